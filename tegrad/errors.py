@@ -2,4 +2,9 @@
 
 
 class TegradError(Exception):
-    """Base of every error that tegrad raises on purpose: one sentence with the cause and the next step."""
+    """Base of every error that tegrad raises on purpose: one sentence with the cause and the next step.
+
+    `exit_code` is what the command line ends with: 1 for a failure on the way, 2 for bad input.
+    """
+
+    exit_code = 1

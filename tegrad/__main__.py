@@ -1,0 +1,5 @@
+"""`python -m tegrad` is the `tegrad` command."""
+
+from tegrad.cli import main
+
+main()

@@ -1,0 +1,170 @@
+"""One measurement on disk: every sample, what was run, on what, with which versions."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tegrad
+from tegrad.errors import TegradError
+
+PACKAGES = ("tinygrad", "numpy", "llvmlite", "gguf", "tokenizers", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc")
+
+
+class RecordError(TegradError):
+    """A samples file or figures.json that cannot be read or does not hold what it should."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One contestant's samples: its name, the exact command or flags, and the value of each repetition."""
+
+    name: str
+    command: str
+    samples: list[float]
+
+    @property
+    def median(self) -> float:
+        """Median of the samples, in the record's unit."""
+        return statistics.median(self.samples)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Smallest and largest sample."""
+        return min(self.samples), max(self.samples)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measurement of one figure; `limit` is the physical limit in the same unit, derived in `limit_note`."""
+
+    id: str
+    what: str
+    unit: str
+    larger_is_better: bool
+    ours: Side
+    peer: Side | None = None
+    limit: float | None = None
+    limit_note: str = ""
+    machine: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    date: str = ""
+
+    def __post_init__(self) -> None:
+        for side in (self.ours, self.peer):
+            if side is not None and not side.samples:
+                raise RecordError(f"{self.id}: {side.name} has no samples; measure it again")
+
+    def dump(self, path: Path) -> None:
+        """Write the record as JSON, atomically."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+        temporary.replace(path)
+
+    @staticmethod
+    def load(path: Path) -> Record:
+        """Read a record; RecordError names the file and the fault."""
+        try:
+            raw = json.loads(path.read_text())
+            ours, peer = raw.pop("ours"), raw.pop("peer", None)
+            return Record(**raw, ours=Side(**ours), peer=Side(**peer) if peer else None)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise RecordError(f"{path} is not a samples file ({error}); measure it again") from error
+
+
+def make(
+    id: str,
+    what: str,
+    unit: str,
+    ours: Side,
+    *,
+    larger_is_better: bool = True,
+    peer: Side | None = None,
+    limit: float | None = None,
+    limit_note: str = "",
+    gpu: str = "",
+) -> Record:
+    """A record of samples taken just now on this machine; `gpu` names the device that did the work."""
+    return Record(
+        id=id,
+        what=what,
+        unit=unit,
+        larger_is_better=larger_is_better,
+        ours=ours,
+        peer=peer,
+        limit=limit,
+        limit_note=limit_note,
+        machine=machine(gpu),
+        versions=versions(),
+        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )
+
+
+def machine(gpu: str = "") -> dict[str, Any]:
+    """What the samples were taken on: processor, cores, kernel, GPU and its driver where one is."""
+    cpu = re.search(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    return {
+        "cpu": cpu.group(1) if cpu else platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "arch": platform.machine(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "gpu": gpu or _nvidia_smi("name"),
+        "driver": _nvidia_smi("driver_version"),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what took part, and a hash of our own sources, which need no repository to be known."""
+    found = {"tegrad": tegrad.__version__, "tegrad_sources": source_digest()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def source_digest() -> str:
+    """First 16 hex digits of a SHA-256 over the package's sources (names and contents, sorted)."""
+    root = Path(tegrad.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(p for p in root.rglob("*") if p.suffix in {".py", ".cu"}):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def _nvidia_smi(query: str) -> str:
+    """One value of nvidia-smi for the first GPU, empty where there is none."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ""
+    done = subprocess.run(
+        [tool, f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else ""

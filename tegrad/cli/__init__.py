@@ -1,0 +1,75 @@
+"""The `tegrad` command: one module per subcommand, imported only when that command is named."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from tegrad import __version__
+from tegrad.errors import TegradError
+
+# name -> (module, one line for `tegrad --help`). The module holds `app` (a group) or a function of the module's name.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("tegrad.cli.run", "Generate text from a GGUF model (the shipped one by default)."),
+    "eval": ("tegrad.cli.evaluate", "Print a model's held-out bits per byte and its share of known words."),
+    "doctor": ("tegrad.cli.doctor", "Say what was found, what is missing and what to do."),
+    "bench": ("tegrad.cli.bench", "Measure, record and recompute the figures in results/."),
+    "board": ("tegrad.cli.board", "Start, stop and inspect emulated boards."),
+}
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"tegrad {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """tinygrad's NV backend on Jetson Orin and Hopper, GGUF language models on it, and an emulated Orin."""
+
+
+def _named(argv: Sequence[str]) -> str | None:
+    """The subcommand that argv names, if any."""
+    word = next((word for word in argv if not word.startswith("-")), None)
+    return word if word in COMMANDS else None
+
+
+def build(argv: Sequence[str]) -> typer.Typer:
+    """The typer app for one command line: the named command in full, the others as a line of help."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    wanted = _named(argv)
+    for name, (module, line) in COMMANDS.items():
+        if name != wanted:
+            app.command(name, help=line)(lambda: None)
+            continue
+        loaded = importlib.import_module(module)
+        if hasattr(loaded, "app"):
+            app.add_typer(loaded.app, name=name, help=line)
+        else:
+            app.command(name)(getattr(loaded, module.rsplit(".", 1)[1]))
+    return app
+
+
+def main() -> None:
+    """Console entry point: our errors become one sentence on stderr and their exit code; Ctrl-C is 130."""
+    try:
+        build(sys.argv[1:])()
+    except TegradError as error:
+        typer.echo(f"tegrad: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,82 @@
+"""`tegrad bench`: take samples, keep them, and compute results/figures.json from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+
+Root = Annotated[Path, typer.Option("--results", help="The results folder.")]
+DEFAULT = Path("results")
+
+
+@app.command()
+def figures(
+    results: Root = DEFAULT,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only compare; exit 1 if a row is not what its samples give.")
+    ] = False,
+    measure: Annotated[bool, typer.Option(help="Measure again the figures that need no GPU.")] = True,
+) -> None:
+    """Recompute every row of figures.json from its samples."""
+    from tegrad.bench.figures import Results
+    from tegrad.bench.measures import MEASURES
+
+    folder = Results(results)
+    if check:
+        stale = folder.stale()
+        for id in stale:
+            typer.echo(f"{id}: the row differs from its samples", err=True)
+        raise typer.Exit(1 if stale else 0)
+    for id in MEASURES if measure else ():
+        if not MEASURES[id].needs_gpu:
+            typer.echo(f"measuring {id} ...", err=True)
+            folder.add(MEASURES[id].take())
+    for row in folder.recompute():
+        typer.echo(f"{row['id']:32} {row['ours']:>12g} {row['unit']:8} ratio {row['ratio']}  {row['machine']}")
+
+
+@app.command()
+def take(
+    id: Annotated[str, typer.Argument(help="The figure, as in `tegrad bench list`.")],
+    out: Annotated[Path | None, typer.Option(help="Write the samples here instead of into the results folder.")] = None,
+    results: Root = DEFAULT,
+) -> None:
+    """Measure one figure on this machine."""
+    from tegrad.bench.figures import Results
+    from tegrad.bench.measures import MEASURES
+
+    if id not in MEASURES:
+        raise typer.BadParameter(f"unknown figure; known: {', '.join(MEASURES)}")
+    record = MEASURES[id].take()
+    if out is None:
+        Results(results).add(record)
+    else:
+        record.dump(out)
+    typer.echo(json.dumps({"id": record.id, "median": record.ours.median, "unit": record.unit}))
+
+
+@app.command()
+def add(
+    samples: Annotated[list[Path], typer.Argument(help="Samples files taken on another machine.")],
+    results: Root = DEFAULT,
+) -> None:
+    """Keep samples that were taken elsewhere, and recompute the rows."""
+    from tegrad.bench.figures import Results
+    from tegrad.bench.record import Record
+
+    for path in samples:
+        Results(results).add(Record.load(path))
+
+
+@app.command("list")
+def list_() -> None:
+    """The figures that can be measured."""
+    from tegrad.bench.measures import MEASURES
+
+    for measure in MEASURES.values():
+        typer.echo(f"{measure.id:32} {'GPU' if measure.needs_gpu else 'any':4} {measure.what}")

@@ -1,0 +1,1 @@
+"""Diagnosis: what a machine has, and (later) its kernel log and timelines."""

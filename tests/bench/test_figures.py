@@ -1,0 +1,88 @@
+"""Figures come out of samples files by arithmetic, and an edited row is found."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tegrad.bench.figures import Results, row
+from tegrad.bench.record import Record, RecordError, Side, make, source_digest
+
+
+def record(**changes: object) -> Record:
+    arguments: dict = {
+        "id": "decode",
+        "what": "tokens per second",
+        "unit": "tok/s",
+        "ours": Side("tegrad", "tegrad run", [90.0, 110.0, 100.0]),
+        "peer": Side("llama.cpp", "llama-bench -fa 1", [50.0, 40.0, 60.0]),
+        "limit": 400.0,
+    }
+    return make(**(arguments | changes))
+
+
+def test_row_takes_medians_and_ratio_for_larger_is_better() -> None:
+    figure = row(record(), "samples/decode.json", "0" * 64)
+    assert (figure["ours"], figure["peer"], figure["ratio"], figure["limit_share"]) == (100.0, 50.0, 2.0, 0.25)
+    assert figure["spread"] == [90.0, 110.0]
+
+
+def test_ratio_is_larger_for_us_when_less_is_better() -> None:
+    times = record(larger_is_better=False, ours=Side("tegrad", "", [2.0]), peer=Side("other", "", [6.0]), limit=1.0)
+    figure = row(times, "", "")
+    assert (figure["ratio"], figure["limit_share"]) == (3.0, 0.5)
+
+
+def test_no_peer_and_no_limit_leave_those_columns_empty() -> None:
+    figure = row(record(peer=None, limit=None), "", "")
+    assert figure["peer"] is figure["ratio"] is figure["limit_share"] is figure["peer_name"] is None
+
+
+def test_record_survives_the_disk(tmp_path: Path) -> None:
+    original = record()
+    original.dump(tmp_path / "decode.json")
+    assert Record.load(tmp_path / "decode.json") == original
+
+
+def test_an_edited_row_is_stale_until_recomputed(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    results.add(record())
+    assert results.stale() == []
+    rows = json.loads(results.table.read_text())
+    rows[0]["ours"] = 9000
+    results.table.write_text(json.dumps(rows))
+    assert results.stale() == ["decode"]
+    results.recompute()
+    assert results.stale() == []
+
+
+def test_edited_samples_change_the_hash(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    results.add(record())
+    path = results.samples / "decode.json"
+    path.write_text(path.read_text().replace("110.0", "111.0"))
+    assert results.stale() == ["decode"]
+
+
+def test_a_broken_samples_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "x.json").write_text("{")
+    with pytest.raises(RecordError, match=r"x\.json"):
+        Results(tmp_path).recompute()
+
+
+def test_empty_samples_are_refused() -> None:
+    with pytest.raises(RecordError, match="no samples"):
+        record(ours=Side("tegrad", "", []))
+
+
+def test_record_names_versions_sources_and_machine() -> None:
+    fresh = record()
+    assert fresh.versions["tegrad_sources"] == source_digest()
+    assert fresh.versions["tinygrad"] == "0.14.0"
+    assert fresh.machine["cores"] >= 1
+    assert fresh.date.endswith("Z")
+
+
+def test_the_committed_table_is_what_its_samples_give() -> None:
+    assert Results(Path(__file__).parents[2] / "results").stale() == []

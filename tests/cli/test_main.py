@@ -1,0 +1,51 @@
+"""The command's own behaviour: help without imports, unknown names, our errors as one sentence."""
+
+import subprocess
+import sys
+
+import pytest
+
+import tegrad
+from tegrad import cli
+from tegrad.errors import TegradError
+
+
+def tegrad_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "tegrad", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_version_is_the_package_version() -> None:
+    assert tegrad_command("--version").stdout == f"tegrad {tegrad.__version__}\n"
+
+
+def test_help_lists_every_command_with_its_line() -> None:
+    text = tegrad_command("--help").stdout
+    assert all(name in text and line.split()[0] in text for name, (_, line) in cli.COMMANDS.items())
+
+
+def test_unknown_command_is_a_usage_error() -> None:
+    done = tegrad_command("frobnicate")
+    assert done.returncode == 2
+    assert "frobnicate" in done.stderr
+
+
+def test_help_imports_neither_tinygrad_nor_numpy() -> None:
+    code = "import sys, tegrad.cli\nsys.argv = ['tegrad', '--help']\ntry: tegrad.cli.main()\nexcept SystemExit: pass\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code + "print('tinygrad' in sys.modules, 'numpy' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "False False"
+
+
+def test_our_errors_end_in_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(argv: object) -> object:
+        raise TegradError("no GPU was found; run `tegrad doctor`")
+
+    monkeypatch.setattr(cli, "build", fail)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 1
+    assert capsys.readouterr().err == "tegrad: no GPU was found; run `tegrad doctor`\n"
