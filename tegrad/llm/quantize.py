@@ -100,9 +100,8 @@ def _dequantize_q8_0(data: Bytes) -> Floats:
 def _fit_symmetric(x: Floats, w: Floats, low: int, high: int) -> Floats:
     """The scale (..., 1) of each sub-block whose integers in [low, high] leave the least weighted squared error."""
     at = np.abs(x).argmax(axis=-1, keepdims=True)
-    extreme = np.take_along_axis(x, at, axis=-1)
-    scale: Floats = np.zeros_like(extreme)
-    gain = np.zeros_like(extreme)
+    extreme: Floats = np.take_along_axis(x, at, axis=-1)
+    scale, gain = np.zeros_like(extreme), np.zeros_like(extreme)
     for trial in _TRIALS:
         q = _levels(x, extreme / (low + trial), low, high)
         dot = np.sum(w * x * q, axis=-1, keepdims=True)
@@ -151,7 +150,8 @@ def _dequantize_q6_k(data: Bytes) -> Floats:
     shift = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
     u = np.concatenate([low & 15, low >> 4], axis=2) | (((high >> shift) & 3) << 4)
     unit = _read_half(data[:, 208:210]) * data[:, 192:208].view(np.int8).astype(np.float32)
-    return (unit[..., None] * (u.reshape(n, 16, 16).astype(np.float32) - 32)).reshape(n, SUPER)
+    values: Floats = unit[..., None] * (u.reshape(n, 16, 16).astype(np.float32) - 32)
+    return values.reshape(n, SUPER)
 
 
 # --- Q4_K: 8 sub-blocks of 32; x = d * scale[6 bits] * q - dmin * min[6 bits] -----------------------------------------
