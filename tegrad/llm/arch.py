@@ -1,0 +1,285 @@
+"""Model families as data: which tensors with which shapes, which norm, rope and activation; and one model's sizes.
+
+The names are GGUF's (gguf-py's constants); what they mean in the family "llama" is as llama.cpp computes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tegrad.llm.errors import GgufError, UnsupportedModelError
+from tegrad.llm.gguf import F32, Gguf, TensorInfo
+
+T = TypeVar("T", int, float, str)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A tensor of a family: GGUF name without ".weight", and shape as names of sizes, outermost first."""
+
+    name: str
+    shape: tuple[str, ...]
+    bias: bool = False
+    """A "<name>.bias" vector of the outermost size is added where the file has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arch:
+    """A model family. The graph and its reference twin read this and nothing else about the family."""
+
+    name: str
+    embedding: Spec
+    attn_norm: Spec
+    query: Spec
+    key: Spec
+    value: Spec
+    attn_output: Spec
+    ffn_norm: Spec
+    gate: Spec
+    up: Spec
+    down: Spec
+    output_norm: Spec
+    output: Spec
+    """The embedding is used where the file lacks it (tied)."""
+    norm: Literal["rms"]
+    rope: Literal["interleaved"]
+    """Rotated pairs are neighbours (2i, 2i+1)."""
+    activation: Literal["silu"]
+
+
+LLAMA: Final = Arch(
+    name="llama",
+    embedding=Spec("token_embd", ("vocab", "dim")),
+    attn_norm=Spec("attn_norm", ("dim",)),
+    query=Spec("attn_q", ("query", "dim"), bias=True),
+    key=Spec("attn_k", ("key", "dim"), bias=True),
+    value=Spec("attn_v", ("value", "dim"), bias=True),
+    attn_output=Spec("attn_output", ("dim", "mixed"), bias=True),
+    ffn_norm=Spec("ffn_norm", ("dim",)),
+    gate=Spec("ffn_gate", ("ffn", "dim"), bias=True),
+    up=Spec("ffn_up", ("ffn", "dim"), bias=True),
+    down=Spec("ffn_down", ("dim", "ffn"), bias=True),
+    output_norm=Spec("output_norm", ("dim",)),
+    output=Spec("output", ("vocab", "dim")),
+    norm="rms",
+    rope="interleaved",
+    activation="silu",
+)
+
+ARCHES: Final[Mapping[str, Arch]] = {arch.name: arch for arch in (LLAMA,)}
+
+
+@dataclass(frozen=True, slots=True)
+class Yarn:
+    """YaRN's blend of interpolated and plain rope frequencies (arXiv:2309.00071), with llama.cpp's defaults."""
+
+    trained_context: int
+    extrapolation: float = 1.0
+    attention: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position embedding of the first `dim` elements of each head."""
+
+    dim: int
+    base: float
+    scale: float = 1.0
+    """Positions are multiplied by it (1 / rope.scaling.factor)."""
+    yarn: Yarn | None = None
+
+    def tables(self, positions: int, divisors: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        """Cosines and sines (2, positions, dim/2); `divisors` are the file's rope_freqs, one per pair."""
+        pairs = np.arange(self.dim // 2, dtype=np.float64)
+        frequency = self.base ** (-2.0 * pairs / self.dim)
+        if divisors is not None:
+            frequency = frequency / divisors
+        magnitude = 1.0
+        if self.yarn is None:
+            frequency = frequency * self.scale
+        else:
+            ramp = self._yarn_ramp(self.yarn, pairs) * self.yarn.extrapolation
+            frequency = frequency * (self.scale * (1 - ramp) + ramp)
+            magnitude = self.yarn.attention
+            if self.yarn.extrapolation:
+                magnitude *= 1.0 + 0.1 * float(np.log(1.0 / self.scale))
+        angle = np.arange(positions, dtype=np.float64)[:, None] * frequency
+        return (np.stack([np.cos(angle), np.sin(angle)]) * magnitude).astype(np.float32)
+
+    def _yarn_ramp(self, yarn: Yarn, pairs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """1 where a pair turns often within the trained context (kept as it is), 0 where seldom (interpolated)."""
+
+        def pair_with(turns: float) -> float:
+            return self.dim * float(np.log(yarn.trained_context / (turns * 2 * np.pi))) / (2 * float(np.log(self.base)))
+
+        low = max(0.0, np.floor(pair_with(yarn.beta_fast)))
+        high = min(self.dim - 1.0, np.ceil(pair_with(yarn.beta_slow)))
+        ramp: NDArray[np.float64] = 1 - np.clip((pairs - low) / max(0.001, high - low), 0, 1)
+        return ramp
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One model's sizes, read from its metadata and checked against its tensors."""
+
+    arch: Arch
+    vocab: int
+    context: int
+    """The context that the model was trained for."""
+    layers: int
+    dim: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    """Elements of a query or key head."""
+    value_dim: int
+    """Elements of a value head."""
+    eps: float
+    rope: Rope
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The sizes that `Spec.shape` names."""
+        return {
+            "vocab": self.vocab,
+            "dim": self.dim,
+            "ffn": self.ffn,
+            "query": self.heads * self.head_dim,
+            "key": self.kv_heads * self.head_dim,
+            "value": self.kv_heads * self.value_dim,
+            "mixed": self.heads * self.value_dim,
+        }
+
+    @classmethod
+    def read(cls, file: Gguf) -> Self:
+        """The sizes of a file's model; raises UnsupportedModelError or GgufError."""
+        get = _Reader(file)
+        arch = ARCHES.get(name := get.of("general.architecture", str))
+        if arch is None:
+            raise UnsupportedModelError(
+                f"{file.path} is of the architecture {name!r}; we run {', '.join(ARCHES)}: choose another model"
+            )
+        if get.optional(f"{name}.expert_count", int, 0):
+            raise UnsupportedModelError(
+                f"{file.path} is a mixture of experts, which we do not run: choose another model"
+            )
+        dim, heads = get.size(f"{name}.embedding_length"), get.size(f"{name}.attention.head_count")
+        head_dim = get.size(f"{name}.attention.key_length", dim // heads)
+        context = get.size(f"{name}.context_length")
+        config = cls(
+            arch=arch,
+            vocab=get.tensor(arch.embedding).shape[0],
+            context=context,
+            layers=get.size(f"{name}.block_count"),
+            dim=dim,
+            ffn=get.size(f"{name}.feed_forward_length"),
+            heads=heads,
+            kv_heads=get.size(f"{name}.attention.head_count_kv", heads),
+            head_dim=head_dim,
+            value_dim=get.size(f"{name}.attention.value_length", dim // heads),
+            eps=get.of(f"{name}.attention.layer_norm_rms_epsilon", float),
+            rope=_rope(get, name, head_dim, context),
+        )
+        if config.heads % config.kv_heads or config.rope.dim % 2 or not 0 < config.rope.dim <= head_dim:
+            raise file.corrupt(f"{heads} heads, {config.kv_heads} key heads of {head_dim}, rope over {config.rope.dim}")
+        return config
+
+    def check(self, file: Gguf, spec: Spec, layer: int | None = None) -> TensorInfo:
+        """The tensor of a spec, its shape checked."""
+        info = file.tensor(tensor_name(spec, layer))
+        expected = tuple(self.sizes[size] for size in spec.shape)
+        if info.shape != expected:
+            raise file.corrupt(f"tensor {info.name!r} has the shape {info.shape}, {expected} expected")
+        return info
+
+    def vector(self, file: Gguf, name: str, size: int) -> TensorInfo | None:
+        """An optional F32 vector such as a bias, its size checked."""
+        info = file.tensors.get(name)
+        if info is not None and (info.shape != (size,) or info.type is not F32):
+            raise file.corrupt(f"tensor {name!r} is {info.type.name} {info.shape}, F32 {(size,)} expected")
+        return info
+
+    def rope_divisors(self, file: Gguf) -> NDArray[np.float32] | None:
+        """The file's rope_freqs: what each pair's frequency is divided by (Llama 3.1's long-context scaling)."""
+        info = self.vector(file, "rope_freqs.weight", self.rope.dim // 2)
+        return None if info is None else np.frombuffer(file.read(info.offset, info.nbytes), np.float32)
+
+
+def tensor_name(spec: Spec, layer: int | None = None, suffix: str = "weight") -> str:
+    """A tensor's name in the file."""
+    return f"{spec.name}.{suffix}" if layer is None else f"blk.{layer}.{spec.name}.{suffix}"
+
+
+def _rope(get: _Reader, name: str, head_dim: int, context: int) -> Rope:
+    kind = get.optional(f"{name}.rope.scaling.type", str, "linear")
+    factor = get.optional(f"{name}.rope.scaling.factor", float, 0.0) or get.optional(
+        f"{name}.rope.scale_linear", float, 0.0
+    )
+    dim = get.size(f"{name}.rope.dimension_count", head_dim)
+    base = get.optional(f"{name}.rope.freq_base", float, 10000.0)
+    if kind not in ("none", "linear", "yarn"):
+        raise UnsupportedModelError(f"{get.file.path} scales its rope by {kind!r}; we run none, linear and yarn")
+    yarn = None
+    if kind == "yarn":
+        prefix = f"{name}.rope.scaling"
+        yarn = Yarn(
+            trained_context=get.size(f"{prefix}.original_context_length", context),
+            attention=get.optional(f"{prefix}.attn_factor", float, 1.0),
+            beta_fast=get.optional(f"{prefix}.yarn_beta_fast", float, 32.0),
+            beta_slow=get.optional(f"{prefix}.yarn_beta_slow", float, 1.0),
+        )
+    return Rope(dim, base, 1.0 / factor if factor and kind != "none" else 1.0, yarn)
+
+
+class _Reader:
+    """Typed access to a file's metadata."""
+
+    def __init__(self, file: Gguf) -> None:
+        self.file = file
+
+    def tensor(self, spec: Spec) -> TensorInfo:
+        info = self.file.tensor(tensor_name(spec))
+        if len(info.shape) != len(spec.shape):
+            raise self.file.corrupt(f"tensor {info.name!r} has the shape {info.shape}")
+        return info
+
+    def optional(self, key: str, kind: type[T], default: T) -> T:
+        return self.of(key, kind) if key in self.file.metadata else default
+
+    def of(self, key: str, kind: type[T]) -> T:
+        value = self.file.metadata.get(key)
+        if value is None:
+            raise GgufError(f"{self.file.path} lacks the value {key!r}; it is incomplete, convert it again")
+        if kind is float and isinstance(value, int):
+            value = float(value)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise self.file.corrupt(f"{key} = {str(value)[:60]!r}")
+        return value
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A positive int. A list of one size per layer is accepted where all are equal."""
+        if default is not None and key not in self.file.metadata:
+            return default
+        value = self.file.metadata.get(key)
+        if isinstance(value, list) and value and all(entry == value[0] for entry in value):
+            value = value[0]
+        elif isinstance(value, list):
+            raise UnsupportedModelError(f"{self.file.path} has layers of different {key}, which we do not run")
+        else:
+            value = self.of(key, int)
+        if not isinstance(value, int) or value <= 0:
+            raise self.file.corrupt(f"{key} = {value!r}")
+        return value

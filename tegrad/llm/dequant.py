@@ -1,0 +1,88 @@
+"""Packed blocks to numbers inside the graph: each function says, in tensor operations, where a weight's bits lie.
+
+A function takes the packed rows as uint8 of shape (rows, blocks, block bytes) and returns float32 of shape (rows,
+blocks, *inner), where `inner` multiplies to the block's elements, in their order. Nothing is realized: the operations
+fuse into the kernel that uses the weights, so they stay packed in memory. Layouts: ggml-common.h and ggml-quants.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from tinygrad import Tensor, dtypes
+from tinygrad.dtype import DType
+
+from tegrad.llm.gguf import F16, F32, Q4_K, Q6_K, Q8_0, BlockType
+
+
+def _half(data: Tensor) -> Tensor:
+    """Two bytes in the last dimension to one float32."""
+    return data.bitcast(dtypes.float16).float()
+
+
+def _signed(data: Tensor) -> Tensor:
+    return data.bitcast(dtypes.int8).float()
+
+
+def _choose(axis: int, rank: int, *values: Tensor) -> Tensor:
+    """`values[i]` at index i of a new `axis` of length 2, which they have with length 1, as a select."""
+    shape = [1] * rank
+    shape[axis] = 2
+    return Tensor.arange(2).reshape(shape).eq(0).where(*values)
+
+
+def _q8_0(data: Tensor) -> Tensor:
+    """d (half), 32 x int8."""
+    return _half(data[:, :, :2]) * _signed(data[:, :, 2:])
+
+
+def _q6_k(data: Tensor) -> Tensor:
+    """128 bytes of low nibbles, 64 of high bit pairs, 16 int8 scales, d (half).
+
+    Element 128h + 64n + 32m + l has nibble n of low byte 64h + 32m + l, bits 4n + 2m of high byte 32h + l, and scale
+    8h + 4n + 2m + l/16. inner is (h, n, m, l/16, l%16).
+    """
+    rows, blocks = data.shape[:2]
+    low = data[:, :, :128].reshape(rows, blocks, 2, 1, 2, 2, 16)
+    high = data[:, :, 128:192].reshape(rows, blocks, 2, 1, 1, 2, 16)
+    scale = _signed(data[:, :, 192:208]).reshape(rows, blocks, 2, 2, 2, 2, 1)
+    d = _half(data[:, :, 208:]).reshape(rows, blocks, 1, 1, 1, 1, 1)
+    nibble = Tensor.arange(2).reshape(1, 1, 1, 2, 1, 1, 1) * 4
+    pair = nibble + Tensor.arange(2).reshape(1, 1, 1, 1, 2, 1, 1) * 2
+    low = (low.int() >> nibble) & 15
+    high = (high.int() >> pair) & 3
+    return d * scale * ((low | (high << 4)) - 32).float()
+
+
+def _q4_k(data: Tensor) -> Tensor:
+    """d, dmin (half), 12 bytes of eight 6-bit scales and minima, 128 bytes of nibbles.
+
+    Element 64j + 32n + l has nibble n of byte 32j + l, scale and minimum 2j + n. The first four scales are the low six
+    bits of bytes 0..3, the first four minima of bytes 4..7; of the last four, the low nibbles are the nibbles of bytes
+    8..11 and the high pairs the high bits of bytes 0..7. inner is (j/2, j%2, n, l).
+    """
+    rows, blocks = data.shape[:2]
+    d, dmin = (_half(data[:, :, at : at + 2]).reshape(rows, blocks, 1, 1, 1, 1) for at in (0, 2))
+    scales, minima, nibbles = (data[:, :, at : at + 4].reshape(rows, blocks, 1, 2, 2, 1).int() for at in (4, 8, 12))
+    scale = _choose(2, 6, scales & 63, (nibbles & 15) | ((scales >> 6) << 4))
+    minimum = _choose(2, 6, minima & 63, (nibbles >> 4) | ((minima >> 6) << 4))
+    shift = Tensor.arange(2).reshape(1, 1, 1, 1, 2, 1) * 4
+    value = (data[:, :, 16:].reshape(rows, blocks, 2, 2, 1, 32).int() >> shift) & 15
+    return d * scale.float() * value.float() - dmin * minimum.float()
+
+
+_PACKED: Final[Mapping[BlockType, Callable[[Tensor], Tensor]]] = {Q8_0: _q8_0, Q6_K: _q6_k, Q4_K: _q4_k}
+_PLAIN: Final[Mapping[BlockType, DType]] = {F32: dtypes.float32, F16: dtypes.float16}
+
+
+def storage(kind: BlockType) -> DType:
+    """The dtype of a matrix on the device: its own where it is a plain one, else bytes."""
+    return _PLAIN.get(kind, dtypes.uint8)
+
+
+def dequantize(kind: BlockType, data: Tensor) -> Tensor:
+    """Rows as stored (rows, row elements of `storage`) to float32 (rows, blocks, *inner), lazily."""
+    if kind in _PLAIN:
+        return data.float()
+    return _PACKED[kind](data.reshape(data.shape[0], -1, kind.size))

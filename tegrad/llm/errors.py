@@ -1,0 +1,21 @@
+"""What can be wrong with a model file or a request, as the user reads it."""
+
+from tegrad.errors import TegradError
+
+
+class ModelError(TegradError):
+    """Base of every error about a model file or a request to it: bad input."""
+
+    exit_code = 2
+
+
+class GgufError(ModelError):
+    """The file is missing, unreadable, not a GGUF, truncated or inconsistent."""
+
+
+class UnsupportedModelError(ModelError):
+    """The file is a sound GGUF that asks for something we do not run: an architecture, a quantization, a tokenizer."""
+
+
+class ContextError(ModelError):
+    """More tokens than the context holds."""

@@ -1,0 +1,267 @@
+"""A GGUF file's header, strictly checked, and its tensor data, read straight into memory that the caller owns.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little endian). Block formats:
+ggml-common.h of the same repository. The `gguf` package holds the same numbers; the tests compare against it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Final, Self, TypeAlias
+
+from tegrad.llm.errors import GgufError, UnsupportedModelError
+
+MAGIC: Final = b"GGUF"
+VERSIONS: Final = (2, 3)
+DEFAULT_ALIGNMENT: Final = 32
+READ_SIZE: Final = 64 << 20
+"""Bytes of one read of tensor data: large enough for a disk's full speed, small enough for smooth progress."""
+
+Value: TypeAlias = int | float | bool | str | list[int] | list[float] | list[bool] | list[str]
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with bytes done and bytes in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockType:
+    """How ggml packs the elements of a row: `elements` of them in `size` bytes."""
+
+    name: str
+    elements: int
+    size: int
+
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of a row of `columns` elements, which must be a multiple of the block."""
+        return columns // self.elements * self.size
+
+
+F32: Final = BlockType("F32", 1, 4)
+F16: Final = BlockType("F16", 1, 2)
+Q8_0: Final = BlockType("Q8_0", 32, 34)
+Q4_K: Final = BlockType("Q4_K", 256, 144)
+Q6_K: Final = BlockType("Q6_K", 256, 210)
+
+BLOCK_TYPES: Final[Mapping[int, BlockType]] = {0: F32, 1: F16, 8: Q8_0, 12: Q4_K, 14: Q6_K}
+"""What we run, by ggml's type number."""
+
+_STRING: Final = 8
+_ARRAY: Final = 9
+_SCALARS: Final[Mapping[int, str]] = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor lies. `shape` is outermost first, as numpy has it (GGUF stores the reverse)."""
+
+    name: str
+    type: BlockType
+    shape: tuple[int, ...]
+    offset: int
+    """From the start of the file."""
+
+    @property
+    def rows(self) -> int:
+        return prod(self.shape[:-1])
+
+    @property
+    def columns(self) -> int:
+        return self.shape[-1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.type.row_bytes(self.columns)
+
+
+class Gguf:
+    """An open GGUF file: `metadata` and `tensors` by name. Use as a context manager."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+        self.size = os.fstat(fd).st_size
+        self.metadata, self.tensors = _Header(self).parse()
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """Open and check a file; raises GgufError or UnsupportedModelError."""
+        path = Path(path)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise GgufError(f"cannot open the model {path}: {error.strerror}; check the path") from error
+        try:
+            return cls(path, fd)
+        except OSError as error:
+            os.close(fd)
+            raise GgufError(f"cannot read the model {path}: {error.strerror}; give the path of a GGUF file") from error
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read(self, offset: int, size: int) -> bytes:
+        """`size` bytes at `offset`, fewer at the end of the file."""
+        return os.pread(self._fd, size, offset)
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill `target` from `offset`, then let the page cache drop what was read: the device holds the only copy."""
+        done = 0
+        while done < len(target):
+            count = os.preadv(self._fd, [target[done : done + READ_SIZE]], offset + done)
+            if count == 0:
+                raise GgufError(f"{self.path} became shorter while it was read; download the file again")
+            done += count
+        os.posix_fadvise(self._fd, offset, len(target), os.POSIX_FADV_DONTNEED)
+
+    def tensor(self, name: str) -> TensorInfo:
+        """The tensor of that name; raises GgufError when the file lacks it."""
+        try:
+            return self.tensors[name]
+        except KeyError:
+            raise GgufError(f"{self.path} lacks the tensor {name!r}; it is incomplete, convert it again") from None
+
+    def corrupt(self, what: str) -> GgufError:
+        """The error for a file whose contents contradict themselves."""
+        return GgufError(f"{self.path} is not a sound GGUF file: {what}; download or convert it again")
+
+
+class _Header:
+    """The reader of everything in front of the tensor data. Each read is checked against the file's size."""
+
+    WINDOW: Final = 1 << 20
+
+    def __init__(self, file: Gguf) -> None:
+        self.file = file
+        self.offset = 0
+        self.start = 0
+        self.window = b""
+
+    def truncated(self, end: int) -> GgufError:
+        return GgufError(
+            f"{self.file.path} is truncated: {self.file.size} bytes, at least {end} expected; download it again"
+        )
+
+    def take(self, size: int) -> int:
+        """Advance over `size` bytes and return where they begin in `window`."""
+        if self.offset + size > self.file.size:
+            raise self.truncated(self.offset + size)
+        if self.offset + size > self.start + len(self.window):
+            self.start = self.offset
+            self.window = self.file.read(self.offset, max(size, self.WINDOW))
+        begin = self.offset - self.start
+        self.offset += size
+        return begin
+
+    def u32(self) -> int:
+        return int.from_bytes(self.bytes(4), "little")
+
+    def u64(self) -> int:
+        return int.from_bytes(self.bytes(8), "little")
+
+    def bytes(self, size: int) -> bytes:
+        begin = self.take(size)
+        return self.window[begin : begin + size]
+
+    def string(self) -> str:
+        return self.bytes(self.u64()).decode("utf-8", errors="surrogateescape")
+
+    def value(self, kind: int) -> Value:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            return self.array()
+        layout = "<" + self.scalar_code(kind)
+        value: int | float = struct.unpack(layout, self.bytes(struct.calcsize(layout)))[0]
+        return value
+
+    def array(self) -> Value:
+        kind, count = self.u32(), self.u64()
+        if kind == _ARRAY:
+            raise self.file.corrupt("a list of lists in its metadata")
+        if kind == _STRING:
+            if self.offset + 8 * count > self.file.size:
+                raise self.truncated(self.offset + 8 * count)
+            return [self.string() for _ in range(count)]
+        code = self.scalar_code(kind)
+        return list(struct.unpack(f"<{count}{code}", self.bytes(count * struct.calcsize("<" + code))))
+
+    def scalar_code(self, kind: int) -> str:
+        try:
+            return _SCALARS[kind]
+        except KeyError:
+            raise self.file.corrupt(f"unknown metadata type {kind}") from None
+
+    def parse(self) -> tuple[Mapping[str, Value], Mapping[str, TensorInfo]]:
+        if self.file.read(0, 4) != MAGIC:
+            raise GgufError(f"{self.file.path} is not a GGUF file; give a model in GGUF format")
+        self.take(4)
+        version = self.u32()
+        if version not in VERSIONS:
+            raise UnsupportedModelError(
+                f"{self.file.path} has GGUF version {version}; little-endian 2 and 3 are read: convert it again"
+            )
+        tensor_count, value_count = self.u64(), self.u64()
+        metadata: dict[str, Value] = {}
+        for _ in range(value_count):
+            key = self.string()
+            metadata[key] = self.value(self.u32())
+        raw = [self.tensor_info() for _ in range(tensor_count)]
+        return metadata, self.tensors(raw, self.data_start(metadata))
+
+    def data_start(self, metadata: Mapping[str, Value]) -> int:
+        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+            raise self.file.corrupt(f"alignment {alignment}")
+        return -(-self.offset // alignment) * alignment
+
+    def tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
+        name, rank = self.string(), self.u32()
+        if not 1 <= rank <= 4:
+            raise self.file.corrupt(f"tensor {name!r} has {rank} dimensions")
+        shape = tuple(self.u64() for _ in range(rank))
+        return name, shape[::-1], self.u32(), self.u64()
+
+    def tensors(self, raw: list[tuple[str, tuple[int, ...], int, int]], start: int) -> Mapping[str, TensorInfo]:
+        tensors: dict[str, TensorInfo] = {}
+        for name, shape, number, offset in raw:
+            if name in tensors:
+                raise self.file.corrupt(f"two tensors named {name!r}")
+            block = BLOCK_TYPES.get(number)
+            if block is None:
+                raise UnsupportedModelError(
+                    f"{self.file.path}: tensor {name!r} is quantized as {_type_name(number)}; we run "
+                    f"{', '.join(known.name for known in BLOCK_TYPES.values())}: quantize the model again"
+                )
+            if min(shape) <= 0 or shape[-1] % block.elements:
+                raise self.file.corrupt(f"tensor {name!r} of {block.name} has the shape {shape}")
+            info = TensorInfo(name, block, shape, start + offset)
+            if info.offset + info.nbytes > self.file.size:
+                raise self.truncated(info.offset + info.nbytes)
+            tensors[name] = info
+        return tensors
+
+
+def _type_name(number: int) -> str:
+    from gguf.constants import GGMLQuantizationType  # only to name what we refuse
+
+    try:
+        return str(GGMLQuantizationType(number).name)
+    except ValueError:
+        return f"type {number}"

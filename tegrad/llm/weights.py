@@ -1,0 +1,141 @@
+"""A file's matrices on the device: packed as they are in the file, read in large reads straight into device memory.
+
+Matrices that multiply the same vector and are packed alike share one buffer, so that one kernel computes them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import prod
+from typing import Any
+
+import numpy as np
+from tinygrad import Tensor, dtypes
+from tinygrad.device import Buffer
+
+from tegrad.llm.arch import Config, Spec, tensor_name
+from tegrad.llm.dequant import dequantize, storage
+from tegrad.llm.gguf import READ_SIZE, BlockType, Gguf, Progress, TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Packed rows on the device, and the bias that is added to their products, if any."""
+
+    kind: BlockType
+    data: Tensor
+    """(rows, row elements of `dequant.storage`)."""
+    bias: Tensor | None = None
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Products (tokens, rows) of x (tokens, columns), as one reduction in one kernel."""
+        weights = dequantize(self.kind, self.data)
+        spread = x.reshape(x.shape[0], 1, *weights.shape[1:])
+        y = (spread * weights.unsqueeze(0)).sum(axis=tuple(range(2, len(spread.shape))))
+        return y if self.bias is None else y + self.bias
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Rows (tokens, columns) in float32, chosen by index (tokens,)."""
+        return dequantize(self.kind, self.data[index]).reshape(index.shape[0], -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """One or several matrices over the same input."""
+
+    matrices: tuple[Matrix, ...]
+    outputs: tuple[int, ...]
+    """Rows of each part, in the order in which the parts were asked for."""
+
+    def __call__(self, x: Tensor) -> list[Tensor]:
+        """One (tokens, rows) result for each part."""
+        y = [matrix.apply(x).contiguous() for matrix in self.matrices]
+        whole = y[0] if len(y) == 1 else y[0].cat(*y[1:], dim=1)
+        return list(whole.split(list(self.outputs), dim=1)) if len(self.outputs) > 1 else [whole]
+
+
+class Loader:
+    """Reads one file's tensors to one device, reporting progress."""
+
+    def __init__(self, file: Gguf, config: Config, device: str, progress: Progress | None = None) -> None:
+        self.file, self.config, self.device = file, config, device
+        self._progress = progress
+        self._done = 0
+        self._total = sum(info.nbytes for info in file.tensors.values())
+
+    def vector(self, spec: Spec, layer: int | None = None) -> Tensor:
+        """A norm's weights."""
+        info = self.config.check(self.file, spec, layer)
+        return self._read([info], dtypes.float32).reshape(-1)
+
+    def matrix(self, spec: Spec, layer: int | None = None) -> Matrix:
+        """One matrix."""
+        return self.linear((spec,), layer).matrices[0]
+
+    def linear(self, specs: Sequence[Spec], layer: int | None = None) -> Linear:
+        """Matrices over the same input; neighbours of the same packing become one."""
+        infos = [self.config.check(self.file, spec, layer) for spec in specs]
+        biases = [self._bias(spec, layer, info.rows) for spec, info in zip(specs, infos, strict=True)]
+        matrices = []
+        for kind, members in groupby(range(len(infos)), key=lambda at: infos[at].type):
+            chosen = list(members)
+            data = self._read([infos[at] for at in chosen], storage(kind))
+            matrices.append(Matrix(kind, data, self._join([biases[at] for at in chosen])))
+        return Linear(tuple(matrices), tuple(info.rows for info in infos))
+
+    def tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
+        """An array of ours on the device."""
+        return Tensor(array, device=self.device).realize()
+
+    def _bias(self, spec: Spec, layer: int | None, size: int) -> np.ndarray[Any, Any] | int:
+        """The bias vector, or its size where the file has none."""
+        info = self.config.vector(self.file, tensor_name(spec, layer, "bias"), size) if spec.bias else None
+        if info is None:
+            return size
+        self._advance(info.nbytes)
+        return np.frombuffer(self.file.read(info.offset, info.nbytes), np.float32)
+
+    def _join(self, biases: list[np.ndarray[Any, Any] | int]) -> Tensor | None:
+        if all(isinstance(bias, int) for bias in biases):
+            return None
+        parts = [np.zeros(bias, np.float32) if isinstance(bias, int) else bias for bias in biases]
+        return self.tensor(np.concatenate(parts))
+
+    def _read(self, infos: list[TensorInfo], dtype: Any) -> Tensor:
+        """The rows of tensors of one type, below one another, in one new buffer."""
+        rows, nbytes = sum(info.rows for info in infos), sum(info.nbytes for info in infos)
+        tensor = Tensor.empty(rows, nbytes // rows // dtype.itemsize, dtype=dtype, device=self.device).realize()
+        buffer: Buffer = tensor.uop.buffer.ensure_allocated()
+        at = 0
+        for info in infos:
+            self._fill(buffer, at, info)
+            at += info.nbytes
+        return tensor
+
+    def _fill(self, buffer: Buffer, at: int, info: TensorInfo) -> None:
+        """Read a tensor into a buffer: in place where the CPU can write there, else through one staging block."""
+        mapped = hasattr(buffer.allocator, "_as_buffer")
+        target = buffer.as_memoryview(force_zero_copy=True).cast("B") if mapped else None
+        staging = None if mapped else memoryview(bytearray(min(info.nbytes, READ_SIZE)))
+        for start in range(0, info.nbytes, READ_SIZE):
+            size = min(READ_SIZE, info.nbytes - start)
+            if target is not None:
+                self.file.read_into(info.offset + start, target[at + start : at + start + size])
+            else:
+                assert staging is not None
+                self.file.read_into(info.offset + start, staging[:size])
+                source = Buffer("PYTHON", size, dtypes.uint8, opaque=staging[:size])
+                buffer.view(size, dtypes.uint8, at + start).ensure_allocated().copy_from(source)
+            self._advance(size)
+
+    def _advance(self, size: int) -> None:
+        self._done += size
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+def elements(shape: Sequence[int]) -> int:
+    """Elements of a shape."""
+    return prod(shape)

@@ -1,0 +1,141 @@
+"""Small llamas with random weights, written as GGUF files: what the tests run ours, the reference and llama.cpp on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import dequantize
+
+from tegrad.llm.quantize import quantize
+
+TYPE = GGMLQuantizationType
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a test model; the defaults divide by every block size."""
+
+    dim: int = 256
+    ffn: int = 512
+    heads: int = 4
+    kv_heads: int = 2
+    vocab: int = 300
+    layers: int = 2
+    head_dim: int | None = None
+    context: int = 128
+    tied: bool = False
+    bias: bool = False
+    rope_freqs: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def width(self) -> int:
+        return self.head_dim or self.dim // self.heads
+
+
+def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
+    """Random float32 tensors, scaled so that activations neither vanish nor explode and attention is not uniform."""
+    rng = np.random.default_rng(seed)
+
+    def matrix(rows: int, columns: int, gain: float = 1.0) -> np.ndarray:
+        return (rng.standard_normal((rows, columns)) * gain / np.sqrt(columns)).astype(np.float32)
+
+    def vector(size: int, around: float) -> np.ndarray:
+        return (around + rng.standard_normal(size) * 0.1).astype(np.float32)
+
+    query, key = shape.heads * shape.width, shape.kv_heads * shape.width
+    tensors = {"token_embd.weight": matrix(shape.vocab, shape.dim, 16.0), "output_norm.weight": vector(shape.dim, 1)}
+    if not shape.tied:
+        tensors["output.weight"] = matrix(shape.vocab, shape.dim, 3.0)
+    if shape.rope_freqs:
+        tensors["rope_freqs.weight"] = rng.uniform(1, 8, shape.width // 2).astype(np.float32)
+    for at in range(shape.layers):
+        sizes = {
+            "attn_q": (query, shape.dim, 2.0), "attn_k": (key, shape.dim, 2.0), "attn_v": (key, shape.dim, 1.0),
+            "attn_output": (shape.dim, query, 1.0), "ffn_gate": (shape.ffn, shape.dim, 1.0),
+            "ffn_up": (shape.ffn, shape.dim, 1.0), "ffn_down": (shape.dim, shape.ffn, 1.0),
+        }  # fmt: skip
+        for name, (rows, columns, gain) in sizes.items():
+            tensors[f"blk.{at}.{name}.weight"] = matrix(rows, columns, gain)
+            if shape.bias and name.startswith("attn"):
+                tensors[f"blk.{at}.{name}.bias"] = vector(rows, 0)
+        for name in ("attn_norm", "ffn_norm"):
+            tensors[f"blk.{at}.{name}.weight"] = vector(shape.dim, 1)
+    return tensors
+
+
+def pack(array: np.ndarray, kind: TYPE) -> np.ndarray:
+    """Rows as blocks of a kind."""
+    if kind == TYPE.F32:
+        return array.astype(np.float32)
+    if kind == TYPE.F16:
+        return array.astype(np.float16)
+    return quantize(array, kind)
+
+
+def write(
+    path: Path, shape: Shape, kind: TYPE, *, seed: int = 0, expand: bool = False, kinds: dict[str, TYPE] | None = None
+) -> Path:
+    """A model with matrices of `kind` (or as `kinds` says by part of name), or the same weights `expand`ed to F32."""
+    writer = GGUFWriter(path, "llama")
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.dim)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.ffn)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(shape.width)
+    writer.add_vocab_size(shape.vocab)
+    if shape.head_dim:
+        writer.add_key_length(shape.head_dim)
+        writer.add_value_length(shape.head_dim)
+    for key, value in shape.extra.items():
+        {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)](key, value)
+    vocabulary(writer, shape.vocab)
+    for name, array in weights(shape, seed).items():
+        own = kind if array.ndim == 2 else TYPE.F32
+        own = next((other for part, other in (kinds or {}).items() if part in name), own)
+        data = pack(array, own)
+        if expand and array.ndim == 2:
+            data, own = dequantize(data, own).astype(np.float32), TYPE.F32
+        writer.add_tensor(name, data, raw_dtype=own)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def vocabulary(writer: GGUFWriter, size: int) -> None:
+    """A byte-level BPE vocabulary of that size: the 256 bytes, merges of letters, two control tokens, unused ones."""
+    tokens = byte_alphabet()
+    merges = [(a, b) for a in "etaoinshr" for b in "etaoinshr"][: max(0, size - len(tokens) - 2)]
+    tokens += [a + b for a, b in merges]
+    kinds = [1] * len(tokens)
+    for name in ("<|bos|>", "<|eos|>"):
+        tokens.append(name)
+        kinds.append(3)
+    unused = size - len(tokens)
+    tokens += [f"<|unused{at}|>" for at in range(unused)]
+    kinds += [5] * unused
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([f"{a} {b}" for a, b in merges])
+    writer.add_bos_token_id(256 + len(merges))
+    writer.add_eos_token_id(257 + len(merges))
+    writer.add_add_bos_token(True)
+
+
+def byte_alphabet() -> list[str]:
+    """The 256 letters that stand for bytes in a byte-level vocabulary, in byte order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letter = {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(others)}
+    return [letter[byte] for byte in range(256)]
