@@ -1,9 +1,9 @@
 """Method tables of the host, compute and copy classes: offsets, bit fields, named values.
 
 `HOST`, `COMPUTE` and `COPY` hold the union over the classes in use (Hopper's wider address fields include Ampere's);
-`BY_CLASS` holds each class exactly. A method is a 32-bit word sent to a byte offset; `Method.pack` builds that word from
-field names, `Method.decode` takes it apart. Offsets alone are the IntEnums `HostMethod`, `ComputeMethod`, `CopyMethod`.
-Source: NVIDIA open-gpu-doc, classes clc76f.h, clc7c0.h, clcbc0.h, clc7b5.h, clc8b5.h; tested against
+`BY_CLASS` holds each class exactly. A method is a 32-bit word sent to a byte offset; `Method.pack` builds that word
+from field names, `Method.decode` takes it apart. Offsets alone are the IntEnums `HostMethod`, `ComputeMethod` and
+`CopyMethod`. Source: NVIDIA open-gpu-doc, classes clc76f.h, clc7c0.h, clcbc0.h, clc7b5.h, clc8b5.h; tested against
 tests/data/classes.json.
 """
 
@@ -59,23 +59,21 @@ class Method:
 
 _FIELD = re.compile(r"(\w+)\[(\d+)(?::(\d+))?\]")
 
-_EMPTY: Mapping[str, Mapping[str, int]] = MappingProxyType({})
-
 
 def _fields(text: str) -> Mapping[str, tuple[int, int]]:
     return MappingProxyType({name: (int(hi), int(lo or hi)) for name, hi, lo in _FIELD.findall(text)})
+
+
+def _method(offset: IntEnum, fields: Mapping[str, tuple[int, int]], values: Mapping[str, Mapping[str, int]]) -> Method:
+    known = MappingProxyType({field: named for field, named in values.items() if field in fields})
+    return Method(offset.name, offset.value, fields, known, tables.STRIDES.get(offset.name))
 
 
 def _methods(
     offsets: type[IntEnum], fields: Mapping[str, str], values: Mapping[str, Mapping[str, Mapping[str, int]]]
 ) -> Mapping[str, Method]:
     return MappingProxyType(
-        {
-            m.name: Method(
-                m.name, m.value, _fields(fields.get(m.name, "")), values.get(m.name, _EMPTY), tables.STRIDES.get(m.name)
-            )
-            for m in offsets
-        }
+        {m.name: _method(m, _fields(fields.get(m.name, "")), values.get(m.name, {})) for m in offsets}
     )
 
 

@@ -1,8 +1,8 @@
 """QMD (queue meta data, the launch descriptor of the compute engine): layouts, and one writer and reader for all.
 
-A QMD is a block of 256 bytes (version 3, Ampere) or 384 bytes (version 4, Hopper), 256-byte aligned, full of bit fields.
-A layout says where each field lies; `Qmd` sets and gets fields by name in any writable memory. The queue that builds
-a launch, the board that executes it and the tracer that prints it use the same declaration.
+A QMD is a block of 256 bytes (version 3, Ampere) or 384 bytes (version 4, Hopper), 256-byte aligned, full of bit
+fields. A layout says where each field lies; `Qmd` sets and gets fields by name in any writable memory. The queue that
+builds a launch, the board that executes it and the tracer that prints it use the same declaration.
 """
 
 from collections.abc import Iterator, Mapping

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 
 from tegrad.errors import TegradError
+from tegrad.uapi.flags import field_text
 
 
 class DriverError(TegradError, OSError):
@@ -21,15 +22,15 @@ class DriverError(TegradError, OSError):
         self.hint = hint
         OSError.__init__(self, errno_, os.strerror(errno_))
 
+    @property
+    def code(self) -> str:
+        """The symbolic error number, such as "EINVAL"."""
+        return errno.errorcode.get(self.errno or 0, str(self.errno))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.name, self.errno, self.arguments, self.hint)
+
     def __str__(self) -> str:
-        code = errno.errorcode.get(self.errno or 0, str(self.errno))
-        shown = ", ".join(f"{key}={show(value)}" for key, value in self.arguments.items())
-        text = f"{self.name}({shown}) failed: {code} ({self.strerror})"
-        return f"{text}. {self.hint}" if self.hint else text
-
-
-def show(value: object) -> str:
-    """A value for a message: integers of two digits and more in hexadecimal, except errno-like small ones."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        return repr(value) if isinstance(value, str) else str(value)
-    return str(value) if -4096 < value < 4096 else f"{value:#x}"
+        shown = ", ".join(f"{key}={field_text(self.name, key, value)}" for key, value in self.arguments.items())
+        text = f"{self.name}({shown}) failed: {self.code} ({self.strerror})"
+        return f"{text}: {self.hint}" if self.hint else text

@@ -1,0 +1,100 @@
+"""Imports follow the arrows of the design, downward only; tinygrad is imported where it may be."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "tegrad"
+
+ALLOWED = {
+    "hw": set(),
+    "ptx": set(),
+    "uapi": {"hw"},
+    "orin": {"hw", "uapi", "ptx"},
+    "nv": {"hw", "uapi"},
+    "llm": {"nv", "hw"},
+    "bench": {"hw", "uapi", "nv", "llm"},
+    "diag": {"hw", "uapi", "nv", "llm"},
+    "serve": {"llm"},
+}
+"""What each part may import of the others, besides itself and tegrad.errors. cli may import everything."""
+
+LAZY = {("nv/kernel.py", "orin.client")}
+"""Imports that break the rule on purpose, inside a function: the one place that picks the emulated board."""
+
+ANYWHERE = {"errors"}
+TINYGRAD = {"nv", "llm", "bench"}
+"""Parts that may import tinygrad; cli reaches it through them."""
+
+
+def modules() -> list[Path]:
+    return sorted(ROOT.rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """(absolute dotted name, whether at module level) of everything a file imports, type-checking imports included."""
+    tree = ast.parse(path.read_text(), filename=str(path))
+    nested = {
+        id(n) for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef)) for n in ast.walk(f)
+    }
+    package = ("tegrad", *path.relative_to(ROOT).parent.parts)
+    for node in ast.walk(tree):
+        top = id(node) not in nested
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, top) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *([node.module] if node.module else [])))
+            yield from ((f"{module}.{alias.name}", top) for alias in node.names)
+
+
+def violations(path: Path) -> list[str]:
+    where = path.relative_to(ROOT).as_posix()
+    part = where.split("/")[0] if "/" in where else ""
+    found = []
+    for name, top in imports(path):
+        if name.split(".")[0] == "tinygrad" and part and part not in TINYGRAD:
+            found.append(f"{where} imports {name}: tinygrad belongs in {', '.join(sorted(TINYGRAD))}")
+        if name.split(".")[0] != "tegrad" or part in ("", "cli") or name == "tegrad":
+            continue
+        target = name.split(".")[1]
+        is_part = (ROOT / target).is_dir()
+        if not is_part or target == part or target in ANYWHERE or target in ALLOWED.get(part, set()):
+            continue
+        if not top and any(where == file and name.startswith(f"tegrad.{module}") for file, module in LAZY):
+            continue
+        found.append(f"{where} imports {name}: {part} may import only {sorted(ALLOWED.get(part, set())) or 'nothing'}")
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_imports_follow_the_arrows(path: Path) -> None:
+    assert violations(path) == []
+
+
+def test_every_part_has_a_rule() -> None:
+    parts = {p.name for p in ROOT.iterdir() if (p / "__init__.py").exists()}
+    assert parts - set(ALLOWED) - {"cli", "models"} == set()
+
+
+@pytest.mark.parametrize(
+    ("where", "source"),
+    [
+        ("hw/x.py", "from tegrad.uapi import structs"),
+        ("hw/x.py", "from ..uapi import structs"),
+        ("ptx/x.py", "import tegrad.hw.chips"),
+        ("uapi/x.py", "def f():\n    import tegrad.orin.client"),
+        ("nv/device.py", "def f():\n    from tegrad.orin import client"),
+        ("nv/kernel.py", "from tegrad.orin import client"),
+        ("orin/x.py", "import tinygrad.helpers"),
+    ],
+)
+def test_a_forbidden_import_is_found(where: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "tegrad"
+    for part in ALLOWED:
+        (root / part).mkdir(parents=True)
+    (root / where).write_text(source)
+    monkeypatch.setitem(globals(), "ROOT", root)
+    assert len(violations(root / where)) == 1
