@@ -26,16 +26,19 @@ NAME = ".tegrad.ptx"
 ALIGN = 128
 """Alignment of the section in its image: `find` looks at multiples of it from the start of the buffer."""
 
-# magic, section size, symbol count, entry slot, text size, masked count, parameter base, static shared, PTX size,
-# strings size (names with their NULs), SHA-256 of the masked machine code
-_HEADER = struct.Struct("<16sIIQIIIIII32s")
+# magic, section size, symbol count, entry slot, text size, masked count, parameter base, static shared, dynamic shared,
+# PTX size, strings size (names with their NULs), zero, SHA-256 of the masked machine code
+_HEADER = struct.Struct("<16sIIQIIIIIIII32s")
 ENTRY_SLOT = 24
 """Byte offset of the entry slot: the address of the kernel's first instruction, once relocated."""
 
 
 @dataclass(frozen=True, slots=True)
 class PtxSection:
-    """A section as read from memory. Offsets and sizes in bytes; `masked` are offsets into the machine code."""
+    """A section as read from memory. Offsets and sizes in bytes; `masked` are offsets into the machine code.
+
+    `static_shared` is what the kernel declares, `dynamic_shared` what it was compiled to be launched with on top.
+    """
 
     name: str
     text_size: int
@@ -45,6 +48,7 @@ class PtxSection:
     ptx: str
     param_base: int
     static_shared: int
+    dynamic_shared: int
     entry: int
     size: int
 
@@ -73,6 +77,7 @@ def pack(
     symbols: Sequence[str] = (),
     param_base: int = 0,
     static_shared: int = 0,
+    dynamic_shared: int = 0,
 ) -> bytes:
     """Build the section for machine code `text` with its slots still zero.
 
@@ -83,7 +88,7 @@ def pack(
     body = struct.pack(f"<{len(symbols)}Q{len(masked)}I", *[0] * len(symbols), *masked) + strings + source
     size = (_HEADER.size + len(body) + 7) // 8 * 8
     code = memoryview(text).cast("B")
-    counts = (len(code), len(masked), param_base, static_shared, len(source), len(strings))
+    counts = (len(code), len(masked), param_base, static_shared, dynamic_shared, len(source), len(strings), 0)
     head = _HEADER.pack(MAGIC, size, len(symbols), 0, *counts, code_digest(code, masked))
     return (head + body).ljust(size, b"\0")
 
@@ -93,9 +98,9 @@ def unpack(buf: Buffer) -> PtxSection:
     view = memoryview(buf).cast("B")
     if len(view) < _HEADER.size or bytes(view[: len(MAGIC)]) != MAGIC:
         raise ValueError(f"no {NAME} section: magic not found")
-    _, size, nsymbols, entry, text_size, nmasked, param_base, static_shared, ptx_size, strings_size, digest = (
-        _HEADER.unpack_from(view)
-    )
+    fields = _HEADER.unpack_from(view)
+    _, size, nsymbols, entry, text_size, nmasked, param_base, static_shared, dynamic_shared = fields[:9]
+    ptx_size, strings_size, _, digest = fields[9:]
     at_masked = symbol_slot(nsymbols)
     at_strings = at_masked + 4 * nmasked
     at_ptx = at_strings + strings_size
@@ -119,6 +124,7 @@ def unpack(buf: Buffer) -> PtxSection:
         ptx=bytes(view[at_ptx : at_ptx + ptx_size]).decode(),
         param_base=param_base,
         static_shared=static_shared,
+        dynamic_shared=dynamic_shared,
         entry=entry,
         size=size,
     )

@@ -17,6 +17,7 @@ def section(**over: object) -> bytes:
         "symbols": ("table", "scale"),
         "param_base": 0x160,
         "static_shared": 96,
+        "dynamic_shared": 1 << 17,
     }
     return pack("k", TEXT, PTX, **(kwargs | over))  # type: ignore[arg-type]
 
@@ -34,6 +35,7 @@ def test_everything_packed_is_read_back() -> None:
     assert (got.name, got.ptx, got.text_size, got.masked) == ("k", PTX, len(TEXT), (4, 36))
     assert got.symbols == {"table": 0xFF_0000_1000, "scale": 8}
     assert (got.param_base, got.static_shared, got.entry) == (0x160, 96, 0x12_3456_7800)
+    assert got.dynamic_shared == 1 << 17
     assert got.digest == code_digest(TEXT, (4, 36))
 
 

@@ -1,0 +1,1 @@
+"""tinygrad's NV device on this machine."""

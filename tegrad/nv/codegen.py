@@ -1,0 +1,57 @@
+"""What tinygrad's code generator gets wrong for this device, put right.
+
+- A contiguous piece of a buffer becomes a zero-copy view at any byte offset, and a later kernel then reads it with
+  8- or 16-byte vector loads that fault where the offset is not a multiple of that. Here only views at 16-byte offsets
+  stay zero-copy on NV devices; others are copied.
+- PTX has no approximate double-precision exp2, log2 and sin: they become tinygrad's own polynomials.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from tinygrad.codegen.decomp.transcendental import xexp2, xlog2, xsin
+from tinygrad.dtype import dtypes
+from tinygrad.uop.ops import Ops, PatternMatcher, UOp, UPat
+
+REVISION = 1
+"""Part of compile and search cache keys: raise it whenever a patch changes what is generated."""
+
+VIEW_ALIGN = 16
+"""Bytes: the widest vector access that tinygrad emits (float4), so the alignment that a view must keep."""
+
+double_transcendentals = PatternMatcher(
+    [
+        (UPat(op, dtype=dtypes.double, src=(UPat.var("d"),)), polynomial)
+        for op, polynomial in ((Ops.EXP2, xexp2), (Ops.LOG2, xlog2), (Ops.SIN, xsin))
+    ]
+)
+
+_View = tuple[UOp, int] | None
+
+
+def _is_nv(device: Any) -> bool:
+    names = (device,) if isinstance(device, str) else device or ()
+    return any(name.split(":")[0] == "NV" for name in names)
+
+
+def _aligned_views(original: Callable[[UOp], _View]) -> Callable[[UOp], _View]:
+    def contiguous_view(self: UOp) -> _View:
+        view = original(self)
+        if view is not None and _is_nv(self.device) and view[1] * view[0].element_size() % VIEW_ALIGN:
+            return None
+        return view
+
+    contiguous_view.__wrapped__ = original  # type: ignore[attr-defined]
+    return contiguous_view
+
+
+def install() -> None:
+    """Apply the patches to tinygrad in this process; once, however often it is called."""
+    if not hasattr(UOp.contiguous_view, "__wrapped__"):
+        UOp.contiguous_view = _aligned_views(UOp.contiguous_view)
+
+
+def uninstall() -> None:
+    """Take the patches back, for tests that show what they are for."""
+    if original := getattr(UOp.contiguous_view, "__wrapped__", None):
+        UOp.contiguous_view = original
