@@ -78,7 +78,14 @@ def pack(array: np.ndarray, kind: TYPE) -> np.ndarray:
 
 
 def write(
-    path: Path, shape: Shape, kind: TYPE, *, seed: int = 0, expand: bool = False, kinds: dict[str, TYPE] | None = None
+    path: Path,
+    shape: Shape,
+    kind: TYPE,
+    *,
+    seed: int = 0,
+    expand: bool = False,
+    kinds: dict[str, TYPE] | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> Path:
     """A model with matrices of `kind` (or as `kinds` says by part of name), or the same weights `expand`ed to F32."""
     writer = GGUFWriter(path, "llama")
@@ -90,13 +97,12 @@ def write(
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(shape.width)
-    writer.add_vocab_size(shape.vocab)
     if shape.head_dim:
         writer.add_key_length(shape.head_dim)
         writer.add_value_length(shape.head_dim)
     for key, value in shape.extra.items():
         {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)](key, value)
-    vocabulary(writer, shape.vocab)
+    (vocabulary or letters(shape.vocab)).add_to(writer)
     for name, array in weights(shape, seed).items():
         own = kind if array.ndim == 2 else TYPE.F32
         own = next((other for part, other in (kinds or {}).items() if part in name), own)
@@ -111,26 +117,49 @@ def write(
     return path
 
 
-def vocabulary(writer: GGUFWriter, size: int) -> None:
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a GGUF file says about its tokens."""
+
+    tokens: list[str]
+    kinds: list[int]
+    merges: list[str]
+    bos: int
+    eos: int
+    model: str = "gpt2"
+    pre: str = "gpt-2"
+    scores: list[float] | None = None
+    template: str | None = None
+    add_bos: bool = True
+
+    def add_to(self, writer: GGUFWriter) -> None:
+        """Write the values."""
+        writer.add_vocab_size(len(self.tokens))
+        writer.add_tokenizer_model(self.model)
+        writer.add_tokenizer_pre(self.pre)
+        writer.add_token_list(self.tokens)
+        writer.add_token_types(self.kinds)
+        if self.merges:
+            writer.add_token_merges(self.merges)
+        if self.scores:
+            writer.add_token_scores(self.scores)
+        writer.add_bos_token_id(self.bos)
+        writer.add_eos_token_id(self.eos)
+        writer.add_add_bos_token(self.add_bos)
+        if self.template:
+            writer.add_chat_template(self.template)
+
+
+def letters(size: int) -> Vocabulary:
     """A byte-level BPE vocabulary of that size: the 256 bytes, merges of letters, two control tokens, unused ones."""
     tokens = byte_alphabet()
     merges = [(a, b) for a in "etaoinshr" for b in "etaoinshr"][: max(0, size - len(tokens) - 2)]
     tokens += [a + b for a, b in merges]
-    kinds = [1] * len(tokens)
-    for name in ("<|bos|>", "<|eos|>"):
-        tokens.append(name)
-        kinds.append(3)
-    unused = size - len(tokens)
-    tokens += [f"<|unused{at}|>" for at in range(unused)]
-    kinds += [5] * unused
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_types(kinds)
-    writer.add_token_merges([f"{a} {b}" for a, b in merges])
-    writer.add_bos_token_id(256 + len(merges))
-    writer.add_eos_token_id(257 + len(merges))
-    writer.add_add_bos_token(True)
+    bos = len(tokens)
+    tokens += ["<|bos|>", "<|eos|>"]
+    kinds = [1] * bos + [3, 3] + [5] * (size - len(tokens))
+    tokens += [f"<|unused{at}|>" for at in range(size - len(tokens))]
+    return Vocabulary(tokens, kinds, [f"{a} {b}" for a, b in merges], bos, bos + 1)
 
 
 def byte_alphabet() -> list[str]:

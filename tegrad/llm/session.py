@@ -1,0 +1,118 @@
+"""A conversation with a model: its tokens, their keys and values, and the recorded steps that extend them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from tinygrad import Tensor, TinyJit, UOp, Variable, dtypes
+from tinygrad.dtype import DType
+
+from tegrad.llm.errors import ContextError, ModelError
+from tegrad.llm.model import Model
+from tegrad.llm.sampler import Sampler
+
+CHUNK: Final = 32
+"""Prompt tokens of one prefill step; the rest of a prompt is padded to a chunk."""
+SHORT: Final = 4
+"""Fewer tokens than that are cheaper one by one."""
+DEFAULT_CONTEXT: Final = 4096
+"""Positions of a session unless asked otherwise: bounds the cache of models trained for 128k and more."""
+
+Logits = NDArray[np.float32]
+
+
+class Session:
+    """Tokens so far and their KV cache. Each kind of step is compiled once and replayed for every position."""
+
+    def __init__(
+        self, model: Model, context: int | None = None, *, cache_dtype: DType = dtypes.float16, chunk: int = CHUNK
+    ) -> None:
+        if context is not None and not 0 < context <= model.config.context:
+            raise ContextError(
+                f"a context of {context} tokens was asked for, the model is made for {model.config.context}: ask for less"
+            )
+        self.model = model
+        self.context = context or min(model.config.context, DEFAULT_CONTEXT)
+        self.tokens: list[int] = []
+        self._chunk = chunk
+        # A padded chunk writes beyond the last token, so the cache is longer than the context by as much.
+        self._cache = model.cache(self.context + chunk, cache_dtype)
+        self._position = Variable("position", 0, self.context)
+        self._last = Variable("last", 0, chunk - 1)
+        self._step: Callable[..., Tensor] = TinyJit(self._forward)
+        self._prefill: Callable[..., Tensor] = TinyJit(self._forward)
+        self._prefill_all: Callable[..., Tensor] = TinyJit(self._forward)
+
+    def reset(self, keep: int = 0) -> None:
+        """Forget all tokens but the first `keep`."""
+        del self.tokens[keep:]
+
+    def feed(self, tokens: Sequence[int]) -> Logits:
+        """Add tokens and return the logits (vocab,) after the last one; raises ContextError, ModelError."""
+        last: Logits = self._feed(tokens, every=False)[-1]
+        return last
+
+    def feed_all(self, tokens: Sequence[int]) -> Logits:
+        """Add tokens and return the logits (len(tokens), vocab) after each of them."""
+        return self._feed(tokens, every=True)
+
+    def generate(
+        self, prompt: Sequence[int], sampler: Sampler, limit: int | None = None, stops: frozenset[int] = frozenset()
+    ) -> Iterator[int]:
+        """Add a prompt and yield up to `limit` new tokens; ends after one of `stops`, which is yielded too, or when full."""
+        logits = self.feed(prompt)
+        count = 0
+        while limit is None or count < limit:
+            token = sampler(logits)
+            yield token
+            count += 1
+            if token in stops or len(self.tokens) >= self.context:
+                return
+            if count != limit:
+                logits = self.feed([token])
+
+    def _feed(self, tokens: Sequence[int], *, every: bool) -> Logits:
+        self._check(tokens)
+        rows = []
+        at = 0
+        while at < len(tokens):
+            size = 1 if len(tokens) - at < SHORT else min(self._chunk, len(tokens) - at)
+            rows.append(self._run(tokens[at : at + size], every=every))
+            at += size
+        return np.concatenate(rows) if every else rows[-1]
+
+    def _run(self, tokens: Sequence[int], *, every: bool) -> Logits:
+        """One step. Returns the logits of every token, or of the last one."""
+        position = self._position.bind(len(self.tokens))
+        if len(tokens) == 1:
+            logits = self._step(self._input(tokens, 1), position)
+        elif every:
+            logits = self._prefill_all(self._input(tokens, self._chunk), position)
+        else:
+            last = self._last.bind(len(tokens) - 1)
+            logits = self._prefill(self._input(tokens, self._chunk), position, last)
+        result: Logits = logits.numpy()[: len(tokens)]
+        self.tokens += tokens
+        return result
+
+    def _forward(self, tokens: Tensor, position: UOp, last: UOp | None = None) -> Tensor:
+        return self.model.forward(tokens, self._cache, position, last).realize()
+
+    def _input(self, tokens: Sequence[int], size: int) -> Tensor:
+        padded = np.zeros(size, np.int32)
+        padded[: len(tokens)] = tokens
+        return Tensor(padded, device=self.model.device).realize()
+
+    def _check(self, tokens: Sequence[int]) -> None:
+        if not tokens:
+            raise ModelError("there is nothing to continue: give at least one token")
+        vocab = self.model.config.vocab
+        if not all(0 <= token < vocab for token in tokens):
+            raise ModelError(f"a token lies outside of the vocabulary of {vocab}: the tokenizer is not this model's")
+        if len(self.tokens) + len(tokens) > self.context:
+            raise ContextError(
+                f"{len(self.tokens) + len(tokens)} tokens exceed the context of {self.context}: shorten the prompt"
+            )

@@ -1,0 +1,274 @@
+"""Text to tokens and back, from the vocabulary inside a GGUF file, by Hugging Face's `tokenizers`.
+
+Two kinds, by `tokenizer.ggml.model`: "gpt2", a byte-level BPE whose cuts are named by `tokenizer.ggml.pre`, and
+"llama", a SentencePiece BPE whose merges follow from the pieces' scores. The expressions are llama.cpp's
+(llama-vocab.cpp).
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, Self, TypeVar
+
+from tokenizers import AddedToken, Regex
+from tokenizers import Tokenizer as Engine
+from tokenizers.models import BPE
+from tokenizers.normalizers import Prepend, Replace
+from tokenizers.normalizers import Sequence as Normalizers
+from tokenizers.pre_tokenizers import ByteLevel, Split
+from tokenizers.pre_tokenizers import Sequence as PreTokenizers
+
+from tegrad.llm.errors import GgufError, UnsupportedModelError
+from tegrad.llm.gguf import Gguf, Value
+
+T = TypeVar("T", int, str, bool)
+
+
+class Kind(IntEnum):
+    """`tokenizer.ggml.token_type`."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How text is cut before BPE: expressions applied one after the other, each isolating its matches."""
+
+    patterns: tuple[str, ...]
+    whole_words: bool = False
+    """A cut that is itself a token is taken as it is, without merging (llama.cpp's ignore_merges)."""
+
+
+_GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CL100K: Final = (
+    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA3: Final = Cut((_CL100K % "{1,3}",), whole_words=True)
+
+SPLITS: Final[Mapping[str, Cut]] = {
+    "gpt-2": Cut((_GPT2,)),
+    "default": Cut((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama-bpe": _LLAMA3,
+    "qwen2": Cut((_CL100K % "",)),
+    "smollm": Cut((r"\p{N}", _GPT2)),
+}
+"""By `tokenizer.ggml.pre`."""
+
+_SPACE: Final = "\u2581"
+"""How SentencePiece writes a space."""
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letters that stand for bytes in a byte-level vocabulary (GPT-2's bytes_to_unicode, inverted)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
+
+
+class Tokenizer:
+    """A model's vocabulary. Tokens are ints; `stops` end a generation."""
+
+    def __init__(self, file: Gguf) -> None:
+        values = _Values(file)
+        kind = values.get("tokenizer.ggml.model", str)
+        self.tokens: list[str] = values.strings("tokenizer.ggml.tokens")
+        self.kinds = values.kinds(len(self.tokens))
+        self.bos, self.eos = values.token("bos"), values.token("eos")
+        self.stops = frozenset(self._stops(values))
+        self._add_bos = bool(values.get("tokenizer.ggml.add_bos_token", bool, kind == "llama"))
+        self._bytes = self._byte_level if kind == "gpt2" else self._sentencepiece
+        self._letters = _byte_letters()
+        if kind == "gpt2":
+            engine = self._byte_level_engine(values)
+        elif kind == "llama":
+            engine = self._sentencepiece_engine(values)
+        else:
+            raise UnsupportedModelError(
+                f"{file.path} has a {kind!r} tokenizer; we run gpt2 and llama: choose another model"
+            )
+        self._raw = self._adding(engine, {Kind.USER_DEFINED})
+        self._special = self._adding(engine, {Kind.USER_DEFINED, Kind.CONTROL})
+
+    def _adding(self, engine: Engine, kinds: set[Kind]) -> Engine:
+        """A copy of an engine that takes tokens of these kinds out of the text before anything else."""
+        copy = Engine.from_str(engine.to_str())
+        named = (text for text, kind in zip(self.tokens, self.kinds, strict=True) if text and kind in kinds)
+        copy.add_tokens([AddedToken(text, normalized=False) for text in named])
+        return copy
+
+    @classmethod
+    def load(cls, path: str) -> Self:
+        """The tokenizer of a GGUF file."""
+        with Gguf.open(path) as file:
+            return cls(file)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def encode(self, text: str, *, bos: bool | None = None, special: bool = True) -> list[int]:
+        """Tokens of a text. `bos`: begin with it (None: as the model wants); `special`: control tokens may be written."""
+        tokens: list[int] = (self._special if special else self._raw).encode(text, add_special_tokens=False).ids
+        if (self._add_bos if bos is None else bos) and self.bos is not None:
+            return [self.bos, *tokens]
+        return tokens
+
+    def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
+        """Text of tokens; control tokens are left out unless `special`."""
+        return b"".join(self.piece(token, special=special) for token in tokens).decode("utf-8", errors="replace")
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes of one token; those of a control token are empty unless `special`."""
+        text, kind = self.tokens[token], self.kinds[token]
+        if kind in (Kind.CONTROL, Kind.UNKNOWN, Kind.UNUSED):
+            return text.encode("utf-8", errors="surrogateescape") if special else b""
+        if kind == Kind.USER_DEFINED:
+            return text.encode("utf-8", errors="surrogateescape")
+        return self._bytes(text, kind)
+
+    def _byte_level(self, text: str, kind: int) -> bytes:
+        letters = self._letters
+        return b"".join(bytes((letters[c],)) if c in letters else c.encode("utf-8", "surrogateescape") for c in text)
+
+    def _sentencepiece(self, text: str, kind: int) -> bytes:
+        if kind == Kind.BYTE:
+            return bytes((int(text[3:-1], 16),))
+        return text.replace(_SPACE, " ").encode("utf-8", errors="surrogateescape")
+
+    def _stops(self, values: _Values) -> Iterable[int]:
+        """End of text, of turn, of message: by number where the file says so, else by well-known name."""
+        named = {
+            "<|eot_id|>",
+            "<|im_end|>",
+            "<|end|>",
+            "<end_of_turn>",
+            "<|endoftext|>",
+            "<|end_of_text|>",
+            "<|eom_id|>",
+        }
+        for name in ("eos", "eot", "eom"):
+            if (token := values.token(name)) is not None:
+                yield token
+        for token, (text, kind) in enumerate(zip(self.tokens, self.kinds, strict=True)):
+            if kind == Kind.CONTROL and text in named:
+                yield token
+
+    def _byte_level_engine(self, values: _Values) -> Engine:
+        name = values.get("tokenizer.ggml.pre", str, "default")
+        split = SPLITS.get(name)
+        if split is None:
+            raise UnsupportedModelError(
+                f"{values.file.path} splits text by {name!r}; we know {', '.join(SPLITS)}: choose another model"
+            )
+        pairs = (merge.partition(" ") for merge in values.strings("tokenizer.ggml.merges"))
+        merges = [(left, right) for left, _, right in pairs]
+        engine = _engine(values, self.tokens, merges, ignore_merges=split.whole_words)
+        cuts = [Split(Regex(pattern), "isolated") for pattern in split.patterns]
+        engine.pre_tokenizer = PreTokenizers([*cuts, ByteLevel(add_prefix_space=False, use_regex=False)])
+        return engine
+
+    def _sentencepiece_engine(self, values: _Values) -> Engine:
+        """Merges in the order of the merged pieces' scores, which is the order in which SentencePiece applies them."""
+        scores = values.floats("tokenizer.ggml.scores", len(self.tokens))
+        number = {text: at for at, text in enumerate(self.tokens)}
+        merges = [
+            (-scores[at], number[text[:cut]], number[text[cut:]])
+            for text, at in number.items()
+            if self.kinds[at] == Kind.NORMAL
+            for cut in range(1, len(text))
+            if text[:cut] in number and text[cut:] in number
+        ]
+        merges.sort()
+        pairs = [(self.tokens[left], self.tokens[right]) for _, left, right in merges]
+        unknown = values.token("unknown")
+        engine = _engine(
+            values, self.tokens, pairs,
+            byte_fallback=True, fuse_unk=True, unk_token=None if unknown is None else self.tokens[unknown],
+        )  # fmt: skip
+        prefix = [Prepend(_SPACE)] if values.get("tokenizer.ggml.add_space_prefix", bool, True) else []
+        engine.normalizer = Normalizers([*prefix, Replace(" ", _SPACE)])
+        return engine
+
+
+def _engine(values: _Values, tokens: Sequence[str], merges: Sequence[tuple[str, str]], **options: object) -> Engine:
+    try:
+        return Engine(BPE({text: at for at, text in enumerate(tokens)}, list(merges), **options))
+    except Exception as error:  # the library raises plain Exception
+        raise values.file.corrupt(f"its vocabulary and merges disagree ({error})") from error
+
+
+class Stream:
+    """Tokens to text as they come: what is returned never ends in the middle of a character."""
+
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._special = special
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token: int) -> str:
+        """The text that this token completes, possibly empty."""
+        return self._decoder.decode(self._tokenizer.piece(token, special=self._special))
+
+    def finish(self) -> str:
+        """What is left: a replacement character where the tokens ended in the middle of one."""
+        return self._decoder.decode(b"", final=True)
+
+
+class _Values:
+    """Typed access to a file's vocabulary."""
+
+    def __init__(self, file: Gguf) -> None:
+        self.file = file
+
+    def get(self, key: str, kind: type[T], default: T | None = None) -> T:
+        value = self.file.metadata.get(key, default)
+        if value is None:
+            raise GgufError(f"{self.file.path} lacks the value {key!r}; it has no vocabulary, convert it again")
+        if not isinstance(value, kind):
+            raise self.file.corrupt(f"{key} = {str(value)[:60]!r}")
+        return value
+
+    def strings(self, key: str) -> list[str]:
+        value = self._list(key)
+        if value and not isinstance(value[0], str):
+            raise self.file.corrupt(f"{key} is no list of texts")
+        return [str(entry) for entry in value]
+
+    def floats(self, key: str, size: int) -> list[float]:
+        value = self._list(key)
+        if len(value) != size or not all(isinstance(entry, float) for entry in value):
+            raise self.file.corrupt(f"{key} is no list of {size} numbers")
+        return [float(entry) for entry in value]
+
+    def kinds(self, size: int) -> list[int]:
+        if "tokenizer.ggml.token_type" not in self.file.metadata:
+            return [Kind.NORMAL] * size
+        value = self._list("tokenizer.ggml.token_type")
+        if len(value) != size:
+            raise self.file.corrupt("tokenizer.ggml.token_type has another length than the tokens")
+        return [int(entry) for entry in value]
+
+    def token(self, name: str) -> int | None:
+        key = f"tokenizer.ggml.{name}_token_id"
+        if key not in self.file.metadata:
+            return None
+        token = self.get(key, int)
+        if not 0 <= token < len(self._list("tokenizer.ggml.tokens")):
+            raise self.file.corrupt(f"{key} = {token} is outside of the vocabulary")
+        return token
+
+    def _list(self, key: str) -> list[int] | list[float] | list[bool] | list[str]:
+        value: Value | None = self.file.metadata.get(key)
+        if not isinstance(value, list):
+            raise GgufError(f"{self.file.path} lacks the list {key!r}; it has no vocabulary, convert it again")
+        return value
