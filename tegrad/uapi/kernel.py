@@ -21,8 +21,9 @@ from tegrad.uapi.fields import nonzero_fields
 from tegrad.uapi.hints import ioctl_hint
 from tegrad.uapi.ioctls import Ioctl
 
-PROT_READ, PROT_WRITE = mmap_module.PROT_READ, mmap_module.PROT_WRITE
-MAP_SHARED, MAP_FIXED = mmap_module.MAP_SHARED, 0x10
+PROT_NONE, PROT_READ, PROT_WRITE = 0, mmap_module.PROT_READ, mmap_module.PROT_WRITE
+MAP_SHARED, MAP_PRIVATE, MAP_FIXED = mmap_module.MAP_SHARED, mmap_module.MAP_PRIVATE, 0x10
+MAP_ANONYMOUS = mmap_module.MAP_ANONYMOUS
 
 Arg = ctypes.Structure | ctypes.Union | ctypes.c_int32 | ctypes.c_uint32 | int | None
 """The argument of an ioctl: a struct or scalar by address, an integer by value, or nothing."""

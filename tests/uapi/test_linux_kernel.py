@@ -1,0 +1,270 @@
+"""LinuxKernel on objects that exist everywhere: a pipe, a memfd, /dev/null, a directory of our own."""
+
+import ctypes
+import errno
+import mmap
+import os
+import signal
+import stat
+import struct
+import termios
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tegrad.uapi import ioctls, kernel, structs
+from tegrad.uapi.errors import DriverError
+from tegrad.uapi.ioctls import ROWS, Ioctl
+from tegrad.uapi.kernel import LinuxKernel
+
+PAGE = mmap.PAGESIZE
+FIONREAD = Ioctl("FIONREAD", "FIONREAD", "ctrl", 0x1B, termios.FIONREAD, "r", ctypes.c_int32)
+"""A call that a pipe answers: the number of bytes waiting in it."""
+
+
+@pytest.fixture
+def linux() -> LinuxKernel:
+    return LinuxKernel()
+
+
+@pytest.fixture
+def null(linux: LinuxKernel) -> Iterator[int]:
+    fd = linux.open("/dev/null")
+    yield fd
+    linux.close(fd)
+
+
+@pytest.fixture
+def memory(linux: LinuxKernel) -> Iterator[int]:
+    fd = os.memfd_create("test")
+    os.ftruncate(fd, 0x10000)
+    yield fd
+    linux.close(fd)
+
+
+def open_fds() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def maps() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:test")
+
+
+def test_open_is_close_on_exec_and_read_write(linux: LinuxKernel, null: int) -> None:
+    assert not os.get_inheritable(null)
+    flags = int(
+        next(x.split()[1] for x in Path(f"/proc/self/fdinfo/{null}").read_text().splitlines() if "flags" in x), 8
+    )
+    assert flags & os.O_ACCMODE == os.O_RDWR
+
+
+def test_close_gives_the_number_back(linux: LinuxKernel) -> None:
+    before = open_fds()
+    fd = linux.open("/dev/null")
+    assert open_fds() == before + 1
+    linux.close(fd)
+    assert open_fds() == before
+    with pytest.raises(DriverError, match=rf"close\(fd={fd}\) failed: EBADF"):
+        linux.close(fd)
+
+
+def test_ioctl_fills_a_scalar_and_returns_zero(linux: LinuxKernel) -> None:
+    r, w = os.pipe()
+    try:
+        os.write(w, b"abc")
+        arg = ctypes.c_int32(-1)
+        assert linux.ioctl(r, FIONREAD, arg) == 0
+        assert arg.value == 3
+    finally:
+        os.close(r)
+        os.close(w)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda r: r.name)
+def test_dev_null_refuses_every_row_with_enotty(linux: LinuxKernel, null: int, row: Ioctl) -> None:
+    arg: kernel.Arg = 7 if row.by_value else row.struct() if row.struct else None
+    with pytest.raises(DriverError) as caught:
+        linux.ioctl(null, row, arg)
+    assert caught.value.errno == errno.ENOTTY
+    assert str(caught.value).startswith(f"{row.name}(fd={null}")
+
+
+@pytest.mark.parametrize(
+    ("row", "arg"),
+    [
+        (ioctls.NVGPU_GPU_IOCTL_ALLOC_AS, None),
+        (ioctls.NVGPU_GPU_IOCTL_ALLOC_AS, structs.AsMapBufferEx()),
+        (ioctls.NVGPU_GPU_IOCTL_ALLOC_AS, 5),
+        (ioctls.NVGPU_IOCTL_TSG_ENABLE, structs.AllocAs()),
+        (ioctls.NVGPU_IOCTL_TSG_ENABLE, 5),
+    ],
+)
+def test_the_wrong_argument_never_reaches_the_system(
+    linux: LinuxKernel, null: int, row: Ioctl, arg: kernel.Arg
+) -> None:
+    with pytest.raises(TypeError, match=f"{row.name} takes"):
+        linux.ioctl(null, row, arg)
+
+
+def test_two_mappings_of_one_memory_alias(linux: LinuxKernel, memory: int) -> None:
+    before = maps()
+    first = linux.mmap(memory, 2 * PAGE, kernel.PROT_READ | kernel.PROT_WRITE, kernel.MAP_SHARED)
+    second = linux.mmap(memory, PAGE, kernel.PROT_READ, kernel.MAP_SHARED, offset=PAGE)
+    ctypes.c_uint32.from_address(first + PAGE).value = 0xCAFE
+    assert ctypes.c_uint32.from_address(second).value == 0xCAFE
+    linux.munmap(first, 2 * PAGE)
+    linux.munmap(second, PAGE)
+    assert maps() == before
+
+
+def test_a_fixed_mapping_lands_where_it_is_told(linux: LinuxKernel, memory: int) -> None:
+    anonymous = kernel.MAP_ANONYMOUS | kernel.MAP_PRIVATE
+    area = linux.mmap(-1, 16 * PAGE, kernel.PROT_NONE, anonymous)
+    flags = kernel.MAP_SHARED | kernel.MAP_FIXED
+    try:
+        assert linux.mmap(memory, PAGE, kernel.PROT_READ, flags, addr=area + 4 * PAGE) == area + 4 * PAGE
+    finally:
+        linux.munmap(area, 16 * PAGE)
+
+
+def test_mmap_errors_carry_their_arguments(linux: LinuxKernel, null: int, memory: int) -> None:
+    with pytest.raises(DriverError, match=r"mmap\(fd=\d+, size=0, .*EINVAL"):
+        linux.mmap(memory, 0, kernel.PROT_READ, kernel.MAP_SHARED)
+    with pytest.raises(DriverError, match=r"offset=1\) failed: EINVAL"):
+        linux.mmap(memory, PAGE, kernel.PROT_READ, kernel.MAP_SHARED, offset=1)
+    with pytest.raises(DriverError, match=r"munmap\(addr=1, size=0x1000\) failed: EINVAL"):
+        linux.munmap(1, 4096)
+
+
+def test_the_doorbell_is_a_shared_page_of_32_bit_registers(linux: LinuxKernel, memory: int) -> None:
+    before = maps()
+    with linux.doorbell(memory) as bell:
+        assert maps() == before + 1
+        bell.store32(0x90, 0x0001_01FF)
+        assert os.pread(memory, 12, 0x8C) == struct.pack("<III", 0, 0x0001_01FF, 0)
+        os.pwrite(memory, struct.pack("<I", 0xC461), 0)
+        assert bell.load32(0) == 0xC461
+        bell.store32(0xFFFC, 0xFFFFFFFF)
+        for offset in (-4, 2, 0x10000):
+            with pytest.raises(ValueError, match="no 32-bit register"):
+                bell.store32(offset, 1)
+    assert maps() == before
+    bell.close()
+    with pytest.raises(ValueError, match="closed"):
+        bell.store32(0x90, 1)
+
+
+def test_every_store_is_seen_whole(linux: LinuxKernel, memory: int) -> None:
+    """A reader on another thread never sees half of one value and half of another."""
+    with linux.doorbell(memory) as bell, linux.doorbell(memory) as other:
+        torn: list[int] = []
+        stop = threading.Event()
+
+        def watch() -> None:
+            while not stop.is_set():
+                value = other.load32(0x90)
+                if value not in (0, 0xFFFFFFFF):
+                    torn.append(value)
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        for _ in range(20_000):
+            bell.store32(0x90, 0xFFFFFFFF)
+            bell.store32(0x90, 0)
+        stop.set()
+        thread.join()
+        assert torn == []
+
+
+def test_exists(linux: LinuxKernel) -> None:
+    assert linux.exists("/dev/null")
+    assert not linux.exists("/dev/no-such-node")
+
+
+class FakeLibc:
+    """A libc whose ioctl fails with the given error numbers, then succeeds."""
+
+    def __init__(self, *codes: int) -> None:
+        self.codes = list(codes)
+        self.calls = 0
+
+    def ioctl(self, fd: int, request: int, pointer: object) -> int:
+        self.calls += 1
+        if self.codes:
+            ctypes.set_errno(self.codes.pop(0))
+            return -1
+        return 0
+
+
+def test_interrupted_and_busy_calls_are_repeated(linux: LinuxKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    libc = FakeLibc(errno.EINTR, errno.EAGAIN, errno.EINTR, errno.EAGAIN)
+    monkeypatch.setattr(kernel, "_libc", libc)
+    assert linux.ioctl(3, ioctls.NVGPU_IOCTL_TSG_ENABLE) == 0
+    assert libc.calls == 5
+
+
+def test_a_driver_that_stays_busy_is_an_error_in_the_end(linux: LinuxKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "_libc", FakeLibc(*[errno.EAGAIN] * 10_000))
+    monkeypatch.setattr(kernel, "AGAIN_LIMIT_S", 0.02)
+    start = time.monotonic()
+    with pytest.raises(DriverError, match=r"EAGAIN.*the hardware stayed busy"):
+        linux.ioctl(3, ioctls.NVGPU_IOCTL_TSG_ENABLE)
+    assert time.monotonic() - start < 2
+
+
+def test_another_error_is_not_repeated(linux: LinuxKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    libc = FakeLibc(errno.EINVAL)
+    monkeypatch.setattr(kernel, "_libc", libc)
+    with pytest.raises(DriverError, match="EINVAL"):
+        linux.ioctl(3, ioctls.NVGPU_IOCTL_TSG_ENABLE)
+    assert libc.calls == 1
+
+
+def test_a_real_signal_does_not_break_a_call(linux: LinuxKernel) -> None:
+    """Opening a FIFO blocks until a writer comes; a signal that arrives meanwhile is handled, the open goes on."""
+    seen: list[int] = []
+    old = signal.signal(signal.SIGALRM, lambda number, frame: seen.append(number))
+    path = Path(os.environ.get("TMPDIR", "/tmp")) / f"tegrad-fifo-{os.getpid()}"
+    os.mkfifo(path)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        opener = threading.Timer(0.2, lambda: os.close(os.open(path, os.O_WRONLY)))
+        opener.start()
+        fd = linux.open(str(path), os.O_RDONLY | os.O_CLOEXEC)
+        opener.join()
+        linux.close(fd)
+        assert seen == [signal.SIGALRM]
+    finally:
+        signal.signal(signal.SIGALRM, old)
+        path.unlink()
+
+
+def test_a_missing_node_says_so_and_names_the_board(linux: LinuxKernel) -> None:
+    with pytest.raises(DriverError) as caught:
+        linux.open("/dev/nvgpu/igpu0/no-such-node")
+    assert caught.value.errno == errno.ENOENT
+    assert "/dev/nvgpu/igpu0/no-such-node does not exist" in str(caught.value)
+    assert "TEGRAD_BOARD=agx-orin-64gb" in str(caught.value)
+
+
+def test_a_forbidden_node_names_its_group(linux: LinuxKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = tmp_path / "ctrl"
+    node.touch(mode=stat.S_IRUSR)
+
+    def refuse(path: str, flags: int) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    if os.geteuid() == 0:  # root may open anything
+        monkeypatch.setattr(os, "open", refuse)
+    else:
+        node.chmod(0)
+    with pytest.raises(DriverError) as caught:
+        linux.open(str(node))
+    import grp
+
+    assert caught.value.errno == errno.EACCES
+    assert f"no permission for {node}" in str(caught.value)
+    assert grp.getgrgid(node.stat().st_gid).gr_name in str(caught.value)

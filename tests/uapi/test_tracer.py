@@ -1,0 +1,134 @@
+"""Tracer: every call decoded on one line, results and errors passed on unchanged."""
+
+import ctypes
+import os
+from pathlib import Path
+
+import pytest
+
+from tegrad.uapi import constants as c
+from tegrad.uapi import ioctls, structs
+from tegrad.uapi.errors import DriverError
+from tegrad.uapi.flags import FORMATTERS, field_text
+from tegrad.uapi.ioctls import BY_NAME, Ioctl
+from tegrad.uapi.kernel import MAP_SHARED, PROT_READ, Arg, Kernel, LinuxKernel
+from tegrad.uapi.trace import Call, Tracer
+
+
+class ScriptedKernel(LinuxKernel):
+    """A kernel whose ioctls answer like nvgpu would, on any fd."""
+
+    def ioctl(self, fd: int, row: Ioctl, arg: Arg = None) -> int:
+        if isinstance(arg, structs.AsMapBufferEx):
+            arg.offset = 0xFEFFA00000
+        elif isinstance(arg, structs.GpuOpenChannel):
+            arg.channel_fd = 12
+        elif isinstance(arg, structs.GpuGetCpuTimeCorrelationInfo):
+            arg.samples[0].gpu_timestamp = 99
+        elif isinstance(arg, ctypes.c_int32):
+            raise DriverError(row.name, 22, {"fd": fd})
+        return 0
+
+
+def line(call: Call) -> str:
+    return str(call).rsplit(" [", 1)[0]
+
+
+def test_an_ioctl_shows_flags_by_name_and_what_the_driver_wrote() -> None:
+    tracer = Tracer(ScriptedKernel())
+    flags = c.NVGPU_AS_MAP_BUFFER_FLAGS_CACHEABLE | c.NVGPU_AS_MAP_BUFFER_ACCESS_READ_ONLY << 10
+    tracer.ioctl(7, ioctls.NVGPU_AS_IOCTL_MAP_BUFFER_EX, structs.AsMapBufferEx(flags=flags, compr_kind=-1, dmabuf_fd=9))
+    assert line(tracer.calls[0]) == (
+        "AS_MAP_BUFFER_EX(fd=7, flags=CACHEABLE|READ_ONLY, compr_kind=-1, dmabuf_fd=9) = 0 -> offset=0xfeffa00000"
+    )
+
+
+def test_an_input_that_becomes_an_output_shows_both() -> None:
+    tracer = Tracer(ScriptedKernel())
+    arg = structs.GpuOpenChannel()
+    arg.in_.runlist_id = -1
+    tracer.ioctl(5, ioctls.NVGPU_GPU_IOCTL_OPEN_CHANNEL, arg)
+    text = line(tracer.calls[0])
+    assert "in_.runlist_id=-1" in text
+    assert text.endswith("channel_fd=12, in_.runlist_id=12, out.channel_fd=12")
+
+
+def test_a_change_inside_an_array_of_structs_shows() -> None:
+    tracer = Tracer(ScriptedKernel())
+    tracer.ioctl(5, ioctls.NVGPU_GPU_IOCTL_GET_CPU_TIME_CORRELATION_INFO, structs.GpuGetCpuTimeCorrelationInfo(count=1))
+    assert set(tracer.calls[0].written) == {"samples"}
+
+
+def test_a_failure_shows_and_is_raised() -> None:
+    tracer = Tracer(ScriptedKernel())
+    with pytest.raises(DriverError):
+        tracer.ioctl(6, ioctls.NVGPU_TSG_IOCTL_BIND_CHANNEL, ctypes.c_int32(8))
+    assert line(tracer.calls[0]) == "TSG_BIND_CHANNEL(fd=6, value=8) = EINVAL"
+
+
+def test_a_by_value_argument_shows() -> None:
+    tracer = Tracer(ScriptedKernel())
+    tracer.ioctl(4, ioctls.NVMAP_IOC_FREE, 0x80000015)
+    assert line(tracer.calls[0]) == "NVMAP_FREE(fd=4, arg=0x80000015) = 0"
+
+
+def test_every_other_call_shows_and_works(tmp_path: Path) -> None:
+    lines: list[str] = []
+    tracer = Tracer(LinuxKernel(), lambda call: lines.append(line(call)))
+    path = tmp_path / "registers"
+    path.write_bytes(bytes(0x10000))
+    fd = tracer.open(str(path))
+    bell = tracer.doorbell(fd)
+    bell.store32(0x90, 0x0001_01FF)
+    assert bell.load32(0x90) == 0x0001_01FF
+    address = tracer.mmap(fd, 4096, PROT_READ, MAP_SHARED)
+    tracer.munmap(address, 4096)
+    bell.close()
+    assert tracer.exists(str(path))
+    tracer.close(fd)
+    with pytest.raises(DriverError):
+        tracer.open(str(tmp_path / "missing"))
+    flags = hex(os.O_RDWR | os.O_CLOEXEC)
+    assert lines == [
+        f"open(path='{path}', flags={flags}) = {fd}",
+        f"doorbell(fd={fd}, size=0x10000) = ok",
+        "store32(offset=144, value=0x101ff, chid=511, runlist=1) = ok",
+        "load32(offset=144) = 0x101ff",
+        f"mmap(fd={fd}, size=0x1000, prot=1, flags=1, addr=0, offset=0) = {address:#x}",
+        f"munmap(addr={address:#x}, size=0x1000) = ok",
+        "doorbell_close() = ok",
+        f"exists(path='{path}') = 1",
+        f"close(fd={fd}) = ok",
+        f"open(path='{tmp_path / 'missing'}', flags={flags}) = ENOENT",
+    ]
+
+
+def test_a_tracer_is_a_kernel() -> None:
+    kernel: Kernel = Tracer(Tracer(LinuxKernel()))
+    assert kernel.exists("/dev/null")
+
+
+def test_formatters_name_fields_that_exist() -> None:
+    for name, field in FORMATTERS:
+        struct = BY_NAME[name].struct
+        assert struct is not None
+        assert hasattr(struct, field), (name, field)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "text"),
+    [
+        ("NVMAP_ALLOC", "heap_mask", 1 << 30, "IOVMM"),
+        ("NVMAP_ALLOC", "flags", 0x0900_0002, "INNER_CACHEABLE|tag=0x900"),
+        ("NVMAP_ALLOC", "flags", 5, "WRITE_COMBINE|SECURE"),
+        ("CHANNEL_WDT", "wdt_status", 1, "DISABLE_WDT"),
+        ("CHANNEL_ALLOC_OBJ_CTX", "class_num", 0xC7C0, "AMPERE_COMPUTE_B"),
+        ("CHANNEL_SET_PREEMPTION_MODE", "compute_preempt_mode", 4, "CILP"),
+        ("AS_ALLOC_SPACE", "flags", 1, "FIXED_OFFSET"),
+        ("AS_ALLOC_SPACE", "flags", 0x11, "FIXED_OFFSET|0x10"),
+        ("CHANNEL_WAIT", "type", 0, "NOTIFIER"),
+        ("GPU_ALLOC_AS", "flags", 0, "0x0"),
+    ],
+)
+def test_numbers_become_names(name: str, field: str, value: int, text: str) -> None:
+    assert field_text(name, field, value) == text
