@@ -1,0 +1,117 @@
+"""Loading a cubin as a program of tinygrad's NV device.
+
+tinygrad's loader stays; what it gets wrong is put right around it: shared memory up to the chip's own limit and memory
+that is given at launch, registers and stack of the kernel instead of those of the last function in the file, addends
+of relocations, and a refusal of what cannot run (several kernels in one cubin, a misaligned argument).
+"""
+
+import struct
+from typing import Any
+
+from tinygrad.device import TinyELF
+from tinygrad.runtime import ops_nv
+from tinygrad.runtime.support import elf
+
+from tegrad.errors import TegradError
+from tegrad.nv import directives
+from tegrad.nv.cubin import BadCubin, Cubin, read_ptx, sole_kernel
+
+SHARED_RESERVE = 0x400
+"""Bytes of shared memory that the hardware keeps of each block's."""
+_SHARED_GRANULE = 128
+# What an SM can split off its L1 as shared memory (KiB): CUDA programming guide, compute capabilities 8.0 to 9.0.
+# Smaller splits exist, but every block takes 1 KiB, so that they would limit how many blocks an SM holds.
+_SM_CONFIGS = {
+    0x800: (32, 64, 100, 132, 164),
+    0x807: (32, 64, 100, 132, 164),
+    0x900: (32, 64, 100, 132, 164, 196, 228),
+}
+_DEFAULT_CONFIGS = (32, 64, 100)
+_STACK_RESERVE = 0x240  # tinygrad's own allowance for the call frame that the hardware keeps in local memory
+
+
+class LaunchError(TegradError):
+    """A kernel cannot be loaded or launched as asked."""
+
+
+def sm_config(size: int, sm_version: int) -> int:
+    """The QMD's code for the smallest shared-memory split of an SM that holds one block of `size` bytes."""
+    configs = _SM_CONFIGS.get(sm_version, _DEFAULT_CONFIGS)
+    for kib in configs:
+        if size <= kib << 10:
+            return kib // 4 + 1
+    raise LaunchError(f"the kernel needs {size} bytes of shared memory, an SM has {configs[-1] << 10}: use less.")
+
+
+def shared_limit(sm_version: int) -> int:
+    """Bytes of shared memory that one block may take, with the hardware's reserve."""
+    return _SM_CONFIGS.get(sm_version, _DEFAULT_CONFIGS)[-1] << 10
+
+
+def shared_usage(cubin: Cubin, kernel: str) -> int:
+    """Bytes of shared memory that one block takes, with the hardware's reserve and the memory given at launch."""
+    section = read_ptx(cubin.data)
+    dynamic = section.dynamic_shared if section else 0
+    used = SHARED_RESERVE + cubin.static_shared(kernel)
+    used = (used + 15) // 16 * 16 + dynamic if dynamic else used
+    return (used + _SHARED_GRANULE - 1) // _SHARED_GRANULE * _SHARED_GRANULE
+
+
+def without_shared(cubin: Cubin, kernel: str) -> bytes:
+    """The same file with the shared section's size zero: tinygrad's loader fails where that is above 100 KiB."""
+    index = next((i for i, s in enumerate(cubin.sections) if s.name == f".nv.shared.{kernel}"), None)
+    if index is None:
+        return cubin.data
+    data = bytearray(cubin.data)
+    struct.pack_into("<Q", data, cubin.ehdr[6] + index * 64 + 32, 0)
+    return bytes(data)
+
+
+def load_elf(
+    blob: bytes, force_section_align: int = 1, **kwargs: Any
+) -> tuple[Any, Any, list[tuple[int, int, int, int]]]:
+    """tinygrad's `elf_loader`, with each relocation's addend added to its target: NVProgram drops addends."""
+    image, sections, relocations = elf.elf_loader(blob, force_section_align, **kwargs)
+    return image, sections, [(at, target + addend, kind, 0) for at, target, kind, addend in relocations]
+
+
+class NVProgram(ops_nv.NVProgram):  # type: ignore[misc]
+    """One kernel in device memory, ready to launch."""
+
+    def __init__(self, dev: Any, obj: TinyELF) -> None:
+        self.align: tuple[int, ...] = ()
+        if obj.lib[:4] != b"\x7fELF":  # NAK's shaders
+            super().__init__(dev, obj)
+            return
+        cubin = Cubin(obj.lib)
+        try:
+            kernel = sole_kernel(cubin)
+        except BadCubin as error:
+            raise LaunchError(f"{obj.name}: {error}.") from error
+        if kernel != obj.name:
+            raise LaunchError(f'the cubin holds the kernel {kernel}, not {obj.name}: use extern "C" and that name.')
+        shared = shared_usage(cubin, kernel)
+        config = sm_config(shared, dev.sm_version)
+        if section := read_ptx(obj.lib):
+            self.align = directives.parse(section.ptx).align
+        super().__init__(
+            dev, TinyELF(without_shared(cubin, kernel), obj.name, obj.target, obj.signature, obj.profile_key)
+        )
+        self.lib, self.shmem_usage = obj.lib, shared
+        size = "shared_memory_size_shifted7" if self.qmd.ver >= 5 else "shared_memory_size"
+        self.qmd.write(
+            **{size: shared >> 7 if self.qmd.ver >= 5 else shared},
+            min_sm_config_shared_mem_size=config,
+            target_sm_config_shared_mem_size=config,
+            max_sm_config_shared_mem_size=sm_config(shared_limit(dev.sm_version), dev.sm_version),
+        )
+
+    def fill_kernargs(self, bufs: Any, vals: Any = (), kernargs: Any = None) -> Any:
+        """tinygrad's, after a check that no pointer breaks the alignment that the kernel's vector accesses need."""
+        for index, (buf, align) in enumerate(zip(bufs, self.align, strict=False)):
+            if isinstance(buf.va_addr, int) and buf.va_addr % align:
+                raise LaunchError(
+                    f"argument {index} of {self.name} is at {buf.va_addr:#x}, its accesses need multiples of {align}: "
+                    "copy that view first (clone()) or start it at a 16-byte boundary."
+                )
+        return super().fill_kernargs(bufs, vals, kernargs)
