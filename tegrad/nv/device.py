@@ -1,0 +1,387 @@
+"""NVDevice and its allocator: tinygrad's NV device with what unified memory and long runs need.
+
+`bind()` puts our classes in place of tinygrad's in its NV runtime, which looks them up by name when a device is opened.
+The class serves every interface; what only a Jetson needs is asked of the interface (`unified_memory`, `open_fifo`).
+"""
+
+from array import array
+from collections import deque
+from typing import Any, ClassVar
+from weakref import WeakSet
+
+from tinygrad.device import BufferSpec, Device, TinyELF
+from tinygrad.engine import realize
+from tinygrad.helpers import round_up, to_mv
+from tinygrad.runtime import ops_nv
+from tinygrad.runtime.support.hcq import HCQBuffer, HCQCompiled, MMIOInterface
+
+from tegrad.hw.gpfifo import Userd
+from tegrad.nv.faults import DeviceClosed, DeviceFault, WaitTimeout
+from tegrad.nv.iface import TegraIface
+from tegrad.nv.queues import Fifo, NVComputeQueue, NVCopyQueue, NVSignal
+from tegrad.nv.rings import Ring
+
+KERNARGS_SIZE = 4 << 20
+"""Bytes of the ring of kernel arguments: about 1,600 launches in flight."""
+LAUNCHES_REMEMBERED = 64
+"""Submissions whose kernel names a fault can report."""
+PROGRESS_STRIDE = 16
+"""Distance of the channels' progress words in their page."""
+
+_StockAllocator: Any = ops_nv.NVAllocator
+_StockDevice: Any = ops_nv.NVDevice
+
+
+class UnifiedAllocator(_StockAllocator):  # type: ignore[misc]
+    """The allocator where CPU and GPU share memory: copies are memmove after a sync, and no staging buffers exist."""
+
+    def __init__(self, dev: "NVDevice") -> None:
+        super().__init__(dev, batch_cnt=0, supports_copy_from_disk=False)
+
+    def _alloc(self, size: int, options: BufferSpec) -> HCQBuffer:
+        if options.external_ptr is not None:
+            raise RuntimeError("Memory at a given address cannot become NV memory; copy it with .to('NV').")
+        self.dev.check_usable()
+        return super()._alloc(size, options)
+
+    def _free(self, buf: HCQBuffer, options: BufferSpec | None = None) -> None:
+        if not self.dev.closed:
+            self.dev.settle()
+            for device, mapping in buf.mappings.items():
+                device.allocator._unmap(mapping)
+            self._do_free(buf, options)
+
+    def free(self, opaque: Any, size: int, options: BufferSpec | None = None) -> None:
+        """Keep the buffer for reuse or give it back; a closed device has none left."""
+        if not self.dev.closed:
+            super().free(opaque, size, options)
+
+    def _map(self, buf: HCQBuffer) -> HCQBuffer:
+        """The buffer as the GPU sees it: its GPU address differs from the CPU's."""
+        if buf.owner is self.dev:
+            return buf
+        base = buf.base
+        if (mapping := base.mappings.get(self.dev)) is None:
+            base.mappings[self.dev] = mapping = self._do_map(base)
+            base.mapped_devs.append(self.dev)
+        if buf is base:
+            return mapping
+        return mapping.offset(buf.cpu_view().addr - base.cpu_view().addr, buf.size)
+
+    def _unmap(self, mb: HCQBuffer) -> None:
+        if not self.dev.closed:
+            self.dev.settle()
+            self.dev.iface.free(mb)
+
+    def _as_buffer(self, src: HCQBuffer) -> memoryview:
+        return self._bytes(src)
+
+    def _copyin(self, dest: HCQBuffer, src: memoryview) -> None:
+        self.dev.synchronize()
+        self._bytes(dest)[: src.nbytes] = src.cast("B")
+
+    def _copyout(self, dest: memoryview, src: HCQBuffer) -> None:
+        self.dev.synchronize()
+        dest.cast("B")[:] = self._bytes(src)[: dest.nbytes]
+
+    def _bytes(self, buf: HCQBuffer) -> memoryview:
+        if self.dev.closed:
+            raise DeviceClosed("A tensor's memory was released when its device was closed; make the tensor again.")
+        view: memoryview = to_mv(buf.cpu_view().addr, buf.size)
+        return view
+
+
+def make_allocator(dev: "NVDevice") -> Any:
+    """The allocator that suits the device's interface."""
+    return UnifiedAllocator(dev) if getattr(dev.iface, "unified_memory", False) else _StockAllocator(dev)
+
+
+class _SmallRings(HCQCompiled):  # type: ignore[misc]
+    """Stands between tinygrad's NVDevice and its base to size the ring of kernel arguments."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, kernargs_size=KERNARGS_SIZE, **kwargs)
+
+
+class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
+    """tinygrad's NV device. The name is what tinygrad looks for.
+
+    `close()` releases everything at once; `Device["NV"]` then opens a new one. DeviceFault is raised by whatever waits
+    when the GPU reports a fault, and by everything that follows until then.
+    """
+
+    ifaces: ClassVar[list[Any]] = [TegraIface, *_StockDevice.ifaces]
+    error_state: Exception | None
+    slm_per_thread: int
+    shader_local_mem: HCQBuffer | None
+
+    def __init__(self, device: str = "") -> None:
+        self.closed = False
+        self._launches: deque[tuple[Fifo, int, tuple[str, ...]]] = deque(maxlen=LAUNCHES_REMEMBERED)
+        self._programs: WeakSet[Any] = WeakSet()
+        self._progress: HCQBuffer | None = None
+        self._fifos: list[Fifo] = []
+        try:
+            super().__init__(device)
+        except BaseException:
+            self._release()
+            raise
+
+    # ---- values that tinygrad sets and a Jetson has its own for
+
+    @property
+    def shared_mem_window(self) -> int:
+        """Where kernels see their shared memory."""
+        return self._window("shared_mem_window")
+
+    @shared_mem_window.setter
+    def shared_mem_window(self, value: int) -> None:
+        self._stock_shared_mem_window = value
+
+    @property
+    def local_mem_window(self) -> int:
+        """Where kernels see their local memory."""
+        return self._window("local_mem_window")
+
+    @local_mem_window.setter
+    def local_mem_window(self, value: int) -> None:
+        self._stock_local_mem_window = value
+
+    def _window(self, name: str) -> int:
+        return int(getattr(self.iface, name, None) or getattr(self, f"_stock_{name}"))
+
+    @property
+    def gpfifo_area(self) -> HCQBuffer | None:
+        """One area for all GPFIFOs; None where every channel brings its own buffers."""
+        return self._gpfifo_area
+
+    @gpfifo_area.setter
+    def gpfifo_area(self, area: HCQBuffer) -> None:
+        own = hasattr(self.iface, "open_fifo")
+        if own:
+            self.iface.free(area)
+        self._gpfifo_area = None if own else area
+
+    @property
+    def cmdq_allocator(self) -> Ring[tuple[Fifo, int]]:
+        """The ring of command memory."""
+        return self._commands
+
+    @cmdq_allocator.setter
+    def cmdq_allocator(self, stock: Any) -> None:
+        self._commands = Ring(stock.size, stock.base, _wait, "command memory")
+
+    @property
+    def kernargs_offset_allocator(self) -> Ring[tuple[Fifo, int]]:
+        """The ring of kernel arguments."""
+        self.check_usable()
+        return self._kernargs
+
+    @kernargs_offset_allocator.setter
+    def kernargs_offset_allocator(self, stock: Any) -> None:
+        self._kernargs = Ring(stock.size, stock.base, _wait, "kernel arguments")
+
+    # ---- channels and submissions
+
+    def _new_gpu_fifo(
+        self,
+        gpfifo_area: HCQBuffer,
+        ctxshare: int,
+        channel_group: int,
+        offset: int = 0,
+        entries: int = 0x400,
+        compute: bool = False,
+        video: bool = False,
+    ) -> Fifo:
+        """A channel; on a Jetson with buffers of its own, since the driver takes no offset into a shared one."""
+        if hasattr(self.iface, "open_fifo"):
+            fifo = self._open_fifo(ctxshare, channel_group, compute)
+        else:
+            fifo = super()._new_gpu_fifo(gpfifo_area, ctxshare, channel_group, offset, entries, compute, video)
+        self._fifos.append(Fifo(fifo, self, self._progress_word()))
+        return self._fifos[-1]
+
+    def _open_fifo(self, share: int, group: int, compute: bool) -> Any:
+        engine = self.iface.compute_class if compute else self.iface.dma_class
+        channel, engine_object, gpfifo, userd = self.iface.open_fifo(group, share, engine)
+        if compute:
+            self.debug_channel, self.debug_compute_obj = channel, engine_object
+            self.debugger = self.iface.rm_alloc(self.nvdevice, ops_nv.nv_gpu.GT200_DEBUGGER)
+        token = self.iface.rm_control(
+            channel,
+            ops_nv.nv_gpu.NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN,
+            ops_nv.nv_gpu.NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN_PARAMS(),
+        ).workSubmitToken
+        self.iface.setup_gpfifo_vm(channel)
+        ring = MMIOInterface(gpfifo.address, gpfifo.size, fmt="Q")
+        put = MMIOInterface(userd.address + Userd.GP_PUT, 4, fmt="I")
+        return ops_nv.GPFifo(ring=ring, gpput=put, entries_count=len(ring), token=token)
+
+    def _progress_word(self) -> HCQBuffer:
+        if self._progress is None:
+            self._progress = self.iface.alloc(0x1000, host=True, cpu_access=True)
+        return self._progress.offset(len(self._fifos) * PROGRESS_STRIDE, PROGRESS_STRIDE)
+
+    def place_commands(self, words: "array[int]") -> tuple[int, int]:
+        """Put commands into the ring of command memory: their GPU address and how many words they are."""
+        va = self._commands.alloc(len(words) * 4, 16)
+        at = (va - self.cmdq_page.va_addr) // 4
+        self.cmdq[at : at + len(words)] = words
+        return va, len(words)
+
+    def submitted(self, fifo: Fifo, number: int, queue: Any) -> None:
+        """Note that a queue went out: what it uses of the rings stays until `number` is done."""
+        self._commands.submitted((fifo, number))
+        if hasattr(self, "_kernargs"):
+            self._kernargs.submitted((fifo, number))
+        self._launches.append((fifo, number, tuple(queue.kernels)))
+
+    def settle(self) -> None:
+        """Wait until the GPU uses nothing that was submitted; a device that failed uses nothing any more."""
+        if self.error_state is None:
+            self.synchronize()
+
+    # ---- programs and local memory
+
+    def runtime(self, obj: TinyELF) -> Any:
+        """Load a program."""
+        self.check_usable()
+        program = super().runtime(obj)
+        self._programs.add(program)
+        return program
+
+    def _ensure_has_local_memory(self, required: int) -> None:
+        """Grow the kernels' local memory (`required` bytes a thread).
+
+        Kernels in flight may spill into the old one: it is replaced after a sync and given back, not cached.
+        MemoryError leaves everything as it was.
+        """
+        if self.slm_per_thread >= required:
+            return
+        per_thread = round_up(required, 32)
+        per_warp = round_up(per_thread * 32, 0x200)
+        per_tpc = round_up(per_warp * self.max_warps_per_sm * self.num_sm_per_tpc, 0x8000)
+        size = round_up(per_tpc * self.num_tpc_per_gpc * self.num_gpcs, 0x20000)
+        spec = BufferSpec(nolru=True)
+        new, old = self.allocator.alloc(size, spec), self.shader_local_mem
+        self.synchronize()
+        queue = NVComputeQueue().wait(self.timeline_signal, self.timeline_value - 1)
+        queue.setup(local_mem=new.va_addr, local_mem_tpc_bytes=per_tpc)
+        queue.signal(self.timeline_signal, self.next_timeline()).submit(self)
+        self.shader_local_mem, self.slm_per_thread = new, per_thread
+        if old is not None:
+            self.synchronize()
+            self.allocator.free(old, old.size, spec)
+
+    # ---- faults
+
+    def check_usable(self) -> None:
+        """DeviceClosed or the DeviceFault of before, if the device can do no more work."""
+        if self.closed:
+            raise DeviceClosed(f"{self.device} was closed; get the new device from Device[{self.device!r}].")
+        error: Exception | None = getattr(self, "error_state", None)
+        if error is not None:
+            raise error
+
+    def check_fault(self, ask_driver: bool = False) -> None:
+        """DeviceFault if a channel is dead: by its notifier in memory, or by the driver's word for it."""
+        iface = self.iface
+        if not hasattr(iface, "channel_error"):
+            return
+        code = iface.channel_error()
+        if code is not None or (ask_driver and iface.timed_out()):
+            fault = self._fault(code)
+            self.error_state = fault
+            raise fault
+
+    def on_device_hang(self) -> None:
+        """Called by synchronize when a wait failed: turn a time-out into what it is about, keep a fault as it is."""
+        error = self.error_state
+        if isinstance(error, WaitTimeout) and (names := self._in_flight()):
+            timeout = WaitTimeout(f"{error} In flight: {', '.join(names[:3])}.")
+            self.error_state = timeout
+            raise timeout
+        if not isinstance(error, (DeviceFault, WaitTimeout)):
+            super().on_device_hang()
+
+    def _fault(self, code: int | None) -> DeviceFault:
+        errors = self.iface.failed_sms()
+        kernel = next((name for error in errors if (name := self._kernel_at(error.pc)) is not None), None)
+        return DeviceFault(code, kernel=kernel, in_flight=self._in_flight(), sm_errors=errors)
+
+    def _in_flight(self) -> list[str]:
+        return [name for fifo, number, names in self._launches if number > fifo.done for name in names]
+
+    def _kernel_at(self, pc: int) -> str | None:
+        for program in self._programs:
+            if 0 <= pc - program.lib_gpu.va_addr < program.lib_gpu.size:
+                return str(program.name)
+        return None
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Wait for the GPU, release everything, and make `Device[...]` open a new device. Closing twice is harmless.
+
+        Tensors, programs and recorded graphs of this device are gone: using them raises DeviceClosed.
+        """
+        if self.closed:
+            return
+        try:
+            self.settle()
+        except (DeviceFault, WaitTimeout):
+            pass
+        finally:
+            self._release()
+
+    def finalize(self) -> None:
+        """The end of the process."""
+        self.close()
+
+    def _release(self) -> None:
+        self.closed = True
+        _forget(self)
+        if hasattr(self, "iface") and hasattr(self.iface, "device_fini"):
+            self.iface.device_fini()
+
+
+def _wait(tag: tuple[Fifo, int]) -> None:
+    fifo, number = tag
+    fifo.wait(number)
+
+
+_opened: dict[str, Any] = {}
+"""Devices that are open; tinygrad's own cache cannot forget one of them."""
+
+
+def _forget(device: NVDevice) -> None:
+    """Take a device out of tinygrad's tables: the device cache, peer groups, signal pools and programs."""
+    for members in HCQCompiled.peer_groups.values():
+        if device in members:
+            members.remove(device)
+    for pool in (HCQCompiled.signal_pages, HCQCompiled.signal_pool):
+        for group, buffers in pool.items():
+            pool[group] = [buffer for buffer in buffers if buffer.owner is not device]
+    name = getattr(device, "device", None)
+    for key in [key for key in realize.runtime_cache if key[1] == name]:
+        del realize.runtime_cache[key]
+    if _opened.get(name or "") is device:
+        del _opened[name or ""]
+        Device._opened_devices.discard(name)
+
+
+def _open_once(name: str) -> Any:
+    """What tinygrad's cache of devices does, with entries that can be dropped."""
+    if name not in _opened:
+        _opened[name] = type(Device)._Device__get_canonicalized_item.__wrapped__(Device, name)
+    return _opened[name]
+
+
+def bind() -> None:
+    """Make tinygrad's NV runtime use our device, allocator, queues and signal. Doing it again changes nothing."""
+    ops_nv.NVDevice = NVDevice
+    ops_nv.NVAllocator = make_allocator
+    ops_nv.NVComputeQueue = NVComputeQueue
+    ops_nv.NVCopyQueue = NVCopyQueue
+    ops_nv.NVSignal = NVSignal
+    Device._Device__get_canonicalized_item = _open_once

@@ -1,0 +1,361 @@
+"""TegraIface: tinygrad's NVDevice on a Jetson's drivers, through the Kernel seam.
+
+NVDevice speaks to the resource manager of desktop drivers: it allocates objects of numbered classes and sends numbered
+controls. Here those calls are looked up in the tables of `rm`; objects live in a table of handles, memory in a table of
+nvmap handles, and `device_fini` releases all of it in the driver's order.
+"""
+
+import ctypes
+import functools
+import itertools
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tinygrad.runtime.autogen import nv_570 as nv
+from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
+
+from tegrad.hw.chips import Chip, by_sm_version
+from tegrad.hw.gpfifo import GP_ENTRY_SIZE, USERD_SIZE
+from tegrad.nv import rm
+from tegrad.nv.channel import Channel, Tsg
+from tegrad.nv.faults import SmError
+from tegrad.nv.kernel import pick_kernel
+from tegrad.nv.memory import PAGE, AddressSpace, Memory, Nvmap, Role
+from tegrad.uapi import constants as c
+from tegrad.uapi import ioctls
+from tegrad.uapi.errors import DriverError
+from tegrad.uapi.kernel import Doorbell, Kernel
+from tegrad.uapi.structs import (
+    GpuCharacteristics,
+    GpuClkInfo,
+    GpuClkSetInfo,
+    GpuGetCharacteristics,
+    GpuGetTpcMasks,
+    GpuNumVsms,
+    TsgSmErrorStateRecord,
+)
+
+CTRL_NODE = "/dev/nvgpu/igpu0/ctrl"
+NVMAP_NODE = "/dev/nvmap"
+GPFIFO_ENTRIES = 1024
+"""Entries of a channel's GPFIFO: 8 KiB. The driver maps the whole buffer into its own range, so it stays small."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RmObject:
+    """An object of the resource manager: its class and what stands behind it."""
+
+    clss: int
+    payload: Any = None
+
+    def holds(self, kind: type[T]) -> T:
+        """The payload, which must be of this kind. RmError otherwise."""
+        if not isinstance(self.payload, kind):
+            raise rm.RmError(f"{rm.call_name(self.clss)} is no {kind.__name__}; the call names the wrong object.")
+        return self.payload
+
+
+@dataclass(slots=True)
+class Allocation:
+    """The meta of an HCQBuffer: its memory and, while it is mapped, its GPU address."""
+
+    memory: Memory
+    va: int
+
+    @property
+    def hMemory(self) -> int:
+        """The handle that RM parameters carry."""
+        return self.memory.handle
+
+
+class Registers:
+    """The usermode registers as NVDevice writes them: 32-bit words by index."""
+
+    def __init__(self, doorbell: Doorbell) -> None:
+        self.doorbell = doorbell
+
+    def __setitem__(self, index: int, value: int) -> None:
+        self.doorbell.store32(index * 4, value)
+
+
+class TegraIface:
+    """The interface between NVDevice and nvgpu/nvmap. DEV=Tegra+NV names it.
+
+    Raises DriverError, or TegradError for a chip that is not in hw.chips; then nothing stays open.
+    """
+
+    count = 1
+    root = 1
+    gpu_instance = 0
+    viddec_class = None
+    peer_group = "NV:tegra"
+    unified_memory = True
+    """CPU and GPU read the same memory, so copies are memmove."""
+
+    def __init__(self, dev: Any, device_id: int) -> None:
+        if device_id != 0:
+            raise rm.RmError(f"NV:{device_id} does not exist: a Jetson has one GPU.")
+        self.dev = dev
+        self.kernel: Kernel = pick_kernel()
+        self.objects: dict[int, RmObject] = {self.root: RmObject(nv.NV01_ROOT)}
+        self.memory: dict[int, Memory] = {}
+        self._mapped: dict[int, Allocation] = {}
+        self._handles = itertools.count(self.root + 1)
+        self._clock_request: int | None = None
+        self._doorbell: Doorbell | None = None
+        self._released = False
+        with ExitStack() as undo:
+            self.nvmap = Nvmap(self.kernel, NVMAP_NODE)
+            undo.callback(self.nvmap.close)
+            self.ctrl = self.kernel.open(CTRL_NODE)
+            undo.callback(self.kernel.close, self.ctrl)
+            self.characteristics: GpuCharacteristics = self._read_characteristics()
+            self.chip: Chip = _chip(self.characteristics.sm_arch_sm_version)
+            undo.pop_all()
+        self.compute_class = int(self.characteristics.compute_class)
+        self.gpfifo_class = int(self.characteristics.gpfifo_class)
+        self.dma_class = int(self.characteristics.dma_copy_class)
+        self._allocs = rm.allocs(self.gpfifo_class, self.compute_class, self.dma_class)
+
+    @property
+    def shared_mem_window(self) -> int:
+        """Where kernels see their shared memory."""
+        return self.chip.shared_window
+
+    @property
+    def local_mem_window(self) -> int:
+        """Where kernels see their local memory."""
+        return self.chip.local_window
+
+    # ---- the resource manager
+
+    def rm_alloc(self, parent: int, clss: int, params: Any = None, root: int | None = None) -> int:
+        """Make an object of a class; its handle."""
+        if clss not in self._allocs:
+            raise rm.RmError(f"RM class {rm.call_name(clss)} is not available on a Jetson.")
+        payload = self._allocs[clss](self, self.objects[parent], params)
+        handle = next(self._handles)
+        self.objects[handle] = RmObject(clss, payload)
+        return handle
+
+    def rm_control(self, obj: int, cmd: int, params: Any = None, **kwargs: Any) -> Any:
+        """Send a control; the parameters, filled."""
+        if cmd not in rm.CONTROLS:
+            raise rm.RmError(f"RM control {rm.call_name(cmd, '_CTRL_')} is not available on a Jetson.")
+        rm.CONTROLS[cmd](self, self.objects[obj], params)
+        return params
+
+    def setup_usermode(self) -> tuple[int, Registers]:
+        """Map the doorbell page; (no handle, registers)."""
+        self._doorbell = self.kernel.doorbell(self.ctrl)
+        return 0, Registers(self._doorbell)
+
+    def setup_vm(self, vaspace: int) -> None:
+        """Reserve the shader windows: a buffer that lay behind one would be invisible to kernels."""
+        self._space = self.objects[vaspace].holds(AddressSpace)
+        for start in (self.chip.local_window, self.chip.shared_window):
+            self._space.reserve(start, self.chip.window_size)
+
+    def setup_gpfifo_vm(self, gpfifo: int) -> None:
+        """Nothing to do: a channel is bound to its address space when it is made."""
+
+    def open_fifo(self, group: int, share: int, engine_class: int) -> tuple[int, int, Memory, Memory]:
+        """A channel of its own small buffers with an engine object: its handle, the object's, GPFIFO and USERD."""
+        gpfifo = self._channel_memory(GPFIFO_ENTRIES * GP_ENTRY_SIZE, Role.RING)
+        userd = self._channel_memory(max(PAGE, USERD_SIZE), Role.DATA)
+        notifier = self._channel_memory(PAGE, Role.DATA)
+        params = nv.NV_CHANNELGPFIFO_ALLOCATION_PARAMETERS(
+            gpFifoEntries=GPFIFO_ENTRIES,
+            hContextShare=share,
+            hObjectError=notifier.handle,
+            hObjectBuffer=gpfifo.handle,
+            hUserdMemory=(ctypes.c_uint32 * 8)(userd.handle),
+        )
+        channel = self.rm_alloc(group, self.gpfifo_class, params)
+        return channel, self.rm_alloc(channel, engine_class), gpfifo, userd
+
+    # ---- memory
+
+    def alloc(
+        self,
+        size: int,
+        host: bool = False,
+        uncached: bool = False,
+        cpu_access: bool = False,
+        contiguous: bool = False,
+        map_flags: int = 0,
+        cpu_addr: int | None = None,
+        **kwargs: Any,
+    ) -> HCQBuffer:
+        """A zeroed buffer of `size` bytes, mapped for both CPU and GPU. The hints are for desktop GPUs; none applies.
+
+        MemoryError when memory runs out.
+        """
+        memory = self.nvmap.alloc(size)
+        return self._map(memory, owner=self.dev)
+
+    def map(self, mem: HCQBuffer) -> HCQBuffer:
+        """Map a CPU buffer for the GPU, in place: its pages become an nvmap buffer that both see."""
+        if mem.owner is None or not mem.owner._is_cpu():
+            raise rm.RmError("Only this GPU's own buffers and the CPU's can be mapped on a Jetson.")
+        mem.owner.synchronize()
+        return self._map(self.nvmap.adopt(mem.cpu_view().addr, mem.size), owner=mem.owner)
+
+    def free(self, mem: HCQBuffer) -> None:
+        """Give a buffer back; nothing may use it any more. A buffer that is not (or no longer) ours is left alone."""
+        allocation = mem.meta
+        if not isinstance(allocation, Allocation) or self._mapped.pop(allocation.va, None) is not allocation:
+            return
+        self._space.unmap(allocation.va)
+        self._free_memory(allocation.memory)
+
+    def va_of(self, handle: int) -> int:
+        """The GPU address of the memory behind a handle, 0 if it has none."""
+        return next((a.va for a in self._mapped.values() if a.memory.handle == handle), 0)
+
+    def describe_address(self, address: int) -> str | None:
+        """Which buffer an address belongs to, or lies just behind."""
+        below = [allocation for va, allocation in self._mapped.items() if va <= address]
+        if not below:
+            return None
+        nearest = max(below, key=lambda allocation: allocation.va)
+        offset = address - nearest.va
+        where = "in" if offset < nearest.memory.size else "behind"
+        return f"byte {offset:#x}, {where} the buffer of {nearest.memory.size} bytes at {nearest.va:#x}"
+
+    # ---- what the driver tells
+
+    @functools.cached_property
+    def sm_count(self) -> int:
+        """Streaming multiprocessors that work now (the power mode can gate some)."""
+        arg = GpuNumVsms()
+        self.kernel.ioctl(self.ctrl, ioctls.NVGPU_GPU_IOCTL_NUM_VSMS, arg)
+        return int(arg.num_vsms)
+
+    @functools.cached_property
+    def tpc_count(self) -> int:
+        """TPCs that work now."""
+        masks = (ctypes.c_uint32 * self.characteristics.max_gpc_count)()
+        arg = GpuGetTpcMasks(mask_buf_size=ctypes.sizeof(masks), mask_buf_addr=ctypes.addressof(masks))
+        self.kernel.ioctl(self.ctrl, ioctls.NVGPU_GPU_IOCTL_GET_TPC_MASKS, arg)
+        return sum(mask.bit_count() for mask in masks)
+
+    def boost_clock(self) -> None:
+        """Ask for the highest GPU clock while the device is open. Where that is not allowed, the governor decides."""
+        if self._clock_request is not None or not self._has(c.NVGPU_GPU_FLAGS_SUPPORT_CLOCK_CONTROLS):
+            return
+        entry = GpuClkInfo(
+            clk_type=c.NVGPU_GPU_CLK_TYPE_TARGET,
+            clk_domain=c.NVGPU_GPU_CLK_DOMAIN_GPCCLK,
+            freq_hz=self.characteristics.max_freq,
+        )
+        arg = GpuClkSetInfo(num_entries=1, clk_info_entries=ctypes.addressof(entry))
+        with suppress(DriverError):
+            self.kernel.ioctl(self.ctrl, ioctls.NVGPU_GPU_IOCTL_CLK_SET_INFO, arg)
+            self._clock_request = int(arg.completion_fd)
+
+    # ---- health
+
+    def channel_error(self) -> int | None:
+        """The error code in the notifier of a dead channel, or None. Reads memory only."""
+        return next((code for channel in self._channels() if (code := channel.error()) is not None), None)
+
+    def timed_out(self) -> bool:
+        """Whether the driver has given up a channel. One system call per channel."""
+        return any(channel.timed_out() for channel in self._channels())
+
+    def sm_errors(self) -> list[TsgSmErrorStateRecord]:
+        """The exception record of every SM, by number."""
+        group = next((o.payload for o in self.objects.values() if isinstance(o.payload, Tsg)), None)
+        return [] if group is None else [group.sm_error(sm) for sm in range(self.sm_count)]
+
+    def failed_sms(self) -> list[SmError]:
+        """The SMs that report an exception; empty where the driver does not answer."""
+        with suppress(DriverError):
+            return [
+                SmError(sm, record.global_esr, record.warp_esr, record.warp_esr_pc)
+                for sm, record in enumerate(self.sm_errors())
+                if record.global_esr or record.warp_esr
+            ]
+        return []
+
+    def sleep(self, ms: int) -> None:
+        """Called from a long wait; our waits look at `channel_error` and `timed_out` themselves."""
+
+    # ---- the end
+
+    def device_fini(self) -> None:
+        """Release everything, in the driver's order: channels, mappings, groups and spaces, doorbell, ctrl, memory.
+
+        A second call does nothing. If a step fails the others still happen, and the first error is raised.
+        """
+        if self._released:
+            return
+        self._released = True
+        payloads = [obj.payload for obj in self.objects.values()]
+        with ExitStack() as steps:  # runs from the last to the first
+            steps.callback(self.nvmap.close)
+            for memory in self.memory.values():
+                steps.callback(self.nvmap.free, memory)
+            steps.callback(self.kernel.close, self.ctrl)
+            if self._clock_request is not None:
+                steps.callback(self.kernel.close, self._clock_request)
+            if self._doorbell is not None:
+                steps.callback(self._doorbell.close)
+            for payload in payloads:
+                if isinstance(payload, (Tsg, AddressSpace)):
+                    steps.callback(payload.close)
+            for va in self._mapped:
+                steps.callback(self._space.unmap, va)
+            for payload in payloads:
+                if isinstance(payload, Channel):
+                    steps.callback(payload.close)
+            self.memory, self._mapped, self.objects = {}, {}, {}
+
+    # ---- inside
+
+    def _read_characteristics(self) -> GpuCharacteristics:
+        info = GpuCharacteristics()
+        arg = GpuGetCharacteristics(
+            gpu_characteristics_buf_size=ctypes.sizeof(info), gpu_characteristics_buf_addr=ctypes.addressof(info)
+        )
+        self.kernel.ioctl(self.ctrl, ioctls.NVGPU_GPU_IOCTL_GET_CHARACTERISTICS, arg)
+        return info
+
+    def _has(self, flag: int) -> bool:
+        return bool(self.characteristics.flags & flag)
+
+    def _channels(self) -> list[Channel]:
+        return [obj.payload for obj in self.objects.values() if isinstance(obj.payload, Channel)]
+
+    def _channel_memory(self, size: int, role: Role) -> Memory:
+        """Memory that the driver maps for itself."""
+        memory = self.nvmap.alloc(size, role)
+        self.memory[memory.handle] = memory
+        return memory
+
+    def _map(self, memory: Memory, owner: Any) -> HCQBuffer:
+        with ExitStack() as undo:
+            undo.callback(self.nvmap.free, memory)
+            with self.nvmap.export(memory) as fd:
+                va = self._space.map(fd)
+            undo.pop_all()
+        allocation = Allocation(memory, va)
+        self.memory[memory.handle] = memory
+        self._mapped[va] = allocation
+        view = MMIOInterface(memory.address, memory.size, fmt="B")
+        return HCQBuffer(va, memory.size, meta=allocation, view=view, owner=owner)
+
+    def _free_memory(self, memory: Memory) -> None:
+        del self.memory[memory.handle]
+        self.nvmap.free(memory)
+
+
+def _chip(sm_version: int) -> Chip:
+    try:
+        return by_sm_version(sm_version)
+    except KeyError as error:
+        raise rm.RmError(f"This GPU is not supported: {error.args[0]}. tegrad/hw/chips.py takes new rows.") from error

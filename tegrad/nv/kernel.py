@@ -1,0 +1,28 @@
+"""Which Kernel the NV device talks to: this machine's drivers, or an emulated board where the user asked for one.
+
+`TEGRAD_BOARD` names a chip row (a private board) or a running board. The import of the board's client stands inside the
+function: nothing of orin/ is loaded by a program that runs on a real GPU.
+"""
+
+import functools
+import os
+
+from tegrad.uapi.kernel import Kernel, LinuxKernel
+
+BOARD_VARIABLE = "TEGRAD_BOARD"
+
+
+def pick_kernel() -> Kernel:
+    """The Kernel for this process: LinuxKernel, or the board that `TEGRAD_BOARD` names.
+
+    A board is picked once per name, so that a device that is closed and opened again meets the same board.
+    """
+    spec = os.environ.get(BOARD_VARIABLE, "")
+    return _board(spec) if spec else LinuxKernel()
+
+
+@functools.cache
+def _board(spec: str) -> Kernel:
+    from tegrad.orin.client import BoardKernel
+
+    return BoardKernel(spec)

@@ -1,0 +1,208 @@
+"""Queues, signals and submission: how recorded commands reach a channel and how the CPU waits for them.
+
+Every submission ends with a release of the channel's own progress word, a number that counts up. It says what the GPU
+has finished with, whatever the recorder signals or does not, and everything that is reused waits for it: GPFIFO
+entries, command memory, kernel arguments, and a bound queue whose words are about to be rewritten.
+"""
+
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tinygrad.helpers import getenv
+from tinygrad.runtime import ops_nv
+from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
+
+from tegrad.hw.classes import HOST, HostMethod
+from tegrad.hw.gpfifo import DOORBELL, MethodOp, gp_entry, method_header
+from tegrad.nv.faults import DeviceClosed, WaitTimeout
+from tegrad.nv.fence import full_barrier
+
+if TYPE_CHECKING:
+    from tegrad.nv.device import NVDevice
+
+SPIN_S = 50e-6
+"""How long a wait polls before it starts to sleep."""
+SLEEP_SHARE = 1 / 8
+"""A sleep lasts this share of the time waited so far: a wait ends at most an eighth late."""
+SLEEP_MAX_S = 1e-3
+DRIVER_CHECK_S = 20e-3
+"""How often a wait asks the driver whether the channel still lives; the notifier in memory is read at every turn."""
+SUBROUTINE = 1
+"""GPFIFO level of our segments, as tinygrad submits them on hardware."""
+RELEASE = HOST["SEM_EXECUTE"].pack(operation="RELEASE", release_wfi="EN", payload_size="64BIT")
+RELEASE_HEADER = method_header(MethodOp.INC, 0, HostMethod.SEM_ADDR_LO, 5)
+
+
+def wait_until(device: "NVDevice | None", read: Callable[[], int], value: int, timeout_ms: int | None = None) -> None:
+    """Return when `read()` has reached `value`: poll briefly, then sleep longer and longer, up to SLEEP_MAX_S.
+
+    DeviceFault as soon as the device reports one; WaitTimeout when `read()` has not moved for `timeout_ms`
+    (HCQDEV_WAIT_TIMEOUT_MS, 30 s, by default).
+    """
+    if (seen := read()) >= value:
+        return
+    limit = (timeout_ms or getenv("HCQDEV_WAIT_TIMEOUT_MS", 30000)) / 1000
+    start = moved = asked = time.monotonic()
+    while (now := read()) < value:
+        clock = time.monotonic()
+        if now != seen:
+            seen, moved = now, clock
+        if clock - start < SPIN_S:
+            continue
+        if device is not None:
+            device.check_fault(ask_driver=clock - asked > DRIVER_CHECK_S)
+            asked = clock if clock - asked > DRIVER_CHECK_S else asked
+        if clock - moved > limit:
+            raise WaitTimeout(
+                f"The GPU made no progress for {limit:g} s: a signal is at {now}, not {value}. "
+                "A longer kernel needs HCQDEV_WAIT_TIMEOUT_MS; otherwise look at `tegrad klog`."
+            )
+        time.sleep(min((clock - start) * SLEEP_SHARE, SLEEP_MAX_S))
+
+
+class NVSignal(ops_nv.NVSignal):  # type: ignore[misc]
+    """A signal whose waits sleep, notice faults, and know that a closed device's memory is gone."""
+
+    _word: memoryview | None = None
+
+    @property
+    def value(self) -> int:
+        """The 64-bit word as it is in memory now."""
+        if self._word is None:
+            self._check_open()
+            self._word = self.base_buf.cpu_view().view(0, 8, "Q").mv
+        return int(self._word[0])
+
+    @value.setter
+    def value(self, new_value: int) -> None:
+        self._check_open()
+        self.base_buf.cpu_view().view(0, 8, "Q")[0] = new_value
+
+    def wait(self, value: int, timeout: int | None = None) -> None:
+        """Return when the signal has reached `value`. See wait_until; a closed device has nothing left to wait for."""
+        if self.owner is None or not self.owner.closed:
+            wait_until(self.owner, lambda: self.value, value, timeout)
+
+    def forget(self) -> None:
+        """The memory is about to go."""
+        self._word, self.should_return = None, False
+
+    def __del__(self) -> None:
+        if self.should_return and not self.owner.closed:
+            super().__del__()
+
+    def _check_open(self) -> None:
+        if self.owner is not None and self.owner.closed:
+            raise DeviceClosed("This signal belongs to a device that was closed; record the work again.")
+
+
+class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
+    """A channel's GPFIFO with its progress word.
+
+    `submissions` counts what went in; the GPU stores the number of each submission when it is done.
+    """
+
+    def __init__(self, fifo: ops_nv.GPFifo, device: "NVDevice", progress: HCQBuffer) -> None:
+        super().__init__(fifo.ring, fifo.gpput, fifo.entries_count, fifo.token, fifo.put_value)
+        self.device = device
+        self.submissions = 0
+        self._progress_va = progress.va_addr
+        self._progress: MMIOInterface = progress.cpu_view().view(0, 8, "Q").mv
+        self._in_flight: deque[tuple[int, int]] = deque()
+        self._free_from = 0
+
+    @property
+    def done(self) -> int:
+        """The number of the last submission that the GPU has finished."""
+        return int(self._progress[0])
+
+    def wait(self, number: int) -> None:
+        """Return when the GPU has finished submission `number`."""
+        wait_until(self.device, lambda: self.done, number)
+
+    def release(self, number: int) -> list[int]:
+        """The commands that end submission `number`: when the channel is idle, store the number."""
+        va = self._progress_va
+        return [RELEASE_HEADER, va & 0xFFFFFFFF, va >> 32, number & 0xFFFFFFFF, number >> 32, RELEASE]
+
+    def push(self, segments: list[tuple[int, int]]) -> None:
+        """Submit pushbuffer segments (GPU address, dwords), the last of which ends with `release`, by one doorbell."""
+        while self.put_value + len(segments) - self._free_from >= self.entries_count:
+            number, end = self._in_flight[0]
+            self.wait(number)
+            self._in_flight.popleft()
+            self._free_from = end
+        for va, dwords in segments:
+            self.ring[self.put_value % self.entries_count] = gp_entry(va, dwords, level=SUBROUTINE)
+            self.put_value += 1
+        self.submissions += 1
+        self._in_flight.append((self.submissions, self.put_value))
+        full_barrier()
+        self.gpput[0] = self.put_value % self.entries_count
+        full_barrier()
+        self.device.gpu_mmio[DOORBELL // 4] = self.token
+
+
+class _Submission:
+    """What both queues share: submission, and what must not happen to a queue that was submitted before."""
+
+    _sent: tuple[Fifo, int] | None = None
+
+    def submit(self, dev: "NVDevice", var_vals: dict[str, int] | None = None) -> Any:
+        """Submit; a queue with symbols is first waited for, since their words are rewritten in place."""
+        dev.check_usable()
+        self._settle()
+        return super().submit(dev, var_vals)  # type: ignore[misc]
+
+    def _settle(self) -> None:
+        if self._sent is not None and self.syms:  # type: ignore[attr-defined]
+            fifo, number = self._sent
+            fifo.wait(number)
+
+    def _submit_to_gpfifo(self, dev: "NVDevice", fifo: Fifo) -> None:
+        number = fifo.submissions + 1
+        end = fifo.release(number)
+        words = self._q  # type: ignore[attr-defined]
+        if dev is self.binded_device:  # type: ignore[attr-defined]
+            segments = [(self.hw_page.va_addr, len(words)), dev.place_commands(array("I", end))]  # type: ignore[attr-defined]
+        else:
+            segments = [dev.place_commands(array("I", [*words, *end]))]
+        fifo.push(segments)
+        # The GPU may read these commands and their QMDs from here on: a later command must not edit them.
+        self.active_qmd = None
+        self._sent = fifo, number
+        dev.submitted(fifo, number, self)
+
+
+class NVComputeQueue(_Submission, ops_nv.NVComputeQueue):  # type: ignore[misc]
+    """The compute queue. Signals are pushbuffer releases, never fields of a QMD.
+
+    A QMD that releases a signal is still being read when the CPU sees the signal and may rewrite it: on an Orin 198 of
+    200 such signals were lost.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: list[str] = []
+
+    def exec(self, prg: Any, args_state: Any, global_size: Any, local_size: Any) -> Any:
+        """Launch a kernel. DeviceClosed for a buffer of a device that was closed."""
+        for buf in args_state.bufs:
+            if getattr(buf.owner, "closed", False):
+                raise DeviceClosed("A tensor's memory was released when its device was closed; make the tensor again.")
+        self.kernels.append(prg.name)
+        return super().exec(prg, args_state, global_size, local_size)
+
+    def signal(self, signal: Any, value: Any = 0) -> Any:
+        """Release a signal when everything before is done."""
+        self.active_qmd = None
+        return super().signal(signal, value)
+
+
+class NVCopyQueue(_Submission, ops_nv.NVCopyQueue):  # type: ignore[misc]
+    """The copy queue."""
+
+    kernels: tuple[str, ...] = ()
