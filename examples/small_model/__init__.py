@@ -1,0 +1,1 @@
+"""The shipped small model, step by step: corpus, vocabulary, conversations, network, GGUF."""
