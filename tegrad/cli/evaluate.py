@@ -1,0 +1,120 @@
+"""`tegrad eval`: a model's bits per byte on held-out text, and the share of known words in what it writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tegrad import models
+from tegrad.llm.errors import ModelError
+from tegrad.llm.quality import Loss, ReferenceRunner, Runner, SessionRunner, loss, sample, words
+from tegrad.llm.reference import Reference
+from tegrad.llm.sampler import Sampler
+from tegrad.llm.tokenizer import Tokenizer
+
+DOCUMENT_END = "\f"
+"""Documents of a text file are separated by form feeds."""
+
+
+def evaluate(
+    model: Annotated[Path | None, typer.Argument(help="A GGUF file; the shipped model if left out.")] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="Held-out text, documents separated by form feeds; the shipped one if left out.")
+    ] = None,
+    vocabulary: Annotated[
+        Path | None, typer.Option("--words", help="Known words, one a line; the corpus's if left out.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=0, help="Tokens to sample.")] = 1000,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Temperature of the samples.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 0,
+    documents: Annotated[int | None, typer.Option(min=1, help="Measure the first so many documents only.")] = None,
+    device: Annotated[
+        str, typer.Option(help="'numpy' for the float32 reference on the CPU, or a tinygrad device such as NV.")
+    ] = "numpy",
+    show: Annotated[bool, typer.Option("--show", help="Print the sampled texts too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Print a model's held-out bits per byte and the share of sampled words that occur in the corpus."""
+    path = model or models.SMALL
+    held_out = _read(text or models.HELD_OUT).split(DOCUMENT_END)[:documents]
+    known = frozenset(_read(vocabulary or models.WORDS).split())
+    tokenizer = Tokenizer.load(str(path))
+    runner = _runner(path, device)
+    started = time.perf_counter()
+    cost = _measure(runner, tokenizer, held_out)
+    texts = list(sample(runner, tokenizer, Sampler(temperature, seed=seed), tokens))
+    written = [word for written, _ in texts for word in words(written)]
+    unknown = [word for word in written if word not in known]
+    result = {
+        "model": path.name,
+        "device": device,
+        "bits_per_byte": round(cost.bits_per_byte, 4),
+        "nats_per_token": round(cost.nats / cost.tokens, 4),
+        "held_out_documents": len(held_out),
+        "held_out_bytes": cost.text_bytes,
+        "held_out_tokens": cost.tokens,
+        "sampled_tokens": sum(count for _, count in texts),
+        "temperature": temperature,
+        "seed": seed,
+        "words": len(written),
+        "known_words_percent": round(100 * (1 - len(unknown) / len(written)), 2) if written else None,
+        "unknown_words": sorted(set(unknown)),
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    if show:
+        typer.echo("\n\n".join(written for written, _ in texts) + "\n")
+    _print(result)
+
+
+def _runner(path: Path, device: str) -> Runner:
+    if device == "numpy":
+        return ReferenceRunner(Reference(path))
+    # Only here: this opens the device.
+    from tegrad.llm.model import Model
+    from tegrad.llm.session import Session
+
+    return SessionRunner(Session(Model.load(path, device)))
+
+
+def _measure(runner: Runner, tokenizer: Tokenizer, held_out: Sequence[str]) -> Loss:
+    """The loss over all documents, with progress on stderr where someone looks at it."""
+    cost = Loss(0.0, 0, 0)
+    for done, cost in enumerate(loss(runner, tokenizer, held_out), 1):
+        if sys.stderr.isatty():
+            typer.echo(f"\r{done}/{len(held_out)} documents, {cost.bits_per_byte:.3f} bits a byte", nl=False, err=True)
+    if sys.stderr.isatty():
+        typer.echo("\r\x1b[K", nl=False, err=True)
+    if not cost.text_bytes:
+        raise ModelError("the held-out text is empty: give a file with text")
+    return cost
+
+
+def _print(result: dict[str, Any]) -> None:
+    typer.echo(
+        f"held-out loss   {result['bits_per_byte']:.3f} bits a byte "
+        f"({result['held_out_bytes']:,} bytes in {result['held_out_documents']} documents)"
+    )
+    if result["words"]:
+        typer.echo(
+            f"known words     {result['known_words_percent']:.1f}% of {result['words']} words "
+            f"in {result['sampled_tokens']} tokens sampled at temperature {result['temperature']:g}"
+        )
+        typer.echo(f"unknown words   {', '.join(result['unknown_words']) or 'none'}")
+    typer.echo(f"{result['model']} on {result['device']}, {result['seconds']:.1f} s")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ModelError(f"cannot read {path}: {reason}; give a text file") from error

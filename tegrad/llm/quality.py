@@ -1,0 +1,166 @@
+"""How good a model is on a text: bits per byte, and the share of its own words that the text's language has.
+
+Both need only logits, so that the same figures come from a device and from the float32 reference.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import log
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tegrad.llm.errors import ModelError
+from tegrad.llm.reference import Reference
+from tegrad.llm.sampler import Sampler
+from tegrad.llm.session import Session
+from tegrad.llm.tokenizer import Tokenizer
+
+OVERLAP: Final = 128
+"""Tokens of a window that repeat the one before: they give context and are not counted again."""
+SAMPLE: Final = 250
+"""Tokens of one sampled text, at most."""
+
+_WORD: Final = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
+
+
+class Runner(Protocol):
+    """A model as the measurements need it."""
+
+    @property
+    def context(self) -> int:
+        """The most tokens of one window."""
+
+    def score(self, tokens: Sequence[int]) -> NDArray[np.floating[Any]]:
+        """Logits (len(tokens), vocab) after each token of a text that begins here."""
+
+    def generate(self, prompt: Sequence[int], sampler: Sampler, limit: int, stops: frozenset[int]) -> Iterator[int]:
+        """Up to `limit` tokens after a prompt; ends after one of `stops`, which is yielded too."""
+
+
+class ReferenceRunner:
+    """The float32 numpy reference. It has no cache: a token costs as much as the text before it."""
+
+    def __init__(self, reference: Reference) -> None:
+        self._reference = reference
+
+    @property
+    def context(self) -> int:
+        return self._reference.config.context
+
+    def score(self, tokens: Sequence[int]) -> NDArray[np.floating[Any]]:
+        return self._reference.logits(tokens)
+
+    def generate(self, prompt: Sequence[int], sampler: Sampler, limit: int, stops: frozenset[int]) -> Iterator[int]:
+        tokens = list(prompt)
+        for _ in range(min(limit, self.context - len(tokens))):
+            token = sampler(self._reference.logits(tokens)[-1].astype(np.float32))
+            tokens.append(token)
+            yield token
+            if token in stops:
+                return
+
+
+class SessionRunner:
+    """A session on a device."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @property
+    def context(self) -> int:
+        return self._session.context
+
+    def score(self, tokens: Sequence[int]) -> NDArray[np.floating[Any]]:
+        self._session.reset()
+        return self._session.feed_all(tokens)
+
+    def generate(self, prompt: Sequence[int], sampler: Sampler, limit: int, stops: frozenset[int]) -> Iterator[int]:
+        self._session.reset()
+        return self._session.generate(prompt, sampler, limit, stops)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A piece of a document that fits the context: all but its first `known` tokens are to be predicted."""
+
+    tokens: list[int]
+    known: int
+
+
+def windows(document: Sequence[int], bos: int, context: int) -> Iterator[Window]:
+    """Cut a tokenized document, which begins with `bos`, so that every other token is predicted once.
+
+    A window holds context + 1 tokens at most, as its last one is only a target; from the second one on it begins with
+    `bos` and OVERLAP tokens that are known.
+    """
+    overlap = min(OVERLAP, context // 2)
+    done = 1
+    while done < len(document):
+        known = 1 if done == 1 else overlap + 1
+        start = 0 if done == 1 else done - overlap
+        head = [] if start == 0 else [bos]
+        body = document[start : start + context + 1 - len(head)]
+        yield Window([*head, *body], known)
+        done = start + len(body)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The cost of a text under a model."""
+
+    nats: float
+    tokens: int
+    text_bytes: int
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.nats / log(2) / self.text_bytes
+
+
+def loss(model: Runner, tokenizer: Tokenizer, documents: Iterable[str]) -> Iterator[Loss]:
+    """The cost of documents, each with its end mark where the model has one; yields the sum so far after each."""
+    if tokenizer.bos is None:
+        raise ModelError("the model has no begin-of-text token, from which its loss is measured: choose another model")
+    nats, count, size = 0.0, 0, 0
+    for text in documents:
+        end = [] if tokenizer.eos is None else [tokenizer.eos]
+        document = [*tokenizer.encode(text, bos=True, special=False), *end]
+        for window in windows(document, tokenizer.bos, model.context):
+            cost = negative_log_likelihood(model.score(window.tokens[:-1]), window.tokens[1:])[window.known - 1 :]
+            nats, count = nats + float(cost.sum()), count + len(cost)
+        size += len(text.encode())
+        yield Loss(nats, count, size)
+
+
+def negative_log_likelihood(logits: NDArray[np.floating[Any]], targets: Sequence[int]) -> NDArray[np.float64]:
+    """Nats of each target (n,) under logits (n, vocab)."""
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    chosen: NDArray[np.float64] = shifted[np.arange(len(shifted)), np.asarray(targets)]
+    total: NDArray[np.float64] = np.log(np.exp(shifted).sum(axis=-1))
+    return total - chosen
+
+
+def sample(model: Runner, tokenizer: Tokenizer, sampler: Sampler, count: int) -> Iterator[tuple[str, int]]:
+    """Texts that the model writes from nothing, `count` tokens in all; yields each with its tokens.
+
+    A text that was cut off loses its last word, which may be half of one.
+    """
+    if tokenizer.bos is None:
+        raise ModelError("the model has no begin-of-text token, from which it could write: choose another model")
+    while count > 0:
+        tokens = list(model.generate([tokenizer.bos], sampler, min(count, SAMPLE), tokenizer.stops))
+        text = tokenizer.decode(tokens)
+        if tokens[-1] not in tokenizer.stops:
+            text = text[: max((match.end() for match in re.finditer(r"\S+(?=\s)", text)), default=0)]
+        yield text, len(tokens)
+        count -= len(tokens)
+
+
+def words(text: str) -> list[str]:
+    """Runs of letters, with the apostrophes between them."""
+    return _WORD.findall(text)
