@@ -6,6 +6,7 @@ The class serves every interface; what only a Jetson needs is asked of the inter
 
 from array import array
 from collections import deque
+from contextlib import suppress
 from typing import Any, ClassVar
 from weakref import WeakSet
 
@@ -45,8 +46,7 @@ class UnifiedAllocator(_StockAllocator):  # type: ignore[misc]
         return super()._alloc(size, options)
 
     def _free(self, buf: HCQBuffer, options: BufferSpec | None = None) -> None:
-        if not self.dev.closed:
-            self.dev.settle()
+        if self.dev.settled():
             for device, mapping in buf.mappings.items():
                 device.allocator._unmap(mapping)
             self._do_free(buf, options)
@@ -69,8 +69,7 @@ class UnifiedAllocator(_StockAllocator):  # type: ignore[misc]
         return mapping.offset(buf.cpu_view().addr - base.cpu_view().addr, buf.size)
 
     def _unmap(self, mb: HCQBuffer) -> None:
-        if not self.dev.closed:
-            self.dev.settle()
+        if self.dev.settled():
             self.dev.iface.free(mb)
 
     def _as_buffer(self, src: HCQBuffer) -> memoryview:
@@ -125,6 +124,7 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
             super().__init__(device)
         except BaseException:
             self._release()
+            _forget(self)
             raise
 
     # ---- values that tinygrad sets and a Jetson has its own for
@@ -236,10 +236,14 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
             self._kernargs.submitted((fifo, number))
         self._launches.append((fifo, number, tuple(queue.kernels)))
 
-    def settle(self) -> None:
-        """Wait until the GPU uses nothing that was submitted; a device that failed uses nothing any more."""
-        if self.error_state is None:
+    def settled(self) -> bool:
+        """Wait for the GPU; whether memory may be given back. If the device failed or is closed, `close` does that."""
+        if self.closed or self.error_state is not None:
+            return False
+        with suppress(DeviceFault, WaitTimeout):
             self.synchronize()
+            return True
+        return False
 
     # ---- programs and local memory
 
@@ -325,22 +329,17 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
 
         Tensors, programs and recorded graphs of this device are gone: using them raises DeviceClosed.
         """
-        if self.closed:
-            return
-        try:
-            self.settle()
-        except (DeviceFault, WaitTimeout):
-            pass
-        finally:
-            self._release()
+        self.finalize()
+        _forget(self)
 
     def finalize(self) -> None:
-        """The end of the process."""
-        self.close()
+        """Wait for the GPU and release everything, as tinygrad asks at the end of the process."""
+        if not self.closed:
+            self.settled()
+            self._release()
 
     def _release(self) -> None:
         self.closed = True
-        _forget(self)
         if hasattr(self, "iface") and hasattr(self.iface, "device_fini"):
             self.iface.device_fini()
 

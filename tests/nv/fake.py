@@ -1,13 +1,15 @@
 """A driver and a GPU front end in this process, just enough to open NVDevice: every ioctl is recorded.
 
-Buffers are memfds. The GPU runs host semaphores only, at the doorbell or, with `paused`, when `run` is called: launches
-and copies are counted and skipped. A fault can be injected into the notifiers.
+Buffers are memfds. The GPU is a thread that runs host semaphores and linear copies; launches are counted and
+skipped. `paused` stops it, `kill` is a fault.
 """
 
 import ctypes
 import errno
 import os
 import struct
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -58,6 +60,9 @@ class FakeKernel:
         self._next_handle = 0x80000015
         self._next_va = self.chip.va_start
         self._linux = LinuxKernel()
+        self._stopping = False
+        self._running = threading.Lock()
+        self._gpu: threading.Thread | None = None
         self._backing: dict[int, tuple[int, int]] = {}
         """Inode -> (address of our own mapping, size)."""
 
@@ -71,7 +76,10 @@ class FakeKernel:
         return self._fd("nvmap" if "nvmap" in path else "ctrl", None)
 
     def close(self, fd: int) -> None:
-        del self.fds[fd]
+        kind, payload = self.fds.pop(fd)
+        if kind == "channel":
+            with self._running:
+                payload.ring = 0
         os.close(fd)
 
     def mmap(self, fd: int, size: int, prot: int, flags: int, *, addr: int = 0, offset: int = 0) -> int:
@@ -85,7 +93,16 @@ class FakeKernel:
         self._linux.munmap(addr, size)
 
     def doorbell(self, fd: int, size: int = 0x10000) -> "FakeDoorbell":
+        self._stopping = False
+        self._gpu = threading.Thread(target=self._serve, daemon=True)
+        self._gpu.start()
         return FakeDoorbell(self)
+
+    def stop(self) -> None:
+        """End the GPU's thread."""
+        self._stopping = True
+        if self._gpu is not None:
+            self._gpu.join()
 
     def ioctl(self, fd: int, row: Ioctl, arg: Any = None) -> int:
         kind, payload = self.fds[fd]
@@ -172,7 +189,8 @@ class FakeKernel:
         self._next_va += max(size, 0x200000)
 
     def as_unmap_buffer(self, _: Any, arg: Any) -> None:
-        del self.gpu_maps[arg.offset]
+        with self._running:
+            del self.gpu_maps[arg.offset]
 
     # ---- TSG and channel
 
@@ -182,10 +200,11 @@ class FakeKernel:
     def channel_setup_bind(self, channel: Channel, arg: Any) -> None:
         if arg.gpfifo_dmabuf_offset or arg.userd_dmabuf_offset:
             raise DriverError("CHANNEL_SETUP_BIND", errno.EINVAL)
-        channel.ring, size = self._own_mapping(arg.gpfifo_dmabuf_fd)
+        ring, size = self._own_mapping(arg.gpfifo_dmabuf_fd)
         assert size >= arg.num_gpfifo_entries * 8
         channel.userd = self._own_mapping(arg.userd_dmabuf_fd)[0]
         channel.entries = arg.num_gpfifo_entries
+        channel.ring = ring
         arg.work_submit_token = FIRST_CHID - self.channels.index(channel)
 
     def channel_set_error_notifier(self, channel: Channel, arg: Any) -> None:
@@ -203,21 +222,22 @@ class FakeKernel:
             if code is not None:
                 ctypes.memmove(channel.notifier, struct.pack("<QIHH", 0, code, 0, 0xFFFF), 16)
 
-    def run(self) -> None:
-        """Execute what the rings hold."""
-        moved = True
-        while moved:
-            moved = any(list(map(self._run_one, (channel for channel in self.channels if channel.ring))))
+    def _serve(self) -> None:
+        while not self._stopping:
+            channels = [] if self.paused else [channel for channel in self.channels if channel.ring]
+            if not any([self._run_one(channel) for channel in channels]):  # noqa: C419 (every channel gets its turn)
+                time.sleep(1e-4)
 
     def _run_one(self, channel: Channel) -> bool:
-        put = ctypes.c_uint32.from_address(channel.userd + Userd.GP_PUT).value
-        if channel.dead or channel.get == put:
-            return False
-        entry = decode_gp_entry(ctypes.c_uint64.from_address(channel.ring + channel.get * 8).value)
-        if not self._segment(entry.va, entry.dwords):
-            return False
-        channel.get = (channel.get + 1) % channel.entries
-        return True
+        with self._running:
+            if channel.dead or not channel.ring:
+                return False
+            put = ctypes.c_uint32.from_address(channel.userd + Userd.GP_PUT).value
+            entry = decode_gp_entry(ctypes.c_uint64.from_address(channel.ring + channel.get * 8).value)
+            if channel.get == put or not self._segment(entry.va, entry.dwords):
+                return False
+            channel.get = (channel.get + 1) % channel.entries
+            return True
 
     def _segment(self, va: int, dwords: int) -> bool:
         """Run one segment; False if it waits for a semaphore (it then starts over: acquires come first in ours)."""
@@ -300,12 +320,13 @@ class FakeKernel:
 class FakeDoorbell:
     def __init__(self, kernel: FakeKernel) -> None:
         self.kernel = kernel
+        self.rings = 0
         kernel.maps[-1] = 0x10000
 
     def store32(self, offset: int, value: int) -> None:
         assert offset == DOORBELL
-        if not self.kernel.paused:
-            self.kernel.run()
+        self.rings += 1
 
     def close(self) -> None:
+        self.kernel.stop()
         self.kernel.maps.pop(-1, None)

@@ -1,0 +1,128 @@
+"""Buffers: how they are asked for, what is undone when a step fails, what MemoryError means."""
+
+import ctypes
+import errno
+import mmap
+
+import pytest
+from fake import FakeKernel
+
+from tegrad.nv import memory
+from tegrad.nv.memory import AddressSpace, Nvmap, Role
+from tegrad.uapi import constants as c
+from tegrad.uapi.errors import DriverError
+from tegrad.uapi.structs import AllocHandle
+
+
+@pytest.fixture()
+def kernel() -> FakeKernel:
+    return FakeKernel()
+
+
+@pytest.fixture()
+def nvmap(kernel: FakeKernel) -> Nvmap:
+    return Nvmap(kernel, "/dev/nvmap")
+
+
+def asked(kernel: FakeKernel) -> AllocHandle:
+    arg = next(arg for name, arg in reversed(kernel.calls) if name == "NVMAP_ALLOC")
+    assert isinstance(arg, AllocHandle)
+    return arg
+
+
+@pytest.mark.parametrize(
+    ("size", "align"), [(1, 4096), (4096, 4096), ((8 << 20) - 1, 4096), (8 << 20, 2 << 20), (64 << 20, 2 << 20)]
+)
+def test_large_buffers_are_aligned_to_2_mib(kernel: FakeKernel, nvmap: Nvmap, size: int, align: int) -> None:
+    buffer = nvmap.alloc(size)
+    assert asked(kernel).align == align
+    assert asked(kernel).heap_mask == c.NVMAP_HEAP_IOVMM
+    nvmap.free(buffer)
+
+
+@pytest.mark.parametrize("role", Role)
+def test_every_buffer_carries_a_tag_and_the_cacheability_of_its_role(
+    kernel: FakeKernel, nvmap: Nvmap, role: Role
+) -> None:
+    nvmap.free(nvmap.alloc(4096, role))
+    assert asked(kernel).flags >> 16 != 0
+    assert asked(kernel).flags & c.NVMAP_HANDLE_CACHE_FLAG == role
+
+
+def test_tensors_are_cached_and_gpfifos_write_combined() -> None:
+    assert (Role.DATA, Role.RING) == (c.NVMAP_HANDLE_INNER_CACHEABLE, c.NVMAP_HANDLE_WRITE_COMBINE)
+
+
+def test_sizes_from_4_gib_use_create_64(kernel: FakeKernel, nvmap: Nvmap, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: 1 << 40)
+    for size, call in (((1 << 32) - 4096, "NVMAP_CREATE"), (1 << 32, "NVMAP_CREATE_64"), (5 << 30, "NVMAP_CREATE_64")):
+        kernel.calls.clear()
+        buffer = nvmap.alloc(size)
+        assert kernel.calls[0][0] == call
+        ctypes.c_uint8.from_address(buffer.address + size - 1).value = 7
+        nvmap.free(buffer)
+    assert kernel.handles == {}
+
+
+@pytest.mark.parametrize("step", ["NVMAP_CREATE", "NVMAP_ALLOC", "NVMAP_GET_FD", "mmap"])
+def test_a_failing_step_leaves_nothing_behind(kernel: FakeKernel, nvmap: Nvmap, step: str) -> None:
+    kernel.fail[step] = errno.EINVAL
+    with pytest.raises(DriverError):
+        nvmap.alloc(4096)
+    assert kernel.held() == {"fds": 1, "handles": 0, "maps": 0, "gpu maps": 0}
+
+
+@pytest.mark.parametrize("step", ["NVMAP_CREATE", "NVMAP_ALLOC"])
+def test_enomem_is_a_memory_error(kernel: FakeKernel, nvmap: Nvmap, step: str) -> None:
+    kernel.fail[step] = errno.ENOMEM
+    with pytest.raises(MemoryError, match="driver"):
+        nvmap.alloc(4096)
+    assert kernel.handles == {}
+
+
+def test_the_system_keeps_its_reserve(kernel: FakeKernel, nvmap: Nvmap, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: memory.RESERVE + (1 << 20))
+    nvmap.free(nvmap.alloc(1 << 20))
+    with pytest.raises(MemoryError, match="reserved"):
+        nvmap.alloc((1 << 20) + 1)
+
+
+def test_a_dmabuf_is_never_fd_0(kernel: FakeKernel, nvmap: Nvmap, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = iter([0, 5])
+    closed: list[int] = []
+    monkeypatch.setattr(kernel, "nvmap_get_fd", lambda _, arg: setattr(arg, "fd", next(numbers)), raising=False)
+    monkeypatch.setattr(kernel, "close", closed.append)
+    with nvmap.export(memory.Memory(1, 4096, 0)) as fd:
+        assert fd == 5
+    assert sorted(closed) == [0, 5]
+
+
+def test_adopted_memory_keeps_its_contents_and_its_address(kernel: FakeKernel, nvmap: Nvmap) -> None:
+    own = mmap.mmap(-1, 10000)
+    own[:4] = b"abcd"
+    address = ctypes.addressof(ctypes.c_char.from_buffer(own))
+    buffer = nvmap.adopt(address, 10000)
+    assert own[:4] == b"abcd"
+    with nvmap.export(buffer) as fd:
+        seen = kernel.mmap(fd, 4096, mmap.PROT_READ, mmap.MAP_SHARED)
+    own[:4] = b"wxyz"
+    assert ctypes.string_at(seen, 4) == b"wxyz"
+    nvmap.free(buffer)
+    assert own[:4] == b"wxyz"
+    kernel.munmap(seen, 4096)
+    kernel.maps.pop(address)
+    assert kernel.held() == {"fds": 1, "handles": 0, "maps": 0, "gpu maps": 0}
+
+
+def test_memory_inside_a_page_cannot_be_adopted(nvmap: Nvmap) -> None:
+    with pytest.raises(ValueError, match="start a page"):
+        nvmap.adopt(0x1010, 4096)
+
+
+def test_a_reservation_is_fixed_and_in_pages(kernel: FakeKernel) -> None:
+    space = AddressSpace(kernel, kernel._fd("as", None))
+    space.reserve(0xFE00000000, 1 << 32)
+    arg = kernel.calls[-1][1]
+    assert (arg.flags, arg.page_size, arg.pages) == (c.NVGPU_AS_ALLOC_SPACE_FLAGS_FIXED_OFFSET, 4096, 1 << 20)
+    assert kernel.reserved == [(0xFE00000000, 1 << 32)]
+    space.close()
