@@ -1,0 +1,370 @@
+"""Channels: the fd, its GPFIFO and USERD, its objects, its notifier and its syncpoint. nvgpu-driver.md 5.1, 5.3 to 5.7."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tegrad.hw.faults import NOTIFIER_ERROR, NotifierCode
+from tegrad.hw.gpfifo import token
+from tegrad.orin.files import Call, File, Process, Steps, Table, Until, WaitQueue, require
+from tegrad.orin.nvmap import Buffer, dmabuf
+from tegrad.uapi import constants as k
+from tegrad.uapi import ioctls as io
+
+if TYPE_CHECKING:
+    from tegrad.orin.address_space import AddressSpace
+    from tegrad.orin.driver import Driver
+    from tegrad.orin.syncpoint import Syncpoint
+    from tegrad.orin.tsg import Tsg
+
+MAX_CHANNELS = 512
+GR_RUNLIST = 0
+MAX_GPFIFO_ENTRIES = 1 << 28
+MIN_GPFIFO_BYTES = 4096
+NOTIFIER_SIZE = 16
+# What ga10b's class check lets pass besides the chip's own: everything from Kepler on that the driver family knows.
+OLDER_CLASSES = frozenset(
+    (0x902D, 0xA0B5, 0xA140, 0xB06F, 0xB0B5, 0xB197, 0xB1C0, 0xC06F, 0xC097, 0xC0B5, 0xC0C0, 0xC36F, 0xC397, 0xC3B5)
+    + (0xC3C0, 0xC46F, 0xC4B7, 0xC597, 0xC5B5, 0xC5C0, 0xC637)
+)
+OLDER_COMPUTE = frozenset((0xC3C0, 0xC5C0))
+OLDER_GRAPHICS = frozenset((0xB197, 0xC097, 0xC397, 0xC597))
+
+
+@dataclass(frozen=True, slots=True)
+class Notifier:
+    """Where a channel's error record lies: 16 bytes of a buffer."""
+
+    buffer: Buffer
+    offset: int
+
+    def clear(self) -> None:
+        """Zero the record, as registering does."""
+        os.pwrite(self.buffer.fd, bytes(NOTIFIER_SIZE), self.offset)
+
+    def set(self, code: int) -> bool:
+        """Write an error unless one is there; the status goes last. Whether it was written."""
+        (status,) = struct.unpack("<H", os.pread(self.buffer.fd, 2, self.offset + 14))
+        if status == NOTIFIER_ERROR:
+            return False
+        os.pwrite(self.buffer.fd, struct.pack("<QI", time.time_ns(), code), self.offset)
+        os.pwrite(self.buffer.fd, struct.pack("<H", NOTIFIER_ERROR), self.offset + 14)
+        return True
+
+
+class Channel:
+    """A hardware channel. Its id comes from a stack that starts with the highest; a freed one is used next."""
+
+    def __init__(self, driver: Driver, process: Process, runlist: int) -> None:
+        require(driver.free_chids, errno.ENOMEM)
+        self.driver, self.process, self.runlist = driver, process, runlist
+        self.chid = driver.free_chids.pop()
+        driver.channels[self.chid] = self
+        self.vm: AddressSpace | None = None
+        self.tsg: Tsg | None = None
+        self.was_unbound = False
+        self.veid = 0
+        self.watchdog = True
+        self.watchdog_ms = 5000
+        self.faulted = False
+        self.set_up = False
+        self.running = False
+        self.gpfifo_va = 0
+        self.userd: Buffer | None = None
+        self.classes: list[int] = []
+        self.notifier: Notifier | None = None
+        self.syncpoint: Syncpoint | None = None
+        self.waiters = WaitQueue()
+
+    @property
+    def serviceable(self) -> bool:
+        """Whether it may still do work: bound to a TSG and without a fault."""
+        return self.tsg is not None and not self.faulted
+
+    def stop(self) -> None:
+        """Off the engine; nothing that is queued runs any more."""
+        if self.running:
+            self.running = False
+            self.driver.tell_gpu("channel_destroy", self.chid)
+
+    def release(self) -> None:
+        """The last fd is closed: unbind, then give back what it holds, in the driver's order."""
+        if self.tsg is not None:
+            self.tsg.unbind(self, forced=True)
+        self.waiters.wake()
+        vm = self.vm
+        if self.set_up and vm is not None:
+            vm.unmap_kernel(self.gpfifo_va)
+            assert self.userd is not None
+            self.userd.drop()
+        if self.syncpoint is not None:
+            self.syncpoint.release()
+        if vm is not None:
+            vm.drop()
+        self.set_notifier(None)
+        del self.driver.channels[self.chid]
+        self.driver.free_chids.append(self.chid)
+
+    def set_notifier(self, notifier: Notifier | None) -> None:
+        """Replace the error notifier; the old one's buffer is let go."""
+        old, self.notifier = self.notifier, notifier
+        if old is not None:
+            old.buffer.drop()
+
+    def fault(self, code: NotifierCode) -> bool:
+        """Become unserviceable, tell whoever waits; whether a notifier is registered."""
+        self.faulted = True
+        self.stop()
+        if self.notifier is not None:
+            self.notifier.set(code)
+        if self.syncpoint is not None:
+            self.syncpoint.make_safe()
+        self.waiters.wake()
+        return self.notifier is not None
+
+
+class ChannelFile(File):
+    """A channel fd."""
+
+    kind = "channel"
+
+    def __init__(self, driver: Driver, process: Process, runlist: int) -> None:
+        require(runlist in (-1, GR_RUNLIST))
+        super().__init__(driver, process)
+        self.channel = Channel(driver, process, GR_RUNLIST)
+
+    def release(self) -> None:
+        """Free the channel."""
+        self.channel.release()
+
+
+def setup_bind(file: ChannelFile, call: Call) -> None:
+    """SETUP_BIND: rings from the caller's dmabufs. A failed call leaves the channel as it was."""
+    arg, channel, driver = call.arg, file.channel, file.driver
+    usermode = arg.flags & k.NVGPU_CHANNEL_SETUP_BIND_FLAGS_USERMODE_SUPPORT
+    deterministic = arg.flags & k.NVGPU_CHANNEL_SETUP_BIND_FLAGS_DETERMINISTIC
+    entries = arg.num_gpfifo_entries
+    require(entries >= (2 if usermode else 4))
+    require(entries & (entries - 1) == 0 and entries <= MAX_GPFIFO_ENTRIES)
+    with driver.log.failing("nvgpu_channel_setup_bind"):
+        require(channel.vm is not None)
+        require(channel.tsg is not None)
+        require(not channel.set_up, errno.EEXIST)
+        require(not (deterministic and channel.watchdog))
+        require(not usermode or deterministic)
+        # A ring that the driver itself fills (no USERMODE) is not part of this board.
+        require(usermode)
+        require(arg.gpfifo_dmabuf_fd != 0 and arg.userd_dmabuf_fd != 0)
+        require(arg.gpfifo_dmabuf_offset == 0 and arg.userd_dmabuf_offset == 0)
+        gpfifo = dmabuf(call, "gpfifo_dmabuf_fd")
+        require(gpfifo.allocated, errno.ENOMEM)
+        require(gpfifo.length >= max(MIN_GPFIFO_BYTES, entries * 8))
+        userd = dmabuf(call, "userd_dmabuf_fd")
+        require(userd.allocated, errno.ENOMEM)
+        assert channel.vm is not None
+        gpfifo_va = channel.vm.map_kernel(gpfifo, writable=False)
+    assert channel.tsg is not None
+    channel.gpfifo_va, channel.userd = gpfifo_va, userd.hold()
+    channel.set_up = channel.running = True
+    driver.tell_gpu(
+        "channel_create",
+        channel.chid,
+        channel.tsg.id,
+        channel.vm.id,
+        channel.runlist,
+        gpfifo_va,
+        entries,
+        fd=userd.fd,
+    )
+    for class_id in channel.classes:
+        driver.tell_gpu("object_ctx", channel.chid, class_id)
+    arg.work_submit_token = token(channel.chid, channel.runlist)
+    arg.gpfifo_gpu_va = arg.userd_gpu_va = arg.usermode_mmio_gpu_va = 0
+
+
+def wdt(file: ChannelFile, call: Call) -> None:
+    """WDT: exactly one of DISABLE and ENABLE; a deterministic channel takes DISABLE only."""
+    status = call.arg.wdt_status
+    on = status & k.NVGPU_IOCTL_CHANNEL_ENABLE_WDT
+    off = status & k.NVGPU_IOCTL_CHANNEL_DISABLE_WDT
+    require(bool(on) != bool(off))
+    require(not (file.channel.set_up and on))
+    file.channel.watchdog = bool(on)
+    if status & k.NVGPU_IOCTL_CHANNEL_WDT_FLAG_SET_TIMEOUT:
+        file.channel.watchdog_ms = call.arg.timeout_ms
+
+
+def alloc_obj_ctx(file: ChannelFile, call: Call) -> None:
+    """ALLOC_OBJ_CTX: an engine object; the first of a TSG makes its GR context. obj_id is never written."""
+    arg, channel, driver = call.arg, file.channel, file.driver
+    chip = driver.chip
+    own = (chip.compute_class, chip.dma_class, chip.gpfifo_class, chip.threed_class, chip.twod_class, chip.i2m_class)
+    graphics = arg.class_num == chip.threed_class or arg.class_num in OLDER_GRAPHICS
+    require(channel.vm is not None)
+    require(arg.class_num in own or arg.class_num in OLDER_CLASSES)
+    require(channel.tsg is not None)
+    assert channel.tsg is not None
+    require(not (graphics and channel.veid))
+    gfxp = arg.flags & k.NVGPU_ALLOC_OBJ_FLAGS_GFXP
+    cilp = arg.flags & k.NVGPU_ALLOC_OBJ_FLAGS_CILP
+    require(not (gfxp and cilp))
+    context = channel.tsg.make_context()
+    if gfxp and graphics:
+        context.graphics_mode = k.NVGPU_GRAPHICS_PREEMPTION_MODE_GFXP
+    if cilp and not graphics:
+        context.compute_mode = k.NVGPU_COMPUTE_PREEMPTION_MODE_CILP
+    channel.classes.append(arg.class_num)
+    if channel.running:
+        driver.tell_gpu("object_ctx", channel.chid, arg.class_num)
+
+
+def set_preemption_mode(file: ChannelFile, call: Call) -> None:
+    """SET_PREEMPTION_MODE: a mode can only be raised; 0 leaves it."""
+    arg, tsg = call.arg, file.channel.tsg
+    context = tsg.context if tsg is not None else None
+    require(context is not None and file.channel.classes)
+    assert context is not None
+    graphics = arg.graphics_preempt_mode or context.graphics_mode
+    compute = arg.compute_preempt_mode or context.compute_mode
+    if (graphics, compute) == (context.graphics_mode, context.compute_mode):
+        return
+    require(graphics in (k.NVGPU_GRAPHICS_PREEMPTION_MODE_WFI, k.NVGPU_GRAPHICS_PREEMPTION_MODE_GFXP))
+    require(compute in (1, 2, 4))
+    require(graphics >= context.graphics_mode and compute >= context.compute_mode)
+    gfxp = graphics == k.NVGPU_GRAPHICS_PREEMPTION_MODE_GFXP
+    require(not (gfxp and compute == k.NVGPU_COMPUTE_PREEMPTION_MODE_CILP))
+    context.graphics_mode, context.compute_mode = graphics, compute
+
+
+def set_error_notifier(file: ChannelFile, call: Call) -> None:
+    """SET_ERROR_NOTIFIER: the old notifier goes first, even when the new one is bad. `size` is ignored."""
+    arg, channel = call.arg, file.channel
+    require(arg.mem)
+    channel.set_notifier(None)
+    buffer = call.files.get("mem")
+    require(isinstance(buffer, Buffer))
+    assert isinstance(buffer, Buffer)
+    require(arg.offset + NOTIFIER_SIZE <= buffer.length)
+    require(buffer.allocated, errno.ENOMEM)
+    notifier = Notifier(buffer.hold(), arg.offset)
+    notifier.clear()
+    channel.set_notifier(notifier)
+
+
+def get_timedout(file: ChannelFile, call: Call) -> None:
+    """GET_TIMEDOUT: 1 when the channel can do no work: not in a TSG, or after a fault."""
+    call.arg.value = int(not file.channel.serviceable)
+
+
+def get_user_syncpoint(file: ChannelFile, call: Call) -> None:
+    """GET_USER_SYNCPOINT: made once per channel. Without an address space the driver crashes; here it is EINVAL."""
+    channel, driver = file.channel, file.driver
+    require(channel.vm is not None)
+    assert channel.vm is not None
+    if channel.syncpoint is None:
+        channel.syncpoint = driver.syncpoints.allocate(channel)
+    call.arg.gpu_va = channel.syncpoint.gpu_va
+    call.arg.syncpoint_id = channel.syncpoint.id
+    call.arg.syncpoint_max = channel.syncpoint.max
+
+
+def submit_gpfifo(file: ChannelFile, call: Call) -> None:
+    """SUBMIT_GPFIFO: refused on a usermode channel, and the board has no others."""
+    require(file.channel.serviceable, errno.ETIMEDOUT)
+    require(False)
+
+
+def wait(file: ChannelFile, call: Call) -> Steps:
+    """WAIT: sleep on a notifier or on a semaphore word until it holds the payload; timeout 0 is for ever."""
+    arg, channel = call.arg, file.channel
+    require(channel.serviceable, errno.ETIMEDOUT)
+    semaphore = arg.condition.semaphore
+    require(arg.type in (k.NVGPU_WAIT_TYPE_NOTIFIER, k.NVGPU_WAIT_TYPE_SEMAPHORE))
+    buffer = call.files.get("condition.semaphore.dmabuf_fd")
+    require(isinstance(buffer, Buffer))
+    assert isinstance(buffer, Buffer)
+    if arg.type == k.NVGPU_WAIT_TYPE_SEMAPHORE:
+        offset, size = semaphore.offset, 4
+        require(offset % 4 == 0)
+        wanted, at = struct.pack("<I", semaphore.payload), offset
+    else:
+        offset, size = arg.condition.notifier.offset, NOTIFIER_SIZE
+        wanted, at = b"\0\0", offset + 14
+    require(offset + size <= buffer.length)
+    deadline = time.monotonic() + arg.timeout / 1000 if arg.timeout else None
+    if arg.type == k.NVGPU_WAIT_TYPE_NOTIFIER:
+        # The kernel waits for the status to become 0, after writing "in progress" there itself.
+        os.pwrite(buffer.fd, b"\xff\xff", at)
+    while os.pread(buffer.fd, len(wanted), at) != wanted:
+        in_time = yield Until(channel.waiters, deadline)
+        require(in_time, errno.ETIMEDOUT)
+        if not channel.serviceable:
+            break
+    return None
+
+
+def enable(file: ChannelFile, call: Call) -> None:
+    """ENABLE, DISABLE and PREEMPT of a channel: the group it runs in."""
+    _group(file, "tsg_enable")
+
+
+def disable(file: ChannelFile, call: Call) -> None:
+    """DISABLE."""
+    _group(file, "tsg_disable")
+
+
+def preempt(file: ChannelFile, call: Call) -> None:
+    """PREEMPT."""
+    _group(file, "tsg_preempt")
+
+
+def _group(file: ChannelFile, what: str) -> None:
+    if file.channel.tsg is not None:
+        file.driver.tell_gpu(what, file.channel.tsg.id)
+
+
+def force_reset(file: ChannelFile, call: Call) -> None:
+    """FORCE_RESET: the whole TSG dies with notifier 43."""
+    tsg = file.channel.tsg
+    require(tsg is not None)
+    assert tsg is not None
+    file.driver.recover(tsg, NotifierCode.RESETCHANNEL_VERIF_ERROR)
+
+
+def set_timeout(file: ChannelFile, call: Call) -> None:
+    """SET_TIMEOUT: the context-switch timeout in ms, which nothing on this board ever reaches."""
+
+
+def accept(file: ChannelFile, call: Call) -> None:
+    """SET_NVMAP_FD: accepted, does nothing."""
+
+
+def open_channel(file: ChannelFile, call: Call) -> None:
+    """OPEN: another channel, as OPEN_CHANNEL of the ctrl fd with the GR runlist."""
+    call.install("channel_fd", ChannelFile(file.driver, file.process, -1))
+
+
+HANDLERS: Table = {
+    io.NVGPU_IOCTL_CHANNEL_SET_NVMAP_FD.request: accept,
+    io.NVGPU_IOCTL_CHANNEL_SET_TIMEOUT.request: set_timeout,
+    io.NVGPU_IOCTL_CHANNEL_GET_TIMEDOUT.request: get_timedout,
+    io.NVGPU_IOCTL_CHANNEL_SET_TIMEOUT_EX.request: set_timeout,
+    io.NVGPU_IOCTL_CHANNEL_WAIT.request: wait,
+    io.NVGPU_IOCTL_CHANNEL_SUBMIT_GPFIFO.request: submit_gpfifo,
+    io.NVGPU_IOCTL_CHANNEL_ALLOC_OBJ_CTX.request: alloc_obj_ctx,
+    io.NVGPU_IOCTL_CHANNEL_SET_ERROR_NOTIFIER.request: set_error_notifier,
+    io.NVGPU_IOCTL_CHANNEL_OPEN.request: open_channel,
+    io.NVGPU_IOCTL_CHANNEL_ENABLE.request: enable,
+    io.NVGPU_IOCTL_CHANNEL_DISABLE.request: disable,
+    io.NVGPU_IOCTL_CHANNEL_PREEMPT.request: preempt,
+    io.NVGPU_IOCTL_CHANNEL_FORCE_RESET.request: force_reset,
+    io.NVGPU_IOCTL_CHANNEL_WDT.request: wdt,
+    io.NVGPU_IOCTL_CHANNEL_SET_PREEMPTION_MODE.request: set_preemption_mode,
+    io.NVGPU_IOCTL_CHANNEL_GET_USER_SYNCPOINT.request: get_user_syncpoint,
+    io.NVGPU_IOCTL_CHANNEL_SETUP_BIND.request: setup_bind,
+}

@@ -1,0 +1,227 @@
+"""The drivers' common state, and how one ioctl is carried out: decode, inject, handler, copy back.
+
+Nothing here knows of sockets: `server` brings calls and takes answers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from tegrad.hw.chips import Chip
+from tegrad.hw.faults import NotifierCode
+from tegrad.orin import address_space, channel, ctrl, nvmap, recovery, syncpoint, tsg
+from tegrad.orin.address_space import AddressSpace, AsFile
+from tegrad.orin.channel import MAX_CHANNELS, Channel, ChannelFile
+from tegrad.orin.ctrl import ClockFile, CtrlFile
+from tegrad.orin.events import GpuEvent
+from tegrad.orin.files import DECODERS, FOREIGN, Call, Errno, File, Foreign, Process, Steps, Table, Until
+from tegrad.orin.inject import Injector
+from tegrad.orin.klog import KernelLog
+from tegrad.orin.link import GpuError, GpuLost, Link
+from tegrad.orin.nvmap import Buffer, Memory, NvmapFile, NvmapState
+from tegrad.orin.syncpoint import FenceNode, Syncpoints
+from tegrad.orin.tsg import Tsg, TsgFile
+from tegrad.uapi.ioctls import BY_REQUEST, Ioctl
+
+HANDLERS: Mapping[str, Table] = {
+    "ctrl": ctrl.HANDLERS,
+    "as": address_space.HANDLERS,
+    "tsg": tsg.HANDLERS,
+    "channel": channel.HANDLERS,
+    "nvmap": nvmap.HANDLERS,
+    "fence": syncpoint.HANDLERS,
+}
+
+
+class Driver:
+    """One board's nvgpu, nvmap and host1x-fence drivers, and the GPU process below them."""
+
+    def __init__(self, chip: Chip, memory_limit: int, board_id: str, *, gpu: str) -> None:
+        self.chip = chip
+        self.log = KernelLog()
+        self.inject = Injector()
+        self.memory = Memory(memory_limit, board_id)
+        self.nvmap = NvmapState()
+        self.syncpoints = Syncpoints()
+        self.vms: dict[int, AddressSpace] = {}
+        self.tsgs: dict[int, Tsg] = {}
+        self.channels: dict[int, Channel] = {}
+        self.free_chids = list(range(MAX_CHANNELS))
+        self.clock_requests: list[ClockFile] = []
+        self._vm_ids = itertools.count(1)
+        self._instances = itertools.count(1)
+        self._gpu_factory = gpu
+        # The driver keeps both ends, so that doorbells survive a GPU process and none is lost in between.
+        self._doorbell_read, self.doorbell = os.pipe2(os.O_CLOEXEC)
+        self.gpu = Link(chip, self._doorbell_read, factory=gpu)
+        self._resetting = False
+
+    def close(self) -> None:
+        """End the GPU process."""
+        self.gpu.close()
+
+    def new_vm_id(self) -> int:
+        """A number for a new address space."""
+        return next(self._vm_ids)
+
+    def new_instance_id(self) -> int:
+        """A number for a new ctrl fd."""
+        return next(self._instances)
+
+    @property
+    def clock_hz(self) -> int:
+        """The GPC clock: what the last open request asked for, else the maximum."""
+        points = ctrl.clock_points(self.chip)
+        if not self.clock_requests:
+            return points[-1]
+        return min(max(self.clock_requests[-1].hz, points[0]), points[-1])
+
+    # ---- files ---------------------------------------------------------------------------------------------------
+
+    def open(self, path: str, process: Process) -> File:
+        """Open a device node. Errno(ENOENT) for one the board does not have."""
+        node = NODES.get(path)
+        if node is None:
+            raise Errno(2)
+        return node(self, process)
+
+    def resolve(self, fd: int, files: Mapping[int, File]) -> File | Buffer | Foreign:
+        """What an fd from a client is: one of our files (by the inode of its client's end), a buffer, or neither."""
+        found = files.get(os.fstat(fd).st_ino)
+        return found or self.memory.find(fd) or FOREIGN
+
+    # ---- ioctls --------------------------------------------------------------------------------------------------
+
+    def row(self, file: File, request: int) -> Ioctl:
+        """The row of a request on this kind of file; the errno of a driver that does not have it."""
+        decoder = DECODERS.get(file.kind)
+        if decoder is None:
+            raise Errno(25)
+        decoder.check(request)
+        row = BY_REQUEST.get((file.kind, request))
+        if row is None or request not in HANDLERS[file.kind]:
+            if file.kind in ("tsg", "nvmap"):
+                self.log.error("nvgpu_ioctl_tsg_dev_ioctl", f"unrecognized tsg gpu ioctl cmd: 0x{request:x}") if (
+                    file.kind == "tsg"
+                ) else self.log.nvmap(f"Unknown NVMAP_IOC = 0x{request:x}")
+            raise Errno(25)
+        return row
+
+    def steps(self, file: File, call: Call) -> Steps:
+        """Carry out one call: what is injected, then the handler."""
+        strike = self.inject.strike(call.row.name)
+        if strike is not None:
+            if strike.stall:
+                yield Until(None, _later(strike.stall))
+            if strike.errno:
+                raise Errno(strike.errno)
+        outcome = HANDLERS[file.kind][call.row.request](file, call)
+        if outcome is None or isinstance(outcome, int):
+            return outcome
+        return (yield from outcome)
+
+    # ---- the GPU -------------------------------------------------------------------------------------------------
+
+    def tell_gpu(self, method: str, *args: object, fd: int | None = None) -> Any:
+        """Call the GPU. Record first, then tell: when the GPU is lost on the way, the replay tells the new one."""
+        try:
+            return self.gpu.call(method, *args, fd=fd)
+        except GpuLost as lost:
+            if self._resetting:
+                raise
+            self.reset_gpu(str(lost))
+        except GpuError as error:
+            self.log.board(f"the GPU process refused {error}")
+        return None
+
+    def poll_gpu(self) -> None:
+        """Act on what the GPU reported."""
+        try:
+            for event in self.gpu.poll():
+                self.handle(event)
+        except GpuLost as lost:
+            self.reset_gpu(str(lost))
+
+    def handle(self, event: GpuEvent) -> None:
+        """Act on one event."""
+        recovery.handle(self, event)
+
+    def recover(self, group: Tsg, code: NotifierCode) -> None:
+        """A TSG has failed, or is made to: stop it and tell its channels."""
+        recovery.recover(self, group, code)
+
+    def reset_gpu(self, why: str) -> None:
+        """The GPU process is lost: a new one, every channel dead, memory and mappings as they were."""
+        self._resetting = True
+        try:
+            self.log.board(f"GPU reset ({why})")
+            self.gpu.close()
+            self.gpu = Link(self.chip, self._doorbell_read, factory=self._gpu_factory)
+            self.gpu_replaced()
+            for vm in self.vms.values():
+                vm.replay()
+            for group in self.tsgs.values():
+                group.replay()
+                for dead in group.channels:
+                    dead.running = False
+                self.recover(group, NotifierCode.FIFO_ERROR_IDLE_TIMEOUT)
+        finally:
+            self._resetting = False
+
+    def gpu_replaced(self) -> None:
+        """Hook of the server: the events come from another socket now."""
+
+    def counts(self) -> dict[str, int]:
+        """How many of each object the drivers hold."""
+        clients = self.nvmap.clients.values()
+        return {
+            "nvmap_handles": sum(len(c.handles) for c in clients),
+            "dmabufs": len(self.memory.buffers),
+            "memory_bytes": self.memory.taken,
+            "address_spaces": len(self.vms),
+            "gpu_mappings": sum(len(vm.mappings) for vm in self.vms.values()),
+            "kernel_mappings": sum(len(vm.kernel_mappings) + len(vm.syncpoints) for vm in self.vms.values()),
+            "areas": sum(len(vm.areas) for vm in self.vms.values()),
+            "tsgs": len(self.tsgs),
+            "channels": len(self.channels),
+            "syncpoints": len(self.syncpoints.used),
+            "fences": len(self.syncpoints.fences),
+        }
+
+
+def _later(seconds: float) -> float:
+    import time
+
+    return time.monotonic() + seconds
+
+
+def _as_node(driver: Driver, process: Process) -> File:
+    # The node asks for the default big page size, which Orin has disabled.
+    raise Errno(22)
+
+
+def _channel_node(driver: Driver, process: Process) -> File:
+    return ChannelFile(driver, process, -1)
+
+
+def _tsg_node(driver: Driver, process: Process) -> File:
+    return TsgFile(driver, process, Tsg(driver))
+
+
+NODES: Mapping[str, Any] = {
+    "/dev/nvmap": NvmapFile,
+    "/dev/host1x-fence": FenceNode,
+    "/dev/nvgpu/igpu0/ctrl": CtrlFile,
+    "/dev/nvhost-ctrl-gpu": CtrlFile,
+    "/dev/nvgpu/igpu0/as": _as_node,
+    "/dev/nvhost-as-gpu": _as_node,
+    "/dev/nvgpu/igpu0/channel": _channel_node,
+    "/dev/nvhost-gpu": _channel_node,
+    "/dev/nvgpu/igpu0/tsg": _tsg_node,
+    "/dev/nvhost-tsg-gpu": _tsg_node,
+}
+
+__all__ = ["NODES", "AsFile", "Driver"]

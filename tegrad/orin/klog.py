@@ -1,0 +1,60 @@
+"""The board's kernel log, in the shape of nvgpu's lines.
+
+`[seconds] nvgpu: 17000000.gpu <function>:<line> [ERR]  <text>`: the text of a known event follows the driver's format; the
+line number is always 0, since there is no driver source here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tegrad.orin.files import Errno
+
+DEVICE = "17000000.gpu"
+KEPT = 4096  # lines; the oldest go first, as in the kernel's ring
+
+
+class KernelLog:
+    """Lines with rising sequence numbers."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._lines: deque[tuple[int, str]] = deque(maxlen=KEPT)
+        self._next = 0
+
+    def write(self, text: str) -> None:
+        """Add a line as it stands, with the time since the board started."""
+        self._lines.append((self._next, f"[{time.monotonic() - self._began:12.6f}] {text}"))
+        self._next += 1
+
+    def error(self, function: str, text: str) -> None:
+        """An error line of nvgpu."""
+        self.write(f"nvgpu: {DEVICE} {function}:0 [ERR]  {text}")
+
+    def info(self, function: str, text: str) -> None:
+        """An informational line of nvgpu."""
+        self.write(f"nvgpu: {DEVICE} {function}:0 [INFO]  {text}")
+
+    def nvmap(self, text: str) -> None:
+        """A line of the nvmap driver."""
+        self.write(f"nvmap: {text}")
+
+    def board(self, text: str) -> None:
+        """What no driver would say: a note of the emulation itself."""
+        self.write(f"board: {text}")
+
+    @contextmanager
+    def failing(self, function: str) -> Iterator[None]:
+        """The bare line that nvgpu prints when a setup step is refused."""
+        try:
+            yield
+        except Errno:
+            self.error(function, "fail")
+            raise
+
+    def since(self, sequence: int) -> list[tuple[int, str]]:
+        """Every kept line from this sequence number on."""
+        return [entry for entry in self._lines if entry[0] >= sequence]

@@ -1,0 +1,440 @@
+"""/dev/nvmap: buffers, the handles that processes hold on them, and the board's memory.
+
+A buffer is a memfd, which is its dmabuf at the same time: clients map it directly and pass its fd around. It is known by
+inode, and its name and seals say what it is (`SEALS` are set when it is allocated), so an fd is still a buffer when the
+driver holds nothing of it any more. The driver keeps its own fd while a handle, a GPU mapping or a pin holds the buffer.
+Behaviour: nvgpu-driver.md section 2.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tegrad.orin.files import (
+    Call,
+    CloseFd,
+    Errno,
+    File,
+    FindVma,
+    GetFile,
+    Process,
+    Steps,
+    Table,
+    copy_in_partly,
+    copy_out,
+    require,
+)
+from tegrad.uapi import constants as k
+from tegrad.uapi import ioctls as io
+
+if TYPE_CHECKING:
+    from tegrad.orin.driver import Driver
+
+PAGE = 4096
+# Ids come from one rising index that starts at 2^31-1; whatever ran before the first client took the one below 2^31.
+FIRST_HANDLE = 1 << 31
+MAX_NUMNODES = 64
+SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
+CARVEOUTS = k.NVMAP_HEAP_CARVEOUT_VPR | k.NVMAP_HEAP_CARVEOUT_FSI  # 0x10000004, as read on an AGX Orin 64GB
+# The carveouts exist but belong to the secure world and the safety island: no room in them for a client.
+USABLE_HEAPS = k.NVMAP_HEAP_IOVMM | k.NVMAP_HEAP_CARVEOUT_GENERIC
+LONE_HEAPS = k.NVMAP_HEAP_CARVEOUT_IVM | k.NVMAP_HEAP_CARVEOUT_VIDMEM
+HOST_MARGIN = 256 << 20  # bytes of host memory that the board leaves alone
+
+
+def round_up(size: int) -> int:
+    """Bytes rounded up to whole pages."""
+    return (size + PAGE - 1) // PAGE * PAGE
+
+
+class Buffer:
+    """Physical memory behind handles, dmabuf fds and mappings. `size` is what was asked for, `length` whole pages."""
+
+    def __init__(self, memory: Memory, fd: int, size: int, key: tuple[int, int]) -> None:
+        self.memory, self.fd, self.size, self.key = memory, fd, size, key
+        self.length = round_up(size)
+        self.holders = 0
+        self.align = 0
+        self.flags = k.NVMAP_HANDLE_WRITE_COMBINE
+        self.heap = 0
+        self.allocated = False
+
+    @property
+    def read_only(self) -> bool:
+        """Whether user space may only read it."""
+        return bool(self.flags & k.NVMAP_HANDLE_RO)
+
+    @property
+    def cached(self) -> bool:
+        """Whether the CPU caches it, so that cache maintenance does something."""
+        return self.flags & k.NVMAP_HANDLE_CACHE_FLAG >= k.NVMAP_HANDLE_INNER_CACHEABLE
+
+    def hold(self) -> Buffer:
+        """Take a reference."""
+        self.holders += 1
+        return self
+
+    def drop(self) -> None:
+        """Give a reference back; at the last one only the clients' fds and mappings keep the memory."""
+        self.holders -= 1
+        if self.holders == 0:
+            self.memory.forget(self)
+
+
+class Memory:
+    """The board's memory: every buffer the driver holds, by inode, and how much of the limit is taken."""
+
+    PREFIX = "nvmap"
+
+    def __init__(self, limit: int, board_id: str) -> None:
+        self.limit, self.board_id = limit, board_id
+        self.taken = 0
+        self.buffers: dict[tuple[int, int], Buffer] = {}
+
+    def create(self, size: int) -> Buffer:
+        """A new buffer without memory; Errno(ENOMEM) when the host cannot give one."""
+        try:
+            fd = os.memfd_create(f"{self.PREFIX}:{self.board_id}:{size}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise Errno(errno.ENOMEM) from error
+        try:
+            os.ftruncate(fd, round_up(size))
+        except OSError as error:
+            os.close(fd)
+            raise Errno(errno.ENOMEM) from error
+        return self._keep(fd, size, _key(os.fstat(fd)))
+
+    def allocate(self, buffer: Buffer, align: int, flags: int, heap: int) -> None:
+        """Give a buffer its memory; Errno(ENOMEM) past the board's limit or the host's free memory."""
+        require(self.taken + buffer.length <= self.limit, errno.ENOMEM)
+        # Pages are taken on first touch, so everything granted before may still have to come out of what is free now.
+        free = host_free() - HOST_MARGIN - buffer.length
+        require(free >= self.taken or free >= self._untouched(), errno.ENOMEM)
+        fcntl.fcntl(buffer.fd, fcntl.F_ADD_SEALS, SEALS)
+        buffer.align, buffer.flags, buffer.heap, buffer.allocated = max(align, PAGE), flags, heap, True
+        self.taken += buffer.length
+
+    def find(self, fd: int) -> Buffer | None:
+        """The buffer behind an open fd, one reference taken; None when it is not one of this board's."""
+        stat = os.fstat(fd)
+        buffer = self.buffers.get(_key(stat)) or self._revive(fd, stat)
+        return buffer.hold() if buffer else None
+
+    def forget(self, buffer: Buffer) -> None:
+        """The last holder in the driver is gone."""
+        del self.buffers[buffer.key]
+        if buffer.allocated:
+            self.taken -= buffer.length
+        os.close(buffer.fd)
+
+    def _keep(self, fd: int, size: int, key: tuple[int, int]) -> Buffer:
+        buffer = self.buffers[key] = Buffer(self, fd, size, key)
+        return buffer
+
+    def _revive(self, fd: int, stat: os.stat_result) -> Buffer | None:
+        """A buffer that only clients held until now: its name gives the size, its seals that it has memory."""
+        name = os.readlink(f"/proc/self/fd/{fd}")
+        head = f"/memfd:{self.PREFIX}:{self.board_id}:"
+        if not name.startswith(head):
+            return None
+        size = int(name.removeprefix(head).split(" ")[0])
+        own = os.dup(fd)
+        buffer = self._keep(own, size, _key(stat))
+        if fcntl.fcntl(own, fcntl.F_GET_SEALS) & SEALS == SEALS:
+            buffer.allocated, buffer.heap, buffer.align = True, k.NVMAP_HEAP_IOVMM, PAGE
+            self.taken += buffer.length
+        return buffer
+
+    def _untouched(self) -> int:
+        held = (b for b in self.buffers.values() if b.allocated)
+        return sum(max(0, b.length - os.fstat(b.fd).st_blocks * 512) for b in held)
+
+
+def _key(stat: os.stat_result) -> tuple[int, int]:
+    return stat.st_dev, stat.st_ino
+
+
+def host_free() -> int:
+    """Bytes the host could still give (MemAvailable)."""
+    with Path("/proc/meminfo").open() as meminfo:
+        for line in meminfo:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return 1 << 62
+
+
+@dataclass(slots=True)
+class Handle:
+    """A process's name for a buffer. `count`: how often it was created or imported, less the FREEs."""
+
+    id: int
+    buffer: Buffer
+    count: int = 1
+
+
+@dataclass(slots=True)
+class NvmapClient:
+    """The handles of one process, shared by all of its nvmap fds."""
+
+    opens: int = 0
+    handles: dict[int, Handle] = field(default_factory=dict)
+    warned_of_tag: bool = False
+
+
+class NvmapState:
+    """What the nvmap driver keeps: clients by process, and the rising handle index."""
+
+    def __init__(self) -> None:
+        self.clients: dict[str, NvmapClient] = {}
+        self.next_id = itertools.count(FIRST_HANDLE)
+
+
+class NvmapFile(File):
+    """An fd of /dev/nvmap."""
+
+    kind = "nvmap"
+
+    def __init__(self, driver: Driver, process: Process) -> None:
+        super().__init__(driver, process)
+        self.client = driver.nvmap.clients.setdefault(process.token, NvmapClient())
+        self.client.opens += 1
+
+    def release(self) -> None:
+        """The last fd of a process takes all of its handles along."""
+        self.client.opens -= 1
+        if self.client.opens:
+            return
+        del self.driver.nvmap.clients[self.process.token]
+        for handle in self.client.handles.values():
+            handle.buffer.drop()
+
+    def add(self, buffer: Buffer) -> int:
+        """A new handle on a buffer of which the caller gives up one reference."""
+        handle = Handle(next(self.driver.nvmap.next_id), buffer)
+        self.client.handles[handle.id] = handle
+        return handle.id
+
+    def handle(self, number: int, otherwise: int = errno.EINVAL) -> Handle:
+        """The process's handle of that id, or Errno(otherwise)."""
+        found = self.client.handles.get(number)
+        if found is None:
+            raise Errno(otherwise)
+        return found
+
+
+def dmabuf(call: Call, name: str) -> Buffer:
+    """The buffer of an fd field: Errno(EBADF) when the fd is not open, Errno(EINVAL) when it is something else.
+
+    The reference ends with the call: a handler that keeps the buffer holds it.
+    """
+    found = call.files.get(name)
+    require(found is not None, errno.EBADF)
+    if not isinstance(found, Buffer):
+        raise Errno(errno.EINVAL)
+    return found
+
+
+def create(file: NvmapFile, call: Call) -> None:
+    """CREATE: a handle on `size` bytes without memory yet."""
+    require(call.arg.size)
+    call.arg.handle = file.add(file.driver.memory.create(call.arg.size).hold())
+
+
+def create_64(file: NvmapFile, call: Call) -> None:
+    """CREATE_64: the same for any size; the handle comes back in the first word."""
+    require(call.arg.size64)
+    require(call.arg.size64 < 1 << 62, errno.ENOMEM)
+    call.arg.handle64 = file.add(file.driver.memory.create(call.arg.size64).hold())
+
+
+def alloc(file: NvmapFile, call: Call) -> None:
+    """ALLOC: memory for a handle."""
+    arg = call.arg
+    require(arg.align & (arg.align - 1) == 0)
+    require(arg.handle)
+    require(arg.numa_nid == -1 or 0 <= arg.numa_nid < MAX_NUMNODES)
+    if arg.flags >> 16 == 0 and not file.client.warned_of_tag:
+        file.client.warned_of_tag = True
+        file.driver.log.nvmap(f"PID {file.process.pid}: {file.process.comm}: all allocations must have a tag")
+    buffer = file.handle(arg.handle).buffer
+    require(not buffer.allocated, errno.EEXIST)
+    require(arg.heap_mask, errno.ENOMEM)
+    lone = arg.heap_mask & LONE_HEAPS
+    require(not lone or arg.heap_mask == lone & -lone)
+    heap = arg.heap_mask & USABLE_HEAPS
+    require(heap, errno.ENOMEM)
+    flags = arg.flags & ~k.NVMAP_HANDLE_KIND_SPECIFIED
+    file.driver.memory.allocate(buffer, arg.align, flags & 0xFFFF, k.NVMAP_HEAP_IOVMM)
+
+
+def get_fd(file: NvmapFile, call: Call) -> Steps:
+    """GET_FD: a new dmabuf fd. An unknown handle is tried as a dmabuf fd, of which only foreign ones are duplicated."""
+    handle = file.client.handles.get(call.arg.handle)
+    if handle is None:
+        found = yield GetFile(call.arg.handle)
+        raise Errno(errno.EBADF if found is None else errno.EINVAL)
+    call.install("fd", handle.buffer.fd)
+    return None
+
+
+def from_fd(file: NvmapFile, call: Call) -> None:
+    """FROM_FD: a handle on a dmabuf; the same one again, counted, if the process has one already."""
+    buffer = dmabuf(call, "fd")
+    require(buffer.allocated)
+    for handle in file.client.handles.values():
+        if handle.buffer is buffer:
+            handle.count += 1
+            call.arg.handle = handle.id
+            return
+    call.arg.handle = file.add(buffer.hold())
+
+
+def free(file: NvmapFile, call: Call) -> Steps:
+    """FREE: never fails; a number that is a dmabuf fd of the caller is closed instead."""
+    handle = file.client.handles.get(call.value & 0xFFFFFFFF)
+    if handle is not None:
+        handle.count -= 1
+        if handle.count == 0:
+            del file.client.handles[handle.id]
+            handle.buffer.drop()
+    elif 0 < call.value < FIRST_HANDLE:
+        found = yield GetFile(call.value)
+        if isinstance(found, Buffer):
+            yield CloseFd(call.value)
+    return None
+
+
+def _rw_checks(file: NvmapFile, call: Call, *, write: bool) -> Buffer:
+    arg = call.arg
+    require(arg.addr and arg.count and arg.elem_size)
+    buffer = file.handle(arg.handle).buffer
+    require(buffer.allocated, errno.EPERM)
+    require(not (write and buffer.read_only), errno.EPERM)
+    if arg.elem_size == arg.hmem_stride == arg.user_stride:
+        arg.elem_size *= arg.count
+        arg.hmem_stride = arg.user_stride = arg.elem_size
+        arg.count = 1
+    require(arg.elem_size <= buffer.size and arg.offset < buffer.size)
+    require(arg.elem_size <= arg.hmem_stride and arg.elem_size <= arg.user_stride)
+    require(arg.offset + arg.hmem_stride * (arg.count - 1) + arg.elem_size <= buffer.size)
+    return buffer
+
+
+def write(file: NvmapFile, call: Call) -> Steps:
+    """WRITE: strided copy from the caller into a buffer; a bad address gives the leftover count."""
+    arg = call.arg
+    buffer = _rw_checks(file, call, write=True)
+    moved, left = 0, 0
+    for i in range(arg.count):
+        data, left = yield from copy_in_partly(arg.addr + i * arg.user_stride, arg.elem_size)
+        os.pwrite(buffer.fd, data, arg.offset + i * arg.hmem_stride)
+        moved += len(data)
+        if left:
+            break
+    arg.count = moved
+    call.copy_back = True
+    return left
+
+
+def read(file: NvmapFile, call: Call) -> Steps:
+    """READ: strided copy out of a buffer to the caller; a bad address gives the leftover count."""
+    arg = call.arg
+    buffer = _rw_checks(file, call, write=False)
+    moved, left = 0, 0
+    for i in range(arg.count):
+        data = os.pread(buffer.fd, arg.elem_size, arg.offset + i * arg.hmem_stride)
+        left = yield from copy_out(arg.addr + i * arg.user_stride, data)
+        moved += len(data) - left
+        if left:
+            break
+    arg.count = moved
+    call.copy_back = True
+    return left
+
+
+def cache(file: NvmapFile, call: Call) -> Steps:
+    """CACHE: maintenance of a mapped range; nothing to do on write-combined memory, nor on a coherent board."""
+    arg = call.arg
+    require(arg.addr and 0 <= arg.op <= k.NVMAP_CACHE_OP_WB_INV)
+    buffer = file.handle(arg.handle).buffer
+    area = yield FindVma(arg.addr)
+    require(area is not None and arg.addr + arg.len <= area.end, errno.EADDRNOTAVAIL)
+    mine = area.inode == buffer.key[1] and area.file_offset(arg.addr) + arg.len <= buffer.length
+    foreign = not area.path.startswith(f"/memfd:{Memory.PREFIX}:")
+    require(not foreign, errno.EADDRNOTAVAIL)
+    require(mine, errno.EFAULT)
+    return None
+
+
+def cache_list(file: NvmapFile, call: Call) -> None:
+    """CACHE_LIST: does nothing on this SoC once its arguments are sane."""
+    arg = call.arg
+    require(arg.handles and arg.offsets and arg.sizes and arg.nr and 0 <= arg.op <= k.NVMAP_CACHE_OP_WB_INV)
+
+
+def get_available_heaps(file: NvmapFile, call: Call) -> None:
+    """GET_AVAILABLE_HEAPS: the carveouts; the IOVMM heap is never listed."""
+    call.arg.heaps = CARVEOUTS
+
+
+def query_heap_params(file: NvmapFile, call: Call) -> None:
+    """QUERY_HEAP_PARAMS: size and free space of a heap."""
+    arg = call.arg
+    mask = arg.heap_mask
+    memory = file.driver.memory
+    arg.flags, arg.contig, arg.total, arg.free, arg.largest_free_block, arg.granule_size = 0, 0, 0, 0, 0, 0
+    if mask == 0:
+        return
+    require(mask & k.NVMAP_HEAP_IOVMM, errno.ENODEV)
+    arg.total = memory.limit
+    arg.free = max(0, min(memory.limit - memory.taken, host_free() - HOST_MARGIN))
+    arg.largest_free_block = arg.granule_size = PAGE
+
+
+def get_heap_size(file: NvmapFile, call: Call) -> None:
+    """GET_HEAP_SIZE: carveouts only, and none of the board's has a size a client may know."""
+    raise Errno(errno.ENODEV)
+
+
+def parameters(file: NvmapFile, call: Call) -> None:
+    """PARAMETERS: what is known of a handle."""
+    arg = call.arg
+    handle = file.handle(arg.handle, errno.ENODEV)
+    buffer = handle.buffer
+    arg.import_id, arg.size, arg.align = handle.id, buffer.size, buffer.align
+    arg.coherency, arg.heap, arg.contig = buffer.flags & k.NVMAP_HANDLE_CACHE_FLAG, buffer.heap, 0
+    arg.heap_number, arg.access_flags, arg.offset = 0, 0, 0
+    arg.serial_id = buffer.key[1]
+
+
+HANDLERS: Table = {
+    io.NVMAP_IOC_CREATE.request: create,
+    io.NVMAP_IOC_CREATE_64.request: create_64,
+    io.NVMAP_IOC_ALLOC.request: alloc,
+    io.NVMAP_IOC_FREE.request: free,
+    io.NVMAP_IOC_WRITE.request: write,
+    io.NVMAP_IOC_READ.request: read,
+    io.NVMAP_IOC_CACHE.request: cache,
+    io.NVMAP_IOC_CACHE_64.request: cache,
+    io.NVMAP_IOC_GET_FD.request: get_fd,
+    io.NVMAP_IOC_FROM_FD.request: from_fd,
+    io.NVMAP_IOC_CACHE_LIST.request: cache_list,
+    io.NVMAP_IOC_GET_AVAILABLE_HEAPS.request: get_available_heaps,
+    io.NVMAP_IOC_GET_HEAP_SIZE.request: get_heap_size,
+    io.NVMAP_IOC_PARAMETERS.request: parameters,
+    io.NVMAP_IOC_QUERY_HEAP_PARAMS.request: query_heap_params,
+}
+
+
+def mmap_check(buffer: Buffer, length: int, offset: int, *, write: bool) -> None:
+    """The checks of mmap on a dmabuf fd (2.5): bounds, then that it has memory, then write permission."""
+    require(length > 0 and offset % PAGE == 0)
+    require(round_up(length) + offset <= buffer.length)
+    require(buffer.allocated, errno.EPERM)
+    require(not (write and buffer.read_only), errno.EPERM)

@@ -1,0 +1,149 @@
+"""What the driver makes of the GPU's events: log lines in nvgpu's form, error notifiers, dead channels.
+
+nvgpu-driver.md section 7: the TSG is off the engine already; every channel of it that registered a notifier gets the
+code (the first stays), all of them become unserviceable, and whoever waits is woken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tegrad.hw import faults
+from tegrad.hw.faults import NotifierCode
+from tegrad.orin import events as ev
+from tegrad.uapi.structs import TsgSmErrorStateRecord
+
+if TYPE_CHECKING:
+    from tegrad.orin.driver import Driver
+    from tegrad.orin.klog import KernelLog
+    from tegrad.orin.tsg import Tsg
+
+
+def mmu_fault(log: KernelLog, event: ev.MmuFault, tsg: Tsg | None) -> NotifierCode:
+    """Two `[MMU FAULT]` lines and the summary."""
+    client_type = "gpc" if event.client_type == 0 else "hub"
+    names = faults.MMU_CLIENTS_GPC if event.client_type == 0 else faults.MMU_CLIENTS_HUB
+    kind = faults.MMU_FAULT_TEXT.get(event.fault_type, "xxx")
+    log.error(
+        "gv11b_fb_mmu_fault_info_dump",
+        f"[MMU FAULT] mmu engine id:  {event.engine}, ch id:  {event.chid}, fault addr: {event.address:#x}, "
+        f"fault addr aperture: 0, fault type: {kind}, access type: {faults.MMU_ACCESS_TEXT.get(event.access, 'xxx')}",
+    )
+    log.error(
+        "gv11b_fb_mmu_fault_info_dump",
+        f"[MMU FAULT] protected mode: 0, client type: {client_type}, client id:  {names.get(event.client, 'TBD')}, "
+        f"gpc id if client type is gpc: {event.gpc}",
+    )
+    log.error(
+        "ga10b_report_page_fault",
+        f"page fault: err_type={event.fault_type}, address={event.address:#x}, access={event.access}",
+    )
+    log.error("nvgpu_rc_mmu_fault", f"TSG {event.tsg}: mmu fault")
+    return NotifierCode.FIFO_ERROR_MMU_ERR_FLT
+
+
+def sm_exception(log: KernelLog, event: ev.SmException, tsg: Tsg | None) -> NotifierCode:
+    """The SM's registers, kept for READ_SINGLE_SM_ERROR_STATE too."""
+    log.error(
+        "nvgpu_gr_intr_handle_sm_exception",
+        f"sm machine check err. gpc_id({event.gpc}), tpc_id({event.tpc}), offset({event.gpc * 0x8000 + event.tpc * 0x800})",
+    )
+    log.error(
+        "gr_gv11b_handle_sm_exception",
+        f"sm err state: hww_global_esr {event.global_esr:#x}, hww_warp_esr {event.warp_esr:#x}, warp pc {event.pc:#x}",
+    )
+    log.error("nvgpu_gr_intr_handle_sm_exception", f"sm hww global {event.global_esr:#x} warp {event.warp_esr:#x}")
+    log.error("nvgpu_gr_intr_stall_isr", f"GR exception, ch {event.chid}")
+    if tsg is not None:
+        tsg.sm_errors[event.sm] = TsgSmErrorStateRecord(
+            event.global_esr, event.warp_esr, event.pc, faults.GLOBAL_ESR_REPORT_MASK, faults.WARP_ESR_REPORT_MASK
+        )
+    return NotifierCode.GR_EXCEPTION
+
+
+def sked_exception(log: KernelLog, event: ev.SkedException, tsg: Tsg | None) -> NotifierCode:
+    """One line with the exception register."""
+    log.error("gr_gp10b_handle_sked_exception", f"sked exception: esr 0x{event.esr:08x}")
+    return NotifierCode.GR_EXCEPTION
+
+
+def pbdma_fault(log: KernelLog, event: ev.PbdmaFault, tsg: Tsg | None) -> NotifierCode:
+    """One line per interrupt bit, then the PBDMA's registers."""
+    names = faults.bit_names(faults.PbdmaIntr0, event.intr_0)
+    registers = f"PBH: {event.header:08x} SHADOW: {event.shadow:08x} M0: {event.method:08x} {event.data:08x}"
+    for name in names:
+        log.error("ga10b_pbdma_handle_intr_0", f"PBDMA intr {name.lower()} Error")
+    if event.intr_0:
+        log.error("ga10b_pbdma_handle_intr_0", f"pbdma_intr_0(0):0x{event.intr_0:08x} {registers}")
+    for name in faults.bit_names(faults.PbdmaIntr1, event.intr_1):
+        log.error("ga10b_pbdma_handle_intr_1", f"{name.lower()} pbdma_intr_1(0):0x{event.intr_1:08x} {registers}")
+    if "ACQUIRE" in names:
+        log.error("ga10b_pbdma_handle_intr_0", "semaphore acquire timeout!")
+        return NotifierCode.GR_SEMAPHORE_TIMEOUT
+    crc = {"GPCRC", "PBCRC"} & set(names)
+    return NotifierCode.PBDMA_PUSHBUFFER_CRC_MISMATCH if crc else NotifierCode.PBDMA_ERROR
+
+
+def class_error(log: KernelLog, event: ev.ClassError, tsg: Tsg | None) -> NotifierCode:
+    """The method that the class does not take."""
+    log.error(
+        "nvgpu_gr_intr_handle_class_error",
+        f"class error 0x{event.class_id:08x}, offset 0x{event.method:08x}, sub_chan {event.subchannel}, "
+        f"data 0x{event.data:08x}, chid 0x{event.chid:08x}",
+    )
+    return NotifierCode.GR_EXCEPTION
+
+
+def ce_error(log: KernelLog, event: ev.CeError, tsg: Tsg | None) -> NotifierCode:
+    """A refused copy launch; its code has no user mapping, hence 11."""
+    log.error("ga10b_ce_stall_isr", f"ce launch error interrupt, error code {event.code:#x}")
+    return NotifierCode.CE_ERROR
+
+
+def tsg_aborted(log: KernelLog, event: ev.TsgAborted, tsg: Tsg | None) -> NotifierCode:
+    """A group that would not leave the engine."""
+    log.error("nvgpu_tsg_unbind_channel", f"TSG {event.tsg}: unbind failed, aborting the TSG")
+    return NotifierCode.FIFO_ERROR_IDLE_TIMEOUT
+
+
+FATAL: Mapping[type[ev.FatalEvent], Callable[[Any, Any, Any], NotifierCode]] = {
+    ev.MmuFault: mmu_fault,
+    ev.SmException: sm_exception,
+    ev.SkedException: sked_exception,
+    ev.PbdmaFault: pbdma_fault,
+    ev.ClassError: class_error,
+    ev.CeError: ce_error,
+    ev.TsgAborted: tsg_aborted,
+}
+
+
+def handle(driver: Driver, event: ev.GpuEvent) -> None:
+    """Act on one event of the GPU."""
+    channel = driver.channels.get(event.chid)
+    if isinstance(event, ev.SyncptIncrement):
+        driver.syncpoints.advance(event.syncpt)
+    elif isinstance(event, ev.NonStall):
+        if channel is not None:
+            channel.waiters.wake()
+    elif isinstance(event, ev.Note):
+        driver.log.board(event.text)
+    elif isinstance(event, ev.FatalEvent):
+        tsg = driver.tsgs.get(event.tsg)
+        code = FATAL[type(event)](driver.log, event, tsg)
+        detail = getattr(event, "detail", "")
+        kernel = getattr(event, "kernel", "")
+        if detail or kernel:
+            driver.log.board(f"{kernel}: {detail}" if kernel else detail)
+        if tsg is not None:
+            recover(driver, tsg, code)
+
+
+def recover(driver: Driver, tsg: Tsg, code: NotifierCode) -> None:
+    """Every channel of the group dies and learns why."""
+    for channel in list(tsg.channels):
+        if channel.fault(code):
+            driver.log.error(
+                "nvgpu_set_err_notifier_locked",
+                f"error notifier set to {int(code)} for ch {channel.chid} owned by {channel.process.comm}",
+            )

@@ -1,0 +1,65 @@
+"""A GPU that executes nothing: it records what the driver tells it and lets a test raise events with doorbell writes."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Callable
+
+from tegrad.hw.chips import Chip
+from tegrad.orin import events as ev
+
+# Doorbell registers that mean something to the fake only.
+FAULT, NON_STALL, SYNCPT, DIE, SM_ERROR = 0x1000, 0x1004, 0x1008, 0x100C, 0x1010
+
+
+class FakeGpu:
+    """The interface of `tegrad.orin.gpu.Gpu`."""
+
+    def __init__(self, chip: Chip, on_event: Callable[[ev.GpuEvent], None], doorbell_fd: int) -> None:
+        self.calls: list[tuple[object, ...]] = []
+        self.rung: list[int] = []
+        self.channels: dict[int, int] = {}
+        self.mapped: dict[tuple[int, int], int] = {}
+        self._on_event = on_event
+        threading.Thread(target=self._listen, args=(doorbell_fd,), daemon=True).start()
+
+    def _listen(self, fd: int) -> None:
+        while True:
+            offset, value = struct.unpack("<II", os.read(fd, 8))
+            chid = value & 0xFFF
+            tsg = self.channels.get(chid, 0)
+            if offset == FAULT:
+                self._on_event(ev.MmuFault(chid, tsg, 0x123000, 2, 1, 0, 3, gpc=1, detail="fake"))
+            elif offset == SM_ERROR:
+                self._on_event(ev.SmException(chid, tsg, 0, 1, 2, 4, 0x10010, 0x2000, "kern", "fake"))
+            elif offset == NON_STALL:
+                self._on_event(ev.NonStall(chid, tsg))
+            elif offset == SYNCPT:
+                self._on_event(ev.SyncptIncrement(0, 0, value))
+            elif offset == DIE:
+                os._exit(9)
+            else:
+                self.rung.append(value)
+
+    def map(self, vm: int, va: int, size: int, fd: int, offset: int, writable: bool) -> None:
+        self.calls.append(("map", vm, va, size, offset, writable))
+        self.mapped[vm, va] = size
+
+    def unmap(self, vm: int, va: int, size: int) -> None:
+        del self.mapped[vm, va]
+
+    def channel_create(self, chid: int, tsg: int, vm: int, runlist: int, va: int, entries: int, userd: int) -> None:
+        self.channels[chid] = tsg
+
+    def channel_destroy(self, chid: int) -> None:
+        del self.channels[chid]
+
+    def stats(self) -> dict[str, object]:
+        return {"rung": self.rung, "mapped": len(self.mapped), "channels": len(self.channels)}
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args: self.calls.append((name, *args))
