@@ -1,0 +1,478 @@
+"""Memory helpers called by compiled kernels: one LLVM function per state space, element width and vector length.
+
+Each checks alignment, bounds and page flags of every active lane before it touches memory, has fast paths for
+consecutive lanes and for one common address, and records the first faulting lane. After a fault a warp's accesses are
+suppressed until it leaves at its next back edge or exit.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tegrad.ptx.ir import Fn, Module, V
+from tegrad.ptx.layout import LANES, Access, Frame, Launch, Space, fault_info
+
+SPACES = {"global": Space.GLOBAL, "shared": Space.SHARED, "local": Space.LOCAL, "generic": Space.GENERIC}
+PAGE_SHIFT = 12
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What an access moves per lane: n elements of `bits`."""
+
+    space: str
+    bits: int
+    n: int
+    access: Access
+
+    @property
+    def el(self) -> str:
+        return f"i{self.bits}"
+
+    @property
+    def step(self) -> int:
+        return self.bits // 8 * self.n
+
+    @property
+    def address_el(self) -> str:
+        return "i32" if self.space == "shared" else "i64"
+
+    @property
+    def info(self) -> int:
+        return fault_info(SPACES[self.space], self.access, self.step)
+
+    @property
+    def flag(self) -> int:
+        """The page flag that the access needs."""
+        return 1 if self.access == Access.READ else 2
+
+
+def launch_of(f: Fn, frame: V) -> V:
+    return f.load("ptr", frame, Frame.LAUNCH)
+
+
+def emit_fault(module: Module) -> None:
+    """tgx_fault(frame, address, lane, info, pc): keep the first fault of the launch and stop this warp."""
+    params = [("ptr", "frame"), ("i64", "addr"), ("i32", "lane"), ("i32", "info"), ("i32", "pc")]
+    f = Fn(module, "tgx_fault", "void", params, "noinline cold")
+    frame, addr, lane, info, pc = f.args
+    launch = launch_of(f, frame)
+    state = f.gep(launch, Launch.FAULT_STATE)
+    pair = f.name_of("%x")
+    f.do(f"{pair} = cmpxchg {state}, i32 0, i32 1 seq_cst seq_cst, align 4")
+    won = f.op("i1", 1, f"extractvalue {{i32, i1}} {pair}, 1")
+    with f.if_(won):
+        f.store(pc, launch, Launch.FAULT_PC)
+        f.store(lane, launch, Launch.FAULT_LANE)
+        f.store(f.load("i32", frame, Frame.WARP), launch, Launch.FAULT_WARP)
+        f.store(f.load("i64", frame, Frame.CTA), launch, Launch.FAULT_CTA)
+        f.store(addr, launch, Launch.FAULT_ADDRESS)
+        f.store(info, launch, Launch.FAULT_INFO)
+        f.do(f"store atomic i32 2, {state} release, align 4")
+    f.store(f.const("i32", 1), frame, Frame.FAULTED)
+    f.store(f.const("i32", -1), frame, Frame.BUDGET)
+    f.ret()
+    f.finish()
+
+
+class Checker:
+    """Emits the checks of one access shape: the scalar range check and the check of each lane."""
+
+    def __init__(self, f: Fn, frame: V, shape: Shape) -> None:
+        self.f, self.frame, self.shape = f, frame, shape
+        self.launch = launch_of(f, frame)
+        if shape.space in ("global", "generic"):
+            self.base = f.load("i64", self.launch, Launch.MEM_BASE)
+            self.pages = f.load("ptr", self.launch, Launch.PAGES)
+            self.limit = f.load("i64", self.launch, Launch.LIMIT)
+        elif shape.space == "shared":
+            self.base = f.load("i64", frame, Frame.SHARED)
+            self.size = f.load("i32", self.launch, Launch.SHARED_SIZE)
+        else:
+            self.base = f.load("i64", frame, Frame.LOCAL)
+            self.size = f.load("i32", self.launch, Launch.LOCAL_SIZE)
+
+    def aligned(self, a: V) -> V:
+        f = self.f
+        return f.icmp("eq", f.and_(a, f.like(a, self.shape.step - 1)), f.like(a, 0))
+
+    def flags_ok(self, flags: V) -> V:
+        want = self.f.like(flags, self.shape.flag)
+        return self.f.icmp("ne", self.f.and_(flags, want), self.f.like(flags, 0))
+
+    def range(self, low: V, last: V) -> V:
+        """Whether the bytes low..last (two scalars, at most two pages apart) may be accessed."""
+        f = self.f
+        good = self.aligned(low)
+        if self.shape.space == "shared":
+            return f.and_(f.and_(good, f.icmp("ult", last, self.size)), f.icmp("ule", low, last))
+        good = f.and_(good, f.and_(f.icmp("ult", last, self.limit), f.icmp("ule", low, last)))
+        return self.paged(good, lambda: f.and_(self.page(low), self.page(last)))
+
+    def page(self, a: V) -> V:
+        f = self.f
+        return self.flags_ok(f.load("i8", self.pages, f.bin("lshr", a, f.like(a, PAGE_SHIFT))))
+
+    def paged(self, good: V, flags: Callable[[], V]) -> V:
+        """`good` and, where there is a page table, the flags (read only if good)."""
+        f = self.f
+        slot = f.alloca(good.ty)
+        f.store(good, slot)
+        any_good = good if good.n == 1 else f.icmp("ne", f.mask_bits(good), f.const("i32", 0))
+        need = f.and_(any_good, f.icmp("ne", self.pages, f.const("ptr", 0)))
+        with f.if_(need):
+            f.store(f.and_(good, flags()), slot)
+        return f.load("i1", slot, n=good.n)
+
+    def lanes(self, addr: V, active: V) -> V:
+        """For each lane whether its access is allowed; `active` limits what is looked at."""
+        f = self.f
+        good = f.and_(active, self.aligned(addr))
+        if self.shape.space in ("shared", "local"):
+            size = f.resize(self.size, addr.el, False)
+            room = f.sub(size, f.like(size, self.shape.step))
+            fits = f.icmp("uge", size, f.like(size, self.shape.step))
+            return f.and_(f.and_(good, f.icmp("ule", addr, room)), fits)
+        good = f.and_(good, f.icmp("ult", addr, self.limit))
+        return self.paged(good, lambda: self.page_lanes(addr, good))
+
+    def page_lanes(self, addr: V, good: V) -> V:
+        """Page flags of each lane, by one byte if all are in one page, else by a gather of aligned words."""
+        f = self.f
+        number = f.bin("lshr", addr, f.like(addr, PAGE_SHIFT))
+        first = f.extract(number, f.intr_flag("cttz", f.mask_bits(good), False))
+        out = f.alloca("<32 x i1>")
+        other = f.and_(good, f.icmp("ne", number, first))
+        one = self.flags_ok(f.load("i8", self.pages, first))
+        f.store(f.splat(one, LANES), out)
+        with f.if_(f.icmp("ne", f.mask_bits(other), f.const("i32", 0))):
+            word = f.and_(number, f.like(number, -4))
+            words = gather(f, self.pages, word, good, "i32")
+            shift = f.cast("trunc", f.bin("shl", f.and_(number, f.like(number, 3)), f.like(number, 3)), "i32")
+            f.store(self.flags_ok(f.bin("lshr", words, shift)), out)
+        return f.load("i1", out, n=LANES)
+
+    def host(self, addr: V) -> V:
+        """Host addresses (i64) of allowed addresses."""
+        f = self.f
+        wide = f.resize(addr, "i64", False)
+        host = f.add(wide, self.base)
+        if self.shape.space == "local":
+            size = f.resize(self.size, "i64", False)
+            host = f.add(host, f.mul(f.iota("i64", LANES), size))
+        return host
+
+
+def gather(f: Fn, base: V | None, offsets: V, active: V, el: str) -> V:
+    """Load one element per active lane at base + offset (or at absolute i64 addresses)."""
+    n = offsets.n
+    if base is not None:
+        ptrs = f.op("ptr", n, f"getelementptr i8, {base}, {offsets}")
+    else:
+        ptrs = f.op("ptr", n, f"inttoptr {offsets} to <{n} x ptr>")
+    size = int(el[1:]) // 8
+    zero = f.const(el, 0, n)
+    name = f"llvm.masked.gather.v{n}{el}.v{n}p0"
+    f.module.decls[name] = f"declare <{n} x {el}> @{name}(<{n} x ptr>, i32 immarg, <{n} x i1>, <{n} x {el}>)"
+    return f.op(el, n, f"call <{n} x {el}> @{name}({ptrs}, i32 {size}, {active}, {zero})", pure=False)
+
+
+def gather_any(f: Fn, host: V, active: V, el: str) -> V:
+    """Gather of any width: narrow elements are cut out of aligned words, which x86 can gather."""
+    if el in ("i32", "i64"):
+        return gather(f, None, host, active, el)
+    words = gather(f, None, f.and_(host, f.like(host, -4)), active, "i32")
+    shift = f.cast("trunc", f.bin("shl", f.and_(host, f.like(host, 3)), f.like(host, 3)), "i32")
+    return f.cast("trunc", f.bin("lshr", words, shift), el)
+
+
+def scatter_any(f: Fn, host: V, active: V, value: V) -> None:
+    """Store one element per active lane; narrow ones lane by lane."""
+    n = LANES
+    if value.el in ("i32", "i64"):
+        ptrs = f.op("ptr", n, f"inttoptr {host} to <{n} x ptr>")
+        name = f"llvm.masked.scatter.v{n}{value.el}.v{n}p0"
+        f.module.decls[name] = f"declare void @{name}(<{n} x {value.el}>, <{n} x ptr>, i32 immarg, <{n} x i1>)"
+        f.do(f"call void @{name}({value}, {ptrs}, i32 {int(value.el[1:]) // 8}, {active})")
+        return
+    with each_lane(f, f.mask_bits(active)) as lane:
+        p = f.op("ptr", 1, f"inttoptr {f.extract(host, lane)} to ptr")
+        f.store(f.extract(value, lane), p)
+
+
+class each_lane:  # noqa: N801
+    """A loop over the set bits of an i32 mask; the body runs with the lane's index."""
+
+    def __init__(self, f: Fn, mask: V) -> None:
+        self.f, self.slot = f, f.alloca("i32")
+        f.store(mask, self.slot)
+        self.loop = f.loop()
+
+    def __enter__(self) -> V:
+        f = self.f
+        _, end = self.loop.__enter__()
+        m = f.load("i32", self.slot)
+        f.leave(f.icmp("eq", m, f.const("i32", 0)), end)
+        f.store(f.and_(m, f.sub(m, f.const("i32", 1))), self.slot)
+        return f.intr_flag("cttz", m, False)
+
+    def __exit__(self, *exc: object) -> None:
+        self.loop.__exit__(None, None, None)
+
+
+def masked_load(f: Fn, el: str, n: int, p: V, active: V, align: int) -> V:
+    name = f"llvm.masked.load.v{n}{el}.p0"
+    f.module.decls[name] = f"declare <{n} x {el}> @{name}(ptr, i32 immarg, <{n} x i1>, <{n} x {el}>)"
+    return f.op(el, n, f"call <{n} x {el}> @{name}({p}, i32 {align}, {active}, {f.const(el, 0, n)})", pure=False)
+
+
+def masked_store(f: Fn, value: V, p: V, active: V, align: int) -> None:
+    n, el = value.n, value.el
+    name = f"llvm.masked.store.v{n}{el}.p0"
+    f.module.decls[name] = f"declare void @{name}(<{n} x {el}>, ptr, i32 immarg, <{n} x i1>)"
+    f.do(f"call void @{name}({value}, {p}, i32 {align}, {active})")
+
+
+def replicate(f: Fn, v: V, n: int) -> V:
+    """Each element n times in a row."""
+    return v if n == 1 else f.shuffle(v, None, [i // n for i in range(v.n * n)])
+
+
+def interleave(f: Fn, vs: list[V]) -> V:
+    """Lane-major order of n vectors: v0[0], v1[0], ..., v0[1], ..."""
+    if len(vs) == 1:
+        return vs[0]
+    if len(vs) == 2:
+        return f.shuffle(vs[0], vs[1], [i // 2 + (i % 2) * LANES for i in range(2 * LANES)])
+    a = f.shuffle(vs[0], vs[1], list(range(2 * LANES)))
+    b = f.shuffle(vs[2], vs[3], list(range(2 * LANES)))
+    return f.shuffle(a, b, [i // 4 + (i % 4) * LANES for i in range(4 * LANES)])
+
+
+class Helper:
+    """One memory helper being written: its paths share the frame, the mask and the result slot."""
+
+    def __init__(self, module: Module, name: str, shape: Shape, store: bool) -> None:
+        self.shape, self.store = shape, store
+        params = [("ptr", "frame"), (f"<32 x {shape.address_el}>", "addr"), ("i32", "mask"), ("i32", "pc")]
+        by_register = shape.n == 1
+        if store:
+            params.append((f"<32 x {shape.el}>", "value") if by_register else ("ptr", "value"))
+        elif not by_register:
+            params.append(("ptr", "out"))
+        self.ret = f"<32 x {shape.el}>" if by_register and not store else "void"
+        self.f = Fn(module, name, self.ret, params, "nounwind")
+        self.frame, self.addr, self.mask, self.pc, *rest = self.f.args
+        self.buffer = rest[0] if rest else None
+        self.bytes = LANES * shape.bits // 8
+
+    def values(self) -> list[V]:
+        """The values to store."""
+        assert self.buffer is not None
+        if self.shape.n == 1:
+            return [self.buffer]
+        return [self.f.load(self.shape.el, self.buffer, i * self.bytes, LANES, 4) for i in range(self.shape.n)]
+
+    def give(self, vs: list[V]) -> None:
+        """Return the loaded values."""
+        if self.shape.n == 1:
+            self.f.ret(vs[0])
+            return
+        assert self.buffer is not None
+        for i, v in enumerate(vs):
+            self.f.store(v, self.buffer, i * self.bytes, 4)
+        self.f.ret()
+
+    def leave_empty(self) -> None:
+        """Return without an effect."""
+        if self.store:
+            self.f.ret()
+        else:
+            self.give([self.f.const(self.shape.el, 0, LANES)] * self.shape.n)
+
+    def build(self) -> None:
+        """Write the whole function."""
+        self.body()
+        self.f.finish()
+
+    def body(self) -> None:
+        f = self.f
+        faulted = f.load("i32", self.frame, Frame.FAULTED)
+        idle = f.or_(f.icmp("ne", faulted, f.const("i32", 0)), f.icmp("eq", self.mask, f.const("i32", 0)))
+        self.active = f.mask_vec(self.mask)
+        work, empty, slow = f.name_of("work"), f.name_of("empty"), f.name_of("slow")
+        f.condbr(idle, empty, work, False)
+        f.label(empty)
+        self.leave_empty()
+        f.label(work)
+        if self.shape.space == "generic":
+            self.generic()
+            return
+        self.check = Checker(f, self.frame, self.shape)
+        if self.shape.space != "local":
+            self.consecutive(slow)
+            f.br(slow)
+        else:
+            f.br(slow)
+        f.label(slow)
+        if self.shape.space != "local" and not self.store:
+            self.common()
+        good = self.check.lanes(self.addr, self.active)
+        self.by_lane(self.check.host(self.addr), good)
+
+    def consecutive(self, slow: str) -> None:
+        """Lane i at a0 + i * step: one range check, one vector access."""
+        f, s = self.f, self.shape
+        first = f.intr_flag("cttz", self.mask, False)
+        low = f.extract(self.addr, first)
+        start = f.sub(low, f.mul(f.resize(first, low.el, False), f.like(low, s.step)))
+        off = f.and_(self.active, f.icmp("ne", self.addr, f.add(start, f.iota(low.el, LANES, s.step))))
+        f.leave(f.icmp("ne", f.mask_bits(off), f.const("i32", 0)), slow)
+        top = f.sub(f.const("i32", 31), f.intr_flag("ctlz", self.mask, False))
+        last = f.add(f.add(start, f.mul(f.resize(top, low.el, False), f.like(low, s.step))), f.like(low, s.step - 1))
+        good = self.check.range(low, last)
+        f.leave(f.xor(good, f.const("i1", 1)), slow)
+        if low.el == "i32":
+            # Lanes below the first active one may lie before offset 0: sign-extend.
+            host = f.add(f.cast("sext", start, "i64"), self.check.base)
+        else:
+            host = f.add(start, self.check.base)
+        p = f.op("ptr", 1, f"inttoptr {host} to ptr")
+        full, part = f.name_of("full"), f.name_of("part")
+        f.condbr(f.icmp("eq", self.mask, f.const("i32", -1)), full, part)
+        n = LANES * s.n
+        for label, masked in ((full, False), (part, True)):
+            f.label(label)
+            active = replicate(f, self.active, s.n) if masked else None
+            if self.store:
+                value = interleave(f, self.values())
+                if active is None:
+                    f.store(value, p, 0, s.bits // 8)
+                else:
+                    masked_store(f, value, p, active, s.bits // 8)
+                f.ret()
+            else:
+                load = (
+                    f.load(s.el, p, 0, n, s.bits // 8)
+                    if active is None
+                    else masked_load(f, s.el, n, p, active, s.bits // 8)
+                )
+                self.give(
+                    [
+                        f.shuffle(load, None, [i * s.n + k for i in range(LANES)]) if s.n > 1 else load
+                        for k in range(s.n)
+                    ]
+                )
+
+    def common(self) -> None:
+        """All lanes at one address: one scalar load."""
+        f, s = self.f, self.shape
+        low = f.extract(self.addr, f.intr_flag("cttz", self.mask, False))
+        off = f.and_(self.active, f.icmp("ne", self.addr, low))
+        lanes = f.name_of("lanes")
+        f.leave(f.icmp("ne", f.mask_bits(off), f.const("i32", 0)), lanes)
+        good = self.check.range(low, f.add(low, f.like(low, s.step - 1)))
+        f.leave(f.xor(good, f.const("i1", 1)), lanes)
+        host = f.add(f.resize(low, "i64", False), self.check.base)
+        p = f.op("ptr", 1, f"inttoptr {host} to ptr")
+        self.give([f.splat(f.load(s.el, p, i * s.bits // 8), LANES) for i in range(s.n)])
+        f.label(lanes)
+
+    def by_lane(self, host: V, good: V) -> None:
+        """Any addresses: fault on the first lane that is not good, else gather or scatter."""
+        f, s = self.f, self.shape
+        bad = f.and_(f.mask_bits(f.not_(good)), self.mask)
+        fault, fine = f.name_of("fault"), f.name_of("fine")
+        f.condbr(f.icmp("ne", bad, f.const("i32", 0)), fault, fine, False)
+        f.label(fault)
+        lane = f.intr_flag("cttz", bad, False)
+        where = f.resize(f.extract(self.addr, lane), "i64", False)
+        f.call_void("tgx_fault", self.frame, where, lane, f.const("i32", s.info), self.pc)
+        self.leave_empty()
+        f.label(fine)
+        hosts = [f.add(host, f.like(host, i * s.bits // 8)) for i in range(s.n)]
+        if self.store:
+            for h, v in zip(hosts, self.values(), strict=True):
+                scatter_any(f, h, self.active, v)
+            f.ret()
+        else:
+            self.give([gather_any(f, h, self.active, s.el) for h in hosts])
+
+    def generic(self) -> None:
+        """Lanes inside a window go to shared or local memory, the others to global memory."""
+        f, s = self.f, self.shape
+        launch = launch_of(f, self.frame)
+        size = f.load("i64", launch, Launch.WINDOW_SIZE)
+        shared = f.sub(self.addr, f.load("i64", launch, Launch.SHARED_WINDOW))
+        local = f.sub(self.addr, f.load("i64", launch, Launch.LOCAL_WINDOW))
+        in_shared = f.and_(self.active, f.icmp("ult", shared, size))
+        in_local = f.and_(self.active, f.icmp("ult", local, size))
+        inside = f.mask_bits(f.or_(in_shared, in_local))
+        some, none = f.name_of("some"), f.name_of("none")
+        f.condbr(f.icmp("ne", inside, f.const("i32", 0)), some, none)
+        f.label(none)
+        name = helper_name("st" if self.store else "ld", "global", s.bits, s.n)
+        args = [self.frame, self.addr, self.mask, self.pc] + ([self.buffer] if self.buffer is not None else [])
+        if self.ret == "void":
+            f.call_void(name, *args)
+            f.ret()
+        else:
+            f.ret(f.call(name, s.el, LANES, *args))
+        f.label(some)
+        good, host = f.const("i1", 0, LANES), f.const("i64", 0, LANES)
+        in_global = f.and_(self.active, f.not_(f.or_(in_shared, in_local)))
+        for space, lanes, addr in (
+            ("shared", in_shared, shared),
+            ("local", in_local, local),
+            ("global", in_global, self.addr),
+        ):
+            check = Checker(f, self.frame, Shape(space, s.bits, s.n, s.access))
+            good = f.or_(good, check.lanes(addr, lanes))
+            host = f.select(lanes, check.host(addr), host)
+        self.by_lane(host, good)
+
+
+def emit_uniform(module: Module, space: str, bits: int, n: int) -> None:
+    """Write `tgx_ldu_{space}_b{bits}x{n}`: a load whose address is one scalar for the warp."""
+    shape = Shape(space, bits, n, Access.READ)
+    params = [("ptr", "frame"), (shape.address_el, "addr"), ("i32", "mask"), ("i32", "pc")]
+    if n > 1:
+        params.append(("ptr", "out"))
+    f = Fn(module, helper_name("ldu", space, bits, n), shape.el if n == 1 else "void", params, "nounwind")
+    frame, addr, mask, pc, *out = f.args
+
+    def give(vs: list[V]) -> None:
+        for i, v in enumerate(vs if out else []):
+            f.store(v, out[0], i * bits // 8)
+        f.ret(None if out else vs[0])
+
+    check = Checker(f, frame, shape)
+    idle = f.or_(f.load("i32", frame, Frame.FAULTED), f.resize(f.icmp("eq", mask, f.const("i32", 0)), "i32", False))
+    good = check.range(addr, f.add(addr, f.like(addr, shape.step - 1)))
+    work, fault, empty = f.name_of("work"), f.name_of("fault"), f.name_of("empty")
+    f.condbr(f.and_(good, f.icmp("eq", idle, f.const("i32", 0))), work, empty, True)
+    f.label(work)
+    p = f.op("ptr", 1, f"inttoptr {f.add(f.resize(addr, 'i64', False), check.base)} to ptr")
+    give([f.load(shape.el, p, i * bits // 8) for i in range(n)])
+    f.label(empty)
+    over = f.name_of("over")
+    f.condbr(f.icmp("eq", idle, f.const("i32", 0)), fault, over)
+    f.label(fault)
+    lane = f.intr_flag("cttz", mask, False)
+    f.call_void("tgx_fault", frame, f.resize(addr, "i64", False), lane, f.const("i32", shape.info), pc)
+    f.br(over)
+    f.label(over)
+    give([f.const(shape.el, 0)] * n)
+    f.finish()
+
+
+def helper_name(kind: str, space: str, bits: int, n: int) -> str:
+    return f"tgx_{kind}_{space}_b{bits}x{n}"
+
+
+def emit_access(module: Module, kind: str, space: str, bits: int, n: int) -> None:
+    """Write the helper `tgx_{ld,st,ldu}_{space}_b{bits}x{n}`."""
+    if kind == "ldu":
+        emit_uniform(module, space, bits, n)
+        return
+    access = Access.READ if kind == "ld" else Access.WRITE
+    Helper(module, helper_name(kind, space, bits, n), Shape(space, bits, n, access), kind == "st").build()

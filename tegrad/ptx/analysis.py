@@ -1,0 +1,376 @@
+"""Control flow, liveness and divergence of a kernel.
+
+Blocks keep their order in the text; a block's index is the pc that the dispatcher compares. Register sets are Python
+integers used as bit sets.
+"""
+
+from dataclasses import dataclass, field
+
+from tegrad.ptx.errors import PtxError
+from tegrad.ptx.syntax import Addr, Args, Function, Imm, Ins, Label, Not, Operand, Pair, Reg, Special, Sym, Vec
+
+NO_RESULT = frozenset({
+    "st", "bra", "bar", "barrier", "ret", "exit", "trap", "brkpt", "red", "membar", "fence", "nanosleep", "cp",
+    "prefetch", "prefetchu", "discard", "applypriority", "pmevent", "brx", "call", "stmatrix", "griddepcontrol",
+    "setmaxnreg",
+})  # fmt: skip
+LANE_SPECIALS = frozenset(
+    {"%tid", "%laneid", "%lanemask_eq", "%lanemask_lt", "%lanemask_le", "%lanemask_gt", "%lanemask_ge"}
+)
+PER_LANE = frozenset({
+    "atom", "shfl", "match", "vote", "activemask", "redux", "mma", "ldmatrix", "wmma", "elect", "bar", "barrier", "movmatrix",
+})  # fmt: skip
+SPINNING = frozenset({"atom", "nanosleep"})
+
+
+def registers(op: Operand, out: list[int]) -> None:
+    """Append the registers that an operand names."""
+    if isinstance(op, Reg):
+        out.append(op.index)
+    elif isinstance(op, Addr):
+        registers(op.base, out)
+    elif isinstance(op, Vec | Args):
+        for item in op.items:
+            registers(item, out)
+    elif isinstance(op, Pair):
+        registers(op.first, out)
+        registers(op.second, out)
+    elif isinstance(op, Not):
+        out.append(op.reg.index)
+
+
+def has_result(ins: Ins) -> bool:
+    return ins.base not in NO_RESULT or (ins.base in ("bar", "barrier") and "red" in ins.mods)
+
+
+def defs_uses(ins: Ins) -> tuple[list[int], list[int]]:
+    """Registers written and read. A predicated result is read too: lanes without the predicate keep it."""
+    defs: list[int] = []
+    uses: list[int] = []
+    rest = ins.operands
+    if has_result(ins) and rest:
+        registers(rest[0], defs)
+        rest = rest[1:]
+    for op in rest:
+        registers(op, uses)
+    if ins.pred is not None:
+        uses.append(ins.pred[0])
+        uses.extend(defs)
+    return defs, uses
+
+
+def can_wait(ins: Ins) -> bool:
+    """Whether a loop around this instruction may wait for another thread."""
+    return ins.base in SPINNING or (ins.base == "ld" and any(m in ("volatile", "acquire", "relaxed") for m in ins.mods))
+
+
+@dataclass
+class Block:
+    """A basic block; `kind` is how it ends: "fall", "bra", "cond", "exit", "bar"."""
+
+    index: int
+    first_pc: int
+    body: list[Ins] = field(default_factory=list)
+    kind: str = "fall"
+    end: Ins | None = None
+    target: int = -1
+    succ: list[int] = field(default_factory=list)
+    use: int = 0
+    define: int = 0
+    live_in: int = 0
+    live_out: int = 0
+    diverged: bool = False
+    spin: bool = False
+
+
+@dataclass
+class Flow:
+    """What the code generator needs to know about a kernel."""
+
+    fn: Function
+    blocks: list[Block]
+    uniform: int = 0
+    constants: dict[int, Ins] = field(default_factory=dict)
+    cross: int = 0
+    spins: bool = False
+
+    def is_uniform(self, reg: int) -> bool:
+        return bool(self.uniform >> reg & 1)
+
+
+def _split(fn: Function) -> list[Block]:
+    blocks = [Block(0, 0)]
+    labels: dict[str, int] = {}
+    pc = 0
+
+    def fresh() -> None:
+        if blocks[-1].body or blocks[-1].end is not None:
+            blocks.append(Block(len(blocks), pc))
+
+    for item in fn.body:
+        if isinstance(item, Label):
+            fresh()
+            labels[item.name] = blocks[-1].index
+            continue
+        block = blocks[-1]
+        if block.end is not None:
+            fresh()
+            block = blocks[-1]
+        pc += 1
+        if item.base == "bra":
+            block.kind, block.end = ("cond" if item.pred else "bra"), item
+        elif item.base in ("ret", "exit") and item.pred is None:
+            block.kind, block.end = "exit", item
+        elif item.base in ("ret", "exit"):
+            block.kind, block.end = "condexit", item
+        elif item.base in ("bar", "barrier") and "warp" not in item.mods:
+            block.kind, block.end = "bar", item
+        else:
+            block.body.append(item)
+    if blocks[-1].end is None:
+        blocks[-1].kind = "exit"
+    elif blocks[-1].kind != "exit" and blocks[-1].kind != "bra":
+        blocks.append(Block(len(blocks), pc, kind="exit"))
+    for block in blocks:
+        nxt = block.index + 1
+        if block.kind in ("bra", "cond"):
+            assert block.end is not None
+            target = block.end.operands[0]
+            if not isinstance(target, Sym) or target.name not in labels:
+                raise PtxError(f"line {block.end.line}: branch to an unknown label; the text is damaged")
+            block.target = labels[target.name]
+            block.succ = [block.target] if block.kind == "bra" else sorted({block.target, nxt})
+        elif block.kind in ("fall", "bar", "condexit"):
+            block.succ = [nxt]
+    return blocks
+
+
+def _liveness(blocks: list[Block]) -> None:
+    for block in blocks:
+        use = define = 0
+        for ins in [*block.body, *([block.end] if block.end else [])]:
+            defs, uses = defs_uses(ins)
+            for r in uses:
+                use |= 1 << r & ~define
+            for r in defs:
+                define |= 1 << r
+        block.use, block.define = use, define
+    changed = True
+    while changed:
+        changed = False
+        for block in reversed(blocks):
+            out = 0
+            for s in block.succ:
+                out |= blocks[s].live_in
+            live = block.use | (out & ~block.define)
+            if live != block.live_in or out != block.live_out:
+                block.live_in, block.live_out = live, out
+                changed = True
+
+
+def _constants(fn: Function) -> dict[int, Ins]:
+    """Registers written once, by an instruction that reads no register: they are formed where they are used."""
+    seen: dict[int, Ins | None] = {}
+    for item in fn.body:
+        if isinstance(item, Label):
+            continue
+        defs, uses = defs_uses(item)
+        simple = False
+        if item.pred is None and not uses and len(item.operands) == 2 and isinstance(item.operands[0], Reg):
+            source = item.operands[1]
+            if item.base == "mov":
+                simple = isinstance(source, Imm) or (
+                    isinstance(source, Special) and "clock" not in source.name and "timer" not in source.name
+                )
+            elif item.base == "ld":
+                simple = "param" in item.mods and isinstance(source, Addr) and isinstance(source.base, Sym)
+                simple = simple and source.base.name in {p.name for p in fn.params}  # type: ignore[union-attr]
+        for r in defs:
+            seen[r] = item if simple and r not in seen else None
+    return {r: ins for r, ins in seen.items() if ins is not None}
+
+
+def _post_dominators(blocks: list[Block]) -> list[int]:
+    """The immediate post-dominator of each block; len(blocks) is the exit."""
+    n = len(blocks)
+    everything = (1 << (n + 1)) - 1
+    dom = [everything] * n + [1 << n]
+    changed = True
+    while changed:
+        changed = False
+        for block in reversed(blocks):
+            meet = everything
+            for s in block.succ or [n]:
+                meet &= dom[s]
+            if block.kind == "condexit":
+                meet &= dom[n]
+            new = meet | 1 << block.index
+            if new != dom[block.index]:
+                dom[block.index] = new
+                changed = True
+    out = []
+    for block in blocks:
+        others = dom[block.index] & ~(1 << block.index)
+        best = n
+        # The nearest one is post-dominated by all the others.
+        bits = others
+        while bits:
+            low = (bits & -bits).bit_length() - 1
+            bits &= bits - 1
+            if dom[low] & others == others:
+                best = low
+                break
+        out.append(best)
+    return out
+
+
+def _reach(blocks: list[Block], start: int, stop: int) -> int:
+    """Blocks reachable from start without passing stop, as a bit set."""
+    if start == stop:
+        return 0
+    seen, todo = 1 << start, [start]
+    while todo:
+        for s in blocks[todo.pop()].succ:
+            if s != stop and not seen >> s & 1:
+                seen |= 1 << s
+                todo.append(s)
+    return seen
+
+
+def _special_lane(op: Operand) -> bool:
+    return isinstance(op, Special) and op.name.split(".")[0] in LANE_SPECIALS
+
+
+class _Divergence:
+    """Which registers hold one value for the whole warp, and which blocks run with part of it."""
+
+    def __init__(self, fn: Function, blocks: list[Block]) -> None:
+        self.fn, self.blocks = fn, blocks
+        self.divergent = 0
+        self.ipdom = _post_dominators(blocks)
+        self.branches: set[int] = set()
+        self.facts = [
+            (b, [(ins, *(_bits(x) for x in defs_uses(ins))) for ins in [*b.body, *([b.end] if b.end else [])]])
+            for b in blocks
+        ]
+
+    def run(self) -> int:
+        n = len(self.fn.regs)
+        changed = True
+        while changed:
+            changed = self.data() | self.control()
+        return ((1 << n) - 1) & ~self.divergent
+
+    def data(self) -> bool:
+        before = self.divergent
+        again = True
+        while again:
+            start = self.divergent
+            for _, facts in self.facts:
+                for ins, defs, uses in facts:
+                    if defs & ~self.divergent and (uses & self.divergent or self.source(ins)):
+                        self.divergent |= defs
+            again = self.divergent != start
+        return self.divergent != before
+
+    def source(self, ins: Ins) -> bool:
+        if ins.base in PER_LANE or (ins.base == "ld" and "local" in ins.mods):
+            return True
+        if ins.base == "ld" and not (
+            "param" in ins.mods or "global" in ins.mods or "shared" in ins.mods or "const" in ins.mods
+        ):
+            return True
+        if ins.base in ("cvta", "ld", "mov") and any(
+            isinstance(o, Sym | Addr) and self.local_name(o) for o in ins.operands
+        ):
+            return ins.base == "ld"
+        return any(_special_lane(op) for op in ins.operands)
+
+    def local_name(self, op: Operand) -> bool:
+        name = (
+            op.base.name
+            if isinstance(op, Addr) and isinstance(op.base, Sym)
+            else op.name
+            if isinstance(op, Sym)
+            else ""
+        )
+        return any(v.name == name and v.space in ("local", "param") for v in self.fn.variables)
+
+    def control(self) -> bool:
+        changed = False
+        for block in self.blocks:
+            if block.kind not in ("cond", "condexit") or block.index in self.branches:
+                continue
+            assert block.end is not None
+            assert block.end.pred is not None
+            if self.divergent >> block.end.pred[0] & 1:
+                self.branches.add(block.index)
+                changed = True
+                if block.kind == "cond":
+                    self.split(block)
+        return changed
+
+    def split(self, block: Block) -> None:
+        """A divergent branch: mark its region, and the registers whose value depends on the way taken."""
+        join = self.ipdom[block.index]
+        one, two = (_reach(self.blocks, s, join) for s in (block.succ[0], block.succ[-1]))
+        region = one | two
+        members = [b for b in self.blocks if region >> b.index & 1]
+        for b in members:
+            b.diverged = True
+        poisoned = any(b.index > join or b.kind == "bar" or b.spin for b in members)
+        defined = live = 0
+        for b in members:
+            defined |= b.define
+        if poisoned:
+            # Lanes may pass the join one group after the other.
+            after = _reach(self.blocks, block.index, -1)
+            for b in self.blocks:
+                if after >> b.index & 1:
+                    b.diverged = True
+                    defined |= b.define
+            self.divergent |= defined
+            return
+        live = self.blocks[join].live_in if join < len(self.blocks) else 0
+        self.divergent |= defined & live
+        for mine, other in ((one & ~two, two & ~one), (two & ~one, one & ~two)):
+            own = touched = 0
+            for b in members:
+                if mine >> b.index & 1:
+                    own |= b.define
+                if other >> b.index & 1:
+                    touched |= b.define | b.live_in
+            self.divergent |= own & touched
+
+
+def _bits(regs: list[int]) -> int:
+    out = 0
+    for r in regs:
+        out |= 1 << r
+    return out
+
+
+def _mark_spins(blocks: list[Block]) -> bool:
+    """Mark the blocks of loops that may wait for another thread."""
+    found = False
+    for block in blocks:
+        if any(can_wait(ins) for ins in block.body):
+            reach = _reach(blocks, block.index, -1)
+            loop = [b for b in blocks if reach >> b.index & 1 and _reach(blocks, b.index, -1) >> block.index & 1]
+            looping = any(block.index in b.succ for b in loop)
+            for b in loop if looping else []:
+                b.spin = found = True
+    return found
+
+
+def analyse(fn: Function) -> Flow:
+    """Split a kernel into blocks and compute what the code generator needs."""
+    blocks = _split(fn)
+    _liveness(blocks)
+    flow = Flow(fn, blocks)
+    flow.spins = _mark_spins(blocks)
+    flow.constants = _constants(fn)
+    flow.uniform = _Divergence(fn, blocks).run()
+    for block in blocks:
+        flow.cross |= block.live_in
+    return flow

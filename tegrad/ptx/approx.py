@@ -1,0 +1,114 @@
+"""The approximate functions (ex2, lg2, sin, cos, tanh), as polynomials.
+
+NVIDIA's tables are not public; these stay within the errors that the PTX ISA documents for each instruction.
+"""
+
+import math
+from collections.abc import Sequence
+
+from tegrad.ptx.ir import Fn, V
+
+_INT = {"float": "i32", "double": "i64"}
+_MANTISSA = {"float": 23, "double": 52}
+_BIAS = {"float": 127, "double": 1023}
+
+
+def poly(f: Fn, x: V, coefficients: Sequence[float]) -> V:
+    """Horner's rule, the constant term first."""
+    out = f.like(x, coefficients[-1])
+    for c in reversed(coefficients[:-1]):
+        out = f.intr("fma", out, x, f.like(x, c))
+    return out
+
+
+def power_of_two(f: Fn, n: V, el: str) -> V:
+    """2^n of an integer within the exponent range of normal numbers."""
+    return f.bits(f.bin("shl", f.add(n, f.like(n, _BIAS[el])), f.like(n, _MANTISSA[el])), el)
+
+
+def to_int(f: Fn, x: V) -> V:
+    """A float to the integer of its width, saturating."""
+    el = _INT[x.el]
+    suffix = f"{'v32' if x.n > 1 else ''}{el}.{'v32' if x.n > 1 else ''}{'f32' if el == 'i32' else 'f64'}"
+    if x.n not in (1, 32):
+        suffix = suffix.replace("v32", f"v{x.n}")
+    return f.call(f"llvm.fptosi.sat.{suffix}", el, x.n, x, pure=True)
+
+
+def ex2(f: Fn, x: V) -> V:
+    """2^x: the fraction by its series, the integer part into the exponent in two steps (subnormal results)."""
+    top = 160.0 if x.el == "float" else 1200.0
+    clamped = f.intr("minnum", f.intr("maxnum", x, f.like(x, -top)), f.like(x, top))
+    whole = f.intr("rint", clamped)
+    frac = f.bin("fsub", clamped, whole)
+    terms = 8 if x.el == "float" else 14
+    p = poly(f, frac, [math.log(2) ** i / math.factorial(i) for i in range(terms)])
+    n = to_int(f, whole)
+    half = f.bin("ashr", n, f.like(n, 1))
+    p = f.bin("fmul", f.bin("fmul", p, power_of_two(f, half, x.el)), power_of_two(f, f.sub(n, half), x.el))
+    return f.select(f.fcmp("uno", x, x), x, p)
+
+
+def lg2(f: Fn, x: V) -> V:
+    """log2: exponent plus the series of atanh for a mantissa in [sqrt(1/2), sqrt(2))."""
+    bits, mant = _INT[x.el], _MANTISSA[x.el]
+    tiny = f.fcmp("olt", x, f.like(x, 2.0 ** (1 - _BIAS[x.el])))
+    scaled = f.select(tiny, f.bin("fmul", x, f.like(x, 2.0**mant)), x)
+    raw = f.bits(scaled, bits)
+    root_half = f.like(raw, _float_bits(x.el, math.sqrt(0.5)))
+    exponent = f.bin("ashr", f.sub(raw, root_half), f.like(raw, mant))
+    m = f.bits(f.sub(raw, f.bin("shl", exponent, f.like(raw, mant))), x.el)
+    exponent = f.sub(exponent, f.select(tiny, f.like(raw, mant), f.like(raw, 0)))
+    one = f.like(x, 1.0)
+    s = f.bin("fdiv", f.bin("fsub", m, one), f.bin("fadd", m, one))
+    terms = 5 if x.el == "float" else 11
+    series = poly(f, f.bin("fmul", s, s), [2 / math.log(2) / (2 * i + 1) for i in range(terms)])
+    out = f.intr("fma", s, series, f.cast("sitofp", exponent, x.el))
+    inf = f.like(x, math.inf)
+    out = f.select(f.fcmp("oeq", x, inf), inf, out)
+    out = f.select(f.fcmp("oeq", x, f.like(x, 0.0)), f.like(x, -math.inf), out)
+    bad = f.fcmp("ult", x, f.like(x, 0.0))
+    return f.select(bad, f.like(x, math.nan), out)
+
+
+def _float_bits(el: str, value: float) -> int:
+    import struct
+
+    return int(struct.unpack("<I" if el == "float" else "<Q", struct.pack("<f" if el == "float" else "<d", value))[0])
+
+
+_PI_2 = {
+    "float": (1.5703125, 4.837512969970703125e-4, 7.54978995489188216e-8),
+    "double": (1.57079632673412561417e00, 6.07710050630396597660e-11, 2.02226624871116645580e-21),
+}
+
+
+def sine(f: Fn, x: V, quarter: int) -> V:
+    """sin(x + quarter * pi/2): reduction by multiples of pi/2 in three parts, then the series."""
+    n = f.intr("rint", f.bin("fmul", x, f.like(x, 2 / math.pi)))
+    r = x
+    for part in _PI_2[x.el]:
+        r = f.intr("fma", n, f.like(x, -part), r)
+    terms = 5 if x.el == "float" else 10
+    r2 = f.bin("fmul", r, r)
+    sin = f.bin("fmul", r, poly(f, r2, [(-1) ** i / math.factorial(2 * i + 1) for i in range(terms)]))
+    cos = poly(f, r2, [(-1) ** i / math.factorial(2 * i) for i in range(terms + 1)])
+    k = f.add(to_int(f, n), f.const(_INT[x.el], quarter))
+    out = f.select(f.icmp("eq", f.and_(k, f.like(k, 1)), f.like(k, 0)), sin, cos)
+    out = f.select(f.icmp("eq", f.and_(k, f.like(k, 2)), f.like(k, 0)), out, f.fneg(out))
+    # The series of a huge argument would leave [-1, 1]; the hardware's result is arbitrary there, but bounded.
+    out = f.intr("minnum", f.intr("maxnum", out, f.like(x, -1.0)), f.like(x, 1.0))
+    unbounded = f.fcmp("ueq", f.intr("fabs", x), f.like(x, math.inf))
+    return f.select(unbounded, f.like(x, math.nan), out)
+
+
+def tanh(f: Fn, x: V) -> V:
+    """tanh by ex2 away from zero, by its series near zero; the sign is put back at the end."""
+    a = f.intr("fabs", x)
+    e = ex2(f, f.bin("fmul", a, f.like(x, 2 / math.log(2))))
+    one = f.like(x, 1.0)
+    far = f.bin("fsub", one, f.bin("fdiv", f.like(x, 2.0), f.bin("fadd", e, one)))
+    a2 = f.bin("fmul", a, a)
+    near = f.bin("fmul", a, poly(f, a2, [1.0, -1 / 3, 2 / 15, -17 / 315]))
+    out = f.select(f.fcmp("olt", a, f.like(x, 0.25)), near, far)
+    return f.intr("copysign", f.select(f.fcmp("uno", x, x), x, out), x)

@@ -1,0 +1,200 @@
+"""cvt: every pair of integer and floating-point types, with the rounding modes (PTX ISA 9.7.9.21)."""
+
+from tegrad.ptx.floating import bf16_to_f32, f32_to_bf16, flush, narrow_odd, saturate, step_to_odd, two_sum
+from tegrad.ptx.ir import Fn, V
+from tegrad.ptx.rules import Rule, mod
+from tegrad.ptx.syntax import Ins
+from tegrad.ptx.types import Ty
+
+TO_INTEGER = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
+DIRECTED = ("rz", "rm", "rp")
+
+
+def _int_to_int(f: Fn, ins: Ins, a: V, d: Ty, s: Ty) -> V:
+    if mod(ins, "sat"):
+        a = _clamp(f, a, d, s)
+    return f.resize(a, d.iel, s.signed)
+
+
+def _clamp(f: Fn, a: V, d: Ty, s: Ty) -> V:
+    """Limit a source integer to the range of the destination."""
+    low = -(1 << (d.bits - 1)) if d.signed else 0
+    top = (1 << (d.bits - 1 if d.signed else d.bits)) - 1
+    source_low = -(1 << (s.bits - 1)) if s.signed else 0
+    source_top = (1 << (s.bits - 1 if s.signed else s.bits)) - 1
+    sign = "s" if s.signed else "u"
+    if low > source_low:
+        a = f.intr(sign + "max", a, f.like(a, low))
+    if top < source_top:
+        a = f.intr(sign + "min", a, f.like(a, top))
+    return a
+
+
+def exact_double(f: Fn, a: V, signed: bool) -> V:
+    """An integer as a double, rounded to odd where it does not fit."""
+    if a.el != "i64":
+        return f.cast("sitofp" if signed else "uitofp", a, "double")
+    top = f.bin("ashr" if signed else "lshr", a, f.like(a, 32))
+    high = f.bin("fmul", f.cast("sitofp", f.resize(top, "i32", True), "double"), f.const("double", 2.0**32))
+    if not signed:
+        high = f.bin("fmul", f.cast("uitofp", f.resize(top, "i32", False), "double"), f.const("double", 2.0**32))
+    low = f.cast("uitofp", f.resize(a, "i32", False), "double")
+    return step_to_odd(f, *two_sum(f, high, low))
+
+
+def directed(f: Fn, value: V, rounded: V, back: V, mode: str) -> V:
+    """Correct a nearest rounding (`rounded`, as a double `back`) to rz, rm or rp."""
+    el = {"half": "i16", "float": "i32"}[rounded.el]
+    raw = f.bits(rounded, el)
+    minus = f.icmp("slt", raw, f.like(raw, 0))
+    above, below = f.fcmp("ogt", back, value), f.fcmp("olt", back, value)
+    toward_zero = f.sub(raw, f.like(raw, 1))
+    away = f.add(raw, f.like(raw, 1))
+    sign = f.like(raw, 1 << (int(el[1:]) - 1))
+    if mode == "rz":
+        large = f.or_(f.and_(above, f.not_(minus)), f.and_(below, minus))
+        return f.bits(f.select(large, toward_zero, raw), rounded.el)
+    wrong = above if mode == "rm" else below
+    shrink = f.not_(minus) if mode == "rm" else minus
+    zero = f.icmp("eq", f.and_(raw, f.not_(sign)), f.like(raw, 0))
+    smallest = f.or_(sign, f.like(raw, 1)) if mode == "rm" else f.like(raw, 1)
+    stepped = f.select(zero, smallest, f.select(shrink, toward_zero, away))
+    return f.bits(f.select(wrong, stepped, raw), rounded.el)
+
+
+def narrow(f: Fn, v: V, el: str, mode: str) -> V:
+    """A double to half or float in a rounding mode."""
+    rounded = f.cast("fptrunc", v, "float") if el == "float" else f.cast("fptrunc", narrow_odd(f, v), "half")
+    if mode not in DIRECTED:
+        return rounded
+    back = f.cast("fpext", rounded if el == "float" else f.cast("fpext", rounded, "float"), "double")
+    return directed(f, v, rounded, back, mode)
+
+
+def _to_bf16(f: Fn, v: V, mode: str) -> V:
+    """A double (rounded to odd at most) to bfloat16 bits."""
+    if mode == "rz":
+        raw = f.bits(narrow(f, v, "float", "rz"), "i32")
+        cut = f.resize(f.bin("lshr", raw, f.like(raw, 16)), "i16", False)
+        return f.select(f.fcmp("uno", v, v), f.like(cut, 0x7FFF), cut)
+    if mode in DIRECTED:
+        raise NotImplementedError
+    return f32_to_bf16(f, narrow_odd(f, v))
+
+
+def _mode(ins: Ins) -> str:
+    return next((m for m in ins.mods if m in ("rn", "rz", "rm", "rp", "rna", *TO_INTEGER)), "rn")
+
+
+def _int_to_float(f: Fn, ins: Ins, a: V, d: Ty, s: Ty) -> V:
+    mode = _mode(ins)
+    if mode in DIRECTED or d.name == "bf16":
+        v = exact_double(f, a, s.signed)
+        if d.name == "f64":
+            raise NotImplementedError
+        return _to_bf16(f, v, mode) if d.name == "bf16" else narrow(f, v, d.el, mode)
+    if d.name == "f16":
+        # Exact in float up to the largest half; beyond that both roundings overflow.
+        return f.cast("fptrunc", f.cast("sitofp" if s.signed else "uitofp", a, "float"), "half")
+    return f.cast("sitofp" if s.signed else "uitofp", a, d.el)
+
+
+def _as_float(f: Fn, a: V, s: Ty) -> V:
+    if s.name == "bf16":
+        return bf16_to_f32(f, a)
+    return f.cast("fpext", a, "float") if s.name == "f16" else a
+
+
+def _float_to_int(f: Fn, ins: Ins, a: V, d: Ty, s: Ty) -> V:
+    """Round to an integer, then saturate; NaN gives 0."""
+    a = _as_float(f, a, s)
+    if mod(ins, "ftz"):
+        a = flush(f, a)
+    rounding = TO_INTEGER[_mode(ins)]
+    if rounding != "trunc":
+        a = f.intr(rounding, a)
+    name = "fptosi" if d.signed else "fptoui"
+    n = f"v{a.n}" if a.n > 1 else ""
+    return f.call(f"llvm.{name}.sat.{n}{d.iel}.{n}{'f32' if a.el == 'float' else 'f64'}", d.iel, a.n, a, pure=True)
+
+
+def _float_to_float(f: Fn, ins: Ins, a: V, d: Ty, s: Ty) -> V:
+    mode = _mode(ins)
+    if mod(ins, "ftz") and s.name == "f32":
+        a = flush(f, a)
+    if mode in TO_INTEGER:
+        a = _as_float(f, a, s)
+        a = f.intr(TO_INTEGER[mode], a)
+        if d.name == "f16":
+            a = f.cast("fptrunc", a, "half")
+        elif d.bits < s.bits or d.name == "bf16":
+            raise NotImplementedError
+    elif d.name == "tf32":
+        return _to_tf32(f, a, mode)
+    elif s.name == d.name:
+        pass
+    elif d.name == "bf16":
+        a = f32_to_bf16(f, a) if s.name == "f32" and mode == "rn" else _to_bf16(f, _as_double(f, a, s), mode)
+    elif s.name == "bf16" or d.bits > s.bits:
+        a = _as_float(f, a, s)
+        a = a if d.name != "f64" else f.cast("fpext", a, "double")
+        if d.name == "f16":
+            a = narrow(f, f.cast("fpext", a, "double"), "half", mode)
+    elif s.name == "f32" and mode == "rn":
+        a = f.cast("fptrunc", a, "half")
+    else:
+        a = narrow(f, _as_double(f, a, s), d.el, mode)
+    if mod(ins, "ftz") and d.name == "f32":
+        a = flush(f, a)
+    if mod(ins, "sat"):
+        a = saturate(f, a)
+    if mod(ins, "relu"):
+        if a.el == "i16":
+            raise NotImplementedError
+        a = f.intr("maximumnum", a, f.like(a, 0.0))
+    return a
+
+
+def _as_double(f: Fn, a: V, s: Ty) -> V:
+    return f.cast("fpext", _as_float(f, a, s), "double")
+
+
+def _to_tf32(f: Fn, a: V, mode: str) -> V:
+    """Float to 10 bits of mantissa; .rna rounds ties away from zero."""
+    raw = f.bits(a, "i32")
+    if mode == "rna":
+        add = f.like(raw, 0x1000)
+    else:
+        add = f.add(f.and_(f.bin("lshr", raw, f.like(raw, 13)), f.like(raw, 1)), f.like(raw, 0xFFF))
+    out = f.and_(f.add(raw, add), f.like(raw, -0x2000))
+    special = f.icmp("eq", f.and_(raw, f.like(raw, 0x7F800000)), f.like(raw, 0x7F800000))
+    return f.select(special, f.select(f.fcmp("uno", a, a), f.like(raw, 0x7FFFFFFF), raw), out)
+
+
+def cvt(f: Fn, ins: Ins, *vs: V) -> V:
+    d, s = ins.types
+    if len(vs) == 2:
+        return _pack(f, ins, vs[0], vs[1])
+    (a,) = vs
+    if s.kind in "usb":
+        return _int_to_float(f, ins, a, d, s) if d.kind in "fh" else _int_to_int(f, ins, a, d, s)
+    return _float_to_float(f, ins, a, d, s) if d.kind in "fh" else _float_to_int(f, ins, a, d, s)
+
+
+def _pack(f: Fn, ins: Ins, high: V, low: V) -> V:
+    """cvt.rn.f16x2.f32 d, a, b: a in the upper half."""
+    from tegrad.ptx.types import TYPES
+
+    d, s = ins.types
+    part = TYPES[{"f16x2": "f16", "bf16x2": "bf16"}[d.name]]
+    one = ins._replace(types=(part, s))
+    halves = [f.resize(f.bits(_float_to_float(f, one, v, part, s), "i16"), "i32", False) for v in (high, low)]
+    return f.or_(f.bin("shl", halves[0], f.const("i32", 16)), halves[1])
+
+
+def _signature(ins: Ins) -> tuple[Ty, tuple[Ty, ...]]:
+    d, s = ins.types
+    return d, (s,) * (2 if d.name in ("f16x2", "bf16x2") else 1)
+
+
+RULES: dict[str, Rule] = {"cvt": Rule(_signature, cvt)}

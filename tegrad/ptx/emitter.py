@@ -1,0 +1,489 @@
+"""A kernel to LLVM IR: one function that runs one warp until it exits, waits at a barrier or yields.
+
+Within a basic block registers are SSA values; those that live across blocks are kept in the warp's frame. A register
+that holds one value for the whole warp is a scalar. `mask` is the set of lanes that run; `other` is the lowest pc at
+which other lanes wait: control stays in direct jumps while it is below that.
+"""
+
+from collections.abc import Callable
+
+from tegrad.ptx.analysis import Block, Flow, analyse
+from tegrad.ptx.errors import PtxError
+from tegrad.ptx.ir import Fn, Module, V
+from tegrad.ptx.layout import LANES, SPIN_COST, Frame, Launch, Status
+from tegrad.ptx.rules import Handler, Rule, unsupported
+from tegrad.ptx.specials import TABLE as SPECIALS
+from tegrad.ptx.syntax import Function, Imm, Ins, Not, Operand, Reg, Source, Special, Sym, Variable, Vec
+from tegrad.ptx.types import EL_BITS, Ty
+
+NOBODY = 0xFFFFFFFF
+
+
+class Layout:
+    """Where a kernel's variables and registers live."""
+
+    def __init__(self, source: Source, fn: Function, flow: Flow) -> None:
+        self.symbols: dict[str, tuple[str, int]] = {}
+        self.shared = self._place(source, fn, "shared")
+        self.local = self._place(source, fn, "local")
+        self.globals = [v for v in source.variables.values() if v.space in ("global", "const")]
+        for i, v in enumerate(self.globals):
+            self.symbols[v.name] = (v.space, i)
+        self.slots: dict[int, int] = {}
+        at = int(Frame.REGS)
+        for r, ty in enumerate(fn.regs):
+            if flow.cross >> r & 1 and r not in flow.constants:
+                size = 8 if flow.is_uniform(r) else 4 if ty.kind == "p" else ty.bits // 8 * LANES
+                at = -(-at // min(size, 64)) * min(size, 64)
+                self.slots[r] = at
+                at += size
+        self.frame_size = -(-at // 64) * 64
+
+    def _place(self, source: Source, fn: Function, space: str) -> int:
+        """Offsets of the variables of a space; the total size. Unsized (dynamic) ones come last."""
+        spaces = (space, "param") if space == "local" else (space,)
+        found = [v for v in [*source.variables.values(), *fn.variables] if v.space in spaces]
+        at = 0
+        for v in sorted(found, key=_unsized):
+            at = -(-at // v.align) * v.align
+            self.symbols[v.name] = ("local" if v.space == "param" else space, at)
+            at += v.size
+        return at
+
+
+def _unsized(v: Variable) -> bool:
+    return v.size == 0
+
+
+class Emitter:
+    """Writes the LLVM function of one kernel."""
+
+    def __init__(self, source: Source, fn: Function, find: Callable[[Ins], Rule | Handler]) -> None:
+        self.source, self.kernel, self.find = source, fn, find
+        self.flow = analyse(fn)
+        self.layout = Layout(source, fn, self.flow)
+        self.params = {p.name: p for p in fn.params}
+        self.module = Module()
+        self.f = Fn(self.module, "tgx_warp", "i32", [("ptr", "frame")])
+        self.frame = self.f.args[0]
+        self.values: dict[int, V] = {}
+        self.dirty: set[int] = set()
+        self.block = self.flow.blocks[0]
+        self.pc = 0
+        self.counters = [[len(b.body) + (b.end is not None), 0, 0] for b in self.flow.blocks]
+
+    # -- the function --------------------------------------------------------------------------------------------
+    def emit(self) -> Module:
+        """Write everything; raises PtxError for an instruction that is not known."""
+        f = self.f
+        self.mask_slot, self.other_slot, self.next_slot = (f.alloca("i32") for _ in range(3))
+        self.launch = f.load("ptr", self.frame, Frame.LAUNCH)
+        self.counts = f.load("ptr", self.frame, Frame.COUNTS)
+        self.param_base = f.load("ptr", self.launch, Launch.PARAMS)
+        self.symbol_base = f.load("ptr", self.launch, Launch.SYMBOLS)
+        f.br("dispatch")
+        self.dispatcher()
+        for block in self.flow.blocks:
+            self.emit_block(block)
+        f.finish()
+        return self.module
+
+    def dispatcher(self) -> None:
+        """Choose the lanes at the lowest pc; and the places where lanes are parked and the function is left."""
+        f, frame = self.f, self.frame
+        f.label("park")
+        m = f.mask_vec(f.load("i32", self.mask_slot))
+        pcs = f.load("i32", frame, Frame.PCS, LANES, 64)
+        f.store(f.select(m, f.load("i32", self.next_slot), pcs), frame, Frame.PCS, 64)
+        f.br("dispatch")
+        f.label("dispatch")
+        live = f.load("i32", frame, Frame.LIVE)
+        active = f.and_(live, f.not_(f.load("i32", frame, Frame.BLOCKED)))
+        f.condbr(f.icmp("eq", active, f.const("i32", 0)), "idle", "choose")
+        f.label("idle")
+        done = f.icmp("eq", live, f.const("i32", 0))
+        f.ret(f.select(done, f.const("i32", Status.EXIT), f.const("i32", Status.BARRIER)))
+        f.label("choose")
+        lanes = f.mask_vec(active)
+        pcs = f.load("i32", frame, Frame.PCS, LANES, 64)
+        rotate = f.load("i32", frame, Frame.ROTATE) if self.flow.spins else f.const("i32", 0)
+        keys = f.sub(pcs, rotate) if self.flow.spins else pcs
+        key = self.lowest(f.select(lanes, keys, f.like(keys, NOBODY)))
+        chosen = f.and_(lanes, f.icmp("eq", keys, key))
+        rest = f.and_(lanes, f.not_(chosen))
+        f.store(self.lowest(f.select(rest, keys, f.like(keys, NOBODY))), self.other_slot)
+        f.store(f.mask_bits(chosen), self.mask_slot)
+        pc = f.add(key, rotate) if self.flow.spins else key
+        cases = " ".join(f"i32 {b.index}, label %b{b.index}" for b in self.flow.blocks)
+        f.do(f"switch {pc}, label %wrong [{cases}]")
+        f.label("wrong")
+        f.do("unreachable")
+        f.label("suspend")
+        m = f.mask_vec(f.load("i32", self.mask_slot))
+        pcs = f.load("i32", frame, Frame.PCS, LANES, 64)
+        f.store(f.select(m, f.load("i32", self.next_slot), pcs), frame, Frame.PCS, 64)
+        f.ret(f.const("i32", Status.YIELD))
+        f.label("leave")
+        live = f.and_(f.load("i32", frame, Frame.LIVE), f.not_(f.load("i32", self.mask_slot)))
+        f.store(live, frame, Frame.LIVE)
+        f.condbr(f.icmp("eq", live, f.const("i32", 0)), "gone", "dispatch")
+        f.label("gone")
+        f.ret(f.const("i32", Status.EXIT))
+
+    def lowest(self, v: V) -> V:
+        """The unsigned minimum over the lanes."""
+        return self.f.call("llvm.vector.reduce.umin.v32i32", "i32", 1, v, pure=True)
+
+    def emit_block(self, block: Block) -> None:
+        f = self.f
+        self.block, self.values, self.pc = block, {}, block.first_pc
+        self.dirty.clear()
+        f.label(f"b{block.index}")
+        self.mask = f.load("i32", self.mask_slot)
+        self.count(block.index, self.mask)
+        for ins in block.body:
+            self.instruction(ins)
+            self.pc += 1
+        self.terminator(block)
+
+    def count(self, index: int, mask: V) -> None:
+        """Add the number of lanes to a counter."""
+        f = self.f
+        lanes = f.resize(f.intr("ctpop", mask), "i64", False)
+        at = f.gep(self.counts, 8 * index)
+        f.store(f.add(f.load("i64", at), lanes), at)
+
+    def account(self, ins: Ins, size: int, write: bool) -> None:
+        """Account for an access: with its block, or with a counter of its own if it is predicated."""
+        index = self.block.index
+        if ins.pred is not None:
+            index = len(self.counters)
+            self.counters.append([0, 0, 0])
+            self.count(index, self.lanes(ins))
+        self.counters[index][2 if write else 1] += size
+
+    def instruction(self, ins: Ins) -> None:
+        op = self.find(ins)
+        try:
+            if isinstance(op, Rule):
+                result, sources = op.signature(ins)
+                if len(ins.operands) != len(sources) + 1:
+                    raise PtxError(
+                        f"line {ins.line}: {ins.op} has {len(ins.operands)} operands, not {len(sources) + 1}"
+                    )
+                values = [self.read(o, t) for o, t in zip(ins.operands[1:], sources, strict=True)]
+                self.write(ins.operands[0], op.apply(self.f, ins, *values), result, ins)
+            else:
+                op(self, ins)
+        except (KeyError, IndexError, NotImplementedError) as e:
+            raise PtxError(unsupported(ins)) from e
+
+    # -- operands ------------------------------------------------------------------------------------------------
+    def lanes(self, ins: Ins) -> V:
+        """The i32 mask of the lanes that execute an instruction."""
+        if ins.pred is None:
+            return self.mask
+        return self.f.and_(self.mask, self.bits_of(self.predicate(ins.pred)))
+
+    def predicate(self, pred: tuple[int, bool]) -> V:
+        v = self.get(pred[0])
+        return self.f.not_(v) if pred[1] else v
+
+    def bits_of(self, v: V) -> V:
+        """A predicate as an i32 mask."""
+        return self.f.cast("sext", v, "i32") if v.n == 1 else self.f.mask_bits(v)
+
+    def get(self, reg: int) -> V:
+        """The current value of a register, in whatever type it was produced."""
+        v = self.values.get(reg)
+        if v is None:
+            ty = self.kernel.regs[reg]
+            constant = self.flow.constants.get(reg)
+            if constant is not None:
+                v = self.form(constant, ty)
+            elif reg not in self.layout.slots:
+                v = self.f.const(ty.iel, 0)
+            elif self.flow.is_uniform(reg):
+                v = self.load_scalar(reg, ty)
+            elif ty.kind == "p":
+                v = self.f.mask_vec(self.f.load("i32", self.frame, self.layout.slots[reg]))
+            else:
+                align = min(64, ty.bits // 8 * LANES)
+                v = self.f.load(ty.iel, self.frame, self.layout.slots[reg], LANES, align)
+            self.values[reg] = v
+        return v
+
+    def load_scalar(self, reg: int, ty: Ty) -> V:
+        at = self.layout.slots[reg]
+        if ty.kind == "p":
+            return self.f.cast("trunc", self.f.load("i8", self.frame, at), "i1")
+        return self.f.load(ty.iel, self.frame, at)
+
+    def form(self, ins: Ins, ty: Ty) -> V:
+        """The value of a register that is written once, by an instruction without register sources."""
+        source = ins.operands[1]
+        if ins.base == "mov":
+            return self.read(source, ty)
+        from_param = self.find(ins)
+        assert not isinstance(from_param, Rule)
+        hidden = self.values.pop(ins.operands[0].index, None)  # type: ignore[union-attr]
+        assert hidden is None
+        was = self.dirty.copy()
+        from_param(self, ins)
+        self.dirty.intersection_update(was)
+        return self.values[ins.operands[0].index]  # type: ignore[union-attr]
+
+    def read(self, op: Operand, ty: Ty) -> V:
+        """An operand as a value of the element type of `ty`; scalar where the whole warp has one value."""
+        f = self.f
+        if isinstance(op, Reg):
+            return self.as_type(self.get(op.index), ty)
+        if isinstance(op, Imm):
+            return self.immediate(op, ty)
+        if isinstance(op, Not):
+            return f.not_(self.get(op.reg.index))
+        if isinstance(op, Special):
+            return self.as_type(self.special(op.name), ty)
+        if isinstance(op, Sym):
+            return self.as_type(self.address_of(op), ty)
+        if isinstance(op, Vec):
+            return self.packed([self.read(o, _part(ty, len(op.items))) for o in op.items], ty)
+        raise NotImplementedError
+
+    def special(self, name: str) -> V:
+        source = SPECIALS.get(name)
+        if source is None:
+            raise PtxError(f"special register {name} is not supported by the PTX engine")
+        return source(self)
+
+    def immediate(self, op: Imm, ty: Ty) -> V:
+        f = self.f
+        if ty.kind == "f":
+            return f.const(ty.el, op.value)
+        if ty.kind == "p":
+            return f.const("i1", bool(op.value))
+        if op.bits:
+            el = "double" if ty.bits == 64 else "float"
+            return self.resize_bits(f.bits(f.const(el, op.value), f"i{EL_BITS[el]}"), ty)
+        return f.const(ty.iel, int(op.value))
+
+    def resize_bits(self, v: V, ty: Ty) -> V:
+        return self.f.resize(v, ty.iel, False)
+
+    def as_type(self, v: V, ty: Ty) -> V:
+        """A register's value as a type: equal widths are reinterpreted, others cut or extended."""
+        f = self.f
+        if v.el == ty.el:
+            return v
+        have = EL_BITS[v.el]
+        if ty.kind == "p" or v.el == "i1":
+            raise NotImplementedError
+        if have == ty.bits:
+            return f.bits(v, ty.el)
+        v = f.resize(f.bits(v, f"i{have}"), ty.iel, ty.signed)
+        return f.bits(v, ty.el)
+
+    def packed(self, parts: list[V], ty: Ty) -> V:
+        """{a, b, ...} as one value, the first part lowest."""
+        f = self.f
+        out: V | None = None
+        for i, p in enumerate(parts):
+            wide = f.resize(f.bits(p, f"i{EL_BITS[p.el]}"), ty.iel, False)
+            if i:
+                wide = f.bin("shl", wide, f.like(wide, i * EL_BITS[p.el]))
+            out = wide if out is None else f.or_(out, wide)
+        assert out is not None
+        return f.bits(out, ty.el)
+
+    def write(self, op: Operand, v: V, ty: Ty, ins: Ins) -> None:
+        """Give a register (or the parts of a vector operand) a value of type `ty`."""
+        if op is None:
+            return
+        f = self.f
+        if isinstance(op, Vec):
+            size = ty.bits // len(op.items)
+            part = _part(ty, len(op.items))
+            whole = f.bits(v, ty.iel)
+            for i, o in enumerate(op.items):
+                moved = f.bin("lshr", whole, f.like(whole, i * size)) if i else whole
+                self.write(o, f.resize(moved, f"i{size}", False), part, ins)
+            return
+        if not isinstance(op, Reg):
+            raise NotImplementedError
+        reg_ty = self.kernel.regs[op.index]
+        have = EL_BITS[v.el]
+        if (reg_ty.kind == "p") != (v.el == "i1"):
+            raise NotImplementedError
+        if have != reg_ty.bits:
+            v = f.resize(f.bits(v, f"i{have}"), reg_ty.iel, ty.signed)
+        if ins.pred is not None:
+            old = self.get(op.index)
+            if old.el != v.el:
+                old = f.bits(old, v.el)
+            v = f.select(self.predicate(ins.pred), v, old)
+        self.values[op.index] = v
+        self.dirty.add(op.index)
+
+    def address_of(self, sym: Sym) -> V:
+        """The value of a variable's name in mov: an offset in its space, or an address in global memory."""
+        f = self.f
+        place = self.layout.symbols.get(sym.name)
+        if place is None:
+            param = self.params.get(sym.name)
+            if param is not None:
+                return f.const("i64", param.offset + sym.offset)
+            raise PtxError(f"unknown name {sym.name} in kernel {self.kernel.name}")
+        space, at = place
+        if space in ("shared", "local"):
+            return f.const("i64", at + sym.offset)
+        return f.add(f.load("i64", self.symbol_base, 8 * at), f.const("i64", sym.offset))
+
+    # -- ends of blocks ------------------------------------------------------------------------------------------
+    def flush(self) -> None:
+        """Store what later blocks read."""
+        f = self.f
+        for r in sorted(self.dirty):
+            if not self.block.live_out >> r & 1 or r in self.flow.constants:
+                continue
+            ty, at, v = self.kernel.regs[r], self.layout.slots[r], self.values[r]
+            if self.flow.is_uniform(r):
+                assert v.n == 1, (self.kernel.name, r, v)
+                f.store(f.cast("zext", v, "i8") if ty.kind == "p" else v, self.frame, at)
+            elif ty.kind == "p":
+                bits = self.bits_of(v)
+                if self.block.diverged:
+                    old = f.load("i32", self.frame, at)
+                    bits = f.or_(f.and_(old, f.not_(self.mask)), f.and_(bits, self.mask))
+                f.store(bits, self.frame, at)
+            else:
+                v = f.splat(v, LANES)
+                align = min(64, ty.bits // 8 * LANES)
+                if self.block.diverged:
+                    old = f.load(v.el, self.frame, at, LANES, align)
+                    v = f.select(f.mask_vec(self.mask), v, old)
+                f.store(v, self.frame, at, align)
+        self.dirty.clear()
+
+    def terminator(self, block: Block) -> None:
+        if block.kind == "fall":
+            self.flush()
+            self.jump(block.succ[0])
+        elif block.kind == "exit":
+            self.f.br("leave")
+        elif block.kind == "bra":
+            self.flush()
+            self.jump(block.target)
+        elif block.kind == "bar":
+            self.barrier(block)
+        else:
+            assert block.end is not None
+            assert block.end.pred is not None
+            p = self.predicate(block.end.pred)
+            self.flush()
+            nxt = block.index + 1
+            self.branch(p, block.target if block.kind == "cond" else None, nxt)
+
+    def jump(self, target: int) -> None:
+        """Go to a block with all lanes of the mask."""
+        f = self.f
+        back = target <= self.block.index
+        if back:
+            spin = self.block.spin
+            budget = f.sub(f.load("i32", self.frame, Frame.BUDGET), f.const("i32", SPIN_COST if spin else 1))
+            f.store(budget, self.frame, Frame.BUDGET)
+            f.store(f.const("i32", target), self.next_slot)
+            stop, go = f.name_of("stop"), f.name_of("go")
+            f.condbr(f.icmp("slt", budget, f.const("i32", 0)), stop, go, False)
+            f.label(stop)
+            if spin:
+                # Let the next group of lanes run first when the warp is resumed.
+                f.store(f.const("i32", self.block.index + 1), self.frame, Frame.ROTATE)
+            f.br("suspend")
+            f.label(go)
+        if not self.block.diverged:
+            f.br(f"b{target}")
+            return
+        if not back:
+            f.store(f.const("i32", target), self.next_slot)
+        key = f.const("i32", target)
+        if self.flow.spins:
+            key = f.sub(key, f.load("i32", self.frame, Frame.ROTATE))
+        f.condbr(f.icmp("ult", key, f.load("i32", self.other_slot)), f"b{target}", "park")
+
+    def branch(self, p: V, target: int | None, nxt: int) -> None:
+        """A conditional branch; target None is the end of the thread."""
+        f = self.f
+        if target is not None and self.is_exit(target):
+            target = None
+        if target == nxt:
+            self.jump(nxt)
+            return
+        if p.n == 1:
+            taken, fall = f.name_of("taken"), f.name_of("fall")
+            f.condbr(p, taken, fall)
+            f.label(taken)
+            if target is None:
+                f.br("leave")
+            else:
+                self.jump(target)
+            f.label(fall)
+            self.jump(nxt)
+            return
+        bits = f.mask_bits(p)
+        go, stay = f.and_(self.mask, bits), f.and_(self.mask, f.not_(bits))
+        if target is None:
+            self.branch_out(go, stay, nxt)
+        else:
+            self.branch_apart(go, stay, target, nxt)
+
+    def is_exit(self, target: int) -> bool:
+        block = self.flow.blocks[target]
+        return block.kind == "exit" and not block.body
+
+    def branch_out(self, go: V, stay: V, nxt: int) -> None:
+        """Some lanes end here."""
+        f = self.f
+        f.store(f.and_(f.load("i32", self.frame, Frame.LIVE), f.not_(go)), self.frame, Frame.LIVE)
+        f.store(stay, self.mask_slot)
+        some = f.name_of("some")
+        f.condbr(f.icmp("eq", stay, f.const("i32", 0)), "dispatch", some)
+        f.label(some)
+        self.jump(nxt)
+
+    def branch_apart(self, go: V, stay: V, target: int, nxt: int) -> None:
+        """All lanes one way: a jump. Else the lanes with the higher target wait."""
+        f = self.f
+        zero = f.const("i32", 0)
+        none, some, all_, apart = (f.name_of(h) for h in ("none", "some", "all", "apart"))
+        f.condbr(f.icmp("eq", go, zero), none, some)
+        f.label(none)
+        self.jump(nxt)
+        f.label(some)
+        f.condbr(f.icmp("eq", stay, zero), all_, apart)
+        f.label(all_)
+        self.jump(target)
+        f.label(apart)
+        low, high = min(target, nxt), max(target, nxt)
+        wait, run = (stay, go) if low == target else (go, stay)
+        pcs = f.load("i32", self.frame, Frame.PCS, LANES, 64)
+        f.store(f.select(f.mask_vec(wait), f.const("i32", high), pcs), self.frame, Frame.PCS, 64)
+        f.store(run, self.mask_slot)
+        if self.flow.spins:
+            f.store(f.const("i32", low), self.next_slot)
+            f.br("park")
+            return
+        f.store(f.intr("umin", f.load("i32", self.other_slot), f.const("i32", high)), self.other_slot)
+        was, self.block.diverged = self.block.diverged, True
+        self.jump(low)
+        self.block.diverged = was
+
+    def barrier(self, block: Block) -> None:
+        assert block.end is not None
+        handler = self.find(block.end)
+        assert not isinstance(handler, Rule)
+        handler(self, block.end)
+
+
+def _part(ty: Ty, count: int) -> Ty:
+    bits = ty.bits // count
+    return Ty(f"b{bits}", bits, "b", f"i{bits}")

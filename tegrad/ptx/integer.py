@@ -1,0 +1,335 @@
+"""Integer and bit instructions (PTX ISA 9.7.1, 9.7.2 and 9.7.8)."""
+
+from tegrad.ptx.ir import Fn, V
+from tegrad.ptx.rules import U32, Apply, Rule, Signature, mod, same, wide
+from tegrad.ptx.syntax import Ins
+from tegrad.ptx.types import EL_BITS, TYPES, Ty
+
+
+def _full(f: Fn, ins: Ins, a: V, b: V) -> V:
+    """The product in twice the width."""
+    t = ins.types[-1]
+    big = wide(t).iel
+    return f.mul(f.resize(a, big, t.signed), f.resize(b, big, t.signed))
+
+
+def high(f: Fn, v: V, el: str) -> V:
+    """The upper half of a double-width value."""
+    return f.resize(f.bin("lshr", v, f.like(v, EL_BITS[el])), el, False)
+
+
+def mul(f: Fn, ins: Ins, a: V, b: V) -> V:
+    if mod(ins, "wide"):
+        return _full(f, ins, a, b)
+    if mod(ins, "hi"):
+        return high(f, _full(f, ins, a, b), a.el)
+    return f.mul(a, b)
+
+
+def _mul_signature(count: int) -> Signature:
+    def signature(ins: Ins) -> tuple[Ty, tuple[Ty, ...]]:
+        t = ins.types[-1]
+        big = wide(t) if mod(ins, "wide") else t
+        return big, (t, t, big)[:count]
+
+    return signature
+
+
+def mad(f: Fn, ins: Ins, a: V, b: V, c: V) -> V:
+    product = mul(f, ins, a, b)
+    if mod(ins, "sat"):
+        return f.intr("sadd.sat", product, c)
+    return f.add(product, c)
+
+
+def mul24(f: Fn, ins: Ins, a: V, b: V) -> V:
+    signed = ins.types[-1].signed
+    cut = [f.bin("ashr" if signed else "lshr", f.bin("shl", x, f.like(x, 8)), f.like(x, 8)) for x in (a, b)]
+    full = f.mul(*(f.resize(x, "i64", signed) for x in cut))
+    return f.resize(f.bin("lshr", full, f.like(full, 16)) if mod(ins, "hi") else full, "i32", False)
+
+
+def add(f: Fn, ins: Ins, a: V, b: V) -> V:
+    return f.intr("sadd.sat", a, b) if mod(ins, "sat") else f.add(a, b)
+
+
+def sub(f: Fn, ins: Ins, a: V, b: V) -> V:
+    return f.intr("ssub.sat", a, b) if mod(ins, "sat") else f.sub(a, b)
+
+
+def _quotient(f: Fn, op: str, signed: bool, a: V, b: V) -> V:
+    """Division without LLVM's undefined cases. PTX leaves x/0 open; the GPU gives all ones, and x % 0 is x."""
+    a, b = f.same(a, b)
+    zero = f.icmp("eq", b, f.like(b, 0))
+    unsafe = zero
+    if signed:
+        lowest = f.like(a, 1 << (EL_BITS[a.el] - 1))
+        unsafe = f.or_(zero, f.and_(f.icmp("eq", a, lowest), f.icmp("eq", b, f.like(b, -1))))
+    safe = f.select(unsafe, f.like(b, 1), b)
+    out = f.bin(("s" if signed else "u") + op, a, safe)
+    return f.select(zero, f.like(a, -1) if op == "div" else a, out)
+
+
+def div(f: Fn, ins: Ins, a: V, b: V) -> V:
+    return _quotient(f, "div", ins.types[-1].signed, a, b)
+
+
+def rem(f: Fn, ins: Ins, a: V, b: V) -> V:
+    return _quotient(f, "rem", ins.types[-1].signed, a, b)
+
+
+def abs_(f: Fn, ins: Ins, a: V) -> V:
+    return f.intr_flag("abs", a, False)
+
+
+def neg(f: Fn, ins: Ins, a: V) -> V:
+    return f.sub(f.like(a, 0), a)
+
+
+def pick(name: str) -> Apply:
+    """min or max by the type's sign; `.relu` clamps at zero."""
+
+    def apply(f: Fn, ins: Ins, a: V, b: V) -> V:
+        out = f.intr(("s" if ins.types[-1].signed else "u") + name, a, b)
+        return f.intr("smax", out, f.like(out, 0)) if mod(ins, "relu") else out
+
+    return apply
+
+
+def shift(op: str) -> Apply:
+    """Shifts clamp: past the width they give zero, or the sign for shr.s."""
+
+    def apply(f: Fn, ins: Ins, a: V, b: V) -> V:
+        t = ins.types[-1]
+        kind = "ashr" if op == "shr" and t.signed else {"shl": "shl", "shr": "lshr"}[op]
+        a, b = f.same(a, b)
+        if not b.ref.startswith("%"):
+            return _constant_shift(f, kind, t, a, b)
+        top = f.like(b, t.bits - 1)
+        if kind == "ashr":
+            return f.bin(kind, a, f.resize(f.intr("umin", b, top), a.el, False))
+        inside = f.icmp("ule", b, top)
+        amount = f.resize(f.select(inside, b, f.like(b, 0)), a.el, False)
+        return f.select(inside, f.bin(kind, a, amount), f.like(a, 0))
+
+    return apply
+
+
+def _constant_shift(f: Fn, kind: str, t: Ty, a: V, b: V) -> V:
+    text = b.ref if b.n == 1 or not b.ref.startswith("splat") else b.ref[b.ref.index("(") + 1 : -1].split()[1]
+    amount = 0 if text == "zeroinitializer" else int(text) & 0xFFFFFFFF
+    if amount >= t.bits:
+        if kind != "ashr":
+            return f.like(a, 0)
+        amount = t.bits - 1
+    return f.bin(kind, a, f.like(a, amount))
+
+
+def shf(f: Fn, ins: Ins, a: V, b: V, c: V) -> V:
+    """Funnel shift of b:a; .l gives the upper word of the left shift, .r the lower of the right shift."""
+    a, b, c = f.same(a, b, c)
+    if mod(ins, "wrap"):
+        return f.intr("fshl", b, a, c) if mod(ins, "l") else f.intr("fshr", b, a, c)
+    amount = f.resize(f.intr("umin", c, f.like(c, 32)), "i64", False)
+    both = f.or_(f.bin("shl", f.resize(b, "i64", False), f.const("i64", 32)), f.resize(a, "i64", False))
+    if mod(ins, "l"):
+        return high(f, f.bin("shl", both, amount), "i32")
+    return f.resize(f.bin("lshr", both, amount), "i32", False)
+
+
+def logic(op: str) -> Apply:
+    return lambda f, ins, a, b: f.bin(op, a, b)
+
+
+def not_(f: Fn, ins: Ins, a: V) -> V:
+    return f.not_(a)
+
+
+def cnot(f: Fn, ins: Ins, a: V) -> V:
+    return f.resize(f.icmp("eq", a, f.like(a, 0)), a.el, False)
+
+
+def lop3(f: Fn, ins: Ins, a: V, b: V, c: V, table: V) -> V:
+    """Any function of three bits, as a sum of products of its truth table."""
+    value = int(table.ref) & 0xFF
+    a, b, c = f.same(a, b, c)
+    out = f.like(a, 0)
+    for i in range(8):
+        if value >> i & 1:
+            term = [x if i >> k & 1 else f.not_(x) for x, k in ((a, 2), (b, 1), (c, 0))]
+            out = f.or_(out, f.and_(f.and_(term[0], term[1]), term[2]))
+    return out
+
+
+def popc(f: Fn, ins: Ins, a: V) -> V:
+    return f.resize(f.intr("ctpop", a), "i32", False)
+
+
+def clz(f: Fn, ins: Ins, a: V) -> V:
+    return f.resize(f.intr_flag("ctlz", a, False), "i32", False)
+
+
+def brev(f: Fn, ins: Ins, a: V) -> V:
+    return f.intr("bitreverse", a)
+
+
+def bfind(f: Fn, ins: Ins, a: V) -> V:
+    """Position of the highest bit (for signed: that differs from the sign), or all ones; .shiftamt: from the top."""
+    if ins.types[-1].signed:
+        a = f.select(f.icmp("slt", a, f.like(a, 0)), f.not_(a), a)
+    lead = f.intr_flag("ctlz", a, False)
+    out = lead if mod(ins, "shiftamt") else f.sub(f.like(a, EL_BITS[a.el] - 1), lead)
+    return f.resize(f.select(f.icmp("eq", a, f.like(a, 0)), f.like(a, -1), out), "i32", False)
+
+
+def _field(f: Fn, el: str, pos: V, length: V) -> tuple[V, V]:
+    """Start and mask of a bit field; both amounts count modulo 256 and clamp at the width."""
+    bits = EL_BITS[el]
+    pos, length = (f.and_(x, f.like(x, 0xFF)) for x in (pos, length))
+    inside = f.icmp("ult", length, f.like(length, bits))
+    amount = f.resize(f.select(inside, length, f.like(length, 0)), el, False)
+    one = f.like(amount, 1)
+    ones = f.select(inside, f.sub(f.bin("shl", one, amount), one), f.like(amount, -1))
+    return pos, ones
+
+
+def _shift_or_zero(f: Fn, op: str, a: V, pos: V) -> V:
+    bits = EL_BITS[a.el]
+    inside = f.icmp("ult", pos, f.like(pos, bits))
+    amount = f.resize(f.select(inside, pos, f.like(pos, 0)), a.el, False)
+    return f.select(inside, f.bin(op, a, amount), f.like(a, 0))
+
+
+def bfe(f: Fn, ins: Ins, a: V, pos: V, length: V) -> V:
+    a, pos, length = f.same(a, pos, length)
+    t = ins.types[-1]
+    pos, ones = _field(f, a.el, pos, length)
+    out = f.and_(_shift_or_zero(f, "lshr", a, pos), ones)
+    if not t.signed:
+        return out
+    # The sign is the bit at min(pos + len - 1, width - 1); with length 0 the result is 0.
+    size = f.and_(length, f.like(length, 0xFF))
+    last = f.intr("umin", f.add(pos, f.sub(size, f.like(size, 1))), f.like(pos, t.bits - 1))
+    sign = f.and_(f.bin("lshr", a, f.resize(last, a.el, False)), f.like(a, 1))
+    filled = f.or_(out, f.mul(f.not_(ones), sign))
+    kept = f.select(f.icmp("ugt", f.add(pos, size), f.like(pos, t.bits)), _sign_fill(f, a, out, pos, sign), filled)
+    return f.select(f.icmp("eq", size, f.like(size, 0)), f.like(a, 0), kept)
+
+
+def _sign_fill(f: Fn, a: V, out: V, pos: V, sign: V) -> V:
+    """Fill the bits that lie past the top of the source."""
+    low = _shift_or_zero(f, "lshr", f.like(a, -1), pos)
+    return f.or_(out, f.mul(f.not_(low), sign))
+
+
+def bfi(f: Fn, ins: Ins, a: V, b: V, pos: V, length: V) -> V:
+    a, b, pos, length = f.same(a, b, pos, length)
+    pos, ones = _field(f, a.el, pos, length)
+    hole = _shift_or_zero(f, "shl", ones, pos)
+    return f.or_(f.and_(b, f.not_(hole)), f.and_(_shift_or_zero(f, "shl", a, pos), hole))
+
+
+_PRMT_MODES = {
+    "f4e": [[0, 1, 2, 3], [1, 2, 3, 4], [2, 3, 4, 5], [3, 4, 5, 6]],
+    "b4e": [[0, 7, 6, 5], [1, 0, 7, 6], [2, 1, 0, 7], [3, 2, 1, 0]],
+    "rc8": [[0] * 4, [1] * 4, [2] * 4, [3] * 4],
+    "ecl": [[0, 1, 2, 3], [1, 1, 2, 3], [2, 2, 2, 3], [3, 3, 3, 3]],
+    "ecr": [[0, 0, 0, 0], [0, 1, 1, 1], [0, 1, 2, 2], [0, 1, 2, 3]],
+    "rc16": [[0, 1, 0, 1], [2, 3, 2, 3], [0, 1, 0, 1], [2, 3, 2, 3]],
+}
+
+
+def prmt(f: Fn, ins: Ins, a: V, b: V, c: V) -> V:
+    """Bytes of b:a chosen by nibbles of c; bit 3 of a nibble replicates the byte's sign."""
+    mode = next((m for m in ins.mods if m in _PRMT_MODES), None)
+    n = max(a.n, b.n, c.n)
+    both = f.or_(f.bin("shl", f.resize(b, "i64", False), f.const("i64", 32)), f.resize(a, "i64", False))
+    both, c = f.splat(both, n), f.splat(c, n)
+    out = f.const("i32", 0, n)
+    for i in range(4):
+        if mode:
+            rows = _PRMT_MODES[mode]
+            sel = f.and_(c, f.like(c, 3))
+            pick_: V = f.const("i32", rows[3][i], n)
+            for k in range(3):
+                pick_ = f.select(f.icmp("eq", sel, f.like(sel, k)), f.const("i32", rows[k][i], n), pick_)
+        else:
+            pick_ = f.and_(f.bin("lshr", c, f.like(c, 4 * i)), f.like(c, 15))
+        amount = f.resize(f.mul(f.and_(pick_, f.like(pick_, 7)), f.like(pick_, 8)), "i64", False)
+        byte = f.and_(f.resize(f.bin("lshr", both, amount), "i32", False), f.const("i32", 0xFF))
+        if not mode:
+            sign = f.mul(f.bin("lshr", byte, f.like(byte, 7)), f.like(byte, 0xFF))
+            byte = f.select(f.icmp("ne", f.and_(pick_, f.like(pick_, 8)), f.like(pick_, 0)), sign, byte)
+        out = f.or_(out, f.bin("shl", byte, f.like(byte, 8 * i)))
+    return out
+
+
+def _dp(f: Fn, ins: Ins, a: V, b: V, c: V, parts: list[tuple[int, int, int, int]]) -> V:
+    """Sum of products of fields: (shift, width) of a and of b."""
+    for sa, wa, sb, wb in parts:
+        xs = []
+        for v, at, width, ty in ((a, sa, wa, ins.types[0]), (b, sb, wb, ins.types[1])):
+            top = f.bin("shl", v, f.like(v, 32 - width - at))
+            xs.append(f.bin("ashr" if ty.signed else "lshr", top, f.like(top, 32 - width)))
+        c = f.add(f.mul(*xs), c)
+    return c
+
+
+def dp4a(f: Fn, ins: Ins, a: V, b: V, c: V) -> V:
+    return _dp(f, ins, a, b, c, [(8 * i, 8, 8 * i, 8) for i in range(4)])
+
+
+def dp2a(f: Fn, ins: Ins, a: V, b: V, c: V) -> V:
+    first = 2 if mod(ins, "hi") else 0
+    return _dp(f, ins, a, b, c, [(16 * i, 16, 8 * (first + i), 8) for i in range(2)])
+
+
+def _sources(result: Ty | None, *types: Ty | None) -> Signature:
+    """A signature; None stands for the instruction's type."""
+
+    def signature(ins: Ins) -> tuple[Ty, tuple[Ty, ...]]:
+        t = ins.types[-1]
+        return result or t, tuple(x or t for x in types)
+
+    return signature
+
+
+def sad(f: Fn, ins: Ins, a: V, b: V, c: V) -> V:
+    kind = "s" if ins.types[-1].signed else "u"
+    return f.add(f.sub(f.intr(kind + "max", a, b), f.intr(kind + "min", a, b)), c)
+
+
+S32 = TYPES["s32"]
+RULES: dict[str, Rule] = {
+    "add": Rule(same(2), add),
+    "sub": Rule(same(2), sub),
+    "mul": Rule(_mul_signature(2), mul),
+    "mad": Rule(_mul_signature(3), mad),
+    "mul24": Rule(same(2), mul24),
+    "mad24": Rule(same(3), lambda f, ins, a, b, c: f.add(mul24(f, ins, a, b), c)),
+    "sad": Rule(same(3), sad),
+    "div": Rule(same(2), div),
+    "rem": Rule(same(2), rem),
+    "abs": Rule(same(1), abs_),
+    "neg": Rule(same(1), neg),
+    "min": Rule(same(2), pick("min")),
+    "max": Rule(same(2), pick("max")),
+    "shl": Rule(_sources(None, None, U32), shift("shl")),
+    "shr": Rule(_sources(None, None, U32), shift("shr")),
+    "shf": Rule(same(3), shf),
+    "and": Rule(same(2), logic("and")),
+    "or": Rule(same(2), logic("or")),
+    "xor": Rule(same(2), logic("xor")),
+    "not": Rule(same(1), not_),
+    "cnot": Rule(same(1), cnot),
+    "lop3": Rule(_sources(None, None, None, None, None), lop3),
+    "popc": Rule(_sources(U32, None), popc),
+    "clz": Rule(_sources(U32, None), clz),
+    "brev": Rule(same(1), brev),
+    "bfind": Rule(_sources(U32, None), bfind),
+    "bfe": Rule(_sources(None, None, U32, U32), bfe),
+    "bfi": Rule(_sources(None, None, None, U32, U32), bfi),
+    "prmt": Rule(same(3), prmt),
+    "dp4a": Rule(lambda ins: (ins.types[-1], (U32, U32, S32)), dp4a),
+    "dp2a": Rule(lambda ins: (ins.types[-1], (U32, U32, S32)), dp2a),
+}

@@ -1,0 +1,176 @@
+"""LLVM: IR text to object code for this host, a cache of objects on disk, and linking into the process.
+
+An object is kept under the hash of its IR, the host's CPU features, the LLVM version and the optimisation level, and is
+written to a temporary file first, so that processes may share the cache.
+"""
+
+import ctypes
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+import llvmlite.binding as llvm
+
+from tegrad.ptx.access import emit_access, emit_fault
+from tegrad.ptx.control import emit_arrive
+from tegrad.ptx.ir import Module
+from tegrad.ptx.schedule import emit_scheduler
+
+ENGINE_VERSION = 1
+_lock = threading.RLock()
+
+
+def default_cache_dir() -> Path:
+    """$XDG_CACHE_HOME/tegrad/ptx or ~/.cache/tegrad/ptx."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tegrad" / "ptx"
+
+
+@cache
+def host() -> tuple[str, str, str]:
+    """Target triple, CPU name and features of this machine."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    features = llvm.get_host_cpu_features()
+    # 512-bit vectors: LLVM splits them on some CPUs unless told otherwise.
+    flat = features.flatten()
+    if features.get("avx512f"):
+        flat += ",-prefer-256-bit"
+    return llvm.get_process_triple(), llvm.get_host_cpu_name(), flat
+
+
+@cache
+def machine(level: int) -> llvm.TargetMachine:
+    """A code generator of an optimisation level."""
+    triple, cpu, features = host()
+    target = llvm.Target.from_triple(triple)
+    return target.create_target_machine(cpu=cpu, features=features, opt=level, reloc="pic", codemodel="small", jit=True)
+
+
+def compile_ir(text: str, level: int, passes: bool) -> bytes:
+    """Object code of IR text; `passes` runs the middle-end of the same level first."""
+    module = llvm.parse_assembly(text)
+    module.triple = host()[0]
+    tm = machine(level)
+    module.data_layout = str(tm.target_data)
+    if passes:
+        options = llvm.create_pipeline_tuning_options(speed_level=max(level, 1))
+        options.slp_vectorization = False
+        builder = llvm.create_pass_builder(tm, options)
+        builder.getModulePassManager().run(module, builder)
+    return bytes(tm.emit_object(module))
+
+
+class Store:
+    """Objects on disk. With directory None nothing is kept."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self.directory = directory
+
+    def key(self, *parts: object) -> str:
+        words = [ENGINE_VERSION, *host(), llvm.llvm_version_info, *parts]
+        return hashlib.sha256("\0".join(map(str, words)).encode()).hexdigest()
+
+    def get(self, key: str) -> bytes | None:
+        if self.directory is None:
+            return None
+        try:
+            data = (self.directory / key[:2] / key).read_bytes()
+        except OSError:
+            return None
+        # A digest in front guards against a file that was cut short.
+        return data[32:] if hashlib.sha256(data[32:]).digest() == data[:32] else None
+
+    def put(self, key: str, data: bytes) -> None:
+        """Keep an object; a cache that cannot be written is not an error."""
+        if self.directory is None:
+            return
+        folder = self.directory / key[:2]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            fd, name = tempfile.mkstemp(dir=folder)
+            try:
+                with os.fdopen(fd, "wb") as out:
+                    out.write(hashlib.sha256(data).digest() + data)
+                os.replace(name, folder / key)
+            except BaseException:
+                os.unlink(name)
+                raise
+        except OSError:
+            return
+
+    def object(self, key: str, text: Callable[[], str], level: int, passes: bool) -> bytes:
+        """The object under a key, compiled from `text()` if it is not there."""
+        data = self.get(key)
+        if data is None:
+            data = compile_ir(text(), level, passes)
+            self.put(key, data)
+        return data
+
+
+class Linked:
+    """Code in this process; it stays while this object lives."""
+
+    def __init__(self, tracker: object, addresses: Mapping[str, int]) -> None:
+        self.tracker, self.addresses = tracker, addresses
+
+
+@cache
+def _jit() -> llvm.LLJIT:
+    host()
+    return llvm.create_lljit_compiler(machine(2), use_jit_link=False, suppress_errors=False)
+
+
+_serial = 0
+
+
+def link(data: bytes, exports: Iterable[str], imports: Mapping[str, int]) -> Linked:
+    """Put an object into the process; imports give the addresses of the functions it calls."""
+    global _serial
+    with _lock:
+        _serial += 1
+        builder = llvm.JITLibraryBuilder().add_object_img(data)
+        for name, address in imports.items():
+            builder.import_symbol(name, address)
+        for name in exports:
+            builder.export_symbol(name)
+        builder.add_current_process()
+        tracker = builder.link(_jit(), f"tgx{_serial}")
+        return Linked(tracker, {name: tracker[name] for name in exports})
+
+
+_helpers: dict[str, Linked] = {}
+
+
+def _writer(name: str) -> Callable[[Module], None]:
+    if name == "tgx_fault":
+        return emit_fault
+    if name == "tgx_arrive":
+        return emit_arrive
+    if name == "tgx_worker":
+        return emit_scheduler
+    parts = name.split("_")
+    if parts[1] in ("ld", "st", "ldu"):
+        bits, n = parts[3][1:].split("x")
+        return lambda module: emit_access(module, parts[1], parts[2], int(bits), int(n))
+    raise KeyError(name)
+
+
+def helper(name: str, store: Store) -> int:
+    """The address of a runtime function; it is compiled (or read from the cache) on first use in the process."""
+    with _lock:
+        known = _helpers.get(name)
+        if known is None:
+            module = Module()
+            _writer(name)(module)
+            text = module.text()
+            data = store.object(store.key("helper", text), lambda: text, 2, True)
+            needs = {n: helper(n, store) for n in sorted(module.imports)}
+            known = _helpers[name] = link(data, [name], needs)
+        return known.addresses[name]
+
+
+WARP_FN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)

@@ -1,0 +1,140 @@
+"""Byte offsets of the structures that compiled code and the launcher share.
+
+Launch: one per launch, read by every warp. Frame: the state of one warp; registers that live across basic blocks follow
+its header. Slot: one resident CTA: header, then the frames of its warps, shared memory, local memory. Worker: one per
+host thread.
+"""
+
+from enum import IntEnum
+
+LANES = 32
+FULL = 0xFFFFFFFF
+BARRIERS = 16
+BACK_EDGES = 1 << 16
+"""Back edges a warp may take before it yields; a loop that can wait for another thread pays SPIN_COST for each."""
+SPIN_COST = 512
+
+
+class Launch(IntEnum):
+    """Offsets in the launch structure."""
+
+    MEM_BASE = 0
+    PAGES = 8
+    LIMIT = 16
+    PARAMS = 24
+    GRID = 32
+    BLOCK = 44
+    WARPS = 56
+    THREADS = 60
+    SHARED_WINDOW = 64
+    LOCAL_WINDOW = 72
+    WINDOW_SIZE = 80
+    SHARED_SIZE = 88
+    LOCAL_SIZE = 92
+    ABORT = 96
+    NEXT_CTA = 104
+    TOTAL_CTAS = 112
+    FRAME_SIZE = 120
+    FRAMES_END = 128
+    SHARED_END = 136
+    WARP_FN = 144
+    SYMBOLS = 152
+    PARAM_SIZE = 160
+    DYNAMIC_SHARED = 164
+    FAULT_STATE = 192
+    FAULT_PC = 196
+    FAULT_LANE = 200
+    FAULT_WARP = 204
+    FAULT_CTA = 208
+    FAULT_ADDRESS = 216
+    FAULT_INFO = 224
+    SIZE = 256
+
+
+class Frame(IntEnum):
+    """Offsets in a warp's frame."""
+
+    LAUNCH = 0
+    SHARED = 8
+    LOCAL = 16
+    COUNTS = 24
+    SLOT = 32
+    LIVE = 40
+    BLOCKED = 44
+    BUDGET = 48
+    FAULTED = 52
+    STATE = 56
+    WARP = 60
+    CTAID = 64
+    ROTATE = 76
+    CTA = 80
+    ALL = 88
+    CALL_DEPTH = 92
+    BAR_MASK = 96
+    PCS = 192
+    TID = 320
+    REGS = 704
+
+
+class Slot(IntEnum):
+    """Offsets in a resident CTA's header."""
+
+    STATE = 0
+    LIVE_WARPS = 4
+    LIVE_THREADS = 8
+    PENDING = 12
+    CTA = 16
+    ARRIVED = 64
+    EXPECTED = 128
+    REDUCE = 192
+    RESULT = 256
+    FRAMES = 320
+
+
+class Worker(IntEnum):
+    """Offsets in a worker's structure."""
+
+    SLOTS = 0
+    STRIDE = 8
+    COUNT = 16
+    COUNTS = 24
+    SIZE = 64
+
+
+class Status(IntEnum):
+    """What a warp function returns."""
+
+    EXIT = 0
+    BARRIER = 1
+    YIELD = 2
+
+
+class WarpState(IntEnum):
+    READY = 0
+    WAITING = 1
+    DONE = 2
+
+
+class Space(IntEnum):
+    """State spaces in a fault record."""
+
+    GLOBAL = 0
+    SHARED = 1
+    LOCAL = 2
+    GENERIC = 3
+    PARAM = 4
+
+
+class Access(IntEnum):
+    """Kinds of access in a fault record; TRAP and ILLEGAL have no address."""
+
+    READ = 0
+    WRITE = 1
+    ATOMIC = 2
+    TRAP = 3
+    ILLEGAL = 4
+
+
+def fault_info(space: int, access: int, size: int) -> int:
+    """The fault record's word: size in bits 0-15, access in 16-23, space in 24-31."""
+    return size | access << 16 | space << 24

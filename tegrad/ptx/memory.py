@@ -1,0 +1,138 @@
+"""ld, st and cvta: state spaces, vectors, parameters (PTX ISA 9.7.9)."""
+
+from typing import TYPE_CHECKING
+
+from tegrad.ptx.access import helper_name
+from tegrad.ptx.ir import V
+from tegrad.ptx.layout import LANES, Launch
+from tegrad.ptx.rules import Handler, mod
+from tegrad.ptx.syntax import Addr, Imm, Ins, Operand, Sym, Vec
+from tegrad.ptx.types import TYPES, Ty
+
+if TYPE_CHECKING:
+    from tegrad.ptx.emitter import Emitter
+
+SPACES = ("global", "shared", "local", "param", "const")
+U64 = TYPES["u64"]
+
+
+def space_of(e: "Emitter", ins: Ins) -> str:
+    """The state space of an access; .const lies in global memory, parameters of inlined functions in local memory."""
+    name = next((m.split("__")[0] for m in ins.mods if m.split("__")[0] in SPACES), "generic")
+    if name == "param":
+        base = ins.operands[0 if ins.base == "st" else 1]
+        sym = base.base.name if isinstance(base, Addr) and isinstance(base.base, Sym) else ""
+        return "local" if sym in e.layout.symbols else "param"
+    return "global" if name == "const" else name
+
+
+def address(e: "Emitter", op: Operand, space: str) -> V:
+    """The address of an operand: i32 in shared memory, else i64."""
+    f = e.f
+    assert isinstance(op, Addr)
+    el = "i32" if space == "shared" else "i64"
+    if isinstance(op.base, Imm):
+        return f.const(el, int(op.base.value) + op.offset)
+    if isinstance(op.base, Sym):
+        base = e.address_of(Sym(op.base.name, op.base.offset + op.offset))
+        return f.resize(base, el, False) if base.ref.startswith("%") else f.const(el, int(base.ref))
+    raw = e.get(op.base.index)
+    v = f.resize(f.bits(raw, f"i{e.kernel.regs[op.base.index].bits}"), el, False)
+    return f.add(v, f.like(v, op.offset)) if op.offset else v
+
+
+def width(ins: Ins) -> int:
+    return next((int(m[1]) for m in ins.mods if m in ("v2", "v4", "v8")), 1)
+
+
+def _parts(op: Operand, n: int) -> tuple[Operand, ...]:
+    if n == 1:
+        return (op,)
+    if not isinstance(op, Vec) or len(op.items) != n:
+        raise NotImplementedError
+    return op.items
+
+
+def load(e: "Emitter", ins: Ins) -> None:
+    t, n, space = ins.types[-1], width(ins), space_of(e, ins)
+    targets = _parts(ins.operands[0], n)
+    if space == "param":
+        values = _load_param(e, ins, t, n)
+    else:
+        values = load_values(e, ins, space, address(e, ins.operands[1], space), t.bits, n)
+    for target, v in zip(targets, values, strict=True):
+        e.write(target, e.f.bits(v, t.el) if t.kind == "f" else v, t, ins)
+
+
+def _load_param(e: "Emitter", ins: Ins, t: Ty, n: int) -> list[V]:
+    f = e.f
+    a = address(e, ins.operands[1], "param")
+    if a.n != 1:
+        raise NotImplementedError
+    return [f.load(t.iel, e.param_base, f.add(a, f.like(a, i * t.size)) if i else a, align=1) for i in range(n)]
+
+
+def load_values(e: "Emitter", ins: Ins, space: str, a: V, bits: int, n: int) -> list[V]:
+    """Call the load helper; a load whose address is one for the warp gives scalars."""
+    f = e.f
+    uniform = a.n == 1 and space != "local" and space != "generic"
+    lanes = e.lanes(ins)
+    e.account(ins, bits * n // 8, False)
+    args = [e.frame, f.splat(a, LANES) if not uniform else a, lanes, f.const("i32", e.pc)]
+    if uniform:
+        name = helper_name("ldu", space, bits, n)
+        if n == 1:
+            return [f.call(name, f"i{bits}", 1, *args)]
+        out = f.alloca(f"[{n} x i{bits}]", 16)
+        f.call_void(name, *args, out)
+        return [f.load(f"i{bits}", out, i * bits // 8) for i in range(n)]
+    name = helper_name("ld", space, bits, n)
+    if n == 1:
+        return [f.call(name, f"i{bits}", LANES, *args)]
+    out = f.alloca(f"[{n} x <{LANES} x i{bits}>]", 64)
+    f.call_void(name, *args, out)
+    return [f.load(f"i{bits}", out, i * bits // 8 * LANES, LANES, 4) for i in range(n)]
+
+
+def store(e: "Emitter", ins: Ins) -> None:
+    f = e.f
+    t, n, space = ins.types[-1], width(ins), space_of(e, ins)
+    if space == "param":
+        raise NotImplementedError
+    a = f.splat(address(e, ins.operands[0], space), LANES)
+    values = [f.splat(f.bits(e.read(o, t), t.iel), LANES) for o in _parts(ins.operands[1], n)]
+    e.account(ins, t.size * n, True)
+    args = [e.frame, a, e.lanes(ins), f.const("i32", e.pc)]
+    name = helper_name("st", space, t.bits, n)
+    if n == 1:
+        f.call_void(name, *args, values[0])
+        return
+    buffer = f.alloca(f"[{n} x <{LANES} x i{t.bits}>]", 64)
+    for i, v in enumerate(values):
+        f.store(v, buffer, i * t.bits // 8 * LANES, 4)
+    f.call_void(name, *args, buffer)
+
+
+def cvta(e: "Emitter", ins: Ins) -> None:
+    """Between a space's addresses and generic ones: windows for shared and local, nothing for global and const."""
+    f = e.f
+    t = ins.types[-1]
+    v = e.read(ins.operands[1], U64 if t.bits == 64 else t)
+    space = next(m.split("__")[0] for m in ins.mods if m != "to")
+    if space in ("shared", "local"):
+        window = f.load("i64", e.launch, Launch.SHARED_WINDOW if space == "shared" else Launch.LOCAL_WINDOW)
+        if t.bits != 64:
+            raise NotImplementedError
+        v = f.sub(v, window) if mod(ins, "to") else f.add(v, window)
+    elif space not in ("global", "const"):
+        raise NotImplementedError
+    e.write(ins.operands[0], v, t, ins)
+
+
+def nothing(e: "Emitter", ins: Ins) -> None:
+    """Prefetches and cache hints."""
+
+
+HANDLERS: dict[str, Handler] = {
+    "ld": load, "st": store, "cvta": cvta, "prefetch": nothing, "prefetchu": nothing, "discard": nothing, "applypriority": nothing,
+}  # fmt: skip

@@ -1,0 +1,50 @@
+"""How instruction tables are written.
+
+A pure instruction is a `Rule`: the types of its result and sources, and a function that writes the LLVM IR for values of
+those types, scalar or vector alike. Everything else (memory, warp, matrix) is a handler that uses the emitter directly.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from tegrad.ptx.ir import Fn, V
+from tegrad.ptx.syntax import Ins
+from tegrad.ptx.types import TYPES, Ty
+
+if TYPE_CHECKING:
+    from tegrad.ptx.emitter import Emitter
+
+Signature = Callable[[Ins], tuple[Ty, tuple[Ty, ...]]]
+Apply = Callable[..., V]
+Handler = Callable[["Emitter", Ins], None]
+
+PRED, U32 = TYPES["pred"], TYPES["u32"]
+
+
+class Rule(NamedTuple):
+    """A pure instruction. `apply(f, ins, *sources)` returns the result."""
+
+    signature: Signature
+    apply: Apply
+
+
+def same(count: int) -> Signature:
+    """Result and `count` sources of the instruction's type."""
+    return lambda ins: (ins.types[-1], (ins.types[-1],) * count)
+
+
+def wide(ty: Ty) -> Ty:
+    """The integer type of twice the width."""
+    return TYPES[f"{ty.kind}{ty.bits * 2}"]
+
+
+def unsupported(ins: Ins) -> str:
+    return f"line {ins.line}: instruction {ins.op} is not supported by the PTX engine"
+
+
+def mod(ins: Ins, *names: str) -> bool:
+    """Whether the instruction has one of these modifiers."""
+    return any(n in ins.mods for n in names)
+
+
+__all__ = ["PRED", "U32", "Apply", "Fn", "Handler", "Rule", "Signature", "mod", "same", "unsupported", "wide"]

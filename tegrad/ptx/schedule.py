@@ -1,0 +1,229 @@
+"""The scheduler in compiled code: runs warps of a CTA, barriers, and CTAs on one host thread.
+
+A worker keeps CTAs resident in slots. It runs one until it ends; a CTA in which every ready warp used up its back-edge
+budget gives way to the next resident CTA or to a new one, so that CTAs may wait for each other.
+"""
+
+from tegrad.ptx.ir import Fn, Module, V
+from tegrad.ptx.layout import BACK_EDGES, BARRIERS, FULL, LANES, Frame, Launch, Slot, Status, WarpState, Worker
+
+
+def emit_scheduler(module: Module) -> None:
+    """Write tgx_worker and the functions that it uses."""
+    _stopped(module)
+    _init_cta(module)
+    _release(module)
+    _run_cta(module)
+    _worker(module)
+
+
+def _stopped(module: Module) -> None:
+    """Whether the launch has faulted or was aborted."""
+    f = Fn(module, "tgx_stopped", "i1", [("ptr", "launch")], "alwaysinline")
+    (launch,) = f.args
+    state = f.op("i32", 1, f"load atomic i32, {f.gep(launch, Launch.FAULT_STATE)} monotonic, align 4", pure=False)
+    flag = f.load("ptr", launch, Launch.ABORT)
+    abort = f.op("i32", 1, f"load atomic i32, {flag} monotonic, align 4", pure=False)
+    f.ret(f.icmp("ne", f.or_(state, abort), f.const("i32", 0)))
+    f.finish()
+
+
+def _mad64(f: Fn, base: V, i: V, stride: V) -> V:
+    """base + i * stride as a pointer."""
+    return f.gep(base, f.mul(f.resize(i, "i64", False), stride))
+
+
+def _init_cta(module: Module) -> None:
+    """tgx_init_cta(launch, slot, cta, counts): make a slot the CTA of this linear index."""
+    f = Fn(
+        module,
+        "tgx_init_cta",
+        "void",
+        [("ptr", "launch"), ("ptr", "slot"), ("i64", "cta"), ("ptr", "counts")],
+        "noinline",
+    )
+    launch, slot, cta, counts = f.args
+    warps = f.load("i32", launch, Launch.WARPS)
+    threads = f.load("i32", launch, Launch.THREADS)
+    f.store(f.const("i32", 1), slot, Slot.STATE)
+    f.store(warps, slot, Slot.LIVE_WARPS)
+    f.store(threads, slot, Slot.LIVE_THREADS)
+    f.store(f.const("i32", 0), slot, Slot.PENDING)
+    f.store(cta, slot, Slot.CTA)
+    f.store(f.const("i32", 0, BARRIERS), slot, Slot.ARRIVED, 64)
+    gx = f.resize(f.load("i32", launch, Launch.GRID), "i64", False)
+    gy = f.resize(f.load("i32", launch, Launch.GRID + 4), "i64", False)
+    row = f.bin("udiv", cta, gx)
+    ctaid = [f.bin("urem", cta, gx), f.bin("urem", row, gy), f.bin("udiv", row, gy)]
+    frame_size = f.load("i64", launch, Launch.FRAME_SIZE)
+    shared = f.gep(slot, f.load("i64", launch, Launch.FRAMES_END))
+    local = f.gep(slot, f.load("i64", launch, Launch.SHARED_END))
+    local_size = f.mul(f.resize(f.load("i32", launch, Launch.LOCAL_SIZE), "i64", False), f.const("i64", LANES))
+    with f.for_(warps) as w:
+        frame = _mad64(f, f.gep(slot, Slot.FRAMES), w, frame_size)
+        f.store(launch, frame, Frame.LAUNCH)
+        f.store(shared, frame, Frame.SHARED)
+        f.store(_mad64(f, local, w, local_size), frame, Frame.LOCAL)
+        f.store(counts, frame, Frame.COUNTS)
+        f.store(slot, frame, Frame.SLOT)
+        left = f.sub(threads, f.mul(w, f.const("i32", LANES)))
+        partial = f.sub(f.bin("shl", f.const("i32", 1), f.and_(left, f.const("i32", 31))), f.const("i32", 1))
+        live = f.select(f.icmp("uge", left, f.const("i32", LANES)), f.const("i32", FULL), partial)
+        f.store(live, frame, Frame.LIVE)
+        f.store(live, frame, Frame.ALL)
+        for off in (Frame.BLOCKED, Frame.FAULTED, Frame.STATE, Frame.ROTATE, Frame.CALL_DEPTH):
+            f.store(f.const("i32", 0), frame, off)
+        f.store(w, frame, Frame.WARP)
+        f.store(cta, frame, Frame.CTA)
+        for i, c in enumerate(ctaid):
+            f.store(f.resize(c, "i32", False), frame, Frame.CTAID + 4 * i)
+        f.store(f.const("i32", 0, BARRIERS), frame, Frame.BAR_MASK, 4)
+        f.store(f.const("i32", 0, LANES), frame, Frame.PCS, 64)
+        _thread_ids(f, launch, frame, w)
+    f.ret()
+    f.finish()
+
+
+def _thread_ids(f: Fn, launch: V, frame: V, w: V) -> None:
+    bx = f.load("i32", launch, Launch.BLOCK)
+    by = f.load("i32", launch, Launch.BLOCK + 4)
+    linear = f.add(f.mul(w, f.const("i32", LANES)), f.iota("i32", LANES))
+    f.store(linear, frame, Frame.TID, 64)
+    flat = f.icmp("eq", f.mul(by, f.load("i32", launch, Launch.BLOCK + 8)), f.const("i32", 1))
+    zero = f.const("i32", 0, LANES)
+    f.store(zero, frame, Frame.TID + 128, 64)
+    f.store(zero, frame, Frame.TID + 256, 64)
+    with f.if_(f.xor(flat, f.const("i1", 1))):
+        row = f.bin("udiv", linear, bx)
+        f.store(f.bin("urem", linear, bx), frame, Frame.TID, 64)
+        f.store(f.bin("urem", row, by), frame, Frame.TID + 128, 64)
+        f.store(f.bin("udiv", row, by), frame, Frame.TID + 256, 64)
+
+
+def _release(module: Module) -> None:
+    """tgx_release(launch, slot): open every barrier that has all its threads; returns whether one opened."""
+    f = Fn(module, "tgx_release", "i1", [("ptr", "launch"), ("ptr", "slot")], "noinline")
+    launch, slot = f.args
+    zero = f.const("i32", 0)
+    opened = f.alloca("i1")
+    f.store(f.const("i1", 0), opened)
+    pending = f.alloca("i32")
+    f.store(f.load("i32", slot, Slot.PENDING), pending)
+    warps = f.load("i32", launch, Launch.WARPS)
+    frame_size = f.load("i64", launch, Launch.FRAME_SIZE)
+    with f.loop() as (_, end):
+        bits = f.load("i32", pending)
+        f.leave(f.icmp("eq", bits, zero), end)
+        f.store(f.and_(bits, f.sub(bits, f.const("i32", 1))), pending)
+        k = f.intr_flag("cttz", bits, False)
+        at = f.gep(slot, f.resize(f.mul(k, f.const("i32", 4)), "i64", False))
+        want = f.load("i32", at, Slot.EXPECTED)
+        want = f.select(f.icmp("eq", want, zero), f.load("i32", slot, Slot.LIVE_THREADS), want)
+        with f.if_(f.icmp("uge", f.load("i32", at, Slot.ARRIVED), want)):
+            f.store(f.const("i1", 1), opened)
+            f.store(zero, at, Slot.ARRIVED)
+            f.store(f.load("i32", at, Slot.REDUCE), at, Slot.RESULT)
+            still = f.load("i32", slot, Slot.PENDING)
+            f.store(f.and_(still, f.not_(f.bin("shl", f.const("i32", 1), k))), slot, Slot.PENDING)
+            with f.for_(warps) as w:
+                frame = _mad64(f, f.gep(slot, Slot.FRAMES), w, frame_size)
+                mine = f.gep(frame, f.resize(f.mul(k, f.const("i32", 4)), "i64", False))
+                lanes = f.load("i32", mine, Frame.BAR_MASK)
+                f.store(zero, mine, Frame.BAR_MASK)
+                f.store(f.and_(f.load("i32", frame, Frame.BLOCKED), f.not_(lanes)), frame, Frame.BLOCKED)
+                state = f.load("i32", frame, Frame.STATE)
+                wake = f.and_(f.icmp("eq", state, f.const("i32", WarpState.WAITING)), f.icmp("ne", lanes, zero))
+                f.store(f.select(wake, f.const("i32", WarpState.READY), state), frame, Frame.STATE)
+    f.ret(f.load("i1", opened))
+    f.finish()
+
+
+def _run_cta(module: Module) -> None:
+    """tgx_run_cta(launch, slot): 0 the CTA is done, 1 it waits for another CTA, 2 the launch was stopped."""
+    f = Fn(module, "tgx_run_cta", "i32", [("ptr", "launch"), ("ptr", "slot")], "noinline")
+    launch, slot = f.args
+    warps = f.load("i32", launch, Launch.WARPS)
+    frame_size = f.load("i64", launch, Launch.FRAME_SIZE)
+    warp_fn = f.load("ptr", launch, Launch.WARP_FN)
+    progress = f.alloca("i1")
+    with f.loop() as _:
+        f.store(f.const("i1", 0), progress)
+        with f.for_(warps) as w:
+            frame = _mad64(f, f.gep(slot, Slot.FRAMES), w, frame_size)
+            with f.if_(f.icmp("eq", f.load("i32", frame, Frame.STATE), f.const("i32", WarpState.READY))):
+                _run_warp(f, launch, slot, frame, warp_fn, progress)
+        stop = f.call("tgx_stopped", "i1", 1, launch)
+        with f.if_(stop):
+            f.ret(f.const("i32", 2))
+        with f.if_(f.icmp("eq", f.load("i32", slot, Slot.LIVE_WARPS), f.const("i32", 0))):
+            f.ret(f.const("i32", 0))
+        with f.if_(f.xor(f.load("i1", progress), f.const("i1", 1))):
+            f.ret(f.const("i32", 1))
+    f.do("unreachable")
+    f.finish()
+
+
+def _run_warp(f: Fn, launch: V, slot: V, frame: V, warp_fn: V, progress: V) -> None:
+    f.store(f.const("i32", BACK_EDGES), frame, Frame.BUDGET)
+    before = f.intr("ctpop", f.load("i32", frame, Frame.LIVE))
+    status = f.op("i32", 1, f"call i32 {warp_fn.ref}({frame})", pure=False)
+    gone = f.sub(before, f.intr("ctpop", f.load("i32", frame, Frame.LIVE)))
+    f.store(f.sub(f.load("i32", slot, Slot.LIVE_THREADS), gone), slot, Slot.LIVE_THREADS)
+    with f.if_(f.icmp("ne", status, f.const("i32", Status.YIELD))):
+        f.store(f.const("i1", 1), progress)
+        done = f.icmp("eq", status, f.const("i32", Status.EXIT))
+        state = f.select(done, f.const("i32", WarpState.DONE), f.const("i32", WarpState.WAITING))
+        f.store(state, frame, Frame.STATE)
+        left = f.sub(f.load("i32", slot, Slot.LIVE_WARPS), f.resize(done, "i32", False))
+        f.store(left, slot, Slot.LIVE_WARPS)
+    with f.if_(f.icmp("ne", f.load("i32", slot, Slot.PENDING), f.const("i32", 0))):
+        opened = f.call("tgx_release", "i1", 1, launch, slot)
+        f.store(f.or_(f.load("i1", progress), opened), progress)
+
+
+def _worker(module: Module) -> None:
+    """tgx_worker(launch, worker): take CTAs until the grid is done or stopped."""
+    f = Fn(module, "tgx_worker", "void", [("ptr", "launch"), ("ptr", "worker")])
+    launch, worker = f.args
+    zero, one = f.const("i32", 0), f.const("i32", 1)
+    slots, stride = f.load("ptr", worker, Worker.SLOTS), f.load("i64", worker, Worker.STRIDE)
+    count, counts = f.load("i32", worker, Worker.COUNT), f.load("ptr", worker, Worker.COUNTS)
+    total = f.load("i64", launch, Launch.TOTAL_CTAS)
+    resident, current, high, dry = (f.alloca("i32") for _ in range(4))
+    for slot_var in (resident, current, high, dry):
+        f.store(zero, slot_var)
+    with f.loop() as (head, end):
+        f.leave(f.call("tgx_stopped", "i1", 1, launch), end)
+        cur = f.load("i32", current)
+        with f.if_(f.icmp("uge", cur, f.load("i32", high))):
+            # Past the used slots: open a new one while there are CTAs left, else start over.
+            more = f.and_(f.icmp("ult", cur, count), f.icmp("eq", f.load("i32", dry), zero))
+            with f.if_(more):
+                f.store(f.add(cur, one), high)
+                f.store(zero, _mad64(f, slots, cur, stride), Slot.STATE)
+            with f.if_(f.xor(more, f.const("i1", 1))):
+                f.store(zero, current)
+                f.br(head)
+        slot = _mad64(f, slots, cur, stride)
+        with f.if_(f.icmp("eq", f.load("i32", slot, Slot.STATE), zero)):
+            with f.if_(f.icmp("eq", f.load("i32", dry), zero)):
+                next_cta = f.gep(launch, Launch.NEXT_CTA)
+                cta = f.op("i64", 1, f"atomicrmw add {next_cta}, i64 1 monotonic, align 8", pure=False)
+                got = f.icmp("ult", cta, total)
+                with f.if_(got):
+                    f.call_void("tgx_init_cta", launch, slot, cta, counts)
+                    f.store(f.add(f.load("i32", resident), one), resident)
+                f.store(f.select(got, zero, one), dry)
+            with f.if_(f.icmp("eq", f.load("i32", slot, Slot.STATE), zero)):
+                f.leave(f.icmp("eq", f.load("i32", resident), zero), end)
+                f.store(f.add(cur, one), current)
+                f.br(head)
+        status = f.call("tgx_run_cta", "i32", 1, launch, slot)
+        f.leave(f.icmp("eq", status, f.const("i32", 2)), end)
+        with f.if_(f.icmp("eq", status, zero)):
+            f.store(zero, slot, Slot.STATE)
+            f.store(f.sub(f.load("i32", resident), one), resident)
+        with f.if_(f.icmp("eq", status, one)):
+            f.store(f.add(cur, one), current)
+    f.ret()
+    f.finish()
