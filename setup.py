@@ -6,6 +6,7 @@ goes where the package goes does. All else is in pyproject.toml.
 
 from setuptools import Distribution, setup
 from setuptools.command.install import install  # noqa: F401  (makes distutils setuptools' own)
+
 from distutils.command.install_data import install_data  # isort: skip
 
 

@@ -7,6 +7,7 @@ module `tinygrad.runtime.ops_nv` is imported. `TEGRAD=0` turns it off.
 
 import os
 import sys
+from _thread import _local
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 TARGET = "tinygrad.runtime.ops_nv"
+OURS = "tegrad.nv."
+_loading = _local()
 
 
 def enabled() -> bool:
@@ -24,18 +27,16 @@ def enabled() -> bool:
 
 
 class _Finder:
-    """A finder that looks at one import, once, and makes its loader do one step more."""
+    """Wraps the loader of tinygrad's NV runtime and of our own modules that build on it; leaves all others alone."""
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        """The usual spec of tinygrad's NV runtime with our loader around its own; None for every other module."""
-        if name != TARGET:
+        """The usual spec with our loader around its own; None for a module that is no concern of ours."""
+        if name != TARGET and not name.startswith(OURS):
             return None
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
         for finder in sys.meta_path:
-            spec = finder.find_spec(name, path, target)
+            spec = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None:
                 spec.loader = _Loader(spec.loader)  # type: ignore[assignment]
                 return spec
@@ -43,7 +44,10 @@ class _Finder:
 
 
 class _Loader:
-    """tinygrad's own loader, and then tegrad's installation."""
+    """The usual loader, and then tegrad's installation if this was the outermost of the modules concerned.
+
+    A module of ours that imports the runtime is not ready while the runtime loads: installing waits for its end.
+    """
 
     def __init__(self, loader: "Any") -> None:
         self._loader = loader
@@ -52,15 +56,22 @@ class _Loader:
         return getattr(self._loader, name)
 
     def exec_module(self, module: "ModuleType") -> None:
-        """Run the module, then install tegrad into it."""
-        self._loader.exec_module(module)
+        """Run the module; install once the runtime is loaded and nothing of ours is half loaded."""
+        depth = getattr(_loading, "depth", 0)
+        _loading.depth = depth + 1
+        try:
+            self._loader.exec_module(module)
+        finally:
+            _loading.depth = depth
         if module.__spec__ is not None:
             module.__spec__.loader = module.__loader__ = self._loader
-        _install()
+        if depth == 0 and TARGET in sys.modules and enabled():
+            _install()
 
 
 def _install() -> None:
     """Install; where that does not fit, say so and leave tinygrad as it is."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
     from tegrad.errors import TegradError
 
     try:

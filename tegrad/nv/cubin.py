@@ -129,7 +129,7 @@ class Cubin:
 
     @property
     def arch(self) -> int:
-        """SM version of the target as in `sm_<arch>`: the low byte of e_flags up to ELF ABI 7, the second from ABI 8."""
+        """SM version as in `sm_<arch>`: the low byte of e_flags up to ELF ABI 7, the second byte from ABI 8."""
         flags: int = self.ehdr[7]
         return flags >> 8 & 0xFF if self.data[8] >= 8 else flags & 0xFF
 

@@ -1,0 +1,536 @@
+"""The NV device on a real GPU: what the emulated board cannot vouch for.
+
+Run as a program (`python tests/hardware/test_h200.py [case ...]`) where there is no pytest: every case is a process of
+its own with a time limit, and prints one line. Under pytest: `pytest -m hardware tests/hardware/test_h200.py`. Needs
+tinygrad, numpy and NVIDIA's compilers. With TEGRAD_BOARD set, the same cases run on an emulated board.
+"""
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TIME_LIMIT_S = 60
+ENVIRONMENT = {"DEV": "NV", "HCQDEV_WAIT_TIMEOUT_MS": "5000", "PARALLEL": "0", "CCACHE": "0"}
+
+CASES: dict[str, tuple[Callable[[], None], dict[str, str]]] = {}
+
+
+def case(**environment: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Register a case with the environment that it needs."""
+
+    def register(function: Callable[[], None]) -> Callable[[], None]:
+        CASES[function.__name__] = function, environment
+        return function
+
+    return register
+
+
+def both_renderers(function: Callable[[], None]) -> Callable[[], None]:
+    """Register a case once for each renderer."""
+    for renderer in ("CUDA", "PTX"):
+        CASES[f"{function.__name__}[{renderer}]"] = function, {"DEV": f"NV:{renderer}"}
+    return function
+
+
+# ---- helpers (tinygrad is imported inside: the environment decides what it does)
+
+
+def device() -> Any:
+    """The opened NV device."""
+    from tinygrad import Device
+
+    return Device["NV"]
+
+
+def buffer(values: Any) -> Any:
+    """An NV buffer that holds a numpy array."""
+    from tinygrad import Tensor
+
+    return Tensor(values).realize().uop.base.buffer
+
+
+def raw(source: str, name: str, pointers: int, ints: int = 0, **options: Any) -> Any:
+    """A hand-written CUDA kernel as a program: pointers first, then 32-bit integers."""
+    from tinygrad import dtypes
+    from tinygrad.device import TinyELF
+    from tinygrad.helpers import Target
+
+    from tegrad.nv.compilers import compile_cuda
+
+    dev = device()
+    signature = [(f"p{i}", i, dtypes.float, (1,)) for i in range(pointers)]
+    signature += [(f"n{i}", pointers + i, dtypes.int, ()) for i in range(ints)]
+    lib = compile_cuda(source, dev.arch, cache=False, **options)
+    return dev.runtime(TinyELF(lib, name, Target("NV", arch=dev.arch), tuple(signature)))
+
+
+ADD_ONE = 'extern "C" __global__ void add_one(float *out, const float *in) { out[threadIdx.x] = in[threadIdx.x] + 1; }'
+
+
+def close_to(got: Any, want: Any, tolerance: float) -> None:
+    """Fail when two arrays differ by more than a tolerance relative to the largest value."""
+    import numpy as np
+
+    got, want = np.asarray(got, dtype=np.float64), np.asarray(want, dtype=np.float64)
+    assert got.shape == want.shape, (got.shape, want.shape)
+    scale = max(1.0, float(np.abs(want).max()))
+    worst = float(np.abs(got - want).max()) / scale
+    assert worst <= tolerance, f"differs by {worst:.3g} of the largest value, allowed {tolerance:g}"
+
+
+def stock_queue_class() -> Any:
+    """tinygrad's own compute queue, whose signals behind a kernel are releases of the QMD."""
+    from tinygrad.runtime import ops_nv
+
+    return next(c for c in ops_nv.NVComputeQueue.__mro__ if c.__module__ == ops_nv.__name__)
+
+
+# ---- tinygrad operations
+
+
+@both_renderers
+def one_liner() -> None:
+    """The first thing that a user types."""
+    from tinygrad import Tensor
+
+    got = (Tensor([1, 2, 3]) + Tensor([4, 5, 6])).numpy().tolist()
+    assert got == [5, 7, 9], got
+
+
+@both_renderers
+def operations() -> None:
+    """Matrix products, convolution, softmax, cumulative sum, argmax: against numpy."""
+    import numpy as np
+    from tinygrad import Tensor
+
+    rng = np.random.default_rng(1)
+    for m, k, n in ((128, 128, 128), (65, 129, 33), (512, 256, 384)):
+        a, b = (rng.standard_normal(s, dtype=np.float32) for s in ((m, k), (k, n)))
+        close_to((Tensor(a) @ Tensor(b)).numpy(), a @ b, 1e-5)
+        ah, bh = a.astype(np.float16), b.astype(np.float16)
+        close_to((Tensor(ah) @ Tensor(bh)).numpy(), ah.astype(np.float32) @ bh.astype(np.float32), 2e-3)
+    x, w = rng.standard_normal((2, 3, 17, 19), dtype=np.float32), rng.standard_normal((5, 3, 3, 3), dtype=np.float32)
+    windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(2, 3))
+    close_to(Tensor(x).conv2d(Tensor(w)).numpy(), np.einsum("nchwij,ocij->nohw", windows, w), 1e-5)
+    z = rng.standard_normal((37, 1000), dtype=np.float32)
+    e = np.exp(z - z.max(1, keepdims=True))
+    close_to(Tensor(z).softmax(1).numpy(), e / e.sum(1, keepdims=True), 1e-5)
+    close_to(Tensor(z).cumsum(1).numpy(), z.cumsum(1), 1e-5)
+    assert (Tensor(z).argmax(1).numpy() == z.argmax(1)).all()
+
+
+@both_renderers
+def backward() -> None:
+    """Gradients of a two-layer network, against numpy."""
+    import numpy as np
+    from tinygrad import Tensor
+
+    rng = np.random.default_rng(2)
+    x, w, v = (rng.standard_normal(s, dtype=np.float32) for s in ((20, 30), (30, 40), (40, 5)))
+    tx, tw, tv = Tensor(x), Tensor(w), Tensor(v)
+    gw, gv = ((tx @ tw).relu() @ tv).square().sum().gradient(tw, tv)
+    hidden = np.maximum(x @ w, 0)
+    out = 2 * (hidden @ v)
+    close_to(gv.numpy(), hidden.T @ out, 1e-4)
+    close_to(gw.numpy(), x.T @ ((out @ v.T) * (x @ w > 0)), 1e-4)
+
+
+@both_renderers
+def double_precision() -> None:
+    """Operations in float64, which tinygrad's PTX cannot even assemble."""
+    import numpy as np
+    from tinygrad import Tensor
+
+    x = np.random.default_rng(3).uniform(0.1, 30, 1000)
+    t = Tensor(x)
+    for name, got, want in (
+        ("reciprocal", t.reciprocal(), 1 / x),
+        ("sqrt", t.sqrt(), np.sqrt(x)),
+        ("exp2", t.exp2(), np.exp2(x)),
+        ("log2", t.log2(), np.log2(x)),
+        ("sin", t.sin(), np.sin(x)),
+    ):
+        worst = float(np.abs(got.numpy() / want - 1).max())
+        assert worst < 1e-9, f"{name} differs by {worst:.3g}"
+
+
+@both_renderers
+def odd_views() -> None:
+    """Pieces of buffers at odd offsets, read by kernels that would like vector loads."""
+    import numpy as np
+    from tinygrad import Tensor, dtypes
+
+    rng = np.random.default_rng(4)
+    for dtype, offset in itertools.product((np.float16, np.float32), (1, 2, 3, 5)):
+        h = rng.standard_normal(4096).astype(dtype)
+        t = Tensor(h).realize()
+        close_to((t[offset : offset + 1024].contiguous() + 1).numpy(), h[offset : offset + 1024] + 1, 1e-3)
+    raw_bytes = rng.integers(0, 60, 4096).astype(np.uint8)
+    t = Tensor(raw_bytes).realize()
+    got = (t[2:514].bitcast(dtypes.half).contiguous() + 1).numpy()
+    close_to(got, raw_bytes[2:514].view(np.float16) + np.float16(1), 1e-3)
+
+
+@both_renderers
+def jit() -> None:
+    """A recorded function, replayed with new inputs."""
+    import numpy as np
+    from tinygrad import Tensor, TinyJit
+
+    @TinyJit
+    def step(x: Any, w: Any) -> Any:
+        return ((x @ w).relu() @ w + x).realize()
+
+    rng = np.random.default_rng(5)
+    w = rng.standard_normal((64, 64), dtype=np.float32) / 8
+    tw = Tensor(w).realize()
+    for _ in range(8):
+        x = rng.standard_normal((64, 64), dtype=np.float32)
+        close_to(step(Tensor(x).realize(), tw).numpy(), np.maximum(x @ w, 0) @ w + x, 1e-5)
+
+
+@case(DEV="NV:PTX", PARALLEL="2")
+def spawned_workers() -> None:
+    """Kernels compiled in tinygrad's worker processes have the patches too."""
+    double_precision()
+    odd_views()
+
+
+# ---- queues, signals, QMDs
+
+
+def _kernel_and_arguments() -> tuple[Any, Any, Any, Any, Any]:
+    import numpy as np
+
+    program = raw(ADD_ONE, "add_one", 2)
+    a, b = buffer(np.zeros(32, np.float32)), buffer(np.zeros(32, np.float32))
+    forth = program.fill_kernargs((b._buf, a._buf))
+    back = program.fill_kernargs((a._buf, b._buf))
+    return program, a, b, forth, back
+
+
+@case()
+def signal_behind_kernel_pushbuffer() -> None:
+    """A kernel and a release in the pushbuffer right behind it."""
+    dev = device()
+    program, _, b, forth, _ = _kernel_and_arguments()
+    for value in range(1, 51):
+        signal = dev.new_signal()
+        queue = dev.hw_compute_queue_t().exec(program, forth, (1, 1, 1), (32, 1, 1))
+        queue.signal(signal, value).submit(dev)
+        signal.wait(value)
+        assert signal.value == value
+    assert (b.numpy() == 1).all()
+
+
+@case()
+def signal_behind_kernel_qmd() -> None:
+    """A kernel whose QMD releases the signal itself: value, timestamp, two releases, memory written before."""
+    dev = device()
+    program, _, b, forth, _ = _kernel_and_arguments()
+    stock = stock_queue_class()
+    for value in (1, 7, 0x1_2345_6789):
+        first, second = dev.new_signal(), dev.new_signal()
+        queue = dev.hw_compute_queue_t().exec(program, forth, (1, 1, 1), (32, 1, 1))
+        stock.signal(queue, first, value)
+        stock.signal(queue, second, value + 1)
+        assert queue.active_qmd is not None, "the signal did not go into the QMD"
+        queue.submit(dev)
+        first.wait(value)
+        second.wait(value + 1)
+        assert (first.value, second.value) == (value, value + 1), (hex(first.value), hex(second.value))
+        assert first.timestamp > 0
+        forth = program.fill_kernargs(forth.bufs)
+    assert (b.numpy() == 1).all()
+
+
+@case()
+def qmd_release_forms() -> None:
+    """What each form of a QMD's release stores: printed for people (and for the board's model of it)."""
+    import struct
+
+    dev = device()
+    program, _, _, forth, _ = _kernel_and_arguments()
+    stock = stock_queue_class()
+    names = ("structure_size", "payload64b", "membar_type")
+    said = []
+    for form in itertools.product((0, 1, 2), (0, 1), (0, 1)):
+        signal = dev.new_signal()
+        words = signal.base_buf.cpu_view().view(0, 16, "B")
+        words[:] = b"\xa5" * 16
+        queue = dev.hw_compute_queue_t().exec(program, program.fill_kernargs(forth.bufs), (1, 1, 1), (32, 1, 1))
+        qmd = queue.active_qmd
+        stock.signal(queue, signal, 0x1_0000_0002)
+        for name, value in zip(names, form, strict=True):
+            qmd.write(**{f"release0_{name}": value})
+        queue.submit(dev)
+        limit = time.monotonic() + 0.5
+        while bytes(words[:4]) != b"\2\0\0\0" and time.monotonic() < limit:
+            time.sleep(0.001)
+        time.sleep(0.005)
+        said.append(f"{form}: " + " ".join(f"{w:08x}" for w in struct.unpack("<4I", bytes(words[:]))))
+    print(f"QMD v{qmd.ver}, (structure, payload64, membar):\n      " + "\n      ".join(said))
+    default = [line for line in said if line.startswith("(0, 1, 0)")][0]
+    assert default.split(": ")[1].startswith("00000002 00000001"), default
+
+
+@case()
+def hundred_runs_changing_values() -> None:
+    """Two kernels and a signal recorded once, submitted 100 times with a new value each."""
+    from tinygrad import dtypes
+    from tinygrad.uop.ops import UOp
+
+    dev = device()
+    program, a, _, forth, back = _kernel_and_arguments()
+    value = UOp.variable("value", 0, 0xFFFFFFFF, dtypes.uint32)
+    queue = dev.hw_compute_queue_t().wait(dev.timeline_signal, value - 1).memory_barrier()
+    queue.exec(program, forth, (1, 1, 1), (32, 1, 1)).exec(program, back, (1, 1, 1), (32, 1, 1))
+    queue.signal(dev.timeline_signal, value)
+    for _ in range(100):
+        queue.submit(dev, {"value": dev.next_timeline()})
+    dev.synchronize()
+    assert (a.numpy() == 200).all(), a.numpy()[:4]
+
+
+@case()
+def changing_arguments() -> None:
+    """The same kernel 300 times, each with another integer argument, none synchronised."""
+    import numpy as np
+
+    source = 'extern "C" __global__ void put(int *out, int at, int value) { out[at] = value; }'
+    program = raw(source, "put", 1, 2)
+    out = buffer(np.zeros(300, np.int32))
+    for i in range(300):
+        program(out._buf, vals=(i, i * i))
+    assert (out.numpy() == np.arange(300, dtype=np.int32) ** 2).all()
+
+
+@case()
+def ten_thousand_launches() -> None:
+    """Launches beyond every ring, without a sync."""
+    import numpy as np
+
+    source = 'extern "C" __global__ void count(int *out, int at) { if (out[0] == at) out[0] = at + 1; }'
+    program = raw(source, "count", 1, 1)
+    out = buffer(np.zeros(1, np.int32))
+    begin = time.perf_counter()
+    for i in range(10_000):
+        program(out._buf, vals=(i,))
+    launched = time.perf_counter()
+    device().synchronize()
+    print(
+        f"{(launched - begin) * 100:.1f} us a launch, {(time.perf_counter() - begin) * 100:.1f} us with its run",
+        end=" ",
+    )
+    assert out.numpy()[0] == 10_000, out.numpy()
+
+
+@case()
+def chained_kernels() -> None:
+    """400 kernels chained by dependent QMDs in one queue, each reading what the one before wrote."""
+    dev = device()
+    program, a, _, _, _ = _kernel_and_arguments()
+    b = buffer(__import__("numpy").zeros(32, "float32"))
+    queue = dev.hw_compute_queue_t().wait(dev.timeline_signal, dev.timeline_value - 1).memory_barrier()
+    for i in range(400):
+        pair = (b._buf, a._buf) if i % 2 == 0 else (a._buf, b._buf)
+        queue.exec(program, program.fill_kernargs(pair), (1, 1, 1), (32, 1, 1))
+    queue.signal(dev.timeline_signal, dev.next_timeline()).submit(dev)
+    assert (a.numpy() == 400).all(), a.numpy()[:4]
+
+
+# ---- programs
+
+
+@case()
+def large_shared_memory() -> None:
+    """One block with nearly all the shared memory that the chip gives."""
+    import numpy as np
+
+    from tegrad.nv.renderers import shared_max
+
+    size = shared_max(device().arch)
+    words = size // 4
+    source = f"""
+    extern __shared__ unsigned pool[];
+    extern "C" __global__ void turn(unsigned *out) {{
+      for (unsigned i = threadIdx.x; i < {words}u; i += blockDim.x) pool[i] = i * 2654435761u;
+      __syncthreads();
+      for (unsigned i = threadIdx.x; i < {words}u; i += blockDim.x) out[i] = pool[{words - 1}u - i];
+    }}"""
+    program = raw(source, "turn", 1, dynamic_shared=size)
+    out = buffer(np.zeros(words, np.uint32))
+    program(out._buf, global_size=(1, 1, 1), local_size=(256, 1, 1))
+    want = (np.arange(words, dtype=np.uint64) * 2654435761 % (1 << 32)).astype(np.uint32)[::-1]
+    print(f"{size} bytes", end=" ")
+    assert (out.numpy() == want).all()
+
+
+@case()
+def module_variables() -> None:
+    """`__device__` with and without a value, and `__constant__`: all have storage, and keep it across launches."""
+    import numpy as np
+
+    source = """
+    __device__ int counter; __device__ int start[4] = {10, 20, 30, 40}; __constant__ int factor[2] = {3, 5};
+    extern "C" __global__ void step(int *out) {
+      int before = counter; __syncthreads();
+      if (threadIdx.x == 0) counter = before + 1;
+      out[threadIdx.x] = before * 100 + start[threadIdx.x] * factor[threadIdx.x & 1];
+    }"""
+    program = raw(source, "step", 1)
+    out = buffer(np.zeros(4, np.int32))
+    for i in range(3):
+        program(out._buf, local_size=(4, 1, 1))
+        assert out.numpy().tolist() == [i * 100 + v for v in (30, 100, 90, 200)], out.numpy()
+
+
+@case()
+def local_memory() -> None:
+    """A kernel with a large array of its own for each thread, on many blocks."""
+    import numpy as np
+
+    source = """extern "C" __global__ void spill(int *out, int n) {
+      int own[1000];
+      for (int i = 0; i < 1000; i++) own[i] = i * n + threadIdx.x;
+      int sum = 0;
+      for (int i = 0; i < 1000; i++) sum += own[(i * 7 + n) % 1000];
+      out[blockIdx.x * blockDim.x + threadIdx.x] = sum;
+    }"""
+    program = raw(source, "spill", 1, 1)
+    out = buffer(np.zeros(512 * 64, np.int32))
+    program(out._buf, global_size=(512, 1, 1), local_size=(64, 1, 1), vals=(3,))
+    want = sum(i * 3 for i in range(1000)) + 1000 * np.arange(64)
+    assert (out.numpy().reshape(512, 64) == want).all()
+
+
+@case()
+def misaligned_argument_is_refused() -> None:
+    """A pointer that breaks a kernel's vector loads ends in an error, not in a fault of the GPU."""
+    import numpy as np
+    from tinygrad import Device, Tensor
+
+    from tegrad.nv.program import LaunchError
+
+    source = """// tegrad: align=16
+    extern "C" __global__ void quad(float4 *data) { data[threadIdx.x].x += 1; }"""
+    program = raw(source, "quad", 1)
+    whole = buffer(np.zeros(64, np.float32))
+    refused = ""
+    try:
+        program(whole._buf.offset(4, 64))
+    except LaunchError as error:
+        refused = str(error)
+    assert "argument 0 of quad" in refused, "a pointer at 4 mod 16 was accepted"
+    program(whole._buf.offset(16, 64), local_size=(4, 1, 1))
+    assert whole.numpy()[4:20:4].tolist() == [1, 1, 1, 1]
+    assert (Tensor([1.0]) + 1).numpy().tolist() == [2.0]
+    Device["NV"].synchronize()
+
+
+# ---- copies and the process
+
+
+@case()
+def copies() -> None:
+    """64 MiB in and out, bit by bit, with their speed."""
+    import numpy as np
+    from tinygrad import Tensor
+
+    data = np.random.default_rng(6).integers(0, 256, 64 << 20, dtype=np.uint8)
+    begin = time.perf_counter()
+    t = Tensor(data).realize()
+    device().synchronize()
+    middle = time.perf_counter()
+    back = t.numpy()
+    end = time.perf_counter()
+    print(
+        f"in {data.nbytes / 1e9 / (middle - begin):.2f} GB/s, out {data.nbytes / 1e9 / (end - middle):.2f} GB/s",
+        end=" ",
+    )
+    assert (back == data).all()
+
+
+@case()
+def no_libcuda() -> None:
+    """NVIDIA's user-mode driver is not in the process, though kernels were compiled and run."""
+    one_liner()
+    maps = Path("/proc/self/maps").read_text()
+    found = sorted({line.split("/")[-1] for line in maps.splitlines() if "libcuda.so" in line or "libcudart" in line})
+    assert not found, f"mapped: {', '.join(found)}"
+    print(f"{type(device()).__module__}, {device().arch}", end=" ")
+
+
+@case()
+def opened_by_our_device() -> None:
+    """The device is ours, over the interface and the classes of this chip."""
+    dev = device()
+    assert type(dev).__module__ == "tegrad.nv.device", type(dev)
+    iface = dev.iface
+    print(
+        f"{type(iface).__module__}.{type(iface).__name__} compute {iface.compute_class:#x} gpfifo "
+        f"{iface.gpfifo_class:#x} dma {iface.dma_class:#x} {dev.arch}",
+        end=" ",
+    )
+
+
+# ---- running
+
+
+def run_case(name: str) -> subprocess.CompletedProcess[str]:
+    """Run one case in a process of its own; TimeoutExpired when it hangs."""
+    environment = {**os.environ, **ENVIRONMENT, **CASES[name][1]}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH", "")]))
+    command = [sys.executable, __file__, "--inside", name]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
+
+
+def main(names: list[str]) -> int:
+    """Run cases and print a line for each; the number that failed."""
+    failed = 0
+    for name in names or CASES:
+        begin = time.monotonic()
+        try:
+            done = run_case(name)
+            good, said, wrong = done.returncode == 0, done.stdout, done.stderr
+        except subprocess.TimeoutExpired as hang:
+            good, said = False, ""
+            wrong = f"no end after {TIME_LIMIT_S} s\n{(hang.stderr or b'').decode(errors='replace')}"
+        failed += not good
+        print(f"{'pass' if good else 'FAIL'}  {name:40s} {time.monotonic() - begin:5.1f} s  {said.strip()}", flush=True)
+        if not good:
+            print("      " + "\n      ".join(wrong.strip().splitlines()[-12:]), flush=True)
+    print(f"{len(names or CASES) - failed}/{len(names or CASES)} passed", flush=True)
+    return failed
+
+
+try:
+    import pytest
+except ModuleNotFoundError:
+    pass
+else:
+    has_gpu = Path("/dev/nvidiactl").exists() or Path("/dev/nvgpu").exists()
+
+    @pytest.mark.hardware
+    @pytest.mark.skipif(not has_gpu, reason="no NVIDIA GPU here")
+    @pytest.mark.parametrize("name", CASES)
+    def test_on_hardware(name: str) -> None:
+        """Each case passes in its own process."""
+        done = run_case(name)
+        assert done.returncode == 0, done.stderr[-3000:]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--inside"]:
+        sys.path.insert(0, str(ROOT))
+        import tegrad  # noqa: F401  (activates)
+
+        CASES[sys.argv[2]][0]()
+        sys.exit(0)
+    sys.exit(1 if main(sys.argv[1:]) else 0)
