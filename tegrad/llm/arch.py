@@ -12,8 +12,11 @@ from typing import Final, Literal, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tegrad.llm.errors import GgufError, UnsupportedModelError
+from tegrad.llm.errors import ContextError, GgufError, UnsupportedModelError
 from tegrad.llm.gguf import F32, Gguf, TensorInfo
+
+DEFAULT_CONTEXT: Final = 4096
+"""Positions of a session unless asked otherwise: bounds the cache of models trained for 128k and more."""
 
 T = TypeVar("T", int, float, str)
 
@@ -144,6 +147,15 @@ class Config:
     """Elements of a value head."""
     eps: float
     rope: Rope
+
+    def positions(self, asked: int | None = None, prompt: int = 0) -> int:
+        """Positions of a session's cache: `asked` or a bounded default; raises ContextError where they cannot be."""
+        if asked is not None and not 0 < asked <= self.context:
+            raise ContextError(f"a context of {asked} tokens was asked for, the model has {self.context}: ask for less")
+        positions = asked or min(self.context, DEFAULT_CONTEXT)
+        if prompt > positions:
+            raise ContextError(f"{prompt} tokens exceed the context of {positions}: shorten the prompt")
+        return positions
 
     @property
     def group(self) -> int:

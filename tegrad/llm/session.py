@@ -18,8 +18,6 @@ CHUNK: Final = 32
 """Prompt tokens of one prefill step; the rest of a prompt is padded to a chunk."""
 SHORT: Final = 4
 """Fewer tokens than that are cheaper one by one."""
-DEFAULT_CONTEXT: Final = 4096
-"""Positions of a session unless asked otherwise: bounds the cache of models trained for 128k and more."""
 
 Logits = NDArray[np.float32]
 
@@ -30,12 +28,8 @@ class Session:
     def __init__(
         self, model: Model, context: int | None = None, *, cache_dtype: DType = dtypes.float16, chunk: int = CHUNK
     ) -> None:
-        if context is not None and not 0 < context <= model.config.context:
-            raise ContextError(
-                f"a context of {context} tokens was asked for, the model is made for {model.config.context}: ask for less"
-            )
         self.model = model
-        self.context = context or min(model.config.context, DEFAULT_CONTEXT)
+        self.context = model.config.positions(context)
         self.tokens: list[int] = []
         self._chunk = chunk
         # A padded chunk writes beyond the last token, so the cache is longer than the context by as much.
@@ -50,6 +44,12 @@ class Session:
         """Forget all tokens but the first `keep`."""
         del self.tokens[keep:]
 
+    def warm(self) -> None:
+        """Compile the step for one token, so that none waits for it later. Only before the first token."""
+        if not self.tokens:
+            self._run([0], every=False)
+            self.reset()
+
     def feed(self, tokens: Sequence[int]) -> Logits:
         """Add tokens and return the logits (vocab,) after the last one; raises ContextError, ModelError."""
         last: Logits = self._feed(tokens, every=False)[-1]
@@ -62,7 +62,7 @@ class Session:
     def generate(
         self, prompt: Sequence[int], sampler: Sampler, limit: int | None = None, stops: frozenset[int] = frozenset()
     ) -> Iterator[int]:
-        """Add a prompt and yield up to `limit` new tokens; ends after one of `stops`, which is yielded too, or when full."""
+        """Add a prompt and yield up to `limit` new tokens; one of `stops`, yielded too, or a full context ends them."""
         logits = self.feed(prompt)
         count = 0
         while limit is None or count < limit:

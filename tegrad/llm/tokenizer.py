@@ -8,6 +8,7 @@ Two kinds, by `tokenizer.ggml.model`: "gpt2", a byte-level BPE whose cuts are na
 from __future__ import annotations
 
 import codecs
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -108,7 +109,7 @@ class Tokenizer:
         return copy
 
     @classmethod
-    def load(cls, path: str) -> Self:
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """The tokenizer of a GGUF file."""
         with Gguf.open(path) as file:
             return cls(file)
@@ -117,7 +118,7 @@ class Tokenizer:
         return len(self.tokens)
 
     def encode(self, text: str, *, bos: bool | None = None, special: bool = True) -> list[int]:
-        """Tokens of a text. `bos`: begin with it (None: as the model wants); `special`: control tokens may be written."""
+        """Tokens of a text. `bos`: begin with it (None: as the model wants); `special`: control tokens may occur."""
         tokens: list[int] = (self._special if special else self._raw).encode(text, add_special_tokens=False).ids
         if (self._add_bos if bos is None else bos) and self.bos is not None:
             return [self.bos, *tokens]

@@ -1,0 +1,175 @@
+"""`tegrad run`: text from a GGUF model, streamed as it comes, and one line of figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from tegrad import models
+from tegrad.errors import TegradError
+
+if TYPE_CHECKING:
+    from tegrad.llm.gguf import Gguf
+    from tegrad.llm.tokenizer import Tokenizer
+
+GPU_FILES: Final = ("/dev/nvgpu/igpu0/ctrl", "/dev/nvidiactl")
+"""What a Jetson's and a desktop's NVIDIA driver offer."""
+EMULATED: Final = "agx-orin-64gb"
+SLOW_LOAD: Final = 1.0
+"""Seconds after which a load shows its progress."""
+
+
+class UsageError(TegradError):
+    """The command line makes no sense."""
+
+    exit_code = 2
+
+
+def run(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[MODEL] PROMPT", help="A GGUF file, the shipped model if left out; and the prompt, - for stdin."
+        ),
+    ],
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="Tokens to generate at most.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token each time.")] = 0.7,
+    top_k: Annotated[int, typer.Option(help="Choose among so many tokens; 0 is all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Choose among the likeliest tokens of that total probability.")] = 0.95,
+    seed: Annotated[int | None, typer.Option(min=0, help="Equal seeds give equal text; random if left out.")] = None,
+    context: Annotated[int | None, typer.Option(min=1, help="Positions of the KV cache.")] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option("--chat/--raw", help="Ask in the model's chat template, the default for MODELs that have one."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print text and figures as one JSON object.")] = False,
+) -> None:
+    """Generate text from a GGUF model, on the GPU, or where there is none on an emulated Orin."""
+    from tegrad.llm.arch import Config
+    from tegrad.llm.gguf import Gguf
+    from tegrad.llm.sampler import Sampler
+    from tegrad.llm.tokenizer import Tokenizer
+
+    path, prompt = _arguments(words)
+    seed = secrets.randbits(32) if seed is None else seed
+    sampler = Sampler(temperature, top_k=top_k, top_p=top_p, seed=seed)
+    with Gguf.open(path) as file:
+        tokenizer = Tokenizer(file)
+        tokens = _tokens(file, tokenizer, prompt, chat=path != models.SMALL if chat is None else chat, asked=bool(chat))
+        context = Config.read(file).positions(context, len(tokens))
+        choose_device()
+        from tegrad.llm.generate import Reply
+        from tegrad.llm.model import Model
+        from tegrad.llm.session import Session
+
+        started = time.perf_counter()
+        model = Model(file, progress=_progress(path))
+        loaded = time.perf_counter() - started
+    reply = Reply(Session(model, context), tokenizer, tokens, sampler, max_tokens)
+    text = []
+    for piece in reply:
+        text.append(piece)
+        if not as_json:
+            typer.echo(piece, nl=False)
+            sys.stdout.flush()
+    figures: dict[str, Any] = {
+        "device": device_name(),
+        "model": path.name,
+        "prompt_tokens": len(tokens),
+        "tokens": len(reply.tokens),
+        "load_s": round(loaded, 3),
+        "first_token_s": round(reply.first_token or 0.0, 4),
+        "tok_s": reply.tokens_per_second and round(reply.tokens_per_second, 2),
+        "seed": seed,
+        "ended": reply.ended,
+    }
+    if as_json:
+        typer.echo(json.dumps({"text": "".join(text), **figures}))
+    else:
+        typer.echo(f"\n\n{_line(figures)}")
+
+
+def choose_device() -> None:
+    """Settle where this process runs, before tinygrad is imported: NV unless DEV says otherwise, an emulated Orin if
+    there is no GPU, said on stderr."""
+    target = os.environ.setdefault("DEV", "NV")
+    if target.split(":")[0].rpartition("+")[2].upper() != "NV":
+        return
+    if "TEGRAD_BOARD" not in os.environ and not any(os.path.exists(name) for name in GPU_FILES):
+        os.environ["TEGRAD_BOARD"] = EMULATED
+        typer.echo(
+            f"tegrad: no GPU found, running on an emulated {EMULATED} (TEGRAD_BOARD, or DEV, chooses another)", err=True
+        )
+    import tegrad.nv
+
+    tegrad.nv.install()
+
+
+def device_name() -> str:
+    """The device in words, as the figures name it."""
+    from tinygrad import Device
+
+    name = " ".join(filter(None, (Device.DEFAULT, getattr(Device[Device.DEFAULT], "arch", None))))
+    board = os.environ.get("TEGRAD_BOARD")
+    return f"{name}, emulated {board}" if board and Device.DEFAULT == "NV" else name
+
+
+def _arguments(words: list[str]) -> tuple[Path, str]:
+    """Model and prompt."""
+    if len(words) > 2:
+        raise UsageError(f"{len(words)} arguments were given, a model and a prompt expected: put the prompt in quotes")
+    if len(words) == 1 and words[0].endswith(".gguf"):
+        raise UsageError(f'a prompt is missing: tegrad run {words[0]} "Once upon a time"')
+    path = Path(words[0]) if len(words) == 2 else models.SMALL
+    prompt = sys.stdin.read() if words[-1] == "-" else words[-1]
+    # Arguments that are no UTF-8 arrive with surrogates, which are no text.
+    return path, prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _tokens(file: Gguf, tokenizer: Tokenizer, prompt: str, *, chat: bool, asked: bool) -> list[int]:
+    """The prompt's tokens, through the chat template if wanted; at least one."""
+    from tegrad.llm.template import Template
+
+    template = Template.of(file) if chat else None
+    if template is None and asked:
+        raise UsageError(f"{file.path} has no chat template: leave out --chat")
+    if template is not None:
+        tokens = tokenizer.encode(template.render([{"role": "user", "content": prompt}]), bos=False)
+    else:
+        tokens = tokenizer.encode(prompt)
+    if not tokens:
+        raise UsageError("the prompt is empty, and the model has no token to begin with: give some text")
+    return tokens
+
+
+def _progress(path: Path) -> Callable[[int, int], None] | None:
+    """A line on a terminal's stderr for a load that takes long, else nothing."""
+    if not sys.stderr.isatty():
+        return None
+    begun = time.perf_counter()
+    shown = -1
+
+    def show(done: int, total: int) -> None:
+        nonlocal shown
+        percent = 100 * done // max(total, 1)
+        if percent == shown or (shown < 0 and time.perf_counter() - begun < SLOW_LOAD):
+            return
+        shown = percent
+        end = "\r\x1b[K" if done >= total else ""
+        sys.stderr.write(f"\rloading {path.name}: {percent}%{end}")
+        sys.stderr.flush()
+
+    return show
+
+
+def _line(figures: dict[str, Any]) -> str:
+    speed = f", {figures['tok_s']:.1f} tok/s" if figures["tok_s"] else ""
+    return f"[{figures['device']}: {figures['tokens']} tokens, first after {figures['first_token_s']:.2f} s{speed}]"
