@@ -37,6 +37,38 @@ class Shape:
         return self.head_dim or self.dim // self.heads
 
 
+SHAPES = {
+    "plain": Shape(vocab=317),
+    "grouped": Shape(dim=768, ffn=256, heads=6, kv_heads=3, vocab=331, bias=True, rope_freqs=True, tied=True),
+    "wide heads": Shape(heads=3, kv_heads=1, head_dim=256, vocab=301),
+    "yarn": Shape(
+        extra={
+            "llama.rope.scaling.type": "yarn",
+            "llama.rope.scaling.factor": 4.0,
+            "llama.rope.scaling.original_context_length": 32,
+        }
+    ),
+    "linear rope": Shape(
+        extra={
+            "llama.rope.scaling.type": "linear",
+            "llama.rope.scaling.factor": 3.0,
+            "llama.rope.freq_base": 50000.0,
+        }
+    ),
+}
+"""Odd sizes and every optional part of the family."""
+
+
+def disagreements(ours: np.ndarray, theirs: np.ndarray, margin: float) -> list[str]:
+    """Where our likeliest token is not theirs and in their logits lies more than `margin` deviations below theirs."""
+    found = []
+    for at, (own, peer) in enumerate(zip(ours, theirs, strict=True)):
+        distance = float(peer.max() - peer[own.argmax()]) / float(theirs.std())
+        if distance > margin:
+            found.append(f"position {at}: {own.argmax()} for {peer.argmax()}, {distance:.3f} below")
+    return found
+
+
 def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
     """Random float32 tensors, scaled so that activations neither vanish nor explode and attention is not uniform."""
     rng = np.random.default_rng(seed)

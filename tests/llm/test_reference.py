@@ -1,0 +1,33 @@
+"""The float32 reference agrees with llama.cpp, so that what agrees with the reference does too."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_llama import SHAPES, TYPE, disagreements, write
+
+from tegrad.llm.reference import Reference
+
+llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
+
+MARGIN = 0.25
+"""Standard deviations of the logits: llama.cpp rounds activations to 8 bits before each packed matrix, we do not."""
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_float32_logits_are_llama_cpps(tmp_path: Path, shape: str) -> None:
+    path = write(tmp_path / "model.gguf", SHAPES[shape], TYPE.F32)
+    tokens = np.random.default_rng(1).integers(0, SHAPES[shape].vocab, 60).tolist()
+    with llama_cpp.peer(path) as peer:
+        theirs = peer.logits(tokens)
+    ours = Reference(path).logits(tokens)
+    assert np.abs(ours - theirs).max() <= 1e-4 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_K", "Q6_K"])
+def test_packed_weights_choose_llama_cpps_tokens(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path / "model.gguf", SHAPES["plain"], TYPE[kind])
+    with llama_cpp.peer(path) as peer:
+        tokens = peer.greedy([5, 9, 77], 57)
+        theirs = peer.logits(tokens)
+    assert disagreements(Reference(path).logits(tokens), theirs, MARGIN) == []

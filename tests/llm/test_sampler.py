@@ -1,0 +1,48 @@
+"""The sampler draws what its settings say, and the same again from the same seed."""
+
+import numpy as np
+import pytest
+
+from tegrad.llm.errors import ModelError
+from tegrad.llm.sampler import Sampler
+
+LOGITS = np.log(np.array([0.1, 0.4, 0.05, 0.3, 0.15], np.float32))
+
+
+def drawn(sampler: Sampler, count: int = 20_000) -> np.ndarray:
+    return np.bincount([sampler(LOGITS) for _ in range(count)], minlength=len(LOGITS)) / count
+
+
+def test_temperature_zero_takes_the_likeliest() -> None:
+    assert Sampler(0)(LOGITS) == 1
+
+
+def test_temperature_one_draws_by_probability() -> None:
+    assert np.abs(drawn(Sampler(1.0, seed=1)) - np.exp(LOGITS)).max() < 0.015
+
+
+def test_temperature_sharpens_and_flattens() -> None:
+    for temperature in (0.5, 2.0):
+        expected = np.exp(LOGITS / temperature)
+        assert np.abs(drawn(Sampler(temperature, seed=2)) - expected / expected.sum()).max() < 0.015
+
+
+def test_top_k_keeps_the_likeliest() -> None:
+    assert np.abs(drawn(Sampler(1.0, top_k=2, seed=3)) - [0, 4 / 7, 0, 3 / 7, 0]).max() < 0.015
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
+    assert np.abs(drawn(Sampler(1.0, top_p=0.8, seed=4)) - [0, 0.4 / 0.85, 0, 0.3 / 0.85, 0.15 / 0.85]).max() < 0.015
+    assert Sampler(1.0, top_p=0.01, seed=5)(LOGITS) == 1
+
+
+def test_equal_seeds_draw_equally() -> None:
+    first, second, other = (Sampler(1.0, seed=seed) for seed in (7, 7, 8))
+    rows = np.random.default_rng(0).standard_normal((100, 50)).astype(np.float32)
+    assert [first(row) for row in rows] == [second(row) for row in rows] != [other(row) for row in rows]
+
+
+@pytest.mark.parametrize("settings", [{"temperature": -1}, {"top_k": -1}, {"top_p": 0}, {"temperature": float("nan")}])
+def test_settings_without_meaning_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ModelError, match="cannot sample"):
+        Sampler(**settings)  # type: ignore[arg-type]

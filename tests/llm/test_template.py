@@ -1,0 +1,78 @@
+"""Chat templates run as models' authors wrote them, and can do nothing else."""
+
+from pathlib import Path
+
+import pytest
+from tiny_llama import TYPE, Shape, Vocabulary, letters, write
+
+from tegrad.llm.gguf import Gguf
+from tegrad.llm.template import Template, TemplateRefusalError
+
+CHATML = """{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}"""
+HELLO = [{"role": "user", "content": '<b>&"hi"'}]
+
+
+def test_chatml_is_rendered_with_and_without_the_reply_mark() -> None:
+    template = Template(CHATML)
+    assert template.render(HELLO, reply=False) == '<|im_start|>user\n<b>&"hi"<|im_end|>\n'
+    assert template.render(HELLO) == '<|im_start|>user\n<b>&"hi"<|im_end|>\n<|im_start|>assistant\n'
+
+
+def test_json_is_not_escaped_for_html() -> None:
+    template = Template("{% for tool in tools %}{{ tool | tojson }}{% endfor %}")
+    assert template.render([], tools=[{"name": "<f>", "é": 1}]) == '{"name": "<f>", "é": 1}'
+
+
+def test_blocks_leave_no_blank_lines_and_loops_can_break() -> None:
+    template = Template(
+        "{% for m in messages %}\n    {% if loop.index > 1 %}{% break %}{% endif %}\nx\n{% endfor %}\nend"
+    )
+    assert template.render([{}, {}, {}]) == "x\nend"
+
+
+def test_tokens_and_the_date_are_offered() -> None:
+    assert Template("{{ bos_token }}|{{ eos_token }}", "<s>", "</s>").render([]) == "<s>|</s>"
+    assert len(Template("{{ strftime_now('%Y') }}").render([])) == 4
+
+
+def test_a_templates_own_refusal_reaches_the_user() -> None:
+    with pytest.raises(TemplateRefusalError, match="roles must alternate"):
+        Template("{{ raise_exception('roles must alternate') }}").render(HELLO)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update(role='x') }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    ],
+)
+def test_a_template_cannot_leave_its_sandbox(source: str) -> None:
+    messages = [dict(HELLO[0])]
+    with pytest.raises(TemplateRefusalError, match="failed"):
+        Template(source).render(messages)
+    assert messages == HELLO
+
+
+def test_an_unsound_template_is_said_so() -> None:
+    with pytest.raises(TemplateRefusalError, match="not sound"):
+        Template("{% for %}")
+
+
+def test_the_file_names_template_and_tokens(tmp_path: Path) -> None:
+    plain = letters(300)
+    named = Vocabulary(plain.tokens, plain.kinds, plain.merges, plain.bos, plain.eos, template="{{ bos_token }}!")
+    shape = Shape(dim=32, ffn=32, heads=1, kv_heads=1, layers=1)
+    with Gguf.open(write(tmp_path / "with.gguf", shape, TYPE.F32, vocabulary=named)) as file:
+        template = Template.of(file)
+        assert template is not None
+        assert template.render([]) == "<|bos|>!"
+    with Gguf.open(write(tmp_path / "without.gguf", shape, TYPE.F32)) as file:
+        assert Template.of(file) is None
