@@ -1,0 +1,206 @@
+"""The GPU of the emulated board: address spaces, channels and engines behind the calls that its driver makes.
+
+Usable by itself: map memfds, create a channel, write a doorbell record into the pipe. `events` says what comes back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from tegrad.hw.chips import Chip
+from tegrad.hw.gpfifo import Subchannel
+from tegrad.orin.compute import ComputeContext, ComputeObject
+from tegrad.orin.copy_engine import CopyObject
+from tegrad.orin.events import GpuEvent
+from tegrad.orin.grid import Counters
+from tegrad.orin.host import GRAPHICS_RUNLIST, Channel, EngineObject
+from tegrad.orin.inline import InlineToMemory
+from tegrad.orin.memory import DEFAULT_SPAN, PAGE_SHIFT, AddressSpace
+from tegrad.orin.methods import class_error
+from tegrad.orin.program import Modules
+from tegrad.orin.race import Race
+from tegrad.orin.scheduler import Scheduler, Tsg
+
+SHIM_BYTES = 0x10000
+"""Bytes of a syncpoint's shim page."""
+
+
+class _Inert:
+    """The graphics and 2D classes: they bind, and have no methods here."""
+
+    unit = "gr"
+
+    def __init__(self, class_id: int, subchannel: int) -> None:
+        self.class_id = class_id
+        self._subchannel = subchannel
+
+    def method(self, offset: int, data: int) -> None:
+        raise class_error(self._subchannel, self.class_id, offset, data, "graphics methods are not emulated")
+
+    def bulk(self, offset: int, data: object) -> bool:
+        return False
+
+
+class Gpu:
+    """One GPU. Methods are called by the driver, one at a time, and return when the change is in force.
+
+    `on_event` gets every `GpuEvent`, from the engine threads; it must neither block nor call back. `doorbell_fd` is the
+    read end of a pipe of 8-byte records (offset, value), one per store to the usermode page; it stays the caller's.
+    With a `race_seed`, engines take the liberties that silicon may take (see `race`).
+    """
+
+    def __init__(
+        self,
+        chip: Chip,
+        on_event: Callable[[GpuEvent], None],
+        doorbell_fd: int,
+        *,
+        race_seed: int | None = None,
+    ) -> None:
+        self.chip = chip
+        self._vms: dict[int, AddressSpace] = {}
+        self._tsgs: dict[int, Tsg] = {}
+        self._counters = Counters()
+        self._modules = Modules()
+        self._lock = threading.Lock()
+        race = None if race_seed is None else Race(race_seed)
+        self._scheduler = Scheduler(on_event, doorbell_fd, self._bind, race)
+
+    # -- address spaces -----------------------------------------------------------------------------------------------
+
+    def vm_create(self, vm: int, span: int = DEFAULT_SPAN) -> None:
+        """Make an address space over [0, span): va_end plus the driver's 4 GiB. OutOfAddresses if it is too big."""
+        self._vms[vm] = AddressSpace(vm, max(span, DEFAULT_SPAN))
+
+    def vm_destroy(self, vm: int) -> None:
+        """Drop an address space with all its mappings. Its channels are gone already."""
+        space = self._vms.pop(vm)
+        with self._scheduler.exclusive():
+            for tsg in self._tsgs.values():
+                tsg.contexts.pop(vm, None)
+        space.close()
+
+    def map(self, vm: int, va: int, size: int, fd: int, offset: int, writable: bool) -> None:
+        """Map `size` bytes of a memfd from `offset` at `va`. The fd may be closed afterwards."""
+        self._vms[vm].map(va, size, fd, offset, writable)
+
+    def unmap(self, vm: int, va: int, size: int) -> None:
+        """Unmap: later accesses fault, also those of a running grid."""
+        self._vms[vm].unmap(va, size)
+
+    def syncpoint(self, syncpt: int, vm: int, va: int, size: int = SHIM_BYTES) -> None:
+        """Make semaphore releases to the shim [va, va + size) increment a syncpoint."""
+        pages = range(va >> PAGE_SHIFT, (va + size - 1 >> PAGE_SHIFT) + 1)
+        self._vms[vm].syncpoints |= dict.fromkeys(pages, syncpt)
+
+    def syncpoint_free(self, syncpt: int) -> None:
+        """Forget a syncpoint's shims."""
+        for space in self._vms.values():
+            space.syncpoints = {page: number for page, number in space.syncpoints.items() if number != syncpt}
+
+    # -- TSGs ---------------------------------------------------------------------------------------------------------
+
+    def tsg_create(self, tsg: int) -> None:
+        """Make a channel group."""
+        self._tsgs[tsg] = Tsg(tsg)
+
+    def tsg_destroy(self, tsg: int) -> None:
+        """Drop a channel group. Its channels are gone already."""
+        self._tsgs.pop(tsg)
+
+    def tsg_enable(self, tsg: int) -> None:
+        """Let its channels run."""
+        with self._scheduler.exclusive():
+            self._tsgs[tsg].enabled = True
+
+    def tsg_disable(self, tsg: int) -> None:
+        """Take its channels off: grids that run go on."""
+        with self._scheduler.exclusive():
+            self._tsgs[tsg].enabled = False
+
+    def tsg_preempt(self, tsg: int, seconds: float = 1.0) -> bool:
+        """Wait until no grid of the group runs; False if that takes longer than `seconds`."""
+        with self._scheduler.exclusive():
+            group = self._tsgs[tsg]
+        return self._scheduler.quiet(group, seconds)
+
+    # -- channels -----------------------------------------------------------------------------------------------------
+
+    def channel_create(
+        self, chid: int, tsg: int, vm: int, runlist: int, gpfifo_va: int, entries: int, userd_fd: int
+    ) -> None:
+        """Bring a channel into service. USERD is the first page of `userd_fd`, which may be closed afterwards."""
+        self._scheduler.add(
+            Channel(
+                self._scheduler, self.chip, chid, self._tsgs[tsg], self._vms[vm], runlist, gpfifo_va, entries, userd_fd
+            )
+        )
+
+    def channel_destroy(self, chid: int) -> bool:
+        """Stop a channel and drop it, its contexts included; returns when it is off the engines.
+
+        A grid that runs gets 40 ms and is then aborted, and with it the whole TSG: True then. Unknown ids are fine.
+        """
+        return self._scheduler.remove(chid)
+
+    def object_ctx(self, chid: int, class_id: int) -> None:
+        """Give the channel an engine context; before, engine methods fault."""
+        self._scheduler.add_context(chid, class_id)
+
+    # -- the rest -----------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, object]:
+        """Counts: launches, instructions, bytes, in all and by kernel; copies; doorbells; mappings by address space."""
+        kernels = {
+            name: {
+                "launches": k.launches,
+                "instructions": k.instructions,
+                "bytes_read": k.bytes_read,
+                "bytes_written": k.bytes_written,
+            }
+            for name, k in list(self._counters.kernels.items())
+        }
+        return {
+            "doorbells": self._scheduler.doorbells,
+            "launches": sum(k["launches"] for k in kernels.values()),
+            "instructions": sum(k["instructions"] for k in kernels.values()),
+            "bytes_read": sum(k["bytes_read"] for k in kernels.values()),
+            "bytes_written": sum(k["bytes_written"] for k in kernels.values()),
+            "copies": self._counters.copies,
+            "bytes_copied": self._counters.bytes_copied,
+            "kernels": kernels,
+            "vms": {vm: space.counts() for vm, space in list(self._vms.items())},
+        }
+
+    def close(self) -> None:
+        """Stop everything and give all memory back."""
+        self._scheduler.close()
+        for vm in list(self._vms):
+            self.vm_destroy(vm)
+
+    def _bind(self, channel: Channel, subchannel: int, class_id: int, data: int) -> EngineObject:
+        """The engine object for SET_OBJECT; class error where the class is not the subchannel's."""
+        chip = self.chip
+        if channel.runlist != GRAPHICS_RUNLIST or subchannel == Subchannel.COPY:
+            wanted = chip.dma_class
+        else:
+            wanted = (chip.threed_class, chip.compute_class, chip.i2m_class, chip.twod_class)[subchannel]
+        if class_id != wanted:
+            detail = f"class {class_id:#06x} on subchannel {subchannel}, which takes {wanted:#06x}"
+            raise class_error(subchannel, class_id, 0, data, detail)
+        if class_id == chip.dma_class:
+            return CopyObject(channel, class_id, subchannel, self._counters)
+        if class_id == chip.compute_class:
+            return ComputeObject(channel, self._context(channel), class_id)
+        if class_id == chip.i2m_class:
+            return InlineToMemory(channel, class_id, subchannel)
+        return _Inert(class_id, subchannel)
+
+    def _context(self, channel: Channel) -> ComputeContext:
+        contexts = channel.tsg.contexts
+        context = contexts.get(channel.vm.vm)
+        if context is None:
+            context = ComputeContext(self.chip, channel.vm, self._modules, self._counters)
+            contexts[channel.vm.vm] = context
+        return context

@@ -1,0 +1,298 @@
+"""Runs launches: reads the QMD when its turn comes, checks it, runs the grid, releases semaphores, launches dependents.
+
+Everything here happens in a channel's worker thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from tegrad.hw.chips import Chip
+from tegrad.hw.faults import GlobalEsrBit, MmuAccess, SkedBit, WarpEsr
+from tegrad.hw.qmd import LAYOUTS
+from tegrad.orin import semaphore
+from tegrad.orin.constants import ConstantCache
+from tegrad.orin.events import NonStall, SkedException, SmException
+from tegrad.orin.launch import RESERVED_SHARED, LaunchSpec, Release, Shape, decoder, local_memory_per_tpc
+from tegrad.orin.memory import AddressSpace, Fault, HubClient
+from tegrad.orin.program import IllegalCode, Modules, Program, ProgramCache
+from tegrad.ptx import Memory, PtxError, PtxFault, Stats, Windows
+
+if TYPE_CHECKING:
+    from tegrad.orin.host import Channel
+
+INSTRUCTION_BYTES = 16
+"""Bytes of a machine instruction, for the program counter of a report."""
+
+SCHEDULE, INVALIDATE_COPY_SCHEDULE, DECREMENT_DEPENDENCE = 1, 3, 4
+"""Actions on a dependent QMD that are emulated."""
+
+STUCK_POLL = 0.005
+
+
+class LaunchState(NamedTuple):
+    """The context's state as it was when the launch method was executed."""
+
+    shared_window: int
+    local_window: int
+    local_per_tpc: int
+    constants: int
+    """Generation of the constant cache; `instructions` that of the instruction cache."""
+    instructions: int
+
+
+@dataclass(slots=True)
+class KernelCount:
+    """What one kernel has done so far."""
+
+    launches: int = 0
+    instructions: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+    def add(self, stats: Stats) -> None:
+        """Count one more launch."""
+        self.launches += 1
+        self.instructions += stats.instructions
+        self.bytes_read += stats.bytes_read
+        self.bytes_written += stats.bytes_written
+
+
+@dataclass(slots=True)
+class Counters:
+    """Work of the whole GPU, by kernel name."""
+
+    kernels: dict[str, KernelCount] = field(default_factory=dict)
+    copies: int = 0
+    bytes_copied: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def launched(self, name: str, stats: Stats) -> None:
+        """Count a grid that has ended."""
+        with self._lock:
+            self.kernels.setdefault(name, KernelCount()).add(stats)
+
+    def copied(self, size: int) -> None:
+        """Count a copy."""
+        with self._lock:
+            self.copies += 1
+            self.bytes_copied += size
+
+
+_WARP_ERRORS: Mapping[str, WarpEsr] = MappingProxyType(
+    {
+        "misaligned": WarpEsr.MISALIGNED_ADDR,
+        "address-space": WarpEsr.INVALID_ADDR_SPACE,
+        "out-of-range": WarpEsr.OOR_ADDR,
+        "illegal": WarpEsr.ILLEGAL_INSTR_ENCODING,
+    }
+)
+"""Warp error by the kind of a PTX fault; "unmapped" and "read-only" are MMU faults, "trap" is a breakpoint."""
+
+_MMU_ACCESS: Mapping[str, MmuAccess] = MappingProxyType(
+    {"store": MmuAccess.VIRT_WRITE, "write": MmuAccess.VIRT_WRITE, "atomic": MmuAccess.VIRT_ATOMIC_STRONG}
+)
+
+
+class GridRunner:
+    """Runs launches of one compute context. Several channels' workers may be inside at once."""
+
+    def __init__(self, chip: Chip, vm: AddressSpace, modules: Modules, counters: Counters) -> None:
+        self._chip = chip
+        self._vm = vm
+        self._decode = decoder(chip)
+        self._qmd_size = LAYOUTS[chip.qmd].size
+        self._major = LAYOUTS[chip.qmd].major
+        self._constants = ConstantCache(vm)
+        self._programs = ProgramCache(vm, chip, modules)
+        self._counters = counters
+        self._memory = Memory(base=vm.base, pages=vm.pages, limit=vm.span)
+        self._waiting: dict[int, int] = {}
+
+    def read(self, va: int) -> LaunchSpec:
+        """The QMD at `va`, as memory holds it now."""
+        return self._decode(self._vm.read(va, self._qmd_size, HubClient.SKED, what="QMD fetch"))
+
+    def run(self, channel: Channel, va: int, state: LaunchState, spec: LaunchSpec | None, delay: float) -> None:
+        """Run the QMD at `va` and all that it launches in turn. `spec` if it has been read already."""
+        if delay:
+            time.sleep(delay)
+        queue: deque[tuple[int, LaunchSpec | None]] = deque([(va, spec)])
+        while queue and not channel.worker.stopping:
+            va, spec = queue.popleft()
+            spec = spec or self.read(va)
+            self._grid(channel, va, state, spec)
+            for release in spec.releases:
+                self._release(channel, va, release)
+            for dependent in spec.dependents:
+                if self._due(dependent.va, dependent.action, va):
+                    queue.append((dependent.va, None))
+
+    # -- one grid -----------------------------------------------------------------------------------------------------
+
+    def _grid(self, channel: Channel, va: int, state: LaunchState, spec: LaunchSpec) -> None:
+        shape = spec.shape
+        if shape.version[0] != self._major:
+            self._stuck(channel, va, shape)
+            return
+        self._check(va, state, shape)
+        if shape.empty:
+            return
+        try:
+            program = self._programs.fetch(shape.program, state.instructions, fresh=shape.invalidate_instructions)
+        except (IllegalCode, PtxError) as error:
+            raise self._sm_exception(WarpEsr.ILLEGAL_INSTR_ENCODING, shape.program, "", str(error)) from error
+        kernel, section = program.kernel, program.section
+        args = self._arguments(spec, state, section.param_base, kernel.param_size, kernel.name)
+        dynamic = self._dynamic_shared(shape, program)
+        try:
+            stats = kernel.launch(
+                shape.grid,
+                shape.block,
+                args,
+                memory=self._memory,
+                shared=dynamic,
+                symbols=section.symbols,
+                windows=Windows(state.shared_window, state.local_window, self._chip.window_size),
+                abort=channel.worker.abort,
+            )
+        except PtxFault as fault:
+            if fault.kind == "aborted" and channel.worker.stopping:
+                return
+            raise self._translate(fault, shape.program) from fault
+        except PtxError as error:
+            raise self._sm_exception(WarpEsr.ILLEGAL_INSTR_ENCODING, shape.program, kernel.name, str(error)) from error
+        self._counters.launched(kernel.name, stats)
+
+    def _stuck(self, channel: Channel, va: int, shape: Shape) -> None:
+        """A QMD of another version is taken silently and never completes [measured on an H200]."""
+        channel.note(
+            f"the QMD at {va:#x} has version {shape.version[0]}.{shape.version[1]}, this chip takes "
+            f"{self._major}: it never completes"
+        )
+        while not channel.worker.stopping:
+            time.sleep(STUCK_POLL)
+
+    def _check(self, va: int, state: LaunchState, shape: Shape) -> None:
+        esr, why = shape.refusals, [shape.why] if shape.why else []
+        if not shape.empty:
+            shared, local = state.shared_window, state.local_window
+            if not shared or not local or abs(shared - local) < self._chip.window_size:
+                esr |= 1 << SkedBit.MEMORY_WINDOW_OVERLAP
+                why.append(f"shared window {shared:#x} and local window {local:#x} are missing or collide")
+            if local_memory_per_tpc(self._chip, shape.local_per_thread) > state.local_per_tpc:
+                esr |= 1 << SkedBit.LOCAL_MEMORY_TOTAL_SIZE
+                why.append(
+                    f"{shape.local_per_thread} bytes of local memory a thread exceed {state.local_per_tpc} a TPC"
+                )
+        if esr:
+            raise Fault(SkedException, esr=esr, qmd=va, detail="; ".join(why))
+
+    def _arguments(self, spec: LaunchSpec, state: LaunchState, base: int, size: int, name: str) -> bytes:
+        """The kernel's parameters: out of constant bank 0, zero where the bank does not reach."""
+        shape = spec.shape
+        held = max(0, min(size, shape.bank_size - base)) if shape.bank_valid else 0
+        fresh = shape.invalidate_bank or shape.invalidate_constants
+        what = f"constant bank 0 of kernel {name}"
+        return self._constants.read(spec.bank + base, held, state.constants, fresh=fresh, what=what).ljust(size, b"\0")
+
+    def _dynamic_shared(self, shape: Shape, program: Program) -> int:
+        """Bytes of shared memory beyond what the kernel declares."""
+        dynamic = shape.shared - RESERVED_SHARED - program.kernel.static_shared
+        if dynamic < 0:
+            detail = f"{program.kernel.static_shared} bytes of shared memory declared, the QMD allots {shape.shared}"
+            raise self._sm_exception(WarpEsr.OOR_ADDR, shape.program, program.kernel.name, detail)
+        return dynamic
+
+    # -- faults -------------------------------------------------------------------------------------------------------
+
+    def _sm_exception(
+        self, code: WarpEsr, pc: int, kernel: str, detail: str, sm: int = 0, global_esr: int = 0
+    ) -> Fault:
+        per_gpc = self._chip.tpc_per_gpc * self._chip.sm_per_tpc
+        return Fault(
+            SmException,
+            gpc=sm // per_gpc,
+            tpc=sm % per_gpc // self._chip.sm_per_tpc,
+            sm=sm,
+            global_esr=global_esr,
+            warp_esr=int(code),
+            pc=pc,
+            kernel=kernel,
+            detail=detail,
+        )
+
+    def _translate(self, fault: PtxFault, program: int) -> Fault:
+        sm = sum(fault.cta) % self._chip.sm_count
+        if fault.kind in ("unmapped", "read-only"):
+            access = _MMU_ACCESS.get(fault.access, MmuAccess.VIRT_READ)
+            page = self._vm.bad_page(fault.address, max(1, fault.size), access is not MmuAccess.VIRT_READ)
+            tpc = sm // self._chip.sm_per_tpc % self._chip.tpc_per_gpc
+            return self._vm.fault(fault.address if page is None else page, access, tpc, gpc=True, detail=str(fault))
+        pc = program + INSTRUCTION_BYTES * fault.pc
+        if fault.kind == "trap":
+            return self._sm_exception(WarpEsr.NONE, pc, fault.kernel, str(fault), sm, 1 << GlobalEsrBit.BPT_INT)
+        code = _WARP_ERRORS.get(fault.kind, WarpEsr.ILLEGAL_INSTR_ENCODING)
+        return self._sm_exception(code, pc, fault.kernel, str(fault), sm)
+
+    # -- the end of a grid --------------------------------------------------------------------------------------------
+
+    def _release(self, channel: Channel, va: int, release: Release) -> None:
+        if release.va % release.record:
+            esr = 1 << SkedBit.PCAS_WITH_SEMAPHORE
+            detail = f"QMD release of {release.record} bytes at {release.va:#x}, misaligned"
+            raise Fault(SkedException, esr=esr, qmd=va, detail=detail)
+        reduction = None if release.reduction is None else semaphore.SHADER_REDUCTIONS[release.reduction]
+        channel.stored(
+            semaphore.release(
+                self._vm,
+                release.va,
+                release.payload,
+                HubClient.SKED,
+                wide=release.wide or release.record == 8,
+                record=release.record if release.record == 16 else 0,
+                reduction=reduction,
+                signed=release.signed,
+                what="QMD release",
+            )
+        )
+        if release.trap:
+            channel.emit(NonStall(channel.chid, channel.tsg.id))
+
+    def _due(self, va: int, action: int, parent: int) -> bool:
+        """Whether the dependent QMD is to be launched now."""
+        if action in (SCHEDULE, INVALIDATE_COPY_SCHEDULE):
+            return True
+        if action == DECREMENT_DEPENDENCE:
+            return self.depend(va, -1)
+        raise Fault(
+            SkedException,
+            esr=1 << SkedBit.QUEUE_SIZE,
+            qmd=parent,
+            detail=f"action {action} on a dependent QMD is not emulated",
+        )
+
+    def depend(self, va: int, delta: int) -> bool:
+        """Change a QMD's dependence counter, which starts as the QMD says; True when it has come down to zero."""
+        count = self._waiting.get(va)
+        if count is None:
+            count = self.read(va).dependence
+        count += delta
+        if count < 0:
+            raise Fault(
+                SkedException,
+                esr=1 << SkedBit.DEPENDENCE_COUNTER_UNDERFLOW,
+                qmd=va,
+                detail=f"the dependence counter of the QMD at {va:#x} falls below zero",
+            )
+        if count == 0:
+            self._waiting.pop(va, None)
+            return True
+        self._waiting[va] = count
+        return False

@@ -1,0 +1,137 @@
+"""The instruction cache: from a program address to a kernel that the PTX engine runs.
+
+The buffer that holds the program address also holds the loaded section `.tegrad.ptx` of its image. The section names
+the machine code by its digest; where memory holds other code, or no section, the instructions are illegal here. Like
+the real cache, this one keeps what it fetched until an invalidation, whatever memory holds by then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from tegrad.errors import TegradError
+from tegrad.hw import ptxsection
+from tegrad.hw.chips import Chip
+from tegrad.orin.memory import GPC_CLIENT_GCC, AddressSpace
+from tegrad.ptx import Kernel, load
+
+SEARCH = 16 << 20
+"""Bytes on either side of the program address that are searched for its section."""
+
+MODULES = 1024
+"""Loaded PTX modules kept; a program that comes again is compiled again otherwise."""
+
+_TARGET = re.compile(r"^\s*\.target\s+sm_(\d+)", re.MULTILINE)
+
+
+class IllegalCode(TegradError):
+    """Memory at a program address does not hold machine code that this board can execute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program as fetched: its kernel, its section, and the memory that both came from."""
+
+    kernel: Kernel
+    section: ptxsection.PtxSection
+    section_va: int
+    code: bytes
+    image: bytes
+    generation: int
+
+
+class ProgramCache:
+    """Programs of one context by address. Modules are shared between all contexts of a GPU."""
+
+    def __init__(self, vm: AddressSpace, chip: Chip, modules: Modules) -> None:
+        self._vm = vm
+        self._chip = chip
+        self._modules = modules
+        self._programs: dict[int, Program] = {}
+
+    def fetch(self, va: int, generation: int, *, fresh: bool = False) -> Program:
+        """The program at `va`, fetched anew if it is older than `generation` or `fresh` is asked for.
+
+        Raises IllegalCode, or the MMU fault of the instruction fetch.
+        """
+        known = self._programs.get(va)
+        if known is not None and known.generation >= generation and not fresh:
+            return known
+        if known is None or not self._same(va, known):
+            known = self._load(va, generation)
+        elif known.generation < generation:
+            known = Program(known.kernel, known.section, known.section_va, known.code, known.image, generation)
+        self._programs[va] = known
+        return known
+
+    def _same(self, va: int, known: Program) -> bool:
+        """Whether memory still holds what `known` was fetched from."""
+        self._require(va, len(known.code))
+        memory, at = self._vm.bytes, known.section_va
+        if self._vm.bad_page(at, len(known.image), False) is not None:
+            return False
+        # copies first: comparing bytes is many times faster than comparing views
+        return (
+            bytes(memory[va : va + len(known.code)]) == known.code
+            and bytes(memory[at : at + len(known.image)]) == known.image
+        )
+
+    def _require(self, va: int, size: int) -> None:
+        self._vm.require(va, size, GPC_CLIENT_GCC, gpc=True, what=f"instruction fetch of the program at {va:#x}")
+
+    def _load(self, va: int, generation: int) -> Program:
+        self._require(va, 1)
+        at, section = self._find(va)
+        if self._vm.bad_page(va, max(1, section.text_size), False) is not None:
+            raise IllegalCode(f"the machine code of {section.name} is cut off; map its whole buffer")
+        code = bytes(self._vm.bytes[va : va + section.text_size])
+        if ptxsection.code_digest(code, section.masked) != section.digest:
+            raise IllegalCode(
+                f"the machine code at {va:#x} is not that of kernel {section.name}; "
+                "was it overwritten, or copied to the wrong place?"
+            )
+        if (target := _TARGET.search(section.ptx)) and int(target[1]) > int(self._chip.arch[3:]):
+            raise IllegalCode(f"kernel {section.name} is made for sm_{target[1]}, this chip is {self._chip.arch}")
+        kernel = self._modules.kernel(section)
+        image = bytes(self._vm.bytes[at : at + section.size])
+        return Program(kernel, section, at, code, image, generation)
+
+    def _find(self, va: int) -> tuple[int, ptxsection.PtxSection]:
+        mapping = self._vm.mapping_at(va)
+        assert mapping is not None  # its page is mapped
+        align = ptxsection.ALIGN
+        start = max(mapping.va, mapping.va + (va - SEARCH - mapping.va) // align * align)
+        end = min(mapping.va + mapping.size, va + SEARCH)
+        # the first look at the program's own neighbourhood finds nearly all
+        for lo, hi in ((max(start, va - va % align - 256 * align), min(end, va + 2048 * align)), (start, end)):
+            lo = mapping.va + (lo - mapping.va) // align * align
+            for offset, section in ptxsection.find(self._vm.bytes[lo:hi], entry=va):
+                return lo + offset, section
+        raise IllegalCode(
+            f"no {ptxsection.NAME} section for the program at {va:#x}; the board runs only what tegrad compiled"
+        )
+
+
+class Modules:
+    """PTX modules by their text, most recently used last."""
+
+    def __init__(self) -> None:
+        self._kernels: OrderedDict[tuple[str, str], Kernel] = OrderedDict()
+
+    def kernel(self, section: ptxsection.PtxSection) -> Kernel:
+        """The section's kernel, loaded on first sight. PtxError for text that the engine cannot run."""
+        key = (section.name, section.ptx)
+        kernel = self._kernels.get(key)
+        if kernel is None:
+            kernels = load(section.ptx).kernels
+            if section.name not in kernels:
+                raise IllegalCode(f"the PTX of {section.name} has no entry of that name, only {', '.join(kernels)}")
+            kernel = kernels[section.name]
+            self._kernels[key] = kernel
+            if len(self._kernels) > MODULES:
+                self._kernels.popitem(last=False)
+        else:
+            self._kernels.move_to_end(key)
+        return kernel

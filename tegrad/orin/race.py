@@ -1,0 +1,37 @@
+"""Provokes races that silicon allows and an orderly emulation hides: late and early reads, grids that start late.
+
+Everything here is a legal outcome on hardware. What a program gets wrong under any seed, it gets wrong.
+"""
+
+import random
+import threading
+
+
+class Race:
+    """Seeded choices. Two runs with one seed choose alike where their threads come to choose in the same order."""
+
+    def __init__(self, seed: int, delay: float = 0.003) -> None:
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+        self._delay = delay
+
+    def _draw(self) -> float:
+        with self._lock:
+            return self._random.random()
+
+    def fetch_delay(self) -> float:
+        """Seconds from a doorbell to the fetch of GP_PUT; often 0."""
+        draw = self._draw()
+        return 0.0 if draw < 0.5 else (draw - 0.5) * 2 * self._delay
+
+    def launch_delay(self) -> float:
+        """Seconds from the launch method to the start of the grid."""
+        return self._draw() * self._delay
+
+    def early_get(self) -> bool:
+        """Whether GP_GET moves on when an entry is fetched, before its methods are executed."""
+        return self._draw() < 0.5
+
+    def early_qmd(self) -> bool:
+        """Whether a QMD is read when it is announced, before the grid's turn comes, or only then."""
+        return self._draw() < 0.3

@@ -1,0 +1,243 @@
+"""The host engine: one thread that takes doorbells and gives channels their turns.
+
+It executes methods and semaphores itself and hands grids and copies to the channels' workers, so that nothing it does
+takes long. A channel whose acquire is not satisfied waits without holding up the others; it is looked at again whenever
+an engine has written memory and, since the CPU may write the semaphore too, at short intervals while it waits.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from tegrad.hw.gpfifo import DOORBELL
+from tegrad.orin.compute import ComputeContext
+from tegrad.orin.events import FatalEvent, GpuEvent, TsgAborted
+from tegrad.orin.host import Channel, EngineObject, Wait
+from tegrad.orin.memory import Fault
+from tegrad.orin.race import Race
+
+RECORD = struct.Struct("<II")
+"""A store to the usermode page, as it comes through the doorbell pipe: offset, value."""
+
+RECHECK_MS, RECHECK_LONG_MS, RECHECK_PATIENCE = 1, 5, 200
+"""Interval at which semaphores that the CPU may write are looked at: longer after so many vain looks."""
+
+CLOSE_GRACE = 0.04
+"""Seconds that a running grid gets when its channel is closed: the driver tries ten times, 4 ms apart."""
+
+
+@dataclass
+class Tsg:
+    """A group of channels that share a context; a fault stops them all."""
+
+    id: int
+    enabled: bool = True
+    dead: bool = False
+    channels: dict[int, Channel] = field(default_factory=dict)
+    contexts: dict[int, ComputeContext] = field(default_factory=dict)
+    """Compute state by address space: channels of one TSG and VM share it."""
+
+
+Binder = Callable[[Channel, int, int, int], EngineObject]
+"""(channel, subchannel, class, data of SET_OBJECT) -> the object; raises Fault for a class that does not fit."""
+
+
+class Scheduler:
+    """Channels, their turns, their faults. Everything but events happens under one lock, a turn at a time."""
+
+    def __init__(
+        self, on_event: Callable[[GpuEvent], None], doorbell_fd: int, bind: Binder, race: Race | None = None
+    ) -> None:
+        self.race = race
+        self.bind_object = bind
+        self.doorbells = 0
+        self._on_event = on_event
+        self._doorbell_fd = doorbell_fd
+        self._channels: dict[int, Channel] = {}
+        self._contexts: dict[int, set[int]] = {}
+        self._lock = threading.Lock()
+        self._callers: set[int] = set()
+        self._dirty = False
+        self._asleep = False
+        self._vain = 0
+        self._stopping = False
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._wake_fd, select.POLLIN)
+        self._poll.register(doorbell_fd, select.POLLIN)
+        self._thread = threading.Thread(target=self._run, name="gpu-host", daemon=True)
+        self._thread.start()
+
+    # -- from the driver ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """No channel has its turn inside. Callers go before the next turn."""
+        me = threading.get_ident()
+        self._callers.add(me)
+        with self._lock:
+            self._callers.discard(me)
+            yield
+        self.wake()
+
+    def add(self, channel: Channel) -> None:
+        """Let a channel take part."""
+        with self.exclusive():
+            channel.tsg.channels[channel.chid] = channel
+            self._channels[channel.chid] = channel
+
+    def remove(self, chid: int) -> bool:
+        """Stop a channel and forget it; True if running work had to be aborted. Unknown ids are fine."""
+        with self.exclusive():
+            self._contexts.pop(chid, None)
+            channel = self._channels.pop(chid, None)
+            if channel is None:
+                return False
+            channel.tsg.channels.pop(chid, None)
+            dead = channel.tsg.dead
+        aborted = channel.worker.close(0.0 if dead else CLOSE_GRACE) and not dead
+        with self.exclusive():
+            channel.close()
+            if aborted and channel.tsg.channels and not channel.tsg.dead:
+                self._kill(channel.tsg)
+                self._on_event(TsgAborted(chid, channel.tsg.id, f"channel {chid} was closed while its grid ran"))
+        return aborted
+
+    def add_context(self, chid: int, class_id: int) -> None:
+        """ALLOC_OBJ_CTX: the channel may send engine methods from now on."""
+        with self.exclusive():
+            self._contexts.setdefault(chid, set()).add(class_id)
+
+    def quiet(self, tsg: Tsg, seconds: float) -> bool:
+        """Wait until no work of the TSG runs; False if that takes longer."""
+        deadline = time.monotonic() + seconds
+        while not all(channel.worker.idle for channel in list(tsg.channels.values())):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.001)
+        return True
+
+    def close(self) -> None:
+        """End the thread and every channel."""
+        self._stopping = True
+        os.eventfd_write(self._wake_fd, 1)
+        self._thread.join()
+        for channel in self._channels.values():
+            channel.worker.stop()
+        for chid in list(self._channels):
+            self.remove(chid)
+        os.close(self._wake_fd)
+
+    # -- from the engines ---------------------------------------------------------------------------------------------
+
+    def has_context(self, chid: int) -> bool:
+        """Whether ALLOC_OBJ_CTX was done on the channel."""
+        return chid in self._contexts
+
+    def on_event(self, event: GpuEvent) -> None:
+        """Report an event."""
+        self._on_event(event)
+
+    def memory_changed(self) -> None:
+        """An engine has written memory that others may wait for."""
+        self._dirty = True
+
+    def work_done(self) -> None:
+        """A job of some channel has ended."""
+        self._dirty = True
+        if self._asleep:
+            self.wake()
+
+    def wake(self) -> None:
+        """Make the thread look at its channels."""
+        self._dirty = True
+        with suppress(OSError):
+            os.eventfd_write(self._wake_fd, 1)
+
+    def fault(self, channel: Channel, error: BaseException) -> None:
+        """A worker's job has failed."""
+        with self.exclusive():
+            self._stop(channel, error)
+
+    def _stop(self, channel: Channel, error: BaseException) -> None:
+        """Stop the channel's TSG and report, unless it is dead already: the first fault counts."""
+        tsg = channel.tsg
+        if tsg.dead or channel.chid not in tsg.channels:
+            return
+        self._kill(tsg)
+        if isinstance(error, Fault):
+            event: FatalEvent = error.event(channel.chid, tsg.id)
+        else:
+            trace = "".join(traceback.format_exception(error))
+            event = TsgAborted(channel.chid, tsg.id, f"defect of the emulated GPU: {trace}")
+        self._on_event(event)
+
+    def _kill(self, tsg: Tsg) -> None:
+        tsg.dead = True
+        for channel in tsg.channels.values():
+            channel.worker.stop()
+
+    # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._sleep()
+            with self._lock:
+                self._dirty = False
+                for channel in [c for c in self._channels.values() if self._runnable(c)]:
+                    self._turn(channel)
+            if self._callers:
+                time.sleep(0.0001)
+
+    def _runnable(self, channel: Channel) -> bool:
+        return channel.tsg.enabled and not channel.tsg.dead and (channel.state is not Wait.DOORBELL or channel.rung)
+
+    def _turn(self, channel: Channel) -> None:
+        channel.vm.enter()
+        try:
+            channel.state = next(channel.run)
+        except Exception as error:  # a fault of the channel's, or a defect of ours
+            self._stop(channel, error)
+        finally:
+            channel.vm.leave()
+
+    def _timeout(self) -> int | None:
+        states = {c.state for c in self._channels.values() if c.tsg.enabled and not c.tsg.dead}
+        if self._dirty or Wait.TURN in states or any(c.rung and self._runnable(c) for c in self._channels.values()):
+            self._vain = 0
+            return 0
+        if Wait.MEMORY in states:
+            self._vain += 1
+            return RECHECK_MS if self._vain < RECHECK_PATIENCE else RECHECK_LONG_MS
+        return None
+
+    def _sleep(self) -> None:
+        """Wait for doorbells, the end of work, or the time to look at semaphores again; take in the doorbells."""
+        self._asleep = True
+        with self._lock:
+            timeout = self._timeout()
+        ready = dict(self._poll.poll(timeout))
+        self._asleep = False
+        if self._wake_fd in ready:
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._wake_fd)
+        if events := ready.get(self._doorbell_fd):
+            if events & select.POLLIN:
+                self._ring(os.read(self._doorbell_fd, 65536))
+            else:  # the last writer is gone
+                self._poll.unregister(self._doorbell_fd)
+
+    def _ring(self, records: bytes) -> None:
+        for offset, value in RECORD.iter_unpack(records[: len(records) // RECORD.size * RECORD.size]):
+            self.doorbells += 1
+            channel = self._channels.get(value & 0xFFF)
+            if offset == DOORBELL and channel is not None and channel.token == value:
+                channel.rung = True

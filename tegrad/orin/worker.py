@@ -1,0 +1,84 @@
+"""A channel's engine thread: runs its grids and larger copies one after the other, off the host engine's thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from tegrad.orin.memory import AddressSpace
+from tegrad.ptx import AbortFlag
+
+Job = Callable[[], None]
+
+JOIN_SECONDS = 10.0
+"""How long an aborted grid may take to end before it is left behind."""
+
+
+class Worker:
+    """Jobs in order, in a thread that starts with the first one.
+
+    `on_fault` is called in the thread when a job raises, `on_done` after every job. Once `stopping` is set, jobs that
+    have not begun are dropped; long ones look at it, and grids at `abort`.
+    """
+
+    def __init__(
+        self, name: str, vm: AddressSpace, on_fault: Callable[[BaseException], None], on_done: Callable[[], None]
+    ) -> None:
+        self.abort = AbortFlag()
+        self.stopping = False
+        self._name = name
+        self._vm = vm
+        self._on_fault = on_fault
+        self._on_done = on_done
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._submitted = 0
+        self._done = 0
+        self._thread: threading.Thread | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs and nothing waits to run."""
+        return self._submitted == self._done
+
+    def submit(self, job: Job) -> None:
+        """Run `job` after those before it. Called by the host engine only."""
+        self._submitted += 1
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if not self.stopping:
+                self._vm.enter()
+                try:
+                    job()
+                except Exception as error:  # a fault, or a defect of ours: either way the channel is dead
+                    self._on_fault(error)
+                finally:
+                    self._vm.leave()
+            self._done += 1
+            self._on_done()
+
+    def stop(self) -> None:
+        """Drop what has not begun and end what runs; returns at once."""
+        self.stopping = True
+        self.abort.set()
+
+    def close(self, grace: float = 0.0) -> bool:
+        """Drop what has not begun, give what runs `grace` seconds, abort it, end the thread. True if it was aborted."""
+        aborted = self.stopping and not self.idle
+        self.stopping = True
+        deadline = time.monotonic() + grace
+        while not self.idle and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if not self.idle:
+            aborted = True
+            self.abort.set()
+        self._jobs.put(None)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(JOIN_SECONDS)
+        return aborted
