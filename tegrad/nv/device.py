@@ -122,6 +122,8 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         self._fifos: list[Fifo] = []
         try:
             super().__init__(device)
+            # Lazy activation happens inside tinygrad's own lookup, which then keeps the device where nothing drops it.
+            _opened[self.device] = self
         except BaseException:
             self._release()
             _forget(self)
@@ -370,7 +372,9 @@ def _forget(device: NVDevice) -> None:
 
 
 def _open_once(name: str) -> Any:
-    """What tinygrad's cache of devices does, with entries that can be dropped."""
+    """What tinygrad's cache of devices does, with entries that can be dropped for NV."""
+    if name.split(":")[0] != "NV":
+        return type(Device)._Device__get_canonicalized_item(Device, name)
     if name not in _opened:
         _opened[name] = type(Device)._Device__get_canonicalized_item.__wrapped__(Device, name)
     return _opened[name]
