@@ -39,11 +39,12 @@ class UnifiedAllocator(_StockAllocator):  # type: ignore[misc]
     def __init__(self, dev: "NVDevice") -> None:
         super().__init__(dev, batch_cnt=0, supports_copy_from_disk=False)
 
-    def _alloc(self, size: int, options: BufferSpec) -> HCQBuffer:
-        if options.external_ptr is not None:
+    def alloc(self, size: int, options: BufferSpec | None = None) -> HCQBuffer:
+        """A buffer, from the cache if one fits. MemoryError, DeviceClosed, DeviceFault, or RuntimeError."""
+        if options is not None and options.external_ptr is not None:
             raise RuntimeError("Memory at a given address cannot become NV memory; copy it with .to('NV').")
         self.dev.check_usable()
-        return super()._alloc(size, options)
+        return super().alloc(size, options)
 
     def _free(self, buf: HCQBuffer, options: BufferSpec | None = None) -> None:
         if self.dev.settled():

@@ -10,7 +10,7 @@ from fake import FakeKernel
 os.environ.setdefault("DEV", "NV")
 
 
-@pytest.fixture()
+@pytest.fixture
 def fake_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKernel]:
     """The driver that the next device meets. Nothing may be left open at the end."""
     import tegrad.nv
@@ -25,7 +25,7 @@ def fake_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKernel]:
     assert set(kernel.held().values()) == {0}
 
 
-@pytest.fixture()
+@pytest.fixture
 def fake_device(fake_kernel: FakeKernel) -> Any:
     """NVDevice on the fake driver."""
     from tinygrad import Device

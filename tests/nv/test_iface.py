@@ -13,12 +13,29 @@ from tegrad.nv.iface import GPFIFO_ENTRIES, TegraIface
 from tegrad.uapi import constants as c
 from tegrad.uapi.errors import DriverError
 
-OPENING = (
-    "open NVMAP_CREATE NVMAP_ALLOC NVMAP_GET_FD mmap GPU_GET_CHARACTERISTICS GPU_ALLOC_AS AS_ALLOC_SPACE GPU_OPEN_TSG "
-    "AS_MAP_BUFFER_EX TSG_CREATE_SUBCONTEXT GPU_OPEN_CHANNEL AS_BIND_CHANNEL TSG_BIND_CHANNEL_EX CHANNEL_WDT "
-    "CHANNEL_SETUP_BIND CHANNEL_SET_ERROR_NOTIFIER CHANNEL_ALLOC_OBJ_CTX CHANNEL_SET_PREEMPTION_MODE GPU_NUM_VSMS "
-    "GPU_GET_TPC_MASKS"
-).split()
+OPENING = [
+    "open",
+    "NVMAP_CREATE",
+    "NVMAP_ALLOC",
+    "NVMAP_GET_FD",
+    "mmap",
+    "GPU_GET_CHARACTERISTICS",
+    "GPU_ALLOC_AS",
+    "AS_ALLOC_SPACE",
+    "GPU_OPEN_TSG",
+    "AS_MAP_BUFFER_EX",
+    "TSG_CREATE_SUBCONTEXT",
+    "GPU_OPEN_CHANNEL",
+    "AS_BIND_CHANNEL",
+    "TSG_BIND_CHANNEL_EX",
+    "CHANNEL_WDT",
+    "CHANNEL_SETUP_BIND",
+    "CHANNEL_SET_ERROR_NOTIFIER",
+    "CHANNEL_ALLOC_OBJ_CTX",
+    "CHANNEL_SET_PREEMPTION_MODE",
+    "GPU_NUM_VSMS",
+    "GPU_GET_TPC_MASKS",
+]
 
 
 def arguments(kernel: FakeKernel, name: str) -> list[Any]:
@@ -44,10 +61,16 @@ def test_the_windows_are_reserved_before_anything_is_mapped(fake_kernel: FakeKer
 
 
 def test_a_channel_is_set_up_in_the_driver_s_order(fake_kernel: FakeKernel, fake_device: Any) -> None:
-    order = (
-        "GPU_OPEN_CHANNEL AS_BIND_CHANNEL TSG_BIND_CHANNEL_EX CHANNEL_WDT CHANNEL_SETUP_BIND CHANNEL_SET_ERROR_NOTIFIER "
-        "CHANNEL_ALLOC_OBJ_CTX CHANNEL_SET_PREEMPTION_MODE"
-    ).split()
+    order = [
+        "GPU_OPEN_CHANNEL",
+        "AS_BIND_CHANNEL",
+        "TSG_BIND_CHANNEL_EX",
+        "CHANNEL_WDT",
+        "CHANNEL_SETUP_BIND",
+        "CHANNEL_SET_ERROR_NOTIFIER",
+        "CHANNEL_ALLOC_OBJ_CTX",
+        "CHANNEL_SET_PREEMPTION_MODE",
+    ]
     positions = [position(fake_kernel, name) for name in order]
     assert positions == sorted(positions)
     assert arguments(fake_kernel, "CHANNEL_WDT")[0].wdt_status == c.NVGPU_IOCTL_CHANNEL_DISABLE_WDT

@@ -14,12 +14,12 @@ from tegrad.uapi.errors import DriverError
 from tegrad.uapi.structs import AllocHandle
 
 
-@pytest.fixture()
+@pytest.fixture
 def kernel() -> FakeKernel:
     return FakeKernel()
 
 
-@pytest.fixture()
+@pytest.fixture
 def nvmap(kernel: FakeKernel) -> Nvmap:
     return Nvmap(kernel, "/dev/nvmap")
 

@@ -32,7 +32,8 @@ def test_memory_in_flight_is_never_handed_out(size: int, requests: list[tuple[in
         try:
             start = ring.alloc(nbytes, alignment)
         except RingError:
-            assert open_parts and sum(end - begin + 16 for begin, end in open_parts) + 2 * nbytes > size
+            assert open_parts
+            assert sum(end - begin + 16 for begin, end in open_parts) + 2 * nbytes > size
             number += 1
             gpu.live[number] = open_parts
             ring.submitted(number)

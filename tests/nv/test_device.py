@@ -1,0 +1,164 @@
+"""NVDevice and its allocator on the fake driver: copies, mappings, local memory, rings, graphs, open and close."""
+
+import ctypes
+import gc
+import mmap
+from typing import Any
+
+import pytest
+from fake import FakeKernel
+
+from tegrad.nv import device as module
+from tegrad.nv.device import KERNARGS_SIZE
+from tegrad.nv.rings import RingError
+
+
+def test_copies_are_plain_memory_after_a_sync(fake_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    syncs: list[int] = []
+    real = fake_device.synchronize
+    monkeypatch.setattr(fake_device, "synchronize", lambda *a, **k: (syncs.append(1), real(*a, **k)))
+    buffer = fake_device.allocator.alloc(1000)
+    fake_device.allocator._copyin(buffer, memoryview(b"x" * 1000))
+    out = bytearray(1000)
+    fake_device.allocator._copyout(memoryview(out), buffer)
+    assert out == b"x" * 1000
+    assert len(syncs) == 2
+    assert fake_device.dma_gpfifo.submissions == 1
+
+
+def test_a_buffer_is_a_memoryview_of_exactly_its_bytes(fake_device: Any) -> None:
+    buffer = fake_device.allocator.alloc(1001)
+    view = fake_device.allocator._as_buffer(buffer)
+    assert len(view) == 1001
+    view[1000] = 9
+    assert buffer.cpu_view()[1000] == 9
+    assert len(fake_device.allocator._as_buffer(buffer.offset(4, 16))) == 16
+
+
+def test_there_are_no_staging_buffers(fake_device: Any) -> None:
+    assert fake_device.allocator.b == []
+
+
+def test_memory_at_a_given_address_is_refused(fake_device: Any) -> None:
+    from tinygrad.device import BufferSpec
+
+    with pytest.raises(RuntimeError, match="copy it"):
+        fake_device.allocator.alloc(64, BufferSpec(external_ptr=0x1000))
+
+
+def test_a_cpu_buffer_is_mapped_in_place_and_given_back(fake_kernel: FakeKernel, fake_device: Any) -> None:
+    from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
+
+    class Cpu:
+        synced = 0
+
+        def _is_cpu(self) -> bool:
+            return True
+
+        def synchronize(self) -> None:
+            self.synced += 1
+
+    own, cpu = mmap.mmap(-1, 6000), Cpu()
+    own[4000:4003] = b"abc"
+    address = ctypes.addressof(ctypes.c_char.from_buffer(own))
+    buffer = HCQBuffer(address, 6000, view=MMIOInterface(address, 6000), owner=cpu)
+    held = fake_kernel.held()
+    mapped = fake_device.allocator._map(buffer)
+    assert mapped.va_addr != address
+    assert ctypes.string_at(fake_kernel.host(mapped.va_addr + 4000), 3) == b"abc"
+    part = fake_device.allocator._map(buffer.offset(4000, 3))
+    assert (part.va_addr, part.size, cpu.synced) == (mapped.va_addr + 4000, 3, 1)
+    fake_device.allocator._unmap(mapped)
+    fake_kernel.maps.pop(address)
+    assert fake_kernel.held() == held
+    assert own[4000:4003] == b"abc"
+
+
+def test_running_out_of_memory_frees_the_cache_first(fake_kernel: FakeKernel, fake_device: Any) -> None:
+    import errno
+
+    buffer = fake_device.allocator.alloc(1 << 20)
+    fake_device.allocator.free(buffer, 1 << 20)
+    fake_kernel.fail["NVMAP_ALLOC"] = errno.ENOMEM
+    handles = len(fake_kernel.handles)
+    with pytest.raises(MemoryError):
+        fake_device.allocator.alloc(2 << 20)
+    assert len(fake_kernel.handles) == handles - 1
+    assert fake_device.error_state is None
+
+
+def test_local_memory_is_replaced_after_a_sync_and_not_cached(fake_kernel: FakeKernel, fake_device: Any) -> None:
+    fake_device._ensure_has_local_memory(0x240)
+    first = fake_device.shader_local_mem
+    sms = fake_device.num_gpcs * fake_device.num_tpc_per_gpc * fake_device.num_sm_per_tpc
+    assert first.size >= 0x240 * 32 * 48 * sms
+    fake_device._ensure_has_local_memory(0x100)
+    assert fake_device.shader_local_mem is first
+    fake_device._ensure_has_local_memory(0x1000)
+    assert fake_device.slm_per_thread == 0x1000
+    assert first.va_addr not in fake_kernel.gpu_maps
+    assert not any(fake_device.allocator.cache.values())
+
+
+def test_local_memory_that_cannot_grow_stays_as_it_was(fake_kernel: FakeKernel, fake_device: Any) -> None:
+    import errno
+
+    fake_device._ensure_has_local_memory(0x240)
+    before = fake_device.shader_local_mem
+    fake_kernel.fail["NVMAP_ALLOC"] = errno.ENOMEM
+    with pytest.raises(MemoryError):
+        fake_device._ensure_has_local_memory(0x1000)
+    assert (fake_device.shader_local_mem, fake_device.slm_per_thread) == (before, 0x240)
+
+
+def test_kernel_arguments_larger_than_their_ring_are_refused(fake_device: Any) -> None:
+    with pytest.raises(RingError, match="kernel arguments"):
+        fake_device.kernargs_offset_allocator.alloc(KERNARGS_SIZE + 1)
+
+
+def test_the_stock_allocator_serves_interfaces_without_unified_memory() -> None:
+    class Iface:
+        unified_memory = False
+
+    class Device:
+        iface = Iface()
+
+    with pytest.raises(AttributeError):  # it goes on to ask this device for staging buffers
+        module.make_allocator(Device())  # type: ignore[arg-type]
+
+
+def test_forty_cycles_leave_nothing(fake_kernel: FakeKernel) -> None:
+    """Open, launch, close: nothing is held and tinygrad's tables do not grow."""
+    from tinygrad import Device, Tensor
+    from tinygrad.engine import realize
+    from tinygrad.runtime.support.hcq import HCQCompiled
+
+    def cycle() -> tuple[int, ...]:
+        (Tensor([1, 2, 3]) + 1).realize()
+        Device["NV"].close()
+        gc.collect()
+        assert set(fake_kernel.held().values()) == {0}
+        pools = [len(v) for table in (HCQCompiled.signal_pool, HCQCompiled.signal_pages) for v in table.values()]
+        return sum(map(len, HCQCompiled.peer_groups.values())), sum(pools), len(realize.runtime_cache)
+
+    first = cycle()
+    assert [cycle() for _ in range(40)] == [first] * 40
+
+
+def test_a_recorded_graph_runs_again_and_again(fake_kernel: FakeKernel, fake_device: Any) -> None:
+    from tinygrad import Tensor, TinyJit
+
+    @TinyJit
+    def step(x: Tensor) -> Tensor:
+        return ((x + 1).realize() * 2).realize()
+
+    x = Tensor.empty(16).realize()
+    for _ in range(3):
+        step(x)
+    fake_device.synchronize()
+    before = fake_kernel.launches
+    submissions = fake_device.compute_gpfifo.submissions
+    step(x)
+    fake_device.synchronize()
+    assert fake_kernel.launches == before + 1  # the second kernel hangs on the first one's QMD
+    assert fake_device.compute_gpfifo.submissions == submissions + 1

@@ -1,0 +1,185 @@
+"""Submission and waiting: progress, full rings, bound queues, waits that end early on a fault and sleep when long."""
+
+import errno
+import threading
+import time
+from typing import Any
+
+import pytest
+from fake import FakeKernel
+
+from tegrad.nv import queues
+from tegrad.nv.faults import DeviceClosed, DeviceFault, WaitTimeout
+from tegrad.nv.fence import full_barrier
+from tegrad.nv.queues import NVComputeQueue, NVCopyQueue, wait_until
+
+
+def empty_submission(device: Any) -> None:
+    queue = NVComputeQueue().wait(device.timeline_signal, device.timeline_value - 1)
+    queue.signal(device.timeline_signal, device.next_timeline()).submit(device)
+
+
+def test_the_barrier_can_be_called() -> None:
+    assert full_barrier() is None
+
+
+def test_progress_follows_every_submission(fake_device: Any) -> None:
+    fifo = fake_device.compute_gpfifo
+    before = fifo.submissions
+    signal = fake_device.new_signal(value=0)
+    NVComputeQueue().signal(signal, 5).submit(fake_device)
+    fifo.wait(before + 1)
+    assert (fifo.submissions, fifo.done, signal.value) == (before + 1, before + 1, 5)
+
+
+def test_more_submissions_than_the_gpfifo_holds_wait_for_room(fake_kernel: FakeKernel, fake_device: Any) -> None:
+    fake_kernel.paused = True
+    fifo = fake_device.compute_gpfifo
+    free = fifo.entries_count - 1
+    fake_device.synchronize()
+    for _ in range(free):
+        empty_submission(fake_device)
+    blocked = threading.Thread(target=empty_submission, args=(fake_device,))
+    blocked.start()
+    blocked.join(0.1)
+    assert blocked.is_alive()
+    assert (fifo.put_value - fake_kernel.channels[0].get) % fifo.entries_count == free
+    fake_kernel.paused = False
+    blocked.join(10)
+    fake_device.synchronize()
+
+
+def test_command_memory_is_not_reused_in_flight(fake_kernel: FakeKernel, fake_device: Any) -> None:
+    """Wrap the ring of commands several times with a GPU that lags behind; every value must arrive in order."""
+    signal = fake_device.new_signal(value=0)
+    nop = 0x20000000 | 0x08 >> 2  # a method header that carries no word
+    seen = []
+    for value in range(1, 120):
+        queue = NVComputeQueue().wait(signal, value - 1)
+        queue._q += [nop] * 20000
+        queue.signal(signal, value).submit(fake_device)
+        seen.append(signal.value)
+    signal.wait(119)
+    assert seen == sorted(seen)
+    assert seen[0] < 119
+
+
+def test_a_bound_queue_is_not_rewritten_before_its_last_run(fake_kernel: FakeKernel, fake_device: Any) -> None:
+    from tinygrad.dtype import dtypes
+    from tinygrad.uop.ops import UOp
+
+    value = UOp.variable("value", 0, 0xFFFFFFFF, dtype=dtypes.uint32)
+    gate, signal = fake_device.new_signal(value=0), fake_device.new_signal(value=0)
+    queue = NVComputeQueue().wait(gate, 1).signal(signal, value)
+    queue.bind(fake_device)
+    queue.submit(fake_device, {"value": 11})
+    later = threading.Thread(target=queue.submit, args=(fake_device, {"value": 22}))
+    later.start()
+    later.join(0.1)
+    assert later.is_alive()
+    gate.value = 1
+    later.join(10)
+    signal.wait(22)
+
+
+def test_a_command_after_submit_does_not_edit_a_qmd_in_flight(fake_device: Any) -> None:
+    queue = NVComputeQueue()
+    queue.active_qmd = object()
+    queue.submit(fake_device)
+    assert queue.active_qmd is None
+
+
+def test_copies_run_on_their_own_channel(fake_device: Any) -> None:
+    source, dest = fake_device.allocator.alloc(5000), fake_device.allocator.alloc(5000)
+    source.cpu_view()[:4] = b"abcd"
+    queue = NVCopyQueue().wait(fake_device.timeline_signal, fake_device.timeline_value - 1).copy(dest, source, 5000)
+    queue.signal(fake_device.timeline_signal, fake_device.next_timeline()).submit(fake_device)
+    fake_device.synchronize()
+    assert bytes(dest.cpu_view()[:4]) == b"abcd"
+    assert fake_device.dma_gpfifo.submissions >= 2
+
+
+# ---- waits
+
+
+def test_a_short_wait_polls_and_a_long_one_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    real = time.sleep
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        real(seconds)
+
+    monkeypatch.setattr(queues.time, "sleep", sleep)
+    values = iter([0, 0, 1])
+    wait_until(None, lambda: next(values), 1)
+    assert slept == []
+    start = time.monotonic()
+    wait_until(None, lambda: int(time.monotonic() > start + 0.03), 1)
+    assert slept == sorted(slept)
+    assert max(slept) <= queues.SLEEP_MAX_S
+
+
+def test_a_wait_without_progress_ends(fake_kernel: FakeKernel, fake_device: Any) -> None:
+    values = iter(range(1000))
+    with pytest.raises(WaitTimeout, match="no progress for 0.02 s"):
+        wait_until(fake_device, lambda: 0, 1, timeout_ms=20)
+    wait_until(fake_device, lambda: next(values), 900, timeout_ms=20)
+
+
+@pytest.mark.parametrize("code", [31, 13, None])
+def test_a_fault_ends_a_wait_at_once(fake_kernel: FakeKernel, fake_device: Any, code: int | None) -> None:
+    fake_kernel.kill(code)
+    empty_submission(fake_device)
+    start = time.monotonic()
+    with pytest.raises(DeviceFault) as caught:
+        fake_device.synchronize()
+    assert time.monotonic() - start < 1
+    assert caught.value.code == code
+
+
+def test_after_a_fault_everything_raises_it_and_a_new_device_works(fake_kernel: FakeKernel, fake_device: Any) -> None:
+    from tinygrad import Device
+
+    buffer = fake_device.allocator.alloc(4096)
+    fake_kernel.kill(31)
+    empty_submission(fake_device)
+    with pytest.raises(DeviceFault, match="MMU fault"):
+        fake_device.synchronize()
+    for use in (lambda: empty_submission(fake_device), fake_device.synchronize, lambda: fake_device.allocator.alloc(8)):
+        with pytest.raises(DeviceFault):
+            use()
+    fake_device.allocator.free(buffer, 4096)
+    fake_device.close()
+    assert set(fake_kernel.held().values()) == {0}
+    again = Device["NV"]
+    assert again is not fake_device
+    empty_submission(again)
+    again.synchronize()
+
+
+def test_what_belongs_to_a_closed_device_says_so(fake_device: Any) -> None:
+    buffer, signal = fake_device.allocator.alloc(4096), fake_device.new_signal(value=3)
+    fake_device.close()
+    fake_device.close()
+    for use in (
+        lambda: fake_device.allocator._copyin(buffer, memoryview(bytearray(4))),
+        lambda: fake_device.allocator.alloc(4096),
+        lambda: empty_submission(fake_device),
+        lambda: signal.value,
+        lambda: setattr(signal, "value", 1),
+    ):
+        with pytest.raises(DeviceClosed):
+            use()
+    signal.wait(100)
+    fake_device.allocator.free(buffer, 4096)
+
+
+def test_closing_survives_a_driver_that_fails(fake_kernel: FakeKernel, fake_device: Any) -> None:
+    from tegrad.uapi.errors import DriverError
+
+    fake_kernel.fail["AS_UNMAP_BUFFER"] = errno.EIO
+    with pytest.raises(DriverError):
+        fake_device.close()
+    fake_kernel.gpu_maps.clear()
+    assert set(fake_kernel.held().values()) == {0}
