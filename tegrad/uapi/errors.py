@@ -5,7 +5,10 @@ import os
 from collections.abc import Mapping
 
 from tegrad.errors import TegradError
+from tegrad.uapi.fields import call_arguments
 from tegrad.uapi.flags import field_text
+from tegrad.uapi.hints import ioctl_hint
+from tegrad.uapi.ioctls import Ioctl
 
 
 class DriverError(TegradError, OSError):
@@ -34,3 +37,8 @@ class DriverError(TegradError, OSError):
         shown = ", ".join(f"{key}={field_text(self.name, key, value)}" for key, value in self.arguments.items())
         text = f"{self.name}({shown}) failed: {self.code} ({self.strerror})"
         return f"{text}: {self.hint}" if self.hint else text
+
+
+def ioctl_error(row: Ioctl, fd: int, arg: object, code: int) -> DriverError:
+    """The error for an ioctl that failed with `code`: its arguments that matter, and what to do about it."""
+    return DriverError(row.name, code, call_arguments(row, fd, arg), ioctl_hint(row.name, code))

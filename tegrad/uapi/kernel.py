@@ -11,13 +11,11 @@ import grp
 import mmap as mmap_module
 import os
 import time
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Protocol, Self
 
 from tegrad.hw.gpfifo import USERMODE_SIZE
-from tegrad.uapi.errors import DriverError
-from tegrad.uapi.fields import nonzero_fields
+from tegrad.uapi.errors import DriverError, ioctl_error
 from tegrad.uapi.hints import ioctl_hint
 from tegrad.uapi.ioctls import Ioctl
 
@@ -126,7 +124,7 @@ class LinuxKernel:
                 if now < deadline:
                     time.sleep(AGAIN_PAUSE_S)
                     continue
-            raise DriverError(row.name, code, {"fd": fd, **_shown(arg)}, ioctl_hint(row.name, code))
+            raise ioctl_error(row, fd, arg, code)
 
     def mmap(self, fd: int, size: int, prot: int, flags: int, *, addr: int = 0, offset: int = 0) -> int:
         """Map `size` bytes of `fd`; `fd` -1 with MAP_ANONYMOUS maps plain memory."""
@@ -195,12 +193,6 @@ class LinuxDoorbell:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _shown(arg: Arg) -> Mapping[str, object]:
-    if arg is None:
-        return {}
-    return {"arg": arg} if isinstance(arg, int) else nonzero_fields(arg)
 
 
 def _open_hint(path: str, code: int) -> str:

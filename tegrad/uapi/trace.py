@@ -1,6 +1,5 @@
 """A Kernel that shows every call made through it: decoded arguments, what the driver wrote back, result, duration."""
 
-import ctypes
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -8,7 +7,7 @@ from dataclasses import dataclass
 
 from tegrad.hw.gpfifo import DOORBELL, USERMODE_SIZE, decode_token
 from tegrad.uapi.errors import DriverError
-from tegrad.uapi.fields import leaf_fields, nonzero_fields
+from tegrad.uapi.fields import call_arguments, snapshot, written_fields
 from tegrad.uapi.flags import field_text
 from tegrad.uapi.ioctls import Ioctl
 from tegrad.uapi.kernel import Arg, Doorbell, Kernel
@@ -68,18 +67,14 @@ class Tracer:
 
     def ioctl(self, fd: int, row: Ioctl, arg: Arg = None) -> int:
         """Kernel.ioctl, shown with the fields of its struct."""
-        before = _snapshot(arg)
-        arguments: dict[str, object] = {"fd": fd}
-        if isinstance(arg, int):
-            arguments["arg"] = arg
-        elif arg is not None:
-            arguments |= nonzero_fields(arg)
-
-        def written() -> Mapping[str, object]:
-            after = _snapshot(arg)
-            return {key: value for key, value in after.items() if value != before[key]}
-
-        return self._run(row.name, arguments, lambda: self.kernel.ioctl(fd, row, arg), written)
+        before = snapshot(arg)
+        arguments = call_arguments(row, fd, arg)
+        return self._run(
+            row.name,
+            arguments,
+            lambda: self.kernel.ioctl(fd, row, arg),
+            lambda: written_fields(row, before, snapshot(arg)),
+        )
 
     def mmap(self, fd: int, size: int, prot: int, flags: int, *, addr: int = 0, offset: int = 0) -> int:
         """Kernel.mmap, shown."""
@@ -127,17 +122,3 @@ class TracedDoorbell:
     def close(self) -> None:
         """Doorbell.close, shown."""
         self._tracer._run("doorbell_close", {}, self._bell.close)
-
-
-def _snapshot(arg: Arg) -> dict[str, object]:
-    return {} if arg is None or isinstance(arg, int) else dict(_plain(arg))
-
-
-def _plain(arg: ctypes.Structure | ctypes.Union | ctypes.c_int32 | ctypes.c_uint32) -> dict[str, object]:
-    # Arrays of structs are live views of the argument; freeze them as bytes so that a change shows.
-    return {
-        key: tuple(bytes(item) if isinstance(item, ctypes.Structure) else item for item in value)
-        if isinstance(value, tuple)
-        else value
-        for key, value in leaf_fields(arg)
-    }

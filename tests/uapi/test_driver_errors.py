@@ -8,7 +8,7 @@ import pytest
 
 from tegrad.errors import TegradError
 from tegrad.uapi import structs
-from tegrad.uapi.errors import DriverError
+from tegrad.uapi.errors import DriverError, ioctl_error
 from tegrad.uapi.fields import leaf_fields, nonzero_fields
 from tegrad.uapi.hints import GENERAL, HINTS, ioctl_hint
 from tegrad.uapi.ioctls import BY_NAME
@@ -16,8 +16,7 @@ from tegrad.uapi.ioctls import BY_NAME
 
 def refused_bind() -> DriverError:
     arg = structs.ChannelSetupBind(num_gpfifo_entries=1024, flags=0xA, userd_dmabuf_fd=9, gpfifo_dmabuf_fd=10)
-    name = "CHANNEL_SETUP_BIND"
-    return DriverError(name, errno.EINVAL, {"fd": 8, **nonzero_fields(arg)}, ioctl_hint(name, errno.EINVAL))
+    return ioctl_error(BY_NAME["CHANNEL_SETUP_BIND"], 8, arg, errno.EINVAL)
 
 
 def test_the_message_names_call_arguments_errno_and_remedy() -> None:

@@ -9,8 +9,9 @@ import pytest
 from tegrad.uapi import constants as c
 from tegrad.uapi import ioctls, structs
 from tegrad.uapi.errors import DriverError
+from tegrad.uapi.fields import UNIONS, leaf_fields, nonzero_fields
 from tegrad.uapi.flags import FORMATTERS, field_text
-from tegrad.uapi.ioctls import BY_NAME, Ioctl
+from tegrad.uapi.ioctls import BY_NAME, Ioctl, set_field
 from tegrad.uapi.kernel import MAP_SHARED, PROT_READ, Arg, Kernel, LinuxKernel
 from tegrad.uapi.trace import Call, Tracer
 
@@ -43,14 +44,42 @@ def test_an_ioctl_shows_flags_by_name_and_what_the_driver_wrote() -> None:
     )
 
 
-def test_an_input_that_becomes_an_output_shows_both() -> None:
+def test_a_union_shows_only_the_members_that_mean_something() -> None:
     tracer = Tracer(ScriptedKernel())
     arg = structs.GpuOpenChannel()
     arg.in_.runlist_id = -1
     tracer.ioctl(5, ioctls.NVGPU_GPU_IOCTL_OPEN_CHANNEL, arg)
-    text = line(tracer.calls[0])
-    assert "in_.runlist_id=-1" in text
-    assert text.endswith("channel_fd=12, in_.runlist_id=12, out.channel_fd=12")
+    assert line(tracer.calls[0]) == "GPU_OPEN_CHANNEL(fd=5, in_.runlist_id=-1) = 0 -> channel_fd=12"
+
+
+def test_a_member_called_fd_does_not_hide_the_fd() -> None:
+    tracer = Tracer(ScriptedKernel())
+    tracer.ioctl(4, ioctls.NVMAP_IOC_FROM_FD, structs.CreateHandle(fd=9))
+    assert line(tracer.calls[0]) == "NVMAP_FROM_FD(fd=4, arg.fd=9) = 0"
+
+
+def test_every_ioctl_with_a_union_says_what_it_shows() -> None:
+    for row in BY_NAME.values():
+        if row.struct is None or row.struct in (structs.GpuPrepareCompressibleRead, structs.AsMapBufferCompbits):
+            continue  # not in use: all their members are shown
+        members = [name for name, _ in leaf_fields(row.struct())]
+        offsets = {name for name in members if overlaps(row.struct, name)}
+        used = not row.name.startswith(("NVMAP_FROM_I", "NVMAP_GET_I"))  # FROM_ID, GET_ID and the hypervisor's
+        assert not offsets or row.name in UNIONS or not used, row.name
+    for name, (inputs, outputs) in UNIONS.items():
+        struct = BY_NAME[name].struct
+        assert struct is not None
+        assert inputs | outputs <= {member for member, _ in leaf_fields(struct())}, name
+
+
+def overlaps(struct: type, name: str) -> bool:
+    """Whether setting this member alone changes another one."""
+    arg = struct()
+    try:
+        set_field(arg, name, 1)
+    except TypeError:
+        return False  # an array
+    return [n for n, value in nonzero_fields(arg).items() if value and n != name] != []
 
 
 def test_a_change_inside_an_array_of_structs_shows() -> None:
