@@ -1,4 +1,4 @@
-"""`python -m tegrad.orin CHIP MEMORY LISTENER LINGER GPU`: become a board. Started by `tegrad.orin.board.start` only."""
+"""`python -m tegrad.orin CHIP MEMORY LISTENER LINGER GPU`: become a board. `board.start` runs it."""
 
 from __future__ import annotations
 

@@ -1,19 +1,21 @@
 """Address spaces: the AS fd, where buffers land in GPU memory, and what may be mapped how.
 
-The user range [start, end) is the client's; the driver's own buffers of the same address space (each channel's GPFIFO,
-its syncpoint) lie in [end, end + 4 GiB). Behaviour: nvgpu-driver.md sections 3.2 and 4.
+The user range [start, end) is the client's; the driver's own buffers of the same address space (each channel's
+GPFIFO, its syncpoint) lie in [end, end + 4 GiB). Behaviour: nvgpu-driver.md sections 3.2 and 4.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tegrad.orin.buddy import BuddyAllocator
 from tegrad.orin.channel import ChannelFile
-from tegrad.orin.files import Call, File, Process, Steps, Table, copy_out, require
+from tegrad.orin.files import Call, Errno, File, Process, Steps, Table, copy_out, require
+from tegrad.orin.link import GpuError
 from tegrad.orin.nvmap import PAGE, Buffer, dmabuf, round_up
 from tegrad.uapi import constants as k
 from tegrad.uapi import ioctls as io
@@ -68,7 +70,7 @@ class Area:
 
 
 class AddressSpace:
-    """A virtual machine of the GPU: page tables, two allocators, the mappings. Alive while the AS fd or a channel is."""
+    """A GPU address space: two allocators and the mappings. It lives as long as its AS fd or a channel on it."""
 
     def __init__(self, driver: Driver, start: int, end: int) -> None:
         self.driver, self.start, self.end = driver, start, end
@@ -82,7 +84,12 @@ class AddressSpace:
         self._shared: dict[tuple[object, ...], Mapping] = {}
         self.areas: dict[int, Area] = {}
         driver.vms[self.id] = self
-        driver.tell_gpu("vm_create", self.id)
+        try:
+            driver.tell_gpu("vm_create", self.id, end + KERNEL_SIZE)
+        except GpuError as full:
+            del driver.vms[self.id]
+            driver.log.board(str(full))
+            raise Errno(errno.ENOMEM) from full
 
     def hold(self) -> AddressSpace:
         """Take a reference."""
@@ -113,7 +120,7 @@ class AddressSpace:
         mapping = self._mapping(va, buffer, 0, buffer.length, flags, key)
         self._shared[key] = mapping
         self.mappings[va] = mapping
-        self._write_ptes(mapping)
+        self._back(mapping, self._remove)
         return va
 
     def map_fixed(self, buffer: Buffer, flags: int, va: int, offset: int, size: int) -> int:
@@ -128,26 +135,21 @@ class AddressSpace:
         mapping = self._mapping(va, buffer, offset, size, flags, None)
         mapping.area = area
         area.mappings[va] = self.mappings[va] = mapping
-        self._write_ptes(mapping)
+        self._back(mapping, self._remove)
         return va
 
     def map_kernel(self, buffer: Buffer, *, writable: bool) -> int:
         """A buffer of the driver's own in its range; Errno(ENOMEM) when that is full."""
-        va = self.kernel.allocate(buffer.length)
-        require(va is not None, errno.ENOMEM)
-        assert va is not None
+        va = self.take_kernel(buffer.length)
         mapping = Mapping(va, buffer.length, buffer.hold(), 0, writable, None)
         self.kernel_mappings[va] = mapping
-        self._write_ptes(mapping)
+        self._back(mapping, self._remove_kernel)
         return va
 
     def map_syncpoint(self, number: int, size: int) -> int:
         """The shim of a syncpoint in the driver's range; a store there moves the counter on."""
-        va = self.kernel.allocate(size)
-        require(va is not None, errno.ENOMEM)
-        assert va is not None
-        self.syncpoints[number] = va
-        self.driver.tell_gpu("syncpoint", number, self.id, va, size)
+        self.syncpoints[number] = va = self.take_kernel(size)
+        self.driver.tell_gpu("syncpoint", number, self.id, va)
         return va
 
     def unmap_syncpoint(self, number: int, va: int) -> None:
@@ -155,6 +157,18 @@ class AddressSpace:
         del self.syncpoints[number]
         self.kernel.free(va)
         self.driver.tell_gpu("syncpoint_free", number)
+
+    def take_kernel(self, size: int) -> int:
+        """Addresses in the driver's range, with nothing behind them yet; Errno(ENOMEM) when it is full."""
+        va = self.kernel.allocate(size)
+        require(va is not None, errno.ENOMEM)
+        assert va is not None
+        return va
+
+    def give_kernel(self, va: int) -> None:
+        """Undo take_kernel, unless the whole address space is gone by now."""
+        if self.holders:
+            self.kernel.free(va)
 
     def unmap(self, va: int) -> None:
         """Undo one map of the mapping that starts at `va`; an unknown address is ignored."""
@@ -167,10 +181,7 @@ class AddressSpace:
 
     def unmap_kernel(self, va: int) -> None:
         """Undo map_kernel."""
-        mapping = self.kernel_mappings.pop(va)
-        self.kernel.free(va)
-        self._clear_ptes(mapping)
-        mapping.buffer.drop()
+        self._remove_kernel(self.kernel_mappings[va])
 
     def reserve(self, size: int, base: int | None, *, sparse: bool) -> int:
         """ALLOC_SPACE: keep a range out of the allocator's hands; at `base` if given. Errno(ENOMEM) if it cannot."""
@@ -203,7 +214,9 @@ class AddressSpace:
 
     def replay(self) -> None:
         """Tell a new GPU process everything that is mapped."""
-        self.driver.tell_gpu("vm_create", self.id)
+        self.driver.tell_gpu("vm_create", self.id, self.end + KERNEL_SIZE)
+        for number, va in self.syncpoints.items():
+            self.driver.tell_gpu("syncpoint", number, self.id, va)
         for mapping in (*self.mappings.values(), *self.kernel_mappings.values()):
             self._write_ptes(mapping)
 
@@ -223,6 +236,22 @@ class AddressSpace:
             del mapping.area.mappings[mapping.va]
         self._clear_ptes(mapping)
         mapping.buffer.drop()
+
+    def _remove_kernel(self, mapping: Mapping) -> None:
+        del self.kernel_mappings[mapping.va]
+        self.kernel.free(mapping.va)
+        self._clear_ptes(mapping)
+        mapping.buffer.drop()
+
+    def _back(self, mapping: Mapping, undo: Callable[[Mapping], None]) -> None:
+        """Write the page table entries of a new mapping, or undo it: Errno(ENOMEM) as when page tables fail."""
+        try:
+            self._write_ptes(mapping)
+        except GpuError as full:
+            self.driver.log.board(str(full))
+            mapping.backed = False
+            undo(mapping)
+            raise Errno(errno.ENOMEM) from full
 
     def _write_ptes(self, mapping: Mapping) -> None:
         if mapping.backed:

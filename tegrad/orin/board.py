@@ -1,8 +1,8 @@
 """Boards: what a spec means, how a board's processes are started, and how a running one is found.
 
-A spec is the name of a chip row, with a memory size if it is to differ (`agx-orin-64gb`, `orin-nano-8gb:2GiB`): a private
-board, which this process and its forked children share. Any other name is a board that `tegrad board start` made. Boards
-listen on abstract sockets, so nothing of them is left in the file system, however they end.
+A spec is the name of a chip row, with a memory size if it is to differ (`agx-orin-64gb`, `orin-nano-8gb:2GiB`): a
+private board, which this process and its forked children share. Any other name is a board that `tegrad board start`
+made. Boards listen on abstract sockets, so nothing of them is left in the file system, however they end.
 """
 
 from __future__ import annotations

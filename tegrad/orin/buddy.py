@@ -1,9 +1,10 @@
 """nvgpu's buddy allocator, block for block: where it puts an allocation is visible to clients as GPU addresses.
 
 The range is cut greedily from its base into the largest power-of-two pieces; sizes and alignment are relative to the
-base, not to address 0. A request is rounded up to a power of two and takes the head of the smallest order list that has
-a piece, halving it as needed: the left half is used, the right half goes to the head of the lower list. Freed pieces
-merge with their buddy and go to the head. Source: nvgpu common/mm/allocators/buddy_allocator.c (nvgpu-driver.md 4.4).
+base, not to address 0. A request is rounded up to a power of two and takes the head of the smallest order list that
+has a piece, halving it as needed: the left half is used, the right half goes to the head of the lower list. Freed
+pieces merge with their buddy and go to the head. Source: nvgpu common/mm/allocators/buddy_allocator.c (nvgpu-
+driver.md 4.4).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Channels: the fd, its GPFIFO and USERD, its objects, its notifier and its syncpoint. nvgpu-driver.md 5.1, 5.3 to 5.7."""
+"""Channels: the fd, GPFIFO and USERD, objects, notifier and syncpoint. nvgpu-driver.md sections 5.1 and 5.3 to 5.7."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import os
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,10 +30,9 @@ MIN_GPFIFO_BYTES = 4096
 NOTIFIER_SIZE = 16
 # What ga10b's class check lets pass besides the chip's own: everything from Kepler on that the driver family knows.
 OLDER_CLASSES = frozenset(
-    (0x902D, 0xA0B5, 0xA140, 0xB06F, 0xB0B5, 0xB197, 0xB1C0, 0xC06F, 0xC097, 0xC0B5, 0xC0C0, 0xC36F, 0xC397, 0xC3B5)
-    + (0xC3C0, 0xC46F, 0xC4B7, 0xC597, 0xC5B5, 0xC5C0, 0xC637)
+    {0x902D, 0xA0B5, 0xA140, 0xB06F, 0xB0B5, 0xB197, 0xB1C0, 0xC06F, 0xC097, 0xC0B5, 0xC0C0}
+    | {0xC36F, 0xC397, 0xC3B5, 0xC3C0, 0xC46F, 0xC4B7, 0xC597, 0xC5B5, 0xC5C0, 0xC637}
 )
-OLDER_COMPUTE = frozenset((0xC3C0, 0xC5C0))
 OLDER_GRAPHICS = frozenset((0xB197, 0xC097, 0xC397, 0xC597))
 
 
@@ -91,6 +91,12 @@ class Channel:
         if self.running:
             self.running = False
             self.driver.tell_gpu("channel_destroy", self.chid)
+
+    def give_objects(self, classes: Sequence[int]) -> None:
+        """Let the engines know the channel's context, once it runs and if they can load it."""
+        if self.running and self.tsg is not None and self.tsg.context is not None and self.tsg.context.valid:
+            for class_id in classes:
+                self.driver.tell_gpu("object_ctx", self.chid, class_id)
 
     def release(self) -> None:
         """The last fd is closed: unbind, then give back what it holds, in the driver's order."""
@@ -181,8 +187,7 @@ def setup_bind(file: ChannelFile, call: Call) -> None:
         entries,
         fd=userd.fd,
     )
-    for class_id in channel.classes:
-        driver.tell_gpu("object_ctx", channel.chid, class_id)
+    channel.give_objects(channel.classes)
     arg.work_submit_token = token(channel.chid, channel.runlist)
     arg.gpfifo_gpu_va = arg.userd_gpu_va = arg.usermode_mmio_gpu_va = 0
 
@@ -206,6 +211,7 @@ def alloc_obj_ctx(file: ChannelFile, call: Call) -> None:
     own = (chip.compute_class, chip.dma_class, chip.gpfifo_class, chip.threed_class, chip.twod_class, chip.i2m_class)
     graphics = arg.class_num == chip.threed_class or arg.class_num in OLDER_GRAPHICS
     require(channel.vm is not None)
+    assert channel.vm is not None
     require(arg.class_num in own or arg.class_num in OLDER_CLASSES)
     require(channel.tsg is not None)
     assert channel.tsg is not None
@@ -213,14 +219,13 @@ def alloc_obj_ctx(file: ChannelFile, call: Call) -> None:
     gfxp = arg.flags & k.NVGPU_ALLOC_OBJ_FLAGS_GFXP
     cilp = arg.flags & k.NVGPU_ALLOC_OBJ_FLAGS_CILP
     require(not (gfxp and cilp))
-    context = channel.tsg.make_context()
+    context = channel.tsg.make_context(channel.vm)
     if gfxp and graphics:
         context.graphics_mode = k.NVGPU_GRAPHICS_PREEMPTION_MODE_GFXP
     if cilp and not graphics:
         context.compute_mode = k.NVGPU_COMPUTE_PREEMPTION_MODE_CILP
     channel.classes.append(arg.class_num)
-    if channel.running:
-        driver.tell_gpu("object_ctx", channel.chid, arg.class_num)
+    channel.give_objects([arg.class_num])
 
 
 def set_preemption_mode(file: ChannelFile, call: Call) -> None:
@@ -325,7 +330,7 @@ def preempt(file: ChannelFile, call: Call) -> None:
 
 def _group(file: ChannelFile, what: str) -> None:
     if file.channel.tsg is not None:
-        file.driver.tell_gpu(what, file.channel.tsg.id)
+        require(file.driver.tell_gpu(what, file.channel.tsg.id) is not False, errno.EBUSY)
 
 
 def force_reset(file: ChannelFile, call: Call) -> None:

@@ -1,8 +1,8 @@
 """The client of the emulated board: `BoardKernel`, and the board's status and log.
 
-A device fd is a real fd of this process: it can be closed, duplicated, passed on and inherited like any other. What runs
-here of an ioctl is only what must: the argument block is read and written at the caller's address, and the driver's
-requests for the caller's memory are answered.
+A device fd is a real fd of this process: it can be closed, duplicated, passed on and inherited like any other. What
+runs here of an ioctl is only what must: the argument block is read and written at the caller's address, and the
+driver's requests for the caller's memory are answered.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tegrad.hw.gpfifo import USERMODE_SIZE
 from tegrad.orin import board, wire
@@ -37,9 +37,16 @@ from tegrad.uapi.kernel import AGAIN_LIMIT_S, AGAIN_PAUSE_S, Arg
 
 _libc = ctypes.CDLL(None, use_errno=True)
 for _name in ("process_vm_readv", "process_vm_writev"):
-    _call = getattr(_libc, _name)
-    _call.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong)
-    _call.restype = ctypes.c_ssize_t
+    _function = getattr(_libc, _name)
+    _function.argtypes = (
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_ulong,
+        ctypes.c_void_p,
+        ctypes.c_ulong,
+        ctypes.c_ulong,
+    )
+    _function.restype = ctypes.c_ssize_t
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
@@ -389,7 +396,7 @@ def _ioctl(conn: Connection, fd: int, row: Ioctl, arg: Arg) -> int:
     return answer.value
 
 
-def _error(name: str, error: OSError, arguments: dict[str, object]) -> DriverError:
+def _error(name: str, error: OSError, arguments: Mapping[str, object]) -> DriverError:
     code = _DEVICE_ERRNO.get(error.errno or 0, error.errno or 0)
     return DriverError(name, code, arguments, ioctl_hint(name, code))
 
@@ -397,7 +404,7 @@ def _error(name: str, error: OSError, arguments: dict[str, object]) -> DriverErr
 class BoardDoorbell:
     """The usermode registers: each store is one record in the GPU's doorbell pipe. Not inherited by fork."""
 
-    open: weakref.WeakSet[BoardDoorbell] = weakref.WeakSet()
+    open: ClassVar[weakref.WeakSet[BoardDoorbell]] = weakref.WeakSet()
 
     def __init__(self, conn: Connection, pipe: int, lease: int, size: int, class_id: int) -> None:
         self._connection, self._pipe, self._lease, self._size, self._class = conn, pipe, lease, size, class_id

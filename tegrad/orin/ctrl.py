@@ -1,8 +1,9 @@
-"""The ctrl fd: what the GPU is, its clocks, and the way to address spaces, TSGs and channels. nvgpu-driver.md section 3."""
+"""The ctrl fd: what the GPU is, its clocks, and how to get an address space, TSG or channel. nvgpu-driver.md 3."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import time
 from collections.abc import Generator
 from typing import Any
@@ -365,6 +366,6 @@ HANDLERS: Table = {
 def mmap_registers_check(file: CtrlFile, length: int, offset: int) -> None:
     """The checks of mmap on the ctrl fd, in order (3.9)."""
     if file.registers_mapped:
-        raise Errno(16)
+        raise Errno(errno.EBUSY)
     require(0 < length <= USERMODE_SIZE)
     require(offset == 0 and length % PAGE == 0)

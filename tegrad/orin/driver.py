@@ -5,22 +5,24 @@ Nothing here knows of sockets: `server` brings calls and takes answers.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tegrad.hw.chips import Chip
 from tegrad.hw.faults import NotifierCode
 from tegrad.orin import address_space, channel, ctrl, nvmap, recovery, syncpoint, tsg
-from tegrad.orin.address_space import AddressSpace, AsFile
+from tegrad.orin.address_space import AddressSpace
 from tegrad.orin.channel import MAX_CHANNELS, Channel, ChannelFile
 from tegrad.orin.ctrl import ClockFile, CtrlFile
 from tegrad.orin.events import GpuEvent
 from tegrad.orin.files import DECODERS, FOREIGN, Call, Errno, File, Foreign, Process, Steps, Table, Until
 from tegrad.orin.inject import Injector
 from tegrad.orin.klog import KernelLog
-from tegrad.orin.link import GpuError, GpuLost, Link
+from tegrad.orin.link import GpuLost, Link
 from tegrad.orin.nvmap import Buffer, Memory, NvmapFile, NvmapState
 from tegrad.orin.syncpoint import FenceNode, Syncpoints
 from tegrad.orin.tsg import Tsg, TsgFile
@@ -85,7 +87,7 @@ class Driver:
         """Open a device node. Errno(ENOENT) for one the board does not have."""
         node = NODES.get(path)
         if node is None:
-            raise Errno(2)
+            raise Errno(errno.ENOENT)
         return node(self, process)
 
     def resolve(self, fd: int, files: Mapping[int, File]) -> File | Buffer | Foreign:
@@ -99,15 +101,15 @@ class Driver:
         """The row of a request on this kind of file; the errno of a driver that does not have it."""
         decoder = DECODERS.get(file.kind)
         if decoder is None:
-            raise Errno(25)
+            raise Errno(errno.ENOTTY)
         decoder.check(request)
         row = BY_REQUEST.get((file.kind, request))
         if row is None or request not in HANDLERS[file.kind]:
-            if file.kind in ("tsg", "nvmap"):
-                self.log.error("nvgpu_ioctl_tsg_dev_ioctl", f"unrecognized tsg gpu ioctl cmd: 0x{request:x}") if (
-                    file.kind == "tsg"
-                ) else self.log.nvmap(f"Unknown NVMAP_IOC = 0x{request:x}")
-            raise Errno(25)
+            if file.kind == "tsg":
+                self.log.error("nvgpu_ioctl_tsg_dev_ioctl", f"unrecognized tsg gpu ioctl cmd: 0x{request:x}")
+            elif file.kind == "nvmap":
+                self.log.nvmap(f"Unknown NVMAP_IOC = 0x{request:x}")
+            raise Errno(errno.ENOTTY)
         return row
 
     def steps(self, file: File, call: Call) -> Steps:
@@ -115,7 +117,7 @@ class Driver:
         strike = self.inject.strike(call.row.name)
         if strike is not None:
             if strike.stall:
-                yield Until(None, _later(strike.stall))
+                yield Until(None, time.monotonic() + strike.stall)
             if strike.errno:
                 raise Errno(strike.errno)
         outcome = HANDLERS[file.kind][call.row.request](file, call)
@@ -126,15 +128,16 @@ class Driver:
     # ---- the GPU -------------------------------------------------------------------------------------------------
 
     def tell_gpu(self, method: str, *args: object, fd: int | None = None) -> Any:
-        """Call the GPU. Record first, then tell: when the GPU is lost on the way, the replay tells the new one."""
+        """Call the GPU. Record first, then tell: when the GPU is lost on the way, the replay tells the new one.
+
+        Raises GpuError when the GPU has no room for what is asked.
+        """
         try:
             return self.gpu.call(method, *args, fd=fd)
         except GpuLost as lost:
             if self._resetting:
                 raise
             self.reset_gpu(str(lost))
-        except GpuError as error:
-            self.log.board(f"the GPU process refused {error}")
         return None
 
     def poll_gpu(self) -> None:
@@ -192,15 +195,9 @@ class Driver:
         }
 
 
-def _later(seconds: float) -> float:
-    import time
-
-    return time.monotonic() + seconds
-
-
 def _as_node(driver: Driver, process: Process) -> File:
     # The node asks for the default big page size, which Orin has disabled.
-    raise Errno(22)
+    raise Errno(errno.EINVAL)
 
 
 def _channel_node(driver: Driver, process: Process) -> File:
@@ -211,7 +208,7 @@ def _tsg_node(driver: Driver, process: Process) -> File:
     return TsgFile(driver, process, Tsg(driver))
 
 
-NODES: Mapping[str, Any] = {
+NODES: Mapping[str, Callable[[Driver, Process], File]] = {
     "/dev/nvmap": NvmapFile,
     "/dev/host1x-fence": FenceNode,
     "/dev/nvgpu/igpu0/ctrl": CtrlFile,
@@ -223,5 +220,3 @@ NODES: Mapping[str, Any] = {
     "/dev/nvgpu/igpu0/tsg": _tsg_node,
     "/dev/nvhost-tsg-gpu": _tsg_node,
 }
-
-__all__ = ["NODES", "AsFile", "Driver"]

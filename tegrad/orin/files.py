@@ -1,8 +1,8 @@
 """What every driver module shares: open files, one ioctl call in progress, and how a request number is decoded.
 
-A handler is `handler(file, call)`: it checks, acts and returns None (0) or a positive count, or raises `Errno`. A handler
-that needs the caller's memory, one of its fds or time is a generator that yields a `CopyIn`, `CopyOut`, `GetFile`,
-`CloseFd`, `FindVma` or `Until`; meanwhile the board serves other callers.
+A handler is `handler(file, call)`: it checks, acts and returns None (0) or a positive count, or raises `Errno`. A
+handler that needs the caller's memory, one of its fds or time is a generator that yields a `CopyIn`, `CopyOut`,
+`GetFile`, `CloseFd`, `FindVma` or `Until`; meanwhile the board serves other callers.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class Call:
         self.new[name] = made
 
 
-# ---- decoding ---------------------------------------------------------------------------------------------------------
+# ---- decoding -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

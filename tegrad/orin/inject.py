@@ -13,9 +13,9 @@ from typing import Any
 class Rule:
     """One injection. It applies to calls whose short name (`NVMAP_ALLOC`) matches `ioctl`, a shell pattern.
 
-    It strikes on the `nth` such call (from 1) after it was armed, or on each with `probability`, drawn from `seed`; once
-    `times` strikes are used up it is spent (0: never). A strike waits `stall` seconds and then fails with `errno`, or
-    runs the ioctl if `errno` is 0.
+    It strikes on the `nth` such call (from 1) after it was armed, or on each with `probability`, drawn from `seed`;
+    once `times` strikes are used up it is spent (0: never). A strike waits `stall` seconds and then fails with
+    `errno`, or runs the ioctl if `errno` is 0.
     """
 
     ioctl: str

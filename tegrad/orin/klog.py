@@ -1,7 +1,7 @@
 """The board's kernel log, in the shape of nvgpu's lines.
 
-`[seconds] nvgpu: 17000000.gpu <function>:<line> [ERR]  <text>`: the text of a known event follows the driver's format; the
-line number is always 0, since there is no driver source here.
+`[seconds] nvgpu: 17000000.gpu <function>:<line> [ERR]  <text>`: the text of a known event follows the driver's
+format; the line number is always 0, since there is no driver source here.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Link:
         far_events.close()
 
     def call(self, method: str, *args: object, fd: int | None = None) -> Any:
-        """Call a method of the GPU; an fd is passed as its keyword argument of that name. Raises GpuLost, or what it raised."""
+        """Call a method of the GPU, with an fd if it takes one. Raises GpuLost; GpuError when the method raised."""
         try:
             message = pickle.dumps((method, args))
             if fd is None:
@@ -140,6 +140,7 @@ def _serve(chip: Chip, factory: str, calls: socket.socket, events: socket.socket
             return
         fds = [struct.unpack("i", raw[:4])[0] for _, kind, raw in ancillary if kind == socket.SCM_RIGHTS]
         method, args = pickle.loads(data)
+        answer: tuple[str | None, Any]
         try:
             answer = None, _invoke(gpu, method, args, fds)
         except Exception as error:

@@ -1,9 +1,9 @@
 """/dev/nvmap: buffers, the handles that processes hold on them, and the board's memory.
 
-A buffer is a memfd, which is its dmabuf at the same time: clients map it directly and pass its fd around. It is known by
-inode, and its name and seals say what it is (`SEALS` are set when it is allocated), so an fd is still a buffer when the
-driver holds nothing of it any more. The driver keeps its own fd while a handle, a GPU mapping or a pin holds the buffer.
-Behaviour: nvgpu-driver.md section 2.
+A buffer is a memfd, which is its dmabuf at the same time: clients map it directly and pass its fd around. It is known
+by inode, and its name and seals say what it is (`SEALS` are set when it is allocated), so an fd is still a buffer
+when the driver holds nothing of it any more. The driver keeps its own fd while a handle, a GPU mapping or a pin holds
+the buffer. Behaviour: nvgpu-driver.md section 2.
 """
 
 from __future__ import annotations

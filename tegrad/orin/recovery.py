@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from tegrad.orin.tsg import Tsg
 
 
+GPC_STRIDE, TPC_STRIDE = 0x8000, 0x800  # register space of one GPC, of one TPC in it
+
+
 def mmu_fault(log: KernelLog, event: ev.MmuFault, tsg: Tsg | None) -> NotifierCode:
     """Two `[MMU FAULT]` lines and the summary."""
     client_type = "gpc" if event.client_type == 0 else "hub"
@@ -47,7 +50,8 @@ def sm_exception(log: KernelLog, event: ev.SmException, tsg: Tsg | None) -> Noti
     """The SM's registers, kept for READ_SINGLE_SM_ERROR_STATE too."""
     log.error(
         "nvgpu_gr_intr_handle_sm_exception",
-        f"sm machine check err. gpc_id({event.gpc}), tpc_id({event.tpc}), offset({event.gpc * 0x8000 + event.tpc * 0x800})",
+        f"sm machine check err. gpc_id({event.gpc}), tpc_id({event.tpc}), "
+        f"offset({event.gpc * GPC_STRIDE + event.tpc * TPC_STRIDE})",
     )
     log.error(
         "gr_gv11b_handle_sm_exception",

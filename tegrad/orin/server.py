@@ -1,8 +1,9 @@
 """The driver process: one thread, one epoll, every client's sockets.
 
-Order is what a kernel gives: hang-ups (closes) that happened before a call was made are completed before it runs, since
-one poll delivers both and hang-ups go first; so a close followed by an open is synchronous. Of each socket one message is
-taken per poll. A handler that waits for its caller or for time is suspended, and others are served meanwhile.
+Order is what a kernel gives: hang-ups (closes) that happened before a call was made are completed before it runs,
+since one poll delivers both and hang-ups go first; so a close followed by an open is synchronous. Of each socket one
+message is taken per poll. A handler that waits for its caller or for time is suspended, and others are served
+meanwhile.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Timeslice groups: the TSG fd, subcontexts, and which channels run together. Behaviour: nvgpu-driver.md section 5.2."""
+"""Timeslice groups: the TSG fd, subcontexts, which channels run together. Behaviour: nvgpu-driver.md section 5.2."""
 
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tegrad.orin.address_space import AddressSpace, AsFile
 from tegrad.orin.channel import Channel, ChannelFile
-from tegrad.orin.files import Call, File, Process, Steps, Table, copy_out, require
+from tegrad.orin.files import Call, Errno, File, Process, Steps, Table, copy_out, require
 from tegrad.uapi import constants as k
 from tegrad.uapi import ioctls as io
 from tegrad.uapi.structs import TsgSmErrorStateRecord
@@ -17,17 +16,33 @@ if TYPE_CHECKING:
     from tegrad.orin.driver import Driver
 
 MAX_SUBCONTEXTS = 64
+ADDRESS_BITS = 40
+CONTEXT_IMAGE, CONTEXT_BUFFERS = 1 << 20, 4 << 20  # bytes; orders of magnitude, the real sizes are firmware's
 MAX_CHANNELS = 128
 MAX_TSGS = 512
 TIMESLICE_MIN_US, TIMESLICE_MAX_US, TIMESLICE_DEFAULT_US = 1000, 50000, 1024
 
 
-@dataclass(slots=True)
 class GraphicsContext:
-    """The GR context of a TSG: made by its first ALLOC_OBJ_CTX. Preemption modes only ever rise."""
+    """The GR context of a TSG: made by its first ALLOC_OBJ_CTX, in that channel's driver range.
 
-    graphics_mode: int = k.NVGPU_GRAPHICS_PREEMPTION_MODE_WFI
-    compute_mode: int = k.NVGPU_COMPUTE_PREEMPTION_MODE_WFI
+    Its image is what the engine loads, by 40 bits of address: where the range leaves no room for it below 2^40, the
+    context is not valid. The larger circular buffers only draw a warning there.
+    """
+
+    def __init__(self, driver: Driver, vm: AddressSpace) -> None:
+        self.graphics_mode = k.NVGPU_GRAPHICS_PREEMPTION_MODE_WFI
+        self.compute_mode = k.NVGPU_COMPUTE_PREEMPTION_MODE_WFI
+        self.vm = vm
+        self.places = [vm.take_kernel(CONTEXT_IMAGE), vm.take_kernel(CONTEXT_BUFFERS)]
+        self.valid = self.places[0] + CONTEXT_IMAGE <= 1 << ADDRESS_BITS
+        if self.places[1] + CONTEXT_BUFFERS > 1 << ADDRESS_BITS:
+            driver.log.write("WARNING: tu104_gr_init_commit_rtv_cb: address above 40 bits")
+
+    def release(self) -> None:
+        """Give the addresses back."""
+        for va in self.places:
+            self.vm.give_kernel(va)
 
 
 class Tsg:
@@ -60,12 +75,14 @@ class Tsg:
         self.holders -= 1
         if self.holders == 0:
             del self.driver.tsgs[self.id]
+            if self.context is not None:
+                self.context.release()
             self.driver.tell_gpu("tsg_destroy", self.id)
 
-    def make_context(self) -> GraphicsContext:
-        """The GR context, made on first use."""
+    def make_context(self, vm: AddressSpace) -> GraphicsContext:
+        """The GR context, made on first use in the address space of the channel that uses it."""
         if self.context is None:
-            self.context = GraphicsContext()
+            self.context = GraphicsContext(self.driver, vm)
         return self.context
 
     def bind(self, channel: Channel, veid: int) -> None:
@@ -73,7 +90,7 @@ class Tsg:
         require(veid < MAX_SUBCONTEXTS)
         channel.veid = veid
         # "No VM" equals "no VM": a channel without address space passes here, and is of no use afterwards.
-        require(veid == 0 and 0 not in self.subcontexts or self.subcontexts.get(veid) is channel.vm)
+        require((veid == 0 and 0 not in self.subcontexts) or self.subcontexts.get(veid) is channel.vm)
         require(channel.tsg is None and not channel.was_unbound)
         require(len(self.channels) < MAX_CHANNELS)
         require(self.runlist is None or self.runlist == channel.runlist)
@@ -121,8 +138,7 @@ def create_subcontext(file: TsgFile, call: Call) -> None:
     elif arg.type == k.NVGPU_TSG_SUBCONTEXT_TYPE_ASYNC:
         candidates = range(1, MAX_SUBCONTEXTS)
     else:
-        candidates = range(0)
-        require(False)
+        raise Errno(errno.EINVAL)
     veid = next((v for v in (*candidates, 0) if v not in taken), None)
     require(veid is not None, errno.ENOSPC)
     assert veid is not None
@@ -171,7 +187,7 @@ def disable(file: TsgFile, call: Call) -> None:
 
 def preempt(file: TsgFile, call: Call) -> None:
     """PREEMPT."""
-    file.driver.tell_gpu("tsg_preempt", file.tsg.id)
+    require(file.driver.tell_gpu("tsg_preempt", file.tsg.id) is not False, errno.EBUSY)
 
 
 def set_runlist_interleave(file: TsgFile, call: Call) -> None:

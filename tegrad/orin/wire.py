@@ -1,11 +1,12 @@
 """The messages between a client and the board: how an ioctl travels, and how the driver reaches the caller's memory.
 
-An emulated device fd is one end of a SOCK_SEQPACKET pair; so is a process's session with the board. A request travels on
-it, carrying one end of a socket pair made for this call alone: the answer comes back there. So any number of threads,
-forked children and holders of a duplicated fd may call at once, and the death of either side is a hang-up for the other.
+An emulated device fd is one end of a SOCK_SEQPACKET pair; so is a process's session with the board. A request travels
+on it, carrying one end of a socket pair made for this call alone: the answer comes back there. So any number of
+threads, forked children and holders of a duplicated fd may call at once, and the death of either side is a hang-up
+for the other.
 
-While a call is in progress the board may ask the caller to read or write its own memory (`COPY_IN`, `COPY_OUT`), as the
-kernel's copy_from_user and copy_to_user do: only the caller's side knows which of its addresses are good.
+While a call is in progress the board may ask the caller to read or write its own memory (`COPY_IN`, `COPY_OUT`), as
+the kernel's copy_from_user and copy_to_user do: only the caller's side knows which of its addresses are good.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ ABSENT = 0xFF
 
 @dataclass(slots=True)
 class Message:
-    """One message. `fds` has an entry per slot: an open fd, owned by the receiver, or None where the sender had none."""
+    """One message. `fds` has an entry per slot: an open fd, owned by the receiver, or None if there was none."""
 
     op: int
     code: int = 0
@@ -82,7 +83,7 @@ def send(sock: socket.socket, message: Message, *, reply: int | None = None) -> 
         if fd is not None:
             passed.append(fd)
     head = HEADER.pack(message.op, len(slots), message.code, message.value & 0xFFFFFFFFFFFFFFFF)
-    parts = [head, slots, message.payload] if slots else [head, message.payload]
+    parts: list[bytes] = [head, bytes(slots), message.payload]
     if passed:
         sock.sendmsg(
             parts, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(passed)}i", *passed))], _NOSIGNAL

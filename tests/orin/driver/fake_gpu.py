@@ -1,4 +1,4 @@
-"""A GPU that executes nothing: it records what the driver tells it and lets a test raise events with doorbell writes."""
+"""A GPU that executes nothing: it records what it is told, and doorbell writes make it raise events."""
 
 from __future__ import annotations
 
