@@ -70,6 +70,7 @@ class Emitter:
         self.dirty: set[int] = set()
         self.block = self.flow.blocks[0]
         self.pc = 0
+        self.carry: V | None = None
         self.counters = [[len(b.body) + (b.end is not None), 0, 0] for b in self.flow.blocks]
 
     # -- the function --------------------------------------------------------------------------------------------
@@ -138,6 +139,7 @@ class Emitter:
         f = self.f
         self.block, self.values, self.pc = block, {}, block.first_pc
         self.dirty.clear()
+        self.carry = None
         f.label(f"b{block.index}")
         self.mask = f.load("i32", self.mask_slot)
         self.count(block.index, self.mask)

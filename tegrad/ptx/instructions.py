@@ -1,16 +1,24 @@
 """The table of all instructions, put together from the families."""
 
-from tegrad.ptx import compare, control, conversion, floating, integer, memory
+from tegrad.ptx import carry, compare, control, conversion, floating, integer, matrix, memory
 from tegrad.ptx.errors import PtxError
 from tegrad.ptx.rules import Handler, Rule, unsupported
 from tegrad.ptx.syntax import Ins
 
-HANDLERS: dict[str, Handler] = {**compare.HANDLERS, **memory.HANDLERS, **control.HANDLERS}
+HANDLERS: dict[str, Handler] = {
+    **compare.HANDLERS,
+    **memory.HANDLERS,
+    **control.HANDLERS,
+    **matrix.HANDLERS,
+    **carry.HANDLERS,
+}
 RULES: dict[str, Rule] = {**compare.RULES, **conversion.RULES}
 
 
 def find(ins: Ins) -> Rule | Handler:
     """How an instruction is executed. Raises PtxError for one that is not known."""
+    if "cc" in ins.mods and ins.base in carry.CC_BASES:
+        return carry.extended
     known: Rule | Handler | None = HANDLERS.get(ins.base) or RULES.get(ins.base)
     if known is None:
         known = (floating.RULES if floating.is_float(ins) else integer.RULES).get(ins.base)

@@ -18,6 +18,7 @@ import llvmlite.binding as llvm
 from tegrad.ptx.access import emit_access, emit_fault
 from tegrad.ptx.control import emit_arrive
 from tegrad.ptx.ir import Module
+from tegrad.ptx.matrix import emit_mma
 from tegrad.ptx.schedule import emit_scheduler
 
 ENGINE_VERSION = 1
@@ -152,6 +153,8 @@ def _writer(name: str) -> Callable[[Module], None]:
         return emit_arrive
     if name == "tgx_worker":
         return emit_scheduler
+    if name.startswith("tgx_mma_"):
+        return lambda module: emit_mma(module, name)
     parts = name.split("_")
     if parts[1] in ("ld", "st", "ldu"):
         bits, n = parts[3][1:].split("x")

@@ -15,6 +15,7 @@ from tegrad.ptx import jit
 from tegrad.ptx.arena import Arena, Job, pool
 from tegrad.ptx.emitter import Emitter
 from tegrad.ptx.errors import PtxError, PtxFault
+from tegrad.ptx.inline import expand_calls
 from tegrad.ptx.instructions import find
 from tegrad.ptx.layout import LANES, Access, Launch, Slot, Space
 from tegrad.ptx.parser import parse
@@ -81,6 +82,7 @@ class Kernel:
     """One .entry function of a module."""
 
     def __init__(self, module: "Module", fn: Function) -> None:
+        fn = expand_calls(module.source, fn)
         self.module, self.fn, self.name = module, fn, fn.name
         self.params: list[Param] = fn.params
         self.param_size = fn.param_size
