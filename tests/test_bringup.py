@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -29,11 +31,25 @@ print(json.dumps([ok, before, after, [m for m in sys.modules if m.split(".")[0] 
 """
 
 
-def run(*command: str, board: str = "") -> subprocess.CompletedProcess[str]:
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(*command: str, board: str = "") -> Result:
     env = {k: v for k, v in os.environ.items() if k != "TEGRAD_BOARD"} | {"PYTHONPATH": str(ROOT)}
     if board:
         env["TEGRAD_BOARD"] = board
-    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=180, env=env, cwd=ROOT)
+    # Files, not pipes: the board lingers behind its last client, and a pipe would stay open as long.
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        code = subprocess.run([sys.executable, *command], stdout=out, stderr=err, timeout=180, env=env, cwd=ROOT)
+        out.seek(0)
+        err.seek(0)
+        return Result(code.returncode, out.read(), err.read())
 
 
 @pytest.mark.board
