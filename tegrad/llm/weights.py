@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -29,31 +28,54 @@ class Matrix:
     """(rows, row elements of `dequant.storage`)."""
     bias: Tensor | None = None
 
-    def apply(self, x: Tensor) -> Tensor:
-        """Products (tokens, rows) of x (tokens, columns), as one reduction in one kernel."""
-        weights = dequantize(self.kind, self.data)
-        spread = x.reshape(x.shape[0], 1, *weights.shape[1:])
-        y = (spread * weights.unsqueeze(0)).sum(axis=tuple(range(2, len(spread.shape))))
+    def apply(self, x: Tensor, norm: Norm | None = None) -> Tensor:
+        """Products (tokens, rows) of x (tokens, columns), lazily; of the normalized x where `norm` is given.
+
+        One reduction: the factor that normalizes a token is a second sum over the same elements, in the same kernel.
+        """
+        weights = dequantize(self.kind, self.data).unsqueeze(0)
+        axes = tuple(range(2, len(weights.shape)))
+
+        def spread(vector: Tensor) -> Tensor:
+            return vector.reshape(vector.shape[0], 1, *weights.shape[2:])
+
+        if norm is None:
+            y = (spread(x) * weights).sum(axis=axes)
+        else:
+            y = (spread(x * norm.weight) * weights).sum(axis=axes)
+            squares = spread(x.square()).expand(x.shape[0], *weights.shape[1:]).sum(axis=axes)
+            y = y * (squares / x.shape[1] + norm.eps).rsqrt()
         return y if self.bias is None else y + self.bias
 
     def rows(self, index: Tensor) -> Tensor:
         """Rows (tokens, columns) in float32, chosen by index (tokens,)."""
-        return dequantize(self.kind, self.data[index]).reshape(index.shape[0], -1)
+        weights = dequantize(self.kind, self.data)
+        return weights.reshape(weights.shape[0], -1)[index]
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
-    """One or several matrices over the same input."""
+class Norm:
+    """Root mean square normalization of a token, then a weight for each element."""
+
+    weight: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Matrices over the same input; neighbours of the same packing are one matrix, so that one kernel computes them."""
 
     matrices: tuple[Matrix, ...]
-    outputs: tuple[int, ...]
-    """Rows of each part, in the order in which the parts were asked for."""
+    rows: tuple[tuple[int, ...], ...]
+    """Of each matrix, the rows of its parts."""
 
-    def __call__(self, x: Tensor) -> list[Tensor]:
-        """One (tokens, rows) result for each part."""
-        y = [matrix.apply(x).contiguous() for matrix in self.matrices]
-        whole = y[0] if len(y) == 1 else y[0].cat(*y[1:], dim=1)
-        return list(whole.split(list(self.outputs), dim=1)) if len(self.outputs) > 1 else [whole]
+    def apply(self, x: Tensor, norm: Norm) -> list[Tensor]:
+        """One (tokens, rows) result for each part, computed when asked for."""
+        results = []
+        for matrix, rows in zip(self.matrices, self.rows, strict=True):
+            y = matrix.apply(x, norm).contiguous()
+            results += list(y.split(list(rows), dim=1)) if len(rows) > 1 else [y]
+        return results
 
 
 class Loader:
@@ -65,25 +87,27 @@ class Loader:
         self._done = 0
         self._total = sum(info.nbytes for info in file.tensors.values())
 
-    def vector(self, spec: Spec, layer: int | None = None) -> Tensor:
+    def norm(self, spec: Spec, layer: int | None = None) -> Norm:
         """A norm's weights."""
         info = self.config.check(self.file, spec, layer)
-        return self._read([info], dtypes.float32).reshape(-1)
+        self.config.vector(self.file, info.name, info.columns)
+        return Norm(self._read([info], dtypes.float32).reshape(-1), self.config.eps)
 
     def matrix(self, spec: Spec, layer: int | None = None) -> Matrix:
         """One matrix."""
-        return self.linear((spec,), layer).matrices[0]
+        return self.joined((spec,), layer).matrices[0]
 
-    def linear(self, specs: Sequence[Spec], layer: int | None = None) -> Linear:
-        """Matrices over the same input; neighbours of the same packing become one."""
+    def joined(self, specs: Sequence[Spec], layer: int | None = None) -> Joined:
+        """Matrices over the same input."""
         infos = [self.config.check(self.file, spec, layer) for spec in specs]
         biases = [self._bias(spec, layer, info.rows) for spec, info in zip(specs, infos, strict=True)]
-        matrices = []
+        matrices, rows = [], []
         for kind, members in groupby(range(len(infos)), key=lambda at: infos[at].type):
             chosen = list(members)
             data = self._read([infos[at] for at in chosen], storage(kind))
             matrices.append(Matrix(kind, data, self._join([biases[at] for at in chosen])))
-        return Linear(tuple(matrices), tuple(info.rows for info in infos))
+            rows.append(tuple(infos[at].rows for at in chosen))
+        return Joined(tuple(matrices), tuple(rows))
 
     def tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
         """An array of ours on the device."""
@@ -134,8 +158,3 @@ class Loader:
         self._done += size
         if self._progress is not None:
             self._progress(self._done, self._total)
-
-
-def elements(shape: Sequence[int]) -> int:
-    """Elements of a shape."""
-    return prod(shape)
