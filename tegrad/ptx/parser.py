@@ -21,7 +21,7 @@ _TARGET = re.compile(r"^[ \t]*\.target[ \t]+(\w+)", re.M)
 _DELIM = re.compile(r"[;{}]")
 _LABEL = re.compile(r"\s*([A-Za-z_$%][\w$]*)\s*:(?!:)\s*")
 _INS = re.compile(r"(?:@(!?)\s*(%?[\w$.]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
-_REG_DECL = re.compile(r"\.reg\s+(?:\.v\d\s+)?\.(\w+)\s+(.*)", re.S)
+_REG_DECL = re.compile(r"\.reg\s*(?:\.v\d\s+)?\.(\w+)\s+(.*)", re.S)
 _VAR = re.compile(
     r"(?:\.(?:visible|weak|extern|common)\s+)*\.(global|const|shared|local|param)\s+((?:\.attribute\([^)]*\)\s*)?)"
     r"(?:\.align\s+(\d+)\s+)?((?:\.v\d\s+)?)\.(\w+)\s+([\w$%]+)\s*((?:\[[^\]]*\])*)\s*(?:=\s*(.*))?$",
