@@ -8,10 +8,11 @@ then has enough independent work to fill a large GPU.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tinygrad import Context, Tensor, TinyJit, dtypes
+from tinygrad import Context, Device, Tensor, TinyJit, dtypes
 
 SPLIT = 8
 LOSS_SCALE = 1024.0
@@ -89,13 +90,17 @@ def rope_tables(sizes: Sizes) -> NDArray[np.float32]:
 class Network:
     """The weights on the device and the loss over a batch of windows."""
 
-    def __init__(self, sizes: Sizes, recipe: Recipe, weights: Weights) -> None:
-        self.sizes, self.recipe = sizes, recipe
-        self.weights = {name: Tensor(value).realize() for name, value in weights.items()}
-        self.rope = Tensor(rope_tables(sizes)).realize()
-        self.ids = Tensor(np.arange(sizes.vocab, dtype=np.int32)).realize()
-        self.causal = Tensor(np.triu(np.full((sizes.context, sizes.context), -1e9, np.float32), 1)).realize()
+    def __init__(self, sizes: Sizes, recipe: Recipe, weights: Weights, device: str | None = None) -> None:
+        self.sizes, self.recipe, self.device = sizes, recipe, device or Device.DEFAULT
+        self.weights = {name: self.tensor(value) for name, value in weights.items()}
+        self.rope = self.tensor(rope_tables(sizes))
+        self.ids = self.tensor(np.arange(sizes.vocab, dtype=np.int32))
+        self.causal = self.tensor(np.triu(np.full((sizes.context, sizes.context), -1e9, np.float32), 1))
         self.compute = dtypes.half if recipe.half else dtypes.float
+
+    def tensor(self, array: NDArray[Any]) -> Tensor:
+        """An array on the device."""
+        return Tensor(array, device=self.device).realize()
 
     def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Negative log likelihood of each target, in nats; int (rows, context) twice to float (rows, context)."""
@@ -162,8 +167,9 @@ class Trainer:
 
     def __init__(self, network: Network) -> None:
         self.network, self.steps = network, 0
+        Tensor.manual_seed(network.recipe.seed)
         weights = network.weights.values()
-        self.first, self.second = ([Tensor(np.zeros(w.shape, np.float32)).realize() for w in weights] for _ in range(2))
+        self.first, self.second = ([network.tensor(np.zeros(w.shape, np.float32)) for w in weights] for _ in range(2))
         self._record = TinyJit(self._update)
         self._measure = TinyJit(lambda inputs, targets: network.losses(inputs, targets).realize())
 
@@ -173,7 +179,7 @@ class Trainer:
         recipe = self.network.recipe
         hyper = [lr, 1 / (1 - recipe.beta1**self.steps), 1 / (1 - recipe.beta2**self.steps)]
         with Context(TRAINING=1):
-            return self._record(Tensor(tokens).realize(), Tensor(np.array(hyper, np.float32)).realize())
+            return self._record(self.network.tensor(tokens), self.network.tensor(np.array(hyper, np.float32)))
 
     def _update(self, tokens: Tensor, hyper: Tensor) -> Tensor:
         recipe, network = self.network.recipe, self.network
@@ -185,7 +191,7 @@ class Trainer:
         gradients = [(gradient.float() / LOSS_SCALE).contiguous() for gradient in scaled]
         squares = [gradient.square().sum().contiguous() for gradient in gradients]
         norm = Tensor.stack(*squares).contiguous().sum().sqrt().contiguous()
-        sound = norm < 1e4  # false for NaN too: such a step changes nothing
+        sound = norm < 1e4  # false for NaN too: such a gradient counts as none
         factor = sound.where(recipe.clip / norm.maximum(recipe.clip), 0.0)
         changed = [loss.float().reshape(1).cat(norm.reshape(1))]
         for weight, gradient, first, second in zip(weights, gradients, self.first, self.second, strict=True):
@@ -204,5 +210,6 @@ class Trainer:
         rows, out = self.network.recipe.rows, []
         for start in range(0, len(inputs), rows):
             index = np.arange(start, start + rows) % len(inputs)
-            out.append(self._measure(Tensor(inputs[index]).realize(), Tensor(targets[index]).realize()).numpy().copy())
+            losses = self._measure(self.network.tensor(inputs[index]), self.network.tensor(targets[index]))
+            out.append(losses.numpy().copy())
         return np.concatenate(out)[: len(inputs)]
