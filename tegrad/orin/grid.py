@@ -176,7 +176,7 @@ class GridRunner:
             f"the QMD at {va:#x} has version {shape.version[0]}.{shape.version[1]}, this chip takes "
             f"{self._major}: it never completes"
         )
-        while not channel.worker.stopping:
+        while not channel.worker.abort.is_set:
             time.sleep(STUCK_POLL)
 
     def _check(self, va: int, state: LaunchState, shape: Shape) -> None:

@@ -33,7 +33,7 @@ def fatal(rig: Rig) -> FatalEvent:
     return event
 
 
-# -- ring ---------------------------------------------------------------------------------------------------------------
+# -- ring ---------------------------------------------------------------------------------------------------------
 
 
 def test_nothing_happens_without_the_doorbell(rig: Rig) -> None:
@@ -86,7 +86,7 @@ def test_a_segment_is_read_before_its_methods_run(rig: Rig) -> None:
     assert rig.wait(lambda: out.u64() == 5)
 
 
-# -- method headers ----------------------------------------------------------------------------------------------------
+# -- method headers -----------------------------------------------------------------------------------------------
 
 
 def test_header_operations(rig: Rig) -> None:
@@ -121,7 +121,7 @@ def test_inline_data_goes_to_memory(rig: Rig) -> None:
     assert sem.u32() == 99
 
 
-# -- semaphores --------------------------------------------------------------------------------------------------------
+# -- semaphores ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_a_release_to_a_shim_increments_the_syncpoint(rig: Rig) -> None:
     assert isinstance(fatal(rig), MmuFault)
 
 
-# -- faults -------------------------------------------------------------------------------------------------------------
+# -- faults -------------------------------------------------------------------------------------------------------
 
 
 def host_fault(rig: Rig, address: int, kind: MmuFaultType, access: MmuAccess = MmuAccess.VIRT_READ) -> None:
@@ -409,7 +409,7 @@ def test_a_method_that_the_class_lacks(rig: Rig, subch: int, method: int) -> Non
     assert (event.subchannel, event.method) == (subch, method)
 
 
-# -- the outcome of a fault --------------------------------------------------------------------------------------------
+# -- the outcome of a fault ---------------------------------------------------------------------------------------
 
 
 def test_a_fault_stops_the_whole_tsg_and_no_other(rig: Rig) -> None:

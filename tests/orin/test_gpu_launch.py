@@ -1,0 +1,680 @@
+"""The compute engine: launch descriptors of both versions, programs, caches, releases, dependents, faults."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterator
+
+import pytest
+from gpu_rig import STORE, Buffer, ChannelRig, Rig
+
+from tegrad.hw.classes import ComputeMethod
+from tegrad.hw.faults import MmuAccess, MmuClientType, MmuFaultType, SkedBit, WarpEsr
+from tegrad.hw.gpfifo import Subchannel
+from tegrad.orin.events import ClassError, FatalEvent, MmuFault, NonStall, Note, SkedException, SmException, TsgAborted
+
+M32 = 0xFFFFFFFF
+CHIPS = ("agx-orin-64gb", "gh100")
+
+HEAD = ".version 7.5\n.target sm_80\n.address_size 64\n"
+
+ADD_ONE = (
+    HEAD
+    + """
+.visible .entry add_one(.param .u64 p, .param .u64 n)
+{
+    .reg .b64 %a; .reg .b32 %w; .reg .b32 %c; .reg .b64 %o;
+    mov.u32 %c, %ctaid.x;
+    mul.wide.u32 %o, %c, 4;
+    ld.param.u64 %a, [p];
+    add.u64 %a, %a, %o;
+    ld.global.u32 %w, [%a];
+    add.u32 %w, %w, 1;
+    st.global.u32 [%a], %w;
+    ret;
+}
+"""
+)
+
+SPIN = (
+    HEAD
+    + """
+.visible .entry spin(.param .u64 p, .param .u64 n)
+{
+    .reg .b64 %a; .reg .b32 %w; .reg .pred %q;
+    ld.param.u64 %a, [p];
+LOOP:
+    ld.volatile.global.u32 %w, [%a];
+    setp.eq.u32 %q, %w, 0;
+    @%q bra LOOP;
+    ret;
+}
+"""
+)
+"""Ends when the word at p is not zero."""
+
+SYMBOL = (
+    HEAD
+    + """
+.global .align 4 .u32 table[4];
+.visible .entry symbol(.param .u64 p, .param .u64 n)
+{
+    .reg .b64 %a; .reg .b64 %t; .reg .b32 %w;
+    ld.param.u64 %a, [p];
+    mov.u64 %t, table;
+    ld.global.u32 %w, [%t+8];
+    st.global.u32 [%a], %w;
+    ret;
+}
+"""
+)
+
+SHARED = (
+    HEAD
+    + """
+.visible .entry big_shared(.param .u64 p, .param .u64 n)
+{
+    .reg .b64 %a; .reg .b32 %w;
+    .shared .align 4 .b8 tile[4096];
+    ld.param.u64 %a, [p];
+    mov.u32 %w, 5;
+    st.shared.u32 [tile+4092], %w;
+    ld.shared.u32 %w, [tile+4092];
+    st.global.u32 [%a], %w;
+    ret;
+}
+"""
+)
+
+
+def poke(body: str) -> str:
+    """A kernel `poke` around some instructions; %a is p, %n is n."""
+    return f"""{HEAD}
+.visible .entry poke(.param .u64 p, .param .u64 n)
+{{
+    .reg .b64 %a; .reg .b64 %n; .reg .b32 %w;
+    ld.param.u64 %a, [p];
+    ld.param.u64 %n, [n];
+    mov.u32 %w, 7;
+    {body}
+    ret;
+}}
+"""
+
+
+@pytest.fixture(params=CHIPS)
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    with Rig(request.param) as rig:
+        yield rig
+
+
+@pytest.fixture
+def orin() -> Iterator[Rig]:
+    with Rig() as rig:
+        yield rig
+
+
+def fatal(rig: Rig) -> FatalEvent:
+    assert rig.wait(lambda: rig.of(FatalEvent))
+    (event,) = rig.of(FatalEvent)
+    assert isinstance(event, FatalEvent)
+    return event
+
+
+def release_fields(
+    rig: Rig, i: int, va: int, payload: int, *, size: int = 0, wide: int = 0, **more: int
+) -> dict[str, int]:
+    """QMD fields of release `i`; `more` are `reduction_op` and so on."""
+    if rig.chip.qmd == "V3":
+        p, s, a, v = f"release{i}_", "", f"release{i}_address_", f"release{i}_payload_"
+    else:
+        p, s, a, v = "release_", f"_{i}", f"release_semaphore{i}_addr_", f"release_semaphore{i}_payload_"
+    fields = {f"{p}enable{s}": 1, f"{p}structure_size{s}": size, f"{p}payload64b{s}": wide}
+    fields |= {f"{p}{name}{s}": value for name, value in more.items()}
+    fields |= {a + "lower": va & M32, a + "upper": va >> 32, v + "lower": payload & M32, v + "upper": payload >> 32}
+    return fields
+
+
+def dependent_fields(rig: Rig, qmd: int, action: int = 1) -> dict[str, int]:
+    if rig.chip.qmd == "V3":
+        return {"dependent_qmd0_enable": 1, "dependent_qmd0_action": action, "dependent_qmd0_pointer": qmd >> 8}
+    return {"dependent_qmd_enable_0": 1, "dependent_qmd_action_0": action, "dependent_qmd0_pointer": qmd >> 8}
+
+
+# -- launching -----------------------------------------------------------------------------------------------------
+
+
+def test_launches_of_one_channel_run_in_order(rig: Rig) -> None:
+    channel, out = rig.channel().setup(), rig.buffer()
+    program = rig.program(ADD_ONE, "add_one")
+    qmd = rig.qmd(program, rig.arguments(out.va, 0), grid=(8, 1, 1))
+    for _ in range(20):
+        channel.launch(qmd)
+    assert channel.run()
+    assert struct.unpack_from("<9I", out.mem) == (20,) * 8 + (0,)
+
+
+@pytest.mark.parametrize("method", ["pcas", "schedule"])
+def test_other_ways_to_schedule(rig: Rig, method: str) -> None:
+    channel, out = rig.channel().setup(), rig.buffer()
+    qmd = rig.qmd(rig.program(STORE, "store"), rig.arguments(out.va, 3))
+    if method == "pcas":
+        channel.method(Subchannel.COMPUTE, ComputeMethod.SEND_PCAS_A, qmd >> 8)
+        channel.method(Subchannel.COMPUTE, ComputeMethod.SEND_SIGNALING_PCAS_B, 2)
+    else:
+        channel.launch(qmd, 2)
+    channel.launch(qmd, 8)
+    assert channel.run()
+    assert out.u32() == 3
+    assert rig.gpu.stats()["launches"] == 1
+
+
+def test_symbols_come_from_the_relocated_slots(rig: Rig) -> None:
+    channel, out, table = rig.channel().setup(), rig.buffer(), rig.buffer()
+    table.put(struct.pack("<4I", 1, 2, 3, 4))
+    program = rig.program(SYMBOL, "symbol", symbols={"table": table.va})
+    assert channel.launch(rig.qmd(program, rig.arguments(out.va, 0))).run()
+    assert out.u32() == 3
+
+
+def test_parameters_beyond_the_bank_read_as_zero(rig: Rig) -> None:
+    channel, out = rig.channel().setup(), rig.buffer()
+    out.put64(77)
+    size = rig.param_base + 16 >> 4  # ends in front of the second parameter's second half: here, behind it
+    bank = rig.arguments(out.va, 1234)
+    short = rig.qmd(rig.program(STORE, "store"), bank, constant_buffer_size_shifted4_0=size - 1)
+    assert channel.launch(
+        rig.qmd(rig.program(STORE, "store"), bank, at=0xA00, constant_buffer_size_shifted4_0=size)
+    ).run()
+    assert out.u32() == 1234
+    channel.launch(short).submit()
+    event = fatal(rig)  # p reads as zero too: the store goes to address 0
+    assert isinstance(event, MmuFault)
+    assert event.address == 0
+
+
+def test_shared_memory_is_what_the_qmd_allots(rig: Rig) -> None:
+    channel, out = rig.channel().setup(), rig.buffer()
+    program, bank = rig.program(SHARED, "big_shared"), rig.arguments(out.va, 0)
+    assert channel.launch(rig.qmd(program, bank, shared_memory_size=0x400 + 4096)).run()
+    assert out.u32() == 5
+    channel.launch(rig.qmd(program, bank, shared_memory_size=0x400 + 2048)).submit()
+    event = fatal(rig)
+    assert isinstance(event, SmException)
+    assert event.warp_esr == WarpEsr.OOR_ADDR
+
+
+def test_a_pushbuffer_release_without_wfi_does_not_wait_for_the_grid(orin: Rig) -> None:
+    channel, gate, early = orin.channel().setup(), orin.buffer(), orin.buffer()
+    channel.launch(orin.qmd(orin.program(SPIN, "spin"), orin.arguments(gate.va, 0)))
+    channel.release(early.va, 1, 1 | 1 << 24).release(early.va + 16, 1).submit()
+    assert orin.wait(lambda: early.u64() == 1)
+    assert not orin.wait(lambda: early.u64(16) == 1, 0.02)
+    gate.put64(1)
+    assert orin.wait(lambda: early.u64(16) == 1)
+
+
+def test_a_running_grid_holds_up_no_other_channel(orin: Rig) -> None:
+    busy, other, gate = orin.channel().setup(), orin.channel().setup(), orin.buffer()
+    busy.launch(orin.qmd(orin.program(SPIN, "spin"), orin.arguments(gate.va, 0))).submit()
+    src, dst = orin.buffer(), orin.buffer()
+    src.put(b"x" * 100)
+    assert other.copy(src.va, dst.va, 100).run()
+    assert other.copy(dst.va, gate.va, 4).run()  # ends the grid
+    assert busy.run()
+    assert not orin.of(FatalEvent)
+
+
+def test_a_switch_of_engines_waits_for_idle(orin: Rig) -> None:
+    channel, gate, out = orin.channel().setup(), orin.buffer(), orin.buffer()
+    channel.launch(orin.qmd(orin.program(SPIN, "spin"), orin.arguments(gate.va, 0)))
+    src = orin.buffer()
+    src.put64(5)
+    channel.copy(src.va, out.va, 8).submit()
+    assert not orin.wait(lambda: out.u64() == 5, 0.02)
+    gate.put64(1)
+    assert orin.wait(lambda: out.u64() == 5)
+
+
+def test_a_report_semaphore_waits_for_the_grid(orin: Rig) -> None:
+    channel, gate, sem = orin.channel().setup(), orin.buffer(), orin.buffer()
+    channel.launch(orin.qmd(orin.program(SPIN, "spin"), orin.arguments(gate.va, 0)))
+    channel.method(1, ComputeMethod.SET_REPORT_SEMAPHORE_PAYLOAD_LOWER, 9, 1, sem.va & M32, sem.va >> 32)
+    channel.method(1, ComputeMethod.REPORT_SEMAPHORE_EXECUTE, 1 << 12 | 2 << 3 | 1 << 2)
+    channel.method(1, ComputeMethod.SET_REPORT_SEMAPHORE_A, sem.va >> 32, (sem.va + 16) & M32, 8, 0)
+    channel.submit()
+    assert not orin.wait(lambda: sem.u64() != 0, 0.02)
+    gate.put64(1)
+    assert orin.wait(lambda: sem.u64(16) == 8)
+    assert sem.u64() == 0x1_0000_0009
+    assert sem.u64(24) > 0
+    assert orin.of(NonStall)
+
+
+# -- releases and dependents ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "wide", "expected"),
+    [
+        (0, 0, struct.pack("<Q", 5)),
+        (0, 1, struct.pack("<Q", 0x3_0000_0005)),
+        (1, 0, struct.pack("<II", 5, M32)),
+        (2, 1, struct.pack("<Q", 0x3_0000_0005)),
+    ],
+)
+def test_qmd_releases(rig: Rig, size: int, wide: int, expected: bytes) -> None:
+    channel, out, sem = rig.channel().setup(), rig.buffer(), rig.buffer()
+    sem.put(struct.pack("<QQQ", (1 << 64) - 1, 0xAAAA, 0xBBBB))
+    fields: dict[str, int] = {}
+    for i in range(3):
+        fields |= release_fields(rig, i, sem.va + 64 * i, 0x3_0000_0005, size=size, wide=wide)
+    qmd = rig.qmd(rig.program(STORE, "store"), rig.arguments(out.va, 1), **fields)
+    channel.launch(qmd).submit()
+    assert rig.wait(lambda: sem.u32(128) == 5)
+    assert out.u32() == 1
+    assert sem.mem[: len(expected)] == expected
+    assert (sem.u64(8) == 0xAAAA) == (size != 0)
+    assert sem.u64(16) == 0xBBBB
+
+
+def test_a_qmd_reduction(rig: Rig) -> None:
+    channel, out, sem = rig.channel().setup(), rig.buffer(), rig.buffer()
+    sem.put(struct.pack("<I", 40))
+    fields = release_fields(rig, 0, sem.va, 2, size=1, reduction_enable=1, reduction_op=0)
+    assert channel.launch(rig.qmd(rig.program(STORE, "store"), rig.arguments(out.va, 1), **fields)).run()
+    assert sem.u32() == 42
+
+
+def test_a_chain_of_dependents_with_a_release_at_its_end(rig: Rig) -> None:
+    channel, out, sem, length = rig.channel().setup(), rig.buffer(), rig.buffer(), 300
+    program, banks = rig.program(ADD_ONE, "add_one"), rig.buffer(length * 0x1000)
+    following: dict[str, int] = release_fields(rig, 0, sem.va, 1)
+    for i in reversed(range(length)):
+        bank = Buffer(banks.va + i * 0x1000, 0x1000, -1, memoryview(banks.mem)[i * 0x1000 : (i + 1) * 0x1000])  # type: ignore[arg-type]
+        rig.put_arguments(bank, out.va, 0)
+        following = dependent_fields(rig, rig.qmd(program, bank, **following))
+    qmd = following["dependent_qmd0_pointer"] << 8
+    channel.launch(qmd).submit()
+    assert rig.wait(lambda: sem.u32() == 1)
+    assert out.u32() == length
+    assert rig.gpu.stats()["launches"] == length
+    bank.mem.release()  # type: ignore[attr-defined]
+    del bank
+
+
+def test_a_dependence_counter_holds_a_qmd_until_it_is_zero(rig: Rig) -> None:
+    channel, out = rig.channel().setup(), rig.buffer()
+    program, last = rig.program(STORE, "store"), rig.arguments(out.va, 9)
+    waiting = rig.qmd(program, last, dependence_counter=2)
+    first = rig.qmd(program, rig.arguments(out.va + 8, 1), **dependent_fields(rig, waiting, 4))
+    assert channel.launch(first).run()
+    assert (out.u32(), out.u32(8)) == (0, 1)
+    assert channel.launch(waiting, 7).run()
+    assert out.u32() == 9
+    channel.launch(rig.qmd(program, last, at=0xA00), 7).submit()
+    event = fatal(rig)
+    assert isinstance(event, SkedException)
+    assert event.esr == 1 << SkedBit.DEPENDENCE_COUNTER_UNDERFLOW
+
+
+def test_a_qmd_is_read_when_its_turn_comes(rig: Rig) -> None:
+    """Rewriting a descriptor that waits behind a grid changes what runs: the first launch's signal is lost."""
+    channel, gate, out = rig.channel().setup(), rig.buffer(), rig.buffer()
+    channel.launch(rig.qmd(rig.program(SPIN, "spin"), rig.arguments(gate.va, 0)))
+    program, bank = rig.program(STORE, "store"), rig.arguments(out.va, 1)
+    channel.launch(rig.qmd(program, bank, **release_fields(rig, 0, out.va + 64, 1)))
+    channel.submit()
+    time.sleep(0.02)
+    rig.put_arguments(bank, out.va, 2)
+    rig.qmd(program, bank, **release_fields(rig, 0, out.va + 128, 1))
+    gate.put64(1)
+    assert rig.wait(lambda: out.u32(128) == 1)
+    assert (out.u32(), out.u32(64)) == (2, 0)
+
+
+def test_a_null_grid_only_releases() -> None:
+    with Rig("gh100") as rig:
+        channel, sem = rig.channel().setup(), rig.buffer()
+        qmd = rig.qmd(0, rig.arguments(), qmd_type=1, **release_fields(rig, 0, sem.va, 4))
+        assert channel.launch(qmd).run()
+        assert sem.u32() == 4
+
+
+# -- caches --------------------------------------------------------------------------------------------------------
+
+
+def invalidate(channel: ChannelRig, bits: int, *, wait: bool = False) -> ChannelRig:
+    method = ComputeMethod.INVALIDATE_SHADER_CACHES if wait else ComputeMethod.INVALIDATE_SHADER_CACHES_NO_WFI
+    return channel.method(Subchannel.COMPUTE, method, bits)
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_constants_stay_as_fetched_until_invalidated(rig: Rig, wait: bool) -> None:
+    channel, out = rig.channel().setup(), rig.buffer()
+    program, bank = rig.program(STORE, "store"), rig.arguments(out.va, 1)
+    stale = rig.qmd(program, bank, constant_buffer_invalidate_0=0)
+    fresh = rig.qmd(program, bank, at=0xA00)
+    assert channel.launch(stale).run()
+    rig.put_arguments(bank, out.va, 2)
+    assert channel.launch(stale).run()
+    assert out.u32() == 1
+    assert channel.launch(fresh).run()
+    assert out.u32() == 2
+    rig.put_arguments(bank, out.va, 3)
+    assert invalidate(channel, 0x1, wait=wait).launch(stale).run()
+    assert out.u32() == 2
+    assert invalidate(channel, 0x1011, wait=wait).launch(stale).run()
+    assert out.u32() == 3
+    rig.put_arguments(bank, out.va, 4)
+    whole = rig.qmd(program, bank, at=0xC00, constant_buffer_invalidate_0=0, invalidate_shader_constant_cache=1)
+    assert channel.launch(whole).run()
+    assert out.u32() == 4
+
+
+def test_an_invalidation_counts_for_launches_behind_it_only(rig: Rig) -> None:
+    channel, gate, out = rig.channel().setup(), rig.buffer(), rig.buffer()
+    program, bank = rig.program(STORE, "store"), rig.arguments(out.va, 1)
+    qmd = rig.qmd(program, bank, constant_buffer_invalidate_0=0)
+    assert channel.launch(qmd).run()
+    rig.put_arguments(bank, out.va, 2)
+    spin = rig.qmd(rig.program(SPIN, "spin"), rig.arguments(gate.va, 0))
+    keep = rig.qmd(rig.program(ADD_ONE, "add_one"), rig.arguments(out.va, 0))
+    invalidate(channel.launch(spin).launch(qmd).launch(keep), 0x1000)
+    channel.submit()
+    gate.put64(1)
+    assert channel.run()
+    assert out.u32() == 2  # 1 stored again, then one added: the launch in front saw the old constants
+
+
+def test_instructions_stay_as_fetched_until_invalidated(rig: Rig) -> None:
+    channel, out = rig.channel().setup(), rig.buffer()
+    program, bank = rig.program(STORE, "store"), rig.arguments(out.va, 6)
+    qmd = rig.qmd(program, bank)
+    assert channel.launch(qmd).run()
+    image = next(b for b in rig._buffers if b.va == program)
+    image.put(b"\xff" * 64)  # other machine code than the section names
+    assert channel.launch(qmd).run()
+    assert not rig.of(FatalEvent)
+    invalidate(channel, 0x1).launch(qmd).submit()
+    event = fatal(rig)
+    assert isinstance(event, SmException)
+    assert event.warp_esr == WarpEsr.ILLEGAL_INSTR_ENCODING
+
+
+def test_another_program_at_the_same_address_runs_after_an_invalidation(rig: Rig) -> None:
+    channel, out = rig.channel().setup(), rig.buffer()
+    first, second = rig.program(STORE, "store"), rig.program(ADD_ONE, "add_one")
+    bank = rig.arguments(out.va, 41)
+    assert channel.launch(rig.qmd(first, bank)).run()
+    one, two = (next(b for b in rig._buffers if b.va == va) for va in (first, second))
+    image = bytearray(two.mem[: min(one.size, two.size)])
+    struct.pack_into("<Q", image, image.index(b"\x7f.tegrad.ptx") + 24, first)
+    one.put(bytes(image))
+    assert invalidate(channel, 0x1).launch(rig.qmd(first, bank)).run()
+    assert out.u32() == 42
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+SKED_ROWS = [
+    ("grid 0", {"grid": 0}, SkedBit.ZERO_CTA_DIMENSION),
+    ("block 0", {"cta_thread_dimension1": 0}, SkedBit.ZERO_CTA_DIMENSION),
+    ("threads", {"cta_thread_dimension0": 1024, "cta_thread_dimension1": 2}, SkedBit.TOTAL_THREADS),
+    ("registers", {"registers": 256}, SkedBit.REGISTER_COUNT),
+    ("register file", {"registers": 128, "cta_thread_dimension0": 1024}, SkedBit.CTA_REGISTER_CONSUMPTION),
+    ("shared 0", {"shared_memory_size": 0}, SkedBit.SHARED_MEMORY_SIZE),
+    ("shared odd", {"shared_memory_size": 0x440}, SkedBit.SHARED_MEMORY_SIZE),
+    ("shared too big", {"shared": 128}, SkedBit.SHARED_MEMORY_SIZE),
+    ("L1", {"shared_memory_size": 0x8080, "max_sm_config_shared_mem_size": 9}, SkedBit.L1_CONFIG_TOO_SMALL),
+    ("bank", {"constant_buffer_size_shifted4_3": 0x1001, "constant_buffer_valid_3": 1}, SkedBit.CONSTANT_BUFFER_SIZE),
+    ("local low", {"shader_local_memory_low_size": 8}, SkedBit.LOCAL_MEMORY_LOW_SIZE),
+    ("local high", {"shader_local_memory_high_size": 8}, SkedBit.LOCAL_MEMORY_HIGH_SIZE),
+    ("local total", {"shader_local_memory_high_size": 0x240}, SkedBit.LOCAL_MEMORY_TOTAL_SIZE),
+    ("program", {"program": 64}, SkedBit.PROGRAM_OFFSET),
+]
+
+
+@pytest.mark.parametrize(("change", "bit"), [row[1:] for row in SKED_ROWS], ids=[row[0] for row in SKED_ROWS])
+def test_descriptors_that_the_scheduler_refuses(rig: Rig, change: dict[str, int], bit: SkedBit) -> None:
+    channel, out = rig.channel().setup(), rig.buffer()
+    change = dict(change)
+    program = rig.program(STORE, "store") + change.pop("program", 0)
+    grid = (change.pop("grid", 1), 1, 1)
+    if "registers" in change:
+        change["register_count_v" if rig.chip.qmd == "V3" else "register_count"] = change.pop("registers")
+    if "shared" in change:
+        change["shared_memory_size"] = rig.chip.smem_per_cta + 0x400 + change.pop("shared")
+    qmd = rig.qmd(program, rig.arguments(out.va, 1), grid=grid, **change)
+    channel.launch(qmd).submit()
+    event = fatal(rig)
+    assert isinstance(event, SkedException)
+    if bit in (SkedBit.LOCAL_MEMORY_LOW_SIZE, SkedBit.LOCAL_MEMORY_HIGH_SIZE):
+        assert event.esr & 1 << bit
+    else:
+        assert event.esr == 1 << bit, event
+    assert event.qmd == qmd
+
+
+def test_the_largest_shared_size_is_accepted(rig: Rig) -> None:
+    channel, out = rig.channel().setup(), rig.buffer()
+    size = rig.chip.smem_per_cta + 0x400
+    config = size // 4096 + 1
+    qmd = rig.qmd(
+        rig.program(STORE, "store"),
+        rig.arguments(out.va, 1),
+        shared_memory_size=size,
+        max_sm_config_shared_mem_size=config,
+    )
+    assert channel.launch(qmd).run()
+    assert out.u32() == 1
+
+
+def test_enough_local_memory_is_accepted(rig: Rig) -> None:
+    channel, out = rig.channel().setup(), rig.buffer()
+    per_tpc = (0x240 * 32 + 0x1FF) // 0x200 * 0x200 * rig.chip.warps_per_sm * rig.chip.sm_per_tpc
+    channel.method(1, ComputeMethod.SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_A, 0, per_tpc, 0xFF)
+    qmd = rig.qmd(rig.program(STORE, "store"), rig.arguments(out.va, 1), shader_local_memory_high_size=0x240)
+    assert channel.launch(qmd).run()
+    assert out.u32() == 1
+
+
+@pytest.mark.parametrize(
+    ("shared", "local"), [(0, 0), (0xFE00000000, 0), (0, 0xFD00000000), (0xFE00000000, 0xFEF0000000)]
+)
+def test_windows_that_are_missing_or_collide(rig: Rig, shared: int, local: int) -> None:
+    channel, out = rig.channel().setup(), rig.buffer()
+    for offset, window in (
+        (ComputeMethod.SET_SHADER_SHARED_MEMORY_WINDOW_A, shared),
+        (ComputeMethod.SET_SHADER_LOCAL_MEMORY_WINDOW_A, local),
+    ):
+        channel.method(1, offset, window >> 32, window & M32)
+    channel.launch(rig.qmd(rig.program(STORE, "store"), rig.arguments(out.va, 1))).submit()
+    event = fatal(rig)
+    assert isinstance(event, SkedException)
+    assert event.esr == 0x01000000
+
+
+def test_a_qmd_of_another_version_never_completes(rig: Rig) -> None:
+    channel, out = rig.channel().setup(), rig.buffer()
+    other = 7 - rig.layout.major
+    channel.launch(rig.qmd(rig.program(STORE, "store"), rig.arguments(out.va, 1), qmd_major_version=other))
+    assert not channel.run(0.05)
+    assert not rig.of(FatalEvent)
+    (note,) = rig.of(Note)
+    assert isinstance(note, Note)
+    assert f"version {other}.0" in note.text
+    assert rig.gpu.channel_destroy(channel.chid) is True
+
+
+def test_a_misaligned_release_is_refused(rig: Rig) -> None:
+    channel, out = rig.channel().setup(), rig.buffer()
+    fields = release_fields(rig, 0, out.va + 8, 1)
+    channel.launch(rig.qmd(rig.program(STORE, "store"), rig.arguments(out.va, 1), **fields)).submit()
+    assert isinstance(fatal(rig), SkedException)
+
+
+def test_unknown_pcas_actions_are_refused(orin: Rig) -> None:
+    orin.channel().setup().launch(orin.arguments().va, 6).submit()
+    assert isinstance(fatal(orin), ClassError)
+
+
+# -- programs that are not there --------------------------------------------------------------------------------------
+
+
+def illegal(rig: Rig, program: int) -> SmException:
+    out = rig.buffer()
+    rig.channel().setup().launch(rig.qmd(program, rig.arguments(out.va, 1))).submit()
+    event = fatal(rig)
+    assert isinstance(event, SmException)
+    assert event.warp_esr == WarpEsr.ILLEGAL_INSTR_ENCODING
+    assert out.u32() == 0
+    return event
+
+
+def test_code_without_a_section_is_illegal(rig: Rig) -> None:
+    assert "no .tegrad.ptx section" in illegal(rig, rig.buffer().va).detail
+
+
+def test_overwritten_code_is_illegal(rig: Rig) -> None:
+    program = rig.program(STORE, "store")
+    next(b for b in rig._buffers if b.va == program).put(b"\0", 17)
+    event = illegal(rig, program)
+    assert event.pc == program
+    assert "not that of kernel store" in event.detail
+
+
+def test_code_for_a_later_chip_is_illegal(orin: Rig) -> None:
+    program = orin.program(STORE.replace("sm_80", "sm_90a"), "store")
+    assert "sm_90" in illegal(orin, program).detail
+
+
+def test_code_that_the_engine_cannot_run_is_illegal(rig: Rig) -> None:
+    program = rig.program(poke("no.such.instruction %w;"), "poke")
+    assert "no" in illegal(rig, program).detail
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+
+def run_poke(rig: Rig, body: str, p: int, n: int = 0) -> FatalEvent:
+    bank = rig.arguments(p, n)
+    rig.channel().setup().launch(rig.qmd(rig.program(poke(body), "poke"), bank)).submit()
+    return fatal(rig)
+
+
+@pytest.mark.parametrize(
+    ("body", "access"),
+    [
+        ("ld.global.u32 %w, [%a];", MmuAccess.VIRT_READ),
+        ("st.global.u32 [%a], %w;", MmuAccess.VIRT_WRITE),
+        ("atom.global.add.u32 %w, [%a], %w;", MmuAccess.VIRT_ATOMIC_STRONG),
+    ],
+)
+def test_a_kernel_access_to_unmapped_memory_faults(rig: Rig, body: str, access: MmuAccess) -> None:
+    event = run_poke(rig, body, 0x5000_1234)
+    assert isinstance(event, MmuFault)
+    assert (event.address, event.access, event.client_type) == (0x5000_1000, access, MmuClientType.GPC)
+    assert event.fault_type == MmuFaultType.INVALID_PDE
+    assert "poke" in event.detail
+    assert "lane 0" in event.detail
+
+
+def test_a_kernel_store_to_a_read_only_mapping_faults(rig: Rig) -> None:
+    out = rig.buffer(writable=False)
+    event = run_poke(rig, "st.global.u32 [%a], %w;", out.va)
+    assert isinstance(event, MmuFault)
+    assert (event.fault_type, event.address) == (MmuFaultType.WRITE_RO_VIOLATION, out.va)
+
+
+@pytest.mark.parametrize(
+    ("body", "offset", "esr"),
+    [
+        ("ld.global.u32 %w, [%a];", 2, WarpEsr.MISALIGNED_ADDR),
+        ("ld.global.u64 %n, [%a];", 4, WarpEsr.MISALIGNED_ADDR),
+        ("st.global.u32 [%n], %w;", 0, WarpEsr.INVALID_ADDR_SPACE),
+        ("ld.shared.u32 %w, [%w+1];", 0, WarpEsr.OOR_ADDR),
+    ],
+)
+def test_warp_errors(rig: Rig, body: str, offset: int, esr: WarpEsr) -> None:
+    out = rig.buffer()
+    event = run_poke(rig, body, out.va + offset, rig.chip.shared_window + 0x200000)
+    assert isinstance(event, SmException)
+    assert event.warp_esr == esr
+    assert event.kernel == "poke"
+    assert event.pc > out.va
+    assert body.rstrip(";") in event.detail
+
+
+def test_a_trap_is_a_breakpoint(rig: Rig) -> None:
+    event = run_poke(rig, "trap;", 0)
+    assert isinstance(event, SmException)
+    assert (event.warp_esr, event.global_esr) == (0, 0x10)
+
+
+@pytest.mark.parametrize(
+    ("what", "client_type", "client"),
+    [("qmd", MmuClientType.HUB, 29), ("program", MmuClientType.GPC, 17), ("bank", MmuClientType.GPC, 17)],
+)
+def test_what_a_launch_needs_must_be_mapped(rig: Rig, what: str, client_type: MmuClientType, client: int) -> None:
+    channel, out, hole = rig.channel().setup(), rig.buffer(), rig.buffer()
+    rig.gpu.unmap(1, hole.va, hole.size)
+    bank = rig.arguments(out.va, 1)
+    qmd = hole.va if what == "qmd" else rig.qmd(hole.va if what == "program" else rig.program(STORE, "store"), bank)
+    if what == "bank":
+        fake = Buffer(hole.va, hole.size, -1, bank.mem)
+        qmd = rig.qmd(rig.program(STORE, "store"), fake) - hole.va + bank.va
+    channel.launch(qmd).submit()
+    event = fatal(rig)
+    assert isinstance(event, MmuFault)
+    assert (event.client_type, event.client) == (client_type, client)
+    assert (event.address, event.fault_type) == (hole.va, MmuFaultType.INVALID_PTE)
+
+
+# -- ending what runs --------------------------------------------------------------------------------------------------
+
+
+def test_closing_a_channel_aborts_its_grid_and_its_tsg(orin: Rig) -> None:
+    busy, sister, gate = orin.channel().setup(), orin.channel(), orin.buffer()
+    busy.launch(orin.qmd(orin.program(SPIN, "spin"), orin.arguments(gate.va, 0))).submit()
+    time.sleep(0.02)
+    start = time.monotonic()
+    assert orin.gpu.channel_destroy(busy.chid) is True
+    assert time.monotonic() - start < 2
+    assert isinstance(fatal(orin), TsgAborted)
+    assert not sister.run(0.02)
+
+
+def test_closing_an_idle_channel_leaves_its_sisters_alone(orin: Rig) -> None:
+    one, two, out = orin.channel().setup(), orin.channel(), orin.buffer()
+    assert one.launch(orin.qmd(orin.program(STORE, "store"), orin.arguments(out.va, 1))).run()
+    assert orin.gpu.channel_destroy(one.chid) is False
+    assert two.run()
+
+
+def test_a_fault_in_one_channel_ends_its_sisters_grid(orin: Rig) -> None:
+    busy, bad, gate = orin.channel().setup(), orin.channel(), orin.buffer()
+    busy.launch(orin.qmd(orin.program(SPIN, "spin"), orin.arguments(gate.va, 0))).submit()
+    time.sleep(0.02)
+    bad.method(0, 4, 0).submit()
+    fatal(orin)
+    worker = orin.gpu._scheduler._channels[busy.chid].worker
+    assert orin.wait(lambda: worker.idle)
+    assert len(orin.of(FatalEvent)) == 1
+
+
+def test_preemption_tells_whether_a_grid_still_runs(orin: Rig) -> None:
+    channel, gate = orin.channel().setup(), orin.buffer()
+    channel.launch(orin.qmd(orin.program(SPIN, "spin"), orin.arguments(gate.va, 0))).submit()
+    time.sleep(0.02)
+    assert orin.gpu.tsg_preempt(1, 0.02) is False
+    gate.put64(1)
+    assert orin.gpu.tsg_preempt(1, 5.0) is True
+
+
+def test_closing_the_gpu_ends_a_grid_that_would_run_for_ever() -> None:
+    with Rig() as rig:
+        gate = rig.buffer()
+        rig.channel().setup().launch(rig.qmd(rig.program(SPIN, "spin"), rig.arguments(gate.va, 0))).submit()
+        time.sleep(0.02)
