@@ -1,7 +1,8 @@
-"""Devices for the tests: NVDevice on the fake driver of this process."""
+"""Devices for the tests: NVDevice on the fake driver of this process, and on emulated boards."""
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ def fake_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKernel]:
     from tegrad.nv import iface
 
     tegrad.nv.install()
+    close_device()
     kernel = FakeKernel()
     monkeypatch.setattr(iface, "pick_kernel", lambda: kernel)
     yield kernel
@@ -39,3 +41,30 @@ def close_device() -> None:
 
     if (opened := device._opened.get("NV")) is not None:
         opened.close()
+
+
+@contextmanager
+def use_board(spec: str, renderer: str = "", gpu: str = "tegrad.orin.gpu:Gpu") -> Iterator[str]:
+    """Let the next NV device open on a private board of this spec, with this GPU class; closes it at the end."""
+    from tinygrad.helpers import Context
+
+    import tegrad.nv
+    from tegrad.nv import iface
+    from tegrad.orin.client import BoardKernel
+
+    tegrad.nv.install()
+    close_device()
+    kernel = BoardKernel(spec, gpu=gpu)
+    with pytest.MonkeyPatch.context() as patch, Context(DEV=f"NV:{renderer}" if renderer else "NV"):
+        patch.setattr(iface, "pick_kernel", lambda: kernel)
+        try:
+            yield spec
+        finally:
+            close_device()
+
+
+@pytest.fixture
+def board() -> Iterator[str]:
+    """The spec of a board whose GPU takes every liberty that silicon may take (see tegrad.orin.race)."""
+    with use_board("agx-orin-64gb:16GiB", gpu="racing:racing_gpu") as spec:
+        yield spec
