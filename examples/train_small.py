@@ -5,7 +5,8 @@
     python examples/train_small.py export --data .carry --out out # weights -> tegrad/models/
     tegrad eval                                                   # held-out loss and known words
 
-`train` needs tinygrad, numpy and the data file alone. Run from the checkout, with tegrad installed or on PYTHONPATH.
+Run from the checkout, with tegrad installed or on PYTHONPATH. `train` needs no other package than tinygrad and numpy,
+and no network: carry the data file to the machine that has the GPU.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from importlib import metadata
 from math import cos, log, pi
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,12 @@ import numpy as np
 from small_model.data import Data
 from small_model.network import Network, Recipe, Sizes, Trainer, Weights, initial
 
+import tegrad  # puts our NV device into tinygrad
+
 DATA, TOKENIZER = "data.npz", "tokenizer.json"
 HELD_OUT, WORDS = "held-out.txt", "words.txt"
 WEIGHTS, CURVE = "weights.npz", "curve.json"
+RECORD = Path(__file__).parents[1] / "results" / "train-small.json"
 
 SYNC_EVERY = 20
 """Steps between two looks at the loss: the host must not run ahead of the device without bound."""
@@ -123,6 +128,8 @@ class Curve:
         self._path = folder / CURVE
         self.parameters = sum(weight.size for weight in initial(sizes, 0).values())
         self._record: dict[str, Any] = {
+            "tegrad": tegrad.__version__,
+            "tinygrad": metadata.version("tinygrad"),
             "device": os.environ.get("DEV", ""),
             "sizes": asdict(sizes),
             "recipe": asdict(recipe),
@@ -171,18 +178,20 @@ def load(path: Path) -> tuple[Sizes, Weights]:
 
 
 def export(options: argparse.Namespace) -> None:
-    """Quantize the best weights and put the model beside what it is measured with."""
+    """Quantize the best weights; put the model beside what it is measured with, and the record of its training away."""
     from small_model.export import write
     from tokenizers import Tokenizer
 
     from tegrad import models
 
     target = options.to or models.SMALL.parent
+    record = RECORD if options.to is None else target / RECORD.name
     target.mkdir(parents=True, exist_ok=True)
     sizes, weights = load(options.out / WEIGHTS)
     size = write(target / models.SMALL.name, sizes, weights, Tokenizer.from_file(str(options.data / TOKENIZER)))
     (target / models.HELD_OUT.name).write_bytes((options.data / HELD_OUT).read_bytes())
     (target / models.WORDS.name).write_bytes((options.data / WORDS).read_bytes())
+    record.write_bytes((options.out / CURVE).read_bytes())
     print(f"{target / models.SMALL.name}: {size} bytes, {sum(w.size for w in weights.values())} parameters")
 
 

@@ -334,9 +334,10 @@ def test_export_puts_the_model_beside_what_it_is_measured_with(built, tmp_path):
     (prepared / train_small.HELD_OUT).write_text("Genesis 1\n")
     (prepared / train_small.WORDS).write_text("Genesis\n")
     train_small.save(out / train_small.WEIGHTS, sizes, initial(sizes, 0))
+    (out / train_small.CURVE).write_text("{}")
     train_small.export(argparse.Namespace(data=prepared, out=out, to=target))
     names = {Path(path).name for path in target.iterdir()}
-    assert names == {"small.gguf", "small.held-out.txt", "small.words.txt"}
+    assert names == {"small.gguf", "small.held-out.txt", "small.words.txt", "train-small.json"}
     assert np.isfinite(Reference(target / "small.gguf").logits([0, 1, 2])).all()
 
 
