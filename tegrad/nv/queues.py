@@ -194,7 +194,7 @@ class NVComputeQueue(_Submission, ops_nv.NVComputeQueue):  # type: ignore[misc]
             if getattr(buf.owner, "closed", False):
                 raise DeviceClosed("A tensor's memory was released when its device was closed; make the tensor again.")
         self.kernels.append(prg.name)
-        # Machine code reads blockDim and gridDim from the first words of constant bank 0; a launch does not put them there.
+        # Machine code reads blockDim and gridDim from the first words of constant bank 0.
         self.bind_sints_to_mem(*local_size, *global_size, mem=args_state.buf.cpu_view(), fmt="I")
         return super().exec(prg, args_state, global_size, local_size)
 
