@@ -248,17 +248,16 @@ class Connection:
         sock.close()
 
 
-_connections: dict[tuple[str, str], Connection] = {}
+_connections: dict[str, Connection] = {}
 _connections_lock = threading.Lock()
 
 
 def connection(spec: str, *, linger: float = board.LINGER_S, gpu: str = board.GPU) -> Connection:
-    """This process's one connection to the board of a spec."""
+    """This process's one connection to the board of a spec; the first to ask decides how that is started."""
     with _connections_lock:
-        key = spec, gpu
-        if key not in _connections:
-            _connections[key] = Connection(spec, linger=linger, gpu=gpu)
-        return _connections[key]
+        if spec not in _connections:
+            _connections[spec] = Connection(spec, linger=linger, gpu=gpu)
+        return _connections[spec]
 
 
 # ---- the Kernel -----------------------------------------------------------------------------------------------------
@@ -360,20 +359,16 @@ class BoardKernel:
 
     def _check_mapping(self, fd: int, size: int, prot: int, offset: int) -> None:
         """The rules of the file's mmap, in the driver's order."""
-        if stat.S_ISSOCK(os.fstat(fd).st_mode):
-            kind = _require_device(self.connection, fd)
-            raise OSError(errno.EPERM if kind else errno.ENODEV, "no mmap")
         written = b"w" if prot & mmap_module.PROT_WRITE else b""
         self.connection.call(Message(Op.MMAP_CHECK, size, offset, written, [fd]))
 
 
-def _require_device(conn: Connection, fd: int) -> bool:
+def _require_device(conn: Connection, fd: int) -> None:
     """Make sure that a socket is one of the board's device fds before anything is written to it."""
     with socket.socket(fileno=os.dup(fd)) as sock:
         ours = sock.family == socket.AF_UNIX and sock.type == socket.SOCK_SEQPACKET and board.peer(sock)[0] == conn.pid
     if not ours:
         raise OSError(errno.ENOTTY, os.strerror(errno.ENOTTY))
-    return True
 
 
 def _ioctl(conn: Connection, fd: int, row: Ioctl, arg: Arg) -> int:

@@ -27,7 +27,6 @@ from tegrad.orin import nvmap, wire
 from tegrad.orin.ctrl import CtrlFile, mmap_registers_check
 from tegrad.orin.driver import NODES, Driver
 from tegrad.orin.files import (
-    FOREIGN,
     Call,
     CloseFd,
     CopyIn,
@@ -45,7 +44,7 @@ from tegrad.orin.files import (
     writes_caller,
 )
 from tegrad.orin.inject import Rule
-from tegrad.orin.nvmap import Buffer
+from tegrad.orin.nvmap import Buffer, NvmapFile
 from tegrad.orin.wire import Message, Op
 
 EVENTS_PER_POLL = 1 << 16
@@ -387,7 +386,7 @@ class Server:
     def _map_registers(self, file: File, message: Message, reply: socket.socket) -> None:
         try:
             if not isinstance(file, CtrlFile):
-                raise Errno(errno.ENODEV)
+                raise Errno(errno.EPERM if isinstance(file, NvmapFile) else errno.ENODEV)
             mmap_registers_check(file, message.code, message.value)
         except Errno as refusal:
             self._reply(reply, Message(Op.DONE, refusal.number))
@@ -465,8 +464,11 @@ class Server:
         held: list[Buffer] = []
         found = self._resolve(fd, held)
         try:
-            if found is FOREIGN or not isinstance(found, Buffer):
-                raise Errno(errno.ENODEV)
+            if isinstance(found, CtrlFile):
+                # The registers have no memory here; a client that wants them asks for the doorbell.
+                mmap_registers_check(found, message.code, message.value)
+            if not isinstance(found, Buffer):
+                raise Errno(errno.EPERM if isinstance(found, NvmapFile) else errno.ENODEV)
             nvmap.mmap_check(found, message.code, message.value, write=message.payload == b"w")
         finally:
             for buffer in held:

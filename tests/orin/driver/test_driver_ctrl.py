@@ -1,0 +1,391 @@
+"""The ctrl fd: characteristics, topology, clocks, registers, and which requests it knows (nvgpu-driver.md 0.1 and 3)."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import errno
+import mmap
+import select
+import time
+
+import pytest
+from driver_user import CTRL, VA_END, VA_START, User, refused
+
+from tegrad.hw.chips import CHIPS
+from tegrad.uapi import constants as k
+from tegrad.uapi import ioctls as io
+from tegrad.uapi import structs as s
+
+MIB = 1 << 20
+
+
+def _characteristics(user: User, fd: int | None = None) -> s.GpuCharacteristics:
+    found = s.GpuCharacteristics()
+    arg = s.GpuGetCharacteristics(ctypes.sizeof(found), ctypes.addressof(found))
+    assert user.kernel.ioctl(fd or user.ctrl, io.NVGPU_GPU_IOCTL_GET_CHARACTERISTICS, arg) == 0
+    assert arg.gpu_characteristics_buf_size == 328
+    return found
+
+
+def test_characteristics_are_the_chips(user: User) -> None:
+    found, chip = _characteristics(user), CHIPS["agx-orin-64gb"]
+    assert bytes(found.chipname) == b"ga10b\0\0\0"
+    assert (found.arch, found.impl, found.rev) == (0x170, 0xB, 0xA1)
+    assert (found.compute_class, found.gpfifo_class, found.dma_copy_class) == (0xC7C0, 0xC76F, 0xC7B5)
+    assert (found.num_gpc, found.num_tpc_per_gpc, found.gpc_mask) == (chip.num_gpc, 4, (1 << chip.num_gpc) - 1)
+    assert (found.sm_arch_sm_version, found.sm_arch_warp_count) == (0x807, 48)
+    assert (found.big_page_size, found.available_big_page_sizes, found.gpu_va_bit_count) == (0, 0, 40)
+    assert found.flags == 0x01BF5FFF7F5D035D
+    assert (found.gpu_ioctl_nr_last, found.tsg_ioctl_nr_last, found.ioctl_channel_nr_last) == (44, 21, 128)
+    assert found.max_gpfifo_entries == 1 << 28
+
+
+def test_each_ctrl_fd_has_its_own_instance_id(user: User) -> None:
+    other = user.open(CTRL)
+    assert _characteristics(user).device_instance_id != _characteristics(user, other).device_instance_id
+
+
+def test_characteristics_copy_what_fits_and_tell_the_size(user: User) -> None:
+    room = (ctypes.c_uint8 * 8)()
+    arg = s.GpuGetCharacteristics(6, ctypes.addressof(room))
+    user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_GET_CHARACTERISTICS, arg)
+    assert bytes(room) == bytes([0x70, 1, 0, 0, 0xB, 0, 0, 0])
+    assert arg.gpu_characteristics_buf_size == 328
+    arg = s.GpuGetCharacteristics(0, 0)
+    assert user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_GET_CHARACTERISTICS, arg) == 0
+    assert arg.gpu_characteristics_buf_size == 328
+
+
+def test_characteristics_to_a_bad_pointer_return_the_leftover(user: User) -> None:
+    arg = s.GpuGetCharacteristics(328, 8)
+    assert user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_GET_CHARACTERISTICS, arg) == 328
+    arg = s.GpuGetCharacteristics(100, 8)
+    assert user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_GET_CHARACTERISTICS, arg) == 100
+    assert arg.gpu_characteristics_buf_size == 100
+
+
+# ---- decoding -----------------------------------------------------------------------------------------------------------
+
+C = io.NVGPU_GPU_IOCTL_GET_CHARACTERISTICS.request
+N = io.NVMAP_IOC_CREATE.request
+WRONG_REQUESTS = [
+    ("ctrl: wrong magic", "ctrl", C ^ ord("G") << 8 ^ ord("Z") << 8, errno.EINVAL),
+    ("ctrl: number 0", "ctrl", C & ~0xFF, errno.EINVAL),
+    ("ctrl: number past the last", "ctrl", C & ~0xFF | 45, errno.EINVAL),
+    ("ctrl: argument too large", "ctrl", C & ~(0x3FFF << 16) | 265 << 16, errno.EINVAL),
+    ("ctrl: right number, wrong size", "ctrl", C & ~(0x3FFF << 16) | 8 << 16, errno.ENOTTY),
+    ("ctrl: right number, wrong direction", "ctrl", C & ~(3 << 30) | 1 << 30, errno.ENOTTY),
+    ("ctrl: a number nobody has", "ctrl", C & ~0xFF | 13, errno.ENOTTY),
+    ("nvmap: wrong magic", "nvmap", N ^ ord("N") << 8 ^ ord("G") << 8, errno.ENOTTY),
+    ("nvmap: number past the last", "nvmap", N & ~0xFF | 108, errno.ENOTTY),
+    ("nvmap: right number, wrong size", "nvmap", N & ~(0x3FFF << 16) | 4 << 16, errno.ENOTTY),
+    ("nvmap: not supported", "nvmap", io.NVMAP_IOC_GET_ID.request, errno.ENOTTY),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "request_", "number"), [r[1:] for r in WRONG_REQUESTS], ids=[r[0] for r in WRONG_REQUESTS]
+)
+def test_requests_are_matched_in_full(user: User, kind: str, request_: int, number: int) -> None:
+    row, fd = {
+        "ctrl": (io.NVGPU_GPU_IOCTL_GET_CHARACTERISTICS, user.ctrl),
+        "nvmap": (io.NVMAP_IOC_CREATE, user.nvmap),
+    }[kind]
+    assert row.struct is not None
+    with refused(number):
+        user.kernel.ioctl(fd, dataclasses.replace(row, request=request_), row.struct())
+
+
+@pytest.mark.parametrize("row", [r for r in io.ROWS if r.fd_kind in ("tsg", "channel", "as")], ids=lambda r: r.name)
+def test_no_other_drivers_request_is_taken(user: User, row: io.Ioctl) -> None:
+    with refused(errno.EINVAL):
+        user.kernel.ioctl(user.ctrl, row, None if row.struct is None else row.struct())
+
+
+def test_an_ioctl_on_something_else_is_enotty(user: User) -> None:
+    with open("/dev/null") as null, refused(errno.ENOTTY):
+        user.kernel.ioctl(null.fileno(), io.NVGPU_GPU_IOCTL_NUM_VSMS, s.GpuNumVsms())
+    with refused(errno.ENOTTY):
+        user.kernel.ioctl(user.buffer().fd, io.NVGPU_GPU_IOCTL_NUM_VSMS, s.GpuNumVsms())
+    with refused(errno.EBADF):
+        user.kernel.ioctl(987654, io.NVGPU_GPU_IOCTL_NUM_VSMS, s.GpuNumVsms())
+
+
+def test_the_block_is_not_copied_back_on_failure(user: User) -> None:
+    arg = s.GpuOpenTsg(tsg_fd=77, flags=0, share_token=1)
+    with refused(errno.EINVAL):
+        user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_OPEN_TSG, arg)
+    assert (arg.tsg_fd, arg.share_token) == (77, 1)
+
+
+# ---- opening ------------------------------------------------------------------------------------------------------------
+
+
+def test_nodes(user: User) -> None:
+    for path in ("/dev/nvhost-ctrl-gpu", "/dev/nvgpu/igpu0/channel", "/dev/nvgpu/igpu0/tsg", "/dev/host1x-fence"):
+        assert user.kernel.exists(path)
+        user.open(path)
+    with refused(errno.ENOENT):
+        user.open("/dev/nvidia0")
+    with refused(errno.EINVAL):
+        user.open("/dev/nvgpu/igpu0/as")
+    assert not user.kernel.exists("/dev/nvidia0")
+
+
+ALLOC_AS_REFUSED = [
+    ("big pages", {"big_page_size": 65536}, errno.EINVAL),
+    ("no start", {"va_range_start": 0}, errno.EINVAL),
+    ("no end", {"va_range_end": 0}, errno.EINVAL),
+    ("start not a multiple of 2 MiB", {"va_range_start": VA_START + 4096}, errno.EINVAL),
+    ("end not a multiple of 2 MiB", {"va_range_end": VA_END + MIB}, errno.EINVAL),
+    ("empty", {"va_range_start": VA_END}, errno.EINVAL),
+    ("split", {"va_range_split": 1 << 30}, errno.EINVAL),
+    ("kernel range past the page tables", {"va_range_end": 1 << 49}, errno.ENOMEM),
+    ("split before the page tables", {"va_range_end": 1 << 49, "va_range_split": 1}, errno.EINVAL),
+]
+
+
+@pytest.mark.parametrize(("fields", "number"), [r[1:] for r in ALLOC_AS_REFUSED], ids=[r[0] for r in ALLOC_AS_REFUSED])
+def test_alloc_as_refuses(user: User, fields: dict[str, int], number: int) -> None:
+    arg = s.AllocAs(**{"va_range_start": VA_START, "va_range_end": VA_END} | fields)
+    with refused(number):
+        user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_ALLOC_AS, arg)
+
+
+def test_alloc_as_ignores_unknown_flags(user: User) -> None:
+    arg = s.AllocAs(va_range_start=VA_START, va_range_end=VA_END, flags=0xFFFF)
+    user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_ALLOC_AS, arg)
+    user.keep(arg.as_fd)
+
+
+def test_open_tsg_refuses_sharing_it_has_no_token_for(user: User) -> None:
+    for fields in ({"flags": 1}, {"share_token": 5}, {"source_device_instance_id": 5}):
+        with refused(errno.EINVAL):
+            user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_OPEN_TSG, s.GpuOpenTsg(**fields))
+
+
+@pytest.mark.parametrize("runlist", [1, 7, -2])
+def test_open_channel_refuses_a_runlist_that_is_not_there(user: User, runlist: int) -> None:
+    with refused(errno.EINVAL):
+        user.open_channel(runlist)
+    user.open_channel(0)
+
+
+def test_512_channels_and_no_more(user: User) -> None:
+    for _ in range(512):
+        user.open_channel()
+    with refused(errno.ENOMEM):
+        user.open_channel()
+    user.close(user.fds[-1])
+    user.open_channel()
+
+
+# ---- queries ------------------------------------------------------------------------------------------------------------
+
+
+def test_tpc_masks_and_sm_count(user: User) -> None:
+    chip = CHIPS["agx-orin-64gb"]
+    masks = (ctypes.c_uint32 * 4)()
+    arg = s.GpuGetTpcMasks(mask_buf_size=16, mask_buf_addr=ctypes.addressof(masks))
+    user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_GET_TPC_MASKS, arg)
+    assert list(masks) == [0xF] * chip.num_gpc + [0] * (4 - chip.num_gpc)
+    count = s.GpuNumVsms()
+    user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_NUM_VSMS, count)
+    assert count.num_vsms == sum(m.bit_count() for m in masks) * 2 == chip.sm_count
+    entries = (s.GpuVsmsMappingEntry * (count.num_vsms + 1))()
+    where = s.GpuVsmsMapping(ctypes.addressof(entries))
+    user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_VSMS_MAPPING, where)
+    places = {(e.gpc_logical_index, e.tpc_local_logical_index, e.sm_local_id) for e in entries[: count.num_vsms]}
+    assert len(places) == count.num_vsms
+    assert bytes(entries[count.num_vsms]) == bytes(6)
+
+
+def test_fbp_masks_and_gpc_maps(user: User) -> None:
+    words = (ctypes.c_uint32 * 4)()
+    arg = s.GpuGetFbpL2Masks(mask_buf_size=8, mask_buf_addr=ctypes.addressof(words))
+    user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_GET_FBP_L2_MASKS, arg)
+    assert list(words)[:2] == [1, 1]
+    size = 4 * CHIPS["agx-orin-64gb"].num_gpc
+    good = s.GpuGetGpcPhysicalMap(map_buf_size=size, physical_gpc_buf_addr=ctypes.addressof(words))
+    user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_GET_GPC_LOCAL_TO_PHYSICAL_MAP, good)
+    with refused(errno.EINVAL):
+        bad = s.GpuGetGpcLogicalMap(map_buf_size=size + 4, logical_gpc_buf_addr=ctypes.addressof(words))
+        user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_GET_GPC_LOCAL_TO_LOGICAL_MAP, bad)
+
+
+def test_engine_info_copies_whole_items(user: User) -> None:
+    items = (s.GpuGetEngineInfoItem * 4)()
+    arg = s.GpuGetEngineInfo(engine_info_buf_size=40, engine_info_buf_addr=ctypes.addressof(items))
+    user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_GET_ENGINE_INFO, arg)
+    assert arg.engine_info_buf_size == 48
+    assert [i.engine_id for i in items[:2]] == [k.NVGPU_GPU_ENGINE_ID_GR, k.NVGPU_GPU_ENGINE_ID_GR_COPY]
+    assert bytes(items[2]) == bytes(16)
+
+
+def test_gpu_time_runs(user: User) -> None:
+    def now() -> int:
+        arg = s.GpuGetGpuTime()
+        user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_GET_GPU_TIME, arg)
+        return int(arg.gpu_timestamp)
+
+    first = now()
+    time.sleep(0.002)
+    assert 2_000_000 <= now() - first < 1_000_000_000
+    assert first % 32 == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "source", "good"), [(1, 1, True), (16, 2, True), (0, 1, False), (17, 1, False), (1, 3, False)]
+)
+def test_cpu_time_correlation(user: User, count: int, source: int, good: bool) -> None:
+    arg = s.GpuGetCpuTimeCorrelationInfo(count=count, source_id=source)
+    if good:
+        user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_GET_CPU_TIME_CORRELATION_INFO, arg)
+        assert all(arg.samples[i].gpu_timestamp for i in range(count))
+    else:
+        with refused(errno.EINVAL):
+            user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_GET_CPU_TIME_CORRELATION_INFO, arg)
+
+
+@pytest.mark.parametrize(
+    ("l2", "invalidate", "fb", "good"),
+    [(1, 0, 0, True), (0, 0, 1, True), (1, 1, 0, True), (0, 0, 0, False), (0, 1, 1, False)],
+)
+def test_flush_l2(user: User, l2: int, invalidate: int, fb: int, good: bool) -> None:
+    arg = s.GpuL2Fb(l2_flush=l2, l2_invalidate=invalidate, fb_flush=fb)
+    if good:
+        assert user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_FLUSH_L2, arg) == 0
+    else:
+        with refused(errno.EINVAL):
+            user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_FLUSH_L2, arg)
+
+
+NO_SENSOR = [
+    io.NVGPU_GPU_IOCTL_GET_VOLTAGE,
+    io.NVGPU_GPU_IOCTL_GET_CURRENT,
+    io.NVGPU_GPU_IOCTL_GET_POWER,
+    io.NVGPU_GPU_IOCTL_GET_TEMPERATURE,
+    io.NVGPU_GPU_IOCTL_GET_EVENT_FD,
+    io.NVGPU_GPU_IOCTL_SET_THERM_ALERT_LIMIT,
+]
+
+
+@pytest.mark.parametrize("row", NO_SENSOR, ids=lambda r: r.name)
+def test_what_orin_has_no_sensor_for(user: User, row: io.Ioctl) -> None:
+    assert row.struct is not None
+    with refused(errno.EINVAL):
+        user.kernel.ioctl(user.ctrl, row, row.struct())
+
+
+# ---- clocks -------------------------------------------------------------------------------------------------------------
+
+
+def _clock(user: User) -> int:
+    entry = s.GpuClkInfo(clk_domain=1)
+    arg = s.GpuClkGetInfo(flags=0, clk_type=2, num_entries=1, clk_info_entries=ctypes.addressof(entry))
+    user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_CLK_GET_INFO, arg)
+    return int(entry.freq_hz)
+
+
+def test_clock_ranges_and_points(user: User) -> None:
+    arg = s.GpuClkRange()
+    user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_CLK_GET_RANGE, arg)
+    assert arg.num_entries == 1
+    entry = s.GpuClkRangeItem()
+    arg = s.GpuClkRange(num_entries=1, clk_range_entries=ctypes.addressof(entry))
+    user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_CLK_GET_RANGE, arg)
+    assert (entry.clk_domain, entry.min_hz, entry.max_hz) == (1, 306_000_000, 1_300_000_000)
+    points = s.GpuClkVfPoints(clk_domain=1)
+    user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_CLK_GET_VF_POINTS, points)
+    found = (s.GpuClkVfPoint * points.max_entries)()
+    points = s.GpuClkVfPoints(clk_domain=1, max_entries=len(found), clk_vf_point_entries=ctypes.addressof(found))
+    user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_CLK_GET_VF_POINTS, points)
+    assert points.num_entries == len(found) == len({p.freq_hz for p in found})
+    with refused(errno.EINVAL):
+        points.max_entries -= 1
+        user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_CLK_GET_VF_POINTS, points)
+
+
+def test_a_clock_request_holds_while_its_completion_fd_is_open(user: User) -> None:
+    most = _clock(user)
+    wanted = s.GpuClkInfo(clk_domain=1, freq_hz=510_000_000)
+    arg = s.GpuClkSetInfo(num_entries=1, clk_info_entries=ctypes.addressof(wanted))
+    user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_CLK_SET_INFO, arg)
+    fd = user.keep(arg.completion_fd)
+    assert select.select([fd], [], [], 1)[0] == [fd]
+    assert _clock(user) == 510_000_000
+    user.close(fd)
+    assert _clock(user) == most == 1_300_000_000
+
+
+CLOCK_REFUSED = [
+    (io.NVGPU_GPU_IOCTL_CLK_SET_INFO, s.GpuClkSetInfo(flags=1, num_entries=1)),
+    (io.NVGPU_GPU_IOCTL_CLK_SET_INFO, s.GpuClkSetInfo(num_entries=0)),
+    (io.NVGPU_GPU_IOCTL_CLK_SET_INFO, s.GpuClkSetInfo(num_entries=2)),
+    (io.NVGPU_GPU_IOCTL_CLK_GET_RANGE, s.GpuClkRange(flags=2)),
+    (io.NVGPU_GPU_IOCTL_CLK_GET_INFO, s.GpuClkGetInfo(clk_type=4, num_entries=1)),
+    (io.NVGPU_GPU_IOCTL_CLK_GET_VF_POINTS, s.GpuClkVfPoints(flags=1, clk_domain=1)),
+]
+
+
+@pytest.mark.parametrize(("row", "arg"), CLOCK_REFUSED, ids=lambda x: getattr(x, "name", ""))
+def test_clock_calls_refuse(user: User, row: io.Ioctl, arg: ctypes.Structure) -> None:
+    with refused(errno.EINVAL):
+        user.kernel.ioctl(user.ctrl, row, arg)
+
+
+def test_a_bad_pointer_to_clock_entries_is_efault(user: User) -> None:
+    with refused(errno.EFAULT):
+        user.kernel.ioctl(
+            user.ctrl, io.NVGPU_GPU_IOCTL_CLK_SET_INFO, s.GpuClkSetInfo(num_entries=1, clk_info_entries=8)
+        )
+
+
+# ---- the usermode registers ---------------------------------------------------------------------------------------------
+
+
+def test_one_register_mapping_per_ctrl_fd(user: User) -> None:
+    doorbell = user.kernel.doorbell(user.ctrl)
+    with refused(errno.EBUSY):
+        user.kernel.doorbell(user.ctrl)
+    other = user.kernel.doorbell(user.open(CTRL))
+    other.close()
+    doorbell.close()
+    doorbell.close()
+    user.kernel.doorbell(user.ctrl).close()
+
+
+def test_register_mapping_sizes(user: User) -> None:
+    for size in (0x20000, 0):
+        with refused(errno.EINVAL):
+            user.kernel.doorbell(user.ctrl, size)
+    user.kernel.doorbell(user.ctrl, 0x1000).close()
+    with refused(errno.EINVAL):
+        user.kernel.mmap(user.ctrl, 0x10000, mmap.PROT_READ, mmap.MAP_SHARED, offset=4096)
+
+
+def test_only_a_ctrl_fd_has_registers(user: User) -> None:
+    with refused(errno.EPERM):
+        user.kernel.doorbell(user.nvmap)
+    with refused(errno.ENODEV):
+        user.kernel.doorbell(user.tsg())
+
+
+def test_registers(user: User) -> None:
+    doorbell = user.kernel.doorbell(user.ctrl)
+    assert doorbell.load32(0) == 0xC461
+    assert doorbell.load32(0x80) % 32 == 0
+    assert doorbell.load32(0x1234) == 0
+    doorbell.store32(0x90, 0xFFFFFFFF)
+    doorbell.close()
+    with pytest.raises(ValueError, match="closed"):
+        doorbell.store32(0x90, 0)
+
+
+def test_the_register_mapping_keeps_its_ctrl_file(user: User) -> None:
+    fd = user.open(CTRL)
+    doorbell = user.kernel.doorbell(fd)
+    user.close(fd)
+    doorbell.store32(0x90, 0)
+    doorbell.close()
