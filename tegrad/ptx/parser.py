@@ -309,7 +309,7 @@ class _Parser:
                 else:
                     self.scope.regs[name] = first
                     self.fn.regs.append(ty)
-        elif head.startswith((".pragma", ".loc", ".callprototype", ".branchtargets")):
+        elif head.startswith((".pragma", ".callprototype", ".branchtargets")):
             return
         else:
             var = self.variable(head, line)

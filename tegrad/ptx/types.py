@@ -40,7 +40,7 @@ def _table() -> dict[str, Ty]:
         Ty("f16x2", 32, "b", "i32"),
         Ty("bf16x2", 32, "b", "i32"),
     ]
-    rows += [Ty("b128", 128, "b", "i128")]
+    rows += [Ty(f"{k}128", 128, k, "i128") for k in "usb"]
     return {t.name: t for t in rows}
 
 
