@@ -47,7 +47,7 @@ class Gpu:
 
     `on_event` gets every `GpuEvent`, from the engine threads; it must neither block nor call back. `doorbell_fd` is the
     read end of a pipe of 8-byte records (offset, value), one per store to the usermode page; it stays the caller's.
-    With a `race_seed`, engines take the liberties that silicon may take (see `race`).
+    With a `race_seed`, here or in the environment, engines take the liberties that silicon may take (see `race`).
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Gpu:
         self._counters = Counters()
         self._modules = Modules()
         self._lock = threading.Lock()
-        race = None if race_seed is None else Race(race_seed)
+        race = Race.from_environment() if race_seed is None else Race(race_seed)
         self._scheduler = Scheduler(on_event, doorbell_fd, self._bind, race)
 
     # -- address spaces -----------------------------------------------------------------------------------------------

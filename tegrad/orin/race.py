@@ -1,10 +1,18 @@
 """Provokes races that silicon allows and an orderly emulation hides: late and early reads, grids that start late.
 
-Everything here is a legal outcome on hardware. What a program gets wrong under any seed, it gets wrong.
+Everything here is a legal outcome on hardware. What a program gets wrong under any seed, it gets wrong. A board is put
+into this mode by the environment variable `TEGRAD_RACE`, whose value is the seed.
 """
 
+from __future__ import annotations
+
+import os
 import random
 import threading
+
+from tegrad.errors import TegradError
+
+VARIABLE = "TEGRAD_RACE"
 
 
 class Race:
@@ -14,6 +22,17 @@ class Race:
         self._random = random.Random(seed)
         self._lock = threading.Lock()
         self._delay = delay
+
+    @classmethod
+    def from_environment(cls) -> Race | None:
+        """The mode that the environment asks for. TegradError for a seed that is not a number."""
+        text = os.environ.get(VARIABLE)
+        if not text:
+            return None
+        try:
+            return cls(int(text))
+        except ValueError:
+            raise TegradError(f"{VARIABLE}={text} is no seed; set it to a whole number, or unset it") from None
 
     def _draw(self) -> float:
         with self._lock:

@@ -233,7 +233,7 @@ def test_nothing_leaks() -> None:
         cycle()
     after = counts()
     assert after[0] == before[0]
-    assert after[2] == before[2]
+    assert after[2] <= before[2]
     assert after[1] <= before[1] + 8  # the allocator's own
 
 
@@ -260,5 +260,6 @@ def test_channels_of_one_gpu_leave_nothing_behind() -> None:
         for vm in range(10, 210):
             cycle(vm)
         after = counts()
-        assert (after[0], after[2]) == (before[0], before[2])
+        assert after[0] == before[0]
+        assert after[2] <= before[2]
         assert after[1] <= before[1] + 8

@@ -9,6 +9,7 @@ import pytest
 from gpu_rig import STORE, Rig
 from test_gpu_launch import ADD_ONE, release_fields
 
+from tegrad.errors import TegradError
 from tegrad.hw.gpfifo import Userd
 from tegrad.orin.events import FatalEvent
 from tegrad.orin.race import Race
@@ -56,7 +57,7 @@ def _signal_into_a_submitted_qmd(rig: Rig) -> bool:
     channel, out = rig.channel().setup(), rig.buffer()
     program, bank = rig.program(STORE, "store"), rig.arguments(out.va, 1)
     channel.launch(rig.qmd(program, bank)).submit()
-    time.sleep(0.002)
+    time.sleep(0.02)
     rig.qmd(program, bank, **release_fields(rig, 0, out.va + 64, 1))
     assert channel.run()
     return out.u32(64) == 1
@@ -124,3 +125,15 @@ def test_the_same_seed_draws_alike() -> None:
     one, two, other = Race(5), Race(5), Race(6)
     draws = [[r.launch_delay() for _ in range(20)] for r in (one, two, other)]
     assert draws[0] == draws[1] != draws[2]
+
+
+def test_the_environment_turns_the_mode_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TEGRAD_RACE", raising=False)
+    assert Race.from_environment() is None
+    monkeypatch.setenv("TEGRAD_RACE", "5")
+    race = Race.from_environment()
+    assert race is not None
+    assert race.launch_delay() == Race(5).launch_delay()
+    monkeypatch.setenv("TEGRAD_RACE", "often")
+    with pytest.raises(TegradError, match="whole number"):
+        Race.from_environment()
