@@ -6,7 +6,8 @@ and CTAs; `jit` compiles and caches. Nothing here knows of a GPU's drivers, memo
 """
 
 from tegrad.ptx.errors import PtxError, PtxFault
-from tegrad.ptx.launch import DEFAULT_WINDOWS, HOST, AbortFlag, Kernel, Memory, Module, Stats, Windows, load
+from tegrad.ptx.launch import DEFAULT_WINDOWS, HOST, AbortFlag, Memory, Stats, Windows
+from tegrad.ptx.module import Kernel, Module, load
 from tegrad.ptx.syntax import Param, Variable
 
 __all__ = [

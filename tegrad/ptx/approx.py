@@ -77,26 +77,26 @@ def _float_bits(el: str, value: float) -> int:
     return int(struct.unpack("<I" if el == "float" else "<Q", struct.pack("<f" if el == "float" else "<d", value))[0])
 
 
-_PI_2 = {
-    "float": (1.5703125, 4.837512969970703125e-4, 7.54978995489188216e-8),
-    "double": (1.57079632673412561417e00, 6.07710050630396597660e-11, 2.02226624871116645580e-21),
-}
+# pi/2 in parts whose products with a quarter count below 2^31 are exact.
+_PI_2 = (1.57079632673412561417e00, 6.07710050630396597660e-11, 2.02226624871116645580e-21)
 
 
 def sine(f: Fn, x: V, quarter: int) -> V:
-    """sin(x + quarter * pi/2): reduction by multiples of pi/2 in three parts, then the series."""
-    n = f.intr("rint", f.bin("fmul", x, f.like(x, 2 / math.pi)))
-    r = x
-    for part in _PI_2[x.el]:
-        r = f.intr("fma", n, f.like(x, -part), r)
+    """sin(x + quarter * pi/2): reduction by multiples of pi/2 in double precision, then the series."""
+    wide = f.cast("fpext", x, "double")
+    n = f.intr("rint", f.bin("fmul", wide, f.like(wide, 2 / math.pi)))
+    r = wide
+    for part in _PI_2:
+        r = f.intr("fma", n, f.like(wide, -part), r)
+    r = f.cast("fptrunc", r, x.el)
     terms = 5 if x.el == "float" else 10
     r2 = f.bin("fmul", r, r)
     sin = f.bin("fmul", r, poly(f, r2, [(-1) ** i / math.factorial(2 * i + 1) for i in range(terms)]))
     cos = poly(f, r2, [(-1) ** i / math.factorial(2 * i) for i in range(terms + 1)])
-    k = f.add(to_int(f, n), f.const(_INT[x.el], quarter))
+    k = f.add(to_int(f, n), f.const("i64", quarter))
     out = f.select(f.icmp("eq", f.and_(k, f.like(k, 1)), f.like(k, 0)), sin, cos)
     out = f.select(f.icmp("eq", f.and_(k, f.like(k, 2)), f.like(k, 0)), out, f.fneg(out))
-    # The series of a huge argument would leave [-1, 1]; the hardware's result is arbitrary there, but bounded.
+    # The reduction of a huge argument is arbitrary, here as in hardware, but the result stays bounded.
     out = f.intr("minnum", f.intr("maxnum", out, f.like(x, -1.0)), f.like(x, 1.0))
     unbounded = f.fcmp("ueq", f.intr("fabs", x), f.like(x, math.inf))
     return f.select(unbounded, f.like(x, math.nan), out)

@@ -6,6 +6,8 @@ import os
 import threading
 from collections.abc import Callable
 
+import numpy as np
+
 from tegrad.ptx.layout import Worker
 
 MAX_SLOTS = 4096
@@ -21,13 +23,13 @@ class Arena:
         self.slots = max(1, min(slots, MAX_SLOTS, MAX_BYTES // stride))
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
         self.map = mmap.mmap(-1, stride * self.slots, flags=flags)
-        self.counters = (ctypes.c_uint64 * counters)()
+        self.counters = np.zeros(counters, np.int64)
         self.struct = (ctypes.c_uint64 * (Worker.SIZE // 8))()
         base = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
         self.struct[Worker.SLOTS // 8] = base
         self.struct[Worker.STRIDE // 8] = stride
         self.struct[Worker.COUNT // 8] = self.slots
-        self.struct[Worker.COUNTS // 8] = ctypes.addressof(self.counters)
+        self.struct[Worker.COUNTS // 8] = self.counters.ctypes.data
         self.address = ctypes.addressof(self.struct)
 
 

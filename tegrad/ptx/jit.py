@@ -4,7 +4,6 @@ An object is kept under the hash of its IR, the host's CPU features, the LLVM ve
 written to a temporary file first, so that processes may share the cache.
 """
 
-import ctypes
 import hashlib
 import os
 import tempfile
@@ -175,5 +174,3 @@ def helper(name: str, store: Store) -> int:
             known = _helpers[name] = link(data, [name], needs)
         return known.addresses[name]
 
-
-WARP_FN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)

@@ -171,8 +171,8 @@ def bfloat16_and_half_storage() -> None:
     x = normal(100)
     bits = x.view(np.uint32)
     rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
-    near(T(x).cast(dtypes.bfloat16).cast(dtypes.float32).numpy(), rounded, 0, 0)
-    near(T(x).half().float().numpy(), x.astype(np.float16), 0, 0)
+    near(T(x).cast(dtypes.bfloat16).contiguous().cast(dtypes.float32).numpy(), rounded, 0, 0)
+    near(T(x).half().contiguous().float().numpy(), x.astype(np.float16), 0, 0)
 
 
 def main(renderer: str) -> None:

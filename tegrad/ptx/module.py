@@ -1,0 +1,186 @@
+"""The public objects: a loaded module and its kernels."""
+
+import ctypes
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tegrad.ptx import jit
+from tegrad.ptx.emitter import Emitter
+from tegrad.ptx.errors import PtxError
+from tegrad.ptx.inline import expand_calls
+from tegrad.ptx.instructions import find
+from tegrad.ptx.launch import DEFAULT_WINDOWS, HOST, AbortFlag, Dim, Memory, Plan, Stats, Windows
+from tegrad.ptx.parser import parse
+from tegrad.ptx.syntax import Function, Ins, Param, Source, Variable
+
+MAX_PLANS = 64
+Arguments = bytes | bytearray | memoryview | Sequence[Any]
+
+
+class Kernel:
+    """One .entry function of a module."""
+
+    def __init__(self, module: "Module", fn: Function) -> None:
+        fn = expand_calls(module.source, fn)
+        self.module, self.fn, self.name = module, fn, fn.name
+        self.params: list[Param] = fn.params
+        self.param_size = fn.param_size
+        self.max_threads = fn.max_threads
+        emitter = Emitter(module.source, fn, find)
+        self.ir = emitter.emit()
+        self.globals: list[Variable] = emitter.layout.globals
+        self.static_shared = emitter.layout.shared
+        self.local_size = -(-emitter.layout.local // 16) * 16
+        self.frame_size = emitter.layout.frame_size
+        self.weights = np.array(emitter.counters, dtype=np.int64)
+        self.pcs = [i for i in fn.body if isinstance(i, Ins)]
+        self._lock = threading.Lock()
+        self._code: jit.Linked | None = None
+        self._plans: dict[object, list[Plan]] = {}
+
+    def compile(self) -> int:
+        """The address of the compiled warp function; compiled, or read from the cache, at first use."""
+        if self._code is None:
+            with self._lock:
+                if self._code is None:
+                    store = self.module.store
+                    text = self.ir.text()
+                    data = store.object(store.key("kernel", text), lambda: text, 1, False)
+                    needs = {n: jit.helper(n, store) for n in sorted(self.ir.imports)}
+                    self._code = jit.link(data, ["tgx_warp"], needs)
+        return self._code.addresses["tgx_warp"]
+
+    def pack(self, args: Arguments) -> bytes:
+        """Arguments as the bytes of the parameter space."""
+        if isinstance(args, bytes | bytearray | memoryview):
+            if len(args) < self.param_size:
+                raise PtxError(f"kernel {self.name} takes {self.param_size} bytes of parameters, got {len(args)}")
+            return bytes(args)
+        if len(args) != len(self.params):
+            raise PtxError(f"kernel {self.name} takes {len(self.params)} arguments, got {len(args)}")
+        out = bytearray(max(self.param_size, 8))
+        for p, a in zip(self.params, args, strict=True):
+            out[p.offset : p.offset + p.size] = _pack_one(p, a)
+        return bytes(out)
+
+    def launch(
+        self,
+        grid: Dim,
+        block: Dim,
+        args: Arguments,
+        *,
+        memory: Memory = HOST,
+        shared: int = 0,
+        symbols: Mapping[str, int] | None = None,
+        windows: Windows = DEFAULT_WINDOWS,
+        threads: int | None = None,
+        abort: AbortFlag | None = None,
+    ) -> Stats:
+        """Run a grid and wait for it; the GIL is released.
+
+        `args` are the bytes of the parameter space, or one numpy array or number per parameter (arrays on HOST memory).
+        `shared` is the dynamic shared memory in bytes, `symbols` the device address of each module variable (on HOST the
+        engine provides them), `threads` the number of host threads. Raises PtxFault for the first fault or an abort,
+        PtxError for a launch that cannot be made.
+        """
+        params = self.pack(args)
+        addresses = self.module.addresses(symbols, memory) if self.globals else ()
+        key = (grid, block, memory, windows, shared, addresses)
+        plan = self._take(key) or self._plan(grid, block, memory, windows, shared, addresses)
+        try:
+            return plan.go(self.module.worker(), params, threads, abort)
+        finally:
+            self._give(key, plan)
+
+    def _plan(
+        self, grid: Dim, block: Dim, memory: Memory, windows: Windows, shared: int, addresses: tuple[int, ...]
+    ) -> Plan:  # fmt: skip
+        count = block[0] * block[1] * block[2]
+        if not 1 <= count <= 1024 or min(grid) < 1 or min(block) < 1:
+            raise PtxError(f"kernel {self.name}: grid {grid} with block {block} cannot be launched (1 to 1024 threads)")
+        return Plan(self, self.compile(), grid, block, memory, windows, shared, addresses)
+
+    def _take(self, key: object) -> Plan | None:
+        with self._lock:
+            free = self._plans.get(key)
+            return free.pop() if free else None
+
+    def _give(self, key: object, plan: Plan) -> None:
+        with self._lock:
+            self._plans.setdefault(key, []).append(plan)
+            if len(self._plans) > MAX_PLANS:
+                self._plans.pop(next(iter(self._plans)))
+
+
+def _pack_one(p: Param, a: Any) -> bytes:
+    if isinstance(a, np.ndarray):
+        return struct.pack("<Q", a.ctypes.data)
+    if p.type.kind == "f":
+        return struct.pack({16: "<e", 32: "<f", 64: "<d"}[p.type.bits], a)
+    if isinstance(a, float):
+        return struct.pack("<f" if p.size == 4 else "<d", a)
+    return (int(a) & ((1 << 8 * p.size) - 1)).to_bytes(p.size, "little")
+
+
+class Module:
+    """A loaded PTX module. `kernels` are its .entry functions by name, `variables` its .global and .const variables."""
+
+    def __init__(self, text: str, cache_dir: Path | None) -> None:
+        self.source: Source = parse(text)
+        self.store = jit.Store(cache_dir)
+        self.variables = [v for v in self.source.variables.values() if v.space in ("global", "const")]
+        self.kernels = {fn.name: Kernel(self, fn) for fn in self.source.functions.values() if fn.entry}
+        if not self.kernels:
+            raise PtxError("the PTX text has no .entry function; is it complete?")
+        self._own: dict[str, np.ndarray[Any, np.dtype[np.uint8]]] = {}
+        self._worker: Any = None
+
+    def worker(self) -> Any:
+        """The scheduler's entry point: worker(launch address, arena address)."""
+        if self._worker is None:
+            address = jit.helper("tgx_worker", self.store)
+            self._worker = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(address)
+        return self._worker
+
+    def launch(self, grid: Dim, block: Dim, args: Arguments, **options: Any) -> Stats:
+        """Launch the module's only kernel; options as in `Kernel.launch`."""
+        if len(self.kernels) != 1:
+            raise PtxError(f"the module has {len(self.kernels)} kernels; choose one of {', '.join(self.kernels)}")
+        return next(iter(self.kernels.values())).launch(grid, block, args, **options)
+
+    def addresses(self, symbols: Mapping[str, int] | None, memory: Memory) -> tuple[int, ...]:
+        """Addresses of the module's variables in table order."""
+        given = symbols or {}
+        missing = [v.name for v in self.variables if v.name not in given]
+        if missing and (memory.base or memory.pages):
+            raise PtxError(f"no address given for the variable {missing[0]}; pass it in symbols")
+        return tuple(given[v.name] if v.name in given else self.host_variable(v) for v in self.variables)
+
+    def host_variable(self, v: Variable) -> int:
+        """The address of a module variable in host memory, with its initial value."""
+        known = self._own.get(v.name)
+        if known is None:
+            raw = np.zeros(v.size + v.align, np.uint8)
+            skip = -raw.ctypes.data % v.align
+            known = self._own[v.name] = raw[skip : skip + v.size]
+            if v.init:
+                known[: len(v.init)] = np.frombuffer(v.init, np.uint8)
+            by_name = {o.name: o for o in self.variables}
+            for offset, name, addend in v.pointers:
+                address = struct.pack("<Q", self.host_variable(by_name[name]) + addend)
+                known[offset : offset + 8] = np.frombuffer(address, np.uint8)
+        return int(known.ctypes.data)
+
+
+def load(text: str, cache_dir: Path | None | str = "default") -> Module:
+    """Parse and check PTX text. `cache_dir` None keeps no compiled code on disk.
+
+    Raises PtxError with the line for text that cannot be read or an instruction that is not supported.
+    """
+    directory = jit.default_cache_dir() if cache_dir == "default" else Path(cache_dir) if cache_dir is not None else None
+    return Module(text, directory)
