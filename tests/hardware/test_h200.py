@@ -9,6 +9,7 @@ import itertools
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -484,12 +485,28 @@ def opened_by_our_device() -> None:
 # ---- running
 
 
-def run_case(name: str) -> subprocess.CompletedProcess[str]:
-    """Run one case in a process of its own; TimeoutExpired when it hangs."""
+def run_case(name: str) -> tuple[int, str, str]:
+    """Run one case in a process of its own: its exit code (-1 when it hung), what it said, its errors."""
     environment = {**os.environ, **ENVIRONMENT, **CASES[name][1]}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH", "")]))
     command = [sys.executable, __file__, "--inside", name]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
+    # A board that the process started keeps its stderr open for some seconds: a file has no end to wait for.
+    with tempfile.TemporaryFile("w+") as errors:
+        try:
+            done = subprocess.run(
+                command,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                timeout=TIME_LIMIT_S,
+                check=False,
+            )
+            code, said = done.returncode, done.stdout
+        except subprocess.TimeoutExpired:
+            code, said = -1, f"no end after {TIME_LIMIT_S} s"
+        errors.seek(0)
+        return code, said.strip(), errors.read().strip()
 
 
 def main(names: list[str]) -> int:
@@ -497,16 +514,11 @@ def main(names: list[str]) -> int:
     failed = 0
     for name in names or CASES:
         begin = time.monotonic()
-        try:
-            done = run_case(name)
-            good, said, wrong = done.returncode == 0, done.stdout, done.stderr
-        except subprocess.TimeoutExpired as hang:
-            good, said = False, ""
-            wrong = f"no end after {TIME_LIMIT_S} s\n{(hang.stderr or b'').decode(errors='replace')}"
-        failed += not good
-        print(f"{'pass' if good else 'FAIL'}  {name:40s} {time.monotonic() - begin:5.1f} s  {said.strip()}", flush=True)
-        if not good:
-            print("      " + "\n      ".join(wrong.strip().splitlines()[-12:]), flush=True)
+        code, said, wrong = run_case(name)
+        failed += code != 0
+        print(f"{'FAIL' if code else 'pass'}  {name:40s} {time.monotonic() - begin:5.1f} s  {said}", flush=True)
+        if code:
+            print("      " + "\n      ".join(wrong.splitlines()[-12:]), flush=True)
     print(f"{len(names or CASES) - failed}/{len(names or CASES)} passed", flush=True)
     return failed
 
@@ -523,8 +535,8 @@ else:
     @pytest.mark.parametrize("name", CASES)
     def test_on_hardware(name: str) -> None:
         """Each case passes in its own process."""
-        done = run_case(name)
-        assert done.returncode == 0, done.stderr[-3000:]
+        code, said, wrong = run_case(name)
+        assert code == 0, f"{said}\n{wrong[-3000:]}"
 
 
 if __name__ == "__main__":

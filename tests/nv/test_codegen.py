@@ -1,0 +1,128 @@
+"""Vector loads and the views that misalign them: refused or copied, and a fault of the GPU when the remedy is off."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tinygrad import Tensor, dtypes
+
+from tegrad.nv import codegen
+from tegrad.nv.program import LaunchError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+import numpy as np
+import tegrad
+from tinygrad import Tensor
+from tegrad.nv import codegen, program
+
+whole = np.arange(4096, dtype=np.float16)
+tensor = Tensor(whole).realize()
+
+
+def attempt(name, offset):
+    try:
+        got = (tensor[offset : offset + 1024].contiguous() + 1).numpy()
+        print(name, "right" if (got == whole[offset : offset + 1024] + 1).all() else "wrong")
+    except Exception as error:
+        print(name, type(error).__name__, error)
+
+
+attempt("both remedies:", 1)
+codegen.uninstall()
+attempt("no copy:", 2)
+program.NVProgram.fill_kernargs = program.NVProgram.__mro__[1].fill_kernargs
+attempt("neither:", 3)
+"""
+
+
+def run_on_board(program: str) -> str:
+    """The output of a program on a private board."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DEV": "NV", "TEGRAD_BOARD": "agx-orin-64gb", "PARALLEL": "0"}
+    # The board keeps the program's stderr open for some seconds: a file has no end to wait for.
+    with tempfile.TemporaryFile("w+") as errors:
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=120)
+        errors.seek(0)
+        assert done.returncode == 0, errors.read()[-2000:]
+    return done.stdout
+
+
+@pytest.mark.board
+def test_an_odd_view_is_right_and_faults_without_the_remedies() -> None:
+    """Each remedy alone keeps the GPU alive; without both, the board raises what the hardware raises."""
+    both, copy, neither = run_on_board(PROGRAM).splitlines()
+    assert both == "both remedies: right"
+    assert copy.startswith("no copy: LaunchError argument 1 of E_")
+    assert neither.startswith("neither: DeviceFault")
+    assert "misaligned" in neither
+
+
+def arguments(fake_device: Any, make: Any) -> list[int]:
+    """GPU addresses that the kernels of a computation were given."""
+    from tinygrad.runtime import ops_nv
+
+    seen: list[int] = []
+    original = ops_nv.NVProgram.fill_kernargs
+
+    def fill_kernargs(self: Any, bufs: Any, vals: Any = (), kernargs: Any = None) -> Any:
+        seen.extend(b.va_addr for b in bufs)
+        return original(self, bufs, vals, kernargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops_nv.NVProgram, "fill_kernargs", fill_kernargs)
+        make().realize()
+    return seen
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int32])
+@pytest.mark.parametrize("offset", [1, 2, 3, 4, 6, 8, 16])
+def test_no_kernel_gets_a_view_at_an_odd_offset(fake_device: Any, dtype: Any, offset: int) -> None:
+    tensor = Tensor(np.zeros(4096, dtype)).realize()
+    seen = arguments(fake_device, lambda: tensor[offset : offset + 1024].contiguous() + 1)
+    assert seen
+    assert all(va % codegen.VIEW_ALIGN == 0 for va in seen)
+
+
+def test_an_aligned_view_stays_zero_copy(fake_device: Any) -> None:
+    tensor = Tensor(np.zeros(4096, np.float32)).realize()
+    base = tensor.uop.base.buffer._buf.va_addr
+    assert base + 16 * 4 in arguments(fake_device, lambda: tensor[16:1040].contiguous() + 1)
+
+
+def test_without_the_patch_the_view_would_be_passed_on(fake_device: Any) -> None:
+    tensor = Tensor(np.zeros(4096, np.float16)).realize()
+    codegen.uninstall()
+    try:
+        with pytest.raises(LaunchError, match=r"its accesses need multiples of 8"):
+            (tensor[1:1025].contiguous() + 1).realize()
+    finally:
+        codegen.install()
+
+
+def test_a_bitcast_piece_at_an_odd_offset_is_copied(fake_device: Any) -> None:
+    tensor = Tensor(np.zeros(4096, np.uint8)).realize()
+    seen = arguments(fake_device, lambda: tensor[2:514].bitcast(dtypes.half).contiguous() + 1)
+    assert all(va % codegen.VIEW_ALIGN == 0 for va in seen)
+
+
+def test_other_devices_keep_their_views() -> None:
+    piece = Tensor.empty(64, dtype=dtypes.half, device="NULL").realize()[1:33]
+    view = piece.uop.contiguous_view()
+    assert view is not None
+    assert view[1] == 1
+
+
+def test_installing_twice_is_installing_once() -> None:
+    from tinygrad.uop.ops import UOp
+
+    codegen.install()
+    once = UOp.contiguous_view
+    codegen.install()
+    assert UOp.contiguous_view is once
