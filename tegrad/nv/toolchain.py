@@ -211,7 +211,8 @@ class NvJitLink:
     def compile(self, ptx: str, arch: str, options: Sequence[str] = (), *, name: str = "kernel.ptx") -> bytes:
         """Assemble and link PTX for a real architecture; CompileFailed carries the log."""
         handle = ctypes.c_void_p()
-        flags, data = [f"-arch={arch}", *options], ptx.encode()
+        # With its cache on, nvJitLink loads libcuda and initialises the driver just to name the cache's place.
+        flags, data = [f"-arch={arch}", "-no-cache", *options], ptx.encode()
         self._check(self._entry("nvJitLinkCreate")(ctypes.byref(handle), len(flags), _strings(flags)), handle)
         try:
             add = self._entry("nvJitLinkAddData")
