@@ -216,6 +216,11 @@ class Connection:
         return int(self.facts.get("pid", 0))
 
     @property
+    def address(self) -> bytes:
+        """Where the board listens; empty before a private one is started."""
+        return self._address
+
+    @property
     def running(self) -> bool:
         """Whether there is a session of this process."""
         return self._sock is not None and self._token == _Me.token

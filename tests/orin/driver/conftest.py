@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from driver_user import FAKE_GPU, SPEC, User
 
 from tegrad.orin.client import BoardKernel, board_inject, board_status
-from driver_user import FAKE_GPU, SPEC, User
 
 
 @pytest.fixture(scope="session")

@@ -50,6 +50,9 @@ class FakeGpu:
     def unmap(self, vm: int, va: int, size: int) -> None:
         del self.mapped[vm, va]
 
+    def vm_destroy(self, vm: int) -> None:
+        self.mapped = {place: size for place, size in self.mapped.items() if place[0] != vm}
+
     def channel_create(self, chid: int, tsg: int, vm: int, runlist: int, va: int, entries: int, userd: int) -> None:
         self.channels[chid] = tsg
 
@@ -57,7 +60,8 @@ class FakeGpu:
         del self.channels[chid]
 
     def stats(self) -> dict[str, object]:
-        return {"rung": self.rung, "mapped": len(self.mapped), "channels": len(self.channels)}
+        objects = sum(call[0] == "object_ctx" for call in self.calls)
+        return {"rung": self.rung, "objects": objects, "mapped": len(self.mapped), "channels": len(self.channels)}
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("_"):

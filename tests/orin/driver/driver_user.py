@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import pytest
+
 from tegrad.uapi import constants as k
 from tegrad.uapi import ioctls as io
 from tegrad.uapi import structs as s
@@ -172,9 +174,6 @@ class User:
 @contextmanager
 def refused(number: int) -> Iterator[None]:
     """The block must fail with exactly this errno."""
-    try:
+    with pytest.raises(DriverError) as caught:
         yield
-    except DriverError as error:
-        assert error.errno == number, str(error)
-    else:
-        raise AssertionError(f"accepted, but errno {number} was due")
+    assert caught.value.errno == number, str(caught.value)

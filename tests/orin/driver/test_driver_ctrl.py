@@ -1,4 +1,4 @@
-"""The ctrl fd: characteristics, topology, clocks, registers, and which requests it knows (nvgpu-driver.md 0.1 and 3)."""
+"""The ctrl fd: characteristics, topology, clocks, registers, and what requests it knows (nvgpu-driver.md 0.1 and 3)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_characteristics_to_a_bad_pointer_return_the_leftover(user: User) -> Non
     assert arg.gpu_characteristics_buf_size == 100
 
 
-# ---- decoding -----------------------------------------------------------------------------------------------------------
+# ---- decoding ------------------------------------------------------------------------------------------------------
 
 C = io.NVGPU_GPU_IOCTL_GET_CHARACTERISTICS.request
 N = io.NVMAP_IOC_CREATE.request
@@ -119,7 +119,7 @@ def test_the_block_is_not_copied_back_on_failure(user: User) -> None:
     assert (arg.tsg_fd, arg.share_token) == (77, 1)
 
 
-# ---- opening ------------------------------------------------------------------------------------------------------------
+# ---- opening -------------------------------------------------------------------------------------------------------
 
 
 def test_nodes(user: User) -> None:
@@ -181,7 +181,7 @@ def test_512_channels_and_no_more(user: User) -> None:
     user.open_channel()
 
 
-# ---- queries ------------------------------------------------------------------------------------------------------------
+# ---- queries -------------------------------------------------------------------------------------------------------
 
 
 def test_tpc_masks_and_sm_count(user: User) -> None:
@@ -278,7 +278,7 @@ def test_what_orin_has_no_sensor_for(user: User, row: io.Ioctl) -> None:
         user.kernel.ioctl(user.ctrl, row, row.struct())
 
 
-# ---- clocks -------------------------------------------------------------------------------------------------------------
+# ---- clocks --------------------------------------------------------------------------------------------------------
 
 
 def _clock(user: User) -> int:
@@ -342,7 +342,7 @@ def test_a_bad_pointer_to_clock_entries_is_efault(user: User) -> None:
         )
 
 
-# ---- the usermode registers ---------------------------------------------------------------------------------------------
+# ---- the usermode registers ----------------------------------------------------------------------------------------
 
 
 def test_one_register_mapping_per_ctrl_fd(user: User) -> None:

@@ -8,12 +8,12 @@ import mmap
 import os
 
 import pytest
+from driver_user import SPEC, TAGGED, User, refused
 
 from tegrad.orin.client import BoardKernel, board_log
 from tegrad.uapi import constants as k
 from tegrad.uapi import ioctls as io
 from tegrad.uapi import structs as s
-from driver_user import SPEC, TAGGED, User, refused
 
 GIB = 1 << 30
 
@@ -177,7 +177,7 @@ def test_free_of_a_dmabuf_fd_closes_it(user: User) -> None:
         os.fstat(fd)
 
 
-# ---- mmap -------------------------------------------------------------------------------------------------------------
+# ---- mmap ----------------------------------------------------------------------------------------------------------
 
 MMAP_REFUSED = [
     ("past the end", 8193, 0, errno.EINVAL),
@@ -240,7 +240,7 @@ def test_a_client_cannot_change_a_buffers_size(user: User) -> None:
         os.ftruncate(fd, 0)
 
 
-# ---- READ and WRITE -----------------------------------------------------------------------------------------------------
+# ---- READ and WRITE ------------------------------------------------------------------------------------------------
 
 
 def _rw(user: User, handle: int, data: ctypes.Array[ctypes.c_char], **fields: int) -> s.RwHandle:
@@ -312,7 +312,7 @@ def test_read_and_write_of_a_handle_without_memory_are_eperm(user: User) -> None
             user.kernel.ioctl(user.nvmap, row, arg)
 
 
-# ---- cache maintenance and queries ----------------------------------------------------------------------------------
+# ---- cache maintenance and queries ---------------------------------------------------------------------------------
 
 
 def test_cache_maintenance_of_a_mapped_range(user: User) -> None:

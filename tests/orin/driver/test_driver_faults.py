@@ -1,0 +1,218 @@
+"""What a fault leaves behind: notifiers, dead channels, the kernel log, and a GPU that is reset (nvgpu-driver.md 7)."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import select
+import time
+from collections.abc import Callable
+
+import pytest
+from driver_fake_gpu import DIE, FAULT, SM_ERROR, SYNCPT
+from driver_user import FENCE, SPEC, Channel, User, refused
+
+from tegrad.hw.faults import NotifierCode, read_notifier
+from tegrad.orin.client import board_log, board_status
+from tegrad.uapi import constants as k
+from tegrad.uapi import ioctls as io
+from tegrad.uapi import structs as s
+
+
+def wait_for(what: Callable[[], object], seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.002)
+
+
+def raise_fault(user: User, channel: Channel, kind: int = FAULT) -> None:
+    doorbell = user.kernel.doorbell(user.ctrl)
+    doorbell.store32(kind, channel.token)
+    wait_for(lambda: user.timed_out(channel))
+    doorbell.close()
+
+
+def test_every_channel_of_the_group_that_registered_one_gets_the_notifier(user: User) -> None:
+    vm, tsg = user.address_space(), user.tsg()
+    first, second, third = (user.channel(vm=vm, tsg=tsg) for _ in range(3))
+    other = user.channel(vm=vm)
+    memory = {c.token: user.mapped(user.notifier(c)) for c in (first, third, other)}
+    before = time.time_ns()
+    raise_fault(user, first)
+    for channel in (first, third):
+        record = read_notifier(bytes(memory[channel.token])[:16])
+        assert (record.info32, record.status) == (NotifierCode.FIFO_ERROR_MMU_ERR_FLT, 0xFFFF)
+        assert before <= record.time_ns <= time.time_ns()
+    assert all(user.timed_out(c) for c in (first, second, third))
+    assert not user.timed_out(other)
+    assert bytes(memory[other.token][:16]) == bytes(16)
+
+
+def test_the_first_error_stays_until_the_notifier_is_registered_again(user: User) -> None:
+    channel = user.channel()
+    buffer = user.notifier(channel)
+    memory = user.mapped(buffer)
+    raise_fault(user, channel)
+    user.kernel.ioctl(channel.fd, io.NVGPU_IOCTL_CHANNEL_FORCE_RESET)
+    assert read_notifier(bytes(memory)[:16]).info32 == NotifierCode.FIFO_ERROR_MMU_ERR_FLT
+    arg = s.SetErrorNotifier(offset=0, size=16, mem=buffer.fd)
+    user.kernel.ioctl(channel.fd, io.NVGPU_IOCTL_CHANNEL_SET_ERROR_NOTIFIER, arg)
+    user.kernel.ioctl(channel.fd, io.NVGPU_IOCTL_CHANNEL_FORCE_RESET)
+    assert read_notifier(bytes(memory)[:16]).info32 == NotifierCode.RESETCHANNEL_VERIF_ERROR
+
+
+def test_force_reset_kills_the_group(user: User) -> None:
+    channel = user.channel()
+    memory = user.mapped(user.notifier(channel))
+    user.kernel.ioctl(channel.fd, io.NVGPU_IOCTL_CHANNEL_FORCE_RESET)
+    assert read_notifier(bytes(memory)[:16]).info32 == NotifierCode.RESETCHANNEL_VERIF_ERROR
+    assert user.timed_out(channel)
+
+
+def test_an_mmu_fault_in_the_log(user: User) -> None:
+    channel = user.channel()
+    user.notifier(channel)
+    seen = len(board_log(SPEC))
+    raise_fault(user, channel)
+    lines = board_log(SPEC)[seen:]
+    assert "nvgpu: 17000000.gpu" in lines[0]
+    assert "[ERR]  [MMU FAULT] mmu engine id:  0, ch id:  511, fault addr: 0x123000" in lines[0]
+    assert "fault type: invalid pte, access type: virt write" in lines[0]
+    assert "client type: gpc, client id:  t1_3, gpc id if client type is gpc: 1" in lines[1]
+    assert any("error notifier set to 31 for ch 511 owned by" in line for line in lines)
+
+
+def test_an_sm_exception_is_logged_and_can_be_read(user: User) -> None:
+    channel = user.channel()
+    user.object(channel)
+    seen = len(board_log(SPEC))
+    raise_fault(user, channel, SM_ERROR)
+    text = "\n".join(board_log(SPEC)[seen:])
+    assert "sm machine check err. gpc_id(0), tpc_id(1)" in text
+    assert "sm hww global 0x4 warp 0x10010" in text
+    record = s.TsgSmErrorStateRecord()
+    arg = s.TsgReadSingleSmErrorState(sm_id=2, record_mem=ctypes.addressof(record), record_size=24)
+    user.kernel.ioctl(channel.tsg, io.NVGPU_TSG_IOCTL_READ_SINGLE_SM_ERROR_STATE, arg)
+    assert (record.global_esr, record.warp_esr, record.warp_esr_pc) == (4, 0x10010, 0x2000)
+
+
+def test_after_a_fault_the_rest_of_the_driver_works(user: User) -> None:
+    channel = user.channel()
+    raise_fault(user, channel)
+    doorbell = user.kernel.doorbell(user.ctrl)
+    doorbell.store32(0x90, channel.token)
+    doorbell.close()
+    with refused(errno.ETIMEDOUT):
+        user.kernel.ioctl(channel.fd, io.NVGPU_IOCTL_CHANNEL_SUBMIT_GPFIFO, s.SubmitGpfifo())
+    assert user.map(channel.vm, user.buffer().fd)
+    user.close(channel.fd)
+    assert not user.timed_out(user.channel(vm=channel.vm, tsg=channel.tsg))
+
+
+def test_a_waiter_is_woken_by_the_fault_with_success(user: User) -> None:
+    import threading
+
+    channel, buffer = user.channel(), user.buffer()
+    result: list[int] = []
+
+    def sleep() -> None:
+        arg = s.Wait(type=k.NVGPU_WAIT_TYPE_SEMAPHORE, timeout=0)
+        arg.condition.semaphore.dmabuf_fd = buffer.fd
+        arg.condition.semaphore.payload = 1
+        result.append(user.kernel.ioctl(channel.fd, io.NVGPU_IOCTL_CHANNEL_WAIT, arg))
+
+    thread = threading.Thread(target=sleep)
+    thread.start()
+    time.sleep(0.05)
+    raise_fault(user, channel)
+    thread.join(5)
+    assert result == [0]
+
+
+def test_a_lost_gpu_process_is_a_reset(user: User) -> None:
+    channel = user.channel()
+    memory = user.mapped(user.notifier(channel))
+    va = user.map(channel.vm, user.buffer().fd)
+    before = board_status(SPEC)
+    doorbell = user.kernel.doorbell(user.ctrl)
+    doorbell.store32(DIE, 0)
+    wait_for(lambda: user.timed_out(channel))
+    after = board_status(SPEC)
+    assert after["pids"]["gpu"] != before["pids"]["gpu"]
+    assert after["pids"]["driver"] == before["pids"]["driver"]
+    assert after["gpu"]["mapped"] == before["gpu"]["mapped"]
+    assert read_notifier(bytes(memory)[:16]).info32 == NotifierCode.FIFO_ERROR_IDLE_TIMEOUT
+    user.unmap(channel.vm, va)
+    # The same doorbell page reaches the new GPU.
+    fresh = user.channel(vm=channel.vm, tsg=user.tsg())
+    doorbell.store32(0x90, fresh.token)
+    wait_for(lambda: fresh.token in board_status(SPEC)["gpu"]["rung"])
+    doorbell.close()
+
+
+def test_a_gpu_killed_from_outside_is_noticed_by_the_next_call(user: User) -> None:
+    import os
+    import signal
+
+    os.kill(board_status(SPEC)["pids"]["gpu"], signal.SIGKILL)
+    assert not user.timed_out(user.channel())
+
+
+# ---- syncpoints and fences ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def syncpoint(user: User) -> tuple[Channel, s.GetUserSyncpoint]:
+    channel = user.channel()
+    arg = s.GetUserSyncpoint()
+    user.kernel.ioctl(channel.fd, io.NVGPU_IOCTL_CHANNEL_GET_USER_SYNCPOINT, arg)
+    return channel, arg
+
+
+def _readable(fd: int, seconds: float = 0.0) -> bool:
+    return bool(select.select([fd], [], [], seconds)[0])
+
+
+def _fence(user: User, number: int, threshold: int) -> int:
+    arg = s.Host1xCreateFence(id=number, threshold=threshold)
+    user.kernel.ioctl(user.open(FENCE), io.HOST1X_IOCTL_CREATE_FENCE, arg)
+    return user.keep(arg.fence_fd)
+
+
+def test_a_fence_is_readable_when_the_syncpoint_gets_there(
+    user: User, syncpoint: tuple[Channel, s.GetUserSyncpoint]
+) -> None:
+    number, start = syncpoint[1].syncpoint_id, syncpoint[1].syncpoint_max
+    fence, reached = _fence(user, number, start + 2), _fence(user, number, start)
+    assert _readable(reached)
+    doorbell = user.kernel.doorbell(user.ctrl)
+    doorbell.store32(SYNCPT, number)
+    assert not _readable(fence, 0.05)
+    doorbell.store32(SYNCPT, number)
+    assert _readable(fence, 5)
+    doorbell.close()
+
+
+def test_a_poll_fd_is_armed_later(user: User, syncpoint: tuple[Channel, s.GetUserSyncpoint]) -> None:
+    node = user.open(FENCE)
+    arg = s.Host1xCreatePollfd()
+    user.kernel.ioctl(node, io.HOST1X_IOCTL_CREATE_POLLFD, arg)
+    fd = user.keep(arg.fd)
+    assert not _readable(fd)
+    trigger = s.Host1xTriggerPollfd(fd=fd, id=syncpoint[1].syncpoint_id, threshold=syncpoint[1].syncpoint_max)
+    user.kernel.ioctl(node, io.HOST1X_IOCTL_TRIGGER_POLLFD, trigger)
+    assert _readable(fd, 5)
+    with refused(errno.EINVAL):
+        user.kernel.ioctl(node, io.HOST1X_IOCTL_TRIGGER_POLLFD, s.Host1xTriggerPollfd(fd=node, id=1, threshold=1))
+
+
+def test_a_fault_lets_every_fence_of_the_channel_go(user: User, syncpoint: tuple[Channel, s.GetUserSyncpoint]) -> None:
+    fence = _fence(user, syncpoint[1].syncpoint_id, syncpoint[1].syncpoint_max + 1000)
+    raise_fault(user, syncpoint[0])
+    assert _readable(fence, 5)
+
+
+def test_a_fence_needs_a_syncpoint_that_exists(user: User) -> None:
+    with refused(errno.EINVAL):
+        _fence(user, 1024, 0)
