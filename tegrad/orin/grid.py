@@ -144,6 +144,8 @@ class GridRunner:
         self._check(va, state, shape)
         if shape.empty:
             return
+        for window in (state.shared_window, state.local_window):
+            self._vm.hide(window, self._chip.window_size)
         try:
             program = self._programs.fetch(shape.program, state.instructions, fresh=shape.invalidate_instructions)
         except (IllegalCode, PtxError) as error:

@@ -31,7 +31,13 @@ MAX_SPAN = 1 << 46
 """What one address space can have at most, in a process with 47-bit addresses."""
 
 MAPPED, WRITABLE = 1, 2
-"""Bits of a page's flag byte; 0 means unmapped."""
+"""Bits of a page's flag byte as the SMs see it; 0 means unmapped."""
+
+ENGINES = 2
+"""The other engines' view of a page lies this many bits higher: shader windows hide memory from the SMs only."""
+
+_NOT_WRITABLE = re.compile(rb"[^\x0c\x0f]")
+_ENGINES_ONLY = bytes(flags & ~(MAPPED | WRITABLE) for flags in range(256))
 
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _PROT_NONE = 0
@@ -136,6 +142,7 @@ class AddressSpace:
         self.syncpoints: dict[int, int] = {}
         """Syncpoint by page of its shim, which no memory lies behind."""
         self._mappings: list[Mapping] = []
+        self._windows: set[tuple[int, int]] = set()
         self._tables: set[int] = set()
         self._lock = threading.Lock()
         self._inside = 0
@@ -153,9 +160,26 @@ class AddressSpace:
             raise ValueError(f"the buffer is smaller than {offset + size:#x} bytes")
         with self._lock:
             self._map_host(va, size, fd, offset)
-            ctypes.memset(self.pages + (va >> PAGE_SHIFT), MAPPED | (WRITABLE if writable else 0), size >> PAGE_SHIFT)
+            flags = MAPPED | (WRITABLE if writable else 0)
+            ctypes.memset(self.pages + (va >> PAGE_SHIFT), flags | flags << ENGINES, size >> PAGE_SHIFT)
+            for window in self._windows:
+                self._hide(window, va, size)
             insort(self._mappings, Mapping(va, size, writable))
             self._tables.update(range(va >> PDE_SHIFT, (va + size - 1 >> PDE_SHIFT) + 1))
+
+    def hide(self, start: int, size: int) -> None:
+        """A shader window: from now on kernels see no global memory in [start, start + size); other engines do."""
+        if (start, size) not in self._windows:
+            with self._lock:
+                self._windows.add((start, size))
+                for mapping in self._mappings:
+                    self._hide((start, size), mapping.va, mapping.size)
+
+    def _hide(self, window: tuple[int, int], va: int, size: int) -> None:
+        start, end = max(va, window[0]), min(va + size, sum(window))
+        if start < end:
+            pages = _pages(start, end - start)
+            self.flags[pages] = bytes(self.flags[pages]).translate(_ENGINES_ONLY)
 
     def _map_host(self, va: int, size: int, fd: int, offset: int) -> None:
         flags = mmap.MAP_SHARED | _MAP_FIXED
@@ -227,12 +251,12 @@ class AddressSpace:
             return (va if va < 0 or va >= self.span else self.span) & ~(PAGE - 1)
         flags = self.flags
         first, last = va >> PAGE_SHIFT, (va + size - 1) >> PAGE_SHIFT
-        need = MAPPED | WRITABLE if write else MAPPED
+        need = (MAPPED | WRITABLE if write else MAPPED) << ENGINES
         if first == last:
             return None if flags[first] & need == need else first << PAGE_SHIFT
         held = bytes(flags[first : last + 1])
         if write:
-            found = re.search(rb"[^\x03]", held)
+            found = _NOT_WRITABLE.search(held)
             return None if found is None else first + found.start() << PAGE_SHIFT
         at = held.find(0)
         return None if at < 0 else first + at << PAGE_SHIFT
@@ -241,7 +265,7 @@ class AddressSpace:
         """Why the MMU refuses an access to the page of `va`."""
         if not 0 <= va < self.span:
             return MmuFaultType.INVALID_PDE
-        if write and self.flags[va >> PAGE_SHIFT] & MAPPED:
+        if write and self.flags[va >> PAGE_SHIFT] & MAPPED << ENGINES:
             return MmuFaultType.WRITE_RO_VIOLATION
         return MmuFaultType.INVALID_PTE if va >> PDE_SHIFT in self._tables else MmuFaultType.INVALID_PDE
 
