@@ -210,8 +210,8 @@ class Scheduler:
             channel.vm.leave()
 
     def _timeout(self) -> int | None:
-        states = {c.state for c in self._channels.values() if c.tsg.enabled and not c.tsg.dead}
-        if self._dirty or Wait.TURN in states or any(c.rung and self._runnable(c) for c in self._channels.values()):
+        states = {c.state for c in self._channels.values() if self._runnable(c)}
+        if self._dirty or Wait.TURN in states or Wait.DOORBELL in states:
             self._vain = 0
             return 0
         if Wait.MEMORY in states:
