@@ -7,7 +7,8 @@ Sources, by field:
 - warps, registers and shared memory per SM and per CTA: CUDA C++ Programming Guide, "Technical Specifications per
   Compute Capability", 8.7 (48 warps, 64 K registers, 164 KB, 163 KB), 9.0 (64 warps, 64 K registers, 228 KB, 227 KB).
 - memory size and bandwidth, clock and SM count of the Orin modules: NVIDIA Jetson Orin series data sheets (1024 CUDA
-  cores = 8 SMs for Orin NX 16GB and Orin Nano 8GB; 204.8 and 102.4 GB/s; Nano at its 25 W "Super" setting).
+  cores = 8 SMs for Orin NX 16GB and Orin Nano 8GB; 204.8 and 102.4 GB/s; Nano at its 25 W "Super" setting). What the
+  sheets leave out (L2, revision) is AGX Orin's and not verified for the smaller modules.
 - gh100: NVIDIA H200 data sheet (141 GB HBM3e, 4.8 TB/s), H100 architecture white paper (132 SMs enabled, 2 SMs a TPC,
   50 MB L2), classes as NVIDIA open-gpu-doc and the resource manager name them.
 - address space: va_end leaves the driver its own 4 GiB below 2^40 and stays clear of bits the hardware drops; the

@@ -60,7 +60,7 @@ def test_classes_and_qmd_are_known(chip: Chip) -> None:
     assert {chip.compute_class, chip.gpfifo_class, chip.dma_class} <= set(BY_CLASS)
     assert chip.qmd in LAYOUTS
     assert CLASSES[f"{chip.compute_class:04x}"]["class_id"] == chip.compute_class
-    assert chip.sm_version >> 8 == chip.sass_version >> 4
+    assert chip.sass_version == (chip.sm_version >> 8) << 4 | chip.sm_version & 0xF
 
 
 @ALL
@@ -75,3 +75,42 @@ def test_by_sm_version_gives_the_first_row() -> None:
     assert by_sm_version(0x900).sm_count == 132
     with pytest.raises(KeyError, match="0x806"):
         by_sm_version(0x806)
+
+
+def test_agx_orin_equals_the_readings_of_a_developer_kit() -> None:
+    """GET_CHARACTERISTICS of an AGX Orin 64GB under r36.4, by field."""
+    chip = CHIPS["agx-orin-64gb"]
+    assert (chip.sm_version, chip.spa_version) == (0x807, 0x806)
+    assert (chip.gpu_arch, chip.gpu_impl, chip.gpu_rev) == (0x170, 0xB, 161)
+    assert (chip.l2_bytes, chip.max_freq_hz) == (4194304, 1300000000)
+
+
+@pytest.mark.parametrize(
+    ("name", "cores", "gib", "gb_per_s", "mhz"),
+    [
+        ("agx-orin-64gb", 2048, 64, 204.8, 1300),
+        ("orin-nx-16gb", 1024, 16, 102.4, 918),
+        ("orin-nano-8gb", 1024, 8, 102.4, 1020),
+    ],
+)
+def test_modules_equal_their_data_sheets(name: str, cores: int, gib: int, gb_per_s: float, mhz: int) -> None:
+    chip = CHIPS[name]
+    assert chip.sm_count * 128 == cores
+    assert chip.mem_bytes == gib << 30
+    assert (chip.mem_bandwidth, chip.max_freq_hz) == (gb_per_s * 1e9, mhz * 1e6)
+
+
+def test_gh100_is_an_h200() -> None:
+    """Data sheet and architecture paper of the H200 SXM."""
+    chip = CHIPS["gh100"]
+    assert (chip.sm_count, chip.l2_bytes, chip.mem_bytes) == (132, 50 << 20, 141 * 10**9)
+    assert (chip.mem_bandwidth, chip.max_freq_hz) == (4.8e12, 1980e6)
+    assert (chip.sm_version, chip.spa_version) == (0x900, 0x900)
+    assert (chip.smem_per_sm, chip.smem_per_cta, chip.warps_per_sm) == (228 << 10, 227 << 10, 64)
+    assert (chip.gpu_arch, chip.gpu_impl) == (0x180, 0)
+    assert (chip.compute_class, chip.gpfifo_class, chip.dma_class, chip.usermode_class) == (
+        0xCBC0,
+        0xC86F,
+        0xC8B5,
+        0xC661,
+    )

@@ -73,3 +73,17 @@ def test_bit_names() -> None:
     assert faults.bit_names(faults.SkedBit, 0x01000000) == ["MEMORY_WINDOW_OVERLAP"]
     assert faults.bit_names(faults.SkedBit, 1 << 22 | 1) == ["SCG_GOTO_IDLE", "bit22"]
     assert faults.bit_names(faults.SkedBit, 0) == []
+
+
+def test_sked_bits_of_the_manual() -> None:
+    """Every bit, as the GA100 manual numbers them; 22 has no name, 3 and 4 share one."""
+    manual = {
+        0: "goto idle", 1: "steer", 2: "semaphore", 3: "vspan", 4: "vspan", 5: "throttled", 6: "resume",
+        7: "constant buffer size", 8: "underflow", 9: "low size", 10: "high size", 11: "crs size", 12: "total size",
+        13: "register count", 14: "outer put", 15: "outer get", 16: "inner put", 17: "inner get", 18: "total threads",
+        19: "veid", 20: "program offset", 21: "shared memory size", 23: "zero", 24: "window overlap",
+        25: "too small", 26: "register consumption", 27: "too large", 28: "queue size", 29: "invalidate",
+    }  # fmt: skip
+    assert {bit.value for bit in faults.SkedBit} == set(manual)
+    for bit in faults.SkedBit:
+        assert manual[bit] in bit.name.replace("_", " ").lower()

@@ -67,22 +67,41 @@ def test_the_header_that_ran_on_hardware() -> None:
 
 
 def test_method_ops_equal_the_class_header() -> None:
-    text = json.dumps(HOST["formats"])
-    for op, name in (
-        (MethodOp.INC, "INC_METHOD"),
-        (MethodOp.NON_INC, "NON_INC_METHOD"),
-        (MethodOp.IMMEDIATE, "IMMD_DATA_METHOD"),
-        (MethodOp.ONE_INC, "ONE_INC"),
-        (MethodOp.END_SEGMENT, "END_PB_SEGMENT"),
-    ):
-        assert any(value == op for key, value in named(HOST["formats"]) if key.endswith(name)), (name, text)
+    values = HOST["formats"]["DMA"]["values"]
+    assert {op.name: op.value for op in MethodOp} == {
+        "SUBDEVICE": values["SEC_OP_GRP0_USE_TERT"],
+        "INC": values["SEC_OP_INC_METHOD"],
+        "NON_INC": values["SEC_OP_NON_INC_METHOD"],
+        "IMMEDIATE": values["SEC_OP_IMMD_DATA_METHOD"],
+        "ONE_INC": values["SEC_OP_ONE_INC"],
+        "END_SEGMENT": values["SEC_OP_END_PB_SEGMENT"],
+    }
 
 
-def named(tree: object) -> list[tuple[str, object]]:
-    """Every (key, value) leaf of a JSON tree."""
-    if not isinstance(tree, dict):
-        return []
-    return [(k, v) for k, v in tree.items()] + [leaf for v in tree.values() for leaf in named(v)]
+def test_header_bits_equal_the_class_header() -> None:
+    fields = HOST["formats"]["DMA"]["fields"]
+
+    def bits(name: str) -> int:
+        hi, lo = fields[name]
+        return ((1 << (hi - lo + 1)) - 1) << lo
+
+    assert gpfifo.method_header(7, 0, 0, 0) == bits("SEC_OP")
+    assert gpfifo.method_header(0, 7, 0, 0) == bits("METHOD_SUBCHANNEL")
+    assert gpfifo.method_header(0, 0, 0xFFF << 2, 0) == bits("METHOD_ADDRESS")
+    assert gpfifo.method_header(0, 0, 0, 0x1FFF) == bits("METHOD_COUNT") == bits("IMMD_DATA")
+
+
+def test_opcodes_equal_the_class_header() -> None:
+    values = HOST["formats"]["GP_ENTRY1"]["values"]
+    assert {f"OPCODE_{op.name}": op.value for op in gpfifo.GpOpcode} == {
+        name: value for name, value in values.items() if name.startswith("OPCODE_")
+    }
+
+
+def test_usermode_registers_of_the_manual() -> None:
+    """dev_usermode of open-gpu-doc: class id, both halves of the time, doorbell."""
+    registers = (gpfifo.USERMODE_CLASS_ID, gpfifo.TIME_0, gpfifo.TIME_1, gpfifo.DOORBELL)
+    assert registers == (0x00, 0x80, 0x84, 0x90)
 
 
 @pytest.mark.parametrize(
