@@ -183,11 +183,12 @@ def test_a_blocked_channel_holds_up_no_other(rig: Rig) -> None:
 def test_a_value_never_written_is_waited_for_silently_and_cheaply(rig: Rig) -> None:
     channel, gate = rig.channel(), rig.buffer()
     channel.acquire(gate.va, 1).submit()
+    time.sleep(0.02)
     channel.release(gate.va, 2).submit()  # a doorbell that the blocked channel cannot answer
     time.sleep(0.02)
     before, start = time.process_time(), time.monotonic()
     time.sleep(0.2)
-    assert time.process_time() - before < 0.25 * (time.monotonic() - start)
+    assert time.process_time() - before < 0.15 * (time.monotonic() - start)
     assert gate.u64() == 0
     assert not rig.events
 
