@@ -29,8 +29,7 @@ from tegrad.orin import board, wire
 from tegrad.orin.board import BoardError, parse_spec
 from tegrad.orin.inject import Rule
 from tegrad.orin.wire import Message, Op
-from tegrad.uapi.errors import DriverError
-from tegrad.uapi.fields import nonzero_fields
+from tegrad.uapi.errors import DriverError, ioctl_error
 from tegrad.uapi.hints import ioctl_hint
 from tegrad.uapi.ioctls import Ioctl, get_field, set_field
 from tegrad.uapi.kernel import AGAIN_LIMIT_S, AGAIN_PAUSE_S, Arg
@@ -308,8 +307,7 @@ class BoardKernel:
                 if now < deadline:
                     time.sleep(AGAIN_PAUSE_S)
                     continue
-            shown = {} if arg is None else {"arg": arg} if isinstance(arg, int) else nonzero_fields(arg)
-            raise DriverError(row.name, code, {"fd": fd, **shown}, ioctl_hint(row.name, code))
+            raise ioctl_error(row, fd, arg, code)
 
     def mmap(self, fd: int, size: int, prot: int, flags: int, *, addr: int = 0, offset: int = 0) -> int:
         """Map a buffer, or plain memory with fd -1. The registers of a ctrl fd have no memory here: use `doorbell`."""
