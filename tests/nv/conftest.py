@@ -44,8 +44,11 @@ def close_device() -> None:
 
 
 @contextmanager
-def use_board(spec: str, renderer: str = "", gpu: str = "tegrad.orin.gpu:Gpu") -> Iterator[str]:
-    """Let the next NV device open on a private board of this spec, with this GPU class; closes it at the end."""
+def use_board(spec: str, renderer: str = "", race: int | None = None) -> Iterator[str]:
+    """Let the next NV device open on a private board of this spec; closes it at the end.
+
+    With a `race` seed the board's GPU takes every liberty that silicon may take: it reads late, early, out of step.
+    """
     from tinygrad.helpers import Context
 
     import tegrad.nv
@@ -54,8 +57,10 @@ def use_board(spec: str, renderer: str = "", gpu: str = "tegrad.orin.gpu:Gpu") -
 
     tegrad.nv.install()
     close_device()
-    kernel = BoardKernel(spec, gpu=gpu)
+    kernel = BoardKernel(spec)
     with pytest.MonkeyPatch.context() as patch, Context(DEV=f"NV:{renderer}" if renderer else "NV"):
+        if race is not None:
+            patch.setenv("TEGRAD_RACE", str(race))
         patch.setattr(iface, "pick_kernel", lambda: kernel)
         try:
             yield spec
@@ -65,6 +70,6 @@ def use_board(spec: str, renderer: str = "", gpu: str = "tegrad.orin.gpu:Gpu") -
 
 @pytest.fixture
 def board() -> Iterator[str]:
-    """The spec of a board whose GPU takes every liberty that silicon may take (see tegrad.orin.race)."""
-    with use_board("agx-orin-64gb:16GiB", gpu="racing:racing_gpu") as spec:
+    """The spec of a board that races; a size of its own keeps it apart from the boards that do not."""
+    with use_board("agx-orin-64gb:16GiB", race=20) as spec:
         yield spec

@@ -122,7 +122,7 @@ def test_a_short_wait_polls_and_a_long_one_sleeps(monkeypatch: pytest.MonkeyPatc
 
 def test_a_wait_without_progress_ends(fake_kernel: FakeKernel, fake_device: Any) -> None:
     values = iter(range(1000))
-    with pytest.raises(WaitTimeout, match="no progress for 0.02 s"):
+    with pytest.raises(WaitTimeout, match=r"no progress for 0\.02 s"):
         wait_until(fake_device, lambda: 0, 1, timeout_ms=20)
     wait_until(fake_device, lambda: next(values), 900, timeout_ms=20)
 

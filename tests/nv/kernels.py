@@ -1,0 +1,31 @@
+"""Small hand-written kernels for the tests of the device."""
+
+from typing import Any
+
+SOURCE = """
+extern "C" __global__ void add(int *state, int value) { state[threadIdx.x] += value; }
+extern "C" __global__ void store(int *state, int value) { state[threadIdx.x] = value; }
+extern "C" __global__ void spin(int *state, int value) {
+    for (int i = 0; i < value; i++) state[threadIdx.x] = state[threadIdx.x] * 3 + i;
+}
+extern "C" __global__ void wild(int *state, int value) { state[(long long)value << 28] = 1; }
+"""
+
+
+def program(device: Any, name: str) -> Any:
+    """One of the kernels above, loaded: (int *state, int value), as many threads as the launch says."""
+    from tinygrad.device import TinyELF
+    from tinygrad.dtype import dtypes
+    from tinygrad.helpers import Target
+
+    from tegrad.nv import compilers
+
+    source = next(part for part in SOURCE.split('extern "C"') if f"void {name}(" in part)
+    image = compilers.compile_cuda(f'extern "C"{source}', device.arch)
+    signature = (("state", 0, dtypes.int32, ()), ("value", 1, dtypes.int32, ()))
+    return device.runtime(TinyELF(image, name, Target(device="NV", arch=device.arch), signature))
+
+
+def words(buffer: Any, count: int = 1) -> list[int]:
+    """The first integers of a buffer, as they are now."""
+    return list(buffer.cpu_view().view(0, 4 * count, "i")[:count])
