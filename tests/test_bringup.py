@@ -96,3 +96,86 @@ def test_without_a_gpu_it_says_what_to_do_and_fails() -> None:
     assert "TEGRAD_BOARD=agx-orin-64gb" in result.stdout
     assert result.stdout.splitlines()[-1] == f"1/{CHECKS} passed"  # the release
     assert result.stderr == ""
+
+
+FAULTS = """
+import contextlib, io, json, sys
+sys.path.insert(0, {examples!r})
+import bringup
+from tegrad.orin.client import BoardKernel, board_inject, board_status
+from tegrad.orin.inject import Rule
+from tegrad.uapi.trace import Tracer
+
+bringup.BUFFER_SIZES, bringup.ELEMENTS = (4096,), 1000
+spec = {board!r}
+kernel = BoardKernel(spec)
+
+def counts():
+    kernel.close(kernel.open("/dev/nvmap"))
+    return board_status(spec)["counts"]
+
+def run(kernel):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        ok = bringup.Bringup(kernel).run()
+    return ok, out.getvalue().splitlines()
+
+tracer = Tracer(kernel)
+before = counts()
+assert run(tracer)[0]
+names = sorted({{call.name for call in tracer.calls if call.name.isupper()}})
+found = {{}}
+for name in names:
+    board_inject(spec, [Rule(name, errno=5, nth=1)])
+    ok, lines = run(kernel)
+    board_inject(spec, [])
+    failed = [line for line in lines if line.startswith("FAILED")]
+    found[name] = [ok, failed[0] if failed else "", counts() == before]
+print(json.dumps([run(kernel)[0], found]))
+"""
+
+
+@pytest.mark.board
+def test_whichever_call_fails_is_named_and_nothing_stays_behind() -> None:
+    """Each ioctl that the checks make is refused once, in a run of its own."""
+    result = run("-c", FAULTS.format(examples=str(SCRIPT.parent), board="agx-orin-64gb"))
+    assert result.returncode == 0, result.stdout + result.stderr
+    works_again, found = json.loads(result.stdout.splitlines()[-1])
+    assert works_again
+    assert len(found) > 20
+    for name, (ok, first, clean) in found.items():
+        assert not ok, name
+        assert f"{name}(fd=" in first, (name, first)
+        assert "EIO" in first, (name, first)
+        assert clean, name
+
+
+DEATH = """
+import sys
+sys.path.insert(0, {examples!r})
+import bringup
+from bringup_gpu import CheckFailed
+from tegrad.orin.client import BoardKernel
+
+bringup.BUFFER_SIZES = ()
+checks = bringup.Bringup(BoardKernel({board!r}))
+for name, check in checks.checks():
+    checks.check(name, check)
+    if name == "NOP push":
+        break
+try:
+    checks.channel.run([0x00000001 << 29 | 1 << 16 | 5 << 13 | 0x40, 0])  # a method for a software subchannel
+except CheckFailed as error:
+    print(error)
+print(checks.channel.timed_out())
+checks.undo.close()
+"""
+
+
+@pytest.mark.board
+def test_a_channel_that_dies_says_why() -> None:
+    result = run("-c", DEATH.format(examples=str(SCRIPT.parent), board="agx-orin-64gb"))
+    assert result.returncode == 0, result.stdout + result.stderr
+    *_, reason, timed_out = result.stdout.splitlines()
+    assert "the channel died waiting for semaphore value 2: code 32, PBDMA error" in reason
+    assert timed_out == "1"
