@@ -121,7 +121,8 @@ class Linked:
 @cache
 def _jit() -> llvm.LLJIT:
     host()
-    return llvm.create_lljit_compiler(machine(2), use_jit_link=False, suppress_errors=False)
+    # JITLink keeps an object in one piece; RuntimeDyld may place its constants beyond the 2 GiB that code reaches.
+    return llvm.create_lljit_compiler(machine(2), use_jit_link=True, suppress_errors=False)
 
 
 _serial = 0
