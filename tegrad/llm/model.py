@@ -78,19 +78,20 @@ class Model:
         return Cache(tuple(layers), rope)
 
     def forward(self, tokens: Tensor, cache: Cache, start: UOp | int, last: UOp | int | None = None) -> Tensor:
-        """Logits after tokens (count,) at positions from `start`, which are added to the cache.
+        """Realized logits after tokens (count,) at positions from `start`, which are added to the cache.
 
         Of every token (count, vocab), or where `last` is given of the token at that index only (1, vocab).
         """
-        x = self.embedding.rows(tokens).contiguous()
+        # Layers are realized one by one: alike, they are scheduled once.
+        x = self.embedding.rows(tokens).contiguous().realize()
         for layer, kept in zip(self.layers, cache.layers, strict=True):
             mixed = self._attention(layer, x, kept, cache.rope, start)
             x = (x + layer.attn_output.apply(mixed)).contiguous()
             inner = layer.gate.apply(x, layer.ffn_norm).silu() * layer.up.apply(x, layer.ffn_norm)
-            x = (x + layer.down.apply(inner.contiguous())).contiguous()
+            x = (x + layer.down.apply(inner.contiguous())).contiguous().realize()
         if last is not None and tokens.shape[0] != 1:
             x = x[last : last + 1]
-        return self.output.apply(x, self.output_norm)
+        return self.output.apply(x, self.output_norm).contiguous().realize()
 
     def _attention(self, layer: Layer, x: Tensor, kept: Tensor, rope: Tensor, start: UOp | int) -> Tensor:
         """Mixed values (count, heads * value_dim) of x; adds the new keys and values to those kept."""
@@ -100,6 +101,7 @@ class Model:
         turns = rope[:, start:end]
         key = _rotate(key.reshape(count, c.kv_heads, c.head_dim), turns)
         new = key.cat(value.reshape(count, c.kv_heads, c.value_dim), dim=-1).permute(1, 0, 2).cast(kept.dtype)
+        positions = Tensor.arange(kept.shape[1])[:end]  # of a fixed length first, which folds into an index
         kept = Tensor(kept.uop.after(kept[:, start:end].uop.store(new.uop)))[:, :end].float()
         keys = kept[:, :, : c.head_dim].reshape(c.kv_heads, 1, 1, end, c.head_dim)
         values = kept[:, :, c.head_dim :].reshape(c.kv_heads, 1, 1, end, c.value_dim)
@@ -108,8 +110,8 @@ class Model:
         query = query.reshape(count, c.kv_heads, c.group, 1, c.head_dim).permute(1, 2, 0, 3, 4)
         scores = (query * keys).sum(axis=-1) / sqrt(c.head_dim)
         if count != 1:
-            position = Tensor.arange(count).reshape(1, 1, count, 1) + start
-            scores = (Tensor.arange(end).reshape(1, 1, 1, end) <= position).where(scores, float("-inf"))
+            own = Tensor.arange(count).reshape(1, 1, count, 1) + start
+            scores = (positions.reshape(1, 1, 1, end) <= own).where(scores, float("-inf"))
         scores = scores.contiguous()
         # The sum of the weights runs over the same positions as the weighted sum, in the same kernel.
         weights = (scores - scores.max(axis=-1, keepdim=True)).exp().unsqueeze(-1)

@@ -16,8 +16,8 @@ from tegrad.llm.sampler import Sampler
 
 CHUNK: Final = 32
 """Prompt tokens of one prefill step; the rest of a prompt is padded to a chunk."""
-SHORT: Final = 4
-"""Fewer tokens than that are cheaper one by one."""
+SHORT: Final = 64
+"""Fewer tokens than that are done one by one: sooner than the steps for chunks are compiled."""
 
 Logits = NDArray[np.float32]
 
@@ -26,12 +26,18 @@ class Session:
     """Tokens so far and their KV cache. Each kind of step is compiled once and replayed for every position."""
 
     def __init__(
-        self, model: Model, context: int | None = None, *, cache_dtype: DType = dtypes.float16, chunk: int = CHUNK
+        self,
+        model: Model,
+        context: int | None = None,
+        *,
+        cache_dtype: DType = dtypes.float16,
+        chunk: int = CHUNK,
+        short: int = SHORT,
     ) -> None:
         self.model = model
         self.context = model.config.positions(context)
         self.tokens: list[int] = []
-        self._chunk = chunk
+        self._chunk, self._short = chunk, short
         # A padded chunk writes beyond the last token, so the cache is longer than the context by as much.
         self._cache = model.cache(self.context + chunk, cache_dtype)
         self._position = Variable("position", 0, self.context)
@@ -76,12 +82,8 @@ class Session:
 
     def _feed(self, tokens: Sequence[int], *, every: bool) -> Logits:
         self._check(tokens)
-        rows = []
-        at = 0
-        while at < len(tokens):
-            size = 1 if len(tokens) - at < SHORT else min(self._chunk, len(tokens) - at)
-            rows.append(self._run(tokens[at : at + size], every=every))
-            at += size
+        size = 1 if len(tokens) < self._short else self._chunk
+        rows = [self._run(tokens[at : at + size], every=every) for at in range(0, len(tokens), size)]
         return np.concatenate(rows) if every else rows[-1]
 
     def _run(self, tokens: Sequence[int], *, every: bool) -> Logits:
@@ -99,7 +101,7 @@ class Session:
         return result
 
     def _forward(self, tokens: Tensor, position: UOp, last: UOp | None = None) -> Tensor:
-        return self.model.forward(tokens, self._cache, position, last).realize()
+        return self.model.forward(tokens, self._cache, position, last)
 
     def _input(self, tokens: Sequence[int], size: int) -> Tensor:
         padded = np.zeros(size, np.int32)

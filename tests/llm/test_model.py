@@ -25,7 +25,7 @@ PRECISION = 1e-3
 def session(path: Path, device: str) -> Session:
     from tinygrad import dtypes
 
-    return Session(Model.load(path, device), cache_dtype=dtypes.float32, chunk=16)
+    return Session(Model.load(path, device), cache_dtype=dtypes.float32, chunk=16, short=2)
 
 
 def difference(ours: np.ndarray, theirs: np.ndarray) -> float:

@@ -27,7 +27,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def session(path: Path, device: str) -> Session:
-    return Session(Model.load(path, device), chunk=8)
+    return Session(Model.load(path, device), chunk=8, short=4)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_a_reply_streams_text_and_knows_its_figures(session: Session, path: Path
 
 
 def test_two_sessions_of_one_model_do_not_mix(session: Session, reference: Reference) -> None:
-    other = Session(session.model, chunk=8)
+    other = Session(session.model, chunk=8, short=4)
     session.reset()
     for at, token in enumerate(PROMPT):
         session.feed([token])
