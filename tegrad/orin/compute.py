@@ -140,10 +140,8 @@ class ComputeObject:
     def _launch(self, va: int) -> None:
         channel, runner, state = self._channel, self._context.runner, self._context.state()
         race = channel.scheduler.race
-        spec, delay = None, 0.0
-        if race is not None:
-            spec, delay = runner.read(va) if race.early_qmd() else None, race.launch_delay()
-        channel.submit(partial(runner.run, channel, va, state, spec, delay))
+        spec = runner.read(va) if race is not None and race.early_qmd() else None
+        channel.submit(partial(runner.run, channel, va, state, spec, race), unordered=True)
 
     def _depend(self, va: int, delta: int) -> None:
         if self._context.runner.depend(va, delta):

@@ -29,7 +29,7 @@ class ConstantCache:
         for at in range(start, va + size, LINE):
             line = lines.get(at)
             if line is None or fresh or line[0] < generation:
-                line = (generation, self._vm.read(at, LINE, GPC_CLIENT_GCC, gpc=True, what=what))
+                line = (generation, self._vm.read(at, LINE, GPC_CLIENT_GCC, gpc=0, what=what))
                 if len(lines) >= CAPACITY:
                     lines.pop(next(iter(lines)), None)
                 lines[at] = line

@@ -22,6 +22,7 @@ from tegrad.orin.events import NonStall, SkedException, SmException
 from tegrad.orin.launch import RESERVED_SHARED, LaunchSpec, Release, Shape, decoder, local_memory_per_tpc
 from tegrad.orin.memory import AddressSpace, Fault, HubClient
 from tegrad.orin.program import IllegalCode, Modules, Program, ProgramCache
+from tegrad.orin.race import Race
 from tegrad.ptx import Memory, PtxError, PtxFault, Stats, Windows
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class GridRunner:
         self._constants = ConstantCache(vm)
         self._programs = ProgramCache(vm, chip, modules)
         self._counters = counters
+        self._per_gpc = chip.tpc_per_gpc * chip.sm_per_tpc
         self._memory = Memory(base=vm.base, pages=vm.pages, limit=vm.span)
         self._waiting: dict[int, int] = {}
 
@@ -119,20 +121,21 @@ class GridRunner:
         """The QMD at `va`, as memory holds it now."""
         return self._decode(self._vm.read(va, self._qmd_size, HubClient.SKED, what="QMD fetch"))
 
-    def run(self, channel: Channel, va: int, state: LaunchState, spec: LaunchSpec | None, delay: float) -> None:
+    def run(self, channel: Channel, va: int, state: LaunchState, spec: LaunchSpec | None, race: Race | None) -> None:
         """Run the QMD at `va` and all that it launches in turn. `spec` if it has been read already."""
-        if delay:
-            time.sleep(delay)
+        if race is not None:
+            time.sleep(race.launch_delay())
         queue: deque[tuple[int, LaunchSpec | None]] = deque([(va, spec)])
         while queue and not channel.worker.stopping:
             va, spec = queue.popleft()
             spec = spec or self.read(va)
+            early = {d.va: self.read(d.va) for d in spec.dependents if race is not None and race.early_qmd()}
             self._grid(channel, va, state, spec)
             for release in spec.releases:
                 self._release(channel, va, release)
             for dependent in spec.dependents:
                 if self._due(dependent.va, dependent.action, va):
-                    queue.append((dependent.va, None))
+                    queue.append((dependent.va, early.get(dependent.va)))
 
     # -- one grid -----------------------------------------------------------------------------------------------------
 
@@ -217,11 +220,10 @@ class GridRunner:
     def _sm_exception(
         self, code: WarpEsr, pc: int, kernel: str, detail: str, sm: int = 0, global_esr: int = 0
     ) -> Fault:
-        per_gpc = self._chip.tpc_per_gpc * self._chip.sm_per_tpc
         return Fault(
             SmException,
-            gpc=sm // per_gpc,
-            tpc=sm % per_gpc // self._chip.sm_per_tpc,
+            gpc=sm // self._per_gpc,
+            tpc=sm % self._per_gpc // self._chip.sm_per_tpc,
             sm=sm,
             global_esr=global_esr,
             warp_esr=int(code),
@@ -236,7 +238,8 @@ class GridRunner:
             access = _MMU_ACCESS.get(fault.access, MmuAccess.VIRT_READ)
             page = self._vm.bad_page(fault.address, max(1, fault.size), access is not MmuAccess.VIRT_READ)
             tpc = sm // self._chip.sm_per_tpc % self._chip.tpc_per_gpc
-            return self._vm.fault(fault.address if page is None else page, access, tpc, gpc=True, detail=str(fault))
+            address, gpc = fault.address if page is None else page, sm // self._per_gpc
+            return self._vm.fault(address, access, tpc, gpc=gpc, detail=str(fault))
         pc = program + INSTRUCTION_BYTES * fault.pc
         if fault.kind == "trap":
             return self._sm_exception(WarpEsr.NONE, pc, fault.kernel, str(fault), sm, 1 << GlobalEsrBit.BPT_INT)

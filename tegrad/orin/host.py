@@ -85,7 +85,7 @@ class Channel:
         self.runlist = runlist
         self.token = token(chid, runlist)
         self.scheduler = scheduler
-        self.worker = Worker(f"gpu-channel-{chid}", vm, self._on_fault, scheduler.work_done)
+        self.worker = Worker(f"gpu-channel-{chid}", vm, self._on_fault, scheduler.work_done, scheduler.race)
         self.rung = False
         self.state = Wait.DOORBELL
         self.run = self._main()
@@ -131,9 +131,9 @@ class Channel:
             self.emit(SyncptIncrement(self.chid, self.tsg.id, syncpt))
         self.scheduler.memory_changed()
 
-    def submit(self, job: Job) -> None:
-        """Queue engine work behind what this channel has queued before."""
-        self.worker.submit(job)
+    def submit(self, job: Job, *, unordered: bool = False) -> None:
+        """Queue engine work behind what this channel has queued before; `unordered` if nothing waits between."""
+        self.worker.submit(job, unordered=unordered)
 
     def drain(self) -> Waiting:
         """Wait until all engine work of this channel is done."""

@@ -269,28 +269,29 @@ class AddressSpace:
             return MmuFaultType.WRITE_RO_VIOLATION
         return MmuFaultType.INVALID_PTE if va >> PDE_SHIFT in self._tables else MmuFaultType.INVALID_PDE
 
-    def fault(self, va: int, access: MmuAccess, client: int, *, gpc: bool = False, detail: str = "") -> Fault:
-        """The MMU fault of an access to the page of `va` that `bad_page` found."""
+    def fault(self, va: int, access: MmuAccess, client: int, *, gpc: int | None = None, detail: str = "") -> Fault:
+        """The MMU fault of an access to the page of `va` that `bad_page` found, by a hub client or one in a GPC."""
         return Fault(
             MmuFault,
             address=va & ~(PAGE - 1),
             fault_type=int(self.fault_type(va, access is not MmuAccess.VIRT_READ)),
             access=int(access),
-            client_type=int(MmuClientType.GPC if gpc else MmuClientType.HUB),
+            client_type=int(MmuClientType.HUB if gpc is None else MmuClientType.GPC),
             client=int(client),
-            engine=MMU_ENGINE_IDS["ce0"] if client == HubClient.GRCOPY and not gpc else 0,
+            gpc=gpc or 0,
+            engine=MMU_ENGINE_IDS["ce0"] if client == HubClient.GRCOPY and gpc is None else 0,
             detail=detail,
         )
 
     def require(
-        self, va: int, size: int, client: int, *, write: bool = False, gpc: bool = False, what: str = ""
+        self, va: int, size: int, client: int, *, write: bool = False, gpc: int | None = None, what: str = ""
     ) -> None:
         """Raise the MMU fault of `client` unless all of [va, va + size) may be accessed. A size of 0 is always fine."""
         if size and (page := self.bad_page(va, size, write)) is not None:
             access = MmuAccess.VIRT_WRITE if write else MmuAccess.VIRT_READ
             raise self.fault(page, access, client, gpc=gpc, detail=what)
 
-    def read(self, va: int, size: int, client: int, *, gpc: bool = False, what: str = "") -> bytes:
+    def read(self, va: int, size: int, client: int, *, gpc: int | None = None, what: str = "") -> bytes:
         """A copy of [va, va + size); MMU fault of `client` where it is not mapped."""
         self.require(va, size, client, gpc=gpc, what=what)
         return bytes(self.bytes[va : va + size])

@@ -79,7 +79,7 @@ class ProgramCache:
         )
 
     def _require(self, va: int, size: int) -> None:
-        self._vm.require(va, size, GPC_CLIENT_GCC, gpc=True, what=f"instruction fetch of the program at {va:#x}")
+        self._vm.require(va, size, GPC_CLIENT_GCC, gpc=0, what=f"instruction fetch of the program at {va:#x}")
 
     def _load(self, va: int, generation: int) -> Program:
         self._require(va, 1)

@@ -47,6 +47,10 @@ class Race:
         """Seconds from the launch method to the start of the grid."""
         return self._draw() * self._delay
 
+    def pick(self, count: int) -> int:
+        """Which of `count` launches that wait side by side goes first."""
+        return int(self._draw() * count)
+
     def early_get(self) -> bool:
         """Whether GP_GET moves on when an entry is fetched, before its methods are executed."""
         return self._draw() < 0.5

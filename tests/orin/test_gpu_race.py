@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import pytest
 from gpu_rig import STORE, Rig
-from test_gpu_launch import ADD_ONE, release_fields
+from test_gpu_launch import ADD_ONE, dependent_fields, release_fields
 
 from tegrad.errors import TegradError
+from tegrad.hw.classes import ComputeMethod, HostMethod
 from tegrad.hw.gpfifo import Userd
 from tegrad.orin.events import FatalEvent
 from tegrad.orin.race import Race
@@ -35,10 +36,13 @@ def test_a_program_that_waits_is_right_under_any_seed(chip: str, seed: int) -> N
         add, store = rig.program(ADD_ONE, "add_one"), rig.program(STORE, "store")
         for i in range(10):
             bank = rig.arguments(out.va, i)
-            channel.launch(rig.qmd(store, bank)).launch(rig.qmd(add, bank, at=0xA00))
+            add_qmd = rig.qmd(add, bank, at=0xA00)
+            channel.launch(rig.qmd(store, bank)).method(0, HostMethod.WFI, 0).launch(add_qmd)
+            channel.method(1, ComputeMethod.WAIT_FOR_IDLE, 0)
+            channel.launch(rig.qmd(add, bank, at=0xC00, **dependent_fields(rig, add_qmd)))
             channel.copy(out.va, src.va, 4)
             assert channel.run()
-            assert out.u32() == src.u32() == i + 1
+            assert out.u32() == src.u32() == i + 3
 
 
 def _reuse_arguments(rig: Rig) -> bool:
@@ -106,6 +110,14 @@ def _release_without_waiting(rig: Rig) -> bool:
     return done
 
 
+def _launch_behind_without_waiting(rig: Rig) -> bool:
+    """A grid that needs the one before it, with nothing between them."""
+    channel, out = rig.channel().setup(), rig.buffer()
+    store, add, bank = rig.program(STORE, "store"), rig.program(ADD_ONE, "add_one"), rig.arguments(out.va, 10)
+    assert channel.launch(rig.qmd(store, bank)).launch(rig.qmd(add, bank, at=0xA00)).run()
+    return out.u32() == 11
+
+
 MISTAKES = [
     _reuse_arguments,
     _signal_into_a_submitted_qmd,
@@ -113,6 +125,7 @@ MISTAKES = [
     _reuse_pushbuffer,
     _trust_gp_get,
     _release_without_waiting,
+    _launch_behind_without_waiting,
 ]
 
 
