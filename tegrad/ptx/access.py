@@ -380,6 +380,18 @@ class Helper:
     def by_lane(self, host: V, good: V) -> None:
         """Any addresses: fault on the first lane that is not good, else gather or scatter."""
         f, s = self.f, self.shape
+        self.fault_unless(good)
+        hosts = [f.add(host, f.like(host, i * s.bits // 8)) for i in range(s.n)]
+        if self.store:
+            for h, v in zip(hosts, self.values(), strict=True):
+                scatter_any(f, h, self.active, v)
+            f.ret()
+        else:
+            self.give([gather_any(f, h, self.active, s.el) for h in hosts])
+
+    def fault_unless(self, good: V) -> None:
+        """Report the first active lane that is not good and return without an effect."""
+        f, s = self.f, self.shape
         bad = f.and_(f.mask_bits(f.not_(good)), self.mask)
         fault, fine = f.name_of("fault"), f.name_of("fine")
         f.condbr(f.icmp("ne", bad, f.const("i32", 0)), fault, fine, False)
@@ -389,13 +401,6 @@ class Helper:
         f.call_void("tgx_fault", self.frame, where, lane, f.const("i32", s.info), self.pc)
         self.leave_empty()
         f.label(fine)
-        hosts = [f.add(host, f.like(host, i * s.bits // 8)) for i in range(s.n)]
-        if self.store:
-            for h, v in zip(hosts, self.values(), strict=True):
-                scatter_any(f, h, self.active, v)
-            f.ret()
-        else:
-            self.give([gather_any(f, h, self.active, s.el) for h in hosts])
 
     def generic(self) -> None:
         """Lanes inside a window go to shared or local memory, the others to global memory."""
@@ -407,6 +412,9 @@ class Helper:
         in_shared = f.and_(self.active, f.icmp("ult", shared, size))
         in_local = f.and_(self.active, f.icmp("ult", local, size))
         inside = f.mask_bits(f.or_(in_shared, in_local))
+        if s.access == Access.ATOMIC:
+            self.generic_lanes(in_shared, in_local, shared, local)
+            return
         some, none = f.name_of("some"), f.name_of("none")
         f.condbr(f.icmp("ne", inside, f.const("i32", 0)), some, none)
         f.label(none)
@@ -418,6 +426,11 @@ class Helper:
         else:
             f.ret(f.call(name, s.el, LANES, *args))
         f.label(some)
+        self.generic_lanes(in_shared, in_local, shared, local)
+
+    def generic_lanes(self, in_shared: V, in_local: V, shared: V, local: V) -> None:
+        """Each lane checked and translated in its own space."""
+        f, s = self.f, self.shape
         good, host = f.const("i1", 0, LANES), f.const("i64", 0, LANES)
         in_global = f.and_(self.active, f.not_(f.or_(in_shared, in_local)))
         for space, lanes, addr in (

@@ -18,7 +18,7 @@ LANE_SPECIALS = frozenset(
     {"%tid", "%laneid", "%lanemask_eq", "%lanemask_lt", "%lanemask_le", "%lanemask_gt", "%lanemask_ge"}
 )
 PER_LANE = frozenset({
-    "atom", "shfl", "match", "vote", "activemask", "redux", "mma", "ldmatrix", "wmma", "elect", "bar", "barrier", "movmatrix",
+    "atom", "shfl", "match", "vote", "activemask", "redux", "mma", "ldmatrix", "elect", "%bar_result",
 })  # fmt: skip
 SPINNING = frozenset({"atom", "nanosleep"})
 
@@ -39,8 +39,25 @@ def registers(op: Operand, out: list[int]) -> None:
         out.append(op.reg.index)
 
 
-def has_result(ins: Ins) -> bool:
-    return ins.base not in NO_RESULT or (ins.base in ("bar", "barrier") and "red" in ins.mods)
+MEMBER_MASK = {"shfl": 4, "vote": 2, "match": 2, "redux": 2, "elect": 1, "bar": 0, "barrier": 0}
+"""The operand that names the lanes which must execute a `.sync` instruction together."""
+BAR_RESULT = "%bar_result"
+"""A pseudo instruction: reads the result of the bar.red before it."""
+
+
+def is_warp_sync(ins: Ins) -> bool:
+    """Whether the lanes of a member mask have to meet at this instruction."""
+    if ins.base in ("bar", "barrier"):
+        return "warp" in ins.mods
+    return ins.base in MEMBER_MASK and "sync" in ins.mods
+
+
+def is_cta_barrier(ins: Ins) -> bool:
+    return ins.base in ("bar", "barrier") and "warp" not in ins.mods
+
+
+def _reduces(ins: Ins) -> bool:
+    return is_cta_barrier(ins) and "red" in ins.mods
 
 
 def defs_uses(ins: Ins) -> tuple[list[int], list[int]]:
@@ -48,8 +65,9 @@ def defs_uses(ins: Ins) -> tuple[list[int], list[int]]:
     defs: list[int] = []
     uses: list[int] = []
     rest = ins.operands
-    if has_result(ins) and rest:
-        registers(rest[0], defs)
+    if rest and (ins.base not in NO_RESULT or _reduces(ins)):
+        if not _reduces(ins):
+            registers(rest[0], defs)
         rest = rest[1:]
     for op in rest:
         registers(op, uses)
@@ -66,7 +84,8 @@ def can_wait(ins: Ins) -> bool:
 
 @dataclass
 class Block:
-    """A basic block; `kind` is how it ends: "fall", "bra", "cond", "exit", "bar"."""
+    """A basic block; `kind` is how it ends: "fall", "bra", "cond", "brx", "exit", "condexit",
+    "bar", or "meet" (the lanes of the next instruction's member mask meet first)."""
 
     index: int
     first_pc: int
@@ -74,6 +93,7 @@ class Block:
     kind: str = "fall"
     end: Ins | None = None
     target: int = -1
+    targets: list[int] = field(default_factory=list)
     succ: list[int] = field(default_factory=list)
     use: int = 0
     define: int = 0
@@ -93,12 +113,14 @@ class Flow:
     constants: dict[int, Ins] = field(default_factory=dict)
     cross: int = 0
     spins: bool = False
+    meets: bool = False
 
     def is_uniform(self, reg: int) -> bool:
         return bool(self.uniform >> reg & 1)
 
 
-def _split(fn: Function) -> list[Block]:
+def _split(fn: Function, meets: frozenset[int]) -> list[Block]:
+    """Basic blocks; before the instructions at the body indices `meets` the lanes meet."""
     blocks = [Block(0, 0)]
     labels: dict[str, int] = {}
     pc = 0
@@ -107,15 +129,17 @@ def _split(fn: Function) -> list[Block]:
         if blocks[-1].body or blocks[-1].end is not None:
             blocks.append(Block(len(blocks), pc))
 
-    for item in fn.body:
+    for index, item in enumerate(fn.body):
         if isinstance(item, Label):
             fresh()
             labels[item.name] = blocks[-1].index
             continue
-        block = blocks[-1]
-        if block.end is not None:
+        if blocks[-1].end is not None:
             fresh()
-            block = blocks[-1]
+        if index in meets:
+            blocks[-1].kind, blocks[-1].end = "meet", item
+            blocks.append(Block(len(blocks), pc))
+        block = blocks[-1]
         pc += 1
         if item.base == "bra":
             block.kind, block.end = ("cond" if item.pred else "bra"), item
@@ -123,13 +147,18 @@ def _split(fn: Function) -> list[Block]:
             block.kind, block.end = "exit", item
         elif item.base in ("ret", "exit"):
             block.kind, block.end = "condexit", item
-        elif item.base in ("bar", "barrier") and "warp" not in item.mods:
+        elif item.base == "brx":
+            block.kind, block.end = "brx", item
+        elif is_cta_barrier(item):
             block.kind, block.end = "bar", item
+            if _reduces(item):
+                result = item._replace(base=BAR_RESULT, operands=item.operands[:1])
+                blocks.append(Block(len(blocks), pc - 1, [result]))
         else:
             block.body.append(item)
     if blocks[-1].end is None:
         blocks[-1].kind = "exit"
-    elif blocks[-1].kind != "exit" and blocks[-1].kind != "bra":
+    elif blocks[-1].kind not in ("exit", "bra", "brx"):
         blocks.append(Block(len(blocks), pc, kind="exit"))
     for block in blocks:
         nxt = block.index + 1
@@ -140,7 +169,15 @@ def _split(fn: Function) -> list[Block]:
                 raise PtxError(f"line {block.end.line}: branch to an unknown label; the text is damaged")
             block.target = labels[target.name]
             block.succ = [block.target] if block.kind == "bra" else sorted({block.target, nxt})
-        elif block.kind in ("fall", "bar", "condexit"):
+        elif block.kind == "brx":
+            assert block.end is not None
+            table = block.end.operands[1]
+            names = fn.tables.get(table.name, []) if isinstance(table, Sym) else []
+            if not names or any(n not in labels for n in names) or block.end.pred is not None:
+                raise PtxError(f"line {block.end.line}: {block.end.op} without its table of targets is not supported")
+            block.targets = [labels[n] for n in names]
+            block.succ = sorted(set(block.targets))
+        elif block.kind in ("fall", "bar", "condexit", "meet"):
             block.succ = [nxt]
     return blocks
 
@@ -299,22 +336,24 @@ class _Divergence:
     def control(self) -> bool:
         changed = False
         for block in self.blocks:
-            if block.kind not in ("cond", "condexit") or block.index in self.branches:
+            if block.kind not in ("cond", "condexit", "brx") or block.index in self.branches:
                 continue
             assert block.end is not None
-            assert block.end.pred is not None
-            if self.divergent >> block.end.pred[0] & 1:
+            _, uses = defs_uses(block.end)
+            if any(self.divergent >> r & 1 for r in uses):
                 self.branches.add(block.index)
                 changed = True
-                if block.kind == "cond":
+                if block.kind != "condexit":
                     self.split(block)
         return changed
 
     def split(self, block: Block) -> None:
         """A divergent branch: mark its region, and the registers whose value depends on the way taken."""
         join = self.ipdom[block.index]
-        one, two = (_reach(self.blocks, s, join) for s in (block.succ[0], block.succ[-1]))
-        region = one | two
+        ways = [_reach(self.blocks, s, join) for s in block.succ]
+        region = 0
+        for way in ways:
+            region |= way
         members = [b for b in self.blocks if region >> b.index & 1]
         for b in members:
             b.diverged = True
@@ -333,12 +372,15 @@ class _Divergence:
             return
         live = self.blocks[join].live_in if join < len(self.blocks) else 0
         self.divergent |= defined & live
-        for mine, other in ((one & ~two, two & ~one), (two & ~one, one & ~two)):
+        for i, way in enumerate(ways):
+            rest = 0
+            for k, other in enumerate(ways):
+                rest |= other if k != i else 0
             own = touched = 0
             for b in members:
-                if mine >> b.index & 1:
+                if way & ~rest & 1 << b.index:
                     own |= b.define
-                if other >> b.index & 1:
+                elif rest & ~way & 1 << b.index:
                     touched |= b.define | b.live_in
             self.divergent |= own & touched
 
@@ -363,14 +405,23 @@ def _mark_spins(blocks: list[Block]) -> bool:
     return found
 
 
-def analyse(fn: Function) -> Flow:
-    """Split a kernel into blocks and compute what the code generator needs."""
-    blocks = _split(fn)
+def _flow(fn: Function, meets: frozenset[int]) -> tuple[Flow, list[Block]]:
+    blocks = _split(fn, meets)
     _liveness(blocks)
     flow = Flow(fn, blocks)
     flow.spins = _mark_spins(blocks)
     flow.constants = _constants(fn)
     flow.uniform = _Divergence(fn, blocks).run()
+    return flow, blocks
+
+
+def analyse(fn: Function) -> Flow:
+    """Split a kernel into blocks and compute what the code generator needs."""
+    flow, blocks = _flow(fn, frozenset())
+    apart = {id(ins) for b in blocks if b.diverged or flow.spins for ins in b.body if is_warp_sync(ins)}
+    if apart:
+        flow, blocks = _flow(fn, frozenset(i for i, item in enumerate(fn.body) if id(item) in apart))
+        flow.meets = True
     for block in blocks:
         flow.cross |= block.live_in
     return flow

@@ -2,9 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+from tegrad.ptx.analysis import BAR_RESULT, MEMBER_MASK
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import LANES, Access, Frame, Slot, Status, fault_info
-from tegrad.ptx.rules import U32, Handler, mod
+from tegrad.ptx.rules import PRED, U32, Handler, mod
 from tegrad.ptx.syntax import Ins, Operand
 
 if TYPE_CHECKING:
@@ -33,6 +34,63 @@ def emit_arrive(module: Module) -> None:
     f.finish()
 
 
+REDUCTIONS = ("popc", "and", "or")
+
+
+def emit_arrive_reduce(module: Module, op: str) -> None:
+    """tgx_reduce_*(frame, mask, barrier, bits): add the predicates of a bar.red; called before tgx_arrive."""
+    params = [("ptr", "frame"), ("i32", "mask"), ("i32", "id"), ("i32", "bits")]
+    f = Fn(module, f"tgx_reduce_{op}", "void", params, "nounwind")
+    frame, mask, which, bits = f.args
+    at = f.gep(f.load("ptr", frame, Frame.SLOT), f.resize(f.mul(f.and_(which, f.const("i32", 15)), f.const("i32", 4)), "i64", False))
+    first = f.icmp("eq", f.load("i32", at, Slot.ARRIVED), f.const("i32", 0))
+    before = f.select(first, f.const("i32", 1 if op == "and" else 0), f.load("i32", at, Slot.REDUCE))
+    own = f.and_(bits, mask)
+    if op == "popc":
+        after = f.add(before, f.intr("ctpop", own))
+    elif op == "and":
+        after = f.and_(before, f.resize(f.icmp("eq", own, mask), "i32", False))
+    else:
+        after = f.or_(before, f.resize(f.icmp("ne", own, f.const("i32", 0)), "i32", False))
+    f.store(after, at, Slot.REDUCE)
+    f.ret()
+    f.finish()
+
+
+def emit_meet(module: Module) -> None:
+    """tgx_meet(frame, mask, members): lanes of a member mask arrive; the last ones let the others go."""
+    f = Fn(module, "tgx_meet", "void", [("ptr", "frame"), ("i32", "mask"), ("i32", "members")], "nounwind")
+    frame, mask, members = f.args
+    met = f.or_(f.load("i32", frame, Frame.MET), mask)
+    blocked = f.or_(f.load("i32", frame, Frame.BLOCKED), mask)
+    missing = f.and_(f.and_(members, f.load("i32", frame, Frame.LIVE)), f.not_(met))
+    complete = f.icmp("eq", missing, f.const("i32", 0))
+    gone = f.select(complete, f.or_(members, mask), f.const("i32", 0))
+    f.store(members, frame, Frame.MEMBERS)
+    f.store(f.and_(met, f.not_(gone)), frame, Frame.MET)
+    f.store(f.and_(blocked, f.not_(f.and_(met, gone))), frame, Frame.BLOCKED)
+    f.ret()
+    f.finish()
+
+
+def rendezvous(e: "Emitter", ins: Ins) -> None:
+    """The end of a block before a `.sync` instruction of the warp: go on when all its members are here."""
+    f = e.f
+    index = MEMBER_MASK[ins.base]
+    members = scalar(e, ins.operands[index]) if len(ins.operands) > index else f.const("i32", -1)
+    e.flush()
+    nxt = e.block.succ[0]
+    missing = f.and_(f.and_(members, f.load("i32", e.frame, Frame.LIVE)), f.not_(e.mask))
+    wait, go = f.name_of("wait"), f.name_of("go")
+    f.condbr(f.icmp("ne", missing, f.const("i32", 0)), wait, go, False)
+    f.label(wait)
+    f.call_void("tgx_meet", e.frame, e.mask, members)
+    f.store(f.const("i32", nxt), e.next_slot)
+    f.br("park")
+    f.label(go)
+    e.jump(nxt)
+
+
 def scalar(e: "Emitter", op: Operand) -> V:
     """A u32 operand that is the same for all running lanes."""
     v = e.read(op, U32)
@@ -42,11 +100,18 @@ def scalar(e: "Emitter", op: Operand) -> V:
 def barrier(e: "Emitter", ins: Ins) -> None:
     """bar.sync and bar.arrive: the end of a block; the warp is suspended until the barrier opens."""
     f = e.f
-    if mod(ins, "red") or mod(ins, "cluster"):
+    if mod(ins, "warp"):
+        return
+    if mod(ins, "cluster"):
         raise NotImplementedError
     zero = f.const("i32", 0)
-    which = scalar(e, ins.operands[0]) if ins.operands else zero
-    threads = scalar(e, ins.operands[1]) if len(ins.operands) > 1 else zero
+    operands = ins.operands[1:-1] if mod(ins, "red") else ins.operands
+    which = scalar(e, operands[0]) if operands else zero
+    threads = scalar(e, operands[1]) if len(operands) > 1 else zero
+    if mod(ins, "red"):
+        bits = e.bits_of(e.read(ins.operands[-1], PRED))
+        f.call_void(f"tgx_reduce_{next(m for m in ins.mods if m in REDUCTIONS)}", e.frame, e.lanes(ins), which, bits)
+        f.store(f.and_(which, f.const("i32", 15)), e.frame, Frame.RED_BARRIER)
     waits = not mod(ins, "arrive")
     lanes = e.lanes(ins)
     nxt = e.block.succ[0]
@@ -58,6 +123,19 @@ def barrier(e: "Emitter", ins: Ins) -> None:
         return
     f.store(f.const("i32", nxt, LANES), e.frame, Frame.PCS, 64)
     f.ret(f.const("i32", Status.BARRIER))
+
+
+def barrier_result(e: "Emitter", ins: Ins) -> None:
+    """What bar.red gave, read when the warp goes on after it."""
+    f = e.f
+    # The barrier's number is not kept: the block before set it aside in the frame.
+    which = f.load("i32", e.frame, Frame.RED_BARRIER)
+    at = f.gep(f.load("ptr", e.frame, Frame.SLOT), f.resize(f.mul(which, f.const("i32", 4)), "i64", False))
+    v = f.load("i32", at, Slot.RESULT)
+    if mod(ins, "popc"):
+        e.write(ins.operands[0], v, U32, ins)
+    else:
+        e.write(ins.operands[0], f.icmp("ne", v, f.const("i32", 0)), PRED, ins)
 
 
 def trap(e: "Emitter", ins: Ins) -> None:
@@ -78,4 +156,7 @@ def nothing(e: "Emitter", ins: Ins) -> None:
     """No effect on results."""
 
 
-HANDLERS: dict[str, Handler] = {"bar": barrier, "barrier": barrier, "trap": trap, "pmevent": nothing, "brkpt": trap}
+HANDLERS: dict[str, Handler] = {
+    "bar": barrier, "barrier": barrier, "trap": trap, "pmevent": nothing, "brkpt": trap,
+    BAR_RESULT: barrier_result,
+}  # fmt: skip

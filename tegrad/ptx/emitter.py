@@ -11,7 +11,8 @@ from tegrad.ptx.analysis import Block, Flow, analyse
 from tegrad.ptx.errors import PtxError
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import LANES, SPIN_COST, Frame, Launch, Status
-from tegrad.ptx.rules import Handler, Rule, unsupported
+from tegrad.ptx.control import rendezvous
+from tegrad.ptx.rules import U32, Handler, Rule, unsupported
 from tegrad.ptx.specials import TABLE as SPECIALS
 from tegrad.ptx.syntax import Function, Imm, Ins, Not, Operand, Reg, Source, Special, Sym, Variable, Vec
 from tegrad.ptx.types import EL_BITS, Ty
@@ -71,7 +72,7 @@ class Emitter:
         self.block = self.flow.blocks[0]
         self.pc = 0
         self.carry: V | None = None
-        self.counters = [[len(b.body) + (b.end is not None), 0, 0] for b in self.flow.blocks]
+        self.counters = [[_length(b), 0, 0] for b in self.flow.blocks]
 
     # -- the function --------------------------------------------------------------------------------------------
     def emit(self) -> Module:
@@ -102,6 +103,15 @@ class Emitter:
         active = f.and_(live, f.not_(f.load("i32", frame, Frame.BLOCKED)))
         f.condbr(f.icmp("eq", active, f.const("i32", 0)), "idle", "choose")
         f.label("idle")
+        if self.flow.meets:
+            # Lanes that waited for members which have ended since.
+            met, members = f.load("i32", frame, Frame.MET), f.load("i32", frame, Frame.MEMBERS)
+            missing = f.and_(f.and_(members, live), f.not_(met))
+            free = f.and_(f.icmp("ne", f.and_(met, live), f.const("i32", 0)), f.icmp("eq", missing, f.const("i32", 0)))
+            with f.if_(free):
+                f.store(f.const("i32", 0), frame, Frame.MET)
+                f.store(f.and_(f.load("i32", frame, Frame.BLOCKED), f.not_(met)), frame, Frame.BLOCKED)
+                f.br("dispatch")
         done = f.icmp("eq", live, f.const("i32", 0))
         f.ret(f.select(done, f.const("i32", Status.EXIT), f.const("i32", Status.BARRIER)))
         f.label("choose")
@@ -112,6 +122,10 @@ class Emitter:
         key = self.lowest(f.select(lanes, keys, f.like(keys, NOBODY)))
         chosen = f.and_(lanes, f.icmp("eq", keys, key))
         rest = f.and_(lanes, f.not_(chosen))
+        if self.flow.spins:
+            # Back to the lowest pc once all lanes run together.
+            alone = f.icmp("eq", f.mask_bits(rest), f.const("i32", 0))
+            f.store(f.select(alone, f.const("i32", 0), rotate), frame, Frame.ROTATE)
         f.store(self.lowest(f.select(rest, keys, f.like(keys, NOBODY))), self.other_slot)
         f.store(f.mask_bits(chosen), self.mask_slot)
         pc = f.add(key, rotate) if self.flow.spins else key
@@ -377,6 +391,11 @@ class Emitter:
             self.jump(block.target)
         elif block.kind == "bar":
             self.barrier(block)
+        elif block.kind == "meet":
+            assert block.end is not None
+            rendezvous(self, block.end)
+        elif block.kind == "brx":
+            self.table(block)
         else:
             assert block.end is not None
             assert block.end.pred is not None
@@ -384,6 +403,24 @@ class Emitter:
             self.flush()
             nxt = block.index + 1
             self.branch(p, block.target if block.kind == "cond" else None, nxt)
+
+    def table(self, block: Block) -> None:
+        """brx.idx: every lane's pc from the table, then the dispatcher."""
+        f = self.f
+        assert block.end is not None
+        index = f.splat(self.read(block.end.operands[0], U32), LANES)
+        self.flush()
+        target = f.const("i32", block.targets[-1], LANES)
+        for i, t in enumerate(block.targets[:-1]):
+            target = f.select(f.icmp("eq", index, f.like(index, i)), f.const("i32", t), target)
+        pcs = f.load("i32", self.frame, Frame.PCS, LANES, 64)
+        f.store(f.select(f.mask_vec(self.mask), target, pcs), self.frame, Frame.PCS, 64)
+        budget = f.sub(f.load("i32", self.frame, Frame.BUDGET), f.const("i32", SPIN_COST if block.spin else 1))
+        f.store(budget, self.frame, Frame.BUDGET)
+        stop = f.name_of("stop")
+        f.condbr(f.icmp("slt", budget, f.const("i32", 0)), stop, "dispatch", False)
+        f.label(stop)
+        f.ret(f.const("i32", Status.YIELD))
 
     def jump(self, target: int) -> None:
         """Go to a block with all lanes of the mask."""
@@ -484,6 +521,12 @@ class Emitter:
         handler = self.find(block.end)
         assert not isinstance(handler, Rule)
         handler(self, block.end)
+
+
+def _length(block: Block) -> int:
+    """The instructions of a block; the end of a "meet" block belongs to the next one, a pseudo instruction counts none."""
+    pseudo = sum(i.base.startswith("%") for i in block.body)
+    return len(block.body) - pseudo + (block.end is not None and block.kind != "meet")
 
 
 def _part(ty: Ty, count: int) -> Ty:

@@ -18,6 +18,9 @@ class _Copy:
         self.suffix = f"$call{serial}"
         self.labels = {i.name for i in callee.body if isinstance(i, Label)}
         self.names = dict(actual)
+        for name, targets in callee.tables.items():
+            self.labels.add(name)
+            caller.tables[name + self.suffix] = [t + self.suffix for t in targets]
         for v in callee.variables:
             self.names[v.name] = v.name + self.suffix
             caller.variables.append(
@@ -72,7 +75,7 @@ def expand_calls(source: Source, fn: Function) -> Function:
     if not any(isinstance(i, Ins) and i.base == "call" for i in fn.body):
         return fn
     out = Function(
-        fn.name, fn.entry, fn.params, fn.results, fn.param_size, fn.max_threads, fn.exact_threads, [], list(fn.regs), list(fn.variables)
+        fn.name, fn.entry, fn.params, fn.results, fn.param_size, fn.max_threads, fn.exact_threads, [], list(fn.regs), list(fn.variables), dict(fn.tables)
     )  # fmt: skip
     serial = 0
 

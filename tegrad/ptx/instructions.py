@@ -1,6 +1,6 @@
 """The table of all instructions, put together from the families."""
 
-from tegrad.ptx import carry, compare, control, conversion, floating, integer, matrix, memory
+from tegrad.ptx import atomic, carry, compare, control, conversion, floating, integer, matrix, memory, warp
 from tegrad.ptx.errors import PtxError
 from tegrad.ptx.rules import Handler, Rule, unsupported
 from tegrad.ptx.syntax import Ins

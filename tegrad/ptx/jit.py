@@ -15,10 +15,12 @@ from pathlib import Path
 import llvmlite.binding as llvm
 
 from tegrad.ptx.access import emit_access, emit_fault
-from tegrad.ptx.control import emit_arrive
+from tegrad.ptx.atomic import emit_atomic
+from tegrad.ptx.control import emit_arrive, emit_arrive_reduce, emit_meet
 from tegrad.ptx.ir import Module
 from tegrad.ptx.matrix import emit_mma
 from tegrad.ptx.schedule import emit_scheduler
+from tegrad.ptx.warp import emit_match
 
 ENGINE_VERSION = 1
 _lock = threading.RLock()
@@ -155,6 +157,14 @@ def _writer(name: str) -> Callable[[Module], None]:
         return emit_scheduler
     if name.startswith("tgx_mma_"):
         return lambda module: emit_mma(module, name)
+    if name.startswith("tgx_atom_"):
+        return lambda module: emit_atomic(module, name)
+    if name.startswith("tgx_match_b"):
+        return lambda module: emit_match(module, int(name[11:]))
+    if name.startswith("tgx_reduce_"):
+        return lambda module: emit_arrive_reduce(module, name[11:])
+    if name == "tgx_meet":
+        return emit_meet
     parts = name.split("_")
     if parts[1] in ("ld", "st", "ldu"):
         bits, n = parts[3][1:].split("x")
@@ -174,4 +184,3 @@ def helper(name: str, store: Store) -> int:
             needs = {n: helper(n, store) for n in sorted(module.imports)}
             known = _helpers[name] = link(data, [name], needs)
         return known.addresses[name]
-

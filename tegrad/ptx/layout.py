@@ -69,8 +69,10 @@ class Frame(IntEnum):
     ROTATE = 76
     CTA = 80
     ALL = 88
-    CALL_DEPTH = 92
+    MET = 92
     BAR_MASK = 96
+    MEMBERS = 160
+    RED_BARRIER = 164
     PCS = 192
     TID = 320
     REGS = 704

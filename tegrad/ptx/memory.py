@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from tegrad.ptx.access import helper_name
 from tegrad.ptx.ir import V
 from tegrad.ptx.layout import LANES, Launch
-from tegrad.ptx.rules import Handler, mod
+from tegrad.ptx.rules import PRED, Handler, mod
 from tegrad.ptx.syntax import Addr, Imm, Ins, Operand, Sym, Vec
 from tegrad.ptx.types import TYPES, Ty
 
@@ -60,6 +60,8 @@ def load(e: "Emitter", ins: Ins) -> None:
         values = _load_param(e, ins, t, n)
     else:
         values = load_values(e, ins, space, address(e, ins.operands[1], space), t.bits, n)
+    if mod(ins, "acquire"):
+        e.f.do("fence acquire")
     for target, v in zip(targets, values, strict=True):
         e.write(target, e.f.bits(v, t.el) if t.kind == "f" else v, t, ins)
 
@@ -101,6 +103,8 @@ def store(e: "Emitter", ins: Ins) -> None:
         raise NotImplementedError
     a = f.splat(address(e, ins.operands[0], space), LANES)
     values = [f.splat(f.bits(e.read(o, t), t.iel), LANES) for o in _parts(ins.operands[1], n)]
+    if mod(ins, "release"):
+        f.do("fence release")
     e.account(ins, t.size * n, True)
     args = [e.frame, a, e.lanes(ins), f.const("i32", e.pc)]
     name = helper_name("st", space, t.bits, n)
@@ -129,10 +133,28 @@ def cvta(e: "Emitter", ins: Ins) -> None:
     e.write(ins.operands[0], v, t, ins)
 
 
+def isspacep(e: "Emitter", ins: Ins) -> None:
+    """Whether a generic address lies in a space's window (global: in none)."""
+    f = e.f
+    v = e.read(ins.operands[1], U64)
+    size = f.load("i64", e.launch, Launch.WINDOW_SIZE)
+    inside = {
+        name: f.icmp("ult", f.sub(v, f.load("i64", e.launch, at)), size)
+        for name, at in (("shared", Launch.SHARED_WINDOW), ("local", Launch.LOCAL_WINDOW))
+    }
+    space = ins.mods[0].split("__")[0]
+    known = inside.get(space)
+    if known is None:
+        if space not in ("global", "const"):
+            raise NotImplementedError
+        known = f.not_(f.or_(inside["shared"], inside["local"]))
+    e.write(ins.operands[0], known, PRED, ins)
+
+
 def nothing(e: "Emitter", ins: Ins) -> None:
     """Prefetches and cache hints."""
 
 
 HANDLERS: dict[str, Handler] = {
-    "ld": load, "st": store, "cvta": cvta, "prefetch": nothing, "prefetchu": nothing, "discard": nothing, "applypriority": nothing,
+    "ld": load, "st": store, "cvta": cvta, "isspacep": isspacep, "prefetch": nothing, "prefetchu": nothing, "discard": nothing, "applypriority": nothing,
 }  # fmt: skip

@@ -182,5 +182,7 @@ def load(text: str, cache_dir: Path | None | str = "default") -> Module:
 
     Raises PtxError with the line for text that cannot be read or an instruction that is not supported.
     """
-    directory = jit.default_cache_dir() if cache_dir == "default" else Path(cache_dir) if cache_dir is not None else None
+    directory = (
+        jit.default_cache_dir() if cache_dir == "default" else Path(cache_dir) if cache_dir is not None else None
+    )
     return Module(text, directory)

@@ -309,7 +309,11 @@ class _Parser:
                 else:
                     self.scope.regs[name] = first
                     self.fn.regs.append(ty)
-        elif head.startswith((".pragma", ".callprototype", ".branchtargets")):
+        elif head.startswith(".branchtargets"):
+            label = self.fn.body.pop()
+            assert isinstance(label, Label)
+            self.fn.tables[label.name] = _split(head.removeprefix(".branchtargets"))
+        elif head.startswith((".pragma", ".callprototype")):
             return
         else:
             var = self.variable(head, line)

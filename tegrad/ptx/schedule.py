@@ -71,7 +71,7 @@ def _init_cta(module: Module) -> None:
         live = f.select(f.icmp("uge", left, f.const("i32", LANES)), f.const("i32", FULL), partial)
         f.store(live, frame, Frame.LIVE)
         f.store(live, frame, Frame.ALL)
-        for off in (Frame.BLOCKED, Frame.FAULTED, Frame.STATE, Frame.ROTATE, Frame.CALL_DEPTH):
+        for off in (Frame.BLOCKED, Frame.FAULTED, Frame.STATE, Frame.ROTATE, Frame.MET):
             f.store(f.const("i32", 0), frame, off)
         f.store(w, frame, Frame.WARP)
         f.store(cta, frame, Frame.CTA)

@@ -110,7 +110,7 @@ class Variable:
 
 @dataclass
 class Function:
-    """A .entry or a .func."""
+    """A .entry or a .func. `tables` are the label lists of .branchtargets."""
 
     name: str
     entry: bool
@@ -122,6 +122,7 @@ class Function:
     body: list[Ins | Label] = field(default_factory=list)
     regs: list[Ty] = field(default_factory=list)
     variables: list[Variable] = field(default_factory=list)
+    tables: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass

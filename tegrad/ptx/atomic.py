@@ -1,0 +1,199 @@
+"""atom and red, fences, and copies (PTX ISA 9.7.13.5, 9.7.13.6, 9.7.13.4, 9.7.9.25).
+
+An atomic runs lane after lane as an atomic operation of the host, so that it is atomic between host threads and with
+other processes that map the same memory.
+"""
+
+from typing import TYPE_CHECKING
+
+from tegrad.ptx.access import Helper, Shape, each_lane, helper_name
+from tegrad.ptx.floating import PLAIN, bf16_to_f32, f32_to_bf16
+from tegrad.ptx.ir import Fn, Module, V
+from tegrad.ptx.layout import LANES, Access, Frame
+from tegrad.ptx.memory import address, space_of
+from tegrad.ptx.rules import U32, Handler, mod
+from tegrad.ptx.syntax import Imm, Ins, Vec
+from tegrad.ptx.types import TYPES, Ty
+
+if TYPE_CHECKING:
+    from tegrad.ptx.emitter import Emitter
+
+INTEGER_OPS = {"add": "add", "and": "and", "or": "or", "xor": "xor", "exch": "xchg", "inc": "uinc_wrap", "dec": "udec_wrap"}
+OPS = frozenset({*INTEGER_OPS, "min", "max", "cas"})
+
+
+class AtomicHelper(Helper):
+    """tgx_atom_{space}_{op}_{type}(frame, address, mask, pc, b[, c]) returning the old values."""
+
+    def __init__(self, module: Module, name: str, space: str, op: str, t: Ty) -> None:
+        super().__init__(module, name, Shape(space, t.bits, 1, Access.ATOMIC), False)
+        self.op, self.t = op, t
+        extra = [(f"<32 x {t.iel}>", "b")] + ([(f"<32 x {t.iel}>", "c")] if op == "cas" else [])
+        self.f = Fn(module, name, self.ret, [("ptr", "frame"), (f"<32 x {self.shape.address_el}>", "addr"), ("i32", "mask"), ("i32", "pc"), *extra], "nounwind")
+        self.frame, self.addr, self.mask, self.pc, *self.sources = self.f.args
+
+    def by_lane(self, host: V, good: V) -> None:
+        f, t = self.f, self.t
+        self.fault_unless(good)
+        out = f.alloca(f"<32 x {t.iel}>", 64)
+        f.store(f.const(t.iel, 0, LANES), out)
+        with each_lane(f, self.mask) as lane:
+            p = f.op("ptr", 1, f"inttoptr {f.extract(host, lane)} to ptr")
+            old = self.one(p, [f.extract(s, lane) for s in self.sources])
+            f.store(f.insert(f.load(t.iel, out, 0, LANES), old, lane), out)
+        f.ret(f.load(t.iel, out, 0, LANES))
+
+    def consecutive(self, slow: str) -> None:
+        """There is no wide path."""
+
+    def common(self) -> None:
+        """There is no wide path."""
+
+    def one(self, p: V, values: list[V]) -> V:
+        """The operation of one lane; returns what was in memory."""
+        f, t, b = self.f, self.t, values[0]
+        if self.op == "cas":
+            pair = f.name_of("%x")
+            f.do(f"{pair} = cmpxchg {p}, {b}, {values[1]} seq_cst seq_cst, align {t.size}")
+            return f.op(t.iel, 1, f"extractvalue {{{t.iel}, i1}} {pair}, 0")
+        if t.kind == "f" and t.bits > 16 and self.op == "add":
+            old = f.op(t.el, 1, f"atomicrmw fadd {p}, {f.bits(b, t.el)} seq_cst, align {t.size}", pure=False)
+            return f.bits(old, t.iel)
+        if t.kind in "fh" or t.name.endswith("x2"):
+            return self.loop(p, b)
+        name = INTEGER_OPS.get(self.op) or ("" if t.signed else "u") + self.op
+        return f.op(t.iel, 1, f"atomicrmw {name} {p}, {b} seq_cst, align {t.size}", pure=False)
+
+    def loop(self, p: V, b: V) -> V:
+        """Compare and swap until nobody came between."""
+        f, t = self.f, self.t
+        seen = f.alloca(t.iel)
+        f.store(f.load(t.iel, p), seen)
+        with f.loop() as (_, end):
+            old = f.load(t.iel, seen)
+            new = self.combine(old, b)
+            pair = f.name_of("%x")
+            f.do(f"{pair} = cmpxchg {p}, {old}, {new} seq_cst seq_cst, align {t.size}")
+            f.store(f.op(t.iel, 1, f"extractvalue {{{t.iel}, i1}} {pair}, 0"), seen)
+            f.leave(f.op("i1", 1, f"extractvalue {{{t.iel}, i1}} {pair}, 1"), end)
+        return f.load(t.iel, seen)
+
+    def combine(self, old: V, b: V) -> V:
+        f, t = self.f, self.t
+        n, el = {"f16x2": (2, "half"), "bf16x2": (2, "i16"), "bf16": (1, "i16")}.get(t.name, (1, t.el))
+        ty = el if n == 1 else f"<{n} x {el}>"
+        x, y = (f.op(el, n, f"bitcast {v} to {ty}") for v in (old, b))
+        ins = Ins(f"{self.op}", self.op, (), (t,), (), None, 0)
+        if el == "i16":
+            out = f32_to_bf16(f, PLAIN[self.op](f, ins, bf16_to_f32(f, x), bf16_to_f32(f, y)))
+        else:
+            out = PLAIN[self.op](f, ins, x, y)
+        return f.op(t.iel, 1, f"bitcast {out} to {t.iel}")
+
+
+def emit_atomic(module: Module, name: str) -> None:
+    """Write the helper of this name."""
+    _, _, space, op, t = name.split("_")
+    AtomicHelper(module, name, space, op, TYPES[t]).build()
+
+
+def atomic(e: "Emitter", ins: Ins) -> None:
+    """atom d, [a], b{, c} and red [a], b."""
+    f = e.f
+    t = ins.types[-1]
+    op = next(m for m in ins.mods if m in OPS)
+    operands = ins.operands if ins.base == "atom" else (None, *ins.operands)
+    space = space_of(e, ins._replace(base="atom", operands=operands))
+    if isinstance(operands[2], Vec) or t.bits == 128 or (op in ("cas", "exch") and t.bits == 16):
+        raise NotImplementedError
+    as_bits = TYPES[f"b{t.bits}"] if t.kind in "fh" else t
+    sources = [f.splat(f.bits(e.read(o, t if t.kind == "f" else as_bits), t.iel), LANES) for o in operands[2 : 4 if op == "cas" else 3]]
+    a = f.splat(address(e, operands[1], space), LANES)
+    e.account(ins, t.size, True)
+    if mod(ins, "acquire", "acq_rel", "release"):
+        f.do("fence seq_cst")
+    name = f"tgx_atom_{space}_{op}_{t.name}"
+    old = f.call(name, t.iel, LANES, e.frame, a, e.lanes(ins), f.const("i32", e.pc), *sources)
+    if operands[0] is not None:
+        e.write(operands[0], old, t, ins)
+
+
+def fence(e: "Emitter", ins: Ins) -> None:
+    """membar and fence: a fence of the host, as CTAs run on several threads."""
+    if not mod(ins, "proxy"):
+        e.f.do("fence seq_cst")
+
+
+def nanosleep(e: "Emitter", ins: Ins) -> None:
+    """Give way to other warps at the next back edge."""
+    e.f.store(e.f.const("i32", 0), e.frame, Frame.BUDGET)
+
+
+def copy_async(e: "Emitter", ins: Ins) -> None:
+    """cp.async: the copy is made at once, so that waits have nothing to do; a source shorter than the copy is
+    filled up with zeros."""
+    if not mod(ins, "shared", "shared__cta"):
+        if mod(ins, "commit_group", "wait_group", "wait_all") and not mod(ins, "bulk"):
+            return
+        raise NotImplementedError
+    f = e.f
+    size = ins.operands[2]
+    if not isinstance(size, Imm) or size.value not in (4, 8, 16) or mod(ins, "bulk"):
+        raise NotImplementedError
+    words = int(size.value) // 4
+    source = f.splat(address(e, ins.operands[1], "global"), LANES)
+    target = f.splat(address(e, ins.operands[0], "shared"), LANES)
+    lanes = e.lanes(ins)
+    e.account(ins, int(size.value), False)
+    pc = f.const("i32", e.pc)
+    out = f.alloca(f"[{words} x <{LANES} x i32>]", 64)
+    limit = e.read(ins.operands[3], U32) if len(ins.operands) > 3 and not mod(ins, "L2__cache_hint") else None
+    read = lanes
+    if limit is not None:
+        read = f.and_(lanes, e.bits_of(f.icmp("ne", limit, f.like(limit, 0))))
+    if words == 1:
+        f.store(f.call(helper_name("ld", "global", 32, 1), "i32", LANES, e.frame, source, read, pc), out, 0, 4)
+    else:
+        f.call_void(helper_name("ld", "global", 32, words), e.frame, source, read, pc, out)
+    if limit is not None:
+        for i in range(words):
+            v = f.load("i32", out, 128 * i, LANES, 4)
+            f.store(f.select(f.icmp("ugt", limit, f.like(limit, 4 * i)), v, f.like(v, 0)), out, 128 * i, 4)
+    args = [e.frame, target, lanes, pc]
+    f.call_void(helper_name("st", "shared", 32, words), *args, f.load("i32", out, 0, LANES, 4) if words == 1 else out)
+
+
+def ldmatrix(e: "Emitter", ins: Ins) -> None:
+    """ldmatrix.sync.aligned.m8n8.x{1,2,4}{.trans}.shared.b16: lane 8i + r gives the address of row r of matrix i."""
+    f = e.f
+    count = next((int(m[1]) for m in ins.mods if m in ("x1", "x2", "x4")), 0)
+    if not count or "m8n8" not in ins.mods or not ins.types or ins.types[-1].name != "b16":
+        raise NotImplementedError
+    rows = f.splat(address(e, ins.operands[1], "shared"), LANES)
+    lanes, pc = e.lanes(ins), f.const("i32", e.pc)
+    e.account(ins, 4 * count, False)
+    target = ins.operands[0]
+    items = target.items if isinstance(target, Vec) else (target,)
+    for i, item in enumerate(items):
+        if mod(ins, "trans"):
+            halves = []
+            for k in range(2):
+                at = f.shuffle(rows, None, [8 * i + 2 * (lane % 4) + k for lane in range(LANES)])
+                at = f.add(at, f.elements("i32", [2 * (lane // 4) for lane in range(LANES)]))
+                halves.append(f.resize(f.call(helper_name("ld", "shared", 16, 1), "i16", LANES, e.frame, at, lanes, pc), "i32", False))
+            v = f.or_(halves[0], f.bin("shl", halves[1], f.like(halves[1], 16)))
+        else:
+            at = f.shuffle(rows, None, [8 * i + lane // 4 for lane in range(LANES)])
+            at = f.add(at, f.elements("i32", [4 * (lane % 4) for lane in range(LANES)]))
+            v = f.call(helper_name("ld", "shared", 32, 1), "i32", LANES, e.frame, at, lanes, pc)
+        e.write(item, v, U32, ins)
+
+
+def nothing(e: "Emitter", ins: Ins) -> None:
+    """Hints to the scheduler of real hardware."""
+
+
+HANDLERS: dict[str, Handler] = {
+    "atom": atomic, "red": atomic, "membar": fence, "fence": fence, "nanosleep": nanosleep, "cp": copy_async, "ldmatrix": ldmatrix,
+    "griddepcontrol": nothing, "setmaxnreg": nothing,
+}  # fmt: skip
