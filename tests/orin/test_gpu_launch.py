@@ -13,6 +13,7 @@ from tegrad.hw.classes import ComputeMethod
 from tegrad.hw.faults import MmuAccess, MmuClientType, MmuFaultType, SkedBit, WarpEsr
 from tegrad.hw.gpfifo import Subchannel
 from tegrad.orin.events import ClassError, FatalEvent, MmuFault, NonStall, Note, SkedException, SmException, TsgAborted
+from tegrad.ptx import PtxFault
 
 M32 = 0xFFFFFFFF
 CHIPS = ("agx-orin-64gb", "gh100")
@@ -569,7 +570,6 @@ def run_poke(rig: Rig, body: str, p: int, n: int = 0) -> FatalEvent:
     [
         ("ld.global.u32 %w, [%a];", MmuAccess.VIRT_READ),
         ("st.global.u32 [%a], %w;", MmuAccess.VIRT_WRITE),
-        ("atom.global.add.u32 %w, [%a], %w;", MmuAccess.VIRT_ATOMIC_STRONG),
     ],
 )
 def test_a_kernel_access_to_unmapped_memory_faults(rig: Rig, body: str, access: MmuAccess) -> None:
@@ -579,6 +579,17 @@ def test_a_kernel_access_to_unmapped_memory_faults(rig: Rig, body: str, access: 
     assert event.fault_type == MmuFaultType.INVALID_PDE
     assert "poke" in event.detail
     assert "lane 0" in event.detail
+
+
+def test_the_fault_of_an_atomic_names_its_access_and_its_gpc(orin: Rig) -> None:
+    channel, out = orin.channel().setup(), orin.buffer()
+    assert channel.launch(orin.qmd(orin.program(STORE, "store"), orin.arguments(out.va, 1))).run()
+    (context,) = orin.gpu._tsgs[1].contexts.values()
+    fault = PtxFault("unmapped", "k", 3, cta=(9, 0, 0), address=0x5000_1234, access="atomic", size=4)
+    event = context.runner._translate(fault, 0x1000).event(1, 2)
+    assert isinstance(event, MmuFault)
+    assert (event.access, event.address) == (MmuAccess.VIRT_ATOMIC_STRONG, 0x5000_1000)
+    assert (event.gpc, event.client) == (1, 0)  # CTA 9 runs on SM 9: the first TPC of the second GPC
 
 
 def test_a_kernel_store_to_a_read_only_mapping_faults(rig: Rig) -> None:
