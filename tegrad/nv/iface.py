@@ -58,19 +58,6 @@ class RmObject:
         return self.payload
 
 
-@dataclass(slots=True)
-class Allocation:
-    """The meta of an HCQBuffer: its memory and, while it is mapped, its GPU address."""
-
-    memory: Memory
-    va: int
-
-    @property
-    def hMemory(self) -> int:
-        """The handle that RM parameters carry."""
-        return self.memory.handle
-
-
 class Registers:
     """The usermode registers as NVDevice writes them: 32-bit words by index."""
 
@@ -102,7 +89,6 @@ class TegraIface:
         self.kernel: Kernel = pick_kernel()
         self.objects: dict[int, RmObject] = {self.root: RmObject(nv.NV01_ROOT)}
         self.memory: dict[int, Memory] = {}
-        self._mapped: dict[int, Allocation] = {}
         self._handles = itertools.count(self.root + 1)
         self._clock_request: int | None = None
         self._doorbell: Doorbell | None = None
@@ -194,37 +180,31 @@ class TegraIface:
 
         MemoryError when memory runs out.
         """
-        memory = self.nvmap.alloc(size)
-        return self._map(memory, owner=self.dev)
+        return self._hand_out(self.nvmap.alloc(size, space=self._space), self.dev)
 
     def map(self, mem: HCQBuffer) -> HCQBuffer:
         """Map a CPU buffer for the GPU, in place: its pages become an nvmap buffer that both see."""
         if mem.owner is None or not mem.owner._is_cpu():
             raise rm.RmError("Only this GPU's own buffers and the CPU's can be mapped on a Jetson.")
         mem.owner.synchronize()
-        return self._map(self.nvmap.adopt(mem.cpu_view().addr, mem.size), owner=mem.owner)
+        return self._hand_out(self.nvmap.adopt(mem.cpu_view().addr, mem.size, self._space), mem.owner)
 
     def free(self, mem: HCQBuffer) -> None:
         """Give a buffer back; nothing may use it any more. A buffer that is not (or no longer) ours is left alone."""
-        allocation = mem.meta
-        if not isinstance(allocation, Allocation) or self._mapped.pop(allocation.va, None) is not allocation:
-            return
-        self._space.unmap(allocation.va)
-        self._free_memory(allocation.memory)
-
-    def va_of(self, handle: int) -> int:
-        """The GPU address of the memory behind a handle, 0 if it has none."""
-        return next((a.va for a in self._mapped.values() if a.memory.handle == handle), 0)
+        memory = mem.meta
+        if isinstance(memory, Memory) and self.memory.get(memory.handle) is memory:
+            del self.memory[memory.handle]
+            self.nvmap.free(memory, self._space)
 
     def describe_address(self, address: int) -> str | None:
-        """Which buffer an address belongs to, or lies just behind."""
-        below = [allocation for va, allocation in self._mapped.items() if va <= address]
+        """Which buffer an address belongs to, or lies behind."""
+        below = [memory for memory in self.memory.values() if 0 < memory.va <= address]
         if not below:
             return None
-        nearest = max(below, key=lambda allocation: allocation.va)
+        nearest = max(below, key=lambda memory: memory.va)
         offset = address - nearest.va
-        where = "in" if offset < nearest.memory.size else "behind"
-        return f"byte {offset:#x}, {where} the buffer of {nearest.memory.size} bytes at {nearest.va:#x}"
+        where = "in" if offset < nearest.size else "behind"
+        return f"byte {offset:#x}, {where} the buffer of {nearest.size} bytes at {nearest.va:#x}"
 
     # ---- what the driver tells
 
@@ -308,12 +288,13 @@ class TegraIface:
             for payload in payloads:
                 if isinstance(payload, (Tsg, AddressSpace)):
                     steps.callback(payload.close)
-            for va in self._mapped:
-                steps.callback(self._space.unmap, va)
+            for memory in self.memory.values():
+                if memory.va:
+                    steps.callback(self._space.unmap, memory.va)
             for payload in payloads:
                 if isinstance(payload, Channel):
                     steps.callback(payload.close)
-            self.memory, self._mapped, self.objects = {}, {}, {}
+            self.memory, self.objects = {}, {}
 
     # ---- inside
 
@@ -337,21 +318,10 @@ class TegraIface:
         self.memory[memory.handle] = memory
         return memory
 
-    def _map(self, memory: Memory, owner: Any) -> HCQBuffer:
-        with ExitStack() as undo:
-            undo.callback(self.nvmap.free, memory)
-            with self.nvmap.export(memory) as fd:
-                va = self._space.map(fd)
-            undo.pop_all()
-        allocation = Allocation(memory, va)
+    def _hand_out(self, memory: Memory, owner: Any) -> HCQBuffer:
         self.memory[memory.handle] = memory
-        self._mapped[va] = allocation
         view = MMIOInterface(memory.address, memory.size, fmt="B")
-        return HCQBuffer(va, memory.size, meta=allocation, view=view, owner=owner)
-
-    def _free_memory(self, memory: Memory) -> None:
-        del self.memory[memory.handle]
-        self.nvmap.free(memory)
+        return HCQBuffer(memory.va, memory.size, meta=memory, view=view, owner=owner)
 
 
 def _chip(sm_version: int) -> Chip:

@@ -43,14 +43,23 @@ class Role(IntEnum):
     """GPFIFOs: the CPU only writes them."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Memory:
-    """An nvmap buffer mapped at CPU address `address`; `size` as asked for, the driver rounds to pages."""
+    """An nvmap buffer: its CPU address and, where it is mapped for the GPU, the address there (else 0).
+
+    `size` is as asked for, the driver rounds to pages.
+    """
 
     handle: int
     size: int
-    address: int
+    address: int = 0
+    va: int = 0
     owns_mapping: bool = True
+
+    @property
+    def hMemory(self) -> int:
+        """The handle under the name that tinygrad asks the meta of a buffer for."""
+        return self.handle
 
 
 def available_memory() -> int:
@@ -68,8 +77,8 @@ class Nvmap:
         self._kernel = kernel
         self._fd = kernel.open(path)
 
-    def alloc(self, size: int, role: Role = Role.DATA) -> Memory:
-        """A zeroed buffer of `size` bytes, mapped for the CPU.
+    def alloc(self, size: int, role: Role = Role.DATA, space: "AddressSpace | None" = None) -> Memory:
+        """A zeroed buffer of `size` bytes, mapped for the CPU and, given an address space, for the GPU.
 
         MemoryError when the driver or the system has not enough left; DriverError for anything else.
         """
@@ -77,42 +86,47 @@ class Nvmap:
             raise MemoryError(f"{size} bytes are asked for and {free} are free, of which {RESERVE} stay reserved.")
         with ExitStack() as undo:
             try:
-                memory = Memory(self._create(size), size, 0)
+                memory = Memory(self._create(size), size)
                 undo.callback(self._free_handle, memory.handle)
                 self._allocate(memory.handle, size, role)
+                with self.export(memory) as fd:
+                    memory.address = self._map(fd, size)
+                    undo.callback(self._kernel.munmap, memory.address, _pages(size))
+                    memory.va = space.map(fd) if space is not None else 0
             except DriverError as error:
                 if error.errno == errno.ENOMEM:
                     raise MemoryError(f"The driver has no {size} bytes left ({free} bytes are free).") from error
                 raise
-            with self.export(memory) as fd:
-                memory.address = self._map(fd, size)
             undo.pop_all()
             return memory
 
-    def adopt(self, address: int, size: int) -> Memory:
+    def adopt(self, address: int, size: int, space: "AddressSpace") -> Memory:
         """Turn `size` bytes of the process's own memory at `address` into a buffer in place, contents kept.
 
-        A mapping of the buffer replaces the pages, so the owner's pointers and its munmap stay valid. The caller keeps
-        other threads from writing meanwhile. ValueError unless `address` starts a page.
+        A mapping of the buffer replaces the pages, so the owner's pointers and its munmap stay valid; another one is
+        for the GPU. The caller keeps other threads from writing meanwhile. ValueError unless `address` starts a page.
         """
         if address % PAGE:
             raise ValueError(f"memory at {address:#x} cannot be mapped for the GPU: it does not start a page")
-        memory = self.alloc(size)
+        memory = self.alloc(size, space=space)
         with ExitStack() as undo:
-            undo.callback(self._free_handle, memory.handle)
+            undo.callback(self.free, memory, space)
+            ctypes.memmove(memory.address, address, size)
             with self.export(memory) as fd:
-                ctypes.memmove(memory.address, address, size)
-                self._kernel.munmap(memory.address, _pages(size))
                 self._map(fd, size, at=address)
             undo.pop_all()
+        self._kernel.munmap(memory.address, _pages(size))
         memory.address, memory.owns_mapping = address, False
         return memory
 
-    def free(self, memory: Memory) -> None:
-        """Give the buffer back; GPU mappings must be gone, or keep it alive."""
-        if memory.owns_mapping:
-            self._kernel.munmap(memory.address, _pages(memory.size))
-        self._free_handle(memory.handle)
+    def free(self, memory: Memory, space: "AddressSpace | None" = None) -> None:
+        """Give the buffer back; `space` is where it is mapped, if it still is. Nothing may use it any more."""
+        with ExitStack() as steps:
+            steps.callback(self._free_handle, memory.handle)
+            if memory.owns_mapping:
+                steps.callback(self._kernel.munmap, memory.address, _pages(memory.size))
+            if space is not None and memory.va:
+                steps.callback(space.unmap, memory.va)
 
     @contextmanager
     def export(self, memory: Memory) -> Iterator[int]:

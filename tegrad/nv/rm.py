@@ -61,9 +61,10 @@ def _channel(iface: "TegraIface", parent: "RmObject", params: Params) -> Channel
 
     Offsets go to the driver as they are asked for; it takes 0 only.
     """
+    gpfifo = iface.memory[params.hObjectBuffer]
     rings = Rings(
-        gpfifo=iface.memory[params.hObjectBuffer],
-        gpfifo_offset=params.gpFifoOffset - iface.va_of(params.hObjectBuffer),
+        gpfifo=gpfifo,
+        gpfifo_offset=params.gpFifoOffset - gpfifo.va,
         entries=params.gpFifoEntries,
         userd=iface.memory[params.hUserdMemory[0]],
         userd_offset=params.userdOffset[0],

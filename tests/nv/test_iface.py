@@ -197,9 +197,10 @@ def test_buffers_keep_their_size_and_are_seen_by_both_sides(fake_kernel: FakeKer
 
 def test_a_buffer_that_cannot_be_mapped_is_given_back(fake_kernel: FakeKernel, fake_device: Any) -> None:
     held = fake_kernel.held()
-    fake_kernel.fail["AS_MAP_BUFFER_EX"] = errno.ENOMEM
-    with pytest.raises(DriverError):
-        fake_device.iface.alloc(4096)
+    for code, error in ((errno.ENOMEM, MemoryError), (errno.EINVAL, DriverError)):
+        fake_kernel.fail["AS_MAP_BUFFER_EX"] = code
+        with pytest.raises(error):
+            fake_device.iface.alloc(4096)
     assert fake_kernel.held() == held
 
 

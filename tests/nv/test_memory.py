@@ -101,22 +101,47 @@ def test_adopted_memory_keeps_its_contents_and_its_address(kernel: FakeKernel, n
     own = mmap.mmap(-1, 10000)
     own[:4] = b"abcd"
     address = ctypes.addressof(ctypes.c_char.from_buffer(own))
-    buffer = nvmap.adopt(address, 10000)
+    space = AddressSpace(kernel, kernel._fd("as", None))
+    buffer = nvmap.adopt(address, 10000, space)
     assert own[:4] == b"abcd"
     with nvmap.export(buffer) as fd:
         seen = kernel.mmap(fd, 4096, mmap.PROT_READ, mmap.MAP_SHARED)
     own[:4] = b"wxyz"
     assert ctypes.string_at(seen, 4) == b"wxyz"
-    nvmap.free(buffer)
+    nvmap.free(buffer, space)
     assert own[:4] == b"wxyz"
     kernel.munmap(seen, 4096)
     kernel.maps.pop(address)
+    space.close()
     assert kernel.held() == {"fds": 1, "handles": 0, "maps": 0, "gpu maps": 0}
 
 
-def test_memory_inside_a_page_cannot_be_adopted(nvmap: Nvmap) -> None:
+def test_memory_inside_a_page_cannot_be_adopted(kernel: FakeKernel, nvmap: Nvmap) -> None:
     with pytest.raises(ValueError, match="start a page"):
-        nvmap.adopt(0x1010, 4096)
+        nvmap.adopt(0x1010, 4096, AddressSpace(kernel, 0))
+
+
+@pytest.mark.parametrize("step", ["NVMAP_GET_FD", "mmap"])
+def test_an_adoption_that_fails_leaves_the_memory_as_it_was(
+    kernel: FakeKernel, nvmap: Nvmap, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    own = mmap.mmap(-1, 4096)
+    own[:4] = b"abcd"
+    address = ctypes.addressof(ctypes.c_char.from_buffer(own))
+    space = AddressSpace(kernel, kernel._fd("as", None))
+    real, done = kernel._fail, []
+
+    def fail(name: str) -> None:
+        real(name)
+        done.extend([name] if name == step else [])
+        if name == step and len(done) == 2:
+            raise DriverError(name, errno.EIO)
+
+    monkeypatch.setattr(kernel, "_fail", fail)
+    with pytest.raises(DriverError):
+        nvmap.adopt(address, 4096, space)
+    assert own[:4] == b"abcd"
+    assert kernel.held() == {"fds": 2, "handles": 0, "maps": 0, "gpu maps": 0}
 
 
 def test_a_reservation_is_fixed_and_in_pages(kernel: FakeKernel) -> None:

@@ -191,7 +191,7 @@ def test_a_qmd_is_not_rewritten_after_it_was_submitted(board: str, monkeypatch: 
 
 
 def run_ahead(launches: int) -> list[int]:
-    """Store 1, 2, 3, ... into consecutive words while the GPU is held back, more launches than arguments fit the ring."""
+    """Store 1, 2, 3, ... into consecutive words while the GPU is held back; the ring of arguments holds far less."""
     device = open_device()
     buffer, store = device.allocator.alloc(4 * launches), program(device, "store")
     with held_back(device):
