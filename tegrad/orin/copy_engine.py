@@ -111,7 +111,7 @@ class CopyObject:
             self._transfer(copy)
         if copy.launch >> 3 & 3:
             self._release(copy)
-        self._channel.scheduler.memory_changed()
+        self._channel.scheduler.changed()
         if copy.launch >> 5 & 3:
             self._channel.awaken()
 

@@ -85,8 +85,9 @@ class Channel:
         self.runlist = runlist
         self.token = token(chid, runlist)
         self.scheduler = scheduler
-        self.worker = Worker(f"gpu-channel-{chid}", vm, self._on_fault, scheduler.work_done, scheduler.race)
+        self.worker = Worker(f"gpu-channel-{chid}", vm, self._on_fault, scheduler.changed, scheduler.race)
         self.rung = False
+        self.dead = False
         self.state = Wait.DOORBELL
         self.run = self._main()
         # the base register holds bits 39:3; the driver masks the rest silently
@@ -129,7 +130,7 @@ class Channel:
         """A semaphore has been released: others may go on; `syncpt` as `semaphore.release` returned it."""
         if syncpt is not None:
             self.emit(SyncptIncrement(self.chid, self.tsg.id, syncpt))
-        self.scheduler.memory_changed()
+        self.scheduler.changed()
 
     def submit(self, job: Job, *, unordered: bool = False) -> None:
         """Queue engine work behind what this channel has queued before; `unordered` if nothing waits between."""

@@ -36,11 +36,10 @@ CLOSE_GRACE = 0.04
 
 @dataclass
 class Tsg:
-    """A group of channels that share a context; a fault stops them all."""
+    """A group of channels that share a context; a fault stops all that it has then."""
 
     id: int
     enabled: bool = True
-    dead: bool = False
     channels: dict[int, Channel] = field(default_factory=dict)
     contexts: dict[int, ComputeContext] = field(default_factory=dict)
     """Compute state by address space: channels of one TSG and VM share it."""
@@ -102,12 +101,10 @@ class Scheduler:
             if channel is None:
                 return False
             channel.tsg.channels.pop(chid, None)
-            dead = channel.tsg.dead
-        aborted = channel.worker.close(0.0 if dead else CLOSE_GRACE) and not dead
+        aborted = channel.worker.close(0.0 if channel.dead else CLOSE_GRACE) and not channel.dead
         with self.exclusive():
             channel.close()
-            if aborted and channel.tsg.channels and not channel.tsg.dead:
-                self._kill(channel.tsg)
+            if aborted and self._kill(channel.tsg):
                 self._on_event(TsgAborted(chid, channel.tsg.id, f"channel {chid} was closed while its grid ran"))
         return aborted
 
@@ -146,12 +143,8 @@ class Scheduler:
         """Report an event."""
         self._on_event(event)
 
-    def memory_changed(self) -> None:
-        """An engine has written memory that others may wait for."""
-        self._dirty = True
-
-    def work_done(self) -> None:
-        """A job of some channel has ended."""
+    def changed(self) -> None:
+        """An engine has written memory that others may wait for, or ended a job."""
         self._dirty = True
         if self._asleep:
             self.wake()
@@ -168,9 +161,9 @@ class Scheduler:
             self._stop(channel, error)
 
     def _stop(self, channel: Channel, error: BaseException) -> None:
-        """Stop the channel's TSG and report, unless it is dead already: the first fault counts."""
+        """Stop the channel's TSG and report, unless that was done already: the first fault counts."""
         tsg = channel.tsg
-        if tsg.dead or channel.chid not in tsg.channels:
+        if channel.dead or channel.chid not in tsg.channels:
             return
         self._kill(tsg)
         if isinstance(error, Fault):
@@ -180,10 +173,13 @@ class Scheduler:
             event = TsgAborted(channel.chid, tsg.id, f"defect of the emulated GPU: {trace}")
         self._on_event(event)
 
-    def _kill(self, tsg: Tsg) -> None:
-        tsg.dead = True
-        for channel in tsg.channels.values():
+    def _kill(self, tsg: Tsg) -> int:
+        """Stop every channel of the group for good; how many still lived."""
+        living = [channel for channel in tsg.channels.values() if not channel.dead]
+        for channel in living:
+            channel.dead = True
             channel.worker.stop()
+        return len(living)
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
@@ -198,7 +194,7 @@ class Scheduler:
                 time.sleep(0.0001)
 
     def _runnable(self, channel: Channel) -> bool:
-        return channel.tsg.enabled and not channel.tsg.dead and (channel.state is not Wait.DOORBELL or channel.rung)
+        return not channel.dead and channel.tsg.enabled and (channel.state is not Wait.DOORBELL or channel.rung)
 
     def _turn(self, channel: Channel) -> None:
         channel.vm.enter()

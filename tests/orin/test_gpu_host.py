@@ -437,12 +437,14 @@ def test_a_fault_stops_the_whole_tsg_and_no_other(rig: Rig) -> None:
     assert other.run()
     assert out.u64() == 0
     assert len(rig.of(FatalEvent)) == 1
-    # closing and making it anew brings it back
+    # new channels work, in the same group and in a new one
+    assert rig.channel().run()
+    assert not sister.run(0.02)
     for chid in (bad.chid, sister.chid):
         rig.gpu.channel_destroy(chid)
-    rig.gpu.tsg_destroy(1)
-    rig.gpu.tsg_create(1)
-    assert rig.channel().run()
+    rig.gpu.tsg_create(3)
+    assert rig.channel(tsg=3).run()
+    assert len(rig.of(FatalEvent)) == 1
 
 
 def test_a_disabled_tsg_waits(rig: Rig) -> None:
