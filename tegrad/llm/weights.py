@@ -16,7 +16,7 @@ from tinygrad.device import Buffer
 
 from tegrad.llm.arch import Config, Spec, tensor_name
 from tegrad.llm.dequant import dequantize, storage
-from tegrad.llm.gguf import READ_SIZE, BlockType, Gguf, Progress, TensorInfo
+from tegrad.llm.gguf import F32, READ_SIZE, BlockType, Gguf, Progress, TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,11 @@ class Matrix:
 
         One reduction: the factor that normalizes a token is a second sum over the same elements, in the same kernel.
         """
-        weights = dequantize(self.kind, self.data).unsqueeze(0)
+        weights = dequantize(self.kind, self.data)
+        if x.shape[0] != 1 and self.kind is not F32:
+            # Several tokens share the expanded weights, which live for this product only.
+            weights = weights.reshape(weights.shape[0], -1).contiguous()
+        weights = weights.unsqueeze(0)
         axes = tuple(range(2, len(weights.shape)))
 
         def spread(vector: Tensor) -> Tensor:
