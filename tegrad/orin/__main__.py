@@ -10,11 +10,16 @@ from tegrad.hw.chips import CHIPS
 
 
 def main(chip: str, memory: str, listener: str, linger: str, gpu: str) -> None:
-    """Fork the driver process and end; the caller's listening socket is already bound, so it may connect at once."""
-    if os.fork():
-        os._exit(0)
+    """Fork the driver process and end; the caller's listening socket is already bound, so it may connect at once.
+
+    The board's own stderr goes nowhere unless TEGRAD_BOARD_DEBUG is set; what matters is in its kernel log.
+    """
     from tegrad.orin.server import serve
 
+    if os.fork():
+        os._exit(0)
+    if not os.environ.get("TEGRAD_BOARD_DEBUG"):
+        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 2)
     with socket.socket(fileno=int(listener)) as sock:
         os.set_inheritable(sock.fileno(), False)
         serve(CHIPS[chip], int(memory), sock, linger=None if linger == "forever" else float(linger), gpu=gpu)

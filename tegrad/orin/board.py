@@ -46,11 +46,18 @@ def parse_spec(text: str) -> Spec:
     if name in CHIPS:
         chip = CHIPS[name]
         return Spec(text, chip, parse_size(size) if size else chip.mem_bytes)
-    if not _NAME.fullmatch(text):
-        raise BoardError(
-            f"{text!r} names no board: use one of {', '.join(CHIPS)} or a name given to `tegrad board start`"
-        )
+    check_name(text)
     return Spec(text, None)
+
+
+def check_name(name: str) -> None:
+    """Raise BoardError unless a shared board may be called that."""
+    if name.partition(":")[0] in CHIPS:
+        raise BoardError(f"{name!r} is a chip's name, which always means a private board; choose another name")
+    if not _NAME.fullmatch(name):
+        raise BoardError(
+            f"{name!r} names no board: use one of {', '.join(CHIPS)}, or letters and digits for a shared board"
+        )
 
 
 def parse_size(text: str) -> int:
@@ -101,6 +108,11 @@ def peer(sock: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "it gave no reason; set TEGRAD_BOARD_DEBUG=1 to see its stderr"
+
+
 def start(
     chip: Chip, memory: int, *, name: str | None = None, linger: float | None = LINGER_S, gpu: str = GPU
 ) -> bytes:
@@ -120,18 +132,20 @@ def start(
         command = [sys.executable, "-m", "tegrad.orin", chip.name, str(memory), str(listener.fileno())]
         command += ["forever" if linger is None else str(linger), gpu]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
-        # The command forks the board and ends, so that the board is nobody's child and never a zombie.
+        # The command forks the board and ends, so that the board is nobody's child and never a zombie; and the board
+        # lets go of stderr, or whoever waits for the end of our output would wait for the board too.
         done = subprocess.run(
             command,
             pass_fds=(listener.fileno(),),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=None,
+            stderr=subprocess.PIPE,
+            text=True,
             start_new_session=True,
             timeout=START_TIMEOUT_S,
             check=False,
         )
         if done.returncode:
-            raise BoardError(f"the emulated board did not start (exit code {done.returncode}); its errors are above")
+            raise BoardError(f"the emulated board did not start: {_last_line(done.stderr)}")
     return address

@@ -122,12 +122,17 @@ def _find_vma(address: int) -> bytes:
 # ---- one call -------------------------------------------------------------------------------------------------------
 
 
-def _call(fd: int, request: Message) -> Message:
-    """Send a request on a socket and serve the board until the answer comes. Raises OSError."""
+def _call(fd: int, request: Message, *, peer: int | None = None) -> Message:
+    """Send a request on a socket and serve the board until the answer comes. Raises OSError.
+
+    With `peer`, the fd may be anything of the caller's: nothing is written to it unless that process made it.
+    """
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with near:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=fd)
         try:
+            if peer is not None and not _made_by(sock, peer):
+                raise OSError(errno.ENOTTY, os.strerror(errno.ENOTTY))
             wire.send(sock, request, reply=far.fileno())
         finally:
             sock.detach()
@@ -140,6 +145,12 @@ def _call(fd: int, request: Message) -> Message:
             if answer.op == Op.DONE:
                 return answer
             wire.send(near, _serve(answer))
+
+
+def _made_by(sock: socket.socket, pid: int) -> bool:
+    """Whether an fd is a device fd of the board whose driver has this pid. OSError(ENOTSOCK) if it is no socket."""
+    kind = sock.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN), sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
+    return kind == (socket.AF_UNIX, socket.SOCK_SEQPACKET) and board.peer(sock)[0] == pid
 
 
 def _serve(message: Message) -> Message:
@@ -208,6 +219,20 @@ class Connection:
                     raise OSError(answer.code, os.strerror(answer.code))
                 return answer
         raise AssertionError
+
+    def stop(self, seconds: float = 10.0) -> None:
+        """End the board and wait until it is gone. BoardError if that takes too long."""
+        self.call(Message(Op.STOP))
+        sock = self._session()
+        sock.settimeout(seconds)
+        try:
+            while sock.recv(1):
+                pass
+        except TimeoutError:
+            raise BoardError(f"board {self.spec.text!r} does not stop; kill process {self.pid}") from None
+        except OSError:
+            pass
+        self._forget(sock)
 
     @property
     def pid(self) -> int:
@@ -345,8 +370,7 @@ class BoardKernel:
     def doorbell(self, fd: int, size: int = USERMODE_SIZE) -> BoardDoorbell:
         """The usermode registers of a ctrl fd; one at a time per fd (EBUSY)."""
         try:
-            _require_device(self.connection, fd)
-            answer = _call(fd, Message(Op.MMAP_REGISTERS, size, 0))
+            answer = _call(fd, Message(Op.MMAP_REGISTERS, size, 0), peer=self.connection.pid)
             if answer.code:
                 raise OSError(answer.code, os.strerror(answer.code))
         except OSError as error:
@@ -366,24 +390,15 @@ class BoardKernel:
         self.connection.call(Message(Op.MMAP_CHECK, size, offset, written, [fd]))
 
 
-def _require_device(conn: Connection, fd: int) -> None:
-    """Make sure that a socket is one of the board's device fds before anything is written to it."""
-    with socket.socket(fileno=os.dup(fd)) as sock:
-        ours = sock.family == socket.AF_UNIX and sock.type == socket.SOCK_SEQPACKET and board.peer(sock)[0] == conn.pid
-    if not ours:
-        raise OSError(errno.ENOTTY, os.strerror(errno.ENOTTY))
-
-
 def _ioctl(conn: Connection, fd: int, row: Ioctl, arg: Arg) -> int:
     """One attempt. Raises OSError with the driver's errno."""
-    _require_device(conn, fd)
     payload, fds, value = b"", [], 0
     if isinstance(arg, int):
         value = arg
     elif arg is not None:
         payload = ctypes.string_at(ctypes.addressof(arg), ctypes.sizeof(arg))
         fds = [_if_open(ctypes.c_int32(get_field(arg, name)).value) for name in row.fds_in]
-    answer = _call(fd, Message(Op.IOCTL, row.request, value, payload, fds))
+    answer = _call(fd, Message(Op.IOCTL, row.request, value, payload, fds), peer=conn.pid)
     if answer.code:
         raise OSError(answer.code, os.strerror(answer.code))
     if answer.payload and arg is not None and not isinstance(arg, int):
@@ -472,4 +487,4 @@ def board_inject(spec: str, rules: Iterable[Rule]) -> int:
 
 def board_stop(spec: str) -> None:
     """End the board; its clients see their fds die."""
-    connection(spec).call(Message(Op.STOP))
+    connection(spec).stop()

@@ -20,7 +20,7 @@ from tegrad.orin.channel import MAX_CHANNELS, Channel, ChannelFile
 from tegrad.orin.ctrl import ClockFile, CtrlFile
 from tegrad.orin.events import GpuEvent
 from tegrad.orin.files import DECODERS, FOREIGN, Call, Errno, File, Foreign, Process, Steps, Table, Until
-from tegrad.orin.inject import Injector
+from tegrad.orin.inject import Injector, Strike
 from tegrad.orin.klog import KernelLog
 from tegrad.orin.link import GpuLost, Link
 from tegrad.orin.nvmap import Buffer, Memory, NvmapFile, NvmapState
@@ -112,14 +112,19 @@ class Driver:
             raise Errno(errno.ENOTTY)
         return row
 
-    def steps(self, file: File, call: Call) -> Steps:
-        """Carry out one call: what is injected, then the handler."""
+    def begin(self, file: File, call: Call) -> Steps | int | None:
+        """Carry out one call: its result, or the steps that lead there."""
         strike = self.inject.strike(call.row.name)
         if strike is not None:
-            if strike.stall:
-                yield Until(None, time.monotonic() + strike.stall)
-            if strike.errno:
-                raise Errno(strike.errno)
+            return self._struck(file, call, strike)
+        return HANDLERS[file.kind][call.row.request](file, call)
+
+    def _struck(self, file: File, call: Call, strike: Strike) -> Steps:
+        """A call that an injection rule hit."""
+        if strike.stall:
+            yield Until(None, time.monotonic() + strike.stall)
+        if strike.errno:
+            raise Errno(strike.errno)
         outcome = HANDLERS[file.kind][call.row.request](file, call)
         if outcome is None or isinstance(outcome, int):
             return outcome

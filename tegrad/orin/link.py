@@ -16,13 +16,12 @@ import queue
 import signal
 import socket
 import struct
-import sys
 import threading
 import traceback
 from typing import Any
 
 from tegrad.hw.chips import Chip
-from tegrad.orin.events import GpuEvent
+from tegrad.orin.events import GpuEvent, Note
 
 GPU = "tegrad.orin.gpu:Gpu"
 CALL_TIMEOUT_S = 60.0
@@ -106,9 +105,9 @@ def _gpu_process(chip: Chip, factory: str, calls: socket.socket, events: socket.
         _serve(chip, factory, calls, events, doorbell)
         status = 0
     except BaseException:
-        traceback.print_exc()
+        for line in traceback.format_exc().splitlines():
+            events.send(pickle.dumps(Note(-1, -1, f"GPU process: {line}")))
     finally:
-        sys.stderr.flush()
         os._exit(status)
 
 

@@ -17,10 +17,11 @@ import select
 import signal
 import socket
 import time
+import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tegrad.hw.chips import Chip
 from tegrad.orin import nvmap, wire
@@ -73,12 +74,11 @@ class Pending:
 
     file: File
     call: Call
-    steps: Steps
     reply: socket.socket
-    token: int
+    held: list[Buffer]
+    steps: Steps | None = None
     waiting: Any = None
     deadline: float | None = None
-    held: list[Buffer] = field(default_factory=list)
 
 
 class Server:
@@ -254,7 +254,19 @@ class Server:
                 buffer.drop()
             return
         file.calls += 1
-        self._advance(Pending(file, call, self.driver.steps(file, call), reply, -1, held=held), None)
+        pending = Pending(file, call, reply, held)
+        try:
+            outcome = self.driver.begin(file, call)
+        except Errno as refusal:
+            self._finish(pending, refusal.number, 0)
+        except Exception as bug:
+            self._broken(pending, bug)
+        else:
+            if outcome is None or isinstance(outcome, int):
+                self._finish(pending, 0, outcome or 0)
+            else:
+                pending.steps = outcome
+                self._advance(pending, None)
 
     def _resolve(self, fd: int, held: list[Buffer]) -> File | Buffer | Foreign:
         found = self.driver.resolve(fd, self.by_inode)
@@ -266,6 +278,7 @@ class Server:
 
     def _advance(self, pending: Pending, value: Any) -> None:
         """Run the handler to its next wait or to its end."""
+        assert pending.steps is not None
         try:
             wait = pending.steps.send(value)
         except StopIteration as end:
@@ -273,11 +286,15 @@ class Server:
         except Errno as refusal:
             self._finish(pending, refusal.number, 0)
         except Exception as bug:
-            self.driver.log.board(f"bug in {pending.call.row.name}: {type(bug).__name__}: {bug}")
-            self._finish(pending, errno.EIO, 0)
-            raise
+            self._broken(pending, bug)
         else:
             self._suspend(pending, wait)
+
+    def _broken(self, pending: Pending, bug: Exception) -> None:
+        """A handler failed in a way that no driver does: say so, and keep serving the others."""
+        for line in traceback.format_exception(bug):
+            self.driver.log.board(f"{pending.call.row.name}: {line.rstrip()}")
+        self._finish(pending, errno.EIO, 0)
 
     def _suspend(self, pending: Pending, wait: Any) -> None:
         pending.waiting = wait
@@ -335,6 +352,7 @@ class Server:
 
     def _abandon(self, pending: Pending) -> None:
         """The caller died in the middle of a call."""
+        assert pending.steps is not None
         pending.steps.close()
         self._finish(pending, errno.EINTR, 0)
 
@@ -519,8 +537,10 @@ def _host_counts(pid: int) -> dict[str, int]:
         return {"fds": 0, "maps": 0}
 
 
-def serve(chip: Chip, memory: int, listener: socket.socket, *, linger: float | None, gpu: str) -> None:
-    """The driver process: serve until it is time to go."""
+def serve(chip: Chip, memory: int, listener: socket.socket, *, linger: float | None, gpu: str) -> NoReturn:
+    """Be the driver process until it is time to go. Sockets are left to the exit: their end is the process's end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    Server(chip, memory, listener, linger=linger, gpu=gpu).run()
+    server = Server(chip, memory, listener, linger=linger, gpu=gpu)
+    server.run()
+    os._exit(0)

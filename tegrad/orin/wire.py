@@ -45,12 +45,15 @@ class Op(IntEnum):
     FIND_VMA = 38  # value: user address -> COPIED with a JSON area of the caller's memory map
 
 
-HEADER = struct.Struct("<HHIQ")
+HEADER = struct.Struct("<HHQQ")
 CHUNK = 1 << 16  # bytes of user memory per message, well below the socket's buffer
 MAX_MESSAGE = HEADER.size + CHUNK + 256
 MAX_FDS = 16
 _FD_BYTES = socket.CMSG_SPACE(MAX_FDS * 4)
 ABSENT = 0xFF
+# As plain integers: the enumerations cost microseconds a message.
+_NOSIGNAL, _CLOEXEC, _TRUNCATED = int(socket.MSG_NOSIGNAL), int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
+_SOCKET, _RIGHTS = int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS)
 
 
 @dataclass(slots=True)
@@ -85,9 +88,7 @@ def send(sock: socket.socket, message: Message, *, reply: int | None = None) -> 
     head = HEADER.pack(message.op, len(slots), message.code, message.value & 0xFFFFFFFFFFFFFFFF)
     parts: list[bytes] = [head, bytes(slots), message.payload]
     if passed:
-        sock.sendmsg(
-            parts, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(passed)}i", *passed))], _NOSIGNAL
-        )
+        sock.sendmsg(parts, [(_SOCKET, _RIGHTS, struct.pack(f"{len(passed)}i", *passed))], _NOSIGNAL)
     else:
         sock.sendmsg(parts, [], _NOSIGNAL)
 
@@ -97,22 +98,19 @@ def receive(sock: socket.socket, *, with_reply: bool = False) -> tuple[Message, 
 
     Every fd arrives close-on-exec. Raises OSError(EMFILE) where the receiver's fd table could not take them.
     """
-    data, ancillary, flags, _ = sock.recvmsg(MAX_MESSAGE, _FD_BYTES, socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, flags, _ = sock.recvmsg(MAX_MESSAGE, _FD_BYTES, _CLOEXEC)
     if not data:
         return None
     passed: list[int] = []
     for level, kind, raw in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+        if level == _SOCKET and kind == _RIGHTS:
             passed += struct.unpack(f"{len(raw) // 4}i", raw[: len(raw) // 4 * 4])
     op, slots, code, value = HEADER.unpack_from(data)
     body = HEADER.size + slots
     reply = passed[0] if with_reply and passed else None
-    if flags & socket.MSG_CTRUNC:
+    if flags & _TRUNCATED:
         for fd in passed:
             os.close(fd)
         raise OSError(24, "too many open files for the fds of a message")
     fds = [None if s == ABSENT else passed[s] for s in data[HEADER.size : body]]
     return Message(op, code, value, data[body:], fds), reply
-
-
-_NOSIGNAL = socket.MSG_NOSIGNAL

@@ -21,7 +21,7 @@ DETERMINISTIC = k.NVGPU_CHANNEL_SETUP_BIND_FLAGS_DETERMINISTIC
 USERMODE = k.NVGPU_CHANNEL_SETUP_BIND_FLAGS_USERMODE_SUPPORT
 
 
-# ---- TSG ----------------------------------------------------------------------------------------------------------------
+# ---- TSG ------------------------------------------------------------------------------------------------------------
 
 
 def test_subcontexts(user: User) -> None:
@@ -318,7 +318,7 @@ def test_preemption_modes_only_rise(user: User) -> None:
             set_mode(graphics, compute)
 
 
-# ---- the rest -----------------------------------------------------------------------------------------------------------
+# ---- the rest -------------------------------------------------------------------------------------------------------
 
 
 def test_submit_gpfifo_is_refused(user: User) -> None:

@@ -77,10 +77,10 @@ def test_an_mmu_fault_in_the_log(user: User) -> None:
     raise_fault(user, channel)
     lines = board_log(SPEC)[seen:]
     assert "nvgpu: 17000000.gpu" in lines[0]
-    assert "[ERR]  [MMU FAULT] mmu engine id:  0, ch id:  511, fault addr: 0x123000" in lines[0]
+    assert f"[ERR]  [MMU FAULT] mmu engine id:  0, ch id:  {channel.token}, fault addr: 0x123000" in lines[0]
     assert "fault type: invalid pte, access type: virt write" in lines[0]
     assert "client type: gpc, client id:  t1_3, gpc id if client type is gpc: 1" in lines[1]
-    assert any("error notifier set to 31 for ch 511 owned by" in line for line in lines)
+    assert any(f"error notifier set to 31 for ch {channel.token} owned by" in line for line in lines)
 
 
 def test_an_sm_exception_is_logged_and_can_be_read(user: User) -> None:

@@ -19,8 +19,9 @@ from pathlib import Path
 import pytest
 from driver_user import CTRL, FAKE_GPU, NVMAP, SPEC, User, refused
 
+from tegrad.hw.chips import CHIPS
 from tegrad.orin import board
-from tegrad.orin.client import BoardKernel, board_status
+from tegrad.orin.client import BoardKernel, board_status, board_stop
 from tegrad.uapi import ioctls as io
 from tegrad.uapi import structs as s
 
@@ -38,7 +39,7 @@ def wait_for(what: Callable[[], object], seconds: float = 5.0) -> None:
         time.sleep(0.005)
 
 
-# ---- closing ------------------------------------------------------------------------------------------------------------
+# ---- closing --------------------------------------------------------------------------------------------------------
 
 
 def test_a_mapping_keeps_its_buffer_after_handle_and_fd_are_gone(user: User) -> None:
@@ -125,6 +126,8 @@ def test_close_then_open_is_synchronous(user: User) -> None:
             os.close(fd)
             user.fds.remove(fd)
         fds = [user.open_channel() for _ in range(512)]
+    for fd in reversed(fds):  # leave the stack of channel ids as it was
+        user.close(fd)
 
 
 def test_two_hundred_cycles_leave_everything_as_it_was(kernel: BoardKernel) -> None:
@@ -266,7 +269,7 @@ def _child(code: str, *arguments: str) -> subprocess.Popen[str]:
 HOLD = f"""
     import sys, time
     from driver_user import User
-    from tegrad.orin.client import BoardKernel, board_status
+    from tegrad.orin.client import BoardKernel, board_status, board_stop
     linger = float(sys.argv[2]) if len(sys.argv) > 2 else 0.2
     user = User(BoardKernel(sys.argv[1], linger=linger, gpu={FAKE_GPU!r}))
     made = user.channel()
@@ -282,14 +285,10 @@ HOLD = f"""
 @pytest.fixture
 def shared_board() -> Iterator[str]:
     name = f"test-{os.getpid()}"
-    from tegrad.hw.chips import CHIPS
-
     board.start(CHIPS["orin-nano-8gb"], 1 << 30, name=name, linger=None, gpu=FAKE_GPU)
     yield name
-    from tegrad.orin.client import board_stop
-
     board_stop(name)
-    wait_for(lambda: name not in board.running())
+    assert name not in board.running()
 
 
 def test_kill_9_of_a_client_leaves_a_shared_board_clean(shared_board: str) -> None:

@@ -1,0 +1,106 @@
+"""`tegrad board`: shared emulated boards, which several processes reach by name (`TEGRAD_BOARD=NAME`)."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="The board's name.")]
+DEFAULT_CHIP = "agx-orin-64gb"
+
+
+@app.command()
+def start(
+    name: Name,
+    chip: Annotated[str, typer.Option(help="Which board to emulate; `tegrad board chips` lists them.")] = DEFAULT_CHIP,
+    memory: Annotated[str, typer.Option(help="Its memory, like 8GiB; the chip's own by default.")] = "",
+) -> None:
+    """Start a board that stays until it is stopped."""
+    from tegrad.hw.chips import CHIPS
+    from tegrad.orin import board
+
+    if chip not in CHIPS:
+        raise board.BoardError(f"there is no chip named {chip!r}; choose one of {', '.join(CHIPS)}")
+    row = CHIPS[chip]
+    board.check_name(name)
+    size = board.parse_size(memory) if memory else row.mem_bytes
+    board.start(row, size, name=name, linger=None)
+    typer.echo(f"{name}: {chip} with {size / 2**30:g} GiB. Use it with TEGRAD_BOARD={name}")
+
+
+@app.command()
+def stop(name: Name) -> None:
+    """Stop a board; its clients' devices die with it."""
+    from tegrad.orin.client import board_stop
+
+    board_stop(name)
+    typer.echo(f"{name}: stopped")
+
+
+@app.command(name="list")
+def list_() -> None:
+    """Name the boards that run."""
+    from tegrad.orin import board
+    from tegrad.orin.client import board_status
+
+    for name in board.running():
+        found = board_status(name)
+        clients = ", ".join(f"{c['comm']} ({c['pid']})" for c in found["clients"] if c["pid"] != _own_pid())
+        typer.echo(f"{name:20} {found['chip']:16} {found['memory_limit'] / 2**30:6g} GiB  {clients or 'no clients'}")
+
+
+@app.command()
+def status(
+    name: Name,
+    json_: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Say what a board holds: clients, open files, buffers, mappings, channels, work done."""
+    from tegrad.orin.client import board_status
+
+    found = board_status(name)
+    if json_:
+        typer.echo(json.dumps(found))
+        return
+    for title, values in (
+        ("board", {"chip": found["chip"], "memory": f"{found['memory_limit'] / 2**30:g} GiB", **found["pids"]}),
+        ("files", found["files"]),
+        ("counts", found["counts"]),
+        ("gpu", _scalars(found["gpu"])),
+    ):
+        typer.echo(f"{title:8}" + ("  ".join(f"{key}={value}" for key, value in values.items()) or "none"))
+    for client in found["clients"]:
+        typer.echo(f"client  {client['comm']} ({client['pid']})")
+
+
+@app.command()
+def log(name: Name) -> None:
+    """Print a board's kernel log."""
+    from tegrad.orin.client import board_log
+
+    for line in board_log(name):
+        typer.echo(line)
+
+
+@app.command()
+def chips() -> None:
+    """List the boards that can be emulated."""
+    from tegrad.hw.chips import CHIPS
+
+    for chip in CHIPS.values():
+        typer.echo(
+            f"{chip.name:16} {chip.chip:6} {chip.arch}  {chip.sm_count:3} SMs  {chip.mem_bytes / 2**30:6.4g} GiB"
+        )
+
+
+def _scalars(values: dict[str, Any] | None) -> dict[str, Any]:
+    return {key: value for key, value in (values or {}).items() if not isinstance(value, (dict, list))}
+
+
+def _own_pid() -> int:
+    import os
+
+    return os.getpid()

@@ -1,0 +1,172 @@
+"""Boards as a whole: specs, names, the command, other chips, and the memory limit."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from driver_user import FAKE_GPU, User, refused
+
+from tegrad.hw.chips import CHIPS
+from tegrad.orin import board, nvmap
+from tegrad.orin.board import BoardError, parse_size, parse_spec
+from tegrad.orin.client import BoardKernel, board_log, board_status, board_stop
+from tegrad.orin.files import Errno
+from tegrad.uapi import ioctls as io
+from tegrad.uapi import structs as s
+
+ROOT = Path(__file__).parents[3]
+GIB = 1 << 30
+
+
+def test_specs() -> None:
+    assert parse_spec("agx-orin-64gb").memory == 64 * GIB
+    assert parse_spec("orin-nano-8gb:512M").memory == 512 << 20
+    assert parse_spec("gh100").chip is CHIPS["gh100"]
+    assert parse_spec("my-board").chip is None
+    for bad in ("", "two words", "../x", "agx-orin-64gb:lots", "agx-orin-64gb:0"):
+        with pytest.raises(BoardError):
+            parse_spec(bad)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("512M", 512 << 20), ("8GiB", 8 * GIB), ("8 gb", 8 * GIB), ("4096", 4096), ("2KiB", 2048)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+def test_a_name_that_nobody_started_says_how_to() -> None:
+    with pytest.raises(BoardError, match="tegrad board start nobody-has-this"):
+        BoardKernel("nobody-has-this").open("/dev/nvmap")
+
+
+@pytest.fixture
+def gh100() -> Iterator[User]:
+    made = User(BoardKernel("gh100:4GiB", linger=0.2, gpu=FAKE_GPU))
+    yield made
+    made.close_all()
+
+
+def test_another_chip_on_the_same_seam(gh100: User) -> None:
+    found = s.GpuCharacteristics()
+    arg = s.GpuGetCharacteristics(ctypes.sizeof(found), ctypes.addressof(found))
+    gh100.kernel.ioctl(gh100.ctrl, io.NVGPU_GPU_IOCTL_GET_CHARACTERISTICS, arg)
+    assert (found.compute_class, found.sm_arch_sm_version) == (0xCBC0, 0x900)
+    assert found.num_gpc * found.num_tpc_per_gpc * 2 == 132
+    made = gh100.channel()
+    gh100.object(made, 0xCBC0)
+    with refused(errno.EINVAL):
+        gh100.object(made, 0xC7C0)
+
+
+def test_the_memory_limit_is_the_specs() -> None:
+    user = User(BoardKernel("orin-nano-8gb:64MiB", linger=0.2, gpu=FAKE_GPU))
+    held = user.buffer(48 << 20)
+    second = user.create(17 << 20)
+    with refused(errno.ENOMEM):
+        user.alloc(second)
+    user.close(held.fd)
+    user.free(held.handle)
+    user.alloc(second)
+    user.close_all()
+
+
+def test_the_hosts_free_memory_is_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = nvmap.Memory(64 * GIB, "test")
+    monkeypatch.setattr(nvmap, "host_free", lambda: nvmap.HOST_MARGIN + (8 << 20))
+    first, second, third = (memory.create(size << 20).hold() for size in (6, 4, 2))
+    memory.allocate(first, 4096, 0, 0)
+    with pytest.raises(Errno) as refusal:
+        memory.allocate(second, 4096, 0, 0)  # 6 MiB are promised and not touched yet
+    assert refusal.value.number == errno.ENOMEM
+    memory.allocate(third, 4096, 0, 0)
+    os.posix_fallocate(first.fd, 0, 6 << 20)  # once touched they are no longer in what is free
+    memory.allocate(second, 4096, 0, 0)
+    for buffer in (first, second, third):
+        buffer.drop()
+    assert memory.taken == 0
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+# ---- the command --------------------------------------------------------------------------------------------------
+
+
+def _tegrad(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tegrad", "board", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=60)
+
+
+def test_the_board_command() -> None:
+    name = f"cli-{os.getpid()}"
+    started = _tegrad("start", name, "--chip", "orin-nano-8gb", "--memory", "1GiB")
+    assert started.returncode == 0, started.stderr
+    try:
+        again = _tegrad("start", name)
+        assert again.returncode == 1
+        assert "running already" in again.stderr
+        assert name in board.running()
+        user = User(BoardKernel(name))
+        user.buffer(8192)
+        shown = _tegrad("status", name).stdout
+        assert "orin-nano-8gb" in shown
+        assert "nvmap_handles=1" in shown
+        assert str(os.getpid()) in shown
+        line = next(line for line in _tegrad("list").stdout.splitlines() if line.startswith(name))
+        assert "orin-nano-8gb" in line
+        assert str(os.getpid()) in line
+        assert _tegrad("log", name).returncode == 0
+    finally:
+        assert _tegrad("stop", name).returncode == 0
+    assert name not in board.running()
+    gone = _tegrad("status", name)
+    assert gone.returncode == 1
+    assert gone.stderr.startswith("tegrad: no board named")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("start", "gh100"), ("start", "x", "--chip", "nope"), ("start", "x", "--memory", "3Q"), ("stop", "xyz")],
+)
+def test_bad_input_is_one_sentence(arguments: tuple[str, ...]) -> None:
+    done = _tegrad(*arguments)
+    assert done.returncode != 0
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_log_longer_than_a_message_comes_whole() -> None:
+    spec = "agx-orin-64gb:2GiB"
+    user = User(BoardKernel(spec, linger=0.2, gpu=FAKE_GPU))
+    for _ in range(600):
+        with refused(errno.ENOTTY):
+            user.kernel.ioctl(user.nvmap, io.NVMAP_IOC_GET_ID, s.CreateHandle())
+    lines = board_log(spec)
+    assert len([line for line in lines if "Unknown NVMAP_IOC" in line]) == 600
+    assert board_log(spec, since=len(lines)) == []
+    user.close_all()
+
+
+def test_stop_ends_the_processes_and_their_clients_notice() -> None:
+    name = f"stop-{os.getpid()}"
+    board.start(CHIPS["orin-nano-8gb"], GIB, name=name, linger=None, gpu=FAKE_GPU)
+    user = User(BoardKernel(name))
+    pids = board_status(name)["pids"].values()
+    board_stop(name)
+    # Nobody waits for a daemon but init, so an entry without a command line may remain.
+    assert not any(_command_line(pid) for pid in pids)
+    with refused(errno.ENODEV):
+        user.create(4096)
+    with pytest.raises(BoardError):
+        user.open("/dev/nvmap")
