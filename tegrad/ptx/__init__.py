@@ -11,6 +11,7 @@ from tegrad.ptx.module import Kernel, Module, load
 from tegrad.ptx.syntax import Param, Variable
 
 __all__ = [
-    "DEFAULT_WINDOWS", "HOST", "AbortFlag", "Kernel", "Memory", "Module", "Param", "PtxError", "PtxFault", "Stats", "Variable",
+    "DEFAULT_WINDOWS", "HOST", "AbortFlag", "Kernel", "Memory", "Module", "Param", "PtxError", "PtxFault", "Stats",
+    "Variable",
     "Windows", "load",
 ]  # fmt: skip

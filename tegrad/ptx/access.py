@@ -199,7 +199,7 @@ def scatter_any(f: Fn, host: V, active: V, value: V) -> None:
         f.store(f.extract(value, lane), p)
 
 
-class each_lane:  # noqa: N801
+class each_lane:
     """A loop over the set bits of an i32 mask; the body runs with the lane's index."""
 
     def __init__(self, f: Fn, mask: V) -> None:

@@ -26,7 +26,7 @@ SPINNING = frozenset({"atom", "nanosleep"})
 def registers(op: Operand, out: list[int]) -> None:
     """Append the registers that an operand names."""
     if isinstance(op, Reg):
-        out.append(op.index)
+        out.append(op.number)
     elif isinstance(op, Addr):
         registers(op.base, out)
     elif isinstance(op, Vec | Args):
@@ -36,7 +36,7 @@ def registers(op: Operand, out: list[int]) -> None:
         registers(op.first, out)
         registers(op.second, out)
     elif isinstance(op, Not):
-        out.append(op.reg.index)
+        out.append(op.reg.number)
 
 
 MEMBER_MASK = {"shfl": 4, "vote": 2, "match": 2, "redux": 2, "elect": 1, "bar": 0, "barrier": 0}
@@ -286,10 +286,11 @@ class _Divergence:
         self.divergent = 0
         self.ipdom = _post_dominators(blocks)
         self.branches: set[int] = set()
-        self.facts = [
-            (b, [(ins, *(_bits(x) for x in defs_uses(ins))) for ins in [*b.body, *([b.end] if b.end else [])]])
-            for b in blocks
-        ]
+        self.facts: list[tuple[Ins, int, int]] = []
+        for b in blocks:
+            for ins in [*b.body, *([b.end] if b.end else [])]:
+                defs, uses = defs_uses(ins)
+                self.facts.append((ins, _bits(defs), _bits(uses)))
 
     def run(self) -> int:
         n = len(self.fn.regs)
@@ -303,10 +304,9 @@ class _Divergence:
         again = True
         while again:
             start = self.divergent
-            for _, facts in self.facts:
-                for ins, defs, uses in facts:
-                    if defs & ~self.divergent and (uses & self.divergent or self.source(ins)):
-                        self.divergent |= defs
+            for ins, defs, uses in self.facts:
+                if defs & ~self.divergent and (uses & self.divergent or self.source(ins)):
+                    self.divergent |= defs
             again = self.divergent != start
         return self.divergent != before
 

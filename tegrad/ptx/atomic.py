@@ -18,7 +18,15 @@ from tegrad.ptx.types import TYPES, Ty
 if TYPE_CHECKING:
     from tegrad.ptx.emitter import Emitter
 
-INTEGER_OPS = {"add": "add", "and": "and", "or": "or", "xor": "xor", "exch": "xchg", "inc": "uinc_wrap", "dec": "udec_wrap"}
+INTEGER_OPS = {
+    "add": "add",
+    "and": "and",
+    "or": "or",
+    "xor": "xor",
+    "exch": "xchg",
+    "inc": "uinc_wrap",
+    "dec": "udec_wrap",
+}
 OPS = frozenset({*INTEGER_OPS, "min", "max", "cas"})
 
 
@@ -29,7 +37,13 @@ class AtomicHelper(Helper):
         super().__init__(module, name, Shape(space, t.bits, 1, Access.ATOMIC), False)
         self.op, self.t = op, t
         extra = [(f"<32 x {t.iel}>", "b")] + ([(f"<32 x {t.iel}>", "c")] if op == "cas" else [])
-        self.f = Fn(module, name, self.ret, [("ptr", "frame"), (f"<32 x {self.shape.address_el}>", "addr"), ("i32", "mask"), ("i32", "pc"), *extra], "nounwind")
+        self.f = Fn(
+            module,
+            name,
+            self.ret,
+            [("ptr", "frame"), (f"<32 x {self.shape.address_el}>", "addr"), ("i32", "mask"), ("i32", "pc"), *extra],
+            "nounwind",
+        )
         self.frame, self.addr, self.mask, self.pc, *self.sources = self.f.args
 
     def by_lane(self, host: V, good: V) -> None:
@@ -107,7 +121,10 @@ def atomic(e: "Emitter", ins: Ins) -> None:
     if isinstance(operands[2], Vec) or t.bits == 128 or (op in ("cas", "exch") and t.bits == 16):
         raise NotImplementedError
     as_bits = TYPES[f"b{t.bits}"] if t.kind in "fh" else t
-    sources = [f.splat(f.bits(e.read(o, t if t.kind == "f" else as_bits), t.iel), LANES) for o in operands[2 : 4 if op == "cas" else 3]]
+    sources = [
+        f.splat(f.bits(e.read(o, t if t.kind == "f" else as_bits), t.iel), LANES)
+        for o in operands[2 : 4 if op == "cas" else 3]
+    ]
     a = f.splat(address(e, operands[1], space), LANES)
     e.account(ins, t.size, True)
     if mod(ins, "acquire", "acq_rel", "release"):
@@ -180,7 +197,11 @@ def ldmatrix(e: "Emitter", ins: Ins) -> None:
             for k in range(2):
                 at = f.shuffle(rows, None, [8 * i + 2 * (lane % 4) + k for lane in range(LANES)])
                 at = f.add(at, f.elements("i32", [2 * (lane // 4) for lane in range(LANES)]))
-                halves.append(f.resize(f.call(helper_name("ld", "shared", 16, 1), "i16", LANES, e.frame, at, lanes, pc), "i32", False))
+                halves.append(
+                    f.resize(
+                        f.call(helper_name("ld", "shared", 16, 1), "i16", LANES, e.frame, at, lanes, pc), "i32", False
+                    )
+                )
             v = f.or_(halves[0], f.bin("shl", halves[1], f.like(halves[1], 16)))
         else:
             at = f.shuffle(rows, None, [8 * i + lane // 4 for lane in range(LANES)])
@@ -194,6 +215,7 @@ def nothing(e: "Emitter", ins: Ins) -> None:
 
 
 HANDLERS: dict[str, Handler] = {
-    "atom": atomic, "red": atomic, "membar": fence, "fence": fence, "nanosleep": nanosleep, "cp": copy_async, "ldmatrix": ldmatrix,
+    "atom": atomic, "red": atomic, "membar": fence, "fence": fence, "nanosleep": nanosleep, "cp": copy_async,
+    "ldmatrix": ldmatrix,
     "griddepcontrol": nothing, "setmaxnreg": nothing,
 }  # fmt: skip

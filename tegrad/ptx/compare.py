@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 
 SIGNED = {"eq": "eq", "ne": "ne", "lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge"}
 UNSIGNED = {
-    "eq": "eq", "ne": "ne", "lt": "ult", "le": "ule", "gt": "ugt", "ge": "uge", "lo": "ult", "ls": "ule", "hi": "ugt", "hs": "uge",
+    "eq": "eq", "ne": "ne", "lt": "ult", "le": "ule", "gt": "ugt", "ge": "uge", "lo": "ult", "ls": "ule", "hi": "ugt",
+    "hs": "uge",
 }  # fmt: skip
 FLOAT = {
-    "eq": "oeq", "ne": "one", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge", "equ": "ueq", "neu": "une", "ltu": "ult",
+    "eq": "oeq", "ne": "one", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge", "equ": "ueq", "neu": "une",
+    "ltu": "ult",
     "leu": "ule", "gtu": "ugt", "geu": "uge", "num": "ord", "nan": "uno",
 }  # fmt: skip
 BOOLEAN = {"and": "and", "or": "or", "xor": "xor"}

@@ -42,7 +42,10 @@ def emit_arrive_reduce(module: Module, op: str) -> None:
     params = [("ptr", "frame"), ("i32", "mask"), ("i32", "id"), ("i32", "bits")]
     f = Fn(module, f"tgx_reduce_{op}", "void", params, "nounwind")
     frame, mask, which, bits = f.args
-    at = f.gep(f.load("ptr", frame, Frame.SLOT), f.resize(f.mul(f.and_(which, f.const("i32", 15)), f.const("i32", 4)), "i64", False))
+    at = f.gep(
+        f.load("ptr", frame, Frame.SLOT),
+        f.resize(f.mul(f.and_(which, f.const("i32", 15)), f.const("i32", 4)), "i64", False),
+    )
     first = f.icmp("eq", f.load("i32", at, Slot.ARRIVED), f.const("i32", 0))
     before = f.select(first, f.const("i32", 1 if op == "and" else 0), f.load("i32", at, Slot.REDUCE))
     own = f.and_(bits, mask)

@@ -8,10 +8,10 @@ which other lanes wait: control stays in direct jumps while it is below that.
 from collections.abc import Callable
 
 from tegrad.ptx.analysis import Block, Flow, analyse
+from tegrad.ptx.control import rendezvous
 from tegrad.ptx.errors import PtxError
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import LANES, SPIN_COST, Frame, Launch, Status
-from tegrad.ptx.control import rendezvous
 from tegrad.ptx.rules import U32, Handler, Rule, unsupported
 from tegrad.ptx.specials import TABLE as SPECIALS
 from tegrad.ptx.syntax import Function, Imm, Ins, Not, Operand, Reg, Source, Special, Sym, Variable, Vec
@@ -65,8 +65,9 @@ class Emitter:
         self.layout = Layout(source, fn, self.flow)
         self.params = {p.name: p for p in fn.params}
         self.module = Module()
-        self.f = Fn(self.module, "tgx_warp", "i32", [("ptr", "frame")])
-        self.frame = self.f.args[0]
+        self.f: Fn = Fn(self.module, "tgx_warp", "i32", [("ptr", "frame")])
+        self.frame: V = self.f.args[0]
+        self.launch: V
         self.values: dict[int, V] = {}
         self.dirty: set[int] = set()
         self.block = self.flow.blocks[0]
@@ -240,24 +241,22 @@ class Emitter:
         source = ins.operands[1]
         if ins.base == "mov":
             return self.read(source, ty)
-        from_param = self.find(ins)
+        target, from_param = ins.operands[0], self.find(ins)
+        assert isinstance(target, Reg)
         assert not isinstance(from_param, Rule)
-        hidden = self.values.pop(ins.operands[0].index, None)  # type: ignore[union-attr]
-        assert hidden is None
-        was = self.dirty.copy()
         from_param(self, ins)
-        self.dirty.intersection_update(was)
-        return self.values[ins.operands[0].index]  # type: ignore[union-attr]
+        self.dirty.discard(target.number)
+        return self.values[target.number]
 
     def read(self, op: Operand, ty: Ty) -> V:
         """An operand as a value of the element type of `ty`; scalar where the whole warp has one value."""
         f = self.f
         if isinstance(op, Reg):
-            return self.as_type(self.get(op.index), ty)
+            return self.as_type(self.get(op.number), ty)
         if isinstance(op, Imm):
             return self.immediate(op, ty)
         if isinstance(op, Not):
-            return f.not_(self.get(op.reg.index))
+            return f.not_(self.get(op.reg.number))
         if isinstance(op, Special):
             return self.as_type(self.special(op.name), ty)
         if isinstance(op, Sym):
@@ -326,19 +325,19 @@ class Emitter:
             return
         if not isinstance(op, Reg):
             raise NotImplementedError
-        reg_ty = self.kernel.regs[op.index]
+        reg_ty = self.kernel.regs[op.number]
         have = EL_BITS[v.el]
         if (reg_ty.kind == "p") != (v.el == "i1"):
             raise NotImplementedError
         if have != reg_ty.bits:
             v = f.resize(f.bits(v, f"i{have}"), reg_ty.iel, ty.signed)
         if ins.pred is not None:
-            old = self.get(op.index)
+            old = self.get(op.number)
             if old.el != v.el:
                 old = f.bits(old, v.el)
             v = f.select(self.predicate(ins.pred), v, old)
-        self.values[op.index] = v
-        self.dirty.add(op.index)
+        self.values[op.number] = v
+        self.dirty.add(op.number)
 
     def address_of(self, sym: Sym) -> V:
         """The value of a variable's name in mov: an offset in its space, or an address in global memory."""
@@ -524,7 +523,7 @@ class Emitter:
 
 
 def _length(block: Block) -> int:
-    """The instructions of a block; the end of a "meet" block belongs to the next one, a pseudo instruction counts none."""
+    """The instructions of a block; the end of a "meet" block belongs to the next one, pseudo instructions do not count."""
     pseudo = sum(i.base.startswith("%") for i in block.body)
     return len(block.body) - pseudo + (block.end is not None and block.kind != "meet")
 

@@ -3,7 +3,19 @@
 from tegrad.ptx.errors import PtxError
 from tegrad.ptx.parser import split_op
 from tegrad.ptx.syntax import (
-    Addr, Args, Function, Ins, Label, Not, Operand, Pair, Reg, Source, Sym, Variable, Vec,
+    Addr,
+    Args,
+    Function,
+    Ins,
+    Label,
+    Not,
+    Operand,
+    Pair,
+    Reg,
+    Source,
+    Sym,
+    Variable,
+    Vec,
 )  # fmt: skip
 
 MAX_DEPTH = 16
@@ -29,9 +41,9 @@ class _Copy:
 
     def operand(self, op: Operand) -> Operand:
         if isinstance(op, Reg):
-            return Reg(op.index + self.base)
+            return Reg(op.number + self.base)
         if isinstance(op, Not):
-            return Not(Reg(op.reg.index + self.base))
+            return Not(Reg(op.reg.number + self.base))
         if isinstance(op, Sym):
             return Sym(self.name(op.name), op.offset)
         if isinstance(op, Addr):
@@ -75,7 +87,8 @@ def expand_calls(source: Source, fn: Function) -> Function:
     if not any(isinstance(i, Ins) and i.base == "call" for i in fn.body):
         return fn
     out = Function(
-        fn.name, fn.entry, fn.params, fn.results, fn.param_size, fn.max_threads, fn.exact_threads, [], list(fn.regs), list(fn.variables), dict(fn.tables)
+        fn.name, fn.entry, fn.params, fn.results, fn.param_size, fn.max_threads, fn.exact_threads, [], list(fn.regs),
+        list(fn.variables), dict(fn.tables)
     )  # fmt: skip
     serial = 0
 

@@ -6,11 +6,9 @@ from tegrad.ptx.rules import Handler, Rule, unsupported
 from tegrad.ptx.syntax import Ins
 
 HANDLERS: dict[str, Handler] = {
-    **compare.HANDLERS,
-    **memory.HANDLERS,
-    **control.HANDLERS,
-    **matrix.HANDLERS,
-    **carry.HANDLERS,
+    name: handler
+    for family in (compare, memory, control, matrix, carry, warp, atomic)
+    for name, handler in family.HANDLERS.items()
 }
 RULES: dict[str, Rule] = {**compare.RULES, **conversion.RULES}
 

@@ -10,8 +10,6 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from tegrad.ptx.arena import Arena, Job, pool
 from tegrad.ptx.errors import PtxFault
 from tegrad.ptx.layout import LANES, Access, Launch, Slot, Space
@@ -83,7 +81,8 @@ class Plan:
     """A kernel with its grid, block, memory and shared memory: the launch structure and the arenas."""
 
     def __init__(
-        self, kernel: "Kernel", code: int, grid: Dim, block: Dim, memory: Memory, windows: Windows, shared: int, symbols: tuple[int, ...]
+        self, kernel: "Kernel", code: int, grid: Dim, block: Dim, memory: Memory, windows: Windows, shared: int,
+        symbols: tuple[int, ...]
     ) -> None:  # fmt: skip
         self.kernel, self.grid, self.block, self.memory, self.windows = kernel, grid, block, memory, windows
         count = block[0] * block[1] * block[2]
@@ -98,11 +97,14 @@ class Plan:
         self.stride = -(-(shared_end + warps * LANES * kernel.local_size) // PAGE) * PAGE
         raw = bytearray(Launch.SIZE)
         struct.pack_into(
-            "<QQQQ6I2I", raw, 0, memory.base, memory.pages, memory.limit, ctypes.addressof(self.params), *grid, *block, warps, count,
+            "<QQQQ6I2I", raw, 0, memory.base, memory.pages, memory.limit, ctypes.addressof(self.params), *grid,
+            *block, warps, count,
         )  # fmt: skip
         struct.pack_into(
-            "<QQQIIQQQQQQQQII", raw, Launch.SHARED_WINDOW, windows.shared, windows.local, windows.size, total_shared, kernel.local_size,
-            0, 0, self.ctas, kernel.frame_size, frames_end, shared_end, code, ctypes.addressof(self.symbols), kernel.param_size, shared,
+            "<QQQIIQQQQQQQQII", raw, Launch.SHARED_WINDOW, windows.shared, windows.local, windows.size, total_shared,
+            kernel.local_size,
+            0, 0, self.ctas, kernel.frame_size, frames_end, shared_end, code, ctypes.addressof(self.symbols),
+            kernel.param_size, shared,
         )  # fmt: skip
         self.launch = ctypes.create_string_buffer(bytes(raw), Launch.SIZE)
         self.address = ctypes.addressof(self.launch)
@@ -134,7 +136,7 @@ class Plan:
             total = arenas[0].counters @ self.kernel.weights
         else:
             self._together(worker, arenas[:count])
-            total = sum(a.counters @ self.kernel.weights for a in arenas[:count])
+            total = sum((a.counters for a in arenas[1:count]), arenas[0].counters) @ self.kernel.weights
         for a in arenas[:count]:
             a.counters.fill(0)
         if self.fault.value or flag.is_set:

@@ -1,8 +1,10 @@
 """mma: matrix multiply-accumulate over a warp (PTX ISA 9.7.14).
 
-A lane is (group g = lane / 4, thread t = lane % 4). A register holds `per` elements; register r of A has row g + 8 (r % 2)
+A lane is (group g = lane / 4, thread t = lane % 4). A register holds `per` elements;
+register r of A has row g + 8 (r % 2)
 and k = per * t + 4 per (r / 2) + s; register r of B has column g and k = per * t + 4 per r + s; C and D have rows g and
-g + 8 and columns 2t and 2t + 1. Each k is a step: elements are brought to their lanes by constant shuffles. Products are
+g + 8 and columns 2t and 2t + 1. Each k is a step: elements are brought to their lanes by constant shuffles. Products
+are
 added in order of k with one rounding each; silicon rounds in another order, so that sums agree within the error of
 such an addition, and exactly where every partial sum is exact.
 """
@@ -24,12 +26,15 @@ LANE_BYTES = {"i32": 4 * LANES, "i64": 8 * LANES}
 ROW = [[lane // 4 * 4 + t for lane in range(LANES)] for t in range(4)]
 COLUMN = [[[4 * (2 * (lane % 4) + c) + t for lane in range(LANES)] for c in range(2)] for t in range(4)]
 SHAPES = {
-    "m16n8k4": (16, 4), "m16n8k8": (16, 8), "m16n8k16": (16, 16), "m16n8k32": (16, 32), "m16n8k64": (16, 64), "m8n8k4": (8, 4),
+    "m16n8k4": (16, 4), "m16n8k8": (16, 8), "m16n8k16": (16, 16), "m16n8k32": (16, 32), "m16n8k64": (16, 64),
+    "m8n8k4": (8, 4),
     "m8n8k16": (8, 16), "m8n8k32": (8, 32),
 }  # fmt: skip
 SUPPORTED = {
-    ("m16n8k8", "f16"), ("m16n8k16", "f16"), ("m16n8k8", "bf16"), ("m16n8k16", "bf16"), ("m16n8k4", "tf32"), ("m16n8k8", "tf32"),
-    ("m8n8k4", "f64"), ("m16n8k16", "s8"), ("m16n8k32", "s8"), ("m16n8k16", "u8"), ("m16n8k32", "u8"), ("m8n8k16", "s8"),
+    ("m16n8k8", "f16"), ("m16n8k16", "f16"), ("m16n8k8", "bf16"), ("m16n8k16", "bf16"), ("m16n8k4", "tf32"),
+    ("m16n8k8", "tf32"),
+    ("m8n8k4", "f64"), ("m16n8k16", "s8"), ("m16n8k32", "s8"), ("m16n8k16", "u8"), ("m16n8k32", "u8"), ("m8n8k16",
+    "s8"),
     ("m8n8k16", "u8"),
 }  # fmt: skip
 
@@ -47,7 +52,8 @@ class Shape:
 
     @property
     def name(self) -> str:
-        return f"tgx_mma_m{self.rows}k{self.k}_{self.a.name}_{self.b.name}_{self.acc.name}_{'sat' if self.saturate else 'wrap'}"
+        how = "sat" if self.saturate else "wrap"
+        return f"tgx_mma_m{self.rows}k{self.k}_{self.a.name}_{self.b.name}_{self.acc.name}_{how}"
 
     @property
     def reg(self) -> str:

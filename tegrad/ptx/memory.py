@@ -36,8 +36,8 @@ def address(e: "Emitter", op: Operand, space: str) -> V:
     if isinstance(op.base, Sym):
         base = e.address_of(Sym(op.base.name, op.base.offset + op.offset))
         return f.resize(base, el, False) if base.ref.startswith("%") else f.const(el, int(base.ref))
-    raw = e.get(op.base.index)
-    v = f.resize(f.bits(raw, f"i{e.kernel.regs[op.base.index].bits}"), el, False)
+    raw = e.get(op.base.number)
+    v = f.resize(f.bits(raw, f"i{e.kernel.regs[op.base.number].bits}"), el, False)
     return f.add(v, f.like(v, op.offset)) if op.offset else v
 
 
@@ -156,5 +156,6 @@ def nothing(e: "Emitter", ins: Ins) -> None:
 
 
 HANDLERS: dict[str, Handler] = {
-    "ld": load, "st": store, "cvta": cvta, "isspacep": isspacep, "prefetch": nothing, "prefetchu": nothing, "discard": nothing, "applypriority": nothing,
+    "ld": load, "st": store, "cvta": cvta, "isspacep": isspacep, "prefetch": nothing, "prefetchu": nothing,
+    "discard": nothing, "applypriority": nothing,
 }  # fmt: skip

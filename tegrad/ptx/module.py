@@ -84,8 +84,8 @@ class Kernel:
         """Run a grid and wait for it; the GIL is released.
 
         `args` are the bytes of the parameter space, or one numpy array or number per parameter (arrays on HOST memory).
-        `shared` is the dynamic shared memory in bytes, `symbols` the device address of each module variable (on HOST the
-        engine provides them), `threads` the number of host threads. Raises PtxFault for the first fault or an abort,
+        `shared` is the dynamic shared memory in bytes, `symbols` the device address of each module variable (on HOST
+        the engine provides them), `threads` the number of host threads. Raises PtxFault for the first fault or an abort,
         PtxError for a launch that cannot be made.
         """
         params = self.pack(args)
@@ -177,7 +177,7 @@ class Module:
         return int(known.ctypes.data)
 
 
-def load(text: str, cache_dir: Path | None | str = "default") -> Module:
+def load(text: str, cache_dir: Path | str | None = "default") -> Module:
     """Parse and check PTX text. `cache_dir` None keeps no compiled code on disk.
 
     Raises PtxError with the line for text that cannot be read or an instruction that is not supported.

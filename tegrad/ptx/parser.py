@@ -11,7 +11,22 @@ from functools import lru_cache
 
 from tegrad.ptx.errors import PtxError
 from tegrad.ptx.syntax import (
-    Addr, Args, Function, Imm, Ins, Label, Not, Operand, Pair, Param, Reg, Source, Special, Sym, Variable, Vec,
+    Addr,
+    Args,
+    Function,
+    Imm,
+    Ins,
+    Label,
+    Not,
+    Operand,
+    Pair,
+    Param,
+    Reg,
+    Source,
+    Special,
+    Sym,
+    Variable,
+    Vec,
 )  # fmt: skip
 from tegrad.ptx.types import TYPES, Ty
 

@@ -1,6 +1,7 @@
 """How instruction tables are written.
 
-A pure instruction is a `Rule`: the types of its result and sources, and a function that writes the LLVM IR for values of
+A pure instruction is a `Rule`: the types of its result and sources, and a function that writes the LLVM IR for values
+of
 those types, scalar or vector alike. Everything else (memory, warp, matrix) is a handler that uses the emitter directly.
 """
 

@@ -8,9 +8,9 @@ from tegrad.ptx.types import Ty
 
 
 class Reg(NamedTuple):
-    """A register, by its index in the kernel."""
+    """A register, by its number in the kernel."""
 
-    index: int
+    number: int
 
 
 class Imm(NamedTuple):

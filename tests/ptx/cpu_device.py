@@ -75,4 +75,3 @@ def prepare(renderer: str) -> None:
     os.environ.update(compiler_environment())
     os.environ.update({"DEV": f"CUDA:{renderer}:sm_87", "CCACHE": "0", "PARALLEL": "0", "CACHELEVEL": "0"})
     install()
-

@@ -9,8 +9,10 @@ from tegrad.ptx.types import TYPES, Ty
 
 HEADER = ".version 8.5\n.target sm_87\n.address_size 64\n"
 NUMPY = {
-    "u8": np.uint8, "s8": np.int8, "b8": np.uint8, "u16": np.uint16, "s16": np.int16, "b16": np.uint16, "u32": np.uint32,
-    "s32": np.int32, "b32": np.uint32, "u64": np.uint64, "s64": np.int64, "b64": np.uint64, "f16": np.float16, "f32": np.float32,
+    "u8": np.uint8, "s8": np.int8, "b8": np.uint8, "u16": np.uint16, "s16": np.int16, "b16": np.uint16,
+    "u32": np.uint32,
+    "s32": np.int32, "b32": np.uint32, "u64": np.uint64, "s64": np.int64, "b64": np.uint64, "f16": np.float16,
+    "f32": np.float32,
     "f64": np.float64, "bf16": np.uint16, "tf32": np.uint32, "f16x2": np.uint32, "bf16x2": np.uint32, "pred": np.uint32,
 }  # fmt: skip
 WIDTH = {8: "b16", 16: "b16", 32: "b32", 64: "b64", 1: "pred"}
@@ -22,7 +24,9 @@ def register(t: Ty) -> str:
     return WIDTH[t.bits]
 
 
-def kernel(name: str, op: str, result: str, sources: Sequence[str], extra: str = "", before: str = "", pair: bool = False) -> str:
+def kernel(
+    name: str, op: str, result: str, sources: Sequence[str], extra: str = "", before: str = "", pair: bool = False
+) -> str:
     """A kernel that applies `op d, a, b, ...extra` to arrays; predicates travel as 0 or 1 in 32 bits."""
     params = ", ".join(f".param .u64 p{i}" for i in range(len(sources) + 1))
     regs, body = [], []

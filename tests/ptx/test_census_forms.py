@@ -86,7 +86,9 @@ def plain(op: str) -> str | None:
     return kernel("k", op, result.name, [s.name for s in sources])
 
 
-HELPER = ".func (.param .b32 o) helper(.param .b32 x) { .reg .b32 %h; ld.param.b32 %h, [x]; st.param.b32 [o], %h; ret; }\n"
+HELPER = (
+    ".func (.param .b32 o) helper(.param .b32 x) { .reg .b32 %h; ld.param.b32 %h, [x]; st.param.b32 [o], %h; ret; }\n"
+)
 
 
 @pytest.mark.parametrize("op", FORMS)

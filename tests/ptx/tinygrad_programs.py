@@ -1,4 +1,6 @@
-"""Programs in tinygrad, run by this engine and compared with numpy. Run as `python -m tests.ptx.tinygrad_programs RENDERER`.
+"""Programs in tinygrad, run by this engine and compared with numpy.
+
+Run as `python -m tests.ptx.tinygrad_programs RENDERER`.
 
 Prints one JSON object: the name of each program and "" or what went wrong.
 """
@@ -92,7 +94,8 @@ def reductions() -> None:
 
 NUMPY = {
     "bool": np.bool_, "int8": np.int8, "uint8": np.uint8, "int16": np.int16, "uint16": np.uint16, "int32": np.int32,
-    "uint32": np.uint32, "int64": np.int64, "uint64": np.uint64, "float16": np.float16, "float32": np.float32, "float64": np.float64,
+    "uint32": np.uint32, "int64": np.int64, "uint64": np.uint64, "float16": np.float16, "float32": np.float32,
+    "float64": np.float64,
 }  # fmt: skip
 
 
@@ -118,7 +121,9 @@ def integer_arithmetic_of_all_types() -> None:
         for op in ("__add__", "__sub__", "__mul__", "__and__", "__or__", "__xor__"):
             assert (getattr(T(a), op)(T(b)).numpy() == getattr(a, op)(b)).all(), (name, op)
         small = (a // 2).astype(t)
-        quotient = np.array([abs(int(p)) // int(q) * (1 if p >= 0 else -1) for p, q in zip(small, b, strict=True)], dtype=t)
+        quotient = np.array(
+            [abs(int(p)) // int(q) * (1 if p >= 0 else -1) for p, q in zip(small, b, strict=True)], dtype=t
+        )
         assert (T(small).div(T(b), rounding_mode="trunc").numpy() == quotient).all(), name
         assert (T(a).maximum(T(b)).numpy() == np.maximum(a, b)).all(), name
 
