@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,28 @@ def odd_views() -> None:
 
 
 @both_renderers
+def shared_pool() -> None:
+    """A reduction by 1024 threads whose partial sums take 64 KiB of shared memory."""
+    import numpy as np
+    from tinygrad import Tensor
+    from tinygrad.codegen import to_program
+    from tinygrad.codegen.opt import Opt, OptOps
+    from tinygrad.uop.ops import Ops
+
+    x = np.random.default_rng(7).standard_normal((1024, 1024), dtype=np.float32)
+    options = (Opt(OptOps.GROUPTOP, 0, 64), Opt(OptOps.LOCAL, 0, 16), Opt(OptOps.UPCAST, 0, 16))
+    tensor = Tensor(x).realize()
+    [ast] = [call.src[0] for call in tensor.sum(1).schedule_linear().src if call.src[0].op is Ops.SINK]
+    compiled = to_program(ast.replace(arg=replace(ast.arg, opts_to_apply=options)), device().renderer)
+    program = device().runtime(compiled.to_elf())
+    out = buffer(np.zeros(1024, np.float32))
+    sizes = {"global_size": compiled.arg.global_size, "local_size": compiled.arg.local_size}
+    program(out._buf, tensor.uop.base.buffer._buf, **sizes)
+    assert program.shmem_usage > 64 << 10, program.shmem_usage
+    close_to(out.numpy(), x.sum(1), 1e-5)
+
+
+@both_renderers
 def jit() -> None:
     """A recorded function, replayed with new inputs."""
     import numpy as np
@@ -236,7 +259,8 @@ def signal_behind_kernel_qmd() -> None:
     dev = device()
     program, _, b, forth, _ = _kernel_and_arguments()
     stock = stock_queue_class()
-    for value in (1, 7, 0x1_2345_6789):
+    # Version 3 stores 32 bits of payload, as tinygrad has it.
+    for value in (1, 7, 0x1_2345_6789 if program.qmd.ver >= 4 else 0x2345_6789):
         first, second = dev.new_signal(), dev.new_signal()
         queue = dev.hw_compute_queue_t().exec(program, forth, (1, 1, 1), (32, 1, 1))
         stock.signal(queue, first, value)
