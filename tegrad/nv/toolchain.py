@@ -167,13 +167,15 @@ class Nvrtc:
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._lib.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
         self.version = (major.value, minor.value)
+        # NVRTC 13 has a cache of its own, and loads libcuda to find its place.
+        self._quiet = ["-no-cache"] if self.version >= (13, 0) else []
 
     def compile(self, source: str, arch: str, options: Sequence[str] = (), *, name: str = "kernel.cu") -> Compiled:
         """Compile for a real architecture such as `sm_87`; CompileFailed carries NVRTC's log."""
         lib, program = self._lib, ctypes.c_void_p()
         self._check(lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None))
         try:
-            flags = [f"--gpu-architecture={arch}", *options]
+            flags = [f"--gpu-architecture={arch}", *self._quiet, *options]
             status = lib.nvrtcCompileProgram(program, len(flags), _strings(flags))
             if status:
                 log = _text(_fetch(program, lib.nvrtcGetProgramLogSize, lib.nvrtcGetProgramLog))
