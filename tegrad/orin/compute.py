@@ -98,20 +98,21 @@ class ComputeObject:
         self._channel = channel
         self._context = context
         self._inline = InlineToMemory(channel, class_id, Subchannel.COMPUTE)
-        self._known: set[int] = set()
+        self._plain: set[int] = set()
+        """Methods seen so far that only set state."""
 
     def method(self, offset: int, data: int) -> Waiting | None:
         """Execute one method."""
-        handler = _TRIGGERS.get(offset)
-        if handler is not None:
-            return handler(self, data)
-        if self._inline.takes(offset):
-            return self._inline.method(offset, data)
-        if offset not in self._known:
+        if offset not in self._plain:
+            handler = _TRIGGERS.get(offset)
+            if handler is not None:
+                return handler(self, data)
+            if self._inline.takes(offset):
+                return self._inline.method(offset, data)
             name = require_method(Subchannel.COMPUTE, self.class_id, offset, data)
             if name.startswith(_NOT_EMULATED):
                 self._channel.note(f"compute method {name} is not emulated")
-            self._known.add(offset)
+            self._plain.add(offset)
         self._context.set(offset, data)
         return None
 

@@ -238,26 +238,26 @@ class Channel:
                 continue  # a NOP or a subdevice mask
             self._header = header
             subch, method = header >> 13 & 7, header << 2 & 0x3FFC
-            if op == MethodOp.INC or op == MethodOp.ONE_INC or op == MethodOp.NON_INC:
+            if op in _WITH_DATA:
                 if at + count > end:
                     raise self._pbdma(PbdmaIntr0.PBSEG, f"the segment ends {at + count - end} words before the method")
                 data = words[at : at + count]
                 at += count
-                if op == MethodOp.NON_INC and count > 2 and self._bulk(subch, method, data):
+                if op == _NON_INC and count > 2 and self._bulk(subch, method, data):
                     continue
                 for word in data:
                     waiting = self._execute(subch, method, word)
                     if waiting is not None:
                         yield from waiting
-                    if op == MethodOp.INC:
+                    if op == _INC:
                         method = method + 4 & 0x3FFC
-                    elif op == MethodOp.ONE_INC:
-                        op, method = MethodOp.NON_INC, method + 4 & 0x3FFC
-            elif op == MethodOp.IMMEDIATE:
+                    elif op == _ONE_INC:
+                        op, method = _NON_INC, method + 4 & 0x3FFC
+            elif op == _IMMEDIATE:
                 waiting = self._execute(subch, method, count)
                 if waiting is not None:
                     yield from waiting
-            elif op == MethodOp.END_SEGMENT:
+            elif op == _END_SEGMENT:
                 return
             else:
                 raise self._bad_header(header)
@@ -280,7 +280,7 @@ class Channel:
                 return target.method(method, data)
             self._method, self._data = method, data
             return self._first_method(subch, method, data)
-        if method == HostMethod.SET_OBJECT:
+        if not method:  # SET_OBJECT
             self._method, self._data = method, data
             return self._set_object(subch, data)
         handler = _HOST_METHODS.get(method)
@@ -445,6 +445,11 @@ def _store(attribute: str, mask: int) -> Callable[[Channel, int], None]:
 
     return handler
 
+
+# plain numbers: members of an IntEnum cost several times as much to look up
+_INC, _NON_INC, _ONE_INC = int(MethodOp.INC), int(MethodOp.NON_INC), int(MethodOp.ONE_INC)
+_IMMEDIATE, _END_SEGMENT = int(MethodOp.IMMEDIATE), int(MethodOp.END_SEGMENT)
+_WITH_DATA = (_INC, _NON_INC, _ONE_INC)
 
 _SEM_RELEASE, _SEM_REDUCTION = 1, 6
 _OLD_REDUCTION = 16

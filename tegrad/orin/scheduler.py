@@ -206,11 +206,18 @@ class Scheduler:
             channel.vm.leave()
 
     def _timeout(self) -> int | None:
-        states = {c.state for c in self._channels.values() if self._runnable(c)}
-        if self._dirty or Wait.TURN in states or Wait.DOORBELL in states:
+        blocked = False
+        for channel in self._channels.values():
+            if self._runnable(channel):
+                state = channel.state
+                if state is Wait.TURN or state is Wait.DOORBELL:
+                    self._dirty = True
+                elif state is Wait.MEMORY:
+                    blocked = True
+        if self._dirty:
             self._vain = 0
             return 0
-        if Wait.MEMORY in states:
+        if blocked:
             self._vain += 1
             return RECHECK_MS if self._vain < RECHECK_PATIENCE else RECHECK_LONG_MS
         return None
