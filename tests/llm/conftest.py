@@ -11,13 +11,12 @@ GPU_FILES = ("/dev/nvgpu/igpu0/ctrl", "/dev/nvidiactl")
 @pytest.fixture(scope="session")
 def device() -> str:
     """tinygrad's default device where DEV chooses one, else NV: this machine's GPU, or an emulated Orin."""
-    if os.environ.get("DEV"):
-        from tinygrad import Device
-
-        return str(Device.DEFAULT)
-    if not any(os.path.exists(name) for name in GPU_FILES):
+    chosen = os.environ.get("DEV")
+    if not chosen and not any(os.path.exists(name) for name in GPU_FILES):
         os.environ.setdefault("TEGRAD_BOARD", BOARD)
     import tegrad.nv
 
     tegrad.nv.install()
-    return "NV"
+    from tinygrad import Device
+
+    return str(Device.DEFAULT) if chosen else "NV"

@@ -1,0 +1,156 @@
+"""`tegrad run` as its user meets it: text and figures, one sentence and exit code 2 for bad input, a clean Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tegrad import models
+from tegrad.cli import run as command
+
+MARK = "TEGRAD_TEST_MARK"
+"""A variable by which a test finds the processes that it caused."""
+TIMEOUT = 240
+
+
+def environment(**values: str) -> dict[str, str]:
+    """This process's environment, without a choice of device unless given."""
+    plain = {key: value for key, value in os.environ.items() if key not in ("DEV", "TEGRAD_BOARD")}
+    return {**plain, "PYTHONUNBUFFERED": "1", **values}
+
+
+def tegrad(*words: str, **values: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tegrad", "run", *words],
+        env=environment(**values), capture_output=True, text=True, timeout=TIMEOUT, check=False,
+    )  # fmt: skip
+
+
+def marked(mark: str) -> list[str]:
+    """Command lines of the processes that carry a mark."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and f"{MARK}={mark}".encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue
+    return found
+
+
+def until(condition: Iterator[bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if next(condition):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.fixture
+def truncated(tmp_path: Path) -> Path:
+    path = tmp_path / "truncated.gguf"
+    path.write_bytes(models.SMALL.read_bytes()[:-1000])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["/nowhere/model.gguf", "hi"], "cannot open the model"),
+        ([str(Path(__file__).parent), "hi"], "directory"),
+        ([__file__, "hi"], "not a GGUF file"),
+        (["{truncated}", "hi"], "truncated"),
+        (["model.gguf"], "a prompt is missing"),
+        (["a", "b", "c"], "put the prompt in quotes"),
+        (["word " * 5000], "exceed the context"),
+        (["hi", "--context", "100000"], "ask for less"),
+        (["hi", "--temperature", "-1"], "cannot sample"),
+        (["hi", "--top-p", "0"], "cannot sample"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(truncated: Path, words: list[str], said: str) -> None:
+    begun = time.monotonic()
+    result = tegrad(*(word.format(truncated=truncated) for word in words))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert said in result.stderr
+    assert result.stderr.startswith("tegrad: ")
+    assert result.stderr.count("\n") == 1
+    assert time.monotonic() - begun < 30
+
+
+def test_without_a_gpu_an_emulated_board_is_taken_and_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("DEV", "TEGRAD_BOARD"):
+        monkeypatch.setenv(name, "")  # so that what is set below is taken back
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(command, "GPU_FILES", ())
+    command.choose_device()
+    assert (os.environ["DEV"], os.environ["TEGRAD_BOARD"]) == ("NV", command.EMULATED)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert command.EMULATED in captured.err
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("variables", [{"DEV": "CPU"}, {"TEGRAD_BOARD": "orin-nano-8gb"}, {}])
+def test_a_choice_or_a_gpu_is_respected(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variables: dict[str, str], tmp_path: Path
+) -> None:
+    for name in ("DEV", "TEGRAD_BOARD"):
+        monkeypatch.setenv(name, variables.get(name, ""))
+        if name not in variables:
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(command, "GPU_FILES", () if variables else (str(tmp_path),))
+    command.choose_device()
+    assert os.environ.get("TEGRAD_BOARD") == variables.get("TEGRAD_BOARD")
+    assert os.environ["DEV"] == variables.get("DEV", "NV")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.board
+def test_the_shipped_model_streams_text_and_one_line_of_figures() -> None:
+    result = tegrad("In the beginning", "-n", "8", "--temperature", "0")
+    assert result.returncode == 0, result.stderr
+    text, figures = result.stdout.rstrip("\n").rsplit("\n\n", 1)
+    assert text.strip()
+    assert figures.startswith("[NV ")
+    assert "8 tokens, first after " in figures
+    assert figures.endswith(" tok/s]")
+    assert result.stderr.count("\n") <= 1
+
+
+@pytest.mark.board
+def test_json_tells_text_and_figures_and_a_seed_repeats_them() -> None:
+    first, second = (json.loads(tegrad("And he said", "-n", "6", "--seed", "7", "--json").stdout) for _ in range(2))
+    assert first["text"] == second["text"] != ""
+    assert first["tokens"] == 6
+    assert first["ended"] == "limit"
+    assert first["model"] == models.SMALL.name
+    assert first["seed"] == 7
+    assert first["first_token_s"] > 0
+    assert first["tok_s"] > 0
+
+
+@pytest.mark.board
+def test_ctrl_c_ends_cleanly_and_leaves_no_process() -> None:
+    mark = uuid.uuid4().hex
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tegrad", "run", "And it came to pass", "-n", "100000"],
+        env=environment(**{MARK: mark}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.read(1)  # it is generating
+    os.killpg(process.pid, signal.SIGINT)  # a terminal's Ctrl-C reaches the whole foreground group
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+    assert until(iter(lambda: not marked(mark), None), 15), marked(mark)
