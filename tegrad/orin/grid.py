@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from tegrad.hw.chips import Chip
-from tegrad.hw.faults import GlobalEsrBit, MmuAccess, SkedBit, WarpEsr
+from tegrad.hw.faults import MMU_CLIENTS_GPC, GlobalEsrBit, MmuAccess, SkedBit, WarpEsr
 from tegrad.hw.qmd import LAYOUTS
 from tegrad.orin import semaphore
 from tegrad.orin.constants import ConstantCache
@@ -96,8 +96,10 @@ _WARP_ERRORS: Mapping[str, WarpEsr] = MappingProxyType(
 )
 """Warp error by the kind of a PTX fault; "unmapped" and "read-only" are MMU faults, "trap" is a breakpoint."""
 
+_T1_CLIENTS = {name: number for number, name in MMU_CLIENTS_GPC.items()}
+
 _MMU_ACCESS: Mapping[str, MmuAccess] = MappingProxyType(
-    {"store": MmuAccess.VIRT_WRITE, "write": MmuAccess.VIRT_WRITE, "atomic": MmuAccess.VIRT_ATOMIC_STRONG}
+    {"write": MmuAccess.VIRT_WRITE, "atomic": MmuAccess.VIRT_ATOMIC_STRONG}
 )
 
 
@@ -130,7 +132,8 @@ class GridRunner:
             va, spec = queue.popleft()
             spec = spec or self.read(va)
             early = {d.va: self.read(d.va) for d in spec.dependents if race is not None and race.early_qmd()}
-            self._grid(channel, va, state, spec)
+            if not self._grid(channel, va, state, spec):
+                return
             for release in spec.releases:
                 self._release(channel, va, release)
             for dependent in spec.dependents:
@@ -139,14 +142,15 @@ class GridRunner:
 
     # -- one grid -----------------------------------------------------------------------------------------------------
 
-    def _grid(self, channel: Channel, va: int, state: LaunchState, spec: LaunchSpec) -> None:
+    def _grid(self, channel: Channel, va: int, state: LaunchState, spec: LaunchSpec) -> bool:
+        """Run the grid of a QMD; False if it was aborted."""
         shape = spec.shape
         if shape.version[0] != self._major:
             self._stuck(channel, va, shape)
-            return
+            return False
         self._check(va, state, shape)
         if shape.empty:
-            return
+            return True
         for window in (state.shared_window, state.local_window):
             self._vm.hide(window, self._chip.window_size)
         try:
@@ -169,11 +173,12 @@ class GridRunner:
             )
         except PtxFault as fault:
             if fault.kind == "aborted" and channel.worker.stopping:
-                return
+                return False
             raise self._translate(fault, shape.program) from fault
         except PtxError as error:
             raise self._sm_exception(WarpEsr.ILLEGAL_INSTR_ENCODING, shape.program, kernel.name, str(error)) from error
         self._counters.launched(kernel.name, stats)
+        return True
 
     def _stuck(self, channel: Channel, va: int, shape: Shape) -> None:
         """A QMD of another version is taken silently and never completes [measured on an H200]."""
@@ -239,7 +244,7 @@ class GridRunner:
             page = self._vm.bad_page(fault.address, max(1, fault.size), access is not MmuAccess.VIRT_READ)
             tpc = sm // self._chip.sm_per_tpc % self._chip.tpc_per_gpc
             address, gpc = fault.address if page is None else page, sm // self._per_gpc
-            return self._vm.fault(address, access, tpc, gpc=gpc, detail=str(fault))
+            return self._vm.fault(address, access, _T1_CLIENTS[f"t1_{tpc}"], gpc=gpc, detail=str(fault))
         pc = program + INSTRUCTION_BYTES * fault.pc
         if fault.kind == "trap":
             return self._sm_exception(WarpEsr.NONE, pc, fault.kernel, str(fault), sm, 1 << GlobalEsrBit.BPT_INT)

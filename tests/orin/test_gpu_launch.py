@@ -648,11 +648,13 @@ def test_what_a_launch_needs_must_be_mapped(rig: Rig, what: str, client_type: Mm
 
 def test_closing_a_channel_aborts_its_grid_and_its_tsg(orin: Rig) -> None:
     busy, sister, gate = orin.channel().setup(), orin.channel(), orin.buffer()
-    busy.launch(orin.qmd(orin.program(SPIN, "spin"), orin.arguments(gate.va, 0))).submit()
+    fields = release_fields(orin, 0, gate.va + 64, 1)
+    busy.launch(orin.qmd(orin.program(SPIN, "spin"), orin.arguments(gate.va, 0), **fields)).submit()
     time.sleep(0.02)
     start = time.monotonic()
     assert orin.gpu.channel_destroy(busy.chid) is True
     assert time.monotonic() - start < 2
+    assert gate.u32(64) == 0  # what was aborted does not signal
     assert isinstance(fatal(orin), TsgAborted)
     assert not sister.run(0.02)
 
