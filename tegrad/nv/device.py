@@ -48,8 +48,6 @@ class UnifiedAllocator(_StockAllocator):  # type: ignore[misc]
 
     def _free(self, buf: HCQBuffer, options: BufferSpec | None = None) -> None:
         if self.dev.settled():
-            for device, mapping in buf.mappings.items():
-                device.allocator._unmap(mapping)
             self._do_free(buf, options)
 
     def free(self, opaque: Any, size: int, options: BufferSpec | None = None) -> None:
@@ -61,13 +59,8 @@ class UnifiedAllocator(_StockAllocator):  # type: ignore[misc]
         """The buffer as the GPU sees it: its GPU address differs from the CPU's."""
         if buf.owner is self.dev:
             return buf
-        base = buf.base
-        if (mapping := base.mappings.get(self.dev)) is None:
-            base.mappings[self.dev] = mapping = self._do_map(base)
-            base.mapped_devs.append(self.dev)
-        if buf is base:
-            return mapping
-        return mapping.offset(buf.cpu_view().addr - base.cpu_view().addr, buf.size)
+        whole: HCQBuffer = self.dev.iface.map(buf.base)
+        return whole.offset(buf.cpu_view().addr - buf.base.cpu_view().addr, buf.size) if buf is not buf.base else whole
 
     def _unmap(self, mb: HCQBuffer) -> None:
         if self.dev.settled():

@@ -66,12 +66,16 @@ def test_a_cpu_buffer_is_mapped_in_place_and_given_back(fake_kernel: FakeKernel,
     mapped = fake_device.allocator._map(buffer)
     assert mapped.va_addr != address
     assert ctypes.string_at(fake_kernel.host(mapped.va_addr + 4000), 3) == b"abc"
-    part = fake_device.allocator._map(buffer.offset(4000, 3))
-    assert (part.va_addr, part.size, cpu.synced) == (mapped.va_addr + 4000, 3, 1)
     fake_device.allocator._unmap(mapped)
     fake_kernel.maps.pop(address)
+    assert (fake_kernel.held(), cpu.synced) == (held, 1)
+    part = fake_device.allocator._map(buffer.offset(4000, 3))
+    assert ctypes.string_at(fake_kernel.host(part.va_addr), part.size) == b"abc"
+    own[4000:4003] = b"xyz"
+    assert ctypes.string_at(fake_kernel.host(part.va_addr), part.size) == b"xyz"
+    fake_device.allocator._unmap(part)
+    fake_kernel.maps.pop(address)
     assert fake_kernel.held() == held
-    assert own[4000:4003] == b"abc"
 
 
 def test_running_out_of_memory_frees_the_cache_first(fake_kernel: FakeKernel, fake_device: Any) -> None:

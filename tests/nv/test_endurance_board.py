@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import signal as signals
 import subprocess
 import sys
@@ -177,6 +178,27 @@ def test_a_killed_client_leaves_the_board_clean(monkeypatch: pytest.MonkeyPatch)
 
 
 # ---- memory
+
+
+@pytest.mark.clang
+@pytest.mark.skipif(shutil.which("clang") is None, reason="tinygrad's CPU device needs clang")
+def test_a_kernel_works_on_a_buffer_of_the_cpu_device() -> None:
+    from tinygrad.device import Buffer
+    from tinygrad.dtype import dtypes
+
+    with use_board("agx-orin-64gb") as spec:
+        device = open_device()
+        add = program(device, "add")
+        for value in (10, 20):  # the second buffer reuses the memory of the first
+            buffer = Buffer("CPU", 64, dtypes.int32, preallocate=True)
+            buffer.copy_from(Buffer("PYTHON", 64, dtypes.int32, opaque=memoryview(bytearray(256))))
+            launch(add, buffer.get_buf("NV"), value)
+            device.synchronize()
+            assert buffer.numpy().tolist() == [value] + [0] * 63
+            handles = counts(spec)["nvmap_handles"]
+            del buffer
+            gc.collect()
+            assert counts(spec)["nvmap_handles"] == handles - 1
 
 
 def test_memory_that_runs_out_is_a_memory_error_and_not_the_end() -> None:
