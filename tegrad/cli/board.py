@@ -48,7 +48,11 @@ def list_() -> None:
     from tegrad.orin.client import board_status
 
     for name in board.running():
-        found = board_status(name)
+        try:
+            found = board_status(name)
+        except (board.BoardError, OSError, ValueError):
+            typer.echo(f"{name:20} does not answer")
+            continue
         clients = ", ".join(f"{c['comm']} ({c['pid']})" for c in found["clients"] if c["pid"] != _own_pid())
         typer.echo(f"{name:20} {found['chip']:16} {found['memory_limit'] / 2**30:6g} GiB  {clients or 'no clients'}")
 

@@ -20,7 +20,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -70,7 +70,11 @@ class _Me:
 
 
 def _forked() -> None:
+    global _connections_lock
     _Me.renew()
+    _connections_lock = threading.Lock()
+    for known in _connections.values():
+        known.forked()
     for doorbell in list(BoardDoorbell.open):
         doorbell.abandon()
 
@@ -200,7 +204,6 @@ class Connection:
         self.spec, self._linger, self._gpu = parse_spec(spec), linger, gpu
         self._lock = threading.Lock()
         self._sock: socket.socket | None = None
-        self._token = ""
         self._address = board.named_address(spec) if self.spec.chip is None else b""
         self.facts: dict[str, Any] = {}
 
@@ -247,11 +250,11 @@ class Connection:
     @property
     def running(self) -> bool:
         """Whether there is a session of this process."""
-        return self._sock is not None and self._token == _Me.token
+        return self._sock is not None
 
     def _session(self) -> socket.socket:
         with self._lock:
-            if self._sock is not None and self._token == _Me.token:
+            if self._sock is not None:
                 return self._sock
             sock = board.connect(self._address) if self._address else None
             if sock is None:
@@ -265,10 +268,15 @@ class Connection:
             me = {"token": _Me.token, "pid": os.getpid(), "comm": _comm()}
             hello = _call(sock.fileno(), Message(Op.HELLO, payload=json.dumps(me).encode()))
             self.facts = json.loads(hello.payload)
-            if self._sock is not None:
-                self._sock.close()
-            self._sock, self._token = sock, _Me.token
+            self._sock = sock
             return sock
+
+    def forked(self) -> None:
+        """We are a child now: the session and whatever lock a thread held are the parent's."""
+        self._lock = threading.Lock()
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            sock.close()
 
     def _forget(self, sock: socket.socket) -> None:
         with self._lock:
@@ -462,21 +470,22 @@ os.register_at_fork(after_in_child=_forked)
 # ---- around the board -----------------------------------------------------------------------------------------------
 
 
+def _document(answer: Message) -> Any:
+    """The JSON file of an answer."""
+    (fd,) = answer.fds
+    assert fd is not None
+    return json.loads(wire.from_file(fd))
+
+
 def board_status(spec: str) -> dict[str, Any]:
     """What the board counts: `counts`, `files`, `clients`, `host` (fds and maps of its processes), `gpu` ..."""
-    status: dict[str, Any] = json.loads(connection(spec).call(Message(Op.STATUS)).payload)
+    status: dict[str, Any] = _document(connection(spec).call(Message(Op.STATUS)))
     return status
 
 
 def board_log(spec: str, since: int = 0) -> list[str]:
     """The lines of the board's kernel log from sequence number `since` on."""
-    lines: list[str] = []
-    while True:
-        page: Sequence[tuple[int, str]] = json.loads(connection(spec).call(Message(Op.LOG, value=since)).payload)
-        if not page:
-            return lines
-        lines += [line for _, line in page]
-        since = page[-1][0] + 1
+    return [line for _, line in _document(connection(spec).call(Message(Op.LOG, value=since)))]
 
 
 def board_inject(spec: str, rules: Iterable[Rule]) -> int:

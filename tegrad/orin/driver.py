@@ -19,10 +19,10 @@ from tegrad.orin.address_space import AddressSpace
 from tegrad.orin.channel import MAX_CHANNELS, Channel, ChannelFile
 from tegrad.orin.ctrl import ClockFile, CtrlFile
 from tegrad.orin.events import GpuEvent
-from tegrad.orin.files import DECODERS, FOREIGN, Call, Errno, File, Foreign, Process, Steps, Table, Until
+from tegrad.orin.files import DECODERS, FOREIGN, Call, Errno, File, Foreign, Process, Steps, Table, Until, require
 from tegrad.orin.inject import Injector, Strike
 from tegrad.orin.klog import KernelLog
-from tegrad.orin.link import GpuLost, Link
+from tegrad.orin.link import GpuError, GpuLost, Link
 from tegrad.orin.nvmap import Buffer, Memory, NvmapFile, NvmapState
 from tegrad.orin.syncpoint import FenceNode, Syncpoints
 from tegrad.orin.tsg import Tsg, TsgFile
@@ -60,6 +60,7 @@ class Driver:
         self._doorbell_read, self.doorbell = os.pipe2(os.O_CLOEXEC)
         self.gpu = Link(chip, self._doorbell_read, factory=gpu)
         self._resetting = False
+        self.quiesced = False  # the driver gave up on the GPU: every call that needs it is ENODEV
 
     def close(self) -> None:
         """End the GPU process."""
@@ -114,6 +115,7 @@ class Driver:
 
     def begin(self, file: File, call: Call) -> Steps | int | None:
         """Carry out one call: its result, or the steps that lead there."""
+        require(not self.quiesced or file.kind in ("nvmap", "fence"), errno.ENODEV)
         strike = self.inject.strike(call.row.name)
         if strike is not None:
             return self._struck(file, call, strike)
@@ -137,6 +139,8 @@ class Driver:
 
         Raises GpuError when the GPU has no room for what is asked.
         """
+        if self.quiesced:
+            return None
         try:
             return self.gpu.call(method, *args, fd=fd)
         except GpuLost as lost:
@@ -147,11 +151,11 @@ class Driver:
 
     def poll_gpu(self) -> None:
         """Act on what the GPU reported."""
-        try:
-            for event in self.gpu.poll():
-                self.handle(event)
-        except GpuLost as lost:
-            self.reset_gpu(str(lost))
+        events, lost = self.gpu.poll()
+        for event in events:
+            self.handle(event)
+        if lost:
+            self.reset_gpu("the GPU process is gone")
 
     def handle(self, event: GpuEvent) -> None:
         """Act on one event."""
@@ -163,21 +167,28 @@ class Driver:
 
     def reset_gpu(self, why: str) -> None:
         """The GPU process is lost: a new one, every channel dead, memory and mappings as they were."""
+        self.log.board(f"GPU reset ({why})")
+        # One that never answered a call is not going to do better the next time.
+        self.quiesced = not self.gpu.answered
+        self.gpu.close()
         self._resetting = True
         try:
-            self.log.board(f"GPU reset ({why})")
-            self.gpu.close()
-            self.gpu = Link(self.chip, self._doorbell_read, factory=self._gpu_factory)
-            self.gpu_replaced()
-            for vm in self.vms.values():
-                vm.replay()
-            for group in self.tsgs.values():
-                group.replay()
-                for dead in group.channels:
-                    dead.running = False
-                self.recover(group, NotifierCode.FIFO_ERROR_IDLE_TIMEOUT)
+            if not self.quiesced:
+                self.gpu = Link(self.chip, self._doorbell_read, factory=self._gpu_factory)
+                self.gpu_replaced()
+                for space_or_group in (*self.vms.values(), *self.tsgs.values()):
+                    space_or_group.replay()
+        except (GpuLost, GpuError) as failure:
+            self.log.board(f"GPU reset failed: {failure}")
+            self.quiesced = True
         finally:
             self._resetting = False
+        if self.quiesced:
+            self.log.error("nvgpu_sw_quiesce", "SW quiesce: the GPU does not come back; restart the board")
+        for group in self.tsgs.values():
+            for dead in group.channels:
+                dead.running = False
+            self.recover(group, NotifierCode.FIFO_ERROR_IDLE_TIMEOUT)
 
     def gpu_replaced(self) -> None:
         """Hook of the server: the events come from another socket now."""

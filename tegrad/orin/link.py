@@ -21,6 +21,7 @@ import traceback
 from typing import Any
 
 from tegrad.hw.chips import Chip
+from tegrad.orin import wire
 from tegrad.orin.events import GpuEvent, Note
 
 GPU = "tegrad.orin.gpu:Gpu"
@@ -41,6 +42,7 @@ class Link:
         self.events, far_events = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._calls.settimeout(CALL_TIMEOUT_S)
         self.events.setblocking(False)
+        self.answered = False
         self.pid = os.fork()
         if self.pid == 0:
             _gpu_process(chip, factory, far_calls, far_events, doorbell)
@@ -55,30 +57,29 @@ class Link:
                 self._calls.send(message)
             else:
                 socket.send_fds(self._calls, [message], [fd])
-            answer = self._calls.recv(MAX_MESSAGE)
+            answer, large, _, _ = socket.recv_fds(self._calls, MAX_MESSAGE, 1, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
             raise GpuLost(f"{method}: {error}") from error
         if not answer:
             raise GpuLost(f"{method}: the GPU process is gone")
-        failure, result = pickle.loads(answer)
+        failure, result = pickle.loads(wire.from_file(large[0]) if large else answer)
+        self.answered = True
         if failure is not None:
             raise GpuError(f"{method}: {failure}")
         return result
 
-    def poll(self) -> list[GpuEvent]:
-        """What the GPU reported since the last time. Raises GpuLost when it is gone."""
+    def poll(self) -> tuple[list[GpuEvent], bool]:
+        """What the GPU reported since the last time, and whether it is gone."""
         found: list[GpuEvent] = []
         while True:
             try:
                 data = self.events.recv(MAX_MESSAGE)
             except BlockingIOError:
-                return found
-            except OSError as error:
-                raise GpuLost(str(error)) from error
+                return found, False
+            except OSError:
+                return found, True
             if not data:
-                if found:
-                    return found
-                raise GpuLost("the GPU process is gone")
+                return found, True
             found.append(pickle.loads(data))
 
     def close(self) -> None:
@@ -147,7 +148,17 @@ def _serve(chip: Chip, factory: str, calls: socket.socket, events: socket.socket
         finally:
             for fd in fds:
                 os.close(fd)
-        calls.send(pickle.dumps(answer))
+        _answer(calls, pickle.dumps(answer))
+
+
+def _answer(calls: socket.socket, data: bytes) -> None:
+    """Send an answer; one too long for a message goes as a file."""
+    if len(data) <= MAX_MESSAGE:
+        calls.send(data)
+        return
+    fd = wire.to_file(data)
+    socket.send_fds(calls, [b"file"], [fd])
+    os.close(fd)
 
 
 def _invoke(gpu: Any, method: str, args: tuple[Any, ...], fds: list[int]) -> Any:

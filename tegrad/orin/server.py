@@ -16,12 +16,13 @@ import os
 import select
 import signal
 import socket
+import struct
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from tegrad.hw.chips import Chip
 from tegrad.orin import nvmap, wire
@@ -50,6 +51,10 @@ from tegrad.orin.wire import Message, Op
 
 EVENTS_PER_POLL = 1 << 16
 _SPOILED = select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
+
+
+class _Closes(Protocol):
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -212,7 +217,7 @@ class Server:
         """The next request and where its answer goes; None when there is none."""
         try:
             got = wire.receive(sock, with_reply=True)
-        except OSError:
+        except (OSError, struct.error, IndexError):
             return None
         if got is None:
             return None
@@ -235,9 +240,13 @@ class Server:
         message, reply = got
         if message.op == Op.IOCTL:
             self._ioctl(file, message, reply)
-        else:
-            with reply:
+            return True
+        with reply:
+            message.close_fds()
+            if message.op == Op.MMAP_REGISTERS:
                 self._map_registers(file, message, reply)
+            else:
+                self._reply(reply, Message(Op.DONE, errno.EPROTO))
         return True
 
     def _ioctl(self, file: File, message: Message, reply: socket.socket) -> None:
@@ -434,10 +443,14 @@ class Server:
             return False
         message, reply = got
         with reply:
+            end: _Closes | None = None
             try:
                 answer, end = self._session_call(session, message)
             except Errno as refusal:
-                answer, end = Message(Op.DONE, refusal.number), None
+                answer = Message(Op.DONE, refusal.number)
+            except Exception as nonsense:
+                self.driver.log.board(f"a client sent nonsense: {type(nonsense).__name__}: {nonsense}")
+                answer = Message(Op.DONE, errno.EPROTO)
             finally:
                 message.close_fds()
             self._reply(reply, answer)
@@ -445,7 +458,8 @@ class Server:
                 end.close()
         return True
 
-    def _session_call(self, session: Session, message: Message) -> tuple[Message, socket.socket | None]:
+    def _session_call(self, session: Session, message: Message) -> tuple[Message, _Closes | None]:
+        """The answer, and what to close once it is sent."""
         if message.op == Op.HELLO:
             session.process = Process(**json.loads(message.payload))
             facts = {"pid": os.getpid(), "chip": self.driver.chip.name, "memory": self.driver.memory.limit}
@@ -463,9 +477,9 @@ class Server:
         if message.op == Op.SYNC:
             return Message(Op.DONE), None
         if message.op == Op.STATUS:
-            return Message(Op.DONE, payload=json.dumps(self.status()).encode()), None
+            return self._document(self.status())
         if message.op == Op.LOG:
-            return Message(Op.DONE, payload=self._log_page(message.value)), None
+            return self._document(self.driver.log.since(message.value))
         if message.op == Op.INJECT:
             rules = [Rule(**rule) for rule in json.loads(message.payload)]
             return Message(Op.DONE, value=self.driver.inject.arm(rules)), None
@@ -492,16 +506,10 @@ class Server:
             for buffer in held:
                 buffer.drop()
 
-    def _log_page(self, sequence: int) -> bytes:
-        """As many lines from `sequence` on as fit a message."""
-        page: list[tuple[int, str]] = []
-        room = wire.CHUNK - 64
-        for entry in self.driver.log.since(sequence):
-            room -= len(json.dumps(entry)) + 2
-            if room < 0:
-                break
-            page.append(entry)
-        return json.dumps(page).encode()
+    def _document(self, content: object) -> tuple[Message, _Closes]:
+        """An answer of any length, as a file."""
+        file = os.fdopen(wire.to_file(json.dumps(content).encode()), "rb")
+        return Message(Op.DONE, fds=[file.fileno()]), file
 
     def status(self) -> dict[str, Any]:
         """What `board_status` gives: the board, its clients, and everything it counts."""

@@ -74,6 +74,21 @@ class Message:
         self.fds = ()
 
 
+def to_file(data: bytes) -> int:
+    """Bytes of any length as an fd to pass along; the caller closes it."""
+    fd = os.memfd_create("tegrad-message", os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(fd), "wb") as file:
+        file.write(data)
+    return fd
+
+
+def from_file(fd: int) -> bytes:
+    """What `to_file` packed; closes the fd."""
+    with os.fdopen(fd, "rb") as file:
+        file.seek(0)
+        return file.read()
+
+
 def send(sock: socket.socket, message: Message, *, reply: int | None = None) -> None:
     """Send one message; its fds are duplicated into the receiver. `reply` goes first: the end that takes the answer.
 

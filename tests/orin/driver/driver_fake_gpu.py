@@ -14,6 +14,13 @@ from tegrad.orin import events as ev
 FAULT, NON_STALL, SYNCPT, DIE, SM_ERROR = 0x1000, 0x1004, 0x1008, 0x100C, 0x1010
 
 
+class BrokenGpu:
+    """One that does not come up."""
+
+    def __init__(self, *_: object) -> None:
+        raise RuntimeError("no silicon today")
+
+
 class FakeGpu:
     """The interface of `tegrad.orin.gpu.Gpu`."""
 

@@ -13,7 +13,7 @@ from driver_fake_gpu import DIE, FAULT, SM_ERROR, SYNCPT
 from driver_user import FENCE, SPEC, Channel, User, refused
 
 from tegrad.hw.faults import NotifierCode, read_notifier
-from tegrad.orin.client import board_log, board_status
+from tegrad.orin.client import BoardKernel, board_log, board_status
 from tegrad.uapi import constants as k
 from tegrad.uapi import ioctls as io
 from tegrad.uapi import structs as s
@@ -157,6 +157,17 @@ def test_a_gpu_killed_from_outside_is_noticed_by_the_next_call(user: User) -> No
 
     os.kill(board_status(SPEC)["pids"]["gpu"], signal.SIGKILL)
     assert not user.timed_out(user.channel())
+
+
+def test_a_gpu_that_does_not_come_up_is_enodev_and_says_why() -> None:
+    spec = "agx-orin-64gb:7GiB"
+    user = User(BoardKernel(spec, linger=0.2, gpu="driver_fake_gpu:BrokenGpu"))
+    wait_for(lambda: any("SW quiesce" in line for line in board_log(spec)))
+    assert any("no silicon today" in line for line in board_log(spec))
+    assert user.buffer().fd
+    with refused(errno.ENODEV):
+        user.address_space()
+    user.close_all()
 
 
 # ---- syncpoints and fences ------------------------------------------------------------------------------------------
