@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tegrad.errors import TegradError
@@ -19,6 +20,9 @@ from tegrad.ptx import Kernel, load
 
 SEARCH = 16 << 20
 """Bytes on either side of the program address that are searched for its section."""
+
+NEAR_BEFORE, NEAR_BEHIND = 32 << 10, 256 << 10
+"""Bytes in front of it and behind that are searched first; nearly every image is smaller."""
 
 MODULES = 1024
 """Loaded PTX modules kept; a program that comes again is compiled again otherwise."""
@@ -56,6 +60,7 @@ class ProgramCache:
 
         Raises IllegalCode, or the MMU fault of the instruction fetch.
         """
+        self._require(va, 1)
         known = self._programs.get(va)
         if known is not None and known.generation >= generation and not fresh:
             return known
@@ -82,36 +87,40 @@ class ProgramCache:
         self._vm.require(va, size, GPC_CLIENT_GCC, gpc=0, what=f"instruction fetch of the program at {va:#x}")
 
     def _load(self, va: int, generation: int) -> Program:
-        self._require(va, 1)
-        at, section = self._find(va)
-        if self._vm.bad_page(va, max(1, section.text_size), False) is not None:
-            raise IllegalCode(f"the machine code of {section.name} is cut off; map its whole buffer")
-        code = bytes(self._vm.bytes[va : va + section.text_size])
-        if ptxsection.code_digest(code, section.masked) != section.digest:
+        unlike = ""
+        for at, section in self._sections(va):
+            if self._vm.bad_page(va, max(1, section.text_size), False) is not None:
+                raise IllegalCode(f"the machine code of {section.name} is cut off; map its whole buffer")
+            code = bytes(self._vm.bytes[va : va + section.text_size])
+            if ptxsection.code_digest(code, section.masked) == section.digest:
+                kernel = self._modules.kernel(self._fitting(section))
+                return Program(kernel, section, at, code, bytes(self._vm.bytes[at : at + section.size]), generation)
+            unlike = section.name  # perhaps what an earlier program left in this buffer
+        if unlike:
             raise IllegalCode(
-                f"the machine code at {va:#x} is not that of kernel {section.name}; "
+                f"the machine code at {va:#x} is not that of kernel {unlike}; "
                 "was it overwritten, or copied to the wrong place?"
             )
-        if (target := _TARGET.search(section.ptx)) and int(target[1]) > int(self._chip.arch[3:]):
-            raise IllegalCode(f"kernel {section.name} is made for sm_{target[1]}, this chip is {self._chip.arch}")
-        kernel = self._modules.kernel(section)
-        image = bytes(self._vm.bytes[at : at + section.size])
-        return Program(kernel, section, at, code, image, generation)
-
-    def _find(self, va: int) -> tuple[int, ptxsection.PtxSection]:
-        mapping = self._vm.mapping_at(va)
-        assert mapping is not None  # its page is mapped
-        align = ptxsection.ALIGN
-        start = max(mapping.va, mapping.va + (va - SEARCH - mapping.va) // align * align)
-        end = min(mapping.va + mapping.size, va + SEARCH)
-        # the first look at the program's own neighbourhood finds nearly all
-        for lo, hi in ((max(start, va - va % align - 256 * align), min(end, va + 2048 * align)), (start, end)):
-            lo = mapping.va + (lo - mapping.va) // align * align
-            for offset, section in ptxsection.find(self._vm.bytes[lo:hi], entry=va):
-                return lo + offset, section
         raise IllegalCode(
             f"no {ptxsection.NAME} section for the program at {va:#x}; the board runs only what tegrad compiled"
         )
+
+    def _fitting(self, section: ptxsection.PtxSection) -> ptxsection.PtxSection:
+        """The section, unless it is made for a later chip."""
+        if (target := _TARGET.search(section.ptx)) and int(target[1]) > int(self._chip.arch[3:]):
+            raise IllegalCode(f"kernel {section.name} is made for sm_{target[1]}, this chip is {self._chip.arch}")
+        return section
+
+    def _sections(self, va: int) -> Iterator[tuple[int, ptxsection.PtxSection]]:
+        """Sections that name the program at `va`, with their addresses: in its neighbourhood first, then farther off."""
+        mapping = self._vm.mapping_at(va)
+        if mapping is None:  # unmapped since its page was looked at
+            return
+        base, end = mapping.va, mapping.va + mapping.size
+        for before, behind in ((NEAR_BEFORE, NEAR_BEHIND), (SEARCH, SEARCH)):
+            lo = max(base, base + (va - before - base) // ptxsection.ALIGN * ptxsection.ALIGN)
+            for offset, section in ptxsection.find(self._vm.bytes[lo : min(end, va + behind)], entry=va):
+                yield lo + offset, section
 
 
 class Modules:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from gpu_rig import STORE, Buffer, ChannelRig, Rig
 
+from tegrad.hw import ptxsection
 from tegrad.hw.classes import ComputeMethod
 from tegrad.hw.faults import MmuAccess, MmuClientType, MmuFaultType, SkedBit, WarpEsr
 from tegrad.hw.gpfifo import Subchannel
@@ -404,6 +405,18 @@ def test_instructions_stay_as_fetched_until_invalidated(rig: Rig) -> None:
     assert event.warp_esr == WarpEsr.ILLEGAL_INSTR_ENCODING
 
 
+def test_a_program_freed_too_early_faults_although_it_is_cached(rig: Rig) -> None:
+    channel, out = rig.channel().setup(), rig.buffer()
+    program = rig.program(STORE, "store")
+    qmd = rig.qmd(program, rig.arguments(out.va, 6))
+    assert channel.launch(qmd).run()
+    rig.gpu.unmap(1, program, 4096)
+    channel.launch(qmd).submit()
+    event = fatal(rig)
+    assert isinstance(event, MmuFault)
+    assert (event.address, event.fault_type) == (program, MmuFaultType.INVALID_PTE)
+
+
 def test_another_program_at_the_same_address_runs_after_an_invalidation(rig: Rig) -> None:
     channel, out = rig.channel().setup(), rig.buffer()
     first, second = rig.program(STORE, "store"), rig.program(ADD_ONE, "add_one")
@@ -544,6 +557,19 @@ def test_overwritten_code_is_illegal(rig: Rig) -> None:
     event = illegal(rig, program)
     assert event.pc == program
     assert "not that of kernel store" in event.detail
+
+
+def test_what_an_earlier_program_left_behind_is_passed_over(rig: Rig) -> None:
+    channel, out = rig.channel().setup(), rig.buffer()
+    old, new = b"old".ljust(256, b"."), b"new".ljust(256, b".")
+    image = rig.buffer(1 << 20)
+    for at, name, code, ptx in ((0x400, "store", old, STORE), (0x80000, "add_one", new, ADD_ONE)):
+        section = bytearray(ptxsection.pack(name, code, ptx, param_base=rig.param_base))
+        struct.pack_into("<Q", section, ptxsection.ENTRY_SLOT, image.va)
+        image.put(bytes(section), at)
+    image.put(new)
+    assert channel.launch(rig.qmd(image.va, rig.arguments(out.va, 7))).run()
+    assert out.u32() == 1
 
 
 def test_code_for_a_later_chip_is_illegal(orin: Rig) -> None:
