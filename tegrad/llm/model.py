@@ -70,12 +70,14 @@ class Model:
             return cls(file, device, progress)
 
     def cache(self, positions: int, dtype: DType = dtypes.float16) -> Cache:
-        """An empty cache for so many positions."""
+        """A cache for so many positions. None is read before it was written, so it starts with what the memory held."""
         c = self.config
         shape = (c.kv_heads, positions, c.head_dim + c.value_dim)
         rope = Tensor(c.rope.tables(positions, self._divisors), device=self.device).realize()
-        layers = [Tensor.zeros(*shape, dtype=dtype, device=self.device).contiguous().realize() for _ in self.layers]
-        return Cache(tuple(layers), rope)
+        layers = tuple(Tensor.empty(*shape, dtype=dtype, device=self.device).realize() for _ in self.layers)
+        for layer in layers:
+            layer.uop.buffer.ensure_allocated()
+        return Cache(layers, rope)
 
     def forward(self, tokens: Tensor, cache: Cache, start: UOp | int, last: UOp | int | None = None) -> Tensor:
         """Realized logits after tokens (count,) at positions from `start`, which are added to the cache.

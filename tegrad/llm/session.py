@@ -42,9 +42,7 @@ class Session:
         self._cache = model.cache(self.context + chunk, cache_dtype)
         self._position = Variable("position", 0, self.context)
         self._last = Variable("last", 0, chunk - 1)
-        self._step: Callable[..., Tensor] = TinyJit(self._forward)
-        self._prefill: Callable[..., Tensor] = TinyJit(self._forward)
-        self._prefill_all: Callable[..., Tensor] = TinyJit(self._forward)
+        self._step, self._prefill, self._prefill_all = (self._recorded() for _ in range(3))
 
     def reset(self, keep: int = 0) -> None:
         """Forget all tokens but the first `keep`."""
@@ -99,6 +97,13 @@ class Session:
         result: Logits = logits.numpy()[: len(tokens)]
         self.tokens += tokens
         return result
+
+    def _recorded(self) -> Callable[..., Tensor]:
+        """The forward pass as a recording, made at its first call."""
+        recorded: Callable[..., Tensor] = TinyJit(self._forward)
+        # TinyJit spends its first call on realizing what the function needs; a model and its cache are realized.
+        recorded.cnt = 1  # type: ignore[attr-defined]
+        return recorded
 
     def _forward(self, tokens: Tensor, position: UOp, last: UOp | None = None) -> Tensor:
         return self.model.forward(tokens, self._cache, position, last)
