@@ -27,7 +27,6 @@ _SM_CONFIGS = {
     0x900: (32, 64, 100, 132, 164, 196, 228),
 }
 _DEFAULT_CONFIGS = (32, 64, 100)
-_STACK_RESERVE = 0x240  # tinygrad's own allowance for the call frame that the hardware keeps in local memory
 
 
 class LaunchError(TegradError):
@@ -105,6 +104,16 @@ class NVProgram(ops_nv.NVProgram):  # type: ignore[misc]
             target_sm_config_shared_mem_size=config,
             max_sm_config_shared_mem_size=sm_config(shared_limit(dev.sm_version), dev.sm_version),
         )
+        self._forget_old_code()
+
+    def _forget_old_code(self) -> None:
+        """Invalidate the instruction caches: this program may lie where another one was before.
+
+        tinygrad invalidates before launches of its own, but a queue may launch without.
+        """
+        dev = self.dev
+        queue = ops_nv.NVComputeQueue().wait(dev.timeline_signal, dev.timeline_value - 1).memory_barrier()
+        queue.signal(dev.timeline_signal, dev.next_timeline()).submit(dev)
 
     def fill_kernargs(self, bufs: Any, vals: Any = (), kernargs: Any = None) -> Any:
         """tinygrad's, after a check that no pointer breaks the alignment that the kernel's vector accesses need."""

@@ -60,9 +60,12 @@ def shared_max(arch: str) -> int:
     return limits[0] if limits else STATIC_SHARED_MAX
 
 
-def beam_suffix(name: str, arch: str) -> str:
-    """What tinygrad's kernel search keys its results with, beside the kernel: it knows no architecture of its own."""
-    return f"{name}_{arch}_{codegen.REVISION}"
+def beam_suffix(name: str, key: str) -> str:
+    """What tinygrad's kernel search keys its results with beside the kernel: it knows no architecture of its own.
+
+    `key` is the compiler's, which holds the architecture and the compiler's version.
+    """
+    return f"{name}_{codegen.REVISION}_{key[:16]}"
 
 
 def pointer_alignment(uops: Sequence[UOp]) -> tuple[int, ...]:
@@ -99,14 +102,11 @@ class NVCUDARenderer(CUDARenderer):  # type: ignore[misc]
         toolchain.require_include_dirs()
         options = ["--minimal"] if toolchain.nvrtc().version >= (12, 4) else []
         arch: str = target.arch
-        self.compiler = CubinCompiler(
-            arch,
-            compilers.cuda_key(arch, options),
-            lambda src: compilers.compile_cuda(src, arch, options, cache=False),
-        )
+        key = compilers.cuda_key(arch, options)
+        self.compiler = CubinCompiler(arch, key, lambda src: compilers.compile_cuda(src, arch, options, cache=False))
         self.tensor_cores = tc.get_cuda(arch)
         self.shared_max = shared_max(arch)
-        self.suffix = beam_suffix("CUDA", arch)
+        self.suffix = beam_suffix("CUDA", key)
 
     def render_kernel(
         self, function_name: str, kernel: list[str], bufs: Any, uops: list[UOp], prefix: list[str] | None = None
@@ -155,12 +155,11 @@ class NVPTXRenderer(PTXRenderer):  # type: ignore[misc]
         Renderer.__init__(self, target)
         arch: str = target.arch
         version = int(re.sub(r"\D", "", arch))
-        self.compiler = CubinCompiler(
-            arch, compilers.ptx_key(arch), lambda src: compilers.compile_ptx(src, arch, cache=False)
-        )
+        key = compilers.ptx_key(arch)
+        self.compiler = CubinCompiler(arch, key, lambda src: compilers.compile_ptx(src, arch, cache=False))
         self.tensor_cores = PTXRenderer.tc_sm80 if version >= 80 else tc.cuda_sm75 if version >= 75 else []
         self.shared_max = shared_max(arch)
-        self.suffix = beam_suffix("PTX", arch)
+        self.suffix = beam_suffix("PTX", key)
         isa = "8.7" if version >= 120 else "7.8" if version >= 89 else "7.5"
         self.kernel_prefix = PTXRenderer.kernel_prefix.replace("VERSION", isa).replace("TARGET", arch)
 

@@ -509,11 +509,14 @@ def opened_by_our_device() -> None:
 # ---- running
 
 
-def run_case(name: str) -> tuple[int, str, str]:
-    """Run one case in a process of its own: its exit code (-1 when it hung), what it said, its errors."""
-    environment = {**os.environ, **ENVIRONMENT, **CASES[name][1]}
+def run_case(*names: str, limit: float = TIME_LIMIT_S, **more: str) -> tuple[int, str, str]:
+    """Run cases in one process of their own: its exit code (-1 when it hung), what it said, its errors.
+
+    The environment is that of the first case, with `more` on top.
+    """
+    environment = {**os.environ, **ENVIRONMENT, **CASES[names[0]][1], **more}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH", "")]))
-    command = [sys.executable, __file__, "--inside", name]
+    command = [sys.executable, __file__, "--inside", *names]
     # A board that the process started keeps its stderr open for some seconds: a file has no end to wait for.
     with tempfile.TemporaryFile("w+") as errors:
         try:
@@ -523,12 +526,12 @@ def run_case(name: str) -> tuple[int, str, str]:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                timeout=TIME_LIMIT_S,
+                timeout=limit,
                 check=False,
             )
             code, said = done.returncode, done.stdout
         except subprocess.TimeoutExpired:
-            code, said = -1, f"no end after {TIME_LIMIT_S} s"
+            code, said = -1, f"no end after {limit} s"
         errors.seek(0)
         return code, said.strip(), errors.read().strip()
 
@@ -568,6 +571,8 @@ if __name__ == "__main__":
         sys.path.insert(0, str(ROOT))
         import tegrad  # noqa: F401  (activates)
 
-        CASES[sys.argv[2]][0]()
+        for inside in sys.argv[2:]:
+            CASES[inside][0]()
+            print(f"done {inside}", file=sys.stderr)
         sys.exit(0)
     sys.exit(1 if main(sys.argv[1:]) else 0)

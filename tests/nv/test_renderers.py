@@ -17,7 +17,7 @@ from tinygrad.helpers import Target
 from tinygrad.uop.ops import Ops, UOp
 
 from tegrad.hw.chips import CHIPS
-from tegrad.nv import codegen, renderers
+from tegrad.nv import codegen, renderers, toolchain
 from tegrad.nv.cubin import Cubin, read_ptx
 
 ARCHES = ("sm_87", "sm_90")
@@ -64,10 +64,13 @@ def test_cache_keys_tell_architectures_and_renderers_apart() -> None:
     assert len({r.suffix for r in made}) == 4
 
 
-def test_search_results_of_other_patches_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_results_of_other_patches_or_compilers_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     before = renderers.NVPTXRenderer(Target("NV", arch="sm_87")).suffix
     monkeypatch.setattr(codegen, "REVISION", codegen.REVISION + 1)
-    assert renderers.NVPTXRenderer(Target("NV", arch="sm_87")).suffix != before
+    patched = renderers.NVPTXRenderer(Target("NV", arch="sm_87")).suffix
+    monkeypatch.setattr(toolchain.nvjitlink(), "version", (99, 0))
+    compiled_anew = renderers.NVPTXRenderer(Target("NV", arch="sm_87")).suffix
+    assert len({before, patched, compiled_anew}) == 3
 
 
 @pytest.mark.parametrize(("arch", "kib"), [("sm_87", 163), ("sm_90", 227), ("sm_75", 48)])

@@ -1,0 +1,70 @@
+"""Programs on the emulated boards: the cases that the H200 runs, one process a chip, each chip with one renderer."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hardware"))
+import test_h200
+
+pytestmark = pytest.mark.board
+
+RAW = (
+    "signal_behind_kernel_qmd",
+    "chained_kernels",
+    "large_shared_memory",
+    "module_variables",
+    "local_memory",
+    "misaligned_argument_is_refused",
+)
+RENDERED = ("double_precision", "odd_views", "shared_pool")
+
+
+@pytest.mark.parametrize(("chip", "renderer"), [("agx-orin-64gb", "PTX"), ("gh100", "CUDA")])
+def test_programs_run_as_they_do_on_hardware(chip: str, renderer: str) -> None:
+    names = [f"{name}[{renderer}]" for name in RENDERED]
+    code, said, errors = test_h200.run_case(*names, *RAW, limit=240, TEGRAD_BOARD=chip, CCACHE="1")
+    assert code == 0, f"{said}\n{errors[-4000:]}"
+    assert errors.count("done ") == len(RENDERED) + len(RAW)
+
+
+OLD_CODE = """
+import numpy as np
+import test_h200
+import tegrad
+from tegrad.nv import program
+if {off}:
+    import tinygrad.runtime.ops_nv
+    program.NVProgram._forget_old_code = lambda self: None
+
+
+def launch(name, value):
+    source = f'extern "C" __global__ void {{name}}(int *out) {{{{ out[0] = {{value}}; }}}}'
+    made = test_h200.raw(source, name, 1)
+    dev, out = made.dev, test_h200.buffer(np.zeros(1, np.int32))
+    queue = dev.hw_compute_queue_t().exec(made, made.fill_kernargs((out._buf,)), (1, 1, 1), (1, 1, 1))
+    queue.signal(dev.timeline_signal, dev.next_timeline()).submit(dev)
+    return out.numpy()[0], made.lib_gpu.va_addr
+
+
+first, at = launch("first", 11)
+second, again = launch("second", 22)
+print(at == again, first, second)
+"""
+
+
+@pytest.mark.parametrize(("off", "second"), [(False, 22), (True, 11)])
+def test_a_program_where_another_one_was_runs_its_own_code(off: bool, second: int) -> None:
+    """Queues that launch without a barrier: with the remedy off, the board runs what its instruction cache holds."""
+    folder = str(Path(test_h200.__file__).parent)
+    environment = {**os.environ, "DEV": "NV", "TEGRAD_BOARD": "agx-orin-64gb", "PARALLEL": "0"}
+    environment["PYTHONPATH"] = os.pathsep.join((str(test_h200.ROOT), folder))
+    with tempfile.TemporaryFile("w+") as errors:
+        command = [sys.executable, "-c", OLD_CODE.format(off=off)]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=120)
+        errors.seek(0)
+        assert done.stdout.split() == ["True", "11", str(second)], errors.read()[-2000:]
