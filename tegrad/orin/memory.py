@@ -11,9 +11,10 @@ import mmap
 import os
 import re
 import threading
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
 from enum import IntEnum
+from operator import attrgetter
 
 from tegrad.errors import TegradError
 from tegrad.hw.faults import MMU_ENGINE_IDS, MmuAccess, MmuClientType, MmuFaultType
@@ -86,13 +87,16 @@ GPC_CLIENT_GCC = 17
 """The GPC client that fetches constants and instructions."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Mapping:
     """A mapped buffer, or part of one: GPU address, size in bytes, whether the GPU may write."""
 
     va: int
     size: int
     writable: bool
+
+
+_va = attrgetter("va")
 
 
 def _mmap(addr: int, size: int, prot: int, flags: int, fd: int = -1, offset: int = 0) -> int:
@@ -164,7 +168,7 @@ class AddressSpace:
             ctypes.memset(self.pages + (va >> PAGE_SHIFT), flags | flags << ENGINES, size >> PAGE_SHIFT)
             for window in self._windows:
                 self._hide(window, va, size)
-            insort(self._mappings, Mapping(va, size, writable))
+            insort(self._mappings, Mapping(va, size, writable), key=_va)
             self._tables.update(range(va >> PDE_SHIFT, (va + size - 1 >> PDE_SHIFT) + 1))
 
     def hide(self, start: int, size: int) -> None:
@@ -195,10 +199,22 @@ class AddressSpace:
             raise ValueError(f"cannot unmap {size:#x} bytes at {va:#x}")
         with self._lock:
             ctypes.memset(self.pages + (va >> PAGE_SHIFT), 0, size >> PAGE_SHIFT)
-            self._mappings = [m for m in self._mappings if m.va + m.size <= va or m.va >= va + size]
+            self._forget(va, va + size)
             self._leftover.append((va, size))
             if not self._inside:
                 self._flush()
+
+    def _forget(self, start: int, end: int) -> None:
+        """Drop every mapping that reaches into [start, end)."""
+        mappings = self._mappings
+        first = self._index(start)
+        if first < 0 or mappings[first].va + mappings[first].size <= start:
+            first += 1
+        del mappings[first : bisect_left(mappings, end, key=_va)]
+
+    def _index(self, va: int) -> int:
+        """Index of the last mapping that starts at or below `va`; -1 if there is none."""
+        return bisect_right(self._mappings, va, key=_va) - 1
 
     def _flush(self) -> None:
         """Give back host pages of unmapped buffers, short of what has been mapped there again."""
@@ -303,11 +319,11 @@ class AddressSpace:
 
     def mapping_at(self, va: int) -> Mapping | None:
         """The mapping that holds `va`."""
-        mappings = self._mappings
-        i = bisect_right(mappings, va, key=lambda m: m.va) - 1
-        return mappings[i] if i >= 0 and va < mappings[i].va + mappings[i].size else None
+        with self._lock:
+            i = self._index(va)
+            return self._mappings[i] if i >= 0 and va < self._mappings[i].va + self._mappings[i].size else None
 
     def counts(self) -> dict[str, int]:
         """How many mappings there are and how many bytes they cover."""
-        mappings = self._mappings
-        return {"mappings": len(mappings), "bytes": sum(m.size for m in mappings)}
+        with self._lock:
+            return {"mappings": len(self._mappings), "bytes": sum(m.size for m in self._mappings)}

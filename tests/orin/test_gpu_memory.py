@@ -275,3 +275,24 @@ def test_channels_of_one_gpu_leave_nothing_behind() -> None:
         after = counts()
         assert (after[0], after[2]) == (before[0], ["gpu-host"])
         assert after[1] <= before[1] + 8
+
+
+def test_unmapping_drops_every_mapping_that_it_touches(space: AddressSpace, fd: int) -> None:
+    for page in (1, 3, 5, 7, 12):
+        space.map(page * PAGE, 2 * PAGE, fd, 0, True)
+    space.unmap(4 * PAGE, 4 * PAGE)
+    assert space.counts() == {"mappings": 2, "bytes": 4 * PAGE}
+    assert [space.mapping_at(page * PAGE) is not None for page in range(14)] == [p in (1, 2, 12, 13) for p in range(14)]
+    space.unmap(0, PAGE)
+    space.unmap(20 * PAGE, PAGE)
+    assert space.counts()["mappings"] == 2
+
+
+def test_thousands_of_buffers_come_and_go_quickly(space: AddressSpace, fd: int) -> None:
+    start = time.monotonic()
+    for i in range(4000):
+        space.map(0x10000000 + i * 2 * PAGE, PAGE, fd, 0, True)
+    for i in range(4000):
+        space.unmap(0x10000000 + (i * 7919 % 4000) * 2 * PAGE, PAGE)
+    assert space.counts()["mappings"] == 0
+    assert time.monotonic() - start < 2
