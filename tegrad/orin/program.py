@@ -112,7 +112,7 @@ class ProgramCache:
         return section
 
     def _sections(self, va: int) -> Iterator[tuple[int, ptxsection.PtxSection]]:
-        """Sections that name the program at `va`, with their addresses: in the neighbourhood first, then farther off."""
+        """Sections that name the program at `va`, with their addresses: near ones first, then those farther off."""
         mapping = self._vm.mapping_at(va)
         if mapping is None:  # unmapped since its page was looked at
             return
