@@ -52,7 +52,7 @@ def install() -> None:
             self.signature = obj.signature
             text = obj.lib.decode().rstrip("\0")
             KERNELS.append(text)
-            self.kernel = ptx.load(text).kernels[obj.name]
+            self.kernel = ptx.load(text, None).kernels[obj.name]
 
         def __call__(self, *bufs, global_size=(1, 1, 1), local_size=(1, 1, 1), vals=(), wait=False, **kw):
             out = b"".join(b.ctypes.data.to_bytes(8, "little") for b in bufs)
