@@ -150,6 +150,12 @@ def _strings(options: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
     return (ctypes.c_char_p * len(options))(*[o.encode() for o in options])
 
 
+def check_arch(arch: str) -> None:
+    """CompileFailed for what is no real architecture: nvJitLink 13 crashes on such a name."""
+    if not re.fullmatch(r"sm_\d{2,3}[af]?", arch):
+        raise CompileFailed(f"{arch!r} is no GPU architecture: they are called sm_87, sm_90 and so on.")
+
+
 @dataclass(frozen=True)
 class Compiled:
     """What NVRTC made of one source: PTX text and machine code."""
@@ -172,6 +178,7 @@ class Nvrtc:
 
     def compile(self, source: str, arch: str, options: Sequence[str] = (), *, name: str = "kernel.cu") -> Compiled:
         """Compile for a real architecture such as `sm_87`; CompileFailed carries NVRTC's log."""
+        check_arch(arch)
         lib, program = self._lib, ctypes.c_void_p()
         self._check(lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None))
         try:
@@ -212,6 +219,7 @@ class NvJitLink:
 
     def compile(self, ptx: str, arch: str, options: Sequence[str] = (), *, name: str = "kernel.ptx") -> bytes:
         """Assemble and link PTX for a real architecture; CompileFailed carries the log."""
+        check_arch(arch)
         handle = ctypes.c_void_p()
         # With its cache on, nvJitLink loads libcuda and initialises the driver just to name the cache's place.
         flags, data = [f"-arch={arch}", "-no-cache", *options], ptx.encode()

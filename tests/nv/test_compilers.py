@@ -241,6 +241,8 @@ def test_the_cu13_layout_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (root / "include" / "cuda_fp16.h").write_text("// newer")
     (root / "lib" / "libnvrtc.so.13").symlink_to(toolchain.nvrtc().path)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
     found = toolchain.Nvrtc()
     assert found.path == root / "lib" / "libnvrtc.so.13"
     assert toolchain.include_dirs()[0] == root / "include"
