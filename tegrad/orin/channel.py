@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tegrad.hw.faults import NOTIFIER_ERROR, NotifierCode
 from tegrad.hw.gpfifo import token
-from tegrad.orin.files import Call, File, Process, Steps, Table, Until, WaitQueue, require
+from tegrad.orin.files import Call, Errno, File, Process, Steps, Table, Until, WaitQueue, require
 from tegrad.orin.nvmap import Buffer, dmabuf
 from tegrad.uapi import constants as k
 from tegrad.uapi import ioctls as io
@@ -349,6 +349,11 @@ def accept(file: ChannelFile, call: Call) -> None:
     """SET_NVMAP_FD: accepted, does nothing."""
 
 
+def reschedule_runlist(file: ChannelFile, call: Call) -> None:
+    """RESCHEDULE_RUNLIST: for CAP_SYS_NICE only, which no client of the board has."""
+    raise Errno(errno.EPERM)
+
+
 def open_channel(file: ChannelFile, call: Call) -> None:
     """OPEN: another channel, as OPEN_CHANNEL of the ctrl fd with the GR runlist."""
     call.install("channel_fd", ChannelFile(file.driver, file.process, -1))
@@ -371,5 +376,6 @@ HANDLERS: Table = {
     io.NVGPU_IOCTL_CHANNEL_WDT.request: wdt,
     io.NVGPU_IOCTL_CHANNEL_SET_PREEMPTION_MODE.request: set_preemption_mode,
     io.NVGPU_IOCTL_CHANNEL_GET_USER_SYNCPOINT.request: get_user_syncpoint,
+    io.NVGPU_IOCTL_CHANNEL_RESCHEDULE_RUNLIST.request: reschedule_runlist,
     io.NVGPU_IOCTL_CHANNEL_SETUP_BIND.request: setup_bind,
 }

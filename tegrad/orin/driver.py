@@ -176,8 +176,10 @@ class Driver:
             if not self.quiesced:
                 self.gpu = Link(self.chip, self._doorbell_read, factory=self._gpu_factory)
                 self.gpu_replaced()
-                for space_or_group in (*self.vms.values(), *self.tsgs.values()):
-                    space_or_group.replay()
+                for vm in self.vms.values():
+                    vm.replay()
+                for group in self.tsgs.values():
+                    group.replay()
         except (GpuLost, GpuError) as failure:
             self.log.board(f"GPU reset failed: {failure}")
             self.quiesced = True

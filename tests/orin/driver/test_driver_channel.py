@@ -429,6 +429,11 @@ def test_set_nvmap_fd_and_timeouts_are_accepted(user: User) -> None:
     user.kernel.ioctl(fd, io.NVGPU_IOCTL_CHANNEL_SET_TIMEOUT_EX, s.SetTimeoutEx(1000, 0))
 
 
+def test_reschedule_runlist_needs_a_capability(user: User) -> None:
+    with refused(errno.EPERM):
+        user.kernel.ioctl(user.open_channel(), io.NVGPU_IOCTL_CHANNEL_RESCHEDULE_RUNLIST, s.RescheduleRunlist(1))
+
+
 def test_a_channel_opens_another(user: User) -> None:
     arg = s.ChannelOpen()
     user.kernel.ioctl(user.open_channel(), io.NVGPU_IOCTL_CHANNEL_OPEN, arg)

@@ -308,6 +308,40 @@ def test_kill_9_of_a_client_leaves_a_shared_board_clean(shared_board: str) -> No
     assert User(BoardKernel(shared_board)).channel().token == 511
 
 
+def test_kill_9_in_the_middle_of_a_call(shared_board: str) -> None:
+    before = board_status(shared_board)
+    wait = """
+        arg = s.Wait(type=1, timeout=0)
+        arg.condition.semaphore.dmabuf_fd = user.buffer().fd
+        arg.condition.semaphore.payload = 1
+        user.kernel.ioctl(made.fd, io.NVGPU_IOCTL_CHANNEL_WAIT, arg)
+    """
+    code = textwrap.dedent(HOLD).replace("time.sleep(60)", "") + textwrap.dedent(wait)
+    child = _child("from tegrad.uapi import ioctls as io, structs as s\n" + code, shared_board)
+    assert child.stdout is not None
+    child.stdout.readline()
+    time.sleep(0.2)  # let it sleep in the call
+    assert child.poll() is None
+    child.kill()
+    child.wait()
+    wait_for(lambda: board_status(shared_board)["counts"] == before["counts"])
+    assert board_status(shared_board)["files"] == {}
+
+
+def test_nonsense_on_a_session_harms_nobody(shared_board: str) -> None:
+    sock = board.connect(board.named_address(shared_board))
+    assert sock is not None
+    for nonsense in (b"x", b"\0" * 16, b"\xff" * 64, bytes([17, 0, 5, 0]) + bytes(12)):
+        sock.send(nonsense)
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        socket.send_fds(sock, [nonsense], [far.fileno()])
+        near.close()
+        far.close()
+    assert board_status(shared_board)["sessions"] == 2
+    sock.close()
+    assert User(BoardKernel(shared_board)).create(4096)
+
+
 def _gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
