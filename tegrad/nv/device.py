@@ -6,8 +6,9 @@ The class serves every interface; what only a Jetson needs is asked of the inter
 
 from array import array
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any
 from weakref import WeakSet
 
 from tinygrad.device import BufferSpec, Device, TinyELF
@@ -19,6 +20,7 @@ from tinygrad.runtime.support.hcq import HCQBuffer, HCQCompiled, MMIOInterface
 from tegrad.hw.gpfifo import Userd
 from tegrad.nv.faults import DeviceClosed, DeviceFault, WaitTimeout
 from tegrad.nv.iface import TegraIface
+from tegrad.nv.kernel import board_asked
 from tegrad.nv.queues import Fifo, NVComputeQueue, NVCopyQueue, NVSignal
 from tegrad.nv.rings import Ring
 
@@ -103,7 +105,7 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
     when the GPU reports a fault, and by everything that follows until then.
     """
 
-    ifaces: ClassVar[list[Any]] = [TegraIface, *_StockDevice.ifaces]
+    ifaces: Sequence[Any] = (TegraIface, *_StockDevice.ifaces)
     error_state: Exception | None
     slm_per_thread: int
     shader_local_mem: HCQBuffer | None
@@ -122,6 +124,11 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
             self._release()
             _forget(self)
             raise
+
+    def _select_iface(self, device: str) -> Any:
+        if board_asked():
+            self.ifaces = [iface for iface in self.ifaces if iface.__name__ == TegraIface.__name__]
+        return super()._select_iface(device)
 
     # ---- values that tinygrad sets and a Jetson has its own for
 
@@ -295,14 +302,24 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
             raise fault
 
     def on_device_hang(self) -> None:
-        """Called by synchronize when a wait failed: turn a time-out into what it is about, keep a fault as it is."""
-        error = self.error_state
-        if isinstance(error, WaitTimeout) and (names := self._in_flight()):
-            timeout = WaitTimeout(f"{error} In flight: {', '.join(names[:3])}.")
-            self.error_state = timeout
-            raise timeout
-        if not isinstance(error, (DeviceFault, WaitTimeout)):
+        """Called by synchronize when a wait failed: keep a fault as it is, turn a time-out into what it is about."""
+        error, names = self.error_state, self._in_flight()
+        if isinstance(error, DeviceFault):
+            return
+        if report := self._debugger_report():
+            self.error_state = DeviceFault(None, in_flight=names, report=report)
+        elif isinstance(error, WaitTimeout) and names:
+            self.error_state = WaitTimeout(f"{error} In flight: {', '.join(names[:3])}.")
+        if self.error_state is not error and self.error_state is not None:
+            raise self.error_state
+
+    def _debugger_report(self) -> str:
+        """What tinygrad reads from the resource manager's debugger after a hang."""
+        try:
             super().on_device_hang()
+        except RuntimeError as report:
+            return str(report)
+        return ""
 
     def _fault(self, code: int | None) -> DeviceFault:
         errors = self.iface.failed_sms()

@@ -42,7 +42,8 @@ class DeviceFault(TegradError, RuntimeError):
 
     `code` is the error notifier's, or None where only the driver's time-out flag tells; `kernel` the name of the kernel
     whose code was running, if the program counter tells; `in_flight` the kernels that were submitted and not finished,
-    oldest first; `address` and `buffer` where the kernel log tells; `sm_errors` what the SMs report.
+    oldest first; `address` and `buffer` where the kernel log tells; `sm_errors` what the SMs report; `report` what a
+    desktop driver's debugger says.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class DeviceFault(TegradError, RuntimeError):
         address: int | None = None,
         buffer: str | None = None,
         sm_errors: Sequence[SmError] = (),
+        report: str = "",
     ) -> None:
         self.code = code
         self.kernel = kernel
@@ -61,10 +63,12 @@ class DeviceFault(TegradError, RuntimeError):
         self.address = address
         self.buffer = buffer
         self.sm_errors = tuple(sm_errors)
+        self.report = report
         super().__init__(self._text())
 
     def _text(self) -> str:
-        what = NOTIFIER_TEXT.get(self.code, f"error {self.code}") if self.code is not None else "channel given up"
+        gone = self.report.replace("\n", ", ") or "the driver gave the channel up"
+        what = NOTIFIER_TEXT.get(self.code, f"error {self.code}") if self.code is not None else gone
         reasons = sorted({error.reason for error in self.sm_errors if error.warp_esr & WARP_ESR_CODE})
         parts = [f"GPU fault: {what}"]
         if reasons:

@@ -12,6 +12,11 @@ from tegrad.uapi.kernel import Kernel, LinuxKernel
 BOARD_VARIABLE = "TEGRAD_BOARD"
 
 
+def board_asked() -> bool:
+    """Whether the user asked for a board: then no real GPU may answer in its place."""
+    return bool(os.environ.get(BOARD_VARIABLE))
+
+
 def pick_kernel() -> Kernel:
     """The Kernel for this process: LinuxKernel, or the board that `TEGRAD_BOARD` names.
 

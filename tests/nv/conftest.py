@@ -19,6 +19,7 @@ def fake_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKernel]:
 
     tegrad.nv.install()
     close_device()
+    monkeypatch.delenv("TEGRAD_BOARD", raising=False)
     kernel = FakeKernel()
     monkeypatch.setattr(iface, "pick_kernel", lambda: kernel)
     yield kernel

@@ -210,3 +210,12 @@ def test_an_address_is_told_by_its_buffer(fake_device: Any) -> None:
     assert describe(buffer.va_addr + 8) == f"byte 0x8, in the buffer of 4096 bytes at {buffer.va_addr:#x}"
     assert "behind" in describe(buffer.va_addr + 4096)
     assert describe(0) is None
+
+
+def test_a_board_that_was_asked_for_is_not_replaced_by_a_gpu(
+    fake_kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb")
+    fake_kernel.fail["open"] = errno.ENOENT
+    with pytest.raises(DriverError):
+        Device["NV"]

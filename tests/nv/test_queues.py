@@ -127,6 +127,18 @@ def test_a_wait_without_progress_ends(fake_kernel: FakeKernel, fake_device: Any)
     wait_until(fake_device, lambda: next(values), 900, timeout_ms=20)
 
 
+def test_a_timeout_names_what_is_in_flight(fake_kernel: FakeKernel, fake_device: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(queues, "getenv", lambda name, default: 50)
+    fake_kernel.paused = True
+    queue = NVComputeQueue()
+    queue.kernels.append("matmul")
+    queue.signal(fake_device.timeline_signal, fake_device.next_timeline()).submit(fake_device)
+    with pytest.raises(WaitTimeout, match="In flight: matmul"):
+        fake_device.synchronize()
+    with pytest.raises(WaitTimeout, match="In flight: matmul"):
+        fake_device.synchronize()
+
+
 @pytest.mark.parametrize("code", [31, 13, None])
 def test_a_fault_ends_a_wait_at_once(fake_kernel: FakeKernel, fake_device: Any, code: int | None) -> None:
     fake_kernel.kill(code)
