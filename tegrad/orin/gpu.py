@@ -1,6 +1,22 @@
 """The GPU of the emulated board: address spaces, channels and engines behind the calls that its driver makes.
 
 Usable by itself: map memfds, create a channel, write a doorbell record into the pipe. `events` says what comes back.
+
+    memory      address spaces, page flags, MMU faults       compute      the compute class: launches, invalidations
+    scheduler   doorbells, turns, faults, TSGs               launch       QMDs decoded, what SKED refuses
+    host        rings, pushbuffers, host methods             grid         runs grids, releases, dependents
+    worker      a channel's thread for grids and copies      program      instruction cache: code -> PTX kernel
+    semaphore   releases, acquires, reductions               constants    constant cache
+    copy_engine copies, fills, semaphores                    inline       data in the pushbuffer
+    race        liberties that silicon may take              events       what is reported
+
+Not emulated, and refused or noted where it matters: block-linear memory, graphics and 2D methods, macros (MME), queue
+QMDs, clusters, inline QMD data, render enable, traps and preemption in the middle of a grid. Grids of different TSGs run
+side by side and no timeslice expires. The L1 data cache is always coherent. A store of a kernel to a syncpoint's shim is
+an MMU fault; semaphore releases there count. Reductions are not atomic against a grid's own atomics.
+
+Inferred, not observed: fault types and clients of host accesses, what a misaligned release of a QMD or a report does,
+the copy engine's error codes, that a ring whose base lies above 2^40 is fetched from the address without its upper bits.
 """
 
 from __future__ import annotations

@@ -132,10 +132,15 @@ class GridRunner:
             va, spec = queue.popleft()
             spec = spec or self.read(va)
             early = {d.va: self.read(d.va) for d in spec.dependents if race is not None and race.early_qmd()}
+            loose = race is not None and not spec.shape.membar and race.early_release()
+            hasty = [release for release in spec.releases if loose and not release.membar]
+            for release in hasty:
+                self._release(channel, va, release)
             if not self._grid(channel, va, state, spec):
                 return
             for release in spec.releases:
-                self._release(channel, va, release)
+                if release not in hasty:
+                    self._release(channel, va, release)
             for dependent in spec.dependents:
                 if self._due(dependent.va, dependent.action, va):
                     queue.append((dependent.va, early.get(dependent.va)))

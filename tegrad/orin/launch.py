@@ -45,6 +45,7 @@ class Release:
     reduction: int | None
     signed: bool
     trap: int
+    membar: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Dependent:
 class Shape:
     """What a QMD says about its grid, short of what changes from launch to launch.
 
+    `membar` orders the grid's stores before its releases; without it a release may have its own (`Release.membar`).
     `refusals` is the SKED exception register for what is wrong whatever the channel's state, `why` the same in words.
     `empty` is a QMD without a grid.
     """
@@ -74,6 +76,7 @@ class Shape:
     invalidate_constants: bool
     invalidate_instructions: bool
     local_per_thread: int
+    membar: bool
     refusals: int
     why: str
     empty: bool
@@ -122,6 +125,7 @@ def _release(
         reduction=get(f"{prefix}reduction_op{suffix}") if get(f"{prefix}reduction_enable{suffix}") else None,
         signed=bool(get(f"{prefix}reduction_format{suffix}") & 1),
         trap=get(f"{prefix}trap_type{suffix}"),
+        membar=bool(get(f"{prefix}membar_type{suffix}")),
     )
 
 
@@ -269,6 +273,7 @@ def _shape(chip: Chip, layout: QmdLayout, names: _Version, get: _Fields) -> Shap
         invalidate_constants=bool(get("invalidate_shader_constant_cache")),
         invalidate_instructions=bool(get("invalidate_instruction_cache")),
         local_per_thread=get("shader_local_memory_low_size") + get("shader_local_memory_high_size"),
+        membar=bool(get("cwd_membar_type")),
         refusals=esr,
         why="; ".join(text for _, text in refused),
         empty=empty,

@@ -55,6 +55,10 @@ class Race:
         """Whether GP_GET moves on when an entry is fetched, before its methods are executed."""
         return self._draw() < 0.5
 
+    def early_release(self) -> bool:
+        """Whether a release that no barrier orders behind the grid's stores is seen before them."""
+        return self._draw() < 0.5
+
     def early_qmd(self) -> bool:
         """Whether a QMD is read when it is announced, before the grid's turn comes, or only then."""
         return self._draw() < 0.3

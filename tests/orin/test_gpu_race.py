@@ -45,6 +45,21 @@ def test_a_program_that_waits_is_right_under_any_seed(chip: str, seed: int) -> N
             assert out.u32() == src.u32() == i + 3
 
 
+@pytest.mark.parametrize("barrier", ["cwd_membar_type", "release0_membar_type"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_barrier_orders_stores_before_the_release(barrier: str, seed: int) -> None:
+    with Rig(race_seed=seed) as rig:
+        channel, out = rig.channel().setup(), rig.buffer()
+        program, bank = rig.program(STORE, "store"), rig.arguments()
+        for i in range(1, 20):
+            rig.put_arguments(bank, out.va, i)
+            fields = release_fields(rig, 0, out.va + 64, i)
+            channel.launch(rig.qmd(program, bank, **fields, **{barrier: 1})).submit()
+            assert rig.wait(lambda i=i: out.u32(64) == i)
+            assert out.u32() == i
+            assert channel.run()
+
+
 def _reuse_arguments(rig: Rig) -> bool:
     """Two launches through one constant bank with no wait between."""
     channel, out = rig.channel().setup(), rig.buffer()
@@ -118,6 +133,17 @@ def _launch_behind_without_waiting(rig: Rig) -> bool:
     return out.u32() == 11
 
 
+def _release_without_a_barrier(rig: Rig) -> bool:
+    """A release in the descriptor with no membar, taken for a sign that the grid's stores have arrived."""
+    channel, out = rig.channel().setup(), rig.buffer()
+    fields = release_fields(rig, 0, out.va + 64, 1)
+    channel.launch(rig.qmd(rig.program(STORE, "store"), rig.arguments(out.va, 1), **fields)).submit()
+    assert rig.wait(lambda: out.u32(64) == 1)
+    done = out.u32() == 1
+    assert channel.run()
+    return done
+
+
 MISTAKES = [
     _reuse_arguments,
     _signal_into_a_submitted_qmd,
@@ -126,6 +152,7 @@ MISTAKES = [
     _trust_gp_get,
     _release_without_waiting,
     _launch_behind_without_waiting,
+    _release_without_a_barrier,
 ]
 
 
