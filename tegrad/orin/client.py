@@ -207,6 +207,13 @@ class Connection:
         self._address = board.named_address(spec) if self.spec.chip is None else b""
         self.facts: dict[str, Any] = {}
 
+    def sync(self) -> None:
+        """Wait until the board has seen everything that we closed. A board that is gone has."""
+        sock = self._sock
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                _call(sock.fileno(), Message(Op.SYNC))
+
     def call(self, request: Message) -> Message:
         """A request to the board itself; starts a private one when there is none. Raises OSError, BoardError."""
         for attempt in (1, 2):
@@ -246,11 +253,6 @@ class Connection:
     def address(self) -> bytes:
         """Where the board listens; empty before a private one is started."""
         return self._address
-
-    @property
-    def running(self) -> bool:
-        """Whether there is a session of this process."""
-        return self._sock is not None
 
     def _session(self) -> socket.socket:
         with self._lock:
@@ -371,9 +373,8 @@ class BoardKernel:
             os.close(fd)
         except OSError as error:
             raise _error("close", error, {"fd": fd}) from None
-        if device and self.connection.running:
-            with contextlib.suppress(OSError):
-                self.connection.call(Message(Op.SYNC))
+        if device:
+            self.connection.sync()
 
     def doorbell(self, fd: int, size: int = USERMODE_SIZE) -> BoardDoorbell:
         """The usermode registers of a ctrl fd; one at a time per fd (EBUSY)."""
@@ -460,8 +461,7 @@ class BoardDoorbell:
         """Unmap the page; the board knows when this returns. Closing twice is harmless."""
         if self._pipe >= 0:
             self.abandon()
-            with contextlib.suppress(OSError):
-                self._connection.call(Message(Op.SYNC))
+            self._connection.sync()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -87,7 +87,7 @@ class Pending:
 
 
 class Server:
-    """Serves one board until its last client has been gone for `linger` seconds (for ever if that is None)."""
+    """Serves one board: for ever if `linger` is None, else until its processes are gone or had nothing open so long."""
 
     def __init__(self, chip: Chip, memory: int, listener: socket.socket, *, linger: float | None, gpu: str) -> None:
         self.listener, self.linger = listener, linger
@@ -104,6 +104,7 @@ class Server:
         self.timers: list[Pending] = []
         self.stopping = False
         self._idle_since: float | None = time.monotonic()
+        self._met = False
         self._gpu_fd = -1
         listener.setblocking(False)
         self.epoll.register(listener.fileno(), select.EPOLLIN)
@@ -177,12 +178,15 @@ class Server:
             self._resume(pending, False)
 
     def _idle(self) -> bool:
-        if self.sessions or self.files or self.leases:
+        """Whether a private board may go: nobody can come back, or nothing was open for long enough."""
+        if self.files or self.leases or self.linger is None:
             self._idle_since = None
             return False
+        if self._met and not self.sessions:
+            return True
         now = time.monotonic()
         self._idle_since = self._idle_since or now
-        return self.linger is not None and now - self._idle_since >= self.linger
+        return now - self._idle_since >= self.linger
 
     def _watch_gpu(self) -> None:
         self._gpu_fd = self.driver.gpu.events.fileno()
@@ -197,6 +201,7 @@ class Server:
                 return
             self._watch(sock)
             self.sessions[sock.fileno()] = Session(sock)
+            self._met = True
 
     def _watch(self, sock: socket.socket) -> None:
         sock.setblocking(False)

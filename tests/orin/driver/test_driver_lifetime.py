@@ -270,8 +270,7 @@ HOLD = f"""
     import sys, time
     from driver_user import User
     from tegrad.orin.client import BoardKernel, board_status, board_stop
-    linger = float(sys.argv[2]) if len(sys.argv) > 2 else 0.2
-    user = User(BoardKernel(sys.argv[1], linger=linger, gpu={FAKE_GPU!r}))
+    user = User(BoardKernel(sys.argv[1], gpu={FAKE_GPU!r}))
     made = user.channel()
     user.notifier(made)
     user.map(made.vm, user.buffer(1 << 20).fd)
@@ -360,7 +359,7 @@ def test_a_private_board_ends_after_its_client(blow: signal.Signals) -> None:
     assert not any(_gone(pid) for pid in pids)
     child.send_signal(blow)
     child.wait()
-    wait_for(lambda: all(_gone(pid) for pid in pids))
+    wait_for(lambda: all(_gone(pid) for pid in pids), 2)  # at once: nobody can come back
     assert address not in _board_sockets()
 
 
@@ -370,20 +369,34 @@ def _board_sockets() -> set[str]:
 
 
 def test_ctrl_c_at_the_terminal_does_not_reach_the_board() -> None:
-    child = _child(HOLD, "agx-orin-64gb:1GiB", "3")
+    child = _child(HOLD, "agx-orin-64gb:1GiB")
     assert child.stdout is not None
     pids = [int(word) for word in child.stdout.readline().split()]
     assert all(os.getsid(pid) != os.getsid(0) for pid in pids)
     child.kill()
     child.wait()
-    time.sleep(0.3)
+
+
+def test_a_private_board_lingers_after_the_last_close_and_comes_back() -> None:
+    spec = "agx-orin-64gb:9GiB"
+    user = User(BoardKernel(spec, linger=0.4, gpu=FAKE_GPU))
+    pids = board_status(spec)["pids"].values()
+    user.close_all()
+    second = User(user.kernel)
+    assert set(board_status(spec)["pids"].values()) == set(pids)
+    time.sleep(0.6)
+    assert not any(_gone(pid) for pid in pids)  # something is open
+    second.close_all()
+    time.sleep(0.1)
     assert not any(_gone(pid) for pid in pids)  # it lingers
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: all(_gone(pid) for pid in pids))
+    third = User(user.kernel)
+    assert set(board_status(spec)["pids"].values()).isdisjoint(pids)
+    third.close_all()
 
 
 def test_the_gpu_process_goes_with_the_driver() -> None:
-    child = _child(HOLD, "agx-orin-64gb:1GiB", "60")
+    child = _child(HOLD, "agx-orin-64gb:1GiB")
     assert child.stdout is not None
     driver, gpu = (int(word) for word in child.stdout.readline().split())
     os.kill(driver, signal.SIGKILL)
