@@ -11,12 +11,12 @@ Usable by itself: map memfds, create a channel, write a doorbell record into the
     race        liberties that silicon may take              events       what is reported
 
 Not emulated, and refused or noted where it matters: block-linear memory, graphics and 2D methods, macros (MME), queue
-QMDs, clusters, inline QMD data, render enable, traps and preemption in the middle of a grid. Grids of different TSGs run
-side by side and no timeslice expires. The L1 data cache is always coherent. A store of a kernel to a syncpoint's shim is
-an MMU fault; semaphore releases there count. Reductions are not atomic against a grid's own atomics.
+QMDs, clusters, inline QMD data, render enable, traps, preemption in the middle of a grid. Grids of different TSGs run
+side by side; no timeslice expires. The L1 data cache is always coherent. A kernel's store to a syncpoint's shim is an
+MMU fault; semaphore releases there count. Reductions are not atomic against a grid's own atomics.
 
 Inferred, not observed: fault types and clients of host accesses, what a misaligned release of a QMD or a report does,
-the copy engine's error codes, that a ring whose base lies above 2^40 is fetched from the address without its upper bits.
+the copy engine's error codes, that a ring with a base above 2^40 is fetched from the address without its upper bits.
 """
 
 from __future__ import annotations
