@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.llm.errors import ModelError
-from tegrad.llm.reference import Reference
+from tegrad.llm.reference import Past, Reference
 from tegrad.llm.sampler import Sampler
 from tegrad.llm.session import Session
 from tegrad.llm.tokenizer import Tokenizer
@@ -43,7 +43,7 @@ class Runner(Protocol):
 
 
 class ReferenceRunner:
-    """The float32 numpy reference. It has no cache: a token costs as much as the text before it."""
+    """The float32 numpy reference."""
 
     def __init__(self, reference: Reference) -> None:
         self._reference = reference
@@ -56,13 +56,13 @@ class ReferenceRunner:
         return self._reference.logits(tokens)
 
     def generate(self, prompt: Sequence[int], sampler: Sampler, limit: int, stops: frozenset[int]) -> Iterator[int]:
-        tokens = list(prompt)
-        for _ in range(min(limit, self.context - len(tokens))):
-            token = sampler(self._reference.logits(tokens)[-1].astype(np.float32))
-            tokens.append(token)
+        past, fed = Past(), prompt
+        for _ in range(min(limit, self.context - len(prompt))):
+            token = sampler(self._reference.logits(fed, past)[-1].astype(np.float32))
             yield token
             if token in stops:
                 return
+            fed = [token]
 
 
 class SessionRunner:

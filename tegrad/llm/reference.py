@@ -20,6 +20,21 @@ from tegrad.llm.gguf import Gguf
 Floats: TypeAlias = NDArray[np.floating[Any]]
 
 
+class Past:
+    """The rotated keys and the values (positions, kv_heads, 1, width) of the tokens that came before, by layer."""
+
+    def __init__(self) -> None:
+        self.keys: dict[int, Floats] = {}
+        self.values: dict[int, Floats] = {}
+        self.count = 0
+
+    def extend(self, layer: int, key: Floats, value: Floats) -> tuple[Floats, Floats]:
+        """Add a layer's new keys and values; returns all of them."""
+        for kept, new in ((self.keys, key), (self.values, value)):
+            kept[layer] = np.concatenate([kept[layer], new]) if layer in kept else new
+        return self.keys[layer], self.values[layer]
+
+
 class Reference:
     """A model, its weights expanded to float32 in memory."""
 
@@ -29,14 +44,15 @@ class Reference:
             self.divisors = self.config.rope_divisors(file)
             self.weights = {name: _expand(file, name) for name in file.tensors}
 
-    def logits(self, tokens: Sequence[int]) -> Floats:
-        """Logits (len(tokens), vocab) after each token."""
-        arch, count = self.config.arch, len(tokens)
-        tables = self.config.rope.tables(count, self.divisors)
+    def logits(self, tokens: Sequence[int], past: Past | None = None) -> Floats:
+        """Logits (len(tokens), vocab) after each token; with `past`, of tokens that follow those already fed to it."""
+        arch, past = self.config.arch, past or Past()
+        tables = self.config.rope.tables(past.count + len(tokens), self.divisors)[:, past.count :]
         x = self.weights[tensor_name(arch.embedding)][np.asarray(tokens)]
         for layer in range(self.config.layers):
-            x = x + self._attention(arch, layer, self._norm(x, arch.attn_norm, layer), tables)
+            x = x + self._attention(arch, layer, self._norm(x, arch.attn_norm, layer), tables, past)
             x = x + self._ffn(arch, layer, self._norm(x, arch.ffn_norm, layer))
+        past.count += len(tokens)
         output = self.weights.get(tensor_name(arch.output), self.weights[tensor_name(arch.embedding)])
         return self._norm(x, arch.output_norm) @ output.T
 
@@ -49,22 +65,25 @@ class Reference:
         bias = self.weights.get(tensor_name(spec, layer, "bias"))
         return y if bias is None else y + bias
 
-    def _attention(self, arch: Arch, layer: int, x: Floats, tables: Floats) -> Floats:
+    def _attention(self, arch: Arch, layer: int, x: Floats, tables: Floats, past: Past) -> Floats:
         c, count = self.config, len(x)
         query = self._linear(x, arch.query, layer).reshape(count, c.kv_heads, c.group, c.head_dim)
         key = self._linear(x, arch.key, layer).reshape(count, c.kv_heads, 1, c.head_dim)
-        value = self._linear(x, arch.value, layer).reshape(count, c.kv_heads, c.value_dim)
-        query, key = _rotate(query, tables), _rotate(key, tables)
-        scores = np.einsum("tkgd,skd->kgts", query, key[:, :, 0]) / np.float32(np.sqrt(c.head_dim))
-        scores = np.where(np.tri(count, dtype=bool), scores, np.float32(-np.inf))
+        value = self._linear(x, arch.value, layer).reshape(count, c.kv_heads, 1, c.value_dim)
+        query = _rotate(query, tables)
+        key, value = past.extend(layer, _rotate(key, tables), value)
+        # By kv head, group, position: products that BLAS computes, unlike einsum.
+        scores = query.transpose(1, 2, 0, 3) @ key.transpose(1, 2, 3, 0) / np.float32(np.sqrt(c.head_dim))
+        scores = np.where(np.tri(count, len(key), past.count, dtype=bool), scores, np.float32(-np.inf))
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
-        mixed = np.einsum("kgts,skd->tkgd", weights, value).reshape(count, c.heads * c.value_dim)
+        mixed = weights @ value.transpose(1, 2, 0, 3)
+        mixed = mixed.transpose(2, 0, 1, 3).reshape(count, c.heads * c.value_dim)
         return self._linear(mixed, arch.attn_output, layer)
 
     def _ffn(self, arch: Arch, layer: int, x: Floats) -> Floats:
-        gate = self._linear(x, arch.gate, layer)
-        return self._linear(gate / (1 + np.exp(-gate)) * self._linear(x, arch.up, layer), arch.down, layer)
+        gate = _ACTIVATIONS[arch.activation](self._linear(x, arch.gate, layer))
+        return self._linear(gate * self._linear(x, arch.up, layer), arch.down, layer)
 
 
 def _rotate(x: Floats, tables: Floats) -> Floats:
@@ -74,6 +93,14 @@ def _rotate(x: Floats, tables: Floats) -> Floats:
     even, odd = x[..., 0:width:2], x[..., 1:width:2]
     pairs = np.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
     return np.concatenate([pairs.reshape(*x.shape[:-1], width), x[..., width:]], axis=-1)
+
+
+def _silu(x: Floats) -> Floats:
+    return x / (1 + np.exp(-x))
+
+
+_ROTATIONS: Final[Mapping[str, Callable[[Floats, Floats], Floats]]] = {"interleaved": _rotate}
+_ACTIVATIONS: Final[Mapping[str, Callable[[Floats], Floats]]] = {"silu": _silu}
 
 
 def _expand(file: Gguf, name: str) -> Floats:

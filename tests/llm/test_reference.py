@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_llama import SHAPES, TYPE, disagreements, write
 
-from tegrad.llm.reference import Reference
+from tegrad.llm.reference import Past, Reference
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
 
@@ -31,3 +31,12 @@ def test_packed_weights_choose_llama_cpps_tokens(tmp_path: Path, kind: str) -> N
         tokens = peer.greedy([5, 9, 77], 57)
         theirs = peer.logits(tokens)
     assert disagreements(Reference(path).logits(tokens), theirs, MARGIN) == []
+
+
+def test_tokens_fed_piece_by_piece_give_the_same_logits(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write(path, SHAPES["plain"], TYPE.F32)
+    reference, tokens = Reference(path), list(np.random.default_rng(0).integers(0, SHAPES["plain"].vocab, 20))
+    past = Past()
+    pieces = [reference.logits(tokens[start:end], past) for start, end in ((0, 7), (7, 8), (8, 20))]
+    np.testing.assert_allclose(np.concatenate(pieces), reference.logits(tokens), rtol=1e-4, atol=1e-5)
