@@ -23,7 +23,7 @@ TEXT_SHA256 = "e53aaf0af1e58f259e35d0d9f7ca1bbe154fd77bb95471279b37b34d3c397a98"
 
 HELD_OUT_EVERY = 20
 HELD_OUT_OFFSET = 7
-"""Chapters 7, 27, 47, ... of the book's 1,189 are held out: whole chapters, spread over all kinds of books."""
+"""The 8th, 28th, 48th, ... of 1,189 chapters are held out: whole chapters, spread over all kinds of books."""
 
 _COUNT_AT = 0x58
 _CLEAR = 256
