@@ -49,10 +49,10 @@ class Arch:
     output_norm: Spec
     output: Spec
     """The embedding is used where the file lacks it (tied)."""
-    norm: Literal["rms"]
     rope: Literal["interleaved"]
     """Rotated pairs are neighbours (2i, 2i+1)."""
     activation: Literal["silu"]
+    norm: Literal["rms"] = "rms"
 
 
 LLAMA: Final = Arch(
@@ -69,7 +69,6 @@ LLAMA: Final = Arch(
     down=Spec("ffn_down", ("dim", "ffn"), bias=True),
     output_norm=Spec("output_norm", ("dim",)),
     output=Spec("output", ("vocab", "dim")),
-    norm="rms",
     rope="interleaved",
     activation="silu",
 )

@@ -17,5 +17,11 @@ class UnsupportedModelError(ModelError):
     """The file is a sound GGUF that asks for something we do not run: an architecture, a quantization, a tokenizer."""
 
 
+class RoomError(ModelError):
+    """The device has no room for the model or its cache."""
+
+    exit_code = 1
+
+
 class ContextError(ModelError):
     """More tokens than the context holds."""

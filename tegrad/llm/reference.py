@@ -6,8 +6,8 @@ Slow and simple; for tests. `Reference(path).logits(tokens)` is what the device 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType
@@ -70,8 +70,9 @@ class Reference:
         query = self._linear(x, arch.query, layer).reshape(count, c.kv_heads, c.group, c.head_dim)
         key = self._linear(x, arch.key, layer).reshape(count, c.kv_heads, 1, c.head_dim)
         value = self._linear(x, arch.value, layer).reshape(count, c.kv_heads, 1, c.value_dim)
-        query = _rotate(query, tables)
-        key, value = past.extend(layer, _rotate(key, tables), value)
+        rotate = _ROTATIONS[arch.rope]
+        query = rotate(query, tables)
+        key, value = past.extend(layer, rotate(key, tables), value)
         # By kv head, group, position: products that BLAS computes, unlike einsum.
         scores = query.transpose(1, 2, 0, 3) @ key.transpose(1, 2, 3, 0) / np.float32(np.sqrt(c.head_dim))
         scores = np.where(np.tri(count, len(key), past.count, dtype=bool), scores, np.float32(-np.inf))
@@ -96,7 +97,8 @@ def _rotate(x: Floats, tables: Floats) -> Floats:
 
 
 def _silu(x: Floats) -> Floats:
-    return x / (1 + np.exp(-x))
+    y: Floats = x / (1 + np.exp(-x))
+    return y
 
 
 _ROTATIONS: Final[Mapping[str, Callable[[Floats, Floats], Floats]]] = {"interleaved": _rotate}
