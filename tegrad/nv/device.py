@@ -17,6 +17,7 @@ from tinygrad.helpers import round_up, to_mv
 from tinygrad.runtime import ops_nv
 from tinygrad.runtime.support.hcq import HCQBuffer, HCQCompiled, MMIOInterface
 
+from tegrad.hw.faults import NotifierCode
 from tegrad.hw.gpfifo import Userd
 from tegrad.nv.faults import DeviceClosed, DeviceFault, WaitTimeout
 from tegrad.nv.iface import TegraIface
@@ -324,7 +325,10 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
     def _fault(self, code: int | None) -> DeviceFault:
         errors = self.iface.failed_sms()
         kernel = next((name for error in errors if (name := self._kernel_at(error.pc)) is not None), None)
-        return DeviceFault(code, kernel=kernel, in_flight=self._in_flight(), sm_errors=errors)
+        address = self.iface.fault_address() if code == NotifierCode.FIFO_ERROR_MMU_ERR_FLT else None
+        buffer = None if address is None else self.iface.describe_address(address)
+        in_flight = self._in_flight()
+        return DeviceFault(code, kernel=kernel, in_flight=in_flight, address=address, buffer=buffer, sm_errors=errors)
 
     def _in_flight(self) -> list[str]:
         return [name for fifo, number, names in self._launches if number > fifo.done for name in names]

@@ -17,7 +17,7 @@ from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
 
 from tegrad.hw.chips import Chip, by_sm_version
 from tegrad.hw.gpfifo import GP_ENTRY_SIZE, USERD_SIZE
-from tegrad.nv import rm
+from tegrad.nv import kernlog, rm
 from tegrad.nv.channel import Channel, Tsg
 from tegrad.nv.faults import SmError
 from tegrad.nv.kernel import pick_kernel
@@ -40,6 +40,9 @@ CTRL_NODE = "/dev/nvgpu/igpu0/ctrl"
 NVMAP_NODE = "/dev/nvmap"
 GPFIFO_ENTRIES = 1024
 """Entries of a channel's GPFIFO: 8 KiB. The driver maps the whole buffer into its own range, so it stays small."""
+
+CHANNEL_ID = 0xFFF
+"""Bits of a work-submit token that name the channel."""
 
 T = TypeVar("T")
 
@@ -261,6 +264,10 @@ class TegraIface:
                 if record.global_esr or record.warp_esr
             ]
         return []
+
+    def fault_address(self) -> int | None:
+        """The page address of our last MMU fault, if the kernel log may be read."""
+        return kernlog.fault_address(self.kernel, [channel.token & CHANNEL_ID for channel in self._channels()])
 
     def sleep(self, ms: int) -> None:
         """Called from a long wait; our waits look at `channel_error` and `timed_out` themselves."""

@@ -49,6 +49,7 @@ class FakeKernel:
 
     def __post_init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
+        self.log: list[str] = []
         self.counts: Counter[str] = Counter()
         self.launches = 0
         self.fds: dict[int, tuple[str, Any]] = {}
@@ -73,6 +74,8 @@ class FakeKernel:
 
     def open(self, path: str, flags: int = 0) -> int:
         self._fail("open")
+        if path == "/dev/kmsg":
+            return self._log_fd()
         return self._fd("nvmap" if "nvmap" in path else "ctrl", None)
 
     def close(self, fd: int) -> None:
@@ -289,6 +292,13 @@ class FakeKernel:
         raise AssertionError(f"GPU access to unmapped {va:#x}")
 
     # ---- inside
+
+    def _log_fd(self) -> int:
+        fd = os.memfd_create("kmsg")
+        os.write(fd, "".join(f"3,{i},0,-;{line}\n" for i, line in enumerate(self.log)).encode())
+        os.lseek(fd, 0, os.SEEK_SET)
+        self.fds[fd] = ("kmsg", None)
+        return fd
 
     def _fail(self, name: str) -> None:
         if name in self.fail:
