@@ -98,6 +98,8 @@ def sine(f: Fn, x: V, quarter: int) -> V:
     out = f.select(f.icmp("eq", f.and_(k, f.like(k, 2)), f.like(k, 0)), out, f.fneg(out))
     # The reduction of a huge argument is arbitrary, here as in hardware, but the result stays bounded.
     out = f.intr("minnum", f.intr("maxnum", out, f.like(x, -1.0)), f.like(x, 1.0))
+    if quarter == 0:
+        out = f.select(f.fcmp("oeq", x, f.like(x, 0.0)), x, out)
     unbounded = f.fcmp("ueq", f.intr("fabs", x), f.like(x, math.inf))
     return f.select(unbounded, f.like(x, math.nan), out)
 

@@ -1,13 +1,22 @@
 """cvt: every pair of integer and floating-point types, with the rounding modes (PTX ISA 9.7.9.21)."""
 
-from tegrad.ptx.floating import bf16_to_f32, f32_to_bf16, flush, narrow_odd, saturate, step_to_odd, two_sum
+from tegrad.ptx.floating import (
+    DIRECTED,
+    bf16_to_f32,
+    f32_to_bf16,
+    flush,
+    narrow,
+    narrow_odd,
+    saturate,
+    step_to_odd,
+    two_sum,
+)  # fmt: skip
 from tegrad.ptx.ir import Fn, V
 from tegrad.ptx.rules import Rule, mod
 from tegrad.ptx.syntax import Ins
 from tegrad.ptx.types import Ty
 
 TO_INTEGER = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
-DIRECTED = ("rz", "rm", "rp")
 
 
 def _int_to_int(f: Fn, ins: Ins, a: V, d: Ty, s: Ty) -> V:
@@ -40,35 +49,6 @@ def exact_double(f: Fn, a: V, signed: bool) -> V:
         high = f.bin("fmul", f.cast("uitofp", f.resize(top, "i32", False), "double"), f.const("double", 2.0**32))
     low = f.cast("uitofp", f.resize(a, "i32", False), "double")
     return step_to_odd(f, *two_sum(f, high, low))
-
-
-def directed(f: Fn, value: V, rounded: V, back: V, mode: str) -> V:
-    """Correct a nearest rounding (`rounded`, as a double `back`) to rz, rm or rp."""
-    el = {"half": "i16", "float": "i32"}[rounded.el]
-    raw = f.bits(rounded, el)
-    minus = f.icmp("slt", raw, f.like(raw, 0))
-    above, below = f.fcmp("ogt", back, value), f.fcmp("olt", back, value)
-    toward_zero = f.sub(raw, f.like(raw, 1))
-    away = f.add(raw, f.like(raw, 1))
-    sign = f.like(raw, 1 << (int(el[1:]) - 1))
-    if mode == "rz":
-        large = f.or_(f.and_(above, f.not_(minus)), f.and_(below, minus))
-        return f.bits(f.select(large, toward_zero, raw), rounded.el)
-    wrong = above if mode == "rm" else below
-    shrink = f.not_(minus) if mode == "rm" else minus
-    zero = f.icmp("eq", f.and_(raw, f.not_(sign)), f.like(raw, 0))
-    smallest = f.or_(sign, f.like(raw, 1)) if mode == "rm" else f.like(raw, 1)
-    stepped = f.select(zero, smallest, f.select(shrink, toward_zero, away))
-    return f.bits(f.select(wrong, stepped, raw), rounded.el)
-
-
-def narrow(f: Fn, v: V, el: str, mode: str) -> V:
-    """A double to half or float in a rounding mode."""
-    rounded = f.cast("fptrunc", v, "float") if el == "float" else f.cast("fptrunc", narrow_odd(f, v), "half")
-    if mode not in DIRECTED:
-        return rounded
-    back = f.cast("fpext", rounded if el == "float" else f.cast("fpext", rounded, "float"), "double")
-    return directed(f, v, rounded, back, mode)
 
 
 def _to_bf16(f: Fn, v: V, mode: str) -> V:

@@ -523,7 +523,7 @@ class Emitter:
 
 
 def _length(block: Block) -> int:
-    """The instructions of a block; the end of a "meet" block belongs to the next one, pseudo instructions do not count."""
+    """The instructions of a block, without pseudo ones; the end of a "meet" block belongs to the next block."""
     pseudo = sum(i.base.startswith("%") for i in block.body)
     return len(block.body) - pseudo + (block.end is not None and block.kind != "meet")
 

@@ -85,6 +85,88 @@ def fma(f: Fn, a: V, b: V, c: V) -> V:
     return f.cast("fptrunc", narrow_odd(f, fma_odd(f, *wide)), "half")
 
 
+def directed(f: Fn, value: V, rounded: V, back: V, mode: str) -> V:
+    """Correct a nearest rounding (`rounded`; `back` is it in the type of `value`) to rz, rm or rp."""
+    el = {"half": "i16", "float": "i32"}[rounded.el]
+    raw = f.bits(rounded, el)
+    minus = f.icmp("slt", raw, f.like(raw, 0))
+    above, below = f.fcmp("ogt", back, value), f.fcmp("olt", back, value)
+    toward_zero = f.sub(raw, f.like(raw, 1))
+    away = f.add(raw, f.like(raw, 1))
+    sign = f.like(raw, 1 << (int(el[1:]) - 1))
+    if mode == "rz":
+        large = f.or_(f.and_(above, f.not_(minus)), f.and_(below, minus))
+        return f.bits(f.select(large, toward_zero, raw), rounded.el)
+    wrong = above if mode == "rm" else below
+    shrink = f.not_(minus) if mode == "rm" else minus
+    zero = f.icmp("eq", f.and_(raw, f.not_(sign)), f.like(raw, 0))
+    smallest = f.or_(sign, f.like(raw, 1)) if mode == "rm" else f.like(raw, 1)
+    stepped = f.select(zero, smallest, f.select(shrink, toward_zero, away))
+    return f.bits(f.select(wrong, stepped, raw), rounded.el)
+
+
+def narrow(f: Fn, v: V, el: str, mode: str) -> V:
+    """A double to half or float in a rounding mode."""
+    rounded = f.cast("fptrunc", v, "float") if el == "float" else f.cast("fptrunc", narrow_odd(f, v), "half")
+    if mode not in DIRECTED:
+        return rounded
+    back = f.cast("fpext", rounded if el == "float" else f.cast("fpext", rounded, "float"), "double")
+    return directed(f, v, rounded, back, mode)
+
+
+def _rest_of_quotient(f: Fn, a: V, b: V, q: V) -> V:
+    """A value with the sign of a/b - q."""
+    rest = f.intr("fma", f.fneg(q), b, a)
+    signed = f.bits(f.xor(f.bits(rest, "i64"), f.and_(f.bits(b, "i64"), f.like(f.bits(b, "i64"), 1 << 63))), "double")
+    return f.select(f.fcmp("ord", rest, rest), signed, f.like(rest, 0.0))
+
+
+def _odd_quotient(f: Fn, a: V, b: V) -> V:
+    q = f.bin("fdiv", a, b)
+    exact = f.or_(
+        f.fcmp("ueq", f.intr("fabs", q), f.like(q, math.inf)), f.fcmp("oeq", f.intr("fabs", b), f.like(q, math.inf))
+    )
+    return step_to_odd(f, q, f.select(exact, f.like(q, 0.0), _rest_of_quotient(f, a, b, q)))
+
+
+def _odd_root(f: Fn, a: V) -> V:
+    r = f.intr("sqrt", a)
+    rest = f.intr("fma", f.fneg(r), r, a)
+    return step_to_odd(f, r, f.select(f.fcmp("ord", rest, rest), rest, f.like(rest, 0.0)))
+
+
+ODD: dict[str, Callable[..., V]] = {
+    "add": lambda f, a, b: step_to_odd(f, *two_sum(f, a, b)),
+    "sub": lambda f, a, b: step_to_odd(f, *two_sum(f, a, f.fneg(b))),
+    "mul": lambda f, a, b: f.bin("fmul", a, b),
+    "fma": fma_odd,
+    "div": _odd_quotient,
+    "rcp": lambda f, a: _odd_quotient(f, f.like(a, 1.0), a),
+    "sqrt": _odd_root,
+}
+"""Operations on doubles that came from floats, exact or rounded to odd, for a second rounding in any mode."""
+
+
+def _directed_float(f: Fn, base: str, mode: str, vs: tuple[V, ...]) -> V:
+    """.rz, .rm and .rp of float: through doubles; a sum that is exactly zero is -0 in .rm."""
+    if vs[0].el != "float" or base not in ODD:
+        raise NotImplementedError
+    wide = [f.cast("fpext", v, "double") for v in f.same(*vs)]
+    out = narrow(f, ODD[base](f, *wide), "float", mode)
+    if mode == "rm" and base in ("add", "sub", "fma"):
+        return _minus_zero(f, base, wide, out)
+    return out
+
+
+def _minus_zero(f: Fn, base: str, wide: list[V], out: V) -> V:
+    """Exact cancellation gives -0 when rounding down, unless both parts are +0."""
+    first = f.bin("fmul", wide[0], wide[1]) if base == "fma" else wide[0]
+    second = f.fneg(wide[1]) if base == "sub" else wide[-1]
+    either = f.or_(f.bits(first, "i64"), f.bits(second, "i64"))
+    minus = f.and_(f.icmp("slt", either, f.like(either, 0)), f.fcmp("oeq", out, f.like(out, 0.0)))
+    return f.select(minus, f.like(out, -0.0), out)
+
+
 Plain = Callable[..., V]
 
 
@@ -125,7 +207,6 @@ PLAIN: dict[str, Plain] = {
 }
 ARITY = {"add": 2, "sub": 2, "mul": 2, "fma": 3, "mad": 3, "min": 2, "max": 2, "div": 2}
 THROUGH_FLOAT = frozenset({"ex2", "lg2", "sin", "cos", "tanh", "rcp", "sqrt", "rsqrt", "div"})
-EXACT_BITS = frozenset({"abs", "neg"})
 
 
 def _ieee(base: str) -> Apply:
@@ -133,12 +214,13 @@ def _ieee(base: str) -> Apply:
     plain = PLAIN[base]
 
     def apply(f: Fn, ins: Ins, *vs: V) -> V:
-        if mod(ins, *DIRECTED):
-            raise NotImplementedError
+        mode = next((m for m in ins.mods if m in DIRECTED), "")
         ftz = mod(ins, "ftz")
         if ftz and base != "neg":
             vs = tuple(flush(f, v) for v in vs)
-        if base in THROUGH_FLOAT and vs[0].el == "half":
+        if mode:
+            out = _directed_float(f, base, mode, vs)
+        elif base in THROUGH_FLOAT and vs[0].el == "half":
             out = f.cast("fptrunc", plain(f, ins, *(f.cast("fpext", v, "float") for v in vs)), "half")
         else:
             out = plain(f, ins, *vs)

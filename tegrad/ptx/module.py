@@ -85,8 +85,8 @@ class Kernel:
 
         `args` are the bytes of the parameter space, or one numpy array or number per parameter (arrays on HOST memory).
         `shared` is the dynamic shared memory in bytes, `symbols` the device address of each module variable (on HOST
-        the engine provides them), `threads` the number of host threads. Raises PtxFault for the first fault or an abort,
-        PtxError for a launch that cannot be made.
+        the engine provides them), `threads` the number of host threads. Raises PtxFault for the first fault or an
+        abort, PtxError for a launch that cannot be made.
         """
         params = self.pack(args)
         addresses = self.module.addresses(symbols, memory) if self.globals else ()
