@@ -4,12 +4,11 @@ import contextlib
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_llama import TYPE, Shape, write
+from tiny_llama import TYPE, Shape, rewritten, write
 
 from tegrad.llm.arch import Config
 from tegrad.llm.errors import ContextError, GgufError, ModelError, UnsupportedModelError
@@ -149,28 +148,6 @@ def test_failures_leave_no_file_open(small: Path, tmp_path: Path) -> None:
         with Gguf.open(small):
             pass
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def rewritten(path: Path, target: Path, arch: str = "llama", **changes: object) -> Path:
-    """A copy of a model with some values changed or, where None, left out; "tensor" names one to leave out."""
-    reader = GGUFReader(path)
-    writer = GGUFWriter(target, arch)
-    for key, field in reader.fields.items():
-        if key.startswith("GGUF.") or key == "general.architecture" or changes.get(key, 0) is None:
-            continue
-        writer.add_key_value(key, changes.get(key, field.contents()), field.types[0], *field.types[1:2])
-    for key in changes.keys() - reader.fields.keys() - {"tensor"}:
-        value = changes[key]
-        assert isinstance(value, (str, int))
-        (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
-    for tensor in reader.tensors:
-        if tensor.name != changes.get("tensor"):
-            writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_llama import SHAPES, TYPE, disagreements, write
+from tiny_llama import SHAPES, TYPE, disagreements, rewritten, write
 
+from tegrad import models
 from tegrad.llm.model import Model
 from tegrad.llm.reference import Reference
 from tegrad.llm.session import Session
+from tegrad.llm.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.board
 llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
@@ -37,7 +39,7 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
 def test_teacher_forced_logits_are_llama_cpps(tmp_path: Path, device: str, kind: str) -> None:
     """Through prefill chunks, a padded one, and steps of one token."""
     packed = write(tmp_path / "packed.gguf", SHAPES["plain"], TYPE[kind])
-    expanded = write(tmp_path / "expanded.gguf", SHAPES["plain"], TYPE[kind], expand=True)
+    expanded = rewritten(packed, tmp_path / "expanded.gguf", expand=True)
     with llama_cpp.peer(packed) as peer:
         tokens = peer.greedy([5, 9, 77], 35)
         theirs = peer.logits(tokens)
@@ -45,6 +47,19 @@ def test_teacher_forced_logits_are_llama_cpps(tmp_path: Path, device: str, kind:
         exact = peer.logits(tokens)
     running = session(packed, device)
     ours = np.concatenate([running.feed_all(tokens[:28]), *(running.feed_all([token]) for token in tokens[28:])])
+    assert difference(ours, exact) <= PRECISION
+    assert disagreements(ours, theirs, MARGIN) == []
+
+
+def test_the_shipped_models_logits_are_llama_cpps(tmp_path: Path, device: str) -> None:
+    tokens = Tokenizer.load(models.SMALL).encode("And it came to pass")
+    with llama_cpp.peer(models.SMALL) as peer:
+        tokens = peer.greedy(tokens, 32)
+        theirs = peer.logits(tokens)
+    with llama_cpp.peer(rewritten(models.SMALL, tmp_path / "expanded.gguf", expand=True)) as peer:
+        exact = peer.logits(tokens)
+    running = Session(Model.load(models.SMALL, device))
+    ours = np.stack([running.feed([token]) for token in tokens])
     assert difference(ours, exact) <= PRECISION
     assert disagreements(ours, theirs, MARGIN) == []
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize
 
 from tegrad.llm.quantize import quantize
@@ -115,11 +115,10 @@ def write(
     kind: TYPE,
     *,
     seed: int = 0,
-    expand: bool = False,
     kinds: dict[str, TYPE] | None = None,
     vocabulary: Vocabulary | None = None,
 ) -> Path:
-    """A model with matrices of `kind` (or as `kinds` says by part of name), or the same weights `expand`ed to F32."""
+    """A model with matrices of `kind`, or as `kinds` says by part of name."""
     writer = GGUFWriter(path, "llama")
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.dim)
@@ -139,14 +138,39 @@ def write(
         own = kind if array.ndim == 2 else TYPE.F32
         own = next((other for part, other in (kinds or {}).items() if part in name), own)
         data = pack(array, own)
-        if expand and array.ndim == 2:
-            data, own = dequantize(data, own).astype(np.float32), TYPE.F32
         writer.add_tensor(name, data, raw_dtype=own)
+    finish(writer)
+    return path
+
+
+def rewritten(path: Path, target: Path, arch: str = "llama", expand: bool = False, **changes: object) -> Path:
+    """A copy of a model: values changed, added, or left out where None; `tensor` left out; all `expand`ed to F32."""
+    reader = GGUFReader(path)
+    writer = GGUFWriter(target, arch)
+    for key, field_ in reader.fields.items():
+        if key.startswith("GGUF.") or key == "general.architecture" or changes.get(key, 0) is None:
+            continue
+        writer.add_key_value(key, changes.get(key, field_.contents()), field_.types[0], *field_.types[1:2])
+    for key in changes.keys() - reader.fields.keys() - {"tensor"}:
+        value = changes[key]
+        (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
+    for tensor in reader.tensors:
+        if tensor.name == changes.get("tensor"):
+            continue
+        data, kind = np.array(tensor.data), tensor.tensor_type
+        if expand:
+            data, kind = dequantize(data, kind).astype(np.float32), TYPE.F32
+        writer.add_tensor(tensor.name, data, raw_dtype=kind)
+    finish(writer)
+    return target
+
+
+def finish(writer: GGUFWriter) -> None:
+    """Write what was added."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 @dataclass(frozen=True)
