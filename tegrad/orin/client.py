@@ -50,6 +50,7 @@ _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 _libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+KMSG = "/dev/kmsg"
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _MADV_DONTFORK = 10
 _MAP_TYPE = 0x3
@@ -309,8 +310,10 @@ class BoardKernel:
         self.connection = connection(spec, linger=linger, gpu=gpu)
 
     def open(self, path: str, flags: int = os.O_RDWR | os.O_CLOEXEC) -> int:
-        """Open a device node of the board; starts a private board if it does not run."""
+        """Open a device node of the board, or its kernel log; starts a private board if it does not run."""
         try:
+            if path == KMSG:
+                return self._open_log()
             answer = self.connection.call(Message(Op.OPEN, payload=path.encode()))
         except OSError as error:
             raise _error("open", error, {"path": path}) from None
@@ -318,6 +321,14 @@ class BoardKernel:
         assert fd is not None
         fd = _lowest(fd)
         os.set_inheritable(fd, not flags & os.O_CLOEXEC)
+        return fd
+
+    def _open_log(self) -> int:
+        """The log as it is now, in records of /dev/kmsg: priority, sequence, microseconds, flags, text."""
+        fd = os.memfd_create("kmsg")
+        lines = _document(self.connection.call(Message(Op.LOG, value=0)))
+        os.write(fd, "".join(f"3,{sequence},0,-;{line}\n" for sequence, line in lines).encode())
+        os.lseek(fd, 0, os.SEEK_SET)
         return fd
 
     def ioctl(self, fd: int, row: Ioctl, arg: Arg = None) -> int:

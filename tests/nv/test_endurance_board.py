@@ -133,6 +133,15 @@ def test_a_device_that_faulted_is_closed_and_opened_again(each_chip: str) -> Non
     assert words(buffer)[0] == 4
 
 
+def test_a_store_behind_a_buffer_names_it(each_chip: str) -> None:
+    device = open_device()
+    buffer, store = device.allocator.alloc(4096), program(device, "store")
+    store(buffer.offset(4092, 4), local_size=(2, 1, 1), vals=(1,))
+    with pytest.raises(DeviceFault, match="behind the buffer of 4096 bytes") as caught:
+        device.synchronize()
+    assert caught.value.address == buffer.va_addr + 4096
+
+
 CLIENT = """
 import sys
 sys.path.insert(0, sys.argv[1])
