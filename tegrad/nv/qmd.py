@@ -22,7 +22,9 @@ _V4_NAMES = {
     "cta_raster_depth": "grid_depth",
     "sm_global_caching_enable": "",  # global loads are always cached in L1
 }
-# The structure is four words (payload, timestamp) in both versions; version 4 writes the whole payload only when told.
+# Releases are four words, payload and timestamp. Measured on an H200 (version 4): with four words the upper half of the
+# payload is stored when payload64b is set and zero otherwise, whatever the membar type; one word stores 32 bits; one
+# word with payload64b, and two words, store nothing at all.
 _V4_INDEXED = (
     (re.compile(r"dependent_qmd(\d)_(enable|action|prefetch)"), r"dependent_qmd_\2_\1"),
     (re.compile(r"release(\d)_address_(lower|upper)"), r"release_semaphore\1_addr_\2"),
