@@ -6,16 +6,17 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
 from tegrad.hw import ptxsection
 from tegrad.hw.chips import CHIPS, Chip
 from tegrad.hw.classes import ComputeMethod, CopyMethod, HostMethod
 from tegrad.hw.gpfifo import DOORBELL, MethodOp, Subchannel, Userd, gp_entry, method_header
 from tegrad.hw.qmd import LAYOUTS, Qmd
-from tegrad.orin.events import GpuEvent
+from tegrad.orin.events import FatalEvent, GpuEvent
 from tegrad.orin.gpu import Gpu
 
 PAGE = 4096
@@ -144,9 +145,7 @@ class Rig:
         """Store parameters into a bank."""
         bank.put(struct.pack(f"<{len(words)}Q", *words), self.param_base)
 
-    def qmd(
-        self, program: int, bank: Buffer, *, at: int = 0x800, grid: Sequence[int] = (1, 1, 1), **fields: int
-    ) -> int:
+    def qmd(self, program: int, bank: Buffer, *, at: int = 0x800, grid: Any = (1, 1, 1), **fields: int) -> int:
         """Write a launch descriptor into `bank`; `fields` add to or change it. Returns its address."""
         v3 = self.chip.qmd == "V3"
         block = dict(
@@ -184,9 +183,8 @@ class Rig:
         bank.put(bytes(mem), at)
         return bank.va + at
 
-    def wait(self, condition: object, seconds: float = 5.0) -> bool:
+    def wait(self, condition: Callable[[], object], seconds: float = 5.0) -> bool:
         """Poll until `condition()`; False when it does not come true in time."""
-        assert callable(condition)
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
@@ -197,6 +195,14 @@ class Rig:
     def of(self, kind: type[GpuEvent]) -> list[GpuEvent]:
         """Events of a kind, so far."""
         return [event for event in self.events if isinstance(event, kind)]
+
+    def fatal(self) -> FatalEvent:
+        """The one fatal event, once it has come."""
+        assert self.wait(lambda: self.of(FatalEvent)), "no fault came"
+        time.sleep(0.003)
+        (event,) = self.of(FatalEvent)
+        assert isinstance(event, FatalEvent)
+        return event
 
 
 class ChannelRig:

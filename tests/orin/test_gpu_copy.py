@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tegrad.hw.classes import CopyMethod
 from tegrad.hw.faults import MmuAccess, MmuFaultType
 from tegrad.hw.gpfifo import Subchannel
-from tegrad.orin.events import CeError, FatalEvent, MmuFault, NonStall
+from tegrad.orin.events import CeError, MmuFault, NonStall
 
 M32 = 0xFFFFFFFF
 PITCH = 0x182
@@ -33,13 +33,6 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
 def shared() -> Iterator[Rig]:
     with Rig() as rig:
         yield rig
-
-
-def fatal(rig: Rig) -> FatalEvent:
-    assert rig.wait(lambda: rig.of(FatalEvent))
-    (event,) = rig.of(FatalEvent)
-    assert isinstance(event, FatalEvent)
-    return event
 
 
 def ce(channel: ChannelRig, method: int, *data: int) -> ChannelRig:
@@ -165,7 +158,7 @@ def test_an_unmapped_side_faults(rig: Rig, write: bool, large: bool) -> None:
     rig.gpu.unmap(1, hole.va + size - 4096, 4096)
     src, dst = (there.va, hole.va) if write else (hole.va, there.va)
     channel.copy(src, dst, size).submit()
-    event = fatal(rig)
+    event = rig.fatal()
     assert isinstance(event, MmuFault)
     assert (event.address, event.fault_type) == (hole.va + size - 4096, MmuFaultType.INVALID_PTE)
     assert event.access == (MmuAccess.VIRT_WRITE if write else MmuAccess.VIRT_READ)
@@ -181,7 +174,7 @@ def test_what_the_engine_refuses(rig: Rig, launch: int, components: int) -> None
     channel, buffer = rig.channel().setup(), rig.buffer()
     ce(channel, CopyMethod.SET_REMAP_COMPONENTS, components)
     channel.copy(buffer.va, buffer.va + 64, 16, launch).submit()
-    assert isinstance(fatal(rig), CeError)
+    assert isinstance(rig.fatal(), CeError)
 
 
 @pytest.mark.parametrize(("kind", "offset"), [(2 << 3, 8), (1 << 3, 2), (1 << 3 | 1 << 27, 4)])
@@ -189,7 +182,7 @@ def test_a_misaligned_semaphore_is_refused(rig: Rig, kind: int, offset: int) -> 
     channel, sem = rig.channel().setup(), rig.buffer()
     ce(channel, CopyMethod.SET_SEMAPHORE_A, sem.va >> 32, (sem.va & M32) + offset, 1)
     ce(channel, CopyMethod.LAUNCH_DMA, kind).submit()
-    assert isinstance(fatal(rig), CeError)
+    assert isinstance(rig.fatal(), CeError)
 
 
 def test_a_copy_runlist_takes_the_copy_class_on_any_subchannel() -> None:

@@ -24,15 +24,6 @@ def rig() -> Iterator[Rig]:
         yield rig
 
 
-def fatal(rig: Rig) -> FatalEvent:
-    """The one fatal event of a rig, once it has come."""
-    assert rig.wait(lambda: rig.of(FatalEvent))
-    time.sleep(0.005)
-    (event,) = rig.of(FatalEvent)
-    assert isinstance(event, FatalEvent)
-    return event
-
-
 # -- ring ---------------------------------------------------------------------------------------------------------
 
 
@@ -261,14 +252,14 @@ def test_a_release_to_a_shim_increments_the_syncpoint(rig: Rig) -> None:
     assert rig.events == [SyncptIncrement(channel.chid, 1, 17)] * 2
     rig.gpu.syncpoint_free(17)
     channel.release(shim, 0, 1).submit()
-    assert isinstance(fatal(rig), MmuFault)
+    assert isinstance(rig.fatal(), MmuFault)
 
 
 # -- faults -------------------------------------------------------------------------------------------------------
 
 
 def host_fault(rig: Rig, address: int, kind: MmuFaultType, access: MmuAccess = MmuAccess.VIRT_READ) -> None:
-    event = fatal(rig)
+    event = rig.fatal()
     assert isinstance(event, MmuFault)
     assert (event.address, event.fault_type, event.access) == (address & ~(PAGE - 1), kind, access)
     assert (event.client_type, event.client) == (MmuClientType.HUB, 6)
@@ -374,7 +365,7 @@ def test_what_stops_the_pbdma(rig: Rig, build: Callable[[ChannelRig], object], b
     channel = rig.channel()
     build(channel)
     channel.doorbell()
-    event = fatal(rig)
+    event = rig.fatal()
     assert isinstance(event, PbdmaFault)
     assert (event.intr_0, event.intr_1) == (1 << bit, 0), event
 
@@ -382,7 +373,7 @@ def test_what_stops_the_pbdma(rig: Rig, build: Callable[[ChannelRig], object], b
 def test_a_ring_that_ends_past_40_bits_is_refused(rig: Rig) -> None:
     channel = _past_ring(rig)
     channel.release(channel.fence.va, 1).submit()
-    event = fatal(rig)
+    event = rig.fatal()
     assert isinstance(event, PbdmaFault)
     assert event.intr_0 == 1 << PbdmaIntr0.GPFIFO
 
@@ -390,7 +381,7 @@ def test_a_ring_that_ends_past_40_bits_is_refused(rig: Rig) -> None:
 @pytest.mark.parametrize(("op", "bit"), [(9, PbdmaIntr1.HCE_PRIV), (1, PbdmaIntr1.HCE_RE_ILLEGAL_OP)])
 def test_memory_operations_that_are_refused(rig: Rig, op: int, bit: PbdmaIntr1) -> None:
     rig.channel().method(0, HostMethod.MEM_OP_D, op << 27).submit()
-    event = fatal(rig)
+    event = rig.fatal()
     assert isinstance(event, PbdmaFault)
     assert (event.intr_0, event.intr_1) == (0, 1 << bit)
 
@@ -398,7 +389,7 @@ def test_memory_operations_that_are_refused(rig: Rig, op: int, bit: PbdmaIntr1) 
 @pytest.mark.parametrize("method", [HostMethod.SET_OBJECT, 0x100])
 def test_engine_methods_need_a_context(rig: Rig, method: int) -> None:
     rig.channel(contexts=()).method(1, method, rig.chip.compute_class).submit()
-    event = fatal(rig)
+    event = rig.fatal()
     assert isinstance(event, PbdmaFault)
     assert (event.intr_0, event.intr_1) == (0, 1 << PbdmaIntr1.CTXNOTVALID)
 
@@ -407,7 +398,7 @@ def test_engine_methods_need_a_context(rig: Rig, method: int) -> None:
 def test_a_class_that_is_not_the_subchannels_is_a_class_error(rig: Rig, subch: int, class_id: int) -> None:
     channel = rig.channel().method(subch, HostMethod.SET_OBJECT, class_id)
     channel.submit()
-    event = fatal(rig)
+    event = rig.fatal()
     assert isinstance(event, ClassError)
     assert (event.subchannel, event.class_id, event.chid) == (subch, class_id, channel.chid)
 
@@ -417,7 +408,7 @@ def test_a_method_that_the_class_lacks(rig: Rig, subch: int, method: int) -> Non
     if method < 0x100:
         method += 0xFC0  # not a host method
     rig.channel().setup().method(subch, method, 0).submit()
-    event = fatal(rig)
+    event = rig.fatal()
     assert isinstance(event, ClassError)
     assert (event.subchannel, event.method) == (subch, method)
 
@@ -429,7 +420,7 @@ def test_a_fault_stops_the_whole_tsg_and_no_other(rig: Rig) -> None:
     rig.gpu.tsg_create(2)
     bad, sister, other, out = rig.channel(), rig.channel(), rig.channel(tsg=2), rig.buffer()
     bad.method(0, HostMethod.ILLEGAL, 0).submit()
-    event = fatal(rig)
+    event = rig.fatal()
     assert (event.chid, event.tsg) == (bad.chid, 1)
     sister.release(out.va, 1).submit()
     bad.release(out.va, 1).submit()

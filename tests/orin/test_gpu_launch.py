@@ -117,13 +117,6 @@ def orin() -> Iterator[Rig]:
         yield rig
 
 
-def fatal(rig: Rig) -> FatalEvent:
-    assert rig.wait(lambda: rig.of(FatalEvent))
-    (event,) = rig.of(FatalEvent)
-    assert isinstance(event, FatalEvent)
-    return event
-
-
 def release_fields(
     rig: Rig, i: int, va: int, payload: int, *, size: int = 0, wide: int = 0, **more: int
 ) -> dict[str, int]:
@@ -191,7 +184,7 @@ def test_parameters_beyond_the_bank_read_as_zero(rig: Rig) -> None:
     ).run()
     assert out.u32() == 1234
     channel.launch(short).submit()
-    event = fatal(rig)  # p reads as zero too: the store goes to address 0
+    event = rig.fatal()  # p reads as zero too: the store goes to address 0
     assert isinstance(event, MmuFault)
     assert event.address == 0
 
@@ -202,7 +195,7 @@ def test_shared_memory_is_what_the_qmd_allots(rig: Rig) -> None:
     assert channel.launch(rig.qmd(program, bank, shared_memory_size=0x400 + 4096)).run()
     assert out.u32() == 5
     channel.launch(rig.qmd(program, bank, shared_memory_size=0x400 + 2048)).submit()
-    event = fatal(rig)
+    event = rig.fatal()
     assert isinstance(event, SmException)
     assert event.warp_esr == WarpEsr.OOR_ADDR
 
@@ -316,7 +309,7 @@ def test_a_dependence_counter_holds_a_qmd_until_it_is_zero(rig: Rig) -> None:
     assert channel.launch(waiting, 7).run()
     assert out.u32() == 9
     channel.launch(rig.qmd(program, last, at=0xA00), 7).submit()
-    event = fatal(rig)
+    event = rig.fatal()
     assert isinstance(event, SkedException)
     assert event.esr == 1 << SkedBit.DEPENDENCE_COUNTER_UNDERFLOW
 
@@ -400,7 +393,7 @@ def test_instructions_stay_as_fetched_until_invalidated(rig: Rig) -> None:
     assert channel.launch(qmd).run()
     assert not rig.of(FatalEvent)
     invalidate(channel, 0x1).launch(qmd).submit()
-    event = fatal(rig)
+    event = rig.fatal()
     assert isinstance(event, SmException)
     assert event.warp_esr == WarpEsr.ILLEGAL_INSTR_ENCODING
 
@@ -412,7 +405,7 @@ def test_a_program_freed_too_early_faults_although_it_is_cached(rig: Rig) -> Non
     assert channel.launch(qmd).run()
     rig.gpu.unmap(1, program, 4096)
     channel.launch(qmd).submit()
-    event = fatal(rig)
+    event = rig.fatal()
     assert isinstance(event, MmuFault)
     assert (event.address, event.fault_type) == (program, MmuFaultType.INVALID_PTE)
 
@@ -462,7 +455,7 @@ def test_descriptors_that_the_scheduler_refuses(rig: Rig, change: dict[str, int]
         change["shared_memory_size"] = rig.chip.smem_per_cta + 0x400 + change.pop("shared")
     qmd = rig.qmd(program, rig.arguments(out.va, 1), grid=grid, **change)
     channel.launch(qmd).submit()
-    event = fatal(rig)
+    event = rig.fatal()
     assert isinstance(event, SkedException)
     if bit in (SkedBit.LOCAL_MEMORY_LOW_SIZE, SkedBit.LOCAL_MEMORY_HIGH_SIZE):
         assert event.esr & 1 << bit
@@ -505,7 +498,7 @@ def test_windows_that_are_missing_or_collide(rig: Rig, shared: int, local: int) 
     ):
         channel.method(1, offset, window >> 32, window & M32)
     channel.launch(rig.qmd(rig.program(STORE, "store"), rig.arguments(out.va, 1))).submit()
-    event = fatal(rig)
+    event = rig.fatal()
     assert isinstance(event, SkedException)
     assert event.esr == 0x01000000
 
@@ -526,12 +519,12 @@ def test_a_misaligned_release_is_refused(rig: Rig) -> None:
     channel, out = rig.channel().setup(), rig.buffer()
     fields = release_fields(rig, 0, out.va + 8, 1)
     channel.launch(rig.qmd(rig.program(STORE, "store"), rig.arguments(out.va, 1), **fields)).submit()
-    assert isinstance(fatal(rig), SkedException)
+    assert isinstance(rig.fatal(), SkedException)
 
 
 def test_unknown_pcas_actions_are_refused(orin: Rig) -> None:
     orin.channel().setup().launch(orin.arguments().va, 6).submit()
-    assert isinstance(fatal(orin), ClassError)
+    assert isinstance(orin.fatal(), ClassError)
 
 
 # -- programs that are not there --------------------------------------------------------------------------------------
@@ -540,7 +533,7 @@ def test_unknown_pcas_actions_are_refused(orin: Rig) -> None:
 def illegal(rig: Rig, program: int) -> SmException:
     out = rig.buffer()
     rig.channel().setup().launch(rig.qmd(program, rig.arguments(out.va, 1))).submit()
-    event = fatal(rig)
+    event = rig.fatal()
     assert isinstance(event, SmException)
     assert event.warp_esr == WarpEsr.ILLEGAL_INSTR_ENCODING
     assert out.u32() == 0
@@ -588,7 +581,7 @@ def test_code_that_the_engine_cannot_run_is_illegal(rig: Rig) -> None:
 def run_poke(rig: Rig, body: str, p: int, n: int = 0) -> FatalEvent:
     bank = rig.arguments(p, n)
     rig.channel().setup().launch(rig.qmd(rig.program(poke(body), "poke"), bank)).submit()
-    return fatal(rig)
+    return rig.fatal()
 
 
 @pytest.mark.parametrize(
@@ -663,7 +656,7 @@ def test_what_a_launch_needs_must_be_mapped(rig: Rig, what: str, client_type: Mm
         fake = Buffer(hole.va, hole.size, -1, bank.mem)
         qmd = rig.qmd(rig.program(STORE, "store"), fake) - hole.va + bank.va
     channel.launch(qmd).submit()
-    event = fatal(rig)
+    event = rig.fatal()
     assert isinstance(event, MmuFault)
     assert (event.client_type, event.client) == (client_type, client)
     assert (event.address, event.fault_type) == (hole.va, MmuFaultType.INVALID_PTE)
@@ -681,7 +674,7 @@ def test_closing_a_channel_aborts_its_grid_and_its_tsg(orin: Rig) -> None:
     assert orin.gpu.channel_destroy(busy.chid) is True
     assert time.monotonic() - start < 2
     assert gate.u32(64) == 0  # what was aborted does not signal
-    assert isinstance(fatal(orin), TsgAborted)
+    assert isinstance(orin.fatal(), TsgAborted)
     assert not sister.run(0.02)
 
 
@@ -697,7 +690,7 @@ def test_a_fault_in_one_channel_ends_its_sisters_grid(orin: Rig) -> None:
     busy.launch(orin.qmd(orin.program(SPIN, "spin"), orin.arguments(gate.va, 0))).submit()
     time.sleep(0.02)
     bad.method(0, 4, 0).submit()
-    fatal(orin)
+    orin.fatal()
     worker = orin.gpu._scheduler._channels[busy.chid].worker
     assert orin.wait(lambda: worker.idle)
     assert len(orin.of(FatalEvent)) == 1
