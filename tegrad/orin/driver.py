@@ -41,7 +41,7 @@ HANDLERS: Mapping[str, Table] = {
 class Driver:
     """One board's nvgpu, nvmap and host1x-fence drivers, and the GPU process below them."""
 
-    def __init__(self, chip: Chip, memory_limit: int, board_id: str, *, gpu: str) -> None:
+    def __init__(self, chip: Chip, memory_limit: int, *, board_id: str, gpu: str) -> None:
         self.chip = chip
         self.log = KernelLog()
         self.inject = Injector()
@@ -60,6 +60,7 @@ class Driver:
         self._doorbell_read, self.doorbell = os.pipe2(os.O_CLOEXEC)
         self.gpu = Link(chip, self._doorbell_read, factory=gpu)
         self._resetting = False
+        self.on_new_gpu: Callable[[], None] = lambda: None  # its events come from another socket
         self.quiesced = False  # the driver gave up on the GPU: every call that needs it is ENODEV
 
     def close(self) -> None:
@@ -91,10 +92,10 @@ class Driver:
             raise Errno(errno.ENOENT)
         return node(self, process)
 
-    def resolve(self, fd: int, files: Mapping[int, File]) -> File | Buffer | Foreign:
+    def resolve(self, fd: int, files: Mapping[tuple[int, int], File]) -> File | Buffer | Foreign:
         """What an fd from a client is: one of our files (by the inode of its client's end), a buffer, or neither."""
-        found = files.get(os.fstat(fd).st_ino)
-        return found or self.memory.find(fd) or FOREIGN
+        stat = os.fstat(fd)
+        return files.get((stat.st_dev, stat.st_ino)) or self.memory.find(fd, stat) or FOREIGN
 
     # ---- ioctls --------------------------------------------------------------------------------------------------
 
@@ -175,7 +176,7 @@ class Driver:
         try:
             if not self.quiesced:
                 self.gpu = Link(self.chip, self._doorbell_read, factory=self._gpu_factory)
-                self.gpu_replaced()
+                self.on_new_gpu()
                 for vm in self.vms.values():
                     vm.replay()
                 for group in self.tsgs.values():
@@ -191,9 +192,6 @@ class Driver:
             for dead in group.channels:
                 dead.running = False
             self.recover(group, NotifierCode.FIFO_ERROR_IDLE_TIMEOUT)
-
-    def gpu_replaced(self) -> None:
-        """Hook of the server: the events come from another socket now."""
 
     def counts(self) -> dict[str, int]:
         """How many of each object the drivers hold."""

@@ -175,7 +175,7 @@ class File:
         self.serial = next(File._serials)
         self.calls = 0
         self.sock: socket.socket | None = None
-        self.inode = 0
+        self.inode = (0, 0)
         self.readable = False
 
     def make_readable(self) -> None:

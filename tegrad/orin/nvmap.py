@@ -120,9 +120,8 @@ class Memory:
         buffer.align, buffer.flags, buffer.heap, buffer.allocated = max(align, PAGE), flags, heap, True
         self.taken += buffer.length
 
-    def find(self, fd: int) -> Buffer | None:
+    def find(self, fd: int, stat: os.stat_result) -> Buffer | None:
         """The buffer behind an open fd, one reference taken; None when it is not one of this board's."""
-        stat = os.fstat(fd)
         buffer = self.buffers.get(_key(stat)) or self._revive(fd, stat)
         return buffer.hold() if buffer else None
 

@@ -1,0 +1,175 @@
+"""What a client process may ask of the board itself: open nodes, check a mapping, status, log, injection, stop."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tegrad.orin import nvmap, wire
+from tegrad.orin.ctrl import CtrlFile, mmap_registers_check
+from tegrad.orin.driver import NODES
+from tegrad.orin.files import Errno, Process, require
+from tegrad.orin.inject import Rule
+from tegrad.orin.nvmap import Buffer, NvmapFile
+from tegrad.orin.wire import Message, Op
+
+if TYPE_CHECKING:
+    from tegrad.orin.server import Server
+
+
+class Closes(Protocol):
+    """Something to close once the answer that carries it is sent."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Session:
+    """A client process's connection."""
+
+    sock: socket.socket
+    process: Process | None = None
+
+
+Answer = tuple[Message, Closes | None]
+DONE: Answer = (Message(Op.DONE), None)
+
+
+def hello(server: Server, session: Session, message: Message) -> Answer:
+    """Who the process is; what the board is."""
+    session.process = Process(**json.loads(message.payload))
+    facts = {"pid": os.getpid(), "chip": server.driver.chip.name, "memory": server.driver.memory.limit}
+    return Message(Op.DONE, payload=json.dumps(facts).encode()), None
+
+
+def open_node(server: Server, session: Session, message: Message) -> Answer:
+    """A device fd."""
+    require(session.process, errno.EPROTO)
+    assert session.process is not None
+    end = server.give(server.driver.open(message.payload.decode(), session.process))
+    return Message(Op.DONE, fds=[end.fileno()]), end
+
+
+def exists(server: Server, session: Session, message: Message) -> Answer:
+    """Whether there is such a node."""
+    return Message(Op.DONE, value=int(message.payload.decode() in NODES)), None
+
+
+def check_mapping(server: Server, session: Session, message: Message) -> Answer:
+    """The checks of mmap on any of the board's fds; the client maps what passes by itself."""
+    fd = message.fds[0]
+    require(fd is not None, errno.EBADF)
+    assert fd is not None
+    held: list[Buffer] = []
+    found = server.resolve(fd, held)
+    try:
+        if isinstance(found, CtrlFile):
+            # The registers have no memory here; a client that wants them asks for the doorbell.
+            mmap_registers_check(found, message.code, message.value)
+        if not isinstance(found, Buffer):
+            raise Errno(errno.EPERM if isinstance(found, NvmapFile) else errno.ENODEV)
+        nvmap.mmap_check(found, message.code, message.value, write=message.payload == b"w")
+    finally:
+        for buffer in held:
+            buffer.drop()
+    return DONE
+
+
+def sync(server: Server, session: Session, message: Message) -> Answer:
+    """Nothing: every hang-up before this message is completed by now."""
+    return DONE
+
+
+def status(server: Server, session: Session, message: Message) -> Answer:
+    """Everything that is counted."""
+    return _document(board_status(server))
+
+
+def log(server: Server, session: Session, message: Message) -> Answer:
+    """The kernel log from a sequence number on."""
+    return _document(server.driver.log.since(message.value))
+
+
+def inject(server: Server, session: Session, message: Message) -> Answer:
+    """Arm injection rules."""
+    rules = [Rule(**rule) for rule in json.loads(message.payload)]
+    return Message(Op.DONE, value=server.driver.inject.arm(rules)), None
+
+
+def stop(server: Server, session: Session, message: Message) -> Answer:
+    """End the board after this answer."""
+    server.stopping = True
+    return DONE
+
+
+SESSION_CALLS: Mapping[int, Callable[[Server, Session, Message], Answer]] = {
+    Op.HELLO: hello,
+    Op.OPEN: open_node,
+    Op.EXISTS: exists,
+    Op.MMAP_CHECK: check_mapping,
+    Op.SYNC: sync,
+    Op.STATUS: status,
+    Op.LOG: log,
+    Op.INJECT: inject,
+    Op.STOP: stop,
+}
+
+
+def carry_out(server: Server, session: Session, message: Message) -> Answer:
+    """One request of a session. A client that sends nonsense gets EPROTO and harms nobody."""
+    try:
+        return SESSION_CALLS[message.op](server, session, message)
+    except Errno as refusal:
+        return Message(Op.DONE, refusal.number), None
+    except Exception as nonsense:
+        server.driver.log.board(f"a client sent nonsense: {type(nonsense).__name__}: {nonsense}")
+        return Message(Op.DONE, errno.EPROTO), None
+    finally:
+        message.close_fds()
+
+
+def _document(content: object) -> Answer:
+    """An answer of any length, as a file."""
+    file = os.fdopen(wire.to_file(json.dumps(content).encode()), "rb")
+    return Message(Op.DONE, fds=[file.fileno()]), file
+
+
+def board_status(server: Server) -> dict[str, Any]:
+    """The board, its clients, and everything it counts."""
+    driver = server.driver
+    kinds: dict[str, int] = {}
+    for file in server.files.values():
+        kinds[file.kind] = kinds.get(file.kind, 0) + 1
+    processes = {f.process.token: f.process for f in server.files.values()}
+    processes |= {s.process.token: s.process for s in server.sessions.values() if s.process}
+    pids = {"driver": os.getpid(), "gpu": driver.gpu.pid}
+    return {
+        "chip": driver.chip.name,
+        "memory_limit": driver.memory.limit,
+        "linger": server.linger,
+        "pids": pids,
+        "clients": [asdict(p) for p in processes.values()],
+        "sessions": len(server.sessions),
+        "files": kinds,
+        "doorbell_mappings": len(server.leases),
+        "counts": driver.counts(),
+        "gpu": driver.tell_gpu("stats"),
+        "host": {name: _host_counts(pid) for name, pid in pids.items()},
+    }
+
+
+def _host_counts(pid: int) -> dict[str, int]:
+    """Open fds and memory areas of one of the board's processes."""
+    try:
+        return {
+            "fds": len(os.listdir(f"/proc/{pid}/fd")),
+            "maps": Path(f"/proc/{pid}/maps").read_text().count("\n"),
+        }
+    except OSError:
+        return {"fds": 0, "maps": 0}
