@@ -131,7 +131,7 @@ def test_the_stock_allocator_serves_interfaces_without_unified_memory() -> None:
         module.make_allocator(Device())  # type: ignore[arg-type]
 
 
-def test_forty_cycles_leave_nothing(fake_kernel: FakeKernel) -> None:
+def test_cycles_leave_nothing(fake_kernel: FakeKernel) -> None:
     """Open, launch, close: nothing is held and tinygrad's tables do not grow."""
     from tinygrad import Device, Tensor
     from tinygrad.engine import realize
@@ -146,7 +146,7 @@ def test_forty_cycles_leave_nothing(fake_kernel: FakeKernel) -> None:
         return sum(map(len, HCQCompiled.peer_groups.values())), sum(pools), len(realize.runtime_cache)
 
     first = cycle()
-    assert [cycle() for _ in range(40)] == [first] * 40
+    assert [cycle() for _ in range(10)] == [first] * 10
 
 
 def test_a_recorded_graph_runs_again_and_again(fake_kernel: FakeKernel, fake_device: Any) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from fake import FakeKernel
 
+from tegrad.nv import device as device_module
 from tegrad.nv import queues
 from tegrad.nv.faults import DeviceClosed, DeviceFault, WaitTimeout
 from tegrad.nv.fence import full_barrier
 from tegrad.nv.queues import NVComputeQueue, NVCopyQueue, wait_until
+from tegrad.nv.rings import Ring
 
 
 def empty_submission(device: Any) -> None:
@@ -51,12 +53,14 @@ def test_more_submissions_than_the_gpfifo_holds_wait_for_room(fake_kernel: FakeK
 
 def test_command_memory_is_not_reused_in_flight(fake_kernel: FakeKernel, fake_device: Any) -> None:
     """Wrap the ring of commands several times with a GPU that lags behind; every value must arrive in order."""
+    fake_device.synchronize()
+    fake_device._commands = Ring(32 << 10, fake_device._commands.base, device_module._wait, "command memory")
     signal = fake_device.new_signal(value=0)
     nop = 0x20000000 | 0x08 >> 2  # a method header that carries no word
     seen = []
     for value in range(1, 120):
         queue = NVComputeQueue().wait(signal, value - 1)
-        queue._q += [nop] * 20000
+        queue._q += [nop] * 600
         queue.signal(signal, value).submit(fake_device)
         seen.append(signal.value)
     signal.wait(119)
