@@ -33,6 +33,10 @@ class UsageError(TegradError):
     exit_code = 2
 
 
+class DeviceError(TegradError):
+    """The chosen device does not open."""
+
+
 def run(
     words: Annotated[
         list[str],
@@ -66,6 +70,7 @@ def run(
         tokens = _tokens(file, tokenizer, prompt, chat=path != models.SMALL if chat is None else chat, asked=bool(chat))
         context = Config.read(file).positions(context, len(tokens))
         choose_device()
+        open_device()
         from tegrad.llm.generate import Reply
         from tegrad.llm.model import Model
         from tegrad.llm.session import Session
@@ -113,6 +118,23 @@ def choose_device() -> None:
     tegrad.nv.install()
 
 
+def open_device() -> None:
+    """Open the chosen device, so that what is wrong with it is said in one sentence."""
+    from tinygrad import Device
+
+    try:
+        Device[Device.DEFAULT]
+    except TegradError:
+        raise
+    except Exception as error:  # tinygrad raises whatever its runtimes do, several of them in a group
+        causes = error.exceptions if isinstance(error, ExceptionGroup) else (error,)
+        for cause in causes:
+            if isinstance(cause, TegradError):
+                raise cause from error
+        said = "; ".join(str(cause) or type(cause).__name__ for cause in causes)
+        raise DeviceError(f"cannot open the device {os.environ['DEV']}: {said}: run tegrad doctor") from error
+
+
 def device_name() -> str:
     """The device in words, as the figures name it."""
     from tinygrad import Device
@@ -129,9 +151,8 @@ def _arguments(words: list[str]) -> tuple[Path, str]:
     if len(words) == 1 and words[0].endswith(".gguf"):
         raise UsageError(f'a prompt is missing: tegrad run {words[0]} "Once upon a time"')
     path = Path(words[0]) if len(words) == 2 else models.SMALL
-    prompt = sys.stdin.read() if words[-1] == "-" else words[-1]
-    # Arguments that are no UTF-8 arrive with surrogates, which are no text.
-    return path, prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    data = sys.stdin.buffer.read() if words[-1] == "-" else os.fsencode(words[-1])
+    return path, data.decode("utf-8", "replace")
 
 
 def _tokens(file: Gguf, tokenizer: Tokenizer, prompt: str, *, chat: bool, asked: bool) -> list[int]:

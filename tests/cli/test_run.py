@@ -86,6 +86,23 @@ def test_bad_input_is_one_sentence_and_exit_code_2(truncated: Path, words: list[
     assert time.monotonic() - begun < 30
 
 
+def test_a_device_that_does_not_open_is_one_sentence() -> None:
+    result = tegrad("hi", DEV="NOSUCH")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("tegrad: cannot open the device NOSUCH")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.board
+def test_bytes_that_are_no_text_are_a_prompt_all_the_same() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "tegrad", "run", "-", "-n", "2"],
+        env=environment(), input=b"\xff\xfe hi", capture_output=True, timeout=TIMEOUT, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert b"2 tokens" in result.stdout
+
+
 def test_without_a_gpu_an_emulated_board_is_taken_and_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
