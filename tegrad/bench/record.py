@@ -109,8 +109,13 @@ def make(
         limit_note=limit_note,
         machine=machine(gpu),
         versions=versions(),
-        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        date=now(),
     )
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def machine(gpu: str = "") -> dict[str, Any]:

@@ -5,7 +5,9 @@ its own with a time limit, and prints one line. Under pytest: `pytest -m hardwar
 tinygrad, numpy and NVIDIA's compilers. With TEGRAD_BOARD set, the same cases run on an emulated board.
 """
 
+import argparse
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -537,18 +539,34 @@ def run_case(*names: str, limit: float = TIME_LIMIT_S, **more: str) -> tuple[int
         return code, said.strip(), errors.read().strip()
 
 
-def main(names: list[str]) -> int:
-    """Run cases and print a line for each; the number that failed."""
-    failed = 0
+def main(names: list[str], record: Path | None = None) -> int:
+    """Run cases and print a line for each, kept with machine and versions in `record`; the number that failed."""
+    failed, cases = 0, []
     for name in names or CASES:
         begin = time.monotonic()
         code, said, wrong = run_case(name)
+        seconds = time.monotonic() - begin
         failed += code != 0
-        print(f"{'FAIL' if code else 'pass'}  {name:40s} {time.monotonic() - begin:5.1f} s  {said}", flush=True)
+        cases.append({"case": name, "passed": code == 0, "seconds": round(seconds, 1), "said": said.splitlines()})
+        print(f"{'FAIL' if code else 'pass'}  {name:40s} {seconds:5.1f} s  {said}", flush=True)
         if code:
             print("      " + "\n      ".join(wrong.splitlines()[-12:]), flush=True)
-    print(f"{len(names or CASES) - failed}/{len(names or CASES)} passed", flush=True)
+    print(f"{len(cases) - failed}/{len(cases)} passed", flush=True)
+    if record is not None:
+        write_record(record, cases)
     return failed
+
+
+def write_record(path: Path, cases: list[dict[str, Any]]) -> None:
+    """What was run, where and with which versions, as JSON."""
+    from tegrad.bench.record import machine, now, versions
+    from tegrad.nv.toolchain import nvjitlink, nvrtc
+
+    tools = {name: ".".join(map(str, tool.version)) for name, tool in (("NVRTC", nvrtc()), ("nvJitLink", nvjitlink()))}
+    about = {"date": now(), "machine": machine(), "versions": {**versions(), **tools}}
+    path.write_text(
+        json.dumps({**about, "command": "python tests/hardware/test_h200.py", "cases": cases}, indent=1) + "\n"
+    )
 
 
 try:
@@ -576,4 +594,9 @@ if __name__ == "__main__":
             CASES[inside][0]()
             print(f"done {inside}", file=sys.stderr)
         sys.exit(0)
-    sys.exit(1 if main(sys.argv[1:]) else 0)
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("case", nargs="*", help="cases to run; all of them if left out")
+    arguments.add_argument("--record", type=Path, help="keep the outcome as JSON here")
+    options = arguments.parse_args()
+    sys.path.insert(0, str(ROOT))
+    sys.exit(1 if main(options.case, options.record) else 0)
