@@ -113,7 +113,8 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
 
     def __init__(self, device: str = "") -> None:
         self.closed = False
-        self._launches: deque[tuple[Fifo, int, tuple[str, ...]]] = deque(maxlen=LAUNCHES_REMEMBERED)
+        self._launches: deque[tuple[Fifo, int, Sequence[str]]] = deque(maxlen=LAUNCHES_REMEMBERED)
+        self._kernargs: Ring[tuple[Fifo, int]] | None = None
         self._programs: WeakSet[Any] = WeakSet()
         self._progress: HCQBuffer | None = None
         self._fifos: list[Fifo] = []
@@ -177,8 +178,12 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
 
     @property
     def kernargs_offset_allocator(self) -> Ring[tuple[Fifo, int]]:
-        """The ring of kernel arguments."""
+        """The ring of kernel arguments. What is filled in belongs to the next submission on the compute channel.
+
+        Arguments that are launched again and again need memory of their own (`fill_kernargs(..., kernargs=buffer)`).
+        """
         self.check_usable()
+        assert self._kernargs is not None
         return self._kernargs
 
     @kernargs_offset_allocator.setter
@@ -236,9 +241,9 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
     def submitted(self, fifo: Fifo, number: int, queue: Any) -> None:
         """Note that a queue went out: what it uses of the rings stays until `number` is done."""
         self._commands.submitted((fifo, number))
-        if hasattr(self, "_kernargs"):
+        if fifo is self.compute_gpfifo and self._kernargs is not None:
             self._kernargs.submitted((fifo, number))
-        self._launches.append((fifo, number, tuple(queue.kernels)))
+        self._launches.append((fifo, number, queue.kernels))
 
     def settled(self) -> bool:
         """Wait for the GPU; whether memory may be given back. If the device failed or is closed, `close` does that."""

@@ -154,7 +154,7 @@ class TegraIface:
     def open_fifo(self, group: int, share: int, engine_class: int) -> tuple[int, int, Memory, Memory]:
         """A channel of its own small buffers with an engine object: its handle, the object's, GPFIFO and USERD."""
         gpfifo = self._channel_memory(GPFIFO_ENTRIES * GP_ENTRY_SIZE, Role.RING)
-        userd = self._channel_memory(max(PAGE, USERD_SIZE), Role.DATA)
+        userd = self._channel_memory(max(PAGE, USERD_SIZE), Role.RING)
         notifier = self._channel_memory(PAGE, Role.DATA)
         params = nv.NV_CHANNELGPFIFO_ALLOCATION_PARAMETERS(
             gpFifoEntries=GPFIFO_ENTRIES,

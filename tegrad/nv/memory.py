@@ -38,9 +38,9 @@ class Role(IntEnum):
     """
 
     DATA = c.NVMAP_HANDLE_INNER_CACHEABLE
-    """Tensors, programs, kernel arguments, signals, USERD, notifiers: all read by the CPU as well."""
+    """Tensors, programs, kernel arguments, signals, notifiers: all read by the CPU as well."""
     RING = c.NVMAP_HANDLE_WRITE_COMBINE
-    """GPFIFOs: the CPU only writes them."""
+    """GPFIFOs and USERD: the CPU only writes them, and the host engine need not snoop the CPU's caches to see it."""
 
 
 @dataclass(slots=True, eq=False)

@@ -71,8 +71,8 @@ class NVSignal(ops_nv.NVSignal):  # type: ignore[misc]
     @property
     def value(self) -> int:
         """The 64-bit word as it is in memory now."""
+        self._check_open()
         if self._word is None:
-            self._check_open()
             self._word = self.base_buf.cpu_view().view(0, 8, "Q").mv
         return int(self._word[0])
 
@@ -86,9 +86,11 @@ class NVSignal(ops_nv.NVSignal):  # type: ignore[misc]
         if self.owner is None or not self.owner.closed:
             wait_until(self.owner, lambda: self.value, value, timeout)
 
-    def forget(self) -> None:
-        """The memory is about to go."""
-        self._word, self.should_return = None, False
+    @property
+    def timestamp(self) -> Any:
+        """When the signal was last released, in microseconds of the GPU's clock."""
+        self._check_open()
+        return super().timestamp
 
     def __del__(self) -> None:
         if self.should_return and not self.owner.closed:

@@ -13,7 +13,7 @@ from tegrad.nv import queues
 from tegrad.nv.faults import DeviceClosed, DeviceFault, WaitTimeout
 from tegrad.nv.fence import full_barrier
 from tegrad.nv.queues import NVComputeQueue, NVCopyQueue, wait_until
-from tegrad.nv.rings import Ring
+from tegrad.nv.rings import Ring, RingError
 
 
 def empty_submission(device: Any) -> None:
@@ -103,6 +103,19 @@ def test_copies_run_on_their_own_channel(fake_device: Any) -> None:
     assert fake_device.dma_gpfifo.submissions >= 2
 
 
+def test_arguments_wait_for_the_kernel_and_not_for_a_copy_in_between(fake_device: Any) -> None:
+    """A slot that is filled before a copy goes out belongs to the launch behind it."""
+    ring = fake_device.kernargs_offset_allocator
+    fake_device.synchronize()
+    ring.alloc(ring.size // 2)
+    NVCopyQueue().signal(fake_device.new_signal(value=0), 1).submit(fake_device)
+    ring.alloc(ring.size // 2 - 256)
+    with pytest.raises(RingError, match="not submitted"):
+        ring.alloc(ring.size // 2)
+    empty_submission(fake_device)
+    ring.alloc(ring.size // 2)
+
+
 # ---- waits
 
 
@@ -176,6 +189,7 @@ def test_after_a_fault_everything_raises_it_and_a_new_device_works(fake_kernel: 
 
 def test_what_belongs_to_a_closed_device_says_so(fake_device: Any) -> None:
     buffer, signal = fake_device.allocator.alloc(4096), fake_device.new_signal(value=3)
+    assert signal.value == 3
     fake_device.close()
     fake_device.close()
     for use in (
@@ -183,6 +197,7 @@ def test_what_belongs_to_a_closed_device_says_so(fake_device: Any) -> None:
         lambda: fake_device.allocator.alloc(4096),
         lambda: empty_submission(fake_device),
         lambda: signal.value,
+        lambda: signal.timestamp,
         lambda: setattr(signal, "value", 1),
     ):
         with pytest.raises(DeviceClosed):
