@@ -13,20 +13,17 @@ import errno
 import json
 import mmap as mmap_module
 import os
-import secrets
-import socket
 import stat
 import struct
-import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 from tegrad.hw.gpfifo import USERMODE_SIZE
 from tegrad.orin import board, wire
-from tegrad.orin.board import BoardError, parse_spec
+from tegrad.orin.caller import if_open, lowest
+from tegrad.orin.connection import Connection, call, connection
 from tegrad.orin.inject import Rule
 from tegrad.orin.wire import Message, Op
 from tegrad.uapi.errors import DriverError, ioctl_error
@@ -34,273 +31,16 @@ from tegrad.uapi.hints import ioctl_hint
 from tegrad.uapi.ioctls import Ioctl, get_field, set_field
 from tegrad.uapi.kernel import AGAIN_LIMIT_S, AGAIN_PAUSE_S, Arg
 
+KMSG = "/dev/kmsg"
 _libc = ctypes.CDLL(None, use_errno=True)
-for _name in ("process_vm_readv", "process_vm_writev"):
-    _function = getattr(_libc, _name)
-    _function.argtypes = (
-        ctypes.c_int,
-        ctypes.c_void_p,
-        ctypes.c_ulong,
-        ctypes.c_void_p,
-        ctypes.c_ulong,
-        ctypes.c_ulong,
-    )
-    _function.restype = ctypes.c_ssize_t
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-KMSG = "/dev/kmsg"
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _MADV_DONTFORK = 10
 _MAP_TYPE = 0x3
 _DEVICE_ERRNO = {errno.ENOTSOCK: errno.ENOTTY, errno.EPIPE: errno.ENODEV, errno.ECONNRESET: errno.ENODEV}
-
-
-# ---- this process ---------------------------------------------------------------------------------------------------
-
-
-class _Me:
-    """This process as the board knows it; a forked child is another one."""
-
-    token = secrets.token_hex(8)
-
-    @classmethod
-    def renew(cls) -> None:
-        cls.token = secrets.token_hex(8)
-
-
-def _forked() -> None:
-    global _connections_lock
-    _Me.renew()
-    _connections_lock = threading.Lock()
-    for known in _connections.values():
-        known.forked()
-    for doorbell in list(BoardDoorbell.open):
-        doorbell.abandon()
-
-
-def _comm() -> str:
-    with contextlib.suppress(OSError):
-        return Path("/proc/self/comm").read_text().strip()
-    return "?"
-
-
-def _read_memory(address: int, size: int) -> bytes:
-    """As many bytes of this process's memory from `address` on as are readable."""
-    data = ctypes.create_string_buffer(size)
-    done = _transfer(_libc.process_vm_readv, ctypes.addressof(data), address, size)
-    return data.raw[:done]
-
-
-def _write_memory(address: int, data: bytes) -> int:
-    """Store bytes at an address of this process; how many could not be."""
-    source = ctypes.create_string_buffer(data, len(data))
-    return len(data) - _transfer(_libc.process_vm_writev, ctypes.addressof(source), address, len(data))
-
-
-def _transfer(call: Any, local: int, remote: int, size: int) -> int:
-    """One process_vm_* call on ourselves, whose remote side may be bad; page by page, as it stops between vectors."""
-    pages: list[int] = []
-    at = remote
-    while at < remote + size:
-        step = min(4096 - at % 4096, remote + size - at)
-        pages += [at & 0xFFFFFFFFFFFFFFFF, step]
-        at += step
-    near = (ctypes.c_uint64 * 2)(local, size)
-    far = (ctypes.c_uint64 * len(pages))(*pages)
-    done: int = call(os.getpid(), ctypes.byref(near), 1, ctypes.byref(far), len(pages) // 2, 0)
-    return max(done, 0)
-
-
-def _find_vma(address: int) -> bytes:
-    """The area of our memory map that holds an address, as JSON; empty if none does."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        span, _, offset, _, inode, *path = line.split(None, 5)
-        low, high = (int(part, 16) for part in span.split("-"))
-        if low <= address < high:
-            facts = {"start": low, "end": high, "offset": int(offset, 16), "inode": int(inode)}
-            return json.dumps({**facts, "path": path[0] if path else ""}).encode()
-    return b""
-
-
-# ---- one call -------------------------------------------------------------------------------------------------------
-
-
-def _call(fd: int, request: Message, *, peer: int | None = None) -> Message:
-    """Send a request on a socket and serve the board until the answer comes. Raises OSError.
-
-    With `peer`, the fd may be anything of the caller's: nothing is written to it unless that process made it.
-    """
-    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with near:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=fd)
-        try:
-            if peer is not None and not _made_by(sock, peer):
-                raise OSError(errno.ENOTTY, os.strerror(errno.ENOTTY))
-            wire.send(sock, request, reply=far.fileno())
-        finally:
-            sock.detach()
-            far.close()
-        while True:
-            got = wire.receive(near)
-            if got is None:
-                raise OSError(errno.EPIPE, "the board is gone")
-            answer = got[0]
-            if answer.op == Op.DONE:
-                return answer
-            wire.send(near, _serve(answer))
-
-
-def _made_by(sock: socket.socket, pid: int) -> bool:
-    """Whether an fd is a device fd of the board whose driver has this pid. OSError(ENOTSOCK) if it is no socket."""
-    kind = sock.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN), sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
-    return kind == (socket.AF_UNIX, socket.SOCK_SEQPACKET) and board.peer(sock)[0] == pid
-
-
-def _serve(message: Message) -> Message:
-    """Do for the driver what only this process can."""
-    if message.op == Op.COPY_IN:
-        return Message(Op.COPIED, payload=_read_memory(message.value, message.code))
-    if message.op == Op.COPY_OUT:
-        return Message(Op.COPIED, code=_write_memory(message.value, message.payload))
-    if message.op == Op.GET_FILE:
-        return Message(Op.COPIED, fds=[_if_open(message.value)])
-    if message.op == Op.CLOSE_FD:
-        with contextlib.suppress(OSError):
-            os.close(message.value)
-        return Message(Op.COPIED)
-    if message.op == Op.FIND_VMA:
-        return Message(Op.COPIED, payload=_find_vma(message.value))
-    raise OSError(errno.EPROTO, f"the board asks for something unknown ({message.op})")
-
-
-def _if_open(fd: int) -> int | None:
-    try:
-        os.fstat(fd)
-    except (OSError, OverflowError):
-        return None
-    return fd
-
-
-def _lowest(fd: int) -> int:
-    """The same file under the lowest free number, as the kernel hands out fds."""
-    import fcntl
-
-    lowest = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
-    if lowest > fd:
-        os.close(lowest)
-        return fd
-    os.close(fd)
-    return lowest
-
-
-# ---- the board's session -----------------------------------------------------------------------------------------
-
-
-class Connection:
-    """This process's session with one board, started on first use; a forked child gets its own."""
-
-    def __init__(self, spec: str, *, linger: float = board.LINGER_S, gpu: str = board.GPU) -> None:
-        self.spec, self._linger, self._gpu = parse_spec(spec), linger, gpu
-        self._lock = threading.Lock()
-        self._sock: socket.socket | None = None
-        self._address = board.named_address(spec) if self.spec.chip is None else b""
-        self.facts: dict[str, Any] = {}
-
-    def sync(self) -> None:
-        """Wait until the board has seen everything that we closed. A board that is gone has."""
-        sock = self._sock
-        if sock is not None:
-            with contextlib.suppress(OSError):
-                _call(sock.fileno(), Message(Op.SYNC))
-
-    def call(self, request: Message) -> Message:
-        """A request to the board itself; starts a private one when there is none. Raises OSError, BoardError."""
-        for attempt in (1, 2):
-            sock = self._session()
-            try:
-                answer = _call(sock.fileno(), request)
-            except (BrokenPipeError, ConnectionResetError):
-                self._forget(sock)
-                if attempt == 2:
-                    raise
-            else:
-                if answer.code:
-                    raise OSError(answer.code, os.strerror(answer.code))
-                return answer
-        raise AssertionError
-
-    def stop(self, seconds: float = 10.0) -> None:
-        """End the board and wait until it is gone. BoardError if that takes too long."""
-        self.call(Message(Op.STOP))
-        sock = self._session()
-        sock.settimeout(seconds)
-        try:
-            while sock.recv(1):
-                pass
-        except TimeoutError:
-            raise BoardError(f"board {self.spec.text!r} does not stop; kill process {self.pid}") from None
-        except OSError:
-            pass
-        self._forget(sock)
-
-    @property
-    def pid(self) -> int:
-        """The driver process, once there is a session."""
-        return int(self.facts.get("pid", 0))
-
-    @property
-    def address(self) -> bytes:
-        """Where the board listens; empty before a private one is started."""
-        return self._address
-
-    def _session(self) -> socket.socket:
-        with self._lock:
-            if self._sock is not None:
-                return self._sock
-            sock = board.connect(self._address) if self._address else None
-            if sock is None:
-                if self.spec.chip is None:
-                    hint = f"start it with `tegrad board start {self.spec.text}`"
-                    raise BoardError(f"no board named {self.spec.text!r} is running; {hint}")
-                self._address = board.start(self.spec.chip, self.spec.memory, linger=self._linger, gpu=self._gpu)
-                sock = board.connect(self._address)
-                if sock is None:
-                    raise BoardError("the emulated board ended right after its start")
-            me = {"token": _Me.token, "pid": os.getpid(), "comm": _comm()}
-            hello = _call(sock.fileno(), Message(Op.HELLO, payload=json.dumps(me).encode()))
-            self.facts = json.loads(hello.payload)
-            self._sock = sock
-            return sock
-
-    def forked(self) -> None:
-        """We are a child now: the session and whatever lock a thread held are the parent's."""
-        self._lock = threading.Lock()
-        sock, self._sock = self._sock, None
-        if sock is not None:
-            sock.close()
-
-    def _forget(self, sock: socket.socket) -> None:
-        with self._lock:
-            if self._sock is sock:
-                self._sock = None
-        sock.close()
-
-
-_connections: dict[str, Connection] = {}
-_connections_lock = threading.Lock()
-
-
-def connection(spec: str, *, linger: float = board.LINGER_S, gpu: str = board.GPU) -> Connection:
-    """This process's one connection to the board of a spec; the first to ask decides how that is started."""
-    with _connections_lock:
-        if spec not in _connections:
-            _connections[spec] = Connection(spec, linger=linger, gpu=gpu)
-        return _connections[spec]
-
-
-# ---- the Kernel -----------------------------------------------------------------------------------------------------
 
 
 class BoardKernel:
@@ -319,15 +59,14 @@ class BoardKernel:
             raise _error("open", error, {"path": path}) from None
         (fd,) = answer.fds
         assert fd is not None
-        fd = _lowest(fd)
+        fd = lowest(fd)
         os.set_inheritable(fd, not flags & os.O_CLOEXEC)
         return fd
 
     def _open_log(self) -> int:
         """The log as it is now, in records of /dev/kmsg: priority, sequence, microseconds, flags, text."""
-        fd = os.memfd_create("kmsg")
-        lines = _document(self.connection.call(Message(Op.LOG, value=0)))
-        os.write(fd, "".join(f"3,{sequence},0,-;{line}\n" for sequence, line in lines).encode())
+        entries = _document(self.connection.call(Message(Op.LOG, value=0)))
+        fd = wire.to_file("".join(f"{level},{n},{us},-;{text}\n" for n, us, level, text in entries).encode())
         os.lseek(fd, 0, os.SEEK_SET)
         return fd
 
@@ -390,7 +129,7 @@ class BoardKernel:
     def doorbell(self, fd: int, size: int = USERMODE_SIZE) -> BoardDoorbell:
         """The usermode registers of a ctrl fd; one at a time per fd (EBUSY)."""
         try:
-            answer = _call(fd, Message(Op.MMAP_REGISTERS, size, 0), peer=self.connection.pid)
+            answer = call(fd, Message(Op.MMAP_REGISTERS, size, 0), peer=self.connection.pid)
             if answer.code:
                 raise OSError(answer.code, os.strerror(answer.code))
         except OSError as error:
@@ -417,15 +156,15 @@ def _ioctl(conn: Connection, fd: int, row: Ioctl, arg: Arg) -> int:
         value = arg
     elif arg is not None:
         payload = ctypes.string_at(ctypes.addressof(arg), ctypes.sizeof(arg))
-        fds = [_if_open(ctypes.c_int32(get_field(arg, name)).value) for name in row.fds_in]
-    answer = _call(fd, Message(Op.IOCTL, row.request, value, payload, fds), peer=conn.pid)
+        fds = [if_open(ctypes.c_int32(get_field(arg, name)).value) for name in row.fds_in]
+    answer = call(fd, Message(Op.IOCTL, row.request, value, payload, fds), peer=conn.pid)
     if answer.code:
         raise OSError(answer.code, os.strerror(answer.code))
     if answer.payload and arg is not None and not isinstance(arg, int):
         ctypes.memmove(ctypes.addressof(arg), answer.payload, min(len(answer.payload), ctypes.sizeof(arg)))
         for name, made in zip(row.fds_out, answer.fds, strict=False):
             assert made is not None
-            set_field(arg, name, _lowest(made))
+            set_field(arg, name, lowest(made))
     return answer.value
 
 
@@ -475,6 +214,12 @@ class BoardDoorbell:
             self._connection.sync()
 
 
+def _forked() -> None:
+    """Registers are not inherited: a child must not hold its parent's mapping."""
+    for doorbell in list(BoardDoorbell.open):
+        doorbell.abandon()
+
+
 os.register_at_fork(after_in_child=_forked)
 
 
@@ -495,8 +240,9 @@ def board_status(spec: str) -> dict[str, Any]:
 
 
 def board_log(spec: str, since: int = 0) -> list[str]:
-    """The lines of the board's kernel log from sequence number `since` on."""
-    return [line for _, line in _document(connection(spec).call(Message(Op.LOG, value=since)))]
+    """The lines of the board's kernel log from sequence number `since` on, as dmesg shows them."""
+    entries = _document(connection(spec).call(Message(Op.LOG, value=since)))
+    return [f"[{us / 1e6:12.6f}] {text}" for _, us, _, text in entries]
 
 
 def board_inject(spec: str, rules: Iterable[Rule]) -> int:

@@ -1,6 +1,6 @@
 """The board's kernel log, in the shape of nvgpu's lines.
 
-`[seconds] nvgpu: 17000000.gpu <function>:<line> [ERR]  <text>`: the text of a known event follows the driver's
+`nvgpu: 17000000.gpu <function>:<line> [ERR]  <text>`: the text of a known event follows the driver's
 format; the line number is always 0, since there is no driver source here.
 """
 
@@ -10,24 +10,35 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from tegrad.orin.files import Errno
 
 DEVICE = "17000000.gpu"
+ERROR, INFO = 3, 6  # as the kernel numbers them
 KEPT = 4096  # lines; the oldest go first, as in the kernel's ring
+
+
+class Entry(NamedTuple):
+    """One line: its number, when it came (microseconds since the board started), how bad it is, what it says."""
+
+    sequence: int
+    us: int
+    level: int
+    text: str
 
 
 class KernelLog:
     """Lines with rising sequence numbers."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._lines: deque[tuple[int, str]] = deque(maxlen=KEPT)
+        self._began = time.monotonic_ns()
+        self._lines: deque[Entry] = deque(maxlen=KEPT)
         self._next = 0
 
-    def write(self, text: str) -> None:
-        """Add a line as it stands, with the time since the board started."""
-        self._lines.append((self._next, f"[{time.monotonic() - self._began:12.6f}] {text}"))
+    def write(self, text: str, level: int = ERROR) -> None:
+        """Add a line as it stands."""
+        self._lines.append(Entry(self._next, (time.monotonic_ns() - self._began) // 1000, level, text))
         self._next += 1
 
     def error(self, function: str, text: str) -> None:
@@ -36,7 +47,7 @@ class KernelLog:
 
     def info(self, function: str, text: str) -> None:
         """An informational line of nvgpu."""
-        self.write(f"nvgpu: {DEVICE} {function}:0 [INFO]  {text}")
+        self.write(f"nvgpu: {DEVICE} {function}:0 [INFO]  {text}", INFO)
 
     def nvmap(self, text: str) -> None:
         """A line of the nvmap driver."""
@@ -44,7 +55,7 @@ class KernelLog:
 
     def board(self, text: str) -> None:
         """What no driver would say: a note of the emulation itself."""
-        self.write(f"board: {text}")
+        self.write(f"board: {text}", INFO)
 
     @contextmanager
     def failing(self, function: str) -> Iterator[None]:
@@ -55,6 +66,6 @@ class KernelLog:
             self.error(function, "fail")
             raise
 
-    def since(self, sequence: int) -> list[tuple[int, str]]:
+    def since(self, sequence: int) -> list[Entry]:
         """Every kept line from this sequence number on."""
-        return [entry for entry in self._lines if entry[0] >= sequence]
+        return [entry for entry in self._lines if entry.sequence >= sequence]

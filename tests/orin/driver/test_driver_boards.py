@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from driver_user import FAKE_GPU, User, refused
@@ -17,7 +18,8 @@ from tegrad.hw.chips import CHIPS
 from tegrad.orin import board, nvmap
 from tegrad.orin.board import BoardError, parse_size, parse_spec
 from tegrad.orin.client import BoardKernel, board_log, board_status, board_stop
-from tegrad.orin.files import Errno
+from tegrad.orin.driver import Driver
+from tegrad.orin.files import FOREIGN, Errno
 from tegrad.uapi import ioctls as io
 from tegrad.uapi import structs as s
 
@@ -99,6 +101,30 @@ def _command_line(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def test_a_files_inode_number_on_another_device_is_not_that_file() -> None:
+    memory = nvmap.Memory(GIB, "test")
+    with open("/dev/null") as null:
+        number = os.fstat(null.fileno()).st_ino
+        files = {(0, number): object()}
+        found = Driver.resolve(SimpleNamespace(memory=memory), null.fileno(), files)  # type: ignore[arg-type]
+    assert found is FOREIGN
+
+
+def test_the_log_reads_like_dev_kmsg() -> None:
+    user = User(BoardKernel("agx-orin-64gb:2GiB", linger=0.2, gpu=FAKE_GPU))
+    with refused(errno.ENOTTY):
+        user.kernel.ioctl(user.tsg(), io.NVGPU_TSG_IOCTL_READ_ALL_SM_ERROR_STATES, s.TsgReadAllSmErrorState())
+    fd = user.open("/dev/kmsg")
+    records = os.read(fd, 1 << 16).decode().splitlines()
+    shown = board_log("agx-orin-64gb:2GiB")
+    assert len(records) == len(shown)
+    head, _, text = records[-1].partition(";")
+    level, sequence, us, flags = head.split(",")
+    assert (level, int(sequence), flags) == ("3", len(records) - 1, "-")
+    assert shown[-1] == f"[{int(us) / 1e6:12.6f}] {text}"
+    user.close_all()
 
 
 # ---- the command --------------------------------------------------------------------------------------------------

@@ -1,0 +1,179 @@
+"""Connections to boards: one session per process and board, started on first use, and how one request travels on it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+from tegrad.orin import board, wire
+from tegrad.orin.board import BoardError, parse_spec
+from tegrad.orin.caller import serve
+from tegrad.orin.wire import Message, Op
+
+
+class Me:
+    """This process as the board knows it; a forked child is another one."""
+
+    token = secrets.token_hex(8)
+
+    @classmethod
+    def renew(cls) -> None:
+        """Become another process."""
+        cls.token = secrets.token_hex(8)
+
+
+def _comm() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/self/comm").read_text().strip()
+    return "?"
+
+
+def call(fd: int, request: Message, *, peer: int | None = None) -> Message:
+    """Send a request on a socket and serve the board until the answer comes. Raises OSError.
+
+    With `peer`, the fd may be anything of the caller's: nothing is written to it unless that process made it.
+    """
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with near:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=fd)
+        try:
+            if peer is not None and not _made_by(sock, peer):
+                raise OSError(errno.ENOTTY, os.strerror(errno.ENOTTY))
+            wire.send(sock, request, reply=far.fileno())
+        finally:
+            sock.detach()
+            far.close()
+        while True:
+            got = wire.receive(near)
+            if got is None:
+                raise OSError(errno.EPIPE, "the board is gone")
+            answer = got[0]
+            if answer.op == Op.DONE:
+                return answer
+            wire.send(near, serve(answer))
+
+
+def _made_by(sock: socket.socket, pid: int) -> bool:
+    """Whether an fd is a device fd of the board whose driver has this pid. OSError(ENOTSOCK) if it is no socket."""
+    kind = sock.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN), sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
+    return kind == (socket.AF_UNIX, socket.SOCK_SEQPACKET) and board.peer(sock)[0] == pid
+
+
+class Connection:
+    """This process's session with one board, started on first use; a forked child gets its own."""
+
+    def __init__(self, spec: str, *, linger: float = board.LINGER_S, gpu: str = board.GPU) -> None:
+        self.spec, self._linger, self._gpu = parse_spec(spec), linger, gpu
+        self._lock = threading.Lock()
+        self._sock: socket.socket | None = None
+        self._address = board.named_address(spec) if self.spec.chip is None else b""
+        self.facts: dict[str, Any] = {}
+
+    def sync(self) -> None:
+        """Wait until the board has seen everything that we closed. A board that is gone has."""
+        sock = self._sock
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                call(sock.fileno(), Message(Op.SYNC))
+
+    def call(self, request: Message) -> Message:
+        """A request to the board itself; starts a private one when there is none. Raises OSError, BoardError."""
+        for attempt in (1, 2):
+            sock = self._session()
+            try:
+                answer = call(sock.fileno(), request)
+            except (BrokenPipeError, ConnectionResetError):
+                self._forget(sock)
+                if attempt == 2:
+                    raise
+            else:
+                if answer.code:
+                    raise OSError(answer.code, os.strerror(answer.code))
+                return answer
+        raise AssertionError
+
+    def stop(self, seconds: float = 10.0) -> None:
+        """End the board and wait until it is gone. BoardError if that takes too long."""
+        self.call(Message(Op.STOP))
+        sock = self._session()
+        sock.settimeout(seconds)
+        try:
+            while sock.recv(1):
+                pass
+        except TimeoutError:
+            raise BoardError(f"board {self.spec.text!r} does not stop; kill process {self.pid}") from None
+        except OSError:
+            pass
+        self._forget(sock)
+
+    @property
+    def pid(self) -> int:
+        """The driver process, once there is a session."""
+        return int(self.facts.get("pid", 0))
+
+    @property
+    def address(self) -> bytes:
+        """Where the board listens; empty before a private one is started."""
+        return self._address
+
+    def _session(self) -> socket.socket:
+        with self._lock:
+            if self._sock is not None:
+                return self._sock
+            sock = board.connect(self._address) if self._address else None
+            if sock is None:
+                if self.spec.chip is None:
+                    hint = f"start it with `tegrad board start {self.spec.text}`"
+                    raise BoardError(f"no board named {self.spec.text!r} is running; {hint}")
+                self._address = board.start(self.spec.chip, self.spec.memory, linger=self._linger, gpu=self._gpu)
+                sock = board.connect(self._address)
+                if sock is None:
+                    raise BoardError("the emulated board ended right after its start")
+            me = {"token": Me.token, "pid": os.getpid(), "comm": _comm()}
+            hello = call(sock.fileno(), Message(Op.HELLO, payload=json.dumps(me).encode()))
+            self.facts = json.loads(hello.payload)
+            self._sock = sock
+            return sock
+
+    def forked(self) -> None:
+        """We are a child now: the session and whatever lock a thread held are the parent's."""
+        self._lock = threading.Lock()
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            sock.close()
+
+    def _forget(self, sock: socket.socket) -> None:
+        with self._lock:
+            if self._sock is sock:
+                self._sock = None
+        sock.close()
+
+
+_connections: dict[str, Connection] = {}
+_connections_lock = threading.Lock()
+
+
+def connection(spec: str, *, linger: float = board.LINGER_S, gpu: str = board.GPU) -> Connection:
+    """This process's one connection to the board of a spec; the first to ask decides how that is started."""
+    with _connections_lock:
+        if spec not in _connections:
+            _connections[spec] = Connection(spec, linger=linger, gpu=gpu)
+        return _connections[spec]
+
+
+def _forked() -> None:
+    global _connections_lock
+    Me.renew()
+    _connections_lock = threading.Lock()
+    for known in _connections.values():
+        known.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
