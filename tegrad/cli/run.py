@@ -17,7 +17,9 @@ from tegrad import models
 from tegrad.errors import TegradError
 
 if TYPE_CHECKING:
+    from tegrad.llm.generate import Reply
     from tegrad.llm.gguf import Gguf
+    from tegrad.llm.session import Session
     from tegrad.llm.tokenizer import Tokenizer
 
 GPU_FILES: Final = ("/dev/nvgpu/igpu0/ctrl", "/dev/nvidiactl")
@@ -31,10 +33,6 @@ class UsageError(TegradError):
     """The command line makes no sense."""
 
     exit_code = 2
-
-
-class DeviceError(TegradError):
-    """The chosen device does not open."""
 
 
 def run(
@@ -70,36 +68,46 @@ def run(
         tokens = _tokens(file, tokenizer, prompt, chat=path != models.SMALL if chat is None else chat, asked=bool(chat))
         context = Config.read(file).positions(context, len(tokens))
         choose_device()
-        open_device()
-        from tegrad.llm.generate import Reply
-        from tegrad.llm.model import Model
-        from tegrad.llm.session import Session
+        device, session, load = _load(file, context)
+    from tegrad.llm.generate import Reply
 
-        started = time.perf_counter()
-        model = Model(file, progress=_progress(path))
-        loaded = time.perf_counter() - started
-    reply = Reply(Session(model, context), tokenizer, tokens, sampler, max_tokens)
-    text = []
-    for piece in reply:
-        text.append(piece)
-        if not as_json:
-            typer.echo(piece, nl=False)
-            sys.stdout.flush()
+    reply = Reply(session, tokenizer, tokens, sampler, max_tokens)
+    text = _stream(reply, show=not as_json)
     figures: dict[str, Any] = {
-        "device": device_name(),
+        "device": device,
         "model": path.name,
         "prompt_tokens": len(tokens),
         "tokens": len(reply.tokens),
-        "load_s": round(loaded, 3),
+        "load_s": round(load, 3),
         "first_token_s": round(reply.first_token or 0.0, 4),
         "tok_s": reply.tokens_per_second and round(reply.tokens_per_second, 2),
         "seed": seed,
         "ended": reply.ended,
     }
-    if as_json:
-        typer.echo(json.dumps({"text": "".join(text), **figures}))
-    else:
-        typer.echo(f"\n\n{_line(figures)}")
+    typer.echo(json.dumps({"text": text, **figures}) if as_json else f"\n\n{_line(figures)}")
+
+
+def _load(file: Gguf, context: int) -> tuple[str, Session, float]:
+    """The device in words, a session on it, and the seconds that the weights took."""
+    from tegrad.llm.device import open_default
+    from tegrad.llm.model import Model
+    from tegrad.llm.session import Session
+
+    device = described(open_default())
+    begun = time.perf_counter()
+    model = Model(file, progress=_progress(file.path))
+    return device, Session(model, context), time.perf_counter() - begun
+
+
+def _stream(reply: Reply, *, show: bool) -> str:
+    """Everything that a reply says, shown as it comes."""
+    text = []
+    for piece in reply:
+        text.append(piece)
+        if show:
+            typer.echo(piece, nl=False)
+            sys.stdout.flush()
+    return "".join(text)
 
 
 def choose_device() -> None:
@@ -118,30 +126,10 @@ def choose_device() -> None:
     tegrad.nv.install()
 
 
-def open_device() -> None:
-    """Open the chosen device, so that what is wrong with it is said in one sentence."""
-    from tinygrad import Device
-
-    try:
-        Device[Device.DEFAULT]
-    except TegradError:
-        raise
-    except Exception as error:  # tinygrad raises whatever its runtimes do, several of them in a group
-        causes = error.exceptions if isinstance(error, ExceptionGroup) else (error,)
-        for cause in causes:
-            if isinstance(cause, TegradError):
-                raise cause from error
-        said = "; ".join(str(cause) or type(cause).__name__ for cause in causes)
-        raise DeviceError(f"cannot open the device {os.environ['DEV']}: {said}: run tegrad doctor") from error
-
-
-def device_name() -> str:
+def described(device: str) -> str:
     """The device in words, as the figures name it."""
-    from tinygrad import Device
-
-    name = " ".join(filter(None, (Device.DEFAULT, getattr(Device[Device.DEFAULT], "arch", None))))
     board = os.environ.get("TEGRAD_BOARD")
-    return f"{name}, emulated {board}" if board and Device.DEFAULT == "NV" else name
+    return f"{device}, emulated {board}" if board and device.startswith("NV") else device
 
 
 def _arguments(words: list[str]) -> tuple[Path, str]:

@@ -54,6 +54,17 @@ class Arch:
     activation: Literal["silu"]
     norm: Literal["rms"] = "rms"
 
+    @property
+    def once(self) -> tuple[Spec, ...]:
+        """The tensors of a model, apart from the output, which may be missing."""
+        return self.embedding, self.output_norm
+
+    @property
+    def each_layer(self) -> tuple[Spec, ...]:
+        """The tensors of a layer."""
+        attention = (self.attn_norm, self.query, self.key, self.value, self.attn_output)
+        return (*attention, self.ffn_norm, self.gate, self.up, self.down)
+
 
 LLAMA: Final = Arch(
     name="llama",
@@ -206,7 +217,20 @@ class Config:
         )
         if config.heads % config.kv_heads or config.rope.dim % 2 or not 0 < config.rope.dim <= head_dim:
             raise file.corrupt(f"{heads} heads, {config.kv_heads} key heads of {head_dim}, rope over {config.rope.dim}")
+        config._check_all(file)
         return config
+
+    def _check_all(self, file: Gguf) -> None:
+        """Every tensor of the family, so that nothing is missing after half of the model is loaded."""
+        for spec in self.arch.once:
+            self.check(file, spec)
+        for layer in range(self.layers):
+            for spec in self.arch.each_layer:
+                self.check(file, spec, layer)
+                if spec.bias:
+                    self.vector(file, tensor_name(spec, layer, "bias"), self.sizes[spec.shape[0]])
+        if tensor_name(self.arch.output) in file.tensors:
+            self.check(file, self.arch.output)
 
     def check(self, file: Gguf, spec: Spec, layer: int | None = None) -> TensorInfo:
         """The tensor of a spec, its shape checked."""

@@ -26,13 +26,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def open_all(path: Path) -> None:
     """Everything that is read before a device is touched."""
     with Gguf.open(path) as file:
-        config = Config.read(file)
-        arch = config.arch
-        for spec in (arch.embedding, arch.output_norm):
-            config.check(file, spec)
-        for layer in range(config.layers):
-            for spec in (arch.attn_norm, arch.query, arch.key, arch.value, arch.gate, arch.up, arch.down):
-                config.check(file, spec, layer)
+        Config.read(file)
         Tokenizer(file)
 
 
