@@ -18,6 +18,7 @@ def main(chip: str, memory: str, listener: str, linger: str, gpu: str) -> None:
 
     if os.fork():
         os._exit(0)
+    os.chdir("/")
     if not os.environ.get("TEGRAD_BOARD_DEBUG"):
         os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 2)
     with socket.socket(fileno=int(listener)) as sock:

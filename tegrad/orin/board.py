@@ -131,7 +131,7 @@ def start(
     with listener:
         command = [sys.executable, "-m", "tegrad.orin", chip.name, str(memory), str(listener.fileno())]
         command += ["forever" if linger is None else str(linger), gpu]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
         # The command forks the board and ends, so that the board is nobody's child and never a zombie; and the board
         # lets go of stderr, or whoever waits for the end of our output would wait for the board too.
         done = subprocess.run(

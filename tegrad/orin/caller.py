@@ -1,7 +1,7 @@
 """The caller's side of a call: what the driver may ask of this process while it carries out an ioctl.
 
 Only a process itself knows which of its addresses are good and which of its fds are open, so its memory is touched
-here, by a system call that reports a bad page instead of dying of it.
+here, by system calls that report a bad page instead of dying of it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ import errno
 import fcntl
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from tegrad.orin.wire import Message, Op
 
 PAGE = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
-for _name in ("process_vm_readv", "process_vm_writev"):
-    _function = getattr(_libc, _name)
-    # pid, local vectors and their count, remote vectors and their count, flags
-    _function.argtypes = (ctypes.c_int, *(ctypes.c_void_p, ctypes.c_ulong) * 2, ctypes.c_ulong)
+for _function in (_libc.read, _libc.write):
+    _function.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
     _function.restype = ctypes.c_ssize_t
 
 
@@ -61,29 +59,45 @@ def lowest(fd: int) -> int:
 
 def _read_memory(address: int, size: int) -> bytes:
     """As many bytes of this process's memory from `address` on as are readable."""
-    data = ctypes.create_string_buffer(size)
-    done = _transfer(_libc.process_vm_readv, ctypes.addressof(data), address, size)
-    return data.raw[:done]
+    data = bytearray()
+    with _pipe() as (out, into):
+        for start, length in _pages(address, size):
+            if _libc.write(into, start, length) != length:
+                break
+            data += os.read(out, length)
+    return bytes(data)
 
 
 def _write_memory(address: int, data: bytes) -> int:
     """Store bytes at an address of this process; how many could not be."""
-    source = ctypes.create_string_buffer(data, len(data))
-    return len(data) - _transfer(_libc.process_vm_writev, ctypes.addressof(source), address, len(data))
+    done = 0
+    with _pipe() as (out, into):
+        for start, length in _pages(address, len(data)):
+            os.write(into, data[done : done + length])
+            if _libc.read(out, start, length) != length:
+                break
+            done += length
+    return len(data) - done
 
 
-def _transfer(call: Any, local: int, remote: int, size: int) -> int:
-    """One process_vm_* call on ourselves, whose remote side may be bad; page by page, as it stops between vectors."""
-    pages: list[int] = []
-    at = remote
-    while at < remote + size:
-        step = min(PAGE - at % PAGE, remote + size - at)
-        pages += [at & 0xFFFFFFFFFFFFFFFF, step]
-        at += step
-    near = (ctypes.c_uint64 * 2)(local, size)
-    far = (ctypes.c_uint64 * len(pages))(*pages)
-    done: int = call(os.getpid(), ctypes.byref(near), 1, ctypes.byref(far), len(pages) // 2, 0)
-    return max(done, 0)
+@contextlib.contextmanager
+def _pipe() -> Iterator[tuple[int, int]]:
+    """A pipe: the kernel copies to and from memory through it, and says EFAULT where it cannot."""
+    ends = os.pipe()
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+def _pages(address: int, size: int) -> Iterator[tuple[int, int]]:
+    """(start, length) of each part of a range that lies in one page."""
+    end = address + size
+    while address < end:
+        length = min(PAGE - address % PAGE, end - address)
+        yield address, length
+        address += length
 
 
 def _find_vma(address: int) -> bytes:

@@ -54,11 +54,10 @@ def round_up(size: int) -> int:
 
 
 class Buffer:
-    """Physical memory behind handles, dmabuf fds and mappings. `size` is what was asked for, `length` whole pages."""
+    """Physical memory behind handles, dmabuf fds and mappings, in whole pages: what was asked for is rounded up."""
 
-    def __init__(self, memory: Memory, fd: int, size: int, key: tuple[int, int]) -> None:
-        self.memory, self.fd, self.size, self.key = memory, fd, size, key
-        self.length = round_up(size)
+    def __init__(self, memory: Memory, fd: int, stat: os.stat_result) -> None:
+        self.memory, self.fd, self.key, self.length = memory, fd, _key(stat), stat.st_size
         self.holders = 0
         self.align = 0
         self.flags = k.NVMAP_HANDLE_WRITE_COMBINE
@@ -100,7 +99,7 @@ class Memory:
     def create(self, size: int) -> Buffer:
         """A new buffer without memory; Errno(ENOMEM) when the host cannot give one."""
         try:
-            fd = os.memfd_create(f"{self.PREFIX}:{self.board_id}:{size}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            fd = os.memfd_create(f"{self.PREFIX}:{self.board_id}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:
             raise Errno(errno.ENOMEM) from error
         try:
@@ -108,7 +107,7 @@ class Memory:
         except OSError as error:
             os.close(fd)
             raise Errno(errno.ENOMEM) from error
-        return self._keep(fd, size, _key(os.fstat(fd)))
+        return self._keep(fd, os.fstat(fd))
 
     def allocate(self, buffer: Buffer, align: int, flags: int, heap: int) -> None:
         """Give a buffer its memory; Errno(ENOMEM) past the board's limit or the host's free memory."""
@@ -132,19 +131,17 @@ class Memory:
             self.taken -= buffer.length
         os.close(buffer.fd)
 
-    def _keep(self, fd: int, size: int, key: tuple[int, int]) -> Buffer:
-        buffer = self.buffers[key] = Buffer(self, fd, size, key)
+    def _keep(self, fd: int, stat: os.stat_result) -> Buffer:
+        buffer = Buffer(self, fd, stat)
+        self.buffers[buffer.key] = buffer
         return buffer
 
     def _revive(self, fd: int, stat: os.stat_result) -> Buffer | None:
-        """A buffer that only clients held until now: its name gives the size, its seals that it has memory."""
-        name = os.readlink(f"/proc/self/fd/{fd}")
-        head = f"/memfd:{self.PREFIX}:{self.board_id}:"
-        if not name.startswith(head):
+        """A buffer that only clients held until now: its name says that it is one, its seals that it has memory."""
+        if os.readlink(f"/proc/self/fd/{fd}") != f"/memfd:{self.PREFIX}:{self.board_id} (deleted)":
             return None
-        size = int(name.removeprefix(head).split(" ")[0])
         own = os.dup(fd)
-        buffer = self._keep(own, size, _key(stat))
+        buffer = self._keep(own, stat)
         if fcntl.fcntl(own, fcntl.F_GET_SEALS) & SEALS == SEALS:
             buffer.allocated, buffer.heap, buffer.align = True, k.NVMAP_HEAP_IOVMM, PAGE
             self.taken += buffer.length
@@ -319,9 +316,9 @@ def _rw_checks(file: NvmapFile, call: Call, *, write: bool) -> Buffer:
         arg.elem_size *= arg.count
         arg.hmem_stride = arg.user_stride = arg.elem_size
         arg.count = 1
-    require(arg.elem_size <= buffer.size and arg.offset < buffer.size)
+    require(arg.elem_size <= buffer.length and arg.offset < buffer.length)
     require(arg.elem_size <= arg.hmem_stride and arg.elem_size <= arg.user_stride)
-    require(arg.offset + arg.hmem_stride * (arg.count - 1) + arg.elem_size <= buffer.size)
+    require(arg.offset + arg.hmem_stride * (arg.count - 1) + arg.elem_size <= buffer.length)
     return buffer
 
 
@@ -406,7 +403,7 @@ def parameters(file: NvmapFile, call: Call) -> None:
     arg = call.arg
     handle = file.handle(arg.handle, errno.ENODEV)
     buffer = handle.buffer
-    arg.import_id, arg.size, arg.align = handle.id, buffer.size, buffer.align
+    arg.import_id, arg.size, arg.align = handle.id, buffer.length, buffer.align
     arg.coherency, arg.heap, arg.contig = buffer.flags & k.NVMAP_HANDLE_CACHE_FLAG, buffer.heap, 0
     arg.heap_number, arg.access_flags, arg.offset = 0, 0, 0
     arg.serial_id = buffer.key[1]

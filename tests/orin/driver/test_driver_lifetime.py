@@ -373,6 +373,7 @@ def test_ctrl_c_at_the_terminal_does_not_reach_the_board() -> None:
     assert child.stdout is not None
     pids = [int(word) for word in child.stdout.readline().split()]
     assert all(os.getsid(pid) != os.getsid(0) for pid in pids)
+    assert all(Path(f"/proc/{pid}/cwd").readlink() == Path("/") for pid in pids)
     child.kill()
     child.wait()
 

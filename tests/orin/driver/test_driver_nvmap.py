@@ -159,7 +159,7 @@ def test_a_buffer_that_only_an_fd_holds_is_still_a_buffer(user: User) -> None:
     arg = s.CreateHandle(fd=buffer.fd)
     user.kernel.ioctl(user.nvmap, io.NVMAP_IOC_FROM_FD, arg)
     assert arg.handle not in (0, buffer.handle)
-    assert _parameters(user, arg.handle).size == 5000
+    assert _parameters(user, arg.handle).size == 8192
     assert user.map(user.address_space(), buffer.fd)
     assert memory[4999] == 9
 
@@ -361,7 +361,7 @@ def test_parameters(user: User) -> None:
     handle = user.create(5000)
     user.alloc(handle, align=65536)
     found = _parameters(user, handle)
-    assert (found.size, found.align, found.heap) == (5000, 65536, k.NVMAP_HEAP_IOVMM)
+    assert (found.size, found.align, found.heap) == (8192, 65536, k.NVMAP_HEAP_IOVMM)
     assert found.coherency == k.NVMAP_HANDLE_INNER_CACHEABLE
     with refused(errno.ENODEV):
         _parameters(user, 0x8FFFFFFF)
