@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property, partial
 from typing import Final, Self, TypeVar
 
 from tokenizers import AddedToken, Regex
@@ -90,23 +91,24 @@ class Tokenizer:
         self._add_bos = bool(values.get("tokenizer.ggml.add_bos_token", bool, kind == "llama"))
         self._bytes = self._byte_level if kind == "gpt2" else self._sentencepiece
         self._letters = _byte_letters()
-        if kind == "gpt2":
-            engine = self._byte_level_engine(values)
-        elif kind == "llama":
-            engine = self._sentencepiece_engine(values)
-        else:
+        if kind not in ("gpt2", "llama"):
             raise UnsupportedModelError(
                 f"{file.path} has a {kind!r} tokenizer; we run gpt2 and llama: choose another model"
             )
-        self._raw = self._adding(engine, {Kind.USER_DEFINED})
-        self._special = self._adding(engine, {Kind.USER_DEFINED, Kind.CONTROL})
+        self._build = partial(self._byte_level_engine if kind == "gpt2" else self._sentencepiece_engine, values)
+        self._special = self._adding({Kind.USER_DEFINED, Kind.CONTROL})
 
-    def _adding(self, engine: Engine, kinds: set[Kind]) -> Engine:
-        """A copy of an engine that takes tokens of these kinds out of the text before anything else."""
-        copy = Engine.from_str(engine.to_str())
+    @cached_property
+    def _raw(self) -> Engine:
+        """Takes control tokens for plain text; made when first asked for, which seldom happens."""
+        return self._adding({Kind.USER_DEFINED})
+
+    def _adding(self, kinds: set[Kind]) -> Engine:
+        """An engine that takes tokens of these kinds out of the text before anything else."""
+        engine = self._build()
         named = (text for text, kind in zip(self.tokens, self.kinds, strict=True) if text and kind in kinds)
-        copy.add_tokens([AddedToken(text, normalized=False) for text in named])
-        return copy
+        engine.add_tokens([AddedToken(text, normalized=False) for text in named])
+        return engine
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
