@@ -358,7 +358,7 @@ class _Divergence:
         for b in members:
             b.diverged = True
         poisoned = any(b.index > join or b.kind == "bar" or b.spin for b in members)
-        defined = live = 0
+        defined = 0
         for b in members:
             defined |= b.define
         if poisoned:
@@ -370,19 +370,22 @@ class _Divergence:
                     defined |= b.define
             self.divergent |= defined
             return
-        live = self.blocks[join].live_in if join < len(self.blocks) else 0
-        self.divergent |= defined & live
+        # Where ways meet, a lane's value is that of its own way; so is it where lanes wait while others run.
+        shared = 1 << join if join < len(self.blocks) else 0
         for i, way in enumerate(ways):
-            rest = 0
+            rest = own = touched = 0
             for k, other in enumerate(ways):
                 rest |= other if k != i else 0
-            own = touched = 0
+            shared |= way & rest
             for b in members:
-                if way & ~rest & 1 << b.index:
+                if way >> b.index & 1:
                     own |= b.define
-                elif rest & ~way & 1 << b.index:
+                elif rest >> b.index & 1:
                     touched |= b.define | b.live_in
             self.divergent |= own & touched
+        for b in self.blocks:
+            if shared >> b.index & 1:
+                self.divergent |= defined & b.live_in
 
 
 def _bits(regs: list[int]) -> int:

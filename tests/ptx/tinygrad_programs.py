@@ -102,12 +102,11 @@ NUMPY = {
 @program
 def casts_of_all_types() -> None:
     values = np.array([0, 1, 2, 3, 7, 50, 100, 127])
-    for source, from_type in NUMPY.items():
-        x = (values % 2 if source == "bool" else values).astype(from_type)
-        for target, to_type in NUMPY.items():
-            got = T(x).cast(getattr(dtypes, target)).numpy()
-            assert got.dtype == to_type, (source, target)
-            assert (got == x.astype(to_type)).all(), (source, target, got)
+    sources = [(values % 2 if name == "bool" else values).astype(t) for name, t in NUMPY.items()]
+    for target, to_type in NUMPY.items():
+        got = T.cat(*(T(x).cast(getattr(dtypes, target)) for x in sources)).numpy()
+        assert got.dtype == to_type, target
+        assert (got == np.concatenate([x.astype(to_type) for x in sources])).all(), (target, got)
 
 
 @program
@@ -118,8 +117,9 @@ def integer_arithmetic_of_all_types() -> None:
         info = np.iinfo(t)
         a = RNG.integers(info.min, info.max, 100, dtype=t, endpoint=True)
         b = RNG.integers(1, 100, 100).astype(t)
-        for op in ("__add__", "__sub__", "__mul__", "__and__", "__or__", "__xor__"):
-            assert (getattr(T(a), op)(T(b)).numpy() == getattr(a, op)(b)).all(), (name, op)
+        ops = ("__add__", "__sub__", "__mul__", "__and__", "__or__", "__xor__")
+        got = T.stack(*(getattr(T(a), op)(T(b)) for op in ops)).numpy()
+        assert (got == np.stack([getattr(a, op)(b) for op in ops])).all(), name
         small = (a // 2).astype(t)
         quotient = np.array(
             [abs(int(p)) // int(q) * (1 if p >= 0 else -1) for p, q in zip(small, b, strict=True)], dtype=t
@@ -131,11 +131,10 @@ def integer_arithmetic_of_all_types() -> None:
 @program
 def transcendental_functions() -> None:
     x = np.linspace(0.05, 6, 300, dtype=np.float32)
-    for name in ("exp", "log", "sin", "cos", "sqrt", "exp2", "log2", "tanh", "sigmoid", "rsqrt"):
-        want = {
-            "sigmoid": lambda v: 1 / (1 + np.exp(-v)), "rsqrt": lambda v: 1 / np.sqrt(v),
-        }.get(name, getattr(np, name, None))(x.astype(np.float64))  # fmt: skip
-        near(getattr(T(x), name)().numpy(), want, 1e-4, 1e-5)
+    names = ("exp", "log", "sin", "cos", "sqrt", "exp2", "log2", "tanh", "sigmoid", "rsqrt")
+    wide = x.astype(np.float64)
+    want = [getattr(np, name)(wide) for name in names[:-2]] + [1 / (1 + np.exp(-wide)), 1 / np.sqrt(wide)]
+    near(T.stack(*(getattr(T(x), name)() for name in names)).numpy(), np.stack(want), 1e-4, 1e-5)
 
 
 @program
@@ -158,7 +157,7 @@ def gather_scatter_and_sort() -> None:
     x = normal(50, 8)
     index = RNG.integers(0, 50, 30)
     near(T(x)[T(index)].numpy(), x[index], 0, 0)
-    near(T(x[:, 0]).sort()[0].numpy(), np.sort(x[:, 0]), 0, 0)
+    near(T(x[:16, 0]).sort()[0].numpy(), np.sort(x[:16, 0]), 0, 0)
 
 
 @program
