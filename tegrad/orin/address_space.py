@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tegrad.orin.buddy import BuddyAllocator
 from tegrad.orin.channel import ChannelFile
-from tegrad.orin.files import Call, Errno, File, Process, Steps, Table, copy_out, require
+from tegrad.orin.files import Call, Errno, File, Process, Steps, Table, copy_out, needed, require
 from tegrad.orin.link import GpuError
 from tegrad.orin.nvmap import PAGE, Buffer, dmabuf, round_up
 from tegrad.uapi import constants as k
@@ -114,9 +114,7 @@ class AddressSpace:
             known.count += 1
             return known.va
         require(buffer.allocated, errno.ENOMEM)
-        va = self.user.allocate(buffer.length)
-        require(va is not None, errno.ENOMEM)
-        assert va is not None
+        va = needed(self.user.allocate(buffer.length), errno.ENOMEM)
         mapping = self._mapping(va, buffer, 0, buffer.length, flags, key)
         self._shared[key] = mapping
         self.mappings[va] = mapping
@@ -127,9 +125,8 @@ class AddressSpace:
         """Part of a buffer at a given address inside a reserved area."""
         require(buffer.allocated, errno.ENOMEM)
         size = round_up(size or buffer.length - offset)
-        area = self.area_at(va)
-        require(area is not None and va % PAGE == 0 and va + size <= area.end)
-        assert area is not None
+        area = needed(self.area_at(va))
+        require(va % PAGE == 0 and va + size <= area.end)
         require(not any(m.va < va + size and va < m.va + m.size for m in area.mappings.values()))
         require(offset % PAGE == 0, errno.ENOMEM)
         mapping = self._mapping(va, buffer, offset, size, flags, None)
@@ -160,10 +157,7 @@ class AddressSpace:
 
     def take_kernel(self, size: int) -> int:
         """Addresses in the driver's range, with nothing behind them yet; Errno(ENOMEM) when it is full."""
-        va = self.kernel.allocate(size)
-        require(va is not None, errno.ENOMEM)
-        assert va is not None
-        return va
+        return needed(self.kernel.allocate(size), errno.ENOMEM)
 
     def give_kernel(self, va: int) -> None:
         """Undo take_kernel, unless the whole address space is gone by now."""
@@ -187,9 +181,7 @@ class AddressSpace:
         """ALLOC_SPACE: keep a range out of the allocator's hands; at `base` if given. Errno(ENOMEM) if it cannot."""
         require(size, errno.ENOMEM)
         if base is None:
-            base = self.user.allocate(size)
-            require(base is not None, errno.ENOMEM)
-            assert base is not None
+            base = needed(self.user.allocate(size), errno.ENOMEM)
         else:
             require(self.user.allocate_fixed(base, size), errno.ENOMEM)
         self.areas[base] = Area(base, size, sparse)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tegrad.hw.faults import NOTIFIER_ERROR, NotifierCode
 from tegrad.hw.gpfifo import token
-from tegrad.orin.files import Call, Errno, File, Process, Steps, Table, Until, WaitQueue, require
+from tegrad.orin.files import Call, Errno, File, Process, Steps, Table, Until, WaitQueue, needed, require
 from tegrad.orin.nvmap import Buffer, dmabuf
 from tegrad.uapi import constants as k
 from tegrad.uapi import ioctls as io
@@ -104,9 +104,8 @@ class Channel:
             self.tsg.unbind(self, forced=True)
         self.waiters.wake()
         vm = self.vm
-        if self.set_up and vm is not None:
+        if vm is not None and self.userd is not None:
             vm.unmap_kernel(self.gpfifo_va)
-            assert self.userd is not None
             self.userd.drop()
         if self.syncpoint is not None:
             self.syncpoint.release()
@@ -158,8 +157,8 @@ def setup_bind(file: ChannelFile, call: Call) -> None:
     require(entries >= (2 if usermode else 4))
     require(entries & (entries - 1) == 0 and entries <= MAX_GPFIFO_ENTRIES)
     with driver.log.failing("nvgpu_channel_setup_bind"):
-        require(channel.vm is not None)
-        require(channel.tsg is not None)
+        vm = needed(channel.vm)
+        tsg = needed(channel.tsg)
         require(not channel.set_up, errno.EEXIST)
         require(not (deterministic and channel.watchdog))
         require(not usermode or deterministic)
@@ -172,21 +171,11 @@ def setup_bind(file: ChannelFile, call: Call) -> None:
         require(gpfifo.length >= max(MIN_GPFIFO_BYTES, entries * 8))
         userd = dmabuf(call, "userd_dmabuf_fd")
         require(userd.allocated, errno.ENOMEM)
-        assert channel.vm is not None
-        gpfifo_va = channel.vm.map_kernel(gpfifo, writable=False)
-    assert channel.tsg is not None
+        gpfifo_va = vm.map_kernel(gpfifo, writable=False)
     channel.gpfifo_va, channel.userd = gpfifo_va, userd.hold()
     channel.set_up = channel.running = True
-    driver.tell_gpu(
-        "channel_create",
-        channel.chid,
-        channel.tsg.id,
-        channel.vm.id,
-        channel.runlist,
-        gpfifo_va,
-        entries,
-        fd=userd.fd,
-    )
+    place = (channel.chid, tsg.id, vm.id, channel.runlist)
+    driver.tell_gpu("channel_create", *place, gpfifo_va, entries, fd=userd.fd)
     channel.give_objects(channel.classes)
     arg.work_submit_token = token(channel.chid, channel.runlist)
     arg.gpfifo_gpu_va = arg.userd_gpu_va = arg.usermode_mmio_gpu_va = 0
@@ -206,20 +195,17 @@ def wdt(file: ChannelFile, call: Call) -> None:
 
 def alloc_obj_ctx(file: ChannelFile, call: Call) -> None:
     """ALLOC_OBJ_CTX: an engine object; the first of a TSG makes its GR context. obj_id is never written."""
-    arg, channel, driver = call.arg, file.channel, file.driver
-    chip = driver.chip
+    arg, channel, chip = call.arg, file.channel, file.driver.chip
     own = (chip.compute_class, chip.dma_class, chip.gpfifo_class, chip.threed_class, chip.twod_class, chip.i2m_class)
     graphics = arg.class_num == chip.threed_class or arg.class_num in OLDER_GRAPHICS
-    require(channel.vm is not None)
-    assert channel.vm is not None
+    vm = needed(channel.vm)
     require(arg.class_num in own or arg.class_num in OLDER_CLASSES)
-    require(channel.tsg is not None)
-    assert channel.tsg is not None
+    tsg = needed(channel.tsg)
     require(not (graphics and channel.veid))
     gfxp = arg.flags & k.NVGPU_ALLOC_OBJ_FLAGS_GFXP
     cilp = arg.flags & k.NVGPU_ALLOC_OBJ_FLAGS_CILP
     require(not (gfxp and cilp))
-    context = channel.tsg.make_context(channel.vm)
+    context = tsg.make_context(vm)
     if gfxp and graphics:
         context.graphics_mode = k.NVGPU_GRAPHICS_PREEMPTION_MODE_GFXP
     if cilp and not graphics:
@@ -231,9 +217,8 @@ def alloc_obj_ctx(file: ChannelFile, call: Call) -> None:
 def set_preemption_mode(file: ChannelFile, call: Call) -> None:
     """SET_PREEMPTION_MODE: a mode can only be raised; 0 leaves it."""
     arg, tsg = call.arg, file.channel.tsg
-    context = tsg.context if tsg is not None else None
-    require(context is not None and file.channel.classes)
-    assert context is not None
+    context = needed(tsg.context if tsg is not None else None)
+    require(file.channel.classes)
     graphics = arg.graphics_preempt_mode or context.graphics_mode
     compute = arg.compute_preempt_mode or context.compute_mode
     if (graphics, compute) == (context.graphics_mode, context.compute_mode):
@@ -246,14 +231,18 @@ def set_preemption_mode(file: ChannelFile, call: Call) -> None:
     context.graphics_mode, context.compute_mode = graphics, compute
 
 
+def _buffer(call: Call, name: str) -> Buffer | None:
+    """The dmabuf of an fd field, or None: these handlers do not tell a bad fd from a wrong one."""
+    found = call.files.get(name)
+    return found if isinstance(found, Buffer) else None
+
+
 def set_error_notifier(file: ChannelFile, call: Call) -> None:
     """SET_ERROR_NOTIFIER: the old notifier goes first, even when the new one is bad. `size` is ignored."""
     arg, channel = call.arg, file.channel
     require(arg.mem)
     channel.set_notifier(None)
-    buffer = call.files.get("mem")
-    require(isinstance(buffer, Buffer))
-    assert isinstance(buffer, Buffer)
+    buffer = needed(_buffer(call, "mem"))
     require(arg.offset + NOTIFIER_SIZE <= buffer.length)
     require(buffer.allocated, errno.ENOMEM)
     notifier = Notifier(buffer.hold(), arg.offset)
@@ -268,11 +257,10 @@ def get_timedout(file: ChannelFile, call: Call) -> None:
 
 def get_user_syncpoint(file: ChannelFile, call: Call) -> None:
     """GET_USER_SYNCPOINT: made once per channel. Without an address space the driver crashes; here it is EINVAL."""
-    channel, driver = file.channel, file.driver
-    require(channel.vm is not None)
-    assert channel.vm is not None
+    channel = file.channel
+    vm = needed(channel.vm)
     if channel.syncpoint is None:
-        channel.syncpoint = driver.syncpoints.allocate(channel)
+        channel.syncpoint = file.driver.syncpoints.allocate(vm)
     call.arg.gpu_va = channel.syncpoint.gpu_va
     call.arg.syncpoint_id = channel.syncpoint.id
     call.arg.syncpoint_max = channel.syncpoint.max
@@ -290,9 +278,7 @@ def wait(file: ChannelFile, call: Call) -> Steps:
     require(channel.serviceable, errno.ETIMEDOUT)
     semaphore = arg.condition.semaphore
     require(arg.type in (k.NVGPU_WAIT_TYPE_NOTIFIER, k.NVGPU_WAIT_TYPE_SEMAPHORE))
-    buffer = call.files.get("condition.semaphore.dmabuf_fd")
-    require(isinstance(buffer, Buffer))
-    assert isinstance(buffer, Buffer)
+    buffer = needed(_buffer(call, "condition.semaphore.dmabuf_fd"))
     if arg.type == k.NVGPU_WAIT_TYPE_SEMAPHORE:
         offset, size = semaphore.offset, 4
         require(offset % 4 == 0)
@@ -335,10 +321,7 @@ def _group(file: ChannelFile, what: str) -> None:
 
 def force_reset(file: ChannelFile, call: Call) -> None:
     """FORCE_RESET: the whole TSG dies with notifier 43."""
-    tsg = file.channel.tsg
-    require(tsg is not None)
-    assert tsg is not None
-    file.driver.recover(tsg, NotifierCode.RESETCHANNEL_VERIF_ERROR)
+    file.driver.recover(needed(file.channel.tsg), NotifierCode.RESETCHANNEL_VERIF_ERROR)
 
 
 def set_timeout(file: ChannelFile, call: Call) -> None:

@@ -14,7 +14,7 @@ import itertools
 import socket
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from tegrad.orin.wire import CHUNK
 from tegrad.uapi.ioctls import LAST_NR, MAGIC, MAX_ARG_SIZE, Ioctl
@@ -22,6 +22,8 @@ from tegrad.uapi.ioctls import LAST_NR, MAGIC, MAX_ARG_SIZE, Ioctl
 if TYPE_CHECKING:
     from tegrad.orin.driver import Driver
     from tegrad.orin.nvmap import Buffer
+
+T = TypeVar("T")
 
 
 class Errno(Exception):
@@ -36,6 +38,13 @@ def require(condition: object, number: int = errno.EINVAL) -> None:
     """Fail the ioctl with `number` unless the condition holds."""
     if not condition:
         raise Errno(number)
+
+
+def needed(value: T | None, number: int = errno.EINVAL) -> T:
+    """The value; fail the ioctl with `number` where there is none."""
+    if value is None:
+        raise Errno(number)
+    return value
 
 
 # ---- what a generator handler may yield --------------------------------------------------------------------------

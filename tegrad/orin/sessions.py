@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tegrad.orin import nvmap, wire
 from tegrad.orin.ctrl import CtrlFile, mmap_registers_check
 from tegrad.orin.driver import NODES
-from tegrad.orin.files import Errno, Process, require
+from tegrad.orin.files import Errno, Process, needed
 from tegrad.orin.inject import Rule
 from tegrad.orin.nvmap import Buffer, NvmapFile
 from tegrad.orin.wire import Message, Op
@@ -50,9 +50,8 @@ def hello(server: Server, session: Session, message: Message) -> Answer:
 
 def open_node(server: Server, session: Session, message: Message) -> Answer:
     """A device fd."""
-    require(session.process, errno.EPROTO)
-    assert session.process is not None
-    end = server.give(server.driver.open(message.payload.decode(), session.process))
+    process = needed(session.process, errno.EPROTO)
+    end = server.give(server.driver.open(message.payload.decode(), process))
     return Message(Op.DONE, fds=[end.fileno()]), end
 
 
@@ -63,9 +62,7 @@ def exists(server: Server, session: Session, message: Message) -> Answer:
 
 def check_mapping(server: Server, session: Session, message: Message) -> Answer:
     """The checks of mmap on any of the board's fds; the client maps what passes by itself."""
-    fd = message.fds[0]
-    require(fd is not None, errno.EBADF)
-    assert fd is not None
+    fd = needed(message.fds[0], errno.EBADF)
     held: list[Buffer] = []
     found = server.resolve(fd, held)
     try:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from tegrad.orin.files import Call, File, Process, Table, require
+from tegrad.orin.files import Call, File, Process, Table, needed, require
 from tegrad.uapi import ioctls as io
 
 if TYPE_CHECKING:
     from tegrad.orin.address_space import AddressSpace
-    from tegrad.orin.channel import Channel
     from tegrad.orin.driver import Driver
 
 COUNT = 1024
@@ -27,8 +26,8 @@ WRAP = 1 << 32
 class Syncpoint:
     """One counter, given to one channel."""
 
-    def __init__(self, pool: Syncpoints, number: int, vm: AddressSpace, chid: int) -> None:
-        self.pool, self.id, self.vm, self.chid = pool, number, vm, chid
+    def __init__(self, pool: Syncpoints, number: int, vm: AddressSpace) -> None:
+        self.pool, self.id, self.vm = pool, number, vm
         self.value = self.max = pool.values[number]
         self.gpu_va = vm.map_syncpoint(number, SHIM_SIZE)
 
@@ -51,13 +50,10 @@ class Syncpoints:
         self.used: dict[int, Syncpoint] = {}
         self.fences: list[FenceFile] = []
 
-    def allocate(self, channel: Channel) -> Syncpoint:
-        """A free syncpoint for a channel; Errno(ENOMEM) when none is left."""
-        number = next((i for i in range(FIRST_FREE, COUNT) if i not in self.used), None)
-        require(number is not None, errno.ENOMEM)
-        assert number is not None
-        assert channel.vm is not None
-        made = self.used[number] = Syncpoint(self, number, channel.vm, channel.chid)
+    def allocate(self, vm: AddressSpace) -> Syncpoint:
+        """A free syncpoint with its shim in an address space; Errno(ENOMEM) when none is left."""
+        number = needed(next((i for i in range(FIRST_FREE, COUNT) if i not in self.used), None), errno.ENOMEM)
+        made = self.used[number] = Syncpoint(self, number, vm)
         return made
 
     def advance(self, number: int, by: int = 1) -> None:

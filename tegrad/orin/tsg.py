@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tegrad.orin.address_space import AddressSpace, AsFile
 from tegrad.orin.channel import Channel, ChannelFile
-from tegrad.orin.files import Call, Errno, File, Process, Steps, Table, copy_out, require
+from tegrad.orin.files import Call, Errno, File, Process, Steps, Table, copy_out, needed, require
 from tegrad.uapi import constants as k
 from tegrad.uapi import ioctls as io
 from tegrad.uapi.structs import TsgSmErrorStateRecord
@@ -50,10 +50,7 @@ class Tsg:
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        free = next((i for i in range(MAX_TSGS) if i not in driver.tsgs), None)
-        require(free is not None, errno.ENOMEM)
-        assert free is not None
-        self.id = free
+        self.id = needed(next((i for i in range(MAX_TSGS) if i not in driver.tsgs), None), errno.ENOMEM)
         self.holders = 1
         self.subcontexts: dict[int, AddressSpace | None] = {}
         self.channels: list[Channel] = []
@@ -139,9 +136,7 @@ def create_subcontext(file: TsgFile, call: Call) -> None:
         candidates = range(1, MAX_SUBCONTEXTS)
     else:
         raise Errno(errno.EINVAL)
-    veid = next((v for v in (*candidates, 0) if v not in taken), None)
-    require(veid is not None, errno.ENOSPC)
-    assert veid is not None
+    veid = needed(next((v for v in (*candidates, 0) if v not in taken), None), errno.ENOSPC)
     taken[veid] = address_space.vm
     arg.veid = veid
 
