@@ -486,14 +486,31 @@ def copies() -> None:
     assert (back == data).all()
 
 
-@case()
+def mapped_drivers() -> list[str]:
+    """NVIDIA's user-mode driver and runtime, where this process has them mapped."""
+    maps = Path("/proc/self/maps").read_text()
+    return sorted({line.split("/")[-1] for line in maps.splitlines() if "libcuda.so" in line or "libcudart" in line})
+
+
+@both_renderers
 def no_libcuda() -> None:
     """NVIDIA's user-mode driver is not in the process, though kernels were compiled and run."""
     one_liner()
-    maps = Path("/proc/self/maps").read_text()
-    found = sorted({line.split("/")[-1] for line in maps.splitlines() if "libcuda.so" in line or "libcudart" in line})
-    assert not found, f"mapped: {', '.join(found)}"
+    assert not mapped_drivers(), f"mapped: {', '.join(mapped_drivers())}"
     print(f"{type(device()).__module__}, {device().arch}", end=" ")
+
+
+@case()
+def tegrad_run() -> None:
+    """`tegrad run` writes text of the shipped model, and NVIDIA's user-mode driver is not in its process."""
+    from tegrad.cli import main
+
+    sys.argv = ["tegrad", "run", "In the beginning", "--max-tokens", "40", "--temperature", "0"]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, f"exit code {end.code}"
+    assert not mapped_drivers(), f"mapped: {', '.join(mapped_drivers())}"
 
 
 @case()
