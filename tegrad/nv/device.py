@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from tinygrad.device import BufferSpec, Device, TinyELF
 from tinygrad.engine import realize
-from tinygrad.helpers import round_up, to_mv
+from tinygrad.helpers import cpu_profile, round_up, to_mv
 from tinygrad.runtime import ops_nv
 from tinygrad.runtime.support.hcq import HCQBuffer, HCQCompiled, MMIOInterface
 
@@ -74,11 +74,13 @@ class UnifiedAllocator(_StockAllocator):  # type: ignore[misc]
 
     def _copyin(self, dest: HCQBuffer, src: memoryview) -> None:
         self.dev.synchronize()
-        self._bytes(dest)[: src.nbytes] = src.cast("B")
+        with cpu_profile(f"TINY -> {self.dev.device}", f"{self.dev.device}:COPY"):
+            self._bytes(dest)[: src.nbytes] = src.cast("B")
 
     def _copyout(self, dest: memoryview, src: HCQBuffer) -> None:
         self.dev.synchronize()
-        dest.cast("B")[:] = self._bytes(src)[: dest.nbytes]
+        with cpu_profile(f"{self.dev.device} -> TINY", f"{self.dev.device}:COPY"):
+            dest.cast("B")[:] = self._bytes(src)[: dest.nbytes]
 
     def _bytes(self, buf: HCQBuffer) -> memoryview:
         if self.dev.closed:
