@@ -42,8 +42,12 @@ def wait_until(device: "NVDevice | None", read: Callable[[], int], value: int, t
     DeviceFault as soon as the device reports one; WaitTimeout when `read()` has not moved for `timeout_ms`
     (HCQDEV_WAIT_TIMEOUT_MS, 30 s, by default).
     """
-    if (seen := read()) >= value:
-        return
+    if (seen := read()) < value:
+        _poll(device, read, value, seen, timeout_ms)
+    full_barrier()  # what the GPU wrote before the value must not have been read earlier
+
+
+def _poll(device: "NVDevice | None", read: Callable[[], int], value: int, seen: int, timeout_ms: int | None) -> None:
     limit = (timeout_ms or getenv("HCQDEV_WAIT_TIMEOUT_MS", 30000)) / 1000
     start = moved = asked = time.monotonic()
     while (now := read()) < value:

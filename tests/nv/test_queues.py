@@ -137,6 +137,14 @@ def test_a_short_wait_polls_and_a_long_one_sleeps(monkeypatch: pytest.MonkeyPatc
     assert max(slept) <= queues.SLEEP_MAX_S
 
 
+@pytest.mark.parametrize("values", [[1], [0, 0, 1]])
+def test_a_wait_ends_with_a_barrier(monkeypatch: pytest.MonkeyPatch, values: list[int]) -> None:
+    order: list[object] = []
+    monkeypatch.setattr(queues, "full_barrier", lambda: order.append("barrier"))
+    wait_until(None, lambda: order.append(values.pop(0)) or order[-1], 1)
+    assert order[-2:] == [1, "barrier"]
+
+
 def test_a_wait_without_progress_ends(fake_kernel: FakeKernel, fake_device: Any) -> None:
     values = iter(range(1000))
     with pytest.raises(WaitTimeout, match=r"no progress for 0\.02 s"):
