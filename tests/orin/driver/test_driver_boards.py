@@ -82,6 +82,7 @@ def test_the_memory_limit_is_the_specs() -> None:
 
 def test_the_hosts_free_memory_is_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = nvmap.Memory(64 * GIB, "test")
+    monkeypatch.setattr(nvmap, "host_idle", lambda: 0)
     monkeypatch.setattr(nvmap, "host_free", lambda: nvmap.HOST_MARGIN + (8 << 20))
     first, second, third = (memory.create(size << 20).hold() for size in (6, 4, 2))
     memory.allocate(first, 4096, 0, 0)
