@@ -1,6 +1,8 @@
 """The device that the tests of the graph run on."""
 
+import gc
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -8,15 +10,26 @@ BOARD = "agx-orin-64gb"
 GPU_FILES = ("/dev/nvgpu/igpu0/ctrl", "/dev/nvidiactl")
 
 
-@pytest.fixture(scope="session")
-def device() -> str:
+@pytest.fixture(scope="module")
+def device() -> Iterator[str]:
     """tinygrad's default device where DEV chooses one, else NV: this machine's GPU, or an emulated Orin."""
     chosen = os.environ.get("DEV", "")
-    if "NV" in (chosen or "NV") and not any(os.path.exists(name) for name in GPU_FILES):
-        os.environ.setdefault("TEGRAD_BOARD", BOARD)
-    import tegrad.nv
+    with pytest.MonkeyPatch.context() as patch:
+        if "TEGRAD_BOARD" not in os.environ and not any(os.path.exists(name) for name in GPU_FILES):
+            patch.setenv("TEGRAD_BOARD", BOARD)
+        import tegrad.nv
 
-    tegrad.nv.install()
-    from tinygrad import Device
+        tegrad.nv.install()
+        from tinygrad import Device
 
-    return str(Device.DEFAULT) if chosen else "NV"
+        yield str(Device.DEFAULT) if chosen else "NV"
+        gc.collect()  # buffers go before their device
+        close_device()
+
+
+def close_device() -> None:
+    """Close the NV device if one is open."""
+    from tegrad.nv import device
+
+    if (opened := device._opened.get("NV")) is not None:
+        opened.close()
