@@ -506,10 +506,12 @@ def tegrad_run() -> None:
     from tegrad.cli import main
 
     sys.argv = ["tegrad", "run", "In the beginning", "--max-tokens", "40", "--temperature", "0"]
+    code: Any = 0
     try:
         main()
     except SystemExit as end:
-        assert not end.code, f"exit code {end.code}"
+        code = end.code
+    assert not code, f"exit code {code}"
     assert not mapped_drivers(), f"mapped: {', '.join(mapped_drivers())}"
 
 
