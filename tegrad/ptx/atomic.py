@@ -1,4 +1,4 @@
-"""atom and red, fences, and copies (PTX ISA 9.7.13.5, 9.7.13.6, 9.7.13.4, 9.7.9.25).
+"""atom and red, fences (PTX ISA 9.7.13.4 to 9.7.13.6).
 
 An atomic runs lane after lane as an atomic operation of the host, so that it is atomic between host threads and with
 other processes that map the same memory.
@@ -6,13 +6,13 @@ other processes that map the same memory.
 
 from typing import TYPE_CHECKING
 
-from tegrad.ptx.access import Helper, Shape, each_lane, helper_name
+from tegrad.ptx.access import Helper, Shape, each_lane
 from tegrad.ptx.floating import PLAIN, bf16_to_f32, f32_to_bf16
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import LANES, Access, Frame
 from tegrad.ptx.memory import address, space_of
-from tegrad.ptx.rules import U32, Handler, mod
-from tegrad.ptx.syntax import Imm, Ins, Vec
+from tegrad.ptx.rules import Handler, mod
+from tegrad.ptx.syntax import Ins, Vec
 from tegrad.ptx.types import TYPES, Ty
 
 if TYPE_CHECKING:
@@ -146,76 +146,11 @@ def nanosleep(e: "Emitter", ins: Ins) -> None:
     e.f.store(e.f.const("i32", 0), e.frame, Frame.BUDGET)
 
 
-def copy_async(e: "Emitter", ins: Ins) -> None:
-    """cp.async: the copy is made at once, so that waits have nothing to do; a source shorter than the copy is
-    filled up with zeros."""
-    if not mod(ins, "shared", "shared__cta"):
-        if mod(ins, "commit_group", "wait_group", "wait_all") and not mod(ins, "bulk"):
-            return
-        raise NotImplementedError
-    f = e.f
-    size = ins.operands[2]
-    if not isinstance(size, Imm) or size.value not in (4, 8, 16) or mod(ins, "bulk"):
-        raise NotImplementedError
-    words = int(size.value) // 4
-    source = f.splat(address(e, ins.operands[1], "global"), LANES)
-    target = f.splat(address(e, ins.operands[0], "shared"), LANES)
-    lanes = e.lanes(ins)
-    e.account(ins, int(size.value), False)
-    pc = f.const("i32", e.pc)
-    out = f.alloca(f"[{words} x <{LANES} x i32>]", 64)
-    limit = e.read(ins.operands[3], U32) if len(ins.operands) > 3 and not mod(ins, "L2__cache_hint") else None
-    read = lanes
-    if limit is not None:
-        read = f.and_(lanes, e.bits_of(f.icmp("ne", limit, f.like(limit, 0))))
-    if words == 1:
-        f.store(f.call(helper_name("ld", "global", 32, 1), "i32", LANES, e.frame, source, read, pc), out, 0, 4)
-    else:
-        f.call_void(helper_name("ld", "global", 32, words), e.frame, source, read, pc, out)
-    if limit is not None:
-        for i in range(words):
-            v = f.load("i32", out, 128 * i, LANES, 4)
-            f.store(f.select(f.icmp("ugt", limit, f.like(limit, 4 * i)), v, f.like(v, 0)), out, 128 * i, 4)
-    args = [e.frame, target, lanes, pc]
-    f.call_void(helper_name("st", "shared", 32, words), *args, f.load("i32", out, 0, LANES, 4) if words == 1 else out)
-
-
-def ldmatrix(e: "Emitter", ins: Ins) -> None:
-    """ldmatrix.sync.aligned.m8n8.x{1,2,4}{.trans}.shared.b16: lane 8i + r gives the address of row r of matrix i."""
-    f = e.f
-    count = next((int(m[1]) for m in ins.mods if m in ("x1", "x2", "x4")), 0)
-    if not count or "m8n8" not in ins.mods or not ins.types or ins.types[-1].name != "b16":
-        raise NotImplementedError
-    rows = f.splat(address(e, ins.operands[1], "shared"), LANES)
-    lanes, pc = e.lanes(ins), f.const("i32", e.pc)
-    e.account(ins, 4 * count, False)
-    target = ins.operands[0]
-    items = target.items if isinstance(target, Vec) else (target,)
-    for i, item in enumerate(items):
-        if mod(ins, "trans"):
-            halves = []
-            for k in range(2):
-                at = f.shuffle(rows, None, [8 * i + 2 * (lane % 4) + k for lane in range(LANES)])
-                at = f.add(at, f.elements("i32", [2 * (lane // 4) for lane in range(LANES)]))
-                halves.append(
-                    f.resize(
-                        f.call(helper_name("ld", "shared", 16, 1), "i16", LANES, e.frame, at, lanes, pc), "i32", False
-                    )
-                )
-            v = f.or_(halves[0], f.bin("shl", halves[1], f.like(halves[1], 16)))
-        else:
-            at = f.shuffle(rows, None, [8 * i + lane // 4 for lane in range(LANES)])
-            at = f.add(at, f.elements("i32", [4 * (lane % 4) for lane in range(LANES)]))
-            v = f.call(helper_name("ld", "shared", 32, 1), "i32", LANES, e.frame, at, lanes, pc)
-        e.write(item, v, U32, ins)
-
-
 def nothing(e: "Emitter", ins: Ins) -> None:
     """Hints to the scheduler of real hardware."""
 
 
 HANDLERS: dict[str, Handler] = {
-    "atom": atomic, "red": atomic, "membar": fence, "fence": fence, "nanosleep": nanosleep, "cp": copy_async,
-    "ldmatrix": ldmatrix,
+    "atom": atomic, "red": atomic, "membar": fence, "fence": fence, "nanosleep": nanosleep,
     "griddepcontrol": nothing, "setmaxnreg": nothing,
 }  # fmt: skip

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from tegrad.ptx.analysis import Block, Flow, analyse
 from tegrad.ptx.control import rendezvous
+from tegrad.ptx.copies import QUEUE_BYTES
 from tegrad.ptx.errors import PtxError
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import LANES, SPIN_COST, Frame, Launch, Status
@@ -38,6 +39,9 @@ class Layout:
                 at = -(-at // min(size, 64)) * min(size, 64)
                 self.slots[r] = at
                 at += size
+        self.queue = at = -(-at // 64) * 64
+        if any(isinstance(i, Ins) and i.base == "cp" for i in fn.body):
+            at += QUEUE_BYTES
         self.frame_size = -(-at // 64) * 64
 
     def _place(self, source: Source, fn: Function, space: str) -> int:
@@ -73,6 +77,7 @@ class Emitter:
         self.block = self.flow.blocks[0]
         self.pc = 0
         self.carry: V | None = None
+        self.reads_dims = False
         self.counters = [[_length(b), 0, 0] for b in self.flow.blocks]
 
     # -- the function --------------------------------------------------------------------------------------------
@@ -269,6 +274,7 @@ class Emitter:
         source = SPECIALS.get(name)
         if source is None:
             raise PtxError(f"special register {name} is not supported by the PTX engine")
+        self.reads_dims |= name.startswith(("%ntid", "%nctaid"))
         return source(self)
 
     def immediate(self, op: Imm, ty: Ty) -> V:

@@ -1,13 +1,13 @@
 """The table of all instructions, put together from the families."""
 
-from tegrad.ptx import atomic, carry, compare, control, conversion, floating, integer, matrix, memory, warp
+from tegrad.ptx import atomic, carry, compare, control, conversion, copies, floating, integer, matrix, memory, warp
 from tegrad.ptx.errors import PtxError
 from tegrad.ptx.rules import Handler, Rule, unsupported
 from tegrad.ptx.syntax import Ins
 
 HANDLERS: dict[str, Handler] = {
     name: handler
-    for family in (compare, memory, control, matrix, carry, warp, atomic)
+    for family in (compare, memory, control, matrix, carry, warp, atomic, copies)
     for name, handler in family.HANDLERS.items()
 }
 RULES: dict[str, Rule] = {**compare.RULES, **conversion.RULES}

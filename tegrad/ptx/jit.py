@@ -17,6 +17,7 @@ import llvmlite.binding as llvm
 from tegrad.ptx.access import emit_access, emit_fault
 from tegrad.ptx.atomic import emit_atomic
 from tegrad.ptx.control import emit_arrive, emit_arrive_reduce, emit_meet
+from tegrad.ptx.copies import emit_land, emit_push, emit_wait
 from tegrad.ptx.ir import Module
 from tegrad.ptx.matrix import emit_mma
 from tegrad.ptx.schedule import emit_scheduler
@@ -146,15 +147,18 @@ def link(data: bytes, exports: Iterable[str], imports: Mapping[str, int]) -> Lin
 
 
 _helpers: dict[str, Linked] = {}
+_PLAIN: dict[str, Callable[[Module], None]] = {
+    "tgx_fault": emit_fault,
+    "tgx_arrive": emit_arrive,
+    "tgx_meet": emit_meet,
+    "tgx_worker": emit_scheduler,
+    "tgx_copy_land": emit_land,
+    "tgx_copy_push": emit_push,
+    "tgx_copy_wait": emit_wait,
+}
 
 
 def _writer(name: str) -> Callable[[Module], None]:
-    if name == "tgx_fault":
-        return emit_fault
-    if name == "tgx_arrive":
-        return emit_arrive
-    if name == "tgx_worker":
-        return emit_scheduler
     if name.startswith("tgx_mma_"):
         return lambda module: emit_mma(module, name)
     if name.startswith("tgx_atom_"):
@@ -163,8 +167,8 @@ def _writer(name: str) -> Callable[[Module], None]:
         return lambda module: emit_match(module, int(name[11:]))
     if name.startswith("tgx_reduce_"):
         return lambda module: emit_arrive_reduce(module, name[11:])
-    if name == "tgx_meet":
-        return emit_meet
+    if name in _PLAIN:
+        return _PLAIN[name]
     parts = name.split("_")
     if parts[1] in ("ld", "st", "ldu"):
         bits, n = parts[3][1:].split("x")

@@ -21,6 +21,8 @@ PAGE = 4096
 SMALL = 400_000
 """Thread instructions below which a second host thread costs more than it brings."""
 Dim = tuple[int, int, int]
+Dims = tuple[Dim, Dim]
+"""What %ntid and %nctaid read."""
 
 
 class Memory(NamedTuple):
@@ -81,8 +83,8 @@ class Plan:
     """A kernel with its grid, block, memory and shared memory: the launch structure and the arenas."""
 
     def __init__(
-        self, kernel: "Kernel", code: int, grid: Dim, block: Dim, memory: Memory, windows: Windows, shared: int,
-        symbols: tuple[int, ...]
+        self, kernel: "Kernel", code: int, grid: Dim, block: Dim, dims: Dims, memory: Memory, windows: Windows,
+        shared: int, symbols: tuple[int, ...]
     ) -> None:  # fmt: skip
         self.kernel, self.grid, self.block, self.memory, self.windows = kernel, grid, block, memory, windows
         count = block[0] * block[1] * block[2]
@@ -106,6 +108,7 @@ class Plan:
             0, 0, self.ctas, kernel.frame_size, frames_end, shared_end, code, ctypes.addressof(self.symbols),
             kernel.param_size, shared,
         )  # fmt: skip
+        struct.pack_into("<6I", raw, Launch.NTID, *dims[0], *dims[1])
         self.launch = ctypes.create_string_buffer(bytes(raw), Launch.SIZE)
         self.address = ctypes.addressof(self.launch)
         self.abort = ctypes.c_uint64.from_address(self.address + Launch.ABORT)

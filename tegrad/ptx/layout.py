@@ -41,6 +41,8 @@ class Launch(IntEnum):
     SYMBOLS = 152
     PARAM_SIZE = 160
     DYNAMIC_SHARED = 164
+    NTID = 168
+    NCTAID = 180
     FAULT_STATE = 192
     FAULT_PC = 196
     FAULT_LANE = 200
@@ -73,6 +75,9 @@ class Frame(IntEnum):
     BAR_MASK = 96
     MEMBERS = 160
     RED_BARRIER = 164
+    COPY_HEAD = 168
+    COPY_COUNT = 172
+    COPY_GROUP = 176
     PCS = 192
     TID = 320
     REGS = 704

@@ -14,7 +14,7 @@ from tegrad.ptx.emitter import Emitter
 from tegrad.ptx.errors import PtxError
 from tegrad.ptx.inline import expand_calls
 from tegrad.ptx.instructions import find
-from tegrad.ptx.launch import DEFAULT_WINDOWS, HOST, AbortFlag, Dim, Memory, Plan, Stats, Windows
+from tegrad.ptx.launch import DEFAULT_WINDOWS, HOST, AbortFlag, Dim, Dims, Memory, Plan, Stats, Windows
 from tegrad.ptx.parser import parse
 from tegrad.ptx.syntax import Function, Ins, Param, Source, Variable
 
@@ -39,6 +39,7 @@ class Kernel:
         self.frame_size = emitter.layout.frame_size
         self.weights = np.array(emitter.counters, dtype=np.int64)
         self.pcs = [i for i in fn.body if isinstance(i, Ins)]
+        self.reads_dims = emitter.reads_dims
         self._lock = threading.Lock()
         self._code: jit.Linked | None = None
         self._plans: dict[object, list[Plan]] = {}
@@ -74,6 +75,7 @@ class Kernel:
         block: Dim,
         args: Arguments,
         *,
+        dims: Dims | None = None,
         memory: Memory = HOST,
         shared: int = 0,
         symbols: Mapping[str, int] | None = None,
@@ -84,26 +86,29 @@ class Kernel:
         """Run a grid and wait for it; the GIL is released.
 
         `args` are the bytes of the parameter space, or one numpy array or number per parameter (arrays on HOST memory).
+        `dims` is what %ntid and %nctaid read, `block` and `grid` unless given; see `reads_dims`.
         `shared` is the dynamic shared memory in bytes, `symbols` the device address of each module variable (on HOST
         the engine provides them), `threads` the number of host threads. Raises PtxFault for the first fault or an
         abort, PtxError for a launch that cannot be made.
         """
         params = self.pack(args)
         addresses = self.module.addresses(symbols, memory) if self.globals else ()
-        key = (grid, block, memory, windows, shared, addresses)
-        plan = self._take(key) or self._plan(grid, block, memory, windows, shared, addresses)
+        dims = dims or (block, grid)
+        key = (grid, block, dims, memory, windows, shared, addresses)
+        plan = self._take(key) or self._plan(grid, block, dims, memory, windows, shared, addresses)
         try:
             return plan.go(self.module.worker(), params, threads, abort)
         finally:
             self._give(key, plan)
 
     def _plan(
-        self, grid: Dim, block: Dim, memory: Memory, windows: Windows, shared: int, addresses: tuple[int, ...]
+        self, grid: Dim, block: Dim, dims: Dims, memory: Memory, windows: Windows, shared: int,
+        addresses: tuple[int, ...]
     ) -> Plan:  # fmt: skip
         count = block[0] * block[1] * block[2]
         if not 1 <= count <= 1024 or min(grid) < 1 or min(block) < 1:
             raise PtxError(f"kernel {self.name}: grid {grid} with block {block} cannot be launched (1 to 1024 threads)")
-        return Plan(self, self.compile(), grid, block, memory, windows, shared, addresses)
+        return Plan(self, self.compile(), grid, block, dims, memory, windows, shared, addresses)
 
     def _take(self, key: object) -> Plan | None:
         with self._lock:

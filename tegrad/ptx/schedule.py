@@ -7,6 +7,8 @@ budget gives way to the next resident CTA or to a new one, so that CTAs may wait
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import BACK_EDGES, BARRIERS, FULL, LANES, Frame, Launch, Slot, Status, WarpState, Worker
 
+COPIES = (Frame.COPY_HEAD, Frame.COPY_COUNT, Frame.COPY_GROUP)
+
 
 def emit_scheduler(module: Module) -> None:
     """Write tgx_worker and the functions that it uses."""
@@ -71,7 +73,7 @@ def _init_cta(module: Module) -> None:
         live = f.select(f.icmp("uge", left, f.const("i32", LANES)), f.const("i32", FULL), partial)
         f.store(live, frame, Frame.LIVE)
         f.store(live, frame, Frame.ALL)
-        for off in (Frame.BLOCKED, Frame.FAULTED, Frame.STATE, Frame.ROTATE, Frame.MET):
+        for off in (Frame.BLOCKED, Frame.FAULTED, Frame.STATE, Frame.ROTATE, Frame.MET, *COPIES):
             f.store(f.const("i32", 0), frame, off)
         f.store(w, frame, Frame.WARP)
         f.store(cta, frame, Frame.CTA)

@@ -51,8 +51,8 @@ def _nanoseconds(e: "Emitter") -> V:
 TABLE: dict[str, Source] = {
     **{f"%tid.{a}": _tid(i) for i, a in enumerate("xyz")},
     **{f"%ctaid.{a}": _frame(Frame.CTAID + 4 * i) for i, a in enumerate("xyz")},
-    **{f"%ntid.{a}": _launch(Launch.BLOCK + 4 * i) for i, a in enumerate("xyz")},
-    **{f"%nctaid.{a}": _launch(Launch.GRID + 4 * i) for i, a in enumerate("xyz")},
+    **{f"%ntid.{a}": _launch(Launch.NTID + 4 * i) for i, a in enumerate("xyz")},
+    **{f"%nctaid.{a}": _launch(Launch.NCTAID + 4 * i) for i, a in enumerate("xyz")},
     "%laneid": lambda e: e.f.iota("i32", LANES),
     "%warpid": _frame(Frame.WARP),
     "%nwarpid": _constant(64),

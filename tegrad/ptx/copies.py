@@ -1,0 +1,160 @@
+"""cp.async and ldmatrix (PTX ISA 9.7.9.25, 9.7.14.5.15).
+
+A copy reads its source when it is issued and reaches shared memory at its wait, as late as the rules allow, so that
+code
+which forgets to wait shows it. Copies of a warp queue in its frame; a full queue lets the oldest land early.
+"""
+
+from typing import TYPE_CHECKING
+
+from tegrad.ptx.access import helper_name
+from tegrad.ptx.ir import Fn, Module, V
+from tegrad.ptx.layout import LANES, Frame
+from tegrad.ptx.memory import address
+from tegrad.ptx.rules import U32, Handler, mod
+from tegrad.ptx.syntax import Imm, Ins, Vec
+
+if TYPE_CHECKING:
+    from tegrad.ptx.emitter import Emitter
+
+CAPACITY = 32
+DATA, MASK, WORDS, GROUP, PC = 128, 640, 644, 648, 652
+ENTRY = 704
+QUEUE_BYTES = CAPACITY * ENTRY
+
+
+def _entry(f: Fn, queue: V, index: V) -> V:
+    """The entry at an index that may have run past the end of the ring."""
+    wrapped = f.bin("urem", index, f.const("i32", CAPACITY))
+    return f.gep(queue, f.mul(f.resize(wrapped, "i64", False), f.const("i64", ENTRY)))
+
+
+def emit_land(module: Module) -> None:
+    """tgx_copy_land(frame, queue): the oldest copy reaches shared memory."""
+    f = Fn(module, "tgx_copy_land", "void", [("ptr", "frame"), ("ptr", "queue")], "nounwind")
+    frame, queue = f.args
+    head = f.load("i32", frame, Frame.COPY_HEAD)
+    entry = _entry(f, queue, head)
+    words = f.load("i32", entry, WORDS)
+    args = [frame, f.load("i32", entry, 0, LANES), f.load("i32", entry, MASK), f.load("i32", entry, PC)]
+    for n in (1, 2, 4):
+        with f.if_(f.icmp("eq", words, f.const("i32", n))):
+            value = f.load("i32", entry, DATA, LANES) if n == 1 else f.gep(entry, DATA)
+            f.call_void(helper_name("st", "shared", 32, n), *args, value)
+    f.store(f.bin("urem", f.add(head, f.const("i32", 1)), f.const("i32", CAPACITY)), frame, Frame.COPY_HEAD)
+    f.store(f.sub(f.load("i32", frame, Frame.COPY_COUNT), f.const("i32", 1)), frame, Frame.COPY_COUNT)
+    f.ret()
+    f.finish()
+
+
+def emit_push(module: Module) -> None:
+    """tgx_copy_push(frame, queue, target, data, mask, words, pc): queue a copy of `words` vectors at `data`."""
+    params = [
+        ("ptr", "frame"), ("ptr", "queue"), ("<32 x i32>", "target"), ("ptr", "data"), ("i32", "mask"), ("i32",
+        "words"), ("i32", "pc"),
+    ]  # fmt: skip
+    f = Fn(module, "tgx_copy_push", "void", params, "nounwind")
+    frame, queue, target, data, mask, words, pc = f.args
+    with f.if_(f.icmp("eq", f.load("i32", frame, Frame.COPY_COUNT), f.const("i32", CAPACITY))):
+        f.call_void("tgx_copy_land", frame, queue)
+    count = f.load("i32", frame, Frame.COPY_COUNT)
+    entry = _entry(f, queue, f.add(f.load("i32", frame, Frame.COPY_HEAD), count))
+    f.store(target, entry)
+    for i in range(4):
+        with f.if_(f.icmp("ugt", words, f.const("i32", i))):
+            f.store(f.load("i32", data, 128 * i, LANES), entry, DATA + 128 * i)
+    for value, at in ((mask, MASK), (words, WORDS), (f.load("i32", frame, Frame.COPY_GROUP), GROUP), (pc, PC)):
+        f.store(value, entry, at)
+    f.store(f.add(count, f.const("i32", 1)), frame, Frame.COPY_COUNT)
+    f.ret()
+    f.finish()
+
+
+def emit_wait(module: Module) -> None:
+    """tgx_copy_wait(frame, queue, keep): land all but the copies of the newest `keep` groups; -1 also open ones."""
+    f = Fn(module, "tgx_copy_wait", "void", [("ptr", "frame"), ("ptr", "queue"), ("i32", "keep")], "nounwind")
+    frame, queue, keep = f.args
+    limit = f.sub(f.load("i32", frame, Frame.COPY_GROUP), keep)
+    with f.loop() as (_, end):
+        f.leave(f.icmp("eq", f.load("i32", frame, Frame.COPY_COUNT), f.const("i32", 0)), end)
+        entry = _entry(f, queue, f.load("i32", frame, Frame.COPY_HEAD))
+        f.leave(f.icmp("sge", f.load("i32", entry, GROUP), limit), end)
+        f.call_void("tgx_copy_land", frame, queue)
+    f.ret()
+    f.finish()
+
+
+def copy_async(e: "Emitter", ins: Ins) -> None:
+    """cp.async, its groups and waits; a source shorter than the copy is filled up with zeros."""
+    f = e.f
+    if mod(ins, "bulk", "mbarrier", "reduce"):
+        raise NotImplementedError
+    queue = f.gep(e.frame, e.layout.queue)
+    if mod(ins, "commit_group"):
+        f.store(f.add(f.load("i32", e.frame, Frame.COPY_GROUP), f.const("i32", 1)), e.frame, Frame.COPY_GROUP)
+    elif mod(ins, "wait_group", "wait_all"):
+        keep = -1
+        if mod(ins, "wait_group"):
+            if not isinstance(ins.operands[0], Imm):
+                raise NotImplementedError
+            keep = int(ins.operands[0].value)
+        f.call_void("tgx_copy_wait", e.frame, queue, f.const("i32", keep))
+    else:
+        _issue(e, ins, queue)
+
+
+def _issue(e: "Emitter", ins: Ins, queue: V) -> None:
+    f = e.f
+    size = ins.operands[2]
+    if not mod(ins, "shared", "shared__cta") or not isinstance(size, Imm) or size.value not in (4, 8, 16):
+        raise NotImplementedError
+    words = int(size.value) // 4
+    source = f.splat(address(e, ins.operands[1], "global"), LANES)
+    target = f.splat(address(e, ins.operands[0], "shared"), LANES)
+    lanes, pc = e.lanes(ins), f.const("i32", e.pc)
+    e.account(ins, int(size.value), False)
+    out = f.alloca(f"[{words} x <{LANES} x i32>]", 64)
+    limit = e.read(ins.operands[3], U32) if len(ins.operands) > 3 and not mod(ins, "L2__cache_hint") else None
+    read = lanes if limit is None else f.and_(lanes, e.bits_of(f.icmp("ne", limit, f.like(limit, 0))))
+    if words == 1:
+        f.store(f.call(helper_name("ld", "global", 32, 1), "i32", LANES, e.frame, source, read, pc), out, 0, 4)
+    else:
+        f.call_void(helper_name("ld", "global", 32, words), e.frame, source, read, pc, out)
+    for i in range(words if limit is not None else 0):
+        v = f.load("i32", out, 128 * i, LANES, 4)
+        assert limit is not None
+        f.store(f.select(f.icmp("ugt", limit, f.like(limit, 4 * i)), v, f.like(v, 0)), out, 128 * i, 4)
+    f.call_void("tgx_copy_push", e.frame, queue, target, out, lanes, f.const("i32", words), pc)
+
+
+def ldmatrix(e: "Emitter", ins: Ins) -> None:
+    """ldmatrix.sync.aligned.m8n8.x{1,2,4}{.trans}.shared.b16: lane 8i + r gives the address of row r of matrix i."""
+    f = e.f
+    count = next((int(m[1]) for m in ins.mods if m in ("x1", "x2", "x4")), 0)
+    if not count or "m8n8" not in ins.mods or not ins.types or ins.types[-1].name != "b16":
+        raise NotImplementedError
+    rows = f.splat(address(e, ins.operands[1], "shared"), LANES)
+    lanes, pc = e.lanes(ins), f.const("i32", e.pc)
+    e.account(ins, 4 * count, False)
+    target = ins.operands[0]
+    items = target.items if isinstance(target, Vec) else (target,)
+    for i, item in enumerate(items):
+        if mod(ins, "trans"):
+            halves = []
+            for k in range(2):
+                at = f.shuffle(rows, None, [8 * i + 2 * (lane % 4) + k for lane in range(LANES)])
+                at = f.add(at, f.elements("i32", [2 * (lane // 4) for lane in range(LANES)]))
+                halves.append(
+                    f.resize(
+                        f.call(helper_name("ld", "shared", 16, 1), "i16", LANES, e.frame, at, lanes, pc), "i32", False
+                    )
+                )
+            v = f.or_(halves[0], f.bin("shl", halves[1], f.like(halves[1], 16)))
+        else:
+            at = f.shuffle(rows, None, [8 * i + lane // 4 for lane in range(LANES)])
+            at = f.add(at, f.elements("i32", [4 * (lane % 4) for lane in range(LANES)]))
+            v = f.call(helper_name("ld", "shared", 32, 1), "i32", LANES, e.frame, at, lanes, pc)
+        e.write(item, v, U32, ins)
+
+
+HANDLERS: dict[str, Handler] = {"cp": copy_async, "ldmatrix": ldmatrix}
