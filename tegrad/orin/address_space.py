@@ -86,10 +86,9 @@ class AddressSpace:
         driver.vms[self.id] = self
         try:
             driver.tell_gpu("vm_create", self.id, end + KERNEL_SIZE)
-        except GpuError as full:
+        except (GpuError, Errno) as failure:
             del driver.vms[self.id]
-            driver.log.board(str(full))
-            raise Errno(errno.ENOMEM) from full
+            raise self._refusal(failure) from failure
 
     def hold(self) -> AddressSpace:
         """Take a reference."""
@@ -239,11 +238,17 @@ class AddressSpace:
         """Write the page table entries of a new mapping, or undo it: Errno(ENOMEM) as when page tables fail."""
         try:
             self._write_ptes(mapping)
-        except GpuError as full:
-            self.driver.log.board(str(full))
+        except (GpuError, Errno) as failure:
             mapping.backed = False
             undo(mapping)
-            raise Errno(errno.ENOMEM) from full
+            raise self._refusal(failure) from failure
+
+    def _refusal(self, failure: GpuError | Errno) -> Errno:
+        """What the caller gets when the GPU did not do its part: no room there is ENOMEM."""
+        if isinstance(failure, Errno):
+            return failure
+        self.driver.log.board(str(failure))
+        return Errno(errno.ENOMEM)
 
     def _write_ptes(self, mapping: Mapping) -> None:
         if mapping.backed:

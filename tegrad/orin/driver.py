@@ -38,6 +38,10 @@ HANDLERS: Mapping[str, Table] = {
 }
 
 
+LETTING_GO = frozenset({"vm_destroy", "unmap", "syncpoint_free", "tsg_destroy", "channel_destroy", "stats"})
+"""Calls of the GPU that succeed without one: whatever they are about is gone already."""
+
+
 class Driver:
     """One board's nvgpu, nvmap and host1x-fence drivers, and the GPU process below them."""
 
@@ -138,16 +142,16 @@ class Driver:
     def tell_gpu(self, method: str, *args: object, fd: int | None = None) -> Any:
         """Call the GPU. Record first, then tell: when the GPU is lost on the way, the replay tells the new one.
 
-        Raises GpuError when the GPU has no room for what is asked.
+        Raises GpuError when the GPU has no room for what is asked, Errno(ENODEV) when there is no GPU any more.
         """
-        if self.quiesced:
-            return None
         try:
-            return self.gpu.call(method, *args, fd=fd)
+            if not self.quiesced:
+                return self.gpu.call(method, *args, fd=fd)
         except GpuLost as lost:
             if self._resetting:
                 raise
             self.reset_gpu(str(lost))
+        require(not self.quiesced or method in LETTING_GO, errno.ENODEV)
         return None
 
     def poll_gpu(self) -> None:
@@ -168,6 +172,8 @@ class Driver:
 
     def reset_gpu(self, why: str) -> None:
         """The GPU process is lost: a new one, every channel dead, memory and mappings as they were."""
+        for event in self.gpu.poll()[0]:  # its last words
+            self.handle(event)
         self.log.board(f"GPU reset ({why})")
         # One that never answered a call is not going to do better the next time.
         self.quiesced = not self.gpu.answered

@@ -60,7 +60,11 @@ class Tsg:
         self.context: GraphicsContext | None = None
         self.sm_errors: dict[int, TsgSmErrorStateRecord] = {}
         driver.tsgs[self.id] = self
-        driver.tell_gpu("tsg_create", self.id)
+        try:
+            driver.tell_gpu("tsg_create", self.id)
+        except Errno:
+            del driver.tsgs[self.id]
+            raise
 
     def hold(self) -> Tsg:
         """Take a reference."""

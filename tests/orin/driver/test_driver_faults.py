@@ -162,11 +162,14 @@ def test_a_gpu_killed_from_outside_is_noticed_by_the_next_call(user: User) -> No
 def test_a_gpu_that_does_not_come_up_is_enodev_and_says_why() -> None:
     spec = "agx-orin-64gb:7GiB"
     user = User(BoardKernel(spec, linger=0.2, gpu="driver_fake_gpu:BrokenGpu"))
-    wait_for(lambda: any("SW quiesce" in line for line in board_log(spec)))
+    with refused(errno.ENODEV):
+        user.address_space()  # also if it is the first to notice
+    assert any("SW quiesce" in line for line in board_log(spec))
     assert any("no silicon today" in line for line in board_log(spec))
     assert user.buffer().fd
     with refused(errno.ENODEV):
-        user.address_space()
+        user.tsg()
+    assert board_status(spec)["counts"]["address_spaces"] == 0
     user.close_all()
 
 
