@@ -194,6 +194,8 @@ class Config:
             raise UnsupportedModelError(
                 f"{file.path} is of the architecture {name!r}; we run {', '.join(ARCHES)}: choose another model"
             )
+        if (parts := get.optional("split.count", int, 1)) > 1:
+            raise UnsupportedModelError(f"{file.path} is one of {parts} parts: join them with llama-gguf-split --merge")
         if get.optional(f"{name}.expert_count", int, 0):
             raise UnsupportedModelError(
                 f"{file.path} is a mixture of experts, which we do not run: choose another model"
