@@ -19,7 +19,7 @@ from tinygrad.runtime.support.hcq import HCQBuffer, HCQCompiled, MMIOInterface
 
 from tegrad.hw.faults import NotifierCode
 from tegrad.hw.gpfifo import Userd
-from tegrad.nv.faults import DeviceClosed, DeviceFault, WaitTimeout
+from tegrad.nv.faults import DeviceClosed, DeviceFault, UnsupportedBuffer, WaitTimeout
 from tegrad.nv.iface import TegraIface
 from tegrad.nv.kernel import board_asked
 from tegrad.nv.queues import Fifo, NVComputeQueue, NVCopyQueue, NVSignal
@@ -43,9 +43,9 @@ class UnifiedAllocator(_StockAllocator):  # type: ignore[misc]
         super().__init__(dev, batch_cnt=0, supports_copy_from_disk=False)
 
     def alloc(self, size: int, options: BufferSpec | None = None) -> HCQBuffer:
-        """A buffer, from the cache if one fits. MemoryError, DeviceClosed, DeviceFault, or RuntimeError."""
+        """A buffer, from the cache if one fits. MemoryError, DeviceClosed, DeviceFault, or UnsupportedBuffer."""
         if options is not None and options.external_ptr is not None:
-            raise RuntimeError("Memory at a given address cannot become NV memory; copy it with .to('NV').")
+            raise UnsupportedBuffer("Memory at a given address cannot become NV memory; copy it with .to('NV').")
         self.dev.check_usable()
         return super().alloc(size, options)
 

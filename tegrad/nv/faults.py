@@ -16,6 +16,10 @@ class DeviceClosed(TegradError, RuntimeError):
     """Something of a device that was closed is used: a tensor, a program, a recorded graph."""
 
 
+class UnsupportedBuffer(TegradError, RuntimeError):
+    """Memory of a kind that this device cannot work on."""
+
+
 class WaitTimeout(TegradError, RuntimeError):
     """The GPU made no progress for the time a wait allows, and reports no error."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
+from tegrad.nv.faults import UnsupportedBuffer
 from tegrad.uapi import constants as c
 from tegrad.uapi import ioctls
 from tegrad.uapi.errors import DriverError
@@ -104,10 +105,13 @@ class Nvmap:
         """Turn `size` bytes of the process's own memory at `address` into a buffer in place, contents kept.
 
         A mapping of the buffer replaces the pages, so the owner's pointers and its munmap stay valid; another one is
-        for the GPU. The caller keeps other threads from writing meanwhile. ValueError unless `address` starts a page.
+        for the GPU. The caller keeps other threads from writing meanwhile. UnsupportedBuffer unless `address` starts
+        a page.
         """
         if address % PAGE:
-            raise ValueError(f"memory at {address:#x} cannot be mapped for the GPU: it does not start a page")
+            raise UnsupportedBuffer(
+                f"Memory at {address:#x} cannot be mapped for the GPU: it does not start a page. Copy it to NV."
+            )
         memory = self.alloc(size, space=space)
         with ExitStack() as undo:
             undo.callback(self.free, memory, space)

@@ -10,6 +10,7 @@ from fake import FakeKernel
 
 from tegrad.nv import device as module
 from tegrad.nv.device import KERNARGS_SIZE
+from tegrad.nv.faults import UnsupportedBuffer
 from tegrad.nv.rings import RingError
 
 
@@ -42,7 +43,7 @@ def test_there_are_no_staging_buffers(fake_device: Any) -> None:
 def test_memory_at_a_given_address_is_refused(fake_device: Any) -> None:
     from tinygrad.device import BufferSpec
 
-    with pytest.raises(RuntimeError, match="copy it"):
+    with pytest.raises(UnsupportedBuffer, match="copy it"):
         fake_device.allocator.alloc(64, BufferSpec(external_ptr=0x1000))
 
 

@@ -47,9 +47,9 @@ def counts(spec: str) -> dict[str, int]:
 
 
 def own_counts() -> dict[str, int]:
-    """Open fds and memory mappings of this process."""
+    """Open fds and shared mappings of this process; those of buffers are shared."""
     maps = Path("/proc/self/maps").read_text().splitlines()
-    return {"fds": len(os.listdir("/proc/self/fd")), "dmabuf maps": sum("nvmap" in line for line in maps)}
+    return {"fds": len(os.listdir("/proc/self/fd")), "maps": sum(line.split()[1].endswith("s") for line in maps)}
 
 
 # ---- signals and launches
@@ -105,6 +105,12 @@ def test_two_hundred_cycles_leave_everything_where_it_was() -> None:
         gc.collect()
         before, board_before = own_counts(), counts(spec)
         assert set(board_before.values()) == {0}
+        open_device()
+        assert own_counts()["maps"] > before["maps"] + 8
+        assert own_counts()["fds"] > before["fds"] + 5
+        assert counts(spec)["gpu_mappings"] > 0
+        close_device()
+        assert own_counts() == before
         for _ in range(200):
             cycle()
         gc.collect()

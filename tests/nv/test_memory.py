@@ -8,6 +8,7 @@ import pytest
 from fake import FakeKernel
 
 from tegrad.nv import memory
+from tegrad.nv.faults import UnsupportedBuffer
 from tegrad.nv.memory import AddressSpace, Nvmap, Role
 from tegrad.uapi import constants as c
 from tegrad.uapi.errors import DriverError
@@ -117,7 +118,7 @@ def test_adopted_memory_keeps_its_contents_and_its_address(kernel: FakeKernel, n
 
 
 def test_memory_inside_a_page_cannot_be_adopted(kernel: FakeKernel, nvmap: Nvmap) -> None:
-    with pytest.raises(ValueError, match="start a page"):
+    with pytest.raises(UnsupportedBuffer, match="start a page"):
         nvmap.adopt(0x1010, 4096, AddressSpace(kernel, 0))
 
 
