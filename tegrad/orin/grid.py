@@ -133,12 +133,15 @@ class GridRunner:
             spec = spec or self.read(va)
             early = {d.va: self.read(d.va) for d in spec.dependents if race is not None and race.early_qmd()}
             loose = race is not None and not spec.shape.membar and race.early_release()
-            hasty = [release for release in spec.releases if loose and not release.membar]
+            hasty = [release for release in spec.releases if loose and not release.membar and release.record]
             for release in hasty:
                 self._release(channel, va, release)
             if not self._grid(channel, va, state, spec):
                 return
             for release in spec.releases:
+                if not release.record:
+                    self._stuck(channel, f"the QMD at {va:#x} has a release of a form that stores nothing")
+                    return
                 if release not in hasty:
                     self._release(channel, va, release)
             for dependent in spec.dependents:
@@ -151,7 +154,9 @@ class GridRunner:
         """Run the grid of a QMD; False if it was aborted."""
         shape = spec.shape
         if shape.version[0] != self._major:
-            self._stuck(channel, va, shape)
+            # Taken silently [measured on an H200].
+            major, minor = shape.version
+            self._stuck(channel, f"the QMD at {va:#x} has version {major}.{minor}, this chip takes {self._major}")
             return False
         self._check(va, state, shape)
         if shape.empty:
@@ -185,12 +190,9 @@ class GridRunner:
         self._counters.launched(kernel.name, stats)
         return True
 
-    def _stuck(self, channel: Channel, va: int, shape: Shape) -> None:
-        """A QMD of another version is taken silently and never completes [measured on an H200]."""
-        channel.note(
-            f"the QMD at {va:#x} has version {shape.version[0]}.{shape.version[1]}, this chip takes "
-            f"{self._major}: it never completes"
-        )
+    def _stuck(self, channel: Channel, why: str) -> None:
+        """A launch that never completes: wait until the channel is stopped."""
+        channel.note(f"{why}: it never completes")
         while not channel.worker.abort.is_set:
             time.sleep(STUCK_POLL)
 

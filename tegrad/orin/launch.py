@@ -28,15 +28,20 @@ LOCAL_UNIT = 16
 LOCAL_WARP_UNIT = 0x200
 PROGRAM_ALIGN = 128
 
-RECORD_BYTES = {0: 16, 1: 4, 2: 8}
-"""Bytes of a release by its structure size: four words, one, two."""
+_RECORDS_V3 = {(structure, wide): size for structure, size in enumerate((16, 4, 8, 16)) for wide in (False, True)}
+_RECORDS_V4 = {(0, False): 16, (0, True): 16, (1, False): 4}
+"""Bytes of a release by (structure size, 64-bit payload). Structures are four words, one, two; forms that are missing
+store nothing [measured on an H200]."""
 
 GRID_NULL, GRID_CTA, GRID_GPC_CGA = 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A semaphore release at the end of a grid. `record` is its size in bytes; `reduction` None for a plain store."""
+    """A semaphore release at the end of a grid; `reduction` None for a plain store.
+
+    `record` is its size in bytes, 0 for a form that stores nothing.
+    """
 
     va: int
     payload: int
@@ -111,7 +116,14 @@ class _Fields:
 
 
 def _release(
-    get: _Fields, enable: str, upper: str, lower: str, payload: tuple[str, str], prefix: str, suffix: str
+    get: _Fields,
+    enable: str,
+    upper: str,
+    lower: str,
+    payload: tuple[str, str],
+    prefix: str,
+    suffix: str,
+    records: Mapping[tuple[int, bool], int],
 ) -> Release | None:
     if not get(enable):
         return None
@@ -120,7 +132,7 @@ def _release(
     return Release(
         va=get.pair(upper, lower),
         payload=value if wide else value & 0xFFFFFFFF,
-        record=RECORD_BYTES.get(get(f"{prefix}structure_size{suffix}"), 16),
+        record=records.get((get(f"{prefix}structure_size{suffix}"), wide), 0),
         wide=wide,
         reduction=get(f"{prefix}reduction_op{suffix}") if get(f"{prefix}reduction_enable{suffix}") else None,
         signed=bool(get(f"{prefix}reduction_format{suffix}") & 1),
@@ -133,14 +145,14 @@ def _releases_v3(get: _Fields) -> Iterator[Release | None]:
     for i in range(3):
         p = f"release{i}_"
         upper, lower, payload = p + "address_upper", p + "address_lower", (p + "payload_upper", p + "payload_lower")
-        yield _release(get, p + "enable", upper, lower, payload, p, "")
+        yield _release(get, p + "enable", upper, lower, payload, p, "", _RECORDS_V3)
 
 
 def _releases_v4(get: _Fields) -> Iterator[Release | None]:
     for i in range(3):
         p = f"release_semaphore{i}_"
         upper, lower, payload = p + "addr_upper", p + "addr_lower", (p + "payload_upper", p + "payload_lower")
-        yield _release(get, f"release_enable_{i}", upper, lower, payload, "release_", f"_{i}")
+        yield _release(get, f"release_enable_{i}", upper, lower, payload, "release_", f"_{i}", _RECORDS_V4)
 
 
 def _dependents_v3(get: _Fields) -> Iterator[Dependent]:

@@ -251,15 +251,22 @@ def test_a_report_semaphore_waits_for_the_grid(orin: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "wide", "expected"),
+    ("chip", "size", "wide", "expected"),
     [
-        (0, 0, struct.pack("<Q", 5)),
-        (0, 1, struct.pack("<Q", 0x3_0000_0005)),
-        (1, 0, struct.pack("<II", 5, M32)),
-        (2, 1, struct.pack("<Q", 0x3_0000_0005)),
+        *((chip, 0, 0, struct.pack("<Q", 5)) for chip in CHIPS),
+        *((chip, 0, 1, struct.pack("<Q", 0x3_0000_0005)) for chip in CHIPS),
+        *((chip, 1, 0, struct.pack("<II", 5, M32)) for chip in CHIPS),
+        ("agx-orin-64gb", 2, 1, struct.pack("<Q", 0x3_0000_0005)),
     ],
 )
-def test_qmd_releases(rig: Rig, size: int, wide: int, expected: bytes) -> None:
+def test_qmd_releases(chip: str, size: int, wide: int, expected: bytes) -> None:
+    """Version 4 as measured on an H200: the upper half of a four-word payload is zero unless payload64b is set."""
+    with Rig(chip) as rig:
+        check_releases(rig, size, wide, expected)
+
+
+def check_releases(rig: Rig, size: int, wide: int, expected: bytes) -> None:
+    """Three releases of one form store `expected`, and a timestamp behind it in a record of four words only."""
     channel, out, sem = rig.channel().setup(), rig.buffer(), rig.buffer()
     sem.put(struct.pack("<QQQ", (1 << 64) - 1, 0xAAAA, 0xBBBB))
     fields: dict[str, int] = {}
@@ -272,6 +279,23 @@ def test_qmd_releases(rig: Rig, size: int, wide: int, expected: bytes) -> None:
     assert sem.mem[: len(expected)] == expected
     assert (sem.u64(8) == 0xAAAA) == (size != 0)
     assert sem.u64(16) == 0xBBBB
+
+
+@pytest.mark.parametrize(("size", "wide"), [(1, 1), (2, 0), (2, 1)])
+def test_a_v4_release_of_one_word_with_64_bits_or_of_two_words_stores_nothing(size: int, wide: int) -> None:
+    """As measured on an H200, which stored nothing for these forms; the kernel itself ran."""
+    with Rig("gh100") as rig:
+        channel, out, sem = rig.channel().setup(), rig.buffer(), rig.buffer()
+        sem.put(b"\xa5" * 16)
+        fields = release_fields(rig, 0, sem.va, 0x3_0000_0005, size=size, wide=wide)
+        channel.launch(rig.qmd(rig.program(STORE, "store"), rig.arguments(out.va, 1), **fields))
+        assert not channel.run(0.05)
+        assert out.u32() == 1
+        assert sem.mem[:16] == b"\xa5" * 16
+        assert not rig.of(FatalEvent)
+        (note,) = rig.of(Note)
+        assert isinstance(note, Note)
+        assert "stores nothing" in note.text
 
 
 def test_a_qmd_reduction(rig: Rig) -> None:
