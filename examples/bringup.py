@@ -301,9 +301,9 @@ class Bringup:
             for turn, factor in enumerate((FACTOR, 3)):
                 # Each launch has its own QMD and constants: the GPU may still hold those of the one before.
                 at = 2 * PAGE * turn
-                bank = constant_bank(chip, program, target.va, source.va, ELEMENTS, factor)
-                launches.view(at + PAGE, len(bank))[:] = bank
                 grid = -(-ELEMENTS // THREADS)
+                bank = constant_bank(chip, program, grid, target.va, source.va, ELEMENTS, factor)
+                launches.view(at + PAGE, len(bank))[:] = bank
                 build_qmd(chip, launches.view(at), program, code.va, launches.va + at + PAGE, len(bank), grid)
                 times.append(channel.run(launch(launches.va + at)))
                 wanted = array.array("I", (x * factor + i & 0xFFFFFFFF for i, x in enumerate(inputs)))

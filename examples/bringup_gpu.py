@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from tegrad.errors import TegradError
+from tegrad.hw import bank0
 from tegrad.hw.chips import Chip
 from tegrad.hw.classes import COMPUTE, COPY, HOST, ComputeMethod, CopyMethod, HostMethod
 from tegrad.hw.faults import NOTIFIER_TEXT, read_notifier
@@ -344,9 +345,10 @@ class Program:
         buffer.view(self.section_offset, len(section))[:] = section
 
 
-def constant_bank(chip: Chip, program: Program, *arguments: int) -> bytes:
-    """Constant bank 0: the windows and the stack top where compiled code expects them, then two pointers, two ints."""
+def constant_bank(chip: Chip, program: Program, grid: int, *arguments: int) -> bytes:
+    """Constant bank 0: dimensions, windows and stack top where compiled code expects them; two pointers, two ints."""
     bank = bytearray(program.param_base) + struct.pack("<QQII", *arguments)
+    bank0.DIMS.pack_into(bank, bank0.BLOCK_DIM, THREADS, 1, 1, grid, 1, 1)
     struct.pack_into("<QQQ", bank, 24, chip.shared_window, chip.local_window, 0xFFFDC0)
     return bytes(bank).ljust(-(-len(bank) // 256) * 256, b"\0")
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from tegrad.hw import bank0
 from tegrad.hw.chips import Chip
 from tegrad.hw.faults import MMU_CLIENTS_GPC, GlobalEsrBit, MmuAccess, SkedBit, WarpEsr
 from tegrad.hw.qmd import LAYOUTS
@@ -23,7 +24,7 @@ from tegrad.orin.launch import RESERVED_SHARED, LaunchSpec, Release, Shape, deco
 from tegrad.orin.memory import AddressSpace, Fault, HubClient
 from tegrad.orin.program import IllegalCode, Modules, Program, ProgramCache
 from tegrad.orin.race import Race
-from tegrad.ptx import Memory, PtxError, PtxFault, Stats, Windows
+from tegrad.ptx import Dim, Memory, PtxError, PtxFault, Stats, Windows
 
 if TYPE_CHECKING:
     from tegrad.orin.host import Channel
@@ -168,13 +169,15 @@ class GridRunner:
         except (IllegalCode, PtxError) as error:
             raise self._sm_exception(WarpEsr.ILLEGAL_INSTR_ENCODING, shape.program, "", str(error)) from error
         kernel, section = program.kernel, program.section
-        args = self._arguments(spec, state, section.param_base, kernel.param_size, kernel.name)
+        args = self._bank(spec, state, section.param_base, kernel.param_size, kernel.name)
+        dims = self._dims(spec, state, kernel.name) if kernel.reads_dims else None
         dynamic = self._dynamic_shared(shape, program)
         try:
             stats = kernel.launch(
                 shape.grid,
                 shape.block,
                 args,
+                dims=dims,
                 memory=self._memory,
                 shared=dynamic,
                 symbols=section.symbols,
@@ -211,13 +214,19 @@ class GridRunner:
         if esr:
             raise Fault(SkedException, esr=esr, qmd=va, detail="; ".join(why))
 
-    def _arguments(self, spec: LaunchSpec, state: LaunchState, base: int, size: int, name: str) -> bytes:
-        """The kernel's parameters: out of constant bank 0, zero where the bank does not reach."""
+    def _bank(self, spec: LaunchSpec, state: LaunchState, offset: int, size: int, name: str) -> bytes:
+        """Bytes of constant bank 0 as the constant cache holds them, zero where the bank does not reach."""
         shape = spec.shape
-        held = max(0, min(size, shape.bank_size - base)) if shape.bank_valid else 0
+        held = max(0, min(size, shape.bank_size - offset)) if shape.bank_valid else 0
         fresh = shape.invalidate_bank or shape.invalidate_constants
         what = f"constant bank 0 of kernel {name}"
-        return self._constants.read(spec.bank + base, held, state.constants, fresh=fresh, what=what).ljust(size, b"\0")
+        data = self._constants.read(spec.bank + offset, held, state.constants, fresh=fresh, what=what)
+        return data.ljust(size, b"\0")
+
+    def _dims(self, spec: LaunchSpec, state: LaunchState, name: str) -> tuple[Dim, Dim]:
+        """blockDim and gridDim as machine code reads them: what the client stored, whatever the QMD says."""
+        words = bank0.DIMS.unpack(self._bank(spec, state, bank0.BLOCK_DIM, bank0.DIMS.size, name))
+        return words[:3], words[3:]
 
     def _dynamic_shared(self, shape: Shape, program: Program) -> int:
         """Bytes of shared memory beyond what the kernel declares."""

@@ -6,12 +6,11 @@ and CTAs; `jit` compiles and caches. Nothing here knows of a GPU's drivers, memo
 """
 
 from tegrad.ptx.errors import PtxError, PtxFault
-from tegrad.ptx.launch import DEFAULT_WINDOWS, HOST, AbortFlag, Memory, Stats, Windows
+from tegrad.ptx.launch import DEFAULT_WINDOWS, HOST, AbortFlag, Dim, Memory, Stats, Windows
 from tegrad.ptx.module import Kernel, Module, load
 from tegrad.ptx.syntax import Param, Variable
 
 __all__ = [
-    "DEFAULT_WINDOWS", "HOST", "AbortFlag", "Kernel", "Memory", "Module", "Param", "PtxError", "PtxFault", "Stats",
-    "Variable",
-    "Windows", "load",
+    "DEFAULT_WINDOWS", "HOST", "AbortFlag", "Dim", "Kernel", "Memory", "Module", "Param", "PtxError", "PtxFault",
+    "Stats", "Variable", "Windows", "load",
 ]  # fmt: skip

@@ -8,6 +8,11 @@ extern "C" __global__ void store(int *state, int value) { state[threadIdx.x] = v
 extern "C" __global__ void spin(int *state, int value) {
     for (int i = 0; i < value; i++) state[threadIdx.x] = state[threadIdx.x] * 3 + i;
 }
+extern "C" __global__ void stride(int *state, int value) {
+    int turns = 0;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < value && turns < 64; i += gridDim.x * blockDim.x, turns++)
+        state[i] += 1;
+}
 extern "C" __global__ void wild(int *state, int value) { state[(long long)value << 28] = 1; }
 """
 

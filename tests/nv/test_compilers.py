@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from tegrad.hw import ptxsection
+from tegrad.hw import bank0, ptxsection
 from tegrad.nv import compilers, cubin, directives, toolchain
 from tegrad.nv.cubin import Cubin, read_ptx
 
@@ -186,6 +186,27 @@ def test_registers_and_stack_are_the_kernels() -> None:
     assert data.stack("k") >= 800
     assert 0 < data.registers("k") < 256
     assert data.arch == 87
+
+
+def bank0_words(arch: str, expression: str) -> set[int]:
+    """Offsets in constant bank 0 that a kernel moves to registers to store a value."""
+    source = f'extern "C" __global__ void k(int *out) {{ *out = {expression}; }}'
+    elf = Cubin(compilers.compile_cuda(source, arch))
+    text = elf.find(".text.k")
+    assert text is not None
+    code = bytes(elf.content(text))
+    instructions = [int.from_bytes(code[i : i + 16], "little") for i in range(0, len(code), 16)]
+    # MOV, IMAD.MOV and LDC with a constant operand: the word's index in bits 53:40, the bank in 58:54.
+    return {(w >> 40 & 0x3FFF) * 4 for w in instructions if w & 0xFFF in (0xA02, 0x624, 0xB82) and w >> 54 & 31 == 0}
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_machine_code_reads_its_dimensions_from_constant_bank_0(arch: str) -> None:
+    usual = bank0_words(arch, "0")
+    for start, name in ((bank0.BLOCK_DIM, "blockDim"), (bank0.GRID_DIM, "gridDim")):
+        for i, axis in enumerate("xyz"):
+            assert bank0_words(arch, f"{name}.{axis}") - usual == {start + 4 * i}
+    assert bank0.STACK_TOP in usual
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF", b"MZ" * 100, b"\x7fELF\x02\x01" + bytes(100)])

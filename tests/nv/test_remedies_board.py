@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from conftest import close_device
+from conftest import close_device, use_board
 from kernels import program, words
 
 from tegrad.hw.faults import NotifierCode
@@ -215,6 +215,25 @@ def test_kernel_arguments_are_not_reused_in_flight(board: str, monkeypatch: pyte
     close_device()
     monkeypatch.setattr(device_module, "Ring", Careless)
     assert run_ahead(100) != list(range(1, 101))
+
+
+def count_by_stride(size: int = 1000) -> list[int]:
+    """Add one to each word by a kernel that goes through them in steps of its whole grid, which it has to know."""
+    device = open_device()
+    buffer, stride = device.allocator.alloc(4 * size), program(device, "stride")
+    device.allocator._copyin(buffer, memoryview(bytes(4 * size)))
+    stride(buffer, global_size=(3, 1, 1), local_size=(64, 1, 1), vals=(size,))
+    device.synchronize()
+    return words(buffer, size)
+
+
+@pytest.mark.parametrize("chip", ["agx-orin-64gb:16GiB", "gh100"])
+def test_machine_code_knows_its_dimensions(chip: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with use_board(chip, race=20):
+        assert count_by_stride() == [1] * 1000
+        close_device()
+        monkeypatch.setattr(NVComputeQueue, "exec", NVComputeQueue.__mro__[2].exec)  # tinygrad's own
+        assert count_by_stride()[64:] == [0] * 936
 
 
 # ---- copies

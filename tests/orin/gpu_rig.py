@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from tegrad.hw import ptxsection
+from tegrad.hw import bank0, ptxsection
 from tegrad.hw.chips import CHIPS, Chip
 from tegrad.hw.classes import ComputeMethod, CopyMethod, HostMethod
 from tegrad.hw.gpfifo import DOORBELL, MethodOp, Subchannel, Userd, gp_entry, method_header
@@ -146,7 +146,10 @@ class Rig:
         bank.put(struct.pack(f"<{len(words)}Q", *words), self.param_base)
 
     def qmd(self, program: int, bank: Buffer, *, at: int = 0x800, grid: Any = (1, 1, 1), **fields: int) -> int:
-        """Write a launch descriptor into `bank`; `fields` add to or change it. Returns its address."""
+        """Write a launch descriptor into `bank`, and its dimensions where machine code reads them.
+
+        `fields` add to the descriptor or change it. Returns its address.
+        """
         v3 = self.chip.qmd == "V3"
         block = dict(
             zip(("cta_thread_dimension0", "cta_thread_dimension1", "cta_thread_dimension2"), (1, 1, 1), strict=True)
@@ -181,6 +184,8 @@ class Rig:
         mem = bytearray(self.layout.size)
         Qmd(self.layout, mem).write(**(base | fields))
         bank.put(bytes(mem), at)
+        dims = (fields.get(name, value) for name, value in (*block.items(), *zip(names, grid, strict=True)))
+        bank.put(bank0.DIMS.pack(*dims), bank0.BLOCK_DIM)
         return bank.va + at
 
     def wait(self, condition: Callable[[], object], seconds: float = 5.0) -> bool:

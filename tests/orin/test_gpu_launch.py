@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from gpu_rig import STORE, Buffer, ChannelRig, Rig
 
-from tegrad.hw import ptxsection
+from tegrad.hw import bank0, ptxsection
 from tegrad.hw.classes import ComputeMethod
 from tegrad.hw.faults import MmuAccess, MmuClientType, MmuFaultType, SkedBit, WarpEsr
 from tegrad.hw.gpfifo import Subchannel
@@ -88,6 +88,27 @@ SHARED = (
 }
 """
 )
+
+
+DIMENSIONS = (
+    HEAD
+    + """
+.visible .entry dimensions(.param .u64 p, .param .u64 n)
+{
+    .reg .b64 %a; .reg .b32 %w; .reg .b32 %o;
+    ld.param.u64 %a, [p];
+    mov.u32 %w, %ntid.x;   st.global.u32 [%a], %w;
+    mov.u32 %w, %ntid.y;   st.global.u32 [%a+4], %w;
+    mov.u32 %w, %ntid.z;   st.global.u32 [%a+8], %w;
+    mov.u32 %w, %nctaid.x; st.global.u32 [%a+12], %w;
+    mov.u32 %w, %nctaid.y; st.global.u32 [%a+16], %w;
+    mov.u32 %w, %nctaid.z; st.global.u32 [%a+20], %w;
+    atom.global.add.u32 %o, [%a+24], 1;
+    ret;
+}
+"""
+)
+"""Stores what it reads of its dimensions, and counts its threads."""
 
 
 def poke(body: str) -> str:
@@ -187,6 +208,21 @@ def test_parameters_beyond_the_bank_read_as_zero(rig: Rig) -> None:
     event = rig.fatal()  # p reads as zero too: the store goes to address 0
     assert isinstance(event, MmuFault)
     assert event.address == 0
+
+
+def test_dimensions_read_as_constant_bank_0_holds_them(rig: Rig) -> None:
+    """The QMD says what runs, the bank what machine code takes for it, the constant cache how old that may be."""
+    channel, out = rig.channel().setup(), rig.buffer()
+    bank = rig.arguments(out.va, 0)
+    shape = {"grid": (2, 3, 1), "cta_thread_dimension0": 5, "cta_thread_dimension1": 4}
+    qmd = rig.qmd(rig.program(DIMENSIONS, "dimensions"), bank, constant_buffer_invalidate_0=0, **shape)
+    assert channel.launch(qmd).run()
+    assert struct.unpack_from("<7I", out.mem) == (5, 4, 1, 2, 3, 1, 120)
+    bank.put(bank0.DIMS.pack(7, 6, 5, 4, 3, 2))
+    assert channel.launch(qmd).run()
+    assert struct.unpack_from("<7I", out.mem) == (5, 4, 1, 2, 3, 1, 240)
+    assert invalidate(channel, 0x1000).launch(qmd).run()
+    assert struct.unpack_from("<7I", out.mem) == (7, 6, 5, 4, 3, 2, 360)
 
 
 def test_shared_memory_is_what_the_qmd_allots(rig: Rig) -> None:
