@@ -1,6 +1,5 @@
 """Devices for the tests: NVDevice on the fake driver of this process, and on emulated boards."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,12 +7,12 @@ from typing import Any
 import pytest
 from fake import FakeKernel
 
-os.environ.setdefault("DEV", "NV")
-
 
 @pytest.fixture
 def fake_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKernel]:
     """The driver that the next device meets. Nothing may be left open at the end."""
+    from tinygrad.helpers import Context
+
     import tegrad.nv
     from tegrad.nv import iface
 
@@ -22,8 +21,9 @@ def fake_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKernel]:
     monkeypatch.delenv("TEGRAD_BOARD", raising=False)
     kernel = FakeKernel()
     monkeypatch.setattr(iface, "pick_kernel", lambda: kernel)
-    yield kernel
-    close_device()
+    with Context(DEV="NV"):
+        yield kernel
+        close_device()
     kernel.stop()
     assert set(kernel.held().values()) == {0}
 
