@@ -136,14 +136,17 @@ class Checker:
         return self.paged(good, lambda: self.page_lanes(addr, good))
 
     def page_lanes(self, addr: V, good: V) -> V:
-        """Page flags of each lane, by one byte if all are in one page, else by a gather of aligned words."""
+        """Page flags of each lane: two bytes if all are in the pages of the first and the last, else a gather."""
         f = self.f
         number = f.bin("lshr", addr, f.like(addr, PAGE_SHIFT))
-        first = f.extract(number, f.intr_flag("cttz", f.mask_bits(good), False))
+        bits = f.mask_bits(good)
+        first = f.extract(number, f.intr_flag("cttz", bits, False))
+        last = f.extract(number, f.sub(f.const("i32", 31), f.intr_flag("ctlz", bits, False)))
+        in_first, in_last = f.icmp("eq", number, first), f.icmp("eq", number, last)
+        ends = [self.flags_ok(f.load("i8", self.pages, p)) for p in (first, last)]
         out = f.alloca("<32 x i1>")
-        other = f.and_(good, f.icmp("ne", number, first))
-        one = self.flags_ok(f.load("i8", self.pages, first))
-        f.store(f.splat(one, LANES), out)
+        f.store(f.or_(f.and_(in_first, f.splat(ends[0], LANES)), f.and_(in_last, f.splat(ends[1], LANES))), out)
+        other = f.and_(good, f.not_(f.or_(in_first, in_last)))
         with f.if_(f.icmp("ne", f.mask_bits(other), f.const("i32", 0))):
             word = f.and_(number, f.like(number, -4))
             words = gather(f, self.pages, word, good, "i32")
@@ -249,10 +252,14 @@ def interleave(f: Fn, vs: list[V]) -> V:
 
 
 class Helper:
-    """One memory helper being written: its paths share the frame, the mask and the result slot."""
+    """One memory helper being written: its paths share the frame, the mask and the result slot.
 
-    def __init__(self, module: Module, name: str, shape: Shape, store: bool) -> None:
-        self.shape, self.store = shape, store
+    With `fallback`, the name of a helper for the general case, this one only has the path for consecutive lanes from
+    lane 0 on, which then needs no stack.
+    """
+
+    def __init__(self, module: Module, name: str, shape: Shape, store: bool, fallback: str = "") -> None:
+        self.shape, self.store, self.fallback = shape, store, fallback
         params = [("ptr", "frame"), (f"<32 x {shape.address_el}>", "addr"), ("i32", "mask"), ("i32", "pc")]
         by_register = shape.n == 1
         if store:
@@ -294,8 +301,36 @@ class Helper:
         self.body()
         self.f.finish()
 
+    def short(self) -> None:
+        """The path for consecutive lanes; everything else is the fallback's."""
+        f = self.f
+        self.active = f.mask_vec(self.mask)
+        sound = f.icmp("eq", f.load("i32", self.frame, Frame.FAULTED), f.const("i32", 0))
+        leading = f.icmp("ne", f.and_(self.mask, f.const("i32", 1)), f.const("i32", 0))
+        work, other = f.name_of("work"), f.name_of("other")
+        f.condbr(f.and_(sound, leading), work, other, True)
+        f.label(work)
+        self.check = Checker(f, self.frame, self.shape)
+        self.consecutive(other)
+        f.br(other)
+        f.label(other)
+        self.pass_on(self.fallback)
+
+    def pass_on(self, name: str) -> None:
+        """Let another helper do it."""
+        f = self.f
+        args = [self.frame, self.addr, self.mask, self.pc] + ([self.buffer] if self.buffer is not None else [])
+        if self.ret == "void":
+            f.call_void(name, *args)
+            f.ret()
+        else:
+            f.ret(f.call(name, self.shape.el, LANES, *args))
+
     def body(self) -> None:
         f = self.f
+        if self.fallback:
+            self.short()
+            return
         faulted = f.load("i32", self.frame, Frame.FAULTED)
         idle = f.or_(f.icmp("ne", faulted, f.const("i32", 0)), f.icmp("eq", self.mask, f.const("i32", 0)))
         self.active = f.mask_vec(self.mask)
@@ -309,10 +344,10 @@ class Helper:
             return
         self.check = Checker(f, self.frame, self.shape)
         if self.shape.space != "local":
+            # With lane 0 active, the short helper has tried that already.
+            f.leave(f.icmp("ne", f.and_(self.mask, f.const("i32", 1)), f.const("i32", 0)), slow)
             self.consecutive(slow)
-            f.br(slow)
-        else:
-            f.br(slow)
+        f.br(slow)
         f.label(slow)
         if self.shape.space != "local" and not self.store:
             self.common()
@@ -322,8 +357,7 @@ class Helper:
     def consecutive(self, slow: str) -> None:
         """Lane i at a0 + i * step: one range check, one vector access."""
         f, s = self.f, self.shape
-        first = f.intr_flag("cttz", self.mask, False)
-        low = f.extract(self.addr, first)
+        first, low = self.first_active()
         start = f.sub(low, f.mul(f.resize(first, low.el, False), f.like(low, s.step)))
         off = f.and_(self.active, f.icmp("ne", self.addr, f.add(start, f.iota(low.el, LANES, s.step))))
         f.leave(f.icmp("ne", f.mask_bits(off), f.const("i32", 0)), slow)
@@ -363,10 +397,22 @@ class Helper:
                     ]
                 )
 
+    def first_active(self) -> tuple[V, V]:
+        """The first active lane and its address; lane 0, the usual one, needs no detour through the stack."""
+        f = self.f
+        if self.fallback:
+            return f.const("i32", 0), f.extract(self.addr, 0)
+        first = f.intr_flag("cttz", self.mask, False)
+        slot = f.alloca(self.addr.el)
+        f.store(f.extract(self.addr, 0), slot)
+        with f.if_(f.icmp("ne", first, f.const("i32", 0)), False):
+            f.store(f.extract(self.addr, first), slot)
+        return first, f.load(self.addr.el, slot)
+
     def common(self) -> None:
         """All lanes at one address: one scalar load."""
         f, s = self.f, self.shape
-        low = f.extract(self.addr, f.intr_flag("cttz", self.mask, False))
+        _, low = self.first_active()
         off = f.and_(self.active, f.icmp("ne", self.addr, low))
         lanes = f.name_of("lanes")
         f.leave(f.icmp("ne", f.mask_bits(off), f.const("i32", 0)), lanes)
@@ -418,13 +464,7 @@ class Helper:
         some, none = f.name_of("some"), f.name_of("none")
         f.condbr(f.icmp("ne", inside, f.const("i32", 0)), some, none)
         f.label(none)
-        name = helper_name("st" if self.store else "ld", "global", s.bits, s.n)
-        args = [self.frame, self.addr, self.mask, self.pc] + ([self.buffer] if self.buffer is not None else [])
-        if self.ret == "void":
-            f.call_void(name, *args)
-            f.ret()
-        else:
-            f.ret(f.call(name, s.el, LANES, *args))
+        self.pass_on(helper_name("st" if self.store else "ld", "global", s.bits, s.n))
         f.label(some)
         self.generic_lanes(in_shared, in_local, shared, local)
 
@@ -483,9 +523,13 @@ def helper_name(kind: str, space: str, bits: int, n: int) -> str:
 
 
 def emit_access(module: Module, kind: str, space: str, bits: int, n: int) -> None:
-    """Write the helper `tgx_{ld,st,ldu}_{space}_b{bits}x{n}`."""
+    """Write the helper `tgx_{ld,st,ldu,ldany,stany}_{space}_b{bits}x{n}`."""
     if kind == "ldu":
         emit_uniform(module, space, bits, n)
         return
-    access = Access.READ if kind == "ld" else Access.WRITE
-    Helper(module, helper_name(kind, space, bits, n), Shape(space, bits, n, access), kind == "st").build()
+    access = Access.READ if kind.startswith("ld") else Access.WRITE
+    general = (
+        helper_name(kind + "any", space, bits, n) if kind in ("ld", "st") and space in ("global", "shared") else ""
+    )
+    shape = Shape(space, bits, n, access)
+    Helper(module, helper_name(kind, space, bits, n), shape, kind.startswith("st"), general).build()

@@ -20,9 +20,7 @@ class Arena:
 
     def __init__(self, stride: int, slots: int, counters: int) -> None:
         self.stride = stride
-        self.slots = max(1, min(slots, MAX_SLOTS, MAX_BYTES // stride))
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
-        self.map = mmap.mmap(-1, stride * self.slots, flags=flags)
+        self.slots, self.map = _reserve(stride, max(1, min(slots, MAX_SLOTS, MAX_BYTES // stride)))
         self.counters = np.zeros(counters, np.int64)
         self.struct = (ctypes.c_uint64 * (Worker.SIZE // 8))()
         base = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
@@ -31,6 +29,18 @@ class Arena:
         self.struct[Worker.COUNT // 8] = self.slots
         self.struct[Worker.COUNTS // 8] = self.counters.ctypes.data
         self.address = ctypes.addressof(self.struct)
+
+
+def _reserve(stride: int, slots: int) -> tuple[int, mmap.mmap]:
+    """Address space for slots; fewer of them where the system does not allow that much."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+    while True:
+        try:
+            return slots, mmap.mmap(-1, stride * slots, flags=flags)
+        except OSError:
+            if slots == 1:
+                raise
+            slots //= 2
 
 
 class Job:

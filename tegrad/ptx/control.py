@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from tegrad.ptx.analysis import BAR_RESULT, MEMBER_MASK
 from tegrad.ptx.ir import Fn, Module, V
-from tegrad.ptx.layout import LANES, Access, Frame, Slot, Status, fault_info
+from tegrad.ptx.layout import Access, Frame, Slot, Status, fault_info
 from tegrad.ptx.rules import PRED, U32, Handler, mod
 from tegrad.ptx.syntax import Ins, Operand
 
@@ -124,7 +124,7 @@ def barrier(e: "Emitter", ins: Ins) -> None:
     if e.block.diverged or not waits or ins.pred is not None:
         f.br("park")
         return
-    f.store(f.const("i32", nxt, LANES), e.frame, Frame.PCS, 64)
+    f.store(f.const("i32", nxt + 1), e.frame, Frame.RESUME)
     f.ret(f.const("i32", Status.BARRIER))
 
 

@@ -89,7 +89,16 @@ class Emitter:
         self.counts = f.load("ptr", self.frame, Frame.COUNTS)
         self.param_base = f.load("ptr", self.launch, Launch.PARAMS)
         self.symbol_base = f.load("ptr", self.launch, Launch.SYMBOLS)
-        f.br("dispatch")
+        # A warp that starts, or waited as a whole, goes on at the block RESUME - 1 without the dispatcher.
+        resume = f.load("i32", self.frame, Frame.RESUME)
+        f.condbr(f.icmp("eq", resume, f.const("i32", 0)), "dispatch", "resume", False)
+        f.label("resume")
+        f.store(f.const("i32", 0), self.frame, Frame.RESUME)
+        f.store(f.load("i32", self.frame, Frame.LIVE), self.mask_slot)
+        f.store(f.const("i32", NOBODY), self.other_slot)
+        targets = [0] + [b.succ[0] for b in self.flow.blocks if b.kind == "bar" and not b.diverged]
+        cases = " ".join(f"i32 {t + 1}, label %b{t}" for t in sorted(set(targets)))
+        f.do(f"switch {resume}, label %wrong [{cases}]")
         self.dispatcher()
         for block in self.flow.blocks:
             self.emit_block(block)

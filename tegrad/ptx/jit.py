@@ -170,7 +170,7 @@ def _writer(name: str) -> Callable[[Module], None]:
     if name in _PLAIN:
         return _PLAIN[name]
     parts = name.split("_")
-    if parts[1] in ("ld", "st", "ldu"):
+    if parts[1] in ("ld", "st", "ldu", "ldany", "stany"):
         bits, n = parts[3][1:].split("x")
         return lambda module: emit_access(module, parts[1], parts[2], int(bits), int(n))
     raise KeyError(name)

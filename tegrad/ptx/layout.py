@@ -78,6 +78,7 @@ class Frame(IntEnum):
     COPY_HEAD = 168
     COPY_COUNT = 172
     COPY_GROUP = 176
+    RESUME = 180
     PCS = 192
     TID = 320
     REGS = 704

@@ -76,6 +76,7 @@ def _init_cta(module: Module) -> None:
         for off in (Frame.BLOCKED, Frame.FAULTED, Frame.STATE, Frame.ROTATE, Frame.MET, *COPIES):
             f.store(f.const("i32", 0), frame, off)
         f.store(w, frame, Frame.WARP)
+        f.store(f.const("i32", 1), frame, Frame.RESUME)
         f.store(cta, frame, Frame.CTA)
         for i, c in enumerate(ctaid):
             f.store(f.resize(c, "i32", False), frame, Frame.CTAID + 4 * i)
