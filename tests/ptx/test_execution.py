@@ -158,6 +158,24 @@ def test_more_ctas_than_workers_cover_a_3d_grid() -> None:
     assert (out == 1).all()
 
 
+def test_dimensions_read_as_the_launch_says() -> None:
+    body = """
+      mov.u32 %t1, %ntid.x; mov.u32 %t2, %ntid.y; mov.u32 %t3, %ntid.z;
+      mov.u32 %t4, %nctaid.x; mov.u32 %t5, %nctaid.y; mov.u32 %t6, %nctaid.z;
+      ld.param.u64 %a, [p0]; st.global.u32 [%a], %t1; st.global.u32 [%a+4], %t2; st.global.u32 [%a+8], %t3;
+      st.global.u32 [%a+12], %t4; st.global.u32 [%a+16], %t5; st.global.u32 [%a+20], %t6;
+      atom.global.add.u32 %t1, [%a+24], 1;
+    """
+    k = module(body).kernels["k"]
+    assert k.reads_dims
+    out = np.zeros(7, np.uint32)
+    for dims, seen in ((None, [8, 2, 1, 3, 1, 2]), (((7, 6, 5), (4, 3, 2)), [7, 6, 5, 4, 3, 2])):
+        out[:] = 0
+        k.launch((3, 1, 2), (8, 2, 1), [out], dims=dims)
+        assert out.tolist() == [*seen, 96]
+    assert not module("mov.u32 %t1, %tid.x;").kernels["k"].reads_dims
+
+
 def test_abort_ends_an_endless_kernel() -> None:
     k = module("L: bra L;").kernels["k"]
     flag = ptx.AbortFlag()
@@ -379,3 +397,10 @@ def test_launches_from_several_threads_do_not_disturb_each_other() -> None:
         for _ in range(20):
             want = (want * 3 + 1) & 0xFFFFFFFF
         assert (a == want).all()
+
+
+def test_clocks_advance() -> None:
+    body = """.reg .u64 %g<2>; mov.u64 %g0, %globaltimer; mov.u32 %t1, %clock; mov.u32 %t3, 0;
+      L: nanosleep.u32 100; add.u32 %t3, %t3, 1; setp.lt.u32 %p, %t3, 50; @%p bra L;
+      mov.u64 %g1, %globaltimer; setp.gt.u64 %p, %g1, %g0; selp.u32 %t0, 1, 0, %p;"""
+    assert (run(body) == 1).all()
