@@ -6,7 +6,7 @@ from tegrad.ptx.floating import bf16_to_f32, flush
 from tegrad.ptx.ir import Fn, V
 from tegrad.ptx.rules import PRED, Handler, Rule, mod
 from tegrad.ptx.syntax import Ins, Pair
-from tegrad.ptx.types import Ty
+from tegrad.ptx.types import TYPES, Ty
 
 if TYPE_CHECKING:
     from tegrad.ptx.emitter import Emitter
@@ -21,6 +21,7 @@ FLOAT = {
     "ltu": "ult",
     "leu": "ule", "gtu": "ugt", "geu": "uge", "num": "ord", "nan": "uno",
 }  # fmt: skip
+PAIRS = ("f16x2", "bf16x2")
 BOOLEAN = {"and": "and", "or": "or", "xor": "xor"}
 
 
@@ -44,10 +45,29 @@ def _combined(e: "Emitter", ins: Ins, result: V) -> V:
     return e.f.bin(BOOLEAN[how], result, e.read(ins.operands[3], PRED))
 
 
+def _halves(e: "Emitter", ins: Ins, t: Ty) -> list[V]:
+    """The comparison of the lower and of the upper halves of f16x2 or bf16x2."""
+    f = e.f
+    part = TYPES[t.name[:-2]]
+    out = []
+    for at in (0, 16):
+        cut = [
+            f.resize(f.bin("lshr", v, f.like(v, at)), "i16", False) for v in (e.read(o, t) for o in ins.operands[1:3])
+        ]
+        out.append(compare(f, ins, part, *(f.bits(v, part.el) for v in cut)))
+    return out
+
+
 def setp(e: "Emitter", ins: Ins) -> None:
+    """setp p|q: q is the opposite of p, or for pairs the comparison of the upper halves."""
     t = ins.types[-1]
-    if t.name in ("f16x2", "bf16x2"):
-        raise NotImplementedError
+    if t.name in PAIRS:
+        target = ins.operands[0]
+        if not isinstance(target, Pair):
+            raise NotImplementedError
+        for op, result in zip((target.first, target.second), _halves(e, ins, t), strict=True):
+            e.write(op, _combined(e, ins, result), PRED, ins)
+        return
     a, b = (e.read(o, t) for o in ins.operands[1:3])
     result = compare(e.f, ins, t, a, b)
     target = ins.operands[0]
@@ -61,10 +81,23 @@ def set_(e: "Emitter", ins: Ins) -> None:
     """set: 1.0 or all ones where the comparison holds."""
     f = e.f
     result_ty, t = ins.types[-2:]
+    if t.name in PAIRS:
+        _set_pair(e, ins, result_ty, t)
+        return
     a, b = (e.read(o, t) for o in ins.operands[1:3])
     holds = _combined(e, ins, compare(f, ins, t, a, b))
     one: int | float = 1.0 if result_ty.kind == "f" else 0x3F80 if result_ty.name == "bf16" else -1
     e.write(ins.operands[0], f.select(holds, f.const(result_ty.el, one), f.const(result_ty.el, 0)), result_ty, ins)
+
+
+def _set_pair(e: "Emitter", ins: Ins, result_ty: Ty, t: Ty) -> None:
+    f = e.f
+    one = {"f16x2": 0x3C00, "bf16x2": 0x3F80}.get(result_ty.name, 0xFFFF)
+    low, high = (
+        f.select(_combined(e, ins, h), f.const("i32", one << at), f.const("i32", 0))
+        for h, at in zip(_halves(e, ins, t), (0, 16), strict=True)
+    )
+    e.write(ins.operands[0], f.or_(low, high), result_ty, ins)
 
 
 def mov(e: "Emitter", ins: Ins) -> None:

@@ -1,5 +1,6 @@
 """cvt: every pair of integer and floating-point types, with the rounding modes (PTX ISA 9.7.9.21)."""
 
+from tegrad.ptx import eighths
 from tegrad.ptx.floating import (
     DIRECTED,
     bf16_to_f32,
@@ -153,6 +154,8 @@ def _to_tf32(f: Fn, a: V, mode: str) -> V:
 
 def cvt(f: Fn, ins: Ins, *vs: V) -> V:
     d, s = ins.types
+    if d.name in EIGHTHS or s.name in EIGHTHS:
+        return _eighths(f, ins, d, s, vs)
     if len(vs) == 2:
         return _pack(f, ins, vs[0], vs[1])
     (a,) = vs
@@ -172,9 +175,42 @@ def _pack(f: Fn, ins: Ins, high: V, low: V) -> V:
     return f.or_(f.bin("shl", halves[0], f.const("i32", 16)), halves[1])
 
 
+EIGHTHS = {"e4m3x2": "e4m3", "e5m2x2": "e5m2"}
+
+
+def _eighths(f: Fn, ins: Ins, d: Ty, s: Ty, vs: tuple[V, ...]) -> V:
+    """Between pairs of 8-bit floats and floats or pairs of halves; the first source goes to the upper part."""
+    if s.name in EIGHTHS:
+        if d.name != "f16x2":
+            raise NotImplementedError
+        parts = [eighths.decode(f, _byte(f, vs[0], i), EIGHTHS[s.name]) for i in (1, 0)]
+        if mod(ins, "relu"):
+            parts = [f.intr("maximumnum", p, f.like(p, 0.0)) for p in parts]
+        return _join(f, [f.bits(f.cast("fptrunc", p, "half"), "i16") for p in parts], "i32")
+    if s.name == "f16x2":
+        halves = [f.resize(f.bin("lshr", vs[0], f.like(vs[0], at)), "i16", False) for at in (16, 0)]
+        vs = tuple(f.cast("fpext", f.bits(h, "half"), "float") for h in halves)
+    elif s.name != "f32":
+        raise NotImplementedError
+    if mod(ins, "relu"):
+        vs = tuple(f.intr("maximum", v, f.like(v, 0.0)) for v in vs)
+    return _join(f, [eighths.encode(f, v, EIGHTHS[d.name]) for v in vs], "i16")
+
+
+def _byte(f: Fn, v: V, i: int) -> V:
+    return f.resize(f.bin("lshr", v, f.like(v, 8 * i)) if i else v, "i8", False)
+
+
+def _join(f: Fn, parts: list[V], el: str) -> V:
+    """Two values as one of twice the width, the first one on top."""
+    high, low = (f.resize(p, el, False) for p in f.same(*parts))
+    return f.or_(f.bin("shl", high, f.like(high, int(el[1:]) // 2)), low)
+
+
 def _signature(ins: Ins) -> tuple[Ty, tuple[Ty, ...]]:
     d, s = ins.types
-    return d, (s,) * (2 if d.name in ("f16x2", "bf16x2") else 1)
+    pair = d.name in ("f16x2", "bf16x2", *EIGHTHS) and s.name == "f32"
+    return d, (s,) * (2 if pair else 1)
 
 
 RULES: dict[str, Rule] = {"cvt": Rule(_signature, cvt)}

@@ -206,7 +206,7 @@ class Emitter:
                 self.write(ins.operands[0], op.apply(self.f, ins, *values), result, ins)
             else:
                 op(self, ins)
-        except (KeyError, IndexError, NotImplementedError) as e:
+        except (LookupError, ValueError, StopIteration, NotImplementedError) as e:
             raise PtxError(unsupported(ins)) from e
 
     # -- operands ------------------------------------------------------------------------------------------------

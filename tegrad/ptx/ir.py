@@ -213,7 +213,7 @@ class Fn:
     def _declare(self, name: str, ret: str, args: Sequence[V]) -> None:
         if name not in self.module.decls and name not in self.module.defined:
             self.module.decls[name] = f"declare {ret} @{name}({', '.join(a.ty for a in args)})"
-            if not name.startswith("llvm."):
+            if name.startswith("tgx_"):
                 self.module.imports.add(name)
 
     def intr(self, name: str, *args: V) -> V:

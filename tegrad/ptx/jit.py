@@ -21,6 +21,7 @@ from tegrad.ptx.copies import emit_land, emit_push, emit_wait
 from tegrad.ptx.ir import Module
 from tegrad.ptx.matrix import emit_mma
 from tegrad.ptx.schedule import emit_scheduler
+from tegrad.ptx.specials import emit_nanoseconds
 from tegrad.ptx.warp import emit_match
 
 ENGINE_VERSION = 1
@@ -155,6 +156,7 @@ _PLAIN: dict[str, Callable[[Module], None]] = {
     "tgx_copy_land": emit_land,
     "tgx_copy_push": emit_push,
     "tgx_copy_wait": emit_wait,
+    "tgx_nanoseconds": emit_nanoseconds,
 }
 
 

@@ -12,6 +12,7 @@ such an addition, and exactly where every partial sum is exact.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tegrad.ptx import eighths
 from tegrad.ptx.floating import bf16_to_f32
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import LANES
@@ -36,6 +37,7 @@ SUPPORTED = {
     ("m8n8k4", "f64"), ("m16n8k16", "s8"), ("m16n8k32", "s8"), ("m16n8k16", "u8"), ("m16n8k32", "u8"), ("m8n8k16",
     "s8"),
     ("m8n8k16", "u8"),
+    ("m16n8k32", "e4m3"), ("m16n8k32", "e5m2"), ("m16n8k16", "e4m3"), ("m16n8k16", "e5m2"),
 }  # fmt: skip
 
 
@@ -145,6 +147,8 @@ def _elements(f: Fn, reg: V, t: Ty) -> list[V]:
             out.append(bf16_to_f32(f, cut))
         elif t.name == "f16":
             out.append(f.cast("fpext", f.bits(cut, "half"), "float"))
+        elif t.name in eighths.FORMATS:
+            out.append(eighths.decode(f, cut, t.name))
         else:
             out.append(f.resize(cut, "i32", t.signed))
     return out

@@ -151,11 +151,17 @@ def isspacep(e: "Emitter", ins: Ins) -> None:
     e.write(ins.operands[0], known, PRED, ins)
 
 
+def createpolicy(e: "Emitter", ins: Ins) -> None:
+    """A cache policy; caches are not modelled, so that it is any value."""
+    e.write(ins.operands[0], e.f.const("i64", 0), U64, ins)
+
+
 def nothing(e: "Emitter", ins: Ins) -> None:
     """Prefetches and cache hints."""
 
 
 HANDLERS: dict[str, Handler] = {
-    "ld": load, "st": store, "cvta": cvta, "isspacep": isspacep, "prefetch": nothing, "prefetchu": nothing,
+    "ld": load, "st": store, "cvta": cvta, "isspacep": isspacep, "createpolicy": createpolicy, "prefetch": nothing,
+    "prefetchu": nothing,
     "discard": nothing, "applypriority": nothing,
 }  # fmt: skip

@@ -1,9 +1,10 @@
 """Special registers: where each one's value comes from."""
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tegrad.ptx.ir import V
+from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import LANES, Frame, Launch
 
 if TYPE_CHECKING:
@@ -42,6 +43,15 @@ def _clock(e: "Emitter") -> V:
 
 def _clock_hi(e: "Emitter") -> V:
     return e.f.resize(e.f.bin("lshr", _clock64(e), e.f.const("i64", 32)), "i32", False)
+
+
+def emit_nanoseconds(module: Module) -> None:
+    """tgx_nanoseconds(): the host's monotonic clock."""
+    f = Fn(module, "tgx_nanoseconds", "i64", [], "nounwind")
+    at = f.alloca("[2 x i64]", 8)
+    f.call("clock_gettime", "i32", 1, f.const("i32", time.CLOCK_MONOTONIC), at)
+    f.ret(f.add(f.mul(f.load("i64", at), f.const("i64", 1_000_000_000)), f.load("i64", at, 8)))
+    f.finish()
 
 
 def _nanoseconds(e: "Emitter") -> V:

@@ -41,6 +41,8 @@ def _table() -> dict[str, Ty]:
         Ty("bf16x2", 32, "b", "i32"),
     ]
     rows += [Ty(f"{k}128", 128, k, "i128") for k in "usb"]
+    rows += [Ty(name, 8, "b", "i8") for name in ("e4m3", "e5m2")]
+    rows += [Ty(name, 16, "b", "i16") for name in ("e4m3x2", "e5m2x2")]
     return {t.name: t for t in rows}
 
 

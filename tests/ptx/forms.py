@@ -13,7 +13,8 @@ NUMPY = {
     "u32": np.uint32,
     "s32": np.int32, "b32": np.uint32, "u64": np.uint64, "s64": np.int64, "b64": np.uint64, "f16": np.float16,
     "f32": np.float32,
-    "f64": np.float64, "bf16": np.uint16, "tf32": np.uint32, "f16x2": np.uint32, "bf16x2": np.uint32, "pred": np.uint32,
+    "f64": np.float64, "bf16": np.uint16, "tf32": np.uint32, "f16x2": np.uint32, "e4m3x2": np.uint16,
+    "e5m2x2": np.uint16, "bf16x2": np.uint32, "pred": np.uint32,
 }  # fmt: skip
 WIDTH = {8: "b16", 16: "b16", 32: "b32", 64: "b64", 1: "pred"}
 BITS = {np.float16: np.uint16, np.float32: np.uint32, np.float64: np.uint64}

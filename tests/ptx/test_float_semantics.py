@@ -387,3 +387,75 @@ def test_half_approximations() -> None:
     got = apply("tanh.approx.f16", "f16", ["f16"], [x]).astype(np.float64)
     assert np.max(np.abs(got - np.tanh(x.astype(np.float64)))) <= 2.0**-10.987
     assert NUMPY["f16"] is np.float16
+
+
+def eighth_values(name: str) -> list[float]:
+    """All 256 codes, from the definition of the format."""
+    mantissa, bias = {"e4m3": (3, 7), "e5m2": (2, 15)}[name]
+    out = []
+    for code in range(256):
+        sign, size = (-1.0 if code & 0x80 else 1.0), code & 0x7F
+        exponent, m = size >> mantissa, size & ((1 << mantissa) - 1)
+        if name == "e4m3" and size == 0x7F:
+            value = math.nan
+        elif name == "e5m2" and exponent == 31:
+            value = math.nan if m else math.inf
+        elif exponent == 0:
+            value = m * 2.0 ** (1 - bias - mantissa)
+        else:
+            value = (1 + m / 2**mantissa) * 2.0 ** (exponent - bias)
+        out.append(sign * value)
+    return out
+
+
+@pytest.mark.parametrize("name", ["e4m3", "e5m2"])
+def test_eight_bit_floats_widen_exactly(name: str) -> None:
+    codes = np.arange(256, dtype=np.uint16)
+    pairs = codes | (255 - codes) << 8
+    got = apply(f"cvt.rn.f16x2.{name}x2", "b32", [f"{name}x2"], [pairs]).view(np.float16).reshape(-1, 2)
+    want = np.array(eighth_values(name))
+    np.testing.assert_array_equal(got[:, 0].astype(np.float64), want)
+    np.testing.assert_array_equal(got[:, 1].astype(np.float64), want[::-1])
+
+
+@pytest.mark.parametrize("name", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("source", ["f32", "f16x2"])
+def test_eight_bit_floats_round_to_nearest_even_and_saturate(name: str, source: str) -> None:
+    values = np.array(eighth_values(name)[:128])
+    finite = values[np.isfinite(values)]
+    middle = (finite[1:] + finite[:-1]) / 2
+    x = np.concatenate(
+        [finite, middle, np.nextafter(middle, 0), np.nextafter(middle, 9e9), [1e30, np.inf, 1e-30, np.nan]]
+    )
+    x = np.concatenate([x, -x])
+    x = np.resize(x, -(-len(x) // 32) * 32).astype(np.float32)
+    if source == "f16x2":
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float16).astype(np.float32)
+        packed = (x.astype(np.float16).view(np.uint16).astype(np.uint32)) * 0x10001
+        got = apply(f"cvt.rn.satfinite.{name}x2.f16x2", f"{name}x2", ["f16x2"], [packed])
+    else:
+        got = apply(f"cvt.rn.satfinite.{name}x2.f32", f"{name}x2", ["f32", "f32"], [x, x])
+    assert (got >> 8 == got & 0xFF).all()
+    for v, g in zip(x.astype(np.float64), got & 0xFF, strict=True):
+        if math.isnan(v):
+            assert g & 0x7F == 0x7F
+            continue
+        best = min(range(len(finite)), key=lambda i: (abs(finite[i] - min(abs(v), finite[-1])), i & 1))
+        assert g == best | (0x80 if math.copysign(1, v) < 0 else 0), (v, hex(g), hex(best))
+
+
+@pytest.mark.parametrize("t", ["f16x2", "bf16x2"])
+def test_comparisons_of_pairs(t: str) -> None:
+    rng = np.random.default_rng(33)
+    one = FORMATS[t[:-2]]
+    a, b = (samples(one, 128, rng) for _ in range(2))
+    b[::3] = a[::3]
+    less = []
+    for x, y in zip(a, b, strict=True):
+        p, q = decode(x, one), decode(y, one)
+        less.append(not p.is_nan and not q.is_nan and p.signed < q.signed)
+    bits = {"f16x2": 0x3C00, "bf16x2": 0x3F80}[t]
+    want = np.where(less, bits, 0).astype(np.uint16)
+    got = apply(f"set.lt.{t}.{t}", t, [t, t], [a.view(np.uint32), b.view(np.uint32)])
+    assert (got.view(np.uint16) == want).all()
