@@ -6,9 +6,11 @@ other processes that map the same memory.
 
 from typing import TYPE_CHECKING
 
-from tegrad.ptx.access import Helper, Shape, each_lane
+from tegrad.ptx.access import Helper
+from tegrad.ptx.check import Shape
 from tegrad.ptx.floating import PLAIN, bf16_to_f32, f32_to_bf16
 from tegrad.ptx.ir import Fn, Module, V
+from tegrad.ptx.lanes import each_lane
 from tegrad.ptx.layout import LANES, Access, Frame
 from tegrad.ptx.memory import address, space_of
 from tegrad.ptx.rules import Handler, mod

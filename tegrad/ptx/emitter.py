@@ -7,74 +7,31 @@ which other lanes wait: control stays in direct jumps while it is below that.
 
 from collections.abc import Callable
 
-from tegrad.ptx.analysis import Block, Flow, analyse
+from tegrad.ptx.analysis import Block, analyse
 from tegrad.ptx.control import rendezvous
-from tegrad.ptx.copies import QUEUE_BYTES
+from tegrad.ptx.dispatch import Dispatcher
 from tegrad.ptx.errors import PtxError
 from tegrad.ptx.ir import Fn, Module, V
-from tegrad.ptx.layout import LANES, SPIN_COST, Frame, Launch, Status
+from tegrad.ptx.layout import LANES, Frame, Launch
+from tegrad.ptx.placement import Layout
 from tegrad.ptx.rules import U32, Handler, Rule, unsupported
 from tegrad.ptx.specials import TABLE as SPECIALS
-from tegrad.ptx.syntax import Function, Imm, Ins, Not, Operand, Reg, Source, Special, Sym, Variable, Vec
+from tegrad.ptx.syntax import Function, Imm, Ins, Not, Operand, Reg, Source, Special, Sym, Vec
 from tegrad.ptx.types import EL_BITS, Ty
 
-NOBODY = 0xFFFFFFFF
 
-
-class Layout:
-    """Where a kernel's variables and registers live."""
-
-    def __init__(self, source: Source, fn: Function, flow: Flow) -> None:
-        self.symbols: dict[str, tuple[str, int]] = {}
-        self.shared = self._place(source, fn, "shared")
-        self.local = self._place(source, fn, "local")
-        self.globals = [v for v in source.variables.values() if v.space in ("global", "const")]
-        for i, v in enumerate(self.globals):
-            self.symbols[v.name] = (v.space, i)
-        self.slots: dict[int, int] = {}
-        at = int(Frame.REGS)
-        for r, ty in enumerate(fn.regs):
-            if flow.cross >> r & 1 and r not in flow.constants:
-                size = 8 if flow.is_uniform(r) else 4 if ty.kind == "p" else ty.bits // 8 * LANES
-                at = -(-at // min(size, 64)) * min(size, 64)
-                self.slots[r] = at
-                at += size
-        self.queue = at = -(-at // 64) * 64
-        if any(isinstance(i, Ins) and i.base == "cp" for i in fn.body):
-            at += QUEUE_BYTES
-        self.frame_size = -(-at // 64) * 64
-
-    def _place(self, source: Source, fn: Function, space: str) -> int:
-        """Offsets of the variables of a space; the total size. Unsized (dynamic) ones come last."""
-        spaces = (space, "param") if space == "local" else (space,)
-        found = [v for v in [*source.variables.values(), *fn.variables] if v.space in spaces]
-        at = 0
-        for v in sorted(found, key=_unsized):
-            at = -(-at // v.align) * v.align
-            self.symbols[v.name] = ("local" if v.space == "param" else space, at)
-            at += v.size
-        return at
-
-
-def _unsized(v: Variable) -> bool:
-    return v.size == 0
-
-
-class Emitter:
+class Emitter(Dispatcher):
     """Writes the LLVM function of one kernel."""
 
     def __init__(self, source: Source, fn: Function, find: Callable[[Ins], Rule | Handler]) -> None:
         self.source, self.kernel, self.find = source, fn, find
-        self.flow = analyse(fn)
+        self.module = Module()
+        super().__init__(Fn(self.module, "tgx_warp", "i32", [("ptr", "frame")]), analyse(fn))
         self.layout = Layout(source, fn, self.flow)
         self.params = {p.name: p for p in fn.params}
-        self.module = Module()
-        self.f: Fn = Fn(self.module, "tgx_warp", "i32", [("ptr", "frame")])
-        self.frame: V = self.f.args[0]
         self.launch: V
         self.values: dict[int, V] = {}
         self.dirty: set[int] = set()
-        self.block = self.flow.blocks[0]
         self.pc = 0
         self.carry: V | None = None
         self.reads_dims = False
@@ -84,85 +41,16 @@ class Emitter:
     def emit(self) -> Module:
         """Write everything; raises PtxError for an instruction that is not known."""
         f = self.f
-        self.mask_slot, self.other_slot, self.next_slot = (f.alloca("i32") for _ in range(3))
         self.launch = f.load("ptr", self.frame, Frame.LAUNCH)
         self.counts = f.load("ptr", self.frame, Frame.COUNTS)
         self.param_base = f.load("ptr", self.launch, Launch.PARAMS)
         self.symbol_base = f.load("ptr", self.launch, Launch.SYMBOLS)
-        # A warp that starts, or waited as a whole, goes on at the block RESUME - 1 without the dispatcher.
-        resume = f.load("i32", self.frame, Frame.RESUME)
-        f.condbr(f.icmp("eq", resume, f.const("i32", 0)), "dispatch", "resume", False)
-        f.label("resume")
-        f.store(f.const("i32", 0), self.frame, Frame.RESUME)
-        f.store(f.load("i32", self.frame, Frame.LIVE), self.mask_slot)
-        f.store(f.const("i32", NOBODY), self.other_slot)
-        targets = [0] + [b.succ[0] for b in self.flow.blocks if b.kind == "bar" and not b.diverged]
-        cases = " ".join(f"i32 {t + 1}, label %b{t}" for t in sorted(set(targets)))
-        f.do(f"switch {resume}, label %wrong [{cases}]")
+        self.start()
         self.dispatcher()
         for block in self.flow.blocks:
             self.emit_block(block)
         f.finish()
         return self.module
-
-    def dispatcher(self) -> None:
-        """Choose the lanes at the lowest pc; and the places where lanes are parked and the function is left."""
-        f, frame = self.f, self.frame
-        f.label("park")
-        m = f.mask_vec(f.load("i32", self.mask_slot))
-        pcs = f.load("i32", frame, Frame.PCS, LANES, 64)
-        f.store(f.select(m, f.load("i32", self.next_slot), pcs), frame, Frame.PCS, 64)
-        f.br("dispatch")
-        f.label("dispatch")
-        live = f.load("i32", frame, Frame.LIVE)
-        active = f.and_(live, f.not_(f.load("i32", frame, Frame.BLOCKED)))
-        f.condbr(f.icmp("eq", active, f.const("i32", 0)), "idle", "choose")
-        f.label("idle")
-        if self.flow.meets:
-            # Lanes that waited for members which have ended since.
-            met, members = f.load("i32", frame, Frame.MET), f.load("i32", frame, Frame.MEMBERS)
-            missing = f.and_(f.and_(members, live), f.not_(met))
-            free = f.and_(f.icmp("ne", f.and_(met, live), f.const("i32", 0)), f.icmp("eq", missing, f.const("i32", 0)))
-            with f.if_(free):
-                f.store(f.const("i32", 0), frame, Frame.MET)
-                f.store(f.and_(f.load("i32", frame, Frame.BLOCKED), f.not_(met)), frame, Frame.BLOCKED)
-                f.br("dispatch")
-        done = f.icmp("eq", live, f.const("i32", 0))
-        f.ret(f.select(done, f.const("i32", Status.EXIT), f.const("i32", Status.BARRIER)))
-        f.label("choose")
-        lanes = f.mask_vec(active)
-        pcs = f.load("i32", frame, Frame.PCS, LANES, 64)
-        rotate = f.load("i32", frame, Frame.ROTATE) if self.flow.spins else f.const("i32", 0)
-        keys = f.sub(pcs, rotate) if self.flow.spins else pcs
-        key = self.lowest(f.select(lanes, keys, f.like(keys, NOBODY)))
-        chosen = f.and_(lanes, f.icmp("eq", keys, key))
-        rest = f.and_(lanes, f.not_(chosen))
-        if self.flow.spins:
-            # Back to the lowest pc once all lanes run together.
-            alone = f.icmp("eq", f.mask_bits(rest), f.const("i32", 0))
-            f.store(f.select(alone, f.const("i32", 0), rotate), frame, Frame.ROTATE)
-        f.store(self.lowest(f.select(rest, keys, f.like(keys, NOBODY))), self.other_slot)
-        f.store(f.mask_bits(chosen), self.mask_slot)
-        pc = f.add(key, rotate) if self.flow.spins else key
-        cases = " ".join(f"i32 {b.index}, label %b{b.index}" for b in self.flow.blocks)
-        f.do(f"switch {pc}, label %wrong [{cases}]")
-        f.label("wrong")
-        f.do("unreachable")
-        f.label("suspend")
-        m = f.mask_vec(f.load("i32", self.mask_slot))
-        pcs = f.load("i32", frame, Frame.PCS, LANES, 64)
-        f.store(f.select(m, f.load("i32", self.next_slot), pcs), frame, Frame.PCS, 64)
-        f.ret(f.const("i32", Status.YIELD))
-        f.label("leave")
-        live = f.and_(f.load("i32", frame, Frame.LIVE), f.not_(f.load("i32", self.mask_slot)))
-        f.store(live, frame, Frame.LIVE)
-        f.condbr(f.icmp("eq", live, f.const("i32", 0)), "gone", "dispatch")
-        f.label("gone")
-        f.ret(f.const("i32", Status.EXIT))
-
-    def lowest(self, v: V) -> V:
-        """The unsigned minimum over the lanes."""
-        return self.f.call("llvm.vector.reduce.umin.v32i32", "i32", 1, v, pure=True)
 
     def emit_block(self, block: Block) -> None:
         f = self.f
@@ -409,7 +297,10 @@ class Emitter:
             assert block.end is not None
             rendezvous(self, block.end)
         elif block.kind == "brx":
-            self.table(block)
+            assert block.end is not None
+            index = self.read(block.end.operands[0], U32)
+            self.flush()
+            self.table(block, index)
         else:
             assert block.end is not None
             assert block.end.pred is not None
@@ -417,118 +308,6 @@ class Emitter:
             self.flush()
             nxt = block.index + 1
             self.branch(p, block.target if block.kind == "cond" else None, nxt)
-
-    def table(self, block: Block) -> None:
-        """brx.idx: every lane's pc from the table, then the dispatcher."""
-        f = self.f
-        assert block.end is not None
-        index = f.splat(self.read(block.end.operands[0], U32), LANES)
-        self.flush()
-        target = f.const("i32", block.targets[-1], LANES)
-        for i, t in enumerate(block.targets[:-1]):
-            target = f.select(f.icmp("eq", index, f.like(index, i)), f.const("i32", t), target)
-        pcs = f.load("i32", self.frame, Frame.PCS, LANES, 64)
-        f.store(f.select(f.mask_vec(self.mask), target, pcs), self.frame, Frame.PCS, 64)
-        budget = f.sub(f.load("i32", self.frame, Frame.BUDGET), f.const("i32", SPIN_COST if block.spin else 1))
-        f.store(budget, self.frame, Frame.BUDGET)
-        stop = f.name_of("stop")
-        f.condbr(f.icmp("slt", budget, f.const("i32", 0)), stop, "dispatch", False)
-        f.label(stop)
-        f.ret(f.const("i32", Status.YIELD))
-
-    def jump(self, target: int) -> None:
-        """Go to a block with all lanes of the mask."""
-        f = self.f
-        back = target <= self.block.index
-        if back:
-            spin = self.block.spin
-            budget = f.sub(f.load("i32", self.frame, Frame.BUDGET), f.const("i32", SPIN_COST if spin else 1))
-            f.store(budget, self.frame, Frame.BUDGET)
-            f.store(f.const("i32", target), self.next_slot)
-            stop, go = f.name_of("stop"), f.name_of("go")
-            f.condbr(f.icmp("slt", budget, f.const("i32", 0)), stop, go, False)
-            f.label(stop)
-            if spin:
-                # Let the next group of lanes run first when the warp is resumed.
-                f.store(f.const("i32", self.block.index + 1), self.frame, Frame.ROTATE)
-            f.br("suspend")
-            f.label(go)
-        if not self.block.diverged:
-            f.br(f"b{target}")
-            return
-        if not back:
-            f.store(f.const("i32", target), self.next_slot)
-        key = f.const("i32", target)
-        if self.flow.spins:
-            key = f.sub(key, f.load("i32", self.frame, Frame.ROTATE))
-        f.condbr(f.icmp("ult", key, f.load("i32", self.other_slot)), f"b{target}", "park")
-
-    def branch(self, p: V, target: int | None, nxt: int) -> None:
-        """A conditional branch; target None is the end of the thread."""
-        f = self.f
-        if target is not None and self.is_exit(target):
-            target = None
-        if target == nxt:
-            self.jump(nxt)
-            return
-        if p.n == 1:
-            taken, fall = f.name_of("taken"), f.name_of("fall")
-            f.condbr(p, taken, fall)
-            f.label(taken)
-            if target is None:
-                f.br("leave")
-            else:
-                self.jump(target)
-            f.label(fall)
-            self.jump(nxt)
-            return
-        bits = f.mask_bits(p)
-        go, stay = f.and_(self.mask, bits), f.and_(self.mask, f.not_(bits))
-        if target is None:
-            self.branch_out(go, stay, nxt)
-        else:
-            self.branch_apart(go, stay, target, nxt)
-
-    def is_exit(self, target: int) -> bool:
-        block = self.flow.blocks[target]
-        return block.kind == "exit" and not block.body
-
-    def branch_out(self, go: V, stay: V, nxt: int) -> None:
-        """Some lanes end here."""
-        f = self.f
-        f.store(f.and_(f.load("i32", self.frame, Frame.LIVE), f.not_(go)), self.frame, Frame.LIVE)
-        f.store(stay, self.mask_slot)
-        some = f.name_of("some")
-        f.condbr(f.icmp("eq", stay, f.const("i32", 0)), "dispatch", some)
-        f.label(some)
-        self.jump(nxt)
-
-    def branch_apart(self, go: V, stay: V, target: int, nxt: int) -> None:
-        """All lanes one way: a jump. Else the lanes with the higher target wait."""
-        f = self.f
-        zero = f.const("i32", 0)
-        none, some, all_, apart = (f.name_of(h) for h in ("none", "some", "all", "apart"))
-        f.condbr(f.icmp("eq", go, zero), none, some)
-        f.label(none)
-        self.jump(nxt)
-        f.label(some)
-        f.condbr(f.icmp("eq", stay, zero), all_, apart)
-        f.label(all_)
-        self.jump(target)
-        f.label(apart)
-        low, high = min(target, nxt), max(target, nxt)
-        wait, run = (stay, go) if low == target else (go, stay)
-        pcs = f.load("i32", self.frame, Frame.PCS, LANES, 64)
-        f.store(f.select(f.mask_vec(wait), f.const("i32", high), pcs), self.frame, Frame.PCS, 64)
-        f.store(run, self.mask_slot)
-        if self.flow.spins:
-            f.store(f.const("i32", low), self.next_slot)
-            f.br("park")
-            return
-        f.store(f.intr("umin", f.load("i32", self.other_slot), f.const("i32", high)), self.other_slot)
-        was, self.block.diverged = self.block.diverged, True
-        self.jump(low)
-        self.block.diverged = was
 
     def barrier(self, block: Block) -> None:
         assert block.end is not None

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
-from tegrad.ptx.access import emit_access, emit_fault
+from tegrad.ptx.access import emit_access
 from tegrad.ptx.atomic import emit_atomic
+from tegrad.ptx.check import emit_fault
 from tegrad.ptx.control import emit_arrive, emit_arrive_reduce, emit_meet
 from tegrad.ptx.copies import emit_land, emit_push, emit_wait
 from tegrad.ptx.ir import Module

@@ -6,8 +6,8 @@ execute them together; here the lanes that run are the current mask.
 
 from typing import TYPE_CHECKING
 
-from tegrad.ptx.access import each_lane, gather
 from tegrad.ptx.ir import Fn, Module, V
+from tegrad.ptx.lanes import each_lane, gather
 from tegrad.ptx.layout import LANES
 from tegrad.ptx.rules import PRED, U32, Handler, mod
 from tegrad.ptx.syntax import Imm, Ins, Operand, Pair

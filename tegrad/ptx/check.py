@@ -1,0 +1,161 @@
+"""The checks of an access: alignment, bounds and page flags, for a range or for each lane; and the fault record."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tegrad.ptx.ir import Fn, Module, V
+from tegrad.ptx.lanes import gather
+from tegrad.ptx.layout import LANES, Access, Frame, Launch, Space, fault_info
+
+SPACES = {"global": Space.GLOBAL, "shared": Space.SHARED, "local": Space.LOCAL, "generic": Space.GENERIC}
+PAGE_SHIFT = 12
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What an access moves per lane: n elements of `bits`."""
+
+    space: str
+    bits: int
+    n: int
+    access: Access
+
+    @property
+    def el(self) -> str:
+        return f"i{self.bits}"
+
+    @property
+    def step(self) -> int:
+        return self.bits // 8 * self.n
+
+    @property
+    def address_el(self) -> str:
+        return "i32" if self.space == "shared" else "i64"
+
+    @property
+    def info(self) -> int:
+        return fault_info(SPACES[self.space], self.access, self.step)
+
+    @property
+    def flag(self) -> int:
+        """The page flag that the access needs."""
+        return 1 if self.access == Access.READ else 2
+
+
+def launch_of(f: Fn, frame: V) -> V:
+    return f.load("ptr", frame, Frame.LAUNCH)
+
+
+def emit_fault(module: Module) -> None:
+    """tgx_fault(frame, address, lane, info, pc): keep the first fault of the launch and stop this warp."""
+    params = [("ptr", "frame"), ("i64", "addr"), ("i32", "lane"), ("i32", "info"), ("i32", "pc")]
+    f = Fn(module, "tgx_fault", "void", params, "noinline cold")
+    frame, addr, lane, info, pc = f.args
+    launch = launch_of(f, frame)
+    state = f.gep(launch, Launch.FAULT_STATE)
+    pair = f.name_of("%x")
+    f.do(f"{pair} = cmpxchg {state}, i32 0, i32 1 seq_cst seq_cst, align 4")
+    won = f.op("i1", 1, f"extractvalue {{i32, i1}} {pair}, 1")
+    with f.if_(won):
+        f.store(pc, launch, Launch.FAULT_PC)
+        f.store(lane, launch, Launch.FAULT_LANE)
+        f.store(f.load("i32", frame, Frame.WARP), launch, Launch.FAULT_WARP)
+        f.store(f.load("i64", frame, Frame.CTA), launch, Launch.FAULT_CTA)
+        f.store(addr, launch, Launch.FAULT_ADDRESS)
+        f.store(info, launch, Launch.FAULT_INFO)
+        f.do(f"store atomic i32 2, {state} release, align 4")
+    f.store(f.const("i32", 1), frame, Frame.FAULTED)
+    f.store(f.const("i32", -1), frame, Frame.BUDGET)
+    f.ret()
+    f.finish()
+
+
+class Checker:
+    """Emits the checks of one access shape: the scalar range check and the check of each lane."""
+
+    def __init__(self, f: Fn, frame: V, shape: Shape) -> None:
+        self.f, self.frame, self.shape = f, frame, shape
+        self.launch = launch_of(f, frame)
+        if shape.space in ("global", "generic"):
+            self.base = f.load("i64", self.launch, Launch.MEM_BASE)
+            self.pages = f.load("ptr", self.launch, Launch.PAGES)
+            self.limit = f.load("i64", self.launch, Launch.LIMIT)
+        elif shape.space == "shared":
+            self.base = f.load("i64", frame, Frame.SHARED)
+            self.size = f.load("i32", self.launch, Launch.SHARED_SIZE)
+        else:
+            self.base = f.load("i64", frame, Frame.LOCAL)
+            self.size = f.load("i32", self.launch, Launch.LOCAL_SIZE)
+
+    def aligned(self, a: V) -> V:
+        f = self.f
+        return f.icmp("eq", f.and_(a, f.like(a, self.shape.step - 1)), f.like(a, 0))
+
+    def flags_ok(self, flags: V) -> V:
+        want = self.f.like(flags, self.shape.flag)
+        return self.f.icmp("ne", self.f.and_(flags, want), self.f.like(flags, 0))
+
+    def range(self, low: V, last: V) -> V:
+        """Whether the bytes low..last (two scalars, at most two pages apart) may be accessed."""
+        f = self.f
+        good = self.aligned(low)
+        if self.shape.space == "shared":
+            return f.and_(f.and_(good, f.icmp("ult", last, self.size)), f.icmp("ule", low, last))
+        good = f.and_(good, f.and_(f.icmp("ult", last, self.limit), f.icmp("ule", low, last)))
+        return self.paged(good, lambda: f.and_(self.page(low), self.page(last)))
+
+    def page(self, a: V) -> V:
+        f = self.f
+        return self.flags_ok(f.load("i8", self.pages, f.bin("lshr", a, f.like(a, PAGE_SHIFT))))
+
+    def paged(self, good: V, flags: Callable[[], V]) -> V:
+        """`good` and, where there is a page table, the flags (read only if good)."""
+        f = self.f
+        slot = f.alloca(good.ty)
+        f.store(good, slot)
+        any_good = good if good.n == 1 else f.icmp("ne", f.mask_bits(good), f.const("i32", 0))
+        need = f.and_(any_good, f.icmp("ne", self.pages, f.const("ptr", 0)))
+        with f.if_(need):
+            f.store(f.and_(good, flags()), slot)
+        return f.load("i1", slot, n=good.n)
+
+    def lanes(self, addr: V, active: V) -> V:
+        """For each lane whether its access is allowed; `active` limits what is looked at."""
+        f = self.f
+        good = f.and_(active, self.aligned(addr))
+        if self.shape.space in ("shared", "local"):
+            size = f.resize(self.size, addr.el, False)
+            room = f.sub(size, f.like(size, self.shape.step))
+            fits = f.icmp("uge", size, f.like(size, self.shape.step))
+            return f.and_(f.and_(good, f.icmp("ule", addr, room)), fits)
+        good = f.and_(good, f.icmp("ult", addr, self.limit))
+        return self.paged(good, lambda: self.page_lanes(addr, good))
+
+    def page_lanes(self, addr: V, good: V) -> V:
+        """Page flags of each lane: two bytes if all are in the pages of the first and the last, else a gather."""
+        f = self.f
+        number = f.bin("lshr", addr, f.like(addr, PAGE_SHIFT))
+        bits = f.mask_bits(good)
+        first = f.extract(number, f.intr_flag("cttz", bits, False))
+        last = f.extract(number, f.sub(f.const("i32", 31), f.intr_flag("ctlz", bits, False)))
+        in_first, in_last = f.icmp("eq", number, first), f.icmp("eq", number, last)
+        ends = [self.flags_ok(f.load("i8", self.pages, p)) for p in (first, last)]
+        out = f.alloca("<32 x i1>")
+        f.store(f.or_(f.and_(in_first, f.splat(ends[0], LANES)), f.and_(in_last, f.splat(ends[1], LANES))), out)
+        other = f.and_(good, f.not_(f.or_(in_first, in_last)))
+        with f.if_(f.icmp("ne", f.mask_bits(other), f.const("i32", 0))):
+            word = f.and_(number, f.like(number, -4))
+            words = gather(f, self.pages, word, good, "i32")
+            shift = f.cast("trunc", f.bin("shl", f.and_(number, f.like(number, 3)), f.like(number, 3)), "i32")
+            f.store(self.flags_ok(f.bin("lshr", words, shift)), out)
+        return f.load("i1", out, n=LANES)
+
+    def host(self, addr: V) -> V:
+        """Host addresses (i64) of allowed addresses."""
+        f = self.f
+        wide = f.resize(addr, "i64", False)
+        host = f.add(wide, self.base)
+        if self.shape.space == "local":
+            size = f.resize(self.size, "i64", False)
+            host = f.add(host, f.mul(f.iota("i64", LANES), size))
+        return host

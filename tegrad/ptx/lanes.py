@@ -1,0 +1,90 @@
+"""Memory access of many lanes: gathers, scatters, masked vectors and loops over lanes."""
+
+from tegrad.ptx.ir import Fn, V
+from tegrad.ptx.layout import LANES
+
+
+def gather(f: Fn, base: V | None, offsets: V, active: V, el: str) -> V:
+    """Load one element per active lane at base + offset (or at absolute i64 addresses)."""
+    n = offsets.n
+    if base is not None:
+        ptrs = f.op("ptr", n, f"getelementptr i8, {base}, {offsets}")
+    else:
+        ptrs = f.op("ptr", n, f"inttoptr {offsets} to <{n} x ptr>")
+    size = int(el[1:]) // 8
+    zero = f.const(el, 0, n)
+    name = f"llvm.masked.gather.v{n}{el}.v{n}p0"
+    f.module.decls[name] = f"declare <{n} x {el}> @{name}(<{n} x ptr>, i32 immarg, <{n} x i1>, <{n} x {el}>)"
+    return f.op(el, n, f"call <{n} x {el}> @{name}({ptrs}, i32 {size}, {active}, {zero})", pure=False)
+
+
+def gather_any(f: Fn, host: V, active: V, el: str) -> V:
+    """Gather of any width: narrow elements are cut out of aligned words, which x86 can gather."""
+    if el in ("i32", "i64"):
+        return gather(f, None, host, active, el)
+    words = gather(f, None, f.and_(host, f.like(host, -4)), active, "i32")
+    shift = f.cast("trunc", f.bin("shl", f.and_(host, f.like(host, 3)), f.like(host, 3)), "i32")
+    return f.cast("trunc", f.bin("lshr", words, shift), el)
+
+
+def scatter_any(f: Fn, host: V, active: V, value: V) -> None:
+    """Store one element per active lane; narrow ones lane by lane."""
+    n = LANES
+    if value.el in ("i32", "i64"):
+        ptrs = f.op("ptr", n, f"inttoptr {host} to <{n} x ptr>")
+        name = f"llvm.masked.scatter.v{n}{value.el}.v{n}p0"
+        f.module.decls[name] = f"declare void @{name}(<{n} x {value.el}>, <{n} x ptr>, i32 immarg, <{n} x i1>)"
+        f.do(f"call void @{name}({value}, {ptrs}, i32 {int(value.el[1:]) // 8}, {active})")
+        return
+    with each_lane(f, f.mask_bits(active)) as lane:
+        p = f.op("ptr", 1, f"inttoptr {f.extract(host, lane)} to ptr")
+        f.store(f.extract(value, lane), p)
+
+
+class each_lane:
+    """A loop over the set bits of an i32 mask; the body runs with the lane's index."""
+
+    def __init__(self, f: Fn, mask: V) -> None:
+        self.f, self.slot = f, f.alloca("i32")
+        f.store(mask, self.slot)
+        self.loop = f.loop()
+
+    def __enter__(self) -> V:
+        f = self.f
+        _, end = self.loop.__enter__()
+        m = f.load("i32", self.slot)
+        f.leave(f.icmp("eq", m, f.const("i32", 0)), end)
+        f.store(f.and_(m, f.sub(m, f.const("i32", 1))), self.slot)
+        return f.intr_flag("cttz", m, False)
+
+    def __exit__(self, *exc: object) -> None:
+        self.loop.__exit__(None, None, None)
+
+
+def masked_load(f: Fn, el: str, n: int, p: V, active: V, align: int) -> V:
+    name = f"llvm.masked.load.v{n}{el}.p0"
+    f.module.decls[name] = f"declare <{n} x {el}> @{name}(ptr, i32 immarg, <{n} x i1>, <{n} x {el}>)"
+    return f.op(el, n, f"call <{n} x {el}> @{name}({p}, i32 {align}, {active}, {f.const(el, 0, n)})", pure=False)
+
+
+def masked_store(f: Fn, value: V, p: V, active: V, align: int) -> None:
+    n, el = value.n, value.el
+    name = f"llvm.masked.store.v{n}{el}.p0"
+    f.module.decls[name] = f"declare void @{name}(<{n} x {el}>, ptr, i32 immarg, <{n} x i1>)"
+    f.do(f"call void @{name}({value}, {p}, i32 {align}, {active})")
+
+
+def replicate(f: Fn, v: V, n: int) -> V:
+    """Each element n times in a row."""
+    return v if n == 1 else f.shuffle(v, None, [i // n for i in range(v.n * n)])
+
+
+def interleave(f: Fn, vs: list[V]) -> V:
+    """Lane-major order of n vectors: v0[0], v1[0], ..., v0[1], ..."""
+    if len(vs) == 1:
+        return vs[0]
+    if len(vs) == 2:
+        return f.shuffle(vs[0], vs[1], [i // 2 + (i % 2) * LANES for i in range(2 * LANES)])
+    a = f.shuffle(vs[0], vs[1], list(range(2 * LANES)))
+    b = f.shuffle(vs[2], vs[3], list(range(2 * LANES)))
+    return f.shuffle(a, b, [i // 4 + (i % 4) * LANES for i in range(4 * LANES)])

@@ -1,0 +1,45 @@
+"""Where a kernel's variables and registers live."""
+
+from tegrad.ptx.analysis import Flow
+from tegrad.ptx.copies import QUEUE_BYTES
+from tegrad.ptx.layout import LANES, Frame
+from tegrad.ptx.syntax import Function, Ins, Source, Variable
+
+
+class Layout:
+    """Where a kernel's variables and registers live."""
+
+    def __init__(self, source: Source, fn: Function, flow: Flow) -> None:
+        self.symbols: dict[str, tuple[str, int]] = {}
+        self.shared = self._place(source, fn, "shared")
+        self.local = self._place(source, fn, "local")
+        self.globals = [v for v in source.variables.values() if v.space in ("global", "const")]
+        for i, v in enumerate(self.globals):
+            self.symbols[v.name] = (v.space, i)
+        self.slots: dict[int, int] = {}
+        at = int(Frame.REGS)
+        for r, ty in enumerate(fn.regs):
+            if flow.cross >> r & 1 and r not in flow.constants:
+                size = 8 if flow.is_uniform(r) else 4 if ty.kind == "p" else ty.bits // 8 * LANES
+                at = -(-at // min(size, 64)) * min(size, 64)
+                self.slots[r] = at
+                at += size
+        self.queue = at = -(-at // 64) * 64
+        if any(isinstance(i, Ins) and i.base == "cp" for i in fn.body):
+            at += QUEUE_BYTES
+        self.frame_size = -(-at // 64) * 64
+
+    def _place(self, source: Source, fn: Function, space: str) -> int:
+        """Offsets of the variables of a space; the total size. Unsized (dynamic) ones come last."""
+        spaces = (space, "param") if space == "local" else (space,)
+        found = [v for v in [*source.variables.values(), *fn.variables] if v.space in spaces]
+        at = 0
+        for v in sorted(found, key=_unsized):
+            at = -(-at // v.align) * v.align
+            self.symbols[v.name] = ("local" if v.space == "param" else space, at)
+            at += v.size
+        return at
+
+
+def _unsized(v: Variable) -> bool:
+    return v.size == 0
