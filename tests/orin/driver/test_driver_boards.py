@@ -68,6 +68,22 @@ def test_another_chip_on_the_same_seam(gh100: User) -> None:
         gh100.object(made, 0xC7C0)
 
 
+@pytest.fixture
+def whole() -> Iterator[User]:
+    """A client of a board with the GPU that executes."""
+    made = User(BoardKernel("orin-nano-8gb:4GiB", linger=0.2))
+    yield made
+    made.close_all()
+
+
+def test_an_address_space_is_as_large_as_its_range_or_refused(whole: User) -> None:
+    high = whole.address_space(end=1 << 41)  # the driver's own range lies above
+    whole.channel(vm=high)
+    with refused(errno.ENOMEM):
+        whole.address_space(end=1 << 47)  # more than a host process can hold
+    whole.map(whole.address_space(), whole.buffer().fd)
+
+
 def test_the_memory_limit_is_the_specs() -> None:
     user = User(BoardKernel("orin-nano-8gb:64MiB", linger=0.2, gpu=FAKE_GPU))
     held = user.buffer(48 << 20)
