@@ -34,6 +34,11 @@ class _Copy:
             self.labels.add(name)
             caller.tables[name + self.suffix] = [t + self.suffix for t in targets]
         for v in callee.variables:
+            if v.space == "shared":
+                # One variable for the CTA, however often the function is copied.
+                if all(v.name != known.name for known in caller.variables):
+                    caller.variables.append(v)
+                continue
             self.names[v.name] = v.name + self.suffix
             caller.variables.append(
                 Variable(v.name + self.suffix, v.space, v.size, v.align, v.init, v.pointers, v.extern),

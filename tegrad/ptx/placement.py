@@ -3,7 +3,7 @@
 from tegrad.ptx.analysis import Flow
 from tegrad.ptx.copies import QUEUE_BYTES
 from tegrad.ptx.layout import LANES, Frame
-from tegrad.ptx.syntax import Function, Ins, Source, Variable
+from tegrad.ptx.syntax import Addr, Function, Ins, Source, Sym
 
 
 class Layout:
@@ -30,16 +30,28 @@ class Layout:
         self.frame_size = -(-at // 64) * 64
 
     def _place(self, source: Source, fn: Function, space: str) -> int:
-        """Offsets of the variables of a space; the total size. Unsized (dynamic) ones come last."""
+        """Offsets of the variables of a space; the total size.
+
+        Of the module's variables only those that the kernel names count. The strictest alignment comes first, which
+        wastes nothing; unsized (dynamic) ones come last.
+        """
         spaces = (space, "param") if space == "local" else (space,)
-        found = [v for v in [*source.variables.values(), *fn.variables] if v.space in spaces]
+        named = [v for v in source.variables.values() if v.name in _names(fn)]
+        found = [v for v in [*named, *fn.variables] if v.space in spaces]
         at = 0
-        for v in sorted(found, key=_unsized):
+        for v in sorted(found, key=lambda v: (v.size == 0, -v.align)):
             at = -(-at // v.align) * v.align
             self.symbols[v.name] = ("local" if v.space == "param" else space, at)
             at += v.size
         return at
 
 
-def _unsized(v: Variable) -> bool:
-    return v.size == 0
+def _names(fn: Function) -> set[str]:
+    """The symbols that a function's instructions name."""
+    names = set()
+    for item in fn.body:
+        for op in item.operands if isinstance(item, Ins) else ():
+            base = op.base if isinstance(op, Addr) else op
+            if isinstance(base, Sym):
+                names.add(base.name)
+    return names

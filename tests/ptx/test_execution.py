@@ -404,3 +404,31 @@ def test_clocks_advance() -> None:
       L: nanosleep.u32 100; add.u32 %t3, %t3, 1; setp.lt.u32 %p, %t3, 50; @%p bra L;
       mov.u64 %g1, %globaltimer; setp.gt.u64 %p, %g1, %g0; selp.u32 %t0, 1, 0, %p;"""
     assert (run(body) == 1).all()
+
+
+def test_shared_memory_counts_what_the_kernel_names_without_gaps() -> None:
+    head = ".shared .align 16 .b8 other[4096];\n.shared .b8 used[3];\n"
+    body = """.shared .align 4 .b8 a[12]; .shared .align 16 .b8 b[64]; mov.u32 %t0, used; mov.u32 %t1, a;
+      mov.u32 %t2, b;
+      st.shared.u8 [%t0], %t1; st.shared.u8 [%t2], %t1;"""
+    assert module(body, head=head).kernels["k"].static_shared == 64 + 12 + 3
+
+
+def test_a_function_called_twice_has_one_shared_variable_and_its_own_locals() -> None:
+    head = """.func (.param .b32 o) count(.param .b32 x) {
+      .shared .b32 total; .local .b32 mine; .reg .b32 %v, %w; .reg .pred %q;
+      ld.param.b32 %v, [x]; st.local.b32 [mine], %v; setp.gt.s32 %q, %v, 100; @%q bra OVER;
+      atom.shared.add.u32 %w, [total], %v; ld.local.b32 %v, [mine]; add.u32 %w, %w, %v; st.param.b32 [o], %w; ret;
+      OVER: ld.shared.b32 %w, [total]; st.param.b32 [o], %w; ret; }\n"""
+    call = "{{ .param .b32 a; .param .b32 r; st.param.b32 [a], {}; call.uni (r), count, (a); ld.param.b32 {}, [r]; }}"
+    body = f"""mov.u32 %t1, 5; mov.u32 %t2, 7; mov.u32 %t3, 999; {call.format("%t1", "%t4")} {call.format("%t2", "%t5")}
+      {call.format("%t3", "%t6")} mul.lo.u32 %t0, %t4, 100; mad.lo.u32 %t0, %t5, 10, %t0; add.u32 %t0, %t0, %t6;
+      {OUT} st.global.u32 [%a], %t0;"""
+    out = np.zeros(1, np.uint32)
+    k = module(body, head=head).kernels["k"]
+    k.launch((1, 1, 1), (1, 1, 1), [out])
+    assert k.static_shared == 4
+    first = int(out[0])
+    k.launch((1, 1, 1), (1, 1, 1), [out])
+    # Shared memory keeps what the CTA before left in it: only the difference is defined.
+    assert (first - 5 * 100 - 12 * 10 - 12) % 111 == 0
