@@ -15,6 +15,7 @@ from tinygrad.helpers import getenv
 from tinygrad.runtime import ops_nv
 from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
 
+from tegrad.hw import bank0
 from tegrad.hw.classes import HOST, HostMethod
 from tegrad.hw.gpfifo import DOORBELL, MethodOp, gp_entry, method_header
 from tegrad.nv.faults import DeviceClosed, WaitTimeout
@@ -62,7 +63,7 @@ def _poll(device: "NVDevice | None", read: Callable[[], int], value: int, seen: 
         if clock - moved > limit:
             raise WaitTimeout(
                 f"The GPU made no progress for {limit:g} s: a signal is at {now}, not {value}. "
-                "A longer kernel needs HCQDEV_WAIT_TIMEOUT_MS; otherwise look at `tegrad klog`."
+                "A longer kernel needs HCQDEV_WAIT_TIMEOUT_MS; otherwise look at the kernel log (dmesg)."
             )
         time.sleep(min((clock - start) * SLEEP_SHARE, SLEEP_MAX_S))
 
@@ -200,8 +201,9 @@ class NVComputeQueue(_Submission, ops_nv.NVComputeQueue):  # type: ignore[misc]
             if getattr(buf.owner, "closed", False):
                 raise DeviceClosed("A tensor's memory was released when its device was closed; make the tensor again.")
         self.kernels.append(prg.name)
-        # Machine code reads blockDim and gridDim from the first words of constant bank 0.
-        self.bind_sints_to_mem(*local_size, *global_size, mem=args_state.buf.cpu_view(), fmt="I")
+        # Machine code reads its dimensions from constant bank 0, which nobody else fills.
+        dims = *local_size, *global_size
+        self.bind_sints_to_mem(*dims, mem=args_state.buf.cpu_view(), fmt="I", offset=bank0.BLOCK_DIM)
         return super().exec(prg, args_state, global_size, local_size)
 
     def signal(self, signal: Any, value: Any = 0) -> Any:
