@@ -51,7 +51,7 @@ GENERAL: Mapping[int, str] = MappingProxyType(
         errno.ENOMEM: "out of memory: free buffers or use a smaller model",
         errno.EMFILE: "too many open files in this process: raise `ulimit -n`",
         errno.ENFILE: "too many open files on this machine",
-        errno.ETIMEDOUT: "the channel is dead after a fault; see `tegrad klog`, then open a new one",
+        errno.ETIMEDOUT: "the channel is dead after a fault; see the kernel log (dmesg), then open a new one",
         errno.EBADF: "the file descriptor is not open",
         errno.EFAULT: "a pointer in the argument is not readable or writable memory",
         errno.EACCES: "no permission: add your user to the group that owns the device node",
