@@ -71,5 +71,8 @@ def main() -> None:
     except TegradError as error:
         typer.echo(f"tegrad: {error}", err=True)
         sys.exit(error.exit_code)
+    except MemoryError as error:
+        typer.echo(f"tegrad: out of memory: {error}: choose a smaller model or context", err=True)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

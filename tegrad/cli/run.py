@@ -54,7 +54,14 @@ def run(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print text and figures as one JSON object.")] = False,
 ) -> None:
-    """Generate text from a GGUF model, on the GPU, or where there is none on an emulated Orin."""
+    """Generate text from a GGUF model, on the GPU, or where there is none on an emulated Orin.
+
+    \b
+    tegrad run "In the beginning"              the shipped model
+    tegrad run model.gguf "Once upon a time"   a model of yours
+    tegrad run model.gguf - < prompt.txt       a prompt from a file
+    tegrad run "And he said" --json            text and figures for a program
+    """
     from tegrad.llm.arch import Config
     from tegrad.llm.gguf import Gguf
     from tegrad.llm.sampler import Sampler
@@ -106,7 +113,6 @@ def _stream(reply: Reply, *, show: bool) -> str:
         text.append(piece)
         if show:
             typer.echo(piece, nl=False)
-            sys.stdout.flush()
     return "".join(text)
 
 
@@ -116,7 +122,7 @@ def choose_device() -> None:
     target = os.environ.setdefault("DEV", "NV")
     if target.split(":")[0].rpartition("+")[2].upper() != "NV":
         return
-    if "TEGRAD_BOARD" not in os.environ and not any(os.path.exists(name) for name in GPU_FILES):
+    if not os.environ.get("TEGRAD_BOARD") and not any(os.path.exists(name) for name in GPU_FILES):
         os.environ["TEGRAD_BOARD"] = EMULATED
         typer.echo(
             f"tegrad: no GPU found, running on an emulated {EMULATED} (TEGRAD_BOARD, or DEV, chooses another)", err=True

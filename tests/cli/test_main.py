@@ -40,12 +40,21 @@ def test_help_imports_neither_tinygrad_nor_numpy() -> None:
     assert done.stdout.splitlines()[-1] == "False False"
 
 
-def test_our_errors_end_in_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (TegradError("no GPU was found; run `tegrad doctor`"), "no GPU was found; run `tegrad doctor`"),
+        (MemoryError("no 4 MB left"), "out of memory: no 4 MB left: choose a smaller model or context"),
+    ],
+)
+def test_errors_end_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, said: str
+) -> None:
     def fail(argv: object) -> object:
-        raise TegradError("no GPU was found; run `tegrad doctor`")
+        raise error
 
     monkeypatch.setattr(cli, "build", fail)
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 1
-    assert capsys.readouterr().err == "tegrad: no GPU was found; run `tegrad doctor`\n"
+    assert capsys.readouterr().err == f"tegrad: {said}\n"

@@ -103,12 +103,15 @@ def test_bytes_that_are_no_text_are_a_prompt_all_the_same() -> None:
     assert b"2 tokens" in result.stdout
 
 
+@pytest.mark.parametrize("board", [None, ""])
 def test_without_a_gpu_an_emulated_board_is_taken_and_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], board: str | None
 ) -> None:
     for name in ("DEV", "TEGRAD_BOARD"):
         monkeypatch.setenv(name, "")  # so that what is set below is taken back
         monkeypatch.delenv(name)
+    if board is not None:
+        monkeypatch.setenv("TEGRAD_BOARD", board)
     monkeypatch.setattr(command, "GPU_FILES", ())
     command.choose_device()
     assert (os.environ["DEV"], os.environ["TEGRAD_BOARD"]) == ("NV", command.EMULATED)
@@ -131,6 +134,11 @@ def test_a_choice_or_a_gpu_is_respected(
     assert os.environ.get("TEGRAD_BOARD") == variables.get("TEGRAD_BOARD")
     assert os.environ["DEV"] == variables.get("DEV", "NV")
     assert capsys.readouterr().err == ""
+
+
+def test_a_closed_standard_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert command._stream(iter(["a", "b"]), show=True) == "ab"  # type: ignore[arg-type]
 
 
 @pytest.mark.board
