@@ -85,4 +85,4 @@ class DeviceFault(TegradError, RuntimeError):
             shown = ", ".join(self.in_flight[:3])
             more = len(self.in_flight) - 3
             parts.append(f"in flight: {shown}" + (f" and {more} more" if more > 0 else ""))
-        return "; ".join(parts) + ". Close the device and open it again; the kernel log (dmesg) has the driver's report."
+        return "; ".join(parts) + ". Close the device and open it again; dmesg shows the driver's report."
