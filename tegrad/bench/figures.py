@@ -57,6 +57,11 @@ class Results:
         record.dump(self.samples / f"{record.id}.json")
         self.recompute()
 
+    def require(self) -> None:
+        """RecordError unless the folder holds a table or samples: a wrong folder must not pass for a good one."""
+        if not self.table.exists() and not self.samples.is_dir():
+            raise RecordError(f"{self.root} holds no figures: run this in a checkout, or name its folder by --results")
+
     def records(self) -> Iterable[tuple[Path, Record]]:
         """Every samples file with its record, by id."""
         for path in sorted(self.samples.glob("*.json")):

@@ -27,6 +27,7 @@ def figures(
     from tegrad.bench.measures import MEASURES
 
     folder = Results(results)
+    folder.require()
     if check:
         stale = folder.stale()
         for id in stale:

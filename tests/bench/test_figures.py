@@ -64,6 +64,14 @@ def test_edited_samples_change_the_hash(tmp_path: Path) -> None:
     assert results.stale() == ["decode"]
 
 
+def test_a_folder_without_figures_is_no_good_one(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="--results"):
+        Results(tmp_path).require()
+    results = Results(tmp_path)
+    results.add(record())
+    results.require()
+
+
 def test_a_broken_samples_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples" / "x.json").write_text("{")
