@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 import tegrad
+from tegrad.nv import TINYGRAD
 
-TINYGRAD = "0.14.0"
 JETSON_NODES = ("/dev/nvgpu/igpu0/ctrl", "/dev/nvmap")
 NVIDIA_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0")
 BOARD_MEMORY = 2 << 30
