@@ -1,10 +1,10 @@
 """Devices for the tests: NVDevice on the fake driver of this process, and on emulated boards."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from boards import close_device, use_board
 from fake import FakeKernel
 
 
@@ -34,39 +34,6 @@ def fake_device(fake_kernel: FakeKernel) -> Any:
     from tinygrad import Device
 
     return Device["NV"]
-
-
-def close_device() -> None:
-    """Close the NV device if one is open."""
-    from tegrad.nv import device
-
-    if (opened := device._opened.get("NV")) is not None:
-        opened.close()
-
-
-@contextmanager
-def use_board(spec: str, renderer: str = "", race: int | None = None) -> Iterator[str]:
-    """Let the next NV device open on a private board of this spec; closes it at the end.
-
-    With a `race` seed the board's GPU takes every liberty that silicon may take: it reads late, early, out of step.
-    """
-    from tinygrad.helpers import Context
-
-    import tegrad.nv
-    from tegrad.nv import iface
-    from tegrad.orin.client import BoardKernel
-
-    tegrad.nv.install()
-    close_device()
-    kernel = BoardKernel(spec)
-    with pytest.MonkeyPatch.context() as patch, Context(DEV=f"NV:{renderer}" if renderer else "NV"):
-        if race is not None:
-            patch.setenv("TEGRAD_RACE", str(race))
-        patch.setattr(iface, "pick_kernel", lambda: kernel)
-        try:
-            yield spec
-        finally:
-            close_device()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import close_device, use_board
+from boards import close_device, use_board
 from kernels import program, words
 
 from tegrad.hw.chips import CHIPS

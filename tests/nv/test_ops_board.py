@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import use_board
+from boards import use_board
 from numpy.lib.stride_tricks import sliding_window_view
 
 pytestmark = pytest.mark.board

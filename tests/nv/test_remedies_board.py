@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from conftest import close_device, use_board
+from boards import close_device, use_board
 from kernels import program, words
 
 from tegrad.hw.faults import NotifierCode
