@@ -1,7 +1,8 @@
 """Address spaces: the AS fd, where buffers land in GPU memory, and what may be mapped how.
 
 The user range [start, end) is the client's; the driver's own buffers of the same address space (each channel's
-GPFIFO, its syncpoint) lie in [end, end + 4 GiB). Behaviour: nvgpu-driver.md sections 3.2 and 4.
+GPFIFO, its syncpoint) lie in [end, end + 4 GiB).
+Source: L4T r36.4.3 nvgpu, common/mm/as.c, vm.c and vm_area.c, os/linux/ioctl_as.c.
 """
 
 from __future__ import annotations

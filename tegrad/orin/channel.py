@@ -1,4 +1,7 @@
-"""Channels: the fd, GPFIFO and USERD, objects, notifier and syncpoint. nvgpu-driver.md sections 5.1 and 5.3 to 5.7."""
+"""Channels: the fd, GPFIFO and USERD, objects, notifier and syncpoint.
+
+Source: L4T r36.4.3 nvgpu, os/linux/ioctl_channel.c and linux-channel.c, common/fifo/channel.c, common/gr/gr_setup.c.
+"""
 
 from __future__ import annotations
 

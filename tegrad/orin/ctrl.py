@@ -1,4 +1,8 @@
-"""The ctrl fd: what the GPU is, its clocks, and how to get an address space, TSG or channel. nvgpu-driver.md 3."""
+"""The ctrl fd: what the GPU is, its clocks, and how to get an address space, TSG or channel.
+
+Source: L4T r36.4.3 nvgpu, os/linux/ioctl_ctrl.c and ioctl_clk_arb.c;
+values that only a board tells are an AGX Orin 64GB's.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from tegrad.uapi import structs as s
 PTIMER_STEP = 32  # ns
 MAX_FREQ_POINTS = 15
 IDLE_HZ, STEP_HZ = 306_000_000, 102_000_000
-# Set on an Orin for a caller without CAP_SYS_NICE (nvgpu-driver.md 3.1); with it bit 21 is set too.
+# Set on an Orin for a caller without CAP_SYS_NICE (read on an AGX Orin 64GB); with it bit 21 is set too.
 FLAGS = 0x01BF5FFF7F5D035D
 # Engines that the running board lists: graphics and its two copy engines, all on runlist 0.
 ENGINES = (

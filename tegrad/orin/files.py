@@ -231,7 +231,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """How a driver's entry function takes a request number apart (nvgpu-driver.md 0.1)."""
+    """How a driver's entry function takes a request number apart (ioctl_ctrl.c and its kin, nvmap_dev.c)."""
 
     magic: str
     first: int

@@ -3,7 +3,7 @@
 A buffer is a memfd, which is its dmabuf at the same time: clients map it directly and pass its fd around. It is known
 by inode, and its name and seals say what it is (`SEALS` are set when it is allocated), so an fd is still a buffer
 when the driver holds nothing of it any more. The driver keeps its own fd while a handle, a GPU mapping or a pin holds
-the buffer. Behaviour: nvgpu-driver.md section 2.
+the buffer. Source: L4T r36.4.3 nvmap, nvmap_ioctl.c, nvmap_alloc.c and nvmap_dmabuf.c.
 """
 
 from __future__ import annotations

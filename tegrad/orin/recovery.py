@@ -1,7 +1,7 @@
 """What the driver makes of the GPU's events: log lines in nvgpu's form, error notifiers, dead channels.
 
-nvgpu-driver.md section 7: the TSG is off the engine already; every channel of it that registered a notifier gets the
-code (the first stays), all of them become unserviceable, and whoever waits is woken.
+The TSG is off the engine already; every channel of it that registered a notifier gets the code (the first stays), all
+of them become unserviceable, and whoever waits is woken. Source: L4T r36.4.3 nvgpu, common/rc/rc.c, common/fifo/tsg.c.
 """
 
 from __future__ import annotations

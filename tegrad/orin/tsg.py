@@ -1,4 +1,7 @@
-"""Timeslice groups: the TSG fd, subcontexts, which channels run together. Behaviour: nvgpu-driver.md section 5.2."""
+"""Timeslice groups: the TSG fd, subcontexts, which channels run together.
+
+Source: L4T r36.4.3 nvgpu, os/linux/ioctl_tsg.c and common/fifo/tsg.c.
+"""
 
 from __future__ import annotations
 

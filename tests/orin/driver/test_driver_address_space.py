@@ -1,4 +1,4 @@
-"""Address spaces: where buffers land, what may be mapped how, what succeeds on garbage (nvgpu-driver.md section 4)."""
+"""Address spaces: where buffers land, what may be mapped how, what succeeds on garbage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TSGs and channels: the order that works, and every refusal with its errno (nvgpu-driver.md section 5)."""
+"""TSGs and channels: the order that works, and every refusal with its errno."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ctrl fd: characteristics, topology, clocks, registers, and what requests it knows (nvgpu-driver.md 0.1 and 3)."""
+"""The ctrl fd: characteristics, topology, clocks, registers, and what requests it knows."""
 
 from __future__ import annotations
 

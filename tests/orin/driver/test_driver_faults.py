@@ -1,4 +1,4 @@
-"""What a fault leaves behind: notifiers, dead channels, the kernel log, and a GPU that is reset (nvgpu-driver.md 7)."""
+"""What a fault leaves behind: notifiers, dead channels, the kernel log, and a GPU that is reset."""
 
 from __future__ import annotations
 

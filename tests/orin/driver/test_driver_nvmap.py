@@ -1,4 +1,4 @@
-"""/dev/nvmap: handles, dmabufs, mappings, and every refusal with its errno (nvgpu-driver.md section 2)."""
+"""/dev/nvmap: handles, dmabufs, mappings, and every refusal with its errno."""
 
 from __future__ import annotations
 
