@@ -260,5 +260,27 @@ def test_a_copy_waits_for_the_kernels_before_it(board: str, monkeypatch: pytest.
     assert overwrite_what_a_kernel_reads() == 510
 
 
+def read_what_a_kernel_writes() -> int:
+    """Copy out the result of a kernel that has not run yet; what the CPU got."""
+    device = open_device()
+    buffer, store = device.allocator.alloc(4096), program(device, "store")
+    device.allocator._copyin(buffer, memoryview((1).to_bytes(4, "little")))
+    got = bytearray(4)
+    with held_back(device):
+        launch(store, buffer, 7)
+        device.allocator._copyout(memoryview(got), buffer)
+    return int.from_bytes(got, "little")
+
+
+def test_a_result_is_read_after_the_kernel_that_writes_it(board: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_what_a_kernel_writes() == 7
+
+    def without_sync(self: Any, dest: memoryview, src: Any) -> None:
+        dest[:] = self._bytes(src)[: dest.nbytes]
+
+    monkeypatch.setattr(UnifiedAllocator, "_copyout", without_sync)
+    assert read_what_a_kernel_writes() == 1
+
+
 def test_the_device_class_is_ours(board: str) -> None:
     assert isinstance(open_device(), NVDevice)
