@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +44,9 @@ attempt("neither:", 3)
 def run_on_board(program: str) -> str:
     """The output of a program on a private board."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "DEV": "NV", "TEGRAD_BOARD": "agx-orin-64gb", "PARALLEL": "0"}
-    # The board keeps the program's stderr open for some seconds: a file has no end to wait for.
-    with tempfile.TemporaryFile("w+") as errors:
-        command = [sys.executable, "-c", program]
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=120)
-        errors.seek(0)
-        assert done.returncode == 0, errors.read()[-2000:]
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
 

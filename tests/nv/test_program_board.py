@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -63,8 +62,6 @@ def test_a_program_where_another_one_was_runs_its_own_code(off: bool, second: in
     folder = str(Path(test_h200.__file__).parent)
     environment = {**os.environ, "DEV": "NV", "TEGRAD_BOARD": "agx-orin-64gb", "PARALLEL": "0"}
     environment["PYTHONPATH"] = os.pathsep.join((str(test_h200.ROOT), folder))
-    with tempfile.TemporaryFile("w+") as errors:
-        command = [sys.executable, "-c", OLD_CODE.format(off=off)]
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=120)
-        errors.seek(0)
-        assert done.stdout.split() == ["True", "11", str(second)], errors.read()[-2000:]
+    command = [sys.executable, "-c", OLD_CODE.format(off=off)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split() == ["True", "11", str(second)], done.stderr[-2000:]
