@@ -19,6 +19,9 @@ from tegrad.ptx.parser import parse
 from tegrad.ptx.syntax import Function, Ins, Param, Source, Variable
 
 MAX_PLANS = 64
+KERNEL_LEVEL = 0
+"""LLVM's level for kernels. Values live in registers within a block as they are written, so that higher levels run real
+kernels no faster and compile twice as long; a second tier has nothing to gain."""
 Arguments = bytes | bytearray | memoryview | Sequence[Any]
 
 
@@ -51,7 +54,7 @@ class Kernel:
                 if self._code is None:
                     store = self.module.store
                     text = self.ir.text()
-                    data = store.object(store.key("kernel", text), lambda: text, 1, False)
+                    data = store.object(store.key("kernel", KERNEL_LEVEL, text), lambda: text, KERNEL_LEVEL, False)
                     needs = {n: jit.helper(n, store) for n in sorted(self.ir.imports)}
                     self._code = jit.link(data, ["tgx_warp"], needs)
         return self._code.addresses["tgx_warp"]
