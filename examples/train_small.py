@@ -1,9 +1,11 @@
 """Train the small model that tegrad ships: prepare, train, export.
 
-    python examples/train_small.py prepare --data .carry          # Debian's package -> tokens; needs apt, no GPU
-    DEV=NV python examples/train_small.py train --data .carry --out out --minutes 3
-    python examples/train_small.py export --data .carry --out out # weights -> tegrad/models/
-    tegrad eval                                                   # held-out loss and known words
+    python examples/train_small.py prepare --data build/corpus                      # Debian's package -> tokens
+    DEV=NV python examples/train_small.py train --data build/corpus --out build/model --minutes 3
+    python examples/train_small.py export --data build/corpus --out build/model     # weights -> tegrad/models/
+    tegrad eval                                                                     # held-out loss and known words
+
+`prepare` needs apt and no GPU.
 
 Run from the checkout, with tegrad installed or on PYTHONPATH. `train` needs no other package than tinygrad and numpy,
 and no network: carry the data file to the machine that has the GPU.
@@ -218,9 +220,9 @@ def main() -> None:
     for step in (prepare, train, export):
         command = commands.add_parser(step.__name__, help=(step.__doc__ or "").splitlines()[0])
         command.set_defaults(run=step)
-        command.add_argument("--data", type=Path, default=Path(".carry"), help="folder of the prepared files")
+        command.add_argument("--data", type=Path, default=Path("build/corpus"), help="folder of the prepared files")
         if step is not prepare:
-            command.add_argument("--out", type=Path, default=Path("out"), help="folder of weights and curve")
+            command.add_argument("--out", type=Path, default=Path("build/model"), help="folder of weights and curve")
         if step is export:
             command.add_argument("--to", type=Path, help="folder of the model (default: tegrad/models)")
         if step is train:
