@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import venv
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,9 @@ def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[s
     """Run a program away from the checkout, without this process's import path."""
     ours = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "TEGRAD", "TEGRAD_BOARD", "DEV")
     clean = {k: v for k, v in os.environ.items() if k not in ours}
-    # A board keeps its starter's stderr open for some seconds: a file has no end to wait for.
-    with tempfile.TemporaryFile("w+") as errors:
-        done = subprocess.run(
-            command, env=clean | environment, cwd="/", stdout=subprocess.PIPE, stderr=errors, text=True, timeout=120
-        )
-        errors.seek(0)
-        done.stderr = errors.read()
-        return done
+    return subprocess.run(
+        command, env=clean | environment, cwd="/", capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def output(command: list[str], **environment: str) -> str:
