@@ -73,6 +73,7 @@ class Progress:
         self.started = time.perf_counter()
 
     def share(self, step: int) -> float:
+        """How much of the training is done, by time or by steps, from 0 to 1."""
         elapsed = time.perf_counter() - self.started if self.started else 0.0
         return min(1.0, max(elapsed / self.seconds, step / self.steps))
 
@@ -141,6 +142,7 @@ class Curve:
         }
 
     def trained(self, step: int, loss: float, norm: float, lr: float, speed: float, seconds: float) -> None:
+        """Note and print a step."""
         self._record["train"].append([step, round(loss, 4), round(norm, 3), round(lr, 6), round(speed)])
         print(f"{seconds:6.1f} s  step {step:5}  loss {loss:.4f}  |g| {norm:.2f}  {speed:9,.0f} tokens/s", flush=True)
 
@@ -153,6 +155,7 @@ class Curve:
         return bits < best
 
     def finish(self, steps: int, tokens_per_step: int, corpus_tokens: int, seconds: float) -> None:
+        """Add the totals and write the record."""
         record = self._record
         best = min(bits for _, bits in record["held_out"])
         record |= {

@@ -38,6 +38,7 @@ class Data:
 
     @property
     def context(self) -> int:
+        """Tokens of a window, its target left out."""
         return int(self.held.inputs.shape[1])
 
     def batch(self, rng: np.random.Generator, rows: int) -> Tokens:

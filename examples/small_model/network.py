@@ -38,6 +38,7 @@ class Sizes:
 
     @property
     def head_dim(self) -> int:
+        """Width of one head."""
         return self.dim // self.heads
 
 

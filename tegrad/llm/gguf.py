@@ -68,14 +68,17 @@ class TensorInfo:
 
     @property
     def rows(self) -> int:
+        """Rows of the tensor as a matrix."""
         return prod(self.shape[:-1])
 
     @property
     def columns(self) -> int:
+        """Elements of a row."""
         return self.shape[-1]
 
     @property
     def nbytes(self) -> int:
+        """Bytes in the file."""
         return self.rows * self.type.row_bytes(self.columns)
 
 
@@ -106,6 +109,7 @@ class Gguf:
             raise
 
     def close(self) -> None:
+        """Close the file. Closing twice is harmless."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

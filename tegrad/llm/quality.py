@@ -50,12 +50,15 @@ class ReferenceRunner:
 
     @property
     def context(self) -> int:
+        """Tokens that the model sees at once."""
         return self._reference.config.context
 
     def score(self, tokens: Sequence[int]) -> NDArray[np.floating[Any]]:
+        """Logits (len(tokens), vocab) after each token."""
         return self._reference.logits(tokens)
 
     def generate(self, prompt: Sequence[int], sampler: Sampler, limit: int, stops: frozenset[int]) -> Iterator[int]:
+        """Up to `limit` tokens after a prompt; one of `stops`, which is yielded too, ends them."""
         past, fed = Past(), prompt
         for _ in range(min(limit, self.context - len(prompt))):
             token = sampler(self._reference.logits(fed, past)[-1].astype(np.float32))
@@ -73,13 +76,16 @@ class SessionRunner:
 
     @property
     def context(self) -> int:
+        """Tokens that the model sees at once."""
         return self._session.context
 
     def score(self, tokens: Sequence[int]) -> NDArray[np.floating[Any]]:
+        """Logits (len(tokens), vocab) after each token."""
         self._session.reset()
         return self._session.feed_all(tokens)
 
     def generate(self, prompt: Sequence[int], sampler: Sampler, limit: int, stops: frozenset[int]) -> Iterator[int]:
+        """Up to `limit` tokens after a prompt; one of `stops`, which is yielded too, ends them."""
         self._session.reset()
         return self._session.generate(prompt, sampler, limit, stops)
 
@@ -119,6 +125,7 @@ class Loss:
 
     @property
     def bits_per_byte(self) -> float:
+        """The loss in bits for each byte of the text."""
         return self.nats / log(2) / self.text_bytes
 
 
