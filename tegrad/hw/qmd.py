@@ -12,9 +12,6 @@ from types import MappingProxyType
 
 from tegrad.hw import qmd_tables as tables
 
-QMD_ALIGN = 256
-"""Alignment of a QMD's GPU address: SEND_PCAS_A takes it shifted right by 8."""
-
 
 @dataclass(frozen=True, slots=True)
 class QmdArray:
