@@ -457,12 +457,10 @@ def test_a_destroyed_channel_is_silent(rig: Rig) -> None:
 
 
 def test_a_long_pushbuffer_lets_others_go_between(rig: Rig) -> None:
-    busy, quick, where = rig.channel(), rig.channel(), rig.buffer(4 << 20)
-    words = []
-    for _ in range(200_000):
-        words += [method_header(MethodOp.INC, 0, HostMethod.NOP, 1), 0]
-    where.put(struct.pack(f"<{len(words)}I", *words))
-    busy.entry(gp_entry(where.va, len(words))).doorbell()
+    nops = 1_000_000
+    busy, quick, where = rig.channel(), rig.channel(), rig.buffer(8 * nops)
+    where.put(struct.pack("<II", method_header(MethodOp.INC, 0, HostMethod.NOP, 1), 0) * nops)
+    busy.entry(gp_entry(where.va, 2 * nops)).doorbell()
     assert quick.run()
     assert busy.userd.u32(Userd.GP_GET) == 0
     assert rig.wait(lambda: busy.userd.u32(Userd.GP_GET) == 1)
