@@ -41,7 +41,7 @@ def test_a_stall_delays_its_caller_only(user: User) -> None:
     thread.start()
     time.sleep(0.05)
     user.tsg()
-    assert time.monotonic() - began < 0.25
+    assert not done
     thread.join()
     assert done[0] >= 0.3
 
