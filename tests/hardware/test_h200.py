@@ -524,6 +524,15 @@ def tegrad_run() -> None:
 
 
 @case()
+def language_models() -> None:
+    """The tests that hold logits against CPU llama.cpp, on this device: each quantization, and the shipped model."""
+    import cyllama  # noqa: F401  (without it those tests would be skipped)
+    import pytest
+
+    assert pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(ROOT / "tests/llm/test_model.py")]) == 0
+
+
+@case()
 def opened_by_our_device() -> None:
     """The device is ours, over the interface and the classes of this chip."""
     dev = device()
