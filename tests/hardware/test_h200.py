@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-TIME_LIMIT_S = 60
+TIME_LIMIT_S = 90
 ENVIRONMENT = {"DEV": "NV", "HCQDEV_WAIT_TIMEOUT_MS": "5000", "PARALLEL": "0", "CCACHE": "0"}
 
 CASES: dict[str, tuple[Callable[[], None], dict[str, str]]] = {}
