@@ -38,7 +38,7 @@ class Shape:
 
 
 SHAPES = {
-    "plain": Shape(vocab=317),
+    "plain": Shape(dim=768, ffn=1280, heads=6, kv_heads=3, vocab=317),
     "grouped": Shape(dim=768, ffn=256, heads=6, kv_heads=3, vocab=331, bias=True, rope_freqs=True, tied=True),
     "wide heads": Shape(heads=3, kv_heads=1, head_dim=256, vocab=301),
     "yarn": Shape(
