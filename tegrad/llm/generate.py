@@ -47,9 +47,9 @@ class Reply:
                 yield text
         if text := stream.finish():
             yield text
-        self.ended = self._ending(session, tokenizer, limit)
+        self.ended = self._ending(tokenizer, limit)
 
-    def _ending(self, session: Session, tokenizer: Tokenizer, limit: int | None) -> Ending:
+    def _ending(self, tokenizer: Tokenizer, limit: int | None) -> Ending:
         if self.tokens and self.tokens[-1] in tokenizer.stops:
             return "stop"
         return "limit" if len(self.tokens) == limit else "context"
