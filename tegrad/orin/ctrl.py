@@ -160,33 +160,31 @@ def open_channel(file: CtrlFile, call: Call) -> None:
     call.install("channel_fd", ChannelFile(file.driver, file.process, call.arg.in_.runlist_id))
 
 
-def _masks(address: int, size: int, masks: list[int]) -> Generator[Request, Any, int]:
-    data = b"".join(mask.to_bytes(4, "little") for mask in masks)
+def _words(address: int, size: int, words: list[int]) -> Generator[Request, Any, int]:
+    data = b"".join(word.to_bytes(4, "little") for word in words)
     return (yield from copy_out(address, data[:size]))
+
+
+def _masks(call: Call, masks: list[int]) -> Steps:
+    """As many masks as the caller has room for, and the size of all."""
+    arg = call.arg
+    if arg.mask_buf_size:
+        left = yield from _words(arg.mask_buf_addr, arg.mask_buf_size, masks)
+        if left:
+            return left
+    arg.mask_buf_size = 4 * len(masks)
+    return None
 
 
 def get_tpc_masks(file: CtrlFile, call: Call) -> Steps:
     """GET_TPC_MASKS: one word per possible GPC."""
-    arg, chip = call.arg, file.driver.chip
-    masks = [(1 << chip.tpc_per_gpc) - 1] * chip.num_gpc
-    if arg.mask_buf_size:
-        left = yield from _masks(arg.mask_buf_addr, arg.mask_buf_size, masks)
-        if left:
-            return left
-    arg.mask_buf_size = 4 * len(masks)
-    return None
+    chip = file.driver.chip
+    return _masks(call, [(1 << chip.tpc_per_gpc) - 1] * chip.num_gpc)
 
 
 def get_fbp_l2_masks(file: CtrlFile, call: Call) -> Steps:
     """GET_FBP_L2_MASKS: one word per FBP."""
-    arg = call.arg
-    masks = [(1 << LTC_PER_FBP) - 1] * NUM_FBPS
-    if arg.mask_buf_size:
-        left = yield from _masks(arg.mask_buf_addr, arg.mask_buf_size, masks)
-        if left:
-            return left
-    arg.mask_buf_size = 4 * len(masks)
-    return None
+    return _masks(call, [(1 << LTC_PER_FBP) - 1] * NUM_FBPS)
 
 
 def get_gpc_physical_map(file: CtrlFile, call: Call) -> Steps:
@@ -203,7 +201,7 @@ def _gpc_map(file: CtrlFile, call: Call, address: int) -> Steps:
     size = 4 * file.driver.chip.num_gpc
     if call.arg.map_buf_size:
         require(call.arg.map_buf_size == size)
-        left = yield from _masks(address, size, list(range(file.driver.chip.num_gpc)))
+        left = yield from _words(address, size, list(range(file.driver.chip.num_gpc)))
         if left:
             return left
     call.arg.map_buf_size = size
