@@ -29,9 +29,9 @@ LOCAL_WARP_UNIT = 0x200
 PROGRAM_ALIGN = 128
 
 _RECORDS_V3 = {(structure, wide): size for structure, size in enumerate((16, 4, 8, 16)) for wide in (False, True)}
-_RECORDS_V4 = {(0, False): 16, (0, True): 16, (1, False): 4}
-"""Bytes of a release by (structure size, 64-bit payload). Structures are four words, one, two; forms that are missing
-store nothing [measured on an H200]."""
+_RECORDS_V4 = {form: size for form, size in _RECORDS_V3.items() if form[0] < 3 and form != (1, True)}
+"""Bytes of a release by (structure size, 64-bit payload). Structures are four words, one, two. On an H200 a version 4
+release of one word with a 64-bit payload stored nothing and its launch never ended."""
 
 GRID_NULL, GRID_CTA, GRID_GPC_CGA = 1, 2, 3
 

@@ -292,11 +292,12 @@ def test_a_report_semaphore_waits_for_the_grid(orin: Rig) -> None:
         *((chip, 0, 0, struct.pack("<Q", 5)) for chip in CHIPS),
         *((chip, 0, 1, struct.pack("<Q", 0x3_0000_0005)) for chip in CHIPS),
         *((chip, 1, 0, struct.pack("<II", 5, M32)) for chip in CHIPS),
-        ("agx-orin-64gb", 2, 1, struct.pack("<Q", 0x3_0000_0005)),
+        *((chip, 2, 0, struct.pack("<Q", 5)) for chip in CHIPS),
+        *((chip, 2, 1, struct.pack("<Q", 0x3_0000_0005)) for chip in CHIPS),
     ],
 )
 def test_qmd_releases(chip: str, size: int, wide: int, expected: bytes) -> None:
-    """Version 4 as measured on an H200: the upper half of a four-word payload is zero unless payload64b is set."""
+    """Version 4 as measured on an H200: the upper half of a payload is zero unless payload64b is set."""
     with Rig(chip) as rig:
         check_releases(rig, size, wide, expected)
 
@@ -317,13 +318,12 @@ def check_releases(rig: Rig, size: int, wide: int, expected: bytes) -> None:
     assert sem.u64(16) == 0xBBBB
 
 
-@pytest.mark.parametrize(("size", "wide"), [(1, 1), (2, 0), (2, 1)])
-def test_a_v4_release_of_one_word_with_64_bits_or_of_two_words_stores_nothing(size: int, wide: int) -> None:
-    """As measured on an H200, which stored nothing for these forms; the kernel itself ran."""
+def test_a_v4_release_of_one_word_with_64_bits_stores_nothing() -> None:
+    """As measured on an H200: nothing was stored and the launch never ended."""
     with Rig("gh100") as rig:
         channel, out, sem = rig.channel().setup(), rig.buffer(), rig.buffer()
         sem.put(b"\xa5" * 16)
-        fields = release_fields(rig, 0, sem.va, 0x3_0000_0005, size=size, wide=wide)
+        fields = release_fields(rig, 0, sem.va, 0x3_0000_0005, size=1, wide=1)
         channel.launch(rig.qmd(rig.program(STORE, "store"), rig.arguments(out.va, 1), **fields))
         assert not channel.run(0.05)
         assert out.u32() == 1
