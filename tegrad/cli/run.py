@@ -116,9 +116,23 @@ def _stream(reply: Reply, *, show: bool) -> str:
     return "".join(text)
 
 
+def _keep_kernels() -> None:
+    """Turn tinygrad's cache off where its folder cannot be written: it would raise at the first kernel."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tinygrad"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable and "CACHEDB" not in os.environ:
+        os.environ["CACHELEVEL"] = "0"
+        typer.echo(f"tegrad: {folder} cannot be written, so kernels are compiled anew each time", err=True)
+
+
 def choose_device() -> None:
     """Settle where this process runs, before tinygrad is imported: NV unless DEV says otherwise, an emulated Orin if
     there is no GPU, said on stderr."""
+    _keep_kernels()
     target = os.environ.setdefault("DEV", "NV")
     if target.split(":")[0].rpartition("+")[2].upper() != "NV":
         return

@@ -94,3 +94,22 @@ def test_record_names_versions_sources_and_machine() -> None:
 
 def test_the_committed_table_is_what_its_samples_give() -> None:
     assert Results(Path(__file__).parents[2] / "results").stale() == []
+
+
+def test_figures_measures_again_what_needs_no_gpu_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tegrad.bench import measures
+    from tegrad.cli.bench import figures
+
+    def none() -> Record:
+        raise AssertionError("needs a GPU")
+
+    table = {
+        "here": measures.Measure("here", "", False, lambda: record(id="here")),
+        "there": measures.Measure("there", "", True, none),
+    }
+    monkeypatch.setattr(measures, "MEASURES", table)
+    Results(tmp_path).add(record(id="there"))
+    figures(tmp_path)
+    assert [r["id"] for r in Results(tmp_path).stored()] == ["here", "there"]

@@ -179,3 +179,9 @@ def test_ctrl_c_ends_cleanly_and_leaves_no_process() -> None:
     assert process.returncode == 130
     assert b"Traceback" not in errors
     assert until(iter(lambda: not marked(mark), None), 15), marked(mark)
+
+
+def test_a_home_that_cannot_be_written_is_said_and_not_needed():
+    done = tegrad("In the beginning", "--max-tokens", "2", HOME="/proc/none", XDG_CACHE_HOME="")
+    assert done.returncode == 0, done.stderr
+    assert "cannot be written" in done.stderr
