@@ -15,7 +15,9 @@ from tegrad.uapi import structs as s
 from tegrad.uapi.errors import DriverError
 from tegrad.uapi.kernel import Kernel
 
-SPEC = "agx-orin-64gb:16GiB"  # the board that the driver tests share
+MEMORY = 15 << 30
+SPEC = "agx-orin-64gb:15GiB"
+"""The board that the driver tests share: of a size that no other test uses, since boards are shared by their spec."""
 FAKE_GPU = "driver_fake_gpu:FakeGpu"
 CTRL, NVMAP = "/dev/nvgpu/igpu0/ctrl", "/dev/nvmap"
 FENCE = "/dev/host1x-fence"

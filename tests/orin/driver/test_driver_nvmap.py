@@ -8,7 +8,7 @@ import mmap
 import os
 
 import pytest
-from driver_user import SPEC, TAGGED, User, refused
+from driver_user import MEMORY, SPEC, TAGGED, User, refused
 
 from tegrad.orin.client import BoardKernel, board_log
 from tegrad.uapi import constants as k
@@ -84,7 +84,7 @@ def test_generic_heap_falls_back_to_iovmm(user: User) -> None:
 
 
 def test_alloc_past_the_boards_memory_is_enomem(user: User) -> None:
-    arg = s.CreateHandle(size64=17 * GIB)
+    arg = s.CreateHandle(size64=MEMORY + GIB)
     user.kernel.ioctl(user.nvmap, io.NVMAP_IOC_CREATE_64, arg)
     with refused(errno.ENOMEM):
         user.alloc(arg.handle64)
@@ -346,7 +346,7 @@ def test_heaps(user: User) -> None:
     assert arg.heaps == 0x10000004
     query = s.QueryHeapParams(heap_mask=k.NVMAP_HEAP_IOVMM)
     user.kernel.ioctl(user.nvmap, io.NVMAP_IOC_QUERY_HEAP_PARAMS, query)
-    assert query.total == 16 * GIB
+    assert query.total == MEMORY
     assert 0 < query.free <= query.total
     assert query.granule_size == query.largest_free_block == 4096
     query = s.QueryHeapParams(total=5)
