@@ -22,6 +22,8 @@ from tegrad.hw.chips import CHIPS, Chip
 GPU = "tegrad.orin.gpu:Gpu"
 LINGER_S = 5.0
 START_TIMEOUT_S = 30.0
+MIN_MEMORY = 64 << 20
+"""Bytes below which a board's memory is taken for a slip of the unit."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -65,7 +67,10 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if not match or not int(match[1]):
         raise BoardError(f"{text!r} is no memory size: write it like 512M or 8GiB")
-    return int(match[1]) * _UNITS[match[2].upper()]
+    size = int(match[1]) * _UNITS[match[2].upper()]
+    if size < MIN_MEMORY:
+        raise BoardError(f"{text!r} is too little memory for a board: give it {MIN_MEMORY >> 20}M or more")
+    return size
 
 
 def named_address(name: str) -> bytes:

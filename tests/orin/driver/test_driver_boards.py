@@ -32,13 +32,14 @@ def test_specs() -> None:
     assert parse_spec("orin-nano-8gb:512M").memory == 512 << 20
     assert parse_spec("gh100").chip is CHIPS["gh100"]
     assert parse_spec("my-board").chip is None
-    for bad in ("", "two words", "../x", "agx-orin-64gb:lots", "agx-orin-64gb:0"):
+    for bad in ("", "two words", "../x", "agx-orin-64gb:lots", "agx-orin-64gb:0", "agx-orin-64gb:12"):
         with pytest.raises(BoardError):
             parse_spec(bad)
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("512M", 512 << 20), ("8GiB", 8 * GIB), ("8 gb", 8 * GIB), ("4096", 4096), ("2KiB", 2048)]
+    ("text", "size"),
+    [("512M", 512 << 20), ("8GiB", 8 * GIB), ("8 gb", 8 * GIB), ("67108864", 64 << 20), ("65536KiB", 64 << 20)],
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
