@@ -54,9 +54,6 @@ class Module:
         return "\n".join([*self.decls.values(), *self.functions]) + "\n"
 
 
-_FLOAT_BIN = {"fadd", "fsub", "fmul", "fdiv"}
-
-
 class Fn:
     """One LLVM function being written."""
 

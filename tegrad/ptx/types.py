@@ -48,4 +48,3 @@ def _table() -> dict[str, Ty]:
 
 TYPES = _table()
 EL_BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "i128": 128, "half": 16, "float": 32, "double": 64}
-FLOAT_OF_BITS = {16: "half", 32: "float", 64: "double"}

@@ -41,7 +41,7 @@ def test_more_submissions_than_the_gpfifo_holds_wait_for_room(fake_kernel: FakeK
     fake_device.synchronize()
     for _ in range(free):
         empty_submission(fake_device)
-    blocked = threading.Thread(target=empty_submission, args=(fake_device,))
+    blocked = threading.Thread(target=empty_submission, args=(fake_device,), daemon=True)
     blocked.start()
     blocked.join(0.1)
     assert blocked.is_alive()
@@ -77,7 +77,7 @@ def test_a_bound_queue_is_not_rewritten_before_its_last_run(fake_kernel: FakeKer
     queue = NVComputeQueue().wait(gate, 1).signal(signal, value)
     queue.bind(fake_device)
     queue.submit(fake_device, {"value": 11})
-    later = threading.Thread(target=queue.submit, args=(fake_device, {"value": 22}))
+    later = threading.Thread(target=queue.submit, args=(fake_device, {"value": 22}), daemon=True)
     later.start()
     later.join(0.1)
     assert later.is_alive()

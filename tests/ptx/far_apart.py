@@ -78,7 +78,7 @@ def main(cache: str) -> None:
         while not done.wait(0.005):
             move_on()
 
-    thread = threading.Thread(target=churn)
+    thread = threading.Thread(target=churn, daemon=True)
     thread.start()
     try:
         kernels = [kernel for i in range(KERNELS) for kernel in run(i + 1.5, cache)]

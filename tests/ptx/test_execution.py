@@ -386,7 +386,7 @@ def test_launches_from_several_threads_do_not_disturb_each_other() -> None:
         except BaseException as e:
             wrong.append(e)
 
-    workers = [threading.Thread(target=work, args=(a,)) for a in arrays]
+    workers = [threading.Thread(target=work, args=(a,), daemon=True) for a in arrays]
     for w in workers:
         w.start()
     for w in workers:

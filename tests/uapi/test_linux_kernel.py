@@ -169,7 +169,7 @@ def test_every_store_is_seen_whole(linux: LinuxKernel, memory: int) -> None:
                 if value not in (0, 0xFFFFFFFF):
                     torn.append(value)
 
-        thread = threading.Thread(target=watch)
+        thread = threading.Thread(target=watch, daemon=True)
         thread.start()
         for _ in range(20_000):
             bell.store32(0x90, 0xFFFFFFFF)

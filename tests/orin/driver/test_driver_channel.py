@@ -410,7 +410,7 @@ def test_wait_sleeps_until_the_semaphore_and_an_interrupt_while_others_are_serve
         user.kernel.ioctl(made.fd, io.NVGPU_IOCTL_CHANNEL_WAIT, arg)
         over.set()
 
-    thread = threading.Thread(target=sleep)
+    thread = threading.Thread(target=sleep, daemon=True)
     thread.start()
     time.sleep(0.05)
     assert not user.timed_out(made)  # another call on the same fd meanwhile

@@ -122,7 +122,7 @@ def test_a_waiter_is_woken_by_the_fault_with_success(user: User) -> None:
         arg.condition.semaphore.payload = 1
         result.append(user.kernel.ioctl(channel.fd, io.NVGPU_IOCTL_CHANNEL_WAIT, arg))
 
-    thread = threading.Thread(target=sleep)
+    thread = threading.Thread(target=sleep, daemon=True)
     thread.start()
     time.sleep(0.05)
     raise_fault(user, channel)

@@ -37,7 +37,7 @@ def test_a_stall_delays_its_caller_only(user: User) -> None:
     board_inject(SPEC, [Rule("NVMAP_CREATE", stall=0.3, nth=1)])
     began = time.monotonic()
     done: list[float] = []
-    thread = threading.Thread(target=lambda: (user.create(4096), done.append(time.monotonic() - began)))
+    thread = threading.Thread(target=lambda: (user.create(4096), done.append(time.monotonic() - began)), daemon=True)
     thread.start()
     time.sleep(0.05)
     user.tsg()

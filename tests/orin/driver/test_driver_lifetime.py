@@ -192,7 +192,7 @@ def test_many_threads_call_at_once(user: User) -> None:
             failures.append(error)
 
     before = counts()
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
