@@ -304,8 +304,10 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         if not hasattr(iface, "channel_error"):
             return
         code = iface.channel_error()
-        if code is not None or (ask_driver and iface.timed_out()):
-            fault = self._fault(code)
+        dead = code is not None or (ask_driver and iface.timed_out())
+        if dead:
+            # The driver writes the notifier before it gives a channel up: it may have come since the first look.
+            fault = self._fault(iface.channel_error() if code is None else code)
             self.error_state = fault
             raise fault
 

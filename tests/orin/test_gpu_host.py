@@ -457,10 +457,11 @@ def test_a_destroyed_channel_is_silent(rig: Rig) -> None:
 
 
 def test_a_long_pushbuffer_lets_others_go_between(rig: Rig) -> None:
-    nops = 1_000_000
+    nops, entries = 1_000_000, 10
     busy, quick, where = rig.channel(), rig.channel(), rig.buffer(8 * nops)
     where.put(struct.pack("<II", method_header(MethodOp.INC, 0, HostMethod.NOP, 1), 0) * nops)
-    busy.entry(gp_entry(where.va, 2 * nops)).doorbell()
+    for _ in range(entries):
+        busy.entry(gp_entry(where.va, 2 * nops))
+    busy.doorbell()
     assert quick.run()
-    assert busy.userd.u32(Userd.GP_GET) == 0
-    assert rig.wait(lambda: busy.userd.u32(Userd.GP_GET) == 1)
+    assert busy.userd.u32(Userd.GP_GET) < entries
