@@ -75,3 +75,14 @@ def test_many_kernels_in_flight_are_counted() -> None:
 )
 def test_warp_errors_in_words(esr: int, reason: str) -> None:
     assert SmError(0, 0, esr, 0).reason == reason
+
+
+def test_a_notifier_written_between_two_looks_gives_the_fault_its_code(
+    fake_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([None, NotifierCode.FIFO_ERROR_MMU_ERR_FLT])
+    monkeypatch.setattr(fake_device.iface, "channel_error", lambda: next(looks))
+    monkeypatch.setattr(fake_device.iface, "timed_out", lambda: True)
+    with pytest.raises(DeviceFault) as caught:
+        fake_device.check_fault(ask_driver=True)
+    assert caught.value.code == NotifierCode.FIFO_ERROR_MMU_ERR_FLT
