@@ -465,3 +465,4 @@ def test_a_long_pushbuffer_lets_others_go_between(rig: Rig) -> None:
     busy.doorbell()
     assert quick.run()
     assert busy.userd.u32(Userd.GP_GET) < entries
+    assert rig.wait(lambda: busy.userd.u32(Userd.GP_GET) >= 1)
