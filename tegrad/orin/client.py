@@ -26,10 +26,10 @@ from tegrad.orin.caller import if_open, lowest
 from tegrad.orin.connection import Connection, call, connection
 from tegrad.orin.inject import Rule
 from tegrad.orin.wire import Message, Op
-from tegrad.uapi.errors import DriverError, ioctl_error
+from tegrad.uapi.errors import DriverError
 from tegrad.uapi.hints import ioctl_hint
 from tegrad.uapi.ioctls import Ioctl, get_field, set_field
-from tegrad.uapi.kernel import AGAIN_LIMIT_S, AGAIN_PAUSE_S, Arg
+from tegrad.uapi.kernel import Arg, check_argument, repeated
 
 KMSG = "/dev/kmsg"
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -72,27 +72,16 @@ class BoardKernel:
 
     def ioctl(self, fd: int, row: Ioctl, arg: Arg = None) -> int:
         """Make the ioctl; EINTR is repeated at once, EAGAIN for up to AGAIN_LIMIT_S."""
-        if row.by_value:
-            if arg is not None and not isinstance(arg, int):
-                raise TypeError(f"{row.name} takes an integer, got {type(arg).__name__}")
-        elif (row.struct is None) != (arg is None) or (row.struct is not None and not isinstance(arg, row.struct)):
-            wanted = "no argument" if row.struct is None else row.struct.__name__
-            raise TypeError(f"{row.name} takes {wanted}, got {type(arg).__name__}")
-        deadline = 0.0
-        while True:
+        check_argument(row, arg)
+
+        def attempt() -> int:
             try:
                 return _ioctl(self.connection, fd, row, arg)
             except OSError as error:
-                code = _DEVICE_ERRNO.get(error.errno or 0, error.errno or 0)
-            if code == errno.EINTR:
-                continue
-            if code == errno.EAGAIN:
-                now = time.monotonic()
-                deadline = deadline or now + AGAIN_LIMIT_S
-                if now < deadline:
-                    time.sleep(AGAIN_PAUSE_S)
-                    continue
-            raise ioctl_error(row, fd, arg, code)
+                code = error.errno or errno.EIO
+                return -_DEVICE_ERRNO.get(code, code)
+
+        return repeated(row, fd, arg, attempt)
 
     def mmap(self, fd: int, size: int, prot: int, flags: int, *, addr: int = 0, offset: int = 0) -> int:
         """Map a buffer, or plain memory with fd -1. The registers of a ctrl fd have no memory here: use `doorbell`."""

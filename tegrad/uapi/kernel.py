@@ -11,6 +11,7 @@ import grp
 import mmap as mmap_module
 import os
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -91,6 +92,34 @@ _libc.munmap.restype = ctypes.c_int
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
+def check_argument(row: Ioctl, arg: Arg) -> None:
+    """TypeError where `arg` is not what the row takes: its struct, nothing, or an integer by value."""
+    if row.by_value:
+        fits, wanted = arg is None or isinstance(arg, int), "an integer"
+    else:
+        fits = arg is None if row.struct is None else isinstance(arg, row.struct)
+        wanted = "no argument" if row.struct is None else row.struct.__name__
+    if not fits:
+        raise TypeError(f"{row.name} takes {wanted}, got {type(arg).__name__}")
+
+
+def repeated(row: Ioctl, fd: int, arg: Arg, attempt: Callable[[], int]) -> int:
+    """What `attempt` answers, or DriverError for a negative errno.
+
+    EINTR is repeated at once, EAGAIN for up to AGAIN_LIMIT_S.
+    """
+    deadline = 0.0
+    while (result := attempt()) < 0:
+        if result == -errno.EINTR:
+            continue
+        now = time.monotonic()
+        deadline = deadline or now + AGAIN_LIMIT_S
+        if result != -errno.EAGAIN or now >= deadline:
+            raise ioctl_error(row, fd, arg, -result)
+        time.sleep(AGAIN_PAUSE_S)
+    return result
+
+
 class LinuxKernel:
     """The Kernel of the machine this process runs on."""
 
@@ -103,28 +132,14 @@ class LinuxKernel:
 
     def ioctl(self, fd: int, row: Ioctl, arg: Arg = None) -> int:
         """Make the ioctl; EINTR is repeated at once, EAGAIN for up to AGAIN_LIMIT_S."""
-        if row.by_value:
-            pointer: object = arg if isinstance(arg, int) else None
-        else:
-            pointer = None if arg is None or isinstance(arg, int) else ctypes.byref(arg)
-            if (row.struct is None) != (arg is None) or (row.struct is not None and not isinstance(arg, row.struct)):
-                wanted = "no argument" if row.struct is None else row.struct.__name__
-                raise TypeError(f"{row.name} takes {wanted}, got {type(arg).__name__}")
-        deadline = 0.0
-        while True:
+        check_argument(row, arg)
+        pointer = arg if arg is None or isinstance(arg, int) else ctypes.byref(arg)
+
+        def attempt() -> int:
             result: int = _libc.ioctl(fd, row.request, pointer)
-            if result >= 0:
-                return result
-            code = ctypes.get_errno()
-            if code == errno.EINTR:
-                continue
-            if code == errno.EAGAIN:
-                now = time.monotonic()
-                deadline = deadline or now + AGAIN_LIMIT_S
-                if now < deadline:
-                    time.sleep(AGAIN_PAUSE_S)
-                    continue
-            raise ioctl_error(row, fd, arg, code)
+            return result if result >= 0 else -ctypes.get_errno()
+
+        return repeated(row, fd, arg, attempt)
 
     def mmap(self, fd: int, size: int, prot: int, flags: int, *, addr: int = 0, offset: int = 0) -> int:
         """Map `size` bytes of `fd`; `fd` -1 with MAP_ANONYMOUS maps plain memory."""
