@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("tegrad.cli.run", "Generate text from a GGUF model (the shipped one by default)."),
     "eval": ("tegrad.cli.evaluate", "Print a model's held-out bits per byte and its share of known words."),
     "doctor": ("tegrad.cli.doctor", "Say what was found, what is missing and what to do."),
+    "klog": ("tegrad.cli.klog", "Show what the GPU's drivers wrote to the kernel log, and what it means."),
     "bench": ("tegrad.cli.bench", "Measure, record and recompute the figures in results/."),
     "board": ("tegrad.cli.board", "Start, stop and inspect emulated boards."),
 }

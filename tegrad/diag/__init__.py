@@ -1,1 +1,1 @@
-"""Diagnosis: what a machine has, and (later) its kernel log and timelines."""
+"""Diagnosis: what a machine has, and what its kernel log says."""

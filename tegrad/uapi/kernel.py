@@ -216,6 +216,8 @@ def _open_hint(path: str, code: int) -> str:
             f"{path} does not exist: the driver is not loaded or this is not a Jetson Orin; "
             "set TEGRAD_BOARD=agx-orin-64gb to use the emulated board"
         )
+    if code in (errno.EACCES, errno.EPERM) and path == "/dev/kmsg":
+        return "only root may read the kernel log here: use sudo, or sysctl kernel.dmesg_restrict=0"
     if code in (errno.EACCES, errno.EPERM):
         return f"no permission for {path}: add your user to the group {_owner_group(path)}, then log in again"
     return ioctl_hint("open", code)
