@@ -1,0 +1,106 @@
+"""The runner of upstream's tests, on a checkout of one small suite."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tegrad.bench import upstream
+from tegrad.bench.record import RecordError
+
+CONFTEST = """
+import os, signal, threading, pytest
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    timer = threading.Timer(float(os.environ["TEST_TIMEOUT"]), os.kill, args=(os.getpid(), signal.SIGABRT))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+"""
+
+MIXED = """
+import os, time, unittest, tinygrad
+class TestMixed(unittest.TestCase):
+    def test_from_the_wheel(self): assert hasattr(tinygrad, "Tensor") and tinygrad.__file__.startswith(os.getcwd())
+    def test_device(self): assert os.environ["DEV"] == "NV:CUDA"
+    def test_wrong(self): self.assertEqual(1, 2)
+    @unittest.skip("not here")
+    def test_skipped(self): pass
+    @unittest.expectedFailure
+    def test_known(self): assert False
+    def test_dies(self): os._exit(9)
+    def test_hangs(self): time.sleep(60)
+    def test_zz_after(self): pass
+"""
+
+
+def packed(path: Path, body: str) -> Path:
+    """An archive as `git archive` makes it: the files, and the commit in a comment."""
+    files = {"conftest.py": CONFTEST, "test/test_tiny.py": body, "tinygrad/__init__.py": "raise ImportError('mine')"}
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "c0ffee"}) as tar:
+        for name, text in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text)
+            tar.addfile(info, io.BytesIO(text.encode()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    source = packed(tmp_path_factory.mktemp("source") / "tests.tar", MIXED)
+    return upstream.run(source, "CUDA", ("test_tiny",), jobs=1, test_limit=5)
+
+
+def test_every_test_is_counted_once(mixed: Any) -> None:
+    suite = mixed["suites"]["test_tiny"]
+    assert suite["counts"] == {"unfinished": 0, "passed": 3, "xfailed": 1, "skipped": 1, "failed": 3}
+    assert "stopped" not in suite
+    assert mixed["commit"] == "c0ffee"
+    assert mixed["renderer"] == "CUDA"
+
+
+def test_reasons_are_kept(mixed: Any) -> None:
+    suite = mixed["suites"]["test_tiny"]
+    assert suite["skipped"] == {"TestMixed::test_skipped": "not here"}
+    assert "1 != 2" in suite["failed"]["TestMixed::test_wrong"]
+
+
+def test_a_test_that_dies_or_hangs_costs_itself_only(mixed: Any) -> None:
+    failed = mixed["suites"]["test_tiny"]["failed"]
+    assert "crashed" in failed["TestMixed::test_dies"]
+    assert "crashed" in failed["TestMixed::test_hangs"]
+    assert "TestMixed::test_zz_after" not in failed
+
+
+def test_a_suite_that_is_killed_keeps_what_it_had(tmp_path: Path) -> None:
+    body = "import os\ndef test_quick(): pass\ndef test_fatal(): os.killpg(0, 9)\n"
+    source, out = packed(tmp_path / "tests.tar", body), tmp_path / "out.json"
+    suite = upstream.run(source, "PTX", ("test_tiny",), jobs=1, out=out)["suites"]["test_tiny"]
+    assert suite["counts"]["passed"] == 1
+    assert list(suite["unfinished"]) == ["test_fatal"]
+    assert "pytest ended with -9" in suite["stopped"]
+    assert json.loads(out.read_text())["suites"]["test_tiny"] == suite
+
+
+def test_a_suite_that_outruns_its_limit_is_stopped(tmp_path: Path) -> None:
+    source = packed(tmp_path / "tests.tar", "import time\ntime.sleep(600)\n")
+    suite = upstream.run(source, "PTX", ("test_tiny",), jobs=1, suite_limit=0.5)["suites"]["test_tiny"]
+    assert sum(suite["counts"].values()) == 0
+    assert suite["stopped"].startswith("after")
+
+
+def test_a_suite_that_cannot_be_imported_is_a_failure(tmp_path: Path) -> None:
+    source = packed(tmp_path / "tests.tar", "import nothing_of_this_name\n")
+    suite = upstream.run(source, "PTX", ("test_tiny",), jobs=1)["suites"]["test_tiny"]
+    assert suite["counts"]["failed"] == 1
+    assert "nothing_of_this_name" in str(suite["failed"])
+
+
+def test_a_commit_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"git finds no c0ffee in"):
+        upstream.archive(tmp_path, "c0ffee")
