@@ -18,6 +18,7 @@ ALLOWED = {
     "bench": {"hw", "uapi", "nv", "llm"},
     "diag": {"hw", "uapi", "nv", "llm"},
     "serve": {"llm"},
+    "conformance": {"hw", "uapi", "nv"},
 }
 """What each part may import of the others, besides itself and tegrad.errors. cli may import everything."""
 

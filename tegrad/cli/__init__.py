@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("tegrad.cli.doctor", "Say what was found, what is missing and what to do."),
     "klog": ("tegrad.cli.klog", "Show what the GPU's drivers wrote to the kernel log, and what it means."),
     "bench": ("tegrad.cli.bench", "Measure, record and recompute the figures in results/."),
+    "conformance": ("tegrad.cli.conformance", "Check the drivers found here against the rules of nvgpu and nvmap."),
     "board": ("tegrad.cli.board", "Start, stop and inspect emulated boards."),
 }
 

@@ -1,0 +1,33 @@
+"""The conformance suite: what nvgpu and nvmap do at the user-space boundary, as rules that run on any Kernel.
+
+    rule      what a rule is, and the registry
+    rig       a driver client for rules: opens, calls, expects refusals, and releases everything
+    process   a second process, for rules about several
+    memory    this process's own memory: good, bad and read-only addresses
+    run       runs rules one by one and says what came of each
+    report    what the user sees, and the file to send
+    s*        the rules, by section of the driver's facts
+
+A rule touches the driver through `tegrad.uapi.kernel.Kernel` only, so the same rules judge a Jetson and the emulated
+board. docs/conformance.md says how to run them and how to write one.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from tegrad.conformance.rule import Rule, registered
+
+MODULES = (
+    "s0_conventions",
+    "s1_nodes",
+    "s2_nvmap",
+)
+"""The modules that hold rules."""
+
+
+def all_rules() -> list[Rule]:
+    """Every rule there is, by section."""
+    for name in MODULES:
+        importlib.import_module(f"tegrad.conformance.{name}")
+    return registered()

@@ -1,0 +1,84 @@
+"""What a rule is: one row or sentence of the driver's facts, with the check that says whether a kernel keeps it.
+
+A check takes a `Rig` and returns when the rule holds. It raises `Differs` when the kernel behaves otherwise,
+`NotApplicable` when the machine lacks what the rule is about; anything else is an error of its set-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tegrad.conformance.rig import Rig
+
+Check = Callable[["Rig"], None]
+
+
+class Differs(Exception):
+    """The kernel does not do what the rule says."""
+
+    def __init__(self, expected: object, seen: object) -> None:
+        super().__init__(f"expected {expected}, seen {seen}")
+        self.expected, self.seen = str(expected), str(seen)
+
+
+class NotApplicable(Exception):
+    """The rule says nothing about this machine; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule: `id` is its section and its name (`2.3/align-not-power-of-two`), `sentence` what must hold.
+
+    `hazardous`: on a kernel that breaks the rule, or on a real one in any case, the check may leave the GPU hung, a
+    process that cannot be killed or a driver that needs a reboot.
+    """
+
+    id: str
+    section: str
+    sentence: str
+    check: Check = field(repr=False)
+    hazardous: bool = False
+
+
+_rules: dict[str, Rule] = {}
+
+
+def rule(section: str, sentence: str, *, hazardous: bool = False, name: str = "") -> Callable[[Check], Check]:
+    """Register a check as a rule of a section of the facts. The id comes from `name`, else from the function's.
+
+    ValueError for an id that is taken: ids are what reports and mutants refer to.
+    """
+
+    def register(check: Check) -> Check:
+        made = Rule(f"{section}/{name or check.__name__.replace('_', '-')}", section, sentence, check, hazardous)
+        if made.id in _rules:
+            raise ValueError(f"there is a rule {made.id} already")
+        _rules[made.id] = made
+        return check
+
+    return register
+
+
+def section_order(section: str) -> tuple[int, ...]:
+    """A key that sorts 2.10 behind 2.9."""
+    return tuple(int(part) for part in section.split("."))
+
+
+def registered() -> list[Rule]:
+    """Every rule of the modules imported so far, by section, in the order they were written."""
+    return sorted(_rules.values(), key=lambda one: section_order(one.section))
+
+
+def chosen(rules: Iterable[Rule], sections: Iterable[str] = (), ids: Iterable[str] = ()) -> list[Rule]:
+    """The rules of these sections (`2` takes 2.1 to 2.9 along) and with these ids; all where neither is given."""
+    sections, ids = list(sections), set(ids)
+    if not sections and not ids:
+        return list(rules)
+    return [
+        one
+        for one in rules
+        if one.id in ids or any(one.section == s or one.section.startswith(f"{s}.") for s in sections)
+    ]

@@ -1,0 +1,1 @@
+"""Section 1: device nodes, fds, what keeps what alive, and what a close does."""
