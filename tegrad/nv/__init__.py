@@ -9,7 +9,7 @@ from typing import Any
 
 from tegrad.errors import TegradError
 
-__all__ = ["TINYGRAD", "InstallError", "install"]
+__all__ = ["TINYGRAD", "InstallError", "install", "reopen"]
 
 TINYGRAD = "0.14.0"
 """The tinygrad release that this package is made for."""
@@ -50,3 +50,11 @@ def install() -> None:
     ops_nv.CUDARenderer, ops_nv.PTXRenderer = renderers.NVCUDARenderer, renderers.NVPTXRenderer
     ops_nv.QMD, ops_nv.NVProgram, ops_nv.elf_loader = qmd.QMD, program.NVProgram, program.load_elf
     ops_nv._tegrad_installed = True
+
+
+def reopen(device: str = "NV") -> Any:
+    """Close tinygrad's NV device and open a new one, in this process: the way on after a fault. See device.reopen."""
+    install()
+    from tegrad.nv.device import reopen as again
+
+    return again(device)

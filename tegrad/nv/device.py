@@ -17,7 +17,6 @@ from tinygrad.helpers import cpu_profile, round_up, to_mv
 from tinygrad.runtime import ops_nv
 from tinygrad.runtime.support.hcq import HCQBuffer, HCQCompiled, MMIOInterface
 
-from tegrad.hw.faults import NotifierCode
 from tegrad.hw.gpfifo import Userd
 from tegrad.nv.faults import DeviceClosed, DeviceFault, UnsupportedBuffer, WaitTimeout
 from tegrad.nv.iface import TegraIface
@@ -104,8 +103,8 @@ class _SmallRings(HCQCompiled):  # type: ignore[misc]
 class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
     """tinygrad's NV device. The name is what tinygrad looks for.
 
-    `close()` releases everything at once; `Device["NV"]` then opens a new one. DeviceFault is raised by whatever waits
-    when the GPU reports a fault, and by everything that follows until then.
+    `close()` releases everything at once; `Device["NV"]` then opens a new one, and `reopen` does both. DeviceFault is
+    raised by whatever waits when the GPU reports a fault, and by everything that follows until then.
     """
 
     ifaces: Sequence[Any] = (TegraIface, *_StockDevice.ifaces)
@@ -332,12 +331,15 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         return ""
 
     def _fault(self, code: int | None) -> DeviceFault:
-        errors = self.iface.failed_sms()
+        errors, found, in_flight = self.iface.failed_sms(), self.iface.fault_report(), self._in_flight()
         kernel = next((name for error in errors if (name := self._kernel_at(error.pc)) is not None), None)
-        address = self.iface.fault_address() if code == NotifierCode.FIFO_ERROR_MMU_ERR_FLT else None
+        if kernel is None and found is not None:
+            kernel = found.kernel
+        if kernel is None and len(in_flight) == 1:
+            kernel = in_flight[0]
+        address = found.address if found is not None else None
         buffer = None if address is None else self.iface.describe_address(address)
-        in_flight = self._in_flight()
-        return DeviceFault(code, kernel=kernel, in_flight=in_flight, address=address, buffer=buffer, sm_errors=errors)
+        return DeviceFault(code, kernel=kernel, in_flight=in_flight, buffer=buffer, sm_errors=errors, found=found)
 
     def _in_flight(self) -> list[str]:
         return [name for fifo, number, names in self._launches if number > fifo.done for name in names]
@@ -366,8 +368,22 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
 
     def _release(self) -> None:
         self.closed = True
+        self.error_state = None  # from here on everything says that the device is closed
         if hasattr(self, "iface") and hasattr(self.iface, "device_fini"):
             self.iface.device_fini()
+
+
+def reopen(name: str = "NV") -> Any:
+    """Close the device, whatever state it is in, and open a new one in this process; the new device.
+
+    The way on after a DeviceFault. Everything that belonged to the old device is gone: its tensors, programs and
+    recorded graphs raise DeviceClosed, so make the tensors again from data of the CPU's. A device that is not open is
+    simply opened. What opening raises is raised; nothing of the old device stays either way.
+    """
+    name = Device.canonicalize(name)
+    if (old := _opened.get(name)) is not None:
+        old.close()
+    return Device[name]
 
 
 def _wait(tag: tuple[Fifo, int]) -> None:

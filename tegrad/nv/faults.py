@@ -1,6 +1,8 @@
 """What the user sees when the GPU fails: one exception with kernel, buffer and address where they are known.
 
-A fault kills the channel group: nothing un-faults it. The way on is to close the device and open it again.
+A fault kills the channel group: nothing un-faults it. The way on is `tegrad.nv.reopen()`, in the same process: it
+closes the device and opens a new one. What belonged to the old one (tensors, programs, recorded graphs) raises
+DeviceClosed.
 """
 
 from collections.abc import Sequence
@@ -8,6 +10,7 @@ from dataclasses import dataclass
 
 from tegrad.errors import TegradError
 from tegrad.hw.faults import NOTIFIER_TEXT, WarpEsr
+from tegrad.nv.kernlog import FaultReport
 
 WARP_ESR_CODE = 0xFFFF
 
@@ -44,10 +47,12 @@ class SmError:
 class DeviceFault(TegradError, RuntimeError):
     """The GPU stopped the work of this process.
 
-    `code` is the error notifier's, or None where only the driver's time-out flag tells; `kernel` the name of the kernel
-    whose code was running, if the program counter tells; `in_flight` the kernels that were submitted and not finished,
-    oldest first; `address` and `buffer` where the kernel log tells; `sm_errors` what the SMs report; `report` what a
-    desktop driver's debugger says.
+    `code` is the error notifier's, or None where only the driver's time-out flag tells. `kernel` is the name of the
+    kernel that failed: by its program counter, by the log, or because no other was in flight; `in_flight` the kernels
+    that were submitted and not finished, oldest first; `address` where it failed, as far as the log tells, and
+    `buffer` which allocation that address lies in or next to; `thread` the thread that did it, where something below
+    tells; `sm_errors` what the SMs report; `log` the driver's lines about this fault; `report` what a desktop driver's
+    debugger says.
     """
 
     def __init__(
@@ -56,27 +61,28 @@ class DeviceFault(TegradError, RuntimeError):
         *,
         kernel: str | None = None,
         in_flight: Sequence[str] = (),
-        address: int | None = None,
         buffer: str | None = None,
         sm_errors: Sequence[SmError] = (),
+        found: FaultReport | None = None,
         report: str = "",
     ) -> None:
         self.code = code
         self.kernel = kernel
         self.in_flight = tuple(in_flight)
-        self.address = address
+        self.address = found.address if found else None
         self.buffer = buffer
+        self.thread = found.thread if found else None
         self.sm_errors = tuple(sm_errors)
+        self.log = found.lines if found else ()
         self.report = report
+        self._reason = found.reason if found else ""
         super().__init__(self._text())
 
     def _text(self) -> str:
         gone = self.report.replace("\n", ", ") or "the driver gave the channel up"
         what = NOTIFIER_TEXT.get(self.code, f"error {self.code}") if self.code is not None else gone
-        reasons = sorted({error.reason for error in self.sm_errors if error.warp_esr & WARP_ESR_CODE})
-        parts = [f"GPU fault: {what}"]
-        if reasons:
-            parts.append(f"SM: {', '.join(reasons)}")
+        reasons = sorted({f"SM {e.sm}: {e.reason}" for e in self.sm_errors if e.warp_esr & WARP_ESR_CODE})
+        parts = [f"GPU fault: {what}", *([self._reason] if self._reason else []), *reasons]
         if self.address is not None:
             parts.append(f"address {self.address:#x}" + (f" ({self.buffer})" if self.buffer else ""))
         if self.kernel is not None:
@@ -85,4 +91,6 @@ class DeviceFault(TegradError, RuntimeError):
             shown = ", ".join(self.in_flight[:3])
             more = len(self.in_flight) - 3
             parts.append(f"in flight: {shown}" + (f" and {more} more" if more > 0 else ""))
-        return "; ".join(parts) + ". Close the device and open it again; dmesg shows the driver's report."
+        if self.thread is not None:
+            parts.append(self.thread)
+        return "; ".join(parts) + ". Go on with tegrad.nv.reopen(); dmesg shows the driver's report."

@@ -8,6 +8,7 @@ nvmap handles, and `device_fini` releases all of it in the driver's order.
 import ctypes
 import functools
 import itertools
+from collections import deque
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -43,6 +44,9 @@ GPFIFO_ENTRIES = 1024
 
 CHANNEL_ID = 0xFFF
 """Bits of a work-submit token that name the channel."""
+
+FREED_REMEMBERED = 256
+"""Buffers that a fault in freed memory can be told by."""
 
 T = TypeVar("T")
 
@@ -96,6 +100,8 @@ class TegraIface:
         self._clock_request: int | None = None
         self._doorbell: Doorbell | None = None
         self._released = False
+        self._freed: deque[tuple[int, int]] = deque(maxlen=FREED_REMEMBERED)
+        self._log_start = kernlog.position(self.kernel)
         with ExitStack() as undo:
             self.nvmap = Nvmap(self.kernel, NVMAP_NODE)
             undo.callback(self.nvmap.close)
@@ -197,17 +203,32 @@ class TegraIface:
         memory = mem.meta
         if isinstance(memory, Memory) and self.memory.get(memory.handle) is memory:
             del self.memory[memory.handle]
+            self._freed.append((memory.va, memory.size))
             self.nvmap.free(memory, self._space)
 
     def describe_address(self, address: int) -> str | None:
-        """Which buffer an address belongs to, or lies behind."""
-        below = [memory for memory in self.memory.values() if 0 < memory.va <= address]
-        if not below:
+        """Which buffer an address lies in, or next to; None below every buffer's range, where null pointers point."""
+        if address < self.chip.va_start:
             return None
-        nearest = max(below, key=lambda memory: memory.va)
+        if self._inside(address) is None and (freed := self._freed_at(address)) is not None:
+            return f"byte {address - freed[0]:#x} of a buffer of {freed[1]} bytes at {freed[0]:#x} that was freed"
+        mapped = [memory for memory in self.memory.values() if memory.va]
+        nearest = min(mapped, key=lambda memory: _distance(memory, address), default=None)
+        if nearest is None:
+            return None
+        what = f"the buffer of {nearest.size} bytes at {nearest.va:#x}"
         offset = address - nearest.va
-        where = "in" if offset < nearest.size else "behind"
-        return f"byte {offset:#x}, {where} the buffer of {nearest.size} bytes at {nearest.va:#x}"
+        if offset < 0:
+            return f"{-offset:#x} bytes in front of {what}"
+        return f"byte {offset:#x}, {'in' if offset < nearest.size else 'behind'} {what}"
+
+    def _inside(self, address: int) -> Memory | None:
+        """The buffer that holds an address now."""
+        return next((memory for memory in self.memory.values() if 0 <= address - memory.va < memory.size), None)
+
+    def _freed_at(self, address: int) -> tuple[int, int] | None:
+        """Address and size of the buffer that held an address last, if it was freed not long ago."""
+        return next((buffer for buffer in reversed(self._freed) if 0 <= address - buffer[0] < buffer[1]), None)
 
     # ---- what the driver tells
 
@@ -265,9 +286,10 @@ class TegraIface:
             ]
         return []
 
-    def fault_address(self) -> int | None:
-        """The page address of our last MMU fault, if the kernel log may be read."""
-        return kernlog.fault_address(self.kernel, [channel.token & CHANNEL_ID for channel in self._channels()])
+    def fault_report(self) -> kernlog.FaultReport | None:
+        """What the kernel log says of our last fault, if it may be read."""
+        channels = [channel.token & CHANNEL_ID for channel in self._channels()]
+        return kernlog.fault_report(self.kernel, channels, self._log_start)
 
     def sleep(self, ms: int) -> None:
         """Called from a long wait; our waits look at `channel_error` and `timed_out` themselves."""
@@ -329,6 +351,11 @@ class TegraIface:
         self.memory[memory.handle] = memory
         view = MMIOInterface(memory.address, memory.size, fmt="B")
         return HCQBuffer(memory.va, memory.size, meta=memory, view=view, owner=owner)
+
+
+def _distance(memory: Memory, address: int) -> int:
+    """Bytes from an address to the nearest byte of a buffer; 0 inside."""
+    return max(memory.va - address, address - (memory.va + memory.size - 1), 0)
 
 
 def _chip(sm_version: int) -> Chip:

@@ -14,6 +14,9 @@ extern "C" __global__ void stride(int *state, int value) {
         state[i] += 1;
 }
 extern "C" __global__ void wild(int *state, int value) { state[(long long)value << 28] = 1; }
+extern "C" __global__ void crooked(int *state, int value) { *(volatile int *)((char *)state + value) = 1; }
+extern "C" __global__ void window(int *state, int value) { *(volatile int *)((unsigned long long)value << 28) = 1; }
+extern "C" __global__ void trap(int *state, int value) { if (value) __trap(); state[0] = value; }
 """
 
 

@@ -19,18 +19,77 @@ def fault_line(channel: int, address: int) -> str:
     return LINE.format(channel) + TAIL.format(address)
 
 
+def notifier_line(code: int, channel: int) -> str:
+    start = "nvgpu: 17000000.gpu nvgpu_set_err_notifier_locked:129  [ERR]  "
+    return f"{start}error notifier set to {code} for ch {channel} owned by python3"
+
+
+BYSTANDER = (fault_line(400, 0x3000), notifier_line(31, 400), "something else")
+"""Another process's fault."""
+
+
 def test_the_last_fault_of_our_channels_counts() -> None:
     kernel = FakeKernel()
-    kernel.log = [fault_line(511, 0x1000), fault_line(511, 0x2000), fault_line(400, 0x3000), "something else"]
-    assert kernlog.fault_address(kernel, [510, 511]) == 0x2000
-    assert kernlog.fault_address(kernel, [5]) is None
+    kernel.log = [fault_line(511, 0x1000), fault_line(511, 0x2000), notifier_line(31, 511), *BYSTANDER]
+    found = kernlog.fault_report(kernel, [510, 511])
+    assert found is not None
+    assert (found.address, len(found.lines)) == (0x1000, 3)
+    assert found.reason == "virt read (invalid pte)"
+    assert kernlog.fault_report(kernel, [5]) is None
     assert kernel.fds == {}
+
+
+def test_a_fault_before_the_position_is_not_ours() -> None:
+    kernel = FakeKernel()
+    kernel.log = [fault_line(511, 0x1000), notifier_line(31, 511)]
+    start = kernlog.position(kernel)
+    assert kernlog.fault_report(kernel, [511], start) is None
+    kernel.log += [fault_line(511, 0x7000), notifier_line(31, 511)]
+    found = kernlog.fault_report(kernel, [511], start)
+    assert found is not None
+    assert found.address == 0x7000
+
+
+REASONS = [
+    (["sked exception: esr 0x01800000"], "launch refused: zero cta dimension, memory window overlap"),
+    (["PBDMA intr gpptr Error", "pbdma_intr_0(0):0x00004000 PBH: 0"], "PBDMA intr gpptr"),
+    (
+        ["class error 0x0000c7b5, offset 0x00000000, sub_chan 1"],
+        "class error 0x0000c7b5, offset 0x00000000, sub_chan 1",
+    ),
+    (["ctxnotvalid pbdma_intr_1(0):0x80000000"], "ctxnotvalid"),
+    (["a line of another shape"], ""),
+]
+
+
+@pytest.mark.parametrize(("lines", "reason"), REASONS)
+def test_the_reason_is_the_drivers(lines: list[str], reason: str) -> None:
+    kernel = FakeKernel()
+    kernel.log = [*lines, notifier_line(13, 511)]
+    found = kernlog.fault_report(kernel, [511])
+    assert found is not None
+    assert (found.reason, found.address, found.kernel, found.thread) == (reason, None, None, None)
+
+
+def test_the_end_of_a_block_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The notifier is written before the line about it: a reader that is quick finds an older fault, or none."""
+    kernel = FakeKernel()
+    kernel.log = ["sked exception: esr 0x01000000"]
+
+    def sleep(_: float) -> None:
+        kernel.log.append(notifier_line(13, 511))
+
+    monkeypatch.setattr(kernlog.time, "sleep", sleep)
+    found = kernlog.fault_report(kernel, [511])
+    assert found is not None
+    assert "memory window overlap" in found.reason
 
 
 def test_a_log_that_may_not_be_read_is_no_error() -> None:
     kernel = FakeKernel()
     kernel.fail["open"] = errno.EPERM
-    assert kernlog.fault_address(kernel, [511]) is None
+    assert kernlog.fault_report(kernel, [511]) is None
+    assert kernlog.position(kernel) == 0
 
 
 def test_an_mmu_fault_names_address_and_buffer(fake_kernel: FakeKernel, fake_device: Any) -> None:
@@ -46,16 +105,29 @@ def test_an_mmu_fault_names_address_and_buffer(fake_kernel: FakeKernel, fake_dev
     assert (fault.address, fault.in_flight) == (buffer.va_addr + 0x1000, ("reduce",))
     assert f"behind the buffer of 4096 bytes at {buffer.va_addr:#x}" in str(fault)
     assert "MMU fault" in str(fault)
-    assert "in flight: reduce" in str(fault)
+    assert "in kernel reduce" in str(fault)
 
 
-def test_other_faults_take_no_address_from_an_old_line(fake_kernel: FakeKernel, fake_device: Any) -> None:
-    fake_kernel.log = [fault_line(511, 0x1000)]
+def test_other_faults_take_no_address_from_an_old_line(fake_kernel: FakeKernel) -> None:
+    fake_kernel.log = [fault_line(511, 0x1000), notifier_line(31, 511)]
+    from tinygrad import Device
+
+    device = Device["NV"]
     fake_kernel.kill(NotifierCode.GR_EXCEPTION)
-    NVComputeQueue().signal(fake_device.timeline_signal, fake_device.next_timeline()).submit(fake_device)
+    NVComputeQueue().signal(device.timeline_signal, device.next_timeline()).submit(device)
     with pytest.raises(DeviceFault) as caught:
-        fake_device.synchronize()
+        device.synchronize()
     assert caught.value.address is None
+
+
+def test_the_only_kernel_in_flight_is_the_one(fake_kernel: FakeKernel, fake_device: Any) -> None:
+    queue = NVComputeQueue()
+    queue.kernels.append("reduce")
+    fake_kernel.kill(NotifierCode.GR_EXCEPTION)
+    queue.signal(fake_device.timeline_signal, fake_device.next_timeline()).submit(fake_device)
+    with pytest.raises(DeviceFault, match="in kernel reduce") as caught:
+        fake_device.synchronize()
+    assert caught.value.kernel == "reduce"
 
 
 def test_the_text_tells_reason_kernel_and_next_step() -> None:
@@ -63,7 +135,7 @@ def test_the_text_tells_reason_kernel_and_next_step() -> None:
     text = str(fault)
     assert "misaligned addr" in text
     assert "in kernel softmax" in text
-    assert "Close the device and open it again" in text
+    assert "tegrad.nv.reopen()" in text
 
 
 def test_many_kernels_in_flight_are_counted() -> None:

@@ -209,6 +209,11 @@ def test_an_address_is_told_by_its_buffer(fake_device: Any) -> None:
     describe = fake_device.iface.describe_address
     assert describe(buffer.va_addr + 8) == f"byte 0x8, in the buffer of 4096 bytes at {buffer.va_addr:#x}"
     assert "behind" in describe(buffer.va_addr + 4096)
+    fake_device.iface._freed.clear()
+    lowest = min(memory.va for memory in fake_device.iface.memory.values() if memory.va)
+    assert describe(lowest - 16).startswith("0x10 bytes in front of the buffer of ")
+    fake_device.iface.free(buffer)
+    assert describe(buffer.va_addr + 8) == f"byte 0x8 of a buffer of 4096 bytes at {buffer.va_addr:#x} that was freed"
     assert describe(0) is None
 
 
