@@ -15,7 +15,7 @@ ALLOWED = {
     "orin": {"hw", "uapi", "ptx"},
     "nv": {"hw", "uapi"},
     "llm": {"nv", "hw"},
-    "bench": {"hw", "uapi", "nv", "llm"},
+    "bench": {"hw", "uapi", "ptx", "nv", "llm"},
     "diag": {"hw", "uapi", "nv", "llm"},
     "serve": {"llm"},
     "conformance": {"hw", "uapi", "nv"},

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tegrad.bench import engine
 from tegrad.bench.record import Record, RecordError, Side, make
 from tegrad.hw.chips import CHIPS
 from tegrad.models import SMALL
@@ -59,6 +60,31 @@ def _byte_limit(device: str, size: int) -> tuple[float | None, str]:
     return chip.mem_bandwidth / size, f"{size} bytes of the file at {chip.mem_bandwidth / 1e9:g} GB/s (data sheet peak)"
 
 
+def _engine(id: str, loop: str) -> Measure:
+    def take() -> Record:
+        return engine.rate(id, loop)
+
+    return Measure(id, f"the PTX engine's loop {loop!r}", False, take)
+
+
 MEASURES: dict[str, Measure] = {
-    m.id: m for m in (Measure("first-run-tok-s", "`tegrad run` with the shipped model", True, first_run),)
+    m.id: m
+    for m in (
+        Measure("first-run-tok-s", "`tegrad run` with the shipped model", True, first_run),
+        _engine("engine-alu-glane-per-core", "alu"),
+        _engine("engine-load-glane-per-core", "load"),
+        _engine("engine-gather-glane-per-core", "gather"),
+        Measure(
+            "engine-compile-ms",
+            "the PTX engine's compile time, cold",
+            False,
+            lambda: engine.compile_record("engine-compile-ms", cached=False),
+        ),
+        Measure(
+            "engine-compile-cached-ms",
+            "the PTX engine's load time from its cache",
+            False,
+            lambda: engine.compile_record("engine-compile-cached-ms", cached=True),
+        ),
+    )
 }

@@ -74,6 +74,18 @@ def add(
         Results(results).add(Record.load(path))
 
 
+@app.command()
+def ptx(json_: Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")] = False) -> None:
+    """Measure the PTX engine: lane-instructions per second and core, launches and compile times."""
+    from tegrad.bench.engine import report
+
+    rows = report()
+    for row in () if json_ else rows:
+        typer.echo(f"{row.name:18} {row.median:>9.3g} {row.unit:8} {row.low:>9.3g} to {row.high:<9.3g} {row.what}")
+    if json_:
+        typer.echo(json.dumps({row.name: row._asdict() for row in rows}))
+
+
 @app.command("list")
 def list_() -> None:
     """The figures that can be measured."""
