@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tegrad.bench import engine
+from tegrad.bench import conformance, engine
 from tegrad.bench.record import Record, RecordError, Side, make
 from tegrad.hw.chips import CHIPS
 from tegrad.models import SMALL
@@ -86,5 +86,7 @@ MEASURES: dict[str, Measure] = {
             False,
             lambda: engine.compile_record("engine-compile-cached-ms", cached=True),
         ),
+        Measure("conformance-rules", "rules of the driver's facts that the board keeps", False, conformance.rules),
+        Measure("conformance-mutants-killed", "mutants that rules notice", False, conformance.mutants_killed),
     )
 }

@@ -27,9 +27,9 @@ for _function in (_libc.read, _libc.write):
 def serve(message: Message) -> Message:
     """Do for the driver what only this process can."""
     if message.op == Op.COPY_IN:
-        return Message(Op.COPIED, payload=_read_memory(message.value, message.code))
+        return Message(Op.COPIED, payload=read_memory(message.value, message.code))
     if message.op == Op.COPY_OUT:
-        return Message(Op.COPIED, code=_write_memory(message.value, message.payload))
+        return Message(Op.COPIED, code=write_memory(message.value, message.payload))
     if message.op == Op.GET_FILE:
         return Message(Op.COPIED, fds=[if_open(message.value)])
     if message.op == Op.CLOSE_FD:
@@ -57,7 +57,7 @@ def lowest(fd: int) -> int:
     return min(fd, copy)
 
 
-def _read_memory(address: int, size: int) -> bytes:
+def read_memory(address: int, size: int) -> bytes:
     """As many bytes of this process's memory from `address` on as are readable."""
     data = bytearray()
     with _pipe() as (out, into):
@@ -68,7 +68,7 @@ def _read_memory(address: int, size: int) -> bytes:
     return bytes(data)
 
 
-def _write_memory(address: int, data: bytes) -> int:
+def write_memory(address: int, data: bytes) -> int:
     """Store bytes at an address of this process; how many could not be."""
     done = 0
     with _pipe() as (out, into):

@@ -75,7 +75,7 @@ class Calls:
         try:
             found = [None if fd is None else self._server.resolve(fd, held) for fd in message.fds]
             message.close_fds()
-            row = driver.row(file, message.code)
+            row = driver.row(file, message.code, len(message.payload))
         except Errno as refusal:
             with reply:
                 self._server.reply(reply, Message(Op.DONE, refusal.number))

@@ -22,13 +22,13 @@ from typing import Any, ClassVar
 
 from tegrad.hw.gpfifo import USERMODE_SIZE
 from tegrad.orin import board, wire
-from tegrad.orin.caller import if_open, lowest
+from tegrad.orin.caller import if_open, lowest, read_memory, write_memory
 from tegrad.orin.connection import Connection, call, connection
 from tegrad.orin.inject import Rule
 from tegrad.orin.wire import Message, Op
 from tegrad.uapi.errors import DriverError
 from tegrad.uapi.hints import ioctl_hint
-from tegrad.uapi.ioctls import Ioctl, get_field, set_field
+from tegrad.uapi.ioctls import BY_REQUEST, Ioctl, get_field, request_size, set_field
 from tegrad.uapi.kernel import Arg, check_argument, repeated
 
 KMSG = "/dev/kmsg"
@@ -40,6 +40,8 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _MADV_DONTFORK = 10
 _MAP_TYPE = 0x3
+COPY_BACK_EFAULT = frozenset({"as", "nvmap", "fence"})
+"""Drivers that answer EFAULT when the block cannot be stored; the others return how many bytes could not."""
 _DEVICE_ERRNO = {errno.ENOTSOCK: errno.ENOTTY, errno.EPIPE: errno.ENODEV, errno.ECONNRESET: errno.ENODEV}
 
 
@@ -140,21 +142,59 @@ class BoardKernel:
 
 def _ioctl(conn: Connection, fd: int, row: Ioctl, arg: Arg) -> int:
     """One attempt. Raises OSError with the driver's errno."""
-    payload, fds, value = b"", [], 0
+    size = request_size(row.request)
+    if isinstance(arg, int) and size:
+        return _ioctl_at(conn, fd, row, arg, size)
+    payload, value = b"", 0
     if isinstance(arg, int):
         value = arg
     elif arg is not None:
         payload = ctypes.string_at(ctypes.addressof(arg), ctypes.sizeof(arg))
-        fds = [if_open(ctypes.c_int32(get_field(arg, name)).value) for name in row.fds_in]
-    answer = call(fd, Message(Op.IOCTL, row.request, value, payload, fds), peer=conn.pid)
+    answer = call(fd, _request(row, arg, payload, value), peer=conn.pid)
     if answer.code:
         raise OSError(answer.code, os.strerror(answer.code))
     if answer.payload and arg is not None and not isinstance(arg, int):
         ctypes.memmove(ctypes.addressof(arg), answer.payload, min(len(answer.payload), ctypes.sizeof(arg)))
-        for name, made in zip(row.fds_out, answer.fds, strict=False):
-            assert made is not None
-            set_field(arg, name, lowest(made))
+        _take_fds(row, arg, answer)
     return answer.value
+
+
+def _ioctl_at(conn: Connection, fd: int, row: Ioctl, address: int, size: int) -> int:
+    """The same with a block at any address: what cannot be read or stored is the driver's to answer."""
+    known = BY_REQUEST.get((row.fd_kind, row.request), row)
+    payload = read_memory(address, size)
+    arg = known.struct.from_buffer_copy(payload) if known.struct is not None and len(payload) == size else None
+    answer = call(fd, _request(known, arg, payload, 0), peer=conn.pid)
+    if answer.code:
+        raise OSError(answer.code, os.strerror(answer.code))
+    if not answer.payload:
+        return answer.value
+    data = answer.payload
+    if known.struct is not None:
+        arg = known.struct.from_buffer_copy(data)
+        _take_fds(known, arg, answer)
+        data = bytes(arg)
+    left = write_memory(address, data)
+    if left and known.fd_kind in COPY_BACK_EFAULT:
+        raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+    return left or answer.value
+
+
+def _request(row: Ioctl, arg: Any, payload: bytes, value: int) -> Message:
+    """The message of an ioctl, with the caller's fds that its block names."""
+    fds = [] if arg is None or isinstance(arg, int) else [if_open(_signed(get_field(arg, name))) for name in row.fds_in]
+    return Message(Op.IOCTL, row.request, value, payload, fds)
+
+
+def _take_fds(row: Ioctl, arg: Any, answer: Message) -> None:
+    """Install the new fds of an answer and store their numbers in the block."""
+    for name, made in zip(row.fds_out, answer.fds, strict=False):
+        assert made is not None
+        set_field(arg, name, lowest(made))
+
+
+def _signed(fd: int) -> int:
+    return ctypes.c_int32(fd).value
 
 
 def _error(name: str, error: OSError, arguments: Mapping[str, object]) -> DriverError:

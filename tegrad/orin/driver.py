@@ -19,14 +19,27 @@ from tegrad.orin.address_space import AddressSpace
 from tegrad.orin.channel import MAX_CHANNELS, Channel, ChannelFile
 from tegrad.orin.ctrl import ClockFile, CtrlFile
 from tegrad.orin.events import GpuEvent
-from tegrad.orin.files import DECODERS, FOREIGN, Call, Errno, File, Foreign, Process, Steps, Table, Until, require
+from tegrad.orin.files import (
+    DECODERS,
+    FOREIGN,
+    Call,
+    Errno,
+    File,
+    Foreign,
+    Process,
+    Steps,
+    Table,
+    Until,
+    reads_caller,
+    require,
+)
 from tegrad.orin.inject import Injector, Strike
 from tegrad.orin.klog import KernelLog
 from tegrad.orin.link import GpuError, GpuLost, Link
 from tegrad.orin.nvmap import Buffer, Memory, NvmapFile, NvmapState
 from tegrad.orin.syncpoint import FenceNode, Syncpoints
 from tegrad.orin.tsg import Tsg, TsgFile
-from tegrad.uapi.ioctls import BY_REQUEST, Ioctl
+from tegrad.uapi.ioctls import BY_REQUEST, Ioctl, request_size
 
 HANDLERS: Mapping[str, Table] = {
     "ctrl": ctrl.HANDLERS,
@@ -37,6 +50,8 @@ HANDLERS: Mapping[str, Table] = {
     "fence": syncpoint.HANDLERS,
 }
 
+WRITES = 1 << 30
+"""The W bit of a request number: the driver reads the caller's block."""
 
 LETTING_GO = frozenset({"vm_destroy", "unmap", "syncpoint_free", "tsg_destroy", "channel_destroy", "stats"})
 """Calls of the GPU that succeed without one: whatever they are about is gone already."""
@@ -103,12 +118,17 @@ class Driver:
 
     # ---- ioctls --------------------------------------------------------------------------------------------------
 
-    def row(self, file: File, request: int) -> Ioctl:
-        """The row of a request on this kind of file; the errno of a driver that does not have it."""
+    def row(self, file: File, request: int, readable: int) -> Ioctl:
+        """The row of a request on this kind of file; the errno of a driver that does not have it.
+
+        `readable`: how many bytes of the caller's block could be read.
+        """
         decoder = DECODERS.get(file.kind)
         if decoder is None:
             raise Errno(errno.ENOTTY)
         decoder.check(request)
+        # The nvgpu drivers copy the block in before they look which command it is; nvmap's handlers do it themselves.
+        require(file.kind == "nvmap" or not request & WRITES or readable >= request_size(request), errno.EFAULT)
         row = BY_REQUEST.get((file.kind, request))
         if row is None or request not in HANDLERS[file.kind]:
             if file.kind == "tsg":
@@ -116,6 +136,7 @@ class Driver:
             elif file.kind == "nvmap":
                 self.log.nvmap(f"Unknown NVMAP_IOC = 0x{request:x}")
             raise Errno(errno.ENOTTY)
+        require(not reads_caller(row) or readable >= row.size, errno.EFAULT)
         return row
 
     def begin(self, file: File, call: Call) -> Steps | int | None:

@@ -97,6 +97,11 @@ def request_number(magic: str, nr: int, direction: Direction, size: int) -> int:
     return {"none": 0, "w": 1, "r": 2, "rw": 3}[direction] << 30 | size << 16 | ord(magic) << 8 | nr
 
 
+def request_size(request: int) -> int:
+    """The size field of a request number, in bytes."""
+    return request >> 16 & 0x3FFF
+
+
 ROWS: list[Ioctl] = []
 """Every row, in the order of fd kind and number."""
 
