@@ -22,8 +22,8 @@ def klog(
 ) -> None:
     """Print what the GPU's drivers wrote to the kernel log: error, warning, harmless or info, and what it means.
 
-    Reads /dev/kmsg (root, or kernel.dmesg_restrict=0), or the log of the board that TEGRAD_BOARD names. Exit code 1 if an
-    error line was among those printed.
+    Reads /dev/kmsg (root, or kernel.dmesg_restrict=0), or the log of the board that TEGRAD_BOARD names. Exit code 1 if
+    an error line was among those printed.
     """
     from tegrad.diag.klog import KernelLog, Severity
 
