@@ -7,12 +7,13 @@ again costs little.
 import ctypes
 import os
 import struct
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tegrad.ptx.arena import Arena, Job, pool
 from tegrad.ptx.errors import PtxFault
-from tegrad.ptx.layout import LANES, Access, Launch, Slot, Space
+from tegrad.ptx.layout import LANES, Access, Flag, Launch, Slot, Space
 
 if TYPE_CHECKING:
     from tegrad.ptx.module import Kernel
@@ -47,24 +48,49 @@ DEFAULT_WINDOWS = Windows()
 
 
 class AbortFlag:
-    """Set from any thread or process to end launches that were given it."""
+    """Set from any thread to end launches that were given it, or to make them give way for a while.
+
+    A launch that gives way keeps its state, sleeps in its own threads, and goes on when `resume` is called.
+    """
 
     def __init__(self) -> None:
-        self._word = ctypes.c_uint32(0)
+        self._words = (ctypes.c_uint32 * 2)()
+        self._lock = threading.Lock()
 
     def set(self) -> None:
-        self._word.value = 1
+        """End the launches."""
+        with self._lock:
+            self._words[0] |= Flag.ABORT
 
     def clear(self) -> None:
-        self._word.value = 0
+        """Let launches run again."""
+        with self._lock:
+            self._words[0] = 0
+
+    def pause(self, *, between_ctas: bool = False) -> None:
+        """Make launches give way: at the next chance, or when the CTAs that have begun are done."""
+        with self._lock:
+            self._words[0] |= Flag.PAUSE_CTA if between_ctas else Flag.PAUSE
+
+    def resume(self) -> None:
+        """Let launches that gave way go on."""
+        with self._lock:
+            self._words[0] &= Flag.ABORT
 
     @property
     def is_set(self) -> bool:
-        return bool(self._word.value)
+        """Whether launches are to end."""
+        return bool(self._words[0] & Flag.ABORT)
+
+    @property
+    def running(self) -> int:
+        """How many host threads execute launches that were given this flag; those that gave way do not count."""
+        return int(self._words[1])
 
     @property
     def address(self) -> int:
-        return ctypes.addressof(self._word)
+        """Where compiled code finds the flag."""
+        return ctypes.addressof(self._words)
 
 
 NEVER = AbortFlag()

@@ -109,6 +109,16 @@ class Worker(IntEnum):
     SIZE = 64
 
 
+class Flag(IntEnum):
+    """What a launch is asked to do, in the word that its ABORT points to; the next word counts its running workers."""
+
+    ABORT = 1
+    PAUSE = 2
+    """Give way at once."""
+    PAUSE_CTA = 4
+    """Give way when the CTAs that have begun are done."""
+
+
 class Status(IntEnum):
     """What a warp function returns."""
 

@@ -1,18 +1,34 @@
 """The scheduler in compiled code: runs warps of a CTA, barriers, and CTAs on one host thread.
 
 A worker keeps CTAs resident in slots. It runs one until it ends; a CTA in which every ready warp used up its back-edge
-budget gives way to the next resident CTA or to a new one, so that CTAs may wait for each other.
+budget gives way to the next resident CTA or to a new one, so that CTAs may wait for each other. A launch that is asked
+to give way keeps its CTAs where they are and sleeps: at once, or as soon as no resident CTA is left to finish.
 """
 
 from tegrad.ptx.ir import Fn, Module, V
-from tegrad.ptx.layout import BACK_EDGES, BARRIERS, FULL, LANES, Frame, Launch, Slot, Status, WarpState, Worker
+from tegrad.ptx.layout import (
+    BACK_EDGES,
+    BARRIERS,
+    FULL,
+    LANES,
+    Flag,
+    Frame,
+    Launch,
+    Slot,
+    Status,
+    WarpState,
+    Worker,
+)  # fmt: skip
 
 COPIES = (Frame.COPY_HEAD, Frame.COPY_COUNT, Frame.COPY_GROUP)
+NAP_US = 200
+"""How long a launch that gave way sleeps before it looks whether it may go on."""
 
 
 def emit_scheduler(module: Module) -> None:
     """Write tgx_worker and the functions that it uses."""
     _stopped(module)
+    _hold(module)
     _init_cta(module)
     _release(module)
     _run_cta(module)
@@ -24,9 +40,36 @@ def _stopped(module: Module) -> None:
     f = Fn(module, "tgx_stopped", "i1", [("ptr", "launch")], "alwaysinline")
     (launch,) = f.args
     state = f.op("i32", 1, f"load atomic i32, {f.gep(launch, Launch.FAULT_STATE)} monotonic, align 4", pure=False)
-    flag = f.load("ptr", launch, Launch.ABORT)
-    abort = f.op("i32", 1, f"load atomic i32, {flag} monotonic, align 4", pure=False)
+    abort = f.and_(_requests(f, launch), f.const("i32", Flag.ABORT))
     f.ret(f.icmp("ne", f.or_(state, abort), f.const("i32", 0)))
+    f.finish()
+
+
+def _requests(f: Fn, launch: V) -> V:
+    """What the launch is asked to do: bits of Flag."""
+    flag = f.load("ptr", launch, Launch.ABORT)
+    return f.op("i32", 1, f"load atomic i32, {flag} monotonic, align 4", pure=False)
+
+
+def _count(f: Fn, launch: V, by: int) -> None:
+    """Change the number of workers that are running, which follows the flag."""
+    at = f.gep(f.load("ptr", launch, Launch.ABORT), 4)
+    f.op("i32", 1, f"atomicrmw add {at}, i32 {by} seq_cst, align 4", pure=False)
+
+
+def _hold(module: Module) -> None:
+    """tgx_hold(launch, mask): sleep while the flag has a bit of the mask and no abort; not counted as running then."""
+    f = Fn(module, "tgx_hold", "void", [("ptr", "launch"), ("i32", "mask")], "noinline")
+    launch, mask = f.args
+    zero = f.const("i32", 0)
+    _count(f, launch, -1)
+    with f.loop() as (_, end):
+        bits = _requests(f, launch)
+        f.leave(f.icmp("eq", f.and_(bits, mask), zero), end)
+        f.leave(f.icmp("ne", f.and_(bits, f.const("i32", Flag.ABORT)), zero), end)
+        f.call("usleep", "i32", 1, f.const("i32", NAP_US))
+    _count(f, launch, 1)
+    f.ret()
     f.finish()
 
 
@@ -155,6 +198,7 @@ def _run_cta(module: Module) -> None:
             frame = _mad64(f, f.gep(slot, Slot.FRAMES), w, frame_size)
             with f.if_(f.icmp("eq", f.load("i32", frame, Frame.STATE), f.const("i32", WarpState.READY))):
                 _run_warp(f, launch, slot, frame, warp_fn, progress)
+        _give_way(f, launch)
         stop = f.call("tgx_stopped", "i1", 1, launch)
         with f.if_(stop):
             f.ret(f.const("i32", 2))
@@ -164,6 +208,13 @@ def _run_cta(module: Module) -> None:
             f.ret(f.const("i32", 1))
     f.do("unreachable")
     f.finish()
+
+
+def _give_way(f: Fn, launch: V) -> None:
+    """Sleep here if the launch is asked to give way at once."""
+    now = f.const("i32", Flag.PAUSE)
+    with f.if_(f.icmp("ne", f.and_(_requests(f, launch), now), f.const("i32", 0)), False):
+        f.call_void("tgx_hold", launch, now)
 
 
 def _run_warp(f: Fn, launch: V, slot: V, frame: V, warp_fn: V, progress: V) -> None:
@@ -195,12 +246,21 @@ def _worker(module: Module) -> None:
     resident, current, high, dry = (f.alloca("i32") for _ in range(4))
     for slot_var in (resident, current, high, dry):
         f.store(zero, slot_var)
+    _count(f, launch, 1)
     with f.loop() as (head, end):
+        _give_way(f, launch)
         f.leave(f.call("tgx_stopped", "i1", 1, launch), end)
+        # Asked to give way between CTAs: start no new one, and sleep when no resident one is left.
+        full = f.const("i32", Flag.PAUSE_CTA)
+        closed = f.icmp("ne", f.and_(_requests(f, launch), full), zero)
+        with f.if_(f.and_(closed, f.icmp("eq", f.load("i32", resident), zero)), False):
+            f.call_void("tgx_hold", launch, full)
+            f.br(head)
+        shut = f.or_(f.load("i32", dry), f.resize(closed, "i32", False))
         cur = f.load("i32", current)
         with f.if_(f.icmp("uge", cur, f.load("i32", high))):
             # Past the used slots: open a new one while there are CTAs left, else start over.
-            more = f.and_(f.icmp("ult", cur, count), f.icmp("eq", f.load("i32", dry), zero))
+            more = f.and_(f.icmp("ult", cur, count), f.icmp("eq", shut, zero))
             with f.if_(more):
                 f.store(f.add(cur, one), high)
                 f.store(zero, _mad64(f, slots, cur, stride), Slot.STATE)
@@ -209,7 +269,7 @@ def _worker(module: Module) -> None:
                 f.br(head)
         slot = _mad64(f, slots, cur, stride)
         with f.if_(f.icmp("eq", f.load("i32", slot, Slot.STATE), zero)):
-            with f.if_(f.icmp("eq", f.load("i32", dry), zero)):
+            with f.if_(f.icmp("eq", shut, zero)):
                 next_cta = f.gep(launch, Launch.NEXT_CTA)
                 cta = f.op("i64", 1, f"atomicrmw add {next_cta}, i64 1 monotonic, align 8", pure=False)
                 got = f.icmp("ult", cta, total)
@@ -228,5 +288,6 @@ def _worker(module: Module) -> None:
             f.store(f.sub(f.load("i32", resident), one), resident)
         with f.if_(f.icmp("eq", status, one)):
             f.store(f.add(cur, one), current)
+    _count(f, launch, -1)
     f.ret()
     f.finish()
