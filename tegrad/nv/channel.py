@@ -1,12 +1,14 @@
 """Channels of a Jetson's GPU: the group they share (TSG), their setup in the order the driver wants, their health."""
 
 import ctypes
+import errno
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from tegrad.nv.memory import AddressSpace, Memory, Nvmap
 from tegrad.uapi import constants as c
 from tegrad.uapi import ioctls
+from tegrad.uapi.errors import DriverError
 from tegrad.uapi.kernel import Kernel
 from tegrad.uapi.structs import (
     AllocObjCtx,
@@ -14,6 +16,7 @@ from tegrad.uapi.structs import (
     ChannelSetupBind,
     ChannelWdt,
     GetParam,
+    GetUserSyncpoint,
     GpuOpenChannel,
     GpuOpenTsg,
     Notification,
@@ -23,6 +26,7 @@ from tegrad.uapi.structs import (
     TsgCreateSubcontext,
     TsgReadSingleSmErrorState,
     TsgSmErrorStateRecord,
+    Wait,
 )
 
 GR_RUNLIST = -1
@@ -122,8 +126,32 @@ class Channel:
     def timed_out(self) -> bool:
         """Whether the driver has given the channel up. A system call."""
         arg = GetParam()
-        self._kernel.ioctl(self.fd, ioctls.NVGPU_IOCTL_CHANNEL_GET_TIMEDOUT, arg)
+        try:
+            self._kernel.ioctl(self.fd, ioctls.NVGPU_IOCTL_CHANNEL_GET_TIMEDOUT, arg)
+        except DriverError as error:
+            if error.errno == errno.ETIMEDOUT:  # the driver answers any call so on a channel that it is letting go
+                return True
+            raise
         return bool(arg.value)
+
+    def syncpoint(self) -> GetUserSyncpoint:
+        """The channel's own syncpoint; a store to its GPU address moves it on by one. DriverError if there is none."""
+        arg = GetUserSyncpoint()
+        self._kernel.ioctl(self.fd, ioctls.NVGPU_IOCTL_CHANNEL_GET_USER_SYNCPOINT, arg)
+        return arg
+
+    def wait(self, dmabuf: int, offset: int, payload: int, ms: int) -> bool:
+        """Sleep in the driver until the word at `offset` is `payload`, the channel dies, or the time is up.
+
+        False where the driver refuses to wait.
+        """
+        condition = Wait.Condition(semaphore=Wait.Condition.Semaphore(dmabuf, offset, payload))
+        arg = Wait(type=c.NVGPU_WAIT_TYPE_SEMAPHORE, timeout=ms, condition=condition)
+        try:
+            self._kernel.ioctl(self.fd, ioctls.NVGPU_IOCTL_CHANNEL_WAIT, arg)
+        except DriverError as error:
+            return error.errno == errno.ETIMEDOUT
+        return True
 
     def close(self) -> None:
         """Take the channel off the GPU; returns when it no longer runs."""

@@ -13,13 +13,13 @@ from weakref import WeakSet
 
 from tinygrad.device import BufferSpec, Device, TinyELF
 from tinygrad.engine import realize
-from tinygrad.helpers import cpu_profile, round_up, to_mv
+from tinygrad.helpers import DEV, cpu_profile, round_up, to_mv
 from tinygrad.runtime import ops_nv
 from tinygrad.runtime.support.hcq import HCQBuffer, HCQCompiled, MMIOInterface
 
 from tegrad.hw.gpfifo import Userd
 from tegrad.nv.faults import DeviceClosed, DeviceFault, UnsupportedBuffer, WaitTimeout
-from tegrad.nv.iface import TegraIface
+from tegrad.nv.iface import GPFIFO_ENTRIES, TegraIface, drivers_present
 from tegrad.nv.kernel import board_asked
 from tegrad.nv.queues import Fifo, NVComputeQueue, NVCopyQueue, NVSignal
 from tegrad.nv.rings import Ring
@@ -115,6 +115,7 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
     def __init__(self, device: str = "") -> None:
         self.closed = False
         self._launches: deque[tuple[Fifo, int, Sequence[str]]] = deque(maxlen=LAUNCHES_REMEMBERED)
+        self._timeline: deque[tuple[int, Fifo, int]] = deque(maxlen=2 * GPFIFO_ENTRIES)
         self._kernargs: Ring[tuple[Fifo, int]] | None = None
         self._programs: WeakSet[Any] = WeakSet()
         self._progress: HCQBuffer | None = None
@@ -129,7 +130,8 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
             raise
 
     def _select_iface(self, device: str) -> Any:
-        if board_asked():
+        # Where the Jetson's driver is, what it refuses is the answer; no other interface could tell more.
+        if board_asked() or (not DEV.target("NV").interface and drivers_present()):
             self.ifaces = [iface for iface in self.ifaces if iface.__name__ == TegraIface.__name__]
         return super()._select_iface(device)
 
@@ -205,13 +207,14 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
     ) -> Fifo:
         """A channel; on a Jetson with buffers of its own, since the driver takes no offset into a shared one."""
         if hasattr(self.iface, "open_fifo"):
-            fifo = self._open_fifo(ctxshare, channel_group, compute)
+            made = self._open_fifo(ctxshare, channel_group, compute)
         else:
             fifo = super()._new_gpu_fifo(gpfifo_area, ctxshare, channel_group, offset, entries, compute, video)
-        self._fifos.append(Fifo(fifo, self, self._progress_word()))
-        return self._fifos[-1]
+            made = Fifo(fifo, self, self._progress_word())
+        self._fifos.append(made)
+        return made
 
-    def _open_fifo(self, share: int, group: int, compute: bool) -> Any:
+    def _open_fifo(self, share: int, group: int, compute: bool) -> Fifo:
         engine = self.iface.compute_class if compute else self.iface.dma_class
         channel, engine_object, gpfifo, userd = self.iface.open_fifo(group, share, engine)
         if compute:
@@ -225,7 +228,9 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         self.iface.setup_gpfifo_vm(channel)
         ring = MMIOInterface(gpfifo.address, gpfifo.size, fmt="Q")
         put = MMIOInterface(userd.address + Userd.GP_PUT, 4, fmt="I")
-        return ops_nv.GPFifo(ring=ring, gpput=put, entries_count=len(ring), token=token)
+        fifo = ops_nv.GPFifo(ring=ring, gpput=put, entries_count=len(ring), token=token)
+        progress = self._progress_word()
+        return Fifo(fifo, self, progress, self.iface.waker(channel, progress))
 
     def _progress_word(self) -> HCQBuffer:
         if self._progress is None:
@@ -239,12 +244,21 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         self.cmdq[at : at + len(words)] = words
         return va, len(words)
 
-    def submitted(self, fifo: Fifo, number: int, queue: Any) -> None:
-        """Note that a queue went out: what it uses of the rings stays until `number` is done."""
+    def submitted(self, fifo: Fifo, number: int, kernels: Sequence[str], releases: int | None) -> None:
+        """Note that a queue went out: what it uses of the rings stays until `number` is done.
+
+        `kernels` are the names of what it launches, `releases` is the timeline value that it ends with, if any.
+        """
         self._commands.submitted((fifo, number))
         if fifo is self.compute_gpfifo and self._kernargs is not None:
             self._kernargs.submitted((fifo, number))
-        self._launches.append((fifo, number, queue.kernels))
+        self._launches.append((fifo, number, kernels))
+        if releases is not None:
+            self._timeline.append((releases, fifo, number))
+
+    def releasing(self, value: int) -> tuple[Fifo, int] | None:
+        """The submission that lets the timeline reach `value`, if it is on its way."""
+        return next(((fifo, number) for seen, fifo, number in list(self._timeline) if seen >= value), None)
 
     def settled(self) -> bool:
         """Wait for the GPU; whether memory may be given back. If the device failed or is closed, `close` does that."""
@@ -357,13 +371,18 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
 
         Tensors, programs and recorded graphs of this device are gone: using them raises DeviceClosed.
         """
-        self.finalize()
-        _forget(self)
+        try:
+            self.finalize()
+        finally:
+            _forget(self)
 
     def finalize(self) -> None:
         """Wait for the GPU and release everything, as tinygrad asks at the end of the process."""
-        if not self.closed:
+        if self.closed:
+            return
+        try:
             self.settled()
+        finally:
             self._release()
 
     def _release(self) -> None:

@@ -23,6 +23,7 @@ from tegrad.nv.channel import Channel, Tsg
 from tegrad.nv.faults import SmError
 from tegrad.nv.kernel import pick_kernel
 from tegrad.nv.memory import PAGE, AddressSpace, Memory, Nvmap, Role
+from tegrad.nv.waits import FENCE_NODE, Clock, FenceWaker, InterruptWaker, Waker
 from tegrad.uapi import constants as c
 from tegrad.uapi import ioctls
 from tegrad.uapi.errors import DriverError
@@ -98,6 +99,7 @@ class TegraIface:
         self.memory: dict[int, Memory] = {}
         self._handles = itertools.count(self.root + 1)
         self._clock_request: int | None = None
+        self._fence_node: int | None = None
         self._doorbell: Doorbell | None = None
         self._released = False
         self._freed: deque[tuple[int, int]] = deque(maxlen=FREED_REMEMBERED)
@@ -171,6 +173,19 @@ class TegraIface:
         )
         channel = self.rm_alloc(group, self.gpfifo_class, params)
         return channel, self.rm_alloc(channel, engine_class), gpfifo, userd
+
+    def waker(self, channel: int, progress: HCQBuffer) -> Waker:
+        """What wakes a CPU that sleeps for this channel; its progress word is the start of `progress`."""
+        found = self.objects[channel].holds(Channel)
+        with suppress(DriverError):
+            if self._fence_node is None:
+                self._fence_node = self.kernel.open(FENCE_NODE)
+            by_fence = FenceWaker(self.kernel, self._fence_node, found.syncpoint())
+            if by_fence.works():
+                return by_fence
+        offset = progress.va_addr - progress.base.va_addr
+        by_interrupt = InterruptWaker(found, lambda: self.nvmap.export(progress.meta), offset)
+        return by_interrupt if by_interrupt.works() else Clock()
 
     # ---- memory
 
@@ -310,8 +325,9 @@ class TegraIface:
             for memory in self.memory.values():
                 steps.callback(self.nvmap.free, memory)
             steps.callback(self.kernel.close, self.ctrl)
-            if self._clock_request is not None:
-                steps.callback(self.kernel.close, self._clock_request)
+            for fd in (self._clock_request, self._fence_node):
+                if fd is not None:
+                    steps.callback(self.kernel.close, fd)
             if self._doorbell is not None:
                 steps.callback(self._doorbell.close)
             for payload in payloads:
@@ -356,6 +372,11 @@ class TegraIface:
 def _distance(memory: Memory, address: int) -> int:
     """Bytes from an address to the nearest byte of a buffer; 0 inside."""
     return max(memory.va - address, address - (memory.va + memory.size - 1), 0)
+
+
+def drivers_present() -> bool:
+    """Whether this machine (or the board that was asked for) has a Jetson's GPU driver."""
+    return pick_kernel().exists(CTRL_NODE)
 
 
 def _chip(sm_version: int) -> Chip:

@@ -5,67 +5,27 @@ has finished with, whatever the recorder signals or does not, and everything tha
 entries, command memory, kernel arguments, and a bound queue whose words are about to be rewritten.
 """
 
-import time
 from array import array
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tinygrad.helpers import getenv
 from tinygrad.runtime import ops_nv
 from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
 
 from tegrad.hw import bank0
 from tegrad.hw.classes import HOST, HostMethod
 from tegrad.hw.gpfifo import DOORBELL, MethodOp, gp_entry, method_header
-from tegrad.nv.faults import DeviceClosed, WaitTimeout
+from tegrad.nv.faults import DeviceClosed
 from tegrad.nv.fence import full_barrier
+from tegrad.nv.waits import Clock, Waker, wait_until
 
 if TYPE_CHECKING:
     from tegrad.nv.device import NVDevice
 
-SPIN_S = 50e-6
-"""How long a wait polls before it starts to sleep."""
-SLEEP_SHARE = 1 / 8
-"""A sleep lasts this share of the time waited so far: a wait ends at most an eighth late."""
-SLEEP_MAX_S = 1e-3
-DRIVER_CHECK_S = 20e-3
-"""How often a wait asks the driver whether the channel still lives; the notifier in memory is read at every turn."""
 SUBROUTINE = 1
 """GPFIFO level of our segments, as tinygrad submits them on hardware."""
 RELEASE = HOST["SEM_EXECUTE"].pack(operation="RELEASE", release_wfi="EN", payload_size="64BIT")
 RELEASE_HEADER = method_header(MethodOp.INC, 0, HostMethod.SEM_ADDR_LO, 5)
-
-
-def wait_until(device: "NVDevice | None", read: Callable[[], int], value: int, timeout_ms: int | None = None) -> None:
-    """Return when `read()` has reached `value`: poll briefly, then sleep longer and longer, up to SLEEP_MAX_S.
-
-    DeviceFault as soon as the device reports one; WaitTimeout when `read()` has not moved for `timeout_ms`
-    (HCQDEV_WAIT_TIMEOUT_MS, 30 s, by default).
-    """
-    if (seen := read()) < value:
-        _poll(device, read, value, seen, timeout_ms)
-    full_barrier()  # what the GPU wrote before the value must not have been read earlier
-
-
-def _poll(device: "NVDevice | None", read: Callable[[], int], value: int, seen: int, timeout_ms: int | None) -> None:
-    limit = (timeout_ms or getenv("HCQDEV_WAIT_TIMEOUT_MS", 30000)) / 1000
-    start = moved = asked = time.monotonic()
-    while (now := read()) < value:
-        clock = time.monotonic()
-        if now != seen:
-            seen, moved = now, clock
-        if clock - start < SPIN_S:
-            continue
-        if device is not None:
-            device.check_fault(ask_driver=clock - asked > DRIVER_CHECK_S)
-            asked = clock if clock - asked > DRIVER_CHECK_S else asked
-        if clock - moved > limit:
-            raise WaitTimeout(
-                f"The GPU made no progress for {limit:g} s: a signal is at {now}, not {value}. "
-                "A longer kernel needs HCQDEV_WAIT_TIMEOUT_MS; otherwise look at the kernel log (dmesg)."
-            )
-        time.sleep(min((clock - start) * SLEEP_SHARE, SLEEP_MAX_S))
 
 
 class NVSignal(ops_nv.NVSignal):  # type: ignore[misc]
@@ -89,7 +49,10 @@ class NVSignal(ops_nv.NVSignal):  # type: ignore[misc]
     def wait(self, value: int, timeout: int | None = None) -> None:
         """Return when the signal has reached `value`. See wait_until; a closed device has nothing left to wait for."""
         if self.owner is None or not self.owner.closed:
-            wait_until(self.owner, lambda: self.value, value, timeout)
+            wait_until(self.owner, lambda: self.value, value, timeout, lambda: self._awaited(value))
+
+    def _awaited(self, value: int) -> "tuple[Fifo, int] | None":
+        return self.owner.releasing(value) if self.is_timeline and self.owner is not None else None
 
     @property
     def timestamp(self) -> Any:
@@ -112,9 +75,12 @@ class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
     `submissions` counts what went in; the GPU stores the number of each submission when it is done.
     """
 
-    def __init__(self, fifo: ops_nv.GPFifo, device: "NVDevice", progress: HCQBuffer) -> None:
+    def __init__(
+        self, fifo: ops_nv.GPFifo, device: "NVDevice", progress: HCQBuffer, waker: Waker | None = None
+    ) -> None:
         super().__init__(fifo.ring, fifo.gpput, fifo.entries_count, fifo.token, fifo.put_value)
         self.device = device
+        self.waker: Waker = waker or Clock()
         self.submissions = 0
         self._progress_va = progress.va_addr
         self._progress: MMIOInterface = progress.cpu_view().view(0, 8, "Q").mv
@@ -128,12 +94,13 @@ class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
 
     def wait(self, number: int) -> None:
         """Return when the GPU has finished submission `number`."""
-        wait_until(self.device, lambda: self.done, number)
+        wait_until(self.device, lambda: self.done, number, awaited=lambda: (self, number))
 
     def release(self, number: int) -> list[int]:
-        """The commands that end submission `number`: when the channel is idle, store the number."""
+        """The commands that end submission `number`: when the channel is idle, store the number and wake sleepers."""
         va = self._progress_va
-        return [RELEASE_HEADER, va & 0xFFFFFFFF, va >> 32, number & 0xFFFFFFFF, number >> 32, RELEASE]
+        release = [RELEASE_HEADER, va & 0xFFFFFFFF, va >> 32, number & 0xFFFFFFFF, number >> 32, RELEASE]
+        return [*release, *self.waker.commands]
 
     def push(self, segments: list[tuple[int, int]]) -> None:
         """Submit pushbuffer segments (GPU address, dwords), the last of which ends with `release`, by one doorbell."""
@@ -157,6 +124,13 @@ class _Submission:
     """What both queues share: submission, and what must not happen to a queue that was submitted before."""
 
     _sent: tuple[Fifo, int] | None = None
+    _timeline: Any = None
+
+    def signal(self, signal: Any, value: Any = 0) -> Any:
+        """Release a signal when everything before is done."""
+        if signal.is_timeline:
+            self._timeline = value
+        return super().signal(signal, value)  # type: ignore[misc]
 
     def submit(self, dev: "NVDevice", var_vals: dict[str, int] | None = None) -> Any:
         """Submit; a queue with symbols is first waited for, since their words are rewritten in place."""
@@ -181,7 +155,9 @@ class _Submission:
         # The GPU may read these commands and their QMDs from here on: a later command must not edit them.
         self.active_qmd = None
         self._sent = fifo, number
-        dev.submitted(fifo, number, self)
+        # A recording's value is a symbol: it gets the timeline's next value when it goes out.
+        releases = self._timeline if isinstance(self._timeline, int | None) else dev.timeline_value
+        dev.submitted(fifo, number, self.kernels, releases)  # type: ignore[attr-defined]
 
 
 class NVComputeQueue(_Submission, ops_nv.NVComputeQueue):  # type: ignore[misc]

@@ -76,6 +76,8 @@ class FakeKernel:
         self._fail("open")
         if path == "/dev/kmsg":
             return self._log_fd()
+        if path == "/dev/host1x-fence":
+            raise DriverError("open", errno.ENOENT, {"path": path})
         return self._fd("nvmap" if "nvmap" in path else "ctrl", None)
 
     def close(self, fd: int) -> None:
@@ -215,6 +217,12 @@ class FakeKernel:
 
     def channel_get_timedout(self, channel: Channel, arg: Any) -> None:
         arg.value = int(channel.dead)
+
+    def channel_get_user_syncpoint(self, channel: Channel, arg: Any) -> None:
+        raise DriverError("CHANNEL_GET_USER_SYNCPOINT", errno.ENOTTY)
+
+    def channel_wait(self, channel: Channel, arg: Any) -> None:
+        raise DriverError("CHANNEL_WAIT", errno.ENOTTY)
 
     # ---- the GPU
 

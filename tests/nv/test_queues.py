@@ -9,11 +9,12 @@ import pytest
 from fake import FakeKernel
 
 from tegrad.nv import device as device_module
-from tegrad.nv import queues
+from tegrad.nv import waits
 from tegrad.nv.faults import DeviceClosed, DeviceFault, WaitTimeout
 from tegrad.nv.fence import full_barrier
-from tegrad.nv.queues import NVComputeQueue, NVCopyQueue, wait_until
+from tegrad.nv.queues import NVComputeQueue, NVCopyQueue
 from tegrad.nv.rings import Ring, RingError
+from tegrad.nv.waits import wait_until
 
 
 def empty_submission(device: Any) -> None:
@@ -127,20 +128,20 @@ def test_a_short_wait_polls_and_a_long_one_sleeps(monkeypatch: pytest.MonkeyPatc
         slept.append(seconds)
         real(seconds)
 
-    monkeypatch.setattr(queues.time, "sleep", sleep)
+    monkeypatch.setattr(waits.time, "sleep", sleep)
     values = iter([0, 0, 1])
     wait_until(None, lambda: next(values), 1)
     assert slept == []
     start = time.monotonic()
     wait_until(None, lambda: int(time.monotonic() > start + 0.03), 1)
     assert slept == sorted(slept)
-    assert max(slept) <= queues.SLEEP_MAX_S
+    assert max(slept) <= waits.SLEEP_MAX_S
 
 
 @pytest.mark.parametrize("values", [[1], [0, 0, 1]])
 def test_a_wait_ends_with_a_barrier(monkeypatch: pytest.MonkeyPatch, values: list[int]) -> None:
     order: list[object] = []
-    monkeypatch.setattr(queues, "full_barrier", lambda: order.append("barrier"))
+    monkeypatch.setattr(waits, "full_barrier", lambda: order.append("barrier"))
     wait_until(None, lambda: order.append(values.pop(0)) or order[-1], 1)
     assert order[-2:] == [1, "barrier"]
 
@@ -153,7 +154,7 @@ def test_a_wait_without_progress_ends(fake_kernel: FakeKernel, fake_device: Any)
 
 
 def test_a_timeout_names_what_is_in_flight(fake_kernel: FakeKernel, fake_device: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(queues, "getenv", lambda name, default: 50)
+    monkeypatch.setattr(waits, "getenv", lambda name, default: 50)
     fake_kernel.paused = True
     queue = NVComputeQueue()
     queue.kernels.append("matmul")

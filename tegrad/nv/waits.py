@@ -1,0 +1,183 @@
+"""How the CPU waits for the GPU: it polls a moment, then sleeps until the driver wakes it.
+
+A sleeper is woken by what the GPU does at the end of every submission: it moves a syncpoint on, and a fence over that
+syncpoint becomes readable (`FenceWaker`); or it interrupts, and the driver looks at the word that a CHANNEL_WAIT names
+(`InterruptWaker`). Where the driver has neither, the CPU sleeps for short times (`Clock`). A channel that dies wakes
+its sleepers too, and the notifier tells the difference.
+
+The facts: syncpoint shims and user syncpoints, L4T r36.4.3 nvgpu (hal/sync, os/linux/ioctl_channel.c); fences,
+host1x-fence. None of it has been run on a Jetson.
+"""
+
+import select
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Protocol
+
+from tinygrad.helpers import getenv
+
+from tegrad.hw.classes import HOST, HostMethod
+from tegrad.hw.gpfifo import MethodOp, method_header
+from tegrad.nv.faults import WaitTimeout
+from tegrad.nv.fence import full_barrier
+from tegrad.uapi import ioctls
+from tegrad.uapi.errors import DriverError
+from tegrad.uapi.kernel import Kernel
+from tegrad.uapi.structs import GetUserSyncpoint, Host1xCreateFence
+
+if TYPE_CHECKING:
+    from tegrad.nv.channel import Channel
+    from tegrad.nv.device import NVDevice
+    from tegrad.nv.queues import Fifo
+
+FENCE_NODE = "/dev/host1x-fence"
+SPIN_S = 50e-6
+"""How long a wait polls before it starts to sleep."""
+SLEEP_SHARE = 1 / 8
+"""A sleep by the clock lasts this share of the time waited so far: such a wait ends at most an eighth late."""
+SLEEP_MAX_S = 1e-3
+DRIVER_CHECK_S = 20e-3
+"""How often a wait asks the driver whether the channel still lives, and the longest sleep; the notifier in memory is
+read at every turn."""
+TRIAL_MS = 100
+"""How long a fence that is reached already may take to say so when it is tried."""
+SHIM_STORE = HOST["SEM_EXECUTE"].pack(operation="RELEASE", release_wfi="EN", payload_size="32BIT")
+
+
+class Waker(Protocol):
+    """What wakes a CPU that sleeps until a channel has finished a submission."""
+
+    @property
+    def commands(self) -> Sequence[int]:
+        """What ends every submission, behind the release of its progress word."""
+
+    def sleep(self, number: int, seconds: float) -> bool:
+        """Sleep until submission `number` is done, or up to `seconds`; it may end early.
+
+        False where the driver did not let us, and nothing was slept.
+        """
+
+
+class Clock:
+    """No help from the driver: the waits sleep by the clock."""
+
+    commands: Sequence[int] = ()
+
+    def sleep(self, number: int, seconds: float) -> bool:
+        """Nothing to sleep on."""
+        return False
+
+
+class FenceWaker:
+    """A user syncpoint that every submission moves on by one, and host1x fences over it.
+
+    DriverError where the driver has no such thing.
+    """
+
+    def __init__(self, kernel: Kernel, node: int, point: GetUserSyncpoint) -> None:
+        self._kernel, self._node, self._id, self._start = kernel, node, point.syncpoint_id, point.syncpoint_max
+        header = method_header(MethodOp.INC, 0, HostMethod.SEM_ADDR_LO, 5)
+        self.commands = (header, point.gpu_va & 0xFFFFFFFF, point.gpu_va >> 32, 0, 0, SHIM_STORE)
+
+    def works(self) -> bool:
+        """Whether a fence that is reached already says so."""
+        with suppress(DriverError):
+            return self._poll(0, TRIAL_MS)
+        return False
+
+    def sleep(self, number: int, seconds: float) -> bool:
+        """Sleep on a fence that is reached when `number` submissions are done."""
+        with suppress(DriverError):
+            self._poll(number, max(1, int(seconds * 1000)))
+            return True
+        return False
+
+    def _poll(self, number: int, ms: int) -> bool:
+        arg = Host1xCreateFence(id=self._id, threshold=(self._start + number) & 0xFFFFFFFF)
+        self._kernel.ioctl(self._node, ioctls.HOST1X_IOCTL_CREATE_FENCE, arg)
+        try:
+            poll = select.poll()
+            poll.register(arg.fence_fd, select.POLLIN)
+            return bool(poll.poll(ms))
+        finally:
+            self._kernel.close(arg.fence_fd)
+
+
+class InterruptWaker:
+    """CHANNEL_WAIT on the progress word, which the driver looks at when the channel interrupts.
+
+    It waits for equality, so a submission that was overtaken by the next one is seen when the time is up.
+    """
+
+    commands = (method_header(MethodOp.INC, 0, HostMethod.NON_STALL_INTERRUPT, 1), 0)
+
+    def __init__(self, channel: "Channel", export: Callable[[], AbstractContextManager[int]], offset: int) -> None:
+        """`export` gives a dmabuf fd of the progress words' buffer, `offset` is the channel's word in it."""
+        self._channel, self._export, self._offset = channel, export, offset
+
+    def works(self) -> bool:
+        """Whether the driver waits for the word's value of now, 0."""
+        return self.sleep(0, TRIAL_MS / 1000)
+
+    def sleep(self, number: int, seconds: float) -> bool:
+        """Sleep in the driver until the word is `number`."""
+        with suppress(DriverError), self._export() as fd:
+            return self._channel.wait(fd, self._offset, number & 0xFFFFFFFF, max(1, int(seconds * 1000)))
+        return False
+
+
+Awaited = Callable[[], "tuple[Fifo, int] | None"]
+"""Names a submission whose end a wait may sleep for, as things are now."""
+
+
+def wait_until(
+    device: "NVDevice | None",
+    read: Callable[[], int],
+    value: int,
+    timeout_ms: int | None = None,
+    awaited: Awaited = lambda: None,
+) -> None:
+    """Return when `read()` has reached `value`: poll briefly, then sleep for the submission that `awaited` names.
+
+    Without one, sleep longer and longer, up to SLEEP_MAX_S. DeviceFault as soon as the device reports one; WaitTimeout
+    when `read()` has not moved for `timeout_ms` (HCQDEV_WAIT_TIMEOUT_MS, 30 s, by default).
+    """
+    if (seen := read()) < value:
+        _poll(device, read, value, seen, timeout_ms, awaited)
+    full_barrier()  # what the GPU wrote before the value must not have been read earlier
+
+
+def _poll(
+    device: "NVDevice | None",
+    read: Callable[[], int],
+    value: int,
+    seen: int,
+    timeout_ms: int | None,
+    awaited: Awaited,
+) -> None:
+    limit = (timeout_ms or getenv("HCQDEV_WAIT_TIMEOUT_MS", 30000)) / 1000
+    start = moved = asked = time.monotonic()
+    while (now := read()) < value:
+        clock = time.monotonic()
+        if now != seen:
+            seen, moved = now, clock
+        if clock - start < SPIN_S:
+            continue
+        if device is not None:
+            device.check_fault(ask_driver=clock - asked > DRIVER_CHECK_S)
+            asked = clock if clock - asked > DRIVER_CHECK_S else asked
+        if clock - moved > limit:
+            raise WaitTimeout(
+                f"The GPU made no progress for {limit:g} s: a signal is at {now}, not {value}. "
+                "A longer kernel needs HCQDEV_WAIT_TIMEOUT_MS; otherwise look at the kernel log (dmesg)."
+            )
+        _sleep(awaited(), clock - start)
+
+
+def _sleep(awaited: "tuple[Fifo, int] | None", waited: float) -> None:
+    if awaited is not None:
+        fifo, number = awaited
+        if fifo.waker.sleep(number, DRIVER_CHECK_S) and fifo.done >= number:
+            return
+    time.sleep(min(waited * SLEEP_SHARE, SLEEP_MAX_S))

@@ -1,0 +1,173 @@
+"""Waits on the board: the CPU sleeps while the GPU works, and wakes for its end, for a fault and for Ctrl-C."""
+
+import errno
+import signal as signals
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from boards import use_board
+from failing import failing
+from kernels import program, words
+
+from tegrad.hw.faults import NotifierCode
+from tegrad.nv import waits
+from tegrad.nv.faults import DeviceFault, WaitTimeout
+from tegrad.nv.queues import NVComputeQueue, NVCopyQueue
+
+pytestmark = pytest.mark.board
+
+MISSING = {
+    "FenceWaker": {},
+    "InterruptWaker": {"open /dev/host1x-fence": errno.ENOENT},
+    "Clock": {"CHANNEL_GET_USER_SYNCPOINT": errno.ENOMEM, "CHANNEL_WAIT": errno.ENOTTY},
+}
+"""How the CPU sleeps, by what the driver lacks."""
+ASLEEP = 0.12
+"""A process that sleeps computes less than this share of its time; one that spins, more, whoever else computes."""
+LONG_S = 60.0
+"""So long that a test which waits for it is stuck."""
+
+
+@contextmanager
+def device_that_sleeps_by(kind: str) -> Iterator[Any]:
+    from tinygrad import Device
+
+    with use_board("agx-orin-64gb:4GiB"), failing(lambda call: MISSING[kind].get(call.name, 0)):
+        device = Device["NV"]
+        assert {type(fifo.waker).__name__ for fifo in (device.compute_gpfifo, device.dma_gpfifo)} == {kind}
+        yield device
+        device.close()
+
+
+@pytest.fixture(params=["FenceWaker", "InterruptWaker"])
+def sleeper(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A device whose waits the driver wakes."""
+    with device_that_sleeps_by(request.param) as device:
+        yield device
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sleep for ever unless woken."""
+    monkeypatch.setattr(waits, "DRIVER_CHECK_S", LONG_S)
+
+
+def behind_a_gate(device: Any, queue_type: Any = NVComputeQueue) -> Any:
+    """Hold the GPU back until the signal that is returned becomes 1; later submissions wait behind it."""
+    gate = device.new_signal(value=0)
+    queue = queue_type().wait(device.timeline_signal, device.timeline_value - 1).wait(gate, 1)
+    queue.signal(device.timeline_signal, device.next_timeline()).submit(device)
+    return gate
+
+
+def opened_while_asleep(device: Any, gate: Any, sleeps: list[int]) -> threading.Thread:
+    """Open the gate once the waiter has gone to sleep."""
+    for fifo in (device.compute_gpfifo, device.dma_gpfifo):
+        real = fifo.waker.sleep
+
+        def sleep(number: int, seconds: float, real: Any = real) -> bool:
+            sleeps.append(number)
+            return bool(real(number, seconds))
+
+        fifo.waker.sleep = sleep
+
+    def opener() -> None:
+        while not sleeps:
+            time.sleep(0.001)
+        time.sleep(0.1)
+        gate.value = 1
+
+    thread = threading.Thread(target=opener, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("queue_type", [NVComputeQueue, NVCopyQueue])
+def test_the_end_of_the_work_wakes_the_sleeper(sleeper: Any, endless: None, queue_type: Any) -> None:
+    start, sleeps = time.monotonic(), []  # type: ignore[var-annotated]
+    opener = opened_while_asleep(sleeper, behind_a_gate(sleeper, queue_type), sleeps)
+    sleeper.synchronize()
+    opener.join(10)
+    assert time.monotonic() - start < LONG_S
+    assert 1 <= len(sleeps) < 10
+
+
+def test_a_sleeper_wakes_for_what_it_waits_for_and_not_for_all_that_follows(sleeper: Any, endless: None) -> None:
+    first, value = behind_a_gate(sleeper), sleeper.timeline_value - 1
+    second = behind_a_gate(sleeper)
+    opener = opened_while_asleep(sleeper, first, [])
+    sleeper.timeline_signal.wait(value)
+    assert sleeper.compute_gpfifo.done < sleeper.compute_gpfifo.submissions
+    second.value = 1
+    opener.join(10)
+    sleeper.synchronize()
+
+
+def test_a_fault_wakes_the_sleeper(sleeper: Any, endless: None) -> None:
+    buffer, wild = sleeper.allocator.alloc(4096), program(sleeper, "wild")
+    gate, start = behind_a_gate(sleeper), time.monotonic()
+    wild(buffer, global_size=(1, 1, 1), local_size=(1, 1, 1), vals=(700,))
+    opened_while_asleep(sleeper, gate, [])
+    with pytest.raises(DeviceFault) as caught:
+        sleeper.synchronize()
+    assert caught.value.code == NotifierCode.FIFO_ERROR_MMU_ERR_FLT
+    assert time.monotonic() - start < LONG_S
+
+
+def test_ctrl_c_ends_the_sleep_and_the_device_goes_on(sleeper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, start = behind_a_gate(sleeper), time.monotonic()
+    main = threading.main_thread().ident
+    assert main is not None
+    presser = threading.Timer(0.3, lambda: signals.pthread_kill(main, signals.SIGINT))
+    presser.start()
+    monkeypatch.setattr(waits, "DRIVER_CHECK_S", LONG_S)
+    with pytest.raises(KeyboardInterrupt):
+        sleeper.synchronize()
+    monkeypatch.undo()
+    presser.join()
+    assert time.monotonic() - start < LONG_S
+    gate.value = 1
+    sleeper.synchronize()
+    buffer, add = sleeper.allocator.alloc(4096), program(sleeper, "add")
+    add(buffer, global_size=(1, 1, 1), local_size=(1, 1, 1), vals=(7,))
+    sleeper.synchronize()
+    assert words(buffer) == [7]
+
+
+@pytest.mark.parametrize("kind", MISSING)
+def test_a_wait_without_progress_ends_though_it_sleeps(kind: str) -> None:
+    with device_that_sleeps_by(kind) as device:
+        gate = behind_a_gate(device)
+        with pytest.raises(WaitTimeout):
+            device.timeline_signal.wait(device.timeline_value - 1, timeout=100)
+        gate.value = 1
+        device.synchronize()
+
+
+def cpu_share_of_a_wait(device: Any) -> float:
+    """The share of its time that this process computes while it waits for a kernel of half a second or more."""
+    buffer, spin = device.allocator.alloc(4096), program(device, "spin")
+    rounds, elapsed = 10_000_000, 0.0
+    while elapsed < 0.5:
+        spin(buffer, global_size=(1, 1, 1), local_size=(32, 1, 1), vals=(rounds,))
+        start, cpu = time.monotonic(), time.process_time()
+        device.synchronize()
+        elapsed, used = time.monotonic() - start, time.process_time() - cpu
+        rounds *= 4
+    return used / elapsed
+
+
+@pytest.mark.parametrize("kind", MISSING)
+def test_a_wait_for_a_long_kernel_costs_next_to_no_cpu_time(kind: str) -> None:
+    with device_that_sleeps_by(kind) as device:
+        assert cpu_share_of_a_wait(device) < ASLEEP
+
+
+def test_a_wait_that_only_spins_costs_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "SPIN_S", LONG_S)
+    with device_that_sleeps_by("Clock") as device:
+        assert cpu_share_of_a_wait(device) > ASLEEP
