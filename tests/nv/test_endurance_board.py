@@ -119,6 +119,7 @@ def test_two_hundred_cycles_leave_everything_where_it_was() -> None:
         assert sum(map(len, HCQCompiled.peer_groups.values())) <= 1
 
 
+@pytest.mark.klog_errors("(?i)mmu fault|page fault|error notifier")
 def test_a_device_that_faulted_is_closed_and_opened_again(each_chip: str) -> None:
     for _ in range(3):
         device = open_device()
@@ -139,6 +140,7 @@ def test_a_device_that_faulted_is_closed_and_opened_again(each_chip: str) -> Non
     assert words(buffer)[0] == 4
 
 
+@pytest.mark.klog_errors("(?i)mmu fault|page fault|error notifier")
 def test_a_store_behind_a_buffer_names_it(each_chip: str) -> None:
     device = open_device()
     buffer, store = device.allocator.alloc(4096), program(device, "store")

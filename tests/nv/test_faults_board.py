@@ -15,7 +15,7 @@ from tegrad.hw.faults import NotifierCode
 from tegrad.nv.faults import DeviceClosed, DeviceFault
 from tegrad.nv.queues import NVComputeQueue
 
-pytestmark = pytest.mark.board
+pytestmark = [pytest.mark.board, pytest.mark.klog_errors(".")]  # faults are what it is about
 
 MMU, GR, PBDMA = NotifierCode.FIFO_ERROR_MMU_ERR_FLT, NotifierCode.GR_EXCEPTION, NotifierCode.PBDMA_ERROR
 

@@ -65,6 +65,7 @@ def compute_something() -> list[int]:
     return result
 
 
+@pytest.mark.klog_errors("sm |GR exception|error notifier")
 def test_without_reserved_windows_buffers_disappear_behind_them(board: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert compute_something() == [5, 7, 9]
     close_device()
@@ -87,6 +88,7 @@ def test_one_gpfifo_area_shared_at_an_offset_is_refused(board: str, monkeypatch:
     assert (caught.value.name, caught.value.errno) == ("CHANNEL_SETUP_BIND", errno.EINVAL)
 
 
+@pytest.mark.klog_errors("(?i)pbdma|mmu fault|page fault|error notifier")
 def test_a_driver_range_above_2_to_the_40_kills_the_channel(board: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A 3 MiB GPFIFO buffer is accepted either way; it works only where the driver's range ends below 2^40."""
     stock = TegraIface._channel_memory

@@ -3,7 +3,6 @@
 Markers: `klog_errors("regex")` allows error lines in a test that provokes them.
 """
 
-import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -12,22 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import BOARD, Backend, backend, held, open_device, real_gpu
+from harness import BOARD, Backend, backend, close_device, held, open_device, real_gpu
 
 from tegrad.diag.klog import KernelLog, expect_clean
 from tegrad.uapi.errors import DriverError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "nv"))
-
-
-def close_device() -> None:
-    """Close the NV device with everything that tests may still refer to."""
-    from tegrad.nv import device
-
-    gc.collect()
-    if (opened := device._opened.get("NV")) is not None:
-        opened.close()
-    gc.collect()
 
 
 @pytest.fixture(scope="module", autouse=True)

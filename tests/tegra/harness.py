@@ -3,6 +3,7 @@
 The tests run on the NV device there is: a Jetson or an H200 where one is found, a private emulated board otherwise.
 """
 
+import gc
 import os
 import resource
 import statistics
@@ -52,6 +53,16 @@ def open_device() -> Any:
     from tinygrad import Device
 
     return Device["NV"]
+
+
+def close_device() -> None:
+    """Close the NV device with everything that tests may still refer to."""
+    from tegrad.nv import device
+
+    gc.collect()
+    if (opened := device._opened.get("NV")) is not None:
+        opened.close()
+    gc.collect()
 
 
 def compare_backends(

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Backend, compare_backends, driver_fds, driver_maps, timed
+from harness import Backend, close_device, compare_backends, driver_fds, driver_maps, timed
 from kernels import program
 
 from tegrad.diag.klog import KernelLogError, expect_clean
@@ -54,8 +54,6 @@ def test_the_backend_is_what_was_asked_for(gpu: Backend) -> None:
 def test_a_fault_is_an_error_line_for_the_checker(device: Any, gpu: Backend) -> None:
     if not gpu.emulated:
         pytest.skip("faults of a real GPU cost its other users too")
-    from conftest import close_device
-
     from tegrad.nv.faults import DeviceFault
 
     buffer = device.allocator.alloc(4096)
