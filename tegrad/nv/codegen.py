@@ -3,17 +3,17 @@
 - A contiguous piece of a buffer becomes a zero-copy view at any byte offset, and a later kernel then reads it with
   8- or 16-byte vector loads that fault where the offset is not a multiple of that. Here only views at 16-byte offsets
   stay zero-copy on NV devices; others are copied.
-- PTX has no approximate double-precision exp2, log2 and sin: they become tinygrad's own polynomials.
+- PTX has no approximate double-precision exp2 and log2: they become tinygrad's own polynomials.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from tinygrad.codegen.decomp.transcendental import xexp2, xlog2, xsin
+from tinygrad.codegen.decomp.transcendental import xexp2, xlog2
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import Ops, PatternMatcher, UOp, UPat
 
-REVISION = 1
+REVISION = 2
 """Part of compile and search cache keys: raise it whenever a patch changes what is generated."""
 
 VIEW_ALIGN = 16
@@ -22,7 +22,7 @@ VIEW_ALIGN = 16
 double_transcendentals = PatternMatcher(
     [
         (UPat(op, dtype=dtypes.double, src=(UPat.var("d"),)), polynomial)
-        for op, polynomial in ((Ops.EXP2, xexp2), (Ops.LOG2, xlog2), (Ops.SIN, xsin))
+        for op, polynomial in ((Ops.EXP2, xexp2), (Ops.LOG2, xlog2))
     ]
 )
 

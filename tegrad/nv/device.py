@@ -21,7 +21,7 @@ from tegrad.hw.gpfifo import Userd
 from tegrad.nv.faults import DeviceClosed, DeviceFault, UnsupportedBuffer, WaitTimeout
 from tegrad.nv.iface import GPFIFO_ENTRIES, TegraIface, drivers_present
 from tegrad.nv.kernel import board_asked
-from tegrad.nv.queues import Fifo, NVComputeQueue, NVCopyQueue, NVSignal
+from tegrad.nv.queues import Fifo, NVComputeQueue, NVCopyQueue, NVSignal, as_mapped
 from tegrad.nv.rings import Ring
 
 KERNARGS_SIZE = 4 << 20
@@ -58,15 +58,18 @@ class UnifiedAllocator(_StockAllocator):  # type: ignore[misc]
             super().free(opaque, size, options)
 
     def _map(self, buf: HCQBuffer) -> HCQBuffer:
-        """The buffer as the GPU sees it: its GPU address differs from the CPU's."""
+        """The buffer as the GPU sees it. A CPU buffer gets another address there: 40 bits do not hold its own."""
         if buf.owner is self.dev:
             return buf
-        whole: HCQBuffer = self.dev.iface.map(buf.base)
-        return whole.offset(buf.cpu_view().addr - buf.base.cpu_view().addr, buf.size) if buf is not buf.base else whole
+        if self.dev not in buf.mappings:
+            buf.mappings[self.dev] = self.dev.iface.map(buf.base)
+            buf.mappings[self.dev].mapped_from = buf.base
+        return as_mapped(buf)
 
     def _unmap(self, mb: HCQBuffer) -> None:
+        mb.base.mapped_from.mappings.pop(self.dev, None)
         if self.dev.settled():
-            self.dev.iface.free(mb)
+            self.dev.iface.free(mb.base)
 
     def _as_buffer(self, src: HCQBuffer) -> memoryview:
         return self._bytes(src)

@@ -81,6 +81,7 @@ class Nvmap:
     def alloc(self, size: int, role: Role = Role.DATA, space: "AddressSpace | None" = None) -> Memory:
         """A zeroed buffer of `size` bytes, mapped for the CPU and, given an address space, for the GPU.
 
+        The CPU sees it at the GPU's address where that is free, as tinygrad expects of memory that both reach.
         MemoryError when the driver or the system has not enough left; DriverError for anything else.
         """
         if (free := available_memory()) - size < RESERVE:
@@ -91,9 +92,11 @@ class Nvmap:
                 undo.callback(self._free_handle, memory.handle)
                 self._allocate(memory.handle, size, role)
                 with self.export(memory) as fd:
-                    memory.address = self._map(fd, size)
+                    if space is not None:
+                        memory.va = space.map(fd)
+                        undo.callback(space.unmap, memory.va)
+                    memory.address = self._map(fd, size, memory.va)
                     undo.callback(self._kernel.munmap, memory.address, _pages(size))
-                    memory.va = space.map(fd) if space is not None else 0
             except DriverError as error:
                 if error.errno == errno.ENOMEM:
                     raise MemoryError(f"The driver has no {size} bytes left ({free} bytes are free).") from error
@@ -117,7 +120,7 @@ class Nvmap:
             undo.callback(self.free, memory, space)
             ctypes.memmove(memory.address, address, size)
             with self.export(memory) as fd:
-                self._map(fd, size, at=address)
+                self._map(fd, size, address, MAP_FIXED)
             undo.pop_all()
         self._kernel.munmap(memory.address, _pages(size))
         memory.address, memory.owns_mapping = address, False
@@ -148,9 +151,9 @@ class Nvmap:
         """Close the fd; buffers that nothing else keeps alive end with it."""
         self._kernel.close(self._fd)
 
-    def _map(self, fd: int, size: int, at: int = 0) -> int:
-        flags = MAP_SHARED | (MAP_FIXED if at else 0)
-        return self._kernel.mmap(fd, _pages(size), PROT_READ | PROT_WRITE, flags, addr=at)
+    def _map(self, fd: int, size: int, near: int = 0, flags: int = 0) -> int:
+        """Map for the CPU: at `near` if nothing is there, or in any case with MAP_FIXED."""
+        return self._kernel.mmap(fd, _pages(size), PROT_READ | PROT_WRITE, MAP_SHARED | flags, addr=near)
 
     def _create(self, size: int) -> int:
         if size < CREATE_64_SIZE:

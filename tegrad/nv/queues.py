@@ -192,3 +192,15 @@ class NVCopyQueue(_Submission, ops_nv.NVCopyQueue):  # type: ignore[misc]
     """The copy queue."""
 
     kernels: tuple[str, ...] = ()
+
+    def copy(self, dest: HCQBuffer, src: HCQBuffer, copy_size: int) -> Any:
+        """Copy bytes between buffers of this GPU, or of the CPU if they were mapped for it."""
+        return super().copy(as_mapped(dest), as_mapped(src), copy_size)
+
+
+def as_mapped(buf: HCQBuffer) -> HCQBuffer:
+    """The buffer where the GPU sees it, if it is another device's that was mapped; else the buffer itself."""
+    mapped = next((m for device, m in buf.mappings.items() if device.device.split(":")[0] == "NV"), None)
+    if mapped is None or buf is buf.base:
+        return mapped or buf
+    return mapped.offset(buf.cpu_view().addr - buf.base.cpu_view().addr, buf.size)

@@ -142,10 +142,14 @@ def _exact(operation: str) -> Callable[..., str]:
 
 
 class NVPTXRenderer(PTXRenderer):  # type: ignore[misc]
-    """PTX through nvJitLink, with the double-precision operations that tinygrad renders illegally repaired."""
+    """PTX through nvJitLink, with the double-precision operations that tinygrad renders illegally repaired.
+
+    It has no sine, so that tinygrad takes its own, which is right for every angle: the PTX ISA bounds the error of
+    `sin.approx.f32` within [-pi, pi] only.
+    """
 
     code_for_op: ClassVar[dict[Ops, Callable[..., Any]]] = {
-        **PTXRenderer.code_for_op,
+        **{op: render for op, render in PTXRenderer.code_for_op.items() if op is not Ops.SIN},
         Ops.RECIPROCAL: _exact("rcp"),
         Ops.SQRT: _exact("sqrt"),
     }

@@ -142,7 +142,7 @@ class Emitter(Dispatcher):
         """The value of a register that is written once, by an instruction without register sources."""
         source = ins.operands[1]
         if ins.base == "mov":
-            return self.read(source, ty)
+            return self.as_type(self.read(source, ins.types[-1]), ty)
         target, from_param = ins.operands[0], self.find(ins)
         assert isinstance(target, Reg)
         assert not isinstance(from_param, Rule)

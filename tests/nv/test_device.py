@@ -74,9 +74,40 @@ def test_a_cpu_buffer_is_mapped_in_place_and_given_back(fake_kernel: FakeKernel,
     assert ctypes.string_at(fake_kernel.host(part.va_addr), part.size) == b"abc"
     own[4000:4003] = b"xyz"
     assert ctypes.string_at(fake_kernel.host(part.va_addr), part.size) == b"xyz"
+    assert fake_device.allocator._map(buffer.offset(4000, 3)).va_addr == part.va_addr
     fake_device.allocator._unmap(part)
     fake_kernel.maps.pop(address)
     assert fake_kernel.held() == held
+    assert not buffer.mappings
+
+
+def test_the_copy_queue_finds_a_mapped_cpu_buffer(fake_kernel: FakeKernel, fake_device: Any) -> None:
+    """A CPU address does not fit the GPU's 40 bits, so the copy takes the mapping's."""
+    from tinygrad.device import Buffer
+    from tinygrad.dtype import dtypes
+    from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
+
+    from tegrad.nv.queues import NVCopyQueue
+
+    class Cpu:
+        def _is_cpu(self) -> bool:
+            return True
+
+        def synchronize(self) -> None:
+            pass
+
+    own = mmap.mmap(-1, 8192)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(own))
+    cpu = HCQBuffer(address, 8192, view=MMIOInterface(address, 8192), owner=Cpu())
+    ours = Buffer("NV", 8192, dtypes.uint8).ensure_allocated()._buf
+    mapped = fake_device.allocator._map(cpu)
+    for part, va in ((cpu, mapped.va_addr), (cpu.offset(4096, 64), mapped.va_addr + 4096)):
+        words = NVCopyQueue().copy(ours, part, 64)._q
+        assert (words[1] << 32 | words[2], words[3] << 32 | words[4]) == (va, ours.va_addr)
+    assert mapped.va_addr >> 40 == 0
+    assert address >> 40 != 0
+    fake_device.allocator._unmap(mapped)
+    fake_kernel.maps.pop(address)
 
 
 def test_running_out_of_memory_frees_the_cache_first(fake_kernel: FakeKernel, fake_device: Any) -> None:

@@ -98,6 +98,21 @@ def test_a_dmabuf_is_never_fd_0(kernel: FakeKernel, nvmap: Nvmap, monkeypatch: p
     assert sorted(closed) == [0, 5]
 
 
+def test_the_cpu_sees_a_buffer_at_the_gpus_address(kernel: FakeKernel, nvmap: Nvmap) -> None:
+    """tinygrad writes host buffers through their GPU address; where something else lies there, any address will do."""
+    space = AddressSpace(kernel, kernel._fd("as", None))
+    first = nvmap.alloc(10000, space=space)
+    assert first.address == first.va != 0
+    ctypes.memset(first.va, 7, 10000)
+    nvmap.free(first, space)
+    taken = kernel._next_va
+    kernel._linux.mmap(-1, 4096, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, addr=taken)
+    second = nvmap.alloc(10000, space=space)
+    assert second.va == taken != second.address
+    nvmap.free(second, space)
+    kernel._linux.munmap(taken, 4096)
+
+
 def test_adopted_memory_keeps_its_contents_and_its_address(kernel: FakeKernel, nvmap: Nvmap) -> None:
     own = mmap.mmap(-1, 10000)
     own[:4] = b"abcd"

@@ -60,6 +60,13 @@ def test_matmul(dtype: str, shape: tuple[int, int, int]) -> None:
     agree((Tensor(a) @ Tensor(b)).numpy(), wide_a @ wide_b, 5 * TOLERANCE[dtype])
 
 
+def test_sine_of_small_and_huge_angles() -> None:
+    from tinygrad import Tensor
+
+    angles = np.float32([0, 1e-3, 1.5, -3.1, 30.5, 1e4, 123456.7, -4.1e16, 1e30, 3.4e38])
+    np.testing.assert_allclose(Tensor(angles).sin().numpy(), np.sin(angles.astype(np.float64)), rtol=1e-5, atol=1e-6)
+
+
 def test_conv2d(dtype: str) -> None:
     from tinygrad import Tensor
 

@@ -98,7 +98,15 @@ def test_double_precision_assembles(renderer: Any, name: str) -> None:
         assert not re.search(r"approx\S*\.f64", source)
 
 
-@pytest.mark.parametrize("name", ["reciprocal", "sqrt", "exp2", "log2", "sin"])
+@pytest.mark.parametrize("dtype", [dtypes.half, dtypes.float, dtypes.double])
+@pytest.mark.parametrize("name", ["sin", "cos", "tan"])
+def test_a_sine_is_never_approximate_in_ptx(name: str, dtype: Any) -> None:
+    renderer = renderers.NVPTXRenderer(Target("NV", arch="sm_87"))
+    [ast] = kernels(getattr(empty(64, dtype=dtype), name)())
+    assert not re.search(r"\b(sin|cos)\.", compiled(ast, renderer)[0])
+
+
+@pytest.mark.parametrize("name", ["reciprocal", "sqrt", "exp2", "log2"])
 def test_single_precision_stays_approximate_in_ptx(name: str) -> None:
     renderer = renderers.NVPTXRenderer(Target("NV", arch="sm_87"))
     [ast] = kernels(getattr(empty(64), name)())

@@ -432,3 +432,15 @@ def test_a_function_called_twice_has_one_shared_variable_and_its_own_locals() ->
     k.launch((1, 1, 1), (1, 1, 1), [out])
     # Shared memory keeps what the CTA before left in it: only the difference is defined.
     assert (first - 5 * 100 - 12 * 10 - 12) % 111 == 0
+
+
+@pytest.mark.parametrize(("t", "bits"), [("f16", 0xFC00), ("f32", 0xFF800000), ("f64", 0xFFF0000000000000)])
+def test_bits_moved_into_a_float_register_stay_bits(t: str, bits: int) -> None:
+    """`mov.b16 %h, 0xFC00` is minus infinity, also in another block, where it is formed again."""
+    size = int(t[1:])
+    text = f"""{HEADER}.visible .entry k(.param .u64 p) {{ .reg .u64 %a; .reg .{t} %h<3>;
+      ld.param.u64 %a, [p]; mov.b{size} %h0, {bits:#x}; bra NEXT; NEXT: ld.global.b{size} %h1, [%a];
+      max.{t} %h2, %h0, %h1; st.global.b{size} [%a], %h2; ret; }}"""
+    value = np.array([1.5], f"f{size // 8}")
+    ptx.load(text, None).kernels["k"].launch((1, 1, 1), (1, 1, 1), [value])
+    assert value[0] == 1.5
