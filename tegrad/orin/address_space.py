@@ -1,26 +1,23 @@
-"""Address spaces: the AS fd, where buffers land in GPU memory, and what may be mapped how.
+"""Address spaces: where buffers land in GPU memory, what holds them there, and what the GPU is told of it.
 
 The user range [start, end) is the client's; the driver's own buffers of the same address space (each channel's
-GPFIFO, its syncpoint) lie in [end, end + 4 GiB).
-Source: L4T r36.4.3 nvgpu, common/mm/as.c, vm.c and vm_area.c, os/linux/ioctl_as.c.
+GPFIFO, its syncpoint, the map of all syncpoints) lie in [end, end + 4 GiB). `as_calls` has the AS fd's calls.
+Source: L4T r36.4.3 nvgpu, common/mm/as.c, vm.c and vm_area.c, os/linux/vm.c.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tegrad.orin.buddy import BuddyAllocator
-from tegrad.orin.channel import ChannelFile
-from tegrad.orin.files import Call, Errno, File, Process, Steps, Table, copy_out, needed, require
+from tegrad.orin.files import Errno, File, Process, WaitQueue, needed, require
 from tegrad.orin.link import GpuError
-from tegrad.orin.nvmap import PAGE, Buffer, dmabuf, round_up
+from tegrad.orin.nvmap import PAGE, Buffer, round_up
 from tegrad.uapi import constants as k
-from tegrad.uapi import ioctls as io
-from tegrad.uapi.structs import AsVaRegion
 
 if TYPE_CHECKING:
     from tegrad.orin.driver import Driver
@@ -28,42 +25,65 @@ if TYPE_CHECKING:
 PDE_ALIGN = 1 << 21  # bounds of an address space are multiples of this
 KERNEL_SIZE = 1 << 32  # the driver's own range behind the user range
 PAGE_TABLE_BITS = 49
+MAX_SPARSE = 1 << 38  # bytes of one sparse area: the board's page flags take memory, as page tables do
 ACCESS_SHIFT = k.NVGPU_AS_MAP_BUFFER_FLAGS_ACCESS_BITMASK_OFFSET
 ACCESS_MASK = 3 << ACCESS_SHIFT
-KNOWN_MAP_FLAGS = (
-    k.NVGPU_AS_MAP_BUFFER_FLAGS_FIXED_OFFSET
-    | k.NVGPU_AS_MAP_BUFFER_FLAGS_CACHEABLE
-    | k.NVGPU_AS_MAP_BUFFER_FLAGS_UNMAPPED_PTE
-    | k.NVGPU_AS_MAP_BUFFER_FLAGS_MAPPABLE_COMPBITS
-    | k.NVGPU_AS_MAP_BUFFER_FLAGS_L3_ALLOC
-    | k.NVGPU_AS_MAP_BUFFER_FLAGS_SYSTEM_COHERENT
-    | ACCESS_MASK
-)
+READ_ONLY = k.NVGPU_AS_MAP_BUFFER_ACCESS_READ_ONLY << ACCESS_SHIFT
 
 
 @dataclass(slots=True)
 class Mapping:
-    """A buffer, or part of one, in an address space. `count`: how many UNMAPs it takes to go."""
+    """A buffer, or part of one, in an address space. `count`: how many UNMAPs it takes to go.
+
+    A client's mapping keeps the flags it was asked for and its kind: a second map of the same buffer with the same of
+    both is the same mapping. `fixed`: the client chose the address, so none is to be given back.
+    """
 
     va: int
     size: int
     buffer: Buffer
+    offset: int = 0
+    writable: bool = True
+    flags: int = 0
+    kind: int = 0
+    area: Area | None = None
+    backed: bool = True
+    count: int = 1
+    released: WaitQueue = field(default_factory=WaitQueue)
+
+    @property
+    def end(self) -> int:
+        return self.va + self.size
+
+    @property
+    def fixed(self) -> bool:
+        return bool(self.flags & k.NVGPU_AS_MAP_BUFFER_FLAGS_FIXED_OFFSET)
+
+
+@dataclass(slots=True)
+class Piece:
+    """Pages of a sparse area that REMAP put a buffer behind. All in pages; `offset` is the buffer's."""
+
+    first: int
+    pages: int
+    buffer: Buffer
     offset: int
     writable: bool
-    key: tuple[object, ...] | None
-    backed: bool = True
-    area: Area | None = None
-    count: int = 1
+
+    @property
+    def last(self) -> int:
+        return self.first + self.pages
 
 
 @dataclass(slots=True)
 class Area:
-    """A range reserved by ALLOC_SPACE, and the fixed mappings in it."""
+    """A range reserved by ALLOC_SPACE, the fixed mappings in it, and if it is sparse what REMAP put there."""
 
     start: int
     size: int
     sparse: bool
     mappings: dict[int, Mapping] = field(default_factory=dict)
+    pieces: list[Piece] = field(default_factory=list)
 
     @property
     def end(self) -> int:
@@ -82,11 +102,13 @@ class AddressSpace:
         self.mappings: dict[int, Mapping] = {}
         self.kernel_mappings: dict[int, Mapping] = {}
         self.syncpoints: dict[int, int] = {}
-        self._shared: dict[tuple[object, ...], Mapping] = {}
+        self.syncpoints_va: int | None = None
         self.areas: dict[int, Area] = {}
+        self._starts: list[int] = []  # of the mappings, in order
+        self._by_buffer: dict[tuple[tuple[int, int], int], dict[int, Mapping]] = {}
         driver.vms[self.id] = self
         try:
-            driver.tell_gpu("vm_create", self.id, end + KERNEL_SIZE)
+            driver.tell_gpu("vm_create", self.id)
         except (GpuError, Errno) as failure:
             del driver.vms[self.id]
             raise self._refusal(failure) from failure
@@ -105,55 +127,99 @@ class AddressSpace:
         self.driver.tell_gpu("vm_destroy", self.id)
         for mapping in (*self.mappings.values(), *self.kernel_mappings.values()):
             mapping.buffer.drop()
+        for area in self.areas.values():
+            for piece in area.pieces:
+                piece.buffer.drop()
 
-    def map(self, buffer: Buffer, flags: int, kinds: tuple[int, int]) -> int:
-        """A buffer at an address of the driver's choice; the same buffer with the same flags is mapped once."""
-        key = (buffer.key, flags, kinds)
-        known = self._shared.get(key)
+    def map(self, buffer: Buffer, flags: int, kind: int) -> int:
+        """A buffer at an address of the driver's choice; the same buffer, flags and kind are mapped once."""
+        known = self._known(buffer, flags, kind)
         if known is not None:
             known.count += 1
             return known.va
-        require(buffer.allocated, errno.ENOMEM)
         va = needed(self.user.allocate(buffer.length), errno.ENOMEM)
-        mapping = self._mapping(va, buffer, 0, buffer.length, flags, key)
-        self._shared[key] = mapping
-        self.mappings[va] = mapping
-        self._back(mapping, self._remove)
+        self._add(Mapping(va, buffer.length, buffer, 0, flags=flags, kind=kind))
         return va
 
-    def map_fixed(self, buffer: Buffer, flags: int, va: int, offset: int, size: int) -> int:
-        """Part of a buffer at a given address inside a reserved area."""
-        require(buffer.allocated, errno.ENOMEM)
-        size = round_up(size or buffer.length - offset)
+    def map_fixed(self, buffer: Buffer, flags: int, kind: int, va: int, offset: int, size: int) -> int:
+        """Part of a buffer (all of it for a size of 0) at a given address inside a reserved area.
+
+        The very same map again, at the same start, is counted, whatever part of the buffer it asks for.
+        """
+        known = self.mappings.get(va)
+        if known is not None and (known.buffer, known.flags, known.kind) == (buffer, flags, kind):
+            known.count += 1
+            return va
+        size = round_up(size or buffer.length)
+        require(size <= buffer.length - offset)
+        require(va % PAGE == 0)
         area = needed(self.area_at(va))
-        require(va % PAGE == 0 and va + size <= area.end)
-        require(not any(m.va < va + size and va < m.va + m.size for m in area.mappings.values()))
+        require(va + size <= area.end)
+        require(not self._overlaps(va, va + size))
         require(offset % PAGE == 0, errno.ENOMEM)
-        mapping = self._mapping(va, buffer, offset, size, flags, None)
-        mapping.area = area
-        area.mappings[va] = self.mappings[va] = mapping
-        self._back(mapping, self._remove)
+        self._add(Mapping(va, size, buffer, offset, flags=flags, kind=kind, area=area))
         return va
+
+    def _known(self, buffer: Buffer, flags: int, kind: int) -> Mapping | None:
+        """The mapping that one more map of a buffer shares: the driver looks at the one with the lowest address."""
+        found = self._by_buffer.get((buffer.key, kind))
+        first = found[min(found)] if found else None
+        return first if first is not None and first.flags == flags else None
+
+    def _overlaps(self, start: int, end: int) -> bool:
+        i = bisect_left(self._starts, end)
+        return i > 0 and self.mappings[self._starts[i - 1]].end > start
+
+    def _add(self, mapping: Mapping) -> None:
+        """Record a client's mapping and write its page table entries, or Errno(ENOMEM) and nothing is left of it."""
+        buffer, access = mapping.buffer.hold(), mapping.flags & ACCESS_MASK
+        mapping.writable = access != READ_ONLY and not buffer.read_only
+        mapping.backed = not mapping.flags & k.NVGPU_AS_MAP_BUFFER_FLAGS_UNMAPPED_PTE
+        self.mappings[mapping.va] = mapping
+        insort(self._starts, mapping.va)
+        self._by_buffer.setdefault((buffer.key, mapping.kind), {})[mapping.va] = mapping
+        if mapping.area is not None:
+            mapping.area.mappings[mapping.va] = mapping
+        self._back(mapping, self._remove)
 
     def map_kernel(self, buffer: Buffer, *, writable: bool) -> int:
         """A buffer of the driver's own in its range; Errno(ENOMEM) when that is full."""
         va = self.take_kernel(buffer.length)
-        mapping = Mapping(va, buffer.length, buffer.hold(), 0, writable, None)
+        mapping = Mapping(va, buffer.length, buffer.hold(), 0, writable)
         self.kernel_mappings[va] = mapping
         self._back(mapping, self._remove_kernel)
         return va
 
-    def map_syncpoint(self, number: int, size: int) -> int:
-        """The shim of a syncpoint in the driver's range; a store there moves the counter on."""
-        self.syncpoints[number] = va = self.take_kernel(size)
-        self.driver.tell_gpu("syncpoint", number, self.id, va)
+    def map_syncpoints(self) -> int:
+        """All syncpoints, to read; made once per address space. Its address; Errno(ENOMEM) when the range is full."""
+        if self.syncpoints_va is None:
+            pool = self.driver.syncpoints
+            self.syncpoints_va = self.take_kernel(pool.size)
+            self._tell_of_syncpoints()
+        return self.syncpoints_va
+
+    def _tell_of_syncpoints(self) -> None:
+        pool = self.driver.syncpoints
+        self.driver.tell_gpu("map", self.id, self.syncpoints_va, pool.size, 0, False, fd=pool.fd)
+
+    def map_syncpoint(self, number: int) -> int:
+        """The shim of a syncpoint in the driver's range; a store there moves the counter on, a load reads it."""
+        self.map_syncpoints()
+        self.syncpoints[number] = va = self.take_kernel(self.driver.syncpoints.stride)
+        self._tell_of_syncpoint(number, va)
         return va
+
+    def _tell_of_syncpoint(self, number: int, va: int) -> None:
+        pool = self.driver.syncpoints
+        self.driver.tell_gpu("map", self.id, va, pool.stride, number * pool.stride, False, fd=pool.fd)
+        self.driver.tell_gpu("syncpoint", number, self.id, va)
 
     def unmap_syncpoint(self, number: int, va: int) -> None:
         """Undo map_syncpoint."""
         del self.syncpoints[number]
         self.kernel.free(va)
         self.driver.tell_gpu("syncpoint_free", number)
+        self.driver.tell_gpu("unmap", self.id, va, self.driver.syncpoints.stride)
 
     def take_kernel(self, size: int) -> int:
         """Addresses in the driver's range, with nothing behind them yet; Errno(ENOMEM) when it is full."""
@@ -164,12 +230,10 @@ class AddressSpace:
         if self.holders:
             self.kernel.free(va)
 
-    def unmap(self, va: int) -> None:
-        """Undo one map of the mapping that starts at `va`; an unknown address is ignored."""
-        mapping = self.mappings.get(va)
-        if mapping is None:
-            return
+    def unmap(self, mapping: Mapping) -> None:
+        """Give one reference to a mapping back; the last one takes it down."""
         mapping.count -= 1
+        mapping.released.wake()
         if mapping.count == 0:
             self._remove(mapping)
 
@@ -179,11 +243,17 @@ class AddressSpace:
 
     def reserve(self, size: int, base: int | None, *, sparse: bool) -> int:
         """ALLOC_SPACE: keep a range out of the allocator's hands; at `base` if given. Errno(ENOMEM) if it cannot."""
-        require(size, errno.ENOMEM)
+        require(size and not (sparse and size > MAX_SPARSE), errno.ENOMEM)
         if base is None:
             base = needed(self.user.allocate(size), errno.ENOMEM)
         else:
             require(self.user.allocate_fixed(base, size), errno.ENOMEM)
+        if sparse:
+            try:
+                self.driver.tell_gpu("sparse", self.id, base, size)
+            except (GpuError, Errno) as failure:
+                self.user.free(base)
+                raise self._refusal(failure) from failure
         self.areas[base] = Area(base, size, sparse)
         return base
 
@@ -192,13 +262,40 @@ class AddressSpace:
         area = self.area_at(va)
         if area is None:
             return
+        del self.areas[area.start]
         for mapping in list(area.mappings.values()):
             mapping.area = None
-            mapping.count -= 1
-            if mapping.count == 0:
-                self._remove(mapping)
-        del self.areas[area.start]
+            self.unmap(mapping)
+        for piece in area.pieces:
+            piece.buffer.drop()
+        if area.sparse:
+            self.driver.tell_gpu("sparse_free", self.id, area.start, area.size)
         self.user.free(area.start)
+
+    def put_behind(self, area: Area, piece: Piece | None, first: int, pages: int) -> None:
+        """REMAP: pages of a sparse area get part of a buffer behind them, or with None nothing again."""
+        kept: list[Piece] = []
+        for old in area.pieces:
+            before, after = min(old.last, first) - old.first, old.last - max(old.first, first + pages)
+            if before > 0:
+                kept.append(Piece(old.first, before, old.buffer.hold(), old.offset, old.writable))
+            if after > 0:
+                start = old.last - after
+                kept.append(Piece(start, after, old.buffer.hold(), old.offset + start - old.first, old.writable))
+            old.buffer.drop()
+        area.pieces = kept
+        if piece is not None:
+            piece.buffer.hold()
+            area.pieces.append(piece)
+        self._show(piece, first, pages)
+
+    def _show(self, piece: Piece | None, first: int, pages: int) -> None:
+        va, size = first * PAGE, pages * PAGE
+        if piece is None:
+            self.driver.tell_gpu("sparse", self.id, va, size)
+        else:
+            at = piece.offset * PAGE
+            self.driver.tell_gpu("map", self.id, va, size, at, piece.writable, fd=piece.buffer.fd)
 
     def area_at(self, va: int) -> Area | None:
         """The reserved area that holds an address."""
@@ -206,23 +303,26 @@ class AddressSpace:
 
     def replay(self) -> None:
         """Tell a new GPU process everything that is mapped."""
-        self.driver.tell_gpu("vm_create", self.id, self.end + KERNEL_SIZE)
+        self.driver.tell_gpu("vm_create", self.id)
+        if self.syncpoints_va is not None:
+            self._tell_of_syncpoints()
         for number, va in self.syncpoints.items():
-            self.driver.tell_gpu("syncpoint", number, self.id, va)
+            self._tell_of_syncpoint(number, va)
+        for area in self.areas.values():
+            if area.sparse:
+                self.driver.tell_gpu("sparse", self.id, area.start, area.size)
+            for piece in area.pieces:
+                self._show(piece, piece.first, piece.pages)
         for mapping in (*self.mappings.values(), *self.kernel_mappings.values()):
             self._write_ptes(mapping)
 
-    def _mapping(
-        self, va: int, buffer: Buffer, offset: int, size: int, flags: int, key: tuple[object, ...] | None
-    ) -> Mapping:
-        writable = flags & ACCESS_MASK != k.NVGPU_AS_MAP_BUFFER_ACCESS_READ_ONLY << ACCESS_SHIFT
-        backed = not flags & k.NVGPU_AS_MAP_BUFFER_FLAGS_UNMAPPED_PTE
-        return Mapping(va, size, buffer.hold(), offset, writable and not buffer.read_only, key, backed)
-
     def _remove(self, mapping: Mapping) -> None:
-        del self.mappings[mapping.va]
-        if mapping.key is not None:
-            del self._shared[mapping.key]
+        key = mapping.buffer.key, mapping.kind
+        del self.mappings[mapping.va], self._starts[bisect_left(self._starts, mapping.va)]
+        del self._by_buffer[key][mapping.va]
+        if not self._by_buffer[key]:
+            del self._by_buffer[key]
+        if not mapping.fixed:
             self.user.free(mapping.va)
         if mapping.area is not None:
             del mapping.area.mappings[mapping.va]
@@ -259,7 +359,10 @@ class AddressSpace:
             )
 
     def _clear_ptes(self, mapping: Mapping) -> None:
-        if mapping.backed:
+        """Invalid entries again; sparse ones in a sparse area."""
+        if mapping.area is not None and mapping.area.sparse:
+            self.driver.tell_gpu("sparse", self.id, mapping.va, mapping.size)
+        elif mapping.backed:
             self.driver.tell_gpu("unmap", self.id, mapping.va, mapping.size)
 
 
@@ -284,71 +387,3 @@ def alloc_as(driver: Driver, big_page_size: int, start: int, end: int, split: in
     require(split == 0)
     require(end + KERNEL_SIZE <= 1 << PAGE_TABLE_BITS, errno.ENOMEM)
     return AddressSpace(driver, start, end)
-
-
-def bind_channel(file: AsFile, call: Call) -> None:
-    """BIND_CHANNEL: for good; the channel keeps the VM alive."""
-    channel = call.file("channel_fd", ChannelFile)
-    require(channel)
-    require(channel.channel.vm is None)
-    channel.channel.vm = file.vm.hold()
-
-
-def alloc_space(file: AsFile, call: Call) -> None:
-    """ALLOC_SPACE: unknown flags are ignored; without FIXED_OFFSET the address given does not matter."""
-    arg = call.arg
-    require(arg.page_size == PAGE)
-    fixed = arg.flags & k.NVGPU_AS_ALLOC_SPACE_FLAGS_FIXED_OFFSET
-    sparse = bool(arg.flags & k.NVGPU_AS_ALLOC_SPACE_FLAGS_SPARSE)
-    arg.o_a.offset = file.vm.reserve(arg.pages * PAGE, arg.o_a.offset if fixed else None, sparse=sparse)
-
-
-def free_space(file: AsFile, call: Call) -> None:
-    """FREE_SPACE: succeeds on anything."""
-    file.vm.release(call.arg.offset)
-
-
-def map_buffer_ex(file: AsFile, call: Call) -> None:
-    """MAP_BUFFER_EX. `page_size` is ignored; only `offset` comes back, and only for a non-fixed map."""
-    arg = call.arg
-    fixed = arg.flags & k.NVGPU_AS_MAP_BUFFER_FLAGS_FIXED_OFFSET
-    require(not arg.flags & k.NVGPU_AS_MAP_BUFFER_FLAGS_TEGRA_RAW)
-    buffer = dmabuf(call, "dmabuf_fd")
-    if not fixed:
-        require(arg.offset == 0 and arg.buffer_offset == 0 and arg.mapping_size == 0)
-    require(arg.mapping_size <= buffer.length and arg.buffer_offset + arg.mapping_size <= buffer.length)
-    require(not arg.flags & ~KNOWN_MAP_FLAGS and arg.flags & ACCESS_MASK != ACCESS_MASK)
-    read_write = arg.flags & ACCESS_MASK == k.NVGPU_AS_MAP_BUFFER_ACCESS_READ_WRITE << ACCESS_SHIFT
-    require(not (read_write and buffer.read_only))
-    require(not (arg.compr_kind == k.NV_KIND_INVALID and arg.incompr_kind == k.NV_KIND_INVALID))
-    if fixed:
-        file.vm.map_fixed(buffer, arg.flags, arg.offset, arg.buffer_offset, arg.mapping_size)
-    else:
-        arg.offset = file.vm.map(buffer, arg.flags, (arg.compr_kind, arg.incompr_kind))
-
-
-def unmap_buffer(file: AsFile, call: Call) -> None:
-    """UNMAP_BUFFER: succeeds on anything; needs the exact start."""
-    file.vm.unmap(call.arg.offset)
-
-
-def get_va_regions(file: AsFile, call: Call) -> Steps:
-    """GET_VA_REGIONS: the one region of a 4 KiB-page address space; whole structs that fit are copied."""
-    arg, vm = call.arg, file.vm
-    region = AsVaRegion(offset=vm.start, page_size=PAGE, pages=(vm.end - vm.start) // PAGE)
-    size = ctypes.sizeof(AsVaRegion)
-    if arg.buf_size >= size:
-        left = yield from copy_out(arg.buf_addr, bytes(region))
-        require(left == 0, errno.EFAULT)
-    arg.buf_size = size
-    return None
-
-
-HANDLERS: Table = {
-    io.NVGPU_AS_IOCTL_BIND_CHANNEL.request: bind_channel,
-    io.NVGPU_AS_IOCTL_ALLOC_SPACE.request: alloc_space,
-    io.NVGPU_AS_IOCTL_FREE_SPACE.request: free_space,
-    io.NVGPU_AS_IOCTL_MAP_BUFFER_EX.request: map_buffer_ex,
-    io.NVGPU_AS_IOCTL_UNMAP_BUFFER.request: unmap_buffer,
-    io.NVGPU_AS_IOCTL_GET_VA_REGIONS.request: get_va_regions,
-}

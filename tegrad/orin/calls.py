@@ -187,6 +187,8 @@ class Calls:
             for made in call.new.values():
                 if isinstance(made, File):
                     made.release()
+            if call.copy_back_always:
+                answer.payload = _block(call)
         else:
             answer.fds = [self._new_fd(call.new[name], ends) for name in call.row.fds_out if name in call.new]
             answer.payload = _copied_back(call, value)
@@ -211,6 +213,10 @@ def _copied_back(call: Call, value: int) -> bytes:
     """The argument block as the caller gets it; a handler that returns a count stopped before that."""
     if call.arg is None or not (call.copy_back or (writes_caller(call.row) and not value)):
         return b""
+    return _block(call)
+
+
+def _block(call: Call) -> bytes:
     return ctypes.string_at(ctypes.addressof(call.arg), ctypes.sizeof(call.arg))
 
 

@@ -83,6 +83,7 @@ class Channel:
         self.notifier: Notifier | None = None
         self.syncpoint: Syncpoint | None = None
         self.waiters = WaitQueue()
+        self.railgate_allowed = False
 
     @property
     def serviceable(self) -> bool:

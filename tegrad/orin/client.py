@@ -151,11 +151,11 @@ def _ioctl(conn: Connection, fd: int, row: Ioctl, arg: Arg) -> int:
     elif arg is not None:
         payload = ctypes.string_at(ctypes.addressof(arg), ctypes.sizeof(arg))
     answer = call(fd, _request(row, arg, payload, value), peer=conn.pid)
-    if answer.code:
-        raise OSError(answer.code, os.strerror(answer.code))
     if answer.payload and arg is not None and not isinstance(arg, int):
         ctypes.memmove(ctypes.addressof(arg), answer.payload, min(len(answer.payload), ctypes.sizeof(arg)))
         _take_fds(row, arg, answer)
+    if answer.code:
+        raise OSError(answer.code, os.strerror(answer.code))
     return answer.value
 
 
@@ -165,9 +165,9 @@ def _ioctl_at(conn: Connection, fd: int, row: Ioctl, address: int, size: int) ->
     payload = read_memory(address, size)
     arg = known.struct.from_buffer_copy(payload) if known.struct is not None and len(payload) == size else None
     answer = call(fd, _request(known, arg, payload, 0), peer=conn.pid)
-    if answer.code:
-        raise OSError(answer.code, os.strerror(answer.code))
     if not answer.payload:
+        if answer.code:
+            raise OSError(answer.code, os.strerror(answer.code))
         return answer.value
     data = answer.payload
     if known.struct is not None:
@@ -175,6 +175,8 @@ def _ioctl_at(conn: Connection, fd: int, row: Ioctl, address: int, size: int) ->
         _take_fds(known, arg, answer)
         data = bytes(arg)
     left = write_memory(address, data)
+    if answer.code:
+        raise OSError(answer.code, os.strerror(answer.code))
     if left and known.fd_kind in COPY_BACK_EFAULT:
         raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
     return left or answer.value

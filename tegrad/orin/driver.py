@@ -14,10 +14,11 @@ from typing import Any
 
 from tegrad.hw.chips import Chip
 from tegrad.hw.faults import NotifierCode
-from tegrad.orin import address_space, channel, ctrl, nvmap, recovery, syncpoint, tsg
+from tegrad.orin import as_calls, channel, ctrl, nvmap, recovery, syncpoint, tsg
 from tegrad.orin.address_space import AddressSpace
 from tegrad.orin.channel import MAX_CHANNELS, Channel, ChannelFile
-from tegrad.orin.ctrl import ClockFile, CtrlFile
+from tegrad.orin.clocks import Arbiter
+from tegrad.orin.ctrl import CtrlFile
 from tegrad.orin.events import GpuEvent
 from tegrad.orin.files import (
     DECODERS,
@@ -36,6 +37,7 @@ from tegrad.orin.files import (
 from tegrad.orin.inject import Injector, Strike
 from tegrad.orin.klog import KernelLog
 from tegrad.orin.link import GpuError, GpuLost, Link
+from tegrad.orin.metadata import Registry
 from tegrad.orin.nvmap import Buffer, Memory, NvmapFile, NvmapState
 from tegrad.orin.syncpoint import FenceNode, Syncpoints
 from tegrad.orin.tsg import Tsg, TsgFile
@@ -43,7 +45,7 @@ from tegrad.uapi.ioctls import BY_REQUEST, Ioctl, request_size
 
 HANDLERS: Mapping[str, Table] = {
     "ctrl": ctrl.HANDLERS,
-    "as": address_space.HANDLERS,
+    "as": as_calls.HANDLERS,
     "tsg": tsg.HANDLERS,
     "channel": channel.HANDLERS,
     "nvmap": nvmap.HANDLERS,
@@ -53,7 +55,9 @@ HANDLERS: Mapping[str, Table] = {
 WRITES = 1 << 30
 """The W bit of a request number: the driver reads the caller's block."""
 
-LETTING_GO = frozenset({"vm_destroy", "unmap", "syncpoint_free", "tsg_destroy", "channel_destroy", "stats"})
+LETTING_GO = frozenset(
+    {"vm_destroy", "unmap", "sparse_free", "syncpoint_free", "tsg_destroy", "channel_destroy", "stats"}
+)
 """Calls of the GPU that succeed without one: whatever they are about is gone already."""
 
 
@@ -71,7 +75,8 @@ class Driver:
         self.tsgs: dict[int, Tsg] = {}
         self.channels: dict[int, Channel] = {}
         self.free_chids = list(range(MAX_CHANNELS))
-        self.clock_requests: list[ClockFile] = []
+        self.clock = Arbiter(chip)
+        self.metadata = Registry()
         self._vm_ids = itertools.count(1)
         self._instances = itertools.count(1)
         self._gpu_factory = gpu
@@ -93,14 +98,6 @@ class Driver:
     def new_instance_id(self) -> int:
         """A number for a new ctrl fd."""
         return next(self._instances)
-
-    @property
-    def clock_hz(self) -> int:
-        """The GPC clock: what the last open request asked for, else the maximum."""
-        points = ctrl.clock_points(self.chip)
-        if not self.clock_requests:
-            return points[-1]
-        return min(max(self.clock_requests[-1].hz, points[0]), points[-1])
 
     # ---- files ---------------------------------------------------------------------------------------------------
 

@@ -47,6 +47,11 @@ def needed(value: T | None, number: int = errno.EINVAL) -> T:
     return value
 
 
+def signed(word: int) -> int:
+    """A 32-bit word of user memory as the fd number that the kernel makes of it."""
+    return (word & 0xFFFFFFFF ^ 1 << 31) - (1 << 31)
+
+
 # ---- what a generator handler may yield --------------------------------------------------------------------------
 
 
@@ -215,6 +220,7 @@ class Call:
     files: dict[str, File | Buffer | Foreign | None] = field(default_factory=dict)
     new: dict[str, File | int] = field(default_factory=dict)
     copy_back: bool = False
+    copy_back_always: bool = False  # also after a failure
 
     def file(self, name: str, kind: type[File]) -> Any:
         """The file of an fd field: None unless it is open and of that kind."""

@@ -32,7 +32,7 @@ from tegrad.orin.events import GpuEvent
 from tegrad.orin.grid import Counters
 from tegrad.orin.host import GRAPHICS_RUNLIST, Channel, EngineObject
 from tegrad.orin.inline import InlineToMemory
-from tegrad.orin.memory import DEFAULT_SPAN, PAGE_SHIFT, AddressSpace
+from tegrad.orin.memory import PAGE_SHIFT, AddressSpace
 from tegrad.orin.methods import class_error
 from tegrad.orin.program import Modules
 from tegrad.orin.race import Race
@@ -40,6 +40,11 @@ from tegrad.orin.scheduler import Scheduler, Tsg
 
 SHIM_BYTES = 0x10000
 """Bytes of a syncpoint's shim page."""
+
+
+def _within(space: AddressSpace, va: int, size: int) -> int:
+    """How many bytes of a range an address space reaches."""
+    return min(size, space.span - va)
 
 
 class _Inert:
@@ -85,9 +90,13 @@ class Gpu:
 
     # -- address spaces -----------------------------------------------------------------------------------------------
 
-    def vm_create(self, vm: int, span: int = DEFAULT_SPAN) -> None:
-        """Make an address space over [0, span): va_end plus the driver's 4 GiB. OutOfAddresses if it is too big."""
-        self._vms[vm] = AddressSpace(vm, max(span, DEFAULT_SPAN))
+    def vm_create(self, vm: int) -> None:
+        """Make an address space. OutOfAddresses if the host has no room for one more.
+
+        It reaches as far as anything can run: a channel fetches its ring, which lies behind the client's range, by 40
+        bits of address. What is mapped beyond is accepted and never seen.
+        """
+        self._vms[vm] = AddressSpace(vm)
 
     def vm_destroy(self, vm: int) -> None:
         """Drop an address space with all its mappings. Its channels are gone already."""
@@ -99,11 +108,27 @@ class Gpu:
 
     def map(self, vm: int, va: int, size: int, fd: int, offset: int, writable: bool) -> None:
         """Map `size` bytes of a memfd from `offset` at `va`. The fd may be closed afterwards."""
-        self._vms[vm].map(va, size, fd, offset, writable)
+        space = self._vms[vm]
+        if (within := _within(space, va, size)) > 0:
+            space.map(va, within, fd, offset, writable)
+
+    def sparse(self, vm: int, va: int, size: int) -> None:
+        """Let [va, va + size) read as zero and take stores without an effect, whatever was mapped there."""
+        space = self._vms[vm]
+        if (within := _within(space, va, size)) > 0:
+            space.sparse(va, within)
+
+    def sparse_free(self, vm: int, va: int, size: int) -> None:
+        """Undo `sparse` of a whole area, with whatever was mapped in it meanwhile."""
+        space = self._vms[vm]
+        if (within := _within(space, va, size)) > 0:
+            space.sparse_free(va, within)
 
     def unmap(self, vm: int, va: int, size: int) -> None:
         """Unmap: later accesses fault, also those of a running grid."""
-        self._vms[vm].unmap(va, size)
+        space = self._vms[vm]
+        if (within := _within(space, va, size)) > 0:
+            space.unmap(va, within)
 
     def syncpoint(self, syncpt: int, vm: int, va: int, size: int = SHIM_BYTES) -> None:
         """Make semaphore releases to the shim [va, va + size) increment a syncpoint."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from tegrad.orin.files import Errno
 
 DEVICE = "17000000.gpu"
-ERROR, INFO = 3, 6  # as the kernel numbers them
+ERROR, WARNING, INFO = 3, 4, 6  # as the kernel numbers them
 KEPT = 4096  # lines; the oldest go first, as in the kernel's ring
 
 
@@ -44,6 +44,10 @@ class KernelLog:
     def error(self, function: str, text: str) -> None:
         """An error line of nvgpu."""
         self.write(f"nvgpu: {DEVICE} {function}:0 [ERR]  {text}")
+
+    def warn(self, function: str, text: str) -> None:
+        """A warning line of nvgpu."""
+        self.write(f"nvgpu: {DEVICE} {function}:0 [WRN]  {text}", WARNING)
 
     def info(self, function: str, text: str) -> None:
         """An informational line of nvgpu."""

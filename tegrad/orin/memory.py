@@ -41,6 +41,7 @@ _NOT_WRITABLE = re.compile(rb"[^\x0c\x0f]")
 _ENGINES_ONLY = bytes(flags & ~(MAPPED | WRITABLE) for flags in range(256))
 
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
+_MADV_DONTNEED = 4
 _PROT_NONE = 0
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -55,6 +56,7 @@ _libc.mmap.argtypes = (
     ctypes.c_int64,
 )
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class OutOfAddresses(TegradError):
@@ -147,6 +149,7 @@ class AddressSpace:
         """Syncpoint by page of its shim, which no memory lies behind."""
         self._mappings: list[Mapping] = []
         self._windows: set[tuple[int, int]] = set()
+        self._sparse: list[tuple[int, int]] = []
         self._tables: set[int] = set()
         self._lock = threading.Lock()
         self._inside = 0
@@ -163,13 +166,46 @@ class AddressSpace:
         if os.fstat(fd).st_size < offset + size:
             raise ValueError(f"the buffer is smaller than {offset + size:#x} bytes")
         with self._lock:
+            if self._sparse:
+                self._forget(va, va + size)
             self._map_host(va, size, fd, offset)
-            flags = MAPPED | (WRITABLE if writable else 0)
-            ctypes.memset(self.pages + (va >> PAGE_SHIFT), flags | flags << ENGINES, size >> PAGE_SHIFT)
-            for window in self._windows:
-                self._hide(window, va, size)
+            self._allow(va, size, writable)
             insort(self._mappings, Mapping(va, size, writable), key=_va)
             self._tables.update(range(va >> PDE_SHIFT, (va + size - 1 >> PDE_SHIFT) + 1))
+
+    def _allow(self, va: int, size: int, writable: bool) -> None:
+        """Set the flags of pages that can be accessed from now on."""
+        flags = MAPPED | (WRITABLE if writable else 0)
+        ctypes.memset(self.pages + (va >> PAGE_SHIFT), flags | flags << ENGINES, size >> PAGE_SHIFT)
+        for window in self._windows:
+            self._hide(window, va, size)
+
+    def sparse(self, va: int, size: int) -> None:
+        """Pages that read as zero and drop what is stored: memory of our own, emptied before anybody may see it.
+
+        Engines empty what they are about to read; what a grid stores is dropped once no engine is inside. So only a
+        grid, or one beside it, can read back what it stored here. A range inside a sparse one becomes sparse again.
+        """
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
+        with self._lock:
+            self._forget(va, va + size)
+            _mmap(self.base + va, size, mmap.PROT_READ | mmap.PROT_WRITE, flags)
+            self._allow(va, size, True)
+            if not any(start <= va and va + size <= start + length for start, length in self._sparse):
+                self._sparse.append((va, size))
+
+    def sparse_free(self, va: int, size: int) -> None:
+        """End of a sparse area: accesses fault from now on."""
+        with self._lock:
+            self._sparse.remove((va, size))
+        self.unmap(va, size)
+
+    def _empty(self, va: int, size: int) -> None:
+        """Drop what was stored to the sparse pages of a range. Buffers mapped in it lose nothing: they are shared."""
+        for start, length in self._sparse:
+            first, last = max(va & ~(PAGE - 1), start), min(va + size, start + length)
+            if first < last:
+                _libc.madvise(self.base + first, last - first, _MADV_DONTNEED)
 
     def hide(self, start: int, size: int) -> None:
         """A shader window: from now on kernels see no global memory in [start, start + size); other engines do."""
@@ -258,7 +294,9 @@ class AddressSpace:
             if not self._inside:
                 if self._closed:
                     self._free()
-                elif self._leftover:
+                    return
+                self._empty(0, self.span)
+                if self._leftover:
                     self._flush()
 
     def bad_page(self, va: int, size: int, write: bool) -> int | None:
@@ -303,6 +341,8 @@ class AddressSpace:
         self, va: int, size: int, client: int, *, write: bool = False, gpc: int | None = None, what: str = ""
     ) -> None:
         """Raise the MMU fault of `client` unless all of [va, va + size) may be accessed. A size of 0 is always fine."""
+        if self._sparse and not write:
+            self._empty(va, size)
         if size and (page := self.bad_page(va, size, write)) is not None:
             access = MmuAccess.VIRT_WRITE if write else MmuAccess.VIRT_READ
             raise self.fault(page, access, client, gpc=gpc, detail=what)

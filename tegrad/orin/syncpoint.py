@@ -2,16 +2,18 @@
 
 A channel's user syncpoint lies in its address space's driver range; `/dev/host1x-fence` turns (syncpoint, threshold)
 into an fd that becomes readable when the counter gets there. Source: L4T r36.4.3 nvgpu
-(os/linux/ioctl_channel.c, hal/sync) and host1x-fence.
+(os/linux/ioctl_channel.c, hal/sync/syncpt_cmdbuf_gv11b_fusa.c) and nvidia-oot's host1x-fence.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 from typing import TYPE_CHECKING
 
-from tegrad.orin.files import Call, File, Process, Table, needed, require
+from tegrad.orin.files import Call, File, Process, Steps, Table, copy_out, needed, require
 from tegrad.uapi import ioctls as io
+from tegrad.uapi import structs as s
 
 if TYPE_CHECKING:
     from tegrad.orin.address_space import AddressSpace
@@ -30,7 +32,7 @@ class Syncpoint:
     def __init__(self, pool: Syncpoints, number: int, vm: AddressSpace) -> None:
         self.pool, self.id, self.vm = pool, number, vm
         self.value = self.max = pool.values[number]
-        self.gpu_va = vm.map_syncpoint(number, SHIM_SIZE)
+        self.gpu_va = vm.map_syncpoint(number)
 
     def release(self) -> None:
         """Reach every threshold and go back to the pool."""
@@ -44,12 +46,19 @@ class Syncpoint:
 
 
 class Syncpoints:
-    """All counters of the host1x, and the fences that wait."""
+    """All counters of the host1x, the memory that the GPU reads them from, and the fences that wait.
+
+    A counter is the first word of its part of the shim; the driver alone writes it.
+    """
+
+    size, stride = COUNT * SHIM_SIZE, SHIM_SIZE
 
     def __init__(self) -> None:
         self.values = [0] * COUNT
         self.used: dict[int, Syncpoint] = {}
         self.fences: list[FenceFile] = []
+        self.fd = os.memfd_create("syncpoints", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, self.size)
 
     def allocate(self, vm: AddressSpace) -> Syncpoint:
         """A free syncpoint with its shim in an address space; Errno(ENOMEM) when none is left."""
@@ -60,41 +69,59 @@ class Syncpoints:
     def advance(self, number: int, by: int = 1) -> None:
         """Move a counter on and signal the fences it passes."""
         self.values[number] = (self.values[number] + by) % WRAP
-        for fence in [f for f in self.fences if f.waits_for(number, self.values[number])]:
-            fence.signal()
+        os.pwrite(self.fd, self.values[number].to_bytes(4, "little"), number * self.stride)
+        for fence in list(self.fences):
+            fence.look(number)
+
+    def reached(self, number: int, threshold: int) -> bool:
+        """Whether a counter is at a threshold or past it, by less than half of the numbers there are."""
+        return (self.values[number] - threshold) % WRAP < WRAP // 2
 
 
 class FenceFile(File):
-    """A fence fd: readable once its syncpoint has passed the threshold. A poll fd is one that is armed later."""
+    """A fence fd: readable once a syncpoint has reached its threshold."""
 
-    kind = "fence_fd"
+    kind = "sync_file"
 
     def __init__(self, driver: Driver, process: Process) -> None:
         super().__init__(driver, process)
-        self.armed: tuple[int, int] | None = None
+        self.waits: list[tuple[int, int]] = []
 
     def arm(self, number: int, threshold: int) -> None:
         """Wait for a syncpoint; signals at once if it is there already."""
-        require(number < COUNT)
-        self.armed = number, threshold
-        self.driver.syncpoints.fences.append(self)
-        if self.waits_for(number, self.driver.syncpoints.values[number]):
-            self.signal()
+        if not self.waits:
+            self.driver.syncpoints.fences.append(self)
+        self.waits.append((number, threshold))
+        self.look(number)
 
-    def waits_for(self, number: int, value: int) -> bool:
-        """Whether this value of this syncpoint is what the fence waits for (the counter wraps)."""
-        return self.armed is not None and self.armed[0] == number and (value - self.armed[1]) % WRAP < WRAP // 2
-
-    def signal(self) -> None:
-        """Make the fd readable."""
-        self.driver.syncpoints.fences.remove(self)
-        self.armed = None
-        self.make_readable()
+    def look(self, number: int) -> None:
+        """A counter has moved: become readable if it was waited for."""
+        reached = self.driver.syncpoints.reached
+        done = [wait for wait in self.waits if wait[0] == number and reached(*wait)]
+        if done:
+            self.waits = [wait for wait in self.waits if wait not in done]
+            if not self.waits:
+                self.driver.syncpoints.fences.remove(self)
+            self.make_readable()
 
     def release(self) -> None:
         """Nobody waits any more."""
-        if self.armed is not None:
+        if self.waits:
             self.driver.syncpoints.fences.remove(self)
+
+
+class SyncFile(FenceFile):
+    """What CREATE_FENCE makes: a fence for one threshold, which FENCE_EXTRACT tells."""
+
+    def __init__(self, driver: Driver, process: Process, number: int, threshold: int) -> None:
+        super().__init__(driver, process)
+        self.id, self.threshold = number, threshold
+
+
+class PollFile(FenceFile):
+    """What CREATE_POLLFD makes: TRIGGER_POLLFD adds thresholds, any number of them."""
+
+    kind = "pollfd"
 
 
 class FenceNode(File):
@@ -105,21 +132,35 @@ class FenceNode(File):
 
 def create_fence(file: FenceNode, call: Call) -> None:
     """CREATE_FENCE: an fd for (syncpoint, threshold)."""
-    require(call.arg.reserved[0] == 0)
-    require(call.arg.id < COUNT)
-    fence = FenceFile(file.driver, file.process)
+    arg = call.arg
+    require(arg.reserved[0] == 0)
+    require(arg.id < COUNT)
+    fence = SyncFile(file.driver, file.process, arg.id, arg.threshold)
     call.install("fence_fd", fence)
-    fence.arm(call.arg.id, call.arg.threshold)
+    fence.arm(arg.id, arg.threshold)
+
+
+def fence_extract(file: FenceNode, call: Call) -> Steps:
+    """FENCE_EXTRACT: the syncpoint and threshold of a fence, also after it signalled; how many there are (one)."""
+    arg = call.arg
+    require(not any(arg.reserved))
+    fence = call.file("fence_fd", SyncFile)
+    require(fence)
+    if arg.num_fences:
+        left = yield from copy_out(arg.fences_ptr, bytes(s.Host1xFenceExtractFence(fence.id, fence.threshold)))
+        require(left == 0, errno.EFAULT)
+    arg.num_fences = 1
+    return None
 
 
 def create_pollfd(file: FenceNode, call: Call) -> None:
     """CREATE_POLLFD: an fd that TRIGGER_POLLFD arms."""
-    call.install("fd", FenceFile(file.driver, file.process))
+    call.install("fd", PollFile(file.driver, file.process))
 
 
 def trigger_pollfd(file: FenceNode, call: Call) -> None:
-    """TRIGGER_POLLFD: arm a poll fd for (syncpoint, threshold)."""
-    found = call.file("fd", FenceFile)
+    """TRIGGER_POLLFD: arm a poll fd for one more (syncpoint, threshold)."""
+    found = call.file("fd", PollFile)
     require(found)
     require(call.arg.id < COUNT)
     found.arm(call.arg.id, call.arg.threshold)
@@ -127,6 +168,7 @@ def trigger_pollfd(file: FenceNode, call: Call) -> None:
 
 HANDLERS: Table = {
     io.HOST1X_IOCTL_CREATE_FENCE.request: create_fence,
+    io.HOST1X_IOCTL_FENCE_EXTRACT.request: fence_extract,
     io.HOST1X_IOCTL_CREATE_POLLFD.request: create_pollfd,
     io.HOST1X_IOCTL_TRIGGER_POLLFD.request: trigger_pollfd,
 }

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from gpu_rig import PAGE, Buffer, ChannelRig, Rig
+from gpu_rig import PAGE, STORE, Buffer, ChannelRig, Rig
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_gpu_launch import HEAD
@@ -296,3 +296,52 @@ def test_thousands_of_buffers_come_and_go_quickly(space: AddressSpace, fd: int) 
         space.unmap(0x10000000 + (i * 7919 % 4000) * 2 * PAGE, PAGE)
     assert space.counts()["mappings"] == 0
     assert time.monotonic() - start < 2
+
+
+def test_sparse_pages_read_as_zero_and_drop_what_is_stored(space: AddressSpace) -> None:
+    space.sparse(0x40000000, 16 * PAGE)
+    assert space.read(0x40000000, 16 * PAGE, 6) == bytes(16 * PAGE)
+    space.enter()
+    space.write(0x40001000, b"hello", 6)
+    space.leave()
+    assert space.read(0x40001000, 5, 6) == bytes(5)
+    space.write(0x40001000, b"hello", 6)
+    assert space.read(0x40001000, 5, 6) == bytes(5)
+    space.sparse_free(0x40000000, 16 * PAGE)
+    with pytest.raises(Fault):
+        space.read(0x40001000, 5, 6)
+
+
+def test_a_buffer_in_a_sparse_area_keeps_its_bytes_and_leaves_zeros(space: AddressSpace, fd: int) -> None:
+    space.sparse(0x40000000, 16 * PAGE)
+    space.map(0x40002000, 2 * PAGE, fd, 0, True)
+    space.map(0x40003000, PAGE, fd, 8 * PAGE, True)
+    space.enter()
+    space.write(0x40003000, b"hello", 6)
+    space.leave()
+    assert os.pread(fd, 5, 8 * PAGE) == space.read(0x40003000, 5, 6) == b"hello"
+    space.sparse(0x40003000, PAGE)
+    assert space.read(0x40003000, 5, 6) == bytes(5)
+    assert os.pread(fd, 5, 8 * PAGE) == b"hello"
+    space.sparse_free(0x40000000, 16 * PAGE)
+    assert space.counts()["mappings"] == 0
+
+
+def test_a_kernel_reads_zero_from_a_sparse_area() -> None:
+    with Rig() as rig:
+        rig.gpu.sparse(1, 0x40000000, 1 << 20)
+        channel, bank = rig.channel().setup(), rig.arguments(0x40000100, 77)
+        program, out = rig.program(STORE, "store"), rig.buffer()
+        assert channel.launch(rig.qmd(program, bank)).run()
+        assert channel.copy(0x40000100, out.va, 4).run()
+        assert out.u32() == 0
+        rig.gpu.sparse_free(1, 0x40000000, 1 << 20)
+
+
+def test_what_lies_beyond_an_address_space_is_accepted() -> None:
+    with Rig() as rig:
+        for va in (DEFAULT_SPAN, (1 << 48) + PAGE):
+            buffer = rig.buffer(va=va)
+            rig.gpu.unmap(1, va, buffer.size)
+        straddling = rig.buffer(2 * PAGE, va=DEFAULT_SPAN - PAGE)
+        rig.gpu.unmap(1, straddling.va, straddling.size)

@@ -236,7 +236,8 @@ def test_gpu_time_runs(user: User) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "source", "good"), [(1, 1, True), (16, 2, True), (0, 1, False), (17, 1, False), (1, 3, False)]
+    ("count", "source", "good"),
+    [(1, 1, True), (16, 2, True), (0, 1, True), (17, 1, False), (1, 3, False), (1, 0, False)],
 )
 def test_cpu_time_correlation(user: User, count: int, source: int, good: bool) -> None:
     arg = s.GpuGetCpuTimeCorrelationInfo(count=count, source_id=source)
@@ -283,7 +284,8 @@ def test_what_orin_has_no_sensor_for(user: User, row: io.Ioctl) -> None:
 
 def _clock(user: User) -> int:
     entry = s.GpuClkInfo(clk_domain=1)
-    arg = s.GpuClkGetInfo(flags=0, clk_type=2, num_entries=1, clk_info_entries=ctypes.addressof(entry))
+    kind = k.NVGPU_GPU_CLK_TYPE_EFFECTIVE
+    arg = s.GpuClkGetInfo(flags=0, clk_type=kind, num_entries=1, clk_info_entries=ctypes.addressof(entry))
     user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_CLK_GET_INFO, arg)
     return int(entry.freq_hz)
 
