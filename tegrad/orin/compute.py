@@ -17,6 +17,7 @@ from tegrad.hw.gpfifo import Subchannel
 from tegrad.orin import semaphore
 from tegrad.orin.grid import Counters, GridRunner, LaunchState
 from tegrad.orin.inline import InlineToMemory
+from tegrad.orin.launch import LaunchSpec
 from tegrad.orin.memory import AddressSpace, HubClient
 from tegrad.orin.methods import class_error, require_method
 from tegrad.orin.program import Modules
@@ -27,8 +28,12 @@ if TYPE_CHECKING:
 SCHEDULING_ACTIONS = frozenset((2, 3, 9, 10))
 """PCAS actions that launch the QMD: schedule, with invalidate and copy, with prefetch, with all of them."""
 
-SILENT_ACTIONS = frozenset((0, 1, 8))
-"""NOP, invalidate and prefetch: nothing that an emulation without a QMD cache would show."""
+INVALIDATING_ACTIONS = frozenset((1, 3, 10))
+"""PCAS actions that drop what the QMD cache holds of the QMD, before they do anything else."""
+
+PREFETCH = 8
+SILENT_ACTIONS = frozenset((0, 1, PREFETCH))
+"""NOP, invalidate and prefetch: they launch nothing."""
 
 DECREMENT_DEPENDENCE, INCREMENT_DEPENDENCE = 7, 12
 
@@ -38,13 +43,15 @@ _STATE = frozenset(
         M.SET_SHADER_SHARED_MEMORY_WINDOW_B,
         M.SET_SHADER_LOCAL_MEMORY_WINDOW_A,
         M.SET_SHADER_LOCAL_MEMORY_WINDOW_B,
+        M.SET_SHADER_LOCAL_MEMORY_A,
+        M.SET_SHADER_LOCAL_MEMORY_B,
         M.SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_A,
         M.SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_B,
     )
 )
 """Methods that a launch depends on."""
 
-_NOT_EMULATED = ("CALL_MME", "LOAD_MME", "NOTIFY", "PERFMON", "LOAD_INLINE_QMD", "SET_MME")
+_NOT_EMULATED = ("CALL_MME", "LOAD_MME", "NOTIFY", "PERFMON", "SET_MME")
 """Prefixes of methods that do something which this emulation does not; it says so once."""
 
 
@@ -57,6 +64,8 @@ class ComputeContext:
         self._constants = 0
         self._instructions = 0
         self._state: LaunchState | None = None
+        self.prefetched: dict[int, LaunchSpec] = {}
+        """The QMD cache: only while the GPU races does it hold anything."""
 
     def set(self, offset: int, data: int) -> None:
         """Set a state method."""
@@ -81,6 +90,7 @@ class ComputeContext:
             self._state = LaunchState(
                 shared_window=self.pair(M.SET_SHADER_SHARED_MEMORY_WINDOW_A),
                 local_window=self.pair(M.SET_SHADER_LOCAL_MEMORY_WINDOW_A),
+                local_memory=self.pair(M.SET_SHADER_LOCAL_MEMORY_A),
                 local_per_tpc=self.pair(M.SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_A, 0xFF),
                 constants=self._constants,
                 instructions=self._instructions,
@@ -109,6 +119,9 @@ class ComputeObject:
                 return handler(self, data)
             if self._inline.takes(offset):
                 return self._inline.method(offset, data)
+            if M.LOAD_INLINE_QMD_DATA <= offset < M.LOAD_INLINE_QMD_DATA + self._context.runner.qmd_size:
+                self._inline_qmd(offset - M.LOAD_INLINE_QMD_DATA, data)
+                return None
             name = require_method(Subchannel.COMPUTE, self.class_id, offset, data)
             if name.startswith(_NOT_EMULATED):
                 self._channel.note(f"compute method {name} is not emulated")
@@ -125,8 +138,20 @@ class ComputeObject:
     def _qmd(self) -> int:
         return self._context.regs.get(M.SEND_PCAS_A, 0) << 8
 
+    def _inline_qmd(self, offset: int, data: int) -> None:
+        """A word of a QMD that travels in the pushbuffer: it is stored where SET_INLINE_QMD_ADDRESS says."""
+        regs = self._context.regs
+        va = (regs.get(M.SET_INLINE_QMD_ADDRESS_A, 0) & 0x1FF) << 40 | regs.get(M.SET_INLINE_QMD_ADDRESS_B, 0) << 8
+        self._channel.vm.write(va + offset, data.to_bytes(4, "little"), HubClient.SKED, what="inline QMD")
+
     def _pcas2(self, data: int) -> None:
         action = data & 15
+        context, va, race = self._context, self._qmd(), self._channel.scheduler.race
+        if action in INVALIDATING_ACTIONS:
+            context.runner.require_idle(va)
+            context.prefetched.pop(va, None)
+        if action == PREFETCH and race is not None and race.early_qmd():
+            context.prefetched[va] = context.runner.read(va)
         if action in SCHEDULING_ACTIONS:
             self._launch(self._qmd())
         elif action in (DECREMENT_DEPENDENCE, INCREMENT_DEPENDENCE):
@@ -141,7 +166,10 @@ class ComputeObject:
     def _launch(self, va: int) -> None:
         channel, runner, state = self._channel, self._context.runner, self._context.state()
         race = channel.scheduler.race
-        spec = runner.read(va) if race is not None and race.early_qmd() else None
+        spec = self._context.prefetched.pop(va, None)
+        if spec is None and race is not None and race.early_qmd():
+            spec = runner.read(va)
+        runner.announce(va, channel.worker)
         channel.submit(partial(runner.run, channel, va, state, spec, race), unordered=True)
 
     def _depend(self, va: int, delta: int) -> None:
@@ -155,6 +183,9 @@ class ComputeObject:
 
     def _invalidate_now(self, data: int) -> None:
         self._context.invalidate(instructions=bool(data & 1), constants=bool(data >> 12 & 1))
+
+    def _invalidate_qmds(self, data: int) -> None:
+        self._context.prefetched.clear()
 
     def _wait_for_idle(self, data: int) -> Waiting | None:
         return self._channel.drain()
@@ -235,6 +266,7 @@ _TRIGGERS: Mapping[int, Callable[[ComputeObject, int], Waiting | None]] = Mappin
             (M.SET_REPORT_SEMAPHORE_D, ComputeObject._report_d),
             (M.INVALIDATE_SHADER_CACHES, ComputeObject._invalidate),
             (M.INVALIDATE_SHADER_CACHES_NO_WFI, ComputeObject._invalidate_now),
+            (M.INVALIDATE_SKED_CACHES, ComputeObject._invalidate_qmds),
             (M.SEND_SIGNALING_PCAS_B, ComputeObject._pcas),
             (M.SEND_SIGNALING_PCAS2_B, ComputeObject._pcas2),
         )

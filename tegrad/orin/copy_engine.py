@@ -7,6 +7,7 @@ Source: NVIDIA open-gpu-doc clc7b5.h, clc8b5.h.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,6 +20,7 @@ from tegrad.orin.events import CeError
 from tegrad.orin.grid import Counters
 from tegrad.orin.memory import Fault, HubClient
 from tegrad.orin.methods import require_method
+from tegrad.orin.race import Race
 
 if TYPE_CHECKING:
     from tegrad.orin.host import Channel, Waiting
@@ -28,6 +30,9 @@ INLINE_COPY = 1 << 18
 
 INVALID_CONFIG, UNALIGNED_SEMAPHORE, PRIVILEGED = 1, 2, 3
 """Error codes of ours: silicon's are not public."""
+
+PIPELINED = 1
+"""DATA_TRANSFER_TYPE of a copy that does not wait for those before it."""
 
 ONE_WORD, FOUR_WORDS, CONDITIONAL = 1, 2, 3
 CONST_A, CONST_B, NO_WRITE = 4, 5, 6
@@ -101,15 +106,27 @@ class CopyObject:
             payload=get(M.SET_SEMAPHORE_PAYLOAD_UPPER, 0) << 32 | get(M.SET_SEMAPHORE_PAYLOAD, 0),
         )
         small = not data & 3 or copy.length * copy.lines <= INLINE_COPY
-        if small and self._channel.worker.idle:
+        race = self._channel.scheduler.race
+        if race is not None:
+            self._channel.submit(partial(self._run_late, copy, race), unordered=data & 3 == PIPELINED)
+        elif small and self._channel.worker.idle:
             self._run(copy)
         else:
             self._channel.submit(partial(self._run, copy))
 
-    def _run(self, copy: Copy) -> None:
+    def _run_late(self, copy: Copy, race: Race) -> None:
+        time.sleep(race.launch_delay())
+        hasty = bool(copy.launch >> 3 & 3) and not copy.launch >> 2 & 1 and race.early_release()
+        if hasty:
+            self._release(copy)
+            time.sleep(race.launch_delay())
+        self._run(copy, released=hasty)
+
+    def _run(self, copy: Copy, *, released: bool = False) -> None:
+        """Copy, then release, unless that was done before."""
         if copy.launch & 3:
             self._transfer(copy)
-        if copy.launch >> 3 & 3:
+        if copy.launch >> 3 & 3 and not released:
             self._release(copy)
         self._channel.scheduler.changed()
         if copy.launch >> 5 & 3:

@@ -89,13 +89,18 @@ class PbdmaFault(FatalEvent):
 
 @dataclass(frozen=True, slots=True)
 class ClassError(FatalEvent):
-    """A method that the class on its subchannel does not have, or cannot take with this data."""
+    """A class that the subchannel does not take, or a method that the class cannot take with this data."""
 
     subchannel: int
     class_id: int
     method: int
     data: int
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IllegalMethod(ClassError):
+    """A method that the class on its subchannel does not have at all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from tegrad.orin import semaphore
 from tegrad.orin.constants import ConstantCache
 from tegrad.orin.events import NonStall, SkedException, SmException
 from tegrad.orin.launch import RESERVED_SHARED, LaunchSpec, Release, Shape, decoder, local_memory_per_tpc
+from tegrad.orin.local_memory import LocalMemory
 from tegrad.orin.memory import AddressSpace, Fault, HubClient
 from tegrad.orin.program import IllegalCode, Modules, Program, ProgramCache
 from tegrad.orin.race import Race
@@ -28,6 +29,7 @@ from tegrad.ptx import Dim, Memory, PtxError, PtxFault, Stats, Windows
 
 if TYPE_CHECKING:
     from tegrad.orin.host import Channel
+    from tegrad.orin.worker import Worker
 
 INSTRUCTION_BYTES = 16
 """Bytes of a machine instruction, for the program counter of a report."""
@@ -43,6 +45,8 @@ class LaunchState(NamedTuple):
 
     shared_window: int
     local_window: int
+    local_memory: int
+    """Where warps keep their local memory; `local_per_tpc` bytes of it belong to each TPC."""
     local_per_tpc: int
     constants: int
     """Generation of the constant cache; `instructions` that of the instruction cache."""
@@ -111,7 +115,7 @@ class GridRunner:
         self._chip = chip
         self._vm = vm
         self._decode = decoder(chip)
-        self._qmd_size = LAYOUTS[chip.qmd].size
+        self.qmd_size = LAYOUTS[chip.qmd].size
         self._major = LAYOUTS[chip.qmd].major
         self._constants = ConstantCache(vm)
         self._programs = ProgramCache(vm, chip, modules)
@@ -119,13 +123,39 @@ class GridRunner:
         self._per_gpc = chip.tpc_per_gpc * chip.sm_per_tpc
         self._memory = Memory(base=vm.base, pages=vm.pages, limit=vm.span)
         self._waiting: dict[int, int] = {}
+        self._active: dict[int, list[Worker]] = {}
+        """QMDs that wait or run, with the workers that have them."""
+        self._lock = threading.Lock()
+        self._local = LocalMemory(chip, vm)
 
     def read(self, va: int) -> LaunchSpec:
         """The QMD at `va`, as memory holds it now."""
-        return self._decode(self._vm.read(va, self._qmd_size, HubClient.SKED, what="QMD fetch"))
+        return self._decode(self._vm.read(va, self.qmd_size, HubClient.SKED, what="QMD fetch"))
 
     def run(self, channel: Channel, va: int, state: LaunchState, spec: LaunchSpec | None, race: Race | None) -> None:
         """Run the QMD at `va` and all that it launches in turn. `spec` if it has been read already."""
+        try:
+            self._run(channel, va, state, spec, race)
+        finally:
+            with self._lock:
+                self._active[va].remove(channel.worker)
+                if not self._active[va]:
+                    del self._active[va]
+
+    def announce(self, va: int, worker: Worker) -> None:
+        """The QMD at `va` has been scheduled: `run` follows in this worker's thread, unless that is stopped."""
+        with self._lock:
+            self._active.setdefault(va, []).append(worker)
+
+    def require_idle(self, va: int) -> None:
+        """Raise the SKED exception of an invalidation if the QMD at `va` waits or runs."""
+        with self._lock:
+            active = any(not worker.stopping for worker in self._active.get(va, ()))
+        if active:
+            esr = 1 << SkedBit.INVALIDATE_ACTIVE_QMD
+            raise Fault(SkedException, esr=esr, qmd=va, detail=f"the QMD at {va:#x} is invalidated while it is active")
+
+    def _run(self, channel: Channel, va: int, state: LaunchState, spec: LaunchSpec | None, race: Race | None) -> None:
         if race is not None:
             time.sleep(race.launch_delay())
         queue: deque[tuple[int, LaunchSpec | None]] = deque([(va, spec)])
@@ -137,7 +167,7 @@ class GridRunner:
             hasty = [release for release in spec.releases if loose and not release.membar and release.record]
             for release in hasty:
                 self._release(channel, va, release)
-            if not self._grid(channel, va, state, spec):
+            if not self._grid(channel, va, state, spec, race):
                 return
             for release in spec.releases:
                 if not release.record:
@@ -151,7 +181,7 @@ class GridRunner:
 
     # -- one grid -----------------------------------------------------------------------------------------------------
 
-    def _grid(self, channel: Channel, va: int, state: LaunchState, spec: LaunchSpec) -> bool:
+    def _grid(self, channel: Channel, va: int, state: LaunchState, spec: LaunchSpec, race: Race | None) -> bool:
         """Run the grid of a QMD; False if it was aborted."""
         shape = spec.shape
         if shape.version[0] != self._major:
@@ -165,13 +195,16 @@ class GridRunner:
         for window in (state.shared_window, state.local_window):
             self._vm.hide(window, self._chip.window_size)
         try:
-            program = self._programs.fetch(shape.program, state.instructions, fresh=shape.invalidate_instructions)
+            fresh = shape.invalidate_instructions or (race is not None and race.forgets())
+            program = self._programs.fetch(shape.program, state.instructions, fresh=fresh)
         except (IllegalCode, PtxError) as error:
             raise self._sm_exception(WarpEsr.ILLEGAL_INSTR_ENCODING, shape.program, "", str(error)) from error
         kernel, section = program.kernel, program.section
-        args = self._bank(spec, state, section.param_base, kernel.param_size, kernel.name)
-        dims = self._dims(spec, state, kernel.name) if kernel.reads_dims else None
+        forgets = race is not None and race.forgets()
+        args = self._bank(spec, state, section.param_base, kernel.param_size, kernel.name, forgets)
+        dims = self._dims(spec, state, kernel.name, forgets) if kernel.reads_dims else None
         dynamic = self._dynamic_shared(shape, program)
+        spills = self._local.enter(state.local_memory, state.local_per_tpc, shape)
         try:
             stats = kernel.launch(
                 shape.grid,
@@ -190,6 +223,8 @@ class GridRunner:
             raise self._translate(fault, shape.program) from fault
         except PtxError as error:
             raise self._sm_exception(WarpEsr.ILLEGAL_INSTR_ENCODING, shape.program, kernel.name, str(error)) from error
+        if not self._local.leave(spills):
+            channel.note(f"local memory of kernel {kernel.name} was overwritten while it ran: what it spilled is lost")
         self._counters.launched(kernel.name, stats)
         return True
 
@@ -214,18 +249,18 @@ class GridRunner:
         if esr:
             raise Fault(SkedException, esr=esr, qmd=va, detail="; ".join(why))
 
-    def _bank(self, spec: LaunchSpec, state: LaunchState, offset: int, size: int, name: str) -> bytes:
+    def _bank(self, spec: LaunchSpec, state: LaunchState, offset: int, size: int, name: str, forgets: bool) -> bytes:
         """Bytes of constant bank 0 as the constant cache holds them, zero where the bank does not reach."""
         shape = spec.shape
         held = max(0, min(size, shape.bank_size - offset)) if shape.bank_valid else 0
-        fresh = shape.invalidate_bank or shape.invalidate_constants
+        fresh = shape.invalidate_bank or shape.invalidate_constants or forgets
         what = f"constant bank 0 of kernel {name}"
         data = self._constants.read(spec.bank + offset, held, state.constants, fresh=fresh, what=what)
         return data.ljust(size, b"\0")
 
-    def _dims(self, spec: LaunchSpec, state: LaunchState, name: str) -> tuple[Dim, Dim]:
+    def _dims(self, spec: LaunchSpec, state: LaunchState, name: str, forgets: bool) -> tuple[Dim, Dim]:
         """blockDim and gridDim as machine code reads them: what the client stored, whatever the QMD says."""
-        words = bank0.DIMS.unpack(self._bank(spec, state, bank0.BLOCK_DIM, bank0.DIMS.size, name))
+        words = bank0.DIMS.unpack(self._bank(spec, state, bank0.BLOCK_DIM, bank0.DIMS.size, name, forgets))
         return words[:3], words[3:]
 
     def _dynamic_shared(self, shape: Shape, program: Program) -> int:

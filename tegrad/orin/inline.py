@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tegrad.hw.classes import ComputeMethod as M
 from tegrad.orin import semaphore
 from tegrad.orin.memory import HubClient
-from tegrad.orin.methods import class_error
+from tegrad.orin.methods import class_error, illegal_method
 
 if TYPE_CHECKING:
     from tegrad.orin.host import Channel, Waiting
@@ -62,7 +62,7 @@ class InlineToMemory:
         elif offset in _METHODS:
             self._regs[offset] = data
         elif offset not in (M.NO_OPERATION, M.WAIT_FOR_IDLE):
-            raise class_error(self._subchannel, self.class_id, offset, data, f"no inline-to-memory method {offset:#x}")
+            raise illegal_method(self._subchannel, self.class_id, offset, data)
         return None
 
     def bulk(self, offset: int, data: Sequence[int]) -> bool:

@@ -1,4 +1,14 @@
-"""Provokes races that silicon allows and an orderly emulation hides: late and early reads, grids that start late.
+"""Provokes races that silicon allows and an orderly emulation hides. The liberties, and what takes each away:
+
+    the doorbell is seen late, GP_GET moves on early            wait for a release, never for GP_GET
+    grids and copies start late                                 a release that waits for idle (or a wait for idle)
+    launches with nothing between them run in any order         WFI, WAIT_FOR_IDLE, a dependent QMD
+    pipelined copies run in any order                           a non-pipelined one, or a wait for idle
+    a QMD is read when announced, when prefetched, or late      it stays untouched until the grid is over
+    a prefetched QMD stays as it was fetched                    an invalidating action, INVALIDATE_SKED_CACHES
+    a QMD's release is seen before the grid's stores            a membar in the QMD
+    a copy's semaphore is seen before its data                  FLUSH in its LAUNCH_DMA
+    constants and instructions are fetched anew or not          invalidate before, and leave alone what is in flight
 
 Everything here is a legal outcome on hardware. What a program gets wrong under any seed, it gets wrong. A board is put
 into this mode by the environment variable `TEGRAD_RACE`, whose value is the seed.
@@ -58,6 +68,10 @@ class Race:
     def early_release(self) -> bool:
         """Whether a release that no barrier orders behind the grid's stores is seen before them."""
         return self._draw() < 0.5
+
+    def forgets(self) -> bool:
+        """Whether a cache that may keep what it fetched happens to fetch it anew."""
+        return self._draw() < 0.3
 
     def early_qmd(self) -> bool:
         """Whether a QMD is read when it is announced, before the grid's turn comes, or only then."""

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from tegrad.orin.tsg import Tsg
 
 
+NO_REPORTING = "Error reporting is not supported in this platform"
+"""Follows every error on a Jetson, which has no safety services to report to: harmless."""
+
 GPC_STRIDE, TPC_STRIDE = 0x8000, 0x800  # register space of one GPC, of one TPC in it
 
 
@@ -99,9 +102,20 @@ def class_error(log: KernelLog, event: ev.ClassError, tsg: Tsg | None) -> Notifi
     return NotifierCode.GR_EXCEPTION
 
 
+def illegal_method(log: KernelLog, event: ev.IllegalMethod, tsg: Tsg | None) -> NotifierCode:
+    """The method that the class does not have."""
+    log.error(
+        "nvgpu_gr_intr_handle_illegal_method",
+        f"illegal method: invalid method class 0x{event.class_id:08x}, offset 0x{event.method:08x} "
+        f"sub_chan {event.subchannel}, data 0x{event.data:08x}, chid 0x{event.chid:08x}",
+    )
+    return NotifierCode.GR_ILLEGAL_NOTIFY
+
+
 def ce_error(log: KernelLog, event: ev.CeError, tsg: Tsg | None) -> NotifierCode:
-    """A refused copy launch; its code has no user mapping, hence 11."""
+    """A refused copy launch; its code has no user mapping, hence a warning and 11."""
     log.error("ga10b_ce_stall_isr", f"ce launch error interrupt, error code {event.code:#x}")
+    log.warn("nvgpu_set_err_notifier_locked", f"invalid error_notifier requested {int(NotifierCode.CE_ERROR)}")
     return NotifierCode.CE_ERROR
 
 
@@ -117,6 +131,7 @@ FATAL: Mapping[type[ev.FatalEvent], Callable[[Any, Any, Any], NotifierCode]] = {
     ev.SkedException: sked_exception,
     ev.PbdmaFault: pbdma_fault,
     ev.ClassError: class_error,
+    ev.IllegalMethod: illegal_method,
     ev.CeError: ce_error,
     ev.TsgAborted: tsg_aborted,
 }
@@ -135,6 +150,7 @@ def handle(driver: Driver, event: ev.GpuEvent) -> None:
     elif isinstance(event, ev.FatalEvent):
         tsg = driver.tsgs.get(event.tsg)
         code = FATAL[type(event)](driver.log, event, tsg)
+        driver.log.error("nvgpu_cic_mon_report_err_safety_services", NO_REPORTING)
         detail = getattr(event, "detail", "")
         kernel = getattr(event, "kernel", "")
         if detail or kernel:

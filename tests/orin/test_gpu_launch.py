@@ -538,13 +538,96 @@ def test_the_largest_shared_size_is_accepted(rig: Rig) -> None:
     assert out.u32() == 1
 
 
+def give_local_memory(channel: ChannelRig, per_thread: int) -> Buffer:
+    """Local memory of this many bytes a thread, for the whole chip."""
+    rig, chip = channel.rig, channel.rig.chip
+    per_tpc = (per_thread * 32 + 0x1FF) // 0x200 * 0x200 * chip.warps_per_sm * chip.sm_per_tpc
+    local = rig.buffer(per_tpc * chip.num_gpc * chip.tpc_per_gpc, va=0x2000000000)
+    channel.method(1, ComputeMethod.SET_SHADER_LOCAL_MEMORY_A, local.va >> 32, local.va & M32)
+    channel.method(1, ComputeMethod.SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_A, 0, per_tpc, 0xFF)
+    return local
+
+
 def test_enough_local_memory_is_accepted(rig: Rig) -> None:
     channel, out = rig.channel().setup(), rig.buffer()
-    per_tpc = (0x240 * 32 + 0x1FF) // 0x200 * 0x200 * rig.chip.warps_per_sm * rig.chip.sm_per_tpc
-    channel.method(1, ComputeMethod.SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_A, 0, per_tpc, 0xFF)
+    give_local_memory(channel, 0x240)
     qmd = rig.qmd(rig.program(STORE, "store"), rig.arguments(out.va, 1), shader_local_memory_high_size=0x240)
     assert channel.launch(qmd).run()
     assert out.u32() == 1
+
+
+def test_local_memory_must_be_mapped(rig: Rig) -> None:
+    channel, out = rig.channel().setup(), rig.buffer()
+    local = give_local_memory(channel, 0x40)
+    rig.gpu.unmap(1, local.va, local.size)
+    qmd = rig.qmd(rig.program(STORE, "store"), rig.arguments(out.va, 1), shader_local_memory_high_size=0x40)
+    channel.launch(qmd).submit()
+    event = rig.fatal()
+    assert isinstance(event, MmuFault)
+    assert (event.address, event.access, event.client_type) == (local.va, MmuAccess.VIRT_WRITE, MmuClientType.GPC)
+
+
+def test_a_running_kernel_spills_into_the_local_memory_it_started_with(orin: Rig) -> None:
+    """What the client puts there meanwhile is lost when the kernel ends, and so is what the kernel had spilled."""
+    channel, gate = orin.channel().setup(), orin.buffer()
+    local = give_local_memory(channel, 0x40)
+    qmd = orin.qmd(
+        orin.program(SPIN, "spin"),
+        orin.arguments(gate.va, 0),
+        shader_local_memory_high_size=0x40,
+        cta_thread_dimension0=64,
+    )
+    channel.launch(qmd).submit()
+    assert orin.wait(lambda: local.u64() != 0)
+    mine = b"somebody else's tensor".ljust(4096, b".")
+    local.put(mine)
+    assert not channel.run(0.02)
+    assert local.mem[:4096] == mine
+    gate.put64(1)
+    assert orin.wait(lambda: channel.fence.u64() > 0)
+    assert local.mem[:4096] != mine
+    (note,) = orin.of(Note)
+    assert isinstance(note, Note)
+    assert "overwritten" in note.text
+
+
+def test_grids_that_share_local_memory_do_not_accuse_each_other(orin: Rig) -> None:
+    one, two, gate, out = orin.channel().setup(), orin.channel().setup(), orin.buffer(), orin.buffer()
+    local = give_local_memory(one, 0x40)
+    spin = orin.qmd(orin.program(SPIN, "spin"), orin.arguments(gate.va, 0), shader_local_memory_high_size=0x40)
+    one.launch(spin).submit()
+    assert orin.wait(lambda: local.u64() != 0)
+    qmd = orin.qmd(orin.program(STORE, "store"), orin.arguments(out.va, 1), shader_local_memory_high_size=0x40)
+    assert two.launch(qmd).run()
+    gate.put64(1)
+    assert one.run()
+    assert not orin.of(Note)
+
+
+def test_an_inline_descriptor_is_stored_and_launched(rig: Rig) -> None:
+    channel, out, place = rig.channel().setup(), rig.buffer(), rig.buffer()
+    bank = rig.arguments(out.va, 5)
+    rig.qmd(rig.program(STORE, "store"), bank)
+    words = struct.unpack_from(f"<{rig.layout.size // 4}I", bank.mem, 0x800)
+    channel.method(1, ComputeMethod.SET_INLINE_QMD_ADDRESS_A, place.va >> 40, place.va >> 8 & M32)
+    channel.method(1, ComputeMethod.LOAD_INLINE_QMD_DATA, *words)
+    assert channel.launch(place.va).run()
+    assert out.u32() == 5
+    assert struct.unpack_from(f"<{len(words)}I", place.mem) == words
+
+
+@pytest.mark.parametrize("action", [1, 3, 10])
+def test_an_active_descriptor_may_not_be_invalidated(orin: Rig, action: int) -> None:
+    channel, gate = orin.channel().setup(), orin.buffer()
+    qmd = orin.qmd(orin.program(SPIN, "spin"), orin.arguments(gate.va, 0))
+    gate.put64(1)
+    assert channel.launch(qmd, 3).run()
+    assert channel.launch(qmd, action).run()
+    gate.put64(0)
+    channel.launch(qmd).launch(qmd, action).submit()
+    event = orin.fatal()
+    assert isinstance(event, SkedException)
+    assert (event.esr, event.qmd) == (1 << SkedBit.INVALIDATE_ACTIVE_QMD, qmd)
 
 
 @pytest.mark.parametrize(

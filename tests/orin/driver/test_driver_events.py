@@ -48,6 +48,18 @@ def test_pbdma_interrupts(bit: PbdmaIntr0, code: NotifierCode, line: str) -> Non
     assert any(line in entry.text for entry in log.since(0))
 
 
+def test_a_method_that_the_class_lacks_has_a_code_of_its_own() -> None:
+    log = KernelLog()
+    assert recovery.illegal_method(log, example(events.IllegalMethod), None) == NotifierCode.GR_ILLEGAL_NOTIFY  # type: ignore[arg-type]
+    assert "illegal method" in log.since(0)[0].text
+
+
+def test_a_refused_copy_is_a_warning_too() -> None:
+    log = KernelLog()
+    recovery.ce_error(log, example(events.CeError), None)  # type: ignore[arg-type]
+    assert [(entry.level, "[WRN]" in entry.text) for entry in log.since(0)] == [(3, False), (4, True)]
+
+
 def test_a_context_that_is_not_valid() -> None:
     log = KernelLog()
     event = example(events.PbdmaFault, intr_0=0, intr_1=1 << PbdmaIntr1.CTXNOTVALID)
