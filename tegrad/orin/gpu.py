@@ -9,9 +9,10 @@ Usable by itself: map memfds, create a channel, write a doorbell record into the
     semaphore   releases, acquires, reductions               constants    constant cache
     copy_engine copies, fills, semaphores                    inline       data in the pushbuffer
     race        liberties that silicon may take              events       what is reported
+    local_memory where warps spill
 
 Not emulated, and refused or noted where it matters: block-linear memory, graphics and 2D methods, macros (MME), queue
-QMDs, clusters, inline QMD data, render enable, traps, preemption in the middle of a grid. Grids of different TSGs run
+QMDs, clusters, render enable, traps, preemption in the middle of a grid. Grids of different TSGs run
 side by side; no timeslice expires. The L1 data cache is always coherent. A kernel's store to a syncpoint's shim is an
 MMU fault; semaphore releases there count. Reductions are not atomic against a grid's own atomics.
 
