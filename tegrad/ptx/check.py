@@ -3,12 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tegrad.ptx.ir import Fn, Module, V
+from tegrad.ptx.ir import Fn, Module, V, mangle
 from tegrad.ptx.lanes import gather
 from tegrad.ptx.layout import LANES, Access, Frame, Launch, Space, fault_info
 
 SPACES = {"global": Space.GLOBAL, "shared": Space.SHARED, "local": Space.LOCAL, "generic": Space.GENERIC}
 PAGE_SHIFT = 12
+BLOCK = 64
+"""Page flags read at once."""
+NEAR_PAGES = 1024
+"""Lanes whose pages are at most this far apart have all flags in between read instead of their own gathered."""
 
 
 @dataclass(frozen=True)
@@ -132,23 +136,66 @@ class Checker:
         return self.paged(good, lambda: self.page_lanes(addr, good))
 
     def page_lanes(self, addr: V, good: V) -> V:
-        """Page flags of each lane: two bytes if all are in the pages of the first and the last, else a gather."""
+        """Page flags of each lane: read as vectors if the lanes' pages lie near each other, else gathered."""
         f = self.f
         number = f.bin("lshr", addr, f.like(addr, PAGE_SHIFT))
-        bits = f.mask_bits(good)
-        first = f.extract(number, f.intr_flag("cttz", bits, False))
-        last = f.extract(number, f.sub(f.const("i32", 31), f.intr_flag("ctlz", bits, False)))
-        in_first, in_last = f.icmp("eq", number, first), f.icmp("eq", number, last)
-        ends = [self.flags_ok(f.load("i8", self.pages, p)) for p in (first, last)]
+        low = self.reduce("umin", f.select(good, number, f.like(number, -1)))
+        high = self.reduce("umax", f.select(good, number, f.like(number, 0)))
         out = f.alloca("<32 x i1>")
-        f.store(f.or_(f.and_(in_first, f.splat(ends[0], LANES)), f.and_(in_last, f.splat(ends[1], LANES))), out)
-        other = f.and_(good, f.not_(f.or_(in_first, in_last)))
-        with f.if_(f.icmp("ne", f.mask_bits(other), f.const("i32", 0))):
-            word = f.and_(number, f.like(number, -4))
-            words = gather(f, self.pages, word, good, "i32")
+        f.store(good, out)
+        near = f.alloca("i1")
+        f.store(f.icmp("ule", f.sub(high, low), f.like(low, NEAR_PAGES)), near)
+        with f.if_(f.load("i1", near)):
+            f.store(self.all_pages(low, high), near)
+        with f.if_(f.xor(f.load("i1", near), f.const("i1", 1))):
+            words = gather(f, self.pages, f.and_(number, f.like(number, -4)), good, "i32")
             shift = f.cast("trunc", f.bin("shl", f.and_(number, f.like(number, 3)), f.like(number, 3)), "i32")
             f.store(self.flags_ok(f.bin("lshr", words, shift)), out)
         return f.load("i1", out, n=LANES)
+
+    def reduce(self, op: str, v: V) -> V:
+        return self.f.call(f"llvm.vector.reduce.{op}.{mangle(v)}", v.el, 1, v, pure=True)
+
+    def all_pages(self, low: V, high: V) -> V:
+        """Whether every page from low to high has the flag."""
+        return self.flags_ok(self.flags_of(low, high))
+
+    def flags_of(self, low: V, high: V) -> V:
+        """What all pages from low to high allow. Reads aligned blocks, none beyond the table."""
+        f = self.f
+        table = f.cast("ptrtoint", self.pages, "i64")
+        first, last = f.add(table, low), f.add(table, high)
+        at, both = f.alloca("i64"), f.alloca(f"<{BLOCK} x i8>", BLOCK)
+        f.store(f.and_(first, f.like(first, -BLOCK)), at)
+        f.store(f.const("i8", -1, BLOCK), both, 0, BLOCK)
+        index = f.iota("i8", BLOCK)
+        with f.loop() as (_, end):
+            here = f.load("i64", at)
+            f.leave(f.icmp("ugt", here, last), end)
+            flags = f.load("i8", f.op("ptr", 1, f"inttoptr {here} to ptr"), 0, BLOCK, BLOCK)
+            skip = f.cast("trunc", f.intr("usub.sat", first, here), "i8")
+            until = f.cast("trunc", f.intr("umin", f.sub(last, here), f.like(here, BLOCK - 1)), "i8")
+            asked = f.and_(f.icmp("uge", index, skip), f.icmp("ule", index, until))
+            so_far = f.load("i8", both, 0, BLOCK, BLOCK)
+            f.store(f.and_(so_far, f.select(asked, flags, f.like(flags, -1))), both, 0, BLOCK)
+            f.store(f.add(here, f.like(here, BLOCK)), at)
+        return self.reduce("and", f.load("i8", both, 0, BLOCK, BLOCK))
+
+    def inside(self, low: V, last: V) -> V:
+        """Whether the bytes low..last lie below the limit, near enough for `span`."""
+        f = self.f
+        good = f.and_(f.icmp("ult", last, self.limit), f.icmp("ule", low, last))
+        return f.and_(good, f.icmp("ult", f.sub(last, low), f.like(last, NEAR_PAGES << PAGE_SHIFT)))
+
+    def span(self, low: V, last: V) -> V:
+        """The flags (i32) that all pages of the bytes low..last have."""
+        f = self.f
+        first, end = (f.bin("lshr", a, f.like(a, PAGE_SHIFT)) for a in (low, last))
+        flags = f.alloca("i8")
+        f.store(f.and_(f.load("i8", self.pages, first), f.load("i8", self.pages, end)), flags)
+        with f.if_(f.icmp("ugt", f.sub(end, first), f.like(first, 1))):
+            f.store(self.flags_of(first, end), flags)
+        return f.resize(f.load("i8", flags), "i32", False)
 
     def host(self, addr: V) -> V:
         """Host addresses (i64) of allowed addresses."""

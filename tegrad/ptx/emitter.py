@@ -12,12 +12,13 @@ from tegrad.ptx.control import rendezvous
 from tegrad.ptx.dispatch import Dispatcher
 from tegrad.ptx.errors import PtxError
 from tegrad.ptx.ir import Fn, Module, V
-from tegrad.ptx.layout import LANES, Frame, Launch
+from tegrad.ptx.layout import LANES, STACK_ALIGN, Frame, Launch
 from tegrad.ptx.placement import Layout
 from tegrad.ptx.rules import U32, Handler, Rule, unsupported
 from tegrad.ptx.specials import TABLE as SPECIALS
 from tegrad.ptx.syntax import Function, Imm, Ins, Not, Operand, Reg, Source, Special, Sym, Vec
 from tegrad.ptx.types import EL_BITS, Ty
+from tegrad.ptx.view import Group, View, groups
 
 
 class Emitter(Dispatcher):
@@ -25,7 +26,7 @@ class Emitter(Dispatcher):
 
     def __init__(self, source: Source, fn: Function, find: Callable[[Ins], Rule | Handler]) -> None:
         self.source, self.kernel, self.find = source, fn, find
-        self.module = Module()
+        self.module = Module(STACK_ALIGN)
         super().__init__(Fn(self.module, "tgx_warp", "i32", [("ptr", "frame")]), analyse(fn))
         self.layout = Layout(source, fn, self.flow)
         self.params = {p.name: p for p in fn.params}
@@ -34,6 +35,8 @@ class Emitter(Dispatcher):
         self.dirty: set[int] = set()
         self.pc = 0
         self.carry: V | None = None
+        self.groups: dict[int, Group] = {}
+        self.views: list[V] = []
         self.reads_dims = False
         self.counters = [[_length(b), 0, 0] for b in self.flow.blocks]
 
@@ -60,6 +63,7 @@ class Emitter(Dispatcher):
         f.label(f"b{block.index}")
         self.mask = f.load("i32", self.mask_slot)
         self.count(block.index, self.mask)
+        self.groups = {block.first_pc + index: group for index, group in groups(block).items()}
         for ins in block.body:
             self.instruction(ins)
             self.pc += 1
@@ -80,6 +84,21 @@ class Emitter(Dispatcher):
             self.counters.append([0, 0, 0])
             self.count(index, self.lanes(ins))
         self.counters[index][2 if write else 1] += size
+
+    def view(self, base: V) -> V | None:
+        """The view of the group that the current access belongs to, filled if this is the first; `base` its address."""
+        group = self.groups.get(self.pc)
+        if group is None or base.n == 1:
+            return None
+        if group.view is None:
+            # Views of different blocks share their memory.
+            used = sum(g.view is not None for g in {id(g): g for g in self.groups.values()}.values())
+            if used == len(self.views):
+                self.views.append(self.f.alloca(f"[{View.SIZE} x i8]", 64))
+            group.view = self.views[used]
+            low, size = (self.f.const("i64", x) for x in (group.low, group.high - group.low))
+            self.f.call_void("tgx_view", self.frame, group.view, base, self.mask, low, size)
+        return group.view
 
     def instruction(self, ins: Ins) -> None:
         op = self.find(ins)

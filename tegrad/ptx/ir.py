@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from tegrad.ptx.types import EL_BITS
 
+STACK_FLAG = "override-stack-alignment"
+
 
 class V(NamedTuple):
     """A value: LLVM element type, number of elements (1 is a scalar), and its name or constant text."""
@@ -42,16 +44,25 @@ def float_text(el: str, value: float) -> str:
 
 
 class Module:
-    """Functions and the external declarations that they use."""
+    """Functions and the external declarations that they use.
 
-    def __init__(self) -> None:
+    With `stack_align` they are called with that alignment of the stack, in bytes, and call each other with it.
+    """
+
+    def __init__(self, stack_align: int = 0) -> None:
+        self.stack_align = stack_align
         self.decls: dict[str, str] = {}
         self.functions: list[str] = []
         self.imports: set[str] = set()
         self.defined: set[str] = set()
 
     def text(self) -> str:
-        return "\n".join([*self.decls.values(), *self.functions]) + "\n"
+        return "\n".join([*self.decls.values(), *self.functions, *self._flags()]) + "\n"
+
+    def _flags(self) -> list[str]:
+        if not self.stack_align:
+            return []
+        return ["!llvm.module.flags = !{!0}", f'!0 = !{{i32 1, !"{STACK_FLAG}", i32 {self.stack_align}}}']
 
 
 class Fn:

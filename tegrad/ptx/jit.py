@@ -19,10 +19,12 @@ from tegrad.ptx.atomic import emit_atomic
 from tegrad.ptx.check import emit_fault
 from tegrad.ptx.control import emit_arrive, emit_arrive_reduce, emit_meet
 from tegrad.ptx.copies import emit_land, emit_push, emit_wait
-from tegrad.ptx.ir import Module
+from tegrad.ptx.ir import STACK_FLAG, Module
 from tegrad.ptx.matrix import emit_mma
 from tegrad.ptx.schedule import emit_scheduler
 from tegrad.ptx.specials import emit_nanoseconds
+from tegrad.ptx.view import emit_access as emit_view_access
+from tegrad.ptx.view import emit_view
 from tegrad.ptx.warp import emit_match
 
 ENGINE_VERSION = 1
@@ -48,8 +50,9 @@ def host() -> tuple[str, str, str]:
 
 
 @cache
-def machine(level: int) -> llvm.TargetMachine:
-    """A code generator of an optimisation level."""
+def machine(level: int, own_stack: bool = False) -> llvm.TargetMachine:
+    """A code generator of an optimisation level. LLVM keeps the stack's alignment with it, not with the module:
+    modules that name one of their own (`own_stack`) need a code generator of their own."""
     triple, cpu, features = host()
     target = llvm.Target.from_triple(triple)
     return target.create_target_machine(cpu=cpu, features=features, opt=level, reloc="pic", codemodel="small", jit=True)
@@ -59,7 +62,7 @@ def compile_ir(text: str, level: int, passes: bool) -> bytes:
     """Object code of IR text; `passes` runs the middle-end of the same level first."""
     module = llvm.parse_assembly(text)
     module.triple = host()[0]
-    tm = machine(level)
+    tm = machine(level, STACK_FLAG in text)
     module.data_layout = str(tm.target_data)
     if passes:
         options = llvm.create_pipeline_tuning_options(speed_level=max(level, 1))
@@ -158,6 +161,7 @@ _PLAIN: dict[str, Callable[[Module], None]] = {
     "tgx_copy_push": emit_push,
     "tgx_copy_wait": emit_wait,
     "tgx_nanoseconds": emit_nanoseconds,
+    "tgx_view": emit_view,
 }
 
 
@@ -176,6 +180,9 @@ def _writer(name: str) -> Callable[[Module], None]:
     if parts[1] in ("ld", "st", "ldu", "ldany", "stany"):
         bits, n = parts[3][1:].split("x")
         return lambda module: emit_access(module, parts[1], parts[2], int(bits), int(n))
+    if parts[1] in ("ldv", "stv"):
+        bits, n = parts[3][1:].split("x")
+        return lambda module: emit_view_access(module, parts[1][:2], int(bits), int(n))
     raise KeyError(name)
 
 

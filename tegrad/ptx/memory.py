@@ -6,8 +6,9 @@ from tegrad.ptx.access import helper_name
 from tegrad.ptx.ir import V
 from tegrad.ptx.layout import LANES, Launch
 from tegrad.ptx.rules import PRED, Handler, mod
-from tegrad.ptx.syntax import Addr, Imm, Ins, Operand, Sym, Vec
+from tegrad.ptx.syntax import Addr, Imm, Ins, Operand, Reg, Sym, Vec
 from tegrad.ptx.types import TYPES, Ty
+from tegrad.ptx.view import helper_name as view_helper
 
 if TYPE_CHECKING:
     from tegrad.ptx.emitter import Emitter
@@ -45,6 +46,14 @@ def width(ins: Ins) -> int:
     return next((int(m[1]) for m in ins.mods if m in ("v2", "v4", "v8")), 1)
 
 
+def _view(e: "Emitter", op: Operand) -> tuple[V, V] | None:
+    """The view and the constant of an access that belongs to a group."""
+    if not isinstance(op, Addr) or not isinstance(op.base, Reg) or e.pc not in e.groups:
+        return None
+    view = e.view(e.f.bits(e.get(op.base.number), "i64"))
+    return None if view is None else (view, e.f.const("i64", op.offset))
+
+
 def _parts(op: Operand, n: int) -> tuple[Operand, ...]:
     if n == 1:
         return (op,)
@@ -58,6 +67,8 @@ def load(e: "Emitter", ins: Ins) -> None:
     targets = _parts(ins.operands[0], n)
     if space == "param":
         values = _load_param(e, ins, t, n)
+    elif (view := _view(e, ins.operands[1])) is not None:
+        values = _load_view(e, ins, *view, t.bits, n)
     else:
         values = load_values(e, ins, space, address(e, ins.operands[1], space), t.bits, n)
     if mod(ins, "acquire"):
@@ -88,7 +99,19 @@ def load_values(e: "Emitter", ins: Ins, space: str, a: V, bits: int, n: int) -> 
         out = f.alloca(f"[{n} x i{bits}]", 16)
         f.call_void(name, *args, out)
         return [f.load(f"i{bits}", out, i * bits // 8) for i in range(n)]
-    name = helper_name("ld", space, bits, n)
+    return _call_load(e, helper_name("ld", space, bits, n), args, bits, n)
+
+
+def _load_view(e: "Emitter", ins: Ins, view: V, offset: V, bits: int, n: int) -> list[V]:
+    """A load of a group of accesses to global memory."""
+    e.account(ins, bits * n // 8, False)
+    args = [e.frame, view, e.mask, offset, e.f.const("i32", e.pc)]
+    return _call_load(e, view_helper("ld", bits, n), args, bits, n)
+
+
+def _call_load(e: "Emitter", name: str, args: list[V], bits: int, n: int) -> list[V]:
+    """Vectors that a helper returns, or leaves in memory if there are several."""
+    f = e.f
     if n == 1:
         return [f.call(name, f"i{bits}", LANES, *args)]
     out = f.alloca(f"[{n} x <{LANES} x i{bits}>]", 64)
@@ -101,13 +124,19 @@ def store(e: "Emitter", ins: Ins) -> None:
     t, n, space = ins.types[-1], width(ins), space_of(e, ins)
     if space == "param":
         raise NotImplementedError
-    a = f.splat(address(e, ins.operands[0], space), LANES)
+    view = _view(e, ins.operands[0])
+    if view is None:
+        where, name = (
+            [f.splat(address(e, ins.operands[0], space), LANES), e.lanes(ins)],
+            helper_name("st", space, t.bits, n),
+        )
+    else:
+        where, name = [view[0], e.mask, view[1]], view_helper("st", t.bits, n)
     values = [f.splat(f.bits(e.read(o, t), t.iel), LANES) for o in _parts(ins.operands[1], n)]
     if mod(ins, "release"):
         f.do("fence release")
     e.account(ins, t.size * n, True)
-    args = [e.frame, a, e.lanes(ins), f.const("i32", e.pc)]
-    name = helper_name("st", space, t.bits, n)
+    args = [e.frame, *where, f.const("i32", e.pc)]
     if n == 1:
         f.call_void(name, *args, values[0])
         return

@@ -11,6 +11,7 @@ from tegrad.ptx.layout import (
     BARRIERS,
     FULL,
     LANES,
+    STACK_ALIGN,
     Flag,
     Frame,
     Launch,
@@ -186,7 +187,8 @@ def _release(module: Module) -> None:
 
 def _run_cta(module: Module) -> None:
     """tgx_run_cta(launch, slot): 0 the CTA is done, 1 it waits for another CTA, 2 the launch was stopped."""
-    f = Fn(module, "tgx_run_cta", "i32", [("ptr", "launch"), ("ptr", "slot")], "noinline")
+    attributes = f"noinline alignstack({STACK_ALIGN})"
+    f = Fn(module, "tgx_run_cta", "i32", [("ptr", "launch"), ("ptr", "slot")], attributes)
     launch, slot = f.args
     warps = f.load("i32", launch, Launch.WARPS)
     frame_size = f.load("i64", launch, Launch.FRAME_SIZE)
