@@ -14,7 +14,6 @@ _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 _libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_libc.msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 @contextlib.contextmanager
@@ -33,8 +32,3 @@ def protect(address: int, size: int, prot: int) -> None:
     """Change what may be done with pages."""
     if _libc.mprotect(address, size, prot):
         raise OSError(ctypes.get_errno(), "mprotect")
-
-
-def sync(address: int, size: int) -> int:
-    """msync(MS_SYNC) of a mapping: 0, or the errno."""
-    return ctypes.get_errno() if _libc.msync(address, size, 4) else 0

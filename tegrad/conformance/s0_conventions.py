@@ -1,1 +1,245 @@
 """Section 0: how every driver decodes a command, and moves the argument block."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+from collections.abc import Callable
+from typing import get_args
+
+from tegrad.conformance.memory import PAGE
+from tegrad.conformance.rig import NVMAP, VA_END, VA_START, Rig, block, request
+from tegrad.conformance.rule import Differs, rule
+from tegrad.uapi import structs as s
+from tegrad.uapi.errors import DriverError
+from tegrad.uapi.ioctls import BY_NAME, LAST_NR, MAGIC, MAX_ARG_SIZE, FdKind
+
+KINDS: tuple[FdKind, ...] = tuple(kind for kind in get_args(FdKind) if kind in LAST_NR)
+"""The kinds of fd that 0.1 lists."""
+
+KNOWN = {
+    "ctrl": "GPU_GET_GPU_TIME",
+    "as": "AS_ALLOC_SPACE",
+    "tsg": "TSG_SET_TIMESLICE",
+    "channel": "CHANNEL_WDT",
+    "nvmap": "NVMAP_CREATE",
+}
+"""A command of each kind that takes a block in."""
+
+ENTRY = {kind: errno.ENOTTY if kind == "nvmap" else errno.EINVAL for kind in KINDS}
+"""What an entry function answers to a command that is not its own."""
+
+
+def fd_of(rig: Rig, kind: FdKind) -> int:
+    """A fresh fd of a kind."""
+    make: dict[str, Callable[[], int]] = {
+        "ctrl": lambda: rig.ctrl,
+        "as": rig.address_space,
+        "tsg": rig.tsg,
+        "channel": rig.open_channel,
+        "nvmap": lambda: rig.nvmap,
+    }
+    return make[kind]()
+
+
+# ---- 0.1 decoding --------------------------------------------------------------------------------------------------
+
+
+def _decoding(kind: FdKind) -> None:
+    """The rules of one row of the table in 0.1."""
+    name, refusal = KNOWN[kind], errno.errorcode[ENTRY[kind]]
+
+    @rule("0.1", f"{kind}: a command with another magic is {refusal}", name=f"{kind}-wrong-magic")
+    def wrong_magic(rig: Rig) -> None:
+        rig.raw_refuses(ENTRY[kind], fd_of(rig, kind), kind, request(name, magic="Z"))
+
+    @rule("0.1", f"{kind}: a number past the last, {LAST_NR[kind]}, is {refusal}", name=f"{kind}-past-last-nr")
+    def past_last(rig: Rig) -> None:
+        fd = fd_of(rig, kind)
+        rig.raw_refuses(ENTRY[kind], fd, kind, request(name, nr=LAST_NR[kind] + 1))
+        rig.raw_refuses(ENTRY[kind], fd, kind, request(name, nr=255))
+
+    @rule("0.1", f"{kind}: a known number with a wrong size or direction is ENOTTY", name=f"{kind}-wrong-size")
+    def wrong_size(rig: Rig) -> None:
+        fd, size = fd_of(rig, kind), BY_NAME[name].size
+        rig.raw_refuses(errno.ENOTTY, fd, kind, request(name, size=size - 4))
+        rig.raw_refuses(errno.ENOTTY, fd, kind, request(name, size=size + 4))
+        other = "r" if BY_NAME[name].direction != "r" else "w"
+        rig.raw_refuses(errno.ENOTTY, fd, kind, request(name, direction=other))
+
+    @rule("0.1", f"{kind}: a block at a bad address is EFAULT", name=f"{kind}-bad-block")
+    def bad_block(rig: Rig) -> None:
+        fd = fd_of(rig, kind)
+        rig.fails(errno.EFAULT, f"{name} at a bad address", lambda: rig.at(fd, name, rig.bad_address()))
+
+
+def _decoding_nvgpu(kind: FdKind) -> None:
+    """The rules of nvgpu's rows alone."""
+    name, most = KNOWN[kind], MAX_ARG_SIZE[kind]
+
+    @rule("0.1", f"{kind}: number 0 is EINVAL", name=f"{kind}-nr-0")
+    def nr_0(rig: Rig) -> None:
+        rig.raw_refuses(errno.EINVAL, fd_of(rig, kind), kind, request(name, nr=0))
+
+    @rule("0.1", f"{kind}: a block of more than {most} bytes is EINVAL", name=f"{kind}-block-too-large")
+    def too_large(rig: Rig) -> None:
+        fd = fd_of(rig, kind)
+        rig.raw_refuses(errno.EINVAL, fd, kind, request(name, size=most + 1))
+        if BY_NAME[name].size != most:
+            rig.raw_refuses(errno.ENOTTY, fd, kind, request(name, size=most))
+
+
+for _kind in KINDS:
+    _decoding(_kind)
+    if _kind in MAX_ARG_SIZE:
+        _decoding_nvgpu(_kind)
+
+
+@rule("0.1", "nvmap: number 0 is CREATE, not refused")
+def nvmap_nr_0(rig: Rig) -> None:
+    rig.keep_handle(rig.accepts(rig.nvmap, "NVMAP_CREATE", size=PAGE).handle)
+
+
+@rule("0.1", "tsg: an unknown command writes a line to the kernel log")
+def tsg_unknown_is_logged(rig: Rig) -> None:
+    fd, mark = rig.tsg(), rig.log_mark()
+    code = request("TSG_SET_TIMESLICE", size=12)
+    rig.raw(fd, "tsg", code)
+    rig.check(any(f"{code:x}" in line for line in rig.log_since(mark)), "a line with the command", "none")
+
+
+@rule("0.1", "nvmap: an unknown command writes a line to the kernel log")
+def nvmap_unknown_is_logged(rig: Rig) -> None:
+    fd, mark = rig.nvmap, rig.log_mark()
+    code = request("NVMAP_ALLOC", size=24)
+    rig.raw(fd, "nvmap", code)
+    rig.check(any(f"{code:x}" in line.lower() for line in rig.log_since(mark)), "a line with the command", "none")
+
+
+# ---- 0.1 the block -------------------------------------------------------------------------------------------------
+
+
+@rule("0.1", "a command without the W bit finds a zeroed block, whatever the caller's holds")
+def read_only_commands_start_zeroed(rig: Rig) -> None:
+    arg = s.Timeslice(timeslice_us=77, reserved=77)
+    rig.returns(rig.tsg(), "TSG_GET_TIMESLICE", arg)
+    rig.equal("the reserved field of GET_TIMESLICE", 0, arg.reserved)
+
+
+@rule("0.1", "the block is not copied back when the command fails")
+def failed_commands_leave_the_block(rig: Rig) -> None:
+    arg = s.AllocAs(as_fd=-77, va_range_start=1, reserved=5)
+    before = bytes(arg)
+    rig.fails(errno.EINVAL, "ALLOC_AS of a bad range", lambda: rig.returns(rig.ctrl, "GPU_ALLOC_AS", arg))
+    rig.check(bytes(arg) == before, "the block as it was", "a changed block")
+
+
+def _leftover(kind: FdKind, name: str, fields: dict[str, int] | None = None) -> None:
+    """The rule of a kind whose final copy-back tells how many bytes it left."""
+
+    @rule("0.1", f"{kind}: a block that cannot be stored gives the count of its bytes", name=f"{kind}-unstorable-block")
+    def unstorable(rig: Rig) -> None:
+        row = BY_NAME[name]
+        fd, address = fd_of(rig, kind), rig.read_only(bytes(block(row, fields or {})))
+        _positive(rig, lambda: rig.at(fd, name, address), row.size, name)
+
+
+def _positive(rig: Rig, attempt: Callable[[], int], count: int, what: str) -> None:
+    """The rule: an attempt returns this positive count, and does not fail."""
+    try:
+        rig.equal(f"{what} returns", count, attempt())
+    except DriverError as error:
+        raise Differs(f"{what} returns {count}", error.code) from None
+
+
+_leftover("ctrl", "GPU_GET_GPU_TIME")
+_leftover("tsg", "TSG_GET_TIMESLICE")
+_leftover("channel", "CHANNEL_GET_TIMEDOUT")
+
+
+@rule("0.1", "as: a block that cannot be stored is EFAULT")
+def as_unstorable_block(rig: Rig) -> None:
+    vm = rig.address_space()
+    address = rig.read_only(bytes(s.AsAllocSpace(pages=1, page_size=PAGE)))
+    rig.fails(errno.EFAULT, "ALLOC_SPACE in read-only memory", lambda: rig.at(vm, "AS_ALLOC_SPACE", address))
+
+
+def _inner_copy(name: str, address_field: str, size_field: str = "", size: int = 4096) -> None:
+    """The rule of a query whose result goes to a pointer in its block."""
+
+    @rule("0.1", f"{name}: a bad result buffer gives a positive count", name=f"{name}-bad-buffer".lower())
+    def bad_buffer(rig: Rig) -> None:
+        fields = {address_field: rig.bad_address()} | ({size_field: size} if size_field else {})
+        arg = block(BY_NAME[name], fields)
+        try:
+            left = rig.returns(rig.ctrl, name, arg)
+        except DriverError as error:
+            raise Differs(f"{name} returns a positive count", error.code) from None
+        rig.check(left > 0, f"{name} returns a positive count", left)
+        if size_field:
+            rig.equal("the size in the block stays", size, getattr(arg, size_field))
+
+
+_inner_copy("GPU_GET_CHARACTERISTICS", "gpu_characteristics_buf_addr", "gpu_characteristics_buf_size", 16)
+_inner_copy("GPU_GET_TPC_MASKS", "mask_buf_addr", "mask_buf_size", 4)
+_inner_copy("GPU_GET_FBP_L2_MASKS", "mask_buf_addr", "mask_buf_size", 4)
+_inner_copy("GPU_GET_ENGINE_INFO", "engine_info_buf_addr", "engine_info_buf_size", 1 << 10)
+_inner_copy("GPU_VSMS_MAPPING", "vsms_map_buf_addr")
+
+
+# ---- 0.1 what is not looked at -------------------------------------------------------------------------------------
+
+
+@rule("0.1", "ALLOC_AS ignores unknown flags")
+def alloc_as_ignores_flags(rig: Rig) -> None:
+    rig.accepts(rig.ctrl, "GPU_ALLOC_AS", va_range_start=VA_START, va_range_end=VA_END, flags=0xFFFFFFF2)
+
+
+@rule("0.1", "ALLOC_SPACE ignores unknown flags")
+def alloc_space_ignores_flags(rig: Rig) -> None:
+    rig.accepts(rig.address_space(), "AS_ALLOC_SPACE", pages=1, page_size=PAGE, flags=0xFFFFFFF0)
+
+
+@rule("0.1", "SETUP_BIND ignores unknown flags")
+def setup_bind_ignores_flags(rig: Rig) -> None:
+    channel = rig.bound_channel()
+    fields = rig.rings()
+    rig.accepts(channel.fd, "CHANNEL_SETUP_BIND", fields | {"flags": fields["flags"] | 0xFFFF0000})
+
+
+@rule("0.1", "WDT ignores unknown flags")
+def wdt_ignores_flags(rig: Rig) -> None:
+    rig.accepts(rig.open_channel(), "CHANNEL_WDT", wdt_status=1 | 0xFFFFFFF0)
+
+
+@rule("0.1", "ALLOC_AS does not look at its reserved fields")
+def alloc_as_ignores_reserved(rig: Rig) -> None:
+    arg = s.AllocAs(va_range_start=VA_START, va_range_end=VA_END, reserved=0xFFFFFFFF)
+    ctypes.memset(ctypes.addressof(arg) + s.AllocAs.padding.offset, 0xFF, s.AllocAs.padding.size)
+    try:
+        rig.returns(rig.ctrl, "GPU_ALLOC_AS", arg)
+    except DriverError as error:
+        raise Differs("ALLOC_AS succeeds", error.code) from None
+
+
+@rule("0.1", "BIND_CHANNEL_EX does not look at its reserved fields")
+def bind_channel_ex_ignores_reserved(rig: Rig) -> None:
+    vm, tsg, channel = rig.address_space(), rig.tsg(), rig.open_channel()
+    rig.call(vm, "AS_BIND_CHANNEL", channel_fd=channel)
+    arg = s.TsgBindChannelEx(channel, 0)
+    ctypes.memset(ctypes.addressof(arg) + 8, 0xFF, ctypes.sizeof(arg) - 8)
+    try:
+        rig.returns(tsg, "TSG_BIND_CHANNEL_EX", arg)
+    except DriverError as error:
+        raise Differs("BIND_CHANNEL_EX succeeds", error.code) from None
+
+
+@rule("0.1", "a command on an fd of another driver is refused by that driver")
+def a_command_on_another_fd(rig: Rig) -> None:
+    alloc = request("NVMAP_ALLOC")
+    rig.raw_refuses(errno.EINVAL, rig.ctrl, "ctrl", alloc)
+    rig.raw_refuses(errno.ENOTTY, rig.open(NVMAP), "nvmap", request("GPU_GET_GPU_TIME"))
+    rig.raw_refuses(errno.EINVAL, rig.tsg(), "tsg", request("AS_ALLOC_SPACE"))
+
+
+assert set(KNOWN) == set(KINDS) <= set(MAGIC)

@@ -14,8 +14,9 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from tegrad.orin.wire import Message, Op
+from tegrad.orin.wire import BUFFER_NAME, Message, Op
 
 PAGE = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -37,7 +38,8 @@ def serve(message: Message) -> Message:
             os.close(message.value)
         return Message(Op.COPIED)
     if message.op == Op.FIND_VMA:
-        return Message(Op.COPIED, payload=_find_vma(message.value))
+        area = find_vma(message.value)
+        return Message(Op.COPIED, payload=json.dumps(area).encode() if area else b"")
     raise OSError(errno.EPROTO, f"the board asks for something unknown ({message.op})")
 
 
@@ -100,12 +102,17 @@ def _pages(address: int, size: int) -> Iterator[tuple[int, int]]:
         address += length
 
 
-def _find_vma(address: int) -> bytes:
-    """The area of our memory map that holds an address, as JSON; empty if none does."""
+def find_vma(address: int) -> dict[str, Any] | None:
+    """The area of our memory map that holds an address: `start`, `end`, `offset`, `inode`, `path`."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, _, offset, _, inode, *path = line.split(None, 5)
         low, high = (int(part, 16) for part in span.split("-"))
         if low <= address < high:
             facts = {"start": low, "end": high, "offset": int(offset, 16), "inode": int(inode)}
-            return json.dumps({**facts, "path": path[0] if path else ""}).encode()
-    return b""
+            return {**facts, "path": path[0] if path else ""}
+    return None
+
+
+def is_buffer(area: dict[str, Any] | None) -> bool:
+    """Whether an area of our memory map is a mapped buffer of a board."""
+    return area is not None and area["path"].startswith(f"/memfd:{BUFFER_NAME}:")

@@ -22,20 +22,21 @@ from typing import Any, ClassVar
 
 from tegrad.hw.gpfifo import USERMODE_SIZE
 from tegrad.orin import board, wire
-from tegrad.orin.caller import if_open, lowest, read_memory, write_memory
+from tegrad.orin.caller import find_vma, if_open, is_buffer, lowest, read_memory, write_memory
 from tegrad.orin.connection import Connection, call, connection
 from tegrad.orin.inject import Rule
 from tegrad.orin.wire import Message, Op
 from tegrad.uapi.errors import DriverError
 from tegrad.uapi.hints import ioctl_hint
 from tegrad.uapi.ioctls import BY_REQUEST, Ioctl, get_field, request_size, set_field
-from tegrad.uapi.kernel import Arg, check_argument, repeated
+from tegrad.uapi.kernel import MS_SYNC, Arg, check_argument, repeated
 
 KMSG = "/dev/kmsg"
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _MADV_DONTFORK = 10
@@ -106,6 +107,14 @@ class BoardKernel:
         """Unmap memory."""
         if _libc.munmap(addr, size) != 0:
             raise DriverError("munmap", ctypes.get_errno(), {"addr": addr, "size": size})
+
+    def msync(self, addr: int, size: int) -> None:
+        """Write mapped memory back: EINVAL for a buffer, since a dmabuf cannot be synced."""
+        arguments = {"addr": addr, "size": size}
+        if is_buffer(find_vma(addr)):
+            raise DriverError("msync", errno.EINVAL, arguments)
+        if _libc.msync(addr, size, MS_SYNC) != 0:
+            raise DriverError("msync", ctypes.get_errno(), arguments)
 
     def close(self, fd: int) -> None:
         """Close an fd; of a device, its release is over when this returns."""

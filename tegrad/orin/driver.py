@@ -16,9 +16,8 @@ from tegrad.hw.chips import Chip
 from tegrad.hw.faults import NotifierCode
 from tegrad.orin import as_calls, channel, ctrl, nvmap, recovery, syncpoint, tsg
 from tegrad.orin.address_space import AddressSpace
-from tegrad.orin.channel import MAX_CHANNELS, Channel, ChannelFile
+from tegrad.orin.channel import MAX_CHANNELS, Channel
 from tegrad.orin.clocks import Arbiter
-from tegrad.orin.ctrl import CtrlFile
 from tegrad.orin.events import GpuEvent
 from tegrad.orin.files import (
     DECODERS,
@@ -38,9 +37,10 @@ from tegrad.orin.inject import Injector, Strike
 from tegrad.orin.klog import KernelLog
 from tegrad.orin.link import GpuError, GpuLost, Link
 from tegrad.orin.metadata import Registry
-from tegrad.orin.nvmap import Buffer, Memory, NvmapFile, NvmapState
-from tegrad.orin.syncpoint import FenceNode, Syncpoints
-from tegrad.orin.tsg import Tsg, TsgFile
+from tegrad.orin.nodes import NODES
+from tegrad.orin.nvmap import Buffer, Memory, NvmapState
+from tegrad.orin.syncpoint import Syncpoints
+from tegrad.orin.tsg import Tsg
 from tegrad.uapi.ioctls import BY_REQUEST, Ioctl, request_size
 
 HANDLERS: Mapping[str, Table] = {
@@ -77,6 +77,7 @@ class Driver:
         self.free_chids = list(range(MAX_CHANNELS))
         self.clock = Arbiter(chip)
         self.metadata = Registry()
+        self.sched_open = False
         self._vm_ids = itertools.count(1)
         self._instances = itertools.count(1)
         self._gpu_factory = gpu
@@ -233,30 +234,3 @@ class Driver:
             "syncpoints": len(self.syncpoints.used),
             "fences": len(self.syncpoints.fences),
         }
-
-
-def _as_node(driver: Driver, process: Process) -> File:
-    # The node asks for the default big page size, which Orin has disabled.
-    raise Errno(errno.EINVAL)
-
-
-def _channel_node(driver: Driver, process: Process) -> File:
-    return ChannelFile(driver, process, -1)
-
-
-def _tsg_node(driver: Driver, process: Process) -> File:
-    return TsgFile(driver, process, Tsg(driver))
-
-
-NODES: Mapping[str, Callable[[Driver, Process], File]] = {
-    "/dev/nvmap": NvmapFile,
-    "/dev/host1x-fence": FenceNode,
-    "/dev/nvgpu/igpu0/ctrl": CtrlFile,
-    "/dev/nvhost-ctrl-gpu": CtrlFile,
-    "/dev/nvgpu/igpu0/as": _as_node,
-    "/dev/nvhost-as-gpu": _as_node,
-    "/dev/nvgpu/igpu0/channel": _channel_node,
-    "/dev/nvhost-gpu": _channel_node,
-    "/dev/nvgpu/igpu0/tsg": _tsg_node,
-    "/dev/nvhost-tsg-gpu": _tsg_node,
-}

@@ -26,10 +26,12 @@ from tegrad.orin.files import (
     Process,
     Steps,
     Table,
+    copy_in,
     copy_in_partly,
     copy_out,
     require,
 )
+from tegrad.orin.wire import BUFFER_NAME
 from tegrad.uapi import constants as k
 from tegrad.uapi import ioctls as io
 
@@ -43,6 +45,8 @@ MAX_NUMNODES = 64
 SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
 CARVEOUTS = k.NVMAP_HEAP_CARVEOUT_VPR | k.NVMAP_HEAP_CARVEOUT_FSI  # 0x10000004, as read on an AGX Orin 64GB
 # The carveouts exist but belong to the secure world and the safety island: no room in them for a client.
+CARVEOUT_BYTES = 64 << 20  # of each; nobody has read the true sizes
+TAG_LABEL_MAX = 63
 USABLE_HEAPS = k.NVMAP_HEAP_IOVMM | k.NVMAP_HEAP_CARVEOUT_GENERIC
 LONE_HEAPS = k.NVMAP_HEAP_CARVEOUT_IVM | k.NVMAP_HEAP_CARVEOUT_VIDMEM
 HOST_MARGIN = 256 << 20  # bytes of host memory that the board leaves alone
@@ -63,11 +67,25 @@ class Buffer:
         self.flags = k.NVMAP_HANDLE_WRITE_COMBINE
         self.heap = 0
         self.allocated = False
+        self._read_only_fd = -1
 
     @property
     def read_only(self) -> bool:
         """Whether user space may only read it."""
         return bool(self.flags & k.NVMAP_HANDLE_RO)
+
+    @property
+    def read_only_fd(self) -> int:
+        """The driver's own fd of the memory that cannot be written through."""
+        if self._read_only_fd < 0:
+            self._read_only_fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        return self._read_only_fd
+
+    def close(self) -> None:
+        """Let go of the driver's own fds."""
+        os.close(self.fd)
+        if self._read_only_fd >= 0:
+            os.close(self._read_only_fd)
 
     @property
     def cached(self) -> bool:
@@ -89,7 +107,7 @@ class Buffer:
 class Memory:
     """The board's memory: every buffer the driver holds, by inode, and how much of the limit is taken."""
 
-    PREFIX = "nvmap"
+    PREFIX = BUFFER_NAME
 
     def __init__(self, limit: int, board_id: str) -> None:
         self.limit, self.board_id = limit, board_id
@@ -131,7 +149,7 @@ class Memory:
         del self.buffers[buffer.key]
         if buffer.allocated:
             self.taken -= buffer.length
-        os.close(buffer.fd)
+        buffer.close()
 
     def _keep(self, fd: int, stat: os.stat_result) -> Buffer:
         buffer = Buffer(self, fd, stat)
@@ -174,11 +192,15 @@ def host_free() -> int:
 
 @dataclass(slots=True)
 class Handle:
-    """A process's name for a buffer. `count`: how often it was created or imported, less the FREEs."""
+    """A process's name for a buffer. `count`: how often it was created or imported, less the FREEs.
+
+    `read_only`: made by DUP_HANDLE, its dmabuf fds cannot be written through.
+    """
 
     id: int
     buffer: Buffer
     count: int = 1
+    read_only: bool = False
 
 
 @dataclass(slots=True)
@@ -217,11 +239,19 @@ class NvmapFile(File):
         for handle in self.client.handles.values():
             handle.buffer.drop()
 
-    def add(self, buffer: Buffer) -> int:
+    def add(self, buffer: Buffer, *, read_only: bool = False) -> int:
         """A new handle on a buffer of which the caller gives up one reference."""
-        handle = Handle(next(self.driver.nvmap.next_id), buffer)
+        handle = Handle(next(self.driver.nvmap.next_id), buffer, read_only=read_only)
         self.client.handles[handle.id] = handle
         return handle.id
+
+    def share(self, buffer: Buffer, *, read_only: bool = False) -> int:
+        """A handle on a buffer: the process's own of that kind, counted once more, else a new one."""
+        for handle in self.client.handles.values():
+            if handle.buffer is buffer and handle.read_only == read_only:
+                handle.count += 1
+                return handle.id
+        return self.add(buffer.hold(), read_only=read_only)
 
     def handle(self, number: int, otherwise: int = errno.EINVAL) -> Handle:
         """The process's handle of that id, or Errno(otherwise)."""
@@ -282,7 +312,7 @@ def get_fd(file: NvmapFile, call: Call) -> Steps:
     if handle is None:
         found = yield GetFile(call.arg.handle)
         raise Errno(errno.EBADF if found is None else errno.EINVAL)
-    call.install("fd", handle.buffer.fd)
+    call.install("fd", handle.buffer.read_only_fd if handle.read_only else handle.buffer.fd)
     return None
 
 
@@ -290,12 +320,16 @@ def from_fd(file: NvmapFile, call: Call) -> None:
     """FROM_FD: a handle on a dmabuf; the same one again, counted, if the process has one already."""
     buffer = dmabuf(call, "fd")
     require(buffer.allocated)
-    for handle in file.client.handles.values():
-        if handle.buffer is buffer:
-            handle.count += 1
-            call.arg.handle = handle.id
-            return
-    call.arg.handle = file.add(buffer.hold())
+    call.arg.handle = file.share(buffer)
+
+
+def dup_handle(file: NvmapFile, call: Call) -> None:
+    """DUP_HANDLE: one more reference with these access rights; a read-only one is a handle of its own."""
+    handle = file.handle(call.arg.handle)
+    require(handle.buffer.allocated)
+    read_only = call.arg.access_flags == k.NVMAP_HANDLE_RO
+    require(read_only or not handle.read_only, errno.EPERM)
+    call.arg.dup_handle = file.share(handle.buffer, read_only=read_only)
 
 
 def free(file: NvmapFile, call: Call) -> Steps:
@@ -316,9 +350,10 @@ def free(file: NvmapFile, call: Call) -> Steps:
 def _rw_checks(file: NvmapFile, call: Call, *, write: bool) -> Buffer:
     arg = call.arg
     require(arg.addr and arg.count and arg.elem_size)
-    buffer = file.handle(arg.handle).buffer
+    handle = file.handle(arg.handle)
+    buffer = handle.buffer
     require(buffer.allocated, errno.EPERM)
-    require(not (write and buffer.read_only), errno.EPERM)
+    require(not (write and (buffer.read_only or handle.read_only)), errno.EPERM)
     if arg.elem_size == arg.hmem_stride == arg.user_stride:
         arg.elem_size *= arg.count
         arg.hmem_stride = arg.user_stride = arg.elem_size
@@ -381,6 +416,12 @@ def cache_list(file: NvmapFile, call: Call) -> None:
     require(arg.handles and arg.offsets and arg.sizes and arg.nr and 0 <= arg.op <= k.NVMAP_CACHE_OP_WB_INV)
 
 
+def set_tag_label(file: NvmapFile, call: Call) -> Steps:
+    """SET_TAG_LABEL: a name for a tag, for the driver's statistics; cut at 63 characters."""
+    yield from copy_in(call.arg.addr, min(call.arg.len, TAG_LABEL_MAX))
+    return None
+
+
 def get_available_heaps(file: NvmapFile, call: Call) -> None:
     """GET_AVAILABLE_HEAPS: the carveouts; the IOVMM heap is never listed."""
     call.arg.heaps = CARVEOUTS
@@ -394,15 +435,20 @@ def query_heap_params(file: NvmapFile, call: Call) -> None:
     arg.flags, arg.contig, arg.total, arg.free, arg.largest_free_block, arg.granule_size = 0, 0, 0, 0, 0, 0
     if mask == 0:
         return
-    require(mask & k.NVMAP_HEAP_IOVMM, errno.ENODEV)
+    arg.granule_size = PAGE
+    if not mask & k.NVMAP_HEAP_IOVMM:
+        require(mask & CARVEOUTS, errno.ENODEV)
+        arg.total = CARVEOUT_BYTES
+        return
     arg.total = memory.limit
     arg.free = max(0, min(memory.limit - memory.taken, host_free() - HOST_MARGIN))
-    arg.largest_free_block = arg.granule_size = PAGE
+    arg.largest_free_block = PAGE
 
 
 def get_heap_size(file: NvmapFile, call: Call) -> None:
-    """GET_HEAP_SIZE: carveouts only, and none of the board's has a size a client may know."""
-    raise Errno(errno.ENODEV)
+    """GET_HEAP_SIZE: of a carveout; system memory has none that this call tells."""
+    require(call.arg.heap & CARVEOUTS, errno.ENODEV)
+    call.arg.size = CARVEOUT_BYTES
 
 
 def parameters(file: NvmapFile, call: Call) -> None:
@@ -412,7 +458,8 @@ def parameters(file: NvmapFile, call: Call) -> None:
     buffer = handle.buffer
     arg.import_id, arg.size, arg.align = handle.id, buffer.length, buffer.align
     arg.coherency, arg.heap, arg.contig = buffer.flags & k.NVMAP_HANDLE_CACHE_FLAG, buffer.heap, 0
-    arg.heap_number, arg.access_flags, arg.offset = 0, 0, 0
+    arg.heap_number, arg.offset = 0, 0
+    arg.access_flags = k.NVMAP_HANDLE_RO if buffer.read_only or handle.read_only else 0
     arg.serial_id = buffer.key[1]
 
 
@@ -428,16 +475,19 @@ HANDLERS: Table = {
     io.NVMAP_IOC_GET_FD.request: get_fd,
     io.NVMAP_IOC_FROM_FD.request: from_fd,
     io.NVMAP_IOC_CACHE_LIST.request: cache_list,
+    io.NVMAP_IOC_SET_TAG_LABEL.request: set_tag_label,
     io.NVMAP_IOC_GET_AVAILABLE_HEAPS.request: get_available_heaps,
     io.NVMAP_IOC_GET_HEAP_SIZE.request: get_heap_size,
     io.NVMAP_IOC_PARAMETERS.request: parameters,
     io.NVMAP_IOC_QUERY_HEAP_PARAMS.request: query_heap_params,
+    io.NVMAP_IOC_DUP_HANDLE.request: dup_handle,
 }
 
 
-def mmap_check(buffer: Buffer, length: int, offset: int, *, write: bool) -> None:
+def mmap_check(buffer: Buffer, fd: int, length: int, offset: int, *, write: bool) -> None:
     """The checks of mmap on a dmabuf fd (2.5): bounds, then that it has memory, then write permission."""
     require(length > 0 and offset % PAGE == 0)
     require(round_up(length) + offset <= buffer.length)
     require(buffer.allocated, errno.EPERM)
-    require(not (write and buffer.read_only), errno.EPERM)
+    read_only = buffer.read_only or fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+    require(not (write and read_only), errno.EPERM)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tegrad.orin import nvmap, wire
 from tegrad.orin.ctrl import CtrlFile, mmap_registers_check
-from tegrad.orin.driver import NODES
 from tegrad.orin.files import Errno, Process, needed
 from tegrad.orin.inject import Rule
+from tegrad.orin.nodes import NODES
 from tegrad.orin.nvmap import Buffer, NvmapFile
 from tegrad.orin.wire import Message, Op
 
@@ -71,7 +71,7 @@ def check_mapping(server: Server, session: Session, message: Message) -> Answer:
             mmap_registers_check(found, message.code, message.value)
         if not isinstance(found, Buffer):
             raise Errno(errno.EPERM if isinstance(found, NvmapFile) else errno.ENODEV)
-        nvmap.mmap_check(found, message.code, message.value, write=message.payload == b"w")
+        nvmap.mmap_check(found, fd, message.code, message.value, write=message.payload == b"w")
     finally:
         for buffer in held:
             buffer.drop()

@@ -51,6 +51,8 @@ MAX_MESSAGE = HEADER.size + CHUNK + 256
 MAX_FDS = 16
 _FD_BYTES = socket.CMSG_SPACE(MAX_FDS * 4)
 ABSENT = 0xFF
+BUFFER_NAME = "nvmap"
+"""How the memfd of a buffer is called, before the board's id."""
 # As plain integers: the enumerations cost microseconds a message.
 _NOSIGNAL, _CLOEXEC, _TRUNCATED = int(socket.MSG_NOSIGNAL), int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
 _SOCKET, _RIGHTS = int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS)

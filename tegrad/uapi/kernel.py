@@ -23,6 +23,7 @@ from tegrad.uapi.ioctls import Ioctl
 PROT_NONE, PROT_READ, PROT_WRITE = 0, mmap_module.PROT_READ, mmap_module.PROT_WRITE
 MAP_SHARED, MAP_PRIVATE, MAP_FIXED = mmap_module.MAP_SHARED, mmap_module.MAP_PRIVATE, 0x10
 MAP_ANONYMOUS = mmap_module.MAP_ANONYMOUS
+MS_SYNC = 4
 
 Arg = ctypes.Structure | ctypes.Union | ctypes.c_int32 | ctypes.c_uint32 | int | None
 """The argument of an ioctl: a struct or scalar by address, an integer by value, or nothing."""
@@ -64,6 +65,9 @@ class Kernel(Protocol):
     def munmap(self, addr: int, size: int) -> None:
         """Unmap memory."""
 
+    def msync(self, addr: int, size: int) -> None:
+        """Write mapped memory back (MS_SYNC); the drivers' mappings refuse it."""
+
     def close(self, fd: int) -> None:
         """Close a file descriptor."""
 
@@ -88,6 +92,7 @@ _libc.mmap.argtypes = (
 _libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.munmap.restype = ctypes.c_int
+_libc.msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
@@ -154,6 +159,11 @@ class LinuxKernel:
         """Unmap `size` bytes at `addr`."""
         if _libc.munmap(addr, size) != 0:
             raise DriverError("munmap", ctypes.get_errno(), {"addr": addr, "size": size})
+
+    def msync(self, addr: int, size: int) -> None:
+        """Write `size` bytes at `addr` back."""
+        if _libc.msync(addr, size, MS_SYNC) != 0:
+            raise DriverError("msync", ctypes.get_errno(), {"addr": addr, "size": size})
 
     def close(self, fd: int) -> None:
         """Close `fd`. Linux releases the number even when it reports EINTR, so that is not repeated."""

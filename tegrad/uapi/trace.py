@@ -85,6 +85,10 @@ class Tracer:
         """Kernel.munmap, shown."""
         self._run("munmap", {"addr": addr, "size": size}, lambda: self.kernel.munmap(addr, size))
 
+    def msync(self, addr: int, size: int) -> None:
+        """Kernel.msync, shown."""
+        self._run("msync", {"addr": addr, "size": size}, lambda: self.kernel.msync(addr, size))
+
     def close(self, fd: int) -> None:
         """Kernel.close, shown."""
         self._run("close", {"fd": fd}, lambda: self.kernel.close(fd))

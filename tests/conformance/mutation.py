@@ -1,7 +1,8 @@
 """Mutants: a small change to the board's code or tables that drops one rule, made in running processes and taken back.
 
     Edit("tegrad.orin.nvmap.alloc", old, new)    the function with `old` (once in its source) replaced by `new`
-    Item("tegrad.orin.driver.NODES", key, new)   a table's entry; key and new are Python expressions ("" deletes)
+    Start("tegrad.orin.nvmap.alloc", statement)  the function with a statement before its first one
+    Item("tegrad.orin.nodes.NODES", key, new)    a table's entry; key and new are Python expressions ("" deletes)
     Value("tegrad.orin.nvmap.MAX_NUMNODES", new) a module's or class's attribute; not for names that others imported
 
 Expressions and new source see the names of the module. A function keeps its identity: only its code is swapped, so
@@ -37,13 +38,26 @@ class Edit:
     def apply(self, *, load: bool) -> Undo:
         _, found = resolve(self.target, load=load)
         function = _function(found)
-        before = function.__code__
-        function.__code__ = _edited(function, self.old, self.new)
+        source = _source(function)
+        if source.count(self.old) != 1:
+            times = source.count(self.old)
+            raise ValueError(f"{self.old!r} occurs {times} times in {function.__qualname__}, not once")
+        return _swap(function, _definition(source.replace(self.old, self.new)))
 
-        def undo() -> None:
-            function.__code__ = before
 
-        return undo
+@dataclass(frozen=True)
+class Start:
+    """A function or method, by dotted name, that begins with one more statement."""
+
+    target: str
+    statement: str
+
+    def apply(self, *, load: bool) -> Undo:
+        _, found = resolve(self.target, load=load)
+        function = _function(found)
+        definition = _definition(_source(function))
+        definition.body[:0] = ast.parse(self.statement).body
+        return _swap(function, definition)
 
 
 @dataclass(frozen=True)
@@ -89,10 +103,10 @@ class Value:
         return lambda: _set(owner, name, before)
 
 
-Mutation = Edit | Item | Value
+Mutation = Edit | Start | Item | Value
 Mutant = Mutation | tuple[Mutation, ...]
 """One mutation, or several that drop a rule together."""
-_KINDS: dict[str, type[Any]] = {"Edit": Edit, "Item": Item, "Value": Value}
+_KINDS: dict[str, type[Any]] = {"Edit": Edit, "Start": Start, "Item": Item, "Value": Value}
 
 
 def mutations(mutant: Mutant) -> tuple[Mutation, ...]:
@@ -169,28 +183,39 @@ def _function(found: Any) -> types.FunctionType:
     return found
 
 
-def _edited(function: types.FunctionType, old: str, new: str) -> types.CodeType:
-    """The code of a function with `old` replaced by `new` in its source."""
-    source = textwrap.dedent(inspect.getsource(function))
-    if source.count(old) != 1:
-        raise ValueError(f"{old!r} occurs {source.count(old)} times in {function.__qualname__}, not once")
-    tree = ast.parse(source.replace(old, new))
-    definition = tree.body[0]
+def _source(function: types.FunctionType) -> str:
+    return textwrap.dedent(inspect.getsource(function))
+
+
+def _definition(source: str) -> ast.FunctionDef:
+    """A function's syntax tree, without decorators."""
+    definition = ast.parse(source).body[0]
     assert isinstance(definition, ast.FunctionDef)
     definition.decorator_list = []
-    if function.__code__.co_freevars:  # zero-argument super, and variables of an outer function
-        outer = ast.parse(
-            f"def _outer({', '.join(function.__code__.co_freevars)}):\n    return {definition.name}"
-        ).body[0]
+    return definition
+
+
+def _swap(function: types.FunctionType, definition: ast.FunctionDef) -> Undo:
+    """Give a function the code of a definition."""
+    tree = ast.Module([definition], [])
+    free = function.__code__.co_freevars
+    if free:  # zero-argument super, and variables of an outer function
+        outer = ast.parse(f"def _outer({', '.join(free)}):\n    return {definition.name}").body[0]
         assert isinstance(outer, ast.FunctionDef)
         outer.body.insert(0, definition)
         tree.body = [outer]
     names = dict(function.__globals__)
-    code = compile(ast.fix_missing_locations(tree), f"<mutant of {function.__qualname__}>", "exec", 1 << 24, True)
+    annotations = 1 << 24  # from __future__ import annotations
+    code = compile(ast.fix_missing_locations(tree), f"<mutant of {function.__qualname__}>", "exec", annotations, True)
     exec(code, names)
-    made = names["_outer"](*function.__code__.co_freevars) if "_outer" in names else names[definition.name]
-    found: types.CodeType = made.__code__
-    return found.replace(co_freevars=function.__code__.co_freevars) if found.co_freevars else found
+    made = names["_outer"](*free) if free else names[definition.name]
+    before = function.__code__
+    function.__code__ = made.__code__
+
+    def undo() -> None:
+        function.__code__ = before
+
+    return undo
 
 
 def _behind(view: Any) -> Any:

@@ -7,7 +7,7 @@ from types import MappingProxyType, ModuleType
 
 import pytest
 from mutant_board import MutableBoard
-from mutation import Applied, Edit, Item, Value, pack
+from mutation import Applied, Edit, Item, Start, Value, pack
 
 MODULE = '''
 class Base:
@@ -45,6 +45,7 @@ def module(tmp_path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     ("mutant", "look", "before", "after"),
     [
         (Edit("mutable_package.thing.even", "== 0", "== 1"), lambda m: m.TABLE["even"](4), True, False),
+        (Start("mutable_package.thing.even", "n += 1"), lambda m: m.TABLE["even"](4), True, False),
         (Edit("mutable_package.thing.Thing.name", '"!"', '"?"'), lambda m: m.Thing().name(), "base!", "base?"),
         (Edit("mutable_package.thing.Thing.doubled", "* 2", "* 5"), lambda m: m.Thing().doubled, 6, 15),
         (Item("mutable_package.thing.VIEW", '"even"', "bool"), lambda m: m.VIEW["even"](3), False, True),
@@ -52,7 +53,7 @@ def module(tmp_path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         (Item("mutable_package.thing.TABLE", '"even"', ""), lambda m: "even" in m.TABLE, True, False),
         (Value("mutable_package.thing.Thing.limit", "7"), lambda m: m.Thing().limit, 3, 7),
     ],
-    ids=["function", "super", "property", "read-only table", "new entry", "no entry", "value"],
+    ids=["function", "start", "super", "property", "read-only table", "new entry", "no entry", "value"],
 )
 def test_a_mutant_is_applied_and_taken_back(module: ModuleType, mutant, look, before, after) -> None:
     applied = Applied()
