@@ -50,7 +50,7 @@ def word(words: np.ndarray, at: int) -> int:
 
 def test_a_paused_launch_stands_still_and_goes_on_afterwards() -> None:
     words, flag = np.zeros(32, np.uint32), ptx.AbortFlag()
-    run = launch(COUNT, 4, words, flag)
+    run = launch(COUNT, 5000, words, flag)
     until(lambda: word(words, 0) and flag.running == 2)
     flag.pause()
     until(lambda: flag.running == 0)
