@@ -46,7 +46,10 @@ class UnifiedAllocator(_StockAllocator):  # type: ignore[misc]
         if options is not None and options.external_ptr is not None:
             raise UnsupportedBuffer("Memory at a given address cannot become NV memory; copy it with .to('NV').")
         self.dev.check_usable()
-        return super().alloc(size, options)
+        try:
+            return super().alloc(size, options)
+        except MemoryError as error:  # of the second attempt, without the story of the first
+            raise MemoryError(f"{error}. {error.__cause__ or ''}") from None
 
     def _free(self, buf: HCQBuffer, options: BufferSpec | None = None) -> None:
         if self.dev.settled():

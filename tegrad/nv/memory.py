@@ -29,6 +29,7 @@ NVMAP_TAG = 0x0900
 """Any nonzero value in flags 31:16; without one the driver logs an error line. This one has been used on hardware."""
 RESERVE = 128 << 20
 """Bytes of free memory that an allocation leaves to the system: beyond, the OOM killer takes unified memory back."""
+MAKE_ROOM = "free tensors, or use a smaller model or batch"
 
 
 class Role(IntEnum):
@@ -85,7 +86,9 @@ class Nvmap:
         MemoryError when the driver or the system has not enough left; DriverError for anything else.
         """
         if (free := available_memory()) - size < RESERVE:
-            raise MemoryError(f"{size} bytes are asked for and {free} are free, of which {RESERVE} stay reserved.")
+            raise MemoryError(
+                f"{size} bytes are asked for and {free} are free, of which {RESERVE} stay reserved: {MAKE_ROOM}."
+            )
         with ExitStack() as undo:
             try:
                 memory = Memory(self._create(size), size)
@@ -99,7 +102,7 @@ class Nvmap:
                     undo.callback(self._kernel.munmap, memory.address, _pages(size))
             except DriverError as error:
                 if error.errno == errno.ENOMEM:
-                    raise MemoryError(f"The driver has no {size} bytes left ({free} bytes are free).") from error
+                    raise MemoryError(f"The driver has no {size} bytes left: {MAKE_ROOM}.") from error
                 raise
             undo.pop_all()
             return memory

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 HINTS: Mapping[tuple[str, int], str] = MappingProxyType(
     {
+        ("GPU_GET_CHARACTERISTICS", errno.EINVAL): "the GPU does not power up; see the kernel log (dmesg)",
         ("GPU_ALLOC_AS", errno.EINVAL): "big_page_size must be 0 and the VA bounds nonzero multiples of 2 MiB on Orin",
         ("GPU_ALLOC_AS", errno.ENOMEM): "va_range_end + 4 GiB must not pass 2^49",
         ("AS_BIND_CHANNEL", errno.EINVAL): "the channel fd is not a channel or already has an address space",
@@ -18,6 +19,8 @@ HINTS: Mapping[tuple[str, int], str] = MappingProxyType(
         "must be 0; unknown flags are refused",
         ("AS_MAP_BUFFER_EX", errno.ENOMEM): "the nvmap handle is not allocated, or the address space is full",
         ("AS_MAP_BUFFER_EX", errno.EBADF): "dmabuf_fd is not open",
+        ("TSG_BIND_CHANNEL_EX", errno.EPERM): "the owner of the sched node has locked scheduling: end that process",
+        ("TSG_CREATE_SUBCONTEXT", errno.ENOSPC): "all 64 subcontexts of the group are taken",
         (
             "TSG_BIND_CHANNEL_EX",
             errno.EINVAL,
@@ -39,6 +42,8 @@ HINTS: Mapping[tuple[str, int], str] = MappingProxyType(
         ("NVMAP_ALLOC", errno.ENOMEM): "not enough memory, or no such heap (use NVMAP_HEAP_IOVMM)",
         ("mmap", errno.EPERM): "the nvmap handle is not allocated, or its memory is protected",
         ("mmap", errno.EBUSY): "this ctrl fd already has its doorbell page mapped; unmap it or open another",
+        ("mmap", errno.ENOSYS): "this driver has no usermode submission, which L4T r36 brings",
+        ("munmap", errno.ENOMEM): "the process has too many mappings: raise vm.max_map_count",
         ("mmap", errno.EINVAL): "longer than the buffer, or an offset that is not page-aligned",
     }
 )
@@ -58,6 +63,10 @@ GENERAL: Mapping[int, str] = MappingProxyType(
         errno.EACCES: "no permission: add your user to the group that owns the device node",
         errno.EPERM: "not allowed for this user",
         errno.EAGAIN: "the hardware stayed busy",
+        errno.EIO: "the driver reports an I/O error; see the kernel log (dmesg)",
+        errno.EINVAL: "the driver refuses the arguments: it may differ from L4T r36.4.3, for which tegrad is made; "
+        "please report this with the last lines of dmesg",
+        errno.EEXIST: "it is there already; please report this with the last lines of dmesg",
     }
 )
 """By errno alone, where no row of HINTS fits."""

@@ -158,7 +158,8 @@ class LinuxKernel:
     def munmap(self, addr: int, size: int) -> None:
         """Unmap `size` bytes at `addr`."""
         if _libc.munmap(addr, size) != 0:
-            raise DriverError("munmap", ctypes.get_errno(), {"addr": addr, "size": size})
+            code = ctypes.get_errno()
+            raise DriverError("munmap", code, {"addr": addr, "size": size}, ioctl_hint("munmap", code))
 
     def msync(self, addr: int, size: int) -> None:
         """Write `size` bytes at `addr` back."""
@@ -171,7 +172,7 @@ class LinuxKernel:
             os.close(fd)
         except OSError as e:
             if e.errno != errno.EINTR:
-                raise DriverError("close", e.errno or 0, {"fd": fd}) from None
+                raise DriverError("close", e.errno or 0, {"fd": fd}, ioctl_hint("close", e.errno or 0)) from None
 
     def doorbell(self, fd: int, size: int = USERMODE_SIZE) -> "LinuxDoorbell":
         """Map the usermode registers, shared and writable."""

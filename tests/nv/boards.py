@@ -1,7 +1,9 @@
 """Opening tinygrad's NV device on a private emulated board, and closing it."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,12 @@ def close_device() -> None:
 
     if (opened := device._opened.get("NV")) is not None:
         opened.close()
+
+
+def own_counts() -> dict[str, int]:
+    """Open fds and shared mappings of this process; those of buffers are shared."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return {"fds": len(os.listdir("/proc/self/fd")), "maps": sum(line.split()[1].endswith("s") for line in maps)}
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """A Kernel whose calls fail on demand, and which knows the line of tegrad/nv that made each call."""
 
+import ast
 import functools
 import os
 import sys
@@ -13,15 +14,21 @@ from typing import Any
 
 import tegrad.nv
 from tegrad.hw.gpfifo import USERMODE_SIZE
+from tegrad.uapi import kmsg
 from tegrad.uapi.errors import DriverError, ioctl_error
 from tegrad.uapi.hints import ioctl_hint
 from tegrad.uapi.ioctls import Ioctl
 from tegrad.uapi.kernel import Arg, Doorbell, Kernel, _open_hint
 
 NV = Path(tegrad.nv.__file__).parent
+CALLERS = [*sorted(NV.glob("*.py")), Path(kmsg.__file__)]
+"""The files whose calls of the Kernel are told apart by line."""
+KERNELS = {"kernel", "_kernel", "_doorbell"}
+"""What those files call a Kernel, or a doorbell that one gave."""
+SEAM = {"open", "ioctl", "mmap", "munmap", "close", "doorbell"}
 
 Site = tuple[str, int]
-"""A file of tegrad/nv and a line: where the Kernel's method was looked up."""
+"""A file of CALLERS and a line: where the Kernel's method was looked up."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,21 @@ class Call:
 
 def site_of(frame: FrameType) -> Site | None:
     path = Path(frame.f_code.co_filename)
-    return (path.name, frame.f_lineno) if path.parent == NV else None
+    return (path.name, frame.f_lineno) if path in CALLERS else None
+
+
+def sites() -> set[Site]:
+    """Every line of CALLERS that names a method of a Kernel or of a doorbell."""
+    found = set()
+    for path in CALLERS:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in SEAM and _name(node.value) in KERNELS:
+                found.add((path.name, node.lineno))
+    return found
+
+
+def _name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def seam(method: Callable[..., Any]) -> Any:

@@ -50,7 +50,7 @@ def test_large_numbers_are_hexadecimal_and_no_hint_leaves_no_colon() -> None:
 
 
 def test_hints_name_calls_that_exist() -> None:
-    assert {name for name, _ in HINTS} - {"open", "mmap"} <= set(BY_NAME)
+    assert {name for name, _ in HINTS} - {"open", "mmap", "munmap"} <= set(BY_NAME)
     assert ioctl_hint("NVMAP_GET_FD", errno.EMFILE) == GENERAL[errno.EMFILE]
     assert ioctl_hint("NVMAP_GET_FD", errno.EXDEV) == ""
 
