@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tegrad.bench import conformance, engine
+from tegrad.bench import conformance, engine, upstream
 from tegrad.bench.record import Record, RecordError, Side, make
 from tegrad.hw.chips import CHIPS
 from tegrad.models import SMALL
@@ -17,12 +18,21 @@ from tegrad.models import SMALL
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure that can be measured: what it is, whether it needs a real GPU, and the function that does it."""
+    """A figure that can be measured: what it is, whether it needs a real GPU, and the function that does it.
+
+    `path` names the environment variable that says where something lies that is not part of the repository.
+    """
 
     id: str
     what: str
     needs_gpu: bool
     take: Callable[[], Record]
+    path: str = ""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be measured anywhere, now."""
+        return not self.needs_gpu and (not self.path or self.path in os.environ)
 
 
 def _run_json(arguments: list[str]) -> dict[str, float | str | int]:
@@ -88,5 +98,13 @@ MEASURES: dict[str, Measure] = {
         ),
         Measure("conformance-rules", "rules of the driver's facts that the board keeps", False, conformance.rules),
         Measure("conformance-mutants-killed", "mutants that rules notice", False, conformance.mutants_killed),
+        Measure(
+            "upstream-test-ops-board-minutes",
+            "upstream's test_ops on the board",
+            False,
+            upstream.ops_minutes,
+            upstream.SOURCE,
+        ),
+        Measure("upstream-test-ops-board-failed", "tests of it that fail", False, upstream.ops_failed, upstream.SOURCE),
     )
 }

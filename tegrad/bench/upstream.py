@@ -12,6 +12,7 @@ The module is also the pytest plugin that writes it down.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import io
 import json
@@ -50,7 +51,15 @@ SUITES = (
     "backend/test_ops",
 )
 """The suites of a backend, as paths below test/."""
+OPS = SUITES[-1]
 RENDERERS = ("PTX", "CUDA")
+COMMAND = f"python -m tegrad.bench.upstream $TEGRAD_UPSTREAM --board agx-orin-64gb --renderer PTX --suite {OPS} -n 2"
+"""What the figures measure, as a command."""
+
+SOURCE = "TEGRAD_UPSTREAM"
+"""Environment variable with the checkout (or archive) of tinygrad that the figures are measured with."""
+BOARD = "agx-orin-64gb"
+"""The board that the figures are measured on."""
 
 TEST_LIMIT_S = 120
 SUITE_LIMIT_S = 1800
@@ -90,6 +99,16 @@ class Reports:
         if not report.passed:
             line = {"id": report.nodeid, "outcome": report.outcome, "reason": reason(report.longrepr), "seconds": 0}
             self._file.write(json.dumps(line) + "\n")
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    """A test that leaves the device dead must not take the next ones with it."""
+    device = sys.modules.get("tegrad.nv.device")
+    opened = device and device._opened.get("NV")
+    if REPORTS in os.environ and opened and opened.error_state is not None:
+        from tegrad.nv import reopen
+
+        reopen()
 
 
 def reason(longrepr: Any) -> str:
@@ -217,6 +236,7 @@ def run(
             "XDG_CACHE_HOME": str(folder / "cache"),
             "TEST_TIMEOUT": str(test_limit),
             "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // jobs)),  # torch's, for the references
         }
         if board:
             environment["TEGRAD_BOARD"] = board
@@ -238,6 +258,40 @@ def run(
                 out.parent.mkdir(parents=True, exist_ok=True)
                 out.write_text(json.dumps(report, indent=1) + "\n")
     return report
+
+
+# ---- figures
+
+
+@functools.cache
+def _ops() -> dict[str, Any]:
+    """One run of test_ops on the board by the PTX renderer, two workers, nothing cached."""
+    if SOURCE not in os.environ:
+        raise record.RecordError(f"{SOURCE} must name a checkout of tinygrad with the commit {COMMIT}")
+    report = run(Path(os.environ[SOURCE]), "PTX", (OPS,), board=BOARD)
+    result: dict[str, Any] = report["suites"][OPS]
+    if "stopped" in result or not result["counts"]["passed"]:
+        raise record.RecordError(f"test_ops did not run to its end: {result.get('stopped', result['failed'])}")
+    return result
+
+
+def ops_minutes() -> record.Record:
+    """Minutes of upstream's test_ops on the board: two workers, PTX renderer, cold caches."""
+    what = f"upstream's test_ops on the board, PTX renderer, 2 workers, cold: {_ops()['counts']['passed']} tests passed"
+    side = record.Side("tegrad", COMMAND, [_ops()["minutes"]])
+    return record.make(
+        "upstream-test-ops-board-minutes", what, "min", side, larger_is_better=False, gpu=f"board {BOARD}"
+    )
+
+
+def ops_failed() -> record.Record:
+    """Tests of upstream's test_ops that fail on the board."""
+    counts = _ops()["counts"]
+    what = f"upstream's test_ops on the board, PTX renderer: tests that fail, of {sum(counts.values())}"
+    side = record.Side("tegrad", COMMAND, [float(counts["failed"])])
+    return record.make(
+        "upstream-test-ops-board-failed", what, "tests", side, larger_is_better=False, gpu=f"board {BOARD}"
+    )
 
 
 def _test_versions() -> dict[str, str]:

@@ -34,7 +34,7 @@ def figures(
             typer.echo(f"{id}: the row differs from its samples", err=True)
         raise typer.Exit(1 if stale else 0)
     for id in MEASURES if measure else ():
-        if not MEASURES[id].needs_gpu:
+        if MEASURES[id].ready:
             typer.echo(f"measuring {id} ...", err=True)
             folder.add(MEASURES[id].take())
     for row in folder.recompute():

@@ -16,6 +16,7 @@ from tinygrad.engine import realize
 from tinygrad.helpers import DEV, cpu_profile, round_up, to_mv
 from tinygrad.runtime import ops_nv
 from tinygrad.runtime.support.hcq import HCQBuffer, HCQCompiled, MMIOInterface
+from tinygrad.tensor import Tensor
 
 from tegrad.hw.gpfifo import Userd
 from tegrad.nv.faults import DeviceClosed, DeviceFault, UnsupportedBuffer, WaitTimeout
@@ -421,7 +422,7 @@ _opened: dict[str, Any] = {}
 
 
 def _forget(device: NVDevice) -> None:
-    """Take a device out of tinygrad's tables: the device cache, peer groups, signal pools and programs."""
+    """Take a device out of tinygrad's tables: devices, peer groups, signal pools, programs, random-number state."""
     for members in HCQCompiled.peer_groups.values():
         if device in members:
             members.remove(device)
@@ -431,6 +432,8 @@ def _forget(device: NVDevice) -> None:
     name = getattr(device, "device", None)
     for key in [key for key in realize.runtime_cache if key[1] == name]:
         del realize.runtime_cache[key]
+    for state in (Tensor._device_seeds, Tensor._device_rng_counters):
+        state.pop(name, None)
     if _opened.get(name or "") is device:
         del _opened[name or ""]
         Device._opened_devices.discard(name)

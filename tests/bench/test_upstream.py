@@ -4,11 +4,13 @@ import io
 import json
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tegrad.bench import upstream
+from tegrad.bench.measures import MEASURES
 from tegrad.bench.record import RecordError
 
 CONFTEST = """
@@ -104,3 +106,28 @@ def test_a_suite_that_cannot_be_imported_is_a_failure(tmp_path: Path) -> None:
 def test_a_commit_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"git finds no c0ffee in"):
         upstream.archive(tmp_path, "c0ffee")
+
+
+@pytest.mark.parametrize("dead", [True, False])
+def test_a_test_that_leaves_the_device_dead_does_not_take_the_next_ones_along(
+    monkeypatch: pytest.MonkeyPatch, dead: bool
+) -> None:
+    import tegrad.nv
+    from tegrad.nv import device
+
+    reopened: list[str] = []
+    monkeypatch.setenv(upstream.REPORTS, "somewhere")
+    monkeypatch.setattr(tegrad.nv, "reopen", lambda: reopened.append("NV"))
+    monkeypatch.setitem(device._opened, "NV", SimpleNamespace(error_state=RuntimeError() if dead else None))
+    upstream.pytest_runtest_logfinish("test_it")
+    assert reopened == ["NV"] * dead
+
+
+def test_figures_are_measured_where_the_tests_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = MEASURES["upstream-test-ops-board-minutes"]
+    monkeypatch.delenv(upstream.SOURCE, raising=False)
+    assert not measure.ready
+    with pytest.raises(RecordError, match="TEGRAD_UPSTREAM must name a checkout"):
+        measure.take()
+    monkeypatch.setenv(upstream.SOURCE, "/nowhere")
+    assert measure.ready

@@ -218,6 +218,15 @@ def test_reopening_leaves_nothing_of_the_old_device(each_chip: str) -> None:
         assert held() == before
 
 
+def test_random_numbers_go_on_after_a_reopening(each_chip: str) -> None:
+    """tinygrad keeps each device's seed and counter as tensors, which end with the device."""
+    from tinygrad import Tensor
+
+    for _ in range(2):
+        assert len(set(Tensor.rand(8, device="NV").tolist())) > 1
+        tegrad.nv.reopen()
+
+
 def test_a_device_that_is_well_or_closed_can_be_reopened_too(each_chip: str) -> None:
     first = tegrad.nv.reopen()
     second = tegrad.nv.reopen("nv")
