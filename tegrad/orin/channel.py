@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from tegrad.hw.faults import NOTIFIER_ERROR, NotifierCode
 from tegrad.hw.gpfifo import token
-from tegrad.orin.files import Call, Errno, File, Process, Steps, Table, Until, WaitQueue, needed, require
+from tegrad.orin.files import Call, Errno, File, Process, Table, WaitQueue, needed, require
 from tegrad.orin.nvmap import Buffer, dmabuf
+from tegrad.orin.waiting import dmabuf_or_none, wait
 from tegrad.uapi import constants as k
 from tegrad.uapi import ioctls as io
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 MAX_CHANNELS = 512
 GR_RUNLIST = 0
+CONTEXT_SWITCH_MS = 3000
+"""How long a channel may keep its TSG on the engine when another wants it, unless SET_TIMEOUT says otherwise."""
 MAX_GPFIFO_ENTRIES = 1 << 28
 MIN_GPFIFO_BYTES = 4096
 NOTIFIER_SIZE = 16
@@ -37,6 +40,7 @@ OLDER_CLASSES = frozenset(
     | {0xC36F, 0xC397, 0xC3B5, 0xC3C0, 0xC46F, 0xC4B7, 0xC597, 0xC5B5, 0xC5C0, 0xC637}
 )
 OLDER_GRAPHICS = frozenset((0xB197, 0xC097, 0xC397, 0xC597))
+OLDER_COMPUTE = frozenset((0xB1C0, 0xC0C0, 0xC3C0, 0xC5C0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +84,14 @@ class Channel:
         self.gpfifo_va = 0
         self.userd: Buffer | None = None
         self.classes: list[int] = []
+        self.last_class = 0
+        self.timeout_ms = CONTEXT_SWITCH_MS
+        self.stuck_ms = 0
+        """Milliseconds for which its TSG kept others waiting; never set back for a ring that the client fills."""
         self.notifier: Notifier | None = None
         self.syncpoint: Syncpoint | None = None
-        self.waiters = WaitQueue()
+        self.semaphore_waiters = WaitQueue()
+        self.notifier_waiters = WaitQueue()
         self.railgate_allowed = False
 
     @property
@@ -90,11 +99,24 @@ class Channel:
         """Whether it may still do work: bound to a TSG and without a fault."""
         return self.tsg is not None and not self.faulted
 
-    def stop(self) -> None:
-        """Off the engine; nothing that is queued runs any more."""
-        if self.running:
-            self.running = False
-            self.driver.tell_gpu("channel_destroy", self.chid)
+    def stop(self) -> bool:
+        """Off the engine; nothing that is queued runs any more. Whether that ended its whole TSG."""
+        if not self.running:
+            return False
+        self.running = False
+        return bool(self.driver.tell_gpu("channel_destroy", self.chid))
+
+    def kill(self) -> None:
+        """Become unserviceable; whoever waits for its syncpoint goes on, whoever sleeps in WAIT is not woken."""
+        self.faulted = True
+        self.stop()
+        if self.syncpoint is not None:
+            self.syncpoint.make_safe()
+
+    def wake(self) -> None:
+        """Let everybody who sleeps in WAIT look again."""
+        self.semaphore_waiters.wake()
+        self.notifier_waiters.wake()
 
     def give_objects(self, classes: Sequence[int]) -> None:
         """Let the engines know the channel's context, once it runs and if they can load it."""
@@ -106,7 +128,7 @@ class Channel:
         """The last fd is closed: unbind, then give back what it holds, in the driver's order."""
         if self.tsg is not None:
             self.tsg.unbind(self, forced=True)
-        self.waiters.wake()
+        self.wake()
         vm = self.vm
         if vm is not None and self.userd is not None:
             vm.unmap_kernel(self.gpfifo_va)
@@ -127,13 +149,10 @@ class Channel:
 
     def fault(self, code: NotifierCode) -> bool:
         """Become unserviceable, tell whoever waits; whether a notifier is registered."""
-        self.faulted = True
-        self.stop()
         if self.notifier is not None:
             self.notifier.set(code)
-        if self.syncpoint is not None:
-            self.syncpoint.make_safe()
-        self.waiters.wake()
+        self.kill()
+        self.wake()
         return self.notifier is not None
 
 
@@ -204,6 +223,7 @@ def alloc_obj_ctx(file: ChannelFile, call: Call) -> None:
     graphics = arg.class_num == chip.threed_class or arg.class_num in OLDER_GRAPHICS
     vm = needed(channel.vm)
     require(arg.class_num in own or arg.class_num in OLDER_CLASSES)
+    channel.last_class = arg.class_num
     tsg = needed(channel.tsg)
     require(not (graphics and channel.veid))
     gfxp = arg.flags & k.NVGPU_ALLOC_OBJ_FLAGS_GFXP
@@ -213,32 +233,24 @@ def alloc_obj_ctx(file: ChannelFile, call: Call) -> None:
     if gfxp and graphics:
         context.graphics_mode = k.NVGPU_GRAPHICS_PREEMPTION_MODE_GFXP
     if cilp and not graphics:
-        context.compute_mode = k.NVGPU_COMPUTE_PREEMPTION_MODE_CILP
+        context.compute_mode = context.grids_give_way = k.NVGPU_COMPUTE_PREEMPTION_MODE_CILP
+    tsg.schedule()
     channel.classes.append(arg.class_num)
     channel.give_objects([arg.class_num])
 
 
 def set_preemption_mode(file: ChannelFile, call: Call) -> None:
     """SET_PREEMPTION_MODE: a mode can only be raised; 0 leaves it."""
-    arg, tsg = call.arg, file.channel.tsg
-    context = needed(tsg.context if tsg is not None else None)
-    require(file.channel.classes)
-    graphics = arg.graphics_preempt_mode or context.graphics_mode
-    compute = arg.compute_preempt_mode or context.compute_mode
-    if (graphics, compute) == (context.graphics_mode, context.compute_mode):
-        return
-    require(graphics in (k.NVGPU_GRAPHICS_PREEMPTION_MODE_WFI, k.NVGPU_GRAPHICS_PREEMPTION_MODE_GFXP))
-    require(compute in (1, 2, 4))
-    require(graphics >= context.graphics_mode and compute >= context.compute_mode)
-    gfxp = graphics == k.NVGPU_GRAPHICS_PREEMPTION_MODE_GFXP
-    require(not (gfxp and compute == k.NVGPU_COMPUTE_PREEMPTION_MODE_CILP))
-    context.graphics_mode, context.compute_mode = graphics, compute
-
-
-def _buffer(call: Call, name: str) -> Buffer | None:
-    """The dmabuf of an fd field, or None: these handlers do not tell a bad fd from a wrong one."""
-    found = call.files.get(name)
-    return found if isinstance(found, Buffer) else None
+    arg, channel, chip = call.arg, file.channel, file.driver.chip
+    require(channel.last_class)
+    tsg = needed(channel.tsg)
+    context = needed(tsg.context)
+    require(file.driver.tell_gpu("tsg_preempt", tsg.id) is not False, errno.EBUSY)
+    classes = OLDER_COMPUTE | OLDER_GRAPHICS | {chip.compute_class, chip.threed_class}
+    if context.set_preemption(
+        arg.graphics_preempt_mode, arg.compute_preempt_mode, computes=channel.last_class in classes
+    ):
+        tsg.schedule()
 
 
 def set_error_notifier(file: ChannelFile, call: Call) -> None:
@@ -246,7 +258,7 @@ def set_error_notifier(file: ChannelFile, call: Call) -> None:
     arg, channel = call.arg, file.channel
     require(arg.mem)
     channel.set_notifier(None)
-    buffer = needed(_buffer(call, "mem"))
+    buffer = needed(dmabuf_or_none(call, "mem"))
     require(arg.offset + NOTIFIER_SIZE <= buffer.length)
     require(buffer.allocated, errno.ENOMEM)
     notifier = Notifier(buffer.hold(), arg.offset)
@@ -273,63 +285,60 @@ def get_user_syncpoint(file: ChannelFile, call: Call) -> None:
 def submit_gpfifo(file: ChannelFile, call: Call) -> None:
     """SUBMIT_GPFIFO: refused on a usermode channel, and the board has no others."""
     require(file.channel.serviceable, errno.ETIMEDOUT)
-    require(False)
-
-
-def wait(file: ChannelFile, call: Call) -> Steps:
-    """WAIT: sleep on a notifier or on a semaphore word until it holds the payload; timeout 0 is for ever."""
-    arg, channel = call.arg, file.channel
-    require(channel.serviceable, errno.ETIMEDOUT)
-    semaphore = arg.condition.semaphore
-    require(arg.type in (k.NVGPU_WAIT_TYPE_NOTIFIER, k.NVGPU_WAIT_TYPE_SEMAPHORE))
-    buffer = needed(_buffer(call, "condition.semaphore.dmabuf_fd"))
-    if arg.type == k.NVGPU_WAIT_TYPE_SEMAPHORE:
-        offset, size = semaphore.offset, 4
-        require(offset % 4 == 0)
-        wanted, at = struct.pack("<I", semaphore.payload), offset
-    else:
-        offset, size = arg.condition.notifier.offset, NOTIFIER_SIZE
-        wanted, at = b"\0\0", offset + 14
-    require(offset + size <= buffer.length)
-    deadline = time.monotonic() + arg.timeout / 1000 if arg.timeout else None
-    if arg.type == k.NVGPU_WAIT_TYPE_NOTIFIER:
-        # The kernel waits for the status to become 0, after writing "in progress" there itself.
-        os.pwrite(buffer.fd, b"\xff\xff", at)
-    while os.pread(buffer.fd, len(wanted), at) != wanted:
-        in_time = yield Until(channel.waiters, deadline)
-        require(in_time, errno.ETIMEDOUT)
-        if not channel.serviceable:
-            break
-    return None
+    require(not file.channel.set_up)
+    raise Errno(errno.ENOMEM)  # no ring
 
 
 def enable(file: ChannelFile, call: Call) -> None:
-    """ENABLE, DISABLE and PREEMPT of a channel: the group it runs in."""
-    _group(file, "tsg_enable")
+    """ENABLE: the host may load this channel, whatever the others of its group do."""
+    file.driver.tell_gpu("channel_enable", file.channel.chid, True)
 
 
 def disable(file: ChannelFile, call: Call) -> None:
-    """DISABLE."""
-    _group(file, "tsg_disable")
+    """DISABLE: it is not loaded any more."""
+    file.driver.tell_gpu("channel_enable", file.channel.chid, False)
 
 
 def preempt(file: ChannelFile, call: Call) -> None:
-    """PREEMPT."""
-    _group(file, "tsg_preempt")
+    """PREEMPT: its group is disabled, preempted and enabled, and only a failure of the last is told."""
+    tsg = needed(file.channel.tsg)
+    preempted(tsg)
+    file.driver.tell_gpu("tsg_enable", tsg.id)
 
 
-def _group(file: ChannelFile, what: str) -> None:
-    if file.channel.tsg is not None:
-        require(file.driver.tell_gpu(what, file.channel.tsg.id) is not False, errno.EBUSY)
+def preempted(tsg: Tsg) -> bool:
+    """Take a group off the engine; whether it gave way. A group that never had a channel is on no runlist."""
+    if tsg.runlist is None or tsg.driver.tell_gpu("tsg_preempt", tsg.id) is not False:
+        return True
+    tsg.driver.log.error(
+        "nvgpu_fifo_preempt_tsg",
+        f"preempt timed out for tsgid: {tsg.id}, ctxsw timeout will trigger recovery if needed",
+    )
+    return False
 
 
 def force_reset(file: ChannelFile, call: Call) -> None:
-    """FORCE_RESET: the whole TSG dies with notifier 43."""
-    file.driver.recover(needed(file.channel.tsg), NotifierCode.RESETCHANNEL_VERIF_ERROR)
+    """FORCE_RESET: the whole TSG dies with notifier 43; a channel that is in none is only complained about."""
+    if file.channel.tsg is None:
+        file.driver.log.error("nvgpu_tsg_force_reset_ch", f"chid: {file.channel.chid} is not bound to tsg")
+        return
+    file.driver.recover(file.channel.tsg, NotifierCode.RESETCHANNEL_VERIF_ERROR)
 
 
 def set_timeout(file: ChannelFile, call: Call) -> None:
-    """SET_TIMEOUT: the context-switch timeout in ms, which nothing on this board ever reaches."""
+    """SET_TIMEOUT and SET_TIMEOUT_EX: how long the channel may block a context switch, in ms; any number."""
+    file.channel.timeout_ms = call.arg.timeout
+
+
+def zcull_bind(file: ChannelFile, call: Call) -> None:
+    """ZCULL_BIND: a buffer for the graphics part of the GR context."""
+    tsg = needed(file.channel.tsg)
+    needed(tsg.context).bind_zcull(call.arg.gpu_va, call.arg.mode)
+
+
+def set_boosted_ctx(file: ChannelFile, call: Call) -> None:
+    """SET_BOOSTED_CTX: ga10b has no such thing."""
+    raise Errno(errno.EINVAL)
 
 
 def accept(file: ChannelFile, call: Call) -> None:
@@ -354,6 +363,7 @@ HANDLERS: Table = {
     io.NVGPU_IOCTL_CHANNEL_WAIT.request: wait,
     io.NVGPU_IOCTL_CHANNEL_SUBMIT_GPFIFO.request: submit_gpfifo,
     io.NVGPU_IOCTL_CHANNEL_ALLOC_OBJ_CTX.request: alloc_obj_ctx,
+    io.NVGPU_IOCTL_CHANNEL_ZCULL_BIND.request: zcull_bind,
     io.NVGPU_IOCTL_CHANNEL_SET_ERROR_NOTIFIER.request: set_error_notifier,
     io.NVGPU_IOCTL_CHANNEL_OPEN.request: open_channel,
     io.NVGPU_IOCTL_CHANNEL_ENABLE.request: enable,
@@ -362,6 +372,7 @@ HANDLERS: Table = {
     io.NVGPU_IOCTL_CHANNEL_FORCE_RESET.request: force_reset,
     io.NVGPU_IOCTL_CHANNEL_WDT.request: wdt,
     io.NVGPU_IOCTL_CHANNEL_SET_PREEMPTION_MODE.request: set_preemption_mode,
+    io.NVGPU_IOCTL_CHANNEL_SET_BOOSTED_CTX.request: set_boosted_ctx,
     io.NVGPU_IOCTL_CHANNEL_GET_USER_SYNCPOINT.request: get_user_syncpoint,
     io.NVGPU_IOCTL_CHANNEL_RESCHEDULE_RUNLIST.request: reschedule_runlist,
     io.NVGPU_IOCTL_CHANNEL_SETUP_BIND.request: setup_bind,

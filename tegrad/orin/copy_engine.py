@@ -130,7 +130,7 @@ class CopyObject:
             self._release(copy)
         self._channel.scheduler.changed()
         if copy.launch >> 5 & 3:
-            self._channel.awaken()
+            self._channel.interrupt()
 
     # -- data ---------------------------------------------------------------------------------------------------------
 

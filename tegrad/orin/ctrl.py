@@ -15,6 +15,7 @@ from tegrad.orin.address_space import AsFile, alloc_as
 from tegrad.orin.channel import MAX_CHANNELS, ChannelFile
 from tegrad.orin.files import Call, Errno, File, GetFile, Steps, Table, copy_in, require, signed
 from tegrad.orin.nvmap import PAGE
+from tegrad.orin.sharing import Instance, shared_tsg
 from tegrad.orin.tsg import Tsg, TsgFile
 from tegrad.uapi import constants as k
 from tegrad.uapi import ioctls as io
@@ -36,13 +37,14 @@ class CtrlFile(File):
 
     def __init__(self, driver: Any, process: Any) -> None:
         super().__init__(driver, process)
-        self.instance = driver.new_instance_id()
+        self.instance = Instance(driver)
         self.registers_mapped = False
         self.target_mhz = 0
         driver.clock.sessions.append(self)
 
     def release(self) -> None:
-        """End the clock session."""
+        """End the clock session; the instance lives on while TSG fds hold it."""
+        self.instance.drop()
         self.driver.clock.sessions.remove(self)
         self.driver.clock.run()
 
@@ -55,11 +57,9 @@ def alloc_address_space(file: CtrlFile, call: Call) -> None:
 
 
 def open_tsg(file: CtrlFile, call: Call) -> None:
-    """OPEN_TSG. Sharing needs a live token of another instance, and nobody can have one on this board."""
-    arg = call.arg
-    require(not arg.flags & k.NVGPU_GPU_IOCTL_OPEN_TSG_FLAGS_SHARE)
-    require(arg.source_device_instance_id == 0 and arg.share_token == 0)
-    call.install("tsg_fd", TsgFile(file.driver, file.process, Tsg(file.driver)))
+    """OPEN_TSG: a new one, or with SHARE the one of a token that another instance made for this one."""
+    tsg = shared_tsg(file.driver, call.arg, file.instance.id) or Tsg(file.driver)
+    call.install("tsg_fd", TsgFile(file.driver, file.process, tsg, file.instance))
 
 
 def open_channel(file: CtrlFile, call: Call) -> None:

@@ -39,6 +39,7 @@ from tegrad.orin.link import GpuError, GpuLost, Link
 from tegrad.orin.metadata import Registry
 from tegrad.orin.nodes import NODES
 from tegrad.orin.nvmap import Buffer, Memory, NvmapState
+from tegrad.orin.sharing import Instance
 from tegrad.orin.syncpoint import Syncpoints
 from tegrad.orin.tsg import Tsg
 from tegrad.uapi.ioctls import BY_REQUEST, Ioctl, request_size
@@ -56,7 +57,7 @@ WRITES = 1 << 30
 """The W bit of a request number: the driver reads the caller's block."""
 
 LETTING_GO = frozenset(
-    {"vm_destroy", "unmap", "sparse_free", "syncpoint_free", "tsg_destroy", "channel_destroy", "stats"}
+    {"vm_destroy", "unmap", "sparse_free", "syncpoint_free", "tsg_destroy", "channel_destroy", "tsg_abort", "stats"}
 )
 """Calls of the GPU that succeed without one: whatever they are about is gone already."""
 
@@ -78,6 +79,7 @@ class Driver:
         self.clock = Arbiter(chip)
         self.metadata = Registry()
         self.sched_open = False
+        self.instances: dict[int, Instance] = {}
         self._vm_ids = itertools.count(1)
         self._instances = itertools.count(1)
         self._gpu_factory = gpu
@@ -229,6 +231,9 @@ class Driver:
             "gpu_mappings": sum(len(vm.mappings) for vm in self.vms.values()),
             "kernel_mappings": sum(len(vm.kernel_mappings) + len(vm.syncpoints) for vm in self.vms.values()),
             "areas": sum(len(vm.areas) for vm in self.vms.values()),
+            "instances": len(self.instances),
+            "share_tokens": sum(len(i.tokens) for i in self.instances.values()),
+            "event_files": sum(len(g.event_files) for g in self.tsgs.values()),
             "tsgs": len(self.tsgs),
             "channels": len(self.channels),
             "syncpoints": len(self.syncpoints.used),

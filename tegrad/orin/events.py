@@ -113,14 +113,24 @@ class CeError(FatalEvent):
 
 @dataclass(frozen=True, slots=True)
 class TsgAborted(FatalEvent):
-    """A TSG that had to be aborted because a channel of it was closed and its work did not end in time."""
+    """A TSG that a defect of the emulation has stopped."""
 
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class NonStall(GpuEvent):
-    """A non-stalling interrupt: wakes whoever waits on the channel."""
+    """A non-stalling interrupt: wakes whoever waits for a semaphore, on any channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Awaken(GpuEvent):
+    """A semaphore release with the awaken bit: wakes whoever waits for a semaphore on this channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSwitchTimeout(GpuEvent):
+    """A TSG that was to leave the engine has not, for one more period. Nothing has been stopped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 Usable by itself: map memfds, create a channel, write a doorbell record into the pipe. `events` says what comes back.
 
     memory      address spaces, page flags, MMU faults       compute      the compute class: launches, invalidations
-    scheduler   doorbells, turns, faults, TSGs               launch       QMDs decoded, what SKED refuses
-    host        rings, pushbuffers, host methods             grid         runs grids, releases, dependents
+    scheduler   doorbells, turns, faults                     launch       QMDs decoded, what SKED refuses
+    runlist     TSGs, their time slices, preemption          grid         runs grids, releases, dependents
+    host        rings, pushbuffers, host methods
     worker      a channel's thread for grids and copies      program      instruction cache: code -> PTX kernel
     semaphore   releases, acquires, reductions               constants    constant cache
     copy_engine copies, fills, semaphores                    inline       data in the pushbuffer
@@ -12,9 +13,9 @@ Usable by itself: map memfds, create a channel, write a doorbell record into the
     local_memory where warps spill
 
 Not emulated, and refused or noted where it matters: block-linear memory, graphics and 2D methods, macros (MME), queue
-QMDs, clusters, render enable, traps, preemption in the middle of a grid. Grids of different TSGs run
-side by side; no timeslice expires. The L1 data cache is always coherent. A kernel's store to a syncpoint's shim is an
-MMU fault; semaphore releases there count. Reductions are not atomic against a grid's own atomics.
+QMDs, clusters, render enable, traps. Only grids are bound to their TSG's time slice: host methods and
+copies of all TSGs go on side by side. The L1 data cache is always coherent. A kernel's store to a syncpoint's shim is
+an MMU fault; semaphore releases there count. Reductions are not atomic against a grid's own atomics.
 
 Inferred, not observed: fault types and clients of host accesses, what a misaligned release of a QMD or a report does,
 the copy engine's error codes, that a ring with a base above 2^40 is fetched from the address without its upper bits.
@@ -37,7 +38,8 @@ from tegrad.orin.memory import PAGE_SHIFT, AddressSpace
 from tegrad.orin.methods import class_error
 from tegrad.orin.program import Modules
 from tegrad.orin.race import Race
-from tegrad.orin.scheduler import Scheduler, Tsg
+from tegrad.orin.runlist import Preemption, Tsg
+from tegrad.orin.scheduler import PREEMPT_SECONDS, Scheduler
 
 SHIM_BYTES = 0x10000
 """Bytes of a syncpoint's shim page."""
@@ -87,7 +89,7 @@ class Gpu:
         self._modules = Modules()
         self._lock = threading.Lock()
         race = Race.from_environment() if race_seed is None else Race(race_seed)
-        self._scheduler = Scheduler(on_event, doorbell_fd, self._bind, race)
+        self._scheduler = Scheduler(on_event, doorbell_fd, self._bind, lambda: tuple(self._tsgs.values()), race)
 
     # -- address spaces -----------------------------------------------------------------------------------------------
 
@@ -152,20 +154,33 @@ class Gpu:
         self._tsgs.pop(tsg)
 
     def tsg_enable(self, tsg: int) -> None:
-        """Let its channels run."""
-        with self._scheduler.exclusive():
-            self._tsgs[tsg].enabled = True
+        """Enable all its channels."""
+        self._scheduler.enable(self._tsgs[tsg].channels.values(), True)
 
     def tsg_disable(self, tsg: int) -> None:
-        """Take its channels off: grids that run go on."""
-        with self._scheduler.exclusive():
-            self._tsgs[tsg].enabled = False
+        """Disable all its channels: grids that run go on until their time slice is over."""
+        self._scheduler.enable(self._tsgs[tsg].channels.values(), False)
 
-    def tsg_preempt(self, tsg: int, seconds: float = 1.0) -> bool:
-        """Wait until no grid of the group runs; False if that takes longer than `seconds`."""
+    def tsg_preempt(self, tsg: int, seconds: float = PREEMPT_SECONDS) -> bool:
+        """Take the group off the engine once; False if its work does not give way within `seconds`."""
+        return self._scheduler.preempt(self._tsgs[tsg], seconds)
+
+    def tsg_schedule(self, tsg: int, timeslice_us: int, level: int) -> None:
+        """Set the group's time slice and interleave level."""
         with self._scheduler.exclusive():
             group = self._tsgs[tsg]
-        return self._scheduler.quiet(group, seconds)
+            group.timeslice, group.level = timeslice_us / 1e6, level
+
+    def tsg_preemption(self, tsg: int, mode: int) -> None:
+        """Set how the group's grids give way: 1 WFI, 2 CTA, 4 CILP."""
+        with self._scheduler.exclusive():
+            self._tsgs[tsg].preemption = Preemption(mode)
+
+    def tsg_abort(self, tsg: int) -> None:
+        """Stop all its channels for good, what runs included. Unknown ids are fine."""
+        with self._scheduler.exclusive():
+            if group := self._tsgs.get(tsg):
+                self._scheduler.kill(group)
 
     # -- channels -----------------------------------------------------------------------------------------------------
 
@@ -182,9 +197,20 @@ class Gpu:
     def channel_destroy(self, chid: int) -> bool:
         """Stop a channel and drop it, its contexts included; returns when it is off the engines.
 
-        A grid that runs gets 40 ms and is then aborted, and with it the whole TSG: True then. Unknown ids are fine.
+        A grid that runs is preempted and dropped. If it does not give way in 100 ms it is aborted, and with it the
+        whole TSG: True then. Unknown ids are fine.
         """
         return self._scheduler.remove(chid)
+
+    def channel_enable(self, chid: int, on: bool) -> None:
+        """Let the host load this channel, or load it no more. Unknown ids are fine."""
+        if channel := self._scheduler.channel(chid):
+            self._scheduler.enable((channel,), on)
+
+    def channel_busy(self, chid: int) -> bool:
+        """Whether the channel has fetched work that it has not executed, or waits in the middle of it."""
+        channel = self._scheduler.channel(chid)
+        return channel is not None and channel.pending
 
     def object_ctx(self, chid: int, class_id: int) -> None:
         """Give the channel an engine context; before, engine methods fault."""

@@ -206,17 +206,21 @@ class GridRunner:
         dynamic = self._dynamic_shared(shape, program)
         spills = self._local.enter(state.local_memory, state.local_per_tpc, shape)
         try:
-            stats = kernel.launch(
-                shape.grid,
-                shape.block,
-                args,
-                dims=dims,
-                memory=self._memory,
-                shared=dynamic,
-                symbols=section.symbols,
-                windows=Windows(state.shared_window, state.local_window, self._chip.window_size),
-                abort=channel.worker.abort,
-            )
+            kernel.compile()  # which is not the engine's time
+            with channel.scheduler.runlist.grid(channel.tsg, channel.worker.abort) as came:
+                if not came:
+                    return False
+                stats = kernel.launch(
+                    shape.grid,
+                    shape.block,
+                    args,
+                    dims=dims,
+                    memory=self._memory,
+                    shared=dynamic,
+                    symbols=section.symbols,
+                    windows=Windows(state.shared_window, state.local_window, self._chip.window_size),
+                    abort=channel.worker.abort,
+                )
         except PtxFault as fault:
             if fault.kind == "aborted" and channel.worker.stopping:
                 return False
@@ -231,8 +235,9 @@ class GridRunner:
     def _stuck(self, channel: Channel, why: str) -> None:
         """A launch that never completes: wait until the channel is stopped."""
         channel.note(f"{why}: it never completes")
-        while not channel.worker.abort.is_set:
-            time.sleep(STUCK_POLL)
+        with channel.scheduler.runlist.grid(channel.tsg, channel.worker.abort):
+            while not channel.worker.abort.is_set:
+                time.sleep(STUCK_POLL)
 
     def _check(self, va: int, state: LaunchState, shape: Shape) -> None:
         esr, why = shape.refusals, [shape.why] if shape.why else []

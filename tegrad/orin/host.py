@@ -19,12 +19,13 @@ from tegrad.hw.classes import HostMethod
 from tegrad.hw.faults import PbdmaIntr0, PbdmaIntr1
 from tegrad.hw.gpfifo import GP_ENTRY_SIZE, VA_LIMIT, GpOpcode, MethodOp, Subchannel, Userd, decode_gp_entry, token
 from tegrad.orin import semaphore
-from tegrad.orin.events import ClassError, GpuEvent, NonStall, Note, PbdmaFault, SyncptIncrement
+from tegrad.orin.events import Awaken, ClassError, GpuEvent, NonStall, Note, PbdmaFault, SyncptIncrement
 from tegrad.orin.memory import PAGE, AddressSpace, Fault, HubClient
 from tegrad.orin.worker import Job, Worker
 
 if TYPE_CHECKING:
-    from tegrad.orin.scheduler import Scheduler, Tsg
+    from tegrad.orin.runlist import Tsg
+    from tegrad.orin.scheduler import Scheduler
 
 FIRST_ENGINE_METHOD = 0x100
 """Methods below are the host's own, whatever the subchannel, except SET_OBJECT."""
@@ -87,6 +88,7 @@ class Channel:
         self.scheduler = scheduler
         self.worker = Worker(f"gpu-channel-{chid}", vm, self._on_fault, scheduler.changed, scheduler.race)
         self.rung = False
+        self.enabled = True
         self.dead = False
         self.state = Wait.DOORBELL
         self.run = self._main()
@@ -103,6 +105,11 @@ class Channel:
         self._header = self._shadow = self._method = self._data = 0
         self._noted: set[str] = set()
         self._race = scheduler.race
+
+    @property
+    def pending(self) -> bool:
+        """Whether it was told of work that it has not executed to the end."""
+        return not self.dead and (self.rung or self.state is not Wait.DOORBELL)
 
     def close(self) -> None:
         """Release USERD. The worker is closed by whoever destroys the channel."""
@@ -122,9 +129,13 @@ class Channel:
             self._noted.add(text)
             self.emit(Note(self.chid, self.tsg.id, text))
 
-    def awaken(self) -> None:
+    def interrupt(self) -> None:
         """Raise the non-stalling interrupt."""
         self.emit(NonStall(self.chid, self.tsg.id))
+
+    def awaken(self) -> None:
+        """Raise the interrupt of a semaphore release that awakens."""
+        self.emit(Awaken(self.chid, self.tsg.id))
 
     def stored(self, syncpt: int | None) -> None:
         """A semaphore has been released: others may go on; `syncpt` as `semaphore.release` returned it."""
@@ -346,7 +357,7 @@ class Channel:
         raise self._pbdma(PbdmaIntr0.METHOD, "the ILLEGAL method")
 
     def _non_stall(self, data: int) -> None:
-        self.awaken()
+        self.interrupt()
 
     def _mem_op_d(self, data: int) -> None:
         op = data >> 27

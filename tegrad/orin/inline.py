@@ -126,4 +126,4 @@ class InlineToMemory:
                 semaphore.release(channel.vm, va, payload, HubClient.FE, record=record if record == 16 else 0)
             )
         if self._launch >> 8 & 3 == 1:
-            channel.awaken()
+            channel.interrupt()

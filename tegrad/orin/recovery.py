@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from tegrad.hw import faults
 from tegrad.hw.faults import NotifierCode
 from tegrad.orin import events as ev
+from tegrad.orin.tsg_events import post
+from tegrad.uapi import constants as k
 from tegrad.uapi.structs import TsgSmErrorStateRecord
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 NO_REPORTING = "Error reporting is not supported in this platform"
 """Follows every error on a Jetson, which has no safety services to report to: harmless."""
 
+CONTEXT_SWITCH_PERIOD_MS = 100
+GR_ENGINE = 0
 GPC_STRIDE, TPC_STRIDE = 0x8000, 0x800  # register space of one GPC, of one TPC in it
 
 
@@ -120,8 +124,8 @@ def ce_error(log: KernelLog, event: ev.CeError, tsg: Tsg | None) -> NotifierCode
 
 
 def tsg_aborted(log: KernelLog, event: ev.TsgAborted, tsg: Tsg | None) -> NotifierCode:
-    """A group that would not leave the engine."""
-    log.error("nvgpu_tsg_unbind_channel", f"TSG {event.tsg}: unbind failed, aborting the TSG")
+    """A defect of the emulated GPU: like a context that never switches."""
+    log.error("ga10b_fifo_ctxsw_timeout_isr", "Host pfifo ctxsw timeout error")
     return NotifierCode.FIFO_ERROR_IDLE_TIMEOUT
 
 
@@ -143,8 +147,13 @@ def handle(driver: Driver, event: ev.GpuEvent) -> None:
     if isinstance(event, ev.SyncptIncrement):
         driver.syncpoints.advance(event.syncpt)
     elif isinstance(event, ev.NonStall):
-        if channel is not None:
-            channel.waiters.wake()
+        non_stall(driver)
+    elif isinstance(event, ev.Awaken):
+        if channel is not None and channel.tsg is not None:
+            post(channel.tsg, k.NVGPU_IOCTL_CHANNEL_EVENT_ID_GR_SEMAPHORE_WRITE_AWAKEN)
+            channel.semaphore_waiters.wake()
+    elif isinstance(event, ev.ContextSwitchTimeout):
+        context_switch_timeout(driver, driver.tsgs.get(event.tsg))
     elif isinstance(event, ev.Note):
         driver.log.board(event.text)
     elif isinstance(event, ev.FatalEvent):
@@ -159,8 +168,39 @@ def handle(driver: Driver, event: ev.GpuEvent) -> None:
             recover(driver, tsg, code)
 
 
+def non_stall(driver: Driver) -> None:
+    """The non-stalling interrupt does not tell its channel: all that are set up look at their semaphores again."""
+    for channel in list(driver.channels.values()):
+        if channel.running:
+            channel.semaphore_waiters.wake()
+            if channel.tsg is not None:
+                post(channel.tsg, k.NVGPU_IOCTL_CHANNEL_EVENT_ID_BLOCKING_SYNC)
+
+
+def context_switch_timeout(driver: Driver, tsg: Tsg | None) -> None:
+    """A TSG has kept another from the engine for one more period: it dies when a channel of it was given no more.
+
+    The channels' times are looked at in turn, up to the first whose time is up.
+    """
+    if tsg is None:
+        return
+    log = driver.log
+    log.error("ga10b_fifo_ctxsw_timeout_isr", "Host pfifo ctxsw timeout error")
+    for channel in tsg.channels:
+        channel.stuck_ms += CONTEXT_SWITCH_PERIOD_MS
+        if channel.stuck_ms > channel.timeout_ms:
+            log.error(
+                "ga10b_fifo_ctxsw_timeout_isr",
+                f"ctxsw timeout error: active engine id ={GR_ENGINE}, tsg={tsg.id}, info: awaiting ack "
+                f"ms={channel.stuck_ms}",
+            )
+            recover(driver, tsg, NotifierCode.FIFO_ERROR_IDLE_TIMEOUT)
+            return
+
+
 def recover(driver: Driver, tsg: Tsg, code: NotifierCode) -> None:
     """Every channel of the group dies and learns why."""
+    driver.tell_gpu("tsg_abort", tsg.id)
     for channel in list(tsg.channels):
         if channel.fault(code):
             driver.log.error(

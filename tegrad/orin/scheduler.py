@@ -13,16 +13,15 @@ import struct
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 
 from tegrad.hw.gpfifo import DOORBELL
-from tegrad.orin.compute import ComputeContext
-from tegrad.orin.events import FatalEvent, GpuEvent, TsgAborted
+from tegrad.orin.events import ContextSwitchTimeout, FatalEvent, GpuEvent, TsgAborted
 from tegrad.orin.host import Channel, EngineObject, Wait
 from tegrad.orin.memory import Fault
 from tegrad.orin.race import Race
+from tegrad.orin.runlist import Runlist, Tsg
 
 RECORD = struct.Struct("<II")
 """A store to the usermode page, as it comes through the doorbell pipe: offset, value."""
@@ -30,20 +29,8 @@ RECORD = struct.Struct("<II")
 RECHECK_MS, RECHECK_LONG_MS, RECHECK_PATIENCE = 1, 5, 200
 """Interval at which semaphores that the CPU may write are looked at: longer after so many vain looks."""
 
-CLOSE_GRACE = 0.04
-"""Seconds that a running grid gets when its channel is closed: the driver tries ten times, 4 ms apart."""
-
-
-@dataclass
-class Tsg:
-    """A group of channels that share a context; a fault stops all that it has then."""
-
-    id: int
-    enabled: bool = True
-    channels: dict[int, Channel] = field(default_factory=dict)
-    contexts: dict[int, ComputeContext] = field(default_factory=dict)
-    """Compute state by address space: channels of one TSG and VM share it."""
-
+PREEMPT_SECONDS = 0.1
+"""How long the driver waits for a TSG to give way (ctxsw_timeout_period_ms)."""
 
 Binder = Callable[[Channel, int, int, int], EngineObject]
 """(channel, subchannel, class, data of SET_OBJECT) -> the object; raises Fault for a class that does not fit."""
@@ -53,9 +40,15 @@ class Scheduler:
     """Channels, their turns, their faults. Everything but events happens under one lock, a turn at a time."""
 
     def __init__(
-        self, on_event: Callable[[GpuEvent], None], doorbell_fd: int, bind: Binder, race: Race | None = None
+        self,
+        on_event: Callable[[GpuEvent], None],
+        doorbell_fd: int,
+        bind: Binder,
+        groups: Callable[[], Iterable[Tsg]],
+        race: Race | None = None,
     ) -> None:
         self.race = race
+        self.runlist = Runlist(groups, self._stuck)
         self.bind_object = bind
         self.doorbells = 0
         self._on_event = on_event
@@ -94,18 +87,21 @@ class Scheduler:
             self._channels[channel.chid] = channel
 
     def remove(self, chid: int) -> bool:
-        """Stop a channel and forget it; True if running work had to be aborted. Unknown ids are fine."""
+        """Stop a channel and forget it; True if its TSG did not give way in time and died. Unknown ids are fine."""
         with self.exclusive():
             self._contexts.pop(chid, None)
             channel = self._channels.pop(chid, None)
             if channel is None:
                 return False
-            channel.tsg.channels.pop(chid, None)
-        aborted = channel.worker.close(0.0 if channel.dead else CLOSE_GRACE) and not channel.dead
-        with self.exclusive():
-            channel.close()
-            if aborted and self._kill(channel.tsg):
-                self._on_event(TsgAborted(chid, channel.tsg.id, f"channel {chid} was closed while its grid ran"))
+        tsg = channel.tsg
+        with self._preempted(tsg, 0.0 if channel.dead else PREEMPT_SECONDS, (channel,)) as off:
+            channel.worker.close()
+            with self.exclusive():
+                tsg.channels.pop(chid, None)
+                channel.close()
+                aborted = not off and not channel.dead
+                if aborted:
+                    self.kill(tsg)
         return aborted
 
     def add_context(self, chid: int, class_id: int) -> None:
@@ -113,14 +109,37 @@ class Scheduler:
         with self.exclusive():
             self._contexts.setdefault(chid, set()).add(class_id)
 
-    def quiet(self, tsg: Tsg, seconds: float) -> bool:
-        """Wait until no work of the TSG runs; False if that takes longer."""
-        deadline = time.monotonic() + seconds
-        while not all(channel.worker.idle for channel in list(tsg.channels.values())):
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.001)
-        return True
+    def preempt(self, tsg: Tsg, seconds: float) -> bool:
+        """Take the TSG off the engine and let it on again; False if its work does not give way in time."""
+        with self._preempted(tsg, seconds, list(tsg.channels.values())) as off:
+            return off
+
+    @contextmanager
+    def _preempted(self, tsg: Tsg, seconds: float, channels: Iterable[Channel]) -> Iterator[bool]:
+        """The TSG's grids are off the engine inside; whether the channels' work gave way within `seconds`."""
+
+        def off() -> bool:
+            return all(channel.worker.idle or self.runlist.off(channel.worker.abort) for channel in channels)
+
+        self.runlist.hold(tsg)
+        try:
+            deadline = time.monotonic() + seconds
+            while not (gone := off()) and time.monotonic() < deadline:
+                time.sleep(0.0005)
+            yield gone
+        finally:
+            self.runlist.free(tsg)
+
+    def enable(self, channels: Iterable[Channel], on: bool) -> None:
+        """Let the host load channels, or load them no more; what runs goes on until its time slice is over."""
+        with self.exclusive():
+            for channel in channels:
+                channel.enabled = on
+        self.runlist.kick()
+
+    def channel(self, chid: int) -> Channel | None:
+        """The channel of this number."""
+        return self._channels.get(chid)
 
     def close(self) -> None:
         """End the thread and every channel."""
@@ -131,6 +150,7 @@ class Scheduler:
             channel.worker.stop()
         for chid in list(self._channels):
             self.remove(chid)
+        self.runlist.close()
         os.close(self._wake_fd)
 
     # -- from the engines ---------------------------------------------------------------------------------------------
@@ -165,7 +185,7 @@ class Scheduler:
         tsg = channel.tsg
         if channel.dead or channel.chid not in tsg.channels:
             return
-        self._kill(tsg)
+        self.kill(tsg)
         if isinstance(error, Fault):
             event: FatalEvent = error.event(channel.chid, tsg.id)
         else:
@@ -173,8 +193,12 @@ class Scheduler:
             event = TsgAborted(channel.chid, tsg.id, f"defect of the emulated GPU: {trace}")
         self._on_event(event)
 
-    def _kill(self, tsg: Tsg) -> int:
-        """Stop every channel of the group for good; how many still lived."""
+    def _stuck(self, tsg: Tsg) -> None:
+        """A TSG that should have left the engine is still there."""
+        self._on_event(ContextSwitchTimeout(-1, tsg.id))
+
+    def kill(self, tsg: Tsg) -> int:
+        """Stop every channel of the group for good, under `exclusive`; how many still lived."""
         living = [channel for channel in tsg.channels.values() if not channel.dead]
         for channel in living:
             channel.dead = True
@@ -194,7 +218,7 @@ class Scheduler:
                 time.sleep(0.0001)
 
     def _runnable(self, channel: Channel) -> bool:
-        return not channel.dead and channel.tsg.enabled and (channel.state is not Wait.DOORBELL or channel.rung)
+        return not channel.dead and channel.enabled and (channel.state is not Wait.DOORBELL or channel.rung)
 
     def _turn(self, channel: Channel) -> None:
         channel.vm.enter()

@@ -99,7 +99,7 @@ def characteristics(chip: Chip, instance: int) -> s.GpuCharacteristics:
 def get_characteristics(file: CtrlFile, call: Call) -> Steps:
     """GET_CHARACTERISTICS: as much as the caller has room for; the full size comes back."""
     arg = call.arg
-    data = bytes(characteristics(file.driver.chip, file.instance))
+    data = bytes(characteristics(file.driver.chip, file.instance.id))
     if arg.gpu_characteristics_buf_size:
         left = yield from copy_out(arg.gpu_characteristics_buf_addr, data[: arg.gpu_characteristics_buf_size])
         if left:

@@ -6,11 +6,15 @@ Source: L4T r36.4.3 nvgpu, os/linux/ioctl_tsg.c and common/fifo/tsg.c.
 from __future__ import annotations
 
 import errno
+import time
 from typing import TYPE_CHECKING
 
 from tegrad.orin.address_space import AddressSpace, AsFile
-from tegrad.orin.channel import Channel, ChannelFile
+from tegrad.orin.channel import Channel, ChannelFile, preempted
+from tegrad.orin.context import L2_WAYS, GraphicsContext
 from tegrad.orin.files import Call, Errno, File, Process, Steps, Table, copy_out, needed, require
+from tegrad.orin.sharing import Instance, get_share_token, revoke_share_token
+from tegrad.orin.tsg_events import EventFile, event_id_ctrl
 from tegrad.uapi import constants as k
 from tegrad.uapi import ioctls as io
 from tegrad.uapi.structs import TsgSmErrorStateRecord
@@ -19,33 +23,16 @@ if TYPE_CHECKING:
     from tegrad.orin.driver import Driver
 
 MAX_SUBCONTEXTS = 64
-ADDRESS_BITS = 40
-CONTEXT_IMAGE, CONTEXT_BUFFERS = 1 << 20, 4 << 20  # bytes; orders of magnitude, the real sizes are firmware's
 MAX_CHANNELS = 128
 MAX_TSGS = 512
+FORCED_TRIES, TRY_SECONDS = 10, 0.003
+"""How often a forced unbind asks whether a busy channel has ended, and how long it waits between (2 to 4 ms)."""
+SECTOR_PROMOTIONS = (
+    k.NVGPU_GPU_IOCTL_TSG_L2_SECTOR_PROMOTE_FLAG_NONE,
+    k.NVGPU_GPU_IOCTL_TSG_L2_SECTOR_PROMOTE_FLAG_64B,
+    k.NVGPU_GPU_IOCTL_TSG_L2_SECTOR_PROMOTE_FLAG_128B,
+)
 TIMESLICE_MIN_US, TIMESLICE_MAX_US, TIMESLICE_DEFAULT_US = 1000, 50000, 1024
-
-
-class GraphicsContext:
-    """The GR context of a TSG: made by its first ALLOC_OBJ_CTX, in that channel's driver range.
-
-    Its image is what the engine loads, by 40 bits of address: where the range leaves no room for it below 2^40, the
-    context is not valid. The larger circular buffers only draw a warning there.
-    """
-
-    def __init__(self, driver: Driver, vm: AddressSpace) -> None:
-        self.graphics_mode = k.NVGPU_GRAPHICS_PREEMPTION_MODE_WFI
-        self.compute_mode = k.NVGPU_COMPUTE_PREEMPTION_MODE_WFI
-        self.vm = vm
-        self.places = [vm.take_kernel(CONTEXT_IMAGE), vm.take_kernel(CONTEXT_BUFFERS)]
-        self.valid = self.places[0] + CONTEXT_IMAGE <= 1 << ADDRESS_BITS
-        if self.places[1] + CONTEXT_BUFFERS > 1 << ADDRESS_BITS:
-            driver.log.write("WARNING: tu104_gr_init_commit_rtv_cb: address above 40 bits")
-
-    def release(self) -> None:
-        """Give the addresses back."""
-        for va in self.places:
-            self.vm.give_kernel(va)
 
 
 class Tsg:
@@ -62,6 +49,10 @@ class Tsg:
         self.interleave = k.NVGPU_RUNLIST_INTERLEAVE_LEVEL_LOW
         self.context: GraphicsContext | None = None
         self.sm_errors: dict[int, TsgSmErrorStateRecord] = {}
+        self.event_files: list[EventFile] = []
+        self.instances: list[int] = []
+        """Device instances through which it was opened, one entry for each time."""
+        self.token_count = 0
         driver.tsgs[self.id] = self
         try:
             driver.tell_gpu("tsg_create", self.id)
@@ -104,18 +95,63 @@ class Tsg:
         channel.tsg = self.hold()
 
     def unbind(self, channel: Channel, *, forced: bool) -> None:
-        """Take a channel off the runlist, for good. A forced unbind of a subcontext's last channel deletes it."""
-        channel.stop()
+        """Take a channel off the runlist, for good.
+
+        One of several channels whose work hangs in the host is busy: Errno(EAGAIN), or some more tries and then the
+        end of the TSG where the unbind is `forced`. If the running grid does not give way, the TSG ends too, and the
+        unbind fails with EBUSY though the channel is gone. A forced unbind of a subcontext's last channel deletes it.
+        """
+        failed = self._busy(channel)
+        require(forced or not failed, errno.EAGAIN)
+        for _ in range(FORCED_TRIES):
+            if not failed:
+                break
+            time.sleep(TRY_SECONDS)
+            failed = self._busy(channel)
+        if failed:
+            self._tear_down(channel, errno.EAGAIN)
+        if channel.stop():
+            failed = True
+            self._tear_down(channel, errno.EBUSY)
         self.channels.remove(channel)
         channel.tsg = None
         channel.was_unbound = True
         if forced and not any(c.veid == channel.veid for c in self.channels):
             self.subcontexts.pop(channel.veid, None)
+        if not failed and channel.syncpoint is not None:
+            channel.syncpoint.make_safe()
         self.drop()
+        require(forced or not failed, errno.EBUSY)
+
+    def _busy(self, channel: Channel) -> bool:
+        """Whether the host still has work of one of several channels that can be served."""
+        several = len(self.channels) > 1 and channel.serviceable and channel.running
+        return several and bool(self.driver.tell_gpu("channel_busy", channel.chid))
+
+    def _tear_down(self, channel: Channel, number: int) -> None:
+        """A channel could not be taken off: every channel of the group is dead, without a notification."""
+        self.driver.log.error("nvgpu_tsg_unbind_channel", f"unbind common failed, err={-number}")
+        self.driver.log.error(
+            "nvgpu_tsg_unbind_channel", f"Channel {channel.chid} unbind failed, tearing down TSG {self.id}"
+        )
+        self.abort()
+
+    def abort(self) -> None:
+        """Stop the group: its channels are unserviceable from now on."""
+        self.driver.tell_gpu("tsg_abort", self.id)
+        for member in self.channels:
+            member.kill()
+
+    def schedule(self) -> None:
+        """Tell the GPU how the group takes its turns."""
+        self.driver.tell_gpu("tsg_schedule", self.id, self.timeslice_us, self.interleave)
+        if self.context is not None:
+            self.driver.tell_gpu("tsg_preemption", self.id, self.context.grids_give_way)
 
     def replay(self) -> None:
         """Tell a new GPU process of this group; its channels stay dead."""
         self.driver.tell_gpu("tsg_create", self.id)
+        self.schedule()
 
 
 class TsgFile(File):
@@ -123,12 +159,19 @@ class TsgFile(File):
 
     kind = "tsg"
 
-    def __init__(self, driver: Driver, process: Process, tsg: Tsg) -> None:
+    def __init__(self, driver: Driver, process: Process, tsg: Tsg, instance: Instance | None = None) -> None:
         super().__init__(driver, process)
         self.tsg = tsg
+        self.instance = None if instance is None else instance.hold()
+        if instance is not None:
+            tsg.instances.append(instance.id)
 
     def release(self) -> None:
-        """Drop the TSG; it lives on while channels are bound."""
+        """Drop the TSG, with the tokens of the instance it was opened through; it lives on while channels are bound."""
+        if self.instance is not None:
+            self.instance.revoke(self.tsg)
+            self.tsg.instances = [i for i in self.tsg.instances if i != self.instance.id]
+            self.instance.drop()
         self.tsg.drop()
 
 
@@ -149,10 +192,11 @@ def create_subcontext(file: TsgFile, call: Call) -> None:
 
 
 def delete_subcontext(file: TsgFile, call: Call) -> None:
-    """DELETE_SUBCONTEXT: not while channels are bound to it."""
+    """DELETE_SUBCONTEXT: not while channels are bound to it; one that does not exist is fine."""
     tsg, veid = file.tsg, call.arg.veid
-    require(veid in tsg.subcontexts and not any(c.veid == veid for c in tsg.channels))
-    del tsg.subcontexts[veid]
+    require(veid < MAX_SUBCONTEXTS)
+    require(not any(c.veid == veid for c in tsg.channels))
+    tsg.subcontexts.pop(veid, None)
 
 
 def bind_channel_ex(file: TsgFile, call: Call) -> None:
@@ -188,20 +232,22 @@ def disable(file: TsgFile, call: Call) -> None:
 
 
 def preempt(file: TsgFile, call: Call) -> None:
-    """PREEMPT."""
-    require(file.driver.tell_gpu("tsg_preempt", file.tsg.id) is not False, errno.EBUSY)
+    """PREEMPT: EBUSY if the running grid does not give way within the context-switch period."""
+    require(preempted(file.tsg), errno.EBUSY)
 
 
 def set_runlist_interleave(file: TsgFile, call: Call) -> None:
-    """SET_RUNLIST_INTERLEAVE."""
+    """SET_RUNLIST_INTERLEAVE: how often the group's turn comes."""
     require(call.arg.level < k.NVGPU_RUNLIST_INTERLEAVE_NUM_LEVELS)
     file.tsg.interleave = call.arg.level
+    file.tsg.schedule()
 
 
 def set_timeslice(file: TsgFile, call: Call) -> None:
     """SET_TIMESLICE, in microseconds."""
     require(TIMESLICE_MIN_US <= call.arg.timeslice_us <= TIMESLICE_MAX_US)
     file.tsg.timeslice_us = call.arg.timeslice_us
+    file.tsg.schedule()
 
 
 def get_timeslice(file: TsgFile, call: Call) -> None:
@@ -210,13 +256,41 @@ def get_timeslice(file: TsgFile, call: Call) -> None:
 
 
 def read_single_sm_error_state(file: TsgFile, call: Call) -> Steps:
-    """READ_SINGLE_SM_ERROR_STATE: what the last exception left of one SM; at most 24 bytes."""
+    """READ_SINGLE_SM_ERROR_STATE: what the last exception left of one SM; at most 24 bytes, of which it tells.
+
+    A bad pointer gives the count of bytes that could not be stored.
+    """
     arg, tsg = call.arg, file.tsg
-    require(arg.sm_id < file.driver.chip.sm_count and tsg.context is not None)
+    require(arg.sm_id < file.driver.chip.sm_count)
     record = bytes(tsg.sm_errors.get(arg.sm_id, TsgSmErrorStateRecord()))[: arg.record_size]
     left = yield from copy_out(arg.record_mem, record)
-    require(left == 0, errno.EFAULT)
+    if left:
+        return left
+    arg.record_size = len(record)
     return None
+
+
+def set_l2_max_ways(file: TsgFile, call: Call) -> None:
+    """SET_L2_MAX_WAYS_EVICT_LAST: up to the ways of a set; a register of the context, so there must be one."""
+    require(call.arg.max_ways <= L2_WAYS)
+    needed(file.tsg.context).l2_ways = call.arg.max_ways
+
+
+def get_l2_max_ways(file: TsgFile, call: Call) -> None:
+    """GET_L2_MAX_WAYS_EVICT_LAST."""
+    call.arg.max_ways = needed(file.tsg.context).l2_ways
+
+
+def set_l2_sector_promotion(file: TsgFile, call: Call) -> None:
+    """SET_L2_SECTOR_PROMOTION: one of three flags; nothing that this memory would show."""
+    require(call.arg.promotion_flag in SECTOR_PROMOTIONS)
+    needed(file.tsg.context)
+
+
+def bind_scheduling_domain(file: TsgFile, call: Call) -> None:
+    """BIND_SCHEDULING_DOMAIN: this board has no domain fds, so none is ever right."""
+    require(not call.arg.reserved0 and not any(call.arg.reserved))
+    raise Errno(errno.ENOENT)
 
 
 HANDLERS: Table = {
@@ -225,11 +299,18 @@ HANDLERS: Table = {
     io.NVGPU_IOCTL_TSG_ENABLE.request: enable,
     io.NVGPU_IOCTL_TSG_DISABLE.request: disable,
     io.NVGPU_IOCTL_TSG_PREEMPT.request: preempt,
+    io.NVGPU_IOCTL_TSG_EVENT_ID_CTRL.request: event_id_ctrl,
     io.NVGPU_IOCTL_TSG_SET_RUNLIST_INTERLEAVE.request: set_runlist_interleave,
     io.NVGPU_IOCTL_TSG_SET_TIMESLICE.request: set_timeslice,
     io.NVGPU_IOCTL_TSG_GET_TIMESLICE.request: get_timeslice,
     io.NVGPU_TSG_IOCTL_BIND_CHANNEL_EX.request: bind_channel_ex,
     io.NVGPU_TSG_IOCTL_READ_SINGLE_SM_ERROR_STATE.request: read_single_sm_error_state,
+    io.NVGPU_TSG_IOCTL_SET_L2_MAX_WAYS_EVICT_LAST.request: set_l2_max_ways,
+    io.NVGPU_TSG_IOCTL_GET_L2_MAX_WAYS_EVICT_LAST.request: get_l2_max_ways,
+    io.NVGPU_TSG_IOCTL_SET_L2_SECTOR_PROMOTION.request: set_l2_sector_promotion,
+    io.NVGPU_TSG_IOCTL_BIND_SCHEDULING_DOMAIN.request: bind_scheduling_domain,
     io.NVGPU_TSG_IOCTL_CREATE_SUBCONTEXT.request: create_subcontext,
     io.NVGPU_TSG_IOCTL_DELETE_SUBCONTEXT.request: delete_subcontext,
+    io.NVGPU_TSG_IOCTL_GET_SHARE_TOKEN.request: get_share_token,
+    io.NVGPU_TSG_IOCTL_REVOKE_SHARE_TOKEN.request: revoke_share_token,
 }

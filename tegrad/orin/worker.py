@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -90,17 +89,9 @@ class Worker:
         self.stopping = True
         self.abort.set()
 
-    def close(self, grace: float = 0.0) -> bool:
-        """Drop what has not begun, give what runs `grace` seconds, abort it, end the thread. True if it was aborted."""
-        aborted = self.stopping and not self.idle
-        self.stopping = True
-        deadline = time.monotonic() + grace
-        while not self.idle and time.monotonic() < deadline:
-            time.sleep(0.001)
-        if not self.idle:
-            aborted = True
-            self.abort.set()
+    def close(self) -> None:
+        """Drop what has not begun, end what runs, end the thread."""
+        self.stop()
         self._jobs.put((None, False))
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(JOIN_SECONDS)
-        return aborted

@@ -42,9 +42,10 @@ def test_subcontexts(user: User) -> None:
         assert create(k.NVGPU_TSG_SUBCONTEXT_TYPE_ASYNC) == veid
     with refused(errno.ENOSPC):
         create(k.NVGPU_TSG_SUBCONTEXT_TYPE_ASYNC)
-    user.kernel.ioctl(tsg, io.NVGPU_TSG_IOCTL_DELETE_SUBCONTEXT, s.TsgDeleteSubcontext(veid=7))
-    with refused(errno.EINVAL):
+    for _ in range(2):  # one that does not exist is fine
         user.kernel.ioctl(tsg, io.NVGPU_TSG_IOCTL_DELETE_SUBCONTEXT, s.TsgDeleteSubcontext(veid=7))
+    with refused(errno.EINVAL):
+        user.kernel.ioctl(tsg, io.NVGPU_TSG_IOCTL_DELETE_SUBCONTEXT, s.TsgDeleteSubcontext(veid=64))
     assert create(k.NVGPU_TSG_SUBCONTEXT_TYPE_ASYNC) == 7
 
 
@@ -313,9 +314,25 @@ def test_preemption_modes_only_rise(user: User) -> None:
     set_mode(0, 2)
     set_mode(0, 4)
     set_mode(0, 4)
-    for graphics, compute in ((0, 2), (0, 1), (2, 0), (3, 0), (0, 8)):
+    for graphics, compute in ((0, 2), (0, 1), (4, 0), (0, 8)):
         with refused(errno.EINVAL):
             set_mode(graphics, compute)
+    set_mode(2, 0)  # and with that the driver has forgotten the compute mode
+    set_mode(0, 2)
+
+
+def test_graphics_and_compute_in_the_middle_of_everything_do_not_go_together(user: User) -> None:
+    made = user.bound_channel()
+    user.object(made)
+    with refused(errno.EINVAL):
+        user.kernel.ioctl(made.fd, io.NVGPU_IOCTL_CHANNEL_SET_PREEMPTION_MODE, s.PreemptionMode(2, 4))
+
+
+def test_a_copy_object_has_no_preemption_mode(user: User) -> None:
+    made = user.bound_channel()
+    user.object(made, 0xC7B5)
+    with refused(errno.EINVAL):
+        user.kernel.ioctl(made.fd, io.NVGPU_IOCTL_CHANNEL_SET_PREEMPTION_MODE, s.PreemptionMode(0, 4))
 
 
 # ---- the rest -------------------------------------------------------------------------------------------------------
@@ -324,6 +341,8 @@ def test_preemption_modes_only_rise(user: User) -> None:
 def test_submit_gpfifo_is_refused(user: User) -> None:
     with refused(errno.ETIMEDOUT):
         user.kernel.ioctl(user.open_channel(), io.NVGPU_IOCTL_CHANNEL_SUBMIT_GPFIFO, s.SubmitGpfifo())
+    with refused(errno.ENOMEM):
+        user.kernel.ioctl(user.bound_channel().fd, io.NVGPU_IOCTL_CHANNEL_SUBMIT_GPFIFO, s.SubmitGpfifo())
     with refused(errno.EINVAL):
         user.kernel.ioctl(user.channel().fd, io.NVGPU_IOCTL_CHANNEL_SUBMIT_GPFIFO, s.SubmitGpfifo())
 
@@ -445,20 +464,16 @@ def test_sm_error_state_before_any_error(user: User) -> None:
     made = user.bound_channel()
     record = s.TsgSmErrorStateRecord(1, 2, 3, 4, 5)
 
-    def read(sm: int, size: int = 24, address: int | None = None) -> None:
+    def read(sm: int, size: int = 24, address: int | None = None) -> tuple[int, int]:
         where = ctypes.addressof(record) if address is None else address
         arg = s.TsgReadSingleSmErrorState(sm_id=sm, record_mem=where, record_size=size)
-        user.kernel.ioctl(made.tsg, io.NVGPU_TSG_IOCTL_READ_SINGLE_SM_ERROR_STATE, arg)
+        return user.kernel.ioctl(made.tsg, io.NVGPU_TSG_IOCTL_READ_SINGLE_SM_ERROR_STATE, arg), arg.record_size
 
     with refused(errno.EINVAL):
-        read(0)  # no GR context
-    user.object(made)
-    with refused(errno.EINVAL):
         read(CHIPS["agx-orin-64gb"].sm_count)
-    with refused(errno.EFAULT):
-        read(0, address=8)
-    read(0, size=0, address=8)
-    read(0)
+    assert read(0, address=8) == (24, 24)  # the count of bytes that could not be stored
+    assert read(0, size=0, address=8) == (0, 0)
+    assert read(0, size=100) == (0, 24)
     assert bytes(record) == bytes(24)
 
 

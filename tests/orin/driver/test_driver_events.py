@@ -68,7 +68,14 @@ def test_a_context_that_is_not_valid() -> None:
 
 
 def test_every_event_is_known() -> None:
-    known = {events.NonStall, events.SyncptIncrement, events.Note, *recovery.FATAL}
+    known = {
+        events.NonStall,
+        events.Awaken,
+        events.ContextSwitchTimeout,
+        events.SyncptIncrement,
+        events.Note,
+        *recovery.FATAL,
+    }
     every = {
         cls
         for _, cls in inspect.getmembers(events, inspect.isclass)

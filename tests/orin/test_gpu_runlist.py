@@ -1,0 +1,236 @@
+"""Which TSG's grids are on the engine: time slices, preemption by mode, and switches that do not happen."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gpu_rig import STORE, ChannelRig, Rig
+
+from tegrad.orin.events import ContextSwitchTimeout, FatalEvent
+from tegrad.orin.runlist import HIGH, LOW, MEDIUM, Preemption, Runlist, Tsg, order
+from tegrad.ptx import AbortFlag
+
+SPIN = """
+.version 7.5
+.target sm_80
+.address_size 64
+.visible .entry spin(.param .u64 p, .param .u64 unused)
+{
+    .reg .b64 %a; .reg .b32 %v; .reg .pred %q;
+    ld.param.u64 %a, [p];
+L:  atom.global.add.u32 %v, [%a+64], 1;
+    ld.volatile.global.u32 %v, [%a];
+    setp.eq.u32 %q, %v, 0;
+    @%q bra L;
+    ret;
+}
+"""
+"""Count at p+64 until the word at p is set."""
+
+WFI, CTA, CILP = 1, 2, 4
+
+
+@pytest.fixture
+def orin() -> Iterator[Rig]:
+    with Rig() as rig:
+        rig.gpu.tsg_create(2)
+        yield rig
+
+
+def spinning(rig: Rig, tsg: int = 1, *, mode: int = WFI, grid: int = 1) -> tuple[ChannelRig, Any]:
+    """A channel whose grid runs until its gate's first word is set."""
+    rig.gpu.tsg_preemption(tsg, mode)
+    channel, gate = rig.channel(tsg=tsg).setup(), rig.buffer()
+    qmd = rig.qmd(rig.program(SPIN, "spin"), rig.arguments(gate.va, 0), grid=(grid, 1, 1))
+    channel.launch(qmd).release(gate.va + 128, 1).submit()
+    assert rig.wait(lambda: gate.u32(64), 30)
+    return channel, gate
+
+
+def storing(rig: Rig, tsg: int = 2) -> tuple[ChannelRig, Any]:
+    """A channel that has launched a grid which stores 1."""
+    channel, out = rig.channel(tsg=tsg).setup(), rig.buffer()
+    channel.launch(rig.qmd(rig.program(STORE, "store"), rig.arguments(out.va, 1))).submit()
+    return channel, out
+
+
+def test_a_grid_that_can_be_preempted_does_not_starve_another_group(orin: Rig) -> None:
+    _, gate = spinning(orin, mode=CILP)
+    _, out = storing(orin)
+    assert orin.wait(lambda: out.u32() == 1, 30)
+    seen = gate.u32(64)
+    assert orin.wait(lambda: gate.u32(64) > seen)  # and it goes on
+    gate.put64(1)
+    assert orin.wait(lambda: gate.u32(128) == 1)
+    assert not orin.of(FatalEvent)
+
+
+def test_two_endless_grids_take_turns(orin: Rig) -> None:
+    """Each gets on again and again, and never while the other does."""
+    _, one = spinning(orin, 1, mode=CILP)
+    _, two = spinning(orin, 2, mode=CILP)
+    for _ in range(3):
+        before = one.u32(64), two.u32(64)
+        assert orin.wait(lambda: one.u32(64) > before[0] and two.u32(64) > before[1], 30)  # noqa: B023
+    assert not orin.of(ContextSwitchTimeout)
+
+
+def test_a_grid_that_cannot_be_preempted_keeps_the_engine_and_that_is_told(orin: Rig) -> None:
+    _, gate = spinning(orin, mode=WFI)
+    _, out = storing(orin)
+    assert orin.wait(lambda: len(orin.of(ContextSwitchTimeout)) >= 2, 30)
+    assert {event.tsg for event in orin.of(ContextSwitchTimeout)} == {1}
+    assert out.u32() == 0
+    gate.put64(1)
+    assert orin.wait(lambda: out.u32() == 1)
+
+
+def test_alone_a_grid_may_run_for_ever(orin: Rig) -> None:
+    _, gate = spinning(orin, mode=WFI)
+    assert not orin.wait(lambda: orin.of(ContextSwitchTimeout), 0.4)
+    gate.put64(1)
+
+
+def test_between_ctas_the_ones_that_have_begun_keep_the_engine(orin: Rig) -> None:
+    _, gate = spinning(orin, mode=CTA, grid=4)
+    _, out = storing(orin)
+    assert orin.wait(lambda: orin.of(ContextSwitchTimeout), 30)
+    assert out.u32() == 0
+    gate.put64(1)
+    assert orin.wait(lambda: out.u32() == 1 and gate.u32(128) == 1)
+
+
+def test_groups_of_one_channel_each_do_not_wait_for_each_others_host_methods(orin: Rig) -> None:
+    _, gate = spinning(orin, mode=WFI)
+    assert orin.channel(tsg=2).run()
+    gate.put64(1)
+
+
+def test_channels_of_one_group_run_side_by_side(orin: Rig) -> None:
+    _, gate = spinning(orin, mode=WFI)
+    _, out = storing(orin, tsg=1)
+    assert orin.wait(lambda: out.u32() == 1, 30)
+    gate.put64(1)
+
+
+@pytest.mark.parametrize(("mode", "gives_way"), [(WFI, False), (CTA, False), (CILP, True)])
+def test_preempt_tells_whether_the_grid_gave_way(orin: Rig, mode: int, gives_way: bool) -> None:
+    _, gate = spinning(orin, mode=mode)
+    assert orin.gpu.tsg_preempt(1) is gives_way
+    seen = gate.u32(64)
+    assert orin.wait(lambda: gate.u32(64) > seen)
+    gate.put64(1)
+    assert orin.wait(lambda: gate.u32(128) == 1)
+
+
+def test_a_disabled_group_that_was_preempted_stays_off_until_it_is_enabled(orin: Rig) -> None:
+    _, gate = spinning(orin, mode=CILP)
+    orin.gpu.tsg_disable(1)
+    assert orin.gpu.tsg_preempt(1)
+    seen = gate.u32(64)
+    time.sleep(0.02)
+    assert gate.u32(64) == seen
+    orin.gpu.tsg_enable(1)
+    assert orin.wait(lambda: gate.u32(64) > seen)
+    gate.put64(1)
+
+
+def test_a_disabled_group_runs_on_until_its_time_slice_is_over(orin: Rig) -> None:
+    _, gate = spinning(orin, mode=CILP)
+    orin.gpu.tsg_disable(1)
+    seen = gate.u32(64)
+    assert orin.wait(lambda: gate.u32(64) > seen)
+    channel, out = storing(orin)
+    assert orin.wait(lambda: out.u32() == 1)
+    seen = gate.u32(64)
+    time.sleep(0.02)
+    assert gate.u32(64) == seen
+    assert channel.run()
+
+
+def test_channels_are_enabled_one_by_one(orin: Rig) -> None:
+    one, two = orin.channel(), orin.channel()
+    orin.gpu.tsg_disable(1)
+    orin.gpu.channel_enable(two.chid, True)
+    assert two.run()
+    assert not one.run(0.02)
+    orin.gpu.channel_enable(one.chid, True)
+    assert orin.wait(lambda: one.fence.u64() == 1)
+
+
+def test_a_group_that_is_aborted_leaves_the_engine_to_others(orin: Rig) -> None:
+    spinning(orin, mode=WFI)
+    _, out = storing(orin)
+    orin.gpu.tsg_abort(1)
+    assert orin.wait(lambda: out.u32() == 1)
+    assert not orin.of(FatalEvent)
+
+
+def test_closing_a_channel_in_the_middle_of_a_grid_leaves_its_sisters_alone(orin: Rig) -> None:
+    channel, gate = spinning(orin, mode=CILP)
+    sister = orin.channel()
+    assert orin.gpu.channel_destroy(channel.chid) is False
+    seen = gate.u32(64)
+    assert sister.run()
+    assert gate.u32(64) == seen
+
+
+def test_busy_is_a_channel_whose_work_hangs_in_the_host(orin: Rig) -> None:
+    waits, idle, gate = orin.channel(), orin.channel(), orin.buffer()
+    assert idle.run()
+    waits.acquire(gate.va, 1).submit()
+    assert orin.wait(lambda: orin.gpu.channel_busy(waits.chid))
+    assert not orin.gpu.channel_busy(idle.chid)
+    gate.put64(1)
+    assert orin.wait(lambda: not orin.gpu.channel_busy(waits.chid))
+
+
+# ---- the order -------------------------------------------------------------------------------------------------------
+
+
+def group(number: int, level: int, *, timeslice: float = 0.001, mode: Preemption = Preemption.WFI) -> Tsg:
+    made = Tsg(number, level=level, timeslice=timeslice, preemption=mode)
+    made.channels[0] = SimpleNamespace(enabled=True)  # type: ignore[assignment]
+    return made
+
+
+def test_higher_levels_stand_between_the_lower_ones() -> None:
+    groups = [group(1, LOW), group(2, LOW), group(3, MEDIUM), group(4, HIGH)]
+    assert [g.id for g in order(groups)] == [4, 3, 4, 1, 4, 3, 4, 2]
+    assert [g.id for g in order(groups[2:])] == [4, 3]
+    assert [g.id for g in order(groups[3:])] == [4]
+    assert order([]) == []
+
+
+def test_levels_and_time_slices_share_the_engine_out() -> None:
+    """Grids of four groups queue up for ever; who had the engine how often follows the order."""
+    groups = [group(1, LOW), group(2, LOW), group(3, HIGH)]
+    runlist = Runlist(lambda: groups, lambda tsg: None)
+    stop, turns = threading.Event(), []
+
+    def run(tsg: Tsg) -> None:
+        flag = AbortFlag()
+        while not stop.is_set():
+            with runlist.grid(tsg, flag):
+                if not turns or turns[-1] != tsg.id:
+                    turns.append(tsg.id)
+                time.sleep(0.002)
+
+    threads = [threading.Thread(target=run, args=(tsg,), daemon=True) for tsg in groups for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 20
+    while len(turns) < 60 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    stop.set()
+    for thread in threads:
+        thread.join(20)
+    settled = turns[20:60]
+    assert settled.count(3) > settled.count(1) > 0
+    assert settled.count(2) > 0
+    runlist.close()
