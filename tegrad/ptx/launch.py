@@ -8,7 +8,6 @@ import ctypes
 import os
 import struct
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tegrad.ptx.arena import Arena, Job, pool
@@ -96,8 +95,7 @@ class AbortFlag:
 NEVER = AbortFlag()
 
 
-@dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(NamedTuple):
     """What a launch executed: thread instructions and the bytes its threads asked for."""
 
     instructions: int
@@ -146,8 +144,11 @@ class Plan:
 
     def workers(self, threads: int | None) -> int:
         """How many host threads to use."""
-        most = min(threads or _cpus(), self.ctas)
-        return most if threads or self.instructions > SMALL else 1
+        if threads:
+            return min(threads, self.ctas)
+        if self.ctas == 1 or self.instructions <= SMALL:
+            return 1
+        return min(_cpus(), self.ctas)
 
     def go(self, worker: Any, params: bytes, threads: int | None, abort: AbortFlag | None) -> Stats:
         """Run the grid; raises PtxFault."""

@@ -98,11 +98,15 @@ class Kernel:
         addresses = self.module.addresses(symbols, memory) if self.globals else ()
         dims = dims or (block, grid)
         key = (grid, block, dims, memory, windows, shared, addresses)
-        plan = self._take(key) or self._plan(grid, block, dims, memory, windows, shared, addresses)
+        idle = self._plans.get(key) or self._room(key)
+        try:
+            plan = idle.pop()
+        except IndexError:
+            plan = self._plan(grid, block, dims, memory, windows, shared, addresses)
         try:
             return plan.go(self.module.worker(), params, threads, abort)
         finally:
-            self._give(key, plan)
+            idle.append(plan)
 
     def _plan(
         self, grid: Dim, block: Dim, dims: Dims, memory: Memory, windows: Windows, shared: int,
@@ -113,16 +117,12 @@ class Kernel:
             raise PtxError(f"kernel {self.name}: grid {grid} with block {block} cannot be launched (1 to 1024 threads)")
         return Plan(self, self.compile(), grid, block, dims, memory, windows, shared, addresses)
 
-    def _take(self, key: object) -> Plan | None:
+    def _room(self, key: object) -> list[Plan]:
+        """The list of plans of these dimensions that no launch uses; launches take from it and put back."""
         with self._lock:
-            free = self._plans.get(key)
-            return free.pop() if free else None
-
-    def _give(self, key: object, plan: Plan) -> None:
-        with self._lock:
-            self._plans.setdefault(key, []).append(plan)
-            if len(self._plans) > MAX_PLANS:
+            if len(self._plans) >= MAX_PLANS and key not in self._plans:
                 self._plans.pop(next(iter(self._plans)))
+            return self._plans.setdefault(key, [])
 
 
 def _pack_one(p: Param, a: Any) -> bytes:
