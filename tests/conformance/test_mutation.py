@@ -84,3 +84,12 @@ def test_a_mutant_reaches_the_gpu_process(board: MutableBoard) -> None:
     finally:
         board.mutate()
     assert board.sound()
+
+
+def test_a_board_can_be_started_afresh(board: MutableBoard) -> None:
+    handle = board.kernel.open("/dev/nvmap")
+    assert not board.sound()
+    board.restart()
+    assert board.sound()
+    board.kernel.close(handle)
+    board.kernel.close(board.kernel.open("/dev/nvmap"))

@@ -240,6 +240,56 @@ def test_a_client_cannot_change_a_buffers_size(user: User) -> None:
         os.ftruncate(fd, 0)
 
 
+# ---- DUP_HANDLE and SET_TAG_LABEL ----------------------------------------------------------------------------------
+
+
+def _dup(user: User, handle: int, access: int) -> int:
+    arg = s.DuplicateHandle(handle=handle, access_flags=access)
+    user.kernel.ioctl(user.nvmap, io.NVMAP_IOC_DUP_HANDLE, arg)
+    return arg.dup_handle
+
+
+def test_a_duplicate_with_all_rights_is_the_same_handle_counted(user: User) -> None:
+    handle = user.buffer().handle
+    assert _dup(user, handle, 0) == handle
+    user.free(handle)
+    assert _parameters(user, handle).size == 4096
+
+
+def test_a_read_only_duplicate_cannot_be_written_through(user: User) -> None:
+    buffer = user.buffer()
+    user.mapped(buffer)[7] = 9
+    handle = _dup(user, buffer.handle, k.NVMAP_HANDLE_RO)
+    assert handle != buffer.handle
+    fd = user.get_fd(handle)
+    with refused(errno.EPERM):
+        user.kernel.mmap(fd, 4096, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED)
+    address = user.kernel.mmap(fd, 4096, mmap.PROT_READ, mmap.MAP_SHARED)
+    assert ctypes.c_uint8.from_address(address + 7).value == 9
+    data = ctypes.create_string_buffer(4)
+    with refused(errno.EPERM):
+        user.kernel.ioctl(user.nvmap, io.NVMAP_IOC_WRITE, _rw(user, handle, data))
+    user.mapped(buffer)[7] = 10
+    with refused(errno.EPERM):
+        _dup(user, handle, 0)
+    user.kernel.munmap(address, 4096)
+
+
+def test_duplicates_of_what_is_no_buffer_are_refused(user: User, settled: None) -> None:
+    for handle in (0x8FFFFFFF, user.create(4096)):
+        with refused(errno.EINVAL):
+            _dup(user, handle, 0)
+    user.free(handle)
+
+
+def test_a_tags_label_is_read_from_the_caller(user: User) -> None:
+    label = ctypes.create_string_buffer(b"weights" * 20)
+    arg = s.SetTagLabel(tag=0x900, len=len(label), addr=ctypes.addressof(label))
+    assert user.kernel.ioctl(user.nvmap, io.NVMAP_IOC_SET_TAG_LABEL, arg) == 0
+    with refused(errno.EFAULT):
+        user.kernel.ioctl(user.nvmap, io.NVMAP_IOC_SET_TAG_LABEL, s.SetTagLabel(tag=0x900, len=7, addr=64))
+
+
 # ---- READ and WRITE ------------------------------------------------------------------------------------------------
 
 
@@ -338,6 +388,18 @@ def test_cache_maintenance_refuses(user: User, kernel: BoardKernel) -> None:
         with refused(number):
             kernel.ioctl(user.nvmap, io.NVMAP_IOC_CACHE, arg)
     kernel.munmap(anonymous, 4096)
+
+
+def test_carveouts_tell_their_size_and_have_no_room(user: User) -> None:
+    size = s.HeapSize(heap=k.NVMAP_HEAP_CARVEOUT_VPR)
+    user.kernel.ioctl(user.nvmap, io.NVMAP_IOC_GET_HEAP_SIZE, size)
+    query = s.QueryHeapParams(heap_mask=k.NVMAP_HEAP_CARVEOUT_VPR)
+    user.kernel.ioctl(user.nvmap, io.NVMAP_IOC_QUERY_HEAP_PARAMS, query)
+    assert query.total == size.size > 0
+    assert query.free == 0
+    for heap in (k.NVMAP_HEAP_IOVMM, k.NVMAP_HEAP_CARVEOUT_TSEC, 0):
+        with refused(errno.ENODEV):
+            user.kernel.ioctl(user.nvmap, io.NVMAP_IOC_GET_HEAP_SIZE, s.HeapSize(heap=heap))
 
 
 def test_heaps(user: User) -> None:
