@@ -22,6 +22,9 @@ MODULES = (
     "s0_conventions",
     "s1_nodes",
     "s2_nvmap",
+    "s3_ctrl",
+    "s4_address_space",
+    "s8_fences",
 )
 """The modules that hold rules."""
 

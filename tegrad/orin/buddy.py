@@ -2,15 +2,20 @@
 
 The range is cut greedily from its base into the largest power-of-two pieces; sizes and alignment are relative to the
 base, not to address 0. A request is rounded up to a power of two and takes the head of the smallest order list that
-has a piece, halving it as needed: the left half is used, the right half goes to the head of the lower list. Freed
-pieces merge with their buddy and go to the head. Source: nvgpu common/mm/allocators/buddy_allocator.c (nvgpu-
-driver.md 4.4).
+has a piece, halving it as needed: the left half is used, the right half goes to the head of the lower list. A fixed
+request is cut into aligned pieces. Freed pieces merge with their buddy and go to the head.
+Source: nvgpu common/mm/allocators/buddy_allocator.c (nvgpu-driver.md 4.4).
 """
 
 from __future__ import annotations
 
 BLOCK_SHIFT = 12
 BLOCK = 1 << BLOCK_SHIFT
+
+
+def _zeros(number: int) -> int:
+    """How many low bits of a positive number are zero."""
+    return (number & -number).bit_length() - 1
 
 
 class _Piece:
@@ -66,24 +71,24 @@ class BuddyAllocator:
             return False
         if not self._is_free(base, base + size):
             return False
+        at, left = base - self.start >> BLOCK_SHIFT, size >> BLOCK_SHIFT  # in blocks
+        order = min(_zeros(at), _zeros(left)) if at else _zeros(left)
         pieces: list[_Piece] = []
-        offset, stop = base - self.start, base - self.start + size
-        while offset < stop:
-            order = ((stop - offset) >> BLOCK_SHIFT).bit_length() - 1
-            if offset:
-                blocks = offset >> BLOCK_SHIFT
-                order = min(order, (blocks & -blocks).bit_length() - 1)
-            # A run may cross the greedy pieces that the range was cut into; each part lies inside one.
-            piece = self._carve(self.start + offset, order)
+        while left:
+            piece = self._carve(self.start + (at << BLOCK_SHIFT), order)
             self._take(piece)
             pieces.append(piece)
-            offset = piece.end - self.start
+            at, left = at + (1 << order), left - (1 << order)
+            order = min(_zeros(at), left.bit_length() - 1)
         self._allocated[base] = pieces
         return True
 
     def free(self, address: int) -> None:
-        """Give back what `allocate` or `allocate_fixed` returned at this address; unknown addresses are ignored."""
-        for piece in self._allocated.pop(address, ()):
+        """Give back what `allocate` or `allocate_fixed` returned at this address; unknown addresses are ignored.
+
+        The pieces of a fixed allocation go back from the last to the first.
+        """
+        for piece in reversed(self._allocated.pop(address, [])):
             self._put(piece)
             self._coalesce(piece)
 
@@ -124,7 +129,7 @@ class BuddyAllocator:
         )
 
     def _carve(self, start: int, order: int) -> _Piece:
-        """Split the free piece that holds `start` down to the wanted one (or to what of it lies in that piece)."""
+        """Split the free piece that holds the wanted one down to it."""
         piece = next(p for pieces in self._free for p in pieces if p.start <= start < p.end)
         while piece.start != start or piece.order > order:
             left, right = self._split(piece)

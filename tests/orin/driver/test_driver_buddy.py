@@ -59,3 +59,14 @@ def test_outside_and_unaligned_fixed_requests_fail() -> None:
     buddy = BuddyAllocator(START, END)
     for at, size in ((START - BLOCK, BLOCK), (END, BLOCK), (END - BLOCK, 2 * BLOCK), (START + 1, BLOCK), (START, 0)):
         assert not buddy.allocate_fixed(at, size)
+
+
+def test_what_a_fixed_range_leaves_is_used_in_the_drivers_order() -> None:
+    """The pieces of [1, 7) go back last to first, so that the first is the head of its list."""
+    buddy = BuddyAllocator(START, START + 16 * BLOCK)
+    kept = buddy.allocate(BLOCK)
+    assert kept == START
+    assert buddy.allocate_fixed(START + BLOCK, 6 * BLOCK)
+    assert buddy.allocate(BLOCK) == START + 7 * BLOCK
+    buddy.free(START + BLOCK)
+    assert [buddy.allocate(BLOCK) for _ in range(3)] == [START + n * BLOCK for n in (1, 6, 2)]
