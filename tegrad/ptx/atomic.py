@@ -120,7 +120,7 @@ def atomic(e: "Emitter", ins: Ins) -> None:
     op = next(m for m in ins.mods if m in OPS)
     operands = ins.operands if ins.base == "atom" else (None, *ins.operands)
     space = space_of(e, ins._replace(base="atom", operands=operands))
-    if isinstance(operands[2], Vec) or t.bits == 128 or (op in ("cas", "exch") and t.bits == 16):
+    if isinstance(operands[2], Vec) or t.bits == 128 or (op == "exch" and t.bits == 16):
         raise NotImplementedError
     as_bits = TYPES[f"b{t.bits}"] if t.kind in "fh" else t
     sources = [

@@ -1,5 +1,6 @@
 """cvt: every pair of integer and floating-point types, with the rounding modes (PTX ISA 9.7.9.21)."""
 
+from tegrad.ptx import directed as doubles
 from tegrad.ptx import eighths
 from tegrad.ptx.floating import (
     DIRECTED,
@@ -13,9 +14,9 @@ from tegrad.ptx.floating import (
     two_sum,
 )  # fmt: skip
 from tegrad.ptx.ir import Fn, V
-from tegrad.ptx.rules import Rule, mod
+from tegrad.ptx.rules import U32, Rule, mod
 from tegrad.ptx.syntax import Ins
-from tegrad.ptx.types import Ty
+from tegrad.ptx.types import EL_BITS, TYPES, Ty
 
 TO_INTEGER = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
 
@@ -42,14 +43,20 @@ def _clamp(f: Fn, a: V, d: Ty, s: Ty) -> V:
 
 def exact_double(f: Fn, a: V, signed: bool) -> V:
     """An integer as a double, rounded to odd where it does not fit."""
+    return step_to_odd(f, *_double_and_rest(f, a, signed))
+
+
+def _double_and_rest(f: Fn, a: V, signed: bool) -> tuple[V, V]:
+    """An integer as the nearest double, and what is left."""
     if a.el != "i64":
-        return f.cast("sitofp" if signed else "uitofp", a, "double")
+        whole = f.cast("sitofp" if signed else "uitofp", a, "double")
+        return whole, f.like(whole, 0.0)
     top = f.bin("ashr" if signed else "lshr", a, f.like(a, 32))
     high = f.bin("fmul", f.cast("sitofp", f.resize(top, "i32", True), "double"), f.const("double", 2.0**32))
     if not signed:
         high = f.bin("fmul", f.cast("uitofp", f.resize(top, "i32", False), "double"), f.const("double", 2.0**32))
     low = f.cast("uitofp", f.resize(a, "i32", False), "double")
-    return step_to_odd(f, *two_sum(f, high, low))
+    return two_sum(f, high, low)
 
 
 def _to_bf16(f: Fn, v: V, mode: str) -> V:
@@ -59,8 +66,17 @@ def _to_bf16(f: Fn, v: V, mode: str) -> V:
         cut = f.resize(f.bin("lshr", raw, f.like(raw, 16)), "i16", False)
         return f.select(f.fcmp("uno", v, v), f.like(cut, 0x7FFF), cut)
     if mode in DIRECTED:
-        raise NotImplementedError
+        return _cut(f, narrow(f, v, "float", mode), mode)
     return f32_to_bf16(f, narrow_odd(f, v))
+
+
+def _cut(f: Fn, v: V, mode: str) -> V:
+    """A float to bfloat16 bits in .rm or .rp: away from zero on one side, cut off on the other."""
+    raw = f.bits(v, "i32")
+    away = f.icmp("slt" if mode == "rm" else "sge", raw, f.like(raw, 0))
+    raw = f.add(raw, f.select(away, f.like(raw, 0xFFFF), f.like(raw, 0)))
+    cut = f.resize(f.bin("lshr", raw, f.like(raw, 16)), "i16", False)
+    return f.select(f.fcmp("uno", v, v), f.like(cut, 0x7FFF), cut)
 
 
 def _mode(ins: Ins) -> str:
@@ -68,11 +84,15 @@ def _mode(ins: Ins) -> str:
 
 
 def _int_to_float(f: Fn, ins: Ins, a: V, d: Ty, s: Ty) -> V:
-    mode = _mode(ins)
+    out = _nearest_float(f, _mode(ins), a, d, s)
+    return saturate(f, out) if mod(ins, "sat") else out
+
+
+def _nearest_float(f: Fn, mode: str, a: V, d: Ty, s: Ty) -> V:
     if mode in DIRECTED or d.name == "bf16":
-        v = exact_double(f, a, s.signed)
         if d.name == "f64":
-            raise NotImplementedError
+            return doubles.step(f, *_double_and_rest(f, a, s.signed), mode)
+        v = exact_double(f, a, s.signed)
         return _to_bf16(f, v, mode) if d.name == "bf16" else narrow(f, v, d.el, mode)
     if d.name == "f16":
         # Exact in float up to the largest half; beyond that both roundings overflow.
@@ -87,7 +107,7 @@ def _as_float(f: Fn, a: V, s: Ty) -> V:
 
 
 def _float_to_int(f: Fn, ins: Ins, a: V, d: Ty, s: Ty) -> V:
-    """Round to an integer, then saturate; NaN gives 0."""
+    """Round to an integer, then saturate; NaN gives 0, or the top bit from or to 64 bits."""
     a = _as_float(f, a, s)
     if mod(ins, "ftz"):
         a = flush(f, a)
@@ -96,7 +116,10 @@ def _float_to_int(f: Fn, ins: Ins, a: V, d: Ty, s: Ty) -> V:
         a = f.intr(rounding, a)
     name = "fptosi" if d.signed else "fptoui"
     n = f"v{a.n}" if a.n > 1 else ""
-    return f.call(f"llvm.{name}.sat.{n}{d.iel}.{n}{'f32' if a.el == 'float' else 'f64'}", d.iel, a.n, a, pure=True)
+    out = f.call(f"llvm.{name}.sat.{n}{d.iel}.{n}{'f32' if a.el == 'float' else 'f64'}", d.iel, a.n, a, pure=True)
+    if s.name != "f64" and d.bits != 64:
+        return out
+    return f.select(f.fcmp("uno", a, a), f.like(out, 1 << (d.bits - 1)), out)
 
 
 def _float_to_float(f: Fn, ins: Ins, a: V, d: Ty, s: Ty) -> V:
@@ -108,10 +131,12 @@ def _float_to_float(f: Fn, ins: Ins, a: V, d: Ty, s: Ty) -> V:
         a = f.intr(TO_INTEGER[mode], a)
         if d.name == "f16":
             a = f.cast("fptrunc", a, "half")
-        elif d.bits < s.bits or d.name == "bf16":
+        elif d.name == "bf16":
+            a = f32_to_bf16(f, a)
+        elif d.bits < s.bits:
             raise NotImplementedError
     elif d.name == "tf32":
-        return _to_tf32(f, a, mode)
+        return _relu(f, ins, _to_tf32(f, a, mode))
     elif s.name == d.name:
         pass
     elif d.name == "bf16":
@@ -129,11 +154,19 @@ def _float_to_float(f: Fn, ins: Ins, a: V, d: Ty, s: Ty) -> V:
         a = flush(f, a)
     if mod(ins, "sat"):
         a = saturate(f, a)
-    if mod(ins, "relu"):
-        if a.el == "i16":
-            raise NotImplementedError
-        a = f.intr("maximumnum", a, f.like(a, 0.0))
-    return a
+    return _relu(f, ins, a)
+
+
+def _relu(f: Fn, ins: Ins, a: V) -> V:
+    """.relu: what is below zero becomes zero; NaN stays."""
+    if not mod(ins, "relu"):
+        return a
+    if a.el == "half":
+        return f.intr("maximum", a, f.like(a, 0.0))
+    # Bits of a bfloat16 or a tf32.
+    nan = f.icmp("ugt", f.and_(a, f.like(a, (1 << (EL_BITS[a.el] - 1)) - 1)), f.like(a, 0xFF << (EL_BITS[a.el] - 9)))
+    minus = f.and_(f.icmp("slt", a, f.like(a, 0)), f.not_(nan))
+    return f.select(minus, f.like(a, 0), a)
 
 
 def _as_double(f: Fn, a: V, s: Ty) -> V:
@@ -143,8 +176,8 @@ def _as_double(f: Fn, a: V, s: Ty) -> V:
 def _to_tf32(f: Fn, a: V, mode: str) -> V:
     """Float to 10 bits of mantissa; .rna rounds ties away from zero."""
     raw = f.bits(a, "i32")
-    if mode == "rna":
-        add = f.like(raw, 0x1000)
+    if mode in ("rna", "rz"):
+        add = f.like(raw, 0x1000 if mode == "rna" else 0)
     else:
         add = f.add(f.and_(f.bin("lshr", raw, f.like(raw, 13)), f.like(raw, 1)), f.like(raw, 0xFFF))
     out = f.and_(f.add(raw, add), f.like(raw, -0x2000))
@@ -153,6 +186,8 @@ def _to_tf32(f: Fn, a: V, mode: str) -> V:
 
 
 def cvt(f: Fn, ins: Ins, *vs: V) -> V:
+    if mod(ins, "pack"):
+        return _pack_integers(f, ins, *vs)
     d, s = ins.types
     if d.name in EIGHTHS or s.name in EIGHTHS:
         return _eighths(f, ins, d, s, vs)
@@ -166,13 +201,19 @@ def cvt(f: Fn, ins: Ins, *vs: V) -> V:
 
 def _pack(f: Fn, ins: Ins, high: V, low: V) -> V:
     """cvt.rn.f16x2.f32 d, a, b: a in the upper half."""
-    from tegrad.ptx.types import TYPES
-
     d, s = ins.types
     part = TYPES[{"f16x2": "f16", "bf16x2": "bf16"}[d.name]]
     one = ins._replace(types=(part, s))
     halves = [f.resize(f.bits(_float_to_float(f, one, v, part, s), "i16"), "i32", False) for v in (high, low)]
     return f.or_(f.bin("shl", halves[0], f.const("i32", 16)), halves[1])
+
+
+def _pack_integers(f: Fn, ins: Ins, high: V, low: V, rest: V | None = None) -> V:
+    """cvt.pack.sat.d.s32{.b32} d, a, b{, c}: a and b clamped, a above b, both below what is left of c."""
+    d, s = ins.types[:2]
+    parts = [f.resize(f.resize(_clamp(f, v, d, s), d.iel, True), "i32", False) for v in f.same(high, low)]
+    out = f.or_(f.bin("shl", parts[0], f.like(parts[0], d.bits)), parts[1])
+    return out if rest is None else f.or_(f.bin("shl", rest, f.like(rest, 2 * d.bits)), out)
 
 
 EIGHTHS = {"e4m3x2": "e4m3", "e5m2x2": "e5m2"}
@@ -208,7 +249,9 @@ def _join(f: Fn, parts: list[V], el: str) -> V:
 
 
 def _signature(ins: Ins) -> tuple[Ty, tuple[Ty, ...]]:
-    d, s = ins.types
+    d, s = ins.types[:2]
+    if mod(ins, "pack"):
+        return U32, (s, s, *ins.types[2:])
     pair = d.name in ("f16x2", "bf16x2", *EIGHTHS) and s.name == "f32"
     return d, (s,) * (2 if pair else 1)
 

@@ -1,4 +1,4 @@
-"""cp.async and ldmatrix (PTX ISA 9.7.9.25, 9.7.14.5.15).
+"""cp.async, ldmatrix and movmatrix (PTX ISA 9.7.9.25, 9.7.14.5.15).
 
 A copy reads its source when it is issued and reaches shared memory at its wait, as late as the rules allow, so that
 code
@@ -121,10 +121,31 @@ def _issue(e: "Emitter", ins: Ins, queue: V) -> None:
     else:
         f.call_void(helper_name("ld", "global", 32, words), e.frame, source, read, pc, out)
     for i in range(words if limit is not None else 0):
-        v = f.load("i32", out, 128 * i, LANES, 4)
         assert limit is not None
-        f.store(f.select(f.icmp("ugt", limit, f.like(limit, 4 * i)), v, f.like(v, 0)), out, 128 * i, 4)
+        f.store(f.and_(f.load("i32", out, 128 * i, LANES, 4), _kept(f, limit, 4 * i)), out, 128 * i, 4)
     f.call_void("tgx_copy_push", e.frame, queue, target, out, lanes, f.const("i32", words), pc)
+
+
+def _kept(f: Fn, limit: V, at: int) -> V:
+    """A mask of the bytes of the word at an offset that lie below the limit."""
+    limit = f.splat(limit, LANES)
+    size = f.sub(f.intr("umax", f.intr("umin", limit, f.like(limit, at + 4)), f.like(limit, at)), f.like(limit, at))
+    low = f.sub(f.bin("shl", f.like(size, 1), f.and_(f.mul(size, f.like(size, 8)), f.like(size, 31))), f.like(size, 1))
+    return f.select(f.icmp("eq", size, f.like(size, 4)), f.like(size, -1), low)
+
+
+def movmatrix(e: "Emitter", ins: Ins) -> None:
+    """movmatrix.sync.aligned.m8n8.trans.b16: lane 4r + c of an 8 x 8 matrix holds row r, columns 2c and 2c + 1."""
+    f = e.f
+    if not mod(ins, "trans") or "m8n8" not in ins.mods:
+        raise NotImplementedError
+    v = f.splat(e.read(ins.operands[1], U32), LANES)
+    odd = f.elements("i32", [16 * (lane // 4 % 2) for lane in range(LANES)])
+    halves = []
+    for k in range(2):
+        row = f.shuffle(v, None, [4 * (2 * (lane % 4) + k) + lane // 8 for lane in range(LANES)])
+        halves.append(f.and_(f.bin("lshr", row, odd), f.like(row, 0xFFFF)))
+    e.write(ins.operands[0], f.or_(halves[0], f.bin("shl", halves[1], f.like(halves[1], 16))), U32, ins)
 
 
 def ldmatrix(e: "Emitter", ins: Ins) -> None:
@@ -157,4 +178,4 @@ def ldmatrix(e: "Emitter", ins: Ins) -> None:
         e.write(item, v, U32, ins)
 
 
-HANDLERS: dict[str, Handler] = {"cp": copy_async, "ldmatrix": ldmatrix}
+HANDLERS: dict[str, Handler] = {"cp": copy_async, "ldmatrix": ldmatrix, "movmatrix": movmatrix}

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 from tegrad.ptx import approx
+from tegrad.ptx import directed as doubles
 from tegrad.ptx.ir import Fn, V
 from tegrad.ptx.rules import Apply, Rule, mod, same
 from tegrad.ptx.syntax import Ins
@@ -140,6 +141,7 @@ ODD: dict[str, Callable[..., V]] = {
     "sub": lambda f, a, b: step_to_odd(f, *two_sum(f, a, f.fneg(b))),
     "mul": lambda f, a, b: f.bin("fmul", a, b),
     "fma": fma_odd,
+    "mad": fma_odd,
     "div": _odd_quotient,
     "rcp": lambda f, a: _odd_quotient(f, f.like(a, 1.0), a),
     "sqrt": _odd_root,
@@ -148,22 +150,25 @@ ODD: dict[str, Callable[..., V]] = {
 
 
 def _directed_float(f: Fn, base: str, mode: str, vs: tuple[V, ...]) -> V:
-    """.rz, .rm and .rp of float: through doubles; a sum that is exactly zero is -0 in .rm."""
-    if vs[0].el != "float" or base not in ODD:
+    """.rz, .rm and .rp; of float through doubles. A sum that is exactly zero is -0 in .rm."""
+    if base not in ODD or vs[0].el not in ("float", "double"):
         raise NotImplementedError
+    if vs[0].el == "double":
+        return doubles.apply(f, base, mode, *vs)
     wide = [f.cast("fpext", v, "double") for v in f.same(*vs)]
-    out = narrow(f, ODD[base](f, *wide), "float", mode)
-    if mode == "rm" and base in ("add", "sub", "fma"):
-        return _minus_zero(f, base, wide, out)
+    exact = ODD[base](f, *wide)
+    out = narrow(f, exact, "float", mode)
+    if mode == "rm" and base in ("add", "sub", "fma", "mad"):
+        return _minus_zero(f, base, wide, exact, out)
     return out
 
 
-def _minus_zero(f: Fn, base: str, wide: list[V], out: V) -> V:
+def _minus_zero(f: Fn, base: str, wide: list[V], exact: V, out: V) -> V:
     """Exact cancellation gives -0 when rounding down, unless both parts are +0."""
-    first = f.bin("fmul", wide[0], wide[1]) if base == "fma" else wide[0]
+    first = f.bin("fmul", wide[0], wide[1]) if len(wide) == 3 else wide[0]
     second = f.fneg(wide[1]) if base == "sub" else wide[-1]
     either = f.or_(f.bits(first, "i64"), f.bits(second, "i64"))
-    minus = f.and_(f.icmp("slt", either, f.like(either, 0)), f.fcmp("oeq", out, f.like(out, 0.0)))
+    minus = f.and_(f.icmp("slt", either, f.like(either, 0)), f.fcmp("oeq", exact, f.like(exact, 0.0)))
     return f.select(minus, f.like(out, -0.0), out)
 
 
@@ -177,12 +182,15 @@ def _minmax(name: str) -> Plain:
 
 
 def _min(f: Fn, ins: Ins, *vs: V) -> V:
-    out = vs[0]
-    for v in vs[1:]:
-        out = _minmax(ins.base)(f, ins, out, v)
-    if mod(ins, "abs"):
-        raise NotImplementedError
-    return out
+    """min or max; .xorsign.abs compares magnitudes and gives the result the product's sign."""
+    if not mod(ins, "xorsign"):
+        return _minmax(ins.base)(f, ins, *vs)
+    a, b = f.same(*vs)
+    el = {"half": "i16", "float": "i32"}[a.el]
+    sign = f.like(f.bits(a, el), 1 << (int(el[1:]) - 1))
+    minus = f.and_(f.xor(f.bits(a, el), f.bits(b, el)), sign)
+    out = f.bits(_minmax(ins.base)(f, ins, f.intr("fabs", a), f.intr("fabs", b)), el)
+    return f.bits(f.or_(f.and_(out, f.not_(sign)), minus), a.el)
 
 
 PLAIN: dict[str, Plain] = {
@@ -229,7 +237,7 @@ def _ieee(base: str) -> Apply:
         if mod(ins, "sat"):
             out = saturate(f, out)
         if mod(ins, "relu"):
-            out = f.intr("maximumnum" if not mod(ins, "NaN") else "maximum", out, f.like(out, 0.0))
+            out = f.intr("maximum", out, f.like(out, 0.0))
         return out
 
     return apply
@@ -248,7 +256,7 @@ def _bf16(base: str) -> Apply:
         if base == "fma":
             out = narrow_odd(f, fma_odd(f, *(f.cast("fpext", w, "double") for w in wide)))
             if mod(ins, "relu"):
-                out = f.intr("maximumnum", out, f.like(out, 0.0))
+                out = f.intr("maximum", out, f.like(out, 0.0))
             return f32_to_bf16(f, out)
         return f32_to_bf16(f, ieee(f, ins, *wide))
 

@@ -49,6 +49,10 @@ def mul24(f: Fn, ins: Ins, a: V, b: V) -> V:
     return f.resize(f.bin("lshr", full, f.like(full, 16)) if mod(ins, "hi") else full, "i32", False)
 
 
+def mad24(f: Fn, ins: Ins, a: V, b: V, c: V) -> V:
+    return add(f, ins, mul24(f, ins, a, b), c)
+
+
 def add(f: Fn, ins: Ins, a: V, b: V) -> V:
     return f.intr("sadd.sat", a, b) if mod(ins, "sat") else f.add(a, b)
 
@@ -167,6 +171,59 @@ def popc(f: Fn, ins: Ins, a: V) -> V:
 
 def clz(f: Fn, ins: Ins, a: V) -> V:
     return f.resize(f.intr_flag("ctlz", a, False), "i32", False)
+
+
+def fns(f: Fn, ins: Ins, mask: V, base: V, offset: V) -> V:
+    """Position of the nth set bit from a base on, upwards or (as if reversed) downwards; all ones if there is none."""
+    mask, base, offset = f.same(mask, base, offset)
+    back = f.icmp("slt", offset, f.like(offset, 0))
+    rest = f.sub(f.intr_flag("abs", offset, False), f.like(offset, 1))
+    start = f.select(back, f.sub(f.like(base, 31), base), base)
+    word = f.select(back, f.intr("bitreverse", mask), mask)
+    word = f.and_(word, f.bin("shl", f.like(word, -1), f.and_(start, f.like(start, 31))))
+    out, seen = f.like(word, -1), f.like(word, 0)
+    for i in range(32):
+        bit = f.and_(f.bin("lshr", word, f.like(word, i)), f.like(word, 1))
+        hit = f.and_(f.icmp("ne", bit, f.like(bit, 0)), f.icmp("eq", seen, rest))
+        out = f.select(hit, f.like(out, i), out)
+        seen = f.add(seen, bit)
+    found = f.icmp("ne", out, f.like(out, -1))
+    out = f.select(f.and_(back, found), f.sub(f.like(out, 31), out), out)
+    own = f.and_(f.bin("lshr", mask, f.and_(base, f.like(base, 31))), f.like(mask, 1))
+    here = f.select(f.icmp("ne", own, f.like(own, 0)), base, f.like(base, -1))
+    return f.select(f.icmp("eq", offset, f.like(offset, 0)), here, out)
+
+
+def szext(f: Fn, ins: Ins, a: V, count: V) -> V:
+    """Sign or zero extension of the lowest bits; .clamp leaves 32 and more alone, .wrap counts modulo 32."""
+    a, count = f.same(a, count)
+    low = f.and_(count, f.like(count, 31))
+    above = f.bin("shl", f.like(a, -1), low)
+    large = f.icmp("ugt", count, f.like(count, 31))
+    if mod(ins, "clamp"):
+        above = f.select(large, f.like(a, 0), above)
+    out = f.and_(a, f.not_(above))
+    if not ins.types[-1].signed:
+        return out
+    last = f.and_(f.sub(low, f.like(low, 1)), f.like(low, 31))
+    bit = f.and_(f.bin("lshr", a, last), f.like(a, 1))
+    minus = f.and_(f.icmp("ne", bit, f.like(bit, 0)), f.icmp("ne", low, f.like(low, 0)))
+    return f.select(minus, f.or_(out, above), out)
+
+
+def bmsk(f: Fn, ins: Ins, start: V, count: V) -> V:
+    """A mask of `count` ones from a start bit on; .clamp fills to the top, .wrap takes both amounts modulo 32."""
+    start, count = f.same(start, count)
+    at, size = (f.and_(v, f.like(v, 31)) for v in (start, count))
+    top, total = f.like(at, -1), f.add(at, size)
+    low = f.bin("shl", top, at)
+    full = f.icmp("ugt", total, f.like(total, 31))
+    if mod(ins, "clamp"):
+        outside = f.icmp("ugt", start, f.like(start, 31))
+        low = f.select(outside, f.like(low, 0), low)
+        full = f.or_(full, f.or_(outside, f.icmp("ugt", count, f.like(count, 31))))
+    high = f.select(full, f.like(low, 0), f.bin("shl", top, f.and_(total, f.like(total, 31))))
+    return f.and_(low, f.not_(high))
 
 
 def brev(f: Fn, ins: Ins, a: V) -> V:
@@ -306,7 +363,7 @@ RULES: dict[str, Rule] = {
     "mul": Rule(_mul_signature(2), mul),
     "mad": Rule(_mul_signature(3), mad),
     "mul24": Rule(same(2), mul24),
-    "mad24": Rule(same(3), lambda f, ins, a, b, c: f.add(mul24(f, ins, a, b), c)),
+    "mad24": Rule(same(3), mad24),
     "sad": Rule(same(3), sad),
     "div": Rule(same(2), div),
     "rem": Rule(same(2), rem),
@@ -325,6 +382,9 @@ RULES: dict[str, Rule] = {
     "lop3": Rule(_sources(None, None, None, None, None), lop3),
     "popc": Rule(_sources(U32, None), popc),
     "clz": Rule(_sources(U32, None), clz),
+    "fns": Rule(_sources(U32, U32, U32, S32), fns),
+    "szext": Rule(_sources(None, None, U32), szext),
+    "bmsk": Rule(_sources(None, U32, U32), bmsk),
     "brev": Rule(same(1), brev),
     "bfind": Rule(_sources(U32, None), bfind),
     "bfe": Rule(_sources(None, None, U32, U32), bfe),

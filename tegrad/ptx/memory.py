@@ -190,7 +190,6 @@ def nothing(e: "Emitter", ins: Ins) -> None:
 
 
 HANDLERS: dict[str, Handler] = {
-    "ld": load, "st": store, "cvta": cvta, "isspacep": isspacep, "createpolicy": createpolicy, "prefetch": nothing,
-    "prefetchu": nothing,
-    "discard": nothing, "applypriority": nothing,
+    "ld": load, "ldu": load, "st": store, "cvta": cvta, "isspacep": isspacep, "createpolicy": createpolicy,
+    "prefetch": nothing, "prefetchu": nothing, "discard": nothing, "applypriority": nothing,
 }  # fmt: skip

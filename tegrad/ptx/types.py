@@ -41,10 +41,22 @@ def _table() -> dict[str, Ty]:
         Ty("bf16x2", 32, "b", "i32"),
     ]
     rows += [Ty(f"{k}128", 128, k, "i128") for k in "usb"]
+    rows += [Ty("u4", 4, "u", "i4"), Ty("s4", 4, "s", "i4")]
     rows += [Ty(name, 8, "b", "i8") for name in ("e4m3", "e5m2")]
     rows += [Ty(name, 16, "b", "i16") for name in ("e4m3x2", "e5m2x2")]
     return {t.name: t for t in rows}
 
 
 TYPES = _table()
-EL_BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "i128": 128, "half": 16, "float": 32, "double": 64}
+EL_BITS = {
+    "i1": 1,
+    "i4": 4,
+    "i8": 8,
+    "i16": 16,
+    "i32": 32,
+    "i64": 64,
+    "i128": 128,
+    "half": 16,
+    "float": 32,
+    "double": 64,
+}

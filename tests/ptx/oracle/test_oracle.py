@@ -1,10 +1,13 @@
 """The table of forms, the record of what a GPU made of them, and the engine."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.ptx.oracle import approximations, judge, models, products
+from tests.ptx.oracle.engine import run
 from tests.ptx.oracle.form import Form, expand
 from tests.ptx.oracle.inputs import arrays, float_bits
 from tests.ptx.oracle.kernels import batches, digest
@@ -60,3 +63,70 @@ def test_nvidias_assembler_takes_every_form(family: str, sm: int) -> None:
     forms: list[Form] = [f for f in FAMILIES[family] if f.arch <= sm]
     for batch in batches(forms):
         assert nvjitlink().compile(batch.text(sm), f"sm_{sm}")
+
+
+@cache
+def engine(family: str) -> dict[str, bytes]:
+    """The engine's results of a family; it must refuse nothing."""
+    results, refused = run(FAMILIES[family])
+    assert not refused
+    return results
+
+
+def against_model(form: Form, data: bytes) -> int:
+    """How many lanes differ from the model, where there is one for the lane."""
+    columns = models.expected(form)
+    wrong = np.zeros(form.threads, bool)
+    for got, want, t in zip(judge.results(form, data), columns or [], form.results, strict=False):
+        known = np.array([w is not None for w in want])
+        values = np.array([w or 0 for w in want], np.uint64).astype(got.dtype)
+        wrong |= known & ~judge.same(got, values, t, form.rule)
+    return int(wrong.sum())
+
+
+@pytest.mark.parametrize("family", ["integer", "float", "convert", "compare"])
+def test_engine_gives_what_exact_arithmetic_gives(family: str) -> None:
+    results = engine(family)
+    wrong = {f.name: n for f in FAMILIES[family] if (n := against_model(f, results[f.name]))}
+    assert not wrong
+
+
+def test_a_wrong_result_is_seen_by_the_model() -> None:
+    form = FORMS["add.rz.f64"]
+    data = np.frombuffer(run([form])[0][form.name], np.uint64)
+    finite = ~np.isnan(data.view(np.float64))
+    assert against_model(form, (data ^ np.uint64(1)).tobytes()) == finite.sum()
+
+
+def approximate() -> list[Form]:
+    return [f for f in FORMS.values() if f.rule.startswith("approx")]
+
+
+def test_engine_stays_within_the_documented_errors() -> None:
+    results = engine("float")
+    for form in approximate():
+        got = judge.number(judge.results(form, results[form.name])[0], form.results[0])
+        assert not approximations.outside(form, got).any(), form.name
+
+
+def test_bounds_of_approximations_are_sharp_enough_to_fail() -> None:
+    form = FORMS["rcp.approx.f32"]
+    got = judge.number(judge.results(form, engine("float")[form.name])[0], "f32")
+    assert approximations.outside(form, got * (1 + 2.0**-20))[np.isfinite(got) & (got != 0)].mean() > 0.9
+
+
+@pytest.mark.parametrize("form", [f for f in FAMILIES["matrix"] if "special" not in f.name], ids=lambda f: f.name)
+def test_engine_multiplies_matrices(form: Form) -> None:
+    """Whole numbers exactly, real ones within the rounding of a sum in any order."""
+    a, b, c = products.matrices(form)
+    t, data = products.types(form)[0], engine("matrix")[form.name]
+    got, want = products.accumulators(judge.results(form, data), t, a.shape[1]), a @ b + c
+    if "satfinite" in form.name:
+        want = np.clip(want, -(2**31), 2**31 - 1)
+    elif t == "s32":
+        want = (want + 2**31) % 2**32 - 2**31
+    if not form.rule.startswith("sum"):
+        assert (got == want).all()
+    else:
+        slack = 2.0**-10 if t == "f16" else 17 * 2.0**-23
+        assert (np.abs(got - want) <= slack * (np.abs(a) @ np.abs(b) + np.abs(c))).all()
