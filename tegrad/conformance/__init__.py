@@ -2,6 +2,7 @@
 
     rule      what a rule is, and the registry
     rig       a driver client for rules: opens, calls, expects refusals, and releases everything
+    engine    the GPU for rules: memory, channels, pushbuffers, small kernels, their faults
     process   a second process, for rules about several
     memory    this process's own memory: good, bad and read-only addresses
     run       runs rules one by one and says what came of each
@@ -25,6 +26,7 @@ MODULES = (
     "s3_ctrl",
     "s4_address_space",
     "s8_fences",
+    "s6_compute",
 )
 """The modules that hold rules."""
 
