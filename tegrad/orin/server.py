@@ -17,6 +17,7 @@ import signal
 import socket
 import struct
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
@@ -113,7 +114,7 @@ class Server:
         if fd == self.listener.fileno():
             self._accept()
         elif fd == self._gpu_fd:
-            self.driver.poll_gpu()
+            self._unbroken(self.driver.poll_gpu)
         elif fd in self.files:
             self._file_message(fd)
         elif fd in self.sessions:
@@ -168,7 +169,15 @@ class Server:
     def put(self, file: File) -> None:
         """Release a file whose fds are all closed, once no call is in progress on it."""
         if file.sock is None and file.calls == 0:
-            file.release()
+            self._unbroken(file.release)
+
+    def _unbroken(self, action: Callable[[], None]) -> None:
+        """Do what no client waits for; a bug of the board is told in its log, and the others are served on."""
+        try:
+            action()
+        except Exception as bug:
+            for line in traceback.format_exception(bug):
+                self.driver.log.board(line.rstrip())
 
     # ---- messages ------------------------------------------------------------------------------------------------
 

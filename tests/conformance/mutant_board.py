@@ -59,7 +59,11 @@ class MutableBoard:
         """Apply a mutant in every process of the board, in place of the one applied before. ValueError if nowhere."""
         packed = pack(mutant)
         applied = self._here.change(packed, only=CLIENT_SIDE)
-        answer = self.kernel.connection.call(Message(MUTATE, payload=packed.encode()))
+        try:
+            answer = self.kernel.connection.call(Message(MUTATE, payload=packed.encode()))
+        except (OSError, board.BoardError):  # the last mutant was the board's end
+            self._start()
+            answer = self.kernel.connection.call(Message(MUTATE, payload=packed.encode()))
         failure, elsewhere = json.loads(answer.payload)
         if failure or applied + elsewhere < len(mutations(mutant)):
             self.mutate()

@@ -9,6 +9,9 @@ import pytest
 from mutant_board import MutableBoard
 from mutation import Applied, Edit, Item, Start, Value, pack
 
+from tegrad.conformance.rig import Rig
+from tegrad.uapi.errors import DriverError
+
 MODULE = '''
 class Base:
     def name(self): return "base"
@@ -93,3 +96,21 @@ def test_a_board_can_be_started_afresh(board: MutableBoard) -> None:
     assert board.sound()
     board.kernel.close(handle)
     board.kernel.close(board.kernel.open("/dev/nvmap"))
+
+
+def test_a_mutant_that_ends_the_board_is_followed_by_a_new_one(board: MutableBoard) -> None:
+    board.mutate(Start("tegrad.orin.nvmap.create_64", "os._exit(1)"))
+    with pytest.raises(DriverError), Rig(board.kernel) as rig:
+        rig.handle()
+    board.mutate()
+    with Rig(board.kernel) as rig:
+        assert rig.handle()
+
+
+def test_a_release_that_fails_is_logged_and_others_are_served(board: MutableBoard) -> None:
+    board.mutate(Edit("tegrad.orin.nodes.SchedFile.release", "= False", "= False\n    raise RuntimeError('a bug')"))
+    with Rig(board.kernel) as rig:
+        rig.open("/dev/nvgpu/igpu0/sched")
+    board.mutate()
+    assert board.sound()
+    assert any("a bug" in line for line in board.log())

@@ -8,6 +8,7 @@ N, CLIENT = "tegrad.orin.nvmap.", "tegrad.orin.client."
 TABLE, CHECK_MAPPING = "tegrad.orin.nodes.NODES", "tegrad.orin.sessions.check_mapping"
 TAKE_FDS, CLOSE = CLIENT + "_take_fds", CLIENT + "BoardKernel.close"
 NEW = {"as": "GPU_ALLOC_AS", "tsg": "GPU_OPEN_TSG", "channel": "GPU_OPEN_CHANNEL"}
+NEW_ID = "tegrad.orin.driver.Driver.new_instance_id"
 NO_DEVICE = "else errno.ENODEV"
 GONE = Edit(
     N + "Buffer.drop", "    if self.holders == 0:", "    if not self.holders:\n        os.pwrite(self.fd, b'gone', 0)"
@@ -31,8 +32,10 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "1.2/nvmap-has-no-mmap": Edit(CHECK_MAPPING, "errno.EPERM if isinstance(found, NvmapFile) else", ""),
     "1.2/tsg-node": [Item(TABLE, f"{path!r}", "open_channel") for path in ("/dev/nvgpu/igpu0/tsg", legacy("tsg"))],
     "1.2/channel-from-channel": Start("tegrad.orin.channel.open_channel", "require(False)"),
-    "1.3/instance-ids-rise": Start("tegrad.orin.driver.Driver.new_instance_id", "return 7"),
-    "1.3/instance-id-stays": Start("tegrad.orin.topology.get_characteristics", "file.instance += 1"),
+    "1.3/instance-ids-rise": Start(NEW_ID, "return 1000000 - next(self._instances)"),
+    "1.3/instance-id-stays": Start(
+        "tegrad.orin.topology.characteristics", "global asked\nasked = globals().get('asked', 0) + 1\ninstance += asked"
+    ),
     "1.3/as-node": [Item(TABLE, f"{path!r}", "OtherFile") for path in ("/dev/nvgpu/igpu0/as", legacy("as"))],
     "1.3/channel-node": Item(TABLE, "'/dev/nvgpu/igpu0/channel'", "OtherFile"),
     "1.3/sched-node": Edit(
