@@ -90,7 +90,9 @@ def test_usual_kernels_compile_with_their_ptx(renderer: Any) -> None:
             assert section.name in source
 
 
-@pytest.mark.parametrize("name", ["reciprocal", "sqrt", "exp2", "log2", "sin", "exp", "rsqrt"])
+@pytest.mark.parametrize(
+    "name", ["reciprocal", "sqrt", "exp2", "log2", "sin", "exp", "rsqrt", "tan", "tanh", "erf", "atanh", "round", "half"]
+)
 def test_double_precision_assembles(renderer: Any, name: str) -> None:
     for ast in kernels(getattr(empty(64, dtype=dtypes.double), name)()):
         source, lib = compiled(ast, renderer)

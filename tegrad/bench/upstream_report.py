@@ -1,0 +1,161 @@
+"""docs/upstream-tests.md from results/upstream/*.json: `python -m tegrad.bench.upstream_report`, run in a checkout.
+
+The tables between the page's two marks are computed. What a person has to say is one row of VERDICTS for each failure:
+whose it is, and why.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path("results/upstream")
+PAGE = Path("docs/upstream-tests.md")
+BEGIN, END = "<!-- computed from results/upstream -->", "<!-- end of what is computed -->"
+
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whose a failure is: of tests that match `test` (suite and name), on a device whose name begins with `device`."""
+
+    test: str
+    device: str
+    whose: str
+    evidence: str
+
+
+VERDICTS = (
+    Verdict(
+        r"device/test_hcq TestHCQ::test_speed_(copy_bandwidth|exec_time)",
+        "emulated",
+        "the emulator's speed",
+        "The test wants 10 GB/s and 100 us of a real GPU. Of an emulator it asks neither, and knows one by an "
+        "interface whose name begins with MOCK; ours cannot be called that (tinygrad would compile differently).",
+    ),
+    Verdict(
+        r"unit/test_gguf .*",
+        "",
+        "no network",
+        "The test downloads a model from huggingface.co: `urlopen error`. The suite's other tests, which make their "
+        "data, pass.",
+    ),
+    Verdict(
+        r"backend/test_uops TestBitcastBufferView::test_(load|store)",
+        "",
+        "upstream's",
+        "The kernel is written by hand to read 8 bytes at byte 4 of a buffer through `(unsigned long*)(data0+1)`. "
+        "NVIDIA GPUs need natural alignment (PTX ISA, 'Addresses as operands'): a misaligned-address fault. What "
+        "tinygrad makes of tensors is copied first (tests/nv/test_codegen.py); the PTX renderer skips the test.",
+    ),
+)
+
+
+def verdict(suite: str, test: str, device: str) -> Verdict | None:
+    """The row of a failure; None for one that nobody has judged."""
+    name = f"{suite} {test}"
+    return next((v for v in VERDICTS if re.fullmatch(v.test, name) and device.startswith(v.device)), None)
+
+
+def load(folder: Path = RESULTS) -> list[Report]:
+    """Every report, the board's first."""
+    reports = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return sorted(reports, key=lambda r: (r["device"] == "GPU", r["renderer"] != "PTX"))
+
+
+def machine(report: Report) -> str:
+    """What the tests ran on, and through which renderer."""
+    return f"{'board' if report['device'] != 'GPU' else report['machine']['gpu']}, {report['renderer']}"
+
+
+def failures(report: Report) -> Iterator[tuple[str, str, str]]:
+    """(suite, test, reason) of every failure; a suite that did not end is one."""
+    for suite, result in report["suites"].items():
+        yield from ((suite, test, why) for test, why in result["failed"].items())
+        if "stopped" in result:
+            yield suite, "(the suite did not end)", result["stopped"]
+
+
+def tables(reports: list[Report]) -> str:
+    """The computed part of the page."""
+    return "\n".join([*_counts(reports), "", *_failures(reports), "", *_skips(reports), "", *_circumstances(reports)])
+
+
+def _counts(reports: list[Report]) -> Iterator[str]:
+    yield "Passed, failed, skipped, and tests that upstream expects to fail:"
+    yield ""
+    yield "| suite | " + " | ".join(map(machine, reports)) + " |"
+    yield "|---" * (len(reports) + 1) + "|"
+    for suite in dict.fromkeys(s for r in reports for s in r["suites"]):
+        yield f"| {suite} | " + " | ".join(_cell(r["suites"].get(suite)) for r in reports) + " |"
+    yield "| minutes | " + " | ".join(f"{sum(s['minutes'] for s in r['suites'].values()):.1f}" for r in reports) + " |"
+
+
+def _cell(result: dict[str, Any] | None) -> str:
+    if result is None:
+        return "not run"
+    c = result["counts"]
+    return f"{c['passed']}, {c['failed']}, {c['skipped']}, {c['xfailed']}" + (
+        " (stopped)" if "stopped" in result else ""
+    )
+
+
+def _failures(reports: list[Report]) -> Iterator[str]:
+    where: dict[tuple[str, str, str], list[str]] = {}
+    for report in reports:
+        for suite, test, why in failures(report):
+            found = verdict(suite, test, report["device"])
+            whose = f"{found.whose}. {found.evidence}" if found else f"**not judged**: {why}"
+            where.setdefault((suite, test, whose), []).append(machine(report))
+    if not where:
+        yield "No test fails."
+        return
+    yield "| failure | where | whose, and why |"
+    yield "|---|---|---|"
+    merged: dict[tuple[str, str, str], list[str]] = {}
+    for (suite, test, whose), machines in where.items():
+        merged.setdefault((suite, "; ".join(machines), whose), []).append(test.split("::")[-1])
+    for (suite, machines_, whose), tests in merged.items():
+        text = whose.replace("|", "\\|").replace("\n", " ")
+        yield f"| {suite}: {', '.join(tests)} | {machines_} | {text} |"
+
+
+def _skips(reports: list[Report]) -> Iterator[str]:
+    counts = [Counter(why for s in r["suites"].values() for why in s["skipped"].values()) for r in reports]
+    yield "Why tests are skipped, by upstream's own conditions:"
+    yield ""
+    yield "| reason | " + " | ".join(map(machine, reports)) + " |"
+    yield "|---" * (len(reports) + 1) + "|"
+    for why in sorted(set().union(*counts)):
+        yield f"| {why.replace('|', ' ') or '(none given)'} | " + " | ".join(str(c[why]) for c in counts) + " |"
+
+
+def _circumstances(reports: list[Report]) -> Iterator[str]:
+    yield "| | " + " | ".join(map(machine, reports)) + " |"
+    yield "|---" * (len(reports) + 1) + "|"
+    rows: dict[str, Callable[[Report], Any]] = {
+        "date": lambda r: r["date"],
+        "commit of the tests": lambda r: r["commit"][:10],
+        "processor": lambda r: f"{r['machine']['cpu']}, {r['machine']['cores']} cores",
+        "workers": lambda r: r["jobs"],
+        "python, torch": lambda r: f"{r['machine']['python']}, {r['versions'].get('torch', '')}",
+        "our sources": lambda r: r["versions"]["tegrad_sources"],
+    }
+    for name, value in rows.items():
+        yield f"| {name} | " + " | ".join(str(value(r)) for r in reports) + " |"
+
+
+def page(text: str, reports: list[Report]) -> str:
+    """The page with its computed part made anew."""
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n{tables(reports)}\n{END}{rest.split(END)[1]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(), load()))
