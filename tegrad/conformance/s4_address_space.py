@@ -1,1 +1,957 @@
-"""."""
+"""Section 4: address spaces."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tegrad.conformance.rig import VA_END, VA_START, Raw, Rig, map_fields, request
+from tegrad.conformance.rule import Differs, rule
+from tegrad.uapi import constants as k
+from tegrad.uapi import structs as s
+from tegrad.uapi.errors import DriverError
+
+PAGE, KIB, MIB, GIB = 4096, 1 << 10, 1 << 20, 1 << 30
+FIXED, CACHEABLE = k.NVGPU_AS_MAP_BUFFER_FLAGS_FIXED_OFFSET, k.NVGPU_AS_MAP_BUFFER_FLAGS_CACHEABLE
+ACCESS = k.NVGPU_AS_MAP_BUFFER_FLAGS_ACCESS_BITMASK_OFFSET
+READ_ONLY, READ_WRITE = (
+    k.NVGPU_AS_MAP_BUFFER_ACCESS_READ_ONLY << ACCESS,
+    k.NVGPU_AS_MAP_BUFFER_ACCESS_READ_WRITE << ACCESS,
+)
+SPARSE = k.NVGPU_AS_ALLOC_SPACE_FLAGS_SPARSE
+WINDOW = 0xFE00000000
+SEEN_END = 0xFFFFE00000
+"""The end of the range that placements were read off on an AGX Orin 64GB."""
+NONEXISTENT = 987654
+MAP, SPACE = "AS_MAP_BUFFER_EX", "AS_ALLOC_SPACE"
+Fields = dict[str, int]
+
+
+def maps(rig: Rig, vm: int, fd: int, **fields: int) -> int:
+    """The rule: this MAP_BUFFER_EX succeeds. Its address."""
+    return int(rig.accepts(vm, MAP, map_fields(fd, **fields)).offset)
+
+
+def fixed(rig: Rig, vm: int, fd: int, va: int, **fields: int) -> int:
+    """The rule: this fixed MAP_BUFFER_EX succeeds."""
+    return maps(rig, vm, fd, **{"flags": FIXED | CACHEABLE, "offset": va} | fields)
+
+
+def reserves(rig: Rig, vm: int, size: int, at: int | None = None, *, flags: int = 0) -> int:
+    """The rule: this ALLOC_SPACE succeeds. Its address."""
+    try:
+        return rig.reserve(vm, size, at, flags=flags)
+    except DriverError as error:
+        raise Differs(f"ALLOC_SPACE of {size:#x} bytes", error.code) from None
+
+
+def space_fields(**fields: int) -> Fields:
+    """The fields of an ALLOC_SPACE that works (`at`: the union's address); `fields` change them."""
+    usual = {"pages": 2, "page_size": PAGE, "flags": 0, "at": 0} | fields
+    return {"o_a.offset": usual.pop("at"), **usual}
+
+
+# ---- 4.1 BIND_CHANNEL -----------------------------------------------------------------------------------------------
+
+NO_CHANNELS: list[tuple[str, str, Callable[[Rig], int]]] = [
+    ("bind-no-channel", "an fd that is no channel", lambda rig: rig.tsg()),
+    ("bind-closed", "an fd that is not open", lambda rig: NONEXISTENT),
+]
+
+
+def _bind_refused(fd: Callable[[Rig], int]) -> Callable[[Rig], None]:
+    return lambda rig: rig.refuses(errno.EINVAL, rig.address_space(), "AS_BIND_CHANNEL", channel_fd=fd(rig))
+
+
+for _name, _sentence, _fd in NO_CHANNELS:
+    rule("4.1", f"BIND_CHANNEL: {_sentence} is EINVAL", name=_name)(_bind_refused(_fd))
+
+
+@rule("4.1", "BIND_CHANNEL: a channel that is bound to another address space is EINVAL")
+def bound_elsewhere(rig: Rig) -> None:
+    channel = rig.open_channel()
+    rig.call(rig.address_space(), "AS_BIND_CHANNEL", channel_fd=channel)
+    rig.refuses(errno.EINVAL, rig.address_space(), "AS_BIND_CHANNEL", channel_fd=channel)
+
+
+@rule("4.1", "BIND_CHANNEL: a channel that is bound to this address space already is EINVAL")
+def bound_twice(rig: Rig) -> None:
+    channel, vm = rig.open_channel(), rig.address_space()
+    rig.call(vm, "AS_BIND_CHANNEL", channel_fd=channel)
+    rig.refuses(errno.EINVAL, vm, "AS_BIND_CHANNEL", channel_fd=channel)
+
+
+@rule("4.1", "BIND_CHANNEL: takes a reference to the address space, which outlives its fd")
+def bind_holds(rig: Rig) -> None:
+    channel = rig.bound_channel()
+    rig.close(channel.vm)
+    found = rig.accepts(channel.fd, "CHANNEL_GET_USER_SYNCPOINT")
+    rig.check(found.gpu_va >= VA_END, "an address in the driver's range", found.gpu_va)
+
+
+# ---- 4.2 ALLOC_SPACE and FREE_SPACE ---------------------------------------------------------------------------------
+
+SPACE_REFUSED = [
+    ("space-64k-pages", "pages of 64 KiB are", {"page_size": 65536}, errno.EINVAL),
+    ("space-no-page-size", "a page size of 0 is", {"page_size": 0}, errno.EINVAL),
+    ("space-no-pages", "0 pages are", {"pages": 0}, errno.ENOMEM),
+    ("space-too-large", "more pages than there are is", {"pages": 1 << 30}, errno.ENOMEM),
+    ("space-page-size-first", "0 pages of a bad size are", {"pages": 0, "page_size": 8192}, errno.EINVAL),
+    ("space-fixed-unaligned", "a fixed address off a page is", {"flags": 1, "at": VA_START + 100}, errno.ENOMEM),
+    ("space-fixed-below", "a fixed range below the user range is", {"flags": 1, "at": PAGE}, errno.ENOMEM),
+    ("space-fixed-above", "a fixed range in the driver's range is", {"flags": 1, "at": VA_END}, errno.ENOMEM),
+    ("space-fixed-over-end", "a fixed range over the end is", {"flags": 1, "at": VA_END - PAGE}, errno.ENOMEM),
+    ("space-fixed-empty", "0 pages at a fixed address are", {"flags": 1, "at": VA_START, "pages": 0}, errno.ENOMEM),
+]
+
+
+def _space_refused(fields: Fields, number: int) -> Callable[[Rig], None]:
+    return lambda rig: rig.refuses(number, rig.address_space(), SPACE, space_fields(**fields))
+
+
+for _name, _sentence, _fields, _number in SPACE_REFUSED:
+    rule("4.2", f"ALLOC_SPACE: {_sentence} {errno.errorcode[_number]}", name=_name)(_space_refused(_fields, _number))
+
+
+@rule("4.2", "ALLOC_SPACE: a fixed range that is taken, by an area or by a buffer, is ENOMEM")
+def space_taken(rig: Rig) -> None:
+    vm = rig.address_space()
+    rig.reserve(vm, 4 * PAGE, WINDOW)
+    rig.refuses(errno.ENOMEM, vm, SPACE, space_fields(flags=1, at=WINDOW + 3 * PAGE))
+    va = rig.map(vm, rig.buffer().fd)
+    rig.refuses(errno.ENOMEM, vm, SPACE, space_fields(flags=1, at=va))
+
+
+@rule("4.2", "ALLOC_SPACE: a fixed range is reserved where it was asked for")
+def space_fixed(rig: Rig) -> None:
+    vm = rig.address_space()
+    for at, pages in ((VA_START, 1), (WINDOW, GIB // PAGE), (VA_END - 3 * PAGE, 3), (VA_START + 5 * PAGE, 3)):
+        done = rig.accepts(vm, SPACE, space_fields(flags=1, at=at, pages=pages))
+        rig.equal("address", at, done.o_a.offset)
+
+
+@rule("4.2", "ALLOC_SPACE: without FIXED_OFFSET the address (or alignment) given is ignored")
+def space_align_ignored(rig: Rig) -> None:
+    plain = rig.accepts(rig.address_space(), SPACE, space_fields()).o_a.offset
+    for at in (12345, WINDOW, 64 * KIB):
+        rig.equal("address", plain, rig.accepts(rig.address_space(), SPACE, space_fields(at=at)).o_a.offset)
+
+
+@rule("4.2", "ALLOC_SPACE: unknown flags are ignored")
+def space_flags(rig: Rig) -> None:
+    rig.accepts(rig.address_space(), SPACE, space_fields(flags=0xFFFFFFFC))
+
+
+@rule("4.2", "ALLOC_SPACE: a sparse area can be reserved, fixed or not")
+def space_sparse(rig: Rig) -> None:
+    vm = rig.address_space()
+    rig.accepts(vm, SPACE, space_fields(flags=SPARSE))
+    rig.accepts(vm, SPACE, space_fields(flags=SPARSE | 1, at=WINDOW))
+
+
+@rule("4.2", "ALLOC_SPACE: the 24-byte form (nr 2) does the same")
+def space_short_form(rig: Rig) -> None:
+    vm, page_size = rig.address_space(), PAGE
+    done = rig.accepts(vm, "NVGPU32_AS_ALLOC_SPACE", {"pages": 2, "page_size": page_size, "flags": 0})
+    rig.equal("address", rig.accepts(rig.address_space(), SPACE, space_fields()).o_a.offset, done.o_a.offset)
+    rig.refuses(errno.EINVAL, vm, "NVGPU32_AS_ALLOC_SPACE", {"pages": 2, "page_size": 65536, "flags": 0})
+
+
+@rule("4.2", "a reserved area is never chosen for a buffer")
+def reserved_is_not_chosen(rig: Rig) -> None:
+    buffer = rig.buffer(2 * MIB)
+    natural = rig.map(rig.address_space(), buffer.fd)
+    vm = rig.address_space()
+    rig.reserve(vm, 2 * MIB, natural)
+    rig.check(maps(rig, vm, buffer.fd) != natural, "another address", natural)
+
+
+@rule("4.2", "FREE_SPACE: any address inside an area frees all of it")
+def free_inside(rig: Rig) -> None:
+    vm = rig.address_space()
+    rig.reserve(vm, 16 * PAGE, WINDOW)
+    rig.accepts(vm, "AS_FREE_SPACE", offset=WINDOW + 9 * PAGE + 123)
+    reserves(rig, vm, 16 * PAGE, WINDOW)
+
+
+@rule("4.2", "FREE_SPACE: an address in no area returns 0 and frees nothing")
+def free_unknown(rig: Rig) -> None:
+    vm = rig.address_space()
+    rig.reserve(vm, 16 * PAGE, WINDOW)
+    for offset in (0, WINDOW - 1, WINDOW + 16 * PAGE, 1 << 63):
+        rig.accepts(vm, "AS_FREE_SPACE", offset=offset)
+    rig.refuses(errno.ENOMEM, vm, SPACE, space_fields(flags=1, at=WINDOW))
+
+
+@rule("4.2", "FREE_SPACE: pages and page_size do not matter")
+def free_ignores(rig: Rig) -> None:
+    vm = rig.address_space()
+    rig.reserve(vm, 16 * PAGE, WINDOW)
+    rig.accepts(vm, "AS_FREE_SPACE", offset=WINDOW, pages=3, page_size=12345)
+    reserves(rig, vm, 16 * PAGE, WINDOW)
+
+
+@rule("4.2", "FREE_SPACE: a buffer mapped in the area is unmapped")
+def free_unmaps(rig: Rig) -> None:
+    vm, buffer = rig.address_space(), rig.buffer()
+    rig.reserve(vm, 16 * PAGE, WINDOW)
+    rig.map(vm, buffer.fd, flags=FIXED, offset=WINDOW)
+    rig.accepts(vm, "AS_FREE_SPACE", offset=WINDOW)
+    reserves(rig, vm, 16 * PAGE, WINDOW)
+    fixed(rig, vm, rig.buffer().fd, WINDOW)
+
+
+# ---- 4.3 MAP_BUFFER_EX ----------------------------------------------------------------------------------------------
+
+KNOWN_FLAGS = FIXED | CACHEABLE | 0x20 | 0x40 | 0x80 | 0x200 | 3 << ACCESS | 0x1000
+
+
+@rule("4.3", "MAP_BUFFER_EX: any unknown flag bit is EINVAL")
+def unknown_flags(rig: Rig) -> None:
+    vm, fd = rig.address_space(), rig.buffer().fd
+    for bit in range(32):
+        if not KNOWN_FLAGS >> bit & 1:
+            rig.refuses(errno.EINVAL, vm, MAP, map_fields(fd, flags=CACHEABLE | 1 << bit))
+
+
+FLAGS = [
+    ("uncached", "without CACHEABLE", 0),
+    ("unmapped-pte", "UNMAPPED_PTE", k.NVGPU_AS_MAP_BUFFER_FLAGS_UNMAPPED_PTE),
+    ("l3-alloc", "L3_ALLOC", k.NVGPU_AS_MAP_BUFFER_FLAGS_L3_ALLOC),
+    ("system-coherent", "SYSTEM_COHERENT", k.NVGPU_AS_MAP_BUFFER_FLAGS_SYSTEM_COHERENT),
+    ("read-only", "read-only access", READ_ONLY),
+    ("read-write", "read-write access", READ_WRITE),
+]
+
+
+def _flag_accepted(flags: int) -> Callable[[Rig], None]:
+    def check(rig: Rig) -> None:
+        maps(rig, rig.address_space(), rig.buffer().fd, flags=flags)
+
+    return check
+
+
+for _name, _sentence, _flags in FLAGS:
+    rule("4.3", f"MAP_BUFFER_EX: maps with {_sentence}", name=_name)(_flag_accepted(_flags))
+
+
+@rule("4.3", "MAP_BUFFER_EX: MAPPABLE_COMPBITS is ignored: the mapping is the one without it")
+def mappable_compbits(rig: Rig) -> None:
+    vm, fd = rig.address_space(), rig.buffer().fd
+    va = rig.map(vm, fd)
+    flags = CACHEABLE | k.NVGPU_AS_MAP_BUFFER_FLAGS_MAPPABLE_COMPBITS
+    rig.equal("address", va, maps(rig, vm, fd, flags=flags))
+
+
+AREA = 16 * PAGE
+Maker = Callable[[Rig], int]
+TWO_PAGES: Maker = lambda rig: rig.buffer(2 * PAGE).fd  # noqa: E731
+UNALLOCATED: Maker = lambda rig: rig.buffer(allocate=False).fd  # noqa: E731
+MAP_REFUSED: list[tuple[str, str, Maker, Fields, int]] = [
+    ("access-3", "access 3", TWO_PAGES, {"flags": 3 << ACCESS}, errno.EINVAL),
+    ("tegra-raw", "TEGRA_RAW", TWO_PAGES, {"flags": k.NVGPU_AS_MAP_BUFFER_FLAGS_TEGRA_RAW}, errno.EINVAL),
+    ("fd-closed", "an fd that is not open", lambda rig: NONEXISTENT, {}, errno.EBADF),
+    ("fd-no-dmabuf", "an fd that is no dmabuf", lambda rig: rig.ctrl, {}, errno.EINVAL),
+    ("offset-not-fixed", "an offset without FIXED_OFFSET", TWO_PAGES, {"offset": WINDOW}, errno.EINVAL),
+    ("part-not-fixed", "a buffer_offset without FIXED_OFFSET", TWO_PAGES, {"buffer_offset": PAGE}, errno.EINVAL),
+    ("size-not-fixed", "a mapping_size without FIXED_OFFSET", TWO_PAGES, {"mapping_size": PAGE}, errno.EINVAL),
+    (
+        "size-past-buffer",
+        "a mapping_size above the buffer's",
+        TWO_PAGES,
+        {"flags": FIXED, "offset": WINDOW, "mapping_size": 3 * PAGE},
+        errno.EINVAL,
+    ),
+    (
+        "part-past-buffer",
+        "a part that ends behind the buffer",
+        TWO_PAGES,
+        {"flags": FIXED, "offset": WINDOW, "buffer_offset": PAGE, "mapping_size": 2 * PAGE},
+        errno.EINVAL,
+    ),
+    (
+        "part-wraps",
+        "a buffer_offset that wraps with the size",
+        TWO_PAGES,
+        {"flags": FIXED, "offset": WINDOW, "buffer_offset": (1 << 64) - PAGE, "mapping_size": 2 * PAGE},
+        errno.EINVAL,
+    ),
+    (
+        "part-without-size",
+        "a buffer_offset without mapping_size",
+        TWO_PAGES,
+        {"flags": FIXED, "offset": WINDOW, "buffer_offset": PAGE},
+        errno.EINVAL,
+    ),
+    ("not-allocated", "a buffer without memory", UNALLOCATED, {}, errno.ENOMEM),
+    ("no-kind", "no kind at all", TWO_PAGES, {"incompr_kind": -1}, (errno.EINVAL)),
+    ("no-area", "a fixed address in no area", TWO_PAGES, {"flags": FIXED, "offset": 1 << 28}, errno.EINVAL),
+    (
+        "before-area",
+        "a fixed map that begins before",
+        TWO_PAGES,
+        {"flags": FIXED, "offset": WINDOW - PAGE},
+        errno.EINVAL,
+    ),
+    (
+        "over-area",
+        "a fixed map over the end of its area",
+        TWO_PAGES,
+        {"flags": FIXED, "offset": WINDOW + AREA - PAGE},
+        errno.EINVAL,
+    ),
+    (
+        "fixed-unaligned",
+        "a fixed address off a page",
+        TWO_PAGES,
+        {"flags": FIXED, "offset": WINDOW + 100},
+        errno.EINVAL,
+    ),
+    (
+        "part-unaligned",
+        "a fixed part of a buffer off a page",
+        TWO_PAGES,
+        {"flags": FIXED, "offset": WINDOW, "buffer_offset": 16, "mapping_size": PAGE},
+        errno.ENOMEM,
+    ),
+    ("fd-first", "a bad fd with bad flags", lambda rig: NONEXISTENT, {"flags": 0x2000}, errno.EBADF),
+    ("flags-before-pin", "a buffer without memory with bad flags", UNALLOCATED, {"flags": 0x2000}, errno.EINVAL),
+    (
+        "pin-before-area",
+        "one without memory in no area",
+        UNALLOCATED,
+        {"flags": FIXED, "offset": 1 << 28},
+        errno.ENOMEM,
+    ),
+    (
+        "area-before-part",
+        "a part off a page in no area",
+        TWO_PAGES,
+        {"flags": FIXED, "offset": 1 << 28, "buffer_offset": 16, "mapping_size": PAGE},
+        errno.EINVAL,
+    ),
+]
+
+
+def _map_refused(fd: Maker, fields: Fields, number: int) -> Callable[[Rig], None]:
+    def check(rig: Rig) -> None:
+        vm = rig.address_space()
+        rig.reserve(vm, AREA, WINDOW)
+        rig.refuses(number, vm, MAP, map_fields(fd(rig), **fields))
+
+    return check
+
+
+for _name, _sentence, _maker, _fields, _number in MAP_REFUSED:
+    _code = errno.errorcode[_number]
+    rule("4.3", f"MAP_BUFFER_EX: {_sentence} is {_code}", name=_name)(_map_refused(_maker, _fields, _number))
+
+
+@rule("4.3", "MAP_BUFFER_EX: read-write access to a read-only dmabuf is EINVAL; by default it is mapped read-only")
+def read_only_buffer(rig: Rig) -> None:
+    vm, fd = rig.address_space(), rig.buffer(flags=0x0900 << 16 | k.NVMAP_HANDLE_RO | 2).fd
+    rig.refuses(errno.EINVAL, vm, MAP, map_fields(fd, flags=READ_WRITE))
+    maps(rig, vm, fd)
+
+
+@rule("4.3", "MAP_BUFFER_EX: a fixed map that overlaps another one is EINVAL")
+def fixed_overlap(rig: Rig) -> None:
+    vm, buffer = rig.address_space(), rig.buffer(4 * PAGE)
+    rig.reserve(vm, AREA, WINDOW)
+    rig.map(vm, buffer.fd, flags=FIXED, offset=WINDOW + 2 * PAGE)
+    for offset in (0, PAGE, 3 * PAGE, 5 * PAGE):
+        rig.refuses(errno.EINVAL, vm, MAP, map_fields(buffer.fd, flags=FIXED, offset=WINDOW + offset))
+    fixed(rig, vm, buffer.fd, WINDOW + 6 * PAGE)
+
+
+@rule("4.3", "MAP_BUFFER_EX: a fixed map lands where it was asked for, up to the end of its area")
+def fixed_place(rig: Rig) -> None:
+    vm, buffer = rig.address_space(), rig.buffer(4 * PAGE)
+    rig.reserve(vm, AREA, WINDOW)
+    for offset in (0, AREA - 4 * PAGE):
+        rig.equal("address", WINDOW + offset, fixed(rig, vm, buffer.fd, WINDOW + offset))
+
+
+@rule("4.3", "MAP_BUFFER_EX: part of a buffer can be mapped at a fixed address")
+def fixed_part(rig: Rig) -> None:
+    vm, buffer = rig.address_space(), rig.buffer(4 * PAGE)
+    rig.reserve(vm, AREA, WINDOW)
+    fixed(rig, vm, buffer.fd, WINDOW, buffer_offset=PAGE, mapping_size=2 * PAGE)
+    fixed(rig, vm, buffer.fd, WINDOW + 2 * PAGE, buffer_offset=0, mapping_size=PAGE)
+    fixed(rig, vm, buffer.fd, WINDOW + 3 * PAGE, mapping_size=100)
+    fixed(rig, vm, buffer.fd, WINDOW + 4 * PAGE)
+
+
+@rule("4.3", "MAP_BUFFER_EX: a range without room is ENOMEM, and the buffer can be mapped elsewhere")
+def no_room(rig: Rig) -> None:
+    vm = rig.address_space(VA_START, VA_START + 2 * MIB)
+    first, second = rig.buffer(MIB), rig.buffer(2 * MIB)
+    rig.map(vm, first.fd)
+    rig.refuses(errno.ENOMEM, vm, MAP, map_fields(second.fd))
+    maps(rig, rig.address_space(), second.fd)
+
+
+@rule("4.3", "MAP_BUFFER_EX: page_size is ignored and never written back")
+def page_size_ignored(rig: Rig) -> None:
+    done = rig.accepts(rig.address_space(), MAP, map_fields(rig.buffer().fd, page_size=65537))
+    rig.equal("page_size", 65537, done.page_size)
+
+
+@rule("4.3", "MAP_BUFFER_EX: nothing but offset is written back")
+def only_offset(rig: Rig) -> None:
+    fields = map_fields(rig.buffer().fd)
+    done = rig.accepts(rig.address_space(), MAP, fields)
+    seen = (done.flags, done.dmabuf_fd, done.buffer_offset, done.mapping_size, done.compr_kind, done.incompr_kind)
+    rig.equal("the other fields", (fields["flags"], fields["dmabuf_fd"], 0, 0, -1, 0), seen)
+
+
+@rule("4.3", "MAP_BUFFER_EX: mappings are whole pages of 4 KiB")
+def rounded_to_pages(rig: Rig) -> None:
+    vm = rig.address_space()
+    first = maps(rig, vm, rig.buffer(5).fd)
+    rig.equal("address of the next", first + PAGE, maps(rig, vm, rig.buffer().fd))
+
+
+@rule("4.3", "MAP_BUFFER_EX: the same buffer again is the same mapping")
+def same_buffer(rig: Rig) -> None:
+    vm, fd = rig.address_space(), rig.buffer().fd
+    rig.equal("address", rig.map(vm, fd), maps(rig, vm, fd))
+
+
+@rule("4.3", "MAP_BUFFER_EX: the same buffer through another fd of it is the same mapping")
+def same_buffer_other_fd(rig: Rig) -> None:
+    vm, buffer = rig.address_space(), rig.buffer()
+    rig.equal("address", rig.map(vm, buffer.fd), maps(rig, vm, rig.get_fd(buffer.handle)))
+
+
+def still_mapped(rig: Rig, vm: int, va: int) -> bool:
+    """Whether a one-page mapping is still at an address that would be chosen next if it were free."""
+    fresh = rig.buffer()
+    chosen = rig.map(vm, fresh.fd)
+    rig.unmap(vm, chosen)
+    return chosen != va
+
+
+@rule("4.3", "MAP_BUFFER_EX: a buffer mapped twice needs two UNMAPs")
+def counted(rig: Rig) -> None:
+    vm, fd = rig.address_space(), rig.buffer().fd
+    va = rig.map(vm, fd)
+    maps(rig, vm, fd)
+    rig.unmap(vm, va)
+    rig.check(still_mapped(rig, vm, va), "a mapping after one UNMAP", "none")
+    rig.unmap(vm, va)
+    rig.check(not still_mapped(rig, vm, va), "no mapping after two", "one")
+
+
+@rule("4.3", "MAP_BUFFER_EX: other flags make a second mapping")
+def other_flags(rig: Rig) -> None:
+    vm, fd = rig.address_space(), rig.buffer().fd
+    seen = {maps(rig, vm, fd, flags=flags) for flags in (CACHEABLE, 0, CACHEABLE | READ_ONLY)}
+    rig.equal("addresses", 3, len(seen))
+
+
+@rule("4.3", "MAP_BUFFER_EX: another kind makes a second mapping")
+def other_kind(rig: Rig) -> None:
+    vm, fd = rig.address_space(), rig.buffer().fd
+    rig.check(maps(rig, vm, fd) != maps(rig, vm, fd, incompr_kind=6), "two addresses", "one")
+
+
+@rule("4.3", "MAP_BUFFER_EX: a fixed map is never another one's: it is made where it was asked for")
+def fixed_is_its_own(rig: Rig) -> None:
+    vm, fd = rig.address_space(), rig.buffer().fd
+    rig.reserve(vm, AREA, WINDOW)
+    rig.map(vm, fd)
+    rig.equal("address", WINDOW, fixed(rig, vm, fd, WINDOW))
+    rig.equal("address of a further one", WINDOW + PAGE, fixed(rig, vm, fd, WINDOW + PAGE))
+
+
+@rule("4.3", "MAP_BUFFER_EX: a mapping holds the buffer when its fds and handle are gone")
+def mapping_holds(rig: Rig) -> None:
+    vm, buffer = rig.address_space(), rig.buffer()
+    va = rig.map(vm, buffer.fd)
+    rig.close(buffer.fd)
+    rig.free(buffer.handle)
+    rig.check(still_mapped(rig, vm, va), "a mapping", "none")
+    rig.unmap(vm, va)
+    rig.check(not still_mapped(rig, vm, va), "none after UNMAP", "one")
+
+
+# ---- 4.4 placement --------------------------------------------------------------------------------------------------
+
+SEEN = [
+    ("4k", 4 * KIB, 0xFFFFA00000),
+    ("4k-again", 4 * KIB, 0xFFFFA01000),
+    ("64k", 64 * KIB, 0xFFFFA10000),
+    ("1m", MIB, 0xFFFFB00000),
+    ("16m", 16 * MIB, 0xFFFE200000),
+    ("64m", 64 * MIB, 0xFFF8200000),
+]
+
+
+def _placed(index: int) -> Callable[[Rig], None]:
+    def check(rig: Rig) -> None:
+        vm = rig.address_space(VA_START, SEEN_END)
+        places = [rig.map(vm, rig.buffer(size).fd) for _, size, _ in SEEN[: index + 1]]
+        rig.equal("address", SEEN[index][2], places[-1])
+
+    return check
+
+
+for _index, (_name, _size, _va) in enumerate(SEEN):
+    _sentence = (
+        f"in [0x200000, 0xffffe00000) the buffer of {_size // KIB} KiB that comes as number {_index} of those seen"
+    )
+    rule("4.4", f"{_sentence} lands at {_va:#x}", name=f"seen-{_name}")(_placed(_index))
+
+LANDMARKS = [
+    ("512m", SEEN_END, 512 * MIB, 0xFFC0200000),
+    ("8g", SEEN_END, 8 * GIB, 0xFC00200000),
+    ("8m", SEEN_END, 8 * MIB, 0xFFFF200000),
+    ("4g", SEEN_END, 4 * GIB, 0xFE00200000),
+    ("low-4k", VA_END, 4 * KIB, 0xFEFFE00000),
+    ("low-4m", VA_END, 4 * MIB, 0xFEFFA00000),
+    ("low-2g", VA_END, 2 * GIB, 0xFE00200000),
+]
+
+
+def _landmark(end: int, size: int, va: int) -> Callable[[Rig], None]:
+    return lambda rig: rig.equal("address", va, reserves(rig, rig.address_space(VA_START, end), size))
+
+
+for _name, _end, _size, _va in LANDMARKS:
+    _sentence = f"the first {_size // KIB} KiB in [0x200000, {_end:#x}) are at {_va:#x}"
+    rule("4.4", _sentence, name=_name)(_landmark(_end, _size, _va))
+
+
+@rule("4.4", "once the smaller pieces are full, 512 MiB lie at 0xfe00200000, behind the shared window")
+def behind_the_window(rig: Rig) -> None:
+    vm = rig.address_space(VA_START, SEEN_END)
+    places = [reserves(rig, vm, 512 * MIB) for _ in range(1 + 2 + 4 + 1)]
+    rig.equal("address of the eighth", 0xFE00200000, places[-1])
+
+
+@rule("4.4", "a request is rounded up to a power of two of pages")
+def rounded_up(rig: Rig) -> None:
+    vm = rig.address_space()
+    first = reserves(rig, vm, 3 * PAGE)
+    rig.equal("address of the next page", first + 4 * PAGE, reserves(rig, vm, PAGE))
+
+
+@rule("4.4", "the left half of a piece is used first, then the right half")
+def left_half_first(rig: Rig) -> None:
+    vm = rig.address_space()
+    places = [reserves(rig, vm, PAGE) for _ in range(4)]
+    rig.equal("addresses", [places[0] + i * PAGE for i in range(4)], places)
+
+
+@rule("4.4", "the smallest piece that is large enough is used")
+def smallest_piece(rig: Rig) -> None:
+    vm = rig.address_space()
+    first = reserves(rig, vm, PAGE)
+    large = reserves(rig, vm, 16 * PAGE)
+    rig.equal("address of 16 pages", first + 16 * PAGE, large)
+    rig.equal("address of a page", first + PAGE, reserves(rig, vm, PAGE))
+
+
+@rule("4.4", "what was freed last is used first")
+def freed_is_used(rig: Rig) -> None:
+    vm = rig.address_space()
+    places = [reserves(rig, vm, PAGE) for _ in range(8)]
+    for i in (1, 6, 3):
+        rig.call(vm, "AS_FREE_SPACE", offset=places[i])
+    rig.equal("addresses", [places[3], places[6], places[1]], [reserves(rig, vm, PAGE) for _ in range(3)])
+
+
+@rule("4.4", "freed pieces merge with their neighbours")
+def freed_merges(rig: Rig) -> None:
+    vm = rig.address_space(VA_START, VA_START + 2 * MIB)
+    halves = [reserves(rig, vm, MIB) for _ in range(2)]
+    rig.refuses(errno.ENOMEM, vm, SPACE, space_fields(pages=2 * MIB // PAGE))
+    for half in halves:
+        rig.call(vm, "AS_FREE_SPACE", offset=half)
+    rig.equal("address", VA_START, reserves(rig, vm, 2 * MIB))
+
+
+@rule("4.4", "an address is a multiple of its power-of-two size, relative to the range's start")
+def natural_alignment(rig: Rig) -> None:
+    start = 3 * 2 * MIB
+    vm = rig.address_space(start, start + GIB)
+    for size in (PAGE, 64 * KIB, 16 * MIB, 2 * MIB, PAGE, 128 * MIB):
+        rig.equal(f"remainder of {size:#x} bytes", 0, (reserves(rig, vm, size) - start) % size)
+
+
+@rule("4.4", "pieces are sized relative to the range's start, not to address 0")
+def relative_to_start(rig: Rig) -> None:
+    start = 3 * 2 * MIB
+    vm = rig.address_space(start, start + 8 * MIB)
+    rig.equal("address", start, reserves(rig, vm, 8 * MIB))
+
+
+@rule("4.4", "a window reserved before anything is mapped keeps buffers out of it")
+def fenced_window(rig: Rig) -> None:
+    vm = rig.address_space(VA_START, SEEN_END)
+    rig.reserve(vm, GIB, 0xFD00000000)
+    rig.reserve(vm, GIB, WINDOW)
+    places = [reserves(rig, vm, 512 * MIB) for _ in range(10)]
+    inside = [va for va in places if WINDOW - 512 * MIB < va < WINDOW + GIB]
+    rig.equal("addresses in the window", [], inside)
+
+
+@rule("4.4", "the driver's range has an allocator of its own, whose addresses start at va_range_end")
+def kernel_range(rig: Rig) -> None:
+    base = rig.accepts(rig.address_space(), "AS_GET_SYNC_RO_MAP").base_gpuva
+    rig.equal("address of the first thing in it", VA_END, base)
+
+
+@rule("4.4", "addresses in the driver's range are multiples of their power-of-two size, relative to va_range_end")
+def kernel_alignment(rig: Rig) -> None:
+    end = VA_START + 2 * MIB
+    vm = rig.address_space(VA_START, end)
+    channel = rig.bound_channel(vm=vm)
+    va = rig.accepts(channel.fd, "CHANNEL_GET_USER_SYNCPOINT").gpu_va
+    rig.equal("remainder of 64 KiB", 0, (va - end) % (64 * KIB))
+    found = rig.accepts(vm, "AS_GET_SYNC_RO_MAP")
+    size = found.sync_size * found.num_syncpoints
+    rig.equal("remainder of all syncpoints", 0, (found.base_gpuva - end) % size)
+
+
+# ---- 4.5 UNMAP_BUFFER -----------------------------------------------------------------------------------------------
+
+
+@rule("4.5", "UNMAP_BUFFER: an unknown address returns 0")
+def unmap_unknown(rig: Rig) -> None:
+    vm = rig.address_space()
+    for offset in (0, 0x123456, VA_END, 1 << 63):
+        rig.accepts(vm, "AS_UNMAP_BUFFER", offset=offset)
+
+
+@rule("4.5", "UNMAP_BUFFER: only the exact start unmaps")
+def unmap_inside(rig: Rig) -> None:
+    vm, buffer = rig.address_space(), rig.buffer(4 * PAGE)
+    va = rig.map(vm, buffer.fd)
+    rig.accepts(vm, "AS_UNMAP_BUFFER", offset=va + PAGE)
+    rig.accepts(vm, "AS_UNMAP_BUFFER", offset=va + 1)
+    rig.check(maps(rig, vm, rig.buffer(4 * PAGE).fd) != va, "a mapping that stays", "its address is free")
+
+
+@rule("4.5", "UNMAP_BUFFER: gives the address back")
+def unmap_frees(rig: Rig) -> None:
+    vm = rig.address_space()
+    places = [rig.map(vm, rig.buffer().fd) for _ in range(3)]
+    rig.unmap(vm, places[1])
+    rig.equal("address", places[1], maps(rig, vm, rig.buffer().fd))
+
+
+@rule("4.5", "UNMAP_BUFFER: an area's address is not given back with the buffer in it")
+def unmap_fixed(rig: Rig) -> None:
+    vm, fd = rig.address_space(), rig.buffer().fd
+    rig.reserve(vm, AREA, WINDOW)
+    rig.map(vm, fd, flags=FIXED, offset=WINDOW)
+    rig.unmap(vm, WINDOW)
+    rig.refuses(errno.ENOMEM, vm, SPACE, space_fields(flags=1, at=WINDOW))
+    fixed(rig, vm, fd, WINDOW)
+
+
+@rule("4.5", "UNMAP_BUFFER: a fixed mapping with several references is waited for 100 ms, then loses one")
+def unmap_fixed_counted(rig: Rig) -> None:
+    vm, fd = rig.address_space(), rig.buffer().fd
+    rig.reserve(vm, AREA, WINDOW)
+    fixed(rig, vm, fd, WINDOW)
+    fixed(rig, vm, fd, WINDOW)
+    began = time.monotonic()
+    rig.unmap(vm, WINDOW)
+    waited = time.monotonic() - began
+    rig.check(waited >= 0.09, "an UNMAP that takes 100 ms", f"{waited * 1000:.1f} ms")
+    other = rig.buffer().fd
+    rig.refuses(errno.EINVAL, vm, MAP, map_fields(other, flags=FIXED, offset=WINDOW))
+    rig.unmap(vm, WINDOW)
+    fixed(rig, vm, other, WINDOW)
+
+
+# ---- 4.6 the rest ---------------------------------------------------------------------------------------------------
+
+REGIONS = "AS_GET_VA_REGIONS"
+
+
+@rule("4.6", "GET_VA_REGIONS: one region, the user range in pages of 4 KiB")
+def va_region(rig: Rig) -> None:
+    room = rig.memory(PAGE)
+    done = rig.accepts(rig.address_space(), REGIONS, buf_addr=room.address, buf_size=24)
+    rig.equal("buf_size", 24, done.buf_size)
+    seen = (room.u64(), room.u32(8), room.u64(16))
+    rig.equal("offset, page size, pages", (VA_START, PAGE, (VA_END - VA_START) // PAGE), seen)
+
+
+@rule("4.6", "GET_VA_REGIONS: only whole structs are copied, and buf_size tells the room for all")
+def va_region_room(rig: Rig) -> None:
+    vm, room = rig.address_space(), rig.memory(PAGE)
+    rig.equal("buf_size", 24, rig.accepts(vm, REGIONS, buf_addr=room.address, buf_size=23).buf_size)
+    rig.equal("what was stored", 0, room.u64())
+    rig.equal("buf_size", 24, rig.accepts(vm, REGIONS, buf_addr=room.address, buf_size=PAGE).buf_size)
+    rig.equal("what lies behind", bytes(24), room.read(24, 24))
+
+
+@rule("4.6", "GET_VA_REGIONS: a bad address is EFAULT")
+def va_region_bad_address(rig: Rig) -> None:
+    rig.refuses(errno.EFAULT, rig.address_space(), REGIONS, buf_addr=rig.bad_address(), buf_size=24)
+
+
+BATCH = "AS_MAP_BUFFER_BATCH"
+
+
+def batch(rig: Rig, unmaps: list[int], items: list[Fields]) -> tuple[Fields, Any]:
+    """The fields of a MAP_BUFFER_BATCH, and the memory of its maps."""
+    room = rig.memory(PAGE)
+    for i, va in enumerate(unmaps):
+        room.put64(va, 8 * i)
+    maps_at = 8 * len(unmaps)
+    for i, fields in enumerate(items):
+        room.write(bytes(s.AsMapBufferEx(**fields)), maps_at + 40 * i)
+    counts = {"num_unmaps": len(unmaps), "num_maps": len(items)}
+    return {"unmaps": room.address, "maps": room.address + maps_at} | counts, room
+
+
+@rule("4.6", "MAP_BUFFER_BATCH: more than 256 unmaps are EINVAL")
+def batch_unmaps(rig: Rig) -> None:
+    rig.refuses(errno.EINVAL, rig.address_space(), BATCH, num_unmaps=257, unmaps=rig.bad_address())
+
+
+@rule("4.6", "MAP_BUFFER_BATCH: more than 256 maps are EINVAL")
+def batch_maps(rig: Rig) -> None:
+    rig.refuses(errno.EINVAL, rig.address_space(), BATCH, num_maps=257, maps=rig.bad_address())
+
+
+@rule("4.6", "MAP_BUFFER_BATCH: unmaps come first, then maps")
+def batch_order(rig: Rig) -> None:
+    vm, old, new = rig.address_space(), rig.buffer().fd, rig.buffer().fd
+    rig.reserve(vm, AREA, WINDOW)
+    rig.map(vm, old, flags=FIXED, offset=WINDOW)
+    rig.accepts(vm, BATCH, batch(rig, [WINDOW], [map_fields(new, flags=FIXED, offset=WINDOW)])[0])
+    rig.refuses(errno.EINVAL, vm, MAP, map_fields(old, flags=FIXED, offset=WINDOW))
+
+
+@rule("4.6", "MAP_BUFFER_BATCH: stops at the first error, and what came before it stays")
+def batch_stops(rig: Rig) -> None:
+    vm, fds = rig.address_space(), [rig.buffer().fd for _ in range(3)]
+    rig.reserve(vm, AREA, WINDOW)
+    items = [map_fields(fd, flags=FIXED, offset=WINDOW + i * PAGE) for i, fd in enumerate(fds)]
+    items[1]["dmabuf_fd"] = NONEXISTENT
+    rig.refuses(errno.EBADF, vm, BATCH, batch(rig, [], items)[0])
+    rig.refuses(errno.EINVAL, vm, MAP, map_fields(fds[1], flags=FIXED, offset=WINDOW))
+    fixed(rig, vm, fds[1], WINDOW + 2 * PAGE)
+
+
+@rule("4.6", "MAP_BUFFER_BATCH: nothing is copied back on an error, so nobody learns how far it got")
+def batch_tells_nothing(rig: Rig) -> None:
+    vm, arg = rig.address_space(), s.AsMapBufferBatch()
+    fields, _ = batch(rig, [], [map_fields(rig.buffer().fd), map_fields(NONEXISTENT)])
+    for name, value in fields.items():
+        setattr(arg, name, value)
+    rig.fails(errno.EBADF, BATCH, lambda: rig.returns(vm, BATCH, arg))
+    rig.equal("num_maps", 2, arg.num_maps)
+
+
+@rule("4.6", "MAP_BUFFER_BATCH: a list that cannot be read is EFAULT")
+def batch_bad_address(rig: Rig) -> None:
+    vm = rig.address_space()
+    rig.refuses(errno.EFAULT, vm, BATCH, num_unmaps=1, unmaps=rig.bad_address())
+    rig.refuses(errno.EFAULT, vm, BATCH, num_maps=1, maps=rig.bad_address())
+
+
+SYNC_MAP = "AS_GET_SYNC_RO_MAP"
+
+
+@rule("4.6", "GET_SYNC_RO_MAP: base, size per syncpoint and count; in the driver's range")
+def sync_map(rig: Rig) -> None:
+    found = rig.accepts(rig.address_space(), SYNC_MAP)
+    rig.check(VA_END <= found.base_gpuva < VA_END + 4 * GIB, "a base in the driver's range", found.base_gpuva)
+    rig.check(found.sync_size in (PAGE, 64 * KIB), "4 or 64 KiB per syncpoint", found.sync_size)
+    rig.check(found.num_syncpoints > 1, "syncpoints", found.num_syncpoints)
+
+
+@rule("4.6", "GET_SYNC_RO_MAP: the map is made once per address space")
+def sync_map_once(rig: Rig) -> None:
+    vm = rig.address_space()
+    rig.equal("base", rig.call(vm, SYNC_MAP).base_gpuva, rig.accepts(vm, SYNC_MAP).base_gpuva)
+
+
+@rule("4.6", "GET_SYNC_RO_MAP: covers the id of a user syncpoint, whose own page lies elsewhere")
+def sync_map_ids(rig: Rig) -> None:
+    channel = rig.bound_channel()
+    own = rig.call(channel.fd, "CHANNEL_GET_USER_SYNCPOINT")
+    found = rig.accepts(channel.vm, SYNC_MAP)
+    rig.check(own.syncpoint_id < found.num_syncpoints, "an id below the count", own.syncpoint_id)
+    size = found.sync_size * found.num_syncpoints
+    outside = not found.base_gpuva <= own.gpu_va < found.base_gpuva + size
+    rig.check(outside, "a page outside the read-only map", own.gpu_va)
+
+
+MODIFY = "AS_MAPPING_MODIFY"
+MODIFY_REFUSED = [
+    ("modify-inside", "an address inside a mapping", {"map_address": PAGE}),
+    ("modify-offset", "an offset off a page", {"buffer_offset": 100}),
+    ("modify-size", "a size off a page", {"buffer_size": 100}),
+    ("modify-past-end", "a part that ends behind the mapping", {"buffer_offset": 3 * PAGE, "buffer_size": 2 * PAGE}),
+    ("modify-too-large", "a part larger than the mapping", {"buffer_size": 5 * PAGE}),
+    ("modify-no-kind", "no kind at all", {"incompr_kind": -1}),
+]
+
+
+def _modify(rig: Rig, fields: Fields) -> tuple[int, Fields]:
+    vm, buffer = rig.address_space(), rig.buffer(4 * PAGE)
+    usual = {"compr_kind": -1, "incompr_kind": 0, "buffer_offset": 0, "buffer_size": PAGE, "map_address": 0} | fields
+    usual["map_address"] += rig.map(vm, buffer.fd)
+    return vm, usual
+
+
+def _modify_refused(fields: Fields) -> Callable[[Rig], None]:
+    def check(rig: Rig) -> None:
+        vm, block = _modify(rig, fields)
+        rig.refuses(errno.EINVAL, vm, MODIFY, block)
+
+    return check
+
+
+for _name, _sentence, _fields in MODIFY_REFUSED:
+    rule("4.6", f"MAPPING_MODIFY: {_sentence} is EINVAL", name=_name)(_modify_refused(_fields))
+
+
+@rule("4.6", "MAPPING_MODIFY: an address where nothing is mapped is EINVAL")
+def modify_unknown(rig: Rig) -> None:
+    rig.refuses(errno.EINVAL, rig.address_space(), MODIFY, compr_kind=-1, buffer_size=PAGE, map_address=WINDOW)
+
+
+@rule("4.6", "MAPPING_MODIFY: changes the kind of all or part of a mapping")
+def modify(rig: Rig) -> None:
+    for fields in ({}, {"buffer_size": 4 * PAGE}, {"buffer_offset": 2 * PAGE, "incompr_kind": 6}):
+        vm, block = _modify(rig, fields)
+        rig.accepts(vm, MODIFY, block)
+
+
+REMAP = "AS_REMAP"
+SIZE_4K = k.NVGPU_AS_REMAP_OP_FLAGS_PAGESIZE_4K
+FIRST = WINDOW // PAGE
+SPARSE_PAGES = BUFFER_PAGES = 32
+
+
+def op(handle: int = 0, **fields: int) -> s.AsRemapOp:
+    """An operation on the first page of the area: a map of a dmabuf fd, or an unmap."""
+    kinds = {"compr_kind": -1, "incompr_kind": 0 if handle else -1}
+    usual = {"flags": SIZE_4K, "mem_handle": handle, "virt_offset_in_pages": FIRST, "num_pages": 1} | kinds
+    return s.AsRemapOp(**usual | fields)
+
+
+def sparse_space(rig: Rig) -> int:
+    """An address space with a sparse area at the window."""
+    vm = rig.address_space()
+    rig.reserve(vm, SPARSE_PAGES * PAGE, WINDOW, flags=SPARSE)
+    return vm
+
+
+def remap_fields(rig: Rig, ops: list[s.AsRemapOp]) -> tuple[Fields, Any]:
+    """The fields of a REMAP, and the memory of its operations."""
+    room = rig.memory(PAGE)
+    room.write(b"".join(bytes(one) for one in ops))
+    return {"ops": room.address, "num_ops": len(ops)}, room
+
+
+Op = Callable[[int], s.AsRemapOp]
+REMAP_REFUSED: list[tuple[str, str, Op]] = [
+    ("remap-no-page-size", "an operation without page size", lambda fd: op(fd, flags=0)),
+    ("remap-two-page-sizes", "one with two page sizes", lambda fd: op(fd, flags=SIZE_4K | 0x10000)),
+    ("remap-unknown-flag", "one with an unknown flag", lambda fd: op(fd, flags=SIZE_4K | 1)),
+    ("remap-unmap-flags", "an unmap with a flag of maps", lambda fd: op(flags=SIZE_4K | 4)),
+    ("remap-unmap-kind", "an unmap with a kind", lambda fd: op(incompr_kind=0)),
+    ("remap-unmap-offset", "an unmap with an offset in a buffer", lambda fd: op(mem_offset_in_pages=1)),
+    ("remap-bad-handle", "a handle that is no dmabuf fd", lambda fd: op(NONEXISTENT)),
+    ("remap-no-pages", "0 pages", lambda fd: op(fd, num_pages=0)),
+    ("remap-huge", "more pages than an address space has", lambda fd: op(num_pages=1 << 40)),
+    ("remap-64k", "pages of 64 KiB", lambda fd: op(fd, flags=0x10000, virt_offset_in_pages=FIRST // 16)),
+    ("remap-128k", "pages of 128 KiB", lambda fd: op(fd, flags=0x20000, virt_offset_in_pages=FIRST // 32)),
+    (
+        "remap-past-area",
+        "pages behind the area",
+        lambda fd: op(virt_offset_in_pages=FIRST + SPARSE_PAGES - 1, num_pages=2),
+    ),
+    (
+        "remap-past-buffer",
+        "pages behind the buffer",
+        lambda fd: op(fd, mem_offset_in_pages=BUFFER_PAGES - 1, num_pages=2),
+    ),
+    ("remap-no-area", "an address in no area", lambda fd: op(fd, virt_offset_in_pages=FIRST + SPARSE_PAGES)),
+]
+
+
+def _remap_refused(made: Op) -> Callable[[Rig], None]:
+    def check(rig: Rig) -> None:
+        vm = sparse_space(rig)
+        rig.refuses(errno.EINVAL, vm, REMAP, remap_fields(rig, [made(rig.buffer(BUFFER_PAGES * PAGE).fd)])[0])
+
+    return check
+
+
+for _name, _sentence, _op in REMAP_REFUSED:
+    rule("4.6", f"REMAP: {_sentence} is EINVAL", name=_name)(_remap_refused(_op))
+
+
+@rule("4.6", "REMAP: an area that is not sparse is EINVAL")
+def remap_not_sparse(rig: Rig) -> None:
+    vm = rig.address_space()
+    rig.reserve(vm, AREA, WINDOW)
+    rig.refuses(errno.EINVAL, vm, REMAP, remap_fields(rig, [op(rig.buffer().fd)])[0])
+
+
+@rule("4.6", "REMAP: 0 operations return 0, whatever the address")
+def remap_nothing(rig: Rig) -> None:
+    rig.accepts(rig.address_space(), REMAP, ops=rig.bad_address(), num_ops=0)
+
+
+@rule("4.6", "REMAP: buffers come behind pages of a sparse area and go again")
+def remap(rig: Rig) -> None:
+    vm, fd = sparse_space(rig), rig.buffer(4 * PAGE).fd
+    ops = [
+        op(fd, num_pages=4),
+        op(fd, mem_offset_in_pages=2, num_pages=2, virt_offset_in_pages=FIRST + 14, flags=SIZE_4K | 0x404),
+        op(num_pages=2, virt_offset_in_pages=FIRST + 1),
+    ]
+    rig.equal("operations done", 3, rig.accepts(vm, REMAP, remap_fields(rig, ops)[0]).num_ops)
+    rig.accepts(vm, REMAP, remap_fields(rig, [op(num_pages=16)])[0])
+
+
+@rule("4.6", "REMAP: on success every operation in the caller's memory is overwritten with the last one's fields")
+def remap_write_back(rig: Rig) -> None:
+    vm, fd = sparse_space(rig), rig.buffer(4 * PAGE).fd
+    ops = [op(fd, num_pages=2), op(fd, num_pages=1, virt_offset_in_pages=FIRST + 9)]
+    fields, room = remap_fields(rig, ops)
+    rig.accepts(vm, REMAP, fields)
+    rig.equal("first operation", bytes(ops[1]), room.read(0, ctypes.sizeof(ops[0])))
+
+
+@rule("4.6", "REMAP: the block goes back after a refused operation too, with 0 operations done")
+def remap_copies_back(rig: Rig) -> None:
+    vm, fields = sparse_space(rig), remap_fields(rig, [op(), op(num_pages=0)])[0]
+    block = bytes(s.AsRemap(**fields))
+    done: Raw = rig.raw(vm, "as", request(REMAP), block)
+    rig.equal("errno", errno.EINVAL, done.errno)
+    rig.equal("num_ops", 0, s.AsRemap.from_buffer_copy(done.data).num_ops)
+
+
+@rule("4.6", "REMAP: operations that cannot be read are EFAULT")
+def remap_bad_address(rig: Rig) -> None:
+    rig.refuses(errno.EFAULT, sparse_space(rig), REMAP, ops=rig.bad_address(), num_ops=1)
+
+
+@rule("4.6", "REMAP: a buffer without memory is ENOMEM")
+def remap_unallocated(rig: Rig) -> None:
+    vm, buffer = sparse_space(rig), rig.buffer(allocate=False)
+    rig.refuses(errno.ENOMEM, vm, REMAP, remap_fields(rig, [op(buffer.fd)])[0])
+
+
+COMPBITS = ("AS_GET_BUFFER_COMPBITS_INFO", "AS_MAP_BUFFER_COMPBITS")
+for _ioctl in COMPBITS:
+    rule("4.6", f"{_ioctl.removeprefix('AS_')} is ENOTTY", name=_ioctl.removeprefix("AS_").lower().replace("_", "-"))(
+        lambda rig, name=_ioctl: rig.refuses(errno.ENOTTY, rig.address_space(), name)  # type: ignore[misc]
+    )
