@@ -129,10 +129,18 @@ def _keep_kernels() -> None:
         typer.echo(f"tegrad: {folder} cannot be written, so kernels are compiled anew each time", err=True)
 
 
+def _compile_here() -> None:
+    """Let tinygrad compile in this process: each of its workers imports tinygrad first, which takes longer than a
+    model's few dozen kernels. Kernel search (BEAM) keeps the workers."""
+    if not os.environ.get("BEAM"):
+        os.environ.setdefault("PARALLEL", "0")
+
+
 def choose_device() -> None:
     """Settle where this process runs, before tinygrad is imported: NV unless DEV says otherwise, an emulated Orin if
     there is no GPU, said on stderr."""
     _keep_kernels()
+    _compile_here()
     target = os.environ.setdefault("DEV", "NV")
     if target.split(":")[0].rpartition("+")[2].upper() != "NV":
         return

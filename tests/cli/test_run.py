@@ -107,7 +107,7 @@ def test_bytes_that_are_no_text_are_a_prompt_all_the_same() -> None:
 def test_without_a_gpu_an_emulated_board_is_taken_and_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], board: str | None
 ) -> None:
-    for name in ("DEV", "TEGRAD_BOARD"):
+    for name in ("DEV", "TEGRAD_BOARD", "PARALLEL"):
         monkeypatch.setenv(name, "")  # so that what is set below is taken back
         monkeypatch.delenv(name)
     if board is not None:
@@ -121,11 +121,25 @@ def test_without_a_gpu_an_emulated_board_is_taken_and_said(
     assert captured.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("variables", "workers"), [({}, "0"), ({"PARALLEL": "3"}, "3"), ({"BEAM": "2"}, None), ({"BEAM": ""}, "0")]
+)
+def test_kernels_are_compiled_in_this_process_unless_asked_otherwise(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], workers: str | None
+) -> None:
+    for name in ("DEV", "TEGRAD_BOARD", "PARALLEL", "BEAM"):
+        monkeypatch.setenv(name, variables.get(name, ""))
+        if name not in variables:
+            monkeypatch.delenv(name)
+    command.choose_device()
+    assert os.environ.get("PARALLEL") == workers
+
+
 @pytest.mark.parametrize("variables", [{"DEV": "CPU"}, {"TEGRAD_BOARD": "orin-nano-8gb"}, {}])
 def test_a_choice_or_a_gpu_is_respected(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variables: dict[str, str], tmp_path: Path
 ) -> None:
-    for name in ("DEV", "TEGRAD_BOARD"):
+    for name in ("DEV", "TEGRAD_BOARD", "PARALLEL"):
         monkeypatch.setenv(name, variables.get(name, ""))
         if name not in variables:
             monkeypatch.delenv(name)
