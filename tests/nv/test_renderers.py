@@ -91,7 +91,8 @@ def test_usual_kernels_compile_with_their_ptx(renderer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["reciprocal", "sqrt", "exp2", "log2", "sin", "exp", "rsqrt", "tan", "tanh", "erf", "atanh", "round", "half"]
+    "name",
+    ["reciprocal", "sqrt", "exp2", "log2", "sin", "exp", "rsqrt", "tan", "tanh", "erf", "atanh", "round", "half"],
 )
 def test_double_precision_assembles(renderer: Any, name: str) -> None:
     for ast in kernels(getattr(empty(64, dtype=dtypes.double), name)()):
