@@ -275,6 +275,21 @@ def _tsg_refused(fields: dict[str, int]) -> Callable[[Rig], None]:
 for _name, _sentence, _fields in TSG_REFUSED:
     rule("3.3", f"OPEN_TSG: {_sentence} is EINVAL", name=_name)(_tsg_refused(_fields))
 
+
+@rule("3.3", "OPEN_TSG: with SHARE and the token of another instance it is that TSG; a token serves once")
+def share(rig: Rig) -> None:
+    other = other_ctrl(rig)
+    source, target, tsg = _instance(rig, rig.ctrl), _instance(rig, other), rig.tsg()
+    rig.call(tsg, "TSG_SET_TIMESLICE", timeslice_us=2345)
+    fields = {"source_device_instance_id": source, "target_device_instance_id": target}
+    token = rig.call(tsg, "TSG_GET_SHARE_TOKEN", fields).share_token
+    shared = {"flags": SHARE, "source_device_instance_id": source, "share_token": token}
+    rig.refuses(errno.EINVAL, rig.ctrl, "GPU_OPEN_TSG", shared)
+    same = int(rig.accepts(other, "GPU_OPEN_TSG", shared).tsg_fd)
+    rig.equal("time slice", 2345, rig.call(same, "TSG_GET_TIMESLICE").timeslice_us)
+    rig.refuses(errno.EINVAL, other, "GPU_OPEN_TSG", shared)
+
+
 RUNLISTS = [
     ("graphics-runlist", "runlist -1 is the GR runlist, and so is 0", (-1, 0), 0),
     ("unknown-runlist", "a runlist that does not exist is EINVAL", (1000,), errno.EINVAL),

@@ -28,6 +28,7 @@ RANGE, INFO, SET, POINTS = (
     CLOCKS + name for name in ("clk_get_range", "clk_get_info", "clk_set_info", "clk_get_vf_points")
 )
 REGISTER, LOOK = METADATA + "register_buffer", METADATA + "get_buffer_info"
+SHARED = "tegrad.orin.sharing.shared_tsg"
 MMAP, LOAD = CTRL + "mmap_registers_check", CLIENT + "BoardDoorbell.load32"
 RANGE_CHECK = "require(start and start % PDE_ALIGN == 0 and end and end % PDE_ALIGN == 0 and start < end)"
 
@@ -90,7 +91,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "3.1/flags-set": Value(TOPOLOGY + "FLAGS", "FLAGS & ~(1 << 30)"),
     "3.1/flags-clear": Value(TOPOLOGY + "FLAGS", "FLAGS | 1 << 57"),
     "3.1/instance-ids": row("device_instance_id=instance", "device_instance_id=1"),
-    "3.1/instance-stays": Edit(TOPOLOGY + "get_characteristics", "file.instance", "file.driver.new_instance_id()"),
+    "3.1/instance-stays": Edit(TOPOLOGY + "get_characteristics", "file.instance.id", "file.driver.new_instance_id()"),
     "3.1/characteristics-size": Edit(
         TOPOLOGY + "get_characteristics",
         "_buf_size = len(data)",
@@ -130,16 +131,20 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     ),
     "3.2/kernel-range": Edit(SPACE + "AddressSpace.map_syncpoint", "self.take_kernel(", "self.user.allocate("),
     # 3.3, 3.4
-    "3.3/source-without-share": Edit(CTRL + "open_tsg", "arg.source_device_instance_id == 0 and ", ""),
-    "3.3/token-without-share": Edit(CTRL + "open_tsg", " and arg.share_token == 0", ""),
-    "3.3/share-of-nothing": pass_over(CTRL + "open_tsg", "not arg.flags & k.NVGPU_GPU_IOCTL_OPEN_TSG_FLAGS_SHARE"),
-    "3.3/unknown-token": (
-        Edit(
-            CTRL + "open_tsg",
-            "require(not arg.flags & k.NVGPU_GPU_IOCTL_OPEN_TSG_FLAGS_SHARE)",
-            "pass; arg.share_token = arg.source_device_instance_id = 0",
-        ),
+    "3.3/source-without-share": Edit(SHARED, "source == 0 and number == 0", "number == 0"),
+    "3.3/token-without-share": Edit(SHARED, "source == 0 and number == 0", "source == 0"),
+    "3.3/share-of-nothing": Edit(SHARED, "require(source and number)", "if not source: return None"),
+    "3.3/unknown-token": Edit(
+        SHARED, "return needed(driver.instances.get(source)).take(number, target).hold()", "return None"
     ),
+    "3.3/share": [
+        Edit("tegrad.orin.sharing.Instance.take", "self.tokens.remove(token)", "pass"),
+        Edit(
+            SHARED,
+            "return needed(driver.instances.get(source)).take(number, target).hold()",
+            "needed(driver.instances.get(source)).take(number, target)",
+        ),
+    ],
     "3.4/graphics-runlist": Edit("tegrad.orin.channel.ChannelFile.__init__", "(-1, GR_RUNLIST)", "(GR_RUNLIST,)"),
     "3.4/unknown-runlist": Edit("tegrad.orin.channel.ChannelFile.__init__", "(-1, GR_RUNLIST)", "range(-1, 2000)"),
     "3.4/runlist-below": Edit("tegrad.orin.channel.ChannelFile.__init__", "(-1, GR_RUNLIST)", "range(-2000, 1)"),

@@ -16,7 +16,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     ],
     "8/fence-wakes": [
         Edit(FENCE + "Syncpoints.advance", "for fence in list(self.fences):", "for fence in ():"),
-        Edit(FENCE + "Syncpoint.release", "self.make_safe()", "pass"),
+        Edit(FENCE + "Syncpoint.make_safe", "self.pool.advance(self.id, SAFE_STEP)", "pass"),
     ],
     "8/fence-unknown": Edit(CREATE, "require(arg.id < COUNT)", "arg.id %= COUNT"),
     "8/fence-reserved": Edit(CREATE, "require(arg.reserved[0] == 0)", "pass"),
