@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tegrad.bench import conformance, engine, upstream
+from tegrad.bench import conformance, engine, oracle, upstream
 from tegrad.bench.record import Record, RecordError, Side, make
 from tegrad.hw.chips import CHIPS
 from tegrad.models import SMALL
@@ -96,6 +96,8 @@ MEASURES: dict[str, Measure] = {
             False,
             lambda: engine.compile_record("engine-compile-cached-ms", cached=True),
         ),
+        Measure("ptx-oracle-cases", "cases of PTX instructions that the H200 recorded", False, oracle.cases),
+        Measure("ptx-oracle-mismatches", "of them, those that the engine answers otherwise", False, oracle.mismatches),
         Measure("conformance-rules", "rules of the driver's facts that the board keeps", False, conformance.rules),
         Measure("conformance-mutants-killed", "mutants that rules notice", False, conformance.mutants_killed),
         Measure(

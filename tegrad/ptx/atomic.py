@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tegrad.ptx.access import Helper
 from tegrad.ptx.check import Shape
-from tegrad.ptx.floating import PLAIN, bf16_to_f32, f32_to_bf16
+from tegrad.ptx.floating import PLAIN, bf16_to_f32, f32_to_bf16, flush
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.lanes import each_lane
 from tegrad.ptx.layout import LANES, Access, Frame
@@ -38,6 +38,10 @@ class AtomicHelper(Helper):
     def __init__(self, module: Module, name: str, space: str, op: str, t: Ty) -> None:
         super().__init__(module, name, Shape(space, t.bits, 1, Access.ATOMIC), False)
         self.op, self.t = op, t
+        # A float added in global memory has no subnormal numbers; in shared memory it has.
+        self.flushes = t.name == "f32" and op == "add" and space != "shared"
+        self.in_shared: V | None = None
+        self.subnormal: V | None = None
         extra = [(f"<32 x {t.iel}>", "b")] + ([(f"<32 x {t.iel}>", "c")] if op == "cas" else [])
         self.f = Fn(
             module,
@@ -55,9 +59,14 @@ class AtomicHelper(Helper):
         f.store(f.const(t.iel, 0, LANES), out)
         with each_lane(f, self.mask) as lane:
             p = f.op("ptr", 1, f"inttoptr {f.extract(host, lane)} to ptr")
+            self.subnormal = f.extract(self.in_shared, lane) if self.in_shared is not None else None
             old = self.one(p, [f.extract(s, lane) for s in self.sources])
             f.store(f.insert(f.load(t.iel, out, 0, LANES), old, lane), out)
         f.ret(f.load(t.iel, out, 0, LANES))
+
+    def generic_lanes(self, in_shared: V, in_local: V, shared: V, local: V) -> None:
+        self.in_shared = in_shared
+        super().generic_lanes(in_shared, in_local, shared, local)
 
     def consecutive(self, slow: str) -> None:
         """There is no wide path."""
@@ -72,7 +81,7 @@ class AtomicHelper(Helper):
             pair = f.name_of("%x")
             f.do(f"{pair} = cmpxchg {p}, {b}, {values[1]} seq_cst seq_cst, align {t.size}")
             return f.op(t.iel, 1, f"extractvalue {{{t.iel}, i1}} {pair}, 0")
-        if t.kind == "f" and t.bits > 16 and self.op == "add":
+        if t.kind == "f" and t.bits > 16 and self.op == "add" and not self.flushes:
             old = f.op(t.el, 1, f"atomicrmw fadd {p}, {f.bits(b, t.el)} seq_cst, align {t.size}", pure=False)
             return f.bits(old, t.iel)
         if t.kind in "fh" or t.name.endswith("x2"):
@@ -100,7 +109,11 @@ class AtomicHelper(Helper):
         ty = el if n == 1 else f"<{n} x {el}>"
         x, y = (f.op(el, n, f"bitcast {v} to {ty}") for v in (old, b))
         ins = Ins(f"{self.op}", self.op, (), (t,), (), None, 0)
-        if el == "i16":
+        if self.flushes:
+            out = flush(f, f.bin("fadd", flush(f, x), flush(f, y)))
+            if self.subnormal is not None:
+                out = f.select(self.subnormal, f.bin("fadd", x, y), out)
+        elif el == "i16":
             out = f32_to_bf16(f, PLAIN[self.op](f, ins, bf16_to_f32(f, x), bf16_to_f32(f, y)))
         else:
             out = PLAIN[self.op](f, ins, x, y)

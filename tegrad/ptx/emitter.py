@@ -332,7 +332,10 @@ class Emitter(Dispatcher):
         assert block.end is not None
         handler = self.find(block.end)
         assert not isinstance(handler, Rule)
-        handler(self, block.end)
+        try:
+            handler(self, block.end)
+        except (LookupError, ValueError, StopIteration, NotImplementedError) as e:
+            raise PtxError(unsupported(block.end)) from e
 
 
 def _length(block: Block) -> int:

@@ -286,6 +286,7 @@ def _apply(base: str) -> Apply:
 
 
 def _testp(f: Fn, ins: Ins, a: V) -> V:
+    """Zeros count as normal numbers."""
     magnitude = f.intr("fabs", a)
     inf, small = f.like(a, math.inf), f.like(a, SMALLEST_NORMAL[a.el])
     return {
@@ -293,7 +294,9 @@ def _testp(f: Fn, ins: Ins, a: V) -> V:
         "infinite": lambda: f.fcmp("oeq", magnitude, inf),
         "number": lambda: f.fcmp("ord", a, a),
         "notanumber": lambda: f.fcmp("uno", a, a),
-        "normal": lambda: f.and_(f.fcmp("olt", magnitude, inf), f.fcmp("oge", magnitude, small)),
+        "normal": lambda: f.and_(
+            f.fcmp("olt", magnitude, inf), f.or_(f.fcmp("oge", magnitude, small), f.fcmp("oeq", a, f.like(a, 0.0)))
+        ),
         "subnormal": lambda: f.and_(f.fcmp("olt", magnitude, small), f.fcmp("ogt", magnitude, f.like(a, 0.0))),
     }[ins.mods[0]]()
 

@@ -62,7 +62,7 @@ def sub(f: Fn, ins: Ins, a: V, b: V) -> V:
 
 
 def _quotient(f: Fn, op: str, signed: bool, a: V, b: V) -> V:
-    """Division without LLVM's undefined cases. PTX leaves x/0 open; the GPU gives all ones, and x % 0 is x."""
+    """Division without LLVM's undefined cases. PTX leaves x/0 and x % 0 open; the GPU gives all ones for both."""
     a, b = f.same(a, b)
     zero = f.icmp("eq", b, f.like(b, 0))
     unsafe = zero
@@ -71,7 +71,7 @@ def _quotient(f: Fn, op: str, signed: bool, a: V, b: V) -> V:
         unsafe = f.or_(zero, f.and_(f.icmp("eq", a, lowest), f.icmp("eq", b, f.like(b, -1))))
     safe = f.select(unsafe, f.like(b, 1), b)
     out = f.bin(("s" if signed else "u") + op, a, safe)
-    return f.select(zero, f.like(a, -1) if op == "div" else a, out)
+    return f.select(zero, f.like(a, -1), out)
 
 
 def div(f: Fn, ins: Ins, a: V, b: V) -> V:
@@ -239,10 +239,16 @@ def bfind(f: Fn, ins: Ins, a: V) -> V:
     return f.resize(f.select(f.icmp("eq", a, f.like(a, 0)), f.like(a, -1), out), "i32", False)
 
 
+def _amounts(f: Fn, el: str, pos: V, length: V) -> tuple[V, V]:
+    """Start and length as the GPU reads them beyond 255: of 32 bits modulo 256, of 64 bits as they are."""
+    if el == "i64":
+        return f.intr("umin", pos, f.like(pos, 255)), f.intr("umin", length, f.like(length, 255))
+    return f.and_(pos, f.like(pos, 0xFF)), f.and_(length, f.like(length, 0xFF))
+
+
 def _field(f: Fn, el: str, pos: V, length: V) -> tuple[V, V]:
-    """Start and mask of a bit field; both amounts count modulo 256 and clamp at the width."""
+    """Start and mask of a bit field; both amounts clamp at the width."""
     bits = EL_BITS[el]
-    pos, length = (f.and_(x, f.like(x, 0xFF)) for x in (pos, length))
     inside = f.icmp("ult", length, f.like(length, bits))
     amount = f.resize(f.select(inside, length, f.like(length, 0)), el, False)
     one = f.like(amount, 1)
@@ -260,12 +266,12 @@ def _shift_or_zero(f: Fn, op: str, a: V, pos: V) -> V:
 def bfe(f: Fn, ins: Ins, a: V, pos: V, length: V) -> V:
     a, pos, length = f.same(a, pos, length)
     t = ins.types[-1]
-    pos, ones = _field(f, a.el, pos, length)
+    pos, size = _amounts(f, a.el, pos, length)
+    pos, ones = _field(f, a.el, pos, size)
     out = f.and_(_shift_or_zero(f, "lshr", a, pos), ones)
     if not t.signed:
         return out
     # The sign is the bit at min(pos + len - 1, width - 1); with length 0 the result is 0.
-    size = f.and_(length, f.like(length, 0xFF))
     last = f.intr("umin", f.add(pos, f.sub(size, f.like(size, 1))), f.like(pos, t.bits - 1))
     sign = f.and_(f.bin("lshr", a, f.resize(last, a.el, False)), f.like(a, 1))
     filled = f.or_(out, f.mul(f.not_(ones), sign))
@@ -281,7 +287,7 @@ def _sign_fill(f: Fn, a: V, out: V, pos: V, sign: V) -> V:
 
 def bfi(f: Fn, ins: Ins, a: V, b: V, pos: V, length: V) -> V:
     a, b, pos, length = f.same(a, b, pos, length)
-    pos, ones = _field(f, a.el, pos, length)
+    pos, ones = _field(f, a.el, *_amounts(f, a.el, pos, length))
     hole = _shift_or_zero(f, "shl", ones, pos)
     return f.or_(f.and_(b, f.not_(hole)), f.and_(_shift_or_zero(f, "shl", a, pos), hole))
 

@@ -163,7 +163,7 @@ def cvta(e: "Emitter", ins: Ins) -> None:
 
 
 def isspacep(e: "Emitter", ins: Ins) -> None:
-    """Whether a generic address lies in a space's window (global: in none)."""
+    """Whether a generic address lies in a space's window; .const in a variable of the module, .global in neither."""
     f = e.f
     v = e.read(ins.operands[1], U64)
     size = f.load("i64", e.launch, Launch.WINDOW_SIZE)
@@ -171,12 +171,18 @@ def isspacep(e: "Emitter", ins: Ins) -> None:
         name: f.icmp("ult", f.sub(v, f.load("i64", e.launch, at)), size)
         for name, at in (("shared", Launch.SHARED_WINDOW), ("local", Launch.LOCAL_WINDOW))
     }
+    inside["const"] = f.const("i1", 0)
+    for variable in e.layout.globals:
+        if variable.space == "const":
+            start = e.address_of(Sym(variable.name))
+            held = f.icmp("ult", f.sub(v, start), f.const("i64", variable.size))
+            inside["const"] = f.or_(inside["const"], held)
     space = ins.mods[0].split("__")[0]
     known = inside.get(space)
+    if space == "global":
+        known = f.not_(f.or_(f.or_(inside["shared"], inside["local"]), inside["const"]))
     if known is None:
-        if space not in ("global", "const"):
-            raise NotImplementedError
-        known = f.not_(f.or_(inside["shared"], inside["local"]))
+        raise NotImplementedError
     e.write(ins.operands[0], known, PRED, ins)
 
 

@@ -305,7 +305,10 @@ class _Parser:
                 raise PtxError(f"line {line}: unknown predicate {m[2]}")
             pred = (index, m[1] == "!")
         base, mods, types = split_op(m[3])
-        operands = tuple(self.operand(t, line) for t in _split(m[4]))
+        try:
+            operands = tuple(self.operand(t, line) for t in _split(m[4]))
+        except PtxError as error:
+            raise PtxError(f"{error} in {m[3]}") from error
         self.fn.body.append(Ins(m[3], base, mods, types, operands, pred, line))
 
     def declaration(self, head: str, line: int) -> None:

@@ -194,7 +194,7 @@ def test_testp(kind: str) -> None:
     for x in a:
         v = decode(x, f)
         finite = not v.is_nan and not v.is_inf
-        normal = finite and v.value >= Fraction(2) ** -126  # type: ignore[operator]
+        normal = finite and (v.value == 0 or v.value >= Fraction(2) ** -126)  # type: ignore[operator]
         want.append({
             "finite": finite, "infinite": v.is_inf, "number": not v.is_nan, "notanumber": v.is_nan, "normal": normal,
             "subnormal": finite and v.value != 0 and not normal,

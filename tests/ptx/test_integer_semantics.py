@@ -25,7 +25,7 @@ def quotient(a: int, b: int, bits: int) -> int:
 
 
 def remainder(a: int, b: int, bits: int) -> int:
-    return a if b == 0 else a - b * quotient(a, b, bits)
+    return -1 if b == 0 else a - b * quotient(a, b, bits)
 
 
 def clamp(x: int, bits: int) -> int:

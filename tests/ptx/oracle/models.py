@@ -65,15 +65,20 @@ def _shift(kind: str) -> Model:
     return shift
 
 
+def _amounts(t: str, a: Args) -> list[int]:
+    """Beyond 255 the ISA leaves amounts open; this is what silicon does."""
+    return [x & 255 if width(t) == 32 else min(x, 255) for x in a]
+
+
 def _bfe(mods: list[str], types: list[str], a: Args) -> int:
     t = types[-1]
-    bits, pos, size = width(t), a[1] & 255, a[2] & 255
+    bits, (pos, size) = width(t), _amounts(t, a[1:])
     sign = 0 if t[0] == "u" or not size else a[0] >> min(pos + size - 1, bits - 1) & 1
     return sum((a[0] >> (pos + i) & 1 if i < size and pos + i < bits else sign) << i for i in range(bits))
 
 
 def _bfi(mods: list[str], types: list[str], a: Args) -> int:
-    out, bits, pos, size = a[1], width(types[-1]), a[2] & 255, a[3] & 255
+    out, bits, (pos, size) = a[1], width(types[-1]), _amounts(types[-1], a[2:])
     for i in range(min(size, max(0, bits - pos))):
         out = out & ~(1 << (pos + i)) | (a[0] >> i & 1) << (pos + i)
     return out
@@ -292,7 +297,7 @@ def _by_type(base: str, mods: list[str], t: str, a: Args) -> int | None:
 
 def _convert(mods: list[str], types: list[str], a: Args) -> int | None:
     d, s = types
-    if s in FORMATS and "ftz" in mods and s == "f32":
+    if "ftz" in mods and s == "f32" and d != "f16":
         number = flush(decode(a[0], FORMATS[s]), s)
     else:
         number = decode(a[0], FORMATS[s]) if s in FORMATS else exact.make(Fraction(value(a[0], s)))

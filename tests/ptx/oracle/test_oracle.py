@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.ptx.oracle import approximations, judge, models, products
+from tests.ptx.oracle.comparison import UNRECORDED, compare, stale
 from tests.ptx.oracle.engine import run
 from tests.ptx.oracle.form import Form, expand
 from tests.ptx.oracle.inputs import arrays, float_bits
@@ -130,3 +131,66 @@ def test_engine_multiplies_matrices(form: Form) -> None:
     else:
         slack = 2.0**-10 if t == "f16" else 17 * 2.0**-23
         assert (np.abs(got - want) <= slack * (np.abs(a) @ np.abs(b) + np.abs(c))).all()
+
+
+RECORD = Record.load()
+
+
+def test_the_record_is_of_this_table() -> None:
+    """Changed forms or inputs need a new run of tests/hardware/ptx_oracle.py."""
+    assert stale(RECORD) == []
+    assert set(RECORD.refused) == set(UNRECORDED)
+    assert sum(FORMS[n].cases for n in RECORD.results) >= 50_000
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_engine_gives_what_silicon_gave(family: str) -> None:
+    results = engine(family)
+    done = compare(RECORD, results)
+    assert done.mismatches == {}
+    assert done.cases == sum(f.cases for f in FAMILIES[family] if f.name not in UNRECORDED)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "add.rn.f32", "lop3.b32 [0x96]", "cvt.rna.tf32.f32", "setp.lt.f32", "shfl.sync.idx.b32", "st.global.u8",
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 exact", "fma.rn.bf16x2", "bar.red.popc.u32",
+    ],
+)  # fmt: skip
+def test_one_changed_bit_is_a_mismatch(name: str) -> None:
+    form, theirs = FORMS[name], RECORD.results[name]
+    at = next(i for i, byte in enumerate(theirs) if byte not in (0x7F, 0xFF)) | 1
+    ours = bytearray(theirs)
+    ours[at] ^= 0x80 if form.rule == "tf32" else 1
+    assert judge.differing(form, bytes(ours), theirs).sum() == 1
+
+
+def test_a_sum_may_differ_by_rounding_and_no_more() -> None:
+    form = FORMS["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 real"]
+    theirs = np.frombuffer(RECORD.results[form.name], np.float32)
+    for factor, wrong in ((1 + 2.0**-23, 0), (1 + 2.0**-14, form.cases)):
+        ours = (theirs * np.float32(factor)).tobytes()
+        assert judge.differing(form, ours, theirs.tobytes()).sum() == wrong
+
+
+@pytest.mark.parametrize("name", sorted(UNRECORDED))
+def test_forms_that_silicon_could_not_run_are_judged_by_what_they_mean(name: str) -> None:
+    """Lanes read what the lane across the barrier wrote; a constant is read through its generic address."""
+    form = FORMS[name]
+    [got] = judge.results(form, run([form])[0][name])
+    [given] = models.sources(form)
+    if name == "cvta.const.u64":
+        table = np.array([(i * 37 + 11) & 255 for i in range(256)], np.uint8).view(np.uint32)
+        assert (got == table[(given & 252) // 4]).all()
+        return
+    lane = np.arange(128)
+    partner = {"barrier.sync.aligned": lane ^ 127, "bar.arrive": lane % 64}.get(name, lane ^ 32)
+    assert (got.reshape(-1, 128) == given.reshape(-1, 128)[:, partner]).all()
+
+
+def test_the_document_counts_as_the_table_does() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "ptx.md").read_text()
+    for family, forms in FAMILIES.items():
+        row = next(line for line in text.splitlines() if line.startswith(f"| {family} |"))
+        assert f"| {len(forms)} | {sum(f.cases for f in forms)} |" in row
