@@ -4,6 +4,8 @@
 The class serves every interface; what only a Jetson needs is asked of the interface (`unified_memory`, `open_fifo`).
 """
 
+import os
+import threading
 from array import array
 from collections import deque
 from collections.abc import Sequence
@@ -20,6 +22,7 @@ from tinygrad.tensor import Tensor
 
 from tegrad.hw.gpfifo import Userd
 from tegrad.nv.faults import DeviceClosed, DeviceFault, UnsupportedBuffer, WaitTimeout
+from tegrad.nv.graph import NVGraph
 from tegrad.nv.iface import GPFIFO_ENTRIES, TegraIface, drivers_present
 from tegrad.nv.kernel import board_asked
 from tegrad.nv.queues import Fifo, NVComputeQueue, NVCopyQueue, NVSignal, as_mapped
@@ -36,7 +39,40 @@ _StockAllocator: Any = ops_nv.NVAllocator
 _StockDevice: Any = ops_nv.NVDevice
 
 
-class UnifiedAllocator(_StockAllocator):  # type: ignore[misc]
+class Allocator(_StockAllocator):  # type: ignore[misc]
+    """tinygrad's allocator, for several threads."""
+
+    def alloc(self, size: int, options: BufferSpec | None = None) -> HCQBuffer:
+        """A buffer, from the cache if one fits. MemoryError, DeviceClosed or DeviceFault."""
+        with self.dev.lock:
+            self.dev.check_usable()
+            buffer: HCQBuffer = super().alloc(size, options)
+        return buffer
+
+    def free(self, opaque: Any, size: int, options: BufferSpec | None = None) -> None:
+        """Keep the buffer for reuse or give it back; a closed device has none left."""
+        with self.dev.lock:
+            if not self.dev.closed:
+                super().free(opaque, size, options)
+
+    def _copyin(self, dest: HCQBuffer, src: memoryview) -> None:
+        with self.dev.lock:  # the staging buffers are everybody's
+            self.dev.check_usable()
+            super()._copyin(dest, src)
+
+    def _copyout(self, dest: memoryview, src: HCQBuffer) -> None:
+        with self.dev.lock:
+            self.dev.check_usable()
+            super()._copyout(dest, src)
+
+    def copy_from_disk(self, dest: HCQBuffer, src: Any, size: int) -> None:
+        """Read a file's bytes into a buffer, through the staging buffers."""
+        with self.dev.lock:
+            self.dev.check_usable()
+            super().copy_from_disk(dest, src, size)
+
+
+class UnifiedAllocator(Allocator):
     """The allocator where CPU and GPU share memory: copies are memmove after a sync, and no staging buffers exist."""
 
     def __init__(self, dev: "NVDevice") -> None:
@@ -46,7 +82,6 @@ class UnifiedAllocator(_StockAllocator):  # type: ignore[misc]
         """A buffer, from the cache if one fits. MemoryError, DeviceClosed, DeviceFault, or UnsupportedBuffer."""
         if options is not None and options.external_ptr is not None:
             raise UnsupportedBuffer("Memory at a given address cannot become NV memory; copy it with .to('NV').")
-        self.dev.check_usable()
         try:
             return super().alloc(size, options)
         except MemoryError as error:  # of the second attempt, without the story of the first
@@ -55,11 +90,6 @@ class UnifiedAllocator(_StockAllocator):  # type: ignore[misc]
     def _free(self, buf: HCQBuffer, options: BufferSpec | None = None) -> None:
         if self.dev.settled():
             self._do_free(buf, options)
-
-    def free(self, opaque: Any, size: int, options: BufferSpec | None = None) -> None:
-        """Keep the buffer for reuse or give it back; a closed device has none left."""
-        if not self.dev.closed:
-            super().free(opaque, size, options)
 
     def _map(self, buf: HCQBuffer) -> HCQBuffer:
         """The buffer as the GPU sees it. A CPU buffer gets another address there: 40 bits do not hold its own."""
@@ -90,14 +120,14 @@ class UnifiedAllocator(_StockAllocator):  # type: ignore[misc]
 
     def _bytes(self, buf: HCQBuffer) -> memoryview:
         if self.dev.closed:
-            raise DeviceClosed("A tensor's memory was released when its device was closed; make the tensor again.")
+            raise self.dev.gone("A tensor's memory was released when its device was closed; make the tensor again.")
         view: memoryview = to_mv(buf.cpu_view().addr, buf.size)
         return view
 
 
 def make_allocator(dev: "NVDevice") -> Any:
     """The allocator that suits the device's interface."""
-    return UnifiedAllocator(dev) if getattr(dev.iface, "unified_memory", False) else _StockAllocator(dev)
+    return UnifiedAllocator(dev) if getattr(dev.iface, "unified_memory", False) else Allocator(dev)
 
 
 class _SmallRings(HCQCompiled):  # type: ignore[misc]
@@ -121,6 +151,9 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
 
     def __init__(self, device: str = "") -> None:
         self.closed = False
+        self.forked = False
+        self.lock = threading.RLock()
+        """Held from taking a value of the timeline to its submission: values go out in order."""
         self._launches: deque[tuple[Fifo, int, Sequence[str]]] = deque(maxlen=LAUNCHES_REMEMBERED)
         self._timeline: deque[tuple[int, Fifo, int]] = deque(maxlen=2 * GPFIFO_ENTRIES)
         self._kernargs: Ring[tuple[Fifo, int]] | None = None
@@ -129,6 +162,7 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         self._fifos: list[Fifo] = []
         try:
             super().__init__(device)
+            self.graph = NVGraph
             # Lazy activation happens inside tinygrad's own lookup, which then keeps the device where nothing drops it.
             _opened[self.device] = self
         except BaseException:
@@ -280,10 +314,24 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
 
     def runtime(self, obj: TinyELF) -> Any:
         """Load a program."""
-        self.check_usable()
-        program = super().runtime(obj)
-        self._programs.add(program)
+        with self.lock:
+            self.check_usable()
+            program = super().runtime(obj)
+            self._programs.add(program)
         return program
+
+    def new_signal(self, **kwargs: Any) -> NVSignal:
+        """A signal from the pool."""
+        with self.lock:
+            signal: NVSignal = super().new_signal(**kwargs)
+        return signal
+
+    def _wrap_timeline_signal(self) -> None:
+        """Start the timeline over, at a moment when nothing is on its way."""
+        with self.lock:
+            self.timeline_signal.wait(self.timeline_value - 1)
+            super()._wrap_timeline_signal()
+            self._timeline.clear()
 
     def _ensure_has_local_memory(self, required: int) -> None:
         """Grow the kernels' local memory (`required` bytes a thread).
@@ -310,10 +358,19 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
 
     # ---- faults
 
+    def gone(self, closed: str) -> DeviceClosed:
+        """The error about something of this device when it is closed, or when it is the parent process's."""
+        return DeviceClosed(
+            f"{self.device} was opened before fork() and stays with the parent process. Make tensors in the child from "
+            "data of the CPU's, or start processes with multiprocessing's 'spawn'."
+            if self.forked
+            else closed
+        )
+
     def check_usable(self) -> None:
         """DeviceClosed or the DeviceFault of before, if the device can do no more work."""
         if self.closed:
-            raise DeviceClosed(f"{self.device} was closed; get the new device from Device[{self.device!r}].")
+            raise self.gone(f"{self.device} was closed; get the new device from Device[{self.device!r}].")
         error: Exception | None = getattr(self, "error_state", None)
         if error is not None:
             raise error
@@ -437,6 +494,19 @@ def _forget(device: NVDevice) -> None:
     if _opened.get(name or "") is device:
         del _opened[name or ""]
         Device._opened_devices.discard(name)
+
+
+def _after_fork() -> None:
+    """In a forked child: the parent's devices stay the parent's; opening one makes the child's own."""
+    for device in list(_opened.values()):
+        device.closed = device.forked = True
+        device.error_state = None
+        if hasattr(device.iface, "abandon"):
+            device.iface.abandon()
+        _forget(device)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _open_once(name: str) -> Any:

@@ -4,9 +4,12 @@ The resource manager offers Hopper's classes under numbers that tinygrad's lists
 allocation parameters and methods as Ampere's. Other GPUs behind NVIDIA's driver work as with tinygrad alone.
 """
 
-from typing import Any
+import os
+from contextlib import ExitStack
+from typing import Any, ClassVar
 
 from tinygrad.runtime import ops_nv
+from tinygrad.runtime.support.hcq import FileIOInterface, HCQBuffer
 
 from tegrad.hw.chips import CHIPS
 
@@ -18,8 +21,30 @@ _AS_AMPERE = {
 }
 
 
-class NVKIface(ops_nv.NVKIface):  # type: ignore[misc]
-    """`DEV=NVK+NV`. Carries tinygrad's name, because it takes that interface's place in the list."""
+_Stock: Any = ops_nv.NVKIface
+"""Where tinygrad keeps what all its devices share: the resource manager's client and the fds of nvidiactl and UVM."""
+
+
+class NVKIface(_Stock):  # type: ignore[misc]
+    """`DEV=NVK+NV`. Carries tinygrad's name, because it takes that interface's place in the list.
+
+    tinygrad keeps everything until the process ends. Here the last device that closes gives it all back: CPU mappings,
+    UVM's address space, the client with its channels and memory, the fds.
+    """
+
+    _open: ClassVar[int] = 0
+    """How many devices share the client."""
+
+    def __init__(self, dev: Any, device_id: int) -> None:
+        self._mapped: dict[int, int] = {}
+        self._closed = False
+        try:
+            super().__init__(dev, device_id)
+        except BaseException:
+            if not NVKIface._open:
+                _close_client()
+            raise
+        NVKIface._open += 1
 
     @property
     def nvclasses(self) -> set[int]:
@@ -30,6 +55,46 @@ class NVKIface(ops_nv.NVKIface):  # type: ignore[misc]
     def nvclasses(self, offered: set[int]) -> None:
         self._classes = set(offered)
 
+    def alloc(self, size: int, host: bool = False, *args: Any, cpu_addr: int | None = None, **kwargs: Any) -> HCQBuffer:
+        """tinygrad's, which maps memory of the host's where it is asked for."""
+        buffer: HCQBuffer = super().alloc(size, host, *args, cpu_addr=cpu_addr, **kwargs)
+        if host and cpu_addr is None:
+            self._mapped[int(buffer.va_addr)] = buffer.size
+        return buffer
+
+    def free(self, mem: HCQBuffer) -> None:
+        """tinygrad's, which unmaps what it mapped for the CPU."""
+        super().free(mem)
+        if mem.owner == self.dev:
+            self._mapped.pop(int(mem.va_addr), None)
+
+    def _gpu_map_to_cpu(self, memory_handle: int, size: int, *args: Any, **kwargs: Any) -> int:
+        address: int = super()._gpu_map_to_cpu(memory_handle, size, *args, **kwargs)
+        self._mapped[address] = size
+        return address
+
+    def device_fini(self) -> None:
+        """Unmap what the CPU sees; with the last device, give the client and all that it holds back. Once."""
+        if self._closed:
+            return
+        self._closed = True
+        NVKIface._open -= 1
+        with ExitStack() as steps:  # runs from the last to the first
+            if not NVKIface._open:
+                steps.callback(_close_client)
+                steps.callback(_close, getattr(self, "fd_uvm_2", None))
+            steps.callback(_close, self.fd_dev)
+            while self._mapped:
+                steps.callback(FileIOInterface.munmap, *self._mapped.popitem())
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's fds, so that a device that is opened here is the child's own."""
+        self._closed = True
+        NVKIface._open = 0
+        _Stock.root = None
+        for file in (getattr(self, "fd_uvm_2", None), self.fd_dev, _Stock.fd_uvm, _Stock.fd_ctl):
+            _close(file)
+
     def setup_usermode(self) -> tuple[int, Any]:
         """tinygrad's, and on Hopper its own classes in place of the Ampere ones that stood for them."""
         usermode: tuple[int, Any] = super().setup_usermode()
@@ -38,3 +103,24 @@ class NVKIface(ops_nv.NVKIface):  # type: ignore[misc]
             self.compute_class = _GH100.compute_class
             self.dma_class = _GH100.dma_class
         return usermode
+
+
+def _close_client() -> None:
+    """Close UVM, which lets go of the channels, then free the client, whose children go with it, and its fd."""
+    root, _Stock.root = _Stock.root, None
+    with ExitStack() as steps:  # runs from the last to the first
+        steps.callback(_close, getattr(_Stock, "fd_ctl", None))
+        if root is not None:
+            made = ops_nv.nv_gpu.NVOS00_PARAMETERS(hRoot=root, hObjectParent=0, hObjectOld=root)
+            steps.callback(ops_nv.nv_iowr, _Stock.fd_ctl, ops_nv.nv_gpu.NV_ESC_RM_FREE, made)
+        steps.callback(_close, getattr(_Stock, "fd_uvm", None))
+    for allocator in (_Stock.low_uvm_vaddr_allocator, _Stock.uvm_vaddr_allocator):
+        allocator.ptr = 0
+
+
+def _close(file: Any) -> None:
+    """Close a file of tinygrad's before it is forgotten. Closing twice is harmless."""
+    if hasattr(file, "fd"):
+        fd = file.fd
+        del file.fd
+        os.close(fd)

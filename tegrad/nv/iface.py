@@ -8,6 +8,7 @@ nvmap handles, and `device_fini` releases all of it in the driver's order.
 import ctypes
 import functools
 import itertools
+import os
 from collections import deque
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -340,6 +341,20 @@ class TegraIface:
                 if isinstance(payload, Channel):
                     steps.callback(payload.close)
             self.memory, self.objects = {}, {}
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's fds without a call of the driver, which would act for the parent.
+
+        The mappings were not inherited; the parent's objects live as long as its own fds.
+        """
+        self._released = True
+        fds = [self.ctrl, self.nvmap.fd, self._clock_request, self._fence_node]
+        fds += [o.payload.fd for o in self.objects.values() if isinstance(o.payload, (Channel, Tsg, AddressSpace))]
+        for fd in fds:
+            if fd is not None:
+                with suppress(OSError):
+                    os.close(fd)
+        self.memory, self.objects = {}, {}
 
     # ---- inside
 

@@ -77,7 +77,7 @@ class Nvmap:
 
     def __init__(self, kernel: Kernel, path: str) -> None:
         self._kernel = kernel
-        self._fd = kernel.open(path)
+        self.fd = kernel.open(path)
 
     def alloc(self, size: int, role: Role = Role.DATA, space: "AddressSpace | None" = None) -> Memory:
         """A zeroed buffer of `size` bytes, mapped for the CPU and, given an address space, for the GPU.
@@ -145,14 +145,14 @@ class Nvmap:
             fd = 0
             while fd == 0:
                 arg = CreateHandle(handle=memory.handle)
-                self._kernel.ioctl(self._fd, ioctls.NVMAP_IOC_GET_FD, arg)
+                self._kernel.ioctl(self.fd, ioctls.NVMAP_IOC_GET_FD, arg)
                 fd = int(arg.fd)
                 fds.callback(self._kernel.close, fd)
             yield fd
 
     def close(self) -> None:
         """Close the fd; buffers that nothing else keeps alive end with it."""
-        self._kernel.close(self._fd)
+        self._kernel.close(self.fd)
 
     def _map(self, fd: int, size: int, near: int = 0, flags: int = 0) -> int:
         """Map for the CPU: at `near` if nothing is there, or in any case with MAP_FIXED."""
@@ -161,10 +161,10 @@ class Nvmap:
     def _create(self, size: int) -> int:
         if size < CREATE_64_SIZE:
             arg = CreateHandle(size=size)
-            self._kernel.ioctl(self._fd, ioctls.NVMAP_IOC_CREATE, arg)
+            self._kernel.ioctl(self.fd, ioctls.NVMAP_IOC_CREATE, arg)
             return int(arg.handle)
         arg = CreateHandle(size64=size)
-        self._kernel.ioctl(self._fd, ioctls.NVMAP_IOC_CREATE_64, arg)
+        self._kernel.ioctl(self.fd, ioctls.NVMAP_IOC_CREATE_64, arg)
         return int(arg.handle64)
 
     def _allocate(self, handle: int, size: int, role: Role) -> None:
@@ -175,10 +175,10 @@ class Nvmap:
             align=LARGE_ALIGN if size >= LARGE_SIZE else PAGE,
             numa_nid=-1,
         )
-        self._kernel.ioctl(self._fd, ioctls.NVMAP_IOC_ALLOC, arg)
+        self._kernel.ioctl(self.fd, ioctls.NVMAP_IOC_ALLOC, arg)
 
     def _free_handle(self, handle: int) -> None:
-        self._kernel.ioctl(self._fd, ioctls.NVMAP_IOC_FREE, handle)
+        self._kernel.ioctl(self.fd, ioctls.NVMAP_IOC_FREE, handle)
 
 
 class AddressSpace:

@@ -5,6 +5,7 @@ that is given at launch, registers and stack of the kernel instead of those of t
 of relocations, and a refusal of what cannot run (several kernels in one cubin, a misaligned argument).
 """
 
+import math
 import struct
 from typing import Any
 
@@ -29,7 +30,7 @@ _SM_CONFIGS = {
 _DEFAULT_CONFIGS = (32, 64, 100)
 
 
-class LaunchError(TegradError):
+class LaunchError(TegradError, RuntimeError):
     """A kernel cannot be loaded or launched as asked."""
 
 
@@ -117,10 +118,45 @@ class NVProgram(ops_nv.NVProgram):  # type: ignore[misc]
 
     def fill_kernargs(self, bufs: Any, vals: Any = (), kernargs: Any = None) -> Any:
         """tinygrad's, after a check that no pointer breaks the alignment that the kernel's vector accesses need."""
-        for index, (buf, align) in enumerate(zip(bufs, self.align, strict=False)):
-            if isinstance(buf.va_addr, int) and buf.va_addr % align:
-                raise LaunchError(
-                    f"argument {index} of {self.name} is at {buf.va_addr:#x}, its accesses need multiples of {align}: "
-                    "copy that view first (clone()) or start it at a 16-byte boundary."
-                )
+        for index, buf in enumerate(bufs[: len(self.align)]):
+            if isinstance(buf.va_addr, int):  # a recording's inputs come when it is replayed (graph.NVGraph)
+                check_alignment(self, index, buf.va_addr)
         return super().fill_kernargs(bufs, vals, kernargs)
+
+    def __call__(self, *bufs: Any, **kwargs: Any) -> float | None:
+        """Launch the kernel; several threads may."""
+        with self.dev.lock:
+            seconds: float | None = super().__call__(*bufs, **kwargs)
+        return seconds
+
+
+def check_alignment(program: Any, index: int, address: int) -> None:
+    """LaunchError if the address is not what the kernel's accesses through this argument need."""
+    if address % (align := program.align[index]):
+        raise LaunchError(
+            f"argument {index} of {program.name} is at {address:#x}, its accesses need multiples of {align}: "
+            "copy that view first (clone()) or start it at a 16-byte boundary."
+        )
+
+
+GRID_MAX = (0x7FFFFFFF, 0xFFFF, 0xFFFF)
+BLOCK_MAX = (1024, 1024, 64)
+"""Blocks of a grid and threads of a block along x, y, z (CUDA programming guide, compute capabilities 3.0 to 9.0)."""
+THREADS_MAX = 1024
+
+
+def check_size(program: Any, what: str, axis: int, size: int) -> None:
+    """LaunchError if a grid or block is empty or too large along an axis: the hardware would stop the channel."""
+    limit = (GRID_MAX if what == "grid" else BLOCK_MAX)[axis]
+    if not 1 <= size <= limit:
+        raise LaunchError(f"{program.name}: the {what} is {size} along {'xyz'[axis]}, which must be 1 to {limit}.")
+
+
+def check_block(program: Any, block: tuple[int, ...]) -> None:
+    """LaunchError if an SM cannot hold a block of these sizes, for its threads or for the kernel's registers."""
+    threads, limit = math.prod(block), min(THREADS_MAX, program.max_threads)
+    if threads > limit:
+        raise LaunchError(
+            f"{program.name}: a block of {'x'.join(map(str, block))} has {threads} threads, the kernel's "
+            f"{program.regs_usage} registers allow {limit}: use smaller blocks."
+        )

@@ -15,8 +15,8 @@ from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
 from tegrad.hw import bank0
 from tegrad.hw.classes import HOST, HostMethod
 from tegrad.hw.gpfifo import DOORBELL, MethodOp, gp_entry, method_header
-from tegrad.nv.faults import DeviceClosed
 from tegrad.nv.fence import full_barrier
+from tegrad.nv.program import check_block, check_size
 from tegrad.nv.waits import Clock, Waker, wait_until
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class NVSignal(ops_nv.NVSignal):  # type: ignore[misc]
 
     def _check_open(self) -> None:
         if self.owner is not None and self.owner.closed:
-            raise DeviceClosed("This signal belongs to a device that was closed; record the work again.")
+            raise self.owner.gone("This signal belongs to a device that was closed; record the work again.")
 
 
 class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
@@ -90,6 +90,8 @@ class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
     @property
     def done(self) -> int:
         """The number of the last submission that the GPU has finished."""
+        if self.device.closed:
+            raise self.device.gone("The device was closed while its work was waited for.")
         return int(self._progress[0])
 
     def wait(self, number: int) -> None:
@@ -136,7 +138,8 @@ class _Submission:
         """Submit; a queue with symbols is first waited for, since their words are rewritten in place."""
         dev.check_usable()
         self._settle()
-        return super().submit(dev, var_vals)  # type: ignore[misc]
+        with dev.lock:
+            return super().submit(dev, var_vals)  # type: ignore[misc]
 
     def _settle(self) -> None:
         if self._sent is not None and self.syms:  # type: ignore[attr-defined]
@@ -170,17 +173,32 @@ class NVComputeQueue(_Submission, ops_nv.NVComputeQueue):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.kernels: list[str] = []
+        self._sizes: list[tuple[int, Any, str, int]] = []
 
     def exec(self, prg: Any, args_state: Any, global_size: Any, local_size: Any) -> Any:
-        """Launch a kernel. DeviceClosed for a buffer of a device that was closed."""
+        """Launch a kernel. LaunchError for sizes that cannot run, DeviceClosed for a buffer of a closed device."""
         for buf in args_state.bufs:
             if getattr(buf.owner, "closed", False):
-                raise DeviceClosed("A tensor's memory was released when its device was closed; make the tensor again.")
+                raise buf.owner.gone("A tensor's memory was released when its device was closed; make it again.")
+        if all(isinstance(size, int) for size in local_size):
+            check_block(prg, local_size)
+        for what, sizes in (("grid", global_size), ("block", local_size)):
+            for axis, size in enumerate(sizes):
+                if isinstance(size, int):
+                    check_size(prg, what, axis, size)
+                else:
+                    self._sizes.append((self._new_sym(size), prg, what, axis))
         self.kernels.append(prg.name)
         # Machine code reads its dimensions from constant bank 0, which nobody else fills.
         dims = *local_size, *global_size
         self.bind_sints_to_mem(*dims, mem=args_state.buf.cpu_view(), fmt="I", offset=bank0.BLOCK_DIM)
         return super().exec(prg, args_state, global_size, local_size)
+
+    def _apply_var_vals(self, var_vals: dict[str, int]) -> None:
+        """Fill in the symbols; LaunchError for a grid or block that has become impossible."""
+        super()._apply_var_vals(var_vals)
+        for index, prg, what, axis in self._sizes:
+            check_size(prg, what, axis, self._prev_resolved_syms[index])
 
     def signal(self, signal: Any, value: Any = 0) -> Any:
         """Release a signal when everything before is done."""

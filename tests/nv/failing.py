@@ -33,16 +33,24 @@ Site = tuple[str, int]
 
 @dataclass(frozen=True)
 class Call:
-    """One call: its name, which of that name it is (from 1), and where it comes from."""
+    """One call: its name, which of that name it is (from 1), where it comes from, whether a sleeping wait made it."""
 
     name: str
     nth: int
     site: Site | None
+    asleep: bool = False
 
 
-def site_of(frame: FrameType) -> Site | None:
-    path = Path(frame.f_code.co_filename)
-    return (path.name, frame.f_lineno) if path in CALLERS else None
+Origin = tuple[Site | None, bool]
+
+
+def origin(frame: FrameType | None) -> Origin:
+    """The site of a frame, and whether a waker is among its callers."""
+    assert frame is not None
+    path, line, asleep = Path(frame.f_code.co_filename), frame.f_lineno, False
+    while frame is not None and not asleep:
+        asleep, frame = frame.f_code.co_name in ("sleep", "works"), frame.f_back
+    return ((path.name, line) if path in CALLERS else None), asleep
 
 
 def sites() -> set[Site]:
@@ -61,7 +69,7 @@ def _name(node: ast.expr) -> str:
 
 def seam(method: Callable[..., Any]) -> Any:
     """A method that is told where it was looked up: for a callback, too, that is the line that names it."""
-    return property(lambda self: functools.partial(method, self, site_of(sys._getframe(1))))
+    return property(lambda self: functools.partial(method, self, origin(sys._getframe(1))))
 
 
 class FailingKernel:
@@ -79,43 +87,43 @@ class FailingKernel:
         self.stranded: list[tuple[int, int]] = []
         self._counts: Counter[str] = Counter()
 
-    def _strike(self, name: str, site: Site | None) -> int:
+    def _strike(self, name: str, site: Origin) -> int:
         self._counts[name] += 1
-        call = Call(name, self._counts[name], site)
+        call = Call(name, self._counts[name], *site)
         self.calls.append(call)
         code = self.fail(call)
         if code:
             self.struck.append(call)
         return code
 
-    def _open(self, site: Site | None, path: str, flags: int = os.O_RDWR | os.O_CLOEXEC) -> int:
+    def _open(self, site: Origin, path: str, flags: int = os.O_RDWR | os.O_CLOEXEC) -> int:
         if code := self._strike(f"open {path}", site):
             raise DriverError("open", code, {"path": path}, _open_hint(path, code))
         return self.kernel.open(path, flags)
 
-    def _ioctl(self, site: Site | None, fd: int, row: Ioctl, arg: Arg = None) -> int:
+    def _ioctl(self, site: Origin, fd: int, row: Ioctl, arg: Arg = None) -> int:
         if code := self._strike(row.name, site):
             raise ioctl_error(row, fd, arg, code)
         return self.kernel.ioctl(fd, row, arg)
 
-    def _mmap(self, site: Site | None, fd: int, size: int, *args: int, **kwargs: int) -> int:
+    def _mmap(self, site: Origin, fd: int, size: int, *args: int, **kwargs: int) -> int:
         if code := self._strike("mmap", site):
             raise DriverError("mmap", code, {"fd": fd, "size": size}, ioctl_hint("mmap", code))
         return self.kernel.mmap(fd, size, *args, **kwargs)
 
-    def _munmap(self, site: Site | None, addr: int, size: int) -> None:
+    def _munmap(self, site: Origin, addr: int, size: int) -> None:
         if code := self._strike("munmap", site):
             self.stranded.append((addr, size))
             raise DriverError("munmap", code, {"addr": addr, "size": size}, ioctl_hint("munmap", code))
         self.kernel.munmap(addr, size)
 
-    def _close(self, site: Site | None, fd: int) -> None:
+    def _close(self, site: Origin, fd: int) -> None:
         code = self._strike("close", site)
         self.kernel.close(fd)
         if code:
             raise DriverError("close", code, {"fd": fd}, ioctl_hint("close", code))
 
-    def _doorbell(self, site: Site | None, fd: int, size: int = USERMODE_SIZE) -> Doorbell:
+    def _doorbell(self, site: Origin, fd: int, size: int = USERMODE_SIZE) -> Doorbell:
         if code := self._strike("doorbell", site):
             raise DriverError("mmap", code, {"fd": fd, "size": size}, ioctl_hint("mmap", code))
         return FailingDoorbell(self, self.kernel.doorbell(fd, size))
@@ -142,7 +150,7 @@ class FailingDoorbell:
     def load32(self, offset: int) -> int:
         return self._doorbell.load32(offset)
 
-    def _close(self, site: Site | None) -> None:
+    def _close(self, site: Origin) -> None:
         code = self._owner._strike("doorbell.close", site)
         self._doorbell.close()
         if code:

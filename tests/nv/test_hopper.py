@@ -1,6 +1,9 @@
 """NVKIface on Hopper: which classes it finds among those that the driver offers."""
 
+import mmap
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +31,7 @@ def interface(classes: Iterable[int]) -> Any:
         fd_ctl = None
 
         def __init__(self) -> None:
+            self._mapped = {}
             self.dev = type("Device", (), {"nvdevice": 1, "subdevice": 2})()
             self.made: list[int] = []
 
@@ -80,3 +84,78 @@ def test_it_stands_in_tinygrads_list_under_its_name() -> None:
     names = [iface.__name__ for iface in ops_nv.NVDevice.ifaces]
     assert names == ["TegraIface", "NVKIface", "PCIIface", "MOCKIface"]
     assert ops_nv.NVDevice.ifaces[1] is NVKIface
+
+
+# ---- the end
+
+
+class Driver:
+    """What an interface asks of NVIDIA's driver to close, and the files that stand for its nodes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from tinygrad.runtime.support.hcq import FileIOInterface
+
+        self.asked: list[str] = []
+        self.files = {name: FileIOInterface("/dev/null") for name in ("fd_ctl", "fd_uvm")}
+        monkeypatch.setattr(ops_nv.NVKIface, "root", 0xC1D00001)
+        monkeypatch.setattr(NVKIface, "_open", 0)
+        for name, file in self.files.items():
+            monkeypatch.setattr(ops_nv.NVKIface, name, file, raising=False)
+        monkeypatch.setattr(ops_nv, "nv_iowr", self._iowr)
+
+    def _iowr(self, fd: Any, number: int, args: Any, cmd: Any = None) -> None:
+        assert number == nv_gpu.NV_ESC_RM_FREE
+        assert fd is self.files["fd_ctl"]
+        assert fd.fd >= 0
+        assert not hasattr(self.files["fd_uvm"], "fd"), "UVM still holds the channels"
+        self.asked.append(f"free {args.hObjectOld:#x}")
+
+    def opened(self) -> Any:
+        """An open interface with one mapping."""
+        from tinygrad.runtime.support.hcq import FileIOInterface
+
+        made = NVKIface.__new__(NVKIface)
+        made._mapped, made._closed, made.dev = {}, False, object()
+        made.fd_dev, made.fd_uvm_2 = FileIOInterface("/dev/null"), FileIOInterface("/dev/null")
+        flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS
+        made._mapped[FileIOInterface.anon_mmap(0, 4096, mmap.PROT_READ, flags, 0)] = 4096
+        NVKIface._open += 1
+        return made
+
+
+def held() -> tuple[int, int]:
+    return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("/dev/zero")
+
+
+def test_the_last_device_that_closes_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = held()
+    driver = Driver(monkeypatch)
+    first, second = driver.opened(), driver.opened()
+    first.device_fini()
+    first.device_fini()
+    assert driver.asked == []
+    assert ops_nv.NVKIface.root is not None
+    second.device_fini()
+    assert driver.asked == ["free 0xc1d00001"]
+    assert ops_nv.NVKIface.root is None
+    del first
+    assert held() == before
+
+
+def test_an_opening_that_fails_gives_the_client_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = held()
+    driver = Driver(monkeypatch)
+    monkeypatch.setattr(ops_nv.NVKIface, "__init__", lambda self, dev, number: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        NVKIface(None, 0)
+    assert driver.asked == ["free 0xc1d00001"]
+    assert held() == before
+
+
+def test_a_forked_child_lets_go_without_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch)
+    made = driver.opened()
+    made.abandon()
+    assert driver.asked == []
+    assert ops_nv.NVKIface.root is None
+    assert not any(hasattr(file, "fd") for file in (*driver.files.values(), made.fd_dev, made.fd_uvm_2))

@@ -107,6 +107,7 @@ def test_a_sleeper_wakes_for_what_it_waits_for_and_not_for_all_that_follows(slee
     sleeper.synchronize()
 
 
+@pytest.mark.klog_errors("(?i)mmu fault|page fault|error notifier")
 def test_a_fault_wakes_the_sleeper(sleeper: Any, endless: None) -> None:
     buffer, wild = sleeper.allocator.alloc(4096), program(sleeper, "wild")
     gate, start = behind_a_gate(sleeper), time.monotonic()
@@ -118,18 +119,16 @@ def test_a_fault_wakes_the_sleeper(sleeper: Any, endless: None) -> None:
     assert time.monotonic() - start < LONG_S
 
 
-def test_ctrl_c_ends_the_sleep_and_the_device_goes_on(sleeper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, start = behind_a_gate(sleeper), time.monotonic()
+def test_ctrl_c_ends_the_sleep_and_the_device_goes_on(sleeper: Any) -> None:
+    gate, value = behind_a_gate(sleeper), sleeper.timeline_value - 1
     main = threading.main_thread().ident
     assert main is not None
     presser = threading.Timer(0.3, lambda: signals.pthread_kill(main, signals.SIGINT))
     presser.start()
-    monkeypatch.setattr(waits, "DRIVER_CHECK_S", LONG_S)
     with pytest.raises(KeyboardInterrupt):
         sleeper.synchronize()
-    monkeypatch.undo()
     presser.join()
-    assert time.monotonic() - start < LONG_S
+    assert sleeper.timeline_signal.value < value
     gate.value = 1
     sleeper.synchronize()
     buffer, add = sleeper.allocator.alloc(4096), program(sleeper, "add")

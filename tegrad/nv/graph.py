@@ -1,0 +1,38 @@
+"""Recorded graphs: tinygrad's HCQGraph, one thread at a time, with a look at what is put in for its inputs."""
+
+from typing import Any
+
+from tinygrad.runtime.graph.hcq import HCQGraph
+
+from tegrad.nv.program import check_alignment
+
+
+class NVGraph(HCQGraph):  # type: ignore[misc]
+    """A recording of launches that is replayed with other inputs.
+
+    LaunchError, before anything is submitted, when an input's address breaks the alignment that a kernel needs.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._aligned = [
+            (self.calls[j][0], index, position, runtime)
+            for j, (replaced, runtime) in enumerate(zip(self.uop_replace, self.runtimes, strict=True))
+            for position, index in replaced
+            if position < len(getattr(runtime, "align", ())) and runtime.align[position] > 1
+        ]
+
+    def __call__(self, input_uops: tuple[Any, ...], var_vals: dict[str, int], wait: bool = False) -> float | None:
+        for device_index, index, position, runtime in self._aligned:
+            given = input_uops[index].buffer
+            buffer = given.bufs[device_index] if hasattr(given, "bufs") else given
+            check_alignment(runtime, position, buffer._buf.va_addr)
+        locks = [device.lock for device in self.devices if hasattr(device, "lock")]
+        for lock in locks:
+            lock.acquire()
+        try:
+            seconds: float | None = super().__call__(input_uops, var_vals, wait)
+        finally:
+            for lock in locks:
+                lock.release()
+        return seconds
