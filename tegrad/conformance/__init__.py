@@ -27,6 +27,7 @@ MODULES = (
     "s4_address_space",
     "s8_fences",
     "s6_compute",
+    "s7_faults",
 )
 """The modules that hold rules."""
 

@@ -50,6 +50,7 @@ KERNELS = {
     "trap": "if (n) __trap(); *p = 0;",
     "dims": "if (atomicAdd(p, 1u) == 0) { p[1] = blockDim.x; p[2] = blockDim.y; p[3] = blockDim.z;"
     " p[4] = gridDim.x; p[5] = gridDim.y; p[6] = gridDim.z; }",
+    "spill": "volatile unsigned a[16]; for (int i = 0; i < 16; i++) a[i] = n + i; p[0] = a[n & 15];",
     "generic": "*(volatile unsigned *)(n + (unsigned long long)p) = 1;",
     "shared": "__shared__ volatile unsigned s[256]; s[threadIdx.x] = n + threadIdx.x; __syncthreads();"
     " p[threadIdx.x] = s[255 - threadIdx.x];",
@@ -122,8 +123,8 @@ class Gpu:
         return Block(buffer, self.rig.mapped(buffer), va)
 
     def hole(self) -> int:
-        """The address of a page that was mapped and is not any more."""
-        gone = self.memory()
+        """The address of a page that was mapped and is not any more; nothing else is put there."""
+        gone = self.memory(fixed=self.rig.reserve(self.vm, PAGE))
         self.rig.unmap(self.vm, gone.va)
         return gone.va
 
@@ -219,7 +220,9 @@ class Queue:
         assert self.channel.gpfifo is not None
         assert self.channel.userd is not None
         self.ring, self.userd = self.rig.mapped(self.channel.gpfifo), self.rig.mapped(self.channel.userd)
-        self.notifier = self._register()
+        self._notifier = self.rig.buffer()
+        self.notifier = self.rig.mapped(self._notifier)
+        self.register()
         classes = {"compute": gpu.chip.compute_class, "dma": gpu.chip.dma_class}
         for name in contexts:
             self.rig.call(self.channel.fd, "CHANNEL_ALLOC_OBJ_CTX", class_num=classes[name])
@@ -228,13 +231,11 @@ class Queue:
         self._put = 0
         self._fence = gpu.memory()
         self._number = 0
-        self._log_mark: int | None = None
         self.words: list[int] = []
 
-    def _register(self) -> Mapped:
-        made = self.rig.buffer()
-        self.rig.call(self.channel.fd, "CHANNEL_SET_ERROR_NOTIFIER", offset=0, size=16, mem=made.fd)
-        return self.rig.mapped(made)
+    def register(self) -> None:
+        """Register the error notifier, for the first time or again."""
+        self.rig.call(self.channel.fd, "CHANNEL_SET_ERROR_NOTIFIER", offset=0, size=16, mem=self._notifier.fd)
 
     # ---- building ------------------------------------------------------------------------------------------------
 
@@ -266,6 +267,14 @@ class Queue:
         """Set the shader windows."""
         self.cls(ComputeMethod.SET_SHADER_SHARED_MEMORY_WINDOW_A, shared >> 32, shared & M32)
         return self.cls(ComputeMethod.SET_SHADER_LOCAL_MEMORY_WINDOW_A, local >> 32, local & M32)
+
+    def local_memory(self, per_thread: int) -> Queue:
+        """Give kernels this many bytes of local memory a thread."""
+        chip = self.gpu.chip
+        per_tpc = (per_thread * 32 + 0x1FF) // 0x200 * 0x200 * chip.warps_per_sm * chip.sm_per_tpc
+        made = self.gpu.memory(per_tpc * chip.num_gpc * chip.tpc_per_gpc)
+        self.cls(ComputeMethod.SET_SHADER_LOCAL_MEMORY_A, made.va >> 32, made.va & M32)
+        return self.cls(ComputeMethod.SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_A, 0, per_tpc, 0x100)
 
     def semaphore(self, va: int, payload: int, execute: int) -> Queue:
         """SEM_EXECUTE with its operands, as the field does it."""
@@ -320,6 +329,11 @@ class Queue:
         return self.release(self._fence.va, self._number).submit()
 
     @property
+    def chid(self) -> int:
+        """The channel's number, as the kernel log names it."""
+        return self.channel.token & 0xFFF
+
+    @property
     def over(self) -> bool:
         """Whether everything submitted with a fence is done."""
         return self._fence.u64() >= self._number
@@ -348,28 +362,29 @@ class Queue:
         self.rig.check(not self.rig.wait(lambda: self.over or self.dead, QUIET_S), what, "it went on")
         return self
 
-    def dies(self, code: int, what: str = "") -> Queue:
+    def dies(self, code: int) -> Queue:
         """The rule: what is submitted now kills the channel with this notifier code."""
         self.fenced()
-        expected = f"{what or 'the channel dies'}: notifier {code}"
+        expected = f"the channel dies: notifier {code}"
         self.rig.eventually(lambda: self.dead or self.over, expected, "nothing happened")
         if not self.dead:
             raise Differs(expected, "it was accepted")
         self.rig.equal(expected + ", info32", code, self.note.info32)
         return self
 
-    def logs(self, pattern: str, code: int, what: str = "") -> re.Match[str]:
-        """The rule: what is submitted now kills the channel with this code, and the kernel log has a line like this."""
+    def block(self, code: int) -> list[str]:
+        """The rule: what is submitted now kills the channel with this code. The lines that the kernel logs about it."""
         mark = self.rig.log_mark()
-        self.dies(code, what)
-        found: list[re.Match[str]] = []
+        self.dies(code)
+        end = f"error notifier set to {code} for ch {self.chid} "
+        self.rig.wait(lambda: any(end in line for line in self.rig.log_since(mark)), 2.0)
+        return self.rig.log_since(mark)
 
-        def look() -> bool:
-            found.extend(m for line in self.rig.log_since(mark) if (m := re.search(pattern, line)))
-            return bool(found)
-
-        self.rig.wait(look, 2.0)
-        self.rig.check(found, f"a line like {pattern}", "\n".join(self.rig.log_since(mark)))
+    def logs(self, pattern: str, code: int) -> re.Match[str]:
+        """The rule: what is submitted now kills the channel with this code, and the kernel logs a line like this."""
+        lines = self.block(code)
+        found = [match for line in lines if (match := re.search(pattern, line))]
+        self.rig.check(found, f"a line like {pattern}", "; ".join(lines))
         return found[0]
 
     def refused(self, bit: SkedBit) -> None:
@@ -381,17 +396,16 @@ class Queue:
         """The rule: what was collected raises this PBDMA interrupt."""
         self.logs(rf"PBDMA intr {name} Error", code)
 
-    def sm_error(self) -> TsgSmErrorStateRecord:
-        """The first record of an SM of the TSG that holds an error; an empty one if none does."""
-        record = TsgSmErrorStateRecord()
+    def sm_errors(self) -> list[TsgSmErrorStateRecord]:
+        """The records of the TSG's SMs that hold an error."""
+        records = []
         for sm in range(self.gpu.chip.sm_count):
-            self.rig.call(
-                self.channel.tsg,
-                "TSG_READ_SINGLE_SM_ERROR_STATE",
-                sm_id=sm,
-                record_mem=ctypes.addressof(record),
-                record_size=ctypes.sizeof(record),
-            )
-            if record.global_esr or record.warp_esr:
-                break
-        return record
+            record = TsgSmErrorStateRecord()
+            where = {"record_mem": ctypes.addressof(record), "record_size": ctypes.sizeof(record)}
+            self.rig.call(self.channel.tsg, "TSG_READ_SINGLE_SM_ERROR_STATE", sm_id=sm, **where)
+            records.append(record)
+        return [record for record in records if record.global_esr or record.warp_esr]
+
+    def sm_error(self) -> TsgSmErrorStateRecord:
+        """The first of `sm_errors`, or an empty record."""
+        return next(iter(self.sm_errors()), TsgSmErrorStateRecord())
