@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from tegrad.uapi import constants as k
 WIDE, STAMPED, WAITING = 1 << 24, 1 << 25, 1 << 20
 """Bits of SEM_EXECUTE: 64-bit payload, timestamp, wait for idle before a release."""
 OLD = 0xFFFFFFFFFFFFFFFF
+WAIT_MS = 2500
 
 
 def behind_the_grid(
@@ -48,6 +50,22 @@ def with_a_release(rig: Rig, before: int, expected: int, read: Callable[[Block],
     queue.launch(gpu.kernel("store", other.va, 1, **release_fields(0, out.va, **fields))).done()
     becomes(rig, "the semaphore is", expected, lambda: read(out))
     return out
+
+
+def woken(queue: Queue, gate: Block, out: Block) -> None:
+    """CHANNEL_WAIT for 1 in `out` returns soon after the gate opens, not only at the end of its time."""
+    rig = queue.rig
+    opener = threading.Timer(0.2, gate.put32, (1,))
+    opener.daemon = True
+    rig.at_end(opener.join)
+    start = time.monotonic()
+    opener.start()
+    semaphore = {"condition.semaphore.dmabuf_fd": out.buffer.fd, "condition.semaphore.payload": 1}
+    fields = {"type": k.NVGPU_WAIT_TYPE_SEMAPHORE, "timeout": WAIT_MS, **semaphore}
+    rig.accepts(queue.channel.fd, "CHANNEL_WAIT", fields)
+    rig.check(
+        time.monotonic() - start < WAIT_MS / 1000 - 0.5, "the interrupt wakes it", "it woke when its time was out"
+    )
 
 
 # ---- 6.4 method headers ----------------------------------------------------------------------------------------------
@@ -375,20 +393,7 @@ def non_stall_interrupt(rig: Rig) -> None:
     gpu = Gpu(rig)
     queue, gate, out = gpu.queue(contexts=()), gpu.memory(), gpu.memory()
     queue.acquire(gate.va, 1, 0).release(out.va, 1, PLAIN_RELEASE).host(H.NON_STALL_INTERRUPT, 0).submit()
-    opener = threading.Timer(0.2, gate.put32, (1,))
-    opener.daemon = True
-    opener.start()
-    rig.at_end(opener.join)
-    rig.accepts(
-        queue.channel.fd,
-        "CHANNEL_WAIT",
-        {
-            "type": k.NVGPU_WAIT_TYPE_SEMAPHORE,
-            "timeout": 1500,
-            "condition.semaphore.dmabuf_fd": out.buffer.fd,
-            "condition.semaphore.payload": 1,
-        },
-    )
+    woken(queue, gate, out)
 
 
 # ---- 6.6 compute class, launch ---------------------------------------------------------------------------------------
@@ -798,20 +803,7 @@ def copy_interrupt(rig: Rig) -> None:
     queue.acquire(gate.va, 1, 0)
     gpu.scratch.put32(1)
     queue.copy(gpu.scratch.va, out.va, 4, 0x182 | FLUSH | 2 << 5).submit()
-    opener = threading.Timer(0.2, gate.put32, (1,))
-    opener.daemon = True
-    opener.start()
-    rig.at_end(opener.join)
-    rig.accepts(
-        queue.channel.fd,
-        "CHANNEL_WAIT",
-        {
-            "type": k.NVGPU_WAIT_TYPE_SEMAPHORE,
-            "timeout": 1500,
-            "condition.semaphore.dmabuf_fd": out.buffer.fd,
-            "condition.semaphore.payload": 1,
-        },
-    )
+    woken(queue, gate, out)
 
 
 @rule("6.8", "physical addresses are privileged: the copy is refused")
