@@ -26,6 +26,8 @@ def survives(board: MutableBoard, rule: Rule, mutant: Mutant) -> str:
     if not board.sound():
         board.restart()
     restored = board.judge(rule)
+    if restored.state != "holds" or not board.sound():
+        board.restart()  # what the mutant did to its state is not the next one's
     if mutated.state != "differs":
         return f"on the mutated board: {mutated.state} {mutated.detail}"
     if restored.state != "holds":

@@ -25,7 +25,7 @@ from tegrad.orin.wire import Message
 MUTATE = 200
 CHIP = "agx-orin-64gb"
 MEMORY = 6 << 30
-LINGER_S = 5.0
+LINGER_S = 600.0
 CLIENT_SIDE = ("tegrad.orin.client.", "tegrad.orin.caller.")
 """Modules of the board that run in the client's process."""
 

@@ -157,12 +157,12 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         Edit(
             "tegrad.orin.channel.Channel.__init__",
             "free_chids.pop()",
-            "free_chids.pop(-1 - len(driver.free_chids) % 2)",
+            "free_chids.pop(0)",
         ),
         Edit(
             "tegrad.orin.channel.Channel.release",
             "self.driver.free_chids.append(self.chid)",
-            "self.driver.free_chids.append(self.chid); self.driver.free_chids.sort()",
+            "self.driver.free_chids.insert(0, self.chid)",
         ),
     ),
     # 3.5
