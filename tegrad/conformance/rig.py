@@ -109,10 +109,13 @@ class Raw:
 
 
 class Rig:
-    """A client of the driver for one rule, and a context manager that releases what it made."""
+    """A client of the driver for one rule, and a context manager that releases what it made.
 
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
+    `patience`: seconds until what must happen is taken not to happen.
+    """
+
+    def __init__(self, kernel: Kernel, *, patience: float = 10.0) -> None:
+        self.kernel, self.patience = kernel, patience
         self._stack = ExitStack()
         self._fds: list[int] = []
         self._handles: list[tuple[int, int]] = []
@@ -161,13 +164,13 @@ class Rig:
             raise NotApplicable(reason)
 
     def eventually(self, condition: Callable[[], object], expected: str, seen: object = "it did not come") -> None:
-        """The rule: a condition comes true, within 10 s."""
+        """The rule: a condition comes true before patience ends."""
         if not self.wait(condition):
             raise Differs(expected, seen() if callable(seen) else seen)
 
-    def wait(self, condition: Callable[[], object], seconds: float = 10.0) -> bool:
-        """Look until a condition is true; False if it does not become so in time."""
-        deadline = time.monotonic() + seconds
+    def wait(self, condition: Callable[[], object], seconds: float | None = None) -> bool:
+        """Look until a condition is true; False if it does not become so in time (by default, before patience ends)."""
+        deadline = time.monotonic() + (self.patience if seconds is None else seconds)
         while not condition():
             if time.monotonic() > deadline:
                 return False
@@ -486,7 +489,7 @@ class Rig:
         for fd in self._fds:
             with contextlib.suppress(OSError):
                 os.close(fd)
-        return Rig(self.kernel)
+        return Rig(self.kernel, patience=self.patience)
 
     def fork_keeping(self, function: ChildFunction) -> Child:
         """The same, but the child inherits this rig's fds, as after any fork."""

@@ -21,6 +21,9 @@ State = Literal["holds", "differs", "error", "not applicable", "skipped"]
 LIMIT_S = 60.0
 """Seconds after which a rule is interrupted; none needs more than a few."""
 
+PATIENCE_S = 10.0
+"""Seconds until what a rule waits for is taken not to happen."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -38,13 +41,13 @@ class Overdue(Exception):
     """A rule took longer than it may."""
 
 
-def judge(rule: Rule, kernel: Kernel, *, limit: float = LIMIT_S) -> Outcome:
+def judge(rule: Rule, kernel: Kernel, *, limit: float = LIMIT_S, patience: float = PATIENCE_S) -> Outcome:
     """Run one rule and release what it made, whatever happens to it."""
     start = time.monotonic()
     state: State
     expected = seen = detail = ""
     try:
-        with _limited(limit), Rig(kernel) as rig:
+        with _limited(limit), Rig(kernel, patience=patience) as rig:
             rule.check(rig)
         state = "holds"
     except Differs as difference:

@@ -44,7 +44,7 @@ def readable(fd: int, seconds: float = 0.0) -> bool:
 def fence_reached(rig: Rig) -> None:
     _, found = syncpoint(rig)
     fd = fence(rig, node(rig), found.syncpoint_id, found.syncpoint_max)
-    rig.check(readable(fd, 5), "POLLIN", "nothing for 5 s")
+    rig.check(readable(fd, rig.patience), "POLLIN", "nothing in time")
 
 
 @rule("8", "CREATE_FENCE: a fence at a threshold ahead is not readable")
@@ -60,7 +60,7 @@ def fence_wraps(rig: Rig) -> None:
     fd = node(rig)
     behind = fence(rig, fd, found.syncpoint_id, found.syncpoint_max - (1 << 31) + 1)
     ahead = fence(rig, fd, found.syncpoint_id, found.syncpoint_max + (1 << 31) - 1)
-    rig.check(readable(behind, 5), "POLLIN for a threshold behind", "nothing for 5 s")
+    rig.check(readable(behind, rig.patience), "POLLIN for a threshold behind", "nothing in time")
     rig.check(not readable(ahead), "nothing for a threshold ahead", "POLLIN")
 
 
@@ -70,7 +70,7 @@ def fence_wakes(rig: Rig) -> None:
     fd = fence(rig, node(rig), found.syncpoint_id, found.syncpoint_max + 1)
     rig.check(not readable(fd), "nothing before", "POLLIN")
     rig.close(channel.fd)
-    rig.check(readable(fd, 5), "POLLIN", "nothing for 5 s")
+    rig.check(readable(fd, rig.patience), "POLLIN", "nothing in time")
 
 
 @rule("8", "CREATE_FENCE: a syncpoint that does not exist is EINVAL")
@@ -91,7 +91,7 @@ def fence_of_others(rig: Rig) -> None:
     _, found = syncpoint(rig)
 
     def there(own: Rig, peer: object) -> bool:
-        return readable(fence(own, node(own), found.syncpoint_id, found.syncpoint_max), 5)
+        return readable(fence(own, node(own), found.syncpoint_id, found.syncpoint_max), own.patience)
 
     rig.check(rig.child(there).result(), "POLLIN in another process", "nothing for 5 s")
 
@@ -126,7 +126,7 @@ def extract_signalled(rig: Rig) -> None:
     _, found = syncpoint(rig)
     fd, room = node(rig), rig.memory(PAGE)
     made = fence(rig, fd, found.syncpoint_id, found.syncpoint_max)
-    rig.check(readable(made, 5), "POLLIN", "nothing for 5 s")
+    rig.check(readable(made, rig.patience), "POLLIN", "nothing in time")
     rig.equal("fences", 1, extract(rig, fd, made, 1, room.address).num_fences)
     rig.equal("threshold", found.syncpoint_max, room.u32(4))
 
@@ -172,7 +172,7 @@ def pollfd_triggered(rig: Rig) -> None:
     rig.accepts(fd, "HOST1X_TRIGGER_POLLFD", fd=waiting, id=found.syncpoint_id, threshold=threshold)
     rig.check(not readable(waiting), "nothing before", "POLLIN")
     rig.close(channel.fd)
-    rig.check(readable(waiting, 5), "POLLIN", "nothing for 5 s")
+    rig.check(readable(waiting, rig.patience), "POLLIN", "nothing in time")
 
 
 @rule("8", "TRIGGER_POLLFD: a threshold that is reached already makes the fd readable")
@@ -181,7 +181,7 @@ def pollfd_reached(rig: Rig) -> None:
     fd = node(rig)
     waiting = pollfd(rig, fd)
     rig.accepts(fd, "HOST1X_TRIGGER_POLLFD", fd=waiting, id=found.syncpoint_id, threshold=found.syncpoint_max)
-    rig.check(readable(waiting, 5), "POLLIN", "nothing for 5 s")
+    rig.check(readable(waiting, rig.patience), "POLLIN", "nothing in time")
 
 
 @rule("8", "TRIGGER_POLLFD: several thresholds may be waited for on one fd")
@@ -192,7 +192,7 @@ def pollfd_several(rig: Rig) -> None:
     for threshold in (found.syncpoint_max + 10, found.syncpoint_max):
         fields = {"fd": waiting, "id": found.syncpoint_id, "threshold": threshold % WRAP}
         rig.accepts(fd, "HOST1X_TRIGGER_POLLFD", fields)
-    rig.check(readable(waiting, 5), "POLLIN", "nothing for 5 s")
+    rig.check(readable(waiting, rig.patience), "POLLIN", "nothing in time")
 
 
 @rule("8", "TRIGGER_POLLFD: a fd that is no poll fd, or a syncpoint that does not exist, is EINVAL")

@@ -15,12 +15,15 @@ from mutation import Mutant
 from tegrad.conformance import all_rules
 from tegrad.conformance.rule import Rule
 
+MUTANT_PATIENCE_S = 1.0
+"""How long a rule waits on a mutated board, where it is expected to wait for nothing."""
+
 
 def survives(board: MutableBoard, rule: Rule, mutant: Mutant) -> str:
     """Why a mutant is not killed; "" when its rule differs on the mutated board and holds on the one as it was."""
     board.mutate(mutant)
     try:
-        mutated = board.judge(rule)
+        mutated = board.judge(rule, patience=MUTANT_PATIENCE_S)
     finally:
         board.mutate()
     if not board.sound():

@@ -16,7 +16,7 @@ from pathlib import Path
 from mutation import Applied, Mutant, mutations, pack
 
 from tegrad.conformance.rule import Rule
-from tegrad.conformance.run import Outcome, judge
+from tegrad.conformance.run import PATIENCE_S, Outcome, judge
 from tegrad.hw.chips import CHIPS
 from tegrad.orin import board
 from tegrad.orin.client import BoardKernel, board_log, board_status, board_stop
@@ -69,9 +69,9 @@ class MutableBoard:
             self.mutate()
             raise ValueError(failure or f"{mutant} names nothing that the board has loaded")
 
-    def judge(self, rule: Rule) -> Outcome:
+    def judge(self, rule: Rule, *, patience: float = PATIENCE_S) -> Outcome:
         """What comes of a rule on the board as it is now."""
-        return judge(rule, self.kernel, limit=20)
+        return judge(rule, self.kernel, limit=30, patience=patience)
 
     def sound(self) -> bool:
         """Whether the board is as good as new: nothing open, nothing held, the GPU alive."""
