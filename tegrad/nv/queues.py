@@ -86,6 +86,8 @@ class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
         self._progress: MMIOInterface = progress.cpu_view().view(0, 8, "Q").mv
         self._in_flight: deque[tuple[int, int]] = deque()
         self._free_from = 0
+        self._behind_pcie = not getattr(device.iface, "unified_memory", False)
+        """Whether GPPut lies in the GPU's own memory, which the doorbell can overtake (docs/notebook.md)."""
 
     @property
     def done(self) -> int:
@@ -119,6 +121,8 @@ class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
         full_barrier()
         self.gpput[0] = self.put_value % self.entries_count
         full_barrier()
+        if self._behind_pcie:
+            _ = self.gpput[0]  # a read comes back only after the writes before it have arrived
         self.device.gpu_mmio[DOORBELL // 4] = self.token
 
 

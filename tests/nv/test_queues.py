@@ -35,6 +35,42 @@ def test_progress_follows_every_submission(fake_device: Any) -> None:
     assert (fifo.submissions, fifo.done, signal.value) == (before + 1, before + 1, 5)
 
 
+class Noting:
+    """A register or a word that notes who touches it."""
+
+    def __init__(self, name: str, notes: list[str], under: Any) -> None:
+        self.name, self.notes, self.under = name, notes, under
+
+    def __setitem__(self, index: int, value: int) -> None:
+        self.notes.append(f"write {self.name}")
+        self.under[index] = value
+
+    def __getitem__(self, index: int) -> Any:
+        self.notes.append(f"read {self.name}")
+        return self.under[index]
+
+
+@pytest.mark.parametrize(
+    ("behind_pcie", "order"),
+    [(True, ["write put", "read put", "write doorbell"]), (False, ["write put", "write doorbell"])],
+)
+def test_the_doorbell_follows_a_read_of_put_where_that_lies_behind_pcie(
+    fake_device: Any, behind_pcie: bool, order: list[str]
+) -> None:
+    notes: list[str] = []
+    fifo = fake_device.compute_gpfifo
+    fake_device.synchronize()
+    fifo._behind_pcie = behind_pcie
+    fifo.gpput = Noting("put", notes, fifo.gpput)
+    fake_device.gpu_mmio = Noting("doorbell", notes, fake_device.gpu_mmio)
+    empty_submission(fake_device)
+    assert notes == order
+
+
+def test_memory_of_a_jetson_is_not_behind_pcie(fake_device: Any) -> None:
+    assert not fake_device.compute_gpfifo._behind_pcie
+
+
 def test_more_submissions_than_the_gpfifo_holds_wait_for_room(fake_kernel: FakeKernel, fake_device: Any) -> None:
     fake_kernel.paused = True
     fifo = fake_device.compute_gpfifo
