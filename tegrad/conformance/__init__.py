@@ -25,6 +25,7 @@ MODULES = (
     "s2_nvmap",
     "s3_ctrl",
     "s4_address_space",
+    "s4_memory",
     "s8_fences",
     "s6_compute",
     "s7_faults",
