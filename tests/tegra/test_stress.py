@@ -1,6 +1,7 @@
-"""Ways to keep a GPU busy: bounded here, at full length in `make test-long`."""
+"""Eight ways to keep a GPU busy: bounded here, at full length in `make test-long`."""
 
 import gc
+import threading
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,35 @@ def test_shared_memory(device: Any, full: bool) -> None:
     device.synchronize()
     got = np.array(words(buffer, blocks * 256), dtype=np.int32).reshape(blocks, 256)
     assert (got == start[:, ::-1] + turns).all()  # an odd number of turns
+
+
+@LENGTH
+def test_concurrent_operations(device: Any, full: bool) -> None:
+    """Threads that use the device at once, each with its own buffer, get their own results."""
+    add, failures = program(device, "add"), []
+    turns = 2000 if full else 150
+
+    def work(seed: int) -> None:
+        try:
+            buffer, total = zeroed(device), 0
+            for turn in range(turns):
+                launch(add, buffer, seed + turn)
+                total += seed + turn
+                if turn % 10 == 9:
+                    found = bytearray(4)
+                    device.allocator._copyout(memoryview(found), buffer)
+                    assert int.from_bytes(found, "little") == total, f"thread {seed}, turn {turn}"
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=work, args=(seed,), daemon=True) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+        assert not thread.is_alive()
+    assert failures == []
 
 
 @LENGTH
