@@ -731,7 +731,7 @@ def set_bad_address(rig: Rig) -> None:
 @rule("3.6", "CLK_SET_INFO: the completion fd becomes readable")
 def completion(rig: Rig) -> None:
     fd = ask_for(rig, clock_range(rig).max_hz)
-    rig.check(select.select([fd], [], [], 10)[0], "POLLIN", "nothing for 10 s")
+    rig.check(select.select([fd], [], [], rig.patience)[0], "POLLIN", "nothing in time")
 
 
 @rule("3.6", "CLK_SET_INFO: the requested rate is set while the completion fd is open")
