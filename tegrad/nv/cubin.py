@@ -183,6 +183,11 @@ class Cubin:
                     return int(number)
         return 0
 
+    def barriers(self, kernel: str) -> int:
+        """Barriers of a block that the kernel uses: bits 26:20 of its code section's flags, up to ELF ABI 7; else 0."""
+        text = self.find(f".text.{kernel}")
+        return text.flags >> 20 & 0x7F if text and self.data[8] < 8 else 0
+
     def registers(self, kernel: str) -> int:
         """Registers per thread."""
         return self._per_symbol(_REGCOUNT, kernel)

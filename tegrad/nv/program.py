@@ -6,6 +6,7 @@ of relocations, and a refusal of what cannot run (several kernels in one cubin, 
 """
 
 import math
+import re
 import struct
 from typing import Any
 
@@ -57,6 +58,25 @@ def shared_usage(cubin: Cubin, kernel: str) -> int:
     return (used + _SHARED_GRANULE - 1) // _SHARED_GRANULE * _SHARED_GRANULE
 
 
+_BARRIER = re.compile(r"\b(?:bar|barrier)(?:\.cta)?\.(?:sync|arrive|red)\b([\w.]*)\s*([^;]*);")
+ALL_BARRIERS = 16
+
+
+def barrier_count(cubin: Cubin, kernel: str) -> int:
+    """Barriers that each block gets: what the kernel's machine code or, where that does not tell, its PTX names.
+
+    A barrier beyond the count is an illegal instruction parameter. A number in a register may be any of them.
+    """
+    count = max(1, cubin.barriers(kernel))
+    section = read_ptx(cubin.data)
+    for how, operands in _BARRIER.findall(section.ptx if section else ""):
+        given = [o.strip() for o in operands.split(",")][1 if how.startswith((".popc", ".and", ".or")) else 0 :]
+        if not given or not given[0]:
+            continue
+        count = max(count, int(given[0], 0) + 1 if given[0][0].isdigit() else ALL_BARRIERS)
+    return min(count, ALL_BARRIERS)
+
+
 def without_shared(cubin: Cubin, kernel: str) -> bytes:
     """The same file with the shared section's size zero: tinygrad's loader fails where that is above 100 KiB."""
     index = next((i for i, s in enumerate(cubin.sections) if s.name == f".nv.shared.{kernel}"), None)
@@ -101,6 +121,7 @@ class NVProgram(ops_nv.NVProgram):  # type: ignore[misc]
         size = "shared_memory_size_shifted7" if self.qmd.ver >= 5 else "shared_memory_size"
         self.qmd.write(
             **{size: shared >> 7 if self.qmd.ver >= 5 else shared},
+            barrier_count=barrier_count(cubin, kernel),
             min_sm_config_shared_mem_size=config,
             target_sm_config_shared_mem_size=config,
             max_sm_config_shared_mem_size=sm_config(shared_limit(dev.sm_version), dev.sm_version),

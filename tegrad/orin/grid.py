@@ -204,6 +204,7 @@ class GridRunner:
         args = self._bank(spec, state, section.param_base, kernel.param_size, kernel.name, forgets)
         dims = self._dims(spec, state, kernel.name, forgets) if kernel.reads_dims else None
         dynamic = self._dynamic_shared(shape, program)
+        self._barriers(shape, program)
         spills = self._local.enter(state.local_memory, state.local_per_tpc, shape)
         try:
             kernel.compile()  # which is not the engine's time
@@ -275,6 +276,12 @@ class GridRunner:
             detail = f"{program.kernel.static_shared} bytes of shared memory declared, the QMD allots {shape.shared}"
             raise self._sm_exception(WarpEsr.OOR_ADDR, shape.program, program.kernel.name, detail)
         return dynamic
+
+    def _barriers(self, shape: Shape, program: Program) -> None:
+        """A barrier beyond those that the QMD grants is an illegal parameter [measured on an H200]; here, at once."""
+        if program.kernel.barriers > shape.barriers:
+            detail = f"{program.kernel.barriers} barriers used, the QMD grants {shape.barriers}"
+            raise self._sm_exception(WarpEsr.ILLEGAL_INSTR_PARAM, shape.program, program.kernel.name, detail)
 
     # -- faults -------------------------------------------------------------------------------------------------------
 

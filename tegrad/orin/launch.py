@@ -75,6 +75,7 @@ class Shape:
     block: tuple[int, int, int]
     program: int
     shared: int
+    barriers: int
     bank_size: int
     bank_valid: bool
     invalidate_bank: bool
@@ -279,6 +280,7 @@ def _shape(chip: Chip, layout: QmdLayout, names: _Version, get: _Fields) -> Shap
         block=(get("cta_thread_dimension0"), get("cta_thread_dimension1"), get("cta_thread_dimension2")),
         program=get.pair("program_address_upper", "program_address_lower"),
         shared=get("shared_memory_size"),
+        barriers=get("barrier_count"),
         bank_size=get("constant_buffer_size_shifted4_0") << 4,
         bank_valid=bool(get("constant_buffer_valid_0")),
         invalidate_bank=bool(get("constant_buffer_invalidate_0")),

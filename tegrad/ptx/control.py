@@ -1,12 +1,13 @@
 """Barriers and other instructions that end or suspend a warp (PTX ISA 9.7.12, 9.7.13)."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tegrad.ptx.analysis import BAR_RESULT, MEMBER_MASK
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import Access, Frame, Slot, Status, fault_info
 from tegrad.ptx.rules import PRED, U32, Handler, mod
-from tegrad.ptx.syntax import Ins, Operand
+from tegrad.ptx.syntax import Imm, Ins, Operand
 
 if TYPE_CHECKING:
     from tegrad.ptx.emitter import Emitter
@@ -92,6 +93,22 @@ def rendezvous(e: "Emitter", ins: Ins) -> None:
     f.br("park")
     f.label(go)
     e.jump(nxt)
+
+
+ALL_BARRIERS = 16
+
+
+def barriers(body: Iterable[Ins]) -> int:
+    """Barriers of a block that a kernel needs: up to the highest it names, all of them for a number in a register."""
+    count = 0
+    for ins in body:
+        if ins.base not in ("bar", "barrier") or mod(ins, "warp", "cluster"):
+            continue
+        operands = ins.operands[1:] if mod(ins, "red") else ins.operands
+        if operands and not isinstance(operands[0], Imm):
+            return ALL_BARRIERS
+        count = max(count, 1 + (int(operands[0].value) if operands and isinstance(operands[0], Imm) else 0))
+    return count
 
 
 def scalar(e: "Emitter", op: Operand) -> V:

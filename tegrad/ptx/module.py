@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tegrad.ptx import jit
+from tegrad.ptx.control import barriers
 from tegrad.ptx.emitter import Emitter
 from tegrad.ptx.errors import PtxError
 from tegrad.ptx.inline import expand_calls
@@ -43,6 +44,7 @@ class Kernel:
         self.weights = np.array(emitter.counters, dtype=np.int64)
         self.pcs = [i for i in fn.body if isinstance(i, Ins)]
         self.reads_dims = emitter.reads_dims
+        self.barriers = barriers(self.pcs)
         self._lock = threading.Lock()
         self._code: jit.Linked | None = None
         self._plans: dict[object, list[Plan]] = {}

@@ -470,6 +470,28 @@ def misaligned_argument_is_refused() -> None:
     Device["NV"].synchronize()
 
 
+NAMED_BARRIERS = r"""
+extern "C" __global__ void pairs(int *out) {
+  __shared__ int s[128];
+  int t = threadIdx.x, pair = t / 64 + 1;
+  s[t] = t * t;
+  asm volatile("barrier.sync %0, 64;" :: "r"(pair) : "memory");
+  int other = s[t ^ 32];
+  asm volatile("bar.sync 5, 128;" ::: "memory");
+  out[t] = other;
+}"""
+
+
+@case()
+def named_barriers() -> None:
+    """A block whose halves meet at barriers of their own."""
+    import numpy as np
+
+    out = buffer(np.zeros(128, np.int32))
+    raw(NAMED_BARRIERS, "pairs", 1)(out._buf, global_size=(1, 1, 1), local_size=(128, 1, 1))
+    assert (out.numpy() == (np.arange(128) ^ 32) ** 2).all()
+
+
 # ---- copies and the process
 
 

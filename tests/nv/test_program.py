@@ -11,7 +11,7 @@ from tinygrad.helpers import Target
 
 from tegrad.hw.chips import CHIPS
 from tegrad.nv import program, toolchain
-from tegrad.nv.compilers import compile_cuda
+from tegrad.nv.compilers import compile_cuda, compile_ptx
 from tegrad.nv.cubin import Cubin
 from tegrad.nv.program import LaunchError, NVProgram, shared_usage, sm_config
 
@@ -161,3 +161,32 @@ def test_a_program_without_directives_takes_any_pointer(device: Any) -> None:
     made = load(device, POOL)
     whole = Tensor(np.zeros(64, np.float32), device="NV").realize().uop.base.buffer._buf
     made.fill_kernargs((whole.offset(2, 16),))
+
+
+BARRIERS = {
+    "": 1,
+    "bar.sync 0;": 1,
+    "bar.sync 5, 128;": 6,
+    "barrier.sync %t, 64;": 16,
+    "bar.arrive 3, 128;": 4,
+    "{ .reg .pred %p, %q; setp.eq.u32 %p, %t, 0; barrier.cta.red.and.pred %q, 2, %p; @%q st.global.u32 [%a], %t; }": 3,
+}
+
+
+@pytest.mark.parametrize("text", BARRIERS)
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_block_gets_the_barriers_that_its_kernel_names(device: Any, text: str, tells: bool) -> None:
+    """From the machine code, and from the PTX alone, as newer files do not tell."""
+    source = f""".version 8.0
+.target {device.arch}
+.address_size 64
+.visible .entry k(.param .u64 p0) {{ .reg .b32 %t; .reg .b64 %a; ld.param.u64 %a, [p0]; mov.u32 %t, %tid.x;
+{text} st.global.u32 [%a], %t; ret; }}
+"""
+    lib = compile_ptx(source, device.arch, cache=False)
+    with pytest.MonkeyPatch.context() as patch:
+        if not tells:
+            patch.setattr(Cubin, "barriers", lambda self, kernel: 0)
+        signature = (("p0", 0, dtypes.float, (1,)),)
+        made = device.runtime(TinyELF(lib, "k", Target("NV", arch=device.arch), signature))
+    assert made.qmd.read("barrier_count") == BARRIERS[text]

@@ -19,6 +19,7 @@ RAW = (
     "module_variables",
     "local_memory",
     "misaligned_argument_is_refused",
+    "named_barriers",
 )
 RENDERED = ("double_precision", "odd_views", "shared_pool")
 
