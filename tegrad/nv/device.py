@@ -21,7 +21,7 @@ from tinygrad.runtime.support.hcq import HCQBuffer, HCQCompiled, MMIOInterface
 from tinygrad.tensor import Tensor
 
 from tegrad.hw.gpfifo import Userd
-from tegrad.nv.faults import DeviceClosed, DeviceFault, UnsupportedBuffer, WaitTimeout
+from tegrad.nv.faults import DeviceClosed, DeviceFault, NoDevice, UnsupportedBuffer, WaitTimeout
 from tegrad.nv.graph import NVGraph
 from tegrad.nv.iface import GPFIFO_ENTRIES, TegraIface, drivers_present
 from tegrad.nv.kernel import board_asked
@@ -54,6 +54,14 @@ class Allocator(_StockAllocator):  # type: ignore[misc]
         with self.dev.lock:
             if not self.dev.closed:
                 super().free(opaque, size, options)
+
+    def _free(self, buf: HCQBuffer, options: BufferSpec | None = None) -> None:
+        if not self.dev.closed:
+            super()._free(buf, options)
+
+    def _unmap(self, mb: HCQBuffer) -> None:
+        if not self.dev.closed:
+            super()._unmap(mb)
 
     def _copyin(self, dest: HCQBuffer, src: memoryview) -> None:
         with self.dev.lock:  # the staging buffers are everybody's
@@ -174,7 +182,11 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         # Where the Jetson's driver is, what it refuses is the answer; no other interface could tell more.
         if board_asked() or (not DEV.target("NV").interface and drivers_present()):
             self.ifaces = [iface for iface in self.ifaces if iface.__name__ == TegraIface.__name__]
-        return super()._select_iface(device)
+        try:
+            return super()._select_iface(device)
+        except ExceptionGroup as tried:
+            reasons = "; ".join(f"{type(error).__name__}: {error}" for error in tried.exceptions)
+            raise NoDevice(f"{device} cannot be opened. {reasons}.") from None
 
     # ---- values that tinygrad sets and a Jetson has its own for
 

@@ -19,6 +19,10 @@ class DeviceClosed(TegradError, RuntimeError):
     """Something of a device that was closed is used: a tensor, a program, a recorded graph."""
 
 
+class NoDevice(TegradError, RuntimeError):
+    """No driver on this machine answers for an NV device; the text has one reason for each that was tried."""
+
+
 class UnsupportedBuffer(TegradError, RuntimeError):
     """Memory of a kind that this device cannot work on."""
 

@@ -29,14 +29,15 @@ class NVKIface(_Stock):  # type: ignore[misc]
     """`DEV=NVK+NV`. Carries tinygrad's name, because it takes that interface's place in the list.
 
     tinygrad keeps everything until the process ends. Here the last device that closes gives it all back: CPU mappings,
-    UVM's address space, the client with its channels and memory, the fds.
+    UVM's address space, the client with its channels and memory, the fds. Not before: devices use each other's signals.
     """
 
     _open: ClassVar[int] = 0
     """How many devices share the client."""
+    _mapped: ClassVar[dict[int, int]] = {}
+    """What they mapped for the CPU: address and size."""
 
     def __init__(self, dev: Any, device_id: int) -> None:
-        self._mapped: dict[int, int] = {}
         self._closed = False
         try:
             super().__init__(dev, device_id)
@@ -74,16 +75,17 @@ class NVKIface(_Stock):  # type: ignore[misc]
         return address
 
     def device_fini(self) -> None:
-        """Unmap what the CPU sees; with the last device, give the client and all that it holds back. Once."""
+        """With the last device, give everything back. Once for each."""
         if self._closed:
             return
         self._closed = True
         NVKIface._open -= 1
+        if NVKIface._open:
+            return
         with ExitStack() as steps:  # runs from the last to the first
-            if not NVKIface._open:
-                steps.callback(_close_client)
-                steps.callback(_close, getattr(self, "fd_uvm_2", None))
-            steps.callback(_close, self.fd_dev)
+            steps.callback(_close_client)
+            for file in (getattr(self, "fd_uvm_2", None), self.fd_dev):
+                steps.callback(_close, file)
             while self._mapped:
                 steps.callback(FileIOInterface.munmap, *self._mapped.popitem())
 
@@ -91,6 +93,7 @@ class NVKIface(_Stock):  # type: ignore[misc]
         """In a forked child: let go of the parent's fds, so that a device that is opened here is the child's own."""
         self._closed = True
         NVKIface._open = 0
+        NVKIface._mapped.clear()
         _Stock.root = None
         for file in (getattr(self, "fd_uvm_2", None), self.fd_dev, _Stock.fd_uvm, _Stock.fd_ctl):
             _close(file)

@@ -4,7 +4,7 @@ import mmap
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from tinygrad.runtime import ops_nv
@@ -29,9 +29,9 @@ def interface(classes: Iterable[int]) -> Any:
 
     class Offering(NVKIface):
         fd_ctl = None
+        _mapped: ClassVar[dict[int, int]] = {}
 
         def __init__(self) -> None:
-            self._mapped = {}
             self.dev = type("Device", (), {"nvdevice": 1, "subdevice": 2})()
             self.made: list[int] = []
 
@@ -99,6 +99,7 @@ class Driver:
         self.files = {name: FileIOInterface("/dev/null") for name in ("fd_ctl", "fd_uvm")}
         monkeypatch.setattr(ops_nv.NVKIface, "root", 0xC1D00001)
         monkeypatch.setattr(NVKIface, "_open", 0)
+        monkeypatch.setattr(NVKIface, "_mapped", {})
         for name, file in self.files.items():
             monkeypatch.setattr(ops_nv.NVKIface, name, file, raising=False)
         monkeypatch.setattr(ops_nv, "nv_iowr", self._iowr)
@@ -115,7 +116,7 @@ class Driver:
         from tinygrad.runtime.support.hcq import FileIOInterface
 
         made = NVKIface.__new__(NVKIface)
-        made._mapped, made._closed, made.dev = {}, False, object()
+        made._closed, made.dev = False, object()
         made.fd_dev, made.fd_uvm_2 = FileIOInterface("/dev/null"), FileIOInterface("/dev/null")
         flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS
         made._mapped[FileIOInterface.anon_mmap(0, 4096, mmap.PROT_READ, flags, 0)] = 4096
@@ -131,9 +132,10 @@ def test_the_last_device_that_closes_gives_everything_back(monkeypatch: pytest.M
     before = held()
     driver = Driver(monkeypatch)
     first, second = driver.opened(), driver.opened()
+    open_now = held()
     first.device_fini()
     first.device_fini()
-    assert driver.asked == []
+    assert (driver.asked, held()) == ([], open_now)
     assert ops_nv.NVKIface.root is not None
     second.device_fini()
     assert driver.asked == ["free 0xc1d00001"]

@@ -224,3 +224,20 @@ def test_a_board_that_was_asked_for_is_not_replaced_by_a_gpu(
     fake_kernel.fail["open"] = errno.ENOENT
     with pytest.raises(DriverError):
         Device["NV"]
+
+
+def test_a_machine_without_a_gpu_is_told_in_one_error(fake_kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tinygrad.runtime import ops_nv
+
+    from tegrad.nv.faults import NoDevice
+
+    class NVKIface:
+        def __init__(self, dev: Any, number: int) -> None:
+            raise FileNotFoundError("/dev/nvidiactl")
+
+    monkeypatch.setattr(ops_nv.NVDevice, "ifaces", [TegraIface, NVKIface])
+    monkeypatch.setattr(fake_kernel, "exists", lambda path: False)
+    fake_kernel.fail["open"] = errno.ENOENT
+    with pytest.raises(NoDevice, match=r"DriverError: open.*FileNotFoundError: /dev/nvidiactl") as caught:
+        Device["NV"]
+    assert caught.value.__suppress_context__

@@ -233,7 +233,7 @@ def check_recycling(spec: str, count: int) -> None:
 
 
 def test_addresses_and_handles_are_used_again(board: str) -> None:
-    check_recycling(board, 3000)
+    check_recycling(board, 1500)
 
 
 @pytest.mark.long
