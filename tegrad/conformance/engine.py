@@ -38,7 +38,7 @@ QMD_AT = 0x800
 READ_ONLY = k.NVGPU_AS_MAP_BUFFER_ACCESS_READ_ONLY << k.NVGPU_AS_MAP_BUFFER_FLAGS_ACCESS_BITMASK_OFFSET
 SETTLE_S = 1.0
 """How long a store that is ordered behind work that is done may take to be seen."""
-QUIET_S = 0.1
+QUIET_S = 0.2
 """How long a rule looks on before it says that something does not happen."""
 
 KERNELS = {

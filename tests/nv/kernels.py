@@ -16,6 +16,16 @@ extern "C" __global__ void stride(int *state, int value) {
 extern "C" __global__ void wild(int *state, int value) { state[(long long)value << 28] = 1; }
 extern "C" __global__ void crooked(int *state, int value) { *(volatile int *)((char *)state + value) = 1; }
 extern "C" __global__ void window(int *state, int value) { *(volatile int *)((unsigned long long)value << 28) = 1; }
+extern "C" __global__ void spill16(int *state, int value) {
+    volatile int a[16];
+    for (int i = 0; i < 16; i++) a[i] = value + i;
+    state[threadIdx.x] = a[value & 15];
+}
+extern "C" __global__ void spill64(int *state, int value) {
+    volatile int a[64];
+    for (int i = 0; i < 64; i++) a[i] = value + i;
+    state[threadIdx.x] = a[value & 63];
+}
 extern "C" __global__ void trap(int *state, int value) { if (value) __trap(); state[0] = value; }
 """
 
