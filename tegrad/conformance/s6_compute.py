@@ -526,7 +526,7 @@ def inline_data(rig: Rig) -> None:
     rig.equal("the first line", 2 << 32 | 1, out.u64())
 
 
-@rule("6.6", "an inline QMD is stored at its address and can be launched")
+@rule("6.6", "an inline QMD is stored at its address and can be launched (inferred)")
 def inline_qmd(rig: Rig) -> None:
     gpu = Gpu(rig)
     queue, out, place, program = gpu.compute(), gpu.memory(), gpu.memory(), gpu.program("store")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import select
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from tegrad.conformance.engine import M32, PLAIN_RELEASE, QUIET_S, RELEASE, Gpu, Queue
-from tegrad.conformance.rig import Rig
+from tegrad.conformance.rig import FENCE, Rig
 from tegrad.conformance.rule import rule
 from tegrad.conformance.s6_compute import release_fields
 from tegrad.hw.classes import ComputeMethod as C
@@ -118,6 +119,18 @@ def waiter_is_woken(rig: Rig) -> None:
     rig.accepts(queue.channel.fd, "CHANNEL_WAIT", wait_fields(queue, 2000))
 
 
+@rule("7.1", "a fault lets whoever waits for the channel's syncpoint go: it is set to a safe value")
+def syncpoint_is_safe(rig: Rig) -> None:
+    queue = Gpu(rig).queue(contexts=())
+    found = rig.call(queue.channel.fd, "CHANNEL_GET_USER_SYNCPOINT")
+    node = rig.open(FENCE)
+    threshold = found.syncpoint_max + 1000 & M32
+    fence = rig.call(node, "HOST1X_CREATE_FENCE", id=found.syncpoint_id, threshold=threshold).fence_fd
+    rig.equal("before, fences that poll as ready", [], select.select([fence], [], [], 0.0)[0])
+    bad_semaphore(queue).dies(MMU)
+    rig.equal("after, fences that poll as ready", [fence], select.select([fence], [], [], 1.0)[0])
+
+
 @rule("7.1", "after a fault AS, TSG and nvmap calls work, and memory and mappings stay")
 def the_rest_works(rig: Rig) -> None:
     gpu = Gpu(rig)
@@ -196,7 +209,7 @@ def force_reset(rig: Rig) -> None:
     rig.equal("info32", RESET, queue.note.info32)
 
 
-@rule("7.2", "a method that the class does not have is code 25")
+@rule("7.2", "a method that the class does not have is code 25 (inferred)")
 def illegal_method(rig: Rig) -> None:
     Gpu(rig).compute().cls(0xFFC, 0).dies(ILLEGAL)
 
@@ -496,7 +509,7 @@ def sked_dependence(rig: Rig) -> None:
     gpu.compute().launch(gpu.kernel("store", gpu.scratch.va, 1), 7).refused(SkedBit.DEPENDENCE_COUNTER_UNDERFLOW)
 
 
-@rule("7.4", "invalidating a QMD that is active: SKED bit 29")
+@rule("7.4", "invalidating a QMD that is active: SKED bit 29 (inferred)")
 def sked_active(rig: Rig) -> None:
     gpu = Gpu(rig)
     gate = gpu.memory()
@@ -598,7 +611,7 @@ def window_buffer(rig: Rig) -> None:
         rig.check(code in (WarpEsr.INVALID_ADDR_SPACE, WarpEsr.OOR_ADDR), "warp error 0x10 or 0xE", code)
 
 
-@rule("7.5", "a buffer inside a shader window is visible to the copy engine")
+@rule("7.5", "a buffer inside a shader window is visible to the copy engine (inferred)")
 def window_buffer_copy(rig: Rig) -> None:
     gpu = Gpu(rig)
     target = gpu.memory(fixed=gpu.chip.shared_window + (2 << 20))
@@ -685,7 +698,7 @@ def copy_unmapped(rig: Rig) -> None:
     rig.check("ce" in found[2] or "grcopy" in found[2], "a copy engine", found[2])
 
 
-@rule("7.5", "a program at an unmapped address: MMU fault of the GPC's instruction fetch")
+@rule("7.5", "a program at an unmapped address: MMU fault of the GPC's instruction fetch (inferred)")
 def program_unmapped(rig: Rig) -> None:
     gpu = Gpu(rig)
     program = gpu.program("store")
@@ -695,7 +708,7 @@ def program_unmapped(rig: Rig) -> None:
     rig.equal("client type", "gpc", found[1])
 
 
-@rule("7.5", "local memory that is not mapped: MMU fault")
+@rule("7.5", "local memory that is not mapped: MMU fault (inferred)")
 def local_unmapped(rig: Rig) -> None:
     gpu = Gpu(rig)
     hole, chip = gpu.hole(), gpu.chip

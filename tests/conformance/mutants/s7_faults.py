@@ -32,6 +32,7 @@ OUTCOME: dict[str, Mutant | list[Mutant]] = {
         DRIVER + "submit_gpfifo", "require(file.channel.serviceable, errno.ETIMEDOUT)", "pass"
     ),
     "7.1/waiter-is-woken": Edit(DRIVER + "Channel.fault", "self.wake()", "pass"),
+    "7.1/syncpoint-is-safe": Edit(DRIVER + "Channel.kill", "self.syncpoint.make_safe()", "pass"),
     "7.1/the-rest-works": Edit(
         SCHEDULER + "_stop",
         "self.kill(tsg)",
