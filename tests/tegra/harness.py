@@ -128,6 +128,18 @@ def count_maps(shared: bool = True) -> int:
     return sum(line.split()[1].endswith("s") for line in lines) if shared else len(lines)
 
 
+def words(buffer: Any, count: int = 1) -> list[int]:
+    """The first integers of a buffer, when everything before is done. Works on memory that the CPU does not see, too."""
+    data = bytearray(4 * count)
+    buffer.owner.allocator._copyout(memoryview(data), buffer)
+    return np.frombuffer(data, np.int32).tolist()
+
+
+def fill(buffer: Any, data: bytes | bytearray) -> None:
+    """Copy bytes to the start of a buffer."""
+    buffer.owner.allocator._copyin(buffer, memoryview(data))
+
+
 def peak_memory() -> int:
     """The largest resident size of this process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

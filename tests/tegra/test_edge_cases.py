@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Backend, driver_fds, driver_maps
-from kernels import program, words
+from harness import Backend, driver_fds, driver_maps, fill, words
+from kernels import program
 
 pytestmark = pytest.mark.board
 
@@ -27,7 +27,7 @@ def pattern(size: int, seed: int = 0) -> np.ndarray:
 def zeroed(device: Any, size: int) -> Any:
     """A buffer of zeros; a plain allocation may be an old buffer."""
     buffer = device.allocator.alloc(size)
-    device.allocator._copyin(buffer, memoryview(bytearray(size)))
+    fill(buffer, bytearray(size))
     return buffer
 
 
@@ -261,7 +261,7 @@ def test_a_large_grid(device: Any) -> None:
     launch(stride, buffer, 1, grid=(1, 65535, 1))
     launch(stride, buffer, 1, grid=(1, 1, 65535))
     device.synchronize()
-    view = np.array(buffer.cpu_view().view(0, 4 * size, "i")[:size])
+    view = np.array(words(buffer, size))
     assert (view[1:] == 1).all()
     assert 2 <= view[0] <= 1 + 2 * 65535  # unordered additions of many blocks to one word
     device.allocator.free(buffer, 4 * size)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import driver_fds, driver_maps
-from kernels import program, words
+from harness import driver_fds, driver_maps, fill, words
+from kernels import program
 
 pytestmark = pytest.mark.board
 
@@ -18,7 +18,7 @@ LENGTH = pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest
 def zeroed(device: Any, size: int = 4096) -> Any:
     """A buffer of zeros; a plain allocation may be an old buffer."""
     buffer = device.allocator.alloc(size)
-    device.allocator._copyin(buffer, memoryview(bytearray(size)))
+    fill(buffer, bytearray(size))
     return buffer
 
 
@@ -137,7 +137,7 @@ def test_shared_memory(device: Any, full: bool) -> None:
     blocks, turns = 64, 1001 if full else 101
     buffer = zeroed(device, blocks * 256 * 4)
     start = np.arange(blocks * 256, dtype=np.int32).reshape(blocks, 256)
-    device.allocator._copyin(buffer, memoryview(start.tobytes()))
+    fill(buffer, bytearray(start.tobytes()))
     reverse(buffer, global_size=(blocks, 1, 1), local_size=(256, 1, 1), vals=(turns,))
     device.synchronize()
     got = np.array(words(buffer, blocks * 256), dtype=np.int32).reshape(blocks, 256)
@@ -157,9 +157,7 @@ def test_concurrent_operations(device: Any, full: bool) -> None:
                 launch(add, buffer, seed + turn)
                 total += seed + turn
                 if turn % 10 == 9:
-                    found = bytearray(4)
-                    device.allocator._copyout(memoryview(found), buffer)
-                    assert int.from_bytes(found, "little") == total, f"thread {seed}, turn {turn}"
+                    assert words(buffer)[0] == total, f"thread {seed}, turn {turn}"
         except BaseException as error:
             failures.append(error)
             raise
@@ -192,7 +190,7 @@ def test_memory_churn(device: Any, full: bool) -> None:
             drop(int(rng.integers(64)))
         size = int(rng.integers(4, 2 * MIB))
         buffer = device.allocator.alloc(size)
-        buffer.cpu_view().view(0, 4, "i")[0] = mark
+        fill(buffer, bytearray(mark.to_bytes(4, "little")))
         live.append((buffer, size, mark))
     while live:
         drop(len(live) - 1)
