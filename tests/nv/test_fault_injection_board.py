@@ -122,7 +122,8 @@ def life_of_a_device() -> None:
     device = Device["NV"]
     spin = program(device, "spin")
     buffer = device.allocator.alloc(8 << 20, BufferSpec(nolru=True))
-    spin(buffer, global_size=(1, 1, 1), local_size=(1, 1, 1), vals=(4_000_000,))
+    spin(buffer, global_size=(1, 1, 1), local_size=(1, 1, 1), vals=(1_000_000,))
+    device.check_fault(ask_driver=True)  # what a wait does now and then
     device.synchronize()
     device.iface.rm_control(device.subdevice, nv_gpu.NV2080_CTRL_CMD_FB_FLUSH_GPU_CACHE)
     map_cpu_memory(device)
