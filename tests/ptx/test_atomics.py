@@ -165,3 +165,15 @@ def test_ldmatrix_distributes_rows(count: int, trans: str) -> None:
         for lane in range(32):
             pair = m[lane // 4, 2 * (lane % 4) : 2 * (lane % 4) + 2]
             assert out[lane, i] == int(pair[0]) | int(pair[1]) << 16
+
+
+@pytest.mark.parametrize(("op", "space"), [("atom.global", "global"), ("atom", "global"), ("atom", "shared")])
+def test_float_sums_lose_subnormal_numbers_in_global_memory_only(op: str, space: str) -> None:
+    """Shared memory keeps them, reached through a generic address too (PTX ISA 9.7.13, atom)."""
+    out, old = np.zeros(32, np.uint32), np.zeros(32, np.uint32)
+    body = f""".shared .align 4 .b8 s[128]; .reg .b64 %g; mad.wide.u32 %g, %i, 4, %m;
+      mov.u64 %a, s; cvta.shared.u64 %a, %a; mad.wide.u32 %a, %i, 4, %a;
+      {"mov.b64 %a, %g;" if space == "global" else ""} st.b32 [%a], 0x00400000;
+      {op}.add.f32 %v, [%a], 0f00200000; ld.b32 %v, [%a]; st.global.b32 [%g], %v;"""
+    run(body, out, old, threads=32)
+    assert (out == (0 if space == "global" else 0x00600000)).all()

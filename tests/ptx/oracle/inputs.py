@@ -10,59 +10,16 @@ import struct
 
 import numpy as np
 
-from tests.ptx.oracle.form import BYTES, THREADS, Form
+from tests.ptx.oracle.form import BYTES, Form
 
 Words = np.ndarray
 FLOATS = {"f16": (5, 10), "bf16": (8, 7), "f32": (8, 23), "tf32": (8, 23), "f64": (11, 52)}
 _NUMBERS = [
-    0.5,
-    1.5,
-    2.5,
-    3.5,
-    3.0,
-    10.0,
-    1 / 3,
-    0.1,
-    127.5,
-    128.0,
-    128.5,
-    254.5,
-    255.0,
-    255.5,
-    256.0,
-    32767.0,
-    32767.5,
-    32768.0,
-    65504.0,
-    65519.0,
-    65520.0,
-    65535.5,
-    65536.0,
-    2.0**31 - 1,
-    2.0**31 - 0.5,
-    2.0**31,
-    2.0**32 - 1,
-    2.0**32 - 0.5,
-    2.0**32,
-    2.0**63,
-    2.0**64,
-    2.0**63 - 1024,
-    2.0**64 - 2048,
-    2.0**24 + 1,
-    2.0**53 - 1,
-    448.0,
-    464.0,
-    57344.0,
-    61440.0,
-    2.0**-9,
-    2.0**-10,
-    2.0**-16,
-    2.0**-17,
-    2.0**-24,
-    2.0**-25,
-    2.0**-126,
-    2.0**-149,
-]
+    0.5, 1.5, 2.5, 3.5, 3.0, 10.0, 1 / 3, 0.1, 127.5, 128.0, 128.5, 254.5, 255.0, 255.5, 256.0, 32767.0, 32767.5,
+    32768.0, 65504.0, 65519.0, 65520.0, 65535.5, 65536.0, 2.0**31 - 1, 2.0**31 - 0.5, 2.0**31, 2.0**32 - 1,
+    2.0**32 - 0.5, 2.0**32, 2.0**63, 2.0**64, 2.0**63 - 1024, 2.0**64 - 2048, 2.0**24 + 1, 2.0**53 - 1, 448.0, 464.0,
+    57344.0, 61440.0, 2.0**-9, 2.0**-10, 2.0**-16, 2.0**-17, 2.0**-24, 2.0**-25, 2.0**-126, 2.0**-149,
+]  # fmt: skip
 
 
 def stream(key: str, count: int) -> Words:
@@ -100,25 +57,9 @@ def _edges(e: int, m: int) -> list[int]:
     top, one = (1 << e) - 1, ((1 << e) - 1) >> 1
     inf = top << m
     found = [
-        0,
-        0,
-        1,
-        2,
-        (1 << m) - 1,
-        1 << m,
-        (1 << m) + 1,
-        one << m,
-        (one << m) + 1,
-        (one << m) - 1,
-        inf - 1,
-        inf - 2,
-        inf,
-        inf,
-        inf | 1 << (m - 1),
-        inf | (1 << m) - 1,
-        inf | 1,
-        inf | 5 << (m - 3) & ((1 << m) - 1),
-    ]
+        0, 0, 1, 2, (1 << m) - 1, 1 << m, (1 << m) + 1, one << m, (one << m) + 1, (one << m) - 1, inf - 1, inf - 2,
+        inf, inf, inf | 1 << (m - 1), inf | (1 << m) - 1, inf | 1, inf | 5 << (m - 3) & ((1 << m) - 1),
+    ]  # fmt: skip
     found += [float_bits(v, e, m) for v in _NUMBERS]
     return found + [v | 1 << (e + m) for v in found]
 
@@ -154,34 +95,9 @@ def integers(bits: int, key: str, n: int) -> Words:
     r = stream(key, 3 * n).reshape(3, n)
     top = 1 << (bits - 1)
     edges = [
-        0,
-        1,
-        2,
-        3,
-        7,
-        8,
-        15,
-        16,
-        31,
-        32,
-        33,
-        63,
-        64,
-        127,
-        128,
-        255,
-        256,
-        top - 1,
-        top,
-        top + 1,
-        2 * top - 1,
-        2 * top - 2,
-        2 * top - 3,
-        0x5555555555555555,
-        0xAAAAAAAAAAAAAAAA,
-        0x8080808080808080,
-        0x7F7F7F7F7F7F7F7F,
-    ]
+        0, 1, 2, 3, 7, 8, 15, 16, 31, 32, 33, 63, 64, 127, 128, 255, 256, top - 1, top, top + 1, 2 * top - 1,
+        2 * top - 2, 2 * top - 3, 0x5555555555555555, 0xAAAAAAAAAAAAAAAA, 0x8080808080808080, 0x7F7F7F7F7F7F7F7F,
+    ]  # fmt: skip
     kind = (r[0] % _u(8)).astype(int)
     lengths = r[2] >> (r[1] % _u(64))
     out = np.choose(
@@ -208,7 +124,7 @@ def _normal(key: str, n: int) -> np.ndarray:
     """Values in (-2, 2) with full mantissas, most of them near zero."""
     r = stream(key, 2 * n).reshape(2, n)
     unit = ((r[0] >> _u(11)).astype(np.float64) / 2.0**53 - 0.5) * 4
-    return unit * 2.0 ** -(r[1] % _u(4)).astype(np.float64)
+    return np.ldexp(unit, -(r[1] % _u(4)).astype(np.int32))
 
 
 def _small(key: str, n: int, most: int) -> np.ndarray:
@@ -232,31 +148,9 @@ def _special(t: str, key: str, n: int) -> Words:
 
 
 _SHIFTS = [
-    0,
-    1,
-    2,
-    7,
-    8,
-    15,
-    16,
-    17,
-    24,
-    31,
-    32,
-    33,
-    48,
-    63,
-    64,
-    65,
-    127,
-    128,
-    255,
-    256,
-    257,
-    0x7FFFFFFF,
-    0x80000000,
+    0, 1, 2, 7, 8, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 127, 128, 255, 256, 257, 0x7FFFFFFF, 0x80000000,
     0xFFFFFFFF,
-]
+]  # fmt: skip
 _CLAMPS = [0x1F, 0, 0x1C1F, 0x181F, 0x101F, 0x1E1F, 0x1C00, 0x1800, 0x1000, 0x0F, 0x0707, 0x1F1F, 0x1F00]
 
 
@@ -300,19 +194,9 @@ def _angles(key: str, n: int) -> Words:
     """Floats within 100 pi, where the errors of sin and cos are documented, and the special values."""
     made = _normal(key, n) * np.where(_below(key + "/far", n, 2) == 0, np.pi, 50 * np.pi)
     edges = [
-        0,
-        1 << 31,
-        0x7F800000,
-        0xFF800000,
-        0x7FFFFFFF,
-        1,
-        0x007FFFFF,
-        0x00800000,
-        0x80000001,
-        0x3FC90FDB,
-        0x40490FDB,
+        0, 1 << 31, 0x7F800000, 0xFF800000, 0x7FFFFFFF, 1, 0x007FFFFF, 0x00800000, 0x80000001, 0x3FC90FDB, 0x40490FDB,
         0x40C90FDB,
-    ]
+    ]  # fmt: skip
     return np.where(_below(key + "/edge", n, 6) == 0, _pick(edges, stream(key + "/e", n)), _encode(made, "f32"))
 
 
@@ -385,11 +269,21 @@ def _correlate(form: Form, sources: list[Words]) -> None:
         )
         sources[k] = np.where(near, (sources[0] + step) & _u((1 << bits) - 1), sources[k])
     if len(sources) == 3 and first in ("f32", "f64") and form.sources == (first,) * 3 and "fma" in form.name:
-        kind = np.float32 if first == "f32" else np.float64
-        word = np.uint32 if first == "f32" else np.uint64
-        with np.errstate(all="ignore"):
-            product = -(sources[0].astype(word).view(kind) * sources[1].astype(word).view(kind))
-        sources[2] = np.where(every % 8 == 5, product.view(word).astype(np.uint64), sources[2])
+        sources[2] = np.where(every % 8 == 5, _opposite_product(sources[0], sources[1], first), sources[2])
+
+
+def _opposite_product(a: Words, b: Words, t: str) -> Words:
+    """The bits of -(a * b), rounded; a NaN's are spelled out, as hosts differ in them."""
+    kind, word = (np.float32, np.uint32) if t == "f32" else (np.float64, np.uint64)
+    e, m = FLOATS[t]
+    quiet, sign = _u(1 << (m - 1)), _u(1 << (e + m))
+    x, y = (v.astype(word).view(kind) for v in (a, b))
+    with np.errstate(all="ignore"):
+        product = -(x * y)
+    bits = product.view(word).astype(np.uint64)
+    bits = np.where(np.isnan(product), _u(((1 << e) - 1) << m) | quiet, bits)
+    bits = np.where(np.isnan(y), (b | quiet) ^ sign, bits)
+    return np.where(np.isnan(x), (a | quiet) ^ sign, bits)
 
 
 def arrays(form: Form) -> list[np.ndarray]:
@@ -412,6 +306,3 @@ def arrays(form: Form) -> list[np.ndarray]:
         blobs[i] if i in blobs else np.ascontiguousarray(w.astype(sized[BYTES[t]])).view(np.uint8)
         for i, (t, w) in enumerate(zip(form.sources, made, strict=True))
     ]
-
-
-assert all(THREADS.values())

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tests.ptx.oracle.form import BYTES, CASES, Form
+from tests.ptx.oracle.form import BYTES, Form
 from tests.ptx.oracle.inputs import arrays
 
 PER_KERNEL = 40
@@ -158,6 +158,3 @@ def batches(forms: list[Form], per_kernel: int = PER_KERNEL) -> list[Batch]:
     for f in forms:
         groups.setdefault((f.scope, f.group), []).append(f)
     return [Batch(g[i : i + per_kernel]) for g in groups.values() for i in range(0, len(g), per_kernel)]
-
-
-assert set(CASES) == set(BLOCK)
