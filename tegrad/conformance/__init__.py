@@ -26,9 +26,11 @@ MODULES = (
     "s3_ctrl",
     "s4_address_space",
     "s4_memory",
-    "s8_fences",
+    "s5_channels",
+    "s6_host",
     "s6_compute",
     "s7_faults",
+    "s8_fences",
 )
 """The modules that hold rules."""
 

@@ -51,7 +51,7 @@ class Instance:
         """Give a reference back."""
         self.holders -= 1
         if self.holders == 0:
-            del self.driver.instances[self.id]
+            self.driver.instances.pop(self.id, None)
 
     def issue(self, tsg: Tsg, target: int) -> int:
         """A new token for another instance; numbers start at 1."""

@@ -207,10 +207,10 @@ def bind_channel_ex(file: TsgFile, call: Call) -> None:
 
 
 def bind_channel(file: TsgFile, call: Call) -> None:
-    """BIND_CHANNEL: the same with veid 0."""
+    """BIND_CHANNEL: the same with the veid that the channel has: 0, or what a failed BIND_CHANNEL_EX left."""
     found = call.file("value", ChannelFile)
     require(found)
-    file.tsg.bind(found.channel, 0)
+    file.tsg.bind(found.channel, found.channel.veid)
 
 
 def unbind_channel(file: TsgFile, call: Call) -> None:
