@@ -245,6 +245,7 @@ def empty_doorbell(rig: Rig) -> None:
     client = Client(rig)
     for _ in range(5):
         client.ring_bell()
+    client.stays(0)
     client.submit(client.stores(7))
     client.reaches(7)
     rig.equal("GET_TIMEDOUT", 0, rig.timed_out(client.channel.fd))

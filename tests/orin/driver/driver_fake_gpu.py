@@ -11,7 +11,7 @@ from tegrad.hw.chips import Chip
 from tegrad.orin import events as ev
 
 # Doorbell registers that mean something to the fake only.
-FAULT, NON_STALL, SYNCPT, DIE, SM_ERROR = 0x1000, 0x1004, 0x1008, 0x100C, 0x1010
+FAULT, NON_STALL, SYNCPT, DIE, SM_ERROR, STUCK, AWAKEN = 0x1000, 0x1004, 0x1008, 0x100C, 0x1010, 0x1014, 0x1018
 
 
 class BrokenGpu:
@@ -43,6 +43,10 @@ class FakeGpu:
                 self._on_event(ev.SmException(chid, tsg, 0, 1, 2, 4, 0x10010, 0x2000, "kern", "fake"))
             elif offset == NON_STALL:
                 self._on_event(ev.NonStall(chid, tsg))
+            elif offset == AWAKEN:
+                self._on_event(ev.Awaken(chid, tsg))
+            elif offset == STUCK:
+                self._on_event(ev.ContextSwitchTimeout(-1, tsg))
             elif offset == SYNCPT:
                 self._on_event(ev.SyncptIncrement(0, 0, value))
             elif offset == DIE:
