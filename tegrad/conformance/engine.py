@@ -364,6 +364,7 @@ class Queue:
 
     def dies(self, code: int) -> Queue:
         """The rule: what is submitted now kills the channel with this notifier code."""
+        self.rig.hazard()
         self.fenced()
         expected = f"the channel dies: notifier {code}"
         self.rig.eventually(lambda: self.dead or self.over, expected, "nothing happened")

@@ -111,11 +111,11 @@ class Raw:
 class Rig:
     """A client of the driver for one rule, and a context manager that releases what it made.
 
-    `patience`: seconds until what must happen is taken not to happen.
+    `patience`: seconds until what must happen is taken not to happen. `hazardous`: whether it may make the GPU fail.
     """
 
-    def __init__(self, kernel: Kernel, *, patience: float = 10.0) -> None:
-        self.kernel, self.patience = kernel, patience
+    def __init__(self, kernel: Kernel, *, patience: float = 10.0, hazardous: bool = True) -> None:
+        self.kernel, self.patience, self._hazardous = kernel, patience, hazardous
         self._stack = ExitStack()
         self._fds: list[int] = []
         self._handles: list[tuple[int, int]] = []
@@ -157,6 +157,11 @@ class Rig:
         """The rule: a condition holds; `expected` says which, `seen` what was there."""
         if not condition:
             raise Differs(expected, _shown(seen))
+
+    def hazard(self) -> None:
+        """What follows makes the GPU fail: RuntimeError unless the rule is marked so."""
+        if not self._hazardous:
+            raise RuntimeError("the rule makes the GPU fail and is not marked hazardous")
 
     def need(self, condition: object, reason: str) -> None:
         """The rule is not applicable on this machine unless the condition holds."""
@@ -489,7 +494,7 @@ class Rig:
         for fd in self._fds:
             with contextlib.suppress(OSError):
                 os.close(fd)
-        return Rig(self.kernel, patience=self.patience)
+        return Rig(self.kernel, patience=self.patience, hazardous=self._hazardous)
 
     def fork_keeping(self, function: ChildFunction) -> Child:
         """The same, but the child inherits this rig's fds, as after any fork."""

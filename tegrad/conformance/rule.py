@@ -43,6 +43,9 @@ class Rule:
     hazardous: bool = False
 
 
+FAULTS = "7."
+"""The sections whose every rule makes the GPU fail, and is hazardous for that: a recovery that fails needs a reboot."""
+
 _rules: dict[str, Rule] = {}
 
 
@@ -53,7 +56,13 @@ def rule(section: str, sentence: str, *, hazardous: bool = False, name: str = ""
     """
 
     def register(check: Check) -> Check:
-        made = Rule(f"{section}/{name or check.__name__.replace('_', '-')}", section, sentence, check, hazardous)
+        made = Rule(
+            f"{section}/{name or check.__name__.replace('_', '-')}",
+            section,
+            sentence,
+            check,
+            hazardous or section.startswith(FAULTS),
+        )
         if made.id in _rules:
             raise ValueError(f"there is a rule {made.id} already")
         _rules[made.id] = made

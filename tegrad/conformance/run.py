@@ -47,7 +47,7 @@ def judge(rule: Rule, kernel: Kernel, *, limit: float = LIMIT_S, patience: float
     state: State
     expected = seen = detail = ""
     try:
-        with _limited(limit), Rig(kernel, patience=patience) as rig:
+        with _limited(limit), Rig(kernel, patience=patience, hazardous=rule.hazardous) as rig:
             rule.check(rig)
         state = "holds"
     except Differs as difference:

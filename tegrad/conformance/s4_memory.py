@@ -76,14 +76,14 @@ def buffer_in_sparse_area(rig: Rig) -> None:
     rig.equal("the buffer's word", 7, block.u32())
 
 
-@rule("4.2", "ALLOC_SPACE: an area that is not sparse faults where nothing is mapped")
+@rule("4.2", "ALLOC_SPACE: an area that is not sparse faults where nothing is mapped", hazardous=True)
 def area_faults(rig: Rig) -> None:
     gpu = Gpu(rig)
     rig.reserve(gpu.vm, SPARSE_SIZE, AREA)
     gpu.queue(contexts=()).acquire(AREA, 0, EQUAL).dies(MMU_FAULT)
 
 
-@rule("4.2", "FREE_SPACE: the GPU faults on a sparse area that was freed")
+@rule("4.2", "FREE_SPACE: the GPU faults on a sparse area that was freed", hazardous=True)
 def freed_area_faults(rig: Rig) -> None:
     gpu, queue = sparse(rig)
     reads(queue, AREA, 0, "the first word")
@@ -94,7 +94,7 @@ def freed_area_faults(rig: Rig) -> None:
 # ---- 4.3 and 4.5 mappings -------------------------------------------------------------------------------------------
 
 
-@rule("4.3", "MAP_BUFFER_EX: UNMAPPED_PTE leaves nothing behind the address: the GPU faults there")
+@rule("4.3", "MAP_BUFFER_EX: UNMAPPED_PTE leaves nothing behind the address: the GPU faults there", hazardous=True)
 def unmapped_pte_faults(rig: Rig) -> None:
     gpu = Gpu(rig)
     va = rig.map(gpu.vm, rig.buffer().fd, flags=k.NVGPU_AS_MAP_BUFFER_FLAGS_UNMAPPED_PTE)
@@ -109,7 +109,7 @@ def read_only_reads(rig: Rig) -> None:
     reads(gpu.queue(contexts=()), block.va, 5, "a word of a read-only mapping")
 
 
-@rule("4.3", "MAP_BUFFER_EX: read-only access makes a store of the GPU fault")
+@rule("4.3", "MAP_BUFFER_EX: read-only access makes a store of the GPU fault", hazardous=True)
 def read_only_faults(rig: Rig) -> None:
     gpu = Gpu(rig)
     block = gpu.memory(read_only=True)
@@ -117,7 +117,7 @@ def read_only_faults(rig: Rig) -> None:
     rig.equal("the word", 0, block.u32())
 
 
-@rule("4.3", "MAP_BUFFER_EX: two mappings of a buffer show the same memory, each with its own access")
+@rule("4.3", "MAP_BUFFER_EX: two mappings of a buffer show the same memory, each with its own access", hazardous=True)
 def two_mappings(rig: Rig) -> None:
     gpu = Gpu(rig)
     block = gpu.memory()
@@ -127,7 +127,7 @@ def two_mappings(rig: Rig) -> None:
     queue.release(other, 1, PLAIN_RELEASE).dies(MMU_FAULT)
 
 
-@rule("4.3", "MAP_BUFFER_EX: a part that is mapped at a fixed address begins at buffer_offset")
+@rule("4.3", "MAP_BUFFER_EX: a part that is mapped at a fixed address begins at buffer_offset", hazardous=True)
 def part_shows(rig: Rig) -> None:
     gpu = Gpu(rig)
     rig.reserve(gpu.vm, SPARSE_SIZE, AREA)
@@ -139,7 +139,7 @@ def part_shows(rig: Rig) -> None:
     queue.acquire(AREA + PAGE, 0, EQUAL).dies(MMU_FAULT)
 
 
-@rule("4.3", "a mapping is the address space's: the GPU faults there in another one")
+@rule("4.3", "a mapping is the address space's: the GPU faults there in another one", hazardous=True)
 def address_spaces_are_apart(rig: Rig) -> None:
     there, here = Gpu(rig), rig.address_space()
     for vm in (here, there.vm):
@@ -148,7 +148,7 @@ def address_spaces_are_apart(rig: Rig) -> None:
     there.queue(contexts=()).acquire(AREA, 0, EQUAL).dies(MMU_FAULT)
 
 
-@rule("4.5", "UNMAP_BUFFER: the GPU faults at an address that was unmapped")
+@rule("4.5", "UNMAP_BUFFER: the GPU faults at an address that was unmapped", hazardous=True)
 def unmapped_faults(rig: Rig) -> None:
     gpu = Gpu(rig)
     block = gpu.memory()
@@ -187,7 +187,7 @@ def remap_offset(rig: Rig) -> None:
     becomes(rig, "the word in the buffer's third page", 7, lambda: block.u32(2 * PAGE))
 
 
-@rule("4.6", "REMAP: with NO_WRITE a store of the GPU faults")
+@rule("4.6", "REMAP: with NO_WRITE a store of the GPU faults", hazardous=True)
 def remap_no_write(rig: Rig) -> None:
     _, queue, block = remapped(rig, flags=SIZE_4K | k.NVGPU_AS_REMAP_OP_FLAGS_ACCESS_NO_WRITE)
     queue.release(AREA, 7, PLAIN_RELEASE).dies(MMU_FAULT)
@@ -231,7 +231,7 @@ def sync_map_reads(rig: Rig) -> None:
     queue.done("an acquire of the value that the release before it makes")
 
 
-@rule("4.6", "GET_SYNC_RO_MAP: a store of the GPU to it faults")
+@rule("4.6", "GET_SYNC_RO_MAP: a store of the GPU to it faults", hazardous=True)
 def sync_map_read_only(rig: Rig) -> None:
     queue, number, _, _ = incrementing(rig)
     found = rig.call(queue.gpu.vm, "AS_GET_SYNC_RO_MAP")

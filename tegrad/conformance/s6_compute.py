@@ -134,7 +134,7 @@ def count_zero(rig: Rig) -> None:
 
 
 def _bad_op(op: int) -> None:
-    @rule("6.4", f"op {op} does not exist: PBENTRY", name=f"op-{op}")
+    @rule("6.4", f"op {op} does not exist: PBENTRY", name=f"op-{op}", hazardous=True)
     def bad_op(rig: Rig) -> None:
         Gpu(rig).queue(contexts=()).raw(op << 29 | 1 << 16 | H.NOP >> 2, 0).interrupted("pbentry")
 
@@ -149,7 +149,12 @@ def host_methods_ignore_the_subchannel(rig: Rig) -> None:
 
 
 def _software(subchannel: int) -> None:
-    @rule("6.4", f"subchannel {subchannel} is for software methods: DEVICE interrupt", name=f"subchannel-{subchannel}")
+    @rule(
+        "6.4",
+        f"subchannel {subchannel} is for software methods: DEVICE interrupt",
+        name=f"subchannel-{subchannel}",
+        hazardous=True,
+    )
     def software(rig: Rig) -> None:
         Gpu(rig).queue().method(subchannel, C.NO_OPERATION, 0).interrupted("device")
 
@@ -158,7 +163,7 @@ for _subchannel in (5, 6, 7):
     _software(_subchannel)
 
 
-@rule("6.4", "a method on a subchannel without SET_OBJECT is a class error")
+@rule("6.4", "a method on a subchannel without SET_OBJECT is a class error", hazardous=True)
 def method_before_set_object(rig: Rig) -> None:
     Gpu(rig).queue().cls(C.NO_OPERATION, 0).dies(13)
 
@@ -196,17 +201,17 @@ for _op, _name in ((5, "a membar"), (0xE, "L2 sysmem invalidate"), (0x10, "L2 fl
     _mem_op(_op, _name)
 
 
-@rule("6.5", "MEM_OP 9, TLB invalidate, is privileged: the channel dies")
+@rule("6.5", "MEM_OP 9, TLB invalidate, is privileged: the channel dies", hazardous=True)
 def tlb_invalidate(rig: Rig) -> None:
     Gpu(rig).queue(contexts=()).host(H.MEM_OP_A, 0, 0, 0, 9 << 27).dies(32)
 
 
-@rule("6.5", "the ILLEGAL method is an error of the PBDMA")
+@rule("6.5", "the ILLEGAL method is an error of the PBDMA", hazardous=True)
 def illegal(rig: Rig) -> None:
     Gpu(rig).queue(contexts=()).host(H.ILLEGAL, 0).interrupted("method")
 
 
-@rule("6.5", "a host method that does not exist is an error of the PBDMA")
+@rule("6.5", "a host method that does not exist is an error of the PBDMA", hazardous=True)
 def no_such_host_method(rig: Rig) -> None:
     Gpu(rig).queue(contexts=()).host(0xF8, 0).interrupted("method")
 
@@ -372,7 +377,7 @@ for _reduce in REDUCTIONS:
 
 
 def _semaphore_error(name: str, what: str, offset: int, execute: int) -> None:
-    @rule("6.5", f"{what}: SEMAPHORE interrupt", name=name)
+    @rule("6.5", f"{what}: SEMAPHORE interrupt", name=name, hazardous=True)
     def semaphore_error(rig: Rig) -> None:
         gpu = Gpu(rig)
         queue, out = gpu.queue(contexts=()), gpu.memory()
@@ -806,7 +811,7 @@ def copy_interrupt(rig: Rig) -> None:
     woken(queue, gate, out)
 
 
-@rule("6.8", "physical addresses are privileged: the copy is refused")
+@rule("6.8", "physical addresses are privileged: the copy is refused", hazardous=True)
 def physical(rig: Rig) -> None:
     gpu = Gpu(rig)
     queue = gpu.compute()

@@ -147,3 +147,9 @@ def test_the_report_says_what_differs_and_on_what(board: MutableBoard) -> None:
     assert found["machine"]["gpu"]["gpc_mask"] == 3
     assert (found["rules"][0]["expected"], found["rules"][0]["seen"]) == ("x 1", "200 (0xc8)")
     assert run_module.LIMIT_S > 1
+
+
+def test_a_rule_that_makes_the_gpu_fail_must_be_marked(board: MutableBoard) -> None:
+    for hazardous, state in ((False, "error"), (True, "holds")):
+        assert judge(made(lambda rig: rig.hazard(), hazardous=hazardous), board.kernel).state == state
+    assert all(one.hazardous for one in all_rules() if one.section.startswith("7."))
