@@ -129,7 +129,7 @@ def count_maps(shared: bool = True) -> int:
 
 
 def words(buffer: Any, count: int = 1) -> list[int]:
-    """The first integers of a buffer, when everything before is done. Works on memory that the CPU does not see, too."""
+    """The first integers of a buffer, when everything before is done. The CPU need not see the memory."""
     data = bytearray(4 * count)
     buffer.owner.allocator._copyout(memoryview(data), buffer)
     return np.frombuffer(data, np.int32).tolist()
