@@ -1,9 +1,11 @@
 """Recorded graphs: tinygrad's HCQGraph, one thread at a time, with a look at what is put in for its inputs."""
 
+from contextlib import suppress
 from typing import Any
 
 from tinygrad.runtime.graph.hcq import HCQGraph
 
+from tegrad.nv.faults import DeviceClosed, DeviceFault, WaitTimeout
 from tegrad.nv.program import check_alignment
 
 
@@ -36,3 +38,8 @@ class NVGraph(HCQGraph):  # type: ignore[misc]
             for lock in locks:
                 lock.release()
         return seconds
+
+    def __del__(self) -> None:
+        """Wait for what was replayed and give the memory back; a device that failed or was closed has none left."""
+        with suppress(DeviceFault, DeviceClosed, WaitTimeout):
+            super().__del__()

@@ -1,5 +1,6 @@
 """Every kind of fault that a kernel or a client can make, on the board: what the exception says, and how it goes on."""
 
+import errno
 import gc
 import threading
 from collections.abc import Callable, Iterator
@@ -12,8 +13,10 @@ from kernels import program, words
 import tegrad.nv
 from tegrad.hw.classes import ComputeMethod, HostMethod
 from tegrad.hw.faults import NotifierCode
+from tegrad.nv import kernlog
 from tegrad.nv.faults import DeviceClosed, DeviceFault
-from tegrad.nv.queues import NVComputeQueue
+from tegrad.nv.queues import NVComputeQueue, NVCopyQueue
+from tegrad.uapi.errors import DriverError
 
 pytestmark = [pytest.mark.board, pytest.mark.klog_errors(".")]  # faults are what it is about
 
@@ -165,6 +168,56 @@ def test_a_mistake_of_the_client(
     fault = fault_of(device)
     assert fault.code == code
     assert text in str(fault)
+
+
+def test_a_copy_from_memory_that_was_freed(each_chip: str) -> None:
+    from tinygrad.device import BufferSpec
+
+    device = open_device()
+    spec = BufferSpec(nolru=True)
+    source, target = device.allocator.alloc(4096, spec), device.allocator.alloc(4096)
+    device.allocator.free(source, 4096, spec)
+    queue = NVCopyQueue().copy(target, source, 64)
+    queue.signal(device.timeline_signal, device.next_timeline()).submit(device)
+    fault = fault_of(device)
+    assert (fault.code, fault.kernel, fault.address) == (MMU, None, source.va_addr)
+    assert "hub client grcopy" in str(fault)
+    assert f"a buffer of 4096 bytes at {source.va_addr:#x} that was freed" in str(fault)
+
+
+def test_without_the_kernel_log_the_kernel_is_still_named(each_chip: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for most users of a Jetson: by the program counter of an SM's record, or as the only one in flight."""
+
+    def refuse(kernel: Any, since: int = 0) -> Any:
+        raise DriverError("open", errno.EPERM)
+
+    monkeypatch.setattr(kernlog, "records", refuse)
+    for name, value, code in (("crooked", 2, GR), ("wild", -300, MMU)):
+        device = tegrad.nv.reopen()
+        launch(device, name, value)
+        fault = fault_of(device)
+        assert (fault.code, fault.kernel, fault.address, fault.log) == (code, name, None, ())
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_kernel_of_a_recorded_graph_is_named(each_chip: str) -> None:
+    """All kernels of a graph go out together: the log tells which one it was. The graph itself ends in silence."""
+    from tinygrad import Tensor, TinyJit
+
+    device = open_device()
+    data = Tensor([1.0, 2.0, 3.0], device="NV").realize()
+    step = TinyJit(lambda x: ((x + 1).contiguous() * 3).contiguous().sum().realize())
+    for _ in range(3):
+        step(data)
+    device.synchronize()
+    inner = data.uop.buffer._buf
+    device.iface._space.unmap(inner.va_addr)  # what a buffer freed too early is to the GPU
+    step(data)
+    fault = fault_of(device)
+    assert (fault.code, fault.address) == (MMU, inner.va_addr)
+    assert fault.kernel in fault.in_flight
+    del step
+    gc.collect()
 
 
 # ---- the way on
