@@ -650,6 +650,34 @@ def setup_maps_the_ring(rig: Rig) -> None:
     rig.check(syncpoint(rig, made)[0] > before, "the syncpoint behind a bigger ring lies higher", hex(before))
 
 
+@rule("5.3", "SETUP_BIND without USERMODE: fewer than 4 entries are EINVAL, by the entry checks, which print no line")
+def kernel_ring_entries(rig: Rig) -> None:
+    made, mark = rig.bound_channel(), rig.log_mark()
+    rig.refuses(errno.EINVAL, made.fd, "CHANNEL_SETUP_BIND", rig.rings(entries=2, flags=DETERMINISTIC))
+    lines = [line for line in rig.log_since(mark) if line.rstrip().endswith("fail")]
+    rig.equal("lines that end with `fail`", [], lines)
+
+
+@rule("5.7", "ALLOC_GPFIFO_EX: entries that are fewer than 4 or no power of two are EINVAL, and print no line")
+def gpfifo_ex_entries(rig: Rig) -> None:
+    made, mark = rig.bound_channel(), rig.log_mark()
+    for entries in (0, 2, 6):
+        rig.refuses(errno.EINVAL, made.fd, "CHANNEL_ALLOC_GPFIFO_EX", num_entries=entries)
+    lines = [line for line in rig.log_since(mark) if line.rstrip().endswith("fail")]
+    rig.equal("lines that end with `fail`", [], lines)
+
+
+@rule("5.7", "ALLOC_GPFIFO_EX with USERMODE is EINVAL: it has no buffers for it")
+def gpfifo_ex_usermode(rig: Rig) -> None:
+    fields = {"num_entries": 512, "flags": USERMODE | DETERMINISTIC}
+    rig.refuses(errno.EINVAL, rig.bound_channel().fd, "CHANNEL_ALLOC_GPFIFO_EX", fields)
+
+
+@rule("5.7", "ALLOC_GPFIFO_EX on a channel that has a ring is EEXIST")
+def gpfifo_ex_once(rig: Rig) -> None:
+    rig.refuses(errno.EEXIST, rig.channel_ready().fd, "CHANNEL_ALLOC_GPFIFO_EX", num_entries=512)
+
+
 # ---- 5.4 WDT -------------------------------------------------------------------------------------------------------
 
 

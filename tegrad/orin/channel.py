@@ -171,22 +171,44 @@ class ChannelFile(File):
         self.channel.release()
 
 
+def _ring_checks(channel: Channel, flags: int) -> tuple[AddressSpace, Tsg]:
+    """What every ring must fulfil; the address space and the group it is for.
+
+    A ring that the driver itself fills (no USERMODE) is not part of this board: as if there were no memory for it.
+    """
+    usermode = flags & k.NVGPU_CHANNEL_SETUP_BIND_FLAGS_USERMODE_SUPPORT
+    deterministic = flags & k.NVGPU_CHANNEL_SETUP_BIND_FLAGS_DETERMINISTIC
+    vm = needed(channel.vm)
+    tsg = needed(channel.tsg)
+    require(not channel.set_up, errno.EEXIST)
+    require(not (deterministic and channel.watchdog))
+    require(not usermode or deterministic)
+    require(usermode, errno.ENOMEM)
+    return vm, tsg
+
+
+def _entry_checks(entries: int, flags: int) -> None:
+    """How many entries a ring may have; what fails here prints nothing."""
+    require(entries >= (2 if flags & k.NVGPU_CHANNEL_SETUP_BIND_FLAGS_USERMODE_SUPPORT else 4))
+    require(entries & (entries - 1) == 0 and entries <= MAX_GPFIFO_ENTRIES)
+
+
+def alloc_gpfifo_ex(file: ChannelFile, call: Call) -> None:
+    """ALLOC_GPFIFO_EX: a ring that the driver fills; one with USERMODE lacks its buffers here."""
+    arg = call.arg
+    _entry_checks(arg.num_entries, arg.flags)
+    with file.driver.log.failing("nvgpu_channel_setup_bind"):
+        _ring_checks(file.channel, arg.flags)
+        raise Errno(errno.EINVAL)
+
+
 def setup_bind(file: ChannelFile, call: Call) -> None:
     """SETUP_BIND: rings from the caller's dmabufs. A failed call leaves the channel as it was."""
     arg, channel, driver = call.arg, file.channel, file.driver
-    usermode = arg.flags & k.NVGPU_CHANNEL_SETUP_BIND_FLAGS_USERMODE_SUPPORT
-    deterministic = arg.flags & k.NVGPU_CHANNEL_SETUP_BIND_FLAGS_DETERMINISTIC
     entries = arg.num_gpfifo_entries
-    require(entries >= (2 if usermode else 4))
-    require(entries & (entries - 1) == 0 and entries <= MAX_GPFIFO_ENTRIES)
+    _entry_checks(entries, arg.flags)
     with driver.log.failing("nvgpu_channel_setup_bind"):
-        vm = needed(channel.vm)
-        tsg = needed(channel.tsg)
-        require(not channel.set_up, errno.EEXIST)
-        require(not (deterministic and channel.watchdog))
-        require(not usermode or deterministic)
-        # A ring that the driver itself fills (no USERMODE) is not part of this board.
-        require(usermode)
+        vm, tsg = _ring_checks(channel, arg.flags)
         require(arg.gpfifo_dmabuf_fd != 0 and arg.userd_dmabuf_fd != 0)
         require(arg.gpfifo_dmabuf_offset == 0 and arg.userd_dmabuf_offset == 0)
         gpfifo = dmabuf(call, "gpfifo_dmabuf_fd")
@@ -372,6 +394,7 @@ HANDLERS: Table = {
     io.NVGPU_IOCTL_CHANNEL_FORCE_RESET.request: force_reset,
     io.NVGPU_IOCTL_CHANNEL_WDT.request: wdt,
     io.NVGPU_IOCTL_CHANNEL_SET_PREEMPTION_MODE.request: set_preemption_mode,
+    io.NVGPU_IOCTL_CHANNEL_ALLOC_GPFIFO_EX.request: alloc_gpfifo_ex,
     io.NVGPU_IOCTL_CHANNEL_SET_BOOSTED_CTX.request: set_boosted_ctx,
     io.NVGPU_IOCTL_CHANNEL_GET_USER_SYNCPOINT.request: get_user_syncpoint,
     io.NVGPU_IOCTL_CHANNEL_RESCHEDULE_RUNLIST.request: reschedule_runlist,

@@ -4,6 +4,7 @@ from mutation import Edit, Item, Mutant, Start, Value
 
 C, T, S, W = "tegrad.orin.channel.", "tegrad.orin.tsg.", "tegrad.orin.sharing.", "tegrad.orin.waiting."
 CONTEXT = "tegrad.orin.context.GraphicsContext."
+ENTRIES, CHECKS = C + "_entry_checks", C + "_ring_checks"
 SETUP, OBJECT, NOTIFIER = C + "setup_bind", C + "alloc_obj_ctx", C + "set_error_notifier"
 BIND, CREATE = T + "Tsg.bind", T + "create_subcontext"
 PREEMPTION = CONTEXT + "set_preemption"
@@ -206,27 +207,19 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "5.2/domain-fd": Edit(T + "bind_scheduling_domain", "errno.ENOENT", "errno.EBADF"),
     # 5.3
     "5.3/setup-one-entry": [
-        Edit(SETUP, "2 if usermode else 4", "0"),
-        Edit(SETUP, "2 if usermode else 4", "4"),
+        Edit(ENTRIES, "2 if", "0 if"),
+        Edit(ENTRIES, "2 if", "4 if"),
     ],
-    "5.3/setup-power-of-two": Edit(SETUP, "entries & (entries - 1) == 0 and", ""),
-    "5.3/setup-too-many": Edit(SETUP, " and entries <= MAX_GPFIFO_ENTRIES", ""),
-    "5.3/setup-needs-address-space": Edit(SETUP, "needed(channel.vm)", "needed(channel.vm, errno.ENODEV)"),
-    "5.3/setup-needs-tsg": Edit(SETUP, "needed(channel.tsg)", "needed(channel.tsg, errno.ENODEV)"),
-    "5.3/setup-once": Edit(SETUP, "require(not channel.set_up, errno.EEXIST)", "require(not channel.set_up)"),
-    "5.3/setup-once-first": Edit(
-        SETUP,
-        "require(not channel.set_up, errno.EEXIST)",
-        "require(arg.gpfifo_dmabuf_fd)\n        require(not channel.set_up, errno.EEXIST)",
-    ),
-    "5.3/setup-needs-watchdog-off": Edit(SETUP, "require(not (deterministic and channel.watchdog))", NO_CHECK),
-    "5.3/setup-needs-deterministic": Edit(SETUP, "require(not usermode or deterministic)", NO_CHECK),
+    "5.3/setup-power-of-two": Edit(ENTRIES, "entries & (entries - 1) == 0 and", ""),
+    "5.3/setup-too-many": Edit(ENTRIES, " and entries <= MAX_GPFIFO_ENTRIES", ""),
+    "5.3/setup-needs-address-space": Edit(CHECKS, "needed(channel.vm)", "needed(channel.vm, errno.ENODEV)"),
+    "5.3/setup-needs-tsg": Edit(CHECKS, "needed(channel.tsg)", "needed(channel.tsg, errno.ENODEV)"),
+    "5.3/setup-once": Edit(CHECKS, "require(not channel.set_up, errno.EEXIST)", "require(not channel.set_up)"),
+    "5.3/setup-once-first": Start(SETUP, "require(call.arg.gpfifo_dmabuf_fd)"),
+    "5.3/setup-needs-watchdog-off": Edit(CHECKS, "require(not (deterministic and channel.watchdog))", NO_CHECK),
+    "5.3/setup-needs-deterministic": Edit(CHECKS, "require(not usermode or deterministic)", NO_CHECK),
     "5.3/setup-small-ring": Edit(SETUP, "require(gpfifo.length >= max(MIN_GPFIFO_BYTES, entries * 8))", NO_CHECK),
-    "5.3/setup-can-be-repeated": Edit(
-        SETUP,
-        "require(not channel.set_up, errno.EEXIST)",
-        "require(not channel.set_up, errno.EEXIST)\n        channel.set_up = True",
-    ),
+    "5.3/setup-can-be-repeated": Edit(CHECKS, "return vm, tsg", "channel.set_up = True\n    return vm, tsg"),
     "5.3/setup-fail-line": Edit("tegrad.orin.klog.KernelLog.failing", 'self.error(function, "fail")', NO_CHECK),
     "5.3/setup-token": Edit(SETUP, "token(channel.chid, channel.runlist)", "channel.chid + 600"),
     "5.3/setup-addresses-are-0": Edit(SETUP, "arg.gpfifo_gpu_va = arg.userd_gpu_va", "arg.userd_gpu_va"),
@@ -234,6 +227,10 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "5.3/setup-maps-the-ring": Edit(
         "tegrad.orin.address_space.AddressSpace.map_kernel", "self.take_kernel(buffer.length)", "self.take_kernel(4096)"
     ),
+    "5.3/kernel-ring-entries": Edit(ENTRIES, "else 4", "else 2"),
+    "5.7/gpfifo-ex-entries": Edit(C + "alloc_gpfifo_ex", "_entry_checks(arg.num_entries, arg.flags)", NO_CHECK),
+    "5.7/gpfifo-ex-usermode": Edit(C + "alloc_gpfifo_ex", "raise Errno(errno.EINVAL)", "return"),
+    "5.7/gpfifo-ex-once": Edit(CHECKS, "require(not channel.set_up, errno.EEXIST)", "require(not channel.set_up)"),
     # 5.4
     "5.4/wdt-neither": Edit(C + "wdt", "require(bool(on) != bool(off))", "require(not (on and off))"),
     "5.4/wdt-both": Edit(C + "wdt", "require(bool(on) != bool(off))", "require(on or off)"),
