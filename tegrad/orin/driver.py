@@ -42,6 +42,7 @@ from tegrad.orin.nvmap import Buffer, Memory, NvmapState
 from tegrad.orin.sharing import Instance
 from tegrad.orin.syncpoint import Syncpoints
 from tegrad.orin.tsg import Tsg
+from tegrad.uapi import ioctls as io
 from tegrad.uapi.ioctls import BY_REQUEST, Ioctl, request_size
 
 HANDLERS: Mapping[str, Table] = {
@@ -55,6 +56,13 @@ HANDLERS: Mapping[str, Table] = {
 
 WRITES = 1 << 30
 """The W bit of a request number: the driver reads the caller's block."""
+
+UNPOWERED_EINVAL = (
+    io.NVGPU_GPU_IOCTL_GET_CHARACTERISTICS,
+    io.NVGPU_GPU_IOCTL_SET_MMUDEBUG_MODE,
+    io.NVGPU_GPU_IOCTL_GET_CPU_TIME_CORRELATION_INFO,
+)
+"""Calls that answer EINVAL when the GPU cannot be powered on; the others pass the reason on."""
 
 LETTING_GO = frozenset(
     {"vm_destroy", "unmap", "sparse_free", "syncpoint_free", "tsg_destroy", "channel_destroy", "tsg_abort", "stats"}
@@ -141,7 +149,8 @@ class Driver:
 
     def begin(self, file: File, call: Call) -> Steps | int | None:
         """Carry out one call: its result, or the steps that lead there."""
-        require(not self.quiesced or file.kind in ("nvmap", "fence"), errno.ENODEV)
+        if self.quiesced and file.kind not in ("nvmap", "fence"):
+            raise Errno(errno.EINVAL if call.row in UNPOWERED_EINVAL else errno.ENODEV)
         strike = self.inject.strike(call.row.name)
         if strike is not None:
             return self._struck(file, call, strike)

@@ -169,6 +169,8 @@ def test_a_gpu_that_does_not_come_up_is_enodev_and_says_why() -> None:
     assert user.buffer().fd
     with refused(errno.ENODEV):
         user.tsg()
+    with refused(errno.EINVAL):  # the one query that tells no reason
+        user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_GET_CHARACTERISTICS, s.GpuGetCharacteristics(0, 0))
     assert board_status(spec)["counts"]["address_spaces"] == 0
     user.close_all()
 
