@@ -242,7 +242,8 @@ class Worker:
         data = struct.pack(f"<{len(words)}I", *words)
         ring["at"] = 0 if ring["at"] + len(data) > ROOM else ring["at"]
         ctypes.memmove(ring["push"] + ring["at"], data, len(data))
-        raw = gp_entry(ring["push_va"] + ring["at"], len(words)) if entry is None else entry
+        va = (ring["push_va"] + ring["at"]) % (1 << 40)  # what an entry holds of an address
+        raw = gp_entry(va, len(words)) if entry is None else entry
         ctypes.c_uint64.from_address(ring["entries"] + 8 * ring["put"]).value = raw
         ring["at"] += -(-len(data) // 16) * 16
         ring["put"] = (ring["put"] + 1) % ENTRIES
