@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tegrad.bench import conformance, engine, oracle, upstream
+from tegrad.bench import conformance, engine, fuzz, oracle, upstream
 from tegrad.bench.record import Record, RecordError, Side, make
 from tegrad.hw.chips import CHIPS
 from tegrad.models import SMALL
@@ -20,7 +20,8 @@ from tegrad.models import SMALL
 class Measure:
     """A figure that can be measured: what it is, whether it needs a real GPU, and the function that does it.
 
-    `path` names the environment variable that says where something lies that is not part of the repository.
+    `path` names the environment variable that says where something lies that is not part of the repository. What takes
+    `long` is measured only when it is asked for by name.
     """
 
     id: str
@@ -28,11 +29,12 @@ class Measure:
     needs_gpu: bool
     take: Callable[[], Record]
     path: str = ""
+    long: bool = False
 
     @property
     def ready(self) -> bool:
         """Whether it can be measured anywhere, now."""
-        return not self.needs_gpu and (not self.path or self.path in os.environ)
+        return not self.needs_gpu and not self.long and (not self.path or self.path in os.environ)
 
 
 def _run_json(arguments: list[str]) -> dict[str, float | str | int]:
@@ -100,6 +102,7 @@ MEASURES: dict[str, Measure] = {
         Measure("ptx-oracle-mismatches", "of them, those that the engine answers otherwise", False, oracle.mismatches),
         Measure("conformance-rules", "rules of the driver's facts that the board keeps", False, conformance.rules),
         Measure("conformance-mutants-killed", "mutants that rules notice", False, conformance.mutants_killed),
+        Measure("board-fuzz-steps", "random steps that the board stands", False, fuzz.steps, long=True),
         Measure(
             "upstream-test-ops-board-minutes",
             "upstream's test_ops on the board",
