@@ -36,6 +36,8 @@ PUSHBUFFER = 1 << 16
 QMD_AT = 0x800
 """Where in its page a constant bank ends and a QMD begins."""
 READ_ONLY = k.NVGPU_AS_MAP_BUFFER_ACCESS_READ_ONLY << k.NVGPU_AS_MAP_BUFFER_FLAGS_ACCESS_BITMASK_OFFSET
+WINDOWS_AT, STACK_START = 0x18, 0xFFFDC0
+"""Where constant bank 0 holds the windows and then the start of the stack, and that start: the field port's."""
 SETTLE_S = 1.0
 """How long a store that is ordered behind work that is done may take to be seen."""
 QUIET_S = 0.2
@@ -195,6 +197,8 @@ class Gpu:
         Qmd(self.layout, mem).write(**(base | fields))
         bank.cpu.write(bytes(mem), QMD_AT)
         bank.cpu.write(bank0.DIMS.pack(*block, *grid), bank0.BLOCK_DIM)
+        windows = struct.pack("<QQQ", self.chip.shared_window, self.chip.local_window, STACK_START)
+        bank.cpu.write(windows, WINDOWS_AT)
         return bank.va + QMD_AT
 
     def kernel(self, name: str, p: int, n: int = 0, q: int = 0, **fields: Any) -> int:
@@ -400,7 +404,7 @@ class Queue:
     def sm_errors(self) -> list[TsgSmErrorStateRecord]:
         """The records of the TSG's SMs that hold an error."""
         records = []
-        for sm in range(self.gpu.chip.sm_count):
+        for sm in range(self.rig.call(self.rig.ctrl, "GPU_NUM_VSMS").num_vsms):
             record = TsgSmErrorStateRecord()
             where = {"record_mem": ctypes.addressof(record), "record_size": ctypes.sizeof(record)}
             self.rig.call(self.channel.tsg, "TSG_READ_SINGLE_SM_ERROR_STATE", sm_id=sm, **where)
