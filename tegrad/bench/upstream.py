@@ -108,7 +108,11 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
     if REPORTS in os.environ and opened and opened.error_state is not None:
         from tegrad.nv import reopen
 
-        reopen()
+        try:
+            reopen()
+        except Exception as error:  # a new worker gets a device of its own
+            print(f"{nodeid}: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
 
 
 def reason(longrepr: Any) -> str:

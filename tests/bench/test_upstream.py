@@ -123,6 +123,19 @@ def test_a_test_that_leaves_the_device_dead_does_not_take_the_next_ones_along(
     assert reopened == ["NV"] * dead
 
 
+def test_a_worker_whose_device_cannot_be_reopened_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tegrad.nv
+    from tegrad.nv import device
+
+    ended: list[int] = []
+    monkeypatch.setenv(upstream.REPORTS, "somewhere")
+    monkeypatch.setattr(tegrad.nv, "reopen", lambda: 1 / 0)
+    monkeypatch.setattr(upstream.os, "_exit", ended.append)
+    monkeypatch.setitem(device._opened, "NV", SimpleNamespace(error_state=RuntimeError()))
+    upstream.pytest_runtest_logfinish("test_it")
+    assert ended == [1]
+
+
 def test_figures_are_measured_where_the_tests_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     measure = MEASURES["upstream-test-ops-board-minutes"]
     monkeypatch.delenv(upstream.SOURCE, raising=False)
