@@ -51,6 +51,8 @@ SUITES = (
     "backend/test_ops",
 )
 """The suites of a backend, as paths below test/."""
+ALONE = ("device/test_hcq",)
+"""Suites that ask how long something takes: one worker, so that the GPU has no other work."""
 OPS = SUITES[-1]
 RENDERERS = ("PTX", "CUDA")
 COMMAND = f"python -m tegrad.bench.upstream $TEGRAD_UPSTREAM --board agx-orin-64gb --renderer PTX --suite {OPS} -n 2"
@@ -256,7 +258,9 @@ def run(
             "suites": {},
         }
         for suite in suites:
-            report["suites"][suite] = result = run_suite(suite, folder, environment, jobs, suite_limit)
+            report["suites"][suite] = result = run_suite(
+                suite, folder, environment, 1 if suite in ALONE else jobs, suite_limit
+            )
             print(f"{suite:26} {result['minutes']:7.2f} min  {result['counts']}", flush=True)
             if out is not None:
                 out.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from tinygrad.codegen.decomp.transcendental import xexp2, xlog2
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import Ops, PatternMatcher, UOp, UPat
 
-REVISION = 2
+REVISION = 3
 """Part of compile and search cache keys: raise it whenever a patch changes what is generated."""
 
 VIEW_ALIGN = 16

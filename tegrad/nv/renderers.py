@@ -31,6 +31,18 @@ STATIC_SHARED_MAX = 48 << 10
 _POOL = "tegrad_shared"
 
 
+_BITS = "union U { F f; T t; }; U u; u.f = v; return u.t;"
+_OPAQUE_BITS = (
+    "union U { F f; T t; unsigned short h; }; U u; u.f = v; "
+    'if (sizeof(F) == 2) asm("cvt.u16.u16 %0, %0;" : "+h"(u.h)); return u.t;'
+)
+"""tinygrad's reinterpretation of a value, and ours, through which NVIDIA's assembler cannot see.
+
+ptxas (12.6, 12.9 and 13.0; sm_87 and sm_90) stores the low byte of a half or bfloat16 that was just converted by
+converting the number to an integer: F2I.U8.F16. On an H200 such bytes were wrong; the move costs no instruction.
+"""
+
+
 class KernelCompileError(compilers.CompileFailed, CompileError):  # type: ignore[misc]
     """NVIDIA's compiler refused a kernel: both ours and the error that tinygrad's kernel search expects."""
 
@@ -117,7 +129,7 @@ class NVCUDARenderer(CUDARenderer):  # type: ignore[misc]
         if dynamic:
             starts = iter(offsets.values())
             kernel = [self._pooled(line, starts) for line in kernel]
-        source: str = super().render_kernel(function_name, kernel, bufs, uops, prefix)
+        source: str = super().render_kernel(function_name, kernel, bufs, uops, prefix).replace(_BITS, _OPAQUE_BITS)
         if dynamic:
             source = f"extern __shared__ __align__(16) unsigned char {_POOL}[];\n{source}"
         return f"{Directives(dynamic, pointer_alignment(uops))}{source}"

@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+import struct
 import subprocess
 import sys
 from dataclasses import replace
@@ -114,6 +115,31 @@ def test_single_precision_stays_approximate_in_ptx(name: str) -> None:
     renderer = renderers.NVPTXRenderer(Target("NV", arch="sm_87"))
     [ast] = kernels(getattr(empty(64), name)())
     assert re.search(r"approx\S*\.f32", compiled(ast, renderer)[0])
+
+
+F2I = 0x305
+"""Machine code of a conversion to an integer (nvdisasm of sm_87 and sm_90): the low 12 bits of an instruction."""
+
+
+def opcodes(lib: bytes) -> set[int]:
+    cubin = Cubin(lib)
+    text = cubin.find(f".text.{cubin.kernels[0]}")
+    assert text is not None
+    return {word & 0xFFF for word, _ in struct.iter_unpack("<QQ", cubin.content(text))}
+
+
+@pytest.mark.parametrize("wide", [dtypes.float, dtypes.double])
+@pytest.mark.parametrize("narrow", [dtypes.half, dtypes.bfloat16])
+def test_bytes_of_a_rounded_number_are_not_converted(renderer: Any, wide: Any, narrow: Any) -> None:
+    """ptxas stores the low byte of a value that it has just rounded to 16 bits as if the number were asked for."""
+    [ast] = kernels(empty(16, dtype=wide).cast(narrow).bitcast(dtypes.uint8).contiguous())
+    assert F2I not in opcodes(compiled(ast, renderer)[1])
+
+
+def test_without_the_opaque_move_the_bytes_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renderers, "_OPAQUE_BITS", renderers._BITS)
+    [ast] = kernels(empty(48).cast(dtypes.half).bitcast(dtypes.uint8).contiguous())  # a shape not compiled before
+    assert F2I in opcodes(compiled(ast, renderers.NVCUDARenderer(Target("NV", arch="sm_87")))[1])
 
 
 def grouped(renderer: Any, upcast: int) -> tuple[str, bytes]:
