@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from tegrad.conformance.rig import Channel, Rig
-from tegrad.conformance.rule import rule
+from tegrad.conformance.rule import Differs, rule
 from tegrad.hw.classes import HostMethod
 from tegrad.hw.gpfifo import DOORBELL, VA_LIMIT, MethodOp, Userd, gp_entry, method_header
 from tegrad.uapi import constants as k
@@ -19,6 +19,8 @@ RELEASE = 1
 SYNC, SUBROUTINE, CONDITIONAL = 1 << 63, 1 << 41, 1
 SETTLE_S = 0.05
 """How long a rule waits for something that must not happen."""
+PATIENCE_S = 4.0
+"""How long it waits for something that a GPU does in microseconds."""
 WORDS = 1 << 14
 
 
@@ -69,12 +71,13 @@ class Client:
         self.ring_bell()
 
     def stored(self, value: int, offset: int = 0) -> bool:
-        """Whether the semaphore page holds a value, within 10 s."""
-        return self.rig.wait(lambda: self.page.u32(offset) == value)
+        """Whether the semaphore page comes to hold a value."""
+        return self.rig.wait(lambda: self.page.u32(offset) == value, PATIENCE_S)
 
     def reaches(self, value: int, offset: int = 0) -> None:
         """The rule: the semaphore page comes to hold a value."""
-        self.rig.eventually(lambda: self.page.u32(offset) == value, f"{value} in memory", lambda: self.page.u32(offset))
+        if not self.stored(value, offset):
+            raise Differs(f"{value} in memory", self.page.u32(offset))
 
     def stays(self, value: int, offset: int = 0) -> None:
         """The rule: the semaphore page holds a value, and still does a while later."""
@@ -83,7 +86,8 @@ class Client:
 
     def dies(self, code: int) -> None:
         """The rule: the channel dies, with this notifier code."""
-        self.rig.eventually(lambda: self.record.u32(12) >> 16, "an error notification")
+        if not self.rig.wait(lambda: self.record.u32(12) >> 16, PATIENCE_S):
+            raise Differs("an error notification", "none")
         self.rig.equal("info32", code, self.record.u32(8))
         self.rig.equal("GET_TIMEDOUT", 1, self.rig.timed_out(self.channel.fd))
 

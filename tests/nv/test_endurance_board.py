@@ -164,7 +164,7 @@ def test_a_killed_client_leaves_the_board_clean(monkeypatch: pytest.MonkeyPatch)
     from tegrad.orin import board, client
 
     name = f"kill-{os.getpid()}"
-    board.start(CHIPS["agx-orin-64gb"], 4 << 30, name=name)
+    board.start(CHIPS["agx-orin-64gb"], 4 << 30, name=name, linger=None)  # however long the client takes to come
     try:
         environment = {**os.environ, "TEGRAD_BOARD": name, "DEV": "NV"}
         command = [sys.executable, "-c", CLIENT, str(Path(__file__).parent)]
