@@ -169,7 +169,13 @@ class GridRunner:
                 self._release(channel, va, release)
             if not self._grid(channel, va, state, spec, race):
                 return
-            for release in spec.releases:
+            for index, release in enumerate(spec.releases):
+                if index and race is not None and (delay := race.late_release()):
+                    time.sleep(delay)
+                    found = self.read(va).releases[index : index + 1]
+                    if not found:
+                        continue
+                    (release,) = found
                 if not release.record:
                     self._stuck(channel, f"the QMD at {va:#x} has a release of a form that stores nothing")
                     return

@@ -7,6 +7,7 @@
     a QMD is read when announced, when prefetched, or late      it stays untouched until the grid is over
     a prefetched QMD stays as it was fetched                    an invalidating action, INVALIDATE_SKED_CACHES
     a QMD's release is seen before the grid's stores            a membar in the QMD
+    a QMD's second release is read when the first was made      it stays untouched until the last is seen
     a copy's semaphore is seen before its data                  FLUSH in its LAUNCH_DMA
     constants and instructions are fetched anew or not          invalidate before, and leave alone what is in flight
 
@@ -68,6 +69,14 @@ class Race:
     def early_release(self) -> bool:
         """Whether a release that no barrier orders behind the grid's stores is seen before them."""
         return self._draw() < 0.5
+
+    def late_release(self) -> float:
+        """Seconds from one release of a QMD to the next, which is then read from memory again; 0: it was read before.
+
+        On an Orin 2 of 200 such signals were lost where the QMD was filled again after the first.
+        """
+        draw = self._draw()
+        return 0.0 if draw < 0.5 else (draw - 0.5) * 2 * self._delay
 
     def forgets(self) -> bool:
         """Whether a cache that may keep what it fetched happens to fetch it anew."""
