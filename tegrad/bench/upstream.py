@@ -230,6 +230,7 @@ def run(
 ) -> dict[str, Any]:
     """Run suites and report them. `out` is rewritten after each suite, so that it holds what is known so far.
 
+    What `out` holds of other suites with the same tests, renderer and device stays: a suite can be run again alone.
     `board` is the spec of the emulated board; without one the tests run on this machine's GPU. `suite_limit` in
     seconds. RecordError where the tests or tinygrad are missing.
     """
@@ -244,6 +245,7 @@ def run(
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // jobs)),  # torch's, for the references
         }
+        environment.pop("TEGRAD_BOARD", None)
         if board:
             environment["TEGRAD_BOARD"] = board
         report: dict[str, Any] = {
@@ -254,18 +256,27 @@ def run(
             "jobs": jobs,
             "machine": record.machine(board),
             "versions": {**record.versions(), **_test_versions()},
-            "date": record.now(),
             "suites": {},
         }
+        done = _known(out, report)
         for suite in suites:
-            report["suites"][suite] = result = run_suite(
-                suite, folder, environment, 1 if suite in ALONE else jobs, suite_limit
-            )
+            result = run_suite(suite, folder, environment, 1 if suite in ALONE else jobs, suite_limit)
+            done[suite] = {"date": record.now(), "sources": report["versions"]["tegrad_sources"], **result}
+            report["suites"] = {name: done[name] for name in SUITES if name in done}
             print(f"{suite:26} {result['minutes']:7.2f} min  {result['counts']}", flush=True)
             if out is not None:
                 out.parent.mkdir(parents=True, exist_ok=True)
                 out.write_text(json.dumps(report, indent=1) + "\n")
     return report
+
+
+def _known(out: Path | None, report: dict[str, Any]) -> dict[str, Any]:
+    """The suites of an earlier run of the same tests on the same device."""
+    if out is None or not out.exists():
+        return {}
+    earlier = json.loads(out.read_text())
+    same = all(earlier[key] == report[key] for key in ("renderer", "device", "commit"))
+    return dict(earlier["suites"]) if same else {}
 
 
 # ---- figures

@@ -140,12 +140,12 @@ def _circumstances(reports: list[Report]) -> Iterator[str]:
     yield "| | " + " | ".join(map(machine, reports)) + " |"
     yield "|---" * (len(reports) + 1) + "|"
     rows: dict[str, Callable[[Report], Any]] = {
-        "date": lambda r: r["date"],
+        "dates": lambda r: ", ".join(sorted({s["date"][:10] for s in r["suites"].values()})),
         "commit of the tests": lambda r: r["commit"][:10],
         "processor": lambda r: f"{r['machine']['cpu']}, {r['machine']['cores']} cores",
         "workers": lambda r: r["jobs"],
         "python, torch": lambda r: f"{r['machine']['python']}, {r['versions'].get('torch', '')}",
-        "our sources": lambda r: r["versions"]["tegrad_sources"],
+        "our sources": lambda r: ", ".join(dict.fromkeys(s["sources"] for s in r["suites"].values())),
     }
     for name, value in rows.items():
         yield f"| {name} | " + " | ".join(str(value(r)) for r in reports) + " |"

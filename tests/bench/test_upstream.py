@@ -89,6 +89,21 @@ def test_a_suite_that_is_killed_keeps_what_it_had(tmp_path: Path) -> None:
     assert json.loads(out.read_text())["suites"]["test_tiny"] == suite
 
 
+def test_a_suite_can_be_run_again_alone(tmp_path: Path) -> None:
+    source, out = packed(tmp_path / "tests.tar", "def test_it(): pass\n"), tmp_path / "out.json"
+    upstream.run(source, "PTX", ("test_tiny",), jobs=1, out=out)
+    earlier = json.loads(out.read_text())
+    earlier["suites"] = {"backend/test_ops": {"minutes": 1}, "test_tiny": {}}
+    out.write_text(json.dumps(earlier))
+    upstream.run(source, "PTX", ("test_tiny",), jobs=1, out=out)
+    again = json.loads(out.read_text())["suites"]
+    assert list(again) == ["test_tiny", "backend/test_ops"]
+    assert again["backend/test_ops"] == {"minutes": 1}
+    assert again["test_tiny"]["counts"]["passed"] == 1
+    upstream.run(source, "CUDA", ("test_tiny",), jobs=1, out=out)
+    assert list(json.loads(out.read_text())["suites"]) == ["test_tiny"]
+
+
 def test_a_suite_that_outruns_its_limit_is_stopped(tmp_path: Path) -> None:
     source = packed(tmp_path / "tests.tar", "import time\ntime.sleep(600)\n")
     suite = upstream.run(source, "PTX", ("test_tiny",), jobs=1, suite_limit=0.5)["suites"]["test_tiny"]
