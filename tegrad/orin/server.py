@@ -113,7 +113,7 @@ class Server:
     def _readable(self, fd: int) -> None:
         if fd == self.listener.fileno():
             self._accept()
-        elif fd == self._gpu_fd:
+        elif fd == self._gpu_fd and not self.driver.quiesced:  # its number is somebody else's then
             self._unbroken(self.driver.poll_gpu)
         elif fd in self.files:
             self._file_message(fd)

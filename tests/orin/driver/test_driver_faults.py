@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 from driver_fake_gpu import DIE, FAULT, SM_ERROR, SYNCPT
-from driver_user import FENCE, SPEC, Channel, User, refused
+from driver_user import FENCE, NVMAP, SPEC, Channel, User, refused
 
 from tegrad.hw.faults import NotifierCode, read_notifier
 from tegrad.orin.client import BoardKernel, board_log, board_status
@@ -172,6 +172,28 @@ def test_a_gpu_that_does_not_come_up_is_enodev_and_says_why() -> None:
     with refused(errno.EINVAL):  # the one query that tells no reason
         user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_GET_CHARACTERISTICS, s.GpuGetCharacteristics(0, 0))
     assert board_status(spec)["counts"]["address_spaces"] == 0
+    user.close_all()
+
+
+def test_files_opened_after_the_gpu_is_gone_are_served() -> None:
+    """One of them takes the number that the line to the GPU had."""
+    import threading
+
+    spec = "agx-orin-64gb:9GiB"
+    user = User(BoardKernel(spec, linger=0.2, gpu="driver_fake_gpu:BrokenGpu"))
+    wait_for(lambda: any("SW quiesce" in line for line in board_log(spec)))
+    served: list[int] = []
+
+    def use() -> None:
+        for _ in range(8):
+            nvmap = user.open(NVMAP)
+            user.kernel.ioctl(nvmap, io.NVMAP_IOC_CREATE, s.CreateHandle(size=4096))
+            served.append(nvmap)
+
+    thread = threading.Thread(target=use, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert len(served) == 8
     user.close_all()
 
 
