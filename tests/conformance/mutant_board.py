@@ -54,6 +54,7 @@ class MutableBoard:
                 stdin=subprocess.DEVNULL,
             )
         self.kernel = BoardKernel(self.name)
+        self.kernel.exists("/dev/nvmap")  # a session of ours: a board ends with the last of them
 
     def mutate(self, mutant: Mutant = ()) -> None:
         """Apply a mutant in every process of the board, in place of the one applied before. ValueError if nowhere."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from mutant_board import MutableBoard
+from mutation import Edit
 
 from tegrad.conformance import all_rules
 from tegrad.conformance import run as run_module
@@ -153,3 +154,12 @@ def test_a_rule_that_makes_the_gpu_fail_must_be_marked(board: MutableBoard) -> N
     for hazardous, state in ((False, "error"), (True, "holds")):
         assert judge(made(lambda rig: rig.hazard(), hazardous=hazardous), board.kernel).state == state
     assert all(one.hazardous for one in all_rules() if one.section.startswith("7."))
+
+
+def test_a_driver_that_forgets_an_fd_does_not_cost_standard_input(board: MutableBoard) -> None:
+    os.fstat(0)
+    board.mutate(Edit("tegrad.orin.nvmap.get_fd", 'call.install("fd",', "print("))
+    outcome = board.judge(made(lambda rig: rig.get_fd(rig.handle())))
+    board.mutate()
+    assert outcome.state == "holds"
+    os.fstat(0)
