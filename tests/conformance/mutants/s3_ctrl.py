@@ -156,13 +156,13 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "3.4/channel-ids-descend": (
         Edit(
             "tegrad.orin.channel.Channel.__init__",
-            "free_chids.pop()",
-            "free_chids.pop(0)",
+            "driver.free_chids.pop()",
+            "min(driver.free_chids); driver.free_chids.remove(self.chid)",
         ),
         Edit(
             "tegrad.orin.channel.Channel.release",
             "self.driver.free_chids.append(self.chid)",
-            "self.driver.free_chids.insert(0, self.chid)",
+            "self.driver.free_chids.append(self.chid); self.driver.free_chids.sort()",
         ),
     ),
     # 3.5
