@@ -104,6 +104,9 @@ class Runlist:
     def _enter(self, tsg: Tsg, flag: AbortFlag) -> bool:
         entry = (tsg, flag)
         with self._lock:
+            if self._owner is tsg and not self._leaving:
+                self._on.setdefault(tsg, []).append(flag)
+                return True
             self._queue.append(entry)
             try:
                 self._settle()
@@ -123,7 +126,8 @@ class Runlist:
             grids.remove(flag)
             if not grids:
                 del self._on[tsg]
-            self._settle()
+            if self._queue or self._on or self._held:  # else the engine stays with its owner
+                self._settle()
 
     # -- from the scheduler -------------------------------------------------------------------------------------------
 
