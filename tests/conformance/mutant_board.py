@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -34,11 +35,13 @@ class MutableBoard:
     """A board of this process, with its Kernel; `mutate` changes it, `stop` ends it."""
 
     def __init__(self) -> None:
-        self.name = f"mutable-{os.getpid()}"
+        self.name = ""
+        self._starts = itertools.count()
         self._here = Applied()
         self._start()
 
     def _start(self) -> None:
+        self.name = f"mutable-{os.getpid()}-{next(self._starts)}"  # the last one may still be on its way out
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with listener:
             listener.bind(board.named_address(self.name))
