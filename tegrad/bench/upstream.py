@@ -17,7 +17,6 @@ import importlib.util
 import io
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -252,7 +251,7 @@ def run(
             "renderer": renderer,
             "device": f"emulated {board}" if board else "GPU",
             "commit": found,
-            "command": "python -m tegrad.bench.upstream " + shlex.join(sys.argv[1:]),
+            "command": f"python -m tegrad.bench.upstream tinygrad {'--board ' * bool(board)}{board} --renderer {renderer}",
             "jobs": jobs,
             "machine": record.machine(board),
             "versions": {**record.versions(), **_test_versions()},
