@@ -141,7 +141,7 @@ class Channel:
         return arg
 
     def wait(self, dmabuf: int, offset: int, payload: int, ms: int) -> bool:
-        """Sleep in the driver until the word at `offset` is `payload`, the channel dies, or the time is up.
+        """Sleep in the driver until the word at `offset` is `payload`, the time is up, or a signal or a fault ends it.
 
         False where the driver refuses to wait.
         """
@@ -150,7 +150,7 @@ class Channel:
         try:
             self._kernel.ioctl(self.fd, ioctls.NVGPU_IOCTL_CHANNEL_WAIT, arg)
         except DriverError as error:
-            return error.errno == errno.ETIMEDOUT
+            return error.errno in (errno.ETIMEDOUT, errno.EINTR)
         return True
 
     def close(self) -> None:

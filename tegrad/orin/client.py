@@ -74,7 +74,7 @@ class BoardKernel:
         return fd
 
     def ioctl(self, fd: int, row: Ioctl, arg: Arg = None) -> int:
-        """Make the ioctl; EINTR is repeated at once, EAGAIN for up to AGAIN_LIMIT_S."""
+        """Make the ioctl, which `repeated` repeats."""
         check_argument(row, arg)
 
         def attempt() -> int:

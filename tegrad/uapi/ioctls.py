@@ -56,7 +56,10 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class Ioctl:
-    """One ioctl. `direction` is from the user's side as in the header: w = the kernel reads, r = it writes back."""
+    """One ioctl. `direction` is from the user's side as in the header: w = the kernel reads, r = it writes back.
+
+    `sleeps`: it waits for something that may take long, up to a time of its caller's.
+    """
 
     name: str
     header: str
@@ -69,6 +72,7 @@ class Ioctl:
     fds_in: tuple[str, ...] = ()
     fds_out: tuple[str, ...] = ()
     pointers: Mapping[str, Pointer] = field(default_factory=lambda: MappingProxyType({}))
+    sleeps: bool = False
 
     @property
     def size(self) -> int:
@@ -117,12 +121,13 @@ def _row(
     fds_in: tuple[str, ...] = (),
     fds_out: tuple[str, ...] = (),
     pointers: Mapping[str, Pointer] | None = None,
+    sleeps: bool = False,
 ) -> Ioctl:
     name = header.removeprefix("NVGPU_").replace("IOCTL_", "").replace("IOC_", "")
     size = 0 if struct is None else ctypes.sizeof(struct)
     request = request_number(MAGIC[fd_kind], nr, direction, size)
     pointers = MappingProxyType(pointers or {})
-    row = Ioctl(name, header, fd_kind, nr, request, direction, struct, by_value, fds_in, fds_out, pointers)
+    row = Ioctl(name, header, fd_kind, nr, request, direction, struct, by_value, fds_in, fds_out, pointers, sleeps)
     ROWS.append(row)
     return row
 
@@ -392,7 +397,7 @@ NVGPU_IOCTL_CHANNEL_SET_TIMEOUT = _row("NVGPU_IOCTL_CHANNEL_SET_TIMEOUT", "chann
 NVGPU_IOCTL_CHANNEL_GET_TIMEDOUT = _row("NVGPU_IOCTL_CHANNEL_GET_TIMEDOUT", "channel", 12, "r", s.GetParam)
 NVGPU_IOCTL_CHANNEL_SET_TIMEOUT_EX = _row("NVGPU_IOCTL_CHANNEL_SET_TIMEOUT_EX", "channel", 18, "rw", s.SetTimeoutEx)
 NVGPU_IOCTL_CHANNEL_WAIT = _row(
-    "NVGPU_IOCTL_CHANNEL_WAIT", "channel", 102, "rw", s.Wait, fds_in=("condition.semaphore.dmabuf_fd",)
+    "NVGPU_IOCTL_CHANNEL_WAIT", "channel", 102, "rw", s.Wait, fds_in=("condition.semaphore.dmabuf_fd",), sleeps=True
 )
 NVGPU_IOCTL_CHANNEL_SUBMIT_GPFIFO = _row(
     "NVGPU_IOCTL_CHANNEL_SUBMIT_GPFIFO",

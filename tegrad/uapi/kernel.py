@@ -29,7 +29,7 @@ Arg = ctypes.Structure | ctypes.Union | ctypes.c_int32 | ctypes.c_uint32 | int |
 """The argument of an ioctl: a struct or scalar by address, an integer by value, or nothing."""
 
 AGAIN_LIMIT_S = 5.0
-"""How long a call that answers EAGAIN is repeated before the error is passed on."""
+"""How long a call that answers EAGAIN or EINTR is repeated before the error is passed on."""
 
 AGAIN_PAUSE_S = 0.001
 
@@ -111,17 +111,18 @@ def check_argument(row: Ioctl, arg: Arg) -> None:
 def repeated(row: Ioctl, fd: int, arg: Arg, attempt: Callable[[], int]) -> int:
     """What `attempt` answers, or DriverError for a negative errno.
 
-    EINTR is repeated at once, EAGAIN for up to AGAIN_LIMIT_S.
+    EINTR is repeated at once and EAGAIN after a pause, both for up to AGAIN_LIMIT_S: the drivers answer EINTR for
+    failures that stay, too. A row that sleeps is not repeated on EINTR: only its caller knows what is left of its time.
     """
+    repeatable = {-errno.EAGAIN} if row.sleeps else {-errno.EAGAIN, -errno.EINTR}
     deadline = 0.0
     while (result := attempt()) < 0:
-        if result == -errno.EINTR:
-            continue
         now = time.monotonic()
         deadline = deadline or now + AGAIN_LIMIT_S
-        if result != -errno.EAGAIN or now >= deadline:
+        if result not in repeatable or now >= deadline:
             raise ioctl_error(row, fd, arg, -result)
-        time.sleep(AGAIN_PAUSE_S)
+        if result == -errno.EAGAIN:
+            time.sleep(AGAIN_PAUSE_S)
     return result
 
 
@@ -136,7 +137,7 @@ class LinuxKernel:
             raise DriverError("open", e.errno or 0, {"path": path}, _open_hint(path, e.errno or 0)) from None
 
     def ioctl(self, fd: int, row: Ioctl, arg: Arg = None) -> int:
-        """Make the ioctl; EINTR is repeated at once, EAGAIN for up to AGAIN_LIMIT_S."""
+        """Make the ioctl, which `repeated` repeats."""
         check_argument(row, arg)
         pointer = arg if arg is None or isinstance(arg, int) else ctypes.byref(arg)
 

@@ -215,6 +215,23 @@ def test_a_driver_that_stays_busy_is_an_error_in_the_end(linux: LinuxKernel, mon
     assert time.monotonic() - start < 2
 
 
+def test_a_call_that_is_always_interrupted_is_an_error_in_the_end(
+    linux: LinuxKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "_libc", FakeLibc(*[errno.EINTR] * 1_000_000))
+    monkeypatch.setattr(kernel, "AGAIN_LIMIT_S", 0.02)
+    with pytest.raises(DriverError, match="EINTR"):
+        linux.ioctl(3, ioctls.NVGPU_IOCTL_TSG_ENABLE)
+
+
+def test_an_interrupted_sleep_is_its_callers_to_repeat(linux: LinuxKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    libc = FakeLibc(errno.EINTR)
+    monkeypatch.setattr(kernel, "_libc", libc)
+    with pytest.raises(DriverError, match="EINTR"):
+        linux.ioctl(3, ioctls.NVGPU_IOCTL_CHANNEL_WAIT, structs.Wait())
+    assert libc.calls == 1
+
+
 def test_another_error_is_not_repeated(linux: LinuxKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     libc = FakeLibc(errno.EINVAL)
     monkeypatch.setattr(kernel, "_libc", libc)

@@ -154,8 +154,8 @@ def waiting(user: User, channel: Channel, arg: s.Wait) -> tuple[threading.Thread
     return thread, seen
 
 
-def wait_arg(kind: int, fd: int, payload: int = 0) -> s.Wait:
-    arg = s.Wait(type=kind)
+def wait_arg(kind: int, fd: int, payload: int = 0, timeout: int = 0) -> s.Wait:
+    arg = s.Wait(type=kind, timeout=timeout)
     arg.condition.semaphore.dmabuf_fd = fd
     arg.condition.semaphore.payload = payload
     return arg
@@ -186,6 +186,14 @@ def test_a_notifier_that_is_not_over_when_its_channel_dies_is_etimedout(user: Us
     user.kernel.ioctl(channel.fd, io.NVGPU_IOCTL_CHANNEL_FORCE_RESET)
     thread.join(10)
     assert seen == [errno.ETIMEDOUT]
+
+
+def test_a_notifier_whose_time_is_up_is_eintr_and_not_waited_for_again(user: User) -> None:
+    channel, buffer = user.channel(), user.buffer()
+    user.mapped(buffer)[14] = 1  # in progress
+    thread, seen = waiting(user, channel, wait_arg(k.NVGPU_WAIT_TYPE_NOTIFIER, buffer.fd, timeout=20))
+    thread.join(10)
+    assert seen == [errno.EINTR]
 
 
 # ---- the rest --------------------------------------------------------------------------------------------------------

@@ -171,8 +171,6 @@ def any_ioctl(world: World, seat: Seat, draw: Draw) -> None:
     wild = {draw.pick(names) for _ in range(draw.pick([0, 0, 1, 1, 2]))}
     wild = {name for name in wild if name and not name.endswith(SLOW)}
     fields = {name: anything(draw) if name in wild else sensible(row, name, seat, draw) for name in names}
-    if row.name == "CHANNEL_WAIT":  # a notifier's wait that fails is EINTR, and clients repeat that for ever
-        fields["type"] = 1
     value = draw.pick([0, *seat.handles, 1 << 31]) if row.by_value else 0
     world.tried[row.name] += 1
     found = seat.client.ask("ioctl", seat.any_fd(draw, row.fd_kind), row.name, fields, value)
