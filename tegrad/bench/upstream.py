@@ -54,13 +54,14 @@ ALONE = ("device/test_hcq",)
 """Suites that ask how long something takes: one worker, so that the GPU has no other work."""
 OPS = SUITES[-1]
 RENDERERS = ("PTX", "CUDA")
-COMMAND = f"python -m tegrad.bench.upstream $TEGRAD_UPSTREAM --board agx-orin-64gb --renderer PTX --suite {OPS} -n 2"
-"""What the figures measure, as a command."""
-
 SOURCE = "TEGRAD_UPSTREAM"
 """Environment variable with the checkout (or archive) of tinygrad that the figures are measured with."""
 BOARD = "agx-orin-64gb"
 """The board that the figures are measured on."""
+
+RUNNER = "python -m tegrad.bench.upstream"
+COMMAND = f"{RUNNER} ${SOURCE} --board {BOARD} --renderer PTX --suite {OPS} -n 2"
+"""What the figures measure, as a command."""
 
 TEST_LIMIT_S = 120
 SUITE_LIMIT_S = 1800
@@ -251,7 +252,7 @@ def run(
             "renderer": renderer,
             "device": f"emulated {board}" if board else "GPU",
             "commit": found,
-            "command": f"python -m tegrad.bench.upstream tinygrad {'--board ' * bool(board)}{board} --renderer {renderer}",
+            "command": " ".join([RUNNER, "tinygrad", *(["--board", board] if board else []), "--renderer", renderer]),
             "jobs": jobs,
             "machine": record.machine(board),
             "versions": {**record.versions(), **_test_versions()},
