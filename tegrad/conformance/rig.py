@@ -28,9 +28,10 @@ from tegrad.uapi import constants as k
 from tegrad.uapi.errors import DriverError
 from tegrad.uapi.ioctls import BY_NAME, MAGIC, FdKind, Ioctl, get_field, request_number, set_field
 from tegrad.uapi.kernel import MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, PROT_READ, PROT_WRITE, Doorbell, Kernel
+from tegrad.uapi.kmsg import LogRecord, records
 from tegrad.uapi.structs import GpuCharacteristics
 
-CTRL, NVMAP, FENCE, KMSG = "/dev/nvgpu/igpu0/ctrl", "/dev/nvmap", "/dev/host1x-fence", "/dev/kmsg"
+CTRL, NVMAP, FENCE = "/dev/nvgpu/igpu0/ctrl", "/dev/nvmap", "/dev/host1x-fence"
 LEGACY_CTRL = "/dev/nvhost-ctrl-gpu"
 RW = PROT_READ | PROT_WRITE
 VA_START, VA_END = 0x200000, 0xFF00000000
@@ -457,29 +458,17 @@ class Rig:
 
     def log_mark(self) -> int:
         """Where the kernel log ends now. Not applicable where it may not be read."""
-        return max((number for number, _ in self._log()), default=-1)
+        return max((record.sequence + 1 for record in self._log()), default=0)
 
     def log_since(self, mark: int) -> list[str]:
-        """The lines that the kernel logged after a mark."""
-        return [text for number, text in self._log() if number > mark]
+        """The lines that the kernel logged from a mark on."""
+        return [record.text for record in self._log(mark)]
 
-    def _log(self) -> list[tuple[int, str]]:
+    def _log(self, since: int = 0) -> list[LogRecord]:
         try:
-            fd = self.kernel.open(KMSG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            return list(records(self.kernel, since))
         except DriverError as error:
             raise NotApplicable(f"the kernel log cannot be read ({error.code})") from None
-        records = b""
-        try:
-            while record := _record(fd):
-                records += record
-        finally:
-            self.kernel.close(fd)
-        found = []
-        for line in records.decode(errors="replace").splitlines():
-            head, mark, text = line.partition(";")
-            if mark and head.count(",") >= 2 and not line.startswith(" "):
-                found.append((int(head.split(",")[1]), text))
-        return found
 
     # ---- other processes -----------------------------------------------------------------------------------------
 
@@ -534,16 +523,6 @@ def request(name: str, *, nr: int | None = None, size: int | None = None, magic:
         direction or row.direction,  # type: ignore[arg-type]
         row.size if size is None else size,
     )
-
-
-def _record(fd: int) -> bytes:
-    """The next record or records of the kernel log; b"" at the end."""
-    while True:
-        try:
-            return os.read(fd, 8192)
-        except OSError as error:
-            if error.errno != errno_module.EPIPE:  # the record was overwritten meanwhile: the next one follows
-                return b""
 
 
 def _shown(value: object) -> str:
