@@ -111,8 +111,9 @@ def count_to_200(device: Any) -> int:
     return words(buffer)[0]
 
 
-def test_two_hundred_additions_make_two_hundred(device: Any) -> None:
-    assert count_to_200(device) == 200
+@pytest.mark.parametrize("runs", [1, pytest.param(100, marks=pytest.mark.long)])
+def test_two_hundred_additions_make_two_hundred(device: Any, runs: int) -> None:
+    assert [count_to_200(device) for _ in range(runs)] == [200] * runs
 
 
 def test_signals_out_of_a_qmd_that_is_filled_again_are_lost(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:

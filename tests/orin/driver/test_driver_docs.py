@@ -24,4 +24,4 @@ def test_every_ioctl_is_listed_as_it_is() -> None:
         elif handler is ctrl.refuse:
             assert status == "refused", row.name
         else:
-            assert status in ("yes", "refused"), row.name
+            assert status in ("yes", "refused", "checks only"), row.name
