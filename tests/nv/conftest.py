@@ -1,11 +1,45 @@
-"""Devices for the tests: NVDevice on the fake driver of this process, and on emulated boards."""
+"""Devices for the tests: NVDevice on the fake driver of this process, and on emulated boards.
 
+Each file of tests leaves nothing on the boards that it ran on.
+"""
+
+import gc
+import json
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from boards import close_device, use_board
 from fake import FakeKernel
+
+
+def held_by_boards() -> dict[str, dict[str, int]]:
+    """What the boards that this process is connected to hold, but for what is zero. Starts no board."""
+    connection = sys.modules.get("tegrad.orin.connection")
+    if connection is None:
+        return {}
+    from tegrad.orin.wire import Message, Op, from_file
+
+    found = {}
+    for spec, board in list(connection._connections.items()):
+        if (sock := board._sock) is None:
+            continue
+        with suppress(OSError):  # a board that is gone
+            answer = connection.call(sock.fileno(), Message(Op.STATUS))
+            counts = json.loads(from_file(answer.fds[0]))["counts"]
+            found[spec] = {name: count for name, count in counts.items() if count}
+    return {spec: counts for spec, counts in found.items() if counts}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_on_a_board() -> Iterator[None]:
+    """Fail a file of tests that leaves something on a board."""
+    yield
+    close_device()
+    gc.collect()
+    assert held_by_boards() == {}
 
 
 @pytest.fixture
