@@ -208,7 +208,7 @@ def test_a_fault_ends_a_wait_at_once(fake_kernel: FakeKernel, fake_device: Any, 
     start = time.monotonic()
     with pytest.raises(DeviceFault) as caught:
         fake_device.synchronize()
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 10  # not the 30 s that a wait may take
     assert caught.value.code == code
 
 

@@ -70,8 +70,8 @@ def test_a_doorbell_with_an_empty_ring_is_harmless(rig: Rig) -> None:
 
 def test_a_segment_is_read_before_its_methods_run(rig: Rig) -> None:
     channel, out, gate = rig.channel(), rig.buffer(), rig.buffer()
-    channel.acquire(gate.va, 1).release(out.va, 5).submit()
-    time.sleep(0.01)
+    channel.release(out.va + 16, 1).acquire(gate.va, 1).release(out.va, 5).submit()
+    assert rig.wait(lambda: out.u64(16) == 1)  # the segment is being executed
     channel._pushed.put(bytes(256))
     gate.put64(1)
     assert rig.wait(lambda: out.u64() == 5)

