@@ -6,6 +6,7 @@ have the checker of tegrad.diag.klog around them. `klog_errors("regex")` marks a
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +18,12 @@ from tegrad.diag.klog import Severity, classify
 from tegrad.uapi.kmsg import LogRecord
 
 OTHERS = {"orin", "conformance", "tegra"}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs clang where there is none."""
+    if item.get_closest_marker("clang") and shutil.which("clang") is None:
+        pytest.skip("tinygrad's CPU device needs clang")
 
 
 def lines(since: dict[tuple[str, int], int]) -> Iterator[LogRecord]:
