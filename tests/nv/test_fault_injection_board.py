@@ -70,7 +70,7 @@ ERRORS: dict[str, tuple[int, ...]] = {
     "CHANNEL_SET_PREEMPTION_MODE": (errno.EINVAL, errno.ETIMEDOUT),
     "CHANNEL_GET_TIMEDOUT": (errno.ETIMEDOUT, errno.ENOTTY),
     "CHANNEL_GET_USER_SYNCPOINT": (errno.ENOMEM, errno.ENOTTY),
-    "CHANNEL_WAIT": (errno.ETIMEDOUT, errno.EINVAL, errno.ENOTTY),
+    "CHANNEL_WAIT": (errno.ETIMEDOUT, errno.EINTR, errno.EINVAL, errno.ENOTTY),
     "HOST1X_CREATE_FENCE": (errno.EINVAL, errno.ENOMEM, errno.EMFILE, errno.ENOTTY),
 }
 """The errors each call may give, from the driver's facts (nvgpu-driver.md, by the section that describes the call)."""
