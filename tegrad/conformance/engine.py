@@ -38,8 +38,6 @@ QMD_AT = 0x800
 READ_ONLY = k.NVGPU_AS_MAP_BUFFER_ACCESS_READ_ONLY << k.NVGPU_AS_MAP_BUFFER_FLAGS_ACCESS_BITMASK_OFFSET
 WINDOWS_AT, STACK_START = 0x18, 0xFFFDC0
 """Where constant bank 0 holds the windows and then the start of the stack, and that start: the field port's."""
-SETTLE_S = 1.0
-"""How long a store that is ordered behind work that is done may take to be seen."""
 QUIET_S = 0.2
 """How long a rule looks on before it says that something does not happen."""
 
@@ -71,7 +69,7 @@ def _compiled(name: str, arch: str) -> bytes:
 
 def becomes(rig: Rig, what: str, expected: object, read: Callable[[], object]) -> None:
     """The rule: what `read` returns is this, now that the work is done, or a moment later."""
-    rig.wait(lambda: read() == expected, SETTLE_S)
+    rig.wait(lambda: read() == expected)
     rig.equal(what, expected, read())
 
 
@@ -382,7 +380,7 @@ class Queue:
         mark = self.rig.log_mark()
         self.dies(code)
         end = f"error notifier set to {code} for ch {self.chid} "
-        self.rig.wait(lambda: any(end in line for line in self.rig.log_since(mark)), 2.0)
+        self.rig.wait(lambda: any(end in line for line in self.rig.log_since(mark)))
         return self.rig.log_since(mark)
 
     def logs(self, pattern: str, code: int) -> re.Match[str]:

@@ -47,7 +47,7 @@ def judge(rule: Rule, kernel: Kernel, *, limit: float = LIMIT_S, patience: float
     state: State
     expected = seen = detail = ""
     try:
-        with _limited(limit), Rig(kernel, patience=patience, hazardous=rule.hazardous) as rig:
+        with limited(limit), Rig(kernel, patience=patience, hazardous=rule.hazardous) as rig:
             rule.check(rig)
         state = "holds"
     except Differs as difference:
@@ -74,7 +74,7 @@ def run(rules: Iterable[Rule], kernel: Kernel, *, hazardous: bool = False) -> It
 
 
 @contextlib.contextmanager
-def _limited(seconds: float) -> Iterator[None]:
+def limited(seconds: float) -> Iterator[None]:
     """Interrupt what takes longer, by a signal that also ends a sleep in an ioctl; only the main thread has one."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -20,14 +20,12 @@ FIRST = AREA // PAGE
 SPARSE_SIZE = 32 * PAGE
 MMU_FAULT = int(NotifierCode.FIFO_ERROR_MMU_ERR_FLT)
 EQUAL, AT_LEAST = 0, 2
-SOON_S = 2.0
-"""How long a read that finds what it should may take."""
 
 
 def reads(queue: Queue, va: int, value: int, what: str) -> None:
     """The rule: the GPU reads this word."""
     queue.acquire(va, value, EQUAL).fenced()
-    queue.rig.wait(lambda: queue.over or queue.dead, SOON_S)
+    queue.rig.wait(lambda: queue.over or queue.dead)
     queue.rig.check(not queue.dead, what, f"notifier {queue.note.info32}")
     queue.rig.check(queue.over, f"{what} as {value:#x}", "something else")
 
@@ -246,11 +244,11 @@ def gpu_wakes_poll(rig: Rig) -> None:
     queue, number, value, va = incrementing(rig)
     fd = fence(rig, node(rig), number, value + 1)
     woken: list[bool] = []
-    sleeper = threading.Thread(target=lambda: woken.append(readable(fd, 10)), daemon=True)
+    sleeper = threading.Thread(target=lambda: woken.append(readable(fd, rig.patience)), daemon=True)
     sleeper.start()
     rig.check(not readable(fd), "nothing before", "POLLIN")
     queue.release(va, 0, PLAIN_RELEASE).done()
-    sleeper.join(15)
+    sleeper.join()
     rig.equal("poll", [True], woken)
 
 
@@ -262,5 +260,5 @@ def one_increment_each(rig: Rig) -> None:
     for payload in (0, 77, 0xFFFFFFFF):
         queue.release(va, payload, PLAIN_RELEASE)
     queue.done()
-    rig.check(readable(third, 5), "POLLIN for the third", "nothing for 5 s")
+    rig.check(readable(third, rig.patience), "POLLIN for the third", "nothing in time")
     rig.check(not readable(fourth, 0.05), "nothing for the fourth", "POLLIN")

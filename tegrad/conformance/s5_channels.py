@@ -6,13 +6,13 @@ import ctypes
 import errno
 import os
 import select
-import threading
 from collections.abc import Mapping
 
 from tegrad.conformance.memory import PAGE
 from tegrad.conformance.process import Peer
 from tegrad.conformance.rig import SETUP_FLAGS, VA_END, Channel, Rig
 from tegrad.conformance.rule import rule
+from tegrad.conformance.waiter import Waiter
 from tegrad.uapi import constants as k
 from tegrad.uapi.structs import GpuCharacteristics, TsgSmErrorStateRecord
 
@@ -965,15 +965,16 @@ def wait_odd_offset(rig: Rig) -> None:
 @rule("5.7", "WAIT for a semaphore: an offset outside the buffer is EINVAL")
 def wait_outside(rig: Rig) -> None:
     made, fd = rig.channel_ready(), rig.buffer().fd
-    rig.refuses(errno.EINVAL, made.fd, "CHANNEL_WAIT", semaphore(fd, offset=PAGE))
-    rig.accepts(made.fd, "CHANNEL_WAIT", semaphore(fd, offset=PAGE - 4))
+    rig.equal("WAIT outside returned", "EINVAL", Waiter(rig, made.fd, semaphore(fd, offset=PAGE)).result())
+    rig.equal("WAIT at the end returned", "success", Waiter(rig, made.fd, semaphore(fd, offset=PAGE - 4)).result())
 
 
 @rule("5.7", "WAIT for a semaphore that has its payload returns at once")
 def wait_is_over(rig: Rig) -> None:
     made, buffer = rig.channel_ready(), rig.buffer()
     rig.mapped(buffer).put32(9, 64)
-    rig.accepts(made.fd, "CHANNEL_WAIT", semaphore(buffer.fd, offset=64, payload=9))
+    waiter = Waiter(rig, made.fd, semaphore(buffer.fd, offset=64, payload=9), times=2)
+    rig.equal("WAIT returned", "success", waiter.result())
 
 
 @rule("5.7", "WAIT for a semaphore: ETIMEDOUT when the time is over")
@@ -984,37 +985,18 @@ def wait_times_out(rig: Rig) -> None:
 
 @rule("5.7", "WAIT returns 0 when the channel is killed meanwhile")
 def wait_of_a_killed_channel(rig: Rig) -> None:
-    made, buffer, seen = rig.channel_ready(), rig.buffer(), list[object]()
-
-    def sleep() -> None:
-        try:
-            seen.append(rig.call(made.fd, "CHANNEL_WAIT", semaphore(buffer.fd, payload=1, timeout=8000)) and 0)
-        except Exception as error:
-            seen.append(str(error))
-
-    waiter = threading.Thread(target=sleep, daemon=True)
-    waiter.start()
-    waiter.join(0.2)
+    made, buffer = rig.channel_ready(), rig.buffer()
+    waiter = Waiter(rig, made.fd, semaphore(buffer.fd, payload=1))
     reset(rig, made)
-    waiter.join(10)
-    rig.equal("WAIT returned", [0], seen)
+    rig.equal("WAIT returned", "success", waiter.result())
 
 
 @rule("5.7", "WAIT drops the channel's lock: other calls on the fd go on")
 def wait_does_not_lock(rig: Rig) -> None:
     made, buffer = rig.channel_ready(), rig.buffer()
-    fields = semaphore(buffer.fd, payload=1, timeout=8000)
-
-    def sleep() -> None:
-        rig.call(made.fd, "CHANNEL_WAIT", fields)
-
-    waiter = threading.Thread(target=sleep, daemon=True)
-    waiter.start()
-    waiter.join(0.1)
+    waiter = Waiter(rig, made.fd, semaphore(buffer.fd, payload=1), times=2)
     rig.equal("GET_TIMEDOUT", 0, int(rig.accepts(made.fd, "CHANNEL_GET_TIMEDOUT").value))
-    rig.check(waiter.is_alive(), "GET_TIMEDOUT answers while WAIT sleeps", "after it")
-    reset(rig, made)
-    waiter.join(10)
+    rig.check(waiter.asleep, "GET_TIMEDOUT answers while WAIT sleeps", "after it")
 
 
 @rule("5.7", "WAIT for a notifier whose status is 0 returns at once and fills the record in")

@@ -6,14 +6,13 @@ Rules that end in a dead channel are in s7_faults, but for what a header or a ho
 from __future__ import annotations
 
 import struct
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
-from tegrad.conformance.engine import M32, PLAIN_RELEASE, QMD_AT, QUIET_S, RELEASE, SETTLE_S, Block, Gpu, Queue, becomes
+from tegrad.conformance.engine import M32, PLAIN_RELEASE, QMD_AT, QUIET_S, RELEASE, Block, Gpu, Queue, becomes
 from tegrad.conformance.rig import Rig
 from tegrad.conformance.rule import rule
+from tegrad.conformance.waiter import Waiter
 from tegrad.hw import ptxsection
 from tegrad.hw.classes import ComputeMethod as C
 from tegrad.hw.classes import CopyMethod
@@ -24,7 +23,6 @@ from tegrad.uapi import constants as k
 WIDE, STAMPED, WAITING = 1 << 24, 1 << 25, 1 << 20
 """Bits of SEM_EXECUTE: 64-bit payload, timestamp, wait for idle before a release."""
 OLD = 0xFFFFFFFFFFFFFFFF
-WAIT_MS = 2500
 
 
 def behind_the_grid(
@@ -53,19 +51,11 @@ def with_a_release(rig: Rig, before: int, expected: int, read: Callable[[Block],
 
 
 def woken(queue: Queue, gate: Block, out: Block) -> None:
-    """CHANNEL_WAIT for 1 in `out` returns soon after the gate opens, not only at the end of its time."""
-    rig = queue.rig
-    opener = threading.Timer(0.2, gate.put32, (1,))
-    opener.daemon = True
-    rig.at_end(opener.join)
-    start = time.monotonic()
-    opener.start()
+    """CHANNEL_WAIT for 1 in `out` returns when the gate opens, not only at the end of its time."""
     semaphore = {"condition.semaphore.dmabuf_fd": out.buffer.fd, "condition.semaphore.payload": 1}
-    fields = {"type": k.NVGPU_WAIT_TYPE_SEMAPHORE, "timeout": WAIT_MS, **semaphore}
-    rig.accepts(queue.channel.fd, "CHANNEL_WAIT", fields)
-    rig.check(
-        time.monotonic() - start < WAIT_MS / 1000 - 0.5, "the interrupt wakes it", "it woke when its time was out"
-    )
+    waiter = Waiter(queue.rig, queue.channel.fd, {"type": k.NVGPU_WAIT_TYPE_SEMAPHORE, **semaphore}, times=2)
+    gate.put32(1)
+    queue.rig.equal("WAIT, which the interrupt wakes, returns", "success", waiter.result())
 
 
 # ---- 6.4 method headers ----------------------------------------------------------------------------------------------
@@ -257,7 +247,7 @@ def release_without_wfi(rig: Rig) -> None:
     gpu = Gpu(rig)
     queue, gate, out = gpu.compute(), gpu.memory(), gpu.memory()
     queue.launch(gpu.kernel("spin", gate.va)).release(out.va, 1, PLAIN_RELEASE).submit()
-    seen = rig.wait(lambda: out.u32() == 1, 3)
+    seen = rig.wait(lambda: out.u32() == 1)
     gate.put32(1)
     rig.check(seen, "the release comes while the grid runs", "it did not")
 
@@ -774,7 +764,7 @@ def copy_semaphore(rig: Rig, launch: int, *, before: int = OLD, payload: int = 0
     queue.method(Subchannel.COPY, CopyMethod.SET_SEMAPHORE_A, out.va >> 32, out.va & M32, payload & M32)
     queue.method(Subchannel.COPY, CopyMethod.SET_SEMAPHORE_PAYLOAD_UPPER, payload >> 32)
     queue.method(Subchannel.COPY, CopyMethod.LAUNCH_DMA, launch | FLUSH).done()
-    rig.wait(lambda: out.u64() != before, SETTLE_S)
+    rig.wait(lambda: out.u64() != before)
     return out.cpu.read(0, 16)
 
 

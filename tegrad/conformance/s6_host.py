@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import select
-import threading
 import time
 from collections.abc import Sequence
 
 from tegrad.conformance.rig import Channel, Rig
 from tegrad.conformance.rule import Differs, rule
+from tegrad.conformance.waiter import Waiter
 from tegrad.hw.classes import HostMethod
 from tegrad.hw.gpfifo import DOORBELL, VA_LIMIT, MethodOp, Userd, gp_entry, method_header
 from tegrad.uapi import constants as k
@@ -19,8 +19,6 @@ RELEASE = 1
 SYNC, SUBROUTINE, CONDITIONAL = 1 << 63, 1 << 41, 1
 SETTLE_S = 0.05
 """How long a rule waits for something that must not happen."""
-PATIENCE_S = 4.0
-"""How long it waits for something that a GPU does in microseconds."""
 WORDS = 1 << 14
 
 
@@ -72,7 +70,7 @@ class Client:
 
     def stored(self, value: int, offset: int = 0) -> bool:
         """Whether the semaphore page comes to hold a value."""
-        return self.rig.wait(lambda: self.page.u32(offset) == value, PATIENCE_S)
+        return self.rig.wait(lambda: self.page.u32(offset) == value)
 
     def reaches(self, value: int, offset: int = 0) -> None:
         """The rule: the semaphore page comes to hold a value."""
@@ -86,7 +84,7 @@ class Client:
 
     def dies(self, code: int) -> None:
         """The rule: the channel dies, with this notifier code."""
-        if not self.rig.wait(lambda: self.record.u32(12) >> 16, PATIENCE_S):
+        if not self.rig.wait(lambda: self.record.u32(12) >> 16):
             raise Differs("an error notification", "none")
         self.rig.equal("info32", code, self.record.u32(8))
         self.rig.equal("GET_TIMEDOUT", 1, self.rig.timed_out(self.channel.fd))
@@ -361,23 +359,12 @@ def blocking_sync_event(rig: Rig) -> None:
 @rule("5.7", "WAIT for a semaphore looks again at the non-stall interrupt")
 def wait_wakes_at_the_interrupt(rig: Rig) -> None:
     client, page = Client(rig), rig.buffer()
-    va, seen = rig.map(client.channel.vm, page.fd), list[object]()
-    fields = {"type": k.NVGPU_WAIT_TYPE_SEMAPHORE, "timeout": 8000, "condition.semaphore.dmabuf_fd": page.fd}
-
-    def sleep() -> None:
-        try:
-            rig.call(client.channel.fd, "CHANNEL_WAIT", fields | {"condition.semaphore.payload": 5})
-            seen.append(0)
-        except Exception as error:
-            seen.append(str(error))
-
-    waiter = threading.Thread(target=sleep, daemon=True)
-    waiter.start()
-    waiter.join(0.1)
+    va = rig.map(client.channel.vm, page.fd)
+    condition = {"condition.semaphore.dmabuf_fd": page.fd, "condition.semaphore.payload": 5}
+    waiter = Waiter(rig, client.channel.fd, {"type": k.NVGPU_WAIT_TYPE_SEMAPHORE, **condition}, times=2)
     store = (method_header(MethodOp.INC, 0, HostMethod.SEM_ADDR_LO, 5), va & 0xFFFFFFFF, va >> 32, 5, 0, RELEASE)
     client.submit(client.segment(*store, *methods(HostMethod.NON_STALL_INTERRUPT, [0])))
-    waiter.join(4)
-    rig.equal("WAIT returned", [0], seen)
+    rig.equal("WAIT returned", "success", waiter.result())
 
 
 @rule("5.7", "a fence of a channel's syncpoint is signalled when the channel is closed")

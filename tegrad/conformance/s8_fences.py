@@ -93,7 +93,7 @@ def fence_of_others(rig: Rig) -> None:
     def there(own: Rig, peer: object) -> bool:
         return readable(fence(own, node(own), found.syncpoint_id, found.syncpoint_max), own.patience)
 
-    rig.check(rig.child(there).result(), "POLLIN in another process", "nothing for 5 s")
+    rig.check(rig.child(there).result(), "POLLIN in another process", "nothing in time")
 
 
 def extract(rig: Rig, fd: int, fence_fd: int, count: int, address: int) -> Any:

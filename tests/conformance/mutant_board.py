@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from mutation import Applied, Mutant, mutations, pack
 
 from tegrad.conformance.rule import Rule
-from tegrad.conformance.run import PATIENCE_S, Outcome, judge
+from tegrad.conformance.run import PATIENCE_S, Outcome, Overdue, judge, limited
 from tegrad.hw.chips import CHIPS
 from tegrad.orin import board
 from tegrad.orin.client import BoardKernel, board_log, board_status, board_stop
@@ -27,6 +28,8 @@ MUTATE = 200
 CHIP = "agx-orin-64gb"
 MEMORY = 6 << 30
 LINGER_S = 600.0
+ANSWER_S = 20.0
+"""How long a board that works may take to say how it is, or to end."""
 CLIENT_SIDE = ("tegrad.orin.client.", "tegrad.orin.caller.")
 """Modules of the board that run in the client's process."""
 
@@ -78,9 +81,18 @@ class MutableBoard:
         return judge(rule, self.kernel, limit=30, patience=patience)
 
     def sound(self) -> bool:
-        """Whether the board is as good as new: nothing open, nothing held, the GPU alive."""
-        status = board_status(self.name)
+        """Whether the board is as good as new: it answers, nothing open, nothing held, the GPU alive."""
+        try:
+            with limited(ANSWER_S):
+                status = board_status(self.name)
+        except (OSError, board.BoardError, Overdue):
+            return False
         return not status["files"] and not any(status["counts"].values()) and status["gpu"] is not None
+
+    def ready(self) -> None:
+        """A new board in place of one that is not as good as new: what a test did to it is not the next one's."""
+        if not self.sound():
+            self.restart()
 
     def restart(self) -> None:
         """End the board and start it afresh."""
@@ -92,10 +104,17 @@ class MutableBoard:
         return board_log(self.name)
 
     def stop(self) -> None:
-        """End the board."""
+        """End the board, by force if it does not hear."""
         self._here.change("[]")
-        with contextlib.suppress(OSError, board.BoardError):
-            board_stop(self.name)
+        pid = self.kernel.connection.pid
+        try:
+            with limited(ANSWER_S):
+                board_stop(self.name)
+        except Overdue:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        except (OSError, board.BoardError):
+            pass  # it is gone already
 
 
 def main(chip: str, memory: str, listener: str) -> None:

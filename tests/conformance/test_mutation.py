@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from types import MappingProxyType, ModuleType
 
+import mutant_board
 import pytest
 from mutant_board import MutableBoard
 from mutation import Applied, Edit, Item, Start, Value, pack
 
+from tegrad.conformance import all_rules
 from tegrad.conformance.rig import Rig
+from tegrad.orin.client import board_status
 from tegrad.uapi.errors import DriverError
 
 MODULE = '''
@@ -107,6 +112,29 @@ def test_a_mutant_that_ends_the_board_is_followed_by_a_new_one(board: MutableBoa
     board.mutate()
     with Rig(board.kernel) as rig:
         assert rig.handle()
+
+
+def test_a_board_that_died_is_followed_by_a_new_one(board: MutableBoard) -> None:
+    os.kill(board_status(board.name)["pids"]["driver"], signal.SIGKILL)
+    rule = all_rules()[0]
+    assert board.judge(rule).state == "error"
+    assert not board.sound()
+    board.ready()
+    assert board.judge(rule).state == "holds"
+    assert board.sound()
+
+
+def test_a_board_that_does_not_answer_is_followed_by_a_new_one(
+    board: MutableBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutant_board, "ANSWER_S", 0.2)
+    pid = board_status(board.name)["pids"]["driver"]
+    os.kill(pid, signal.SIGSTOP)
+    assert not board.sound()
+    board.restart()
+    monkeypatch.undo()
+    assert board.sound()
+    assert board_status(board.name)["pids"]["driver"] != pid
 
 
 def test_a_release_that_fails_is_logged_and_others_are_served(board: MutableBoard) -> None:
