@@ -1006,6 +1006,13 @@ def wait_for_notifier(rig: Rig) -> None:
     rig.equal("info32", 0xDEADBEEF, rig.mapped(buffer).u32(24))
 
 
+@rule("5.7", "WAIT for a notifier: EINTR when the time is over (inferred)")
+def wait_for_notifier_times_out(rig: Rig) -> None:
+    made, buffer = rig.channel_ready(), rig.buffer()
+    rig.mapped(buffer).put32(1 << 16, 12)  # status: in progress
+    rig.refuses(errno.EINTR, made.fd, "CHANNEL_WAIT", semaphore(buffer.fd, kind=0, timeout=30))
+
+
 @rule("5.7", "WAIT for a notifier: a record that does not lie in the buffer is EINVAL")
 def wait_notifier_outside(rig: Rig) -> None:
     rig.refuses(

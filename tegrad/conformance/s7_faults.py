@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tegrad.conformance.engine import M32, PLAIN_RELEASE, QUIET_S, RELEASE, Gpu, Queue
+from tegrad.conformance.engine import M32, PLAIN_RELEASE, QUIET_S, RELEASE, Block, Gpu, Queue
 from tegrad.conformance.rig import FENCE, Rig
 from tegrad.conformance.rule import rule
 from tegrad.conformance.s6_compute import release_fields
@@ -20,7 +20,7 @@ from tegrad.hw.faults import NOTIFIER_ERROR, SkedBit, WarpEsr
 from tegrad.hw.gpfifo import GpOpcode, MethodOp, Subchannel, method_header
 from tegrad.uapi import constants as k
 
-MMU, GR, PBDMA, ILLEGAL, CE, RESET = 31, 13, 32, 25, 11, 43
+MMU, GR, PBDMA, ILLEGAL, CE, RESET, IDLE_TIMEOUT = 31, 13, 32, 25, 11, 43, 8
 
 
 def bad_semaphore(queue: Queue) -> Queue:
@@ -31,6 +31,55 @@ def bad_semaphore(queue: Queue) -> Queue:
 def dead(gpu: Gpu) -> Queue:
     """A channel that an MMU fault has killed."""
     return bad_semaphore(gpu.queue(contexts=())).dies(MMU)
+
+
+# ---- 5.8 time limits -------------------------------------------------------------------------------------------------
+
+
+def spinning(gpu: Gpu, limit_ms: int, mode: int = k.NVGPU_COMPUTE_PREEMPTION_MODE_WFI) -> tuple[Queue, Block]:
+    """A channel with a time limit whose kernel runs until the block's first word is not zero."""
+    queue, gate = gpu.queue(contexts=("compute",)).setup(), gpu.memory()
+    queue.rig.call(queue.channel.fd, "CHANNEL_SET_PREEMPTION_MODE", compute_preempt_mode=mode)
+    queue.rig.call(queue.channel.fd, "CHANNEL_SET_TIMEOUT", timeout=limit_ms)
+    queue.launch(gpu.kernel("spin", gate.va)).fenced()
+    queue.waits("the kernel runs")
+    return queue, gate
+
+
+def another_group(gpu: Gpu) -> Queue:
+    """A channel of another TSG, ready to launch."""
+    return gpu.queue(tsg=gpu.rig.tsg()).setup()
+
+
+@rule("5.8", "a TSG that does not give way to another is killed when its time is up: notifier 8", hazardous=True)
+def stuck_switch(rig: Rig) -> None:
+    gpu = Gpu(rig)
+    queue, _ = spinning(gpu, 200)
+    rig.hazard()
+    other, out = another_group(gpu), gpu.memory()
+    other.launch(gpu.kernel("store", out.va, 5)).done("the other TSG's kernel runs")
+    rig.equal("info32 of the one that blocked", IDLE_TIMEOUT, queue.note.info32)
+
+
+@rule("5.8", "a TSG that is alone may run one kernel past its time limit", hazardous=True)
+def alone_on_the_engine(rig: Rig) -> None:
+    gpu = Gpu(rig)
+    queue, gate = spinning(gpu, 100)
+    rig.check(not rig.wait(lambda: queue.dead, 0.5), "the channel lives", "it died")
+    gate.put32(1)
+    queue.done("the kernel ends")
+
+
+@rule("5.8", "time counts only while a context switch is stuck: a TSG that gives way lives", hazardous=True)
+def giving_way(rig: Rig) -> None:
+    gpu = Gpu(rig)
+    queue, gate = spinning(gpu, 1000, k.NVGPU_COMPUTE_PREEMPTION_MODE_CILP)
+    other, out = another_group(gpu), gpu.memory()
+    for turn in range(8):
+        other.launch(gpu.kernel("store", out.va, turn)).done("the other TSG's kernels run")
+    rig.check(not queue.dead, "the channel that gave way lives", f"notifier {queue.note.info32}")
+    gate.put32(1)
+    queue.done("the kernel ends")
 
 
 # ---- 7.1 common outcome ----------------------------------------------------------------------------------------------

@@ -329,6 +329,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         C + "get_timedout", "require(not file.channel.semaphore_waiters.waiters, errno.EBUSY)"
     ),
     "5.7/wait-for-notifier": Edit(W + "_notifier", "os.pwrite(buffer.fd, seen[:14], offset)", NO_CHECK),
+    "5.7/wait-for-notifier-times-out": Edit(W + "_notifier", "raise Errno(errno.EINTR) from None", "raise"),
     "5.7/wait-notifier-outside": Edit(
         W + "_notifier", "NOTIFICATION.size <= buffer.length", "NOTIFICATION.size <= buffer.length, errno.ENOMEM"
     ),

@@ -179,4 +179,23 @@ MISTAKES: dict[str, Mutant | list[Mutant]] = {
     "7.5/copy-semaphore-misaligned": Edit(COPY + "_release", "if copy.semaphore % record:", "if False:"),
 }
 
-MUTANTS: dict[str, Mutant | list[Mutant]] = {**OUTCOME, **NOTIFIER, **LOG, **SKED, **CODES, **MISTAKES}
+RUNLIST = "tegrad.orin.runlist.Runlist."
+STUCK = RECOVERY + "context_switch_timeout"
+
+LIMITS: dict[str, Mutant | list[Mutant]] = {
+    "5.8/stuck-switch": [
+        Edit(STUCK, "channel.stuck_ms += CONTEXT_SWITCH_PERIOD_MS", "pass"),
+        Edit(
+            STUCK,
+            "NotifierCode.FIFO_ERROR_IDLE_TIMEOUT",
+            "NotifierCode.RESETCHANNEL_VERIF_ERROR",
+        ),
+    ],
+    "5.8/alone-on-the-engine": (
+        Edit(RUNLIST + "_settle", "self._owner in self._held or self._contended()", "True"),
+        Edit(RUNLIST + "_due", "if not self._contended():", "if False:"),
+    ),
+    "5.8/giving-way": Edit(RUNLIST + "_give_way", "if owner.preemption > Preemption.WFI:", "if False:"),
+}
+
+MUTANTS: dict[str, Mutant | list[Mutant]] = {**LIMITS, **OUTCOME, **NOTIFIER, **LOG, **SKED, **CODES, **MISTAKES}
