@@ -6,12 +6,14 @@ import select
 import time
 from collections.abc import Sequence
 
+from tegrad.conformance.process import Peer
 from tegrad.conformance.rig import Channel, Rig
 from tegrad.conformance.rule import Differs, rule
 from tegrad.conformance.waiter import Waiter
 from tegrad.hw.classes import HostMethod
 from tegrad.hw.gpfifo import DOORBELL, VA_LIMIT, MethodOp, Userd, gp_entry, method_header
 from tegrad.uapi import constants as k
+from tegrad.uapi.errors import DriverError
 
 MMU_FAULT, PBDMA_ERROR = 31, 32
 RELEASE = 1
@@ -231,6 +233,21 @@ def put_is_not_polled(rig: Rig) -> None:
     client.enter(client.stores(7))
     client.stays(0)
     client.ring_bell()
+    client.reaches(7)
+
+
+@rule("3.9", "the doorbell is everybody's: a process may ring the channels of another")
+def doorbell_of_another_process(rig: Rig) -> None:
+    client = Client(rig)
+    client.enter(client.stores(7))
+
+    def other(own: Rig, peer: Peer) -> None:
+        try:
+            own.doorbell().store32(DOORBELL, client.channel.token)
+        except DriverError as error:
+            raise Differs("a doorbell in another process", error.code) from None
+
+    rig.child(other).result()
     client.reaches(7)
 
 

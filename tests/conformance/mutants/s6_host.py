@@ -15,6 +15,10 @@ def _refused(condition: str) -> Mutant:
 
 
 MUTANTS: dict[str, Mutant | list[Mutant]] = {
+    "3.9/doorbell-of-another-process": Start(
+        "tegrad.orin.ctrl.mmap_registers_check",
+        "require(file.process in [c.process for c in file.driver.channels.values()])",
+    ),
     "6.1/entry-runs": Edit(H + "_entry", "if entry.dwords:", "if False:"),
     "6.1/nop-entry": _refused("not raw"),
     "6.1/opcode-2": _refused("raw == 2 << 32"),
