@@ -39,12 +39,14 @@ def test_ten_thousand_launches(device: Any, full: bool) -> None:
 @LENGTH
 def test_signal_chains(device: Any, full: bool) -> None:
     """Compute and copy queues that wait for each other's signals, a step of a chain each."""
+    from tinygrad.device import BufferSpec
+
     from tegrad.nv.queues import NVComputeQueue, NVCopyQueue
 
     add, source, target = program(device, "add"), zeroed(device), zeroed(device)
     computed, copied = device.new_signal(value=0), device.new_signal(value=0)
     steps, room = 2000 if full else 200, add.kernargs_alloc_size
-    arguments = device.allocator.alloc(room * steps)
+    arguments = device.allocator.alloc(room * steps, BufferSpec(cpu_access=True, nolru=True))
     for step in range(1, steps + 1):
         state = add.fill_kernargs((source,), (step,), arguments.offset(room * (step - 1), room))
         compute = NVComputeQueue().wait(copied, step - 1).memory_barrier()

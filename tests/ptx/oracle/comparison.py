@@ -12,10 +12,6 @@ from tests.ptx.oracle.table import FORMS
 
 UNRECORDED = {
     "cvta.const.u64": "MMU fault at 0: the generic address of constants is a word that only CUDA's driver sets",
-    "barrier.sync.aligned": "illegal instruction parameter: tinygrad's launch grants one barrier",
-    "bar.sync of pairs of warps": "as before",
-    "barrier.sync of pairs of warps": "as before",
-    "bar.arrive": "as before",
 }
 """Forms that the recorded run could not execute, and why; they are no cases."""
 
