@@ -7,6 +7,7 @@ and recorded as refused; when a launch takes the device down, a new process goes
 one. Needs tinygrad, numpy and NVIDIA's compilers; with TEGRAD_BOARD set it runs on an emulated board.
 """
 
+import argparse
 import base64
 import json
 import os
@@ -109,7 +110,7 @@ def task(names: list[str], per_kernel: int, limit: float) -> tuple[list[dict[str
 
 
 def record(families: dict[str, list[str]], per_kernel: int) -> tuple[dict[str, bytes], dict[str, str]]:
-    """Results and refusals of all forms, whatever fails on the way."""
+    """Results and refusals of all forms, whatever fails on the way. SystemExit where no form can be run."""
     results: dict[str, bytes] = {}
     refused: dict[str, str] = {}
     begin = time.monotonic()
@@ -124,6 +125,8 @@ def record(families: dict[str, list[str]], per_kernel: int) -> tuple[dict[str, b
         said, wrong = task(names, size, min(TASK_LIMIT_S, left))
         results.update((line["form"], base64.b64decode(line["data"])) for line in said if "form" in line)
         refused.update((line["refused"], line["why"]) for line in said if "refused" in line)
+        if not results and not said:
+            raise SystemExit(f"no form can be run here: {wrong}")
         rest = [n for n in names if n not in results and n not in refused]
         print(
             f"{family:10s} {len(names) - len(rest):5d} forms, {time.monotonic() - at:5.1f} s {wrong[-300:]}", flush=True
@@ -165,6 +168,8 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--inside"]:
         inside(json.load(sys.stdin), int(sys.argv[2]))
         sys.exit(0)
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, metavar="OUT.xz", help="where the record goes")
+    parser.add_argument("family", nargs="*", help="only these families of forms")
+    options = parser.parse_args()
+    sys.exit(main(options.out, options.family))
