@@ -20,6 +20,8 @@ from tegrad.orin.events import FatalEvent, GpuEvent
 from tegrad.orin.gpu import Gpu
 
 PAGE = 4096
+BACKSTOP_S = 60.0
+"""When what must happen is taken not to happen: long, since the machine may be busy."""
 PARAM_BASE = {"V3": 0x160, "V4": 0x210}
 
 STORE = """
@@ -188,7 +190,7 @@ class Rig:
         bank.put(bank0.DIMS.pack(*dims), bank0.BLOCK_DIM)
         return bank.va + at
 
-    def wait(self, condition: Callable[[], object], seconds: float = 5.0) -> bool:
+    def wait(self, condition: Callable[[], object], seconds: float = BACKSTOP_S) -> bool:
         """Poll until `condition()`; False when it does not come true in time."""
         deadline = time.monotonic() + seconds
         while not condition():
@@ -298,7 +300,7 @@ class ChannelRig:
         os.write(self.rig.doorbell_fd, struct.pack("<II", DOORBELL, self.token))
         return self
 
-    def run(self, seconds: float = 5.0) -> bool:
+    def run(self, seconds: float = BACKSTOP_S) -> bool:
         """Submit with a fence behind it and wait for that; False if it does not come."""
         self._fence += 1
         self.release(self.fence.va, self._fence).submit()

@@ -19,14 +19,15 @@ from tegrad.orin.race import Race
 SEEDS = range(4)
 
 
-def caught(mistake: Callable[[Rig], bool]) -> int:
-    """Under how many seeds the outcome is wrong."""
-    wrong = 0
-    for seed in range(8):
+def caught(mistake: Callable[[Rig], bool], seeds: int) -> bool:
+    """Whether the outcome is wrong under one of so many seeds."""
+    for seed in range(seeds):
         with Rig(race_seed=seed) as rig:
-            wrong += not mistake(rig)
+            wrong = not mistake(rig)
             assert not rig.of(FatalEvent)
-    return wrong
+        if wrong:
+            return True
+    return False
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -185,11 +186,12 @@ def _copy_behind_a_grid_of_another_channel(rig: Rig, proper: bool) -> bool:
 def _grid_behind_a_copy_of_another_channel(rig: Rig, proper: bool) -> bool:
     """The other way round: a grid adds to what a copy brings."""
     compute, copy, out = rig.channel().setup(), rig.channel().setup(), rig.buffer()
+    qmd = rig.qmd(rig.program(ADD_ONE, "add_one"), rig.arguments(out.va, 0))  # before the copy is under way
     out.put64(41, 64)
     copy.copy(out.va + 64, out.va, 4).release(out.va + 128, 1).submit()
     if proper:
         compute.acquire(out.va + 128, 1)
-    assert compute.launch(rig.qmd(rig.program(ADD_ONE, "add_one"), rig.arguments(out.va, 0))).run()
+    assert compute.launch(qmd).run()
     assert copy.run()
     return out.u32() == 42
 
@@ -281,12 +283,12 @@ SCENARIOS: list[Callable[[Rig, bool], bool]] = [
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda f: f.__name__.strip("_"))
 def test_a_missing_wait_shows_under_some_seed(scenario: Callable[[Rig, bool], bool]) -> None:
-    assert caught(lambda rig: scenario(rig, False))
+    assert caught(lambda rig: scenario(rig, False), 100)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda f: f.__name__.strip("_"))
 def test_the_proper_wait_holds_under_every_seed(scenario: Callable[[Rig, bool], bool]) -> None:
-    assert not caught(lambda rig: scenario(rig, True))
+    assert not caught(lambda rig: scenario(rig, True), 8)
 
 
 def test_the_same_seed_draws_alike() -> None:

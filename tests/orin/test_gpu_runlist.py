@@ -48,7 +48,7 @@ def spinning(rig: Rig, tsg: int = 1, *, mode: int = WFI, grid: int = 1) -> tuple
     channel, gate = rig.channel(tsg=tsg).setup(), rig.buffer()
     qmd = rig.qmd(rig.program(SPIN, "spin"), rig.arguments(gate.va, 0), grid=(grid, 1, 1))
     channel.launch(qmd).release(gate.va + 128, 1).submit()
-    assert rig.wait(lambda: gate.u32(64), 30)
+    assert rig.wait(lambda: gate.u32(64))
     return channel, gate
 
 
@@ -62,7 +62,7 @@ def storing(rig: Rig, tsg: int = 2) -> tuple[ChannelRig, Any]:
 def test_a_grid_that_can_be_preempted_does_not_starve_another_group(orin: Rig) -> None:
     _, gate = spinning(orin, mode=CILP)
     _, out = storing(orin)
-    assert orin.wait(lambda: out.u32() == 1, 30)
+    assert orin.wait(lambda: out.u32() == 1)
     seen = gate.u32(64)
     assert orin.wait(lambda: gate.u32(64) > seen)  # and it goes on
     gate.put64(1)
@@ -76,14 +76,14 @@ def test_two_endless_grids_take_turns(orin: Rig) -> None:
     _, two = spinning(orin, 2, mode=CILP)
     for _ in range(3):
         before = one.u32(64), two.u32(64)
-        assert orin.wait(lambda: one.u32(64) > before[0] and two.u32(64) > before[1], 30)  # noqa: B023
+        assert orin.wait(lambda: one.u32(64) > before[0] and two.u32(64) > before[1])  # noqa: B023
     assert not orin.of(ContextSwitchTimeout)
 
 
 def test_a_grid_that_cannot_be_preempted_keeps_the_engine_and_that_is_told(orin: Rig) -> None:
     _, gate = spinning(orin, mode=WFI)
     _, out = storing(orin)
-    assert orin.wait(lambda: len(orin.of(ContextSwitchTimeout)) >= 2, 30)
+    assert orin.wait(lambda: len(orin.of(ContextSwitchTimeout)) >= 2)
     assert {event.tsg for event in orin.of(ContextSwitchTimeout)} == {1}
     assert out.u32() == 0
     gate.put64(1)
@@ -99,7 +99,7 @@ def test_alone_a_grid_may_run_for_ever(orin: Rig) -> None:
 def test_between_ctas_the_ones_that_have_begun_keep_the_engine(orin: Rig) -> None:
     _, gate = spinning(orin, mode=CTA, grid=4)
     _, out = storing(orin)
-    assert orin.wait(lambda: orin.of(ContextSwitchTimeout), 30)
+    assert orin.wait(lambda: orin.of(ContextSwitchTimeout))
     assert out.u32() == 0
     gate.put64(1)
     assert orin.wait(lambda: out.u32() == 1 and gate.u32(128) == 1)
@@ -114,7 +114,7 @@ def test_groups_of_one_channel_each_do_not_wait_for_each_others_host_methods(ori
 def test_channels_of_one_group_run_side_by_side(orin: Rig) -> None:
     _, gate = spinning(orin, mode=WFI)
     _, out = storing(orin, tsg=1)
-    assert orin.wait(lambda: out.u32() == 1, 30)
+    assert orin.wait(lambda: out.u32() == 1)
     gate.put64(1)
 
 

@@ -12,6 +12,8 @@ import numpy as np
 from tegrad import ptx
 from tests.ptx.test_execution import module
 
+BACKSTOP_S = 120.0
+
 COUNT = """
   ld.param.u64 %a, [p0];
   L: atom.global.add.u32 %t1, [%a], 1; ld.volatile.global.u32 %t2, [%a+64]; setp.eq.u32 %p, %t2, 0; @%p bra L;
@@ -27,7 +29,7 @@ TWO_STEPS = """
 
 
 def until(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + BACKSTOP_S
     while not what():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.0005)
@@ -60,7 +62,7 @@ def test_a_paused_launch_stands_still_and_goes_on_afterwards() -> None:
     flag.resume()
     until(lambda: word(words, 0) > seen)
     words[16] = 1
-    run.join(20)
+    run.join(BACKSTOP_S)
     assert not run.is_alive()
     assert flag.running == 0
 
@@ -78,7 +80,7 @@ def test_between_ctas_those_that_have_begun_end_first() -> None:
     assert word(words, 0) == word(words, 1) < 5000
     assert began <= word(words, 0)
     flag.resume()
-    run.join(20)
+    run.join(BACKSTOP_S)
     assert (word(words, 0), word(words, 1)) == (5000, 5000)
 
 
@@ -99,5 +101,5 @@ def test_a_paused_launch_can_be_ended() -> None:
     flag.pause()
     until(lambda: flag.running == 0)
     flag.set()
-    thread.join(20)
+    thread.join(BACKSTOP_S)
     assert caught == ["aborted"]

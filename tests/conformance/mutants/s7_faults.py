@@ -19,12 +19,17 @@ ONLY_THE_CHANNEL = (
 )
 """The GPU stops the channel that failed, and no other of its TSG."""
 
+
+def every_group(pause: str) -> Edit:
+    """A fault of one TSG kills all, one after the other."""
+    all_of_them = f"[(recover(driver, t, code){pause}) for t in [*driver.tsgs.values()]]"
+    return Edit(RECOVERY + "handle", "recover(driver, tsg, code)", all_of_them)
+
+
 OUTCOME: dict[str, Mutant | list[Mutant]] = {
     "7.1/every-notifier": Edit(RECOVERY + "recover", "list(tsg.channels)", "list(tsg.channels)[1:]"),
     "7.1/every-timedout": Edit(RECOVERY + "recover", "list(tsg.channels)", "list(tsg.channels)[1:]"),
-    "7.1/other-groups": Edit(
-        RECOVERY + "handle", "recover(driver, tsg, code)", "[recover(driver, t, code) for t in [*driver.tsgs.values()]]"
-    ),
+    "7.1/other-groups": [every_group(""), every_group(", __import__('time').sleep(0.1)")],
     "7.1/sister-grid": ONLY_THE_CHANNEL,
     "7.1/doorbells-are-ignored": ONLY_THE_CHANNEL,
     "7.1/wait-when-dead": Edit("tegrad.orin.waiting.wait", "require(channel.serviceable, errno.ETIMEDOUT)", "pass"),

@@ -19,7 +19,7 @@ from tegrad.uapi import ioctls as io
 from tegrad.uapi import structs as s
 
 
-def wait_for(what: Callable[[], object], seconds: float = 5.0) -> None:
+def wait_for(what: Callable[[], object], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline, "it did not happen in time"
