@@ -106,7 +106,7 @@ def task(names: list[str], per_kernel: int, limit: float) -> tuple[list[dict[str
         said = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}\n")]
         if any("end" in line for line in said):
             return said, ""
-        return said, wrong + errors.read()[-1500:].strip()
+        return said, wrong + "".join(errors.read().strip().splitlines()[-1:])  # not the traceback: it names paths
 
 
 def record(families: dict[str, list[str]], per_kernel: int) -> tuple[dict[str, bytes], dict[str, str]]:
