@@ -100,8 +100,12 @@ MEASURES: dict[str, Measure] = {
         ),
         Measure("ptx-oracle-cases", "cases of PTX instructions that the H200 recorded", False, oracle.cases),
         Measure("ptx-oracle-mismatches", "of them, those that the engine answers otherwise", False, oracle.mismatches),
-        Measure("conformance-rules", "rules of the driver's facts that the board keeps", False, conformance.rules),
-        Measure("conformance-mutants-killed", "mutants that rules notice", False, conformance.mutants_killed),
+        Measure(
+            "conformance-rules", "rules of the driver's facts that the board keeps", False, conformance.rules, long=True
+        ),
+        Measure(
+            "conformance-mutants-killed", "mutants that rules notice", False, conformance.mutants_killed, long=True
+        ),
         Measure("board-fuzz-steps", "random steps that the board stands", False, fuzz.steps, long=True),
         Measure(
             "upstream-test-ops-board-minutes",

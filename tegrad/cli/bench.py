@@ -20,9 +20,9 @@ def figures(
     check: Annotated[
         bool, typer.Option("--check", help="Only compare; exit 1 if a row is not what its samples give.")
     ] = False,
-    measure: Annotated[bool, typer.Option(help="Measure again the figures that need no GPU.")] = True,
+    measure: Annotated[bool, typer.Option(help="Measure first; --no-measure only recomputes.")] = True,
 ) -> None:
-    """Recompute every row of figures.json from its samples."""
+    """Measure again what needs neither a GPU nor long, and recompute every row of figures.json from its samples."""
     from tegrad.bench.figures import Results
     from tegrad.bench.measures import MEASURES
 
