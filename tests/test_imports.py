@@ -15,7 +15,7 @@ ALLOWED = {
     "orin": {"hw", "uapi", "ptx"},
     "nv": {"hw", "uapi"},
     "llm": {"nv", "hw"},
-    "bench": {"hw", "uapi", "ptx", "nv", "llm"},
+    "bench": {"hw", "uapi", "ptx", "nv", "llm", "diag"},
     "diag": {"hw", "uapi", "nv", "llm"},
     "serve": {"llm"},
     "conformance": {"hw", "uapi", "nv"},

@@ -75,9 +75,10 @@ REASON = 600
 
 
 def pytest_configure(config: Any) -> None:
-    """Write reports down in the process that gathers them: a worker of xdist has none of its own to keep."""
-    if REPORTS in os.environ and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Reports(Path(os.environ[REPORTS])))
+    """Judge tests in the workers, and write reports down in the process that gathers them."""
+    if REPORTS in os.environ:
+        worker = hasattr(config, "workerinput")
+        config.pluginmanager.register(_judge() if worker else Reports(Path(os.environ[REPORTS])))
 
 
 class Reports:
@@ -101,6 +102,45 @@ class Reports:
         if not report.passed:
             line = {"id": report.nodeid, "outcome": report.outcome, "reason": reason(report.longrepr), "seconds": 0}
             self._file.write(json.dumps(line) + "\n")
+
+
+def _judge() -> Any:
+    """The plugin by which a test that passed still fails for what it left behind."""
+    import pytest
+
+    class Judge:
+        @pytest.hookimpl(wrapper=True)
+        def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
+            report = yield
+            if report.when == "call" and report.passed and (found := aftermath()):
+                report.outcome, report.longrepr = "failed", found
+            return report
+
+    return Judge()
+
+
+def aftermath() -> str:
+    """What the last test left behind: a device in its error state, error lines in the emulated board's kernel log."""
+    device = sys.modules.get("tegrad.nv.device")
+    opened = device and device._opened.get("NV")
+    if not opened:
+        return ""
+    if opened.error_state is not None:
+        return f"passed, but left the device dead: {opened.error_state}"
+    if "TEGRAD_BOARD" not in os.environ:  # the log of a real GPU has its other users' errors too
+        return ""
+    from tegrad.diag.klog import Severity
+
+    lines = [str(line) for line in _log(opened.iface.kernel).new() if line.severity is Severity.ERROR]
+    return "passed, but the kernel log says: " + "; ".join(lines) if lines else ""
+
+
+@functools.cache
+def _log(kernel: Any) -> Any:
+    """The log of this worker's board, as far as it was read."""
+    from tegrad.diag.klog import KernelLog
+
+    return KernelLog(kernel)
 
 
 def pytest_runtest_logfinish(nodeid: str) -> None:

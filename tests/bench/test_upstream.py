@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import sys
 import tarfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ import pytest
 from tegrad.bench import upstream
 from tegrad.bench.measures import MEASURES
 from tegrad.bench.record import RecordError
+from tegrad.uapi.kernel import LinuxKernel
 
 CONFTEST = """
 import os, signal, threading, pytest
@@ -37,6 +40,10 @@ class TestMixed(unittest.TestCase):
     def test_known(self): assert False
     def test_dies(self): os._exit(9)
     def test_hangs(self): time.sleep(60)
+    def test_leaves_the_device_dead(self):
+        import sys, types
+        dead = types.SimpleNamespace(error_state=RuntimeError("an MMU fault"))
+        sys.modules["tegrad.nv.device"] = types.SimpleNamespace(_opened={"NV": dead})
     def test_zz_after(self): pass
 """
 
@@ -60,7 +67,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_every_test_is_counted_once(mixed: Any) -> None:
     suite = mixed["suites"]["test_tiny"]
-    assert suite["counts"] == {"unfinished": 0, "passed": 3, "xfailed": 1, "skipped": 1, "failed": 3}
+    assert suite["counts"] == {"unfinished": 0, "passed": 3, "xfailed": 1, "skipped": 1, "failed": 4}
     assert "stopped" not in suite
     assert mixed["commit"] == "c0ffee"
     assert mixed["renderer"] == "CUDA"
@@ -70,6 +77,31 @@ def test_reasons_are_kept(mixed: Any) -> None:
     suite = mixed["suites"]["test_tiny"]
     assert suite["skipped"] == {"TestMixed::test_skipped": "not here"}
     assert "1 != 2" in suite["failed"]["TestMixed::test_wrong"]
+
+
+def test_a_test_that_passes_and_leaves_the_device_dead_fails(mixed: Any) -> None:
+    failed = mixed["suites"]["test_tiny"]["failed"]
+    assert "left the device dead: an MMU fault" in failed["TestMixed::test_leaves_the_device_dead"]
+
+
+def test_a_test_that_passes_and_makes_the_drivers_log_an_error_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["nvgpu: 17000000.gpu x:0 [ERR]  sked exception: esr 0x1", "nvgpu: 17000000.gpu y:0 [INFO]  fine"]
+
+    class Logging(LinuxKernel):
+        def open(self, path: str, flags: int = 0) -> int:
+            fd = os.memfd_create("kmsg")
+            os.write(fd, "".join(f"3,{n},0,-;{line}\n" for n, line in enumerate(lines)).encode())
+            os.lseek(fd, 0, os.SEEK_SET)
+            return fd
+
+    opened = SimpleNamespace(error_state=None, iface=SimpleNamespace(kernel=Logging()))
+    monkeypatch.setitem(sys.modules, "tegrad.nv.device", SimpleNamespace(_opened={"NV": opened}))
+    monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb")
+    assert "sked exception" in upstream.aftermath()
+    assert upstream.aftermath() == ""  # each line is one test's
+    monkeypatch.delenv("TEGRAD_BOARD")
+    lines.append(lines[0])
+    assert upstream.aftermath() == ""  # on a real GPU it may be another program's
 
 
 def test_a_test_that_dies_or_hangs_costs_itself_only(mixed: Any) -> None:
