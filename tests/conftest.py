@@ -7,6 +7,7 @@ have the checker of tegrad.diag.klog around them. `klog_errors("regex")` marks a
 import json
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,6 +17,10 @@ import pytest
 
 from tegrad.diag.klog import Severity, classify
 from tegrad.uapi.kmsg import LogRecord
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell's background job ignores Ctrl-C, and so would every process that the tests start and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 OTHERS = {"orin", "conformance", "tegra"}
 

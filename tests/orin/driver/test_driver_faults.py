@@ -179,7 +179,7 @@ def test_files_opened_after_the_gpu_is_gone_are_served() -> None:
     """One of them takes the number that the line to the GPU had."""
     import threading
 
-    spec = "agx-orin-64gb:9GiB"
+    spec = "agx-orin-64gb:6GiB"
     user = User(BoardKernel(spec, linger=0.2, gpu="driver_fake_gpu:BrokenGpu"))
     wait_for(lambda: any("SW quiesce" in line for line in board_log(spec)))
     served: list[int] = []

@@ -412,7 +412,7 @@ def test_the_gpu_process_goes_with_the_driver() -> None:
 
 
 def test_a_dead_board_is_enodev_and_the_next_open_starts_another() -> None:
-    spec = "agx-orin-64gb:3GiB"
+    spec = "agx-orin-64gb:13GiB"
     user = User(BoardKernel(spec, linger=0.2, gpu=FAKE_GPU))
     pid = board_status(spec)["pids"]["driver"]
     os.kill(pid, signal.SIGKILL)
