@@ -70,7 +70,7 @@ class Connection:
     """This process's session with one board, started on first use; a forked child gets its own."""
 
     def __init__(self, spec: str, *, linger: float = board.LINGER_S, gpu: str = board.GPU) -> None:
-        self.spec, self._linger, self._gpu = parse_spec(spec), linger, gpu
+        self.spec, self.start = parse_spec(spec), (linger, gpu)
         self._lock = threading.Lock()
         self._sock: socket.socket | None = None
         self._address = board.named_address(spec) if self.spec.chip is None else b""
@@ -132,7 +132,7 @@ class Connection:
                 if self.spec.chip is None:
                     hint = f"start it with `tegrad board start {self.spec.text}`"
                     raise BoardError(f"no board named {self.spec.text!r} is running; {hint}")
-                self._address = board.start(self.spec.chip, self.spec.memory, linger=self._linger, gpu=self._gpu)
+                self._address = board.start(self.spec.chip, self.spec.memory, linger=self.start[0], gpu=self.start[1])
                 sock = board.connect(self._address)
                 if sock is None:
                     raise BoardError("the emulated board ended right after its start")
@@ -161,11 +161,15 @@ _connections_lock = threading.Lock()
 
 
 def connection(spec: str, *, linger: float = board.LINGER_S, gpu: str = board.GPU) -> Connection:
-    """This process's one connection to the board of a spec; the first to ask decides how that is started."""
+    """This process's one connection to the board of a spec; the first to ask decides how that is started.
+
+    BoardError for one who asks for another way of starting it.
+    """
     with _connections_lock:
-        if spec not in _connections:
-            _connections[spec] = Connection(spec, linger=linger, gpu=gpu)
-        return _connections[spec]
+        known = _connections.setdefault(spec, Connection(spec, linger=linger, gpu=gpu))
+    if (linger, gpu) not in ((board.LINGER_S, board.GPU), known.start):
+        raise BoardError(f"the board of {spec!r} was started in another way in this process; use another memory size")
+    return known
 
 
 def _forked() -> None:

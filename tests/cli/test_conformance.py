@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from tegrad import cli, conformance
 from tegrad.conformance.rule import Rule
 
-BOARD = {**os.environ, "TEGRAD_BOARD": "agx-orin-64gb:7GiB"}
+BOARD = {**os.environ, "TEGRAD_BOARD": "agx-orin-64gb:10GiB"}
 
 
 def command(*arguments: str, folder: Path, environment: dict[str, str] = BOARD) -> subprocess.CompletedProcess[str]:

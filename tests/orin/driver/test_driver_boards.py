@@ -218,3 +218,12 @@ def test_stop_ends_the_processes_and_their_clients_notice() -> None:
         user.create(4096)
     with pytest.raises(BoardError):
         user.open("/dev/nvmap")
+
+
+def test_a_board_cannot_be_started_in_two_ways_in_one_process() -> None:
+    spec = "agx-orin-64gb:768MiB"
+    BoardKernel(spec, linger=0.3)
+    BoardKernel(spec, linger=0.3)
+    BoardKernel(spec)  # whatever there is
+    with pytest.raises(BoardError, match="another way"):
+        BoardKernel(spec, linger=0.4)
