@@ -178,7 +178,8 @@ class Channel:
         wdt = s.ChannelWdt(wdt_status=c.NVGPU_IOCTL_CHANNEL_DISABLE_WDT)
         kernel.ioctl(self.fd, io.NVGPU_IOCTL_CHANNEL_WDT, wdt)
         self.token = self._setup_bind()
-        for number in (chip.compute_class, chip.dma_class):
+        # The preemption mode is judged by the class that was asked for last: a copy engine has no mode to raise.
+        for number in (chip.dma_class, chip.compute_class):
             kernel.ioctl(self.fd, io.NVGPU_IOCTL_CHANNEL_ALLOC_OBJ_CTX, s.AllocObjCtx(class_num=number))
         self.syncpoint = s.GetUserSyncpoint()
         kernel.ioctl(self.fd, io.NVGPU_IOCTL_CHANNEL_GET_USER_SYNCPOINT, self.syncpoint)

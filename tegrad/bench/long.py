@@ -1,0 +1,38 @@
+"""The long tests' results as data: `python -m tegrad.bench.long REPORT.xml`, after
+
+pytest -q -m "long and not hardware" -n 2 --junitxml REPORT.xml
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+from tegrad.bench import record
+
+RESULT = Path("results/long-tests.json")
+COMMAND = 'pytest -q -m "long and not hardware" -n 2'
+
+
+def results(report: Path) -> dict[str, Any]:
+    """Outcome and seconds of each test in a JUnit report, with the machine and the versions."""
+    tests = {}
+    for case in ET.parse(report).getroot().iter("testcase"):
+        outcome = next((child.tag for child in case if child.tag in ("failure", "error", "skipped")), "passed")
+        name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
+        tests[name] = {"outcome": outcome, "seconds": round(float(case.get("time", 0)), 1)}
+    return {
+        "command": COMMAND,
+        "date": record.now(),
+        "machine": record.machine(),
+        "versions": record.versions(),
+        "passed": sum(test["outcome"] == "passed" for test in tests.values()),
+        "tests": tests,
+    }
+
+
+if __name__ == "__main__":
+    RESULT.write_text(json.dumps(results(Path(sys.argv[1])), indent=1) + "\n")
