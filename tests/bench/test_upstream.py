@@ -112,7 +112,12 @@ def test_a_test_that_dies_or_hangs_costs_itself_only(mixed: Any) -> None:
 
 
 def test_a_suite_that_is_killed_keeps_what_it_had(tmp_path: Path) -> None:
-    body = "import os\ndef test_quick(): pass\ndef test_fatal(): os.killpg(0, 9)\n"
+    body = """import os
+def test_quick(): pass
+def test_fatal():
+    while "test_fatal" not in open(os.environ["TEGRAD_UPSTREAM_REPORTS"]).read(): pass
+    os.killpg(0, 9)
+"""
     source, out = packed(tmp_path / "tests.tar", body), tmp_path / "out.json"
     suite = upstream.run(source, "PTX", ("test_tiny",), jobs=1, out=out)["suites"]["test_tiny"]
     assert suite["counts"]["passed"] == 1
