@@ -1,0 +1,55 @@
+"""Our CUDA C kernels: a source of this package, compiled for a device's chip and loaded as a program.
+
+A source `kernels/NAME.cu` holds one kernel, called NAME; what several share lies in `kernels/*.cuh`. Sizes and formats are
+macros, so that every model has kernels of its own. Compiled kernels are kept on disk (`tegrad.nv.compilers`).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from importlib import resources
+from typing import Any, Final
+
+from tinygrad.device import TinyELF
+from tinygrad.dtype import dtypes
+from tinygrad.helpers import Target
+
+from tegrad.nv.compilers import compile_cuda
+
+OPTIONS: Final = ("--std=c++17",)
+_INCLUDE: Final = re.compile(r'^#include "([\w.]+)"\s*$', re.MULTILINE)
+
+
+@functools.cache
+def source(file: str) -> str:
+    """The text of `kernels/FILE` with our headers in their places, each once: the cache's key must see all of it."""
+    return _expand(file, set())
+
+
+def _expand(file: str, seen: set[str]) -> str:
+    seen.add(file)
+    text = (resources.files("tegrad.llm") / "kernels" / file).read_text()
+
+    def included(match: re.Match[str]) -> str:
+        name = match[1]
+        after = text.count("\n", 0, match.end()) + 2
+        return "" if name in seen else f'#line 1 "{name}"\n{_expand(name, seen)}\n#line {after} "{file}"'
+
+    return _INCLUDE.sub(included, text)
+
+
+def compile_kernel(name: str, arch: str, *, dynamic_shared: int | None = None, **defines: object) -> bytes:
+    """The cubin of kernel `name` for a chip such as `sm_87`, with macros defined; CompileFailed carries the log."""
+    macros = [f"-D{key}={int(value) if isinstance(value, bool) else value}" for key, value in sorted(defines.items())]
+    return compile_cuda(source(f"{name}.cu"), arch, (*OPTIONS, *macros), dynamic_shared=dynamic_shared)
+
+
+def load_kernel(
+    device: Any, name: str, *, buffers: int, values: int = 0, dynamic_shared: int | None = None, **defines: object
+) -> Any:
+    """Kernel `name` as a program of an opened NV device: `buffers` pointers, then `values` 32-bit integers."""
+    lib = compile_kernel(name, device.arch, dynamic_shared=dynamic_shared, **defines)
+    signature = [(f"p{at}", at, dtypes.char, (1,)) for at in range(buffers)]
+    signature += [(f"v{at}", buffers + at, dtypes.int32, ()) for at in range(values)]
+    return device.runtime(TinyELF(lib, name, Target("NV", arch=device.arch), tuple(signature)))
