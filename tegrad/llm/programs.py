@@ -1,7 +1,7 @@
 """Our CUDA C kernels: a source of this package, compiled for a device's chip and loaded as a program.
 
-A source `kernels/NAME.cu` holds one kernel, called NAME; what several share lies in `kernels/*.cuh`. Sizes and formats are
-macros, so that every model has kernels of its own. Compiled kernels are kept on disk (`tegrad.nv.compilers`).
+A source `kernels/NAME.cu` holds one kernel, called NAME; what several share lies in `kernels/*.cuh`. Sizes and formats
+are macros, so that every model has kernels of its own. Compiled kernels are kept on disk (`tegrad.nv.compilers`).
 """
 
 from __future__ import annotations
@@ -50,6 +50,6 @@ def load_kernel(
 ) -> Any:
     """Kernel `name` as a program of an opened NV device: `buffers` pointers, then `values` 32-bit integers."""
     lib = compile_kernel(name, device.arch, dynamic_shared=dynamic_shared, **defines)
-    signature = [(f"p{at}", at, dtypes.char, (1,)) for at in range(buffers)]
+    signature: list[tuple[str, int, Any, tuple[int, ...]]] = [(f"p{at}", at, dtypes.char, (1,)) for at in range(buffers)]
     signature += [(f"v{at}", buffers + at, dtypes.int32, ()) for at in range(values)]
     return device.runtime(TinyELF(lib, name, Target("NV", arch=device.arch), tuple(signature)))
