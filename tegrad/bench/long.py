@@ -5,8 +5,8 @@ pytest -q -m "long and not hardware" -n 2 --junitxml REPORT.xml
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -35,4 +35,6 @@ def results(report: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    RESULT.write_text(json.dumps(results(Path(sys.argv[1])), indent=1) + "\n")
+    parser = argparse.ArgumentParser(prog="python -m tegrad.bench.long", description=f"Writes {RESULT}.")
+    parser.add_argument("report", type=Path, metavar="REPORT.xml", help="what pytest --junitxml wrote")
+    RESULT.write_text(json.dumps(results(parser.parse_args().report), indent=1) + "\n")

@@ -50,6 +50,7 @@ def load_kernel(
 ) -> Any:
     """Kernel `name` as a program of an opened NV device: `buffers` pointers, then `values` 32-bit integers."""
     lib = compile_kernel(name, device.arch, dynamic_shared=dynamic_shared, **defines)
-    signature: list[tuple[str, int, Any, tuple[int, ...]]] = [(f"p{at}", at, dtypes.char, (1,)) for at in range(buffers)]
+    signature: list[tuple[str, int, Any, tuple[int, ...]]]
+    signature = [(f"p{at}", at, dtypes.char, (1,)) for at in range(buffers)]
     signature += [(f"v{at}", buffers + at, dtypes.int32, ()) for at in range(values)]
     return device.runtime(TinyELF(lib, name, Target("NV", arch=device.arch), tuple(signature)))
