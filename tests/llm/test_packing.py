@@ -1,0 +1,116 @@
+"""The packed order: reversible, of the file's size, with every weight where the layout's description says."""
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from tegrad.llm import packing
+from tegrad.llm.errors import UnsupportedModelError
+from tegrad.llm.gguf import BLOCK_TYPES, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
+
+KINDS = pytest.mark.parametrize("kind", list(BLOCK_TYPES.values()), ids=lambda kind: kind.name)
+SHAPES = pytest.mark.parametrize(("rows", "columns"), [(3, 2048), (1, 256), (5, 768), (8, 256), (2, 8192), (7, 1280)])
+
+
+def random_bytes(kind: BlockType, rows: int, columns: int) -> np.ndarray:
+    return np.random.default_rng(rows).integers(0, 256, (rows, kind.row_bytes(columns)), dtype=np.uint8)
+
+
+@KINDS
+@SHAPES
+def test_unpacking_gives_the_files_bytes_back(kind: BlockType, rows: int, columns: int) -> None:
+    raw = random_bytes(kind, rows, columns)
+    packed = packing.pack(kind, raw, rows, columns)
+    assert packed.shape == (packing.packed_bytes(kind, rows, columns),)
+    assert packed.size % packing.segment_bytes(kind) == 0
+    assert packed.size - raw.size < packing.segment_bytes(kind)
+    np.testing.assert_array_equal(packing.unpack(kind, packed, rows, columns), raw)
+
+
+@KINDS
+@SHAPES
+def test_packed_weights_mean_what_ggml_says(kind: BlockType, rows: int, columns: int) -> None:
+    raw = random_bytes(kind, rows, columns)
+    packed = packing.pack(kind, raw, rows, columns)
+    with np.errstate(all="ignore"):
+        theirs = dequantize(raw, GGMLQuantizationType[kind.name]).astype(np.float32)
+        ours = packing.dequantize_packed(kind, packed, rows, columns)
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@KINDS
+def test_what_fills_up_the_last_segment_is_zero(kind: BlockType) -> None:
+    packed = packing.pack(kind, random_bytes(kind, 1, 256), 1, 256)
+    zeros = packing.pack(kind, np.zeros((1, kind.row_bytes(256)), np.uint8), 1, 256)
+    assert not zeros.any()
+    whole = packing.dequantize_packed(kind, packed, 1, packing.SEGMENT)
+    assert not whole[:, 256:].any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"), [(Q6_K, 1680), (Q4_K, 1152), (Q5_K, 1408), (Q8_0, 2176), (Q4_0, 1152), (F16, 4096), (F32, 8192)]
+)
+def test_a_segment_has_the_files_size_and_is_16_byte_aligned(kind: BlockType, size: int) -> None:
+    assert packing.segment_bytes(kind) == size
+    assert size % 16 == 0
+
+
+def one_weight(kind: BlockType, at: int, value: int) -> np.ndarray:
+    """A packed segment in which the integer of weight `at` is `value` and all other bits are 0."""
+    layout = packing.LAYOUTS[kind]
+    values = np.zeros((packing.SEGMENT // kind.elements, kind.elements), np.uint8)
+    values.reshape(-1)[at] = value
+    blocks = np.zeros((len(values), kind.size), np.uint8)
+    own = [at + byte for at, size in zip(layout.at, layout.fields, strict=True) for byte in range(size)]
+    blocks[:, np.delete(np.arange(kind.size), own)] = layout.join(values)
+    return packing.pack(kind, blocks, 1, packing.SEGMENT)
+
+
+@pytest.mark.parametrize("at", [0, 15, 16, 63, 64, 1000, 2047])
+def test_each_integer_lies_where_the_layout_says(at: int) -> None:
+    lane, rest = divmod(at, 64)
+    group, i = divmod(rest, 16)
+    place = 16 * lane + i
+
+    q6 = {512 * group + place: 0b101101} if group < 3 else {place: 1 << 6, 512 + place: 3 << 6, 1024 + place: 2 << 6}
+    nibble = 512 * (group // 2) + place
+    high = 4 * (group % 2)
+    expected = {
+        Q6_K: (0b101101, q6),
+        Q4_0: (0b1101, {nibble: 0b1101 << high}),
+        Q4_K: (0b1101, {nibble: 0b1101 << high}),
+        Q5_K: (0b11001, {nibble: 0b1001 << high, 1024 + 8 * lane + (16 * group + i) // 8: 1 << (i % 8)}),
+        Q8_0: (0xA7, {512 * group + place: 0xA7}),
+    }
+    for kind, (value, bytes_) in expected.items():
+        packed = one_weight(kind, at, value)
+        assert {int(place): int(packed[place]) for place in np.flatnonzero(packed)} == bytes_, kind.name
+
+
+def test_scales_lie_behind_the_planes_in_the_order_of_the_weights() -> None:
+    def places(kind: BlockType, block: int, byte: int) -> list[int]:
+        raw = np.zeros((packing.SEGMENT // kind.elements, kind.size), np.uint8)
+        raw[block, byte] = 1
+        return list(np.flatnonzero(packing.pack(kind, raw, 1, packing.SEGMENT)))
+
+    for block in (0, 3, 7):
+        assert places(Q6_K, block, 192 + 5) == [1536 + 16 * block + 5]
+        assert places(Q6_K, block, 209) == [1664 + 2 * block + 1]
+        for byte in (0, 3, 15):
+            assert places(Q4_K, block, byte) == [1024 + 16 * block + byte]
+            assert places(Q5_K, block, byte) == [1280 + 16 * block + byte]
+    for block in (0, 40, 63):
+        assert places(Q8_0, block, 1) == [2048 + 2 * block + 1]
+        assert places(Q4_0, block, 1) == [1024 + 2 * block + 1]
+
+
+def test_rows_that_a_lane_would_share_are_refused_by_name() -> None:
+    for kind, columns in ((Q4_0, 96), (Q8_0, 32)):
+        with pytest.raises(UnsupportedModelError, match=f"{columns} weights in {kind.name}"):
+            packing.check(kind, columns)
+    packing.check(Q8_0, 64)
+    packing.check(Q6_K, 256)
+    packing.check(F16, 8)
+    with pytest.raises(UnsupportedModelError, match="16 bytes"):
+        packing.check(F16, 4)
