@@ -13,7 +13,7 @@ from typing import Final
 from tinygrad import Tensor, dtypes
 from tinygrad.dtype import DType
 
-from tegrad.llm.gguf import F16, F32, Q4_K, Q6_K, Q8_0, BlockType
+from tegrad.llm.gguf import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
 
 
 def _half(data: Tensor) -> Tensor:
@@ -30,6 +30,14 @@ def _choose(axis: int, rank: int, *values: Tensor) -> Tensor:
     shape = [1] * rank
     shape[axis] = 2
     return Tensor.arange(2).reshape(shape).eq(0).where(*values)
+
+
+def _q4_0(data: Tensor) -> Tensor:
+    """d (half), 16 bytes: their low nibbles, then their high ones; minus 8. inner is (nibble, byte)."""
+    rows, blocks = data.shape[:2]
+    shift = Tensor.arange(2).reshape(1, 1, 2, 1) * 4
+    value = (data[:, :, 2:].reshape(rows, blocks, 1, 16).int() >> shift) & 15
+    return _half(data[:, :, :2]).unsqueeze(-1) * (value - 8).float()
 
 
 def _q8_0(data: Tensor) -> Tensor:
@@ -55,25 +63,49 @@ def _q6_k(data: Tensor) -> Tensor:
     return d * scale * ((low | (high << 4)) - 32).float()
 
 
-def _q4_k(data: Tensor) -> Tensor:
-    """d, dmin (half), 12 bytes of eight 6-bit scales and minima, 128 bytes of nibbles.
+def _affine(data: Tensor, value: Tensor) -> Tensor:
+    """`value` (rows, blocks, 2, 2, 2, 32) scaled: d, dmin (half), 12 bytes of eight 6-bit scales and minima.
 
-    Element 64j + 32n + l has nibble n of byte 32j + l, scale and minimum 2j + n. The first four scales are the low six
+    Elements 32s .. 32s + 31 have scale and minimum s. The first four scales are the low six
     bits of bytes 0..3, the first four minima of bytes 4..7; of the last four, the low nibbles are the nibbles of bytes
-    8..11 and the high pairs the high bits of bytes 0..7. inner is (j/2, j%2, n, l).
+    8..11 and the high pairs the high bits of bytes 0..7. inner is (s/4, s/2%2, s%2, 32).
     """
     rows, blocks = data.shape[:2]
     d, dmin = (_half(data[:, :, at : at + 2]).reshape(rows, blocks, 1, 1, 1, 1) for at in (0, 2))
     scales, minima, nibbles = (data[:, :, at : at + 4].reshape(rows, blocks, 1, 2, 2, 1).int() for at in (4, 8, 12))
     scale = _choose(2, 6, scales & 63, (nibbles & 15) | ((scales >> 6) << 4))
     minimum = _choose(2, 6, minima & 63, (nibbles >> 4) | ((minima >> 6) << 4))
-    shift = Tensor.arange(2).reshape(1, 1, 1, 1, 2, 1) * 4
-    value = (data[:, :, 16:].reshape(rows, blocks, 2, 2, 1, 32).int() >> shift) & 15
     return d * scale.float() * value.float() - dmin * minimum.float()
 
 
-_PACKED: Final[Mapping[BlockType, Callable[[Tensor], Tensor]]] = {Q8_0: _q8_0, Q6_K: _q6_k, Q4_K: _q4_k}
-_PLAIN: Final[Mapping[BlockType, DType]] = {F32: dtypes.float32, F16: dtypes.float16}
+def _nibbles(data: Tensor) -> Tensor:
+    """128 bytes: element 64j + 32n + l is nibble n of byte 32j + l. inner is (j/2, j%2, n, l)."""
+    shift = Tensor.arange(2).reshape(1, 1, 1, 1, 2, 1) * 4
+    return (data.reshape(*data.shape[:2], 2, 2, 1, 32).int() >> shift) & 15
+
+
+def _q4_k(data: Tensor) -> Tensor:
+    """16 bytes of scales, 128 of nibbles."""
+    return _affine(data, _nibbles(data[:, :, 16:]))
+
+
+def _q5_k(data: Tensor) -> Tensor:
+    """16 bytes of scales, 32 of fifth bits (element 32s + l has bit s of byte l), 128 of nibbles."""
+    rows, blocks = data.shape[:2]
+    bit = Tensor.arange(8).reshape(1, 1, 2, 2, 2, 1)
+    fifth = (data[:, :, 16:48].reshape(rows, blocks, 1, 1, 1, 32).int() >> bit) & 1
+    return _affine(data, _nibbles(data[:, :, 48:]) | (fifth << 4))
+
+
+def _bf16(data: Tensor) -> Tensor:
+    """The upper halves of float32 values."""
+    return (data.cast(dtypes.uint32) << 16).bitcast(dtypes.float32)
+
+
+_PACKED: Final[Mapping[BlockType, Callable[[Tensor], Tensor]]] = {
+    Q4_0: _q4_0, Q8_0: _q8_0, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
+}  # fmt: skip
+_PLAIN: Final[Mapping[BlockType, DType]] = {F32: dtypes.float32, F16: dtypes.float16, BF16: dtypes.uint16}
 
 
 def storage(kind: BlockType) -> DType:
@@ -83,6 +115,8 @@ def storage(kind: BlockType) -> DType:
 
 def dequantize(kind: BlockType, data: Tensor) -> Tensor:
     """Rows as stored (rows, row elements of `storage`) to float32 (rows, blocks, *inner), lazily."""
+    if kind is BF16:
+        return _bf16(data)
     if kind in _PLAIN:
         return data.float()
     return _PACKED[kind](data.reshape(data.shape[0], -1, kind.size))

@@ -42,11 +42,16 @@ class BlockType:
 
 F32: Final = BlockType("F32", 1, 4)
 F16: Final = BlockType("F16", 1, 2)
+BF16: Final = BlockType("BF16", 1, 2)
+Q4_0: Final = BlockType("Q4_0", 32, 18)
 Q8_0: Final = BlockType("Q8_0", 32, 34)
 Q4_K: Final = BlockType("Q4_K", 256, 144)
+Q5_K: Final = BlockType("Q5_K", 256, 176)
 Q6_K: Final = BlockType("Q6_K", 256, 210)
 
-BLOCK_TYPES: Final[Mapping[int, BlockType]] = {0: F32, 1: F16, 8: Q8_0, 12: Q4_K, 14: Q6_K}
+BLOCK_TYPES: Final[Mapping[int, BlockType]] = {
+    0: F32, 1: F16, 2: Q4_0, 8: Q8_0, 12: Q4_K, 13: Q5_K, 14: Q6_K, 30: BF16,
+}  # fmt: skip
 """What we run, by ggml's type number."""
 
 _STRING: Final = 8

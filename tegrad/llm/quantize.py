@@ -1,6 +1,6 @@
-"""Rows of float32 to GGML blocks and back: Q8_0, Q4_K and Q6_K.
+"""Rows of float32 to GGML blocks and back: Q4_0, Q8_0, Q4_K, Q5_K and Q6_K.
 
-The block layouts are ggml's (ggml-common.h: block_q8_0, block_q4_K, block_q6_K). How good a block is depends on its
+The block layouts are ggml's (ggml-common.h: block_q4_0 and so on). How good a block is depends on its
 scales alone, so the K-quantizers search for them: they try several scales per sub-block, solve the weighted least
 squares problem that the rounded integers leave, round the scales as the format stores them, and finally try the
 neighbours of the rounded scales, each with the integers that fit it best.
@@ -9,7 +9,7 @@ neighbours of the rounded scales, each with the integers that fit it best.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from gguf import GGMLQuantizationType
@@ -30,6 +30,7 @@ _CHUNK = 2048
 _TRIALS = np.linspace(-1.0, 1.0, 17, dtype=np.float32)
 """Levels by which a trial scale stretches or shrinks the plain one."""
 
+_EIGHT = np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
 
 _VANISHING = np.float32(2.0**-26)
 """Below half of fp16's smallest number, which is the smallest that a block can hold, a value is zero."""
@@ -94,6 +95,21 @@ def _dequantize_q8_0(data: Bytes) -> Floats:
     return _read_half(data[:, :2]) * data[:, 2:].view(np.int8).astype(np.float32)
 
 
+# --- Q4_0: fp16 scale, 32 nibbles; x = d * (q - 8), the first 16 in the low nibbles ----------------------------------
+
+
+def _quantize_q4_0(blocks: Floats) -> Bytes:
+    normal, peak = _normalised(blocks)
+    scale_bytes, scale = _half(_fit_symmetric(normal, _importance(normal), -8, 7)[:, 0] * peak)
+    u = (_levels(blocks, scale[:, None], -8, 7) + 8).astype(np.uint8).reshape(-1, 2, 16)
+    return np.concatenate([scale_bytes, u[:, 0] | (u[:, 1] << 4)], axis=1)
+
+
+def _dequantize_q4_0(data: Bytes) -> Floats:
+    q = np.concatenate([data[:, 2:] & 15, data[:, 2:] >> 4], axis=1)
+    return _read_half(data[:, :2]) * (q.astype(np.float32) - 8)
+
+
 # --- Q6_K: 16 sub-blocks of 16; x = d * scale[int8] * (q - 32) --------------------------------------------------------
 
 
@@ -154,7 +170,7 @@ def _dequantize_q6_k(data: Bytes) -> Floats:
     return values.reshape(n, SUPER)
 
 
-# --- Q4_K: 8 sub-blocks of 32; x = d * scale[6 bits] * q - dmin * min[6 bits] -----------------------------------------
+# --- Q4_K and Q5_K: 8 sub-blocks of 32; x = d * scale[6 bits] * q - dmin * min[6 bits] --------------------------------
 
 
 def _fit_affine(x: Floats, w: Floats, high: int) -> tuple[Floats, Floats]:
@@ -197,11 +213,12 @@ def _unpack_six_bits(data: Bytes) -> tuple[Bytes, Bytes]:
     return scale, offset
 
 
-def _quantize_q4_k(blocks: Floats) -> Bytes:
+def _quantize_affine(blocks: Floats, high: int) -> tuple[Bytes, Bytes]:
+    """The 16 bytes of d, dmin and scales of each block (n, 16), and its integers in [0, high] as (n, 8, 32)."""
     normal, peak = _normalised(blocks)
     x = normal.reshape(-1, 8, 32)
     w = _importance(x)
-    scale, offset = (fit[..., 0] for fit in _fit_affine(x, w, 15))
+    scale, offset = (fit[..., 0] for fit in _fit_affine(x, w, high))
     d_bytes, d = _half(scale.max(axis=-1) / np.float32(63) * peak)
     m_bytes, m = _half(offset.max(axis=-1) / np.float32(63) * peak)
     d, m = _ratio(d, peak)[:, None], _ratio(m, peak)[:, None]
@@ -213,27 +230,60 @@ def _quantize_q4_k(blocks: Floats) -> Bytes:
         for step_offset in (0, -1, 1):
             s, o = np.clip(near_scale + step_scale, 0, 63), np.clip(near_offset + step_offset, 0, 63)
             unit, shift = (d * s)[..., None], (m * o)[..., None]
-            levels = _levels(x + shift, unit, 0, 15)
+            levels = _levels(x + shift, unit, 0, high)
             error = np.sum(w * (x - unit * levels + shift) ** 2, axis=-1)
             better = error < best
             best = np.where(better, error, best)
             scales, offsets = np.where(better, s, scales), np.where(better, o, offsets)
             q = np.where(better[..., None], levels, q)
 
-    u = q.astype(np.uint8).reshape(-1, 4, 2, 32)  # each run of 32 bytes holds two sub-blocks, the first in the low bits
-    packed = (u[:, :, 0] | (u[:, :, 1] << 4)).reshape(-1, 128)
     six = _pack_six_bits(scales.astype(np.uint8), offsets.astype(np.uint8))
-    return np.concatenate([d_bytes, m_bytes, six, packed], axis=1)
+    return np.concatenate([d_bytes, m_bytes, six], axis=1), q.astype(np.uint8)
+
+
+def _dequantize_affine(head: Bytes, q: Bytes) -> Floats:
+    """Blocks (n, 256) of the two results of `_quantize_affine`."""
+    scale, offset = _unpack_six_bits(head[:, 4:16])
+    unit = (_read_half(head[:, :2]) * scale.astype(np.float32))[..., None]
+    shift = (_read_half(head[:, 2:4]) * offset.astype(np.float32))[..., None]
+    return (unit * q.astype(np.float32) - shift).reshape(-1, SUPER)
+
+
+def _or(a: NDArray[Any], b: NDArray[Any]) -> Bytes:
+    """a | b, whose type numpy's stubs widen."""
+    both: Bytes = np.bitwise_or(a, b)
+    return both
+
+
+def _pack_nibbles(q: Bytes) -> Bytes:
+    """(n, 8, 32) to 128 bytes: each run of 32 holds two sub-blocks, the first in the low bits."""
+    u = (q & 15).reshape(-1, 4, 2, 32)
+    return _or(u[:, :, 0], u[:, :, 1] << np.uint8(4)).reshape(-1, 128)
+
+
+def _unpack_nibbles(data: Bytes) -> Bytes:
+    runs = data.reshape(-1, 4, 1, 32)
+    return np.concatenate([runs & 15, runs >> 4], axis=2).reshape(-1, 8, 32)
+
+
+def _quantize_q4_k(blocks: Floats) -> Bytes:
+    head, q = _quantize_affine(blocks, 15)
+    return np.concatenate([head, _pack_nibbles(q)], axis=1)
 
 
 def _dequantize_q4_k(data: Bytes) -> Floats:
-    n = len(data)
-    scale, offset = _unpack_six_bits(data[:, 4:16])
-    unit = (_read_half(data[:, :2]) * scale.astype(np.float32))[..., None]
-    shift = (_read_half(data[:, 2:4]) * offset.astype(np.float32))[..., None]
-    packed = data[:, 16:].reshape(n, 4, 1, 32)
-    q = np.concatenate([packed & 15, packed >> 4], axis=2).reshape(n, 8, 32)
-    return (unit * q.astype(np.float32) - shift).reshape(n, SUPER)
+    return _dequantize_affine(data[:, :16], _unpack_nibbles(data[:, 16:]))
+
+
+def _quantize_q5_k(blocks: Floats) -> Bytes:
+    head, q = _quantize_affine(blocks, 31)
+    fifth = np.bitwise_or.reduce((q >> 4) << _EIGHT, axis=1)  # bit s of byte l: weight l of sub-block s
+    return np.concatenate([head, fifth, _pack_nibbles(q)], axis=1)
+
+
+def _dequantize_q5_k(data: Bytes) -> Floats:
+    fifth = (data[:, None, 16:48] >> _EIGHT) & 1
+    return _dequantize_affine(data[:, :16], _or(_unpack_nibbles(data[:, 48:]), fifth << np.uint8(4)))
 
 
 def _read_half(data: Bytes) -> Floats:
@@ -254,8 +304,10 @@ class BlockFormat(NamedTuple):
 
 
 FORMATS: dict[GGMLQuantizationType, BlockFormat] = {
+    GGMLQuantizationType.Q4_0: BlockFormat(32, 18, _quantize_q4_0, _dequantize_q4_0),
     GGMLQuantizationType.Q8_0: BlockFormat(32, 34, _quantize_q8_0, _dequantize_q8_0),
     GGMLQuantizationType.Q4_K: BlockFormat(SUPER, 144, _quantize_q4_k, _dequantize_q4_k),
+    GGMLQuantizationType.Q5_K: BlockFormat(SUPER, 176, _quantize_q5_k, _dequantize_q5_k),
     GGMLQuantizationType.Q6_K: BlockFormat(SUPER, 210, _quantize_q6_k, _dequantize_q6_k),
 }
 """The quantized types that this module writes and reads."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize
+from gguf.quants import quantize as ggufs_quantize
 
 from tegrad.llm.quantize import quantize
 
@@ -106,6 +107,8 @@ def pack(array: np.ndarray, kind: TYPE) -> np.ndarray:
         return array.astype(np.float32)
     if kind == TYPE.F16:
         return array.astype(np.float16)
+    if kind == TYPE.BF16:
+        return ggufs_quantize(array, kind)
     return quantize(array, kind)
 
 
