@@ -162,6 +162,8 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         self.forked = False
         self.lock = threading.RLock()
         """Held from taking a value of the timeline to its submission: values go out in order."""
+        self.replayed_value = -1
+        """The last timeline value that a recording ends with: work behind it needs no wait on the compute channel."""
         self._launches: deque[tuple[Fifo, int, Sequence[str]]] = deque(maxlen=LAUNCHES_REMEMBERED)
         self._timeline: deque[tuple[int, Fifo, int]] = deque(maxlen=2 * GPFIFO_ENTRIES)
         self._kernargs: Ring[tuple[Fifo, int]] | None = None
@@ -308,6 +310,12 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         self._launches.append((fifo, number, kernels))
         if releases is not None:
             self._timeline.append((releases, fifo, number))
+
+    def replayed(self, fifo: Fifo, number: int, kernels: Sequence[str], value: int) -> None:
+        """Note that a recording went out, which has memory of its own; `value` is the timeline value it ends with."""
+        self.replayed_value = value
+        self._launches.append((fifo, number, kernels))
+        self._timeline.append((value, fifo, number))
 
     def releasing(self, value: int) -> tuple[Fifo, int] | None:
         """The submission that lets the timeline reach `value`, if it is on its way."""

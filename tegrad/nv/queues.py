@@ -7,6 +7,7 @@ entries, command memory, kernel arguments, and a bound queue whose words are abo
 
 from array import array
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tinygrad.runtime import ops_nv
@@ -82,7 +83,7 @@ class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
         self.device = device
         self.waker: Waker = waker or Clock()
         self.submissions = 0
-        self._progress_va = progress.va_addr
+        self.progress_va = progress.va_addr
         self._progress: MMIOInterface = progress.cpu_view().view(0, 8, "Q").mv
         self._in_flight: deque[tuple[int, int]] = deque()
         self._free_from = 0
@@ -102,19 +103,23 @@ class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
 
     def release(self, number: int) -> list[int]:
         """The commands that end submission `number`: when the channel is idle, store the number and wake sleepers."""
-        va = self._progress_va
+        va = self.progress_va
         release = [RELEASE_HEADER, va & 0xFFFFFFFF, va >> 32, number & 0xFFFFFFFF, number >> 32, RELEASE]
         return [*release, *self.waker.commands]
 
     def push(self, segments: list[tuple[int, int]]) -> None:
         """Submit pushbuffer segments (GPU address, dwords), the last of which ends with `release`, by one doorbell."""
-        while self.put_value + len(segments) - self._free_from >= self.entries_count:
+        self.enter([gp_entry(va, dwords, level=SUBROUTINE) for va, dwords in segments])
+
+    def enter(self, entries: Sequence[int]) -> None:
+        """`push` for segments as GPFIFO entries."""
+        while self.put_value + len(entries) - self._free_from >= self.entries_count:
             number, end = self._in_flight[0]
             self.wait(number)
             self._in_flight.popleft()
             self._free_from = end
-        for va, dwords in segments:
-            self.ring[self.put_value % self.entries_count] = gp_entry(va, dwords, level=SUBROUTINE)
+        for entry in entries:
+            self.ring[self.put_value % self.entries_count] = entry
             self.put_value += 1
         self.submissions += 1
         self._in_flight.append((self.submissions, self.put_value))

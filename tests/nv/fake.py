@@ -257,16 +257,17 @@ class FakeKernel:
         while at < dwords:
             header = decode_header(words[at])
             at += 1
-            assert header.op == MethodOp.INC
-            for i in range(header.count):
+            assert header.op in (MethodOp.INC, MethodOp.IMMEDIATE)
+            immediate = header.op == MethodOp.IMMEDIATE
+            for i in range(1 if immediate else header.count):
                 method = header.method + 4 * i
-                regs[method] = words[at + i]
+                regs[method] = header.count if immediate else words[at + i]
                 if header.subch == 0 and method == HostMethod.SEM_EXECUTE and not self._semaphore(regs):
                     return False
                 if header.subch == Subchannel.COPY and method == CopyMethod.LAUNCH_DMA:
                     self._copy(regs)
                 self.launches += header.subch == Subchannel.COMPUTE and method == ComputeMethod.SEND_SIGNALING_PCAS2_B
-            at += header.count
+            at += 0 if immediate else header.count
         return True
 
     def _semaphore(self, regs: dict[int, int]) -> bool:

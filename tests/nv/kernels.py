@@ -5,6 +5,7 @@ from typing import Any
 SOURCE = """
 extern "C" __global__ void add(int *state, int value) { state[threadIdx.x] += value; }
 extern "C" __global__ void store(int *state, int value) { state[threadIdx.x] = value; }
+extern "C" __global__ void mix(int *state, int value) { state[threadIdx.x] = state[threadIdx.x] * 3 + value; }
 extern "C" __global__ void spin(int *state, int value) {
     for (int i = 0; i < value; i++) state[threadIdx.x] = state[threadIdx.x] * 3 + i;
 }

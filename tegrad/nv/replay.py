@@ -1,0 +1,369 @@
+"""Launches recorded once and replayed with one doorbell.
+
+A `Recording` owns all that the GPU reads of it: kernel arguments, launch descriptors (QMDs) and commands lie in one
+buffer of its own, written once. To run it is to store the number of the submission, one GPFIFO entry and the doorbell:
+no Python per kernel, no system call, no allocation. Each run is ordered behind everything submitted before it, and
+tinygrad's own work behind each run, by the device's timeline.
+
+How a launch waits for the one before it is a `Boundary`. All the forms of `BOUNDARIES` order launches as a stream does;
+what they cost differs by chip (`tegrad.bench.boundaries`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tinygrad.device import BufferSpec
+from tinygrad.helpers import to_mv
+from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
+
+from tegrad.hw import bank0
+from tegrad.hw.classes import COMPUTE, HOST, ComputeMethod, HostMethod
+from tegrad.hw.gpfifo import MethodOp, Subchannel, gp_entry, method_header
+from tegrad.nv.faults import DeviceClosed, DeviceFault, WaitTimeout
+from tegrad.nv.program import LaunchError, check_block, check_size
+from tegrad.nv.qmd import QMD
+from tegrad.nv.queues import RELEASE_HEADER, SUBROUTINE, Fifo, NVComputeQueue
+
+DEPTH: Final = 2
+"""Runs of one recording that may be in flight."""
+GRANULE: Final = 256
+"""What a QMD and constant bank 0 are aligned to."""
+SPARE: Final = 0x600
+"""Bytes from one QMD to what follows: a QMD of any version (384 at most) and room for the prefetcher."""
+SPEC: Final = BufferSpec(cpu_access=True, nolru=True)
+TIMELINE_RELEASE: Final = HOST["SEM_EXECUTE"].pack(
+    operation="RELEASE", release_wfi="EN", payload_size="64BIT", release_timestamp="EN"
+)
+ACQUIRE: Final = HOST["SEM_EXECUTE"].pack(operation="ACQ_CIRC_GEQ", payload_size="64BIT")
+PREFETCH_SCHEDULE: Final = 9
+"""PCAS action: fetch the QMD ahead and run it when what is before it allows."""
+SCHEDULE: Final = 1
+"""Action on a dependent QMD: run it when this one is over."""
+
+
+class RecordingClosed(LaunchError):
+    """A recording was used after its `close`."""
+
+
+def immediate(method: ComputeMethod | HostMethod, data: int = 0, subchannel: int = Subchannel.COMPUTE) -> int:
+    """One word that sends 13 bits of data to a method."""
+    return method_header(MethodOp.IMMEDIATE, subchannel, method, data)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch of a recording: a loaded program, its arguments (buffers, then integers), and its sizes in x, y, z.
+
+    `grid` counts blocks, `block` threads. The buffers stay the caller's, who keeps them while the recording lives.
+    """
+
+    program: Any
+    buffers: tuple[HCQBuffer, ...]
+    grid: tuple[int, int, int] = (1, 1, 1)
+    block: tuple[int, int, int] = (1, 1, 1)
+    values: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a launch stands in a recording, for the functions of a `Boundary`.
+
+    `index` of `count`; `scratch` is the GPU address of 16 bytes of the recording, 16-byte aligned, for a semaphore.
+    """
+
+    index: int
+    count: int
+    scratch: int
+
+
+def _nothing(place: Place) -> Mapping[str, int]:
+    return {}
+
+
+def _no_words(place: Place) -> Sequence[int]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """How a launch is ordered behind the one before it.
+
+    `dependent` names action and prefetch with which each QMD starts the next one; None sends a PCAS for each launch.
+    `start` are the words in front of the first launch, `between` gives the words in front of each later one that is
+    sent by PCAS, `fields` what to set in each QMD (names as `QMD.write` takes them), `action` is the PCAS action.
+    """
+
+    dependent: Mapping[str, int] | None = None
+    start: tuple[int, ...] = ()
+    between: Callable[[Place], Sequence[int]] = _no_words
+    fields: Callable[[Place], Mapping[str, int]] = _nothing
+    action: int = PREFETCH_SCHEDULE
+
+
+BARRIER: Final = (
+    immediate(
+        ComputeMethod.INVALIDATE_SHADER_CACHES_NO_WFI,
+        COMPUTE["INVALIDATE_SHADER_CACHES_NO_WFI"].pack(instruction=1, global_data=1, constant=1),
+    ),
+)
+"""What tinygrad sends in front of its launches."""
+
+SYSMEMBAR, GPU_MEMBAR = 1, 3
+"""Values of a QMD's cwd_membar_type: a grid's stores are seen by everything, or by this GPU, before what follows."""
+
+LEAN: Final[Mapping[str, int]] = {
+    "invalidate_texture_header_cache": 0,
+    "invalidate_texture_sampler_cache": 0,
+    "invalidate_texture_data_cache": 0,
+    "constant_buffer_invalidate_0": 0,
+}
+"""What a launch of a recording need not do: nobody uses textures, and its constants never change."""
+
+
+def lean(place: Place) -> Mapping[str, int]:
+    """LEAN, and only the last launch makes its stores visible outside of the GPU."""
+    return {**LEAN, "cwd_membar_type": SYSMEMBAR if place.index == place.count - 1 else GPU_MEMBAR}
+
+
+def _wait_idle(place: Place) -> Sequence[int]:
+    return (immediate(ComputeMethod.WAIT_FOR_IDLE),)
+
+
+def _host_wfi(place: Place) -> Sequence[int]:
+    return (immediate(HostMethod.WFI, subchannel=0),)
+
+
+def _semaphore(operation: int, va: int, value: int) -> tuple[int, ...]:
+    return (RELEASE_HEADER, va & 0xFFFFFFFF, va >> 32, value & 0xFFFFFFFF, value >> 32, operation)
+
+
+CHAIN: Final[Mapping[str, int]] = {"action": SCHEDULE, "prefetch": 1}
+
+BOUNDARIES: Final[Mapping[str, Boundary]] = {
+    "chain": Boundary(CHAIN, BARRIER),
+    "chain-lean": Boundary(CHAIN, fields=lean),
+    "idle": Boundary(start=BARRIER, between=_wait_idle),
+    "idle-lean": Boundary(between=_wait_idle, fields=lean),
+    "host-wfi": Boundary(start=BARRIER, between=_host_wfi),
+}
+"""`chain`: QMDs that start each other, as tinygrad builds them, which has run on Orin and Hopper. `idle` and
+`host-wfi`: commands wait between the launches. The lean forms leave out what a recording does not need."""
+
+DEFAULT: Final = BOUNDARIES["chain"]
+
+
+@dataclass(slots=True)
+class _Slot:
+    """The commands of one run: their GPFIFO entry, where its words change, and the run that used it last."""
+
+    entry: int
+    at: int
+    number: int = 0
+
+
+@dataclass(slots=True)
+class _Layout:
+    """Where the parts of a recording lie in its buffer: bank and QMD of each launch, scratch, commands."""
+
+    banks: list[int] = field(default_factory=list)
+    qmds: list[int] = field(default_factory=list)
+    scratch: int = 0
+    size: int = 0
+
+
+class Recording:
+    """Launches in a buffer of their own, replayed by one doorbell. Up to `depth` runs may be in flight.
+
+    LaunchError for what cannot be launched, MemoryError, DeviceClosed. Close it, or use it in a `with`; the device's
+    end closes it too. Several threads may use it.
+    """
+
+    def __init__(
+        self, device: Any, launches: Sequence[Launch], boundary: Boundary = DEFAULT, *, depth: int = DEPTH
+    ) -> None:
+        if not launches or depth < 1:
+            raise LaunchError("a recording needs at least one launch, and a depth of at least 1.")
+        for launch in launches:
+            _check(device, launch)
+        self._device = device
+        self._fifo: Fifo = device.compute_gpfifo
+        self.launches = tuple(launches)
+        """What is recorded; keeps the programs loaded."""
+        self._names = [launch.program.name for launch in launches]
+        self._next = 0
+        self._last = 0
+        layout = _lay_out(self.launches)
+        tail = [*_semaphore(TIMELINE_RELEASE, 0, 0), *self._fifo.release(0)]
+        words = len(_commands(boundary, layout, 0))
+        # The addresses and values of the tail's releases are stored as 64-bit words: they start at multiples of 8.
+        stride = _round_up(words + 1 + len(tail) + 1, 2)
+        size = layout.size + 4 * depth * stride
+        self._memory: HCQBuffer | None = device.allocator.alloc(size, SPEC)
+        try:
+            va, view = self._memory.va_addr, self._memory.cpu_view()
+            body = [*_commands(boundary, layout, va), *tail]
+            shift = 1 - words % 2
+            view[0 : layout.size] = bytes(_describe(device, self.launches, boundary, layout, va))
+            self._quads = to_mv(view.addr, size).cast("Q")
+            self._slots = []
+            for start in range(layout.size, size, 4 * stride):
+                at = start + 4 * shift
+                view[at : at + 4 * len(body)] = array("I", body).tobytes()
+                self._slots.append(_Slot(gp_entry(va + at, len(body), level=SUBROUTINE), (at + 4 * words + 4) // 8))
+            self._forget()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def done(self) -> int:
+        """The number of the last submission on the channel that the GPU has finished: runs up to it are over."""
+        return self._fifo.done
+
+    def run(self) -> int:
+        """Submit everything with one doorbell; the number to wait for. Waits only if `depth` runs are in flight.
+
+        DeviceFault as soon as one is known, DeviceClosed, RecordingClosed.
+        """
+        device, fifo = self._device, self._fifo
+        device.check_usable()
+        with device.lock:
+            if self._memory is None:
+                raise RecordingClosed("this recording was closed; record the launches again.")
+            slot = self._slots[self._next]
+            if slot.number > fifo.done:
+                fifo.wait(slot.number)
+            value = device.timeline_value
+            entries: tuple[int, ...] = (slot.entry,)
+            if value - 1 != device.replayed_value:  # something else went out since: it may be on another channel
+                entries = (_behind(device, value - 1), slot.entry)
+            number = fifo.submissions + 1
+            quads, at = self._quads, slot.at
+            quads[at] = device.timeline_signal.base_buf.va_addr
+            quads[at + 1] = value
+            quads[at + 4] = number
+            fifo.enter(entries)
+            slot.number = self._last = number
+            self._next = (self._next + 1) % len(self._slots)
+            device.timeline_value = value + 1
+            device.replayed(fifo, number, self._names, value)
+        return number
+
+    def wait(self, number: int | None = None) -> None:
+        """Return when the run with this number, or the last one, is over. DeviceFault, DeviceClosed, WaitTimeout."""
+        self._fifo.wait(self._last if number is None else number)
+
+    def close(self) -> None:
+        """Wait for what runs and give the memory back; a device that failed or was closed keeps it to its end."""
+        with self._device.lock:
+            memory, self._memory = self._memory, None
+            if memory is not None:
+                self._quads = memoryview(b"")
+                with suppress(DeviceFault, WaitTimeout):
+                    self._device.allocator.free(memory, memory.size, SPEC)
+
+    def __enter__(self) -> Recording:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_memory", None) is not None:
+            self.close()
+
+    def _forget(self) -> None:
+        """Drop what the caches hold of this memory's former content; behind it nothing here changes any more."""
+        device = self._device
+        with device.lock:
+            queue = NVComputeQueue().wait(device.timeline_signal, device.timeline_value - 1).memory_barrier()
+            queue.signal(device.timeline_signal, device.next_timeline()).submit(device)
+
+
+def _behind(device: Any, value: int) -> int:
+    """A GPFIFO entry for commands that wait until the timeline has reached a value."""
+    va, dwords = device.place_commands(array("I", _semaphore(ACQUIRE, device.timeline_signal.value_addr, value)))
+    return gp_entry(va, dwords, level=SUBROUTINE)
+
+
+def _check(device: Any, launch: Launch) -> None:
+    """LaunchError, or DeviceClosed, for a launch that cannot be recorded."""
+    program = launch.program
+    if program.dev is not device:
+        raise LaunchError(f"{program.name} was loaded on another device; load it on {device.device}.")
+    given, wanted = len(launch.buffers) + len(launch.values), len(program.signature)
+    if given != wanted:
+        raise LaunchError(f"{program.name} takes {wanted} arguments, the launch gives {given}.")
+    for buffer in launch.buffers:
+        if getattr(buffer.owner, "closed", False):
+            raise DeviceClosed(f"An argument of {program.name} was released when its device was closed.")
+    for what, sizes in (("grid", launch.grid), ("block", launch.block)):
+        if len(sizes) != 3 or not all(isinstance(size, int) for size in sizes):
+            raise LaunchError(f"{program.name}: the {what} is {sizes}; a recording takes three integers.")
+        for axis, size in enumerate(sizes):
+            check_size(program, what, axis, size)
+    check_block(program, launch.block)
+
+
+def _round_up(value: int, unit: int) -> int:
+    return (value + unit - 1) // unit * unit
+
+
+def _lay_out(launches: Sequence[Launch]) -> _Layout:
+    layout = _Layout()
+    at = 0
+    for launch in launches:
+        layout.banks.append(at)
+        at += _round_up(launch.program.constbufs[0][1], GRANULE)
+        layout.qmds.append(at)
+        at += SPARE
+    layout.scratch, layout.size = at, at + GRANULE
+    return layout
+
+
+def _describe(device: Any, launches: Sequence[Launch], boundary: Boundary, layout: _Layout, va: int) -> bytearray:
+    """Constant banks and QMDs, as they go to the start of the buffer at `va`."""
+    image = bytearray(layout.size)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(image))
+    for index, launch in enumerate(launches):
+        program, bank, at = launch.program, layout.banks[index], layout.qmds[index]
+        room = at - bank
+        buffer = HCQBuffer(va + bank, room, owner=device, view=MMIOInterface(address + bank, room))
+        NVComputeQueue().bind_args_state(program.fill_kernargs(launch.buffers, launch.values, buffer))
+        bank0.DIMS.pack_into(image, bank + bank0.BLOCK_DIM, *launch.block, *launch.grid)
+        place = Place(index, len(launches), va + layout.scratch)
+        qmd = _qmd(device, launch, memoryview(image)[at : at + program.qmd.mv.nbytes], va + bank)
+        if boundary.dependent is not None and index + 1 < len(launches):
+            given = {f"dependent_qmd0_{name}": value for name, value in boundary.dependent.items()}
+            qmd.write(dependent_qmd0_pointer=(va + layout.qmds[index + 1]) >> 8, dependent_qmd0_enable=1, **given)
+        qmd.write(**boundary.fields(place))
+    return image
+
+
+def _commands(boundary: Boundary, layout: _Layout, va: int) -> list[int]:
+    """The words that launch the QMDs of the buffer at `va`; how many does not depend on `va`."""
+    words = list(boundary.start)
+    for index, at in enumerate(layout.qmds if boundary.dependent is None else layout.qmds[:1]):
+        words += boundary.between(Place(index, len(layout.qmds), va + layout.scratch)) if index else ()
+        words += [method_header(MethodOp.INC, Subchannel.COMPUTE, ComputeMethod.SEND_PCAS_A, 1), (va + at) >> 8]
+        words.append(immediate(ComputeMethod.SEND_SIGNALING_PCAS2_B, boundary.action))
+    return words
+
+
+def _qmd(device: Any, launch: Launch, view: memoryview, bank: int) -> QMD:
+    """The program's QMD, filled in for a launch with constant bank 0 at `bank`."""
+    view[:] = launch.program.qmd.mv
+    qmd = QMD(device, view=view)
+    names = ("cta_raster_width", "cta_raster_height", "cta_raster_depth")
+    if qmd.ver >= 4:
+        names = ("grid_width", "grid_height", "grid_depth")
+    qmd.write(**dict(zip(names, launch.grid, strict=True)))
+    qmd.write(**{f"cta_thread_dimension{axis}": size for axis, size in enumerate(launch.block)})
+    qmd.set_constant_buf_addr(0, bank)
+    return qmd

@@ -1,0 +1,70 @@
+"""What a run of a recording does on the CPU: a number, one GPFIFO entry, the doorbell, and nothing else."""
+
+from typing import Any
+
+import pytest
+from fake import FakeKernel
+from kernels import program
+from test_queues import empty_submission
+
+from tegrad.nv.replay import Launch, Recording
+
+pytestmark = pytest.mark.board
+
+
+@pytest.fixture
+def recording(fake_device: Any) -> Any:
+    """Three launches that the fake GPU counts."""
+    add = program(fake_device, "add")
+    buffer = fake_device.allocator.alloc(4096)
+    with Recording(fake_device, [Launch(add, (buffer,), values=(i,)) for i in range(3)], depth=2) as recording:
+        yield recording
+
+
+def test_a_run_rings_once_and_calls_no_driver(fake_kernel: FakeKernel, fake_device: Any, recording: Any) -> None:
+    recording.wait(recording.run())
+    doorbell = fake_device.gpu_mmio.doorbell
+    calls, rings, launches = len(fake_kernel.calls), doorbell.rings, fake_kernel.launches
+    held, head = fake_kernel.held(), fake_device._commands._head
+    for _ in range(10):
+        number = recording.run()
+        while recording.done < number:
+            pass
+    assert (len(fake_kernel.calls), doorbell.rings) == (calls, rings + 10)
+    assert fake_kernel.launches == launches + 10  # of each chain, the first is sent
+    assert (fake_kernel.held(), fake_device._commands._head) == (held, head)
+
+
+def test_a_run_is_one_gpfifo_entry_until_something_else_went_out(fake_device: Any, recording: Any) -> None:
+    fifo = fake_device.compute_gpfifo
+    recording.run()
+    put = fifo.put_value
+    recording.run()
+    assert fifo.put_value == put + 1
+    empty_submission(fake_device)
+    recording.run()
+    assert fifo.put_value == put + 4  # the submission's, a wait for the timeline, and the run
+    recording.run()
+    assert fifo.put_value == put + 5
+
+
+def test_a_run_in_flight_is_not_rewritten(
+    fake_kernel: FakeKernel, fake_device: Any, recording: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fifo, memory = fake_device.compute_gpfifo, recording._memory
+    fifo.wait(fifo.submissions)
+    fake_kernel.paused = True
+    first = recording.run()
+    recording.run()
+    in_flight = bytes(memory.cpu_view()[0 : memory.size])
+    waited: list[tuple[int, bool]] = []
+
+    def wait(number: int) -> None:
+        waited.append((number, bytes(memory.cpu_view()[0 : memory.size]) == in_flight))
+        fake_kernel.paused = False
+        type(fifo).wait(fifo, number)
+
+    monkeypatch.setattr(fifo, "wait", wait)
+    recording.run()
+    assert waited == [(first, True)]
+    assert bytes(memory.cpu_view()[0 : memory.size]) != in_flight

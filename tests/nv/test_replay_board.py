@@ -1,0 +1,190 @@
+"""Recordings: launches in order under races, runs in flight, tinygrad's work around them, faults, and the end."""
+
+import gc
+import threading
+from collections.abc import Iterator
+from functools import reduce
+from typing import Any
+
+import pytest
+from boards import use_board
+from kernels import program, words
+from test_remedies_board import held_back, launch, open_device
+
+from tegrad.nv.faults import DeviceClosed, DeviceFault
+from tegrad.nv.program import LaunchError
+from tegrad.nv.replay import BOUNDARIES, Boundary, Launch, Recording, RecordingClosed
+
+pytestmark = pytest.mark.board
+
+VALUES = (5, 1, 4, 2, 3)
+
+
+def mixed(values: list[int], start: int = 0) -> int:
+    """What launches of `mix` with these values make of a number, as a signed 32-bit integer."""
+    total = reduce(lambda state, value: (state * 3 + value) & 0xFFFFFFFF, values, start)
+    return total - (1 << 32) if total >> 31 else total
+
+
+@pytest.fixture(params=[("agx-orin-64gb:12GiB", 5), ("agx-orin-64gb:13GiB", 6), ("gh100", 7)], ids=["5", "6", "gh100"])
+def racing(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A device on a board that races."""
+    spec, seed = request.param
+    with use_board(spec, race=seed):
+        yield open_device()
+
+
+@pytest.fixture
+def device(board: str) -> Any:
+    """A device on one board that races."""
+    return open_device()
+
+
+def mixes(device: Any, buffer: Any, values: tuple[int, ...] = VALUES) -> list[Launch]:
+    """Launches that come out differently in any other order, each of many threads."""
+    mix = program(device, "mix")
+    return [Launch(mix, (buffer,), (1, 1, 1), (64, 1, 1), (value,)) for value in values]
+
+
+def zeroed(device: Any) -> Any:
+    buffer = device.allocator.alloc(4096)
+    buffer.cpu_view()[0:4096] = bytes(4096)
+    return buffer
+
+
+def test_launches_run_in_order_at_every_boundary_and_in_every_run(racing: Any) -> None:
+    for boundary in BOUNDARIES.values():
+        buffer = zeroed(racing)
+        with Recording(racing, mixes(racing, buffer), boundary) as recording:
+            for _ in range(5):
+                number = recording.run()
+            recording.wait(number)
+            assert recording.done >= number
+            assert words(buffer, 64) == [mixed(list(VALUES * 5))] * 64
+
+
+def test_without_a_boundary_launches_change_places(racing: Any) -> None:
+    buffer = zeroed(racing)
+    with Recording(racing, mixes(racing, buffer, tuple(range(20))), Boundary()) as recording:
+        for _ in range(5):
+            number = recording.run()
+        recording.wait(number)
+        assert words(buffer)[0] != mixed(list(range(20)) * 5)
+
+
+def test_two_recordings_in_turn_keep_their_order_and_their_arguments(racing: Any) -> None:
+    buffer = zeroed(racing)
+    with (
+        Recording(racing, mixes(racing, buffer, (1, 2)), depth=1) as one,
+        Recording(racing, mixes(racing, buffer, (7, 8, 9)), depth=1) as two,
+    ):
+        with held_back(racing):
+            one.run(), two.run()
+        for _ in range(6):
+            one.run(), two.run()
+        two.wait()
+        assert words(buffer, 64) == [mixed([1, 2, 7, 8, 9] * 7)] * 64
+
+
+def test_a_run_beyond_the_depth_waits_for_the_first(device: Any) -> None:
+    buffer = zeroed(device)
+    with Recording(device, mixes(device, buffer), depth=2) as recording, held_back(device):
+        first, second = recording.run(), recording.run()
+        assert (recording.done < first, second) == (True, first + 1)
+        recording.run()
+        assert recording.done >= first
+
+
+def test_runs_are_ordered_among_the_work_of_tinygrad(racing: Any) -> None:
+    from tinygrad import Tensor
+
+    numbers = Tensor([1, 2, 3], device="NV").realize()
+    buffer = numbers.uop.base.realized._buf
+    add = program(racing, "add")
+    with Recording(racing, [Launch(add, (buffer,), block=(3, 1, 1), values=(10,))]) as recording:
+        for _ in range(3):
+            numbers.assign(numbers * 2).realize()
+            recording.run()
+            launch(add, buffer, 100)
+    expected = [1, 2, 3]
+    for _ in range(3):
+        expected = [2 * value + 10 + (100 if i == 0 else 0) for i, value in enumerate(expected)]
+    assert numbers.tolist() == expected
+
+
+def test_synchronize_waits_for_a_run(device: Any) -> None:
+    buffer = zeroed(device)
+    with Recording(device, mixes(device, buffer)) as recording:
+        number = recording.run()
+        device.synchronize()
+        assert recording.done >= number
+        assert words(buffer)[0] == mixed(list(VALUES))
+
+
+def test_threads_may_share_a_recording(device: Any) -> None:
+    buffer = zeroed(device)
+    with Recording(device, [Launch(program(device, "add"), (buffer,), values=(1,))]) as recording:
+        threads = [threading.Thread(target=lambda: [recording.run() for _ in range(20)], daemon=True) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        recording.wait()
+        assert words(buffer) == [60]
+
+
+@pytest.mark.klog_errors("(?i)mmu fault|page fault|error notifier|fault")
+def test_a_fault_in_a_run_is_raised_and_stays(device: Any) -> None:
+    buffer = zeroed(device)
+    wild = program(device, "wild")
+    recording = Recording(device, [*mixes(device, buffer), Launch(wild, (buffer,), values=(200,))])
+    number = recording.run()
+    with pytest.raises(DeviceFault) as caught:
+        recording.wait(number)
+    assert caught.value.kernel == "wild"
+    with pytest.raises(DeviceFault):
+        recording.run()
+    recording.close()
+
+
+def test_what_cannot_be_launched_is_refused_when_it_is_recorded(device: Any) -> None:
+    buffer = zeroed(device)
+    mix = program(device, "mix")
+    cases = [
+        ([], "at least one launch"),
+        ([Launch(mix, (buffer,))], "takes 2 arguments, the launch gives 1"),
+        ([Launch(mix, (buffer,), block=(2048, 1, 1), values=(1,))], "block is 2048"),
+        ([Launch(mix, (buffer,), grid=(0, 1, 1), values=(1,))], "grid is 0"),
+        ([Launch(mix, (buffer,), grid=(1.5, 1, 1), values=(1,))], "three integers"),  # type: ignore[arg-type]
+    ]
+    before = len(device.iface.memory)
+    for launches, why in cases:
+        with pytest.raises(LaunchError, match=why):
+            Recording(device, launches)
+    assert len(device.iface.memory) == before
+
+
+def test_closing_gives_the_memory_back_once(device: Any) -> None:
+    buffer, mix = zeroed(device), program(device, "mix")
+    before = len(device.iface.memory)
+    recording = Recording(device, [Launch(mix, (buffer,), values=(1,))])
+    assert len(device.iface.memory) == before + 1
+    recording.run()
+    recording.close()
+    recording.close()
+    assert len(device.iface.memory) == before
+    with pytest.raises(RecordingClosed, match="record the launches again"):
+        recording.run()
+    dropped = Recording(device, [Launch(mix, (buffer,), values=(1,))])
+    dropped.run()
+    del dropped
+    gc.collect()
+    assert len(device.iface.memory) == before
+
+
+def test_a_recording_of_a_closed_device_says_so(device: Any) -> None:
+    recording = Recording(device, mixes(device, zeroed(device)))
+    device.close()
+    with pytest.raises(DeviceClosed):
+        recording.run()
+    recording.close()
