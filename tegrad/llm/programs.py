@@ -18,7 +18,7 @@ from tinygrad.helpers import Target
 from tegrad.nv.compilers import compile_cuda
 
 OPTIONS: Final = ("--std=c++17",)
-_INCLUDE: Final = re.compile(r'^#include "([\w.]+)"\s*$', re.MULTILINE)
+_INCLUDE: Final = re.compile(r'^#include "([\w.]+)"[ \t]*$', re.MULTILINE)
 
 
 @functools.cache
