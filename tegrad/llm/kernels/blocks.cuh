@@ -1,0 +1,369 @@
+// Packed weights: a lane's part of a segment in registers, and its product with activations.
+//
+// A segment is 2048 consecutive weights of a matrix; lane L of 32 owns weights [64L, 64L + 64) of it, as four sets of 16
+// (tegrad/llm/packing.py tells the layouts and has the same in numpy). A format is a struct:
+//
+//   F::BYTES                          bytes of a segment, a multiple of 16
+//   F::Segment w; w.load(source, lane)     every load of the lane's part, 128 bits wide where the data are
+//   Input x = load_input(shared, chunk)    the activations that meet it; chunk = column / 64
+//   F::dot(w, x, lane) -> float            sum of the lane's 64 weights times activations
+//
+// Activations are int8 q with one float scale per 16. `stage` copies a vector of them to shared memory as `dot` wants it:
+// planes of 512 bytes from which 32 lanes read conflict-free. A set's integer dot product starts at `fold`, which holds
+// the format's offset (-32, -8) times the sum of q, plus MAGIC: an integer below 2^22 in magnitude added to the bits of
+// 1.5 * 2^23 is that float plus the integer, so the sum becomes a float by one subtraction and no conversion.
+//
+// Instructions a lane spends on its 64 weights, activations in registers, as written (loads / integer / float):
+//   Q6_K  5 / 48 (unpack 32, dp4a 16) / 4 conversions + 14     Q8_0  5 / 16 (dp4a) / 2 conversions + 10
+//   Q4_K  3 / 32 (unpack 16, dp4a 16) + 18 header / 6 + 19     Q4_0  3 / 32 / 2 + 10
+//   Q5_K  4 / 96 + 18 header / 6 + 19                          F16   8 / 0 / 64 + 64, BF16 8 / 64 / 64, F32 16 / 0 / 64
+// The float formats read their activations as float32 from shared memory, 16 loads of 128 bits.
+
+constexpr int SEGMENT = 2048;           // weights
+constexpr int INPUT_BYTES = 3072;       // staged activations of a segment: 4 planes of q, one of scales, one of folds
+constexpr int MAGIC_BITS = 0x4B400000;  // 1.5 * 2^23
+constexpr float MAGIC = 12582912.0f;
+
+// Where a segment is: device memory that is read once and never written meanwhile, or any memory by a plain pointer.
+struct Stream {
+    const unsigned char *at;
+    __device__ uint4 u128(int offset) const {
+        uint4 v;
+        asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at + offset));
+        return v;
+    }
+    __device__ uint2 u64(int offset) const {
+        uint2 v;
+        asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at + offset));
+        return v;
+    }
+    __device__ unsigned u32(int offset) const {
+        unsigned v;
+        asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(at + offset));
+        return v;
+    }
+    __device__ unsigned short u16(int offset) const {
+        unsigned short v;
+        asm volatile("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(v) : "l"(at + offset));
+        return v;
+    }
+};
+
+struct Memory {
+    const unsigned char *at;
+    __device__ uint4 u128(int offset) const { return *(const uint4 *)(at + offset); }
+    __device__ uint2 u64(int offset) const { return *(const uint2 *)(at + offset); }
+    __device__ unsigned u32(int offset) const { return *(const unsigned *)(at + offset); }
+    __device__ unsigned short u16(int offset) const { return *(const unsigned short *)(at + offset); }
+};
+
+__device__ __forceinline__ float half_to_float(unsigned short bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+__device__ __forceinline__ float low_half(unsigned pair) { return half_to_float((unsigned short)(pair & 0xffff)); }
+__device__ __forceinline__ float high_half(unsigned pair) { return half_to_float((unsigned short)(pair >> 16)); }
+
+// Four unsigned bytes times four signed ones, added to `sum`.
+__device__ __forceinline__ int dot4(unsigned weights, unsigned q, int sum) {
+    int result;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(result) : "r"(weights), "r"(q), "r"(sum));
+    return result;
+}
+
+__device__ __forceinline__ unsigned word(const uint4 &v, int at) {
+    return at == 0 ? v.x : at == 1 ? v.y : at == 2 ? v.z : v.w;
+}
+
+// An integer that was summed onto MAGIC_BITS, as a float.
+__device__ __forceinline__ float unfold(int sum) { return __int_as_float(sum) - MAGIC; }
+
+// --- activations ----------------------------------------------------------------------------------------------------
+
+// The 64 activations that meet a lane's weights: four sets of 16, their scales, and what their sums start from.
+struct Input {
+    uint4 q[4];
+    float4 scale;
+    uint4 fold;
+};
+
+// The staged activations [64 * chunk, 64 * chunk + 64); chunk is the lane in a row of whole segments.
+__device__ __forceinline__ Input load_input(const unsigned char *shared, int chunk) {
+    const unsigned char *at = shared + (chunk >> 5) * INPUT_BYTES + (chunk & 31) * 16;
+    Input x;
+#pragma unroll
+    for (int set = 0; set < 4; set++) x.q[set] = *(const uint4 *)(at + 512 * set);
+    x.scale = *(const float4 *)(at + 2048);
+    x.fold = *(const uint4 *)(at + 2560);
+    return x;
+}
+
+// One set's place among the staged activations: q as it is, and scale and fold as format F wants them.
+template <class F> __device__ __forceinline__ void stage_set(unsigned char *shared, int chunk, int set, uint4 q, float s) {
+    unsigned char *at = shared + (chunk >> 5) * INPUT_BYTES + (chunk & 31) * 16;
+    *(uint4 *)(at + 512 * set) = q;
+    int sum = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) sum = __dp4a((int)word(q, i), 0x01010101, sum);
+    *(float *)(at + 2048 + 4 * set) = s * F::factor(set);
+    *(unsigned *)(at + 2560 + 4 * set) = F::fold(set, sum, s);
+}
+
+// Copies `columns` activations, a multiple of 64, to shared memory (INPUT_BYTES per segment begun). Needs a barrier after it.
+template <class F>
+__device__ __forceinline__ void stage(unsigned char *shared, const signed char *q, const float *s, int columns,
+                                      int thread, int threads) {
+    for (int at = thread; at < columns / 16; at += threads) {
+        const int chunk = (at >> 7) * 32 + (at & 31), set = (at >> 5) & 3;  // lanes differ in their chunk
+        const bool whole = columns % SEGMENT == 0 || (at >> 7) < columns / SEGMENT;
+        const int c = whole ? chunk : at >> 2, k = whole ? set : at & 3;
+        stage_set<F>(shared, c, k, *(const uint4 *)(q + 64 * c + 16 * k), s[4 * c + k]);
+    }
+}
+
+// --- block formats --------------------------------------------------------------------------------------------------
+
+// Six bits: bytes of three planes hold sets 0..2 in their low bits, set 3 in their top pairs. Its sum is taken times 4.
+struct Q6_K {
+    static constexpr int BYTES = 1680;
+    static constexpr bool PACKED = true;
+    struct Segment {
+        uint4 plane[3];
+        unsigned scales;
+        unsigned short d;
+        template <class Source> __device__ __forceinline__ void load(Source from, int lane) {
+#pragma unroll
+            for (int p = 0; p < 3; p++) plane[p] = from.u128(512 * p + 16 * lane);
+            scales = from.u32(1536 + 4 * lane);
+            d = from.u16(1664 + 2 * (lane >> 2));
+        }
+    };
+    static __device__ __forceinline__ float factor(int set) { return set == 3 ? 0.25f : 1.0f; }
+    static __device__ __forceinline__ unsigned fold(int set, int sum, float) {
+        return MAGIC_BITS - (set == 3 ? 128 : 32) * sum;
+    }
+    static __device__ __forceinline__ float dot(const Segment &w, const Input &x, int) {
+        int s0 = x.fold.x, s1 = x.fold.y, s2 = x.fold.z, s3 = x.fold.w;
+        constexpr unsigned LOW = 0x3f3f3f3f, TOP = 0xc0c0c0c0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const unsigned a = word(w.plane[0], i), b = word(w.plane[1], i), c = word(w.plane[2], i);
+            s0 = dot4(a & LOW, word(x.q[0], i), s0);
+            s1 = dot4(b & LOW, word(x.q[1], i), s1);
+            s2 = dot4(c & LOW, word(x.q[2], i), s2);
+            const unsigned ab = ((a >> 2) & ~TOP) | (b & TOP), abc = ((ab >> 2) & ~TOP) | (c & TOP);
+            s3 = dot4(abc & 0xfcfcfcfc, word(x.q[3], i), s3);
+        }
+        const int scales = (int)w.scales;
+        float sum = unfold(s0) * ((float)(signed char)scales * x.scale.x);
+        sum = fmaf(unfold(s1), (float)(signed char)(scales >> 8) * x.scale.y, sum);
+        sum = fmaf(unfold(s2), (float)(signed char)(scales >> 16) * x.scale.z, sum);
+        sum = fmaf(unfold(s3), (float)(signed char)(scales >> 24) * x.scale.w, sum);
+        return sum * half_to_float(w.d);
+    }
+};
+
+// The header of a Q4_K or Q5_K block: d, dmin, and scale and minimum of the lane's two sub-blocks of 32.
+struct Affine {
+    float d0, d1, m0, m1;
+    __device__ __forceinline__ Affine(const uint4 &header, int lane) {
+        const int shift = (lane & 1) * 16;
+        const unsigned a = header.y >> shift, b = header.z >> shift, c = header.w >> shift;
+        const bool late = lane & 2;  // sub-blocks 4..7 have their high bits with those of 0..3
+        const unsigned scales = late ? (c & 0x0f0f) | ((a >> 2) & 0x3030) : a & 0x3f3f;
+        const unsigned minima = late ? ((c >> 4) & 0x0f0f) | ((b >> 2) & 0x3030) : b & 0x3f3f;
+        const float d = low_half(header.x), dmin = high_half(header.x);
+        d0 = d * (float)(scales & 0xff), d1 = d * (float)(scales >> 8);
+        m0 = dmin * (float)(minima & 0xff), m1 = dmin * (float)(minima >> 8);
+    }
+    // The lane's sum from the four sets' sums of levels times q, and x.fold = scale times sum of q.
+    __device__ __forceinline__ float sum(const int s[4], const Input &x) const {
+        float first = fmaf(unfold(s[1]), x.scale.y, unfold(s[0]) * x.scale.x);
+        float second = fmaf(unfold(s[3]), x.scale.w, unfold(s[2]) * x.scale.z);
+        const float q0 = __uint_as_float(x.fold.x) + __uint_as_float(x.fold.y);
+        const float q1 = __uint_as_float(x.fold.z) + __uint_as_float(x.fold.w);
+        return fmaf(d0, first, d1 * second) - fmaf(m0, q0, m1 * q1);
+    }
+};
+
+// Nibbles: byte i of plane p holds weight i of set 2p below that of set 2p + 1, whose sum is taken times 16.
+struct Q4_K {
+    static constexpr int BYTES = 1152;
+    static constexpr bool PACKED = true;
+    struct Segment {
+        uint4 plane[2], header;
+        template <class Source> __device__ __forceinline__ void load(Source from, int lane) {
+#pragma unroll
+            for (int p = 0; p < 2; p++) plane[p] = from.u128(512 * p + 16 * lane);
+            header = from.u128(1024 + 16 * (lane >> 2));
+        }
+    };
+    static __device__ __forceinline__ float factor(int set) { return set & 1 ? 0.0625f : 1.0f; }
+    static __device__ __forceinline__ unsigned fold(int, int sum, float s) { return __float_as_uint(s * (float)sum); }
+    static __device__ __forceinline__ void levels(const uint4 plane[2], const Input &x, int sums[4]) {
+#pragma unroll
+        for (int p = 0; p < 2; p++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const unsigned v = word(plane[p], i);
+                sums[2 * p] = dot4(v & 0x0f0f0f0f, word(x.q[2 * p], i), sums[2 * p]);
+                sums[2 * p + 1] = dot4(v & 0xf0f0f0f0, word(x.q[2 * p + 1], i), sums[2 * p + 1]);
+            }
+    }
+    static __device__ __forceinline__ float dot(const Segment &w, const Input &x, int lane) {
+        int sums[4] = {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS};
+        levels(w.plane, x, sums);
+        return Affine(w.header, lane).sum(sums, x);
+    }
+};
+
+// Q4_K with a fifth bit: bit 16s + i of the lane's 64-bit word is that of weight i of set s.
+struct Q5_K {
+    static constexpr int BYTES = 1408;
+    static constexpr bool PACKED = true;
+    struct Segment {
+        uint4 plane[2], header;
+        uint2 fifth;
+        template <class Source> __device__ __forceinline__ void load(Source from, int lane) {
+#pragma unroll
+            for (int p = 0; p < 2; p++) plane[p] = from.u128(512 * p + 16 * lane);
+            fifth = from.u64(1024 + 8 * lane);
+            header = from.u128(1280 + 16 * (lane >> 2));
+        }
+    };
+    static __device__ __forceinline__ float factor(int) { return 1.0f; }
+    static __device__ __forceinline__ unsigned fold(int, int sum, float s) { return __float_as_uint(s * (float)sum); }
+    // Four bits to bit 4 of four bytes.
+    static __device__ __forceinline__ unsigned spread(unsigned bits) { return ((bits & 15) * 0x02040810) & 0x10101010; }
+    static __device__ __forceinline__ float dot(const Segment &w, const Input &x, int lane) {
+        int sums[4] = {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS};
+#pragma unroll
+        for (int p = 0; p < 2; p++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const unsigned v = word(w.plane[p], i), bits = p ? w.fifth.y : w.fifth.x;
+                const unsigned low = (v & 0x0f0f0f0f) | spread(bits >> (4 * i));
+                const unsigned high = ((v >> 4) & 0x0f0f0f0f) | spread(bits >> (16 + 4 * i));
+                sums[2 * p] = dot4(low, word(x.q[2 * p], i), sums[2 * p]);
+                sums[2 * p + 1] = dot4(high, word(x.q[2 * p + 1], i), sums[2 * p + 1]);
+            }
+        return Affine(w.header, lane).sum(sums, x);
+    }
+};
+
+// Signed bytes, one scale per 32.
+struct Q8_0 {
+    static constexpr int BYTES = 2176;
+    static constexpr bool PACKED = true;
+    struct Segment {
+        uint4 plane[4];
+        unsigned d;
+        template <class Source> __device__ __forceinline__ void load(Source from, int lane) {
+#pragma unroll
+            for (int p = 0; p < 4; p++) plane[p] = from.u128(512 * p + 16 * lane);
+            d = from.u32(2048 + 4 * lane);
+        }
+    };
+    static __device__ __forceinline__ float factor(int) { return 1.0f; }
+    static __device__ __forceinline__ unsigned fold(int, int, float) { return 0; }
+    static __device__ __forceinline__ float dot(const Segment &w, const Input &x, int) {
+        int s[4] = {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS};
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int set = 0; set < 4; set++)
+                s[set] = __dp4a((int)word(w.plane[set], i), (int)word(x.q[set], i), s[set]);
+        const float first = fmaf(unfold(s[1]), x.scale.y, unfold(s[0]) * x.scale.x);
+        const float second = fmaf(unfold(s[3]), x.scale.w, unfold(s[2]) * x.scale.z);
+        return fmaf(low_half(w.d), first, high_half(w.d) * second);
+    }
+};
+
+// Nibbles less 8, one scale per 32; planes as in Q4_K.
+struct Q4_0 {
+    static constexpr int BYTES = 1152;
+    static constexpr bool PACKED = true;
+    struct Segment {
+        uint4 plane[2];
+        unsigned d;
+        template <class Source> __device__ __forceinline__ void load(Source from, int lane) {
+#pragma unroll
+            for (int p = 0; p < 2; p++) plane[p] = from.u128(512 * p + 16 * lane);
+            d = from.u32(1024 + 4 * lane);
+        }
+    };
+    static __device__ __forceinline__ float factor(int set) { return Q4_K::factor(set); }
+    static __device__ __forceinline__ unsigned fold(int set, int sum, float) {
+        return MAGIC_BITS - (set & 1 ? 128 : 8) * sum;
+    }
+    static __device__ __forceinline__ float dot(const Segment &w, const Input &x, int) {
+        int s[4] = {(int)x.fold.x, (int)x.fold.y, (int)x.fold.z, (int)x.fold.w};
+        Q4_K::levels(w.plane, x, s);
+        const float first = fmaf(unfold(s[1]), x.scale.y, unfold(s[0]) * x.scale.x);
+        const float second = fmaf(unfold(s[3]), x.scale.w, unfold(s[2]) * x.scale.z);
+        return fmaf(low_half(w.d), first, high_half(w.d) * second);
+    }
+};
+
+// --- float formats --------------------------------------------------------------------------------------------------
+//
+// Rows as in the file. A part is one 128-bit load of a lane, the lanes side by side: 256 halves or 128 floats. A segment is
+// up to 2048 weights of one row; lanes past its end hold zeros. The activations are float32 in shared memory, parts in
+// order, in each first every lane's first four, then every lane's next four.
+
+template <class F, int Size> struct Floats {
+    static constexpr bool PACKED = false;
+    static constexpr int LANE = 16 / Size, PART = 32 * LANE, PARTS = SEGMENT / PART;  // weights; parts of a segment
+    template <int Count = SEGMENT> struct Segment {
+        static constexpr int USED = (Count + PART - 1) / PART;
+        uint4 part[USED];
+        template <class Source> __device__ __forceinline__ void load(Source from, int lane) {
+#pragma unroll
+            for (int p = 0; p < USED; p++)
+                part[p] = (p + 1) * PART <= Count || p * PART + lane * LANE < Count ? from.u128(512 * p + 16 * lane)
+                                                                                     : make_uint4(0, 0, 0, 0);
+        }
+    };
+    // x: the staged activations of the segment's first weight.
+    template <int Count> static __device__ __forceinline__ float dot(const Segment<Count> &w, const float4 *x, int lane) {
+        float sum = 0;
+#pragma unroll
+        for (int p = 0; p < Segment<Count>::USED; p++)
+#pragma unroll
+            for (int quad = 0; quad < LANE / 4; quad++) {
+                const float4 v = x[(p * (LANE / 4) + quad) * 32 + lane];
+                const float4 u = F::four(w.part[p], quad);
+                sum = fmaf(u.w, v.w, fmaf(u.z, v.z, fmaf(u.y, v.y, fmaf(u.x, v.x, sum))));
+            }
+        return sum;
+    }
+    // Where the four activations [4 * at, 4 * at + 4) are staged, in float4; a vector takes PART floats per part begun.
+    static __device__ __forceinline__ int place(int at) {
+        constexpr int QUADS = LANE / 4;
+        return (at / (32 * QUADS) * QUADS + at % QUADS) * 32 + at / QUADS % 32;
+    }
+};
+
+struct F16 : Floats<F16, 2> {
+    static __device__ __forceinline__ float4 four(const uint4 &v, int quad) {
+        const unsigned a = quad ? v.z : v.x, b = quad ? v.w : v.y;
+        return make_float4(low_half(a), high_half(a), low_half(b), high_half(b));
+    }
+};
+
+struct BF16 : Floats<BF16, 2> {
+    static __device__ __forceinline__ float4 four(const uint4 &v, int quad) {
+        const unsigned a = quad ? v.z : v.x, b = quad ? v.w : v.y;
+        return make_float4(__uint_as_float(a << 16), __uint_as_float(a & 0xffff0000), __uint_as_float(b << 16),
+                           __uint_as_float(b & 0xffff0000));
+    }
+};
+
+struct F32 : Floats<F32, 4> {
+    static __device__ __forceinline__ float4 four(const uint4 &v, int) {
+        return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w));
+    }
+};
