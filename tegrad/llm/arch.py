@@ -1,12 +1,13 @@
 """Model families as data: which tensors with which shapes, which norm, rope and activation; and one model's sizes.
 
-The names are GGUF's (gguf-py's constants); what they mean in the family "llama" is as llama.cpp computes it.
+The names are GGUF's (gguf-py's constants); what they mean is as llama.cpp computes the family of that name. A family is
+a row of `ARCHES`; what a file has beyond its family's row is refused by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Final, Literal, Self, TypeVar
 
 import numpy as np
@@ -27,64 +28,144 @@ class Spec:
 
     name: str
     shape: tuple[str, ...]
-    bias: bool = False
-    """A "<name>.bias" vector of the outermost size is added where the file has one."""
+    """A name such as "query+key+value" means those rows below one another."""
+    bias: Literal["none", "may", "must"] = "none"
+    """Whether a "<name>.bias" vector of the outermost size is added."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the sizes whose rows lie below one another."""
+        return tuple(self.shape[0].split("+"))
 
 
 @dataclass(frozen=True, slots=True)
 class Arch:
-    """A model family. The graph and its reference twin read this and nothing else about the family."""
+    """A model family. The graph, the plans and their reference twin read this and nothing else about the family."""
 
     name: str
     embedding: Spec
     attn_norm: Spec
-    query: Spec
-    key: Spec
-    value: Spec
+    qkv: tuple[Spec, ...]
+    """Three matrices or one; their rows are always the queries', the keys' and the values', in this order."""
     attn_output: Spec
     ffn_norm: Spec
-    gate: Spec
+    gate: Spec | None
+    """activation(gate) * up where there is one, else activation(up)."""
     up: Spec
     down: Spec
     output_norm: Spec
     output: Spec
     """The embedding is used where the file lacks it (tied)."""
-    rope: Literal["interleaved"]
-    """Rotated pairs are neighbours (2i, 2i+1)."""
-    activation: Literal["silu"]
-    norm: Literal["rms"] = "rms"
+    rope: Literal["interleaved", "halves", "none"]
+    """Rotated pairs are neighbours (2i, 2i + 1), or (i, i + rope.dim / 2)."""
+    activation: Literal["silu", "gelu"]
+    """gelu is its approximation by tanh."""
+    norm: Literal["rms", "layer"]
+    """By the root mean square, or by mean and variance; then a weight, and a bias where the spec has one."""
+    positions: Spec | None = None
+    """Learned vectors, one for each position, that are added to the embedding."""
+    query_norm: Spec | None = None
+    """Each head's query is normalized by its root mean square before it is rotated."""
+    key_norm: Spec | None = None
+    rope_divisors: bool = False
+    """The file may have rope_freqs, which each pair's frequency is divided by."""
 
     @property
     def once(self) -> tuple[Spec, ...]:
         """The tensors of a model, apart from the output, which may be missing."""
-        return self.embedding, self.output_norm
+        return _present(self.embedding, self.positions, self.output_norm)
 
     @property
     def each_layer(self) -> tuple[Spec, ...]:
         """The tensors of a layer."""
-        attention = (self.attn_norm, self.query, self.key, self.value, self.attn_output)
-        return (*attention, self.ffn_norm, self.gate, self.up, self.down)
+        attention = (self.attn_norm, *self.qkv, self.query_norm, self.key_norm, self.attn_output)
+        return _present(*attention, self.ffn_norm, self.gate, self.up, self.down)
+
+
+def _present(*specs: Spec | None) -> tuple[Spec, ...]:
+    return tuple(spec for spec in specs if spec is not None)
 
 
 LLAMA: Final = Arch(
     name="llama",
     embedding=Spec("token_embd", ("vocab", "dim")),
     attn_norm=Spec("attn_norm", ("dim",)),
-    query=Spec("attn_q", ("query", "dim"), bias=True),
-    key=Spec("attn_k", ("key", "dim"), bias=True),
-    value=Spec("attn_v", ("value", "dim"), bias=True),
-    attn_output=Spec("attn_output", ("dim", "mixed"), bias=True),
+    qkv=(
+        Spec("attn_q", ("query", "dim"), "may"),
+        Spec("attn_k", ("key", "dim"), "may"),
+        Spec("attn_v", ("value", "dim"), "may"),
+    ),
+    attn_output=Spec("attn_output", ("dim", "mixed"), "may"),
     ffn_norm=Spec("ffn_norm", ("dim",)),
-    gate=Spec("ffn_gate", ("ffn", "dim"), bias=True),
-    up=Spec("ffn_up", ("ffn", "dim"), bias=True),
-    down=Spec("ffn_down", ("dim", "ffn"), bias=True),
+    gate=Spec("ffn_gate", ("ffn", "dim"), "may"),
+    up=Spec("ffn_up", ("ffn", "dim"), "may"),
+    down=Spec("ffn_down", ("dim", "ffn"), "may"),
     output_norm=Spec("output_norm", ("dim",)),
     output=Spec("output", ("vocab", "dim")),
     rope="interleaved",
     activation="silu",
+    norm="rms",
+    rope_divisors=True,
+)
+"""Llama 1 to 3 and what is converted to their form: Mistral 7B to Mistral Small 3, SmolLM and others."""
+
+QWEN2: Final = replace(
+    LLAMA,
+    name="qwen2",
+    qkv=tuple(replace(spec, bias="must") for spec in LLAMA.qkv),
+    attn_output=Spec("attn_output", ("dim", "mixed")),
+    gate=Spec("ffn_gate", ("ffn", "dim")),
+    up=Spec("ffn_up", ("ffn", "dim")),
+    down=Spec("ffn_down", ("dim", "ffn")),
+    rope="halves",
+    rope_divisors=False,
 )
 
-ARCHES: Final[Mapping[str, Arch]] = {arch.name: arch for arch in (LLAMA,)}
+QWEN3: Final = replace(
+    QWEN2,
+    name="qwen3",
+    qkv=tuple(replace(spec, bias="none") for spec in LLAMA.qkv),
+    query_norm=Spec("attn_q_norm", ("head",)),
+    key_norm=Spec("attn_k_norm", ("head",)),
+)
+
+GPT2: Final = Arch(
+    name="gpt2",
+    embedding=Spec("token_embd", ("vocab", "dim")),
+    positions=Spec("position_embd", ("context", "dim")),
+    attn_norm=Spec("attn_norm", ("dim",), "must"),
+    qkv=(Spec("attn_qkv", ("query+key+value", "dim"), "must"),),
+    attn_output=Spec("attn_output", ("dim", "mixed"), "must"),
+    ffn_norm=Spec("ffn_norm", ("dim",), "must"),
+    gate=None,
+    up=Spec("ffn_up", ("ffn", "dim"), "must"),
+    down=Spec("ffn_down", ("dim", "ffn"), "must"),
+    output_norm=Spec("output_norm", ("dim",), "must"),
+    output=Spec("output", ("vocab", "dim")),
+    rope="none",
+    activation="gelu",
+    norm="layer",
+)
+
+ARCHES: Final[Mapping[str, Arch]] = {arch.name: arch for arch in (LLAMA, QWEN2, QWEN3, GPT2)}
+"""By `general.architecture`."""
+
+_EPS: Final = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}
+
+_REFUSED: Final[Mapping[str, str]] = {
+    "expert_count": "is a mixture of experts",
+    "attention.clamp_kqv": "clamps queries, keys and values",
+    "attention.max_alibi_bias": "has ALiBi positions",
+    "attention.scale": "scales attention by a number of its own",
+    "attention.temperature_scale": "scales attention by position",
+    "attn_logit_softcapping": "caps attention scores",
+    "final_logit_softcapping": "caps logits",
+    "logit_scale": "scales logits",
+    "embedding_scale": "scales embeddings",
+    "residual_scale": "scales residuals",
+    "rope.scaling.yarn_log_multiplier": "scales YaRN by a logarithm of its own",
+}
+"""Values that change what is computed, refused where they are there and not 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +181,7 @@ class Yarn:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary position embedding of the first `dim` elements of each head."""
+    """Rotary position embedding of the first `dim` elements of each head; none where `dim` is 0."""
 
     dim: int
     base: float
@@ -111,7 +192,7 @@ class Rope:
     def tables(self, positions: int, divisors: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """Cosines and sines (2, positions, dim/2); `divisors` are the file's rope_freqs, one per pair."""
         pairs = np.arange(self.dim // 2, dtype=np.float64)
-        frequency = self.base ** (-2.0 * pairs / self.dim)
+        frequency = self.base ** (-2.0 * pairs / max(1, self.dim))
         if divisors is not None:
             frequency = frequency / divisors
         magnitude = 1.0
@@ -157,12 +238,20 @@ class Config:
     """Elements of a value head."""
     eps: float
     rope: Rope
+    window: int | None = None
+    """Positions that a token attends to at most. We run contexts within it, in which it changes nothing."""
+
+    @property
+    def longest(self) -> int:
+        """The longest context that we run."""
+        return min(self.context, self.window or self.context)
 
     def positions(self, asked: int | None = None, prompt: int = 0) -> int:
         """Positions of a session's cache: `asked` or a bounded default; raises ContextError where they cannot be."""
-        if asked is not None and not 0 < asked <= self.context:
-            raise ContextError(f"a context of {asked} tokens was asked for, the model has {self.context}: ask for less")
-        positions = asked or min(self.context, DEFAULT_CONTEXT)
+        if asked is not None and not 0 < asked <= self.longest:
+            what = "the model has" if self.longest == self.context else "we run the model within its sliding window of"
+            raise ContextError(f"a context of {asked} tokens was asked for, {what} {self.longest}: ask for less")
+        positions = asked or min(self.longest, DEFAULT_CONTEXT)
         if prompt > positions:
             raise ContextError(f"{prompt} tokens exceed the context of {positions}: shorten the prompt")
         return positions
@@ -177,13 +266,19 @@ class Config:
         """The sizes that `Spec.shape` names."""
         return {
             "vocab": self.vocab,
+            "context": self.context,
             "dim": self.dim,
             "ffn": self.ffn,
+            "head": self.head_dim,
             "query": self.heads * self.head_dim,
             "key": self.kv_heads * self.head_dim,
             "value": self.kv_heads * self.value_dim,
             "mixed": self.heads * self.value_dim,
         }
+
+    def size(self, name: str) -> int:
+        """A size as a `Spec.shape` names it, "a+b" included."""
+        return sum(self.sizes[part] for part in name.split("+"))
 
     @classmethod
     def read(cls, file: Gguf) -> Self:
@@ -194,12 +289,7 @@ class Config:
             raise UnsupportedModelError(
                 f"{file.path} is of the architecture {name!r}; we run {', '.join(ARCHES)}: choose another model"
             )
-        if (parts := get.optional("split.count", int, 1)) > 1:
-            raise UnsupportedModelError(f"{file.path} is one of {parts} parts: join them with llama-gguf-split --merge")
-        if get.optional(f"{name}.expert_count", int, 0):
-            raise UnsupportedModelError(
-                f"{file.path} is a mixture of experts, which we do not run: choose another model"
-            )
+        _refuse(get, name)
         dim, heads = get.size(f"{name}.embedding_length"), get.size(f"{name}.attention.head_count")
         head_dim = get.size(f"{name}.attention.key_length", dim // heads)
         context = get.size(f"{name}.context_length")
@@ -214,30 +304,45 @@ class Config:
             kv_heads=get.size(f"{name}.attention.head_count_kv", heads),
             head_dim=head_dim,
             value_dim=get.size(f"{name}.attention.value_length", dim // heads),
-            eps=get.of(f"{name}.attention.layer_norm_rms_epsilon", float),
-            rope=_rope(get, name, head_dim, context),
+            eps=get.of(f"{name}.{_EPS[arch.norm]}", float),
+            rope=Rope(0, 1.0) if arch.rope == "none" else _rope(get, name, head_dim, context),
+            window=get.optional(f"{name}.attention.sliding_window", int, 0) or None,
         )
-        if config.heads % config.kv_heads or config.rope.dim % 2 or not 0 < config.rope.dim <= head_dim:
+        if config.heads % config.kv_heads or config.rope.dim % 2 or not 0 <= config.rope.dim <= head_dim:
             raise file.corrupt(f"{heads} heads, {config.kv_heads} key heads of {head_dim}, rope over {config.rope.dim}")
         config._check_all(file)
         return config
 
     def _check_all(self, file: Gguf) -> None:
-        """Every tensor of the family, so that nothing is missing after half of the model is loaded."""
-        for spec in self.arch.once:
-            self.check(file, spec)
-        for layer in range(self.layers):
-            for spec in self.arch.each_layer:
-                self.check(file, spec, layer)
-                if spec.bias:
-                    self.vector(file, tensor_name(spec, layer, "bias"), self.sizes[spec.shape[0]])
-        if tensor_name(self.arch.output) in file.tensors:
-            self.check(file, self.arch.output)
+        """Every tensor of the family and no other, so that nothing is missing after half of the model is loaded."""
+        known = {_DIVISORS} if self.arch.rope_divisors else set()
+        for spec, layer in self.specs():
+            if spec is self.arch.output and tensor_name(spec) not in file.tensors:
+                continue
+            self.check(file, spec, layer)
+            known.add(tensor_name(spec, layer))
+            if spec.bias != "none":
+                bias = tensor_name(spec, layer, "bias")
+                if spec.bias == "must":
+                    file.tensor(bias)
+                self.vector(file, bias, self.size(spec.shape[0]))
+                known.add(bias)
+        if unknown := [name for name in file.tensors if name not in known]:
+            raise UnsupportedModelError(
+                f"{file.path} has the tensor {unknown[0]!r}, which the family {self.arch.name} as we run it does not "
+                f"use: choose another model"
+            )
+
+    def specs(self) -> Iterator[tuple[Spec, int | None]]:
+        """Every tensor of the model, with its layer, in the order of use; the output at the end."""
+        yield from ((spec, None) for spec in self.arch.once)
+        yield from ((spec, layer) for layer in range(self.layers) for spec in self.arch.each_layer)
+        yield self.arch.output, None
 
     def check(self, file: Gguf, spec: Spec, layer: int | None = None) -> TensorInfo:
         """The tensor of a spec, its shape checked."""
         info = file.tensor(tensor_name(spec, layer))
-        expected = tuple(self.sizes[size] for size in spec.shape)
+        expected = tuple(self.size(name) for name in spec.shape)
         if info.shape != expected:
             raise file.corrupt(f"tensor {info.name!r} has the shape {info.shape}, {expected} expected")
         return info
@@ -251,13 +356,29 @@ class Config:
 
     def rope_divisors(self, file: Gguf) -> NDArray[np.float32] | None:
         """The file's rope_freqs: what each pair's frequency is divided by (Llama 3.1's long-context scaling)."""
-        info = self.vector(file, "rope_freqs.weight", self.rope.dim // 2)
+        info = self.vector(file, _DIVISORS, self.rope.dim // 2)
         return None if info is None else np.frombuffer(file.read(info.offset, info.nbytes), np.float32)
+
+
+_DIVISORS: Final = "rope_freqs.weight"
 
 
 def tensor_name(spec: Spec, layer: int | None = None, suffix: str = "weight") -> str:
     """A tensor's name in the file."""
     return f"{spec.name}.{suffix}" if layer is None else f"blk.{layer}.{spec.name}.{suffix}"
+
+
+def _refuse(get: _Reader, name: str) -> None:
+    """Refuse by name what a file asks for and we do not run."""
+    if (kind := get.optional("general.type", str, "model")) != "model":
+        raise UnsupportedModelError(f"{get.file.path} is no model but of the type {kind!r}: choose a model")
+    if (parts := get.optional("split.count", int, 1)) > 1:
+        raise UnsupportedModelError(f"{get.file.path} is one of {parts} parts: join them with llama-gguf-split --merge")
+    for key, what in _REFUSED.items():
+        if get.file.metadata.get(f"{name}.{key}", 0):
+            raise UnsupportedModelError(f"{get.file.path} {what} ({name}.{key}), which we do not run: choose another")
+    if get.file.metadata.get(f"{name}.attention.causal", True) is False:
+        raise UnsupportedModelError(f"{get.file.path} attends in both directions, which we do not run: choose another")
 
 
 def _rope(get: _Reader, name: str, head_dim: int, context: int) -> Rope:

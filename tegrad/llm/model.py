@@ -6,26 +6,30 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod, sqrt
-from typing import Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from tinygrad import Device, Tensor, UOp, dtypes
 from tinygrad.dtype import DType
 
-from tegrad.llm.arch import Config, tensor_name
+from tegrad.llm.arch import Config, Spec, tensor_name
 from tegrad.llm.errors import RoomError
 from tegrad.llm.gguf import Gguf, Progress
-from tegrad.llm.weights import Joined, Loader, Matrix, Norm
+from tegrad.llm.weights import Joined, LayerNorm, Loader, Matrix, Norm
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One transformer block's weights."""
 
-    attn_norm: Norm
+    attn_norm: Norm | LayerNorm
     qkv: Joined
+    query_norm: Norm | None
+    key_norm: Norm | None
     attn_output: Matrix
-    ffn_norm: Norm
-    gate: Matrix
+    ffn_norm: Norm | LayerNorm
+    gate: Matrix | None
     up: Matrix
     down: Matrix
 
@@ -35,8 +39,8 @@ class Cache:
     """Keys and values of one session's tokens: a layer's are (kv_heads, positions, head_dim + value_dim)."""
 
     layers: tuple[Tensor, ...]
-    rope: Tensor
-    """Cosines and sines (2, positions, pairs)."""
+    rope: Tensor | None
+    """Cosines and sines (2, positions, pairs), where anything is rotated."""
 
 
 class Model:
@@ -56,13 +60,16 @@ class Model:
         config, arch = self.config, self.config.arch
         load = Loader(file, config, self.device, progress)
         self.embedding = load.matrix(arch.embedding)
+        self.positions = _optional(load.matrix, arch.positions)
         self.layers = [
             Layer(
                 attn_norm=load.norm(arch.attn_norm, at),
-                qkv=load.joined((arch.query, arch.key, arch.value), at),
+                qkv=load.joined(arch.qkv, at),
+                query_norm=_optional(load.head_norm, arch.query_norm, at),
+                key_norm=_optional(load.head_norm, arch.key_norm, at),
                 attn_output=load.matrix(arch.attn_output, at),
                 ffn_norm=load.norm(arch.ffn_norm, at),
-                gate=load.matrix(arch.gate, at),
+                gate=_optional(load.matrix, arch.gate, at),
                 up=load.matrix(arch.up, at),
                 down=load.matrix(arch.down, at),
             )
@@ -87,7 +94,8 @@ class Model:
         shape = (c.kv_heads, positions, c.head_dim + c.value_dim)
         layers = tuple(Tensor.empty(*shape, dtype=dtype, device=self.device).realize() for _ in self.layers)
         try:
-            rope = Tensor(c.rope.tables(positions, self._divisors), device=self.device).realize()
+            tables = c.rope.tables(positions, self._divisors) if c.rope.dim else None
+            rope = None if tables is None else Tensor(tables, device=self.device).realize()
             for layer in layers:
                 layer.uop.buffer.ensure_allocated()
         except MemoryError as error:
@@ -100,32 +108,46 @@ class Model:
 
         Of every token (count, vocab), or where `last` is given of the token at that index only (1, vocab).
         """
-        activate = _ACTIVATIONS[self.config.arch.activation]
         # Layers are realized one by one: alike, they are scheduled once.
-        x = self.embedding.rows(tokens).contiguous().realize()
+        x = self._embed(tokens, start).contiguous().realize()
         for layer, kept in zip(self.layers, cache.layers, strict=True):
             mixed = self._attention(layer, x, kept, cache.rope, start)
             x = (x + layer.attn_output.apply(mixed)).contiguous()
-            inner = activate(layer.gate.apply(x, layer.ffn_norm)) * layer.up.apply(x, layer.ffn_norm)
-            x = (x + layer.down.apply(inner.contiguous())).contiguous().realize()
+            x = (x + layer.down.apply(self._inner(layer, x).contiguous())).contiguous().realize()
         if last is not None and tokens.shape[0] != 1:
             x = x[last : last + 1]
         return self.output.apply(x, self.output_norm).contiguous().realize()
 
-    def _attention(self, layer: Layer, x: Tensor, kept: Tensor, rope: Tensor, start: UOp | int) -> Tensor:
+    def _embed(self, tokens: Tensor, start: UOp | int) -> Tensor:
+        x = self.embedding.rows(tokens)
+        if self.positions is None:
+            return x
+        # A padded chunk reaches beyond the last position.
+        at = (Tensor.arange(tokens.shape[0]) + start).minimum(self.config.context - 1)
+        return x + self.positions.rows(at)
+
+    def _inner(self, layer: Layer, x: Tensor) -> Tensor:
+        """What the feed-forward's last product multiplies."""
+        activate = _ACTIVATIONS[self.config.arch.activation]
+        up = layer.up.apply(x, layer.ffn_norm)
+        return activate(up) if layer.gate is None else activate(layer.gate.apply(x, layer.ffn_norm)) * up
+
+    def _attention(self, layer: Layer, x: Tensor, kept: Tensor, rope: Tensor | None, start: UOp | int) -> Tensor:
         """Mixed values (count, heads * value_dim) of x; adds the new keys and values to those kept."""
         c, count = self.config, x.shape[0]
         query, key, value = layer.qkv.apply(x, layer.attn_norm)
         end = start + count
-        rotate, turns = _ROTATIONS[c.arch.rope], rope[:, start:end]
-        key = rotate(key.reshape(count, c.kv_heads, c.head_dim), turns)
+        rotate, turns = _ROTATIONS[c.arch.rope], None if rope is None else rope[:, start:end]
+        key = key.reshape(count, c.kv_heads, c.head_dim)
+        key = rotate(layer.key_norm.apply(key) if layer.key_norm else key, turns)
         new = key.cat(value.reshape(count, c.kv_heads, c.value_dim), dim=-1).permute(1, 0, 2).cast(kept.dtype)
         positions = Tensor.arange(kept.shape[1])[:end]  # of a fixed length first, which folds into an index
         kept = Tensor(kept.uop.after(kept[:, start:end].uop.store(new.uop)))[:, :end].float()
         keys = kept[:, :, : c.head_dim].reshape(c.kv_heads, 1, 1, end, c.head_dim)
         values = kept[:, :, c.head_dim :].reshape(c.kv_heads, 1, 1, end, c.value_dim)
 
-        query = rotate(query.reshape(count, c.heads, c.head_dim), turns)
+        query = query.reshape(count, c.heads, c.head_dim)
+        query = rotate(layer.query_norm.apply(query) if layer.query_norm else query, turns)
         query = query.reshape(count, c.kv_heads, c.group, 1, c.head_dim).permute(1, 2, 0, 3, 4)
         scores = (query * keys).sum(axis=-1) / sqrt(c.head_dim)
         if count != 1:
@@ -138,8 +160,12 @@ class Model:
         return mixed.permute(2, 0, 1, 3).reshape(count, c.heads * c.value_dim).contiguous()
 
 
-def _rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """Rotate neighbouring pairs of the last axis of x (count, heads, width), as far as rope (2, count, pairs) goes."""
+def _optional(load: Callable[[Spec, int | None], T], spec: Spec | None, layer: int | None = None) -> T | None:
+    return None if spec is None else load(spec, layer)
+
+
+def _rotate_neighbours(x: Tensor, rope: Tensor) -> Tensor:
+    """Rotate pairs (2i, 2i + 1) of the last axis of x (count, heads, width), as far as rope (2, count, pairs) goes."""
     count, heads, width = x.shape
     pairs = rope.shape[2]
     cos, sin = (rope[at].reshape(count, 1, pairs, 1) for at in (0, 1))
@@ -149,5 +175,20 @@ def _rotate(x: Tensor, rope: Tensor) -> Tensor:
     return result if 2 * pairs == width else result.cat(x[:, :, 2 * pairs :], dim=-1)
 
 
-_ROTATIONS: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {"interleaved": _rotate}
-_ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {"silu": Tensor.silu}
+def _rotate_halves(x: Tensor, rope: Tensor) -> Tensor:
+    """Rotate pairs (i, i + pairs) of the last axis of x (count, heads, width), for rope (2, count, pairs)."""
+    count, heads, width = x.shape
+    pairs = rope.shape[2]
+    cos, sin = (rope[at].reshape(count, 1, 1, pairs) for at in (0, 1))
+    turned = x[:, :, : 2 * pairs].reshape(count, heads, 2, pairs)
+    crossed = turned[:, :, 1:].neg().cat(turned[:, :, :1], dim=2)
+    result = (turned * cos + crossed * sin).reshape(count, heads, 2 * pairs)
+    return result if 2 * pairs == width else result.cat(x[:, :, 2 * pairs :], dim=-1)
+
+
+_ROTATIONS: Final[Mapping[str, Callable[[Tensor, Any], Tensor]]] = {
+    "interleaved": _rotate_neighbours,
+    "halves": _rotate_halves,
+    "none": lambda x, _: x,
+}
+_ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {"silu": Tensor.silu, "gelu": Tensor.gelu}

@@ -51,7 +51,7 @@ class ReferenceRunner:
     @property
     def context(self) -> int:
         """Tokens that the model sees at once."""
-        return self._reference.config.context
+        return self._reference.config.longest
 
     def score(self, tokens: Sequence[int]) -> NDArray[np.floating[Any]]:
         """Logits (len(tokens), vocab) after each token."""

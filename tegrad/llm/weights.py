@@ -28,11 +28,14 @@ class Matrix:
     """(rows, row elements of `dequant.storage`)."""
     bias: Tensor | None = None
 
-    def apply(self, x: Tensor, norm: Norm | None = None) -> Tensor:
+    def apply(self, x: Tensor, norm: Norm | LayerNorm | None = None) -> Tensor:
         """Products (tokens, rows) of x (tokens, columns), lazily; of the normalized x where `norm` is given.
 
         One reduction: the factor that normalizes a token is a second sum over the same elements, in the same kernel.
+        A LayerNorm, which needs two sums one after the other, is a kernel of its own.
         """
+        if isinstance(norm, LayerNorm):
+            x, norm = norm.apply(x).contiguous(), None
         weights = dequantize(self.kind, self.data)
         if x.shape[0] != 1 and self.kind is not F32:
             # Several tokens share the expanded weights, which live for this product only.
@@ -64,6 +67,24 @@ class Norm:
     weight: Tensor
     eps: float
 
+    def apply(self, x: Tensor) -> Tensor:
+        """x, normalized along its last axis, lazily."""
+        return x * (x.square().mean(axis=-1, keepdim=True) + self.eps).rsqrt() * self.weight
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """Normalization of a token by its mean and variance, then a weight and a bias for each element."""
+
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+    def apply(self, x: Tensor) -> Tensor:
+        """x, normalized along its last axis, lazily."""
+        centered = x - x.mean(axis=-1, keepdim=True)
+        return centered * (centered.square().mean(axis=-1, keepdim=True) + self.eps).rsqrt() * self.weight + self.bias
+
 
 @dataclass(frozen=True, slots=True)
 class Joined:
@@ -73,7 +94,7 @@ class Joined:
     rows: tuple[tuple[int, ...], ...]
     """Of each matrix, the rows of its parts."""
 
-    def apply(self, x: Tensor, norm: Norm) -> list[Tensor]:
+    def apply(self, x: Tensor, norm: Norm | LayerNorm) -> list[Tensor]:
         """One (tokens, rows) result for each part, computed when asked for."""
         results = []
         for matrix, rows in zip(self.matrices, self.rows, strict=True):
@@ -91,8 +112,16 @@ class Loader:
         self._done = 0
         self._total = sum(info.nbytes for info in file.tensors.values())
 
-    def norm(self, spec: Spec, layer: int | None = None) -> Norm:
-        """A norm's weights."""
+    def norm(self, spec: Spec, layer: int | None = None) -> Norm | LayerNorm:
+        """A norm of the family's kind."""
+        norm = self.head_norm(spec, layer)
+        if self.config.arch.norm == "rms":
+            return norm
+        bias = self._bias(spec, layer, self.config.size(spec.shape[0]))
+        return LayerNorm(norm.weight, self._join([bias]), self.config.eps)
+
+    def head_norm(self, spec: Spec, layer: int | None = None) -> Norm:
+        """A root mean square norm."""
         info = self.config.check(self.file, spec, layer)
         self.config.vector(self.file, info.name, info.columns)
         return Norm(self._read([info], dtypes.float32).reshape(-1), self.config.eps)
@@ -109,8 +138,10 @@ class Loader:
         for kind, members in groupby(range(len(infos)), key=lambda at: infos[at].type):
             chosen = list(members)
             data = self._read([infos[at] for at in chosen], storage(kind))
-            matrices.append(Matrix(kind, data, self._join([biases[at] for at in chosen])))
-            rows.append(tuple(infos[at].rows for at in chosen))
+            own = [biases[at] for at in chosen]
+            some = any(isinstance(bias, np.ndarray) for bias in own)
+            matrices.append(Matrix(kind, data, self._join(own) if some else None))
+            rows.append(tuple(self.config.size(part) for at in chosen for part in specs[at].parts))
         return Joined(tuple(matrices), tuple(rows))
 
     def tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
@@ -119,15 +150,14 @@ class Loader:
 
     def _bias(self, spec: Spec, layer: int | None, size: int) -> np.ndarray[Any, Any] | int:
         """The bias vector, or its size where the file has none."""
-        info = self.config.vector(self.file, tensor_name(spec, layer, "bias"), size) if spec.bias else None
+        info = self.config.vector(self.file, tensor_name(spec, layer, "bias"), size) if spec.bias != "none" else None
         if info is None:
             return size
         self._advance(info.nbytes)
         return np.frombuffer(self.file.read(info.offset, info.nbytes), np.float32)
 
-    def _join(self, biases: list[np.ndarray[Any, Any] | int]) -> Tensor | None:
-        if all(isinstance(bias, int) for bias in biases):
-            return None
+    def _join(self, biases: list[np.ndarray[Any, Any] | int]) -> Tensor:
+        """Biases below one another, zeros where one is missing."""
         parts = [np.zeros(bias, np.float32) if isinstance(bias, int) else bias for bias in biases]
         return self.tensor(np.concatenate(parts))
 

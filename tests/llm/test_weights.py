@@ -46,7 +46,7 @@ def test_packed_bytes_arrive_as_they_are_in_the_file(
     with Gguf.open(path) as file:
         config = Config.read(file)
         loader = weights.Loader(file, config, device, lambda done, total: steps.append((done, total)))
-        joined = loader.joined((LLAMA.query, LLAMA.key, LLAMA.value), 0)
+        joined = loader.joined(LLAMA.qkv, 0)
         infos = [file.tensors[f"blk.0.attn_{name}.weight"] for name in "qkv"]
         expected = b"".join(file.read(info.offset, info.nbytes) for info in infos)
     assert [matrix.data.shape[0] for matrix in joined.matrices] == [sum(info.rows for info in infos)]

@@ -1,4 +1,4 @@
-"""Small llamas with random weights, written as GGUF files: what the tests run ours, the reference and llama.cpp on."""
+"""Small models with random weights, written as GGUF files: what the tests run ours, the reference and llama.cpp on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TYPE = GGMLQuantizationType
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a test model; the defaults divide by every block size."""
+    """Sizes of a test model and its family; the defaults divide by every block size."""
 
     dim: int = 256
     ffn: int = 512
@@ -32,6 +32,9 @@ class Shape:
     bias: bool = False
     rope_freqs: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
+    arch: str = "llama"
+    odd: str | None = None
+    """A tensor that no family has."""
 
     @property
     def width(self) -> int:
@@ -56,8 +59,12 @@ SHAPES = {
             "llama.rope.freq_base": 50000.0,
         }
     ),
+    "qwen2": Shape(arch="qwen2", heads=8, kv_heads=2, vocab=301, extra={"qwen2.rope.freq_base": 1e6}),
+    "qwen3": Shape(arch="qwen3", heads=3, kv_heads=1, head_dim=128, vocab=307, tied=True),
+    "gpt2": Shape(arch="gpt2", ffn=1024, kv_heads=4, vocab=311, tied=True),
+    "gpt2 untied": Shape(arch="gpt2", ffn=1024, kv_heads=4, vocab=313),
 }
-"""Odd sizes and every optional part of the family."""
+"""Odd sizes, every family and every optional part of one."""
 
 
 def disagreements(ours: np.ndarray, theirs: np.ndarray, margin: float) -> list[str]:
@@ -86,18 +93,35 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
         tensors["output.weight"] = matrix(shape.vocab, shape.dim, 3.0)
     if shape.rope_freqs:
         tensors["rope_freqs.weight"] = rng.uniform(1, 8, shape.width // 2).astype(np.float32)
+    if shape.odd:
+        tensors[shape.odd] = vector(shape.dim, 0)
+    gpt2 = shape.arch == "gpt2"
+    biased = {"llama": ("attn",) if shape.bias else (), "qwen2": ("attn_q", "attn_k", "attn_v"), "gpt2": ("",)}
     for at in range(shape.layers):
         sizes = {
             "attn_q": (query, shape.dim, 2.0), "attn_k": (key, shape.dim, 2.0), "attn_v": (key, shape.dim, 1.0),
             "attn_output": (shape.dim, query, 1.0), "ffn_gate": (shape.ffn, shape.dim, 1.0),
             "ffn_up": (shape.ffn, shape.dim, 1.0), "ffn_down": (shape.dim, shape.ffn, 1.0),
         }  # fmt: skip
-        for name, (rows, columns, gain) in sizes.items():
-            tensors[f"blk.{at}.{name}.weight"] = matrix(rows, columns, gain)
-            if shape.bias and name.startswith("attn"):
-                tensors[f"blk.{at}.{name}.bias"] = vector(rows, 0)
+        matrices = {name: matrix(*size) for name, size in sizes.items()}
+        if gpt2:
+            matrices["attn_qkv"] = np.concatenate([matrices.pop(f"attn_{part}") for part in "qkv"])
+            del matrices["ffn_gate"]
+        for name, array in matrices.items():
+            tensors[f"blk.{at}.{name}.weight"] = array
+            if name.startswith(biased.get(shape.arch, ())):
+                tensors[f"blk.{at}.{name}.bias"] = vector(len(array), 0)
         for name in ("attn_norm", "ffn_norm"):
             tensors[f"blk.{at}.{name}.weight"] = vector(shape.dim, 1)
+        for name in ("attn_q_norm", "attn_k_norm") if shape.arch == "qwen3" else ():
+            tensors[f"blk.{at}.{name}.weight"] = vector(shape.width, 1.5)
+    if gpt2:
+        tensors["position_embd.weight"] = matrix(shape.context, shape.dim, 8.0)
+        for name in [
+            "output_norm",
+            *(f"blk.{at}.{part}_norm" for at in range(shape.layers) for part in ("attn", "ffn")),
+        ]:
+            tensors[f"{name}.bias"] = vector(shape.dim, 0)
     return tensors
 
 
@@ -122,23 +146,28 @@ def write(
     vocabulary: Vocabulary | None = None,
 ) -> Path:
     """A model with matrices of `kind`, or as `kinds` says by part of name."""
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, shape.arch)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.dim)
     writer.add_block_count(shape.layers)
     writer.add_feed_forward_length(shape.ffn)
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(shape.width)
+    if shape.arch == "gpt2":
+        writer.add_layer_norm_eps(1e-5)
+    else:
+        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_rope_dimension_count(shape.width)
     if shape.head_dim:
         writer.add_key_length(shape.head_dim)
         writer.add_value_length(shape.head_dim)
     for key, value in shape.extra.items():
-        {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)](key, value)
+        {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)](
+            key, value
+        )
     (vocabulary or letters(shape.vocab)).add_to(writer)
     for name, array in weights(shape, seed).items():
-        own = kind if array.ndim == 2 else TYPE.F32
+        own = kind if array.ndim == 2 and name != "position_embd.weight" else TYPE.F32
         own = next((other for part, other in (kinds or {}).items() if part in name), own)
         data = pack(array, own)
         writer.add_tensor(name, data, raw_dtype=own)
@@ -146,10 +175,10 @@ def write(
     return path
 
 
-def rewritten(path: Path, target: Path, arch: str = "llama", expand: bool = False, **changes: object) -> Path:
+def rewritten(path: Path, target: Path, arch: str | None = None, expand: bool = False, **changes: object) -> Path:
     """A copy of a model: values changed, added, or left out where None; `tensor` left out; all `expand`ed to F32."""
     reader = GGUFReader(path)
-    writer = GGUFWriter(target, arch)
+    writer = GGUFWriter(target, arch or reader.fields["general.architecture"].contents())
     for key, field_ in reader.fields.items():
         if key.startswith("GGUF.") or key == "general.architecture" or changes.get(key, 0) is None:
             continue
