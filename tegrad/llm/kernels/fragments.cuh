@@ -1,0 +1,167 @@
+// Packed weights (tegrad/llm/packing.py) as pairs of halves for the tensor cores.
+//
+// A *run* is the 64 consecutive weights of one lane of a segment, in four sets of 16. *Word* w of a set is its weights
+// 4w .. 4w + 3. Fragments of mma.m16n8k16 hold, for thread t of a group of four, the columns 2t, 2t + 1, 2t + 8 and
+// 2t + 9: which columns these are does not matter as long as both operands agree, so we say they are word t.
+//
+// Halves hold 256 times the weight (unless KIND is F16), so that small scales keep their precision; the product is
+// multiplied by UNSCALE. Integers are exact in halves; unit = d * scale is rounded once, and the weight once more.
+#pragma once
+#include "async.cuh"
+#include <cuda_fp16.h>
+
+// KIND: ggml's type numbers.
+#define KIND_F32 0
+#define KIND_F16 1
+#define KIND_Q4_0 2
+#define KIND_Q8_0 8
+#define KIND_Q4_K 12
+#define KIND_Q5_K 13
+#define KIND_Q6_K 14
+#define KIND_BF16 30
+
+constexpr bool PLAIN = KIND == KIND_F32 || KIND == KIND_F16 || KIND == KIND_BF16;
+constexpr int RUN = 64;
+constexpr float UNSCALE = KIND == KIND_F16 ? 1.0f : 1.0f / 256;
+
+// A part of a run: BYTES bytes at base + stride * (lane >> shift) of its segment.
+struct Piece {
+    int bytes, base, stride, shift;
+};
+#if KIND == KIND_F32
+constexpr int SEGMENT_BYTES = 8192, PIECES = 16, PLANES = 16;
+#elif KIND == KIND_F16 || KIND == KIND_BF16
+constexpr int SEGMENT_BYTES = 4096, PIECES = 8, PLANES = 8;
+#elif KIND == KIND_Q4_0
+constexpr int SEGMENT_BYTES = 1152, PIECES = 3, PLANES = 2;
+#elif KIND == KIND_Q8_0
+constexpr int SEGMENT_BYTES = 2176, PIECES = 5, PLANES = 4;
+#elif KIND == KIND_Q4_K
+constexpr int SEGMENT_BYTES = 1152, PIECES = 3, PLANES = 2;
+#elif KIND == KIND_Q5_K
+constexpr int SEGMENT_BYTES = 1408, PIECES = 4, PLANES = 2;
+#elif KIND == KIND_Q6_K
+constexpr int SEGMENT_BYTES = 1680, PIECES = 5, PLANES = 3;
+#endif
+
+// Planes first; then what the scales are made of, as whole words.
+static __host__ __device__ constexpr Piece piece(int at) {
+    if (PLAIN) return {16, 16 * at, SEGMENT_BYTES / 32, 0};
+    if (at < PLANES) return {16, 512 * at, 16, 0};
+    if (KIND == KIND_Q4_0) return {4, 1024, 4, 0};
+    if (KIND == KIND_Q8_0) return {4, 2048, 4, 0};
+    if (KIND == KIND_Q4_K) return {16, 1024, 16, 2};
+    if (KIND == KIND_Q5_K) return at == 2 ? Piece{8, 1024, 8, 0} : Piece{16, 1280, 16, 2};
+    return at == 3 ? Piece{4, 1536, 4, 0} : Piece{4, 1664, 4, 3};
+}
+
+// Where a piece of a tile of `runs` runs begins: all of one piece lie side by side.
+static __host__ __device__ constexpr int piece_offset(int at, int runs) {
+    int sum = 0;
+    for (int i = 0; i < at; i++) sum += piece(i).bytes * runs;
+    return sum;
+}
+
+// What the scales of a run are made of; only the members that KIND has.
+struct Head {
+    unsigned scales;  // Q6_K: four int8; Q8_0, Q4_0: two halves
+    unsigned d;       // Q6_K: the halves of two blocks
+    uint4 k;          // Q4_K, Q5_K: d, dmin and twelve bytes
+    uint2 fifth;      // Q5_K: the fifth bits of the run
+};
+
+// unit (and shift) of each set: weight = unit * q - shift.
+struct Scales {
+    __half2 unit[4], shift[4];
+};
+
+static __device__ __forceinline__ __half2 as_half2(unsigned bits) { return *reinterpret_cast<__half2 *>(&bits); }
+static __device__ __forceinline__ unsigned as_bits(__half2 v) { return *reinterpret_cast<unsigned *>(&v); }
+
+// Bytes `first` and `first + 1` of a word as halves 1024 + byte.
+static __device__ __forceinline__ __half2 magic(unsigned word, int first) {
+    return as_half2(__byte_perm(word, 0x64646464u, first ? 0x4342 : 0x4140));
+}
+
+static __device__ __forceinline__ __half2 both(float value) { return __float2half2_rn(value); }
+
+// d and dmin of a block as 256 d.
+static __device__ __forceinline__ __half2 scaled(unsigned halves) { return __hmul2(as_half2(halves), both(256)); }
+
+// The scales of the run of `lane`.
+static __device__ __forceinline__ Scales scales_of(const Head &head, int lane) {
+    Scales s;
+    if constexpr (KIND == KIND_Q6_K) {
+        __half2 d = scaled(lane & 4 ? __byte_perm(head.d, 0, 0x3232) : __byte_perm(head.d, 0, 0x1010));
+        unsigned biased = head.scales ^ 0x80808080u;
+        __half2 low = __hmul2(__hsub2(magic(biased, 0), both(1152)), d);
+        __half2 high = __hmul2(__hsub2(magic(biased, 2), both(1152)), d);
+        s.unit[0] = __low2half2(low), s.unit[1] = __high2half2(low);
+        s.unit[2] = __low2half2(high), s.unit[3] = __high2half2(high);
+    } else if constexpr (KIND == KIND_Q8_0 || KIND == KIND_Q4_0) {
+        __half2 d = scaled(head.scales);
+        s.unit[0] = s.unit[1] = __low2half2(d), s.unit[2] = s.unit[3] = __high2half2(d);
+    } else if constexpr (KIND == KIND_Q4_K || KIND == KIND_Q5_K) {
+        // Scales and minima of sub-blocks 2i and 2i + 1, i = lane % 4, as two bytes each.
+        int by = lane & 1 ? 16 : 0;
+        unsigned a = head.k.y >> by, b = head.k.z >> by, c = head.k.w >> by, scale, minimum;
+        if (lane & 2) {
+            scale = (c & 0x0f0f) | (a >> 2 & 0x3030);
+            minimum = (c >> 4 & 0x0f0f) | (b >> 2 & 0x3030);
+        } else {
+            scale = a & 0x3f3f, minimum = b & 0x3f3f;
+        }
+        __half2 d = scaled(head.k.x);
+        __half2 unit = __hmul2(__hsub2(magic(scale, 0), both(1024)), __low2half2(d));
+        __half2 shift = __hmul2(__hsub2(magic(minimum, 0), both(1024)), __high2half2(d));
+        s.unit[0] = s.unit[1] = __low2half2(unit), s.unit[2] = s.unit[3] = __high2half2(unit);
+        s.shift[0] = s.shift[1] = __low2half2(shift), s.shift[2] = s.shift[3] = __high2half2(shift);
+    }
+    return s;
+}
+
+// Word w of the four sets of a run, from word w of its planes: two pairs of halves a set.
+static __device__ __forceinline__ void expand(
+    const unsigned (&plane)[PLANES], const Head &head, const Scales &s, int w, unsigned (&out)[4][2]
+) {
+    unsigned q[4];
+    if constexpr (KIND == KIND_Q6_K) {
+#pragma unroll
+        for (int i = 0; i < 3; i++) q[i] = plane[i] & 0x3f3f3f3fu;
+        q[3] = (plane[0] >> 6 & 0x03030303u) | (plane[1] >> 4 & 0x0c0c0c0cu) | (plane[2] >> 2 & 0x30303030u);
+    } else if constexpr (KIND == KIND_Q8_0) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) q[i] = plane[i] ^ 0x80808080u;
+    } else if constexpr (!PLAIN) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) q[i] = plane[i / 2] >> (i & 1 ? 4 : 0) & 0x0f0f0f0fu;
+        if constexpr (KIND == KIND_Q5_K) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                unsigned bits = (i < 2 ? head.fifth.x : head.fifth.y) >> (16 * (i & 1) + 4 * w) & 15;
+                q[i] |= bits * 0x02040810u & 0x10101010u;
+            }
+        }
+    }
+    if constexpr (!PLAIN) {
+        constexpr float ZERO = 1024 + (KIND == KIND_Q6_K ? 32 : KIND == KIND_Q8_0 ? 128 : KIND == KIND_Q4_0 ? 8 : 0);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                __half2 v = __hsub2(magic(q[i], 2 * j), both(ZERO));
+                if constexpr (KIND == KIND_Q4_K || KIND == KIND_Q5_K) v = __hfma2(v, s.unit[i], __hneg2(s.shift[i]));
+                else v = __hmul2(v, s.unit[i]);
+                out[i][j] = as_bits(v);
+            }
+    }
+}
+
+// Two weights of a plain format, as they lie in memory.
+static __device__ __forceinline__ unsigned plain_pair(unsigned bits) {
+    if constexpr (KIND == KIND_F16) return bits;
+    return as_bits(__floats2half2_rn(__uint_as_float(bits << 16) * 256, __uint_as_float(bits & 0xffff0000u) * 256));
+}
+static __device__ __forceinline__ unsigned plain_pair(float a, float b) {
+    return as_bits(__floats2half2_rn(a * 256, b * 256));
+}

@@ -1,0 +1,237 @@
+// y[tokens, ROWS] = x[tokens, COLUMNS] W^T for many tokens: packed weights, tensor cores, sums in float32.
+//
+// A block computes BM tokens times BN rows of W; a warp of it WM times WN. Stages of UNITS runs (64 columns each) of x and
+// of W's bytes come by asynchronous copies; each warp makes fragments of the packed bytes as it uses them. The columns
+// may be split over SPLITS blocks: the last of them to finish adds their sums, in order.
+//
+// KIND, ROWS, COLUMNS; BM, BN, WM, WN, UNITS, STAGES, SPLITS, RESIDENT (blocks an SM should hold);
+// GATED: y = ACTIVATION(x W^T) * (x W2^T), else ACTIVATION(x W^T + bias); HALF_OUT: y is halves, else floats;
+// ADD: y += instead; BIAS.
+// Grid: (tokens / BM, rows of y / (GATED ? BN / 2 : BN), SPLITS), rounded up. Block: BM / WM * BN / WN warps.
+#include "fragments.cuh"
+#include "activation.cuh"
+
+constexpr int RUNS = COLUMNS / RUN;
+constexpr int STEPS = RUNS / UNITS;
+constexpr int WARPS_N = BN / WN, THREADS = BM / WM * WARPS_N * 32;
+constexpr int MI = WM / 16, NI = WN / 8;
+constexpr int X_BYTES = BM * 2 * RUN, W_BYTES = piece_offset(PIECES, BN);
+constexpr int STAGE_BYTES = UNITS * (X_BYTES + W_BYTES);
+static_assert(COLUMNS % (RUN * UNITS) == 0, "columns are whole stages");
+static_assert(WM % 16 == 0 && WN % (GATED ? 16 : 8) == 0 && BM % WM == 0 && BN % WN == 0, "whole fragments");
+static_assert(SPLITS <= STEPS && STAGES >= 2, "each block has a stage");
+
+// The row of W (or of W2) that is row n of this block's tile; rows beyond the last are the last once more.
+static __device__ __forceinline__ int weight_row(int n) {
+    int row = GATED ? blockIdx.y * (BN / 2) + n / 16 * 8 + n % 8 : blockIdx.y * BN + n;
+    return min(row, ROWS - 1);
+}
+
+// Rows of a piece are permuted within eights, so that neither copies nor loads meet in a bank.
+static __device__ __forceinline__ int place(int n, int unit, int at) {
+    if (KIND == KIND_F32) return n ^ (2 * (at & 3) | (at >> 2 & 1));
+    if (PLAIN) return n ^ (4 * (at & 1) | (at >> 1 & 3));
+    return n ^ 4 * (unit & 1);
+}
+
+static __device__ __forceinline__ void copy_x(unsigned stage, const __half *x, int first, int tokens, int step) {
+    for (int i = threadIdx.x; i < BM * UNITS * 8; i += THREADS) {
+        int chunk = i % 8, unit = i / 8 % UNITS, m = i / 8 / UNITS, token = min(first + m, tokens - 1);
+        const __half *from = x + (size_t)token * COLUMNS + (step * UNITS + unit) * RUN + chunk * 8;
+        copy_async<16>(stage + unit * X_BYTES + m * 128 + (chunk ^ 2 * (m & 3)) * 16, from);
+    }
+}
+
+template <int AT> static __device__ __forceinline__ void copy_pieces(unsigned to, const unsigned char *from, int lane, int n, int unit) {
+    if constexpr (AT < PIECES) {
+        constexpr Piece p = piece(AT);
+        copy_async<p.bytes>(to + piece_offset(AT, BN) + place(n, unit, AT) * p.bytes, from + p.base + p.stride * (lane >> p.shift));
+        copy_pieces<AT + 1>(to, from, lane, n, unit);
+    }
+}
+
+static __device__ __forceinline__ void copy_w(unsigned stage, const unsigned char *w, const unsigned char *w2, int step) {
+    constexpr int TOGETHER = PLAIN ? PIECES : 1;  // neighbouring threads copy a plain row's neighbouring chunks
+    for (int i = threadIdx.x; i < BN * UNITS * TOGETHER; i += THREADS) {
+        int at = i % TOGETHER, unit = i / TOGETHER % UNITS, n = i / TOGETHER / UNITS;
+        int run = weight_row(n) * RUNS + step * UNITS + unit, lane = run & 31;
+        const unsigned char *from = (GATED && (n & 8) ? w2 : w) + (size_t)(run >> 5) * SEGMENT_BYTES;
+        unsigned to = stage + UNITS * X_BYTES + unit * W_BYTES;
+        if constexpr (PLAIN) copy_async<16>(to + (at * BN + place(n, unit, at)) * 16, from + piece(0).stride * lane + 16 * at);
+        else copy_pieces<0>(to, from, lane, n, unit);
+    }
+}
+
+// The fragments of row n of the tile, word t of each set.
+static __device__ __forceinline__ void weights(unsigned tile, int n, int unit, int run, int t, unsigned (&b)[4][2]) {
+    if constexpr (KIND == KIND_F32) {
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            uint4 v = lds128(tile + ((4 * s + t) * BN + place(n, unit, 4 * s + t)) * 16);
+            b[s][0] = plain_pair(__uint_as_float(v.x), __uint_as_float(v.y));
+            b[s][1] = plain_pair(__uint_as_float(v.z), __uint_as_float(v.w));
+        }
+    } else if constexpr (PLAIN) {
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            int at = 2 * s + (t >> 1);
+            uint2 v = lds64(tile + (at * BN + place(n, unit, at)) * 16 + 8 * (t & 1));
+            b[s][0] = plain_pair(v.x), b[s][1] = plain_pair(v.y);
+        }
+    } else {
+        int row = place(n, unit, 0), lane = weight_row(n) * RUNS + run & 31;
+        unsigned plane[PLANES];
+#pragma unroll
+        for (int p = 0; p < PLANES; p++) plane[p] = lds32(tile + (p * BN + row) * 16 + 4 * t);
+        Head head;
+        constexpr int FIRST = piece_offset(PLANES, BN), SECOND = piece_offset(PIECES - 1, BN);
+        if constexpr (KIND == KIND_Q4_K || KIND == KIND_Q5_K) head.k = lds128(tile + SECOND + row * 16);
+        else head.scales = lds32(tile + FIRST + row * 4);
+        if constexpr (KIND == KIND_Q5_K) head.fifth = lds64(tile + FIRST + row * 8);
+        if constexpr (KIND == KIND_Q6_K) head.d = lds32(tile + SECOND + row * 4);
+        expand(plane, head, scales_of(head, lane), t, b);
+    }
+}
+
+static __device__ __forceinline__ void multiply(float (&sum)[MI][NI][4], unsigned stage, int step) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const int m = warp / WARPS_N * WM + g, n = warp % WARPS_N * WN + g;
+#pragma unroll
+    for (int unit = 0; unit < UNITS; unit++) {
+        unsigned a[MI][4][4];
+#pragma unroll
+        for (int i = 0; i < MI; i++)
+#pragma unroll
+            for (int s = 0; s < 4; s++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    unsigned row = stage + unit * X_BYTES + (m + 16 * i + 8 * h) * 128;
+                    uint2 v = lds64(row + ((2 * s + (t >> 1)) ^ 2 * (g & 3)) * 16 + 8 * (t & 1));
+                    a[i][s][h] = v.x, a[i][s][2 + h] = v.y;
+                }
+#pragma unroll
+        for (int j = 0; j < NI; j++) {
+            unsigned b[4][2];
+            weights(stage + UNITS * X_BYTES + unit * W_BYTES, n + 8 * j, unit, step * UNITS + unit, t, b);
+#pragma unroll
+            for (int s = 0; s < 4; s++)
+#pragma unroll
+                for (int i = 0; i < MI; i++) mma(sum[i][j], a[i][s], b[s][0], b[s][1]);
+        }
+    }
+}
+
+// Adds the sums of the blocks that share this tile; true in the one that arrives last, which has them all.
+static __device__ __forceinline__ bool join(float (&sum)[MI][NI][4], float *partial, unsigned *arrived) {
+    __shared__ unsigned order;
+    const int tile = blockIdx.y * gridDim.x + blockIdx.x;
+    float4 *mine = reinterpret_cast<float4 *>(partial) + (size_t)tile * SPLITS * (BM * BN / 4) + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < MI; i++)
+#pragma unroll
+        for (int j = 0; j < NI; j++)
+            __stcg(mine + (blockIdx.z * MI * NI + i * NI + j) * THREADS, make_float4(sum[i][j][0], sum[i][j][1], sum[i][j][2], sum[i][j][3]));
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) order = atomicAdd(arrived + tile, 1);
+    __syncthreads();
+    if (order != SPLITS - 1) return false;
+    __threadfence();
+    if (threadIdx.x == 0) arrived[tile] = 0;
+#pragma unroll
+    for (int i = 0; i < MI; i++)
+#pragma unroll
+        for (int j = 0; j < NI; j++) {
+            float4 total = make_float4(0, 0, 0, 0);
+            for (int z = 0; z < SPLITS; z++) {
+                float4 part = __ldcg(mine + (z * MI * NI + i * NI + j) * THREADS);
+                total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
+            }
+            sum[i][j][0] = total.x, sum[i][j][1] = total.y, sum[i][j][2] = total.z, sum[i][j][3] = total.w;
+        }
+    return true;
+}
+
+static __device__ __forceinline__ void store(void *y, int token, int row, float a, float b) {
+    size_t at = (size_t)token * ROWS + row;
+    if constexpr (HALF_OUT) {
+        __half *to = static_cast<__half *>(y) + at;
+        if (ROWS % 2 == 0) *reinterpret_cast<__half2 *>(to) = __floats2half2_rn(a, b);
+        else {
+            to[0] = __float2half(a);
+            if (row + 1 < ROWS) to[1] = __float2half(b);
+        }
+    } else {
+        float *to = static_cast<float *>(y) + at;
+        if (ROWS % 2 == 0) {
+            float2 old = ADD ? *reinterpret_cast<float2 *>(to) : make_float2(0, 0);
+            *reinterpret_cast<float2 *>(to) = make_float2(a + old.x, b + old.y);
+        } else {
+            to[0] = ADD ? to[0] + a : a;
+            if (row + 1 < ROWS) to[1] = ADD ? to[1] + b : b;
+        }
+    }
+}
+
+static __device__ __forceinline__ float biased(const float *bias, int row) { return BIAS ? bias[min(row, (GATED ? 2 : 1) * ROWS - 1)] : 0; }
+
+static __device__ __forceinline__ void finish(float (&sum)[MI][NI][4], void *y, const float *bias, int first, int tokens) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    constexpr int STEP = GATED ? 2 : 1;
+#pragma unroll
+    for (int i = 0; i < MI; i++)
+#pragma unroll
+        for (int j = 0; j < NI; j += STEP)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                int token = first + warp / WARPS_N * WM + 16 * i + 8 * h + g;
+                int row = (blockIdx.y * BN + warp % WARPS_N * WN) / STEP + j / STEP * 8 + 2 * t;
+                if (token >= tokens || row >= ROWS) continue;
+                float value[2];
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    value[e] = activate(sum[i][j][2 * h + e] * UNSCALE + biased(bias, row + e));
+                    if constexpr (GATED) value[e] *= sum[i][j + STEP - 1][2 * h + e] * UNSCALE + biased(bias, ROWS + row + e);
+                }
+                store(y, token, row, value[0], value[1]);
+            }
+}
+
+// y: floats or halves (tokens, ROWS); partial: floats (tiles, SPLITS, BM * BN) and arrived: zeros (tiles), where SPLITS > 1;
+// count: the number of tokens, at most the grid's; bias: floats (ROWS), of gate and up (2, ROWS) where GATED.
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gemm(
+    void *y, const __half *x, const unsigned char *w, const unsigned char *w2, const float *bias, float *partial,
+    unsigned *arrived, const int *count
+) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    const int tokens = *count, first = blockIdx.x * BM;
+    if (first >= tokens) return;
+    const int begin = STEPS * blockIdx.z / SPLITS, end = STEPS * (blockIdx.z + 1) / SPLITS;
+    const unsigned stages = shared_address(memory);
+    float sum[MI][NI][4] = {};
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; i++) {
+        if (begin + i < end) {
+            copy_x(stages + i * STAGE_BYTES, x, first, tokens, begin + i);
+            copy_w(stages + i * STAGE_BYTES, w, w2, begin + i);
+        }
+        commit_copies();
+    }
+    for (int step = begin; step < end; step++) {
+        wait_copies<STAGES - 2>();
+        __syncthreads();
+        int next = step + STAGES - 1;
+        if (next < end) {
+            unsigned stage = stages + (next - begin) % STAGES * STAGE_BYTES;
+            copy_x(stage, x, first, tokens, next);
+            copy_w(stage, w, w2, next);
+        }
+        commit_copies();
+        multiply(sum, stages + (step - begin) % STAGES * STAGE_BYTES, step);
+    }
+    wait_copies<0>();
+    if constexpr (SPLITS > 1) {
+        if (!join(sum, partial, arrived)) return;
+    }
+    finish(sum, y, bias, first, tokens);
+}

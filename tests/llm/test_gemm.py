@@ -1,0 +1,109 @@
+"""Products of many tokens with packed weights, against float64 on the same weights, on the board."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from operands import Operands
+
+from tegrad.llm import packing, quantize
+from tegrad.llm.gemm import Gemm, Tile
+from tegrad.llm.gguf import BLOCK_TYPES, Q6_K, BlockType
+
+pytestmark = pytest.mark.board
+
+SMALL = Tile(bm=32, bn=32, wm=16, wn=16, units=1, stages=3)
+
+
+@pytest.fixture(scope="module")
+def opened(device: str) -> Any:
+    from tinygrad import Device
+
+    return Device[device]
+
+
+@pytest.fixture(params=["end", "start"])
+def operands(opened: Any, request: pytest.FixtureRequest) -> Iterator[Operands]:
+    made = Operands(opened, request.param)
+    yield made
+    made.check()
+    made.free()
+
+
+def raw_weights(kind: BlockType, rows: int, columns: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Packed bytes, and the weights that they stand for."""
+    values = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32) / 8
+    if kind.name in ("F32", "F16"):
+        raw = values.astype(np.float32 if kind.name == "F32" else np.float16)
+    elif kind.name == "BF16":
+        raw = (values.view(np.uint32) >> 16).astype(np.uint16)
+    else:
+        raw = quantize.quantize(values, GGMLQuantizationType[kind.name])
+    packed = packing.pack(kind, raw.view(np.uint8), rows, columns)
+    return packed, packing.dequantize_packed(kind, packed, rows, columns).astype(np.float64)
+
+
+def product(opened: Any, operands: Operands, gemm: Gemm, tokens: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """What the kernel computes of random operands, and what it should, for `tokens` tokens."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((tokens, gemm.columns)).astype(np.float16)
+    packed, w = raw_weights(gemm.kind, gemm.rows, gemm.columns, seed)
+    packed2, w2 = raw_weights(gemm.kind, gemm.rows, gemm.columns, seed + 1) if gemm.gated else (packed, w)
+    bias = rng.standard_normal((2 if gemm.gated else 1, gemm.rows)).astype(np.float32)
+    before = rng.standard_normal((tokens, gemm.rows)).astype(np.float16 if gemm.half_out else np.float32)
+    y = operands.put(before)
+    w_buffer = operands.put(packed)
+    launch = gemm.launch(
+        opened, y=y, x=operands.put(x), w=w_buffer, w2=operands.put(packed2) if gemm.gated else None,
+        bias=operands.put(bias) if gemm.bias else None, count=operands.put(np.array([tokens], np.int32)),
+        tokens=48, scratch=operands.zeros(max(gemm.scratch_bytes(48), 16), np.uint8),
+        arrived=operands.zeros(max(gemm.tiles(48), 4), np.uint32),
+    )  # fmt: skip
+    for _ in range(1 if gemm.add else 2):  # the second finds what the first left in the counters
+        launch.program(*launch.buffers, global_size=launch.grid, local_size=launch.block, wait=True)
+    expected = x.astype(np.float64) @ w.T
+    if gemm.bias:
+        expected += bias[0]
+    if gemm.activation == "silu":
+        expected = expected / (1 + np.exp(-expected))
+    if gemm.activation == "gelu":
+        expected = expected / (1 + np.exp(-2 * 0.7978845608028654 * (expected + 0.044715 * expected**3)))
+    if gemm.gated:
+        expected *= x.astype(np.float64) @ w2.T + (bias[1] if gemm.bias else 0)
+    if gemm.add:
+        expected += before
+    return operands.get(y, before.shape, before.dtype).astype(np.float64), expected
+
+
+def check(ours: np.ndarray, expected: np.ndarray) -> None:
+    """Halves have 11 bits: weights, and results that are halves, are off by 2^-12 of themselves at most."""
+    difference = ours - expected
+    assert np.linalg.norm(difference) < 5e-4 * np.linalg.norm(expected)
+    assert np.abs(difference).max() < 2e-3 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("kind", list(BLOCK_TYPES.values()), ids=lambda kind: kind.name)
+def test_every_format_is_multiplied_within_half_precision(opened: Any, kind: BlockType) -> None:
+    """45 tokens of 48, 37 rows of 2 tiles, 12 runs: rows that share segments, a partial last segment."""
+    operands = Operands(opened, "end")
+    ours, expected = product(opened, operands, Gemm(kind, 37, 768, tile=SMALL), 45)
+    operands.check()
+    operands.free()
+    check(ours, expected)
+
+
+@pytest.mark.parametrize(
+    "gemm",
+    [
+        Gemm(Q6_K, 40, 512, tile=SMALL, gated=True, activation="silu", half_out=True),
+        Gemm(Q6_K, 40, 1024, tile=Tile(32, 32, 16, 16, units=2, stages=2, splits=3), add=True, bias=True),
+    ],
+    ids=["gated halves", "split columns, residual, bias"],
+)
+def test_epilogues_with_operands_at_the_edges_of_their_pages(opened: Any, operands: Operands, gemm: Gemm) -> None:
+    ours, expected = product(opened, operands, gemm, 33)
+    check(ours, expected)
