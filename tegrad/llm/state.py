@@ -1,0 +1,112 @@
+"""The host's side of `kernels/state.cuh`: a sequence's state on the device, and the ring of its tokens."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, Final
+
+from tinygrad.device import BufferSpec
+from tinygrad.helpers import to_mv
+
+from tegrad.llm.errors import ModelError
+
+RING: Final = 256
+"""Tokens that the ring holds; the kernels' RING."""
+ENTRY: Final = 8
+_MASK: Final = 0xFFFFFFFF
+STATE_SPEC: Final = BufferSpec(cpu_access=True, nolru=True)
+RING_SPEC: Final = BufferSpec(host=True, cpu_access=True, nolru=True)
+"""The ring lies in the host's memory, where reading it is cheap."""
+
+
+class State(ctypes.Structure):
+    """`struct State`: fields as there."""
+
+    _fields_ = (
+        ("position", ctypes.c_int32),
+        ("token", ctypes.c_int32),
+        ("stop", ctypes.c_int32),
+        ("written", ctypes.c_uint32),
+        ("seed_lo", ctypes.c_uint32),
+        ("seed_hi", ctypes.c_uint32),
+        ("limit", ctypes.c_int32),
+        ("active", ctypes.c_int32),
+        ("forced", ctypes.c_int32),
+        ("reserved", ctypes.c_int32 * 7),
+    )
+
+
+class States:
+    """States and rings of `slots` sequences, in buffers of the device. Close it when no step is in flight.
+
+    `states` and `rings` are what kernels take; slot s has ring entries [s * RING, (s + 1) * RING).
+    """
+
+    def __init__(self, device: Any, slots: int = 1) -> None:
+        self._device = device
+        self._slots = slots
+        self.states = device.allocator.alloc(slots * ctypes.sizeof(State), STATE_SPEC)
+        try:
+            self.rings = device.allocator.alloc(slots * RING * ENTRY, RING_SPEC)
+        except BaseException:
+            device.allocator.free(self.states, self.states.size, STATE_SPEC)
+            raise
+        self._entries = to_mv(self.rings.cpu_view().addr, self.rings.size).cast("Q")
+        for slot in range(slots):
+            self.write(slot, State(stop=1))
+            self._entries[slot * RING : (slot + 1) * RING] = memoryview(bytes(RING * ENTRY)).cast("Q")
+
+    def begin(self, slot: int, tokens: Sequence[int], position: int, limit: int, seed: int = 0) -> None:
+        """Make the next step of a slot embed tokens[0] at `position`, and those after it the rest, before it samples.
+
+        The steps for `tokens` hand over the tokens behind the first, and then the first sampled one, counted from 1;
+        the slot stops before it would stand at `limit`. Not while a step is in flight. ModelError for more tokens than
+        the ring holds, or for none.
+        """
+        if not 0 < len(tokens) <= RING:
+            raise ModelError(f"{len(tokens)} tokens cannot be fed at once: give 1 to {RING}")
+        self._check_open()
+        at = slot * RING
+        # What an earlier sequence left must not look like a token of this one.
+        self._entries[at : at + RING] = memoryview(bytes(RING * ENTRY)).cast("Q")
+        for index, token in enumerate(tokens[1:]):
+            self._entries[at + index] = token
+        state = State(
+            position=position,
+            token=tokens[0],
+            seed_lo=seed & _MASK,
+            seed_hi=seed >> 32 & _MASK,
+            limit=limit,
+            active=1,
+            forced=len(tokens) - 1,
+        )
+        self.write(slot, state)
+
+    def token(self, slot: int, count: int) -> int | None:
+        """The token number `count` (from 1) of a slot, or None if it has not come. DeviceClosed."""
+        self._check_open()
+        entry = self._entries[slot * RING + (count - 1) % RING]
+        return entry & _MASK if entry >> 32 == count & _MASK else None
+
+    def read(self, slot: int) -> State:
+        """A slot's state as it is in memory now."""
+        self._check_open()
+        size = ctypes.sizeof(State)
+        return State.from_buffer_copy(bytes(self.states.cpu_view()[slot * size : (slot + 1) * size]))
+
+    def write(self, slot: int, state: State) -> None:
+        """Set a slot's state. Not while a step is in flight."""
+        self._check_open()
+        size = ctypes.sizeof(State)
+        self.states.cpu_view()[slot * size : (slot + 1) * size] = bytes(state)
+
+    def close(self) -> None:
+        """Give both buffers back, once the GPU is done with them."""
+        self._entries = memoryview(b"").cast("Q")
+        for buffer, spec in ((self.states, STATE_SPEC), (self.rings, RING_SPEC)):
+            self._device.allocator.free(buffer, buffer.size, spec)
+
+    def _check_open(self) -> None:
+        if self._device.closed:
+            raise self._device.gone("The sequence's memory was released when its device was closed; begin a new one.")
