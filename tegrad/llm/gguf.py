@@ -129,15 +129,20 @@ class Gguf:
         """`size` bytes at `offset`, fewer at the end of the file."""
         return os.pread(self._fd, size, offset)
 
-    def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill `target` from `offset`, then let the page cache drop what was read: the device holds the only copy."""
+    def read_into(self, offset: int, target: memoryview, keep: bool = False) -> None:
+        """Fill `target` from `offset`; several threads may.
+
+        Unless told to `keep` it, the page cache drops what was read: where memory is unified, that would be a second
+        copy beside the device's.
+        """
         done = 0
         while done < len(target):
             count = os.preadv(self._fd, [target[done : done + READ_SIZE]], offset + done)
             if count == 0:
                 raise GgufError(f"{self.path} became shorter while it was read; download the file again")
             done += count
-        os.posix_fadvise(self._fd, offset, len(target), os.POSIX_FADV_DONTNEED)
+        if not keep:
+            os.posix_fadvise(self._fd, offset, len(target), os.POSIX_FADV_DONTNEED)
 
     def tensor(self, name: str) -> TensorInfo:
         """The tensor of that name; raises GgufError when the file lacks it."""

@@ -1,0 +1,115 @@
+// Turns segments of a matrix from the file's order into ours, in place (the twin of tegrad/llm/packing.py).
+//
+// FORMAT is the block format. A warp takes a segment into shared memory, 16 bytes a lane and load; each lane then gathers
+// the 64 weights that it owns from there and stores its 16 bytes of every plane, and its share of the scales.
+// Launch with WARPS warps a block and a warp for each segment.
+
+constexpr int SEGMENT = 2048;
+
+// Four bytes from shared memory at an even address.
+__device__ __forceinline__ unsigned load32(const unsigned char *at) {
+    const unsigned short *half = (const unsigned short *)at;
+    return half[0] | (unsigned)half[1] << 16;
+}
+
+// Bit 0 of each byte as four neighbouring bits.
+__device__ __forceinline__ unsigned gather_bits(unsigned bytes) { return ((bytes & 0x01010101) * 0x10204080) >> 28; }
+
+// A word of a plane of nibbles: the low nibbles of `low` and those of `high` above them.
+__device__ __forceinline__ unsigned nibbles(unsigned low, unsigned high) {
+    return (low & 0x0f0f0f0f) | (high & 0x0f0f0f0f) << 4;
+}
+
+// A format is a segment's size, its number of planes, and two functions of a segment in the file's order in shared
+// memory: word w (weights 4w to 4w + 3 of a set) of plane p of a lane, and what the lane stores behind the planes.
+
+struct Q8_0 {  // blocks of 32: d, 32 bytes
+    static constexpr int BYTES = 2176, PLANES = 4;
+    static __device__ unsigned plane(const unsigned char *raw, int lane, int p, int w) {
+        return load32(raw + 34 * (2 * lane + p / 2) + 2 + 16 * (p % 2) + 4 * w);
+    }
+    static __device__ void rest(const unsigned char *raw, int lane, unsigned char *out) {
+        const unsigned first = *(const unsigned short *)(raw + 34 * (2 * lane));
+        *(unsigned *)(out + 4 * lane) = first | (unsigned)*(const unsigned short *)(raw + 34 * (2 * lane + 1)) << 16;
+    }
+};
+
+struct Q4_0 {  // blocks of 32: d, 16 bytes whose low nibbles are the first 16 weights, which is what a plane holds
+    static constexpr int BYTES = 1152, PLANES = 2;
+    static __device__ unsigned plane(const unsigned char *raw, int lane, int p, int w) {
+        return load32(raw + 18 * (2 * lane + p) + 2 + 4 * w);
+    }
+    static __device__ void rest(const unsigned char *raw, int lane, unsigned char *out) {
+        const unsigned first = *(const unsigned short *)(raw + 18 * (2 * lane));
+        *(unsigned *)(out + 4 * lane) = first | (unsigned)*(const unsigned short *)(raw + 18 * (2 * lane + 1)) << 16;
+    }
+};
+
+// Blocks of 256 with 16 bytes of scales in front; weight 64j + 32n + l is nibble n of byte 32j + l. A lane has one j.
+template <int BLOCK, int NIBBLES> struct Affine {
+    static constexpr int BYTES = 8 * BLOCK, PLANES = 2;
+    static __device__ unsigned plane(const unsigned char *raw, int lane, int p, int w) {
+        const unsigned char *at = raw + BLOCK * (lane / 4) + NIBBLES + 32 * (lane % 4) + 4 * w;
+        const unsigned first = *(const unsigned *)at, second = *(const unsigned *)(at + 16);
+        return nibbles(first >> (4 * p), second >> (4 * p));
+    }
+    static __device__ void head(const unsigned char *raw, int lane, unsigned char *out) {
+        *(unsigned *)(out + 4 * lane) = *(const unsigned *)(raw + BLOCK * (lane / 4) + 4 * (lane % 4));
+    }
+};
+
+struct Q4_K : Affine<144, 16> {
+    static __device__ void rest(const unsigned char *raw, int lane, unsigned char *out) { head(raw, lane, out); }
+};
+
+struct Q5_K : Affine<176, 48> {  // 32 bytes of fifth bits behind the scales: weight 32s + l has bit s of byte l
+    static __device__ void rest(const unsigned char *raw, int lane, unsigned char *out) {
+        const unsigned char *fifth = raw + 176 * (lane / 4) + 16;
+        unsigned bits[2] = {0, 0};
+#pragma unroll
+        for (int w = 0; w < 8; w++) {
+            const unsigned bytes = *(const unsigned *)(fifth + 4 * w) >> (2 * (lane % 4));
+            bits[0] |= gather_bits(bytes) << (4 * w);
+            bits[1] |= gather_bits(bytes >> 1) << (4 * w);
+        }
+        *(uint2 *)(out + 8 * lane) = make_uint2(bits[0], bits[1]);
+        head(raw, lane, out + 256);
+    }
+};
+
+struct Q6_K {  // blocks of 256: of each 128 weights 64 bytes of nibbles; of each, 32 bytes of bit pairs; 16 scales; d
+    static constexpr int BYTES = 1680, PLANES = 3;
+    static __device__ unsigned value(const unsigned char *raw, int lane, int set, int w) {
+        const unsigned char *block = raw + 210 * (lane / 4);
+        const int half = lane / 2 % 2, nibble = lane % 2;
+        const unsigned low = load32(block + 64 * half + 16 * set + 4 * w) >> (4 * nibble);
+        const unsigned high = load32(block + 128 + 32 * half + 16 * (set % 2) + 4 * w) >> (4 * nibble + 2 * (set / 2));
+        return (low & 0x0f0f0f0f) | (high & 0x03030303) << 4;
+    }
+    static __device__ unsigned plane(const unsigned char *raw, int lane, int p, int w) {
+        return value(raw, lane, p, w) | (value(raw, lane, 3, w) >> (2 * p) & 0x03030303) << 6;
+    }
+    static __device__ void rest(const unsigned char *raw, int lane, unsigned char *out) {
+        const unsigned char *block = raw + 210 * (lane / 4) + 192;
+        *(unsigned *)(out + 4 * lane) = load32(block + 4 * (lane % 4));
+        if (lane % 4 == 0) *(unsigned short *)(out + 128 + lane / 2) = *(const unsigned short *)(block + 16);
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS) repack(unsigned char *data, int segments) {
+    __shared__ __align__(16) unsigned char shared[WARPS][FORMAT::BYTES];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int segment = blockIdx.x * WARPS + warp;
+    if (segment >= segments) return;
+    unsigned char *const own = data + (size_t)segment * FORMAT::BYTES, *const raw = shared[warp];
+    for (int at = 16 * lane; at < FORMAT::BYTES; at += 512) *(uint4 *)(raw + at) = *(const uint4 *)(own + at);
+    __syncwarp();
+#pragma unroll
+    for (int p = 0; p < FORMAT::PLANES; p++) {
+        unsigned words[4];
+#pragma unroll
+        for (int w = 0; w < 4; w++) words[w] = FORMAT::plane(raw, lane, p, w);
+        *(uint4 *)(own + 512 * p + 16 * lane) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+    FORMAT::rest(raw, lane, own + 512 * FORMAT::PLANES);
+}

@@ -1,0 +1,277 @@
+"""A file's matrices on the device as our kernels read them, and its vectors as float32.
+
+Everything is allocated first, then streamed in the order of the file; each matrix is repacked in place on the device as
+soon as it is there (`packing` tells the order). Nothing but the weights themselves, and blocks of the stream where the
+CPU does not reach device memory, takes memory on the way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, Final, Self
+
+from tinygrad import Device
+from tinygrad.device import BufferSpec
+from tinygrad.runtime.support.hcq import HCQBuffer
+
+from tegrad.llm import packing
+from tegrad.llm.arch import Config, Spec, tensor_name
+from tegrad.llm.errors import RoomError
+from tegrad.llm.gguf import BlockType, Gguf, Progress, TensorInfo
+from tegrad.llm.programs import load_kernel
+from tegrad.llm.stream import PIECE, Piece, Stream
+
+SPEC: Final = BufferSpec(nolru=True)
+"""Weights go back to the device when they are freed, not to a cache of buffers."""
+ALIGN: Final = 256
+"""Where a vector begins in a buffer of vectors."""
+VECTORS: Final = 1 << 20
+"""Bytes of a buffer of vectors."""
+WARPS: Final = 8
+"""Segments that a block of the repacking kernel takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """A matrix in our order: whole segments in `buffer`, and what is added to its products, if anything."""
+
+    kind: BlockType
+    rows: int
+    columns: int
+    buffer: HCQBuffer
+    bias: HCQBuffer | None = None
+    """float32 (rows,)."""
+    parts: tuple[int, ...] = ()
+    """Rows of each matrix that lies below the others here: queries', keys' and values', or the file's."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of `buffer`."""
+        return packing.packed_bytes(self.kind, self.rows, self.columns)
+
+
+class Repacker:
+    """Launches the kernel that turns the file's order into ours, in place."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._programs: dict[BlockType, Any] = {}
+
+    def __call__(self, kind: BlockType, buffer: HCQBuffer, segments: int) -> None:
+        """Repack so many segments from the start of a buffer, behind everything launched before."""
+        if kind in packing.PLAIN:
+            return
+        if kind not in self._programs:
+            self._programs[kind] = load_kernel(
+                self._device, "repack", buffers=1, values=1, FORMAT=kind.name, WARPS=WARPS
+            )
+        grid = (-(-segments // WARPS), 1, 1)
+        self._programs[kind](buffer, global_size=grid, local_size=(32 * WARPS, 1, 1), vals=(segments,))
+
+
+@dataclass(slots=True)
+class _Job:
+    """Tensors that lie one behind the other in a buffer, and what to repack when the last byte is there."""
+
+    pieces: list[Piece]
+    missing: int
+    kind: BlockType | None
+    buffer: HCQBuffer
+    segments: int = 0
+
+
+class PackedLoader:
+    """Hands out buffers for a file's tensors, and fills all of them in one `run`. `close` frees them."""
+
+    def __init__(self, file: Gguf, device: Any, progress: Progress | None = None) -> None:
+        self.file, self.device = file, device
+        self._progress = progress
+        self._jobs: list[_Job] = []
+        self._buffers = ExitStack()
+        self._vectors: HCQBuffer | None = None
+        self._used = 0
+
+    def matrix(self, infos: Sequence[TensorInfo], biases: Sequence[TensorInfo | None] = ()) -> PackedMatrix:
+        """Matrices of one type and width below one another, with their biases (None: zeros), if they have any."""
+        kind, columns, rows = infos[0].type, infos[0].columns, sum(info.rows for info in infos)
+        packing.check(kind, columns)
+        size = packing.packed_bytes(kind, rows, columns)
+        buffer = self._alloc(size)
+        used = self._plan(infos, buffer, kind, packing.segments(rows, columns))
+        if used < size:
+            self._zero(buffer, used, size - used)
+        bias = None
+        if any(biases):
+            bias = self.vector([info.rows if own is None else own for info, own in zip(infos, biases, strict=True)])
+        return PackedMatrix(kind, rows, columns, buffer, bias, tuple(info.rows for info in infos))
+
+    def vector(self, parts: Sequence[TensorInfo | int]) -> HCQBuffer:
+        """F32 vectors of the file one behind the other, or so many zeros."""
+        size = sum(4 * part if isinstance(part, int) else part.nbytes for part in parts)
+        buffer, at = self._take(size), 0
+        for part in parts:
+            if isinstance(part, int):
+                self._zero(buffer, at, 4 * part)
+                at += 4 * part
+            else:
+                self._plan([part], buffer.offset(at, part.nbytes))
+                at += part.nbytes
+        return buffer
+
+    def run(self) -> None:
+        """Read everything to its place and repack it; returns when the device is done."""
+        repack = Repacker(self.device)
+        jobs = sorted(self._jobs, key=lambda job: job.pieces[0].offset)
+        owner = {id(piece): job for job in jobs for piece in job.pieces}
+        done, total = 0, sum(job.missing for job in jobs)
+
+        def arrived(piece: Piece) -> None:
+            nonlocal done
+            job = owner[id(piece)]
+            job.missing -= piece.size
+            if job.missing == 0 and job.kind is not None:
+                repack(job.kind, job.buffer, job.segments)
+            done += piece.size
+            if self._progress is not None:
+                self._progress(done, total)
+
+        with Stream(self.file, self.device) as stream:
+            stream.run((piece for job in jobs for piece in job.pieces), arrived)
+        self.device.synchronize()
+        self._jobs.clear()
+
+    def close(self) -> None:
+        """Free every buffer. Closing twice is harmless."""
+        self._buffers.close()
+
+    def _alloc(self, size: int) -> HCQBuffer:
+        buffer: HCQBuffer = self.device.allocator.alloc(size, SPEC)
+        self._buffers.callback(self.device.allocator.free, buffer, size, SPEC)
+        return buffer
+
+    def _take(self, size: int) -> HCQBuffer:
+        """Room for a vector in a buffer that many share."""
+        if self._vectors is None or self._used + size > self._vectors.size:
+            self._vectors, self._used = self._alloc(max(size, VECTORS)), 0
+        taken = self._vectors.offset(self._used, size)
+        self._used += -(-size // ALIGN) * ALIGN
+        return taken
+
+    def _zero(self, buffer: HCQBuffer, at: int, size: int) -> None:
+        self.device.allocator._copyin(buffer.offset(at, size), memoryview(bytes(size)))
+
+    def _plan(
+        self, infos: Sequence[TensorInfo], buffer: HCQBuffer, kind: BlockType | None = None, segments: int = 0
+    ) -> int:
+        """Note to read tensors to the start of a buffer; their bytes."""
+        pieces, at = [], 0
+        for info in infos:
+            for start in range(0, info.nbytes, PIECE):
+                size = min(PIECE, info.nbytes - start)
+                pieces.append(Piece(info.offset + start, size, buffer, at + start))
+            at += info.nbytes
+        self._jobs.append(_Job(pieces, at, kind, buffer, segments))
+        return at
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayer:
+    """One transformer block's weights, by their names in the file ("attn_norm", "ffn_down", "attn_norm.bias")."""
+
+    matrices: Mapping[str, PackedMatrix]
+    """All but those of queries, keys and values."""
+    vectors: Mapping[str, HCQBuffer]
+    """float32."""
+    qkv: tuple[PackedMatrix, ...]
+    """Queries', keys' and values' rows in this order; neighbours that are packed alike are one matrix."""
+
+
+class PackedModel:
+    """A GGUF model's weights on a device, packed for our kernels. Use as a context manager, or `close` it."""
+
+    def __init__(self, file: Gguf, device: str | None = None, progress: Progress | None = None) -> None:
+        self.device = Device[device or Device.DEFAULT]
+        self.config = Config.read(file)
+        self.metadata = file.metadata
+        self.divisors = self.config.rope_divisors(file)
+        self._load = PackedLoader(file, self.device, progress)
+        try:
+            self._allocate(file)
+            self._load.run()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, MemoryError):
+                raise RoomError(
+                    f"{file.path} needs {file.size / 2**20:,.0f} MiB, more than {self.device.device} has free: "
+                    "choose a smaller model"
+                ) from error
+            raise
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], device: str | None = None, progress: Progress | None = None) -> Self:
+        """Read a file to a device; raises GgufError, UnsupportedModelError or RoomError."""
+        with Gguf.open(path) as file:
+            return cls(file, device, progress)
+
+    def close(self) -> None:
+        """Free the weights. Closing twice is harmless."""
+        self._load.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _allocate(self, file: Gguf) -> None:
+        arch = self.config.arch
+        self.embedding = self._matrix(file, arch.embedding)
+        self.positions = None if arch.positions is None else self._matrix(file, arch.positions)
+        self.layers = tuple(self._layer(file, at) for at in range(self.config.layers))
+        self.vectors = self._vectors(file, arch.output_norm)
+        tied = tensor_name(arch.output) not in file.tensors
+        self.output = self.embedding if tied else self._matrix(file, arch.output)
+
+    def _layer(self, file: Gguf, at: int) -> PackedLayer:
+        arch = self.config.arch
+        vectors: dict[str, HCQBuffer] = {}
+        matrices: dict[str, PackedMatrix] = {}
+        for spec in arch.each_layer:
+            if len(spec.shape) == 1:
+                vectors |= self._vectors(file, spec, at)
+            elif spec not in arch.qkv:
+                matrices[spec.name] = self._matrix(file, spec, at)
+        return PackedLayer(matrices, vectors, self._joined(file, arch.qkv, at))
+
+    def _matrix(self, file: Gguf, spec: Spec, layer: int | None = None) -> PackedMatrix:
+        return self._joined(file, (spec,), layer)[0]
+
+    def _joined(self, file: Gguf, specs: Sequence[Spec], layer: int | None) -> tuple[PackedMatrix, ...]:
+        """Matrices over the same input."""
+        infos = [self.config.check(file, spec, layer) for spec in specs]
+        biases = [self._bias(file, spec, layer) for spec in specs]
+        matrices = []
+        for _, members in groupby(range(len(infos)), key=lambda at: infos[at].type):
+            chosen = list(members)
+            matrix = self._load.matrix([infos[at] for at in chosen], [biases[at] for at in chosen])
+            parts = tuple(self.config.sizes[part] for at in chosen for part in specs[at].parts)
+            matrices.append(replace(matrix, parts=parts))
+        return tuple(matrices)
+
+    def _vectors(self, file: Gguf, spec: Spec, layer: int | None = None) -> dict[str, HCQBuffer]:
+        """A vector, and its bias if it has one."""
+        info = self.config.check(file, spec, layer)
+        self.config.vector(file, info.name, info.columns)
+        found = {spec.name: self._load.vector([info])}
+        if (bias := self._bias(file, spec, layer)) is not None:
+            found[f"{spec.name}.bias"] = self._load.vector([bias])
+        return found
+
+    def _bias(self, file: Gguf, spec: Spec, layer: int | None) -> TensorInfo | None:
+        if spec.bias == "none":
+            return None
+        return self.config.vector(file, tensor_name(spec, layer, "bias"), self.config.size(spec.shape[0]))
