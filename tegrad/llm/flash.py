@@ -1,0 +1,50 @@
+"""Causal attention of a chunk of tokens over its sequence's cache: kernels/flash.cu as a launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tegrad.llm.programs import load_kernel
+from tegrad.nv.replay import Launch
+
+
+@dataclass(frozen=True, slots=True)
+class Flash:
+    """Attention of one model's layers; `positions` of the cache, which is f16 or q8_0. `warps` and `tile` divide it."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    positions: int
+    q8: bool = False
+    warps: int = 4
+    tile: int = 64
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.heads // self.kv_heads
+
+    def launch(
+        self,
+        device: Any,
+        *,
+        out: Any,
+        q: Any,
+        keys: Any,
+        values: Any,
+        chunk: Any,
+        tokens: int,
+        key_scales: Any = None,
+        value_scales: Any = None,
+    ) -> Launch:
+        """The attention of up to `tokens` tokens: out and q halves (tokens, heads, head_dim); `chunk` says how many."""
+        program = load_kernel(
+            device, "flash", buffers=7, dynamic_shared=4 * self.tile * (2 * self.head_dim + 16), HEADS=self.heads,
+            KV_HEADS=self.kv_heads, HEAD_DIM=self.head_dim, POSITIONS=self.positions, CACHE_Q8=self.q8,
+            WARPS=self.warps, TILE=self.tile,
+        )  # fmt: skip
+        buffers = (out, q, keys, values, key_scales or keys, value_scales or values, chunk)
+        grid = (-(-tokens * self.group // (16 * self.warps)), self.kv_heads, 1)
+        return Launch(program, buffers, grid, (32 * self.warps, 1, 1))

@@ -1,0 +1,197 @@
+// Causal attention of a chunk of tokens over the cache of its sequence, in tiles on tensor cores (FlashAttention-2's order).
+//
+// A block has WARPS * 16 rows, each one query head of one token; the GROUP query heads that share a KV head lie side by
+// side, so that they share its tiles of TILE positions. Scores never leave registers: the accumulators of q k^T are the
+// left operand of the product with v. The chunk's own keys and values are in the cache already.
+//
+// HEADS, KV_HEADS, HEAD_DIM, POSITIONS (of the cache), CACHE_Q8 (0: f16, 1: q8_0), WARPS, TILE.
+// Grid: (tokens * GROUP / rows, KV_HEADS), rounded up. Block: WARPS warps.
+#include "async.cuh"
+#include "chunk.cuh"
+#include <cuda_fp16.h>
+
+constexpr int GROUP = HEADS / KV_HEADS, ROWS = WARPS * 16, THREADS = WARPS * 32;
+constexpr int STEPS = HEAD_DIM / 16, NT = TILE / 8, ND = HEAD_DIM / 8;
+constexpr int STRIDE = HEAD_DIM * 2 + 16;  // an odd number of 16-byte chunks: eight rows lie in different banks
+constexpr int SIDE_BYTES = TILE * STRIDE, STAGE_BYTES = 2 * SIDE_BYTES;
+constexpr unsigned ALL = 0xffffffffu;
+constexpr float NONE = -1e30f;
+static_assert(HEAD_DIM % 16 == 0 && TILE % 16 == 0 && HEADS % KV_HEADS == 0, "whole fragments");
+static_assert(!CACHE_Q8 || HEAD_DIM % 32 == 0, "q8_0 has blocks of 32");
+
+static __device__ __forceinline__ unsigned pack(float a, float b) {
+    __half2 v = __floats2half2_rn(a, b);
+    return *reinterpret_cast<unsigned *>(&v);
+}
+
+template <bool TRANSPOSED> static __device__ __forceinline__ void load_matrices(unsigned (&r)[4], unsigned at) {
+    if constexpr (TRANSPOSED)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+
+// Sixteen bytes of q8_0 and their scale as two chunks of eight halves.
+static __device__ __forceinline__ void store_widened(unsigned to, uint4 bytes, __half scale) {
+    const unsigned words[4] = {bytes.x ^ 0x80808080u, bytes.y ^ 0x80808080u, bytes.z ^ 0x80808080u, bytes.w ^ 0x80808080u};
+    unsigned out[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        unsigned pair = __byte_perm(words[i / 2], 0x64646464u, i & 1 ? 0x4342 : 0x4140);
+        __half2 v = __hmul2(__hsub2(*reinterpret_cast<__half2 *>(&pair), __float2half2_rn(1152)), __half2half2(scale));
+        out[i] = *reinterpret_cast<unsigned *>(&v);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to + 16 * h), "r"(out[4 * h]), "r"(out[4 * h + 1]),
+                     "r"(out[4 * h + 2]), "r"(out[4 * h + 3]) : "memory");
+}
+
+// Rows [first, first + TILE) of one side of a KV head's cache; those from `end` on are zeros.
+static __device__ __forceinline__ void copy_side(unsigned to, const void *cache, const __half *scales, int first, int end) {
+    if constexpr (CACHE_Q8) {
+        for (int i = threadIdx.x; i < TILE * (HEAD_DIM / 16); i += THREADS) {
+            int n = i / (HEAD_DIM / 16), at = i % (HEAD_DIM / 16), row = first + n;
+            uint4 bytes = make_uint4(0, 0, 0, 0);
+            __half scale = __float2half(0);
+            if (row < end) {
+                bytes = *reinterpret_cast<const uint4 *>(static_cast<const char *>(cache) + (size_t)row * HEAD_DIM + 16 * at);
+                scale = scales[(size_t)row * (HEAD_DIM / 32) + at / 2];
+            }
+            store_widened(to + n * STRIDE + 32 * at, bytes, scale);
+        }
+    } else {
+        for (int i = threadIdx.x; i < TILE * (HEAD_DIM / 8); i += THREADS) {
+            int n = i / (HEAD_DIM / 8), at = i % (HEAD_DIM / 8), row = first + n;
+            const __half *from = static_cast<const __half *>(cache) + (size_t)min(row, end - 1) * HEAD_DIM + 8 * at;
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + n * STRIDE + 16 * at), "l"(from),
+                         "r"(row < end ? 16 : 0));
+        }
+    }
+}
+
+// q: halves (tokens, HEADS, HEAD_DIM), rotated; out: the same. keys, values: the cache of one layer (slot, KV head,
+// position, HEAD_DIM); of q8_0, key_scales and value_scales (slot, KV head, position, HEAD_DIM / 32).
+extern "C" __global__ void __launch_bounds__(THREADS) flash(
+    __half *out, const __half *q, const void *keys, const void *values, const __half *key_scales, const __half *value_scales,
+    const Chunk *chunk
+) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    const int start = chunk->start, count = chunk->count, head = blockIdx.y;
+    const int block = (gridDim.x - 1 - blockIdx.x) * ROWS;  // the longest rows first
+    if (block >= count * GROUP) return;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, row0 = block + threadIdx.x / 32 * 16 + g;
+    const size_t base = ((size_t)chunk->slot * KV_HEADS + head) * POSITIONS;
+    constexpr int ELEMENT = CACHE_Q8 ? 1 : 2;
+    keys = static_cast<const char *>(keys) + base * HEAD_DIM * ELEMENT;
+    values = static_cast<const char *>(values) + base * HEAD_DIM * ELEMENT;
+    if constexpr (CACHE_Q8) key_scales += base * (HEAD_DIM / 32), value_scales += base * (HEAD_DIM / 32);
+
+    // Of this lane's rows g and g + 8: the last position that each sees, and where it lies in q and out.
+    int last[2];
+    size_t place[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int row = min(row0 + 8 * h, count * GROUP - 1);
+        last[h] = start + row / GROUP;
+        place[h] = ((size_t)(row / GROUP) * HEADS + head * GROUP + row % GROUP) * HEAD_DIM;
+    }
+    const int first_end = start + block / GROUP;  // positions below it are seen by all rows
+    const int end = start + min((block + ROWS - 1) / GROUP, count - 1) + 1;
+    const int tiles = (end + TILE - 1) / TILE;
+
+    const unsigned stages = shared_address(memory);
+    copy_side(stages, keys, key_scales, 0, end);
+    copy_side(stages + SIDE_BYTES, values, value_scales, 0, end);
+    commit_copies();
+
+    unsigned a[STEPS][4];
+#pragma unroll
+    for (int s = 0; s < STEPS; s++)
+#pragma unroll
+        for (int r = 0; r < 4; r++) a[s][r] = *reinterpret_cast<const unsigned *>(q + place[r & 1] + 16 * s + 8 * (r >> 1) + 2 * t);
+
+    float mixed[ND][4] = {}, top[2] = {NONE, NONE}, sum[2] = {};
+    const float scale = 1.4426950408889634f * rsqrtf(HEAD_DIM);
+    // Addresses of ldmatrix within a tile: of k, rows 8 (lane / 16) + lane % 8 and chunk lane / 8 % 2; of v the reverse.
+    const unsigned key_at = (lane / 16 * 8 + lane % 8) * STRIDE + lane / 8 % 2 * 16;
+    const unsigned value_at = (lane / 8 % 2 * 8 + lane % 8) * STRIDE + lane / 16 * 16;
+
+    for (int tile = 0; tile < tiles; tile++) {
+        const unsigned stage = stages + tile % 2 * STAGE_BYTES;
+        wait_copies<0>();
+        __syncthreads();
+        if (tile + 1 < tiles) {
+            unsigned next = stages + (tile + 1) % 2 * STAGE_BYTES;
+            copy_side(next, keys, key_scales, (tile + 1) * TILE, end);
+            copy_side(next + SIDE_BYTES, values, value_scales, (tile + 1) * TILE, end);
+        }
+        commit_copies();
+
+        float score[NT][4] = {};
+#pragma unroll
+        for (int s = 0; s < STEPS; s++)
+#pragma unroll
+            for (int n = 0; n < NT; n += 2) {
+                unsigned b[4];
+                load_matrices<false>(b, stage + key_at + n * 8 * STRIDE + s * 32);
+                mma(score[n], a[s], b[0], b[1]);
+                mma(score[n + 1], a[s], b[2], b[3]);
+            }
+
+        const bool masked = (tile + 1) * TILE > first_end;
+        float best[2] = {top[0], top[1]};
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                score[n][e] *= scale;
+                if (masked && tile * TILE + 8 * n + 2 * t + (e & 1) > last[e >> 1]) score[n][e] = NONE;
+                best[e >> 1] = fmaxf(best[e >> 1], score[n][e]);
+            }
+        float shrink[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            best[h] = fmaxf(best[h], __shfl_xor_sync(ALL, best[h], 1));
+            best[h] = fmaxf(best[h], __shfl_xor_sync(ALL, best[h], 2));
+            shrink[h] = exp2f(top[h] - best[h]);
+            top[h] = best[h];
+            sum[h] *= shrink[h];
+        }
+#pragma unroll
+        for (int d = 0; d < ND; d++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) mixed[d][e] *= shrink[e >> 1];
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                score[n][e] = exp2f(score[n][e] - top[e >> 1]);
+                sum[e >> 1] += score[n][e];
+            }
+#pragma unroll
+        for (int k = 0; k < NT / 2; k++) {
+            const unsigned p[4] = {pack(score[2 * k][0], score[2 * k][1]), pack(score[2 * k][2], score[2 * k][3]),
+                                   pack(score[2 * k + 1][0], score[2 * k + 1][1]), pack(score[2 * k + 1][2], score[2 * k + 1][3])};
+#pragma unroll
+            for (int d = 0; d < ND; d += 2) {
+                unsigned b[4];
+                load_matrices<true>(b, stage + SIDE_BYTES + value_at + k * 16 * STRIDE + d * 16);
+                mma(mixed[d], p, b[0], b[1]);
+                mma(mixed[d + 1], p, b[2], b[3]);
+            }
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        sum[h] += __shfl_xor_sync(ALL, sum[h], 1);
+        sum[h] += __shfl_xor_sync(ALL, sum[h], 2);
+        if (row0 + 8 * h >= count * GROUP) continue;
+        float factor = 1 / sum[h];
+#pragma unroll
+        for (int d = 0; d < ND; d++)
+            *reinterpret_cast<unsigned *>(out + place[h] + 8 * d + 2 * t) = pack(mixed[d][2 * h] * factor, mixed[d][2 * h + 1] * factor);
+    }
+}

@@ -1,0 +1,81 @@
+"""Attention of a chunk over the cache, against float64 on the same halves, on the board."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from operands import Operands
+
+from tegrad.llm.flash import Flash
+from tegrad.llm.prefill import chunk_bytes
+
+pytestmark = pytest.mark.board
+
+
+@pytest.fixture(scope="module")
+def opened(device: str) -> Any:
+    from tinygrad import Device
+
+    return Device[device]
+
+
+def attention(q: np.ndarray, keys: np.ndarray, values: np.ndarray, start: int) -> np.ndarray:
+    """(tokens, heads, width) of q (tokens, heads, width) and a sequence's keys and values (kv_heads, positions, width)."""
+    tokens, heads, width = q.shape
+    group = heads // len(keys)
+    out = np.empty(q.shape)
+    for token in range(tokens):
+        seen = start + token + 1
+        for head in range(heads):
+            scores = keys[head // group, :seen] @ q[token, head] / np.sqrt(width)
+            weights = np.exp(scores - scores.max())
+            out[token, head] = weights @ values[head // group, :seen] / weights.sum()
+    return out
+
+
+CASES = {
+    "f16, group of 3, past of two tiles": (Flash(6, 2, 64, 160, warps=2, tile=32), 45, 17, "end"),
+    "the same from the start": (Flash(6, 2, 64, 160, warps=2, tile=32), 0, 1, "start"),
+    "q8_0, heads of 128": (Flash(4, 2, 128, 64, q8=True, warps=2, tile=32), 30, 34, "end"),
+}
+
+
+@pytest.mark.parametrize(("flash", "start", "count", "flush"), list(CASES.values()), ids=list(CASES))
+def test_a_chunk_sees_its_past_and_itself_and_nothing_else(
+    opened: Any, flash: Flash, start: int, count: int, flush: str
+) -> None:
+    """Beyond the last position the cache holds NaN, and so do the tokens that the chunk lacks."""
+    rng = np.random.default_rng(start)
+    slots, slot, end = 2, 1, start + count
+    shape = (slots, flash.kv_heads, flash.positions, flash.head_dim)
+    q = rng.standard_normal((48, flash.heads, flash.head_dim)).astype(np.float16)
+    q[count:] = np.nan
+    operands = Operands(opened, flush)
+    sides, scales, exact = [], [], []
+    for _ in range(2):
+        if flash.q8:
+            side = rng.integers(-127, 128, shape).astype(np.int8)
+            scale = rng.uniform(0.005, 0.02, (*shape[:3], flash.head_dim // 32)).astype(np.float16)
+            exact.append(side[slot] * np.repeat(scale[slot].astype(np.float64), 32, axis=-1))
+            scale[slot, :, end:] = np.nan
+            scales.append(operands.put(scale))
+        else:
+            side = rng.standard_normal(shape).astype(np.float16)
+            exact.append(side[slot].astype(np.float64))
+            side[slot, :, end:] = np.nan
+        sides.append(operands.put(side))
+    out = operands.put(np.full(q.shape, 7, np.float16))
+    chunk = operands.put(np.frombuffer(chunk_bytes(start=start, count=count, slot=slot), np.uint8))
+    launch = flash.launch(
+        opened, out=out, q=operands.put(q), keys=sides[0], values=sides[1], chunk=chunk, tokens=48,
+        key_scales=scales[0] if scales else None, value_scales=scales[1] if scales else None,
+    )  # fmt: skip
+    launch.program(*launch.buffers, global_size=launch.grid, local_size=launch.block, wait=True)
+    ours = operands.get(out, q.shape, np.float16).astype(np.float64)
+    operands.check()
+    operands.free()
+    expected = attention(q[:count].astype(np.float64), *exact, start)
+    assert np.abs(ours[:count] - expected).max() < 2e-3 * np.abs(expected).max()
+    assert (ours[count:] == 7).all()
