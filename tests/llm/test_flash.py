@@ -22,7 +22,7 @@ def opened(device: str) -> Any:
 
 
 def attention(q: np.ndarray, keys: np.ndarray, values: np.ndarray, start: int) -> np.ndarray:
-    """(tokens, heads, width) of q (tokens, heads, width) and a sequence's keys and values (kv_heads, positions, width)."""
+    """(tokens, heads, width), of q alike and keys and values (kv_heads, positions, width)."""
     tokens, heads, width = q.shape
     group = heads // len(keys)
     out = np.empty(q.shape)
