@@ -1,0 +1,69 @@
+// Embeds tokens: a row of the embedding matrix each, as what the first layer's product reads.
+//
+// Grid: (ceil(K / 256), tokens), blocks of 256 threads, one for each element. Row y of every output is token y's.
+//
+// Macros: K (columns), ROWS (of the matrix), FORMAT
+//   TOKENS      0: the token of state[y]; 1: tokens[y], whose position is that of *state plus y
+//   POSITIONS   rows of a second matrix in POSITIONS_FORMAT, whose row for the token's position is added; 0: none
+//   OUT_Q       also store what a packed matrix behind an RMS norm reads: the row times the norm's weight as int8 with a scale
+//               per 16, and the sum of squares of every 32 elements
+// Arguments: state, [tokens s32], matrix, [positions], x f32 (K), [norm f32 (K), q s8 (K), s f32 (K / 16), ss f32 (ceil(K / 32))]
+#include "state.cuh"
+#include "weight.cuh"
+
+#ifndef TOKENS
+#define TOKENS 0
+#endif
+#ifndef POSITIONS
+#define POSITIONS 0
+#endif
+#ifndef OUT_Q
+#define OUT_Q 0
+#endif
+static_assert(!OUT_Q || K % 16 == 0, "16 elements share a scale");
+
+extern "C" __global__ void __launch_bounds__(256) embed(
+    const State *state,
+#if TOKENS
+    const int *tokens,
+#endif
+    const unsigned char *matrix,
+#if POSITIONS
+    const unsigned char *positions,
+#endif
+    float *x
+#if OUT_Q
+    , const float *norm, signed char *q, float *s, float *ss
+#endif
+) {
+    const int row = blockIdx.y, at = blockIdx.x * 256 + threadIdx.x;
+#if TOKENS
+    const unsigned asked = tokens[row], stands = state->position + row;
+#else
+    const unsigned asked = state[row].token, stands = state[row].position;
+#endif
+    // A slot that nobody owns holds anything: read a row that exists.
+    const long long token = asked < ROWS ? asked : 0;
+    float value = 0;
+    if (at < K) {
+        value = weight_at<FORMAT>(matrix, token * K + at);
+#if POSITIONS
+        value += weight_at<POSITIONS_FORMAT>(positions, (long long)(stands < POSITIONS ? stands : 0) * K + at);
+#endif
+        x[(long long)row * K + at] = value;
+    }
+#if OUT_Q
+    const float normed = at < K ? value * norm[at] : 0;
+    float largest = fabsf(normed), squares = value * value;
+#pragma unroll
+    for (int offset = 8; offset > 0; offset /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, offset));
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) squares += __shfl_xor_sync(0xffffffff, squares, offset);
+    if (at < K) {
+        const float inverse = largest > 0 ? 127.0f / largest : 0;
+        q[(long long)row * K + at] = (signed char)__float2int_rn(normed * inverse);
+        if (at % 16 == 0) s[row * (K / 16) + at / 16] = largest * (1.0f / 127.0f);
+        if (at % 32 == 0) ss[row * ((K + 31) / 32) + at / 32] = squares;
+    }
+#endif
+}
