@@ -1,0 +1,341 @@
+"""Models of random weights with the exact shapes of published ones, so that anybody can measure the same work.
+
+`python -m tegrad.bench.models 1b-q6k --out DIR` writes DIR/1b-q6k.gguf and prints its path; a name is SHAPE-FORMAT.
+What a file computes is meaningless but finite: blocks are random bits, whose scales are set so that a product keeps the
+size of its input. Every file has a valid vocabulary of the true size. Equal names give equal bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from math import prod, sqrt
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeAlias
+from zlib import crc32
+
+import numpy as np
+import typer
+from gguf import GGMLQuantizationType, GGUFWriter
+from numpy.typing import NDArray
+
+from tegrad.errors import TegradError
+from tegrad.llm.arch import ARCHES, Config, Rope, tensor_name
+
+TYPE: TypeAlias = GGMLQuantizationType
+Array: TypeAlias = NDArray[Any]
+
+
+class ModelNameError(TegradError):
+    """A name that is not SHAPE-FORMAT."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a published model's configuration file says."""
+
+    arch: str
+    vocab: int
+    dim: int
+    ffn: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    context: int
+    specials: int
+    """The first control token, of which there are as many as the vocabulary then has room for."""
+    tied: bool = True
+    eps: float = 1e-5
+    base: float = 10000.0
+    stretch: float | None = None
+    """Llama 3's rope scaling: the factor of the slow pairs, of a context of 8192."""
+    pieces: str = "llama-bpe"
+    """How text is cut (tokenizer.ggml.pre), or "spm" for a SentencePiece vocabulary."""
+
+    @property
+    def config(self) -> Config:
+        """The sizes as the loader reads them from the file."""
+        arch = ARCHES[self.arch]
+        return Config(
+            arch=arch, vocab=self.vocab, context=self.context, layers=self.layers, dim=self.dim, ffn=self.ffn,
+            heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim, value_dim=self.head_dim, eps=self.eps,
+            rope=Rope(0, 1.0) if arch.rope == "none" else Rope(self.head_dim, self.base),
+        )  # fmt: skip
+
+
+_QWEN: Final = 151643
+SHAPES: Final[Mapping[str, Shape]] = {
+    "1b": Shape("llama", 128256, 2048, 8192, 16, 32, 8, 64, 131072, 128000, base=5e5, stretch=32),
+    "3b": Shape("llama", 128256, 3072, 8192, 28, 24, 8, 128, 131072, 128000, base=5e5, stretch=32),
+    "8b": Shape("llama", 128256, 4096, 14336, 32, 32, 8, 128, 131072, 128000, tied=False, base=5e5, stretch=8),
+    "mistral-7b": Shape("llama", 32768, 4096, 14336, 32, 32, 8, 128, 32768, 1, tied=False, base=1e6, pieces="spm"),
+    "qwen2.5-0.5b": Shape("qwen2", 151936, 896, 4864, 24, 14, 2, 64, 32768, _QWEN, eps=1e-6, base=1e6, pieces="qwen2"),
+    "qwen3-0.6b": Shape("qwen3", 151936, 1024, 3072, 28, 16, 8, 128, 40960, _QWEN, eps=1e-6, base=1e6, pieces="qwen2"),
+    "qwen3-1.7b": Shape("qwen3", 151936, 2048, 6144, 28, 16, 8, 128, 40960, _QWEN, eps=1e-6, base=1e6, pieces="qwen2"),
+    "gpt2": Shape("gpt2", 50257, 768, 3072, 12, 12, 12, 64, 1024, 50256, pieces="gpt-2"),
+}
+"""Llama 3.2 1B and 3B, Llama 3.1 8B, Mistral 7B v0.3, Qwen 2.5 and 3, GPT-2 124M: from their config.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A packed format whose blocks may hold any bits but for their scales."""
+
+    kind: TYPE
+    elements: int
+    size: int
+    deviation: float
+    """Standard deviation of a weight where the bits are uniform and d is 1."""
+    halves: tuple[tuple[int, float], ...]
+    """Where the halves lie, and how many times d they are. The minimum of Q4_K and Q5_K balances the mean."""
+
+
+BLOCKS: Final[Mapping[str, Blocks]] = {
+    "q4_0": Blocks(TYPE.Q4_0, 32, 18, 4.6, ((0, 1.0),)),
+    "q8_0": Blocks(TYPE.Q8_0, 32, 34, 73.9, ((0, 1.0),)),
+    "q4k": Blocks(TYPE.Q4_K, 256, 144, 258.3, ((0, 1.0), (2, 7.5))),
+    "q5k": Blocks(TYPE.Q5_K, 256, 176, 526.9, ((0, 1.0), (2, 15.5))),
+    "q6k": Blocks(TYPE.Q6_K, 256, 210, 1365.7, ((208, 1.0),)),
+}
+PLAIN: Final[Mapping[str, TYPE]] = {"f16": TYPE.F16, "bf16": TYPE.BF16}
+
+_GAINS: Final[Mapping[str, float]] = {"token_embd": 3.0, "output": 3.0, "attn_q": 1.5, "attn_k": 1.5}
+"""How much larger than its input a product is: so that attention and the logits are not uniform."""
+
+
+def parse(name: str) -> tuple[Shape, str]:
+    """A name's shape and format; raises ModelNameError."""
+    shape, _, kind = name.rpartition("-")
+    if shape not in SHAPES or kind not in (*BLOCKS, *PLAIN):
+        raise ModelNameError(
+            f"no model {name!r}: give SHAPE-FORMAT, a shape of {', '.join(SHAPES)} and a format of "
+            f"{', '.join((*BLOCKS, *PLAIN))}"
+        )
+    return SHAPES[shape], kind
+
+
+def cache_dir() -> Path:
+    """$XDG_CACHE_HOME/tegrad/models or ~/.cache/tegrad/models."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tegrad" / "models"
+
+
+def provide(name: str, folder: Path | None = None) -> Path:
+    """The file of that name in a folder (the cache's if left out), written if it is not there yet."""
+    shape, kind = parse(name)
+    path = (folder or cache_dir()) / f"{name}.gguf"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        try:
+            write(partial, shape, kind)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    return path
+
+
+def write(path: Path, shape: Shape, kind: str) -> None:
+    """Write a model whose matrices are all of one format; learned positions, norms and biases are F32."""
+    writer = GGUFWriter(path, shape.arch)
+    _add_sizes(writer, shape)
+    _add_vocabulary(writer, shape)
+    tensors = list(_tensors(shape, kind))
+    for tensor in tensors:
+        nbytes = prod(tensor.shape) * tensor.dtype.itemsize
+        writer.add_tensor_info(tensor.name, tensor.shape, tensor.dtype, nbytes, tensor.kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for data in _in_order(tensors):
+        writer.write_tensor_data(data)
+    writer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A tensor to be written: the shape of the array that `fill` makes of random numbers, and its type."""
+
+    name: str
+    kind: TYPE
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    fill: Callable[[np.random.Generator], Array]
+
+    def make(self) -> Array:
+        """The tensor's values, which follow from its name."""
+        rng = np.random.Generator(np.random.SFC64(crc32(self.name.encode())))
+        return self.fill(rng).view(self.dtype).reshape(self.shape)
+
+
+def _tensors(shape: Shape, kind: str) -> Iterator[_Tensor]:
+    config, arch = shape.config, ARCHES[shape.arch]
+    if shape.stretch is not None:
+        divisors = llama3_divisors(shape.head_dim // 2, shape.base, shape.stretch)
+        yield _Tensor("rope_freqs.weight", TYPE.F32, divisors.shape, divisors.dtype, lambda _: divisors)
+    for spec, layer in config.specs():
+        if spec is arch.output and shape.tied:
+            continue
+        name, sizes = tensor_name(spec, layer), tuple(config.size(size) for size in spec.shape)
+        if len(sizes) == 1:
+            yield _plain(name, TYPE.F32, sizes, 1.0, 0.1)
+        else:
+            form = TYPE.F32 if spec is arch.positions else PLAIN.get(kind) or BLOCKS[kind]
+            make = _packed if isinstance(form, Blocks) else partial(_plain, mean=0.0)
+            yield make(name, form, sizes, deviation=_GAINS.get(spec.name, 1.0) / sizes[-1] ** 0.5)
+        if spec.bias == "must":
+            yield _plain(tensor_name(spec, layer, "bias"), TYPE.F32, sizes[:1], 0.0, 0.1)
+
+
+def _plain(name: str, kind: TYPE, shape: tuple[int, ...], mean: float, deviation: float) -> _Tensor:
+    """A tensor of uniform numbers."""
+
+    def fill(rng: np.random.Generator) -> Array:
+        values = _random_bytes(rng, prod(shape) * 2).view(np.int16).astype(np.float32)
+        values *= np.float32(deviation / (65536 / sqrt(12)))
+        values += np.float32(mean)
+        if kind is TYPE.BF16:
+            return (values.view(np.uint32) >> 16).astype(np.uint16)
+        return values.astype(np.float16) if kind is TYPE.F16 else values
+
+    if kind is TYPE.BF16:  # which numpy does not know, so that its bytes are written
+        return _Tensor(name, kind, (*shape[:-1], shape[-1] * 2), np.dtype(np.uint8), fill)
+    return _Tensor(name, kind, shape, np.dtype(np.float16 if kind is TYPE.F16 else np.float32), fill)
+
+
+def _packed(name: str, form: Blocks, shape: tuple[int, ...], deviation: float) -> _Tensor:
+    """A tensor of blocks of random bits."""
+    if shape[-1] % form.elements:
+        raise ModelNameError(
+            f"rows of {shape[-1]} weights are no multiple of {form.kind.name}'s {form.elements}: choose another format"
+        )
+    stored = (*shape[:-1], shape[-1] // form.elements * form.size)
+
+    def fill(rng: np.random.Generator) -> Array:
+        blocks = _random_bytes(rng, prod(stored)).reshape(-1, form.size)
+        d = rng.uniform(0.5, 1.5, (len(blocks), 1)) * (deviation / form.deviation)
+        for at, times in form.halves:
+            blocks[:, at : at + 2] = (d * times).astype("<f2").view(np.uint8)
+        return blocks
+
+    return _Tensor(name, form.kind, stored, np.dtype(np.uint8), fill)
+
+
+def _random_bytes(rng: np.random.Generator, size: int) -> NDArray[np.uint8]:
+    return rng.integers(0, 1 << 64, size=-(-size // 8), dtype=np.uint64).view(np.uint8)[:size]
+
+
+def llama3_divisors(pairs: int, base: float, factor: float) -> NDArray[np.float32]:
+    """rope_freqs as Llama 3.1 has them.
+
+    1 for pairs that turn four times or more within 8192 tokens, `factor` for those that do not turn once, and in
+    between the inverse of a line between the two.
+    """
+    turns = 8192 * base ** -(np.arange(pairs) / pairs) / (2 * np.pi)
+    smooth = np.clip((turns - 1) / 3, 0, 1)
+    divisors: NDArray[np.float32] = (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
+    return divisors
+
+
+def _in_order(tensors: list[_Tensor]) -> Iterator[Array]:
+    """The tensors' values, made by several threads, of which only a few wait in memory."""
+    workers = min(8, len(os.sched_getaffinity(0)))
+    waiting: deque[Future[Array]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        for tensor in tensors:
+            waiting.append(pool.submit(tensor.make))
+            if len(waiting) > workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _add_sizes(writer: GGUFWriter, shape: Shape) -> None:
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.dim)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.ffn)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    if ARCHES[shape.arch].norm == "layer":
+        writer.add_layer_norm_eps(shape.eps)
+        return
+    writer.add_layer_norm_rms_eps(shape.eps)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_freq_base(shape.base)
+
+
+# --- vocabularies -----------------------------------------------------------------------------------------------------
+
+NORMAL, CONTROL, BYTE = 1, 3, 6
+"""`tokenizer.ggml.token_type`."""
+
+
+def pieces(alphabet: list[str], count: int) -> Iterator[tuple[str, str]]:
+    """`count` texts as (left, right): all pairs of letters, then all pairs with a letter more, and so on.
+
+    Both sides are letters or earlier texts, so that each is one merge.
+    """
+    texts = list(alphabet)
+    for at in range(count):
+        left, right = texts[at // len(alphabet)], alphabet[at % len(alphabet)]
+        texts.append(left + right)
+        yield left, right
+
+
+def _add_vocabulary(writer: GGUFWriter, shape: Shape) -> None:
+    add = _add_sentencepiece if shape.pieces == "spm" else _add_byte_level
+    writer.add_vocab_size(shape.vocab)
+    add(writer, shape)
+
+
+def _add_byte_level(writer: GGUFWriter, shape: Shape) -> None:
+    """The 256 bytes, merges of them up to the first control token, control tokens."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    letters = [chr(byte) for byte in printable] + [chr(256 + at) for at in range(256 - len(printable))]
+    merges = list(pieces(letters, shape.specials - 256))
+    controls = [f"<|control {at}|>" for at in range(shape.vocab - shape.specials)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(shape.pieces)
+    writer.add_token_list([*letters, *(left + right for left, right in merges), *controls])
+    writer.add_token_types([NORMAL] * shape.specials + [CONTROL] * len(controls))
+    writer.add_token_merges([f"{left} {right}" for left, right in merges])
+    writer.add_bos_token_id(shape.specials)
+    writer.add_eos_token_id(shape.vocab - 1)
+    writer.add_add_bos_token(shape.pieces == "llama-bpe")
+
+
+def _add_sentencepiece(writer: GGUFWriter, shape: Shape) -> None:
+    """Unknown, begin and end, the 256 bytes, and pieces of letters whose scores fall with their number."""
+    letters = ["\u2581", *(chr(code) for code in range(ord("a"), ord("z") + 1)), ".", ","]
+    texts = [*letters, *(left + right for left, right in pieces(letters, shape.vocab - 259 - len(letters)))]
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *texts])
+    writer.add_token_scores([0.0] * 259 + [-float(at) for at in range(len(texts))])
+    writer.add_token_types([2, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * len(texts))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(True)
+
+
+def main(
+    name: Annotated[str, typer.Argument(help="SHAPE-FORMAT, such as 1b-q6k.")],
+    out: Annotated[Path | None, typer.Option(help="The folder; the cache's if left out.")] = None,
+) -> None:
+    """Write a model of random weights unless it is there, and print its path."""
+    try:
+        typer.echo(provide(name, out))
+    except ModelNameError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,130 @@
+"""Models of random weights have the published sizes, are the same every time, and run in llama.cpp and in ours."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tegrad.bench import models
+from tegrad.llm.arch import Config
+from tegrad.llm.gguf import Gguf
+from tegrad.llm.reference import Reference
+from tegrad.llm.tokenizer import Tokenizer
+
+PUBLISHED = {
+    "1b": 1_235_814_400,
+    "3b": 3_212_749_824,
+    "8b": 8_030_261_248,
+    "mistral-7b": 7_248_023_552,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "gpt2": 124_439_808,
+}
+"""Parameters, as the models' own pages count them."""
+
+SMALL = {
+    name: replace(
+        shape,
+        dim=256,
+        ffn=512,
+        layers=2,
+        heads=4,
+        kv_heads=4 if name == "gpt2" else 2,
+        head_dim=64,
+        vocab=600,
+        specials=min(shape.specials, 590),
+        context=256,
+    )
+    for name, shape in models.SHAPES.items()
+}
+
+
+@pytest.mark.parametrize("name", models.SHAPES)
+def test_a_shape_has_the_published_number_of_parameters(name: str) -> None:
+    shape = models.SHAPES[name]
+    sizes = {
+        tensor.name: np.prod(tensor.shape) for tensor in models._tensors(shape, "f16") if "rope" not in tensor.name
+    }
+    assert sum(sizes.values()) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("kind", [*models.BLOCKS, *models.PLAIN])
+def test_weights_have_the_deviation_that_keeps_a_products_size(kind: str) -> None:
+    from gguf.quants import dequantize
+
+    chosen = {
+        tensor.name: tensor for tensor in models._tensors(replace(SMALL["1b"], dim=1024, ffn=1024, layers=1), kind)
+    }
+    tensor = chosen["blk.0.ffn_up.weight"]
+    values = dequantize(tensor.make(), tensor.kind).astype(np.float64)
+    assert values.shape == (1024, 1024)
+    assert values.std() == pytest.approx(1 / 32, rel=0.06)
+    assert abs(values.mean()) < 0.12 * values.std()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("1b", "q6k"), ("mistral-7b", "q4k"), ("qwen2.5-0.5b", "q8_0"), ("qwen3-0.6b", "q5k"), ("gpt2", "f16")],
+)
+def test_a_small_one_runs_in_llama_cpp_and_in_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "llm"))
+    llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
+    path = tmp_path / "model.gguf"
+    models.write(path, SMALL[name], kind)
+    tokens = np.random.default_rng(0).integers(0, SMALL[name].vocab, 40).tolist()
+    ours, text = Reference(path).logits(tokens), "the model's text, 12 words"
+    with llama_cpp.peer(path) as peer:
+        theirs = peer.logits(tokens)
+        assert Tokenizer.load(path).encode(text, bos=False) == peer.vocab.tokenize(text, False, True)
+    assert np.isfinite(theirs).all()
+    assert (ours - theirs).std() < 0.05 * theirs.std()  # llama.cpp rounds activations to 8 bits
+    with Gguf.open(path) as file:
+        config = Config.read(file)
+    wanted = SMALL[name].config
+    assert config.eps == pytest.approx(wanted.eps)
+    assert replace(config, eps=wanted.eps) == wanted
+
+
+def test_a_file_is_written_once_and_always_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(models.SHAPES, "small", SMALL["1b"])
+    first = models.provide("small-q4_0", tmp_path / "a")
+    content = first.read_bytes()
+    assert models.provide("small-q4_0", tmp_path / "b").read_bytes() == content
+    first.write_bytes(b"kept")
+    assert models.provide("small-q4_0", tmp_path / "a").read_bytes() == b"kept"
+    assert os.listdir(tmp_path / "a") == ["small-q4_0.gguf"]
+
+
+@pytest.mark.parametrize("name", ["1b", "1b-q3k", "2b-q6k", ""])
+def test_other_names_are_refused(name: str) -> None:
+    with pytest.raises(models.ModelNameError, match="give SHAPE-FORMAT"):
+        models.parse(name)
+
+
+def test_a_format_whose_blocks_do_not_fit_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(models.ModelNameError, match="rows of 896 weights are no multiple of Q6_K's 256"):
+        models.provide("qwen2.5-0.5b-q6k", tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_divisors_are_llama_3s() -> None:
+    divisors = models.llama3_divisors(32, 5e5, 32.0)
+    assert divisors[:15].tolist() == [1.0] * 15
+    assert (divisors[-10:] == 32).all()
+    assert (np.diff(divisors) >= 0).all()
+
+
+def test_the_command_prints_the_path(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tegrad.bench.models", "nothing", "--out", str(tmp_path)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "SHAPE-FORMAT" in done.stderr
