@@ -86,6 +86,17 @@ def ptx(json_: Annotated[bool, typer.Option("--json", help="One JSON object on t
         typer.echo(json.dumps({row.name: row._asdict() for row in rows}))
 
 
+@app.command()
+def boundaries(
+    forms: Annotated[list[str] | None, typer.Argument(help="Forms to measure; all of them if left out.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
+) -> None:
+    """Measure what it costs that a kernel waits for the one before it, for each form that a recording can take."""
+    from tegrad.bench.boundaries import main
+
+    main([*(forms or ()), *(["--json"] if json_ else [])])
+
+
 @app.command("list")
 def list_() -> None:
     """The figures that can be measured."""

@@ -131,15 +131,18 @@ def lean(place: Place) -> Mapping[str, int]:
     return {**LEAN, "cwd_membar_type": SYSMEMBAR if place.index == place.count - 1 else GPU_MEMBAR}
 
 
-def _wait_idle(place: Place) -> Sequence[int]:
+def wait_idle(place: Place) -> Sequence[int]:
+    """The compute engine takes no further method before everything before is done."""
     return (immediate(ComputeMethod.WAIT_FOR_IDLE),)
 
 
-def _host_wfi(place: Place) -> Sequence[int]:
+def host_wfi(place: Place) -> Sequence[int]:
+    """The host sends no further method before everything before is done."""
     return (immediate(HostMethod.WFI, subchannel=0),)
 
 
-def _semaphore(operation: int, va: int, value: int) -> tuple[int, ...]:
+def semaphore(operation: int, va: int, value: int) -> tuple[int, ...]:
+    """Words for a host semaphore operation (a SEM_EXECUTE word) on 64 bits at `va`."""
     return (RELEASE_HEADER, va & 0xFFFFFFFF, va >> 32, value & 0xFFFFFFFF, value >> 32, operation)
 
 
@@ -148,9 +151,9 @@ CHAIN: Final[Mapping[str, int]] = {"action": SCHEDULE, "prefetch": 1}
 BOUNDARIES: Final[Mapping[str, Boundary]] = {
     "chain": Boundary(CHAIN, BARRIER),
     "chain-lean": Boundary(CHAIN, fields=lean),
-    "idle": Boundary(start=BARRIER, between=_wait_idle),
-    "idle-lean": Boundary(between=_wait_idle, fields=lean),
-    "host-wfi": Boundary(start=BARRIER, between=_host_wfi),
+    "idle": Boundary(start=BARRIER, between=wait_idle),
+    "idle-lean": Boundary(between=wait_idle, fields=lean),
+    "host-wfi": Boundary(start=BARRIER, between=host_wfi),
 }
 """`chain`: QMDs that start each other, as tinygrad builds them, which has run on Orin and Hopper. `idle` and
 `host-wfi`: commands wait between the launches. The lean forms leave out what a recording does not need."""
@@ -199,7 +202,7 @@ class Recording:
         self._next = 0
         self._last = 0
         layout = _lay_out(self.launches)
-        tail = [*_semaphore(TIMELINE_RELEASE, 0, 0), *self._fifo.release(0)]
+        tail = [*semaphore(TIMELINE_RELEASE, 0, 0), *self._fifo.release(0)]
         words = len(_commands(boundary, layout, 0))
         # The addresses and values of the tail's releases are stored as 64-bit words: they start at multiples of 8.
         stride = _round_up(words + 1 + len(tail) + 1, 2)
@@ -288,7 +291,7 @@ class Recording:
 
 def _behind(device: Any, value: int) -> int:
     """A GPFIFO entry for commands that wait until the timeline has reached a value."""
-    va, dwords = device.place_commands(array("I", _semaphore(ACQUIRE, device.timeline_signal.value_addr, value)))
+    va, dwords = device.place_commands(array("I", semaphore(ACQUIRE, device.timeline_signal.value_addr, value)))
     return gp_entry(va, dwords, level=SUBROUTINE)
 
 

@@ -1,0 +1,311 @@
+"""What it costs that a kernel waits for the one before it, for every form of the boundary (`nv/replay.py`).
+
+Each form runs in a process of its own, because some of them are guesses from the names of QMD fields: a guess may hang
+its channel. A form counts only where kernels that read what other blocks of the one before wrote come out right.
+Times are the GPU's: the slope between recordings of different lengths, so that what surrounds them falls out.
+
+    python -m tegrad.bench.boundaries              every form, a line each
+    python -m tegrad.bench.boundaries chain idle   these, as JSON with --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+from tinygrad import Device
+from tinygrad.device import BufferSpec, TinyELF
+from tinygrad.dtype import dtypes
+from tinygrad.helpers import Target
+
+import tegrad.nv
+from tegrad.hw.classes import HOST
+from tegrad.nv.compilers import compile_cuda
+from tegrad.nv.replay import (
+    BARRIER,
+    BOUNDARIES,
+    CHAIN,
+    GPU_MEMBAR,
+    LEAN,
+    SYSMEMBAR,
+    Boundary,
+    Launch,
+    Place,
+    Recording,
+    lean,
+    semaphore,
+    wait_idle,
+)
+
+SOURCE: Final = """
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define WAIT asm volatile("griddepcontrol.wait;" ::: "memory")
+#define LAUNCH asm volatile("griddepcontrol.launch_dependents;" ::: "memory")
+#else
+#define WAIT
+#define LAUNCH
+#endif
+extern "C" __global__ void empty(int *to, int *from, int value) { LAUNCH; WAIT; }
+extern "C" __global__ void shift(int *to, int *from, int value) {
+    LAUNCH; WAIT;
+    unsigned count = gridDim.x * blockDim.x, at = blockIdx.x * blockDim.x + threadIdx.x;
+    to[at] = from[(at + count / 2 + 1) % count] * 3 + value;
+}
+extern "C" __global__ void spin(int *to, int *from, int value) {
+    LAUNCH; WAIT;
+    long long begun = clock64();
+    while (clock64() - begun < value) {}
+}
+"""
+"""`spin` takes `value` cycles. The forms that let kernels overlap need the two instructions, which else do nothing."""
+
+SHAPES: Final = ((1, 32), (132, 512))
+"""Blocks and threads of a block."""
+LENGTHS: Final = (100, 400)
+"""Launches of the recordings whose difference is measured."""
+SPIN: Final = 10_000
+"""Cycles of the kernel between boundaries: about 5 us."""
+PASSES: Final = 9
+TIMEOUT_S: Final = 60
+
+
+def _fields(**given: int) -> Any:
+    return lambda place: given
+
+
+def _signalled(place: Place) -> Mapping[str, int]:
+    """A release of the launch's number, from 1, into the scratch word."""
+    return {
+        "release0_enable": 1,
+        "release0_address_lower": place.scratch & 0xFFFFFFFF,
+        "release0_address_upper": place.scratch >> 32,
+        "release0_payload_lower": place.index + 1,
+        "release0_payload_upper": 0,
+    }
+
+
+def _acquired(place: Place) -> Sequence[int]:
+    # Equality: what the run before left is the number of its last launch, which none waits for.
+    return semaphore(HOST["SEM_EXECUTE"].pack(operation="ACQUIRE", payload_size="64BIT"), place.scratch, place.index)
+
+
+def _latched(**given: int) -> Any:
+    """Each launch arrives at a latch of its own, and waits on that of the one before."""
+
+    def fields(place: Place) -> Mapping[str, int]:
+        waits = {"wait_on_latch_valid": 1, "wait_on_latch_id": place.index} if place.index else {}
+        arrives = {"arrive_at_latch_valid": 1, "arrive_at_latch_id": place.index + 1}
+        return {**lean(place), **waits, **arrives, "latch_acquire_invalidate_shader_data_cache": 1, **given}
+
+    return fields
+
+
+BARE: Final = {**LEAN, "invalidate_shader_data_cache": 0, "cwd_membar_type": 0}
+
+FORMS: Final[Mapping[str, Boundary]] = {
+    **BOUNDARIES,
+    "chain-late": Boundary({**CHAIN, "prefetch": 0}, BARRIER),
+    "chain-count": Boundary(
+        {"action": 4, "prefetch": 1}, BARRIER, fields=lambda place: {"dependence_counter": int(place.index > 0)}
+    ),
+    "chain-lean-sysmembar": Boundary(CHAIN, fields=_fields(**LEAN, cwd_membar_type=SYSMEMBAR)),
+    "chain-gpu-membar": Boundary(CHAIN, BARRIER, fields=_fields(cwd_membar_type=GPU_MEMBAR)),
+    "chain-no-membar": Boundary(CHAIN, fields=_fields(**LEAN, cwd_membar_type=0)),
+    "chain-bare": Boundary(CHAIN, fields=_fields(**BARE)),
+    "idle-schedule": Boundary(between=wait_idle, fields=lean, action=2),
+    "idle-barrier": Boundary(start=BARRIER, between=lambda place: (*wait_idle(place), *BARRIER)),
+    "idle-bare": Boundary(between=wait_idle, fields=_fields(**BARE)),
+    "none": Boundary(fields=lean),
+}
+"""Forms for every chip. The bare ones and those without a membar need not be right; `none` orders nothing."""
+
+HOPPER: Final[Mapping[str, Boundary]] = {
+    "semaphore": Boundary(between=_acquired, fields=lambda place: {**lean(place), **_signalled(place)}),
+    "chain-chasing": Boundary(CHAIN, fields=lambda place: {**lean(place), "cwd_membar_task_chasing_enable": 1}),
+    "chain-pre-exit": Boundary(CHAIN, fields=lambda place: {**lean(place), "pre_exit_at_last_cta_launch": 1}),
+    "chain-latch": Boundary(CHAIN, fields=_latched(pre_exit_at_last_cta_launch=1)),
+    "chain-latch-program": Boundary(CHAIN, fields=_latched(enable_program_pre_exit=1)),
+    "latch": Boundary(fields=_latched(pre_exit_at_last_cta_launch=1)),
+    "latch-program": Boundary(fields=_latched(enable_program_pre_exit=1)),
+    "latch-alone": Boundary(fields=_latched()),
+}
+"""Forms with fields that only version 4 has, and a release that the GPU resets by itself. None has run on hardware."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a form costs for kernels of one shape.
+
+    `empty_us`: an empty kernel; `boundary_us`: a kernel of known length, beyond that length; `right`: whether kernels
+    that depend on each other computed what they should.
+    """
+
+    form: str
+    blocks: int
+    threads: int
+    right: bool
+    empty_us: float
+    boundary_us: float | None
+
+
+class Probe:
+    """The kernels of this module and their memory on an opened device."""
+
+    def __init__(self, device: Any, blocks: int, threads: int) -> None:
+        self.device, self.blocks, self.threads = device, blocks, threads
+        self.size = 4 * blocks * threads
+        self.buffers = [device.allocator.alloc(self.size, BufferSpec(cpu_access=True, nolru=True)) for _ in range(2)]
+        self.programs = {name: _load(device, name) for name in ("empty", "shift", "spin")}
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for buffer in self.buffers:
+            self.device.allocator.free(buffer, buffer.size, BufferSpec(cpu_access=True, nolru=True))
+
+    def launches(self, name: str, count: int, value: int | None = None) -> list[Launch]:
+        """`count` launches of a kernel, from one buffer to the other and back; `value`, or the launch's number."""
+        both, grid, block = self.buffers, (self.blocks, 1, 1), (self.threads, 1, 1)
+        program = self.programs[name]
+        return [
+            Launch(program, (both[1 - i % 2], both[i % 2]), grid, block, (i if value is None else value,))
+            for i in range(count)
+        ]
+
+    def right(self, form: Boundary, count: int = 32, runs: int = 4) -> bool:
+        """Whether launches see what those before them stored, in every run."""
+        from_, to = (buffer.cpu_view() for buffer in self.buffers)
+        start = np.arange(self.blocks * self.threads, dtype=np.int32)
+        from_[0 : self.size], to[0 : self.size] = start.tobytes(), bytes(self.size)
+        values = start
+        with Recording(self.device, self.launches("shift", count), form) as recording:
+            for _ in range(runs):
+                recording.run()
+            recording.wait()
+        for i in range(count * runs):
+            values = np.roll(values, -(len(values) // 2 + 1)) * np.int32(3) + np.int32(i % count)
+        return bytes(from_[0 : self.size]) == values.tobytes()
+
+    def slope(self, form: Boundary, name: str, value: int = 0) -> float:
+        """Microseconds that one more launch takes."""
+        short, long = (gpu_us(self.device, self.launches(name, count, value), form) for count in LENGTHS)
+        return (long - short) / (LENGTHS[1] - LENGTHS[0])
+
+
+def gpu_us(device: Any, launches: Sequence[Launch], form: Boundary) -> float:
+    """Median microseconds of the GPU's clock of a recording of these launches, with what begins and ends it."""
+    begin, end = device.new_signal(), device.new_signal()
+    samples = []
+    with Recording(device, launches, form) as recording:
+        recording.wait(recording.run())
+        for _ in range(PASSES):
+            with device.lock:
+                device.hw_compute_queue_t().timestamp(begin).submit(device)
+                recording.run()
+                device.hw_compute_queue_t().timestamp(end).submit(device)
+            device.compute_gpfifo.wait(device.compute_gpfifo.submissions)
+            samples.append(float(end.timestamp - begin.timestamp))
+    return statistics.median(samples)
+
+
+def _load(device: Any, name: str) -> Any:
+    kernel = next(part for part in SOURCE.split('extern "C"') if f"void {name}(" in part)
+    image = compile_cuda(f'{SOURCE.split(chr(10) + "extern")[0]}\nextern "C"{kernel}', device.arch)
+    signature = (("to", 0, dtypes.char, (1,)), ("from", 1, dtypes.char, (1,)), ("value", 2, dtypes.int32, ()))
+    return device.runtime(TinyELF(image, name, Target("NV", arch=device.arch), signature))
+
+
+def cost(device: Any, form: str, blocks: int, threads: int) -> Cost:
+    """Check and measure one form with kernels of one shape."""
+    boundary = {**FORMS, **HOPPER}[form]
+    probe = Probe(device, blocks, threads)
+    try:
+        right = probe.right(boundary)
+        empty = probe.slope(boundary, "empty")
+        # One kernel that is longer by so many cycles gives the length of a cycle, with no boundary in it.
+        cycle = gpu_us(device, probe.launches("spin", 1, 101 * SPIN), boundary)
+        cycle = (cycle - gpu_us(device, probe.launches("spin", 1, SPIN), boundary)) / (100 * SPIN)
+        spent = probe.slope(boundary, "spin", SPIN)
+    finally:
+        probe.close()
+    # Kernels that overlap take less than their own length together, which says nothing of a boundary.
+    return Cost(form, blocks, threads, right, empty, spent - SPIN * cycle if right else None)
+
+
+def forms(device_arch: str) -> list[str]:
+    """The forms that a chip can try."""
+    return [*FORMS, *(HOPPER if int(device_arch.removeprefix("sm_")) >= 90 else ())]
+
+
+@contextmanager
+def _opened() -> Iterator[Any]:
+    tegrad.nv.install()
+    os.environ.setdefault("HCQDEV_WAIT_TIMEOUT_MS", "3000")
+    device = Device["NV"]
+    try:
+        yield device
+    finally:
+        device.close()
+
+
+def _in_process(form: str) -> list[dict[str, Any]]:
+    """A form's costs, measured in a process of its own; or what went wrong there."""
+    command = [sys.executable, "-m", "tegrad.bench.boundaries", form, "--json"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return [{"form": form, "error": f"did not end in {TIMEOUT_S} s"}]
+    with suppress(ValueError, IndexError):
+        found: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
+        return found
+    return [{"form": form, "error": (done.stderr.strip().splitlines() or ["no output"])[-1]}]
+
+
+def measure() -> Iterator[dict[str, Any]]:
+    """The costs of every form of this machine's chip, or the error of a form, as they come."""
+    with _opened() as device:
+        names = forms(device.arch)
+    for form in names:
+        yield from _in_process(form)
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """A cost as a line of the table."""
+    if "error" in row:
+        return f"{row['form']:22} {row['error']}"
+    boundary = "" if row["boundary_us"] is None else f"{row['boundary_us']:9.2f}"
+    shape = f"{row['blocks']}x{row['threads']}"
+    return f"{row['form']:22} {shape:>8} {'right' if row['right'] else 'WRONG':5} {row['empty_us']:9.2f} {boundary}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the costs of forms: those named, in this process; or all, each in its own."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("forms", nargs="*", help=f"of {', '.join((*FORMS, *HOPPER))}")
+    parser.add_argument("--json", action="store_true", help="a JSON list on the last line")
+    asked = parser.parse_args(arguments)
+    if not asked.forms:
+        rows = []
+        for row in measure():
+            rows.append(row)
+            if not asked.json:
+                print(line(row), flush=True)
+    else:
+        with _opened() as device:
+            rows = [asdict(cost(device, form, *shape)) for form in asked.forms for shape in SHAPES]
+        for row in () if asked.json else rows:
+            print(line(row))
+    if asked.json:
+        print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()
