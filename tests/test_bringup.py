@@ -136,6 +136,7 @@ print(json.dumps([run(kernel)[0], found]))
 
 
 @pytest.mark.board
+@pytest.mark.klog_errors("sm |GR exception|error notifier set to 13")  # code in a window that could not be reserved
 def test_whichever_call_fails_is_named_and_nothing_stays_behind() -> None:
     """Each ioctl that the checks make is refused once, in a run of its own."""
     result = run("-c", FAULTS.format(examples=str(SCRIPT.parent), board="agx-orin-64gb"))
@@ -173,6 +174,7 @@ checks.undo.close()
 
 
 @pytest.mark.board
+@pytest.mark.klog_errors("(?i)pbdma|error notifier set to 32")
 def test_a_channel_that_dies_says_why() -> None:
     result = run("-c", DEATH.format(examples=str(SCRIPT.parent), board="agx-orin-64gb"))
     assert result.returncode == 0, result.stdout + result.stderr

@@ -6,10 +6,12 @@ format; the line number is always 0, since there is no driver source here.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from tegrad.orin.files import Errno
@@ -27,6 +29,10 @@ class Entry(NamedTuple):
     level: int
     text: str
 
+    def record(self) -> str:
+        """The line as /dev/kmsg gives it: priority, number, microseconds, flags, text."""
+        return f"{self.level},{self.sequence},{self.us},-;{self.text}\n"
+
 
 class KernelLog:
     """Lines with rising sequence numbers."""
@@ -35,11 +41,25 @@ class KernelLog:
         self._began = time.monotonic_ns()
         self._lines: deque[Entry] = deque(maxlen=KEPT)
         self._next = 0
+        self._copy: int | None = None
+
+    def copy_to(self, fd: int) -> None:
+        """Write every line to a file too, from the first that is kept."""
+        self._copy = fd
+        for entry in self._lines:
+            self._store(entry)
 
     def write(self, text: str, level: int = ERROR) -> None:
         """Add a line as it stands."""
-        self._lines.append(Entry(self._next, (time.monotonic_ns() - self._began) // 1000, level, text))
+        entry = Entry(self._next, (time.monotonic_ns() - self._began) // 1000, level, text)
+        self._lines.append(entry)
         self._next += 1
+        self._store(entry)
+
+    def _store(self, entry: Entry) -> None:
+        if self._copy is not None:
+            with suppress(OSError):  # a full disk is no reason for a driver to fail
+                os.write(self._copy, entry.record().encode())
 
     def error(self, function: str, text: str) -> None:
         """An error line of nvgpu."""
@@ -73,3 +93,17 @@ class KernelLog:
     def since(self, sequence: int) -> list[Entry]:
         """Every kept line from this sequence number on."""
         return [entry for entry in self._lines if entry.sequence >= sequence]
+
+
+def copy_file(folder: str, *, board_ends: bool) -> int:
+    """Make the file that keeps the log of the board which this process is about to fork: `STARTER-NUMBER.kmsg`.
+
+    STARTER is the process that asked for the board, NUMBER tells its boards apart. If the board ends by itself, the
+    file is locked (flock) until then: who gets the lock has the whole log. OSError where the file cannot be made.
+    """
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, f"{os.getppid()}-{os.getpid()}.kmsg")
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    if board_ends:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd

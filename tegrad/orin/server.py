@@ -278,10 +278,17 @@ class Server:
         return True
 
 
-def serve(chip: Chip, memory: int, listener: socket.socket, *, linger: float | None, gpu: str) -> NoReturn:
-    """Be the driver process until it is time to go. Sockets are left to the exit: their end is the process's end."""
+def serve(
+    chip: Chip, memory: int, listener: socket.socket, *, linger: float | None, gpu: str, log_copy: int | None = None
+) -> NoReturn:
+    """Be the driver process until it is time to go. Sockets are left to the exit: their end is the process's end.
+
+    `log_copy` is a file that gets every line of the kernel log.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     server = Server(chip, memory, listener, linger=linger, gpu=gpu)
+    if log_copy is not None:
+        server.driver.log.copy_to(log_copy)
     server.run()
     os._exit(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tegrad.orin.client import BoardKernel, board_log, board_status, board_stop
 from tegrad.orin.driver import Driver
 from tegrad.orin.files import FOREIGN, Errno
 from tegrad.uapi import ioctls as io
+from tegrad.uapi import kmsg
 from tegrad.uapi import structs as s
 
 ROOT = Path(__file__).parents[3]
@@ -204,6 +206,32 @@ def test_a_log_longer_than_a_message_comes_whole() -> None:
     assert len([line for line in lines if "Unknown NVMAP_IOC" in line]) == 600
     assert board_log(spec, since=len(lines)) == []
     user.close_all()
+
+
+def test_a_boards_log_is_kept_when_it_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEGRAD_BOARD_LOG", str(tmp_path / "logs"))
+    spec = "agx-orin-64gb:832MiB"
+    user = User(BoardKernel(spec, linger=0.2, gpu=FAKE_GPU))
+    with refused(errno.ENOTTY):
+        user.kernel.ioctl(user.nvmap, io.NVMAP_IOC_GET_ID, s.CreateHandle())
+    lines = board_log(spec)
+    (path,) = (tmp_path / "logs").iterdir()
+    assert path.name.startswith(f"{os.getpid()}-")
+    with path.open() as file:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        user.close_all()
+        board_stop(spec)
+        fcntl.flock(file, fcntl.LOCK_EX)  # comes when the board has ended
+        kept = [found for line in file if (found := kmsg.parse(line.rstrip("\n")))]
+    assert [f"[{record.us / 1e6:12.6f}] {record.text}" for record in kept][: len(lines)] == lines != []
+
+
+def test_a_folder_that_cannot_keep_logs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TEGRAD_BOARD_LOG", str(tmp_path / "file"))
+    with pytest.raises(BoardError, match=f"File exists.*{tmp_path}/file"):
+        BoardKernel("agx-orin-64gb:896MiB").open("/dev/nvmap")
 
 
 def test_stop_ends_the_processes_and_their_clients_notice() -> None:
