@@ -44,6 +44,25 @@ NOTIFIER_TEXT: Mapping[int, str] = MappingProxyType(
 )
 """What a notifier code means, for messages."""
 
+RM_ERROR_TEXT: Mapping[int, str] = MappingProxyType(
+    {
+        39: "copy engine 0 error",
+        40: "copy engine 1 error",
+        41: "copy engine 2 error",
+        44: "fault during a context switch",
+        45: "channel removed behind another one's error",
+        48: "uncorrectable memory error",
+        69: "class error",
+        70: "copy engine 3 error",
+        71: "copy engine 4 error",
+        72: "copy engine 5 error",
+        79: "the GPU fell off the bus",
+        94: "contained memory error",
+        95: "uncontained memory error",
+    }
+)
+"""More codes, which only desktop drivers write (NVIDIA's open-gpu-kernel-modules, nverror.h)."""
+
 NOTIFIER_FORMAT = struct.Struct("<QIHH")
 """Record of 16 bytes: time in ns, info32 (the code), info16 (untouched), status."""
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tegrad.errors import TegradError
-from tegrad.hw.faults import NOTIFIER_TEXT, WarpEsr
+from tegrad.hw.faults import NOTIFIER_TEXT, RM_ERROR_TEXT, WarpEsr
 from tegrad.nv.kernlog import FaultReport
 
 WARP_ESR_CODE = 0xFFFF
@@ -51,12 +51,12 @@ class SmError:
 class DeviceFault(TegradError, RuntimeError):
     """The GPU stopped the work of this process.
 
-    `code` is the error notifier's, or None where only the driver's time-out flag tells. `kernel` is the name of the
-    kernel that failed: by its program counter, by the log, or because no other was in flight; `in_flight` the kernels
-    that were submitted and not finished, oldest first; `address` where it failed, as far as the log tells, and
-    `buffer` which allocation that address lies in or next to; `thread` the thread that did it, where something below
-    tells; `sm_errors` what the SMs report; `log` the driver's lines about this fault; `report` what a desktop driver's
-    debugger says.
+    `code` is the error notifier's, or None where only the driver's time-out flag or a debugger tells. `kernel` is the
+    name of the kernel that failed: by its program counter, by the log, or because no other was in flight; `in_flight`
+    the kernels that were submitted and not finished, oldest first; `address` where it failed, as far as the driver
+    tells, and `buffer` which allocation that address lies in or next to; `thread` the thread that did it, where
+    something below tells; `sm_errors` what the SMs report; `log` the driver's lines about this fault; `report` what a
+    desktop driver's debugger said when a wait had ended.
     """
 
     def __init__(
@@ -82,11 +82,19 @@ class DeviceFault(TegradError, RuntimeError):
         self._reason = found.reason if found else ""
         super().__init__(self._text())
 
+    def _what(self) -> str:
+        """The kind of fault: by its code, else by what there is besides."""
+        if self.code is not None:
+            return NOTIFIER_TEXT.get(self.code) or RM_ERROR_TEXT.get(self.code, f"error {self.code}")
+        if self.report:
+            return self.report.replace("\n", ", ")
+        if self.address is not None:
+            return "MMU fault"
+        return "SM exception" if self.sm_errors else "the driver gave the channel up"
+
     def _text(self) -> str:
-        gone = self.report.replace("\n", ", ") or "the driver gave the channel up"
-        what = NOTIFIER_TEXT.get(self.code, f"error {self.code}") if self.code is not None else gone
         reasons = sorted({f"SM {e.sm}: {e.reason}" for e in self.sm_errors if e.warp_esr & WARP_ESR_CODE})
-        parts = [f"GPU fault: {what}", *([self._reason] if self._reason else []), *reasons]
+        parts = [f"GPU fault: {self._what()}", *([self._reason] if self._reason else []), *reasons]
         if self.address is not None:
             parts.append(f"address {self.address:#x}" + (f" ({self.buffer})" if self.buffer else ""))
         if self.kernel is not None:

@@ -4,14 +4,18 @@ The resource manager offers Hopper's classes under numbers that tinygrad's lists
 allocation parameters and methods as Ampere's. Other GPUs behind NVIDIA's driver work as with tinygrad alone.
 """
 
+import functools
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, ClassVar
 
 from tinygrad.runtime import ops_nv
 from tinygrad.runtime.support.hcq import FileIOInterface, HCQBuffer
 
 from tegrad.hw.chips import CHIPS
+from tegrad.nv.debugger import Debugger, ErrorNotifier
+from tegrad.nv.faults import SmError
+from tegrad.nv.kernlog import FaultReport
 
 _GH100 = CHIPS["gh100"]
 _AS_AMPERE = {
@@ -20,6 +24,8 @@ _AS_AMPERE = {
     _GH100.dma_class: ops_nv.nv_gpu.AMPERE_DMA_COPY_B,
 }
 
+NOTIFIER_BYTES = 4096
+"""What is mapped of a channel's error memory."""
 
 _Stock: Any = ops_nv.NVKIface
 """Where tinygrad keeps what all its devices share: the resource manager's client and the fds of nvidiactl and UVM."""
@@ -36,6 +42,11 @@ class NVKIface(_Stock):  # type: ignore[misc]
     """How many devices share the client."""
     _mapped: ClassVar[dict[int, int]] = {}
     """What they mapped for the CPU: address and size."""
+    driver_check_s = 0.1
+    """How long a wait takes before it asks the driver, and how often: a call takes the resource manager's locks."""
+    _notifiers: tuple[ErrorNotifier, ...] = ()
+    _answers = True
+    """Whether the resource manager's debugger answers."""
 
     def __init__(self, dev: Any, device_id: int) -> None:
         self._closed = False
@@ -55,6 +66,49 @@ class NVKIface(_Stock):  # type: ignore[misc]
     @nvclasses.setter
     def nvclasses(self, offered: set[int]) -> None:
         self._classes = set(offered)
+
+    def rm_alloc(self, parent: int, clss: int, params: Any = None, root: int | None = None) -> int:
+        """tinygrad's, which finds a channel's error notifier."""
+        handle: int = super().rm_alloc(parent, clss, params, root)
+        if clss == getattr(self, "gpfifo_class", None) and params.hObjectError:
+            # Without the notifier, faults are found by the debugger, or when a wait ends.
+            with suppress(RuntimeError, OSError):
+                notifier = ErrorNotifier(self._gpu_map_to_cpu(params.hObjectError, NOTIFIER_BYTES, system=True))
+                if notifier.error() is None:
+                    self._notifiers = (*self._notifiers, notifier)
+        return handle
+
+    # ---- health
+
+    @functools.cached_property
+    def _debugger(self) -> Debugger:
+        return Debugger(self.dev)
+
+    def channel_error(self) -> int | None:
+        """RM's error code in the notifier of a channel that was recovered, or None. Reads memory only."""
+        return next((code for notifier in self._notifiers if (code := notifier.error()) is not None), None)
+
+    def timed_out(self) -> bool:
+        """Whether the debugger knows of an exception that stopped a kernel. Where RM refuses, it is not asked again."""
+        try:
+            return self._answers and self._debugger.stopped()
+        except (RuntimeError, OSError):
+            self._answers = False
+            return False
+
+    def failed_sms(self) -> list[SmError]:
+        """The SMs that report an exception; empty where RM does not answer."""
+        return self._debugger.failed_sms()
+
+    def fault_report(self) -> FaultReport | None:
+        """What RM keeps of an MMU fault of the compute channel."""
+        return self._debugger.mmu_fault()
+
+    def describe_address(self, address: int) -> str | None:
+        """Nothing: this interface keeps no list of buffers."""
+        return None
+
+    # ---- memory
 
     def alloc(self, size: int, host: bool = False, *args: Any, cpu_addr: int | None = None, **kwargs: Any) -> HCQBuffer:
         """tinygrad's, which maps memory of the host's where it is asked for."""
@@ -78,7 +132,7 @@ class NVKIface(_Stock):  # type: ignore[misc]
         """With the last device, give everything back. Once for each."""
         if self._closed:
             return
-        self._closed = True
+        self._closed, self._notifiers = True, ()
         NVKIface._open -= 1
         if NVKIface._open:
             return
@@ -91,7 +145,7 @@ class NVKIface(_Stock):  # type: ignore[misc]
 
     def abandon(self) -> None:
         """In a forked child: let go of the parent's fds, so that a device that is opened here is the child's own."""
-        self._closed = True
+        self._closed, self._notifiers = True, ()
         NVKIface._open = 0
         NVKIface._mapped.clear()
         _Stock.root = None

@@ -38,8 +38,8 @@ SLEEP_SHARE = 1 / 8
 """A sleep by the clock lasts this share of the time waited so far: such a wait ends at most an eighth late."""
 SLEEP_MAX_S = 1e-3
 DRIVER_CHECK_S = 20e-3
-"""How often a wait asks the driver whether the channel still lives, and the longest sleep; the notifier in memory is
-read at every turn."""
+"""How often a wait asks the driver whether the channel still lives, unless the interface has a `driver_check_s`, and
+the longest sleep; the notifier in memory is read at every turn."""
 TRIAL_MS = 100
 """How long a fence that is reached already may take to say so when it is tried."""
 SHIM_STORE = HOST["SEM_EXECUTE"].pack(operation="RELEASE", release_wfi="EN", payload_size="32BIT")
@@ -157,6 +157,7 @@ def _poll(
     awaited: Awaited,
 ) -> None:
     limit = (timeout_ms or getenv("HCQDEV_WAIT_TIMEOUT_MS", 30000)) / 1000
+    check_s = DRIVER_CHECK_S if device is None else getattr(device.iface, "driver_check_s", DRIVER_CHECK_S)
     start = moved = asked = time.monotonic()
     while (now := read()) < value:
         clock = time.monotonic()
@@ -165,8 +166,8 @@ def _poll(
         if clock - start < SPIN_S:
             continue
         if device is not None:
-            device.check_fault(ask_driver=clock - asked > DRIVER_CHECK_S)
-            asked = clock if clock - asked > DRIVER_CHECK_S else asked
+            device.check_fault(ask_driver=clock - asked > check_s)
+            asked = clock if clock - asked > check_s else asked
         if clock - moved > limit:
             raise WaitTimeout(
                 f"The GPU made no progress for {limit:g} s: a signal is at {now}, not {value}. "

@@ -470,6 +470,74 @@ def misaligned_argument_is_refused() -> None:
     Device["NV"].synchronize()
 
 
+BROKEN = {
+    "unmapped_read": "out[0] = *(volatile unsigned *)0x100000ull;",
+    "misaligned_access": "*(volatile unsigned long long *)((char *)out + 4) = 1;",
+    "trap": "__trap();",
+}
+"""What a kernel may do that stops it; address 0x100000 is below everything that either interface maps."""
+
+
+def _found_while_waiting(what: str, mask: str) -> None:
+    """A kernel that is stopped raises DeviceFault before the wait's time is up, and the process goes on.
+
+    With `mask` "none" the debugger that tinygrad attaches wants no exceptions, so that the resource manager has no
+    reason to put the channel's recovery off. Prints how long it took, and what told of the fault.
+    """
+    import numpy as np
+    from tinygrad import Tensor
+
+    import tegrad.nv
+    from tegrad.nv.faults import DeviceFault
+
+    dev = device()
+    if mask == "none" and hasattr(dev.iface, "_notifiers"):
+        _debugger_wants_nothing(dev)
+    program = raw(f'extern "C" __global__ void broken(unsigned *out) {{ {BROKEN[what]} }}', "broken", 1)
+    out = buffer(np.zeros(64, np.uint32))
+    dev.synchronize()
+    begin = time.perf_counter()
+    fault: Any = None
+    try:
+        program(out._buf)
+        dev.synchronize()
+    except DeviceFault as error:
+        fault = error
+    print(
+        f"after {(time.perf_counter() - begin) * 1000:.0f} ms: code {getattr(fault, 'code', None)}; {fault};", end=" "
+    )
+    if hasattr(dev.iface, "_notifiers"):
+        print(f"notifiers {len(dev.iface._notifiers)}, recovery put off: {_recovery_is_put_off(dev)}", end=" ")
+    assert fault is not None, "no DeviceFault"
+    assert not fault.report, "found when the wait's time was up"
+    del program, out
+    tegrad.nv.reopen()
+    assert (Tensor([1.0]) + 1).numpy().tolist() == [2.0]
+
+
+def _debugger_wants_nothing(dev: Any) -> None:
+    from tinygrad.runtime.ops_nv import nv_gpu
+
+    params = nv_gpu.struct_NV83DE_CTRL_DEBUG_SET_EXCEPTION_MASK_PARAMS(exceptionMask=0)
+    dev.iface.rm_control(dev.debugger, nv_gpu.NV83DE_CTRL_CMD_DEBUG_SET_EXCEPTION_MASK, params)
+
+
+def _recovery_is_put_off(dev: Any) -> str:
+    """The resource manager's own word for it, which tinygrad's headers lack (ctrl906f.h, GET_DEFER_RC_STATE)."""
+    import ctypes
+
+    pending = ctypes.c_uint8(255)
+    try:
+        dev.iface.rm_control(dev.debug_channel, 0x906F0105, pending)
+    except RuntimeError as error:
+        return str(error)
+    return str(pending.value)
+
+
+for _what, _mask in itertools.product(BROKEN, ("all", "none")):
+    CASES[f"found_while_waiting_{_what}[mask {_mask}]"] = partial(_found_while_waiting, _what, _mask), {}
+
+
 NAMED_BARRIERS = r"""
 extern "C" __global__ void pairs(int *out) {
   __shared__ int s[128];

@@ -1,0 +1,108 @@
+"""What NVIDIA's resource manager (RM) tells of a fault: a channel's error notifier, and a debugger's view of the SMs.
+
+RM writes record 0 of a channel's error memory when it recovers the channel. But tinygrad attaches a debugger to its
+compute channel, and a debugger that did not say otherwise wants fatal exceptions: RM then defers the recovery to the
+end of the channel, writes nothing, and the launch never ends. Only the debugger's controls tell of it.
+
+Facts: NVIDIA's open-gpu-kernel-modules (kernel_rc_notification.c, ctrl83dedebug.h, ctrl906f.h). Not yet seen on a GPU.
+"""
+
+import ctypes
+import functools
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from tinygrad.runtime import ops_nv
+
+from tegrad.hw.faults import (
+    GLOBAL_ESR_REPORT_MASK,
+    MMU_ACCESS_TEXT,
+    MMU_FAULT_TEXT,
+    NOTIFIER_ERROR,
+    NOTIFIER_FORMAT,
+    read_notifier,
+)
+from tegrad.nv.faults import WARP_ESR_CODE, SmError
+from tegrad.nv.kernlog import FaultReport
+
+
+class ErrorNotifier:
+    """Record 0 of a channel's error memory, by its address in this process."""
+
+    def __init__(self, address: int) -> None:
+        self._record = (ctypes.c_uint8 * NOTIFIER_FORMAT.size).from_address(address)
+
+    def error(self) -> int | None:
+        """RM's code once the channel was recovered, else None."""
+        if read_notifier(memoryview(self._record)).status != NOTIFIER_ERROR:
+            return None
+        return read_notifier(memoryview(self._record)).info32  # the status is written last, so read again behind it
+
+
+class Debugger:
+    """The debugger that tinygrad attaches to a device's compute channel. RM's refusals are RuntimeError."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+
+    def stopped(self) -> bool:
+        """Whether a kernel of the channel stopped with an exception or an MMU fault. One or two calls of RM."""
+        return any(states.mmuFault.valid or _errors(0, states) for _, states in self._states())
+
+    def failed_sms(self) -> list[SmError]:
+        """The SMs that report an exception; empty where RM does not answer."""
+        with suppress(RuntimeError, OSError):
+            return [error for first, states in self._states() for error in _errors(first, states)]
+        return []
+
+    def mmu_fault(self) -> FaultReport | None:
+        """The first MMU fault that RM keeps of the channel, if there is one."""
+        nv = ops_nv.nv_gpu
+        with suppress(RuntimeError, OSError):
+            if any(states.mmuFault.valid for _, states in self._states()):
+                params = nv.NV83DE_CTRL_DEBUG_READ_MMU_FAULT_INFO_PARAMS()
+                found = self._control(nv.NV83DE_CTRL_CMD_DEBUG_READ_MMU_FAULT_INFO, params)
+                if found.count:
+                    return _report(found.mmuFaultInfoList[0])
+        return None
+
+    @functools.cached_property
+    def _sm_count(self) -> int:
+        """SMs that this GPU has; as many as one call reads where RM does not say."""
+        nv = ops_nv.nv_gpu
+        with suppress(RuntimeError, OSError):
+            params = nv.NV2080_CTRL_GR_GET_GLOBAL_SM_ORDER_PARAMS()
+            command = nv.NV2080_CTRL_CMD_GR_GET_GLOBAL_SM_ORDER
+            return int(self._device.iface.rm_control(self._device.subdevice, command, params).numSm)
+        return int(nv.NV83DE_CTRL_DEBUG_MAX_SMS_PER_CALL)
+
+    def _states(self) -> Iterator[tuple[int, Any]]:
+        """The states of all SMs: the first SM's number and RM's answer, as many at a time as one call reads."""
+        nv = ops_nv.nv_gpu
+        portion = nv.NV83DE_CTRL_DEBUG_MAX_SMS_PER_CALL
+        for first in range(0, self._sm_count, portion):
+            params = nv.NV83DE_CTRL_DEBUG_READ_ALL_SM_ERROR_STATES_PARAMS(
+                hTargetChannel=self._device.debug_channel,
+                numSMsToRead=min(portion, self._sm_count - first),
+                startingSM=first,
+            )
+            yield first, self._control(nv.NV83DE_CTRL_CMD_DEBUG_READ_ALL_SM_ERROR_STATES, params)
+
+    def _control(self, command: int, params: Any) -> Any:
+        return self._device.iface.rm_control(self._device.debugger, command, params)
+
+
+def _errors(first: int, states: Any) -> list[SmError]:
+    """The SMs of one answer that report an exception which stops a kernel."""
+    return [
+        SmError(first + number, state.hwwGlobalEsr, state.hwwWarpEsr, state.hwwWarpEsrPc64)
+        for number, state in enumerate(states.smErrorStateArray[: states.numSMsToRead])
+        if state.hwwWarpEsr & WARP_ESR_CODE or state.hwwGlobalEsr & GLOBAL_ESR_REPORT_MASK
+    ]
+
+
+def _report(entry: Any) -> FaultReport:
+    kind = MMU_FAULT_TEXT.get(entry.faultType, f"fault type {entry.faultType}")
+    access = MMU_ACCESS_TEXT.get(entry.accessType, f"access {entry.accessType}")
+    return FaultReport((), address=int(entry.faultAddress), reason=f"{access} ({kind})")
