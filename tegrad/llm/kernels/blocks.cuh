@@ -316,7 +316,7 @@ struct Q4_0 {
 
 template <class F, int Size> struct Floats {
     static constexpr bool PACKED = false;
-    static constexpr int LANE = 16 / Size, PART = 32 * LANE, PARTS = SEGMENT / PART;  // weights; parts of a segment
+    static constexpr int LANE = 16 / Size, PART = 32 * LANE;  // weights
     template <int Count = SEGMENT> struct Segment {
         static constexpr int USED = (Count + PART - 1) / PART;
         uint4 part[USED];

@@ -1,0 +1,199 @@
+"""Products of packed matrices with one vector: what `kernels/matvec.cu` is compiled for, launched with, and given.
+
+A `Product` says what is computed, a `Form` how its work is cut. `FORMS` chooses forms per chip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Any, Final, Literal
+
+from tegrad.llm.errors import UnsupportedModelError
+from tegrad.llm.gguf import BlockType
+from tegrad.llm.packing import LANE_WEIGHTS, PLAIN, SEGMENT, check
+
+SET: Final = 16
+"""Activations that share a scale."""
+BEST_ROWS: Final = 32
+"""Rows of which one is the best."""
+NORMS: Final = {"none": 0, "rms": 1, "layer": 2}
+ACTIVATIONS: Final = {"none": 0, "silu": 1, "gelu": 2}
+
+Norm = Literal["none", "rms", "layer"]
+Activation = Literal["none", "silu", "gelu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the work is cut: rows and warps of a CTA, items in flight of a warp, CTAs per SM to leave registers for."""
+
+    cta_rows: int
+    warps: int
+    ahead: int = 4
+    ctas: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A matrix: its format and rows."""
+
+    kind: BlockType
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One launch of matvec: matrices that multiply the same input, one below the other, and what follows."""
+
+    parts: tuple[Part, ...]
+    """One to three. Where `gated`, two alike: gate and up."""
+    columns: int
+    norm: Norm = "none"
+    """Of the input. The q of packed matrices holds the norm's weight already and lacks only the factor."""
+    eps: float = 0.0
+    ss_parts: int = 0
+    """Partial sums of squares that come with q (norm "rms", packed)."""
+    gated: bool = False
+    bias: bool = False
+    activation: Activation = "none"
+    residual: bool = False
+    """Added to what is in `out`."""
+    out_x: bool = False
+    out_q: bool = False
+    out_norm: bool = False
+    """q is of the output times the next norm's weight, with partial sums of squares."""
+    best: bool = False
+    """The largest of every 32 rows, and where: greedy sampling needs no more of the logits."""
+
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            check(part.kind, self.columns)
+        if self.packed and self.norm == "layer":
+            raise UnsupportedModelError("a layer norm before packed matrices is not run: convert the model to F16")
+        if self.gated and self.parts[0] != self.parts[1]:
+            raise UnsupportedModelError("gate and up matrices differ in format: convert the model with one for both")
+
+    @property
+    def rows(self) -> int:
+        """Elements of the output."""
+        return self.parts[0].rows if self.gated else sum(part.rows for part in self.parts)
+
+    @property
+    def packed(self) -> bool:
+        """Whether a part reads int8 activations."""
+        return any(part.kind not in PLAIN for part in self.parts)
+
+    @property
+    def plain(self) -> bool:
+        """Whether a part reads float32 activations."""
+        return any(part.kind in PLAIN for part in self.parts)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the kernel's buffers, in their order."""
+        names: list[str] = []
+        for index in range(len(self.parts)):
+            names += [f"w{index}", f"b{index}"] if self.bias else [f"w{index}"]
+        wanted = {
+            "q": self.packed,
+            "s": self.packed,
+            "ss": self.packed and self.norm != "none",
+            "x": self.plain,
+            "norm": self.plain and self.norm != "none",
+            "norm_bias": self.plain and self.norm == "layer",
+            "out": self.out_x or self.residual,
+            "next_norm": self.out_norm,
+            "out_q": self.out_q,
+            "out_s": self.out_q,
+            "out_ss": self.out_norm,
+            "best": self.best,
+            "best_row": self.best,
+        }
+        return (*names, *(name for name, is_wanted in wanted.items() if is_wanted))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the matrices, which are read once."""
+        return sum(part.kind.row_bytes(part.rows * self.columns) for part in self.parts)
+
+    def out_ss_parts(self, form: Form) -> int:
+        """Partial sums of squares that `out_ss` holds."""
+        return -(-self.rows // min(form.cta_rows, BEST_ROWS))
+
+    def grid(self, form: Form) -> int:
+        """CTAs of the launch."""
+        return sum(-(-part.rows // form.cta_rows) for part in self.parts[: 1 if self.gated else None])
+
+    def fits(self, form: Form) -> bool:
+        """Whether CTAs of this form hold whole items of every part, and a thread for each row."""
+        whole = all(part.kind in PLAIN or form.cta_rows * self.columns % SEGMENT == 0 for part in self.parts)
+        pieces = form.cta_rows % BEST_ROWS == 0 or (form.cta_rows == SET and not self.best)
+        return whole and form.cta_rows % SET == 0 and form.cta_rows <= 32 * form.warps and (pieces or not self.out_norm)
+
+    def items(self, form: Form) -> int:
+        """Items of a CTA, of the part that has most: loads of up to 2048 weights by a warp."""
+        most = max(self._pieces(part.kind) if part.kind in PLAIN else self.columns / SEGMENT for part in self.parts)
+        return int(form.cta_rows * most) * (2 if self.gated else 1)
+
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: the staged input, in the form of the part that needs most."""
+        return max(self._staged(part.kind) for part in self.parts)
+
+    def _pieces(self, kind: BlockType) -> int:
+        """Equal pieces that a row of floats is cut into (Items<F, false>::pieces)."""
+        lane, count = 16 // kind.size, -(-self.columns // SEGMENT)
+        while self.columns % (count * lane):
+            count += 1
+        return count
+
+    def _staged(self, kind: BlockType) -> int:
+        if kind not in PLAIN:
+            return -(-self.columns // SEGMENT) * (SEGMENT // LANE_WEIGHTS) * 96
+        part, count = 32 * 16 // kind.size, self._pieces(kind)
+        return count * (-(-self.columns // count // part) * part) * 4
+
+    def defines(self, form: Form) -> dict[str, Any]:
+        """The kernel's macros."""
+        made: dict[str, Any] = {
+            "K": self.columns,
+            "CTA_ROWS": form.cta_rows,
+            "WARPS": form.warps,
+            "AHEAD": form.ahead,
+            "CTAS": form.ctas,
+            "PARTS": 1 if self.gated else len(self.parts),
+            "GATED": self.gated,
+            "NORM": NORMS[self.norm],
+            "EPS": f"{self.eps!r}f",
+            "SS_PARTS": self.ss_parts,
+            "BIAS": self.bias,
+            "ACTIVATION": ACTIVATIONS[self.activation],
+            "RESIDUAL": self.residual,
+            "OUT_X": self.out_x or self.residual,
+            "OUT_Q": self.out_q,
+            "OUT_NORM": self.out_norm,
+            "BEST": self.best,
+            "INPUT_Q": self.packed,
+            "INPUT_X": self.plain,
+        }
+        for index, part in enumerate(self.parts):
+            made |= {f"FORMAT{index}": part.kind.name, f"ROWS{index}": part.rows}
+        return made
+
+    def load(self, device: Any, form: Form) -> Any:
+        """The program, compiled for the device's chip."""
+        from tegrad.llm.programs import load_kernel
+
+        return load_kernel(
+            device,
+            "matvec",
+            buffers=len(self.arguments),
+            dynamic_shared=self.shared_bytes(),
+            **self.defines(form),
+        )
+
+
+def least_rows(columns: int) -> int:
+    """The smallest rows of a CTA whose weights are whole segments, a multiple of 16."""
+    unit = SEGMENT // gcd(SEGMENT, columns)
+    return unit * SET // gcd(unit, SET)
