@@ -1,0 +1,125 @@
+"""Attention of one new token a sequence: sizes, macros and buffers of `kernels/attention.cu`.
+
+The cache of a layer is a buffer for keys and one for values, (sequences, kv heads, positions, head dim) in f16, or in
+int8 with f16 scales (sequences, kv heads, positions, head dim / 32) in buffers of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tegrad.llm.errors import UnsupportedModelError
+from tegrad.llm.programs import load_kernel
+
+ROPES: Final[Mapping[str, int]] = {"none": 0, "interleaved": 1, "halves": 2}
+CACHES: Final = ("f16", "q8_0")
+BUFFERS: Final = (
+    *("states", "qkv", "q_norm", "k_norm", "rope", "k", "v", "k_scale", "v_scale"),
+    *("workspace", "counters", "x", "q", "s"),
+)
+"""The kernel's buffers in order; where the variant does not use one, any buffer stands in its place."""
+CTAS_PER_SM: Final = 2
+"""Parts of all KV heads together for each SM: registers allow one or two at a time."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One model's attention over a cache of `positions` of each sequence, in parts for a chip of `sms` SMs.
+
+    `rope_pairs` pairs of a head are rotated; `eps` is that of the RMS norm of query and key heads where a model has
+    one. `floats` and `quantized` say in which forms the output is written. What the
+    kernel lacks is an UnsupportedModelError.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    positions: int
+    rope: str = "interleaved"
+    rope_pairs: int | None = None
+    eps: float | None = None
+    cache: str = "f16"
+    sms: int = 16
+    sequences: int = 1
+    floats: bool = False
+    quantized: bool = True
+    warps: int = 8
+    tuning: Mapping[str, int] | None = None
+    """More macros of attention.cuh: ATTENTION_LOADS, SPLIT_ROWS, SPLITS."""
+
+    def __post_init__(self) -> None:
+        if self.rope not in ROPES or self.cache not in CACHES:
+            raise UnsupportedModelError(f"no attention kernel for rope {self.rope!r} with a cache of {self.cache!r}")
+        if self.heads % self.kv_heads or self.group > 8 or self.head_dim % 16 or self.head_dim > 256:
+            raise UnsupportedModelError(
+                f"no attention kernel for {self.heads} heads on {self.kv_heads} key heads of {self.head_dim}: "
+                "groups up to 8 and heads of up to 256 elements, a multiple of 16, are run"
+            )
+        if self.cache == "q8_0" and self.head_dim % 32:
+            raise UnsupportedModelError(
+                f"a q8_0 cache has blocks of 32, which heads of {self.head_dim} are not made of: use an f16 cache"
+            )
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def splits(self) -> int:
+        """Parts that the work of one KV head is cut into at most."""
+        return (self.tuning or {}).get("SPLITS", max(1, CTAS_PER_SM * self.sms // (self.kv_heads * self.sequences)))
+
+    @property
+    def defines(self) -> dict[str, Any]:
+        """Macros of the kernel."""
+        made: dict[str, Any] = {
+            "HEADS": self.heads,
+            "KV_HEADS": self.kv_heads,
+            "HEAD_DIM": self.head_dim,
+            "POSITIONS": self.positions,
+            "ROPE": ROPES[self.rope],
+            "CACHE_Q8": self.cache == "q8_0",
+            "SPLITS": self.splits,
+            "ATTENTION_WARPS": self.warps,
+            "OUTPUT_X": self.floats,
+            "OUTPUT_Q": self.quantized,
+            **(self.tuning or {}),
+        }
+        if self.rope_pairs is not None:
+            made["ROPE_PAIRS"] = self.rope_pairs
+        if self.eps is not None:
+            made |= {"QK_NORM": 1, "EPS": f"{self.eps:.9e}f"}
+        return made
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """CTAs of the launch."""
+        return self.splits, self.kv_heads, self.sequences
+
+    @property
+    def block(self) -> tuple[int, int, int]:
+        """Threads of a CTA."""
+        return 32 * self.warps, 1, 1
+
+    @property
+    def cache_bytes(self) -> tuple[int, int]:
+        """Bytes of a layer's keys, or values, of all sequences; and of their scales."""
+        elements = self.sequences * self.kv_heads * self.positions * self.head_dim
+        return (elements, elements // 16) if self.cache == "q8_0" else (2 * elements, 0)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of the workspace; what lies there matters only during the launch, so all layers may share it."""
+        return 4 * self.sequences * self.kv_heads * self.splits * (self.group * self.head_dim + 2 * self.group)
+
+    @property
+    def counter_bytes(self) -> int:
+        """Bytes of the counters: zeros before the first launch and after every launch."""
+        return 4 * self.sequences * self.kv_heads
+
+    def load(self, device: Any) -> Any:
+        """The program for an opened NV device; its buffers are those of BUFFERS."""
+        return load_kernel(device, "attention", buffers=len(BUFFERS), **self.defines)

@@ -1,0 +1,35 @@
+// Attention of one new token of each sequence, from the product with q, k and v to the input of the output matrix.
+//
+// Grid (SPLITS, KV_HEADS, sequences), 32 * ATTENTION_WARPS threads: CTAs beyond the parts that the position asks for leave
+// at once, as do those of sequences that are not active. attention.cuh tells the work of a CTA and the macros.
+//   qkv        float32 (sequences, HEADS + 2 * KV_HEADS, HEAD_DIM): queries, then keys, then values
+//   *_norm     float32 (HEAD_DIM), read where QK_NORM
+//   rope       float32 (2, ROPE_POSITIONS, ROPE_PAIRS): cosines, sines; read where ROPE
+//   k, v       the layer's cache (sequences, KV_HEADS, POSITIONS, HEAD_DIM), f16 or int8
+//   *_scale    f16 (sequences, KV_HEADS, POSITIONS, HEAD_DIM / 32), read and written where CACHE_Q8
+//   workspace  float32 (sequences, KV_HEADS, SPLITS, PART_FLOATS); counters: uint32 (sequences, KV_HEADS), zeros
+//   x          float32 (sequences, HEADS, HEAD_DIM), written where OUTPUT_X
+//   q, s       the same as int8 with a float32 scale for each 16, written where OUTPUT_Q
+#include "state.cuh"
+#include "attention.cuh"
+
+#ifndef ROPE_POSITIONS
+#define ROPE_POSITIONS POSITIONS
+#endif
+
+extern "C" __global__ void __launch_bounds__(attend::THREADS)
+attention(const State *states, const float *qkv, const float *q_norm, const float *k_norm, const float *rope, void *k, void *v,
+          __half *k_scale, __half *v_scale, float *workspace, unsigned *counters, float *x, signed char *q, float *s) {
+    using namespace attend;
+    __shared__ Shared shared;
+    const int head = blockIdx.y, sequence = blockIdx.z, index = sequence * KV_HEADS + head;
+    const State &state = states[sequence];
+    const int position = state.position;
+    if (!state.active) return;
+    const float *mine = qkv + (size_t)sequence * (HEADS + 2 * KV_HEADS) * HEAD_DIM;
+    const size_t output = (size_t)index * OUTPUTS;
+    Output out = {OUTPUT_X ? x + output : nullptr, OUTPUT_Q ? q + output : nullptr, OUTPUT_Q ? s + output / 16 : nullptr};
+    part(shared, side(k, k_scale, index), side(v, v_scale, index), blockIdx.x, position, mine + head * OUTPUTS, mine + (HEADS + head) * HEAD_DIM,
+         mine + (HEADS + KV_HEADS + head) * HEAD_DIM, q_norm, k_norm, rope, ROPE_POSITIONS,
+         workspace + (size_t)index * SPLITS * PART_FLOATS, counters + index, out, threadIdx.x, [] {});
+}

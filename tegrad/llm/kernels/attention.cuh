@@ -1,0 +1,558 @@
+// Attention of one new token over the cache of its sequence: the query heads that share a KV head read K and V once.
+//
+// A part is what one CTA does for one KV head: it computes scores and weighted values of a range of positions. The first
+// part also writes the token's own K and V to the cache and takes them from shared memory. Parts of a long sequence meet
+// in a workspace; whoever comes last joins them. In a part every warp takes tiles of positions; a row of K or V is read
+// by LANES lanes of 8 elements, and all loads of a tile are issued before the first is used.
+//
+// Macros: HEADS, KV_HEADS, HEAD_DIM, POSITIONS (of the cache), ROPE (0 none, 1 neighbours, 2 halves) and ROPE_PAIRS,
+// CACHE_Q8 (0: f16, 1: q8_0), QK_NORM and EPS (RMS norm of each query and key head), ATTENTION_WARPS (of a CTA),
+// ATTENTION_LOADS (rows of K that a lane has in flight), SPLITS (parts of a KV head at most), SPLIT_ROWS (positions that
+// make another part worth its while), ATTENTION_SYNC (barrier of the CTA's ATTENTION_WARPS warps).
+#pragma once
+#include <cuda_fp16.h>
+
+#ifndef ROPE_PAIRS
+#define ROPE_PAIRS (HEAD_DIM / 2)
+#endif
+#ifndef CACHE_Q8
+#define CACHE_Q8 0
+#endif
+#ifndef QK_NORM
+#define QK_NORM 0
+#endif
+#ifndef EPS
+#define EPS 1e-6f
+#endif
+#ifndef ATTENTION_WARPS
+#define ATTENTION_WARPS 8
+#endif
+#ifndef ATTENTION_SYNC
+#define ATTENTION_SYNC() __syncthreads()
+#endif
+
+namespace attend {
+
+constexpr int GROUP = HEADS / KV_HEADS;
+constexpr int THREADS = 32 * ATTENTION_WARPS;
+#ifdef ATTENTION_LOADS
+constexpr int LOADS = ATTENTION_LOADS;
+#else
+constexpr int LOADS = GROUP <= 4 ? 8 : 4;  // more would not fit the registers
+#endif
+constexpr int OCTETS = HEAD_DIM / 8;
+constexpr int LANES = OCTETS <= 1 ? 1 : OCTETS <= 2 ? 2 : OCTETS <= 4 ? 4 : OCTETS <= 8 ? 8 : OCTETS <= 16 ? 16 : 32;
+constexpr int ROWS = 32 / LANES;
+constexpr int TILE = ROWS * LOADS;
+constexpr int KEPT = LOADS > LANES ? LOADS / LANES : 1;  // scores of a head and tile that a lane keeps
+constexpr int COPIES = LANES > LOADS ? LANES / LOADS : 1;  // lanes that keep the same score
+constexpr int GROUP_SLOTS = GROUP <= 1 ? 1 : GROUP <= 2 ? 2 : GROUP <= 4 ? 4 : (GROUP + 3) / 4 * 4;
+constexpr int OUTPUTS = GROUP * HEAD_DIM;
+constexpr int PART_FLOATS = OUTPUTS + 2 * GROUP;
+constexpr int PAIR_TURNS = (HEAD_DIM / 2 + 31) / 32;
+#ifdef SPLIT_ROWS
+constexpr int PART_ROWS = SPLIT_ROWS;
+#else
+constexpr int PART_ROWS = ATTENTION_WARPS * TILE;
+#endif
+constexpr unsigned ALL = 0xffffffffu;
+constexpr float NONE = -1e30f;  // below any score
+
+static_assert(HEADS % KV_HEADS == 0 && HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "sizes of heads");
+static_assert(!CACHE_Q8 || HEAD_DIM % 32 == 0, "a q8_0 cache has blocks of 32");
+static_assert(2 * ROPE_PAIRS <= HEAD_DIM, "rope turns at most a head");
+static_assert((LOADS & (LOADS - 1)) == 0, "loads are halved");
+
+// Keys or values of one KV head of a sequence in the cache: (position, element).
+#if CACHE_Q8
+typedef signed char Element;
+typedef uint2 Octet;
+#else
+typedef __half Element;
+typedef uint4 Octet;
+#endif
+struct Side {
+    Element *at;
+    __half *scale;  // of q8_0: (position, block of 32)
+};
+
+// The cache of `index` = sequence * KV_HEADS + KV head in a buffer of all of them.
+__device__ __forceinline__ Side side(void *elements, __half *scales, int index) {
+    size_t row = (size_t)index * POSITIONS;
+    return {(Element *)elements + row * HEAD_DIM, CACHE_Q8 ? scales + row * (HEAD_DIM / 32) : nullptr};
+}
+
+struct __align__(16) Shared {
+    float query[GROUP][HEAD_DIM];  // rotated, times scale and log2 e
+    float fresh[2][HEAD_DIM];      // the token's own key and value, as the cache holds them
+    float weight[ATTENTION_WARPS][TILE][GROUP_SLOTS];
+    float mixed[ATTENTION_WARPS][OUTPUTS];
+    float top[ATTENTION_WARPS][GROUP], sum[ATTENTION_WARPS][GROUP];
+    float share[GROUP][SPLITS > 1 ? SPLITS : 1];
+    int last;
+};
+
+// Positions [begin, end) of part `part`, and how many parts there are; `cached` positions lie in the cache.
+struct Range {
+    int begin, end, parts;
+};
+
+__device__ __forceinline__ Range range(int cached, int part) {
+    int wanted = (cached + PART_ROWS - 1) / PART_ROWS;
+    int limit = wanted < 1 ? 1 : wanted < SPLITS ? wanted : SPLITS;
+    int rows = ((cached + limit - 1) / limit + TILE - 1) / TILE * TILE;
+    int parts = rows ? (cached + rows - 1) / rows : 1;
+    int begin = part * rows, end = begin + rows;
+    return {begin < cached ? begin : cached, end < cached ? end : cached, parts};
+}
+
+__device__ __forceinline__ float2 widen(unsigned pair) {
+    __half2 halves;
+    memcpy(&halves, &pair, 4);
+    return __half22float2(halves);
+}
+
+// Four signed bytes as floats: each byte, moved up by 128, becomes the low bits of 2^23.
+__device__ __forceinline__ void widen_bytes(unsigned bytes, float *out) {
+    unsigned raised = bytes ^ 0x80808080u;
+    out[0] = __uint_as_float(__byte_perm(raised, 0x4b000000u, 0x7440)) - 8388736.0f;
+    out[1] = __uint_as_float(__byte_perm(raised, 0x4b000000u, 0x7441)) - 8388736.0f;
+    out[2] = __uint_as_float(__byte_perm(raised, 0x4b000000u, 0x7442)) - 8388736.0f;
+    out[3] = __uint_as_float(__byte_perm(raised, 0x4b000000u, 0x7443)) - 8388736.0f;
+}
+
+__device__ __forceinline__ void widen(uint4 octet, float *out) {
+    float2 a = widen(octet.x), b = widen(octet.y), c = widen(octet.z), d = widen(octet.w);
+    out[0] = a.x, out[1] = a.y, out[2] = b.x, out[3] = b.y, out[4] = c.x, out[5] = c.y, out[6] = d.x, out[7] = d.y;
+}
+
+__device__ __forceinline__ void widen(uint2 octet, float *out) {
+    widen_bytes(octet.x, out);
+    widen_bytes(octet.y, out + 4);
+}
+
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+    for (int step = 16; step; step /= 2) value += __shfl_xor_sync(ALL, value, step);
+    return value;
+}
+
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+    for (int step = 16; step; step /= 2) value = fmaxf(value, __shfl_xor_sync(ALL, value, step));
+    return value;
+}
+
+// Sums of COUNT values over the lanes that differ in the bits from HIGH down to LOW, shared out: while an even number is
+// left, a lane hands half of its sums to the other side. Returns the index of its first; LEFT of them are then in place.
+template <int COUNT, int HIGH, int LOW>
+struct Spread {
+    static constexpr bool HALVE = COUNT % 2 == 0;
+    typedef Spread<HALVE ? COUNT / 2 : COUNT, HIGH / 2, LOW> Next;
+    static constexpr int LEFT = Next::LEFT;
+    __device__ static __forceinline__ int run(float *values, int lane) {
+        constexpr int half = COUNT / 2;
+        bool upper = lane & HIGH;
+        if constexpr (HALVE) {
+#pragma unroll
+            for (int i = 0; i < half; i++) {
+                float given = upper ? values[i] : values[i + half], kept = upper ? values[i + half] : values[i];
+                values[i] = kept + __shfl_xor_sync(ALL, given, HIGH);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) values[i] += __shfl_xor_sync(ALL, values[i], HIGH);
+        }
+        return (HALVE && upper ? half : 0) + Next::run(values, lane);
+    }
+};
+
+template <int COUNT, int LOW>
+struct Spread<COUNT, LOW, LOW> {
+    static constexpr int LEFT = COUNT;
+    __device__ static __forceinline__ int run(float *, int) { return 0; }
+};
+
+// A tile's rows of K or of V as they come from memory.
+struct Rows {
+    Octet octet[LOADS];
+#if CACHE_Q8
+    unsigned short scale[LOADS];
+#endif
+    // Rows [first, end) from the cache's `from` on, this KV head's first; rows beyond the end are the last once more.
+    __device__ __forceinline__ void load(const Side &from, int first, int end, int lane) {
+        int column = lane % LANES < OCTETS ? lane % LANES : OCTETS - 1;
+        first += lane / LANES;
+#pragma unroll
+        for (int u = 0; u < LOADS; u++) octet[u] = __ldg((const Octet *)(from.at + row(first, u, end) * HEAD_DIM) + column);
+#if CACHE_Q8
+#pragma unroll
+        for (int u = 0; u < LOADS; u++) scale[u] = __ldg((const unsigned short *)from.scale + row(first, u, end) * (HEAD_DIM / 32) + column / 4);
+#endif
+    }
+
+    __device__ static __forceinline__ size_t row(int first, int u, int end) {
+        return min(first + u * ROWS, end - 1);
+    }
+
+    __device__ __forceinline__ float factor(int u) const {
+#if CACHE_Q8
+        return __half2float(__ushort_as_half(scale[u]));
+#else
+        return 1;
+#endif
+    }
+};
+
+// A head's vector as pairs: lane holds pairs lane, lane + 32, ...; pair i is what rope turns together.
+__device__ __forceinline__ int2 pair_at(int pair) {
+    if (ROPE == 2 && pair < ROPE_PAIRS) return {pair, pair + ROPE_PAIRS};
+    return {2 * pair, 2 * pair + 1};
+}
+
+// Norm and rotate one head of q or k by a warp. `turn` is the table's cosines at this position; its sines are `sines` on.
+__device__ __forceinline__ void turn_head(const float *in, const float *norm, const float *turn, size_t sines,
+                                          float factor, float *out, int lane) {
+    float2 held[PAIR_TURNS];
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < PAIR_TURNS; i++) {
+        int pair = lane + 32 * i;
+        if (pair >= HEAD_DIM / 2) break;
+        int2 at = pair_at(pair);
+        held[i] = {in[at.x], in[at.y]};
+        squares += held[i].x * held[i].x + held[i].y * held[i].y;
+    }
+    float root = factor;
+    if (QK_NORM) root *= rsqrtf(warp_sum(squares) / HEAD_DIM + EPS);
+#pragma unroll
+    for (int i = 0; i < PAIR_TURNS; i++) {
+        int pair = lane + 32 * i;
+        if (pair >= HEAD_DIM / 2) break;
+        int2 at = pair_at(pair);
+        float a = held[i].x * root, b = held[i].y * root;
+        if (QK_NORM) a *= norm[at.x], b *= norm[at.y];
+        if (ROPE && pair < ROPE_PAIRS) {
+            float c = turn[pair], s = turn[pair + sines];
+            float turned = a * c - b * s;
+            b = a * s + b * c;
+            a = turned;
+        }
+        out[at.x] = a;
+        out[at.y] = b;
+    }
+    __syncwarp();
+}
+
+// Round a row in shared memory to the cache's type and write it there; the row then holds what the cache holds.
+__device__ __forceinline__ void store_row(float *row, const Side &to, int position, int lane) {
+#if CACHE_Q8
+#pragma unroll
+    for (int block = 0; block < HEAD_DIM / 32; block++) {
+        float value = row[block * 32 + lane];
+        float step = warp_max(fabsf(value)) / 127;
+        __half rounded = __float2half_rn(step);
+        float quantized = roundf(step > 0 ? value / step : 0);
+        to.at[(size_t)position * HEAD_DIM + block * 32 + lane] = (signed char)quantized;
+        if (lane == 0) to.scale[(size_t)position * (HEAD_DIM / 32) + block] = rounded;
+        row[block * 32 + lane] = quantized * __half2float(rounded);
+    }
+#else
+    for (int i = lane; i < HEAD_DIM; i += 32) {
+        __half rounded = __float2half_rn(row[i]);
+        to.at[(size_t)position * HEAD_DIM + i] = rounded;
+        row[i] = __half2float(rounded);
+    }
+#endif
+}
+
+// Queries of a KV head into shared memory; the first part also makes the token's own key and value and stores them.
+// q, k, v: float32, this KV head's GROUP query heads, its key and its value.
+__device__ __forceinline__ void prepare(Shared &shared, const Side &keys, const Side &values, int position, bool first,
+                                        const float *q, const float *k, const float *v, const float *q_norm,
+                                        const float *k_norm, const float *rope, int rope_positions, int thread) {
+    int lane = thread % 32;
+    const float scale = 1.4426950408889634f / sqrtf((float)HEAD_DIM);
+    const float *turn = rope + (size_t)position * ROPE_PAIRS;
+    size_t sines = (size_t)rope_positions * ROPE_PAIRS;
+    for (int vector = thread / 32; vector < GROUP + (first ? 2 : 0); vector += ATTENTION_WARPS) {
+        if (vector < GROUP) {
+            turn_head(q + vector * HEAD_DIM, q_norm, turn, sines, scale, shared.query[vector], lane);
+            continue;
+        }
+        bool value = vector > GROUP;
+        float *row = shared.fresh[value];
+        if (value) {
+            for (int i = lane; i < HEAD_DIM; i += 32) row[i] = v[i];
+            __syncwarp();
+        } else {
+            turn_head(k, k_norm, turn, sines, 1, row, lane);
+        }
+        store_row(row, {value ? values.at : keys.at, value ? values.scale : keys.scale}, position, lane);
+    }
+}
+
+// What a warp has gathered of its positions: for each head the largest score, the sum of weights, the weighted values.
+struct Gathered {
+    float query[GROUP][8], mixed[GROUP][8], top[GROUP], sum[GROUP];
+
+    // Start from the token's own key and value where `fresh`, else from nothing.
+    __device__ __forceinline__ void begin(const Shared &shared, bool fresh, int lane) {
+        int column = lane % LANES;
+        bool inside = column < OCTETS;
+        float own[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) own[i] = fresh && inside && lane < LANES ? shared.fresh[1][column * 8 + i] : 0;
+#pragma unroll
+        for (int g = 0; g < GROUP; g++) {
+            float score = 0;
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                query[g][i] = inside ? shared.query[g][column * 8 + i] : 0;
+                mixed[g][i] = own[i];
+            }
+            if (fresh) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) score += query[g][i] * (inside ? shared.fresh[0][column * 8 + i] : 0);
+#pragma unroll
+                for (int step = LANES / 2; step; step /= 2) score += __shfl_xor_sync(ALL, score, step);
+            }
+            top[g] = fresh ? score : NONE;
+            sum[g] = fresh && lane == 0 ? 1 : 0;
+        }
+    }
+
+    // Weights of the positions [first, end) of a tile of keys into shared memory.
+    __device__ __forceinline__ void score(const Rows &keys, float (*weight)[GROUP_SLOTS], int first, int end, int lane) {
+        float scores[GROUP][LOADS];
+#pragma unroll
+        for (int u = 0; u < LOADS; u++) {
+            float key[8];
+            widen(keys.octet[u], key);
+#pragma unroll
+            for (int g = 0; g < GROUP; g++) {
+                float dot = 0;
+#pragma unroll
+                for (int i = 0; i < 8; i++) dot += query[g][i] * key[i];
+                scores[g][u] = dot * keys.factor(u);
+            }
+        }
+        // Lane holds the scores of KEPT positions from `own` on, ROWS apart.
+        int own = 0;
+        bool higher = false;
+#pragma unroll
+        for (int g = 0; g < GROUP; g++) {
+            own = Spread<LOADS, LANES / 2, 0>::run(scores[g], lane) * ROWS + lane / LANES;
+#pragma unroll
+            for (int j = 0; j < KEPT; j++) {
+                if (first + own + j * ROWS >= end) scores[g][j] = NONE;
+                higher |= scores[g][j] > top[g];
+            }
+        }
+        if (__any_sync(ALL, higher)) {
+#pragma unroll
+            for (int g = 0; g < GROUP; g++) {
+                float best = scores[g][0];
+#pragma unroll
+                for (int j = 1; j < KEPT; j++) best = fmaxf(best, scores[g][j]);
+                best = fmaxf(top[g], warp_max(best));
+                float shrink = exp2f(top[g] - best);
+                top[g] = best;
+                sum[g] *= shrink;
+#pragma unroll
+                for (int i = 0; i < 8; i++) mixed[g][i] *= shrink;
+            }
+        }
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < KEPT; j++) {
+#pragma unroll
+            for (int g = 0; g < GROUP; g++) {
+                float part = exp2f(scores[g][j] - top[g]);
+                if (lane % COPIES == 0) {
+                    weight[own + j * ROWS][g] = part;
+                    sum[g] += part;
+                }
+            }
+        }
+        __syncwarp();
+    }
+
+    // Add a tile of values by its weights.
+    __device__ __forceinline__ void add(const Rows &values, const float (*weight)[GROUP_SLOTS], int lane) {
+#pragma unroll
+        for (int u = 0; u < LOADS; u++) {
+            float value[8], part[GROUP_SLOTS];
+            read_weights(weight[u * ROWS + lane / LANES], part);
+            widen(values.octet[u], value);
+#pragma unroll
+            for (int g = 0; g < GROUP; g++) {
+                part[g] *= values.factor(u);
+#pragma unroll
+                for (int i = 0; i < 8; i++) mixed[g][i] += part[g] * value[i];
+            }
+        }
+    }
+
+    __device__ static __forceinline__ void read_weights(const float *from, float *to) {
+        if constexpr (GROUP_SLOTS % 4 == 0) {
+#pragma unroll
+            for (int i = 0; i < GROUP_SLOTS; i += 4) *(float4 *)(to + i) = *(const float4 *)(from + i);
+        } else if constexpr (GROUP_SLOTS == 2) {
+            *(float2 *)to = *(const float2 *)from;
+        } else {
+            to[0] = from[0];
+        }
+    }
+
+    // Hand the warp's result to its CTA.
+    __device__ __forceinline__ void hand_over(Shared &shared, int warp, int lane) {
+        typedef Spread<GROUP * 8, 16, LANES / 2> Shares;
+        int first = Shares::run(&mixed[0][0], lane);
+        if (lane % LANES < OCTETS) {
+#pragma unroll
+            for (int i = 0; i < Shares::LEFT; i++) {
+                int g = (first + i) / 8, d = (first + i) % 8;
+                shared.mixed[warp][g * HEAD_DIM + lane % LANES * 8 + d] = (&mixed[0][0])[i];
+            }
+        }
+#pragma unroll
+        for (int g = 0; g < GROUP; g++) {
+            float total = warp_sum(sum[g]);
+            if (lane == 0) shared.top[warp][g] = top[g], shared.sum[warp][g] = total;
+        }
+    }
+};
+
+// Output `at` of this CTA's warps: weighted values, not yet divided; the largest score and the sum of weights with it.
+__device__ __forceinline__ float join_warps(const Shared &shared, int at, float &top, float &sum) {
+    int g = at / HEAD_DIM;
+    float mixed = 0;
+    top = NONE, sum = 0;
+    for (int w = 0; w < ATTENTION_WARPS; w++) top = fmaxf(top, shared.top[w][g]);
+    for (int w = 0; w < ATTENTION_WARPS; w++) {
+        if (shared.top[w][g] == NONE) continue;  // a warp that had no positions wrote nothing else
+        float part = exp2f(shared.top[w][g] - top);
+        mixed += part * shared.mixed[w][at];
+        sum += part * shared.sum[w][g];
+    }
+    return mixed;
+}
+
+// Where the outputs of a KV head go. `q` and `s` may be null: then only floats are written.
+struct Output {
+    float *x;          // (heads, HEAD_DIM)
+    signed char *q;    // the same as bytes,
+    float *s;          // with a scale for each 16
+
+    __device__ __forceinline__ void put(int at, float value, bool inside) const {
+        if (inside && x) x[at] = value;
+        if (!q) return;
+        float most = fabsf(value);
+#pragma unroll
+        for (int step = 8; step; step /= 2) most = fmaxf(most, __shfl_xor_sync(ALL, most, step));
+        float scale = most / 127;
+        if (!inside) return;
+        q[at] = (signed char)__float2int_rn(most > 0 ? value * (127 / most) : 0);
+        if (at % 16 == 0) s[at / 16] = scale;
+    }
+};
+
+// One count up with wrap to 0 after `parts`; what was stored before it is seen by who then reads the last count.
+__device__ __forceinline__ bool arrive_last(unsigned *counter, int parts) {
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(parts - 1) : "memory");
+    return before == (unsigned)(parts - 1);
+}
+
+// Join the parts of a KV head in the workspace, by the CTA that came last.
+__device__ __forceinline__ void join_parts(Shared &shared, const float *workspace, int parts, const Output &out, int thread) {
+    for (int g = thread / 32; g < GROUP; g += ATTENTION_WARPS) {
+        int lane = thread % 32;
+        float top = NONE, sum = 0;
+        for (int p = lane; p < parts; p += 32) top = fmaxf(top, __ldcg(workspace + p * PART_FLOATS + OUTPUTS + g));
+        top = warp_max(top);
+        for (int p = lane; p < parts; p += 32) {
+            float part = exp2f(__ldcg(workspace + p * PART_FLOATS + OUTPUTS + g) - top);
+            shared.share[g][p] = part;
+            sum += part * __ldcg(workspace + p * PART_FLOATS + OUTPUTS + GROUP + g);
+        }
+        sum = warp_sum(sum);
+        for (int p = lane; p < parts; p += 32) shared.share[g][p] /= sum;
+    }
+    ATTENTION_SYNC();
+    for (int first = 0; first < OUTPUTS; first += THREADS) {
+        int at = first + thread;
+        bool inside = at < OUTPUTS;
+        if (first + thread / 32 * 32 >= OUTPUTS) break;
+        float value = 0;
+        if (inside) {
+#pragma unroll 8
+            for (int p = 0; p < parts; p++) value += shared.share[at / HEAD_DIM][p] * __ldcg(workspace + p * PART_FLOATS + at);
+        }
+        out.put(at, value, inside);
+    }
+}
+
+// Part `part` of one KV head by one CTA. `ready` is called once the first tiles are on their way and before q, k and v
+// are read. workspace: PART_FLOATS floats for each part of this head; counter: 0, and 0 again afterwards.
+template <typename Ready>
+__device__ __forceinline__ void part(Shared &shared, const Side &keys, const Side &values, int part, int position, const float *q,
+                                     const float *k, const float *v, const float *q_norm, const float *k_norm,
+                                     const float *rope, int rope_positions, float *workspace, unsigned *counter,
+                                     const Output &out, int thread, Ready ready) {
+    const Range rows = range(position, part);
+    if (part >= rows.parts) return;
+    int warp = thread / 32, lane = thread % 32;
+    int at = rows.begin + warp * TILE;
+    Rows k_rows, v_rows;
+    if (at < rows.end) {
+        k_rows.load(keys, at, rows.end, lane);
+        v_rows.load(values, at, rows.end, lane);
+    }
+    ready();
+    prepare(shared, keys, values, position, part == 0, q, k, v, q_norm, k_norm, rope, rope_positions, thread);
+    ATTENTION_SYNC();
+    // The last warp has the fewest tiles, so that the token's own key is its.
+    bool fresh = part == 0 && warp == ATTENTION_WARPS - 1;
+    if (fresh || at < rows.end) {
+        Gathered gathered;
+        gathered.begin(shared, fresh, lane);
+        while (at < rows.end) {
+            int next = at + ATTENTION_WARPS * TILE;
+            gathered.score(k_rows, shared.weight[warp], at, rows.end, lane);
+            if (next < rows.end) k_rows.load(keys, next, rows.end, lane);
+            gathered.add(v_rows, shared.weight[warp], lane);
+            if (next < rows.end) v_rows.load(values, next, rows.end, lane);
+            at = next;
+        }
+        gathered.hand_over(shared, warp, lane);
+    } else if (lane < GROUP) {
+        shared.top[warp][lane] = NONE, shared.sum[warp][lane] = 0;
+    }
+    ATTENTION_SYNC();
+    float top, sum;
+    float *mine = workspace + part * PART_FLOATS;
+    for (int first = 0; first < OUTPUTS; first += THREADS) {
+        int index = first + thread;
+        bool inside = index < OUTPUTS;
+        if (first + thread / 32 * 32 >= OUTPUTS) break;
+        float value = inside ? join_warps(shared, index, top, sum) : 0;
+        if (rows.parts == 1) {
+            out.put(index, inside ? value / sum : 0, inside);
+        } else if (inside) {
+            mine[index] = value;
+            if (index % HEAD_DIM == 0) {
+                mine[OUTPUTS + index / HEAD_DIM] = top;
+                mine[OUTPUTS + GROUP + index / HEAD_DIM] = sum;
+            }
+        }
+    }
+    if (rows.parts == 1) return;
+    ATTENTION_SYNC();
+    if (thread == 0) shared.last = arrive_last(counter, rows.parts);
+    ATTENTION_SYNC();
+    if (shared.last) join_parts(shared, workspace, rows.parts, out, thread);
+}
+
+}  // namespace attend
