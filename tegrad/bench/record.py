@@ -147,7 +147,7 @@ def source_digest() -> str:
     """First 16 hex digits of a SHA-256 over the package's sources (names and contents, sorted)."""
     root = Path(tegrad.__file__).parent
     digest = hashlib.sha256()
-    for path in sorted(p for p in root.rglob("*") if p.suffix in {".py", ".cu"}):
+    for path in sorted(p for p in root.rglob("*") if p.suffix in {".py", ".cu", ".cuh"}):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 

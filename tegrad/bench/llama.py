@@ -1,0 +1,117 @@
+"""The peer of the decode figures: llama.cpp's own benchmarks on the same model file, at its best settings.
+
+The programs are llama.cpp's `llama-bench`, `llama-batched-bench` and `llama-completion`, built from the sources in
+PyPI's llama-cpp-python (docs/benchmarks.md tells how). TEGRAD_LLAMA names their folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tegrad.bench.record import RecordError, Side
+
+FOLDER = "TEGRAD_LLAMA"
+"""Environment variable with the folder of llama.cpp's programs and libraries."""
+NAME = "llama.cpp"
+REPETITIONS = 5
+TIMEOUT_S = 300
+
+
+def program(name: str) -> Path:
+    """The path of one of llama.cpp's programs; RecordError where it is not."""
+    folder = os.environ.get(FOLDER)
+    if not folder:
+        raise RecordError(f"{FOLDER} must name the folder with llama.cpp's programs (docs/benchmarks.md)")
+    path = Path(folder) / name
+    if not path.is_file():
+        raise RecordError(f"{path} is missing: build it as docs/benchmarks.md says")
+    return path
+
+
+def run(name: str, arguments: Sequence[str]) -> str:
+    """What a program prints; RecordError with its last words where it fails."""
+    path = program(name)
+    libraries = f"{path.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"
+    command = [str(path), *arguments]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+        env={**os.environ, "LD_LIBRARY_PATH": libraries},
+    )
+    if done.returncode:
+        raise RecordError(f"{name} {shlex.join(arguments)} ended with {done.returncode}: {done.stderr.strip()[-400:]}")
+    return done.stdout
+
+
+def decode(model: Path, *, depth: int = 0, tokens: int = 128) -> Side:
+    """Tokens per second of decoding one sequence behind `depth` tokens, with flash attention or without."""
+    fixed = ["-ngl", "99", "-p", "0", "-n", str(tokens), "-d", str(depth)]
+    return _best(model, [[*fixed, "-fa", fa] for fa in ("1", "0")])
+
+
+def prefill(model: Path, tokens: int = 512) -> Side:
+    """Tokens per second of a prompt, at the better batch."""
+    fixed = ["-ngl", "99", "-p", str(tokens), "-n", "0"]
+    batches = sorted({tokens, max(tokens, 2048)})
+    return _best(model, [[*fixed, "-fa", "1", "-b", str(b), "-ub", str(b)] for b in batches])
+
+
+def batch(model: Path, sequences: int, tokens: int = 128) -> Side:
+    """Tokens per second of all of several sequences together."""
+    context = sequences * (tokens + 16)
+    arguments = ["-m", str(model), "-ngl", "99", "-fa", "on", "-c", str(context), "-b", "2048", "-ub", "2048"]
+    arguments += ["-npp", "8", "-ntg", str(tokens), "-npl", str(sequences), "--output-format", "jsonl"]
+    speeds = [_batched(run("llama-batched-bench", arguments)) for _ in range(3)]
+    return Side(NAME, _shown("llama-batched-bench", arguments, model), speeds)
+
+
+def _batched(text: str) -> float:
+    rows = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    if not rows:
+        raise RecordError(f"llama-batched-bench printed no row: {text.strip()[-200:]!r}")
+    return float(rows[-1]["speed_tg"])
+
+
+def first_token(model: Path, prompt: str) -> Side:
+    """Seconds from the start of the process to its end behind one token, the model's file in the page cache."""
+    arguments = ["-m", str(model), "-ngl", "99", "-fa", "on", "-no-cnv", "-n", "1", "--temp", "0", "-p", prompt]
+    samples = []
+    for _ in range(REPETITIONS):
+        start = time.perf_counter()
+        run("llama-completion", arguments)
+        samples.append(time.perf_counter() - start)
+    return Side(NAME, _shown("llama-completion", arguments, model), samples)
+
+
+def _best(model: Path, settings: Iterable[Sequence[str]]) -> Side:
+    """The fastest of several settings of llama-bench, by the median of its repetitions."""
+    sides = []
+    for arguments in settings:
+        full = ["-m", str(model), *arguments, "-r", str(REPETITIONS), "-o", "json"]
+        samples = speeds(run("llama-bench", full))
+        sides.append(Side(NAME, _shown("llama-bench", full, model), samples))
+    return max(sides, key=lambda side: side.median)
+
+
+def speeds(text: str) -> list[float]:
+    """Tokens per second of each repetition in llama-bench's JSON, which has one test."""
+    try:
+        tests: list[dict[str, Any]] = json.loads(text)
+        return [float(speed) for speed in tests[-1]["samples_ts"]]
+    except (ValueError, LookupError, TypeError) as error:
+        raise RecordError(f"llama-bench printed no result ({error}): {text.strip()[-200:]!r}") from error
+
+
+def _shown(name: str, arguments: Sequence[str], model: Path) -> str:
+    """The command without the folders of this machine."""
+    return shlex.join([name, *(model.name if argument == str(model) else argument for argument in arguments)])
