@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tegrad.llm.programs import load_kernel
+from tegrad.llm.programs import Programs
 from tegrad.nv.replay import Launch
 
 
@@ -28,7 +28,7 @@ class Flash:
 
     def launch(
         self,
-        device: Any,
+        programs: Programs,
         *,
         out: Any,
         q: Any,
@@ -40,8 +40,8 @@ class Flash:
         value_scales: Any = None,
     ) -> Launch:
         """The attention of up to `tokens` tokens: out and q halves (tokens, heads, head_dim); `chunk` says how many."""
-        program = load_kernel(
-            device, "flash", buffers=7, dynamic_shared=4 * self.tile * (2 * self.head_dim + 16), HEADS=self.heads,
+        program = programs(
+            "flash", buffers=7, dynamic_shared=4 * self.tile * (2 * self.head_dim + 16), HEADS=self.heads,
             KV_HEADS=self.kv_heads, HEAD_DIM=self.head_dim, POSITIONS=self.positions, CACHE_Q8=self.q8,
             WARPS=self.warps, TILE=self.tile,
         )  # fmt: skip

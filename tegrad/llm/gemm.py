@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import BLOCK_TYPES, BlockType
 from tegrad.llm.packing import LANE_WEIGHTS, segment_bytes
-from tegrad.llm.programs import load_kernel
+from tegrad.llm.programs import Programs
 from tegrad.nv.replay import Launch
 
 Activation = Literal["none", "silu", "gelu"]
@@ -63,12 +63,14 @@ class Gemm:
     kind: BlockType
     rows: int
     columns: int
-    tile: Tile
+    tile: Tile = Tile(128, 128, 64, 64)
     gated: bool = False
     activation: Activation = "none"
     half_out: bool = False
     add: bool = False
     bias: bool = False
+    stride: int = 0
+    """Elements from a row of y to the next, where y holds more than this product."""
 
     def __post_init__(self) -> None:
         if self.columns % (LANE_WEIGHTS * self.tile.units):
@@ -105,11 +107,12 @@ class Gemm:
             "WM": tile.wm, "WN": tile.wn, "UNITS": tile.units, "STAGES": tile.stages, "SPLITS": tile.splits,
             "RESIDENT": tile.resident, "GATED": self.gated, "ACTIVATION": ACTIVATIONS.index(self.activation),
             "HALF_OUT": self.half_out, "ADD": self.add, "BIAS": self.bias,
+            "STRIDE": self.stride or self.rows,
         }  # fmt: skip
 
     def launch(
         self,
-        device: Any,
+        programs: Programs,
         *,
         y: Any,
         x: Any,
@@ -122,6 +125,49 @@ class Gemm:
         arrived: Any = None,
     ) -> Launch:
         """The product of up to `tokens` tokens as a launch; `count` is an int on the device: how many there are."""
-        program = load_kernel(device, "gemm", buffers=8, dynamic_shared=self.shared_bytes, **self.macros())
+        program = programs("gemm", buffers=8, dynamic_shared=self.shared_bytes, **self.macros())
         buffers = (y, x, w, w2 or w, bias or w, scratch or w, arrived or w, count)
         return Launch(program, buffers, self.grid(tokens), (self.tile.threads, 1, 1))
+
+
+BLOCKS_PER_SM: Final = 2
+"""What registers and shared memory of both chips allow of the tiles below."""
+LEAST_STEPS: Final = 4
+"""Stages of columns that a split keeps, so that its copies run ahead."""
+HOPPER_SMS: Final = 132
+STAGES: Final = {"sm_87": 3, "sm_90": 4}
+
+
+def sm_count(device: Any) -> int:
+    """SMs of an opened device."""
+    return int(getattr(device.iface, "sm_count", HOPPER_SMS))
+
+
+def pick_tile(device: Any, gemm: Gemm, tokens: int) -> Tile:
+    """The tile that suits a product of up to so many tokens: as large as leaves every SM a block, else split columns.
+
+    By reckoning, not by measurement. Any other function of these arguments can take its place (`Prefill`'s `pick`).
+    """
+    sms = sm_count(device)
+    bm, wm = next(((most, most) for most in (16, 32, 64) if tokens <= most), (128, 64))
+    across = bm // wm
+
+    def tile(bn: int) -> Tile:
+        stages = 2 if run_bytes(gemm.kind) > 128 else STAGES.get(device.arch, 3)
+        return Tile(bm, bn, wm, bn * across // 4, stages=stages, resident=1 if stages == 2 else BLOCKS_PER_SM)
+
+    def blocks(bn: int) -> int:
+        x, y, _ = replace(gemm, tile=tile(bn)).grid(tokens)
+        return x * y
+
+    bn = 128 if blocks(128) >= sms else 64
+    splits, steps = 1, gemm.columns // LANE_WEIGHTS
+    while blocks(bn) * splits * 2 <= BLOCKS_PER_SM * sms and steps >= 2 * splits * LEAST_STEPS:
+        splits *= 2
+    return replace(tile(bn), splits=splits)
+
+
+def scratch_bound(device: Any) -> tuple[int, int]:
+    """Bytes of partial sums and of counters that any launch with `pick_tile`'s tiles needs."""
+    blocks = BLOCKS_PER_SM * sm_count(device)
+    return blocks * 128 * 64 * 4, blocks * 4

@@ -54,3 +54,18 @@ def load_kernel(
     signature = [(f"p{at}", at, dtypes.char, (1,)) for at in range(buffers)]
     signature += [(f"v{at}", buffers + at, dtypes.int32, ()) for at in range(values)]
     return device.runtime(TinyELF(lib, name, Target("NV", arch=device.arch), tuple(signature)))
+
+
+class Programs:
+    """The kernels of one opened device, each loaded once; call it as `load_kernel` without the device."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self._loaded: dict[tuple[object, ...], Any] = {}
+
+    def __call__(self, name: str, **how: Any) -> Any:
+        """The program of kernel `name`."""
+        key = (name, *sorted(how.items()))
+        if key not in self._loaded:
+            self._loaded[key] = load_kernel(self.device, name, **how)
+        return self._loaded[key]

@@ -10,6 +10,7 @@ from operands import Operands
 
 from tegrad.llm.flash import Flash
 from tegrad.llm.prefill import chunk_bytes
+from tegrad.llm.programs import Programs
 
 pytestmark = pytest.mark.board
 
@@ -69,7 +70,7 @@ def test_a_chunk_sees_its_past_and_itself_and_nothing_else(
     out = operands.put(np.full(q.shape, 7, np.float16))
     chunk = operands.put(np.frombuffer(chunk_bytes(start=start, count=count, slot=slot), np.uint8))
     launch = flash.launch(
-        opened, out=out, q=operands.put(q), keys=sides[0], values=sides[1], chunk=chunk, tokens=48,
+        Programs(opened), out=out, q=operands.put(q), keys=sides[0], values=sides[1], chunk=chunk, tokens=48,
         key_scales=scales[0] if scales else None, value_scales=scales[1] if scales else None,
     )  # fmt: skip
     launch.program(*launch.buffers, global_size=launch.grid, local_size=launch.block, wait=True)

@@ -13,6 +13,7 @@ from operands import Operands
 from tegrad.llm import packing, quantize
 from tegrad.llm.gemm import Gemm, Tile
 from tegrad.llm.gguf import BLOCK_TYPES, Q6_K, BlockType
+from tegrad.llm.programs import Programs
 
 pytestmark = pytest.mark.board
 
@@ -58,7 +59,7 @@ def product(opened: Any, operands: Operands, gemm: Gemm, tokens: int, seed: int 
     y = operands.put(before)
     w_buffer = operands.put(packed)
     launch = gemm.launch(
-        opened, y=y, x=operands.put(x), w=w_buffer, w2=operands.put(packed2) if gemm.gated else None,
+        Programs(opened), y=y, x=operands.put(x), w=w_buffer, w2=operands.put(packed2) if gemm.gated else None,
         bias=operands.put(bias) if gemm.bias else None, count=operands.put(np.array([tokens], np.int32)),
         tokens=48, scratch=operands.zeros(max(gemm.scratch_bytes(48), 16), np.uint8),
         arrived=operands.zeros(max(gemm.tiles(48), 4), np.uint32),

@@ -6,7 +6,7 @@
 //
 // KIND, ROWS, COLUMNS; BM, BN, WM, WN, UNITS, STAGES, SPLITS, RESIDENT (blocks an SM should hold);
 // GATED: y = ACTIVATION(x W^T) * (x W2^T), else ACTIVATION(x W^T + bias); HALF_OUT: y is halves, else floats;
-// ADD: y += instead; BIAS.
+// ADD: y += instead; BIAS; STRIDE: elements from a row of y to the next, which may hold other products too.
 // Grid: (tokens / BM, rows of y / (GATED ? BN / 2 : BN), SPLITS), rounded up. Block: BM / WM * BN / WN warps.
 #include "fragments.cuh"
 #include "activation.cuh"
@@ -17,6 +17,7 @@ constexpr int WARPS_N = BN / WN, THREADS = BM / WM * WARPS_N * 32;
 constexpr int MI = WM / 16, NI = WN / 8;
 constexpr int X_BYTES = BM * 2 * RUN, W_BYTES = piece_offset(PIECES, BN);
 constexpr int STAGE_BYTES = UNITS * (X_BYTES + W_BYTES);
+constexpr bool PAIRS = ROWS % 2 == 0 && STRIDE % 2 == 0;
 static_assert(COLUMNS % (RUN * UNITS) == 0, "columns are whole stages");
 static_assert(WM % 16 == 0 && WN % (GATED ? 16 : 8) == 0 && BM % WM == 0 && BN % WN == 0, "whole fragments");
 static_assert(SPLITS <= STEPS && STAGES >= 2, "each block has a stage");
@@ -153,17 +154,17 @@ static __device__ __forceinline__ bool join(float (&sum)[MI][NI][4], float *part
 }
 
 static __device__ __forceinline__ void store(void *y, int token, int row, float a, float b) {
-    size_t at = (size_t)token * ROWS + row;
+    size_t at = (size_t)token * STRIDE + row;
     if constexpr (HALF_OUT) {
         __half *to = static_cast<__half *>(y) + at;
-        if (ROWS % 2 == 0) *reinterpret_cast<__half2 *>(to) = __floats2half2_rn(a, b);
+        if (PAIRS) *reinterpret_cast<__half2 *>(to) = __floats2half2_rn(a, b);
         else {
             to[0] = __float2half(a);
             if (row + 1 < ROWS) to[1] = __float2half(b);
         }
     } else {
         float *to = static_cast<float *>(y) + at;
-        if (ROWS % 2 == 0) {
+        if (PAIRS) {
             float2 old = ADD ? *reinterpret_cast<float2 *>(to) : make_float2(0, 0);
             *reinterpret_cast<float2 *>(to) = make_float2(a + old.x, b + old.y);
         } else {
@@ -197,7 +198,7 @@ static __device__ __forceinline__ void finish(float (&sum)[MI][NI][4], void *y, 
             }
 }
 
-// y: floats or halves (tokens, ROWS); partial: floats (tiles, SPLITS, BM * BN) and arrived: zeros (tiles), where SPLITS > 1;
+// y: floats or halves (tokens, ROWS of STRIDE); partial: floats (tiles, SPLITS, BM * BN) and arrived: zeros (tiles), where SPLITS > 1;
 // count: the number of tokens, at most the grid's; bias: floats (ROWS), of gate and up (2, ROWS) where GATED.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gemm(
     void *y, const __half *x, const unsigned char *w, const unsigned char *w2, const float *bias, float *partial,

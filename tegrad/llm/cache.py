@@ -1,0 +1,84 @@
+"""The keys and values of the sequences that a model runs, on its device.
+
+Of each layer there is a buffer for keys and one for values, (slots, kv heads, positions, head dim): in f16, or in int8
+with f16 scales of 32 elements each in buffers of their own. Keys are stored rotated.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from tinygrad.device import BufferSpec
+from tinygrad.runtime.support.hcq import HCQBuffer
+
+from tegrad.llm.arch import Config
+from tegrad.llm.errors import RoomError, UnsupportedModelError
+
+SPEC: Final = BufferSpec(nolru=True)
+BLOCK: Final = 32
+"""Elements that share a scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's buffers; of an f16 cache, the scales are the elements' own buffers, which nobody reads as scales."""
+
+    keys: HCQBuffer
+    values: HCQBuffer
+    key_scales: HCQBuffer
+    value_scales: HCQBuffer
+
+
+class KvCache:
+    """A cache of `positions` for each of `slots` sequences. Close it, or use it in a `with`.
+
+    UnsupportedModelError for heads that our kernels do not take, RoomError.
+    """
+
+    def __init__(self, device: Any, config: Config, positions: int, slots: int = 1, *, q8: bool = False) -> None:
+        if config.value_dim != config.head_dim:
+            raise UnsupportedModelError(
+                f"heads of {config.head_dim} keys and {config.value_dim} values: our kernels need them alike"
+            )
+        if q8 and config.head_dim % BLOCK:
+            raise UnsupportedModelError(
+                f"a q8_0 cache has blocks of 32, which heads of {config.head_dim} are not made of"
+            )
+        self.positions, self.slots, self.q8 = positions, slots, q8
+        elements = slots * config.kv_heads * positions * config.head_dim
+        self._device = device
+        self._undo = ExitStack()
+        try:
+            self.layers = tuple(self._layer(elements) for _ in range(config.layers))
+        except BaseException as error:
+            self.close()
+            if isinstance(error, MemoryError):
+                size = config.layers * 2 * (elements * 17 // 16 if q8 else 2 * elements)
+                raise RoomError(
+                    f"a cache of {slots} x {positions} positions needs {size / 2**20:,.0f} MiB, more than is free: "
+                    "ask for a shorter context"
+                ) from error
+            raise
+
+    def close(self) -> None:
+        """Free the buffers. Closing twice is harmless."""
+        self._undo.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _layer(self, elements: int) -> LayerCache:
+        keys, values = (self._alloc(elements if self.q8 else 2 * elements) for _ in range(2))
+        if not self.q8:
+            return LayerCache(keys, values, keys, values)
+        return LayerCache(keys, values, *(self._alloc(elements // BLOCK * 2) for _ in range(2)))
+
+    def _alloc(self, size: int) -> HCQBuffer:
+        buffer: HCQBuffer = self._device.allocator.alloc(size, SPEC)
+        self._undo.callback(self._device.allocator.free, buffer, size, SPEC)
+        return buffer

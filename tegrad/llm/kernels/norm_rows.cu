@@ -1,0 +1,57 @@
+// y[token] = norm(x[token]) as halves, for a chunk of tokens, or for its last one alone.
+//
+// COLUMNS; NORM: 0 none, x itself as halves; 1 by the root mean square; 2 by mean and variance, with a bias; EPS; LAST: 1 takes the chunk's last token
+// to row 0; THREADS. Grid: tokens (1 where LAST). Block: THREADS, a multiple of 32.
+#include "chunk.cuh"
+#include <cuda_fp16.h>
+
+static __device__ __forceinline__ float block_sum(float value) {
+    __shared__ float sums[THREADS / 32];
+#pragma unroll
+    for (int step = 16; step; step /= 2) value += __shfl_xor_sync(0xffffffffu, value, step);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = value;
+    __syncthreads();
+    value = 0;
+#pragma unroll
+    for (int i = 0; i < THREADS / 32; i++) value += sums[i];
+    return value;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) norm_rows(
+    __half *y, const float *x, const float *weight, const float *bias, const Chunk *chunk
+) {
+    constexpr int HELD = (COLUMNS / 4 + THREADS - 1) / THREADS;
+    static_assert(COLUMNS % 4 == 0, "whole vectors");
+    const int token = LAST ? chunk->count - 1 : blockIdx.x;
+    if (token < 0 || token >= chunk->count) return;
+    const float4 *row = reinterpret_cast<const float4 *>(x + (size_t)token * COLUMNS);
+    float4 held[HELD];
+    float sum = 0, squares = 0;
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+        int at = threadIdx.x + i * THREADS;
+        held[i] = at < COLUMNS / 4 ? row[at] : make_float4(0, 0, 0, 0);
+        sum += held[i].x + held[i].y + held[i].z + held[i].w;
+    }
+    const float mean = NORM == 2 ? block_sum(sum) / COLUMNS : 0;
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+        if (threadIdx.x + i * THREADS >= COLUMNS / 4) continue;
+        held[i].x -= mean, held[i].y -= mean, held[i].z -= mean, held[i].w -= mean;
+        squares += held[i].x * held[i].x + held[i].y * held[i].y + held[i].z * held[i].z + held[i].w * held[i].w;
+    }
+    const float factor = NORM ? rsqrtf(block_sum(squares) / COLUMNS + EPS) : 1;
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+        int at = threadIdx.x + i * THREADS;
+        if (at >= COLUMNS / 4) continue;
+        float4 w = make_float4(1, 1, 1, 1), b = make_float4(0, 0, 0, 0);
+        if (NORM) w = reinterpret_cast<const float4 *>(weight)[at];
+        if (NORM == 2) b = reinterpret_cast<const float4 *>(bias)[at];
+        __half2 low = __floats2half2_rn(held[i].x * factor * w.x + b.x, held[i].y * factor * w.y + b.y);
+        __half2 high = __floats2half2_rn(held[i].z * factor * w.z + b.z, held[i].w * factor * w.w + b.w);
+        uint2 both = make_uint2(*reinterpret_cast<unsigned *>(&low), *reinterpret_cast<unsigned *>(&high));
+        reinterpret_cast<uint2 *>(y + (size_t)(LAST ? 0 : token) * COLUMNS)[at] = both;
+    }
+}

@@ -1,0 +1,38 @@
+// A chunk's queries normed, rotated and as halves; its keys, normed and rotated, and its values in the cache.
+//
+// One warp a head of a token. Macros: those of attention.cuh, and WARPS of a block.
+// Grid: (tokens, (HEADS + 2 KV_HEADS) / WARPS), rounded up. Block: WARPS warps.
+#define ATTENTION_WARPS WARPS
+#define SPLITS 1
+#include "attention.cuh"
+#include "chunk.cuh"
+
+// qkv: floats (tokens, HEADS + 2 KV_HEADS, HEAD_DIM); q: halves (tokens, HEADS, HEAD_DIM); keys, values and their scales: one
+// layer's cache (slot, KV head, position, HEAD_DIM); rope: cosines and sines (2, rope_positions, ROPE_PAIRS).
+extern "C" __global__ void store_qkv(
+    __half *q, void *keys, void *values, __half *key_scales, __half *value_scales, const float *qkv, const float *q_norm,
+    const float *k_norm, const float *rope, const Chunk *chunk, int rope_positions
+) {
+    __shared__ float rows[WARPS][HEAD_DIM];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.x, head = blockIdx.y * WARPS + warp;
+    if (token >= chunk->count || head >= HEADS + 2 * KV_HEADS) return;
+    const int position = chunk->start + token;
+    const float *in = qkv + ((size_t)token * (HEADS + 2 * KV_HEADS) + head) * HEAD_DIM;
+    float *row = rows[warp];
+    if (head < HEADS + KV_HEADS) {
+        const float *turn = rope + (size_t)position * ROPE_PAIRS;
+        attend::turn_head(in, head < HEADS ? q_norm : k_norm, turn, (size_t)rope_positions * ROPE_PAIRS, 1, row, lane);
+    } else {
+        for (int i = lane; i < HEAD_DIM; i += 32) row[i] = in[i];
+        __syncwarp();
+    }
+    if (head < HEADS) {
+        __half *to = q + ((size_t)token * HEADS + head) * HEAD_DIM;
+        for (int i = lane; i < HEAD_DIM / 2; i += 32)
+            reinterpret_cast<__half2 *>(to)[i] = __floats2half2_rn(row[2 * i], row[2 * i + 1]);
+        return;
+    }
+    const bool value = head >= HEADS + KV_HEADS;
+    const int index = chunk->slot * KV_HEADS + (head - HEADS) % KV_HEADS;
+    attend::store_row(row, attend::side(value ? values : keys, value ? value_scales : key_scales, index), position, lane);
+}
