@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from cyllama.llama import llama_cpp as lib
 
-F32 = 0
-"""ggml's type number."""
+F32, F16, Q8_0 = 0, 1, 8
+"""ggml's type numbers."""
 
 
 class _Model(lib.LlamaModel):
@@ -24,7 +24,7 @@ class _Model(lib.LlamaModel):
 class Peer:
     """A model in llama.cpp: keys and values in float32, no flash attention, logits of every position."""
 
-    def __init__(self, path: Path, context: int) -> None:
+    def __init__(self, path: Path, context: int, keys: int = F32, values: int = F32) -> None:
         lib.disable_logging()
         params = lib.LlamaModelParams()
         params.use_mmap = False
@@ -32,16 +32,16 @@ class Peer:
         self.vocab = self.model.get_vocab()
         self._params = lib.LlamaContextParams()
         self._params.n_ctx = self._params.n_batch = self._params.n_ubatch = context
-        self._params.type_k = self._params.type_v = F32
+        self._params.type_k, self._params.type_v = keys, values
         self._params.flash_attn_type = 0
-        self._params.n_threads = self._params.n_threads_batch = 2
+        self._params.n_threads = self._params.n_threads_batch = 1  # which spin while they wait for another
 
-    def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """Logits (len(tokens), vocab) after each token."""
+    def logits(self, tokens: Sequence[int], first: int = 0) -> np.ndarray:
+        """Logits (len(tokens), vocab) after each token, the first of which is at the position `first`."""
         context = lib.LlamaContext(model=self.model, params=self._params, verbose=False)
         try:
             batch = lib.LlamaBatch(n_tokens=len(tokens), embd=0, n_seq_max=1)
-            batch.set_batch(list(tokens), 0, True)
+            batch.set_batch(list(tokens), first, True)
             context.decode(batch)
             return np.array([context.get_logits_ith(at) for at in range(len(tokens))], np.float32)
         finally:
@@ -66,9 +66,9 @@ class Peer:
 
 
 @contextmanager
-def peer(path: Path, context: int = 128) -> Iterator[Peer]:
+def peer(path: Path, context: int = 128, keys: int = F32, values: int = F32) -> Iterator[Peer]:
     """A model in llama.cpp, closed at the end."""
-    opened = Peer(path, context)
+    opened = Peer(path, context, keys, values)
     try:
         yield opened
     finally:
