@@ -54,6 +54,11 @@ _CL100K: Final = (
     r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_LOWER, _UPPER = r"(?:(?=\p{L})[^A-Z])", r"(?:(?=\p{L})[^a-z])"
+_TEKKEN: Final = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _LLAMA3: Final = Cut((_CL100K % "{1,3}",), whole_words=True)
 
 SPLITS: Final[Mapping[str, Cut]] = {
@@ -63,6 +68,7 @@ SPLITS: Final[Mapping[str, Cut]] = {
     "llama-v3": _LLAMA3,
     "llama-bpe": _LLAMA3,
     "qwen2": Cut((_CL100K % "",)),
+    "tekken": Cut((_TEKKEN,), whole_words=True),
     "smollm": Cut((r"\p{N}", _GPT2)),
 }
 """By `tokenizer.ggml.pre`."""
