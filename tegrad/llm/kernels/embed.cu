@@ -6,8 +6,8 @@
 //   TOKENS      0: the token of state[y]; 1: tokens[y], whose position is that of *state plus y
 //   POSITIONS   rows of a second matrix in POSITIONS_FORMAT, whose row for the token's position is added; 0: none
 //   OUT_Q       also store what a packed matrix behind an RMS norm reads: the row times the norm's weight as int8 with a scale
-//               per 16, and the sum of squares of every 32 elements
-// Arguments: state, [tokens s32], matrix, [positions], x f32 (K), [norm f32 (K), q s8 (K), s f32 (K / 16), ss f32 (ceil(K / 32))]
+//               per 16, and the sum of squares of every SUM elements (16 or 32)
+// Arguments: state, [tokens s32], matrix, [positions], x f32 (K), [norm f32 (K), q s8 (K), s f32 (K / 16), ss f32 (ceil(K / SUM))]
 #include "state.cuh"
 #include "weight.cuh"
 
@@ -19,6 +19,9 @@
 #endif
 #ifndef OUT_Q
 #define OUT_Q 0
+#endif
+#ifndef SUM
+#define SUM 32
 #endif
 static_assert(!OUT_Q || K % 16 == 0, "16 elements share a scale");
 
@@ -58,12 +61,12 @@ extern "C" __global__ void __launch_bounds__(256) embed(
 #pragma unroll
     for (int offset = 8; offset > 0; offset /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, offset));
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) squares += __shfl_xor_sync(0xffffffff, squares, offset);
+    for (int offset = SUM / 2; offset > 0; offset /= 2) squares += __shfl_xor_sync(0xffffffff, squares, offset);
     if (at < K) {
         const float inverse = largest > 0 ? 127.0f / largest : 0;
         q[(long long)row * K + at] = (signed char)__float2int_rn(normed * inverse);
         if (at % 16 == 0) s[row * (K / 16) + at / 16] = largest * (1.0f / 127.0f);
-        if (at % 32 == 0) ss[row * ((K + 31) / 32) + at / 32] = squares;
+        if (at % SUM == 0) ss[row * ((K + SUM - 1) / SUM) + at / SUM] = squares;
     }
 #endif
 }
