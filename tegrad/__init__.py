@@ -1,8 +1,27 @@
 """tegrad: tinygrad's NV backend on Jetson Orin and Hopper, GGUF language models, and an emulated Orin."""
 
+from __future__ import annotations
+
 from tegrad import _activate as _activate
 from tegrad.errors import TegradError
 
+TYPE_CHECKING = False  # importing typing would cost every start of Python, since the .pth file imports this
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from tegrad.nv.record import Recorded
+
 __version__ = "0.1.0"
 
-__all__ = ["TegradError", "__version__"]
+__all__ = ["TegradError", "__version__", "record"]
+
+
+def record(function: Callable[..., Any], *examples: Any) -> Recorded:
+    """Record a tinygrad function for replay on the NV device. See tegrad.nv.record.record and docs/record.md."""
+    from tegrad.nv import install
+
+    install()
+    from tegrad.nv.record import record as recorded
+
+    return recorded(function, *examples)
