@@ -1,12 +1,14 @@
-"""Products of activations with packed weights on tensor cores: which kernel, with which tiles, as launches.
+"""Products of many tokens' activations with packed weights on tensor cores, as launches of kernels with tiles.
 
-`Gemm` describes one product of many tokens (kernels/gemm.cu). Its sizes and tiles are macros of the kernel.
+`Gemm` says what is computed. How is said by a `Tile` (kernels/gemm.cu, for many tokens) or a `FewTile`
+(kernels/gemm_few.cu, for up to 32 with one read of the weights); both turn a `Gemm` and its `Operands` into a launch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import BLOCK_TYPES, BlockType
@@ -19,51 +21,29 @@ ACTIVATIONS: Final[tuple[Activation, ...]] = ("none", "silu", "gelu")
 """In the order of activation.cuh's numbers."""
 
 _NUMBERS: Final = {kind: number for number, kind in BLOCK_TYPES.items()}
-_HEADS: Final = {"Q4_0": 4, "Q8_0": 4, "Q4_K": 16, "Q5_K": 24, "Q6_K": 8}
-"""Bytes that a stage holds for the scales of a run."""
-
-
-def type_number(kind: BlockType) -> int:
-    """ggml's number of a format: the macro KIND."""
-    return _NUMBERS[kind]
+_PIECES: Final = {"Q4_0": (2, 4), "Q8_0": (4, 4), "Q4_K": (2, 16), "Q5_K": (2, 24), "Q6_K": (3, 8)}
+"""Planes of a run, and bytes for its scales, as a stage in shared memory holds them."""
 
 
 def run_bytes(kind: BlockType) -> int:
     """Bytes that a stage in shared memory holds for 64 weights."""
-    planes = {"Q4_0": 2, "Q8_0": 4, "Q4_K": 2, "Q5_K": 2, "Q6_K": 3}
-    return 16 * planes[kind.name] + _HEADS[kind.name] if kind.name in planes else segment_bytes(kind) // 32
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """How a product is divided: macros of kernels/gemm.cu."""
-
-    bm: int
-    bn: int
-    wm: int
-    wn: int
-    units: int = 1
-    stages: int = 3
-    splits: int = 1
-    resident: int = 1
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return self.bm // self.wm * (self.bn // self.wn) * 32
+    if kind.name not in _PIECES:
+        return segment_bytes(kind) // 32
+    planes, scales = _PIECES[kind.name]
+    return 16 * planes + scales
 
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
     """y (tokens, rows) of x (tokens, columns) halves and a packed matrix (rows, columns).
 
-    `gated`: activation(x W^T) * (x W2^T). `add`: y += the product. `half_out`: y is halves, else float32.
+    `gated`: activation(x W^T) * (x W2^T), else activation(x W^T + bias). `add`: y += the product. `half_out`: y is
+    halves, else float32. UnsupportedModelError for columns that are not whole runs of 64.
     """
 
     kind: BlockType
     rows: int
     columns: int
-    tile: Tile = Tile(128, 128, 64, 64)
     gated: bool = False
     activation: Activation = "none"
     half_out: bool = False
@@ -73,63 +53,133 @@ class Gemm:
     """Elements from a row of y to the next, where y holds more than this product."""
 
     def __post_init__(self) -> None:
-        if self.columns % (LANE_WEIGHTS * self.tile.units):
+        if self.columns % LANE_WEIGHTS:
             raise UnsupportedModelError(
-                f"rows of {self.columns} weights are no multiple of {LANE_WEIGHTS * self.tile.units}: "
-                "prefill runs rows of whole runs of 64"
+                f"rows of {self.columns} weights: prompts and batches run rows of a multiple of {LANE_WEIGHTS}"
             )
 
-    def grid(self, tokens: int) -> tuple[int, int, int]:
-        """Blocks for up to `tokens` tokens."""
-        width = self.tile.bn // 2 if self.gated else self.tile.bn
-        return -(-tokens // self.tile.bm), -(-self.rows // width), self.tile.splits
-
-    def tiles(self, tokens: int) -> int:
-        """Counters that a launch with split columns needs, zeros."""
-        x, y, _ = self.grid(tokens)
-        return x * y if self.tile.splits > 1 else 0
-
-    def scratch_bytes(self, tokens: int) -> int:
-        """Bytes of partial sums that a launch with split columns needs."""
-        return self.tiles(tokens) * self.tile.splits * self.tile.bm * self.tile.bn * 4
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions for one token."""
+        return 2 * self.rows * self.columns * (2 if self.gated else 1)
 
     @property
-    def shared_bytes(self) -> int:
-        """Shared memory of a block."""
-        tile = self.tile
-        return tile.stages * tile.units * (tile.bm * 2 * LANE_WEIGHTS + tile.bn * run_bytes(self.kind))
+    def weight_bytes(self) -> int:
+        """Bytes of the weights, read once."""
+        return self.kind.row_bytes(self.rows * self.columns) * (2 if self.gated else 1)
 
     def macros(self) -> dict[str, int]:
-        """The kernel's macros."""
-        tile = self.tile
+        """The macros that both kernels have in common."""
         return {
-            "KIND": type_number(self.kind), "ROWS": self.rows, "COLUMNS": self.columns, "BM": tile.bm, "BN": tile.bn,
-            "WM": tile.wm, "WN": tile.wn, "UNITS": tile.units, "STAGES": tile.stages, "SPLITS": tile.splits,
-            "RESIDENT": tile.resident, "GATED": self.gated, "ACTIVATION": ACTIVATIONS.index(self.activation),
-            "HALF_OUT": self.half_out, "ADD": self.add, "BIAS": self.bias,
-            "STRIDE": self.stride or self.rows,
+            "KIND": _NUMBERS[self.kind], "ROWS": self.rows, "COLUMNS": self.columns, "GATED": self.gated,
+            "ACTIVATION": ACTIVATIONS.index(self.activation), "HALF_OUT": self.half_out, "ADD": self.add,
+            "BIAS": self.bias, "STRIDE": self.stride or self.rows,
         }  # fmt: skip
 
-    def launch(
-        self,
-        programs: Programs,
-        *,
-        y: Any,
-        x: Any,
-        w: Any,
-        count: Any,
-        tokens: int,
-        w2: Any = None,
-        bias: Any = None,
-        scratch: Any = None,
-        arrived: Any = None,
-    ) -> Launch:
-        """The product of up to `tokens` tokens as a launch; `count` is an int on the device: how many there are."""
-        program = programs("gemm", buffers=8, dynamic_shared=self.shared_bytes, **self.macros())
-        buffers = (y, x, w, w2 or w, bias or w, scratch or w, arrived or w, count)
-        return Launch(program, buffers, self.grid(tokens), (self.tile.threads, 1, 1))
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """Buffers of a product; `count` is an int on the device, the tokens that there are."""
+
+    y: Any
+    x: Any
+    w: Any
+    count: Any
+    w2: Any = None
+    bias: Any = None
+    """float32 (rows,), of gate and up (2, rows)."""
+    scratch: Any = None
+    """`scratch_bytes` of the tile, for partial sums."""
+    arrived: Any = None
+    """`counters` of the tile, zeros before and after."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A product of many tokens by kernels/gemm.cu, which tells what the macros mean."""
+
+    bm: int = 128
+    bn: int = 128
+    wm: int = 64
+    wn: int = 64
+    units: int = 1
+    stages: int = 3
+    splits: int = 1
+    resident: int = 1
+
+    def grid(self, gemm: Gemm, tokens: int) -> tuple[int, int, int]:
+        """Blocks for up to `tokens` tokens."""
+        width = self.bn // 2 if gemm.gated else self.bn
+        return -(-tokens // self.bm), -(-gemm.rows // width), self.splits
+
+    def counters(self, gemm: Gemm, tokens: int) -> int:
+        """Counters that split columns need."""
+        x, y, _ = self.grid(gemm, tokens)
+        return x * y if self.splits > 1 else 0
+
+    def scratch_bytes(self, gemm: Gemm, tokens: int) -> int:
+        """Bytes of partial sums that split columns need."""
+        return self.counters(gemm, tokens) * self.splits * self.bm * self.bn * 4
+
+    def shared_bytes(self, gemm: Gemm) -> int:
+        """Shared memory of a block."""
+        return self.stages * self.units * (self.bm * 2 * LANE_WEIGHTS + self.bn * run_bytes(gemm.kind))
+
+    def launch(self, programs: Programs, gemm: Gemm, on: Operands, tokens: int) -> Launch:
+        """The product of up to `tokens` tokens."""
+        program = programs(
+            "gemm", buffers=8, dynamic_shared=self.shared_bytes(gemm), BM=self.bm, BN=self.bn, WM=self.wm, WN=self.wn,
+            UNITS=self.units, STAGES=self.stages, SPLITS=self.splits, RESIDENT=self.resident, **gemm.macros(),
+        )  # fmt: skip
+        buffers = (on.y, on.x, on.w, on.w2 or on.w, on.bias or on.w, on.scratch or on.w, on.arrived or on.w, on.count)
+        threads = self.bm // self.wm * (self.bn // self.wn) * 32
+        return Launch(program, buffers, self.grid(gemm, tokens), (threads, 1, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class FewTile:
+    """A product of up to 8 `nb` tokens by kernels/gemm_few.cu, which tells what the macros mean."""
+
+    nb: int
+    mt: int = 1
+    warps_m: int = 1
+    warps_k: int = 8
+    stages: int = 2
+    resident: int = 1
+
+    def counters(self, gemm: Gemm, tokens: int) -> int:
+        """None: the warps of a block share the columns."""
+        return 0
+
+    def scratch_bytes(self, gemm: Gemm, tokens: int) -> int:
+        """None."""
+        return 0
+
+    def shared_bytes(self, gemm: Gemm) -> int:
+        """Shared memory of a block: stages of x, where the warps' sums lie afterwards."""
+        steps = -(-gemm.columns // (4 * LANE_WEIGHTS * self.warps_k))
+        stage = self.warps_k * self.nb * 8 * 512
+        return max(min(self.stages, steps) * stage, self.warps_k * 8 * self.nb * (16 * self.mt * self.warps_m + 4) * 4)
+
+    def launch(self, programs: Programs, gemm: Gemm, on: Operands, tokens: int) -> Launch:
+        """The product of up to `tokens` tokens."""
+        assert tokens <= 8 * self.nb
+        program = programs(
+            "gemm_few", buffers=6, dynamic_shared=self.shared_bytes(gemm), NB=self.nb, MT=self.mt, WARPS_M=self.warps_m,
+            WARPS_K=self.warps_k, STAGES=self.stages, RESIDENT=self.resident, **gemm.macros(),
+        )  # fmt: skip
+        rows = gemm.rows * (2 if gemm.gated else 1)
+        grid = (-(-rows // (16 * self.mt * self.warps_m)), 1, 1)
+        buffers = (on.y, on.x, on.w, on.w2 or on.w, on.bias or on.w, on.count)
+        return Launch(program, buffers, grid, (32 * self.warps_m * self.warps_k, 1, 1))
+
+
+AnyTile: TypeAlias = Tile | FewTile
+TilePicker: TypeAlias = Callable[[Any, Gemm, int], AnyTile]
+"""The tile of a product of up to so many tokens on a device."""
+
+FEW: Final = 32
+"""Tokens up to which the weights, read once, decide and not the arithmetic."""
 BLOCKS_PER_SM: Final = 2
 """What registers and shared memory of both chips allow of the tiles below."""
 LEAST_STEPS: Final = 4
@@ -143,21 +193,34 @@ def sm_count(device: Any) -> int:
     return int(getattr(device.iface, "sm_count", HOPPER_SMS))
 
 
-def pick_tile(device: Any, gemm: Gemm, tokens: int) -> Tile:
-    """The tile that suits a product of up to so many tokens: as large as leaves every SM a block, else split columns.
+def pick_tile(device: Any, gemm: Gemm, tokens: int) -> AnyTile:
+    """The tile that suits a product of up to so many tokens, by reckoning and not by measurement."""
+    return pick_few(device, gemm, tokens) if tokens <= FEW else pick_many(device, gemm, tokens)
 
-    By reckoning, not by measurement. Any other function of these arguments can take its place (`Prefill`'s `pick`).
-    """
+
+def pick_few(device: Any, gemm: Gemm, tokens: int) -> FewTile:
+    """Blocks of 8 warps that share columns, with more rows each as long as every SM gets a block."""
+    nb = -(-tokens // 8)
+    warps_k = 8 if nb <= 2 else 4
+    rows = gemm.rows * (2 if gemm.gated else 1)
+    warps_m = 8 // warps_k
+    while warps_k > 2 and rows // (16 * warps_m * 2) >= sm_count(device):
+        warps_k, warps_m = warps_k // 2, warps_m * 2
+    return FewTile(nb, warps_m=warps_m, warps_k=warps_k)
+
+
+def pick_many(device: Any, gemm: Gemm, tokens: int) -> Tile:
+    """As large a tile as leaves every SM a block, else columns split over blocks."""
     sms = sm_count(device)
     bm, wm = next(((most, most) for most in (16, 32, 64) if tokens <= most), (128, 64))
-    across = bm // wm
+    deep = run_bytes(gemm.kind) > 128
+    stages = 2 if deep else STAGES.get(device.arch, 3)
 
     def tile(bn: int) -> Tile:
-        stages = 2 if run_bytes(gemm.kind) > 128 else STAGES.get(device.arch, 3)
-        return Tile(bm, bn, wm, bn * across // 4, stages=stages, resident=1 if stages == 2 else BLOCKS_PER_SM)
+        return Tile(bm, bn, wm, bn * (bm // wm) // 4, stages=stages, resident=1 if deep else BLOCKS_PER_SM)
 
     def blocks(bn: int) -> int:
-        x, y, _ = replace(gemm, tile=tile(bn)).grid(tokens)
+        x, y, _ = tile(bn).grid(gemm, tokens)
         return x * y
 
     bn = 128 if blocks(128) >= sms else 64

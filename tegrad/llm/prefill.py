@@ -8,9 +8,8 @@ token of a prompt gets logits. Activations are halves between kernels, the resid
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -20,7 +19,7 @@ from tinygrad.runtime.support.hcq import HCQBuffer
 from tegrad.llm.cache import KvCache, LayerCache
 from tegrad.llm.errors import ContextError, UnsupportedModelError
 from tegrad.llm.flash import Flash
-from tegrad.llm.gemm import Gemm, Tile, pick_tile, scratch_bound
+from tegrad.llm.gemm import Gemm, Operands, TilePicker, pick_tile, scratch_bound
 from tegrad.llm.packed import PackedLayer, PackedMatrix, PackedModel
 from tegrad.llm.programs import Programs
 from tegrad.nv.program import LaunchError
@@ -37,9 +36,6 @@ SPEC: Final = BufferSpec(nolru=True)
 _CHUNK = struct.Struct("<8i")
 COUNT_AT: Final = 4
 """Where `count` lies in a Chunk."""
-
-TilePicker = Callable[[Any, Gemm, int], Tile]
-"""The tile of a product of up to so many tokens on a device."""
 
 
 def chunk_bytes(start: int = 0, count: int = 0, slot: int = 0, at: int = 0, left: int = 0) -> bytes:
@@ -228,13 +224,17 @@ class Prefill:
         """y of x and a matrix, or of gate and up."""
         bias = matrix.bias
         gemm = Gemm(matrix.kind, matrix.rows, matrix.columns, gated=second is not None, bias=bias is not None, **form)
-        gemm = replace(gemm, tile=self._pick(self.device, gemm, tokens))
-        if gemm.scratch_bytes(tokens) > self._scratch.size or 4 * gemm.tiles(tokens) > self._arrived.size:
-            raise LaunchError(f"{gemm.tile} splits more blocks than partial sums are kept for: split fewer")
-        return gemm.launch(
-            self._programs, y=y, x=x, w=matrix.buffer, w2=second.buffer if second else None, bias=bias,
-            count=count or self.chunk.offset(COUNT_AT, 4), tokens=tokens, scratch=self._scratch, arrived=self._arrived,
+        tile = self._pick(self.device, gemm, tokens)
+        if (
+            tile.scratch_bytes(gemm, tokens) > self._scratch.size
+            or 4 * tile.counters(gemm, tokens) > self._arrived.size
+        ):
+            raise LaunchError(f"{tile} splits more blocks than partial sums are kept for: split fewer")
+        operands = Operands(
+            y, x, matrix.buffer, count or self.chunk.offset(COUNT_AT, 4), second.buffer if second else None, bias,
+            self._scratch, self._arrived,
         )  # fmt: skip
+        return tile.launch(self._programs, gemm, operands, tokens)
 
     # ---- memory
 

@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
-from operands import Operands
+from operands import Operands as Placed
 
 from tegrad.llm import packing, quantize
-from tegrad.llm.gemm import Gemm, Tile
-from tegrad.llm.gguf import BLOCK_TYPES, Q6_K, BlockType
+from tegrad.llm.gemm import AnyTile, FewTile, Gemm, Operands, Tile
+from tegrad.llm.gguf import BLOCK_TYPES, F16, Q4_0, Q5_K, Q6_K, Q8_0, BlockType
 from tegrad.llm.programs import Programs
 
 pytestmark = pytest.mark.board
 
 SMALL = Tile(bm=32, bn=32, wm=16, wn=16, units=1, stages=3)
+SPLIT = Tile(bm=32, bn=32, wm=16, wn=16, units=2, stages=2, splits=3)
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +29,8 @@ def opened(device: str) -> Any:
 
 
 @pytest.fixture(params=["end", "start"])
-def operands(opened: Any, request: pytest.FixtureRequest) -> Iterator[Operands]:
-    made = Operands(opened, request.param)
+def operands(opened: Any, request: pytest.FixtureRequest) -> Iterator[Placed]:
+    made = Placed(opened, request.param)
     yield made
     made.check()
     made.free()
@@ -48,35 +49,40 @@ def raw_weights(kind: BlockType, rows: int, columns: int, seed: int) -> tuple[np
     return packed, packing.dequantize_packed(kind, packed, rows, columns).astype(np.float64)
 
 
-def product(opened: Any, operands: Operands, gemm: Gemm, tokens: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def product(
+    opened: Any, operands: Placed, gemm: Gemm, tile: AnyTile, tokens: int, most: int = 48
+) -> tuple[np.ndarray, np.ndarray]:
     """What the kernel computes of random operands, and what it should, for `tokens` tokens."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     x = rng.standard_normal((tokens, gemm.columns)).astype(np.float16)
-    packed, w = raw_weights(gemm.kind, gemm.rows, gemm.columns, seed)
-    packed2, w2 = raw_weights(gemm.kind, gemm.rows, gemm.columns, seed + 1) if gemm.gated else (packed, w)
+    packed, w = raw_weights(gemm.kind, gemm.rows, gemm.columns, 0)
+    packed2, w2 = raw_weights(gemm.kind, gemm.rows, gemm.columns, 1) if gemm.gated else (packed, w)
     bias = rng.standard_normal((2 if gemm.gated else 1, gemm.rows)).astype(np.float32)
     before = rng.standard_normal((tokens, gemm.rows)).astype(np.float16 if gemm.half_out else np.float32)
     y = operands.put(before)
-    w_buffer = operands.put(packed)
-    launch = gemm.launch(
-        Programs(opened), y=y, x=operands.put(x), w=w_buffer, w2=operands.put(packed2) if gemm.gated else None,
-        bias=operands.put(bias) if gemm.bias else None, count=operands.put(np.array([tokens], np.int32)),
-        tokens=48, scratch=operands.zeros(max(gemm.scratch_bytes(48), 16), np.uint8),
-        arrived=operands.zeros(max(gemm.tiles(48), 4), np.uint32),
-    )  # fmt: skip
+    on = Operands(
+        y,
+        operands.put(x),
+        operands.put(packed),
+        operands.put(np.array([tokens], np.int32)),
+        operands.put(packed2) if gemm.gated else None,
+        operands.put(bias) if gemm.bias else None,
+        operands.zeros(max(tile.scratch_bytes(gemm, most), 16), np.uint8),
+        operands.zeros(max(tile.counters(gemm, most), 4), np.uint32),
+    )
+    launch = tile.launch(Programs(opened), gemm, on, most)
     for _ in range(1 if gemm.add else 2):  # the second finds what the first left in the counters
         launch.program(*launch.buffers, global_size=launch.grid, local_size=launch.block, wait=True)
-    expected = x.astype(np.float64) @ w.T
-    if gemm.bias:
-        expected += bias[0]
+    exact = x.astype(np.float64)
+    expected = exact @ w.T + (bias[0] if gemm.bias else 0)
     if gemm.activation == "silu":
         expected = expected / (1 + np.exp(-expected))
     if gemm.activation == "gelu":
         expected = expected / (1 + np.exp(-2 * 0.7978845608028654 * (expected + 0.044715 * expected**3)))
     if gemm.gated:
-        expected *= x.astype(np.float64) @ w2.T + (bias[1] if gemm.bias else 0)
+        expected = expected * (exact @ w2.T + (bias[1] if gemm.bias else 0))
     if gemm.add:
-        expected += before
+        expected = expected + before
     return operands.get(y, before.shape, before.dtype).astype(np.float64), expected
 
 
@@ -90,21 +96,39 @@ def check(ours: np.ndarray, expected: np.ndarray) -> None:
 @pytest.mark.parametrize("kind", list(BLOCK_TYPES.values()), ids=lambda kind: kind.name)
 def test_every_format_is_multiplied_within_half_precision(opened: Any, kind: BlockType) -> None:
     """45 tokens of 48, 37 rows of 2 tiles, 12 runs: rows that share segments, a partial last segment."""
-    operands = Operands(opened, "end")
-    ours, expected = product(opened, operands, Gemm(kind, 37, 768, tile=SMALL), 45)
+    operands = Placed(opened, "end")
+    ours, expected = product(opened, operands, Gemm(kind, 37, 768), SMALL, 45)
     operands.check()
     operands.free()
     check(ours, expected)
 
 
-@pytest.mark.parametrize(
-    "gemm",
-    [
-        Gemm(Q6_K, 40, 512, tile=SMALL, gated=True, activation="silu", half_out=True),
-        Gemm(Q6_K, 40, 1024, tile=Tile(32, 32, 16, 16, units=2, stages=2, splits=3), add=True, bias=True),
-    ],
-    ids=["gated halves", "split columns, residual, bias"],
-)
-def test_epilogues_with_operands_at_the_edges_of_their_pages(opened: Any, operands: Operands, gemm: Gemm) -> None:
-    ours, expected = product(opened, operands, gemm, 33)
+EPILOGUES = {
+    "gated halves": (Gemm(Q6_K, 40, 512, gated=True, activation="silu", half_out=True), SMALL),
+    "split columns, residual, bias": (Gemm(Q6_K, 40, 1024, add=True, bias=True), SPLIT),
+}
+
+
+@pytest.mark.parametrize(("gemm", "tile"), list(EPILOGUES.values()), ids=list(EPILOGUES))
+def test_epilogues_with_operands_at_the_edges_of_their_pages(
+    opened: Any, operands: Placed, gemm: Gemm, tile: AnyTile
+) -> None:
+    ours, expected = product(opened, operands, gemm, tile, 33)
+    check(ours, expected)
+
+
+FEW = {
+    "gated halves, a tail of runs": (Gemm(Q4_0, 40, 704, gated=True, activation="silu", half_out=True), 13, 16),
+    "residual, bias, two steps": (Gemm(Q6_K, 37, 1280, add=True, bias=True), 3, 8),
+    "halves": (Gemm(F16, 48, 768), 5, 8),
+    "fifth bits, minima": (Gemm(Q5_K, 16, 512), 8, 8),
+    "bytes": (Gemm(Q8_0, 16, 512, half_out=True, activation="gelu"), 8, 8),
+}
+
+
+@pytest.mark.parametrize(("gemm", "tokens", "most"), list(FEW.values()), ids=list(FEW))
+def test_few_tokens_are_multiplied_with_weights_in_registers(
+    opened: Any, operands: Placed, gemm: Gemm, tokens: int, most: int
+) -> None:
+    ours, expected = product(opened, operands, gemm, FewTile(most // 8, warps_m=2, warps_k=2), tokens, most)
     check(ours, expected)
