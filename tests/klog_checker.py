@@ -24,8 +24,6 @@ from tegrad.uapi.kmsg import parse
 FOLDER = "TEGRAD_BOARD_LOG"
 END_S = 20.0
 """How long a board may take to end behind the process that started it."""
-EXEMPT = {"orin", "conformance"}
-"""Folders of tests that provoke errors all the time and look at the log by themselves."""
 
 
 class BoardLogs:
@@ -113,8 +111,7 @@ def no_error_in_a_boards_log(request: pytest.FixtureRequest) -> Iterator[None]:
     logs = request.config.stash[_logs]
     between = _unexpected(logs)  # judged by what the test before was allowed
     marker = request.node.get_closest_marker("klog_errors")
-    exempt = EXEMPT & set(Path(request.node.path).parts)
-    logs.allowed = re.compile(marker.args[0] if marker else "") if marker or exempt else None
+    logs.allowed = re.compile(marker.args[0]) if marker else None
     assert not between, "error lines in a board's kernel log before this test:\n" + "\n".join(map(str, between))
     yield
     bad = _unexpected(logs)

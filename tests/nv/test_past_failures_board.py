@@ -1,14 +1,18 @@
 """What went wrong on a Jetson before: what prevents it, what happens without. docs/past-failures.md has the list."""
 
 import ctypes
+import faulthandler
 import gc
 import mmap
 import os
 import random
+import resource
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,14 +22,17 @@ from test_remedies_board import held_back
 
 from tegrad.hw.faults import NotifierCode
 from tegrad.nv import device as device_module
+from tegrad.nv import memory as memory_module
 from tegrad.nv import queues, waits
 from tegrad.nv.device import NVDevice, UnifiedAllocator
 from tegrad.nv.faults import DeviceClosed, DeviceFault, WaitTimeout
 from tegrad.nv.graph import NVGraph
+from tegrad.nv.iface import TegraIface
 from tegrad.nv.program import LaunchError
 from tegrad.nv.queues import Fifo, NVComputeQueue, NVCopyQueue
 from tegrad.nv.rm import RmError
 from tegrad.orin.client import board_status
+from tegrad.uapi.errors import DriverError
 
 pytestmark = pytest.mark.board
 
@@ -347,6 +354,16 @@ def test_tensors_without_elements(board: str) -> None:
         open_device().allocator.alloc(0)
 
 
+def test_memory_of_no_bytes_is_refused_by_the_driver(board: str) -> None:
+    """What a tensor without elements would meet if tinygrad asked for its memory."""
+    from tinygrad.device import BufferSpec
+
+    device, before = open_device(), board_status(board)["counts"]
+    with pytest.raises(DriverError, match=r"NVMAP_CREATE.*EINVAL.*size must not be 0"):
+        device.allocator._alloc(0, BufferSpec())
+    assert board_status(board)["counts"] == before
+
+
 # ---- the limits of a launch
 
 
@@ -463,6 +480,39 @@ def test_what_the_cpu_changes_is_what_the_next_kernel_reads(device: Any) -> None
     assert change_and_compute_again(device) == [2, 20, 200, 2000]
 
 
+def change_arguments_in_place(device: Any) -> list[int]:
+    """Launch a kernel whose arguments the CPU changes where they lie; the sum after each launch."""
+    buffer, add = device.allocator.alloc(4096), program(device, "add")
+    add.qmd.write(constant_buffer_invalidate_0=0)  # tinygrad's other remedy for this, inside the launch
+    slot, sums = device.allocator.alloc(add.kernargs_alloc_size), []
+    device.allocator._copyin(buffer, memoryview(bytes(4)))
+    for value in (1, 10, 100):
+        queue = NVComputeQueue().wait(device.timeline_signal, device.timeline_value - 1).memory_barrier()
+        queue.exec(add, add.fill_kernargs((buffer,), (value,), slot), ONE, ONE)
+        queue.signal(device.timeline_signal, device.next_timeline()).submit(device)
+        device.synchronize()
+        sums.append(words(buffer)[0])
+    return sums
+
+
+@pytest.fixture
+def orderly() -> Iterator[Any]:
+    """The device on a board that forgets no cache line by itself."""
+    with use_board("agx-orin-64gb:8GiB"):
+        yield open_device()
+
+
+def test_arguments_that_the_cpu_changes_in_place_are_read_anew(orderly: Any) -> None:
+    assert change_arguments_in_place(orderly) == [1, 11, 111]
+
+
+def test_without_the_barrier_a_kernel_reads_the_arguments_of_before(
+    orderly: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NVComputeQueue, "memory_barrier", lambda self: self)
+    assert change_arguments_in_place(orderly) == [1, 2, 3]
+
+
 # ---- free
 
 
@@ -508,6 +558,37 @@ def test_memory_used_up_to_the_limit_is_a_memory_error_and_all_of_it_comes_back(
             for buffer in held:
                 device.iface.free(buffer)
             assert board_status(spec)["counts"] == start
+
+
+def need_what_the_cache_holds(device: Any) -> None:
+    """Free buffers, which tinygrad keeps for reuse, and ask for more than is left beside them."""
+    for buffer in [device.allocator.alloc(16 * MIB) for _ in range(4)]:
+        device.allocator.free(buffer, buffer.size)
+    large = device.allocator.alloc(80 * MIB)
+    device.allocator.free(large, large.size)
+
+
+def test_buffers_kept_for_reuse_are_given_back_when_memory_runs_out() -> None:
+    with use_board("agx-orin-64gb:128MiB"):
+        need_what_the_cache_holds(open_device())
+
+
+def test_without_a_memory_error_nothing_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tinygrad frees its cache and tries again on MemoryError; the driver's own error ends the work."""
+    monkeypatch.setattr(memory_module, "errno", SimpleNamespace(ENOMEM=None))
+    with use_board("agx-orin-64gb:128MiB"), pytest.raises(DriverError, match=r"NVMAP_ALLOC.*ENOMEM"):
+        need_what_the_cache_holds(open_device())
+
+
+def test_without_the_undo_every_refused_allocation_keeps_a_handle(monkeypatch: pytest.MonkeyPatch) -> None:
+    with use_board("agx-orin-64gb:128MiB") as spec:
+        device = open_device()
+        before = board_status(spec)["counts"]["nvmap_handles"]
+        monkeypatch.setattr(memory_module.Nvmap, "_free_handle", lambda self, handle: None)
+        for _ in range(3):
+            with pytest.raises(MemoryError):
+                device.iface.alloc(256 * MIB)
+        assert board_status(spec)["counts"]["nvmap_handles"] == before + 3
 
 
 # ---- processes, devices, threads
@@ -586,12 +667,57 @@ def test_a_child_that_ends_leaves_the_parents_memory_alone(board: str, parent: t
     assert words(buffer) == [7]
 
 
+def child_ends(work: Callable[[], object]) -> int:
+    """How a forked child that does not know of the fork ends: waitpid's status."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_module, "_opened", {})  # the devices that a child is told about
+        if (child := os.fork()) == 0:
+            faulthandler.disable()
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            work()
+            os._exit(0)
+        return os.waitpid(child, 0)[1]
+
+
+def test_a_child_that_is_not_told_dies_of_the_parents_memory(parent: tuple[Any, Any, Any]) -> None:
+    """The driver's mappings are not inherited."""
+    device, buffer, _ = parent
+    assert os.WTERMSIG(child_ends(lambda: words(buffer))) == signal.SIGSEGV
+    assert words(buffer) == [7]
+    device.synchronize()
+
+
+@pytest.mark.klog_errors(FAULT)
+def test_a_child_that_is_not_told_frees_the_parents_memory(board: str, parent: tuple[Any, Any, Any]) -> None:
+    device, buffer, add = parent
+    assert gpu_maps(board) > 0
+    assert child_ends(device.iface.device_fini) == 0
+    assert gpu_maps(board) == 0
+    launch(add, buffer, 1)
+    with pytest.raises(DeviceFault):
+        device.synchronize()
+
+
 def test_a_second_device_is_refused_in_one_sentence(board: str) -> None:
     from tinygrad import Device
 
     with pytest.raises(RmError, match="NV:1 does not exist: a Jetson has one GPU"):
         Device["NV:1"]
     assert Device["NV"] is Device["NV:0"]
+
+
+def test_without_the_check_a_second_device_takes_the_same_gpu(board: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It opens if it is the first; and then the real one does not, for a reason that says nothing."""
+    from tinygrad import Device
+
+    stock = TegraIface.__init__
+    monkeypatch.setattr(TegraIface, "__init__", lambda self, dev, number: stock(self, dev, 0))
+    second = Device["NV:1"]
+    try:
+        with pytest.raises(RmError, match="Only this GPU's own buffers"):
+            Device["NV"]
+    finally:
+        second.close()
 
 
 def in_threads(work: Callable[[int], None], count: int = 4) -> list[BaseException]:

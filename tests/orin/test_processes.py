@@ -160,6 +160,7 @@ def test_the_same_address_is_each_processs_own(rig: Rig) -> None:
     assert mine.u32() == 2222
 
 
+@pytest.mark.klog_errors("(?i)mmu fault|page fault|error notifier")
 def test_an_address_that_only_another_process_has_mapped_is_a_fault(rig: Rig) -> None:
     def other(own: Rig, peer: Peer) -> int:
         process = Process(own)
@@ -189,6 +190,7 @@ def test_an_endless_grid_of_one_process_does_not_starve_another(rig: Rig) -> Non
     assert ask()[1:] == [0, 0]
 
 
+@pytest.mark.klog_errors("ctxsw timeout|error notifier set to 8")
 def test_a_process_that_blocks_the_engine_is_killed_and_the_other_goes_on(rig: Rig) -> None:
     child, ask = counting(rig, WFI, timeout_ms=300)
     began = board_log(SPEC)
@@ -204,6 +206,7 @@ def test_a_process_that_blocks_the_engine_is_killed_and_the_other_goes_on(rig: R
     child.result()
 
 
+@pytest.mark.klog_errors("unbind|ctxsw timeout")
 def test_a_blocking_process_that_nobody_waits_for_lives(rig: Rig) -> None:
     _, ask = counting(rig, WFI, timeout_ms=100)
     process = Process(rig)
@@ -212,6 +215,7 @@ def test_a_blocking_process_that_nobody_waits_for_lives(rig: Rig) -> None:
     assert ask()[1:] == [0, 0]
 
 
+@pytest.mark.klog_errors("(?i)mmu fault|page fault|error notifier")
 def test_a_fault_of_one_process_leaves_the_others_grid_running(rig: Rig) -> None:
     _, ask = counting(rig, CILP)
     process = Process(rig)
@@ -232,6 +236,7 @@ def _second(rig: Rig) -> Rig:
     return made
 
 
+@pytest.mark.klog_errors("unbind|ctxsw timeout")
 def test_a_killed_processs_grid_leaves_the_engine(rig: Rig) -> None:
     child, _ = counting(rig, WFI)
     child.kill()

@@ -18,6 +18,9 @@ from tegrad.uapi import constants as k
 from tegrad.uapi import ioctls as io
 from tegrad.uapi import structs as s
 
+FAULTS = r"(?i)mmu fault|page fault|sm |GR exception|error notifier|GPU reset|quiesce|ctxsw timeout"
+pytestmark = pytest.mark.klog_errors(FAULTS)
+
 
 def wait_for(what: Callable[[], object], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds

@@ -47,6 +47,7 @@ def set_timeout(user: User, channel: Channel, ms: int, *, extended: bool = False
         user.kernel.ioctl(channel.fd, io.NVGPU_IOCTL_CHANNEL_SET_TIMEOUT, s.SetTimeout(ms))
 
 
+@pytest.mark.klog_errors("ctxsw timeout|error notifier set to 8")
 def test_a_group_dies_after_three_seconds_with_notifier_8(user: User) -> None:
     channel, other = user.channel(), user.channel()
     memory = user.mapped(user.notifier(channel))
@@ -61,6 +62,7 @@ def test_a_group_dies_after_three_seconds_with_notifier_8(user: User) -> None:
     assert any("error notifier set to 8 for ch" in line for line in lines)
 
 
+@pytest.mark.klog_errors("ctxsw timeout|error notifier set to 8")
 @pytest.mark.parametrize("extended", [False, True])
 def test_set_timeout_gives_a_channel_less_or_more(user: User, extended: bool) -> None:
     channel = user.channel()
@@ -71,6 +73,7 @@ def test_set_timeout_gives_a_channel_less_or_more(user: User, extended: bool) ->
     assert user.timed_out(channel)
 
 
+@pytest.mark.klog_errors("ctxsw timeout|error notifier set to 8")
 def test_times_add_up_over_stalls_and_one_channel_is_enough(user: User) -> None:
     vm, tsg = user.address_space(), user.tsg()
     patient, hasty = user.channel(vm=vm, tsg=tsg), user.channel(vm=vm, tsg=tsg)
@@ -199,6 +202,7 @@ def test_a_notifier_whose_time_is_up_is_eintr_and_not_waited_for_again(user: Use
 # ---- the rest --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.klog_errors("is not bound to tsg")
 def test_force_reset_without_a_group_only_complains(user: User) -> None:
     user.kernel.ioctl(user.open_channel(), io.NVGPU_IOCTL_CHANNEL_FORCE_RESET)
     assert "is not bound to tsg" in board_log(SPEC)[-1]

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tegrad.orin.client import board_status
 
-pytestmark = pytest.mark.board
+pytestmark = [pytest.mark.board, pytest.mark.klog_errors(".")]  # what the calls provoke is any error there is
 
 STEPS, EXAMPLES = 200, 100
 
