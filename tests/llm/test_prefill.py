@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +13,11 @@ from tegrad.llm.cache import KvCache
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.prefill import Prefill, split
 from tegrad.llm.reference import Reference
+from tegrad.llm.rows import floats
 
 pytestmark = pytest.mark.board
 
 SHAPE = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=2)
-
-
-def read(device: Any, buffer: Any, count: int) -> np.ndarray:
-    device.synchronize()
-    out = bytearray(4 * count)
-    device.allocator._copyout(memoryview(out), buffer)
-    return np.frombuffer(out, np.float32)
 
 
 def test_a_prompt_is_split_into_few_chunks() -> None:
@@ -47,6 +40,6 @@ def test_chunks_of_a_prompt_give_the_references_logits(device: str, tmp_path: Pa
     ):
         for first, last in ((0, 11), (11, 32)):
             prefill.run(tokens[first:last].tolist(), first, slot=1)
-            found.append((read(model.device, prefill.logits, SHAPE.vocab), expected[last - 1]))
+            found.append((floats(model.device, prefill.logits, SHAPE.vocab), expected[last - 1]))
     for ours, theirs in found:
         assert np.abs(ours - theirs).max() < 0.02 * theirs.std()

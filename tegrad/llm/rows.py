@@ -1,0 +1,174 @@
+"""A model's layers for many tokens at once, but for what mixes tokens: what prompts and batches of sequences share.
+
+A row is a token's activations. The residual stream `x`, `qkv` and all sums are float32; what the tensor cores read is
+halves. How many rows there are lies on the device (`struct Chunk` of kernels/chunk.cuh); blocks beyond do nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Final, Self
+
+import numpy as np
+from tinygrad.device import BufferSpec
+from tinygrad.runtime.support.hcq import HCQBuffer
+
+from tegrad.llm.errors import UnsupportedModelError
+from tegrad.llm.gemm import Gemm, Operands, TilePicker, pick_tile, scratch_bound
+from tegrad.llm.packed import PackedLayer, PackedMatrix, PackedModel
+from tegrad.llm.programs import Programs
+from tegrad.nv.program import LaunchError
+from tegrad.nv.replay import Launch
+
+NORMS: Final = {"none": 0, "rms": 1, "layer": 2}
+NORM_THREADS: Final = 256
+SPEC: Final = BufferSpec(nolru=True)
+COUNT_AT: Final = 4
+"""Where `count` lies in a Chunk."""
+
+
+class Room:
+    """Buffers that are freed together."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._undo = ExitStack()
+
+    def take(self, size: int, spec: BufferSpec = SPEC) -> HCQBuffer:
+        """A buffer of so many bytes."""
+        buffer: HCQBuffer = self._device.allocator.alloc(size, spec)
+        self._undo.callback(self._device.allocator.free, buffer, size, spec)
+        return buffer
+
+    def put(self, data: bytes) -> HCQBuffer:
+        """A buffer that holds these bytes."""
+        buffer = self.take(len(data))
+        self._device.allocator._copyin(buffer, memoryview(data))
+        return buffer
+
+    def callback(self, what: Callable[[], None]) -> None:
+        """Close something else with the buffers, before those that are there now."""
+        self._undo.callback(what)
+
+    def close(self) -> None:
+        """Free everything, the last first. Closing twice is harmless."""
+        self._undo.close()
+
+
+class Rows:
+    """Room for up to `most` tokens of a model and for `positions` of its rotary embedding, and launches on them.
+
+    The model stays the caller's. UnsupportedModelError, MemoryError.
+    """
+
+    def __init__(self, model: PackedModel, most: int, positions: int, pick: TilePicker = pick_tile) -> None:
+        self.model, self.config, self.device, self.most = model, model.config, model.device, most
+        self.programs = Programs(model.device)
+        self._pick, self._room = pick, Room(model.device)
+        config, take = self.config, self._room.take
+        if config.value_dim != config.head_dim:
+            raise UnsupportedModelError("heads whose keys and values differ in width are not run")
+        try:
+            self.qkv_rows = config.size("query+key+value")
+            self.x = take(4 * most * config.dim)
+            self.normed = take(2 * most * config.dim)
+            self.qkv = take(4 * most * self.qkv_rows)
+            self.mixed = take(2 * most * config.size("mixed"))
+            self._hidden = take(2 * most * config.ffn)
+            scratch, counters = scratch_bound(model.device)
+            self._scratch, self._arrived = take(scratch), self._room.put(bytes(counters))
+            self.rope = self._room.put(config.rope.tables(positions, model.divisors).tobytes() or bytes(16))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Free the rows. Closing twice is harmless."""
+        self._room.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def layer(self, layer: PackedLayer, tokens: int, chunk: HCQBuffer, attention: Sequence[Launch]) -> list[Launch]:
+        """A layer of up to `tokens` rows of x; `attention` takes `qkv` to `mixed`."""
+        arch = self.config.arch
+        launches, at = [self.norm(layer.vectors, arch.attn_norm.name, tokens, chunk)], 0
+        for matrix in layer.qkv:
+            y = self.qkv.offset(4 * at, self.qkv.size - 4 * at)
+            launches.append(self.product(matrix, self.normed, y, tokens, chunk, stride=self.qkv_rows))
+            at += matrix.rows
+        output, up, down = (layer.matrices[spec.name] for spec in (arch.attn_output, arch.up, arch.down))
+        gate = layer.matrices[arch.gate.name] if arch.gate else None
+        if gate is not None and gate.kind is not up.kind:
+            raise UnsupportedModelError("gate and up matrices differ in format: convert the model with one for both")
+        return [
+            *launches,
+            *attention,
+            self.product(output, self.mixed, self.x, tokens, chunk, add=True),
+            self.norm(layer.vectors, arch.ffn_norm.name, tokens, chunk),
+            self.product(gate or up, self.normed, self._hidden, tokens, chunk, second=up if gate else None,
+                         activation=arch.activation, half_out=True),
+            self.product(down, self._hidden, self.x, tokens, chunk, add=True),
+        ]  # fmt: skip
+
+    def logits(self, y: HCQBuffer, tokens: int, chunk: HCQBuffer, *, last: HCQBuffer | None = None) -> list[Launch]:
+        """Logits of all rows; or of the last one alone, where `last` is a Chunk with a count of 1."""
+        norm = self.norm(self.model.vectors, self.config.arch.output_norm.name, tokens, chunk, last=last is not None)
+        return [norm, self.product(self.model.output, self.normed, y, tokens, last or chunk)]
+
+    def norm(
+        self, vectors: Mapping[str, HCQBuffer], name: str, tokens: int, chunk: HCQBuffer, *, last: bool = False
+    ) -> Launch:
+        """`normed` of x, or its first row of the last row of x."""
+        weight = vectors[name]
+        buffers = (self.normed, self.x, weight, vectors.get(f"{name}.bias", weight), chunk)
+        return self._norm(buffers, self.config.arch.norm, self.config.dim, tokens, last)
+
+    def halves(self, y: HCQBuffer, x: HCQBuffer, columns: int, tokens: int, chunk: HCQBuffer) -> Launch:
+        """y: x as halves."""
+        return self._norm((y, x, x, x, chunk), "none", columns, tokens, False)
+
+    def product(
+        self,
+        matrix: PackedMatrix,
+        x: HCQBuffer,
+        y: HCQBuffer,
+        tokens: int,
+        chunk: HCQBuffer,
+        *,
+        second: PackedMatrix | None = None,
+        **form: Any,
+    ) -> Launch:
+        """y of x and a matrix, or of gate and up; `form` are fields of a Gemm."""
+        bias = matrix.bias
+        if second is not None and (bias is not None or second.bias is not None):
+            raise UnsupportedModelError("biases of gate and up matrices are not run for many tokens at once")
+        gemm = Gemm(matrix.kind, matrix.rows, matrix.columns, gated=second is not None, bias=bias is not None, **form)
+        tile = self._pick(self.device, gemm, tokens)
+        scratch, counters = tile.scratch_bytes(gemm, tokens), 4 * tile.counters(gemm, tokens)
+        if scratch > self._scratch.size or counters > self._arrived.size:
+            raise LaunchError(f"{tile} splits more blocks than partial sums are kept for: split fewer")
+        operands = Operands(
+            y, x, matrix.buffer, chunk.offset(COUNT_AT, 4), second.buffer if second else None, bias, self._scratch,
+            self._arrived,
+        )  # fmt: skip
+        return tile.launch(self.programs, gemm, operands, tokens)
+
+    def _norm(self, buffers: tuple[HCQBuffer, ...], norm: str, columns: int, tokens: int, last: bool) -> Launch:
+        program = self.programs(
+            "norm_rows", buffers=5, COLUMNS=columns, NORM=NORMS[norm], EPS=f"{self.config.eps:.9e}f", LAST=last,
+            THREADS=NORM_THREADS,
+        )  # fmt: skip
+        return Launch(program, buffers, (1 if last else tokens, 1, 1), (NORM_THREADS, 1, 1))
+
+
+def floats(device: Any, buffer: HCQBuffer, count: int) -> np.ndarray[Any, Any]:
+    """The first float32 values of a buffer, once everything submitted is done."""
+    device.synchronize()
+    out = bytearray(4 * count)
+    device.allocator._copyout(memoryview(out), buffer.offset(0, len(out)))
+    return np.frombuffer(out, np.float32)
