@@ -79,6 +79,16 @@ def _engine(id: str, loop: str) -> Measure:
     return Measure(id, f"the PTX engine's loop {loop!r}", False, take)
 
 
+def _network(id: str, what: str, measure: str) -> Measure:
+    def take() -> Record:
+        from tegrad.bench import mlp  # tinygrad comes with it
+
+        taken: Record = getattr(mlp, measure)(id)
+        return taken
+
+    return Measure(id, what, True, take)
+
+
 MEASURES: dict[str, Measure] = {
     m.id: m
     for m in (
@@ -98,6 +108,9 @@ MEASURES: dict[str, Measure] = {
             False,
             lambda: engine.compile_record("engine-compile-cached-ms", cached=True),
         ),
+        _network("replay-mlp-us", "a recorded network's call, and a CUDA graph's", "against_graph"),
+        _network("replay-mlp-p99-us", "the same, 99th percentile", "slowest_against_graph"),
+        _network("replay-mlp-jit-us", "a recorded network's call, and TinyJit's", "against_jit"),
         Measure("ptx-oracle-cases", "cases of PTX instructions that the H200 recorded", False, oracle.cases),
         Measure("ptx-oracle-mismatches", "of them, those that the engine answers otherwise", False, oracle.mismatches),
         Measure(

@@ -73,7 +73,12 @@ class Recorded:
     @property
     def kernels(self) -> tuple[str, ...]:
         """The names of the kernels, in order."""
-        return tuple(launch.program.name for launch in self._recording.launches)
+        return tuple(launch.program.name for launch in self.launches)
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """What runs."""
+        return self._recording.launches
 
     def run(self) -> None:
         """Run everything once and return when it is done. DeviceFault, DeviceClosed, RecordingClosed, WaitTimeout."""

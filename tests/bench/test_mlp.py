@@ -1,0 +1,110 @@
+"""The figures of a recorded network: what the CUDA graph is given, the order of its calls, and what is compared."""
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tegrad.bench import cudagraph, mlp
+from tegrad.bench.record import RecordError
+
+
+class FakeCuda:
+    """libcuda by name: notes the calls, hands out addresses of its own, and copies nothing."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self._kept: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> int:
+            self.calls.append(name)
+            if name in ("cuMemHostAlloc", "cuMemAlloc_v2"):
+                self._kept.append(ctypes.create_string_buffer(arguments[1].value))
+                arguments[0]._obj.value = ctypes.addressof(self._kept[-1])
+            return 0
+
+        return call
+
+
+@pytest.fixture
+def board(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """tinygrad's NV device on a board; few calls."""
+    from tegrad.nv import device
+
+    monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb")
+    monkeypatch.setenv("DEV", "NV")
+    monkeypatch.setattr(cudagraph, "WARM_UP", 1)
+    monkeypatch.setattr(mlp, "CALLS", 4)
+    monkeypatch.setattr(mlp, "JIT_CALLS", 4)
+    monkeypatch.setattr(mlp, "BATCH", 2)
+    yield
+    if (opened := device._opened.get("NV")) is not None:
+        opened.close()
+
+
+def answers(work: cudagraph.Work) -> dict[str, dict[str, Any]]:
+    """What a graph that computes the network answers, the copied form in less time."""
+    layers = [layer.astype(np.float32) for layer in mlp.network()]
+    outputs = []
+    for given in work.inputs:
+        x = np.frombuffer(bytes.fromhex(given), np.float16).astype(np.float32)
+        for layer in layers[:-1]:
+            x = np.maximum(x @ layer, 0)
+        outputs.append((x @ layers[-1]).astype(np.float16).tobytes().hex())
+    count = len(outputs)
+    return {name: {"samples": [us] * count, "outputs": outputs} for name, us in (("mapped", 9.0), ("copied", 7.0))}
+
+
+@pytest.mark.board
+def test_a_recorded_network_is_compared_with_the_better_graph(board: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[cudagraph.Work] = []
+
+    def in_process(work: cudagraph.Work) -> Any:
+        given.append(work)
+        return answers(work)
+
+    monkeypatch.setattr(mlp, "in_process", in_process)
+    record = mlp.against_graph("replay-mlp-us")
+    assert (len(record.ours.samples), record.peer and record.peer.samples) == (4, [7.0] * 4)
+    assert record.peer is not None
+    assert "copied" in record.peer.command
+    (work,) = given
+    assert [kernel.name in kernel.ptx for kernel in work.kernels] == [True] * 3
+    assert work.kernels[0].buffers[1] == work.input
+    assert work.kernels[-1].buffers[0] == work.output
+    assert cudagraph.Work.load(work.dump()) == work
+    assert len(mlp.slowest_against_graph("replay-mlp-p99-us").ours.samples) == 2
+    wrong = answers(work)
+    wrong["mapped"]["outputs"][2] = "0000" * 4
+    monkeypatch.setattr(mlp, "in_process", lambda work: wrong)
+    with pytest.raises(RecordError, match=r"CUDA graph \(mapped\) computes"):
+        mlp.against_graph("replay-mlp-us")
+
+
+@pytest.mark.board
+def test_a_recorded_network_is_compared_with_tinyjit(board: None) -> None:
+    record = mlp.against_jit("replay-mlp-jit-us")
+    assert record.peer is not None
+    assert (len(record.ours.samples), len(record.peer.samples)) == (4, 4)
+
+
+def test_a_graph_is_captured_once_and_launched_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cudagraph, "WARM_UP", 1)
+    kernel = cudagraph.Kernel("// ptx", "kernel", (1, 1, 1), (32, 1, 1), (0, 1))
+    work = cudagraph.Work([kernel, kernel], ["00" * 8, "01" * 8], 1, 0, ["02" * 8] * 3)
+    fake = FakeCuda()
+    found = cudagraph.run(work, fake)
+    assert {name: len(form["samples"]) for name, form in found.items()} == {"mapped": 3, "copied": 3}
+    launches = [name for name in fake.calls if name in ("cuLaunchKernel", "cuGraphLaunch", "cuStreamSynchronize")]
+    one = ["cuLaunchKernel"] * 2 + ["cuGraphLaunch", "cuStreamSynchronize"] * 4
+    assert launches == one * 2
+    assert fake.calls.count("cuMemcpyHtoDAsync_v2") == fake.calls.count("cuMemcpyDtoHAsync_v2") == 1
+
+
+def test_without_libcuda_the_peer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cudagraph, "LIBRARY", "libcuda-that-is-not.so.1")
+    with pytest.raises(RecordError, match="a CUDA graph needs"):
+        cudagraph.Cuda()
