@@ -246,7 +246,8 @@ def forms(device_arch: str) -> list[str]:
 
 
 @contextmanager
-def _opened() -> Iterator[Any]:
+def opened() -> Iterator[Any]:
+    """The NV device, for a measurement: a wait gives up after 3 s."""
     tegrad.nv.install()
     os.environ.setdefault("HCQDEV_WAIT_TIMEOUT_MS", "3000")
     device = Device["NV"]
@@ -271,7 +272,7 @@ def _in_process(form: str) -> list[dict[str, Any]]:
 
 def measure() -> Iterator[dict[str, Any]]:
     """The costs of every form of this machine's chip, or the error of a form, as they come."""
-    with _opened() as device:
+    with opened() as device:
         names = forms(device.arch)
     for form in names:
         yield from _in_process(form)
@@ -299,7 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if not asked.json:
                 print(line(row), flush=True)
     else:
-        with _opened() as device:
+        with opened() as device:
             rows = [asdict(cost(device, form, *shape)) for form in asked.forms for shape in SHAPES]
         for row in () if asked.json else rows:
             print(line(row))

@@ -89,6 +89,8 @@ class DecodePlan:
         self._states, self._cache = states, cache
         self._room = Room(self.device)
         self._programs: dict[tuple[Product, Form], Any] = {}
+        self.products: list[tuple[Role, Product]] = []
+        """Each product's role, in the order of their launches."""
         self._ss_parts = 0
         try:
             self._make()
@@ -237,6 +239,7 @@ class DecodePlan:
     ) -> Launch:
         chosen = self._form(role, product)
         product = replace(product, ss_parts=product.ss_parts if product.packed and product.norm != "none" else 0)
+        self.products.append((role, product))
         if (product, chosen) not in self._programs:
             self._programs[product, chosen] = product.load(self.device, chosen)
         buffers = {"q": source.q, "s": source.s, "ss": source.ss, "x": source.x, **given}

@@ -21,7 +21,7 @@ def racing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setenv("TEGRAD_BOARD", request.param)
     monkeypatch.setenv("TEGRAD_RACE", "9")
     monkeypatch.setenv("DEV", "NV")
-    with boundaries._opened() as device:
+    with boundaries.opened() as device:
         yield device
 
 

@@ -1,0 +1,71 @@
+"""The bench of the decode products: it measures what the plan launches, in forms that run."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
+from tiny_llama import TYPE, Shape, write
+
+from tegrad.bench import products as bench
+from tegrad.bench.models import SHAPES
+from tegrad.bench.models import Shape as Published
+from tegrad.llm.forms import Role, form, in_flight
+from tegrad.llm.gguf import F16, Q6_K, Q8_0
+from tegrad.llm.matvec import Product
+
+TINY = Published("llama", 320, 512, 1024, 2, 8, 4, 64, 128, 0, eps=1e-5)
+
+
+@pytest.mark.parametrize("chip", ["sm_87", "sm_90"])
+def test_every_form_holds_whole_items_and_keeps_its_registers(chip: str) -> None:
+    for name, kind in (("1b", Q6_K), ("3b", Q6_K), ("8b", F16), ("qwen3-0.6b", Q8_0), ("qwen2.5-0.5b", Q8_0)):
+        for role, (product, _) in bench.products(SHAPES[name].config, kind).items():
+            chosen, tried = form(product, role, chip), bench.candidates(product, chip)
+            for cut in (chosen, *tried):
+                assert product.fits(cut), (name, role, cut)
+                assert cut.warps <= 32
+                assert cut.ahead <= in_flight(product, cut.warps, cut.ctas)
+            assert len(tried) == len(set(tried)) > 10
+
+
+@pytest.mark.board
+def test_the_products_are_those_of_the_plan_and_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb:15GiB")
+    monkeypatch.setenv("DEV", "NV")
+    monkeypatch.setenv("HCQDEV_WAIT_TIMEOUT_MS", "60000")
+    for name, value in (("ROTATION", 1 << 21), ("READ_BYTES", 1 << 20), ("LEAST", 1)):
+        monkeypatch.setattr(bench, name, value)
+    monkeypatch.setattr("tegrad.bench.boundaries.PASSES", 1)
+    monkeypatch.setitem(bench.SHAPES, "tiny", TINY)
+    with bench.opened() as device:
+        expected = {(role, product) for role, (product, _) in bench.products(TINY.config, Q6_K).items()}
+        assert {
+            (role, replace(product, eps=product.eps and TINY.eps)) for role, product in planned(device, tmp_path)
+        } == expected
+    bench.main(["tiny-q6k", "--json"])
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row["role"] for row in rows] == ["qkv", "output", "gate", "down", "logits"]
+    assert all(row["us"] == pytest.approx(row["bytes"] / row["gb_s"] / 1e3) for row in rows)
+
+
+def planned(device: object, folder: Path) -> set[tuple[Role, Product]]:
+    """The products of a plan; its eps is the file's float32."""
+    from tegrad.llm.cache import KvCache
+    from tegrad.llm.packed import PackedModel
+    from tegrad.llm.plan import DecodePlan
+    from tegrad.llm.state import States
+
+    shape = Shape(TINY.dim, TINY.ffn, TINY.heads, TINY.kv_heads, TINY.vocab, TINY.layers, tied=True)
+    path = write(folder / "model.gguf", shape, TYPE.Q6_K)
+    with PackedModel.load(path, "NV") as model, KvCache(device, model.config, 64) as cache:
+        states = States(device)
+        with DecodePlan(model, states, cache) as plan:
+            found = set(plan.products)
+        states.close()
+    return found
