@@ -1,8 +1,8 @@
 """The peer of a recorded function: the same kernels in a CUDA graph, through ctypes on libcuda.
 
 It runs in a process of its own, so that libcuda never meets our submission path; what to run comes as JSON on stdin,
-what was measured goes to stdout. Kernels are PTX, which the driver compiles. Two graphs are tried: input and output in host
-memory that the kernels reach across the bus, and copy nodes around the kernels.
+what was measured goes to stdout. Kernels are PTX, which the driver compiles. Two graphs are tried: input and output in
+host memory that the kernels reach across the bus, and copy nodes around the kernels.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Work:
         """The inverse of `dump`."""
         raw = json.loads(text)
         kernels = [
-            Kernel(**{k: tuple(v) if isinstance(v, list) else v for k, v in one.items()}) for one in raw["kernels"]
+            Kernel(one["ptx"], one["name"], tuple(one["grid"]), tuple(one["block"]), tuple(one["buffers"]))
+            for one in raw["kernels"]
         ]
         return cls(**{**raw, "kernels": kernels})
 
