@@ -97,6 +97,39 @@ def boundaries(
     main([*(forms or ()), *(["--json"] if json_ else [])])
 
 
+@app.command()
+def quality(
+    models: Annotated[
+        list[str] | None, typer.Argument(help="Models, such as 1b-q6k or small-1b-q6k; all small ones if left out.")
+    ] = None,
+    engine: Annotated[list[str] | None, typer.Option(help="Engines; all if left out.")] = None,
+    tokens: Annotated[int, typer.Option(min=8, help="Tokens that are fed.")] = 96,
+    results: Root = DEFAULT,
+) -> None:
+    """Compare our logits, and CPU llama.cpp's, with exact ones; exit code 1 if ours are further from them."""
+    from tegrad.cli.run import choose_device, described
+
+    choose_device()
+    from tinygrad import Device
+
+    from tegrad.bench.quality import CASES, ENGINES, FILE, compare, merge
+    from tegrad.llm.device import open_default
+
+    if unknown := set(engine or ()) - set(ENGINES):
+        raise typer.BadParameter(f"no engine {', '.join(unknown)}; known: {', '.join(ENGINES)}")
+    where = described(open_default())
+    behind = False
+    typer.echo(f"{'model':22} {'engine':10} {'':9} {'max':>9} {'mean':>9} {'KL':>9} {'top-1':>6}")
+    for model in models or CASES:
+        for row in compare(model, engine or ENGINES, Device.DEFAULT, where, tokens):
+            merge(results / FILE, [row])
+            behind |= not row.within
+            for name, side in (("ours", row.ours), ("llama.cpp", row.llama_cpp)):
+                figures = f"{side.max_error:9.2g} {side.mean_error:9.2g} {side.divergence:9.2g} {side.top1:6.1%}"
+                typer.echo(f"{row.model:22} {row.engine:10} {name:9} {figures}")
+    raise typer.Exit(behind)
+
+
 @app.command("list")
 def list_() -> None:
     """The figures that can be measured."""

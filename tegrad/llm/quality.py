@@ -1,6 +1,7 @@
-"""How good a model is on a text: bits per byte, and the share of its own words that the text's language has.
+"""How good a model is on a text: bits per byte, and the share of its own words that the text's language has. And how
+near an engine's logits are to exact ones.
 
-Both need only logits, so that the same figures come from a device and from the float32 reference.
+All need only logits, so that the same figures come from a device and from the float32 reference.
 """
 
 from __future__ import annotations
@@ -146,10 +147,51 @@ def loss(model: Runner, tokenizer: Tokenizer, documents: Iterable[str]) -> Itera
 
 def negative_log_likelihood(logits: NDArray[np.floating[Any]], targets: Sequence[int]) -> NDArray[np.float64]:
     """Nats of each target (n,) under logits (n, vocab)."""
+    chosen: NDArray[np.float64] = log_softmax(logits)[np.arange(len(logits)), np.asarray(targets)]
+    return -chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How near logits are to exact ones, teacher-forced: both after the same tokens."""
+
+    positions: int
+    max_error: float
+    """Largest difference of a logit."""
+    mean_error: float
+    """Mean magnitude of the differences."""
+    divergence: float
+    """Mean Kullback-Leibler divergence of the distributions from the exact ones, in nats a token."""
+    top1: float
+    """Share of the positions whose likeliest token is the exact one's."""
+
+    def no_worse(self, other: Agreement) -> bool:
+        """Whether it is as near or nearer by every measure."""
+        smaller = self.max_error <= other.max_error and self.mean_error <= other.mean_error
+        return smaller and self.divergence <= other.divergence and self.top1 >= other.top1
+
+
+def agreement(logits: NDArray[np.floating[Any]], exact: NDArray[np.floating[Any]]) -> Agreement:
+    """How near logits (positions, vocab) are to exact ones; raises ModelError where one is not a number."""
+    if not np.isfinite(logits).all():
+        raise ModelError("a logit is infinite or not a number: the engine is broken, or the model's weights are")
+    error = np.abs(logits.astype(np.float64) - exact)
+    own, wanted = log_softmax(logits), log_softmax(exact)
+    return Agreement(
+        positions=len(logits),
+        max_error=float(error.max()),
+        mean_error=float(error.mean()),
+        divergence=max(0.0, float((np.exp(wanted) * (wanted - own)).sum(axis=-1).mean())),
+        top1=float((logits.argmax(axis=-1) == exact.argmax(axis=-1)).mean()),
+    )
+
+
+def log_softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    """Logarithms of the probabilities that logits (..., vocab) stand for."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    chosen: NDArray[np.float64] = shifted[np.arange(len(shifted)), np.asarray(targets)]
-    total: NDArray[np.float64] = np.log(np.exp(shifted).sum(axis=-1))
-    return total - chosen
+    total: NDArray[np.float64] = np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    result: NDArray[np.float64] = shifted - total
+    return result
 
 
 def sample(model: Runner, tokenizer: Tokenizer, sampler: Sampler, count: int) -> Iterator[tuple[str, int]]:

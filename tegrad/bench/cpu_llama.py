@@ -1,0 +1,78 @@
+"""CPU llama.cpp, from the package `cyllama`, as the peer that our logits are held against.
+
+Importing it raises ImportError where the package is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from cyllama.llama import llama_cpp as lib
+
+F32, F16, Q8_0 = 0, 1, 8
+"""ggml's type numbers."""
+
+
+class _Model(lib.LlamaModel):  # type: ignore[misc]
+    """cyllama 0.2.18 reads its model's `n_vocab` for the size of the logits, and does not define it."""
+
+    @property
+    def n_vocab(self) -> int:
+        return int(self.get_vocab().n_vocab)
+
+
+class Peer:
+    """A model in llama.cpp: logits of every position, without flash attention unless packed values need it."""
+
+    def __init__(self, path: Path, context: int, keys: int = F32, values: int = F32) -> None:
+        lib.disable_logging()
+        params = lib.LlamaModelParams()
+        params.use_mmap = False
+        self.model = _Model(path_model=str(path), params=params, verbose=False)
+        self.vocab = self.model.get_vocab()
+        self._params = lib.LlamaContextParams()
+        self._params.n_ctx = self._params.n_batch = self._params.n_ubatch = context
+        self._params.type_k, self._params.type_v = keys, values
+        self._params.flash_attn_type = int(values == Q8_0)
+        self._params.n_threads = self._params.n_threads_batch = 1  # which spin while they wait for another
+
+    def logits(self, tokens: Sequence[int], first: int = 0) -> np.ndarray:
+        """Logits (len(tokens), vocab) after each token, the first of which is at the position `first`."""
+        context = lib.LlamaContext(model=self.model, params=self._params, verbose=False)
+        try:
+            batch = lib.LlamaBatch(n_tokens=len(tokens), embd=0, n_seq_max=1)
+            batch.set_batch(list(tokens), first, True)
+            context.decode(batch)
+            return np.array([context.get_logits_ith(at) for at in range(len(tokens))], np.float32)
+        finally:
+            context.close()
+
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        """The prompt and the tokens that llama.cpp itself continues it with."""
+        context = lib.LlamaContext(model=self.model, params=self._params, verbose=False)
+        tokens = list(prompt)
+        try:
+            at = 0
+            for _ in range(count):
+                fed = tokens[at:]
+                batch = lib.LlamaBatch(n_tokens=len(fed), embd=0, n_seq_max=1)
+                batch.set_batch(fed, at, False)
+                context.decode(batch)
+                at = len(tokens)
+                tokens.append(int(np.argmax(context.get_logits_ith(-1))))
+            return tokens
+        finally:
+            context.close()
+
+
+@contextmanager
+def peer(path: Path, context: int = 128, keys: int = F32, values: int = F32) -> Iterator[Peer]:
+    """A model in llama.cpp, closed at the end."""
+    opened = Peer(path, context, keys, values)
+    try:
+        yield opened
+    finally:
+        opened.model.close()

@@ -1,0 +1,221 @@
+"""How near our engines' logits are to exact ones, beside how near llama.cpp's are, on the same packed files.
+
+Teacher-forced: every engine is fed the same tokens. Exact is the float32 reference on the file's weights; llama.cpp
+runs on the CPU with a cache of the same kind. A row is a model and an engine; `tegrad bench quality` writes
+results/quality.json.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tegrad import models as shipped
+from tegrad.bench import models
+from tegrad.bench.record import RecordError, now, source_digest
+from tegrad.llm.quality import Agreement, agreement
+from tegrad.llm.reference import Reference
+from tegrad.llm.tokenizer import Tokenizer
+
+Logits: TypeAlias = NDArray[np.floating[Any]]
+Scored: TypeAlias = tuple[Sequence[int], Logits]
+"""Indices of tokens, and the logits (len(indices), vocab) after them."""
+Engine: TypeAlias = Callable[[Path, str, int], AbstractContextManager[Callable[[Sequence[int]], Scored]]]
+"""Opens a file on a device for so many positions; what it yields scores a text that begins here."""
+
+FILE: Final = "quality.json"
+TOKENS: Final = 96
+SHIPPED: Final = "shipped"
+CASES: Final = (
+    "small-1b-q4_0", "small-1b-q8_0", "small-1b-q4k", "small-1b-q5k", "small-1b-q6k", "small-1b-f16", "small-1b-bf16",
+    "small-mistral-7b-q4k", "small-qwen2.5-0.5b-q4k", "small-qwen3-0.6b-q8_0", "small-qwen3-1.7b-q4k", "small-gpt2-f16",
+    SHIPPED,
+)  # fmt: skip
+"""Every format and family. `small-` is the family and vocabulary of a shape with few and narrow layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An engine on a model: how near its logits are to exact ones, and how near llama.cpp's after the same tokens."""
+
+    model: str
+    engine: str
+    device: str
+    ours: Agreement
+    llama_cpp: Agreement
+    date: str
+    sources: str
+    """Hash of our own sources."""
+
+    @property
+    def within(self) -> bool:
+        """Whether we are no further from exact than llama.cpp."""
+        return self.ours.no_worse(self.llama_cpp)
+
+
+@contextmanager
+def graph(path: Path, device: str, positions: int) -> Iterator[Callable[[Sequence[int]], Scored]]:
+    """tinygrad's own path: the model as its tensor operations."""
+    from tegrad.llm.model import Model
+    from tegrad.llm.session import Session
+
+    session = Session(Model.load(path, device), positions)
+    yield lambda tokens: (range(len(tokens)), session.feed_all(tokens))
+
+
+@contextmanager
+def prefill(path: Path, device: str, positions: int) -> Iterator[Callable[[Sequence[int]], Scored]]:
+    """Our kernels for many tokens, in stretches of different lengths, of which each gives the last token's logits."""
+    from tegrad.llm.cache import KvCache
+    from tegrad.llm.packed import PackedModel
+    from tegrad.llm.prefill import Prefill
+
+    def score(tokens: Sequence[int]) -> Scored:
+        at, rows = 0, []
+        ends: list[int] = []
+        while at < len(tokens):
+            stretch = tokens[at : at + STRETCHES[len(ends) % len(STRETCHES)]]
+            engine.run(stretch, at)
+            at += len(stretch)
+            ends.append(at - 1)
+            rows.append(_read(model.device, engine.logits, model.config.vocab))
+        return ends, np.stack(rows)
+
+    with (
+        PackedModel.load(path, device) as model,
+        KvCache(model.device, model.config, positions) as cache,
+        Prefill(model, cache, sizes=(max(STRETCHES),)) as engine,
+    ):
+        yield score
+
+
+STRETCHES: Final = (1, 7, 16, 2, 5, 11)
+
+
+@contextmanager
+def decode(path: Path, device: str, positions: int, *, q8: bool = False) -> Iterator[Callable[[Sequence[int]], Scored]]:
+    """Our kernels for one token, by the plan of many launches."""
+    from tegrad.llm.cache import KvCache
+    from tegrad.llm.packed import PackedModel
+    from tegrad.llm.plan import DecodePlan
+    from tegrad.llm.state import State, States
+    from tegrad.nv.replay import Recording
+
+    with ExitStack() as stack:
+        model = stack.enter_context(PackedModel.load(path, device))
+        cache = stack.enter_context(KvCache(model.device, model.config, positions, q8=q8))
+        states = States(model.device)
+        stack.callback(states.close)
+        plan = stack.enter_context(DecodePlan(model, states, cache))
+        step = stack.enter_context(Recording(model.device, plan.launches))
+
+        def score(tokens: Sequence[int]) -> Scored:
+            rows = []
+            for position, token in enumerate(tokens):
+                states.write(0, State(position=position, token=token, limit=positions, active=1))
+                step.wait(step.run())
+                rows.append(_read(model.device, plan.logits, model.config.vocab))
+            return range(len(tokens)), np.stack(rows)
+
+        yield score
+
+
+ENGINES: Final[Mapping[str, Engine]] = {
+    "graph": graph,
+    "prefill": prefill,
+    "decode": decode,
+    "decode-q8": partial(decode, q8=True),
+}
+Q8_CACHE: Final = frozenset({"decode-q8"})
+"""Engines with a packed cache, which llama.cpp then has too."""
+
+
+def _read(device: Any, buffer: Any, count: int) -> NDArray[np.float32]:
+    device.synchronize()
+    out = bytearray(4 * count)
+    device.allocator._copyout(memoryview(out), buffer)
+    return np.frombuffer(out, np.float32)
+
+
+def small(shape: models.Shape) -> models.Shape:
+    """The family of a shape, small enough for the board."""
+    heads = 512 // shape.head_dim
+    return replace(
+        shape, dim=512, ffn=1024, layers=3, heads=heads, kv_heads=heads if shape.kv_heads == shape.heads else 2,
+        vocab=1024, specials=min(shape.specials, 1000), context=512,
+    )  # fmt: skip
+
+
+def compare(case: str, engines: Iterable[str], device: str, where: str, count: int = TOKENS) -> Iterator[Row]:
+    """A row for each engine on one of CASES or on a model of `bench.models`; `where` describes the device.
+
+    Raises RecordError without llama.cpp, ModelNameError.
+    """
+    try:
+        from tegrad.bench.cpu_llama import F16, Q8_0, peer
+    except ImportError as error:
+        raise RecordError("llama.cpp is missing: pip install cyllama") from error
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = _file(case, Path(folder))
+        tokens = _tokens(case, path, count)
+        reference = Reference(path)
+        exact = reference.logits(tokens)
+        for name in engines:
+            kind = Q8_0 if name in Q8_CACHE else F16
+            with peer(path, len(tokens), keys=kind, values=kind) as opened:
+                theirs = opened.logits(tokens)
+            with ENGINES[name](path, device, len(tokens)) as score:
+                at, logits = score(tokens)
+            chosen = list(at)
+            yield Row(
+                model=case,
+                engine=name,
+                device=where,
+                ours=agreement(logits, exact[chosen]),
+                llama_cpp=agreement(theirs[chosen], exact[chosen]),
+                date=now(),
+                sources=source_digest(),
+            )
+
+
+def _file(case: str, folder: Path) -> Path:
+    if case == SHIPPED:
+        return shipped.SMALL
+    if not case.startswith("small-"):
+        return models.provide(case)
+    shape, kind = models.parse(case.removeprefix("small-"))
+    models.write(path := folder / f"{case}.gguf", small(shape), kind)
+    return path
+
+
+def _tokens(case: str, path: Path, count: int) -> list[int]:
+    """Held-out text for a model that knows language, else random tokens."""
+    tokenizer = Tokenizer.load(path)
+    if case == SHIPPED:
+        return tokenizer.encode(shipped.HELD_OUT.read_text(encoding="utf-8"))[:count]
+    return [int(token) for token in np.random.default_rng(0).integers(0, len(tokenizer), count)]
+
+
+def merge(path: Path, rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Put rows into the file, where they replace those of the same model, engine and device; returns all."""
+    try:
+        kept: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"{path} is no table of rows ({error}): delete it and measure again") from error
+    table = {(row["model"], row["engine"], row["device"]): row for row in kept}
+    for row in rows:
+        table[row.model, row.engine, row.device] = dataclasses.asdict(row) | {"within": row.within}
+    ordered = [table[key] for key in sorted(table)]
+    path.write_text(json.dumps({"what": __doc__.split("\n", 1)[0], "rows": ordered}, indent=1) + "\n")
+    return ordered

@@ -1,0 +1,117 @@
+"""The comparison with llama.cpp measures what it says, and our kernels are no further from exact than llama.cpp."""
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tegrad.bench import quality
+from tegrad.bench.record import RecordError
+from tegrad.llm.errors import ModelError
+from tegrad.llm.quality import Agreement, agreement
+from tegrad.llm.reference import Past, Reference
+
+needs_llama_cpp = pytest.mark.skipif(not importlib.util.find_spec("cyllama"), reason="cyllama is not installed")
+BOARD = "agx-orin-64gb"
+
+
+def test_agreement_is_none_of_the_error_for_equal_logits() -> None:
+    logits = np.random.default_rng(0).standard_normal((5, 40)).astype(np.float32)
+    assert agreement(logits, logits) == Agreement(5, 0.0, 0.0, 0.0, 1.0)
+
+
+def test_agreement_is_what_its_words_say() -> None:
+    exact = np.log([[0.5, 0.25, 0.25], [0.2, 0.2, 0.6]])
+    found = agreement(np.log([[0.25, 0.5, 0.25], [0.2, 0.2, 0.6]]), exact)
+    assert found.top1 == 0.5
+    assert found.max_error == pytest.approx(np.log(2))
+    assert found.mean_error == pytest.approx(2 * np.log(2) / 6)
+    assert found.divergence == pytest.approx((0.5 * np.log(2) - 0.25 * np.log(2)) / 2)
+
+
+def test_logits_that_are_no_numbers_are_no_result() -> None:
+    with pytest.raises(ModelError, match="not a number"):
+        agreement(np.array([[0.0, np.nan]]), np.zeros((1, 2)))
+
+
+def test_no_worse_means_by_every_measure() -> None:
+    base = Agreement(9, 1.0, 0.5, 0.1, 0.9)
+    assert base.no_worse(base)
+    assert Agreement(9, 0.5, 0.2, 0.0, 1.0).no_worse(base)
+    for worse in (
+        Agreement(9, 1.1, 0.2, 0.0, 1.0),
+        Agreement(9, 0.5, 0.6, 0.0, 1.0),
+        Agreement(9, 0.5, 0.2, 0.2, 1.0),
+        Agreement(9, 0.5, 0.2, 0.0, 0.8),
+    ):
+        assert not worse.no_worse(base)
+
+
+@needs_llama_cpp
+def test_an_engine_that_rounds_much_is_behind_and_an_exact_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp rounds keys and values to halves, and activations to 8 bits."""
+
+    def engine(noise: float) -> quality.Engine:
+        @contextmanager
+        def opened(path: Path, device: str, positions: int) -> Iterator[object]:
+            exact = Reference(path)
+            rng = np.random.default_rng(0)
+
+            def score(tokens: list[int]) -> quality.Scored:
+                logits = exact.logits(tokens, Past("F16"))[1::2]
+                return range(1, len(tokens), 2), logits + noise * rng.standard_normal(logits.shape)
+
+            yield score
+
+        return opened
+
+    monkeypatch.setattr(quality, "ENGINES", {"near": engine(0.0), "far": engine(1.0)})
+    near, far = quality.compare("small-qwen3-0.6b-q8_0", ("near", "far"), "none", "nowhere", 24)
+    assert near.ours.positions == near.llama_cpp.positions == 12
+    assert near.ours.mean_error < near.llama_cpp.mean_error / 4
+    assert near.within
+    assert not far.within
+    assert near.llama_cpp == far.llama_cpp
+
+
+def test_rows_replace_those_of_the_same_model_engine_and_device(tmp_path: Path) -> None:
+    def row(model: str, device: str, error: float) -> quality.Row:
+        side = Agreement(3, error, error, error, 1.0)
+        return quality.Row(model, "graph", device, side, Agreement(3, 1.0, 1.0, 1.0, 1.0), "now", "hash")
+
+    path = tmp_path / quality.FILE
+    quality.merge(path, [row("b", "X", 0.5), row("a", "X", 0.5), row("a", "Y", 0.5)])
+    quality.merge(path, [row("a", "X", 2.0)])
+    rows = json.loads(path.read_text())["rows"]
+    assert [(r["model"], r["device"], r["ours"]["max_error"], r["within"]) for r in rows] == [
+        ("a", "X", 2.0, False), ("a", "Y", 0.5, True), ("b", "X", 0.5, True),
+    ]  # fmt: skip
+    path.write_text("[]")
+    with pytest.raises(RecordError, match="no table of rows"):
+        quality.merge(path, [])
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    if "TEGRAD_BOARD" not in os.environ and not os.path.exists("/dev/nvidiactl"):
+        monkeypatch.setenv("TEGRAD_BOARD", BOARD)
+    import tegrad.nv
+    from tegrad.nv import device
+
+    tegrad.nv.install()
+    yield "NV"
+    if (opened := device._opened.get("NV")) is not None:
+        opened.close()
+
+
+@needs_llama_cpp
+@pytest.mark.board
+def test_our_kernels_are_no_further_from_exact_than_llama_cpp(device: str) -> None:
+    rows = list(quality.compare("small-1b-q4k", ("prefill", "decode"), device, "board", 42))
+    assert [row.engine for row in rows if not row.within] == []
+    assert all(row.ours.positions >= 6 for row in rows)
