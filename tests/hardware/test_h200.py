@@ -538,6 +538,43 @@ for _what, _mask in itertools.product(BROKEN, ("all", "none")):
     CASES[f"found_while_waiting_{_what}[mask {_mask}]"] = partial(_found_while_waiting, _what, _mask), {}
 
 
+@case()
+def long_kernel_is_left_alone() -> None:
+    """A kernel that runs for seconds is no fault, and ends right, though the driver is asked about it meanwhile."""
+    import numpy as np
+
+    source = """extern "C" __global__ void spin(unsigned *out, int turns) {
+      unsigned x = threadIdx.x;
+      for (int i = 0; i < turns; i++) x = x * 1664525u + 1013904223u;
+      out[threadIdx.x] = x;
+    }"""
+    dev, turns = device(), 20_000_000
+    if not getattr(dev.iface, "unified_memory", False):
+        turns = 1_000_000_000  # 4 cycles each at least
+    program = raw(source, "spin", 1, 1)
+    out = buffer(np.zeros(32, np.uint32))
+    dev.synchronize()
+    begin = time.perf_counter()
+    program(out._buf, local_size=(32, 1, 1), vals=(turns,))
+    asked = [_milliseconds(dev.iface.timed_out) for _ in range(5)]
+    dev.synchronize()
+    took = time.perf_counter() - begin
+    factor, offset = 1, 0
+    for bit in f"{turns:b}":  # (factor, offset) after twice as many turns, and one more
+        factor, offset = factor * factor, offset * factor + offset
+        if bit == "1":
+            factor, offset = factor * 1664525, offset * 1664525 + 1013904223
+        factor, offset = factor % (1 << 32), offset % (1 << 32)
+    print(f"{took:.2f} s, the driver answers in {', '.join(f'{ms:.2f}' for ms in asked)} ms", end=" ")
+    assert out.numpy().tolist() == [(x * factor + offset) % (1 << 32) for x in range(32)]
+
+
+def _milliseconds(call: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    assert not call()
+    return (time.perf_counter() - begin) * 1000
+
+
 NAMED_BARRIERS = r"""
 extern "C" __global__ void pairs(int *out) {
   __shared__ int s[128];
