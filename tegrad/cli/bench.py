@@ -110,23 +110,22 @@ def quality(
     from tegrad.cli.run import choose_device, described
 
     choose_device()
-    from tinygrad import Device
-
     from tegrad.bench.quality import CASES, ENGINES, FILE, compare, merge
     from tegrad.llm.device import open_default
 
     if unknown := set(engine or ()) - set(ENGINES):
         raise typer.BadParameter(f"no engine {', '.join(unknown)}; known: {', '.join(ENGINES)}")
-    where = described(open_default())
+    device = open_default()
+    name, where = device.split()[0], described(device)
     behind = False
     typer.echo(f"{'model':22} {'engine':10} {'':9} {'max':>9} {'mean':>9} {'KL':>9} {'top-1':>6}")
     for model in models or CASES:
-        for row in compare(model, engine or ENGINES, Device.DEFAULT, where, tokens):
+        for row in compare(model, engine or ENGINES, name, where, tokens):
             merge(results / FILE, [row])
             behind |= not row.within
-            for name, side in (("ours", row.ours), ("llama.cpp", row.llama_cpp)):
+            for label, side in (("ours", row.ours), ("llama.cpp", row.llama_cpp)):
                 figures = f"{side.max_error:9.2g} {side.mean_error:9.2g} {side.divergence:9.2g} {side.top1:6.1%}"
-                typer.echo(f"{row.model:22} {row.engine:10} {name:9} {figures}")
+                typer.echo(f"{row.model:22} {row.engine:10} {label:9} {figures}")
     raise typer.Exit(behind)
 
 
