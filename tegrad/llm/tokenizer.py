@@ -47,6 +47,8 @@ class Cut:
     patterns: tuple[str, ...]
     whole_words: bool = False
     """A cut that is itself a token is taken as it is, without merging (llama.cpp's ignore_merges)."""
+    begins: bool = False
+    """A text begins with the begin token where the file does not say (llama.cpp's default by `pre`)."""
 
 
 _GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -59,7 +61,7 @@ _TEKKEN: Final = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_LLAMA3: Final = Cut((_CL100K % "{1,3}",), whole_words=True)
+_LLAMA3: Final = Cut((_CL100K % "{1,3}",), whole_words=True, begins=True)
 
 SPLITS: Final[Mapping[str, Cut]] = {
     "gpt-2": Cut((_GPT2,)),
@@ -68,7 +70,7 @@ SPLITS: Final[Mapping[str, Cut]] = {
     "llama-v3": _LLAMA3,
     "llama-bpe": _LLAMA3,
     "qwen2": Cut((_CL100K % "",)),
-    "tekken": Cut((_TEKKEN,), whole_words=True),
+    "tekken": Cut((_TEKKEN,), whole_words=True, begins=True),
     "smollm": Cut((r"\p{N}", _GPT2)),
 }
 """By `tokenizer.ggml.pre`."""
@@ -94,7 +96,9 @@ class Tokenizer:
         self.kinds = values.kinds(len(self.tokens))
         self.bos, self.eos = values.token("bos"), values.token("eos")
         self.stops = frozenset(self._stops(values))
-        self._add_bos = bool(values.get("tokenizer.ggml.add_bos_token", bool, kind == "llama"))
+        cut = SPLITS.get(values.get("tokenizer.ggml.pre", str, "default"))
+        begins = kind == "llama" or (cut is not None and cut.begins)
+        self._add_bos = values.get("tokenizer.ggml.add_bos_token", bool, begins)
         self._bytes = self._byte_level if kind == "gpt2" else self._sentencepiece
         self._letters = _byte_letters()
         if kind not in ("gpt2", "llama"):

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,15 @@ def test_tokens_are_llama_cpps(tmp_path: Path, kind: str) -> None:
             for special in (True, False):
                 ours = tokenizer.encode(text, bos=False, special=special)
                 assert ours == peer.vocab.tokenize(text, False, special), text
+
+
+@pytest.mark.parametrize("kind", [*SPLITS, "sentencepiece"])
+def test_a_text_begins_as_llama_cpps_where_the_file_does_not_say(tmp_path: Path, kind: str) -> None:
+    llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
+    vocabulary = sentencepiece() if kind == "sentencepiece" else byte_level(kind)
+    path = write_vocabulary(tmp_path / "vocabulary.gguf", replace(vocabulary, add_bos=None))
+    with llama_cpp.peer(path) as peer:
+        assert Tokenizer.load(path).encode("the text") == peer.vocab.tokenize("the text", True, True)
 
 
 @pytest.fixture(scope="module")

@@ -218,7 +218,7 @@ class Vocabulary:
     pre: str = "gpt-2"
     scores: list[float] | None = None
     template: str | None = None
-    add_bos: bool = True
+    add_bos: bool | None = True
 
     def add_to(self, writer: GGUFWriter) -> None:
         """Write the values."""
@@ -233,7 +233,8 @@ class Vocabulary:
             writer.add_token_scores(self.scores)
         writer.add_bos_token_id(self.bos)
         writer.add_eos_token_id(self.eos)
-        writer.add_add_bos_token(self.add_bos)
+        if self.add_bos is not None:
+            writer.add_add_bos_token(self.add_bos)
         if self.template:
             writer.add_chat_template(self.template)
 
