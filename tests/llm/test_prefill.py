@@ -1,7 +1,8 @@
-"""A prompt in chunks gives the logits of the reference, on the board."""
+"""Prompts in chunks and batches of sequences give the logits of the reference, on the board."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,16 @@ import pytest
 import tiny_llama
 from tiny_llama import TYPE, Shape
 
+from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
+from tegrad.llm.errors import ModelError
 from tegrad.llm.packed import PackedModel
+from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import Prefill, split
 from tegrad.llm.reference import Reference
 from tegrad.llm.rows import floats
+from tegrad.llm.state import State, States
+from tegrad.nv.replay import Recording
 
 pytestmark = pytest.mark.board
 
@@ -27,19 +33,74 @@ def test_a_prompt_is_split_into_few_chunks() -> None:
     assert list(split(1, (32, 128, 512))) == [32]
 
 
-def test_chunks_of_a_prompt_give_the_references_logits(device: str, tmp_path: Path) -> None:
-    """11 + 21 tokens in chunks of 16: a full one and padded ones, of which the later see the earlier."""
-    path = tiny_llama.write(tmp_path / "model.gguf", SHAPE, TYPE.Q6_K, kinds={"attn_v": TYPE.Q4_K})
-    tokens = np.random.default_rng(1).integers(0, SHAPE.vocab, 32)
-    expected = Reference(path).logits(tokens.tolist())
-    found = []
-    with (
-        PackedModel.load(path, device) as model,
-        KvCache(model.device, model.config, 48, slots=2) as cache,
-        Prefill(model, cache, sizes=(16,)) as prefill,
-    ):
-        for first, last in ((0, 11), (11, 32)):
-            prefill.run(tokens[first:last].tolist(), first, slot=1)
-            found.append((floats(model.device, prefill.logits, SHAPE.vocab), expected[last - 1]))
-    for ours, theirs in found:
-        assert np.abs(ours - theirs).max() < 0.02 * theirs.std()
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("models") / "model.gguf"
+    return tiny_llama.write(target, SHAPE, TYPE.Q6_K, kinds={"attn_v": TYPE.Q4_K})
+
+
+@pytest.fixture(scope="module")
+def model(device: str, path: Path) -> Iterator[PackedModel]:
+    with PackedModel.load(path, device) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def reference(path: Path) -> Reference:
+    return Reference(path)
+
+
+TOKENS = np.random.default_rng(1).integers(0, SHAPE.vocab, 32).tolist()
+
+
+def far(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """The largest difference, in deviations of theirs."""
+    return float(np.abs(ours - theirs).max() / theirs.std())
+
+
+def test_chunks_of_a_prompt_give_the_references_logits(model: PackedModel, reference: Reference) -> None:
+    """11 + 20 tokens in chunks of 8: full ones and padded ones, of which the later see the earlier.
+
+    A decode step that follows them finds their keys and values: its int8 activations err more.
+    """
+    expected = reference.logits(TOKENS)
+    with KvCache(model.device, model.config, 48) as cache, Prefill(model, cache, sizes=(8,)) as prefill:
+        for first, last in ((0, 11), (11, 31)):
+            prefill.run(TOKENS[first:last], first)
+            assert far(floats(model.device, prefill.logits, SHAPE.vocab), expected[last - 1]) < 0.02
+        states = States(model.device)
+        states.write(0, State(position=31, token=TOKENS[31], limit=48, active=1))
+        with DecodePlan(model, states, cache) as plan, Recording(model.device, plan.launches) as step:
+            step.run()
+            assert far(floats(model.device, plan.logits, SHAPE.vocab), expected[31]) < 0.1
+        states.close()
+
+
+def test_sequences_join_and_leave_between_steps(model: PackedModel, reference: Reference) -> None:
+    """Each gets the tokens that it would get alone; slots are used again, and a full batch takes no more."""
+
+    def alone(prompt: list[int], count: int) -> list[int]:
+        tokens = list(prompt)
+        while len(tokens) < len(prompt) + count:
+            tokens.append(int(reference.logits(tokens)[-1].argmax()))
+        return tokens[len(prompt) :]
+
+    prompts = [TOKENS[:7], TOKENS[7:9], TOKENS[20:21], TOKENS[9:14]]
+    expected = [alone(prompt, 6) for prompt in prompts]
+    with Batch(model, slots=3, positions=48, sizes=(8,)) as batch:
+        first, second = batch.join(prompts[0]), batch.join(prompts[1], limit=len(prompts[1]) + 3)
+        for _ in range(2):
+            batch.step()
+        third = batch.join(prompts[2])
+        with pytest.raises(ModelError, match="all 3 slots"):
+            batch.join(prompts[3])
+        while not second.finished:
+            batch.step()
+        assert second.tokens == expected[1][:4]  # the last of them would stand at its limit
+        fourth = batch.join(prompts[3])
+        assert fourth.slot == second.slot
+        while len(fourth.tokens) < 6:
+            assert batch.step()
+        batch.leave(first)
+        assert [first.tokens[:6], third.tokens[:6], fourth.tokens[:6]] == [expected[0], expected[2], expected[3]]
+        assert batch.members == (third, fourth)

@@ -1,0 +1,241 @@
+"""Sequences that decode together, with one read of the weights a step; they join and leave between steps.
+
+Every sequence has a slot: its part of the cache, its state and its ring of tokens. A step computes as many slots,
+rounded up to 8, as the last one in use needs; slots in between that nobody owns are computed and ignored. A sequence's
+prompt goes through `Prefill`, all but its last token, with which its first step begins.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from tegrad.llm.attention import BUFFERS, Attention
+from tegrad.llm.cache import KvCache, LayerCache
+from tegrad.llm.errors import ContextError, ModelError
+from tegrad.llm.gemm import FEW, TilePicker, pick_tile, sm_count
+from tegrad.llm.packed import PackedLayer, PackedModel
+from tegrad.llm.prefill import CHUNKS, EMBED_THREADS, Prefill, chunk_bytes
+from tegrad.llm.rows import Room, Rows
+from tegrad.llm.sampling import Sampling, Settings
+from tegrad.llm.state import State, States
+from tegrad.nv.replay import DEFAULT, Boundary, Launch, Recording
+
+AHEAD: Final = 2
+"""Steps in flight."""
+WIDTH: Final = 8
+"""Slots that a step is rounded up to: the columns of one product of the tensor cores."""
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """A sequence of a batch; `tokens` are those sampled so far."""
+
+    slot: int
+    limit: int
+    tokens: list[int] = field(default_factory=list)
+    finished: bool = False
+    """It sampled an end, used its positions, or left."""
+
+
+class Batch:
+    """Up to `slots` sequences of one model, at most 32. Close it, or use it in a `with`; the model stays the caller's.
+
+    `settings` are all that sequences may sample with, `ends` the tokens that end one. UnsupportedModelError, RoomError,
+    MemoryError.
+    """
+
+    def __init__(
+        self,
+        model: PackedModel,
+        *,
+        slots: int = FEW,
+        positions: int | None = None,
+        q8: bool = False,
+        settings: Sequence[Settings] = (Settings(),),
+        ends: Sequence[int] = (),
+        sizes: Sequence[int] = CHUNKS,
+        pick: TilePicker = pick_tile,
+        boundary: Boundary = DEFAULT,
+    ) -> None:
+        if not 1 <= slots <= FEW:
+            raise ModelError(f"a batch of {slots} sequences was asked for: 1 to {FEW} decode together")
+        self.model, self.config, self.device, self.slots = model, model.config, model.device, slots
+        self._settings, self._boundary = tuple(settings), boundary
+        self._members: dict[int, Member] = {}
+        self._flights: deque[tuple[Recording, int, list[Member]]] = deque()
+        self._fresh: list[tuple[Member, int]] = []
+        self._recordings: dict[int, Recording] = {}
+        self._room = room = Room(self.device)
+        try:
+            self.cache = KvCache(self.device, self.config, self.config.positions(positions), slots, q8=q8)
+            room.callback(self.cache.close)
+            self.prefill = Prefill(model, self.cache, sizes=sizes, pick=pick, boundary=boundary)
+            room.callback(self.prefill.close)
+            self.states = States(self.device, slots)
+            room.callback(self.states.close)
+            self._sampling = Sampling(self.device, self.config.vocab, ends, slots)
+            room.callback(self._sampling.close)
+            self._rows = Rows(model, slots, self.cache.positions, pick)
+            room.callback(self._rows.close)
+            self._attended = room.take(4 * slots * self.config.size("mixed"))
+            self.logits = room.take(4 * slots * self.config.vocab)
+            attention = [self._attention(width) for width in self.widths]
+            self._workspace = room.take(max(each.workspace_bytes for each in attention))
+            self._counters = room.put(bytes(max(each.counter_bytes for each in attention)))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The numbers of slots that a step may compute."""
+        return tuple(min(width, self.slots) for width in range(WIDTH, self.slots + WIDTH, WIDTH))
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The sequences that decode now."""
+        return tuple(self._members.values())
+
+    def join(
+        self, tokens: Sequence[int], limit: int | None = None, settings: Settings | None = None, seed: int = 0
+    ) -> Member:
+        """Add a sequence that continues `tokens` until it stands at `limit`; steps from now on sample for it.
+
+        ContextError for a prompt that does not fit, ModelError where all slots are in use or the batch was not made for
+        these settings.
+        """
+        limit = min(limit or self.cache.positions, self.cache.positions)
+        chosen = settings or self._settings[0]
+        slot = next((slot for slot in range(self.slots) if slot not in self._members), None)
+        if slot is None:
+            raise ModelError(f"all {self.slots} slots of the batch are in use: wait until a sequence leaves")
+        if chosen not in self._settings:
+            raise ModelError(f"the batch was not made for {chosen}: name it when the batch is made")
+        if not tokens or len(tokens) >= limit:
+            raise ContextError(f"a prompt of {len(tokens)} tokens does not fit a context of {limit}")
+        self._settle()
+        if len(tokens) > 1:
+            self.prefill.run(tokens[:-1], 0, slot, logits=False)
+        self._sampling.set(slot, chosen)
+        self._sampling.remember(slot, tokens[:-1], 0)
+        self.states.begin(slot, tokens[-1:], len(tokens) - 1, limit, seed)
+        member = self._members[slot] = Member(slot, limit)
+        return member
+
+    def leave(self, member: Member) -> None:
+        """Take a sequence out; what the steps in flight sample for it still counts. Leaving twice is harmless."""
+        if self._members.get(member.slot) is member:
+            self._settle()
+            self._drop([member])
+
+    def step(self) -> list[tuple[Member, int]]:
+        """Wait for the oldest step in flight, with the next ones submitted: the tokens that came, of each sequence.
+
+        Tokens that a join or leave waited for come first. Nothing comes only when no sequence is left.
+        """
+        while not self._fresh and (self._members or self._flights):
+            while self._members and len(self._flights) < AHEAD:
+                members = list(self._members.values())
+                recording = self._recording(max(self._members) + 1)
+                self._flights.append((recording, recording.run(), members))
+            if done := self._collect():
+                self._settle()
+                self._drop(done)
+        came, self._fresh = self._fresh, []
+        return came
+
+    def launches(self, width: int) -> list[Launch]:
+        """One step of the first `width` slots."""
+        rows, chunk = self._rows, self._room.put(chunk_bytes(count=width))
+        launches = [self._embed(width)]
+        for layer, cache in zip(self.model.layers, self.cache.layers, strict=True):
+            launches += rows.layer(layer, width, chunk, self._attend(layer, cache, width, chunk))
+        launches += rows.logits(self.logits, width, chunk)
+        return [*launches, *self._sampling.launches(self.states, self._settings, logits=self.logits)]
+
+    def close(self) -> None:
+        """Wait for what is in flight and free everything. Closing twice is harmless."""
+        for recording in self._recordings.values():
+            recording.close()
+        self._recordings.clear()
+        self._flights.clear()
+        self._room.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- the loop
+
+    def _collect(self) -> list[Member]:
+        """Take the tokens of the oldest step in flight; the sequences that turn out to be over."""
+        recording, number, members = self._flights.popleft()
+        recording.wait(number)
+        over = []
+        for member in members:
+            if member.finished:
+                continue
+            token = self.states.token(member.slot, len(member.tokens) + 1)
+            if token is None:
+                over.append(member)
+            else:
+                member.tokens.append(token)
+                self._fresh.append((member, token))
+        return over
+
+    def _settle(self) -> None:
+        """Wait for all steps in flight and keep their tokens."""
+        over: list[Member] = []
+        while self._flights:
+            over += self._collect()
+        self._drop(over)
+
+    def _drop(self, members: Sequence[Member]) -> None:
+        """Give slots back. Not while a step is in flight."""
+        for member in members:
+            if not member.finished:
+                member.finished = True
+                self.states.write(member.slot, State(stop=1))
+                del self._members[member.slot]
+
+    def _recording(self, slots: int) -> Recording:
+        width = next(width for width in self.widths if width >= slots)
+        if width not in self._recordings:
+            self._recordings[width] = Recording(self.device, self.launches(width), self._boundary, depth=AHEAD)
+        return self._recordings[width]
+
+    # ---- launches
+
+    def _embed(self, width: int) -> Launch:
+        matrix, learned = self.model.embedding, self.model.positions
+        defines: dict[str, Any] = {"K": matrix.columns, "ROWS": matrix.rows, "FORMAT": matrix.kind.name}
+        buffers = [self.states.states, matrix.buffer]
+        if learned is not None:
+            defines |= {"POSITIONS": learned.rows, "POSITIONS_FORMAT": learned.kind.name}
+            buffers.append(learned.buffer)
+        buffers.append(self._rows.x)
+        program = self._rows.programs("embed", buffers=len(buffers), **defines)
+        return Launch(program, tuple(buffers), (-(-matrix.columns // EMBED_THREADS), width, 1), (EMBED_THREADS, 1, 1))
+
+    def _attention(self, width: int) -> Attention:
+        config, arch = self.config, self.config.arch
+        return Attention(
+            config.heads, config.kv_heads, config.head_dim, self.cache.positions, arch.rope,
+            config.rope.dim // 2 if config.rope.dim else None, config.eps if arch.query_norm is not None else None,
+            "q8_0" if self.cache.q8 else "f16", sm_count(self.device), width, floats=True, quantized=False,
+        )  # fmt: skip
+
+    def _attend(self, layer: PackedLayer, cache: LayerCache, width: int, chunk: Any) -> list[Launch]:
+        arch, rows, attention = self.config.arch, self._rows, self._attention(width)
+        norms = [rows.x if spec is None else layer.vectors[spec.name] for spec in (arch.query_norm, arch.key_norm)]
+        out = self._attended
+        buffers = (self.states.states, rows.qkv, *norms, rows.rope, cache.keys, cache.values, cache.key_scales,
+                   cache.value_scales, self._workspace, self._counters, out, out, out)  # fmt: skip
+        program = rows.programs("attention", buffers=len(BUFFERS), **attention.defines)
+        halves = rows.halves(rows.mixed, out, self.config.size("mixed"), width, chunk)
+        return [Launch(program, buffers, attention.grid, attention.block), halves]
