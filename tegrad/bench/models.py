@@ -102,7 +102,7 @@ BLOCKS: Final[Mapping[str, Blocks]] = {
     "q5k": Blocks(TYPE.Q5_K, 256, 176, 526.9, ((0, 1.0), (2, 15.5))),
     "q6k": Blocks(TYPE.Q6_K, 256, 210, 1365.7, ((208, 1.0),)),
 }
-PLAIN: Final[Mapping[str, TYPE]] = {"f16": TYPE.F16, "bf16": TYPE.BF16}
+PLAIN: Final[Mapping[str, TYPE]] = {"f32": TYPE.F32, "f16": TYPE.F16, "bf16": TYPE.BF16}
 
 _GAINS: Final[Mapping[str, float]] = {"token_embd": 3.0, "output": 3.0, "attn_q": 1.5, "attn_k": 1.5}
 """How much larger than its input a product is: so that attention and the logits are not uniform."""
@@ -184,7 +184,7 @@ def _tensors(shape: Shape, kind: str) -> Iterator[_Tensor]:
         if len(sizes) == 1:
             yield _plain(name, TYPE.F32, sizes, 1.0, 0.1)
         else:
-            form = TYPE.F32 if spec is arch.positions else PLAIN.get(kind) or BLOCKS[kind]
+            form = TYPE.F32 if spec is arch.positions else {**PLAIN, **BLOCKS}[kind]
             make = _packed if isinstance(form, Blocks) else partial(_plain, mean=0.0)
             yield make(name, form, sizes, deviation=_GAINS.get(spec.name, 1.0) / sizes[-1] ** 0.5)
         if spec.bias == "must":

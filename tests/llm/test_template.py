@@ -76,3 +76,23 @@ def test_the_file_names_template_and_tokens(tmp_path: Path) -> None:
         assert template.render([]) == "<|bos|>!"
     with Gguf.open(write(tmp_path / "without.gguf", shape, TYPE.F32)) as file:
         assert Template.of(file) is None
+
+
+def test_what_qwens_templates_use_is_there() -> None:
+    """Namespaces that are set in loops, reversed lists, tests of types, methods of texts."""
+    template = Template(
+        "{%- set ns = namespace(last=-1) %}{%- for m in messages[::-1] %}"
+        "{%- if m.role == 'user' and m.content is string and not m.content.startswith('<tool>') and ns.last < 0 %}"
+        "{%- set ns.last = messages | length - 1 - loop.index0 %}{%- endif %}{%- endfor %}"
+        "{%- for m in messages %}{%- set said = m.content.split('</think>')[-1].lstrip('\\n') %}"
+        "{{- m.role }}:{{ said }}{{ '*' if loop.index0 == ns.last }};{%- endfor %}"
+        "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think></think>' }}{%- endif %}"
+    )
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "<think>b</think>\nc"},
+        {"role": "user", "content": "d"},
+        {"role": "user", "content": "<tool>e"},
+    ]
+    assert template.render(messages) == "user:a;assistant:c;user:d*;user:<tool>e;"
+    assert template.render(messages[:1], enable_thinking=False) == "user:a*;<think></think>"
