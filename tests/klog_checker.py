@@ -32,7 +32,7 @@ class BoardLogs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._read: dict[Path, int] = {}
-        self._left: set[Path] = set()
+        self._waited_for: set[Path] = set()
         self.allowed: re.Pattern[str] | None = None
         """The error lines that the test of now, or of just now, provokes."""
 
@@ -43,34 +43,29 @@ class BoardLogs:
         return [line for line in bad if not (self.allowed and self.allowed.search(line.record.text))]
 
     def _new(self, path: Path) -> Iterator[LogLine]:
-        starter = int(path.name.split("-")[0])
-        ended = starter != os.getpid() and self._ended(path, starter)
+        self._wait(path)
         with path.open("rb") as file:
             file.seek(self._read.get(path, 0))
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._read[path] = self._read.get(path, 0) + len(whole)
-        if ended:
-            path.unlink()
-            del self._read[path]
         for text in whole.decode(errors="replace").splitlines():
             if (record := parse(text)) and (line := classify(record)):
                 yield line
 
-    def _ended(self, path: Path, starter: int) -> bool:
-        """Whether the board is gone and its log is whole. Waits for a board whose starter is gone, if not in vain."""
-        until = time.monotonic() + (0 if path in self._left or _runs(starter) else END_S)
+    def _wait(self, path: Path) -> None:
+        """Wait, once, until a private board whose starter is gone has written its last line."""
+        starter = int(path.name.split("-")[0])
+        if path in self._waited_for or starter == os.getpid() or _runs(starter):
+            return
+        self._waited_for.add(path)
+        until = time.monotonic() + END_S
         with path.open() as file:
-            while True:
+            while time.monotonic() < until:
                 with suppress(BlockingIOError):
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    return not _runs(starter)
-                if time.monotonic() > until:
-                    break
+                    return
                 time.sleep(0.01)
-        if not _runs(starter):
-            self._left.add(path)
-        return False
 
 
 def _runs(pid: int) -> bool:

@@ -11,10 +11,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 CHILD = """
-import os, signal
+import os, signal, sys
 from tegrad.orin.client import BoardKernel, board_log, board_status
 
-spec = "orin-nano-8gb:64M"
+spec = sys.argv[1] if sys.argv[0] == "-c" and sys.argv[1:] else "orin-nano-8gb:64M"
 kernel = BoardKernel(spec)
 kernel.close(kernel.open("/dev/nvmap"))
 os.kill(board_status(spec)["pids"]["gpu"], signal.SIGKILL)
@@ -29,12 +29,20 @@ kernel.close(kernel.open("/dev/nvmap"))
 """
 
 TESTS = f"""
-import subprocess, sys
+import os, subprocess, sys
 
 import pytest
 
-def start(code):
-    subprocess.run([sys.executable, "-c", code], check=True)
+def start(code, *arguments):
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True)
+
+@pytest.fixture(scope="module")
+def shared():
+    name = f"klog-checker-{{os.getpid()}}"
+    tegrad = [sys.executable, "-m", "tegrad", "board"]
+    subprocess.run([*tegrad, "start", name], check=True)
+    yield name
+    subprocess.run([*tegrad, "stop", name], check=True)
 
 def test_child():
     start({CHILD!r})
@@ -49,6 +57,12 @@ def test_announced_otherwise():
 
 def test_grandchild():
     start("import subprocess, sys; subprocess.run([sys.executable, '-c', " + repr({CHILD!r}) + "], check=True)")
+
+def test_shared_while_quiet(shared):
+    pass
+
+def test_shared(shared):
+    start({CHILD!r}, shared)
 
 def test_this_process():
     exec({CHILD!r}, {{}})
@@ -67,6 +81,6 @@ def test_an_error_line_of_any_board_fails_the_test_during_which_it_came(tmp_path
     command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(inner)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     failed = sorted(re.findall(r"^ERROR .*::test_(\w+)", done.stdout, re.MULTILINE))
-    assert failed == ["announced_otherwise", "child", "grandchild", "this_process"], done.stdout
-    assert "6 passed, 4 errors" in done.stdout
+    assert failed == ["announced_otherwise", "child", "grandchild", "shared", "this_process"], done.stdout
+    assert "8 passed, 5 errors" in done.stdout
     assert "board: GPU reset" in done.stdout
