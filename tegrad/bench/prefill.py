@@ -1,0 +1,348 @@
+"""How fast prompts and batches of sequences are: each product on tensor cores, attention, and the whole.
+
+    python -m tegrad.bench.prefill 1b-q6k 8b-q4k                 a line a product and number of tokens
+    python -m tegrad.bench.prefill 1b-q6k --tokens 512 --sweep 5  the best 5 tiles of each
+    python -m tegrad.bench.prefill 1b-q6k --attention 0 4096      attention of a chunk behind so many positions
+    python -m tegrad.bench.prefill --file MODEL.gguf              tokens per second of a prompt of 512, and of batches
+
+Each product runs as prompts and batches launch it, in a recording of dependent launches that go through so many copies
+of the weights that none is in a cache when its turn comes again. A time is the GPU's, the slope between recordings of
+two lengths: what a launch adds, its boundary included. Only --file measures by the clock on the wall, from tokens on
+the host to the last logits, or tokens, there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from itertools import product as combinations
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from tegrad.bench.boundaries import FORMS, HOPPER, gpu_us, opened
+from tegrad.bench.models import SHAPES
+from tegrad.llm.arch import Config
+from tegrad.llm.flash import Flash
+from tegrad.llm.gemm import FEW, HOPPER_SMS, AnyTile, FewTile, Gemm, Operands, Tile, pick_tile
+from tegrad.llm.gguf import BLOCK_TYPES, BlockType
+from tegrad.llm.packing import packed_bytes
+from tegrad.llm.prefill import chunk_bytes
+from tegrad.llm.programs import Programs
+from tegrad.llm.rows import COUNT_AT, Room
+from tegrad.nv.compilers import CompileFailed
+from tegrad.nv.replay import Boundary, Launch
+
+ROTATION: Final = 1200 << 20
+"""Bytes of weights that the launches go through: twenty times an H200's second-level cache."""
+FILLING: Final = 64 << 20
+LEAST: Final = 12
+"""Launches of the shorter recording, at least."""
+TOKENS: Final = (8, 32, 128, 512)
+SHARED: Final[Mapping[str, int]] = {"sm_87": 163 << 10, "sm_90": 227 << 10}
+"""Bytes of shared memory that a block may take (CUDA programming guide, compute capabilities 8.7 and 9.0)."""
+REGISTERS: Final = 65536
+REPETITIONS: Final = 5
+KINDS: Final[Mapping[str, BlockType]] = {kind.name.lower().replace("_k", "k"): kind for kind in BLOCK_TYPES.values()}
+"""By the name that ends a model's (`tegrad.bench.models`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a product, or attention, costs for so many tokens."""
+
+    model: str
+    role: str
+    tokens: int
+    form: str
+    launches: int
+    """Of a chunk or step."""
+    bytes: int
+    """Of weights, read once; or of the cache."""
+    us: float
+    tflop_s: float
+    gb_s: float
+
+
+def gemms(config: Config, kind: BlockType) -> dict[str, tuple[Gemm, int]]:
+    """The products of a chunk or step of a model whose matrices are all of one kind, and how many of each it has.
+
+    They are those of `tegrad.llm.rows`; a test holds them equal. The logits are of batches: of a prompt, one row.
+    """
+    arch, layers, rows = config.arch, config.layers, config.size("query+key+value")
+    qkv, every = arch.qkv[0].bias == "must", arch.attn_output.bias == "must"
+    gated = arch.gate is not None
+    return {
+        "qkv": (Gemm(kind, rows, config.dim, bias=qkv, stride=rows), layers),
+        "output": (Gemm(kind, config.dim, config.size("mixed"), add=True, bias=every), layers),
+        "gate": (Gemm(kind, config.ffn, config.dim, gated, arch.activation, True, bias=every), layers),
+        "down": (Gemm(kind, config.dim, config.ffn, add=True, bias=every), layers),
+        "logits": (Gemm(kind, config.vocab, config.dim), 1),
+    }
+
+
+class Bench:
+    """Weights and activations on an opened device. Use it in a `with`."""
+
+    def __init__(self, device: Any, boundary: Boundary) -> None:
+        self.device, self.rotation, self._boundary = device, ROTATION, boundary
+        self._room, self._programs = Room(device), Programs(device)
+
+    def __enter__(self) -> Bench:
+        self.weights = self._room.take(self.rotation)
+        filling = np.random.default_rng(1).integers(0, 256, min(FILLING, self.rotation), np.uint8)
+        for at in range(0, self.rotation, len(filling)):
+            part = filling[: min(len(filling), self.rotation - at)]
+            self.device.allocator._copyin(self.weights.offset(at, len(part)), memoryview(part.tobytes()))
+        self._zeros: dict[str, Any] = {}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._room.close()
+
+    def us(self, gemm: Gemm, tile: AnyTile, tokens: int) -> float:
+        """Microseconds that a launch of the product adds."""
+        size = -(-packed_bytes(gemm.kind, gemm.rows, gemm.columns) // 256) * 256
+        stride = size * (2 if gemm.gated else 1)
+        copies = max(1, self.rotation // stride)
+        count = max(LEAST, min(copies, 4 * LEAST))
+        launches = [self._launch(gemm, tile, tokens, at % copies * stride, size) for at in range(4 * count)]
+        return self._slope(launches, count)
+
+    def row(self, model: str, role: str, gemm: Gemm, launches: int, tile: AnyTile, tokens: int) -> Row:
+        """Measure a product."""
+        us = self.us(gemm, tile, tokens)
+        size, flops = gemm.weight_bytes, gemm.flops * tokens
+        return Row(model, role, tokens, shown(tile), launches, size, us, flops / us / 1e6, size / us / 1e3)
+
+    def attention(self, model: str, config: Config, tokens: int, depth: int, q8: bool = False) -> Row:
+        """Measure attention of a chunk behind `depth` positions; the layers' caches are not in the GPU's cache."""
+        positions = depth + tokens
+        flash = Flash(config.heads, config.kv_heads, config.head_dim, positions, q8)
+        side = config.kv_heads * positions * config.head_dim * (1 if q8 else 2)
+        copies = max(1, self.rotation // 4 // side)
+        width = 2 * tokens * config.heads * config.head_dim
+        chunk = self._zero(f"chunk {depth}", 0, chunk_bytes(start=depth, count=tokens))
+        launches = []
+        for at in range(4 * LEAST):
+            first = at % copies * 4 * side
+            parts = [self.weights.offset(first + side * i, side) for i in range(4)]
+            launches.append(
+                flash.launch(self._programs, out=self._zero("y", width), q=self._zero("x", width), keys=parts[0],
+                             values=parts[1], key_scales=parts[2], value_scales=parts[3], chunk=chunk, tokens=tokens)
+            )  # fmt: skip
+        us = self._slope(launches, LEAST)
+        pairs = tokens * depth + tokens * (tokens + 1) // 2
+        flops = 4 * config.heads * config.head_dim * pairs
+        form = f"{flash.warps}w tile {flash.tile} at {depth}{' q8_0' if q8 else ''}"
+        return Row(model, "attention", tokens, form, config.layers, 2 * side, us, flops / us / 1e6, 2 * side / us / 1e3)
+
+    def _slope(self, launches: list[Launch], count: int) -> float:
+        """Microseconds of a launch, from the first `count` and all 4 `count` of them."""
+        short, long = (gpu_us(self.device, launches[:length], self._boundary) for length in (count, 4 * count))
+        return (long - short) / (3 * count)
+
+    def _zero(self, name: str, size: int, data: bytes | None = None) -> Any:
+        """A buffer of zeros for a purpose, at least as large as asked; or of these bytes."""
+        if name not in self._zeros or self._zeros[name].size < size:
+            self._zeros[name] = self._room.put(bytes(size) if data is None else data)
+        return self._zeros[name]
+
+    def _launch(self, gemm: Gemm, tile: AnyTile, tokens: int, at: int, size: int) -> Launch:
+        chunk = self._zero(f"count {tokens}", 0, chunk_bytes(count=tokens))
+        operands = Operands(
+            self._zero("y", 4 * tokens * gemm.rows), self._zero("x", 2 * tokens * gemm.columns),
+            self.weights.offset(at, size), chunk.offset(COUNT_AT, 4),
+            self.weights.offset(at + size, size) if gemm.gated else None, self._zero("bias", 8 * gemm.rows),
+            self._zero("scratch", max(16, tile.scratch_bytes(gemm, tokens))),
+            self._zero("arrived", max(16, 4 * tile.counters(gemm, tokens))),
+        )  # fmt: skip
+        return tile.launch(self._programs, gemm, operands, tokens)
+
+
+# ---- tiles to try
+
+
+def candidates(gemm: Gemm, tokens: int, arch: str) -> list[AnyTile]:
+    """The tiles that a sweep tries: what shared memory and, by reckoning, registers hold, and no more than pays."""
+    found: list[AnyTile] = list(_few(gemm, tokens, arch)) if tokens <= FEW else []
+    if tokens > 16:
+        found += _many(gemm, tokens, arch)
+    return found
+
+
+def _few(gemm: Gemm, tokens: int, arch: str) -> Iterator[FewTile]:
+    nb, groups = -(-tokens // 8), -(-gemm.columns // 256)
+    for mt, warps_m, warps_k, stages in combinations((1, 2), (1, 2, 4), (1, 2, 4, 8), (2, 3)):
+        tile, warps = FewTile(nb, mt, warps_m, warps_k, stages), warps_m * warps_k
+        if warps not in (4, 8) or warps_k > groups or (stages > 2 and groups <= 2 * warps_k):
+            continue
+        if resident := _resident(40 + mt * (4 * nb + 56), warps, tile.shared_bytes(gemm), arch):
+            yield replace(tile, resident=resident)
+
+
+def _many(gemm: Gemm, tokens: int, arch: str) -> Iterator[Tile]:
+    runs, sms = gemm.columns // 64, {"sm_87": 16, "sm_90": HOPPER_SMS}[arch]
+    shapes = combinations((32, 64, 128, 256), (32, 64, 128), (32, 64), (16, 32, 64), (1, 2), (3, 4), (1, 2, 4, 8, 16))
+    for bm, bn, wm, wn, units, stages, splits in shapes:
+        warps = (bm // wm) * (bn // wn)
+        if bm % wm or bn % wn or warps not in (4, 8) or runs % units or splits * stages * units > runs:
+            continue
+        tile = Tile(bm, bn, wm, wn, units, stages, splits)
+        x, y, _ = tile.grid(gemm, tokens)
+        idle = x * y * splits < 0.7 * sms or (splits > 1 and x * y * splits > 2.3 * sms)
+        wasted = bm >= 2 * tokens or (bm < 128 and bm < tokens) or wm * wn * warps < 4096
+        resident = _resident(wm * wn // 32 + wm + 44, warps, tile.shared_bytes(gemm), arch)
+        if resident and not idle and not wasted:
+            yield replace(tile, resident=resident)
+
+
+def _resident(registers: int, warps: int, shared: int, arch: str) -> int:
+    """Blocks that an SM holds, at most 2; 0 where it holds none."""
+    if registers > 255:
+        return 0
+    return min(2, SHARED[arch] // shared, REGISTERS // (32 * warps * registers))
+
+
+def _compile(gemm: Gemm, tile: AnyTile, tokens: int, arch: str) -> None:
+    """Put a program into the cache on disk; what fails there fails again where it is loaded."""
+    from tegrad.llm.programs import compile_kernel
+
+    def compiled(name: str, *, buffers: int, **how: Any) -> None:
+        compile_kernel(name, arch, **how)
+
+    try:
+        tile.launch(compiled, gemm, Operands(0, 0, 0, 0), tokens)  # type: ignore[arg-type]
+    except CompileFailed:
+        return
+
+
+def sweep(bench: Bench, model: str, role: str, gemm: Gemm, launches: int, tokens: int) -> list[Row]:
+    """All candidates of a product, the fastest first."""
+    arch = bench.device.arch
+    tiles = candidates(gemm, tokens, arch)
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        for made in [pool.submit(_compile, gemm, tile, tokens, arch) for tile in tiles]:
+            made.result()
+    rows = [bench.row(model, role, gemm, launches, tile, tokens) for tile in tiles]
+    return sorted(rows, key=lambda row: row.us)
+
+
+# ---- whole prompts and batches
+
+
+def prompt(path: Path, tokens: int = 512, repetitions: int = REPETITIONS) -> list[float]:
+    """Tokens per second of a prompt, each time: from tokens on the host to the last one's logits on the device."""
+    from tegrad.llm.cache import KvCache
+    from tegrad.llm.packed import PackedModel
+    from tegrad.llm.prefill import Prefill
+
+    found = []
+    with PackedModel.load(path, "NV") as model, KvCache(model.device, model.config, tokens) as cache:
+        fed = np.random.default_rng(2).integers(0, model.config.vocab, tokens).tolist()
+        with Prefill(model, cache) as prefill:
+            for _ in range(repetitions + 1):
+                begun = time.perf_counter()
+                prefill.run(fed)
+                model.device.synchronize()
+                found.append(tokens / (time.perf_counter() - begun))
+    return found[1:]
+
+
+def together(path: Path, sequences: int, tokens: int = 128, repetitions: int = 3) -> list[float]:
+    """Tokens per second of `sequences` decoding together behind 8 tokens each, of all of them in sum, each time."""
+    from tegrad.llm.batch import Batch
+    from tegrad.llm.packed import PackedModel
+
+    found = []
+    with PackedModel.load(path, "NV") as model, Batch(model, slots=sequences, positions=tokens + 16) as batch:
+        rng = np.random.default_rng(3)
+        for _ in range(repetitions + 1):
+            for _ in range(sequences):
+                batch.join(rng.integers(0, model.config.vocab, 8).tolist())
+            came = len(batch.step())
+            begun, count = time.perf_counter(), 0
+            while count < (tokens - 1) * sequences - came:
+                count += len(batch.step())
+            found.append(count / (time.perf_counter() - begun))
+            for member in batch.members:
+                batch.leave(member)
+    return found[1:]
+
+
+# ---- the command
+
+
+def shown(tile: AnyTile) -> str:
+    """A tile as a few letters."""
+    if isinstance(tile, FewTile):
+        return f"{tile.nb}nb {tile.mt}mt {tile.warps_m}x{tile.warps_k}w {tile.stages}s {tile.resident}r"
+    size = f"{tile.bm}x{tile.bn} {tile.wm}x{tile.wn}"
+    return f"{size} {tile.units}u {tile.stages}s /{tile.splits} {tile.resident}r"
+
+
+def line(row: Row) -> str:
+    """A row as text."""
+    what = f"{row.model:12} {row.role:9} {row.tokens:5} {row.form:28} {row.bytes / 1e6:8.2f} MB"
+    return f"{what} {row.us:9.2f} us {row.tflop_s:7.1f} TFLOP/s {row.gb_s:6.0f} GB/s"
+
+
+def measured(bench: Bench, asked: argparse.Namespace) -> Iterator[Row]:
+    """The rows that were asked for."""
+    for model in asked.models:
+        shape, _, kind = model.rpartition("-")
+        config = SHAPES[shape].config
+        for tokens in asked.tokens:
+            for role, (gemm, launches) in gemms(config, KINDS[kind]).items():
+                if role == "logits" and tokens > FEW:
+                    continue
+                if asked.sweep:
+                    yield from sweep(bench, model, role, gemm, launches, tokens)[: asked.sweep]
+                else:
+                    yield bench.row(model, role, gemm, launches, pick_tile(bench.device, gemm, tokens), tokens)
+        for depth in asked.attention:
+            yield bench.attention(model, config, max(asked.tokens), depth)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print what prompts and batches cost on this machine's GPU."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("models", nargs="*", help="SHAPE-KIND, such as 1b-q6k; as in tegrad.bench.models")
+    parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS), help="tokens of a chunk or batch")
+    parser.add_argument("--attention", type=int, nargs="+", default=[], metavar="DEPTH", help="also attention there")
+    parser.add_argument("--sweep", type=int, default=0, metavar="N", help="try all tiles, print the best N of each")
+    parser.add_argument("--boundary", default="chain-lean", choices=[*FORMS, *HOPPER])
+    parser.add_argument("--file", type=Path, help="a model, for whole prompts and batches")
+    parser.add_argument("--json", action="store_true", help="a JSON list on the last line")
+    asked = parser.parse_args(arguments)
+    rows = []
+    with opened() as device:
+        if asked.models:
+            with Bench(device, {**FORMS, **HOPPER}[asked.boundary]) as bench:
+                for row in measured(bench, asked):
+                    rows.append(row)
+                    print(line(row), flush=True)
+        for tokens in () if asked.sweep else asked.tokens:
+            for model in asked.models:
+                us = sum(row.us * row.launches for row in rows if (row.model, row.tokens) == (model, tokens))
+                print(f"{model:12} {tokens:5} tokens {us:9.1f} us in what is above, {tokens / us * 1e6:9.0f} tok/s")
+        if asked.file:
+            for what, speeds in (
+                ("prompt of 512", prompt(asked.file)),
+                *((f"batch of {count}", together(asked.file, count)) for count in (8, FEW)),
+            ):
+                print(
+                    f"{asked.file.name} {what}: {np.median(speeds):.0f} tok/s, {min(speeds):.0f} to {max(speeds):.0f}"
+                )
+    if asked.json:
+        print(json.dumps([asdict(row) for row in rows]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The bench of prompts and batches: it measures what they launch, with tiles that a chip holds."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
+from tiny_llama import TYPE, Shape, write
+
+from tegrad.bench import prefill as bench
+from tegrad.bench.models import SHAPES
+from tegrad.bench.models import Shape as Published
+from tegrad.llm.gemm import FewTile, Gemm, Tile, pick_tile
+from tegrad.llm.gguf import F16, Q6_K, Q8_0
+
+TINY = Published("llama", 320, 512, 1024, 1, 8, 4, 64, 128, 0, eps=1e-5)
+
+
+@pytest.mark.parametrize("chip", ["sm_87", "sm_90"])
+def test_every_tile_fits_an_sm_and_covers_its_product(chip: str) -> None:
+    for name, kind in (("1b", Q6_K), ("8b", F16), ("qwen3-0.6b", Q8_0), ("qwen2.5-0.5b", Q8_0)):
+        for _, (gemm, _) in bench.gemms(SHAPES[name].config, kind).items():
+            for tokens in bench.TOKENS:
+                tried = bench.candidates(gemm, tokens, chip)
+                assert len(tried) == len(set(tried)) > 0, (name, gemm, tokens)
+                for tile in tried:
+                    assert tile.shared_bytes(gemm) * tile.resident <= bench.SHARED[chip]
+                    if isinstance(tile, FewTile):
+                        assert tokens <= 8 * tile.nb
+                    else:
+                        assert covers(tile, gemm, tokens)
+
+
+def covers(tile: Tile, gemm: Gemm, tokens: int) -> bool:
+    """Whether the grid has a block for every token and row, and every split a stage of columns."""
+    x, y, z = tile.grid(gemm, tokens)
+    rows = y * tile.bn // (2 if gemm.gated else 1)
+    return x * tile.bm >= tokens and rows >= gemm.rows and z <= gemm.columns // 64 // tile.units
+
+
+@pytest.mark.board
+def test_the_products_are_those_of_a_prompt_and_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb")
+    monkeypatch.setenv("DEV", "NV")
+    monkeypatch.setenv("HCQDEV_WAIT_TIMEOUT_MS", "60000")
+    monkeypatch.setattr(bench, "ROTATION", 4 << 20)
+    monkeypatch.setattr(bench, "LEAST", 1)
+    monkeypatch.setattr("tegrad.bench.boundaries.PASSES", 1)
+    monkeypatch.setitem(bench.SHAPES, "tiny", TINY)
+    with bench.opened() as device, monkeypatch.context() as patch:
+        patch.setattr("tegrad.llm.rows.Programs", lambda device: lambda name, **how: None)  # launches that nobody runs
+        assert planned(device, tmp_path) == {gemm for gemm, _ in bench.gemms(TINY.config, Q6_K).values()}
+    bench.main(["tiny-q6k", "--tokens", "8", "--attention", "0", "--json"])
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row["role"] for row in rows] == ["qkv", "output", "gate", "down", "logits", "attention"]
+    assert all(row["us"] == pytest.approx(row["bytes"] / row["gb_s"] / 1e3) for row in rows)
+
+
+def planned(device: object, folder: Path) -> set[Gemm]:
+    """The products of a chunk and of its logits."""
+    from tegrad.llm.cache import KvCache
+    from tegrad.llm.packed import PackedModel
+    from tegrad.llm.prefill import Prefill
+
+    found = set()
+
+    def pick(device: Any, gemm: Gemm, tokens: int) -> Any:
+        found.add(gemm)
+        return pick_tile(device, gemm, tokens)
+
+    shape = Shape(TINY.dim, TINY.ffn, TINY.heads, TINY.kv_heads, TINY.vocab, TINY.layers, tied=True)
+    path = write(folder / "model.gguf", shape, TYPE.Q6_K)
+    with (
+        PackedModel.load(path, "NV") as model,
+        KvCache(device, model.config, 64) as cache,
+        Prefill(model, cache, sizes=(8,), pick=pick) as prefill,
+    ):
+        prefill.launches(8)
+        prefill.head()
+    return found
