@@ -112,7 +112,8 @@ def _judge() -> Any:
         @pytest.hookimpl(wrapper=True)
         def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
             report = yield
-            if report.when == "call" and report.passed and (found := aftermath()):
+            # Also asked after a failure: the log's lines about it are not the next test's.
+            if report.when == "call" and (found := aftermath()) and report.passed:
                 report.outcome, report.longrepr = "failed", found
             return report
 
@@ -125,14 +126,19 @@ def aftermath() -> str:
     opened = device and device._opened.get("NV")
     if not opened:
         return ""
+    lines = _errors(opened)
     if opened.error_state is not None:
         return f"passed, but left the device dead: {opened.error_state}"
+    return "passed, but the kernel log says: " + "; ".join(lines) if lines else ""
+
+
+def _errors(opened: Any) -> list[str]:
+    """The error lines of the board's kernel log since they were last asked for."""
     if "TEGRAD_BOARD" not in os.environ:  # the log of a real GPU has its other users' errors too
-        return ""
+        return []
     from tegrad.diag.klog import Severity
 
-    lines = [str(line) for line in _log(opened.iface.kernel).new() if line.severity is Severity.ERROR]
-    return "passed, but the kernel log says: " + "; ".join(lines) if lines else ""
+    return [str(line) for line in _log(opened.iface.kernel).new() if line.severity is Severity.ERROR]
 
 
 @functools.cache

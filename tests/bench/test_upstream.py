@@ -99,6 +99,10 @@ def test_a_test_that_passes_and_makes_the_drivers_log_an_error_fails(monkeypatch
     monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb")
     assert "sked exception" in upstream.aftermath()
     assert upstream.aftermath() == ""  # each line is one test's
+    opened.error_state, opened.iface.kernel = "an MMU fault", Logging()
+    assert "left the device dead" in upstream.aftermath()
+    opened.error_state = None
+    assert upstream.aftermath() == ""  # the lines about a fault are the faulting test's
     monkeypatch.delenv("TEGRAD_BOARD")
     lines.append(lines[0])
     assert upstream.aftermath() == ""  # on a real GPU it may be another program's
