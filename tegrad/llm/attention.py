@@ -20,13 +20,16 @@ BUFFERS: Final = (
     *("workspace", "counters", "x", "q", "s"),
 )
 """The kernel's buffers in order; where the variant does not use one, any buffer stands in its place."""
-CTAS_PER_SM: Final = 2
-"""Parts of all KV heads together for each SM: registers allow one or two at a time."""
+WARPS: Final[Mapping[str, tuple[int, ...]]] = {"sm_90": (16, 8, 4)}
+OTHER_WARPS: Final = (8, 4)
+"""Of a CTA, by chip: the first that its registers and 32 KiB of shared memory for their sums allow. Compiled for sm_87,
+16 warps of groups of four spill."""
+MIXED_BYTES: Final = 32 << 10
 
 
 @dataclass(frozen=True)
 class Attention:
-    """One model's attention over a cache of `positions` of each sequence, in parts for a chip of `sms` SMs.
+    """One model's attention over a cache of `positions` of each sequence, in parts for a chip `arch` of `sms` SMs.
 
     `rope_pairs` pairs of a head are rotated; `eps` is that of the RMS norm of query and key heads where a model has
     one. `floats` and `quantized` say in which forms the output is written. What the
@@ -42,12 +45,12 @@ class Attention:
     eps: float | None = None
     cache: str = "f16"
     sms: int = 16
+    arch: str = "sm_87"
     sequences: int = 1
     floats: bool = False
     quantized: bool = True
-    warps: int = 8
     tuning: Mapping[str, int] | None = None
-    """More macros of attention.cuh: ATTENTION_LOADS, SPLIT_ROWS, SPLITS."""
+    """Macros of attention.cuh to set otherwise: ATTENTION_WARPS, ATTENTION_LOADS, SPLITS, SPLIT_ROWS."""
 
     def __post_init__(self) -> None:
         if self.rope not in ROPES or self.cache not in CACHES:
@@ -69,8 +72,24 @@ class Attention:
 
     @property
     def splits(self) -> int:
-        """Parts that the work of one KV head is cut into at most."""
-        return (self.tuning or {}).get("SPLITS", max(1, CTAS_PER_SM * self.sms // (self.kv_heads * self.sequences)))
+        """Parts that the work of one KV head is cut into at most: a CTA takes an SM's registers."""
+        return (self.tuning or {}).get("SPLITS", max(1, self.sms // (self.kv_heads * self.sequences)))
+
+    @property
+    def warps(self) -> int:
+        """Warps of a CTA."""
+        bytes_of_one = 4 * self.group * self.head_dim
+        fitting = (
+            w
+            for w in WARPS.get(self.arch, OTHER_WARPS)
+            if w * bytes_of_one <= MIXED_BYTES and (w <= 8 or self.group <= 4)
+        )
+        return (self.tuning or {}).get("ATTENTION_WARPS", next(fitting))
+
+    @property
+    def loads(self) -> int:
+        """Rows of keys, and of values, that a lane has in flight."""
+        return (self.tuning or {}).get("ATTENTION_LOADS", 8 if self.group <= 2 else 4)
 
     @property
     def defines(self) -> dict[str, Any]:
@@ -84,6 +103,7 @@ class Attention:
             "CACHE_Q8": self.cache == "q8_0",
             "SPLITS": self.splits,
             "ATTENTION_WARPS": self.warps,
+            "ATTENTION_LOADS": self.loads,
             "OUTPUT_X": self.floats,
             "OUTPUT_Q": self.quantized,
             **(self.tuning or {}),

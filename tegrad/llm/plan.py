@@ -262,7 +262,7 @@ class DecodePlan:
             config.heads, config.kv_heads, config.head_dim, self._cache.positions, arch.rope,
             config.rope.dim // 2 if config.rope.dim else None, config.eps if arch.query_norm is not None else None,
             "q8_0" if self._cache.q8 else "f16", device.num_gpcs * device.num_tpc_per_gpc * device.num_sm_per_tpc,
-            floats=self._reads_x(outputs), quantized=self._reads_q(outputs),
+            device.arch, floats=self._reads_x(outputs), quantized=self._reads_q(outputs),
         )  # fmt: skip
         self._workspace = self._room.take(made.workspace_bytes)
         self._counters = self._room.put(np.zeros(made.counter_bytes, np.uint8))

@@ -191,44 +191,38 @@ def check(case: Case, positions: list[int | None], found: dict[str, np.ndarray])
         assert (error <= 0.5001 * step[:, None]).all()
 
 
-LLAMA = Attention(8, 2, 64, 2600, sms=9, sequences=3, floats=True, warps=4)
+def few(warps: int, **more: int) -> dict[str, int]:
+    """Tuning with few warps, so that short sequences have several parts."""
+    return {"ATTENTION_WARPS": warps, **more}
+
+
+LLAMA = Attention(8, 2, 64, 2600, sms=18, sequences=3, floats=True, tuning=few(4))
 """Groups of 4 on three sequences, up to 3 parts a KV head."""
-FEW = {"ATTENTION_LOADS": 2}
 VARIANTS = {
     "llama": LLAMA,
     "qwen3": Attention(
-        4,
-        2,
-        128,
-        1100,
-        rope="halves",
-        eps=1e-6,
-        cache="q8_0",
-        sms=5,
-        floats=True,
-        warps=2,
-        tuning={"ATTENTION_LOADS": 4},
+        4, 2, 128, 1100, "halves", eps=1e-6, cache="q8_0", sms=10, floats=True, tuning=few(2, ATTENTION_LOADS=4)
     ),
-    "group1": Attention(3, 3, 64, 1100, rope="none", sms=9, floats=True, warps=2, tuning=FEW),
-    "group8": Attention(16, 2, 64, 1100, rope="halves", rope_pairs=16, sms=9, floats=True, warps=2, tuning=FEW),
+    "group1": Attention(3, 3, 64, 1100, "none", sms=18, floats=True, tuning=few(2, ATTENTION_LOADS=2)),
+    "group8": Attention(16, 2, 64, 1100, "halves", 16, sms=18, floats=True, tuning=few(2, ATTENTION_LOADS=2)),
 }
 MORE = {
-    "head16": Attention(4, 2, 16, 1100, sms=9, floats=True, warps=2, sequences=2),
-    "head32-q8_0-group7": Attention(14, 2, 32, 1100, cache="q8_0", sms=9, floats=True, warps=2, sequences=2),
-    "head80-group3": Attention(6, 2, 80, 1100, sms=9, floats=True, warps=2, sequences=2),
-    "head96-q8_0": Attention(4, 2, 96, 1100, cache="q8_0", sms=9, floats=True, warps=2, sequences=2),
-    "head256": Attention(4, 2, 256, 1100, sms=9, floats=True, warps=2, sequences=2),
-    "group8": Attention(16, 2, 64, 1100, sms=9, floats=True, warps=8),
-    "group8-q8_0": Attention(16, 2, 64, 1100, cache="q8_0", sms=9, floats=True, warps=8),
-    "one-part": Attention(8, 2, 64, 1100, sms=1, floats=True, warps=4, tuning={"SPLITS": 1}),
+    "head16": Attention(4, 2, 16, 1100, sms=18, floats=True, sequences=2, tuning=few(2)),
+    "head32-q8_0-group7": Attention(14, 2, 32, 1100, cache="q8_0", sms=18, floats=True, sequences=2, tuning=few(2)),
+    "head80-group3": Attention(6, 2, 80, 1100, sms=18, floats=True, sequences=2, tuning=few(2)),
+    "head96-q8_0": Attention(4, 2, 96, 1100, cache="q8_0", sms=18, floats=True, sequences=2, tuning=few(2)),
+    "head256": Attention(4, 2, 256, 1100, sms=18, floats=True, sequences=2, tuning=few(2)),
+    "group8": Attention(16, 2, 64, 1100, sms=18, floats=True),
+    "group8-q8_0": Attention(16, 2, 64, 1100, cache="q8_0", sms=18, floats=True),
+    "sixteen-warps": Attention(8, 2, 64, 1100, sms=8, arch="sm_90", floats=True),
+    "one-part": Attention(8, 2, 64, 1100, sms=1, floats=True),
 }
 
 
 def around_borders(at: Attention) -> list[int]:
     """Positions where a part, or a tile, begins to be full, is full, and has just one position too many."""
     lanes = 1 << (at.head_dim // 8 - 1).bit_length()
-    loads = (at.tuning or {}).get("ATTENTION_LOADS", 8 if at.group <= 4 else 4)
-    tile = 32 // lanes * loads
+    tile = 32 // lanes * at.loads
     part = tile * at.warps
     borders = {0, 1, tile - 1, tile, tile + 1, part - 1, part, part + 1, 2 * part, 2 * part + 1, at.splits * part + 1}
     return [*sorted(p for p in borders if p < at.positions - 1), at.positions - 1]

@@ -38,7 +38,7 @@ constexpr int THREADS = 32 * ATTENTION_WARPS;
 #ifdef ATTENTION_LOADS
 constexpr int LOADS = ATTENTION_LOADS;
 #else
-constexpr int LOADS = GROUP <= 4 ? 8 : 4;  // more would not fit the registers
+constexpr int LOADS = GROUP <= 2 ? 8 : 4;  // what the registers of 16 warps hold, or of 8 for large groups
 #endif
 constexpr int OCTETS = HEAD_DIM / 8;
 constexpr int LANES = OCTETS <= 1 ? 1 : OCTETS <= 2 ? 2 : OCTETS <= 4 ? 4 : OCTETS <= 8 ? 8 : OCTETS <= 16 ? 16 : 32;
@@ -173,6 +173,19 @@ struct Spread<COUNT, LOW, LOW> {
     __device__ static __forceinline__ int run(float *, int) { return 0; }
 };
 
+__device__ __forceinline__ uint4 stream(const uint4 *at) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+    return v;
+}
+
+__device__ __forceinline__ uint2 stream(const uint2 *at) {
+    uint2 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
+    return v;
+}
+
 // A tile's rows of K or of V as they come from memory.
 struct Rows {
     Octet octet[LOADS];
@@ -181,18 +194,26 @@ struct Rows {
 #endif
     // Rows [first, end) from the cache's `from` on, this KV head's first; rows beyond the end are the last once more.
     __device__ __forceinline__ void load(const Side &from, int first, int end, int lane) {
-        int column = lane % LANES < OCTETS ? lane % LANES : OCTETS - 1;
-        first += lane / LANES;
-#pragma unroll
-        for (int u = 0; u < LOADS; u++) octet[u] = __ldg((const Octet *)(from.at + row(first, u, end) * HEAD_DIM) + column);
-#if CACHE_Q8
-#pragma unroll
-        for (int u = 0; u < LOADS; u++) scale[u] = __ldg((const unsigned short *)from.scale + row(first, u, end) * (HEAD_DIM / 32) + column / 4);
-#endif
+        const int column = lane % LANES < OCTETS ? lane % LANES : OCTETS - 1;
+        if (first + TILE <= end) {
+            take(from, first + lane / LANES, column, [](int u) { return u * ROWS; });
+        } else {
+            const int most = end - 1 - (first + lane / LANES);
+            take(from, first + lane / LANES, column, [=](int u) { return min(u * ROWS, most); });
+        }
     }
 
-    __device__ static __forceinline__ size_t row(int first, int u, int end) {
-        return min(first + u * ROWS, end - 1);
+    // `beyond` gives each load's distance in rows from the first: of whole tiles they are constants.
+    template <typename Beyond>
+    __device__ __forceinline__ void take(const Side &from, int row, int column, Beyond beyond) {
+        const Octet *at = (const Octet *)(from.at + (size_t)row * HEAD_DIM) + column;
+#pragma unroll
+        for (int u = 0; u < LOADS; u++) octet[u] = stream(at + beyond(u) * OCTETS);
+#if CACHE_Q8
+        const unsigned short *scales = (const unsigned short *)from.scale + (size_t)row * (HEAD_DIM / 32) + column / 4;
+#pragma unroll
+        for (int u = 0; u < LOADS; u++) scale[u] = __ldg(scales + beyond(u) * (HEAD_DIM / 32));
+#endif
     }
 
     __device__ __forceinline__ float factor(int u) const {
@@ -366,14 +387,13 @@ struct Gathered {
         __syncwarp();
 #pragma unroll
         for (int j = 0; j < KEPT; j++) {
+            float part[GROUP_SLOTS] = {};
 #pragma unroll
             for (int g = 0; g < GROUP; g++) {
-                float part = exp2f(scores[g][j] - top[g]);
-                if (lane % COPIES == 0) {
-                    weight[own + j * ROWS][g] = part;
-                    sum[g] += part;
-                }
+                part[g] = exp2f(scores[g][j] - top[g]);
+                if (lane % COPIES == 0) sum[g] += part[g];
             }
+            copy_weights(part, weight[own + j * ROWS]);  // copies store alike
         }
         __syncwarp();
     }
@@ -383,7 +403,7 @@ struct Gathered {
 #pragma unroll
         for (int u = 0; u < LOADS; u++) {
             float value[8], part[GROUP_SLOTS];
-            read_weights(weight[u * ROWS + lane / LANES], part);
+            copy_weights(weight[u * ROWS + lane / LANES], part);
             widen(values.octet[u], value);
 #pragma unroll
             for (int g = 0; g < GROUP; g++) {
@@ -394,7 +414,7 @@ struct Gathered {
         }
     }
 
-    __device__ static __forceinline__ void read_weights(const float *from, float *to) {
+    __device__ static __forceinline__ void copy_weights(const float *from, float *to) {
         if constexpr (GROUP_SLOTS % 4 == 0) {
 #pragma unroll
             for (int i = 0; i < GROUP_SLOTS; i += 4) *(float4 *)(to + i) = *(const float4 *)(from + i);
