@@ -54,7 +54,7 @@ def first_run(repetitions: int = 5) -> Record:
     limit, note = _byte_limit(device, SMALL.stat().st_size)
     return make(
         "first-run-tok-s",
-        "decode of the shipped model by `tegrad run`, 128 tokens, tinygrad operations through NV",
+        f"decode of the shipped model by `tegrad run`, 128 tokens, {answers[0]['steps']} through NV",
         "tok/s",
         Side("tegrad", "tegrad " + shlex.join(arguments), [float(a["tok_s"]) for a in answers]),
         limit=limit,

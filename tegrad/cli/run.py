@@ -17,9 +17,8 @@ from tegrad import models
 from tegrad.errors import TegradError
 
 if TYPE_CHECKING:
-    from tegrad.llm.generate import Reply
+    from tegrad.llm.generate import Reply, Speaker
     from tegrad.llm.gguf import Gguf
-    from tegrad.llm.session import Session
     from tegrad.llm.tokenizer import Tokenizer
 
 GPU_FILES: Final = ("/dev/nvgpu/igpu0/ctrl", "/dev/nvidiactl")
@@ -75,13 +74,14 @@ def run(
         tokens = _tokens(file, tokenizer, prompt, chat=path != models.SMALL if chat is None else chat, asked=bool(chat))
         context = Config.read(file).positions(context, len(tokens))
         choose_device()
-        device, session, load = _load(file, context)
+        device, session, steps, load = _load(file, context)
     from tegrad.llm.generate import Reply
 
     reply = Reply(session, tokenizer, tokens, sampler, max_tokens)
     text = _stream(reply, show=not as_json)
     figures: dict[str, Any] = {
         "device": device,
+        "steps": steps,
         "model": path.name,
         "prompt_tokens": len(tokens),
         "tokens": len(reply.tokens),
@@ -94,16 +94,29 @@ def run(
     typer.echo(json.dumps({"text": text, **figures}) if as_json else f"\n\n{_line(figures)}")
 
 
-def _load(file: Gguf, context: int) -> tuple[str, Session, float]:
-    """The device in words, a session on it, and the seconds that the weights took."""
+def _load(file: Gguf, context: int) -> tuple[str, Speaker, str, float]:
+    """The device in words, a conversation on it, whose steps it runs, and the seconds that the weights took."""
     from tegrad.llm.device import open_default
-    from tegrad.llm.model import Model
-    from tegrad.llm.session import Session
 
     device = described(open_default())
     begun = time.perf_counter()
-    model = Model(file, progress=_progress(file.path))
-    return device, Session(model, context), time.perf_counter() - begun
+    session, steps = _speaker(file, context)
+    return device, session, steps, time.perf_counter() - begun
+
+
+def _speaker(file: Gguf, context: int) -> tuple[Speaker, str]:
+    """Our kernels ("kernels") where they run the device and the model, else tinygrad's operations ("operations")."""
+    from tegrad.llm import engine
+    from tegrad.llm.errors import UnsupportedModelError
+    from tegrad.llm.model import Model
+    from tegrad.llm.session import Session
+
+    if engine.suits_default():
+        try:
+            return engine.Engine(file, context, progress=_progress(file.path)), "kernels"
+        except UnsupportedModelError as error:
+            typer.echo(f"tegrad: {error}; tinygrad's own kernels run it instead", err=True)
+    return Session(Model(file, progress=_progress(file.path)), context), "operations"
 
 
 def _stream(reply: Reply, *, show: bool) -> str:

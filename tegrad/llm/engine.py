@@ -1,107 +1,211 @@
-"""The decode loop: steps run ahead of the host, and tokens come through a ring.
+"""A model that runs ahead of the host: a plan of launches, the loop over them, and sampling on the device.
 
-Position, token and the random seed live on the device (`state`), and a recorded step advances them, so that all steps
-are the same commands. The host keeps two of them in flight, one doorbell each, reads tokens from the ring as they come,
-and stops: nothing of the GPU's waits for it.
+The interface is that of `session.Session`, which runs tinygrad's operations. Here the weights are packed for our own
+kernels, a step is one doorbell, and prompts of some length go through tensor cores in chunks.
 """
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, Final, Protocol, Self
 
-from tegrad.llm.errors import ContextError
-from tegrad.llm.state import RING, States
-from tegrad.nv.replay import DEFAULT, Boundary, Launch, Recording
+import numpy as np
+from numpy.typing import NDArray
+from tinygrad import Device
+from tinygrad.runtime.support.hcq import HCQBuffer
 
-AHEAD: Final = 2
-"""Steps in flight."""
-PATIENCE: Final = 20e-3
-"""Seconds after which a wait for a token becomes one for its step, which sleeps in the driver and notices faults."""
-SPIN_BELOW: Final = 200e-6
-"""Seconds between tokens up to which the host polls for them: it would sleep too long."""
-LATEST: Final = 1 / 8
-"""Weight of the last interval in the average that the host sleeps by."""
+from tegrad.llm.cache import KvCache
+from tegrad.llm.errors import ContextError, ModelError, RoomError
+from tegrad.llm.gguf import Gguf, Progress
+from tegrad.llm.loop import Loop
+from tegrad.llm.packed import PackedModel
+from tegrad.llm.plan import DecodePlan
+from tegrad.llm.prefill import CHUNKS, Prefill
+from tegrad.llm.sampler import Sampler
+from tegrad.llm.sampling import Sampling, Settings
+from tegrad.llm.state import States
+from tegrad.nv.replay import DEFAULT, Boundary, Launch
+
+OLDEST: Final = 80
+"""The kernels' oldest architecture, sm_80: 16-byte asynchronous copies and mma of halves."""
+SHORT: Final = 16
+"""Prompts of fewer tokens are fed a step each: sooner than the kernels for chunks are compiled."""
 
 
-class Loop:
-    """A step, recorded, and the loop over it for one sequence.
+class Plan(Protocol):
+    """A step without its end: launches that leave logits float32 (vocab,), and of every 32 the largest and its row."""
 
-    The launches of `step` run in order; the last of them hands over a token (`hand_over` in kernels/state.cuh) for the
-    state in slot 0 of `states`. Close it before the states.
+    launches: tuple[Launch, ...]
+    logits: HCQBuffer
+    best: HCQBuffer
+    best_row: HCQBuffer
+
+    def close(self) -> None:
+        """Free what it holds."""
+
+
+Planner = Callable[[PackedModel, States, KvCache], Plan]
+
+
+def suits(device: Any) -> bool:
+    """Whether our kernels run on an opened device."""
+    arch = str(getattr(device, "arch", ""))
+    return device.device.split(":")[0] == "NV" and arch.startswith("sm_") and int(arch[3:].rstrip("af")) >= OLDEST
+
+
+def suits_default() -> bool:
+    """Whether our kernels run on the device that DEV names; opens it."""
+    return suits(Device[Device.DEFAULT])
+
+
+class Engine:
+    """One conversation with a model of its own: tokens so far, and their keys and values. Close it, or use a `with`.
+
+    UnsupportedModelError for what the kernels do not run, RoomError, GgufError. One thread at a time.
     """
 
     def __init__(
-        self, device: Any, step: Sequence[Launch], states: States, *, ahead: int = AHEAD, boundary: Boundary = DEFAULT
+        self,
+        file: Gguf,
+        context: int | None = None,
+        *,
+        device: str | None = None,
+        q8: bool = False,
+        plan: Planner = DecodePlan,
+        boundary: Boundary = DEFAULT,
+        short: int = SHORT,
+        chunks: Sequence[int] = CHUNKS,
+        progress: Progress | None = None,
     ) -> None:
-        self.states = states
-        self.recording = Recording(device, step, boundary, depth=ahead)
-        self._ahead = ahead
-        self._in_flight: deque[int] = deque()
-        self._pace = 0.0
-        self._last = 0.0
-
-    def stream(
-        self, tokens: Sequence[int], position: int, limit: int, count: int | None = None, seed: int = 0
-    ) -> Iterator[int]:
-        """Feed tokens, the first of them at `position`, and yield up to `count` sampled ones as they come.
-
-        It ends when the positions below `limit` are used; ContextError if they do not hold the tokens. Steps that are
-        in flight when the caller stops reading run to their end; what they did is overwritten by the next stream.
-        That must not begin before this one is closed or used up.
-        """
-        if not tokens or position + len(tokens) > limit:
-            raise ContextError(f"{len(tokens)} tokens at position {position} do not fit a context of {limit}")
-        *parts, rest = [tokens[at : at + RING] for at in range(0, len(tokens), RING)]
-        for part in parts:
-            for _ in self._steps(part, position, limit, len(part), seed):
-                pass
-            position += len(part)
-        total = limit - position if count is None else min(limit - position, len(rest) - 1 + count)
-        for number, token in enumerate(self._steps(rest, position, limit, total, seed), 1):
-            if number >= len(rest):
-                yield token
-
-    def settle(self) -> None:
-        """Wait for the steps in flight. DeviceFault, DeviceClosed."""
-        if self._in_flight:
-            self.recording.wait(self._in_flight[-1])
-            self._in_flight.clear()
+        """`q8` keeps keys and values in int8; `plan` makes the step; prompts above `short` tokens go in chunks."""
+        self.tokens: list[int] = []
+        self._short, self._chunks, self._boundary = short, chunks, boundary
+        self._loops: dict[tuple[object, ...], Loop] = {}
+        self._prefill: Prefill | None = None
+        self._undo = ExitStack()
+        try:
+            self.model = PackedModel(file, device, progress)
+            self._undo.callback(self.model.close)
+            self.config, self.device = self.model.config, self.model.device
+            self.context = self.config.positions(context)
+            self._cache = KvCache(self.device, self.config, self.context, q8=q8)
+            self._undo.callback(self._cache.close)
+            self._states = States(self.device)
+            self._undo.callback(self._states.close)
+            self._sampling = Sampling(self.device, self.config.vocab)
+            self._undo.callback(self._sampling.close)
+            self.plan = plan(self.model, self._states, self._cache)
+            self._undo.callback(self.plan.close)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, MemoryError):
+                raise RoomError(f"{error} The model's work space does not fit: ask for a shorter context.") from error
+            raise
 
     def close(self) -> None:
-        """Wait for what runs and give the recording back."""
-        self.recording.close()
+        """Wait for what runs and free everything. Closing twice is harmless."""
+        with ExitStack() as steps:  # runs from the last to the first
+            steps.callback(self._undo.close)
+            if self._prefill is not None:
+                steps.callback(self._prefill.close)
+            for loop in self._loops.values():
+                steps.callback(loop.close)
+            self._loops, self._prefill = {}, None
 
-    def _steps(self, tokens: Sequence[int], position: int, limit: int, total: int, seed: int) -> Iterator[int]:
-        """What each of `total` steps hands over, with the next ones submitted before it is yielded."""
-        self.settle()
-        self.states.begin(0, tokens, position, limit, seed)
-        self._last, self._pace = time.perf_counter(), 0.0
-        submitted = 0
-        for number in range(1, total + 1):
-            while submitted < min(total, number - 1 + self._ahead):
-                self._in_flight.append(self.recording.run())
-                submitted += 1
-            token = self._await(number)
-            self._in_flight.popleft()
-            if submitted < total:
-                self._in_flight.append(self.recording.run())
-                submitted += 1
-            yield token
+    def __enter__(self) -> Self:
+        return self
 
-    def _await(self, number: int) -> int:
-        """Token `number` of slot 0."""
-        states, clock = self.states, time.perf_counter
-        begun = clock()
-        while (token := states.token(0, number)) is None:
-            now = clock()
-            if now - begun > PATIENCE:
-                self.recording.wait(self._in_flight[0])
-            elif self._pace > SPIN_BELOW:
-                time.sleep(max(self._last + self._pace - now, self._pace / 16))
-        now = clock()
-        self._pace += (now - self._last - self._pace) * LATEST
-        self._last = now
-        return token
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def reset(self, keep: int = 0) -> None:
+        """Forget all tokens but the first `keep`."""
+        del self.tokens[keep:]
+
+    def warm(self) -> None:
+        """Record the step that takes the likeliest token, so that none waits for it later."""
+        self._loop(Settings())
+
+    def feed(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Add tokens and return the logits (vocab,) after the last one; raises ContextError, ModelError."""
+        for _ in self._stream(tokens, Settings(), 0, 1):
+            pass
+        self.tokens += tokens
+        out = bytearray(4 * self.config.vocab)
+        self.device.allocator._copyout(memoryview(out), self.plan.logits)
+        return np.frombuffer(out, np.float32)
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        sampler: Sampler | Settings,
+        limit: int | None = None,
+        stops: frozenset[int] = frozenset(),
+        *,
+        seed: int | None = None,
+    ) -> Iterator[int]:
+        """Add a prompt and yield up to `limit` new tokens; one of `stops`, yielded too, or a full context ends them.
+
+        `seed` decides the draws, else the sampler's own. ContextError, ModelError, DeviceFault.
+        """
+        settings, own = _settings(sampler)
+        chosen = own if seed is None else seed
+        tokens = self._stream(prompt, settings, secrets.randbits(64) if chosen is None else chosen, limit)
+        self.tokens += prompt
+        before: int | None = None
+        try:
+            for token in tokens:
+                if before is not None:
+                    self.tokens.append(before)
+                before = token
+                yield token
+                if token in stops:
+                    return
+        finally:
+            tokens.close()
+
+    def _stream(self, prompt: Sequence[int], settings: Settings, seed: int, limit: int | None) -> Any:
+        """New tokens behind a prompt, as a generator; what can be wrong with it is said at once."""
+        self._check(prompt)
+        loop, position = self._loop(settings), len(self.tokens)
+        for other in self._loops.values():
+            other.settle()
+        self._sampling.set(0, settings)
+        head, rest = (prompt[:-1], prompt[-1:]) if len(prompt) > self._short else ((), prompt)
+        if head:
+            if self._prefill is None:
+                self._prefill = Prefill(self.model, self._cache, sizes=self._chunks, boundary=self._boundary)
+            self._prefill.run(head, position)
+            self._sampling.remember(0, head, position)
+        return loop.stream(rest, position + len(head), self.context, limit, seed)
+
+    def _loop(self, settings: Settings) -> Loop:
+        """The loop over a step that samples in a way that these settings need."""
+        kind = (settings.greedy, settings.narrow, settings.passes(self.config.vocab))
+        if kind not in self._loops:
+            plan = self.plan
+            end = self._sampling.launches(
+                self._states, [settings], logits=plan.logits, best=plan.best, best_row=plan.best_row
+            )
+            self._loops[kind] = Loop(self.device, [*plan.launches, *end], self._states, boundary=self._boundary)
+        return self._loops[kind]
+
+    def _check(self, tokens: Sequence[int]) -> None:
+        if not tokens:
+            raise ModelError("there is nothing to continue: give at least one token")
+        vocab = self.config.vocab
+        if not all(0 <= token < vocab for token in tokens):
+            raise ModelError(f"a token lies outside of the vocabulary of {vocab}: the tokenizer is not this model's")
+        if len(self.tokens) + len(tokens) > self.context:
+            raise ContextError(
+                f"{len(self.tokens) + len(tokens)} tokens exceed the context of {self.context}: shorten the prompt"
+            )
+
+
+def _settings(sampler: Sampler | Settings) -> tuple[Settings, int | None]:
+    """How the device samples as a sampler of the host does, and its seed."""
+    if isinstance(sampler, Settings):
+        return sampler, None
+    return Settings(sampler.temperature, sampler.top_p, top_k=sampler.top_k), sampler.seed

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from tegrad.llm.sampler import Sampler
-from tegrad.llm.session import Session
 from tegrad.llm.tokenizer import Stream, Tokenizer
 
 Ending: TypeAlias = Literal["stop", "limit", "context", "open"]
+
+
+class Speaker(Protocol):
+    """A conversation with a model: `session.Session`, or `engine.Engine`."""
+
+    def warm(self) -> None:
+        """Compile what a token needs, so that none waits for it later."""
+
+    def generate(
+        self, prompt: Sequence[int], sampler: Sampler, limit: int | None = None, stops: frozenset[int] = frozenset()
+    ) -> Iterator[int]:
+        """Add a prompt and yield new tokens."""
 
 
 class Reply:
     """Iterate over it once for the pieces of text; the figures are there as far as it has come."""
 
     def __init__(
-        self, session: Session, tokenizer: Tokenizer, prompt: Sequence[int], sampler: Sampler, limit: int | None
+        self, session: Speaker, tokenizer: Tokenizer, prompt: Sequence[int], sampler: Sampler, limit: int | None
     ) -> None:
         self.tokens: list[int] = []
         self.ended: Ending = "open"

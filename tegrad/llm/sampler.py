@@ -23,7 +23,7 @@ class Sampler:
                 f"cannot sample with temperature {temperature}, top-k {top_k}, top-p {top_p}; "
                 "give a temperature from 0, a top-k from 0 and a top-p above 0 and up to 1"
             )
-        self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
+        self.temperature, self.top_k, self.top_p, self.seed = temperature, top_k, top_p, seed
         self._random = np.random.default_rng(seed)
 
     def __call__(self, logits: NDArray[np.float32]) -> int:

@@ -179,6 +179,29 @@ def test_json_tells_text_and_figures_and_a_seed_repeats_them() -> None:
     assert first["tok_s"] > 0
 
 
+@pytest.mark.parametrize(("suits", "refused"), [(True, False), (True, True), (False, False)])
+def test_what_our_kernels_refuse_runs_on_tinygrads_and_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], suits: bool, refused: bool
+) -> None:
+    from tegrad.llm import engine, model, session
+    from tegrad.llm.errors import UnsupportedModelError
+
+    def ours(*given: object, **more: object) -> str:
+        if refused:
+            raise UnsupportedModelError("heads of 80 are not run")
+        return "ours"
+
+    monkeypatch.setattr(engine, "suits_default", lambda: suits)
+    monkeypatch.setattr(engine, "Engine", ours)
+    monkeypatch.setattr(model, "Model", lambda *given, **more: None)
+    monkeypatch.setattr(session, "Session", lambda *given: "tinygrad's")
+    file = type("File", (), {"path": Path("model.gguf")})()
+    expected = ("ours", "kernels") if suits and not refused else ("tinygrad's", "operations")
+    assert command._speaker(file, 64) == expected  # type: ignore[arg-type]
+    said = capsys.readouterr().err
+    assert said == ("tegrad: heads of 80 are not run; tinygrad's own kernels run it instead\n" if refused else "")
+
+
 @pytest.mark.board
 def test_ctrl_c_ends_cleanly_and_leaves_no_process() -> None:
     mark = uuid.uuid4().hex

@@ -9,8 +9,8 @@ import pytest
 from conftest import close_device
 
 from tegrad.llm import programs
-from tegrad.llm.engine import Loop
 from tegrad.llm.errors import ContextError, ModelError
+from tegrad.llm.loop import Loop, LoopError
 from tegrad.llm.state import RING, State, States
 from tegrad.nv import compilers
 from tegrad.nv.faults import DeviceClosed, DeviceFault
@@ -156,6 +156,21 @@ def test_an_interrupt_while_waiting_leaves_a_loop_that_goes_on(loop: Loop, monke
         with pytest.raises(KeyboardInterrupt):
             next(stream)
     assert list(loop.stream([6], 0, 1000, 4)) == expected(6, 0, 4)
+
+
+def test_a_stream_that_another_replaced_is_over(loop: Loop) -> None:
+    first = loop.stream([5], 0, 1000)
+    next(first)
+    assert next(loop.stream([6], 0, 1000)) == expected(6, 0, 1)[0]
+    with pytest.raises(LoopError, match="another stream"):
+        next(first)
+
+
+def test_a_step_that_hands_over_nothing_is_an_error(device: Any, states: States) -> None:
+    loop = Loop(device, step(device, states)[:1], states)
+    with pytest.raises(LoopError, match="without handing over a token"):
+        next(loop.stream([5], 0, 1000))
+    loop.close()
 
 
 @pytest.mark.klog_errors("(?i)fault|error notifier")

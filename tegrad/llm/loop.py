@@ -1,0 +1,119 @@
+"""The decode loop: steps run ahead of the host, and tokens come through a ring.
+
+Position, token and the random seed live on the device (`state`), and a recorded step advances them, so that all steps
+are the same commands. The host keeps two of them in flight, one doorbell each, reads tokens from the ring as they come,
+and stops: nothing of the GPU's waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from tegrad.llm.errors import ContextError, ModelError
+from tegrad.llm.state import RING, States
+from tegrad.nv.replay import DEFAULT, Boundary, Launch, Recording
+
+AHEAD: Final = 2
+"""Steps in flight."""
+PATIENCE: Final = 20e-3
+"""Seconds after which a wait for a token becomes one for its step, which sleeps in the driver and notices faults."""
+SPIN_BELOW: Final = 200e-6
+"""Seconds between tokens up to which the host polls for them: it would sleep too long."""
+LATEST: Final = 1 / 8
+"""Weight of the last interval in the average that the host sleeps by."""
+
+
+class LoopError(ModelError):
+    """A stream of tokens cannot go on."""
+
+    exit_code = 1
+
+
+class Loop:
+    """A step, recorded, and the loop over it for one sequence.
+
+    The launches of `step` run in order; the last of them hands over a token (`hand_over` in kernels/state.cuh) for the
+    state in slot 0 of `states`. Close it before the states.
+    """
+
+    def __init__(
+        self, device: Any, step: Sequence[Launch], states: States, *, ahead: int = AHEAD, boundary: Boundary = DEFAULT
+    ) -> None:
+        self.states = states
+        self.recording = Recording(device, step, boundary, depth=ahead)
+        self._ahead = ahead
+        self._in_flight: deque[int] = deque()
+        self._streams = 0
+        self._pace = 0.0
+        self._last = 0.0
+
+    def stream(
+        self, tokens: Sequence[int], position: int, limit: int, count: int | None = None, seed: int = 0
+    ) -> Iterator[int]:
+        """Feed tokens, the first of them at `position`, and yield up to `count` sampled ones as they come.
+
+        It ends when the positions below `limit` are used; ContextError if they do not hold the tokens. Steps that are
+        in flight when the caller stops reading run to their end; what they did is overwritten by the next stream.
+        With the next stream this one is over: LoopError where it is read on.
+        """
+        if not tokens or position + len(tokens) > limit:
+            raise ContextError(f"{len(tokens)} tokens at position {position} do not fit a context of {limit}")
+        *parts, rest = [tokens[at : at + RING] for at in range(0, len(tokens), RING)]
+        for part in parts:
+            for _ in self._steps(part, position, limit, len(part), seed):
+                pass
+            position += len(part)
+        total = limit - position if count is None else min(limit - position, len(rest) - 1 + count)
+        for number, token in enumerate(self._steps(rest, position, limit, total, seed), 1):
+            if number >= len(rest):
+                yield token
+
+    def settle(self) -> None:
+        """Wait for the steps in flight. DeviceFault, DeviceClosed."""
+        if self._in_flight:
+            self.recording.wait(self._in_flight[-1])
+            self._in_flight.clear()
+
+    def close(self) -> None:
+        """Wait for what runs and give the recording back."""
+        self.recording.close()
+
+    def _steps(self, tokens: Sequence[int], position: int, limit: int, total: int, seed: int) -> Iterator[int]:
+        """What each of `total` steps hands over, with the next ones submitted before it is yielded."""
+        self.settle()
+        self.states.begin(0, tokens, position, limit, seed)
+        self._last, self._pace = time.perf_counter(), 0.0
+        self._streams += 1
+        submitted, stream = 0, self._streams
+        for number in range(1, total + 1):
+            while submitted < min(total, number - 1 + self._ahead):
+                self._in_flight.append(self.recording.run())
+                submitted += 1
+            token = self._await(number)
+            self._in_flight.popleft()
+            if submitted < total:
+                self._in_flight.append(self.recording.run())
+                submitted += 1
+            yield token
+            if stream != self._streams:
+                raise LoopError("another stream of this sequence has begun: this one is over")
+
+    def _await(self, number: int) -> int:
+        """Token `number` of slot 0."""
+        states, clock = self.states, time.perf_counter
+        begun = clock()
+        while (token := states.token(0, number)) is None:
+            now = clock()
+            if now - begun > PATIENCE:
+                self.recording.wait(self._in_flight[0])
+                if states.token(0, number) is None:
+                    raise LoopError("a step ended without handing over a token: its last launch must do that")
+            elif self._pace > SPIN_BELOW:
+                time.sleep(max(self._last + self._pace - now, self._pace / 16))
+        now = clock()
+        self._pace += (now - self._last - self._pace) * LATEST
+        self._last = now
+        return token
