@@ -10,6 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import BLOCK_TYPES, BlockType
 from tegrad.llm.packing import LANE_WEIGHTS, segment_bytes
@@ -33,12 +36,19 @@ def run_bytes(kind: BlockType) -> int:
     return 16 * planes + scales
 
 
+def fragment_order(columns: int) -> NDArray[np.int64]:
+    """Where each column lies in a row of halves: of each 16, the pairs 0, 2, 4, 6, then 1, 3, 5, 7 (async.cuh)."""
+    at = np.arange(columns)
+    return (at & ~15) | (at & 2) << 2 | (at & 12) >> 1 | (at & 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Gemm:
     """y (tokens, rows) of x (tokens, columns) halves and a packed matrix (rows, columns).
 
     `gated`: activation(x W^T) * (x W2^T), else activation(x W^T + bias). `add`: y += the product. `half_out`: y is
-    halves, else float32. UnsupportedModelError for columns that are not whole runs of 64.
+    halves, else float32. Halves are in `fragment_order`. UnsupportedModelError for columns that are not whole runs of
+    64, and for halves of rows that are no multiple of 16.
     """
 
     kind: BlockType
@@ -57,6 +67,8 @@ class Gemm:
             raise UnsupportedModelError(
                 f"rows of {self.columns} weights: prompts and batches run rows of a multiple of {LANE_WEIGHTS}"
             )
+        if self.half_out and (self.rows % 16 or self.stride % 16):
+            raise UnsupportedModelError(f"{self.rows} elements between products of a prompt: a multiple of 16 is run")
 
     @property
     def flops(self) -> int:

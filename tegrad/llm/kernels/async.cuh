@@ -11,6 +11,11 @@ template <int BYTES> static __device__ __forceinline__ void copy_async(unsigned 
     else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES));
 }
 
+// 16 bytes, or as many zeros where there is nothing to copy: then nothing is read.
+static __device__ __forceinline__ void copy_async_or_zero(unsigned to, const void *from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0));
+}
+
 static __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits for all groups of this thread's copies but the newest KEEP.
@@ -24,6 +29,22 @@ static __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4]
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Activations that are halves lie in the order in which fragments take them: of each 16, the pairs 0, 2, 4, 6 and then the
+// pairs 1, 3, 5, 7, so that thread t of a group of four gets columns 4t .. 4t + 3 of what ldmatrix loads.
+static __host__ __device__ __forceinline__ constexpr int fragment_order(int column) {
+    return (column & ~15) | (column & 2) << 2 | (column & 12) >> 1 | (column & 1);
+}
+
+// Four 8 x 8 matrices of halves, a row of 16 bytes at the address of each lane: lane 4g + t gets columns 2t, 2t + 1 of row g.
+template <bool TRANSPOSED> static __device__ __forceinline__ void load_matrices(unsigned (&r)[4], unsigned at) {
+    if constexpr (TRANSPOSED)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
 }
 
 static __device__ __forceinline__ unsigned lds32(unsigned at) {

@@ -24,15 +24,6 @@ static __device__ __forceinline__ unsigned pack(float a, float b) {
     return *reinterpret_cast<unsigned *>(&v);
 }
 
-template <bool TRANSPOSED> static __device__ __forceinline__ void load_matrices(unsigned (&r)[4], unsigned at) {
-    if constexpr (TRANSPOSED)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-    else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-}
-
 // Sixteen bytes of q8_0 and their scale as two chunks of eight halves.
 static __device__ __forceinline__ void store_widened(unsigned to, uint4 bytes, __half scale) {
     const unsigned words[4] = {bytes.x ^ 0x80808080u, bytes.y ^ 0x80808080u, bytes.z ^ 0x80808080u, bytes.w ^ 0x80808080u};
@@ -66,13 +57,12 @@ static __device__ __forceinline__ void copy_side(unsigned to, const void *cache,
         for (int i = threadIdx.x; i < TILE * (HEAD_DIM / 8); i += THREADS) {
             int n = i / (HEAD_DIM / 8), at = i % (HEAD_DIM / 8), row = first + n;
             const __half *from = static_cast<const __half *>(cache) + (size_t)min(row, end - 1) * HEAD_DIM + 8 * at;
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + n * STRIDE + 16 * at), "l"(from),
-                         "r"(row < end ? 16 : 0));
+            copy_async_or_zero(to + n * STRIDE + 16 * at, from, row < end);
         }
     }
 }
 
-// q: halves (tokens, HEADS, HEAD_DIM), rotated; out: the same. keys, values: the cache of one layer (slot, KV head,
+// q: halves (tokens, HEADS, HEAD_DIM), rotated; out: the same, in the order of fragments (async.cuh). keys, values: the cache of one layer (slot, KV head,
 // position, HEAD_DIM); of q8_0, key_scales and value_scales (slot, KV head, position, HEAD_DIM / 32).
 extern "C" __global__ void __launch_bounds__(THREADS) flash(
     __half *out, const __half *q, const void *keys, const void *values, const __half *key_scales, const __half *value_scales,
@@ -192,6 +182,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) flash(
         float factor = 1 / sum[h];
 #pragma unroll
         for (int d = 0; d < ND; d++)
-            *reinterpret_cast<unsigned *>(out + place[h] + 8 * d + 2 * t) = pack(mixed[d][2 * h] * factor, mixed[d][2 * h + 1] * factor);
+            *reinterpret_cast<unsigned *>(out + place[h] + fragment_order(8 * d + 2 * t)) = pack(mixed[d][2 * h] * factor, mixed[d][2 * h + 1] * factor);
     }
 }

@@ -103,14 +103,12 @@ static __device__ __forceinline__ Scales scales_of(const Head &head, int lane) {
         s.unit[0] = s.unit[1] = __low2half2(d), s.unit[2] = s.unit[3] = __high2half2(d);
     } else if constexpr (KIND == KIND_Q4_K || KIND == KIND_Q5_K) {
         // Scales and minima of sub-blocks 2i and 2i + 1, i = lane % 4, as two bytes each.
-        int by = lane & 1 ? 16 : 0;
-        unsigned a = head.k.y >> by, b = head.k.z >> by, c = head.k.w >> by, scale, minimum;
-        if (lane & 2) {
-            scale = (c & 0x0f0f) | (a >> 2 & 0x3030);
-            minimum = (c >> 4 & 0x0f0f) | (b >> 2 & 0x3030);
-        } else {
-            scale = a & 0x3f3f, minimum = b & 0x3f3f;
-        }
+        // Of the upper four, the low bits are nibbles of the last word and the high ones the top bits of the others.
+        const bool upper = lane & 2;
+        const int by = lane & 1 ? 16 : 0;
+        const unsigned low = upper ? 0x0f0f : 0x3f3f, top = upper ? 0x3030 : 0;
+        const unsigned a = head.k.y >> by, b = head.k.z >> by, c = head.k.w >> by;
+        const unsigned scale = ((upper ? c : a) & low) | (a >> 2 & top), minimum = ((upper ? c >> 4 : b) & low) | (b >> 2 & top);
         __half2 d = scaled(head.k.x);
         __half2 unit = __hmul2(__hsub2(magic(scale, 0), both(1024)), __low2half2(d));
         __half2 shift = __hmul2(__hsub2(magic(minimum, 0), both(1024)), __high2half2(d));
@@ -120,41 +118,39 @@ static __device__ __forceinline__ Scales scales_of(const Head &head, int lane) {
     return s;
 }
 
-// Word w of the four sets of a run, from word w of its planes: two pairs of halves a set.
+// Word w of set i of a run, from word w of its planes: two pairs of halves.
+static __device__ __forceinline__ void expand_set(
+    const unsigned (&plane)[PLANES], const Head &head, const Scales &s, int w, int i, unsigned (&out)[2]
+) {
+    unsigned q = 0;
+    if constexpr (KIND == KIND_Q6_K) {
+        if (i < 3) q = plane[i] & 0x3f3f3f3fu;
+        else q = (plane[0] >> 6 & 0x03030303u) | (plane[1] >> 4 & 0x0c0c0c0cu) | (plane[2] >> 2 & 0x30303030u);
+    } else if constexpr (KIND == KIND_Q8_0) {
+        q = plane[i] ^ 0x80808080u;
+    } else if constexpr (!PLAIN) {
+        q = plane[i / 2] >> (i & 1 ? 4 : 0) & 0x0f0f0f0fu;
+        if constexpr (KIND == KIND_Q5_K) {
+            unsigned bits = (i < 2 ? head.fifth.x : head.fifth.y) >> (16 * (i & 1) + 4 * w) & 15;
+            q |= bits * 0x02040810u & 0x10101010u;
+        }
+    }
+    constexpr float ZERO = 1024 + (KIND == KIND_Q6_K ? 32 : KIND == KIND_Q8_0 ? 128 : KIND == KIND_Q4_0 ? 8 : 0);
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        __half2 v = __hsub2(magic(q, 2 * j), both(ZERO));
+        if constexpr (KIND == KIND_Q4_K || KIND == KIND_Q5_K) v = __hfma2(v, s.unit[i], __hneg2(s.shift[i]));
+        else v = __hmul2(v, s.unit[i]);
+        out[j] = as_bits(v);
+    }
+}
+
+// Word w of the four sets of a run.
 static __device__ __forceinline__ void expand(
     const unsigned (&plane)[PLANES], const Head &head, const Scales &s, int w, unsigned (&out)[4][2]
 ) {
-    unsigned q[4];
-    if constexpr (KIND == KIND_Q6_K) {
 #pragma unroll
-        for (int i = 0; i < 3; i++) q[i] = plane[i] & 0x3f3f3f3fu;
-        q[3] = (plane[0] >> 6 & 0x03030303u) | (plane[1] >> 4 & 0x0c0c0c0cu) | (plane[2] >> 2 & 0x30303030u);
-    } else if constexpr (KIND == KIND_Q8_0) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) q[i] = plane[i] ^ 0x80808080u;
-    } else if constexpr (!PLAIN) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) q[i] = plane[i / 2] >> (i & 1 ? 4 : 0) & 0x0f0f0f0fu;
-        if constexpr (KIND == KIND_Q5_K) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                unsigned bits = (i < 2 ? head.fifth.x : head.fifth.y) >> (16 * (i & 1) + 4 * w) & 15;
-                q[i] |= bits * 0x02040810u & 0x10101010u;
-            }
-        }
-    }
-    if constexpr (!PLAIN) {
-        constexpr float ZERO = 1024 + (KIND == KIND_Q6_K ? 32 : KIND == KIND_Q8_0 ? 128 : KIND == KIND_Q4_0 ? 8 : 0);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                __half2 v = __hsub2(magic(q[i], 2 * j), both(ZERO));
-                if constexpr (KIND == KIND_Q4_K || KIND == KIND_Q5_K) v = __hfma2(v, s.unit[i], __hneg2(s.shift[i]));
-                else v = __hmul2(v, s.unit[i]);
-                out[i][j] = as_bits(v);
-            }
-    }
+    for (int i = 0; i < 4; i++) expand_set(plane, head, s, w, i, out[i]);
 }
 
 // Two weights of a plain format, as they lie in memory.

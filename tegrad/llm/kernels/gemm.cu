@@ -17,6 +17,7 @@ constexpr int WARPS_N = BN / WN, THREADS = BM / WM * WARPS_N * 32;
 constexpr int MI = WM / 16, NI = WN / 8;
 constexpr int X_BYTES = BM * 2 * RUN, W_BYTES = piece_offset(PIECES, BN);
 constexpr int STAGE_BYTES = UNITS * (X_BYTES + W_BYTES);
+static_assert(!HALF_OUT || (ROWS % 16 == 0 && STRIDE % 16 == 0), "halves are ordered within 16");
 constexpr bool PAIRS = ROWS % 2 == 0 && STRIDE % 2 == 0;
 static_assert(COLUMNS % (RUN * UNITS) == 0, "columns are whole stages");
 static_assert(WM % 16 == 0 && WN % (GATED ? 16 : 8) == 0 && BM % WM == 0 && BN % WN == 0, "whole fragments");
@@ -35,33 +36,58 @@ static __device__ __forceinline__ int place(int n, int unit, int at) {
     return n ^ 4 * (unit & 1);
 }
 
-static __device__ __forceinline__ void copy_x(unsigned stage, const __half *x, int first, int tokens, int step) {
-    for (int i = threadIdx.x; i < BM * UNITS * 8; i += THREADS) {
-        int chunk = i % 8, unit = i / 8 % UNITS, m = i / 8 / UNITS, token = min(first + m, tokens - 1);
-        const __half *from = x + (size_t)token * COLUMNS + (step * UNITS + unit) * RUN + chunk * 8;
-        copy_async<16>(stage + unit * X_BYTES + m * 128 + (chunk ^ 2 * (m & 3)) * 16, from);
-    }
-}
+// What this thread copies of every stage, and from where: the same chunk of rows that lie X_ROWS or W_ROWS apart.
+constexpr int TOGETHER = PLAIN ? PIECES : 1;  // neighbouring threads copy a plain row's neighbouring chunks
+constexpr int X_ROWS = THREADS / (8 * UNITS), X_COPIES = (BM + X_ROWS - 1) / X_ROWS;
+constexpr int W_ROWS = THREADS / (TOGETHER * UNITS), W_COPIES = (BN + W_ROWS - 1) / W_ROWS;
+static_assert(X_ROWS % 8 == 0 && W_ROWS % 8 == 0, "a thread's rows lie alike in their eights");
 
-template <int AT> static __device__ __forceinline__ void copy_pieces(unsigned to, const unsigned char *from, int lane, int n, int unit) {
-    if constexpr (AT < PIECES) {
-        constexpr Piece p = piece(AT);
-        copy_async<p.bytes>(to + piece_offset(AT, BN) + place(n, unit, AT) * p.bytes, from + p.base + p.stride * (lane >> p.shift));
-        copy_pieces<AT + 1>(to, from, lane, n, unit);
-    }
-}
+struct Copier {
+    const __half *x;
+    const unsigned char *w, *w2;
+    unsigned x_to, w_to;
+    int rows;  // of x that there are from this thread's first on
+    int n, run[W_COPIES];
 
-static __device__ __forceinline__ void copy_w(unsigned stage, const unsigned char *w, const unsigned char *w2, int step) {
-    constexpr int TOGETHER = PLAIN ? PIECES : 1;  // neighbouring threads copy a plain row's neighbouring chunks
-    for (int i = threadIdx.x; i < BN * UNITS * TOGETHER; i += THREADS) {
-        int at = i % TOGETHER, unit = i / TOGETHER % UNITS, n = i / TOGETHER / UNITS;
-        int run = weight_row(n) * RUNS + step * UNITS + unit, lane = run & 31;
-        const unsigned char *from = (GATED && (n & 8) ? w2 : w) + (size_t)(run >> 5) * SEGMENT_BYTES;
-        unsigned to = stage + UNITS * X_BYTES + unit * W_BYTES;
-        if constexpr (PLAIN) copy_async<16>(to + (at * BN + place(n, unit, at)) * 16, from + piece(0).stride * lane + 16 * at);
-        else copy_pieces<0>(to, from, lane, n, unit);
+    __device__ __forceinline__ Copier(const __half *from, const unsigned char *one, const unsigned char *other, int first, int tokens)
+        : w(one), w2(other) {
+        const int chunk = threadIdx.x % 8, unit = threadIdx.x / 8 % UNITS, m = threadIdx.x / (8 * UNITS);
+        x = from + (size_t)(first + m) * COLUMNS + unit * RUN + chunk * 8;
+        x_to = unit * X_BYTES + m * 128 + (chunk ^ (m & 7)) * 16;
+        rows = tokens - first - m;
+        const int at = threadIdx.x % TOGETHER, part = threadIdx.x / TOGETHER % UNITS;
+        n = threadIdx.x / (TOGETHER * UNITS);
+        w_to = UNITS * X_BYTES + part * W_BYTES + (PLAIN ? (at * BN + place(n, part, at)) * 16 : 0);
+#pragma unroll
+        for (int i = 0; i < W_COPIES; i++) run[i] = weight_row(n + i * W_ROWS) * RUNS + part;
     }
-}
+
+    // The columns of a step; rows of x that are not there become zeros.
+    __device__ __forceinline__ void copy(unsigned stage, int step) const {
+#pragma unroll
+        for (int i = 0; i < X_COPIES; i++) {
+            if (BM % X_ROWS && threadIdx.x / (8 * UNITS) + i * X_ROWS >= BM) break;
+            const __half *from = x + (size_t)i * X_ROWS * COLUMNS + step * UNITS * RUN;
+            copy_async_or_zero(stage + x_to + i * X_ROWS * 128, from, rows > i * X_ROWS);
+        }
+#pragma unroll
+        for (int i = 0; i < W_COPIES; i++) {
+            if (BN % W_ROWS && n + i * W_ROWS >= BN) break;
+            const int own = run[i] + step * UNITS, lane = own & 31;
+            const unsigned char *from = (GATED && (n + i * W_ROWS & 8) ? w2 : w) + (size_t)(own >> 5) * SEGMENT_BYTES;
+            if constexpr (PLAIN) copy_async<16>(stage + w_to + i * W_ROWS * 16, from + piece(0).stride * lane + 16 * (threadIdx.x % TOGETHER));
+            else copy_pieces<0>(stage + w_to, from, lane, n + i * W_ROWS, threadIdx.x % UNITS);
+        }
+    }
+
+    template <int AT> static __device__ __forceinline__ void copy_pieces(unsigned to, const unsigned char *from, int lane, int n, int unit) {
+        if constexpr (AT < PIECES) {
+            constexpr Piece p = piece(AT);
+            copy_async<p.bytes>(to + piece_offset(AT, BN) + place(n, unit, AT) * p.bytes, from + p.base + p.stride * (lane >> p.shift));
+            copy_pieces<AT + 1>(to, from, lane, n, unit);
+        }
+    }
+};
 
 // The fragments of row n of the tile, word t of each set.
 static __device__ __forceinline__ void weights(unsigned tile, int n, int unit, int run, int t, unsigned (&b)[4][2]) {
@@ -96,7 +122,7 @@ static __device__ __forceinline__ void weights(unsigned tile, int n, int unit, i
 
 static __device__ __forceinline__ void multiply(float (&sum)[MI][NI][4], unsigned stage, int step) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const int m = warp / WARPS_N * WM + g, n = warp % WARPS_N * WN + g;
+    const int m = warp / WARPS_N * WM + lane % 16, n = warp % WARPS_N * WN + g;
 #pragma unroll
     for (int unit = 0; unit < UNITS; unit++) {
         unsigned a[MI][4][4];
@@ -104,12 +130,7 @@ static __device__ __forceinline__ void multiply(float (&sum)[MI][NI][4], unsigne
         for (int i = 0; i < MI; i++)
 #pragma unroll
             for (int s = 0; s < 4; s++)
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    unsigned row = stage + unit * X_BYTES + (m + 16 * i + 8 * h) * 128;
-                    uint2 v = lds64(row + ((2 * s + (t >> 1)) ^ 2 * (g & 3)) * 16 + 8 * (t & 1));
-                    a[i][s][h] = v.x, a[i][s][2 + h] = v.y;
-                }
+                load_matrices<false>(a[i][s], stage + unit * X_BYTES + (m + 16 * i) * 128 + ((2 * s + lane / 16) ^ lane % 8) * 16);
 #pragma unroll
         for (int j = 0; j < NI; j++) {
             unsigned b[4][2];
@@ -156,12 +177,7 @@ static __device__ __forceinline__ bool join(float (&sum)[MI][NI][4], float *part
 static __device__ __forceinline__ void store(void *y, int token, int row, float a, float b) {
     size_t at = (size_t)token * STRIDE + row;
     if constexpr (HALF_OUT) {
-        __half *to = static_cast<__half *>(y) + at;
-        if (PAIRS) *reinterpret_cast<__half2 *>(to) = __floats2half2_rn(a, b);
-        else {
-            to[0] = __float2half(a);
-            if (row + 1 < ROWS) to[1] = __float2half(b);
-        }
+        *reinterpret_cast<__half2 *>(static_cast<__half *>(y) + (size_t)token * STRIDE + fragment_order(row)) = __floats2half2_rn(a, b);
     } else {
         float *to = static_cast<float *>(y) + at;
         if (PAIRS) {
@@ -198,7 +214,7 @@ static __device__ __forceinline__ void finish(float (&sum)[MI][NI][4], void *y, 
             }
 }
 
-// y: floats or halves (tokens, ROWS of STRIDE); partial: floats (tiles, SPLITS, BM * BN) and arrived: zeros (tiles), where SPLITS > 1;
+// y: floats, or halves in the order of fragments (tokens, ROWS of STRIDE); x: halves in that order (tokens, COLUMNS); partial: floats (tiles, SPLITS, BM * BN) and arrived: zeros (tiles), where SPLITS > 1;
 // count: the number of tokens, at most the grid's; bias: floats (ROWS), of gate and up (2, ROWS) where GATED.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gemm(
     void *y, const __half *x, const unsigned char *w, const unsigned char *w2, const float *bias, float *partial,
@@ -209,26 +225,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gemm(
     if (first >= tokens) return;
     const int begin = STEPS * blockIdx.z / SPLITS, end = STEPS * (blockIdx.z + 1) / SPLITS;
     const unsigned stages = shared_address(memory);
+    const Copier copier(x, w, w2, first, tokens);
     float sum[MI][NI][4] = {};
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) {
-        if (begin + i < end) {
-            copy_x(stages + i * STAGE_BYTES, x, first, tokens, begin + i);
-            copy_w(stages + i * STAGE_BYTES, w, w2, begin + i);
-        }
+        if (begin + i < end) copier.copy(stages + i * STAGE_BYTES, begin + i);
         commit_copies();
     }
+    unsigned now = stages, free = stages + (STAGES - 1) * STAGE_BYTES;
     for (int step = begin; step < end; step++) {
         wait_copies<STAGES - 2>();
         __syncthreads();
-        int next = step + STAGES - 1;
-        if (next < end) {
-            unsigned stage = stages + (next - begin) % STAGES * STAGE_BYTES;
-            copy_x(stage, x, first, tokens, next);
-            copy_w(stage, w, w2, next);
-        }
+        if (step + STAGES - 1 < end) copier.copy(free, step + STAGES - 1);
         commit_copies();
-        multiply(sum, stages + (step - begin) % STAGES * STAGE_BYTES, step);
+        multiply(sum, now, step);
+        free = now;
+        now = now == stages + (STAGES - 1) * STAGE_BYTES ? stages : now + STAGE_BYTES;
     }
     wait_copies<0>();
     if constexpr (SPLITS > 1) {

@@ -17,6 +17,7 @@ constexpr int SUM_STRIDE = M + 4;  // lanes of a warp store to different banks
 constexpr int PARTS = PLAIN ? 2 : 1;  // of a run: registers hold 32 weights of a plain row at a time
 constexpr int HELD = KIND == KIND_F32 ? 8 : PLAIN ? 4 : PLANES;
 constexpr bool AHEAD = KIND != KIND_F32;
+static_assert(!HALF_OUT || ROWS % 16 == 0, "halves are ordered within 16");
 static_assert(COLUMNS % RUN == 0 && STAGES >= 2, "columns are whole runs");
 
 static __device__ __forceinline__ uint4 stream128(const unsigned char *at) {
@@ -66,30 +67,26 @@ static __device__ __forceinline__ void load(Weights &held, const unsigned char *
 
 static __device__ __forceinline__ unsigned component(const uint4 &v, int at) { return at == 0 ? v.x : at == 1 ? v.y : at == 2 ? v.z : v.w; }
 
-// Two words of each set of a row: words 2h and 2h + 1 of a packed run; of a plain one, chunk 4h + s is set s.
-static __device__ __forceinline__ void row_words(const Weights &held, int i, int r, const Scales &scales, int h, unsigned (&out)[2][4][2]) {
+// The sixteen weights of set s of a row as pairs: out[w] are those of word w. Of a plain run, set s of part p is 4p + s.
+static __device__ __forceinline__ void row_set(const Weights &held, int i, int r, const Scales &scales, int s, unsigned (&out)[4][2]) {
     const uint4 *part = held.part[i][r];
     if constexpr (KIND == KIND_F32) {
 #pragma unroll
-        for (int s = 0; s < 4; s++)
-#pragma unroll
-            for (int w = 0; w < 2; w++) {
-                const uint4 v = part[2 * s + w];
-                out[w][s][0] = plain_pair(__uint_as_float(v.x), __uint_as_float(v.y));
-                out[w][s][1] = plain_pair(__uint_as_float(v.z), __uint_as_float(v.w));
-            }
+        for (int w = 0; w < 4; w++) {
+            const uint4 v = part[4 * s + w];
+            out[w][0] = plain_pair(__uint_as_float(v.x), __uint_as_float(v.y));
+            out[w][1] = plain_pair(__uint_as_float(v.z), __uint_as_float(v.w));
+        }
     } else if constexpr (PLAIN) {
 #pragma unroll
-        for (int s = 0; s < 4; s++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) out[e / 2][s][e % 2] = plain_pair(component(part[s], e));
+        for (int e = 0; e < 8; e++) out[e / 2][e % 2] = plain_pair(component(part[2 * s + e / 4], e % 4));
     } else {
 #pragma unroll
-        for (int w = 0; w < 2; w++) {
+        for (int w = 0; w < 4; w++) {
             unsigned plane[PLANES];
 #pragma unroll
-            for (int p = 0; p < PLANES; p++) plane[p] = component(part[p], 2 * h + w);
-            expand(plane, held.head[i][r], scales, 2 * h + w, out[w]);
+            for (int p = 0; p < PLANES; p++) plane[p] = component(part[p], w);
+            expand_set(plane, held.head[i][r], scales, w, s, out[w]);
         }
     }
 }
@@ -102,7 +99,7 @@ static __device__ __forceinline__ void copy_x(unsigned stage, const __half *x, i
         bool inside = run < RUNS && n < tokens;
         const __half *from = x + (inside ? (size_t)n * COLUMNS + run * RUN + 8 * c : 0);
         unsigned to = stage + k * GROUP_BYTES + (n / 8 * 8 + c) * 512 + ((n % 8 * 4 + t) ^ c) * 16;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0));
+        copy_async_or_zero(to, from, inside);
     }
 }
 
@@ -117,37 +114,36 @@ static __device__ __forceinline__ void multiply(float (&sum)[MT][NB][4], const W
             if constexpr (!PLAIN) scales[i][r] = scales_of(held.head[i][r], weight_row(first, i, r) * RUNS + own & 31);
         }
 #pragma unroll
-    for (int turn = 0; turn < 2 / PARTS; turn++) {
-        const int h = PLAIN ? part : turn;
-        unsigned a[MT][2][4][4];
+    for (int s = 0; s < 4 / PARTS; s++) {
+        unsigned a[MT][2][2][4];  // of the chunk of even pairs and that of odd ones, two products each
 #pragma unroll
         for (int i = 0; i < MT; i++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                unsigned words[2][4][2];
-                row_words(held, i, r, scales[i][r], h, words);
+                unsigned words[4][2];
+                row_set(held, i, r, scales[i][r], s, words);
 #pragma unroll
-                for (int w = 0; w < 2; w++)
+                for (int w = 0; w < 4; w++)
 #pragma unroll
-                    for (int s = 0; s < 4; s++) a[i][w][s][r] = words[w][s][0], a[i][w][s][2 + r] = words[w][s][1];
+                    for (int odd = 0; odd < 2; odd++) a[i][odd][w / 2][2 * (w % 2) + r] = words[w][odd];
             }
 #pragma unroll
-        for (int s = 0; s < 4; s++)
+        for (int odd = 0; odd < 2; odd++)
 #pragma unroll
             for (int b = 0; b < NB; b++) {
-                const int c = PLAIN ? 4 * h + s : 2 * s + h;
+                const int c = 2 * (4 / PARTS * part + s) + odd;
                 uint4 v = lds128(x + (8 * b + c) * 512 + (lane ^ c) * 16);
 #pragma unroll
                 for (int i = 0; i < MT; i++) {
-                    mma(sum[i][b], a[i][0][s], v.x, v.y);
-                    mma(sum[i][b], a[i][1][s], v.z, v.w);
+                    mma(sum[i][b], a[i][odd][0], v.x, v.y);
+                    mma(sum[i][b], a[i][odd][1], v.z, v.w);
                 }
             }
     }
 }
 
 static __device__ __forceinline__ void store(void *y, int token, int row, float value) {
-    size_t at = (size_t)token * STRIDE + row;
+    size_t at = (size_t)token * STRIDE + (HALF_OUT ? fragment_order(row) : row);
     if constexpr (HALF_OUT) static_cast<__half *>(y)[at] = __float2half(value);
     else static_cast<float *>(y)[at] = ADD ? static_cast<float *>(y)[at] + value : value;
 }
@@ -180,7 +176,7 @@ static __device__ __forceinline__ void finish(float (&sum)[MT][NB][4], float *sh
     }
 }
 
-// y: floats or halves (tokens, ROWS of STRIDE); x: halves (tokens, COLUMNS); count: the number of tokens, at most N.
+// y: floats, or halves in the order of fragments (tokens, ROWS of STRIDE); x: halves in that order (tokens, COLUMNS); count: the number of tokens, at most N.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gemm_few(
     void *y, const __half *x, const unsigned char *w, const unsigned char *w2, const float *bias, const int *count
 ) {

@@ -1,7 +1,8 @@
-// y[token] = norm(x[token]) as halves, for a chunk of tokens, or for its last one alone.
+// y[token] = norm(x[token]) as halves in the order of fragments (async.cuh), for a chunk of tokens, or for its last one alone.
 //
 // COLUMNS; NORM: 0 none, x itself as halves; 1 by the root mean square; 2 by mean and variance, with a bias; EPS; LAST: 1 takes the chunk's last token
 // to row 0; THREADS. Grid: tokens (1 where LAST). Block: THREADS, a multiple of 32.
+#include "async.cuh"
 #include "chunk.cuh"
 #include <cuda_fp16.h>
 
@@ -22,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_rows(
     __half *y, const float *x, const float *weight, const float *bias, const Chunk *chunk
 ) {
     constexpr int HELD = (COLUMNS / 4 + THREADS - 1) / THREADS;
-    static_assert(COLUMNS % 4 == 0, "whole vectors");
+    static_assert(COLUMNS % 16 == 0, "halves are ordered within 16");
     const int token = LAST ? chunk->count - 1 : blockIdx.x;
     if (token < 0 || token >= chunk->count) return;
     const float4 *row = reinterpret_cast<const float4 *>(x + (size_t)token * COLUMNS);
@@ -51,7 +52,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_rows(
         if (NORM == 2) b = reinterpret_cast<const float4 *>(bias)[at];
         __half2 low = __floats2half2_rn(held[i].x * factor * w.x + b.x, held[i].y * factor * w.y + b.y);
         __half2 high = __floats2half2_rn(held[i].z * factor * w.z + b.z, held[i].w * factor * w.w + b.w);
-        uint2 both = make_uint2(*reinterpret_cast<unsigned *>(&low), *reinterpret_cast<unsigned *>(&high));
-        reinterpret_cast<uint2 *>(y + (size_t)(LAST ? 0 : token) * COLUMNS)[at] = both;
+        __half *to = y + (size_t)(LAST ? 0 : token) * COLUMNS;
+        *reinterpret_cast<__half2 *>(to + fragment_order(4 * at)) = low;
+        *reinterpret_cast<__half2 *>(to + fragment_order(4 * at + 2)) = high;
     }
 }
