@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tegrad.bench import conformance, engine, fuzz, oracle, upstream
+from tegrad.bench import conformance, engine, estimate, fuzz, oracle, upstream
 from tegrad.bench.record import Record, RecordError, Side, make
 from tegrad.hw.chips import CHIPS
 from tegrad.models import SMALL
@@ -111,6 +111,12 @@ MEASURES: dict[str, Measure] = {
         _network("replay-mlp-us", "a recorded network's call, and a CUDA graph's", "against_graph"),
         _network("replay-mlp-p99-us", "the same, 99th percentile", "slowest_against_graph"),
         _network("replay-mlp-jit-us", "a recorded network's call, and TinyJit's", "against_jit"),
+        Measure(
+            "orin-agx-estimate-tok-s",
+            "an estimate of decode on AGX Orin 64GB, from bytes, issue rates and launch costs",
+            False,
+            lambda: estimate.record("orin-agx-estimate-tok-s", CHIPS["agx-orin-64gb"]),
+        ),
         Measure("ptx-oracle-cases", "cases of PTX instructions that the H200 recorded", False, oracle.cases),
         Measure("ptx-oracle-mismatches", "of them, those that the engine answers otherwise", False, oracle.mismatches),
         Measure(

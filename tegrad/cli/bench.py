@@ -129,6 +129,50 @@ def quality(
     raise typer.Exit(behind)
 
 
+@app.command()
+def kernels(
+    static: Annotated[bool, typer.Option("--static", help="What the compilers made of them; needs no GPU.")] = False,
+    model: Annotated[str, typer.Option(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = "1b-q6k",
+    out: Annotated[Path | None, typer.Option(help="Where to write it; results/kernels-static.json by default.")] = None,
+) -> None:
+    """Registers, spills, shared memory, occupancy, loads, bytes and instructions of every kernel of a model's plans."""
+    from tegrad.bench import kernels as table
+    from tegrad.bench.plans import PLANS
+    from tegrad.hw.chips import CHIPS
+
+    if not static:
+        raise typer.BadParameter("give --static")
+    tables = {}
+    for chip in table.CHIPS_SHOWN:
+        tables[chip] = {plan: table.plan_table(CHIPS[chip], model, plan) for plan in PLANS}
+        for plan, rows in tables[chip].items():
+            typer.echo(f"{chip}, {plan} of {model}\n{table.text(rows)}\n")
+    path = out or DEFAULT / "kernels-static.json"
+    path.write_text(json.dumps(table.document(model, tables), indent=1) + "\n")
+
+
+@app.command()
+def estimate(
+    model: Annotated[str, typer.Option(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = "1b-q6k",
+) -> None:
+    """Estimate decode on chips that are not at hand, and hold the rule against what an H200 took."""
+    from tegrad.bench.estimate import ASSUMPTIONS, CHECKS, checked, decode
+    from tegrad.hw.chips import CHIPS
+
+    typer.echo("measured on an H200 (us), and what the rule says:")
+    for check in CHECKS:
+        low, high = check.measured_us
+        typer.echo(f"  {check.what:50} {low:>6g} to {high:<6g} {checked(check):7.1f}")
+    typer.echo(f"estimates, not measurements, of {model}:")
+    for name in ASSUMPTIONS:
+        made = decode(CHIPS[name], model)
+        slow, fast = made.tokens_per_second
+        typer.echo(
+            f"  {name:14} {made.launches} launches, {made.bytes_us:.0f} us of bytes, {made.issue_us:.0f} us of "
+            f"instructions: {slow:.1f} to {fast:.1f} tok/s ({made.assumption.source})"
+        )
+
+
 @app.command("list")
 def list_() -> None:
     """The figures that can be measured."""

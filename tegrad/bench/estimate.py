@@ -1,0 +1,200 @@
+"""How long a decode step takes on a chip that is not at hand: an estimate from bytes, issue rates and launch costs.
+
+A launch takes the longer of reading its bytes and of issuing its instructions, plus what a boundary between launches
+costs (launch, ramp and tail together). Bytes and instructions come from the table of `tegrad.bench.kernels`, that is
+from the kernels as they are compiled for the chip; what a chip gives is its row here. CHECKS holds the same rule
+against launches that were measured on an H200.
+
+Nothing here is a measurement of a Jetson, and every figure made of it says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tegrad.bench.kernels import Kernel, plan_table
+from tegrad.bench.record import Record, Side, make
+from tegrad.bench.sass import PIPES
+from tegrad.hw.chips import CHIPS, Chip
+from tegrad.nv import toolchain
+
+ISSUE: Final = 4
+"""Instructions of warps that an SM issues per cycle: one for each of its four parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """What a chip is taken to give."""
+
+    efficiency: float
+    """Of the data sheet's bandwidth."""
+    boundary_us: tuple[float, float]
+    """From one launch's end to the next one's full speed: least and most."""
+    source: str
+
+
+_JETSON: Final = (
+    "78% of the data sheet's bandwidth, which a BF16 decode reached elsewhere; boundaries are a guess: 2 to 5 times an "
+    "H200's; highest power mode"
+)
+ASSUMPTIONS: Final[Mapping[str, Assumption]] = {
+    "agx-orin-64gb": Assumption(0.78, (5.0, 10.0), _JETSON),
+    "orin-nx-16gb": Assumption(0.78, (5.0, 12.0), _JETSON),
+    "orin-nano-8gb": Assumption(0.78, (5.0, 12.0), _JETSON),
+    "gh100": Assumption(
+        4614 / 4800,
+        (2.2, 2.4),
+        "measured on an H200: reads at 4614 GB/s, and the time of products in a CUDA graph above that of their bytes",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Launches alike: how many a token, and what one reads (bytes) and issues (cycles of every SM)."""
+
+    name: str
+    launches: int
+    bytes: float
+    cycles: float = 0.0
+
+
+def works(chip: Chip, rows: Sequence[Kernel]) -> list[Work]:
+    """The rows of a table as work. A kernel whose instructions are not known counts with its bytes alone."""
+    return [Work(row.name, row.launches, row.weight_bytes, cycles(chip, row)) for row in rows]
+
+
+def cycles(chip: Chip, row: Kernel) -> float:
+    """Cycles that the SMs need to issue a launch's instructions, by the unit that is busiest, work spread evenly."""
+    if row.code is None or row.instructions is None:
+        return 0.0
+    share = row.instructions / row.code.instructions / chip.sm_count
+    busiest = max(count / PIPES[unit] for unit, count in row.code.units.items())
+    return share * max(busiest, row.code.instructions / ISSUE)
+
+
+def step_us(chip: Chip, work: Sequence[Work], boundary_us: float, efficiency: float | None = None) -> float:
+    """Microseconds of a step."""
+    bandwidth = chip.mem_bandwidth * (ASSUMPTIONS[chip.name].efficiency if efficiency is None else efficiency)
+    busy = (max(part.bytes / bandwidth, part.cycles / chip.max_freq_hz) for part in work)
+    return sum(part.launches * (boundary_us + 1e6 * time) for part, time in zip(work, busy, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Of one chip: a step's microseconds at the least and the most that a boundary is taken to cost, and its parts."""
+
+    chip: Chip
+    launches: int
+    bytes_us: float
+    """Reading everything once."""
+    issue_us: float
+    """Issuing everything, if nothing else took time."""
+    step_us: tuple[float, float]
+    assumption: Assumption
+
+    @property
+    def tokens_per_second(self) -> tuple[float, float]:
+        """At the most and at the least."""
+        return 1e6 / self.step_us[1], 1e6 / self.step_us[0]
+
+
+def estimate(chip: Chip, rows: Sequence[Kernel]) -> Estimate:
+    """The estimate for a plan whose table was made for this chip's architecture."""
+    work, assumed = works(chip, rows), ASSUMPTIONS[chip.name]
+    low, high = assumed.boundary_us
+    bandwidth = chip.mem_bandwidth * assumed.efficiency
+    return Estimate(
+        chip=chip,
+        launches=sum(part.launches for part in work),
+        bytes_us=1e6 * sum(part.launches * part.bytes for part in work) / bandwidth,
+        issue_us=1e6 * sum(part.launches * part.cycles for part in work) / chip.max_freq_hz,
+        step_us=(step_us(chip, work, low), step_us(chip, work, high)),
+        assumption=assumed,
+    )
+
+
+# --- the rule against what was measured -------------------------------------------------------------------------------
+
+_SEGMENT: Final = 1680
+_CYCLES: Final = 33 / 132
+"""Issuing a Q6_K segment of 2048 weights from shared memory took an SM 28 to 33 cycles (measured)."""
+_HEAD: Final = ("head", 1, 128256)
+_PRODUCTS: Final = (("qkv", 16, 3072), ("o", 16, 2048), ("gate and up", 16, 16384), ("down", 16, 8192))
+"""Name, how many a token, segments of 2048 weights: Llama 3.2 1B."""
+
+
+def _product(name: str, launches: int, segments: int) -> Work:
+    return Work(name, launches, segments * _SEGMENT, segments * _CYCLES)
+
+
+ALL_PRODUCTS: Final = tuple(_product(*row) for row in (*_PRODUCTS, _HEAD))
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Launches that were measured on an H200 (CUDA 13.0, throw-away kernels), least and most microseconds."""
+
+    what: str
+    work: tuple[Work, ...]
+    measured_us: tuple[float, float]
+    boundary_us: float | None = None
+    """Where it is no launch: a hand-over inside a persistent kernel."""
+
+
+CHECKS: Final = (
+    Check("qkv alone", (_product("qkv", 1, 3072),), (3.2, 3.5)),
+    Check("o alone", (_product("o", 1, 2048),), (2.8, 3.1)),
+    Check("gate and up alone", (_product("gate and up", 1, 16384),), (8.5, 9.8)),
+    Check("down alone", (_product("down", 1, 8192),), (5.4, 6.6)),
+    Check("head alone", (_product(*_HEAD),), (50.6, 54.1)),
+    Check("65 products in a graph", ALL_PRODUCTS, (378, 402)),
+    Check("with attention, 81 kernels in a graph", (*ALL_PRODUCTS, Work("attention", 16, 0.3e6)), (477, 536)),
+    Check(
+        "with attention and norms, 113 kernels in a graph",
+        (*ALL_PRODUCTS, Work("attention", 16, 0.3e6), Work("norm", 32, 0)),
+        (480, 520),
+    ),
+    Check(
+        "one persistent kernel, 81 hand-overs", (*ALL_PRODUCTS, Work("attention", 16, 0.3e6)), (359, 383), 1.9
+    ),
+)  # fmt: skip
+"""The products alone are what the H200's boundary was fitted to; the graphs and the persistent kernel are predicted."""
+
+
+def checked(check: Check) -> float:
+    """What the rule says about a check, in microseconds."""
+    fitted = sum(ASSUMPTIONS["gh100"].boundary_us) / 2
+    return step_us(CHIPS["gh100"], check.work, fitted if check.boundary_us is None else check.boundary_us)
+
+
+# --- the figure -------------------------------------------------------------------------------------------------------
+
+MODEL: Final = "1b-q6k"
+
+
+def decode(chip: Chip, name: str = MODEL) -> Estimate:
+    """The estimate for a model such as "1b-q6k" and its plan of many kernels, compiled for the chip."""
+    toolchain.find_program("nvdisasm")  # without it the instructions would silently count nothing
+    return estimate(chip, plan_table(chip, name, "decode"))
+
+
+def record(id: str, chip: Chip) -> Record:
+    """Tokens per second as a figure that says what it is: samples with the most, a middle and the least boundary."""
+    made = decode(chip)
+    slow, fast = made.tokens_per_second
+    middle = 2e6 / sum(made.step_us)
+    size = made.bytes_us * chip.mem_bandwidth * made.assumption.efficiency / 1e6
+    low, high = made.assumption.boundary_us
+    return make(
+        id,
+        f"ESTIMATE, not measured: decode of {MODEL} at depth 0 on {chip.name}, {made.launches} launches of {low:g} to "
+        f"{high:g} us and reads at {made.assumption.efficiency:.0%} of peak ({made.assumption.source})",
+        "tok/s",
+        Side("tegrad, estimated", "tegrad bench estimate", [slow, middle, fast]),
+        limit=chip.mem_bandwidth / size,
+        limit_note=f"{size / 1e6:.1f} MB of weights at {chip.mem_bandwidth / 1e9:g} GB/s (data sheet peak)",
+        gpu=f"none: an estimate for {chip.name}",
+    )

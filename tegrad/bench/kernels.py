@@ -1,0 +1,216 @@
+"""What the compilers made of our kernels: `tegrad bench kernels --static`.
+
+For each kernel of a model's plans and for each chip: registers, local memory, shared memory, how many blocks an SM
+holds, widths of its loads from global memory; and for a token: launches, bytes of weights, and instructions. Those are
+counted by the PTX engine on some of a launch's blocks, and scaled by the machine code's length against the PTX's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from tegrad.bench import models, plans, sass
+from tegrad.bench.dry import DryDevice, DryProgram, matrices
+from tegrad.bench.record import now, versions
+from tegrad.hw.chips import Chip
+from tegrad.llm.gguf import BLOCK_TYPES
+from tegrad.llm.packed import PackedMatrix, PackedModel
+from tegrad.nv.program import SHARED_RESERVE, shared_usage
+from tegrad.nv.replay import Launch
+from tegrad.nv.toolchain import CompilerMissing
+from tegrad.ptx import PtxError, PtxFault
+
+BLOCKS_PER_SM: Final[Mapping[str, int]] = {"sm_87": 16, "sm_90": 32}
+"""CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"."""
+_REGISTERS: Final = 256
+"""A warp's registers are given out in such groups (CUDA occupancy calculator, compute capabilities 8 and 9)."""
+SAMPLE: Final = 4
+"""Blocks of a large grid that are executed to count instructions."""
+LANES: Final = 50_000_000
+"""PTX instructions of lanes that are executed for a launch at most."""
+TOGETHER: Final = frozenset({"persistent"})
+"""Kernels whose blocks wait for each other: they need a GPU that holds all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A row of the table: one kernel as one plan launches it on one chip."""
+
+    name: str
+    chip: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    launches: int
+    """Of a token, or of a chunk."""
+    registers: int
+    stack: int
+    """Bytes of local memory a thread: anything but 0 is a spill, or an array indexed by a variable."""
+    shared: int
+    """Bytes a block, with the hardware's own."""
+    blocks_per_sm: int
+    warps_per_sm: int
+    occupancy: float
+    """Of the warps that an SM holds at most."""
+    waves: float
+    """The grid's blocks over those that all SMs hold at once."""
+    weight_bytes: int
+    """Of one launch."""
+    code: sass.Code | None
+    """None where there is no disassembler."""
+    instructions: int | None
+    """Machine instructions of all warps in one launch; None where the PTX engine does not run the kernel."""
+
+    @property
+    def per_token(self) -> tuple[int, int | None]:
+        """Bytes of weights and instructions of all launches."""
+        return (
+            self.weight_bytes * self.launches,
+            None if self.instructions is None else self.instructions * self.launches,
+        )
+
+
+def resident(chip: Chip, registers: int, shared: int, threads: int) -> int:
+    """Blocks that an SM holds at once; `shared` with the hardware's own."""
+    warps = -(-threads // 32)
+    per_warp = -(-registers * 32 // _REGISTERS) * _REGISTERS
+    # Each of an SM's four parts holds a quarter of the registers, and whole warps.
+    limits = [BLOCKS_PER_SM[chip.arch], chip.warps_per_sm // warps]
+    if per_warp:
+        limits.append(chip.regs_per_sm // 4 // per_warp * 4 // warps)
+    limits.append(chip.smem_per_sm // max(shared, SHARED_RESERVE))
+    return max(0, min(limits))
+
+
+def table(chip: Chip, launches: Sequence[Launch], model: PackedModel | None = None) -> list[Kernel]:
+    """A row for each kernel, grid and block among launches on a `DryDevice`, in the order of their first use."""
+    groups: dict[tuple[Any, ...], list[Launch]] = {}
+    for launch in launches:
+        groups.setdefault((launch.program.lib, launch.grid, launch.block), []).append(launch)
+    weights = {} if model is None else {matrix.buffer.va_addr: matrix for matrix in matrices(model)}
+    return [_row(chip, group, weights) for group in groups.values()]
+
+
+def _row(chip: Chip, group: Sequence[Launch], weights: Mapping[int, PackedMatrix]) -> Kernel:
+    launch = group[0]
+    program: DryProgram = launch.program
+    cubin, name = program.cubin, program.name
+    threads = launch.block[0] * launch.block[1] * launch.block[2]
+    blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
+    registers, shared = cubin.registers(name), shared_usage(cubin, name)
+    held = resident(chip, registers, shared, threads)
+    warps = held * -(-threads // 32)
+    code = disassembled(program)
+    return Kernel(
+        name=name,
+        chip=chip.name,
+        grid=launch.grid,
+        block=launch.block,
+        launches=len(group),
+        registers=registers,
+        stack=cubin.stack(name),
+        shared=shared,
+        blocks_per_sm=held,
+        warps_per_sm=warps,
+        occupancy=warps / chip.warps_per_sm,
+        waves=blocks / (held * chip.sm_count) if held else float("inf"),
+        weight_bytes=weight_bytes(launch, weights),
+        code=code,
+        instructions=None if code is None else executed(launch, code),
+    )
+
+
+def weight_bytes(launch: Launch, weights: Mapping[int, PackedMatrix]) -> int:
+    """Bytes of the matrices that a launch reads; of an embedding, a row."""
+    read = {buffer.va_addr: weights[buffer.va_addr] for buffer in launch.buffers if buffer.va_addr in weights}
+    if launch.program.name.startswith("embed"):
+        return sum(matrix.kind.row_bytes(matrix.columns) for matrix in read.values())
+    return sum(matrix.nbytes for matrix in read.values())
+
+
+def disassembled(program: DryProgram) -> sass.Code | None:
+    """A program's machine code in numbers, or None where there is no disassembler."""
+    try:
+        return sass.read(program.lib)
+    except CompilerMissing:
+        return None
+
+
+def executed(launch: Launch, code: sass.Code) -> int | None:
+    """Machine instructions of all warps of a launch: its PTX instructions, executed, times machine code per PTX.
+
+    Blocks are executed on the buffers as they are: all of them where that is little work, else the first few, which
+    stand for the rest. None for a kernel whose blocks wait for each other, and for what the engine does not know.
+    """
+    if launch.program.name in TOGETHER:
+        return None
+    try:
+        kernel = launch.program.ptx.kernels[launch.program.name]
+        blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
+        ran, lanes = 1, _execute(launch, kernel, (1, 1, 1))
+        if blocks > 1 and lanes * blocks < LANES:
+            ran, lanes = blocks, _execute(launch, kernel, launch.grid)
+        elif blocks > 1:
+            ran = min(launch.grid[0], SAMPLE)
+            lanes = _execute(launch, kernel, (ran, 1, 1))
+    except (PtxError, PtxFault):
+        return None
+    return round(lanes / 32 * blocks / ran * code.instructions / len(kernel.pcs))
+
+
+def _execute(launch: Launch, kernel: Any, grid: tuple[int, int, int]) -> int:
+    arguments = [buffer.va_addr for buffer in launch.buffers] + list(launch.values)
+    dims = (launch.block, launch.grid)
+    stats = kernel.launch(grid, launch.block, arguments, dims=dims, shared=launch.program.dynamic_shared)
+    return int(stats.instructions)
+
+
+COLUMNS: Final = (
+    "kernel", "grid", "block", "launches", "regs", "stack", "shared", "blocks/SM", "warps/SM", "waves", "loads by bits",
+    "code", "MB a token", "Minstr a token",
+)  # fmt: skip
+
+
+def cells(row: Kernel) -> tuple[str, ...]:
+    """A row as text, in the order of COLUMNS."""
+    weights, instructions = row.per_token
+    loads = " ".join(f"{bits or 'bulk'}:{number}" for bits, number in row.code.loads.items()) if row.code else "?"
+    return (
+        row.name, "x".join(map(str, row.grid)), "x".join(map(str, row.block)), str(row.launches), str(row.registers),
+        str(row.stack), str(row.shared), str(row.blocks_per_sm), str(row.warps_per_sm), f"{row.waves:.2f}", loads,
+        str(row.code.instructions) if row.code else "?", f"{weights / 1e6:.1f}",
+        "?" if instructions is None else f"{instructions / 1e6:.2f}",
+    )  # fmt: skip
+
+
+def text(rows: Sequence[Kernel]) -> str:
+    """The table as aligned columns."""
+    lines = [COLUMNS, *(cells(row) for row in rows)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(COLUMNS))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+
+
+def plan_table(chip: Chip, name: str, plan: str) -> list[Kernel]:
+    """The table of one plan of a model such as "1b-q6k", compiled for a chip."""
+    shape, kind = models.parse(name)
+    number = models.BLOCKS[kind].kind if kind in models.BLOCKS else models.PLAIN[kind]
+    made, launches = plans.launches(plan, shape.config, BLOCK_TYPES[number], DryDevice(chip), shape.tied)
+    return table(chip, launches, made)
+
+
+CHIPS_SHOWN: Final = ("agx-orin-64gb", "gh100")
+
+
+def document(name: str, tables: Mapping[str, Mapping[str, Sequence[Kernel]]]) -> dict[str, Any]:
+    """Tables of a model by chip and plan, for results/kernels-static.json."""
+    return {
+        "model": name,
+        "date": now(),
+        "versions": versions(),
+        "disassembler": sass.version(),
+        "tables": {
+            chip: {plan: [asdict(row) for row in rows] for plan, rows in by_plan.items()}
+            for chip, by_plan in tables.items()
+        },
+    }

@@ -1,0 +1,95 @@
+"""Every plan of a model as launches on a `DryDevice`: a token, a step of a batch, a chunk of a prompt, a load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+from tegrad.bench.dry import DryDevice, matrices, model
+from tegrad.llm.arch import Config
+from tegrad.llm.batch import Batch
+from tegrad.llm.cache import KvCache
+from tegrad.llm.gguf import BlockType
+from tegrad.llm.packed import WARPS, PackedModel
+from tegrad.llm.packing import PLAIN, SEGMENT
+from tegrad.llm.plan import DecodePlan
+from tegrad.llm.prefill import Prefill, chunk_bytes
+from tegrad.llm.programs import load_kernel
+from tegrad.llm.sampling import Sampling, Settings
+from tegrad.llm.state import States
+from tegrad.nv.replay import Launch
+
+POSITIONS: Final = 4096
+"""Of the cache."""
+CHUNK: Final = 512
+DRAWN: Final = (Settings(temperature=0.8, top_k=40, top_p=0.9), Settings(temperature=0.8, top_p=0.9))
+"""With a top-k small enough for one launch, and without."""
+
+
+def _decode(made: PackedModel) -> list[Launch]:
+    """A likeliest token, at the start of the cache."""
+    states = _states(made)
+    plan = DecodePlan(made, states, KvCache(made.device, made.config, POSITIONS))
+    sampling = Sampling(made.device, made.config.vocab)
+    last = sampling.launches(states, [Settings()], logits=plan.logits, best=plan.best, best_row=plan.best_row)
+    return [*plan.launches, *last]
+
+
+def _draw(made: PackedModel) -> list[Launch]:
+    """What ends the steps of sequences that draw, instead."""
+    logits = made.device.allocator.alloc(4 * made.config.vocab)
+    return list(Sampling(made.device, made.config.vocab).launches(_states(made), DRAWN, logits=logits))
+
+
+def _states(made: PackedModel) -> States:
+    states = States(made.device)
+    states.begin(0, [1], 0, POSITIONS)
+    return states
+
+
+def _batch(slots: int, made: PackedModel) -> list[Launch]:
+    """A step of so many sequences."""
+    batch = Batch(made, slots=slots, positions=POSITIONS)
+    for slot in range(slots):
+        batch.states.begin(slot, [1], 0, POSITIONS)
+    return batch.launches(slots)
+
+
+def _prefill(made: PackedModel) -> list[Launch]:
+    """A chunk of CHUNK tokens, and the logits of the last."""
+    plan = Prefill(made, KvCache(made.device, made.config, POSITIONS))
+    first, *others = plan.launches(CHUNK)
+    (chunk,) = first.buffers
+    made.device.allocator._copyin(chunk, memoryview(chunk_bytes(count=CHUNK, left=CHUNK)))
+    return [first, *others, *plan.head()]
+
+
+def _load(made: PackedModel) -> list[Launch]:
+    """Repacking of every matrix."""
+    launches = []
+    for matrix in matrices(made):
+        if matrix.kind not in PLAIN:
+            program = load_kernel(made.device, "repack", buffers=1, values=1, FORMAT=matrix.kind.name, WARPS=WARPS)
+            segments = -(-matrix.rows * matrix.columns // SEGMENT)
+            grid = (-(-segments // WARPS), 1, 1)
+            launches.append(Launch(program, (matrix.buffer,), grid, (32 * WARPS, 1, 1), (segments,)))
+    return launches
+
+
+PLANS: Final[Mapping[str, Callable[[PackedModel], list[Launch]]]] = {
+    "decode": _decode,
+    "draw": _draw,
+    "batch8": partial(_batch, 8),
+    "batch32": partial(_batch, 32),
+    "prefill": _prefill,
+    "load": _load,
+}
+
+
+def launches(
+    plan: str, config: Config, kind: BlockType, device: DryDevice, tied: bool = True
+) -> tuple[PackedModel, list[Launch]]:
+    """A plan's launches, and the model of zeros that they work on."""
+    made = model(config, kind, device, tied)
+    return made, PLANS[plan](made)

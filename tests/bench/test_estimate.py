@@ -1,0 +1,53 @@
+"""The estimate is arithmetic that can be checked, and its rule holds for what was measured on an H200."""
+
+from dataclasses import replace
+
+import pytest
+
+from tegrad.bench import estimate
+from tegrad.bench.estimate import CHECKS, Work, checked, step_us
+from tegrad.bench.kernels import Kernel
+from tegrad.bench.sass import Code
+from tegrad.hw.chips import CHIPS
+
+ORIN = CHIPS["agx-orin-64gb"]
+
+
+def row(**changes: object) -> Kernel:
+    """A kernel of 16 launches that read 1 MB each with a million instructions, half of them for the alu."""
+    code = Code(100, {"alu": 50, "fma": 50})
+    made = Kernel(
+        "matvec", ORIN.name, (64, 1, 1), (256, 1, 1), 16, 64, 0, 1024, 4, 32, 0.7, 1.0, 1_000_000, code, 1_000_000
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def test_instructions_take_as_long_as_the_busiest_unit_or_the_issue() -> None:
+    # 16 SMs: 62,500 instructions each; half for the alu at 2 a cycle, all of them at 4 a cycle.
+    assert estimate.cycles(ORIN, row()) == 62_500 / 4
+    assert estimate.cycles(ORIN, row(code=Code(100, {"alu": 80, "fma": 20}))) == 62_500 * 0.8 / 2
+    assert estimate.cycles(ORIN, row(instructions=None)) == 0
+
+
+def test_a_launch_takes_its_bytes_or_its_instructions_and_a_boundary() -> None:
+    by_bytes, by_cycles = Work("a", 2, 204_800.0, 10.0), Work("b", 1, 10.0, 1_300.0)
+    assert step_us(ORIN, [by_bytes], 5.0, efficiency=0.5) == pytest.approx(2 * (5 + 2))
+    assert step_us(ORIN, [by_cycles], 3.0) == pytest.approx(3 + 1)
+    assert step_us(ORIN, [by_bytes, by_cycles], 0.0, efficiency=1.0) == pytest.approx(2 + 1)
+
+
+def test_an_estimate_spans_what_a_boundary_may_cost() -> None:
+    made = estimate.estimate(ORIN, [row()])
+    slow, fast = made.tokens_per_second
+    assert slow < fast
+    assert made.launches == 16
+    assert made.step_us[1] - made.step_us[0] == pytest.approx(16 * 5)
+    assert made.bytes_us == pytest.approx(16e6 / (204_800 * 0.78))
+    assert made.issue_us == pytest.approx(16 * 15_625 / 1300)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.what)
+def test_the_rule_holds_for_what_was_measured(check: estimate.Check) -> None:
+    """Within a quarter of the range; what a graph with attention took it underestimates most."""
+    low, high = check.measured_us
+    assert 0.75 * high < checked(check) < 1.1 * low

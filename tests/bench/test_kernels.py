@@ -1,0 +1,149 @@
+"""The table of kernels: what is read from machine code, how many blocks fit, and that nothing of ours spills."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import tegrad.llm
+from tegrad.bench import plans, sass
+from tegrad.bench.dry import DryDevice, DryProgram, matrices
+from tegrad.bench.kernels import Kernel, cells, executed, resident, table, text
+from tegrad.bench.models import SHAPES
+from tegrad.hw.chips import CHIPS, Chip
+from tegrad.llm.gguf import F16, Q6_K, BlockType
+from tegrad.llm.packing import LAYOUTS
+from tegrad.llm.programs import load_kernel
+from tegrad.nv.replay import Launch
+from tegrad.nv.toolchain import search_program
+
+pytestmark = pytest.mark.board
+
+ORIN, HOPPER = CHIPS["agx-orin-64gb"], CHIPS["gh100"]
+SMALL = replace(SHAPES["1b"].config, layers=2, vocab=4096)
+LISTING = """
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+        /*0010*/                   S2R R33, SR_TID.X ;
+.L_x_6:
+        /*0020*/               @P0 EXIT ;
+        /*0030*/              @!PT LDG.E.U16 R2, [R4.64] ;
+        /*0040*/                   LDG.E.128.CONSTANT R4, [R26.64+0x10] ;
+        /*0050*/              @!P1 LDGSTS.E.BYPASS.128 [R3], [R6.64] ;
+        /*0060*/                   IDP.4A.U8.S8 R0, R1, R2, R3 ;
+        /*0070*/                   LOP3.LUT R0, R33, 0x1f, RZ, 0xc0, !PT ;
+        /*0080*/                   FFMA R1, R2, R3, R4 ;
+        /*0090*/                   IMAD.WIDE.U32 R16, R0, 0x10, RZ ;
+        /*00a0*/                   I2FP.F32.S32 R1, R2 ;
+        /*00b0*/                   HMMA.16816.F32 R4, R8, R12, R4 ;
+        /*00c0*/                   STL [R1+0x4], R3 ;
+        /*00d0*/                   STG.E.64 [R4.64], R2 ;
+        /*00e0*/                   EXIT ;
+.L_x_7:
+        /*00f0*/                   BRA `(.L_x_7) ;
+        /*0100*/                   NOP;
+        /*0110*/                   NOP;
+"""
+
+
+def test_machine_code_is_counted_by_unit_and_width() -> None:
+    code = sass.parse(LISTING)
+    assert code.instructions == 15
+    assert code.units == {"alu": 3, "convert": 2, "other": 2, "memory": 5, "fma": 1, "imad": 1, "tensor": 1}
+    assert (code.loads, code.stores, code.local) == ({16: 1, 128: 2}, {64: 1}, 1)
+
+
+@pytest.mark.parametrize(
+    ("chip", "registers", "shared", "threads", "blocks"),
+    [
+        (ORIN, 32, 1024, 1024, 1),  # 48 warps hold one block of 32
+        (ORIN, 40, 1024, 256, 6),  # warps
+        (ORIN, 64, 1024, 256, 4),  # registers
+        (ORIN, 255, 1024, 256, 1),
+        (ORIN, 16, 83 << 10, 64, 1),  # shared memory
+        (ORIN, 16, 82 << 10, 64, 2),
+        (ORIN, 16, 1024, 32, 16),  # blocks
+        (HOPPER, 16, 1024, 32, 32),
+        (HOPPER, 64, 1024, 256, 4),
+        (HOPPER, 168, 1024, 384, 1),  # 12 warps of a quarter's three
+    ],
+)
+def test_blocks_of_an_sm_are_limited_by_what_runs_out(
+    chip: Chip, registers: int, shared: int, threads: int, blocks: int
+) -> None:
+    assert resident(chip, registers, shared, threads) == blocks
+
+
+def plan_rows(chip: Chip, plan: str, kind: BlockType) -> tuple[list[Kernel], int]:
+    """A plan's table, and the bytes of the model's matrices."""
+    device = DryDevice(chip)
+    made, launches = plans.launches(plan, SMALL, kind, device)
+    rows = table(chip, launches, made)
+    assert sum(row.launches for row in rows) == len(launches)
+    return rows, sum(matrix.nbytes for matrix in matrices(made))
+
+
+def test_a_tokens_kernels_read_every_weight_once_and_spill_nothing() -> None:
+    rows, size = plan_rows(ORIN, "decode", Q6_K)
+    embedding_row = 2048 // 256 * 210
+    assert sum(row.per_token[0] for row in rows) == size + embedding_row
+    assert [row.name for row in rows if row.stack] == []
+    products = [row for row in rows if row.name == "matvec"]
+    assert sum(row.launches for row in products) == 2 * 4 + 1
+    assert all(row.blocks_per_sm >= 1 and row.waves > 0 for row in rows)
+    lines = text(rows).splitlines()
+    assert len(lines) == len(rows) + 1
+    assert len({len(line) for line in lines}) == 1
+    if search_program("nvdisasm"):
+        for row in products:
+            assert row.code is not None
+            assert row.code.local == 0
+            assert row.code.loads[128] > 0
+            # A warp takes a segment of 2048 weights in some hundred instructions.
+            assert row.instructions is not None
+            assert 60 < row.instructions / (row.weight_bytes / 1680) < 400
+
+
+def test_executed_instructions_grow_with_the_grid() -> None:
+    device = DryDevice(ORIN)
+    program = load_kernel(device, "repack", buffers=1, values=1, FORMAT="Q6_K", WARPS=8)
+    pcs = len(program.ptx.kernels["repack"].pcs)
+    code = sass.Code(2 * pcs, {})  # twice as long as its PTX
+
+    def run(blocks: int) -> int:
+        buffer = device.alloc(blocks * 8 * 1680)
+        found = executed(Launch(program, (buffer,), (blocks, 1, 1), (256, 1, 1), (8 * blocks,)), code)
+        assert found is not None
+        return found
+
+    # 8 warps a block; its straight code runs once or twice (a loop loads 16 bytes a lane, four times).
+    assert pcs * 8 < run(1) / 2 < 2 * pcs * 8
+    assert run(64) == pytest.approx(64 * run(1), abs=64)
+    assert run(100_000) == pytest.approx(100_000 * run(1), rel=1e-3)  # of which a few are executed
+
+
+def test_cells_of_a_kernel_that_was_not_disassembled_say_so() -> None:
+    row = Kernel("k", "c", (1, 1, 1), (32, 1, 1), 2, 8, 0, 1024, 16, 16, 0.3, 0.1, 1000, None, None)
+    assert row.per_token == (2000, None)
+    assert cells(row)[-4:] == ("?", "?", "0.0", "?")
+
+
+def programs(chip: Chip, plan: str, kind: BlockType) -> dict[bytes, DryProgram]:
+    """The distinct kernels of a plan."""
+    _, launches = plans.launches(plan, SMALL, kind, DryDevice(chip))
+    return {launch.program.lib: launch.program for launch in launches}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("chip", [ORIN, HOPPER], ids=lambda chip: chip.arch)
+@pytest.mark.parametrize("kind", [*LAYOUTS, F16], ids=lambda kind: kind.name)
+def test_no_kernel_of_any_plan_spills(chip: Chip, kind: BlockType) -> None:
+    for plan in plans.PLANS:
+        for program in programs(chip, plan, kind).values():
+            assert program.cubin.stack(program.name) == 0, (plan, program.name)
+
+
+@pytest.mark.long
+def test_every_kernel_is_in_a_plan() -> None:
+    folder = Path(tegrad.llm.__file__).parent / "kernels"
+    used = {program.name for plan in plans.PLANS for program in programs(ORIN, plan, Q6_K).values()}
+    assert used == {path.stem for path in folder.glob("*.cu")}
