@@ -93,10 +93,12 @@ class Blocks:
     """Standard deviation of a weight where the bits are uniform and d is 1."""
     halves: tuple[tuple[int, float], ...]
     """Where the halves lie, and how many times d they are. The minimum of Q4_K and Q5_K balances the mean."""
+    either_sign: bool = False
+    """d has either sign, which balances the mean of integers that are not balanced."""
 
 
 BLOCKS: Final[Mapping[str, Blocks]] = {
-    "q4_0": Blocks(TYPE.Q4_0, 32, 18, 4.6, ((0, 1.0),)),
+    "q4_0": Blocks(TYPE.Q4_0, 32, 18, 4.6, ((0, 1.0),), either_sign=True),
     "q8_0": Blocks(TYPE.Q8_0, 32, 34, 73.9, ((0, 1.0),)),
     "q4k": Blocks(TYPE.Q4_K, 256, 144, 258.3, ((0, 1.0), (2, 7.5))),
     "q5k": Blocks(TYPE.Q5_K, 256, 176, 526.9, ((0, 1.0), (2, 15.5))),
@@ -218,6 +220,8 @@ def _packed(name: str, form: Blocks, shape: tuple[int, ...], deviation: float) -
     def fill(rng: np.random.Generator) -> Array:
         blocks = _random_bytes(rng, prod(stored)).reshape(-1, form.size)
         d = rng.uniform(0.5, 1.5, (len(blocks), 1)) * (deviation / form.deviation)
+        if form.either_sign:
+            d *= rng.choice((-1.0, 1.0), d.shape)
         for at, times in form.halves:
             blocks[:, at : at + 2] = (d * times).astype("<f2").view(np.uint8)
         return blocks

@@ -29,7 +29,7 @@ from tinygrad.helpers import Target
 from tegrad.bench.boundaries import FORMS, HOPPER, gpu_us, opened
 from tegrad.bench.models import SHAPES
 from tegrad.llm.arch import Config
-from tegrad.llm.forms import Role, Tuning, fit, form, in_flight
+from tegrad.llm.forms import Role, Tuning, fit, form
 from tegrad.llm.gguf import BLOCK_TYPES, BlockType
 from tegrad.llm.matvec import Form, Part, Product
 from tegrad.llm.packing import PLAIN, segments
@@ -190,10 +190,11 @@ class Bench:
 
 
 CANDIDATES: Final = {
-    "rows": (16, 32, 64, 128),
+    "rows": (16, 32, 64),
     "items": (1, 2, 4, 8),
-    "warps": (4, 8, 16, 32),
-    "ctas": (1, 2, 3, 4),
+    "ahead": (1, 2, 4),
+    "warps": (4, 8, 16),
+    "ctas": (1, 2, 3),
 }
 """Of a `Tuning`; what comes to the same form is tried once."""
 
@@ -201,14 +202,12 @@ CANDIDATES: Final = {
 def candidates(product: Product, arch: str) -> list[Form]:
     """The forms that a sweep tries: all tunings made to fit, and what an SM's registers hold of each."""
     found: dict[Form, None] = {}
-    for rows, items, warps, ctas in combinations(*CANDIDATES.values()):
-        if warps * ctas > (48 if arch == "sm_87" else 64):
-            continue
-        cut = fit(product, Tuning(rows, items, warps, ctas))
-        if product.grid(cut) >= 32 and product.items(cut) <= 32 * cut.warps:
-            found[cut] = None
-            found[Form(cut.cta_rows, cut.warps, max(1, min(cut.ahead, 2)), ctas)] = None
-    return [cut for cut in found if cut.ahead <= in_flight(product, cut.warps, cut.ctas)]
+    for rows, items, ahead, warps, ctas in combinations(*CANDIDATES.values()):
+        if ahead <= items and 8 <= warps * ctas <= (48 if arch == "sm_87" else 64):
+            cut = fit(product, Tuning(rows, items, ahead, warps, ctas))
+            if product.grid(cut) >= 32 and product.items(cut) <= 32 * cut.warps:
+                found[cut] = None
+    return list(found)
 
 
 def _compile(product: Product, cut: Form, arch: str) -> None:

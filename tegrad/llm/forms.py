@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from tegrad.llm.gguf import BlockType
 from tegrad.llm.matvec import BEST_ROWS, Form, Product, least_rows
 from tegrad.llm.packing import PLAIN, SEGMENT
 
@@ -16,38 +15,55 @@ ROLES: Final[tuple[Role, ...]] = ("qkv", "output", "gate", "down", "logits")
 
 REGISTERS: Final = 65536
 """Of an SM: CUDA programming guide, compute capabilities 8.0 to 9.0."""
-OWN_REGISTERS: Final = 64
-"""What a thread needs besides the weights in flight: activations of a lane (24), addresses, sums."""
-_WEIGHTS: Final = {"Q4_0": 9, "Q4_K": 12, "Q5_K": 14, "Q6_K": 14, "Q8_0": 17, "F16": 32, "BF16": 32, "F32": 64}
-"""Registers of an item in flight."""
+OWN_REGISTERS: Final = 42
+"""What a thread needs besides the weights in flight and the sums: activations of a lane (24), addresses."""
+_WEIGHTS: Final = {"Q4_0": 9, "Q4_K": 12, "Q5_K": 14, "Q6_K": 14, "Q8_0": 17, "F16": 44, "BF16": 44, "F32": 72}
+"""Registers of an item in flight; of floats, with some of the activations, which come from shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What to aim at for a role: rows of a CTA, items of a warp, warps of a CTA at most, CTAs of an SM at least."""
+    """What to aim at for a role.
+
+    Rows of a CTA; items of a warp, and how many of them in flight at most; warps of a CTA at most; CTAs of an SM at
+    least.
+    """
 
     rows: int = 16
     items: int = 2
+    ahead: int = 4
     warps: int = 16
     ctas: int = 1
 
 
-_FIRST: Final[Mapping[Role, Tuning]] = {
+_SM_90: Final[Mapping[Role, Tuning]] = {
     "qkv": Tuning(items=1),
     "output": Tuning(items=1),
-    "gate": Tuning(items=2),
+    "gate": Tuning(items=4, ahead=2, warps=8, ctas=3),
     "down": Tuning(items=4),
-    "logits": Tuning(rows=32, items=2),
+    "logits": Tuning(rows=32, items=4, ahead=2, warps=8, ctas=3),
 }
+"""A product with about as many CTAs as the chip has SMs asks for all its weights at once; a larger one keeps 80 KB an
+SM in flight, in CTAs that end at different times. One or two rows in flight a warp were best in an experiment on an
+H200; `tegrad.bench.products --sweep` tries the others."""
 
-TUNINGS: Final[Mapping[str, Mapping[Role, Tuning]]] = {"sm_90": _FIRST, "sm_87": _FIRST}
-"""By chip. One row in flight for the small products and two for the others were the best of an experiment on an H200
-(docs/notebook.md); `tegrad bench kernels --sweep` tries the others."""
+_SM_87: Final[Mapping[Role, Tuning]] = {
+    "qkv": Tuning(items=2, ahead=2, warps=8, ctas=3),
+    "output": Tuning(items=2, ahead=2, warps=8, ctas=3),
+    "gate": Tuning(items=4, ahead=2, warps=8, ctas=3),
+    "down": Tuning(items=8, ahead=2, warps=8, ctas=3),
+    "logits": Tuning(rows=32, items=4, ahead=2, warps=8, ctas=3),
+}
+"""An SM's share of the bandwidth is 13 GB/s or less: little needs to be in flight, and every product has many CTAs for
+each SM. Calculated, not measured."""
+
+TUNINGS: Final[Mapping[str, Mapping[Role, Tuning]]] = {"sm_90": _SM_90, "sm_87": _SM_87}
+"""By chip."""
 
 
 def form(product: Product, role: Role, arch: str) -> Form:
     """The form of a product on a chip such as sm_90: the table's, made to fit the product's shape."""
-    return fit(product, TUNINGS.get(arch, _FIRST)[role])
+    return fit(product, TUNINGS.get(arch, _SM_90)[role])
 
 
 def fit(product: Product, tuning: Tuning) -> Form:
@@ -59,18 +75,20 @@ def fit(product: Product, tuning: Tuning) -> Form:
     per_row = product.columns // SEGMENT
     if product.columns % SEGMENT == 0 and per_row > 1 and warps >= per_row:
         warps -= warps % per_row  # a warp then meets the same columns in every item, and keeps its activations
-    ahead = -(-items // warps)
-    return replace(made, warps=warps, ahead=min(ahead, in_flight(product, warps, tuning.ctas)))
+    ahead, ctas = min(-(-items // warps), tuning.ahead), tuning.ctas
+    cut = replace(made, warps=warps, ahead=ahead, ctas=ctas)
+    while cut.ctas > 1 and in_flight(product, cut) < min(ahead, 2):
+        cut = replace(cut, ctas=cut.ctas - 1)
+    return replace(cut, ahead=max(1, min(ahead, in_flight(product, cut))))
 
 
-def in_flight(product: Product, warps: int, ctas: int) -> int:
-    """Items that a warp's registers hold, where an SM is to hold so many CTAs of so many warps."""
-    registers = min(255, REGISTERS // (32 * warps * ctas)) - OWN_REGISTERS
-    return max(1, registers // max(_registers(part.kind) for part in product.parts))
-
-
-def _registers(kind: BlockType) -> int:
-    return _WEIGHTS[kind.name]
+def in_flight(product: Product, cut: Form) -> int:
+    """Items that a warp's registers hold, where an SM is to hold as many CTAs as the form says."""
+    limit = min(255, REGISTERS // (32 * cut.warps * cut.ctas) // 8 * 8)
+    steps = -(-product.items(cut) // cut.warps)
+    touched = 1 if product.columns % SEGMENT == 0 else -(-SEGMENT // product.columns) + 1
+    sums = steps * (touched if product.packed else 1)
+    return max(0, limit - OWN_REGISTERS - sums) // max(_WEIGHTS[part.kind.name] for part in product.parts)
 
 
 def _rows(product: Product, wanted: int) -> int:

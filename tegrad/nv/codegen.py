@@ -4,17 +4,29 @@
   8- or 16-byte vector loads that fault where the offset is not a multiple of that. Here only views at 16-byte offsets
   stay zero-copy on NV devices; others are copied.
 - PTX has no approximate double-precision exp2 and log2: they become tinygrad's own polynomials.
+- A product of a matrix and one vector gets a warp to a row (`tegrad.nv.matvec`).
+
+`TEGRAD_REPAIRS_OFF` names repairs that are left out (`views,matvec`), to see what each is for.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 from tinygrad.codegen.decomp.transcendental import xexp2, xlog2
+from tinygrad.codegen.opt import heuristic
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import Ops, PatternMatcher, UOp, UPat
 
-REVISION = 3
+from tegrad.errors import TegradError
+from tegrad.nv import matvec
+
+REVISION = 4
 """Part of compile and search cache keys: raise it whenever a patch changes what is generated."""
+
+REPAIRS = ("views", "double", "matvec")
+SWITCH = "TEGRAD_REPAIRS_OFF"
+"""Environment variable: the repairs to leave out, with commas between them."""
 
 VIEW_ALIGN = 16
 """Bytes: the widest vector access that tinygrad emits (float4), so the alignment that a view must keep."""
@@ -25,6 +37,15 @@ double_transcendentals = PatternMatcher(
         for op, polynomial in ((Ops.EXP2, xexp2), (Ops.LOG2, xlog2))
     ]
 )
+
+
+def active(repair: str) -> bool:
+    """Whether a repair is to be made; TegradError where the environment names one that does not exist."""
+    off = [name for name in os.environ.get(SWITCH, "").split(",") if name]
+    if unknown := [name for name in off if name not in REPAIRS]:
+        raise TegradError(f"{SWITCH} names {', '.join(unknown)}: the repairs are {', '.join(REPAIRS)}.")
+    return repair not in off
+
 
 _View = tuple[UOp, int] | None
 
@@ -47,11 +68,15 @@ def _aligned_views(original: Callable[[UOp], _View]) -> Callable[[UOp], _View]:
 
 def install() -> None:
     """Apply the patches to tinygrad in this process; once, however often it is called."""
-    if not hasattr(UOp.contiguous_view, "__wrapped__"):
+    if active("views") and not hasattr(UOp.contiguous_view, "__wrapped__"):
         UOp.contiguous_view = _aligned_views(UOp.contiguous_view)
+    if active("matvec") and not hasattr(heuristic.hand_coded_optimizations, "__wrapped__"):
+        heuristic.hand_coded_optimizations = matvec.choose(heuristic.hand_coded_optimizations)
 
 
 def uninstall() -> None:
     """Take the patches back, for tests that show what they are for."""
     if original := getattr(UOp.contiguous_view, "__wrapped__", None):
         UOp.contiguous_view = original
+    if original := getattr(heuristic.hand_coded_optimizations, "__wrapped__", None):
+        heuristic.hand_coded_optimizations = original

@@ -162,10 +162,10 @@ class NVPTXRenderer(PTXRenderer):  # type: ignore[misc]
 
     code_for_op: ClassVar[dict[Ops, Callable[..., Any]]] = {
         **{op: render for op, render in PTXRenderer.code_for_op.items() if op is not Ops.SIN},
-        Ops.RECIPROCAL: _exact("rcp"),
-        Ops.SQRT: _exact("sqrt"),
+        **({Ops.RECIPROCAL: _exact("rcp"), Ops.SQRT: _exact("sqrt")} if codegen.active("double") else {}),
     }
-    extra_matcher = codegen.double_transcendentals + PTXRenderer.extra_matcher
+    if codegen.active("double"):
+        extra_matcher = codegen.double_transcendentals + PTXRenderer.extra_matcher
 
     def __init__(self, target: Target) -> None:
         Renderer.__init__(self, target)

@@ -64,7 +64,7 @@ def test_weights_have_the_deviation_that_keeps_a_products_size(kind: str) -> Non
     values = dequantize(tensor.make(), tensor.kind).astype(np.float64)
     assert values.shape == (1024, 1024)
     assert values.std() == pytest.approx(1 / 32, rel=0.06)
-    assert abs(values.mean()) < 0.12 * values.std()
+    assert abs(values.mean()) < 0.03 * values.std()
 
 
 @pytest.mark.parametrize(

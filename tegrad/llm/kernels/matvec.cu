@@ -13,12 +13,14 @@
 //   BIAS, ACTIVATION (0 none, 1 silu, 2 gelu), RESIDUAL (add to `out`)
 //   OUT_X         store float32; OUT_Q: store int8 with a scale per 16 rows (OUT_NORM: of the row times next_norm, and
 //                 the sum of squares of every 32 rows, or of 16 where CTA_ROWS is 16); BEST: the largest of every 32 rows, and where
+//   OVERLAP       1: this launch may begin before the one before it has ended (overlap.cuh)
 // Arguments, those in brackets where a macro asks for them:
 //   for each part: weights, [bias f32 (rows)]
 //   [q s8 (K), s f32 (K / 16), [ss f32 (SS_PARTS)]] where a part is packed (INPUT_Q)
 //   [x f32 (K), [norm f32 (K), [norm_bias f32 (K)]]] where a part is of floats (INPUT_X)
 //   [out f32 (rows)] [[next_norm f32 (rows)], out_q s8 (rows), out_s f32 (rows / 16), [out_ss f32]] [best f32, best_row s32]
 #include "blocks.cuh"
+#include "overlap.cuh"
 
 #ifndef AHEAD
 #define AHEAD 4
@@ -167,7 +169,7 @@ template <class F> __device__ __forceinline__ void stage_floats(float4 *shared, 
                                                                 const float *norm_bias) {
     typedef Items<F> I;
     const float4 *quads = (const float4 *)x;
-    float mean = 0, scale = 1;
+    [[maybe_unused]] float mean = 0, scale = 1;
 #if NORM
     if (NORM == 2) {
         float sum = 0;
@@ -233,99 +235,131 @@ template <class F> struct Sums {
 
 extern __shared__ __align__(16) unsigned char staged[];
 
+// A warp's items of a CTA's work on a matrix with Rows rows. Steps are template arguments: an array that a loop indexes, which
+// the compiler then does not unroll, would lie in local memory.
+template <class F, int Rows> struct Run {
+    typedef Items<F> I;
+    static constexpr int TOTAL = MATRICES * I::COUNT, STEPS = (TOTAL + WARPS - 1) / WARPS;
+    static constexpr int FLIGHT = AHEAD < STEPS ? AHEAD : STEPS;
+    static constexpr bool RAGGED = Rows % CTA_ROWS != 0;
+
+    const unsigned char *base[MATRICES];  // a matrix's item that would be the warp's first
+    int warp, lane;
+    int left;  // items of this CTA that exist
+    typename I::Item flight[FLIGHT];
+    float values[STEPS * I::SPAN];
+    Input fixed;
+
+    __device__ __forceinline__ int item(int step) const { return warp + WARPS * step; }
+    __device__ __forceinline__ bool exists(int item) const {
+        return (TOTAL % WARPS == 0 || item < TOTAL) && (!RAGGED || item % I::COUNT < left);
+    }
+
+    template <int Step> __device__ __forceinline__ void load() {
+        if (!exists(item(Step))) return;
+        const unsigned char *from = MATRICES == 1 || item(Step) < I::COUNT ? base[0] : base[MATRICES - 1];
+        flight[Step % FLIGHT].load(Stream{from + WARPS * Step * I::BYTES}, lane);
+    }
+
+    // The first ones, all at once.
+    template <int Step = 0> __device__ __forceinline__ void begin() {
+        if constexpr (Step < FLIGHT) {
+            load<Step>();
+            begin<Step + 1>();
+        }
+    }
+
+    // Each one's product; a slot is asked for its next item as soon as it is free.
+    template <int Step = 0> __device__ __forceinline__ void finish() {
+        if constexpr (Step < STEPS) {
+            const int at = item(Step) % I::COUNT;
+            float value = 0;
+            if (exists(item(Step))) {
+                if constexpr (!F::PACKED) {
+                    const float4 *x = (const float4 *)staged + at % I::PIECES * I::QUADS;
+                    value = F::template dot<I::LENGTH>(flight[Step % FLIGHT], x, lane);
+                } else if constexpr (I::FIXED) {
+                    value = F::dot(flight[Step % FLIGHT], fixed, lane);
+                } else {
+                    value = F::dot(flight[Step % FLIGHT], load_input(staged, (at * 32 + lane) % I::CHUNKS), lane);
+                }
+            }
+            if constexpr (Step + FLIGHT < STEPS) load<Step + FLIGHT>();
+            if constexpr (I::SPAN == 1) {
+                values[Step] = value;
+            } else {
+                const int mine = I::row(at * 32 + lane) - I::row(at * 32);
+#pragma unroll
+                for (int i = 0; i < I::SPAN; i++) values[Step * I::SPAN + i] = mine == i ? value : 0;
+            }
+            finish<Step + 1>();
+        }
+    }
+};
+
 // The CTA's part of the work on a matrix with Rows rows, from row `first`; `base` is what comes before it in the outputs.
 template <class F, int Rows>
 __device__ __forceinline__ void work(const Arguments &a, const unsigned char *const (&weights)[MATRICES],
                                      const float *const (&biases)[MATRICES], int first, int base) {
     typedef Items<F> I;
+    typedef Run<F, Rows> R;
     __shared__ Sums<F> sums;
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-    constexpr int TOTAL = MATRICES * I::COUNT, STEPS = (TOTAL + WARPS - 1) / WARPS;
-    constexpr int FLIGHT = AHEAD < STEPS ? AHEAD : STEPS;
-    constexpr bool RAGGED = Rows % CTA_ROWS != 0;
-    const int left = RAGGED ? I::of(Rows - first) : I::COUNT;  // items of this CTA that exist
+    R run;
+    run.warp = warp, run.lane = lane, run.left = R::RAGGED ? I::of(Rows - first) : I::COUNT;
+    const long long item = (long long)(first / CTA_ROWS) * I::COUNT + warp;
+#pragma unroll
+    for (int m = 0; m < MATRICES; m++) run.base[m] = weights[m] + (item - m * I::COUNT) * I::BYTES;
 
-    // What the row's end needs is asked for first: behind the weights it would wait for them.
+    // What the row's end needs is asked for before the weights, behind which it would wait, unless it is not there yet.
     const int row = first + (int)threadIdx.x;
-    const bool ends = threadIdx.x < CTA_ROWS && (!RAGGED || row < Rows);
+    const bool ends = threadIdx.x < CTA_ROWS && (!R::RAGGED || row < Rows);
     float bias[MATRICES] = {}, before = 0;
-    [[maybe_unused]] float next = 1;
-    if (ends) {
+    [[maybe_unused]] float next = 1, squares = 0;
 #if BIAS
+    if (ends)
         for (int m = 0; m < MATRICES; m++) bias[m] = biases[m][row];
 #endif
-#if RESIDUAL
-        before = a.out[base + row];
-#endif
 #if OUT_NORM
-        next = a.next_norm[base + row];
+    if (ends) next = a.next_norm[base + row];
 #endif
-    }
-    [[maybe_unused]] float squares = 0;
+#if OVERLAP
+    allow_next();
+    run.begin();
+    await_previous();
+#endif
+#if RESIDUAL
+    if (ends) before = a.out[base + row];
+#endif
 #if NORM == 1
     if (F::PACKED && warp * 32 < CTA_ROWS)
         for (int at = lane; at < SS_PARTS; at += 32) squares += a.ss[at];
 #endif
-
-    typename I::Item flight[FLIGHT];
-    auto item_of = [&](int step) { return warp + WARPS * step; };
-    auto exists = [&](int item) { return (TOTAL % WARPS == 0 || item < TOTAL) && (!RAGGED || item % I::COUNT < left); };
-    auto load = [&](typename I::Item &slot, int step) {
-        const int item = item_of(step);
-        if (!exists(item)) return;
-        const int matrix = MATRICES == 1 ? 0 : item / I::COUNT;
-        const long long at = (long long)(first / CTA_ROWS) * I::COUNT + (item - matrix * I::COUNT);
-        slot.load(Stream{weights[matrix] + at * I::BYTES}, lane);
-    };
-#pragma unroll
-    for (int step = 0; step < FLIGHT; step++) load(flight[step], step);
+#if !OVERLAP
+    run.begin();
+#endif
 
     if constexpr (F::PACKED)
         stage<F>(staged, a.q, a.s, K, threadIdx.x, THREADS);
     else
         stage_floats<F>((float4 *)staged, a.x, a.norm, a.norm_bias);
     __syncthreads();
-
-    float values[STEPS * I::SPAN];
-    Input fixed;
     if constexpr (F::PACKED)
-        if (I::FIXED) fixed = load_input(staged, warp % (I::CHUNKS / 32 ? I::CHUNKS / 32 : 1) * 32 + lane);
-#pragma unroll
-    for (int step = 0; step < STEPS; step++) {
-        const int item = item_of(step) % I::COUNT;
-        float value = 0;
-        if (exists(item_of(step))) {
-            if constexpr (!F::PACKED) {
-                const float4 *x = (const float4 *)staged + item % I::PIECES * I::QUADS;
-                value = F::template dot<I::LENGTH>(flight[step % FLIGHT], x, lane);
-            } else if constexpr (I::FIXED) {
-                value = F::dot(flight[step % FLIGHT], fixed, lane);
-            } else {
-                value = F::dot(flight[step % FLIGHT], load_input(staged, (item * 32 + lane) % I::CHUNKS), lane);
-            }
-        }
-        if (step + FLIGHT < STEPS) load(flight[step % FLIGHT], step + FLIGHT);
-        if constexpr (I::SPAN == 1) {
-            values[step] = value;
-        } else {
-            const int mine = I::row(item * 32 + lane) - I::row(item * 32);
-#pragma unroll
-            for (int i = 0; i < I::SPAN; i++) values[step * I::SPAN + i] = mine == i ? value : 0;
-        }
-    }
+        if (I::FIXED) run.fixed = load_input(staged, warp % (I::CHUNKS / 32 ? I::CHUNKS / 32 : 1) * 32 + lane);
+    run.finish();
 
     // The lanes' sums, up to 32 values at a time.
-    constexpr int VALUES = STEPS * I::SPAN;
+    constexpr int VALUES = R::STEPS * I::SPAN;
     constexpr int GROUP = VALUES <= 1 ? 1 : VALUES <= 2 ? 2 : VALUES <= 4 ? 4 : VALUES <= 8 ? 8 : VALUES <= 16 ? 16 : 32;
 #pragma unroll
     for (int from = 0; from < VALUES; from += GROUP) {
         float group[GROUP];
 #pragma unroll
-        for (int i = 0; i < GROUP; i++) group[i] = from + i < VALUES ? values[from + i] : 0;
+        for (int i = 0; i < GROUP; i++) group[i] = from + i < VALUES ? run.values[from + i] : 0;
         const float sum = lane_sums<GROUP>(group, lane);
         const int value = from + lane / (32 / GROUP), step = value / I::SPAN;
-        if (lane % (32 / GROUP) == 0 && step < STEPS && (TOTAL % WARPS == 0 || item_of(step) < TOTAL))
-            sums.at[item_of(step) * I::SPAN + value % I::SPAN] = sum;
+        if (lane % (32 / GROUP) == 0 && step < R::STEPS && (R::TOTAL % WARPS == 0 || run.item(step) < R::TOTAL))
+            sums.at[run.item(step) * I::SPAN + value % I::SPAN] = sum;
     }
 
     float scale = 1;
