@@ -180,8 +180,8 @@ class Product:
             made |= {f"FORMAT{index}": part.kind.name, f"ROWS{index}": part.rows}
         return made
 
-    def load(self, device: Any, form: Form) -> Any:
-        """The program, compiled for the device's chip."""
+    def load(self, device: Any, form: Form, overlap: int = 0) -> Any:
+        """The program, compiled for the device's chip; `overlap` as in kernels/overlap.cuh."""
         from tegrad.llm.programs import load_kernel
 
         return load_kernel(
@@ -189,6 +189,7 @@ class Product:
             "matvec",
             buffers=len(self.arguments),
             dynamic_shared=self.shared_bytes(),
+            OVERLAP=overlap,
             **self.defines(form),
         )
 

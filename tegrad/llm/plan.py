@@ -80,12 +80,14 @@ class DecodePlan:
     """One decode step of the sequence in slot 0 of `states`, as launches. Close it when no step is in flight.
 
     `launches` end with the logits: `logits` float32 (vocab), and of every 32 of them the largest, `best`, and its row,
-    `best_row`. Sampling and handing over follow. Everything given stays the caller's. UnsupportedModelError,
-    MemoryError.
+    `best_row`. Sampling and handing over follow. With `overlap` a launch may begin before the one before it has ended,
+    if the recording's boundary lets it (kernels/overlap.cuh); what follows begins behind it. Everything given stays the
+    caller's. UnsupportedModelError, MemoryError.
     """
 
-    def __init__(self, model: PackedModel, states: States, cache: KvCache) -> None:
+    def __init__(self, model: PackedModel, states: States, cache: KvCache, *, overlap: bool = False) -> None:
         self.model, self.config, self.device = model, model.config, model.device
+        self._overlap = int(overlap)
         self._states, self._cache = states, cache
         self._room = Room(self.device)
         self._programs: dict[tuple[Product, Form], Any] = {}
@@ -97,6 +99,12 @@ class DecodePlan:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What each launch is."""
+        layer = ("qkv", "attention", "output", "gate", "down")
+        return ("embed", *layer * self.config.layers, "logits")
 
     def close(self) -> None:
         """Free the plan's buffers. Closing twice is harmless."""
@@ -149,6 +157,7 @@ class DecodePlan:
         wants_q = self._reads_q(matrices)
         table, learned = model.embedding, model.positions
         defines: dict[str, Any] = {"K": config.dim, "ROWS": config.vocab, "FORMAT": table.kind.name, "OUT_Q": wants_q}
+        defines["OVERLAP"] = self._overlap
         buffers = [self._states.states, table.buffer]
         if learned is not None:
             defines |= {"POSITIONS": learned.rows, "POSITIONS_FORMAT": learned.kind.name}
@@ -241,7 +250,8 @@ class DecodePlan:
         product = replace(product, ss_parts=product.ss_parts if product.packed and product.norm != "none" else 0)
         self.products.append((role, product))
         if (product, chosen) not in self._programs:
-            self._programs[product, chosen] = product.load(self.device, chosen)
+            overlap = 2 * self._overlap if role == "logits" else self._overlap  # what samples does not wait by itself
+            self._programs[product, chosen] = product.load(self.device, chosen, overlap)
         buffers = {"q": source.q, "s": source.s, "ss": source.ss, "x": source.x, **given}
         for index, matrix in enumerate(matrices):
             buffers |= {f"w{index}": matrix.buffer, f"b{index}": matrix.bias or self._zeros}
@@ -263,6 +273,7 @@ class DecodePlan:
             config.rope.dim // 2 if config.rope.dim else None, config.eps if arch.query_norm is not None else None,
             "q8_0" if self._cache.q8 else "f16", device.num_gpcs * device.num_tpc_per_gpc * device.num_sm_per_tpc,
             device.arch, floats=self._reads_x(outputs), quantized=self._reads_q(outputs),
+            tuning={"OVERLAP": 1} if self._overlap else None,
         )  # fmt: skip
         self._workspace = self._room.take(made.workspace_bytes)
         self._counters = self._room.put(np.zeros(made.counter_bytes, np.uint8))

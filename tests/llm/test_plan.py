@@ -31,12 +31,12 @@ def opened(device: str) -> Any:
     return Device[device]
 
 
-def decoded(path: Path, device: Any, tokens: Sequence[int], *, q8: bool = False) -> np.ndarray:
+def decoded(path: Path, device: Any, tokens: Sequence[int], *, q8: bool = False, overlap: bool = False) -> np.ndarray:
     """Logits (len(tokens), vocab) of decode steps, one token each; what `best` says is held against them."""
     found = []
     with PackedModel.load(path, "NV") as model, KvCache(device, model.config, 64, q8=q8) as cache:
         states = States(device)
-        with DecodePlan(model, states, cache) as plan, Recording(device, plan.launches) as step:
+        with DecodePlan(model, states, cache, overlap=overlap) as plan, Recording(device, plan.launches) as step:
             vocab = model.config.vocab
             for position, token in enumerate(tokens):
                 states.write(0, State(position=position, token=token, limit=64, active=1))

@@ -10,6 +10,7 @@
 //   workspace  float32 (sequences, KV_HEADS, SPLITS, PART_FLOATS); counters: uint32 (sequences, KV_HEADS), zeros
 //   x          float32 (sequences, HEADS, HEAD_DIM), written where OUTPUT_X
 //   q, s       the same as int8 with a float32 scale for each 16, written where OUTPUT_Q
+#include "overlap.cuh"
 #include "state.cuh"
 #include "attention.cuh"
 
@@ -21,6 +22,8 @@ extern "C" __global__ void __launch_bounds__(attend::THREADS)
 attention(const State *states, const float *qkv, const float *q_norm, const float *k_norm, const float *rope, void *k, void *v,
           __half *k_scale, __half *v_scale, float *workspace, unsigned *counters, float *x, signed char *q, float *s) {
     using namespace attend;
+    allow_next();
+    await_previous();
     __shared__ Shared shared;
     const int head = blockIdx.y, sequence = blockIdx.z, index = sequence * KV_HEADS + head;
     const State &state = states[sequence];

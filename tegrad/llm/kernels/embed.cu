@@ -7,7 +7,9 @@
 //   POSITIONS   rows of a second matrix in POSITIONS_FORMAT, whose row for the token's position is added; 0: none
 //   OUT_Q       also store what a packed matrix behind an RMS norm reads: the row times the norm's weight as int8 with a scale
 //               per 16, and the sum of squares of every SUM elements (16 or 32)
+//   OVERLAP     1: the next launch may begin before this one has ended (overlap.cuh)
 // Arguments: state, [tokens s32], matrix, [positions], x f32 (K), [norm f32 (K), q s8 (K), s f32 (K / 16), ss f32 (ceil(K / SUM))]
+#include "overlap.cuh"
 #include "state.cuh"
 #include "weight.cuh"
 
@@ -39,6 +41,8 @@ extern "C" __global__ void __launch_bounds__(256) embed(
     , const float *norm, signed char *q, float *s, float *ss
 #endif
 ) {
+    allow_next();
+    await_previous();
     const int row = blockIdx.y, at = blockIdx.x * 256 + threadIdx.x;
 #if TOKENS
     const unsigned asked = tokens[row], stands = state->position + row;

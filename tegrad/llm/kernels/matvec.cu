@@ -13,7 +13,7 @@
 //   BIAS, ACTIVATION (0 none, 1 silu, 2 gelu), RESIDUAL (add to `out`)
 //   OUT_X         store float32; OUT_Q: store int8 with a scale per 16 rows (OUT_NORM: of the row times next_norm, and
 //                 the sum of squares of every 32 rows, or of 16 where CTA_ROWS is 16); BEST: the largest of every 32 rows, and where
-//   OVERLAP       1: this launch may begin before the one before it has ended (overlap.cuh)
+//   OVERLAP       1, 2: this launch may begin before the one before it has ended (overlap.cuh)
 // Arguments, those in brackets where a macro asks for them:
 //   for each part: weights, [bias f32 (rows)]
 //   [q s8 (K), s f32 (K / 16), [ss f32 (SS_PARTS)]] where a part is packed (INPUT_Q)
