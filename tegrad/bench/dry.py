@@ -12,6 +12,7 @@ import ctypes
 import mmap
 import threading
 from functools import cached_property
+from typing import Any
 
 from tinygrad.device import BufferSpec, TinyELF
 from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
@@ -111,20 +112,21 @@ def matrices(made: PackedModel) -> list[PackedMatrix]:
     return found if made.output is made.embedding else [*found, made.output]
 
 
-def model(config: Config, kind: BlockType, device: DryDevice, tied: bool = True) -> PackedModel:
-    """A loaded model of these sizes whose weights are zeros."""
+def model(config: Config, kind: BlockType, device: Any, tied: bool = True) -> PackedModel:
+    """A model of these sizes as if it were loaded, on any device: its weights are whatever lies in new buffers."""
+    alloc = device.allocator.alloc
 
     def matrix(*specs: Spec) -> PackedMatrix:
         rows, columns = [config.size(spec.shape[0]) for spec in specs], config.size(specs[0].shape[1])
         own = kind if columns % kind.elements == 0 else F16
         size = packing.packed_bytes(own, sum(rows), columns)
-        bias = device.alloc(4 * sum(rows)) if any(spec.bias == "must" for spec in specs) else None
+        bias = alloc(4 * sum(rows)) if any(spec.bias == "must" for spec in specs) else None
         parts = tuple(config.size(part) for spec in specs for part in spec.parts)
-        return PackedMatrix(own, sum(rows), columns, device.alloc(size), bias, parts)
+        return PackedMatrix(own, sum(rows), columns, alloc(size), bias, parts)
 
     def vectors(spec: Spec) -> dict[str, HCQBuffer]:
         names = [spec.name, *([f"{spec.name}.bias"] if spec.bias == "must" else [])]
-        return {name: device.alloc(4 * config.size(spec.shape[0])) for name in names}
+        return {name: alloc(4 * config.size(spec.shape[0])) for name in names}
 
     def layer() -> PackedLayer:
         found: dict[str, HCQBuffer] = {}

@@ -15,7 +15,7 @@ from tegrad.bench import models, plans, sass
 from tegrad.bench.dry import DryDevice, DryProgram, matrices
 from tegrad.bench.record import now, versions
 from tegrad.hw.chips import Chip
-from tegrad.llm.gguf import BLOCK_TYPES
+from tegrad.llm.gguf import BLOCK_TYPES, BlockType
 from tegrad.llm.packed import PackedMatrix, PackedModel
 from tegrad.nv.program import SHARED_RESERVE, shared_usage
 from tegrad.nv.replay import Launch
@@ -191,11 +191,16 @@ def text(rows: Sequence[Kernel]) -> str:
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 
 
+def block_type(name: str) -> BlockType:
+    """The format of the matrices of a model such as "1b-q6k"."""
+    _, kind = models.parse(name)
+    return BLOCK_TYPES[models.BLOCKS[kind].kind if kind in models.BLOCKS else models.PLAIN[kind]]
+
+
 def plan_table(chip: Chip, name: str, plan: str) -> list[Kernel]:
     """The table of one plan of a model such as "1b-q6k", compiled for a chip."""
-    shape, kind = models.parse(name)
-    number = models.BLOCKS[kind].kind if kind in models.BLOCKS else models.PLAIN[kind]
-    made, launches = plans.launches(plan, shape.config, BLOCK_TYPES[number], DryDevice(chip), shape.tied)
+    shape, _ = models.parse(name)
+    made, launches = plans.launches(plan, shape.config, block_type(name), DryDevice(chip), shape.tied)
     return table(chip, launches, made)
 
 

@@ -133,15 +133,30 @@ def quality(
 def kernels(
     static: Annotated[bool, typer.Option("--static", help="What the compilers made of them; needs no GPU.")] = False,
     model: Annotated[str, typer.Option(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = "1b-q6k",
-    out: Annotated[Path | None, typer.Option(help="Where to write it; results/kernels-static.json by default.")] = None,
+    plan: Annotated[
+        str, typer.Option(help="decode, draw, batch8, batch32, prefill or load; not with --static.")
+    ] = "decode",
+    out: Annotated[
+        Path | None, typer.Option(help="Of --static: a file other than results/kernels-static.json.")
+    ] = None,
 ) -> None:
-    """Registers, spills, shared memory, occupancy, loads, bytes and instructions of every kernel of a model's plans."""
+    """What each kernel of a step costs, and how near to the memory's bandwidth it comes.
+
+    With --static, of every plan: registers, spills, shared memory, occupancy, loads, bytes and instructions.
+    """
     from tegrad.bench import kernels as table
     from tegrad.bench.plans import PLANS
     from tegrad.hw.chips import CHIPS
 
     if not static:
-        raise typer.BadParameter("give --static")
+        from tegrad.bench import stages
+        from tegrad.bench.boundaries import opened
+
+        if plan not in PLANS:
+            raise typer.BadParameter(f"unknown plan; known: {', '.join(PLANS)}")
+        with opened() as device:
+            typer.echo(stages.text(stages.measure(device, model, plan)))
+        return
     tables = {}
     for chip in table.CHIPS_SHOWN:
         tables[chip] = {plan: table.plan_table(CHIPS[chip], model, plan) for plan in PLANS}
