@@ -45,10 +45,10 @@ class Attention:
     eps: float | None = None
     cache: str = "f16"
     sms: int = 16
-    arch: str = "sm_87"
     sequences: int = 1
     floats: bool = False
     quantized: bool = True
+    arch: str = "sm_87"
     tuning: Mapping[str, int] | None = None
     """Macros of attention.cuh to set otherwise: ATTENTION_WARPS, ATTENTION_LOADS, SPLITS, SPLIT_ROWS."""
 

@@ -227,8 +227,8 @@ class Batch:
         return Attention(
             config.heads, config.kv_heads, config.head_dim, self.cache.positions, arch.rope,
             config.rope.dim // 2 if config.rope.dim else None, config.eps if arch.query_norm is not None else None,
-            "q8_0" if self.cache.q8 else "f16", sm_count(self.device), self.device.arch, width,
-            floats=True, quantized=False,
+            "q8_0" if self.cache.q8 else "f16", sm_count(self.device), width, floats=True, quantized=False,
+            arch=self.device.arch,
         )  # fmt: skip
 
     def _attend(self, layer: PackedLayer, cache: LayerCache, width: int, chunk: Any) -> list[Launch]:

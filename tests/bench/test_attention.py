@@ -1,0 +1,49 @@
+"""The benches of attention and sampling: they measure what the plan launches, at every depth and kind."""
+
+import json
+
+import pytest
+
+from tegrad.bench import attention as bench
+from tegrad.bench import products, sampling
+from tegrad.bench.models import SHAPES, Shape
+
+pytestmark = pytest.mark.board
+
+TINY = Shape("qwen3", 320, 512, 1024, 2, 8, 4, 64, 1024, 0, eps=1e-5)
+
+
+@pytest.fixture(autouse=True)
+def small_board(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb:15GiB")
+    monkeypatch.setenv("DEV", "NV")
+    monkeypatch.setenv("HCQDEV_WAIT_TIMEOUT_MS", "60000")
+    monkeypatch.setattr("tegrad.bench.boundaries.PASSES", 1)
+
+
+def test_attention_is_measured_at_every_depth(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in (bench, products):
+        monkeypatch.setattr(module, "ROTATION", 1 << 21)
+        monkeypatch.setattr(module, "LEAST", 1)
+    monkeypatch.setattr(products, "READ_BYTES", 1 << 20)
+    monkeypatch.setattr(bench, "CANDIDATES", {"warps": (2,), "loads": (2,), "ctas": (1, 2), "rows": (0,)})
+    monkeypatch.setitem(SHAPES, "tiny", TINY)  # type: ignore[arg-type]
+    bench.main(["tiny", "--depths", "0", "300", "--json"])
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row["depth"] for row in rows] == [0, 300]
+    assert [row["bytes"] for row in rows] == [0, 300 * 2 * 4 * 64 * 2]
+    assert all(row["us"] == pytest.approx(row["bytes"] / row["gb_s"] / 1e3) for row in rows[1:])
+    bench.main(["tiny", "--depths", "0", "300", "--cache", "q8_0", "--sweep", "1", "--json"])
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [(row["depth"], row["warps"]) for row in rows] == [(0, 2), (300, 2)]
+
+
+def test_every_kind_of_sampling_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sampling, "STEPS", (1, 2))
+    sampling.main(["2603", "--json"])
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row["launches"] for row in rows] == [1, 1, 1, 2, 5, 8]
