@@ -18,7 +18,7 @@ constexpr int PARTS = PLAIN ? 2 : 1;  // of a run: registers hold 32 weights of 
 constexpr int HELD = KIND == KIND_F32 ? 8 : PLAIN ? 4 : PLANES;
 constexpr bool AHEAD = KIND != KIND_F32;
 static_assert(!HALF_OUT || ROWS % 16 == 0, "halves are ordered within 16");
-static_assert(COLUMNS % RUN == 0 && STAGES >= 2, "columns are whole runs");
+static_assert(COLUMNS % RUN == 0 && STAGES >= 2 && 8 % WARPS_M == 0, "columns are whole runs");
 
 static __device__ __forceinline__ uint4 stream128(const unsigned char *at) {
     uint4 v;
@@ -93,13 +93,16 @@ static __device__ __forceinline__ void row_set(const Weights &held, int i, int r
 
 // x of a step: 16-byte chunk c of run t of token 8b + g lies at slot (4g + t) ^ c of row c of block b of its group.
 static __device__ __forceinline__ void copy_x(unsigned stage, const __half *x, int tokens, int step) {
-    for (int i = threadIdx.x; i < WARPS_K * N * 32; i += THREADS) {
-        int c = i % 8, t = i / 8 % 4, k = i / 32 % WARPS_K, n = i / 32 / WARPS_K;
-        int run = 4 * (step * WARPS_K + k) + t;
-        bool inside = run < RUNS && n < tokens;
-        const __half *from = x + (inside ? (size_t)n * COLUMNS + run * RUN + 8 * c : 0);
-        unsigned to = stage + k * GROUP_BYTES + (n / 8 * 8 + c) * 512 + ((n % 8 * 4 + t) ^ c) * 16;
-        copy_async_or_zero(to, from, inside);
+    // This thread's chunks are those of tokens WARPS_M apart; all that depends on the thread is in these four.
+    const int c = threadIdx.x % 8, t = threadIdx.x / 8 % 4, k = threadIdx.x / 32 % WARPS_K, first = threadIdx.x / 32 / WARPS_K;
+    const int run = 4 * (step * WARPS_K + k) + t, left = run < RUNS ? tokens - first : 0;
+    const __half *from = x + (size_t)first * COLUMNS + run * RUN + 8 * c;
+    stage += k * GROUP_BYTES + c * 512 + first / 2 * 128;
+#pragma unroll
+    for (int i = 0; i < N; i += WARPS_M) {
+        const int parity = WARPS_M == 1 ? i % 2 : first % 2;
+        const unsigned slot = ((parity * 4 + t) ^ c) * 16;
+        copy_async_or_zero(stage + slot + i / 8 * 4096 + i % 8 / 2 * 128, from + (size_t)i * COLUMNS, left > i);
     }
 }
 
