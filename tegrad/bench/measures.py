@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 
 from tegrad.bench import conformance, engine, estimate, fuzz, oracle, upstream
 from tegrad.bench.record import Record, RecordError, Side, make
@@ -79,11 +80,9 @@ def _engine(id: str, loop: str) -> Measure:
     return Measure(id, f"the PTX engine's loop {loop!r}", False, take)
 
 
-def _network(id: str, what: str, measure: str) -> Measure:
+def _tinygrads(id: str, what: str, module: str, measure: str) -> Measure:
     def take() -> Record:
-        from tegrad.bench import mlp  # tinygrad comes with it
-
-        taken: Record = getattr(mlp, measure)(id)
+        taken: Record = getattr(import_module(f"tegrad.bench.{module}"), measure)(id)  # tinygrad comes with it
         return taken
 
     return Measure(id, what, True, take)
@@ -108,9 +107,11 @@ MEASURES: dict[str, Measure] = {
             False,
             lambda: engine.compile_record("engine-compile-cached-ms", cached=True),
         ),
-        _network("replay-mlp-us", "a recorded network's call, and a CUDA graph's", "against_graph"),
-        _network("replay-mlp-p99-us", "the same, 99th percentile", "slowest_against_graph"),
-        _network("replay-mlp-jit-us", "a recorded network's call, and TinyJit's", "against_jit"),
+        _tinygrads("replay-mlp-us", "a recorded network's call, and a CUDA graph's", "mlp", "against_graph"),
+        _tinygrads("replay-mlp-p99-us", "the same, 99th percentile", "mlp", "slowest_against_graph"),
+        _tinygrads("replay-mlp-jit-us", "a recorded network's call, and TinyJit's", "mlp", "against_jit"),
+        _tinygrads("host-us-per-token", "CPU time of the host for a token", "loop", "host"),
+        _tinygrads("token-gap-us", "GPU time between two steps", "loop", "gap"),
         Measure(
             "orin-agx-estimate-tok-s",
             "an estimate of decode on AGX Orin 64GB, from bytes, issue rates and launch costs",

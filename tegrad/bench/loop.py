@@ -1,0 +1,196 @@
+"""The decode loop from outside: tokens per second at a depth, what the host does for each, what lies between two steps.
+
+    python -m tegrad.bench.loop 1b-q6k --depth 0 4096        a line a depth
+    python -m tegrad.bench.loop --file MODEL.gguf --boundary chain-lean
+
+Tokens per second are by the clock on the wall, from the first doorbell to the last token read. The host's time is CPU
+time of the thread, waits included. The gap is the GPU's: what a step takes more as a run of its own than behind another
+one in the same recording, where only a boundary between two kernels lies between them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tegrad.bench.boundaries import FORMS, HOPPER, opened
+from tegrad.bench.models import provide
+from tegrad.bench.record import Record, Side, make
+from tegrad.llm.engine import Engine
+from tegrad.llm.gguf import Gguf
+from tegrad.llm.loop import Loop
+from tegrad.llm.sampling import Settings
+from tegrad.nv.replay import BOUNDARIES, DEFAULT, Boundary, Launch, Recording
+
+TOKENS: Final = 128
+REPETITIONS: Final = 9
+JOINED: Final = 16
+"""Steps of the recording that holds several."""
+MODEL: Final = "1b-q6k"
+"""Of the figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Medians for one model and depth: tokens per second, microseconds of the host's CPU and between steps a token."""
+
+    model: str
+    depth: int
+    boundary: str
+    tok_s: float
+    host_us: float
+    submit_us: float
+    gap_us: float
+    launches: int
+
+
+class Bench:
+    """An engine with a greedy step, and what is measured of its loop."""
+
+    def __init__(self, path: Path, context: int, boundary: Boundary = DEFAULT) -> None:
+        self.boundary = boundary
+        with Gguf.open(path) as file:
+            self.engine = Engine(file, context, boundary=boundary)
+        self.loop: Loop = self.engine._loop(Settings())
+
+    def close(self) -> None:
+        """Free the engine."""
+        self.engine.close()
+
+    @property
+    def step(self) -> tuple[Launch, ...]:
+        """The launches of one step."""
+        return self.loop.recording.launches
+
+    def stream(self, depth: int, tokens: int) -> tuple[float, float]:
+        """Seconds of the clock and of the CPU for so many tokens behind `depth` positions."""
+        stream = self.loop.stream([1], depth, self.engine.context, tokens + 1)
+        next(stream)
+        clock, cpu = time.perf_counter(), time.thread_time()
+        for _ in stream:
+            pass
+        return time.perf_counter() - clock, time.thread_time() - cpu
+
+    def submit(self, runs: int = 64) -> float:
+        """Seconds that the host takes to submit a step to an idle GPU, waits not included; median."""
+        recording, samples = self.loop.recording, []
+        for _ in range(runs):
+            begun = time.perf_counter()
+            number = recording.run()
+            samples.append(time.perf_counter() - begun)
+            recording.wait(number)
+        return statistics.median(samples)
+
+    def gap(self, depth: int) -> float:
+        """Microseconds that a step takes more as a run of its own than in a recording of JOINED steps."""
+        with Recording(self.engine.device, self.step * JOINED, self.boundary) as joined:
+            together = self._gpu_us(depth, joined, 1)
+        return (self._gpu_us(depth, self.loop.recording, JOINED) - together) / JOINED
+
+    def _gpu_us(self, depth: int, recording: Recording, runs: int) -> float:
+        device = self.engine.device
+        begin, end = device.new_signal(), device.new_signal()
+        self.loop.settle()
+        self.engine._states.begin(0, [1], depth, self.engine.context)
+        recording.wait(recording.run())
+        self.engine._states.begin(0, [1], depth, self.engine.context)
+        device.hw_compute_queue_t().timestamp(begin).submit(device)
+        for _ in range(runs):
+            recording.run()
+        device.hw_compute_queue_t().timestamp(end).submit(device)
+        device.compute_gpfifo.wait(device.compute_gpfifo.submissions)
+        return float(end.timestamp - begin.timestamp)
+
+
+def measure(path: Path, depth: int, boundary: str, tokens: int = TOKENS, repetitions: int = REPETITIONS) -> Row:
+    """Everything about one model at one depth."""
+    form = {**FORMS, **HOPPER}[boundary]
+    bench = Bench(path, depth + max(tokens + 2, JOINED + 1), form)
+    try:
+        bench.stream(depth, tokens)
+        times = [bench.stream(depth, tokens) for _ in range(repetitions)]
+        gap = statistics.median(bench.gap(depth) for _ in range(repetitions))
+        submit = bench.submit()
+        return Row(
+            path.stem,
+            depth,
+            boundary,
+            tokens / statistics.median(clock for clock, _ in times),
+            1e6 * statistics.median(cpu for _, cpu in times) / tokens,
+            1e6 * submit,
+            gap,
+            len(bench.step),
+        )
+    finally:
+        bench.close()
+
+
+def host(figure: str) -> Record:
+    """Microseconds of CPU time a token, of streams of TOKENS tokens."""
+    return _figure(figure, "CPU time of the host for a token, waits included", "host_us")
+
+
+def gap(figure: str) -> Record:
+    """Microseconds between two steps."""
+    return _figure(figure, "GPU time between two steps, beyond a boundary between two kernels", "gap_us")
+
+
+def _figure(figure: str, what: str, which: str) -> Record:
+    path = provide(MODEL)
+    with opened():
+        samples = []
+        bench = Bench(path, TOKENS + 2)
+        try:
+            bench.stream(0, TOKENS)
+            for _ in range(REPETITIONS):
+                samples.append(bench.gap(0) if which == "gap_us" else 1e6 * bench.stream(0, TOKENS)[1] / TOKENS)
+        finally:
+            bench.close()
+    side = Side("tegrad", f"tegrad bench take {figure}", samples)
+    return make(figure, f"{what}; {MODEL}, depth 0", "us", side, larger_is_better=False)
+
+
+def line(row: Row) -> str:
+    """A row as text."""
+    what = f"{row.model:16} depth {row.depth:6} {row.boundary:20} {row.launches:4} launches {row.tok_s:9.1f} tok/s"
+    return f"{what} host {row.host_us:7.2f} us, submit {row.submit_us:6.2f} us, gap {row.gap_us:6.2f} us"
+
+
+def rows(asked: Any) -> Iterator[Row]:
+    """The rows that were asked for."""
+    paths = [*(provide(name) for name in asked.models), *asked.file]
+    for path in paths:
+        for depth in asked.depth:
+            for boundary in asked.boundary:
+                yield measure(path, depth, boundary, asked.tokens, asked.repetitions)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the rows of models, depths and boundaries; the last line as JSON with --json."""
+    default = next(name for name, form in BOUNDARIES.items() if form is DEFAULT)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("models", nargs="*", help="such as 1b-q6k")
+    parser.add_argument("--file", type=Path, action="append", default=[])
+    parser.add_argument("--depth", type=int, nargs="+", default=[0])
+    parser.add_argument("--boundary", nargs="+", default=[default], choices=[*FORMS, *HOPPER])
+    parser.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument("--repetitions", type=int, default=REPETITIONS)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args(arguments)
+    found = []
+    with opened():
+        for row in rows(asked):
+            found.append(asdict(row))
+            print(line(row), flush=True)
+    if asked.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
