@@ -22,8 +22,8 @@ extern "C" __global__ void __launch_bounds__(attend::THREADS)
 attention(const State *states, const float *qkv, const float *q_norm, const float *k_norm, const float *rope, void *k, void *v,
           __half *k_scale, __half *v_scale, float *workspace, unsigned *counters, float *x, signed char *q, float *s) {
     using namespace attend;
+    // State, rope and earlier positions are not of this step's launches: all but q, k and v is read before the wait.
     allow_next();
-    await_previous();
     __shared__ Shared shared;
     const int head = blockIdx.y, sequence = blockIdx.z, index = sequence * KV_HEADS + head;
     const State &state = states[sequence];
@@ -32,7 +32,8 @@ attention(const State *states, const float *qkv, const float *q_norm, const floa
     const float *mine = qkv + (size_t)sequence * (HEADS + 2 * KV_HEADS) * HEAD_DIM;
     const size_t output = (size_t)index * OUTPUTS;
     Output out = {OUTPUT_X ? x + output : nullptr, OUTPUT_Q ? q + output : nullptr, OUTPUT_Q ? s + output / 16 : nullptr};
-    part(shared, side(k, k_scale, index), side(v, v_scale, index), blockIdx.x, position, mine + head * OUTPUTS, mine + (HEADS + head) * HEAD_DIM,
-         mine + (HEADS + KV_HEADS + head) * HEAD_DIM, q_norm, k_norm, rope, ROPE_POSITIONS,
-         workspace + (size_t)index * SPLITS * PART_FLOATS, counters + index, out, threadIdx.x, [] {});
+    part(shared, side(k, k_scale, index), side(v, v_scale, index), blockIdx.x, position, mine + head * OUTPUTS,
+         mine + (HEADS + head) * HEAD_DIM, mine + (HEADS + KV_HEADS + head) * HEAD_DIM, q_norm, k_norm, rope,
+         ROPE_POSITIONS, workspace + (size_t)index * SPLITS * PART_FLOATS, counters + index, out, threadIdx.x,
+         [] { await_previous(); });
 }

@@ -3,7 +3,7 @@
 // 2: it only waits; 0, and chips without it: both functions are nothing.
 //
 // A kernel with OVERLAP must call `await_previous` in all threads before it reads or writes what another kernel of the chain
-// touches. It returns when the launch before has ended, which has itself waited so, and its stores are seen.
+// touches, but in threads that touch nothing. It returns when the launch before has ended, which has itself waited so, and its stores are seen.
 #pragma once
 
 #ifndef OVERLAP
