@@ -167,6 +167,38 @@ def kernels(
 
 
 @app.command()
+def products(
+    models: Annotated[list[str], typer.Argument(help="SHAPE-FORMAT, as in tegrad.bench.models.")],
+    sweep: Annotated[int, typer.Option(help="Try every form of each product, print so many of the best.")] = 0,
+    boundary: Annotated[str, typer.Option(help="A form of `tegrad bench boundaries`.")] = "chain-lean",
+    json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
+) -> None:
+    """Bytes, time and share of the bandwidth of a decode step's products, one by one or in every form."""
+    from tegrad.bench.products import main
+
+    main([*models, "--sweep", str(sweep), "--boundary", boundary, *(["--json"] if json_ else [])])
+
+
+@app.command()
+def step(
+    model: Annotated[Path, typer.Argument(help="A GGUF file; `python -m tegrad.bench.models` writes random ones.")],
+    depth: Annotated[int, typer.Option(help="Positions before the token's.")] = 0,
+    boundary: Annotated[
+        str, typer.Option(help="How a launch waits for the one before; as in `bench boundaries`.")
+    ] = "chain",
+    overlap: Annotated[bool, typer.Option("--overlap", help="Launches wait by themselves.")] = False,
+    q8: Annotated[bool, typer.Option("--q8", help="A q8_0 cache.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="A JSON object on the last line.")] = False,
+) -> None:
+    """Measure a decode step of the many-kernel plan on the GPU, and what each kind of launch adds to it."""
+    from tegrad.bench.step import main
+
+    flags = {"--overlap": overlap, "--q8": q8, "--json": json_}
+    options = ["--depth", str(depth), "--boundary", boundary, *(flag for flag, on in flags.items() if on)]
+    main([str(model), *options])
+
+
+@app.command()
 def estimate(
     model: Annotated[str, typer.Option(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = "1b-q6k",
 ) -> None:

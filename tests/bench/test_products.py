@@ -9,10 +9,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
 from tiny_llama import TYPE, Shape, write
+from typer.testing import CliRunner
 
 from tegrad.bench import products as bench
 from tegrad.bench.models import SHAPES
 from tegrad.bench.models import Shape as Published
+from tegrad.cli.bench import app
 from tegrad.llm.forms import Role, form, in_flight
 from tegrad.llm.gguf import F16, Q6_K, Q8_0
 from tegrad.llm.matvec import Product
@@ -33,9 +35,7 @@ def test_every_form_holds_whole_items_and_keeps_its_registers(chip: str) -> None
 
 
 @pytest.mark.board
-def test_the_products_are_those_of_the_plan_and_are_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_products_are_those_of_the_plan_and_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb:15GiB")
     monkeypatch.setenv("DEV", "NV")
     monkeypatch.setenv("HCQDEV_WAIT_TIMEOUT_MS", "60000")
@@ -48,8 +48,8 @@ def test_the_products_are_those_of_the_plan_and_are_measured(
         assert {
             (role, replace(product, eps=product.eps and TINY.eps)) for role, product in planned(device, tmp_path)
         } == expected
-    bench.main(["tiny-q6k", "--json"])
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])
+    done = CliRunner().invoke(app, ["products", "tiny-q6k", "--json"], catch_exceptions=False)
+    rows = json.loads(done.output.splitlines()[-1])
     assert [row["role"] for row in rows] == ["qkv", "output", "gate", "down", "logits"]
     assert all(row["us"] == pytest.approx(row["bytes"] / row["gb_s"] / 1e3) for row in rows)
 
