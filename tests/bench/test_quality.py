@@ -39,15 +39,15 @@ def test_logits_that_are_no_numbers_are_no_result() -> None:
         agreement(np.array([[0.0, np.nan]]), np.zeros((1, 2)))
 
 
-def test_no_worse_means_by_every_measure() -> None:
-    base = Agreement(9, 1.0, 0.5, 0.1, 0.9)
-    assert base.no_worse(base)
-    assert Agreement(9, 0.5, 0.2, 0.0, 1.0).no_worse(base)
+def test_no_worse_leaves_only_single_logits_to_chance() -> None:
+    base = Agreement(100, 1.0, 0.5, 0.1, 0.96)
+    for fine in (base, Agreement(100, 1.2, 0.5, 0.1, 0.91), Agreement(100, 0.5, 0.2, 0.0, 1.0)):
+        assert fine.no_worse(base)
     for worse in (
-        Agreement(9, 1.1, 0.2, 0.0, 1.0),
-        Agreement(9, 0.5, 0.6, 0.0, 1.0),
-        Agreement(9, 0.5, 0.2, 0.2, 1.0),
-        Agreement(9, 0.5, 0.2, 0.0, 0.8),
+        Agreement(100, 1.3, 0.2, 0.0, 1.0),
+        Agreement(100, 0.5, 0.51, 0.0, 1.0),
+        Agreement(100, 0.5, 0.2, 0.11, 1.0),
+        Agreement(100, 0.5, 0.2, 0.0, 0.85),
     ):
         assert not worse.no_worse(base)
 
@@ -122,9 +122,5 @@ def test_our_kernels_are_no_further_from_exact_than_llama_cpp(device: str) -> No
 @pytest.mark.long
 @pytest.mark.parametrize("case", quality.CASES)
 def test_no_family_or_format_is_further_from_exact_than_llama_cpp(device: str, case: str) -> None:
-    """The largest error is that of one logit, which chance decides between equals: it may be a quarter larger."""
-    for row in quality.compare(case, ("prefill", "decode", "decode-q8"), device, "board"):
-        ours, theirs = row.ours, row.llama_cpp
-        assert ours.mean_error <= theirs.mean_error, row
-        assert ours.divergence <= theirs.divergence, row
-        assert ours.max_error <= 1.25 * theirs.max_error, row
+    rows = list(quality.compare(case, quality.ENGINES, device, "board"))
+    assert [row for row in rows if not row.within] == []
