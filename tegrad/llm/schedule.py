@@ -1,0 +1,795 @@
+"""One decode step as data: what each CTA of the persistent kernel does, in order, and the proof that it may.
+
+A step is a list of **stages** (embed; per layer: qkv, attend, out, gate and up, down; logits; sample). Each stage gives
+each CTA at most one **instruction**: the rows of matrices that it multiplies, the vector that it reads, the rows of the
+vector that it writes, and the writes of other CTAs that it waits for. Vectors travel in units of 8 elements, so that
+rows are dealt out in eights. Weights are streamed through a ring in the order of the instructions, tile by tile.
+
+`build` makes a program, `validate` proves it: every instruction comes to run, every element that is read was written
+before by somebody who was waited for, is written once a version, and is not overwritten while anybody may still read
+it; every row of every matrix is computed once. `encode` is what the kernel reads. tegrad/llm/twin.py executes the same
+program in numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from math import gcd
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tegrad.errors import TegradError
+from tegrad.llm.errors import UnsupportedModelError
+from tegrad.llm.gguf import BlockType
+from tegrad.llm.packing import PLAIN, SEGMENT, segment_bytes
+
+UNIT: Final = 8
+"""Elements that travel together: one packet of 16 bytes quantized, three as floats."""
+
+QUANTIZED_UNIT, FLOAT_UNIT = 16, 48
+"""Bytes of a unit on its way: 8 int8, scale and sum of squares, epoch; 8 floats, sum of squares, three epochs."""
+
+RUNS: Final = 3
+"""Runs of weights that an instruction may have: the rows of a CTA may lie in the ends of three matrices."""
+
+
+class ScheduleError(TegradError):
+    """A program that could wait forever, read what is not there, or compute something twice or never."""
+
+
+class Op(IntEnum):
+    """What an instruction does. The numbers are the kernel's."""
+
+    NOTHING = 0
+    EMBED = 1
+    """Rows of the residual stream from the token's embedding."""
+    PROJECT = 2
+    """Products with the normalized stream, as floats: queries, keys, values."""
+    ATTEND = 3
+    """A part of the positions of one KV head; who comes last joins the parts and writes."""
+    ADD = 4
+    """Products added to the residual stream: attention output, down."""
+    GATE = 5
+    """activation(gate rows) * up rows."""
+    LOGITS = 6
+    """Rows of the output matrix; the largest of the CTA is handed on."""
+    SAMPLE = 7
+    """The step's token from the CTAs' largest logits; the state moves on."""
+
+
+class Vector(IntEnum):
+    """What travels between CTAs."""
+
+    X = 0
+    """The residual stream times the next norm's weights, with sums of squares of the stream itself."""
+    QKV = 1
+    MIXED = 2
+    """Attention's result."""
+    HIDDEN = 3
+    TOP = 4
+    """The largest logit of each CTA and its row; one unit each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A packed matrix and where it lies in device memory."""
+
+    name: str
+    kind: BlockType
+    rows: int
+    columns: int
+    address: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer's matrices, and addresses of its vectors and its part of the cache."""
+
+    qkv: tuple[Matrix, ...]
+    """Below one another they are all queries, keys and values."""
+    output: Matrix
+    gate: Matrix
+    up: Matrix
+    down: Matrix
+    attn_norm: int = 0
+    ffn_norm: int = 0
+    qkv_bias: int = 0
+    """float32 of all rows of qkv, or 0 for none."""
+    query_norm: int = 0
+    key_norm: int = 0
+    keys: int = 0
+    values: int = 0
+    key_scales: int = 0
+    value_scales: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What the step computes."""
+
+    dim: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    embedding: Matrix
+    layers: tuple[Layer, ...]
+    output: Matrix
+    output_norm: int = 0
+
+    def matrices(self) -> Iterable[Matrix]:
+        """Every matrix that a step multiplies by."""
+        for layer in self.layers:
+            yield from (*layer.qkv, layer.output, layer.gate, layer.up, layer.down)
+        yield self.output
+
+    @property
+    def sizes(self) -> dict[Vector, int]:
+        """Elements of each vector but TOP, which has a unit for each CTA."""
+        return {
+            Vector.X: self.dim,
+            Vector.QKV: (self.heads + 2 * self.kv_heads) * self.head_dim,
+            Vector.MIXED: self.heads * self.head_dim,
+            Vector.HIDDEN: self.ffn,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Elements [first, first + count) of a vector."""
+
+    vector: Vector
+    first: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        """The element behind the last."""
+        return self.first + self.count
+
+    def __str__(self) -> str:
+        return f"{self.vector.name}[{self.first}:{self.end}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Wait until the span holds what stage `stage` writes there; `writers` is how many CTAs do."""
+
+    span: Span
+    stage: int
+    writers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive segments of a matrix."""
+
+    matrix: Matrix
+    first: int
+    segments: int
+
+    @property
+    def address(self) -> int:
+        """Where its first byte lies."""
+        return self.matrix.address + self.first * stream_bytes(self.matrix)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to stream."""
+        return self.segments * stream_bytes(self.matrix)
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """What one CTA does in one stage."""
+
+    op: Op
+    stage: int
+    cta: int
+    layer: int = 0
+    waits: tuple[Wait, ...] = ()
+    runs: tuple[Run, ...] = ()
+    output: Span | None = None
+    head: int = 0
+    """The KV head of ATTEND; `part` of `parts` of its positions."""
+    part: int = 0
+
+    def __str__(self) -> str:
+        return f"stage {self.stage} ({self.op.name} of layer {self.layer}) on CTA {self.cta}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A step's stage: what it is, and what it reads and writes."""
+
+    op: Op
+    layer: int
+    instructions: tuple[Instruction, ...]
+    """One for each CTA."""
+    matrices: tuple[Matrix, ...] = ()
+    floats: bool = False
+    """Whether its output travels as floats: its reader's matrices are not in blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A step."""
+
+    network: Network
+    ctas: int
+    parts: int
+    """ATTEND instructions of each KV head, of which a position uses the first few."""
+    stages: tuple[Stage, ...]
+
+    def replaced(self, *changed: Instruction) -> Program:
+        """The program with these instructions in their places."""
+        stages = list(self.stages)
+        for ins in changed:
+            row = list(stages[ins.stage].instructions)
+            row[ins.cta] = ins
+            stages[ins.stage] = replace(stages[ins.stage], instructions=tuple(row))
+        return replace(self, stages=tuple(stages))
+
+    def with_parts(self, parts: int) -> Program:
+        """The program as it runs where attention uses that many parts."""
+        idle = [
+            Instruction(Op.NOTHING, ins.stage, ins.cta, ins.layer)
+            for stage in self.stages
+            for ins in stage.instructions
+            if ins.op is Op.ATTEND and ins.part >= parts
+        ]
+        return replace(self.replaced(*idle), parts=parts)
+
+
+# --- dealing rows out -------------------------------------------------------------------------------------------------
+
+
+def stream_segment(matrix: Matrix) -> int:
+    """Weights of a segment as it is streamed: those of a plain matrix end with their row."""
+    return min(SEGMENT, matrix.columns) if matrix.kind in PLAIN else SEGMENT
+
+
+def stream_bytes(matrix: Matrix) -> int:
+    """Bytes of such a segment."""
+    return stream_segment(matrix) * segment_bytes(matrix.kind) // SEGMENT
+
+
+def pieces_per_row(matrix: Matrix) -> int:
+    """Sums that a row's product is made of: a segment's lanes are added in groups that never straddle rows."""
+    return matrix.columns // gcd(matrix.columns, stream_segment(matrix))
+
+
+def check(matrix: Matrix) -> None:
+    """Refuse a matrix that the kernel cannot take, by name."""
+    if matrix.rows % UNIT:
+        raise UnsupportedModelError(f"{matrix.name} has {matrix.rows} rows: the persistent step takes multiples of {UNIT}")
+    if matrix.kind in PLAIN:
+        if matrix.columns > SEGMENT and matrix.columns % SEGMENT or matrix.columns * matrix.kind.size % 512:
+            raise UnsupportedModelError(
+                f"{matrix.name} has rows of {matrix.columns} in {matrix.kind.name}: the persistent step takes such rows "
+                f"up to {SEGMENT} in steps of 512 bytes, or multiples of {SEGMENT}"
+            )
+    elif matrix.columns % 256:
+        raise UnsupportedModelError(
+            f"{matrix.name} has rows of {matrix.columns} in {matrix.kind.name}: the persistent step takes multiples of 256"
+        )
+
+
+def deal(units: int, ctas: int) -> list[tuple[int, int]]:
+    """First unit and number of units of each CTA, as even as can be; in pairs where that costs nothing.
+
+    A pair of units is 16 elements, which have one scale where one CTA has both.
+    """
+    step = 2 if units % 2 == 0 and 2 * -(-units // (2 * ctas)) == -(-units // ctas) else 1
+    whole, rest = divmod(units // step, ctas)
+    counts = [step * (whole + (cta < rest)) for cta in range(ctas)]
+    firsts = np.cumsum([0, *counts[:-1]]).tolist()
+    return list(zip(firsts, counts, strict=True))
+
+
+def _runs(matrices: Sequence[Matrix], first: int, rows: int) -> tuple[Run, ...]:
+    """The segments of rows [first, first + rows) of matrices below one another."""
+    runs, top = [], 0
+    for matrix in matrices:
+        low, high = max(first, top), min(first + rows, top + matrix.rows)
+        if low < high:
+            size = stream_segment(matrix)
+            begin, end = (low - top) * matrix.columns, (high - top) * matrix.columns
+            if begin % size or end % size and high != top + matrix.rows:
+                raise UnsupportedModelError(f"{matrix.name}: {UNIT} rows of {matrix.columns} are no whole segments")
+            runs.append(Run(matrix, begin // size, -(-end // size) - begin // size))
+        top += matrix.rows
+    return tuple(runs)
+
+
+def imbalance(program: Program) -> float:
+    """Bytes that the busiest CTA streams, stage by stage, over an even share: what uneven dealing costs."""
+    most = even = 0.0
+    for stage in program.stages:
+        loads = [sum(run.nbytes for run in ins.runs) for ins in stage.instructions]
+        most += max(loads)
+        even += sum(loads) / program.ctas
+    return most / even
+
+
+# --- building ---------------------------------------------------------------------------------------------------------
+
+
+class _Builder:
+    def __init__(self, network: Network, ctas: int, parts: int) -> None:
+        self.network, self.ctas, self.parts = network, ctas, parts
+        self.stages: list[Stage] = []
+        self.latest: dict[tuple[Vector, int], tuple[int, int]] = {}
+        """By vector and first element of what a stage wrote: that stage and its writers."""
+
+    def wait(self, span: Span) -> Wait:
+        """Wait for the latest write of a span."""
+        found = [
+            (at, first) for (vector, first), at in self.latest.items() if vector is span.vector and first <= span.first
+        ]
+        (stage, writers), _ = max(found, key=lambda entry: entry[1])
+        return Wait(span, stage, writers)
+
+    def add(self, op: Op, layer: int, rows: Sequence[Instruction], matrices: Sequence[Matrix], floats: bool) -> None:
+        """Append a stage and remember what it writes."""
+        self.stages.append(Stage(op, layer, tuple(rows), tuple(matrices), floats))
+        spans = [ins.output for ins in rows if ins.output is not None]
+        if spans:
+            writers = len({span.first for span in spans})
+            for vector in {span.vector for span in spans}:
+                first = min(span.first for span in spans if span.vector is vector)
+                self.latest[vector, first] = (len(self.stages) - 1, writers)
+
+    def product(
+        self, op: Op, layer: int, source: Vector, target: Vector, matrices: tuple[Matrix, ...], *,
+        first: int = 0, floats: bool = False,
+    ) -> None:  # fmt: skip
+        """Rows of matrices below one another, or of gate and up side by side, dealt out to all CTAs."""
+        sides = [(matrix,) for matrix in matrices] if op is Op.GATE else [matrices]
+        rows = sum(matrix.rows for matrix in sides[0])
+        stage, row = len(self.stages), []
+        for cta, (unit, units) in enumerate(deal(rows // UNIT, self.ctas)):
+            if not units:
+                row.append(Instruction(Op.NOTHING, stage, cta, layer))
+                continue
+            runs = tuple(run for side in sides for run in _runs(side, unit * UNIT, units * UNIT))
+            output = Span(target, cta, 1) if op is Op.LOGITS else Span(target, first + unit * UNIT, units * UNIT)
+            waits = (self.wait(Span(source, 0, matrices[0].columns)),)
+            row.append(Instruction(op, stage, cta, layer, waits, runs, output))
+        self.add(op, layer, row, matrices, floats)
+
+    def embed(self, floats: bool) -> None:
+        row = []
+        for cta, (unit, units) in enumerate(deal(self.network.dim // UNIT, self.ctas)):
+            output = Span(Vector.X, unit * UNIT, units * UNIT)
+            row.append(Instruction(Op.EMBED if units else Op.NOTHING, 0, cta, output=output if units else None))
+        self.add(Op.EMBED, 0, row, (), floats)
+
+    def attend(self, layer: int, floats: bool) -> None:
+        net, stage = self.network, len(self.stages)
+        row = [Instruction(Op.NOTHING, stage, cta, layer) for cta in range(self.ctas)]
+        wide = net.heads // net.kv_heads * net.head_dim
+        for part in range(self.parts):
+            for head in range(net.kv_heads):
+                cta = part * net.kv_heads + head
+                waits = tuple(self.wait(span) for span in head_spans(net, head))
+                output = Span(Vector.MIXED, head * wide, wide)
+                row[cta] = Instruction(Op.ATTEND, stage, cta, layer, waits, (), output, head, part)
+        self.add(Op.ATTEND, layer, row, (), floats)
+
+    def sample(self) -> None:
+        stage, writers = self.latest[Vector.TOP, 0]
+        row = [Instruction(Op.NOTHING, stage + 1, cta) for cta in range(self.ctas)]
+        row[0] = Instruction(Op.SAMPLE, stage + 1, 0, waits=(Wait(Span(Vector.TOP, 0, writers), stage, writers),))
+        self.add(Op.SAMPLE, 0, row, (), False)
+
+
+def head_spans(net: Network, head: int) -> tuple[Span, Span, Span]:
+    """A KV head's queries, its key and its value."""
+    wide = net.heads // net.kv_heads * net.head_dim
+    key = net.heads * net.head_dim + head * net.head_dim
+    return (
+        Span(Vector.QKV, head * wide, wide),
+        Span(Vector.QKV, key, net.head_dim),
+        Span(Vector.QKV, key + net.kv_heads * net.head_dim, net.head_dim),
+    )
+
+
+def _plain(*matrices: Matrix) -> bool:
+    """Whether a product's input travels as floats; refuses matrices that would need both forms."""
+    plain = {matrix.kind in PLAIN for matrix in matrices}
+    if len(plain) > 1:
+        names = ", ".join(f"{matrix.name} {matrix.kind.name}" for matrix in matrices)
+        raise UnsupportedModelError(f"{names} multiply one vector, some in blocks and some not: quantize them alike")
+    return plain.pop()
+
+
+def _alike(matrices: Sequence[Matrix]) -> list[tuple[Matrix, ...]]:
+    """Neighbours of one kind together: each group is a stage, for which the vector is staged in shared memory once."""
+    groups: list[list[Matrix]] = []
+    for matrix in matrices:
+        if groups and groups[-1][0].kind is matrix.kind:
+            groups[-1].append(matrix)
+        else:
+            groups.append([matrix])
+    return [tuple(group) for group in groups]
+
+
+def build(network: Network, ctas: int, parts: int | None = None) -> Program:
+    """The program of a step for so many CTAs; UnsupportedModelError where the kernel cannot run the network.
+
+    `parts` bounds how many CTAs share one KV head's positions; as many as there are CTAs for unless given.
+    """
+    for matrix in network.matrices():
+        check(matrix)
+    if network.dim % 16 or network.ffn % 16 or network.head_dim % 16:
+        raise UnsupportedModelError("the persistent step takes sizes that are multiples of 16")
+    if ctas < network.kv_heads:
+        raise UnsupportedModelError(f"{network.kv_heads} KV heads need as many CTAs, there are {ctas}")
+    room = ctas // network.kv_heads
+    made = _Builder(network, ctas, min(parts or room, room))
+    made.embed(_plain(*network.layers[0].qkv))
+    for at, layer in enumerate(network.layers):
+        top = 0
+        for group in _alike(layer.qkv):
+            made.product(Op.PROJECT, at, Vector.X, Vector.QKV, group, first=top, floats=True)
+            top += sum(matrix.rows for matrix in group)
+        made.attend(at, _plain(layer.output))
+        if layer.gate.kind is not layer.up.kind:
+            raise UnsupportedModelError(f"{layer.gate.name} and {layer.up.name} are packed differently")
+        made.product(Op.ADD, at, Vector.MIXED, Vector.X, (layer.output,), floats=_plain(layer.gate))
+        made.product(Op.GATE, at, Vector.X, Vector.HIDDEN, (layer.gate, layer.up), floats=_plain(layer.down))
+        after = network.layers[at + 1].qkv if at + 1 < len(network.layers) else (network.output,)
+        made.product(Op.ADD, at, Vector.HIDDEN, Vector.X, (layer.down,), floats=_plain(*after))
+    made.product(Op.LOGITS, 0, Vector.X, Vector.TOP, (network.output,))
+    made.sample()
+    return Program(network, ctas, made.parts, tuple(made.stages))
+
+
+# --- validating -------------------------------------------------------------------------------------------------------
+
+_SOURCE: Final = {Op.PROJECT: Vector.X, Op.GATE: Vector.X, Op.LOGITS: Vector.X}
+
+
+def needs(program: Program, ins: Instruction) -> tuple[Span, ...]:
+    """What an instruction reads, from what it does and not from what it waits for."""
+    if ins.op in (Op.NOTHING, Op.EMBED):
+        return ()
+    if ins.op is Op.ATTEND:
+        return head_spans(program.network, ins.head)
+    if ins.op is Op.SAMPLE:
+        writers = sum(other.op is Op.LOGITS for other in program.stages[ins.stage - 1].instructions)
+        return (Span(Vector.TOP, 0, writers),)
+    columns = ins.runs[0].matrix.columns
+    down = program.network.layers[ins.layer].down
+    source = _SOURCE.get(ins.op, Vector.HIDDEN if ins.runs[0].matrix == down else Vector.MIXED)
+    return (Span(source, 0, columns),)
+
+
+class _Proof:
+    """Versions of every element in the order of the stages: who wrote what."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.sizes = {**program.network.sizes, Vector.TOP: program.ctas}
+        self.version = {
+            vector: np.full((len(program.stages) + 1, size), -1, np.int32) for vector, size in self.sizes.items()
+        }
+        """[stage, element]: the last stage before it that wrote the element, or -1."""
+        self.outputs: list[dict[Span, list[int]]] = []
+        """Of each stage: what is written, and by which CTAs; several share what attention's parts write."""
+        self.written: dict[tuple[int, Vector], NDArray[np.int32]] = {}
+        """By stage: how often each element is written."""
+        self._sound: set[tuple[int, tuple[Wait, ...], tuple[Span, ...]]] = set()
+        self._behind: dict[tuple[int, Span], list[int]] = {}
+        for at, stage in enumerate(program.stages):
+            self._read(at, stage)
+
+    def _read(self, at: int, stage: Stage) -> None:
+        outputs: dict[Span, list[int]] = {}
+        for cta, ins in enumerate(stage.instructions):
+            if ins.stage != at or ins.cta != cta:
+                raise ScheduleError(f"{ins} stands in the place of stage {at} on CTA {cta}")
+            if ins.output is not None:
+                outputs.setdefault(ins.output, []).append(cta)
+        self.outputs.append(outputs)
+        for vector in self.sizes:
+            self.version[vector][at + 1] = self.version[vector][at]
+        for span, who in outputs.items():
+            size = self.sizes[span.vector]
+            if not 0 <= span.first < span.end <= size:
+                raise ScheduleError(f"stage {at} on CTA {who[0]} writes {span}, which has {size} elements")
+            count = self.written.setdefault((at, span.vector), np.zeros(size, np.int32))
+            count[span.first : span.end] += 1 if stage.op is Op.ATTEND else len(who)
+            self.version[span.vector][at + 1, span.first : span.end] = at
+        for (_, vector), count in [entry for entry in self.written.items() if entry[0][0] == at]:
+            if (count > 1).any():
+                element = int(np.argmax(count > 1))
+                twice = sorted(self.writers(at, Span(vector, element, 1)))
+                raise ScheduleError(f"{vector.name}[{element}] is written more than once in stage {at}, by CTAs {twice}")
+            if vector not in (Vector.QKV, Vector.TOP) and not count.all():
+                raise ScheduleError(f"{vector.name}[{int(np.argmin(count))}] is not written in stage {at}")
+
+    def writers(self, stage: int, span: Span) -> list[int]:
+        """The CTAs that write any of a span in a stage."""
+        key = (stage, span)
+        if key not in self._behind:
+            self._behind[key] = [
+                cta
+                for out, who in self.outputs[stage].items()
+                if out.vector is span.vector and out.first < span.end and span.first < out.end
+                for cta in who
+            ]
+        return self._behind[key]
+
+    def check_waits(self, ins: Instruction) -> None:
+        """What an instruction waits for comes, and each element that it reads is of the version waited for."""
+        key = (ins.stage, ins.waits, needs(self.program, ins))
+        if key in self._sound:
+            return
+        waited = {vector: np.full(size, -1, np.int32) for vector, size in self.sizes.items()}
+        for wait in ins.waits:
+            span, written = wait.span, self.written.get((wait.stage, wait.span.vector))
+            if written is None or not written[span.first : span.end].all():
+                raise ScheduleError(f"{ins} waits for {span} of stage {wait.stage}, where it is not written: for ever")
+            if (writers := len(self.outputs[wait.stage])) != wait.writers:
+                raise ScheduleError(f"{ins} waits for {wait.writers} writers of stage {wait.stage}, which has {writers}")
+            waited[span.vector][span.first : span.end] = wait.stage
+        for span in needs(self.program, ins):
+            wanted = self.version[span.vector][ins.stage, span.first : span.end]
+            got = waited[span.vector][span.first : span.end]
+            if (wanted < 0).any():
+                raise ScheduleError(f"{ins} reads {span.vector.name}[{span.first + int(np.argmin(wanted))}], "
+                                    "which nobody has written")  # fmt: skip
+            if (wanted != got).any():
+                wrong = int(np.argmax(wanted != got))
+                how = "does not wait for it" if got[wrong] < 0 else f"waits for stage {got[wrong]}"
+                raise ScheduleError(
+                    f"{ins} reads {span.vector.name}[{span.first + wrong}] of stage {wanted[wrong]} but {how}"
+                )
+        self._sound.add(key)
+
+
+def validate(program: Program, tile: int = 16) -> list[Instruction]:
+    """Prove a program for every number of attention parts; returns an order in which one processor could run it.
+
+    `tile` is the segments of a ring slot. Raises ScheduleError with the first thing that is wrong.
+    """
+    order: list[Instruction] = []
+    for parts in sorted({1, program.parts}, reverse=True):
+        order = order or _validate(program.with_parts(parts))
+        if parts != program.parts:
+            _validate(program.with_parts(parts))
+    _check_matrices(program)
+    if tile < 1:
+        raise ScheduleError("a slot of the ring must hold at least one segment")
+    return order
+
+
+def _validate(program: Program) -> list[Instruction]:
+    proof = _Proof(program)
+    for stage in program.stages:
+        for ins in stage.instructions:
+            proof.check_waits(ins)
+    order = _order(program, proof)
+    _check_overwrites(program, proof, order)
+    return order
+
+
+def _order(program: Program, proof: _Proof) -> list[Instruction]:
+    """An order in which every wait is over when its instruction's turn comes; ScheduleError if there is none.
+
+    Each CTA takes its instructions in turn, and its ring its tiles in the same order, so that a tile that is waited for
+    is at worst behind tiles of instructions that come before. Progress never takes back what another one waits for:
+    if one order gets to the end, all do.
+    """
+    stages, done = len(program.stages), [0] * program.ctas
+    over: set[Wait] = set()
+
+    def _blocks(wait: Wait) -> bool:
+        if wait in over:
+            return False
+        if any(done[who] <= wait.stage for who in proof.writers(wait.stage, wait.span)):
+            return True
+        over.add(wait)
+        return False
+
+    order: list[Instruction] = []
+    moved = True
+    while moved:
+        moved = False
+        for cta in range(program.ctas):
+            while done[cta] < stages:
+                ins = program.stages[done[cta]].instructions[cta]
+                if any(_blocks(wait) for wait in ins.waits):
+                    break
+                order.append(ins)
+                done[cta] += 1
+                moved = True
+    stuck = next((cta for cta in range(program.ctas) if done[cta] < stages), None)
+    if stuck is not None:
+        raise ScheduleError(f"deadlock: {program.stages[done[stuck]].instructions[stuck]} waits forever")
+    return order
+
+
+def _check_overwrites(program: Program, proof: _Proof, order: Sequence[Instruction]) -> None:
+    """Nobody may still read a vector when an element of it is written again.
+
+    `known[cta][other]` counts the instructions of `other` that are over as far as `cta` can tell: by its waits, by
+    what those it waited for could tell, and by its own. `reads` holds, by vector, the latest reader on each CTA.
+    """
+    known = np.zeros((program.ctas, program.ctas), np.int32)
+    sent: dict[tuple[int, int], NDArray[np.int32]] = {}
+    after: dict[tuple[int, Span], NDArray[np.int32]] = {}
+    reads = {vector: np.zeros((len(program.stages) + 1, program.ctas), np.int32) for vector in proof.version}
+    for stage in program.stages:
+        at = stage.instructions[0].stage
+        for vector in reads:
+            reads[vector][at + 1] = reads[vector][at]
+        for ins in stage.instructions:
+            for span in needs(program, ins):
+                reads[span.vector][at + 1, ins.cta] = at + 1
+    for ins in order:
+        mine = known[ins.cta]
+        for wait in ins.waits:
+            key = (wait.stage, wait.span)
+            if key not in after:
+                after[key] = np.max([sent[wait.stage, who] for who in proof.writers(wait.stage, wait.span)], axis=0)
+            np.maximum(mine, after[key], out=mine)
+        if ins.output is not None:
+            behind = mine < reads[ins.output.vector][ins.stage]
+            behind[ins.cta] = False
+            if behind.any():
+                other = int(np.argmax(behind))
+                late = int(reads[ins.output.vector][ins.stage, other]) - 1
+                raise ScheduleError(
+                    f"{ins} overwrites {ins.output} while "
+                    f"{program.stages[late].instructions[other]} may still read it"
+                )
+        mine[ins.cta] = ins.stage + 1
+        sent[ins.stage, ins.cta] = mine.copy()
+
+
+def _check_matrices(program: Program) -> None:
+    """Every segment of every matrix is streamed once, by the stage that has it, and rows go where they belong."""
+    for at, stage in enumerate(program.stages):
+        count = {
+            matrix.name: np.zeros(-(-matrix.rows * matrix.columns // stream_segment(matrix)), np.int32)
+            for matrix in stage.matrices
+        }
+        for ins in stage.instructions:
+            _check_rows(ins)
+            for run in ins.runs:
+                if run.matrix.name not in count:
+                    raise ScheduleError(f"{ins} multiplies {run.matrix.name}, which is no matrix of its stage")
+                count[run.matrix.name][run.first : run.first + run.segments] += 1
+        for name, times in count.items():
+            if (times != 1).any():
+                wrong = int(np.argmax(times != 1))
+                raise ScheduleError(f"segment {wrong} of {name} is computed {times[wrong]} times in stage {at}")
+
+
+def _check_rows(ins: Instruction) -> None:
+    """The runs of an instruction have as many rows as it writes."""
+    if not ins.runs or ins.output is None or ins.op is Op.LOGITS:
+        return
+    rows = sum(run.segments * stream_segment(run.matrix) // run.matrix.columns for run in ins.runs)
+    if rows != ins.output.count * (2 if ins.op is Op.GATE else 1):
+        raise ScheduleError(f"{ins} computes {rows} rows and writes {ins.output}")
+
+
+# --- what the kernel reads --------------------------------------------------------------------------------------------
+
+RUN: Final = np.dtype([("address", "<u8"), ("segments", "<u4"), ("format", "<u4")])
+WORDS: Final = np.dtype(
+    [
+        ("op", "<u4"), ("flags", "<u4"), ("stage", "<u4"), ("columns", "<u4"),
+        ("source", "<u4"), ("wait", "<u4"), ("writers", "<u4"), ("target", "<u4"),
+        ("first", "<u4"), ("rows", "<u4"), ("head", "<u4"), ("part", "<u4"),
+        ("runs", RUN, (RUNS,)),
+        ("norm", "<u8"), ("bias", "<u8"), ("extra", "<u8"), ("wait2", "<u4"), ("wait3", "<u4"),
+    ]
+)  # fmt: skip
+"""An instruction as `struct Instruction` of kernels/persistent.cu has it: 128 bytes.
+
+source, target: where the vectors begin in the workspace, in bytes; wait: the stage waited for (of ATTEND's queries;
+wait2 and wait3 of its key and value); writers: CTAs of it; first, rows: the output's elements. ATTEND: runs hold the
+addresses of keys, values and both scales (the third's as `extra`), norm and bias the norms of query and key. EMBED:
+runs[0] is the embedding. norm: the norm that follows the written stream.
+"""
+
+READS_FLOATS, WRITES_FLOATS = 1, 2
+"""Bits of `flags`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Where in one device buffer the kernel keeps what passes between CTAs, in bytes."""
+
+    counters: int
+    """A counter for each stage, COUNTER bytes apart; behind them one for each KV head."""
+    vectors: dict[Vector, int]
+    joins: int
+    """The attention parts' floats."""
+    nbytes: int
+
+
+HEADER: Final = 256
+"""Bytes before the counters: the number of the step, in the first word."""
+COUNTER: Final = 32
+TOP_UNIT: Final = 16
+
+
+def workspace(program: Program) -> Workspace:
+    """The layout for a program; the buffer starts as zeros."""
+    net = program.network
+    at = HEADER + COUNTER * (len(program.stages) + net.kv_heads)
+    joins = at = -(-at // 256) * 256
+    part = net.heads // net.kv_heads * (net.head_dim + 2) * 4
+    at += -(-net.kv_heads * program.parts * part // 256) * 256
+    vectors = {}
+    for vector, size in net.sizes.items():
+        vectors[vector] = at
+        at += -(-size // UNIT * FLOAT_UNIT // 256) * 256
+    vectors[Vector.TOP] = at
+    at += -(-program.ctas * TOP_UNIT // 256) * 256
+    return Workspace(HEADER, vectors, joins, at)
+
+
+def encode(program: Program, formats: Sequence[BlockType]) -> NDArray[Any]:
+    """The program as the kernel reads it: WORDS (stages, ctas). `formats` numbers the block types."""
+    place = workspace(program)
+    words = np.zeros((len(program.stages), program.ctas), WORDS)
+    for at, stage in enumerate(program.stages):
+        for ins in stage.instructions:
+            _encode(program, place, stage, ins, words[at, ins.cta], formats)
+    return words
+
+
+def _encode(
+    program: Program, place: Workspace, stage: Stage, ins: Instruction, word: Any, formats: Sequence[BlockType]
+) -> None:
+    net = program.network
+    word["op"], word["stage"] = ins.op, ins.stage
+    if ins.op is Op.NOTHING:
+        return
+    if ins.waits:
+        word["source"] = place.vectors[ins.waits[0].span.vector]
+        word["wait"], word["writers"] = ins.waits[0].stage, ins.waits[0].writers
+    if ins.output is not None:
+        word["target"] = place.vectors[ins.output.vector]
+        word["first"], word["rows"] = ins.output.first, ins.output.count
+    word["flags"] = WRITES_FLOATS * stage.floats + READS_FLOATS * any(m.kind in PLAIN for m in stage.matrices)
+    word["head"], word["part"] = ins.head, ins.part
+    for to, run in zip(word["runs"], ins.runs, strict=False):
+        to["address"], to["segments"], to["format"] = run.address, run.segments, formats.index(run.matrix.kind)
+    if ins.runs:
+        word["columns"] = ins.runs[0].matrix.columns
+    layer = net.layers[ins.layer]
+    if ins.op is Op.EMBED:
+        word["columns"], word["norm"] = net.dim, net.layers[0].attn_norm
+        word["runs"][0]["address"], word["runs"][0]["format"] = net.embedding.address, formats.index(net.embedding.kind)
+    elif ins.op is Op.PROJECT:
+        word["bias"] = layer.qkv_bias
+    elif ins.op is Op.ATTEND:
+        for to, address in zip(word["runs"], (layer.keys, layer.values, layer.key_scales), strict=True):
+            to["address"] = address
+        word["extra"], word["norm"], word["bias"] = layer.value_scales, layer.query_norm, layer.key_norm
+        word["wait2"], word["wait3"] = ins.waits[1].stage, ins.waits[2].stage
+    elif ins.op is Op.ADD:
+        word["norm"] = next_norm(net, ins)
+    elif ins.op is Op.LOGITS:
+        word["first"] = ins.runs[0].first * stream_segment(net.output) // net.output.columns
+        word["rows"] = ins.runs[0].segments * stream_segment(net.output) // net.output.columns
+
+
+def next_norm(net: Network, ins: Instruction) -> int:
+    """The address of the norm weights that follow an ADD."""
+    layer = net.layers[ins.layer]
+    if ins.runs[0].matrix == layer.output:
+        return layer.ffn_norm
+    return net.layers[ins.layer + 1].attn_norm if ins.layer + 1 < len(net.layers) else net.output_norm
