@@ -266,16 +266,19 @@ def pieces_per_row(matrix: Matrix) -> int:
 def check(matrix: Matrix) -> None:
     """Refuse a matrix that the kernel cannot take, by name."""
     if matrix.rows % UNIT:
-        raise UnsupportedModelError(f"{matrix.name} has {matrix.rows} rows: the persistent step takes multiples of {UNIT}")
+        raise UnsupportedModelError(
+            f"{matrix.name} has {matrix.rows} rows: the persistent step takes multiples of {UNIT}"
+        )
     if matrix.kind in PLAIN:
-        if matrix.columns > SEGMENT and matrix.columns % SEGMENT or matrix.columns * matrix.kind.size % 512:
+        if matrix.columns % min(SEGMENT, matrix.columns) or matrix.columns * matrix.kind.size % 512:
             raise UnsupportedModelError(
-                f"{matrix.name} has rows of {matrix.columns} in {matrix.kind.name}: the persistent step takes such rows "
-                f"up to {SEGMENT} in steps of 512 bytes, or multiples of {SEGMENT}"
+                f"{matrix.name} has rows of {matrix.columns} in {matrix.kind.name}: the persistent step takes "
+                f"rows up to {SEGMENT} in steps of 512 bytes, or multiples of {SEGMENT}"
             )
     elif matrix.columns % 256:
         raise UnsupportedModelError(
-            f"{matrix.name} has rows of {matrix.columns} in {matrix.kind.name}: the persistent step takes multiples of 256"
+            f"{matrix.name} has rows of {matrix.columns} in {matrix.kind.name}: the persistent step takes multiples "
+            "of 256"
         )
 
 
@@ -299,7 +302,7 @@ def _runs(matrices: Sequence[Matrix], first: int, rows: int) -> tuple[Run, ...]:
         if low < high:
             size = stream_segment(matrix)
             begin, end = (low - top) * matrix.columns, (high - top) * matrix.columns
-            if begin % size or end % size and high != top + matrix.rows:
+            if begin % size or (end % size and high != top + matrix.rows):
                 raise UnsupportedModelError(f"{matrix.name}: {UNIT} rows of {matrix.columns} are no whole segments")
             runs.append(Run(matrix, begin // size, -(-end // size) - begin // size))
         top += matrix.rows
@@ -510,7 +513,9 @@ class _Proof:
             if (count > 1).any():
                 element = int(np.argmax(count > 1))
                 twice = sorted(self.writers(at, Span(vector, element, 1)))
-                raise ScheduleError(f"{vector.name}[{element}] is written more than once in stage {at}, by CTAs {twice}")
+                raise ScheduleError(
+                    f"{vector.name}[{element}] is written more than once in stage {at}, by CTAs {twice}"
+                )
             if vector not in (Vector.QKV, Vector.TOP) and not count.all():
                 raise ScheduleError(f"{vector.name}[{int(np.argmin(count))}] is not written in stage {at}")
 
@@ -537,7 +542,9 @@ class _Proof:
             if written is None or not written[span.first : span.end].all():
                 raise ScheduleError(f"{ins} waits for {span} of stage {wait.stage}, where it is not written: for ever")
             if (writers := len(self.outputs[wait.stage])) != wait.writers:
-                raise ScheduleError(f"{ins} waits for {wait.writers} writers of stage {wait.stage}, which has {writers}")
+                raise ScheduleError(
+                    f"{ins} waits for {wait.writers} writers of stage {wait.stage}, which has {writers}"
+                )
             waited[span.vector][span.first : span.end] = wait.stage
         for span in needs(self.program, ins):
             wanted = self.version[span.vector][ins.stage, span.first : span.end]
@@ -647,8 +654,7 @@ def _check_overwrites(program: Program, proof: _Proof, order: Sequence[Instructi
                 other = int(np.argmax(behind))
                 late = int(reads[ins.output.vector][ins.stage, other]) - 1
                 raise ScheduleError(
-                    f"{ins} overwrites {ins.output} while "
-                    f"{program.stages[late].instructions[other]} may still read it"
+                    f"{ins} overwrites {ins.output} while {program.stages[late].instructions[other]} may still read it"
                 )
         mine[ins.cta] = ins.stage + 1
         sent[ins.stage, ins.cta] = mine.copy()
@@ -697,9 +703,9 @@ WORDS: Final = np.dtype(
 """An instruction as `struct Instruction` of kernels/persistent.cu has it: 128 bytes.
 
 source, target: where the vectors begin in the workspace, in bytes; wait: the stage waited for (of ATTEND's queries;
-wait2 and wait3 of its key and value); writers: CTAs of it; first, rows: the output's elements. ATTEND: runs hold the
-addresses of keys, values and both scales (the third's as `extra`), norm and bias the norms of query and key. EMBED:
-runs[0] is the embedding. norm: the norm that follows the written stream.
+wait2 and wait3 of its key and value, with the writers in the upper half); writers: CTAs of it; first, rows: the
+output's elements. ATTEND: runs hold the addresses of keys, values and both scales (the last as `extra`), norm and bias
+the norms of query and key. EMBED: runs[0] is the embedding. norm: the norm that follows the written stream.
 """
 
 READS_FLOATS, WRITES_FLOATS = 1, 2
@@ -779,7 +785,7 @@ def _encode(
         for to, address in zip(word["runs"], (layer.keys, layer.values, layer.key_scales), strict=True):
             to["address"] = address
         word["extra"], word["norm"], word["bias"] = layer.value_scales, layer.query_norm, layer.key_norm
-        word["wait2"], word["wait3"] = ins.waits[1].stage, ins.waits[2].stage
+        word["wait2"], word["wait3"] = (wait.stage | wait.writers << 16 for wait in ins.waits[1:])
     elif ins.op is Op.ADD:
         word["norm"] = next_norm(net, ins)
     elif ins.op is Op.LOGITS:

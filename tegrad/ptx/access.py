@@ -5,10 +5,21 @@ consecutive lanes and for one common address, and records the first faulting lan
 suppressed until it leaves at its next back edge or exit.
 """
 
+from collections.abc import Callable
+
 from tegrad.ptx.check import Checker, Shape, launch_of
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.lanes import gather_any, interleave, masked_load, masked_store, replicate, scatter_any
 from tegrad.ptx.layout import LANES, Access, Frame, Launch
+
+
+def last_first(n: int, load: Callable[[int], V]) -> list[V]:
+    """The words of a vector, the last of them loaded first, and stored last.
+
+    Silicon sees 16 aligned bytes whole [inferred: kernels that poll such packets run]. Here, who finds a mark in the
+    last word has the words before it as they were stored with the mark.
+    """
+    return [load(i) for i in reversed(range(n))][::-1]
 
 
 class Helper:
@@ -180,7 +191,7 @@ class Helper:
         f.leave(f.xor(good, f.const("i1", 1)), lanes)
         host = f.add(f.resize(low, "i64", False), self.check.base)
         p = f.op("ptr", 1, f"inttoptr {host} to ptr")
-        self.give([f.splat(f.load(s.el, p, i * s.bits // 8), LANES) for i in range(s.n)])
+        self.give(last_first(s.n, lambda i: f.splat(f.load(s.el, p, i * s.bits // 8), LANES)))
         f.label(lanes)
 
     def by_lane(self, host: V, good: V) -> None:
@@ -193,7 +204,7 @@ class Helper:
                 scatter_any(f, h, self.active, v)
             f.ret()
         else:
-            self.give([gather_any(f, h, self.active, s.el) for h in hosts])
+            self.give(last_first(s.n, lambda i: gather_any(f, hosts[i], self.active, s.el)))
 
     def fault_unless(self, good: V) -> None:
         """Report the first active lane that is not good and return without an effect."""
@@ -265,7 +276,7 @@ def emit_uniform(module: Module, space: str, bits: int, n: int) -> None:
     f.condbr(f.and_(good, f.icmp("eq", idle, f.const("i32", 0))), work, empty, True)
     f.label(work)
     p = f.op("ptr", 1, f"inttoptr {f.add(f.resize(addr, 'i64', False), check.base)} to ptr")
-    give([f.load(shape.el, p, i * bits // 8) for i in range(n)])
+    give(last_first(n, lambda i: f.load(shape.el, p, i * bits // 8)))
     f.label(empty)
     over = f.name_of("over")
     f.condbr(f.icmp("eq", idle, f.const("i32", 0)), fault, over)

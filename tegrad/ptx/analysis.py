@@ -398,10 +398,12 @@ def _bits(regs: list[int]) -> int:
 def _mark_spins(blocks: list[Block]) -> bool:
     """Mark the blocks of loops that may wait for another thread."""
     found = False
-    for block in blocks:
-        if any(can_wait(ins) for ins in block.body):
-            reach = _reach(blocks, block.index, -1)
-            loop = [b for b in blocks if reach >> b.index & 1 and _reach(blocks, b.index, -1) >> block.index & 1]
+    waiting = [block for block in blocks if any(can_wait(ins) for ins in block.body)]
+    ways = [_reach(blocks, block.index, -1) for block in blocks] if waiting else []
+    for block in waiting:
+        if not block.spin:  # else it is in the loop of one before it
+            reach = ways[block.index]
+            loop = [b for b in blocks if reach >> b.index & 1 and ways[b.index] >> block.index & 1]
             looping = any(block.index in b.succ for b in loop)
             for b in loop if looping else []:
                 b.spin = found = True

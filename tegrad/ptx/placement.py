@@ -36,7 +36,8 @@ class Layout:
         wastes nothing; unsized (dynamic) ones come last.
         """
         spaces = (space, "param") if space == "local" else (space,)
-        named = [v for v in source.variables.values() if v.name in _names(fn)]
+        names = _names(fn)
+        named = [v for v in source.variables.values() if v.name in names]
         found = [v for v in [*named, *fn.variables] if v.space in spaces]
         at = 0
         for v in sorted(found, key=lambda v: (v.size == 0, -v.align)):

@@ -1,0 +1,651 @@
+// A whole decode step in one launch: every CTA runs its list of instructions (tegrad/llm/schedule.py), and all of them
+// must be on the chip at once. A CTA has three kinds of warps:
+//
+//   CONSUMERS warps multiply segments of weights from the ring, and attend;
+//   SERVICE warps wait for an instruction's input, stage it in shared memory, and turn what the consumers computed into
+//       what the next stage reads: norms' factors, activations, the residual stream, quantized packets;
+//   one warp fills the ring with the weights of all instructions, as far ahead as it has slots: it waits for nobody else.
+//
+// A consumer reads its first segment of an instruction into registers before it waits for the input. What a CTA needs of
+// the residual stream stays in its shared memory.
+//
+// Grid (CTAS), 32 * (CONSUMERS + SERVICE + 1) threads, SHARED bytes of dynamic shared memory. Arguments:
+//   program    struct of 32 words (schedule.WORDS) for each stage and CTA
+//   workspace  schedule.workspace: number of the step, counters, joined parts of attention, packets; zeros before the first
+//   state, ring   kernels/state.cuh; the step's token is handed over where GREEDY
+//   rope       float32 (2, ROPE_POSITIONS, ROPE_PAIRS)
+//   logits     float32 (rows of the output matrix), written where STORE_LOGITS
+//   stamps     where STAMPS: u64 (CTAS, STAGES, 4), ns: stage begun, input there, results there, handed on
+//   last       stages to run; fewer than STAGES for tests, which then find every vector as the last stage left it
+//
+// Macros: CTAS, STAGES, DIM, HEADS, KV_HEADS, HEAD_DIM, POSITIONS, ROPE, EPS, ... (attention.cuh), SPLITS, ACTIVATION;
+// USES_<format> 1 for each format that occurs; JOINS, COUNTERS (places in the workspace); COLUMNS (of the widest matrix),
+// OWN (rows of the residual stream of a CTA at most), SUMS (row sums of an instruction at most), SHARED; what may be
+// tuned: CONSUMERS, SERVICE, RING_TILE (segments of a tile), RING_SLOTS (at most), and those of sync.cuh.
+#include "state.cuh"
+#include "barrier.cuh"
+#include "attention.cuh"
+#include "blocks.cuh"
+#include "weight.cuh"
+#include "activation.cuh"
+
+#ifndef USES_Q6_K
+#define USES_Q6_K 0
+#endif
+#ifndef USES_Q5_K
+#define USES_Q5_K 0
+#endif
+#ifndef USES_Q4_K
+#define USES_Q4_K 0
+#endif
+#ifndef USES_Q8_0
+#define USES_Q8_0 0
+#endif
+#ifndef USES_Q4_0
+#define USES_Q4_0 0
+#endif
+#ifndef USES_F16
+#define USES_F16 0
+#endif
+#ifndef USES_BF16
+#define USES_BF16 0
+#endif
+#ifndef USES_F32
+#define USES_F32 0
+#endif
+#ifndef GREEDY
+#define GREEDY 1
+#endif
+#ifndef STORE_LOGITS
+#define STORE_LOGITS 0
+#endif
+#ifndef STAMPS
+#define STAMPS 0
+#endif
+#ifndef ROPE_POSITIONS
+#define ROPE_POSITIONS POSITIONS
+#endif
+
+// schedule.Op, schedule.WORDS and flags
+enum Op { NOTHING, EMBED, PROJECT, ATTEND, ADD, GATE, LOGITS, SAMPLE };
+enum Field { OP, FLAGS, STAGE, COLUMNS_OF, SOURCE, WAIT, WRITERS, TARGET, FIRST, ROWS_OF, HEAD, PART_OF, RUN = 12,
+             NORM = 24, BIAS = 26, EXTRA = 28, WAIT2 = 30, WAIT3 = 31 };
+enum RunField { ADDRESS, SEGMENTS_OF = 2, FORMAT_OF = 3 };
+enum Flag { READS_FLOATS = 1, WRITES_FLOATS = 2 };
+enum Format { FORMAT_Q6_K, FORMAT_Q5_K, FORMAT_Q4_K, FORMAT_Q8_0, FORMAT_Q4_0, FORMAT_F16, FORMAT_BF16, FORMAT_F32 };
+constexpr int RUNS = 3, COUNTER_BYTES = 32;
+
+constexpr int CONSUMER_THREADS = 32 * CONSUMERS, SERVICE_THREADS = 32 * SERVICE;
+constexpr int HELD = 4;        // segments whose lanes' sums a warp keeps before it adds them up
+constexpr int POLLED = 4;      // sets of 16 that a thread waits for together
+constexpr bool PLAIN = USES_F16 || USES_BF16 || USES_F32;
+constexpr bool PACKED = USES_Q6_K || USES_Q5_K || USES_Q4_K || USES_Q8_0 || USES_Q4_0;
+constexpr unsigned EVERY = 0xffffffffu;
+
+__device__ constexpr int most(int a, int b) { return a > b ? a : b; }
+constexpr int SEGMENT_MOST =
+    most(most(most(USES_Q6_K * 1680, USES_Q5_K * 1408), most(USES_Q4_K * 1152, USES_Q8_0 * 2176)),
+         most(most(USES_Q4_0 * 1152, USES_F32 * 8192), most(USES_F16 * 4096, USES_BF16 * 4096)));
+constexpr int SLOT_BYTES = RING_TILE * SEGMENT_MOST;
+constexpr int PACKED_INPUT = PACKED ? (COLUMNS + SEGMENT - 1) / SEGMENT * INPUT_BYTES : 0;
+constexpr int PLAIN_INPUT = PLAIN ? COLUMNS * 4 : 0;
+
+struct Attending {
+    attend::Shared shared;
+    alignas(16) float query[attend::OUTPUTS], key[HEAD_DIM], value[HEAD_DIM];
+};
+
+// Shared memory but for the ring.
+struct Work {
+    union {
+        alignas(16) unsigned char input[most(PACKED_INPUT, PLAIN_INPUT)];
+        Attending attending;
+    };
+    alignas(16) float scratch[CONSUMERS][32 * HELD];
+    float sums[most(SUMS, attend::OUTPUTS)];
+    float stream[OWN];  // this CTA's rows of the residual stream
+    float squares[2][SERVICE], top[2][SERVICE];
+    int top_row[2][SERVICE];
+    int joined;         // attention's result is in `sums`
+};
+
+constexpr int ROOM = (SHARED - (int)sizeof(Work) - 1024) / SLOT_BYTES;
+constexpr int SLOTS = ROOM < RING_SLOTS ? ROOM : RING_SLOTS;
+static_assert(SLOTS >= 2, "shared memory holds less than two tiles: make them smaller");
+static_assert(ATTENTION_WARPS <= CONSUMERS, "attention is the consumers' work");
+#include "sync.cuh"
+static_assert(sizeof(Ring) <= 1024, "the ring's barriers have outgrown their place");
+
+// An instruction, a word in each lane.
+struct Word {
+    unsigned mine;
+    __device__ __forceinline__ unsigned operator[](int field) const { return __shfl_sync(EVERY, mine, field); }
+    __device__ __forceinline__ unsigned long long address(int field) const {
+        const unsigned low = (*this)[field], high = (*this)[field + 1];
+        return (unsigned long long)high << 32 | low;
+    }
+};
+
+// The instructions of this CTA in turn; the next one is on its way while one is worked on.
+struct Reader {
+    const unsigned *at;
+    int left;
+    unsigned next;
+    __device__ __forceinline__ Reader(const unsigned *program, int stages, int lane)
+        : at(program + (size_t)blockIdx.x * 32 + lane), left(stages), next(stages ? __ldg(at) : 0) {}
+    __device__ __forceinline__ bool take(Word &word) {
+        if (left == 0) return false;
+        word.mine = next;
+        at += CTAS * 32;
+        if (--left) next = __ldg(at);
+        return true;
+    }
+};
+
+// Runs the statement with F as the format of that number; of formats that do not occur there is no code.
+#define WITH_FORMAT(number, ...) do { \
+    const unsigned number_ = number; \
+    ONE_FORMAT(Q6_K, __VA_ARGS__) ONE_FORMAT(Q5_K, __VA_ARGS__) ONE_FORMAT(Q4_K, __VA_ARGS__) ONE_FORMAT(Q8_0, __VA_ARGS__) \
+    ONE_FORMAT(Q4_0, __VA_ARGS__) ONE_FORMAT(F16, __VA_ARGS__) ONE_FORMAT(BF16, __VA_ARGS__) ONE_FORMAT(F32, __VA_ARGS__) \
+} while (0)
+#define ONE_FORMAT(NAME, ...) \
+    if constexpr (USES_##NAME != 0) if (KINDS == 1 || number_ == FORMAT_##NAME) { using F = NAME; __VA_ARGS__; break; }
+constexpr int KINDS = USES_Q6_K + USES_Q5_K + USES_Q4_K + USES_Q8_0 + USES_Q4_0 + USES_F16 + USES_BF16 + USES_F32;
+
+// Bytes of a streamed segment: one of a plain format ends with its row.
+template <class F> __device__ __forceinline__ int segment_bytes(int columns) {
+    if constexpr (F::PACKED) return F::BYTES;
+    else return (columns < SEGMENT ? columns : SEGMENT) * (16 / F::LANE);
+}
+
+// --- consumers ------------------------------------------------------------------------------------------------------
+
+// What the lanes of a warp summed up for `held` segments, CONSUMERS apart, becomes sums of `quarter` x 4 neighbours.
+__device__ __forceinline__ void add_up(float *scratch, float *sums, int held, int quarter, int lane) {
+    __syncwarp();
+    const float4 v = ((const float4 *)scratch)[lane];
+    float sum = (v.x + v.y) + (v.z + v.w);
+    for (int step = quarter >> 1; step; step >>= 1) sum += __shfl_xor_sync(EVERY, sum, step);
+    const int segment = lane >> 3, at = lane & 7;
+    if (segment < held && (at & (quarter - 1)) == 0) sums[segment * CONSUMERS * (8 / quarter) + at / quarter] = sum;
+    __syncwarp();
+}
+
+// The products of an instruction's runs, into work.sums in the order of the rows; returns the tiles behind its last.
+template <class F> __device__ __forceinline__ unsigned multiply(const Word &word, Work &work, Ring &ring, const unsigned char *slots,
+                                                                unsigned tile, int warp, int lane) {
+    const int columns = word[COLUMNS_OF];
+    // Packed: lanes take chunks of 64 columns; plain: warps take segments of a row.
+    const int segment_weights = F::PACKED || columns > SEGMENT ? SEGMENT : columns;
+    const int wide = F::PACKED ? columns / 64 : columns / segment_weights;
+    const int per_warp = F::PACKED ? 32 : 1, first_place = (F::PACKED ? warp * 32 + lane : warp) % wide;
+    const int step = CONSUMERS * per_warp % wide;
+    const int aligned = columns & -columns;
+    const int quarter = F::PACKED ? (aligned < SEGMENT ? aligned : SEGMENT) / 256 : 8;
+    const int bytes = segment_bytes<F>(columns);
+    float *scratch = work.scratch[warp], *sums = work.sums;
+    bool waiting = true;
+    Input x;
+    for (int run = 0; run < RUNS; run++) {
+        const int segments = word[RUN + 4 * run + SEGMENTS_OF];
+        if (segments == 0) break;
+        const int tiles = (segments + RING_TILE - 1) / RING_TILE;
+        int released = 0, held = 0, place = first_place;
+        for (int at = warp; at < segments; at += CONSUMERS) {
+            const int t = at / RING_TILE, after = at + CONSUMERS < segments ? (at + CONSUMERS) / RING_TILE : tiles;
+            // Tiles between this warp's segments are done with.
+            if (lane == 0)
+                for (; released < t; released++) ring_release(ring, tile + released, warp);
+            released = t;
+            ring_await(ring, tile + t);
+            const unsigned char *from = slots + (size_t)((tile + t) % SLOTS) * SLOT_BYTES + at % RING_TILE * bytes;
+            float sum = 0;
+            if constexpr (F::PACKED) {
+                typename F::Segment weights;
+                weights.load(Memory{from}, lane);
+                if (after > t) {
+                    __syncwarp();
+                    if (lane == 0)
+                        for (int u = t; u < after; u++) ring_release(ring, tile + u, warp);
+                    released = after;
+                }
+                if (waiting) barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+                if (waiting || step) x = load_input(work.input, place);
+                waiting = false;
+                sum = F::dot(weights, x, lane);
+            } else {
+                if (waiting) barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+                waiting = false;
+                const float4 *v = (const float4 *)work.input + place * (segment_weights / 4);
+                for (int part = 0; part < segment_weights / F::PART; part++) {
+                    const uint4 w = Memory{from}.u128(512 * part + 16 * lane);
+#pragma unroll
+                    for (int quad = 0; quad < F::LANE / 4; quad++) {
+                        const float4 a = v[(part * (F::LANE / 4) + quad) * 32 + lane], b = F::four(w, quad);
+                        sum = fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
+                    }
+                }
+                if (after > t) {
+                    __syncwarp();
+                    if (lane == 0)
+                        for (int u = t; u < after; u++) ring_release(ring, tile + u, warp);
+                    released = after;
+                }
+            }
+            place += step;
+            if (place >= wide) place -= wide;
+            scratch[32 * held + lane] = sum;
+            if (++held == HELD || at + CONSUMERS >= segments) {
+                add_up(scratch, sums + (at - (held - 1) * CONSUMERS) * (8 / quarter), held, quarter, lane);
+                held = 0;
+            }
+        }
+        if (lane == 0)
+            for (; released < tiles; released++) ring_release(ring, tile + released, warp);
+        tile += tiles;
+        sums += segments * (8 / quarter);
+    }
+    if (waiting) barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+    return tile;
+}
+
+// A part of a KV head's positions; who joins the parts leaves the result in work.sums.
+__device__ __forceinline__ void attend_part(const Word &word, Work &work, unsigned char *workspace, const float *rope, int position,
+                                            int warp, int thread) {
+    const int head = word[HEAD], number = word[PART_OF];
+    void *keys = (void *)word.address(RUN), *values = (void *)word.address(RUN + 4);
+    __half *key_scales = (__half *)word.address(RUN + 8), *value_scales = (__half *)word.address(EXTRA);
+    const float *q_norm = (const float *)word.address(NORM), *k_norm = (const float *)word.address(BIAS);
+    float *joins = (float *)(workspace + JOINS) + (size_t)head * SPLITS * attend::PART_FLOATS;
+    unsigned *counter = (unsigned *)(workspace + COUNTERS + (size_t)(STAGES + head) * COUNTER_BYTES);
+    const int parts = attend::range(position, 0).parts;
+    if (number >= parts) return;
+    if (warp < ATTENTION_WARPS) {
+        const attend::Output out = {work.sums, nullptr, nullptr};
+        Attending &a = work.attending;
+        attend::part(a.shared, attend::side(keys, key_scales, head), attend::side(values, value_scales, head), number, position,
+                     a.query, a.key, a.value, q_norm, k_norm, rope, ROPE_POSITIONS, joins, counter, out, thread,
+                     [] { barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS); });
+        if (thread == 0) work.joined = parts == 1 || a.shared.last;
+    } else {
+        barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+    }
+    barrier_arrive<RESULTS_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+}
+
+__device__ __forceinline__ void consume(Reader reader, Work &work, Ring &ring, const unsigned char *slots, unsigned char *workspace,
+                                        const float *rope, int position, int warp, int lane) {
+    unsigned tile = 0;
+    for (Word word; reader.take(word);) {
+        const unsigned op = word[OP];
+        if (op == ATTEND) {
+            attend_part(word, work, workspace, rope, position, warp, warp * 32 + lane);
+        } else if (op == PROJECT || op == ADD || op == GATE || op == LOGITS) {
+            WITH_FORMAT(word[RUN + FORMAT_OF], tile = multiply<F>(word, work, ring, slots, tile, warp, lane));
+            barrier_arrive<RESULTS_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+        }
+    }
+}
+
+// --- the filling warp -----------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void fill(Reader reader, Ring &ring, unsigned char *slots, int lane) {
+    Filler filler;
+    for (Word word; reader.take(word);) {
+        const unsigned op = word[OP], columns = word[COLUMNS_OF];
+        if (op != PROJECT && op != ADD && op != GATE && op != LOGITS) continue;
+        unsigned bytes = 0;
+        WITH_FORMAT(word[RUN + FORMAT_OF], bytes = segment_bytes<F>(columns));
+        for (int run = 0; run < RUNS; run++) {
+            const unsigned char *from = (const unsigned char *)word.address(RUN + 4 * run + ADDRESS);
+            unsigned left = word[RUN + 4 * run + SEGMENTS_OF];
+            for (; left > 0;) {
+                const unsigned count = left < RING_TILE ? left : RING_TILE;
+                filler.put(ring, slots, from, count * bytes, lane);
+                from += count * bytes;
+                left -= count;
+            }
+        }
+    }
+    filler.finish(ring, lane);
+}
+
+// --- service: input -------------------------------------------------------------------------------------------------
+
+// A packet's third word: the unit's scale rounded up to 6 significant bits, and its sum of squares to 12.
+__device__ __forceinline__ float unit_scale(unsigned word) { return __uint_as_float(word >> 19 << 18); }
+__device__ __forceinline__ float unit_squares(unsigned word) { return __uint_as_float((word & 0x7ffff) << 12); }
+
+// Four int8 times a factor of at most 1.
+__device__ __forceinline__ unsigned rescale(unsigned bytes, float factor) {
+    unsigned result = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int q = __float2int_rn((float)(signed char)(bytes >> (8 * i)) * factor);
+        result |= (q & 255u) << (8 * i);
+    }
+    return result;
+}
+
+// Stages a quantized vector for products of format F; returns this thread's part of its sum of squares.
+template <class F> __device__ __forceinline__ float stage_packets(Work &work, const unsigned char *from, int columns, unsigned epoch, int thread) {
+    float squares = 0;
+    const int sets = columns / 16;
+    for (int first = thread; first < sets; first += POLLED * SERVICE_THREADS) {
+        uint4 low[POLLED], high[POLLED];
+        const int limit = (sets - first + SERVICE_THREADS - 1) / SERVICE_THREADS;
+        load_packets(low, from + 32 * first, 32 * SERVICE_THREADS, limit, epoch);
+        load_packets(high, from + 32 * first + 16, 32 * SERVICE_THREADS, limit, epoch);
+#pragma unroll
+        for (int i = 0; i < POLLED; i++) {
+            if (i >= limit) break;
+            const int set = first + i * SERVICE_THREADS;
+            const float a = unit_scale(low[i].z), b = unit_scale(high[i].z), scale = fmaxf(a, b);
+            uint4 q = make_uint4(low[i].x, low[i].y, high[i].x, high[i].y);
+            if (a < scale) q.x = rescale(q.x, a / scale), q.y = rescale(q.y, a / scale);
+            if (b < scale) q.z = rescale(q.z, b / scale), q.w = rescale(q.w, b / scale);
+            stage_set<F>(work.input, set / 4, set % 4, q, scale);
+            squares += unit_squares(low[i].z) + unit_squares(high[i].z);
+        }
+    }
+    return squares;
+}
+
+// Copies `count` floats from packets; `put(index, value)` stores one. Returns the thread's part of the sum of squares.
+template <class Put> __device__ __forceinline__ float stage_floats(const unsigned char *from, int count, unsigned epoch, int thread, Put put) {
+    float squares = 0;
+    const int packets = count / 8 * 3;
+    for (int first = thread; first < packets; first += POLLED * SERVICE_THREADS) {
+        uint4 v[POLLED];
+        const int limit = (packets - first + SERVICE_THREADS - 1) / SERVICE_THREADS;
+        load_packets(v, from + 16 * first, 16 * SERVICE_THREADS, limit, epoch);
+#pragma unroll
+        for (int i = 0; i < POLLED; i++) {
+            if (i >= limit) break;
+            const int packet = first + i * SERVICE_THREADS, third = packet % 3, at = packet / 3 * 8 + third * 3;
+            put(at, __uint_as_float(v[i].x));
+            put(at + 1, __uint_as_float(v[i].y));
+            if (third == 2) squares += __uint_as_float(v[i].z);
+            else put(at + 2, __uint_as_float(v[i].z));
+        }
+    }
+    return squares;
+}
+
+// Stages a product's input as its format reads it.
+template <class F> __device__ __forceinline__ float stage_input(Work &work, const unsigned char *from, int columns, unsigned epoch, int thread) {
+    if constexpr (F::PACKED) {
+        return stage_packets<F>(work, from, columns, epoch, thread);
+    } else {
+        float *to = (float *)work.input;
+        return stage_floats(from, columns, epoch, thread, [=](int at, float v) { to[F::place(at / 4) * 4 + at % 4] = v; });
+    }
+}
+
+// --- service: output ------------------------------------------------------------------------------------------------
+
+// Hands rows on, one in each lane, `row` % 16 = lane % 16; all lanes take part. `square` is summed up for the reader.
+__device__ __forceinline__ void hand_on(unsigned char *target, int row, bool inside, float value, float square, bool floats, unsigned epoch,
+                                        int lane) {
+    if (!inside) value = 0, square = 0;
+#pragma unroll
+    for (int step = 4; step; step >>= 1) square += __shfl_xor_sync(EVERY, square, step);
+    if (floats) {
+        const int third = lane % 8 < 2 ? lane % 8 : 2, from = lane / 8 * 8 + 3 * third;
+        const float a = __shfl_sync(EVERY, value, from), b = __shfl_sync(EVERY, value, from + 1);
+        const float c = __shfl_sync(EVERY, value, third < 2 ? from + 2 : from);
+        if (inside && lane % 8 < 3)
+            store_packet(target + row / 8 * 48 + 16 * third, __float_as_uint(a), __float_as_uint(b),
+                         __float_as_uint(third == 2 ? square : c), epoch);
+        return;
+    }
+    float largest = fabsf(value);
+#pragma unroll
+    for (int step = 8; step; step >>= 1) largest = fmaxf(largest, __shfl_xor_sync(EVERY, largest, step));
+    const unsigned code = largest < 1e-30f ? 0 : (__float_as_uint(largest * (1.0f / 127.0f)) + 0x3ffff) >> 18;
+    const int q = __float2int_rn(code ? value / __uint_as_float(code << 18) : 0.0f);
+    unsigned bytes = (q & 255u) << (8 * (lane & 3));
+    bytes |= __shfl_xor_sync(EVERY, bytes, 1);
+    bytes |= __shfl_xor_sync(EVERY, bytes, 2);
+    const unsigned upper = __shfl_xor_sync(EVERY, bytes, 4);
+    const unsigned rounded = (__float_as_uint(square) + 0x800) >> 12;
+    if (inside && lane % 8 == 0) store_packet(target + row / 8 * 16, bytes, upper, code << 19 | rounded, epoch);
+}
+
+struct Service {
+    Work &work;
+    unsigned char *workspace;
+    unsigned base;  // epoch before this step's first
+    unsigned step;
+    int thread, lane, warp;
+
+    __device__ __forceinline__ unsigned *counter(int stage) const {
+        return (unsigned *)(workspace + COUNTERS + (size_t)stage * COUNTER_BYTES);
+    }
+    __device__ __forceinline__ void meet() const { barrier_sync<SERVICE_MEET>(SERVICE_THREADS); }
+
+    // Where packets are not polled: until so many CTAs have counted up a stage.
+    __device__ __forceinline__ void await(int stage, unsigned writers) const {
+#if !HANDOVER
+        if (thread == 0) await_count(counter(stage), (step + 1) * writers);
+        meet();
+#endif
+    }
+    __device__ __forceinline__ void handed_on(int stage) const {
+#if !HANDOVER
+        meet();
+        if (thread == 0) count_up(counter(stage));
+#endif
+    }
+
+    // The largest of each thread's value and its row; of equals the lower row. Valid in thread 0.
+    __device__ __forceinline__ void largest(float &value, int &row, int parity) const {
+#pragma unroll
+        for (int step = 16; step; step >>= 1) {
+            const float other = __shfl_xor_sync(EVERY, value, step);
+            const int other_row = __shfl_xor_sync(EVERY, row, step);
+            if (other > value || (other == value && other_row < row)) value = other, row = other_row;
+        }
+        if (lane == 0) work.top[parity][warp] = value, work.top_row[parity][warp] = row;
+        meet();
+        for (int w = 0; thread == 0 && w < SERVICE; w++) {
+            const float other = work.top[parity][w];
+            const int other_row = work.top_row[parity][w];
+            if (other > value || (other == value && other_row < row)) value = other, row = other_row;
+        }
+    }
+
+    // Stages a product's input and lets the consumers go.
+    __device__ __forceinline__ void input(const Word &word, int parity, bool normed) const {
+        const int columns = word[COLUMNS_OF];
+        const unsigned wait = word[WAIT], epoch = base + wait + 1;
+        const unsigned char *from = workspace + word[SOURCE];
+        const bool floats = word[FLAGS] & READS_FLOATS;
+        const unsigned format = word[RUN + FORMAT_OF];
+        await(wait, word[WRITERS]);
+        float squares = 0;
+        WITH_FORMAT(format, squares = stage_input<F>(work, from, columns, epoch, thread));
+        barrier_arrive<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+        if (normed) {
+#pragma unroll
+            for (int step = 16; step; step >>= 1) squares += __shfl_xor_sync(EVERY, squares, step);
+            if (lane == 0) work.squares[parity][warp] = squares;
+        }
+    }
+    // Returns when the consumers' results are there: the factor of the input's norm, or 1.
+    __device__ __forceinline__ float results(int parity, bool normed) const {
+        barrier_sync<RESULTS_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+        if (!normed) return 1;
+        float sum = 0;
+        for (int w = 0; w < SERVICE; w++) sum += work.squares[parity][w];
+        return rsqrtf(sum * (1.0f / DIM) + EPS);
+    }
+
+    // body(row, inside) for every row of the instruction, a lane each, rows of 16 in 16 neighbouring lanes.
+    template <class Body> __device__ __forceinline__ void each_row(int first, int rows, Body body) const {
+        const int start = first & ~15, end = first + rows;
+        for (int at = start + thread; at - lane < end; at += SERVICE_THREADS) body(at, at >= first && at < end);
+    }
+    // Sum `index` of those that make up a row.
+    __device__ __forceinline__ float row_sum(int index, int pieces) const {
+        float sum = 0;
+        for (int i = 0; i < pieces; i++) sum += work.sums[index * pieces + i];
+        return sum;
+    }
+};
+
+// Sums of a row's product in work.sums, as `multiply` leaves them.
+__device__ __forceinline__ int row_pieces(int columns, bool packed) {
+    if (!packed) return columns > SEGMENT ? columns / SEGMENT : 1;
+    const int aligned = columns & -columns;
+    return columns / (aligned < SEGMENT ? aligned : SEGMENT);
+}
+
+__device__ __forceinline__ void stamp(unsigned long long *stamps, int stage, int event, int thread) {
+#if STAMPS
+    if (thread == 0) {
+        unsigned long long now;
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+        stamps[((size_t)blockIdx.x * STAGES + stage) * 4 + event] = now;
+    }
+#endif
+}
+
+__device__ __forceinline__ void serve(Reader reader, const Service &service, State *state, Entry *ring, float *logits,
+                                      unsigned long long *stamps, int position, int token) {
+    Work &work = service.work;
+    const int thread = service.thread, lane = service.lane;
+    int parity = 0;  // what service warps leave for each other is overwritten by the instruction after the next
+    for (Word word; reader.take(word);) {
+        const unsigned op = word[OP];
+        if (op == NOTHING) continue;
+        const int stage = word[STAGE], first = word[FIRST], rows = word[ROWS_OF];
+        parity ^= 1;
+        const unsigned epoch = service.base + stage + 1;
+        unsigned char *target = service.workspace + word[TARGET];
+        const bool floats = word[FLAGS] & WRITES_FLOATS;
+        const float *norm = (const float *)word.address(NORM), *bias = (const float *)word.address(BIAS);
+        const int columns = word[COLUMNS_OF], pieces = row_pieces(columns, !(word[FLAGS] & READS_FLOATS));
+        stamp(stamps, stage, 0, thread);
+        if (op == EMBED) {
+            const unsigned char *matrix = (const unsigned char *)word.address(RUN);
+            const unsigned format = word[RUN + FORMAT_OF];
+            service.each_row(first, rows, [&](int row, bool inside) {
+                float x = 0, v = 0;
+                if (inside) {
+                    WITH_FORMAT(format, x = weight_at<F>(matrix, (long long)token * DIM + row));
+                    work.stream[row - first] = x;
+                    v = x * __ldg(norm + row);
+                }
+                hand_on(target, row, inside, v, x * x, floats, epoch, lane);
+            });
+        } else if (op == ATTEND) {
+            if (word[PART_OF] >= attend::range(position, 0).parts) continue;
+            Attending &a = work.attending;
+            const unsigned char *from = service.workspace + word[SOURCE];
+            const unsigned waits[3] = {word[WAIT] | word[WRITERS] << 16, word[WAIT2], word[WAIT3]};
+            const int head = word[HEAD];
+#pragma unroll
+            for (int i = 0; i < 3; i++) {
+                if (i == 0 || waits[i] != waits[i - 1]) service.await(waits[i] & 0xffff, waits[i] >> 16);
+                const int begin = i == 0 ? head * attend::OUTPUTS : (HEADS + (i == 2) * KV_HEADS + head) * HEAD_DIM;
+                float *to = i == 0 ? a.query : i == 1 ? a.key : a.value;
+                stage_floats(from + begin / 8 * 48, i == 0 ? attend::OUTPUTS : HEAD_DIM, service.base + (waits[i] & 0xffff) + 1, thread,
+                             [=](int at, float v) { to[at] = v; });
+            }
+            barrier_arrive<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+            stamp(stamps, stage, 1, thread);
+            barrier_sync<RESULTS_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+            stamp(stamps, stage, 2, thread);
+            if (!work.joined) continue;
+            service.each_row(first, rows, [&](int row, bool inside) {
+                hand_on(target, row, inside, inside ? work.sums[row - first] : 0, 0, floats, epoch, lane);
+            });
+        } else if (op == SAMPLE) {
+            const int wait = word[WAIT], writers = word[WRITERS];
+            const unsigned char *from = service.workspace + word[SOURCE];
+            service.await(wait, writers);
+            float best = __int_as_float(0xff800000);
+            int row = 0x7fffffff;
+            for (int at = thread; at < writers; at += SERVICE_THREADS) {
+                uint4 v[1];
+                load_packets(v, from + 16 * at, 0, 1, service.base + wait + 1);
+                const float value = __uint_as_float(v[0].x);
+                if (value > best || (value == best && (int)v[0].y < row)) best = value, row = v[0].y;
+            }
+            service.largest(best, row, parity);
+            if (thread == 0) {
+                if (GREEDY) hand_over(state, ring, row);
+                *(unsigned *)service.workspace = service.step + 1;
+            }
+        } else {
+            const bool normed = op != ADD;
+            // What the rows need beside their sums is loaded before the wait; more rows than threads load it late.
+            float early = 0;
+            const int mine = (first & ~15) + thread;
+            const bool has = mine >= first && mine < first + rows;
+            if (op == ADD && has) early = __ldg(norm + mine);
+            if (op == PROJECT && bias && has) early = __ldg(bias + mine);
+            service.input(word, parity, normed);
+            stamp(stamps, stage, 1, thread);
+            const float factor = service.results(parity, normed);
+            stamp(stamps, stage, 2, thread);
+            if (op == LOGITS) {
+                float best = __int_as_float(0xff800000);
+                int row = 0x7fffffff;
+                for (int at = thread; at < rows; at += SERVICE_THREADS) {
+                    const float value = service.row_sum(at, pieces) * factor;
+                    if (STORE_LOGITS) logits[first + at] = value;
+                    if (value > best) best = value, row = first + at;
+                }
+                service.largest(best, row, parity);
+                if (thread == 0) store_packet(target + 16 * blockIdx.x, __float_as_uint(best), row, 0, epoch);
+            } else {
+                service.each_row(first, rows, [&](int row, bool inside) {
+                    float value = 0, square = 0;
+                    if (inside) {
+                        const int at = row - first;
+                        value = service.row_sum(at, pieces) * factor;
+                        if (op == PROJECT) {
+                            if (bias) value += row == mine ? early : __ldg(bias + row);
+                        } else if (op == GATE) {
+                            value = activate(value) * service.row_sum(rows + at, pieces) * factor;
+                        } else {
+                            value += work.stream[at];
+                            work.stream[at] = value;
+                            square = value * value;
+                            value *= row == mine ? early : __ldg(norm + row);
+                        }
+                    }
+                    hand_on(target, row, inside, value, square, floats, epoch, lane);
+                });
+            }
+        }
+        service.handed_on(stage);
+        stamp(stamps, stage, 3, thread);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(CONSUMER_THREADS + SERVICE_THREADS + 32, 1)
+persistent(const unsigned *program, unsigned char *workspace, State *state, Entry *ring, const float *rope, float *logits,
+           unsigned long long *stamps, int last) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    unsigned char *slots = memory;
+    Work &work = *(Work *)(memory + (size_t)SLOTS * SLOT_BYTES);
+    Ring &tiles = *(Ring *)(memory + (size_t)SLOTS * SLOT_BYTES + (sizeof(Work) + 127) / 128 * 128);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const Reader reader(program, last, lane);
+    const int position = state->position, token = state->token;
+    const unsigned step = *(const volatile unsigned *)workspace;
+    if (threadIdx.x == 0) ring_init(tiles);
+    __syncthreads();
+    if (warp < CONSUMERS) {
+        consume(reader, work, tiles, slots, workspace, rope, position, warp, lane);
+    } else if (warp < CONSUMERS + SERVICE) {
+        const int thread = threadIdx.x - CONSUMER_THREADS;
+        const Service service = {work, workspace, step * STAGES, step, thread, lane, warp - CONSUMERS};
+        serve(reader, service, state, ring, logits, stamps, position, token);
+    } else {
+        fill(reader, tiles, slots, lane);
+    }
+}

@@ -1,0 +1,209 @@
+// How the CTAs of one launch, and the warps of one CTA, wait for each other.
+//
+// Between CTAs: **packets** of 16 bytes, 12 of data and the epoch, which the reader polls until the epoch is the awaited
+// one. A packet is one 128-bit store, seen whole, so that it needs no fence. With HANDOVER 0 the same packets are written
+// without being polled, and a counter for each stage, behind a fence, says that all of them are there.
+//
+// Within a CTA: a **ring** of SLOTS tiles of weights that one warp fills and CONSUMERS warps read. On sm_90 its tiles come
+// by bulk copies and mbarriers, else (BULK 0) by 16-byte cp.async and words in shared memory.
+//
+// Macros: HANDOVER (1 packets, 0 counters), BULK, SLOTS, SLOT_BYTES, IN_FLIGHT (tiles on their way at most), CONSUMERS,
+// BACKOFF (ns between polls), EVICT_FIRST (weights leave L2 first; sm_90).
+#pragma once
+#include "barrier.cuh"
+
+#ifndef HANDOVER
+#define HANDOVER 1
+#endif
+#ifndef BULK
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define BULK 1
+#else
+#define BULK 0
+#endif
+#endif
+#ifndef IN_FLIGHT
+#define IN_FLIGHT 1
+#endif
+#ifndef BACKOFF
+#define BACKOFF 0
+#endif
+#ifndef EVICT_FIRST
+#define EVICT_FIRST 0
+#endif
+
+__device__ __forceinline__ void back_off() {
+    if constexpr (BACKOFF > 0) __nanosleep(BACKOFF);
+}
+
+// --- packets --------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ uint4 load_packet(const unsigned char *from) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void store_packet(unsigned char *to, unsigned x, unsigned y, unsigned z, unsigned epoch) {
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x), "r"(y), "r"(z), "r"(epoch) : "memory");
+}
+
+// Loads Count packets, those of index below `limit`, `step` bytes apart; returns when all of them are of the epoch.
+template <int Count>
+__device__ __forceinline__ void load_packets(uint4 (&v)[Count], const unsigned char *from, int step, int limit, unsigned epoch) {
+#pragma unroll
+    for (int i = 0; i < Count; i++)
+        if (i < limit) v[i] = load_packet(from + (size_t)i * step);
+#if HANDOVER
+    for (bool missing = true; missing;) {
+        missing = false;
+#pragma unroll
+        for (int i = 0; i < Count; i++)
+            if (i < limit && v[i].w != epoch) {
+                v[i] = load_packet(from + (size_t)i * step);
+                missing = true;
+            }
+        if (missing) back_off();
+    }
+#endif
+}
+
+// --- counters -------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void await_count(const unsigned *counter, unsigned wanted) {
+    unsigned value;
+    while (true) {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+        if ((int)(value - wanted) >= 0) return;
+        back_off();
+    }
+}
+
+__device__ __forceinline__ void count_up(unsigned *counter) {
+    asm volatile("fence.acq_rel.gpu;\n\tred.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+}
+
+// --- the ring -------------------------------------------------------------------------------------------------------
+
+#if BULK
+
+struct Ring {
+    alignas(8) unsigned long long full[SLOTS], empty[SLOTS];
+};
+
+__device__ __forceinline__ unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ void ring_init(Ring &ring) {
+    for (int i = 0; i < SLOTS; i++) {
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&ring.full[i])), "r"(1));
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&ring.empty[i])), "r"(CONSUMERS));
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void await_phase(unsigned long long *barrier, unsigned parity) {
+    asm volatile(
+        "{\n\t.reg .pred done;\n"
+        "AGAIN_%=:\n\t"
+        "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n\t"
+        "@!done bra AGAIN_%=;\n\t}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
+}
+
+__device__ __forceinline__ void ring_await(Ring &ring, unsigned tile) {
+    await_phase(&ring.full[tile % SLOTS], tile / SLOTS & 1);
+}
+
+// By one lane of a warp that has read its part of the tile.
+__device__ __forceinline__ void ring_release(Ring &ring, unsigned tile, int) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(&ring.empty[tile % SLOTS])) : "memory");
+}
+
+// The filling warp. `put` copies `bytes`, a multiple of 16, to the next slot.
+struct Filler {
+    unsigned tile = 0;
+    unsigned long long policy = 0;
+    __device__ __forceinline__ Filler() {
+#if EVICT_FIRST
+        asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#endif
+    }
+    __device__ __forceinline__ void put(Ring &ring, unsigned char *slots, const unsigned char *from, unsigned bytes, int lane) {
+        if (lane == 0) {
+            const unsigned slot = tile % SLOTS, full = shared_address(&ring.full[slot]);
+            if (tile >= SLOTS) await_phase(&ring.empty[slot], (tile / SLOTS - 1) & 1);
+            if (tile >= IN_FLIGHT) ring_await(ring, tile - IN_FLIGHT);
+            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(bytes) : "memory");
+            const unsigned to = shared_address(slots + (size_t)slot * SLOT_BYTES);
+#if EVICT_FIRST
+            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+                         ::"r"(to), "l"(from), "r"(bytes), "r"(full), "l"(policy) : "memory");
+#else
+            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                         ::"r"(to), "l"(from), "r"(bytes), "r"(full) : "memory");
+#endif
+        }
+        tile++;
+    }
+    __device__ __forceinline__ void finish(Ring &, int) {}
+};
+
+#else
+
+struct Ring {
+    volatile unsigned filled;               // tiles that are there
+    volatile unsigned released[CONSUMERS];  // tiles that a warp is done with
+};
+
+__device__ __forceinline__ void ring_init(Ring &ring) {
+    ring.filled = 0;
+    for (int i = 0; i < CONSUMERS; i++) ring.released[i] = 0;
+}
+
+__device__ __forceinline__ void ring_await(Ring &ring, unsigned tile) {
+    while (ring.filled <= tile) {}
+    __threadfence_block();
+    __syncwarp();
+}
+
+__device__ __forceinline__ void ring_release(Ring &ring, unsigned tile, int warp) {
+    __threadfence_block();
+    ring.released[warp] = tile + 1;
+}
+
+struct Filler {
+    unsigned tile = 0, told = 0;
+
+    // Tell the readers of all tiles but the last `Kept`.
+    template <int Kept> __device__ __forceinline__ void tell(Ring &ring, int lane) {
+        asm volatile("cp.async.wait_group %0;" ::"n"(Kept) : "memory");
+        __threadfence_block();
+        __syncwarp();
+        if (tile > told + Kept) {
+            told = tile - Kept;
+            if (lane == 0) ring.filled = told;
+        }
+    }
+    __device__ __forceinline__ bool taken(Ring &ring, int lane) const {
+        bool busy = false;
+        for (int w = lane; w < CONSUMERS; w += 32) busy |= ring.released[w] + SLOTS <= tile;
+        return __any_sync(0xffffffffu, busy);
+    }
+    __device__ __forceinline__ void put(Ring &ring, unsigned char *slots, const unsigned char *from, unsigned bytes, int lane) {
+        if (taken(ring, lane)) {
+            tell<0>(ring, lane);  // what is on its way must not wait for the slot
+            while (taken(ring, lane)) {}
+        }
+        __threadfence_block();
+        const unsigned to = (unsigned)__cvta_generic_to_shared(slots + (size_t)(tile % SLOTS) * SLOT_BYTES);
+#pragma unroll 4
+        for (unsigned at = lane * 16; at < bytes; at += 512)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"(from + at) : "memory");
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        tile++;
+        tell<IN_FLIGHT - 1>(ring, lane);
+    }
+    __device__ __forceinline__ void finish(Ring &ring, int lane) { tell<0>(ring, lane); }
+};
+
+#endif

@@ -1,0 +1,273 @@
+"""The persistent kernel's instructions in numpy: what each of them reads, computes and hands on.
+
+`Twin` executes a program one instruction at a time, in any order that the waits allow; what it reads must be of the
+stage that the instruction waits for. Products are in float64 of the quantized inputs, so that a kernel differs from it
+by its rounding only. Quantized units and sums of squares are bit for bit those of kernels/persistent.cu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tegrad.llm.packing import PLAIN
+from tegrad.llm.schedule import UNIT, Instruction, Op, Program, ScheduleError, Span, Vector, Wait, stream_segment
+
+Floats = NDArray[np.floating[Any]]
+
+SET: Final = 16
+"""Elements of a vector that meet weights with one scale."""
+
+
+# --- how vectors travel -----------------------------------------------------------------------------------------------
+
+
+def round_scale(peak: Floats) -> Floats:
+    """Scales (n,) of units whose largest magnitude is `peak`: a 127th, rounded up to 6 significant bits."""
+    peak = peak.astype(np.float32)
+    bits = (peak * np.float32(1 / 127)).view(np.uint32)
+    code = np.where(peak < np.float32(1e-30), 0, (bits.astype(np.uint64) + 0x3FFFF) >> 18).astype(np.uint32)
+    scale: Floats = (code << 18).view(np.float32)
+    return scale
+
+
+def round_squares(squares: Floats) -> Floats:
+    """Sums of squares as they travel: rounded to 12 significant bits."""
+    bits = squares.astype(np.float32).view(np.uint32).astype(np.uint64) + 0x800
+    rounded: Floats = ((bits >> 12) << 12).astype(np.uint32).view(np.float32)
+    return rounded
+
+
+@dataclass
+class Travelling:
+    """A vector between CTAs, (n,) elements in units of 8; `stage` tells of each element which stage wrote it."""
+
+    size: int
+    floats: Floats = field(init=False)
+    """The elements, where they travel as floats."""
+    q: NDArray[np.int8] = field(init=False)
+    scale: Floats = field(init=False)
+    """Of each unit, where elements travel as int8."""
+    squares: Floats = field(init=False)
+    """Of each unit: the sum of squares of the stream."""
+    stage: NDArray[np.int32] = field(init=False)
+
+    def __post_init__(self) -> None:
+        units = -(-self.size // UNIT)
+        self.floats, self.q = np.zeros(self.size, np.float32), np.zeros(self.size, np.int8)
+        self.scale, self.squares = np.zeros(units, np.float32), np.zeros(units, np.float32)
+        self.stage = np.full(self.size, -1, np.int32)
+
+    def write(self, first: int, values: Floats, squares: Floats, floats: bool, stage: int) -> None:
+        """What one CTA hands on: rows from `first`, their squares, quantized unless they travel as floats."""
+        count = len(values)
+        units = slice(first // UNIT, (first + count) // UNIT)
+        self.stage[first : first + count] = stage
+        sums = squares.reshape(-1, UNIT).sum(axis=1)
+        if floats:
+            self.floats[first : first + count], self.squares[units] = values, sums
+            return
+        # Units that share 16 elements and a CTA share a scale.
+        peak = np.abs(values).reshape(-1, UNIT).max(axis=1)
+        pair = (first // UNIT + np.arange(len(peak))) // 2
+        peak = np.array([peak[pair == at].max() for at in pair], np.float32)
+        scale = round_scale(peak)
+        shares = np.divide(values, np.repeat(scale, UNIT), out=np.zeros(count), where=np.repeat(scale, UNIT) > 0)
+        self.q[first : first + count] = np.rint(shares).astype(np.int8)
+        self.scale[units], self.squares[units] = scale, round_squares(sums)
+
+    def staged(self, floats: bool) -> Floats:
+        """The elements as a product reads them: sets of 16 with one scale, the larger of their units'."""
+        if floats:
+            return self.floats.astype(np.float64)
+        scale = self.scale.reshape(-1, SET // UNIT).max(axis=1)
+        both = np.repeat(scale, SET // UNIT)
+        ratio = np.divide(self.scale, both, out=np.ones_like(both), where=both > 0)
+        q = np.rint(self.q.reshape(-1, UNIT).astype(np.float32) * ratio[:, None])
+        elements: Floats = q.astype(np.float64).reshape(-1) * np.repeat(both.astype(np.float64), UNIT)
+        return elements
+
+
+# --- what is computed with --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A network's numbers in float32: matrices by name, and each layer's vectors by theirs."""
+
+    matrices: Mapping[str, Floats]
+    attn_norm: Sequence[Floats]
+    ffn_norm: Sequence[Floats]
+    output_norm: Floats
+    qkv_bias: Sequence[Floats | None]
+    rope: Floats
+    """Cosines and sines (2, positions, pairs)."""
+    eps: float
+    halves: bool = False
+    """Rotated pairs are (i, i + pairs), not neighbours."""
+    query_norm: Sequence[Floats] | None = None
+    key_norm: Sequence[Floats] | None = None
+    activation: str = "silu"
+
+
+_ACTIVATIONS: Final[Mapping[str, Callable[[Floats], Floats]]] = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+}
+
+
+class Twin:
+    """One sequence's steps. `keys` and `values` are (layers, kv heads, positions, head dim), as in the f16 cache.
+
+    `split(position)` gives the positions [begin, end) of each part of attention; the first part has the token itself.
+    """
+
+    def __init__(
+        self, program: Program, weights: Weights, positions: int, split: Callable[[int], Sequence[tuple[int, int]]]
+    ) -> None:
+        net = program.network
+        self.program, self.weights, self.split = program, weights, split
+        shape = (len(net.layers), net.kv_heads, positions, net.head_dim)
+        self.keys, self.values = np.zeros(shape, np.float16), np.zeros(shape, np.float16)
+        self.logits = np.zeros(net.output.rows, np.float32)
+        self.begin(0, 0)
+
+    def begin(self, token: int, position: int) -> None:
+        """Start a step: everything but the cache is forgotten."""
+        net = self.program.network
+        self.token, self.position, self.sampled = token, position, -1
+        self.vectors = {vector: Travelling(size) for vector, size in net.sizes.items()}
+        self.top: dict[int, tuple[float, int]] = {}
+        self.stream = np.zeros(net.dim, np.float32)
+        self._parts: dict[tuple[int, int], dict[int, tuple[Floats, Floats, Floats]]] = {}
+
+    def run(self, order: Sequence[Instruction]) -> int:
+        """Execute instructions; returns the sampled token."""
+        for ins in order:
+            self.execute(ins)
+        return self.sampled
+
+    def execute(self, ins: Instruction) -> None:
+        """One instruction."""
+        for wait in ins.waits:
+            self._check(ins, wait)
+        floats = self.program.stages[ins.stage].floats
+        match ins.op:
+            case Op.EMBED:
+                assert ins.output is not None
+                rows = slice(ins.output.first, ins.output.end)
+                embedding = self.weights.matrices[self.program.network.embedding.name]
+                self._hand_stream(ins, rows, embedding[self.token, rows], self.weights.attn_norm[0], floats)
+            case Op.PROJECT:
+                assert ins.output is not None
+                y = self._products(ins, Vector.X) * self._factor()
+                if (bias := self.weights.qkv_bias[ins.layer]) is not None:
+                    y = y + bias[ins.output.first : ins.output.end]
+                self._hand(ins.output, y, floats, ins.stage)
+            case Op.ATTEND:
+                self._attend(ins, floats)
+            case Op.ADD:
+                assert ins.output is not None
+                rows = slice(ins.output.first, ins.output.end)
+                out = ins.runs[0].matrix == self.program.network.layers[ins.layer].output
+                y = self._products(ins, Vector.MIXED if out else Vector.HIDDEN)
+                self._hand_stream(ins, rows, self.stream[rows] + y, self._next_norm(ins, out), floats)
+            case Op.GATE:
+                assert ins.output is not None
+                y = self._products(ins, Vector.X) * self._factor()
+                gate, up = y.reshape(2, -1)
+                self._hand(ins.output, _ACTIVATIONS[self.weights.activation](gate) * up, floats, ins.stage)
+            case Op.LOGITS:
+                y = self._products(ins, Vector.X) * self._factor()
+                first = ins.runs[0].first * stream_segment(ins.runs[0].matrix) // ins.runs[0].matrix.columns
+                self.logits[first : first + len(y)] = y
+                self.top[ins.cta] = (float(y.max()), first + int(y.argmax()))
+            case Op.SAMPLE:
+                self.sampled = max(self.top.values(), key=lambda entry: (entry[0], -entry[1]))[1]
+
+    def _check(self, ins: Instruction, wait: Wait) -> None:
+        span = wait.span
+        if span.vector is Vector.TOP:
+            if len(self.top) < span.count:
+                raise ScheduleError(f"{ins} runs before what it waits for")
+        elif (self.vectors[span.vector].stage[span.first : span.end] != wait.stage).any():
+            raise ScheduleError(f"{ins} runs before what it waits for, or after it is gone")
+
+    def _products(self, ins: Instruction, source: Vector) -> Floats:
+        """The rows of the instruction's runs times a vector."""
+        results = []
+        for run in ins.runs:
+            matrix = run.matrix
+            x = self.vectors[source].staged(matrix.kind in PLAIN)
+            first = run.first * stream_segment(matrix) // matrix.columns
+            rows = run.segments * stream_segment(matrix) // matrix.columns
+            results.append(self.weights.matrices[matrix.name][first : first + rows].astype(np.float64) @ x)
+        return np.concatenate(results)
+
+    def _factor(self) -> float:
+        """What normalizes the stream."""
+        x = self.vectors[Vector.X]
+        return float(1 / np.sqrt(x.squares.astype(np.float64).sum() / x.size + self.weights.eps))
+
+    def _next_norm(self, ins: Instruction, out: bool) -> Floats:
+        if out:
+            return self.weights.ffn_norm[ins.layer]
+        last = ins.layer + 1 == len(self.program.network.layers)
+        return self.weights.output_norm if last else self.weights.attn_norm[ins.layer + 1]
+
+    def _hand_stream(self, ins: Instruction, rows: slice, x: Floats, norm: Floats, floats: bool) -> None:
+        x = x.astype(np.float32)
+        self.stream[rows] = x
+        self.vectors[Vector.X].write(rows.start, x * norm[rows], x * x, floats, ins.stage)
+
+    def _hand(self, span: Span, values: Floats, floats: bool, stage: int) -> None:
+        values = values.astype(np.float32)
+        self.vectors[span.vector].write(span.first, values, np.zeros_like(values), floats, stage)
+
+    # --- attention ----------------------------------------------------------------------------------------------------
+
+    def _rotate(self, heads: Floats, norm: Floats | None) -> Floats:
+        """Heads (n, head dim) normalized and turned to the token's position."""
+        if norm is not None:
+            heads = heads / np.sqrt((heads * heads).mean(axis=-1, keepdims=True) + self.weights.eps) * norm
+        cos, sin = self.weights.rope[:, self.position].astype(np.float64)
+        pairs = len(cos)
+        if self.weights.halves:
+            first, second = slice(0, pairs), slice(pairs, 2 * pairs)
+        else:
+            first, second = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
+        a, b = heads[:, first], heads[:, second]
+        turned = heads.copy()
+        turned[:, first], turned[:, second] = a * cos - b * sin, a * sin + b * cos
+        return turned
+
+    def _attend(self, ins: Instruction, floats: bool) -> None:
+        net, weights = self.program.network, self.weights
+        ranges = self.split(self.position)
+        if ins.part >= len(ranges) or ins.output is None:
+            return
+        qkv = self.vectors[Vector.QKV].floats.astype(np.float64)
+        query, key, value = (qkv[wait.span.first : wait.span.end].reshape(-1, net.head_dim) for wait in ins.waits)
+        norms = [None if side is None else side[ins.layer] for side in (weights.query_norm, weights.key_norm)]
+        queries = self._rotate(query, norms[0])
+        keys, values = self.keys[ins.layer, ins.head], self.values[ins.layer, ins.head]
+        begin, end = ranges[ins.part]
+        chosen = list(range(begin, end))
+        if ins.part == 0:
+            keys[self.position], values[self.position] = self._rotate(key, norms[1])[0], value[0]
+            chosen.append(self.position)
+        scores = queries @ keys[chosen].astype(np.float64).T / np.sqrt(net.head_dim)
+        top = scores.max(axis=1, keepdims=True)
+        parts = np.exp(scores - top)
+        met = self._parts.setdefault((ins.stage, ins.head), {})
+        met[ins.part] = (parts @ values[chosen].astype(np.float64), parts.sum(axis=1, keepdims=True), top)
+        if len(met) == len(ranges):
+            best = np.max([part[2] for part in met.values()], axis=0)
+            share = [np.exp(part[2] - best) for part in met.values()]
+            mixed = np.sum([part[0] * by for part, by in zip(met.values(), share, strict=True)], axis=0)
+            total = np.sum([part[1] * by for part, by in zip(met.values(), share, strict=True)], axis=0)
+            self._hand(ins.output, (mixed / total).reshape(-1), floats, ins.stage)

@@ -1,0 +1,183 @@
+"""persistent.cu on the board, stage by stage against its twin, and whole steps; it touches nothing but its buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from networks import Made, Shape, make
+from numpy.typing import NDArray
+from operands import Operands
+
+from tegrad.llm.gguf import F16, Q4_K, Q6_K, Q8_0
+from tegrad.llm.persistent import Persistent, Tuning
+from tegrad.llm.schedule import FLOAT_UNIT, QUANTIZED_UNIT, UNIT, Op, Vector, build, validate
+from tegrad.llm.state import RING, State
+from tegrad.llm.twin import Travelling, Twin
+
+pytestmark = pytest.mark.board
+
+SMALL = Tuning(consumers=4, service=2, ring_tile=4, ring_slots=3, attention_warps=4)
+ATTENTION_TILE = 4 * 4  # positions that a warp takes at a time: 32 / (64 / 8) rows, ATTENTION_LOADS of them
+
+
+@pytest.fixture(scope="module")
+def opened(device: str) -> Any:
+    from tinygrad import Device
+
+    return Device[device]
+
+
+@pytest.fixture(params=["end", "start"])
+def operands(opened: Any, request: pytest.FixtureRequest) -> Iterator[Operands]:
+    made = Operands(opened, request.param)
+    yield made
+    made.check()
+    made.free()
+
+
+class Rig:
+    """A network on the device, its kernel and its twin."""
+
+    def __init__(self, operands: Operands, shape: Shape, ctas: int, tuning: Tuning = SMALL, **more: Any) -> None:
+        self.operands, self.buffers = operands, {}
+        self.made: Made = make(shape, self._put)
+        self.program = build(self.made.network, ctas, more.pop("parts", None))
+        validate(self.program)
+        self.kernel = Persistent(
+            self.program, operands.device.sm_version, shape.positions, "halves" if shape.halves else "interleaved",
+            shape.head_dim // 2, shape.eps, shape.qk_norm, store_logits=True, tuning=tuning, **more,
+        )  # fmt: skip
+        self.loaded = self.kernel.load(operands.device)
+        self.words = operands.put(self.kernel.words.view(np.uint8))
+        self.space = operands.zeros(self.kernel.room.nbytes, np.uint8)
+        self.state, self.ring = operands.zeros(64, np.uint8), operands.zeros(RING, np.uint64)
+        self.logits = operands.zeros(shape.vocab, np.float32)
+        self.rope = self.buffers[self.made.rope_address]
+        self.twin = Twin(self.program, self.made.weights, shape.positions, self.split)
+
+    def _put(self, array: NDArray[Any]) -> int:
+        buffer = self.operands.put(array)
+        self.buffers[buffer.va_addr] = buffer
+        return buffer.va_addr
+
+    def split(self, position: int) -> list[tuple[int, int]]:
+        """attend::range of attention.cuh."""
+        per = SMALL.attention_warps * ATTENTION_TILE
+        limit = min(max(1, -(-position // per)), self.program.parts)
+        share = (position + limit - 1) // limit
+        rows = (share + ATTENTION_TILE - 1) // ATTENTION_TILE * ATTENTION_TILE
+        count = -(-position // rows) if rows else 1
+        return [(min(at * rows, position), min((at + 1) * rows, position)) for at in range(count)]
+
+    def store(self, buffer: Any, array: NDArray[Any]) -> None:
+        data = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
+        self.operands.device.allocator._copyin(buffer, memoryview(data.tobytes()))
+
+    def begin(self, token: int, position: int) -> None:
+        """The state of a step, and a workspace as new."""
+        state = State(position=position, token=token, limit=self.made.shape.positions, active=1)
+        self.store(self.state, np.frombuffer(bytes(state), np.uint8))
+        self.store(self.space, np.zeros(self.kernel.room.nbytes, np.uint8))
+
+    def launch(self, stages: int | None = None) -> None:
+        """Run a step, or its first stages."""
+        buffers = (self.words, self.space, self.state, self.ring, self.rope, self.logits, self.logits)
+        count = len(self.program.stages) if stages is None else stages
+        self.loaded(*buffers, global_size=self.kernel.grid, local_size=self.kernel.block, vals=(count,), wait=True)
+
+    def vector(self, vector: Vector, floats: bool) -> Travelling:
+        """What travels, as the kernel left it in its workspace."""
+        got = Travelling(self.program.network.sizes[vector])
+        units, room = got.size // UNIT, self.kernel.room
+        size = FLOAT_UNIT if floats else QUANTIZED_UNIT
+        whole = self.operands.get(self.space, room.nbytes, np.uint8)
+        packets = whole[room.vectors[vector] :][: units * size].reshape(units, -1, 16)
+        if floats:
+            words = np.ascontiguousarray(packets[:, :, :12]).view(np.float32).reshape(units, 9)
+            got.floats, got.squares = words[:, :8].reshape(-1).copy(), words[:, 8].copy()
+        else:
+            got.q = np.ascontiguousarray(packets[:, 0, :8]).view(np.int8).reshape(-1).copy()
+            code = np.ascontiguousarray(packets[:, 0, 8:12]).view(np.uint32).reshape(-1)
+            got.scale = (code >> 19 << 18).view(np.float32)
+            got.squares = ((code & 0x7FFFF) << 12).view(np.float32)
+        return got
+
+    def cache(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        shape = self.twin.keys.shape[1:]
+        keys, values = (self.operands.get(self.buffers[at], shape, np.float16) for at in self.made.caches[layer])
+        return keys, values
+
+    def fill_cache(self, position: int) -> None:
+        """Random keys and values before a position."""
+        rng = np.random.default_rng(3)
+        for kept, index in ((self.twin.keys, 0), (self.twin.values, 1)):
+            kept[:, :, :position] = rng.standard_normal(kept[:, :, :position].shape)
+            for layer, addresses in enumerate(self.made.caches):
+                self.store(self.buffers[addresses[index]], kept[layer])
+
+
+def check_stages(rig: Rig, token: int, position: int) -> None:
+    """Every stage alone: the twin computes it from what the kernel had before it, and both hand on the same."""
+    rig.twin.begin(token, position)
+    for at, stage in enumerate(rig.program.stages):
+        if stage.op is Op.SAMPLE:
+            break
+        rig.begin(token, position)
+        print("stage", at, stage.op.name, flush=True)
+        rig.launch(at + 1)
+        for ins in stage.instructions:
+            rig.twin.execute(ins)
+        spans = [ins.output for ins in stage.instructions if ins.output is not None]
+        if stage.op is Op.LOGITS:
+            got = rig.operands.get(rig.logits, rig.made.shape.vocab, np.float32)
+            np.testing.assert_allclose(got, rig.twin.logits, rtol=1e-4, atol=1e-4 * np.abs(got).max(), err_msg=str(at))
+            continue
+        vector = spans[0].vector
+        got, made = rig.vector(vector, stage.floats), rig.twin.vectors[vector]
+        name = f"{stage.op.name} of layer {stage.layer}"
+        if stage.floats:
+            size = np.abs(made.floats).max()
+            np.testing.assert_allclose(got.floats, made.floats, rtol=1e-4, atol=1e-5 * size, err_msg=name)
+        else:
+            np.testing.assert_allclose(got.scale, made.scale, rtol=1 / 31, err_msg=name)
+            error = np.abs(got.staged(False) - made.staged(False)) / np.repeat(made.scale, UNIT)
+            assert error.max() < 1.1 + 127 / 31, name
+            assert (error > 0.1).mean() < 0.05, name
+            np.testing.assert_allclose(got.squares, made.squares, rtol=2e-3, err_msg=name)
+        got.stage = made.stage
+        rig.twin.vectors[vector] = got
+        if stage.op is Op.ATTEND:
+            for mine, theirs in zip(rig.cache(stage.layer), (rig.twin.keys, rig.twin.values), strict=True):
+                np.testing.assert_allclose(
+                    mine.astype(np.float32), theirs[stage.layer].astype(np.float32), rtol=2e-3, atol=1e-3, err_msg=name
+                )
+
+
+CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
+    # rows of an eighth of a segment; more CTAs than some stages have units for
+    "small": (Shape(), 6, 20, {}),
+    # rows of 3/8 of a segment, and of one and a half; values and down in another format; biases, qk norms, other rope
+    "mixed": (
+        Shape(768, 3072, 4, 2, 64, 1, 520, Q4_K, Q6_K, Q6_K, bias=True, qk_norm=True, halves=True),
+        5, 30, {},
+    ),
+    # whole segments; two parts of attention, joined; counters instead of packets, two tiles on their way
+    "counters": (
+        Shape(2048, 4096, 4, 2, 64, 1, 72, Q8_0, positions=128),
+        4, 100, {"tuning": replace(SMALL, handover=0, in_flight=2, consumers=5)},
+    ),
+    # plain rows, below and above a segment's width
+    "plain": (Shape(512, 4096, 4, 2, 64, 1, 72, F16), 3, 40, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_stage_hands_on_what_its_twin_does(name: str, operands: Operands) -> None:
+    shape, ctas, position, more = CASES[name]
+    rig = Rig(operands, shape, ctas, **more)
+    rig.fill_cache(position)
+    check_stages(rig, 7, position)

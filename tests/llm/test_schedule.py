@@ -1,0 +1,294 @@
+"""The schedule of the persistent step: its proof finds planted mistakes, and its twins make a step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from networks import Shape, make
+
+from tegrad.llm.errors import UnsupportedModelError
+from tegrad.llm.gguf import F16, Q4_K, Q6_K, Q8_0
+from tegrad.llm.schedule import (
+    WORDS,
+    Instruction,
+    Layer,
+    Matrix,
+    Network,
+    Op,
+    Program,
+    ScheduleError,
+    Span,
+    Vector,
+    Wait,
+    build,
+    deal,
+    encode,
+    imbalance,
+    validate,
+)
+from tegrad.llm.twin import Twin
+
+LLAMA_1B = (2048, 8192, 32, 8, 64, 16, 128256)
+LLAMA_3B = (3072, 8192, 24, 8, 128, 28, 128256)
+LLAMA_8B = (4096, 14336, 32, 8, 128, 32, 128256)
+QWEN3_06B = (1024, 3072, 16, 8, 128, 28, 151936)
+QWEN3_17B = (2048, 6144, 16, 8, 128, 28, 151936)
+
+
+def network(sizes: tuple[int, ...], kind: object = Q6_K, value_kind: object = None, layers: int = 0) -> Network:
+    """A network of published sizes, without its bytes."""
+    dim, ffn, heads, kv_heads, head_dim, all_layers, vocab = sizes
+
+    def matrix(name: str, rows: int, columns: int, own: object = None) -> Matrix:
+        return Matrix(name, own or kind, rows, columns)
+
+    wide, narrow = heads * head_dim, kv_heads * head_dim
+    made = []
+    for at in range(layers or all_layers):
+        qkv = matrix(f"q{at}", wide, dim), matrix(f"k{at}", narrow, dim), matrix(f"v{at}", narrow, dim, value_kind)
+        sides = matrix(f"o{at}", dim, wide), matrix(f"g{at}", ffn, dim), matrix(f"u{at}", ffn, dim)
+        made.append(Layer(qkv, *sides, matrix(f"d{at}", dim, ffn)))
+    embedding = matrix("embedding", vocab, dim)
+    return Network(dim, ffn, heads, kv_heads, head_dim, embedding, tuple(made), embedding)
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return build(make(Shape(value_kind=Q4_K, joined=False, layers=3)).network, 6)
+
+
+def find(program: Program, op: Op, at: int = 1) -> Instruction:
+    """The instruction of CTA `at` in the second stage of that kind."""
+    stages = [stage for stage in program.stages if stage.op is op]
+    return stages[min(1, len(stages) - 1)].instructions[at]
+
+
+def drop_wait(program: Program) -> Program:
+    return program.replaced(replace(find(program, Op.GATE), waits=()))
+
+
+def wait_for_part(program: Program) -> Program:
+    ins = find(program, Op.GATE)
+    wait = replace(ins.waits[0], span=Span(Vector.X, 0, ins.waits[0].span.count - 8))
+    return program.replaced(replace(ins, waits=(wait,)))
+
+
+def wait_for_an_older_version(program: Program) -> Program:
+    ins = find(program, Op.GATE)
+    stage = max(at for at in range(ins.waits[0].stage) if program.stages[at].op is Op.ADD)
+    return program.replaced(replace(ins, waits=(replace(ins.waits[0], stage=stage),)))
+
+
+def wait_for_nobody(program: Program) -> Program:
+    ins = find(program, Op.ADD)
+    return program.replaced(replace(ins, waits=(replace(ins.waits[0], stage=ins.stage - 2),)))
+
+
+def wait_for_oneself(program: Program) -> Program:
+    ins = find(program, Op.ADD)
+    own = Wait(ins.output, ins.stage, ins.waits[0].writers)
+    return program.replaced(replace(ins, waits=(*ins.waits, own)))
+
+
+def wrong_count(program: Program) -> Program:
+    ins = find(program, Op.ADD)
+    return program.replaced(replace(ins, waits=(replace(ins.waits[0], writers=ins.waits[0].writers - 1),)))
+
+
+def swap_stages(program: Program) -> Program:
+    a, b = find(program, Op.GATE), find(program, Op.PROJECT)
+    return program.replaced(replace(a, stage=b.stage), replace(b, stage=a.stage))
+
+
+def swap_ctas(program: Program) -> Program:
+    a, b = find(program, Op.GATE, 0), find(program, Op.GATE, 1)
+    return program.replaced(replace(a, runs=b.runs), replace(b, runs=a.runs, output=a.output))
+
+
+def write_twice(program: Program) -> Program:
+    a, b = find(program, Op.GATE, 0), find(program, Op.GATE, 1)
+    return program.replaced(replace(a, output=b.output))
+
+
+def write_nothing(program: Program) -> Program:
+    return program.replaced(replace(find(program, Op.GATE), output=None))
+
+
+def write_beyond(program: Program) -> Program:
+    ins = find(program, Op.GATE, 5)
+    return program.replaced(replace(ins, output=replace(ins.output, first=ins.output.first + 8)))
+
+
+def leave_a_segment(program: Program) -> Program:
+    ins = find(program, Op.LOGITS)
+    return program.replaced(replace(ins, runs=(replace(ins.runs[0], segments=ins.runs[0].segments - 1),)))
+
+
+def wrong_matrix(program: Program) -> Program:
+    ins, other = find(program, Op.GATE), program.network.layers[0]
+    run = ins.runs[0]
+    return program.replaced(replace(ins, runs=(replace(run, matrix=other.gate), ins.runs[1])))
+
+
+def skip_a_reader(program: Program) -> Program:
+    """Output is added before attention's result is there: nothing tells its writers that QKV was read."""
+    stage = next(stage for stage in program.stages if stage.op is Op.ADD and stage.layer == 1)
+    idle = [replace(ins, op=Op.NOTHING, waits=(), runs=()) for ins in stage.instructions]
+    return program.replaced(*idle)
+
+
+MUTANTS: dict[Callable[[Program], Program], str] = {
+    drop_wait: "does not wait for it",
+    wait_for_part: r"reads X\[248\] .* does not wait for it",
+    wait_for_an_older_version: "but waits for stage",
+    wait_for_nobody: "where it is not written: for ever",
+    wait_for_oneself: "deadlock: .* waits forever",
+    wrong_count: "waits for 5 writers of stage .*, which has 6",
+    swap_stages: "stands in the place|is not written in stage",
+    swap_ctas: "is written more than once|stands in the place|computes",
+    write_twice: "is written more than once",
+    write_nothing: "is not written in stage",
+    write_beyond: "which has 512 elements",
+    leave_a_segment: "segment .* of embedding is computed 0 times",
+    wrong_matrix: "which is no matrix of its stage",
+    skip_a_reader: "may still read it",
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_the_proof_names_a_planted_mistake(program: Program, mutant: Callable[[Program], Program]) -> None:
+    assert len(validate(program)) == len(program.stages) * program.ctas
+    with pytest.raises(ScheduleError, match=MUTANTS[mutant]):
+        validate(mutant(program))
+
+
+def orders(program: Program, count: int) -> Iterator[list[Instruction]]:
+    """Random orders that the waits allow."""
+    for seed in range(count):
+        rng = random.Random(seed)
+        done = [0] * program.ctas
+        order: list[Instruction] = []
+        while any(at < len(program.stages) for at in done):
+            able = []
+            for cta in range(program.ctas):
+                if done[cta] == len(program.stages):
+                    continue
+                ins = program.stages[done[cta]].instructions[cta]
+                writers = [
+                    who
+                    for wait in ins.waits
+                    for who, other in enumerate(program.stages[wait.stage].instructions)
+                    if other.output is not None and done[who] <= wait.stage
+                ]
+                if not writers:
+                    able.append(ins)
+            # One CTA as far ahead of the others as it gets, so that what may be overwritten too early is.
+            ins = rng.choice(able) if rng.random() < 0.3 else max(able, key=lambda ins: (ins.stage, ins.cta))
+            order.append(ins)
+            done[ins.cta] += 1
+        yield order
+
+
+@pytest.mark.parametrize("kind", [Q6_K, F16], ids=["quantized", "floats"])
+def test_every_order_that_the_waits_allow_makes_the_same_step(kind: object) -> None:
+    shape = Shape(kind=kind, ffn=512, layers=2)
+    made = make(shape)
+    program = build(made.network, 6)
+    validate(program)
+    steps = []
+    for order in (validate(program), *orders(program, 3)):
+        twin = Twin(program, made.weights, 16, lambda position: [(0, position)])
+        tokens = []
+        for position in range(3):
+            twin.begin(tokens[-1] if tokens else 5, position)
+            tokens.append(twin.run(order))
+        steps.append((tokens, twin.logits))
+    for tokens, logits in steps[1:]:
+        assert tokens == steps[0][0]
+        np.testing.assert_array_equal(logits, steps[0][1])
+
+
+def float_step(made: object, token: int) -> np.ndarray:
+    """The logits of a first token, without any quantization."""
+    w, net, shape = made.weights, made.network, made.shape
+
+    def normed(x: np.ndarray, norm: np.ndarray) -> np.ndarray:
+        return x / np.sqrt((x * x).mean() + shape.eps) * norm
+
+    x = w.matrices["embedding"][token]
+    for at, layer in enumerate(net.layers):
+        y = normed(x, w.attn_norm[at])
+        value = np.concatenate([w.matrices[m.name] @ y for m in layer.qkv])[-shape.kv_heads * shape.head_dim :]
+        mixed = np.repeat(value.reshape(shape.kv_heads, -1), shape.heads // shape.kv_heads, axis=0).reshape(-1)
+        x = x + w.matrices[layer.output.name] @ mixed
+        y = normed(x, w.ffn_norm[at])
+        gate, up = w.matrices[layer.gate.name] @ y, w.matrices[layer.up.name] @ y
+        x = x + w.matrices[layer.down.name] @ (gate / (1 + np.exp(-gate)) * up)
+    return w.matrices["embedding"] @ normed(x, w.output_norm)
+
+
+@pytest.mark.parametrize(("kind", "error"), [(Q8_0, 2e-2), (F16, 2e-3)], ids=["quantized", "floats"])
+def test_the_twins_of_a_step_compute_the_network(kind: object, error: float) -> None:
+    made = make(Shape(kind=kind))
+    program = build(made.network, 6)
+    twin = Twin(program, made.weights, 16, lambda position: [(0, position)])
+    twin.begin(11, 0)
+    twin.run(validate(program))
+    wanted = float_step(made, 11)
+    assert np.abs(twin.logits - wanted).max() < error * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kind", "ctas", "most"),
+    [
+        (LLAMA_1B, Q6_K, 132, 1.03),
+        (LLAMA_1B, Q6_K, 16, 1.001),
+        (LLAMA_3B, Q6_K, 132, 1.03),
+        (LLAMA_8B, Q4_K, 132, 1.03),
+        (QWEN3_06B, Q8_0, 132, 1.03),
+        (QWEN3_17B, Q4_K, 132, 1.03),
+        (QWEN3_17B, Q4_K, 16, 1.001),
+    ],
+)
+def test_published_sizes_are_dealt_out_evenly(sizes: tuple[int, ...], kind: object, ctas: int, most: float) -> None:
+    program = build(network(sizes, kind, Q6_K, layers=1), ctas)
+    validate(program)
+    assert imbalance(program) < most + 0.03  # of one layer, the logits are a larger part
+
+
+def test_a_whole_model_is_proved_and_its_encoding_is_what_was_built() -> None:
+    program = build(network(LLAMA_1B), 132)
+    validate(program)
+    words = encode(program, [Q6_K])
+    assert WORDS.itemsize == 128
+    assert words.shape == (83, 132)
+    gates = words[words["op"] == Op.GATE]
+    assert len(gates) == 16 * 132
+    assert sorted(gates["rows"].tolist()) == 16 * 16 * [48] + 16 * 116 * [64]
+    assert (gates["runs"]["segments"] == gates["rows"][:, None] * [1, 1, 0]).all()
+    assert (gates["runs"]["address"][:, 0] == gates["first"].astype(np.uint64) * 1680).all()
+
+
+def test_rows_are_dealt_in_pairs_of_units_where_that_costs_nothing() -> None:
+    assert {count for _, count in deal(256, 132)} == {0, 2}
+    assert {count for _, count in deal(384, 132)} == {2, 3}
+    assert [first for first, _ in deal(7, 3)] == [0, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"dim": 320}, "320"),
+        ({"vocab": 260}, "embedding has 260 rows"),
+        ({"kind": F16, "value_kind": Q8_0, "joined": False}, "some in blocks and some not"),
+    ],
+)
+def test_what_the_kernel_lacks_is_refused_by_name(change: dict[str, object], named: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=named):
+        build(make(replace(Shape(), **change)).network, 6)
+    with pytest.raises(UnsupportedModelError, match="2 KV heads"):
+        build(make(Shape()).network, 1)
