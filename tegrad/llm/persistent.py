@@ -33,7 +33,7 @@ class Tuning:
     """What may be chosen freely; `bench` finds the best by measuring. Names are the kernel's macros in lower case."""
 
     consumers: int = 16
-    service: int = 4
+    service: int = 3
     ring_tile: int = 16
     """Segments of a tile."""
     ring_slots: int = 32
@@ -45,7 +45,7 @@ class Tuning:
     backoff: int = 0
     """ns between polls."""
     attention_warps: int = 8
-    attention_loads: int = 4
+    attention_loads: int = 2
     evict_first: int = 0
     bulk: int | None = None
     """Bulk copies, which only sm_90 has; None: where there are."""

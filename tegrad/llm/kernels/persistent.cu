@@ -77,7 +77,7 @@ constexpr int RUNS = 3, COUNTER_BYTES = 32;
 
 constexpr int CONSUMER_THREADS = 32 * CONSUMERS, SERVICE_THREADS = 32 * SERVICE;
 constexpr int HELD = 4;        // segments whose lanes' sums a warp keeps before it adds them up
-constexpr int POLLED = 4;      // sets of 16 that a thread waits for together
+constexpr int POLLED = 4;      // sets of 16, of two packets each, that a thread waits for together
 constexpr bool PLAIN = USES_F16 || USES_BF16 || USES_F32;
 constexpr bool PACKED = USES_Q6_K || USES_Q5_K || USES_Q4_K || USES_Q8_0 || USES_Q4_0;
 constexpr unsigned EVERY = 0xffffffffu;
@@ -165,6 +165,7 @@ __device__ __forceinline__ void add_up(float *scratch, float *sums, int held, in
     __syncwarp();
     const float4 v = ((const float4 *)scratch)[lane];
     float sum = (v.x + v.y) + (v.z + v.w);
+#pragma unroll 1
     for (int step = quarter >> 1; step; step >>= 1) sum += __shfl_xor_sync(EVERY, sum, step);
     const int segment = lane >> 3, at = lane & 7;
     if (segment < held && (at & (quarter - 1)) == 0) sums[segment * CONSUMERS * (8 / quarter) + at / quarter] = sum;
@@ -186,15 +187,18 @@ template <class F> __device__ __forceinline__ unsigned multiply(const Word &word
     float *scratch = work.scratch[warp], *sums = work.sums;
     bool waiting = true;
     Input x;
+#pragma unroll 1
     for (int run = 0; run < RUNS; run++) {
         const int segments = word[RUN + 4 * run + SEGMENTS_OF];
         if (segments == 0) break;
         const int tiles = (segments + RING_TILE - 1) / RING_TILE;
         int released = 0, held = 0, place = first_place;
+#pragma unroll 1
         for (int at = warp; at < segments; at += CONSUMERS) {
             const int t = at / RING_TILE, after = at + CONSUMERS < segments ? (at + CONSUMERS) / RING_TILE : tiles;
             // Tiles between this warp's segments are done with.
             if (lane == 0)
+#pragma unroll 1
                 for (; released < t; released++) ring_release(ring, tile + released, warp);
             released = t;
             ring_await(ring, tile + t);
@@ -206,6 +210,7 @@ template <class F> __device__ __forceinline__ unsigned multiply(const Word &word
                 if (after > t) {
                     __syncwarp();
                     if (lane == 0)
+#pragma unroll 1
                         for (int u = t; u < after; u++) ring_release(ring, tile + u, warp);
                     released = after;
                 }
@@ -228,6 +233,7 @@ template <class F> __device__ __forceinline__ unsigned multiply(const Word &word
                 if (after > t) {
                     __syncwarp();
                     if (lane == 0)
+#pragma unroll 1
                         for (int u = t; u < after; u++) ring_release(ring, tile + u, warp);
                     released = after;
                 }
@@ -241,6 +247,7 @@ template <class F> __device__ __forceinline__ unsigned multiply(const Word &word
             }
         }
         if (lane == 0)
+#pragma unroll 1
             for (; released < tiles; released++) ring_release(ring, tile + released, warp);
         tile += tiles;
         sums += segments * (8 / quarter);
@@ -296,9 +303,11 @@ __device__ __forceinline__ void fill(Reader reader, Ring &ring, unsigned char *s
         if (op != PROJECT && op != ADD && op != GATE && op != LOGITS) continue;
         unsigned bytes = 0;
         WITH_FORMAT(word[RUN + FORMAT_OF], bytes = segment_bytes<F>(columns));
+#pragma unroll 1
         for (int run = 0; run < RUNS; run++) {
             const unsigned char *from = (const unsigned char *)word.address(RUN + 4 * run + ADDRESS);
             unsigned left = word[RUN + 4 * run + SEGMENTS_OF];
+#pragma unroll 1
             for (; left > 0;) {
                 const unsigned count = left < RING_TILE ? left : RING_TILE;
                 filler.put(ring, slots, from, count * bytes, lane);
@@ -331,42 +340,52 @@ __device__ __forceinline__ unsigned rescale(unsigned bytes, float factor) {
 template <class F> __device__ __forceinline__ float stage_packets(Work &work, const unsigned char *from, int columns, unsigned epoch, int thread) {
     float squares = 0;
     const int sets = columns / 16;
+#pragma unroll 1
     for (int first = thread; first < sets; first += POLLED * SERVICE_THREADS) {
-        uint4 low[POLLED], high[POLLED];
+        uint4 v[2 * POLLED];
         const int limit = (sets - first + SERVICE_THREADS - 1) / SERVICE_THREADS;
-        load_packets(low, from + 32 * first, 32 * SERVICE_THREADS, limit, epoch);
-        load_packets(high, from + 32 * first + 16, 32 * SERVICE_THREADS, limit, epoch);
+        load_packets(v, 2 * limit, [=](int i) { return from + 32 * (first + i / 2 * SERVICE_THREADS) + 16 * (i & 1); },
+                     [=](int) { return epoch; });
 #pragma unroll
         for (int i = 0; i < POLLED; i++) {
             if (i >= limit) break;
             const int set = first + i * SERVICE_THREADS;
-            const float a = unit_scale(low[i].z), b = unit_scale(high[i].z), scale = fmaxf(a, b);
-            uint4 q = make_uint4(low[i].x, low[i].y, high[i].x, high[i].y);
-            if (a < scale) q.x = rescale(q.x, a / scale), q.y = rescale(q.y, a / scale);
-            if (b < scale) q.z = rescale(q.z, b / scale), q.w = rescale(q.w, b / scale);
+            const uint4 &low = v[2 * i], &high = v[2 * i + 1];
+            const float a = unit_scale(low.z), b = unit_scale(high.z), scale = fmaxf(a, b);
+            uint4 q = make_uint4(low.x, low.y, high.x, high.y);
+            if (a != b) {  // the halves come from two CTAs: the smaller one takes the larger one's scale
+                const float factor = __fdividef(fminf(a, b), scale);
+                const uint2 small = a < b ? make_uint2(q.x, q.y) : make_uint2(q.z, q.w);
+                const uint2 made = make_uint2(rescale(small.x, factor), rescale(small.y, factor));
+                if (a < b) q.x = made.x, q.y = made.y;
+                else q.z = made.x, q.w = made.y;
+            }
             stage_set<F>(work.input, set / 4, set % 4, q, scale);
-            squares += unit_squares(low[i].z) + unit_squares(high[i].z);
+            squares += unit_squares(low.z) + unit_squares(high.z);
         }
     }
     return squares;
 }
 
-// Copies `count` floats from packets; `put(index, value)` stores one. Returns the thread's part of the sum of squares.
-template <class Put> __device__ __forceinline__ float stage_floats(const unsigned char *from, int count, unsigned epoch, int thread, Put put) {
+// Copies `count` floats from packets; `at(packet)` and `epoch(packet)` are a packet's place and epoch, `put(index, value)`
+// stores one. Returns the thread's part of the sum of squares.
+template <class At, class Epoch, class Put>
+__device__ __forceinline__ float stage_floats(int count, int thread, At at, Epoch epoch, Put put) {
     float squares = 0;
     const int packets = count / 8 * 3;
-    for (int first = thread; first < packets; first += POLLED * SERVICE_THREADS) {
-        uint4 v[POLLED];
+#pragma unroll 1
+    for (int first = thread; first < packets; first += 2 * POLLED * SERVICE_THREADS) {
+        uint4 v[2 * POLLED];
         const int limit = (packets - first + SERVICE_THREADS - 1) / SERVICE_THREADS;
-        load_packets(v, from + 16 * first, 16 * SERVICE_THREADS, limit, epoch);
+        load_packets(v, limit, [=](int i) { return at(first + i * SERVICE_THREADS); }, [=](int i) { return epoch(first + i * SERVICE_THREADS); });
 #pragma unroll
-        for (int i = 0; i < POLLED; i++) {
+        for (int i = 0; i < 2 * POLLED; i++) {
             if (i >= limit) break;
-            const int packet = first + i * SERVICE_THREADS, third = packet % 3, at = packet / 3 * 8 + third * 3;
-            put(at, __uint_as_float(v[i].x));
-            put(at + 1, __uint_as_float(v[i].y));
+            const int packet = first + i * SERVICE_THREADS, third = packet % 3, to = packet / 3 * 8 + third * 3;
+            put(to, __uint_as_float(v[i].x));
+            put(to + 1, __uint_as_float(v[i].y));
             if (third == 2) squares += __uint_as_float(v[i].z);
-            else put(at + 2, __uint_as_float(v[i].z));
+            else put(to + 2, __uint_as_float(v[i].z));
         }
     }
     return squares;
@@ -378,7 +397,8 @@ template <class F> __device__ __forceinline__ float stage_input(Work &work, cons
         return stage_packets<F>(work, from, columns, epoch, thread);
     } else {
         float *to = (float *)work.input;
-        return stage_floats(from, columns, epoch, thread, [=](int at, float v) { to[F::place(at / 4) * 4 + at % 4] = v; });
+        return stage_floats(columns, thread, [=](int packet) { return from + 16 * packet; }, [=](int) { return epoch; },
+                            [=](int at, float v) { to[F::place(at / 4) * 4 + at % 4] = v; });
     }
 }
 
@@ -403,7 +423,7 @@ __device__ __forceinline__ void hand_on(unsigned char *target, int row, bool ins
 #pragma unroll
     for (int step = 8; step; step >>= 1) largest = fmaxf(largest, __shfl_xor_sync(EVERY, largest, step));
     const unsigned code = largest < 1e-30f ? 0 : (__float_as_uint(largest * (1.0f / 127.0f)) + 0x3ffff) >> 18;
-    const int q = __float2int_rn(code ? value / __uint_as_float(code << 18) : 0.0f);
+    const int q = __float2int_rn(code ? __fdividef(value, __uint_as_float(code << 18)) : 0.0f);
     unsigned bytes = (q & 255u) << (8 * (lane & 3));
     bytes |= __shfl_xor_sync(EVERY, bytes, 1);
     bytes |= __shfl_xor_sync(EVERY, bytes, 2);
@@ -448,6 +468,7 @@ struct Service {
         }
         if (lane == 0) work.top[parity][warp] = value, work.top_row[parity][warp] = row;
         meet();
+#pragma unroll 1
         for (int w = 0; thread == 0 && w < SERVICE; w++) {
             const float other = work.top[parity][w];
             const int other_row = work.top_row[parity][w];
@@ -484,6 +505,7 @@ struct Service {
     // body(row, inside) for every row of the instruction, a lane each, rows of 16 in 16 neighbouring lanes.
     template <class Body> __device__ __forceinline__ void each_row(int first, int rows, Body body) const {
         const int start = first & ~15, end = first + rows;
+#pragma unroll 1
         for (int at = start + thread; at - lane < end; at += SERVICE_THREADS) body(at, at >= first && at < end);
     }
     // Sum `index` of those that make up a row.
@@ -496,7 +518,7 @@ struct Service {
 
 // Sums of a row's product in work.sums, as `multiply` leaves them.
 __device__ __forceinline__ int row_pieces(int columns, bool packed) {
-    if (!packed) return columns > SEGMENT ? columns / SEGMENT : 1;
+    if (!packed || columns == 0) return columns > SEGMENT ? columns / SEGMENT : 1;
     const int aligned = columns & -columns;
     return columns / (aligned < SEGMENT ? aligned : SEGMENT);
 }
@@ -525,51 +547,45 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
         unsigned char *target = service.workspace + word[TARGET];
         const bool floats = word[FLAGS] & WRITES_FLOATS;
         const float *norm = (const float *)word.address(NORM), *bias = (const float *)word.address(BIAS);
-        const int columns = word[COLUMNS_OF], pieces = row_pieces(columns, !(word[FLAGS] & READS_FLOATS));
+        const int columns = word[COLUMNS_OF], pieces = op == ATTEND ? 1 : row_pieces(columns, !(word[FLAGS] & READS_FLOATS));
         stamp(stamps, stage, 0, thread);
-        if (op == EMBED) {
-            const unsigned char *matrix = (const unsigned char *)word.address(RUN);
-            const unsigned format = word[RUN + FORMAT_OF];
-            service.each_row(first, rows, [&](int row, bool inside) {
-                float x = 0, v = 0;
-                if (inside) {
-                    WITH_FORMAT(format, x = weight_at<F>(matrix, (long long)token * DIM + row));
-                    work.stream[row - first] = x;
-                    v = x * __ldg(norm + row);
-                }
-                hand_on(target, row, inside, v, x * x, floats, epoch, lane);
-            });
-        } else if (op == ATTEND) {
+        // What rows need beside their sums is loaded before the wait; more rows than threads load it late.
+        const int mine = (first & ~15) + thread;
+        const bool early = mine >= first && mine < first + rows;
+        const float *beside = op == ADD || op == EMBED ? norm : bias;
+        const float held = beside && early && op != ATTEND ? __ldg(beside + mine) : 0;
+        const bool normed = op != ADD && op != ATTEND && op != EMBED && op != SAMPLE;
+        float factor = 1;
+        if (op == ATTEND) {
             if (word[PART_OF] >= attend::range(position, 0).parts) continue;
-            Attending &a = work.attending;
-            const unsigned char *from = service.workspace + word[SOURCE];
-            const unsigned waits[3] = {word[WAIT] | word[WRITERS] << 16, word[WAIT2], word[WAIT3]};
+            const unsigned wait = word[WAIT], second = word[WAIT2], third = word[WAIT3];
+            service.await(wait, word[WRITERS]);
+            if ((second & 0xffff) != wait) service.await(second & 0xffff, second >> 16);
+            if (third != second) service.await(third & 0xffff, third >> 16);
             const int head = word[HEAD];
-#pragma unroll
-            for (int i = 0; i < 3; i++) {
-                if (i == 0 || waits[i] != waits[i - 1]) service.await(waits[i] & 0xffff, waits[i] >> 16);
-                const int begin = i == 0 ? head * attend::OUTPUTS : (HEADS + (i == 2) * KV_HEADS + head) * HEAD_DIM;
-                float *to = i == 0 ? a.query : i == 1 ? a.key : a.value;
-                stage_floats(from + begin / 8 * 48, i == 0 ? attend::OUTPUTS : HEAD_DIM, service.base + (waits[i] & 0xffff) + 1, thread,
-                             [=](int at, float v) { to[at] = v; });
-            }
+            const unsigned char *from = service.workspace + word[SOURCE];
+            constexpr int QUERY = attend::OUTPUTS / 8 * 3, KEY = QUERY + HEAD_DIM / 8 * 3;  // packets before the key, the value
+            float *to = work.attending.query;
+            static_assert(sizeof(work.attending.query) % 16 == 0, "query, key and value lie side by side");
+            stage_floats(attend::OUTPUTS + 2 * HEAD_DIM, thread,
+                         [=](int packet) {
+                             const int begin = packet < QUERY ? head * attend::OUTPUTS
+                                                              : (HEADS + (packet >= KEY ? KV_HEADS : 0) + head) * HEAD_DIM;
+                             return from + begin / 8 * 48 + 16 * (packet - (packet < QUERY ? 0 : packet < KEY ? QUERY : KEY));
+                         },
+                         [=](int packet) { return service.base + 1 + ((packet < QUERY ? wait : packet < KEY ? second : third) & 0xffff); },
+                         [=](int at, float v) { to[at] = v; });
             barrier_arrive<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
-            stamp(stamps, stage, 1, thread);
-            barrier_sync<RESULTS_READY>(CONSUMER_THREADS + SERVICE_THREADS);
-            stamp(stamps, stage, 2, thread);
-            if (!work.joined) continue;
-            service.each_row(first, rows, [&](int row, bool inside) {
-                hand_on(target, row, inside, inside ? work.sums[row - first] : 0, 0, floats, epoch, lane);
-            });
         } else if (op == SAMPLE) {
             const int wait = word[WAIT], writers = word[WRITERS];
             const unsigned char *from = service.workspace + word[SOURCE];
             service.await(wait, writers);
             float best = __int_as_float(0xff800000);
             int row = 0x7fffffff;
+#pragma unroll 1
             for (int at = thread; at < writers; at += SERVICE_THREADS) {
                 uint4 v[1];
-                load_packets(v, from + 16 * at, 0, 1, service.base + wait + 1);
+                load_packets(v, 1, [=](int) { return from + 16 * at; }, [=](int) { return service.base + wait + 1; });
                 const float value = __uint_as_float(v[0].x);
                 if (value > best || (value == best && (int)v[0].y < row)) best = value, row = v[0].y;
             }
@@ -578,48 +594,49 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
                 if (GREEDY) hand_over(state, ring, row);
                 *(unsigned *)service.workspace = service.step + 1;
             }
-        } else {
-            const bool normed = op != ADD;
-            // What the rows need beside their sums is loaded before the wait; more rows than threads load it late.
-            float early = 0;
-            const int mine = (first & ~15) + thread;
-            const bool has = mine >= first && mine < first + rows;
-            if (op == ADD && has) early = __ldg(norm + mine);
-            if (op == PROJECT && bias && has) early = __ldg(bias + mine);
+            continue;
+        } else if (op != EMBED) {
             service.input(word, parity, normed);
-            stamp(stamps, stage, 1, thread);
-            const float factor = service.results(parity, normed);
-            stamp(stamps, stage, 2, thread);
-            if (op == LOGITS) {
-                float best = __int_as_float(0xff800000);
-                int row = 0x7fffffff;
-                for (int at = thread; at < rows; at += SERVICE_THREADS) {
-                    const float value = service.row_sum(at, pieces) * factor;
-                    if (STORE_LOGITS) logits[first + at] = value;
-                    if (value > best) best = value, row = first + at;
-                }
-                service.largest(best, row, parity);
-                if (thread == 0) store_packet(target + 16 * blockIdx.x, __float_as_uint(best), row, 0, epoch);
-            } else {
-                service.each_row(first, rows, [&](int row, bool inside) {
-                    float value = 0, square = 0;
-                    if (inside) {
-                        const int at = row - first;
-                        value = service.row_sum(at, pieces) * factor;
-                        if (op == PROJECT) {
-                            if (bias) value += row == mine ? early : __ldg(bias + row);
-                        } else if (op == GATE) {
-                            value = activate(value) * service.row_sum(rows + at, pieces) * factor;
-                        } else {
-                            value += work.stream[at];
-                            work.stream[at] = value;
-                            square = value * value;
-                            value *= row == mine ? early : __ldg(norm + row);
-                        }
-                    }
-                    hand_on(target, row, inside, value, square, floats, epoch, lane);
-                });
+        }
+        stamp(stamps, stage, 1, thread);
+        if (op != EMBED) factor = service.results(parity, normed);
+        stamp(stamps, stage, 2, thread);
+        if (op == ATTEND && !work.joined) continue;
+        if (op == LOGITS) {
+            float best = __int_as_float(0xff800000);
+            int row = 0x7fffffff;
+#pragma unroll 1
+            for (int at = thread; at < rows; at += SERVICE_THREADS) {
+                const float value = service.row_sum(at, pieces) * factor;
+                if (STORE_LOGITS) logits[first + at] = value;
+                if (value > best) best = value, row = first + at;
             }
+            service.largest(best, row, parity);
+            if (thread == 0) store_packet(target + 16 * blockIdx.x, __float_as_uint(best), row, 0, epoch);
+        } else {
+            const unsigned char *matrix = (const unsigned char *)word.address(RUN);
+            const unsigned format = word[RUN + FORMAT_OF];
+            service.each_row(first, rows, [&](int row, bool inside) {
+                const int at = row - first;
+                float value = 0, square = 0;
+                if (inside) {
+                    const float near = row == mine || !beside ? held : op == ATTEND ? 0 : __ldg(beside + row);
+                    if (op == EMBED) {
+                        WITH_FORMAT(format, value = weight_at<F>(matrix, (long long)token * DIM + row));
+                    } else {
+                        value = service.row_sum(at, pieces) * factor;
+                    }
+                    if (op == GATE) value = activate(value) * service.row_sum(rows + at, pieces) * factor;
+                    if (op == PROJECT) value += near;
+                    if (op == ADD) value += work.stream[at];
+                    if (op == ADD || op == EMBED) {
+                        work.stream[at] = value;
+                        square = value * value;
+                        value *= near;
+                    }
+                }
+                hand_on(target, row, inside, value, square, floats, epoch, lane);
+            });
         }
         service.handed_on(stage);
         stamp(stamps, stage, 3, thread);

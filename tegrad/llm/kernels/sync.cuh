@@ -49,22 +49,22 @@ __device__ __forceinline__ void store_packet(unsigned char *to, unsigned x, unsi
     asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x), "r"(y), "r"(z), "r"(epoch) : "memory");
 }
 
-// Loads Count packets, those of index below `limit`, `step` bytes apart; returns when all of them are of the epoch.
-template <int Count>
-__device__ __forceinline__ void load_packets(uint4 (&v)[Count], const unsigned char *from, int step, int limit, unsigned epoch) {
+// Loads packets `at(i)` for all i < Count below `limit`; returns when each is of epoch `epoch(i)`.
+template <int Count, class At, class Epoch>
+__device__ __forceinline__ void load_packets(uint4 (&v)[Count], int limit, At at, Epoch epoch) {
 #pragma unroll
     for (int i = 0; i < Count; i++)
-        if (i < limit) v[i] = load_packet(from + (size_t)i * step);
+        if (i < limit) v[i] = load_packet(at(i));
 #if HANDOVER
-    for (bool missing = true; missing;) {
-        missing = false;
+    while (true) {
+        bool missing = false;
+#pragma unroll
+        for (int i = 0; i < Count; i++) missing |= i < limit && v[i].w != epoch(i);
+        if (!missing) break;
+        back_off();
 #pragma unroll
         for (int i = 0; i < Count; i++)
-            if (i < limit && v[i].w != epoch) {
-                v[i] = load_packet(from + (size_t)i * step);
-                missing = true;
-            }
-        if (missing) back_off();
+            if (i < limit && v[i].w != epoch(i)) v[i] = load_packet(at(i));
     }
 #endif
 }
