@@ -124,3 +124,33 @@ def test_our_kernels_are_no_further_from_exact_than_llama_cpp(device: str) -> No
 def test_no_family_or_format_is_further_from_exact_than_llama_cpp(device: str, case: str) -> None:
     rows = list(quality.compare(case, quality.ENGINES, device, "board"))
     assert [row for row in rows if not row.within] == []
+
+
+def test_the_command_writes_the_table_and_fails_where_we_are_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from tegrad.cli import bench
+
+    side = Agreement(8, 1.0, 0.5, 0.1, 1.0)
+    far = Agreement(8, 2.0, 0.6, 0.2, 0.0)
+
+    def compare(case: str, engines: object, device: str, where: str, count: int) -> Iterator[quality.Row]:
+        assert (device, where, count) == ("NV", "NV sm_00", 8)
+        yield quality.Row(case, "decode", where, far if case == "b" else side, side, "now", "hash")
+
+    monkeypatch.setattr(quality, "compare", compare)
+    monkeypatch.setattr("tegrad.cli.run.choose_device", lambda: None)
+    monkeypatch.setattr("tegrad.llm.device.open_default", lambda: "NV sm_00")
+    monkeypatch.delenv("TEGRAD_BOARD", raising=False)
+
+    def run(*arguments: str) -> int:
+        command = ["quality", *arguments, "--tokens", "8", "--results", str(tmp_path)]
+        return CliRunner().invoke(bench.app, command).exit_code
+
+    assert run("a") == 0
+    assert run("a", "b") == 1
+    assert run("a", "--engine", "none") == 2
+    rows = json.loads((tmp_path / quality.FILE).read_text())["rows"]
+    assert [(row["model"], row["within"]) for row in rows] == [("a", True), ("b", False)]
