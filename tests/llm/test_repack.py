@@ -4,14 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from operands import Operands
 
 from tegrad.llm import packing
 from tegrad.llm.gguf import BlockType
 from tegrad.llm.packed import Repacker
 
 pytestmark = pytest.mark.board
-
-GUARD = 64
 
 
 @pytest.fixture(scope="module")
@@ -23,21 +22,15 @@ def opened(device: str) -> Any:
 
 @pytest.mark.parametrize("kind", packing.LAYOUTS, ids=lambda kind: kind.name)
 def test_segments_are_repacked_in_place_as_the_twin_does(opened: Any, kind: BlockType) -> None:
-    from tinygrad.device import BufferSpec
-
-    rng = np.random.default_rng(kind.size)
-    for count in (1, 7, 8, 19):
-        size = count * packing.segment_bytes(kind)
-        before = rng.integers(0, 256, size + 2 * GUARD, dtype=np.uint8)
-        buffer = opened.allocator.alloc(len(before), BufferSpec(nolru=True))
+    rng, repack = np.random.default_rng(kind.size), Repacker(opened)
+    for count, flush in ((1, "end"), (1, "start"), (7, "end"), (8, "start"), (19, "end")):
+        native = rng.integers(0, 256, count * packing.segment_bytes(kind), dtype=np.uint8)
+        operands = Operands(opened, flush)
         try:
-            opened.allocator._copyin(buffer, memoryview(before.tobytes()))
-            Repacker(opened)(kind, buffer.offset(GUARD, size), count)
-            opened.synchronize()
-            after = bytearray(len(before))
-            opened.allocator._copyout(memoryview(after), buffer)
+            buffer = operands.put(native)
+            repack(kind, buffer, count)
+            packed = operands.get(buffer, native.shape, np.uint8)
+            operands.check()
         finally:
-            opened.allocator.free(buffer, len(before), BufferSpec(nolru=True))
-        expected = packing.pack(kind, before[GUARD:-GUARD], count, packing.SEGMENT)
-        assert after[GUARD:-GUARD] == expected.tobytes(), count
-        assert after[:GUARD] + after[-GUARD:] == before[:GUARD].tobytes() + before[-GUARD:].tobytes()
+            operands.free()
+        np.testing.assert_array_equal(packed, packing.pack(kind, native, count, packing.SEGMENT), f"{count} {flush}")

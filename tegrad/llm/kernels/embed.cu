@@ -1,21 +1,17 @@
 // Embeds tokens: a row of the embedding matrix each, as what the first layer's product reads.
 //
-// Grid: (ceil(K / 256), tokens), blocks of 256 threads, one for each element. Row y of every output is token y's.
+// Grid: (ceil(K / 256), sequences), blocks of 256 threads, one for each element. Row y of every output is of state[y].
 //
 // Macros: K (columns), ROWS (of the matrix), FORMAT
-//   TOKENS      0: the token of state[y]; 1: tokens[y], whose position is that of *state plus y
 //   POSITIONS   rows of a second matrix in POSITIONS_FORMAT, whose row for the token's position is added; 0: none
 //   OUT_Q       also store what a packed matrix behind an RMS norm reads: the row times the norm's weight as int8 with a scale
 //               per 16, and the sum of squares of every SUM elements (16 or 32)
 //   OVERLAP     1: the next launch may begin before this one has ended (overlap.cuh)
-// Arguments: state, [tokens s32], matrix, [positions], x f32 (K), [norm f32 (K), q s8 (K), s f32 (K / 16), ss f32 (ceil(K / SUM))]
+// Arguments: state (of each row), matrix, [positions], x f32 (K), [norm f32 (K), q s8 (K), s f32 (K / 16), ss f32 (ceil(K / SUM))]
 #include "overlap.cuh"
 #include "state.cuh"
 #include "weight.cuh"
 
-#ifndef TOKENS
-#define TOKENS 0
-#endif
 #ifndef POSITIONS
 #define POSITIONS 0
 #endif
@@ -29,9 +25,6 @@ static_assert(!OUT_Q || K % 16 == 0, "16 elements share a scale");
 
 extern "C" __global__ void __launch_bounds__(256) embed(
     const State *state,
-#if TOKENS
-    const int *tokens,
-#endif
     const unsigned char *matrix,
 #if POSITIONS
     const unsigned char *positions,
@@ -44,17 +37,14 @@ extern "C" __global__ void __launch_bounds__(256) embed(
     allow_next();
     await_previous();
     const int row = blockIdx.y, at = blockIdx.x * 256 + threadIdx.x;
-#if TOKENS
-    const unsigned asked = tokens[row], stands = state->position + row;
-#else
-    const unsigned asked = state[row].token, stands = state[row].position;
-#endif
+    const unsigned asked = state[row].token;
     // A slot that nobody owns holds anything: read a row that exists.
     const long long token = asked < ROWS ? asked : 0;
     float value = 0;
     if (at < K) {
         value = weight_at<FORMAT>(matrix, token * K + at);
 #if POSITIONS
+        const unsigned stands = state[row].position;
         value += weight_at<POSITIONS_FORMAT>(positions, (long long)(stands < POSITIONS ? stands : 0) * K + at);
 #endif
         x[(long long)row * K + at] = value;
