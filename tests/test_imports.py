@@ -1,6 +1,7 @@
 """Imports follow the arrows of the design, downward only; tinygrad is imported where it may be."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,3 +100,9 @@ def test_a_forbidden_import_is_found(where: str, source: str, tmp_path: Path, mo
     (root / where).write_text(source)
     monkeypatch.setitem(globals(), "ROOT", root)
     assert len(violations(root / where)) == 1
+
+
+def test_every_test_file_has_a_name_of_its_own() -> None:
+    """Folders of tests are no packages: pytest knows a file by its name alone."""
+    seen = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert [name for name, count in seen.items() if count > 1] == []
