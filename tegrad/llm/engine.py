@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,11 +39,19 @@ class Plan(Protocol):
 
     launches: tuple[Launch, ...]
     logits: HCQBuffer
-    best: HCQBuffer
-    best_row: HCQBuffer
+    best: HCQBuffer | None
+    best_row: HCQBuffer | None
 
     def close(self) -> None:
         """Free what it holds."""
+
+
+@runtime_checkable
+class WholePlan(Plan, Protocol):
+    """A plan that also has a step with an end: the likeliest token, as `sampling` would hand it over."""
+
+    def likeliest(self, sampling: Sampling) -> tuple[Launch, ...]:
+        """The step's launches."""
 
 
 Planner = Callable[[PackedModel, States, KvCache], Plan]
@@ -185,12 +193,15 @@ class Engine:
         """The loop over a step that samples in a way that these settings need."""
         kind = (settings.greedy, settings.narrow, settings.passes(self.config.vocab))
         if kind not in self._loops:
-            plan = self.plan
-            end = self._sampling.launches(
-                self._states, [settings], logits=plan.logits, best=plan.best, best_row=plan.best_row
-            )
-            self._loops[kind] = Loop(self.device, [*plan.launches, *end], self._states, boundary=self._boundary)
+            self._loops[kind] = Loop(self.device, self._step(settings), self._states, boundary=self._boundary)
         return self._loops[kind]
+
+    def _step(self, settings: Settings) -> tuple[Launch, ...]:
+        plan, sampling = self.plan, self._sampling
+        if isinstance(plan, WholePlan) and settings.greedy:
+            return plan.likeliest(sampling)
+        end = sampling.launches(self._states, [settings], logits=plan.logits, best=plan.best, best_row=plan.best_row)
+        return (*plan.launches, *end)
 
     def _check(self, tokens: Sequence[int]) -> None:
         if not tokens:

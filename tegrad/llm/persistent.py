@@ -6,24 +6,49 @@ CTAs than the device's SMs hold.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+import contextlib
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from tinygrad.runtime.support.hcq import HCQBuffer
 
-from tegrad.hw.chips import by_sm_version
+from tegrad.hw.chips import CHIPS, Chip
 from tegrad.llm.attention import ROPES
+from tegrad.llm.cache import KvCache
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
+from tegrad.llm.packed import PackedMatrix, PackedModel
+from tegrad.llm.plan import Room
 from tegrad.llm.programs import load_kernel
-from tegrad.llm.schedule import Op, Program, Workspace, encode, pieces_per_row, workspace
+from tegrad.llm.sampling import Sampling
+from tegrad.llm.schedule import (
+    RUNS,
+    Layer,
+    Matrix,
+    Network,
+    Op,
+    Program,
+    Workspace,
+    build,
+    encode,
+    pieces_per_row,
+    stream_segment,
+    validate,
+    workspace,
+)
+from tegrad.llm.state import States
+from tegrad.nv.compilers import cache_dir
 from tegrad.nv.program import LaunchError
+from tegrad.nv.replay import Launch
 
 FORMATS: Final[tuple[BlockType, ...]] = (Q6_K, Q5_K, Q4_K, Q8_0, Q4_0, F16, BF16, F32)
 """In the order of the kernel's `enum Format`."""
-BUFFERS: Final = ("program", "workspace", "states", "rings", "rope", "logits", "stamps")
+BUFFERS: Final = ("program", "workspace", "states", "rings", "histories", "ends", "rope", "logits", "stamps")
 RESERVED: Final = 1 << 10
 """Shared memory that the hardware keeps of a CTA's."""
 
@@ -61,7 +86,7 @@ class Persistent:
     """A program's kernel for a chip. `attention` holds attention.cuh's macros, of which POSITIONS and EPS."""
 
     program: Program
-    sm_version: int
+    arch: str
     positions: int
     rope: str
     rope_pairs: int
@@ -69,8 +94,7 @@ class Persistent:
     qk_norm: bool = False
     cache_q8: bool = False
     activation: str = "silu"
-    greedy: bool = True
-    store_logits: bool = False
+    store_logits: bool = True
     stamps: bool = False
     tuning: Tuning = field(default_factory=Tuning)
     shared: int | None = None
@@ -94,12 +118,13 @@ class Persistent:
         kinds = {matrix.kind for matrix in (*matrices, net.embedding)}
         own = max(ins.output.count for ins in program.stages[0].instructions if ins.output is not None)
         made: dict[str, Any] = {
-            "CTAS": program.ctas, "STAGES": len(program.stages), "SPLITS": program.parts, "DIM": net.dim,
-            "HEADS": net.heads, "KV_HEADS": net.kv_heads, "HEAD_DIM": net.head_dim, "POSITIONS": self.positions,
-            "ROPE": ROPES[self.rope], "ROPE_PAIRS": self.rope_pairs, "EPS": f"{self.eps:.9e}f",
-            "QK_NORM": self.qk_norm, "CACHE_Q8": self.cache_q8, "ACTIVATION": {"silu": 1, "gelu": 2}[self.activation],
+            "CTAS": program.ctas, "STAGES": len(program.stages), "SPLITS": program.parts,
+            "VOCAB": net.output.rows, "DIM": net.dim, "HEADS": net.heads, "KV_HEADS": net.kv_heads,
+            "HEAD_DIM": net.head_dim, "POSITIONS": self.positions, "ROPE": ROPES[self.rope],
+            "ROPE_PAIRS": self.rope_pairs, "EPS": f"{self.eps:.9e}f", "QK_NORM": self.qk_norm,
+            "CACHE_Q8": self.cache_q8, "ACTIVATION": {"silu": 1, "gelu": 2}[self.activation],
             "JOINS": self.room.joins, "COUNTERS": self.room.counters, "COLUMNS": max(m.columns for m in matrices),
-            "OWN": own, "SUMS": _most_sums(program), "SHARED": self.shared_bytes, "GREEDY": self.greedy,
+            "OWN": own, "SUMS": _most_sums(program), "SHARED": self.shared_bytes,
             "STORE_LOGITS": self.store_logits, "STAMPS": self.stamps,
             "ATTENTION_SYNC()": "barrier_sync<ATTENTION_MEET>(32*ATTENTION_WARPS)",
         }  # fmt: skip
@@ -110,14 +135,18 @@ class Persistent:
         return made
 
     @property
+    def chip(self) -> Chip:
+        """A chip of the architecture."""
+        return next(chip for chip in CHIPS.values() if chip.arch == self.arch)
+
+    @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a CTA."""
-        return self.shared or by_sm_version(self.sm_version).smem_per_cta
+        return self.shared or self.chip.smem_per_cta
 
     def load(self, device: Any) -> Any:
         """The kernel, loaded on an opened NV device; LaunchError where its CTAs cannot all be on the chip at once."""
-        sms = device.num_gpcs * device.num_tpc_per_gpc * device.num_sm_per_tpc
-        chip = by_sm_version(device.sm_version)
+        sms, chip = _sms(device), self.chip
         fit = min(chip.smem_per_sm // (self.shared_bytes + RESERVED), 32 * chip.warps_per_sm // self.tuning.threads)
         if self.program.ctas > sms * fit:
             raise LaunchError(
@@ -125,7 +154,7 @@ class Persistent:
                 "build its program for fewer CTAs"
             )
         return load_kernel(
-            device, "persistent", buffers=len(BUFFERS), values=1, dynamic_shared=self.shared_bytes, **self.defines
+            device, "persistent", buffers=len(BUFFERS), values=2, dynamic_shared=self.shared_bytes, **self.defines
         )
 
     @property
@@ -139,30 +168,167 @@ class Persistent:
         return self.tuning.threads, 1, 1
 
 
+def _sms(device: Any) -> int:
+    """SMs of an opened device."""
+    return int(device.num_gpcs * device.num_tpc_per_gpc * device.num_sm_per_tpc)
+
+
 def _most_sums(program: Program) -> int:
     """Row sums that an instruction leaves in shared memory at most."""
     most = 0
     for stage in program.stages:
         for ins in stage.instructions:
             if ins.op in (Op.PROJECT, Op.ADD, Op.GATE, Op.LOGITS):
-                rows = [run.segments * _weights(run) // run.matrix.columns for run in ins.runs]
-                most = max(most, sum(rows) * pieces_per_row(ins.runs[0].matrix))
+                weights = sum(run.segments * stream_segment(run.matrix) for run in ins.runs)
+                matrix = ins.runs[0].matrix
+                most = max(most, -(-weights * pieces_per_row(matrix) // matrix.columns))
     return most
 
 
-def _weights(run: Any) -> int:
-    from tegrad.llm.schedule import stream_segment
+class PersistentPlan:
+    """One decode step of the sequence in slot 0 of `states` as one launch. Close it when no step is in flight.
 
-    return stream_segment(run.matrix)
+    `launches` leaves logits to sample from; `likeliest` is a step that ends with the likeliest token by itself.
+    Everything given stays the caller's. `ctas` is the device's SMs unless said. UnsupportedModelError, LaunchError,
+    MemoryError, and ScheduleError if the program were wrong.
+    """
+
+    best = best_row = None
+
+    def __init__(
+        self, model: PackedModel, states: States, cache: KvCache, *, tuning: Tuning | None = None,
+        ctas: int | None = None, stamps: bool = False,
+    ) -> None:  # fmt: skip
+        self.model, self.config, self.device = model, model.config, model.device
+        self._states = states
+        self._room = Room(self.device)
+        try:
+            self._make(cache, tuning or Tuning(), ctas or _sms(self.device), stamps)
+        except BaseException:
+            self.close()
+            raise
+
+    def likeliest(self, sampling: Sampling) -> tuple[Launch, ...]:
+        """A whole step."""
+        return (self._launch(sampling.finish, greedy=True),)
+
+    def close(self) -> None:
+        """Free the plan's buffers. Closing twice is harmless."""
+        self._room.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _make(self, cache: KvCache, tuning: Tuning, ctas: int, stamps: bool) -> None:
+        config, arch, room = self.config, self.config.arch, self._room
+        program = build(network(self.model, cache, room), ctas)
+        prove(program)
+        self.kernel = Persistent(
+            program, self.device.arch, cache.positions, arch.rope, config.rope.dim // 2, config.eps,
+            arch.query_norm is not None, cache.q8, arch.activation, stamps=stamps, tuning=tuning,
+        )  # fmt: skip
+        self._program = self.kernel.load(self.device)
+        self._words = room.put(self.kernel.words)
+        self._space = room.put(np.zeros(self.kernel.room.nbytes, np.uint8))
+        self._rope = room.put(config.rope.tables(cache.positions, self.model.divisors))
+        self.logits = room.take(4 * config.vocab)
+        self.stamps = room.take(32 * ctas * len(program.stages)) if stamps else self.logits
+        """Where asked for: u64 ns (ctas, stages, 4)."""
+        self.launches = (self._launch((self.logits, self.logits), greedy=False),)
+
+    def _launch(self, finish: tuple[HCQBuffer, HCQBuffer], *, greedy: bool) -> Launch:
+        buffers = (self._words, self._space, self._states.states, self._states.rings, *finish, self._rope, self.logits,
+                   self.stamps)  # fmt: skip
+        values = (len(self.kernel.program.stages), int(greedy))
+        return Launch(self._program, buffers, self.kernel.grid, self.kernel.block, values)
 
 
-def check(network_biases: Mapping[str, bool]) -> None:
-    """Refuse by name what the kernel has no word for."""
-    for name, present in network_biases.items():
-        if present:
+def network(model: PackedModel, cache: KvCache, room: Room) -> Network:
+    """A loaded model as the schedule sees it; UnsupportedModelError for what the kernel has no word for."""
+    config, arch = model.config, model.config.arch
+    if arch.norm != "rms" or arch.gate is None or arch.rope == "none" or model.positions is not None:
+        raise UnsupportedModelError(f"the persistent step does not run {arch.name}: its norm, gate or positions differ")
+    gate_spec = arch.gate
+
+    def matrix(name: str, packed: PackedMatrix) -> Matrix:
+        if packed.bias is not None:
             raise UnsupportedModelError(f"{name} has a bias, which the persistent step does not add")
+        return Matrix(name, packed.kind, packed.rows, packed.columns, packed.buffer.va_addr)
+
+    layers = []
+    for at, (layer, kept) in enumerate(zip(model.layers, cache.layers, strict=True)):
+        qkv = [matrix(f"blk.{at}.qkv.{index}", replace(packed, bias=None)) for index, packed in enumerate(layer.qkv)]
+        output, gate, up, down = (
+            matrix(f"blk.{at}.{spec.name}", layer.matrices[spec.name])
+            for spec in (arch.attn_output, gate_spec, arch.up, arch.down)
+        )
+        norms = [
+            0 if spec is None else layer.vectors[spec.name].va_addr
+            for spec in (arch.attn_norm, arch.ffn_norm, arch.query_norm, arch.key_norm)
+        ]
+        layers.append(
+            Layer(
+                tuple(qkv),
+                output,
+                gate,
+                up,
+                down,
+                norms[0],
+                norms[1],
+                _joined_bias(model, layer.qkv, room),
+                norms[2],
+                norms[3],
+                kept.keys.va_addr,
+                kept.values.va_addr,
+                kept.key_scales.va_addr,
+                kept.value_scales.va_addr,
+            )
+        )
+    embedding = matrix("token_embd", model.embedding)
+    last = embedding if model.output is model.embedding else matrix("output", model.output)
+    return Network(
+        config.dim, config.ffn, config.heads, config.kv_heads, config.head_dim, embedding, tuple(layers), last,
+        model.vectors[arch.output_norm.name].va_addr,
+    )  # fmt: skip
 
 
-def zeros(size: int) -> NDArray[np.uint8]:
-    """The workspace before the first step."""
-    return np.zeros(size, np.uint8)
+def _joined_bias(model: PackedModel, matrices: Sequence[PackedMatrix], room: Room) -> int:
+    """The address of the biases of matrices below one another, or 0 where none has one."""
+    if all(matrix.bias is None for matrix in matrices):
+        return 0
+    if len(matrices) == 1:
+        assert matrices[0].bias is not None
+        return int(matrices[0].bias.va_addr)
+    parts = []
+    for matrix in matrices:
+        out = bytearray(4 * matrix.rows)
+        if matrix.bias is not None:
+            model.device.allocator._copyout(memoryview(out), matrix.bias)
+        parts.append(np.frombuffer(out, np.float32))
+    return int(room.put(np.concatenate(parts)).va_addr)
+
+
+def prove(program: Program) -> None:
+    """Validate a program, once for each of its kind: a file in the cache remembers the proof. ScheduleError."""
+    words = encode(program, FORMATS)
+    for name in ("norm", "bias", "extra"):
+        words[name] = 0
+    # Addresses of weights count from their matrix, so that what was proved is proved wherever the weights lie.
+    for stage, row in zip(program.stages, words, strict=True):
+        for ins, word in zip(stage.instructions, row, strict=True):
+            for at in range(RUNS):
+                word["runs"][at]["address"] = ins.runs[at].first if at < len(ins.runs) else 0
+    names = sorted(
+        {(matrix.name, matrix.kind.name, matrix.rows, matrix.columns) for matrix in program.network.matrices()}
+    )
+    rules = resources.files("tegrad.llm").joinpath("schedule.py").read_bytes()
+    digest = hashlib.sha256(words.tobytes() + repr((names, program.parts)).encode() + rules).hexdigest()
+    known = cache_dir().parent / "proofs" / digest
+    if not known.exists():
+        validate(program)
+        with contextlib.suppress(OSError):  # a cache that cannot be written is no error
+            known.parent.mkdir(parents=True, exist_ok=True)
+            known.touch()

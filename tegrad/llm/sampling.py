@@ -151,6 +151,11 @@ class Sampling:
             made.append(Launch(self._program("sample_wide", len(buffers), 1), buffers, grid, block, (number,)))
         return tuple(made)
 
+    @property
+    def finish(self) -> tuple[Any, Any]:
+        """The histories and the ends of text, for kernels that end a step themselves (`finish` in sampling.cuh)."""
+        return self._histories, self._ends
+
     def close(self) -> None:
         """Give the buffers back. Closing twice is harmless."""
         self._undo.close()

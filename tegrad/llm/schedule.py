@@ -263,9 +263,9 @@ def pieces_per_row(matrix: Matrix) -> int:
     return matrix.columns // gcd(matrix.columns, stream_segment(matrix))
 
 
-def check(matrix: Matrix) -> None:
-    """Refuse a matrix that the kernel cannot take, by name."""
-    if matrix.rows % UNIT:
+def check(matrix: Matrix, last: bool = False) -> None:
+    """Refuse a matrix that the kernel cannot take, by name; the rows of the `last` one, the output, go nowhere."""
+    if matrix.rows % UNIT and not last:
         raise UnsupportedModelError(
             f"{matrix.name} has {matrix.rows} rows: the persistent step takes multiples of {UNIT}"
         )
@@ -355,7 +355,7 @@ class _Builder:
         sides = [(matrix,) for matrix in matrices] if op is Op.GATE else [matrices]
         rows = sum(matrix.rows for matrix in sides[0])
         stage, row = len(self.stages), []
-        for cta, (unit, units) in enumerate(deal(rows // UNIT, self.ctas)):
+        for cta, (unit, units) in enumerate(deal(-(-rows // UNIT), self.ctas)):
             if not units:
                 row.append(Instruction(Op.NOTHING, stage, cta, layer))
                 continue
@@ -428,7 +428,7 @@ def build(network: Network, ctas: int, parts: int | None = None) -> Program:
     `parts` bounds how many CTAs share one KV head's positions; as many as there are CTAs for unless given.
     """
     for matrix in network.matrices():
-        check(matrix)
+        check(matrix, matrix is network.output)
     if network.dim % 16 or network.ffn % 16 or network.head_dim % 16:
         raise UnsupportedModelError("the persistent step takes sizes that are multiples of 16")
     if ctas < network.kv_heads:
@@ -790,7 +790,8 @@ def _encode(
         word["norm"] = next_norm(net, ins)
     elif ins.op is Op.LOGITS:
         word["first"] = ins.runs[0].first * stream_segment(net.output) // net.output.columns
-        word["rows"] = ins.runs[0].segments * stream_segment(net.output) // net.output.columns
+        rows = ins.runs[0].segments * stream_segment(net.output) // net.output.columns
+        word["rows"] = min(rows, net.output.rows - int(word["first"]))
 
 
 def next_norm(net: Network, ins: Instruction) -> int:

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tiny_llama
 from networks import Made, Shape, make
 from numpy.typing import NDArray
 from operands import Operands
+from test_plan import MIXED, TOKENS, errors, read
+from tiny_llama import SHAPES, TYPE, write
 
-from tegrad.llm.gguf import F16, Q4_K, Q6_K, Q8_0
-from tegrad.llm.persistent import Persistent, Tuning
+from tegrad.llm.cache import KvCache
+from tegrad.llm.engine import Engine
+from tegrad.llm.gguf import F16, Q4_K, Q6_K, Q8_0, Gguf
+from tegrad.llm.packed import PackedModel
+from tegrad.llm.persistent import Persistent, PersistentPlan, Tuning
+from tegrad.llm.plan import DecodePlan
+from tegrad.llm.reference import Reference
+from tegrad.llm.sampling import HISTORY, Settings
 from tegrad.llm.schedule import FLOAT_UNIT, QUANTIZED_UNIT, UNIT, Op, Vector, build, validate
-from tegrad.llm.state import RING, State
+from tegrad.llm.state import RING, State, States
 from tegrad.llm.twin import Travelling, Twin
+from tegrad.nv.program import LaunchError
+from tegrad.nv.replay import Recording
 
 pytestmark = pytest.mark.board
 
@@ -48,13 +61,14 @@ class Rig:
         self.program = build(self.made.network, ctas, more.pop("parts", None))
         validate(self.program)
         self.kernel = Persistent(
-            self.program, operands.device.sm_version, shape.positions, "halves" if shape.halves else "interleaved",
-            shape.head_dim // 2, shape.eps, shape.qk_norm, store_logits=True, tuning=tuning, **more,
+            self.program, operands.device.arch, shape.positions, "halves" if shape.halves else "interleaved",
+            shape.head_dim // 2, shape.eps, shape.qk_norm, tuning=tuning, **more,
         )  # fmt: skip
         self.loaded = self.kernel.load(operands.device)
         self.words = operands.put(self.kernel.words.view(np.uint8))
         self.space = operands.zeros(self.kernel.room.nbytes, np.uint8)
         self.state, self.ring = operands.zeros(64, np.uint8), operands.zeros(RING, np.uint64)
+        self.history, self.ends = operands.zeros(HISTORY, np.int32), operands.zeros(1, np.int32)
         self.logits = operands.zeros(shape.vocab, np.float32)
         self.rope = self.buffers[self.made.rope_address]
         self.twin = Twin(self.program, self.made.weights, shape.positions, self.split)
@@ -85,9 +99,10 @@ class Rig:
 
     def launch(self, stages: int | None = None) -> None:
         """Run a step, or its first stages."""
-        buffers = (self.words, self.space, self.state, self.ring, self.rope, self.logits, self.logits)
+        buffers = (self.words, self.space, self.state, self.ring, self.history, self.ends, self.rope, self.logits)
         count = len(self.program.stages) if stages is None else stages
-        self.loaded(*buffers, global_size=self.kernel.grid, local_size=self.kernel.block, vals=(count,), wait=True)
+        sizes = {"global_size": self.kernel.grid, "local_size": self.kernel.block}
+        self.loaded(*buffers, self.logits, vals=(count, 1), wait=True, **sizes)
 
     def vector(self, vector: Vector, floats: bool) -> Travelling:
         """What travels, as the kernel left it in its workspace."""
@@ -197,3 +212,54 @@ def test_every_stage_hands_on_what_its_twin_does(operands: Operands, name: str) 
         assert (state.position, state.written, state.token) == (position + at + 1, at + 1, int(logits.argmax()))
         assert rig.operands.get(rig.ring, RING, np.uint64)[at] == (at + 1) << 32 | state.token
         assert rig.operands.get(rig.space, rig.kernel.room.nbytes, np.uint8)[0] == at + 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "kinds", "q8"),
+    [
+        pytest.param(SHAPES["plain"], TYPE.Q4_K, MIXED, False, id="llama Q4_K_M"),
+        pytest.param(SHAPES["qwen2"], TYPE.Q8_0, {}, False, id="qwen2 Q8_0", marks=pytest.mark.long),
+        pytest.param(replace(SHAPES["qwen3"], heads=4), TYPE.Q6_K, {}, True, id="qwen3 Q6_K", marks=pytest.mark.long),
+        pytest.param(SHAPES["grouped"], TYPE.BF16, {}, False, id="llama BF16", marks=pytest.mark.long),
+    ],
+)
+def test_a_plan_of_the_engine_errs_as_little_as_the_many_kernels(
+    opened: Any, tmp_path: Path, shape: tiny_llama.Shape, kind: TYPE, kinds: dict[str, TYPE], q8: bool
+) -> None:
+    path = write(tmp_path / "model.gguf", shape, kind, kinds=kinds)
+    exact = Reference(path).logits(TOKENS)
+    got = []
+    with PackedModel.load(path, "NV") as model, KvCache(opened, model.config, 64, q8=q8) as cache:
+        states = States(opened)
+        with (
+            PersistentPlan(model, states, cache, tuning=SMALL, ctas=4) as plan,
+            Recording(opened, plan.launches) as step,
+        ):
+            for position, token in enumerate(TOKENS):
+                states.write(0, State(position=position, token=token, limit=64, active=1))
+                step.wait(step.run())
+                got.append(read(opened, plan.logits, model.config.vocab, np.float32))
+        states.close()
+    largest, mean = errors(np.array(got), exact)
+    assert mean < 0.03
+    assert largest < 0.15
+
+
+@pytest.mark.long
+def test_the_engine_streams_the_same_tokens_with_either_plan(device: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", tiny_llama.Shape(layers=1, vocab=301), TYPE.Q6_K)
+    streams = []
+    for plan in (DecodePlan, partial(PersistentPlan, tuning=SMALL, ctas=4)):
+        with Gguf.open(path) as file, Engine(file, device=device, plan=plan) as engine:
+            streams.append(list(engine.generate([5, 17, 200], Settings(), 8)))
+            logits = engine.feed([3])
+            assert list(engine.generate([4], Settings(temperature=0.8, top_k=5), 2, seed=3))
+            assert len(engine.tokens) == 3 + 8 - 1 + 1 + 1 + 1
+            streams.append(list(np.argsort(logits)[-3:]))
+    assert streams[:2] == streams[2:]
+
+
+def test_more_ctas_than_the_chip_holds_are_refused(opened: Any) -> None:
+    program = build(make(Shape()).network, 33)
+    with pytest.raises(LaunchError, match="33 CTAs wait for each other, but 16 SMs hold 1 each"):
+        Persistent(program, opened.arch, 64, "interleaved", 32, 1e-5, tuning=SMALL).load(opened)

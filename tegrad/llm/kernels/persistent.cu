@@ -12,17 +12,18 @@
 // Grid (CTAS), 32 * (CONSUMERS + SERVICE + 1) threads, SHARED bytes of dynamic shared memory. Arguments:
 //   program    struct of 32 words (schedule.WORDS) for each stage and CTA
 //   workspace  schedule.workspace: number of the step, counters, joined parts of attention, packets; zeros before the first
-//   state, ring   kernels/state.cuh; the step's token is handed over where GREEDY
+//   state, ring   kernels/state.cuh; histories, ends   kernels/sampling.cuh: of these, the step's end
 //   rope       float32 (2, ROPE_POSITIONS, ROPE_PAIRS)
 //   logits     float32 (rows of the output matrix), written where STORE_LOGITS
 //   stamps     where STAMPS: u64 (CTAS, STAGES, 4), ns: stage begun, input there, results there, handed on
 //   last       stages to run; fewer than STAGES for tests, which then find every vector as the last stage left it
+//   greedy     1: the likeliest token ends the step; 0: other launches sample from the logits
 //
-// Macros: CTAS, STAGES, DIM, HEADS, KV_HEADS, HEAD_DIM, POSITIONS, ROPE, EPS, ... (attention.cuh), SPLITS, ACTIVATION;
+// Macros: CTAS, STAGES, VOCAB, DIM, HEADS, KV_HEADS, HEAD_DIM, POSITIONS, ROPE, EPS, ... (attention.cuh), SPLITS, ACTIVATION;
 // USES_<format> 1 for each format that occurs; JOINS, COUNTERS (places in the workspace); COLUMNS (of the widest matrix),
 // OWN (rows of the residual stream of a CTA at most), SUMS (row sums of an instruction at most), SHARED; what may be
 // tuned: CONSUMERS, SERVICE, RING_TILE (segments of a tile), RING_SLOTS (at most), and those of sync.cuh.
-#include "state.cuh"
+#include "sampling.cuh"
 #include "barrier.cuh"
 #include "attention.cuh"
 #include "blocks.cuh"
@@ -53,11 +54,8 @@
 #ifndef USES_F32
 #define USES_F32 0
 #endif
-#ifndef GREEDY
-#define GREEDY 1
-#endif
 #ifndef STORE_LOGITS
-#define STORE_LOGITS 0
+#define STORE_LOGITS 1
 #endif
 #ifndef STAMPS
 #define STAMPS 0
@@ -533,8 +531,8 @@ __device__ __forceinline__ void stamp(unsigned long long *stamps, int stage, int
 #endif
 }
 
-__device__ __forceinline__ void serve(Reader reader, const Service &service, State *state, Entry *ring, float *logits,
-                                      unsigned long long *stamps, int position, int token) {
+__device__ __forceinline__ void serve(Reader reader, const Service &service, State *state, Entry *ring, int *histories, const int *ends,
+                                      float *logits, unsigned long long *stamps, bool greedy, int position, int token) {
     Work &work = service.work;
     const int thread = service.thread, lane = service.lane;
     int parity = 0;  // what service warps leave for each other is overwritten by the instruction after the next
@@ -591,7 +589,7 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
             }
             service.largest(best, row, parity);
             if (thread == 0) {
-                if (GREEDY) hand_over(state, ring, row);
+                if (greedy) sampling::finish(state, ring, histories, ends, row < VOCAB ? row : 0);
                 *(unsigned *)service.workspace = service.step + 1;
             }
             continue;
@@ -644,15 +642,16 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
 }
 
 extern "C" __global__ void __launch_bounds__(CONSUMER_THREADS + SERVICE_THREADS + 32, 1)
-persistent(const unsigned *program, unsigned char *workspace, State *state, Entry *ring, const float *rope, float *logits,
-           unsigned long long *stamps, int last) {
+persistent(const unsigned *program, unsigned char *workspace, State *state, Entry *ring, int *histories, const int *ends,
+           const float *rope, float *logits, unsigned long long *stamps, int last, int greedy) {
     extern __shared__ __align__(128) unsigned char memory[];
     unsigned char *slots = memory;
     Work &work = *(Work *)(memory + (size_t)SLOTS * SLOT_BYTES);
     Ring &tiles = *(Ring *)(memory + (size_t)SLOTS * SLOT_BYTES + (sizeof(Work) + 127) / 128 * 128);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const Reader reader(program, last, lane);
-    const int position = state->position, token = state->token;
+    // A sequence that nobody has begun holds anything: read a row that exists.
+    const int position = state->position, token = (unsigned)state->token < VOCAB ? state->token : 0;
     const unsigned step = *(const volatile unsigned *)workspace;
     if (threadIdx.x == 0) ring_init(tiles);
     __syncthreads();
@@ -661,7 +660,7 @@ persistent(const unsigned *program, unsigned char *workspace, State *state, Entr
     } else if (warp < CONSUMERS + SERVICE) {
         const int thread = threadIdx.x - CONSUMER_THREADS;
         const Service service = {work, workspace, step * STAGES, step, thread, lane, warp - CONSUMERS};
-        serve(reader, service, state, ring, logits, stamps, position, token);
+        serve(reader, service, state, ring, histories, ends, logits, stamps, greedy, position, token);
     } else {
         fill(reader, tiles, slots, lane);
     }
