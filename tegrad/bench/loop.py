@@ -1,7 +1,7 @@
 """The decode loop from outside: tokens per second at a depth, what the host does for each, what lies between two steps.
 
     python -m tegrad.bench.loop 1b-q6k --depth 0 4096        a line a depth
-    python -m tegrad.bench.loop --file MODEL.gguf --boundary chain-lean
+    python -m tegrad.bench.loop --file MODEL.gguf --boundary chain-lean --early chain-latch-program
 
 Tokens per second are by the clock on the wall, from the first doorbell to the last token read. The host's time is CPU
 time of the thread, waits included. The gap is the GPU's: what a step takes more as a run of its own than behind another
@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from tegrad.bench.record import Record, Side, make
 from tegrad.llm.engine import Engine
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.loop import Loop
+from tegrad.llm.plan import DecodePlan
 from tegrad.llm.sampling import Settings
 from tegrad.nv.replay import BOUNDARIES, DEFAULT, Boundary, Launch, Recording
 
@@ -46,17 +48,18 @@ class Row:
     tok_s: float
     host_us: float
     submit_us: float
-    gap_us: float
+    gap_us: float | None
     launches: int
 
 
 class Bench:
     """An engine with a greedy step, and what is measured of its loop."""
 
-    def __init__(self, path: Path, context: int, boundary: Boundary = DEFAULT) -> None:
-        self.boundary = boundary
+    def __init__(self, path: Path, context: int, boundary: Boundary = DEFAULT, early: Boundary | None = None) -> None:
+        plan = DecodePlan if early is None else partial(DecodePlan, overlap=True)
         with Gguf.open(path) as file:
-            self.engine = Engine(file, context, boundary=boundary)
+            self.engine = Engine(file, context, boundary=boundary, early=early, plan=plan)
+        self.boundary = boundary
         self.loop: Loop = self.engine._loop(Settings())
 
     def close(self) -> None:
@@ -88,7 +91,10 @@ class Bench:
         return statistics.median(samples)
 
     def gap(self, depth: int) -> float:
-        """Microseconds that a step takes more as a run of its own than in a recording of JOINED steps."""
+        """Microseconds that a step takes more as a run of its own than in a recording of JOINED steps.
+
+        Not where launches begin early: then the steps of one recording would too.
+        """
         with Recording(self.engine.device, self.step * JOINED, self.boundary) as joined:
             together = self._gpu_us(depth, joined, 1)
         return (self._gpu_us(depth, self.loop.recording, JOINED) - together) / JOINED
@@ -108,19 +114,23 @@ class Bench:
         return float(end.timestamp - begin.timestamp)
 
 
-def measure(path: Path, depth: int, boundary: str, tokens: int = TOKENS, repetitions: int = REPETITIONS) -> Row:
-    """Everything about one model at one depth."""
-    form = {**FORMS, **HOPPER}[boundary]
-    bench = Bench(path, depth + max(tokens + 2, JOINED + 1), form)
+def measure(
+    path: Path, depth: int, boundary: str, *, early: str | None = None, tokens: int = TOKENS,
+    repetitions: int = REPETITIONS,
+) -> Row:  # fmt: skip
+    """Everything about one model at one depth; with `early`, this form where launches wait by themselves."""
+    all_forms = {**FORMS, **HOPPER}
+    context = depth + max(tokens + 2, JOINED + 1)
+    bench = Bench(path, context, all_forms[boundary], None if early is None else all_forms[early])
     try:
         bench.stream(depth, tokens)
         times = [bench.stream(depth, tokens) for _ in range(repetitions)]
-        gap = statistics.median(bench.gap(depth) for _ in range(repetitions))
+        gap = None if early else statistics.median(bench.gap(depth) for _ in range(repetitions))
         submit = bench.submit()
         return Row(
             path.stem,
             depth,
-            boundary,
+            early or boundary,
             tokens / statistics.median(clock for clock, _ in times),
             1e6 * statistics.median(cpu for _, cpu in times) / tokens,
             1e6 * submit,
@@ -159,7 +169,8 @@ def _figure(figure: str, what: str, which: str) -> Record:
 def line(row: Row) -> str:
     """A row as text."""
     what = f"{row.model:16} depth {row.depth:6} {row.boundary:20} {row.launches:4} launches {row.tok_s:9.1f} tok/s"
-    return f"{what} host {row.host_us:7.2f} us, submit {row.submit_us:6.2f} us, gap {row.gap_us:6.2f} us"
+    gap = "" if row.gap_us is None else f", gap {row.gap_us:6.2f} us"
+    return f"{what} host {row.host_us:7.2f} us, submit {row.submit_us:6.2f} us{gap}"
 
 
 def rows(asked: Any) -> Iterator[Row]:
@@ -168,7 +179,10 @@ def rows(asked: Any) -> Iterator[Row]:
     for path in paths:
         for depth in asked.depth:
             for boundary in asked.boundary:
-                yield measure(path, depth, boundary, asked.tokens, asked.repetitions)
+                yield measure(path, depth, boundary, tokens=asked.tokens, repetitions=asked.repetitions)
+            for early in asked.early:
+                default = asked.boundary[0]
+                yield measure(path, depth, default, early=early, tokens=asked.tokens, repetitions=asked.repetitions)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -179,6 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--file", type=Path, action="append", default=[])
     parser.add_argument("--depth", type=int, nargs="+", default=[0])
     parser.add_argument("--boundary", nargs="+", default=[default], choices=[*FORMS, *HOPPER])
+    parser.add_argument("--early", nargs="+", default=[], choices=[*FORMS, *HOPPER], help="launches wait by themselves")
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
     parser.add_argument("--json", action="store_true")

@@ -26,7 +26,7 @@ from tegrad.llm.prefill import CHUNKS, Prefill
 from tegrad.llm.sampler import Sampler
 from tegrad.llm.sampling import Sampling, Settings
 from tegrad.llm.state import States
-from tegrad.nv.replay import DEFAULT, Boundary, Launch
+from tegrad.nv.replay import DEFAULT, Boundary, Launch, up_to
 
 OLDEST: Final = 80
 """The kernels' oldest architecture, sm_80: 16-byte asynchronous copies and mma of halves."""
@@ -83,13 +83,18 @@ class Engine:
         q8: bool = False,
         plan: Planner = DecodePlan,
         boundary: Boundary = DEFAULT,
+        early: Boundary | None = None,
         short: int = SHORT,
         chunks: Sequence[int] = CHUNKS,
         progress: Progress | None = None,
     ) -> None:
-        """`q8` keeps keys and values in int8; `plan` makes the step; prompts above `short` tokens go in chunks."""
+        """`q8` keeps keys and values in int8; prompts above `short` tokens go in chunks.
+
+        `plan` makes the step. `early` is the boundary between its launches where they wait by themselves, `boundary`
+        that of everything else.
+        """
         self.tokens: list[int] = []
-        self._short, self._chunks, self._boundary = short, chunks, boundary
+        self._short, self._chunks, self._boundary, self._early = short, chunks, boundary, early
         self._loops: dict[tuple[object, ...], Loop] = {}
         self._prefill: Prefill | None = None
         self._undo = ExitStack()
@@ -193,7 +198,8 @@ class Engine:
         """The loop over a step that samples in a way that these settings need."""
         kind = (settings.greedy, settings.narrow, settings.passes(self.config.vocab))
         if kind not in self._loops:
-            self._loops[kind] = Loop(self.device, self._step(settings), self._states, boundary=self._boundary)
+            boundary = self._boundary if self._early is None else up_to(self._early, len(self.plan.launches))
+            self._loops[kind] = Loop(self.device, self._step(settings), self._states, boundary=boundary)
         return self._loops[kind]
 
     def _step(self, settings: Settings) -> tuple[Launch, ...]:

@@ -15,7 +15,7 @@ import ctypes
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from tinygrad.device import BufferSpec
@@ -159,6 +159,26 @@ BOUNDARIES: Final[Mapping[str, Boundary]] = {
 `host-wfi`: commands wait between the launches. The lean forms leave out what a recording does not need."""
 
 DEFAULT: Final = BOUNDARIES["chain"]
+
+
+EARLY: Final = ("enable_program_pre_exit", "pre_exit_at_last_cta_launch", "arrive_at_latch_valid")
+"""QMD fields (version 4) of a launch that lets the next one begin before it has ended."""
+
+
+def up_to(form: Boundary, count: int) -> Boundary:
+    """`form` between the first `count` launches, which may wait by themselves; behind them the order of a stream."""
+    rest = BOUNDARIES["chain-lean" if form.dependent is not None else "idle-lean"]
+
+    def fields(place: Place) -> Mapping[str, int]:
+        if place.index >= count:
+            return rest.fields(place)
+        given = form.fields(place)
+        return given if place.index + 1 < count else {**given, **{name: 0 for name in EARLY if name in given}}
+
+    def between(place: Place) -> Sequence[int]:
+        return form.between(place) if place.index < count else rest.between(place)
+
+    return replace(form, fields=fields, between=between)
 
 
 @dataclass(slots=True)

@@ -8,6 +8,9 @@ import pytest
 
 from tegrad.bench import boundaries
 from tegrad.bench.boundaries import FORMS, HOPPER, Probe
+from tegrad.nv import replay
+from tegrad.nv.qmd import QMD
+from tegrad.nv.replay import Recording, up_to
 
 pytestmark = pytest.mark.board
 
@@ -29,6 +32,27 @@ def test_every_form_that_orders_kernels_computes_what_they_should(racing: Any) -
     probe = Probe(racing, 4, 64)
     for name in boundaries.forms(racing.arch):
         assert probe.right({**FORMS, **HOPPER}[name], count=8, runs=3) == (name not in CHANGING_HANDS), name
+    probe.close()
+
+
+@pytest.mark.parametrize("racing", ["gh100"], indirect=True)
+def test_a_form_for_the_first_launches_ends_before_the_others(racing: Any) -> None:
+    probe = Probe(racing, 4, 64)
+    for name in ("chain-latch-program", "latch-program"):
+        form = up_to(HOPPER[name], 3)
+        with Recording(racing, probe.launches("shift", 5), form) as recording:
+            memory, layout = recording._memory, replay._lay_out(recording.launches)
+            assert memory is not None
+            qmds = [QMD(racing, view=memory.cpu_view().view(at, 384)) for at in layout.qmds]
+            read = [
+                [
+                    qmd.read(field)
+                    for field in ("wait_on_latch_valid", "arrive_at_latch_valid", "enable_program_pre_exit")
+                ]
+                for qmd in qmds
+            ]
+        assert read == [[0, 1, 1], [1, 1, 1], [1, 0, 0], [0, 0, 0], [0, 0, 0]]
+    assert probe.right(up_to(HOPPER["chain-latch-program"], 3), count=8)
     probe.close()
 
 

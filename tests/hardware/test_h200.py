@@ -621,6 +621,62 @@ def copies() -> None:
     assert (back == data).all()
 
 
+@case()
+def recordings_keep_their_order() -> None:
+    """Launches of many blocks see what those before them stored, at every boundary that a recording may take."""
+    from tegrad.bench.boundaries import Probe
+    from tegrad.nv.replay import BOUNDARIES
+
+    for shape in ((1, 32), (132, 512), (1056, 256)):
+        probe = Probe(device(), *shape)
+        for name, boundary in BOUNDARIES.items():
+            assert probe.right(boundary, count=64, runs=20), (name, shape)
+        probe.close()
+
+
+@case()
+def a_recorded_network() -> None:
+    """tegrad.record against numpy, with an input of its own for each of 2,000 runs."""
+    import numpy as np
+
+    from tegrad.bench import mlp
+
+    layers = [layer.astype(np.float32) for layer in mlp.network()]
+    with mlp.recorded_network() as made:
+        for x in mlp.observations(2000):
+            got, expected = mlp.call(made, x), x.astype(np.float32)
+            for layer in layers[:-1]:
+                expected = np.maximum(expected @ layer, 0)
+            np.testing.assert_allclose(got, expected @ layers[-1], rtol=2e-2, atol=2e-2)
+
+
+@case(HCQDEV_WAIT_TIMEOUT_MS="60000")
+def steps_ahead_of_the_host() -> None:
+    """The engine's logits, token by token and in chunks, beside those of tinygrad's operations; equal tokens twice."""
+    import numpy as np
+
+    from tegrad import models
+    from tegrad.llm.engine import Engine
+    from tegrad.llm.gguf import Gguf
+    from tegrad.llm.model import Model
+    from tegrad.llm.sampler import Sampler
+    from tegrad.llm.session import Session
+
+    prompt = [(31 * at + 7) % 500 for at in range(40)]
+    with Gguf.open(models.SMALL) as file, Engine(file, 512) as engine:
+        exact = Session(Model(file), 512).feed(prompt)
+        chunks = engine.feed(prompt)
+        engine.reset()
+        steps = [engine.feed([token]) for token in prompt][-1]
+        for logits in (chunks, steps):
+            assert np.sqrt(((logits - exact) ** 2).mean()) < 0.05 * exact.std()
+        engine.reset()
+        tokens = list(engine.generate(prompt[:8], Sampler(0), 64))
+        engine.reset()
+        assert tokens == list(engine.generate(prompt[:8], Sampler(0), 64))
+        assert engine.tokens == [*prompt[:8], *tokens[:-1]]
+
+
 def mapped_drivers() -> list[str]:
     """NVIDIA's user-mode driver and runtime, where this process has them mapped."""
     maps = Path("/proc/self/maps").read_text()
