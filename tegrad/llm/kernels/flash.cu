@@ -62,9 +62,16 @@ static __device__ __forceinline__ void copy_side(unsigned to, const void *cache,
     }
 }
 
+// Left to itself, the compiler takes 128 registers here on Hopper, and spills.
+#if __CUDA_ARCH__ >= 900 && HEAD_DIM <= 64
+#define BOUNDS __launch_bounds__(THREADS, 3)
+#else
+#define BOUNDS __launch_bounds__(THREADS)
+#endif
+
 // q: halves (tokens, HEADS, HEAD_DIM), rotated; out: the same, in the order of fragments (async.cuh). keys, values: the cache of one layer (slot, KV head,
 // position, HEAD_DIM); of q8_0, key_scales and value_scales (slot, KV head, position, HEAD_DIM / 32).
-extern "C" __global__ void __launch_bounds__(THREADS) flash(
+extern "C" __global__ void BOUNDS flash(
     __half *out, const __half *q, const void *keys, const void *values, const __half *key_scales, const __half *value_scales,
     const Chunk *chunk
 ) {
