@@ -11,7 +11,7 @@ import dataclasses
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -103,31 +103,13 @@ STRETCHES: Final = (1, 7, 16, 2, 5, 11)
 
 
 @contextmanager
-def decode(path: Path, device: str, positions: int, *, q8: bool = False) -> Iterator[Callable[[Sequence[int]], Scored]]:
-    """Our kernels for one token, by the plan of many launches."""
-    from tegrad.llm.cache import KvCache
-    from tegrad.llm.packed import PackedModel
-    from tegrad.llm.plan import DecodePlan
-    from tegrad.llm.state import State, States
-    from tegrad.nv.replay import Recording
+def decode(path: Path, device: str, positions: int, **options: Any) -> Iterator[Callable[[Sequence[int]], Scored]]:
+    """Our kernels for one token, by the decode loop's engine, with its `options`."""
+    from tegrad.llm.engine import Engine as Decoder
+    from tegrad.llm.gguf import Gguf
 
-    with ExitStack() as stack:
-        model = stack.enter_context(PackedModel.load(path, device))
-        cache = stack.enter_context(KvCache(model.device, model.config, positions, q8=q8))
-        states = States(model.device)
-        stack.callback(states.close)
-        plan = stack.enter_context(DecodePlan(model, states, cache))
-        step = stack.enter_context(Recording(model.device, plan.launches))
-
-        def score(tokens: Sequence[int]) -> Scored:
-            rows = []
-            for position, token in enumerate(tokens):
-                states.write(0, State(position=position, token=token, limit=positions, active=1))
-                step.wait(step.run())
-                rows.append(_read(model.device, plan.logits, model.config.vocab))
-            return range(len(tokens)), np.stack(rows)
-
-        yield score
+    with Gguf.open(path) as file, Decoder(file, positions, device=device, **options) as engine:
+        yield lambda tokens: (range(len(tokens)), np.stack([engine.feed([token]) for token in tokens]))
 
 
 ENGINES: Final[Mapping[str, Engine]] = {
