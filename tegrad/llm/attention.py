@@ -20,10 +20,10 @@ BUFFERS: Final = (
     *("workspace", "counters", "x", "q", "s"),
 )
 """The kernel's buffers in order; where the variant does not use one, any buffer stands in its place."""
-WARPS: Final[Mapping[str, tuple[int, ...]]] = {"sm_90": (16, 8, 4)}
+WARPS: Final[Mapping[str, tuple[int, ...]]] = {"sm_90": (12, 8, 4)}
 OTHER_WARPS: Final = (8, 4)
-"""Of a CTA, by chip: the first that its registers and 32 KiB of shared memory for their sums allow. Compiled for sm_87,
-16 warps of groups of four spill."""
+"""Of a CTA, by chip: the first that 32 KiB of shared memory for their sums allow. More would spill registers on Hopper;
+an Orin's SM needs no more to keep its share of the memory busy."""
 MIXED_BYTES: Final = 32 << 10
 
 

@@ -214,7 +214,7 @@ MORE = {
     "head256": Attention(4, 2, 256, 1100, sms=18, floats=True, sequences=2, tuning=few(2)),
     "group8": Attention(16, 2, 64, 1100, sms=18, floats=True),
     "group8-q8_0": Attention(16, 2, 64, 1100, cache="q8_0", sms=18, floats=True),
-    "sixteen-warps": Attention(8, 2, 64, 1100, sms=8, arch="sm_90", floats=True),
+    "twelve-warps": Attention(8, 2, 64, 1100, sms=8, arch="sm_90", floats=True),
     "one-part": Attention(8, 2, 64, 1100, sms=1, floats=True),
 }
 

@@ -38,7 +38,7 @@ constexpr int THREADS = 32 * ATTENTION_WARPS;
 #ifdef ATTENTION_LOADS
 constexpr int LOADS = ATTENTION_LOADS;
 #else
-constexpr int LOADS = GROUP <= 2 ? 8 : 4;  // what the registers of 16 warps hold, or of 8 for large groups
+constexpr int LOADS = GROUP <= 2 ? 8 : 4;  // what the registers of 12 warps hold, or of 8 for large groups
 #endif
 constexpr int OCTETS = HEAD_DIM / 8;
 constexpr int LANES = OCTETS <= 1 ? 1 : OCTETS <= 2 ? 2 : OCTETS <= 4 ? 4 : OCTETS <= 8 ? 8 : OCTETS <= 16 ? 16 : 32;
@@ -131,6 +131,13 @@ __device__ __forceinline__ void widen(uint2 octet, float *out) {
     widen_bytes(octet.y, out + 4);
 }
 
+// 2 to the power of an exponent of at most 0; far below, 0.
+__device__ __forceinline__ float power(float exponent) {
+    float value;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(exponent));
+    return value;
+}
+
 __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll
     for (int step = 16; step; step /= 2) value += __shfl_xor_sync(ALL, value, step);
@@ -150,7 +157,7 @@ struct Spread {
     static constexpr bool HALVE = COUNT % 2 == 0;
     typedef Spread<HALVE ? COUNT / 2 : COUNT, HIGH / 2, LOW> Next;
     static constexpr int LEFT = Next::LEFT;
-    __device__ static __forceinline__ int run(float *values, int lane) {
+    __device__ static __forceinline__ int run(float *values, unsigned lane) {
         constexpr int half = COUNT / 2;
         bool upper = lane & HIGH;
         if constexpr (HALVE) {
@@ -192,20 +199,21 @@ struct Rows {
 #if CACHE_Q8
     unsigned short scale[LOADS];
 #endif
-    // Rows [first, end) from the cache's `from` on, this KV head's first; rows beyond the end are the last once more.
-    __device__ __forceinline__ void load(const Side &from, int first, int end, int lane) {
-        const int column = lane % LANES < OCTETS ? lane % LANES : OCTETS - 1;
-        if (first + TILE <= end) {
-            take(from, first + lane / LANES, column, [](int u) { return u * ROWS; });
-        } else {
-            const int most = end - 1 - (first + lane / LANES);
-            take(from, first + lane / LANES, column, [=](int u) { return min(u * ROWS, most); });
-        }
+    // The rows from `first` on, all of which are there.
+    __device__ __forceinline__ void load(const Side &from, int first, unsigned lane) {
+        take(from, first + lane / LANES, lane, [](int u) { return u * ROWS; });
     }
 
-    // `beyond` gives each load's distance in rows from the first: of whole tiles they are constants.
+    // The rows from `first` on; those from `end` on are the last one once more.
+    __device__ __forceinline__ void load_some(const Side &from, int first, int end, unsigned lane) {
+        const int most = end - 1 - (first + lane / LANES);
+        take(from, first + lane / LANES, lane, [=](int u) { return min(u * ROWS, most); });
+    }
+
+    // `beyond` gives each load's distance in rows from the first.
     template <typename Beyond>
-    __device__ __forceinline__ void take(const Side &from, int row, int column, Beyond beyond) {
+    __device__ __forceinline__ void take(const Side &from, int row, unsigned lane, Beyond beyond) {
+        const unsigned column = lane % LANES < OCTETS ? lane % LANES : OCTETS - 1;
         const Octet *at = (const Octet *)(from.at + (size_t)row * HEAD_DIM) + column;
 #pragma unroll
         for (int u = 0; u < LOADS; u++) octet[u] = stream(at + beyond(u) * OCTETS);
@@ -233,7 +241,7 @@ __device__ __forceinline__ int2 pair_at(int pair) {
 
 // Norm and rotate one head of q or k by a warp. `turn` is the table's cosines at this position; its sines are `sines` on.
 __device__ __forceinline__ void turn_head(const float *in, const float *norm, const float *turn, size_t sines,
-                                          float factor, float *out, int lane) {
+                                          float factor, float *out, unsigned lane) {
     float2 held[PAIR_TURNS];
     float squares = 0;
 #pragma unroll
@@ -266,7 +274,7 @@ __device__ __forceinline__ void turn_head(const float *in, const float *norm, co
 }
 
 // Round a row in shared memory to the cache's type and write it there; the row then holds what the cache holds.
-__device__ __forceinline__ void store_row(float *row, const Side &to, int position, int lane) {
+__device__ __forceinline__ void store_row(float *row, const Side &to, int position, unsigned lane) {
 #if CACHE_Q8
 #pragma unroll
     for (int block = 0; block < HEAD_DIM / 32; block++) {
@@ -291,8 +299,8 @@ __device__ __forceinline__ void store_row(float *row, const Side &to, int positi
 // q, k, v: float32, this KV head's GROUP query heads, its key and its value.
 __device__ __forceinline__ void prepare(Shared &shared, const Side &keys, const Side &values, int position, bool first,
                                         const float *q, const float *k, const float *v, const float *q_norm,
-                                        const float *k_norm, const float *rope, int rope_positions, int thread) {
-    int lane = thread % 32;
+                                        const float *k_norm, const float *rope, int rope_positions, unsigned thread) {
+    unsigned lane = thread % 32;
     const float scale = 1.4426950408889634f / sqrtf((float)HEAD_DIM);
     const float *turn = rope + (size_t)position * ROPE_PAIRS;
     size_t sines = (size_t)rope_positions * ROPE_PAIRS;
@@ -318,7 +326,7 @@ struct Gathered {
     float query[GROUP][8], mixed[GROUP][8], top[GROUP], sum[GROUP];
 
     // Start from the token's own key and value where `fresh`, else from nothing.
-    __device__ __forceinline__ void begin(const Shared &shared, bool fresh, int lane) {
+    __device__ __forceinline__ void begin(const Shared &shared, bool fresh, unsigned lane) {
         int column = lane % LANES;
         bool inside = column < OCTETS;
         float own[8];
@@ -343,8 +351,10 @@ struct Gathered {
         }
     }
 
-    // Weights of the positions [first, end) of a tile of keys into shared memory.
-    __device__ __forceinline__ void score(const Rows &keys, float (*weight)[GROUP_SLOTS], int first, int end, int lane) {
+    // Weights of the positions of a tile of keys into shared memory. The tile begins at `first`; those before `begin`, which
+    // another tile has, and from `end` on weigh nothing.
+    __device__ __forceinline__ void score(const Rows &keys, float (*weight)[GROUP_SLOTS], int first, int begin, int end,
+                                          unsigned lane) {
         float scores[GROUP][LOADS];
 #pragma unroll
         for (int u = 0; u < LOADS; u++) {
@@ -360,13 +370,16 @@ struct Gathered {
         }
         // Lane holds the scores of KEPT positions from `own` on, ROWS apart.
         int own = 0;
+#pragma unroll
+        for (int g = 0; g < GROUP; g++) own = Spread<LOADS, LANES / 2, 0>::run(scores[g], lane) * ROWS + lane / LANES;
         bool higher = false;
 #pragma unroll
-        for (int g = 0; g < GROUP; g++) {
-            own = Spread<LOADS, LANES / 2, 0>::run(scores[g], lane) * ROWS + lane / LANES;
+        for (int j = 0; j < KEPT; j++) {
+            const int position = first + own + j * ROWS;
+            const bool counts = position >= begin && position < end;
 #pragma unroll
-            for (int j = 0; j < KEPT; j++) {
-                if (first + own + j * ROWS >= end) scores[g][j] = NONE;
+            for (int g = 0; g < GROUP; g++) {
+                if (!counts) scores[g][j] = NONE;
                 higher |= scores[g][j] > top[g];
             }
         }
@@ -377,7 +390,7 @@ struct Gathered {
 #pragma unroll
                 for (int j = 1; j < KEPT; j++) best = fmaxf(best, scores[g][j]);
                 best = fmaxf(top[g], warp_max(best));
-                float shrink = exp2f(top[g] - best);
+                float shrink = power(top[g] - best);
                 top[g] = best;
                 sum[g] *= shrink;
 #pragma unroll
@@ -390,7 +403,7 @@ struct Gathered {
             float part[GROUP_SLOTS] = {};
 #pragma unroll
             for (int g = 0; g < GROUP; g++) {
-                part[g] = exp2f(scores[g][j] - top[g]);
+                part[g] = power(scores[g][j] - top[g]);
                 if (lane % COPIES == 0) sum[g] += part[g];
             }
             copy_weights(part, weight[own + j * ROWS]);  // copies store alike
@@ -399,7 +412,7 @@ struct Gathered {
     }
 
     // Add a tile of values by its weights.
-    __device__ __forceinline__ void add(const Rows &values, const float (*weight)[GROUP_SLOTS], int lane) {
+    __device__ __forceinline__ void add(const Rows &values, const float (*weight)[GROUP_SLOTS], unsigned lane) {
 #pragma unroll
         for (int u = 0; u < LOADS; u++) {
             float value[8], part[GROUP_SLOTS];
@@ -426,7 +439,7 @@ struct Gathered {
     }
 
     // Hand the warp's result to its CTA.
-    __device__ __forceinline__ void hand_over(Shared &shared, int warp, int lane) {
+    __device__ __forceinline__ void hand_over(Shared &shared, unsigned warp, unsigned lane) {
         typedef Spread<GROUP * 8, 16, LANES / 2> Shares;
         int first = Shares::run(&mixed[0][0], lane);
         if (lane % LANES < OCTETS) {
@@ -452,7 +465,7 @@ __device__ __forceinline__ float join_warps(const Shared &shared, int at, float 
     for (int w = 0; w < ATTENTION_WARPS; w++) top = fmaxf(top, shared.top[w][g]);
     for (int w = 0; w < ATTENTION_WARPS; w++) {
         if (shared.top[w][g] == NONE) continue;  // a warp that had no positions wrote nothing else
-        float part = exp2f(shared.top[w][g] - top);
+        float part = power(shared.top[w][g] - top);
         mixed += part * shared.mixed[w][at];
         sum += part * shared.sum[w][g];
     }
@@ -486,14 +499,14 @@ __device__ __forceinline__ bool arrive_last(unsigned *counter, int parts) {
 }
 
 // Join the parts of a KV head in the workspace, by the CTA that came last.
-__device__ __forceinline__ void join_parts(Shared &shared, const float *workspace, int parts, const Output &out, int thread) {
+__device__ __forceinline__ void join_parts(Shared &shared, const float *workspace, int parts, const Output &out, unsigned thread) {
     for (int g = thread / 32; g < GROUP; g += ATTENTION_WARPS) {
-        int lane = thread % 32;
+        unsigned lane = thread % 32;
         float top = NONE, sum = 0;
         for (int p = lane; p < parts; p += 32) top = fmaxf(top, __ldcg(workspace + p * PART_FLOATS + OUTPUTS + g));
         top = warp_max(top);
         for (int p = lane; p < parts; p += 32) {
-            float part = exp2f(__ldcg(workspace + p * PART_FLOATS + OUTPUTS + g) - top);
+            float part = power(__ldcg(workspace + p * PART_FLOATS + OUTPUTS + g) - top);
             shared.share[g][p] = part;
             sum += part * __ldcg(workspace + p * PART_FLOATS + OUTPUTS + GROUP + g);
         }
@@ -520,15 +533,15 @@ template <typename Ready>
 __device__ __forceinline__ void part(Shared &shared, const Side &keys, const Side &values, int part, int position, const float *q,
                                      const float *k, const float *v, const float *q_norm, const float *k_norm,
                                      const float *rope, int rope_positions, float *workspace, unsigned *counter,
-                                     const Output &out, int thread, Ready ready) {
+                                     const Output &out, unsigned thread, Ready ready) {
     const Range rows = range(position, part);
     if (part >= rows.parts) return;
-    int warp = thread / 32, lane = thread % 32;
+    const unsigned warp = thread / 32, lane = thread % 32;
     int at = rows.begin + warp * TILE;
     Rows k_rows, v_rows;
     if (at < rows.end) {
-        k_rows.load(keys, at, rows.end, lane);
-        v_rows.load(values, at, rows.end, lane);
+        k_rows.load_some(keys, at, rows.end, lane);
+        v_rows.load_some(values, at, rows.end, lane);
     }
     ready();
     prepare(shared, keys, values, position, part == 0, q, k, v, q_norm, k_norm, rope, rope_positions, thread);
@@ -538,13 +551,14 @@ __device__ __forceinline__ void part(Shared &shared, const Side &keys, const Sid
     if (fresh || at < rows.end) {
         Gathered gathered;
         gathered.begin(shared, fresh, lane);
-        while (at < rows.end) {
-            int next = at + ATTENTION_WARPS * TILE;
-            gathered.score(k_rows, shared.weight[warp], at, rows.end, lane);
-            if (next < rows.end) k_rows.load(keys, next, rows.end, lane);
+        for (int first = at; at < rows.end;) {
+            // A later tile that would reach beyond the end begins earlier instead, in rows that count elsewhere.
+            const int next = at + ATTENTION_WARPS * TILE, next_first = min(next, rows.end - TILE);
+            gathered.score(k_rows, shared.weight[warp], first, at, rows.end, lane);
+            if (next < rows.end) k_rows.load(keys, next_first, lane);
             gathered.add(v_rows, shared.weight[warp], lane);
-            if (next < rows.end) v_rows.load(values, next, rows.end, lane);
-            at = next;
+            if (next < rows.end) v_rows.load(values, next_first, lane);
+            at = next, first = next_first;
         }
         gathered.hand_over(shared, warp, lane);
     } else if (lane < GROUP) {
