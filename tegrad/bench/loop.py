@@ -1,6 +1,6 @@
 """The decode loop from outside: tokens per second at a depth, what the host does for each, what lies between two steps.
 
-    python -m tegrad.bench.loop 1b-q6k --depth 0 4096        a line a depth
+    python -m tegrad.bench.loop 1b-q6k --depth 0 4096 --plan launches persistent
     python -m tegrad.bench.loop --file MODEL.gguf --boundary chain-lean --early chain-latch-program
 
 Tokens per second are by the clock on the wall, from the first doorbell to the last token read. The host's time is CPU
@@ -14,7 +14,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -23,9 +23,10 @@ from typing import Any, Final
 from tegrad.bench.boundaries import FORMS, HOPPER, opened
 from tegrad.bench.models import provide
 from tegrad.bench.record import Record, Side, make
-from tegrad.llm.engine import Engine
+from tegrad.llm.engine import Engine, Planner
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.loop import Loop
+from tegrad.llm.persistent import PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.sampling import Settings
 from tegrad.nv.replay import BOUNDARIES, DEFAULT, Boundary, Launch, Recording
@@ -36,6 +37,7 @@ JOINED: Final = 16
 """Steps of the recording that holds several."""
 MODEL: Final = "1b-q6k"
 """Of the figures."""
+PLANS: Final[Mapping[str, Planner]] = {"launches": DecodePlan, "persistent": PersistentPlan}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Row:
 
     model: str
     depth: int
+    plan: str
     boundary: str
     tok_s: float
     host_us: float
@@ -55,8 +58,12 @@ class Row:
 class Bench:
     """An engine with a greedy step, and what is measured of its loop."""
 
-    def __init__(self, path: Path, context: int, boundary: Boundary = DEFAULT, early: Boundary | None = None) -> None:
-        plan = DecodePlan if early is None else partial(DecodePlan, overlap=True)
+    def __init__(
+        self, path: Path, context: int, boundary: Boundary = DEFAULT, early: Boundary | None = None,
+        plan: Planner = DecodePlan,
+    ) -> None:  # fmt: skip
+        if early is not None:
+            plan = partial(DecodePlan, overlap=True)
         with Gguf.open(path) as file:
             self.engine = Engine(file, context, boundary=boundary, early=early, plan=plan)
         self.boundary = boundary
@@ -115,13 +122,13 @@ class Bench:
 
 
 def measure(
-    path: Path, depth: int, boundary: str, *, early: str | None = None, tokens: int = TOKENS,
+    path: Path, depth: int, boundary: str, *, plan: str = "launches", early: str | None = None, tokens: int = TOKENS,
     repetitions: int = REPETITIONS,
 ) -> Row:  # fmt: skip
     """Everything about one model at one depth; with `early`, this form where launches wait by themselves."""
     all_forms = {**FORMS, **HOPPER}
     context = depth + max(tokens + 2, JOINED + 1)
-    bench = Bench(path, context, all_forms[boundary], None if early is None else all_forms[early])
+    bench = Bench(path, context, all_forms[boundary], None if early is None else all_forms[early], PLANS[plan])
     try:
         bench.stream(depth, tokens)
         times = [bench.stream(depth, tokens) for _ in range(repetitions)]
@@ -130,6 +137,7 @@ def measure(
         return Row(
             path.stem,
             depth,
+            plan,
             early or boundary,
             tokens / statistics.median(clock for clock, _ in times),
             1e6 * statistics.median(cpu for _, cpu in times) / tokens,
@@ -168,21 +176,21 @@ def _figure(figure: str, what: str, which: str) -> Record:
 
 def line(row: Row) -> str:
     """A row as text."""
-    what = f"{row.model:16} depth {row.depth:6} {row.boundary:20} {row.launches:4} launches {row.tok_s:9.1f} tok/s"
+    what = f"{row.model:16} depth {row.depth:6} {row.plan:10} {row.boundary:20} {row.launches:4} x {row.tok_s:9.1f} tok/s"
     gap = "" if row.gap_us is None else f", gap {row.gap_us:6.2f} us"
     return f"{what} host {row.host_us:7.2f} us, submit {row.submit_us:6.2f} us{gap}"
 
 
 def rows(asked: Any) -> Iterator[Row]:
     """The rows that were asked for."""
-    paths = [*(provide(name) for name in asked.models), *asked.file]
-    for path in paths:
+    common = {"tokens": asked.tokens, "repetitions": asked.repetitions}
+    for path in [*(provide(name) for name in asked.models), *asked.file]:
         for depth in asked.depth:
-            for boundary in asked.boundary:
-                yield measure(path, depth, boundary, tokens=asked.tokens, repetitions=asked.repetitions)
+            for plan in asked.plan:
+                for boundary in asked.boundary:
+                    yield measure(path, depth, boundary, plan=plan, **common)
             for early in asked.early:
-                default = asked.boundary[0]
-                yield measure(path, depth, default, early=early, tokens=asked.tokens, repetitions=asked.repetitions)
+                yield measure(path, depth, asked.boundary[0], early=early, **common)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -193,6 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--file", type=Path, action="append", default=[])
     parser.add_argument("--depth", type=int, nargs="+", default=[0])
     parser.add_argument("--boundary", nargs="+", default=[default], choices=[*FORMS, *HOPPER])
+    parser.add_argument("--plan", nargs="+", default=["launches"], choices=PLANS)
     parser.add_argument("--early", nargs="+", default=[], choices=[*FORMS, *HOPPER], help="launches wait by themselves")
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)

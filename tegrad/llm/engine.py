@@ -37,10 +37,21 @@ SHORT: Final = 16
 class Plan(Protocol):
     """A step without its end: launches that leave logits float32 (vocab,), and of every 32 the largest and its row."""
 
-    launches: tuple[Launch, ...]
-    logits: HCQBuffer
-    best: HCQBuffer | None
-    best_row: HCQBuffer | None
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """The step, in order."""
+
+    @property
+    def logits(self) -> HCQBuffer:
+        """What they leave, float32 (vocab,)."""
+
+    @property
+    def best(self) -> HCQBuffer | None:
+        """The largest of every 32, float32, if the step finds it."""
+
+    @property
+    def best_row(self) -> HCQBuffer | None:
+        """Its rows, int32."""
 
     def close(self) -> None:
         """Free what it holds."""

@@ -17,16 +17,21 @@ pytestmark = pytest.mark.board
 SHAPE = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=2, context=48)
 
 
+SHORT = ("--tokens", "4", "--repetitions", "1", "--json")
+
+
+@pytest.mark.parametrize(("plan", "count"), [("launches", 13), pytest.param("persistent", 1, marks=pytest.mark.long)])
 def test_a_model_is_measured_at_every_depth(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], plan: str, count: int
 ) -> None:
     path = write(tmp_path / "model.gguf", SHAPE, TYPE.Q6_K, kinds={"attn_v": TYPE.Q4_K})
     monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb")
     monkeypatch.setenv("DEV", "NV")
     monkeypatch.setattr(loop, "JOINED", 3)
-    loop.main(["--file", str(path), "--depth", "0", "9", "--tokens", "4", "--repetitions", "1", "--json"])
+    loop.main(["--file", str(path), "--depth", "0", "9", "--plan", plan, *SHORT])
     lines = capsys.readouterr().out.splitlines()
     found = json.loads(lines[-1])
-    assert [(row["depth"], row["launches"], row["boundary"]) for row in found] == [(0, 13, "chain"), (9, 13, "chain")]
+    expected = [(depth, plan, count, "chain") for depth in (0, 9)]
+    assert [(row["depth"], row["plan"], row["launches"], row["boundary"]) for row in found] == expected
     assert all(row["tok_s"] > 0 and row["submit_us"] > 0 and row["host_us"] > 0 for row in found)
     assert "tok/s" in lines[0]
