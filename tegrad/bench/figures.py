@@ -13,8 +13,12 @@ SIGNIFICANT = 5
 
 
 def row(record: Record, samples: str, digest: str) -> dict[str, Any]:
-    """The figure row of a record: medians, ratio (larger is better for us) and share of the physical limit."""
+    """The figure row of a record: medians, ratio (larger is better for us) and share of the physical limit.
+
+    `others` is there only where a record has further peers: their medians by name.
+    """
     ours, peer = record.ours.median, record.peer.median if record.peer else None
+    others = {other.name: _round(other.median) for other in record.others}
     return {
         "id": record.id,
         "what": record.what,
@@ -23,8 +27,9 @@ def row(record: Record, samples: str, digest: str) -> dict[str, Any]:
         "unit": record.unit,
         "peer": _round(peer),
         "peer_name": record.peer.name if record.peer else None,
-        "ratio": _round(_better(ours, peer, record.larger_is_better)),
-        "limit_share": _round(_better(ours, record.limit, record.larger_is_better)),
+        "ratio": _round(better(ours, peer, record.larger_is_better)),
+        **({"others": others} if others else {}),
+        "limit_share": _round(better(ours, record.limit, record.larger_is_better)),
         "machine": record.machine.get("gpu") or record.machine.get("cpu"),
         "date": record.date,
         "command": record.ours.command,
@@ -33,7 +38,7 @@ def row(record: Record, samples: str, digest: str) -> dict[str, Any]:
     }
 
 
-def _better(ours: float, other: float | None, larger_is_better: bool) -> float | None:
+def better(ours: float, other: float | None, larger_is_better: bool) -> float | None:
     """Ours to the other's, oriented so that a larger number is the better one for us."""
     if not other or not ours:
         return None

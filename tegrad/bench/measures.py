@@ -13,6 +13,7 @@ from importlib import import_module
 
 from tegrad.bench import conformance, engine, estimate, fuzz, oracle, upstream
 from tegrad.bench.record import Record, RecordError, Side, make
+from tegrad.bench.targets import TARGETS, Target
 from tegrad.hw.chips import CHIPS
 from tegrad.models import SMALL
 
@@ -88,6 +89,15 @@ def _tinygrads(id: str, what: str, module: str, measure: str) -> Measure:
     return Measure(id, what, True, take)
 
 
+def _target(target: Target) -> Measure:
+    def take() -> Record:
+        from tegrad.bench import decode  # tinygrad comes with it
+
+        return decode.take(target.id)
+
+    return Measure(target.id, target.what, True, take)
+
+
 MEASURES: dict[str, Measure] = {
     m.id: m
     for m in (
@@ -118,6 +128,7 @@ MEASURES: dict[str, Measure] = {
             False,
             lambda: estimate.record("orin-agx-estimate-tok-s", CHIPS["agx-orin-64gb"]),
         ),
+        *(_target(target) for target in TARGETS.values()),
         Measure("ptx-oracle-cases", "cases of PTX instructions that the H200 recorded", False, oracle.cases),
         Measure("ptx-oracle-mismatches", "of them, those that the engine answers otherwise", False, oracle.mismatches),
         Measure(

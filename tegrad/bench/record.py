@@ -13,6 +13,7 @@ import re
 import shutil
 import statistics
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,10 @@ class Side:
 
 @dataclass(frozen=True)
 class Record:
-    """One measurement of one figure; `limit` is the physical limit in the same unit, derived in `limit_note`."""
+    """One measurement of one figure; `limit` is the physical limit in the same unit, derived in `limit_note`.
+
+    `others` are peers besides the one that the figure is held against.
+    """
 
     id: str
     what: str
@@ -61,9 +65,10 @@ class Record:
     machine: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     date: str = ""
+    others: tuple[Side, ...] = ()
 
     def __post_init__(self) -> None:
-        for side in (self.ours, self.peer):
+        for side in (self.ours, self.peer, *self.others):
             if side is not None and not side.samples:
                 raise RecordError(f"{self.id}: {side.name} has no samples; measure it again")
 
@@ -79,8 +84,13 @@ class Record:
         """Read a record; RecordError names the file and the fault."""
         try:
             raw = json.loads(path.read_text())
-            ours, peer = raw.pop("ours"), raw.pop("peer", None)
-            return Record(**raw, ours=Side(**ours), peer=Side(**peer) if peer else None)
+            ours, peer, others = raw.pop("ours"), raw.pop("peer", None), raw.pop("others", ())
+            return Record(
+                **raw,
+                ours=Side(**ours),
+                peer=Side(**peer) if peer else None,
+                others=tuple(Side(**other) for other in others),
+            )
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise RecordError(f"{path} is not a samples file ({error}); measure it again") from error
 
@@ -96,6 +106,7 @@ def make(
     limit: float | None = None,
     limit_note: str = "",
     gpu: str = "",
+    others: Iterable[Side] = (),
 ) -> Record:
     """A record of samples taken just now on this machine; `gpu` names the device that did the work."""
     return Record(
@@ -110,6 +121,7 @@ def make(
         machine=machine(gpu),
         versions=versions(),
         date=now(),
+        others=tuple(others),
     )
 
 

@@ -98,6 +98,47 @@ def boundaries(
 
 
 @app.command()
+def decode(
+    figures: Annotated[
+        list[str] | None, typer.Argument(help="Figures; those held side by side with llama.cpp if left out.")
+    ] = None,
+    plan: Annotated[str, typer.Option(help="The kind of step; as `tegrad run` chooses if left out.")] = "",
+    boundary: Annotated[str, typer.Option(help="How a launch waits for the one before (bench boundaries).")] = "",
+    json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
+    out: Annotated[Path | None, typer.Option(help="A folder for the samples files instead of the results.")] = None,
+    results: Root = DEFAULT,
+) -> None:
+    """Measure decoding and prompts, ours and llama.cpp's in turn, and say what is reached; exit code 1 if one fails."""
+    from tegrad.bench.targets import SIDE_BY_SIDE, TARGETS
+    from tegrad.cli.run import choose_device
+
+    if unknown := set(figures or ()) - set(TARGETS):
+        raise typer.BadParameter(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(TARGETS)}")
+    choose_device()
+    from tegrad.bench import decode as bench
+    from tegrad.bench.figures import Results
+
+    if plan not in ("", *bench.PLANS):
+        raise typer.BadParameter(f"no plan {plan}; known: {', '.join(bench.PLANS)}")
+    if boundary not in ("", *bench.BOUNDARIES):
+        raise typer.BadParameter(f"no boundary {boundary}; known: {', '.join(bench.BOUNDARIES)}")
+    ids = figures or SIDE_BY_SIDE
+    bench.prepare(ids)
+    lines = []
+    typer.echo(bench.HEAD)
+    for line, record in bench.measured(ids, bench.Ways(plan, boundary)):
+        lines.append(bench.as_json(line))
+        typer.echo(bench.text(line))
+        if record is not None and out is not None:
+            record.dump(out / f"{record.id}.json")
+        elif record is not None:
+            Results(results).add(record)
+    if json_:
+        typer.echo(json.dumps(lines))
+    raise typer.Exit(any(line["error"] for line in lines))
+
+
+@app.command()
 def quality(
     models: Annotated[
         list[str] | None, typer.Argument(help="Models, such as 1b-q6k or small-1b-q6k; all small ones if left out.")

@@ -315,7 +315,7 @@ class Config:
 
     def _check_all(self, file: Gguf) -> None:
         """Every tensor of the family and no other, so that nothing is missing after half of the model is loaded."""
-        known = {_DIVISORS} if self.arch.rope_divisors else set()
+        known = {DIVISORS} if self.arch.rope_divisors else set()
         for spec, layer in self.specs():
             if spec is self.arch.output and tensor_name(spec) not in file.tensors:
                 continue
@@ -356,11 +356,12 @@ class Config:
 
     def rope_divisors(self, file: Gguf) -> NDArray[np.float32] | None:
         """The file's rope_freqs: what each pair's frequency is divided by (Llama 3.1's long-context scaling)."""
-        info = self.vector(file, _DIVISORS, self.rope.dim // 2)
+        info = self.vector(file, DIVISORS, self.rope.dim // 2)
         return None if info is None else np.frombuffer(file.read(info.offset, info.nbytes), np.float32)
 
 
-_DIVISORS: Final = "rope_freqs.weight"
+DIVISORS: Final = "rope_freqs.weight"
+"""The tensor that divides the rope frequencies."""
 
 
 def tensor_name(spec: Spec, layer: int | None = None, suffix: str = "weight") -> str:

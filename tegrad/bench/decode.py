@@ -1,0 +1,267 @@
+"""The figures of decoding and prompts, ours and the peers' on the same file and machine, in turn (`targets.TARGETS`).
+
+    tegrad bench take decode-1b-q6k-d0                     one figure
+    tegrad bench decode --out FOLDER                       all that are held side by side, in one process
+    tegrad bench decode decode-3b-q6k --plan many          one of them, with a plan of choice
+
+Ours decodes greedily with the engine of `tegrad run`: 128 tokens, from the call to the last token read, so that its
+sampling and its start count. llama-bench samples nothing. Half of our samples are taken before the peer's, half behind.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from tegrad.bench import graph, llama, tinygrad13
+from tegrad.bench.boundaries import FORMS, HOPPER, opened
+from tegrad.bench.limits import MEMORY, Limit, decode_limit, read_bandwidth
+from tegrad.bench.models import provide
+from tegrad.bench.prefill import prompt, together
+from tegrad.bench.record import Record, RecordError, Side, make
+from tegrad.bench.targets import SPAN, TARGETS, Target
+from tegrad.errors import TegradError
+from tegrad.llm.engine import Engine
+from tegrad.llm.gguf import Gguf
+from tegrad.llm.plan import DecodePlan
+from tegrad.llm.sampling import Settings
+
+REPETITIONS: Final = 5
+"""Samples of ours before the peer's, and as many behind; the first run of either is not counted."""
+MAKERS: Final = 3
+"""Processes that write models; each has threads of its own."""
+PROMPT: Final = "In the beginning God created the heaven and the earth."
+TIMEOUT_S: Final = 120
+
+BOUNDARIES: Final = {**FORMS, **HOPPER}
+PLANS: Final[Mapping[str, Mapping[str, Any]]] = {"many": {"plan": DecodePlan}}
+"""What the engine is given for a step of a kind; without any it chooses itself, as for `tegrad run`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How ours is run: a plan of PLANS and a boundary between launches by name; empty leaves both to the engine."""
+
+    plan: str = ""
+    boundary: str = ""
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """The engine's arguments."""
+        chosen = dict(PLANS[self.plan]) if self.plan else {}
+        return chosen | ({"boundary": BOUNDARIES[self.boundary]} if self.boundary else {})
+
+    def command(self, target: Target) -> str:
+        """The command that takes the figure this way."""
+        if not self.plan and not self.boundary:
+            return f"tegrad bench take {target.id}"
+        given = [("--plan", self.plan), ("--boundary", self.boundary)]
+        return shlex.join(["tegrad", "bench", "decode", target.id, *(x for pair in given if pair[1] for x in pair)])
+
+
+# ---- ours
+
+
+@contextmanager
+def conversation(path: Path, depth: int, ways: Ways) -> Iterator[Engine]:
+    """An engine on the NV device whose cache is filled with random tokens up to `depth`."""
+    with Gguf.open(path) as file, Engine(file, depth + SPAN + 8, device="NV", **ways.engine) as engine:
+        if depth:
+            engine.feed(np.random.default_rng(4).integers(0, engine.config.vocab, depth).tolist())
+        yield engine
+
+
+def rates(engine: Engine, depth: int, tokens: int, repetitions: int) -> list[float]:
+    """Tokens per second of `tokens` greedy ones behind `depth`, each time, but for the first."""
+    found = []
+    for _ in range(repetitions + 1):
+        engine.reset(depth)
+        begun = time.perf_counter()
+        count = sum(1 for _ in engine.generate([1], Settings(), tokens))
+        found.append(count / (time.perf_counter() - begun))
+        if count != tokens:
+            raise RecordError(f"{count} tokens came where {tokens} were asked for")
+    return found[1:]
+
+
+def process(arguments: Sequence[str]) -> float:
+    """Seconds from the start of `tegrad ...` to its end; RecordError where it fails."""
+    begun = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "tegrad", *arguments], capture_output=True, text=True, check=False, timeout=TIMEOUT_S
+    )
+    seconds = time.perf_counter() - begun
+    if done.returncode:
+        raise RecordError(f"`tegrad {shlex.join(arguments)}` ended with {done.returncode}: {done.stderr[-400:]}")
+    return seconds
+
+
+# ---- a figure of each kind
+
+
+def _decode(target: Target, path: Path, ways: Ways) -> Record:
+    depth = target.amount
+    with opened() as device, conversation(path, depth, ways) as engine:
+        ours = rates(engine, depth, SPAN, REPETITIONS)
+        peer = llama.decode(path, depth=depth, tokens=SPAN)
+        ours += rates(engine, depth, SPAN, REPETITIONS)
+        limit = decode_limit(path, depth, read_bandwidth(device, MEMORY))
+    second = None if depth else tinygrad13.decode(path)
+    return _record(target, Side("tegrad", ways.command(target), ours), peer, limit, second)
+
+
+def _prompt(target: Target, path: Path, ways: Ways) -> Record:
+    with opened():
+        ours = prompt(path, target.amount)
+        peer = llama.prefill(path, target.amount)
+        ours += prompt(path, target.amount)
+    return _record(target, Side("tegrad", ways.command(target), ours), peer)
+
+
+def _batch(target: Target, path: Path, ways: Ways) -> Record:
+    with opened():
+        ours = together(path, target.amount)
+        peer = llama.batch(path, target.amount)
+        ours += together(path, target.amount)
+    return _record(target, Side("tegrad", ways.command(target), ours), peer)
+
+
+def _first(target: Target, path: Path, ways: Ways) -> Record:
+    arguments = ["run", str(path), PROMPT, "--max-tokens", "1", "--temperature", "0", "--raw", "--json"]
+    process(arguments)
+    ours = [process(arguments) for _ in range(REPETITIONS)]
+    peer = llama.first_token(path, PROMPT)
+    ours += [process(arguments) for _ in range(REPETITIONS)]
+    shown = shlex.join(["tegrad", *arguments]).replace(str(path), path.name)
+    return _record(target, Side("tegrad", shown, ours), peer)
+
+
+def _matvec(target: Target, path: Path, ways: Ways) -> Record:
+    return _record(target, *graph.repaired(path))
+
+
+def _beam(target: Target, path: Path, ways: Ways) -> Record:
+    return _record(target, *graph.searched(path))
+
+
+TAKERS: Final[Mapping[str, Callable[[Target, Path, Ways], Record]]] = {
+    "decode": _decode, "prompt": _prompt, "batch": _batch, "first": _first, "matvec": _matvec, "beam": _beam,
+}  # fmt: skip
+
+
+def take(id: str, ways: Ways | None = None) -> Record:
+    """Measure one figure; its model is written first if it is not there."""
+    target = TARGETS[id]
+    return TAKERS[target.kind](target, provide(target.model), ways or Ways())
+
+
+def _record(target: Target, ours: Side, peer: Side, limit: Limit | None = None, second: Side | None = None) -> Record:
+    return make(
+        target.id, target.what, target.unit, ours, larger_is_better=target.larger, peer=peer,
+        limit=limit.rate if limit else None, limit_note=limit.note if limit else "",
+        others=() if second is None else (second,),
+    )  # fmt: skip
+
+
+# ---- the command
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A figure as the command prints it: medians, and what is to be reached; or why there is none."""
+
+    id: str
+    ours: float | None = None
+    unit: str = ""
+    peer: float | None = None
+    other: float | None = None
+    goal: float | None = None
+    limit: float | None = None
+    larger: bool = True
+    error: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours to the peer's, above 1 where ours is better."""
+        if not self.ours or not self.peer:
+            return None
+        return self.ours / self.peer if self.larger else self.peer / self.ours
+
+    @property
+    def share(self) -> float | None:
+        """Of the byte limit."""
+        return self.ours / self.limit if self.ours and self.limit else None
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the goal is; None where nobody can tell."""
+        if self.ours is None or self.goal is None:
+            return None
+        return self.ours >= self.goal if self.larger else self.ours <= self.goal
+
+
+def line(record: Record) -> Line:
+    """A record's line."""
+    target = TARGETS[record.id]
+    peer = record.peer.median if record.peer else None
+    goal = target.goal.level(peer, record.limit, larger=record.larger_is_better)
+    other = record.others[0].median if record.others else None
+    return Line(record.id, record.ours.median, record.unit, peer, other, goal, record.limit, record.larger_is_better)
+
+
+HEAD: Final = f"{'figure':26} {'ours':>10} {'peer':>10} {'ratio':>7} {'to reach':>10}     {'limit':>10} {'share':>6}"
+
+
+def text(row: Line) -> str:
+    """A line of the table."""
+    if row.error:
+        return f"{row.id:26} {row.error}"
+
+    def number(value: float | None, form: str = "10.5g") -> str:
+        return "-".rjust(int(form.split(".")[0])) if value is None else format(value, form)
+
+    reached = {True: "yes", False: "no", None: ""}[row.reached]
+    share = "-" if row.share is None else f"{row.share:.1%}"
+    other = "" if row.other is None else f"  {tinygrad13.NAME} {row.other:.4g}"
+    return (
+        f"{row.id:26} {number(row.ours)} {number(row.peer)} {number(row.ratio, '7.3g')} {number(row.goal)} {reached:3} "
+        f"{number(row.limit)} {share:>6} {row.unit}{other}"
+    )
+
+
+def prepare(ids: Sequence[str], folder: Path | None = None) -> None:
+    """Write the models of figures that are not there yet, several at a time."""
+    names = list(dict.fromkeys(TARGETS[id].model for id in ids))
+    with ProcessPoolExecutor(MAKERS, mp_context=get_context("spawn")) as pool:
+        for made in [pool.submit(provide, name, folder) for name in names]:
+            made.result()
+
+
+def measured(ids: Sequence[str], ways: Ways) -> Iterator[tuple[Line, Record | None]]:
+    """Each figure's line as it comes, with its record; a figure that fails leaves the others."""
+    for id in ids:
+        try:
+            record = take(id, ways)
+        except (TegradError, OSError, MemoryError, subprocess.TimeoutExpired) as error:
+            yield Line(id, error=f"{type(error).__name__}: {error}"), None
+        else:
+            yield line(record), record
+
+
+def as_json(row: Line) -> dict[str, Any]:
+    """A line for a program."""
+    return {
+        "id": row.id, "ours": row.ours, "unit": row.unit, "peer": row.peer, "other": row.other, "ratio": row.ratio,
+        "goal": row.goal, "reached": row.reached, "limit": row.limit, "share": row.share, "error": row.error,
+    }  # fmt: skip

@@ -1,0 +1,106 @@
+"""Decoding through tinygrad's operations (`llm.session`), with and without what is done to make it fast.
+
+    python -m tegrad.bench.graph MODEL.gguf           tokens per second here and now, as JSON
+
+Repairs and beam search are settled when a process starts, so that each form has a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tegrad.bench.record import RecordError, Side
+from tegrad.nv.codegen import SWITCH
+
+TOKENS: Final = 16
+"""Of one sample."""
+SAMPLES: Final = 5
+ENOUGH_S: Final = 20.0
+"""Seconds after which no further sample is begun."""
+LIMIT_S: Final = 280
+"""Seconds for a process, compilation and search included."""
+BEAM: Final = ("JITBEAM", "BEAM")
+"""Variables that search: the recorded step's kernels, or every kernel of the process."""
+WIDTH: Final = "2"
+
+
+def measure(path: Path) -> dict[str, Any]:
+    """Seconds to load and to compile the step, then tokens per second of each sample."""
+    from tegrad.llm.model import Model
+    from tegrad.llm.sampler import Sampler
+    from tegrad.llm.session import Session
+
+    begun = time.perf_counter()
+    session = Session(Model.load(path, "NV"), TOKENS + 2)
+    loaded = time.perf_counter()
+    session.warm()
+    samples: list[float] = []
+    compiled = time.perf_counter()
+    while not samples or (len(samples) < SAMPLES and time.perf_counter() - compiled < ENOUGH_S):
+        session.reset()
+        start = time.perf_counter()
+        for _ in session.generate([1], Sampler(0), TOKENS):
+            pass
+        samples.append(TOKENS / (time.perf_counter() - start))
+    return {"load_s": loaded - begun, "compile_s": compiled - loaded, "tok_s": samples}
+
+
+def side(name: str, model: Path, settings: Mapping[str, str]) -> Side:
+    """The samples of a process with these variables; RecordError where it fails or does not end in time."""
+    dropped = (*BEAM, SWITCH)
+    environment = {"DEV": "NV", **{key: value for key, value in os.environ.items() if key not in dropped}, **settings}
+    if not any(key in settings for key in BEAM):
+        environment.setdefault("PARALLEL", "0")  # the workers of a search; else each would import tinygrad first
+    arguments = ["-m", "tegrad.bench.graph", str(model)]
+    shown = shlex.join([*(f"{key}={value}" for key, value in settings.items()), "python", *arguments[:-1], model.name])
+    try:
+        done = subprocess.run(
+            [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=LIMIT_S, env=environment
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RecordError(f"`{shown}` did not end in {LIMIT_S} s") from error
+    if done.returncode:
+        raise RecordError(f"`{shown}` ended with {done.returncode}: {done.stderr.strip()[-400:]}")
+    return Side(name, shown, json.loads(done.stdout.strip().splitlines()[-1])["tok_s"])
+
+
+def repaired(model: Path) -> tuple[Side, Side]:
+    """With the repair of matrix-vector products, and without."""
+    return side("repaired", model, {}), side("without the repair", model, {SWITCH: "matvec"})
+
+
+def searched(model: Path) -> tuple[Side, Side]:
+    """The better of the searches that end in time, and none; RecordError where no search does."""
+    found, failed = [], []
+    for variable in BEAM:
+        try:
+            found.append(side(f"{variable}={WIDTH}", model, {variable: WIDTH}))
+        except RecordError as error:
+            failed.append(str(error))
+    if not found:
+        raise RecordError("; ".join(failed))
+    return max(found, key=lambda one: one.median), side("no search", model, {})
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print `measure` of a model as JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("model", type=Path)
+    asked = parser.parse_args(arguments)
+    import tegrad.nv
+
+    tegrad.nv.install()
+    print(json.dumps(measure(asked.model)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""The figures of decoding: ours around the peer's on one file, what is reached, and the others when one fails."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tegrad.bench import decode, llama, tinygrad13
+from tegrad.bench.record import RecordError, Side, make
+from tegrad.bench.targets import TARGETS
+from tegrad.nv.faults import WaitTimeout
+
+sys.path.append(str(Path(__file__).parents[1] / "llm"))
+
+from tiny_llama import TYPE, Shape, write
+
+SHAPE = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=2, context=256)
+
+
+def record(id: str, ours: float, peer: float, limit: float | None = None, **more: Any) -> Any:
+    return make(id, "", TARGETS[id].unit, Side("tegrad", "", [ours]), peer=Side("llama.cpp", "", [peer]), limit=limit,
+                larger_is_better=TARGETS[id].larger, **more)  # fmt: skip
+
+
+def test_a_line_holds_ours_against_the_peer_the_goal_and_the_limit() -> None:
+    line = decode.line(record("decode-1b-q4k-d0", 2400, 960, 6400))
+    assert (line.ratio, line.share, line.goal, line.reached) == (2.5, 0.375, 2880, False)
+    line = decode.line(record("decode-8b-q6k-d0", 480, 200, 730))
+    assert line.goal == pytest.approx(0.65 * 730)
+    assert line.reached
+
+
+def test_a_shorter_time_reaches_its_goal() -> None:
+    line = decode.line(record("load-to-first-token", 0.5, 1.0))
+    assert (line.ratio, line.goal, line.reached) == (2.0, 1.0, True)
+
+
+def test_a_line_reads_as_a_table() -> None:
+    row = decode.line(record("decode-1b-q6k-d0", 2900, 800, 4320, others=[Side(tinygrad13.NAME, "", [100.0])]))
+    assert decode.text(row).split() == [
+        "decode-1b-q6k-d0", "2900", "800", "3.62", "2800", "yes", "4320", "67.1%", "tok/s", "tinygrad", "0.13", "100",
+    ]  # fmt: skip
+    assert len(decode.HEAD) == len(decode.text(row).split("tok/s")[0]) - 1
+    assert decode.as_json(row)["reached"] is True
+
+
+class Talker:
+    """An engine that generates so many tokens at most."""
+
+    def __init__(self, most: int = 1000) -> None:
+        self.most, self.resets = most, [0][:0]
+
+    def reset(self, keep: int = 0) -> None:
+        self.resets.append(keep)
+
+    def generate(self, prompt: list[int], settings: Any, limit: int) -> Iterator[int]:
+        assert settings.greedy
+        yield from range(min(limit, self.most))
+
+
+def test_each_sample_begins_at_the_depth_and_the_first_does_not_count() -> None:
+    engine: Any = Talker()
+    found = decode.rates(engine, 40, 16, 3)
+    assert len(found) == 3
+    assert min(found) > 0
+    assert engine.resets == [40] * 4
+
+
+def test_fewer_tokens_than_asked_for_are_no_sample() -> None:
+    engine: Any = Talker(most=9)
+    with pytest.raises(RecordError, match="9 tokens came where 16"):
+        decode.rates(engine, 0, 16, 3)
+
+
+def test_a_figure_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = ["decode-1b-q6k-d0", "decode-1b-q4k-d0", "decode-3b-q6k"]
+
+    def take(id: str, ways: decode.Ways) -> Any:
+        if id == ids[0]:
+            raise WaitTimeout("the GPU did not end")
+        if id == ids[1]:
+            raise FileNotFoundError("llama-bench")
+        return record(id, 900, 370, 1600)
+
+    monkeypatch.setattr(decode, "take", take)
+    found = list(decode.measured(ids, decode.Ways()))
+    assert [row.id for row, _ in found] == ids
+    assert "the GPU did not end" in decode.text(found[0][0])
+    assert [kept is not None for _, kept in found] == [False, False, True]
+
+
+def test_a_way_of_choice_stands_in_the_command() -> None:
+    target = TARGETS["decode-3b-q6k"]
+    assert decode.Ways().command(target) == "tegrad bench take decode-3b-q6k"
+    way = decode.Ways("many", "chain-lean")
+    assert way.command(target) == "tegrad bench decode decode-3b-q6k --plan many --boundary chain-lean"
+    assert set(way.engine) == {"plan", "boundary"}
+
+
+@pytest.mark.board
+def test_ours_is_measured_around_the_peer_on_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "model.gguf", SHAPE, TYPE.Q6_K, kinds={"attn_v": TYPE.Q4_K})
+    for name, value in (("TEGRAD_BOARD", "agx-orin-64gb"), ("DEV", "NV")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(tinygrad13.FOLDER, raising=False)
+    for name, value in (("provide", lambda name: path), ("SPAN", 4), ("REPETITIONS", 1), ("MEMORY", 1 << 20)):
+        monkeypatch.setattr(decode, name, value)
+    monkeypatch.setattr("tegrad.bench.boundaries.PASSES", 1)
+    asked: list[tuple[Path, int, int]] = []
+
+    def peer(model: Path, *, depth: int, tokens: int) -> Side:
+        asked.append((model, depth, tokens))
+        return Side(llama.NAME, "llama-bench", [800.0])
+
+    monkeypatch.setattr(llama, "decode", peer)
+    taken = decode.take("decode-1b-q6k-d0", decode.Ways("many"))
+    assert len(taken.ours.samples) == 2
+    assert min(taken.ours.samples) > 0
+    assert asked == [(path, 0, 4)]
+    assert taken.peer is not None
+    assert not taken.others
+
+
+def test_the_command_knows_its_figures_and_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from tegrad.cli import bench, run
+
+    monkeypatch.setattr(run, "choose_device", lambda: None)
+    for arguments, said in (
+        (["decode-7b-q3k"], "decode-7b-q3k"),
+        (["decode-3b-q6k", "--plan", "some"], "many"),
+        (["decode-3b-q6k", "--boundary", "some"], "chain-lean"),
+    ):
+        result = CliRunner().invoke(bench.app, ["decode", *arguments], env={"COLUMNS": "400"})
+        assert result.exit_code == 2
+        assert said in result.output
