@@ -176,9 +176,9 @@ def _figure(figure: str, what: str, which: str) -> Record:
 
 def line(row: Row) -> str:
     """A row as text."""
-    what = f"{row.model:16} depth {row.depth:6} {row.plan:10} {row.boundary:20} {row.launches:4} x {row.tok_s:9.1f} tok/s"
+    what = f"{row.model:16} depth {row.depth:6} {row.plan:10} {row.boundary:20} {row.launches:4} x"
     gap = "" if row.gap_us is None else f", gap {row.gap_us:6.2f} us"
-    return f"{what} host {row.host_us:7.2f} us, submit {row.submit_us:6.2f} us{gap}"
+    return f"{what} {row.tok_s:9.1f} tok/s, host {row.host_us:7.2f} us, submit {row.submit_us:6.2f} us{gap}"
 
 
 def rows(asked: Any) -> Iterator[Row]:
