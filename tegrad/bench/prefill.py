@@ -30,7 +30,7 @@ from tegrad.bench.boundaries import FORMS, HOPPER, gpu_us, opened
 from tegrad.bench.models import SHAPES
 from tegrad.llm.arch import Config
 from tegrad.llm.flash import Flash
-from tegrad.llm.gemm import FEW, HOPPER_SMS, AnyTile, FewTile, Gemm, Operands, Tile, pick_tile
+from tegrad.llm.gemm import FEW, HOPPER_SMS, AnyTile, FewTile, Gemm, Operands, Tile, WgmmaTile, pick_tile
 from tegrad.llm.gguf import BLOCK_TYPES, BlockType
 from tegrad.llm.packing import packed_bytes
 from tegrad.llm.prefill import chunk_bytes
@@ -174,6 +174,7 @@ def candidates(gemm: Gemm, tokens: int, arch: str) -> list[AnyTile]:
     found: list[AnyTile] = list(_few(gemm, tokens, arch)) if tokens <= FEW else []
     if tokens > 16:
         found += _many(gemm, tokens, arch)
+        found += _wgmma(gemm, tokens) if arch == "sm_90" else ()
     return found
 
 
@@ -203,6 +204,20 @@ def _many(gemm: Gemm, tokens: int, arch: str) -> Iterator[Tile]:
             yield replace(tile, resident=resident)
 
 
+def _wgmma(gemm: Gemm, tokens: int) -> Iterator[WgmmaTile]:
+    runs = gemm.columns // 64
+    shapes = combinations((32, 64, 128, 256), (64, 128, 192, 256), (1, 2), (3, 4), (1, 2, 4, 8, 16))
+    for bm, bn, units, stages, splits in shapes:
+        tile = WgmmaTile(bm, bn, units, stages, splits)
+        x, y, _ = tile.grid(gemm, tokens)
+        blocks = x * y * splits
+        idle = blocks < 0.7 * HOPPER_SMS or (splits > 1 and blocks > 2.3 * HOPPER_SMS)
+        if runs % units or splits * stages * units > runs or bm >= 2 * tokens or idle or (bm < 64 and bm < tokens):
+            continue
+        if resident := _resident(bm // 2 + 60, bn // 16, tile.shared_bytes(gemm), "sm_90"):
+            yield replace(tile, resident=resident)
+
+
 def _resident(registers: int, warps: int, shared: int, arch: str) -> int:
     """Blocks that an SM holds, at most 2; 0 where it holds none."""
     if registers > 255:
@@ -214,8 +229,8 @@ def _compile(gemm: Gemm, tile: AnyTile, tokens: int, arch: str) -> None:
     """Put a program into the cache on disk; what fails there fails again where it is loaded."""
     from tegrad.llm.programs import compile_kernel
 
-    def compiled(name: str, *, buffers: int, **how: Any) -> None:
-        compile_kernel(name, arch, **how)
+    def compiled(name: str, *, buffers: int, features: str = "", **how: Any) -> None:
+        compile_kernel(name, arch + features, **how)
 
     try:
         tile.launch(compiled, gemm, Operands(0, 0, 0, 0), tokens)  # type: ignore[arg-type]
@@ -283,7 +298,7 @@ def shown(tile: AnyTile) -> str:
     """A tile as a few letters."""
     if isinstance(tile, FewTile):
         return f"{tile.nb}nb {tile.mt}mt {tile.warps_m}x{tile.warps_k}w {tile.stages}s {tile.resident}r"
-    size = f"{tile.bm}x{tile.bn} {tile.wm}x{tile.wn}"
+    size = f"{tile.bm}x{tile.bn} " + (f"{tile.wm}x{tile.wn}" if isinstance(tile, Tile) else "wgmma")
     return f"{size} {tile.units}u {tile.stages}s /{tile.splits} {tile.resident}r"
 
 

@@ -114,7 +114,7 @@ class Batch:
             raise ModelError(f"all {self.slots} slots of the batch are in use: wait until a sequence leaves")
         if chosen not in self._settings:
             raise ModelError(f"the batch was not made for {chosen}: name it when the batch is made")
-        if not tokens or len(tokens) >= limit:
+        if not tokens or len(tokens) > limit:
             raise ContextError(f"a prompt of {len(tokens)} tokens does not fit a context of {limit}")
         self._settle()
         if len(tokens) > 1:

@@ -1,7 +1,8 @@
 """Products of many tokens' activations with packed weights on tensor cores, as launches of kernels with tiles.
 
-`Gemm` says what is computed. How is said by a `Tile` (kernels/gemm.cu, for many tokens) or a `FewTile`
-(kernels/gemm_few.cu, for up to 32 with one read of the weights); both turn a `Gemm` and its `Operands` into a launch.
+`Gemm` says what is computed. How is said by a `Tile` (kernels/gemm.cu, for many tokens), a `WgmmaTile` (the same with
+Hopper's own instructions) or a `FewTile` (kernels/gemm_few.cu, for up to 32 with one read of the weights); all turn a
+`Gemm` and its `Operands` into a launch.
 """
 
 from __future__ import annotations
@@ -143,9 +144,55 @@ class Tile:
             "gemm", buffers=8, dynamic_shared=self.shared_bytes(gemm), BM=self.bm, BN=self.bn, WM=self.wm, WN=self.wn,
             UNITS=self.units, STAGES=self.stages, SPLITS=self.splits, RESIDENT=self.resident, **gemm.macros(),
         )  # fmt: skip
-        buffers = (on.y, on.x, on.w, on.w2 or on.w, on.bias or on.w, on.scratch or on.w, on.arrived or on.w, on.count)
         threads = self.bm // self.wm * (self.bn // self.wn) * 32
-        return Launch(program, buffers, self.grid(gemm, tokens), (threads, 1, 1))
+        return Launch(program, _buffers(on), self.grid(gemm, tokens), (threads, 1, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class WgmmaTile:
+    """A product of many tokens by Hopper's asynchronous tensor cores: kernels/gemm_wgmma.cu. Only sm_90 runs it."""
+
+    bm: int = 128
+    bn: int = 128
+    units: int = 1
+    stages: int = 4
+    splits: int = 1
+    resident: int = 1
+
+    def grid(self, gemm: Gemm, tokens: int) -> tuple[int, int, int]:
+        """Blocks for up to `tokens` tokens."""
+        return self._plain.grid(gemm, tokens)
+
+    def counters(self, gemm: Gemm, tokens: int) -> int:
+        """Counters that split columns need."""
+        return self._plain.counters(gemm, tokens)
+
+    def scratch_bytes(self, gemm: Gemm, tokens: int) -> int:
+        """Bytes of partial sums that split columns need."""
+        return self._plain.scratch_bytes(gemm, tokens)
+
+    def shared_bytes(self, gemm: Gemm) -> int:
+        """Shared memory of a block: stages of whole KiB, from a whole one on."""
+        stage = self._plain.shared_bytes(gemm) // self.stages
+        return (self.stages * -(-stage // 1024) + 1) * 1024
+
+    def launch(self, programs: Programs, gemm: Gemm, on: Operands, tokens: int) -> Launch:
+        """The product of up to `tokens` tokens."""
+        program = programs(
+            "gemm_wgmma", buffers=8, dynamic_shared=self.shared_bytes(gemm), features="a", BM=self.bm, BN=self.bn,
+            UNITS=self.units, STAGES=self.stages, SPLITS=self.splits, RESIDENT=self.resident, **gemm.macros(),
+        )  # fmt: skip
+        return Launch(program, _buffers(on), self.grid(gemm, tokens), (2 * self.bn, 1, 1))
+
+    @property
+    def _plain(self) -> Tile:
+        """The tile of the other kernel that has the same grid."""
+        return Tile(self.bm, self.bn, units=self.units, stages=self.stages, splits=self.splits)
+
+
+def _buffers(on: Operands) -> tuple[Any, ...]:
+    """The buffers of both kernels for many tokens; what a product lacks is not read."""
+    return on.y, on.x, on.w, on.w2 or on.w, on.bias or on.w, on.scratch or on.w, on.arrived or on.w, on.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +233,7 @@ class FewTile:
         return Launch(program, buffers, grid, (32 * self.warps_m * self.warps_k, 1, 1))
 
 
-AnyTile: TypeAlias = Tile | FewTile
+AnyTile: TypeAlias = Tile | WgmmaTile | FewTile
 TilePicker: TypeAlias = Callable[[Any, Gemm, int], AnyTile]
 """The tile of a product of up to so many tokens on a device."""
 

@@ -46,10 +46,20 @@ def compile_kernel(name: str, arch: str, *, dynamic_shared: int | None = None, *
 
 
 def load_kernel(
-    device: Any, name: str, *, buffers: int, values: int = 0, dynamic_shared: int | None = None, **defines: object
+    device: Any,
+    name: str,
+    *,
+    buffers: int,
+    values: int = 0,
+    dynamic_shared: int | None = None,
+    features: str = "",
+    **defines: object,
 ) -> Any:
-    """Kernel `name` as a program of an opened NV device: `buffers` pointers, then `values` 32-bit integers."""
-    lib = compile_kernel(name, device.arch, dynamic_shared=dynamic_shared, **defines)
+    """Kernel `name` as a program of an opened NV device: `buffers` pointers, then `values` 32-bit integers.
+
+    `features` "a" compiles for the chip's very architecture (sm_90a), with instructions that no other one has.
+    """
+    lib = compile_kernel(name, device.arch + features, dynamic_shared=dynamic_shared, **defines)
     signature: list[tuple[str, int, Any, tuple[int, ...]]]
     signature = [(f"p{at}", at, dtypes.char, (1,)) for at in range(buffers)]
     signature += [(f"v{at}", buffers + at, dtypes.int32, ()) for at in range(values)]

@@ -13,7 +13,7 @@ from tiny_llama import TYPE, Shape, write
 from tegrad.bench import prefill as bench
 from tegrad.bench.models import SHAPES
 from tegrad.bench.models import Shape as Published
-from tegrad.llm.gemm import FewTile, Gemm, Tile, pick_tile
+from tegrad.llm.gemm import FewTile, Gemm, Tile, WgmmaTile, pick_tile
 from tegrad.llm.gguf import F16, Q6_K, Q8_0
 
 TINY = Published("llama", 320, 512, 1024, 1, 8, 4, 64, 128, 0, eps=1e-5)
@@ -34,7 +34,7 @@ def test_every_tile_fits_an_sm_and_covers_its_product(chip: str) -> None:
                         assert covers(tile, gemm, tokens)
 
 
-def covers(tile: Tile, gemm: Gemm, tokens: int) -> bool:
+def covers(tile: Tile | WgmmaTile, gemm: Gemm, tokens: int) -> bool:
     """Whether the grid has a block for every token and row, and every split a stage of columns."""
     x, y, z = tile.grid(gemm, tokens)
     rows = y * tile.bn // (2 if gemm.gated else 1)

@@ -716,6 +716,18 @@ def language_models() -> None:
 
 
 @case()
+def wgmma_products() -> None:
+    """Hopper's own tensor-core instructions compute what those of every chip do."""
+    from gemm_products import CASES as PRODUCTS
+    from gemm_products import difference, limit
+
+    for name, (gemm, _) in PRODUCTS.items():
+        off = difference(device(), name)
+        print(f"{name} {off:.1e};", end=" ")
+        assert off < limit(gemm), f"{name}: {off:.2e} of the largest result"
+
+
+@case()
 def opened_by_our_device() -> None:
     """The device is ours, over the interface and the classes of this chip."""
     dev = device()

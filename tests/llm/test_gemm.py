@@ -11,9 +11,10 @@ from gguf import GGMLQuantizationType
 from operands import Operands as Placed
 
 from tegrad.llm import packing, quantize
-from tegrad.llm.gemm import AnyTile, FewTile, Gemm, Operands, Tile, fragment_order
+from tegrad.llm.gemm import AnyTile, FewTile, Gemm, Operands, Tile, WgmmaTile, fragment_order
 from tegrad.llm.gguf import BLOCK_TYPES, F16, Q4_0, Q5_K, Q6_K, Q8_0, BlockType
-from tegrad.llm.programs import Programs
+from tegrad.llm.programs import Programs, compile_kernel
+from tegrad.nv.cubin import Cubin
 
 pytestmark = pytest.mark.board
 
@@ -140,3 +141,20 @@ def test_few_tokens_are_multiplied_with_weights_in_registers(
 ) -> None:
     ours, expected = product(opened, operands, gemm, FewTile(most // 8, warps_m=warps_m, warps_k=2), tokens, most)
     check(ours, expected)
+
+
+@pytest.mark.parametrize(
+    ("tile", "arch"),
+    [(Tile(128, 128, 64, 64, resident=2), "sm_87"), (WgmmaTile(256, 128), "sm_90")],
+    ids=["mma", "wgmma"],
+)
+def test_tiles_that_fill_an_sm_spill_nothing(tile: AnyTile, arch: str) -> None:
+    made = []
+
+    def compiled(name: str, *, buffers: int, features: str = "", **how: Any) -> None:
+        made.append((name, Cubin(compile_kernel(name, arch + features, **how))))
+
+    tile.launch(compiled, Gemm(Q6_K, 2048, 2048), Operands(None, None, None, None), 512)  # type: ignore[arg-type]
+    for name, cubin in made:
+        assert cubin.stack(name) == 0
+        assert cubin.registers(name) <= 255

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -104,3 +105,39 @@ def test_sequences_join_and_leave_between_steps(model: PackedModel, reference: R
         batch.leave(first)
         assert [first.tokens[:6], third.tokens[:6], fourth.tokens[:6]] == [expected[0], expected[2], expected[3]]
         assert batch.members == (third, fourth)
+
+
+OTHERS = {
+    "qwen2 Q8_0": (tiny_llama.SHAPES["qwen2"], TYPE.Q8_0, False),
+    "qwen3 Q6_K, cache q8_0": (replace(tiny_llama.SHAPES["qwen3"], heads=4), TYPE.Q6_K, True),
+    "gpt2 F16": (tiny_llama.SHAPES["gpt2"], TYPE.F16, False),
+    "llama Q5_K, biases": (tiny_llama.SHAPES["grouped"], TYPE.Q5_K, False),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("shape", "kind", "q8"), list(OTHERS.values()), ids=list(OTHERS))
+def test_families_and_formats_agree_in_prompts_and_in_batches_of_one_and_of_many(
+    device: str, tmp_path: Path, shape: Shape, kind: TYPE, q8: bool
+) -> None:
+    """40 tokens by the tiles for many tokens, one by those for few; then the last once more, in batches."""
+    path = tiny_llama.write(tmp_path / "model.gguf", shape, kind)
+    tokens = np.random.default_rng(5).integers(0, shape.vocab, 41).tolist()
+    expected = Reference(path).logits(tokens)
+    near = 0.04 if q8 else 0.02
+    with PackedModel.load(path, device) as model:
+        with KvCache(model.device, model.config, 64, q8=q8) as cache, Prefill(model, cache, sizes=(16, 48)) as prefill:
+            for first, last in ((0, 40), (40, 41)):
+                prefill.run(tokens[first:last], first)
+                assert far(floats(model.device, prefill.logits, shape.vocab), expected[last - 1]) < near
+        found = []
+        with Batch(model, slots=9, positions=64, q8=q8, sizes=(48,)) as batch:
+            for count in (1, 9):
+                members = [batch.join(tokens[at:], limit=len(tokens) - at) for at in range(count)]
+                while not members[0].finished:
+                    batch.step()
+                found.append(floats(model.device, batch.logits, shape.vocab))
+                for member in batch.members:
+                    batch.leave(member)
+        assert far(found[0], expected[-1]) < near
+        assert far(found[1], found[0]) < 0.01

@@ -1,0 +1,140 @@
+// A tile's operands: how a block copies x and packed weights, stage by stage, and makes fragments of them; and what is the
+// same behind every kind of product. The including file defines THREADS of a block before it includes this.
+//
+// KIND, ROWS, COLUMNS, BM, BN, UNITS, STAGES, SPLITS, GATED, HALF_OUT, BIAS, STRIDE: as gemm.cu tells.
+#pragma once
+#include "activation.cuh"
+#include "fragments.cuh"
+
+constexpr int RUNS = COLUMNS / RUN;
+constexpr int STEPS = RUNS / UNITS;
+constexpr int X_BYTES = BM * 2 * RUN, W_BYTES = piece_offset(PIECES, BN);
+static_assert(!HALF_OUT || (ROWS % 16 == 0 && STRIDE % 16 == 0), "halves are ordered within 16");
+static_assert(COLUMNS % (RUN * UNITS) == 0, "columns are whole stages");
+static_assert(SPLITS <= STEPS && STAGES >= 2, "each block has a stage");
+
+// The row of W (or of W2) that is row n of this block's tile; rows beyond the last are the last once more.
+static __device__ __forceinline__ int weight_row(int n) {
+    int row = GATED ? blockIdx.y * (BN / 2) + n / 16 * 8 + n % 8 : blockIdx.y * BN + n;
+    return min(row, ROWS - 1);
+}
+
+// Rows of a piece are permuted within eights, so that neither copies nor loads meet in a bank.
+static __device__ __forceinline__ int place(int n, int unit, int at) {
+    if (KIND == KIND_F32) return n ^ (2 * (at & 3) | (at >> 2 & 1));
+    if (PLAIN) return n ^ (4 * (at & 1) | (at >> 1 & 3));
+    return n ^ 4 * (unit & 1);
+}
+
+// What this thread copies of every stage, and from where: the same chunk of rows that lie X_ROWS or W_ROWS apart.
+constexpr int TOGETHER = PLAIN ? PIECES : 1;  // neighbouring threads copy a plain row's neighbouring chunks
+constexpr int X_ROWS = THREADS / (8 * UNITS), X_COPIES = (BM + X_ROWS - 1) / X_ROWS;
+constexpr int W_ROWS = THREADS / (TOGETHER * UNITS), W_COPIES = (BN + W_ROWS - 1) / W_ROWS;
+static_assert(X_ROWS % 8 == 0 && W_ROWS % 8 == 0, "a thread's rows lie alike in their eights");
+
+struct Copier {
+    const __half *x;
+    const unsigned char *w, *w2;
+    unsigned x_to, w_to;
+    int rows;  // of x that there are from this thread's first on
+    int n, run[W_COPIES];
+
+    __device__ __forceinline__ Copier(const __half *from, const unsigned char *one, const unsigned char *other, int first, int tokens)
+        : w(one), w2(other) {
+        const int chunk = threadIdx.x % 8, unit = threadIdx.x / 8 % UNITS, m = threadIdx.x / (8 * UNITS);
+        x = from + (size_t)(first + m) * COLUMNS + unit * RUN + chunk * 8;
+        x_to = unit * X_BYTES + m * 128 + (chunk ^ (m & 7)) * 16;
+        rows = tokens - first - m;
+        const int at = threadIdx.x % TOGETHER, part = threadIdx.x / TOGETHER % UNITS;
+        n = threadIdx.x / (TOGETHER * UNITS);
+        w_to = UNITS * X_BYTES + part * W_BYTES + (PLAIN ? (at * BN + place(n, part, at)) * 16 : 0);
+#pragma unroll
+        for (int i = 0; i < W_COPIES; i++) run[i] = weight_row(n + i * W_ROWS) * RUNS + part;
+    }
+
+    // The columns of a step; rows of x that are not there become zeros.
+    __device__ __forceinline__ void copy(unsigned stage, int step) const {
+#pragma unroll
+        for (int i = 0; i < X_COPIES; i++) {
+            if (BM % X_ROWS && threadIdx.x / (8 * UNITS) + i * X_ROWS >= BM) break;
+            const __half *from = x + (size_t)i * X_ROWS * COLUMNS + step * UNITS * RUN;
+            copy_async_or_zero(stage + x_to + i * X_ROWS * 128, from, rows > i * X_ROWS);
+        }
+#pragma unroll
+        for (int i = 0; i < W_COPIES; i++) {
+            if (BN % W_ROWS && n + i * W_ROWS >= BN) break;
+            const int own = run[i] + step * UNITS, lane = own & 31;
+            const unsigned char *from = (GATED && (n + i * W_ROWS & 8) ? w2 : w) + (size_t)(own >> 5) * SEGMENT_BYTES;
+            if constexpr (PLAIN) copy_async<16>(stage + w_to + i * W_ROWS * 16, from + piece(0).stride * lane + 16 * (threadIdx.x % TOGETHER));
+            else copy_pieces<0>(stage + w_to, from, lane, n + i * W_ROWS, threadIdx.x % UNITS);
+        }
+    }
+
+    template <int AT> static __device__ __forceinline__ void copy_pieces(unsigned to, const unsigned char *from, int lane, int n, int unit) {
+        if constexpr (AT < PIECES) {
+            constexpr Piece p = piece(AT);
+            copy_async<p.bytes>(to + piece_offset(AT, BN) + place(n, unit, AT) * p.bytes, from + p.base + p.stride * (lane >> p.shift));
+            copy_pieces<AT + 1>(to, from, lane, n, unit);
+        }
+    }
+};
+
+// The fragments of row n of the tile, word t of each set.
+static __device__ __forceinline__ void weights(unsigned tile, int n, int unit, int run, int t, unsigned (&b)[4][2]) {
+    if constexpr (KIND == KIND_F32) {
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            uint4 v = lds128(tile + ((4 * s + t) * BN + place(n, unit, 4 * s + t)) * 16);
+            b[s][0] = plain_pair(__uint_as_float(v.x), __uint_as_float(v.y));
+            b[s][1] = plain_pair(__uint_as_float(v.z), __uint_as_float(v.w));
+        }
+    } else if constexpr (PLAIN) {
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            int at = 2 * s + (t >> 1);
+            uint2 v = lds64(tile + (at * BN + place(n, unit, at)) * 16 + 8 * (t & 1));
+            b[s][0] = plain_pair(v.x), b[s][1] = plain_pair(v.y);
+        }
+    } else {
+        int row = place(n, unit, 0), lane = weight_row(n) * RUNS + run & 31;
+        unsigned plane[PLANES];
+#pragma unroll
+        for (int p = 0; p < PLANES; p++) plane[p] = lds32(tile + (p * BN + row) * 16 + 4 * t);
+        Head head;
+        constexpr int FIRST = piece_offset(PLANES, BN), SECOND = piece_offset(PIECES - 1, BN);
+        if constexpr (KIND == KIND_Q4_K || KIND == KIND_Q5_K) head.k = lds128(tile + SECOND + row * 16);
+        else head.scales = lds32(tile + FIRST + row * 4);
+        if constexpr (KIND == KIND_Q5_K) head.fifth = lds64(tile + FIRST + row * 8);
+        if constexpr (KIND == KIND_Q6_K) head.d = lds32(tile + SECOND + row * 4);
+        expand(plane, head, scales_of(head, lane), t, b);
+    }
+}
+
+// Adds the sums of the blocks that share this tile; true in the one that arrives last, which has them all.
+template <int COUNT> static __device__ __forceinline__ bool join(float (&sum)[COUNT], float *partial, unsigned *arrived) {
+    __shared__ unsigned order;
+    const int tile = blockIdx.y * gridDim.x + blockIdx.x;
+    float4 *mine = reinterpret_cast<float4 *>(partial) + (size_t)tile * SPLITS * (BM * BN / 4) + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < COUNT / 4; i++)
+        __stcg(mine + (blockIdx.z * COUNT / 4 + i) * THREADS, make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]));
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) order = atomicAdd(arrived + tile, 1);
+    __syncthreads();
+    if (order != SPLITS - 1) return false;
+    __threadfence();
+    if (threadIdx.x == 0) arrived[tile] = 0;
+#pragma unroll
+    for (int i = 0; i < COUNT / 4; i++) {
+        float4 total = make_float4(0, 0, 0, 0);
+        for (int z = 0; z < SPLITS; z++) {
+            float4 part = __ldcg(mine + (z * COUNT / 4 + i) * THREADS);
+            total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
+        }
+        sum[4 * i] = total.x, sum[4 * i + 1] = total.y, sum[4 * i + 2] = total.z, sum[4 * i + 3] = total.w;
+    }
+    return true;
+}
+
+static __device__ __forceinline__ float biased(const float *bias, int row) { return BIAS ? bias[min(row, (GATED ? 2 : 1) * ROWS - 1)] : 0; }

@@ -1,0 +1,79 @@
+"""Products by Hopper's own tensor-core instructions, held to those that every chip has: cases of test_h200."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tegrad.llm import packing
+from tegrad.llm.gemm import AnyTile, Gemm, Operands, Tile, WgmmaTile, fragment_order
+from tegrad.llm.gguf import BLOCK_TYPES, Q4_K, Q6_K
+from tegrad.llm.programs import Programs
+from tegrad.llm.rows import Room
+
+TOKENS = 300
+PLAIN = Tile(64, 64, 32, 32)
+CASES: dict[str, tuple[Gemm, AnyTile]] = {
+    **{f"{kind.name}": (Gemm(kind, 200, 1280), WgmmaTile(128, 128, stages=3)) for kind in BLOCK_TYPES.values()},
+    "gated halves, 256 tokens": (
+        Gemm(Q6_K, 4096, 2048, gated=True, activation="silu", half_out=True),
+        WgmmaTile(256, 128),
+    ),
+    "split columns, residual, bias": (Gemm(Q6_K, 2048, 8192, add=True, bias=True), WgmmaTile(128, 64, splits=4)),
+    "two runs a stage, 64 tokens": (Gemm(Q4_K, 3072, 2048), WgmmaTile(64, 192, units=2)),
+    "32 tokens": (Gemm(Q4_K, 3072, 2048), WgmmaTile(32, 256, splits=2)),
+}
+
+
+def packed(gemm: Gemm, seed: int) -> np.ndarray:
+    """Random bits in the kernels' order, with scales (or floats) that keep weights below one."""
+    rng = np.random.default_rng(seed)
+    values = (rng.standard_normal((gemm.rows, gemm.columns)) / 8).astype(np.float32)
+    if gemm.kind.name in ("F32", "F16"):
+        raw = values.astype(np.float32 if gemm.kind.name == "F32" else np.float16).view(np.uint8)
+    elif gemm.kind.name == "BF16":
+        raw = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    else:
+        raw = rng.integers(0, 256, (gemm.rows * gemm.columns // gemm.kind.elements, gemm.kind.size), dtype=np.uint8)
+        for at in {"Q6_K": (208,), "Q4_K": (0, 2), "Q5_K": (0, 2)}.get(gemm.kind.name, (0,)):
+            raw[:, at : at + 2] = rng.uniform(1e-4, 2e-4, len(raw)).astype(np.float16).view(np.uint8).reshape(-1, 2)
+    return packing.pack(gemm.kind, raw, gemm.rows, gemm.columns)
+
+
+def product(device: Any, gemm: Gemm, tile: AnyTile) -> np.ndarray:
+    """What a tile's kernel computes of random operands, the same for every tile."""
+    rng = np.random.default_rng(7)
+    room = Room(device)
+    x = rng.standard_normal((TOKENS, gemm.columns)).astype(np.float16)
+    before = rng.standard_normal((TOKENS, gemm.rows)).astype(np.float16 if gemm.half_out else np.float32)
+    y = room.put(before.tobytes())
+    on = Operands(
+        y,
+        room.put(x.tobytes()),
+        room.put(packed(gemm, 1).tobytes()),
+        room.put(np.array([TOKENS, 0, 0, 0], np.int32).tobytes()),
+        room.put(packed(gemm, 2).tobytes()) if gemm.gated else None,
+        room.put(rng.standard_normal(gemm.rows).astype(np.float32).tobytes()) if gemm.bias else None,
+        room.put(bytes(max(16, tile.scratch_bytes(gemm, TOKENS)))),
+        room.put(bytes(max(16, 4 * tile.counters(gemm, TOKENS)))),
+    )
+    launch = tile.launch(Programs(device), gemm, on, TOKENS)
+    launch.program(*launch.buffers, global_size=launch.grid, local_size=launch.block, wait=True)
+    out = bytearray(before.nbytes)
+    device.allocator._copyout(memoryview(out), y)
+    room.close()
+    found = np.frombuffer(out, before.dtype).reshape(before.shape).astype(np.float64)
+    return found[:, fragment_order(gemm.rows)] if gemm.half_out else found
+
+
+def difference(device: Any, name: str) -> float:
+    """The largest difference of the two kernels' results, of the largest result: they add the same in another order."""
+    gemm, tile = CASES[name]
+    expected, found = product(device, gemm, PLAIN), product(device, gemm, tile)
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def limit(gemm: Gemm) -> float:
+    """One unit of the result's last place, or the rounding of sums in float32."""
+    return 1e-3 if gemm.half_out else 2e-5
