@@ -14,8 +14,8 @@ from tegrad.nv.replay import Recording, up_to
 
 pytestmark = pytest.mark.board
 
-CHANGING_HANDS = ("none", "latch", "latch-program", "latch-alone")
-"""Forms that leave it to the hardware's latches, which the board has not, or to nobody."""
+UNORDERED = ("none", "latch", "latch-program", "latch-alone")
+"""Forms that leave it to the hardware's latches, which the board has not, or to nobody: right only by chance."""
 
 
 @pytest.fixture(params=["agx-orin-64gb:15GiB", "gh100"])
@@ -31,7 +31,7 @@ def racing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 def test_every_form_that_orders_kernels_computes_what_they_should(racing: Any) -> None:
     probe = Probe(racing, 4, 64)
     for name in boundaries.forms(racing.arch):
-        assert probe.right({**FORMS, **HOPPER}[name], count=8, runs=3) == (name not in CHANGING_HANDS), name
+        assert name in UNORDERED or probe.right({**FORMS, **HOPPER}[name], count=8, runs=3), name
     probe.close()
 
 
