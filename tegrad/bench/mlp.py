@@ -2,13 +2,18 @@
 
 A call is what a control loop does: store the observation, run, read the action. All three run the same kernels, and
 their outputs are compared before anything is reported.
+
+    python -m tegrad.bench.mlp                             every form of the boundary, TinyJit, and CUDA graphs
+    python -m tegrad.bench.mlp --boundary chain --no-graph
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -21,6 +26,7 @@ from tegrad.bench.cudagraph import Kernel, Work, in_process, timed
 from tegrad.bench.record import Record, RecordError, Side, make
 from tegrad.nv.cubin import read_ptx
 from tegrad.nv.record import Recorded, record
+from tegrad.nv.replay import BOUNDARIES, DEFAULT, Boundary
 
 SIZES: Final = (12, 128, 128, 4)
 CALLS: Final = 10_000
@@ -56,11 +62,11 @@ def observations(count: int) -> list[Array]:
 
 
 @contextmanager
-def recorded_network() -> Iterator[Recorded]:
+def recorded_network(boundary: Boundary = DEFAULT) -> Iterator[Recorded]:
     """The network, recorded on the NV device."""
     tegrad.nv.install()
     weights = [Tensor(layer, device="NV").realize() for layer in network()]
-    with record(policy(weights), np.zeros((1, SIZES[0]), np.float16)) as made:
+    with record(policy(weights), np.zeros((1, SIZES[0]), np.float16), boundary=boundary) as made:
         yield made
 
 
@@ -159,3 +165,28 @@ def against_jit(figure: str) -> Record:
 
 def _p99(samples: Sequence[float]) -> list[float]:
     return [float(np.quantile(samples[at : at + BATCH], 0.99)) for at in range(0, len(samples), BATCH)]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a line for each way to run the network."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--boundary", nargs="+", default=list(BOUNDARIES), choices=BOUNDARIES)
+    parser.add_argument("--no-graph", action="store_true", help="no CUDA graph")
+    asked = parser.parse_args(arguments)
+    inputs = observations(CALLS)
+
+    def show(name: str, samples: Sequence[float]) -> None:
+        p99 = float(np.quantile(samples, 0.99))
+        print(f"{name:24} median {statistics.median(samples):8.2f} us, p99 {p99:8.2f} us", flush=True)
+
+    for name in asked.boundary:
+        with recorded_network(BOUNDARIES[name]) as made:
+            show(f"recorded, {name}", timed(partial(call, made), inputs)[0])
+            work = as_work(made, inputs)
+    show("TinyJit", timed(jitted(), inputs[:JIT_CALLS])[0])
+    for name, found in ({} if asked.no_graph else in_process(work)).items():
+        show(f"CUDA graph, {name}", found["samples"])
+
+
+if __name__ == "__main__":
+    main()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 SUBROUTINE = 1
 """GPFIFO level of our segments, as tinygrad submits them on hardware."""
 RELEASE = HOST["SEM_EXECUTE"].pack(operation="RELEASE", release_wfi="EN", payload_size="64BIT")
+RELEASE_AT_ONCE = HOST["SEM_EXECUTE"].pack(operation="RELEASE", release_wfi="DIS", payload_size="64BIT")
 RELEASE_HEADER = method_header(MethodOp.INC, 0, HostMethod.SEM_ADDR_LO, 5)
 
 
@@ -101,10 +102,13 @@ class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
         """Return when the GPU has finished submission `number`."""
         wait_until(self.device, lambda: self.done, number, awaited=lambda: (self, number))
 
-    def release(self, number: int) -> list[int]:
-        """The commands that end submission `number`: when the channel is idle, store the number and wake sleepers."""
-        va = self.progress_va
-        release = [RELEASE_HEADER, va & 0xFFFFFFFF, va >> 32, number & 0xFFFFFFFF, number >> 32, RELEASE]
+    def release(self, number: int, *, idle: bool = False) -> list[int]:
+        """The commands that end submission `number`: when the channel is idle, store the number and wake sleepers.
+
+        `idle` if a command before them has waited for that.
+        """
+        va, how = self.progress_va, RELEASE_AT_ONCE if idle else RELEASE
+        release = [RELEASE_HEADER, va & 0xFFFFFFFF, va >> 32, number & 0xFFFFFFFF, number >> 32, how]
         return [*release, *self.waker.commands]
 
     def push(self, segments: list[tuple[int, int]]) -> None:

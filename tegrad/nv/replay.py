@@ -222,7 +222,7 @@ class Recording:
         self._next = 0
         self._last = 0
         layout = _lay_out(self.launches)
-        tail = [*semaphore(TIMELINE_RELEASE, 0, 0), *self._fifo.release(0)]
+        tail = [*semaphore(TIMELINE_RELEASE, 0, 0), *self._fifo.release(0, idle=True)]
         words = len(_commands(boundary, layout, 0))
         # The addresses and values of the tail's releases are stored as 64-bit words: they start at multiples of 8.
         stride = _round_up(words + 1 + len(tail) + 1, 2)

@@ -21,17 +21,16 @@ SHORT = ("--tokens", "4", "--repetitions", "1", "--json")
 
 
 @pytest.mark.parametrize(("plan", "count"), [("launches", 13), pytest.param("persistent", 1, marks=pytest.mark.long)])
-def test_a_model_is_measured_at_every_depth(
+def test_a_model_is_measured_at_a_depth(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], plan: str, count: int
 ) -> None:
     path = write(tmp_path / "model.gguf", SHAPE, TYPE.Q6_K, kinds={"attn_v": TYPE.Q4_K})
     monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb")
     monkeypatch.setenv("DEV", "NV")
     monkeypatch.setattr(loop, "JOINED", 3)
-    loop.main(["--file", str(path), "--depth", "0", "9", "--plan", plan, *SHORT])
+    loop.main(["--file", str(path), "--depth", "9", "--plan", plan, *SHORT])
     lines = capsys.readouterr().out.splitlines()
-    found = json.loads(lines[-1])
-    expected = [(depth, plan, count, "chain") for depth in (0, 9)]
-    assert [(row["depth"], row["plan"], row["launches"], row["boundary"]) for row in found] == expected
-    assert all(row["tok_s"] > 0 and row["submit_us"] > 0 and row["host_us"] > 0 for row in found)
+    (row,) = json.loads(lines[-1])
+    assert (row["depth"], row["plan"], row["launches"], row["boundary"]) == (9, plan, count, "chain")
+    assert min(row["tok_s"], row["submit_us"], row["host_us"]) > 0
     assert "tok/s" in lines[0]

@@ -91,6 +91,13 @@ def test_a_recorded_network_is_compared_with_tinyjit(board: None) -> None:
     assert (len(record.ours.samples), len(record.peer.samples)) == (4, 4)
 
 
+@pytest.mark.board
+def test_every_way_to_run_the_network_is_a_line(board: None, capsys: pytest.CaptureFixture[str]) -> None:
+    mlp.main(["--boundary", "chain", "idle", "--no-graph"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["recorded, chain", "recorded, idle", "TinyJit"]
+
+
 def test_a_graph_is_captured_once_and_launched_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cudagraph, "WARM_UP", 1)
     kernel = cudagraph.Kernel("// ptx", "kernel", (1, 1, 1), (32, 1, 1), (0, 1))
