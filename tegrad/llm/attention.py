@@ -32,8 +32,8 @@ class Attention:
     """One model's attention over a cache of `positions` of each sequence, in parts for a chip `arch` of `sms` SMs.
 
     `rope_pairs` pairs of a head are rotated; `eps` is that of the RMS norm of query and key heads where a model has
-    one. `floats` and `quantized` say in which forms the output is written. What the
-    kernel lacks is an UnsupportedModelError.
+    one. `floats`, `quantized` and `halves` say in which forms the output is written; halves, in the order of fragments
+    (kernels/async.cuh), take the place of floats. What the kernel lacks is an UnsupportedModelError.
     """
 
     heads: int
@@ -48,6 +48,7 @@ class Attention:
     sequences: int = 1
     floats: bool = False
     quantized: bool = True
+    halves: bool = False
     arch: str = "sm_87"
     tuning: Mapping[str, int] | None = None
     """Macros of attention.cuh to set otherwise: ATTENTION_WARPS, ATTENTION_LOADS, SPLITS, SPLIT_ROWS."""
@@ -104,7 +105,8 @@ class Attention:
             "SPLITS": self.splits,
             "ATTENTION_WARPS": self.warps,
             "ATTENTION_LOADS": self.loads,
-            "OUTPUT_X": self.floats,
+            "OUTPUT_X": self.floats and not self.halves,
+            "OUTPUT_H": self.halves,
             "OUTPUT_Q": self.quantized,
             **(self.tuning or {}),
         }

@@ -80,7 +80,6 @@ class Batch:
             room.callback(self._sampling.close)
             self._rows = Rows(model, slots, self.cache.positions, pick)
             room.callback(self._rows.close)
-            self._attended = room.take(4 * slots * self.config.size("mixed"))
             self.logits = room.take(4 * slots * self.config.vocab)
             attention = [self._attention(width) for width in self.widths]
             self._workspace = room.take(max(each.workspace_bytes for each in attention))
@@ -152,7 +151,7 @@ class Batch:
         rows, chunk = self._rows, self._room.put(chunk_bytes(count=width))
         launches = [self._embed(width)]
         for layer, cache in zip(self.model.layers, self.cache.layers, strict=True):
-            launches += rows.layer(layer, width, chunk, self._attend(layer, cache, width, chunk))
+            launches += rows.layer(layer, width, chunk, self._attend(layer, cache, width))
         launches += rows.logits(self.logits, width, chunk)
         return [*launches, *self._sampling.launches(self.states, self._settings, logits=self.logits)]
 
@@ -227,16 +226,15 @@ class Batch:
         return Attention(
             config.heads, config.kv_heads, config.head_dim, self.cache.positions, arch.rope,
             config.rope.dim // 2 if config.rope.dim else None, config.eps if arch.query_norm is not None else None,
-            "q8_0" if self.cache.q8 else "f16", sm_count(self.device), width, floats=True, quantized=False,
+            "q8_0" if self.cache.q8 else "f16", sm_count(self.device), width, quantized=False, halves=True,
             arch=self.device.arch,
         )  # fmt: skip
 
-    def _attend(self, layer: PackedLayer, cache: LayerCache, width: int, chunk: Any) -> list[Launch]:
+    def _attend(self, layer: PackedLayer, cache: LayerCache, width: int) -> list[Launch]:
         arch, rows, attention = self.config.arch, self._rows, self._attention(width)
         norms = [rows.x if spec is None else layer.vectors[spec.name] for spec in (arch.query_norm, arch.key_norm)]
-        out = self._attended
+        out = rows.mixed
         buffers = (self.states.states, rows.qkv, *norms, rows.rope, cache.keys, cache.values, cache.key_scales,
                    cache.value_scales, self._workspace, self._counters, out, out, out)  # fmt: skip
         program = rows.programs("attention", buffers=len(BUFFERS), **attention.defines)
-        halves = rows.halves(rows.mixed, out, self.config.size("mixed"), width, chunk)
-        return [Launch(program, buffers, attention.grid, attention.block), halves]
+        return [Launch(program, buffers, attention.grid, attention.block)]

@@ -125,8 +125,10 @@ class Sampling:
 
     def remember(self, slot: int, tokens: Sequence[int], position: int) -> None:
         """Tokens that were fed from `position` on other than by steps that sample, for the penalties."""
-        for at, token in enumerate(tokens[-HISTORY:], position + max(0, len(tokens) - HISTORY)):
-            self._put(self._histories, (slot * HISTORY + at % HISTORY) * 4, struct.pack("<i", token))
+        last = tokens[-HISTORY:]
+        begin = (position + len(tokens) - len(last)) % HISTORY
+        for at, part in ((begin, last[: HISTORY - begin]), (0, last[HISTORY - begin :])):
+            self._put(self._histories, (slot * HISTORY + at) * 4, struct.pack(f"<{len(part)}i", *part))
 
     def launches(
         self, states: States, settings: Sequence[Settings], *, logits: Any, best: Any = None, best_row: Any = None

@@ -200,7 +200,7 @@ def test_draws_follow_the_probabilities(rig: Any, one: Settings) -> None:
 def test_penalties_follow_the_text(rig: Any) -> None:
     """A text of 24 tokens, from a prompt that the host fed, across the end of the history's ring."""
     made = rig(PENALTIES, random_logits(len(PENALTIES)))
-    start = HISTORY - 8
+    start = 2 * HISTORY - 8
     prompt = [int(token) for token in np.random.default_rng(5).integers(0, 40, start + 1)]
     texts = [list(prompt) for _ in PENALTIES]
     for slot in range(len(PENALTIES)):

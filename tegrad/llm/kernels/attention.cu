@@ -8,10 +8,15 @@
 //   k, v       the layer's cache (sequences, KV_HEADS, POSITIONS, HEAD_DIM), f16 or int8
 //   *_scale    f16 (sequences, KV_HEADS, POSITIONS, HEAD_DIM / 32), read and written where CACHE_Q8
 //   workspace  float32 (sequences, KV_HEADS, SPLITS, PART_FLOATS); counters: uint32 (sequences, KV_HEADS), zeros
-//   x          float32 (sequences, HEADS, HEAD_DIM), written where OUTPUT_X
+//   x          float32 (sequences, HEADS, HEAD_DIM), written where OUTPUT_X; or halves in the order of fragments
+//              (async.cuh), where OUTPUT_H
 //   q, s       the same as int8 with a float32 scale for each 16, written where OUTPUT_Q
 #include "overlap.cuh"
 #include "state.cuh"
+#if OUTPUT_H
+#include "async.cuh"
+#define OUTPUT_ORDER fragment_order
+#endif
 #include "attention.cuh"
 
 #ifndef ROPE_POSITIONS
@@ -31,7 +36,8 @@ attention(const State *states, const float *qkv, const float *q_norm, const floa
     if (!state.active) return;
     const float *mine = qkv + (size_t)sequence * (HEADS + 2 * KV_HEADS) * HEAD_DIM;
     const size_t output = (size_t)index * OUTPUTS;
-    Output out = {OUTPUT_X ? x + output : nullptr, OUTPUT_Q ? q + output : nullptr, OUTPUT_Q ? s + output / 16 : nullptr};
+    const Output out = {OUTPUT_X ? x + output : nullptr, OUTPUT_Q ? q + output : nullptr,
+                        OUTPUT_Q ? s + output / 16 : nullptr, OUTPUT_H ? (__half *)x + output : nullptr};
     part(shared, side(k, k_scale, index), side(v, v_scale, index), blockIdx.x, position, mine + head * OUTPUTS,
          mine + (HEADS + head) * HEAD_DIM, mine + (HEADS + KV_HEADS + head) * HEAD_DIM, q_norm, k_norm, rope,
          ROPE_POSITIONS, workspace + (size_t)index * SPLITS * PART_FLOATS, counters + index, out, threadIdx.x,

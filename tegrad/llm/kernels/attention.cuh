@@ -472,14 +472,18 @@ __device__ __forceinline__ float join_warps(const Shared &shared, int at, float 
     return mixed;
 }
 
-// Where the outputs of a KV head go. `q` and `s` may be null: then only floats are written.
+// Where the outputs of a KV head go: what is null is not written.
 struct Output {
     float *x;          // (heads, HEAD_DIM)
     signed char *q;    // the same as bytes,
     float *s;          // with a scale for each 16
+    __half *h;         // the same as halves, each at OUTPUT_ORDER of its index
 
     __device__ __forceinline__ void put(int at, float value, bool inside) const {
         if (inside && x) x[at] = value;
+#ifdef OUTPUT_ORDER
+        if (inside && h) h[OUTPUT_ORDER(at)] = __float2half_rn(value);
+#endif
         if (!q) return;
         float most = fabsf(value);
 #pragma unroll
