@@ -12,7 +12,7 @@ from operands import Operands as Placed
 
 from tegrad.llm import packing, quantize
 from tegrad.llm.gemm import AnyTile, FewTile, Gemm, Operands, Tile, WgmmaTile, fragment_order
-from tegrad.llm.gguf import BLOCK_TYPES, F16, Q4_0, Q5_K, Q6_K, Q8_0, BlockType
+from tegrad.llm.gguf import BLOCK_TYPES, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
 from tegrad.llm.programs import Programs, compile_kernel
 from tegrad.nv.cubin import Cubin
 
@@ -141,6 +141,38 @@ def test_few_tokens_are_multiplied_with_weights_in_registers(
 ) -> None:
     ours, expected = product(opened, operands, gemm, FewTile(most // 8, warps_m=warps_m, warps_k=2), tokens, most)
     check(ours, expected)
+
+
+LARGE = {
+    "128 x 128": (Gemm(Q6_K, 300, 512), Tile(128, 128, 64, 64)),
+    "128 x 64, split": (Gemm(Q4_K, 300, 1024, add=True), Tile(128, 64, 64, 32, splits=2)),
+    "256 x 64, two runs a stage": (
+        Gemm(Q8_0, 80, 512, gated=True, half_out=True),
+        Tile(256, 64, 64, 64, units=2, stages=2),
+    ),
+    "64 x 64": (Gemm(F16, 70, 512), Tile(64, 64, 64, 16)),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("gemm", "tile"), list(LARGE.values()), ids=list(LARGE))
+def test_tiles_as_they_are_picked(opened: Any, operands: Placed, gemm: Gemm, tile: AnyTile) -> None:
+    ours, expected = product(opened, operands, gemm, tile, 131, 160)
+    check(ours, expected)
+
+
+def test_products_that_no_half_holds_become_the_largest(opened: Any) -> None:
+    """An infinity would make everything behind it NaN."""
+    operands = Placed(opened)
+    x, w = np.full((1, 256), 100, np.float16), np.full((16, 256), 100, np.float16)
+    y, count = operands.zeros((1, 16), np.float16), operands.put(np.array([1], np.int32))
+    packed = operands.put(packing.pack(F16, w.view(np.uint8), 16, 256))
+    launch = FewTile(1, warps_m=1, warps_k=2).launch(
+        Programs(opened), Gemm(F16, 16, 256, half_out=True), Operands(y, operands.put(x), packed, count), 1
+    )
+    launch.program(*launch.buffers, global_size=launch.grid, local_size=launch.block, wait=True)
+    assert (operands.get(y, (1, 16), np.float16) == np.float16(65504)).all()
+    operands.free()
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ static __device__ __forceinline__ void multiply(float (&sum)[MI][NI][4], unsigne
 static __device__ __forceinline__ void store(void *y, int token, int row, float a, float b) {
     size_t at = (size_t)token * STRIDE + row;
     if constexpr (HALF_OUT) {
-        *reinterpret_cast<__half2 *>(static_cast<__half *>(y) + (size_t)token * STRIDE + fragment_order(row)) = __floats2half2_rn(a, b);
+        *reinterpret_cast<__half2 *>(static_cast<__half *>(y) + (size_t)token * STRIDE + fragment_order(row)) = __floats2half2_rn(fitting(a), fitting(b));
     } else {
         float *to = static_cast<float *>(y) + at;
         if (PAIRS) {

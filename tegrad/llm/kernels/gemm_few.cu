@@ -147,7 +147,7 @@ static __device__ __forceinline__ void multiply(float (&sum)[MT][NB][4], const W
 
 static __device__ __forceinline__ void store(void *y, int token, int row, float value) {
     size_t at = (size_t)token * STRIDE + (HALF_OUT ? fragment_order(row) : row);
-    if constexpr (HALF_OUT) static_cast<__half *>(y)[at] = __float2half(value);
+    if constexpr (HALF_OUT) static_cast<__half *>(y)[at] = __float2half(fitting(value));
     else static_cast<float *>(y)[at] = ADD ? static_cast<float *>(y)[at] + value : value;
 }
 
