@@ -23,6 +23,7 @@ from tegrad.llm.cache import KvCache
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
 from tegrad.llm.packed import PackedMatrix, PackedModel
+from tegrad.llm.packing import SET
 from tegrad.llm.plan import Room
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.sampling import Sampling
@@ -33,6 +34,7 @@ from tegrad.llm.schedule import (
     Network,
     Op,
     Program,
+    Vector,
     Workspace,
     build,
     encode,
@@ -60,7 +62,7 @@ class Tuning:
     consumers: int = 16
     service: int = 3
     ring_tile: int = 16
-    """Segments of a tile."""
+    """Segments of a tile, a multiple of `consumers`."""
     ring_slots: int = 32
     """Tiles of the ring at most; shared memory bounds them too."""
     in_flight: int = 1
@@ -124,7 +126,7 @@ class Persistent:
             "ROPE_PAIRS": self.rope_pairs, "EPS": f"{self.eps:.9e}f", "QK_NORM": self.qk_norm,
             "CACHE_Q8": self.cache_q8, "ACTIVATION": {"silu": 1, "gelu": 2}[self.activation],
             "JOINS": self.room.joins, "COUNTERS": self.room.counters, "COLUMNS": max(m.columns for m in matrices),
-            "OWN": own, "SUMS": _most_sums(program), "SHARED": self.shared_bytes,
+            "OWN": own, "SPLIT_SETS": _splits_sets(program), "SUMS": _most_sums(program), "SHARED": self.shared_bytes,
             "STORE_LOGITS": self.store_logits, "STAMPS": self.stamps,
             "ATTENTION_SYNC()": "barrier_sync<ATTENTION_MEET>(32*ATTENTION_WARPS)",
         }  # fmt: skip
@@ -171,6 +173,14 @@ class Persistent:
 def _sms(device: Any) -> int:
     """SMs of an opened device."""
     return int(device.num_gpcs * device.num_tpc_per_gpc * device.num_sm_per_tpc)
+
+
+def _splits_sets(program: Program) -> bool:
+    """Whether two CTAs may write halves of 16 elements, each with a scale of its own."""
+    outputs = (ins.output for stage in program.stages if not stage.floats for ins in stage.instructions)
+    return any(
+        out.first % SET or out.count % SET for out in outputs if out is not None and out.vector is not Vector.TOP
+    )
 
 
 def _most_sums(program: Program) -> int:

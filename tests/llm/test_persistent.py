@@ -182,7 +182,7 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
     # whole segments; two parts of attention, joined; counters instead of packets, two tiles on their way
     "counters": (
         Shape(2048, 4096, 4, 2, 64, 1, 72, Q8_0, positions=128),
-        4, 100, {"tuning": replace(SMALL, handover=0, in_flight=2, consumers=5)},
+        4, 100, {"tuning": replace(SMALL, handover=0, in_flight=2, consumers=5, ring_tile=10)},
     ),
     # plain rows, below and above a segment's width
     "plain": (Shape(512, 4096, 4, 2, 64, 1, 72, F16), 3, 40, {}),

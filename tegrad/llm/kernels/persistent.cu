@@ -21,7 +21,8 @@
 //
 // Macros: CTAS, STAGES, VOCAB, DIM, HEADS, KV_HEADS, HEAD_DIM, POSITIONS, ROPE, EPS, ... (attention.cuh), SPLITS, ACTIVATION;
 // USES_<format> 1 for each format that occurs; JOINS, COUNTERS (places in the workspace); COLUMNS (of the widest matrix),
-// OWN (rows of the residual stream of a CTA at most), SUMS (row sums of an instruction at most), SHARED; what may be
+// OWN (rows of the residual stream of a CTA at most), SPLIT_SETS
+// (1: two CTAs may write halves of 16 elements), SUMS (row sums of an instruction at most), SHARED; what may be
 // tuned: CONSUMERS, SERVICE, RING_TILE (segments of a tile), RING_SLOTS (at most), and those of sync.cuh.
 #include "sampling.cuh"
 #include "barrier.cuh"
@@ -110,6 +111,7 @@ struct Work {
 constexpr int ROOM = (SHARED - (int)sizeof(Work) - 1024) / SLOT_BYTES;
 constexpr int SLOTS = ROOM < RING_SLOTS ? ROOM : RING_SLOTS;
 static_assert(SLOTS >= 2, "shared memory holds less than two tiles: make them smaller");
+static_assert(RING_TILE % CONSUMERS == 0, "each consumer has as many segments of a tile as the others");
 static_assert(ATTENTION_WARPS <= CONSUMERS, "attention is the consumers' work");
 #include "sync.cuh"
 static_assert(sizeof(Ring) <= 1024, "the ring's barriers have outgrown their place");
@@ -158,29 +160,29 @@ template <class F> __device__ __forceinline__ int segment_bytes(int columns) {
 
 // --- consumers ------------------------------------------------------------------------------------------------------
 
-// What the lanes of a warp summed up for `held` segments, CONSUMERS apart, becomes sums of `quarter` x 4 neighbours.
-__device__ __forceinline__ void add_up(float *scratch, float *sums, int held, int quarter, int lane) {
+// What the lanes of a warp summed up for `held` segments, CONSUMERS apart, becomes sums of 4 << `width` neighbours.
+__device__ __forceinline__ void add_up(float *scratch, float *sums, int held, int width, int lane) {
     __syncwarp();
     const float4 v = ((const float4 *)scratch)[lane];
     float sum = (v.x + v.y) + (v.z + v.w);
 #pragma unroll 1
-    for (int step = quarter >> 1; step; step >>= 1) sum += __shfl_xor_sync(EVERY, sum, step);
+    for (int step = (1 << width) >> 1; step; step >>= 1) sum += __shfl_xor_sync(EVERY, sum, step);
     const int segment = lane >> 3, at = lane & 7;
-    if (segment < held && (at & (quarter - 1)) == 0) sums[segment * CONSUMERS * (8 / quarter) + at / quarter] = sum;
+    if (segment < held && (at & ((1 << width) - 1)) == 0) sums[(segment * CONSUMERS << (3 - width)) + (at >> width)] = sum;
     __syncwarp();
 }
 
-// The products of an instruction's runs, into work.sums in the order of the rows; returns the tiles behind its last.
-template <class F> __device__ __forceinline__ unsigned multiply(const Word &word, Work &work, Ring &ring, const unsigned char *slots,
-                                                                unsigned tile, int warp, int lane) {
+// The products of an instruction's runs, into work.sums in the order of the rows.
+template <class F> __device__ __forceinline__ void multiply(const Word &word, Work &work, Ring &ring, const unsigned char *slots,
+                                                            Turn &now, int warp, int lane) {
     const int columns = word[COLUMNS_OF];
     // Packed: lanes take chunks of 64 columns; plain: warps take segments of a row.
     const int segment_weights = F::PACKED || columns > SEGMENT ? SEGMENT : columns;
     const int wide = F::PACKED ? columns / 64 : columns / segment_weights;
-    const int per_warp = F::PACKED ? 32 : 1, first_place = (F::PACKED ? warp * 32 + lane : warp) % wide;
-    const int step = CONSUMERS * per_warp % wide;
+    const int first_place = (F::PACKED ? warp * 32 + lane : warp) % wide;
+    const int step = CONSUMERS * (F::PACKED ? 32 : 1) % wide;
     const int aligned = columns & -columns;
-    const int quarter = F::PACKED ? (aligned < SEGMENT ? aligned : SEGMENT) / 256 : 8;
+    const int width = F::PACKED ? __ffs(aligned < SEGMENT ? aligned : SEGMENT) - 9 : 3;
     const int bytes = segment_bytes<F>(columns);
     float *scratch = work.scratch[warp], *sums = work.sums;
     bool waiting = true;
@@ -189,69 +191,62 @@ template <class F> __device__ __forceinline__ unsigned multiply(const Word &word
     for (int run = 0; run < RUNS; run++) {
         const int segments = word[RUN + 4 * run + SEGMENTS_OF];
         if (segments == 0) break;
-        const int tiles = (segments + RING_TILE - 1) / RING_TILE;
-        int released = 0, held = 0, place = first_place;
+        int held = 0, place = first_place;
 #pragma unroll 1
-        for (int at = warp; at < segments; at += CONSUMERS) {
-            const int t = at / RING_TILE, after = at + CONSUMERS < segments ? (at + CONSUMERS) / RING_TILE : tiles;
-            // Tiles between this warp's segments are done with.
-            if (lane == 0)
-#pragma unroll 1
-                for (; released < t; released++) ring_release(ring, tile + released, warp);
-            released = t;
-            ring_await(ring, tile + t);
-            const unsigned char *from = slots + (size_t)((tile + t) % SLOTS) * SLOT_BYTES + at % RING_TILE * bytes;
-            float sum = 0;
-            if constexpr (F::PACKED) {
-                typename F::Segment weights;
-                weights.load(Memory{from}, lane);
-                if (after > t) {
-                    __syncwarp();
-                    if (lane == 0)
-#pragma unroll 1
-                        for (int u = t; u < after; u++) ring_release(ring, tile + u, warp);
-                    released = after;
-                }
-                if (waiting) barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
-                if (waiting || step) x = load_input(work.input, place);
-                waiting = false;
-                sum = F::dot(weights, x, lane);
-            } else {
-                if (waiting) barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
-                waiting = false;
-                const float4 *v = (const float4 *)work.input + place * (segment_weights / 4);
-                for (int part = 0; part < segment_weights / F::PART; part++) {
-                    const uint4 w = Memory{from}.u128(512 * part + 16 * lane);
+        for (int tile = 0; tile < segments; tile += RING_TILE) {
 #pragma unroll
-                    for (int quad = 0; quad < F::LANE / 4; quad++) {
-                        const float4 a = v[(part * (F::LANE / 4) + quad) * 32 + lane], b = F::four(w, quad);
-                        sum = fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
+            for (int turn = 0; turn < RING_TILE / CONSUMERS; turn++) {
+                const int at = tile + turn * CONSUMERS + warp;
+                const bool last_turn = turn == RING_TILE / CONSUMERS - 1;
+                if (at >= segments) {
+                    if (last_turn) __syncwarp();
+                    if (last_turn && lane == 0) ring_release(ring, now, warp);
+                    continue;
+                }
+                if (turn == 0) ring_await(ring, now);
+                const unsigned char *from = slots + (size_t)now.slot * SLOT_BYTES + (turn * CONSUMERS + warp) * bytes;
+                float sum = 0;
+                if constexpr (F::PACKED) {
+                    typename F::Segment weights;
+                    weights.load(Memory{from}, lane);
+                    if (last_turn) {
+                        __syncwarp();
+                        if (lane == 0) ring_release(ring, now, warp);
+                    }
+                    if (waiting) barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+                    if (waiting || step) x = load_input(work.input, place);
+                    waiting = false;
+                    sum = F::dot(weights, x, lane);
+                } else {
+                    if (waiting) barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+                    waiting = false;
+                    const float4 *v = (const float4 *)work.input + place * (segment_weights / 4);
+                    for (int part = 0; part < segment_weights / F::PART; part++) {
+                        const uint4 w = Memory{from}.u128(512 * part + 16 * lane);
+#pragma unroll
+                        for (int quad = 0; quad < F::LANE / 4; quad++) {
+                            const float4 a = v[(part * (F::LANE / 4) + quad) * 32 + lane], b = F::four(w, quad);
+                            sum = fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
+                        }
+                    }
+                    if (last_turn) {
+                        __syncwarp();
+                        if (lane == 0) ring_release(ring, now, warp);
                     }
                 }
-                if (after > t) {
-                    __syncwarp();
-                    if (lane == 0)
-#pragma unroll 1
-                        for (int u = t; u < after; u++) ring_release(ring, tile + u, warp);
-                    released = after;
+                place += step;
+                if (place >= wide) place -= wide;
+                scratch[32 * held + lane] = sum;
+                if (++held == HELD || at + CONSUMERS >= segments) {
+                    add_up(scratch, sums + ((at - (held - 1) * CONSUMERS) << (3 - width)), held, width, lane);
+                    held = 0;
                 }
             }
-            place += step;
-            if (place >= wide) place -= wide;
-            scratch[32 * held + lane] = sum;
-            if (++held == HELD || at + CONSUMERS >= segments) {
-                add_up(scratch, sums + (at - (held - 1) * CONSUMERS) * (8 / quarter), held, quarter, lane);
-                held = 0;
-            }
+            now.advance();
         }
-        if (lane == 0)
-#pragma unroll 1
-            for (; released < tiles; released++) ring_release(ring, tile + released, warp);
-        tile += tiles;
-        sums += segments * (8 / quarter);
+        sums += segments << (3 - width);
     }
     if (waiting) barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
-    return tile;
 }
 
 // A part of a KV head's positions; who joins the parts leaves the result in work.sums.
@@ -280,13 +275,13 @@ __device__ __forceinline__ void attend_part(const Word &word, Work &work, unsign
 
 __device__ __forceinline__ void consume(Reader reader, Work &work, Ring &ring, const unsigned char *slots, unsigned char *workspace,
                                         const float *rope, int position, int warp, int lane) {
-    unsigned tile = 0;
+    Turn now;
     for (Word word; reader.take(word);) {
         const unsigned op = word[OP];
         if (op == ATTEND) {
             attend_part(word, work, workspace, rope, position, warp, warp * 32 + lane);
         } else if (op == PROJECT || op == ADD || op == GATE || op == LOGITS) {
-            WITH_FORMAT(word[RUN + FORMAT_OF], tile = multiply<F>(word, work, ring, slots, tile, warp, lane));
+            WITH_FORMAT(word[RUN + FORMAT_OF], multiply<F>(word, work, ring, slots, now, warp, lane));
             barrier_arrive<RESULTS_READY>(CONSUMER_THREADS + SERVICE_THREADS);
         }
     }
@@ -351,7 +346,7 @@ template <class F> __device__ __forceinline__ float stage_packets(Work &work, co
             const uint4 &low = v[2 * i], &high = v[2 * i + 1];
             const float a = unit_scale(low.z), b = unit_scale(high.z), scale = fmaxf(a, b);
             uint4 q = make_uint4(low.x, low.y, high.x, high.y);
-            if (a != b) {  // the halves come from two CTAs: the smaller one takes the larger one's scale
+            if (SPLIT_SETS && a != b) {  // the halves come from two CTAs: the smaller one takes the larger one's scale
                 const float factor = __fdividef(fminf(a, b), scale);
                 const uint2 small = a < b ? make_uint2(q.x, q.y) : make_uint2(q.z, q.w);
                 const uint2 made = make_uint2(rescale(small.x, factor), rescale(small.y, factor));

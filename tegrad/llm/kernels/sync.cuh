@@ -86,6 +86,15 @@ __device__ __forceinline__ void count_up(unsigned *counter) {
 
 // --- the ring -------------------------------------------------------------------------------------------------------
 
+// A tile's number, slot, and whether the slot is used for an odd time.
+struct Turn {
+    unsigned tile = 0, slot = 0, odd = 0;
+    __device__ __forceinline__ void advance() {
+        tile++;
+        if (++slot == SLOTS) slot = 0, odd ^= 1;
+    }
+};
+
 #if BULK
 
 struct Ring {
@@ -110,18 +119,16 @@ __device__ __forceinline__ void await_phase(unsigned long long *barrier, unsigne
         "@!done bra AGAIN_%=;\n\t}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
 
-__device__ __forceinline__ void ring_await(Ring &ring, unsigned tile) {
-    await_phase(&ring.full[tile % SLOTS], tile / SLOTS & 1);
-}
+__device__ __forceinline__ void ring_await(Ring &ring, const Turn &now) { await_phase(&ring.full[now.slot], now.odd); }
 
 // By one lane of a warp that has read its part of the tile.
-__device__ __forceinline__ void ring_release(Ring &ring, unsigned tile, int) {
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(&ring.empty[tile % SLOTS])) : "memory");
+__device__ __forceinline__ void ring_release(Ring &ring, const Turn &now, int) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(&ring.empty[now.slot])) : "memory");
 }
 
 // The filling warp. `put` copies `bytes`, a multiple of 16, to the next slot.
 struct Filler {
-    unsigned tile = 0;
+    Turn now, landed;  // the next tile; the one that must have come before it may be asked for
     unsigned long long policy = 0;
     __device__ __forceinline__ Filler() {
 #if EVICT_FIRST
@@ -130,11 +137,14 @@ struct Filler {
     }
     __device__ __forceinline__ void put(Ring &ring, unsigned char *slots, const unsigned char *from, unsigned bytes, int lane) {
         if (lane == 0) {
-            const unsigned slot = tile % SLOTS, full = shared_address(&ring.full[slot]);
-            if (tile >= SLOTS) await_phase(&ring.empty[slot], (tile / SLOTS - 1) & 1);
-            if (tile >= IN_FLIGHT) ring_await(ring, tile - IN_FLIGHT);
+            const unsigned full = shared_address(&ring.full[now.slot]);
+            if (now.tile >= SLOTS) await_phase(&ring.empty[now.slot], now.odd ^ 1);
+            if (now.tile >= IN_FLIGHT) {
+                ring_await(ring, landed);
+                landed.advance();
+            }
             asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(bytes) : "memory");
-            const unsigned to = shared_address(slots + (size_t)slot * SLOT_BYTES);
+            const unsigned to = shared_address(slots + (size_t)now.slot * SLOT_BYTES);
 #if EVICT_FIRST
             asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
                          ::"r"(to), "l"(from), "r"(bytes), "r"(full), "l"(policy) : "memory");
@@ -143,7 +153,7 @@ struct Filler {
                          ::"r"(to), "l"(from), "r"(bytes), "r"(full) : "memory");
 #endif
         }
-        tile++;
+        now.advance();
     }
     __device__ __forceinline__ void finish(Ring &, int) {}
 };
@@ -160,33 +170,34 @@ __device__ __forceinline__ void ring_init(Ring &ring) {
     for (int i = 0; i < CONSUMERS; i++) ring.released[i] = 0;
 }
 
-__device__ __forceinline__ void ring_await(Ring &ring, unsigned tile) {
-    while (ring.filled <= tile) {}
+__device__ __forceinline__ void ring_await(Ring &ring, const Turn &now) {
+    while (ring.filled <= now.tile) {}
     __threadfence_block();
     __syncwarp();
 }
 
-__device__ __forceinline__ void ring_release(Ring &ring, unsigned tile, int warp) {
+__device__ __forceinline__ void ring_release(Ring &ring, const Turn &now, int warp) {
     __threadfence_block();
-    ring.released[warp] = tile + 1;
+    ring.released[warp] = now.tile + 1;
 }
 
 struct Filler {
-    unsigned tile = 0, told = 0;
+    Turn now;
+    unsigned told = 0;
 
     // Tell the readers of all tiles but the last `Kept`.
     template <int Kept> __device__ __forceinline__ void tell(Ring &ring, int lane) {
         asm volatile("cp.async.wait_group %0;" ::"n"(Kept) : "memory");
         __threadfence_block();
         __syncwarp();
-        if (tile > told + Kept) {
-            told = tile - Kept;
+        if (now.tile > told + Kept) {
+            told = now.tile - Kept;
             if (lane == 0) ring.filled = told;
         }
     }
     __device__ __forceinline__ bool taken(Ring &ring, int lane) const {
         bool busy = false;
-        for (int w = lane; w < CONSUMERS; w += 32) busy |= ring.released[w] + SLOTS <= tile;
+        for (int w = lane; w < CONSUMERS; w += 32) busy |= ring.released[w] + SLOTS <= now.tile;
         return __any_sync(0xffffffffu, busy);
     }
     __device__ __forceinline__ void put(Ring &ring, unsigned char *slots, const unsigned char *from, unsigned bytes, int lane) {
@@ -195,12 +206,12 @@ struct Filler {
             while (taken(ring, lane)) {}
         }
         __threadfence_block();
-        const unsigned to = (unsigned)__cvta_generic_to_shared(slots + (size_t)(tile % SLOTS) * SLOT_BYTES);
+        const unsigned to = (unsigned)__cvta_generic_to_shared(slots + (size_t)now.slot * SLOT_BYTES);
 #pragma unroll 4
         for (unsigned at = lane * 16; at < bytes; at += 512)
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"(from + at) : "memory");
         asm volatile("cp.async.commit_group;" ::: "memory");
-        tile++;
+        now.advance();
         tell<IN_FLIGHT - 1>(ring, lane);
     }
     __device__ __forceinline__ void finish(Ring &ring, int lane) { tell<0>(ring, lane); }
