@@ -240,6 +240,24 @@ def step(
 
 
 @app.command()
+def persistent(
+    model: Annotated[str, typer.Argument(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = "1b-q6k",
+    depth: Annotated[int, typer.Option(help="Positions before the token's.")] = 0,
+    boundary: Annotated[str, typer.Option(help="A form of `tegrad bench boundaries`.")] = "chain",
+    set_: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of the tuning.")] = None,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Try every value of every axis.")] = False,
+    compile_: Annotated[str, typer.Option("--compile", help="Only compile, for a chip, without a GPU.")] = "",
+    json_: Annotated[bool, typer.Option("--json", help="A JSON object on the last line.")] = False,
+) -> None:
+    """Measure the decode step in one launch: its time, its stages, and the best tuning."""
+    from tegrad.bench.persistent import main
+
+    options = [model, "--depth", str(depth), "--boundary", boundary, *(["--compile", compile_] if compile_ else [])]
+    options += [word for value in set_ or () for word in ("--set", value)]
+    main([*options, *(["--sweep"] if sweep else []), *(["--json"] if json_ else [])])
+
+
+@app.command()
 def estimate(
     model: Annotated[str, typer.Option(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = "1b-q6k",
 ) -> None:

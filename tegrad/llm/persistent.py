@@ -246,7 +246,7 @@ class PersistentPlan:
         self._rope = room.put(config.rope.tables(cache.positions, self.model.divisors))
         self.logits = room.take(4 * config.vocab)
         self.stamps = room.take(32 * ctas * len(program.stages)) if stamps else self.logits
-        """Where asked for: u64 ns (ctas, stages, 4)."""
+        """Where asked for: u64 (ctas, stages, 4), cycles of each SM."""
         self.launches = (self._launch((self.logits, self.logits), greedy=False),)
 
     def _launch(self, finish: tuple[HCQBuffer, HCQBuffer], *, greedy: bool) -> Launch:

@@ -15,7 +15,7 @@
 //   state, ring   kernels/state.cuh; histories, ends   kernels/sampling.cuh: of these, the step's end
 //   rope       float32 (2, ROPE_POSITIONS, ROPE_PAIRS)
 //   logits     float32 (rows of the output matrix), written where STORE_LOGITS
-//   stamps     where STAMPS: u64 (CTAS, STAGES, 4), ns: stage begun, input there, results there, handed on
+//   stamps     where STAMPS: u64 (CTAS, STAGES, 4), cycles of the SM: stage begun, input there, results there, handed on
 //   last       stages to run; fewer than STAGES for tests, which then find every vector as the last stage left it
 //   greedy     1: the likeliest token ends the step; 0: other launches sample from the logits
 //
@@ -520,7 +520,7 @@ __device__ __forceinline__ void stamp(unsigned long long *stamps, int stage, int
 #if STAMPS
     if (thread == 0) {
         unsigned long long now;
-        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+        asm volatile("mov.u64 %0, %%clock64;" : "=l"(now));
         stamps[((size_t)blockIdx.x * STAGES + stage) * 4 + event] = now;
     }
 #endif

@@ -1,0 +1,239 @@
+"""What the persistent decode step takes on the GPU, where its time goes, and which tuning is best.
+
+    python -m tegrad.bench.persistent 1b-q6k                     a step, and each kind of stage
+    python -m tegrad.bench.persistent 1b-q6k --sweep             every value of each axis of `AXES`, keeping the best
+    python -m tegrad.bench.persistent 1b-q6k --set in_flight=2 --set handover=0
+    python -m tegrad.bench.persistent 1b-q6k --sweep --compile gh100    only compile, for any chip, without a GPU
+
+Weights are whatever lies in new buffers of the model's exact sizes. A step is the whole of it: embedding, layers,
+logits, the greedy token and the state. Its time is the GPU's: the slope between recordings of one step and of nine, so
+that what a recording costs falls out and the boundary between two steps does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from typing import Any, Final
+
+import numpy as np
+
+from tegrad.bench import dry, models, products
+from tegrad.bench.boundaries import FORMS, HOPPER, gpu_us, opened
+from tegrad.bench.kernels import block_type
+from tegrad.errors import TegradError
+from tegrad.hw.chips import CHIPS
+from tegrad.llm.cache import KvCache
+from tegrad.llm.packed import PackedModel
+from tegrad.llm.persistent import PersistentPlan, Tuning
+from tegrad.llm.sampling import Sampling
+from tegrad.llm.schedule import Op, imbalance
+from tegrad.llm.state import State, States
+from tegrad.nv.replay import Boundary, Launch
+
+AXES: Final[Mapping[str, tuple[int, ...]]] = {
+    "in_flight": (1, 2, 3),
+    "handover": (1, 0),
+    "consumers": (16, 12, 8, 20),
+    "service": (3, 7, 2),
+    "ring_tile": (1, 2),
+    "ring_slots": (32, 5, 3),
+    "evict_first": (0, 1),
+    "backoff": (0, 40),
+    "attention_warps": (8, 16, 4),
+    "attention_loads": (2, 4),
+    "bulk": (1, 0),
+}
+"""In the order of their expected worth. `ring_tile` counts segments of each consumer here."""
+STEPS: Final = (1, 9)
+"""Steps of the recordings whose difference is measured."""
+ROOM: Final = 1024
+"""Positions behind `depth`: every step that is measured goes on by one."""
+
+
+class Rig:
+    """A model of whatever lies in memory, its cache and its states, for any number of plans."""
+
+    def __init__(self, device: Any, name: str, depth: int = 0, boundary: Boundary = FORMS["chain"]) -> None:
+        shape, _ = models.parse(name)
+        self.device, self.depth, self.boundary = device, depth, boundary
+        self.model: PackedModel = dry.model(shape.config, block_type(name), device, shape.tied)
+        self.cache = KvCache(device, shape.config, depth + ROOM)
+        self.states = States(device)
+        self.sampling = Sampling(device, shape.config.vocab)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights that a step reads; a tied embedding counts once."""
+        return sum(matrix.nbytes for matrix in dry.matrices(self.model)) - (
+            0 if self.model.output is self.model.embedding else self.model.embedding.nbytes
+        )
+
+    def plan(self, tuning: Tuning, stamps: bool = False) -> PersistentPlan:
+        """A plan of the model; the caller closes it."""
+        return PersistentPlan(self.model, self.states, self.cache, tuning=tuning, stamps=stamps)
+
+    def us(self, launches: Sequence[Launch]) -> float:
+        """Microseconds of a step."""
+        times = []
+        for count in STEPS:
+            self.begin()
+            times.append(gpu_us(self.device, list(launches) * count, self.boundary))
+        return (times[1] - times[0]) / (STEPS[1] - STEPS[0])
+
+    def begin(self) -> None:
+        """The next step stands at the depth."""
+        self.states.write(0, State(position=self.depth, token=1, limit=self.cache.positions, active=1))
+
+    def close(self) -> None:
+        """Free what is not the model's."""
+        self.sampling.close()
+        self.states.close()
+        self.cache.close()
+
+
+def measure(rig: Rig, tuning: Tuning) -> float:
+    """Microseconds of a step with a tuning."""
+    with rig.plan(tuning) as plan:
+        return rig.us(plan.likeliest(rig.sampling))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One kind of stage in a step, as a CTA that has work in it sees it; microseconds of all such stages together."""
+
+    op: str
+    stages: int
+    wait: float
+    """Until the input was staged."""
+    work: float
+    """Until the consumers' results were there."""
+    finish: float
+    """Until the results were handed on."""
+
+
+def parts(rig: Rig, tuning: Tuning) -> list[Part]:
+    """Where a step's time goes: medians over the CTAs, summed over a kind's stages."""
+    with rig.plan(tuning, stamps=True) as plan:
+        us = rig.us(plan.likeliest(rig.sampling))
+        program = plan.kernel.program
+        raw = bytearray(32 * program.ctas * len(program.stages))
+        rig.device.synchronize()
+        rig.device.allocator._copyout(memoryview(raw), plan.stamps)
+    stamps = np.frombuffer(raw, np.uint64).reshape(program.ctas, len(program.stages), 4).astype(np.int64)
+    first, last = stamps[0, 0, 0], stamps[0, len(program.stages) - 2, 3]
+    scale = us / max(1, int(last - first))
+    found: dict[str, list[tuple[float, float, float]]] = {}
+    for at, stage in enumerate(program.stages):
+        busy = [ins.cta for ins in stage.instructions if ins.op is not Op.NOTHING]
+        spans = np.diff(stamps[busy, at], axis=1)
+        spans = spans[(spans >= 0).all(axis=1)]  # CTAs that had no part of attention left no stamps
+        if stage.op is not Op.SAMPLE and len(spans):
+            wait, work, finish = (float(v) * scale for v in np.median(spans, axis=0))
+            found.setdefault(stage.op.name, []).append((wait, work, finish))
+    return [Part(op, len(v), *(sum(column) for column in zip(*v, strict=True))) for op, v in found.items()]
+
+
+def variants(start: Tuning, axis: str) -> Iterator[Tuning]:
+    """The tunings along an axis, others as they are."""
+    per = start.ring_tile // start.consumers
+    for value in AXES[axis]:
+        if axis == "ring_tile":
+            made = replace(start, ring_tile=value * start.consumers)
+        elif axis == "consumers":
+            made = replace(start, consumers=value, ring_tile=per * value, attention_warps=min(8, value))
+        else:
+            made = replace(start, **{axis: value})
+        if made.attention_warps <= made.consumers and made != start:
+            yield made
+
+
+def sweep(rig: Rig, start: Tuning) -> tuple[Tuning, float]:
+    """Try each axis in turn and keep what is best; prints a line for each try."""
+    best, least = start, measure(rig, start)
+    print(f"{least:8.1f} us  {start}", flush=True)
+    for axis in AXES:
+        for tuning in list(variants(best, axis)):
+            try:
+                us = measure(rig, tuning)
+            except TegradError as error:
+                print(f"    none     {axis}={getattr(tuning, axis)}: {str(error).splitlines()[0][:90]}", flush=True)
+                continue
+            print(f"{us:8.1f} us  {axis}={getattr(tuning, axis)}{'  better' if us < least else ''}", flush=True)
+            if us < least:
+                best, least = tuning, us
+    return best, least
+
+
+def compile_all(name: str, chip: str, depth: int, tunings: Sequence[Tuning]) -> None:
+    """Compile the kernels of a sweep around a tuning, so that a GPU does not wait for compilers."""
+    context = get_context("spawn")
+    with ProcessPoolExecutor(mp_context=context) as pool:
+        for done in [pool.submit(_compile, name, chip, depth, tuning) for tuning in tunings]:
+            print(done.result(), flush=True)
+
+
+def _compile(name: str, chip: str, depth: int, tuning: Tuning) -> str:
+    rig = Rig(dry.DryDevice(CHIPS[chip]), name, depth)
+    try:
+        with rig.plan(tuning), rig.plan(tuning, stamps=True) as plan:
+            return f"{imbalance(plan.kernel.program):.3f} of an even share  {tuning}"
+    except TegradError as error:
+        return f"none: {str(error).splitlines()[0][:90]}  {tuning}"
+
+
+def _tuning(settings: Sequence[str]) -> Tuning:
+    given = {key: int(value) for key, _, value in (entry.partition("=") for entry in settings)}
+    if "ring_tile" not in given and "consumers" in given:
+        given["ring_tile"] = given["consumers"]
+    return replace(Tuning(), **given)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print what the persistent step of a model takes on this machine's GPU."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("model", help="SHAPE-FORMAT, as in tegrad.bench.models")
+    parser.add_argument("--depth", type=int, default=0, help="positions before the token's")
+    parser.add_argument("--boundary", default="chain", choices=[*FORMS, *HOPPER])
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a field of Tuning")
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--compile", metavar="CHIP", choices=list(CHIPS), help="only compile")
+    parser.add_argument("--json", action="store_true", help="a JSON object on the last line")
+    asked = parser.parse_args(arguments)
+    tuning = _tuning(asked.set)
+    if asked.compile:
+        tried = [made for axis in AXES for made in variants(tuning, axis)] if asked.sweep else []
+        compile_all(asked.model, asked.compile, asked.depth, [tuning, *tried])
+        return
+    with ExitStack() as undo:
+        device = undo.enter_context(opened())
+        rig = Rig(device, asked.model, asked.depth, {**FORMS, **HOPPER}[asked.boundary])
+        undo.callback(rig.close)
+        bench = undo.enter_context(products.Bench(device, rig.boundary))
+        limit = rig.nbytes / bench.bandwidth() * 1e6
+        us = measure(rig, tuning)
+        if asked.sweep:
+            tuning, us = sweep(rig, tuning)
+        print(
+            f"{asked.model} at {asked.depth}: {us:.1f} us, {1e6 / us:.0f} tok/s, {limit / us:.0%} of the byte limit "
+            f"of {limit:.1f} us, {tuning}"
+        )
+        shown = parts(rig, tuning)
+        for part in shown:
+            each = (part.wait + part.work + part.finish) / part.stages
+            print(
+                f"  {part.op:8} {part.stages:3} stages of {each:6.2f} us: waits {part.wait:6.1f}, "
+                f"works {part.work:6.1f}, finishes {part.finish:6.1f}"
+            )
+        if asked.json:
+            found = {"us": us, "limit": limit, "tuning": {name: getattr(tuning, name) for name in Tuning.__slots__}}
+            print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

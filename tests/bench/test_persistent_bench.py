@@ -1,0 +1,36 @@
+"""The persistent step's benchmark: its sweep stays within what the kernel takes, and a board can be measured by it."""
+
+from dataclasses import replace
+
+import pytest
+
+from tegrad.bench import models, persistent
+from tegrad.bench.boundaries import opened
+from tegrad.llm.persistent import Tuning
+
+SMALL = Tuning(consumers=4, service=2, ring_tile=4, ring_slots=3, attention_warps=4)
+
+
+def test_every_variant_is_one_that_the_kernel_takes() -> None:
+    for start in (Tuning(), replace(Tuning(), consumers=12, ring_tile=24)):
+        for axis in persistent.AXES:
+            for tuning in persistent.variants(start, axis):
+                assert tuning.ring_tile % tuning.consumers == 0
+                assert tuning.attention_warps <= tuning.consumers
+                assert tuning.threads <= 1024
+                assert tuning != start
+
+
+@pytest.mark.board
+@pytest.mark.long
+def test_a_step_and_its_stages_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = models.Shape("llama", 264, 256, 512, 1, 4, 2, 64, 128, 200)
+    monkeypatch.setitem(models.SHAPES, "tiny", shape)
+    for name, value in (("TEGRAD_BOARD", "agx-orin-64gb"), ("DEV", "NV"), ("HCQDEV_WAIT_TIMEOUT_MS", "60000")):
+        monkeypatch.setenv(name, value)
+    with opened() as device:
+        rig = persistent.Rig(device, "tiny-q6k")
+        assert persistent.measure(rig, SMALL) > 0
+        found = {part.op: part.stages for part in persistent.parts(rig, SMALL)}
+        rig.close()
+    assert found == {"EMBED": 1, "PROJECT": 1, "ATTEND": 1, "ADD": 2, "GATE": 1, "LOGITS": 1}
