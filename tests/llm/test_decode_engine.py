@@ -18,6 +18,7 @@ from tegrad.llm.reference import Reference
 from tegrad.llm.sampler import Sampler
 from tegrad.llm.sampling import Settings
 from tegrad.llm.tokenizer import Tokenizer
+from tegrad.nv.faults import DeviceClosed
 
 pytestmark = pytest.mark.board
 
@@ -163,3 +164,18 @@ def test_our_kernels_run_on_nv_from_ampere_on(device: str, arch: str | None, fit
     opened = Opened()
     opened.device, opened.arch = device, arch  # type: ignore[attr-defined]
     assert suits(opened) == fits
+
+
+def test_an_engine_whose_device_was_closed_says_so_and_closes(path: Path, shared: Engine) -> None:
+    """The last test of this file: the others' engine goes with the device."""
+    stream = shared.generate([5], Sampler(0))
+    shared.reset()
+    next(stream)
+    shared.device.close()
+    with pytest.raises(DeviceClosed):
+        list(stream)
+    with pytest.raises(DeviceClosed):
+        shared.feed([5])
+    shared.close()
+    with Gguf.open(path) as file, Engine(file) as anew:
+        assert len(list(anew.generate(PROMPT, Sampler(0), 3))) == 3

@@ -1,5 +1,6 @@
 """What a run of a recording does on the CPU: a number, one GPFIFO entry, the doorbell, and nothing else."""
 
+import errno
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from fake import FakeKernel
 from kernels import program
 from test_queues import empty_submission
 
-from tegrad.nv.replay import Launch, Recording
+from tegrad.nv.replay import Boundary, Launch, Place, Recording
 
 pytestmark = pytest.mark.board
 
@@ -68,3 +69,23 @@ def test_a_run_in_flight_is_not_rewritten(
     recording.run()
     assert waited == [(first, True)]
     assert bytes(memory.cpu_view()[0 : memory.size]) != in_flight
+
+
+def test_a_recording_that_fails_leaves_nothing(fake_kernel: FakeKernel, fake_device: Any) -> None:
+    add, buffer = program(fake_device, "add"), fake_device.allocator.alloc(4096)
+    fake_device.synchronize()
+    held = fake_kernel.held()
+    launches = [Launch(add, (buffer,), values=(1,))]
+    for name, error in (("NVMAP_ALLOC", MemoryError), ("mmap", MemoryError), ("AS_MAP_BUFFER_EX", MemoryError)):
+        fake_kernel.fail = {name: errno.ENOMEM}
+        with pytest.raises(error):
+            Recording(fake_device, launches)
+        fake_kernel.fail = {}
+        assert fake_kernel.held() == held
+
+    def fields(place: Place) -> dict[str, int]:
+        raise ValueError("no such field")
+
+    with pytest.raises(ValueError, match="no such field"):
+        Recording(fake_device, launches, Boundary(fields=fields))
+    assert fake_kernel.held() == held
