@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
@@ -32,8 +33,9 @@ from tegrad.bench.prefill import prompt, together
 from tegrad.bench.record import Record, RecordError, Side, make
 from tegrad.bench.targets import SPAN, TARGETS, Target
 from tegrad.errors import TegradError
-from tegrad.llm.engine import Engine
+from tegrad.llm.engine import Engine, Planner
 from tegrad.llm.gguf import Gguf
+from tegrad.llm.persistent import PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.sampling import Settings
 
@@ -45,8 +47,11 @@ PROMPT: Final = "In the beginning God created the heaven and the earth."
 TIMEOUT_S: Final = 120
 
 BOUNDARIES: Final = {**FORMS, **HOPPER}
-PLANS: Final[Mapping[str, Mapping[str, Any]]] = {"many": {"plan": DecodePlan}}
-"""What the engine is given for a step of a kind; without any it chooses itself, as for `tegrad run`."""
+PLANS: Final[Mapping[str, Planner]] = {
+    "many": DecodePlan, "early": partial(DecodePlan, overlap=True), "persistent": PersistentPlan,
+}  # fmt: skip
+"""Kinds of steps. Launches of `early` wait by themselves, so that it needs a boundary that lets them begin early."""
+EARLY: Final = "early"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +61,20 @@ class Ways:
     plan: str = ""
     boundary: str = ""
 
+    def __post_init__(self) -> None:
+        for kind, given, known in (("plan", self.plan, PLANS), ("boundary", self.boundary, BOUNDARIES)):
+            if given and given not in known:
+                raise RecordError(f"no {kind} {given}; known: {', '.join(known)}")
+        if self.plan == EARLY and not self.boundary:
+            raise RecordError(f"the plan {EARLY} needs a boundary, such as {', '.join(HOPPER)}")
+
     @property
     def engine(self) -> dict[str, Any]:
         """The engine's arguments."""
-        chosen = dict(PLANS[self.plan]) if self.plan else {}
-        return chosen | ({"boundary": BOUNDARIES[self.boundary]} if self.boundary else {})
+        chosen: dict[str, Any] = {"plan": PLANS[self.plan]} if self.plan else {}
+        if self.boundary:
+            chosen["early" if self.plan == EARLY else "boundary"] = BOUNDARIES[self.boundary]
+        return chosen
 
     def command(self, target: Target) -> str:
         """The command that takes the figure this way."""

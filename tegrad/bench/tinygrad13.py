@@ -1,7 +1,7 @@
 """The second peer: tinygrad 0.13's own `tinygrad.llm` through CUDA, in an environment of its own.
 
 TEGRAD_TINYGRAD013 names a folder with that wheel's contents (`python -m zipfile -e tinygrad-0.13.0-py3-none-any.whl
-FOLDER`). It runs in a process that sees this folder and Python's library, nothing of ours.
+FOLDER`). It runs in a process that finds tinygrad there and leaves tegrad off.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def _run(model: Path, where: Path, device: str, form: str) -> Side:
     ours = ("TEGRAD_", "PYTHON")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     environment = {**kept, "PYTHONPATH": str(where), "DEV": device, "REALIZE": form, "CACHEDB": str(where / "cache.db")}
-    # -S: site-packages hold our hook, which changes tinygrad.
+    environment["TEGRAD"] = "0"  # an installed tegrad would change this tinygrad too
     done = subprocess.run(
-        [sys.executable, "-S", *arguments],
+        [sys.executable, *arguments],
         capture_output=True,
         text=True,
         check=False,

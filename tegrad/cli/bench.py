@@ -117,16 +117,17 @@ def decode(
     choose_device()
     from tegrad.bench import decode as bench
     from tegrad.bench.figures import Results
+    from tegrad.bench.record import RecordError
 
-    if plan not in ("", *bench.PLANS):
-        raise typer.BadParameter(f"no plan {plan}; known: {', '.join(bench.PLANS)}")
-    if boundary not in ("", *bench.BOUNDARIES):
-        raise typer.BadParameter(f"no boundary {boundary}; known: {', '.join(bench.BOUNDARIES)}")
+    try:
+        ways = bench.Ways(plan, boundary)
+    except RecordError as error:
+        raise typer.BadParameter(str(error)) from error
     ids = figures or SIDE_BY_SIDE
     bench.prepare(ids)
     lines = []
     typer.echo(bench.HEAD)
-    for line, record in bench.measured(ids, bench.Ways(plan, boundary)):
+    for line, record in bench.measured(ids, ways):
         lines.append(bench.as_json(line))
         typer.echo(bench.text(line))
         if record is not None and out is not None:

@@ -97,6 +97,9 @@ def test_a_way_of_choice_stands_in_the_command() -> None:
     way = decode.Ways("many", "chain-lean")
     assert way.command(target) == "tegrad bench decode decode-3b-q6k --plan many --boundary chain-lean"
     assert set(way.engine) == {"plan", "boundary"}
+    assert set(decode.Ways("early", "chain-pre-exit").engine) == {"plan", "early"}
+    with pytest.raises(RecordError, match="early needs a boundary"):
+        decode.Ways("early")
 
 
 @pytest.mark.board
