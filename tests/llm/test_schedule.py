@@ -283,7 +283,7 @@ def test_rows_are_dealt_in_pairs_of_units_where_that_costs_nothing() -> None:
     ("change", "named"),
     [
         ({"dim": 320}, "320"),
-        ({"vocab": 260}, "embedding has 260 rows"),
+        ({"ffn": 264}, "down0 has rows of 264"),
         ({"kind": F16, "value_kind": Q8_0, "joined": False}, "some in blocks and some not"),
     ],
 )
