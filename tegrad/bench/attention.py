@@ -1,8 +1,8 @@
 """How near the attention of a decode step comes to the memory's bandwidth, by depth, and which cut comes nearest.
 
-    python -m tegrad.bench.attention 1b 8b                 a line a model and depth: bytes, microseconds, share
-    python -m tegrad.bench.attention 1b --sweep 5          every cut of `CANDIDATES`, the best ones of each depth
-    python -m tegrad.bench.attention 1b --cache q8_0 --depths 0 16384
+    tegrad bench attention 1b 8b                 a line a model and depth: bytes, microseconds, share
+    tegrad bench attention 1b --sweep 5          every cut of `CANDIDATES`, the best ones of each depth
+    tegrad bench attention 1b --cache q8_0 --depths 0 --depths 16384
 
 Launches are those of the decode plan, each on a cache of its own, so that none finds its keys in the chip's cache. A
 time is what a launch adds to a recording of dependent ones, its boundary included; at depth 0 nearly nothing is read,

@@ -1,7 +1,7 @@
 """What it costs to sample a token on the device, for each kind of settings.
 
-    python -m tegrad.bench.sampling                        a line a vocabulary and kind: launches, microseconds
-    python -m tegrad.bench.sampling 151936 --sequences 8
+    tegrad bench sampling                        a line a vocabulary and kind: launches, microseconds
+    tegrad bench sampling 151936 --sequences 8
 
 A time is what the launches of one step add to a recording of dependent ones. Logits are drawn from a normal
 distribution, which is flatter than a model's: its top-p keeps thousands of tokens.

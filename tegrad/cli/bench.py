@@ -222,6 +222,37 @@ def products(
 
 
 @app.command()
+def attention(
+    models: Annotated[list[str], typer.Argument(help="Shapes, as in tegrad.bench.models: 1b, 3b, 8b, qwen3-0.6b, ...")],
+    depths: Annotated[list[int] | None, typer.Option(help="Positions before the token's; 0, 4096, 16384.")] = None,
+    cache: Annotated[str, typer.Option(help="f16 or q8_0.")] = "f16",
+    sweep: Annotated[int, typer.Option(help="Try every cut, print so many of the best of each depth.")] = 0,
+    boundary: Annotated[str, typer.Option(help="A form of `tegrad bench boundaries`.")] = "chain-lean",
+    json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
+) -> None:
+    """Bytes, time and share of the bandwidth of a decode step's attention, by depth."""
+    from tegrad.bench.attention import main
+
+    asked = ["--depths", *map(str, depths)] if depths else []
+    asked += ["--cache", cache, "--sweep", str(sweep), "--boundary", boundary, *(["--json"] if json_ else [])]
+    main([*models, *asked])
+
+
+@app.command()
+def sampling(
+    vocabularies: Annotated[list[int] | None, typer.Argument(help="Tokens; 128256 and 151936 if left out.")] = None,
+    sequences: Annotated[int, typer.Option(help="Sequences that are sampled together.")] = 1,
+    boundary: Annotated[str, typer.Option(help="A form of `tegrad bench boundaries`.")] = "chain-lean",
+    json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
+) -> None:
+    """What it costs to sample a token on the device, for each kind of settings."""
+    from tegrad.bench.sampling import main
+
+    asked = [*map(str, vocabularies or ()), "--sequences", str(sequences), "--boundary", boundary]
+    main([*asked, *(["--json"] if json_ else [])])
+
+
+@app.command()
 def step(
     model: Annotated[Path, typer.Argument(help="A GGUF file; `python -m tegrad.bench.models` writes random ones.")],
     depth: Annotated[int, typer.Option(help="Positions before the token's.")] = 0,
