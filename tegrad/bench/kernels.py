@@ -122,7 +122,9 @@ def _row(chip: Chip, group: Sequence[Launch], weights: Mapping[int, PackedMatrix
 
 
 def weight_bytes(launch: Launch, weights: Mapping[int, PackedMatrix]) -> int:
-    """Bytes of the matrices that a launch reads; of an embedding, a row."""
+    """Bytes of the matrices that a launch reads; of an embedding, a row. A step in one launch reads all of them."""
+    if launch.program.name in TOGETHER:
+        return sum(matrix.nbytes for matrix in weights.values())
     read = {buffer.va_addr: weights[buffer.va_addr] for buffer in launch.buffers if buffer.va_addr in weights}
     if launch.program.name.startswith("embed"):
         return sum(matrix.kind.row_bytes(matrix.columns) for matrix in read.values())

@@ -13,6 +13,7 @@ from tegrad.llm.cache import KvCache
 from tegrad.llm.gguf import BlockType
 from tegrad.llm.packed import WARPS, PackedModel
 from tegrad.llm.packing import PLAIN, SEGMENT
+from tegrad.llm.persistent import PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import Prefill, chunk_bytes
 from tegrad.llm.programs import load_kernel
@@ -34,6 +35,12 @@ def _decode(made: PackedModel) -> list[Launch]:
     sampling = Sampling(made.device, made.config.vocab)
     last = sampling.launches(states, [Settings()], logits=plan.logits, best=plan.best, best_row=plan.best_row)
     return [*plan.launches, *last]
+
+
+def _persistent(made: PackedModel) -> list[Launch]:
+    """The same in one launch."""
+    plan = PersistentPlan(made, _states(made), KvCache(made.device, made.config, POSITIONS))
+    return list(plan.likeliest(Sampling(made.device, made.config.vocab)))
 
 
 def _draw(made: PackedModel) -> list[Launch]:
@@ -61,7 +68,8 @@ def _prefill(made: PackedModel) -> list[Launch]:
     plan = Prefill(made, KvCache(made.device, made.config, POSITIONS))
     first, *others = plan.launches(CHUNK)
     (chunk,) = first.buffers
-    made.device.allocator._copyin(chunk, memoryview(chunk_bytes(count=CHUNK, left=CHUNK)))
+    # As before the first launch, which moves on to the first chunk: run once, it leaves all others CHUNK tokens.
+    made.device.allocator._copyin(chunk, memoryview(chunk_bytes(left=CHUNK)))
     return [first, *others, *plan.head()]
 
 
@@ -79,6 +87,7 @@ def _load(made: PackedModel) -> list[Launch]:
 
 PLANS: Final[Mapping[str, Callable[[PackedModel], list[Launch]]]] = {
     "decode": _decode,
+    "persistent": _persistent,
     "draw": _draw,
     "batch8": partial(_batch, 8),
     "batch32": partial(_batch, 32),
