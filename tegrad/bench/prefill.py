@@ -30,7 +30,7 @@ from tegrad.bench.boundaries import FORMS, HOPPER, gpu_us, opened
 from tegrad.bench.models import SHAPES
 from tegrad.llm.arch import Config
 from tegrad.llm.flash import Flash
-from tegrad.llm.gemm import FEW, HOPPER_SMS, AnyTile, FewTile, Gemm, Operands, Tile, WgmmaTile, pick_tile
+from tegrad.llm.gemm import FEW, HOPPER_SMS, SHARED, AnyTile, FewTile, Gemm, Operands, Tile, WgmmaTile, pick_tile
 from tegrad.llm.gguf import BLOCK_TYPES, BlockType
 from tegrad.llm.packing import packed_bytes
 from tegrad.llm.prefill import chunk_bytes
@@ -45,8 +45,6 @@ FILLING: Final = 64 << 20
 LEAST: Final = 12
 """Launches of the shorter recording, at least."""
 TOKENS: Final = (8, 32, 128, 512)
-SHARED: Final[Mapping[str, int]] = {"sm_87": 163 << 10, "sm_90": 227 << 10}
-"""Bytes of shared memory that a block may take (CUDA programming guide, compute capabilities 8.7 and 9.0)."""
 REGISTERS: Final = 65536
 REPETITIONS: Final = 5
 KINDS: Final[Mapping[str, BlockType]] = {kind.name.lower().replace("_k", "k"): kind for kind in BLOCK_TYPES.values()}

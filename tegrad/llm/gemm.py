@@ -7,17 +7,19 @@ Hopper's own instructions) or a `FewTile` (kernels/gemm_few.cu, for up to 32 wit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tegrad.hw.chips import CHIPS
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import BLOCK_TYPES, BlockType
 from tegrad.llm.packing import LANE_WEIGHTS, segment_bytes
 from tegrad.llm.programs import Programs
+from tegrad.nv.program import LaunchError
 from tegrad.nv.replay import Launch
 
 Activation = Literal["none", "silu", "gelu"]
@@ -243,8 +245,11 @@ BLOCKS_PER_SM: Final = 2
 """What registers and shared memory of both chips allow of the tiles below."""
 LEAST_STEPS: Final = 4
 """Stages of columns that a split keeps, so that its copies run ahead."""
-HOPPER_SMS: Final = 132
-STAGES: Final = {"sm_87": 3, "sm_90": 4}
+HOPPER_SMS: Final = CHIPS["gh100"].sm_count
+SHARED: Final[Mapping[str, int]] = {chip.arch: chip.smem_per_cta for chip in CHIPS.values()}
+"""Bytes of shared memory that a block may take."""
+LEAST_SHARED: Final = 99 << 10
+"""The same of chips that are not in the table: compute capabilities 8.6 and 8.9 have least (CUDA programming guide)."""
 
 
 def sm_count(device: Any) -> int:
@@ -272,11 +277,15 @@ def pick_many(device: Any, gemm: Gemm, tokens: int) -> Tile:
     """As large a tile as leaves every SM a block, else columns split over blocks."""
     sms = sm_count(device)
     bm, wm = next(((most, most) for most in (16, 32, 64) if tokens <= most), (128, 64))
-    deep = run_bytes(gemm.kind) > 128
-    stages = 2 if deep else STAGES.get(device.arch, 3)
 
     def tile(bn: int) -> Tile:
-        return Tile(bm, bn, wm, bn * (bm // wm) // 4, stages=stages, resident=1 if deep else BLOCKS_PER_SM)
+        """The deepest that lets an SM hold two blocks, or one."""
+        shapes = [Tile(bm, bn, wm, bn * (bm // wm) // 4, stages=stages) for stages in (4, 3, 2)]
+        for resident in (BLOCKS_PER_SM, 1):
+            for shape in shapes:
+                if shape.shared_bytes(gemm) * resident <= SHARED.get(device.arch, LEAST_SHARED):
+                    return replace(shape, resident=resident)
+        raise LaunchError(f"no tile of {bm} x {bn} fits an SM of {device.arch}")
 
     def blocks(bn: int) -> int:
         x, y, _ = tile(bn).grid(gemm, tokens)
@@ -292,4 +301,4 @@ def pick_many(device: Any, gemm: Gemm, tokens: int) -> Tile:
 def scratch_bound(device: Any) -> tuple[int, int]:
     """Bytes of partial sums and of counters that any launch with `pick_tile`'s tiles needs."""
     blocks = BLOCKS_PER_SM * sm_count(device)
-    return blocks * 128 * 64 * 4, blocks * 4
+    return blocks * 128 * 128 * 4, blocks * 4

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from tiny_llama import TYPE, Shape, write
 from tegrad.bench import prefill as bench
 from tegrad.bench.models import SHAPES
 from tegrad.bench.models import Shape as Published
-from tegrad.llm.gemm import FewTile, Gemm, Tile, WgmmaTile, pick_tile
-from tegrad.llm.gguf import F16, Q6_K, Q8_0
+from tegrad.llm.gemm import FewTile, Gemm, Tile, WgmmaTile, pick_tile, scratch_bound
+from tegrad.llm.gguf import F16, F32, Q6_K, Q8_0
 
 TINY = Published("llama", 320, 512, 1024, 1, 8, 4, 64, 128, 0, eps=1e-5)
 
@@ -32,6 +33,21 @@ def test_every_tile_fits_an_sm_and_covers_its_product(chip: str) -> None:
                         assert tokens <= 8 * tile.nb
                     else:
                         assert covers(tile, gemm, tokens)
+
+
+@pytest.mark.parametrize(("chip", "sms"), [("sm_87", 4), ("sm_87", 8), ("sm_87", 16), ("sm_90", 132)])
+def test_what_is_picked_fits_an_sm_and_the_room_for_partial_sums(chip: str, sms: int) -> None:
+    device = SimpleNamespace(arch=chip, iface=SimpleNamespace(sm_count=sms))
+    scratch, counters = scratch_bound(device)
+    for name, shape in SHAPES.items():
+        for kind in (Q6_K, F16, F32):
+            for role, (gemm, _) in bench.gemms(shape.config, kind).items():
+                for tokens in (1, 8, 17, 32, 33, 64, 65, 128, 500, 512):
+                    tile = pick_tile(device, gemm, tokens)
+                    assert tile.shared_bytes(gemm) * tile.resident <= bench.SHARED[chip], (name, role, tokens, tile)
+                    assert tile.scratch_bytes(gemm, tokens) <= scratch, (name, role, tokens, tile)
+                    assert 4 * tile.counters(gemm, tokens) <= counters, (name, role, tokens, tile)
+                    assert isinstance(tile, FewTile) or covers(tile, gemm, tokens), (name, role, tokens, tile)
 
 
 def covers(tile: Tile | WgmmaTile, gemm: Gemm, tokens: int) -> bool:
