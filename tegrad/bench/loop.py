@@ -1,7 +1,7 @@
 """The decode loop from outside: tokens per second at a depth, what the host does for each, what lies between two steps.
 
-    python -m tegrad.bench.loop 1b-q6k --depth 0 4096 --plan launches persistent
-    python -m tegrad.bench.loop --file MODEL.gguf --boundary chain-lean --early chain-latch-program
+    tegrad bench loop 1b-q6k --depth 0 4096 --plan launches persistent
+    tegrad bench loop --file MODEL.gguf --boundary chain-lean --early chain-latch-program
 
 Tokens per second are by the clock on the wall, from the first doorbell to the last token read. The host's time is CPU
 time of the thread, waits included. The gap is the GPU's: what a step takes more as a run of its own than behind another
@@ -196,7 +196,7 @@ def rows(asked: Any) -> Iterator[Row]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the rows of models, depths and boundaries; the last line as JSON with --json."""
     default = next(name for name, form in BOUNDARIES.items() if form is DEFAULT)
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser("tegrad bench loop", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", nargs="*", help="such as 1b-q6k")
     parser.add_argument("--file", type=Path, action="append", default=[])
     parser.add_argument("--depth", type=int, nargs="+", default=[0])

@@ -311,6 +311,14 @@ def estimate(
         )
 
 
+@app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def loop(context: typer.Context) -> None:
+    """Measure the decode loop: tokens per second, the host's time for a token, the gap between two steps."""
+    from tegrad.bench.loop import main
+
+    main(context.args)
+
+
 @app.command("list")
 def list_() -> None:
     """The figures that can be measured."""

@@ -110,11 +110,12 @@ def _speaker(file: Gguf, context: int) -> tuple[Speaker, str]:
     from tegrad.llm.errors import UnsupportedModelError
     from tegrad.llm.model import Model
     from tegrad.llm.session import Session
+    from tegrad.nv.toolchain import CompilerMissing
 
     if engine.suits_default():
         try:
             return engine.Engine(file, context, progress=_progress(file.path)), "kernels"
-        except UnsupportedModelError as error:
+        except (UnsupportedModelError, CompilerMissing) as error:
             typer.echo(f"tegrad: {error}; tinygrad's own kernels run it instead", err=True)
     return Session(Model(file, progress=_progress(file.path)), context), "operations"
 

@@ -14,6 +14,8 @@ import pytest
 
 from tegrad import models
 from tegrad.cli import run as command
+from tegrad.llm.errors import UnsupportedModelError
+from tegrad.nv.toolchain import CompilerMissing
 
 MARK = "TEGRAD_TEST_MARK"
 """A variable by which a test finds the processes that it caused."""
@@ -179,16 +181,23 @@ def test_json_tells_text_and_figures_and_a_seed_repeats_them() -> None:
     assert first["tok_s"] > 0
 
 
-@pytest.mark.parametrize(("suits", "refused"), [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize(
+    ("suits", "refused"),
+    [
+        (True, None),
+        (True, UnsupportedModelError("heads of 80 are not run")),
+        (True, CompilerMissing("NVRTC is not here")),
+        (False, None),
+    ],
+)
 def test_what_our_kernels_refuse_runs_on_tinygrads_and_is_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], suits: bool, refused: bool
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], suits: bool, refused: Exception | None
 ) -> None:
     from tegrad.llm import engine, model, session
-    from tegrad.llm.errors import UnsupportedModelError
 
     def ours(*given: object, **more: object) -> str:
         if refused:
-            raise UnsupportedModelError("heads of 80 are not run")
+            raise refused
         return "ours"
 
     monkeypatch.setattr(engine, "suits_default", lambda: suits)
@@ -199,7 +208,7 @@ def test_what_our_kernels_refuse_runs_on_tinygrads_and_is_said(
     expected = ("ours", "kernels") if suits and not refused else ("tinygrad's", "operations")
     assert command._speaker(file, 64) == expected  # type: ignore[arg-type]
     said = capsys.readouterr().err
-    assert said == ("tegrad: heads of 80 are not run; tinygrad's own kernels run it instead\n" if refused else "")
+    assert said == (f"tegrad: {refused}; tinygrad's own kernels run it instead\n" if refused else "")
 
 
 @pytest.mark.board
