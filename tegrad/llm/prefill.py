@@ -20,6 +20,7 @@ from tegrad.llm.flash import Flash
 from tegrad.llm.gemm import TilePicker, pick_tile
 from tegrad.llm.packed import PackedLayer, PackedModel
 from tegrad.llm.rows import Room, Rows
+from tegrad.llm.state import STATE_SPEC
 from tegrad.nv.replay import DEFAULT, Boundary, Launch, Recording
 
 CHUNKS: Final = (32, 128, 512)
@@ -61,13 +62,15 @@ class Prefill:
         self.model, self.cache, self.device, self.config = model, cache, model.device, model.config
         self._sizes, self._boundary = tuple(sorted(sizes)), boundary
         self._recordings: dict[int, Recording] = {}
+        self._last: tuple[Recording, int] | None = None
         self._room = Room(self.device)
         most = self._sizes[-1]
         try:
             self.rows = Rows(model, most, cache.positions, pick)
             self._room.callback(self.rows.close)
-            self._chunk, self._one = self._room.put(chunk_bytes()), self._room.put(chunk_bytes(count=1))
-            self._tokens = self._room.take(4 * cache.positions)
+            self._one = self._room.put(chunk_bytes(count=1))
+            self._chunk = self._room.take(_CHUNK.size, STATE_SPEC)
+            self._tokens = self._room.take(4 * cache.positions, STATE_SPEC)
             self._queries = self._room.take(2 * most * self.config.size("query"))
             self.logits = self._room.take(4 * self.config.vocab)
         except BaseException:
@@ -95,19 +98,21 @@ class Prefill:
             raise ContextError(
                 f"{len(tokens)} tokens at position {position} do not fit a context of {self.cache.positions}"
             )
-        copy = self.device.allocator._copyin
-        copy(self._tokens, memoryview(np.asarray(tokens, np.int32).tobytes()))
-        copy(self._chunk, memoryview(chunk_bytes(start=position, slot=slot, left=len(tokens))))
-        for size in split(len(tokens), self._sizes):
-            self._recording(size).run()
-        if logits:
-            self._recording(0).run()
+        self.device.check_usable()
+        if self._last is not None:  # the prompt before this one is read until its last launch is over
+            self._last[0].wait(self._last[1])
+        self._tokens.cpu_view()[0 : 4 * len(tokens)] = np.asarray(tokens, np.int32).tobytes()
+        self._chunk.cpu_view()[0 : _CHUNK.size] = chunk_bytes(start=position, slot=slot, left=len(tokens))
+        sizes = [*split(len(tokens), self._sizes), *([0] if logits else [])]
+        for recording in map(self._recording, sizes):
+            self._last = recording, recording.run()
 
     def close(self) -> None:
         """Free everything but the model and the cache. Closing twice is harmless."""
         for recording in self._recordings.values():
             recording.close()
         self._recordings.clear()
+        self._last = None
         self._room.close()
 
     def __enter__(self) -> Self:

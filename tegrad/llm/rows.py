@@ -21,7 +21,7 @@ from tegrad.llm.programs import Programs
 from tegrad.nv.program import LaunchError
 from tegrad.nv.replay import Launch
 
-NORMS: Final = {"none": 0, "rms": 1, "layer": 2}
+NORMS: Final = {"rms": 1, "layer": 2}
 NORM_THREADS: Final = 256
 SPEC: Final = BufferSpec(nolru=True)
 COUNT_AT: Final = 4
@@ -124,13 +124,13 @@ class Rows:
         self, vectors: Mapping[str, HCQBuffer], name: str, tokens: int, chunk: HCQBuffer, *, last: bool = False
     ) -> Launch:
         """`normed` of x, or its first row of the last row of x."""
-        weight = vectors[name]
+        config, weight = self.config, vectors[name]
+        program = self.programs(
+            "norm_rows", buffers=5, COLUMNS=config.dim, NORM=NORMS[config.arch.norm], EPS=f"{config.eps:.9e}f",
+            LAST=last, THREADS=NORM_THREADS,
+        )  # fmt: skip
         buffers = (self.normed, self.x, weight, vectors.get(f"{name}.bias", weight), chunk)
-        return self._norm(buffers, self.config.arch.norm, self.config.dim, tokens, last)
-
-    def halves(self, y: HCQBuffer, x: HCQBuffer, columns: int, tokens: int, chunk: HCQBuffer) -> Launch:
-        """y: x as halves."""
-        return self._norm((y, x, x, x, chunk), "none", columns, tokens, False)
+        return Launch(program, buffers, (1 if last else tokens, 1, 1), (NORM_THREADS, 1, 1))
 
     def product(
         self,
@@ -157,13 +157,6 @@ class Rows:
             self._arrived,
         )  # fmt: skip
         return tile.launch(self.programs, gemm, operands, tokens)
-
-    def _norm(self, buffers: tuple[HCQBuffer, ...], norm: str, columns: int, tokens: int, last: bool) -> Launch:
-        program = self.programs(
-            "norm_rows", buffers=5, COLUMNS=columns, NORM=NORMS[norm], EPS=f"{self.config.eps:.9e}f", LAST=last,
-            THREADS=NORM_THREADS,
-        )  # fmt: skip
-        return Launch(program, buffers, (1 if last else tokens, 1, 1), (NORM_THREADS, 1, 1))
 
 
 def floats(device: Any, buffer: HCQBuffer, count: int) -> np.ndarray[Any, Any]:

@@ -1,6 +1,6 @@
 // y[token] = norm(x[token]) as halves in the order of fragments (async.cuh), for a chunk of tokens, or for its last one alone.
 //
-// COLUMNS; NORM: 0 none, x itself as halves; 1 by the root mean square; 2 by mean and variance, with a bias; EPS; LAST: 1 takes the chunk's last token
+// COLUMNS; NORM: 1 by the root mean square; 2 by mean and variance, with a bias; EPS; LAST: 1 takes the chunk's last token
 // to row 0; THREADS. Grid: tokens (1 where LAST). Block: THREADS, a multiple of 32.
 #include "async.cuh"
 #include "chunk.cuh"
@@ -42,13 +42,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_rows(
         held[i].x -= mean, held[i].y -= mean, held[i].z -= mean, held[i].w -= mean;
         squares += held[i].x * held[i].x + held[i].y * held[i].y + held[i].z * held[i].z + held[i].w * held[i].w;
     }
-    const float factor = NORM ? rsqrtf(block_sum(squares) / COLUMNS + EPS) : 1;
+    const float factor = rsqrtf(block_sum(squares) / COLUMNS + EPS);
 #pragma unroll
     for (int i = 0; i < HELD; i++) {
         int at = threadIdx.x + i * THREADS;
         if (at >= COLUMNS / 4) continue;
-        float4 w = make_float4(1, 1, 1, 1), b = make_float4(0, 0, 0, 0);
-        if (NORM) w = reinterpret_cast<const float4 *>(weight)[at];
+        float4 w = reinterpret_cast<const float4 *>(weight)[at], b = make_float4(0, 0, 0, 0);
         if (NORM == 2) b = reinterpret_cast<const float4 *>(bias)[at];
         __half2 low = __floats2half2_rn(held[i].x * factor * w.x + b.x, held[i].y * factor * w.y + b.y);
         __half2 high = __floats2half2_rn(held[i].z * factor * w.z + b.z, held[i].w * factor * w.w + b.w);
