@@ -57,6 +57,7 @@ class Row:
 
     model: str
     cache: str
+    sequences: int
     depth: int
     warps: int
     loads: int
@@ -71,26 +72,27 @@ class Row:
     share: float
 
 
-def attention(config: Config, positions: int, cache: str, device: Any, **tuning: int) -> Attention:
-    """The attention of a model on a device, as the decode plan has it, for packed output matrices."""
+def attention(config: Config, positions: int, cache: str, device: Any, sequences: int = 1, **tuning: int) -> Attention:
+    """The attention of a model on a device, as the decode plan has it for packed output matrices, or a batch."""
     return Attention(
         config.heads, config.kv_heads, config.head_dim, positions, config.arch.rope,
         config.rope.dim // 2 if config.rope.dim else None,
         config.eps if config.arch.query_norm is not None else None,
-        cache, device.num_gpcs * device.num_tpc_per_gpc * device.num_sm_per_tpc, arch=device.arch, tuning=tuning,
+        cache, device.num_gpcs * device.num_tpc_per_gpc * device.num_sm_per_tpc, sequences,
+        quantized=sequences == 1, halves=sequences > 1, arch=device.arch, tuning=tuning,
     )  # fmt: skip
 
 
 class Bench:
     """Caches and vectors on an opened device. Use it in a `with`."""
 
-    def __init__(self, device: Any, boundary: Boundary) -> None:
-        self.device, self._boundary = device, boundary
+    def __init__(self, device: Any, boundary: Boundary, sequences: int = 1) -> None:
+        self.device, self.sequences, self._boundary = device, sequences, boundary
         self._undo = ExitStack()
 
     def __enter__(self) -> Self:
         try:
-            self.states = States(self.device)
+            self.states = States(self.device, self.sequences)
             self._undo.callback(self.states.close)
             self.caches, self.scratch = self._alloc(ROTATION), self._alloc(64 << 20)
             # As bytes they are small whole numbers; as halves, small too.
@@ -116,8 +118,9 @@ class Bench:
             self.device.allocator._copyin(buffer.offset(at, len(part)), memoryview(part))
 
     def us(self, at: Attention, depth: int) -> float:
-        """Microseconds that a launch adds for a token at position `depth`."""
-        self.states.begin(0, [0], depth, at.positions)
+        """Microseconds that a launch adds for a token of each sequence at position `depth`."""
+        for slot in range(self.sequences):
+            self.states.begin(slot, [0], depth, at.positions)
         program = at.load(self.device)
         copies: int = max(1, self.caches.size // self._stride(at))
         count = max(LEAST, copies)
@@ -148,27 +151,28 @@ class Bench:
     def row(self, model: str, at: Attention, depth: int, launches: int, bandwidth: float) -> Row:
         """Measure one depth."""
         us, size = self.us(at, depth), sum(at.cache_bytes) * 2 * depth // at.positions
-        return Row(model, at.cache, depth, at.warps, at.loads, at.splits, (at.tuning or {}).get("SPLIT_ROWS", 0),
-                   launches, size, us, size / us / 1e3, size / us * 1e6 / bandwidth)  # fmt: skip
+        rows = (at.tuning or {}).get("SPLIT_ROWS", 0)
+        return Row(model, at.cache, at.sequences, depth, at.warps, at.loads, at.splits, rows, launches,
+                   size, us, size / us / 1e3, size / us * 1e6 / bandwidth)  # fmt: skip
 
 
-def candidates(config: Config, positions: int, cache: str, device: Any) -> list[Attention]:
+def candidates(config: Config, positions: int, cache: str, device: Any, sequences: int) -> list[Attention]:
     """All cuts that a sweep tries."""
-    plain = attention(config, positions, cache, device)
+    plain = attention(config, positions, cache, device, sequences)
     found: dict[tuple[int, ...], Attention] = {}
     for warps, loads, ctas, rows in combinations(*CANDIDATES.values()):
-        splits = max(1, ctas * plain.sms // config.kv_heads)
+        splits = max(1, ctas * plain.sms // (config.kv_heads * sequences))
         tuning = {"ATTENTION_WARPS": warps, "ATTENTION_LOADS": loads, "SPLITS": splits}
         if rows:
             tuning["SPLIT_ROWS"] = rows
-        found[warps, loads, splits, rows] = attention(config, positions, cache, device, **tuning)
+        found[warps, loads, splits, rows] = attention(config, positions, cache, device, sequences, **tuning)
     return list(found.values())
 
 
 def sweep(bench: Bench, model: str, config: Config, cache: str, depths: Sequence[int], bandwidth: float) -> list[Row]:
     """Rows of all cuts that this chip can launch."""
     rows = []
-    for at in candidates(config, max(depths) + ROOM, cache, bench.device):
+    for at in candidates(config, max(depths) + ROOM, cache, bench.device, bench.sequences):
         try:
             rows += [bench.row(model, at, depth, config.layers, bandwidth) for depth in depths]
         except (CompileFailed, LaunchError):
@@ -183,7 +187,7 @@ def measured(
     for model in models:
         config = SHAPES[model].config
         if not best:
-            at = attention(config, max(depths) + ROOM, cache, bench.device)
+            at = attention(config, max(depths) + ROOM, cache, bench.device, bench.sequences)
             yield from (bench.row(model, at, depth, config.layers, bandwidth) for depth in depths)
             continue
         rows = sweep(bench, model, config, cache, depths, bandwidth)
@@ -195,8 +199,9 @@ def line(row: Row) -> str:
     """A row as text."""
     cut = f"{row.warps}w {row.loads}l {row.splits}p {row.split_rows or ''}"
     step = row.us * row.launches
+    what = f"{row.model:12} {row.cache:5} x {row.sequences:<2} depth {row.depth:6} {cut:16}"
     return (
-        f"{row.model:12} {row.cache:5} depth {row.depth:6} {cut:16} {row.bytes / 1e6:8.2f} MB {row.us:8.2f} us "
+        f"{what} {row.bytes / 1e6:8.2f} MB {row.us:8.2f} us "
         f"{row.gb_s:7.0f} GB/s {100 * row.share:5.1f}%  {step:8.1f} us a step"
     )
 
@@ -207,6 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("models", nargs="+", choices=list(SHAPES))
     parser.add_argument("--depths", nargs="+", type=int, default=DEPTHS)
     parser.add_argument("--cache", choices=CACHES, default=CACHES[0])
+    parser.add_argument("--sequences", type=int, default=1, help="decoded together")
     parser.add_argument(
         "--sweep", type=int, default=0, metavar="N", help="try all cuts, print the best N of each depth"
     )
@@ -219,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with products.Bench(device, boundary) as reading:
             bandwidth = reading.bandwidth()
         print(f"read bandwidth {bandwidth / 1e9:.0f} GB/s", flush=True)
-        with Bench(device, boundary) as bench:
+        with Bench(device, boundary, asked.sequences) as bench:
             for row in measured(bench, asked.models, asked.cache, asked.depths, bandwidth, asked.sweep):
                 rows.append(row)
                 print(line(row), flush=True)

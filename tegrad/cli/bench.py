@@ -226,6 +226,7 @@ def attention(
     models: Annotated[list[str], typer.Argument(help="Shapes, as in tegrad.bench.models: 1b, 3b, 8b, qwen3-0.6b, ...")],
     depths: Annotated[list[int] | None, typer.Option(help="Positions before the token's; 0, 4096, 16384.")] = None,
     cache: Annotated[str, typer.Option(help="f16 or q8_0.")] = "f16",
+    sequences: Annotated[int, typer.Option(help="Sequences that are decoded together.")] = 1,
     sweep: Annotated[int, typer.Option(help="Try every cut, print so many of the best of each depth.")] = 0,
     boundary: Annotated[str, typer.Option(help="A form of `tegrad bench boundaries`.")] = "chain-lean",
     json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
@@ -234,8 +235,8 @@ def attention(
     from tegrad.bench.attention import main
 
     asked = ["--depths", *map(str, depths)] if depths else []
-    asked += ["--cache", cache, "--sweep", str(sweep), "--boundary", boundary, *(["--json"] if json_ else [])]
-    main([*models, *asked])
+    asked += ["--cache", cache, "--sequences", str(sequences), "--sweep", str(sweep), "--boundary", boundary]
+    main([*models, *asked, *(["--json"] if json_ else [])])
 
 
 @app.command()

@@ -35,9 +35,10 @@ def test_attention_is_measured_at_every_depth(
     assert [row["depth"] for row in rows] == [0, 300]
     assert [row["bytes"] for row in rows] == [0, 300 * 2 * 4 * 64 * 2]
     assert all(row["us"] == pytest.approx(row["bytes"] / row["gb_s"] / 1e3) for row in rows[1:])
-    bench.main(["tiny", "--depths", "0", "300", "--cache", "q8_0", "--sweep", "1", "--json"])
+    bench.main(["tiny", "--depths", "0", "300", "--cache", "q8_0", "--sequences", "2", "--sweep", "1", "--json"])
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [(row["depth"], row["warps"]) for row in rows] == [(0, 2), (300, 2)]
+    assert rows[1]["bytes"] == 2 * 300 * 2 * 4 * 68  # with two scales of two bytes
 
 
 def test_every_kind_of_sampling_is_measured(

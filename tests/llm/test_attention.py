@@ -230,6 +230,16 @@ MORE = {
 }
 
 
+HOPPER = {"sms": 132, "arch": "sm_90", "floats": True}
+PUBLISHED = {
+    "llama-1b": Attention(32, 8, 64, 4200, **HOPPER),
+    "llama-8b-q8_0": Attention(32, 8, 128, 2100, cache="q8_0", **HOPPER),
+    "qwen2.5-0.5b": Attention(14, 2, 64, 4200, "halves", **HOPPER),
+    "qwen3-0.6b": Attention(16, 8, 128, 2100, "halves", eps=1e-6, **HOPPER),
+}
+"""As an H200 runs them."""
+
+
 def around_borders(at: Attention) -> list[int]:
     """Positions where a part, or a tile, begins to be full, is full, and has just one position too many."""
     lanes = 1 << (at.head_dim // 8 - 1).bit_length()
@@ -254,6 +264,15 @@ def test_attention_of_other_sizes(opened: Any, operands: Operands, name: str) ->
     bench = Bench(at, at.load(opened), operands)
     for position in around_borders(at):
         bench.run([position, position // 3][: at.sequences])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_attention_as_an_h200_cuts_it(opened: Any, operands: Operands, name: str) -> None:
+    at = PUBLISHED[name]
+    bench = Bench(at, at.load(opened), operands)
+    for position in (0, 100, at.positions // 2, at.positions - 1):
+        bench.run([position])
 
 
 def test_a_token_that_outweighs_all_before_it(opened: Any, operands: Operands) -> None:
