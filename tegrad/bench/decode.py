@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -31,13 +31,16 @@ from tegrad.bench.limits import MEMORY, Limit, decode_limit, read_bandwidth
 from tegrad.bench.models import provide
 from tegrad.bench.prefill import prompt, together
 from tegrad.bench.record import Record, RecordError, Side, make
+from tegrad.bench.stamps import Stamps
 from tegrad.bench.targets import SPAN, TARGETS, Target
 from tegrad.errors import TegradError
 from tegrad.llm.engine import Engine, Planner
 from tegrad.llm.gguf import Gguf
+from tegrad.llm.loop import Loop
 from tegrad.llm.persistent import PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.sampling import Settings
+from tegrad.nv.replay import DEFAULT, Boundary, up_to
 
 REPETITIONS: Final = 5
 """Samples of ours before the peer's, and as many behind; the first run of either is not counted."""
@@ -76,6 +79,11 @@ class Ways:
             chosen["early" if self.plan == EARLY else "boundary"] = BOUNDARIES[self.boundary]
         return chosen
 
+    def between(self, launches: int) -> Boundary:
+        """The boundary between the launches of a step, of which so many may begin early where any may."""
+        chosen = BOUNDARIES[self.boundary] if self.boundary else DEFAULT
+        return up_to(chosen, launches) if self.plan == EARLY else chosen
+
     def command(self, target: Target) -> str:
         """The command that takes the figure this way."""
         if not self.plan and not self.boundary:
@@ -106,6 +114,33 @@ def rates(engine: Engine, depth: int, tokens: int, repetitions: int) -> list[flo
         found.append(count / (time.perf_counter() - begun))
         if count != tokens:
             raise RecordError(f"{count} tokens came where {tokens} were asked for")
+    return found[1:]
+
+
+def host_us(engine: Engine, tokens: int, repetitions: int) -> list[float]:
+    """Microseconds of CPU time that the process takes for a token, each time but for the first."""
+    found = []
+    for _ in range(repetitions + 1):
+        engine.reset()
+        begun = time.process_time()
+        for _ in engine.generate([1], Settings(), tokens):
+            pass
+        found.append(1e6 * (time.process_time() - begun) / tokens)
+    return found[1:]
+
+
+def gaps(engine: Engine, ways: Ways, tokens: int, repetitions: int) -> list[float]:
+    """Microseconds of the GPU's clock between two steps, the mean of a stream, each time but for the first."""
+    found = []
+    with Stamps(engine.device, engine._states, tokens) as stamps:
+        step = stamps.around(engine._step(Settings()))
+        loop = Loop(engine.device, step, engine._states, boundary=ways.between(1 + len(engine.plan.launches)))
+        with closing(loop):
+            for _ in range(repetitions + 1):
+                for _ in loop.stream([1], 0, engine.context, tokens):
+                    pass
+                loop.settle()
+                found.append(stamps.times().gap)
     return found[1:]
 
 
@@ -161,6 +196,18 @@ def _first(target: Target, path: Path, ways: Ways) -> Record:
     return _record(target, Side("tegrad", shown, ours), peer)
 
 
+def _host(target: Target, path: Path, ways: Ways) -> Record:
+    with opened(), conversation(path, 0, ways) as engine:
+        ours = host_us(engine, SPAN, REPETITIONS)
+    return _record(target, Side("tegrad", ways.command(target), ours))
+
+
+def _gap(target: Target, path: Path, ways: Ways) -> Record:
+    with opened(), conversation(path, 0, ways) as engine:
+        ours = gaps(engine, ways, SPAN, REPETITIONS)
+    return _record(target, Side("tegrad", ways.command(target), ours))
+
+
 def _matvec(target: Target, path: Path, ways: Ways) -> Record:
     return _record(target, *graph.repaired(path))
 
@@ -170,7 +217,8 @@ def _beam(target: Target, path: Path, ways: Ways) -> Record:
 
 
 TAKERS: Final[Mapping[str, Callable[[Target, Path, Ways], Record]]] = {
-    "decode": _decode, "prompt": _prompt, "batch": _batch, "first": _first, "matvec": _matvec, "beam": _beam,
+    "decode": _decode, "prompt": _prompt, "batch": _batch, "first": _first, "host": _host, "gap": _gap,
+    "matvec": _matvec, "beam": _beam,
 }  # fmt: skip
 
 
@@ -180,7 +228,9 @@ def take(id: str, ways: Ways | None = None) -> Record:
     return TAKERS[target.kind](target, provide(target.model), ways or Ways())
 
 
-def _record(target: Target, ours: Side, peer: Side, limit: Limit | None = None, second: Side | None = None) -> Record:
+def _record(
+    target: Target, ours: Side, peer: Side | None = None, limit: Limit | None = None, second: Side | None = None
+) -> Record:
     return make(
         target.id, target.what, target.unit, ours, larger_is_better=target.larger, peer=peer,
         limit=limit.rate if limit else None, limit_note=limit.note if limit else "",

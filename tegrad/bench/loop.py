@@ -22,7 +22,6 @@ from typing import Any, Final
 
 from tegrad.bench.boundaries import FORMS, HOPPER, opened
 from tegrad.bench.models import provide
-from tegrad.bench.record import Record, Side, make
 from tegrad.llm.engine import Engine, Planner
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.loop import Loop
@@ -35,8 +34,6 @@ TOKENS: Final = 128
 REPETITIONS: Final = 9
 JOINED: Final = 16
 """Steps of the recording that holds several."""
-MODEL: Final = "1b-q6k"
-"""Of the figures."""
 PLANS: Final[Mapping[str, Planner]] = {"launches": DecodePlan, "persistent": PersistentPlan}
 
 
@@ -147,31 +144,6 @@ def measure(
         )
     finally:
         bench.close()
-
-
-def host(figure: str) -> Record:
-    """Microseconds of CPU time a token, of streams of TOKENS tokens."""
-    return _figure(figure, "CPU time of the host for a token, waits included", "host_us")
-
-
-def gap(figure: str) -> Record:
-    """Microseconds between two steps."""
-    return _figure(figure, "GPU time between two steps, beyond a boundary between two kernels", "gap_us")
-
-
-def _figure(figure: str, what: str, which: str) -> Record:
-    path = provide(MODEL)
-    with opened():
-        samples = []
-        bench = Bench(path, TOKENS + 2)
-        try:
-            bench.stream(0, TOKENS)
-            for _ in range(REPETITIONS):
-                samples.append(bench.gap(0) if which == "gap_us" else 1e6 * bench.stream(0, TOKENS)[1] / TOKENS)
-        finally:
-            bench.close()
-    side = Side("tegrad", f"tegrad bench take {figure}", samples)
-    return make(figure, f"{what}; {MODEL}, depth 0", "us", side, larger_is_better=False)
 
 
 def line(row: Row) -> str:

@@ -120,8 +120,6 @@ MEASURES: dict[str, Measure] = {
         _tinygrads("replay-mlp-us", "a recorded network's call, and a CUDA graph's", "mlp", "against_graph"),
         _tinygrads("replay-mlp-p99-us", "the same, 99th percentile", "mlp", "slowest_against_graph"),
         _tinygrads("replay-mlp-jit-us", "a recorded network's call, and TinyJit's", "mlp", "against_jit"),
-        _tinygrads("host-us-per-token", "CPU time of the host for a token", "loop", "host"),
-        _tinygrads("token-gap-us", "GPU time between two steps", "loop", "gap"),
         Measure(
             "orin-agx-estimate-tok-s",
             "an estimate of decode on AGX Orin 64GB, from bytes, issue rates and launch costs",

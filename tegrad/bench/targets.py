@@ -60,6 +60,8 @@ _WORDS: Final[Mapping[str, str]] = {
     "prompt": "a prompt of {amount} tokens of {model}, to the last one's logits",
     "batch": "{amount} sequences of {model} decoding together, tokens of all",
     "first": "from the start of a process to its end behind the first token of {model}, caches warm",
+    "host": "CPU time of the process for a token of {model}, waits included, depth 0",
+    "gap": "the GPU's time between the end of a step and the begin of the next, {model}, depth 0",
     "matvec": "decode of {model} by tinygrad's operations, with its matrix-vector products repaired",
     "beam": "decode of {model} by tinygrad's operations, with beam search",
 }
@@ -84,6 +86,8 @@ TARGETS: Final[Mapping[str, Target]] = {
         Target("batch8-1b-q6k", "batch", "1b-q6k", Goal(times=1.5), 8),
         Target("batch32-1b-q6k", "batch", "1b-q6k", Goal(times=1.5), 32),
         Target("load-to-first-token", "first", "1b-q6k", _PAST, unit="s", larger=False),
+        Target("host-us-per-token", "host", "1b-q6k", Goal(value=15), unit="us", larger=False),
+        Target("token-gap-us", "gap", "1b-q6k", Goal(value=3), unit="us", larger=False),
         Target("matvec-fix-1b-q6k", "matvec", "1b-q6k", _PAST),
         Target("beam-1b-q6k", "beam", "1b-q6k", _PAST),
     )

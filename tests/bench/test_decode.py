@@ -1,13 +1,14 @@
 """The figures of decoding: ours around the peer's on one file, what is reached, and the others when one fails."""
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tegrad.bench import decode, llama, tinygrad13
+from tegrad.bench import decode, llama, stamps, tinygrad13
 from tegrad.bench.record import RecordError, Side, make
 from tegrad.bench.targets import TARGETS
 from tegrad.nv.faults import WaitTimeout
@@ -102,8 +103,26 @@ def test_a_way_of_choice_stands_in_the_command() -> None:
         decode.Ways("early")
 
 
-@pytest.mark.board
-def test_ours_is_measured_around_the_peer_on_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Slow(Talker):
+    """An engine that works for its tokens."""
+
+    def generate(self, prompt: list[int], settings: Any, limit: int) -> Iterator[int]:
+        begun = time.process_time()
+        while time.process_time() - begun < 0.02:
+            pass
+        time.sleep(0.05)
+        yield from super().generate(prompt, settings, limit)
+
+
+def test_the_hosts_time_is_that_of_its_processor() -> None:
+    engine: Any = Slow()
+    (sample,) = decode.host_us(engine, 10, 1)
+    assert sample >= 0.02e6 / 10
+
+
+@pytest.fixture
+def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small model that every figure is taken of, on a board, in short."""
     path = write(tmp_path / "model.gguf", SHAPE, TYPE.Q6_K, kinds={"attn_v": TYPE.Q4_K})
     for name, value in (("TEGRAD_BOARD", "agx-orin-64gb"), ("DEV", "NV")):
         monkeypatch.setenv(name, value)
@@ -111,6 +130,32 @@ def test_ours_is_measured_around_the_peer_on_one_file(tmp_path: Path, monkeypatc
     for name, value in (("provide", lambda name: path), ("SPAN", 4), ("REPETITIONS", 1), ("MEMORY", 1 << 20)):
         monkeypatch.setattr(decode, name, value)
     monkeypatch.setattr("tegrad.bench.boundaries.PASSES", 1)
+    return path
+
+
+@pytest.mark.board
+def test_the_gap_lies_between_steps_that_the_gpu_itself_stamped(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = []
+
+    class Seen(stamps.Stamps):
+        def times(self) -> stamps.Times:
+            clocks.append(self.clock())
+            return super().times()
+
+    monkeypatch.setattr(decode, "Stamps", Seen)
+    taken = decode.take("token-gap-us")
+    assert [clock.shape for clock in clocks] == [(4, 2)] * 2
+    for clock in clocks:
+        noted = clock.reshape(-1)
+        assert noted[0] > 0
+        assert (noted[1:] > noted[:-1]).all()
+        gap = (noted[2::2] - noted[1:-1:2]).mean() / 1e3
+    assert taken.ours.samples == [pytest.approx(gap)]
+    assert decode.line(taken).goal == 3
+
+
+@pytest.mark.board
+def test_ours_is_measured_around_the_peer_on_one_file(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Path, int, int]] = []
 
     def peer(model: Path, *, depth: int, tokens: int) -> Side:
@@ -121,7 +166,7 @@ def test_ours_is_measured_around_the_peer_on_one_file(tmp_path: Path, monkeypatc
     taken = decode.take("decode-1b-q6k-d0", decode.Ways("many"))
     assert len(taken.ours.samples) == 2
     assert min(taken.ours.samples) > 0
-    assert asked == [(path, 0, 4)]
+    assert asked == [(board, 0, 4)]
     assert taken.peer is not None
     assert not taken.others
 

@@ -42,10 +42,15 @@ def test_the_repair_is_switched_off_for_one_side_only(
     assert without.command == "TEGRAD_REPAIRS_OFF=matvec python -m tegrad.bench.graph some.gguf"
 
 
-def test_a_search_that_does_not_end_leaves_the_other(processes: list[dict[str, str]]) -> None:
+def test_a_search_that_does_not_end_gives_way_to_another(
+    processes: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     searched, plain = graph.searched(Path("some.gguf"))
     assert (searched.name, searched.median, plain.median) == ("JITBEAM=2", 90.0, 60.0)
-    assert ["PARALLEL" in env for env in processes] == [False, False, True]
+    assert ["PARALLEL" in env for env in processes] == [False, True]
+    monkeypatch.setattr(graph, "BEAM", ("BEAM", "JITBEAM"))
+    assert graph.searched(Path("some.gguf"))[0].name == "JITBEAM=2"
+    assert ["BEAM" in env for env in processes[2:]] == [True, False, False]
 
 
 def test_no_search_that_ends_is_an_error(processes: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
