@@ -728,6 +728,24 @@ def wgmma_products() -> None:
 
 
 @case()
+def attention_by_depth() -> None:
+    """The attention of published models against float64, from no depth to all parts of it, many times."""
+    from decode_kernels import PUBLISHED, attention
+
+    for name in PUBLISHED:
+        attention(device(), name)
+        print(name, end="; ")
+
+
+@case()
+def sampled_tokens() -> None:
+    """Tokens drawn on the device are those that the same settings, seeds and logits draw in numpy."""
+    from decode_kernels import sampling
+
+    sampling(device())
+
+
+@case()
 def opened_by_our_device() -> None:
     """The device is ours, over the interface and the classes of this chip."""
     dev = device()

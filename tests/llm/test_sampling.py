@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import sampling_twin as twin
 from operands import Operands
+from sampling_rig import NARROW, VOCAB, WIDE, Rig, random_logits
 
 from tegrad.llm.errors import ModelError
-from tegrad.llm.sampling import HISTORY, Sampling, Settings
-from tegrad.llm.state import States
-from tegrad.nv.replay import Recording
+from tegrad.llm.sampling import HISTORY, Settings
 
 pytestmark = pytest.mark.board
 
-VOCAB = 2603
-"""Three chunks, and no multiple of what a thread takes."""
-NARROW = (
-    Settings(1.0, top_k=40),
-    Settings(0.7, top_p=0.9, min_p=0.05, top_k=40),
-    Settings(1.5, top_p=0.5, top_k=128),
-    Settings(0.8, min_p=0.2, top_k=5),
-    Settings(1.0, top_k=1),
-    Settings(0.0),
-)
-WIDE = (
-    Settings(1.0),
-    Settings(0.7, top_p=0.95),
-    Settings(1.2, min_p=0.1),
-    Settings(1.0, top_k=600),
-    Settings(1.0, top_p=0.9, top_k=600, min_p=0.001),
-    Settings(2.0, top_p=0.02),
-    Settings(1.0, top_k=VOCAB + 5, top_p=0.8),
-)
 PENALTIES = (
     Settings(0.0, repeat=1.3, frequency=0.7),
     Settings(0.9, top_k=20, repeat=1.2, presence=0.5, frequency=0.4, last_n=10),
@@ -59,52 +39,6 @@ def operands(opened: Any, request: pytest.FixtureRequest) -> Iterator[Operands]:
     made.free()
 
 
-class Rig:
-    """Sequences with settings of their own that sample from given logits (slots, vocab)."""
-
-    def __init__(
-        self, operands: Operands, settings: Sequence[Settings], logits: np.ndarray, ends: Sequence[int] = ()
-    ) -> None:
-        self.operands, self.settings = operands, list(settings)
-        self.device, self.vocab = operands.device, logits.shape[-1]
-        self.recordings: dict[bool, Recording] = {}
-        slots = len(self.settings)
-        self.states = States(self.device, slots)
-        self.sampling = Sampling(self.device, self.vocab, ends, slots)
-        for slot, one in enumerate(self.settings):
-            self.sampling.set(slot, one)
-        self.logits = operands.put(logits)
-        padded = np.full((slots, -(-self.vocab // 32) * 32), -np.inf, np.float32)
-        padded[:, : self.vocab] = logits
-        parts = padded.reshape(slots, -1, 32)
-        self.best = operands.put(parts.max(-1))
-        self.best_row = operands.put((parts.argmax(-1) + 32 * np.arange(parts.shape[1])).astype(np.int32))
-
-    def begin(self, slot: int, position: int = 0, seed: int = 0, limit: int = 1 << 20, token: int = 0) -> None:
-        self.states.begin(slot, [token], position, limit, seed)
-
-    def step(self, logits: np.ndarray | None = None, greedy: bool = False) -> None:
-        """One step of all slots, from other logits if given."""
-        if logits is not None:
-            self.device.allocator._copyin(self.logits, memoryview(np.ascontiguousarray(logits).tobytes()))
-        if greedy not in self.recordings:
-            best = {"best": self.best, "best_row": self.best_row} if greedy else {}
-            launches = self.sampling.launches(self.states, self.settings, logits=self.logits, **best)
-            self.recordings[greedy] = Recording(self.device, launches)
-        recording = self.recordings[greedy]
-        recording.wait(recording.run())
-
-    def tokens(self) -> list[int]:
-        """What each slot would embed next."""
-        return [self.states.read(slot).token for slot in range(len(self.settings))]
-
-    def close(self) -> None:
-        for recording in self.recordings.values():
-            recording.close()
-        self.sampling.close()
-        self.states.close()
-
-
 @pytest.fixture
 def rig(operands: Operands) -> Iterator[Any]:
     made: list[Rig] = []
@@ -116,10 +50,6 @@ def rig(operands: Operands) -> Iterator[Any]:
     yield make
     for one in made:
         one.close()
-
-
-def random_logits(slots: int, vocab: int = VOCAB, seed: int = 3) -> np.ndarray:
-    return (3 * np.random.default_rng(seed).standard_normal((slots, vocab))).astype(np.float32)
 
 
 def test_greedy_takes_the_likeliest_and_of_equals_the_first(rig: Any) -> None:
