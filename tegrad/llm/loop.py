@@ -20,10 +20,13 @@ AHEAD: Final = 2
 """Steps in flight."""
 PATIENCE: Final = 20e-3
 """Seconds after which a wait for a token becomes one for its step, which sleeps in the driver and notices faults."""
-SPIN_BELOW: Final = 200e-6
-"""Seconds between tokens up to which the host polls for them: it would sleep too long."""
-LATEST: Final = 1 / 8
-"""Weight of the last interval in the average that the host sleeps by."""
+POLLED: Final = 200e-6
+"""Seconds up to which a wait for a token polls: a sleep would take too long."""
+SHORTEST: Final = 50e-6
+"""The shortest nap worth taking."""
+EARLIER: Final = 0.98
+LATER: Final = 1.1
+"""How a nap changes from token to token."""
 
 
 class LoopError(ModelError):
@@ -47,8 +50,7 @@ class Loop:
         self._ahead = ahead
         self._in_flight: deque[int] = deque()
         self._streams = 0
-        self._pace = 0.0
-        self._last = 0.0
+        self._nap = 0.0
 
     def stream(
         self, tokens: Sequence[int], position: int, limit: int, count: int | None = None, seed: int = 0
@@ -85,7 +87,7 @@ class Loop:
         """What each of `total` steps hands over, with the next ones submitted before it is yielded."""
         self.settle()
         self.states.begin(0, tokens, position, limit, seed)
-        self._last, self._pace = time.perf_counter(), 0.0
+        self._nap = 0.0
         self._streams += 1
         submitted, stream = 0, self._streams
         for number in range(1, total + 1):
@@ -102,18 +104,24 @@ class Loop:
                 raise LoopError("another stream of this sequence has begun: this one is over")
 
     def _await(self, number: int) -> int:
-        """Token `number` of slot 0."""
+        """Token `number` of slot 0.
+
+        The host naps for about as long as the token takes, a little less where it came while the host slept, a little
+        more where the host woke first, so that being late never makes it later.
+        """
         states, clock = self.states, time.perf_counter
-        begun = clock()
+        begun, naps = clock(), 0
         while (token := states.token(0, number)) is None:
-            now = clock()
-            if now - begun > PATIENCE:
+            if clock() - begun > PATIENCE:
                 self.recording.wait(self._in_flight[0])
                 if states.token(0, number) is None:
                     raise LoopError("a step ended without handing over a token: its last launch must do that")
-            elif self._pace > SPIN_BELOW:
-                time.sleep(max(self._last + self._pace - now, self._pace / 16))
-        now = clock()
-        self._pace += (now - self._last - self._pace) * LATEST
-        self._last = now
+            elif self._nap >= SHORTEST:
+                time.sleep(self._nap / 16 if naps else self._nap)
+                naps += 1
+        if naps:
+            self._nap *= LATER if naps > 1 else EARLIER
+        else:
+            polled = clock() - begun
+            self._nap = polled / 2 if polled > POLLED else self._nap * EARLIER**8
         return token
