@@ -190,22 +190,26 @@ class Bench:
 
 
 CANDIDATES: Final = {
-    "rows": (16, 32, 64),
+    "rows": (16, 64),
     "items": (1, 2, 4, 8),
     "ahead": (1, 2, 4),
-    "warps": (4, 8, 16),
-    "ctas": (1, 2, 3),
+    "warps": (8, 16),
+    "ctas": (1, 2, 3, 4),
+    "keep": (True, False),
 }
 """Of a `Tuning`; what comes to the same form is tried once."""
+
+
+LEAST_WARPS: Final = 4
 
 
 def candidates(product: Product, arch: str) -> list[Form]:
     """The forms that a sweep tries: all tunings made to fit, and what an SM's registers hold of each."""
     found: dict[Form, None] = {}
-    for rows, items, ahead, warps, ctas in combinations(*CANDIDATES.values()):
+    for rows, items, ahead, warps, ctas, keep in combinations(*CANDIDATES.values()):
         if ahead <= items and 8 <= warps * ctas <= (48 if arch == "sm_87" else 64):
-            cut = fit(product, Tuning(rows, items, ahead, warps, ctas))
-            if product.grid(cut) >= 32 and product.items(cut) <= 32 * cut.warps:
+            cut = fit(product, Tuning(rows, items, ahead, warps, ctas, bool(keep)))
+            if product.grid(cut) >= 32 and cut.warps >= LEAST_WARPS and product.items(cut) <= 32 * cut.warps:
                 found[cut] = None
     return list(found)
 
@@ -233,7 +237,7 @@ def sweep(bench: Bench, model: str, role: Role, product: Product, launches: int,
 
 def line(row: Row) -> str:
     """A row as text."""
-    cut = f"{row.form.cta_rows}r {row.form.warps}w {row.form.ahead}a {row.form.ctas}c"
+    cut = f"{row.form.cta_rows}r {row.form.warps}w {row.form.ahead}a {row.form.ctas}c{'' if row.form.keep else ' -'}"
     size = f"{row.bytes / 1e6:9.2f} MB"
     return f"{row.model:12} {row.role:7} {cut:18} {size} {row.us:9.2f} us {row.gb_s:8.0f} GB/s {100 * row.share:5.1f}%"
 

@@ -16,8 +16,10 @@ ROLES: Final[tuple[Role, ...]] = ("qkv", "output", "gate", "down", "logits")
 REGISTERS: Final = 65536
 """Of an SM: CUDA programming guide, compute capabilities 8.0 to 9.0."""
 OWN_REGISTERS: Final = 42
-"""What a thread needs besides the weights in flight and the sums: activations of a lane (24), addresses."""
-_WEIGHTS: Final = {"Q4_0": 9, "Q4_K": 12, "Q5_K": 14, "Q6_K": 14, "Q8_0": 17, "F16": 44, "BF16": 44, "F32": 72}
+"""What a thread needs besides the weights in flight and the sums, activations that it keeps included."""
+KEPT: Final = 12
+"""Fewer where it does not keep them: 24 hold them, some of which it needs all the same."""
+_WEIGHTS: Final = {"Q4_0": 9, "Q4_K": 12, "Q5_K": 14, "Q6_K": 14, "Q8_0": 17, "F16": 24, "BF16": 24, "F32": 44}
 """Registers of an item in flight; of floats, with some of the activations, which come from shared memory."""
 
 
@@ -26,7 +28,7 @@ class Tuning:
     """What to aim at for a role.
 
     Rows of a CTA; items of a warp, and how many of them in flight at most; warps of a CTA at most; CTAs of an SM at
-    least.
+    least; whether activations are kept in registers.
     """
 
     rows: int = 16
@@ -34,6 +36,7 @@ class Tuning:
     ahead: int = 4
     warps: int = 16
     ctas: int = 1
+    keep: bool = True
 
 
 _SM_90: Final[Mapping[Role, Tuning]] = {
@@ -41,18 +44,18 @@ _SM_90: Final[Mapping[Role, Tuning]] = {
     "output": Tuning(items=1),
     "gate": Tuning(items=4, ahead=2, warps=8, ctas=3),
     "down": Tuning(items=4),
-    "logits": Tuning(rows=32, items=4, ahead=2, warps=8, ctas=3),
+    "logits": Tuning(rows=64, items=8, ahead=2, warps=8, ctas=3),
 }
 """A product with about as many CTAs as the chip has SMs asks for all its weights at once; a larger one keeps 80 KB an
 SM in flight, in CTAs that end at different times. One or two rows in flight a warp were best in an experiment on an
 H200; `tegrad.bench.products --sweep` tries the others."""
 
 _SM_87: Final[Mapping[Role, Tuning]] = {
-    "qkv": Tuning(items=2, ahead=2, warps=8, ctas=3),
-    "output": Tuning(items=2, ahead=2, warps=8, ctas=3),
-    "gate": Tuning(items=4, ahead=2, warps=8, ctas=3),
+    "qkv": Tuning(items=2, ahead=2, warps=8, ctas=2),
+    "output": Tuning(items=2, ahead=2, warps=8, ctas=2),
+    "gate": Tuning(items=4, ahead=2, warps=8, ctas=2),
     "down": Tuning(items=8, ahead=2, warps=8, ctas=3),
-    "logits": Tuning(rows=32, items=4, ahead=2, warps=8, ctas=3),
+    "logits": Tuning(rows=64, items=8, ahead=2, warps=8, ctas=3),
 }
 """An SM's share of the bandwidth is 13 GB/s or less: little needs to be in flight, and every product has many CTAs for
 each SM. Calculated, not measured."""
@@ -76,7 +79,7 @@ def fit(product: Product, tuning: Tuning) -> Form:
     if product.columns % SEGMENT == 0 and per_row > 1 and warps >= per_row:
         warps -= warps % per_row  # a warp then meets the same columns in every item, and keeps its activations
     ahead, ctas = min(-(-items // warps), tuning.ahead), tuning.ctas
-    cut = replace(made, warps=warps, ahead=ahead, ctas=ctas)
+    cut = replace(made, warps=warps, ahead=ahead, ctas=ctas, keep=tuning.keep)
     while cut.ctas > 1 and in_flight(product, cut) < min(ahead, 2):
         cut = replace(cut, ctas=cut.ctas - 1)
     return replace(cut, ahead=max(1, min(ahead, in_flight(product, cut))))
@@ -85,10 +88,11 @@ def fit(product: Product, tuning: Tuning) -> Form:
 def in_flight(product: Product, cut: Form) -> int:
     """Items that a warp's registers hold, where an SM is to hold as many CTAs as the form says."""
     limit = min(255, REGISTERS // (32 * cut.warps * cut.ctas) // 8 * 8)
-    steps = -(-product.items(cut) // cut.warps)
+    steps = min(-(-product.items(cut) // cut.warps), max(cut.ahead, 4))  # of a round
     touched = 1 if product.columns % SEGMENT == 0 else -(-SEGMENT // product.columns) + 1
     sums = steps * (touched if product.packed else 1)
-    return max(0, limit - OWN_REGISTERS - sums) // max(_WEIGHTS[part.kind.name] for part in product.parts)
+    own = OWN_REGISTERS - (0 if cut.keep else KEPT)
+    return max(0, limit - own - sums) // max(_WEIGHTS[part.kind.name] for part in product.parts)
 
 
 def _rows(product: Product, wanted: int) -> int:
@@ -97,4 +101,5 @@ def _rows(product: Product, wanted: int) -> int:
     step = least_rows(product.columns) if packed else 16
     if product.best or (product.out_norm and max(step, wanted) > 16):
         step = max(step, BEST_ROWS)
+    wanted = wanted if packed else min(wanted, BEST_ROWS)  # a row of floats is twice as many items
     return -(-wanted // step) * step

@@ -13,6 +13,8 @@ from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import BlockType
 from tegrad.llm.packing import LANE_WEIGHTS, PLAIN, SEGMENT, check
 
+PIECE: Final = 1024
+"""Weights of a row of floats that are an item, at most."""
 SET: Final = 16
 """Activations that share a scale."""
 BEST_ROWS: Final = 32
@@ -26,12 +28,17 @@ Activation = Literal["none", "silu", "gelu"]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How the work is cut: rows and warps of a CTA, items in flight of a warp, CTAs per SM to leave registers for."""
+    """How the work is cut.
+
+    Rows and warps of a CTA, items in flight of a warp, CTAs per SM to leave registers for; whether a lane that always
+    meets the same columns keeps their activations in registers.
+    """
 
     cta_rows: int
     warps: int
     ahead: int = 4
     ctas: int = 1
+    keep: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +139,7 @@ class Product:
         return whole and form.cta_rows % SET == 0 and form.cta_rows <= 32 * form.warps and (pieces or not self.out_norm)
 
     def items(self, form: Form) -> int:
-        """Items of a CTA, of the part that has most: loads of up to 2048 weights by a warp."""
+        """Items of a CTA, of the part that has most: segments, or pieces of a row of floats."""
         most = max(self._pieces(part.kind) if part.kind in PLAIN else self.columns / SEGMENT for part in self.parts)
         return int(form.cta_rows * most) * (2 if self.gated else 1)
 
@@ -142,7 +149,7 @@ class Product:
 
     def _pieces(self, kind: BlockType) -> int:
         """Equal pieces that a row of floats is cut into (Items<F, false>::pieces)."""
-        lane, count = 16 // kind.size, -(-self.columns // SEGMENT)
+        lane, count = 16 // kind.size, -(-self.columns // PIECE)
         while self.columns % (count * lane):
             count += 1
         return count
@@ -161,6 +168,7 @@ class Product:
             "WARPS": form.warps,
             "AHEAD": form.ahead,
             "CTAS": form.ctas,
+            "KEEP": form.keep,
             "PARTS": 1 if self.gated else len(self.parts),
             "GATED": self.gated,
             "NORM": NORMS[self.norm],

@@ -5,7 +5,8 @@
 // them in flight in registers, the first ones before it waits for anything, and leaves the sum of each item and row in
 // shared memory. One thread per row then adds up, and ends the row's work.
 //
-// Macros: K (columns), CTA_ROWS, WARPS, AHEAD (items of a warp in flight), CTAS (CTAs per SM to leave registers for)
+// Macros: K (columns), CTA_ROWS, WARPS, AHEAD (items of a warp in flight), CTAS (CTAs per SM to leave registers for), KEEP
+// (1: a lane's activations stay in registers where it always meets the same columns; 0: it reads them for each item)
 //   PARTS         matrices, each with FORMATi, ROWSi and CTAs of its own, outputs one after another; GATED: two matrices
 //                 alike, gate and up, whose products a CTA joins row by row
 //   NORM          0 none, 1 RMS, 2 layer: norm of the input over its K elements. A packed matrix has the norm's weight in q
@@ -27,6 +28,9 @@
 #endif
 #ifndef CTAS
 #define CTAS 1
+#endif
+#ifndef KEEP
+#define KEEP 1
 #endif
 #ifndef PARTS
 #define PARTS 1
@@ -85,9 +89,9 @@ __device__ constexpr int most_rows(int count, int chunks) {
     return most;
 }
 
-// Equal pieces of a row, each of whole 128-bit loads.
+// Equal pieces of a row, each of whole 128-bit loads and of 1024 weights at most.
 __device__ constexpr int pieces(int lane) {
-    int count = (K + SEGMENT - 1) / SEGMENT;
+    int count = (K + 1023) / 1024;
     while (K % (count * lane)) count++;
     return count;
 }
@@ -102,7 +106,7 @@ template <class F> struct Items<F, true> {
     static constexpr int COUNT = CTA_ROWS * (K / 64) / 32, BYTES = F::BYTES;
     static constexpr int SHARED = (K + SEGMENT - 1) / SEGMENT * INPUT_BYTES;
     static constexpr int SPAN = most_rows(COUNT, CHUNKS);
-    static constexpr bool FIXED = CHUNKS % 32 == 0 && WARPS % (CHUNKS / 32) == 0;  // a warp always meets the same columns
+    static constexpr bool FIXED = KEEP && CHUNKS % 32 == 0 && WARPS % (CHUNKS / 32) == 0;  // a warp always meets the same columns
     static __device__ constexpr int row(int chunk) { return chunk / CHUNKS; }
     // Items of `rows` rows: the last segment of a matrix may be partly used.
     static __device__ constexpr int of(int rows) { return (rows * CHUNKS + 31) / 32; }
@@ -121,21 +125,28 @@ template <class F> struct Items<F, false> {
 
 // --- helpers --------------------------------------------------------------------------------------------------------
 
-// Sums over the lanes of N values, 32 at most: lane L gets that of value L / (32 / N), N a power of two.
-template <int N> __device__ __forceinline__ float lane_sums(float (&v)[N], int lane) {
-    int offset = 16;
+// Sums over the lanes of N values, 32 at most: lane L gets that of value L / (32 / N), N a power of two. Lanes that differ by
+// Offset exchange halves of what they have left, or all of it when that is one. The halves are chosen by arithmetic: of a
+// condition NVVM makes branches, with the shuffles in both, where lanes that should exchange no longer meet.
+template <int N, int Half = N / 2, int Offset = 16> __device__ __forceinline__ float lane_sums(float (&v)[N], int lane) {
+    if constexpr (Offset == 0) return v[0];
+    else {
+        const unsigned upper = 0u - (unsigned)(lane / Offset & 1);
 #pragma unroll
-    for (int half = N / 2; half > 0; half /= 2, offset /= 2) {
-        const bool upper = lane & offset;
-#pragma unroll
-        for (int i = 0; i < half; i++) {
-            const float send = upper ? v[i] : v[i + half], keep = upper ? v[i + half] : v[i];
-            v[i] = keep + __shfl_xor_sync(0xffffffff, send, offset);
+        for (int i = 0; i < Half; i++) {
+            const unsigned low = __float_as_uint(v[i]), high = __float_as_uint(v[i + Half]), swap = (low ^ high) & upper;
+            const float keep = __uint_as_float(low ^ swap), send = __uint_as_float(high ^ swap);
+            v[i] = keep + __shfl_xor_sync(0xffffffff, send, Offset);
         }
+        if constexpr (Half == 0) v[0] += __shfl_xor_sync(0xffffffff, v[0], Offset);
+        return lane_sums<N, Half / 2, Offset / 2>(v, lane);
     }
-#pragma unroll
-    for (; offset > 0; offset /= 2) v[0] += __shfl_xor_sync(0xffffffff, v[0], offset);
-    return v[0];
+}
+
+// The same number, but the compiler does not know that: what is read from there is read anew, and held in no register.
+__device__ __forceinline__ int hidden(int v) {
+    asm volatile("" : "+r"(v));
+    return v;
 }
 
 __device__ __forceinline__ float warp_sum(float v) {
@@ -185,6 +196,7 @@ template <class F> __device__ __forceinline__ void stage_floats(float4 *shared, 
     scale = rsqrtf(block_sum(squares) / K + EPS);
 #endif
     constexpr int USED = I::LENGTH / 4;
+#pragma unroll 1
     for (int at = threadIdx.x; at < I::PIECES * I::QUADS; at += THREADS) {
         const int piece = at / I::QUADS, quad = at % I::QUADS;
         float4 v = make_float4(0, 0, 0, 0);
@@ -235,64 +247,90 @@ template <class F> struct Sums {
 
 extern __shared__ __align__(16) unsigned char staged[];
 
-// A warp's items of a CTA's work on a matrix with Rows rows. Steps are template arguments: an array that a loop indexes, which
-// the compiler then does not unroll, would lie in local memory.
+// A warp's items of a CTA's work on a matrix with Rows rows, in rounds of ROUND: code enough to keep FLIGHT of them in flight,
+// and no more. Slots are template arguments: an array that a loop indexes which the compiler does not unroll would lie in
+// local memory.
 template <class F, int Rows> struct Run {
     typedef Items<F> I;
     static constexpr int TOTAL = MATRICES * I::COUNT, STEPS = (TOTAL + WARPS - 1) / WARPS;
     static constexpr int FLIGHT = AHEAD < STEPS ? AHEAD : STEPS;
-    static constexpr bool RAGGED = Rows % CTA_ROWS != 0;
+    static constexpr int WHOLE = (4 + FLIGHT - 1) / FLIGHT * FLIGHT, ROUND = STEPS < WHOLE ? STEPS : WHOLE;
+    static constexpr bool ONCE = ROUND == STEPS, RAGGED = Rows % CTA_ROWS != 0;
+    static constexpr int VALUES = ROUND * I::SPAN;
 
     const unsigned char *base[MATRICES];  // a matrix's item that would be the warp's first
     int warp, lane;
     int left;  // items of this CTA that exist
     typename I::Item flight[FLIGHT];
-    float values[STEPS * I::SPAN];
+    float values[VALUES];
     Input fixed;
 
     __device__ __forceinline__ int item(int step) const { return warp + WARPS * step; }
     __device__ __forceinline__ bool exists(int item) const {
-        return (TOTAL % WARPS == 0 || item < TOTAL) && (!RAGGED || item % I::COUNT < left);
+        return ((ONCE && TOTAL % WARPS == 0) || item < TOTAL) && (!RAGGED || item % I::COUNT < left);
     }
 
-    template <int Step> __device__ __forceinline__ void load() {
-        if (!exists(item(Step))) return;
-        const unsigned char *from = MATRICES == 1 || item(Step) < I::COUNT ? base[0] : base[MATRICES - 1];
-        flight[Step % FLIGHT].load(Stream{from + WARPS * Step * I::BYTES}, lane);
+    template <int Slot> __device__ __forceinline__ void load(int step) {
+        if (!exists(item(step))) return;
+        const unsigned char *from = MATRICES == 1 || item(step) < I::COUNT ? base[0] : base[MATRICES - 1];
+        flight[Slot].load(Stream{from + WARPS * step * I::BYTES}, lane);
     }
 
-    // The first ones, all at once.
-    template <int Step = 0> __device__ __forceinline__ void begin() {
-        if constexpr (Step < FLIGHT) {
-            load<Step>();
-            begin<Step + 1>();
+    // The first items, all at once.
+    template <int Slot = 0> __device__ __forceinline__ void begin() {
+        if constexpr (Slot < FLIGHT) {
+            load<Slot>(Slot);
+            begin<Slot + 1>();
         }
     }
 
-    // Each one's product; a slot is asked for its next item as soon as it is free.
-    template <int Step = 0> __device__ __forceinline__ void finish() {
-        if constexpr (Step < STEPS) {
-            const int at = item(Step) % I::COUNT;
+    // The products of a round that begins with step `first`; a slot is asked for its next item as soon as it is free.
+    template <int At = 0> __device__ __forceinline__ void multiply(int first) {
+        if constexpr (At < ROUND) {
+            constexpr int Slot = At % FLIGHT;
+            const int own = item(first + At), at = own % I::COUNT;
             float value = 0;
-            if (exists(item(Step))) {
+            if (exists(own)) {
                 if constexpr (!F::PACKED) {
-                    const float4 *x = (const float4 *)staged + at % I::PIECES * I::QUADS;
-                    value = F::template dot<I::LENGTH>(flight[Step % FLIGHT], x, lane);
+                    const float4 *x = (const float4 *)staged + hidden(at % I::PIECES * I::QUADS);
+                    value = F::template dot<I::LENGTH>(flight[Slot], x, lane);
                 } else if constexpr (I::FIXED) {
-                    value = F::dot(flight[Step % FLIGHT], fixed, lane);
+                    value = F::dot(flight[Slot], fixed, lane);
                 } else {
-                    value = F::dot(flight[Step % FLIGHT], load_input(staged, (at * 32 + lane) % I::CHUNKS), lane);
+                    value = F::dot(flight[Slot], load_input(staged, hidden((at * 32 + lane) % I::CHUNKS)), lane);
                 }
             }
-            if constexpr (Step + FLIGHT < STEPS) load<Step + FLIGHT>();
+            if constexpr (!ONCE || At + FLIGHT < STEPS) load<Slot>(first + At + FLIGHT);
             if constexpr (I::SPAN == 1) {
-                values[Step] = value;
+                values[At] = value;
             } else {
                 const int mine = I::row(at * 32 + lane) - I::row(at * 32);
 #pragma unroll
-                for (int i = 0; i < I::SPAN; i++) values[Step * I::SPAN + i] = mine == i ? value : 0;
+                for (int i = 0; i < I::SPAN; i++) values[At * I::SPAN + i] = mine == i ? value : 0;
             }
-            finish<Step + 1>();
+            multiply<At + 1>(first);
+        }
+    }
+
+    // The lanes' sums of a round, up to 32 values at a time.
+    __device__ __forceinline__ void keep(Sums<F> &sums, int first) {
+        constexpr int GROUP = VALUES <= 1 ? 1 : VALUES <= 2 ? 2 : VALUES <= 4 ? 4 : VALUES <= 8 ? 8 : VALUES <= 16 ? 16 : 32;
+#pragma unroll
+        for (int from = 0; from < VALUES; from += GROUP) {
+            float group[GROUP];
+#pragma unroll
+            for (int i = 0; i < GROUP; i++) group[i] = from + i < VALUES ? values[from + i] : 0;
+            const float sum = lane_sums<GROUP>(group, lane);
+            const int value = from + lane / (32 / GROUP), own = item(first + value / I::SPAN);
+            if (lane % (32 / GROUP) == 0 && value < VALUES && own < TOTAL) sums.at[own * I::SPAN + value % I::SPAN] = sum;
+        }
+    }
+
+    __device__ __forceinline__ void finish(Sums<F> &sums) {
+#pragma unroll 1
+        for (int first = 0; first < STEPS; first += ROUND) {
+            multiply<0>(first);
+            keep(sums, first);
         }
     }
 };
@@ -346,21 +384,7 @@ __device__ __forceinline__ void work(const Arguments &a, const unsigned char *co
     __syncthreads();
     if constexpr (F::PACKED)
         if (I::FIXED) run.fixed = load_input(staged, warp % (I::CHUNKS / 32 ? I::CHUNKS / 32 : 1) * 32 + lane);
-    run.finish();
-
-    // The lanes' sums, up to 32 values at a time.
-    constexpr int VALUES = R::STEPS * I::SPAN;
-    constexpr int GROUP = VALUES <= 1 ? 1 : VALUES <= 2 ? 2 : VALUES <= 4 ? 4 : VALUES <= 8 ? 8 : VALUES <= 16 ? 16 : 32;
-#pragma unroll
-    for (int from = 0; from < VALUES; from += GROUP) {
-        float group[GROUP];
-#pragma unroll
-        for (int i = 0; i < GROUP; i++) group[i] = from + i < VALUES ? run.values[from + i] : 0;
-        const float sum = lane_sums<GROUP>(group, lane);
-        const int value = from + lane / (32 / GROUP), step = value / I::SPAN;
-        if (lane % (32 / GROUP) == 0 && step < R::STEPS && (R::TOTAL % WARPS == 0 || run.item(step) < R::TOTAL))
-            sums.at[run.item(step) * I::SPAN + value % I::SPAN] = sum;
-    }
+    run.finish(sums);
 
     float scale = 1;
 #if NORM == 1
