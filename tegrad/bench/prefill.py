@@ -4,6 +4,7 @@
     python -m tegrad.bench.prefill 1b-q6k --tokens 512 --sweep 5  the best 5 tiles of each
     python -m tegrad.bench.prefill 1b-q6k --attention 0 4096      attention of a chunk behind so many positions
     python -m tegrad.bench.prefill --file MODEL.gguf              tokens per second of a prompt of 512, and of batches
+    ... --pick wgmma                                              with Hopper's own instructions for many tokens
 
 Each product runs as prompts and batches launch it, in a recording of dependent launches that go through so many copies
 of the weights that none is in a cache when its turn comes again. A time is the GPU's, the slope between recordings of
@@ -30,7 +31,20 @@ from tegrad.bench.boundaries import FORMS, HOPPER, gpu_us, opened
 from tegrad.bench.models import SHAPES
 from tegrad.llm.arch import Config
 from tegrad.llm.flash import Flash
-from tegrad.llm.gemm import FEW, HOPPER_SMS, SHARED, AnyTile, FewTile, Gemm, Operands, Tile, WgmmaTile, pick_tile
+from tegrad.llm.gemm import (
+    FEW,
+    HOPPER_SMS,
+    PICKS,
+    SHARED,
+    AnyTile,
+    FewTile,
+    Gemm,
+    Operands,
+    Tile,
+    TilePicker,
+    WgmmaTile,
+    pick_tile,
+)
 from tegrad.llm.gguf import BLOCK_TYPES, BlockType
 from tegrad.llm.packing import packed_bytes
 from tegrad.llm.prefill import chunk_bytes
@@ -250,7 +264,7 @@ def sweep(bench: Bench, model: str, role: str, gemm: Gemm, launches: int, tokens
 # ---- whole prompts and batches
 
 
-def prompt(path: Path, tokens: int = 512, repetitions: int = REPETITIONS) -> list[float]:
+def prompt(path: Path, tokens: int = 512, repetitions: int = REPETITIONS, pick: TilePicker = pick_tile) -> list[float]:
     """Tokens per second of a prompt, each time: from tokens on the host to the last one's logits on the device."""
     from tegrad.llm.cache import KvCache
     from tegrad.llm.packed import PackedModel
@@ -259,7 +273,7 @@ def prompt(path: Path, tokens: int = 512, repetitions: int = REPETITIONS) -> lis
     found = []
     with PackedModel.load(path, "NV") as model, KvCache(model.device, model.config, tokens) as cache:
         fed = np.random.default_rng(2).integers(0, model.config.vocab, tokens).tolist()
-        with Prefill(model, cache) as prefill:
+        with Prefill(model, cache, pick=pick) as prefill:
             for _ in range(repetitions + 1):
                 begun = time.perf_counter()
                 prefill.run(fed)
@@ -318,7 +332,8 @@ def measured(bench: Bench, asked: argparse.Namespace) -> Iterator[Row]:
                 if asked.sweep:
                     yield from sweep(bench, model, role, gemm, launches, tokens)[: asked.sweep]
                 else:
-                    yield bench.row(model, role, gemm, launches, pick_tile(bench.device, gemm, tokens), tokens)
+                    tile = PICKS[asked.pick](bench.device, gemm, tokens)
+                    yield bench.row(model, role, gemm, launches, tile, tokens)
         for depth in asked.attention:
             yield bench.attention(model, config, max(asked.tokens), depth)
 
@@ -330,6 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS), help="tokens of a chunk or batch")
     parser.add_argument("--attention", type=int, nargs="+", default=[], metavar="DEPTH", help="also attention there")
     parser.add_argument("--sweep", type=int, default=0, metavar="N", help="try all tiles, print the best N of each")
+    parser.add_argument("--pick", default="mma", choices=PICKS, help="the instruction for many tokens")
     parser.add_argument("--boundary", default="chain-lean", choices=[*FORMS, *HOPPER])
     parser.add_argument("--file", type=Path, help="a model, for whole prompts and batches")
     parser.add_argument("--json", action="store_true", help="a JSON list on the last line")
@@ -347,7 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(f"{model:12} {tokens:5} tokens {us:9.1f} us in what is above, {tokens / us * 1e6:9.0f} tok/s")
         if asked.file:
             for what, speeds in (
-                ("prompt of 512", prompt(asked.file)),
+                ("prompt of 512", prompt(asked.file, pick=PICKS[asked.pick])),
                 *((f"batch of {count}", together(asked.file, count)) for count in (8, FEW)),
             ):
                 print(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -275,27 +275,49 @@ def pick_few(device: Any, gemm: Gemm, tokens: int) -> FewTile:
 
 def pick_many(device: Any, gemm: Gemm, tokens: int) -> Tile:
     """As large a tile as leaves every SM a block, else columns split over blocks."""
-    sms = sm_count(device)
     bm, wm = next(((most, most) for most in (16, 32, 64) if tokens <= most), (128, 64))
+    tiles = [Tile(bm, bn, wm, bn * (bm // wm) // 4) for bn in (128, 64)]
+    return _filling(device, gemm, tokens, *(_deepest(device, gemm, tile) for tile in tiles))
 
-    def tile(bn: int) -> Tile:
-        """The deepest that lets an SM hold two blocks, or one."""
-        shapes = [Tile(bm, bn, wm, bn * (bm // wm) // 4, stages=stages) for stages in (4, 3, 2)]
-        for resident in (BLOCKS_PER_SM, 1):
-            for shape in shapes:
-                if shape.shared_bytes(gemm) * resident <= SHARED.get(device.arch, LEAST_SHARED):
-                    return replace(shape, resident=resident)
-        raise LaunchError(f"no tile of {bm} x {bn} fits an SM of {device.arch}")
 
-    def blocks(bn: int) -> int:
-        x, y, _ = tile(bn).grid(gemm, tokens)
+def pick_wgmma(device: Any, gemm: Gemm, tokens: int) -> AnyTile:
+    """`pick_tile` with Hopper's own instructions where there are more tokens than a batch has."""
+    if tokens <= FEW:
+        return pick_few(device, gemm, tokens)
+    bm = 64 if tokens <= 64 else 128
+    tiles = [WgmmaTile(bm, bn) for bn in (128, 64)]
+    return _filling(device, gemm, tokens, *(_deepest(device, gemm, tile) for tile in tiles))
+
+
+PICKS: Final[Mapping[str, TilePicker]] = {"mma": pick_tile, "wgmma": pick_wgmma}
+"""By the instruction for many tokens."""
+
+_Large = TypeVar("_Large", Tile, WgmmaTile)
+
+
+def _deepest(device: Any, gemm: Gemm, tile: _Large) -> _Large:
+    """With the most stages that let an SM hold two blocks, or one."""
+    for resident in (BLOCKS_PER_SM, 1):
+        for stages in (4, 3, 2):
+            made = replace(tile, stages=stages, resident=resident)
+            if made.shared_bytes(gemm) * resident <= SHARED.get(device.arch, LEAST_SHARED):
+                return made
+    raise LaunchError(f"no tile of {tile.bm} x {tile.bn} fits an SM of {device.arch}")
+
+
+def _filling(device: Any, gemm: Gemm, tokens: int, wide: _Large, narrow: _Large) -> _Large:
+    """The wide tile if it leaves every SM a block, else the narrow one, its columns split while that adds blocks."""
+    sms, steps = sm_count(device), gemm.columns // LANE_WEIGHTS
+
+    def blocks(tile: _Large) -> int:
+        x, y, _ = tile.grid(gemm, tokens)
         return x * y
 
-    bn = 128 if blocks(128) >= sms else 64
-    splits, steps = 1, gemm.columns // LANE_WEIGHTS
-    while blocks(bn) * splits * 2 <= BLOCKS_PER_SM * sms and steps >= 2 * splits * LEAST_STEPS:
+    tile = wide if blocks(wide) >= sms else narrow
+    splits = 1
+    while blocks(tile) * splits * 2 <= BLOCKS_PER_SM * sms and steps >= 2 * splits * LEAST_STEPS:
         splits *= 2
-    return replace(tile(bn), splits=splits)
+    return replace(tile, splits=splits)
 
 
 def scratch_bound(device: Any) -> tuple[int, int]:
