@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from tegrad import models as shipped
 from tegrad.bench import models
 from tegrad.bench.record import RecordError, now, source_digest
+from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.quality import Agreement, agreement
 from tegrad.llm.reference import Reference
 from tegrad.llm.tokenizer import Tokenizer
@@ -99,16 +100,21 @@ def prefill(path: Path, device: str, positions: int) -> Iterator[Callable[[Seque
         yield score
 
 
-STRETCHES: Final = (1, 7, 16, 2, 5, 11)
+STRETCHES: Final = (1, 3, 16, 2, 1, 5)
 
 
 @contextmanager
-def decode(path: Path, device: str, positions: int, **options: Any) -> Iterator[Callable[[Sequence[int]], Scored]]:
-    """Our kernels for one token, by the decode loop's engine, with its `options`."""
+def decode(
+    path: Path, device: str, positions: int, *, persistent: bool = False, q8: bool = False
+) -> Iterator[Callable[[Sequence[int]], Scored]]:
+    """Our kernels for one token, by the decode loop's engine: a step of many launches, or of one."""
     from tegrad.llm.engine import Engine as Decoder
     from tegrad.llm.gguf import Gguf
+    from tegrad.llm.persistent import PersistentPlan
+    from tegrad.llm.plan import DecodePlan
 
-    with Gguf.open(path) as file, Decoder(file, positions, device=device, **options) as engine:
+    plan: Any = PersistentPlan if persistent else DecodePlan
+    with Gguf.open(path) as file, Decoder(file, positions, device=device, q8=q8, plan=plan) as engine:
         yield lambda tokens: (range(len(tokens)), np.stack([engine.feed([token]) for token in tokens]))
 
 
@@ -117,8 +123,10 @@ ENGINES: Final[Mapping[str, Engine]] = {
     "prefill": prefill,
     "decode": decode,
     "decode-q8": partial(decode, q8=True),
+    "persistent": partial(decode, persistent=True),
+    "persistent-q8": partial(decode, persistent=True, q8=True),
 }
-Q8_CACHE: Final = frozenset({"decode-q8"})
+Q8_CACHE: Final = frozenset({"decode-q8", "persistent-q8"})
 """Engines with a packed cache, which llama.cpp then has too."""
 
 
@@ -141,7 +149,7 @@ def small(shape: models.Shape) -> models.Shape:
 def compare(case: str, engines: Iterable[str], device: str, where: str, count: int = TOKENS) -> Iterator[Row]:
     """A row for each engine on one of CASES or on a model of `bench.models`; `where` describes the device.
 
-    Raises RecordError without llama.cpp, ModelNameError.
+    An engine that refuses the model has none. Raises RecordError without llama.cpp, ModelNameError.
     """
     try:
         from tegrad.bench.cpu_llama import F16, Q8_0, peer
@@ -157,8 +165,11 @@ def compare(case: str, engines: Iterable[str], device: str, where: str, count: i
             kind = Q8_0 if name in Q8_CACHE else F16
             with peer(path, len(tokens), keys=kind, values=kind) as opened:
                 theirs = opened.logits(tokens)
-            with ENGINES[name](path, device, len(tokens)) as score:
-                at, logits = score(tokens)
+            try:
+                with ENGINES[name](path, device, len(tokens)) as score:
+                    at, logits = score(tokens)
+            except UnsupportedModelError:
+                continue
             chosen = list(at)
             yield Row(
                 model=case,

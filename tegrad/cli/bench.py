@@ -160,14 +160,18 @@ def quality(
     device = open_default()
     name, where = device.split()[0], described(device)
     behind = False
-    typer.echo(f"{'model':22} {'engine':10} {'':9} {'max':>9} {'mean':>9} {'KL':>9} {'top-1':>6}")
+    typer.echo(f"{'model':22} {'engine':13} {'':9} {'max':>9} {'mean':>9} {'KL':>9} {'top-1':>6}")
     for model in models or CASES:
-        for row in compare(model, engine or ENGINES, name, where, tokens):
+        left = list(engine or ENGINES)
+        for row in compare(model, tuple(left), name, where, tokens):
+            left.remove(row.engine)
             merge(results / FILE, [row])
             behind |= not row.within
             for label, side in (("ours", row.ours), ("llama.cpp", row.llama_cpp)):
                 figures = f"{side.max_error:9.2g} {side.mean_error:9.2g} {side.divergence:9.2g} {side.top1:6.1%}"
-                typer.echo(f"{row.model:22} {row.engine:10} {label:9} {figures}")
+                typer.echo(f"{row.model:22} {row.engine:13} {label:9} {figures}")
+        for refused in left:
+            typer.echo(f"{model:22} {refused:13} refuses this model")
     raise typer.Exit(behind)
 
 
