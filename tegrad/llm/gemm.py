@@ -263,13 +263,12 @@ def pick_tile(device: Any, gemm: Gemm, tokens: int) -> AnyTile:
 
 
 def pick_few(device: Any, gemm: Gemm, tokens: int) -> FewTile:
-    """Blocks of 8 warps that share columns, with more rows each as long as every SM gets a block."""
-    nb = -(-tokens // 8)
-    warps_k = 8 if nb <= 2 else 4
-    rows = gemm.rows * (2 if gemm.gated else 1)
-    warps_m = 8 // warps_k
-    while warps_k > 2 and rows // (16 * warps_m * 2) >= sm_count(device):
-        warps_k, warps_m = warps_k // 2, warps_m * 2
+    """Blocks of 8 warps with as many rows as leave every SM a block; of fewer rows, more warps share the columns."""
+    nb, rows = -(-tokens // 8), gemm.rows * (2 if gemm.gated else 1)
+    # With more tokens the stages of 8 warps' columns would not fit.
+    *wider, narrowest = (4, 2), (2, 4), (1, 8 if nb <= 2 else 4)
+    fitting = (cut for cut in wider if rows // (16 * cut[0]) >= sm_count(device))
+    warps_m, warps_k = next(fitting, narrowest)
     return FewTile(nb, warps_m=warps_m, warps_k=warps_k)
 
 
