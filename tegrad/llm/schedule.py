@@ -33,6 +33,9 @@ UNIT: Final = 8
 QUANTIZED_UNIT, FLOAT_UNIT = 16, 48
 """Bytes of a unit on its way: 8 int8, scale and sum of squares, epoch; 8 floats, sum of squares, three epochs."""
 
+SUMS: Final = 4096
+"""Row sums that an instruction leaves in shared memory at most: more logits than that take several stages."""
+
 RUNS: Final = 3
 """Runs of weights that an instruction may have: the rows of a CTA may lie in the ends of three matrices."""
 
@@ -56,7 +59,7 @@ class Op(IntEnum):
     GATE = 5
     """activation(gate rows) * up rows."""
     LOGITS = 6
-    """Rows of the output matrix; the largest of the CTA is handed on."""
+    """Rows of the output matrix; the largest of the CTA's is handed on by the last such stage."""
     SAMPLE = 7
     """The step's token from the CTAs' largest logits; the state moves on."""
 
@@ -349,18 +352,26 @@ class _Builder:
 
     def product(
         self, op: Op, layer: int, source: Vector, target: Vector, matrices: tuple[Matrix, ...], *,
-        first: int = 0, floats: bool = False,
+        first: int = 0, floats: bool = False, part: int = 0, parts: int = 1,
     ) -> None:  # fmt: skip
-        """Rows of matrices below one another, or of gate and up side by side, dealt out to all CTAs."""
+        """Rows of matrices below one another, or of gate and up side by side, dealt out to all CTAs.
+
+        Of logits, `part` of `parts` of the rows; only the last hands on.
+        """
         sides = [(matrix,) for matrix in matrices] if op is Op.GATE else [matrices]
         rows = sum(matrix.rows for matrix in sides[0])
         stage, row = len(self.stages), []
-        for cta, (unit, units) in enumerate(deal(-(-rows // UNIT), self.ctas)):
+        all_units = -(-rows // UNIT)
+        begin, end = (all_units * at // parts for at in (part, part + 1))
+        for cta, (dealt, units) in enumerate(deal(end - begin, self.ctas)):
+            unit = begin + dealt
             if not units:
                 row.append(Instruction(Op.NOTHING, stage, cta, layer))
                 continue
             runs = tuple(run for side in sides for run in _runs(side, unit * UNIT, units * UNIT))
-            output = Span(target, cta, 1) if op is Op.LOGITS else Span(target, first + unit * UNIT, units * UNIT)
+            output: Span | None = Span(target, first + unit * UNIT, units * UNIT)
+            if op is Op.LOGITS:
+                output = Span(target, cta, 1) if part == parts - 1 else None
             waits = (self.wait(Span(source, 0, matrices[0].columns)),)
             row.append(Instruction(op, stage, cta, layer, waits, runs, output))
         self.add(op, layer, row, matrices, floats)
@@ -448,7 +459,10 @@ def build(network: Network, ctas: int, parts: int | None = None) -> Program:
         made.product(Op.GATE, at, Vector.X, Vector.HIDDEN, (layer.gate, layer.up), floats=_plain(layer.down))
         after = network.layers[at + 1].qkv if at + 1 < len(network.layers) else (network.output,)
         made.product(Op.ADD, at, Vector.HIDDEN, Vector.X, (layer.down,), floats=_plain(*after))
-    made.product(Op.LOGITS, 0, Vector.X, Vector.TOP, (network.output,))
+    units = -(-network.output.rows // (UNIT * ctas))
+    turns = -(-units * UNIT * pieces_per_row(network.output) // SUMS)
+    for part in range(turns):
+        made.product(Op.LOGITS, 0, Vector.X, Vector.TOP, (network.output,), part=part, parts=turns)
     made.sample()
     return Program(network, ctas, made.parts, tuple(made.stages))
 
@@ -661,22 +675,23 @@ def _check_overwrites(program: Program, proof: _Proof, order: Sequence[Instructi
 
 
 def _check_matrices(program: Program) -> None:
-    """Every segment of every matrix is streamed once, by the stage that has it, and rows go where they belong."""
-    for at, stage in enumerate(program.stages):
-        count = {
-            matrix.name: np.zeros(-(-matrix.rows * matrix.columns // stream_segment(matrix)), np.int32)
-            for matrix in stage.matrices
-        }
+    """Every segment of every matrix is streamed once, by a stage that has it, and rows go where they belong."""
+    count = {
+        matrix.name: np.zeros(-(-matrix.rows * matrix.columns // stream_segment(matrix)), np.int32)
+        for matrix in program.network.matrices()
+    }
+    for stage in program.stages:
+        own = {matrix.name for matrix in stage.matrices}
         for ins in stage.instructions:
             _check_rows(ins)
             for run in ins.runs:
-                if run.matrix.name not in count:
+                if run.matrix.name not in own:
                     raise ScheduleError(f"{ins} multiplies {run.matrix.name}, which is no matrix of its stage")
                 count[run.matrix.name][run.first : run.first + run.segments] += 1
-        for name, times in count.items():
-            if (times != 1).any():
-                wrong = int(np.argmax(times != 1))
-                raise ScheduleError(f"segment {wrong} of {name} is computed {times[wrong]} times in stage {at}")
+    for name, times in count.items():
+        if (times != 1).any():
+            wrong = int(np.argmax(times != 1))
+            raise ScheduleError(f"segment {wrong} of {name} is computed {times[wrong]} times")
 
 
 def _check_rows(ins: Instruction) -> None:
@@ -708,8 +723,8 @@ output's elements. ATTEND: runs hold the addresses of keys, values and both scal
 the norms of query and key. EMBED: runs[0] is the embedding. norm: the norm that follows the written stream.
 """
 
-READS_FLOATS, WRITES_FLOATS = 1, 2
-"""Bits of `flags`."""
+READS_FLOATS, WRITES_FLOATS, HANDS_ON = 1, 2, 4
+"""Bits of `flags`. A stage of logits that does not hand on leaves its largest to the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -770,6 +785,7 @@ def _encode(
         word["target"] = place.vectors[ins.output.vector]
         word["first"], word["rows"] = ins.output.first, ins.output.count
     word["flags"] = WRITES_FLOATS * stage.floats + READS_FLOATS * any(m.kind in PLAIN for m in stage.matrices)
+    word["flags"] |= HANDS_ON * (ins.output is not None)
     word["head"], word["part"] = ins.head, ins.part
     for to, run in zip(word["runs"], ins.runs, strict=False):
         to["address"], to["segments"], to["format"] = run.address, run.segments, formats.index(run.matrix.kind)

@@ -185,7 +185,8 @@ class Twin:
                 y = self._products(ins, Vector.X) * self._factor()
                 first = ins.runs[0].first * stream_segment(ins.runs[0].matrix) // ins.runs[0].matrix.columns
                 self.logits[first : first + len(y)] = y
-                self.top[ins.cta] = (float(y.max()), first + int(y.argmax()))
+                found = (float(y.max()), first + int(y.argmax()))
+                self.top[ins.cta] = max(found, self.top.get(ins.cta, found), key=lambda entry: (entry[0], -entry[1]))
             case Op.SAMPLE:
                 self.sampled = max(self.top.values(), key=lambda entry: (entry[0], -entry[1]))[1]
 

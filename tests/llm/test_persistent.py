@@ -147,6 +147,8 @@ def check_stages(rig: Rig, token: int, position: int) -> None:
             rig.twin.execute(ins)
         spans = [ins.output for ins in stage.instructions if ins.output is not None]
         if stage.op is Op.LOGITS:
+            if not spans:
+                continue
             got = rig.operands.get(rig.logits, rig.made.shape.vocab, np.float32)
             np.testing.assert_allclose(got, rig.twin.logits, rtol=1e-4, atol=1e-4 * np.abs(got).max(), err_msg=str(at))
             continue
@@ -184,6 +186,8 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
         Shape(2048, 4096, 4, 2, 64, 1, 72, Q8_0, positions=128),
         4, 100, {"tuning": replace(SMALL, handover=0, in_flight=2, consumers=5, ring_tile=10)},
     ),
+    # more logits than fit shared memory at once; rows of a quarter of a segment
+    "logits": (Shape(512, 512, 4, 2, 64, 1, 25000, Q4_K), 2, 3, {}),
     # plain rows, below and above a segment's width
     "plain": (Shape(512, 4096, 4, 2, 64, 1, 72, F16), 3, 40, {}),
 }  # fmt: skip
@@ -193,7 +197,7 @@ def cases() -> Iterator[Any]:
     """Each case with its buffers flush to one side of their pages; with the other side where time is plenty."""
     for at, name in enumerate(CASES):
         for side, flush in enumerate(("end", "start")):
-            often = name != "small" and side == at % 2
+            often = name not in ("small", "logits") and side == at % 2
             yield pytest.param(flush, name, marks=() if often else pytest.mark.long, id=f"{name}-{flush}")
 
 

@@ -252,6 +252,7 @@ def test_the_twins_of_a_step_compute_the_network(kind: object, error: float) -> 
         (QWEN3_06B, Q8_0, 132, 1.03),
         (QWEN3_17B, Q4_K, 132, 1.03),
         (QWEN3_17B, Q4_K, 16, 1.001),
+        (LLAMA_3B, Q6_K, 16, 1.01),
     ],
 )
 def test_published_sizes_are_dealt_out_evenly(sizes: tuple[int, ...], kind: object, ctas: int, most: float) -> None:
@@ -271,6 +272,14 @@ def test_a_whole_model_is_proved_and_its_encoding_is_what_was_built() -> None:
     assert sorted(gates["rows"].tolist()) == 16 * 16 * [48] + 16 * 116 * [64]
     assert (gates["runs"]["segments"] == gates["rows"][:, None] * [1, 1, 0]).all()
     assert (gates["runs"]["address"][:, 0] == gates["first"].astype(np.uint64) * 1680).all()
+
+
+def test_logits_that_do_not_fit_shared_memory_take_several_stages() -> None:
+    program = build(network(LLAMA_3B, layers=1), 16)
+    validate(program)
+    logits = [stage for stage in program.stages if stage.op is Op.LOGITS]
+    assert len(logits) == 6  # 8016 rows of three sums each
+    assert [{ins.output is None for ins in stage.instructions} for stage in logits] == 5 * [{True}] + [{False}]
 
 
 def test_rows_are_dealt_in_pairs_of_units_where_that_costs_nothing() -> None:

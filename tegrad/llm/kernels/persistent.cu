@@ -70,7 +70,7 @@ enum Op { NOTHING, EMBED, PROJECT, ATTEND, ADD, GATE, LOGITS, SAMPLE };
 enum Field { OP, FLAGS, STAGE, COLUMNS_OF, SOURCE, WAIT, WRITERS, TARGET, FIRST, ROWS_OF, HEAD, PART_OF, RUN = 12,
              NORM = 24, BIAS = 26, EXTRA = 28, WAIT2 = 30, WAIT3 = 31 };
 enum RunField { ADDRESS, SEGMENTS_OF = 2, FORMAT_OF = 3 };
-enum Flag { READS_FLOATS = 1, WRITES_FLOATS = 2 };
+enum Flag { READS_FLOATS = 1, WRITES_FLOATS = 2, HANDS_ON = 4 };
 enum Format { FORMAT_Q6_K, FORMAT_Q5_K, FORMAT_Q4_K, FORMAT_Q8_0, FORMAT_Q4_0, FORMAT_F16, FORMAT_BF16, FORMAT_F32 };
 constexpr int RUNS = 3, COUNTER_BYTES = 32;
 
@@ -530,6 +530,8 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
                                       float *logits, unsigned long long *stamps, bool greedy, int position, int token) {
     Work &work = service.work;
     const int thread = service.thread, lane = service.lane;
+    float best = __int_as_float(0xff800000);  // of this thread's logits
+    int best_row = 0x7fffffff;
     int parity = 0;  // what service warps leave for each other is overwritten by the instruction after the next
     for (Word word; reader.take(word);) {
         const unsigned op = word[OP];
@@ -573,18 +575,17 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
             const int wait = word[WAIT], writers = word[WRITERS];
             const unsigned char *from = service.workspace + word[SOURCE];
             service.await(wait, writers);
-            float best = __int_as_float(0xff800000);
-            int row = 0x7fffffff;
+            best = __int_as_float(0xff800000), best_row = 0x7fffffff;
 #pragma unroll 1
             for (int at = thread; at < writers; at += SERVICE_THREADS) {
                 uint4 v[1];
                 load_packets(v, 1, [=](int) { return from + 16 * at; }, [=](int) { return service.base + wait + 1; });
                 const float value = __uint_as_float(v[0].x);
-                if (value > best || (value == best && (int)v[0].y < row)) best = value, row = v[0].y;
+                if (value > best || (value == best && (int)v[0].y < best_row)) best = value, best_row = v[0].y;
             }
-            service.largest(best, row, parity);
+            service.largest(best, best_row, parity);
             if (thread == 0) {
-                if (greedy) sampling::finish(state, ring, histories, ends, row < VOCAB ? row : 0);
+                if (greedy) sampling::finish(state, ring, histories, ends, best_row < VOCAB ? best_row : 0);
                 *(unsigned *)service.workspace = service.step + 1;
             }
             continue;
@@ -596,16 +597,15 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
         stamp(stamps, stage, 2, thread);
         if (op == ATTEND && !work.joined) continue;
         if (op == LOGITS) {
-            float best = __int_as_float(0xff800000);
-            int row = 0x7fffffff;
 #pragma unroll 1
             for (int at = thread; at < rows; at += SERVICE_THREADS) {
                 const float value = service.row_sum(at, pieces) * factor;
                 if (STORE_LOGITS) logits[first + at] = value;
-                if (value > best) best = value, row = first + at;
+                if (value > best) best = value, best_row = first + at;
             }
-            service.largest(best, row, parity);
-            if (thread == 0) store_packet(target + 16 * blockIdx.x, __float_as_uint(best), row, 0, epoch);
+            if (!(word[FLAGS] & HANDS_ON)) continue;
+            service.largest(best, best_row, parity);
+            if (thread == 0) store_packet(target + 16 * blockIdx.x, __float_as_uint(best), best_row, 0, epoch);
         } else {
             const unsigned char *matrix = (const unsigned char *)word.address(RUN);
             const unsigned format = word[RUN + FORMAT_OF];
