@@ -46,7 +46,8 @@ AXES: Final[Mapping[str, tuple[int, ...]]] = {
     "evict_first": (0, 1),
     "backoff": (0, 40),
     "attention_warps": (8, 16, 4),
-    "attention_loads": (2, 4),
+    "attention_loads": (4, 2),
+    "attention_shares": (2, 1, 4),
     "bulk": (1, 0),
 }
 """In the order of their expected worth. `ring_tile` counts segments of each consumer here."""

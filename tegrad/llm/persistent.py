@@ -72,7 +72,9 @@ class Tuning:
     backoff: int = 0
     """ns between polls."""
     attention_warps: int = 8
-    attention_loads: int = 2
+    attention_loads: int = 4
+    attention_shares: int = 2
+    """CTAs that share a KV head's query heads, at most: fewer registers each, but keys and values are read again."""
     evict_first: int = 0
     bulk: int | None = None
     """Bulk copies, which only sm_90 has; None: where there are."""
@@ -121,10 +123,11 @@ class Persistent:
         own = max(ins.output.count for ins in program.stages[0].instructions if ins.output is not None)
         made: dict[str, Any] = {
             "CTAS": program.ctas, "STAGES": len(program.stages), "SPLITS": program.parts,
-            "VOCAB": net.output.rows, "DIM": net.dim, "HEADS": net.heads, "KV_HEADS": net.kv_heads,
-            "HEAD_DIM": net.head_dim, "POSITIONS": self.positions, "ROPE": ROPES[self.rope],
-            "ROPE_PAIRS": self.rope_pairs, "EPS": f"{self.eps:.9e}f", "QK_NORM": self.qk_norm,
-            "CACHE_Q8": self.cache_q8, "ACTIVATION": {"silu": 1, "gelu": 2}[self.activation],
+            "VOCAB": net.output.rows, "DIM": net.dim, "HEADS": net.heads, "KV_HEADS": net.kv_heads * program.shares,
+            "CACHE_HEADS": net.kv_heads, "HEAD_DIM": net.head_dim, "POSITIONS": self.positions,
+            "ROPE": ROPES[self.rope], "ROPE_PAIRS": self.rope_pairs, "EPS": f"{self.eps:.9e}f",
+            "QK_NORM": self.qk_norm, "CACHE_Q8": self.cache_q8,
+            "ACTIVATION": {"silu": 1, "gelu": 2}[self.activation],
             "JOINS": self.room.joins, "COUNTERS": self.room.counters, "COLUMNS": max(m.columns for m in matrices),
             "OWN": own, "SPLIT_SETS": _splits_sets(program), "SUMS": _most_sums(program), "SHARED": self.shared_bytes,
             "STORE_LOGITS": self.store_logits, "STAMPS": self.stamps,
@@ -234,7 +237,7 @@ class PersistentPlan:
 
     def _make(self, cache: KvCache, tuning: Tuning, ctas: int, stamps: bool) -> None:
         config, arch, room = self.config, self.config.arch, self._room
-        program = build(network(self.model, cache, room), ctas)
+        program = build(network(self.model, cache, room), ctas, shares=tuning.attention_shares)
         prove(program)
         self.kernel = Persistent(
             program, self.device.arch, cache.positions, arch.rope, config.rope.dim // 2, config.eps,
@@ -335,7 +338,7 @@ def prove(program: Program) -> None:
         {(matrix.name, matrix.kind.name, matrix.rows, matrix.columns) for matrix in program.network.matrices()}
     )
     rules = resources.files("tegrad.llm").joinpath("schedule.py").read_bytes()
-    digest = hashlib.sha256(words.tobytes() + repr((names, program.parts)).encode() + rules).hexdigest()
+    digest = hashlib.sha256(words.tobytes() + repr((names, program.parts, program.shares)).encode() + rules).hexdigest()
     known = cache_dir().parent / "proofs" / digest
     if not known.exists():
         validate(program)

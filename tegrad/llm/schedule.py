@@ -198,7 +198,7 @@ class Instruction:
     runs: tuple[Run, ...] = ()
     output: Span | None = None
     head: int = 0
-    """The KV head of ATTEND; `part` of `parts` of its positions."""
+    """The share of query heads of ATTEND, counted over all KV heads; `part` of `parts` of its positions."""
     part: int = 0
 
     def __str__(self) -> str:
@@ -227,6 +227,8 @@ class Program:
     parts: int
     """ATTEND instructions of each KV head, of which a position uses the first few."""
     stages: tuple[Stage, ...]
+    shares: int = 1
+    """Shares that the query heads of each KV head are cut into, a CTA for each."""
 
     def replaced(self, *changed: Instruction) -> Program:
         """The program with these instructions in their places."""
@@ -326,8 +328,8 @@ def imbalance(program: Program) -> float:
 
 
 class _Builder:
-    def __init__(self, network: Network, ctas: int, parts: int) -> None:
-        self.network, self.ctas, self.parts = network, ctas, parts
+    def __init__(self, network: Network, ctas: int, parts: int, shares: int) -> None:
+        self.network, self.ctas, self.parts, self.shares = network, ctas, parts, shares
         self.stages: list[Stage] = []
         self.latest: dict[tuple[Vector, int], tuple[int, int]] = {}
         """By vector and first element of what a stage wrote: that stage and its writers."""
@@ -386,11 +388,12 @@ class _Builder:
     def attend(self, layer: int, floats: bool) -> None:
         net, stage = self.network, len(self.stages)
         row = [Instruction(Op.NOTHING, stage, cta, layer) for cta in range(self.ctas)]
-        wide = net.heads // net.kv_heads * net.head_dim
+        count = net.kv_heads * self.shares
+        wide = net.heads // count * net.head_dim
         for part in range(self.parts):
-            for head in range(net.kv_heads):
-                cta = part * net.kv_heads + head
-                waits = tuple(self.wait(span) for span in head_spans(net, head))
+            for head in range(count):
+                cta = part * count + head
+                waits = tuple(self.wait(span) for span in head_spans(net, head, self.shares))
                 output = Span(Vector.MIXED, head * wide, wide)
                 row[cta] = Instruction(Op.ATTEND, stage, cta, layer, waits, (), output, head, part)
         self.add(Op.ATTEND, layer, row, (), floats)
@@ -402,10 +405,10 @@ class _Builder:
         self.add(Op.SAMPLE, 0, row, (), False)
 
 
-def head_spans(net: Network, head: int) -> tuple[Span, Span, Span]:
-    """A KV head's queries, its key and its value."""
-    wide = net.heads // net.kv_heads * net.head_dim
-    key = net.heads * net.head_dim + head * net.head_dim
+def head_spans(net: Network, head: int, shares: int = 1) -> tuple[Span, Span, Span]:
+    """The queries of a share of a KV head's query heads, the key and the value."""
+    wide = net.heads // net.kv_heads // shares * net.head_dim
+    key = net.heads * net.head_dim + head // shares * net.head_dim
     return (
         Span(Vector.QKV, head * wide, wide),
         Span(Vector.QKV, key, net.head_dim),
@@ -433,10 +436,11 @@ def _alike(matrices: Sequence[Matrix]) -> list[tuple[Matrix, ...]]:
     return [tuple(group) for group in groups]
 
 
-def build(network: Network, ctas: int, parts: int | None = None) -> Program:
+def build(network: Network, ctas: int, parts: int | None = None, shares: int = 1) -> Program:
     """The program of a step for so many CTAs; UnsupportedModelError where the kernel cannot run the network.
 
-    `parts` bounds how many CTAs share one KV head's positions; as many as there are CTAs for unless given.
+    Attention is cut into `shares` of each KV head's query heads, at most, and `parts` of the positions, at most; into
+    as many as there are CTAs for unless given.
     """
     for matrix in network.matrices():
         check(matrix, matrix is network.output)
@@ -444,8 +448,10 @@ def build(network: Network, ctas: int, parts: int | None = None) -> Program:
         raise UnsupportedModelError("the persistent step takes sizes that are multiples of 16")
     if ctas < network.kv_heads:
         raise UnsupportedModelError(f"{network.kv_heads} KV heads need as many CTAs, there are {ctas}")
-    room = ctas // network.kv_heads
-    made = _Builder(network, ctas, min(parts or room, room))
+    queries = network.heads // network.kv_heads
+    shares = max(at for at in range(1, shares + 1) if queries % at == 0 and network.kv_heads * at <= ctas)
+    room = ctas // (network.kv_heads * shares)
+    made = _Builder(network, ctas, min(parts or room, room), shares)
     made.embed(_plain(*network.layers[0].qkv))
     for at, layer in enumerate(network.layers):
         top = 0
@@ -464,7 +470,7 @@ def build(network: Network, ctas: int, parts: int | None = None) -> Program:
     for part in range(turns):
         made.product(Op.LOGITS, 0, Vector.X, Vector.TOP, (network.output,), part=part, parts=turns)
     made.sample()
-    return Program(network, ctas, made.parts, tuple(made.stages))
+    return Program(network, ctas, made.parts, tuple(made.stages), shares)
 
 
 # --- validating -------------------------------------------------------------------------------------------------------
@@ -477,7 +483,7 @@ def needs(program: Program, ins: Instruction) -> tuple[Span, ...]:
     if ins.op in (Op.NOTHING, Op.EMBED):
         return ()
     if ins.op is Op.ATTEND:
-        return head_spans(program.network, ins.head)
+        return head_spans(program.network, ins.head, program.shares)
     if ins.op is Op.SAMPLE:
         writers = sum(other.op is Op.LOGITS for other in program.stages[ins.stage - 1].instructions)
         return (Span(Vector.TOP, 0, writers),)
@@ -732,7 +738,7 @@ class Workspace:
     """Where in one device buffer the kernel keeps what passes between CTAs, in bytes."""
 
     counters: int
-    """A counter for each stage, COUNTER bytes apart; behind them one for each KV head."""
+    """A counter for each stage, COUNTER bytes apart; behind them one for each share of attention."""
     vectors: dict[Vector, int]
     joins: int
     """The attention parts' floats."""
@@ -748,10 +754,11 @@ TOP_UNIT: Final = 16
 def workspace(program: Program) -> Workspace:
     """The layout for a program; the buffer starts as zeros."""
     net = program.network
-    at = HEADER + COUNTER * (len(program.stages) + net.kv_heads)
+    heads = net.kv_heads * program.shares
+    at = HEADER + COUNTER * (len(program.stages) + heads)
     joins = at = -(-at // 256) * 256
-    part = net.heads // net.kv_heads * (net.head_dim + 2) * 4
-    at += -(-net.kv_heads * program.parts * part // 256) * 256
+    part = net.heads // heads * (net.head_dim + 2) * 4
+    at += -(-heads * program.parts * part // 256) * 256
     vectors = {}
     for vector, size in net.sizes.items():
         vectors[vector] = at

@@ -255,7 +255,8 @@ class Twin:
         query, key, value = (qkv[wait.span.first : wait.span.end].reshape(-1, net.head_dim) for wait in ins.waits)
         norms = [None if side is None else side[ins.layer] for side in (weights.query_norm, weights.key_norm)]
         queries = self._rotate(query, norms[0])
-        keys, values = self.keys[ins.layer, ins.head], self.values[ins.layer, ins.head]
+        head = ins.head // self.program.shares
+        keys, values = self.keys[ins.layer, head], self.values[ins.layer, head]
         begin, end = ranges[ins.part]
         chosen = list(range(begin, end))
         if ins.part == 0:

@@ -58,7 +58,7 @@ class Rig:
     def __init__(self, operands: Operands, shape: Shape, ctas: int, tuning: Tuning = SMALL, **more: Any) -> None:
         self.operands, self.buffers = operands, {}
         self.made: Made = make(shape, self._put)
-        self.program = build(self.made.network, ctas, more.pop("parts", None))
+        self.program = build(self.made.network, ctas, more.pop("parts", None), more.pop("shares", 1))
         validate(self.program)
         self.kernel = Persistent(
             self.program, operands.device.arch, shape.positions, "halves" if shape.halves else "interleaved",
@@ -179,7 +179,7 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
     # rows of 3/8 of a segment, and of one and a half; values and down in another format; biases, qk norms, other rope
     "mixed": (
         Shape(768, 3072, 4, 2, 64, 1, 520, Q4_K, Q6_K, Q6_K, bias=True, qk_norm=True, halves=True),
-        5, 30, {},
+        5, 30, {"shares": 2},
     ),
     # whole segments; two parts of attention, joined; counters instead of packets, two tiles on their way
     "counters": (
