@@ -172,17 +172,17 @@ def _decode(target: Target, path: Path, ways: Ways) -> Record:
 
 def _prompt(target: Target, path: Path, ways: Ways) -> Record:
     with opened():
-        ours = prompt(path, target.amount)
+        ours = prompt(path, target.amount, boundary=ways.between(0))
         peer = llama.prefill(path, target.amount)
-        ours += prompt(path, target.amount)
+        ours += prompt(path, target.amount, boundary=ways.between(0))
     return _record(target, Side("tegrad", ways.command(target), ours), peer)
 
 
 def _batch(target: Target, path: Path, ways: Ways) -> Record:
     with opened():
-        ours = together(path, target.amount)
+        ours = together(path, target.amount, boundary=ways.between(0))
         peer = llama.batch(path, target.amount)
-        ours += together(path, target.amount)
+        ours += together(path, target.amount, boundary=ways.between(0))
     return _record(target, Side("tegrad", ways.command(target), ours), peer)
 
 

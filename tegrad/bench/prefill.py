@@ -51,7 +51,7 @@ from tegrad.llm.prefill import chunk_bytes
 from tegrad.llm.programs import Programs
 from tegrad.llm.rows import COUNT_AT, Room
 from tegrad.nv.compilers import CompileFailed
-from tegrad.nv.replay import Boundary, Launch
+from tegrad.nv.replay import DEFAULT, Boundary, Launch
 
 ROTATION: Final = 1200 << 20
 """Bytes of weights that the launches go through: twenty times an H200's second-level cache."""
@@ -264,7 +264,10 @@ def sweep(bench: Bench, model: str, role: str, gemm: Gemm, launches: int, tokens
 # ---- whole prompts and batches
 
 
-def prompt(path: Path, tokens: int = 512, repetitions: int = REPETITIONS, pick: TilePicker = pick_tile) -> list[float]:
+def prompt(
+    path: Path, tokens: int = 512, repetitions: int = REPETITIONS, pick: TilePicker = pick_tile,
+    boundary: Boundary = DEFAULT,
+) -> list[float]:  # fmt: skip
     """Tokens per second of a prompt, each time: from tokens on the host to the last one's logits on the device."""
     from tegrad.llm.cache import KvCache
     from tegrad.llm.packed import PackedModel
@@ -273,7 +276,7 @@ def prompt(path: Path, tokens: int = 512, repetitions: int = REPETITIONS, pick: 
     found = []
     with PackedModel.load(path, "NV") as model, KvCache(model.device, model.config, tokens) as cache:
         fed = np.random.default_rng(2).integers(0, model.config.vocab, tokens).tolist()
-        with Prefill(model, cache, pick=pick) as prefill:
+        with Prefill(model, cache, pick=pick, boundary=boundary) as prefill:
             for _ in range(repetitions + 1):
                 begun = time.perf_counter()
                 prefill.run(fed)
@@ -282,13 +285,18 @@ def prompt(path: Path, tokens: int = 512, repetitions: int = REPETITIONS, pick: 
     return found[1:]
 
 
-def together(path: Path, sequences: int, tokens: int = 128, repetitions: int = 3) -> list[float]:
+def together(
+    path: Path, sequences: int, tokens: int = 128, repetitions: int = 3, boundary: Boundary = DEFAULT
+) -> list[float]:
     """Tokens per second of `sequences` decoding together behind 8 tokens each, of all of them in sum, each time."""
     from tegrad.llm.batch import Batch
     from tegrad.llm.packed import PackedModel
 
     found = []
-    with PackedModel.load(path, "NV") as model, Batch(model, slots=sequences, positions=tokens + 16) as batch:
+    with (
+        PackedModel.load(path, "NV") as model,
+        Batch(model, slots=sequences, positions=tokens + 16, boundary=boundary) as batch,
+    ):
         rng = np.random.default_rng(3)
         for _ in range(repetitions + 1):
             for _ in range(sequences):

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +186,20 @@ def test_the_command_knows_its_figures_and_plans(monkeypatch: pytest.MonkeyPatch
         result = CliRunner().invoke(bench.app, ["decode", *arguments], env={"COLUMNS": "400"})
         assert result.exit_code == 2
         assert said in result.output
+
+
+@pytest.mark.board
+@pytest.mark.long
+@pytest.mark.parametrize(("id", "amount"), [("prefill-1b-q6k-512", 40), ("batch8-1b-q6k", 3)])
+def test_prompts_and_batches_are_measured_around_their_peers(
+    board: Path, monkeypatch: pytest.MonkeyPatch, id: str, amount: int
+) -> None:
+    for name in ("prefill", "batch"):
+        monkeypatch.setattr(llama, name, lambda model, count: Side(llama.NAME, "", [float(count)]))
+    monkeypatch.setitem(decode.TARGETS, id, replace(TARGETS[id], amount=amount))  # type: ignore[arg-type]
+    taken = decode.take(id, decode.Ways(boundary="chain-lean"))
+    assert taken.peer is not None
+    assert taken.peer.samples == [amount]
+    assert len(taken.ours.samples) in (6, 10)
+    assert min(taken.ours.samples) > 0
+    assert "--boundary chain-lean" in taken.ours.command
