@@ -149,8 +149,7 @@ class Engine:
         del self.tokens[keep:]
 
     def warm(self) -> None:
-        """Record the step that takes the likeliest token, so that none waits for it later."""
-        self._loop(Settings())
+        """Nothing: the step that suits a sampler is recorded before its first token."""
 
     def feed(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Add tokens and return the logits (vocab,) after the last one; raises ContextError, ModelError."""
