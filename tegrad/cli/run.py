@@ -45,6 +45,11 @@ def run(
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token each time.")] = 0.7,
     top_k: Annotated[int, typer.Option(help="Choose among so many tokens; 0 is all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Choose among the likeliest tokens of that total probability.")] = 0.95,
+    min_p: Annotated[float, typer.Option(help="Drop tokens less likely than this share of the likeliest.")] = 0.0,
+    repeat_penalty: Annotated[float, typer.Option(help="Make tokens of the last ones less likely; 1 is off.")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="Lower the logits of tokens that occurred.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="Lower them for each time that they occurred.")] = 0.0,
+    repeat_last_n: Annotated[int, typer.Option(help="How many of the last tokens the penalties look at.")] = 64,
     seed: Annotated[int | None, typer.Option(min=0, help="Equal seeds give equal text; random if left out.")] = None,
     context: Annotated[int | None, typer.Option(min=1, help="Positions of the KV cache.")] = None,
     chat: Annotated[
@@ -68,7 +73,10 @@ def run(
 
     path, prompt = _arguments(words)
     seed = secrets.randbits(32) if seed is None else seed
-    sampler = Sampler(temperature, top_k=top_k, top_p=top_p, seed=seed)
+    sampler = Sampler(
+        temperature, top_k=top_k, top_p=top_p, min_p=min_p, repeat=repeat_penalty, presence=presence_penalty,
+        frequency=frequency_penalty, last_n=repeat_last_n, seed=seed,
+    )  # fmt: skip
     with Gguf.open(path) as file:
         tokenizer = Tokenizer(file)
         tokens = _tokens(file, tokenizer, prompt, chat=path != models.SMALL if chat is None else chat, asked=bool(chat))

@@ -235,4 +235,4 @@ def _settings(sampler: Sampler | Settings) -> tuple[Settings, int | None]:
     """How the device samples as a sampler of the host does, and its seed."""
     if isinstance(sampler, Settings):
         return sampler, None
-    return Settings(sampler.temperature, sampler.top_p, top_k=sampler.top_k), sampler.seed
+    return sampler.settings, sampler.seed

@@ -1,7 +1,6 @@
 """Sampling on the device: settings of each sequence, and the launches that end a step with a token.
 
-The filters are those of llama.cpp in its order: penalties, top-k, top-p, min-p, temperature, draw (`sampler` is the
-host's). Among equal logits the lower index comes first. The draw is decided by noise from Philox-4x32-10 with the
+The filters are those of `sampler.Settings`. The draw is decided by noise from Philox-4x32-10 with the
 sequence's seed as key and (token / 4, position) as counter, so that equal seeds give equal tokens, however the prompt
 was fed and whichever launches do it. kernels/sampling.cuh tells the rest.
 """
@@ -11,83 +10,25 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from typing import Any, Final, Self
 
 from tinygrad.device import BufferSpec
 
-from tegrad.llm.errors import ModelError
 from tegrad.llm.programs import load_kernel
+from tegrad.llm.sampler import HISTORY, TOP, Settings
 from tegrad.llm.state import States
 from tegrad.nv.replay import Launch
+
+__all__ = ["HISTORY", "TOP", "Sampling", "Settings"]
 
 THREADS: Final = 256
 CHUNK: Final = 1024
 """Logits of a CTA."""
-TOP: Final = 128
-"""The largest top-k that takes one launch."""
-HISTORY: Final = 1024
-"""Tokens of a sequence that penalties may look back on."""
-COOLEST: Final = 1e-3
-"""Temperatures between 0 and this are refused: the noise would drown in the rounding of logit / temperature."""
 BINS: Final = 2048
 SELECT_BYTES: Final = 48
 SETTINGS: Final = struct.Struct("<3fi3fi")
 SPEC: Final = BufferSpec(cpu_access=True, nolru=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How a token is drawn; the defaults take the likeliest one. Fields in the order of `struct Settings`.
-
-    temperature 0 takes the likeliest, after penalties. top_k 0, top_p 1 and min_p 0 keep all. `repeat` divides positive
-    logits and multiplies the others, `presence` is subtracted once and `frequency` for each occurrence, of tokens among
-    the last `last_n`, the prompt's included.
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    top_k: int = 0
-    repeat: float = 1.0
-    presence: float = 0.0
-    frequency: float = 0.0
-    last_n: int = 64
-
-    def __post_init__(self) -> None:
-        allowed = {
-            f"a temperature of 0 or from {COOLEST:g}": self.temperature == 0 or COOLEST <= self.temperature < 1e9,
-            "a top-p above 0 and up to 1": 0 < self.top_p <= 1,
-            "a min-p from 0 to 1": 0 <= self.min_p <= 1,
-            "a top-k from 0": 0 <= self.top_k < 1 << 31,
-            "a repetition penalty above 0": 0 < self.repeat < 1e9,
-            "finite presence and frequency penalties": abs(self.presence) < 1e9 and abs(self.frequency) < 1e9,
-            f"a window of 0 to {HISTORY} tokens": 0 <= self.last_n <= HISTORY,
-        }
-        if wrong := [rule for rule, holds in allowed.items() if not holds]:
-            raise ModelError(f"cannot sample with {self}; give {' and '.join(wrong)}")
-
-    @property
-    def penalizes(self) -> bool:
-        """Whether earlier tokens matter."""
-        return self.last_n > 0 and (self.repeat, self.presence, self.frequency) != (1, 0, 0)
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the likeliest token of the unchanged logits is taken: what the logits kernel found is enough."""
-        return self.temperature == 0 and not self.penalizes
-
-    @property
-    def narrow(self) -> bool:
-        """Whether kernel `sample` does it in one launch."""
-        return self.temperature == 0 or 0 < self.top_k <= TOP
-
-    def passes(self, vocab: int) -> tuple[int, ...]:
-        """The launches of kernel `sample_wide` that it takes; none where `sample` does it."""
-        if self.narrow:
-            return ()
-        count = (1, 2, 3) if self.top_k < vocab and self.top_k else ()
-        return (0, *count, *((4, 5, 6) if self.top_p < 1 else ()), 7)
 
 
 class Sampling:

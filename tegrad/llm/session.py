@@ -70,7 +70,7 @@ class Session:
         logits = self.feed(prompt)
         count = 0
         while limit is None or count < limit:
-            token = sampler(logits)
+            token = sampler(logits, self.tokens)
             yield token
             count += 1
             if token in stops or len(self.tokens) >= self.context:

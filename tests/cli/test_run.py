@@ -76,6 +76,8 @@ def truncated(tmp_path: Path) -> Path:
         (["hi", "--context", "100000"], "ask for less"),
         (["hi", "--temperature", "-1"], "cannot sample"),
         (["hi", "--top-p", "0"], "cannot sample"),
+        (["hi", "--min-p", "2"], "cannot sample"),
+        (["hi", "--repeat-penalty", "0"], "cannot sample"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(truncated: Path, words: list[str], said: str) -> None:

@@ -36,6 +36,28 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
     assert Sampler(1.0, top_p=0.01, seed=5)(LOGITS) == 1
 
 
+def test_min_p_drops_what_is_far_less_likely_than_the_likeliest() -> None:
+    assert np.abs(drawn(Sampler(1.0, min_p=0.5, seed=6)) - [0, 4 / 7, 0, 3 / 7, 0]).max() < 0.015
+
+
+def test_penalties_lower_what_the_last_tokens_hold() -> None:
+    logits = np.array([2, -1, 3, 2.5], np.float32)
+    past = [2, 2, 0, 1, 2]
+    for settings, expected in (
+        ({"repeat": 2.0}, [1, -2, 1.5, 2.5]),
+        ({"presence": 1.0}, [1, -2, 2, 2.5]),
+        ({"frequency": 1.0}, [1, -2, 0, 2.5]),
+        ({"frequency": 1.0, "last_n": 1}, [2, -1, 2, 2.5]),
+        ({"repeat": 2.0, "presence": 1.0, "frequency": 0.25}, [-0.25, -3.25, -0.25, 2.5]),
+    ):
+        sampler = Sampler(0.0, **settings)  # type: ignore[arg-type]
+        assert sampler(logits, past) == int(np.argmax(expected)), settings
+        weights = np.exp(np.array(expected))
+        sampler = Sampler(1.0, seed=8, **settings)  # type: ignore[arg-type]
+        found = np.bincount([sampler(logits, past) for _ in range(5000)], minlength=4) / 5000
+        assert np.abs(found - weights / weights.sum()).max() < 0.03, settings
+
+
 def test_equal_seeds_draw_equally() -> None:
     first, second, other = (Sampler(1.0, seed=seed) for seed in (7, 7, 8))
     rows = np.random.default_rng(0).standard_normal((100, 50)).astype(np.float32)
