@@ -167,7 +167,7 @@ __device__ __forceinline__ float block_sum(float v) {
 
 __device__ __forceinline__ float activate(float v) {
 #if ACTIVATION == 1
-    return v / (1.0f + __expf(-v));
+    return __fdividef(v, 1.0f + __expf(-v));
 #elif ACTIVATION == 2
     return 0.5f * v * (1.0f + tanhf(0.79788456f * (v + 0.044715f * v * v * v)));
 #else
@@ -407,7 +407,7 @@ __device__ __forceinline__ void work(const Arguments &a, const unsigned char *co
 #pragma unroll
     for (int offset = 8; offset > 0; offset /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, offset));
     if (ends) {
-        const float inverse = largest > 0 ? 127.0f / largest : 0;
+        const float inverse = largest > 0 ? __fdividef(127.0f, largest) : 0;
         a.out_q[base + row] = (signed char)__float2int_rn(result * next * inverse);
         if (row % 16 == 0) a.out_s[(base + row) / 16] = largest * (1.0f / 127.0f);
     }
