@@ -152,6 +152,7 @@ def record(function: Callable[..., Any], *examples: Any, device: str = "NV", bou
     opened = Device[device]
     inputs = [_input(opened.device, example) for example in examples]
     captured = _capture(function, inputs)
+    opened.synchronize()  # the calls above still run, on memory that is handed out below
     calls = list(_calls(captured.linear))
     outputs = list(_tensors(captured.ret))
     arrays = [_Array(f"input {i}", tensor, given=True) for i, tensor in enumerate(inputs)]

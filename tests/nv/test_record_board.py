@@ -74,6 +74,14 @@ def test_what_a_function_assigns_goes_on_from_run_to_run(device: Any) -> None:
         np.testing.assert_array_equal(recorded.outputs[0], before * 8 + 7)
 
 
+def test_what_a_function_assigns_to_an_input_changes_it(device: Any) -> None:
+    with tegrad.record(lambda x: x.assign(x * 2 + 1).realize(), np.zeros(2, np.float32)) as recorded:
+        recorded.inputs[0][:] = (1, 5)
+        recorded.run()
+        recorded.run()
+        assert recorded.inputs[0].tolist() == recorded.outputs[0].tolist() == [7, 23]
+
+
 def test_a_tinyjit_function_is_recorded_anew(device: Any) -> None:
     from tinygrad import TinyJit
 

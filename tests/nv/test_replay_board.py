@@ -112,6 +112,22 @@ def test_runs_are_ordered_among_the_work_of_tinygrad(racing: Any) -> None:
     assert numbers.tolist() == expected
 
 
+def test_runs_are_ordered_among_graphs_of_tinygrad(racing: Any) -> None:
+    from tinygrad import Tensor, TinyJit
+
+    numbers = Tensor([1, 2, 3], device="NV").realize()
+    buffer = numbers.uop.base.realized._buf
+    double = TinyJit(lambda: numbers.assign((numbers * 2).contiguous() + 1).realize())
+    expected = [1, 2, 3]
+    with Recording(racing, [Launch(program(racing, "add"), (buffer,), block=(3, 1, 1), values=(10,))]) as recording:
+        for _ in range(6):
+            double()
+            recording.run()
+            recording.run()
+            expected = [2 * value + 1 + 20 for value in expected]
+    assert numbers.tolist() == expected
+
+
 def test_synchronize_waits_for_a_run(device: Any) -> None:
     buffer = zeroed(device)
     with Recording(device, mixes(device, buffer)) as recording:
