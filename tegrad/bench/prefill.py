@@ -82,6 +82,20 @@ class Row:
     gb_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How prompts and batches are run: by which tiles, and how launches follow each other."""
+
+    pick: TilePicker = pick_tile
+    boundary: Boundary = DEFAULT
+    overlap: bool = False
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """As a `Prefill` and a `Batch` take it."""
+        return {"pick": self.pick, "boundary": self.boundary, "overlap": self.overlap}
+
+
 def gemms(config: Config, kind: BlockType) -> dict[str, tuple[Gemm, int]]:
     """The products of a chunk or step of a model whose matrices are all of one kind, and how many of each it has.
 
@@ -102,8 +116,8 @@ def gemms(config: Config, kind: BlockType) -> dict[str, tuple[Gemm, int]]:
 class Bench:
     """Weights and activations on an opened device. Use it in a `with`."""
 
-    def __init__(self, device: Any, boundary: Boundary) -> None:
-        self.device, self.rotation, self._boundary = device, ROTATION, boundary
+    def __init__(self, device: Any, ways: Ways) -> None:
+        self.device, self.rotation, self._ways = device, ROTATION, ways
         self._room, self._programs = Room(device), Programs(device)
 
     def __enter__(self) -> Bench:
@@ -147,7 +161,8 @@ class Bench:
             parts = [self.weights.offset(first + side * i, side) for i in range(4)]
             launches.append(
                 flash.launch(self._programs, out=self._zero("y", width), q=self._zero("x", width), keys=parts[0],
-                             values=parts[1], key_scales=parts[2], value_scales=parts[3], chunk=chunk, tokens=tokens)
+                             values=parts[1], key_scales=parts[2], value_scales=parts[3], chunk=chunk, tokens=tokens,
+                             overlap=int(self._ways.overlap))
             )  # fmt: skip
         us = self._slope(launches, LEAST)
         pairs = tokens * depth + tokens * (tokens + 1) // 2
@@ -157,7 +172,7 @@ class Bench:
 
     def _slope(self, launches: list[Launch], count: int) -> float:
         """Microseconds of a launch, from the first `count` and all 4 `count` of them."""
-        short, long = (gpu_us(self.device, launches[:length], self._boundary) for length in (count, 4 * count))
+        short, long = (gpu_us(self.device, launches[:length], self._ways.boundary) for length in (count, 4 * count))
         return (long - short) / (3 * count)
 
     def _zero(self, name: str, size: int, data: bytes | None = None) -> Any:
@@ -175,7 +190,7 @@ class Bench:
             self._zero("scratch", max(16, tile.scratch_bytes(gemm, tokens))),
             self._zero("arrived", max(16, 4 * tile.counters(gemm, tokens))),
         )  # fmt: skip
-        return tile.launch(self._programs, gemm, operands, tokens)
+        return tile.launch(self._programs, gemm, operands, tokens, int(self._ways.overlap))
 
 
 # ---- tiles to try
@@ -264,11 +279,11 @@ def sweep(bench: Bench, model: str, role: str, gemm: Gemm, launches: int, tokens
 # ---- whole prompts and batches
 
 
-def prompt(
-    path: Path, tokens: int = 512, repetitions: int = REPETITIONS, pick: TilePicker = pick_tile,
-    boundary: Boundary = DEFAULT,
-) -> list[float]:  # fmt: skip
-    """Tokens per second of a prompt, each time: from tokens on the host to the last one's logits on the device."""
+def prompt(path: Path, tokens: int = 512, repetitions: int = REPETITIONS, **how: Any) -> list[float]:
+    """Tokens per second of a prompt, each time: from tokens on the host to the last one's logits on the device.
+
+    `how` is what a `Prefill` takes beside the model and the cache.
+    """
     from tegrad.llm.cache import KvCache
     from tegrad.llm.packed import PackedModel
     from tegrad.llm.prefill import Prefill
@@ -276,7 +291,7 @@ def prompt(
     found = []
     with PackedModel.load(path, "NV") as model, KvCache(model.device, model.config, tokens) as cache:
         fed = np.random.default_rng(2).integers(0, model.config.vocab, tokens).tolist()
-        with Prefill(model, cache, pick=pick, boundary=boundary) as prefill:
+        with Prefill(model, cache, **how) as prefill:
             for _ in range(repetitions + 1):
                 begun = time.perf_counter()
                 prefill.run(fed)
@@ -285,18 +300,16 @@ def prompt(
     return found[1:]
 
 
-def together(
-    path: Path, sequences: int, tokens: int = 128, repetitions: int = 3, boundary: Boundary = DEFAULT
-) -> list[float]:
-    """Tokens per second of `sequences` decoding together behind 8 tokens each, of all of them in sum, each time."""
+def together(path: Path, sequences: int, tokens: int = 128, repetitions: int = 3, **how: Any) -> list[float]:
+    """Tokens per second of `sequences` decoding together behind 8 tokens each, of all of them in sum, each time.
+
+    `how` is what a `Batch` takes beside the model, its slots and positions.
+    """
     from tegrad.llm.batch import Batch
     from tegrad.llm.packed import PackedModel
 
     found = []
-    with (
-        PackedModel.load(path, "NV") as model,
-        Batch(model, slots=sequences, positions=tokens + 16, boundary=boundary) as batch,
-    ):
+    with PackedModel.load(path, "NV") as model, Batch(model, slots=sequences, positions=tokens + 16, **how) as batch:
         rng = np.random.default_rng(3)
         for _ in range(repetitions + 1):
             for _ in range(sequences):
@@ -328,7 +341,7 @@ def line(row: Row) -> str:
     return f"{what} {row.us:9.2f} us {row.tflop_s:7.1f} TFLOP/s {row.gb_s:6.0f} GB/s"
 
 
-def measured(bench: Bench, asked: argparse.Namespace) -> Iterator[Row]:
+def measured(bench: Bench, asked: argparse.Namespace, ways: Ways) -> Iterator[Row]:
     """The rows that were asked for."""
     for model in asked.models:
         shape, _, kind = model.rpartition("-")
@@ -340,7 +353,7 @@ def measured(bench: Bench, asked: argparse.Namespace) -> Iterator[Row]:
                 if asked.sweep:
                     yield from sweep(bench, model, role, gemm, launches, tokens)[: asked.sweep]
                 else:
-                    tile = PICKS[asked.pick](bench.device, gemm, tokens)
+                    tile = ways.pick(bench.device, gemm, tokens)
                     yield bench.row(model, role, gemm, launches, tile, tokens)
         for depth in asked.attention:
             yield bench.attention(model, config, max(asked.tokens), depth)
@@ -355,14 +368,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sweep", type=int, default=0, metavar="N", help="try all tiles, print the best N of each")
     parser.add_argument("--pick", default="mma", choices=PICKS, help="the instruction for many tokens")
     parser.add_argument("--boundary", default="chain-lean", choices=[*FORMS, *HOPPER])
+    parser.add_argument("--overlap", action="store_true", help="launches wait by themselves for the one before")
     parser.add_argument("--file", type=Path, help="a model, for whole prompts and batches")
     parser.add_argument("--json", action="store_true", help="a JSON list on the last line")
     asked = parser.parse_args(arguments)
+    ways = Ways(PICKS[asked.pick], {**FORMS, **HOPPER}[asked.boundary], asked.overlap)
     rows = []
     with opened() as device:
         if asked.models:
-            with Bench(device, {**FORMS, **HOPPER}[asked.boundary]) as bench:
-                for row in measured(bench, asked):
+            with Bench(device, ways) as bench:
+                for row in measured(bench, asked, ways):
                     rows.append(row)
                     print(line(row), flush=True)
         for tokens in () if asked.sweep else asked.tokens:
@@ -371,8 +386,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(f"{model:12} {tokens:5} tokens {us:9.1f} us in what is above, {tokens / us * 1e6:9.0f} tok/s")
         if asked.file:
             for what, speeds in (
-                ("prompt of 512", prompt(asked.file, pick=PICKS[asked.pick])),
-                *((f"batch of {count}", together(asked.file, count)) for count in (8, FEW)),
+                ("prompt of 512", prompt(asked.file, **ways.given)),
+                *((f"batch of {count}", together(asked.file, count, **ways.given)) for count in (8, FEW)),
             ):
                 print(
                     f"{asked.file.name} {what}: {np.median(speeds):.0f} tok/s, {min(speeds):.0f} to {max(speeds):.0f}"

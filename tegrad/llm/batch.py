@@ -59,6 +59,7 @@ class Batch:
         sizes: Sequence[int] = CHUNKS,
         pick: TilePicker = pick_tile,
         boundary: Boundary = DEFAULT,
+        overlap: bool = False,
     ) -> None:
         if not 1 <= slots <= FEW:
             raise ModelError(f"a batch of {slots} sequences was asked for: 1 to {FEW} decode together")
@@ -72,13 +73,13 @@ class Batch:
         try:
             self.cache = KvCache(self.device, self.config, self.config.positions(positions), slots, q8=q8)
             room.callback(self.cache.close)
-            self.prefill = Prefill(model, self.cache, sizes=sizes, pick=pick, boundary=boundary)
+            self.prefill = Prefill(model, self.cache, sizes=sizes, pick=pick, boundary=boundary, overlap=overlap)
             room.callback(self.prefill.close)
             self.states = States(self.device, slots)
             room.callback(self.states.close)
             self._sampling = Sampling(self.device, self.config.vocab, ends, slots)
             room.callback(self._sampling.close)
-            self._rows = Rows(model, slots, self.cache.positions, pick)
+            self._rows = Rows(model, slots, self.cache.positions, pick, overlap=overlap)
             room.callback(self._rows.close)
             self.logits = room.take(4 * slots * self.config.vocab)
             attention = [self._attention(width) for width in self.widths]
@@ -218,7 +219,7 @@ class Batch:
             defines |= {"POSITIONS": learned.rows, "POSITIONS_FORMAT": learned.kind.name}
             buffers.append(learned.buffer)
         buffers.append(self._rows.x)
-        program = self._rows.programs("embed", buffers=len(buffers), **defines)
+        program = self._rows.programs("embed", buffers=len(buffers), OVERLAP=self._rows.overlap, **defines)
         return Launch(program, tuple(buffers), (-(-matrix.columns // EMBED_THREADS), width, 1), (EMBED_THREADS, 1, 1))
 
     def _attention(self, width: int) -> Attention:
@@ -227,7 +228,7 @@ class Batch:
             config.heads, config.kv_heads, config.head_dim, self.cache.positions, arch.rope,
             config.rope.dim // 2 if config.rope.dim else None, config.eps if arch.query_norm is not None else None,
             "q8_0" if self.cache.q8 else "f16", sm_count(self.device), width, quantized=False, halves=True,
-            arch=self.device.arch,
+            arch=self.device.arch, tuning={"OVERLAP": 1} if self._rows.overlap else None,
         )  # fmt: skip
 
     def _attend(self, layer: PackedLayer, cache: LayerCache, width: int) -> list[Launch]:

@@ -38,12 +38,16 @@ class Flash:
         tokens: int,
         key_scales: Any = None,
         value_scales: Any = None,
+        overlap: int = 0,
     ) -> Launch:
-        """The attention of up to `tokens` tokens: out and q halves (tokens, heads, head_dim); `chunk` says how many."""
+        """The attention of up to `tokens` tokens: out and q halves (tokens, heads, head_dim); `chunk` says how many.
+
+        `overlap` as in kernels/overlap.cuh.
+        """
         program = programs(
             "flash", buffers=7, dynamic_shared=4 * self.tile * (2 * self.head_dim + 16), HEADS=self.heads,
             KV_HEADS=self.kv_heads, HEAD_DIM=self.head_dim, POSITIONS=self.positions, CACHE_Q8=self.q8,
-            WARPS=self.warps, TILE=self.tile,
+            WARPS=self.warps, TILE=self.tile, OVERLAP=overlap,
         )  # fmt: skip
         buffers = (out, q, keys, values, key_scales or keys, value_scales or values, chunk)
         grid = (-(-tokens * self.group // (16 * self.warps)), self.kv_heads, 1)

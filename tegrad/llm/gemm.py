@@ -140,11 +140,12 @@ class Tile:
         """Shared memory of a block."""
         return self.stages * self.units * (self.bm * 2 * LANE_WEIGHTS + self.bn * run_bytes(gemm.kind))
 
-    def launch(self, programs: Programs, gemm: Gemm, on: Operands, tokens: int) -> Launch:
-        """The product of up to `tokens` tokens."""
+    def launch(self, programs: Programs, gemm: Gemm, on: Operands, tokens: int, overlap: int = 0) -> Launch:
+        """The product of up to `tokens` tokens; `overlap` as in kernels/overlap.cuh."""
         program = programs(
             "gemm", buffers=8, dynamic_shared=self.shared_bytes(gemm), BM=self.bm, BN=self.bn, WM=self.wm, WN=self.wn,
-            UNITS=self.units, STAGES=self.stages, SPLITS=self.splits, RESIDENT=self.resident, **gemm.macros(),
+            UNITS=self.units, STAGES=self.stages, SPLITS=self.splits, RESIDENT=self.resident, OVERLAP=overlap,
+            **gemm.macros(),
         )  # fmt: skip
         threads = self.bm // self.wm * (self.bn // self.wn) * 32
         return Launch(program, _buffers(on), self.grid(gemm, tokens), (threads, 1, 1))
@@ -178,11 +179,12 @@ class WgmmaTile:
         stage = self._plain.shared_bytes(gemm) // self.stages
         return (self.stages * -(-stage // 1024) + 1) * 1024
 
-    def launch(self, programs: Programs, gemm: Gemm, on: Operands, tokens: int) -> Launch:
-        """The product of up to `tokens` tokens."""
+    def launch(self, programs: Programs, gemm: Gemm, on: Operands, tokens: int, overlap: int = 0) -> Launch:
+        """The product of up to `tokens` tokens; `overlap` as in kernels/overlap.cuh."""
         program = programs(
             "gemm_wgmma", buffers=8, dynamic_shared=self.shared_bytes(gemm), features="a", BM=self.bm, BN=self.bn,
-            UNITS=self.units, STAGES=self.stages, SPLITS=self.splits, RESIDENT=self.resident, **gemm.macros(),
+            UNITS=self.units, STAGES=self.stages, SPLITS=self.splits, RESIDENT=self.resident, OVERLAP=overlap,
+            **gemm.macros(),
         )  # fmt: skip
         return Launch(program, _buffers(on), self.grid(gemm, tokens), (2 * self.bn, 1, 1))
 
@@ -222,12 +224,12 @@ class FewTile:
         stage = self.warps_k * self.nb * 8 * 512
         return max(min(self.stages, steps) * stage, self.warps_k * 8 * self.nb * (16 * self.mt * self.warps_m + 4) * 4)
 
-    def launch(self, programs: Programs, gemm: Gemm, on: Operands, tokens: int) -> Launch:
-        """The product of up to `tokens` tokens."""
+    def launch(self, programs: Programs, gemm: Gemm, on: Operands, tokens: int, overlap: int = 0) -> Launch:
+        """The product of up to `tokens` tokens; `overlap` as in kernels/overlap.cuh."""
         assert tokens <= 8 * self.nb
         program = programs(
             "gemm_few", buffers=6, dynamic_shared=self.shared_bytes(gemm), NB=self.nb, MT=self.mt, WARPS_M=self.warps_m,
-            WARPS_K=self.warps_k, STAGES=self.stages, RESIDENT=self.resident, **gemm.macros(),
+            WARPS_K=self.warps_k, STAGES=self.stages, RESIDENT=self.resident, OVERLAP=overlap, **gemm.macros(),
         )  # fmt: skip
         rows = gemm.rows * (2 if gemm.gated else 1)
         grid = (-(-rows // (16 * self.mt * self.warps_m)), 1, 1)

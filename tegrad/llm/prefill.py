@@ -47,7 +47,8 @@ def split(tokens: int, sizes: Sequence[int] = CHUNKS) -> Iterator[int]:
 class Prefill:
     """Runs prompts of one model into a cache. Close it when nothing of it is in flight; the model and the cache stay.
 
-    `logits` (vocab,) float32 on the device are those of the last token of a prompt. UnsupportedModelError, MemoryError.
+    `logits` (vocab,) float32 on the device are those of the last token of a prompt. `overlap` as in `Rows`.
+    UnsupportedModelError, MemoryError.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Prefill:
         sizes: Sequence[int] = CHUNKS,
         pick: TilePicker = pick_tile,
         boundary: Boundary = DEFAULT,
+        overlap: bool = False,
     ) -> None:
         self.model, self.cache, self.device, self.config = model, cache, model.device, model.config
         self._sizes, self._boundary = tuple(sorted(sizes)), boundary
@@ -66,7 +68,7 @@ class Prefill:
         self._room = Room(self.device)
         most = self._sizes[-1]
         try:
-            self.rows = Rows(model, most, cache.positions, pick)
+            self.rows = Rows(model, most, cache.positions, pick, overlap=overlap)
             self._room.callback(self.rows.close)
             self._one = self._room.put(chunk_bytes(count=1))
             self._chunk = self._room.take(_CHUNK.size, STATE_SPEC)
@@ -129,7 +131,7 @@ class Prefill:
         return self._recordings[size]
 
     def _begin(self, size: int) -> Launch:
-        return Launch(self.rows.programs("chunk", buffers=1, TOKENS=size), (self._chunk,))
+        return Launch(self.rows.programs("chunk", buffers=1, TOKENS=size, OVERLAP=self.rows.overlap), (self._chunk,))
 
     def _embed(self, size: int) -> Launch:
         matrix, learned = self.model.embedding, self.model.positions
@@ -137,7 +139,7 @@ class Prefill:
         defines["POSITIONS"] = learned.rows if learned else 0
         if learned:
             defines["POSITIONS_FORMAT"] = learned.kind.name
-        program = self.rows.programs("embed_rows", buffers=5, **defines)
+        program = self.rows.programs("embed_rows", buffers=5, OVERLAP=self.rows.overlap, **defines)
         buffers = (self.rows.x, matrix.buffer, (learned or matrix).buffer, self._tokens, self._chunk)
         return Launch(program, buffers, (-(-matrix.columns // EMBED_THREADS), size, 1), (EMBED_THREADS, 1, 1))
 
@@ -147,6 +149,7 @@ class Prefill:
         attend = flash.launch(
             programs, out=self.rows.mixed, q=self._queries, keys=cache.keys, values=cache.values, chunk=self._chunk,
             tokens=size, key_scales=cache.key_scales, value_scales=cache.value_scales,
+            overlap=self.rows.overlap,
         )  # fmt: skip
         return [self._store(layer, cache, size), attend]
 
@@ -156,7 +159,7 @@ class Prefill:
             "store_qkv", buffers=10, values=1, HEADS=config.heads, KV_HEADS=config.kv_heads, HEAD_DIM=config.head_dim,
             POSITIONS=self.cache.positions, CACHE_Q8=self.cache.q8, ROPE=ROPES[arch.rope],
             ROPE_PAIRS=config.rope.dim // 2, QK_NORM=arch.query_norm is not None, EPS=f"{config.eps:.9e}f",
-            WARPS=QKV_WARPS,
+            WARPS=QKV_WARPS, OVERLAP=rows.overlap,
         )  # fmt: skip
         norms = [rows.x if spec is None else layer.vectors[spec.name] for spec in (arch.query_norm, arch.key_norm)]
         buffers = (self._queries, cache.keys, cache.values, cache.key_scales, cache.value_scales, rows.qkv, *norms,

@@ -59,13 +59,17 @@ class Room:
 class Rows:
     """Room for up to `most` tokens of a model and for `positions` of its rotary embedding, and launches on them.
 
-    The model stays the caller's. UnsupportedModelError, MemoryError.
+    With `overlap` a launch may begin before the one before it has ended, if the recording's boundary lets it
+    (kernels/overlap.cuh), but for what follows the logits. The model stays the caller's. UnsupportedModelError,
+    MemoryError.
     """
 
-    def __init__(self, model: PackedModel, most: int, positions: int, pick: TilePicker = pick_tile) -> None:
+    def __init__(
+        self, model: PackedModel, most: int, positions: int, pick: TilePicker = pick_tile, *, overlap: bool = False
+    ) -> None:
         self.model, self.config, self.device, self.most = model, model.config, model.device, most
         self.programs = Programs(model.device)
-        self._pick, self._room = pick, Room(model.device)
+        self._pick, self._room, self.overlap = pick, Room(model.device), int(overlap)
         config, take = self.config, self._room.take
         if config.value_dim != config.head_dim:
             raise UnsupportedModelError("heads whose keys and values differ in width are not run")
@@ -118,7 +122,9 @@ class Rows:
     def logits(self, y: HCQBuffer, tokens: int, chunk: HCQBuffer, *, last: HCQBuffer | None = None) -> list[Launch]:
         """Logits of all rows; or of the last one alone, where `last` is a Chunk with a count of 1."""
         norm = self.norm(self.model.vectors, self.config.arch.output_norm.name, tokens, chunk, last=last is not None)
-        return [norm, self.product(self.model.output, self.normed, y, tokens, last or chunk)]
+        # Who samples does not wait by itself.
+        product = self.product(self.model.output, self.normed, y, tokens, last or chunk, overlap=2 * self.overlap)
+        return [norm, product]
 
     def norm(
         self, vectors: Mapping[str, HCQBuffer], name: str, tokens: int, chunk: HCQBuffer, *, last: bool = False
@@ -127,7 +133,7 @@ class Rows:
         config, weight = self.config, vectors[name]
         program = self.programs(
             "norm_rows", buffers=5, COLUMNS=config.dim, NORM=NORMS[config.arch.norm], EPS=f"{config.eps:.9e}f",
-            LAST=last, THREADS=NORM_THREADS,
+            LAST=last, THREADS=NORM_THREADS, OVERLAP=self.overlap,
         )  # fmt: skip
         buffers = (self.normed, self.x, weight, vectors.get(f"{name}.bias", weight), chunk)
         return Launch(program, buffers, (1 if last else tokens, 1, 1), (NORM_THREADS, 1, 1))
@@ -141,6 +147,7 @@ class Rows:
         chunk: HCQBuffer,
         *,
         second: PackedMatrix | None = None,
+        overlap: int | None = None,
         **form: Any,
     ) -> Launch:
         """y of x and a matrix, or of gate and up; `form` are fields of a Gemm."""
@@ -156,7 +163,7 @@ class Rows:
             y, x, matrix.buffer, chunk.offset(COUNT_AT, 4), second.buffer if second else None, bias, self._scratch,
             self._arrived,
         )  # fmt: skip
-        return tile.launch(self.programs, gemm, operands, tokens)
+        return tile.launch(self.programs, gemm, operands, tokens, self.overlap if overlap is None else overlap)
 
 
 def floats(device: Any, buffer: HCQBuffer, count: int) -> np.ndarray[Any, Any]:

@@ -3,11 +3,14 @@
 // FORMAT, ROWS, COLUMNS of the embedding; POSITIONS: rows of the second matrix, in POSITIONS_FORMAT, or 0.
 // Grid: (COLUMNS / 256 rounded up, tokens). Block: 256 threads, one for each element.
 #include "chunk.cuh"
+#include "overlap.cuh"
 #include "weight.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) embed_rows(
     float *x, const unsigned char *matrix, const unsigned char *positions, const int *tokens, const Chunk *chunk
 ) {
+    allow_next();
+    await_previous();
     const int row = blockIdx.y, at = blockIdx.x * 256 + threadIdx.x;
     if (row >= chunk->count || at >= COLUMNS) return;
     const long long token = min(max(tokens[chunk->at + row], 0), ROWS - 1);

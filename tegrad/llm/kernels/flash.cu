@@ -8,6 +8,7 @@
 // Grid: (tokens * GROUP / rows, KV_HEADS), rounded up. Block: WARPS warps.
 #include "async.cuh"
 #include "chunk.cuh"
+#include "overlap.cuh"
 #include <cuda_fp16.h>
 
 constexpr int GROUP = HEADS / KV_HEADS, ROWS = WARPS * 16, THREADS = WARPS * 32;
@@ -76,6 +77,8 @@ extern "C" __global__ void BOUNDS flash(
     const Chunk *chunk
 ) {
     extern __shared__ __align__(128) unsigned char memory[];
+    allow_next();
+    await_previous();
     const int start = chunk->start, count = chunk->count, head = blockIdx.y;
     const int block = (gridDim.x - 1 - blockIdx.x) * ROWS;  // the longest rows first
     if (block >= count * GROUP) return;

@@ -84,6 +84,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gemm(
     unsigned *arrived, const int *count
 ) {
     extern __shared__ __align__(128) unsigned char memory[];
+    allow_next();
+    await_previous();
     const int tokens = *count, first = blockIdx.x * BM;
     if (first >= tokens) return;
     const int begin = STEPS * blockIdx.z / SPLITS, end = STEPS * (blockIdx.z + 1) / SPLITS;

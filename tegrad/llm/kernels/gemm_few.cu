@@ -9,6 +9,7 @@
 // Grid: rows of W and W2 / (16 MT WARPS_M), rounded up. Block: all warps.
 #include "fragments.cuh"
 #include "activation.cuh"
+#include "overlap.cuh"
 
 constexpr int RUNS = COLUMNS / RUN, GROUPS = (RUNS + 3) / 4, STEPS = (GROUPS + WARPS_K - 1) / WARPS_K;
 constexpr int THREADS = 32 * WARPS_M * WARPS_K, M = 16 * MT * WARPS_M, N = 8 * NB, OUT = GATED ? M / 2 : M;
@@ -184,11 +185,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gemm_few(
     void *y, const __half *x, const unsigned char *w, const unsigned char *w2, const float *bias, const int *count
 ) {
     extern __shared__ __align__(128) unsigned char memory[];
-    const int tokens = min(*count, N), warp = threadIdx.x / 32, k = warp / WARPS_M;
+    allow_next();
+    const int warp = threadIdx.x / 32, k = warp / WARPS_M;
     const int first = blockIdx.x * M + warp % WARPS_M * 16 * MT;
     const unsigned stages = shared_address(memory);
     Weights held;
-    load(held, w, w2, first, k, 0);
+    load(held, w, w2, first, k, 0);  // nobody writes weights: they are asked for before the wait
+    await_previous();
+    const int tokens = min(*count, N);
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) {
         if (i < STEPS) copy_x(stages + i * STAGE_BYTES, x, tokens, i);

@@ -5,6 +5,7 @@
 #pragma once
 #include "activation.cuh"
 #include "fragments.cuh"
+#include "overlap.cuh"
 
 constexpr int RUNS = COLUMNS / RUN;
 constexpr int STEPS = RUNS / UNITS;

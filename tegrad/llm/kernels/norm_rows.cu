@@ -4,6 +4,7 @@
 // to row 0; THREADS. Grid: tokens (1 where LAST). Block: THREADS, a multiple of 32.
 #include "async.cuh"
 #include "chunk.cuh"
+#include "overlap.cuh"
 #include <cuda_fp16.h>
 
 static __device__ __forceinline__ float block_sum(float value) {
@@ -24,6 +25,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_rows(
 ) {
     constexpr int HELD = (COLUMNS / 4 + THREADS - 1) / THREADS;
     static_assert(COLUMNS % 16 == 0, "halves are ordered within 16");
+    allow_next();
+    await_previous();
     const int token = LAST ? chunk->count - 1 : blockIdx.x;
     if (token < 0 || token >= chunk->count) return;
     const float4 *row = reinterpret_cast<const float4 *>(x + (size_t)token * COLUMNS);

@@ -6,6 +6,7 @@
 #define SPLITS 1
 #include "attention.cuh"
 #include "chunk.cuh"
+#include "overlap.cuh"
 
 // qkv: floats (tokens, HEADS + 2 KV_HEADS, HEAD_DIM); q: halves (tokens, HEADS, HEAD_DIM); keys, values and their scales: one
 // layer's cache (slot, KV head, position, HEAD_DIM); rope: cosines and sines (2, rope_positions, ROPE_PAIRS).
@@ -14,6 +15,8 @@ extern "C" __global__ void store_qkv(
     const float *k_norm, const float *rope, const Chunk *chunk, int rope_positions
 ) {
     __shared__ float rows[WARPS][HEAD_DIM];
+    allow_next();
+    await_previous();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.x, head = blockIdx.y * WARPS + warp;
     if (token >= chunk->count || head >= HEADS + 2 * KV_HEADS) return;
     const int position = chunk->start + token;

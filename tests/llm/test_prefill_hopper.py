@@ -1,0 +1,43 @@
+"""Prompts and batches as they are built for Hopper, on a board of that chip."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_llama import TYPE, Shape, write
+
+pytestmark = [pytest.mark.board, pytest.mark.long]
+
+SHAPE = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=2)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_hoppers_builds_compute_prompts_and_batches(
+    overlap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEGRAD_BOARD", "gh100")
+    monkeypatch.setenv("DEV", "NV")
+    from tegrad.bench.boundaries import opened
+    from tegrad.llm.batch import Batch
+    from tegrad.llm.packed import PackedModel
+    from tegrad.llm.reference import Reference
+    from tegrad.llm.rows import floats
+
+    path = write(tmp_path / "model.gguf", SHAPE, TYPE.Q6_K)
+    tokens = np.random.default_rng(4).integers(0, SHAPE.vocab, 40).tolist()
+    expected = Reference(path).logits(tokens)
+    with (
+        opened() as device,
+        PackedModel.load(path, "NV") as model,
+        Batch(model, slots=2, positions=48, sizes=(8, 40), overlap=overlap) as batch,
+    ):
+        for size in (40, 7):
+            batch.prefill.run(tokens[:size])
+            found = floats(device, batch.prefill.logits, SHAPE.vocab)
+            assert np.abs(found - expected[size - 1]).max() < 0.02 * expected[size - 1].std()
+        member = batch.join(tokens, limit=len(tokens))
+        while not member.finished:
+            batch.step()
+        found = floats(device, batch.logits, SHAPE.vocab)
+        assert np.abs(found - expected[-1]).max() < 0.02 * expected[-1].std()
+        assert member.tokens == [int(expected[-1].argmax())]
