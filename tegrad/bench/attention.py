@@ -78,7 +78,7 @@ def attention(config: Config, positions: int, cache: str, device: Any, sequences
         config.heads, config.kv_heads, config.head_dim, positions, config.arch.rope,
         config.rope.dim // 2 if config.rope.dim else None,
         config.eps if config.arch.query_norm is not None else None,
-        cache, device.num_gpcs * device.num_tpc_per_gpc * device.num_sm_per_tpc, sequences,
+        cache, device.sm_count, sequences,
         quantized=sequences == 1, halves=sequences > 1, arch=device.arch, tuning=tuning,
     )  # fmt: skip
 

@@ -175,7 +175,7 @@ class Persistent:
 
 def _sms(device: Any) -> int:
     """SMs of an opened device."""
-    return int(device.num_gpcs * device.num_tpc_per_gpc * device.num_sm_per_tpc)
+    return int(device.sm_count)
 
 
 def _splits_sets(program: Program) -> bool:

@@ -271,7 +271,7 @@ class DecodePlan:
         made = Attention(
             config.heads, config.kv_heads, config.head_dim, self._cache.positions, arch.rope,
             config.rope.dim // 2 if config.rope.dim else None, config.eps if arch.query_norm is not None else None,
-            "q8_0" if self._cache.q8 else "f16", device.num_gpcs * device.num_tpc_per_gpc * device.num_sm_per_tpc,
+            "q8_0" if self._cache.q8 else "f16", device.sm_count,
             floats=self._reads_x(outputs), quantized=self._reads_q(outputs), arch=device.arch,
             tuning={"OVERLAP": 1} if self._overlap else None,
         )  # fmt: skip

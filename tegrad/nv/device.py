@@ -4,6 +4,7 @@
 The class serves every interface; what only a Jetson needs is asked of the interface (`unified_memory`, `open_fifo`).
 """
 
+import functools
 import os
 import threading
 from array import array
@@ -20,6 +21,7 @@ from tinygrad.runtime import ops_nv
 from tinygrad.runtime.support.hcq import HCQBuffer, HCQCompiled, MMIOInterface
 from tinygrad.tensor import Tensor
 
+from tegrad.hw.chips import CHIPS
 from tegrad.hw.gpfifo import Userd
 from tegrad.nv.faults import DeviceClosed, DeviceFault, NoDevice, UnsupportedBuffer, WaitTimeout
 from tegrad.nv.graph import NVGraph
@@ -189,6 +191,24 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         except ExceptionGroup as tried:
             reasons = "; ".join(f"{type(error).__name__}: {error}" for error in tried.exceptions)
             raise NoDevice(f"{device} cannot be opened. {reasons}.") from None
+
+    @functools.cached_property
+    def sm_count(self) -> int:
+        """Streaming multiprocessors that work.
+
+        What tinygrad asks for counts those of the largest chip of the family: 144 on a GH100, of which an H200 has 132
+        (inferred from the name of the values, "litter"). More blocks than these are never resident together.
+        """
+        own = getattr(self.iface, "sm_count", None)
+        if own is not None:
+            return int(own)
+        nv_gpu = ops_nv.nv_gpu
+        asked = nv_gpu.NV2080_CTRL_GR_GET_GLOBAL_SM_ORDER_PARAMS()
+        with suppress(RuntimeError, OSError):
+            command = nv_gpu.NV2080_CTRL_CMD_GR_GET_GLOBAL_SM_ORDER
+            if count := int(self.iface.rm_control(self.subdevice, command, asked).numSm):
+                return count
+        return CHIPS["gh100"].sm_count
 
     # ---- values that tinygrad sets and a Jetson has its own for
 

@@ -753,7 +753,7 @@ def opened_by_our_device() -> None:
     iface = dev.iface
     print(
         f"{type(iface).__module__}.{type(iface).__name__} compute {iface.compute_class:#x} gpfifo "
-        f"{iface.gpfifo_class:#x} dma {iface.dma_class:#x} {dev.arch}",
+        f"{iface.gpfifo_class:#x} dma {iface.dma_class:#x} {dev.arch} {dev.sm_count} SMs",
         end=" ",
     )
 

@@ -4,12 +4,14 @@ import mmap
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 from tinygrad.runtime import ops_nv
 
 import tegrad.nv
+from tegrad.nv.device import NVDevice
 from tegrad.nv.hopper import NVKIface
 
 nv_gpu = ops_nv.nv_gpu
@@ -161,3 +163,28 @@ def test_a_forked_child_lets_go_without_a_call(monkeypatch: pytest.MonkeyPatch) 
     assert driver.asked == []
     assert ops_nv.NVKIface.root is None
     assert not any(hasattr(file, "fd") for file in (*driver.files.values(), made.fd_dev, made.fd_uvm_2))
+
+
+class SmDriver:
+    """An interface that answers for the SMs that work, or refuses to."""
+
+    def __init__(self, count: int | None) -> None:
+        self.count = count
+
+    def rm_control(self, subdevice: int, command: int, asked: Any) -> Any:
+        assert (subdevice, command) == (7, ops_nv.nv_gpu.NV2080_CTRL_CMD_GR_GET_GLOBAL_SM_ORDER)
+        if self.count is None:
+            raise RuntimeError("rm_control returned NV_ERR_NOT_SUPPORTED")
+        asked.numSm = self.count
+        return asked
+
+
+@pytest.mark.parametrize(
+    ("iface", "count"),
+    [(SmDriver(114), 114), (SmDriver(None), 132), (SimpleNamespace(sm_count=16), 16)],
+    ids=["desktop", "refused", "jetson"],
+)
+def test_the_sms_are_those_that_work(iface: Any, count: int) -> None:
+    """Blocks that wait for each other must all be resident; the family's largest chip would have 144."""
+    stub = SimpleNamespace(iface=iface, subdevice=7, num_gpcs=8, num_tpc_per_gpc=9, num_sm_per_tpc=2)
+    assert NVDevice.sm_count.func(stub) == count
