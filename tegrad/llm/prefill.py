@@ -27,6 +27,8 @@ CHUNKS: Final = (32, 128, 512)
 """Tokens of a chunk, ascending: the smallest that holds what is left of a prompt, else the largest."""
 EMBED_THREADS: Final = 256
 QKV_WARPS: Final = 4
+WIDE: Final = 128
+"""Elements of a head beyond which attention's tiles are halved, or its sums would not fit the registers."""
 
 _CHUNK = struct.Struct("<8i")
 
@@ -145,7 +147,8 @@ class Prefill:
 
     def _attention(self, layer: PackedLayer, cache: LayerCache, size: int) -> list[Launch]:
         config, programs = self.config, self.rows.programs
-        flash = Flash(config.heads, config.kv_heads, config.head_dim, self.cache.positions, self.cache.q8)
+        tile = 64 if config.head_dim <= WIDE else 32
+        flash = Flash(config.heads, config.kv_heads, config.head_dim, self.cache.positions, self.cache.q8, tile=tile)
         attend = flash.launch(
             programs, out=self.rows.mixed, q=self._queries, keys=cache.keys, values=cache.values, chunk=self._chunk,
             tokens=size, key_scales=cache.key_scales, value_scales=cache.value_scales,
