@@ -46,7 +46,7 @@ AXES: Final[Mapping[str, tuple[int, ...]]] = {
     "evict_first": (0, 1),
     "backoff": (0, 40),
     "attention_warps": (8, 16, 4),
-    "attention_loads": (4, 2),
+    "attention_loads": (2, 4),
     "attention_shares": (2, 1, 4),
     "bulk": (1, 0),
 }
@@ -148,6 +148,9 @@ def variants(start: Tuning, axis: str) -> Iterator[Tuning]:
             made = replace(start, ring_tile=value * start.consumers)
         elif axis == "consumers":
             made = replace(start, consumers=value, ring_tile=per * value, attention_warps=min(8, value))
+        elif axis == "service":
+            # 24 warps leave a thread 80 registers: fewer packets in flight each.
+            made = replace(start, service=value, polled=3 if value > 3 else 4)
         else:
             made = replace(start, **{axis: value})
         if made.attention_warps <= made.consumers and made != start:

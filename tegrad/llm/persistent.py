@@ -69,10 +69,12 @@ class Tuning:
     """Tiles on their way at most."""
     handover: int = 1
     """1: packets, which readers poll; 0: counters behind a fence."""
+    polled: int = 4
+    """Sets of 16 elements that a service thread waits for together: each further round is a trip to L2."""
     backoff: int = 0
     """ns between polls."""
     attention_warps: int = 8
-    attention_loads: int = 4
+    attention_loads: int = 2
     attention_shares: int = 2
     """CTAs that share a KV head's query heads, at most: fewer registers each, but keys and values are read again."""
     evict_first: int = 0

@@ -23,7 +23,8 @@
 // USES_<format> 1 for each format that occurs; JOINS, COUNTERS (places in the workspace); COLUMNS (of the widest matrix),
 // OWN (rows of the residual stream of a CTA at most), SPLIT_SETS
 // (1: two CTAs may write halves of 16 elements), SUMS (row sums of an instruction at most), SHARED; what may be
-// tuned: CONSUMERS, SERVICE, RING_TILE (segments of a tile), RING_SLOTS (at most), and those of sync.cuh.
+// tuned: CONSUMERS, SERVICE, RING_TILE (segments of a tile), RING_SLOTS (at most), POLLED
+// (sets of 16, of two packets each, that a service thread waits for together), and those of sync.cuh.
 #include "sampling.cuh"
 #include "barrier.cuh"
 #include "attention.cuh"
@@ -61,6 +62,9 @@
 #ifndef STAMPS
 #define STAMPS 0
 #endif
+#ifndef POLLED
+#define POLLED 4
+#endif
 #ifndef ROPE_POSITIONS
 #define ROPE_POSITIONS POSITIONS
 #endif
@@ -77,7 +81,6 @@ constexpr int SHARES = KV_HEADS / CACHE_HEADS;
 
 constexpr int CONSUMER_THREADS = 32 * CONSUMERS, SERVICE_THREADS = 32 * SERVICE;
 constexpr int HELD = 4;        // segments whose lanes' sums a warp keeps before it adds them up
-constexpr int POLLED = 4;      // sets of 16, of two packets each, that a thread waits for together
 constexpr bool PLAIN = USES_F16 || USES_BF16 || USES_F32;
 constexpr bool PACKED = USES_Q6_K || USES_Q5_K || USES_Q4_K || USES_Q8_0 || USES_Q4_0;
 constexpr unsigned EVERY = 0xffffffffu;
@@ -250,8 +253,9 @@ template <class F> __device__ __forceinline__ void multiply(const Word &word, Wo
     if (waiting) barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
 }
 
-// A part of a KV head's positions; who joins the parts leaves the result in work.sums.
-__device__ __forceinline__ void attend_part(const Word &word, Work &work, unsigned char *workspace, const float *rope, int position,
+// A part of a KV head's positions; who joins the parts leaves the result in work.sums. A function of its own: inlined,
+// what the caller keeps in registers would make its loops spill.
+__device__ __noinline__ void attend_part(Word word, Work &work, unsigned char *workspace, const float *rope, int position,
                                             int warp, int thread) {
     const int head = word[HEAD], number = word[PART_OF];
     void *keys = (void *)word.address(RUN), *values = (void *)word.address(RUN + 4);
