@@ -18,15 +18,17 @@ from test_plan import MIXED, TOKENS, errors, read
 from tiny_llama import SHAPES, TYPE, write
 
 from tegrad.bench.boundaries import opened as bench_opened
+from tegrad.llm import persistent
 from tegrad.llm.cache import KvCache
 from tegrad.llm.engine import Engine
+from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import F16, Q4_K, Q6_K, Q8_0, Gguf
 from tegrad.llm.packed import PackedModel
-from tegrad.llm.persistent import Persistent, PersistentPlan, Tuning
+from tegrad.llm.persistent import Persistent, PersistentPlan, Tuning, prove
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.reference import Reference
 from tegrad.llm.sampling import HISTORY, Settings
-from tegrad.llm.schedule import FLOAT_UNIT, QUANTIZED_UNIT, UNIT, Op, Vector, build, validate
+from tegrad.llm.schedule import FLOAT_UNIT, QUANTIZED_UNIT, UNIT, Op, ScheduleError, Vector, build, validate
 from tegrad.llm.state import RING, State, States
 from tegrad.llm.twin import Travelling, Twin
 from tegrad.nv.program import LaunchError
@@ -203,7 +205,7 @@ def cases() -> Iterator[Any]:
             yield pytest.param(flush, name, marks=() if often else pytest.mark.long, id=f"{name}-{flush}")
 
 
-@pytest.mark.parametrize(("operands", "name"), cases(), indirect=["operands"])
+@pytest.mark.parametrize(("operands", "name"), list(cases()), indirect=["operands"])
 def test_every_stage_hands_on_what_its_twin_does(operands: Operands, name: str) -> None:
     shape, ctas, position, more = CASES[name]
     rig = Rig(operands, shape, ctas, **more)
@@ -226,7 +228,7 @@ def test_every_stage_hands_on_what_its_twin_does(operands: Operands, name: str) 
         pytest.param(SHAPES["plain"], TYPE.Q4_K, MIXED, False, id="llama Q4_K_M"),
         pytest.param(SHAPES["qwen2"], TYPE.Q8_0, {}, False, id="qwen2 Q8_0", marks=pytest.mark.long),
         pytest.param(replace(SHAPES["qwen3"], heads=4), TYPE.Q6_K, {}, True, id="qwen3 Q6_K", marks=pytest.mark.long),
-        pytest.param(SHAPES["grouped"], TYPE.BF16, {}, False, id="llama BF16", marks=pytest.mark.long),
+        pytest.param(SHAPES["qwen2"], TYPE.BF16, {}, False, id="qwen2 BF16", marks=pytest.mark.long),
     ],
 )
 def test_a_plan_of_the_engine_errs_as_little_as_the_many_kernels(
@@ -249,6 +251,30 @@ def test_a_plan_of_the_engine_errs_as_little_as_the_many_kernels(
     largest, mean = errors(np.array(got), exact)
     assert mean < 0.03
     assert largest < 0.15
+
+
+def test_a_proof_is_made_once_and_only_for_what_was_proved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    program = build(make(Shape()).network, 6)
+    prove(program)
+    ins = program.stages[4].instructions[1]
+    wrong = program.replaced(replace(ins, waits=()))
+    with pytest.raises(ScheduleError, match="does not wait for it"):
+        prove(wrong)
+    monkeypatch.setattr(persistent, "validate", lambda program: pytest.fail("it was proved before"))
+    prove(build(make(Shape(), seed=2).network, 6))
+
+
+def test_what_the_kernel_has_no_word_for_is_refused_by_name(opened: Any, tmp_path: Path) -> None:
+    for name, said in (("gpt2", "does not run gpt2"), ("grouped", "attn_output has a bias")):
+        path, states = write(tmp_path / f"{name}.gguf", SHAPES[name], TYPE.F16), States(opened)
+        with (
+            PackedModel.load(path, "NV") as model,
+            KvCache(opened, model.config, 64) as cache,
+            pytest.raises(UnsupportedModelError, match=said),
+        ):
+            PersistentPlan(model, states, cache, ctas=4)
+        states.close()
 
 
 @pytest.mark.long
