@@ -14,7 +14,6 @@ from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.bench.boundaries import gpu_us
 from tegrad.llm.arch import DIVISORS, Config, Spec, tensor_name
-from tegrad.llm.gemm import sm_count
 from tegrad.llm.gguf import Gguf
 from tegrad.nv.compilers import compile_cuda
 from tegrad.nv.replay import DEFAULT, Launch
@@ -72,7 +71,7 @@ def readers(device: Any, buffer: HCQBuffer) -> Iterator[tuple[tuple[int, int], L
     out, whole = buffer.offset(0, 16), buffer.offset(0, buffer.size)
     for threads, blocks in FORMS:
         chunks = buffer.size // (threads * LOADS)
-        grid = (min(chunks, blocks * sm_count(device)), 1, 1)
+        grid = (min(chunks, blocks * device.sm_count), 1, 1)
         yield (
             (threads, blocks),
             Launch(program, (out, whole), grid, (threads, 1, 1), (chunks,)),

@@ -29,11 +29,11 @@ import numpy as np
 
 from tegrad.bench.boundaries import FORMS, HOPPER, gpu_us, opened
 from tegrad.bench.models import SHAPES
+from tegrad.hw.chips import CHIPS
 from tegrad.llm.arch import Config
 from tegrad.llm.flash import Flash
 from tegrad.llm.gemm import (
     FEW,
-    HOPPER_SMS,
     PICKS,
     SHARED,
     AnyTile,
@@ -216,7 +216,7 @@ def _few(gemm: Gemm, tokens: int, arch: str) -> Iterator[FewTile]:
 
 
 def _many(gemm: Gemm, tokens: int, arch: str) -> Iterator[Tile]:
-    runs, sms = gemm.columns // 64, {"sm_87": 16, "sm_90": HOPPER_SMS}[arch]
+    runs, sms = gemm.columns // 64, CHIPS["agx-orin-64gb" if arch == "sm_87" else "gh100"].sm_count
     shapes = combinations((32, 64, 128, 256), (32, 64, 128), (32, 64), (16, 32, 64), (1, 2), (3, 4), (1, 2, 4, 8, 16))
     for bm, bn, wm, wn, units, stages, splits in shapes:
         warps = (bm // wm) * (bn // wn)
@@ -232,13 +232,13 @@ def _many(gemm: Gemm, tokens: int, arch: str) -> Iterator[Tile]:
 
 
 def _wgmma(gemm: Gemm, tokens: int) -> Iterator[WgmmaTile]:
-    runs = gemm.columns // 64
+    runs, sms = gemm.columns // 64, CHIPS["gh100"].sm_count
     shapes = combinations((32, 64, 128, 256), (64, 128, 192, 256), (1, 2), (3, 4), (1, 2, 4, 8, 16))
     for bm, bn, units, stages, splits in shapes:
         tile = WgmmaTile(bm, bn, units, stages, splits)
         x, y, _ = tile.grid(gemm, tokens)
         blocks = x * y * splits
-        idle = blocks < 0.7 * HOPPER_SMS or (splits > 1 and blocks > 2.3 * HOPPER_SMS)
+        idle = blocks < 0.7 * sms or (splits > 1 and blocks > 2.3 * sms)
         if runs % units or splits * stages * units > runs or bm >= 2 * tokens or idle or (bm < 64 and bm < tokens):
             continue
         if resident := _resident(bm // 2 + 60, bn // 16, tile.shared_bytes(gemm), "sm_90"):

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 from tegrad.llm.attention import BUFFERS, Attention
 from tegrad.llm.cache import KvCache, LayerCache
 from tegrad.llm.errors import ContextError, ModelError
-from tegrad.llm.gemm import FEW, TilePicker, pick_tile, sm_count
+from tegrad.llm.gemm import FEW, TilePicker, pick_tile
 from tegrad.llm.packed import PackedLayer, PackedModel
 from tegrad.llm.prefill import CHUNKS, EMBED_THREADS, Prefill, chunk_bytes
 from tegrad.llm.rows import Room, Rows
@@ -227,7 +227,7 @@ class Batch:
         return Attention(
             config.heads, config.kv_heads, config.head_dim, self.cache.positions, arch.rope,
             config.rope.dim // 2 if config.rope.dim else None, config.eps if arch.query_norm is not None else None,
-            "q8_0" if self.cache.q8 else "f16", sm_count(self.device), width, quantized=False, halves=True,
+            "q8_0" if self.cache.q8 else "f16", self.device.sm_count, width, quantized=False, halves=True,
             arch=self.device.arch, tuning={"OVERLAP": 1} if self._rows.overlap else None,
         )  # fmt: skip
 

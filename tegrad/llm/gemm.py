@@ -247,16 +247,10 @@ BLOCKS_PER_SM: Final = 2
 """What registers and shared memory of both chips allow of the tiles below."""
 LEAST_STEPS: Final = 4
 """Stages of columns that a split keeps, so that its copies run ahead."""
-HOPPER_SMS: Final = CHIPS["gh100"].sm_count
 SHARED: Final[Mapping[str, int]] = {chip.arch: chip.smem_per_cta for chip in CHIPS.values()}
 """Bytes of shared memory that a block may take."""
 LEAST_SHARED: Final = 99 << 10
 """The same of chips that are not in the table: compute capabilities 8.6 and 8.9 have least (CUDA programming guide)."""
-
-
-def sm_count(device: Any) -> int:
-    """SMs of an opened device."""
-    return int(getattr(device.iface, "sm_count", HOPPER_SMS))
 
 
 def pick_tile(device: Any, gemm: Gemm, tokens: int) -> AnyTile:
@@ -269,7 +263,7 @@ def pick_few(device: Any, gemm: Gemm, tokens: int) -> FewTile:
     nb, rows = -(-tokens // 8), gemm.rows * (2 if gemm.gated else 1)
     # With more tokens the stages of 8 warps' columns would not fit.
     *wider, narrowest = (4, 2), (2, 4), (1, 8 if nb <= 2 else 4)
-    fitting = (cut for cut in wider if rows // (16 * cut[0]) >= sm_count(device))
+    fitting = (cut for cut in wider if rows // (16 * cut[0]) >= int(device.sm_count))
     warps_m, warps_k = next(fitting, narrowest)
     return FewTile(nb, warps_m=warps_m, warps_k=warps_k)
 
@@ -308,7 +302,7 @@ def _deepest(device: Any, gemm: Gemm, tile: _Large) -> _Large:
 
 def _filling(device: Any, gemm: Gemm, tokens: int, wide: _Large, narrow: _Large) -> _Large:
     """The wide tile if it leaves every SM a block, else the narrow one, its columns split while that adds blocks."""
-    sms, steps = sm_count(device), gemm.columns // LANE_WEIGHTS
+    sms, steps = int(device.sm_count), gemm.columns // LANE_WEIGHTS
 
     def blocks(tile: _Large) -> int:
         x, y, _ = tile.grid(gemm, tokens)
@@ -323,5 +317,5 @@ def _filling(device: Any, gemm: Gemm, tokens: int, wide: _Large, narrow: _Large)
 
 def scratch_bound(device: Any) -> tuple[int, int]:
     """Bytes of partial sums and of counters that any launch with `pick_tile`'s tiles needs."""
-    blocks = BLOCKS_PER_SM * sm_count(device)
+    blocks = BLOCKS_PER_SM * int(device.sm_count)
     return blocks * 128 * 128 * 4, blocks * 4

@@ -37,7 +37,7 @@ def test_every_tile_fits_an_sm_and_covers_its_product(chip: str) -> None:
 
 @pytest.mark.parametrize(("chip", "sms"), [("sm_87", 4), ("sm_87", 8), ("sm_87", 16), ("sm_90", 132)])
 def test_what_is_picked_fits_an_sm_and_the_room_for_partial_sums(chip: str, sms: int) -> None:
-    device = SimpleNamespace(arch=chip, iface=SimpleNamespace(sm_count=sms))
+    device = SimpleNamespace(arch=chip, sm_count=sms)
     scratch, counters = scratch_bound(device)
     for name, shape in SHAPES.items():
         for kind in (Q6_K, F16, F32):
