@@ -62,6 +62,7 @@ def errors(logits: np.ndarray, exact: np.ndarray) -> tuple[float, float]:
     return float(np.abs(difference).max()), float(np.sqrt((difference**2).mean()))
 
 
+WIDE = Shape(dim=2048, ffn=4096, heads=16, kv_heads=4, layers=1)
 MIXED = {"attn_v": TYPE.Q6_K, "ffn_down": TYPE.Q6_K}
 """What a Q4_K_M file has in other formats: q, k and v are no longer one matrix."""
 
@@ -72,6 +73,7 @@ MIXED = {"attn_v": TYPE.Q6_K, "ffn_down": TYPE.Q6_K}
         pytest.param(SHAPES["plain"], TYPE.Q4_K, MIXED, False, id="llama Q4_K_M"),
         pytest.param(SHAPES["qwen2"], TYPE.Q8_0, {}, False, id="qwen2 Q8_0", marks=pytest.mark.long),
         pytest.param(replace(SHAPES["qwen3"], heads=4), TYPE.Q6_K, {}, True, id="qwen3 Q6_K", marks=pytest.mark.long),
+        pytest.param(WIDE, TYPE.Q8_0, {}, False, id="rows of whole segments", marks=pytest.mark.long),
         pytest.param(SHAPES["plain"], TYPE.Q5_K, {}, False, id="llama Q5_K", marks=pytest.mark.long),
         pytest.param(SHAPES["plain"], TYPE.Q4_0, {}, False, id="llama Q4_0", marks=pytest.mark.long),
     ],
