@@ -73,10 +73,10 @@ class ProgramCache:
 
     def _same(self, va: int, known: Program) -> bool:
         """Whether memory still holds what `known` was fetched from."""
-        self._require(va, len(known.code))
         memory, at = self._vm.bytes, known.section_va
-        if self._vm.bad_page(at, len(known.image), False) is not None:
-            return False
+        ranges = (va, len(known.code)), (at, len(known.image))
+        if any(self._vm.bad_page(start, size, False) is not None for start, size in ranges):
+            return False  # a shorter program lies there now, if any
         # copies first: comparing bytes is many times faster than comparing views
         return (
             bytes(memory[va : va + len(known.code)]) == known.code

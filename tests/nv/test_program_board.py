@@ -1,11 +1,13 @@
 """Programs on the emulated boards: the cases that the H200 runs, one process a chip, each chip with one renderer."""
 
+import gc
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from kernels import program, words
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hardware"))
 import test_h200
@@ -66,3 +68,24 @@ def test_a_program_where_another_one_was_runs_its_own_code(off: bool, second: in
     command = [sys.executable, "-c", OLD_CODE.format(off=off)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.split() == ["True", "11", str(second)], done.stderr[-2000:]
+
+
+def test_a_shorter_program_where_a_longer_one_was_is_no_fault(board: str) -> None:
+    """The instruction cache compares with what it holds of the longer one, which may reach past the shorter buffer."""
+    from tinygrad import Device
+
+    device = Device["NV"]
+    buffer = device.allocator.alloc(4096)
+    longer = program(device, "stride")
+    longer(buffer, global_size=(1, 1, 1), local_size=(32, 1, 1), vals=(32,))
+    at, size = longer.lib_gpu.va_addr, longer.lib_gpu.size
+    del longer
+    gc.collect()
+    shorter = []
+    while not shorter or shorter[-1].lib_gpu.va_addr != at:
+        assert len(shorter) < 64, "no program came to lie there"
+        shorter.append(program(device, "store"))
+    assert shorter[-1].lib_gpu.size < size
+    shorter[-1](buffer, global_size=(1, 1, 1), local_size=(1, 1, 1), vals=(7,))
+    device.synchronize()
+    assert words(buffer) == [7]

@@ -14,6 +14,7 @@ from boards import use_board
 from kernels import program, words
 
 from tegrad.nv.queues import NVComputeQueue, NVCopyQueue
+from tegrad.nv.replay import Launch, Recording
 
 pytestmark = pytest.mark.board
 
@@ -104,6 +105,27 @@ def signals_behind_kernels(device: Any) -> None:
         assert words(buffer)[0] == i
 
 
+def records_launches(device: Any) -> None:
+    """Recordings of dependent launches, run in turn and among launches of tinygrad's."""
+    buffer, add, mix = device.allocator.alloc(4096), program(device, "add"), program(device, "mix")
+    device.allocator._copyin(buffer, memoryview(bytes(4)))
+    expected = 0
+    with (
+        Recording(device, [Launch(mix, (buffer,), values=(value,)) for value in (1, 2, 3)]) as one,
+        Recording(device, [Launch(mix, (buffer,), values=(value,)) for value in (5, 7)], depth=1) as two,
+    ):
+        for turn in range(12):
+            for recording, values in ((one, (1, 2, 3)), (two, (5, 7))):
+                recording.run()
+                for value in values:
+                    expected = (expected * 3 + value) % (1 << 32)
+            if turn % 4 == 3:
+                remedies.launch(add, buffer, turn)
+                expected += turn
+        device.synchronize()
+        assert words(buffer)[0] % (1 << 32) == expected % (1 << 32)
+
+
 def grows_local_memory(device: Any) -> None:
     """Kernels that spill more and more, behind each other; what lies in memory freed meanwhile stays whole."""
     spills = [program(device, f"spill{size}") for size in (16, 64)]
@@ -135,6 +157,7 @@ SCENARIOS: list[Callable[[Any], None]] = [
     copies_beside_kernels,
     signals_behind_kernels,
     grows_local_memory,
+    records_launches,
     equal(21, remedies.run_twice_with_two_values),
     equal([1] * 1000, remedies.count_by_stride),
     equal(500, remedies.overwrite_what_a_kernel_reads),
