@@ -74,10 +74,9 @@ class Loop:
                 yield token
 
     def settle(self) -> None:
-        """Wait for the steps in flight. DeviceFault, DeviceClosed."""
-        if self._in_flight:
-            self.recording.wait(self._in_flight[-1])
-            self._in_flight.clear()
+        """Wait for the end of the last step, which comes behind its token. DeviceFault, DeviceClosed."""
+        self.recording.wait()
+        self._in_flight.clear()
 
     def close(self) -> None:
         """Wait for what runs and give the recording back."""

@@ -24,6 +24,7 @@ extern "C" __global__ void think(State *state, int *work) {
     work[0] = (state->token * 7 + state->position * 3 + (int)state->seed_lo + 11) % VOCAB;
     if (state->token == DEADLY) *(volatile int *)(1ull << 38) = 1;
 }
+extern "C" __global__ void linger(volatile int *work) { for (int i = 0; i < 300000; i++) work[1] = i; }
 extern "C" __global__ void say(State *state, Entry *ring, int *work) { hand_over(state, ring, work[0]); }
 """
 DEADLY = VOCAB + 1
@@ -125,6 +126,17 @@ def test_steps_beyond_the_limit_change_nothing(loop: Loop, states: States) -> No
     assert [states.token(0, count) for count in (1, 2, 3)] == [*expected(7, 3, 2), None]
     state = states.read(0)
     assert (state.stop, state.position, state.token) == (1, 4, expected(7, 3, 1)[0])
+
+
+def test_a_settled_loop_has_no_step_that_still_runs_behind_its_token(device: Any, states: States) -> None:
+    linger = Launch(load(device, "linger", 1), (states.states.offset(64, 64),))
+    loop = Loop(device, [*step(device, states), linger], states)
+    fifo = loop.recording._fifo
+    assert list(loop.stream([5], 0, 1000, 2)) == expected(5, 0, 2)
+    last = fifo.submissions
+    loop.settle()
+    assert fifo.done >= last
+    loop.close()
 
 
 def test_two_steps_are_in_flight_while_a_token_is_read(loop: Loop) -> None:
