@@ -10,6 +10,7 @@ sampling and its start count. llama-bench samples nothing. Half of our samples a
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -35,6 +36,7 @@ from tegrad.bench.stamps import Stamps
 from tegrad.bench.targets import SPAN, TARGETS, Target
 from tegrad.errors import TegradError
 from tegrad.llm.engine import Engine, Planner
+from tegrad.llm.gemm import PICKS
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.loop import Loop
 from tegrad.llm.persistent import PersistentPlan
@@ -59,17 +61,33 @@ EARLY: Final = "early"
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """How ours is run: a plan of PLANS and a boundary between launches by name; empty leaves both to the engine."""
+    """How ours is run, by names: a plan of PLANS, a boundary between launches, and for prompts and batches who picks
+    their tiles. Empty is what ours does by itself.
+    """
 
     plan: str = ""
     boundary: str = ""
+    pick: str = ""
 
     def __post_init__(self) -> None:
-        for kind, given, known in (("plan", self.plan, PLANS), ("boundary", self.boundary, BOUNDARIES)):
+        for kind, given, known in self._given:
             if given and given not in known:
                 raise RecordError(f"no {kind} {given}; known: {', '.join(known)}")
         if self.plan == EARLY and not self.boundary:
             raise RecordError(f"the plan {EARLY} needs a boundary, such as {', '.join(HOPPER)}")
+
+    @property
+    def _given(self) -> tuple[tuple[str, str, Mapping[str, Any]], ...]:
+        """Each choice's name, what was chosen, and what may be."""
+        return ("plan", self.plan, PLANS), ("boundary", self.boundary, BOUNDARIES), ("pick", self.pick, PICKS)
+
+    @property
+    def chunks(self) -> dict[str, Any]:
+        """What a `Prefill` or a `Batch` is given; their launches begin early where a step's do."""
+        chosen: dict[str, Any] = {"pick": PICKS[self.pick]} if self.pick else {}
+        if self.boundary:
+            chosen |= {"boundary": BOUNDARIES[self.boundary], "overlap": self.plan == EARLY}
+        return chosen
 
     @property
     def engine(self) -> dict[str, Any]:
@@ -86,10 +104,8 @@ class Ways:
 
     def command(self, target: Target) -> str:
         """The command that takes the figure this way."""
-        if not self.plan and not self.boundary:
-            return f"tegrad bench take {target.id}"
-        given = [("--plan", self.plan), ("--boundary", self.boundary)]
-        return shlex.join(["tegrad", "bench", "decode", target.id, *(x for pair in given if pair[1] for x in pair)])
+        given = [word for name, chosen, _ in self._given if chosen for word in (f"--{name}", chosen)]
+        return shlex.join(["tegrad", "bench", *(("decode", target.id, *given) if given else ("take", target.id))])
 
 
 # ---- ours
@@ -172,17 +188,17 @@ def _decode(target: Target, path: Path, ways: Ways) -> Record:
 
 def _prompt(target: Target, path: Path, ways: Ways) -> Record:
     with opened():
-        ours = prompt(path, target.amount, boundary=ways.between(0))
+        ours = prompt(path, target.amount, **ways.chunks)
         peer = llama.prefill(path, target.amount)
-        ours += prompt(path, target.amount, boundary=ways.between(0))
+        ours += prompt(path, target.amount, **ways.chunks)
     return _record(target, Side("tegrad", ways.command(target), ours), peer)
 
 
 def _batch(target: Target, path: Path, ways: Ways) -> Record:
     with opened():
-        ours = together(path, target.amount, boundary=ways.between(0))
+        ours = together(path, target.amount, **ways.chunks)
         peer = llama.batch(path, target.amount)
-        ours += together(path, target.amount, boundary=ways.between(0))
+        ours += together(path, target.amount, **ways.chunks)
     return _record(target, Side("tegrad", ways.command(target), ours), peer)
 
 
@@ -228,13 +244,19 @@ def take(id: str, ways: Ways | None = None) -> Record:
     return TAKERS[target.kind](target, provide(target.model), ways or Ways())
 
 
+def emulated() -> str:
+    """The board that stands for a GPU; empty where a real one is."""
+    board = os.environ.get("TEGRAD_BOARD")
+    return f"emulated {board}" if board else ""
+
+
 def _record(
     target: Target, ours: Side, peer: Side | None = None, limit: Limit | None = None, second: Side | None = None
 ) -> Record:
     return make(
         target.id, target.what, target.unit, ours, larger_is_better=target.larger, peer=peer,
         limit=limit.rate if limit else None, limit_note=limit.note if limit else "",
-        others=() if second is None else (second,),
+        others=() if second is None else (second,), gpu=emulated(),
     )  # fmt: skip
 
 

@@ -100,6 +100,11 @@ def test_a_way_of_choice_stands_in_the_command() -> None:
     assert way.command(target) == "tegrad bench decode decode-3b-q6k --plan many --boundary chain-lean"
     assert set(way.engine) == {"plan", "boundary"}
     assert set(decode.Ways("early", "chain-pre-exit").engine) == {"plan", "early"}
+    prompts = decode.Ways("early", "chain-pre-exit", "wgmma")
+    assert prompts.chunks == {
+        "pick": decode.PICKS["wgmma"], "boundary": decode.BOUNDARIES["chain-pre-exit"], "overlap": True,
+    }  # fmt: skip
+    assert prompts.command(target).endswith("--plan early --boundary chain-pre-exit --pick wgmma")
     with pytest.raises(RecordError, match="early needs a boundary"):
         decode.Ways("early")
 
@@ -182,6 +187,7 @@ def test_the_command_knows_its_figures_and_plans(monkeypatch: pytest.MonkeyPatch
         (["decode-7b-q3k"], "decode-7b-q3k"),
         (["decode-3b-q6k", "--plan", "some"], "many"),
         (["decode-3b-q6k", "--boundary", "some"], "chain-lean"),
+        (["decode-3b-q6k", "--pick", "some"], "wgmma"),
     ):
         result = CliRunner().invoke(bench.app, ["decode", *arguments], env={"COLUMNS": "400"})
         assert result.exit_code == 2
@@ -203,3 +209,4 @@ def test_prompts_and_batches_are_measured_around_their_peers(
     assert len(taken.ours.samples) in (6, 10)
     assert min(taken.ours.samples) > 0
     assert "--boundary chain-lean" in taken.ours.command
+    assert taken.machine["gpu"] == "emulated agx-orin-64gb"
