@@ -265,7 +265,9 @@ def pick_few(device: Any, gemm: Gemm, tokens: int) -> FewTile:
     *wider, narrowest = (4, 2), (2, 4), (1, 8 if nb <= 2 else 4)
     fitting = (cut for cut in wider if rows // (16 * cut[0]) >= int(device.sm_count))
     warps_m, warps_k = next(fitting, narrowest)
-    return FewTile(nb, warps_m=warps_m, warps_k=warps_k)
+    tile = FewTile(nb, warps_m=warps_m, warps_k=warps_k)
+    room = SHARED.get(device.arch, LEAST_SHARED)
+    return replace(tile, resident=BLOCKS_PER_SM if tile.shared_bytes(gemm) * BLOCKS_PER_SM <= room else 1)
 
 
 def pick_many(device: Any, gemm: Gemm, tokens: int) -> Tile:
