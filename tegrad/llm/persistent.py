@@ -240,13 +240,14 @@ class PersistentPlan:
     def _make(self, cache: KvCache, tuning: Tuning, ctas: int, stamps: bool) -> None:
         config, arch, room = self.config, self.config.arch, self._room
         program = build(network(self.model, cache, room), ctas, shares=tuning.attention_shares)
-        prove(program)
         self.kernel = Persistent(
             program, self.device.arch, cache.positions, arch.rope, config.rope.dim // 2, config.eps,
             arch.query_norm is not None, cache.q8, arch.activation, stamps=stamps, tuning=tuning,
         )  # fmt: skip
+        words = self.kernel.words
+        prove(program, words)
         self._program = self.kernel.load(self.device)
-        self._words = room.put(self.kernel.words)
+        self._words = room.put(words)
         self._space = room.put(np.zeros(self.kernel.room.nbytes, np.uint8))
         self._rope = room.put(config.rope.tables(cache.positions, self.model.divisors))
         self.logits = room.take(4 * config.vocab)
@@ -326,9 +327,12 @@ def _joined_bias(model: PackedModel, matrices: Sequence[PackedMatrix], room: Roo
     return int(room.put(np.concatenate(parts)).va_addr)
 
 
-def prove(program: Program) -> None:
-    """Validate a program, once for each of its kind: a file in the cache remembers the proof. ScheduleError."""
-    words = encode(program, FORMATS)
+def prove(program: Program, words: NDArray[Any] | None = None) -> None:
+    """Validate a program, once for each of its kind: a file in the cache remembers the proof. ScheduleError.
+
+    `words` is its encoding, if that is at hand.
+    """
+    words = encode(program, FORMATS) if words is None else words.copy()
     for name in ("norm", "bias", "extra"):
         words[name] = 0
     # Addresses of weights count from their matrix, so that what was proved is proved wherever the weights lie.
