@@ -46,7 +46,9 @@ class World:
         self.ends.append(max(self.now, before) + self.step)
         return len(self.ends)
 
-    def wait(self, number: int) -> None:
+    def wait(self, number: int | None = None) -> None:
+        if number is None:  # the last of a stream before, of which there is none
+            return
         self.waits += 1
         self.now = max(self.now, self.ends[number - 1])
 
