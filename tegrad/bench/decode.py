@@ -68,6 +68,8 @@ class Ways:
     plan: str = ""
     boundary: str = ""
     pick: str = ""
+    alone: bool = False
+    """Ours only: to tune it, or where the peer is missing."""
 
     def __post_init__(self) -> None:
         for kind, given, known in self._given:
@@ -105,6 +107,7 @@ class Ways:
     def command(self, target: Target) -> str:
         """The command that takes the figure this way."""
         given = [word for name, chosen, _ in self._given if chosen for word in (f"--{name}", chosen)]
+        given += ["--alone"] if self.alone else []
         return shlex.join(["tegrad", "bench", *(("decode", target.id, *given) if given else ("take", target.id))])
 
 
@@ -175,39 +178,61 @@ def process(arguments: Sequence[str]) -> float:
 # ---- a figure of each kind
 
 
+def around(ways: Ways, ours: Callable[[], list[float]], peer: Callable[[], Side]) -> tuple[list[float], Side | None]:
+    """Our samples before the peer's and behind, and the peer's; ours alone where that is asked for."""
+    samples = ours()
+    if ways.alone:
+        return samples, None
+    theirs = peer()
+    return samples + ours(), theirs
+
+
 def _decode(target: Target, path: Path, ways: Ways) -> Record:
     depth = target.amount
     with opened() as device, conversation(path, depth, ways) as engine:
-        ours = rates(engine, depth, SPAN, REPETITIONS)
-        peer = llama.decode(path, depth=depth, tokens=SPAN)
-        ours += rates(engine, depth, SPAN, REPETITIONS)
+        ours, peer = around(
+            ways,
+            lambda: rates(engine, depth, SPAN, REPETITIONS),
+            lambda: llama.decode(path, depth=depth, tokens=SPAN),
+        )
         limit = decode_limit(path, depth, read_bandwidth(device, MEMORY))
-    second = None if depth else tinygrad13.decode(path)
+    second = None if depth or ways.alone else _second(path)
     return _record(target, Side("tegrad", ways.command(target), ours), peer, limit, second)
+
+
+def _second(path: Path) -> Side | None:
+    """tinygrad 0.13's samples, if it is there and runs; what it says if it does not."""
+    try:
+        return tinygrad13.decode(path)
+    except (RecordError, subprocess.TimeoutExpired) as error:
+        print(f"tegrad: without {tinygrad13.NAME}: {error}", file=sys.stderr)
+        return None
 
 
 def _prompt(target: Target, path: Path, ways: Ways) -> Record:
     with opened():
-        ours = prompt(path, target.amount, **ways.chunks)
-        peer = llama.prefill(path, target.amount)
-        ours += prompt(path, target.amount, **ways.chunks)
+        ours, peer = around(
+            ways, lambda: prompt(path, target.amount, **ways.chunks), lambda: llama.prefill(path, target.amount)
+        )
     return _record(target, Side("tegrad", ways.command(target), ours), peer)
 
 
 def _batch(target: Target, path: Path, ways: Ways) -> Record:
     with opened():
-        ours = together(path, target.amount, **ways.chunks)
-        peer = llama.batch(path, target.amount)
-        ours += together(path, target.amount, **ways.chunks)
+        ours, peer = around(
+            ways, lambda: together(path, target.amount, **ways.chunks), lambda: llama.batch(path, target.amount)
+        )
     return _record(target, Side("tegrad", ways.command(target), ours), peer)
 
 
 def _first(target: Target, path: Path, ways: Ways) -> Record:
     arguments = ["run", str(path), PROMPT, "--max-tokens", "1", "--temperature", "0", "--raw", "--json"]
     process(arguments)
-    ours = [process(arguments) for _ in range(REPETITIONS)]
-    peer = llama.first_token(path, PROMPT)
-    ours += [process(arguments) for _ in range(REPETITIONS)]
+    ours, peer = around(
+        ways,
+        lambda: [process(arguments) for _ in range(REPETITIONS)],
+        lambda: llama.first_token(path, PROMPT),
+    )
     shown = shlex.join(["tegrad", *arguments]).replace(str(path), path.name)
     return _record(target, Side("tegrad", shown, ours), peer)
 
@@ -236,12 +261,18 @@ TAKERS: Final[Mapping[str, Callable[[Target, Path, Ways], Record]]] = {
     "decode": _decode, "prompt": _prompt, "batch": _batch, "first": _first, "host": _host, "gap": _gap,
     "matvec": _matvec, "beam": _beam,
 }  # fmt: skip
+PEERS: Final[Mapping[str, str]] = {
+    "decode": "llama-bench", "prompt": "llama-bench", "batch": "llama-batched-bench", "first": "llama-completion",
+}  # fmt: skip
+"""The program that a kind of figure is held against."""
 
 
 def take(id: str, ways: Ways | None = None) -> Record:
-    """Measure one figure; its model is written first if it is not there."""
-    target = TARGETS[id]
-    return TAKERS[target.kind](target, provide(target.model), ways or Ways())
+    """Measure one figure; its model is written first if it is not there. RecordError at once without the peer."""
+    target, ways = TARGETS[id], ways or Ways()
+    if target.kind in PEERS and not ways.alone:
+        llama.program(PEERS[target.kind])
+    return TAKERS[target.kind](target, provide(target.model), ways)
 
 
 def emulated() -> str:

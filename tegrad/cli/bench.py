@@ -105,6 +105,9 @@ def decode(
     plan: Annotated[str, typer.Option(help="The kind of step; as `tegrad run` chooses if left out.")] = "",
     boundary: Annotated[str, typer.Option(help="How a launch waits for the one before (bench boundaries).")] = "",
     pick: Annotated[str, typer.Option(help="Who picks the tiles of prompts and batches.")] = "",
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Ours only: to tune it, or where the peer is missing.")
+    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
     out: Annotated[Path | None, typer.Option(help="A folder for the samples files instead of the results.")] = None,
     results: Root = DEFAULT,
@@ -121,7 +124,7 @@ def decode(
     from tegrad.bench.record import RecordError
 
     try:
-        ways = bench.Ways(plan, boundary, pick)
+        ways = bench.Ways(plan, boundary, pick, alone)
     except RecordError as error:
         raise typer.BadParameter(str(error)) from error
     ids = figures or SIDE_BY_SIDE

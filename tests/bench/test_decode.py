@@ -93,6 +93,39 @@ def test_a_figure_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) 
     assert [kept is not None for _, kept in found] == [False, False, True]
 
 
+def test_without_the_peer_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(llama.FOLDER, raising=False)
+    monkeypatch.setattr(decode, "provide", lambda name: pytest.fail("a model was written"))
+    for id in ("decode-1b-q6k-d0", "prefill-1b-q6k-512", "batch8-1b-q6k", "load-to-first-token"):
+        with pytest.raises(RecordError, match=llama.FOLDER):
+            decode.take(id)
+
+
+def test_ours_alone_is_asked_for_once_and_has_no_peer() -> None:
+    order = []
+
+    def ours() -> list[float]:
+        order.append("ours")
+        return [1.0]
+
+    def peer() -> Side:
+        order.append("peer")
+        return Side("llama.cpp", "", [2.0])
+
+    assert decode.around(decode.Ways(alone=True), ours, peer) == ([1.0], None)
+    assert decode.around(decode.Ways(), ours, peer) == ([1.0, 1.0], Side("llama.cpp", "", [2.0]))
+    assert order == ["ours", "ours", "peer", "ours"]
+    assert decode.Ways(alone=True).command(TARGETS["decode-3b-q6k"]).endswith("decode-3b-q6k --alone")
+
+
+def test_a_second_peer_that_fails_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv(tinygrad13.FOLDER, str(tmp_path))
+    assert decode._second(Path("some.gguf")) is None
+    assert "without tinygrad 0.13" in capsys.readouterr().err
+
+
 def test_a_way_of_choice_stands_in_the_command() -> None:
     target = TARGETS["decode-3b-q6k"]
     assert decode.Ways().command(target) == "tegrad bench take decode-3b-q6k"
@@ -132,7 +165,8 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = write(tmp_path / "model.gguf", SHAPE, TYPE.Q6_K, kinds={"attn_v": TYPE.Q4_K})
     for name, value in (("TEGRAD_BOARD", "agx-orin-64gb"), ("DEV", "NV")):
         monkeypatch.setenv(name, value)
-    monkeypatch.delenv(tinygrad13.FOLDER, raising=False)
+    for name in (tinygrad13.FOLDER, llama.FOLDER):
+        monkeypatch.delenv(name, raising=False)
     for name, value in (("provide", lambda name: path), ("SPAN", 4), ("REPETITIONS", 1), ("MEMORY", 1 << 20)):
         monkeypatch.setattr(decode, name, value)
     monkeypatch.setattr("tegrad.bench.boundaries.PASSES", 1)
@@ -169,6 +203,7 @@ def test_ours_is_measured_around_the_peer_on_one_file(board: Path, monkeypatch: 
         return Side(llama.NAME, "llama-bench", [800.0])
 
     monkeypatch.setattr(llama, "decode", peer)
+    monkeypatch.setattr(llama, "program", Path)
     taken = decode.take("decode-1b-q6k-d0", decode.Ways("many"))
     assert len(taken.ours.samples) == 2
     assert min(taken.ours.samples) > 0
@@ -200,6 +235,7 @@ def test_the_command_knows_its_figures_and_plans(monkeypatch: pytest.MonkeyPatch
 def test_prompts_and_batches_are_measured_around_their_peers(
     board: Path, monkeypatch: pytest.MonkeyPatch, id: str, amount: int
 ) -> None:
+    monkeypatch.setattr(llama, "program", Path)
     for name in ("prefill", "batch"):
         monkeypatch.setattr(llama, name, lambda model, count: Side(llama.NAME, "", [float(count)]))
     monkeypatch.setitem(decode.TARGETS, id, replace(TARGETS[id], amount=amount))  # type: ignore[arg-type]
