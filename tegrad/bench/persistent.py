@@ -41,6 +41,7 @@ AXES: Final[Mapping[str, tuple[int, ...]]] = {
     "handover": (1, 0),
     "consumers": (16, 12, 8, 20),
     "service": (3, 7, 2),
+    "polled": (3, 2, 1, 4),
     "ring_tile": (1, 2),
     "ring_slots": (32, 5, 3),
     "evict_first": (0, 1),
@@ -149,8 +150,7 @@ def variants(start: Tuning, axis: str) -> Iterator[Tuning]:
         elif axis == "consumers":
             made = replace(start, consumers=value, ring_tile=per * value, attention_warps=min(8, value))
         elif axis == "service":
-            # 24 warps leave a thread 80 registers: fewer packets in flight each.
-            made = replace(start, service=value, polled=3 if value > 3 else 4)
+            made = replace(start, service=value, polled=2 if value > 3 else 3)
         else:
             made = replace(start, **{axis: value})
         if made.attention_warps <= made.consumers and made != start:

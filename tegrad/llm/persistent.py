@@ -69,7 +69,7 @@ class Tuning:
     """Tiles on their way at most."""
     handover: int = 1
     """1: packets, which readers poll; 0: counters behind a fence."""
-    polled: int = 4
+    polled: int = 3
     """Sets of 16 elements that a service thread waits for together: each further round is a trip to L2."""
     backoff: int = 0
     """ns between polls."""

@@ -36,7 +36,7 @@ from tegrad.nv.replay import Recording
 
 pytestmark = pytest.mark.board
 
-SMALL = Tuning(consumers=4, service=2, ring_tile=4, ring_slots=3, attention_warps=4)
+SMALL = Tuning(consumers=4, service=2, ring_tile=4, ring_slots=3, polled=1, attention_warps=4)
 ATTENTION_TILE = 4 * SMALL.attention_loads  # positions that a warp takes at a time: 32 / (64 / 8) rows for each load
 
 

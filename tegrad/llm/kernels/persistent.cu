@@ -63,7 +63,7 @@
 #define STAMPS 0
 #endif
 #ifndef POLLED
-#define POLLED 4
+#define POLLED 3
 #endif
 #ifndef ROPE_POSITIONS
 #define ROPE_POSITIONS POSITIONS
@@ -160,6 +160,109 @@ constexpr int KINDS = USES_Q6_K + USES_Q5_K + USES_Q4_K + USES_Q8_0 + USES_Q4_0 
 template <class F> __device__ __forceinline__ int segment_bytes(int columns) {
     if constexpr (F::PACKED) return F::BYTES;
     else return (columns < SEGMENT ? columns : SEGMENT) * (16 / F::LANE);
+}
+
+// --- input ----------------------------------------------------------------------------------------------------------
+
+// A packet's third word: the unit's scale rounded up to 6 significant bits, and its sum of squares to 12.
+__device__ __forceinline__ float unit_scale(unsigned word) { return __uint_as_float(word >> 19 << 18); }
+__device__ __forceinline__ float unit_squares(unsigned word) { return __uint_as_float((word & 0x7ffff) << 12); }
+
+// Four int8 times a factor of at most 1.
+__device__ __forceinline__ unsigned rescale(unsigned bytes, float factor) {
+    unsigned result = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int q = __float2int_rn((float)(signed char)(bytes >> (8 * i)) * factor);
+        result |= (q & 255u) << (8 * i);
+    }
+    return result;
+}
+
+// Stages the sets of 16 [begin, end) of a quantized vector for products of format F, Count at a time by each of `threads`
+// threads; returns this thread's part of the sum of squares.
+template <class F, int Count>
+__device__ __forceinline__ float stage_packets(Work &work, const unsigned char *from, int begin, int end, unsigned epoch, int thread, int threads) {
+    float squares = 0;
+#pragma unroll 1
+    for (int first = begin + thread; first < end; first += Count * threads) {
+        uint4 v[2 * Count];
+        const int limit = (end - first + threads - 1) / threads;
+        load_packets(v, 2 * limit, [=](int i) { return from + 32 * (first + i / 2 * threads) + 16 * (i & 1); },
+                     [=](int) { return epoch; });
+#pragma unroll
+        for (int i = 0; i < Count; i++) {
+            if (i >= limit) break;
+            const int set = first + i * threads;
+            const uint4 &low = v[2 * i], &high = v[2 * i + 1];
+            const float a = unit_scale(low.z), b = unit_scale(high.z), scale = fmaxf(a, b);
+            uint4 q = make_uint4(low.x, low.y, high.x, high.y);
+            if (SPLIT_SETS && a != b) {  // the halves come from two CTAs: the smaller one takes the larger one's scale
+                const float factor = __fdividef(fminf(a, b), scale);
+                const uint2 small = a < b ? make_uint2(q.x, q.y) : make_uint2(q.z, q.w);
+                const uint2 made = make_uint2(rescale(small.x, factor), rescale(small.y, factor));
+                if (a < b) q.x = made.x, q.y = made.y;
+                else q.z = made.x, q.w = made.y;
+            }
+            stage_set<F>(work.input, set / 4, set % 4, q, scale);
+            squares += unit_squares(low.z) + unit_squares(high.z);
+        }
+    }
+    return squares;
+}
+
+// Copies `count` floats from packets; `at(packet)` and `epoch(packet)` are a packet's place and epoch, `put(index, value)`
+// stores one. Returns the thread's part of the sum of squares.
+template <class At, class Epoch, class Put>
+__device__ __forceinline__ float stage_floats(int count, int thread, At at, Epoch epoch, Put put) {
+    float squares = 0;
+    const int packets = count / 8 * 3;
+#pragma unroll 1
+    for (int first = thread; first < packets; first += 2 * POLLED * SERVICE_THREADS) {
+        uint4 v[2 * POLLED];
+        const int limit = (packets - first + SERVICE_THREADS - 1) / SERVICE_THREADS;
+        load_packets(v, limit, [=](int i) { return at(first + i * SERVICE_THREADS); }, [=](int i) { return epoch(first + i * SERVICE_THREADS); });
+#pragma unroll
+        for (int i = 0; i < 2 * POLLED; i++) {
+            if (i >= limit) break;
+            const int packet = first + i * SERVICE_THREADS, third = packet % 3, to = packet / 3 * 8 + third * 3;
+            put(to, __uint_as_float(v[i].x));
+            put(to + 1, __uint_as_float(v[i].y));
+            if (third == 2) squares += __uint_as_float(v[i].z);
+            else put(to + 2, __uint_as_float(v[i].z));
+        }
+    }
+    return squares;
+}
+
+// Sets of a vector that the service warps stage. Where they would need several rounds of polling, the consumers, who can
+// do nothing else, stage the rest; not of a normed vector, whose sum of squares the service warps need.
+__device__ __forceinline__ int service_sets(int columns, unsigned op) {
+    const int sets = columns / 16;
+    return HANDOVER && op == ADD && sets > POLLED * SERVICE_THREADS ? POLLED * SERVICE_THREADS : sets;
+}
+
+template <class F> __device__ __forceinline__ void stage_rest(const Word &word, Work &work, const unsigned char *workspace, unsigned base, int thread) {
+    if constexpr (F::PACKED && HANDOVER) {
+        const int columns = word[COLUMNS_OF], begin = service_sets(columns, word[OP]);
+        if (begin == columns / 16) return;
+        const unsigned char *from = workspace + word[SOURCE];
+        const unsigned epoch = base + word[WAIT] + 1;
+        barrier_sync<CONSUMERS_MEET>(CONSUMER_THREADS);  // nobody reads the input before this one any more
+        stage_packets<F, 1>(work, from, begin, columns / 16, epoch, thread, CONSUMER_THREADS);
+    }
+}
+
+// Stages a product's input as its format reads it, by the service warps.
+template <class F>
+__device__ __forceinline__ float stage_input(Work &work, const unsigned char *from, int columns, unsigned op, unsigned epoch, int thread) {
+    if constexpr (F::PACKED) {
+        return stage_packets<F, POLLED>(work, from, 0, service_sets(columns, op), epoch, thread, SERVICE_THREADS);
+    } else {
+        float *to = (float *)work.input;
+        return stage_floats(columns, thread, [=](int packet) { return from + 16 * packet; }, [=](int) { return epoch; },
+                            [=](int at, float v) { to[F::place(at / 4) * 4 + at % 4] = v; });
+    }
 }
 
 // --- consumers ------------------------------------------------------------------------------------------------------
@@ -279,14 +382,15 @@ __device__ __noinline__ void attend_part(Word word, Work &work, unsigned char *w
 }
 
 __device__ __forceinline__ void consume(Reader reader, Work &work, Ring &ring, const unsigned char *slots, unsigned char *workspace,
-                                        const float *rope, int position, int warp, int lane) {
+                                        const float *rope, unsigned base, int position, int warp, int lane) {
     Turn now;
     for (Word word; reader.take(word);) {
         const unsigned op = word[OP];
         if (op == ATTEND) {
             attend_part(word, work, workspace, rope, position, warp, warp * 32 + lane);
         } else if (op == PROJECT || op == ADD || op == GATE || op == LOGITS) {
-            WITH_FORMAT(word[RUN + FORMAT_OF], multiply<F>(word, work, ring, slots, now, warp, lane));
+            WITH_FORMAT(word[RUN + FORMAT_OF], stage_rest<F>(word, work, workspace, base, warp * 32 + lane);
+                        multiply<F>(word, work, ring, slots, now, warp, lane));
             barrier_arrive<RESULTS_READY>(CONSUMER_THREADS + SERVICE_THREADS);
         }
     }
@@ -315,89 +419,6 @@ __device__ __forceinline__ void fill(Reader reader, Ring &ring, unsigned char *s
         }
     }
     filler.finish(ring, lane);
-}
-
-// --- service: input -------------------------------------------------------------------------------------------------
-
-// A packet's third word: the unit's scale rounded up to 6 significant bits, and its sum of squares to 12.
-__device__ __forceinline__ float unit_scale(unsigned word) { return __uint_as_float(word >> 19 << 18); }
-__device__ __forceinline__ float unit_squares(unsigned word) { return __uint_as_float((word & 0x7ffff) << 12); }
-
-// Four int8 times a factor of at most 1.
-__device__ __forceinline__ unsigned rescale(unsigned bytes, float factor) {
-    unsigned result = 0;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int q = __float2int_rn((float)(signed char)(bytes >> (8 * i)) * factor);
-        result |= (q & 255u) << (8 * i);
-    }
-    return result;
-}
-
-// Stages a quantized vector for products of format F; returns this thread's part of its sum of squares.
-template <class F> __device__ __forceinline__ float stage_packets(Work &work, const unsigned char *from, int columns, unsigned epoch, int thread) {
-    float squares = 0;
-    const int sets = columns / 16;
-#pragma unroll 1
-    for (int first = thread; first < sets; first += POLLED * SERVICE_THREADS) {
-        uint4 v[2 * POLLED];
-        const int limit = (sets - first + SERVICE_THREADS - 1) / SERVICE_THREADS;
-        load_packets(v, 2 * limit, [=](int i) { return from + 32 * (first + i / 2 * SERVICE_THREADS) + 16 * (i & 1); },
-                     [=](int) { return epoch; });
-#pragma unroll
-        for (int i = 0; i < POLLED; i++) {
-            if (i >= limit) break;
-            const int set = first + i * SERVICE_THREADS;
-            const uint4 &low = v[2 * i], &high = v[2 * i + 1];
-            const float a = unit_scale(low.z), b = unit_scale(high.z), scale = fmaxf(a, b);
-            uint4 q = make_uint4(low.x, low.y, high.x, high.y);
-            if (SPLIT_SETS && a != b) {  // the halves come from two CTAs: the smaller one takes the larger one's scale
-                const float factor = __fdividef(fminf(a, b), scale);
-                const uint2 small = a < b ? make_uint2(q.x, q.y) : make_uint2(q.z, q.w);
-                const uint2 made = make_uint2(rescale(small.x, factor), rescale(small.y, factor));
-                if (a < b) q.x = made.x, q.y = made.y;
-                else q.z = made.x, q.w = made.y;
-            }
-            stage_set<F>(work.input, set / 4, set % 4, q, scale);
-            squares += unit_squares(low.z) + unit_squares(high.z);
-        }
-    }
-    return squares;
-}
-
-// Copies `count` floats from packets; `at(packet)` and `epoch(packet)` are a packet's place and epoch, `put(index, value)`
-// stores one. Returns the thread's part of the sum of squares.
-template <class At, class Epoch, class Put>
-__device__ __forceinline__ float stage_floats(int count, int thread, At at, Epoch epoch, Put put) {
-    float squares = 0;
-    const int packets = count / 8 * 3;
-#pragma unroll 1
-    for (int first = thread; first < packets; first += 2 * POLLED * SERVICE_THREADS) {
-        uint4 v[2 * POLLED];
-        const int limit = (packets - first + SERVICE_THREADS - 1) / SERVICE_THREADS;
-        load_packets(v, limit, [=](int i) { return at(first + i * SERVICE_THREADS); }, [=](int i) { return epoch(first + i * SERVICE_THREADS); });
-#pragma unroll
-        for (int i = 0; i < 2 * POLLED; i++) {
-            if (i >= limit) break;
-            const int packet = first + i * SERVICE_THREADS, third = packet % 3, to = packet / 3 * 8 + third * 3;
-            put(to, __uint_as_float(v[i].x));
-            put(to + 1, __uint_as_float(v[i].y));
-            if (third == 2) squares += __uint_as_float(v[i].z);
-            else put(to + 2, __uint_as_float(v[i].z));
-        }
-    }
-    return squares;
-}
-
-// Stages a product's input as its format reads it.
-template <class F> __device__ __forceinline__ float stage_input(Work &work, const unsigned char *from, int columns, unsigned epoch, int thread) {
-    if constexpr (F::PACKED) {
-        return stage_packets<F>(work, from, columns, epoch, thread);
-    } else {
-        float *to = (float *)work.input;
-        return stage_floats(columns, thread, [=](int packet) { return from + 16 * packet; }, [=](int) { return epoch; },
-                            [=](int at, float v) { to[F::place(at / 4) * 4 + at % 4] = v; });
-    }
 }
 
 // --- service: output ------------------------------------------------------------------------------------------------
@@ -477,13 +498,13 @@ struct Service {
     // Stages a product's input and lets the consumers go.
     __device__ __forceinline__ void input(const Word &word, int parity, bool normed) const {
         const int columns = word[COLUMNS_OF];
-        const unsigned wait = word[WAIT], epoch = base + wait + 1;
+        const unsigned op = word[OP], wait = word[WAIT], epoch = base + wait + 1;
         const unsigned char *from = workspace + word[SOURCE];
         const bool floats = word[FLAGS] & READS_FLOATS;
         const unsigned format = word[RUN + FORMAT_OF];
         await(wait, word[WRITERS]);
         float squares = 0;
-        WITH_FORMAT(format, squares = stage_input<F>(work, from, columns, epoch, thread));
+        WITH_FORMAT(format, squares = stage_input<F>(work, from, columns, op, epoch, thread));
         barrier_arrive<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
         if (normed) {
 #pragma unroll
@@ -656,7 +677,7 @@ persistent(const unsigned *program, unsigned char *workspace, State *state, Entr
     if (threadIdx.x == 0) ring_init(tiles);
     __syncthreads();
     if (warp < CONSUMERS) {
-        consume(reader, work, tiles, slots, workspace, rope, position, warp, lane);
+        consume(reader, work, tiles, slots, workspace, rope, step * STAGES, position, warp, lane);
     } else if (warp < CONSUMERS + SERVICE) {
         const int thread = threadIdx.x - CONSUMER_THREADS;
         const Service service = {work, workspace, step * STAGES, step, thread, lane, warp - CONSUMERS};
