@@ -177,7 +177,7 @@ def test_products_that_no_half_holds_become_the_largest(opened: Any) -> None:
 
 @pytest.mark.parametrize(
     ("tile", "arch"),
-    [(Tile(128, 128, 64, 64, resident=2), "sm_87"), (WgmmaTile(256, 128), "sm_90")],
+    [(Tile(128, 128, 64, 64, resident=2), "sm_87"), (WgmmaTile(128, 128, splits=4, resident=2), "sm_90")],
     ids=["mma", "wgmma"],
 )
 def test_tiles_that_fill_an_sm_spill_nothing(tile: AnyTile, arch: str) -> None:

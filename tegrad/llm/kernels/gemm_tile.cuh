@@ -129,6 +129,7 @@ template <int COUNT> static __device__ __forceinline__ bool join(float (&sum)[CO
 #pragma unroll
     for (int i = 0; i < COUNT / 4; i++) {
         float4 total = make_float4(0, 0, 0, 0);
+#pragma unroll 1
         for (int z = 0; z < SPLITS; z++) {
             float4 part = __ldcg(mine + (z * COUNT / 4 + i) * THREADS);
             total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
