@@ -10,6 +10,7 @@ from tegrad.bench.dry import DryDevice, matrices, model
 from tegrad.llm.arch import Config
 from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
+from tegrad.llm.gemm import TilePicker, pick_tile, pick_wgmma
 from tegrad.llm.gguf import BlockType
 from tegrad.llm.packed import WARPS, PackedModel
 from tegrad.llm.packing import PLAIN, SEGMENT
@@ -63,9 +64,9 @@ def _batch(slots: int, made: PackedModel) -> list[Launch]:
     return batch.launches(slots)
 
 
-def _prefill(made: PackedModel) -> list[Launch]:
+def _prefill(pick: TilePicker, made: PackedModel) -> list[Launch]:
     """A chunk of CHUNK tokens, and the logits of the last."""
-    plan = Prefill(made, KvCache(made.device, made.config, POSITIONS))
+    plan = Prefill(made, KvCache(made.device, made.config, POSITIONS), pick=pick)
     first, *others = plan.launches(CHUNK)
     (chunk,) = first.buffers
     # As before the first launch, which moves on to the first chunk: run once, it leaves all others CHUNK tokens.
@@ -91,9 +92,15 @@ PLANS: Final[Mapping[str, Callable[[PackedModel], list[Launch]]]] = {
     "draw": _draw,
     "batch8": partial(_batch, 8),
     "batch32": partial(_batch, 32),
-    "prefill": _prefill,
+    "prefill": partial(_prefill, pick_tile),
+    "prefill-wgmma": partial(_prefill, pick_wgmma),
     "load": _load,
 }
+
+
+def plans_of(arch: str) -> list[str]:
+    """The plans that a chip such as "sm_87" can run."""
+    return [plan for plan in PLANS if "wgmma" not in plan or arch == "sm_90"]
 
 
 def launches(

@@ -195,7 +195,7 @@ def kernels(
     With --static, of every plan: registers, spills, shared memory, occupancy, loads, bytes and instructions.
     """
     from tegrad.bench import kernels as table
-    from tegrad.bench.plans import PLANS
+    from tegrad.bench.plans import PLANS, plans_of
     from tegrad.hw.chips import CHIPS
 
     if not static:
@@ -209,7 +209,7 @@ def kernels(
         return
     tables = {}
     for chip in table.CHIPS_SHOWN:
-        tables[chip] = {plan: table.plan_table(CHIPS[chip], model, plan) for plan in PLANS}
+        tables[chip] = {plan: table.plan_table(CHIPS[chip], model, plan) for plan in plans_of(CHIPS[chip].arch)}
         for plan, rows in tables[chip].items():
             typer.echo(f"{chip}, {plan} of {model}\n{table.text(rows)}\n")
     path = out or DEFAULT / "kernels-static.json"

@@ -139,7 +139,9 @@ def programs(chip: Chip, plan: str, kind: BlockType) -> dict[bytes, DryProgram]:
 @pytest.mark.parametrize("chip", [ORIN, HOPPER], ids=lambda chip: chip.arch)
 @pytest.mark.parametrize("kind", [*LAYOUTS, F16], ids=lambda kind: kind.name)
 def test_no_kernel_of_any_plan_spills(chip: Chip, kind: BlockType) -> None:
-    for plan in plans.PLANS:
+    for plan in plans.plans_of(chip.arch):
+        if (plan, kind, chip) == ("persistent", F16, ORIN):
+            continue  # two tiles of halves do not fit an Orin's shared memory
         for program in programs(chip, plan, kind).values():
             assert program.cubin.stack(program.name) <= SPILLS.get(program.name, 0), (plan, program.name)
 
@@ -147,5 +149,5 @@ def test_no_kernel_of_any_plan_spills(chip: Chip, kind: BlockType) -> None:
 @pytest.mark.long
 def test_every_kernel_is_in_a_plan() -> None:
     folder = Path(tegrad.llm.__file__).parent / "kernels"
-    used = {program.name for plan in plans.PLANS for program in programs(ORIN, plan, Q6_K).values()}
+    used = {program.name for plan in plans.PLANS for program in programs(HOPPER, plan, Q6_K).values()}
     assert used == {path.stem for path in folder.glob("*.cu")}
