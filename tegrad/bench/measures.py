@@ -125,6 +125,7 @@ MEASURES: dict[str, Measure] = {
             "an estimate of decode on AGX Orin 64GB, from bytes, issue rates and launch costs",
             False,
             lambda: estimate.record("orin-agx-estimate-tok-s", CHIPS["agx-orin-64gb"]),
+            long=True,
         ),
         *(_target(target) for target in TARGETS.values()),
         Measure("ptx-oracle-cases", "cases of PTX instructions that the H200 recorded", False, oracle.cases),
