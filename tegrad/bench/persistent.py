@@ -191,11 +191,12 @@ def _compile(name: str, chip: str, depth: int, tuning: Tuning) -> str:
         return f"none: {str(error).splitlines()[0][:90]}  {tuning}"
 
 
-def _tuning(settings: Sequence[str]) -> Tuning:
+def _tuning(name: str, settings: Sequence[str]) -> Tuning:
     given = {key: int(value) for key, _, value in (entry.partition("=") for entry in settings)}
     if "ring_tile" not in given and "consumers" in given:
         given["ring_tile"] = given["consumers"]
-    return replace(Tuning(), **given)
+    start = Tuning.suited([block_type(name)])
+    return replace(start, **given)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -209,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--compile", metavar="CHIP", choices=list(CHIPS), help="only compile")
     parser.add_argument("--json", action="store_true", help="a JSON object on the last line")
     asked = parser.parse_args(arguments)
-    tuning = _tuning(asked.set)
+    tuning = _tuning(asked.model, asked.set)
     if asked.compile:
         tried = [made for axis in AXES for made in variants(tuning, axis)] if asked.sweep else []
         compile_all(asked.model, asked.compile, asked.depth, [tuning, *tried])

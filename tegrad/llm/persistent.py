@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any, Final, Self
@@ -23,7 +23,7 @@ from tegrad.llm.cache import KvCache
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
 from tegrad.llm.packed import PackedMatrix, PackedModel
-from tegrad.llm.packing import SET
+from tegrad.llm.packing import SET, segment_bytes
 from tegrad.llm.plan import Room
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.sampling import Sampling
@@ -85,6 +85,13 @@ class Tuning:
     def threads(self) -> int:
         """Threads of a CTA."""
         return 32 * (self.consumers + self.service + 1)
+
+    @classmethod
+    def suited(cls, kinds: Iterable[BlockType]) -> Self:
+        """A tuning whose tiles leave room for a ring: segments of floats are large, so that fewer warps take them."""
+        widest = max(segment_bytes(kind) for kind in kinds)
+        consumers = 16 if widest < 4096 else 32768 // widest
+        return cls(consumers=consumers, ring_tile=consumers, attention_warps=min(8, consumers))
 
 
 @dataclass(frozen=True)
@@ -204,7 +211,7 @@ class PersistentPlan:
     """One decode step of the sequence in slot 0 of `states` as one launch. Close it when no step is in flight.
 
     `launches` leaves logits to sample from; `likeliest` is a step that ends with the likeliest token by itself.
-    Everything given stays the caller's. `ctas` is the device's SMs unless said. UnsupportedModelError, LaunchError,
+    Everything given stays the caller's. `ctas` is the device's SMs, and `tuning` one that suits the model, unless said. UnsupportedModelError, LaunchError,
     MemoryError, and ScheduleError if the program were wrong.
     """
 
@@ -218,7 +225,7 @@ class PersistentPlan:
         self._states = states
         self._room = Room(self.device)
         try:
-            self._make(cache, tuning or Tuning(), ctas or _sms(self.device), stamps)
+            self._make(cache, tuning, ctas or _sms(self.device), stamps)
         except BaseException:
             self.close()
             raise
@@ -237,9 +244,11 @@ class PersistentPlan:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _make(self, cache: KvCache, tuning: Tuning, ctas: int, stamps: bool) -> None:
+    def _make(self, cache: KvCache, tuning: Tuning | None, ctas: int, stamps: bool) -> None:
         config, arch, room = self.config, self.config.arch, self._room
-        program = build(network(self.model, cache, room), ctas, shares=tuning.attention_shares)
+        made = network(self.model, cache, room)
+        tuning = tuning or Tuning.suited(matrix.kind for matrix in made.matrices())
+        program = build(made, ctas, shares=tuning.attention_shares)
         self.kernel = Persistent(
             program, self.device.arch, cache.positions, arch.rope, config.rope.dim // 2, config.eps,
             arch.query_norm is not None, cache.q8, arch.activation, stamps=stamps, tuning=tuning,
