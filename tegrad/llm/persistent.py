@@ -211,8 +211,8 @@ class PersistentPlan:
     """One decode step of the sequence in slot 0 of `states` as one launch. Close it when no step is in flight.
 
     `launches` leaves logits to sample from; `likeliest` is a step that ends with the likeliest token by itself.
-    Everything given stays the caller's. `ctas` is the device's SMs, and `tuning` one that suits the model, unless said. UnsupportedModelError, LaunchError,
-    MemoryError, and ScheduleError if the program were wrong.
+    Everything given stays the caller's. `ctas` is the device's SMs, and `tuning` one that suits the model, unless said.
+    UnsupportedModelError, LaunchError, MemoryError, and ScheduleError if the program were wrong.
     """
 
     best = best_row = None
