@@ -22,8 +22,9 @@ from tegrad.llm import persistent
 from tegrad.llm.cache import KvCache
 from tegrad.llm.engine import Engine
 from tegrad.llm.errors import UnsupportedModelError
-from tegrad.llm.gguf import F16, Q4_K, Q6_K, Q8_0, Gguf
+from tegrad.llm.gguf import F16, F32, Q4_K, Q6_K, Q8_0, Gguf
 from tegrad.llm.packed import PackedModel
+from tegrad.llm.packing import segment_bytes
 from tegrad.llm.persistent import Persistent, PersistentPlan, Tuning, prove
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.reference import Reference
@@ -292,9 +293,17 @@ def test_the_engine_streams_the_same_tokens_with_either_plan(device: str, tmp_pa
 
 
 def test_more_ctas_than_the_chip_holds_are_refused(opened: Any) -> None:
-    program = build(make(Shape()).network, 33)
-    with pytest.raises(LaunchError, match="33 CTAs wait for each other, but 16 SMs hold 1 each"):
+    sms = opened.num_gpcs * opened.num_tpc_per_gpc * opened.num_sm_per_tpc
+    program = build(make(Shape()).network, sms + 1)
+    with pytest.raises(LaunchError, match=f"{sms + 1} CTAs wait for each other, but {sms} SMs hold 1 each"):
         Persistent(program, opened.arch, 64, "interleaved", 32, 1e-5, tuning=SMALL).load(opened)
+
+
+def test_tiles_of_any_format_leave_room_for_a_ring() -> None:
+    for kind in (Q6_K, Q4_K, Q8_0, F16, F32):
+        tuning = Tuning.suited([Q6_K, kind])
+        assert tuning.ring_tile * segment_bytes(kind) <= 40 << 10
+        assert tuning.attention_warps <= tuning.consumers == tuning.ring_tile
 
 
 @pytest.mark.long
