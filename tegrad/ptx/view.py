@@ -9,6 +9,7 @@ leave it to the helper that checks every lane, which finds the fault or does the
 from dataclasses import dataclass
 from enum import IntEnum
 
+from tegrad.ptx.access import last_first
 from tegrad.ptx.analysis import Block, defs_uses
 from tegrad.ptx.check import Checker, Shape
 from tegrad.ptx.ir import Fn, Module, V
@@ -181,7 +182,7 @@ def emit_access(module: Module, kind: str, bits: int, n: int) -> None:
         f.condbr(f.icmp("eq", stride, f.const("i64", 0)), one, apart)
         f.label(one)
         p = f.op("ptr", 1, f"inttoptr {f.add(f.load('i64', view, View.START), off)} to ptr")
-        give([f.splat(f.load(shape.el, p, i * bits // 8), LANES) for i in range(n)])
+        give(last_first(n, lambda i: f.splat(f.load(shape.el, p, i * bits // 8), LANES)))
         f.label(apart)
     hosts = f.add(f.load("i64", view, View.HOST, LANES, 64), f.splat(off, LANES))
     each = [f.add(hosts, f.like(hosts, i * bits // 8)) for i in range(n)]
@@ -192,7 +193,7 @@ def emit_access(module: Module, kind: str, bits: int, n: int) -> None:
             scatter_any(f, h, active, v)
         f.ret()
     else:
-        give([gather_any(f, h, active, shape.el) for h in each])
+        give(last_first(n, lambda i: gather_any(f, each[i], active, shape.el)))
     f.label(slow)
     addr = f.add(f.load("i64", view, View.ADDRESS, LANES, 64), f.splat(off, LANES))
     general = f"tgx_{kind}_global_b{bits}x{n}"
