@@ -15,7 +15,7 @@ TINY = Shape("qwen3", 320, 512, 1024, 2, 8, 4, 64, 1024, 0, eps=1e-5)
 
 @pytest.fixture(autouse=True)
 def small_board(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb:15GiB")
+    monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb:14GiB")
     monkeypatch.setenv("DEV", "NV")
     monkeypatch.setenv("HCQDEV_WAIT_TIMEOUT_MS", "60000")
     monkeypatch.setattr("tegrad.bench.boundaries.PASSES", 1)

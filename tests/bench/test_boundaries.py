@@ -18,7 +18,7 @@ UNORDERED = ("none", "latch", "latch-program", "latch-alone")
 """Forms that leave it to the hardware's latches, which the board has not, or to nobody: right only by chance."""
 
 
-@pytest.fixture(params=["agx-orin-64gb:15GiB", "gh100"])
+@pytest.fixture(params=["agx-orin-64gb:14GiB", "gh100"])
 def racing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A device on a board that races."""
     monkeypatch.setenv("TEGRAD_BOARD", request.param)
@@ -62,7 +62,7 @@ def test_only_hopper_tries_the_fields_that_only_it_has() -> None:
 
 
 def test_a_form_is_measured_and_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb:15GiB")
+    monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb:14GiB")
     monkeypatch.setenv("DEV", "NV")
     monkeypatch.setattr(boundaries, "SHAPES", ((1, 32),))
     monkeypatch.setattr(boundaries, "LENGTHS", (2, 4))

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.board
 def test_loads_of_every_cut_are_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb:15GiB")
+    monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb:14GiB")
     monkeypatch.setenv("HCQDEV_WAIT_TIMEOUT_MS", "60000")
     path = write(tmp_path / "model.gguf", Shape(dim=64, ffn=64, heads=1, kv_heads=1, layers=1), TYPE.Q8_0)
     before = stream.READERS, stream.BLOCKS, stream.PIECE

@@ -36,7 +36,7 @@ def test_every_form_holds_whole_items_and_keeps_its_registers(chip: str) -> None
 
 @pytest.mark.board
 def test_the_products_are_those_of_the_plan_and_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb:15GiB")
+    monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb:14GiB")
     monkeypatch.setenv("DEV", "NV")
     monkeypatch.setenv("HCQDEV_WAIT_TIMEOUT_MS", "60000")
     for name, value in (("ROTATION", 1 << 21), ("READ_BYTES", 1 << 20), ("LEAST", 1)):

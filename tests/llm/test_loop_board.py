@@ -66,7 +66,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
     tegrad.nv.install()
     close_device()
-    monkeypatch.setenv("TEGRAD_BOARD", f"agx-orin-64gb:{10 + seed}GiB")
+    monkeypatch.setenv("TEGRAD_BOARD", f"agx-orin-64gb:{17 + seed}GiB")
     monkeypatch.setenv("TEGRAD_RACE", str(seed))
     monkeypatch.setenv("DEV", "NV")
     yield open_device()

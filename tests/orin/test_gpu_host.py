@@ -457,7 +457,7 @@ def test_a_destroyed_channel_is_silent(rig: Rig) -> None:
 
 
 def test_a_long_pushbuffer_lets_others_go_between(rig: Rig) -> None:
-    nops, entries = 1_000_000, 10
+    nops, entries = 1_000_000, 60
     busy, quick, where = rig.channel(), rig.channel(), rig.buffer(8 * nops)
     where.put(struct.pack("<II", method_header(MethodOp.INC, 0, HostMethod.NOP, 1), 0) * nops)
     for _ in range(entries):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import mmap
 import os
 import resource
@@ -300,8 +301,9 @@ def test_fds_end_without_harm(rig: Rig) -> None:
     def run(own: Rig, peer: Peer) -> list[object]:
         own.address_space()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        used = len(os.listdir("/proc/self/fd"))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 12, hard))
+        used = {int(name) for name in os.listdir("/proc/self/fd")}
+        free = (number for number in itertools.count() if number not in used)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (next(itertools.islice(free, 12, None)), hard))
         seen: list[object] = []
         try:
             for _ in range(20):
