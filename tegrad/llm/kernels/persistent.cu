@@ -305,12 +305,12 @@ template <class F> __device__ __forceinline__ void multiply(const Word &word, Wo
             for (int turn = 0; turn < RING_TILE / CONSUMERS; turn++) {
                 const int at = tile + turn * CONSUMERS + warp;
                 const bool last_turn = turn == RING_TILE / CONSUMERS - 1;
+                if (turn == 0) ring_await(ring, now);
                 if (at >= segments) {
                     if (last_turn) __syncwarp();
                     if (last_turn && lane == 0) ring_release(ring, now, warp);
                     continue;
                 }
-                if (turn == 0) ring_await(ring, now);
                 const unsigned char *from = slots + (size_t)now.slot * SLOT_BYTES + (turn * CONSUMERS + warp) * bytes;
                 float sum = 0;
                 if constexpr (F::PACKED) {

@@ -108,7 +108,8 @@ __device__ __forceinline__ void ring_init(Ring &ring) {
         asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&ring.full[i])), "r"(1));
         asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&ring.empty[i])), "r"(CONSUMERS));
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    // What the bulk copies count down is seen by the async proxy too.
+    asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async.shared::cta;" ::: "memory");
 }
 
 __device__ __forceinline__ void await_phase(unsigned long long *barrier, unsigned parity) {
@@ -121,13 +122,16 @@ __device__ __forceinline__ void await_phase(unsigned long long *barrier, unsigne
 
 __device__ __forceinline__ void ring_await(Ring &ring, const Turn &now) { await_phase(&ring.full[now.slot], now.odd); }
 
-// By one lane of a warp that has read its part of the tile.
+// By one lane of a warp that has awaited the tile and read its part of it. Without the wait, a warp with no part in a tile
+// could come here while another one still reads what the slot held before, and would be counted in its stead.
 __device__ __forceinline__ void ring_release(Ring &ring, const Turn &now, int) {
     asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(&ring.empty[now.slot])) : "memory");
 }
 
 // The filling warp. `put` copies `bytes`, a multiple of 16, to the next slot.
 struct Filler {
+    // A parity tells a phase from its neighbours only: the tile waited for must still be in its slot.
+    static constexpr unsigned FLIGHT = IN_FLIGHT < SLOTS ? IN_FLIGHT : SLOTS;
     Turn now, landed;  // the next tile; the one that must have come before it may be asked for
     unsigned long long policy = 0;
     __device__ __forceinline__ Filler() {
@@ -139,7 +143,7 @@ struct Filler {
         if (lane == 0) {
             const unsigned full = shared_address(&ring.full[now.slot]);
             if (now.tile >= SLOTS) await_phase(&ring.empty[now.slot], now.odd ^ 1);
-            if (now.tile >= IN_FLIGHT) {
+            if (now.tile >= FLIGHT) {
                 ring_await(ring, landed);
                 landed.advance();
             }
