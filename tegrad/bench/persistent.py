@@ -100,9 +100,12 @@ class Rig:
 
 
 def measure(rig: Rig, tuning: Tuning) -> float:
-    """Microseconds of a step with a tuning."""
+    """Microseconds of a step with a tuning; TegradError where a step gave up waiting."""
     with rig.plan(tuning) as plan:
-        return rig.us(plan.likeliest(rig.sampling))
+        us = rig.us(plan.likeliest(rig.sampling))
+        if told := plan.stuck():
+            raise TegradError("a step gave up waiting:\n" + "\n".join(told))
+    return us
 
 
 @dataclass(frozen=True, slots=True)

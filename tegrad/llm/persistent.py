@@ -28,6 +28,7 @@ from tegrad.llm.plan import Room
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.sampling import Sampling
 from tegrad.llm.schedule import (
+    REPORT,
     RUNS,
     Layer,
     Matrix,
@@ -51,6 +52,8 @@ from tegrad.nv.replay import Launch
 FORMATS: Final[tuple[BlockType, ...]] = (Q6_K, Q5_K, Q4_K, Q8_0, Q4_0, F16, BF16, F32)
 """In the order of the kernel's `enum Format`."""
 BUFFERS: Final = ("program", "workspace", "states", "rings", "histories", "ends", "rope", "logits", "stamps")
+WAITING: Final = ("packets", "a counter", "a tile of weights", "a free slot", "a tile on its way")
+"""What a wait is for, in the order of the kernel's `enum Waiting`; of a ring's, the number wanted is the tile's."""
 RESERVED: Final = 1 << 10
 """Shared memory that the hardware keeps of a CTA's."""
 
@@ -80,6 +83,8 @@ class Tuning:
     evict_first: int = 0
     bulk: int | None = None
     """Bulk copies, which only sm_90 has; None: where there are."""
+    spin_limit: int = 0
+    """Polls after which a wait is given up, so that a step that would hang ends with reports; 0: waits are for ever."""
 
     @property
     def threads(self) -> int:
@@ -137,7 +142,8 @@ class Persistent:
             "ROPE": ROPES[self.rope], "ROPE_PAIRS": self.rope_pairs, "EPS": f"{self.eps:.9e}f",
             "QK_NORM": self.qk_norm, "CACHE_Q8": self.cache_q8,
             "ACTIVATION": {"silu": 1, "gelu": 2}[self.activation],
-            "JOINS": self.room.joins, "COUNTERS": self.room.counters, "COLUMNS": max(m.columns for m in matrices),
+            "JOINS": self.room.joins, "COUNTERS": self.room.counters, "REPORTS": self.room.reports,
+            "COLUMNS": max(m.columns for m in matrices),
             "OWN": own, "SPLIT_SETS": _splits_sets(program), "SUMS": _most_sums(program), "SHARED": self.shared_bytes,
             "STORE_LOGITS": self.store_logits, "STAMPS": self.stamps,
             "ATTENTION_SYNC()": "barrier_sync<ATTENTION_MEET>(32*ATTENTION_WARPS)",
@@ -147,6 +153,23 @@ class Persistent:
             if (value := getattr(tuning, name)) is not None:
                 made[name.upper()] = value
         return made
+
+    def stuck(self, workspace: bytes | bytearray) -> list[str]:
+        """Which waits a workspace reports as given up, one of each CTA at most; always empty without `spin_limit`."""
+        room, stages = self.room, self.program.stages
+        words = np.frombuffer(workspace, "<u4", REPORT // 4 * self.program.ctas, room.reports).reshape(-1, REPORT // 4)
+        told = []
+        for cta, (waiting, at, warp, wanted, found, step, *_) in enumerate(words.tolist()):
+            if not waiting:
+                continue
+            what = WAITING[waiting - 1]
+            if what == "packets":
+                what += f" of stage {(wanted - 1) % len(stages)}"
+            told.append(
+                f"step {step}, stage {at} ({stages[at].op.name} of layer {stages[at].layer}) on CTA {cta}: warp {warp} "
+                f"waits for {what}, wanted {wanted}, found {found}"
+            )
+        return told
 
     @property
     def chip(self) -> Chip:
@@ -233,6 +256,15 @@ class PersistentPlan:
     def likeliest(self, sampling: Sampling) -> tuple[Launch, ...]:
         """A whole step."""
         return (self._launch(sampling.finish, greedy=True),)
+
+    def stuck(self) -> list[str]:
+        """The waits that steps have given up, where `tuning.spin_limit` bounds them; waits for the device."""
+        if not self.kernel.tuning.spin_limit:
+            return []
+        self.device.synchronize()
+        out = bytearray(self.kernel.room.nbytes)
+        self.device.allocator._copyout(memoryview(out), self._space)
+        return self.kernel.stuck(out)
 
     def close(self) -> None:
         """Free the plan's buffers. Closing twice is harmless."""

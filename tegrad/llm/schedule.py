@@ -742,12 +742,15 @@ class Workspace:
     vectors: dict[Vector, int]
     joins: int
     """The attention parts' floats."""
+    reports: int
+    """REPORT bytes for each CTA: the wait that it gave up."""
     nbytes: int
 
 
 HEADER: Final = 256
 """Bytes before the counters: the number of the step, in the first word."""
 COUNTER: Final = 32
+REPORT: Final = 32
 TOP_UNIT: Final = 16
 
 
@@ -765,7 +768,7 @@ def workspace(program: Program) -> Workspace:
         at += -(-size // UNIT * FLOAT_UNIT // 256) * 256
     vectors[Vector.TOP] = at
     at += -(-program.ctas * TOP_UNIT // 256) * 256
-    return Workspace(HEADER, vectors, joins, at)
+    return Workspace(HEADER, vectors, joins, at, at + REPORT * program.ctas)
 
 
 def encode(program: Program, formats: Sequence[BlockType]) -> NDArray[Any]:

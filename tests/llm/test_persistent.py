@@ -299,6 +299,27 @@ def test_the_engine_streams_the_same_tokens_with_either_plan(device: str, tmp_pa
     assert streams[:2] == streams[2:]
 
 
+@pytest.mark.parametrize("operands", ["end"], indirect=True)
+def test_a_wait_that_never_ends_is_given_up_and_reported(operands: Operands) -> None:
+    """With a limit on polls: the launch ends although what an instruction waits for never comes, and says which."""
+    rig = Rig(operands, Shape(layers=1), 6, replace(SMALL, spin_limit=200_000))
+
+    def stuck() -> list[str]:
+        return rig.kernel.stuck(rig.operands.get(rig.space, rig.kernel.room.nbytes, np.uint8).tobytes())
+
+    rig.begin(1, 5)
+    rig.launch()
+    assert not stuck()
+    words = rig.kernel.words
+    at = next(index for index, stage in enumerate(rig.program.stages) if stage.op is Op.GATE)
+    words[at]["wait"][2] = at + 1  # a stage that waits for this one
+    rig.store(rig.words, words.view(np.uint8))
+    rig.launch()
+    told = [line for line in stuck() if f"stage {at} (GATE of layer 0) on CTA 2: " in line]
+    assert len(told) == 1
+    assert f"waits for packets of stage {at + 1}, " in told[0]
+
+
 def test_more_ctas_than_the_chip_holds_are_refused(opened: Any) -> None:
     sms = opened.num_gpcs * opened.num_tpc_per_gpc * opened.num_sm_per_tpc
     program = build(make(Shape()).network, sms + 1)

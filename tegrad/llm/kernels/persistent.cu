@@ -20,7 +20,7 @@
 //   greedy     1: the likeliest token ends the step; 0: other launches sample from the logits
 //
 // Macros: CTAS, STAGES, VOCAB, DIM, HEADS, CACHE_HEADS (KV heads; KV_HEADS counts their shares of query heads), KV_HEADS, HEAD_DIM, POSITIONS, ROPE, EPS, ... (attention.cuh), SPLITS, ACTIVATION;
-// USES_<format> 1 for each format that occurs; JOINS, COUNTERS (places in the workspace); COLUMNS (of the widest matrix),
+// USES_<format> 1 for each format that occurs; JOINS, COUNTERS, REPORTS (places in the workspace); COLUMNS (of the widest matrix),
 // OWN (rows of the residual stream of a CTA at most), SPLIT_SETS
 // (1: two CTAs may write halves of 16 elements), SUMS (row sums of an instruction at most), SHARED; what may be
 // tuned: CONSUMERS, SERVICE, RING_TILE (segments of a tile), RING_SLOTS (at most), POLLED
@@ -118,7 +118,10 @@ static_assert(SLOTS >= 2, "shared memory holds less than two tiles: make them sm
 static_assert(RING_TILE % CONSUMERS == 0, "each consumer has as many segments of a tile as the others");
 static_assert(ATTENTION_WARPS <= CONSUMERS, "attention is the consumers' work");
 #include "sync.cuh"
-static_assert(sizeof(Ring) <= 1024, "the ring's barriers have outgrown their place");
+#if SPIN_LIMIT
+static_assert(sizeof(Ring) + sizeof(Watch) + 128 <= 1024, "the ring's barriers have outgrown their place");
+#endif
+static_assert(sizeof(Ring) + 128 <= 1024, "the ring's barriers have outgrown their place");
 
 // An instruction, a word in each lane.
 struct Word {
@@ -142,6 +145,9 @@ struct Reader {
         word.mine = next;
         at += CTAS * 32;
         if (--left) next = __ldg(at);
+#if SPIN_LIMIT
+        if (threadIdx.x % 32 == STAGE) watch().stage[threadIdx.x / 32] = word.mine;
+#endif
         return true;
     }
 };
@@ -675,6 +681,9 @@ persistent(const unsigned *program, unsigned char *workspace, State *state, Entr
     const int position = state->position, token = (unsigned)state->token < VOCAB ? state->token : 0;
     const unsigned step = *(const volatile unsigned *)workspace;
     if (threadIdx.x == 0) ring_init(tiles);
+#if SPIN_LIMIT
+    if (threadIdx.x == 0) watch().over = 0, watch().step = step, watch().report = (unsigned *)(workspace + REPORTS + 32 * blockIdx.x);
+#endif
     __syncthreads();
     if (warp < CONSUMERS) {
         consume(reader, work, tiles, slots, workspace, rope, step * STAGES, position, warp, lane);

@@ -8,7 +8,7 @@
 // by bulk copies and mbarriers, else (BULK 0) by 16-byte cp.async and words in shared memory.
 //
 // Macros: HANDOVER (1 packets, 0 counters), BULK, SLOTS, SLOT_BYTES, IN_FLIGHT (tiles on their way at most), CONSUMERS,
-// BACKOFF (ns between polls), EVICT_FIRST (weights leave L2 first; sm_90).
+// BACKOFF (ns between polls), EVICT_FIRST (weights leave L2 first; sm_90), SPIN_LIMIT (polls of a wait at most, 0 any).
 #pragma once
 #include "barrier.cuh"
 
@@ -31,10 +31,59 @@
 #ifndef EVICT_FIRST
 #define EVICT_FIRST 0
 #endif
+#ifndef SPIN_LIMIT
+#define SPIN_LIMIT 0
+#endif
 
 __device__ __forceinline__ void back_off() {
     if constexpr (BACKOFF > 0) __nanosleep(BACKOFF);
 }
+
+// --- patience -------------------------------------------------------------------------------------------------------
+
+enum Waiting { FOR_PACKET = 1, FOR_COUNTER, FOR_TILE, FOR_SLOT, FOR_LANDING };
+
+#if SPIN_LIMIT
+
+// At the end of shared memory.
+struct alignas(16) Watch {
+    unsigned over;            // a wait of this CTA was given up: no other one is begun
+    unsigned step;
+    unsigned *report;         // this CTA's in the workspace, persistent.REPORT
+    unsigned short stage[32]; // of each warp
+};
+
+__device__ __forceinline__ Watch &watch() {
+    extern __shared__ __align__(128) unsigned char memory[];
+    return *(Watch *)(memory + SHARED - sizeof(Watch));
+}
+
+// The CTA's first report stays, over launches too.
+__device__ __noinline__ void give_up(Waiting what, unsigned wanted, unsigned found) {
+    Watch &seen = watch();
+    if (atomicExch(&seen.over, 1) || seen.report[0]) return;
+    const int warp = threadIdx.x / 32;
+    seen.report[1] = seen.stage[warp], seen.report[2] = warp, seen.report[3] = wanted, seen.report[4] = found;
+    seen.report[5] = seen.step, seen.report[0] = what;
+}
+
+#endif
+
+// One wait. With SPIN_LIMIT it is given up after so many polls, and at once where the CTA has given up another one: the
+// launch then ends, with a report of who waited for what, and nothing else that it leaves means anything.
+struct Patience {
+    unsigned polls = 0;
+    __device__ __forceinline__ bool over(Waiting what, unsigned wanted, unsigned found) {
+#if SPIN_LIMIT
+        if (*(volatile unsigned *)&watch().over) return true;
+        if (++polls < SPIN_LIMIT) return false;
+        give_up(what, wanted, found);
+        return true;
+#else
+        return false;
+#endif
+    }
+};
 
 // --- packets --------------------------------------------------------------------------------------------------------
 
@@ -56,11 +105,14 @@ __device__ __forceinline__ void load_packets(uint4 (&v)[Count], int limit, At at
     for (int i = 0; i < Count; i++)
         if (i < limit) v[i] = load_packet(at(i));
 #if HANDOVER
+    Patience patience;
     while (true) {
         bool missing = false;
+        unsigned wanted = 0, found = 0;
 #pragma unroll
-        for (int i = 0; i < Count; i++) missing |= i < limit && v[i].w != epoch(i);
-        if (!missing) break;
+        for (int i = 0; i < Count; i++)
+            if (i < limit && v[i].w != epoch(i)) missing = true, wanted = epoch(i), found = v[i].w;
+        if (!missing || patience.over(FOR_PACKET, wanted, found)) break;
         back_off();
 #pragma unroll
         for (int i = 0; i < Count; i++)
@@ -73,9 +125,10 @@ __device__ __forceinline__ void load_packets(uint4 (&v)[Count], int limit, At at
 
 __device__ __forceinline__ void await_count(const unsigned *counter, unsigned wanted) {
     unsigned value;
+    Patience patience;
     while (true) {
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
-        if ((int)(value - wanted) >= 0) return;
+        if ((int)(value - wanted) >= 0 || patience.over(FOR_COUNTER, wanted, value)) return;
         back_off();
     }
 }
@@ -112,15 +165,28 @@ __device__ __forceinline__ void ring_init(Ring &ring) {
     asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async.shared::cta;" ::: "memory");
 }
 
-__device__ __forceinline__ void await_phase(unsigned long long *barrier, unsigned parity) {
+// `what` and `tile` are for a report.
+__device__ __forceinline__ void await_phase(unsigned long long *barrier, unsigned parity, Waiting what, unsigned tile) {
+#if SPIN_LIMIT
+    Patience patience;
+    unsigned done;
+    do {
+        asm volatile("{\n\t.reg .pred done;\n\t"
+                     "mbarrier.test_wait.parity.shared.b64 done, [%1], %2;\n\t"
+                     "selp.u32 %0, 1, 0, done;\n\t}" : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
+    } while (!done && !patience.over(what, tile, parity));
+#else
     asm volatile(
         "{\n\t.reg .pred done;\n"
         "AGAIN_%=:\n\t"
         "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n\t"
         "@!done bra AGAIN_%=;\n\t}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
+#endif
 }
 
-__device__ __forceinline__ void ring_await(Ring &ring, const Turn &now) { await_phase(&ring.full[now.slot], now.odd); }
+__device__ __forceinline__ void ring_await(Ring &ring, const Turn &now, Waiting what = FOR_TILE) {
+    await_phase(&ring.full[now.slot], now.odd, what, now.tile);
+}
 
 // By one lane of a warp that has awaited the tile and read its part of it. Without the wait, a warp with no part in a tile
 // could come here while another one still reads what the slot held before, and would be counted in its stead.
@@ -142,11 +208,14 @@ struct Filler {
     __device__ __forceinline__ void put(Ring &ring, unsigned char *slots, const unsigned char *from, unsigned bytes, int lane) {
         if (lane == 0) {
             const unsigned full = shared_address(&ring.full[now.slot]);
-            if (now.tile >= SLOTS) await_phase(&ring.empty[now.slot], now.odd ^ 1);
+            if (now.tile >= SLOTS) await_phase(&ring.empty[now.slot], now.odd ^ 1, FOR_SLOT, now.tile);
             if (now.tile >= FLIGHT) {
-                ring_await(ring, landed);
+                ring_await(ring, landed, FOR_LANDING);
                 landed.advance();
             }
+#if SPIN_LIMIT
+            if (*(volatile unsigned *)&watch().over) return;  // the slot may not be free
+#endif
             asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(bytes) : "memory");
             const unsigned to = shared_address(slots + (size_t)now.slot * SLOT_BYTES);
 #if EVICT_FIRST
@@ -175,7 +244,9 @@ __device__ __forceinline__ void ring_init(Ring &ring) {
 }
 
 __device__ __forceinline__ void ring_await(Ring &ring, const Turn &now) {
-    while (ring.filled <= now.tile) {}
+    Patience patience;
+    while (ring.filled <= now.tile)
+        if (patience.over(FOR_TILE, now.tile, ring.filled)) break;
     __threadfence_block();
     __syncwarp();
 }
@@ -207,7 +278,9 @@ struct Filler {
     __device__ __forceinline__ void put(Ring &ring, unsigned char *slots, const unsigned char *from, unsigned bytes, int lane) {
         if (taken(ring, lane)) {
             tell<0>(ring, lane);  // what is on its way must not wait for the slot
-            while (taken(ring, lane)) {}
+            Patience patience;
+            while (taken(ring, lane))
+                if (__any_sync(0xffffffffu, patience.over(FOR_SLOT, now.tile, 0))) break;
         }
         __threadfence_block();
         const unsigned to = (unsigned)__cvta_generic_to_shared(slots + (size_t)now.slot * SLOT_BYTES);
