@@ -36,7 +36,7 @@ class LaunchError(TegradError, RuntimeError):
 
 
 def sm_config(size: int, sm_version: int) -> int:
-    """The QMD's code for the smallest shared-memory split of an SM that holds one block of `size` bytes."""
+    """The QMD's code for the smallest shared-memory split of an SM that has `size` bytes."""
     configs = _SM_CONFIGS.get(sm_version, _DEFAULT_CONFIGS)
     for kib in configs:
         if size <= kib << 10:
@@ -60,6 +60,7 @@ def shared_usage(cubin: Cubin, kernel: str) -> int:
 
 _BARRIER = re.compile(r"\b(?:bar|barrier)(?:\.cta)?\.(?:sync|arrive|red)\b([\w.]*)\s*([^;]*);")
 ALL_BARRIERS = 16
+_RESIDENT = re.compile(r"\.minnctapersm\s+(\d+)")
 
 
 def barrier_count(cubin: Cubin, kernel: str) -> int:
@@ -75,6 +76,16 @@ def barrier_count(cubin: Cubin, kernel: str) -> int:
             continue
         count = max(count, int(given[0], 0) + 1 if given[0][0].isdigit() else ALL_BARRIERS)
     return min(count, ALL_BARRIERS)
+
+
+def resident_shared(cubin: Cubin, shared: int, limit: int) -> int:
+    """Bytes of shared memory of as many blocks as the kernel's launch bounds ask an SM to hold, or as its limit allows.
+
+    An SM that has split off only one block's share takes no second one, whatever registers are left.
+    """
+    section = read_ptx(cubin.data)
+    asked = _RESIDENT.search(section.ptx) if section else None
+    return shared * max(1, min(int(asked[1]) if asked else 1, limit // shared))
 
 
 def without_shared(cubin: Cubin, kernel: str) -> bytes:
@@ -111,7 +122,8 @@ class NVProgram(ops_nv.NVProgram):  # type: ignore[misc]
         if kernel != obj.name:
             raise LaunchError(f'the cubin holds the kernel {kernel}, not {obj.name}: use extern "C" and that name.')
         shared = shared_usage(cubin, kernel)
-        config = sm_config(shared, dev.sm_version)
+        limit = shared_limit(dev.sm_version)
+        config = sm_config(resident_shared(cubin, shared, limit), dev.sm_version)
         if section := read_ptx(obj.lib):
             self.align = directives.parse(section.ptx).align
         super().__init__(
@@ -124,7 +136,7 @@ class NVProgram(ops_nv.NVProgram):  # type: ignore[misc]
             barrier_count=barrier_count(cubin, kernel),
             min_sm_config_shared_mem_size=config,
             target_sm_config_shared_mem_size=config,
-            max_sm_config_shared_mem_size=sm_config(shared_limit(dev.sm_version), dev.sm_version),
+            max_sm_config_shared_mem_size=sm_config(limit, dev.sm_version),
         )
         self._forget_old_code()
 

@@ -88,6 +88,21 @@ def test_the_codes_of_shared_memory_splits(size: int, version: int, code: int) -
     assert sm_config(size, version) == code
 
 
+@pytest.mark.parametrize(("blocks", "size", "codes"), [(1, 20, (9, 9)), (3, 20, (17, 17)), (4, 60, (34, 50))])
+def test_an_sm_splits_off_what_the_blocks_of_the_launch_bounds_need(
+    blocks: int, size: int, codes: tuple[int, int], device: Any
+) -> None:
+    """The last: of blocks of 61 KiB Orin's 164 KiB hold two, Hopper's 228 KiB three."""
+    source = POOL.replace("void k", f"void __launch_bounds__(128, {blocks}) k")
+    made = load(device, source, dynamic_shared=size << 10)
+    code = codes[device.arch == "sm_90"]
+    assert [made.qmd.read(f"{edge}_sm_config_shared_mem_size") for edge in ("min", "target")] == [code, code]
+    assert (
+        made.qmd.read("max_sm_config_shared_mem_size")
+        == CHIPS["gh100" if device.arch == "sm_90" else "agx-orin-64gb"].smem_per_sm // 4096 + 1
+    )
+
+
 def test_tinygrads_own_loader_fails_beyond_100_kib(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the remedy is for: with the section's true size, the upstream constructor finds no split."""
     monkeypatch.setattr(program, "without_shared", lambda cubin, kernel: _with_shared(cubin, kernel, 104000))
