@@ -1,10 +1,12 @@
-"""What the compilers make of the decode products: nothing in local memory, no shuffle that lanes reach by two ways."""
+"""What compilers make of products and attention: nothing in local memory, no shuffle that lanes reach by two ways."""
 
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
+from tegrad.bench.attention import attention
 from tegrad.bench.models import SHAPES
 from tegrad.bench.products import KINDS, products
 from tegrad.llm.forms import form
@@ -68,3 +70,15 @@ def test_forms_spill_nothing_and_shuffle_together(model: str, arch: str) -> None
         section = read_ptx(lib)
         assert section is not None
         assert list(parted_shuffles(section.ptx)) == [], (role, cut)
+
+
+@pytest.mark.parametrize("cache", ["f16", "q8_0"])
+@pytest.mark.parametrize(("arch", "sms"), [("sm_87", 16), ("sm_90", 132)])
+def test_attention_spills_nothing_and_shuffles_together(arch: str, sms: int, cache: str) -> None:
+    for name, shape in SHAPES.items():
+        made = attention(shape.config, 4096, cache, SimpleNamespace(sm_count=sms, arch=arch))
+        lib = compile_kernel("attention", arch, **made.defines)
+        assert Cubin(lib).stack("attention") == 0, name
+        section = read_ptx(lib)
+        assert section is not None
+        assert list(parted_shuffles(section.ptx)) == [], name

@@ -12,8 +12,19 @@ from operands import Operands
 
 from tegrad.llm.attention import Attention
 from tegrad.llm.errors import UnsupportedModelError
+from tegrad.llm.programs import compile_kernel
+from tegrad.nv.cubin import read_ptx
 
 pytestmark = pytest.mark.board
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3"])
+def test_the_cache_is_not_read_as_memory_that_never_changes(variant: str) -> None:
+    """Launches of a recording drop L1's global data only, which need not be where ld.global.nc keeps its lines."""
+    section = read_ptx(compile_kernel("attention", "sm_87", **VARIANTS[variant].defines))
+    assert section is not None
+    assert "ld.global.L1::no_allocate" in section.ptx
+    assert "ld.global.nc" not in section.ptx
 
 
 @pytest.fixture(scope="module")

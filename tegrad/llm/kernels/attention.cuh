@@ -180,16 +180,17 @@ struct Spread<COUNT, LOW, LOW> {
     __device__ static __forceinline__ int run(float *, int) { return 0; }
 };
 
+// Rows that earlier launches of the same recording wrote: not ld.global.nc, whose lines a launch need not have dropped.
 __device__ __forceinline__ uint4 stream(const uint4 *at) {
     uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
     return v;
 }
 
 __device__ __forceinline__ uint2 stream(const uint2 *at) {
     uint2 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
+    asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
     return v;
 }
 
@@ -220,7 +221,7 @@ struct Rows {
 #if CACHE_Q8
         const unsigned short *scales = (const unsigned short *)from.scale + (size_t)row * (HEAD_DIM / 32) + column / 4;
 #pragma unroll
-        for (int u = 0; u < LOADS; u++) scale[u] = __ldg(scales + beyond(u) * (HEAD_DIM / 32));
+        for (int u = 0; u < LOADS; u++) scale[u] = scales[beyond(u) * (HEAD_DIM / 32)];
 #endif
     }
 
