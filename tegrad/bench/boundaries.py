@@ -60,14 +60,44 @@ extern "C" __global__ void shift(int *to, int *from, int value) {
     unsigned count = gridDim.x * blockDim.x, at = blockIdx.x * blockDim.x + threadIdx.x;
     to[at] = from[(at + count / 2 + 1) % count] * 3 + value;
 }
+extern "C" __global__ void gather(int *to, int *from, int value) {
+    __shared__ unsigned total;
+    LAUNCH; WAIT;
+    if (threadIdx.x == 0) total = value;
+    __syncthreads();
+    unsigned sum = 0;
+    for (unsigned block = threadIdx.x; block < gridDim.x; block += blockDim.x)
+        sum += (2 * block + 1) * (unsigned)from[block * blockDim.x];
+    atomicAdd(&total, sum);
+    __syncthreads();
+    to[blockIdx.x * blockDim.x + threadIdx.x] = total + threadIdx.x;
+}
+extern "C" __global__ void gather_constant(int *to, int *from, int value) {
+    __shared__ unsigned total;
+    LAUNCH; WAIT;
+    if (threadIdx.x == 0) total = value;
+    __syncthreads();
+    unsigned sum = 0;
+    for (unsigned block = threadIdx.x; block < gridDim.x; block += blockDim.x)
+        sum += (2 * block + 1) * (unsigned)__ldg(from + block * blockDim.x);
+    atomicAdd(&total, sum);
+    __syncthreads();
+    to[blockIdx.x * blockDim.x + threadIdx.x] = total + threadIdx.x;
+}
 extern "C" __global__ void spin(int *to, int *from, int value) {
     LAUNCH; WAIT;
     long long begun = clock64();
     while (clock64() - begun < value) {}
 }
 """
-"""`spin` takes `value` cycles. The forms that let kernels overlap need the two instructions, which else do nothing."""
+"""`spin` takes `value` cycles. The forms that let kernels overlap need the two instructions, which else do nothing.
 
+In `gather` every block reads a word of every block's: each SM's L1 holds lines of both buffers, which other SMs store
+anew in every second launch. A form that leaves L1 as it was cannot come out right. `gather_constant` does it by loads
+that take memory for unchanging (ld.global.nc), which L1 may hold apart.
+"""
+
+NAMES: Final = ("empty", "shift", "gather", "gather_constant", "spin")
 SHAPES: Final = ((1, 32), (132, 512))
 """Blocks and threads of a block."""
 LENGTHS: Final = (100, 400)
@@ -146,13 +176,14 @@ class Cost:
     """What a form costs for kernels of one shape.
 
     `empty_us`: an empty kernel; `boundary_us`: a kernel of known length, beyond that length; `right`: whether kernels
-    that depend on each other computed what they should.
+    that depend on each other computed what they should; `constant`: whether they do by ld.global.nc too.
     """
 
     form: str
     blocks: int
     threads: int
     right: bool
+    constant: bool
     empty_us: float
     boundary_us: float | None
 
@@ -164,7 +195,7 @@ class Probe:
         self.device, self.blocks, self.threads = device, blocks, threads
         self.size = 4 * blocks * threads
         self.buffers = [device.allocator.alloc(self.size, BufferSpec(cpu_access=True, nolru=True)) for _ in range(2)]
-        self.programs = {name: _load(device, name) for name in ("empty", "shift", "spin")}
+        self.programs = {name: _load(device, name) for name in NAMES}
 
     def close(self) -> None:
         """Give the memory back."""
@@ -181,18 +212,31 @@ class Probe:
         ]
 
     def right(self, form: Boundary, count: int = 32, runs: int = 4) -> bool:
-        """Whether launches see what those before them stored, in every run."""
+        """Whether launches see what those before them stored, in every run: of other blocks, and of every block."""
+        return all(self.sees(form, name, count, runs) for name in ("shift", "gather"))
+
+    def sees(self, form: Boundary, name: str, count: int = 32, runs: int = 4) -> bool:
+        """`right` for one of the kernels "shift", "gather", "gather_constant"; `count` is even."""
         from_, to = (buffer.cpu_view() for buffer in self.buffers)
-        start = np.arange(self.blocks * self.threads, dtype=np.int32)
-        from_[0 : self.size], to[0 : self.size] = start.tobytes(), bytes(self.size)
-        values = start
-        with Recording(self.device, self.launches("shift", count), form) as recording:
+        values = np.arange(self.blocks * self.threads, dtype=np.int32)
+        from_[0 : self.size], to[0 : self.size] = values.tobytes(), bytes(self.size)
+        with Recording(self.device, self.launches(name, count), form) as recording:
             for _ in range(runs):
                 recording.run()
             recording.wait()
+        following = self._shifted if name == "shift" else self._gathered
         for i in range(count * runs):
-            values = np.roll(values, -(len(values) // 2 + 1)) * np.int32(3) + np.int32(i % count)
+            values = following(values, i % count)
         return bytes(from_[0 : self.size]) == values.tobytes()
+
+    def _shifted(self, values: np.ndarray[Any, Any], value: int) -> np.ndarray[Any, Any]:
+        return np.roll(values, -(len(values) // 2 + 1)) * np.int32(3) + np.int32(value)
+
+    def _gathered(self, values: np.ndarray[Any, Any], value: int) -> np.ndarray[Any, Any]:
+        words = values[:: self.threads].view(np.uint32)
+        factors = 2 * np.arange(self.blocks, dtype=np.uint32) + np.uint32(1)
+        total = np.sum(words * factors, dtype=np.uint32) + np.uint32(value)
+        return np.tile(np.arange(self.threads, dtype=np.uint32) + total, self.blocks).view(np.int32)
 
     def slope(self, form: Boundary, name: str, value: int = 0) -> float:
         """Microseconds that one more launch takes."""
@@ -228,7 +272,7 @@ def cost(device: Any, form: str, blocks: int, threads: int) -> Cost:
     boundary = {**FORMS, **HOPPER}[form]
     probe = Probe(device, blocks, threads)
     try:
-        right = probe.right(boundary)
+        right, constant = probe.right(boundary), probe.sees(boundary, "gather_constant")
         empty = probe.slope(boundary, "empty")
         # One kernel that is longer by so many cycles gives the length of a cycle, with no boundary in it.
         cycle = gpu_us(device, probe.launches("spin", 1, 101 * SPIN), boundary)
@@ -237,7 +281,7 @@ def cost(device: Any, form: str, blocks: int, threads: int) -> Cost:
     finally:
         probe.close()
     # Kernels that overlap take less than their own length together, which says nothing of a boundary.
-    return Cost(form, blocks, threads, right, empty, spent - SPIN * cycle if right else None)
+    return Cost(form, blocks, threads, right, constant, empty, spent - SPIN * cycle if right else None)
 
 
 def forms(device_arch: str) -> list[str]:
@@ -284,7 +328,8 @@ def line(row: Mapping[str, Any]) -> str:
         return f"{row['form']:22} {row['error']}"
     boundary = "" if row["boundary_us"] is None else f"{row['boundary_us']:9.2f}"
     shape = f"{row['blocks']}x{row['threads']}"
-    return f"{row['form']:22} {shape:>8} {'right' if row['right'] else 'WRONG':5} {row['empty_us']:9.2f} {boundary}"
+    seen = "WRONG" if not row["right"] else "right" if row["constant"] else "nc WRONG"
+    return f"{row['form']:22} {shape:>8} {seen:8} {row['empty_us']:9.2f} {boundary}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

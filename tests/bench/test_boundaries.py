@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+from tinygrad.device import BufferSpec
 
 from tegrad.bench import boundaries
 from tegrad.bench.boundaries import FORMS, HOPPER, Probe
 from tegrad.nv import replay
 from tegrad.nv.qmd import QMD
-from tegrad.nv.replay import Recording, up_to
+from tegrad.nv.replay import Launch, Recording, up_to
 
 pytestmark = pytest.mark.board
 
@@ -31,7 +34,32 @@ def racing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 def test_every_form_that_orders_kernels_computes_what_they_should(racing: Any) -> None:
     probe = Probe(racing, 4, 64)
     for name in boundaries.forms(racing.arch):
-        assert name in UNORDERED or probe.right({**FORMS, **HOPPER}[name], count=8, runs=3), name
+        form = {**FORMS, **HOPPER}[name]
+        assert name in UNORDERED or probe.right(form, count=8, runs=3), name
+        assert name in UNORDERED or probe.sees(form, "gather_constant", count=4, runs=2), name
+    probe.close()
+
+
+@pytest.mark.parametrize("racing", ["agx-orin-64gb:15GiB"], indirect=True)
+@pytest.mark.parametrize("kernel", ["shift", "gather", "gather_constant"])
+def test_a_launch_that_reads_what_a_cache_kept_is_noticed(
+    kernel: str, racing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third launch gets its input as the first one found it, as from an L1 that nobody told to forget."""
+    probe = Probe(racing, 4, 64)
+    kept = racing.allocator.alloc(probe.size, BufferSpec(cpu_access=True, nolru=True))
+    kept.cpu_view()[0 : probe.size] = np.arange(4 * 64, dtype=np.int32).tobytes()
+    fresh = probe.launches
+
+    def launches(name: str, count: int) -> list[Launch]:
+        made = fresh(name, count)
+        made[2] = replace(made[2], buffers=(made[2].buffers[0], kept))
+        return made
+
+    assert probe.sees(boundaries.FORMS["chain"], kernel, count=4, runs=1)
+    monkeypatch.setattr(probe, "launches", launches)
+    assert not probe.sees(boundaries.FORMS["chain"], kernel, count=4, runs=1)
+    racing.allocator.free(kept, kept.size, BufferSpec(cpu_access=True, nolru=True))
     probe.close()
 
 
@@ -70,5 +98,7 @@ def test_a_form_is_measured_and_printed(monkeypatch: pytest.MonkeyPatch, capsys:
     boundaries.main(["chain", "--json"])
     (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (row["form"], row["blocks"], row["threads"], row["right"]) == ("chain", 1, 32, True)
-    assert "chain" in boundaries.line(row)
+    assert row["constant"]
+    assert boundaries.line(row).split()[:3] == ["chain", "1x32", "right"]
+    assert "nc WRONG" in boundaries.line({**row, "constant": False})
     assert boundaries.line({"form": "latch", "error": "did not end in 60 s"}).endswith("did not end in 60 s")

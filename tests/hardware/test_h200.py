@@ -409,6 +409,45 @@ def large_shared_memory() -> None:
 
 
 @case()
+def blocks_that_an_sm_holds() -> None:
+    """As many blocks at a time as the launch bounds ask for; also printed: with no more than one block's split."""
+    import numpy as np
+
+    from tegrad.nv.program import sm_config
+
+    if os.environ.get("TEGRAD_BOARD"):
+        print("a board runs one block after another", end=" ")
+        return
+    dev, asked = device(), 4
+    source = f"""
+    extern __shared__ unsigned pool[];
+    extern "C" __global__ void __launch_bounds__(64, {asked}) hold(unsigned long long *out) {{
+      unsigned long long begun, now; unsigned sm;
+      asm volatile("mov.u64 %0, %%globaltimer; mov.u32 %1, %%smid;" : "=l"(begun), "=r"(sm));
+      pool[threadIdx.x] = sm;
+      do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); while (now - begun < 500000);
+      if (threadIdx.x) return;
+      out[3 * blockIdx.x] = pool[threadIdx.x], out[3 * blockIdx.x + 1] = begun, out[3 * blockIdx.x + 2] = now;
+    }}"""
+    program = raw(source, "hold", 1, dynamic_shared=40 << 10)
+    blocks = asked * dev.sm_count
+
+    def most() -> int:
+        out = buffer(np.zeros(3 * blocks, np.uint64))
+        program(out._buf, global_size=(blocks, 1, 1), local_size=(64, 1, 1))
+        rows = out.numpy().reshape(blocks, 3).astype(np.int64)
+        return max(
+            int(((rows[:, 0] == sm) & (rows[:, 1] <= begun) & (begun < rows[:, 2])).sum()) for sm, begun, _ in rows
+        )
+
+    found = most()
+    single = sm_config(program.shmem_usage, dev.sm_version)
+    program.qmd.write(min_sm_config_shared_mem_size=single, target_sm_config_shared_mem_size=single)
+    print(f"{found} blocks, {most()} with a split for one", end=" ")
+    assert found >= asked
+
+
+@case()
 def module_variables() -> None:
     """`__device__` with and without a value, and `__constant__`: all have storage, and keep it across launches."""
     import numpy as np
@@ -630,7 +669,8 @@ def recordings_keep_their_order() -> None:
     for shape in ((1, 32), (132, 512), (1056, 256)):
         probe = Probe(device(), *shape)
         for name, boundary in BOUNDARIES.items():
-            assert probe.right(boundary, count=64, runs=20), (name, shape)
+            for kernel, runs in (("shift", 20), ("gather", 4)):
+                assert probe.sees(boundary, kernel, count=64, runs=runs), (name, shape, kernel)
         probe.close()
 
 
