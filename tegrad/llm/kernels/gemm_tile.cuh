@@ -126,15 +126,22 @@ template <int COUNT> static __device__ __forceinline__ bool join(float (&sum)[CO
     if (order != SPLITS - 1) return false;
     __threadfence();
     if (threadIdx.x == 0) arrived[tile] = 0;
+    constexpr int FLIGHT = COUNT % 16 ? 1 : 4;  // loads that wait for L2 together; more would spill
 #pragma unroll
-    for (int i = 0; i < COUNT / 4; i++) {
-        float4 total = make_float4(0, 0, 0, 0);
+    for (int first = 0; first < COUNT / 4; first += FLIGHT) {
+#pragma unroll
+        for (int i = 4 * first; i < 4 * (first + FLIGHT); i++) sum[i] = 0;
 #pragma unroll 1
         for (int z = 0; z < SPLITS; z++) {
-            float4 part = __ldcg(mine + (z * COUNT / 4 + i) * THREADS);
-            total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
+            float4 part[FLIGHT];
+#pragma unroll
+            for (int i = 0; i < FLIGHT; i++) part[i] = __ldcg(mine + (z * COUNT / 4 + first + i) * THREADS);
+#pragma unroll
+            for (int i = 0; i < FLIGHT; i++) {
+                float *to = sum + 4 * (first + i);
+                to[0] += part[i].x, to[1] += part[i].y, to[2] += part[i].z, to[3] += part[i].w;
+            }
         }
-        sum[4 * i] = total.x, sum[4 * i + 1] = total.y, sum[4 * i + 2] = total.z, sum[4 * i + 3] = total.w;
     }
     return true;
 }
