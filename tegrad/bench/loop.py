@@ -62,7 +62,7 @@ class Bench:
         if early is not None:
             plan = partial(DecodePlan, overlap=True)
         with Gguf.open(path) as file:
-            self.engine = Engine(file, context, boundary=boundary, early=early, plan=plan)
+            self.engine = Engine(file, context, device="NV", boundary=boundary, early=early, plan=plan)
         self.boundary = boundary
         self.loop: Loop = self.engine._loop(Settings())
 
