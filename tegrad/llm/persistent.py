@@ -46,7 +46,7 @@ from tegrad.llm.schedule import (
 )
 from tegrad.llm.state import States
 from tegrad.nv.compilers import cache_dir
-from tegrad.nv.program import LaunchError
+from tegrad.nv.program import SHARED_RESERVE, LaunchError
 from tegrad.nv.replay import Launch
 
 FORMATS: Final[tuple[BlockType, ...]] = (Q6_K, Q5_K, Q4_K, Q8_0, Q4_0, F16, BF16, F32)
@@ -54,8 +54,6 @@ FORMATS: Final[tuple[BlockType, ...]] = (Q6_K, Q5_K, Q4_K, Q8_0, Q4_0, F16, BF16
 BUFFERS: Final = ("program", "workspace", "states", "rings", "histories", "ends", "rope", "logits", "stamps")
 WAITING: Final = ("packets", "a counter", "a tile of weights", "a free slot", "a tile on its way")
 """What a wait is for, in the order of the kernel's `enum Waiting`; of a ring's, the number wanted is the tile's."""
-RESERVED: Final = 1 << 10
-"""Shared memory that the hardware keeps of a CTA's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +182,9 @@ class Persistent:
     def load(self, device: Any) -> Any:
         """The kernel, loaded on an opened NV device; LaunchError where its CTAs cannot all be on the chip at once."""
         sms, chip = _sms(device), self.chip
-        fit = min(chip.smem_per_sm // (self.shared_bytes + RESERVED), 32 * chip.warps_per_sm // self.tuning.threads)
+        fit = min(
+            chip.smem_per_sm // (self.shared_bytes + SHARED_RESERVE), 32 * chip.warps_per_sm // self.tuning.threads
+        )
         if self.program.ctas > sms * fit:
             raise LaunchError(
                 f"the persistent step's {self.program.ctas} CTAs wait for each other, but {sms} SMs hold {fit} each: "

@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,25 @@ def device() -> Iterator[str]:
         yield str(Device.DEFAULT) if chosen else "NV"
         gc.collect()  # buffers go before their device
         close_device()
+
+
+@pytest.fixture(scope="module")
+def opened(device: str) -> Any:
+    """That device, opened."""
+    from tinygrad import Device
+
+    return Device[device]
+
+
+@pytest.fixture(params=["end", "start"])
+def operands(opened: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Buffers flush to the end of their pages, then to the start, and the check that nothing beside them was stored."""
+    from operands import Operands
+
+    made = Operands(opened, request.param)
+    yield made
+    made.check()
+    made.free()
 
 
 def close_device() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,21 +24,6 @@ def test_the_cache_is_not_read_as_memory_that_never_changes(variant: str) -> Non
     assert section is not None
     assert "ld.global.L1::no_allocate" in section.ptx
     assert "ld.global.nc" not in section.ptx
-
-
-@pytest.fixture(scope="module")
-def opened(device: str) -> Any:
-    from tinygrad import Device
-
-    return Device[device]
-
-
-@pytest.fixture(params=["end", "start"])
-def operands(opened: Any, request: pytest.FixtureRequest) -> Iterator[Operands]:
-    made = Operands(opened, request.param)
-    yield made
-    made.check()
-    made.free()
 
 
 def few(warps: int, **more: int) -> dict[str, int]:

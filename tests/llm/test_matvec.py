@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,21 +21,6 @@ pytestmark = pytest.mark.board
 
 EPS = 1e-5
 Array = NDArray[Any]
-
-
-@pytest.fixture(scope="module")
-def opened(device: str) -> Any:
-    from tinygrad import Device
-
-    return Device[device]
-
-
-@pytest.fixture(params=["end", "start"])
-def operands(opened: Any, request: pytest.FixtureRequest) -> Iterator[Operands]:
-    made = Operands(opened, request.param)
-    yield made
-    made.check()
-    made.free()
 
 
 def matrix(kind: BlockType, rows: int, columns: int, rng: np.random.Generator) -> tuple[Array, Array]:

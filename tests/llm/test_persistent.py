@@ -41,13 +41,6 @@ SMALL = Tuning(consumers=4, service=2, ring_tile=4, ring_slots=3, polled=1, atte
 ATTENTION_TILE = 4 * SMALL.attention_loads  # positions that a warp takes at a time: 32 / (64 / 8) rows for each load
 
 
-@pytest.fixture(scope="module")
-def opened(device: str) -> Any:
-    from tinygrad import Device
-
-    return Device[device]
-
-
 @pytest.fixture
 def operands(opened: Any, request: pytest.FixtureRequest) -> Iterator[Operands]:
     made = Operands(opened, request.param)

@@ -24,13 +24,6 @@ pytestmark = pytest.mark.board
 TOKENS = [5, 17, 200, 3, 3, 91, 250, 1, 42, 7]
 
 
-@pytest.fixture(scope="module")
-def opened(device: str) -> Any:
-    from tinygrad import Device
-
-    return Device[device]
-
-
 def decoded(path: Path, device: Any, tokens: Sequence[int], *, q8: bool = False, overlap: bool = False) -> np.ndarray:
     """Logits (len(tokens), vocab) of decode steps, one token each; what `best` says is held against them."""
     found = []

@@ -24,21 +24,6 @@ PENALTIES = (
 )
 
 
-@pytest.fixture(scope="module")
-def opened(device: str) -> Any:
-    from tinygrad import Device
-
-    return Device[device]
-
-
-@pytest.fixture(params=["end", "start"])
-def operands(opened: Any, request: pytest.FixtureRequest) -> Iterator[Operands]:
-    made = Operands(opened, request.param)
-    yield made
-    made.check()
-    made.free()
-
-
 @pytest.fixture
 def rig(operands: Operands) -> Iterator[Any]:
     made: list[Rig] = []
