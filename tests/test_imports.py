@@ -1,6 +1,7 @@
 """Imports follow the arrows of the design, downward only; tinygrad is imported where it may be."""
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,3 +108,14 @@ def test_every_test_file_has_a_name_of_its_own() -> None:
     files = Path(__file__).parent.rglob("test_*.py")
     seen = Counter(path.name for path in files if not (path.parent / "__init__.py").exists())
     assert [name for name, count in seen.items() if count > 1] == []
+
+
+def test_no_other_test_takes_a_board_of_the_drivers_tests() -> None:
+    """A process starts the board of a spec once; tests/orin starts its boards in ways of its own."""
+    tests = Path(__file__).parent
+    users: dict[str, set[str]] = {"orin": set(), "": set()}
+    for path in tests.rglob("*.py"):
+        part = "orin" if path.is_relative_to(tests / "orin") else ""
+        users[part] |= set(re.findall(r'"([a-z0-9-]+:\d+[MG]iB)"', path.read_text()))
+    assert users["orin"]
+    assert sorted(users["orin"] & users[""]) == []

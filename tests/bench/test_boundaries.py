@@ -40,7 +40,7 @@ def test_every_form_that_orders_kernels_computes_what_they_should(racing: Any) -
     probe.close()
 
 
-@pytest.mark.parametrize("racing", ["agx-orin-64gb:15GiB"], indirect=True)
+@pytest.mark.parametrize("racing", ["agx-orin-64gb:17GiB"], indirect=True)
 @pytest.mark.parametrize("kernel", ["shift", "gather", "gather_constant"])
 def test_a_launch_that_reads_what_a_cache_kept_is_noticed(
     kernel: str, racing: Any, monkeypatch: pytest.MonkeyPatch

@@ -98,7 +98,7 @@ def test_neighbouring_lanes_read_neighbouring_elements(name: str, elements: int)
 
 @pytest.fixture(scope="module")
 def board_device() -> Iterator[None]:
-    with use_board("agx-orin-64gb:3GiB", "CUDA"):
+    with use_board("agx-orin-64gb:18GiB", "CUDA"):
         yield
 
 
