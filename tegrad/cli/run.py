@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -69,7 +72,6 @@ def run(
     from tegrad.llm.arch import Config
     from tegrad.llm.gguf import Gguf
     from tegrad.llm.sampler import Sampler
-    from tegrad.llm.tokenizer import Tokenizer
 
     path, prompt = _arguments(words)
     seed = secrets.randbits(32) if seed is None else seed
@@ -77,12 +79,19 @@ def run(
         temperature, top_k=top_k, top_p=top_p, min_p=min_p, repeat=repeat_penalty, presence=presence_penalty,
         frequency=frequency_penalty, last_n=repeat_last_n, seed=seed,
     )  # fmt: skip
-    with Gguf.open(path) as file:
-        tokenizer = Tokenizer(file)
-        tokens = _tokens(file, tokenizer, prompt, chat=path != models.SMALL if chat is None else chat, asked=bool(chat))
-        context = Config.read(file).positions(context, len(tokens))
+    with nothing_collected(), Gguf.open(path) as file, ThreadPoolExecutor(1, "tegrad-tokens") as beside:
+        config = Config.read(file)
+        positions = config.positions(context)
+        asked = _asked(file, prompt, chat=path != models.SMALL if chat is None else chat, insist=bool(chat))
+        reading = beside.submit(_tokens, file, *asked)  # while the device opens, most of which is waiting
+        if len(asked[0].encode()) + 2 > positions:  # what a first token and a space in front may add
+            config.positions(context, len(reading.result()[1]))
         choose_device()
-        device, session, steps, load = _load(file, context)
+        device = _opened()
+        tokenizer, tokens = reading.result()
+        begun = time.perf_counter()
+        session, steps = _speaker(file, positions)
+        load = time.perf_counter() - begun
     from tegrad.llm.generate import Reply
 
     reply = Reply(session, tokenizer, tokens, sampler, max_tokens)
@@ -102,14 +111,23 @@ def run(
     typer.echo(json.dumps({"text": text, **figures}) if as_json else f"\n\n{_line(figures)}")
 
 
-def _load(file: Gguf, context: int) -> tuple[str, Speaker, str, float]:
-    """The device in words, a conversation on it, whose steps it runs, and the seconds that the weights took."""
+@contextmanager
+def nothing_collected() -> Iterator[None]:
+    """Until the first token hardly anything becomes garbage, and what does is not much: searching for it over and over
+    takes a third of a start's time. What is there at the end is never searched again."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _opened() -> str:
+    """Open the chosen device; what it is, in words."""
     from tegrad.llm.device import open_default
 
-    device = described(open_default())
-    begun = time.perf_counter()
-    session, steps = _speaker(file, context)
-    return device, session, steps, time.perf_counter() - begun
+    return described(open_default())
 
 
 def _speaker(file: Gguf, context: int) -> tuple[Speaker, str]:
@@ -193,20 +211,27 @@ def _arguments(words: list[str]) -> tuple[Path, str]:
     return path, data.decode("utf-8", "replace")
 
 
-def _tokens(file: Gguf, tokenizer: Tokenizer, prompt: str, *, chat: bool, asked: bool) -> list[int]:
-    """The prompt's tokens, through the chat template if wanted; at least one."""
+def _asked(file: Gguf, prompt: str, *, chat: bool, insist: bool) -> tuple[str, bool]:
+    """The text to encode, in the model's chat template if wanted and there, and whether it lacks its first token."""
     from tegrad.llm.template import Template
 
     template = Template.of(file) if chat else None
-    if template is None and asked:
-        raise UsageError(f"{file.path} has no chat template: leave out --chat")
-    if template is not None:
-        tokens = tokenizer.encode(template.render([{"role": "user", "content": prompt}]), bos=False)
-    else:
-        tokens = tokenizer.encode(prompt)
+    if template is None:
+        if insist:
+            raise UsageError(f"{file.path} has no chat template: leave out --chat")
+        return prompt, True
+    return template.render([{"role": "user", "content": prompt}]), False
+
+
+def _tokens(file: Gguf, text: str, bare: bool) -> tuple[Tokenizer, list[int]]:
+    """A text's tokens, at least one; a `bare` one begins as the model wants."""
+    from tegrad.llm.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(file)
+    tokens = tokenizer.encode(text, bos=None if bare else False)
     if not tokens:
         raise UsageError("the prompt is empty, and the model has no token to begin with: give some text")
-    return tokens
+    return tokenizer, tokens
 
 
 def _progress(path: Path) -> Callable[[int, int], None] | None:

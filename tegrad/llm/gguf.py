@@ -212,9 +212,25 @@ class _Header:
         if kind == _STRING:
             if self.offset + 8 * count > self.file.size:
                 raise self.truncated(self.offset + 8 * count)
-            return [self.string() for _ in range(count)]
+            return self.strings(count)
         code = self.scalar_code(kind)
         return list(struct.unpack(f"<{count}{code}", self.bytes(count * struct.calcsize("<" + code))))
+
+    def strings(self, count: int) -> list[str]:
+        """So many strings; a vocabulary has some hundred thousand, so those inside the window cost no calls."""
+        texts: list[str] = []
+        size_at = struct.Struct("<Q").unpack_from
+        while len(texts) < count:
+            texts.append(self.string())  # moves the window on, or says that the file is truncated
+            window, begin = self.window, self.offset - self.start
+            while len(texts) < count and begin + 8 <= len(window):
+                end = begin + 8 + size_at(window, begin)[0]
+                if end > len(window):
+                    break
+                texts.append(window[begin + 8 : end].decode("utf-8", "surrogateescape"))
+                begin = end
+            self.offset = self.start + begin
+        return texts
 
     def scalar_code(self, kind: int) -> str:
         try:

@@ -94,6 +94,7 @@ class Tokenizer:
         kind = values.get("tokenizer.ggml.model", str)
         self.tokens: list[str] = values.strings("tokenizer.ggml.tokens")
         self.kinds = values.kinds(len(self.tokens))
+        self._apart = self._by_kind()
         self.bos, self.eos = values.token("bos"), values.token("eos")
         self.stops = frozenset(self._stops(values))
         cut = SPLITS.get(values.get("tokenizer.ggml.pre", str, "default"))
@@ -116,9 +117,18 @@ class Tokenizer:
     def _adding(self, kinds: set[Kind]) -> Engine:
         """An engine that takes tokens of these kinds out of the text before anything else."""
         engine = self._build()
-        named = (text for text, kind in zip(self.tokens, self.kinds, strict=True) if text and kind in kinds)
-        engine.add_tokens([AddedToken(text, normalized=False) for text in named])
+        named = sorted(token for kind in kinds for token in self._apart.get(kind, ()))
+        engine.add_tokens([AddedToken(self.tokens[token], normalized=False) for token in named if self.tokens[token]])
         return engine
+
+    def _by_kind(self) -> Mapping[int, Sequence[int]]:
+        """The tokens of each kind but the normal one, which nearly all are."""
+        found: dict[int, list[int]] = {}
+        normal = int(Kind.NORMAL)
+        for token, kind in enumerate(self.kinds):
+            if kind != normal:
+                found.setdefault(kind, []).append(token)
+        return found
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -172,8 +182,8 @@ class Tokenizer:
         for name in ("eos", "eot", "eom"):
             if (token := values.token(name)) is not None:
                 yield token
-        for token, (text, kind) in enumerate(zip(self.tokens, self.kinds, strict=True)):
-            if kind == Kind.CONTROL and text in named:
+        for token in self._apart.get(Kind.CONTROL, ()):
+            if self.tokens[token] in named:
                 yield token
 
     def _byte_level_engine(self, values: _Values) -> Engine:

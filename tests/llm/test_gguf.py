@@ -12,7 +12,7 @@ from tiny_llama import TYPE, Shape, rewritten, write
 
 from tegrad.llm.arch import Config
 from tegrad.llm.errors import ContextError, GgufError, ModelError, UnsupportedModelError
-from tegrad.llm.gguf import BLOCK_TYPES, Gguf
+from tegrad.llm.gguf import BLOCK_TYPES, Gguf, _Header
 from tegrad.llm.tokenizer import Tokenizer
 
 SMALL = Shape(dim=32, ffn=32, heads=1, kv_heads=1, layers=1)
@@ -65,6 +65,23 @@ def test_values_of_every_type_are_read(tmp_path: Path) -> None:
             "floats": [1.5, 2.5], "texts": ["a", "", "漢"], "bools": [True, False], "general.architecture": "llama",
         }  # fmt: skip
         assert dict(file.metadata) == expected
+
+
+@pytest.mark.parametrize("window", [1, 8, 9, 31, 64, 1 << 20])
+def test_a_list_of_strings_is_read_whatever_part_of_the_file_is_at_hand(
+    window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["", "a", "漢字" * 9, *map(str, range(300)), ""]
+    writer = GGUFWriter(tmp_path / "texts.gguf", "llama")
+    writer.add_array("texts", texts)
+    writer.add_uint32("behind", 7)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    monkeypatch.setattr(_Header, "WINDOW", window)
+    with Gguf.open(tmp_path / "texts.gguf") as file:
+        assert (file.metadata["texts"], file.metadata["behind"]) == (texts, 7)
 
 
 def test_tensors_are_where_the_librarys_reader_finds_them(small: Path) -> None:
