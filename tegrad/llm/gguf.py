@@ -222,14 +222,14 @@ class _Header:
         size_at = struct.Struct("<Q").unpack_from
         while len(texts) < count:
             texts.append(self.string())  # moves the window on, or says that the file is truncated
-            window, begin = self.window, self.offset - self.start
-            while len(texts) < count and begin + 8 <= len(window):
-                end = begin + 8 + size_at(window, begin)[0]
-                if end > len(window):
+            window, end, held = self.window, self.offset - self.start, len(self.window)
+            for _ in range(count - len(texts)):
+                begin = end + 8
+                if begin > held or begin + (size := size_at(window, end)[0]) > held:
                     break
-                texts.append(window[begin + 8 : end].decode("utf-8", "surrogateescape"))
-                begin = end
-            self.offset = self.start + begin
+                end = begin + size
+                texts.append(window[begin:end].decode("utf-8", "surrogateescape"))
+            self.offset = self.start + end
         return texts
 
     def scalar_code(self, kind: int) -> str:
