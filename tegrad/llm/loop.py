@@ -1,8 +1,8 @@
 """The decode loop: steps run ahead of the host, and tokens come through a ring.
 
 Position, token and the random seed live on the device (`state`), and a recorded step advances them, so that all steps
-are the same commands. The host keeps two of them in flight, one doorbell each, reads tokens from the ring as they come,
-and stops: nothing of the GPU's waits for it.
+are the same commands. The host keeps two of them in flight, one doorbell each, or a few more where they are short; it
+reads tokens from the ring as they come, and stops: nothing of the GPU's waits for it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.state import RING, States
 from tegrad.nv.replay import DEFAULT, Boundary, Launch, Recording
 
-AHEAD: Final = 2
-"""Steps in flight."""
+MOMENT: Final = 1e-3
+"""Seconds that a token may wait for the ones behind it, so that the host wakes once for all of them."""
+TOGETHER: Final = 3
+"""Tokens for which it wakes once, at most; a step more is in flight, so that the GPU has work meanwhile."""
 PATIENCE: Final = 20e-3
 """Seconds after which a wait for a token becomes one for its step, which sleeps in the driver and notices faults."""
 POLLED: Final = 200e-6
@@ -42,15 +44,17 @@ class Loop:
     state in slot 0 of `states`. Close it before the states.
     """
 
-    def __init__(
-        self, device: Any, step: Sequence[Launch], states: States, *, ahead: int = AHEAD, boundary: Boundary = DEFAULT
-    ) -> None:
+    def __init__(self, device: Any, step: Sequence[Launch], states: States, *, boundary: Boundary = DEFAULT) -> None:
         self.states = states
-        self.recording = Recording(device, step, boundary, depth=ahead)
-        self._ahead = ahead
+        self.recording = Recording(device, step, boundary, depth=TOGETHER + 1)
         self._in_flight: deque[int] = deque()
         self._streams = 0
-        self._nap = 0.0
+        self._rest()
+
+    def _rest(self) -> None:
+        """What a stream has learnt of its pace, before it has seen a token."""
+        self._nap, self._together = 0.0, 1
+        self._awaited, self._came = 0, 0.0
 
     def stream(
         self, tokens: Sequence[int], position: int, limit: int, count: int | None = None, seed: int = 0
@@ -86,14 +90,16 @@ class Loop:
         """What each of `total` steps hands over, with the next ones submitted before it is yielded."""
         self.settle()
         self.states.begin(0, tokens, position, limit, seed)
-        self._nap = 0.0
+        self._rest()
         self._streams += 1
         submitted, stream = 0, self._streams
         for number in range(1, total + 1):
-            while submitted < min(total, number - 1 + self._ahead):
+            while submitted < min(total, number + self._together):
                 self._in_flight.append(self.recording.run())
                 submitted += 1
-            token = self._await(number)
+            token = self.states.token(0, number)
+            if token is None:
+                token = self._await(number, min(total, number - 1 + self._together))
             self._in_flight.popleft()
             if submitted < total:
                 self._in_flight.append(self.recording.run())
@@ -102,25 +108,37 @@ class Loop:
             if stream != self._streams:
                 raise LoopError("another stream of this sequence has begun: this one is over")
 
-    def _await(self, number: int) -> int:
-        """Token `number` of slot 0.
+    def _await(self, number: int, goal: int) -> int:
+        """Token `number` of slot 0, once token `goal` has come.
 
-        The host naps for about as long as the token takes, a little less where it came while the host slept, a little
+        The host naps for about as long as that takes, a little less where it came while the host slept, a little
         more where the host woke first, so that being late never makes it later.
         """
         states, clock = self.states, time.perf_counter
         begun, naps = clock(), 0
-        while (token := states.token(0, number)) is None:
+        while states.token(0, goal) is None:
             if clock() - begun > PATIENCE:
-                self.recording.wait(self._in_flight[0])
-                if states.token(0, number) is None:
+                self.recording.wait(self._in_flight[goal - number])
+                if states.token(0, goal) is None:
                     raise LoopError("a step ended without handing over a token: its last launch must do that")
             elif self._nap >= SHORTEST:
                 time.sleep(self._nap / 16 if naps else self._nap)
                 naps += 1
+        now = clock()
         if naps:
             self._nap *= LATER if naps > 1 else EARLIER
         else:
-            polled = clock() - begun
+            polled = now - begun
             self._nap = polled / 2 if polled > POLLED else self._nap * EARLIER**8
+        self._pace(goal, now)
+        token = states.token(0, number)
+        assert token is not None
         return token
+
+    def _pace(self, goal: int, now: float) -> None:
+        """Decide for how many tokens the next nap is, by what one of those since the last took."""
+        before = self._together
+        if self._awaited:
+            self._together = max(1, min(TOGETHER, int(MOMENT * (goal - self._awaited) / (now - self._came))))
+        self._nap *= self._together / before
+        self._awaited, self._came = goal, now

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from conftest import close_device
 
+from tegrad.llm import loop as module
 from tegrad.llm import programs
 from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.loop import Loop, LoopError
@@ -139,7 +140,8 @@ def test_a_settled_loop_has_no_step_that_still_runs_behind_its_token(device: Any
     loop.close()
 
 
-def test_two_steps_are_in_flight_while_a_token_is_read(loop: Loop) -> None:
+def test_two_steps_are_in_flight_while_a_token_is_read(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOMENT", 0.0)
     stream = loop.stream([5], 0, 1000, 6)
     fifo = loop.recording._fifo
     before = fifo.submissions
@@ -147,6 +149,15 @@ def test_two_steps_are_in_flight_while_a_token_is_read(loop: Loop) -> None:
     for _ in stream:
         seen.append(fifo.submissions - before)
     assert seen == [3, 4, 5, 6, 6, 6]
+
+
+def test_a_few_more_are_in_flight_where_steps_are_short(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOMENT", 1e3)
+    fifo = loop.recording._fifo
+    before = fifo.submissions
+    for count, token in enumerate(loop.stream([5], 0, 1000, 20), 1):
+        assert token == expected(5, 0, 20)[count - 1]
+        assert min(2, 20 - count) <= fifo.submissions - before - count <= module.TOGETHER + 1
 
 
 def test_a_reader_that_stops_early_leaves_a_loop_that_goes_on(loop: Loop) -> None:

@@ -23,6 +23,7 @@ class World:
     waits: int = 0
     ends: list[float] = field(default_factory=list)
     idle: float = 0.0
+    late: list[float] = field(default_factory=list)
 
     def spend(self, seconds: float) -> None:
         self.now += seconds
@@ -65,8 +66,9 @@ def run(monkeypatch: pytest.MonkeyPatch, step: float, tokens: int = 400) -> Worl
     monkeypatch.setattr(module, "time", world)
     loop = Loop.__new__(Loop)
     loop.states = loop.recording = world  # type: ignore[assignment]
-    loop._ahead, loop._in_flight, loop._streams, loop._nap = 2, deque(), 0, 0.0
+    loop._in_flight, loop._streams = deque(), 0
     for _ in loop._steps([1], 0, 1 << 30, tokens, 0):
+        world.late.append(world.now - world.ends[len(world.late)])
         world.spend(3e-6)
     return world
 
@@ -84,8 +86,24 @@ def test_the_host_sleeps_about_once_a_token(monkeypatch: pytest.MonkeyPatch, ste
     assert both.waits == 0
 
 
-def test_the_host_polls_where_steps_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(monkeypatch, 100e-6).sleeps == 0
+@pytest.mark.parametrize(("step", "sleeps"), [(100e-6, 0.45), (300e-6, 0.45), (450e-6, 0.65)])
+def test_the_host_wakes_once_for_several_tokens_of_short_steps(
+    monkeypatch: pytest.MonkeyPatch, step: float, sleeps: float
+) -> None:
+    first, both = run(monkeypatch, step, 100), run(monkeypatch, step, 500)
+    assert both.sleeps - first.sleeps <= sleeps * 400
+    assert (both.cpu - first.cpu) / 400 < 10e-6
+
+
+@pytest.mark.parametrize("step", [50e-6, 150e-6, 300e-6, 450e-6, 900e-6, 2e-3, 7e-3])
+def test_no_token_comes_much_later_for_that(monkeypatch: pytest.MonkeyPatch, step: float) -> None:
+    late = sorted(run(monkeypatch, step, 500).late[50:])
+    assert late[-1] < module.MOMENT + step / 4 + WAKE
+    assert late[len(late) // 2] < module.MOMENT / 2 + WAKE
+
+
+def test_the_host_polls_where_steps_are_very_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, 50e-6).sleeps == 0
 
 
 def test_a_long_wait_is_one_for_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
