@@ -18,7 +18,7 @@ LANE_SPECIALS = frozenset(
     {"%tid", "%laneid", "%lanemask_eq", "%lanemask_lt", "%lanemask_le", "%lanemask_gt", "%lanemask_ge"}
 )
 PER_LANE = frozenset({
-    "atom", "shfl", "match", "vote", "activemask", "redux", "mma", "ldmatrix", "elect", "%bar_result",
+    "atom", "shfl", "match", "vote", "activemask", "redux", "mma", "ldmatrix", "elect", "wgmma", "%bar_result",
 })  # fmt: skip
 SPINNING = frozenset({"atom", "nanosleep"})
 
@@ -61,7 +61,10 @@ def _reduces(ins: Ins) -> bool:
 
 
 def defs_uses(ins: Ins) -> tuple[list[int], list[int]]:
-    """Registers written and read. A predicated result is read too: lanes without the predicate keep it."""
+    """Registers written and read. A predicated result is read too: lanes without the predicate keep it.
+
+    So are the sums of wgmma.
+    """
     defs: list[int] = []
     uses: list[int] = []
     rest = ins.operands
@@ -71,6 +74,8 @@ def defs_uses(ins: Ins) -> tuple[list[int], list[int]]:
         rest = rest[1:]
     for op in rest:
         registers(op, uses)
+    if ins.base == "wgmma":
+        uses.extend(defs)
     if ins.pred is not None:
         uses.append(ins.pred[0])
         uses.extend(defs)

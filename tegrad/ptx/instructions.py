@@ -1,13 +1,26 @@
 """The table of all instructions, put together from the families."""
 
-from tegrad.ptx import atomic, carry, compare, control, conversion, copies, floating, integer, matrix, memory, warp
+from tegrad.ptx import (
+    atomic,
+    carry,
+    compare,
+    control,
+    conversion,
+    copies,
+    floating,
+    integer,
+    matrix,
+    memory,
+    warp,
+    warpgroup,
+)
 from tegrad.ptx.errors import PtxError
 from tegrad.ptx.rules import Handler, Rule, unsupported
 from tegrad.ptx.syntax import Ins
 
 HANDLERS: dict[str, Handler] = {
     name: handler
-    for family in (compare, memory, control, matrix, carry, warp, atomic, copies)
+    for family in (compare, memory, control, matrix, carry, warp, atomic, copies, warpgroup)
     for name, handler in family.HANDLERS.items()
 }
 RULES: dict[str, Rule] = {**compare.RULES, **conversion.RULES}

@@ -218,6 +218,11 @@ class Fn:
         self._declare(name, "void", args)
         self.do(f"call void @{name}({', '.join(map(str, args))})")
 
+    def function(self, name: str, ret: str, *params: str) -> V:
+        """The address of a function."""
+        self._declare(name, ret, [V(p, 1, "") for p in params])
+        return V("ptr", 1, f"@{name}")
+
     def _declare(self, name: str, ret: str, args: Sequence[V]) -> None:
         if name not in self.module.decls and name not in self.module.defined:
             self.module.decls[name] = f"declare {ret} @{name}({', '.join(a.ty for a in args)})"

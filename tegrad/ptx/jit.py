@@ -14,6 +14,7 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
+from tegrad.ptx import warpgroup
 from tegrad.ptx.access import emit_access
 from tegrad.ptx.atomic import emit_atomic
 from tegrad.ptx.check import emit_fault
@@ -162,10 +163,14 @@ _PLAIN: dict[str, Callable[[Module], None]] = {
     "tgx_copy_wait": emit_wait,
     "tgx_nanoseconds": emit_nanoseconds,
     "tgx_view": emit_view,
+    **warpgroup.PLAIN,
 }
 
 
 def _writer(name: str) -> Callable[[Module], None]:
+    for prefix, emit in warpgroup.NAMED.items():
+        if name.startswith(prefix):
+            return lambda module: emit(module, name)
     if name.startswith("tgx_mma_"):
         return lambda module: emit_mma(module, name)
     if name.startswith("tgx_atom_"):

@@ -111,8 +111,8 @@ def emit_mma(module: Module, name: str) -> None:
             at += LANE_BYTES[el]
         return found
 
-    a = [_elements(f, r, s.a) for r in regs(s.a_regs, s.reg)]
-    b = [_elements(f, r, s.b) for r in regs(s.b_regs, s.reg)]
+    a = [elements(f, r, s.a) for r in regs(s.a_regs, s.reg)]
+    b = [elements(f, r, s.b) for r in regs(s.b_regs, s.reg)]
     start = _accumulators(f, regs(s.c_regs, s.c_el), s.acc)
     acc = [f.like(v, 0) for v in start] if s.saturate else start
     half = s.rows // 8
@@ -125,7 +125,7 @@ def emit_mma(module: Module, name: str) -> None:
                 acc[2 * h + c] = _multiply_add(f, rows[h], columns[c], acc[2 * h + c])
     if s.saturate:
         acc = [f.intr("sadd.sat", v, c) for v, c in zip(acc, start, strict=True)]
-    for i, v in enumerate(_registers(f, acc, s.acc)):
+    for i, v in enumerate(packed(f, acc, s.acc)):
         f.store(v, out, i * LANE_BYTES[s.c_el], 4)
     f.ret()
     f.finish()
@@ -135,7 +135,7 @@ def _multiply_add(f: Fn, a: V, b: V, c: V) -> V:
     return f.add(f.mul(a, b), c) if c.el == "i32" else f.intr("fma", a, b, c)
 
 
-def _elements(f: Fn, reg: V, t: Ty) -> list[V]:
+def elements(f: Fn, reg: V, t: Ty) -> list[V]:
     """The elements of a register, widened to what is multiplied."""
     if t.name == "f64":
         return [f.bits(reg, "double")]
@@ -158,11 +158,12 @@ def _elements(f: Fn, reg: V, t: Ty) -> list[V]:
 
 def _accumulators(f: Fn, regs: list[V], t: Ty) -> list[V]:
     if t.name == "f16":
-        return [v for r in regs for v in _elements(f, r, t)]
+        return [v for r in regs for v in elements(f, r, t)]
     return [f.bits(r, t.el) for r in regs]
 
 
-def _registers(f: Fn, acc: list[V], t: Ty) -> list[V]:
+def packed(f: Fn, acc: list[V], t: Ty) -> list[V]:
+    """Sums as the registers that hold them."""
     if t.name != "f16":
         return [f.bits(v, t.iel.replace("f", "i")) for v in acc]
     halves = [f.resize(f.bits(f.cast("fptrunc", v, "half"), "i16"), "i32", False) for v in acc]

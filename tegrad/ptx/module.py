@@ -18,6 +18,7 @@ from tegrad.ptx.instructions import find
 from tegrad.ptx.launch import DEFAULT_WINDOWS, HOST, AbortFlag, Dim, Dims, Memory, Plan, Stats, Windows
 from tegrad.ptx.parser import parse
 from tegrad.ptx.syntax import Function, Ins, Param, Source, Variable
+from tegrad.ptx.warpgroup import prepare
 
 MAX_PLANS = 64
 KERNEL_LEVEL = 0
@@ -30,7 +31,7 @@ class Kernel:
     """One .entry function of a module."""
 
     def __init__(self, module: "Module", fn: Function) -> None:
-        fn = expand_calls(module.source, fn)
+        fn = prepare(expand_calls(module.source, fn))
         self.module, self.fn, self.name = module, fn, fn.name
         self.params: list[Param] = fn.params
         self.param_size = fn.param_size

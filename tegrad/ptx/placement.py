@@ -4,6 +4,7 @@ from tegrad.ptx.analysis import Flow
 from tegrad.ptx.copies import QUEUE_BYTES
 from tegrad.ptx.layout import LANES, Frame
 from tegrad.ptx.syntax import Addr, Function, Ins, Source, Sym
+from tegrad.ptx.warpgroup import Room
 
 
 class Layout:
@@ -27,6 +28,8 @@ class Layout:
         self.queue = at = -(-at // 64) * 64
         if any(isinstance(i, Ins) and i.base == "cp" for i in fn.body):
             at += QUEUE_BYTES
+        self.warpgroup = Room(fn, at)
+        at = self.warpgroup.end
         self.frame_size = -(-at // 64) * 64
 
     def _place(self, source: Source, fn: Function, space: str) -> int:
