@@ -157,11 +157,11 @@ def quality(
 
     choose_device()
     from tegrad.bench.quality import CASES, ENGINES, FILE, compare, merge
-    from tegrad.llm.device import open_default
+    from tegrad.llm.device import open_device
 
     if unknown := set(engine or ()) - set(ENGINES):
         raise typer.BadParameter(f"no engine {', '.join(unknown)}; known: {', '.join(ENGINES)}")
-    device = open_default()
+    device = open_device()
     name, where = device.split()[0], described(device)
     behind = False
     typer.echo(f"{'model':22} {'engine':13} {'':9} {'max':>9} {'mean':>9} {'KL':>9} {'top-1':>6}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ import typer
 
 from tegrad import models
 from tegrad.llm.errors import ModelError
-from tegrad.llm.quality import Loss, ReferenceRunner, Runner, SessionRunner, loss, sample, words
+from tegrad.llm.quality import EngineRunner, Loss, ReferenceRunner, Runner, SessionRunner, loss, sample, words
 from tegrad.llm.reference import Reference
 from tegrad.llm.sampler import Sampler
 from tegrad.llm.tokenizer import Tokenizer
@@ -32,28 +33,36 @@ def evaluate(
     ] = None,
     tokens: Annotated[int, typer.Option(min=0, help="Tokens to sample.")] = 1000,
     temperature: Annotated[float, typer.Option(min=0.0, help="Temperature of the samples.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 0,
     documents: Annotated[int | None, typer.Option(min=1, help="Measure the first so many documents only.")] = None,
     device: Annotated[
-        str, typer.Option(help="'numpy' for the float32 reference on the CPU, or a tinygrad device such as NV.")
+        str, typer.Option(help="numpy for the float32 reference on the CPU, or a device of tinygrad's, such as NV.")
     ] = "numpy",
     show: Annotated[bool, typer.Option("--show", help="Print the sampled texts too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print a model's held-out bits per byte and the share of sampled words that occur in the corpus."""
+    """Print a model's held-out bits per byte and the share of sampled words that occur in the corpus.
+
+    \b
+    tegrad eval                                the shipped model, in numpy
+    tegrad eval --device NV --documents 1      on the GPU, or an emulated Orin: with our kernels, as tegrad run
+    tegrad eval model.gguf --text held-out.txt --words known.txt --json
+    """
     path = model or models.SMALL
     held_out = _read(text or models.HELD_OUT).split(DOCUMENT_END)[:documents]
     known = frozenset(_read(vocabulary or models.WORDS).split())
     tokenizer = Tokenizer.load(str(path))
-    runner = _runner(path, device)
-    started = time.perf_counter()
-    cost = _measure(runner, tokenizer, held_out)
-    texts = list(sample(runner, tokenizer, Sampler(temperature, seed=seed), tokens))
+    with _opened(path, device) as (runner, where, steps):
+        started = time.perf_counter()
+        cost = _measure(runner, tokenizer, held_out)
+        texts = list(sample(runner, tokenizer, Sampler(temperature, seed=seed), tokens))
+        seconds = time.perf_counter() - started
     written = [word for written, _ in texts for word in words(written)]
     unknown = [word for word in written if word not in known]
     result = {
         "model": path.name,
-        "device": device,
+        "device": where,
+        "steps": steps,
         "bits_per_byte": round(cost.bits_per_byte, 4),
         "nats_per_token": round(cost.nats / cost.tokens, 4),
         "held_out_documents": len(held_out),
@@ -65,7 +74,7 @@ def evaluate(
         "words": len(written),
         "known_words_percent": round(100 * (1 - len(unknown) / len(written)), 2) if written else None,
         "unknown_words": sorted(set(unknown)),
-        "seconds": round(time.perf_counter() - started, 1),
+        "seconds": round(seconds, 1),
     }
     if as_json:
         typer.echo(json.dumps(result))
@@ -75,14 +84,28 @@ def evaluate(
     _print(result)
 
 
-def _runner(path: Path, device: str) -> Runner:
+@contextmanager
+def _opened(path: Path, device: str) -> Iterator[tuple[Runner, str, str]]:
+    """A model to measure, the device in words, and what runs its steps: as `tegrad run` says, or "numpy"."""
     if device == "numpy":
-        return ReferenceRunner(Reference(path))
-    # Only here: this opens the device.
-    from tegrad.llm.model import Model
-    from tegrad.llm.session import Session
+        yield ReferenceRunner(Reference(path)), device, device
+        return
+    from tegrad.cli.run import choose_device, described, speaker
 
-    return SessionRunner(Session(Model.load(path, device)))
+    choose_device(device)
+    # Only here: tinygrad reads what was chosen when it is imported.
+    from tegrad.llm.device import open_device
+    from tegrad.llm.engine import Engine
+    from tegrad.llm.gguf import Gguf
+
+    where = described(open_device(device))
+    with ExitStack() as undo:
+        file = undo.enter_context(Gguf.open(path))
+        session, steps = speaker(file, device=device)
+        if isinstance(session, Engine):
+            yield EngineRunner(undo.enter_context(session)), where, steps
+        else:
+            yield SessionRunner(session), where, steps
 
 
 def _measure(runner: Runner, tokenizer: Tokenizer, held_out: Sequence[str]) -> Loss:
@@ -109,7 +132,8 @@ def _print(result: dict[str, Any]) -> None:
             f"in {result['sampled_tokens']} tokens sampled at temperature {result['temperature']:g}"
         )
         typer.echo(f"unknown words   {', '.join(result['unknown_words']) or 'none'}")
-    typer.echo(f"{result['model']} on {result['device']}, {result['seconds']:.1f} s")
+    where = result["device"] if result["steps"] == result["device"] else f"{result['device']} ({result['steps']})"
+    typer.echo(f"{result['model']} on {where}, {result['seconds']:.1f} s")
 
 
 def _read(path: Path) -> str:

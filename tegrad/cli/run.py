@@ -20,8 +20,10 @@ from tegrad import models
 from tegrad.errors import TegradError
 
 if TYPE_CHECKING:
-    from tegrad.llm.generate import Reply, Speaker
+    from tegrad.llm.engine import Engine
+    from tegrad.llm.generate import Reply
     from tegrad.llm.gguf import Gguf
+    from tegrad.llm.session import Session
     from tegrad.llm.tokenizer import Tokenizer
 
 GPU_FILES: Final = ("/dev/nvgpu/igpu0/ctrl", "/dev/nvidiactl")
@@ -90,7 +92,7 @@ def run(
         device = _opened()
         tokenizer, tokens = reading.result()
         begun = time.perf_counter()
-        session, steps = _speaker(file, positions)
+        session, steps = speaker(file, positions)
         load = time.perf_counter() - begun
     from tegrad.llm.generate import Reply
 
@@ -125,25 +127,28 @@ def nothing_collected() -> Iterator[None]:
 
 def _opened() -> str:
     """Open the chosen device; what it is, in words."""
-    from tegrad.llm.device import open_default
+    from tegrad.llm.device import open_device
 
-    return described(open_default())
+    return described(open_device())
 
 
-def _speaker(file: Gguf, context: int) -> tuple[Speaker, str]:
-    """Our kernels ("kernels") where they run the device and the model, else tinygrad's operations ("operations")."""
+def speaker(file: Gguf, context: int | None = None, device: str | None = None) -> tuple[Engine | Session, str]:
+    """A conversation on a device, the one that DEV names unless said, and what runs its steps.
+
+    That is our kernels ("kernels") where they run the device and the model, else tinygrad's operations ("operations").
+    """
     from tegrad.llm import engine
     from tegrad.llm.errors import UnsupportedModelError
     from tegrad.llm.model import Model
     from tegrad.llm.session import Session
     from tegrad.nv.toolchain import CompilerMissing
 
-    if engine.suits_default():
+    if engine.suits_named(device):
         try:
-            return engine.Engine(file, context, progress=_progress(file.path)), "kernels"
+            return engine.Engine(file, context, device=device, progress=_progress(file.path)), "kernels"
         except (UnsupportedModelError, CompilerMissing) as error:
             typer.echo(f"tegrad: {error}; tinygrad's own kernels run it instead", err=True)
-    return Session(Model(file, progress=_progress(file.path)), context), "operations"
+    return Session(Model(file, device, progress=_progress(file.path)), context), "operations"
 
 
 def _stream(reply: Reply, *, show: bool) -> str:
@@ -176,12 +181,12 @@ def _compile_here() -> None:
         os.environ.setdefault("PARALLEL", "0")
 
 
-def choose_device() -> None:
-    """Settle where this process runs, before tinygrad is imported: NV unless DEV says otherwise, an emulated Orin if
-    there is no GPU, said on stderr."""
+def choose_device(device: str | None = None) -> None:
+    """Settle where this process runs, before tinygrad is imported: NV unless `device` or DEV says otherwise, an
+    emulated Orin if there is no GPU, said on stderr."""
     _keep_kernels()
     _compile_here()
-    target = os.environ.setdefault("DEV", "NV")
+    target = device or os.environ.setdefault("DEV", "NV")
     if target.split(":")[0].rpartition("+")[2].upper() != "NV":
         return
     if not os.environ.get("TEGRAD_BOARD") and not any(os.path.exists(name) for name in GPU_FILES):

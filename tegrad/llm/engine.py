@@ -74,9 +74,9 @@ def suits(device: Any) -> bool:
     return device.device.split(":")[0] == "NV" and arch.startswith("sm_") and int(arch[3:].rstrip("af")) >= OLDEST
 
 
-def suits_default() -> bool:
-    """Whether our kernels run on the device that DEV names; opens it."""
-    return suits(Device[Device.DEFAULT])
+def suits_named(name: str | None = None) -> bool:
+    """Whether our kernels run on a device, the one that DEV names unless said; opens it."""
+    return suits(Device[name or Device.DEFAULT])
 
 
 class Engine:
@@ -160,6 +160,19 @@ class Engine:
         self.device.allocator._copyout(memoryview(out), self.plan.logits)
         return np.frombuffer(out, np.float32)
 
+    def feed_all(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Add tokens and return the logits (len(tokens), vocab) after each of them, by the kernels for prompts.
+
+        ContextError, ModelError, MemoryError.
+        """
+        self._check(tokens)
+        for loop in self._loops.values():
+            loop.settle()
+        logits = self._prompts().score(tokens, len(self.tokens))
+        self._sampling.remember(0, tokens, len(self.tokens))
+        self.tokens += tokens
+        return logits
+
     def generate(
         self,
         prompt: Sequence[int],
@@ -198,11 +211,15 @@ class Engine:
         self._sampling.set(0, settings)
         head, rest = (prompt[:-1], prompt[-1:]) if len(prompt) > self._short else ((), prompt)
         if head:
-            if self._prefill is None:
-                self._prefill = Prefill(self.model, self._cache, sizes=self._chunks, boundary=self._boundary)
-            self._prefill.run(head, position)
+            self._prompts().run(head, position)
             self._sampling.remember(0, head, position)
         return loop.stream(rest, position + len(head), self.context, limit, seed)
+
+    def _prompts(self) -> Prefill:
+        """What runs tokens in chunks; made when it is first needed."""
+        if self._prefill is None:
+            self._prefill = Prefill(self.model, self._cache, sizes=self._chunks, boundary=self._boundary)
+        return self._prefill
 
     def _loop(self, settings: Settings) -> Loop:
         """The loop over a step that samples in a way that these settings need."""

@@ -2,7 +2,7 @@
 
 A chunk is one list of launches, recorded once and replayed: where it is in the prompt lies on the device (`Chunk`), and
 its first kernel moves on. The last chunk is filled as far as the prompt goes; tiles beyond do nothing. Only the last
-token of a prompt gets logits.
+token of a prompt gets logits, unless all are asked for.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, Self
 
 import numpy as np
+from numpy.typing import NDArray
+from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.llm.attention import ROPES
 from tegrad.llm.cache import KvCache, LayerCache
@@ -19,12 +21,14 @@ from tegrad.llm.errors import ContextError
 from tegrad.llm.flash import Flash
 from tegrad.llm.gemm import TilePicker, pick_tile
 from tegrad.llm.packed import PackedLayer, PackedModel
-from tegrad.llm.rows import Room, Rows
+from tegrad.llm.rows import Room, Rows, floats
 from tegrad.llm.state import STATE_SPEC
 from tegrad.nv.replay import DEFAULT, Boundary, Launch, Recording
 
 CHUNKS: Final = (32, 128, 512)
 """Tokens of a chunk, ascending: the smallest that holds what is left of a prompt, else the largest."""
+SCORED: Final = 64 << 20
+"""Bytes of a chunk's logits, where all are asked for; a chunk of the smallest size may take more."""
 EMBED_THREADS: Final = 256
 QKV_WARPS: Final = 4
 WIDE: Final = 128
@@ -65,7 +69,7 @@ class Prefill:
     ) -> None:
         self.model, self.cache, self.device, self.config = model, cache, model.device, model.config
         self._sizes, self._boundary = tuple(sorted(sizes)), boundary
-        self._recordings: dict[int, Recording] = {}
+        self._recordings: dict[tuple[int, bool], Recording] = {}
         self._last: tuple[Recording, int] | None = None
         self._room = Room(self.device)
         most = self._sizes[-1]
@@ -77,6 +81,7 @@ class Prefill:
             self._tokens = self._room.take(4 * cache.positions, STATE_SPEC)
             self._queries = self._room.take(2 * most * self.config.size("query"))
             self.logits = self._room.take(4 * self.config.vocab)
+            self._scores: HCQBuffer | None = None
         except BaseException:
             self.close()
             raise
@@ -97,19 +102,29 @@ class Prefill:
 
         ContextError where the cache does not hold them.
         """
-        end = position + len(tokens)
-        if not tokens or position < 0 or end > self.cache.positions or not 0 <= slot < self.cache.slots:
-            raise ContextError(
-                f"{len(tokens)} tokens at position {position} do not fit a context of {self.cache.positions}"
-            )
-        self.device.check_usable()
-        if self._last is not None:  # the prompt before this one is read until its last launch is over
-            self._last[0].wait(self._last[1])
-        self._tokens.cpu_view()[0 : 4 * len(tokens)] = np.asarray(tokens, np.int32).tobytes()
-        self._chunk.cpu_view()[0 : _CHUNK.size] = chunk_bytes(start=position, slot=slot, left=len(tokens))
+        self._begin_at(tokens, position, slot)
         sizes = [*split(len(tokens), self._sizes), *([0] if logits else [])]
         for recording in map(self._recording, sizes):
             self._last = recording, recording.run()
+
+    def score(self, tokens: Sequence[int], position: int = 0, slot: int = 0) -> NDArray[np.float32]:
+        """Put tokens into the cache as `run` does, and return the logits (len(tokens), vocab) after each of them.
+
+        ContextError, MemoryError.
+        """
+        vocab = self.config.vocab
+        fit = [size for size in self._sizes if 4 * size * vocab <= SCORED] or self._sizes[:1]
+        if self._scores is None:
+            self._scores = self._room.take(4 * fit[-1] * vocab)
+        self._begin_at(tokens, position, slot)
+        out, at = np.empty((len(tokens), vocab), np.float32), 0
+        for size in split(len(tokens), fit):
+            recording = self._recording(size, self._scores)
+            self._last = recording, recording.run()
+            count = min(size, len(tokens) - at)
+            out[at : at + count] = floats(self.device, self._scores, count * vocab).reshape(count, vocab)
+            at += size
+        return out
 
     def close(self) -> None:
         """Free everything but the model and the cache. Closing twice is harmless."""
@@ -125,12 +140,28 @@ class Prefill:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _recording(self, size: int) -> Recording:
-        """The recording of a chunk, or of the logits for 0."""
-        if size not in self._recordings:
+    def _begin_at(self, tokens: Sequence[int], position: int, slot: int) -> None:
+        """Tell the device what the next chunks are made of; ContextError where the cache does not hold it."""
+        end = position + len(tokens)
+        if not tokens or position < 0 or end > self.cache.positions or not 0 <= slot < self.cache.slots:
+            raise ContextError(
+                f"{len(tokens)} tokens at position {position} do not fit a context of {self.cache.positions}"
+            )
+        self.device.check_usable()
+        if self._last is not None:  # the prompt before this one is read until its last launch is over
+            self._last[0].wait(self._last[1])
+        self._tokens.cpu_view()[0 : 4 * len(tokens)] = np.asarray(tokens, np.int32).tobytes()
+        self._chunk.cpu_view()[0 : _CHUNK.size] = chunk_bytes(start=position, slot=slot, left=len(tokens))
+
+    def _recording(self, size: int, scores: HCQBuffer | None = None) -> Recording:
+        """The recording of a chunk, with the logits of every token of it into `scores`; or of the last one's for 0."""
+        key = size, scores is not None
+        if key not in self._recordings:
             launches = self.launches(size) if size else self.head()
-            self._recordings[size] = Recording(self.device, launches, self._boundary)
-        return self._recordings[size]
+            if scores is not None:
+                launches += self.rows.logits(scores, size, self._chunk)
+            self._recordings[key] = Recording(self.device, launches, self._boundary)
+        return self._recordings[key]
 
     def _begin(self, size: int) -> Launch:
         return Launch(self.rows.programs("chunk", buffers=1, TOKENS=size, OVERLAP=self.rows.overlap), (self._chunk,))

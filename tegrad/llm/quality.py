@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import log, sqrt
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from tegrad.llm.errors import ModelError
 from tegrad.llm.reference import Past, Reference
 from tegrad.llm.sampler import Sampler
-from tegrad.llm.session import Session
 from tegrad.llm.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tegrad.llm.engine import Engine
 
 OVERLAP: Final = 128
 """Tokens of a window that repeat the one before: they give context and are not counted again."""
@@ -69,10 +71,27 @@ class ReferenceRunner:
             fed = [token]
 
 
-class SessionRunner:
-    """A session on a device."""
+class Conversation(Protocol):
+    """A model on a device: `session.Session`, or `engine.Engine`."""
 
-    def __init__(self, session: Session) -> None:
+    @property
+    def context(self) -> int:
+        """Positions of the cache."""
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+
+    def feed_all(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Add tokens and return the logits (len(tokens), vocab) after each of them."""
+
+    def generate(self, prompt: Sequence[int], sampler: Sampler, limit: int, stops: frozenset[int]) -> Iterator[int]:
+        """Add a prompt and yield new tokens."""
+
+
+class SessionRunner:
+    """A conversation on a device, begun anew for each text."""
+
+    def __init__(self, session: Conversation) -> None:
         self._session = session
 
     @property
@@ -89,6 +108,23 @@ class SessionRunner:
         """Up to `limit` tokens after a prompt; one of `stops`, which is yielded too, ends them."""
         self._session.reset()
         return self._session.generate(prompt, sampler, limit, stops)
+
+
+class EngineRunner(SessionRunner):
+    """An engine. It draws by seed and position alone, so that each text gets a seed of its own, from the sampler's."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._engine, self._texts = engine, 0
+
+    def generate(self, prompt: Sequence[int], sampler: Sampler, limit: int, stops: frozenset[int]) -> Iterator[int]:
+        """Up to `limit` tokens after a prompt; one of `stops`, which is yielded too, ends them."""
+        self._engine.reset()
+        seed = None
+        if sampler.seed is not None:
+            seed = int(np.random.SeedSequence([sampler.seed, self._texts]).generate_state(1, np.uint64)[0])
+        self._texts += 1
+        return self._engine.generate(prompt, sampler, limit, stops, seed=seed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ def test_the_command_writes_the_table_and_fails_where_we_are_behind(
 
     monkeypatch.setattr(quality, "compare", compare)
     monkeypatch.setattr("tegrad.cli.run.choose_device", lambda: None)
-    monkeypatch.setattr("tegrad.llm.device.open_default", lambda: "NV sm_00")
+    monkeypatch.setattr("tegrad.llm.device.open_device", lambda: "NV sm_00")
     monkeypatch.delenv("TEGRAD_BOARD", raising=False)
 
     def run(*arguments: str) -> int:

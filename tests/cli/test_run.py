@@ -202,13 +202,13 @@ def test_what_our_kernels_refuse_runs_on_tinygrads_and_is_said(
             raise refused
         return "ours"
 
-    monkeypatch.setattr(engine, "suits_default", lambda: suits)
+    monkeypatch.setattr(engine, "suits_named", lambda device: suits)
     monkeypatch.setattr(engine, "Engine", ours)
     monkeypatch.setattr(model, "Model", lambda *given, **more: None)
     monkeypatch.setattr(session, "Session", lambda *given: "tinygrad's")
     file = type("File", (), {"path": Path("model.gguf")})()
     expected = ("ours", "kernels") if suits and not refused else ("tinygrad's", "operations")
-    assert command._speaker(file, 64) == expected  # type: ignore[arg-type]
+    assert command.speaker(file, 64) == expected  # type: ignore[arg-type]
     said = capsys.readouterr().err
     assert said == (f"tegrad: {refused}; tinygrad's own kernels run it instead\n" if refused else "")
 

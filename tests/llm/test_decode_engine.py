@@ -69,6 +69,21 @@ def test_a_prompt_in_chunks_is_the_prompt_token_by_token(engine: Engine) -> None
     assert np.sqrt(((whole - parts) ** 2).mean()) < 0.03 * parts.std()
 
 
+def test_all_logits_of_a_text_are_the_references_and_it_goes_on(engine: Engine, path: Path) -> None:
+    """30 tokens in two chunks, the second behind a step in flight; prompts round activations to halves, not to int8."""
+    text = [(7 * at) % 300 for at in range(30)]
+    expected = Reference(path).logits([*text, 9])
+    logits = np.concatenate([engine.feed_all(text[:5]), engine.feed(text[5:6])[None], engine.feed_all(text[6:])])
+    error = np.abs(logits - expected[:30]).max(axis=1) / expected.std()
+    assert np.delete(error, 5).max() < 0.1 > error[:5].max() * 5
+    assert engine.tokens == text
+    assert np.sqrt(((engine.feed([9]) - expected[30]) ** 2).mean()) < 0.03 * expected.std()
+    with pytest.raises(ContextError, match="shorten"):
+        engine.feed_all([1] * 18)
+    with pytest.raises(ModelError, match="at least one"):
+        engine.feed_all([])
+
+
 def test_a_conversation_goes_on_and_rewinds(engine: Engine) -> None:
     first = list(engine.generate(PROMPT, Sampler(0), 5))
     second = list(engine.generate([first[-1], 20, 21], Sampler(0), 5))

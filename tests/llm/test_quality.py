@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tegrad.llm.errors import ModelError
-from tegrad.llm.quality import Window, loss, negative_log_likelihood, sample, windows, words
+from tegrad.llm.quality import EngineRunner, Window, loss, negative_log_likelihood, sample, windows, words
 from tegrad.llm.sampler import Sampler
 
 BOS, EOS, VOCAB = 256, 257, 258
@@ -118,3 +118,24 @@ def test_a_model_without_a_begin_mark_is_refused():
         next(loss(Uniform(8), tokenizer, ["text"]))
     with pytest.raises(ModelError, match="begin-of-text"):
         next(sample(Parrot("x"), tokenizer, Sampler(), 1))
+
+
+def test_each_text_of_an_engine_has_a_seed_of_its_own():
+    """The device draws by seed and position: with the sampler's alone all texts would be one."""
+    seeds: list[int | None] = []
+
+    class Engine:
+        context = 16
+
+        def reset(self) -> None: ...
+
+        def generate(self, prompt, sampler, limit, stops, *, seed):
+            seeds.append(seed)
+            return iter([EOS])
+
+    for sampler in (Sampler(1.0, seed=7), Sampler(1.0, seed=7), Sampler(1.0, seed=8), Sampler(1.0)):
+        list(sample(EngineRunner(Engine()), Bytes(), sampler, 3))
+    assert seeds[:3] == seeds[3:6]
+    assert len(set(seeds[:3] + seeds[6:9])) == 6
+    assert all(0 <= seed < 1 << 64 for seed in seeds[:9])
+    assert seeds[9:] == [None] * 3
