@@ -10,6 +10,7 @@
     a QMD's second release is read when the first was made      it stays untouched until the last is seen
     a copy's semaphore is seen before its data                  FLUSH in its LAUNCH_DMA
     constants and instructions are fetched anew or not          invalidate before, and leave alone what is in flight
+    a bulk copy in a kernel lands at once, late, out of order   its mbarrier; nobody still reads where it goes
 
 Everything here is a legal outcome on hardware. What a program gets wrong under any seed, it gets wrong. A board is put
 into this mode by the environment variable `TEGRAD_RACE`, whose value is the seed.
@@ -81,6 +82,10 @@ class Race:
     def forgets(self) -> bool:
         """Whether a cache that may keep what it fetched happens to fetch it anew."""
         return self._draw() < 0.3
+
+    def copies_seed(self) -> int:
+        """What a grid draws from, in which bulk copies land early and out of order; not 0."""
+        return 1 + int(self._draw() * 0x7FFFFFFE)
 
     def early_qmd(self) -> bool:
         """Whether a QMD is read when it is announced, before the grid's turn comes, or only then."""

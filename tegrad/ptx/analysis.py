@@ -45,6 +45,13 @@ BAR_RESULT = "%bar_result"
 """A pseudo instruction: reads the result of the bar.red before it."""
 
 
+def _has_result(ins: Ins) -> bool:
+    """Whether the first operand is written."""
+    if ins.base == "mbarrier":
+        return not ({"init", "inval"} & {*ins.mods} or ins.mods[0] in ("expect_tx", "complete_tx"))
+    return ins.base not in NO_RESULT
+
+
 def is_warp_sync(ins: Ins) -> bool:
     """Whether the lanes of a member mask have to meet at this instruction."""
     if ins.base in ("bar", "barrier"):
@@ -68,7 +75,7 @@ def defs_uses(ins: Ins) -> tuple[list[int], list[int]]:
     defs: list[int] = []
     uses: list[int] = []
     rest = ins.operands
-    if rest and (ins.base not in NO_RESULT or _reduces(ins)):
+    if rest and (_has_result(ins) or _reduces(ins)):
         if not _reduces(ins):
             registers(rest[0], defs)
         rest = rest[1:]
@@ -84,6 +91,8 @@ def defs_uses(ins: Ins) -> tuple[list[int], list[int]]:
 
 def can_wait(ins: Ins) -> bool:
     """Whether a loop around this instruction may wait for another thread."""
+    if ins.base == "mbarrier":
+        return ins.mods[0] in ("test_wait", "try_wait")
     return ins.base in SPINNING or (ins.base == "ld" and any(m in ("volatile", "acquire", "relaxed") for m in ins.mods))
 
 
@@ -316,6 +325,8 @@ class _Divergence:
         return self.divergent != before
 
     def source(self, ins: Ins) -> bool:
+        if ins.base == "mbarrier" and ins.mods[0] in ("arrive", "arrive_drop"):
+            return True
         if ins.base in PER_LANE or (ins.base == "ld" and "local" in ins.mods):
             return True
         if ins.base == "ld" and not (

@@ -13,7 +13,7 @@ from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.lanes import each_lane
 from tegrad.ptx.layout import LANES, Access, Frame
 from tegrad.ptx.memory import address, space_of
-from tegrad.ptx.rules import Handler, mod
+from tegrad.ptx.rules import Handler, mod, require
 from tegrad.ptx.syntax import Ins, Vec
 from tegrad.ptx.types import TYPES, Ty
 
@@ -29,6 +29,8 @@ INTEGER_OPS = {
     "inc": "uinc_wrap",
     "dec": "udec_wrap",
 }
+FENCES = frozenset({"sc", "acq_rel", "acquire", "release", "cta", "cluster", "gpu", "sys", "mbarrier_init", "proxy",
+                    "alias", "async", "global", "shared__cta", "shared__cluster"})  # fmt: skip
 OPS = frozenset({*INTEGER_OPS, "min", "max", "cas"})
 
 
@@ -133,7 +135,7 @@ def atomic(e: "Emitter", ins: Ins) -> None:
     op = next(m for m in ins.mods if m in OPS)
     operands = ins.operands if ins.base == "atom" else (None, *ins.operands)
     space = space_of(e, ins._replace(base="atom", operands=operands))
-    if isinstance(operands[2], Vec) or t.bits == 128 or (op == "exch" and t.bits == 16):
+    if mod(ins, "async") or isinstance(operands[2], Vec) or t.bits == 128 or (op == "exch" and t.bits == 16):
         raise NotImplementedError
     as_bits = TYPES[f"b{t.bits}"] if t.kind in "fh" else t
     sources = [
@@ -152,6 +154,10 @@ def atomic(e: "Emitter", ins: Ins) -> None:
 
 def fence(e: "Emitter", ins: Ins) -> None:
     """membar and fence: a fence of the host, as CTAs run on several threads."""
+    if ins.base == "fence":
+        if not FENCES.issuperset(ins.mods):
+            raise NotImplementedError
+        require(e.source, ins, 90 if mod(ins, "async", "mbarrier_init", "cluster") else 70)
     if not mod(ins, "proxy"):
         e.f.do("fence seq_cst")
 

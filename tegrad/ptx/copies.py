@@ -7,9 +7,11 @@ which forgets to wait shows it. Copies of a warp queue in its frame; a full queu
 
 from typing import TYPE_CHECKING
 
+from tegrad.ptx import bulk
 from tegrad.ptx.access import helper_name
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import LANES, Frame
+from tegrad.ptx.mbarrier import arrive_after_copies
 from tegrad.ptx.memory import address
 from tegrad.ptx.rules import U32, Handler, mod
 from tegrad.ptx.syntax import Imm, Ins, Vec
@@ -41,6 +43,10 @@ def emit_land(module: Module) -> None:
         with f.if_(f.icmp("eq", words, f.const("i32", n))):
             value = f.load("i32", entry, DATA, LANES) if n == 1 else f.gep(entry, DATA)
             f.call_void(helper_name("st", "shared", 32, n), *args, value)
+    with f.if_(f.icmp("eq", words, f.const("i32", 0)), False):
+        arrives = f.load("i32", frame, Frame.COPY_ARRIVES)
+        f.store(f.sub(arrives, f.const("i32", 1)), frame, Frame.COPY_ARRIVES)
+        f.call_void("tgx_copy_arrive", frame, *args[1:])
     f.store(f.bin("urem", f.add(head, f.const("i32", 1)), f.const("i32", CAPACITY)), frame, Frame.COPY_HEAD)
     f.store(f.sub(f.load("i32", frame, Frame.COPY_COUNT), f.const("i32", 1)), frame, Frame.COPY_COUNT)
     f.ret()
@@ -48,7 +54,10 @@ def emit_land(module: Module) -> None:
 
 
 def emit_push(module: Module) -> None:
-    """tgx_copy_push(frame, queue, target, data, mask, words, pc): queue a copy of `words` vectors at `data`."""
+    """tgx_copy_push(frame, queue, target, data, mask, words, pc): queue a copy of `words` vectors at `data`.
+
+    Without any it is an arrival at the mbarriers at `target`.
+    """
     params = [
         ("ptr", "frame"), ("ptr", "queue"), ("<32 x i32>", "target"), ("ptr", "data"), ("i32", "mask"), ("i32",
         "words"), ("i32", "pc"),
@@ -66,6 +75,8 @@ def emit_push(module: Module) -> None:
     for value, at in ((mask, MASK), (words, WORDS), (f.load("i32", frame, Frame.COPY_GROUP), GROUP), (pc, PC)):
         f.store(value, entry, at)
     f.store(f.add(count, f.const("i32", 1)), frame, Frame.COPY_COUNT)
+    arrival = f.resize(f.icmp("eq", words, f.const("i32", 0)), "i32", False)
+    f.store(f.add(f.load("i32", frame, Frame.COPY_ARRIVES), arrival), frame, Frame.COPY_ARRIVES)
     f.ret()
     f.finish()
 
@@ -87,8 +98,14 @@ def emit_wait(module: Module) -> None:
 def copy_async(e: "Emitter", ins: Ins) -> None:
     """cp.async, its groups and waits; a source shorter than the copy is filled up with zeros."""
     f = e.f
-    if mod(ins, "bulk", "mbarrier", "reduce"):
+    if mod(ins, "reduce"):
         raise NotImplementedError
+    if mod(ins, "bulk"):
+        bulk.copy(e, ins)
+        return
+    if mod(ins, "mbarrier"):
+        arrive_after_copies(e, ins)
+        return
     queue = f.gep(e.frame, e.layout.queue)
     if mod(ins, "commit_group"):
         f.store(f.add(f.load("i32", e.frame, Frame.COPY_GROUP), f.const("i32", 1)), e.frame, Frame.COPY_GROUP)

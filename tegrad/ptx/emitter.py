@@ -38,6 +38,9 @@ class Emitter(Dispatcher):
         self.groups: dict[int, Group] = {}
         self.views: list[V] = []
         self.reads_dims = False
+        self.asynchronous = False
+        """Whether it has mbarriers or bulk copies; `arrives`: whether its cp.async arrive at an mbarrier."""
+        self.arrives = False
         self.counters = [[_length(b), 0, 0] for b in self.flow.blocks]
 
     # -- the function --------------------------------------------------------------------------------------------
@@ -84,6 +87,15 @@ class Emitter(Dispatcher):
             self.counters.append([0, 0, 0])
             self.count(index, self.lanes(ins))
         self.counters[index][2 if write else 1] += size
+
+    def account_dynamic(self, lanes: V, sizes: V, write: bool) -> None:
+        """Account for the lanes' bytes with a counter of their own."""
+        f, index = self.f, len(self.counters)
+        self.counters.append([0, int(not write), int(write)])
+        asked = f.cast("zext", f.select(f.mask_vec(lanes), sizes, f.like(sizes, 0)), "i64")
+        total = f.call(f"llvm.vector.reduce.add.v{LANES}i64", "i64", 1, asked, pure=True)
+        at = f.gep(self.counts, 8 * index)
+        f.store(f.add(f.load("i64", at), total), at)
 
     def view(self, base: V) -> V | None:
         """The view of the group that the current access belongs to, filled if this is the first; `base` its address."""

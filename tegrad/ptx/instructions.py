@@ -10,6 +10,7 @@ from tegrad.ptx import (
     floating,
     integer,
     matrix,
+    mbarrier,
     memory,
     warp,
     warpgroup,
@@ -20,7 +21,7 @@ from tegrad.ptx.syntax import Ins
 
 HANDLERS: dict[str, Handler] = {
     name: handler
-    for family in (compare, memory, control, matrix, carry, warp, atomic, copies, warpgroup)
+    for family in (compare, memory, control, matrix, carry, warp, atomic, copies, mbarrier, warpgroup)
     for name, handler in family.HANDLERS.items()
 }
 RULES: dict[str, Rule] = {**compare.RULES, **conversion.RULES}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
-from tegrad.ptx import warpgroup
+from tegrad.ptx import bulk, mbarrier, warpgroup
 from tegrad.ptx.access import emit_access
 from tegrad.ptx.atomic import emit_atomic
 from tegrad.ptx.check import emit_fault
@@ -163,6 +163,8 @@ _PLAIN: dict[str, Callable[[Module], None]] = {
     "tgx_copy_wait": emit_wait,
     "tgx_nanoseconds": emit_nanoseconds,
     "tgx_view": emit_view,
+    **mbarrier.PLAIN,
+    **bulk.PLAIN,
     **warpgroup.PLAIN,
 }
 

@@ -11,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tegrad.ptx.arena import Arena, Job, pool
+from tegrad.ptx.bulk import AREA
 from tegrad.ptx.errors import PtxFault
 from tegrad.ptx.layout import LANES, Access, Flag, Launch, Slot, Space
 
@@ -118,7 +119,7 @@ class Plan:
         self.symbols = (ctypes.c_uint64 * max(1, len(symbols)))(*symbols)
         static = kernel.static_shared
         total_shared = -(-static // 16) * 16 + shared if shared else static
-        frames_end = Slot.FRAMES + warps * kernel.frame_size
+        frames_end = Slot.FRAMES + warps * kernel.frame_size + (AREA if kernel.asynchronous else 0)
         shared_end = frames_end + -(-total_shared // 64) * 64
         self.stride = -(-(shared_end + warps * LANES * kernel.local_size) // PAGE) * PAGE
         raw = bytearray(Launch.SIZE)
@@ -133,11 +134,13 @@ class Plan:
             kernel.param_size, shared,
         )  # fmt: skip
         struct.pack_into("<6I", raw, Launch.NTID, *dims[0], *dims[1])
+        struct.pack_into("<IQ", raw, Launch.COPY_QUEUE, kernel.copy_queue, kernel.settle())
         self.launch = ctypes.create_string_buffer(bytes(raw), Launch.SIZE)
         self.address = ctypes.addressof(self.launch)
         self.abort = ctypes.c_uint64.from_address(self.address + Launch.ABORT)
         self.next_cta = ctypes.c_uint64.from_address(self.address + Launch.NEXT_CTA)
         self.fault = ctypes.c_uint32.from_address(self.address + Launch.FAULT_STATE)
+        self.seed = ctypes.c_uint32.from_address(self.address + Launch.SEED)
         self.arenas: list[Arena] = []
         # Until a launch has told, every instruction is taken to run once.
         self.instructions = len(kernel.pcs) * count * self.ctas
@@ -150,13 +153,14 @@ class Plan:
             return 1
         return min(_cpus(), self.ctas)
 
-    def go(self, worker: Any, params: bytes, threads: int | None, abort: AbortFlag | None) -> Stats:
+    def go(self, worker: Any, params: bytes, threads: int | None, abort: AbortFlag | None, seed: int = 0) -> Stats:
         """Run the grid; raises PtxFault."""
         ctypes.memmove(self.params, params, min(len(params), len(self.params)))
         flag = abort or NEVER
         self.abort.value = flag.address
         self.next_cta.value = 0
         self.fault.value = 0
+        self.seed.value = seed
         count = self.workers(threads)
         arenas = self.arenas
         while len(arenas) < count:

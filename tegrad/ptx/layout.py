@@ -52,6 +52,12 @@ class Launch(IntEnum):
     FAULT_CTA = 208
     FAULT_ADDRESS = 216
     FAULT_INFO = 224
+    COPY_QUEUE = 228
+    """Where warps' frames have the queue of cp.async, in kernels whose copies arrive at an mbarrier; else 0."""
+    SETTLE = 232
+    """The function tgx_async_settle, in kernels with mbarriers; else 0."""
+    SEED = 240
+    """Where copies may land early and out of order: a number that is not 0."""
     SIZE = 256
 
 
@@ -81,6 +87,7 @@ class Frame(IntEnum):
     COPY_COUNT = 172
     COPY_GROUP = 176
     RESUME = 180
+    COPY_ARRIVES = 184
     PCS = 192
     TID = 320
     REGS = 704

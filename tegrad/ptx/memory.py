@@ -122,7 +122,7 @@ def _call_load(e: "Emitter", name: str, args: list[V], bits: int, n: int) -> lis
 def store(e: "Emitter", ins: Ins) -> None:
     f = e.f
     t, n, space = ins.types[-1], width(ins), space_of(e, ins)
-    if space == "param":
+    if space == "param" or mod(ins, "async", "bulk"):
         raise NotImplementedError
     view = _view(e, ins.operands[0])
     if view is None:

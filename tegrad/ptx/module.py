@@ -46,6 +46,8 @@ class Kernel:
         self.pcs = [i for i in fn.body if isinstance(i, Ins)]
         self.reads_dims = emitter.reads_dims
         self.barriers = barriers(self.pcs)
+        self.asynchronous = emitter.asynchronous
+        self.copy_queue = emitter.layout.queue if emitter.arrives else 0
         self._lock = threading.Lock()
         self._code: jit.Linked | None = None
         self._plans: dict[object, list[Plan]] = {}
@@ -61,6 +63,10 @@ class Kernel:
                     needs = {n: jit.helper(n, store) for n in sorted(self.ir.imports)}
                     self._code = jit.link(data, ["tgx_warp"], needs)
         return self._code.addresses["tgx_warp"]
+
+    def settle(self) -> int:
+        """The address of the function that looks after a CTA's bulk copies, 0 for a kernel that has none."""
+        return jit.helper("tgx_async_settle", self.module.store) if self.asynchronous else 0
 
     def pack(self, args: Arguments) -> bytes:
         """Arguments as the bytes of the parameter space."""
@@ -88,14 +94,16 @@ class Kernel:
         windows: Windows = DEFAULT_WINDOWS,
         threads: int | None = None,
         abort: AbortFlag | None = None,
+        seed: int = 0,
     ) -> Stats:
         """Run a grid and wait for it; the GIL is released.
 
         `args` are the bytes of the parameter space, or one numpy array or number per parameter (arrays on HOST memory).
         `dims` is what %ntid and %nctaid read, `block` and `grid` unless given; see `reads_dims`.
         `shared` is the dynamic shared memory in bytes, `symbols` the device address of each module variable (on HOST
-        the engine provides them), `threads` the number of host threads. Raises PtxFault for the first fault or an
-        abort, PtxError for a launch that cannot be made.
+        the engine provides them), `threads` the number of host threads. With a `seed` that is not 0 bulk copies land
+        early and out of order as it draws, else as late as they may. Raises PtxFault for the first fault or an abort,
+        PtxError for a launch that cannot be made.
         """
         params = self.pack(args)
         addresses = self.module.addresses(symbols, memory) if self.globals else ()
@@ -107,7 +115,7 @@ class Kernel:
         except IndexError:
             plan = self._plan(grid, block, dims, memory, windows, shared, addresses)
         try:
-            return plan.go(self.module.worker(), params, threads, abort)
+            return plan.go(self.module.worker(), params, threads, abort, seed)
         finally:
             idle.append(plan)
 

@@ -26,7 +26,7 @@ class Layout:
                 self.slots[r] = at
                 at += size
         self.queue = at = -(-at // 64) * 64
-        if any(isinstance(i, Ins) and i.base == "cp" for i in fn.body):
+        if any(isinstance(i, Ins) and i.base == "cp" and "bulk" not in i.mods for i in fn.body):
             at += QUEUE_BYTES
         self.warpgroup = Room(fn, at)
         at = self.warpgroup.end

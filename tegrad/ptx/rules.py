@@ -5,11 +5,13 @@ of
 those types, scalar or vector alike. Everything else (memory, warp, matrix) is a handler that uses the emitter directly.
 """
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from tegrad.ptx.errors import PtxError
 from tegrad.ptx.ir import Fn, V
-from tegrad.ptx.syntax import Ins
+from tegrad.ptx.syntax import Ins, Source
 from tegrad.ptx.types import TYPES, Ty
 
 if TYPE_CHECKING:
@@ -43,9 +45,19 @@ def unsupported(ins: Ins) -> str:
     return f"line {ins.line}: instruction {ins.op} is not supported by the PTX engine"
 
 
+def require(source: Source, ins: Ins, age: int) -> None:
+    """PtxError where a module's .target has not got an instruction that needs sm_`age`."""
+    digits = re.match(r"sm_(\d+)", source.target)
+    if digits is None or int(digits[1]) < age:
+        raise PtxError(
+            f"line {ins.line}: instruction {ins.op} needs sm_{age}, the module is for {source.target or 'none'}"
+        )
+
+
 def mod(ins: Ins, *names: str) -> bool:
     """Whether the instruction has one of these modifiers."""
     return any(n in ins.mods for n in names)
 
 
-__all__ = ["PRED", "U32", "Apply", "Fn", "Handler", "Rule", "Signature", "mod", "same", "unsupported", "wide"]
+__all__ = ["PRED", "U32", "Apply", "Fn", "Handler", "Rule", "Signature", "mod", "require", "same",
+           "unsupported", "wide"]  # fmt: skip

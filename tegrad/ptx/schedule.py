@@ -5,6 +5,7 @@ budget gives way to the next resident CTA or to a new one, so that CTAs may wait
 to give way keeps its CTAs where they are and sleeps: at once, or as soon as no resident CTA is left to finish.
 """
 
+from tegrad.ptx.bulk import BEGIN, END, ON
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import (
     BACK_EDGES,
@@ -21,7 +22,7 @@ from tegrad.ptx.layout import (
     Worker,
 )  # fmt: skip
 
-COPIES = (Frame.COPY_HEAD, Frame.COPY_COUNT, Frame.COPY_GROUP)
+COPIES = (Frame.COPY_HEAD, Frame.COPY_COUNT, Frame.COPY_GROUP, Frame.COPY_ARRIVES)
 NAP_US = 200
 """How long a launch that gave way sleeps before it looks whether it may go on."""
 
@@ -127,8 +128,18 @@ def _init_cta(module: Module) -> None:
         f.store(f.const("i32", 0, BARRIERS), frame, Frame.BAR_MASK, 4)
         f.store(f.const("i32", 0, LANES), frame, Frame.PCS, 64)
         _thread_ids(f, launch, frame, w)
+    _settle(f, launch, slot, BEGIN)
     f.ret()
     f.finish()
+
+
+def _settle(f: Fn, launch: V, slot: V, why: int, progress: V | None = None) -> None:
+    """Tell a CTA's bulk copies that it begins, cannot go on or ends, in a launch that has some (`bulk`)."""
+    settle = f.load("ptr", launch, Launch.SETTLE)
+    with f.if_(f.icmp("ne", settle, f.const("ptr", 0)), False):
+        landed = f.op("i32", 1, f"call i32 {settle.ref}({launch}, {slot}, {f.const('i32', why)})", pure=False)
+        if progress is not None:
+            f.store(f.icmp("ne", landed, f.const("i32", 0)), progress)
 
 
 def _thread_ids(f: Fn, launch: V, frame: V, w: V) -> None:
@@ -205,7 +216,10 @@ def _run_cta(module: Module) -> None:
         with f.if_(stop):
             f.ret(f.const("i32", 2))
         with f.if_(f.icmp("eq", f.load("i32", slot, Slot.LIVE_WARPS), f.const("i32", 0))):
+            _settle(f, launch, slot, END)
             f.ret(f.const("i32", 0))
+        with f.if_(f.xor(f.load("i1", progress), f.const("i1", 1))):
+            _settle(f, launch, slot, ON, progress)
         with f.if_(f.xor(f.load("i1", progress), f.const("i1", 1))):
             f.ret(f.const("i32", 1))
     f.do("unreachable")

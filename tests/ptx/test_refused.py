@@ -8,9 +8,13 @@ from tegrad import ptx
 
 ROWS = {
     "wgmma": "wgmma.fence.sync.aligned;",
-    "mbarrier": "mbarrier.init.shared.b64 [%r], 1;",
-    "cp.async.bulk": "cp.async.bulk.commit_group;",
-    "cp.async.mbarrier": "cp.async.mbarrier.arrive.shared.b64 [%r];",
+    "cp.async.bulk.tensor": "cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes"
+    " [%r], [%l, {%r}], [%r];",
+    "cp.async.bulk of other CTAs": "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
+    " [%r], [%r], 16, [%r];",
+    "cp.async.bulk to several CTAs": "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+    ".multicast::cluster [%r], [%l], 16, [%r], %h;",
+    "st.async": "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r], %r, [%r];",
     "cp.reduce.async.bulk": "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%l], [%r], 16;",
     "barrier.cluster": "barrier.cluster.arrive;",
     "mapa": "mapa.u64 %l, %l, %r;",
@@ -44,7 +48,7 @@ ROWS = {
 @pytest.mark.parametrize("name", ROWS)
 def test_is_refused_by_name(name: str) -> None:
     text = ".version 8.5\n.target sm_90\n.address_size 64\n.visible .entry k(.param .u64 p0)\n{"
-    text += f".reg .b32 %r; .reg .b64 %l; .reg .b128 %q; .reg .pred %p;\n{ROWS[name]}\nret; }}"
+    text += f".reg .b16 %h; .reg .b32 %r; .reg .b64 %l; .reg .b128 %q; .reg .pred %p;\n{ROWS[name]}\nret; }}"
     with pytest.raises(ptx.PtxError, match=ROWS[name].split()[0].rstrip(";")):
         ptx.load(text, None)
 

@@ -1,0 +1,353 @@
+"""cp.async.bulk between global and this CTA's shared memory (PTX ISA 9.7.9.25.4).
+
+What a copy may touch is checked when it is issued; the bytes move, and the mbarrier or the bulk group hears of it, when
+the copy lands. Copies of a CTA wait in a queue, and land as late as the rules allow: one at each failing wait for their
+mbarrier, at the wait for their group, or when no warp of the CTA can go on. So code that forgets to wait shows it. A
+launch with a seed draws: half of the copies land at once, which shows a slot that is filled while it is read, and
+others out of order. A full queue lets the oldest land.
+"""
+
+from typing import TYPE_CHECKING
+
+from tegrad.ptx.check import PAGE_SHIFT, launch_of
+from tegrad.ptx.ir import Fn, Module, V
+from tegrad.ptx.lanes import each_lane
+from tegrad.ptx.layout import LANES, Access, Frame, Launch, Slot, Space, fault_info
+from tegrad.ptx.mbarrier import AGE, COUNTS, VECTOR, place
+from tegrad.ptx.memory import address
+from tegrad.ptx.rules import U32, mod, require
+from tegrad.ptx.syntax import Imm, Ins
+
+if TYPE_CHECKING:
+    from tegrad.ptx.emitter import Emitter
+
+UNIT = 16
+"""Addresses and sizes are multiples of it."""
+CAPACITY = 64
+WARPS = 32
+COUNT, RANDOM, ENTRIES, ENTRY = 0, 4, 64, 64
+GROUPS = ENTRIES + CAPACITY * ENTRY
+AREA = GROUPS + WARPS * LANES * 4
+"""Bytes before a CTA's shared memory: how many copies wait, the state of the draws, the copies, each thread's group."""
+OWNER, OBJECT, GLOBAL, OFFSET, SIZE, LANE, GROUP, PC = 0, 8, 16, 24, 28, 32, 36, 40
+"""An entry: the warp's frame, the mbarrier's offset (NO_OBJECT: to global memory), the addresses, who issued it."""
+NO_OBJECT = -1
+BEGIN, ON, END = range(3)
+"""What `tgx_async_settle` is called for: a CTA begins, cannot go on, or is done."""
+
+
+def _area(f: Fn, frame: V) -> V:
+    """What belongs to the copies of a warp's CTA."""
+    return f.op("ptr", 1, f"inttoptr {f.sub(f.load('i64', frame, Frame.SHARED), f.const('i64', AREA))} to ptr")
+
+
+def _entry(f: Fn, area: V, index: V) -> V:
+    return f.gep(area, f.add(f.mul(f.resize(index, "i64", False), f.const("i64", ENTRY)), f.const("i64", ENTRIES)))
+
+
+def _pointer(f: Fn, at: V) -> V:
+    return f.op("ptr", 1, f"inttoptr {at} to ptr")
+
+
+def emit_pages(module: Module) -> None:
+    """tgx_bulk_pages(launch, address, size, flag): the first byte that the pages do not allow, or -1."""
+    params = [("ptr", "launch"), ("i64", "addr"), ("i64", "size"), ("i8", "flag")]
+    f = Fn(module, "tgx_bulk_pages", "i64", params, "nounwind")
+    launch, addr, size, flag = f.args
+    limit, pages = f.load("i64", launch, Launch.LIMIT), f.load("ptr", launch, Launch.PAGES)
+    end = f.add(addr, size)
+    with f.if_(f.or_(f.icmp("ugt", end, limit), f.icmp("ult", end, addr)), False):
+        f.ret(f.intr("umax", addr, limit))
+    with f.if_(f.icmp("eq", pages, f.const("ptr", 0))):
+        f.ret(f.const("i64", -1))
+    at = f.alloca("i64")
+    f.store(addr, at)
+    with f.loop() as (_, done):
+        here = f.load("i64", at)
+        f.leave(f.icmp("uge", here, end), done)
+        page = f.bin("lshr", here, f.const("i64", PAGE_SHIFT))
+        with f.if_(f.icmp("eq", f.and_(f.load("i8", pages, page), flag), f.const("i8", 0)), False):
+            f.ret(here)
+        f.store(f.bin("shl", f.add(page, f.const("i64", 1)), f.const("i64", PAGE_SHIFT)), at)
+    f.ret(f.const("i64", -1))
+    f.finish()
+
+
+def _info(space: int, load: V, f: Fn) -> V:
+    """The fault record's word of one side of a copy."""
+    read, write = (f.const("i32", fault_info(space, access, UNIT)) for access in (Access.READ, Access.WRITE))
+    return f.select(load, read, write) if space == Space.GLOBAL else f.select(load, write, read)
+
+
+def emit_issue(module: Module) -> None:
+    """tgx_bulk_issue(frame, offsets, globals, sizes, objects, mask, pc, load): check and queue the lanes' copies.
+
+    `offsets` and `objects` are in shared memory, with anything beyond 32 bits outside of it.
+    """
+    params = [("ptr", "frame"), (VECTOR, "offset"), (VECTOR, "global"), (COUNTS, "size"), (VECTOR, "object"),
+              ("i32", "mask"), ("i32", "pc"), ("i1", "load")]  # fmt: skip
+    f = Fn(module, "tgx_bulk_issue", "void", params, "nounwind")
+    frame, offsets, globals_, sizes, objects, mask, pc, load = f.args
+    launch, area = launch_of(f, frame), _area(f, frame)
+    room = f.resize(f.load("i32", launch, Launch.SHARED_SIZE), "i64", False)
+    zero, low = f.const("i64", 0), f.const("i64", UNIT - 1)
+    with f.if_(f.icmp("ne", f.load("i32", frame, Frame.FAULTED), f.const("i32", 0)), False):
+        f.ret()
+    with each_lane(f, mask) as lane:
+        offset, far, object_ = (f.extract(v, lane) for v in (offsets, globals_, objects))
+        size = f.resize(f.extract(sizes, lane), "i64", False)
+
+        def fault(bad: V, where: V, info: V, lane: V = lane) -> None:
+            with f.if_(bad, False):
+                f.call_void("tgx_fault", frame, where, lane, info, pc)
+                f.ret()
+
+        near, away = _info(Space.SHARED, load, f), _info(Space.GLOBAL, load, f)
+        fault(f.icmp("ne", f.and_(offset, low), zero), offset, near)
+        fault(f.icmp("ne", f.and_(far, low), zero), far, away)
+        fault(f.icmp("ne", f.and_(size, low), zero), f.add(far, size), away)
+        beyond = f.or_(f.icmp("ugt", offset, room), f.icmp("ugt", size, f.sub(room, offset)))
+        fault(beyond, f.add(offset, f.sub(size, f.like(size, UNIT))), near)
+        info = f.const("i32", fault_info(Space.SHARED, Access.ATOMIC, 8))
+        outside = f.icmp("uge", object_, f.and_(room, f.const("i64", -8)))
+        wrong = f.or_(outside, f.icmp("ne", f.and_(object_, f.const("i64", 7)), zero))
+        fault(f.and_(load, wrong), object_, info)
+        flag = f.select(load, f.const("i8", 1), f.const("i8", 2))
+        page = f.call("tgx_bulk_pages", "i64", 1, launch, far, size, flag)
+        fault(f.icmp("ne", page, f.const("i64", -1)), f.and_(page, f.const("i64", -UNIT)), away)
+        _push(f, frame, area, lane, (offset, far, size, f.select(load, object_, f.const("i64", NO_OBJECT)), pc))
+    f.ret()
+    f.finish()
+
+
+def _push(f: Fn, frame: V, area: V, lane: V, copy: tuple[V, V, V, V, V]) -> None:
+    """Queue a copy; where the launch draws, half of them land at once."""
+    offset, far, size, object_, pc = copy
+    with f.if_(f.icmp("eq", f.load("i32", area, COUNT), f.const("i32", CAPACITY)), False):
+        f.call_void("tgx_bulk_land", frame, f.const("i32", 0))
+    count = f.load("i32", area, COUNT)
+    entry = _entry(f, area, count)
+    group = f.load("i32", f.gep(_groups(f, frame, area), f.resize(f.mul(lane, f.const("i32", 4)), "i64", False)))
+    narrow = [f.cast("trunc", v, "i32") for v in (offset, size)]
+    for value, at in ((frame, OWNER), (object_, OBJECT), (far, GLOBAL), (narrow[0], OFFSET), (narrow[1], SIZE),
+                      (lane, LANE), (group, GROUP), (pc, PC)):  # fmt: skip
+        f.store(value, entry, at)
+    f.store(f.add(count, f.const("i32", 1)), area, COUNT)
+    with f.if_(_draw(f, area, 1), False):
+        f.call_void("tgx_bulk_land", frame, count)
+
+
+def _groups(f: Fn, frame: V, area: V) -> V:
+    """The numbers of a warp's threads' open bulk groups."""
+    warp = f.resize(f.load("i32", frame, Frame.WARP), "i64", False)
+    return f.gep(f.gep(area, GROUPS), f.mul(warp, f.const("i64", 4 * LANES)))
+
+
+def _draw(f: Fn, area: V, bits: int) -> V:
+    """True once in 2^bits; never for a launch without a seed."""
+    seen = f.load("i32", area, RANDOM)
+    x = seen
+    for op, by in (("shl", 13), ("lshr", 17), ("shl", 5)):
+        x = f.xor(x, f.bin(op, x, f.const("i32", by)))
+    f.store(x, area, RANDOM)
+    hit = f.icmp("ult", f.mul(x, f.const("i32", 0x9E3779B1)), f.const("i32", 1 << (32 - bits)))
+    return f.and_(hit, f.icmp("ne", seen, f.const("i32", 0)))
+
+
+def emit_land(module: Module) -> None:
+    """tgx_bulk_land(frame, index): a copy of the CTA's queue moves its bytes and tells its mbarrier."""
+    f = Fn(module, "tgx_bulk_land", "void", [("ptr", "frame"), ("i32", "index")], "nounwind")
+    frame, index = f.args
+    area = _area(f, frame)
+    entry = _entry(f, area, index)
+    owner, object_, far = f.load("ptr", entry, OWNER), f.load("i64", entry, OBJECT), f.load("i64", entry, GLOBAL)
+    offset, size, lane, pc = (f.load("i32", entry, at) for at in (OFFSET, SIZE, LANE, PC))
+    left = f.sub(f.load("i32", area, COUNT), f.const("i32", 1))
+    f.store(left, area, COUNT)
+    behind = f.mul(f.resize(f.sub(left, index), "i64", False), f.const("i64", ENTRY))
+    f.call("memmove", "ptr", 1, entry, f.gep(entry, ENTRY), behind)
+    launch, wide = launch_of(f, frame), f.resize(size, "i64", False)
+    shared = f.load("i64", frame, Frame.SHARED)
+    here = _pointer(f, f.add(shared, f.resize(offset, "i64", False)))
+    there = _pointer(f, f.add(f.load("i64", launch, Launch.MEM_BASE), far))
+    load = f.icmp("ne", object_, f.const("i64", NO_OBJECT))
+    # The pages may have gone since the copy was issued.
+    flag = f.select(load, f.const("i8", 1), f.const("i8", 2))
+    page = f.call("tgx_bulk_pages", "i64", 1, launch, far, wide, flag)
+    with f.if_(f.icmp("ne", page, f.const("i64", -1)), False):
+        where = f.and_(page, f.const("i64", -UNIT))
+        f.call_void("tgx_fault", owner, where, lane, _info(Space.GLOBAL, load, f), pc)
+        f.ret()
+    f.call("memcpy", "ptr", 1, f.select(load, here, there), f.select(load, there, here), wide)
+    with f.if_(load):
+        told = f.sub(f.const("i32", 0), size)
+        none = f.const("i32", 0)
+        old = f.call("tgx_mbarrier_update", "i64", 1, _pointer(f, f.add(shared, object_)), none, told, none)
+        with f.if_(f.icmp("eq", old, f.const("i64", 0)), False):
+            info = f.const("i32", fault_info(0, Access.ILLEGAL, 0))
+            f.call_void("tgx_fault", owner, object_, lane, info, pc)
+    f.ret()
+    f.finish()
+
+
+def emit_wake(module: Module) -> None:
+    """tgx_async_land(frame, object): one copy lands that an mbarrier waits for, or a warp's copies up to an arrival.
+
+    The oldest of its bulk copies; with a seed the newest in half of the cases, and now and then another one's.
+    """
+    f = Fn(module, "tgx_async_land", "void", [("ptr", "frame"), ("i32", "object")], "nounwind")
+    frame, object_ = f.args
+    area, found = _area(f, frame), f.alloca("i32")
+    none = f.const("i32", -1)
+    f.store(none, found)
+    newest, count = _draw(f, area, 1), f.load("i32", area, COUNT)
+    with f.for_(count) as i:
+        mine = f.icmp("eq", f.load("i64", _entry(f, area, i), OBJECT), f.resize(object_, "i64", False))
+        first = f.icmp("eq", f.load("i32", found), none)
+        with f.if_(f.and_(mine, f.or_(first, newest))):
+            f.store(i, found)
+    other = f.and_(_draw(f, area, 2), f.icmp("ne", count, f.const("i32", 0)))
+    index = f.select(other, f.const("i32", 0), f.load("i32", found))
+    with f.if_(f.icmp("ne", index, none)):
+        f.call_void("tgx_bulk_land", frame, index)
+        f.ret()
+    _copies_before_an_arrival(f, frame)
+    f.ret()
+    f.finish()
+
+
+def _copies_before_an_arrival(f: Fn, frame: V) -> None:
+    """The first warp that has a cp.async.mbarrier.arrive in its queue lets its copies land up to that."""
+    launch, slot, zero = launch_of(f, frame), f.load("ptr", frame, Frame.SLOT), f.const("i32", 0)
+    queue = f.load("i32", launch, Launch.COPY_QUEUE)
+    with f.if_(f.icmp("eq", queue, zero)):
+        f.ret()
+    with f.for_(f.load("i32", launch, Launch.WARPS)) as w:
+        start = f.mul(f.resize(w, "i64", False), f.load("i64", launch, Launch.FRAME_SIZE))
+        other = f.gep(f.gep(slot, Slot.FRAMES), start)
+        before = f.load("i32", other, Frame.COPY_ARRIVES)
+        with f.if_(f.icmp("ne", before, zero)):
+            with f.loop() as (_, done):
+                f.leave(f.icmp("ne", f.load("i32", other, Frame.COPY_ARRIVES), before), done)
+                f.call_void("tgx_copy_land", other, f.gep(other, f.resize(queue, "i64", False)))
+            f.ret()
+
+
+def emit_group_wait(module: Module) -> None:
+    """tgx_bulk_wait(frame, mask, keep): the lanes' copies land, but for those of their newest `keep` groups."""
+    f = Fn(module, "tgx_bulk_wait", "void", [("ptr", "frame"), ("i32", "mask"), ("i32", "keep")], "nounwind")
+    frame, mask, keep = f.args
+    area, at = _area(f, frame), f.alloca("i32")
+    groups = _groups(f, frame, area)
+    f.store(f.const("i32", 0), at)
+    with f.loop() as (_, done):
+        i = f.load("i32", at)
+        f.leave(f.icmp("uge", i, f.load("i32", area, COUNT)), done)
+        entry = _entry(f, area, i)
+        lane = f.load("i32", entry, LANE)
+        limit = f.sub(f.load("i32", groups, f.resize(f.mul(lane, f.const("i32", 4)), "i64", False)), keep)
+        old = f.icmp("slt", f.sub(f.load("i32", entry, GROUP), limit), f.const("i32", 0))
+        mine = f.icmp("eq", f.cast("ptrtoint", f.load("ptr", entry, OWNER), "i64"), f.cast("ptrtoint", frame, "i64"))
+        store = f.icmp("eq", f.load("i64", entry, OBJECT), f.const("i64", NO_OBJECT))
+        asked = f.icmp("ne", f.and_(f.bin("lshr", mask, lane), f.const("i32", 1)), f.const("i32", 0))
+        land = f.and_(f.and_(old, mine), f.and_(store, asked))
+        with f.if_(land):
+            f.call_void("tgx_bulk_land", frame, i)
+        f.store(f.add(i, f.resize(f.not_(land), "i32", False)), at)
+    f.ret()
+    f.finish()
+
+
+def emit_settle(module: Module) -> None:
+    """tgx_async_settle(launch, slot, why): whether something landed. See BEGIN, ON and END.
+
+    At the end copies to global memory land; what was still on its way to shared memory is lost with it.
+    """
+    f = Fn(module, "tgx_async_settle", "i32", [("ptr", "launch"), ("ptr", "slot"), ("i32", "why")], "nounwind")
+    launch, slot, why = f.args
+    frame = f.gep(slot, Slot.FRAMES)
+    area, zero, one = _area(f, frame), f.const("i32", 0), f.const("i32", 1)
+    with f.if_(f.icmp("eq", why, f.const("i32", BEGIN))):
+        f.store(zero, area, COUNT)
+        seed = f.load("i32", launch, Launch.SEED)
+        cta = f.mul(f.add(f.cast("trunc", f.load("i64", slot, Slot.CTA), "i32"), one), f.const("i32", 0x85EBCA6B))
+        mixed = f.or_(f.xor(f.mul(seed, f.const("i32", 0x9E3779B1)), cta), one)
+        f.store(f.select(f.icmp("eq", seed, zero), zero, mixed), area, RANDOM)
+        f.ret(zero)
+    with f.if_(f.icmp("eq", why, f.const("i32", ON))):
+        some = f.icmp("ne", f.load("i32", area, COUNT), zero)
+        with f.if_(some):
+            f.call_void("tgx_bulk_land", frame, zero)
+        f.ret(f.resize(some, "i32", False))
+    at = f.alloca("i32")
+    f.store(zero, at)
+    with f.loop() as (_, done):
+        i = f.load("i32", at)
+        f.leave(f.icmp("uge", i, f.load("i32", area, COUNT)), done)
+        store = f.icmp("eq", f.load("i64", _entry(f, area, i), OBJECT), f.const("i64", NO_OBJECT))
+        with f.if_(store):
+            f.call_void("tgx_bulk_land", frame, i)
+        f.store(f.add(i, f.resize(f.not_(store), "i32", False)), at)
+    f.ret(zero)
+    f.finish()
+
+
+DIRECTIONS = {("shared__cluster", "global"): True, ("shared__cta", "global"): True, ("global", "shared__cta"): False}
+"""From global memory or to it, by the two state spaces."""
+
+
+def copy(e: "Emitter", ins: Ins) -> None:
+    """cp.async.bulk of bytes, its groups and waits, and its prefetch; within a cluster of one CTA."""
+    f = e.f
+    if mod(ins, "tensor", "multicast__cluster", "cp_mask"):
+        raise NotImplementedError
+    require(e.source, ins, AGE)
+    e.asynchronous = True
+    if mod(ins, "commit_group"):
+        f.call_void("tgx_bulk_commit", e.frame, e.lanes(ins))
+    elif mod(ins, "wait_group"):
+        if not isinstance(ins.operands[0], Imm):
+            raise NotImplementedError
+        f.call_void("tgx_bulk_wait", e.frame, e.lanes(ins), f.const("i32", int(ins.operands[0].value)))
+    elif mod(ins, "prefetch"):
+        if not mod(ins, "L2") or not mod(ins, "global"):
+            raise NotImplementedError
+    else:
+        _issue(e, ins)
+
+
+def emit_commit(module: Module) -> None:
+    """tgx_bulk_commit(frame, mask): the lanes' open groups are closed, and others begin."""
+    f = Fn(module, "tgx_bulk_commit", "void", [("ptr", "frame"), ("i32", "mask")], "nounwind")
+    frame, mask = f.args
+    groups = _groups(f, frame, _area(f, frame))
+    now = f.load("i32", groups, 0, LANES, 64)
+    f.store(f.sub(now, f.cast("sext", f.mask_vec(mask), "i32")), groups, 0, 64)
+    f.ret()
+    f.finish()
+
+
+def _issue(e: "Emitter", ins: Ins) -> None:
+    f = e.f
+    spaces = tuple(m for m in ins.mods if m in ("global", "shared__cta", "shared__cluster"))
+    load = DIRECTIONS[spaces[0], spaces[1]]
+    if not mod(ins, "mbarrier__complete_tx__bytes" if load else "bulk_group"):
+        raise NotImplementedError
+    near, far = ins.operands[:2] if load else ins.operands[1::-1]
+    size = f.splat(e.read(ins.operands[2], U32), LANES)
+    nobody = f.const("i64", NO_OBJECT)
+    object_ = place(e, ins, ins.operands[3], "shared")[0] if load else nobody
+    offset, where = place(e, ins, near, "shared")[0], address(e, far, "global")
+    lanes = e.lanes(ins)
+    e.account_dynamic(lanes, size, not load)
+    wide = [f.splat(v, LANES) for v in (offset, where, object_)]
+    f.call_void("tgx_bulk_issue", e.frame, wide[0], wide[1], size, wide[2], lanes, f.const("i32", e.pc),
+                f.const("i1", load))  # fmt: skip
+
+
+PLAIN = {
+    "tgx_bulk_pages": emit_pages, "tgx_bulk_issue": emit_issue, "tgx_bulk_land": emit_land,
+    "tgx_bulk_commit": emit_commit, "tgx_bulk_wait": emit_group_wait, "tgx_async_land": emit_wake,
+    "tgx_async_settle": emit_settle,
+}  # fmt: skip
+"""Helpers by name, and what writes them."""

@@ -1,0 +1,282 @@
+"""mbarrier objects, and cp.async.mbarrier.arrive (PTX ISA 9.7.13.15).
+
+An object is all in its 8 bytes of shared memory: pending arrivals, expected arrivals, the transaction count, the phase,
+and a mark that it is one. What the ISA leaves undefined, and what would leave the object's ranges, ends the launch as
+an illegal instruction: an object that was not initialised, more arrivals than are pending, counts beyond 2^20 - 1.
+
+All warps of a CTA run on one host thread, so that nothing here is atomic. A wait that fails lets a copy land on which
+the object waits (`bulk`), and the warp gives way at its next back edge.
+"""
+
+from typing import TYPE_CHECKING
+
+from tegrad.ptx.check import launch_of
+from tegrad.ptx.ir import Fn, Module, V
+from tegrad.ptx.lanes import each_lane
+from tegrad.ptx.layout import LANES, Access, Frame, Launch, Space, fault_info
+from tegrad.ptx.memory import U64, address, space_of
+from tegrad.ptx.rules import PRED, U32, Handler, mod, require
+from tegrad.ptx.syntax import Ins, Operand
+
+if TYPE_CHECKING:
+    from tegrad.ptx.emitter import Emitter
+
+MOST = (1 << 20) - 1
+"""The largest count, of arrivals and of bytes."""
+EXPECTED, TX, PHASE, VALID = 20, 40, 61, 62
+"""Where the fields begin; pending arrivals are the lowest. TX is signed, of 21 bits."""
+OPS = ("init", "inval", "arrive", "arrive_drop", "expect_tx", "complete_tx", "test_wait", "try_wait", "pending_count")
+PLAIN = frozenset({*OPS, "noComplete", "parity", "b64", "release", "acquire", "relaxed", "cta", "cluster",
+                   "shared", "shared__cta", "shared__cluster"})  # fmt: skip
+AGE = 90
+VECTOR = f"<{LANES} x i64>"
+COUNTS = f"<{LANES} x i32>"
+
+
+def _field(f: Fn, word: V, at: int) -> V:
+    """A count of an object."""
+    return f.and_(f.bin("lshr", word, f.const("i64", at)), f.const("i64", MOST))
+
+
+def emit_update(module: Module) -> None:
+    """tgx_mbarrier_update(object, arrivals, tx, drops): the object before; 0, without effect, if undefined."""
+    params = [("ptr", "object"), ("i32", "arrivals"), ("i32", "tx"), ("i32", "drops")]
+    f = Fn(module, "tgx_mbarrier_update", "i64", params, "nounwind")
+    at, arrivals, tx, drops = f.args
+    zero, most = f.const("i64", 0), f.const("i64", MOST)
+    old = f.load("i64", at)
+    pending = f.sub(f.and_(old, most), f.cast("sext", arrivals, "i64"))
+    expected = f.sub(_field(f, old, EXPECTED), f.cast("sext", drops, "i64"))
+    signed = f.bin("ashr", f.bin("shl", old, f.const("i64", 43 - TX)), f.const("i64", 43))
+    bytes_ = f.add(signed, f.cast("sext", tx, "i64"))
+    good = f.icmp("ne", f.and_(old, f.const("i64", 1 << VALID)), zero)
+    for count, limit in ((pending, MOST), (expected, MOST), (f.add(bytes_, most), 2 * MOST)):
+        good = f.and_(good, f.icmp("ule", count, f.const("i64", limit)))
+    fine, wrong = f.name_of("fine"), f.name_of("wrong")
+    f.condbr(good, fine, wrong, True)
+    f.label(wrong)
+    f.ret(zero)
+    f.label(fine)
+    over = f.and_(f.icmp("eq", pending, zero), f.icmp("eq", bytes_, zero))
+    new = f.or_(f.select(over, expected, pending), f.bin("shl", expected, f.const("i64", EXPECTED)))
+    new = f.or_(new, f.bin("shl", f.and_(bytes_, f.const("i64", (1 << 21) - 1)), f.const("i64", TX)))
+    phase = f.xor(f.and_(old, f.const("i64", 1 << PHASE)), f.select(over, f.const("i64", 1 << PHASE), zero))
+    f.store(f.or_(f.or_(new, phase), f.const("i64", 1 << VALID)), at)
+    f.ret(old)
+    f.finish()
+
+
+class Objects:
+    """A helper that treats the objects of a warp's lanes one after the other: checks, faults and the loop.
+
+    Its parameters begin with frame, addresses, the address at which shared memory begins, mask, fault info and pc.
+    """
+
+    def __init__(self, module: Module, name: str, ret: str, more: list[tuple[str, str]], empty: V) -> None:
+        params = [("ptr", "frame"), (VECTOR, "addr"), ("i64", "base"), ("i32", "mask"), ("i32", "info"), ("i32", "pc")]
+        self.f = f = Fn(module, name, ret, [*params, *more], "nounwind")
+        self.frame, self.addr, self.base, self.mask, self.info, self.pc, *self.more = f.args
+        self.empty = empty
+        self.shared = f.load("i64", self.frame, Frame.SHARED)
+        self.size = f.resize(f.load("i32", launch_of(f, self.frame), Launch.SHARED_SIZE), "i64", False)
+        with f.if_(f.icmp("ne", f.load("i32", self.frame, Frame.FAULTED), f.const("i32", 0)), False):
+            self.leave()
+
+    def leave(self) -> None:
+        """Return without a result."""
+        self.f.ret(self.empty if self.empty.el != "ptr" else None)
+
+    def fault(self, bad: V, lane: V, info: V) -> None:
+        """End the launch where something is wrong with a lane's object."""
+        f = self.f
+        wrong, fine = f.name_of("wrong"), f.name_of("fine")
+        f.condbr(bad, wrong, fine, False)
+        f.label(wrong)
+        f.call_void("tgx_fault", self.frame, f.extract(self.addr, lane), lane, info, self.pc)
+        self.leave()
+        f.label(fine)
+
+    def place(self, lane: V) -> tuple[V, V]:
+        """The offset of a lane's object in shared memory, and the object; faults where it cannot be one."""
+        f = self.f
+        offset = f.sub(f.extract(self.addr, lane), self.base)
+        odd = f.icmp("ne", f.and_(offset, f.const("i64", 7)), f.const("i64", 0))
+        # Offsets are far below 2^63, so that one before shared memory is beyond it.
+        self.fault(f.or_(odd, f.icmp("uge", offset, f.and_(self.size, f.const("i64", -8)))), lane, self.info)
+        return offset, f.op("ptr", 1, f"inttoptr {f.add(offset, self.shared)} to ptr", pure=False)
+
+    def illegal(self, bad: V, lane: V) -> None:
+        """End the launch where the ISA says that the behaviour is undefined."""
+        self.fault(bad, lane, self.f.const("i32", fault_info(0, Access.ILLEGAL, 0)))
+
+
+def emit_arrive(module: Module) -> None:
+    """tgx_mbarrier_arrive(..., arrivals, tx, drops): the objects before, lane after lane."""
+    more = [(COUNTS, "arrivals"), (COUNTS, "tx"), (COUNTS, "drops")]
+    empty = V("i64", LANES, "zeroinitializer")
+    o = Objects(module, "tgx_mbarrier_arrive", VECTOR, more, empty)
+    f = o.f
+    out = f.alloca(VECTOR, 64)
+    f.store(empty, out, 0, 64)
+    with each_lane(f, o.mask) as lane:
+        _, at = o.place(lane)
+        old = f.call("tgx_mbarrier_update", "i64", 1, at, *(f.extract(m, lane) for m in o.more))
+        o.illegal(f.icmp("eq", old, f.const("i64", 0)), lane)
+        f.store(f.insert(f.load("i64", out, 0, LANES, 64), old, lane), out, 0, 64)
+    f.ret(f.load("i64", out, 0, LANES, 64))
+    f.finish()
+
+
+def emit_set(module: Module) -> None:
+    """tgx_mbarrier_set(..., counts, valid): new objects that expect so many arrivals, or memory that is none."""
+    o = Objects(module, "tgx_mbarrier_set", "void", [(COUNTS, "counts"), ("i1", "valid")], V("ptr", 1, "null"))
+    f, (counts, valid) = o.f, o.more
+    with each_lane(f, o.mask) as lane:
+        _, at = o.place(lane)
+        count = f.resize(f.extract(counts, lane), "i64", False)
+        wrong = f.icmp("ugt", f.sub(count, f.const("i64", 1)), f.const("i64", MOST - 1))
+        o.illegal(f.and_(wrong, valid), lane)
+        made = f.or_(f.or_(count, f.bin("shl", count, f.const("i64", EXPECTED))), f.const("i64", 1 << VALID))
+        f.store(f.select(valid, made, f.const("i64", 0)), at)
+    f.ret()
+    f.finish()
+
+
+def emit_test(module: Module) -> None:
+    """tgx_mbarrier_test(..., phases): the lanes whose phase is over; for others, copies land."""
+    o = Objects(module, "tgx_mbarrier_test", "i32", [(COUNTS, "phases")], V("i32", 1, "0"))
+    f, (phases,) = o.f, o.more
+    zero = f.const("i32", 0)
+    done = f.alloca("i32")
+    f.store(zero, done)
+
+    def over(at: V, phase: V) -> V:
+        now = f.cast("trunc", f.bin("lshr", f.load("i64", at), f.const("i64", PHASE)), "i32")
+        return f.icmp("ne", f.and_(f.xor(now, phase), f.const("i32", 1)), zero)
+
+    with each_lane(f, o.mask) as lane:
+        offset, at = o.place(lane)
+        o.illegal(f.icmp("eq", f.and_(f.load("i64", at), f.const("i64", 1 << VALID)), f.const("i64", 0)), lane)
+        phase = f.extract(phases, lane)
+        with f.if_(f.not_(over(at, phase)), False):
+            f.call_void("tgx_async_land", o.frame, f.cast("trunc", offset, "i32"))
+        bit = f.select(over(at, phase), f.bin("shl", f.const("i32", 1), lane), zero)
+        f.store(f.or_(f.load("i32", done), bit), done)
+    with f.if_(f.icmp("ne", f.load("i32", done), o.mask), False):
+        f.store(zero, o.frame, Frame.BUDGET)
+    f.ret(f.load("i32", done))
+    f.finish()
+
+
+def place(e: "Emitter", ins: Ins, op: Operand, space: str) -> tuple[V, V, V]:
+    """Of objects: their addresses, scalar where all are one, where shared memory begins, and the info of a fault."""
+    f = e.f
+    if space not in ("shared", "generic"):
+        raise NotImplementedError
+    where = Space.SHARED if space == "shared" else Space.GENERIC
+    base = f.const("i64", 0) if space == "shared" else f.load("i64", e.launch, Launch.SHARED_WINDOW)
+    return f.resize(address(e, op, space), "i64", False), base, f.const("i32", fault_info(where, Access.ATOMIC, 8))
+
+
+def _arrive(e: "Emitter", ins: Ins, op: Operand, arrivals: V, tx: V, drops: V) -> V:
+    """The objects before an operation of the lanes."""
+    f = e.f
+    where, base, info = place(e, ins, op, space_of(e, ins))
+    counts = [f.splat(v, LANES) for v in (arrivals, tx, drops)]
+    args = [e.frame, f.splat(where, LANES), base, e.lanes(ins), info, f.const("i32", e.pc), *counts]
+    return f.call("tgx_mbarrier_arrive", "i64", LANES, *args)
+
+
+def _set(e: "Emitter", ins: Ins) -> None:
+    f = e.f
+    valid = mod(ins, "init")
+    count = e.read(ins.operands[1], U32) if valid else f.const("i32", 0)
+    where, base, info = place(e, ins, ins.operands[0], space_of(e, ins))
+    f.call_void("tgx_mbarrier_set", e.frame, f.splat(where, LANES), base, e.lanes(ins), info, f.const("i32", e.pc),
+                f.splat(count, LANES), f.const("i1", valid))  # fmt: skip
+
+
+def _wait(e: "Emitter", ins: Ins) -> None:
+    """test_wait and try_wait; the second differs only in how long it may take."""
+    f = e.f
+    target, object_, phase = ins.operands[:3]
+    if mod(ins, "parity"):
+        wanted = e.read(phase, U32)
+    else:
+        wanted = f.cast("trunc", f.bin("lshr", v := e.read(phase, U64), f.like(v, PHASE)), "i32")
+    where, base, info = place(e, ins, object_, space_of(e, ins))
+    lanes = e.lanes(ins)
+    same = where.n == 1 and wanted.n == 1
+    asked = f.and_(lanes, f.sub(f.const("i32", 0), lanes)) if same else lanes
+    done = f.call("tgx_mbarrier_test", "i32", 1, e.frame, f.splat(where, LANES), base, asked, info,
+                  f.const("i32", e.pc), f.splat(wanted, LANES))  # fmt: skip
+    e.write(target, f.icmp("ne", done, f.const("i32", 0)) if same else f.mask_vec(done), PRED, ins)
+
+
+def _age(ins: Ins, op: str) -> int:
+    """The least architecture that has a form [what NVIDIA's assembler takes]."""
+    counted = op in ("arrive", "arrive_drop") and len(ins.operands) > 2 and not mod(ins, "noComplete")
+    young = counted or op in ("complete_tx", "try_wait")
+    return AGE if young or mod(ins, "expect_tx", "cluster", "shared__cluster") else 80
+
+
+def mbarrier(e: "Emitter", ins: Ins) -> None:
+    """All instructions on objects of this CTA; a cluster has no other one here."""
+    f = e.f
+    op = next(o for o in (*OPS[2:4], *OPS) if o in ins.mods)
+    if not PLAIN.issuperset(ins.mods):
+        raise NotImplementedError
+    require(e.source, ins, _age(ins, op))
+    e.asynchronous = True
+    one, zero = f.const("i32", 1), f.const("i32", 0)
+    if op in ("init", "inval"):
+        _set(e, ins)
+    elif op in ("test_wait", "try_wait"):
+        _wait(e, ins)
+    elif op == "pending_count":
+        state = e.read(ins.operands[1], U64)
+        e.write(ins.operands[0], f.cast("trunc", f.and_(state, f.like(state, MOST)), "i32"), U32, ins)
+    elif op in ("expect_tx", "complete_tx"):
+        tx = e.read(ins.operands[1], U32)
+        _arrive(e, ins, ins.operands[0], zero, tx if op == "expect_tx" else f.sub(f.like(tx, 0), tx), zero)
+    else:
+        count = e.read(ins.operands[2], U32) if len(ins.operands) > 2 else one
+        arrivals, tx = (one, count) if mod(ins, "expect_tx") else (count, zero)
+        old = _arrive(e, ins, ins.operands[1], arrivals, tx, arrivals if op == "arrive_drop" else zero)
+        e.write(ins.operands[0], old, U64, ins)
+
+
+def arrive_after_copies(e: "Emitter", ins: Ins) -> None:
+    """cp.async.mbarrier.arrive: an arrival behind the lane's copies in the warp's queue (`copies`)."""
+    f = e.f
+    if mod(ins, "shared__cluster"):
+        raise NotImplementedError
+    e.asynchronous = e.arrives = True
+    space = space_of(e, ins)
+    if not mod(ins, "noinc"):
+        _arrive(e, ins, ins.operands[0], f.const("i32", -1), f.const("i32", 0), f.const("i32", 0))
+    where, base, _ = place(e, ins, ins.operands[0], space)
+    offset = f.splat(f.cast("trunc", f.sub(where, base), "i32"), LANES)
+    queue, zero = f.gep(e.frame, e.layout.queue), f.const("i32", 0)
+    f.call_void("tgx_copy_push", e.frame, queue, offset, queue, e.lanes(ins), zero, f.const("i32", e.pc))
+
+
+def emit_copies_arrive(module: Module) -> None:
+    """tgx_copy_arrive(frame, targets, mask, pc): what an entry of the copies' queue without data does."""
+    params = [("ptr", "frame"), (COUNTS, "target"), ("i32", "mask"), ("i32", "pc")]
+    f = Fn(module, "tgx_copy_arrive", "void", params, "nounwind")
+    frame, target, mask, pc = f.args
+    none = f.const("i32", 0, LANES)
+    info = f.const("i32", fault_info(Space.SHARED, Access.ATOMIC, 8))
+    f.call("tgx_mbarrier_arrive", "i64", LANES, frame, f.cast("zext", target, "i64"), f.const("i64", 0), mask, info, pc,
+           f.const("i32", 1, LANES), none, none)  # fmt: skip
+    f.ret()
+    f.finish()
+
+
+HANDLERS: dict[str, Handler] = {"mbarrier": mbarrier}
+PLAIN = {
+    "tgx_copy_arrive": emit_copies_arrive, "tgx_mbarrier_update": emit_update, "tgx_mbarrier_arrive": emit_arrive,
+    "tgx_mbarrier_set": emit_set, "tgx_mbarrier_test": emit_test,
+}  # fmt: skip
+"""Helpers by name, and what writes them."""
