@@ -26,7 +26,7 @@ MOST = (1 << 20) - 1
 EXPECTED, TX, PHASE, VALID = 20, 40, 61, 62
 """Where the fields begin; pending arrivals are the lowest. TX is signed, of 21 bits."""
 OPS = ("init", "inval", "arrive", "arrive_drop", "expect_tx", "complete_tx", "test_wait", "try_wait", "pending_count")
-PLAIN = frozenset({*OPS, "noComplete", "parity", "b64", "release", "acquire", "relaxed", "cta", "cluster",
+MODIFIERS = frozenset({*OPS, "noComplete", "parity", "b64", "release", "acquire", "relaxed", "cta", "cluster",
                    "shared", "shared__cta", "shared__cluster"})  # fmt: skip
 AGE = 90
 VECTOR = f"<{LANES} x i64>"
@@ -224,7 +224,7 @@ def mbarrier(e: "Emitter", ins: Ins) -> None:
     """All instructions on objects of this CTA; a cluster has no other one here."""
     f = e.f
     op = next(o for o in (*OPS[2:4], *OPS) if o in ins.mods)
-    if not PLAIN.issuperset(ins.mods):
+    if not MODIFIERS.issuperset(ins.mods):
         raise NotImplementedError
     require(e.source, ins, _age(ins, op))
     e.asynchronous = True
