@@ -70,6 +70,8 @@ class Ways:
     pick: str = ""
     alone: bool = False
     """Ours only: to tune it, or where the peer is missing."""
+    joined: int = 1
+    """Steps that one submission holds."""
 
     def __post_init__(self) -> None:
         for kind, given, known in self._given:
@@ -94,7 +96,9 @@ class Ways:
     @property
     def engine(self) -> dict[str, Any]:
         """The engine's arguments."""
-        chosen: dict[str, Any] = {"plan": PLANS[self.plan]} if self.plan else {}
+        chosen: dict[str, Any] = {"joined": self.joined}
+        if self.plan:
+            chosen["plan"] = PLANS[self.plan]
         if self.boundary:
             chosen["early" if self.plan == EARLY else "boundary"] = BOUNDARIES[self.boundary]
         return chosen
@@ -107,6 +111,7 @@ class Ways:
     def command(self, target: Target) -> str:
         """The command that takes the figure this way."""
         given = [word for name, chosen, _ in self._given if chosen for word in (f"--{name}", chosen)]
+        given += ["--joined", str(self.joined)] if self.joined > 1 else []
         given += ["--alone"] if self.alone else []
         return shlex.join(["tegrad", "bench", *(("decode", target.id, *given) if given else ("take", target.id))])
 
@@ -153,7 +158,8 @@ def gaps(engine: Engine, ways: Ways, tokens: int, repetitions: int) -> list[floa
     found = []
     with Stamps(engine.device, engine._states, tokens) as stamps:
         step = stamps.around(engine._step(Settings()))
-        loop = Loop(engine.device, step, engine._states, boundary=ways.between(1 + len(engine.plan.launches)))
+        form = ways.between(1 + len(engine.plan.launches))
+        loop = Loop(engine.device, step, engine._states, boundary=form, joined=ways.joined)
         with closing(loop):
             for _ in range(repetitions + 1):
                 for _ in loop.stream([1], 0, engine.context, tokens):

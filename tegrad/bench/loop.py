@@ -73,7 +73,7 @@ class Bench:
     @property
     def step(self) -> tuple[Launch, ...]:
         """The launches of one step."""
-        return self.loop.recording.launches
+        return self.loop.step
 
     def stream(self, depth: int, tokens: int) -> tuple[float, float]:
         """Seconds of the clock and of the CPU for so many tokens behind `depth` positions."""

@@ -105,6 +105,7 @@ def decode(
     plan: Annotated[str, typer.Option(help="The kind of step; as `tegrad run` chooses if left out.")] = "",
     boundary: Annotated[str, typer.Option(help="How a launch waits for the one before (bench boundaries).")] = "",
     pick: Annotated[str, typer.Option(help="Who picks the tiles of prompts and batches.")] = "",
+    joined: Annotated[int, typer.Option(min=1, help="Steps that one submission holds.")] = 1,
     alone: Annotated[
         bool, typer.Option("--alone", help="Ours only: to tune it, or where the peer is missing.")
     ] = False,
@@ -124,7 +125,7 @@ def decode(
     from tegrad.bench.record import RecordError
 
     try:
-        ways = bench.Ways(plan, boundary, pick, alone)
+        ways = bench.Ways(plan, boundary, pick, alone, joined)
     except RecordError as error:
         raise typer.BadParameter(str(error)) from error
     ids = figures or SIDE_BY_SIDE

@@ -95,6 +95,7 @@ class Engine:
         plan: Planner = DecodePlan,
         boundary: Boundary = DEFAULT,
         early: Boundary | None = None,
+        joined: int = 1,
         short: int = SHORT,
         chunks: Sequence[int] = CHUNKS,
         progress: Progress | None = None,
@@ -102,10 +103,11 @@ class Engine:
         """`q8` keeps keys and values in int8; prompts above `short` tokens go in chunks.
 
         `plan` makes the step. `early` is the boundary between its launches where they wait by themselves, `boundary`
-        that of everything else.
+        that of everything else. `joined` steps are submitted at once.
         """
         self.tokens: list[int] = []
         self._short, self._chunks, self._boundary, self._early = short, chunks, boundary, early
+        self._joined = joined
         self._loops: dict[tuple[object, ...], Loop] = {}
         self._prefill: Prefill | None = None
         self._undo = ExitStack()
@@ -226,7 +228,9 @@ class Engine:
         kind = (settings.greedy, settings.narrow, settings.passes(self.config.vocab))
         if kind not in self._loops:
             boundary = self._boundary if self._early is None else up_to(self._early, len(self.plan.launches))
-            self._loops[kind] = Loop(self.device, self._step(settings), self._states, boundary=boundary)
+            self._loops[kind] = Loop(
+                self.device, self._step(settings), self._states, boundary=boundary, joined=self._joined
+            )
         return self._loops[kind]
 
     def _step(self, settings: Settings) -> tuple[Launch, ...]:

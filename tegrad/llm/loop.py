@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.state import RING, States
-from tegrad.nv.replay import DEFAULT, Boundary, Launch, Recording
+from tegrad.nv.replay import DEFAULT, Boundary, Launch, Recording, repeated
 
 MOMENT: Final = 1e-3
 """Seconds that a token may wait for the ones behind it, so that the host wakes once for all of them."""
@@ -41,20 +41,25 @@ class Loop:
     """A step, recorded, and the loop over it for one sequence.
 
     The launches of `step` run in order; the last of them hands over a token (`hand_over` in kernels/state.cuh) for the
-    state in slot 0 of `states`. Close it before the states.
+    state in slot 0 of `states`. A run is `joined` steps one behind the other. Close it before the states.
     """
 
-    def __init__(self, device: Any, step: Sequence[Launch], states: States, *, boundary: Boundary = DEFAULT) -> None:
-        self.states = states
-        self.recording = Recording(device, step, boundary, depth=TOGETHER + 1)
+    def __init__(
+        self, device: Any, step: Sequence[Launch], states: States, *, boundary: Boundary = DEFAULT, joined: int = 1
+    ) -> None:
+        self.states, self.step = states, tuple(step)
+        form = boundary if joined == 1 else repeated(boundary, len(step))
+        self.recording = Recording(device, self.step * joined, form, depth=-(-TOGETHER // joined) + 2)
+        self._joined = joined
         self._in_flight: deque[int] = deque()
         self._streams = 0
         self._rest()
 
     def _rest(self) -> None:
-        """What a stream has learnt of its pace, before it has seen a token."""
+        """What a stream knows in front of its first step."""
         self._nap, self._together = 0.0, 1
         self._awaited, self._came = 0, 0.0
+        self._submitted = 0
 
     def stream(
         self, tokens: Sequence[int], position: int, limit: int, count: int | None = None, seed: int = 0
@@ -92,21 +97,29 @@ class Loop:
         self.states.begin(0, tokens, position, limit, seed)
         self._rest()
         self._streams += 1
-        submitted, stream = 0, self._streams
+        stream = self._streams
         for number in range(1, total + 1):
-            while submitted < min(total, number + self._together):
-                self._in_flight.append(self.recording.run())
-                submitted += 1
+            self._submit(min(total, number + self._ahead))
             token = self.states.token(0, number)
             if token is None:
                 token = self._await(number, min(total, number - 1 + self._together))
-            self._in_flight.popleft()
-            if submitted < total:
-                self._in_flight.append(self.recording.run())
-                submitted += 1
+            if number % self._joined == 0:
+                self._in_flight.popleft()
+            self._submit(min(total, number + self._ahead + 1))
             yield token
             if stream != self._streams:
                 raise LoopError("another stream of this sequence has begun: this one is over")
+
+    @property
+    def _ahead(self) -> int:
+        """Steps behind the one whose token is awaited, so that at least one run is behind its run."""
+        return self._together + self._joined - 1
+
+    def _submit(self, number: int) -> None:
+        """See to it that the step of token `number` is on its way."""
+        while self._submitted < number:
+            self._in_flight.append(self.recording.run())
+            self._submitted += self._joined
 
     def _await(self, number: int, goal: int) -> int:
         """Token `number` of slot 0, once token `goal` has come.
@@ -118,7 +131,7 @@ class Loop:
         begun, naps = clock(), 0
         while states.token(0, goal) is None:
             if clock() - begun > PATIENCE:
-                self.recording.wait(self._in_flight[goal - number])
+                self.recording.wait(self._in_flight[(goal - 1) // self._joined - (number - 1) // self._joined])
                 if states.token(0, goal) is None:
                     raise LoopError("a step ended without handing over a token: its last launch must do that")
             elif self._nap >= SHORTEST:

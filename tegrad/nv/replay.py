@@ -181,6 +181,17 @@ def up_to(form: Boundary, count: int) -> Boundary:
     return replace(form, fields=fields, between=between)
 
 
+def repeated(form: Boundary, count: int) -> Boundary:
+    """`form` where the same `count` launches stand several times in one recording, each time as if alone in it."""
+
+    def alone(place: Place) -> Place:
+        return replace(place, index=place.index % count, count=count)
+
+    return replace(
+        form, between=lambda place: form.between(alone(place)), fields=lambda place: form.fields(alone(place))
+    )
+
+
 @dataclass(slots=True)
 class _Slot:
     """The commands of one run: their GPFIFO entry, where its words change, and the run that used it last."""

@@ -15,7 +15,7 @@ from tegrad.llm.loop import Loop, LoopError
 from tegrad.llm.state import RING, State, States
 from tegrad.nv import compilers
 from tegrad.nv.faults import DeviceClosed, DeviceFault
-from tegrad.nv.replay import Launch
+from tegrad.nv.replay import BOUNDARIES, Launch, Place, repeated, up_to
 
 pytestmark = pytest.mark.board
 
@@ -100,6 +100,25 @@ def test_tokens_come_in_order_for_any_prompt(loop: Loop) -> None:
     assert list(loop.stream([5], 0, 1000, 20)) == expected(5, 0, 20)
     assert list(loop.stream([1, 2, 3, 8], 10, 1000, 7, seed=100)) == expected(8, 13, 7, 100)
     assert list(loop.stream([9], 0, 1000, 1)) == expected(9, 0, 1)
+
+
+@pytest.mark.parametrize("joined", [2, 3])
+def test_runs_of_several_steps_hand_over_the_same_tokens(device: Any, states: States, joined: int) -> None:
+    loop = Loop(device, step(device, states), states, boundary=BOUNDARIES["chain-lean"], joined=joined)
+    assert list(loop.stream([5], 0, 1000, 20)) == expected(5, 0, 20)
+    assert list(loop.stream([1, 2, 3, 8], 10, 1000, 7, seed=100)) == expected(8, 13, 7, 100)
+    assert list(itertools.islice(loop.stream([9], 0, 1000), 4)) == expected(9, 0, 4)
+    assert list(loop.stream([1, 2, 3], 4, 12)) == expected(3, 6, 6)
+    assert list(loop.stream([9], 0, 1000, 1)) == expected(9, 0, 1)
+    loop.close()
+
+
+def test_each_of_several_steps_in_a_run_is_ordered_as_if_alone() -> None:
+    form = repeated(up_to(BOUNDARIES["chain-lean"], 2), 3)
+    alone = up_to(BOUNDARIES["chain-lean"], 2)
+    for index in range(9):
+        assert form.fields(Place(index, 9, 0)) == alone.fields(Place(index % 3, 3, 0))
+    assert [form.fields(Place(index, 9, 0))["cwd_membar_type"] for index in (1, 2, 4, 5, 8)] == [3, 1, 3, 1, 1]
 
 
 def test_a_prompt_longer_than_the_ring_is_fed_in_parts(loop: Loop) -> None:

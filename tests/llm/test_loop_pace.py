@@ -17,6 +17,7 @@ class World:
     """A host's clock, and a GPU that takes `step` seconds for each submission, one after the other."""
 
     step: float
+    joined: int = 1
     now: float = 0.0
     cpu: float = 0.0
     sleeps: int = 0
@@ -44,7 +45,7 @@ class World:
         self.spend(SUBMIT)
         before = self.ends[-1] if self.ends else self.now
         self.idle += max(0.0, self.now - before)
-        self.ends.append(max(self.now, before) + self.step)
+        self.ends += [max(self.now, before) + (at + 1) * self.step for at in range(self.joined)]
         return len(self.ends)
 
     def wait(self, number: int | None = None) -> None:
@@ -61,21 +62,23 @@ class World:
         return 7 if self.ends[count - 1] <= self.now else None
 
 
-def run(monkeypatch: pytest.MonkeyPatch, step: float, tokens: int = 400) -> World:
+def run(monkeypatch: pytest.MonkeyPatch, step: float, tokens: int = 400, joined: int = 1) -> World:
     world = World(step)
     monkeypatch.setattr(module, "time", world)
     loop = Loop.__new__(Loop)
     loop.states = loop.recording = world  # type: ignore[assignment]
-    loop._in_flight, loop._streams = deque(), 0
+    loop._in_flight, loop._streams, loop._joined = deque(), 0, joined
+    world.joined = joined
     for _ in loop._steps([1], 0, 1 << 30, tokens, 0):
         world.late.append(world.now - world.ends[len(world.late)])
         world.spend(3e-6)
     return world
 
 
+@pytest.mark.parametrize("joined", [1, 2, 3])
 @pytest.mark.parametrize("step", [50e-6, 150e-6, 250e-6, 350e-6, 1e-3, 7e-3, 60e-3])
-def test_the_gpu_never_waits_for_the_host(monkeypatch: pytest.MonkeyPatch, step: float) -> None:
-    assert run(monkeypatch, step).idle == 0
+def test_the_gpu_never_waits_for_the_host(monkeypatch: pytest.MonkeyPatch, step: float, joined: int) -> None:
+    assert run(monkeypatch, step, joined=joined).idle == 0
 
 
 @pytest.mark.parametrize("step", [300e-6, 350e-6, 1e-3, 7e-3])
