@@ -48,7 +48,7 @@ def inside(names: list[str], per_kernel: int) -> None:
 
     def compiled(batch: Any) -> bytes | None:
         try:
-            return compile_ptx(batch.text(sm), dev.arch, cache=False)
+            return compile_ptx(batch.text(sm), dev.arch + batch.features, cache=False)
         except TegradError as error:
             if len(batch.forms) == 1:
                 say(refused=batch.forms[0].name, why=str(error)[:300])

@@ -29,9 +29,9 @@ BYTES = {
 """Bytes of a value in the buffers. 8-bit values travel in 32-bit registers, predicates as 0 or 1; a blob has no
 register, only an address."""
 PTX_TYPES = frozenset(t for t in BYTES if not t.startswith("blob"))
-CASES = {"lane": 128, "warp": 104, "cta": 100}
-"""Cases of a form, by who makes one: a lane, a warp of 32, a block of 128 threads."""
-THREADS = {"lane": 1, "warp": 32, "cta": 128}
+CASES = {"lane": 128, "warp": 104, "cta": 100, "warpgroup": 100}
+"""Cases of a form, by who makes one: a lane, a warp of 32, a block of 128 threads, a block that is one warpgroup."""
+THREADS = {"lane": 1, "warp": 32, "cta": 128, "warpgroup": 128}
 
 
 @dataclass(frozen=True)

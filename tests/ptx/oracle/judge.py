@@ -5,7 +5,7 @@
 - `tf32`: as `nan`, and without the 13 lowest bits, which a tf32 does not have.
 - `approx:F:REL:ABS`: each side within 2^REL of F(x), or within 2^ABS, whichever is more (the instruction's documented
   error); results that are zero, infinite or NaN agree in class and sign.
-- `sum:K`: see `table_matrix`.
+- `sum:K`: see `table_matrix`; `sums:K`: the same of wgmma.
 """
 
 import numpy as np
@@ -70,6 +70,10 @@ def differing(form: Form, ours: bytes, theirs: bytes) -> np.ndarray:
         from tests.ptx.oracle.approximations import disagree
 
         wrong = disagree(form, results(form, ours)[0], results(form, theirs)[0])
+    elif form.rule.startswith("sums"):
+        from tests.ptx.oracle.warpgroups import apart as groups_apart
+
+        wrong = groups_apart(form, results(form, ours), results(form, theirs))
     elif form.rule.startswith("sum"):
         from tests.ptx.oracle.products import apart
 

@@ -16,8 +16,9 @@ from tests.ptx.oracle.inputs import arrays
 PER_KERNEL = 40
 ALIGN = 256
 CELL = 64
-SHARED = {"lane": 1024, "warp": 1024, "cta": 2048}
-BLOCK = {"lane": 32, "warp": 32, "cta": 128}
+SHARED = {"lane": 1024, "warp": 1024, "cta": 2048, "warpgroup": 10240}
+SHARED_ALIGN = {"warpgroup": 1024}
+BLOCK = {"lane": 32, "warp": 32, "cta": 128, "warpgroup": 128}
 REGISTERS = {2: "b16", 4: "b32", 8: "b64"}
 SYMBOLS = (
     ".const .align 16 .b8 cdata[256] = {" + ", ".join(str((i * 37 + 11) & 255) for i in range(256)) + "};\n"
@@ -56,6 +57,11 @@ class Batch:
     @property
     def scope(self) -> str:
         return self.forms[0].scope
+
+    @property
+    def features(self) -> str:
+        """What the name of the SM version ends in: "a" for instructions of this version alone."""
+        return "a" if self.forms[0].group.endswith("a") else ""
 
     @property
     def threads(self) -> int:
@@ -104,12 +110,12 @@ class Batch:
         stop = "bar.sync 0;" if self.scope == "cta" else ""
         shared = SHARED[self.scope]
         return f""".version 8.5
-.target sm_{sm}
+.target sm_{sm}{self.features}
 .address_size 64
 {symbols}.visible .entry k(.param .u64 p0, .param .u64 p1, .param .u64 p2)
 {{
 .reg .b64 %in, %out, %scratch, %c, %w0, %g0; .reg .b32 %gth, %th, %cta, %sm, %m; {regs}
-.shared .align 16 .b8 sm[{shared}];
+.shared .align {SHARED_ALIGN.get(self.scope, 16)} .b8 sm[{shared}];
 ld.param.u64 %in, [p0]; ld.param.u64 %out, [p1]; ld.param.u64 %scratch, [p2];
 mov.u32 %th, %tid.x; mov.u32 %cta, %ctaid.x; mad.lo.u32 %gth, %cta, {self.block}, %th;
 mov.u32 %sm, sm; mad.lo.u32 %m, %th, 16, %sm;

@@ -8,6 +8,7 @@ from tests.ptx.oracle import (
     table_matrix,
     table_memory,
     table_warp,
+    table_warpgroup,
 )
 from tests.ptx.oracle.form import Form
 
@@ -19,6 +20,7 @@ FAMILIES: dict[str, list[Form]] = {
     "memory": table_memory.FORMS,
     "warp": table_warp.FORMS,
     "matrix": table_matrix.FORMS,
+    "warpgroup": table_warpgroup.FORMS,
 }
 FORMS: dict[str, Form] = {f.name: f for family in FAMILIES.values() for f in family}
 assert len(FORMS) == sum(map(len, FAMILIES.values())), "two forms share a name"

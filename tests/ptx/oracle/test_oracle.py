@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.ptx.oracle import approximations, judge, models, products
-from tests.ptx.oracle.comparison import UNRECORDED, compare, stale
+from tests.ptx.oracle import approximations, judge, models, products, table_warpgroup, warpgroups
+from tests.ptx.oracle.comparison import AWAITED, UNRECORDED, compare, stale
 from tests.ptx.oracle.engine import run
 from tests.ptx.oracle.form import Form, expand
 from tests.ptx.oracle.inputs import arrays, float_bits
@@ -63,7 +63,7 @@ def test_nvidias_assembler_takes_every_form(family: str, sm: int) -> None:
 
     forms: list[Form] = [f for f in FAMILIES[family] if f.arch <= sm]
     for batch in batches(forms):
-        assert nvjitlink().compile(batch.text(sm), f"sm_{sm}")
+        assert nvjitlink().compile(batch.text(sm), f"sm_{sm}{batch.features}")
 
 
 @cache
@@ -133,6 +133,35 @@ def test_engine_multiplies_matrices(form: Form) -> None:
         assert (np.abs(got - want) <= slack * (np.abs(a) @ np.abs(b) + np.abs(c))).all()
 
 
+@pytest.mark.parametrize("form", [f for f in FAMILIES["warpgroup"] if "special" not in f.name], ids=lambda f: f.name)
+def test_engine_multiplies_matrices_of_warpgroups(form: Form) -> None:
+    """Whole numbers exactly, real ones within the rounding of a sum in any order."""
+    assert warpgroups.wrong(form, engine("warpgroup")[form.name]) == 0
+
+
+def test_warpgroups_layouts_are_all_different() -> None:
+    """The model would see one that is taken for another: other elements are multiplied."""
+    sides = [(n, side) for n, side, _ in table_warpgroup.LAYOUTS.values()]
+    seen = [tuple(warpgroups.units(s, n, s.columns[-1]).ravel()) for n, s in sides]
+    assert len(set(seen)) == len(seen)
+    assert all(len(set(places)) == len(places) for places in seen), "two elements in one place"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 registers exact",
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 registers",
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 registers real",
+    ],
+)
+def test_a_wrong_sum_of_a_warpgroup_is_seen(name: str) -> None:
+    form, data = FORMS[name], bytearray(run([FORMS[name]])[0][name])
+    data[-1] ^= 0x40
+    assert warpgroups.wrong(form, bytes(data)) == 1
+    assert judge.differing(form, bytes(data), run([form])[0][name]).sum() == 1
+
+
 RECORD = Record.load()
 
 
@@ -148,7 +177,8 @@ def test_engine_gives_what_silicon_gave(family: str) -> None:
     results = engine(family)
     done = compare(RECORD, results)
     assert done.mismatches == {}
-    assert done.cases == sum(f.cases for f in FAMILIES[family] if f.name not in UNRECORDED)
+    missing = {*UNRECORDED, *(AWAITED - RECORD.results.keys())}
+    assert done.cases == sum(f.cases for f in FAMILIES[family] if f.name not in missing)
 
 
 @pytest.mark.parametrize(
@@ -194,3 +224,5 @@ def test_the_document_counts_as_the_table_does() -> None:
     for family, forms in FAMILIES.items():
         row = next(line for line in text.splitlines() if line.startswith(f"| {family} |"))
         assert f"| {len(forms)} | {sum(f.cases for f in forms)} |" in row
+        awaited = [f for f in forms if f.name in AWAITED - RECORD.results.keys()]
+        assert ("not yet recorded" in row) == bool(awaited)
