@@ -27,18 +27,18 @@ SET: Final = 16
 
 
 def round_scale(peak: Floats) -> Floats:
-    """Scales (n,) of units whose largest magnitude is `peak`: a 127th, rounded up to 6 significant bits."""
+    """Scales (n,) of units whose largest magnitude is `peak`: a 127th, rounded to 10 significant bits."""
     peak = peak.astype(np.float32)
     bits = (peak * np.float32(1 / 127)).view(np.uint32)
-    code = np.where(peak < np.float32(1e-30), 0, (bits.astype(np.uint64) + 0x3FFFF) >> 18).astype(np.uint32)
-    scale: Floats = (code << 18).view(np.float32)
+    code = np.where(peak < np.float32(1e-30), 0, (bits.astype(np.uint64) + 0x2000) >> 14).astype(np.uint32)
+    scale: Floats = (code << 14).view(np.float32)
     return scale
 
 
 def round_squares(squares: Floats) -> Floats:
-    """Sums of squares as they travel: rounded to 12 significant bits."""
-    bits = squares.astype(np.float32).view(np.uint32).astype(np.uint64) + 0x800
-    rounded: Floats = ((bits >> 12) << 12).astype(np.uint32).view(np.float32)
+    """Sums of squares as they travel: rounded to 8 significant bits."""
+    bits = squares.astype(np.float32).view(np.uint32).astype(np.uint64) + 0x8000
+    rounded: Floats = ((bits >> 16) << 16).astype(np.uint32).view(np.float32)
     return rounded
 
 

@@ -114,8 +114,8 @@ class Rig:
         else:
             got.q = np.ascontiguousarray(packets[:, 0, :8]).view(np.int8).reshape(-1).copy()
             code = np.ascontiguousarray(packets[:, 0, 8:12]).view(np.uint32).reshape(-1)
-            got.scale = (code >> 19 << 18).view(np.float32)
-            got.squares = ((code & 0x7FFFF) << 12).view(np.float32)
+            got.scale = (code >> 15 << 14).view(np.float32)
+            got.squares = ((code & 0x7FFF) << 16).view(np.float32)
         return got
 
     def cache(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -170,9 +170,10 @@ template <class F> __device__ __forceinline__ int segment_bytes(int columns) {
 
 // --- input ----------------------------------------------------------------------------------------------------------
 
-// A packet's third word: the unit's scale rounded up to 6 significant bits, and its sum of squares to 12.
-__device__ __forceinline__ float unit_scale(unsigned word) { return __uint_as_float(word >> 19 << 18); }
-__device__ __forceinline__ float unit_squares(unsigned word) { return __uint_as_float((word & 0x7ffff) << 12); }
+// A packet's third word: the unit's scale, rounded to 10 significant bits, and its sum of squares, to 8. With a scale this
+// near to a 127th of the largest element, that element is 127 times it, but for an eighth of a step; many sums are added up.
+__device__ __forceinline__ float unit_scale(unsigned word) { return __uint_as_float(word >> 15 << 14); }
+__device__ __forceinline__ float unit_squares(unsigned word) { return __uint_as_float((word & 0x7fff) << 16); }
 
 // Four int8 times a factor of at most 1.
 __device__ __forceinline__ unsigned rescale(unsigned bytes, float factor) {
@@ -447,14 +448,14 @@ __device__ __forceinline__ void hand_on(unsigned char *target, int row, bool ins
     float largest = fabsf(value);
 #pragma unroll
     for (int step = 8; step; step >>= 1) largest = fmaxf(largest, __shfl_xor_sync(EVERY, largest, step));
-    const unsigned code = largest < 1e-30f ? 0 : (__float_as_uint(largest * (1.0f / 127.0f)) + 0x3ffff) >> 18;
-    const int q = __float2int_rn(code ? __fdividef(value, __uint_as_float(code << 18)) : 0.0f);
+    const unsigned code = largest < 1e-30f ? 0 : (__float_as_uint(largest * (1.0f / 127.0f)) + 0x2000) >> 14;
+    const int q = __float2int_rn(code ? __fdividef(value, __uint_as_float(code << 14)) : 0.0f);
     unsigned bytes = (q & 255u) << (8 * (lane & 3));
     bytes |= __shfl_xor_sync(EVERY, bytes, 1);
     bytes |= __shfl_xor_sync(EVERY, bytes, 2);
     const unsigned upper = __shfl_xor_sync(EVERY, bytes, 4);
-    const unsigned rounded = (__float_as_uint(square) + 0x800) >> 12;
-    if (inside && lane % 8 == 0) store_packet(target + row / 8 * 16, bytes, upper, code << 19 | rounded, epoch);
+    const unsigned rounded = (__float_as_uint(square) + 0x8000) >> 16;
+    if (inside && lane % 8 == 0) store_packet(target + row / 8 * 16, bytes, upper, code << 15 | rounded, epoch);
 }
 
 struct Service {
