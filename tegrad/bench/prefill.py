@@ -36,7 +36,6 @@ from tegrad.llm.flash import Flash
 from tegrad.llm.gemm import (
     FEW,
     PICKS,
-    SHARED,
     AnyTile,
     FewTile,
     Gemm,
@@ -44,6 +43,7 @@ from tegrad.llm.gemm import (
     Tile,
     TilePicker,
     WgmmaTile,
+    blocks_held,
     pick_tile,
 )
 from tegrad.llm.gguf import BLOCK_TYPES, BlockType
@@ -251,7 +251,7 @@ def _resident(registers: int, warps: int, shared: int, arch: str) -> int:
     """Blocks that an SM holds, at most 2; 0 where it holds none."""
     if registers > 255:
         return 0
-    return min(2, SHARED[arch] // shared, REGISTERS // (32 * warps * registers))
+    return min(2, blocks_held(arch, shared), REGISTERS // (32 * warps * registers))
 
 
 def _compile(gemm: Gemm, tile: AnyTile, tokens: int, arch: str) -> None:

@@ -19,7 +19,7 @@ from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import BLOCK_TYPES, BlockType
 from tegrad.llm.packing import LANE_WEIGHTS, segment_bytes
 from tegrad.llm.programs import Programs
-from tegrad.nv.program import LaunchError
+from tegrad.nv.program import SHARED_RESERVE, LaunchError
 from tegrad.nv.replay import Launch
 
 Activation = Literal["none", "silu", "gelu"]
@@ -247,10 +247,15 @@ BLOCKS_PER_SM: Final = 2
 """What registers and shared memory of both chips allow of the tiles below."""
 LEAST_STEPS: Final = 4
 """Stages of columns that a split keeps, so that its copies run ahead."""
-SHARED: Final[Mapping[str, int]] = {chip.arch: chip.smem_per_cta for chip in CHIPS.values()}
-"""Bytes of shared memory that a block may take."""
-LEAST_SHARED: Final = 99 << 10
+SHARED: Final[Mapping[str, int]] = {chip.arch: chip.smem_per_sm for chip in CHIPS.values()}
+"""Bytes of shared memory of an SM."""
+LEAST_SHARED: Final = 100 << 10
 """The same of chips that are not in the table: compute capabilities 8.6 and 8.9 have least (CUDA programming guide)."""
+
+
+def blocks_held(arch: str, shared: int) -> int:
+    """Blocks that the shared memory of an SM holds; the hardware takes its reserve for each."""
+    return SHARED.get(arch, LEAST_SHARED) // (shared + SHARED_RESERVE)
 
 
 def pick_tile(device: Any, gemm: Gemm, tokens: int) -> AnyTile:
@@ -266,8 +271,7 @@ def pick_few(device: Any, gemm: Gemm, tokens: int) -> FewTile:
     fitting = (cut for cut in wider if rows // (16 * cut[0]) >= int(device.sm_count))
     warps_m, warps_k = next(fitting, narrowest)
     tile = FewTile(nb, warps_m=warps_m, warps_k=warps_k)
-    room = SHARED.get(device.arch, LEAST_SHARED)
-    return replace(tile, resident=BLOCKS_PER_SM if tile.shared_bytes(gemm) * BLOCKS_PER_SM <= room else 1)
+    return replace(tile, resident=max(1, min(BLOCKS_PER_SM, blocks_held(device.arch, tile.shared_bytes(gemm)))))
 
 
 def pick_many(device: Any, gemm: Gemm, tokens: int) -> Tile:
@@ -297,7 +301,7 @@ def _deepest(device: Any, gemm: Gemm, tile: _Large) -> _Large:
     for resident in (BLOCKS_PER_SM, 1):
         for stages in (4, 3, 2):
             made = replace(tile, stages=stages, resident=resident)
-            if made.shared_bytes(gemm) * resident <= SHARED.get(device.arch, LEAST_SHARED):
+            if blocks_held(device.arch, made.shared_bytes(gemm)) >= resident:
                 return made
     raise LaunchError(f"no tile of {tile.bm} x {tile.bn} fits an SM of {device.arch}")
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +15,19 @@ from tiny_llama import TYPE, Shape, write
 from tegrad.bench import prefill as bench
 from tegrad.bench.models import SHAPES
 from tegrad.bench.models import Shape as Published
-from tegrad.llm.gemm import FewTile, Gemm, Tile, WgmmaTile, pick_tile, scratch_bound
+from tegrad.llm.gemm import FewTile, Gemm, Tile, WgmmaTile, _deepest, pick_tile, scratch_bound
 from tegrad.llm.gguf import F16, F32, Q6_K, Q8_0
 
 TINY = Published("llama", 320, 512, 1024, 1, 8, 4, 64, 128, 0, eps=1e-5)
+
+
+ROOM = {"sm_87": 164 << 10, "sm_90": 228 << 10}
+"""Shared memory of an SM."""
+
+
+def room(tile: FewTile | Tile | WgmmaTile, gemm: Gemm) -> int:
+    """Shared memory that a tile's blocks on an SM take, each with the hardware's KiB."""
+    return tile.resident * (tile.shared_bytes(gemm) + 1024)
 
 
 @pytest.mark.parametrize("chip", ["sm_87", "sm_90"])
@@ -28,11 +38,25 @@ def test_every_tile_fits_an_sm_and_covers_its_product(chip: str) -> None:
                 tried = bench.candidates(gemm, tokens, chip)
                 assert len(tried) == len(set(tried)) > 0, (name, gemm, tokens)
                 for tile in tried:
-                    assert tile.shared_bytes(gemm) * tile.resident <= bench.SHARED[chip]
+                    assert room(tile, gemm) <= ROOM[chip]
                     if isinstance(tile, FewTile):
                         assert tokens <= 8 * tile.nb
                     else:
                         assert covers(tile, gemm, tokens)
+
+
+@pytest.mark.parametrize("chip", ROOM)
+@pytest.mark.parametrize(("spare", "blocks"), [(0, 2), (-1, 1)])
+def test_two_blocks_of_an_sm_leave_the_hardware_a_kib_each(chip: str, spare: int, blocks: int) -> None:
+    @dataclass(frozen=True)
+    class Even:
+        stages: int = 4
+        resident: int = 1
+
+        def shared_bytes(self, gemm: Gemm) -> int:
+            return ROOM[chip] // 2 - 1024 - spare
+
+    assert _deepest(SimpleNamespace(arch=chip), Gemm(Q6_K, 2048, 2048), Even()).resident == blocks
 
 
 @pytest.mark.parametrize(("chip", "sms"), [("sm_87", 4), ("sm_87", 8), ("sm_87", 16), ("sm_90", 132)])
@@ -46,7 +70,7 @@ def test_what_is_picked_fits_an_sm_and_the_room_for_partial_sums(chip: str, sms:
                     for pick in [pick_tile] if chip == "sm_87" else bench.PICKS.values():
                         tile = pick(device, gemm, tokens)
                         at = (name, role, tokens, tile)
-                        assert tile.shared_bytes(gemm) * tile.resident <= bench.SHARED[chip], at
+                        assert room(tile, gemm) <= ROOM[chip], at
                         assert tile.scratch_bytes(gemm, tokens) <= scratch, at
                         assert 4 * tile.counters(gemm, tokens) <= counters, at
                         assert isinstance(tile, FewTile) or covers(tile, gemm, tokens), at
