@@ -97,9 +97,15 @@ _WARP_ERRORS: Mapping[str, WarpEsr] = MappingProxyType(
         "address-space": WarpEsr.INVALID_ADDR_SPACE,
         "out-of-range": WarpEsr.OOR_ADDR,
         "illegal": WarpEsr.ILLEGAL_INSTR_ENCODING,
+        "missing-lanes": WarpEsr.ILLEGAL_INSTR_PARAM,
+        "unnamed-lanes": WarpEsr.ILLEGAL_INSTR_PARAM,
     }
 )
-"""Warp error by the kind of a PTX fault; "unmapped" and "read-only" are MMU faults, "trap" is a breakpoint."""
+"""Warp error by the kind of a PTX fault; "unmapped" and "read-only" are MMU faults, "trap" is a breakpoint.
+
+Wrong member masks are undefined in PTX, and a GPU reports nothing: that they end the launch, and how, is the board's
+choice.
+"""
 
 _T1_CLIENTS = {name: number for number, name in MMU_CLIENTS_GPC.items()}
 

@@ -41,6 +41,8 @@ def registers(op: Operand, out: list[int]) -> None:
 
 MEMBER_MASK = {"shfl": 4, "vote": 2, "match": 2, "redux": 2, "elect": 1, "bar": 0, "barrier": 0}
 """The operand that names the lanes which must execute a `.sync` instruction together."""
+MET = "%"
+"""Before a base name: the pseudo instruction by which lanes that waited for others take their result."""
 BAR_RESULT = "%bar_result"
 """A pseudo instruction: reads the result of the bar.red before it."""
 
@@ -57,6 +59,12 @@ def is_warp_sync(ins: Ins) -> bool:
     if ins.base in ("bar", "barrier"):
         return "warp" in ins.mods
     return ins.base in MEMBER_MASK and "sync" in ins.mods
+
+
+def member_mask(ins: Ins) -> Operand | None:
+    """The operand that is the member mask of a `.sync` instruction; None means all lanes."""
+    at = MEMBER_MASK[ins.base]
+    return ins.operands[at] if at < len(ins.operands) else None
 
 
 def is_cta_barrier(ins: Ins) -> bool:
@@ -99,7 +107,7 @@ def can_wait(ins: Ins) -> bool:
 @dataclass
 class Block:
     """A basic block; `kind` is how it ends: "fall", "bra", "cond", "brx", "exit", "condexit",
-    "bar", or "meet" (the lanes of the next instruction's member mask meet first)."""
+    "bar", or "meet" (a `.sync` instruction; the next block is where lanes that had to wait take their result)."""
 
     index: int
     first_pc: int
@@ -128,13 +136,15 @@ class Flow:
     cross: int = 0
     spins: bool = False
     meets: bool = False
+    joins: dict[int, list[int]] = field(default_factory=dict)
+    """Blocks where branches join, and the blocks within those branches at which lanes may wait for others."""
 
     def is_uniform(self, reg: int) -> bool:
         return bool(self.uniform >> reg & 1)
 
 
 def _split(fn: Function, meets: frozenset[int]) -> list[Block]:
-    """Basic blocks; before the instructions at the body indices `meets` the lanes meet."""
+    """Basic blocks; at the instructions with the body indices `meets` the lanes meet."""
     blocks = [Block(0, 0)]
     labels: dict[str, int] = {}
     pc = 0
@@ -150,11 +160,13 @@ def _split(fn: Function, meets: frozenset[int]) -> list[Block]:
             continue
         if blocks[-1].end is not None:
             fresh()
-        if index in meets:
-            blocks[-1].kind, blocks[-1].end = "meet", item
-            blocks.append(Block(len(blocks), pc))
         block = blocks[-1]
         pc += 1
+        if index in meets:
+            block.kind, block.end = "meet", item
+            taken = [] if item.base in NO_RESULT else [item._replace(base=MET + item.base)]
+            blocks += [Block(len(blocks), pc - 1, taken), Block(len(blocks) + 1, pc)]
+            continue
         if item.base == "bra":
             block.kind, block.end = ("cond" if item.pred else "bra"), item
         elif item.base in ("ret", "exit") and item.pred is None:
@@ -191,7 +203,9 @@ def _split(fn: Function, meets: frozenset[int]) -> list[Block]:
                 raise PtxError(f"line {block.end.line}: {block.end.op} without its table of targets is not supported")
             block.targets = [labels[n] for n in names]
             block.succ = sorted(set(block.targets))
-        elif block.kind in ("fall", "bar", "condexit", "meet"):
+        elif block.kind == "meet":
+            block.succ = [nxt, nxt + 1]
+        elif block.kind in ("fall", "bar", "condexit"):
             block.succ = [nxt]
     return blocks
 
@@ -300,6 +314,8 @@ class _Divergence:
         self.divergent = 0
         self.ipdom = _post_dominators(blocks)
         self.branches: set[int] = set()
+        self.apart = 0
+        self.joins: list[tuple[Block, int, set[int]]] = []
         self.facts: list[tuple[Ins, int, int]] = []
         for b in blocks:
             for ins in [*b.body, *([b.end] if b.end else [])]:
@@ -380,12 +396,15 @@ class _Divergence:
         if poisoned:
             # Lanes may pass the join one group after the other.
             after = _reach(self.blocks, block.index, -1)
+            self.apart |= after
             for b in self.blocks:
                 if after >> b.index & 1:
                     b.diverged = True
                     defined |= b.define
             self.divergent |= defined
             return
+        if join < len(self.blocks):
+            self.joins.append((block, join, {b.index + 1 for b in members if b.kind == "meet"}))
         # Where ways meet, a lane's value is that of its own way; so is it where lanes wait while others run.
         shared = 1 << join if join < len(self.blocks) else 0
         for i, way in enumerate(ways):
@@ -426,23 +445,35 @@ def _mark_spins(blocks: list[Block]) -> bool:
     return found
 
 
-def _flow(fn: Function, meets: frozenset[int]) -> tuple[Flow, list[Block]]:
+def _flow(fn: Function, meets: frozenset[int]) -> Flow:
     blocks = _split(fn, meets)
     _liveness(blocks)
-    flow = Flow(fn, blocks)
+    flow = Flow(fn, blocks, meets=bool(meets))
     flow.spins = _mark_spins(blocks)
     flow.constants = _constants(fn)
-    flow.uniform = _Divergence(fn, blocks).run()
-    return flow, blocks
+    divergence = _Divergence(fn, blocks)
+    flow.uniform = divergence.run()
+    for block, join, waits in divergence.joins:
+        if waits and not divergence.apart >> block.index & 1:
+            flow.joins[join] = sorted(waits | set(flow.joins.get(join, ())))
+    return flow
+
+
+def _names_all(flow: Flow, ins: Ins) -> bool:
+    """Whether the member mask is known to be the whole warp."""
+    op = member_mask(ins)
+    if isinstance(op, Reg) and op.number in flow.constants:
+        op = flow.constants[op.number].operands[1]
+    return op is None or (isinstance(op, Imm) and int(op.value) & 0xFFFFFFFF == 0xFFFFFFFF)
 
 
 def analyse(fn: Function) -> Flow:
     """Split a kernel into blocks and compute what the code generator needs."""
-    flow, blocks = _flow(fn, frozenset())
-    apart = {id(ins) for b in blocks if b.diverged or flow.spins for ins in b.body if is_warp_sync(ins)}
+    flow = _flow(fn, frozenset())
+    syncs = [(b, ins) for b in flow.blocks for ins in b.body if is_warp_sync(ins)]
+    apart = {id(ins) for b, ins in syncs if b.diverged or flow.spins or not _names_all(flow, ins)}
     if apart:
-        flow, blocks = _flow(fn, frozenset(i for i, item in enumerate(fn.body) if id(item) in apart))
-        flow.meets = True
-    for block in blocks:
+        flow = _flow(fn, frozenset(i for i, item in enumerate(fn.body) if id(item) in apart))
+    for block in flow.blocks:
         flow.cross |= block.live_in
     return flow

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from tegrad.ptx.analysis import BAR_RESULT, MEMBER_MASK
+from tegrad.ptx.analysis import BAR_RESULT
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import Access, Frame, Slot, Status, fault_info
 from tegrad.ptx.rules import PRED, U32, Handler, mod
@@ -59,40 +59,6 @@ def emit_arrive_reduce(module: Module, op: str) -> None:
     f.store(after, at, Slot.REDUCE)
     f.ret()
     f.finish()
-
-
-def emit_meet(module: Module) -> None:
-    """tgx_meet(frame, mask, members): lanes of a member mask arrive; the last ones let the others go."""
-    f = Fn(module, "tgx_meet", "void", [("ptr", "frame"), ("i32", "mask"), ("i32", "members")], "nounwind")
-    frame, mask, members = f.args
-    met = f.or_(f.load("i32", frame, Frame.MET), mask)
-    blocked = f.or_(f.load("i32", frame, Frame.BLOCKED), mask)
-    missing = f.and_(f.and_(members, f.load("i32", frame, Frame.LIVE)), f.not_(met))
-    complete = f.icmp("eq", missing, f.const("i32", 0))
-    gone = f.select(complete, f.or_(members, mask), f.const("i32", 0))
-    f.store(members, frame, Frame.MEMBERS)
-    f.store(f.and_(met, f.not_(gone)), frame, Frame.MET)
-    f.store(f.and_(blocked, f.not_(f.and_(met, gone))), frame, Frame.BLOCKED)
-    f.ret()
-    f.finish()
-
-
-def rendezvous(e: "Emitter", ins: Ins) -> None:
-    """The end of a block before a `.sync` instruction of the warp: go on when all its members are here."""
-    f = e.f
-    index = MEMBER_MASK[ins.base]
-    members = scalar(e, ins.operands[index]) if len(ins.operands) > index else f.const("i32", -1)
-    e.flush()
-    nxt = e.block.succ[0]
-    missing = f.and_(f.and_(members, f.load("i32", e.frame, Frame.LIVE)), f.not_(e.mask))
-    wait, go = f.name_of("wait"), f.name_of("go")
-    f.condbr(f.icmp("ne", missing, f.const("i32", 0)), wait, go, False)
-    f.label(wait)
-    f.call_void("tgx_meet", e.frame, e.mask, members)
-    f.store(f.const("i32", nxt), e.next_slot)
-    f.br("park")
-    f.label(go)
-    e.jump(nxt)
 
 
 ALL_BARRIERS = 16

@@ -7,6 +7,7 @@ jumps while it is below that. Lanes that wait have their pc in the frame; `park`
 from tegrad.ptx.analysis import Block, Flow
 from tegrad.ptx.ir import Fn, V
 from tegrad.ptx.layout import LANES, SPIN_COST, Frame, Status
+from tegrad.ptx.meet import nobody_runs
 
 NOBODY = 0xFFFFFFFF
 
@@ -15,7 +16,8 @@ class Dispatcher:
     """The part of the emitter that moves lanes between blocks."""
 
     def __init__(self, f: Fn, flow: Flow) -> None:
-        self.f, self.flow = f, flow
+        self.f: Fn = f
+        self.flow: Flow = flow
         self.frame: V = f.args[0]
         self.block: Block = flow.blocks[0]
         self.mask: V = f.const("i32", 0)
@@ -49,14 +51,7 @@ class Dispatcher:
         f.condbr(f.icmp("eq", active, f.const("i32", 0)), "idle", "choose")
         f.label("idle")
         if self.flow.meets:
-            # Lanes that waited for members which have ended since.
-            met, members = f.load("i32", frame, Frame.MET), f.load("i32", frame, Frame.MEMBERS)
-            missing = f.and_(f.and_(members, live), f.not_(met))
-            free = f.and_(f.icmp("ne", f.and_(met, live), f.const("i32", 0)), f.icmp("eq", missing, f.const("i32", 0)))
-            with f.if_(free):
-                f.store(f.const("i32", 0), frame, Frame.MET)
-                f.store(f.and_(f.load("i32", frame, Frame.BLOCKED), f.not_(met)), frame, Frame.BLOCKED)
-                f.br("dispatch")
+            nobody_runs(f, frame)
         done = f.icmp("eq", live, f.const("i32", 0))
         f.ret(f.select(done, f.const("i32", Status.EXIT), f.const("i32", Status.BARRIER)))
         f.label("choose")

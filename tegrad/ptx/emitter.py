@@ -8,11 +8,11 @@ which other lanes wait: control stays in direct jumps while it is below that.
 from collections.abc import Callable
 
 from tegrad.ptx.analysis import Block, analyse
-from tegrad.ptx.control import rendezvous
 from tegrad.ptx.dispatch import Dispatcher
 from tegrad.ptx.errors import PtxError
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import LANES, STACK_ALIGN, Frame, Launch
+from tegrad.ptx.meet import hold, keys, rendezvous
 from tegrad.ptx.placement import Layout
 from tegrad.ptx.rules import U32, Handler, Rule, unsupported
 from tegrad.ptx.specials import TABLE as SPECIALS
@@ -41,6 +41,7 @@ class Emitter(Dispatcher):
         self.asynchronous = False
         """Whether it has mbarriers or bulk copies; `arrives`: whether its cp.async arrive at an mbarrier."""
         self.arrives = False
+        self.keys = keys(fn.body)
         self.counters = [[_length(b), 0, 0] for b in self.flow.blocks]
 
     # -- the function --------------------------------------------------------------------------------------------
@@ -65,6 +66,8 @@ class Emitter(Dispatcher):
         self.carry = None
         f.label(f"b{block.index}")
         self.mask = f.load("i32", self.mask_slot)
+        if block.index in self.flow.joins:
+            hold(self, block, self.flow.joins[block.index])
         self.count(block.index, self.mask)
         self.groups = {block.first_pc + index: group for index, group in groups(block).items()}
         for ins in block.body:
@@ -351,9 +354,9 @@ class Emitter(Dispatcher):
 
 
 def _length(block: Block) -> int:
-    """The instructions of a block, without pseudo ones; the end of a "meet" block belongs to the next block."""
+    """The instructions of a block, without pseudo ones."""
     pseudo = sum(i.base.startswith("%") for i in block.body)
-    return len(block.body) - pseudo + (block.end is not None and block.kind != "meet")
+    return len(block.body) - pseudo + (block.end is not None)
 
 
 def _part(ty: Ty, count: int) -> Ty:

@@ -221,6 +221,10 @@ class Plan:
             return "trap"
         if access == Access.ILLEGAL:
             return "illegal"
+        if access == Access.MISSING:
+            return "missing-lanes"
+        if access == Access.OUTSIDE:
+            return "unnamed-lanes"
         if address % size:
             return "misaligned"
         windows, memory = self.windows, self.memory

@@ -62,7 +62,7 @@ class Launch(IntEnum):
 
 
 class Frame(IntEnum):
-    """Offsets in a warp's frame."""
+    """Offsets in a warp's frame. What begins with MEET is in the frames of kernels whose lanes may have to meet."""
 
     LAUNCH = 0
     SHARED = 8
@@ -81,7 +81,7 @@ class Frame(IntEnum):
     ALL = 88
     MET = 92
     BAR_MASK = 96
-    MEMBERS = 160
+    HELD = 160
     RED_BARRIER = 164
     COPY_HEAD = 168
     COPY_COUNT = 172
@@ -90,7 +90,15 @@ class Frame(IntEnum):
     COPY_ARRIVES = 184
     PCS = 192
     TID = 320
-    REGS = 704
+    END = 704
+    MEET_MASK = 704
+    MEET_KEY = 832
+    MEET_PC = 960
+    MEET_FROM = 1088
+    MEET_VALUE = 1216
+    MEET_RESULT = 1472
+    MEET_GROUP = 1600
+    MEET_END = 1728
 
 
 class Slot(IntEnum):
@@ -153,13 +161,19 @@ class Space(IntEnum):
 
 
 class Access(IntEnum):
-    """Kinds of access in a fault record; TRAP and ILLEGAL have no address."""
+    """Kinds of access in a fault record; TRAP and ILLEGAL have no address.
+
+    MISSING and OUTSIDE are no accesses: their address is a member mask, and above it the lanes that did not come, or
+    that it does not name.
+    """
 
     READ = 0
     WRITE = 1
     ATOMIC = 2
     TRAP = 3
     ILLEGAL = 4
+    MISSING = 5
+    OUTSIDE = 6
 
 
 def fault_info(space: int, access: int, size: int) -> int:

@@ -16,6 +16,7 @@ from tegrad.ptx.errors import PtxError
 from tegrad.ptx.inline import expand_calls
 from tegrad.ptx.instructions import find
 from tegrad.ptx.launch import DEFAULT_WINDOWS, HOST, AbortFlag, Dim, Dims, Memory, Plan, Stats, Windows
+from tegrad.ptx.meet import branch_around
 from tegrad.ptx.parser import parse
 from tegrad.ptx.syntax import Function, Ins, Param, Source, Variable
 from tegrad.ptx.warpgroup import prepare
@@ -31,7 +32,7 @@ class Kernel:
     """One .entry function of a module."""
 
     def __init__(self, module: "Module", fn: Function) -> None:
-        fn = prepare(expand_calls(module.source, fn))
+        fn = branch_around(prepare(expand_calls(module.source, fn)))
         self.module, self.fn, self.name = module, fn, fn.name
         self.params: list[Param] = fn.params
         self.param_size = fn.param_size

@@ -118,7 +118,7 @@ def _init_cta(module: Module) -> None:
         live = f.select(f.icmp("uge", left, f.const("i32", LANES)), f.const("i32", FULL), partial)
         f.store(live, frame, Frame.LIVE)
         f.store(live, frame, Frame.ALL)
-        for off in (Frame.BLOCKED, Frame.FAULTED, Frame.STATE, Frame.ROTATE, Frame.MET, *COPIES):
+        for off in (Frame.BLOCKED, Frame.FAULTED, Frame.STATE, Frame.ROTATE, Frame.MET, Frame.HELD, *COPIES):
             f.store(f.const("i32", 0), frame, off)
         f.store(w, frame, Frame.WARP)
         f.store(f.const("i32", 1), frame, Frame.RESUME)
@@ -221,7 +221,8 @@ def _run_cta(module: Module) -> None:
         with f.if_(f.xor(f.load("i1", progress), f.const("i1", 1))):
             _settle(f, launch, slot, ON, progress)
         with f.if_(f.xor(f.load("i1", progress), f.const("i1", 1))):
-            f.ret(f.const("i32", 1))
+            stuck = f.call("tgx_stuck", "i1", 1, f.gep(slot, Slot.FRAMES), frame_size, warps)
+            f.ret(f.select(stuck, f.const("i32", 2), f.const("i32", 1)))
     f.do("unreachable")
     f.finish()
 

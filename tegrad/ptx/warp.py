@@ -1,17 +1,22 @@
 """Instructions that exchange values between the lanes of a warp (PTX ISA 9.7.9.6, 9.7.13): shfl, vote, match, redux.
 
-The `.sync` forms meet in `control.rendezvous` first where lanes may have diverged, so that the lanes of the member mask
-execute them together; here the lanes that run are the current mask.
+An instruction is two steps: what the lanes of its group have together, and what each lane makes of it. Where lanes may
+have diverged, or a mask names some of them only, they meet first (`meet.rendezvous`). A group that is complete runs
+both steps at once, on the lanes of the current mask. Lanes that had to wait gave their values (`give`), and run the
+second step only, with what was computed when the last of them came (`_told`).
 """
 
+from collections.abc import Callable
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from tegrad.ptx.analysis import MET, member_mask
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.lanes import each_lane, gather
-from tegrad.ptx.layout import LANES
+from tegrad.ptx.layout import LANES, Frame
 from tegrad.ptx.rules import PRED, U32, Handler, mod
 from tegrad.ptx.syntax import Imm, Ins, Operand, Pair
-from tegrad.ptx.types import Ty
+from tegrad.ptx.types import TYPES, Ty
 
 if TYPE_CHECKING:
     from tegrad.ptx.emitter import Emitter
@@ -32,21 +37,87 @@ def source_lane(mode: str, lane: int, b: int, c: int) -> tuple[int, bool]:
     return (j if ok else lane), ok
 
 
-def shfl(e: "Emitter", ins: Ins) -> None:
-    """shfl.sync.mode.b32 d|p, a, b, c, membermask."""
+class Action(IntEnum):
+    """What lanes that wait for each other will get; from REDUX on, an entry of REDUCTIONS."""
+
+    NOTHING = 0
+    SHFL = 1
+    VOTE = 2
+    MATCH = 3
+    REDUX = 4
+
+
+_ACTIONS = {"shfl": Action.SHFL, "vote": Action.VOTE, "match": Action.MATCH}
+REDUCTIONS = (
+    *((op, "u32") for op in ("add", "and", "or", "xor", "min", "max")), ("min", "s32"), ("max", "s32")
+)  # fmt: skip
+
+
+def action(ins: Ins) -> int:
+    """The action of a `.sync` instruction."""
+    if ins.base != "redux":
+        return _ACTIONS.get(ins.base, Action.NOTHING)
+    op, ty = _reduction(ins)
+    return Action.REDUX + REDUCTIONS.index((op, "s32" if ty.signed and op in ("min", "max") else "u32"))
+
+
+def give(e: "Emitter", ins: Ins) -> tuple[V, V]:
+    """What a lane leaves for the others: a value (i64), and the lane that it reads from."""
+    f = e.f
+    none = f.const("i32", 0)
+    if ins.base == "shfl":
+        return f.resize(e.read(ins.operands[1], U32), "i64", False), _source(e, ins)[0]
+    if ins.base == "vote":
+        return f.cast("zext", e.read(ins.operands[1], PRED), "i64"), none
+    if ins.base in ("match", "redux"):
+        value = e.read(ins.operands[1], TYPES[f"b{ins.types[-1].bits}"])
+        return f.resize(value, "i64", False), none
+    return f.const("i64", 0), none
+
+
+def _told(e: "Emitter") -> tuple[V, V]:
+    """What lanes that waited got, and their groups."""
+    return e.f.load("i32", e.frame, Frame.MEET_RESULT, LANES, 64), e.f.load("i32", e.frame, Frame.MEET_GROUP, LANES, 64)
+
+
+def _handlers(base: str, joined: Callable[..., V], finish: Callable[..., None]) -> dict[str, Handler]:
+    """An instruction, and the pseudo instruction of lanes that waited."""
+
+    def now(e: "Emitter", ins: Ins) -> None:
+        lanes = e.mask if base == "shfl" else members(e, ins)
+        finish(e, ins, joined(e, ins, lanes), lanes)
+
+    return {base: now, MET + base: lambda e, ins: finish(e, ins, *_told(e))}
+
+
+def _source(e: "Emitter", ins: Ins) -> tuple[V, V]:
+    """The lane that each lane reads from, and whether it is in range."""
     f = e.f
     mode = next(m for m in ins.mods if m in SHFL_MODES)
-    target, pred = _outputs(ins.operands[0])
-    a = f.splat(e.read(ins.operands[1], U32), LANES)
     b, c = ins.operands[2:4]
     if isinstance(b, Imm) and isinstance(c, Imm):
         moves = [source_lane(mode, i, int(b.value), int(c.value)) for i in range(LANES)]
-        e.write(target, f.shuffle(a, None, [j for j, _ in moves]), U32, ins)
-        e.write(pred, f.mask_vec(f.const("i32", sum(ok << i for i, (_, ok) in enumerate(moves)))), PRED, ins)
-        return
-    j, ok = _lanes(f, mode, e.read(b, U32), e.read(c, U32))
-    e.write(target, permute(f, a, j), U32, ins)
-    e.write(pred, ok, PRED, ins)
+        ok = f.mask_vec(f.const("i32", sum(ok << i for i, (_, ok) in enumerate(moves))))
+        return f.elements("i32", [j for j, _ in moves]), ok
+    return _lanes(f, mode, e.read(b, U32), e.read(c, U32))
+
+
+def _shfl_joined(e: "Emitter", ins: Ins, lanes: V) -> V:
+    """shfl.sync.mode.b32 d|p, a, b, c, membermask."""
+    f = e.f
+    a = f.splat(e.read(ins.operands[1], U32), LANES)
+    b, c = ins.operands[2:4]
+    if isinstance(b, Imm) and isinstance(c, Imm):
+        mode = next(m for m in ins.mods if m in SHFL_MODES)
+        return f.shuffle(a, None, [source_lane(mode, i, int(b.value), int(c.value))[0] for i in range(LANES)])
+    return permute(f, a, _source(e, ins)[0])
+
+
+def _shfl_finish(e: "Emitter", ins: Ins, value: V, lanes: V) -> None:
+    target, pred = _outputs(ins.operands[0])
+    e.write(target, value, U32, ins)
+    if pred is not None:
+        e.write(pred, _source(e, ins)[1], PRED, ins)
 
 
 def _lanes(f: Fn, mode: str, b: V, c: V) -> tuple[V, V]:
@@ -75,25 +146,27 @@ def permute(f: Fn, a: V, index: V) -> V:
     return gather(f, slot, offsets, f.const("i1", 1, LANES), a.el)
 
 
-def members(e: "Emitter", ins: Ins, op: Operand) -> V:
+def members(e: "Emitter", ins: Ins) -> V:
     """The lanes that take part: those that run, and are in the member mask."""
-    v = e.read(op, U32)
+    op = member_mask(ins)
+    v = e.f.const("i32", -1) if op is None or "sync" not in ins.mods else e.read(op, U32)
     lanes = e.lanes(ins)
     if v.n > 1:
         v = e.f.extract(v, e.f.intr_flag("cttz", lanes, False))
     return e.f.and_(lanes, v)
 
 
-def vote(e: "Emitter", ins: Ins) -> None:
+def _vote_joined(e: "Emitter", ins: Ins, lanes: V) -> V:
     """vote.sync.{all,any,uni}.pred p, q, mask and vote.sync.ballot.b32 d, q, mask."""
+    return e.f.and_(e.bits_of(e.read(ins.operands[1], PRED)), lanes)
+
+
+def _vote_finish(e: "Emitter", ins: Ins, bits: V, lanes: V) -> None:
     f = e.f
-    lanes = members(e, ins, ins.operands[2]) if mod(ins, "sync") else e.lanes(ins)
-    bits = f.and_(e.bits_of(e.read(ins.operands[1], PRED)), lanes)
-    zero = f.const("i32", 0)
     if mod(ins, "ballot"):
         e.write(ins.operands[0], bits, U32, ins)
         return
-    every, none = f.icmp("eq", bits, lanes), f.icmp("eq", bits, zero)
+    every, none = f.icmp("eq", bits, lanes), f.icmp("eq", bits, f.const("i32", 0))
     out = every if mod(ins, "all") else f.not_(none) if mod(ins, "any") else f.or_(every, none)
     e.write(ins.operands[0], out, PRED, ins)
 
@@ -107,16 +180,21 @@ IDENTITY = {"add": 0, "or": 0, "xor": 0, "and": -1}
 REDUCE = {"add": "add", "or": "or", "xor": "xor", "and": "and", "min": "min", "max": "max"}
 
 
-def redux(e: "Emitter", ins: Ins) -> None:
-    """redux.sync.op.type d, a, mask."""
-    f = e.f
+def _reduction(ins: Ins) -> tuple[str, Ty]:
     t = ins.types[-1]
     if t.kind == "f":
         raise NotImplementedError
-    op = next(m for m in ins.mods if m in REDUCE)
-    a = f.splat(e.read(ins.operands[1], t), LANES)
-    lanes = members(e, ins, ins.operands[2])
-    e.write(ins.operands[0], reduce(f, op, t, a, lanes), t, ins)
+    return next(m for m in ins.mods if m in REDUCE), t
+
+
+def _redux_joined(e: "Emitter", ins: Ins, lanes: V) -> V:
+    """redux.sync.op.type d, a, mask."""
+    op, t = _reduction(ins)
+    return reduce(e.f, op, t, e.f.splat(e.read(ins.operands[1], t), LANES), lanes)
+
+
+def _redux_finish(e: "Emitter", ins: Ins, value: V, lanes: V) -> None:
+    e.write(ins.operands[0], value, ins.types[-1], ins)
 
 
 def reduce(f: Fn, op: str, t: Ty, a: V, lanes: V) -> V:
@@ -147,32 +225,40 @@ def emit_match(module: Module, bits: int) -> None:
     f.finish()
 
 
-def match(e: "Emitter", ins: Ins) -> None:
+def _match_joined(e: "Emitter", ins: Ins, lanes: V) -> V:
     """match.any.sync d, a, mask; match.all.sync d|p, a, mask."""
-    f = e.f
     t = ins.types[-1]
+    a = e.f.splat(e.read(ins.operands[1], t), LANES)
+    return e.f.call(f"tgx_match_b{t.bits}", "i32", LANES, a, lanes)
+
+
+def _match_finish(e: "Emitter", ins: Ins, groups: V, lanes: V) -> None:
+    f = e.f
     target, pred = _outputs(ins.operands[0])
-    a = f.splat(e.read(ins.operands[1], t), LANES)
-    lanes = members(e, ins, ins.operands[2])
-    groups = f.call(f"tgx_match_b{t.bits}", "i32", LANES, a, lanes)
     if mod(ins, "any"):
         e.write(target, groups, U32, ins)
         return
-    first = f.extract(groups, f.intr_flag("cttz", lanes, False))
-    every = f.icmp("eq", first, lanes)
+    every = f.icmp("eq", groups, lanes)
     e.write(target, f.select(every, lanes, f.const("i32", 0)), U32, ins)
     e.write(pred, every, PRED, ins)
 
 
-def elect(e: "Emitter", ins: Ins) -> None:
+def _elect_joined(e: "Emitter", ins: Ins, lanes: V) -> V:
     """elect.sync d|p, mask: the lowest lane is the leader."""
-    f = e.f
+    return e.f.intr_flag("cttz", lanes, False)
+
+
+def _elect_finish(e: "Emitter", ins: Ins, leader: V, lanes: V) -> None:
     target, pred = _outputs(ins.operands[0])
-    leader = f.intr_flag("cttz", members(e, ins, ins.operands[1]), False)
     e.write(target, leader, U32, ins)
-    e.write(pred, f.icmp("eq", f.iota("i32", LANES), leader), PRED, ins)
+    e.write(pred, e.f.icmp("eq", e.f.iota("i32", LANES), leader), PRED, ins)
 
 
 HANDLERS: dict[str, Handler] = {
-    "shfl": shfl, "vote": vote, "activemask": activemask, "redux": redux, "match": match, "elect": elect,
-}  # fmt: skip
+    "activemask": activemask,
+    **_handlers("shfl", _shfl_joined, _shfl_finish),
+    **_handlers("vote", _vote_joined, _vote_finish),
+    **_handlers("match", _match_joined, _match_finish),
+    **_handlers("redux", _redux_joined, _redux_finish),
+    **_handlers("elect", _elect_joined, _elect_finish),
+}

@@ -768,6 +768,7 @@ def test_a_kernel_store_to_a_read_only_mapping_faults(rig: Rig) -> None:
         ("ld.global.u64 %n, [%a];", 4, WarpEsr.MISALIGNED_ADDR),
         ("st.global.u32 [%n], %w;", 0, WarpEsr.INVALID_ADDR_SPACE),
         ("ld.shared.u32 %w, [%w+1];", 0, WarpEsr.OOR_ADDR),
+        ("shfl.sync.idx.b32 %w, %w, 0, 31, 2;", 0, WarpEsr.ILLEGAL_INSTR_PARAM),
     ],
 )
 def test_warp_errors(rig: Rig, body: str, offset: int, esr: WarpEsr) -> None:

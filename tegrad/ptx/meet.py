@@ -1,0 +1,238 @@
+"""Lanes of a member mask meet before they execute a `.sync` instruction of the warp (PTX ISA 9.7.9.6, 9.7.13).
+
+The ISA makes a lane wait until all lanes of its mask that have not exited execute an instruction with the same
+qualifiers and the same mask. It does not say that it is the same place in the text: since Volta the two sides of a
+branch may exchange values, and lanes of one instruction may have different masks. Lanes that are all there go on at
+once (`rendezvous`). Else each leaves what it gives, its mask and the instruction's key in the frame and waits; whoever
+comes last has the results of the whole group computed there (`tgx_settle`), so that lanes take theirs when they run on.
+
+What the ISA leaves undefined ends the launch: a lane that its own mask does not name, and lanes that wait for others
+which cannot come.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tegrad.ptx.analysis import Block, is_warp_sync, member_mask
+from tegrad.ptx.ir import Fn, Module, V
+from tegrad.ptx.layout import LANES, Access, Frame, Status, WarpState, fault_info
+from tegrad.ptx.parser import split_op
+from tegrad.ptx.rules import U32
+from tegrad.ptx.syntax import Function, Ins, Label, Sym
+from tegrad.ptx.types import TYPES
+from tegrad.ptx.warp import REDUCTIONS, Action, action, give, permute, reduce
+
+if TYPE_CHECKING:
+    from tegrad.ptx.emitter import Emitter
+
+ACTION_BITS = 8
+"""A key is the instruction's action below its number among the kernel's different instructions."""
+
+
+def branch_around(fn: Function) -> Function:
+    """The function with branches in place of the predicates of `.sync` instructions: lanes without it do not come."""
+    if not any(isinstance(i, Ins) and i.pred is not None and is_warp_sync(i) for i in fn.body):
+        return fn
+    body: list[Ins | Label] = []
+    for index, item in enumerate(fn.body):
+        if isinstance(item, Label) or item.pred is None or not is_warp_sync(item):
+            body.append(item)
+            continue
+        register, negated = item.pred
+        after = f"$past{index}"
+        jump = Ins("bra", *split_op("bra"), (Sym(after),), (register, not negated), item.line)
+        body += [jump, item._replace(pred=None), Label(after)]
+    return replace(fn, body=body)
+
+
+def keys(body: Iterable[Ins | Label]) -> dict[str, int]:
+    """A number for each instruction by its qualifiers; lanes meet at equal ones."""
+    names = sorted({i.op for i in body if isinstance(i, Ins) and is_warp_sync(i)})
+    return {name: number << ACTION_BITS for number, name in enumerate(names)}
+
+
+def rendezvous(e: "Emitter", ins: Ins) -> None:
+    """The end of a block that is a `.sync` instruction: execute it if all its members are here, else wait for them."""
+    f = e.f
+    e.flush()
+    operand = member_mask(ins)
+    members = f.const("i32", -1) if operand is None else e.read(operand, U32)
+    first = members if members.n == 1 else f.extract(members, f.intr_flag("cttz", e.mask, False))
+    whole = f.icmp("eq", f.and_(first, f.load("i32", e.frame, Frame.LIVE)), e.mask)
+    if members.n > 1:
+        others = f.and_(f.mask_bits(f.icmp("ne", members, first)), e.mask)
+        whole = f.and_(whole, f.icmp("eq", others, f.const("i32", 0)))
+    result, after = e.block.succ
+    wait, go = f.name_of("wait"), f.name_of("go")
+    f.condbr(whole, go, wait, True)
+    f.label(wait)
+    known = dict(e.values)
+    given, source = give(e, ins)
+    _keep(f, e.frame, e.mask, Frame.MEET_VALUE, given)
+    _keep(f, e.frame, e.mask, Frame.MEET_FROM, source)
+    key = f.const("i32", e.keys[ins.op] | action(ins))
+    f.call_void("tgx_meet", e.frame, e.mask, f.splat(members, LANES), key, f.const("i32", e.pc))
+    f.store(f.const("i32", result), e.next_slot)
+    f.br("park")
+    e.values = known
+    f.label(go)
+    e.instruction(ins)
+    e.flush()
+    e.jump(after)
+
+
+def _keep(f: Fn, frame: V, mask: V, at: int, v: V) -> None:
+    """Store the values of some lanes in the frame."""
+    v = f.splat(v, LANES)
+    f.store(f.select(f.mask_vec(mask), v, f.load(v.el, frame, at, LANES, 64)), frame, at, 64)
+
+
+def emit_meet(module: Module) -> None:
+    """tgx_meet(frame, mask, members, key, pc): lanes arrive, each with its mask; those that are complete go on."""
+    params = [("ptr", "frame"), ("i32", "mask"), ("<32 x i32>", "members"), ("i32", "key"), ("i32", "pc")]
+    f = Fn(module, "tgx_meet", "void", params, "nounwind")
+    frame, mask, members, key, pc = f.args
+    for at, v in ((Frame.MEET_MASK, members), (Frame.MEET_KEY, key), (Frame.MEET_PC, pc)):
+        _keep(f, frame, mask, at, v)
+    for at in (Frame.MET, Frame.BLOCKED):
+        f.store(f.or_(f.load("i32", frame, at), mask), frame, at)
+    own = f.and_(members, f.bin("shl", f.const("i32", 1, LANES), f.iota("i32", LANES)))
+    outside = f.and_(f.mask_bits(f.icmp("eq", own, f.like(own, 0))), mask)
+    with f.if_(f.icmp("ne", outside, f.const("i32", 0)), False):
+        lane = f.intr_flag("cttz", outside, False)
+        _fault(f, frame, Access.OUTSIDE, lane, f.extract(members, lane), outside, pc)
+    f.call("tgx_settle", "i1", 1, frame)
+    f.ret()
+    f.finish()
+
+
+def _group(f: Fn, frame: V, lane: V) -> tuple[V, V, V]:
+    """The lanes that wait with the mask and the key of one of them; the mask and the key."""
+    masks, numbers = (f.load("i32", frame, at, LANES, 64) for at in (Frame.MEET_MASK, Frame.MEET_KEY))
+    mask, key = f.extract(masks, lane), f.extract(numbers, lane)
+    equal = f.and_(f.icmp("eq", masks, mask), f.icmp("eq", numbers, key))
+    return f.and_(f.mask_bits(equal), f.load("i32", frame, Frame.MET)), mask, key
+
+
+def _missing(f: Fn, frame: V, mask: V, group: V) -> V:
+    return f.and_(f.and_(mask, f.load("i32", frame, Frame.LIVE)), f.not_(group))
+
+
+def emit_settle(module: Module) -> None:
+    """tgx_settle(frame): let the groups go on that are complete; whether there was one."""
+    f = Fn(module, "tgx_settle", "i1", [("ptr", "frame")], "nounwind")
+    (frame,) = f.args
+    zero = f.const("i32", 0)
+    rest, some = f.alloca("i32"), f.alloca("i1")
+    f.store(f.load("i32", frame, Frame.MET), rest)
+    f.store(f.const("i1", 0), some)
+    with f.loop() as (_, end):
+        left = f.load("i32", rest)
+        f.leave(f.icmp("eq", left, zero), end)
+        group, mask, key = _group(f, frame, f.intr_flag("cttz", left, False))
+        f.store(f.and_(left, f.not_(group)), rest)
+        with f.if_(f.icmp("eq", _missing(f, frame, mask, group), zero)):
+            _deliver(f, frame, group, f.and_(key, f.const("i32", (1 << ACTION_BITS) - 1)))
+            # Lanes held where branches join look again.
+            f.store(f.and_(f.load("i32", frame, Frame.MET), f.not_(group)), frame, Frame.MET)
+            free = f.or_(group, f.load("i32", frame, Frame.HELD))
+            f.store(f.and_(f.load("i32", frame, Frame.BLOCKED), f.not_(free)), frame, Frame.BLOCKED)
+            f.store(zero, frame, Frame.HELD)
+            f.store(f.const("i1", 1), some)
+    f.ret(f.load("i1", some))
+    f.finish()
+
+
+def _deliver(f: Fn, frame: V, group: V, which: V) -> None:
+    """Compute what each lane of a group gets, from what all of them gave."""
+    given = f.load("i64", frame, Frame.MEET_VALUE, LANES, 64)
+    words = f.cast("trunc", given, "i32")
+    out = f.alloca("<32 x i32>", 64)
+    f.store(f.splat(f.intr_flag("cttz", group, False), LANES), out, 0, 64)
+
+    def when(number: int, result: V) -> None:
+        f.store(f.select(f.icmp("eq", which, f.like(which, number)), result, f.load("i32", out, 0, LANES, 64)), out)
+
+    when(Action.SHFL, permute(f, words, f.load("i32", frame, Frame.MEET_FROM, LANES, 64)))
+    when(Action.VOTE, f.splat(f.and_(f.mask_bits(f.icmp("ne", words, f.like(words, 0))), group), LANES))
+    when(Action.MATCH, f.call("tgx_match_b64", "i32", LANES, given, group))
+    for number, (op, ty) in enumerate(REDUCTIONS, Action.REDUX):
+        when(number, f.splat(reduce(f, op, TYPES[ty], words, group), LANES))
+    _keep(f, frame, group, Frame.MEET_RESULT, f.load("i32", out, 0, LANES, 64))
+    _keep(f, frame, group, Frame.MEET_GROUP, group)
+
+
+def _fault(f: Fn, frame: V, access: Access, lane: V, mask: V, lanes: V, pc: V) -> None:
+    """End the launch; the address of the fault is the member mask, and above it the lanes that are wrong."""
+    wide, high = (f.resize(v, "i64", False) for v in (mask, lanes))
+    address = f.or_(wide, f.bin("shl", high, f.like(high, 32)))
+    f.call_void("tgx_fault", frame, address, lane, f.const("i32", fault_info(0, access, 0)), pc)
+
+
+def emit_unmet(module: Module) -> None:
+    """tgx_unmet(frame): end the launch because the lanes that wait will never be complete."""
+    f = Fn(module, "tgx_unmet", "void", [("ptr", "frame")], "nounwind cold")
+    (frame,) = f.args
+    lane = f.intr_flag("cttz", f.load("i32", frame, Frame.MET), False)
+    group, mask, _ = _group(f, frame, lane)
+    pc = f.extract(f.load("i32", frame, Frame.MEET_PC, LANES, 64), lane)
+    _fault(f, frame, Access.MISSING, lane, mask, _missing(f, frame, mask, group), pc)
+    f.ret()
+    f.finish()
+
+
+def emit_stuck(module: Module) -> None:
+    """tgx_stuck(frames, size, count): whether the warps of a CTA wait for barriers that lanes which wait for others of
+    their warp would have to reach; the launch is then ended."""
+    f = Fn(module, "tgx_stuck", "i1", [("ptr", "frames"), ("i64", "size"), ("i32", "count")], "nounwind cold")
+    frames, size, count = f.args
+
+    def frame_of(w: V) -> V:
+        return f.gep(frames, f.mul(f.resize(w, "i64", False), size))
+
+    with f.for_(count) as w:
+        state = f.load("i32", frame_of(w), Frame.STATE)
+        with f.if_(f.icmp("eq", state, f.like(state, WarpState.READY))):
+            f.ret(f.const("i1", 0))
+    with f.for_(count) as w:
+        frame = frame_of(w)
+        waits = f.icmp("ne", f.load("i32", frame, Frame.MET), f.like(count, 0))
+        with f.if_(f.and_(waits, f.icmp("ne", f.load("i32", frame, Frame.LIVE), f.like(count, 0)))):
+            f.call_void("tgx_unmet", frame)
+            f.ret(f.const("i1", 1))
+    f.ret(f.const("i1", 0))
+    f.finish()
+
+
+def nobody_runs(f: Fn, frame: V) -> None:
+    """In the dispatcher, where no lane can run: go on with groups that became complete because lanes have exited."""
+    met = f.load("i32", frame, Frame.MET)
+    with f.if_(f.icmp("ne", met, f.const("i32", 0))):
+        with f.if_(f.call("tgx_settle", "i1", 1, frame)):
+            f.br("dispatch")
+        # A barrier of the block may still bring the lanes that are missing.
+        meeting = f.or_(met, f.load("i32", frame, Frame.HELD))
+        with f.if_(f.icmp("eq", f.and_(f.load("i32", frame, Frame.LIVE), f.not_(meeting)), f.const("i32", 0))):
+            f.call_void("tgx_unmet", frame)
+            f.ret(f.const("i32", Status.YIELD))
+
+
+def hold(e: "Emitter", block: Block, waits: list[int]) -> None:
+    """At the start of a block where branches join: lanes do not pass it while others wait within the branches.
+
+    Nothing after it is made for some of the lanes only. `waits` are the blocks at which lanes of the branches wait."""
+    f, frame = e.f, e.frame
+    zero = f.const("i32", 0)
+    met = f.load("i32", frame, Frame.MET)
+    with f.if_(f.icmp("ne", met, zero), False):
+        pcs = f.load("i32", frame, Frame.PCS, LANES, 64)
+        inside = f.icmp("eq", pcs, f.like(pcs, waits[0]))
+        for at in waits[1:]:
+            inside = f.or_(inside, f.icmp("eq", pcs, f.like(pcs, at)))
+        with f.if_(f.icmp("ne", f.and_(f.mask_bits(inside), met), zero)):
+            for at in (Frame.HELD, Frame.BLOCKED):
+                f.store(f.or_(f.load("i32", frame, at), e.mask), frame, at)
+            f.call("tgx_settle", "i1", 1, frame)
+            f.store(f.const("i32", block.index), e.next_slot)
+            f.br("park")
