@@ -1,7 +1,9 @@
 """How long it takes until a model's weights lie packed on the device, and how the reading is best cut.
 
-    python -m tegrad.bench.loading MODEL.gguf                    three loads, the first perhaps from a cold page cache
-    python -m tegrad.bench.loading MODEL.gguf --readers 2 4 8 --mib 4 8 32
+    tegrad bench loading MODEL.gguf                    three loads, the first perhaps from a cold page cache
+    tegrad bench loading MODEL.gguf --readers 2 --readers 8 --mib 4 --mib 32
+
+`python -m tegrad.bench.loading` is the same with lists: `--readers 2 4 8 --mib 4 8 32`.
 
 A load is opening the file, allocating every buffer, reading, copying and repacking, to the last repacked byte on the
 device. Times are the clock's on the wall.

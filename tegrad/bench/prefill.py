@@ -1,10 +1,12 @@
 """How fast prompts and batches of sequences are: each product on tensor cores, attention, and the whole.
 
-    python -m tegrad.bench.prefill 1b-q6k 8b-q4k                 a line a product and number of tokens
-    python -m tegrad.bench.prefill 1b-q6k --tokens 512 --sweep 5  the best 5 tiles of each
-    python -m tegrad.bench.prefill 1b-q6k --attention 0 4096      attention of a chunk behind so many positions
-    python -m tegrad.bench.prefill --file MODEL.gguf              tokens per second of a prompt of 512, and of batches
-    ... --pick wgmma                                              with Hopper's own instructions for many tokens
+    tegrad bench prefill 1b-q6k 8b-q4k                         a line a product and number of tokens
+    tegrad bench prefill 1b-q6k --tokens 512 --sweep 5         the best 5 tiles of each
+    tegrad bench prefill 1b-q6k --attention 0 --attention 4096   attention of a chunk behind so many positions
+    tegrad bench prefill --file MODEL.gguf                     tokens per second of a prompt of 512, and of batches
+    ... --pick wgmma                                           with Hopper's own instructions for many tokens
+
+`python -m tegrad.bench.prefill` is the same with lists: `--tokens 8 512 --attention 0 4096`.
 
 Each product runs as prompts and batches launch it, in a recording of dependent launches that go through so many copies
 of the weights that none is in a cache when its turn comes again. A time is the GPU's, the slope between recordings of
@@ -364,8 +366,8 @@ def measured(bench: Bench, asked: argparse.Namespace, ways: Ways) -> Iterator[Ro
             yield bench.attention(model, config, max(asked.tokens), depth)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print what prompts and batches cost on this machine's GPU."""
+def parser() -> argparse.ArgumentParser:
+    """The command line of `main`."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", nargs="*", help="SHAPE-KIND, such as 1b-q6k; as in tegrad.bench.models")
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS), help="tokens of a chunk or batch")
@@ -376,7 +378,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--overlap", action="store_true", help="launches wait by themselves for the one before")
     parser.add_argument("--file", type=Path, help="a model, for whole prompts and batches")
     parser.add_argument("--json", action="store_true", help="a JSON list on the last line")
-    asked = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print what prompts and batches cost on this machine's GPU."""
+    asked = parser().parse_args(arguments)
     ways = Ways(PICKS[asked.pick], {**FORMS, **HOPPER}[asked.boundary], asked.overlap)
     rows = []
     with opened() as device:

@@ -150,7 +150,7 @@ def quality(
         list[str] | None, typer.Argument(help="Models, such as 1b-q6k or small-1b-q6k; all small ones if left out.")
     ] = None,
     engine: Annotated[list[str] | None, typer.Option(help="Engines; all if left out.")] = None,
-    tokens: Annotated[int, typer.Option(min=8, help="Tokens that are fed.")] = 96,
+    tokens: Annotated[int, typer.Option(min=8, help="Tokens that are fed.")] = 480,
     results: Root = DEFAULT,
 ) -> None:
     """Compare our logits, and CPU llama.cpp's, with exact ones; exit code 1 if ours are further from them."""
@@ -246,6 +246,63 @@ def attention(
     asked = ["--depths", *map(str, depths)] if depths else []
     asked += ["--cache", cache, "--sequences", str(sequences), "--sweep", str(sweep), "--boundary", boundary]
     main([*models, *asked, *(["--json"] if json_ else [])])
+
+
+@app.command()
+def prefill(
+    models: Annotated[list[str] | None, typer.Argument(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="A GGUF file, for whole prompts and batches.")
+    ] = None,
+    tokens: Annotated[list[int] | None, typer.Option(help="Tokens of a chunk or batch; 8, 32, 128, 512.")] = None,
+    depths: Annotated[
+        list[int] | None, typer.Option("--attention", help="Also attention behind so many positions.")
+    ] = None,
+    sweep: Annotated[int, typer.Option(help="Try every tile of each product, print so many of the best.")] = 0,
+    pick: Annotated[str, typer.Option(help="The instruction for many tokens: mma, or wgmma on Hopper.")] = "mma",
+    boundary: Annotated[str, typer.Option(help="A form of `tegrad bench boundaries`.")] = "chain-lean",
+    overlap: Annotated[bool, typer.Option("--overlap", help="Launches wait by themselves.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
+) -> None:
+    """What prompts and batches cost: each product on tensor cores, attention, and all of it, of a file.
+
+    \b
+    tegrad bench prefill 1b-q6k
+    tegrad bench prefill 1b-q6k --tokens 512 --sweep 5
+    tegrad bench prefill 1b-q6k --attention 0 --attention 4096
+    tegrad bench prefill --file model.gguf
+    """
+    from tegrad.bench.models import parse
+    from tegrad.bench.prefill import main
+
+    if not models and file is None:
+        raise typer.BadParameter("name a model, such as 1b-q6k, or a --file")
+    for model in models or ():
+        parse(model)
+    lists = {"--tokens": tokens, "--attention": depths}
+    asked = [word for option, values in lists.items() if values for word in (option, *map(str, values))]
+    asked += ["--sweep", str(sweep), "--pick", pick, "--boundary", boundary, *(["--file", str(file)] if file else [])]
+    main([*(models or ()), *asked, *(["--overlap"] if overlap else []), *(["--json"] if json_ else [])])
+
+
+@app.command()
+def loading(
+    model: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A GGUF file.")],
+    readers: Annotated[list[int] | None, typer.Option(min=1, help="Threads that read.")] = None,
+    mib: Annotated[list[int] | None, typer.Option(min=1, help="MiB that a thread reads at once.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
+) -> None:
+    """How long it takes until a model's weights lie packed on the device: three loads of every cut.
+
+    \b
+    tegrad bench loading model.gguf
+    tegrad bench loading model.gguf --readers 2 --readers 8 --mib 4 --mib 32 --json
+    """
+    from tegrad.bench.loading import main
+
+    lists = {"--readers": readers, "--mib": mib}
+    asked = [word for option, values in lists.items() if values for word in (option, *map(str, values))]
+    main([str(model), *asked, *(["--json"] if json_ else [])])
 
 
 @app.command()

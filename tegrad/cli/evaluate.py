@@ -44,8 +44,8 @@ def evaluate(
     """Print a model's held-out bits per byte and the share of sampled words that occur in the corpus.
 
     \b
-    tegrad eval                                the shipped model, in numpy
-    tegrad eval --device NV --documents 1      on the GPU, or an emulated Orin: with our kernels, as tegrad run
+    tegrad eval                             the shipped model, in numpy
+    tegrad eval --device NV --documents 1   on the GPU, or an emulated Orin
     tegrad eval model.gguf --text held-out.txt --words known.txt --json
     """
     path = model or models.SMALL

@@ -5,19 +5,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
 from tiny_llama import TYPE, Shape, write
 
-from tegrad.bench import loading
+from tegrad.cli.bench import app
 from tegrad.llm import stream
 
 pytestmark = pytest.mark.board
 
 
-def test_loads_of_every_cut_are_timed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_loads_of_every_cut_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb:14GiB")
     monkeypatch.setenv("HCQDEV_WAIT_TIMEOUT_MS", "60000")
     path = write(tmp_path / "model.gguf", Shape(dim=64, ffn=64, heads=1, kv_heads=1, layers=1), TYPE.Q8_0)
@@ -30,9 +29,16 @@ def test_loads_of_every_cut_are_timed(
         plain(self, pieces, arrived)  # type: ignore[arg-type]
 
     monkeypatch.setattr(stream.Stream, "run", run)
-    loading.main([str(path), "--readers", "1", "3", "--mib", "2", "--json"])
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])
+    command = ["loading", str(path), "--readers", "1", "--readers", "3", "--mib", "2", "--json"]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    rows = json.loads(done.output.splitlines()[-1])
     assert seen == [(1, 2 << 20)] * 3 + [(3, 2 << 20)] * 3
     assert [(row["readers"], row["mib"]) for row in rows] == [(1, 2)] * 3 + [(3, 2)] * 3
     assert all(0 < row["first"] <= row["seconds"] for row in rows)
     assert before == (stream.READERS, stream.BLOCKS, stream.PIECE)
+
+
+def test_a_load_needs_a_file() -> None:
+    done = CliRunner().invoke(app, ["loading", "/nowhere/model.gguf"])
+    assert done.exit_code == 2
+    assert "does not exist" in done.output

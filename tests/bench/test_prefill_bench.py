@@ -8,13 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
 from tiny_llama import TYPE, Shape, write
 
 from tegrad.bench import prefill as bench
-from tegrad.bench.models import SHAPES
+from tegrad.bench.models import SHAPES, ModelNameError
 from tegrad.bench.models import Shape as Published
+from tegrad.cli.bench import app
 from tegrad.llm.gemm import FewTile, Gemm, Tile, WgmmaTile, _deepest, pick_tile, scratch_bound
 from tegrad.llm.gguf import F16, F32, Q6_K, Q8_0
 
@@ -84,9 +86,7 @@ def covers(tile: Tile | WgmmaTile, gemm: Gemm, tokens: int) -> bool:
 
 
 @pytest.mark.board
-def test_the_products_are_those_of_a_prompt_and_are_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_products_are_those_of_a_prompt_and_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb")
     monkeypatch.setenv("DEV", "NV")
     monkeypatch.setenv("HCQDEV_WAIT_TIMEOUT_MS", "60000")
@@ -97,10 +97,34 @@ def test_the_products_are_those_of_a_prompt_and_are_measured(
     with bench.opened() as device, monkeypatch.context() as patch:
         patch.setattr("tegrad.llm.rows.Programs", lambda device: lambda name, **how: None)  # launches that nobody runs
         assert planned(device, tmp_path) == {gemm for gemm, _ in bench.gemms(TINY.config, Q6_K).values()}
-    bench.main(["tiny-q6k", "--tokens", "8", "--attention", "0", "--json"])
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])
+    command = ["prefill", "tiny-q6k", "--tokens", "8", "--attention", "0", "--json"]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    rows = json.loads(done.output.splitlines()[-1])
     assert [row["role"] for row in rows] == ["qkv", "output", "gate", "down", "logits", "attention"]
     assert all(row["us"] == pytest.approx(row["bytes"] / row["gb_s"] / 1e3) for row in rows)
+
+
+def test_the_command_hands_every_option_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given: list[list[str]] = []
+    monkeypatch.setattr(bench, "main", given.append)
+    (path := tmp_path / "model.gguf").touch()
+    every = ["--tokens", "8", "--tokens", "32", "--attention", "0", "--attention", "64", "--sweep", "3"]
+    every += ["--pick", "wgmma", "--boundary", "chain", "--overlap", "--file", str(path), "--json"]
+    assert CliRunner().invoke(app, ["prefill", "1b-q6k", "8b-q4k", *every]).exit_code == 0
+    asked = bench.parser().parse_args(given[0])
+    assert (asked.models, asked.tokens, asked.attention) == (["1b-q6k", "8b-q4k"], [8, 32], [0, 64])
+    assert (asked.sweep, asked.pick, asked.boundary, asked.file) == (3, "wgmma", "chain", path)
+    assert asked.overlap
+    assert asked.json
+    assert CliRunner().invoke(app, ["prefill", "1b-q6k"]).exit_code == 0
+    assert bench.parser().parse_args(given[1]) == bench.parser().parse_args(["1b-q6k"])
+
+
+def test_a_command_without_a_model_or_with_a_wrong_one_is_refused() -> None:
+    done = CliRunner().invoke(app, ["prefill"])
+    assert done.exit_code == 2
+    assert "name a model" in done.output
+    assert isinstance(CliRunner().invoke(app, ["prefill", "1b-q7"]).exception, ModelNameError)
 
 
 def planned(device: object, folder: Path) -> set[Gemm]:
