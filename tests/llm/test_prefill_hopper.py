@@ -11,14 +11,15 @@ pytestmark = [pytest.mark.board, pytest.mark.long]
 SHAPE = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=2)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("overlap", "pick"), [(False, "mma"), (True, "mma"), (True, "wgmma")])
 def test_hoppers_builds_compute_prompts_and_batches(
-    overlap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overlap: bool, pick: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEGRAD_BOARD", "gh100")
     monkeypatch.setenv("DEV", "NV")
     from tegrad.bench.boundaries import opened
     from tegrad.llm.batch import Batch
+    from tegrad.llm.gemm import PICKS
     from tegrad.llm.packed import PackedModel
     from tegrad.llm.reference import Reference
     from tegrad.llm.rows import floats
@@ -29,7 +30,7 @@ def test_hoppers_builds_compute_prompts_and_batches(
     with (
         opened() as device,
         PackedModel.load(path, "NV") as model,
-        Batch(model, slots=2, positions=48, sizes=(8, 40), overlap=overlap) as batch,
+        Batch(model, slots=2, positions=48, sizes=(8, 40), pick=PICKS[pick], overlap=overlap) as batch,
     ):
         for size in (40, 7):
             batch.prefill.run(tokens[:size])

@@ -24,11 +24,10 @@ static __device__ __forceinline__ void multiply(float (&sum)[BM / 2], unsigned s
         weights(tile, n + 8, unit, step * UNITS + unit, t, high);
 #pragma unroll
         for (int s = 0; s < 4; s++) a[s][0] = low[s][0], a[s][1] = high[s][0], a[s][2] = low[s][1], a[s][3] = high[s][1];
-        warpgroup_begin();
+        warpgroup_begin(sum, a);
 #pragma unroll
         for (int s = 0; s < 4; s++) Product<BM>::run(sum, a[s], described(stage + unit * X_BYTES + 32 * s));
-        warpgroup_commit();
-        warpgroup_wait();
+        warpgroup_wait(sum);
     }
 }
 

@@ -3,9 +3,27 @@
 // rows g and g + 8, columns 8j + 2t and 8j + 2t + 1. b: rows of 64 halves, of which a swizzle of 128 bytes is taken.
 #pragma once
 
-static __device__ __forceinline__ void warpgroup_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-static __device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-static __device__ __forceinline__ void warpgroup_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+// Sums are made before this, and read after it: the compiler may not move what writes or reads them across.
+template <int N> static __device__ __forceinline__ void settle(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// Sums and fragments that are written are the products' from here on, until the wait.
+template <int N, int S> static __device__ __forceinline__ void warpgroup_begin(float (&d)[N], unsigned (&a)[S][4]) {
+    settle(d);
+#pragma unroll
+    for (int s = 0; s < S; s++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) asm volatile("" : "+r"(a[s][i])::"memory");
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+template <int N> static __device__ __forceinline__ void warpgroup_wait(float (&d)[N]) {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    settle(d);
+}
 
 // What ordinary and asynchronous copies stored in shared memory is seen by the products that follow.
 static __device__ __forceinline__ void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

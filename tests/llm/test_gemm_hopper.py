@@ -1,0 +1,88 @@
+"""Products by Hopper's own instructions, against float64 on the same weights, on a board of that chip."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conftest import close_device
+from gemm_operands import check, product
+
+from tegrad.llm.gemm import Gemm, Tile, WgmmaTile
+from tegrad.llm.gguf import BF16, BLOCK_TYPES, F16, F32, Q4_0, Q5_K, Q6_K, Q8_0
+
+pytestmark = pytest.mark.board
+
+
+@pytest.fixture(scope="module", params=["", pytest.param("5", marks=pytest.mark.long)], ids=["", "race"])
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A board of Hopper's, and one whose engines take liberties."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TEGRAD_BOARD", "gh100")
+        patch.setenv("HCQDEV_WAIT_TIMEOUT_MS", "60000")
+        if request.param:
+            patch.setenv("TEGRAD_RACE", request.param)
+        import tegrad.nv
+
+        tegrad.nv.install()
+        yield "NV"
+        gc.collect()
+        close_device()
+
+
+SMALL = WgmmaTile(32, 64, stages=3)
+SHORT = {
+    "6 bits, a tail of tokens and rows": (Gemm(Q6_K, 100, 768), SMALL, 45, 48),
+    "one stage of columns": (Gemm(BF16, 70, 64), WgmmaTile(32, 64), 17, 32),
+    "gated halves, split columns": (
+        Gemm(Q8_0, 96, 512, gated=True, activation="silu", half_out=True),
+        WgmmaTile(64, 128, stages=2, splits=2),
+        50,
+        64,
+    ),
+}
+MORE = {
+    **{kind.name: (Gemm(kind, 100, 768), SMALL, 45, 48) for kind in BLOCK_TYPES.values()},
+    "split columns, residual, bias": (
+        Gemm(Q6_K, 40, 1024, add=True, bias=True),
+        WgmmaTile(32, 64, units=2, stages=2, splits=3),
+        33,
+        48,
+    ),
+    "three warpgroups, two runs a stage": (Gemm(Q5_K, 70, 768), WgmmaTile(64, 192, units=2, stages=2), 40, 64),
+    "four runs a stage": (Gemm(Q6_K, 70, 1024), WgmmaTile(32, 128, units=4, stages=2), 40, 64),
+    "128 tokens": (Gemm(Q6_K, 70, 512), WgmmaTile(128, 64, stages=3), 131, 160),
+    "256 tokens": (Gemm(F16, 70, 512), WgmmaTile(256, 64, stages=2), 300, 300),
+    "one token, a tail of runs": (Gemm(Q4_0, 70, 704), WgmmaTile(32, 64), 1, 32),
+    "three runs of floats": (Gemm(F32, 70, 192), WgmmaTile(32, 64), 17, 32),
+    "four warpgroups": (Gemm(Q8_0, 300, 512, add=True), WgmmaTile(32, 256, stages=3), 40, 64),
+}
+
+
+@pytest.mark.parametrize(("gemm", "tile", "tokens", "most"), list(SHORT.values()), ids=list(SHORT))
+def test_warpgroups_multiply_within_half_precision(
+    opened: Any, operands: Any, gemm: Gemm, tile: WgmmaTile, tokens: int, most: int
+) -> None:
+    ours, expected = product(opened, operands, gemm, tile, tokens, most)
+    check(ours, expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("gemm", "tile", "tokens", "most"), list(MORE.values()), ids=list(MORE))
+def test_warpgroups_multiply_every_format_and_shape(
+    opened: Any, operands: Any, gemm: Gemm, tile: WgmmaTile, tokens: int, most: int
+) -> None:
+    ours, expected = product(opened, operands, gemm, tile, tokens, most)
+    check(ours, expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["Q6_K", "256 tokens"])
+def test_warpgroups_add_as_warps_do(opened: Any, operands: Any, name: str) -> None:
+    """The same sums in the same order, in the engine, by a kernel that shares little with it."""
+    gemm, tile, tokens, most = MORE[name]
+    ours, _ = product(opened, operands, gemm, tile, tokens, most)
+    twin, _ = product(opened, operands, gemm, Tile(32, 64, 16, 32, stages=tile.stages), tokens, most)
+    assert (ours == twin).all()
