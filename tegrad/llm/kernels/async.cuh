@@ -23,7 +23,8 @@ template <int KEEP> static __device__ __forceinline__ void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(KEEP) : "memory");
 }
 
-// d += a b: a 16 x 16 (rows g and g + 8; columns 2t, 2t + 1, and the same + 8), b 16 x 8 (column g), g = lane / 4, t = lane % 4.
+// d += a b: a 16 x 16 (rows g and g + 8; columns 2t, 2t + 1, and the same + 8), b 16 x 8 (column g), g = lane / 4,
+// t = lane % 4.
 // d: rows g and g + 8, columns 2t, 2t + 1.
 static __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -31,8 +32,8 @@ static __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4]
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Activations that are halves lie in the order in which fragments take them: of each 16, the pairs 0, 2, 4, 6 and then the
-// pairs 1, 3, 5, 7, so that thread t of a group of four gets columns 4t .. 4t + 3 of what ldmatrix loads.
+// Activations that are halves lie in the order in which fragments take them: of each 16, the pairs 0, 2, 4, 6 and then
+// the pairs 1, 3, 5, 7, so that thread t of a group of four gets columns 4t .. 4t + 3 of what ldmatrix loads.
 static __host__ __device__ __forceinline__ constexpr int fragment_order(int column) {
     return (column & ~15) | (column & 2) << 2 | (column & 12) >> 1 | (column & 1);
 }
@@ -40,7 +41,8 @@ static __host__ __device__ __forceinline__ constexpr int fragment_order(int colu
 // A float as a half; what does not fit becomes the largest one.
 static __device__ __forceinline__ float fitting(float value) { return fminf(fmaxf(value, -65504.0f), 65504.0f); }
 
-// Four 8 x 8 matrices of halves, a row of 16 bytes at the address of each lane: lane 4g + t gets columns 2t, 2t + 1 of row g.
+// Four 8 x 8 matrices of halves, a row of 16 bytes at the address of each lane: lane 4g + t gets columns 2t, 2t + 1 of
+// row g.
 template <bool TRANSPOSED> static __device__ __forceinline__ void load_matrices(unsigned (&r)[4], unsigned at) {
     if constexpr (TRANSPOSED)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"

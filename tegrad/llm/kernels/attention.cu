@@ -1,7 +1,7 @@
 // Attention of one new token of each sequence, from the product with q, k and v to the input of the output matrix.
 //
-// Grid (SPLITS, KV_HEADS, sequences), 32 * ATTENTION_WARPS threads: CTAs beyond the parts that the position asks for leave
-// at once, as do those of sequences that are not active. attention.cuh tells the work of a CTA and the macros.
+// Grid (SPLITS, KV_HEADS, sequences), 32 * ATTENTION_WARPS threads: CTAs beyond the parts that the position asks for
+// leave at once, as do those of sequences that are not active. attention.cuh tells the work of a CTA and the macros.
 //   qkv        float32 (sequences, HEADS + 2 * KV_HEADS, HEAD_DIM): queries, then keys, then values
 //   *_norm     float32 (HEAD_DIM), read where QK_NORM
 //   rope       float32 (2, ROPE_POSITIONS, ROPE_PAIRS): cosines, sines; read where ROPE
@@ -24,8 +24,9 @@
 #endif
 
 extern "C" __global__ void __launch_bounds__(attend::THREADS)
-attention(const State *states, const float *qkv, const float *q_norm, const float *k_norm, const float *rope, void *k, void *v,
-          __half *k_scale, __half *v_scale, float *workspace, unsigned *counters, float *x, signed char *q, float *s) {
+attention(const State *states, const float *qkv, const float *q_norm, const float *k_norm, const float *rope, void *k,
+          void *v, __half *k_scale, __half *v_scale, float *workspace, unsigned *counters, float *x, signed char *q,
+          float *s) {
     using namespace attend;
     // State, rope and earlier positions are not of this step's launches: all but q, k and v is read before the wait.
     allow_next();

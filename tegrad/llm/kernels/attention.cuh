@@ -1,14 +1,14 @@
 // Attention of one new token over the cache of its sequence: the query heads that share a KV head read K and V once.
 //
-// A part is what one CTA does for one KV head: it computes scores and weighted values of a range of positions. The first
-// part also writes the token's own K and V to the cache and takes them from shared memory. Parts of a long sequence meet
-// in a workspace; whoever comes last joins them. In a part every warp takes tiles of positions; a row of K or V is read
-// by LANES lanes of 8 elements, and all loads of a tile are issued before the first is used.
+// A part is what one CTA does for one KV head: it computes scores and weighted values of a range of positions. The
+// first part also writes the token's own K and V to the cache and takes them from shared memory. Parts of a long
+// sequence meet in a workspace; whoever comes last joins them. In a part every warp takes tiles of positions; a row of
+// K or V is read by LANES lanes of 8 elements, and all loads of a tile are issued before the first is used.
 //
 // Macros: HEADS, KV_HEADS, HEAD_DIM, POSITIONS (of the cache), ROPE (0 none, 1 neighbours, 2 halves) and ROPE_PAIRS,
 // CACHE_Q8 (0: f16, 1: q8_0), QK_NORM and EPS (RMS norm of each query and key head), ATTENTION_WARPS (of a CTA),
-// ATTENTION_LOADS (rows of K that a lane has in flight), SPLITS (parts of a KV head at most), SPLIT_ROWS (positions that
-// make another part worth its while), ATTENTION_SYNC (barrier of the CTA's ATTENTION_WARPS warps).
+// ATTENTION_LOADS (rows of K that a lane has in flight), SPLITS (parts of a KV head at most), SPLIT_ROWS (positions
+// that make another part worth its while), ATTENTION_SYNC (barrier of the CTA's ATTENTION_WARPS warps).
 #pragma once
 #include <cuda_fp16.h>
 
@@ -150,8 +150,9 @@ __device__ __forceinline__ float warp_max(float value) {
     return value;
 }
 
-// Sums of COUNT values over the lanes that differ in the bits from HIGH down to LOW, shared out: while an even number is
-// left, a lane hands half of its sums to the other side. Returns the index of its first; LEFT of them are then in place.
+// Sums of COUNT values over the lanes that differ in the bits from HIGH down to LOW, shared out: while an even number
+// is left, a lane hands half of its sums to the other side. Returns the index of its first; LEFT of them are then in
+// place.
 template <int COUNT, int HIGH, int LOW>
 struct Spread {
     static constexpr bool HALVE = COUNT % 2 == 0;
@@ -240,7 +241,8 @@ __device__ __forceinline__ int2 pair_at(int pair) {
     return {2 * pair, 2 * pair + 1};
 }
 
-// Norm and rotate one head of q or k by a warp. `turn` is the table's cosines at this position; its sines are `sines` on.
+// Norm and rotate one head of q or k by a warp. `turn` is the table's cosines at this position; its sines are
+// `sines` on.
 __device__ __forceinline__ void turn_head(const float *in, const float *norm, const float *turn, size_t sines,
                                           float factor, float *out, unsigned lane) {
     float2 held[PAIR_TURNS];
@@ -352,8 +354,8 @@ struct Gathered {
         }
     }
 
-    // Weights of the positions of a tile of keys into shared memory. The tile begins at `first`; those before `begin`, which
-    // another tile has, and from `end` on weigh nothing.
+    // Weights of the positions of a tile of keys into shared memory. The tile begins at `first`; those before `begin`,
+    // which another tile has, and from `end` on weigh nothing.
     __device__ __forceinline__ void score(const Rows &keys, float (*weight)[GROUP_SLOTS], int first, int begin, int end,
                                           unsigned lane) {
         float scores[GROUP][LOADS];
@@ -499,12 +501,14 @@ struct Output {
 // One count up with wrap to 0 after `parts`; what was stored before it is seen by who then reads the last count.
 __device__ __forceinline__ bool arrive_last(unsigned *counter, int parts) {
     unsigned before;
-    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(parts - 1) : "memory");
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(before) : "l"(counter), "r"(parts - 1) : "memory");
     return before == (unsigned)(parts - 1);
 }
 
 // Join the parts of a KV head in the workspace, by the CTA that came last.
-__device__ __forceinline__ void join_parts(Shared &shared, const float *workspace, int parts, const Output &out, unsigned thread) {
+__device__ __forceinline__ void join_parts(Shared &shared, const float *workspace, int parts, const Output &out,
+                                           unsigned thread) {
     for (int g = thread / 32; g < GROUP; g += ATTENTION_WARPS) {
         unsigned lane = thread % 32;
         float top = NONE, sum = 0;
@@ -526,7 +530,8 @@ __device__ __forceinline__ void join_parts(Shared &shared, const float *workspac
         float value = 0;
         if (inside) {
 #pragma unroll 8
-            for (int p = 0; p < parts; p++) value += shared.share[at / HEAD_DIM][p] * __ldcg(workspace + p * PART_FLOATS + at);
+            for (int p = 0; p < parts; p++)
+                value += shared.share[at / HEAD_DIM][p] * __ldcg(workspace + p * PART_FLOATS + at);
         }
         out.put(at, value, inside);
     }
@@ -535,10 +540,10 @@ __device__ __forceinline__ void join_parts(Shared &shared, const float *workspac
 // Part `part` of one KV head by one CTA. `ready` is called once the first tiles are on their way and before q, k and v
 // are read. workspace: PART_FLOATS floats for each part of this head; counter: 0, and 0 again afterwards.
 template <typename Ready>
-__device__ __forceinline__ void part(Shared &shared, const Side &keys, const Side &values, int part, int position, const float *q,
-                                     const float *k, const float *v, const float *q_norm, const float *k_norm,
-                                     const float *rope, int rope_positions, float *workspace, unsigned *counter,
-                                     const Output &out, unsigned thread, Ready ready) {
+__device__ __forceinline__ void part(Shared &shared, const Side &keys, const Side &values, int part, int position,
+                                     const float *q, const float *k, const float *v, const float *q_norm,
+                                     const float *k_norm, const float *rope, int rope_positions, float *workspace,
+                                     unsigned *counter, const Output &out, unsigned thread, Ready ready) {
     const Range rows = range(position, part);
     if (part >= rows.parts) return;
     const unsigned warp = thread / 32, lane = thread % 32;

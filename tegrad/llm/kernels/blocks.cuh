@@ -1,17 +1,17 @@
 // Packed weights: a lane's part of a segment in registers, and its product with activations.
 //
-// A segment is 2048 consecutive weights of a matrix; lane L of 32 owns weights [64L, 64L + 64) of it, as four sets of 16
-// (tegrad/llm/packing.py tells the layouts and has the same in numpy). A format is a struct:
+// A segment is 2048 consecutive weights of a matrix; lane L of 32 owns weights [64L, 64L + 64) of it, as four sets of
+// 16 (tegrad/llm/packing.py tells the layouts and has the same in numpy). A format is a struct:
 //
 //   F::BYTES                          bytes of a segment, a multiple of 16
 //   F::Segment w; w.load(source, lane)     every load of the lane's part, 128 bits wide where the data are
 //   Input x = load_input(shared, chunk)    the activations that meet it; chunk = column / 64
 //   F::dot(w, x, lane) -> float            sum of the lane's 64 weights times activations
 //
-// Activations are int8 q with one float scale per 16. `stage` copies a vector of them to shared memory as `dot` wants it:
-// planes of 512 bytes from which 32 lanes read conflict-free. A set's integer dot product starts at `fold`, which holds
-// the format's offset (-32, -8) times the sum of q, plus MAGIC: an integer below 2^22 in magnitude added to the bits of
-// 1.5 * 2^23 is that float plus the integer, so the sum becomes a float by one subtraction and no conversion.
+// Activations are int8 q with one float scale per 16. `stage` copies a vector of them to shared memory as `dot` wants
+// it: planes of 512 bytes from which 32 lanes read conflict-free. A set's integer dot product starts at `fold`, which
+// holds the format's offset (-32, -8) times the sum of q, plus MAGIC: an integer below 2^22 in magnitude added to the
+// bits of 1.5 * 2^23 is that float plus the integer, so the sum becomes a float by one subtraction and no conversion.
 //
 // Instructions a lane spends on its 64 weights, activations in registers, as written (loads / integer / float):
 //   Q6_K  5 / 48 (unpack 32, dp4a 16) / 4 conversions + 14     Q8_0  5 / 16 (dp4a) / 2 conversions + 10
@@ -102,7 +102,8 @@ __device__ __forceinline__ Input load_input(const unsigned char *shared, int chu
 }
 
 // One set's place among the staged activations: q as it is, and scale and fold as format F wants them.
-template <class F> __device__ __forceinline__ void stage_set(unsigned char *shared, int chunk, int set, uint4 q, float s) {
+template <class F>
+__device__ __forceinline__ void stage_set(unsigned char *shared, int chunk, int set, uint4 q, float s) {
     unsigned char *at = shared + (chunk >> 5) * INPUT_BYTES + (chunk & 31) * 16;
     *(uint4 *)(at + 512 * set) = q;
     int sum = 0;
@@ -112,7 +113,8 @@ template <class F> __device__ __forceinline__ void stage_set(unsigned char *shar
     *(unsigned *)(at + 2560 + 4 * set) = F::fold(set, sum, s);
 }
 
-// Copies `columns` activations, a multiple of 64, to shared memory (INPUT_BYTES per segment begun). Needs a barrier after it.
+// Copies `columns` activations, a multiple of 64, to shared memory (INPUT_BYTES per segment begun). Needs a barrier
+// after it.
 template <class F>
 __device__ __forceinline__ void stage(unsigned char *shared, const signed char *q, const float *s, int columns,
                                       int thread, int threads) {
@@ -310,9 +312,9 @@ struct Q4_0 {
 
 // --- float formats --------------------------------------------------------------------------------------------------
 //
-// Rows as in the file. A part is one 128-bit load of a lane, the lanes side by side: 256 halves or 128 floats. A segment is
-// up to 2048 weights of one row; lanes past its end hold zeros. The activations are float32 in shared memory, parts in
-// order, in each first every lane's first four, then every lane's next four.
+// Rows as in the file. A part is one 128-bit load of a lane, the lanes side by side: 256 halves or 128 floats. A
+// segment is up to 2048 weights of one row; lanes past its end hold zeros. The activations are float32 in shared
+// memory, parts in order, in each first every lane's first four, then every lane's next four.
 
 template <class F, int Size> struct Floats {
     static constexpr bool PACKED = false;
@@ -328,7 +330,8 @@ template <class F, int Size> struct Floats {
         }
     };
     // x: the staged activations of the segment's first weight.
-    template <int Count> static __device__ __forceinline__ float dot(const Segment<Count> &w, const float4 *x, int lane) {
+    template <int Count>
+    static __device__ __forceinline__ float dot(const Segment<Count> &w, const float4 *x, int lane) {
         float sum = 0;
 #pragma unroll
         for (int p = 0; p < Segment<Count>::USED; p++)

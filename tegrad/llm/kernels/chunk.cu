@@ -1,4 +1,5 @@
-// The first kernel of a prefill chunk: moves on to the next tokens of the prompt, so that every chunk is the same commands.
+// The first kernel of a prefill chunk: moves on to the next tokens of the prompt, so that every chunk is the same
+// commands.
 // TOKENS: of a chunk. Grid: 1 block of 1 thread.
 #include "chunk.cuh"
 #include "overlap.cuh"

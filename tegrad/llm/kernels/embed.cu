@@ -4,10 +4,11 @@
 //
 // Macros: K (columns), ROWS (of the matrix), FORMAT
 //   POSITIONS   rows of a second matrix in POSITIONS_FORMAT, whose row for the token's position is added; 0: none
-//   OUT_Q       also store what a packed matrix behind an RMS norm reads: the row times the norm's weight as int8 with a scale
-//               per 16, and the sum of squares of every SUM elements (16 or 32)
+//   OUT_Q       also store what a packed matrix behind an RMS norm reads: the row times the norm's weight as int8 with
+//               a scale per 16, and the sum of squares of every SUM elements (16 or 32)
 //   OVERLAP     1: the next launch may begin before this one has ended (overlap.cuh)
-// Arguments: state (of each row), matrix, [positions], x f32 (K), [norm f32 (K), q s8 (K), s f32 (K / 16), ss f32 (ceil(K / SUM))]
+// Arguments: state (of each row), matrix, [positions], x f32 (K), [norm f32 (K), q s8 (K), s f32 (K / 16),
+//   ss f32 (ceil(K / SUM))]
 #include "overlap.cuh"
 #include "state.cuh"
 #include "weight.cuh"
@@ -53,7 +54,8 @@ extern "C" __global__ void __launch_bounds__(256) embed(
     const float normed = at < K ? value * norm[at] : 0;
     float largest = fabsf(normed), squares = value * value;
 #pragma unroll
-    for (int offset = 8; offset > 0; offset /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, offset));
+    for (int offset = 8; offset > 0; offset /= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, offset));
 #pragma unroll
     for (int offset = SUM / 2; offset > 0; offset /= 2) squares += __shfl_xor_sync(0xffffffff, squares, offset);
     if (at < K) {

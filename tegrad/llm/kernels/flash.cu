@@ -1,4 +1,5 @@
-// Causal attention of a chunk of tokens over the cache of its sequence, in tiles on tensor cores (FlashAttention-2's order).
+// Causal attention of a chunk of tokens over the cache of its sequence, in tiles on tensor cores (FlashAttention-2's
+// order).
 //
 // A block has WARPS * 16 rows, each one query head of one token; the GROUP query heads that share a KV head lie side by
 // side, so that they share its tiles of TILE positions. Scores never leave registers: the accumulators of q k^T are the
@@ -27,7 +28,8 @@ static __device__ __forceinline__ unsigned pack(float a, float b) {
 
 // Sixteen bytes of q8_0 and their scale as two chunks of eight halves.
 static __device__ __forceinline__ void store_widened(unsigned to, uint4 bytes, __half scale) {
-    const unsigned words[4] = {bytes.x ^ 0x80808080u, bytes.y ^ 0x80808080u, bytes.z ^ 0x80808080u, bytes.w ^ 0x80808080u};
+    const unsigned words[4] = {bytes.x ^ 0x80808080u, bytes.y ^ 0x80808080u, bytes.z ^ 0x80808080u,
+                               bytes.w ^ 0x80808080u};
     unsigned out[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -42,14 +44,16 @@ static __device__ __forceinline__ void store_widened(unsigned to, uint4 bytes, _
 }
 
 // Rows [first, first + TILE) of one side of a KV head's cache; those from `end` on are zeros.
-static __device__ __forceinline__ void copy_side(unsigned to, const void *cache, const __half *scales, int first, int end) {
+static __device__ __forceinline__ void copy_side(unsigned to, const void *cache, const __half *scales, int first,
+                                                 int end) {
     if constexpr (CACHE_Q8) {
         for (int i = threadIdx.x; i < TILE * (HEAD_DIM / 16); i += THREADS) {
             int n = i / (HEAD_DIM / 16), at = i % (HEAD_DIM / 16), row = first + n;
             uint4 bytes = make_uint4(0, 0, 0, 0);
             __half scale = __float2half(0);
             if (row < end) {
-                bytes = *reinterpret_cast<const uint4 *>(static_cast<const char *>(cache) + (size_t)row * HEAD_DIM + 16 * at);
+                bytes = *reinterpret_cast<const uint4 *>(
+                    static_cast<const char *>(cache) + (size_t)row * HEAD_DIM + 16 * at);
                 scale = scales[(size_t)row * (HEAD_DIM / 32) + at / 2];
             }
             store_widened(to + n * STRIDE + 32 * at, bytes, scale);
@@ -70,11 +74,12 @@ static __device__ __forceinline__ void copy_side(unsigned to, const void *cache,
 #define BOUNDS __launch_bounds__(THREADS)
 #endif
 
-// q: halves (tokens, HEADS, HEAD_DIM), rotated; out: the same, in the order of fragments (async.cuh). keys, values: the cache of one layer (slot, KV head,
-// position, HEAD_DIM); of q8_0, key_scales and value_scales (slot, KV head, position, HEAD_DIM / 32).
+// q: halves (tokens, HEADS, HEAD_DIM), rotated; out: the same, in the order of fragments (async.cuh). keys, values: the
+// cache of one layer (slot, KV head, position, HEAD_DIM); of q8_0, key_scales and value_scales (slot, KV head,
+// position, HEAD_DIM / 32).
 extern "C" __global__ void BOUNDS flash(
-    __half *out, const __half *q, const void *keys, const void *values, const __half *key_scales, const __half *value_scales,
-    const Chunk *chunk
+    __half *out, const __half *q, const void *keys, const void *values, const __half *key_scales,
+    const __half *value_scales, const Chunk *chunk
 ) {
     extern __shared__ __align__(128) unsigned char memory[];
     allow_next();
@@ -111,11 +116,13 @@ extern "C" __global__ void BOUNDS flash(
 #pragma unroll
     for (int s = 0; s < STEPS; s++)
 #pragma unroll
-        for (int r = 0; r < 4; r++) a[s][r] = *reinterpret_cast<const unsigned *>(q + place[r & 1] + 16 * s + 8 * (r >> 1) + 2 * t);
+        for (int r = 0; r < 4; r++)
+            a[s][r] = *reinterpret_cast<const unsigned *>(q + place[r & 1] + 16 * s + 8 * (r >> 1) + 2 * t);
 
     float mixed[ND][4] = {}, top[2] = {NONE, NONE}, sum[2] = {};
     const float scale = 1.4426950408889634f * rsqrtf(HEAD_DIM);
-    // Addresses of ldmatrix within a tile: of k, rows 8 (lane / 16) + lane % 8 and chunk lane / 8 % 2; of v the reverse.
+    // Addresses of ldmatrix within a tile: of k, rows 8 (lane / 16) + lane % 8 and chunk lane / 8 % 2; of v the
+    // reverse.
     const unsigned key_at = (lane / 16 * 8 + lane % 8) * STRIDE + lane / 8 % 2 * 16;
     const unsigned value_at = (lane / 8 % 2 * 8 + lane % 8) * STRIDE + lane / 16 * 16;
 
@@ -174,7 +181,8 @@ extern "C" __global__ void BOUNDS flash(
 #pragma unroll
         for (int k = 0; k < NT / 2; k++) {
             const unsigned p[4] = {pack(score[2 * k][0], score[2 * k][1]), pack(score[2 * k][2], score[2 * k][3]),
-                                   pack(score[2 * k + 1][0], score[2 * k + 1][1]), pack(score[2 * k + 1][2], score[2 * k + 1][3])};
+                                   pack(score[2 * k + 1][0], score[2 * k + 1][1]),
+                                   pack(score[2 * k + 1][2], score[2 * k + 1][3])};
 #pragma unroll
             for (int d = 0; d < ND; d += 2) {
                 unsigned b[4];
@@ -192,6 +200,7 @@ extern "C" __global__ void BOUNDS flash(
         float factor = 1 / sum[h];
 #pragma unroll
         for (int d = 0; d < ND; d++)
-            *reinterpret_cast<unsigned *>(out + place[h] + fragment_order(8 * d + 2 * t)) = pack(mixed[d][2 * h] * factor, mixed[d][2 * h + 1] * factor);
+            *reinterpret_cast<unsigned *>(out + place[h] + fragment_order(8 * d + 2 * t)) =
+                pack(mixed[d][2 * h] * factor, mixed[d][2 * h + 1] * factor);
     }
 }

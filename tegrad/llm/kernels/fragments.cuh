@@ -108,7 +108,8 @@ static __device__ __forceinline__ Scales scales_of(const Head &head, int lane) {
         const int by = lane & 1 ? 16 : 0;
         const unsigned low = upper ? 0x0f0f : 0x3f3f, top = upper ? 0x3030 : 0;
         const unsigned a = head.k.y >> by, b = head.k.z >> by, c = head.k.w >> by;
-        const unsigned scale = ((upper ? c : a) & low) | (a >> 2 & top), minimum = ((upper ? c >> 4 : b) & low) | (b >> 2 & top);
+        const unsigned scale = ((upper ? c : a) & low) | (a >> 2 & top);
+        const unsigned minimum = ((upper ? c >> 4 : b) & low) | (b >> 2 & top);
         __half2 d = scaled(head.k.x);
         __half2 unit = __hmul2(__hsub2(magic(scale, 0), both(1024)), __low2half2(d));
         __half2 shift = __hmul2(__hsub2(magic(minimum, 0), both(1024)), __high2half2(d));

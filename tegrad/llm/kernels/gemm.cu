@@ -1,8 +1,8 @@
 // y[tokens, ROWS] = x[tokens, COLUMNS] W^T for many tokens: packed weights, tensor cores, sums in float32.
 //
-// A block computes BM tokens times BN rows of W; a warp of it WM times WN. Stages of UNITS runs (64 columns each) of x and
-// of W's bytes come by asynchronous copies; each warp makes fragments of the packed bytes as it uses them. The columns
-// may be split over SPLITS blocks: the last of them to finish adds their sums, in order.
+// A block computes BM tokens times BN rows of W; a warp of it WM times WN. Stages of UNITS runs (64 columns each) of x
+// and of W's bytes come by asynchronous copies; each warp makes fragments of the packed bytes as it uses them. The
+// columns may be split over SPLITS blocks: the last of them to finish adds their sums, in order.
 //
 // KIND, ROWS, COLUMNS; BM, BN, WM, WN, UNITS, STAGES, SPLITS, RESIDENT (blocks an SM should hold);
 // GATED: y = ACTIVATION(x W^T) * (x W2^T), else ACTIVATION(x W^T + bias); HALF_OUT: y is halves, else floats;
@@ -26,7 +26,8 @@ static __device__ __forceinline__ void multiply(float (&sum)[MI][NI][4], unsigne
         for (int i = 0; i < MI; i++)
 #pragma unroll
             for (int s = 0; s < 4; s++)
-                load_matrices<false>(a[i][s], stage + unit * X_BYTES + (m + 16 * i) * 128 + ((2 * s + lane / 16) ^ lane % 8) * 16);
+                load_matrices<false>(a[i][s], stage + unit * X_BYTES + (m + 16 * i) * 128 +
+                                                  ((2 * s + lane / 16) ^ lane % 8) * 16);
 #pragma unroll
         for (int j = 0; j < NI; j++) {
             unsigned b[4][2];
@@ -42,7 +43,8 @@ static __device__ __forceinline__ void multiply(float (&sum)[MI][NI][4], unsigne
 static __device__ __forceinline__ void store(void *y, int token, int row, float a, float b) {
     size_t at = (size_t)token * STRIDE + row;
     if constexpr (HALF_OUT) {
-        *reinterpret_cast<__half2 *>(static_cast<__half *>(y) + (size_t)token * STRIDE + fragment_order(row)) = __floats2half2_rn(fitting(a), fitting(b));
+        *reinterpret_cast<__half2 *>(static_cast<__half *>(y) + (size_t)token * STRIDE + fragment_order(row)) =
+            __floats2half2_rn(fitting(a), fitting(b));
     } else {
         float *to = static_cast<float *>(y) + at;
         if (PAIRS) {
@@ -55,7 +57,8 @@ static __device__ __forceinline__ void store(void *y, int token, int row, float 
     }
 }
 
-static __device__ __forceinline__ void finish(float (&sum)[MI][NI][4], void *y, const float *bias, int first, int tokens) {
+static __device__ __forceinline__ void finish(float (&sum)[MI][NI][4], void *y, const float *bias, int first,
+                                              int tokens) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     constexpr int STEP = GATED ? 2 : 1;
 #pragma unroll
@@ -71,13 +74,15 @@ static __device__ __forceinline__ void finish(float (&sum)[MI][NI][4], void *y, 
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     value[e] = activate(sum[i][j][2 * h + e] * UNSCALE + biased(bias, row + e));
-                    if constexpr (GATED) value[e] *= sum[i][j + STEP - 1][2 * h + e] * UNSCALE + biased(bias, ROWS + row + e);
+                    if constexpr (GATED)
+                        value[e] *= sum[i][j + STEP - 1][2 * h + e] * UNSCALE + biased(bias, ROWS + row + e);
                 }
                 store(y, token, row, value[0], value[1]);
             }
 }
 
-// y: floats, or halves in the order of fragments (tokens, ROWS of STRIDE); x: halves in that order (tokens, COLUMNS); partial: floats (tiles, SPLITS, BM * BN) and arrived: zeros (tiles), where SPLITS > 1;
+// y: floats, or halves in the order of fragments (tokens, ROWS of STRIDE); x: halves in that order (tokens, COLUMNS);
+// partial: floats (tiles, SPLITS, BM * BN) and arrived: zeros (tiles), where SPLITS > 1;
 // count: the number of tokens, at most the grid's; bias: floats (ROWS), of gate and up (2, ROWS) where GATED.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gemm(
     void *y, const __half *x, const unsigned char *w, const unsigned char *w2, const float *bias, float *partial,

@@ -1,4 +1,5 @@
-// y[tokens, ROWS] = x[tokens, COLUMNS] W^T for up to 8 NB tokens, as in a decode step of many sequences: W is read once.
+// y[tokens, ROWS] = x[tokens, COLUMNS] W^T for up to 8 NB tokens, as in a decode step of many sequences: W is read
+// once.
 //
 // The packed weights go from memory to registers and become the left operand there: a lane loads runs of 64 weights of
 // its rows by 16 bytes, and a step of 256 columns gives the four threads of a group a run each. Which columns a product
@@ -23,7 +24,8 @@ static_assert(COLUMNS % RUN == 0 && STAGES >= 2 && 8 % WARPS_M == 0, "columns ar
 
 static __device__ __forceinline__ uint4 stream128(const unsigned char *at) {
     uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
     return v;
 }
 
@@ -43,7 +45,8 @@ static __device__ __forceinline__ const unsigned char *piece_at(const unsigned c
 }
 
 // first: the warp's first row of the tile, of gate and up together where GATED.
-static __device__ __forceinline__ void load(Weights &held, const unsigned char *w, const unsigned char *w2, int first, int group, int part) {
+static __device__ __forceinline__ void load(Weights &held, const unsigned char *w, const unsigned char *w2, int first,
+                                            int group, int part) {
     const int own = min(4 * group + (int)threadIdx.x % 4, RUNS - 1);
 #pragma unroll
     for (int i = 0; i < MT; i++)
@@ -53,23 +56,31 @@ static __device__ __forceinline__ void load(Weights &held, const unsigned char *
             const unsigned char *segment = (GATED && r ? w2 : w) + (size_t)(run >> 5) * SEGMENT_BYTES;
             if constexpr (PLAIN) {
 #pragma unroll
-                for (int c = 0; c < HELD; c++) held.part[i][r][c] = stream128(segment + piece(0).stride * lane + 16 * (HELD * part + c));
+                for (int c = 0; c < HELD; c++)
+                    held.part[i][r][c] = stream128(segment + piece(0).stride * lane + 16 * (HELD * part + c));
             } else {
 #pragma unroll
                 for (int p = 0; p < PLANES; p++) held.part[i][r][p] = stream128(piece_at(segment, p, lane));
                 Head &head = held.head[i][r];
-                if constexpr (KIND == KIND_Q4_K || KIND == KIND_Q5_K) head.k = *reinterpret_cast<const uint4 *>(piece_at(segment, PIECES - 1, lane));
+                if constexpr (KIND == KIND_Q4_K || KIND == KIND_Q5_K)
+                    head.k = *reinterpret_cast<const uint4 *>(piece_at(segment, PIECES - 1, lane));
                 else head.scales = *reinterpret_cast<const unsigned *>(piece_at(segment, PLANES, lane));
-                if constexpr (KIND == KIND_Q5_K) head.fifth = *reinterpret_cast<const uint2 *>(piece_at(segment, PLANES, lane));
-                if constexpr (KIND == KIND_Q6_K) head.d = *reinterpret_cast<const unsigned *>(piece_at(segment, PIECES - 1, lane));
+                if constexpr (KIND == KIND_Q5_K)
+                    head.fifth = *reinterpret_cast<const uint2 *>(piece_at(segment, PLANES, lane));
+                if constexpr (KIND == KIND_Q6_K)
+                    head.d = *reinterpret_cast<const unsigned *>(piece_at(segment, PIECES - 1, lane));
             }
         }
 }
 
-static __device__ __forceinline__ unsigned component(const uint4 &v, int at) { return at == 0 ? v.x : at == 1 ? v.y : at == 2 ? v.z : v.w; }
+static __device__ __forceinline__ unsigned component(const uint4 &v, int at) {
+    return at == 0 ? v.x : at == 1 ? v.y : at == 2 ? v.z : v.w;
+}
 
-// The sixteen weights of set s of a row as pairs: out[w] are those of word w. Of a plain run, set s of part p is 4p + s.
-static __device__ __forceinline__ void row_set(const Weights &held, int i, int r, const Scales &scales, int s, unsigned (&out)[4][2]) {
+// The sixteen weights of set s of a row as pairs: out[w] are those of word w. Of a plain run, set s of part p is
+// 4p + s.
+static __device__ __forceinline__ void row_set(const Weights &held, int i, int r, const Scales &scales, int s,
+                                               unsigned (&out)[4][2]) {
     const uint4 *part = held.part[i][r];
     if constexpr (KIND == KIND_F32) {
 #pragma unroll
@@ -95,7 +106,8 @@ static __device__ __forceinline__ void row_set(const Weights &held, int i, int r
 // x of a step: 16-byte chunk c of run t of token 8b + g lies at slot (4g + t) ^ c of row c of block b of its group.
 static __device__ __forceinline__ void copy_x(unsigned stage, const __half *x, int tokens, int step) {
     // This thread's chunks are those of tokens WARPS_M apart; all that depends on the thread is in these four.
-    const int c = threadIdx.x % 8, t = threadIdx.x / 8 % 4, k = threadIdx.x / 32 % WARPS_K, first = threadIdx.x / 32 / WARPS_K;
+    const int c = threadIdx.x % 8, t = threadIdx.x / 8 % 4;
+    const int k = threadIdx.x / 32 % WARPS_K, first = threadIdx.x / 32 / WARPS_K;
     const int run = 4 * (step * WARPS_K + k) + t, left = run < RUNS ? tokens - first : 0;
     const __half *from = x + (size_t)first * COLUMNS + run * RUN + 8 * c;
     stage += k * GROUP_BYTES + c * 512 + first / 2 * 128;
@@ -107,7 +119,8 @@ static __device__ __forceinline__ void copy_x(unsigned stage, const __half *x, i
     }
 }
 
-static __device__ __forceinline__ void multiply(float (&sum)[MT][NB][4], const Weights &held, int first, unsigned x, int group, int part) {
+static __device__ __forceinline__ void multiply(float (&sum)[MT][NB][4], const Weights &held, int first, unsigned x,
+                                                int group, int part) {
     const int lane = threadIdx.x % 32;
     Scales scales[MT][2];
 #pragma unroll
@@ -153,7 +166,8 @@ static __device__ __forceinline__ void store(void *y, int token, int row, float 
 }
 
 // Sums of the warps that share columns, and what follows the product.
-static __device__ __forceinline__ void finish(float (&sum)[MT][NB][4], float *shared, void *y, const float *bias, int tokens) {
+static __device__ __forceinline__ void finish(float (&sum)[MT][NB][4], float *shared, void *y, const float *bias,
+                                              int tokens) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     float *mine = shared + warp / WARPS_M * N * SUM_STRIDE + warp % WARPS_M * 16 * MT;
     __syncthreads();
@@ -162,7 +176,8 @@ static __device__ __forceinline__ void finish(float (&sum)[MT][NB][4], float *sh
 #pragma unroll
         for (int b = 0; b < NB; b++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) mine[(8 * b + 2 * t + e % 2) * SUM_STRIDE + 16 * i + g + 8 * (e / 2)] = sum[i][b][e];
+            for (int e = 0; e < 4; e++)
+                mine[(8 * b + 2 * t + e % 2) * SUM_STRIDE + 16 * i + g + 8 * (e / 2)] = sum[i][b][e];
     __syncthreads();
     for (int at = threadIdx.x; at < tokens * OUT; at += THREADS) {
         int token = at / OUT, j = at % OUT, row = blockIdx.x * OUT + j;
@@ -180,7 +195,8 @@ static __device__ __forceinline__ void finish(float (&sum)[MT][NB][4], float *sh
     }
 }
 
-// y: floats, or halves in the order of fragments (tokens, ROWS of STRIDE); x: halves in that order (tokens, COLUMNS); count: the number of tokens, at most N.
+// y: floats, or halves in the order of fragments (tokens, ROWS of STRIDE); x: halves in that order (tokens, COLUMNS);
+// count: the number of tokens, at most N.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gemm_few(
     void *y, const __half *x, const unsigned char *w, const unsigned char *w2, const float *bias, const int *count
 ) {
@@ -202,7 +218,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gemm_few(
     for (int step = 0; step < STEPS; step++) {
         wait_copies<STAGES - 2>();
         __syncthreads();
-        if (step + STAGES - 1 < STEPS) copy_x(stages + (step + STAGES - 1) % STAGES * STAGE_BYTES, x, tokens, step + STAGES - 1);
+        if (step + STAGES - 1 < STEPS)
+            copy_x(stages + (step + STAGES - 1) % STAGES * STAGE_BYTES, x, tokens, step + STAGES - 1);
         commit_copies();
         const int group = step * WARPS_K + k;
 #pragma unroll
@@ -210,7 +227,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gemm_few(
             Weights next;
             const int later = part + 1 < PARTS ? group : group + WARPS_K;
             if (AHEAD && later < GROUPS) load(next, w, w2, first, later, (part + 1) % PARTS);
-            if (group < GROUPS) multiply(sum, held, first, stages + step % STAGES * STAGE_BYTES + k * GROUP_BYTES, group, part);
+            if (group < GROUPS)
+                multiply(sum, held, first, stages + step % STAGES * STAGE_BYTES + k * GROUP_BYTES, group, part);
             if (!AHEAD && later < GROUPS) load(next, w, w2, first, later, (part + 1) % PARTS);
             held = next;
         }

@@ -1,5 +1,5 @@
-// The likeliest token of each sequence, from the best of every 32 logits, and the end of the step. Grid (sequences), 1024
-// threads.
+// The likeliest token of each sequence, from the best of every 32 logits, and the end of the step. Grid (sequences),
+// 1024 threads.
 //   best, best_row  float32 and int32 (sequences, ENTRIES): the largest of some logits, and its token
 #include "sampling.cuh"
 

@@ -1,25 +1,28 @@
 // Matrices times one vector, with what comes before and after it in a decode step.
 //
 // A CTA owns CTA_ROWS consecutive rows and takes their weights as one run of items: whole segments of a packed matrix,
-// whichever rows they belong to, or equal pieces of a row of floats. Warp w takes items w, w + WARPS, ...; it has AHEAD of
-// them in flight in registers, the first ones before it waits for anything, and leaves the sum of each item and row in
-// shared memory. One thread per row then adds up, and ends the row's work.
+// whichever rows they belong to, or equal pieces of a row of floats. Warp w takes items w, w + WARPS, ...; it has AHEAD
+// of them in flight in registers, the first ones before it waits for anything, and leaves the sum of each item and row
+// in shared memory. One thread per row then adds up, and ends the row's work.
 //
-// Macros: K (columns), CTA_ROWS, WARPS, AHEAD (items of a warp in flight), CTAS (CTAs per SM to leave registers for), KEEP
-// (1: a lane's activations stay in registers where it always meets the same columns; 0: it reads them for each item)
-//   PARTS         matrices, each with FORMATi, ROWSi and CTAs of its own, outputs one after another; GATED: two matrices
-//                 alike, gate and up, whose products a CTA joins row by row
-//   NORM          0 none, 1 RMS, 2 layer: norm of the input over its K elements. A packed matrix has the norm's weight in q
-//                 already and takes the sum of squares from SS_PARTS parts; floats are normed here. EPS
+// Macros: K (columns), CTA_ROWS, WARPS, AHEAD (items of a warp in flight), CTAS (CTAs per SM to leave registers for),
+// KEEP (1: a lane's activations stay in registers where it always meets the same columns; 0: it reads them for each
+// item)
+//   PARTS         matrices, each with FORMATi, ROWSi and CTAs of its own, outputs one after another; GATED: two
+//                 matrices alike, gate and up, whose products a CTA joins row by row
+//   NORM          0 none, 1 RMS, 2 layer: norm of the input over its K elements. A packed matrix has the norm's weight
+//                 in q already and takes the sum of squares from SS_PARTS parts; floats are normed here. EPS
 //   BIAS, ACTIVATION (0 none, 1 silu, 2 gelu), RESIDUAL (add to `out`)
 //   OUT_X         store float32; OUT_Q: store int8 with a scale per 16 rows (OUT_NORM: of the row times next_norm, and
-//                 the sum of squares of every 32 rows, or of 16 where CTA_ROWS is 16); BEST: the largest of every 32 rows, and where
+//                 the sum of squares of every 32 rows, or of 16 where CTA_ROWS is 16); BEST: the largest of every 32
+//                 rows, and where
 //   OVERLAP       1, 2: this launch may begin before the one before it has ended (overlap.cuh)
 // Arguments, those in brackets where a macro asks for them:
 //   for each part: weights, [bias f32 (rows)]
 //   [q s8 (K), s f32 (K / 16), [ss f32 (SS_PARTS)]] where a part is packed (INPUT_Q)
 //   [x f32 (K), [norm f32 (K), [norm_bias f32 (K)]]] where a part is of floats (INPUT_X)
-//   [out f32 (rows)] [[next_norm f32 (rows)], out_q s8 (rows), out_s f32 (rows / 16), [out_ss f32]] [best f32, best_row s32]
+//   [out f32 (rows)] [[next_norm f32 (rows)], out_q s8 (rows), out_s f32 (rows / 16), [out_ss f32]]
+//   [best f32, best_row s32]
 #include "blocks.cuh"
 #include "overlap.cuh"
 
@@ -100,13 +103,15 @@ template <class F, bool = F::PACKED> struct Items;
 
 // Segments: an item may hold the ends of several rows, at most SPAN of them.
 template <class F> struct Items<F, true> {
-    static_assert(F::PACKED && K % 64 == 0 && CTA_ROWS * K % SEGMENT == 0, "a lane's weights are of one row, a CTA's whole");
+    static_assert(F::PACKED && K % 64 == 0 && CTA_ROWS * K % SEGMENT == 0,
+                  "a lane's weights are of one row, a CTA's whole");
     typedef typename F::Segment Item;
     static constexpr int CHUNKS = K / 64;  // of a row
     static constexpr int COUNT = CTA_ROWS * (K / 64) / 32, BYTES = F::BYTES;
     static constexpr int SHARED = (K + SEGMENT - 1) / SEGMENT * INPUT_BYTES;
     static constexpr int SPAN = most_rows(COUNT, CHUNKS);
-    static constexpr bool FIXED = KEEP && CHUNKS % 32 == 0 && WARPS % (CHUNKS / 32) == 0;  // a warp always meets the same columns
+    // A warp always meets the same columns.
+    static constexpr bool FIXED = KEEP && CHUNKS % 32 == 0 && WARPS % (CHUNKS / 32) == 0;
     static __device__ constexpr int row(int chunk) { return chunk / CHUNKS; }
     // Items of `rows` rows: the last segment of a matrix may be partly used.
     static __device__ constexpr int of(int rows) { return (rows * CHUNKS + 31) / 32; }
@@ -125,16 +130,18 @@ template <class F> struct Items<F, false> {
 
 // --- helpers --------------------------------------------------------------------------------------------------------
 
-// Sums over the lanes of N values, 32 at most: lane L gets that of value L / (32 / N), N a power of two. Lanes that differ by
-// Offset exchange halves of what they have left, or all of it when that is one. The halves are chosen by arithmetic: of a
-// condition NVVM makes branches, with the shuffles in both, where lanes that should exchange no longer meet.
-template <int N, int Half = N / 2, int Offset = 16> __device__ __forceinline__ float lane_sums(float (&v)[N], int lane) {
+// Sums over the lanes of N values, 32 at most: lane L gets that of value L / (32 / N), N a power of two. Lanes that
+// differ by Offset exchange halves of what they have left, or all of it when that is one. The halves are chosen by
+// arithmetic: of a condition NVVM makes branches, with the shuffles in both, where one side waits for the other.
+template <int N, int Half = N / 2, int Offset = 16>
+__device__ __forceinline__ float lane_sums(float (&v)[N], int lane) {
     if constexpr (Offset == 0) return v[0];
     else {
         const unsigned upper = 0u - (unsigned)(lane / Offset & 1);
 #pragma unroll
         for (int i = 0; i < Half; i++) {
-            const unsigned low = __float_as_uint(v[i]), high = __float_as_uint(v[i + Half]), swap = (low ^ high) & upper;
+            const unsigned low = __float_as_uint(v[i]), high = __float_as_uint(v[i + Half]);
+            const unsigned swap = (low ^ high) & upper;
             const float keep = __uint_as_float(low ^ swap), send = __uint_as_float(high ^ swap);
             v[i] = keep + __shfl_xor_sync(0xffffffff, send, Offset);
         }
@@ -184,7 +191,8 @@ template <class F> __device__ __forceinline__ void stage_floats(float4 *shared, 
 #if NORM
     if (NORM == 2) {
         float sum = 0;
-        for (int at = threadIdx.x; at < K / 4; at += THREADS) sum += quads[at].x + quads[at].y + quads[at].z + quads[at].w;
+        for (int at = threadIdx.x; at < K / 4; at += THREADS)
+            sum += quads[at].x + quads[at].y + quads[at].z + quads[at].w;
         mean = block_sum(sum) / K;
     }
     float squares = 0;
@@ -247,9 +255,9 @@ template <class F> struct Sums {
 
 extern __shared__ __align__(16) unsigned char staged[];
 
-// A warp's items of a CTA's work on a matrix with Rows rows, in rounds of ROUND: code enough to keep FLIGHT of them in flight,
-// and no more. Slots are template arguments: an array that a loop indexes which the compiler does not unroll would lie in
-// local memory.
+// A warp's items of a CTA's work on a matrix with Rows rows, in rounds of ROUND: code enough to keep FLIGHT of them in
+// flight, and no more. Slots are template arguments: an array that a loop indexes which the compiler does not unroll
+// would lie in local memory.
 template <class F, int Rows> struct Run {
     typedef Items<F> I;
     static constexpr int TOTAL = MATRICES * I::COUNT, STEPS = (TOTAL + WARPS - 1) / WARPS;
@@ -314,7 +322,8 @@ template <class F, int Rows> struct Run {
 
     // The lanes' sums of a round, up to 32 values at a time.
     __device__ __forceinline__ void keep(Sums<F> &sums, int first) {
-        constexpr int GROUP = VALUES <= 1 ? 1 : VALUES <= 2 ? 2 : VALUES <= 4 ? 4 : VALUES <= 8 ? 8 : VALUES <= 16 ? 16 : 32;
+        constexpr int GROUP =
+            VALUES <= 1 ? 1 : VALUES <= 2 ? 2 : VALUES <= 4 ? 4 : VALUES <= 8 ? 8 : VALUES <= 16 ? 16 : 32;
 #pragma unroll
         for (int from = 0; from < VALUES; from += GROUP) {
             float group[GROUP];
@@ -322,7 +331,8 @@ template <class F, int Rows> struct Run {
             for (int i = 0; i < GROUP; i++) group[i] = from + i < VALUES ? values[from + i] : 0;
             const float sum = lane_sums<GROUP>(group, lane);
             const int value = from + lane / (32 / GROUP), own = item(first + value / I::SPAN);
-            if (lane % (32 / GROUP) == 0 && value < VALUES && own < TOTAL) sums.at[own * I::SPAN + value % I::SPAN] = sum;
+            if (lane % (32 / GROUP) == 0 && value < VALUES && own < TOTAL)
+                sums.at[own * I::SPAN + value % I::SPAN] = sum;
         }
     }
 
@@ -335,7 +345,8 @@ template <class F, int Rows> struct Run {
     }
 };
 
-// The CTA's part of the work on a matrix with Rows rows, from row `first`; `base` is what comes before it in the outputs.
+// The CTA's part of the work on a matrix with Rows rows, from row `first`; `base` is what comes before it in the
+// outputs.
 template <class F, int Rows>
 __device__ __forceinline__ void work(const Arguments &a, const unsigned char *const (&weights)[MATRICES],
                                      const float *const (&biases)[MATRICES], int first, int base) {
@@ -405,7 +416,8 @@ __device__ __forceinline__ void work(const Arguments &a, const unsigned char *co
 #if OUT_Q
     float largest = fabsf(result * next);
 #pragma unroll
-    for (int offset = 8; offset > 0; offset /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, offset));
+    for (int offset = 8; offset > 0; offset /= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, offset));
     if (ends) {
         const float inverse = largest > 0 ? __fdividef(127.0f, largest) : 0;
         a.out_q[base + row] = (signed char)__float2int_rn(result * next * inverse);

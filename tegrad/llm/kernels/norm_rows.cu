@@ -1,7 +1,8 @@
-// y[token] = norm(x[token]) as halves in the order of fragments (async.cuh), for a chunk of tokens, or for its last one alone.
+// y[token] = norm(x[token]) as halves in the order of fragments (async.cuh), for a chunk of tokens, or for its last one
+// alone.
 //
-// COLUMNS; NORM: 1 by the root mean square; 2 by mean and variance, with a bias; EPS; LAST: 1 takes the chunk's last token
-// to row 0; THREADS. Grid: tokens (1 where LAST). Block: THREADS, a multiple of 32.
+// COLUMNS; NORM: 1 by the root mean square; 2 by mean and variance, with a bias; EPS; LAST: 1 takes the chunk's last
+// token to row 0; THREADS. Grid: tokens (1 where LAST). Block: THREADS, a multiple of 32.
 #include "async.cuh"
 #include "chunk.cuh"
 #include "overlap.cuh"

@@ -1,9 +1,10 @@
-// Launches that may begin before the one before them has ended, where the recording lets them (Hopper's dependent launch:
-// PTX ISA, griddepcontrol). OVERLAP 1: this launch waits for the one before by itself, and lets the next one begin early;
-// 2: it only waits; 0, and chips without it: both functions are nothing.
+// Launches that may begin before the one before them has ended, where the recording lets them (Hopper's dependent
+// launch: PTX ISA, griddepcontrol). OVERLAP 1: this launch waits for the one before by itself, and lets the next one
+// begin early; 2: it only waits; 0, and chips without it: both functions are nothing.
 //
-// A kernel with OVERLAP must call `await_previous` in all threads before it reads or writes what another kernel of the chain
-// touches, but in threads that touch nothing. It returns when the launch before has ended, which has itself waited so, and its stores are seen.
+// A kernel with OVERLAP must call `await_previous` in all threads before it reads or writes what another kernel of the
+// chain touches, but in threads that touch nothing. It returns when the launch before has ended, which has itself
+// waited so, and its stores are seen.
 #pragma once
 
 #ifndef OVERLAP

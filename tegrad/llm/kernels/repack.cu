@@ -1,7 +1,7 @@
 // Turns segments of a matrix from the file's order into ours, in place (the twin of tegrad/llm/packing.py).
 //
-// FORMAT is the block format. A warp takes a segment into shared memory, 16 bytes a lane and load; each lane then gathers
-// the 64 weights that it owns from there and stores its 16 bytes of every plane, and its share of the scales.
+// FORMAT is the block format. A warp takes a segment into shared memory, 16 bytes a lane and load; each lane then
+// gathers the 64 weights that it owns from there and stores its 16 bytes of every plane, and its share of the scales.
 // Launch with WARPS warps a block and a warp for each segment.
 
 constexpr int SEGMENT = 2048;

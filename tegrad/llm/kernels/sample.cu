@@ -1,8 +1,8 @@
 // One token of each sequence with a top-k up to TOP, or the likeliest with penalties, and the end of the step, in one
 // launch. Grid (PARTS, sequences), THREADS threads.
 //
-// A CTA finds the k best of its chunk. The last CTA of a sequence merges them: the k-th largest of the chunks' best is a
-// bound, below which nothing is kept, so that it looks at few of the others. It then sorts the k best by counting.
+// A CTA finds the k best of its chunk. The last CTA of a sequence merges them: the k-th largest of the chunks' best is
+// a bound, below which nothing is kept, so that it looks at few of the others. It then sorts the k best by counting.
 //   logits    float32 (sequences, VOCAB)
 //   entries   Ranked (sequences, PARTS, TOP), tops: Ranked (sequences, PARTS): work space
 //   counters  uint32 (sequences): zeros, and zeros again afterwards
@@ -100,10 +100,12 @@ __device__ __forceinline__ int draw(Shared &shared, const Settings &wanted, cons
         total += shared.weight[i];
     }
     Ranked choice = 0;
-    if (thread < count && before < wanted.top_p * total && (wanted.min_p <= 0 || above >= logf(wanted.min_p)) || thread == 0) {
+    if (thread < count && before < wanted.top_p * total && (wanted.min_p <= 0 || above >= logf(wanted.min_p)) ||
+        thread == 0) {
         const int token = token_of(shared.sorted[thread]);
         const uint4 random = noise(state, token / 4);
-        const unsigned own = token % 4 == 0 ? random.x : token % 4 == 1 ? random.y : token % 4 == 2 ? random.z : random.w;
+        const unsigned own =
+            token % 4 == 0 ? random.x : token % 4 == 1 ? random.y : token % 4 == 2 ? random.z : random.w;
         choice = ranked(drawn(above, wanted.temperature, own), token);
     }
     return token_of(largest(choice, shared.best));

@@ -1,5 +1,5 @@
-// One token of each sequence whose top-k is none or too large for kernel `sample`, and the end of the step, in up to eight
-// launches of grid (PARTS, sequences) with THREADS threads; `pass` says which one:
+// One token of each sequence whose top-k is none or too large for kernel `sample`, and the end of the step, in up to
+// eight launches of grid (PARTS, sequences) with THREADS threads; `pass` says which one:
 //   0      penalize in place; the largest logit
 //   1-3    where top-k asks for it: the k-th largest logit, 11, 11 and 10 bits of it at a time, and the mass above it
 //   4-6    where top-p asks for it: the logit at which the mass is reached, likewise
@@ -7,8 +7,8 @@
 // Masses are whole numbers, 2^40 for the likeliest token, so that their sums do not depend on the order of additions.
 //   logits    float32 (sequences, VOCAB), penalized afterwards
 //   selects   Select (sequences); bests: Ranked (sequences, PARTS): work space
-//   bins      (sequences): uint64 masses (BINS), then uint32 counts (BINS); counters: uint32 (sequences): all zeros, and
-//             zeros again afterwards
+//   bins      (sequences): uint64 masses (BINS), then uint32 counts (BINS); counters: uint32 (sequences): all zeros,
+//             and zeros again afterwards
 #include "sampling.cuh"
 
 using namespace sampling;
@@ -45,7 +45,9 @@ struct Shared {
     int last;
 };
 
-__device__ __forceinline__ bool wants_count(const Settings &wanted) { return wanted.top_k > TOP && wanted.top_k < VOCAB; }
+__device__ __forceinline__ bool wants_count(const Settings &wanted) {
+    return wanted.top_k > TOP && wanted.top_k < VOCAB;
+}
 __device__ __forceinline__ bool wants_mass(const Settings &wanted) { return wanted.top_p < 1; }
 
 // Sum of the values of this thread and those before it.

@@ -1,12 +1,12 @@
 // What the sampling kernels share: settings, penalties, the order of tokens, random numbers, and the end of a step.
 //
-// The filters are those of llama.cpp in its order: penalties, top-k, top-p, min-p, temperature, draw. Tokens are ordered by
-// logit and, where equal, by index, so that the filters keep a definite set. The draw takes the largest of
+// The filters are those of llama.cpp in its order: penalties, top-k, top-p, min-p, temperature, draw. Tokens are
+// ordered by logit and, where equal, by index, so that the filters keep a definite set. The draw takes the largest of
 // logit / temperature - log(exponential noise), which is softmax's distribution; the noise of a token comes from Philox
 // with the sequence's seed as key and (token / 4, position) as counter, so that it does not depend on how work is cut.
 //
-// Macros: VOCAB; HISTORY, tokens kept of each sequence; RING (state.cuh). A CTA of THREADS threads has CHUNK consecutive
-// logits, a thread ITEMS.
+// Macros: VOCAB; HISTORY, tokens kept of each sequence; RING (state.cuh). A CTA of THREADS threads has CHUNK
+// consecutive logits, a thread ITEMS.
 #pragma once
 #include "state.cuh"
 
@@ -16,7 +16,8 @@
 
 namespace sampling {
 
-typedef unsigned long long Ranked;  // a logit's key in the upper half, ~index in the lower: larger is better, 0 is nothing
+// A logit's key in the upper half, ~index in the lower: larger is better, 0 is nothing.
+typedef unsigned long long Ranked;
 
 constexpr int THREADS = 256, ITEMS = 4, CHUNK = THREADS * ITEMS, PARTS = (VOCAB + CHUNK - 1) / CHUNK;
 constexpr int TOP = 128;  // the largest top-k that is sampled in one launch
@@ -47,7 +48,9 @@ __device__ __forceinline__ float logit_of(unsigned key) {
     return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
 
-__device__ __forceinline__ Ranked ranked(float logit, int token) { return (Ranked)key_of(logit) << 32 | ~(unsigned)token; }
+__device__ __forceinline__ Ranked ranked(float logit, int token) {
+    return (Ranked)key_of(logit) << 32 | ~(unsigned)token;
+}
 __device__ __forceinline__ float logit_of(Ranked item) { return logit_of((unsigned)(item >> 32)); }
 __device__ __forceinline__ int token_of(Ranked item) { return ~(unsigned)item; }
 
@@ -116,7 +119,8 @@ __device__ __forceinline__ float drawn(float above, float temperature, unsigned 
 // One count up with wrap to 0 after `parts`; what was stored before it is seen by who then reads the last count.
 __device__ __forceinline__ bool arrive_last(unsigned *counter, int parts) {
     unsigned before;
-    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(parts - 1) : "memory");
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(before) : "l"(counter), "r"(parts - 1) : "memory");
     return before == (unsigned)(parts - 1);
 }
 
@@ -156,7 +160,8 @@ __device__ __forceinline__ Ranked largest(Ranked item, Ranked *scratch) {
     return item;
 }
 
-// The k-th largest of all threads' items, which differ (or are 0); 0 if there are fewer. scratch: 2 * THREADS / 32 words.
+// The k-th largest of all threads' items, which differ (or are 0); 0 if there are fewer. scratch: 2 * THREADS / 32
+// words.
 template <int COUNT>
 __device__ __forceinline__ Ranked kth(const Ranked (&items)[COUNT], int k, int *scratch) {
     Ranked found = 0;

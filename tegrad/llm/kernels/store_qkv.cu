@@ -8,11 +8,12 @@
 #include "chunk.cuh"
 #include "overlap.cuh"
 
-// qkv: floats (tokens, HEADS + 2 KV_HEADS, HEAD_DIM); q: halves (tokens, HEADS, HEAD_DIM); keys, values and their scales: one
-// layer's cache (slot, KV head, position, HEAD_DIM); rope: cosines and sines (2, rope_positions, ROPE_PAIRS).
+// qkv: floats (tokens, HEADS + 2 KV_HEADS, HEAD_DIM); q: halves (tokens, HEADS, HEAD_DIM); keys, values and their
+// scales: one layer's cache (slot, KV head, position, HEAD_DIM); rope: cosines and sines (2, rope_positions,
+// ROPE_PAIRS).
 extern "C" __global__ void store_qkv(
-    __half *q, void *keys, void *values, __half *key_scales, __half *value_scales, const float *qkv, const float *q_norm,
-    const float *k_norm, const float *rope, const Chunk *chunk, int rope_positions
+    __half *q, void *keys, void *values, __half *key_scales, __half *value_scales, const float *qkv,
+    const float *q_norm, const float *k_norm, const float *rope, const Chunk *chunk, int rope_positions
 ) {
     __shared__ float rows[WARPS][HEAD_DIM];
     allow_next();
@@ -37,5 +38,6 @@ extern "C" __global__ void store_qkv(
     }
     const bool value = head >= HEADS + KV_HEADS;
     const int index = chunk->slot * KV_HEADS + (head - HEADS) % KV_HEADS;
-    attend::store_row(row, attend::side(value ? values : keys, value ? value_scales : key_scales, index), position, lane);
+    attend::store_row(
+        row, attend::side(value ? values : keys, value ? value_scales : key_scales, index), position, lane);
 }

@@ -1,5 +1,5 @@
-// One weight of a packed matrix (tegrad/llm/packing.py), by its index in the flattened matrix: for embeddings, of which a
-// step reads one row.
+// One weight of a packed matrix (tegrad/llm/packing.py), by its index in the flattened matrix: for embeddings, of which
+// a step reads one row.
 #pragma once
 #include "blocks.cuh"
 
@@ -10,7 +10,8 @@ struct Place {
     const unsigned char *segment;
     int lane, set, byte;
     __device__ __forceinline__ Place(const unsigned char *matrix, long long index, int bytes)
-        : segment(matrix + index / SEGMENT * bytes), lane(index % SEGMENT / 64), set(index % 64 / 16), byte(index % 16) {}
+        : segment(matrix + index / SEGMENT * bytes), lane(index % SEGMENT / 64), set(index % 64 / 16),
+          byte(index % 16) {}
     // The byte of plane `p` that belongs to the weight.
     __device__ __forceinline__ int plane(int p) const { return segment[512 * p + 16 * lane + byte]; }
     __device__ __forceinline__ int nibble() const { return plane(set / 2) >> (4 * (set % 2)) & 15; }
