@@ -233,7 +233,7 @@ class GridRunner:
                     symbols=section.symbols,
                     windows=Windows(state.shared_window, state.local_window, self._chip.window_size),
                     abort=channel.worker.abort,
-                    seed=race.copies_seed() if race is not None and kernel.asynchronous else 0,
+                    seed=race.copies_seed() if race is not None and kernel.draws else 0,
                 )
         except PtxFault as fault:
             if fault.kind == "aborted" and channel.worker.stopping:

@@ -6,7 +6,8 @@ do not wait for each other here.
 
 A product is queued when it is issued and runs at its wait, as late as the rules allow, so that code which stores over
 its matrices too early shows it. Until the wait its sums are kept in the warp's frame and its registers hold POISON. A
-full queue lets the oldest product run early.
+full queue lets the oldest product run early. A launch with a seed draws: half of the products run at once, with all
+before them, which shows matrices that are not there yet.
 """
 
 from collections.abc import Callable
@@ -33,12 +34,15 @@ BEGIN: Final = "%warpgroup"
 BLOCK: Final = 4 * LANES
 """Bytes of a register of all lanes."""
 CAPACITY: Final = 32
-HEAD, COUNT, GROUP, STATES = 0, 4, 8, 64
-"""Counters of the queue; then two words for each list of sums: products under way, and whether one has run."""
+HEAD, COUNT, GROUP, RANDOM, STATES = 0, 4, 8, 12, 64
+"""Counters of the queue and the state of its draws; the ring follows.
+
+Each list of sums has two words of its own: how many products are under way, and whether one has run since the wait."""
 CODE, SUMS, STATE, A, B, FLAGS, OCTETS, OF_GROUP, PC, REGISTERS = 0, 8, 16, 24, 32, 40, 44, 48, 52, 64
 ENTRY: Final = REGISTERS + 4 * BLOCK
 ADD, NEGATE = 1, 2
 """Flags of a product: the sums are added to, the product's sign is changed."""
+MIX: Final = 0x9E3779B1
 MASKS: Final = {0: 0, 1: 7, 2: 3, 3: 1}
 """Which address bits from 7 on change those from 4 on, by the descriptor's swizzle: none, 128, 64 and 32 bytes."""
 HALVES, EIGHTHS, INTEGERS = ("f16", "bf16"), ("e4m3", "e5m2"), ("s8", "u8")
@@ -363,9 +367,25 @@ def emit_wait(module: Module) -> None:
     f.finish()
 
 
+def emit_soon(module: Module) -> None:
+    """tgx_wgmma_soon(frame, queue): with a seed, run all products in half of the cases."""
+    f = Fn(module, "tgx_wgmma_soon", "void", [("ptr", "frame"), ("ptr", "queue")], "nounwind")
+    frame, queue = f.args
+    seen = x = f.load("i32", queue, RANDOM)
+    for op, by in (("shl", 13), ("lshr", 17), ("shl", 5)):
+        x = f.xor(x, f.bin(op, x, f.const("i32", by)))
+    f.store(x, queue, RANDOM)
+    hit = f.icmp("slt", f.mul(x, f.const("i32", MIX)), f.const("i32", 0))
+    with f.if_(f.and_(hit, f.icmp("ne", seen, f.const("i32", 0)))):
+        f.call_void("tgx_wgmma_wait", frame, queue, f.const("i32", -1))
+    f.ret()
+    f.finish()
+
+
 PLAIN: Final[dict[str, Callable[[Module], None]]] = {
     "tgx_wgmma_land": emit_land,
     "tgx_wgmma_push": emit_push,
+    "tgx_wgmma_soon": emit_soon,
     "tgx_wgmma_wait": emit_wait,
 }
 NAMED: Final[dict[str, Callable[[Module, str], None]]] = {
@@ -464,6 +484,11 @@ def begin(e: "Emitter", ins: Ins) -> None:
         return
     for at in (HEAD, COUNT, GROUP):
         e.f.store(zero, e.frame, room.queue + at)
+    seed, warp = e.f.load("i32", e.launch, Launch.SEED), e.f.load("i32", e.frame, Frame.WARP)
+    own = e.f.add(e.f.mul(e.f.load("i32", e.frame, Frame.CTA), e.f.const("i32", 64)), warp)
+    mixed = e.f.or_(e.f.xor(e.f.mul(seed, e.f.const("i32", MIX)), e.f.mul(own, e.f.const("i32", 2))), e.f.like(seed, 1))
+    drawn = e.f.select(e.f.icmp("eq", seed, zero), zero, mixed)
+    e.f.store(drawn, e.frame, room.queue + RANDOM)
     for i in range(len(room.lists)):
         e.f.store(zero, e.frame, room.state(i))
         e.f.store(zero, e.frame, room.state(i) + 4)
@@ -532,6 +557,7 @@ def _issue(e: "Emitter", ins: Ins) -> None:
     to = f.call("tgx_wgmma_push", "ptr", 1, e.frame, f.gep(e.frame, room.queue), *arguments)
     for i, v in enumerate(a):
         f.store(v, to, BLOCK * i, 64)
+    f.call_void("tgx_wgmma_soon", e.frame, f.gep(e.frame, room.queue))
     for r in registers:
         e.write(Reg(r), f.const("i32", POISON, LANES), TYPES["b32"], ins)
 

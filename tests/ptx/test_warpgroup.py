@@ -44,10 +44,10 @@ def out(names: str = "%f0, %f1, %f2, %f3") -> str:
     return f"st.global.v4.f32 [%o], {{{names}}};"
 
 
-def run(body: str, threads: int = 128) -> np.ndarray:
+def run(body: str, threads: int = 128, seed: int = 0) -> np.ndarray:
     """The four values of each thread."""
     result = np.zeros((threads, 4), np.float32)
-    ptx.load(kernel(body), None).launch((1, 1, 1), (threads, 1, 1), [result])
+    ptx.load(kernel(body), None).launch((1, 1, 1), (threads, 1, 1), [result], seed=seed)
     return result
 
 
@@ -64,6 +64,19 @@ def test_a_product_reads_shared_memory_as_late_as_its_wait() -> None:
     )
     assert (run(early) == 32).all()
     assert (run(right) == 16).all()
+
+
+def test_with_seeds_a_product_may_run_at_once() -> None:
+    """And then finds what is stored behind it as little as what is stored over its matrices."""
+    late = (
+        f"{FILL.format(value=ONES)} {FENCE} {product()} {COMMIT} bar.sync 0; {FILL.format(value=TWOS)} {WAIT} {out()}"
+    )
+    found = {float(x) for seed in range(8) for x in run(late, seed=seed).ravel()}
+    assert found == {16, 32}
+    right = f"{FILL.format(value=ONES)} {FENCE} {' '.join([product()] * 40)} {COMMIT}"
+    for seed in range(4):
+        assert (run(f"{right} {WAIT} {out()}", seed=seed) == 40 * 16).all()
+        assert (run(f"{right} {out()} {WAIT}", seed=seed).view(np.uint32) == DEAD).all()
 
 
 def test_a_wait_leaves_the_newest_groups_and_those_not_committed() -> None:
