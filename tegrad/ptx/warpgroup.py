@@ -456,8 +456,19 @@ def _numbers_of(op: Operand) -> tuple[int, ...]:
     return tuple(o.number for o in items if isinstance(o, Reg))
 
 
+def _shows(fn: Function) -> bool:
+    """Whether a kernel may show its matrices to the asynchronous proxy: by a fence, or by copies that belong to it."""
+    return any(
+        isinstance(i, Ins) and ((i.base == "fence" and mod(i, "async")) or (i.base == "cp" and mod(i, "bulk")))
+        for i in fn.body
+    )
+
+
 class Room:
-    """Where a kernel's products are kept in a warp's frame: the queue, and the sums of each list behind it."""
+    """Where a kernel's products are kept in a warp's frame: the queue, and the sums of each list behind it.
+
+    Where nothing shows matrices to products (`unseen`), all sums are POISON.
+    """
 
     def __init__(self, fn: Function, at: int) -> None:
         self.at = at
@@ -466,6 +477,7 @@ class Room:
         states = -(-8 * len(self.lists) // 64) * 64
         self.queue = at + states
         self.end = self.queue + STATES + CAPACITY * ENTRY if used else at
+        self.unseen = used and not _shows(fn)
         self.sums: list[int] = []
         for one in self.lists:
             self.sums.append(self.end)
@@ -529,6 +541,7 @@ def _wait(e: "Emitter", ins: Ins, keep: int, lists: list[int]) -> None:
         for at, number in enumerate(room.lists[i]):
             old = f.splat(f.bits(e.get(number), "i32"), LANES)
             new = f.load("i32", e.frame, room.sums[i] + BLOCK * at, LANES, 64)
+            new = f.like(new, POISON) if room.unseen else new
             e.write(Reg(number), f.select(done, new, old), TYPES["b32"], ins)
 
 

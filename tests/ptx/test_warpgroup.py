@@ -15,7 +15,7 @@ FENCE, COMMIT, WAIT = (
     "wgmma.commit_group.sync.aligned;",
     "wgmma.wait_group.sync.aligned 0;",
 )
-FILL = "st.shared.b32 [%m], {value}; bar.sync 0;"
+FILL = "st.shared.b32 [%m], {value}; fence.proxy.async.shared::cta; bar.sync 0;"
 """All of B, 16 x 8 halves without a swizzle; the rest of the block's stores lie behind it."""
 DEAD = 0x7FFF7FFF
 
@@ -106,6 +106,12 @@ def test_fragments_that_were_written_without_a_fence_are_undefined() -> None:
     start = f"{FILL.format(value=ONES)} {FENCE} mov.b32 %a, {TWOS};"
     assert np.isnan(run(f"{start} {product()} {COMMIT} {WAIT} {out()}")).all()
     assert (run(f"{start} {FENCE} {product()} {COMMIT} {WAIT} {out()}") == 32).all()
+
+
+def test_stores_that_no_fence_shows_to_products_are_undefined() -> None:
+    body = f"{FILL.format(value=ONES)} {FENCE} {product()} {COMMIT} {WAIT} {out()}"
+    assert (run(body) == 16).all()
+    assert np.isnan(run(body.replace("fence.proxy.async.shared::cta;", ""))).all()
 
 
 def test_products_of_a_loop_are_waited_for_in_its_next_turn() -> None:
