@@ -11,6 +11,7 @@
     a copy's semaphore is seen before its data                  FLUSH in its LAUNCH_DMA
     constants and instructions are fetched anew or not          invalidate before, and leave alone what is in flight
     a bulk copy in a kernel lands at once, late, out of order   its mbarrier; nobody still reads where it goes
+    in a kernel with mbarriers any warp stands still            what the warps wait for
 
 Everything here is a legal outcome on hardware. What a program gets wrong under any seed, it gets wrong. A board is put
 into this mode by the environment variable `TEGRAD_RACE`, whose value is the seed.

@@ -4,7 +4,7 @@ What a copy may touch is checked when it is issued; the bytes move, and the mbar
 the copy lands. Copies of a CTA wait in a queue, and land as late as the rules allow: one at each failing wait for their
 mbarrier, at the wait for their group, or when no warp of the CTA can go on. So code that forgets to wait shows it. A
 launch with a seed draws: half of the copies land at once, which shows a slot that is filled while it is read, and
-others out of order. A full queue lets the oldest land.
+others out of order; and the scheduler holds warps back (`schedule`). A full queue lets the oldest land.
 """
 
 from typing import TYPE_CHECKING
@@ -32,8 +32,8 @@ AREA = GROUPS + WARPS * LANES * 4
 OWNER, OBJECT, GLOBAL, OFFSET, SIZE, LANE, GROUP, PC = 0, 8, 16, 24, 28, 32, 36, 40
 """An entry: the warp's frame, the mbarrier's offset (NO_OBJECT: to global memory), the addresses, who issued it."""
 NO_OBJECT = -1
-BEGIN, ON, END = range(3)
-"""What `tgx_async_settle` is called for: a CTA begins, cannot go on, or is done."""
+BEGIN, ON, END, DRAW = range(4)
+"""What `tgx_async_settle` is called for: a CTA begins, cannot go on, or is done; a number is drawn."""
 
 
 def _area(f: Fn, frame: V) -> V:
@@ -143,15 +143,18 @@ def _groups(f: Fn, frame: V, area: V) -> V:
     return f.gep(f.gep(area, GROUPS), f.mul(warp, f.const("i64", 4 * LANES)))
 
 
-def _draw(f: Fn, area: V, bits: int) -> V:
-    """True once in 2^bits; never for a launch without a seed."""
-    seen = f.load("i32", area, RANDOM)
-    x = seen
+def _number(f: Fn, area: V) -> V:
+    """The next number of a CTA's draws; always 0 in a launch without a seed."""
+    x = f.load("i32", area, RANDOM)
     for op, by in (("shl", 13), ("lshr", 17), ("shl", 5)):
         x = f.xor(x, f.bin(op, x, f.const("i32", by)))
     f.store(x, area, RANDOM)
-    hit = f.icmp("ult", f.mul(x, f.const("i32", 0x9E3779B1)), f.const("i32", 1 << (32 - bits)))
-    return f.and_(hit, f.icmp("ne", seen, f.const("i32", 0)))
+    return f.bin("lshr", f.mul(x, f.const("i32", 0x9E3779B1)), f.const("i32", 8))
+
+
+def _draw(f: Fn, area: V, bits: int) -> V:
+    """True once in 2^bits; never for a launch without a seed."""
+    return f.icmp("eq", f.bin("lshr", _number(f, area), f.const("i32", 24 - bits)), f.const("i32", (1 << bits) - 1))
 
 
 def emit_land(module: Module) -> None:
@@ -259,7 +262,7 @@ def emit_group_wait(module: Module) -> None:
 
 
 def emit_settle(module: Module) -> None:
-    """tgx_async_settle(launch, slot, why): whether something landed. See BEGIN, ON and END.
+    """tgx_async_settle(launch, slot, why): whether something landed; of DRAW, the number.
 
     At the end copies to global memory land; what was still on its way to shared memory is lost with it.
     """
@@ -279,6 +282,8 @@ def emit_settle(module: Module) -> None:
         with f.if_(some):
             f.call_void("tgx_bulk_land", frame, zero)
         f.ret(f.resize(some, "i32", False))
+    with f.if_(f.icmp("eq", why, f.const("i32", DRAW))):
+        f.ret(_number(f, area))
     at = f.alloca("i32")
     f.store(zero, at)
     with f.loop() as (_, done):

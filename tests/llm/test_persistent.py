@@ -17,7 +17,6 @@ from operands import Operands
 from test_plan import MIXED, TOKENS, errors, read
 from tiny_llama import SHAPES, TYPE, write
 
-from tegrad.bench.boundaries import opened as bench_opened
 from tegrad.llm import persistent
 from tegrad.llm.cache import KvCache
 from tegrad.llm.engine import Engine
@@ -325,24 +324,3 @@ def test_tiles_of_any_format_leave_room_for_a_ring() -> None:
         tuning = Tuning.suited([Q6_K, kind])
         assert tuning.ring_tile * segment_bytes(kind) <= 40 << 10
         assert tuning.attention_warps <= tuning.consumers == tuning.ring_tile
-
-
-@pytest.mark.long
-def test_hoppers_build_computes_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 16-byte copies: a board has no bulk copies. As many warps and as much shared memory as on an H200."""
-    for name, value in (("TEGRAD_BOARD", "gh100"), ("DEV", "NV"), ("HCQDEV_WAIT_TIMEOUT_MS", "100000")):
-        monkeypatch.setenv(name, value)
-    path, got = write(tmp_path / "model.gguf", SHAPES["plain"], TYPE.Q8_0), []
-    with bench_opened() as device, PackedModel.load(path, "NV") as model, KvCache(device, model.config, 64) as cache:
-        states = States(device)
-        tuning = replace(Tuning(), bulk=0)
-        with (
-            PersistentPlan(model, states, cache, tuning=tuning, ctas=8) as plan,
-            Recording(device, plan.launches) as step,
-        ):
-            for position, token in enumerate(TOKENS[:4]):
-                states.write(0, State(position=position, token=token, limit=64, active=1))
-                step.wait(step.run())
-                got.append(read(device, plan.logits, model.config.vocab, np.float32))
-        states.close()
-    assert errors(np.array(got), Reference(path).logits(TOKENS[:4]))[1] < 0.03
