@@ -6,6 +6,7 @@ from tests.ptx.oracle import (
     table_float,
     table_integer,
     table_matrix,
+    table_meeting,
     table_memory,
     table_warp,
     table_warpgroup,
@@ -20,6 +21,7 @@ FAMILIES: dict[str, list[Form]] = {
     "memory": table_memory.FORMS,
     "warp": table_warp.FORMS,
     "matrix": table_matrix.FORMS,
+    "meeting": table_meeting.FORMS,
     "warpgroup": table_warpgroup.FORMS,
 }
 FORMS: dict[str, Form] = {f.name: f for family in FAMILIES.values() for f in family}

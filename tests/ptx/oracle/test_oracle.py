@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.ptx.oracle import approximations, judge, models, products, table_warpgroup, warpgroups
+from tests.ptx.oracle import approximations, judge, models, products, table_meeting, table_warpgroup, warpgroups
 from tests.ptx.oracle.comparison import AWAITED, UNRECORDED, compare, stale
 from tests.ptx.oracle.engine import run
 from tests.ptx.oracle.form import Form, expand
@@ -131,6 +131,13 @@ def test_engine_multiplies_matrices(form: Form) -> None:
     else:
         slack = 2.0**-10 if t == "f16" else 17 * 2.0**-23
         assert (np.abs(got - want) <= slack * (np.abs(a) @ np.abs(b) + np.abs(c))).all()
+
+
+@pytest.mark.parametrize("form", FAMILIES["meeting"], ids=lambda f: f.name)
+def test_engine_lets_lanes_meet_as_the_document_says(form: Form) -> None:
+    got = judge.results(form, engine("meeting")[form.name])
+    for ours, want in zip(got, table_meeting.expected(form), strict=True):
+        assert (ours == want.ravel()).all()
 
 
 @pytest.mark.parametrize("form", [f for f in FAMILIES["warpgroup"] if "special" not in f.name], ids=lambda f: f.name)
