@@ -61,10 +61,12 @@ def is_warp_sync(ins: Ins) -> bool:
     return ins.base in MEMBER_MASK and "sync" in ins.mods
 
 
-def member_mask(ins: Ins) -> Operand | None:
-    """The operand that is the member mask of a `.sync` instruction; None means all lanes."""
+def member_mask(ins: Ins) -> Operand:
+    """The operand that is the member mask of a `.sync` instruction."""
     at = MEMBER_MASK[ins.base]
-    return ins.operands[at] if at < len(ins.operands) else None
+    if at >= len(ins.operands):
+        raise PtxError(f"line {ins.line}: {ins.op} has no member mask; the text is damaged")
+    return ins.operands[at]
 
 
 def is_cta_barrier(ins: Ins) -> bool:
@@ -464,7 +466,7 @@ def _names_all(flow: Flow, ins: Ins) -> bool:
     op = member_mask(ins)
     if isinstance(op, Reg) and op.number in flow.constants:
         op = flow.constants[op.number].operands[1]
-    return op is None or (isinstance(op, Imm) and int(op.value) & 0xFFFFFFFF == 0xFFFFFFFF)
+    return isinstance(op, Imm) and int(op.value) & 0xFFFFFFFF == 0xFFFFFFFF
 
 
 def analyse(fn: Function) -> Flow:

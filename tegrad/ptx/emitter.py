@@ -5,7 +5,8 @@ that holds one value for the whole warp is a scalar. `mask` is the set of lanes 
 which other lanes wait: control stays in direct jumps while it is below that.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from tegrad.ptx.analysis import Block, analyse
 from tegrad.ptx.dispatch import Dispatcher
@@ -117,7 +118,7 @@ class Emitter(Dispatcher):
 
     def instruction(self, ins: Ins) -> None:
         op = self.find(ins)
-        try:
+        with _known(ins):
             if isinstance(op, Rule):
                 result, sources = op.signature(ins)
                 if len(ins.operands) != len(sources) + 1:
@@ -128,8 +129,6 @@ class Emitter(Dispatcher):
                 self.write(ins.operands[0], op.apply(self.f, ins, *values), result, ins)
             else:
                 op(self, ins)
-        except (LookupError, ValueError, StopIteration, NotImplementedError) as e:
-            raise PtxError(unsupported(ins)) from e
 
     # -- operands ------------------------------------------------------------------------------------------------
     def lanes(self, ins: Ins) -> V:
@@ -329,7 +328,8 @@ class Emitter(Dispatcher):
             self.barrier(block)
         elif block.kind == "meet":
             assert block.end is not None
-            rendezvous(self, block.end)
+            with _known(block.end):
+                rendezvous(self, block.end)
         elif block.kind == "brx":
             assert block.end is not None
             index = self.read(block.end.operands[0], U32)
@@ -347,10 +347,17 @@ class Emitter(Dispatcher):
         assert block.end is not None
         handler = self.find(block.end)
         assert not isinstance(handler, Rule)
-        try:
+        with _known(block.end):
             handler(self, block.end)
-        except (LookupError, ValueError, StopIteration, NotImplementedError) as e:
-            raise PtxError(unsupported(block.end)) from e
+
+
+@contextmanager
+def _known(ins: Ins) -> Iterator[None]:
+    """What the tables have no place for is an instruction that is not supported."""
+    try:
+        yield
+    except (LookupError, ValueError, StopIteration, NotImplementedError) as e:
+        raise PtxError(unsupported(ins)) from e
 
 
 def _length(block: Block) -> int:

@@ -56,8 +56,7 @@ def rendezvous(e: "Emitter", ins: Ins) -> None:
     """The end of a block that is a `.sync` instruction: execute it if all its members are here, else wait for them."""
     f = e.f
     e.flush()
-    operand = member_mask(ins)
-    members = f.const("i32", -1) if operand is None else e.read(operand, U32)
+    members = e.read(member_mask(ins), U32)
     first = members if members.n == 1 else f.extract(members, f.intr_flag("cttz", e.mask, False))
     whole = f.icmp("eq", f.and_(first, f.load("i32", e.frame, Frame.LIVE)), e.mask)
     if members.n > 1:

@@ -148,9 +148,10 @@ def permute(f: Fn, a: V, index: V) -> V:
 
 def members(e: "Emitter", ins: Ins) -> V:
     """The lanes that take part: those that run, and are in the member mask."""
-    op = member_mask(ins)
-    v = e.f.const("i32", -1) if op is None or "sync" not in ins.mods else e.read(op, U32)
     lanes = e.lanes(ins)
+    if "sync" not in ins.mods:
+        return lanes
+    v = e.read(member_mask(ins), U32)
     if v.n > 1:
         v = e.f.extract(v, e.f.intr_flag("cttz", lanes, False))
     return e.f.and_(lanes, v)

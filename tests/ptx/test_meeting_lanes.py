@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from tegrad.ptx import PtxFault
+from tegrad.ptx import PtxError, PtxFault
 from tests.ptx.test_warp_exchange import run
 
 LANE = np.arange(32, dtype=np.uint32)
@@ -181,6 +181,18 @@ def test_lanes_wait_for_others_at_a_barrier_that_opens() -> None:
     """
     got = run(body, threads=96)
     assert (got == np.repeat([496, 496 + 32 * 32, 0], 32)).all()
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (sides("redux.sync.min.f32 %d, %x0, -1;", ""), "redux.sync.min.f32 is not supported"),
+        (sides("bar.warp.sync;", ""), "bar.warp.sync has no member mask"),
+    ],
+)
+def test_what_cannot_meet_is_refused_by_name(body: str, why: str) -> None:
+    with pytest.raises(PtxError, match=why):
+        run(body, X)
 
 
 class Tree:
