@@ -30,15 +30,17 @@ TARGET: Final = "sm_90a"
 POISON: Final = 0x7FFF7FFF
 """What registers of sums hold until the wait: NaN as a float or as two halves."""
 BEGIN: Final = "%warpgroup"
-"""A pseudo instruction: at the start of a kernel no product is under way; with registers, these are undefined."""
+"""A pseudo instruction: at the start of a kernel no product is under way; with registers, these are undefined; with
+`spoil`, the products under way are, which have these as fragments."""
 BLOCK: Final = 4 * LANES
 """Bytes of a register of all lanes."""
 CAPACITY: Final = 32
-HEAD, COUNT, GROUP, RANDOM, STATES = 0, 4, 8, 12, 64
-"""Counters of the queue and the state of its draws; the ring follows.
+HEAD, COUNT, GROUP, RANDOM, SPOILT, STATES = 0, 4, 8, 12, 16, 64
+"""Counters of the queue, the state of its draws, whether fragments of products under way were written; then the ring.
 
-Each list of sums has two words of its own: how many products are under way, and whether one has run since the wait."""
-CODE, SUMS, STATE, A, B, FLAGS, OCTETS, OF_GROUP, PC, REGISTERS = 0, 8, 16, 24, 32, 40, 44, 48, 52, 64
+Each list of sums has two words of its own: how many products are under way, and whether one has run since the wait. So
+has each list of fragments, of which only the first counts."""
+CODE, SUMS, STATE, A, B, FLAGS, OCTETS, OF_GROUP, PC, READS, REGISTERS = 0, 8, 16, 24, 32, 40, 44, 48, 52, 56, 64
 ENTRY: Final = REGISTERS + 4 * BLOCK
 ADD, NEGATE = 1, 2
 """Flags of a product: the sums are added to, the product's sign is changed."""
@@ -312,8 +314,9 @@ def emit_land(module: Module) -> None:
     entry = _entry(f, queue, head)
     with f.if_(f.icmp("eq", f.load("i32", frame, Frame.FAULTED), f.const("i32", 0))):
         f.do(f"call void {f.load('ptr', entry, CODE).ref}({frame}, {entry})")
-    state = f.load("ptr", entry, STATE)
-    f.store(f.sub(f.load("i32", state), f.const("i32", 1)), state)
+    state, reads = f.load("ptr", entry, STATE), f.load("ptr", entry, READS)
+    for words in (state, reads):
+        f.store(f.sub(f.load("i32", words), f.const("i32", 1)), words)
     f.store(f.const("i32", 1), state, 4)
     f.store(f.bin("urem", f.add(head, f.const("i32", 1)), f.const("i32", CAPACITY)), queue, HEAD)
     f.store(f.sub(f.load("i32", queue, COUNT), f.const("i32", 1)), queue, COUNT)
@@ -322,16 +325,16 @@ def emit_land(module: Module) -> None:
 
 
 def emit_push(module: Module) -> None:
-    """tgx_wgmma_push(frame, queue, code, sums, state, a, b, flags, octets, pc, lanes): queue a product.
+    """tgx_wgmma_push(frame, queue, code, sums, state, reads, a, b, flags, octets, pc, lanes): queue a product.
 
     Returns where A's registers go. Less than a whole warp, or than a whole warpgroup, is a fault.
     """
     params = [
-        ("ptr", "frame"), ("ptr", "queue"), ("ptr", "code"), ("ptr", "sums"), ("ptr", "state"), ("i64", "a"),
-        ("i64", "b"), ("i32", "flags"), ("i32", "octets"), ("i32", "pc"), ("i32", "lanes"),
+        ("ptr", "frame"), ("ptr", "queue"), ("ptr", "code"), ("ptr", "sums"), ("ptr", "state"), ("ptr", "reads"),
+        ("i64", "a"), ("i64", "b"), ("i32", "flags"), ("i32", "octets"), ("i32", "pc"), ("i32", "lanes"),
     ]  # fmt: skip
     f = Fn(module, "tgx_wgmma_push", "ptr", params, "nounwind")
-    frame, queue, code, sums, state, a, b, flags, octets, pc, lanes = f.args
+    frame, queue, code, sums, state, reads, a, b, flags, octets, pc, lanes = f.args
     last = f.or_(f.load("i32", frame, Frame.WARP), f.const("i32", 3))
     whole = f.icmp("ult", last, f.load("i32", launch_of(f, frame), Launch.WARPS))
     together = f.and_(whole, f.icmp("eq", lanes, f.const("i32", FULL)))
@@ -343,12 +346,13 @@ def emit_push(module: Module) -> None:
     count = f.load("i32", queue, COUNT)
     entry = _entry(f, queue, f.add(f.load("i32", queue, HEAD), count))
     for value, at in (
-        (code, CODE), (sums, SUMS), (state, STATE), (a, A), (b, B), (flags, FLAGS), (octets, OCTETS),
+        (code, CODE), (sums, SUMS), (state, STATE), (reads, READS), (a, A), (b, B), (flags, FLAGS), (octets, OCTETS),
         (f.load("i32", queue, GROUP), OF_GROUP), (pc, PC),
     ):  # fmt: skip
         f.store(value, entry, at)
     f.store(f.add(count, f.const("i32", 1)), queue, COUNT)
-    f.store(f.add(f.load("i32", state), f.const("i32", 1)), state)
+    for words in (state, reads):
+        f.store(f.add(f.load("i32", words), f.const("i32", 1)), words)
     f.ret(f.gep(entry, REGISTERS))
     f.finish()
 
@@ -402,18 +406,24 @@ def prepare(fn: Function) -> Function:
     """The function with its waits naming the registers that they write; the same object without wgmma.
 
     Registers of A and of sums that were written without a fence behind are undefined to a product: it finds POISON.
+    What writes registers of A tells the products under way.
     """
     if not any(isinstance(i, Ins) and i.base == "wgmma" for i in fn.body):
         return fn
     straight = not any(isinstance(i, Label) for i in fn.body)
-    pending = {} if straight else dict.fromkeys(sums_of(fn), False)
+    pending = {} if straight else dict.fromkeys(lists_of(fn, 0), False)
     body: list[Ins | Label] = [Ins(BEGIN, BEGIN, (), (), (), None, 0)]
     loose: set[int] = set()
+    fragments = {r for one in lists_of(fn, 1) for r in one}
     for i in fn.body:
         if isinstance(i, Label):
             loose.clear()
         elif i.base != "wgmma":
-            loose.update(defs_uses(i)[0])
+            written = defs_uses(i)[0]
+            loose.update(written)
+            if read := tuple(Reg(r) for r in written if r in fragments):
+                body.append(i)
+                i = Ins(BEGIN, BEGIN, ("spoil",), (), (None, Vec(read)), None, i.line)
         elif "mma_async" in i.mods and len(i.operands) > 1:
             registers = _numbers_of(i.operands[0])
             if unready := tuple(Reg(r) for r in registers if r in loose):
@@ -442,12 +452,12 @@ def _without(a: Operand, loose: set[int]) -> Operand:
     return Vec(tuple(Imm(POISON) if isinstance(o, Reg) and o.number in loose else o for o in a.items))
 
 
-def sums_of(fn: Function) -> list[tuple[int, ...]]:
-    """The lists of registers that products name as their sums, each once."""
+def lists_of(fn: Function, index: int) -> list[tuple[int, ...]]:
+    """The lists of registers that products name as their sums (operand 0) or fragments (operand 1), each once."""
     found: dict[tuple[int, ...], None] = {}
     for i in fn.body:
-        if isinstance(i, Ins) and i.base == "wgmma" and "mma_async" in i.mods and i.operands:
-            found[_numbers_of(i.operands[0])] = None
+        if isinstance(i, Ins) and i.base == "wgmma" and "mma_async" in i.mods and len(i.operands) > 1:
+            found[_numbers_of(i.operands[index])] = None
     return list(found)
 
 
@@ -472,9 +482,9 @@ class Room:
 
     def __init__(self, fn: Function, at: int) -> None:
         self.at = at
-        self.lists = sums_of(fn)
+        self.lists, self.fragments = lists_of(fn, 0), lists_of(fn, 1)
         used = any(isinstance(i, Ins) and i.base == "wgmma" for i in fn.body)
-        states = -(-8 * len(self.lists) // 64) * 64
+        states = -(-8 * len(self.lists + self.fragments) // 64) * 64
         self.queue = at + states
         self.end = self.queue + STATES + CAPACITY * ENTRY if used else at
         self.unseen = used and not _shows(fn)
@@ -484,24 +494,37 @@ class Room:
             self.end += BLOCK * len(one)
 
     def state(self, index: int) -> int:
+        """Where the words of a list of sums are; those of fragments follow."""
         return self.at + 8 * index
+
+    def reads(self, fragments: tuple[int, ...]) -> int:
+        """Where the words of a list of fragments are."""
+        return self.state(len(self.lists) + self.fragments.index(fragments))
 
 
 def begin(e: "Emitter", ins: Ins) -> None:
-    """No product is under way; or, with registers, these are POISON."""
+    """No product is under way; or, with registers, these are POISON, or the products are that read them."""
     room, zero = e.layout.warpgroup, e.f.const("i32", 0)
+    if mod(ins, "spoil"):
+        written = set(_numbers_of(ins.operands[1]))
+        spoilt = e.f.load("i32", e.frame, room.queue + SPOILT)
+        for one in room.fragments:
+            if written.intersection(one):
+                spoilt = e.f.or_(spoilt, e.f.load("i32", e.frame, room.reads(one)))
+        e.f.store(spoilt, e.frame, room.queue + SPOILT)
+        return
     if ins.operands:
         for o in _items(ins.operands[0]):
             e.write(o, e.f.const("i32", POISON, LANES), TYPES["b32"], ins)
         return
-    for at in (HEAD, COUNT, GROUP):
+    for at in (HEAD, COUNT, GROUP, SPOILT):
         e.f.store(zero, e.frame, room.queue + at)
     seed, warp = e.f.load("i32", e.launch, Launch.SEED), e.f.load("i32", e.frame, Frame.WARP)
     own = e.f.add(e.f.mul(e.f.load("i32", e.frame, Frame.CTA), e.f.const("i32", 64)), warp)
     mixed = e.f.or_(e.f.xor(e.f.mul(seed, e.f.const("i32", MIX)), e.f.mul(own, e.f.const("i32", 2))), e.f.like(seed, 1))
     drawn = e.f.select(e.f.icmp("eq", seed, zero), zero, mixed)
     e.f.store(drawn, e.frame, room.queue + RANDOM)
-    for i in range(len(room.lists)):
+    for i in range(len(room.lists + room.fragments)):
         e.f.store(zero, e.frame, room.state(i))
         e.f.store(zero, e.frame, room.state(i) + 4)
 
@@ -532,8 +555,11 @@ def wgmma(e: "Emitter", ins: Ins) -> None:
 def _wait(e: "Emitter", ins: Ins, keep: int, lists: list[int]) -> None:
     """Run what is waited for; those of the lists of which no product is left under way get their sums."""
     f, room = e.f, e.layout.warpgroup
-    f.call_void("tgx_wgmma_wait", e.frame, f.gep(e.frame, room.queue), f.const("i32", keep))
-    zero = f.const("i32", 0)
+    queue, zero = f.gep(e.frame, room.queue), f.const("i32", 0)
+    f.call_void("tgx_wgmma_wait", e.frame, queue, f.const("i32", keep))
+    spoilt = f.load("i32", queue, SPOILT)
+    wrong = f.const("i1", 1) if room.unseen else f.icmp("ne", spoilt, zero)
+    f.store(f.select(f.icmp("eq", f.load("i32", queue, COUNT), zero), zero, spoilt), queue, SPOILT)
     for i in lists:
         left, ran = (f.load("i32", e.frame, room.state(i) + at) for at in (0, 4))
         done = f.and_(f.icmp("eq", left, zero), f.icmp("ne", ran, zero))
@@ -541,7 +567,7 @@ def _wait(e: "Emitter", ins: Ins, keep: int, lists: list[int]) -> None:
         for at, number in enumerate(room.lists[i]):
             old = f.splat(f.bits(e.get(number), "i32"), LANES)
             new = f.load("i32", e.frame, room.sums[i] + BLOCK * at, LANES, 64)
-            new = f.like(new, POISON) if room.unseen else new
+            new = f.select(wrong, f.like(new, POISON), new)
             e.write(Reg(number), f.select(done, new, old), TYPES["b32"], ins)
 
 
@@ -560,8 +586,9 @@ def _issue(e: "Emitter", ins: Ins) -> None:
     busy = f.or_(f.load("i32", state), f.load("i32", state, 4))
     a = [f.splat(e.read(o, TYPES["b32"]), LANES) for o in _items(ins.operands[1])] if form.a_at == "r" else []
     left = f.const("i64", 0) if a else _descriptor(e, ins.operands[1])
+    reads = f.gep(e.frame, room.reads(_numbers_of(ins.operands[1])))
     arguments = [
-        f.function(form.name, "void", "ptr", "ptr"), sums, state, left, _descriptor(e, ins.operands[2]),
+        f.function(form.name, "void", "ptr", "ptr"), sums, state, reads, left, _descriptor(e, ins.operands[2]),
         _flags(e, ins, rest), f.const("i32", octets), f.const("i32", e.pc), e.mask,
     ]  # fmt: skip
     with f.if_(f.icmp("eq", busy, f.const("i32", 0))):

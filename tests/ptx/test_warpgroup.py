@@ -114,6 +114,13 @@ def test_stores_that_no_fence_shows_to_products_are_undefined() -> None:
     assert np.isnan(run(body.replace("fence.proxy.async.shared::cta;", ""))).all()
 
 
+def test_fragments_are_the_products_until_the_wait() -> None:
+    body = f"{FILL.format(value=ONES)} {FENCE} {product()} {COMMIT}"
+    change = f"mov.b32 %a, {TWOS};"
+    assert np.isnan(run(f"{body} {change} {WAIT} {out()}")).all()
+    assert (run(f"{body} {WAIT} {change} {FENCE} {product()} {COMMIT} {WAIT} {out()}") == 16 + 32).all()
+
+
 def test_products_of_a_loop_are_waited_for_in_its_next_turn() -> None:
     body = f"""{FILL.format(value=ONES)} mov.u32 %t, 0;
       $L: wgmma.wait_group.sync.aligned 1; {FENCE} {product()} {COMMIT}
