@@ -14,7 +14,7 @@ UNRECORDED = {
     "cvta.const.u64": "MMU fault at 0: the generic address of constants is a word that only CUDA's driver sets",
 }
 """Forms that the recorded run could not execute, and why; they are no cases."""
-AWAITED = frozenset(f.name for family in ("meeting", "warpgroup") for f in FAMILIES[family])
+AWAITED = frozenset(f.name for family in ("meeting", "warpgroup", "async") for f in FAMILIES[family])
 """Forms that the next run of tests/hardware/ptx_oracle.py records for the first time; held to it once it has."""
 
 

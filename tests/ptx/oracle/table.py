@@ -1,6 +1,7 @@
 """All forms of the oracle, in the order of the record."""
 
 from tests.ptx.oracle import (
+    table_async,
     table_compare,
     table_convert,
     table_float,
@@ -22,6 +23,7 @@ FAMILIES: dict[str, list[Form]] = {
     "warp": table_warp.FORMS,
     "matrix": table_matrix.FORMS,
     "meeting": table_meeting.FORMS,
+    "async": table_async.FORMS,
     "warpgroup": table_warpgroup.FORMS,
 }
 FORMS: dict[str, Form] = {f.name: f for family in FAMILIES.values() for f in family}

@@ -6,7 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.ptx.oracle import approximations, judge, models, products, table_meeting, table_warpgroup, warpgroups
+from tests.ptx.oracle import (
+    approximations,
+    judge,
+    models,
+    products,
+    table_async,
+    table_meeting,
+    table_warpgroup,
+    warpgroups,
+)  # fmt: skip
 from tests.ptx.oracle.comparison import AWAITED, UNRECORDED, compare, stale
 from tests.ptx.oracle.engine import run
 from tests.ptx.oracle.form import Form, expand
@@ -138,6 +147,30 @@ def test_engine_lets_lanes_meet_as_the_document_says(form: Form) -> None:
     got = judge.results(form, engine("meeting")[form.name])
     for ours, want in zip(got, table_meeting.expected(form), strict=True):
         assert (ours == want.ravel()).all()
+
+
+def differ_from_the_model(form: Form, data: bytes) -> int:
+    """How many cases of a form of mbarriers and copies are not as the model beside it says."""
+    wrong = np.zeros(form.threads, bool)
+    for ours, want, t in zip(judge.results(form, data), table_async.expected(form), form.results, strict=True):
+        wrong |= ~judge.same(ours, want.reshape(ours.shape), t, form.rule)
+    return int(wrong.reshape(form.cases, -1).any(1).sum())
+
+
+def test_engine_counts_arrivals_and_bytes_and_copies_them() -> None:
+    results = engine("async")
+    assert {f.name: n for f in FAMILIES["async"] if (n := differ_from_the_model(f, results[f.name]))} == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["mbarrier.pending_count.b64", "mbarrier.try_wait.shared.b64 of a block", f"{table_async.STORE} wait_group.read 0"],
+)
+def test_a_wrong_count_or_byte_is_seen_by_its_model(name: str) -> None:
+    data = bytearray(engine("async")[name])
+    data[0] ^= 1
+    data[-1] ^= 0x80
+    assert differ_from_the_model(FORMS[name], bytes(data)) == 2
 
 
 @pytest.mark.parametrize("form", [f for f in FAMILIES["warpgroup"] if "special" not in f.name], ids=lambda f: f.name)
