@@ -54,6 +54,11 @@ def _has_result(ins: Ins) -> bool:
     return ins.base not in NO_RESULT
 
 
+def arrives(ins: Ins) -> bool:
+    """Whether it is an arrival at an mbarrier."""
+    return ins.base == "mbarrier" and ins.mods[0] in ("arrive", "arrive_drop")
+
+
 def is_warp_sync(ins: Ins) -> bool:
     """Whether the lanes of a member mask have to meet at this instruction."""
     if ins.base in ("bar", "barrier"):
@@ -125,6 +130,8 @@ class Block:
     live_out: int = 0
     diverged: bool = False
     spin: bool = False
+    pauses: bool = False
+    """It ends behind an arrival, where a launch with a seed may let other warps go on."""
 
 
 @dataclass
@@ -184,6 +191,9 @@ def _split(fn: Function, meets: frozenset[int]) -> list[Block]:
                 blocks.append(Block(len(blocks), pc - 1, [result]))
         else:
             block.body.append(item)
+            if arrives(item):
+                block.pauses = True
+                fresh()
     if blocks[-1].end is None:
         blocks[-1].kind = "exit"
     elif blocks[-1].kind not in ("exit", "bra", "brx"):
@@ -343,7 +353,7 @@ class _Divergence:
         return self.divergent != before
 
     def source(self, ins: Ins) -> bool:
-        if ins.base == "mbarrier" and ins.mods[0] in ("arrive", "arrive_drop"):
+        if arrives(ins):
             return True
         if ins.base in PER_LANE or (ins.base == "ld" and "local" in ins.mods):
             return True

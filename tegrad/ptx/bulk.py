@@ -2,9 +2,11 @@
 
 What a copy may touch is checked when it is issued; the bytes move, and the mbarrier or the bulk group hears of it, when
 the copy lands. Copies of a CTA wait in a queue, and land as late as the rules allow: one at each failing wait for their
-mbarrier, at the wait for their group, or when no warp of the CTA can go on. So code that forgets to wait shows it. A
-launch with a seed draws: half of the copies land at once, which shows a slot that is filled while it is read, and
-others out of order; and the scheduler holds warps back (`schedule`). A full queue lets the oldest land.
+mbarrier, at the wait for their group, or when no warp of the CTA can go on. So code that forgets to wait shows it. A full
+queue lets the oldest land.
+
+A launch with a seed draws. Half of the copies land at once, which shows a slot that is filled while it is read, and
+others out of order; the scheduler holds warps back (`schedule`), and a warp may give way behind an arrival.
 """
 
 from typing import TYPE_CHECKING
@@ -261,6 +263,13 @@ def emit_group_wait(module: Module) -> None:
     f.finish()
 
 
+def emit_pause(module: Module) -> None:
+    """tgx_async_pause(frame): whether a warp gives way behind an arrival, as in a quarter of the cases with a seed."""
+    f = Fn(module, "tgx_async_pause", "i1", [("ptr", "frame")], "nounwind")
+    f.ret(_draw(f, _area(f, f.args[0]), 2))
+    f.finish()
+
+
 def emit_settle(module: Module) -> None:
     """tgx_async_settle(launch, slot, why): whether something landed; of DRAW, the number.
 
@@ -353,6 +362,6 @@ def _issue(e: "Emitter", ins: Ins) -> None:
 PLAIN = {
     "tgx_bulk_pages": emit_pages, "tgx_bulk_issue": emit_issue, "tgx_bulk_land": emit_land,
     "tgx_bulk_commit": emit_commit, "tgx_bulk_wait": emit_group_wait, "tgx_async_land": emit_wake,
-    "tgx_async_settle": emit_settle,
+    "tgx_async_settle": emit_settle, "tgx_async_pause": emit_pause,
 }  # fmt: skip
 """Helpers by name, and what writes them."""

@@ -132,6 +132,13 @@ class Dispatcher:
             key = f.sub(key, f.load("i32", self.frame, Frame.ROTATE))
         f.condbr(f.icmp("ult", key, f.load("i32", self.other_slot)), f"b{target}", "park")
 
+    def pause(self, target: int) -> None:
+        """Now and then, with a seed, let other warps go on before the block with all lanes of the mask."""
+        f, go = self.f, self.f.name_of("go")
+        f.store(f.const("i32", target), self.next_slot)
+        f.condbr(f.call("tgx_async_pause", "i1", 1, self.frame), "suspend", go, False)
+        f.label(go)
+
     def branch(self, p: V, target: int | None, nxt: int) -> None:
         """A conditional branch; target None is the end of the thread."""
         f = self.f

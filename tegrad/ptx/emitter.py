@@ -318,6 +318,8 @@ class Emitter(Dispatcher):
     def terminator(self, block: Block) -> None:
         if block.kind == "fall":
             self.flush()
+            if block.pauses:
+                self.pause(block.succ[0])
             self.jump(block.succ[0])
         elif block.kind == "exit":
             self.f.br("leave")

@@ -23,10 +23,11 @@ def test_every_variant_is_one_that_the_kernel_takes() -> None:
 
 @pytest.mark.board
 @pytest.mark.long
-def test_a_step_and_its_stages_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("board", ["agx-orin-64gb", "gh100"])
+def test_a_step_and_its_stages_are_measured(board: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = models.Shape("llama", 264, 256, 512, 1, 4, 2, 64, 128, 200)
     monkeypatch.setitem(models.SHAPES, "tiny", shape)
-    for name, value in (("TEGRAD_BOARD", "agx-orin-64gb"), ("DEV", "NV"), ("HCQDEV_WAIT_TIMEOUT_MS", "60000")):
+    for name, value in (("TEGRAD_BOARD", board), ("DEV", "NV"), ("HCQDEV_WAIT_TIMEOUT_MS", "60000")):
         monkeypatch.setenv(name, value)
     with opened() as device:
         rig = persistent.Rig(device, "tiny-q6k")

@@ -36,14 +36,14 @@ def hopper(patch: pytest.MonkeyPatch, seed: int | None = None) -> None:
         patch.setenv("TEGRAD_RACE", str(seed))
 
 
-def logits(path: Path, tunings: Sequence[Tuning], ctas: int = CTAS) -> list[np.ndarray]:
+def logits(path: Path, tunings: Sequence[Tuning]) -> list[np.ndarray]:
     """The logits (len(RUN), vocab) of decode steps with each tuning."""
     found = []
     with opened() as device, PackedModel.load(path, "NV") as model, KvCache(device, model.config, 64) as cache:
         states = States(device)
         for tuning in tunings:
             with (
-                PersistentPlan(model, states, cache, tuning=tuning, ctas=ctas) as plan,
+                PersistentPlan(model, states, cache, tuning=tuning, ctas=CTAS) as plan,
                 Recording(device, plan.launches) as step,
             ):
                 assert tiles(plan) > 8 * tuning.ring_slots, "the ring does not come round often enough"
@@ -108,7 +108,7 @@ def test_rings_of_any_size_hold_the_same_weights(
         replace(SMALL, ring_slots=4, in_flight=3, handover=0),
         replace(TIGHT, spin_limit=5_000_000),
     ]
-    for tuning, found in zip(tunings, logits(path, tunings, 3), strict=True):
+    for tuning, found in zip(tunings, logits(path, tunings), strict=True):
         np.testing.assert_array_equal(found, by_lanes, err_msg=str(tuning))
 
 

@@ -101,11 +101,26 @@ def test_copies_of_one_mbarrier_come_in_any_order() -> None:
     assert len(orders) > 2
 
 
-@pytest.mark.parametrize("wait", ["test_wait", "try_wait"])
-@pytest.mark.parametrize("seed", [0, 5])
-def test_waiting_warps_let_the_one_they_wait_for_run(wait: str, seed: int) -> None:
-    """A ring of two slots: warp 3 fills it, which waits for the others, who wait for it."""
-    tiles = 37
+TILES = 37
+RIGHT = {
+    "await": "WAIT: mbarrier.test_wait.parity.shared.b64 %p, [%full], %odd; @!%p bra WAIT;",
+    "free": "xor.b32 %odd, %odd, 1; FREE: mbarrier.test_wait.parity.shared.b64 %p, [%free], %odd; @!%p bra FREE;",
+    "read": "ld.shared.u32 %y, [%x]; mbarrier.arrive.shared.b64 _, [%free];",
+}
+MISTAKES = {
+    "reads before the tile is there": {
+        "await": "ld.shared.u32 %y, [%x];" + RIGHT["await"],
+        "read": "mbarrier.arrive.shared.b64 _, [%free];",
+    },
+    "lets go of the slot before it reads it": {
+        "read": "mbarrier.arrive.shared.b64 _, [%free]; ld.shared.u32 %y, [%x];"
+    },
+}
+
+
+def ring(**parts: str) -> bool:
+    """Whether three warps, without a wait for each other, sum up all tiles that a fourth one copies to two slots."""
+    part = {**RIGHT, **parts}
     k = module(
         f"""
         .shared .align 8 .b64 empty; .shared .align 8 .b64 empty2; .reg .b32 %n, %slot, %odd, %full, %free, %at, %s;
@@ -117,25 +132,34 @@ def test_waiting_warps_let_the_one_they_wait_for_run(wait: str, seed: int) -> No
         mov.u32 %x, empty; mov.u32 %y, empty2; selp.u32 %free, %y, %x, %p;
         mov.u32 %at, sm; mad.lo.u32 %at, %slot, 512, %at;
         setp.eq.u32 %p, %w, 3; @%p bra FILL;
-        WAIT: mbarrier.{wait}.parity.shared.b64 %p, [%full], %odd; @!%p bra WAIT;
-        mad.lo.u32 %x, %t, 4, %at; ld.shared.u32 %y, [%x]; mad.lo.u32 %s, %s, 3, %y;
-        mbarrier.arrive.shared.b64 _, [%free]; bra NEXT;
-        FILL: and.b32 %x, %t, 31; setp.ne.u32 %p, %x, 0; @%p bra NEXT;
-        xor.b32 %odd, %odd, 1;
-        FREE: mbarrier.{wait}.parity.shared.b64 %p, [%free], %odd; @!%p bra FREE;
+        mad.lo.u32 %x, %t, 4, %at; {part["await"]} {part["read"]} mad.lo.u32 %s, %s, 3, %y; bra NEXT;
+        FILL: and.b32 %x, %t, 31; setp.ne.u32 %p, %x, 0; @%p bra NEXT; {part["free"]}
         mbarrier.arrive.expect_tx.shared.b64 _, [%full], 512; mul.wide.u32 %a, %n, 512; add.u64 %a, %a, %in;
         cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%at], [%a], 512, [%full];
-        NEXT: add.u32 %n, %n, 1; setp.lt.u32 %p, %n, {tiles}; @%p bra TILE;
+        NEXT: add.u32 %n, %n, 1; setp.lt.u32 %p, %n, {TILES}; @%p bra TILE;
         st.global.u32 [%o], %s;"""
     )
-    source, out = aligned(512 * tiles).view(np.uint32), np.zeros(128, np.uint32)
-    source[:] = RNG.integers(0, 1 << 32, 128 * tiles)
-    k.launch((1, 1, 1), (128, 1, 1), [out, source, 0], seed=seed)
+    source = aligned(512 * TILES).view(np.uint32)
+    source[:] = RNG.integers(0, 1 << 32, 128 * TILES)
     wanted = np.zeros(96, np.uint32)
-    for tile in source.reshape(tiles, 128)[:, :96]:
+    for tile in source.reshape(TILES, 128)[:, :96]:
         wanted = wanted * np.uint32(3) + tile
-    assert (out[:96] == wanted).all()
-    assert (out[96:] == 0).all()
+    for seed in (0, *SEEDS):
+        out = np.zeros(128, np.uint32)
+        k.launch((1, 1, 1), (128, 1, 1), [out, source, 0], seed=seed)
+        if (out[:96] != wanted).any():
+            return False
+    return True
+
+
+@pytest.mark.parametrize("wait", ["test_wait", "try_wait"])
+def test_waiting_warps_let_the_one_they_wait_for_run(wait: str) -> None:
+    assert ring(**{name: text.replace("test_wait", wait) for name, text in RIGHT.items()})
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_in_a_ring_show(mistake: str) -> None:
+    assert not ring(**MISTAKES[mistake])
 
 
 def test_a_copy_to_global_memory_reads_its_source_late_and_only_then() -> None:
