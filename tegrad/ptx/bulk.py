@@ -2,8 +2,8 @@
 
 What a copy may touch is checked when it is issued; the bytes move, and the mbarrier or the bulk group hears of it, when
 the copy lands. Copies of a CTA wait in a queue, and land as late as the rules allow: one at each failing wait for their
-mbarrier, at the wait for their group, or when no warp of the CTA can go on. So code that forgets to wait shows it. A full
-queue lets the oldest land.
+mbarrier, at the wait for their group, or when no warp of the CTA can go on. So code that forgets to wait shows it. A
+full queue lets the oldest land.
 
 A launch with a seed draws. Half of the copies land at once, which shows a slot that is filled while it is read, and
 others out of order; the scheduler holds warps back (`schedule`), and a warp may give way behind an arrival.
