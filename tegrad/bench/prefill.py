@@ -235,9 +235,12 @@ def _many(gemm: Gemm, tokens: int, arch: str) -> Iterator[Tile]:
             yield replace(tile, resident=resident)
 
 
+WGMMA_STAGES: Final = (3, 4)
+
+
 def _wgmma(gemm: Gemm, tokens: int) -> Iterator[WgmmaTile]:
     runs, sms = gemm.columns // 64, CHIPS["gh100"].sm_count
-    shapes = combinations((32, 64, 128, 256), (64, 128, 192, 256), (1, 2), (3, 4), (1, 2, 4, 8, 16))
+    shapes = combinations((32, 64, 128, 256), (64, 128, 192, 256), (1, 2), WGMMA_STAGES, (1, 2, 4, 8, 16))
     for bm, bn, units, stages, splits in shapes:
         tile = WgmmaTile(bm, bn, units, stages, splits)
         x, y, _ = tile.grid(gemm, tokens)
@@ -245,8 +248,10 @@ def _wgmma(gemm: Gemm, tokens: int) -> Iterator[WgmmaTile]:
         idle = blocks < 0.7 * sms or (splits > 1 and blocks > 2.3 * sms)
         if runs % units or splits * stages * units > runs or bm >= 2 * tokens or idle or (bm < 64 and bm < tokens):
             continue
-        if resident := _resident(bm // 2 + 72, bn // 16, tile.shared_bytes(gemm), "sm_90"):
+        if resident := _resident(bm // 2 + 64, bn // 16, tile.shared_bytes(gemm), "sm_90"):
             yield replace(tile, resident=resident)
+            if stages == max(WGMMA_STAGES):
+                yield replace(tile, resident=resident, ahead=True)
 
 
 def _resident(registers: int, warps: int, shared: int, arch: str) -> int:
@@ -338,7 +343,9 @@ def shown(tile: AnyTile) -> str:
     """A tile as a few letters."""
     if isinstance(tile, FewTile):
         return f"{tile.nb}nb {tile.mt}mt {tile.warps_m}x{tile.warps_k}w {tile.stages}s {tile.resident}r"
-    size = f"{tile.bm}x{tile.bn} " + (f"{tile.wm}x{tile.wn}" if isinstance(tile, Tile) else "wgmma")
+    size = f"{tile.bm}x{tile.bn} " + (
+        f"{tile.wm}x{tile.wn}" if isinstance(tile, Tile) else f"wgmma{' ahead' * tile.ahead}"
+    )
     return f"{size} {tile.units}u {tile.stages}s /{tile.splits} {tile.resident}r"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from tegrad.llm.gemm import AnyTile, FewTile, Gemm, Operands, Tile, WgmmaTile
 from tegrad.llm.gguf import BLOCK_TYPES, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
 from tegrad.llm.programs import Programs, compile_kernel
 from tegrad.nv.cubin import Cubin
+from tegrad.nv.toolchain import CompilerMissing, find_program
 
 pytestmark = pytest.mark.board
 
@@ -96,8 +99,12 @@ def test_products_that_no_half_holds_become_the_largest(opened: Any) -> None:
 
 @pytest.mark.parametrize(
     ("tile", "arch"),
-    [(Tile(128, 128, 64, 64, resident=2), "sm_87"), (WgmmaTile(128, 128, splits=4, resident=2), "sm_90")],
-    ids=["mma", "wgmma"],
+    [
+        (Tile(128, 128, 64, 64, resident=2), "sm_87"),
+        (WgmmaTile(128, 128, splits=4, resident=2), "sm_90"),
+        (WgmmaTile(128, 128, resident=2, ahead=True), "sm_90"),
+    ],
+    ids=["mma", "wgmma", "wgmma ahead"],
 )
 def test_tiles_that_fill_an_sm_spill_nothing(tile: AnyTile, arch: str) -> None:
     made = []
@@ -109,3 +116,25 @@ def test_tiles_that_fill_an_sm_spill_nothing(tile: AnyTile, arch: str) -> None:
     for name, cubin in made:
         assert cubin.stack(name) == 0
         assert cubin.registers(name) <= 255
+
+
+@pytest.mark.parametrize(("splits", "units", "ahead"), [(1, 1, False), (1, 1, True), (4, 1, True), (1, 2, True)])
+def test_products_of_warpgroups_are_not_taken_apart(splits: int, units: int, ahead: bool) -> None:
+    """ptxas waits behind each one where it does not trust what lies between them: then each has a start of its own."""
+    try:
+        disassembler = find_program("nvdisasm")
+    except CompilerMissing:
+        pytest.skip("no nvdisasm")
+    made = []
+
+    def compiled(name: str, *, buffers: int, features: str = "", **how: Any) -> None:
+        made.append(compile_kernel(name, "sm_90" + features, **how))
+
+    tile = WgmmaTile(128, 128, units, 4, splits, resident=2 // units, ahead=ahead)
+    tile.launch(compiled, Gemm(Q6_K, 2048, 2048), Operands(None, None, None, None), 512)  # type: ignore[arg-type]
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made[0])
+        file.flush()
+        text = subprocess.run([disassembler, "-c", file.name], capture_output=True, text=True, check=True).stdout
+    assert text.count("HGMMA.64x128x16") == 4 * units
+    assert text.count("WARPGROUP.ARRIVE") == units

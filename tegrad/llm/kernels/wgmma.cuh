@@ -19,10 +19,21 @@ template <int N, int S> static __device__ __forceinline__ void warpgroup_begin(f
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-template <int N> static __device__ __forceinline__ void warpgroup_wait(float (&d)[N]) {
+static __device__ __forceinline__ void warpgroup_commit() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int N> static __device__ __forceinline__ void warpgroup_wait(float (&d)[N]) {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
     settle(d);
+}
+
+// Moves what was made while a product had these fragments, once it is over.
+template <int S> static __device__ __forceinline__ void take(unsigned (&a)[S][4], const unsigned (&made)[S][4]) {
+#pragma unroll
+    for (int s = 0; s < S; s++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) asm volatile("mov.b32 %0, %1;" : "=r"(a[s][i]) : "r"(made[s][i]));
 }
 
 // What ordinary and asynchronous copies stored in shared memory is seen by the products that follow.
