@@ -198,13 +198,15 @@ def emit_land(module: Module) -> None:
 def emit_wake(module: Module) -> None:
     """tgx_async_land(frame, object): one copy lands that an mbarrier waits for, or a warp's copies up to an arrival.
 
-    The oldest of its bulk copies; with a seed the newest in half of the cases, and now and then another one's.
+    The oldest of its bulk copies; with a seed none in half of the cases, or the newest, and now and then another one's.
     """
     f = Fn(module, "tgx_async_land", "void", [("ptr", "frame"), ("i32", "object")], "nounwind")
     frame, object_ = f.args
     area, found = _area(f, frame), f.alloca("i32")
     none = f.const("i32", -1)
     f.store(none, found)
+    with f.if_(_draw(f, area, 1), False):
+        f.ret()
     newest, count = _draw(f, area, 1), f.load("i32", area, COUNT)
     with f.for_(count) as i:
         mine = f.icmp("eq", f.load("i64", _entry(f, area, i), OBJECT), f.resize(object_, "i64", False))
@@ -273,7 +275,8 @@ def emit_pause(module: Module) -> None:
 def emit_settle(module: Module) -> None:
     """tgx_async_settle(launch, slot, why): whether something landed; of DRAW, the number.
 
-    At the end copies to global memory land; what was still on its way to shared memory is lost with it.
+    At the end copies to global memory land. One to shared memory that is still on its way is a fault: on silicon it
+    would write to what is no longer the CTA's [inferred].
     """
     f = Fn(module, "tgx_async_settle", "i32", [("ptr", "launch"), ("ptr", "slot"), ("i32", "why")], "nounwind")
     launch, slot, why = f.args
@@ -293,15 +296,15 @@ def emit_settle(module: Module) -> None:
         f.ret(f.resize(some, "i32", False))
     with f.if_(f.icmp("eq", why, f.const("i32", DRAW))):
         f.ret(_number(f, area))
-    at = f.alloca("i32")
-    f.store(zero, at)
     with f.loop() as (_, done):
-        i = f.load("i32", at)
-        f.leave(f.icmp("uge", i, f.load("i32", area, COUNT)), done)
-        store = f.icmp("eq", f.load("i64", _entry(f, area, i), OBJECT), f.const("i64", NO_OBJECT))
-        with f.if_(store):
-            f.call_void("tgx_bulk_land", frame, i)
-        f.store(f.add(i, f.resize(f.not_(store), "i32", False)), at)
+        f.leave(f.icmp("eq", f.load("i32", area, COUNT), zero), done)
+        first = _entry(f, area, zero)
+        with f.if_(f.icmp("ne", f.load("i64", first, OBJECT), f.const("i64", NO_OBJECT)), False):
+            owner, where = f.load("ptr", first, OWNER), f.resize(f.load("i32", first, OFFSET), "i64", False)
+            lane, pc = f.load("i32", first, LANE), f.load("i32", first, PC)
+            f.call_void("tgx_fault", owner, where, lane, f.const("i32", fault_info(0, Access.ILLEGAL, 0)), pc)
+            f.ret(zero)
+        f.call_void("tgx_bulk_land", frame, zero)
     f.ret(zero)
     f.finish()
 

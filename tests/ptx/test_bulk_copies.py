@@ -263,6 +263,13 @@ def test_a_copy_that_silicon_refuses_ends_the_launch(what: str) -> None:
         assert fault.address == 3 * PAGE
 
 
+def test_a_cta_that_ends_before_its_copy_has_come_ends_the_launch() -> None:
+    """On silicon it would write to shared memory that is another CTA's by then."""
+    source = aligned(512)
+    with pytest.raises(ptx.PtxFault, match=r"illegal .* cp\.async\.bulk"):
+        module(f"{INIT} {FETCH}").launch((1, 1, 1), (32, 1, 1), [0, source, 0])
+
+
 def test_a_copy_into_read_only_memory_ends_the_launch() -> None:
     k = module("@%first cp.async.bulk.global.shared::cta.bulk_group [%in+4080], [sm], 32;")
     memory, pages = aligned(4 * PAGE), np.array([0, 3, 1, 0], np.uint8)
