@@ -6,12 +6,9 @@ import tegrad.llm
 
 KERNELS = Path(tegrad.llm.__file__).parent / "kernels"
 LONGEST = 120
-LEFT = {"gemm_tile.cuh", "gemm_wgmma.cu", "persistent.cu", "sync.cuh", "wgmma.cuh"}
-"""Files that still have longer lines."""
 
 
 def test_no_line_is_longer_than_120() -> None:
     sources = [path for path in KERNELS.iterdir() if path.suffix in (".cu", ".cuh")]
     assert len(sources) > 20
-    found = {path.name for path in sources if max(map(len, path.read_text().split("\n"))) > LONGEST}
-    assert found == LEFT
+    assert not [path.name for path in sources if max(map(len, path.read_text().split("\n"))) > LONGEST]

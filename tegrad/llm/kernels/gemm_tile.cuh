@@ -1,5 +1,5 @@
-// A tile's operands: how a block copies x and packed weights, stage by stage, and makes fragments of them; and what is the
-// same behind every kind of product. The including file defines THREADS of a block before it includes this.
+// A tile's operands: how a block copies x and packed weights, stage by stage, and makes fragments of them; and what is
+// the same behind every kind of product. The including file defines THREADS of a block before it includes this.
 //
 // KIND, ROWS, COLUMNS, BM, BN, UNITS, STAGES, SPLITS, GATED, HALF_OUT, BIAS, STRIDE: as gemm.cu tells.
 #pragma once
@@ -40,7 +40,8 @@ struct Copier {
     int rows;  // of x that there are from this thread's first on
     int n, run[W_COPIES];
 
-    __device__ __forceinline__ Copier(const __half *from, const unsigned char *one, const unsigned char *other, int first, int tokens)
+    __device__ __forceinline__ Copier(const __half *from, const unsigned char *one, const unsigned char *other,
+                                      int first, int tokens)
         : w(one), w2(other) {
         const int chunk = threadIdx.x % 8, unit = threadIdx.x / 8 % UNITS, m = threadIdx.x / (8 * UNITS);
         x = from + (size_t)(first + m) * COLUMNS + unit * RUN + chunk * 8;
@@ -66,15 +67,21 @@ struct Copier {
             if (BN % W_ROWS && n + i * W_ROWS >= BN) break;
             const int own = run[i] + step * UNITS, lane = own & 31;
             const unsigned char *from = (GATED && (n + i * W_ROWS & 8) ? w2 : w) + (size_t)(own >> 5) * SEGMENT_BYTES;
-            if constexpr (PLAIN) copy_async<16>(stage + w_to + i * W_ROWS * 16, from + piece(0).stride * lane + 16 * (threadIdx.x % TOGETHER));
-            else copy_pieces<0>(stage + w_to, from, lane, n + i * W_ROWS, threadIdx.x % UNITS);
+            if constexpr (PLAIN)
+                copy_async<16>(stage + w_to + i * W_ROWS * 16,
+                               from + piece(0).stride * lane + 16 * (threadIdx.x % TOGETHER));
+            else
+                copy_pieces<0>(stage + w_to, from, lane, n + i * W_ROWS, threadIdx.x % UNITS);
         }
     }
 
-    template <int AT> static __device__ __forceinline__ void copy_pieces(unsigned to, const unsigned char *from, int lane, int n, int unit) {
+    template <int AT>
+    static __device__ __forceinline__ void copy_pieces(unsigned to, const unsigned char *from, int lane, int n,
+                                                       int unit) {
         if constexpr (AT < PIECES) {
             constexpr Piece p = piece(AT);
-            copy_async<p.bytes>(to + piece_offset(AT, BN) + place(n, unit, AT) * p.bytes, from + p.base + p.stride * (lane >> p.shift));
+            copy_async<p.bytes>(to + piece_offset(AT, BN) + place(n, unit, AT) * p.bytes,
+                                from + p.base + p.stride * (lane >> p.shift));
             copy_pieces<AT + 1>(to, from, lane, n, unit);
         }
     }
@@ -112,13 +119,15 @@ static __device__ __forceinline__ void weights(unsigned tile, int n, int unit, i
 }
 
 // Adds the sums of the blocks that share this tile; true in the one that arrives last, which has them all.
-template <int COUNT> static __device__ __forceinline__ bool join(float (&sum)[COUNT], float *partial, unsigned *arrived) {
+template <int COUNT>
+static __device__ __forceinline__ bool join(float (&sum)[COUNT], float *partial, unsigned *arrived) {
     __shared__ unsigned order;
     const int tile = blockIdx.y * gridDim.x + blockIdx.x;
     float4 *mine = reinterpret_cast<float4 *>(partial) + (size_t)tile * SPLITS * (BM * BN / 4) + threadIdx.x;
 #pragma unroll
     for (int i = 0; i < COUNT / 4; i++)
-        __stcg(mine + (blockIdx.z * COUNT / 4 + i) * THREADS, make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]));
+        __stcg(mine + (blockIdx.z * COUNT / 4 + i) * THREADS,
+               make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]));
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) order = atomicAdd(arrived + tile, 1);
@@ -146,4 +155,6 @@ template <int COUNT> static __device__ __forceinline__ bool join(float (&sum)[CO
     return true;
 }
 
-static __device__ __forceinline__ float biased(const float *bias, int row) { return BIAS ? bias[min(row, (GATED ? 2 : 1) * ROWS - 1)] : 0; }
+static __device__ __forceinline__ float biased(const float *bias, int row) {
+    return BIAS ? bias[min(row, (GATED ? 2 : 1) * ROWS - 1)] : 0;
+}

@@ -1,11 +1,12 @@
 // gemm.cu's product by Hopper's asynchronous tensor cores, for sm_90a: gemm.cu is its reference.
 //
-// The operands change sides: packed weights become the left one in registers, 16 rows a warp, and the tile of x, which lies
-// swizzled by 128 bytes as it is, the right one in shared memory. A warpgroup computes 64 rows of W times BM tokens. While one
-// warpgroup waits for its product, another one, of this block or of the SM's other one, makes fragments.
+// The operands change sides: packed weights become the left one in registers, 16 rows a warp, and the tile of x, which
+// lies swizzled by 128 bytes as it is, the right one in shared memory. A warpgroup computes 64 rows of W times BM
+// tokens. While one warpgroup waits for its product, another one, of this block or of the SM's other one, makes
+// fragments.
 //
-// Macros as gemm.cu's, without WM and WN; BM: 32, 64, 128 or 256; BN: a multiple of 64, a warpgroup each; AHEAD: fragments
-// are made while the warpgroup's own last product is under way, which then keeps its stage for one more step.
+// Macros as gemm.cu's, without WM and WN; BM: 32, 64, 128 or 256; BN: a multiple of 64, a warpgroup each; AHEAD:
+// fragments are made while the warpgroup's own last product is under way, which then keeps its stage for one more step.
 // Grid: (tokens / BM, rows of y / (GATED ? BN / 2 : BN), SPLITS), rounded up. Block: BN / 64 warpgroups.
 constexpr int THREADS = BN / 64 * 128;
 #include "gemm_tile.cuh"
@@ -77,7 +78,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gemm_wgmma(
         commit_copies();
     }
     unsigned now = stages, free = stages + FILLED * STAGE_BYTES;
-    const auto next = [&](unsigned at) { return at == stages + (STAGES - 1) * STAGE_BYTES ? stages : at + STAGE_BYTES; };
+    const auto next = [&](unsigned at) {
+        return at == stages + (STAGES - 1) * STAGE_BYTES ? stages : at + STAGE_BYTES;
+    };
     int step = begin;
     do {  // once at least: ptxas keeps products under way only where it sees no way around them
         wait_copies<FILLED - 1>();

@@ -4,27 +4,27 @@
 //   CONSUMERS warps multiply segments of weights from the ring, and attend;
 //   SERVICE warps wait for an instruction's input, stage it in shared memory, and turn what the consumers computed into
 //       what the next stage reads: norms' factors, activations, the residual stream, quantized packets;
-//   one warp fills the ring with the weights of all instructions, as far ahead as it has slots: it waits for nobody else.
+//   one warp fills the ring with the weights of all instructions, as far ahead as it has slots: it waits for nobody.
 //
-// A consumer reads its first segment of an instruction into registers before it waits for the input. What a CTA needs of
-// the residual stream stays in its shared memory.
+// A consumer reads its first segment of an instruction into registers before it waits for the input. What a CTA needs
+// of the residual stream stays in its shared memory.
 //
 // Grid (CTAS), 32 * (CONSUMERS + SERVICE + 1) threads, SHARED bytes of dynamic shared memory. Arguments:
 //   program    struct of 32 words (schedule.WORDS) for each stage and CTA
-//   workspace  schedule.workspace: number of the step, counters, joined parts of attention, packets; zeros before the first
+//   workspace  schedule.workspace: number of the step, counters, joined parts of attention, packets; zeros at first
 //   state, ring   kernels/state.cuh; histories, ends   kernels/sampling.cuh: of these, the step's end
 //   rope       float32 (2, ROPE_POSITIONS, ROPE_PAIRS)
 //   logits     float32 (rows of the output matrix), written where STORE_LOGITS
-//   stamps     where STAMPS: u64 (CTAS, STAGES, 4), cycles of the SM: stage begun, input there, results there, handed on
+//   stamps     where STAMPS: u64 (CTAS, STAGES, 4), SM cycles: stage begun, input there, results there, handed on
 //   last       stages to run; fewer than STAGES for tests, which then find every vector as the last stage left it
 //   greedy     1: the likeliest token ends the step; 0: other launches sample from the logits
 //
-// Macros: CTAS, STAGES, VOCAB, DIM, HEADS, CACHE_HEADS (KV heads; KV_HEADS counts their shares of query heads), KV_HEADS, HEAD_DIM, POSITIONS, ROPE, EPS, ... (attention.cuh), SPLITS, ACTIVATION;
-// USES_<format> 1 for each format that occurs; JOINS, COUNTERS, REPORTS (places in the workspace); COLUMNS (of the widest matrix),
-// OWN (rows of the residual stream of a CTA at most), SPLIT_SETS
-// (1: two CTAs may write halves of 16 elements), SUMS (row sums of an instruction at most), SHARED; what may be
-// tuned: CONSUMERS, SERVICE, RING_TILE (segments of a tile), RING_SLOTS (at most), POLLED
-// (sets of 16, of two packets each, that a service thread waits for together), and those of sync.cuh.
+// Macros: CTAS, STAGES, VOCAB, DIM, HEADS, CACHE_HEADS (KV heads; KV_HEADS counts their shares of query heads),
+// KV_HEADS, HEAD_DIM, POSITIONS, ROPE, EPS, ... (attention.cuh), SPLITS, ACTIVATION; USES_<format> 1 for each format
+// that occurs; JOINS, COUNTERS, REPORTS (places in the workspace); COLUMNS (of the widest matrix), OWN (rows of the
+// residual stream of a CTA at most), SPLIT_SETS (1: two CTAs may write halves of 16 elements), SUMS (row sums of an
+// instruction at most), SHARED; what may be tuned: CONSUMERS, SERVICE, RING_TILE (segments of a tile), RING_SLOTS (at
+// most), POLLED (sets of 16, of two packets each, that a service thread waits for together), and those of sync.cuh.
 #include "sampling.cuh"
 #include "barrier.cuh"
 #include "attention.cuh"
@@ -155,8 +155,9 @@ struct Reader {
 // Runs the statement with F as the format of that number; of formats that do not occur there is no code.
 #define WITH_FORMAT(number, ...) do { \
     const unsigned number_ = number; \
-    ONE_FORMAT(Q6_K, __VA_ARGS__) ONE_FORMAT(Q5_K, __VA_ARGS__) ONE_FORMAT(Q4_K, __VA_ARGS__) ONE_FORMAT(Q8_0, __VA_ARGS__) \
-    ONE_FORMAT(Q4_0, __VA_ARGS__) ONE_FORMAT(F16, __VA_ARGS__) ONE_FORMAT(BF16, __VA_ARGS__) ONE_FORMAT(F32, __VA_ARGS__) \
+    ONE_FORMAT(Q6_K, __VA_ARGS__) ONE_FORMAT(Q5_K, __VA_ARGS__) ONE_FORMAT(Q4_K, __VA_ARGS__) \
+    ONE_FORMAT(Q8_0, __VA_ARGS__) ONE_FORMAT(Q4_0, __VA_ARGS__) \
+    ONE_FORMAT(F16, __VA_ARGS__) ONE_FORMAT(BF16, __VA_ARGS__) ONE_FORMAT(F32, __VA_ARGS__) \
 } while (0)
 #define ONE_FORMAT(NAME, ...) \
     if constexpr (USES_##NAME != 0) if (KINDS == 1 || number_ == FORMAT_##NAME) { using F = NAME; __VA_ARGS__; break; }
@@ -170,8 +171,9 @@ template <class F> __device__ __forceinline__ int segment_bytes(int columns) {
 
 // --- input ----------------------------------------------------------------------------------------------------------
 
-// A packet's third word: the unit's scale, rounded to 10 significant bits, and its sum of squares, to 8. With a scale this
-// near to a 127th of the largest element, that element is 127 times it, but for an eighth of a step; many sums are added up.
+// A packet's third word: the unit's scale, rounded to 10 significant bits, and its sum of squares, to 8. With a scale
+// this near to a 127th of the largest element, that element is 127 times it, but for an eighth of a step; many sums are
+// added up.
 __device__ __forceinline__ float unit_scale(unsigned word) { return __uint_as_float(word >> 15 << 14); }
 __device__ __forceinline__ float unit_squares(unsigned word) { return __uint_as_float((word & 0x7fff) << 16); }
 
@@ -186,10 +188,11 @@ __device__ __forceinline__ unsigned rescale(unsigned bytes, float factor) {
     return result;
 }
 
-// Stages the sets of 16 [begin, end) of a quantized vector for products of format F, Count at a time by each of `threads`
-// threads; returns this thread's part of the sum of squares.
+// Stages the sets of 16 [begin, end) of a quantized vector for products of format F, Count at a time by each of
+// `threads` threads; returns this thread's part of the sum of squares.
 template <class F, int Count>
-__device__ __forceinline__ float stage_packets(Work &work, const unsigned char *from, int begin, int end, unsigned epoch, int thread, int threads) {
+__device__ __forceinline__ float stage_packets(Work &work, const unsigned char *from, int begin, int end,
+                                               unsigned epoch, int thread, int threads) {
     float squares = 0;
 #pragma unroll 1
     for (int first = begin + thread; first < end; first += Count * threads) {
@@ -218,8 +221,8 @@ __device__ __forceinline__ float stage_packets(Work &work, const unsigned char *
     return squares;
 }
 
-// Copies `count` floats from packets; `at(packet)` and `epoch(packet)` are a packet's place and epoch, `put(index, value)`
-// stores one. Returns the thread's part of the sum of squares.
+// Copies `count` floats from packets; `at(packet)` and `epoch(packet)` are a packet's place and epoch, `put(index,
+// value)` stores one. Returns the thread's part of the sum of squares.
 template <class At, class Epoch, class Put>
 __device__ __forceinline__ float stage_floats(int count, int thread, At at, Epoch epoch, Put put) {
     float squares = 0;
@@ -228,7 +231,8 @@ __device__ __forceinline__ float stage_floats(int count, int thread, At at, Epoc
     for (int first = thread; first < packets; first += 2 * POLLED * SERVICE_THREADS) {
         uint4 v[2 * POLLED];
         const int limit = (packets - first + SERVICE_THREADS - 1) / SERVICE_THREADS;
-        load_packets(v, limit, [=](int i) { return at(first + i * SERVICE_THREADS); }, [=](int i) { return epoch(first + i * SERVICE_THREADS); });
+        load_packets(v, limit, [=](int i) { return at(first + i * SERVICE_THREADS); },
+                     [=](int i) { return epoch(first + i * SERVICE_THREADS); });
 #pragma unroll
         for (int i = 0; i < 2 * POLLED; i++) {
             if (i >= limit) break;
@@ -242,14 +246,16 @@ __device__ __forceinline__ float stage_floats(int count, int thread, At at, Epoc
     return squares;
 }
 
-// Sets of a vector that the service warps stage. Where they would need several rounds of polling, the consumers, who can
-// do nothing else, stage the rest; not of a normed vector, whose sum of squares the service warps need.
+// Sets of a vector that the service warps stage. Where they would need several rounds of polling, the consumers, who
+// can do nothing else, stage the rest; not of a normed vector, whose sum of squares the service warps need.
 __device__ __forceinline__ int service_sets(int columns, unsigned op) {
     const int sets = columns / 16;
     return HANDOVER && op == ADD && sets > POLLED * SERVICE_THREADS ? POLLED * SERVICE_THREADS : sets;
 }
 
-template <class F> __device__ __forceinline__ void stage_rest(const Word &word, Work &work, const unsigned char *workspace, unsigned base, int thread) {
+template <class F>
+__device__ __forceinline__ void stage_rest(const Word &word, Work &work, const unsigned char *workspace, unsigned base,
+                                           int thread) {
     if constexpr (F::PACKED && HANDOVER) {
         const int columns = word[COLUMNS_OF], begin = service_sets(columns, word[OP]);
         if (begin == columns / 16) return;
@@ -262,7 +268,8 @@ template <class F> __device__ __forceinline__ void stage_rest(const Word &word, 
 
 // Stages a product's input as its format reads it, by the service warps.
 template <class F>
-__device__ __forceinline__ float stage_input(Work &work, const unsigned char *from, int columns, unsigned op, unsigned epoch, int thread) {
+__device__ __forceinline__ float stage_input(Work &work, const unsigned char *from, int columns, unsigned op,
+                                             unsigned epoch, int thread) {
     if constexpr (F::PACKED) {
         return stage_packets<F, POLLED>(work, from, 0, service_sets(columns, op), epoch, thread, SERVICE_THREADS);
     } else {
@@ -282,13 +289,15 @@ __device__ __forceinline__ void add_up(float *scratch, float *sums, int held, in
 #pragma unroll 1
     for (int step = (1 << width) >> 1; step; step >>= 1) sum += __shfl_xor_sync(EVERY, sum, step);
     const int segment = lane >> 3, at = lane & 7;
-    if (segment < held && (at & ((1 << width) - 1)) == 0) sums[(segment * CONSUMERS << (3 - width)) + (at >> width)] = sum;
+    if (segment < held && (at & ((1 << width) - 1)) == 0)
+        sums[(segment * CONSUMERS << (3 - width)) + (at >> width)] = sum;
     __syncwarp();
 }
 
 // The products of an instruction's runs, into work.sums in the order of the rows.
-template <class F> __device__ __forceinline__ void multiply(const Word &word, Work &work, Ring &ring, const unsigned char *slots,
-                                                            Turn &now, int warp, int lane) {
+template <class F>
+__device__ __forceinline__ void multiply(const Word &word, Work &work, Ring &ring, const unsigned char *slots,
+                                         Turn &now, int warp, int lane) {
     const int columns = word[COLUMNS_OF];
     // Packed: lanes take chunks of 64 columns; plain: warps take segments of a row.
     const int segment_weights = F::PACKED || columns > SEGMENT ? SEGMENT : columns;
@@ -365,8 +374,8 @@ template <class F> __device__ __forceinline__ void multiply(const Word &word, Wo
 
 // A part of a KV head's positions; who joins the parts leaves the result in work.sums. A function of its own: inlined,
 // what the caller keeps in registers would make its loops spill.
-__device__ __noinline__ void attend_part(Word word, Work &work, unsigned char *workspace, const float *rope, int position,
-                                            int warp, int thread) {
+__device__ __noinline__ void attend_part(Word word, Work &work, unsigned char *workspace, const float *rope,
+                                         int position, int warp, int thread) {
     const int head = word[HEAD], number = word[PART_OF];
     void *keys = (void *)word.address(RUN), *values = (void *)word.address(RUN + 4);
     __half *key_scales = (__half *)word.address(RUN + 8), *value_scales = (__half *)word.address(EXTRA);
@@ -378,8 +387,9 @@ __device__ __noinline__ void attend_part(Word word, Work &work, unsigned char *w
     if (warp < ATTENTION_WARPS) {
         const attend::Output out = {work.sums, nullptr, nullptr};
         Attending &a = work.attending;
-        attend::part(a.shared, attend::side(keys, key_scales, head / SHARES), attend::side(values, value_scales, head / SHARES), number, position,
-                     a.query, a.key, a.value, q_norm, k_norm, rope, ROPE_POSITIONS, joins, counter, out, thread,
+        attend::part(a.shared, attend::side(keys, key_scales, head / SHARES),
+                     attend::side(values, value_scales, head / SHARES), number, position, a.query, a.key, a.value,
+                     q_norm, k_norm, rope, ROPE_POSITIONS, joins, counter, out, thread,
                      [] { barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS); });
         if (thread == 0) work.joined = parts == 1 || a.shared.last;
     } else {
@@ -388,8 +398,9 @@ __device__ __noinline__ void attend_part(Word word, Work &work, unsigned char *w
     barrier_arrive<RESULTS_READY>(CONSUMER_THREADS + SERVICE_THREADS);
 }
 
-__device__ __forceinline__ void consume(Reader reader, Work &work, Ring &ring, const unsigned char *slots, unsigned char *workspace,
-                                        const float *rope, unsigned base, int position, int warp, int lane) {
+__device__ __forceinline__ void consume(Reader reader, Work &work, Ring &ring, const unsigned char *slots,
+                                        unsigned char *workspace, const float *rope, unsigned base, int position,
+                                        int warp, int lane) {
     Turn now;
     for (Word word; reader.take(word);) {
         const unsigned op = word[OP];
@@ -431,8 +442,8 @@ __device__ __forceinline__ void fill(Reader reader, Ring &ring, unsigned char *s
 // --- service: output ------------------------------------------------------------------------------------------------
 
 // Hands rows on, one in each lane, `row` % 16 = lane % 16; all lanes take part. `square` is summed up for the reader.
-__device__ __forceinline__ void hand_on(unsigned char *target, int row, bool inside, float value, float square, bool floats, unsigned epoch,
-                                        int lane) {
+__device__ __forceinline__ void hand_on(unsigned char *target, int row, bool inside, float value, float square,
+                                        bool floats, unsigned epoch, int lane) {
     if (!inside) value = 0, square = 0;
 #pragma unroll
     for (int step = 4; step; step >>= 1) square += __shfl_xor_sync(EVERY, square, step);
@@ -559,8 +570,9 @@ __device__ __forceinline__ void stamp(unsigned long long *stamps, int stage, int
 #endif
 }
 
-__device__ __forceinline__ void serve(Reader reader, const Service &service, State *state, Entry *ring, int *histories, const int *ends,
-                                      float *logits, unsigned long long *stamps, bool greedy, int position, int token) {
+__device__ __forceinline__ void serve(Reader reader, const Service &service, State *state, Entry *ring, int *histories,
+                                      const int *ends, float *logits, unsigned long long *stamps, bool greedy,
+                                      int position, int token) {
     Work &work = service.work;
     const int thread = service.thread, lane = service.lane;
     float best = __int_as_float(0xff800000);  // of this thread's logits
@@ -575,7 +587,8 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
         unsigned char *target = service.workspace + word[TARGET];
         const bool floats = word[FLAGS] & WRITES_FLOATS;
         const float *norm = (const float *)word.address(NORM), *bias = (const float *)word.address(BIAS);
-        const int columns = word[COLUMNS_OF], pieces = op == ATTEND ? 1 : row_pieces(columns, !(word[FLAGS] & READS_FLOATS));
+        const int columns = word[COLUMNS_OF];
+        const int pieces = op == ATTEND ? 1 : row_pieces(columns, !(word[FLAGS] & READS_FLOATS));
         stamp(stamps, stage, 0, thread);
         // What rows need beside their sums is loaded before the wait; more rows than threads load it late.
         const int mine = (first & ~15) + thread;
@@ -592,17 +605,22 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
             if (third != second) service.await(third & 0xffff, third >> 16);
             const int head = word[HEAD];
             const unsigned char *from = service.workspace + word[SOURCE];
-            constexpr int QUERY = attend::OUTPUTS / 8 * 3, KEY = QUERY + HEAD_DIM / 8 * 3;  // packets before the key, the value
+            // Packets before the key, and before the value.
+            constexpr int QUERY = attend::OUTPUTS / 8 * 3, KEY = QUERY + HEAD_DIM / 8 * 3;
             float *to = work.attending.query;
             static_assert(sizeof(work.attending.query) % 16 == 0, "query, key and value lie side by side");
-            stage_floats(attend::OUTPUTS + 2 * HEAD_DIM, thread,
-                         [=](int packet) {
-                             const int begin = packet < QUERY ? head * attend::OUTPUTS
-                                                              : (HEADS + (packet >= KEY ? CACHE_HEADS : 0) + head / SHARES) * HEAD_DIM;
-                             return from + begin / 8 * 48 + 16 * (packet - (packet < QUERY ? 0 : packet < KEY ? QUERY : KEY));
-                         },
-                         [=](int packet) { return service.base + 1 + ((packet < QUERY ? wait : packet < KEY ? second : third) & 0xffff); },
-                         [=](int at, float v) { to[at] = v; });
+            stage_floats(
+                attend::OUTPUTS + 2 * HEAD_DIM, thread,
+                [=](int packet) {
+                    const int begin = packet < QUERY
+                        ? head * attend::OUTPUTS
+                        : (HEADS + (packet >= KEY ? CACHE_HEADS : 0) + head / SHARES) * HEAD_DIM;
+                    return from + begin / 8 * 48 + 16 * (packet - (packet < QUERY ? 0 : packet < KEY ? QUERY : KEY));
+                },
+                [=](int packet) {
+                    return service.base + 1 + ((packet < QUERY ? wait : packet < KEY ? second : third) & 0xffff);
+                },
+                [=](int at, float v) { to[at] = v; });
             barrier_arrive<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
         } else if (op == SAMPLE) {
             const int wait = word[WAIT], writers = word[WRITERS];
@@ -670,8 +688,8 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
 }
 
 extern "C" __global__ void __launch_bounds__(CONSUMER_THREADS + SERVICE_THREADS + 32, 1)
-persistent(const unsigned *program, unsigned char *workspace, State *state, Entry *ring, int *histories, const int *ends,
-           const float *rope, float *logits, unsigned long long *stamps, int last, int greedy) {
+persistent(const unsigned *program, unsigned char *workspace, State *state, Entry *ring, int *histories,
+           const int *ends, const float *rope, float *logits, unsigned long long *stamps, int last, int greedy) {
     extern __shared__ __align__(128) unsigned char memory[];
     unsigned char *slots = memory;
     Work &work = *(Work *)(memory + (size_t)SLOTS * SLOT_BYTES);
@@ -683,7 +701,8 @@ persistent(const unsigned *program, unsigned char *workspace, State *state, Entr
     const unsigned step = *(const volatile unsigned *)workspace;
     if (threadIdx.x == 0) ring_init(tiles);
 #if SPIN_LIMIT
-    if (threadIdx.x == 0) watch().over = 0, watch().step = step, watch().report = (unsigned *)(workspace + REPORTS + 32 * blockIdx.x);
+    if (threadIdx.x == 0)
+        watch().over = 0, watch().step = step, watch().report = (unsigned *)(workspace + REPORTS + 32 * blockIdx.x);
 #endif
     __syncthreads();
     if (warp < CONSUMERS) {

@@ -1,11 +1,11 @@
 // How the CTAs of one launch, and the warps of one CTA, wait for each other.
 //
-// Between CTAs: **packets** of 16 bytes, 12 of data and the epoch, which the reader polls until the epoch is the awaited
-// one. A packet is one 128-bit store, seen whole, so that it needs no fence. With HANDOVER 0 the same packets are written
-// without being polled, and a counter for each stage, behind a fence, says that all of them are there.
+// Between CTAs: **packets** of 16 bytes, 12 of data and the epoch, which the reader polls until the epoch is the
+// awaited one. A packet is one 128-bit store, seen whole, so that it needs no fence. With HANDOVER 0 the same packets
+// are written without being polled, and a counter for each stage, behind a fence, says that all of them are there.
 //
-// Within a CTA: a **ring** of SLOTS tiles of weights that one warp fills and CONSUMERS warps read. On sm_90 its tiles come
-// by bulk copies and mbarriers, else (BULK 0) by 16-byte cp.async and words in shared memory.
+// Within a CTA: a **ring** of SLOTS tiles of weights that one warp fills and CONSUMERS warps read. On sm_90 its tiles
+// come by bulk copies and mbarriers, else (BULK 0) by 16-byte cp.async and words in shared memory.
 //
 // Macros: HANDOVER (1 packets, 0 counters), BULK, SLOTS, SLOT_BYTES, IN_FLIGHT (tiles on their way at most), CONSUMERS,
 // BACKOFF (ns between polls), EVICT_FIRST (weights leave L2 first; sm_90), SPIN_LIMIT (polls of a wait at most, 0 any).
@@ -95,7 +95,8 @@ __device__ __forceinline__ uint4 load_packet(const unsigned char *from) {
 }
 
 __device__ __forceinline__ void store_packet(unsigned char *to, unsigned x, unsigned y, unsigned z, unsigned epoch) {
-    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x), "r"(y), "r"(z), "r"(epoch) : "memory");
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 ::"l"(to), "r"(x), "r"(y), "r"(z), "r"(epoch) : "memory");
 }
 
 // Loads packets `at(i)` for all i < Count below `limit`; returns when each is of epoch `epoch(i)`.
@@ -173,7 +174,8 @@ __device__ __forceinline__ void await_phase(unsigned long long *barrier, unsigne
     do {
         asm volatile("{\n\t.reg .pred done;\n\t"
                      "mbarrier.test_wait.parity.shared.b64 done, [%1], %2;\n\t"
-                     "selp.u32 %0, 1, 0, done;\n\t}" : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
+                     "selp.u32 %0, 1, 0, done;\n\t}"
+                     : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
     } while (!done && !patience.over(what, tile, parity));
 #else
     asm volatile(
@@ -188,8 +190,8 @@ __device__ __forceinline__ void ring_await(Ring &ring, const Turn &now, Waiting 
     await_phase(&ring.full[now.slot], now.odd, what, now.tile);
 }
 
-// By one lane of a warp that has awaited the tile and read its part of it. Without the wait, a warp with no part in a tile
-// could come here while another one still reads what the slot held before, and would be counted in its stead.
+// By one lane of a warp that has awaited the tile and read its part of it. Without the wait, a warp with no part in a
+// tile could come here while another one still reads what the slot held before, and would be counted in its stead.
 __device__ __forceinline__ void ring_release(Ring &ring, const Turn &now, int) {
     asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(&ring.empty[now.slot])) : "memory");
 }
@@ -205,7 +207,8 @@ struct Filler {
         asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
 #endif
     }
-    __device__ __forceinline__ void put(Ring &ring, unsigned char *slots, const unsigned char *from, unsigned bytes, int lane) {
+    __device__ __forceinline__ void put(Ring &ring, unsigned char *slots, const unsigned char *from, unsigned bytes,
+                                        int lane) {
         if (lane == 0) {
             const unsigned full = shared_address(&ring.full[now.slot]);
             if (now.tile >= SLOTS) await_phase(&ring.empty[now.slot], now.odd ^ 1, FOR_SLOT, now.tile);
@@ -219,7 +222,8 @@ struct Filler {
             asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(bytes) : "memory");
             const unsigned to = shared_address(slots + (size_t)now.slot * SLOT_BYTES);
 #if EVICT_FIRST
-            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                         "[%0], [%1], %2, [%3], %4;"
                          ::"r"(to), "l"(from), "r"(bytes), "r"(full), "l"(policy) : "memory");
 #else
             asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
@@ -275,7 +279,8 @@ struct Filler {
         for (int w = lane; w < CONSUMERS; w += 32) busy |= ring.released[w] + SLOTS <= now.tile;
         return __any_sync(0xffffffffu, busy);
     }
-    __device__ __forceinline__ void put(Ring &ring, unsigned char *slots, const unsigned char *from, unsigned bytes, int lane) {
+    __device__ __forceinline__ void put(Ring &ring, unsigned char *slots, const unsigned char *from, unsigned bytes,
+                                        int lane) {
         if (taken(ring, lane)) {
             tell<0>(ring, lane);  // what is on its way must not wait for the slot
             Patience patience;

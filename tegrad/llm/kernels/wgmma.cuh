@@ -1,6 +1,7 @@
-// Hopper's asynchronous product of a warpgroup (PTX ISA: wgmma.mma_async): d += a b, a 64 x 16 in registers, b 16 x N in
-// shared memory, N / 2 sums a thread. Of each warp's 16 rows a thread has those of mma.m16n8k16; d[4j .. 4j + 3] are its
-// rows g and g + 8, columns 8j + 2t and 8j + 2t + 1. b: rows of 64 halves, of which a swizzle of 128 bytes is taken.
+// Hopper's asynchronous product of a warpgroup (PTX ISA: wgmma.mma_async): d += a b, a 64 x 16 in registers, b 16 x N
+// in shared memory, N / 2 sums a thread. Of each warp's 16 rows a thread has those of mma.m16n8k16; d[4j .. 4j + 3] are
+// its rows g and g + 8, columns 8j + 2t and 8j + 2t + 1. b: rows of 64 halves, of which a swizzle of 128 bytes is
+// taken.
 #pragma once
 
 // Sums are made before this, and read after it: the compiler may not move what writes or reads them across.
@@ -37,11 +38,13 @@ template <int S> static __device__ __forceinline__ void take(unsigned (&a)[S][4]
 }
 
 // What ordinary and asynchronous copies stored in shared memory is seen by the products that follow.
-static __device__ __forceinline__ void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+static __device__ __forceinline__ void show_to_products() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 
-// The descriptor of b at an address that is a multiple of 1024, or 32 bytes on for each 16 columns: bits 0-13 address, 16-29
-// leading offset (unused where rows are swizzled), 32-45 bytes from eight rows to the next, all in units of 16; 62-63: 1, a
-// swizzle of 128 bytes.
+// The descriptor of b at an address that is a multiple of 1024, or 32 bytes on for each 16 columns: bits 0-13 address,
+// 16-29 leading offset (unused where rows are swizzled), 32-45 bytes from eight rows to the next, all in units of 16;
+// 62-63: 1, a swizzle of 128 bytes.
 static __device__ __forceinline__ unsigned long long described(unsigned at) {
     return (unsigned long long)(at >> 4 & 0x3fff) | 1ull << 16 | (unsigned long long)(1024 >> 4) << 32 | 1ull << 62;
 }
@@ -117,10 +120,14 @@ template <> struct Product<256> {
               "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
               "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
               "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
-              "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
-              "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
-              "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
-              "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+              "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]),
+              "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
+              "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]),
+              "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
+              "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]),
+              "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
+              "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]),
+              "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
     }
 };
