@@ -85,7 +85,7 @@ class Race:
         return self._draw() < 0.3
 
     def copies_seed(self) -> int:
-        """What a grid draws from, in which bulk copies land early and out of order, and wgmma runs early; not 0."""
+        """What a grid draws from, in which copies land early, bulk ones out of order, and wgmma runs early; not 0."""
         return 1 + int(self._draw() * 0x7FFFFFFE)
 
     def early_qmd(self) -> bool:

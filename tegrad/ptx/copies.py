@@ -1,16 +1,17 @@
 """cp.async, ldmatrix and movmatrix (PTX ISA 9.7.9.25, 9.7.14.5.15).
 
 A copy reads its source when it is issued and reaches shared memory at its wait, as late as the rules allow, so that
-code
-which forgets to wait shows it. Copies of a warp queue in its frame; a full queue lets the oldest land early.
+code which forgets to wait shows it. Copies of a warp queue in its frame; a full queue lets the oldest land early. In a
+launch with a seed some reach it at once, which shows memory that is copied to while it is read.
 """
 
 from typing import TYPE_CHECKING
 
 from tegrad.ptx import bulk
 from tegrad.ptx.access import helper_name
+from tegrad.ptx.check import launch_of
 from tegrad.ptx.ir import Fn, Module, V
-from tegrad.ptx.layout import LANES, Frame
+from tegrad.ptx.layout import LANES, Frame, Launch
 from tegrad.ptx.mbarrier import arrive_after_copies
 from tegrad.ptx.memory import address
 from tegrad.ptx.rules import U32, Handler, mod
@@ -77,8 +78,22 @@ def emit_push(module: Module) -> None:
     f.store(f.add(count, f.const("i32", 1)), frame, Frame.COPY_COUNT)
     arrival = f.resize(f.icmp("eq", words, f.const("i32", 0)), "i32", False)
     f.store(f.add(f.load("i32", frame, Frame.COPY_ARRIVES), arrival), frame, Frame.COPY_ARRIVES)
+    with f.if_(f.icmp("ne", f.load("i32", launch_of(f, frame), Launch.SEED), f.const("i32", 0)), False):
+        _maybe_land(f, frame, queue)
     f.ret()
     f.finish()
+
+
+def _maybe_land(f: Fn, frame: V, queue: V) -> None:
+    """One time in four, all copies of the warp reach shared memory at once: so says the seed, with what was issued."""
+    x = f.load("i32", launch_of(f, frame), Launch.SEED)
+    issued = f.add(f.load("i32", frame, Frame.COPY_HEAD), f.load("i32", frame, Frame.COPY_COUNT))
+    told = (f.load("i32", frame, Frame.CTA), f.load("i32", frame, Frame.WARP), f.load("i32", frame, Frame.COPY_GROUP))
+    for word in (*told, issued):
+        x = f.mul(f.xor(x, word), f.const("i32", 0x9E3779B1))
+        x = f.xor(x, f.bin("lshr", x, f.const("i32", 15)))
+    with f.if_(f.icmp("ult", x, f.const("i32", 1 << 30))):
+        f.call_void("tgx_copy_wait", frame, queue, f.const("i32", -1))
 
 
 def emit_wait(module: Module) -> None:

@@ -48,7 +48,7 @@ class Kernel:
         self.reads_dims = emitter.reads_dims
         self.barriers = barriers(self.pcs)
         self.asynchronous = emitter.asynchronous
-        self.draws = self.asynchronous or any(i.base == "wgmma" for i in self.pcs)
+        self.draws = self.asynchronous or any(i.base in ("wgmma", "cp") for i in self.pcs)
         self.copy_queue = emitter.layout.queue if emitter.arrives else 0
         self._lock = threading.Lock()
         self._code: jit.Linked | None = None
@@ -103,9 +103,9 @@ class Kernel:
         `args` are the bytes of the parameter space, or one numpy array or number per parameter (arrays on HOST memory).
         `dims` is what %ntid and %nctaid read, `block` and `grid` unless given; see `reads_dims`.
         `shared` is the dynamic shared memory in bytes, `symbols` the device address of each module variable (on HOST
-        the engine provides them), `threads` the number of host threads. With a `seed` that is not 0 bulk copies land
-        early and out of order and wgmma runs early as it draws, else as late as they may. Raises PtxFault for the first
-        fault or an abort, PtxError for a launch that cannot be made.
+        the engine provides them), `threads` the number of host threads. With a `seed` that is not 0 copies land
+        early, bulk ones out of order too, and wgmma runs early as it draws, else as late as they may. Raises PtxFault
+        for the first fault or an abort, PtxError for a launch that cannot be made.
         """
         params = self.pack(args)
         addresses = self.module.addresses(symbols, memory) if self.globals else ()

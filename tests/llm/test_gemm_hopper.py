@@ -16,7 +16,7 @@ from tegrad.llm.gguf import BF16, BLOCK_TYPES, F16, F32, Q4_0, Q5_K, Q6_K, Q8_0
 pytestmark = pytest.mark.board
 
 
-@pytest.fixture(scope="module", params=["", pytest.param("5", marks=pytest.mark.long)], ids=["", "race"])
+@pytest.fixture(scope="module", params=["", "5"], ids=["", "race"])
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
     """A board of Hopper's, and one whose engines take liberties."""
     with pytest.MonkeyPatch.context() as patch:

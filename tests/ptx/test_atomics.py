@@ -146,6 +146,24 @@ def test_cp_async_copies_and_fills_with_zeros(size: int) -> None:
     assert (got[32:, 4:size] == 0).all()
 
 
+def test_cp_async_lands_at_its_wait_and_with_seeds_at_once_too() -> None:
+    text = f"""{HEADER}.visible .entry k(.param .u64 p) {{ .reg .u64 %a; .reg .u32 %i, %t, %v;
+      .shared .align 16 .b8 s[512]; ld.param.u64 %a, [p]; mov.u32 %i, %tid.x; mad.wide.u32 %a, %i, 4, %a;
+      mov.u32 %t, s; mad.lo.u32 %t, %i, 4, %t; st.shared.u32 [%t], 7;
+      cp.async.ca.shared.global [%t], [%a], 4; cp.async.commit_group; ld.shared.u32 %v, [%t];
+      cp.async.wait_group 0; ld.shared.u32 %t, [%t]; st.global.u32 [%a], %v; st.global.u32 [%a+512], %t; ret; }}"""
+    k = ptx.load(text, None).kernels["k"]
+    seen = set()
+    for seed in range(12):
+        memory = np.arange(256, dtype=np.uint32) + 100
+        k.launch((1, 1, 1), (128, 1, 1), [memory], seed=seed)
+        assert (memory[128:] == np.arange(128) + 100).all()
+        early = memory[:128] != 7
+        assert seed or not early.any()
+        seen |= set(early.tolist())
+    assert seen == {True, False}
+
+
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("trans", ["", ".trans"])
 def test_ldmatrix_distributes_rows(count: int, trans: str) -> None:
