@@ -2,7 +2,7 @@
 
 A copy reads its source when it is issued and reaches shared memory at its wait, as late as the rules allow, so that
 code which forgets to wait shows it. Copies of a warp queue in its frame; a full queue lets the oldest land early. In a
-launch with a seed some reach it at once, which shows memory that is copied to while it is read.
+launch with a seed half of the groups reach it at once, which shows memory that is copied to while it is read.
 """
 
 from typing import TYPE_CHECKING
@@ -78,22 +78,22 @@ def emit_push(module: Module) -> None:
     f.store(f.add(count, f.const("i32", 1)), frame, Frame.COPY_COUNT)
     arrival = f.resize(f.icmp("eq", words, f.const("i32", 0)), "i32", False)
     f.store(f.add(f.load("i32", frame, Frame.COPY_ARRIVES), arrival), frame, Frame.COPY_ARRIVES)
-    with f.if_(f.icmp("ne", f.load("i32", launch_of(f, frame), Launch.SEED), f.const("i32", 0)), False):
-        _maybe_land(f, frame, queue)
     f.ret()
     f.finish()
 
 
-def _maybe_land(f: Fn, frame: V, queue: V) -> None:
-    """One time in four, all copies of the warp reach shared memory at once: so says the seed, with what was issued."""
+def emit_soon(module: Module) -> None:
+    """tgx_copy_soon(frame, queue): behind a commit of a launch with a seed, land all in half of the cases."""
+    f = Fn(module, "tgx_copy_soon", "void", [("ptr", "frame"), ("ptr", "queue")], "nounwind")
+    frame, queue = f.args
     x = f.load("i32", launch_of(f, frame), Launch.SEED)
-    issued = f.add(f.load("i32", frame, Frame.COPY_HEAD), f.load("i32", frame, Frame.COPY_COUNT))
-    told = (f.load("i32", frame, Frame.CTA), f.load("i32", frame, Frame.WARP), f.load("i32", frame, Frame.COPY_GROUP))
-    for word in (*told, issued):
-        x = f.mul(f.xor(x, word), f.const("i32", 0x9E3779B1))
+    for at in (Frame.CTA, Frame.WARP, Frame.COPY_GROUP):
+        x = f.mul(f.xor(x, f.load("i32", frame, at)), f.const("i32", 0x9E3779B1))
         x = f.xor(x, f.bin("lshr", x, f.const("i32", 15)))
-    with f.if_(f.icmp("ult", x, f.const("i32", 1 << 30))):
+    with f.if_(f.icmp("slt", x, f.const("i32", 0))):
         f.call_void("tgx_copy_wait", frame, queue, f.const("i32", -1))
+    f.ret()
+    f.finish()
 
 
 def emit_wait(module: Module) -> None:
@@ -124,6 +124,8 @@ def copy_async(e: "Emitter", ins: Ins) -> None:
     queue = f.gep(e.frame, e.layout.queue)
     if mod(ins, "commit_group"):
         f.store(f.add(f.load("i32", e.frame, Frame.COPY_GROUP), f.const("i32", 1)), e.frame, Frame.COPY_GROUP)
+        with f.if_(f.icmp("ne", f.load("i32", e.launch, Launch.SEED), f.const("i32", 0)), False):
+            f.call_void("tgx_copy_soon", e.frame, queue)
     elif mod(ins, "wait_group", "wait_all"):
         keep = -1
         if mod(ins, "wait_group"):

@@ -19,7 +19,7 @@ from tegrad.ptx.access import emit_access
 from tegrad.ptx.atomic import emit_atomic
 from tegrad.ptx.check import emit_fault
 from tegrad.ptx.control import emit_arrive, emit_arrive_reduce
-from tegrad.ptx.copies import emit_land, emit_push, emit_wait
+from tegrad.ptx.copies import emit_land, emit_push, emit_soon, emit_wait
 from tegrad.ptx.ir import STACK_FLAG, Module
 from tegrad.ptx.matrix import emit_mma
 from tegrad.ptx.meet import emit_meet, emit_settle, emit_stuck, emit_unmet
@@ -164,6 +164,7 @@ _PLAIN: dict[str, Callable[[Module], None]] = {
     "tgx_worker": emit_scheduler,
     "tgx_copy_land": emit_land,
     "tgx_copy_push": emit_push,
+    "tgx_copy_soon": emit_soon,
     "tgx_copy_wait": emit_wait,
     "tgx_nanoseconds": emit_nanoseconds,
     "tgx_view": emit_view,
