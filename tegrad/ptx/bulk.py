@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tegrad.ptx.check import PAGE_SHIFT, launch_of
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.lanes import each_lane
-from tegrad.ptx.layout import LANES, Access, Frame, Launch, Slot, Space, fault_info
+from tegrad.ptx.layout import LANES, Access, Frame, Launch, Slot, Space, WarpState, fault_info
 from tegrad.ptx.mbarrier import AGE, COUNTS, VECTOR, place
 from tegrad.ptx.memory import address
 from tegrad.ptx.rules import U32, mod, require
@@ -27,15 +27,16 @@ UNIT = 16
 """Addresses and sizes are multiples of it."""
 CAPACITY = 64
 WARPS = 32
-COUNT, RANDOM, ENTRIES, ENTRY = 0, 4, 64, 64
+COUNT, RANDOM, HELD, ENTRIES, ENTRY = 0, 4, 8, 64, 64
 GROUPS = ENTRIES + CAPACITY * ENTRY
 AREA = GROUPS + WARPS * LANES * 4
-"""Bytes before a CTA's shared memory: how many copies wait, the state of the draws, the copies, each thread's group."""
+"""Bytes before a CTA's shared memory: how many copies wait, the state of the draws, the warp that is held back
+(or NOBODY), the copies, each thread's group."""
 OWNER, OBJECT, GLOBAL, OFFSET, SIZE, LANE, GROUP, PC = 0, 8, 16, 24, 28, 32, 36, 40
 """An entry: the warp's frame, the mbarrier's offset (NO_OBJECT: to global memory), the addresses, who issued it."""
-NO_OBJECT = -1
-BEGIN, ON, END, DRAW = range(4)
-"""What `tgx_async_settle` is called for: a CTA begins, cannot go on, or is done; a number is drawn."""
+NO_OBJECT = NOBODY = -1
+BEGIN, ON, END, HOLD = range(4)
+"""What `tgx_async_settle` is called for: a CTA begins, cannot go on, or is done; with a seed, runs its warps."""
 
 
 def _area(f: Fn, frame: V) -> V:
@@ -272,8 +273,25 @@ def emit_pause(module: Module) -> None:
     f.finish()
 
 
+def _change(f: Fn, launch: V, slot: V, warp: V, old: int, new: int) -> None:
+    """Change a warp's state, where it is the old one."""
+    start = f.mul(f.resize(warp, "i64", False), f.load("i64", launch, Launch.FRAME_SIZE))
+    frame = f.gep(f.gep(slot, Slot.FRAMES), start)
+    state = f.load("i32", frame, Frame.STATE)
+    is_old = f.icmp("eq", state, f.const("i32", old))
+    f.store(f.select(is_old, f.const("i32", new), state), frame, Frame.STATE)
+
+
+def _let_go(f: Fn, launch: V, slot: V, area: V) -> None:
+    """The warp that is held back may go on."""
+    held = f.load("i32", area, HELD)
+    with f.if_(f.icmp("ne", held, f.const("i32", NOBODY))):
+        _change(f, launch, slot, held, WarpState.HELD, WarpState.READY)
+        f.store(f.const("i32", NOBODY), area, HELD)
+
+
 def emit_settle(module: Module) -> None:
-    """tgx_async_settle(launch, slot, why): whether something landed; of DRAW, the number.
+    """tgx_async_settle(launch, slot, why): whether something landed, or a warp that was held back may go on.
 
     At the end copies to global memory land. One to shared memory that is still on its way is a fault: on silicon it
     would write to what is no longer the CTA's [inferred].
@@ -284,18 +302,30 @@ def emit_settle(module: Module) -> None:
     area, zero, one = _area(f, frame), f.const("i32", 0), f.const("i32", 1)
     with f.if_(f.icmp("eq", why, f.const("i32", BEGIN))):
         f.store(zero, area, COUNT)
+        f.store(f.const("i32", NOBODY), area, HELD)
         seed = f.load("i32", launch, Launch.SEED)
         cta = f.mul(f.add(f.cast("trunc", f.load("i64", slot, Slot.CTA), "i32"), one), f.const("i32", 0x85EBCA6B))
         mixed = f.or_(f.xor(f.mul(seed, f.const("i32", 0x9E3779B1)), cta), one)
         f.store(f.select(f.icmp("eq", seed, zero), zero, mixed), area, RANDOM)
         f.ret(zero)
     with f.if_(f.icmp("eq", why, f.const("i32", ON))):
+        with f.if_(f.icmp("ne", f.load("i32", area, HELD), f.const("i32", NOBODY))):
+            _let_go(f, launch, slot, area)
+            f.ret(one)
         some = f.icmp("ne", f.load("i32", area, COUNT), zero)
         with f.if_(some):
             f.call_void("tgx_bulk_land", frame, zero)
         f.ret(f.resize(some, "i32", False))
-    with f.if_(f.icmp("eq", why, f.const("i32", DRAW))):
-        f.ret(_number(f, area))
+    with f.if_(f.icmp("eq", why, f.const("i32", HOLD))):
+        drawn = _number(f, area)
+        with f.if_(f.icmp("eq", f.and_(drawn, f.const("i32", 3)), zero)):
+            _let_go(f, launch, slot, area)
+            twice = f.mul(f.load("i32", launch, Launch.WARPS), f.const("i32", 2))
+            warp = f.bin("urem", f.bin("lshr", drawn, f.const("i32", 2)), twice)
+            with f.if_(f.icmp("ult", warp, f.load("i32", launch, Launch.WARPS))):
+                _change(f, launch, slot, warp, WarpState.READY, WarpState.HELD)
+                f.store(warp, area, HELD)
+        f.ret(zero)
     with f.loop() as (_, done):
         f.leave(f.icmp("eq", f.load("i32", area, COUNT), zero), done)
         first = _entry(f, area, zero)

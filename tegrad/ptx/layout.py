@@ -148,6 +148,8 @@ class WarpState(IntEnum):
     READY = 0
     WAITING = 1
     DONE = 2
+    HELD = 3
+    """Ready, and held back for a while, in a launch with a seed."""
 
 
 class Space(IntEnum):

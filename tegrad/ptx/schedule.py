@@ -5,7 +5,7 @@ budget gives way to the next resident CTA or to a new one, so that CTAs may wait
 to give way keeps its CTAs where they are and sleeps: at once, or as soon as no resident CTA is left to finish.
 """
 
-from tegrad.ptx.bulk import BEGIN, DRAW, END, ON
+from tegrad.ptx.bulk import BEGIN, END, HOLD, ON
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import (
     BACK_EDGES,
@@ -23,8 +23,6 @@ from tegrad.ptx.layout import (
 )  # fmt: skip
 
 COPIES = (Frame.COPY_HEAD, Frame.COPY_COUNT, Frame.COPY_GROUP, Frame.COPY_ARRIVES)
-NOBODY = 0xFFFFFFFF
-"""The warp that is held back where none is."""
 NAP_US = 200
 """How long a launch that gave way sleeps before it looks whether it may go on."""
 
@@ -206,15 +204,17 @@ def _run_cta(module: Module) -> None:
     warps = f.load("i32", launch, Launch.WARPS)
     frame_size = f.load("i64", launch, Launch.FRAME_SIZE)
     warp_fn = f.load("ptr", launch, Launch.WARP_FN)
-    progress, held = f.alloca("i1"), f.alloca("i32")
-    f.store(f.const("i32", NOBODY), held)
+    progress = f.alloca("i1")
+    # With a seed a warp may stand still while others run, in kernels with mbarriers.
+    seed, settle = f.load("i32", launch, Launch.SEED), f.load("ptr", launch, Launch.SETTLE)
+    draws = f.and_(f.icmp("ne", seed, f.const("i32", 0)), f.icmp("ne", settle, f.const("ptr", 0)))
     with f.loop() as _:
         f.store(f.const("i1", 0), progress)
-        _hold_back(f, launch, slot, held)
+        with f.if_(draws, False):
+            _settle(f, launch, slot, HOLD)
         with f.for_(warps) as w:
             frame = _mad64(f, f.gep(slot, Slot.FRAMES), w, frame_size)
-            ready = f.icmp("eq", f.load("i32", frame, Frame.STATE), f.const("i32", WarpState.READY))
-            with f.if_(f.and_(ready, f.icmp("ne", f.load("i32", held), w))):
+            with f.if_(f.icmp("eq", f.load("i32", frame, Frame.STATE), f.const("i32", WarpState.READY))):
                 _run_warp(f, launch, slot, frame, warp_fn, progress)
         _give_way(f, launch)
         stop = f.call("tgx_stopped", "i1", 1, launch)
@@ -224,27 +224,12 @@ def _run_cta(module: Module) -> None:
             _settle(f, launch, slot, END)
             f.ret(f.const("i32", 0))
         with f.if_(f.xor(f.load("i1", progress), f.const("i1", 1))):
-            f.store(f.icmp("ult", f.load("i32", held), warps), progress)
-            f.store(f.const("i32", NOBODY), held)
-        with f.if_(f.xor(f.load("i1", progress), f.const("i1", 1))):
             _settle(f, launch, slot, ON, progress)
         with f.if_(f.xor(f.load("i1", progress), f.const("i1", 1))):
             stuck = f.call("tgx_stuck", "i1", 1, f.gep(slot, Slot.FRAMES), frame_size, warps)
             f.ret(f.select(stuck, f.const("i32", 2), f.const("i32", 1)))
     f.do("unreachable")
     f.finish()
-
-
-def _hold_back(f: Fn, launch: V, slot: V, held: V) -> None:
-    """With a seed, in a kernel with mbarriers: one warp may stand still for some rounds, until no other one goes on."""
-    seed, settle = f.load("i32", launch, Launch.SEED), f.load("ptr", launch, Launch.SETTLE)
-    draws = f.and_(f.icmp("ne", seed, f.const("i32", 0)), f.icmp("ne", settle, f.const("ptr", 0)))
-    with f.if_(draws, False):
-        drawn = f.op("i32", 1, f"call i32 {settle.ref}({launch}, {slot}, {f.const('i32', DRAW)})", pure=False)
-        twice = f.mul(f.load("i32", launch, Launch.WARPS), f.const("i32", 2))
-        warp = f.bin("urem", f.bin("lshr", drawn, f.const("i32", 2)), twice)
-        again = f.icmp("eq", f.and_(drawn, f.const("i32", 3)), f.const("i32", 0))
-        f.store(f.select(again, warp, f.load("i32", held)), held)
 
 
 def _give_way(f: Fn, launch: V) -> None:
