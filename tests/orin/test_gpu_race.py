@@ -291,6 +291,38 @@ def test_the_proper_wait_holds_under_every_seed(scenario: Callable[[Rig, bool], 
     assert not caught(lambda rig: scenario(rig, True), 8)
 
 
+BULK = """
+.version 8.5
+.target sm_90
+.address_size 64
+.visible .entry bulk(.param .u64 p, .param .u64 s)
+{
+    .reg .b64 %p, %s; .reg .b32 %x; .reg .pred %q; .shared .align 16 .b8 slot[16]; .shared .align 8 .b64 bar;
+    ld.param.u64 %p, [p]; ld.param.u64 %s, [s];
+    mbarrier.init.shared.b64 [bar], 1; st.shared.u32 [slot], 7; fence.proxy.async;
+    mbarrier.arrive.expect_tx.shared.b64 _, [bar], 16;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [slot], [%s], 16, [bar];
+    ld.shared.u32 %x, [slot]; st.global.u32 [%p], %x;
+    wait: mbarrier.try_wait.parity.shared.b64 %q, [bar], 0; @!%q bra wait;
+    ld.shared.u32 %x, [slot]; st.global.u32 [%p+4], %x;
+    ret;
+}
+"""
+
+
+def test_a_kernels_bulk_copy_is_there_early_or_late_but_after_its_wait() -> None:
+    early = set()
+    for seed in range(12):
+        with Rig("gh100", race_seed=seed) as rig:
+            channel, out, src = rig.channel().setup(), rig.buffer(), rig.buffer()
+            src.put(struct.pack("<I", 9))
+            channel.launch(rig.qmd(rig.program(BULK, "bulk"), rig.arguments(out.va, src.va), shared_memory_size=2048))
+            assert channel.run()
+            assert out.u32(4) == 9
+            early.add(out.u32())
+    assert early == {7, 9}
+
+
 def test_the_same_seed_draws_alike() -> None:
     one, two, other = Race(5), Race(5), Race(6)
     draws = [[r.launch_delay() for _ in range(20)] for r in (one, two, other)]
