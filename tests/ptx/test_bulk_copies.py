@@ -43,10 +43,10 @@ FETCH = """@%first mbarrier.arrive.expect_tx.shared.b64 _, [bar], 512;
 AWAIT = "@L: mbarrier.{wait}.parity.shared.b64 %p, [bar], 0; @!%p bra @L;".replace("@L", "AGAIN")
 
 
-def early_and_late(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def early_and_late(seed: int, fetch: str = FETCH) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What threads read of a slot before they wait for its copy, what they read after, and what was copied."""
     k = module(
-        f"""st.shared.u32 [%m], 7; {INIT} {FETCH} bar.sync 0; ld.shared.u32 %y, [%m]; st.global.u32 [%o], %y;
+        f"""st.shared.u32 [%m], 7; {INIT} {fetch} bar.sync 0; ld.shared.u32 %y, [%m]; st.global.u32 [%o], %y;
         bar.sync 0; {AWAIT.replace("{wait}", "try_wait")} ld.shared.u32 %y, [%m]; st.global.u32 [%o+512], %y;"""
     )
     source, out = aligned(512).view(np.uint32), np.zeros(256, np.uint32)
@@ -56,8 +56,9 @@ def early_and_late(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return out[:128], out[128:], source
 
 
-def test_a_copy_is_not_there_before_it_is_waited_for() -> None:
-    before, after, source = early_and_late(0)
+@pytest.mark.parametrize("space", ["shared::cluster", "shared::cta"])
+def test_a_copy_is_not_there_before_it_is_waited_for(space: str) -> None:
+    before, after, source = early_and_late(0, FETCH.replace("shared::cluster", space))
     assert (before == 7).all()
     assert (after == source).all()
 
