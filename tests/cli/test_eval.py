@@ -1,6 +1,7 @@
 """`tegrad eval` on a device: our kernels where they run, the reference's bits per byte, refusals by name."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "nv"))
-from boards import use_board
+from boards import close_device, use_board
 
 from tegrad import cli, models
 from tegrad.llm.errors import GgufError, UnsupportedModelError
@@ -27,6 +28,16 @@ def text(tmp_path: Path) -> Path:
     path = tmp_path / "text"
     path.write_text("\f".join(TEXTS))
     return path
+
+
+@pytest.fixture(autouse=True)
+def same_surroundings() -> Iterator[None]:
+    """The command chooses a device in the environment and opens it: neither is left to the tests behind."""
+    before = dict(os.environ)
+    yield
+    close_device()
+    os.environ.clear()
+    os.environ.update(before)
 
 
 def evaluate(*arguments: object) -> Result:

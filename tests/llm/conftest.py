@@ -21,6 +21,7 @@ def device() -> Iterator[str]:
         import tegrad.nv
 
         tegrad.nv.install()
+        close_device()
         from tinygrad import Device
 
         yield str(Device.DEFAULT) if chosen else "NV"
