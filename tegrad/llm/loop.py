@@ -103,6 +103,8 @@ class Loop:
             token = self.states.token(0, number)
             if token is None:
                 token = self._await(number, min(total, number - 1 + self._together))
+            elif number > self._awaited:
+                self._nap *= EARLIER**8  # it came behind what the last nap was for, so that was too long
             if number % self._joined == 0:
                 self._in_flight.popleft()
             self._submit(min(total, number + self._ahead + 1))
@@ -139,7 +141,8 @@ class Loop:
                 naps += 1
         now = clock()
         if naps:
-            self._nap *= LATER if naps > 1 else EARLIER
+            starved = states.token(0, self._submitted) is not None
+            self._nap *= LATER if naps > 1 else 0.5 if starved else EARLIER
         else:
             polled = now - begun
             self._nap = polled / 2 if polled > POLLED else self._nap * EARLIER**8

@@ -18,6 +18,8 @@ class World:
 
     step: float
     joined: int = 1
+    first: float = 0.0
+    """Seconds that the first step takes more."""
     now: float = 0.0
     cpu: float = 0.0
     sleeps: int = 0
@@ -45,7 +47,8 @@ class World:
         self.spend(SUBMIT)
         before = self.ends[-1] if self.ends else self.now
         self.idle += max(0.0, self.now - before)
-        self.ends += [max(self.now, before) + (at + 1) * self.step for at in range(self.joined)]
+        begin = max(self.now, before) + (0.0 if self.ends else self.first)
+        self.ends += [begin + (at + 1) * self.step for at in range(self.joined)]
         return len(self.ends)
 
     def wait(self, number: int | None = None) -> None:
@@ -62,8 +65,8 @@ class World:
         return 7 if self.ends[count - 1] <= self.now else None
 
 
-def run(monkeypatch: pytest.MonkeyPatch, step: float, tokens: int = 400, joined: int = 1) -> World:
-    world = World(step)
+def run(monkeypatch: pytest.MonkeyPatch, step: float, tokens: int = 400, joined: int = 1, first: float = 0.0) -> World:
+    world = World(step, first=first)
     monkeypatch.setattr(module, "time", world)
     loop = Loop.__new__(Loop)
     loop.states = loop.recording = world  # type: ignore[assignment]
@@ -79,6 +82,16 @@ def run(monkeypatch: pytest.MonkeyPatch, step: float, tokens: int = 400, joined:
 @pytest.mark.parametrize("step", [50e-6, 150e-6, 250e-6, 350e-6, 1e-3, 7e-3, 60e-3])
 def test_the_gpu_never_waits_for_the_host(monkeypatch: pytest.MonkeyPatch, step: float, joined: int) -> None:
     assert run(monkeypatch, step, joined=joined).idle == 0
+
+
+@pytest.mark.parametrize("joined", [1, 3])
+@pytest.mark.parametrize("first", [5e-3, 0.1, 0.7])
+@pytest.mark.parametrize("step", [100e-6, 350e-6, 1e-3, 7e-3, 25e-3])
+def test_a_slow_first_step_does_not_let_the_host_oversleep_for_long(
+    monkeypatch: pytest.MonkeyPatch, step: float, first: float, joined: int
+) -> None:
+    assert run(monkeypatch, step, 500, joined, first).idle < 1.5 * first
+    assert run(monkeypatch, step, 500, joined, first).idle - run(monkeypatch, step, 60, joined, first).idle < 1e-4
 
 
 @pytest.mark.parametrize("step", [300e-6, 350e-6, 1e-3, 7e-3])
