@@ -46,7 +46,22 @@ from tegrad.nv.replay import (
     wait_idle,
 )
 
-SOURCE: Final = """
+GATHER: Final = """extern "C" __global__ void NAME(int *to, int *from, int value) {
+    __shared__ unsigned total;
+    LAUNCH; WAIT;
+    if (threadIdx.x == 0) total = value;
+    __syncthreads();
+    unsigned sum = 0;
+    for (unsigned block = threadIdx.x; block < gridDim.x; block += blockDim.x)
+        sum += (2 * block + 1) * (unsigned)READ(from + block * blockDim.x);
+    atomicAdd(&total, sum);
+    __syncthreads();
+    to[blockIdx.x * blockDim.x + threadIdx.x] = total + threadIdx.x;
+}
+"""
+"""A kernel of SOURCE by its name and the load that reads."""
+SOURCE: Final = (
+    """
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define WAIT asm volatile("griddepcontrol.wait;" ::: "memory")
 #define LAUNCH asm volatile("griddepcontrol.launch_dependents;" ::: "memory")
@@ -60,36 +75,16 @@ extern "C" __global__ void shift(int *to, int *from, int value) {
     unsigned count = gridDim.x * blockDim.x, at = blockIdx.x * blockDim.x + threadIdx.x;
     to[at] = from[(at + count / 2 + 1) % count] * 3 + value;
 }
-extern "C" __global__ void gather(int *to, int *from, int value) {
-    __shared__ unsigned total;
-    LAUNCH; WAIT;
-    if (threadIdx.x == 0) total = value;
-    __syncthreads();
-    unsigned sum = 0;
-    for (unsigned block = threadIdx.x; block < gridDim.x; block += blockDim.x)
-        sum += (2 * block + 1) * (unsigned)from[block * blockDim.x];
-    atomicAdd(&total, sum);
-    __syncthreads();
-    to[blockIdx.x * blockDim.x + threadIdx.x] = total + threadIdx.x;
-}
-extern "C" __global__ void gather_constant(int *to, int *from, int value) {
-    __shared__ unsigned total;
-    LAUNCH; WAIT;
-    if (threadIdx.x == 0) total = value;
-    __syncthreads();
-    unsigned sum = 0;
-    for (unsigned block = threadIdx.x; block < gridDim.x; block += blockDim.x)
-        sum += (2 * block + 1) * (unsigned)__ldg(from + block * blockDim.x);
-    atomicAdd(&total, sum);
-    __syncthreads();
-    to[blockIdx.x * blockDim.x + threadIdx.x] = total + threadIdx.x;
-}
-extern "C" __global__ void spin(int *to, int *from, int value) {
+"""
+    + GATHER.replace("NAME", "gather").replace("READ", "*")
+    + GATHER.replace("NAME", "gather_constant").replace("READ", "__ldg")
+    + """extern "C" __global__ void spin(int *to, int *from, int value) {
     LAUNCH; WAIT;
     long long begun = clock64();
     while (clock64() - begun < value) {}
 }
 """
+)
 """`spin` takes `value` cycles. The forms that let kernels overlap need the two instructions, which else do nothing.
 
 In `gather` every block reads a word of every block's: each SM's L1 holds lines of both buffers, which other SMs store

@@ -116,7 +116,7 @@ def run(
 @contextmanager
 def nothing_collected() -> Iterator[None]:
     """Until the first token hardly anything becomes garbage, and what does is not much: searching for it over and over
-    takes a third of a start's time. What is there at the end is never searched again."""
+    takes a third of the imports' time (docs/notebook.md). What is there at the end is never searched again."""
     gc.disable()
     try:
         yield

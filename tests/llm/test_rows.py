@@ -21,13 +21,6 @@ pytestmark = pytest.mark.board
 COUNT, MOST, START = 3, 5, 11
 
 
-@pytest.fixture(scope="module")
-def opened(device: str) -> Any:
-    from tinygrad import Device
-
-    return Device[device]
-
-
 @pytest.fixture(params=["end", "start"])
 def placed(opened: Any, request: pytest.FixtureRequest) -> Iterator[Placed]:
     made = Placed(opened, request.param)
