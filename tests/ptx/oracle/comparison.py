@@ -8,14 +8,12 @@ from pathlib import Path
 from tests.ptx.oracle import judge
 from tests.ptx.oracle.engine import run
 from tests.ptx.oracle.record import PATH, Record, digests
-from tests.ptx.oracle.table import FAMILIES, FORMS
+from tests.ptx.oracle.table import FORMS
 
 UNRECORDED = {
     "cvta.const.u64": "MMU fault at 0: the generic address of constants is a word that only CUDA's driver sets",
 }
 """Forms that the recorded run could not execute, and why; they are no cases."""
-AWAITED = frozenset(f.name for family in ("meeting", "warpgroup", "async") for f in FAMILIES[family])
-"""Forms that the next run of tests/hardware/ptx_oracle.py records for the first time; held to it once it has."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,7 @@ class Outcome:
 def stale(record: Record) -> list[str]:
     """Forms whose text or inputs are not those of the record, or that are in one only."""
     now = digests(FORMS.values())
-    awaited = AWAITED - record.digests.keys()
-    return sorted(n for n in {*now, *record.digests} - awaited if now.get(n) != record.digests.get(n))
+    return sorted(n for n in {*now, *record.digests} if now.get(n) != record.digests.get(n))
 
 
 def compare(record: Record, ours: dict[str, bytes]) -> Outcome:
