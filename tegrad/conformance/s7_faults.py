@@ -430,10 +430,11 @@ def illegal_instruction(rig: Rig) -> None:
     rig.equal("the code", WarpEsr.ILLEGAL_INSTR_ENCODING, found.warp_esr & 0xFFFF)
 
 
-@rule("7.4", "a trap is a breakpoint: bit 0x10 of the global ESR, no warp error")
+@rule("7.4", "a trap without a debugger is an illegal instruction encoding, 0x9, as on an H200, and no breakpoint")
 def trap(rig: Rig) -> None:
     found = warp_error(rig, lambda gpu, q: q.launch(gpu.kernel("trap", gpu.scratch.va, 1)))[2]
-    rig.equal("global ESR bit 0x10, warp error", (0x10, 0), (found.global_esr & 0x10, found.warp_esr & 0xFFFF))
+    expected = (WarpEsr.ILLEGAL_INSTR_ENCODING, 0)
+    rig.equal("warp error, global ESR bit 0x10", expected, (found.warp_esr & 0xFFFF, found.global_esr & 0x10))
 
 
 @rule("7.4", "the record's program counter lies in the kernel")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tegrad.hw import bank0
 from tegrad.hw.chips import Chip
-from tegrad.hw.faults import MMU_CLIENTS_GPC, GlobalEsrBit, MmuAccess, SkedBit, WarpEsr
+from tegrad.hw.faults import MMU_CLIENTS_GPC, MmuAccess, SkedBit, WarpEsr
 from tegrad.hw.qmd import LAYOUTS
 from tegrad.orin import semaphore
 from tegrad.orin.constants import ConstantCache
@@ -97,12 +97,14 @@ _WARP_ERRORS: Mapping[str, WarpEsr] = MappingProxyType(
         "address-space": WarpEsr.INVALID_ADDR_SPACE,
         "out-of-range": WarpEsr.OOR_ADDR,
         "illegal": WarpEsr.ILLEGAL_INSTR_ENCODING,
+        "trap": WarpEsr.ILLEGAL_INSTR_ENCODING,
         "missing-lanes": WarpEsr.ILLEGAL_INSTR_PARAM,
         "unnamed-lanes": WarpEsr.ILLEGAL_INSTR_PARAM,
     }
 )
-"""Warp error by the kind of a PTX fault; "unmapped" and "read-only" are MMU faults, "trap" is a breakpoint.
+"""Warp error by the kind of a PTX fault; "unmapped" and "read-only" are MMU faults.
 
+A trap without a debugger is an illegal instruction on an H200 (docs/notebook.md); inferred for ga10b.
 Wrong member masks are undefined in PTX, and a GPU reports nothing: that they end the launch, and how, is the board's
 choice.
 """
@@ -298,15 +300,13 @@ class GridRunner:
 
     # -- faults -------------------------------------------------------------------------------------------------------
 
-    def _sm_exception(
-        self, code: WarpEsr, pc: int, kernel: str, detail: str, sm: int = 0, global_esr: int = 0
-    ) -> Fault:
+    def _sm_exception(self, code: WarpEsr, pc: int, kernel: str, detail: str, sm: int = 0) -> Fault:
         return Fault(
             SmException,
             gpc=sm // self._per_gpc,
             tpc=sm % self._per_gpc // self._chip.sm_per_tpc,
             sm=sm,
-            global_esr=global_esr,
+            global_esr=0,
             warp_esr=int(code),
             pc=pc,
             kernel=kernel,
@@ -322,8 +322,6 @@ class GridRunner:
             address, gpc = fault.address if page is None else page, sm // self._per_gpc
             return self._vm.fault(address, access, _T1_CLIENTS[f"t1_{tpc}"], gpc=gpc, detail=str(fault))
         pc = program + INSTRUCTION_BYTES * fault.pc
-        if fault.kind == "trap":
-            return self._sm_exception(WarpEsr.NONE, pc, fault.kernel, str(fault), sm, 1 << GlobalEsrBit.BPT_INT)
         code = _WARP_ERRORS.get(fault.kind, WarpEsr.ILLEGAL_INSTR_ENCODING)
         return self._sm_exception(code, pc, fault.kernel, str(fault), sm)
 

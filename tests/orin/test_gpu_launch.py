@@ -781,10 +781,11 @@ def test_warp_errors(rig: Rig, body: str, offset: int, esr: WarpEsr) -> None:
     assert body.rstrip(";") in event.detail
 
 
-def test_a_trap_is_a_breakpoint(rig: Rig) -> None:
+def test_a_trap_is_an_illegal_instruction(rig: Rig) -> None:
+    """As on an H200."""
     event = run_poke(rig, "trap;", 0)
     assert isinstance(event, SmException)
-    assert (event.warp_esr, event.global_esr) == (0, 0x10)
+    assert (event.warp_esr, event.global_esr) == (0x9, 0)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ CODES: dict[str, Mutant | list[Mutant]] = {
     "7.4/illegal-instruction": Edit(
         RUNNER + "_grid", 'WarpEsr.ILLEGAL_INSTR_ENCODING, shape.program, "",', 'WarpEsr.NONE, shape.program, "",'
     ),
-    "7.4/trap": Edit(RUNNER + "_translate", "1 << GlobalEsrBit.BPT_INT", "0"),
+    "7.4/trap": Item(GRID + "_WARP_ERRORS", '"trap"', "WarpEsr.NONE"),
     "7.4/warp-pc": Edit(RUNNER + "_translate", "program + INSTRUCTION_BYTES * fault.pc", "fault.pc"),
     "7.4/one-record": Edit(
         RECOVERY + "sm_exception", "tsg.sm_errors[event.sm] =", "tsg.sm_errors[5] = tsg.sm_errors[event.sm] ="
