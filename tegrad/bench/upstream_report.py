@@ -52,8 +52,8 @@ VERDICTS = (
         "upstream's",
         "The kernel is written by hand to read 8 bytes at byte 4 of a buffer through `(unsigned long*)(data0+1)`. "
         "NVIDIA GPUs need natural alignment (PTX ISA, 'Addresses as operands'): a misaligned-address fault on the "
-        "board. On the H200 the launch does not end, and nothing says why; the same cause is inferred. What tinygrad "
-        "makes of tensors is copied first (tests/nv/test_codegen.py); the PTX renderer skips the test.",
+        "board and, since faults of all its SMs are read, on the H200 (docs/notebook.md). What tinygrad makes of "
+        "tensors is copied first (tests/nv/test_codegen.py); the PTX renderer skips the test.",
     ),
     Verdict(
         r"backend/test_dtype_alu TestDTypeALU::test_fp8e5m2",

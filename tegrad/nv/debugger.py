@@ -1,10 +1,10 @@
 """What NVIDIA's resource manager (RM) tells of a fault: a channel's error notifier, and a debugger's view of the SMs.
 
-RM writes record 0 of a channel's error memory when it recovers the channel. But tinygrad attaches a debugger to its
-compute channel, and a debugger that did not say otherwise wants fatal exceptions: RM then defers the recovery to the
-end of the channel, writes nothing, and the launch never ends. Only the debugger's controls tell of it.
+RM writes record 0 of a channel's error memory when it recovers the channel: 50 to 130 ms after the fault on an H200,
+whatever exceptions the debugger wants that tinygrad attaches to its compute channel. The debugger's controls wait for
+the recovery, and tell SM, program counter and address also behind it.
 
-Facts: NVIDIA's open-gpu-kernel-modules (kernel_rc_notification.c, ctrl83dedebug.h, ctrl906f.h). Not yet seen on a GPU.
+Facts: NVIDIA's open-gpu-kernel-modules (kernel_rc_notification.c, ctrl83dedebug.h), and an H200 (docs/notebook.md).
 """
 
 import ctypes
@@ -96,7 +96,7 @@ class Debugger:
 def _errors(first: int, states: Any) -> list[SmError]:
     """The SMs of one answer that report an exception which stops a kernel."""
     return [
-        SmError(first + number, state.hwwGlobalEsr, state.hwwWarpEsr, state.hwwWarpEsrPc64)
+        SmError(first + number, state.hwwGlobalEsr, state.hwwWarpEsr, state.hwwWarpEsrPc64, state.hwwEsrAddr or None)
         for number, state in enumerate(states.smErrorStateArray[: states.numSMsToRead])
         if state.hwwWarpEsr & WARP_ESR_CODE or state.hwwGlobalEsr & GLOBAL_ESR_REPORT_MASK
     ]

@@ -23,7 +23,7 @@ from tinygrad.tensor import Tensor
 
 from tegrad.hw.chips import CHIPS
 from tegrad.hw.gpfifo import Userd
-from tegrad.nv.faults import DeviceClosed, DeviceFault, NoDevice, UnsupportedBuffer, WaitTimeout
+from tegrad.nv.faults import DeviceClosed, DeviceFault, NoDevice, UnsupportedBuffer, WaitTimeout, fault_address
 from tegrad.nv.graph import NVGraph
 from tegrad.nv.iface import GPFIFO_ENTRIES, TegraIface, drivers_present
 from tegrad.nv.kernel import board_asked
@@ -434,19 +434,22 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         if isinstance(error, DeviceFault):
             return
         if report := self._debugger_report():
-            self.error_state = DeviceFault(None, in_flight=names, report=report)
+            self.error_state = report
         elif isinstance(error, WaitTimeout) and names:
             self.error_state = WaitTimeout(f"{error} In flight: {', '.join(names[:3])}.")
         if self.error_state is not error and self.error_state is not None:
             raise self.error_state
 
-    def _debugger_report(self) -> str:
-        """What tinygrad reads from the resource manager's debugger after a hang."""
+    def _debugger_report(self) -> DeviceFault | None:
+        """What a debugger tells of a fault that no notifier told: ours of all SMs, tinygrad's of the first 100."""
+        if hasattr(self.iface, "failed_sms"):
+            fault = self._fault(None)
+            return fault if fault.sm_errors or fault.address is not None else None
         try:
             super().on_device_hang()
         except RuntimeError as report:
-            return str(report)
-        return ""
+            return DeviceFault(None, in_flight=self._in_flight(), report=str(report))
+        return None
 
     def _fault(self, code: int | None) -> DeviceFault:
         errors, found, in_flight = self.iface.failed_sms(), self.iface.fault_report(), self._in_flight()
@@ -455,7 +458,7 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
             kernel = found.kernel
         if kernel is None and len(in_flight) == 1:
             kernel = in_flight[0]
-        address = found.address if found is not None else None
+        address = fault_address(found, errors)
         buffer = None if address is None else self.iface.describe_address(address)
         return DeviceFault(code, kernel=kernel, in_flight=in_flight, buffer=buffer, sm_errors=errors, found=found)
 

@@ -5,7 +5,7 @@ closes the device and opens a new one. What belonged to the old one (tensors, pr
 DeviceClosed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from tegrad.errors import TegradError
@@ -13,6 +13,9 @@ from tegrad.hw.faults import NOTIFIER_TEXT, RM_ERROR_TEXT, WarpEsr
 from tegrad.nv.kernlog import FaultReport
 
 WARP_ESR_CODE = 0xFFFF
+
+FREED_REMEMBERED = 256
+"""Buffers that a fault in freed memory can be told by."""
 
 
 class DeviceClosed(TegradError, RuntimeError):
@@ -33,12 +36,13 @@ class WaitTimeout(TegradError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class SmError:
-    """The exception one SM reports: its ESR words and the program counter of the warp."""
+    """The exception one SM reports: its ESR words, the warp's program counter, and the address it accessed, if told."""
 
     sm: int
     global_esr: int
     warp_esr: int
     pc: int
+    address: int | None = None
 
     @property
     def reason(self) -> str:
@@ -73,7 +77,7 @@ class DeviceFault(TegradError, RuntimeError):
         self.code = code
         self.kernel = kernel
         self.in_flight = tuple(in_flight)
-        self.address = found.address if found else None
+        self.address = fault_address(found, sm_errors)
         self.buffer = buffer
         self.thread = found.thread if found else None
         self.sm_errors = tuple(sm_errors)
@@ -88,9 +92,9 @@ class DeviceFault(TegradError, RuntimeError):
             return NOTIFIER_TEXT.get(self.code) or RM_ERROR_TEXT.get(self.code, f"error {self.code}")
         if self.report:
             return self.report.replace("\n", ", ")
-        if self.address is not None:
-            return "MMU fault"
-        return "SM exception" if self.sm_errors else "the driver gave the channel up"
+        if self.sm_errors:
+            return "SM exception"
+        return "MMU fault" if self.address is not None else "the driver gave the channel up"
 
     def _text(self) -> str:
         reasons = sorted({f"SM {e.sm}: {e.reason}" for e in self.sm_errors if e.warp_esr & WARP_ESR_CODE})
@@ -106,3 +110,35 @@ class DeviceFault(TegradError, RuntimeError):
         if self.thread is not None:
             parts.append(self.thread)
         return "; ".join(parts) + ". Go on with tegrad.nv.reopen(); dmesg shows the driver's report."
+
+
+def fault_address(found: FaultReport | None, errors: Iterable[SmError]) -> int | None:
+    """Where it failed: by the report, else by the first SM that tells."""
+    if found is not None and found.address is not None:
+        return found.address
+    return next((error.address for error in errors if error.address is not None), None)
+
+
+Place = tuple[int, int]
+"""GPU address and size of a buffer, in bytes."""
+
+
+def describe_address(address: int, buffers: Collection[Place], freed: Iterable[Place]) -> str | None:
+    """Which buffer an address lies in, or next to, in words; None without buffers. `freed` begins with the latest."""
+    if all(_distance(buffer, address) for buffer in buffers):
+        for va, size in freed:
+            if not _distance((va, size), address):
+                return f"byte {address - va:#x} of a buffer of {size} bytes at {va:#x} that was freed"
+    if not buffers:
+        return None
+    va, size = min(buffers, key=lambda buffer: _distance(buffer, address))
+    offset, what = address - va, f"the buffer of {size} bytes at {va:#x}"
+    if offset < 0:
+        return f"{-offset:#x} bytes in front of {what}"
+    return f"byte {offset:#x}, {'in' if offset < size else 'behind'} {what}"
+
+
+def _distance(buffer: Place, address: int) -> int:
+    """Bytes from an address to the nearest byte of a buffer; 0 inside."""
+    va, size = buffer
+    return max(va - address, address - (va + size - 1), 0)

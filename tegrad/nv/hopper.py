@@ -6,6 +6,7 @@ allocation parameters and methods as Ampere's. Other GPUs behind NVIDIA's driver
 
 import functools
 import os
+from collections import deque
 from contextlib import ExitStack, suppress
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ from tinygrad.runtime.support.hcq import FileIOInterface, HCQBuffer
 
 from tegrad.hw.chips import CHIPS
 from tegrad.nv.debugger import Debugger, ErrorNotifier
-from tegrad.nv.faults import SmError
+from tegrad.nv.faults import FREED_REMEMBERED, Place, SmError, describe_address
 from tegrad.nv.kernlog import FaultReport
 
 _GH100 = CHIPS["gh100"]
@@ -43,13 +44,15 @@ class NVKIface(_Stock):  # type: ignore[misc]
     _mapped: ClassVar[dict[int, int]] = {}
     """What they mapped for the CPU: address and size."""
     driver_check_s = 0.1
-    """How long a wait takes before it asks the driver, and how often: a call takes the resource manager's locks."""
+    """How long a wait takes before it asks, where no notifier tells, and how often: a call takes RM's locks."""
     _notifiers: tuple[ErrorNotifier, ...] = ()
     _answers = True
     """Whether the resource manager's debugger answers."""
 
     def __init__(self, dev: Any, device_id: int) -> None:
         self._closed = False
+        self._buffers: dict[int, int] = {}
+        self._freed: deque[Place] = deque(maxlen=FREED_REMEMBERED)
         try:
             super().__init__(dev, device_id)
         except BaseException:
@@ -89,9 +92,12 @@ class NVKIface(_Stock):  # type: ignore[misc]
         return next((code for notifier in self._notifiers if (code := notifier.error()) is not None), None)
 
     def timed_out(self) -> bool:
-        """Whether the debugger knows of an exception that stopped a kernel. Where RM refuses, it is not asked again."""
+        """Whether the debugger knows of an exception that stopped a kernel: asked where no notifier tells.
+
+        It tells no sooner than a notifier. Where RM refuses, it is not asked again.
+        """
         try:
-            return self._answers and self._debugger.stopped()
+            return not self._notifiers and self._answers and self._debugger.stopped()
         except (RuntimeError, OSError):
             self._answers = False
             return False
@@ -105,8 +111,10 @@ class NVKIface(_Stock):  # type: ignore[misc]
         return self._debugger.mmu_fault()
 
     def describe_address(self, address: int) -> str | None:
-        """Nothing: this interface keeps no list of buffers."""
-        return None
+        """Which buffer an address lies in, or next to; None below every buffer's range, where null pointers point."""
+        if address < _Stock.low_uvm_vaddr_allocator.base:
+            return None
+        return describe_address(address, list(self._buffers.items()), reversed(self._freed))
 
     # ---- memory
 
@@ -115,6 +123,7 @@ class NVKIface(_Stock):  # type: ignore[misc]
         buffer: HCQBuffer = super().alloc(size, host, *args, cpu_addr=cpu_addr, **kwargs)
         if host and cpu_addr is None:
             self._mapped[int(buffer.va_addr)] = buffer.size
+        self._buffers[int(buffer.va_addr)] = buffer.size
         return buffer
 
     def free(self, mem: HCQBuffer) -> None:
@@ -122,6 +131,8 @@ class NVKIface(_Stock):  # type: ignore[misc]
         super().free(mem)
         if mem.owner == self.dev:
             self._mapped.pop(int(mem.va_addr), None)
+            self._buffers.pop(int(mem.va_addr), None)
+            self._freed.append((int(mem.va_addr), mem.size))
 
     def _gpu_map_to_cpu(self, memory_handle: int, size: int, *args: Any, **kwargs: Any) -> int:
         address: int = super()._gpu_map_to_cpu(memory_handle, size, *args, **kwargs)

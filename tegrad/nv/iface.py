@@ -21,7 +21,7 @@ from tegrad.hw.chips import Chip, by_sm_version
 from tegrad.hw.gpfifo import GP_ENTRY_SIZE, USERD_SIZE
 from tegrad.nv import kernlog, rm
 from tegrad.nv.channel import Channel, Tsg
-from tegrad.nv.faults import SmError
+from tegrad.nv.faults import FREED_REMEMBERED, SmError, describe_address
 from tegrad.nv.kernel import pick_kernel
 from tegrad.nv.memory import PAGE, AddressSpace, Memory, Nvmap, Role
 from tegrad.nv.waits import FENCE_NODE, Clock, FenceWaker, InterruptWaker, Waker
@@ -47,8 +47,6 @@ GPFIFO_ENTRIES = 1024
 CHANNEL_ID = 0xFFF
 """Bits of a work-submit token that name the channel."""
 
-FREED_REMEMBERED = 256
-"""Buffers that a fault in freed memory can be told by."""
 
 T = TypeVar("T")
 
@@ -226,25 +224,8 @@ class TegraIface:
         """Which buffer an address lies in, or next to; None below every buffer's range, where null pointers point."""
         if address < self.chip.va_start:
             return None
-        if self._inside(address) is None and (freed := self._freed_at(address)) is not None:
-            return f"byte {address - freed[0]:#x} of a buffer of {freed[1]} bytes at {freed[0]:#x} that was freed"
-        mapped = [memory for memory in self.memory.values() if memory.va]
-        nearest = min(mapped, key=lambda memory: _distance(memory, address), default=None)
-        if nearest is None:
-            return None
-        what = f"the buffer of {nearest.size} bytes at {nearest.va:#x}"
-        offset = address - nearest.va
-        if offset < 0:
-            return f"{-offset:#x} bytes in front of {what}"
-        return f"byte {offset:#x}, {'in' if offset < nearest.size else 'behind'} {what}"
-
-    def _inside(self, address: int) -> Memory | None:
-        """The buffer that holds an address now."""
-        return next((memory for memory in self.memory.values() if 0 <= address - memory.va < memory.size), None)
-
-    def _freed_at(self, address: int) -> tuple[int, int] | None:
-        """Address and size of the buffer that held an address last, if it was freed not long ago."""
-        return next((buffer for buffer in reversed(self._freed) if 0 <= address - buffer[0] < buffer[1]), None)
+        mapped = [(memory.va, memory.size) for memory in self.memory.values() if memory.va]
+        return describe_address(address, mapped, reversed(self._freed))
 
     # ---- what the driver tells
 
@@ -382,11 +363,6 @@ class TegraIface:
         self.memory[memory.handle] = memory
         view = MMIOInterface(memory.address, memory.size, fmt="B")
         return HCQBuffer(memory.va, memory.size, meta=memory, view=view, owner=owner)
-
-
-def _distance(memory: Memory, address: int) -> int:
-    """Bytes from an address to the nearest byte of a buffer; 0 inside."""
-    return max(memory.va - address, address - (memory.va + memory.size - 1), 0)
 
 
 def drivers_present() -> bool:

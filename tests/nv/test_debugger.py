@@ -1,12 +1,14 @@
-"""Faults behind NVIDIA's resource manager are found while waiting: by a notifier in memory, or by the debugger."""
+"""Faults behind NVIDIA's resource manager are found while waiting: by a notifier in memory, else by the debugger."""
 
 import ctypes
 import threading
+from collections import deque
 from typing import Any
 
 import pytest
 from fake import FakeKernel
 from tinygrad.runtime import ops_nv
+from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.hw.faults import NOTIFIER_FORMAT, NotifierCode
 from tegrad.nv import waits
@@ -27,6 +29,7 @@ class Rm:
         self.memory = (ctypes.c_uint8 * 4096)()
         self.warp_esr = [0] * SMS
         self.global_esr = [0] * SMS
+        self.address = 0
         self.mmu: tuple[int, int, int] | None = None
         self.refuses: set[int] = set()
         self.asked: list[tuple[int, int]] = []
@@ -36,6 +39,7 @@ class Rm:
         monkeypatch.setattr(ops_nv.NVKIface, "rm_control", self._control)
         monkeypatch.setattr(NVKIface, "_gpu_map_to_cpu", self._map)
         self.iface = NVKIface.__new__(NVKIface)
+        self.iface._buffers, self.iface._freed = {}, deque()
         self.iface.gpfifo_class = GPFIFO
         self.iface.dev = type("Device", (), {"iface": self.iface, "subdevice": 2, "debugger": 3, "debug_channel": 4})()
 
@@ -82,6 +86,7 @@ class Rm:
             state = params.smErrorStateArray[number]
             state.hwwWarpEsr, state.hwwGlobalEsr = self.warp_esr[first + number], self.global_esr[first + number]
             state.hwwWarpEsrPc64 = 0x7000
+            state.hwwEsrAddr = self.address if state.hwwWarpEsr else 0
 
 
 @pytest.fixture
@@ -93,6 +98,18 @@ def rm(monkeypatch: pytest.MonkeyPatch) -> Rm:
 def device(rm: Rm, fake_kernel: FakeKernel, fake_device: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A device whose GPU runs nothing any more, with a kernel on its way and its health told by the RM."""
     rm.open_channel()
+    return stuck(rm, fake_kernel, fake_device, monkeypatch)
+
+
+@pytest.fixture
+def without_notifier(rm: Rm, fake_kernel: FakeKernel, fake_device: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The same, where error memory cannot be mapped."""
+    rm.refuses.add("map")  # type: ignore[arg-type]
+    rm.open_channel()
+    return stuck(rm, fake_kernel, fake_device, monkeypatch)
+
+
+def stuck(rm: Rm, fake_kernel: FakeKernel, fake_device: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in HEALTH:
         monkeypatch.setattr(fake_device.iface, name, getattr(rm.iface, name))
     monkeypatch.setattr(fake_device.iface, "driver_check_s", 0.001, raising=False)
@@ -133,29 +150,52 @@ def test_codes_that_only_the_resource_manager_has_are_named(rm: Rm, device: Any)
     assert "channel removed behind another one's error" in str(fault_of(device))
 
 
-def test_an_exception_whose_recovery_is_put_off_is_found_by_the_debugger(rm: Rm, device: Any) -> None:
-    """On any SM: a call reads 100 of them at most."""
-    rm.warp_esr[117] = 0x000F
+def test_the_notifiers_fault_has_what_the_sms_tell(rm: Rm, device: Any) -> None:
+    """On any SM: a call reads 100 of them at most. In numbers of an H200."""
+    rm.warp_esr[124], rm.global_esr[124], rm.address = 0x0501000F, 0x4, 0x2014400004
+    rm.iface._buffers[0x2014400000] = 256
+    rm.write(NotifierCode.GR_EXCEPTION)
     fault = fault_of(device)
-    assert (fault.code, fault.kernel) == (None, "softmax")
-    assert [(error.sm, error.reason) for error in fault.sm_errors] == [(117, "misaligned addr")]
-    assert "GPU fault: SM exception; SM 117: misaligned addr; in kernel softmax" in str(fault)
+    assert (fault.code, fault.kernel, fault.address) == (13, "softmax", 0x2014400004)
+    assert [(error.sm, error.reason) for error in fault.sm_errors] == [(124, "misaligned addr")]
+    assert "address 0x2014400004 (byte 0x4, in the buffer of 256 bytes at 0x2014400000)" in str(fault)
     assert rm.asked[:2] == [(0, 100), (100, 32)]
 
 
-def test_an_mmu_fault_whose_recovery_is_put_off_is_found_by_the_debugger(rm: Rm, device: Any) -> None:
+def test_a_wait_with_a_notifier_asks_the_debugger_only_when_its_time_is_up(
+    rm: Rm, device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rm.warp_esr[117] = 0x000F
+    monkeypatch.setattr(rm.iface._debugger, "stopped", lambda: pytest.fail("asked while waiting"))
+    monkeypatch.setattr(waits, "getenv", lambda name, default: 100)
+    fault = fault_of(device)
+    assert (fault.code, fault.kernel) == (None, "softmax")
+    assert "GPU fault: SM exception; SM 117: misaligned addr; in kernel softmax" in str(fault)
+
+
+def test_an_exception_is_found_by_the_debugger_where_there_is_no_notifier(rm: Rm, without_notifier: Any) -> None:
+    rm.warp_esr[117] = 0x000F
+    fault = fault_of(without_notifier)
+    assert (fault.code, fault.kernel) == (None, "softmax")
+    assert [(error.sm, error.reason) for error in fault.sm_errors] == [(117, "misaligned addr")]
+    assert "GPU fault: SM exception; SM 117: misaligned addr; in kernel softmax" in str(fault)
+
+
+def test_an_mmu_fault_is_found_by_the_debugger_where_there_is_no_notifier(rm: Rm, without_notifier: Any) -> None:
     rm.mmu = (0x1000, 0, 0)
-    assert "GPU fault: MMU fault; virt read (invalid pde); address 0x1000" in str(fault_of(device))
+    assert "GPU fault: MMU fault; virt read (invalid pde); address 0x1000" in str(fault_of(without_notifier))
 
 
-def test_a_state_that_stops_no_kernel_is_no_fault(rm: Rm, device: Any) -> None:
+def test_a_state_that_stops_no_kernel_is_no_fault(rm: Rm) -> None:
     rm.global_esr[5] = 1 << 1
     assert not rm.iface.timed_out()
     rm.global_esr[5] = 1 << 4
     assert rm.iface.timed_out()
 
 
-def test_a_resource_manager_that_refuses_is_asked_once(rm: Rm, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resource_manager_that_refuses_is_asked_once(
+    rm: Rm, without_notifier: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And the wait ends as it did: when its time is up."""
     asked = []
     rm.refuses.add(nv.NV83DE_CTRL_CMD_DEBUG_READ_ALL_SM_ERROR_STATES)
@@ -163,7 +203,7 @@ def test_a_resource_manager_that_refuses_is_asked_once(rm: Rm, device: Any, monk
     monkeypatch.setattr(rm.iface._debugger, "stopped", lambda: asked.append(1) or stock())
     monkeypatch.setattr(waits, "getenv", lambda name, default: 100)
     with pytest.raises(WaitTimeout, match="no progress"):
-        device.synchronize()
+        without_notifier.synchronize()
     assert asked == [1]
 
 
@@ -176,14 +216,32 @@ def test_without_the_number_of_sms_those_of_one_call_are_read(rm: Rm) -> None:
 
 @pytest.mark.parametrize(("after_s", "asked"), [(0.001, True), (3600.0, False)])
 def test_a_wait_asks_the_debugger_only_when_it_has_waited(
-    rm: Rm, device: Any, fake_kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, after_s: float, asked: bool
+    rm: Rm,
+    without_notifier: Any,
+    fake_kernel: FakeKernel,
+    monkeypatch: pytest.MonkeyPatch,
+    after_s: float,
+    asked: bool,
 ) -> None:
-    monkeypatch.setattr(device.iface, "driver_check_s", after_s)
+    monkeypatch.setattr(without_notifier.iface, "driver_check_s", after_s)
     opener = threading.Timer(0.1, lambda: setattr(fake_kernel, "paused", False))
     opener.start()
-    device.synchronize()
+    without_notifier.synchronize()
     opener.join()
     assert bool(rm.asked) == asked
+
+
+def test_an_address_is_told_by_its_buffer(rm: Rm, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = ops_nv.NVKIface.low_uvm_vaddr_allocator.base
+    given = HCQBuffer(start, 4096, owner=rm.iface.dev)
+    monkeypatch.setattr(ops_nv.NVKIface, "alloc", lambda *args, **kwargs: given)
+    monkeypatch.setattr(ops_nv.NVKIface, "free", lambda *args: None)
+    rm.iface.alloc(4096)
+    assert rm.iface.describe_address(start + 8) == f"byte 0x8, in the buffer of 4096 bytes at {start:#x}"
+    assert rm.iface.describe_address(0x100000) is None
+    rm.iface.free(given)
+    told = rm.iface.describe_address(start + 8)
+    assert told == f"byte 0x8 of a buffer of 4096 bytes at {start:#x} that was freed"
 
 
 def test_error_memory_that_cannot_be_mapped_is_done_without(rm: Rm) -> None:
