@@ -1,0 +1,46 @@
+"""Run the campaign (tests/tegra) on the NV device there is, and keep the outcome as JSON.
+
+    python tests/hardware/campaign.py OUT.json [pytest's options]
+
+Needs pytest besides what the NV device needs, and clang for tinygrad's CPU device. Best alone on the machine: each test
+looks at the kernel log, which is everybody's.
+"""
+
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+CHOSEN = ("tests/tegra", "-m", "not long")
+
+
+def outcome(test: ElementTree.Element) -> dict[str, Any]:
+    """One test of pytest's report: name, outcome, seconds, and why it did not pass."""
+    wrong = next((e for kind in ("failure", "error", "skipped") if (e := test.find(kind)) is not None), None)
+    return {
+        "case": f"{test.get('classname', '').removeprefix('tests.tegra.')}::{test.get('name')}",
+        "outcome": "passed" if wrong is None else wrong.tag,
+        "seconds": round(float(test.get("time", 0)), 1),
+        "said": [] if wrong is None else wrong.get("message", "").splitlines()[:3],
+    }
+
+
+def main(path: Path, options: list[str]) -> int:
+    """Run, record, and say pytest's exit code."""
+    from test_h200 import write_record
+
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", *CHOSEN, f"--junitxml={report}", *options]
+        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        tests = [outcome(test) for test in ElementTree.parse(report).iter("testcase")]
+    write_record(path, tests, 'pytest tests/tegra -m "not long"')
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
