@@ -430,7 +430,7 @@ def illegal_instruction(rig: Rig) -> None:
     rig.equal("the code", WarpEsr.ILLEGAL_INSTR_ENCODING, found.warp_esr & 0xFFFF)
 
 
-@rule("7.4", "a trap without a debugger is an illegal instruction encoding, 0x9, as on an H200, and no breakpoint")
+@rule("7.4", "a trap is an illegal instruction encoding, 0x9, and no breakpoint, as on an H200 (inferred)")
 def trap(rig: Rig) -> None:
     found = warp_error(rig, lambda gpu, q: q.launch(gpu.kernel("trap", gpu.scratch.va, 1)))[2]
     expected = (WarpEsr.ILLEGAL_INSTR_ENCODING, 0)

@@ -20,7 +20,7 @@ from tegrad.orin.client import board_status
 
 pytestmark = [pytest.mark.board, pytest.mark.klog_errors(".")]  # what the calls provoke is any error there is
 
-STEPS, EXAMPLES = 200, 100
+STEPS, EXAMPLES = 200, 106
 
 
 class Clients(RuleBasedStateMachine):
@@ -69,7 +69,7 @@ def test_twenty_thousand_random_steps() -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )
-    assert Clients.steps >= 0.8 * STEPS * EXAMPLES
+    assert Clients.steps >= 20_000
 
 
 # ---- the test itself can fail
