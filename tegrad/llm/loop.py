@@ -1,8 +1,8 @@
 """The decode loop: steps run ahead of the host, and tokens come through a ring.
 
 Position, token and the random seed live on the device (`state`), and a recorded step advances them, so that all steps
-are the same commands. The host keeps two of them in flight, one doorbell each, or a few more where they are short; it
-reads tokens from the ring as they come, and stops: nothing of the GPU's waits for it.
+are the same commands. The host keeps some of them in flight, submitted by one doorbell when it wakes; it reads tokens
+from the ring as they come, and stops: nothing of the GPU's waits for it.
 """
 
 from __future__ import annotations
@@ -10,31 +10,121 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from math import ceil
 from typing import Any, Final
 
 from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.state import RING, States
 from tegrad.nv.replay import DEFAULT, Boundary, Launch, Recording, repeated
 
-MOMENT: Final = 1e-3
+MOMENT: Final = 2e-3
 """Seconds that a token may wait for the ones behind it, so that the host wakes once for all of them."""
-TOGETHER: Final = 3
-"""Tokens for which it wakes once, at most; a step more is in flight, so that the GPU has work meanwhile."""
+TOGETHER: Final = 16
+"""Tokens for which it wakes once, at most."""
+LATENESS: Final = 400e-6
+"""Seconds that it may wake late: so much work is in flight behind the token for which it wakes."""
 PATIENCE: Final = 20e-3
 """Seconds after which a wait for a token becomes one for its step, which sleeps in the driver and notices faults."""
 POLLED: Final = 200e-6
-"""Seconds up to which a wait for a token polls: a sleep would take too long."""
+"""Seconds up to which a wait of unknown length polls: a sleep would take too long."""
 SHORTEST: Final = 50e-6
 """The shortest nap worth taking."""
-EARLIER: Final = 0.98
-LATER: Final = 1.1
-"""How a nap changes from token to token."""
+LONGEST: Final = 1e-3
+"""The longest nap where a token is overdue."""
+SHARE: Final = 1 / 8
+"""Such a nap is this share of what it is overdue, so that it is seen at most that much late."""
+EARLIER: Final = 1 / 100
+"""Share of a step by which a token is expected earlier each time that it was there when the host woke."""
+UNSURE: Final = 8
+"""Tokens whose average may be far off."""
+DOUBT: Final = 1 / 16
+"""The same for what is the average of one token; of more it is less."""
+STARVED: Final = 0.75
+"""What a step is taken for, of what was thought, where the GPU had nothing to do while the host slept."""
+MEMORY: Final = 64
+"""Tokens over which what a step takes is averaged, or up to twice as many."""
 
 
 class LoopError(ModelError):
     """A stream of tokens cannot go on."""
 
     exit_code = 1
+
+
+class Pace:
+    """When tokens come: what a step takes, and when the last token came, as far as a host sees that wakes now and then.
+
+    Times are the clock's, `step` is in seconds and 0 while nobody knows.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0.0
+        self._tokens = 0
+        """So many tokens' average is the step."""
+        self._last = 0, 0.0
+        """The last token that came, counted from 1, and about when."""
+        self._since: list[tuple[int, float]] = []
+        """The same of the token from which the average counts, and of one that takes its place after MEMORY more."""
+
+    @property
+    def together(self) -> int:
+        """Tokens to sleep for at once."""
+        return max(1, min(TOGETHER, int(MOMENT / self.step))) if self.step else 1
+
+    @property
+    def behind(self) -> int:
+        """Steps that have to be in flight behind them: more while a step is not known well."""
+        return min(TOGETHER, ceil(LATENESS / self.step) + (self._tokens < UNSURE)) if self.step else 2
+
+    def begin(self, now: float) -> None:
+        """The first step of a stream goes out."""
+        self._last = 0, now
+        self._since.clear()
+
+    def nap(self, count: int, now: float, begun: float) -> float:
+        """Seconds to sleep until token `count`, for which the host waits since `begun`; 0 where polling is better."""
+        if not self.step:
+            return min(LONGEST, SHARE * (now - begun)) if now - begun > POLLED else 0.0
+        early = self._expected(count) - now
+        if early > 0:
+            return early if early >= SHORTEST else 0.0
+        return min(LONGEST, max(2 * SHORTEST, 4 * EARLIER * self.step, SHARE * -early))
+
+    def saw(self, count: int, now: float, absent: tuple[int, float], *, woken: bool, starved: bool) -> None:
+        """Of a stream's tokens, `count` were there `now` and the next was not; `absent` is one that was not at a time.
+
+        `woken` if the host found the last one when it woke, perhaps long after it came, and did not wait for it then;
+        `starved` if it slept too long and the GPU had nothing left to do.
+        """
+        number, before = absent
+        earliest = max(now - self.step, before + (count - number) * self.step)
+        came = min(now, max(earliest, self._expected(count))) if woken else now
+        self._learn(count, came, starved)
+        if woken:
+            came -= self.step * (EARLIER + DOUBT / max(1, self._tokens))
+        self._last = count, came
+
+    def _expected(self, count: int) -> float:
+        last, came = self._last
+        return came + (count - last) * self.step
+
+    def _learn(self, count: int, came: float, starved: bool) -> None:
+        if self._since:
+            begin, at = self._since[0]
+            took = (came - at) / (count - begin)
+            if starved:
+                self.step, self._tokens = min(self.step or took, took) * STARVED, 0
+                self._since.clear()
+            elif count - begin >= self._tokens:
+                self.step, self._tokens = took, min(count - begin, MEMORY // 2)
+        self._since.append((count, came))
+        if len(self._since) > 2:
+            del self._since[0 if self._since[1][0] - self._since[0][0] >= MEMORY else 2]
+
+    def passed(self, count: int, now: float) -> None:
+        """So many tokens were there before the host looked: when they came tells nothing of a step."""
+        self._last = count, now
+        self._since.clear()
 
 
 class Loop:
@@ -49,17 +139,17 @@ class Loop:
     ) -> None:
         self.states, self.step = states, tuple(step)
         form = boundary if joined == 1 else repeated(boundary, len(step))
-        self.recording = Recording(device, self.step * joined, form, depth=-(-TOGETHER // joined) + 2)
+        self.recording = Recording(device, self.step * joined, form, depth=-(-2 * TOGETHER // joined) + 2)
         self._joined = joined
-        self._in_flight: deque[int] = deque()
         self._streams = 0
+        self._pace = Pace()
         self._rest()
 
     def _rest(self) -> None:
-        """What a stream knows in front of its first step."""
-        self._nap, self._together = 0.0, 1
-        self._awaited, self._came = 0, 0.0
+        """What a stream knows in front of its first step; what a step takes stays known."""
         self._submitted = 0
+        self._runs: deque[int] = deque()
+        self._oldest = 0
 
     def stream(
         self, tokens: Sequence[int], position: int, limit: int, count: int | None = None, seed: int = 0
@@ -85,7 +175,6 @@ class Loop:
     def settle(self) -> None:
         """Wait for the end of the last step, which comes behind its token. DeviceFault, DeviceClosed."""
         self.recording.wait()
-        self._in_flight.clear()
 
     def close(self) -> None:
         """Wait for what runs and give the recording back."""
@@ -97,64 +186,62 @@ class Loop:
         self.states.begin(0, tokens, position, limit, seed)
         self._rest()
         self._streams += 1
-        stream = self._streams
-        for number in range(1, total + 1):
-            self._submit(min(total, number + self._ahead))
-            token = self.states.token(0, number)
-            if token is None:
-                token = self._await(number, min(total, number - 1 + self._together))
-            elif number > self._awaited:
-                self._nap *= EARLIER**8  # it came behind what the last nap was for, so that was too long
-            if number % self._joined == 0:
-                self._in_flight.popleft()
-            self._submit(min(total, number + self._ahead + 1))
-            yield token
-            if stream != self._streams:
-                raise LoopError("another stream of this sequence has begun: this one is over")
+        stream, number, first = self._streams, 0, len(tokens)
+        self._pace.begin(time.perf_counter())
+        while number < total:
+            for token in self._come(number + 1, total, first):
+                number += 1
+                yield token
+                if stream != self._streams:
+                    raise LoopError("another stream of this sequence has begun: this one is over")
+
+    def _come(self, number: int, total: int, first: int) -> list[int]:
+        """Tokens from `number` on, one at least: all that have come when the host wakes.
+
+        The host does not sleep beyond token `first`, the first that is new.
+        """
+        pace, states, clock = self._pace, self.states, time.perf_counter
+        goal = min(total, number - 1 + pace.together)
+        self._submit(min(total, goal + self._behind))
+        if number <= first:
+            goal = min(goal, first)
+        now = begun = clock()
+        looks = 0
+        while not (tokens := states.tokens(0, number, total)):
+            looks += 1
+            now = clock()
+            if now - begun > PATIENCE:
+                self._finish(number)
+            elif (nap := pace.nap(goal, now, begun)) > 0:
+                time.sleep(min(nap, PATIENCE))
+        absent, now, count = (number, now if looks else 0.0), clock(), number - 1 + len(tokens)
+        starved = self._submitted < total and count >= self._submitted
+        if starved and not looks:
+            pace.passed(count, now)
+        else:
+            pace.saw(count, now, absent, woken=looks < 2, starved=starved)
+        self._submit(min(total, count + pace.together + self._behind))
+        return tokens
 
     @property
-    def _ahead(self) -> int:
-        """Steps behind the one whose token is awaited, so that at least one run is behind its run."""
-        return self._together + self._joined - 1
+    def _behind(self) -> int:
+        """Steps behind those that the host sleeps for, at least a run."""
+        return max(self._pace.behind, self._joined)
 
     def _submit(self, number: int) -> None:
         """See to it that the step of token `number` is on its way."""
-        while self._submitted < number:
-            self._in_flight.append(self.recording.run())
-            self._submitted += self._joined
+        if (missing := number - self._submitted) > 0:
+            runs = -(-missing // self._joined)
+            last = self.recording.run(runs)
+            self._runs.extend(range(last - runs + 1, last + 1))
+            self._submitted += runs * self._joined
 
-    def _await(self, number: int, goal: int) -> int:
-        """Token `number` of slot 0, once token `goal` has come.
-
-        The host naps for about as long as that takes, a little less where it came while the host slept, a little
-        more where the host woke first, so that being late never makes it later.
-        """
-        states, clock = self.states, time.perf_counter
-        begun, naps = clock(), 0
-        while states.token(0, goal) is None:
-            if clock() - begun > PATIENCE:
-                self.recording.wait(self._in_flight[(goal - 1) // self._joined - (number - 1) // self._joined])
-                if states.token(0, goal) is None:
-                    raise LoopError("a step ended without handing over a token: its last launch must do that")
-            elif self._nap >= SHORTEST:
-                time.sleep(self._nap / 16 if naps else self._nap)
-                naps += 1
-        now = clock()
-        if naps:
-            starved = states.token(0, self._submitted) is not None
-            self._nap *= LATER if naps > 1 else 0.5 if starved else EARLIER
-        else:
-            polled = now - begun
-            self._nap = polled / 2 if polled > POLLED else self._nap * EARLIER**8
-        self._pace(goal, now)
-        token = states.token(0, number)
-        assert token is not None
-        return token
-
-    def _pace(self, goal: int, now: float) -> None:
-        """Decide for how many tokens the next nap is, by what one of those since the last took."""
-        before = self._together
-        if self._awaited:
-            self._together = max(1, min(TOGETHER, int(MOMENT * (goal - self._awaited) / (now - self._came))))
-        self._nap *= self._together / before
-        self._awaited, self._came = goal, now
+    def _finish(self, number: int) -> None:
+        """Wait for the step of token `number`, which sleeps in the driver and notices faults."""
+        run = (number - 1) // self._joined
+        while self._oldest < run:
+            self._runs.popleft()
+            self._oldest += 1
+        self.recording.wait(self._runs[0])
+        if not self.states.tokens(0, number, number):
+            raise LoopError("a step ended without handing over a token: its last launch must do that")

@@ -89,6 +89,17 @@ class States:
         entry = self._entries[slot * RING + (count - 1) % RING]
         return entry & _MASK if entry >> 32 == count & _MASK else None
 
+    def tokens(self, slot: int, first: int, last: int) -> list[int]:
+        """Of a slot's tokens number `first` to `last`, at most as many as the ring holds, those that have come."""
+        self._check_open()
+        entries, at, found = self._entries, slot * RING, []
+        for count in range(first, min(last, first + RING - 1) + 1):
+            entry = entries[at + (count - 1) % RING]
+            if entry >> 32 != count & _MASK:
+                break
+            found.append(entry & _MASK)
+        return found
+
     def read(self, slot: int) -> State:
         """A slot's state as it is in memory now."""
         self._check_open()

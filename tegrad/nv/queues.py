@@ -115,8 +115,8 @@ class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
         """Submit pushbuffer segments (GPU address, dwords), the last of which ends with `release`, by one doorbell."""
         self.enter([gp_entry(va, dwords, level=SUBROUTINE) for va, dwords in segments])
 
-    def enter(self, entries: Sequence[int]) -> None:
-        """`push` for segments as GPFIFO entries."""
+    def enter(self, entries: Sequence[int], submissions: int = 1) -> None:
+        """`push` for segments as GPFIFO entries, which are so many submissions: each of them ends with a `release`."""
         while self.put_value + len(entries) - self._free_from >= self.entries_count:
             number, end = self._in_flight[0]
             self.wait(number)
@@ -125,7 +125,7 @@ class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
         for entry in entries:
             self.ring[self.put_value % self.entries_count] = entry
             self.put_value += 1
-        self.submissions += 1
+        self.submissions += submissions
         self._in_flight.append((self.submissions, self.put_value))
         full_barrier()
         self.gpput[0] = self.put_value % self.entries_count

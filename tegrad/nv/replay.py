@@ -260,33 +260,39 @@ class Recording:
         """The number of the last submission on the channel that the GPU has finished: runs up to it are over."""
         return self._fifo.done
 
-    def run(self) -> int:
-        """Submit everything with one doorbell; the number to wait for. Waits only if `depth` runs are in flight.
+    def run(self, times: int = 1) -> int:
+        """Submit everything, up to `depth` times, with one doorbell; the number to wait for, of the last run.
 
-        DeviceFault as soon as one is known, DeviceClosed, RecordingClosed.
+        The runs before have the numbers below it. Waits only if `depth` runs are in flight. DeviceFault as soon as one
+        is known, DeviceClosed, RecordingClosed, LaunchError.
         """
         device, fifo = self._device, self._fifo
         device.check_usable()
         with device.lock:
             if self._memory is None:
                 raise RecordingClosed("this recording was closed; record the launches again.")
-            slot = self._slots[self._next]
-            if slot.number > fifo.done:
-                fifo.wait(slot.number)
-            value = device.timeline_value
-            entries: tuple[int, ...] = (slot.entry,)
-            if value - 1 != device.replayed_value:  # something else went out since: it may be on another channel
-                entries = (_behind(device, value - 1), slot.entry)
-            number = fifo.submissions + 1
-            quads, at = self._quads, slot.at
-            quads[at] = device.timeline_signal.base_buf.va_addr
-            quads[at + 1] = value
-            quads[at + 4] = number
-            fifo.enter(entries)
-            slot.number = self._last = number
-            self._next = (self._next + 1) % len(self._slots)
-            device.timeline_value = value + 1
-            device.replayed(fifo, number, self._names, value)
+            slots, following = self._slots, self._next
+            if not 0 < times <= len(slots):
+                raise LaunchError(f"{times} runs cannot be submitted at once: this recording takes 1 to {len(slots)}.")
+            latest = slots[(following + times - 1) % len(slots)].number  # those of the others are lower
+            if latest > fifo.done:
+                fifo.wait(latest)
+            first, value = fifo.submissions + 1, device.timeline_value
+            # If something else went out since the last run, it may be on another channel.
+            entries = [] if value - 1 == device.replayed_value else [_behind(device, value - 1)]
+            quads, timeline = self._quads, device.timeline_signal.base_buf.va_addr
+            for number in range(first, first + times):
+                slot = slots[following]
+                following = (following + 1) % len(slots)
+                at = slot.at
+                quads[at] = timeline
+                quads[at + 1] = value + number - first
+                quads[at + 4] = slot.number = number
+                entries.append(slot.entry)
+            fifo.enter(entries, times)
+            self._last, self._next, device.timeline_value = number, following, value + times
+            for at in range(times):
+                device.replayed(fifo, first + at, self._names, value + at)
         return number
 
     def wait(self, number: int | None = None) -> None:

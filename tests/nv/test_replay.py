@@ -8,6 +8,7 @@ from fake import FakeKernel
 from kernels import program
 from test_queues import empty_submission
 
+from tegrad.nv.program import LaunchError
 from tegrad.nv.replay import Boundary, Launch, Place, Recording
 
 pytestmark = pytest.mark.board
@@ -34,6 +35,23 @@ def test_a_run_rings_once_and_calls_no_driver(fake_kernel: FakeKernel, fake_devi
     assert (len(fake_kernel.calls), doorbell.rings) == (calls, rings + 10)
     assert fake_kernel.launches == launches + 10  # of each chain, the first is sent
     assert (fake_kernel.held(), fake_device._commands._head) == (held, head)
+
+
+def test_several_runs_take_one_doorbell(fake_kernel: FakeKernel, fake_device: Any, recording: Any) -> None:
+    recording.wait(recording.run())
+    fifo, doorbell = fake_device.compute_gpfifo, fake_device.gpu_mmio.doorbell
+    rings, launches, put = doorbell.rings, fake_kernel.launches, fifo.put_value
+    value = fake_device.timeline_value
+    last = recording.run(2)
+    recording.wait(last)
+    assert last == fifo.submissions
+    assert (doorbell.rings, fifo.put_value) == (rings + 1, put + 2)
+    assert fake_kernel.launches == launches + 2
+    assert (fake_device.timeline_value, fake_device.timeline_signal.value) == (value + 2, value + 1)
+    assert fake_device.releasing(value) == (fifo, last - 1)
+    for times in (0, 3):
+        with pytest.raises(LaunchError, match="takes 1 to 2"):
+            recording.run(times)
 
 
 def test_a_run_is_one_gpfifo_entry_until_something_else_went_out(fake_device: Any, recording: Any) -> None:
