@@ -60,7 +60,13 @@ class _Loader:
         depth = getattr(_loading, "depth", 0)
         _loading.depth = depth + 1
         try:
-            self._loader.exec_module(module)
+            if module.__name__ == TARGET and enabled():
+                from tegrad.nv.deferred import deferred
+
+                with deferred():
+                    self._loader.exec_module(module)
+            else:
+                self._loader.exec_module(module)
         finally:
             _loading.depth = depth
         if module.__spec__ is not None:

@@ -139,8 +139,6 @@ def speaker(file: Gguf, context: int | None = None, device: str | None = None) -
     """
     from tegrad.llm import engine
     from tegrad.llm.errors import UnsupportedModelError
-    from tegrad.llm.model import Model
-    from tegrad.llm.session import Session
     from tegrad.nv.toolchain import CompilerMissing
 
     if engine.suits_named(device):
@@ -148,6 +146,9 @@ def speaker(file: Gguf, context: int | None = None, device: str | None = None) -
             return engine.Engine(file, context, device=device, progress=_progress(file.path)), "kernels"
         except (UnsupportedModelError, CompilerMissing) as error:
             typer.echo(f"tegrad: {error}; tinygrad's own kernels run it instead", err=True)
+    from tegrad.llm.model import Model
+    from tegrad.llm.session import Session
+
     return Session(Model(file, device, progress=_progress(file.path)), context), "operations"
 
 
@@ -218,9 +219,11 @@ def _arguments(words: list[str]) -> tuple[Path, str]:
 
 def _asked(file: Gguf, prompt: str, *, chat: bool, insist: bool) -> tuple[str, bool]:
     """The text to encode, in the model's chat template if wanted and there, and whether it lacks its first token."""
-    from tegrad.llm.template import Template
+    template = None
+    if chat:
+        from tegrad.llm.template import Template
 
-    template = Template.of(file) if chat else None
+        template = Template.of(file)
     if template is None:
         if insist:
             raise UsageError(f"{file.path} has no chat template: leave out --chat")

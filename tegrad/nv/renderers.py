@@ -17,7 +17,6 @@ from tinygrad.helpers import Target
 from tinygrad.renderer import Renderer
 from tinygrad.renderer.cstyle import CUDARenderer
 from tinygrad.renderer.ptx import PTXRenderer
-from tinygrad.runtime.support.compiler_cuda import cuda_disassemble
 from tinygrad.uop.ops import Ops, UOp
 
 from tegrad.hw.chips import CHIPS
@@ -63,6 +62,8 @@ class CubinCompiler(Compiler):  # type: ignore[misc]
 
     def disassemble(self, lib: bytes) -> None:
         """Print the machine code (needs nvdisasm on the PATH)."""
+        from tinygrad.runtime.support.compiler_cuda import cuda_disassemble
+
         cuda_disassemble(lib, self.arch)
 
 

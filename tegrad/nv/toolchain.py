@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,9 +29,9 @@ class CompileFailed(TegradError):
     """A compiler refused its input; the message holds its log."""
 
 
-def _wheel_roots() -> Iterator[Path]:
+def _wheel_roots(entries: Iterable[str]) -> Iterator[Path]:
     """`nvidia/<component>` (cu12 wheels) and `nvidia/cu13` of every directory that Python imports from."""
-    for entry in dict.fromkeys(sys.path):
+    for entry in dict.fromkeys(entries):
         base = Path(entry or ".") / "nvidia"
         if base.is_dir():
             yield from sorted(p for p in base.iterdir() if p.is_dir() and not p.name.startswith("__"))
@@ -46,11 +46,10 @@ def _toolkit_roots() -> Iterator[Path]:
     yield Path("/usr")
 
 
-def _chosen_roots() -> Iterator[Path]:
-    for name in ("CUDA_HOME", "CUDA_PATH"):
-        if value := os.environ.get(name):
-            yield Path(value)
-            yield from sorted(Path(value).glob("targets/*"))
+def _chosen_roots(chosen: Iterable[str]) -> Iterator[Path]:
+    for value in chosen:
+        yield Path(value)
+        yield from sorted(Path(value).glob("targets/*"))
 
 
 def _version_key(text: str) -> tuple[int, ...]:
@@ -59,7 +58,15 @@ def _version_key(text: str) -> tuple[int, ...]:
 
 def roots() -> list[Path]:
     """Directories that may hold `lib`, `include` and `bin` of NVIDIA's compilers, in the order of preference."""
-    return [r for r in dict.fromkeys([*_chosen_roots(), *_wheel_roots(), *_toolkit_roots()]) if r.is_dir()]
+    chosen = tuple(value for name in ("CUDA_HOME", "CUDA_PATH") if (value := os.environ.get(name)))
+    return list(_roots(chosen, tuple(sys.path)))
+
+
+@functools.cache
+def _roots(chosen: tuple[str, ...], entries: tuple[str, ...]) -> tuple[Path, ...]:
+    """Looked for once: each kernel asks, and a folder is not installed while a process runs."""
+    found = dict.fromkeys([*_chosen_roots(chosen), *_wheel_roots(entries), *_toolkit_roots()])
+    return tuple(root for root in found if root.is_dir())
 
 
 def _libraries(stem: str) -> Iterator[Path]:
@@ -112,9 +119,14 @@ def ptxas(ptx: str, arch: str) -> bytes:
 
 def include_dirs() -> tuple[Path, ...]:
     """Directories of NVIDIA's device headers: the first with `cuda_fp16.h`, and where apart, those of crt and CCCL."""
+    return _include_dirs(tuple(roots()))
+
+
+@functools.cache
+def _include_dirs(roots: tuple[Path, ...]) -> tuple[Path, ...]:
     found: dict[Path, None] = {}
     for marker in ("cuda_fp16.h", "crt/mma.h", "cccl/cuda/std/utility"):
-        for root in roots():
+        for root in roots:
             if (root / "include" / marker).is_file():
                 found[root / "include"] = None
                 if marker.startswith("cccl/"):

@@ -165,14 +165,14 @@ print(Device["NV"] is Device["NV"])
 
 
 def test_another_tinygrad_is_left_alone_with_a_warning() -> None:
-    code = "import importlib.metadata as m; m.version = lambda name: '0.15.0'; import tegrad; " + WHO
+    code = "import tegrad.nv; tegrad.nv.tinygrad_version = lambda: '0.15.0'; " + WHO
     done = fresh(code)
     assert done.stdout.strip() == UPSTREAM
     assert "tegrad is not active: tinygrad 0.15.0 does not fit, tegrad needs 0.14.0" in done.stderr
 
 
 def test_another_tinygrad_is_an_error_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.13.0")
+    monkeypatch.setattr(tegrad.nv, "tinygrad_version", lambda: "0.13.0")
     with pytest.raises(tegrad.nv.InstallError, match=r"pip install tinygrad==0\.14\.0"):
         tegrad.nv.install()
 
@@ -195,3 +195,11 @@ import tegrad.nv
 tegrad.nv.install()
 """
     assert "InstallError: tinygrad's NV device is already open" in fresh(code, TEGRAD="0").stderr
+
+
+def test_a_release_is_found_by_its_folder_or_by_its_metadata(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert tegrad.nv.tinygrad_version() == tegrad.nv.TINYGRAD
+    monkeypatch.setattr(tegrad.nv, "TINYGRAD", "0.99.0")
+    assert tegrad.nv.tinygrad_version() == importlib.metadata.version("tinygrad")
+    monkeypatch.setattr(importlib.metadata, "version", importlib.metadata.distribution("pytest").read_text)
+    assert tegrad.nv.tinygrad_version() is None
