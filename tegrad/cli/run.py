@@ -9,8 +9,8 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -20,6 +20,7 @@ from tegrad import models
 from tegrad.errors import TegradError
 
 if TYPE_CHECKING:
+    from tegrad.llm.arch import Config
     from tegrad.llm.engine import Engine
     from tegrad.llm.generate import Reply
     from tegrad.llm.gguf import Gguf
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 GPU_FILES: Final = ("/dev/nvgpu/igpu0/ctrl", "/dev/nvidiactl")
 """What a Jetson's and a desktop's NVIDIA driver offer."""
 EMULATED: Final = "agx-orin-64gb"
+SWITCH: Final = 2e-4
+"""Seconds after which a thread that computes lets another have the interpreter: opening a device is hundreds of short
+calls, each of which waits for it behind the reading of a file."""
 SLOW_LOAD: Final = 1.0
 """Seconds after which a load shows its progress."""
 
@@ -71,24 +75,27 @@ def run(
     tegrad run model.gguf - < prompt.txt       a prompt from a file
     tegrad run "And he said" --json            text and figures for a program
     """
-    from tegrad.llm.arch import Config
-    from tegrad.llm.gguf import Gguf
-    from tegrad.llm.sampler import Sampler
-
     path, prompt = _arguments(words)
     seed = secrets.randbits(32) if seed is None else seed
-    sampler = Sampler(
-        temperature, top_k=top_k, top_p=top_p, min_p=min_p, repeat=repeat_penalty, presence=presence_penalty,
-        frequency=frequency_penalty, last_n=repeat_last_n, seed=seed,
-    )  # fmt: skip
-    with nothing_collected(), Gguf.open(path) as file, ThreadPoolExecutor(1, "tegrad-tokens") as beside:
-        config = Config.read(file)
+    with nothing_collected(), ExitStack() as held, ThreadPoolExecutor(1, "tegrad-prompt") as beside:
+        opening = beside.submit(_opened_file, path)  # while tinygrad is imported
+        held.callback(_close_file, opening)
+        from tegrad.llm.sampler import Sampler
+
+        sampler = Sampler(
+            temperature, top_k=top_k, top_p=top_p, min_p=min_p, repeat=repeat_penalty, presence=presence_penalty,
+            frequency=frequency_penalty, last_n=repeat_last_n, seed=seed,
+        )  # fmt: skip
+        notes: list[str] = []
+        choose_device(tell=notes.append)
+        file, config = opening.result()
         positions = config.positions(context)
         asked = _asked(file, prompt, chat=path != models.SMALL if chat is None else chat, insist=bool(chat))
         reading = beside.submit(_tokens, file, *asked)  # while the device opens, most of which is waiting
         if len(asked[0].encode()) + 2 > positions:  # what a first token and a space in front may add
             config.positions(context, len(reading.result()[1]))
-        choose_device()
+        for note in notes:
+            _tell(note)
         device = _opened()
         tokenizer, tokens = reading.result()
         begun = time.perf_counter()
@@ -118,11 +125,36 @@ def nothing_collected() -> Iterator[None]:
     """Until the first token hardly anything becomes garbage, and what does is not much: searching for it over and over
     takes a third of the imports' time (docs/notebook.md). What is there at the end is never searched again."""
     gc.disable()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH)
     try:
         yield
     finally:
+        sys.setswitchinterval(interval)
         gc.freeze()
         gc.enable()
+
+
+def _opened_file(path: Path) -> tuple[Gguf, Config]:
+    """A model's file and what it says of the model."""
+    from tegrad.llm.arch import Config
+    from tegrad.llm.gguf import Gguf
+
+    file = Gguf.open(path)
+    try:
+        return file, Config.read(file)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _close_file(opening: Future[tuple[Gguf, Config]]) -> None:
+    if opening.exception() is None:
+        opening.result()[0].close()
+
+
+def _tell(note: str) -> None:
+    typer.echo(note, err=True)
 
 
 def _opened() -> str:
@@ -162,7 +194,7 @@ def _stream(reply: Reply, *, show: bool) -> str:
     return "".join(text)
 
 
-def _keep_kernels() -> None:
+def _keep_kernels(tell: Callable[[str], None]) -> None:
     """Turn tinygrad's cache off where its folder cannot be written: it would raise at the first kernel."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tinygrad"
     try:
@@ -172,7 +204,7 @@ def _keep_kernels() -> None:
         writable = False
     if not writable and "CACHEDB" not in os.environ:
         os.environ["CACHELEVEL"] = "0"
-        typer.echo(f"tegrad: {folder} cannot be written, so kernels are compiled anew each time", err=True)
+        tell(f"tegrad: {folder} cannot be written, so kernels are compiled anew each time")
 
 
 def _compile_here() -> None:
@@ -182,19 +214,17 @@ def _compile_here() -> None:
         os.environ.setdefault("PARALLEL", "0")
 
 
-def choose_device(device: str | None = None) -> None:
+def choose_device(device: str | None = None, tell: Callable[[str], None] = _tell) -> None:
     """Settle where this process runs, before tinygrad is imported: NV unless `device` or DEV says otherwise, an
-    emulated Orin if there is no GPU, said on stderr."""
-    _keep_kernels()
+    emulated Orin if there is no GPU. What a user should know goes to `tell`, stderr unless said."""
+    _keep_kernels(tell)
     _compile_here()
     target = device or os.environ.setdefault("DEV", "NV")
     if target.split(":")[0].rpartition("+")[2].upper() != "NV":
         return
     if not os.environ.get("TEGRAD_BOARD") and not any(os.path.exists(name) for name in GPU_FILES):
         os.environ["TEGRAD_BOARD"] = EMULATED
-        typer.echo(
-            f"tegrad: no GPU found, running on an emulated {EMULATED} (TEGRAD_BOARD, or DEV, chooses another)", err=True
-        )
+        tell(f"tegrad: no GPU found, running on an emulated {EMULATED} (TEGRAD_BOARD, or DEV, chooses another)")
     import tegrad.nv
 
     tegrad.nv.install()

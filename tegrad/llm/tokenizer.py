@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property, partial
-from typing import Final, Self, TypeVar
+from typing import Final, Self, TypeVar, cast
 
 from tokenizers import AddedToken, Regex
 from tokenizers import Tokenizer as Engine
@@ -75,6 +75,8 @@ SPLITS: Final[Mapping[str, Cut]] = {
 }
 """By `tokenizer.ggml.pre`."""
 
+BRIEF: Final = 500
+"""Characters of a first text for which the engine gets only what can occur in it: the whole takes 0.2 s to build."""
 _SPACE: Final = "\u2581"
 """How SentencePiece writes a space."""
 
@@ -106,17 +108,26 @@ class Tokenizer:
             raise UnsupportedModelError(
                 f"{file.path} has a {kind!r} tokenizer; we run gpt2 and llama: choose another model"
             )
-        self._build = partial(self._byte_level_engine if kind == "gpt2" else self._sentencepiece_engine, values)
-        self._special = self._adding({Kind.USER_DEFINED, Kind.CONTROL})
+        if kind == "gpt2":
+            self._check_cut(values, cut)
+            self._build: Callable[[str | None], Engine] = partial(self._byte_level_engine, values)
+        else:
+            self._build = partial(self._sentencepiece_engine, values)
+        self._used = kind != "gpt2"
+
+    @cached_property
+    def _special(self) -> Engine:
+        """Takes control tokens out of a text, too."""
+        return self._adding({Kind.USER_DEFINED, Kind.CONTROL})
 
     @cached_property
     def _raw(self) -> Engine:
-        """Takes control tokens for plain text; made when first asked for, which seldom happens."""
+        """Takes control tokens for plain text."""
         return self._adding({Kind.USER_DEFINED})
 
-    def _adding(self, kinds: set[Kind]) -> Engine:
-        """An engine that takes tokens of these kinds out of the text before anything else."""
-        engine = self._build()
+    def _adding(self, kinds: set[Kind], text: str | None = None) -> Engine:
+        """An engine that takes tokens of these kinds out of the text before anything else; for one text, if given."""
+        engine = self._build(text)
         named = sorted(token for kind in kinds for token in self._apart.get(kind, ()))
         engine.add_tokens([AddedToken(self.tokens[token], normalized=False) for token in named if self.tokens[token]])
         return engine
@@ -141,7 +152,12 @@ class Tokenizer:
 
     def encode(self, text: str, *, bos: bool | None = None, special: bool = True) -> list[int]:
         """Tokens of a text. `bos`: begin with it (None: as the model wants); `special`: control tokens may occur."""
-        tokens: list[int] = (self._special if special else self._raw).encode(text, add_special_tokens=False).ids
+        if not self._used and len(text) <= BRIEF:
+            engine = self._adding({Kind.USER_DEFINED, *([Kind.CONTROL] if special else [])}, text)
+        else:
+            engine = self._special if special else self._raw
+        self._used = True
+        tokens: list[int] = engine.encode(text, add_special_tokens=False).ids
         if (self._add_bos if bos is None else bos) and self.bos is not None:
             return [self.bos, *tokens]
         return tokens
@@ -186,21 +202,41 @@ class Tokenizer:
             if self.tokens[token] in named:
                 yield token
 
-    def _byte_level_engine(self, values: _Values) -> Engine:
-        name = values.get("tokenizer.ggml.pre", str, "default")
-        split = SPLITS.get(name)
-        if split is None:
+    def _check_cut(self, values: _Values, cut: Cut | None) -> None:
+        if cut is None:
+            name = values.get("tokenizer.ggml.pre", str, "default")
             raise UnsupportedModelError(
                 f"{values.file.path} splits text by {name!r}; we know {', '.join(SPLITS)}: choose another model"
             )
-        pairs = (merge.partition(" ") for merge in values.strings("tokenizer.ggml.merges"))
-        merges = [(left, right) for left, _, right in pairs]
-        engine = _engine(values, self.tokens, merges, ignore_merges=split.whole_words)
+
+    def _byte_level_engine(self, values: _Values, text: str | None) -> Engine:
+        """For a text, of tokens and merges those that make a part of it, which are all that it can meet."""
+        split = SPLITS[values.get("tokenizer.ggml.pre", str, "default")]
+        merges = values.strings("tokenizer.ggml.merges")
+        vocabulary: Iterable[tuple[int, str]] = enumerate(self.tokens)
+        if text is not None:
+            parts = self._parts(text)
+            merges = [merge for merge in merges if merge.replace(" ", "", 1) in parts]
+            apart = {token for tokens in self._apart.values() for token in tokens}
+            vocabulary = [(at, token) for at, token in vocabulary if token in parts or at in apart]
+        pairs = ((left, right) for left, _, right in (merge.partition(" ") for merge in merges))
+        engine = _engine(values, vocabulary, pairs, ignore_merges=split.whole_words)
         cuts = [Split(Regex(pattern), "isolated") for pattern in split.patterns]
         engine.pre_tokenizer = PreTokenizers([*cuts, ByteLevel(add_prefix_space=False, use_regex=False)])
         return engine
 
-    def _sentencepiece_engine(self, values: _Values) -> Engine:
+    def _parts(self, text: str) -> set[str]:
+        """Every part of a text in the letters that stand for its bytes."""
+        letter = {byte: letter for letter, byte in self._letters.items()}
+        letters = "".join(letter[byte] for byte in text.encode("utf-8", "surrogatepass"))
+        longest = max(map(len, self.tokens), default=0)
+        return {
+            letters[begin:end]
+            for begin in range(len(letters))
+            for end in range(begin + 1, min(begin + longest, len(letters)) + 1)
+        }
+
+    def _sentencepiece_engine(self, values: _Values, text: str | None) -> Engine:
         """Merges in the order of the merged pieces' scores, which is the order in which SentencePiece applies them."""
         scores = values.floats("tokenizer.ggml.scores", len(self.tokens))
         number = {text: at for at, text in enumerate(self.tokens)}
@@ -215,7 +251,7 @@ class Tokenizer:
         pairs = [(self.tokens[left], self.tokens[right]) for _, left, right in merges]
         unknown = values.token("unknown")
         engine = _engine(
-            values, self.tokens, pairs,
+            values, enumerate(self.tokens), pairs,
             byte_fallback=True, fuse_unk=True, unk_token=None if unknown is None else self.tokens[unknown],
         )  # fmt: skip
         prefix = [Prepend(_SPACE)] if values.get("tokenizer.ggml.add_space_prefix", bool, True) else []
@@ -223,9 +259,11 @@ class Tokenizer:
         return engine
 
 
-def _engine(values: _Values, tokens: Sequence[str], merges: Sequence[tuple[str, str]], **options: object) -> Engine:
+def _engine(
+    values: _Values, vocabulary: Iterable[tuple[int, str]], merges: Iterable[tuple[str, str]], **options: object
+) -> Engine:
     try:
-        return Engine(BPE({text: at for at, text in enumerate(tokens)}, list(merges), **options))
+        return Engine(BPE({text: at for at, text in vocabulary}, list(merges), **options))
     except Exception as error:  # the library raises plain Exception
         raise values.file.corrupt(f"its vocabulary and merges disagree ({error})") from error
 
@@ -265,7 +303,7 @@ class _Values:
         value = self._list(key)
         if value and not isinstance(value[0], str):
             raise self.file.corrupt(f"{key} is no list of texts")
-        return [str(entry) for entry in value]
+        return cast("list[str]", value)  # lists of a file are of one type
 
     def floats(self, key: str, size: int) -> list[float]:
         value = self._list(key)
@@ -279,7 +317,7 @@ class _Values:
         value = self._list("tokenizer.ggml.token_type")
         if len(value) != size:
             raise self.file.corrupt("tokenizer.ggml.token_type has another length than the tokens")
-        return [int(entry) for entry in value]
+        return cast("list[int]", value)
 
     def token(self, name: str) -> int | None:
         key = f"tokenizer.ggml.{name}_token_id"

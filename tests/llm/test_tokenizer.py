@@ -13,7 +13,9 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import Metaspace
 from tokenizers.trainers import BpeTrainer
 
-from tegrad.llm.tokenizer import SPLITS, Kind, Stream, Tokenizer
+from tegrad.llm.errors import GgufError
+from tegrad.llm.gguf import Gguf
+from tegrad.llm.tokenizer import BRIEF, SPLITS, Kind, Stream, Tokenizer
 
 CORPUS = (
     Path(__file__).parents[2] / "LICENSE"
@@ -86,6 +88,32 @@ def test_tokens_are_llama_cpps(tmp_path: Path, kind: str) -> None:
             for special in (True, False):
                 ours = tokenizer.encode(text, bos=False, special=special)
                 assert ours == peer.vocab.tokenize(text, False, special), text
+
+
+@pytest.mark.parametrize("kind", SPLITS)
+def test_a_first_short_text_has_the_tokens_of_any(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_vocabulary(tmp_path / "vocabulary.gguf", byte_level(kind))
+    with Gguf.open(path) as file:
+        later = Tokenizer(file)
+        later.encode("")
+        for text in (*texts(3, 60), CORPUS[:BRIEF]):
+            for special in (True, False):
+                first = Tokenizer(file)
+                with monkeypatch.context() as patch:
+                    patch.setattr(Tokenizer, "_special", None)
+                    patch.setattr(Tokenizer, "_raw", None)
+                    tokens = first.encode(text, special=special)
+                assert tokens == later.encode(text, special=special), text
+
+
+def test_merges_of_what_is_no_token_are_refused_when_a_text_meets_them(tmp_path: Path) -> None:
+    sound = byte_level("llama-bpe")
+    path = write_vocabulary(tmp_path / "v.gguf", replace(sound, merges=["t h", "th zz", *sound.merges]))
+    assert Tokenizer.load(path).encode("one") == Tokenizer.load(path).encode("one")
+    with pytest.raises(GgufError, match="its vocabulary and merges disagree"):
+        Tokenizer.load(path).encode("thzz")
+    with pytest.raises(GgufError, match="its vocabulary and merges disagree"):
+        Tokenizer.load(path).encode("one" * BRIEF)
 
 
 @pytest.mark.parametrize("kind", [*SPLITS, "sentencepiece"])
