@@ -25,6 +25,8 @@ __all__ = ["HISTORY", "TOP", "Sampling", "Settings"]
 THREADS: Final = 256
 CHUNK: Final = 1024
 """Logits of a CTA."""
+CUTS: Final = 8
+"""Blocks that look for the largest logit of a sequence together."""
 BINS: Final = 2048
 SELECT_BYTES: Final = 48
 SETTINGS: Final = struct.Struct("<3fi3fi")
@@ -80,12 +82,17 @@ class Sampling:
         float32 and `best_row` int32 (slots, vocab / 32 rounded up). Where one is not, no slot uses those.
         """
         first = (states.states, states.rings, self._histories, self._ends)
-        if best is not None and all(one.greedy for one in settings):
-            program = self._program("greedy", 6)
-            return (Launch(program, (*first, best, best_row), (self._slots, 1, 1), (1024, 1, 1)),)
+        buffers: tuple[Any, ...]
+        if all(one.greedy for one in settings):
+            if best is not None:
+                program = self._program("greedy", 6)
+                return (Launch(program, (*first, best, best_row), (self._slots, 1, 1), (1024, 1, 1)),)
+            cuts = min(CUTS, self._parts)
+            program = self._program("greedy_rows", 7, CUTS=cuts)
+            buffers = (*first, logits, self._tops, self._counters)
+            return (Launch(program, buffers, (cuts, self._slots, 1), (512, 1, 1)),)
         grid, block = (self._parts, self._slots, 1), (THREADS, 1, 1)
         made: list[Launch] = []
-        buffers: tuple[Any, ...]
         if any(one.narrow for one in settings):
             buffers = (*first, self._settings, logits, self._entries, self._tops, self._counters)
             made.append(Launch(self._program("sample", len(buffers)), buffers, grid, block))
@@ -109,9 +116,9 @@ class Sampling:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _program(self, name: str, buffers: int, values: int = 0) -> Any:
+    def _program(self, name: str, buffers: int, values: int = 0, **more: int) -> Any:
         if name not in self._programs:
-            defines: dict[str, Any] = {"VOCAB": self.vocab, "HISTORY": HISTORY}
+            defines: dict[str, Any] = {"VOCAB": self.vocab, "HISTORY": HISTORY, **more}
             self._programs[name] = load_kernel(self._device, name, buffers=buffers, values=values, **defines)
         return self._programs[name]
 

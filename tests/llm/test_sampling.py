@@ -37,7 +37,8 @@ def rig(operands: Operands) -> Iterator[Any]:
         one.close()
 
 
-def test_greedy_takes_the_likeliest_and_of_equals_the_first(rig: Any) -> None:
+@pytest.mark.parametrize("best", [True, False], ids=["of the best of 32", "of all"])
+def test_greedy_takes_the_likeliest_and_of_equals_the_first(rig: Any, best: bool) -> None:
     logits = random_logits(4)
     logits[1, [77, 78, 1400, 2602]] = 50
     logits[2] = -7
@@ -45,8 +46,12 @@ def test_greedy_takes_the_likeliest_and_of_equals_the_first(rig: Any) -> None:
     made = rig([Settings()] * 4, logits)
     for slot in range(4):
         made.begin(slot)
-    made.step(greedy=True)
+    made.step(greedy=best)
     assert made.tokens() == [int(np.argmax(logits[0])), 77, 0, 2602]
+    if not best:  # the counters are as they were
+        others = random_logits(4, seed=7)
+        made.step(others)
+        assert made.tokens() == others.argmax(1).tolist()
 
 
 def test_every_mix_of_filters_draws_what_the_twin_draws(rig: Any) -> None:
