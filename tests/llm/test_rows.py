@@ -49,7 +49,8 @@ def test_norms(opened: Any, placed: Placed, layer: bool) -> None:
     program = load_kernel(
         opened, "norm_rows", buffers=5, COLUMNS=columns, NORM=2 if layer else 1, EPS=f"{eps}f", LAST=layer, THREADS=32
     )
-    buffers = (y, placed.put(x), placed.put(weight), placed.put(bias), chunk(placed))
+    unused = np.full((MOST - COUNT, columns), np.nan, np.float32)
+    buffers = (y, placed.put(np.concatenate([x, unused])), placed.put(weight), placed.put(bias), chunk(placed))
     run(program, buffers, (1 if layer else MOST, 1, 1), 32)
     exact = x.astype(np.float64)
     exact -= exact.mean(axis=1, keepdims=True) if layer else 0

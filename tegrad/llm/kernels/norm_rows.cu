@@ -28,17 +28,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_rows(
     static_assert(COLUMNS % 16 == 0, "halves are ordered within 16");
     allow_next();
     await_previous();
-    const int token = LAST ? chunk->count - 1 : blockIdx.x;
-    if (token < 0 || token >= chunk->count) return;
+    // Everything that is read is asked for at once: x has a row for every block.
+    const int count = chunk->count, token = LAST ? count - 1 : blockIdx.x;
+    if (LAST && token < 0) return;
     const float4 *row = reinterpret_cast<const float4 *>(x + (size_t)token * COLUMNS);
-    float4 held[HELD];
+    const float4 *weights = reinterpret_cast<const float4 *>(weight), *biases = reinterpret_cast<const float4 *>(bias);
+    const float4 none = make_float4(0, 0, 0, 0);
+    float4 held[HELD], w[HELD], b[HELD];
     float sum = 0, squares = 0;
 #pragma unroll
     for (int i = 0; i < HELD; i++) {
         int at = threadIdx.x + i * THREADS;
-        held[i] = at < COLUMNS / 4 ? row[at] : make_float4(0, 0, 0, 0);
-        sum += held[i].x + held[i].y + held[i].z + held[i].w;
+        const bool inside = at < COLUMNS / 4;
+        held[i] = inside ? row[at] : none;
+        w[i] = inside ? weights[at] : none;
+        b[i] = NORM == 2 && inside ? biases[at] : none;
     }
+    if (token >= count) return;
+#pragma unroll
+    for (int i = 0; i < HELD; i++) sum += held[i].x + held[i].y + held[i].z + held[i].w;
     const float mean = NORM == 2 ? block_sum(sum) / COLUMNS : 0;
 #pragma unroll
     for (int i = 0; i < HELD; i++) {
@@ -51,10 +59,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_rows(
     for (int i = 0; i < HELD; i++) {
         int at = threadIdx.x + i * THREADS;
         if (at >= COLUMNS / 4) continue;
-        float4 w = reinterpret_cast<const float4 *>(weight)[at], b = make_float4(0, 0, 0, 0);
-        if (NORM == 2) b = reinterpret_cast<const float4 *>(bias)[at];
-        __half2 low = __floats2half2_rn(held[i].x * factor * w.x + b.x, held[i].y * factor * w.y + b.y);
-        __half2 high = __floats2half2_rn(held[i].z * factor * w.z + b.z, held[i].w * factor * w.w + b.w);
+        __half2 low = __floats2half2_rn(held[i].x * factor * w[i].x + b[i].x, held[i].y * factor * w[i].y + b[i].y);
+        __half2 high = __floats2half2_rn(held[i].z * factor * w[i].z + b[i].z, held[i].w * factor * w[i].w + b[i].w);
         __half *to = y + (size_t)(LAST ? 0 : token) * COLUMNS;
         *reinterpret_cast<__half2 *>(to + fragment_order(4 * at)) = low;
         *reinterpret_cast<__half2 *>(to + fragment_order(4 * at + 2)) = high;
