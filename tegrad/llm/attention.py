@@ -24,6 +24,8 @@ WARPS: Final[Mapping[str, tuple[int, ...]]] = {"sm_90": (12, 8, 4)}
 OTHER_WARPS: Final = (8, 4)
 """Of a CTA, by chip: the first that 32 KiB of shared memory for their sums allow. More would spill registers on Hopper;
 an Orin's SM needs no more to keep its share of the memory busy."""
+FEWEST: Final = 4
+"""Of a CTA where there are more of them than SMs, so that one SM holds several."""
 MIXED_BYTES: Final = 32 << 10
 
 
@@ -80,9 +82,10 @@ class Attention:
     def warps(self) -> int:
         """Warps of a CTA."""
         bytes_of_one = 4 * self.group * self.head_dim
+        crowded = self.sequences * self.kv_heads > self.sms
         fitting = (
             w
-            for w in WARPS.get(self.arch, OTHER_WARPS)
+            for w in ((FEWEST,) if crowded else WARPS.get(self.arch, OTHER_WARPS))
             if w * bytes_of_one <= MIXED_BYTES and (w <= 8 or self.group <= 4)
         )
         return (self.tuning or {}).get("ATTENTION_WARPS", next(fitting))
