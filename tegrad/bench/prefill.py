@@ -42,6 +42,7 @@ from tegrad.llm.gemm import (
     FewTile,
     Gemm,
     Operands,
+    StreamTile,
     Tile,
     TilePicker,
     WgmmaTile,
@@ -49,7 +50,7 @@ from tegrad.llm.gemm import (
     pick_tile,
 )
 from tegrad.llm.gguf import BLOCK_TYPES, BlockType
-from tegrad.llm.packing import packed_bytes
+from tegrad.llm.packing import LANE_WEIGHTS, SEGMENT, packed_bytes
 from tegrad.llm.prefill import chunk_bytes
 from tegrad.llm.programs import Programs
 from tegrad.llm.rows import COUNT_AT, Room
@@ -202,21 +203,50 @@ class Bench:
 
 def candidates(gemm: Gemm, tokens: int, arch: str) -> list[AnyTile]:
     """The tiles that a sweep tries: what shared memory and, by reckoning, registers hold, and no more than pays."""
-    found: list[AnyTile] = list(_few(gemm, tokens, arch)) if tokens <= FEW else []
+    found: list[AnyTile] = [*_stream(gemm, tokens, arch), *_few(gemm, tokens, arch)] if tokens <= FEW else []
     if tokens > 16:
         found += _many(gemm, tokens, arch)
         found += _wgmma(gemm, tokens) if arch == "sm_90" else ()
     return found
 
 
+def _stream(gemm: Gemm, tokens: int, arch: str) -> Iterator[StreamTile]:
+    nb, sms = -(-tokens // 8), CHIPS["agx-orin-64gb" if arch == "sm_87" else "gh100"].sm_count
+    if gemm.columns % SEGMENT:
+        return
+    for resident, stages in combinations((1, 2), (2, 3, 4, 5, 7)):
+        tile = StreamTile(nb, stages, resident)
+        most = sms * resident // tile.segments(gemm)
+        if most and _resident(60 + 40 * nb, 8, tile.shared_bytes(gemm), arch) >= resident:
+            for blocks in sorted({min(most, tile.sets(gemm)), tile.evenly(gemm, most).blocks}):
+                yield replace(tile, blocks=blocks)
+
+
+STAGES: Final = (6, 4, 3, 2)
+"""Of weights, of gemm_few.cu: the deepest that fits is tried."""
+
+
 def _few(gemm: Gemm, tokens: int, arch: str) -> Iterator[FewTile]:
-    nb, groups = -(-tokens // 8), -(-gemm.columns // 256)
-    for mt, warps_m, warps_k, stages in combinations((1, 2), (1, 2, 4), (1, 2, 4, 8), (2, 3)):
-        tile, warps = FewTile(nb, mt, warps_m, warps_k, stages), warps_m * warps_k
-        if warps not in (4, 8) or warps_k > groups or (stages > 2 and groups <= 2 * warps_k):
+    nb, sms = -(-tokens // 8), CHIPS["agx-orin-64gb" if arch == "sm_87" else "gh100"].sm_count
+    cuts = combinations((1, 2), (2, 4, 8, 16), (1, 2, 4, 8), (1, 2, 4, 8, 16), (2, 1))
+    for mt, warps_m, warps_k, splits, resident in cuts:
+        tile = FewTile(nb, mt, warps_m, warps_k, splits=splits, resident=resident)
+        blocks, groups = tile.sets(gemm) * splits, tile.groups(gemm)
+        uneven = groups % warps_k or groups * splits != -(-gemm.columns // (4 * LANE_WEIGHTS))
+        crowded = splits > 1 and blocks / resident > 1.15 * sms
+        idle = splits > 1 and blocks / resident < 0.7 * sms
+        if tile.warps * mt not in (8, 16) or uneven or crowded or idle:
             continue
-        if resident := _resident(40 + mt * (4 * nb + 56), warps, tile.shared_bytes(gemm), arch):
-            yield replace(tile, resident=resident)
+        phased = (replace(tile, phases=phases) for phases in (1, 2, 4, 8) if groups % (warps_k * phases) == 0)
+        if found := next((made for one in phased if (made := _deep(gemm, one, arch))), None):
+            yield replace(found, blocks=sms * resident if splits == 1 and blocks > sms * resident else 0)
+
+
+def _deep(gemm: Gemm, tile: FewTile, arch: str) -> FewTile | None:
+    """With the most stages that so many blocks of an SM hold."""
+    registers = 56 + tile.mt * (4 * tile.nb + 36)
+    made = (replace(tile, stages=stages) for stages in STAGES)
+    return next((t for t in made if _resident(registers, t.warps, t.shared_bytes(gemm), arch) >= t.resident), None)
 
 
 def _many(gemm: Gemm, tokens: int, arch: str) -> Iterator[Tile]:
@@ -341,8 +371,11 @@ def together(path: Path, sequences: int, tokens: int = 128, repetitions: int = 3
 
 def shown(tile: AnyTile) -> str:
     """A tile as a few letters."""
+    if isinstance(tile, StreamTile):
+        return f"{tile.nb}nb stream {tile.stages}s {tile.blocks} {tile.resident}r"
     if isinstance(tile, FewTile):
-        return f"{tile.nb}nb {tile.mt}mt {tile.warps_m}x{tile.warps_k}w {tile.stages}s {tile.resident}r"
+        cut = f"/{tile.splits}" + f" {tile.phases}p" * (tile.phases > 1)
+        return f"{tile.nb}nb {tile.mt}mt {tile.warps_m}x{tile.warps_k}w {tile.stages}s {cut} {tile.resident}r"
     size = f"{tile.bm}x{tile.bn} " + (
         f"{tile.wm}x{tile.wn}" if isinstance(tile, Tile) else f"wgmma{' ahead' * tile.ahead}"
     )

@@ -1,14 +1,15 @@
 """Products of many tokens' activations with packed weights on tensor cores, as launches of kernels with tiles.
 
 `Gemm` says what is computed. How is said by a `Tile` (kernels/gemm.cu, for many tokens), a `WgmmaTile` (the same with
-Hopper's own instructions) or a `FewTile` (kernels/gemm_few.cu, for up to 32 with one read of the weights); all turn a
-`Gemm` and its `Operands` into a launch.
+Hopper's own instructions), a `StreamTile` or a `FewTile` (kernels/gemm_stream.cu and gemm_few.cu, for up to 32 with one
+read of the weights); all turn a `Gemm` and its `Operands` into a launch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import product as combinations
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from tegrad.hw.chips import CHIPS
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import BLOCK_TYPES, BlockType
-from tegrad.llm.packing import LANE_WEIGHTS, segment_bytes
+from tegrad.llm.packing import LANE_WEIGHTS, SEGMENT, segment_bytes
 from tegrad.llm.programs import Programs
 from tegrad.nv.program import SHARED_RESERVE, LaunchError
 from tegrad.nv.replay import Launch
@@ -203,43 +204,116 @@ def _buffers(on: Operands) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class FewTile:
-    """A product of up to 8 `nb` tokens by kernels/gemm_few.cu, which tells what the macros mean."""
+    """A product of up to 8 `nb` tokens by kernels/gemm_few.cu, which tells what the macros mean.
+
+    x has room for as many tokens as the launch is for, whatever their count on the device.
+    """
 
     nb: int
     mt: int = 1
-    warps_m: int = 1
-    warps_k: int = 8
-    stages: int = 2
+    warps_m: int = 8
+    warps_k: int = 1
+    stages: int = 4
+    splits: int = 1
+    phases: int = 1
     resident: int = 1
+    blocks: int = 0
+    """Blocks that share all sets of rows, each with the same columns; 0: one for each set."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of a set, of gate and up together."""
+        return 16 * self.mt * self.warps_m
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return self.warps_m * self.warps_k
+
+    def sets(self, gemm: Gemm) -> int:
+        """Sets of rows."""
+        return -(-gemm.rows * (2 if gemm.gated else 1) // self.rows)
 
     def counters(self, gemm: Gemm, tokens: int) -> int:
-        """None: the warps of a block share the columns."""
-        return 0
+        """Counters that split columns need."""
+        return self.sets(gemm) if self.splits > 1 else 0
 
     def scratch_bytes(self, gemm: Gemm, tokens: int) -> int:
-        """None."""
-        return 0
+        """Bytes of partial sums that split columns need."""
+        return self.counters(gemm, tokens) * self.splits * self.rows * 8 * self.nb * 4
+
+    def groups(self, gemm: Gemm) -> int:
+        """Groups of 256 columns of a block."""
+        return -(-gemm.columns // (4 * LANE_WEIGHTS * self.splits))
 
     def shared_bytes(self, gemm: Gemm) -> int:
-        """Shared memory of a block: stages of x, where the warps' sums lie afterwards."""
-        steps = -(-gemm.columns // (4 * LANE_WEIGHTS * self.warps_k))
-        stage = self.warps_k * self.nb * 8 * 512
-        return max(min(self.stages, steps) * stage, self.warps_k * 8 * self.nb * (16 * self.mt * self.warps_m + 4) * 4)
+        """Shared memory of a block: x of a phase, the warps' stages, and their sums where they share columns."""
+        steps = -(-self.groups(gemm) // self.warps_k)
+        held = -(-steps // self.phases) * self.warps_k * self.nb * 4096
+        stages = self.warps * self.stages * self.mt * 64 * run_bytes(gemm.kind)
+        return held + stages + (self.warps_k * self.rows * 8 * self.nb * 4 if self.warps_k > 1 else 0)
 
     def launch(self, programs: Programs, gemm: Gemm, on: Operands, tokens: int, overlap: int = 0) -> Launch:
         """The product of up to `tokens` tokens; `overlap` as in kernels/overlap.cuh."""
         assert tokens <= 8 * self.nb
         program = programs(
-            "gemm_few", buffers=6, dynamic_shared=self.shared_bytes(gemm), NB=self.nb, MT=self.mt, WARPS_M=self.warps_m,
-            WARPS_K=self.warps_k, STAGES=self.stages, RESIDENT=self.resident, OVERLAP=overlap, **gemm.macros(),
+            "gemm_few", buffers=8, dynamic_shared=self.shared_bytes(gemm), NB=self.nb, MT=self.mt, WARPS_M=self.warps_m,
+            WARPS_K=self.warps_k, STAGES=self.stages, SPLITS=self.splits, PHASES=self.phases, RESIDENT=self.resident,
+            MOST=tokens, OVERLAP=overlap, **gemm.macros(),
         )  # fmt: skip
-        rows = gemm.rows * (2 if gemm.gated else 1)
-        grid = (-(-rows // (16 * self.mt * self.warps_m)), 1, 1)
-        buffers = (on.y, on.x, on.w, on.w2 or on.w, on.bias or on.w, on.count)
-        return Launch(program, buffers, grid, (32 * self.warps_m * self.warps_k, 1, 1))
+        sets = self.sets(gemm)
+        grid = (min(sets, self.blocks) if self.blocks else sets, self.splits, 1)
+        return Launch(program, _buffers(on), grid, (32 * self.warps, 1, 1))
 
 
-AnyTile: TypeAlias = Tile | WgmmaTile | FewTile
+@dataclass(frozen=True, slots=True)
+class StreamTile:
+    """The same for rows of whole segments, by kernels/gemm_stream.cu, which tells what the macros mean."""
+
+    nb: int
+    stages: int = 4
+    resident: int = 1
+    blocks: int = 16
+    """Blocks that share all sets of 16 rows, for each segment of the columns."""
+
+    def segments(self, gemm: Gemm) -> int:
+        """Segments of a row."""
+        return gemm.columns // SEGMENT
+
+    def sets(self, gemm: Gemm) -> int:
+        """Sets of 16 rows, of gate and up together."""
+        return -(-gemm.rows * (2 if gemm.gated else 1) // 16)
+
+    def evenly(self, gemm: Gemm, most: int) -> StreamTile:
+        """With at most so many blocks, or fewer that take no longer."""
+        return replace(self, blocks=-(-self.sets(gemm) // -(-self.sets(gemm) // most)))
+
+    def counters(self, gemm: Gemm, tokens: int) -> int:
+        """Counters that rows of several segments need."""
+        return self.blocks if self.segments(gemm) > 1 else 0
+
+    def scratch_bytes(self, gemm: Gemm, tokens: int) -> int:
+        """Bytes of partial sums that rows of several segments need."""
+        segments = self.segments(gemm)
+        return self.sets(gemm) * segments * 16 * 8 * self.nb * 4 if segments > 1 else 0
+
+    def shared_bytes(self, gemm: Gemm) -> int:
+        """Shared memory of a block: stages, through which x comes at first, and the sums of two sets of rows."""
+        row = segment_bytes(gemm.kind)
+        return self.stages * 16 * (row if row % 128 == 16 else row + 16) + 2 * 8 * self.nb * 512
+
+    def launch(self, programs: Programs, gemm: Gemm, on: Operands, tokens: int, overlap: int = 0) -> Launch:
+        """The product of up to `tokens` tokens; `overlap` as in kernels/overlap.cuh."""
+        assert tokens <= 8 * self.nb
+        program = programs(
+            "gemm_stream", buffers=8, dynamic_shared=self.shared_bytes(gemm), NB=self.nb, STAGES=self.stages,
+            RESIDENT=self.resident, MOST=tokens, OVERLAP=overlap, **gemm.macros(),
+        )  # fmt: skip
+        grid = (min(self.sets(gemm), self.blocks), self.segments(gemm), 1)
+        return Launch(program, _buffers(on), grid, (256, 1, 1))
+
+
+AnyTile: TypeAlias = Tile | WgmmaTile | FewTile | StreamTile
 TilePicker: TypeAlias = Callable[[Any, Gemm, int], AnyTile]
 """The tile of a product of up to so many tokens on a device."""
 
@@ -265,15 +339,43 @@ def pick_tile(device: Any, gemm: Gemm, tokens: int) -> AnyTile:
     return pick_few(device, gemm, tokens) if tokens <= FEW else pick_many(device, gemm, tokens)
 
 
-def pick_few(device: Any, gemm: Gemm, tokens: int) -> FewTile:
-    """Blocks of 8 warps with as many rows as leave every SM a block; of fewer rows, more warps share the columns."""
-    nb, rows = -(-tokens // 8), gemm.rows * (2 if gemm.gated else 1)
-    # With more tokens the stages of 8 warps' columns would not fit.
-    *wider, narrowest = (4, 2), (2, 4), (1, 8 if nb <= 2 else 4)
-    fitting = (cut for cut in wider if rows // (16 * cut[0]) >= int(device.sm_count))
-    warps_m, warps_k = next(fitting, narrowest)
-    tile = FewTile(nb, warps_m=warps_m, warps_k=warps_k)
-    return replace(tile, resident=max(1, min(BLOCKS_PER_SM, blocks_held(device.arch, tile.shared_bytes(gemm)))))
+STREAMS: Final = ((2, 3), (1, 7), (1, 4), (1, 3), (1, 2))
+"""Blocks of an SM and stages of a StreamTile, the best on an H200 first; two blocks have registers for 8 tokens."""
+
+
+def pick_few(device: Any, gemm: Gemm, tokens: int) -> StreamTile | FewTile:
+    """A StreamTile for rows of whole segments, if the chip has room for it."""
+    nb, sms = -(-tokens // 8), int(device.sm_count)
+    if gemm.columns % SEGMENT == 0:
+        for resident, stages in STREAMS if nb == 1 else STREAMS[1:]:
+            tile = StreamTile(nb, stages, resident)
+            tile = tile.evenly(gemm, max(1, sms * resident // tile.segments(gemm)))
+            if _fits(device, gemm, tokens, tile):
+                return tile
+    return _pick_split(device, gemm, tokens)
+
+
+def _pick_split(device: Any, gemm: Gemm, tokens: int) -> FewTile:
+    """Columns split over blocks while every SM has at most one, and x whole if shared memory holds it."""
+    sms, groups = int(device.sm_count), -(-gemm.columns // (4 * LANE_WEIGHTS))
+    for warps, stages, phases in combinations((8, 4, 2), (3, 2), (1, 2, 4, 8, 16)):
+        tile = FewTile(-(-tokens // 8), warps_m=warps, stages=stages, phases=phases)
+        fitting = [n for n in (1, 2, 4, 8, 16) if groups % n == 0 and tile.sets(gemm) * n <= sms * 5 // 4]
+        tile = replace(tile, splits=max(fitting, default=1))
+        tile = replace(tile, blocks=sms if tile.splits == 1 else 0)
+        if _fits(device, gemm, tokens, tile):
+            return tile
+    raise LaunchError(f"no tile of {tokens} tokens and rows of {gemm.columns} fits an SM of {device.arch}")
+
+
+def _fits(device: Any, gemm: Gemm, tokens: int, tile: StreamTile | FewTile) -> bool:
+    """Whether an SM holds the blocks, and the buffers their partial sums."""
+    scratch, counters = scratch_bound(device)
+    return (
+        blocks_held(device.arch, tile.shared_bytes(gemm)) >= tile.resident
+        and tile.scratch_bytes(gemm, tokens) <= scratch
+        and 4 * tile.counters(gemm, tokens) <= counters
+    )
 
 
 def pick_many(device: Any, gemm: Gemm, tokens: int) -> Tile:

@@ -150,4 +150,5 @@ def test_no_kernel_of_any_plan_spills(chip: Chip, kind: BlockType) -> None:
 def test_every_kernel_is_in_a_plan() -> None:
     folder = Path(tegrad.llm.__file__).parent / "kernels"
     used = {program.name for plan in plans.PLANS for program in programs(HOPPER, plan, Q6_K).values()}
-    assert used == {path.stem for path in folder.glob("*.cu")}
+    # The model's rows are whole segments: tests/llm/test_gemm.py compiles what others take.
+    assert used | {"gemm_few"} == {path.stem for path in folder.glob("*.cu")}

@@ -17,7 +17,7 @@ from tegrad.bench import prefill as bench
 from tegrad.bench.models import SHAPES, ModelNameError
 from tegrad.bench.models import Shape as Published
 from tegrad.cli.bench import app
-from tegrad.llm.gemm import FewTile, Gemm, Tile, WgmmaTile, _deepest, pick_tile, scratch_bound
+from tegrad.llm.gemm import AnyTile, FewTile, Gemm, StreamTile, _deepest, pick_tile, scratch_bound
 from tegrad.llm.gguf import F16, F32, Q6_K, Q8_0
 
 TINY = Published("llama", 320, 512, 1024, 1, 8, 4, 64, 128, 0, eps=1e-5)
@@ -27,7 +27,7 @@ ROOM = {"sm_87": 164 << 10, "sm_90": 228 << 10}
 """Shared memory of an SM."""
 
 
-def room(tile: FewTile | Tile | WgmmaTile, gemm: Gemm) -> int:
+def room(tile: AnyTile, gemm: Gemm) -> int:
     """Shared memory that a tile's blocks on an SM take, each with the hardware's KiB."""
     return tile.resident * (tile.shared_bytes(gemm) + 1024)
 
@@ -41,10 +41,7 @@ def test_every_tile_fits_an_sm_and_covers_its_product(chip: str) -> None:
                 assert len(tried) == len(set(tried)) > 0, (name, gemm, tokens)
                 for tile in tried:
                     assert room(tile, gemm) <= ROOM[chip]
-                    if isinstance(tile, FewTile):
-                        assert tokens <= 8 * tile.nb
-                    else:
-                        assert covers(tile, gemm, tokens)
+                    assert covers(tile, gemm, tokens)
 
 
 @pytest.mark.parametrize("chip", ROOM)
@@ -75,11 +72,15 @@ def test_what_is_picked_fits_an_sm_and_the_room_for_partial_sums(chip: str, sms:
                         assert room(tile, gemm) <= ROOM[chip], at
                         assert tile.scratch_bytes(gemm, tokens) <= scratch, at
                         assert 4 * tile.counters(gemm, tokens) <= counters, at
-                        assert isinstance(tile, FewTile) or covers(tile, gemm, tokens), at
+                        assert covers(tile, gemm, tokens), at
 
 
-def covers(tile: Tile | WgmmaTile, gemm: Gemm, tokens: int) -> bool:
+def covers(tile: AnyTile, gemm: Gemm, tokens: int) -> bool:
     """Whether the grid has a block for every token and row, and every split a stage of columns."""
+    if isinstance(tile, StreamTile):
+        return tokens <= 8 * tile.nb and gemm.columns % 2048 == 0 and tile.blocks > 0
+    if isinstance(tile, FewTile):
+        return tokens <= 8 * tile.nb and (tile.splits - 1) * tile.groups(gemm) < -(-gemm.columns // 256)
     x, y, z = tile.grid(gemm, tokens)
     rows = y * tile.bn // (2 if gemm.gated else 1)
     return x * tile.bm >= tokens and rows >= gemm.rows and z <= gemm.columns // 64 // tile.units

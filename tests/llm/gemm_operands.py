@@ -35,7 +35,7 @@ def ordered(x: np.ndarray) -> np.ndarray:
 
 
 def product(
-    opened: Any, operands: Placed, gemm: Gemm, tile: AnyTile, tokens: int, most: int = 48
+    opened: Any, operands: Placed, gemm: Gemm, tile: AnyTile, tokens: int, most: int = 48, overlap: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """What the kernel computes of random operands, and what it should, for `tokens` tokens."""
     rng = np.random.default_rng(0)
@@ -45,9 +45,10 @@ def product(
     bias = rng.standard_normal((2 if gemm.gated else 1, gemm.rows)).astype(np.float32)
     before = rng.standard_normal((tokens, gemm.rows)).astype(np.float16 if gemm.half_out else np.float32)
     y = operands.put(before)
+    unused = np.full((most - tokens, gemm.columns), np.nan, np.float16)  # rows that nobody's result may depend on
     on = Operands(
         y,
-        operands.put(ordered(x)),
+        operands.put(np.concatenate([ordered(x), unused])),
         operands.put(packed),
         operands.put(np.array([tokens], np.int32)),
         operands.put(packed2) if gemm.gated else None,
@@ -55,7 +56,7 @@ def product(
         operands.zeros(max(tile.scratch_bytes(gemm, most), 16), np.uint8),
         operands.zeros(max(tile.counters(gemm, most), 4), np.uint32),
     )
-    launch = tile.launch(Programs(opened), gemm, on, most)
+    launch = tile.launch(Programs(opened), gemm, on, most, overlap)
     for _ in range(1 if gemm.add else 2):  # the second finds what the first left in the counters
         launch.program(*launch.buffers, global_size=launch.grid, local_size=launch.block, wait=True)
     exact = x.astype(np.float64)

@@ -12,7 +12,7 @@ from gemm_operands import check, product
 from operands import Operands as Placed
 
 from tegrad.llm import packing
-from tegrad.llm.gemm import AnyTile, FewTile, Gemm, Operands, Tile, WgmmaTile
+from tegrad.llm.gemm import AnyTile, FewTile, Gemm, Operands, StreamTile, Tile, WgmmaTile
 from tegrad.llm.gguf import BLOCK_TYPES, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
 from tegrad.llm.programs import Programs, compile_kernel
 from tegrad.nv.cubin import Cubin
@@ -49,19 +49,46 @@ def test_epilogues_with_operands_at_the_edges_of_their_pages(
 
 
 FEW = {
-    "gated halves, a tail of runs": (Gemm(Q4_0, 48, 704, gated=True, activation="silu", half_out=True), 13, 16, 2),
-    "residual, bias, two steps": (Gemm(Q6_K, 37, 1280, add=True, bias=True), 3, 8, 1),
-    "halves": (Gemm(F16, 48, 768), 5, 8, 1),
-    "fifth bits, minima": (Gemm(Q5_K, 16, 512), 8, 8, 4),
-    "bytes": (Gemm(Q8_0, 16, 512, half_out=True, activation="gelu"), 8, 8, 2),
-}
+    "gated halves, a tail of runs": (
+        Gemm(Q4_0, 48, 704, gated=True, activation="silu", half_out=True), 13, FewTile(2, 1, 2, 2, stages=2),
+    ),
+    "residual, bias, blocks that share columns": (
+        Gemm(Q6_K, 37, 1280, add=True, bias=True), 3, FewTile(1, 1, 1, 2, stages=2, splits=2),
+    ),
+    "halves": (Gemm(F16, 48, 768), 5, FewTile(1, 1, 1, 2, stages=2)),
+    "fifth bits, minima, one block for all sets": (Gemm(Q5_K, 80, 512), 8, FewTile(1, 2, 1, 2, stages=2, blocks=2)),
+    "bytes, x in parts, one block for all sets": (
+        Gemm(Q8_0, 48, 1280, half_out=True, activation="gelu"), 11, FewTile(2, 1, 1, 2, stages=3, phases=3, blocks=1),
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("gemm", "tokens", "most", "warps_m"), list(FEW.values()), ids=list(FEW))
-def test_few_tokens_are_multiplied_with_weights_in_registers(
-    opened: Any, operands: Placed, gemm: Gemm, tokens: int, most: int, warps_m: int
+@pytest.mark.parametrize(("gemm", "tokens", "tile"), list(FEW.values()), ids=list(FEW))
+def test_few_tokens_are_multiplied_by_warps_that_copy_their_own_weights(
+    opened: Any, operands: Placed, gemm: Gemm, tokens: int, tile: FewTile
 ) -> None:
-    ours, expected = product(opened, operands, gemm, FewTile(most // 8, warps_m=warps_m, warps_k=2), tokens, most)
+    ours, expected = product(opened, operands, gemm, tile, tokens, min(8 * tile.nb, tokens + 2))
+    check(ours, expected)
+
+
+STREAM = {
+    "gated halves": (
+        Gemm(Q6_K, 48, 2048, gated=True, activation="silu", half_out=True), 13, StreamTile(2, stages=3, blocks=2),
+    ),
+    "residual, bias, several segments": (
+        Gemm(Q6_K, 37, 4096, add=True, bias=True), 30, StreamTile(4, stages=4, blocks=2),
+    ),
+    "fifth bits, minima": (Gemm(Q5_K, 16, 4096), 3, StreamTile(1, stages=2, blocks=1)),
+    "bytes": (Gemm(Q8_0, 40, 2048), 8, StreamTile(1, stages=2, blocks=9)),
+    "halves": (Gemm(F16, 16, 2048), 8, StreamTile(1, stages=2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("gemm", "tokens", "tile"), list(STREAM.values()), ids=list(STREAM))
+def test_rows_of_whole_segments_stream_by_what_stays_in_registers(
+    opened: Any, operands: Placed, gemm: Gemm, tokens: int, tile: StreamTile
+) -> None:
+    ours, expected = product(opened, operands, gemm, tile, tokens, min(8 * tile.nb, tokens + 2))
     check(ours, expected)
 
 
@@ -101,10 +128,14 @@ def test_products_that_no_half_holds_become_the_largest(opened: Any) -> None:
     ("tile", "arch"),
     [
         (Tile(128, 128, 64, 64, resident=2), "sm_87"),
+        (FewTile(4, stages=3), "sm_87"),
+        (StreamTile(4), "sm_87"),
+        (StreamTile(4, stages=7), "sm_90"),
+        (StreamTile(1, stages=3, resident=2), "sm_90"),
         (WgmmaTile(128, 128, splits=4, resident=2), "sm_90"),
         (WgmmaTile(128, 128, resident=2, ahead=True), "sm_90"),
     ],
-    ids=["mma", "wgmma", "wgmma ahead"],
+    ids=["mma", "few", "stream", "deep stream", "two streams", "wgmma", "wgmma ahead"],
 )
 def test_tiles_that_fill_an_sm_spill_nothing(tile: AnyTile, arch: str) -> None:
     made = []
@@ -112,7 +143,8 @@ def test_tiles_that_fill_an_sm_spill_nothing(tile: AnyTile, arch: str) -> None:
     def compiled(name: str, *, buffers: int, features: str = "", **how: Any) -> None:
         made.append((name, Cubin(compile_kernel(name, arch + features, **how))))
 
-    tile.launch(compiled, Gemm(Q6_K, 2048, 2048), Operands(None, None, None, None), 512)  # type: ignore[arg-type]
+    tokens = 8 * tile.nb if isinstance(tile, (FewTile, StreamTile)) else 512
+    tile.launch(compiled, Gemm(Q6_K, 2048, 2048), Operands(None, None, None, None), tokens)  # type: ignore[arg-type]
     for name, cubin in made:
         assert cubin.stack(name) == 0
         assert cubin.registers(name) <= 255

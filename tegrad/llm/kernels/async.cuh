@@ -11,6 +11,11 @@ template <int BYTES> static __device__ __forceinline__ void copy_async(unsigned 
     else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES));
 }
 
+// The same through L1, for those who will soon read what lies beside it in the same lines.
+template <int BYTES> static __device__ __forceinline__ void copy_async_near(unsigned to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES));
+}
+
 // 16 bytes, or as many zeros where there is nothing to copy: then nothing is read.
 static __device__ __forceinline__ void copy_async_or_zero(unsigned to, const void *from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0));

@@ -1,155 +1,117 @@
 // y[tokens, ROWS] = x[tokens, COLUMNS] W^T for up to 8 NB tokens, as in a decode step of many sequences: W is read
-// once.
+// once, and x once by each block.
 //
-// The packed weights go from memory to registers and become the left operand there: a lane loads runs of 64 weights of
-// its rows by 16 bytes, and a step of 256 columns gives the four threads of a group a run each. Which columns a product
-// of mma takes does not matter as long as x agrees; x lies in shared memory by 16-byte chunks in the order of its use.
+// A warp multiplies tiles of 16 MT rows, 256 columns a step: the weights are the left operand, and a step gives the
+// four threads of a group a run of 64 weights each. Which columns a product of mma takes does not matter as long as x
+// agrees. A lane copies the runs that it needs to shared memory by itself, STAGES - 1 steps ahead and from one tile to
+// the next, so that no warp waits for another. x stays in shared memory.
 //
-// KIND, ROWS, COLUMNS, GATED, ACTIVATION, HALF_OUT, ADD, BIAS, STRIDE: as gemm.cu. NB; MT: tiles of 16 rows of a warp;
-// WARPS_M times WARPS_K warps, which share the rows and the columns of a block; STAGES of x; RESIDENT.
-// Grid: rows of W and W2 / (16 MT WARPS_M), rounded up. Block: all warps.
-#include "fragments.cuh"
-#include "activation.cuh"
-#include "overlap.cuh"
+// KIND, ROWS, COLUMNS, GATED, ACTIVATION, HALF_OUT, ADD, BIAS, STRIDE: as gemm.cu. NB, MOST: as few.cuh. MT; WARPS_M
+// times WARPS_K warps, which share the rows and the columns of a set of tiles; SPLITS: blocks that share the columns of
+// a set, of whom the last to finish adds their sums, in order; PHASES: parts in which x comes, where a block cannot
+// hold all of its columns at once; RESIDENT.
+// Grid: (sets, or fewer blocks that take several each; SPLITS). Block: all warps.
+constexpr int THREADS = 32 * WARPS_M * WARPS_K, WARPS = WARPS_M * WARPS_K;
+#include "few.cuh"
 
-constexpr int RUNS = COLUMNS / RUN, GROUPS = (RUNS + 3) / 4, STEPS = (GROUPS + WARPS_K - 1) / WARPS_K;
-constexpr int THREADS = 32 * WARPS_M * WARPS_K, M = 16 * MT * WARPS_M, N = 8 * NB, OUT = GATED ? M / 2 : M;
-constexpr int GROUP_BYTES = NB * 8 * 512, STAGE_BYTES = WARPS_K * GROUP_BYTES;
-constexpr int SUM_STRIDE = M + 4;  // lanes of a warp store to different banks
-constexpr int PARTS = PLAIN ? 2 : 1;  // of a run: registers hold 32 weights of a plain row at a time
-constexpr int HELD = KIND == KIND_F32 ? 8 : PLAIN ? 4 : PLANES;
-constexpr bool AHEAD = KIND != KIND_F32;
-static_assert(!HALF_OUT || ROWS % 16 == 0, "halves are ordered within 16");
-static_assert(COLUMNS % RUN == 0 && STAGES >= 2 && 8 % WARPS_M == 0, "columns are whole runs");
+constexpr int GROUPS = (RUNS + 3) / 4;
+constexpr int TILE = 16 * MT, SET = TILE * WARPS_M, SETS = (ROWS * (GATED ? 2 : 1) + SET - 1) / SET;
+constexpr int SHARE = (GROUPS + SPLITS - 1) / SPLITS, STEPS = (SHARE + WARPS_K - 1) / WARPS_K;  // of a block, a warp
+constexpr int PHASE_STEPS = (STEPS + PHASES - 1) / PHASES, HELD = PHASE_STEPS * WARPS_K;  // groups of x at a time
+constexpr int GROUP_BYTES = NB * 8 * 512, X_BYTES = HELD * GROUP_BYTES;
+constexpr int ROW_BYTES = piece_offset(PIECES, 32), STAGE_BYTES = MT * 2 * ROW_BYTES;  // of a warp's lanes
+constexpr bool ALIGNED = RUNS % 32 == 0;  // every row begins with a segment
+constexpr int QUADS = MT * NB;            // sums of a lane, by fours
+static_assert(STAGES >= 2, "a stage is used while the next one comes");
+static_assert((SPLITS - 1) * SHARE < GROUPS, "every block of a set has columns");
 
-static __device__ __forceinline__ uint4 stream128(const unsigned char *at) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
-    return v;
+// A number of which the compiler knows nothing: then it adds constants in addresses, where they cost nothing.
+static __device__ __forceinline__ unsigned opaque(unsigned value) {
+    asm("" : "+r"(value));
+    return value;
 }
 
-// What a lane has of its rows for one step: of each tile rows g and g + 8, or row g of gate and of up.
-struct Weights {
-    uint4 part[MT][2][HELD];
-    Head head[MT][2];
-};
+// Where a lane's weights of a tile begin: rows g and g + 8 of each 16, or row g of gate and of up.
+struct Source {
+    const unsigned char *row[MT][2];
+    int run[MT][2];
 
-static __device__ __forceinline__ int weight_row(int first, int tile, int second) {
-    int row = GATED ? (first + 16 * tile) / 2 : first + 16 * tile + 8 * second;
-    return min(row + (int)threadIdx.x % 32 / 4, ROWS - 1);
-}
-
-static __device__ __forceinline__ const unsigned char *piece_at(const unsigned char *segment, int at, int lane) {
-    return segment + piece(at).base + piece(at).stride * (lane >> piece(at).shift);
-}
-
-// first: the warp's first row of the tile, of gate and up together where GATED.
-static __device__ __forceinline__ void load(Weights &held, const unsigned char *w, const unsigned char *w2, int first,
-                                            int group, int part) {
-    const int own = min(4 * group + (int)threadIdx.x % 4, RUNS - 1);
-#pragma unroll
-    for (int i = 0; i < MT; i++)
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            int run = weight_row(first, i, r) * RUNS + own, lane = run & 31;
-            const unsigned char *segment = (GATED && r ? w2 : w) + (size_t)(run >> 5) * SEGMENT_BYTES;
-            if constexpr (PLAIN) {
-#pragma unroll
-                for (int c = 0; c < HELD; c++)
-                    held.part[i][r][c] = stream128(segment + piece(0).stride * lane + 16 * (HELD * part + c));
-            } else {
-#pragma unroll
-                for (int p = 0; p < PLANES; p++) held.part[i][r][p] = stream128(piece_at(segment, p, lane));
-                Head &head = held.head[i][r];
-                if constexpr (KIND == KIND_Q4_K || KIND == KIND_Q5_K)
-                    head.k = *reinterpret_cast<const uint4 *>(piece_at(segment, PIECES - 1, lane));
-                else head.scales = *reinterpret_cast<const unsigned *>(piece_at(segment, PLANES, lane));
-                if constexpr (KIND == KIND_Q5_K)
-                    head.fifth = *reinterpret_cast<const uint2 *>(piece_at(segment, PLANES, lane));
-                if constexpr (KIND == KIND_Q6_K)
-                    head.d = *reinterpret_cast<const unsigned *>(piece_at(segment, PIECES - 1, lane));
-            }
-        }
-}
-
-static __device__ __forceinline__ unsigned component(const uint4 &v, int at) {
-    return at == 0 ? v.x : at == 1 ? v.y : at == 2 ? v.z : v.w;
-}
-
-// The sixteen weights of set s of a row as pairs: out[w] are those of word w. Of a plain run, set s of part p is
-// 4p + s.
-static __device__ __forceinline__ void row_set(const Weights &held, int i, int r, const Scales &scales, int s,
-                                               unsigned (&out)[4][2]) {
-    const uint4 *part = held.part[i][r];
-    if constexpr (KIND == KIND_F32) {
-#pragma unroll
-        for (int w = 0; w < 4; w++) {
-            const uint4 v = part[4 * s + w];
-            out[w][0] = plain_pair(__uint_as_float(v.x), __uint_as_float(v.y));
-            out[w][1] = plain_pair(__uint_as_float(v.z), __uint_as_float(v.w));
-        }
-    } else if constexpr (PLAIN) {
-#pragma unroll
-        for (int e = 0; e < 8; e++) out[e / 2][e % 2] = plain_pair(component(part[2 * s + e / 4], e % 4));
-    } else {
-#pragma unroll
-        for (int w = 0; w < 4; w++) {
-            unsigned plane[PLANES];
-#pragma unroll
-            for (int p = 0; p < PLANES; p++) plane[p] = component(part[p], w);
-            expand_set(plane, held.head[i][r], scales, w, s, out[w]);
-        }
-    }
-}
-
-// x of a step: 16-byte chunk c of run t of token 8b + g lies at slot (4g + t) ^ c of row c of block b of its group.
-static __device__ __forceinline__ void copy_x(unsigned stage, const __half *x, int tokens, int step) {
-    // This thread's chunks are those of tokens WARPS_M apart; all that depends on the thread is in these four.
-    const int c = threadIdx.x % 8, t = threadIdx.x / 8 % 4;
-    const int k = threadIdx.x / 32 % WARPS_K, first = threadIdx.x / 32 / WARPS_K;
-    const int run = 4 * (step * WARPS_K + k) + t, left = run < RUNS ? tokens - first : 0;
-    const __half *from = x + (size_t)first * COLUMNS + run * RUN + 8 * c;
-    stage += k * GROUP_BYTES + c * 512 + first / 2 * 128;
-#pragma unroll
-    for (int i = 0; i < N; i += WARPS_M) {
-        const int parity = WARPS_M == 1 ? i % 2 : first % 2;
-        const unsigned slot = ((parity * 4 + t) ^ c) * 16;
-        copy_async_or_zero(stage + slot + i / 8 * 4096 + i % 8 / 2 * 128, from + (size_t)i * COLUMNS, left > i);
-    }
-}
-
-static __device__ __forceinline__ void multiply(float (&sum)[MT][NB][4], const Weights &held, int first, unsigned x,
-                                                int group, int part) {
-    const int lane = threadIdx.x % 32;
-    Scales scales[MT][2];
-#pragma unroll
-    for (int i = 0; i < MT; i++)
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            int own = min(4 * group + lane % 4, RUNS - 1);
-            if constexpr (!PLAIN) scales[i][r] = scales_of(held.head[i][r], weight_row(first, i, r) * RUNS + own & 31);
-        }
-#pragma unroll
-    for (int s = 0; s < 4 / PARTS; s++) {
-        unsigned a[MT][2][2][4];  // of the chunk of even pairs and that of odd ones, two products each
+    __device__ __forceinline__ Source(const unsigned char *w, const unsigned char *w2, int set) {
+        const int lane = threadIdx.x % 32, first = set * SET + threadIdx.x / 32 % WARPS_M * TILE;
 #pragma unroll
         for (int i = 0; i < MT; i++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                unsigned words[4][2];
-                row_set(held, i, r, scales[i][r], s, words);
-#pragma unroll
-                for (int w = 0; w < 4; w++)
-#pragma unroll
-                    for (int odd = 0; odd < 2; odd++) a[i][odd][w / 2][2 * (w % 2) + r] = words[w][odd];
+                const int at = (GATED ? (first + 16 * i) / 2 : first + 16 * i + 8 * r) + lane / 4;
+                run[i][r] = min(at, ROWS - 1) * RUNS;
+                row[i][r] = GATED && r ? w2 : w;
+                if (ALIGNED) row[i][r] += (size_t)(run[i][r] / 32) * SEGMENT_BYTES;
             }
+    }
+
+    // The run of a group that is this lane's, of the runs of a row.
+    static __device__ __forceinline__ int own(int group) {
+        const int run = 4 * group + (int)threadIdx.x % 4;
+        return RUNS % 4 ? min(run, RUNS - 1) : run;
+    }
+
+    // Its place in its segment.
+    __device__ __forceinline__ int place(int group, int i, int r) const {
+        return (ALIGNED ? own(group) : run[i][r] + own(group)) & 31;
+    }
+
+    __device__ __forceinline__ void copy(unsigned stage, int group) const {
+        const unsigned lane = threadIdx.x % 32, whole = stage + opaque(16 * lane);
+#pragma unroll
+        for (int i = 0; i < MT; i++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int from = (ALIGNED ? 0 : run[i][r]) + own(group), place = from & 31;
+                const int segment = (from >> 5) * SEGMENT_BYTES;
+                const unsigned char *begin = row[i][r] + (int)opaque(segment + piece(0).stride * place);
+                pieces<0>(whole, stage, row[i][r] + segment, begin, place, (2 * i + r) * ROW_BYTES);
+            }
+    }
+
+    // begin: where the lane's part of the first plane lies; whole: where it goes, and stage for lane 0.
+    template <int AT>
+    static __device__ __forceinline__ void pieces(unsigned whole, unsigned stage, const unsigned char *segment,
+                                                  const unsigned char *begin, int place, unsigned to) {
+        if constexpr (AT < PIECES) {
+            constexpr Piece p = piece(AT);
+            if constexpr (AT < PLANES)
+                copy_async_near<p.bytes>(whole + to + piece_offset(AT, 32), begin + p.base);
+            else
+                copy_async_near<p.bytes>(stage + threadIdx.x % 32 * p.bytes + to + piece_offset(AT, 32),
+                                         segment + p.base + p.stride * (place >> p.shift));
+            pieces<AT + 1>(whole, stage, segment, begin, place, to);
+        }
+    }
+};
+
+static __device__ __forceinline__ void multiply(float (&sum)[MT][NB][4], const Source &source, unsigned stage,
+                                                unsigned x, int group) {
+    const int lane = threadIdx.x % 32;
+    constexpr int SECOND = piece_offset(PLANES < PIECES ? PLANES : 0, 32), LAST = piece_offset(PIECES - 1, 32);
+    Row<512> row[MT][2];
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const unsigned at = stage + (2 * i + r) * ROW_BYTES;
+            row[i][r].load(at + 16 * lane, at + SECOND + piece(PLANES < PIECES ? PLANES : 0).bytes * lane,
+                           at + LAST + piece(PIECES - 1).bytes * lane, source.place(group, i, r));
+        }
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+        unsigned a[MT][2][2][4];
+#pragma unroll
+        for (int i = 0; i < MT; i++) operands(row[i], s, a[i]);
 #pragma unroll
         for (int odd = 0; odd < 2; odd++)
 #pragma unroll
             for (int b = 0; b < NB; b++) {
-                const int c = 2 * (4 / PARTS * part + s) + odd;
-                uint4 v = lds128(x + (8 * b + c) * 512 + (lane ^ c) * 16);
+                const uint4 v = x_chunk(x, b, 2 * s + odd);
 #pragma unroll
                 for (int i = 0; i < MT; i++) {
                     mma(sum[i][b], a[i][odd][0], v.x, v.y);
@@ -159,80 +121,143 @@ static __device__ __forceinline__ void multiply(float (&sum)[MT][NB][4], const W
     }
 }
 
-static __device__ __forceinline__ void store(void *y, int token, int row, float value) {
-    size_t at = (size_t)token * STRIDE + (HALF_OUT ? fragment_order(row) : row);
-    if constexpr (HALF_OUT) static_cast<__half *>(y)[at] = __float2half(fitting(value));
-    else static_cast<float *>(y)[at] = ADD ? static_cast<float *>(y)[at] + value : value;
-}
+// Whether this warp ends quad q: warps that share columns share the work behind them.
+static __device__ __forceinline__ bool ends(int q) { return q % WARPS_K == (int)threadIdx.x / 32 / WARPS_M; }
 
-// Sums of the warps that share columns, and what follows the product.
-static __device__ __forceinline__ void finish(float (&sum)[MT][NB][4], float *shared, void *y, const float *bias,
-                                              int tokens) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    float *mine = shared + warp / WARPS_M * N * SUM_STRIDE + warp % WARPS_M * 16 * MT;
+// The sums of the warps that share columns, into those that end them. room: WARPS_K * QUADS * WARPS_M * 32 quads.
+static __device__ __forceinline__ void join_warps(float4 (&sum)[QUADS], float4 *room) {
+    const int k = threadIdx.x / 32 / WARPS_M, lane = threadIdx.x % (32 * WARPS_M);
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < MT; i++)
-#pragma unroll
-        for (int b = 0; b < NB; b++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                mine[(8 * b + 2 * t + e % 2) * SUM_STRIDE + 16 * i + g + 8 * (e / 2)] = sum[i][b][e];
+    for (int q = 0; q < QUADS; q++)
+        if (!ends(q)) room[(k * QUADS + q) * WARPS_M * 32 + lane] = sum[q];
     __syncthreads();
-    for (int at = threadIdx.x; at < tokens * OUT; at += THREADS) {
-        int token = at / OUT, j = at % OUT, row = blockIdx.x * OUT + j;
-        if (row >= ROWS) continue;
-        const float *from = shared + token * SUM_STRIDE + (GATED ? j / 8 * 16 + j % 8 : j);
-        float value = 0, up = 0;
 #pragma unroll
-        for (int k = 0; k < WARPS_K; k++) {
-            value += from[k * N * SUM_STRIDE];
-            if (GATED) up += from[k * N * SUM_STRIDE + 8];
+    for (int q = 0; q < QUADS; q++) {
+        if (!ends(q)) continue;
+        float4 total = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int other = 0; other < WARPS_K; other++) {
+            const float4 part = other == k ? sum[q] : room[(other * QUADS + q) * WARPS_M * 32 + lane];
+            add(total, part);
         }
-        value = activate(value * UNSCALE + (BIAS ? bias[row] : 0));
-        if (GATED) value *= up * UNSCALE + (BIAS ? bias[ROWS + row] : 0);
-        store(y, token, row, value);
+        sum[q] = total;
     }
 }
 
-// y: floats, or halves in the order of fragments (tokens, ROWS of STRIDE); x: halves in that order (tokens, COLUMNS);
-// count: the number of tokens, at most N.
+// The sums of the blocks that share a set's columns; true in the one that arrives last, which has them all.
+static __device__ __forceinline__ bool join_blocks(float4 (&sum)[QUADS], float4 *partial, unsigned *arrived, int set) {
+    __shared__ unsigned order;
+    constexpr int QUAD = WARPS_M * 32;
+    partial += (size_t)set * SPLITS * QUADS * QUAD + threadIdx.x % QUAD;
+#pragma unroll
+    for (int q = 0; q < QUADS; q++)
+        if (ends(q)) __stcg(partial + (blockIdx.y * QUADS + q) * QUAD, sum[q]);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) order = atomicAdd(arrived + set, 1);
+    __syncthreads();
+    if (order != SPLITS - 1) return false;
+    __threadfence();
+    if (threadIdx.x == 0) arrived[set] = 0;
+#pragma unroll
+    for (int q = 0; q < QUADS; q++) {
+        if (!ends(q)) continue;
+        float4 part[SPLITS];  // all on their way at once
+#pragma unroll
+        for (int z = 0; z < SPLITS; z++) part[z] = __ldcg(partial + (z * QUADS + q) * QUAD);
+        sum[q] = part[0];
+#pragma unroll
+        for (int z = 1; z < SPLITS; z++) add(sum[q], part[z]);
+    }
+    return true;
+}
+
+// What follows the product, for the quads that this warp ends.
+static __device__ __forceinline__ void finish(const float4 (&sum)[QUADS], void *y, const float *bias, int set,
+                                              int tokens) {
+    const int lane = threadIdx.x % 32, first = set * SET + threadIdx.x / 32 % WARPS_M * TILE;
+    float old[QUADS][4];
+    auto quad = [&](int q) {
+        const int i = q / NB;
+        return Quad{8 * (q % NB) + 2 * (lane % 4), (GATED ? (first + 16 * i) / 2 : first + 16 * i) + lane / 4};
+    };
+#pragma unroll
+    for (int q = 0; q < QUADS; q++)
+        if (ends(q)) quad(q).load(y, tokens, old[q]);
+#pragma unroll
+    for (int q = 0; q < QUADS; q++)
+        if (ends(q)) quad(q).store(y, bias, tokens, sum[q], old[q]);
+}
+
+// y: floats, or halves in the order of fragments (tokens, ROWS of STRIDE); x: halves in that order (MOST, COLUMNS);
+// partial: floats (sets, SPLITS, SET * N) and arrived: zeros (sets), where SPLITS > 1; count: the number of tokens, at
+// most N.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gemm_few(
-    void *y, const __half *x, const unsigned char *w, const unsigned char *w2, const float *bias, const int *count
+    void *y, const __half *x, const unsigned char *w, const unsigned char *w2, const float *bias, float4 *partial,
+    unsigned *arrived, const int *count
 ) {
     extern __shared__ __align__(128) unsigned char memory[];
     allow_next();
     const int warp = threadIdx.x / 32, k = warp / WARPS_M;
-    const int first = blockIdx.x * M + warp % WARPS_M * 16 * MT;
-    const unsigned stages = shared_address(memory);
-    Weights held;
-    load(held, w, w2, first, k, 0);  // nobody writes weights: they are asked for before the wait
-    await_previous();
-    const int tokens = min(*count, N);
-#pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) {
-        if (i < STEPS) copy_x(stages + i * STAGE_BYTES, x, tokens, i);
+    const int begin = blockIdx.y * SHARE, end = min(begin + SHARE, GROUPS);
+    const unsigned held = shared_address(memory), stages = held + X_BYTES + warp * STAGES * STAGE_BYTES;
+    const unsigned wrap = stages + STAGES * STAGE_BYTES;
+
+    int coming_set = blockIdx.x, coming = 0;
+    unsigned to = stages;
+    Source from(w, w2, coming_set);
+    auto ahead = [&] {
+        const int group = begin + coming * WARPS_K + k;
+        if (coming_set < SETS && group < end) from.copy(to, group);
         commit_copies();
-    }
-    float sum[MT][NB][4] = {};
-    for (int step = 0; step < STEPS; step++) {
-        wait_copies<STAGES - 2>();
-        __syncthreads();
-        if (step + STAGES - 1 < STEPS)
-            copy_x(stages + (step + STAGES - 1) % STAGES * STAGE_BYTES, x, tokens, step + STAGES - 1);
-        commit_copies();
-        const int group = step * WARPS_K + k;
-#pragma unroll
-        for (int part = 0; part < PARTS; part++) {
-            Weights next;
-            const int later = part + 1 < PARTS ? group : group + WARPS_K;
-            if (AHEAD && later < GROUPS) load(next, w, w2, first, later, (part + 1) % PARTS);
-            if (group < GROUPS)
-                multiply(sum, held, first, stages + step % STAGES * STAGE_BYTES + k * GROUP_BYTES, group, part);
-            if (!AHEAD && later < GROUPS) load(next, w, w2, first, later, (part + 1) % PARTS);
-            held = next;
+        to = to + STAGE_BYTES == wrap ? stages : to + STAGE_BYTES;
+        if (++coming == STEPS) {
+            coming = 0, coming_set += gridDim.x;
+            from = Source(w, w2, coming_set);
         }
+    };
+    constexpr bool EARLY = OVERLAP != 0;  // nobody writes weights: they are asked for before the wait
+    if (EARLY)
+#pragma unroll 1
+        for (int i = 0; i < STAGES - 1; i++) ahead();
+    await_previous();
+    copy_x<HELD, NB>(held, x, begin, end);
+    commit_copies();
+    if (!EARLY)
+#pragma unroll 1
+        for (int i = 0; i < STAGES - 1; i++) ahead();
+    wait_copies<EARLY ? 0 : STAGES - 1>();
+    __syncthreads();
+
+    unsigned now = stages;
+    for (int set = blockIdx.x; set < SETS; set += gridDim.x) {
+        float sum[MT][NB][4] = {};
+        const Source source(w, w2, set);
+        for (int step = 0; step < STEPS; step++) {
+            if (PHASES > 1 && step % PHASE_STEPS == 0 && (step || set != (int)blockIdx.x)) {
+                __syncthreads();
+                copy_x<HELD, NB>(held, x, begin + step * WARPS_K, end);
+                commit_copies();
+                wait_copies<0>();
+                __syncthreads();
+            }
+            wait_copies<STAGES - 2>();  // a lane reads what it has copied itself
+            ahead();
+            const int group = begin + step * WARPS_K + k;
+            if (group < end)
+                multiply(sum, source, now, held + (step % PHASE_STEPS * WARPS_K + k) * GROUP_BYTES, group);
+            now = now + STAGE_BYTES == wrap ? stages : now + STAGE_BYTES;
+        }
+        float4 quads[QUADS];
+#pragma unroll
+        for (int q = 0; q < QUADS; q++) {
+            const float(&one)[4] = sum[q / NB][q % NB];
+            quads[q] = make_float4(one[0], one[1], one[2], one[3]);
+        }
+        if constexpr (WARPS_K > 1)
+            join_warps(quads, reinterpret_cast<float4 *>(memory + X_BYTES + WARPS * STAGES * STAGE_BYTES));
+        if (SPLITS == 1 || join_blocks(quads, partial, arrived, set)) finish(quads, y, bias, set, min(*count, N));
     }
     wait_copies<0>();
-    finish(sum, reinterpret_cast<float *>(memory), y, bias, tokens);
 }
