@@ -1,14 +1,15 @@
-"""Products by Hopper's own tensor-core instructions, held to those that every chip has: cases of test_h200."""
+"""Products of many tokens by Hopper's own instructions, and of few tokens, held to others: cases of test_h200."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from tegrad.llm import packing
-from tegrad.llm.gemm import AnyTile, Gemm, Operands, Tile, WgmmaTile, fragment_order
-from tegrad.llm.gguf import BLOCK_TYPES, Q4_K, Q6_K
+from tegrad.llm.gemm import AnyTile, FewTile, Gemm, Operands, StreamTile, Tile, WgmmaTile, fragment_order
+from tegrad.llm.gguf import BLOCK_TYPES, F32, Q4_K, Q6_K
 from tegrad.llm.programs import Programs
 from tegrad.llm.rows import Room
 
@@ -25,6 +26,21 @@ CASES: dict[str, tuple[Gemm, AnyTile]] = {
     "fragments made ahead": (Gemm(Q6_K, 2048, 2048), WgmmaTile(128, 128, splits=2, resident=2, ahead=True)),
     "fragments of two runs made ahead": (Gemm(Q4_K, 3072, 2048), WgmmaTile(128, 128, units=2, ahead=True)),
     "32 tokens": (Gemm(Q4_K, 3072, 2048), WgmmaTile(32, 256, splits=2)),
+}
+FEW: dict[str, tuple[Gemm, AnyTile]] = {
+    **{f"{kind.name}": (Gemm(kind, 200, 1280), FewTile(2, warps_m=2, stages=2)) for kind in BLOCK_TYPES.values()},
+    **{
+        f"{kind.name}, whole segments": (Gemm(kind, 200, 4096), StreamTile(4, stages=3, blocks=5))
+        for kind in BLOCK_TYPES.values()
+        if kind is not F32
+    },
+    "gate and up of 1B": (
+        Gemm(Q6_K, 8192, 2048, gated=True, activation="silu", half_out=True),
+        StreamTile(4, stages=7, blocks=128),
+    ),
+    "down of 1B, two blocks an SM": (Gemm(Q6_K, 2048, 8192, add=True), StreamTile(1, 3, resident=2, blocks=64)),
+    "down of 3B, split columns": (Gemm(Q6_K, 3072, 3072, add=True), FewTile(4, stages=3, splits=4)),
+    "logits of 3B, a part of them": (Gemm(Q6_K, 16032, 3072), FewTile(4, stages=3, phases=2, blocks=132)),
 }
 
 
@@ -43,24 +59,24 @@ def packed(gemm: Gemm, seed: int) -> np.ndarray:
     return packing.pack(gemm.kind, raw, gemm.rows, gemm.columns)
 
 
-def product(device: Any, gemm: Gemm, tile: AnyTile) -> np.ndarray:
+def product(device: Any, gemm: Gemm, tile: AnyTile, tokens: int) -> np.ndarray:
     """What a tile's kernel computes of random operands, the same for every tile."""
     rng = np.random.default_rng(7)
     room = Room(device)
-    x = rng.standard_normal((TOKENS, gemm.columns)).astype(np.float16)
-    before = rng.standard_normal((TOKENS, gemm.rows)).astype(np.float16 if gemm.half_out else np.float32)
+    x = rng.standard_normal((tokens, gemm.columns)).astype(np.float16)
+    before = rng.standard_normal((tokens, gemm.rows)).astype(np.float16 if gemm.half_out else np.float32)
     y = room.put(before.tobytes())
     on = Operands(
         y,
         room.put(x.tobytes()),
         room.put(packed(gemm, 1).tobytes()),
-        room.put(np.array([TOKENS, 0, 0, 0], np.int32).tobytes()),
+        room.put(np.array([tokens, 0, 0, 0], np.int32).tobytes()),
         room.put(packed(gemm, 2).tobytes()) if gemm.gated else None,
         room.put(rng.standard_normal(gemm.rows).astype(np.float32).tobytes()) if gemm.bias else None,
-        room.put(bytes(max(16, tile.scratch_bytes(gemm, TOKENS)))),
-        room.put(bytes(max(16, 4 * tile.counters(gemm, TOKENS)))),
+        room.put(bytes(max(16, tile.scratch_bytes(gemm, tokens)))),
+        room.put(bytes(max(16, 4 * tile.counters(gemm, tokens)))),
     )
-    launch = tile.launch(Programs(device), gemm, on, TOKENS)
+    launch = tile.launch(Programs(device), gemm, on, tokens)
     launch.program(*launch.buffers, global_size=launch.grid, local_size=launch.block, wait=True)
     out = bytearray(before.nbytes)
     device.allocator._copyout(memoryview(out), y)
@@ -69,10 +85,11 @@ def product(device: Any, gemm: Gemm, tile: AnyTile) -> np.ndarray:
     return found[:, fragment_order(gemm.rows)] if gemm.half_out else found
 
 
-def difference(device: Any, name: str) -> float:
+def difference(device: Any, cases: Mapping[str, tuple[Gemm, AnyTile]], name: str) -> float:
     """The largest difference of the two kernels' results, of the largest result: they add the same in another order."""
-    gemm, tile = CASES[name]
-    expected, found = product(device, gemm, PLAIN), product(device, gemm, tile)
+    gemm, tile = cases[name]
+    tokens = 8 * tile.nb if isinstance(tile, (FewTile, StreamTile)) else TOKENS
+    expected, found = product(device, gemm, PLAIN, tokens), product(device, gemm, tile, tokens)
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 

@@ -740,10 +740,23 @@ def language_models() -> None:
 def wgmma_products() -> None:
     """Hopper's own tensor-core instructions compute what those of every chip do."""
     from gemm_products import CASES as PRODUCTS
+
+    _products(PRODUCTS)
+
+
+@case()
+def few_products() -> None:
+    """The kernels for few tokens compute what that for many does."""
+    from gemm_products import FEW as PRODUCTS
+
+    _products(PRODUCTS)
+
+
+def _products(cases: Any) -> None:
     from gemm_products import difference, limit
 
-    for name, (gemm, _) in PRODUCTS.items():
-        off = difference(device(), name)
+    for name, (gemm, _) in cases.items():
+        off = difference(device(), cases, name)
         print(f"{name} {off:.1e};", end=" ")
         assert off < limit(gemm), f"{name}: {off:.2e} of the largest result"
 
