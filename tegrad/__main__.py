@@ -1,5 +1,5 @@
 """`python -m tegrad` is the `tegrad` command."""
 
-from tegrad.cli import main
+from tegrad.cli import entry
 
-main()
+entry()

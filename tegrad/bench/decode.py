@@ -170,11 +170,16 @@ def gaps(engine: Engine, ways: Ways, tokens: int, repetitions: int) -> list[floa
 
 
 def process(arguments: Sequence[str]) -> float:
-    """Seconds from the start of `tegrad ...` to its end; RecordError where it fails."""
+    """Seconds from the start of `tegrad ...` to its end; RecordError where it fails.
+
+    Python may keep compiled modules, as an installed package has them: some machines forbid it in the environment.
+    """
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     begun = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "tegrad", *arguments], capture_output=True, text=True, check=False, timeout=TIMEOUT_S
-    )
+        [sys.executable, "-m", "tegrad", *arguments],
+        capture_output=True, text=True, check=False, timeout=TIMEOUT_S, env=kept,
+    )  # fmt: skip
     seconds = time.perf_counter() - begun
     if done.returncode:
         raise RecordError(f"`tegrad {shlex.join(arguments)}` ended with {done.returncode}: {done.stderr[-400:]}")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -20,7 +21,6 @@ from tegrad import models
 from tegrad.errors import TegradError
 
 if TYPE_CHECKING:
-    from tegrad.llm.arch import Config
     from tegrad.llm.engine import Engine
     from tegrad.llm.generate import Reply
     from tegrad.llm.gguf import Gguf
@@ -77,9 +77,8 @@ def run(
     """
     path, prompt = _arguments(words)
     seed = secrets.randbits(32) if seed is None else seed
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would take time to start and do nothing
     with nothing_collected(), ExitStack() as held, ThreadPoolExecutor(1, "tegrad-prompt") as beside:
-        opening = beside.submit(_opened_file, path)  # while tinygrad is imported
-        held.callback(_close_file, opening)
         from tegrad.llm.sampler import Sampler
 
         sampler = Sampler(
@@ -88,19 +87,20 @@ def run(
         )  # fmt: skip
         notes: list[str] = []
         choose_device(tell=notes.append)
-        file, config = opening.result()
-        positions = config.positions(context)
-        asked = _asked(file, prompt, chat=path != models.SMALL if chat is None else chat, insist=bool(chat))
-        reading = beside.submit(_tokens, file, *asked)  # while the device opens, most of which is waiting
-        if len(asked[0].encode()) + 2 > positions:  # what a first token and a space in front may add
-            config.positions(context, len(reading.result()[1]))
-        for note in notes:
-            _tell(note)
-        device = _opened()
-        tokenizer, tokens = reading.result()
+        in_chat = path != models.SMALL if chat is None else chat
+        opening = beside.submit(_opened_file, path, context, partial(_asked, prompt, chat=in_chat, insist=bool(chat)))
+        held.callback(_close_file, opening)  # it is read while the device opens, most of which is waiting
+        try:
+            device = _opened()
+        finally:
+            file, positions, asked = opening.result()  # what is wrong with the file is said, whatever else is wrong
+            for note in notes:
+                _tell(note)
+        reading = beside.submit(_tokens, file, *asked)
         begun = time.perf_counter()
         session, steps = speaker(file, positions)
         load = time.perf_counter() - begun
+        tokenizer, tokens = reading.result()
     from tegrad.llm.generate import Reply
 
     reply = Reply(session, tokenizer, tokens, sampler, max_tokens)
@@ -135,20 +135,24 @@ def nothing_collected() -> Iterator[None]:
         gc.enable()
 
 
-def _opened_file(path: Path) -> tuple[Gguf, Config]:
-    """A model's file and what it says of the model."""
+def _opened_file(
+    path: Path, context: int | None, ask: Callable[[Gguf], tuple[str, bool]]
+) -> tuple[Gguf, int, tuple[str, bool]]:
+    """A model's file, the positions of its cache, and what `ask` makes of the prompt, which fits them."""
     from tegrad.llm.arch import Config
     from tegrad.llm.gguf import Gguf
 
-    file = Gguf.open(path)
-    try:
-        return file, Config.read(file)
-    except BaseException:
-        file.close()
-        raise
+    with ExitStack() as held:
+        file = held.enter_context(Gguf.open(path))
+        config, asked = Config.read(file), ask(file)
+        positions = config.positions(context)
+        if len(asked[0].encode()) + 2 > positions:  # what a first token and a space in front may add
+            config.positions(context, len(_tokens(file, *asked)[1]))
+        held.pop_all()
+        return file, positions, asked
 
 
-def _close_file(opening: Future[tuple[Gguf, Config]]) -> None:
+def _close_file(opening: Future[tuple[Gguf, int, tuple[str, bool]]]) -> None:
     if opening.exception() is None:
         opening.result()[0].close()
 
@@ -247,7 +251,7 @@ def _arguments(words: list[str]) -> tuple[Path, str]:
     return path, data.decode("utf-8", "replace")
 
 
-def _asked(file: Gguf, prompt: str, *, chat: bool, insist: bool) -> tuple[str, bool]:
+def _asked(prompt: str, file: Gguf, *, chat: bool, insist: bool) -> tuple[str, bool]:
     """The text to encode, in the model's chat template if wanted and there, and whether it lacks its first token."""
     template = None
     if chat:

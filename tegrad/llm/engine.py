@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tinygrad import Device
 from tinygrad.runtime.support.hcq import HCQBuffer
 
+from tegrad.hw.chips import CHIPS
 from tegrad.llm.cache import KvCache
 from tegrad.llm.errors import ContextError, ModelError, RoomError
 from tegrad.llm.gguf import Gguf, Progress
@@ -31,7 +32,11 @@ from tegrad.nv.replay import DEFAULT, Boundary, Launch, up_to
 OLDEST: Final = 80
 """The kernels' oldest architecture, sm_80: 16-byte asynchronous copies and mma of halves."""
 SHORT: Final = 16
-"""Prompts of fewer tokens are fed a step each: sooner than the kernels for chunks are compiled."""
+"""Prompts up to so many tokens are fed a step each."""
+FIRST: Final = 64
+"""The same of a first prompt, which would wait for the kernels for chunks, where that many steps take less."""
+LOADING: Final = 50e-3
+"""Seconds that those take to load, if they are compiled; a step takes what its bytes do at half of the bandwidth."""
 
 
 class Plan(Protocol):
@@ -96,17 +101,19 @@ class Engine:
         boundary: Boundary = DEFAULT,
         early: Boundary | None = None,
         joined: int = 1,
-        short: int = SHORT,
+        short: int | None = None,
         chunks: Sequence[int] = CHUNKS,
         progress: Progress | None = None,
     ) -> None:
-        """`q8` keeps keys and values in int8; prompts above `short` tokens go in chunks.
+        """`q8` keeps keys and values in int8; prompts above `short` tokens go in chunks, SHORT unless said, the first
+        perhaps above more.
 
         `plan` makes the step. `early` is the boundary between its launches where they wait by themselves, `boundary`
         that of everything else. `joined` steps are submitted at once.
         """
         self.tokens: list[int] = []
         self._short, self._chunks, self._boundary, self._early = short, chunks, boundary, early
+        self._bytes = sum(info.nbytes for info in file.tensors.values())
         self._joined = joined
         self._loops: dict[tuple[object, ...], Loop] = {}
         self._prefill: Prefill | None = None
@@ -211,11 +218,21 @@ class Engine:
         for other in self._loops.values():
             other.settle()
         self._sampling.set(0, settings)
-        head, rest = (prompt[:-1], prompt[-1:]) if len(prompt) > self._short else ((), prompt)
+        head, rest = (prompt[:-1], prompt[-1:]) if len(prompt) > self._steps_at_most else ((), prompt)
         if head:
             self._prompts().run(head, position)
             self._sampling.remember(0, head, position)
         return loop.stream(rest, position + len(head), self.context, limit, seed)
+
+    @property
+    def _steps_at_most(self) -> int:
+        """Tokens of a prompt that is fed a step each."""
+        if self._short is not None:
+            return self._short
+        chip = next((chip for chip in CHIPS.values() if chip.arch == self.device.arch), None)
+        if self._prefill is not None or chip is None:
+            return SHORT
+        return max(SHORT, min(FIRST, int(LOADING * chip.mem_bandwidth / 2 / self._bytes)))
 
     def _prompts(self) -> Prefill:
         """What runs tokens in chunks; made when it is first needed."""

@@ -17,11 +17,11 @@ from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.state import RING, States
 from tegrad.nv.replay import DEFAULT, Boundary, Launch, Recording, repeated
 
-MOMENT: Final = 2e-3
+MOMENT: Final = 3e-3
 """Seconds that a token may wait for the ones behind it, so that the host wakes once for all of them."""
 TOGETHER: Final = 16
 """Tokens for which it wakes once, at most."""
-LATENESS: Final = 400e-6
+LATENESS: Final = 1e-3
 """Seconds that it may wake late: so much work is in flight behind the token for which it wakes."""
 PATIENCE: Final = 20e-3
 """Seconds after which a wait for a token becomes one for its step, which sleeps in the driver and notices faults."""
@@ -58,23 +58,19 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self.step = 0.0
-        self._tokens = 0
-        """So many tokens' average is the step."""
+        self.knows(0.0, 0)
         self._last = 0, 0.0
         """The last token that came, counted from 1, and about when."""
         self._since: list[tuple[int, float]] = []
         """The same of the token from which the average counts, and of one that takes its place after MEMORY more."""
 
-    @property
-    def together(self) -> int:
+    def knows(self, step: float, tokens: int) -> None:
+        """A step takes so long, which is the average of so many tokens."""
+        self.step, self._tokens = step, tokens if step else 0
+        self.together = max(1, min(TOGETHER, int(MOMENT / step))) if step else 1
         """Tokens to sleep for at once."""
-        return max(1, min(TOGETHER, int(MOMENT / self.step))) if self.step else 1
-
-    @property
-    def behind(self) -> int:
+        self.behind = min(TOGETHER, ceil(LATENESS / step) + (tokens < UNSURE)) if step else 2
         """Steps that have to be in flight behind them: more while a step is not known well."""
-        return min(TOGETHER, ceil(LATENESS / self.step) + (self._tokens < UNSURE)) if self.step else 2
 
     def begin(self, now: float) -> None:
         """The first step of a stream goes out."""
@@ -113,10 +109,10 @@ class Pace:
             begin, at = self._since[0]
             took = (came - at) / (count - begin)
             if starved:
-                self.step, self._tokens = min(self.step or took, took) * STARVED, 0
+                self.knows(min(self.step or took, took) * STARVED, 0)
                 self._since.clear()
             elif count - begin >= self._tokens:
-                self.step, self._tokens = took, min(count - begin, MEMORY // 2)
+                self.knows(took, min(count - begin, MEMORY // 2))
         self._since.append((count, came))
         if len(self._since) > 2:
             del self._since[0 if self._since[1][0] - self._since[0][0] >= MEMORY else 2]
@@ -202,7 +198,7 @@ class Loop:
         """
         pace, states, clock = self._pace, self.states, time.perf_counter
         goal = min(total, number - 1 + pace.together)
-        self._submit(min(total, goal + self._behind))
+        self._submit(min(total, goal + max(pace.behind, self._joined)))  # a run at least is behind
         if number <= first:
             goal = min(goal, first)
         now = begun = clock()
@@ -220,13 +216,8 @@ class Loop:
             pace.passed(count, now)
         else:
             pace.saw(count, now, absent, woken=looks < 2, starved=starved)
-        self._submit(min(total, count + pace.together + self._behind))
+        self._submit(min(total, count + pace.together + max(pace.behind, self._joined)))
         return tokens
-
-    @property
-    def _behind(self) -> int:
-        """Steps behind those that the host sleeps for, at least a run."""
-        return max(self._pace.behind, self._joined)
 
     def _submit(self, number: int) -> None:
         """See to it that the step of token `number` is on its way."""

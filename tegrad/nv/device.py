@@ -332,14 +332,20 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
             self._timeline.append((releases, fifo, number))
 
     def replayed(self, fifo: Fifo, number: int, kernels: Sequence[str], value: int) -> None:
-        """Note that a recording went out, which has memory of its own; `value` is the timeline value it ends with."""
+        """Note that a recording went out, which has memory of its own; `value` is the timeline value it ends with.
+
+        Of several runs at once the last one: those before have the numbers and values below it.
+        """
         self.replayed_value = value
         self._launches.append((fifo, number, kernels))
         self._timeline.append((value, fifo, number))
 
     def releasing(self, value: int) -> tuple[Fifo, int] | None:
         """The submission that lets the timeline reach `value`, if it is on its way."""
-        return next(((fifo, number) for seen, fifo, number in list(self._timeline) if seen >= value), None)
+        for seen, fifo, number in list(self._timeline):
+            if seen >= value:
+                return fifo, number - (seen - value)
+        return None
 
     def settled(self) -> bool:
         """Wait for the GPU; whether memory may be given back. If the device failed or is closed, `close` does that."""

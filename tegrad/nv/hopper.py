@@ -26,7 +26,7 @@ _AS_AMPERE = {
 }
 
 NOTIFIER_BYTES = 4096
-"""What is mapped of a channel's error memory."""
+"""A channel's error memory."""
 
 _Stock: Any = ops_nv.NVKIface
 """Where tinygrad keeps what all its devices share: the resource manager's client and the fds of nvidiactl and UVM."""
@@ -118,9 +118,17 @@ class NVKIface(_Stock):  # type: ignore[misc]
 
     # ---- memory
 
-    def alloc(self, size: int, host: bool = False, *args: Any, cpu_addr: int | None = None, **kwargs: Any) -> HCQBuffer:
-        """tinygrad's, which maps memory of the host's where it is asked for."""
-        buffer: HCQBuffer = super().alloc(size, host, *args, cpu_addr=cpu_addr, **kwargs)
+    def alloc(
+        self, size: int, host: bool = False, uncached: bool = False, *args: Any, cpu_addr: int | None = None,
+        **kwargs: Any,
+    ) -> HCQBuffer:  # fmt: skip
+        """tinygrad's, which maps memory of the host's where it is asked for.
+
+        Uncached it asks for a channel's error memory alone, 48 MiB: RM writes a few records of 16 bytes at its start.
+        """
+        if uncached:
+            size = min(size, NOTIFIER_BYTES)
+        buffer: HCQBuffer = super().alloc(size, host, uncached, *args, cpu_addr=cpu_addr, **kwargs)
         if host and cpu_addr is None:
             self._mapped[int(buffer.va_addr)] = buffer.size
         self._buffers[int(buffer.va_addr)] = buffer.size

@@ -291,8 +291,7 @@ class Recording:
                 entries.append(slot.entry)
             fifo.enter(entries, times)
             self._last, self._next, device.timeline_value = number, following, value + times
-            for at in range(times):
-                device.replayed(fifo, first + at, self._names, value + at)
+            device.replayed(fifo, number, self._names, value + times - 1)
         return number
 
     def wait(self, number: int | None = None) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tiny_llama import TYPE, Shape, write
 
+from tegrad.llm import engine as module
 from tegrad.llm.engine import Engine, suits
 from tegrad.llm.errors import ContextError, ModelError, RoomError, UnsupportedModelError
 from tegrad.llm.generate import Reply
@@ -194,3 +195,18 @@ def test_an_engine_whose_device_was_closed_says_so_and_closes(path: Path, shared
     shared.close()
     with Gguf.open(path) as file, Engine(file) as anew:
         assert len(list(anew.generate(PROMPT, Sampler(0), 3))) == 3
+
+
+def test_a_first_prompt_takes_steps_where_they_take_less_than_kernels_for_chunks(path: Path, device: str) -> None:
+    with Gguf.open(path) as file, Engine(file, device=device, chunks=(16,)) as engine:
+        prompt = [5, 9] * 10
+        first = list(engine.generate(prompt, Sampler(0), 3))
+        assert engine._prefill is None
+        assert engine._steps_at_most == module.FIRST
+        engine._bytes = 10**12
+        assert engine._steps_at_most == module.SHORT
+        engine.reset()
+        assert list(engine.generate(prompt, Sampler(0), 3)) == first
+        assert engine._prefill is not None
+        engine._bytes = 1
+        assert engine._steps_at_most == module.SHORT

@@ -162,7 +162,7 @@ def test_a_settled_loop_has_no_step_that_still_runs_behind_its_token(device: Any
 def test_two_steps_are_in_flight_while_a_token_is_read(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOMENT", 0.0)
     monkeypatch.setattr(module, "LATENESS", 1e-9)
-    loop._pace.step = 1e-3
+    loop._pace.knows(1e-3, 32)
     fifo = loop.recording._fifo
     before, seen = fifo.submissions, []
     for count, _ in enumerate(loop.stream([5], 0, 1000, 6), 1):

@@ -78,7 +78,7 @@ def run(
     loop = Loop.__new__(Loop)
     loop.states = loop.recording = world  # type: ignore[assignment]
     loop._streams, loop._joined, loop._pace = 0, joined, Pace()
-    loop._pace.step, loop._pace._tokens = known, module.MEMORY // 2 if known else 0
+    loop._pace.knows(known, module.MEMORY // 2)
     for _ in loop._steps([1], 0, 1 << 30, tokens, 0):
         world.late.append(world.now - world.ends[len(world.late)])
         world.spend(busy)

@@ -88,6 +88,21 @@ def test_it_stands_in_tinygrads_list_under_its_name() -> None:
     assert ops_nv.NVDevice.ifaces[1] is NVKIface
 
 
+def test_a_channels_error_memory_is_no_larger_than_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, bool]] = []
+
+    def alloc(self: Any, size: int, host: bool, uncached: bool, **how: Any) -> Any:
+        asked.append((size, uncached))
+        return SimpleNamespace(va_addr=len(asked), size=size)
+
+    monkeypatch.setattr(ops_nv.NVKIface, "alloc", alloc)
+    made = interface(HOPPER)
+    made._buffers = {}
+    made.alloc(48 << 20, uncached=True)
+    made.alloc(48 << 20)
+    assert asked == [(4096, True), (48 << 20, False)]
+
+
 # ---- the end
 
 
