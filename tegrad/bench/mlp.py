@@ -99,6 +99,8 @@ def as_work(made: Recorded, inputs: Sequence[Array]) -> Work:
     contents = [_content(buffer) for buffer in addresses.values()]
     where = [buffer.cpu_view().addr if buffer.view is not None else None for buffer in addresses.values()]
     given, result = (where.index(array.__array_interface__["data"][0]) for array in (made.inputs[0], made.outputs[0]))
+    for at, array in ((given, made.inputs[0]), (result, made.outputs[0])):
+        contents[at] = array.tobytes().hex()  # their memory may be longer, and a graph copies what it is given
     return Work(kernels, contents, given, result, [x.tobytes().hex() for x in inputs])
 
 

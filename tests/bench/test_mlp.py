@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,29 @@ def test_every_way_to_run_the_network_is_a_line(board: None, capsys: pytest.Capt
     mlp.main(["--boundary", "chain", "idle", "--no-graph"])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines] == ["recorded, chain", "recorded, idle", "TinyJit"]
+
+
+def test_a_graph_is_given_the_arrays_and_not_the_pages_that_they_lie_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    def page(address: int) -> tuple[Any, Any]:
+        memory = np.zeros(4096, np.uint8)
+        near = memory.__array_interface__["data"][0]
+        allocator = SimpleNamespace(_copyout=lambda to, buffer: None)
+        owner = SimpleNamespace(allocator=allocator)
+        buffer = SimpleNamespace(va_addr=address, size=4096, view=1, owner=owner)
+        buffer.cpu_view = lambda: SimpleNamespace(addr=near)
+        return buffer, memory
+
+    (given, one), (result, other) = page(0x1000), page(0x2000)
+    program = SimpleNamespace(lib=b"", name="kernel")
+    launch = SimpleNamespace(program=program, buffers=(result, given), grid=(1, 1, 1), block=(32, 1, 1))
+    made: Any = SimpleNamespace(
+        launches=[launch], inputs=[one[:24].view(np.float16)], outputs=[other[:8].view(np.int16)]
+    )
+    monkeypatch.setattr(mlp, "read_ptx", lambda lib: SimpleNamespace(ptx="// kernel"))
+    work = mlp.as_work(made, [np.ones(12, np.float16)])
+    assert [len(content) // 2 for content in work.buffers] == [8, 24]
+    found = cudagraph.run(work, FakeCuda())
+    assert found["copied"]["outputs"] == ["00" * 8]
 
 
 def test_a_graph_is_captured_once_and_launched_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
