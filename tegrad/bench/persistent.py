@@ -37,21 +37,21 @@ from tegrad.llm.state import State, States
 from tegrad.nv.replay import Boundary, Launch
 
 AXES: Final[Mapping[str, tuple[int, ...]]] = {
-    "in_flight": (1, 2, 3),
+    "in_flight": (2, 1, 3),
     "handover": (1, 0),
-    "consumers": (16, 12, 8, 20),
+    "consumers": (12, 16, 8),
     "service": (3, 7, 2),
     "polled": (3, 2, 1, 4),
-    "ring_tile": (1, 2),
     "ring_slots": (32, 5, 3),
-    "evict_first": (0, 1),
+    "evict_first": (1, 0),
     "backoff": (0, 40),
-    "attention_warps": (8, 16, 4),
+    "attention_warps": (12, 16, 8),
     "attention_loads": (2, 4),
-    "attention_shares": (2, 1, 4),
+    "attention_shares": (4, 2, 1),
+    "attention_rows": (192, 384, 768),
     "bulk": (1, 0),
 }
-"""In the order of their expected worth. `ring_tile` counts segments of each consumer here."""
+"""In the order of their expected worth."""
 STEPS: Final = (1, 9)
 """Steps of the recordings whose difference is measured."""
 ROOM: Final = 1024
@@ -146,12 +146,9 @@ def parts(rig: Rig, tuning: Tuning) -> list[Part]:
 
 def variants(start: Tuning, axis: str) -> Iterator[Tuning]:
     """The tunings along an axis, others as they are."""
-    per = start.ring_tile // start.consumers
     for value in AXES[axis]:
-        if axis == "ring_tile":
-            made = replace(start, ring_tile=value * start.consumers)
-        elif axis == "consumers":
-            made = replace(start, consumers=value, ring_tile=per * value, attention_warps=min(8, value))
+        if axis == "consumers":
+            made = replace(start, consumers=value, attention_warps=min(start.attention_warps, value))
         elif axis == "service":
             made = replace(start, service=value, polled=2 if value > 3 else 3)
         else:
@@ -196,10 +193,7 @@ def _compile(name: str, chip: str, depth: int, tuning: Tuning) -> str:
 
 def _tuning(name: str, settings: Sequence[str]) -> Tuning:
     given = {key: int(value) for key, _, value in (entry.partition("=") for entry in settings)}
-    if "ring_tile" not in given and "consumers" in given:
-        given["ring_tile"] = given["consumers"]
-    start = Tuning.suited([block_type(name)])
-    return replace(start, **given)
+    return replace(Tuning.suited([block_type(name)]), **given)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -23,7 +23,7 @@ from tegrad.llm.cache import KvCache
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
 from tegrad.llm.packed import PackedMatrix, PackedModel
-from tegrad.llm.packing import SET, segment_bytes
+from tegrad.llm.packing import PLAIN, SEGMENT, SET, segment_bytes
 from tegrad.llm.plan import Room
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.sampling import Sampling
@@ -60,13 +60,11 @@ WAITING: Final = ("packets", "a counter", "a tile of weights", "a free slot", "a
 class Tuning:
     """What may be chosen freely; `bench` finds the best by measuring. Names are the kernel's macros in lower case."""
 
-    consumers: int = 16
+    consumers: int = 12
     service: int = 3
-    ring_tile: int = 16
-    """Segments of a tile, a multiple of `consumers`."""
     ring_slots: int = 32
-    """Tiles of the ring at most; shared memory bounds them too."""
-    in_flight: int = 1
+    """Tiles of the ring at most, of a segment for each consumer; shared memory bounds them too."""
+    in_flight: int = 2
     """Tiles on their way at most."""
     handover: int = 1
     """1: packets, which readers poll; 0: counters behind a fence."""
@@ -74,11 +72,14 @@ class Tuning:
     """Sets of 16 elements that a service thread waits for together: each further round is a trip to L2."""
     backoff: int = 0
     """ns between polls."""
-    attention_warps: int = 8
+    attention_warps: int = 12
     attention_loads: int = 2
-    attention_shares: int = 2
+    attention_rows: int = 384
+    """Cached positions that one CTA takes alone: to join parts costs more."""
+    attention_shares: int = 4
     """CTAs that share a KV head's query heads, at most: fewer registers each, but keys and values are read again."""
-    evict_first: int = 0
+    evict_first: int = 1
+    """Weights leave L2 first, so that what passes between CTAs stays there; of bulk copies only."""
     bulk: int | None = None
     """Bulk copies, which only sm_90 has; None: where there are."""
     spin_limit: int = 0
@@ -93,8 +94,13 @@ class Tuning:
     def suited(cls, kinds: Iterable[BlockType]) -> Self:
         """A tuning whose tiles leave room for a ring: segments of floats are large, so that fewer warps take them."""
         widest = max(segment_bytes(kind) for kind in kinds)
-        consumers = 16 if widest < 4096 else 32768 // widest
-        return cls(consumers=consumers, ring_tile=consumers, attention_warps=min(8, consumers))
+        consumers = 12 if widest < 4096 else 32768 // widest
+        return cls(consumers=consumers, attention_warps=consumers)
+
+
+def fixed(matrices: Iterable[Matrix], consumers: int) -> bool:
+    """Whether a consumer's segments, so many apart, all begin in the same column of their matrix."""
+    return all(consumers * SEGMENT % matrix.columns == 0 for matrix in matrices if matrix.kind not in PLAIN)
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,7 @@ class Persistent:
             "COLUMNS": max(m.columns for m in matrices),
             "OWN": own, "SPLIT_SETS": _splits_sets(program), "SUMS": _most_sums(program), "SHARED": self.shared_bytes,
             "STORE_LOGITS": self.store_logits, "STAMPS": self.stamps,
+            "SPLIT_FROM": tuning.attention_rows, "FIXED": fixed(matrices, tuning.consumers),
             "ATTENTION_SYNC()": "barrier_sync<ATTENTION_MEET>(32*ATTENTION_WARPS)",
         }  # fmt: skip
         made |= {f"USES_{kind.name}": 1 for kind in kinds}

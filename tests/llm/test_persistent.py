@@ -36,7 +36,7 @@ from tegrad.nv.replay import Recording
 
 pytestmark = pytest.mark.board
 
-SMALL = Tuning(consumers=4, service=2, ring_tile=4, ring_slots=3, polled=1, attention_warps=4)
+SMALL = Tuning(consumers=4, service=2, ring_slots=3, polled=1, attention_warps=4, attention_rows=0)
 ATTENTION_TILE = 4 * SMALL.attention_loads  # positions that a warp takes at a time: 32 / (64 / 8) rows for each load
 
 
@@ -76,6 +76,8 @@ class Rig:
 
     def split(self, position: int) -> list[tuple[int, int]]:
         """attend::range of attention.cuh."""
+        if position <= self.kernel.tuning.attention_rows:
+            return [(0, position)]
         per = SMALL.attention_warps * ATTENTION_TILE
         limit = min(max(1, -(-position // per)), self.program.parts)
         share = (position + limit - 1) // limit
@@ -181,7 +183,7 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
     # whole segments; counters instead of packets, two tiles on their way, two segments of a tile for each consumer
     "counters": (
         Shape(2048, 4096, 4, 2, 64, 1, 72, Q8_0, positions=128),
-        4, 100, {"tuning": replace(SMALL, handover=0, in_flight=2, consumers=5, ring_tile=10)},
+        4, 100, {"tuning": replace(SMALL, handover=0, in_flight=2, consumers=5)},
     ),
     # more logits than fit shared memory at once; rows of a quarter of a segment
     "logits": (Shape(512, 512, 4, 2, 64, 1, 25000, Q4_K), 2, 3, {}),
@@ -322,5 +324,5 @@ def test_more_ctas_than_the_chip_holds_are_refused(opened: Any) -> None:
 def test_tiles_of_any_format_leave_room_for_a_ring() -> None:
     for kind in (Q6_K, Q4_K, Q8_0, F16, F32):
         tuning = Tuning.suited([Q6_K, kind])
-        assert tuning.ring_tile * segment_bytes(kind) <= 40 << 10
-        assert tuning.attention_warps <= tuning.consumers == tuning.ring_tile
+        assert tuning.consumers * segment_bytes(kind) <= 40 << 10
+        assert tuning.attention_warps <= tuning.consumers

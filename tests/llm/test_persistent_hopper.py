@@ -64,7 +64,7 @@ def tiles(plan: PersistentPlan) -> int:
     count = [0] * plan.kernel.program.ctas
     for stage in plan.kernel.program.stages:
         for ins in stage.instructions:
-            count[ins.cta] += sum(-(-run.segments // plan.kernel.tuning.ring_tile) for run in ins.runs)
+            count[ins.cta] += sum(-(-run.segments // plan.kernel.tuning.consumers) for run in ins.runs)
     return min(count)
 
 
@@ -103,8 +103,8 @@ def test_rings_of_any_size_hold_the_same_weights(
         replace(SMALL, ring_slots=2, in_flight=2),
         replace(SMALL, ring_slots=3, in_flight=1),
         replace(SMALL, ring_slots=3, in_flight=2),
-        replace(SMALL, ring_slots=3, in_flight=3, ring_tile=8),
-        replace(SMALL, ring_slots=5, in_flight=4, ring_tile=12),
+        replace(SMALL, ring_slots=3, in_flight=3),
+        replace(SMALL, ring_slots=5, in_flight=4),
         replace(SMALL, ring_slots=4, in_flight=3, handover=0),
         replace(TIGHT, spin_limit=5_000_000),
     ]

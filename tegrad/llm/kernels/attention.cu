@@ -40,7 +40,8 @@ attention(const State *states, const float *qkv, const float *q_norm, const floa
     const Output out = {OUTPUT_X ? x + output : nullptr, OUTPUT_Q ? q + output : nullptr,
                         OUTPUT_Q ? s + output / 16 : nullptr, OUTPUT_H ? (__half *)x + output : nullptr};
     part(shared, side(k, k_scale, index), side(v, v_scale, index), blockIdx.x, position, mine + head * OUTPUTS,
-         mine + (HEADS + head) * HEAD_DIM, mine + (HEADS + KV_HEADS + head) * HEAD_DIM, q_norm, k_norm, rope,
-         ROPE_POSITIONS, workspace + (size_t)index * SPLITS * PART_FLOATS, counters + index, out, threadIdx.x,
+         mine + (HEADS + head) * HEAD_DIM, mine + (HEADS + KV_HEADS + head) * HEAD_DIM, q_norm, k_norm,
+         rope + (size_t)position * ROPE_PAIRS, (size_t)ROPE_POSITIONS * ROPE_PAIRS,
+         workspace + (size_t)index * SPLITS * PART_FLOATS, counters + index, out, threadIdx.x,
          [] { await_previous(); });
 }

@@ -8,7 +8,8 @@
 // Macros: HEADS, KV_HEADS, HEAD_DIM, POSITIONS (of the cache), ROPE (0 none, 1 neighbours, 2 halves) and ROPE_PAIRS,
 // CACHE_Q8 (0: f16, 1: q8_0), QK_NORM and EPS (RMS norm of each query and key head), ATTENTION_WARPS (of a CTA),
 // ATTENTION_LOADS (rows of K that a lane has in flight), SPLITS (parts of a KV head at most), SPLIT_ROWS (positions
-// that make another part worth its while), ATTENTION_SYNC (barrier of the CTA's ATTENTION_WARPS warps).
+// that make another part worth its while), SPLIT_FROM (positions that one part takes alone), ATTENTION_SYNC (barrier of
+// the CTA's ATTENTION_WARPS warps).
 #pragma once
 #include <cuda_fp16.h>
 
@@ -55,6 +56,11 @@ constexpr int PART_ROWS = SPLIT_ROWS;
 #else
 constexpr int PART_ROWS = ATTENTION_WARPS * TILE;
 #endif
+#ifdef SPLIT_FROM
+constexpr int ALONE_ROWS = SPLIT_FROM;
+#else
+constexpr int ALONE_ROWS = PART_ROWS;
+#endif
 constexpr unsigned ALL = 0xffffffffu;
 constexpr float NONE = -1e30f;  // below any score
 
@@ -98,6 +104,7 @@ struct Range {
 };
 
 __device__ __forceinline__ Range range(int cached, int part) {
+    if (cached <= ALONE_ROWS) return {part ? cached : 0, cached, 1};
     int wanted = (cached + PART_ROWS - 1) / PART_ROWS;
     int limit = wanted < 1 ? 1 : wanted < SPLITS ? wanted : SPLITS;
     int rows = ((cached + limit - 1) / limit + TILE - 1) / TILE * TILE;
@@ -299,14 +306,13 @@ __device__ __forceinline__ void store_row(float *row, const Side &to, int positi
 }
 
 // Queries of a KV head into shared memory; the first part also makes the token's own key and value and stores them.
-// q, k, v: float32, this KV head's GROUP query heads, its key and its value.
+// q, k, v: float32, this KV head's GROUP query heads, its key and its value. turn: rope's cosines at this position; its
+// sines are `sines` on.
 __device__ __forceinline__ void prepare(Shared &shared, const Side &keys, const Side &values, int position, bool first,
                                         const float *q, const float *k, const float *v, const float *q_norm,
-                                        const float *k_norm, const float *rope, int rope_positions, unsigned thread) {
+                                        const float *k_norm, const float *turn, size_t sines, unsigned thread) {
     unsigned lane = thread % 32;
     const float scale = 1.4426950408889634f / sqrtf((float)HEAD_DIM);
-    const float *turn = rope + (size_t)position * ROPE_PAIRS;
-    size_t sines = (size_t)rope_positions * ROPE_PAIRS;
     for (int vector = thread / 32; vector < GROUP + (first ? 2 : 0); vector += ATTENTION_WARPS) {
         if (vector < GROUP) {
             turn_head(q + vector * HEAD_DIM, q_norm, turn, sines, scale, shared.query[vector], lane);
@@ -465,11 +471,12 @@ __device__ __forceinline__ float join_warps(const Shared &shared, int at, float 
     int g = at / HEAD_DIM;
     float mixed = 0;
     top = NONE, sum = 0;
+#pragma unroll
     for (int w = 0; w < ATTENTION_WARPS; w++) top = fmaxf(top, shared.top[w][g]);
+#pragma unroll
     for (int w = 0; w < ATTENTION_WARPS; w++) {
-        if (shared.top[w][g] == NONE) continue;  // a warp that had no positions wrote nothing else
-        float part = power(shared.top[w][g] - top);
-        mixed += part * shared.mixed[w][at];
+        const float part = power(shared.top[w][g] - top), found = shared.mixed[w][at];
+        mixed += shared.top[w][g] == NONE ? 0 : part * found;  // a warp that had no positions wrote nothing else
         sum += part * shared.sum[w][g];
     }
     return mixed;
@@ -542,7 +549,7 @@ __device__ __forceinline__ void join_parts(Shared &shared, const float *workspac
 template <typename Ready>
 __device__ __forceinline__ void part(Shared &shared, const Side &keys, const Side &values, int part, int position,
                                      const float *q, const float *k, const float *v, const float *q_norm,
-                                     const float *k_norm, const float *rope, int rope_positions, float *workspace,
+                                     const float *k_norm, const float *turn, size_t sines, float *workspace,
                                      unsigned *counter, const Output &out, unsigned thread, Ready ready) {
     const Range rows = range(position, part);
     if (part >= rows.parts) return;
@@ -554,7 +561,7 @@ __device__ __forceinline__ void part(Shared &shared, const Side &keys, const Sid
         v_rows.load_some(values, at, rows.end, lane);
     }
     ready();
-    prepare(shared, keys, values, position, part == 0, q, k, v, q_norm, k_norm, rope, rope_positions, thread);
+    prepare(shared, keys, values, position, part == 0, q, k, v, q_norm, k_norm, turn, sines, thread);
     ATTENTION_SYNC();
     // The last warp has the fewest tiles, so that the token's own key is its.
     bool fresh = part == 0 && warp == ATTENTION_WARPS - 1;
@@ -583,7 +590,7 @@ __device__ __forceinline__ void part(Shared &shared, const Side &keys, const Sid
         if (first + thread / 32 * 32 >= OUTPUTS) break;
         float value = inside ? join_warps(shared, index, top, sum) : 0;
         if (rows.parts == 1) {
-            out.put(index, inside ? value / sum : 0, inside);
+            out.put(index, inside ? __fdividef(value, sum) : 0, inside);
         } else if (inside) {
             mine[index] = value;
             if (index % HEAD_DIM == 0) {

@@ -23,8 +23,9 @@
 // KV_HEADS, HEAD_DIM, POSITIONS, ROPE, EPS, ... (attention.cuh), SPLITS, ACTIVATION; USES_<format> 1 for each format
 // that occurs; JOINS, COUNTERS, REPORTS (places in the workspace); COLUMNS (of the widest matrix), OWN (rows of the
 // residual stream of a CTA at most), SPLIT_SETS (1: two CTAs may write halves of 16 elements), SUMS (row sums of an
-// instruction at most), SHARED; what may be tuned: CONSUMERS, SERVICE, RING_TILE (segments of a tile), RING_SLOTS (at
-// most), POLLED (sets of 16, of two packets each, that a service thread waits for together), and those of sync.cuh.
+// instruction at most), FIXED (1: the segments of a warp all meet the same activations), SHARED; what may be tuned:
+// CONSUMERS, SERVICE, RING_SLOTS (at most), POLLED (sets of 16, of two packets each, that a service thread waits for
+// together), and those of sync.cuh.
 #include "sampling.cuh"
 #include "barrier.cuh"
 #include "attention.cuh"
@@ -89,7 +90,7 @@ __device__ constexpr int most(int a, int b) { return a > b ? a : b; }
 constexpr int SEGMENT_MOST =
     most(most(most(USES_Q6_K * 1680, USES_Q5_K * 1408), most(USES_Q4_K * 1152, USES_Q8_0 * 2176)),
          most(most(USES_Q4_0 * 1152, USES_F32 * 8192), most(USES_F16 * 4096, USES_BF16 * 4096)));
-constexpr int SLOT_BYTES = RING_TILE * SEGMENT_MOST;
+constexpr int SLOT_BYTES = CONSUMERS * SEGMENT_MOST;
 constexpr int PACKED_INPUT = PACKED ? (COLUMNS + SEGMENT - 1) / SEGMENT * INPUT_BYTES : 0;
 constexpr int PLAIN_INPUT = PLAIN ? COLUMNS * 4 : 0;
 
@@ -107,6 +108,7 @@ struct Work {
     alignas(16) float scratch[CONSUMERS][32 * HELD];
     float sums[most(SUMS, attend::OUTPUTS)];
     float stream[OWN];  // this CTA's rows of the residual stream
+    float turn[2 * ROPE_PAIRS];  // rope's cosines and sines at the position
     float squares[2][SERVICE], top[2][SERVICE];
     int top_row[2][SERVICE];
     int joined;         // attention's result is in `sums`
@@ -115,7 +117,6 @@ struct Work {
 constexpr int ROOM = (SHARED - (int)sizeof(Work) - 1024) / SLOT_BYTES;
 constexpr int SLOTS = ROOM < RING_SLOTS ? ROOM : RING_SLOTS;
 static_assert(SLOTS >= 2, "shared memory holds less than two tiles: make them smaller");
-static_assert(RING_TILE % CONSUMERS == 0, "each consumer has as many segments of a tile as the others");
 static_assert(ATTENTION_WARPS <= CONSUMERS, "attention is the consumers' work");
 #include "sync.cuh"
 #if SPIN_LIMIT
@@ -281,17 +282,92 @@ __device__ __forceinline__ float stage_input(Work &work, const unsigned char *fr
 
 // --- consumers ------------------------------------------------------------------------------------------------------
 
-// What the lanes of a warp summed up for `held` segments, CONSUMERS apart, becomes sums of 4 << `width` neighbours.
-__device__ __forceinline__ void add_up(float *scratch, float *sums, int held, int width, int lane) {
-    __syncwarp();
-    const float4 v = ((const float4 *)scratch)[lane];
-    float sum = (v.x + v.y) + (v.z + v.w);
-#pragma unroll 1
-    for (int step = (1 << width) >> 1; step; step >>= 1) sum += __shfl_xor_sync(EVERY, sum, step);
+// What the lanes of a warp summed up for HELD segments, CONSUMERS apart, of which `count` are there, becomes sums of
+// 4 << `width` neighbouring lanes.
+__device__ __forceinline__ void add_up(const float (&v)[HELD], float *scratch, float *sums, int count, int width,
+                                       int lane) {
+    static_assert(HELD == 4, "lanes give half of what they hold away twice");
     const int segment = lane >> 3, at = lane & 7;
-    if (segment < held && (at & ((1 << width) - 1)) == 0)
+    float sum;
+    if (width == 3) {
+        const bool upper = lane & 16, odd = lane & 8;
+        const float even = (upper ? v[2] : v[0]) + __shfl_xor_sync(EVERY, upper ? v[0] : v[2], 16);
+        const float other = (upper ? v[3] : v[1]) + __shfl_xor_sync(EVERY, upper ? v[1] : v[3], 16);
+        sum = (odd ? other : even) + __shfl_xor_sync(EVERY, odd ? even : other, 8);
+#pragma unroll
+        for (int step = 4; step; step >>= 1) sum += __shfl_xor_sync(EVERY, sum, step);
+    } else {
+#pragma unroll
+        for (int i = 0; i < HELD; i++) scratch[32 * i + lane] = v[i];
+        __syncwarp();
+        const float4 four = ((const float4 *)scratch)[lane];
+        sum = (four.x + four.y) + (four.z + four.w);
+#pragma unroll 1
+        for (int step = (1 << width) >> 1; step; step >>= 1) sum += __shfl_xor_sync(EVERY, sum, step);
+        __syncwarp();
+    }
+    if (segment < count && (at & ((1 << width) - 1)) == 0)
         sums[(segment * CONSUMERS << (3 - width)) + (at >> width)] = sum;
-    __syncwarp();
+}
+
+// Where a warp stands among the segments of an instruction's matrices: `place` is that of the activations that meet its
+// next segment (packed: in chunks of 64 columns, a lane each; plain: in segments), `step` on for the one behind it.
+struct Places {
+    int wide, place, step;
+    __device__ __forceinline__ Places(int wide, int per, int warp, int first)
+        : wide(wide), place((warp * per + first) % wide), step(CONSUMERS * per % wide) {}
+    __device__ __forceinline__ void advance() {
+        place += step;
+        if (place >= wide) place -= wide;
+    }
+};
+
+// The products of a run's segments. `x` is the part of the input that meets a packed segment; where it is not Fixed, it
+// is another one for each. A plain segment has `weights`, and is a row or a part of one.
+template <class F, bool Fixed>
+__device__ __forceinline__ void multiply_run(Work &work, Ring &ring, const unsigned char *slots, Turn &now,
+                                             int segments, float *sums, int width, int bytes, int weights,
+                                             Places places, Input &x, bool &waiting, int warp, int lane) {
+#pragma unroll 1
+    for (int first = warp; first - warp < segments; first += HELD * CONSUMERS) {
+        float v[HELD] = {};
+#pragma unroll
+        for (int i = 0; i < HELD; i++) {
+            const int at = first + i * CONSUMERS;
+            if (at - warp >= segments) break;
+            const Memory from = {slots + (size_t)now.slot * SLOT_BYTES + warp * bytes};
+            ring_await(ring, now);
+            if constexpr (F::PACKED) {
+                typename F::Segment segment;
+                segment.load(from, lane);  // behind the last one whatever lies there, which counts for nothing
+                if (i == 0 && waiting) {
+                    barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+                    if (Fixed) x = load_input(work.input, places.place);
+                }
+                if (!Fixed) x = load_input(work.input, places.place);
+                const float sum = F::dot(segment, x, lane);
+                v[i] = at < segments ? sum : 0;
+            } else {
+                if (i == 0 && waiting) barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+                const float4 *input = (const float4 *)work.input + places.place * (weights / 4);
+                for (int part = 0; at < segments && part < weights / F::PART; part++) {
+                    const uint4 w = from.u128(512 * part + 16 * lane);
+#pragma unroll
+                    for (int quad = 0; quad < F::LANE / 4; quad++) {
+                        const float4 a = input[(part * (F::LANE / 4) + quad) * 32 + lane], b = F::four(w, quad);
+                        v[i] = fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, v[i]))));
+                    }
+                }
+            }
+            waiting = false;
+            if (!Fixed) places.advance();
+            __syncwarp();
+            if (lane == 0) ring_release(ring, now, warp);
+            now.advance();
+        }
+        const int count = (segments - first + CONSUMERS - 1) / CONSUMERS;
+        add_up(v, work.scratch[warp], sums + (first << (3 - width)), count, width, lane);
+    }
 }
 
 // The products of an instruction's runs, into work.sums in the order of the rows.
@@ -299,74 +375,25 @@ template <class F>
 __device__ __forceinline__ void multiply(const Word &word, Work &work, Ring &ring, const unsigned char *slots,
                                          Turn &now, int warp, int lane) {
     const int columns = word[COLUMNS_OF];
-    // Packed: lanes take chunks of 64 columns; plain: warps take segments of a row.
     const int segment_weights = F::PACKED || columns > SEGMENT ? SEGMENT : columns;
-    const int wide = F::PACKED ? columns / 64 : columns / segment_weights;
-    const int first_place = (F::PACKED ? warp * 32 + lane : warp) % wide;
-    const int step = CONSUMERS * (F::PACKED ? 32 : 1) % wide;
+    const Places first(F::PACKED ? columns / 64 : columns / segment_weights, F::PACKED ? 32 : 1, warp,
+                       F::PACKED ? lane : 0);
     const int aligned = columns & -columns;
     const int width = F::PACKED ? __ffs(aligned < SEGMENT ? aligned : SEGMENT) - 9 : 3;
     const int bytes = segment_bytes<F>(columns);
-    float *scratch = work.scratch[warp], *sums = work.sums;
+    float *sums = work.sums;
     bool waiting = true;
-    Input x;
+    Input x = {};  // a value that seems to last from stage to stage would take its registers from attention
 #pragma unroll 1
     for (int run = 0; run < RUNS; run++) {
         const int segments = word[RUN + 4 * run + SEGMENTS_OF];
         if (segments == 0) break;
-        int held = 0, place = first_place;
-#pragma unroll 1
-        for (int tile = 0; tile < segments; tile += RING_TILE) {
-#pragma unroll
-            for (int turn = 0; turn < RING_TILE / CONSUMERS; turn++) {
-                const int at = tile + turn * CONSUMERS + warp;
-                const bool last_turn = turn == RING_TILE / CONSUMERS - 1;
-                if (turn == 0) ring_await(ring, now);
-                if (at >= segments) {
-                    if (last_turn) __syncwarp();
-                    if (last_turn && lane == 0) ring_release(ring, now, warp);
-                    continue;
-                }
-                const unsigned char *from = slots + (size_t)now.slot * SLOT_BYTES + (turn * CONSUMERS + warp) * bytes;
-                float sum = 0;
-                if constexpr (F::PACKED) {
-                    typename F::Segment weights;
-                    weights.load(Memory{from}, lane);
-                    if (last_turn) {
-                        __syncwarp();
-                        if (lane == 0) ring_release(ring, now, warp);
-                    }
-                    if (waiting) barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
-                    if (waiting || step) x = load_input(work.input, place);
-                    waiting = false;
-                    sum = F::dot(weights, x, lane);
-                } else {
-                    if (waiting) barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
-                    waiting = false;
-                    const float4 *v = (const float4 *)work.input + place * (segment_weights / 4);
-                    for (int part = 0; part < segment_weights / F::PART; part++) {
-                        const uint4 w = Memory{from}.u128(512 * part + 16 * lane);
-#pragma unroll
-                        for (int quad = 0; quad < F::LANE / 4; quad++) {
-                            const float4 a = v[(part * (F::LANE / 4) + quad) * 32 + lane], b = F::four(w, quad);
-                            sum = fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
-                        }
-                    }
-                    if (last_turn) {
-                        __syncwarp();
-                        if (lane == 0) ring_release(ring, now, warp);
-                    }
-                }
-                place += step;
-                if (place >= wide) place -= wide;
-                scratch[32 * held + lane] = sum;
-                if (++held == HELD || at + CONSUMERS >= segments) {
-                    add_up(scratch, sums + ((at - (held - 1) * CONSUMERS) << (3 - width)), held, width, lane);
-                    held = 0;
-                }
-            }
-            now.advance();
-        }
+        if (F::PACKED && (FIXED || first.step == 0))
+            multiply_run<F, F::PACKED>(work, ring, slots, now, segments, sums, width, bytes, segment_weights, first, x,
+                                       waiting, warp, lane);
+        else if constexpr (!F::PACKED || !FIXED)
+            multiply_run<F, false>(work, ring, slots, now, segments, sums, width, bytes, segment_weights, first, x,
+                                   waiting, warp, lane);
         sums += segments << (3 - width);
     }
     if (waiting) barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
@@ -374,8 +401,8 @@ __device__ __forceinline__ void multiply(const Word &word, Work &work, Ring &rin
 
 // A part of a KV head's positions; who joins the parts leaves the result in work.sums. A function of its own: inlined,
 // what the caller keeps in registers would make its loops spill.
-__device__ __noinline__ void attend_part(Word word, Work &work, unsigned char *workspace, const float *rope,
-                                         int position, int warp, int thread) {
+__device__ __noinline__ void attend_part(Word word, Work &work, unsigned char *workspace, int position, int warp,
+                                         int thread) {
     const int head = word[HEAD], number = word[PART_OF];
     void *keys = (void *)word.address(RUN), *values = (void *)word.address(RUN + 4);
     __half *key_scales = (__half *)word.address(RUN + 8), *value_scales = (__half *)word.address(EXTRA);
@@ -389,7 +416,7 @@ __device__ __noinline__ void attend_part(Word word, Work &work, unsigned char *w
         Attending &a = work.attending;
         attend::part(a.shared, attend::side(keys, key_scales, head / SHARES),
                      attend::side(values, value_scales, head / SHARES), number, position, a.query, a.key, a.value,
-                     q_norm, k_norm, rope, ROPE_POSITIONS, joins, counter, out, thread,
+                     q_norm, k_norm, work.turn, ROPE_PAIRS, joins, counter, out, thread,
                      [] { barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS); });
         if (thread == 0) work.joined = parts == 1 || a.shared.last;
     } else {
@@ -402,10 +429,14 @@ __device__ __forceinline__ void consume(Reader reader, Work &work, Ring &ring, c
                                         unsigned char *workspace, const float *rope, unsigned base, int position,
                                         int warp, int lane) {
     Turn now;
+    // Seen by all of them once they have met for the first input.
+    for (int i = warp * 32 + lane; i < 2 * ROPE_PAIRS; i += CONSUMER_THREADS)
+        work.turn[i] = rope[((size_t)(i / ROPE_PAIRS) * ROPE_POSITIONS + position) * ROPE_PAIRS + i % ROPE_PAIRS];
     for (Word word; reader.take(word);) {
+        asm volatile("" : "+r"(warp), "+r"(lane));  // what is made of them is not kept in registers meanwhile
         const unsigned op = word[OP];
         if (op == ATTEND) {
-            attend_part(word, work, workspace, rope, position, warp, warp * 32 + lane);
+            attend_part(word, work, workspace, position, warp, warp * 32 + lane);
         } else if (op == PROJECT || op == ADD || op == GATE || op == LOGITS) {
             WITH_FORMAT(word[RUN + FORMAT_OF], stage_rest<F>(word, work, workspace, base, warp * 32 + lane);
                         multiply<F>(word, work, ring, slots, now, warp, lane));
@@ -429,7 +460,7 @@ __device__ __forceinline__ void fill(Reader reader, Ring &ring, unsigned char *s
             unsigned left = word[RUN + 4 * run + SEGMENTS_OF];
 #pragma unroll 1
             for (; left > 0;) {
-                const unsigned count = left < RING_TILE ? left : RING_TILE;
+                const unsigned count = left < CONSUMERS ? left : CONSUMERS;
                 filler.put(ring, slots, from, count * bytes, lane);
                 from += count * bytes;
                 left -= count;
