@@ -1,7 +1,8 @@
 """What it costs that a kernel waits for the one before it, for every form of the boundary (`nv/replay.py`).
 
 Each form runs in a process of its own, because some of them are guesses from the names of QMD fields: a guess may hang
-its channel. A form counts only where kernels that read what other blocks of the one before wrote come out right.
+its channel. A form counts only where kernels that read what other blocks of the one before wrote come out right. Where
+they do not, it is tried again with kernels that wait for the one before by themselves (griddepcontrol).
 Times are the GPU's: the slope between recordings of different lengths, so that what surrounds them falls out.
 
     python -m tegrad.bench.boundaries              every form, a line each
@@ -17,8 +18,9 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -31,6 +33,7 @@ import tegrad.nv
 from tegrad.hw.classes import HOST
 from tegrad.nv.compilers import compile_cuda
 from tegrad.nv.replay import (
+    AHEAD,
     BARRIER,
     BOUNDARIES,
     CHAIN,
@@ -41,6 +44,7 @@ from tegrad.nv.replay import (
     Launch,
     Place,
     Recording,
+    latched,
     lean,
     semaphore,
     wait_idle,
@@ -56,13 +60,15 @@ GATHER: Final = """extern "C" __global__ void NAME(int *to, int *from, int value
         sum += (2 * block + 1) * (unsigned)READ(from + block * blockDim.x);
     atomicAdd(&total, sum);
     __syncthreads();
+    if (blockIdx.x + 1 == gridDim.x)
+        for (long long begun = clock64(); clock64() - begun < LATE;) {}
     to[blockIdx.x * blockDim.x + threadIdx.x] = total + threadIdx.x;
 }
 """
 """A kernel of SOURCE by its name and the load that reads."""
 SOURCE: Final = (
     """
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if WAITS
 #define WAIT asm volatile("griddepcontrol.wait;" ::: "memory")
 #define LAUNCH asm volatile("griddepcontrol.launch_dependents;" ::: "memory")
 #else
@@ -85,11 +91,12 @@ extern "C" __global__ void shift(int *to, int *from, int value) {
 }
 """
 )
-"""`spin` takes `value` cycles. The forms that let kernels overlap need the two instructions, which else do nothing.
+"""`spin` takes `value` cycles. With WAITS 1 a kernel lets the next one begin at once, and waits for the one before.
 
-In `gather` every block reads a word of every block's: each SM's L1 holds lines of both buffers, which other SMs store
-anew in every second launch. A form that leaves L1 as it was cannot come out right. `gather_constant` does it by loads
-that take memory for unchanging (ld.global.nc), which L1 may hold apart.
+In `gather` the last block is late, so that a kernel that does not wait for it reads what was there before. Every block
+reads a word of every block's: each SM's L1 holds lines of both buffers, which other SMs store anew in every second
+launch. A form that leaves L1 as it was cannot come out right. `gather_constant` does it by loads that take memory for
+unchanging (ld.global.nc), which L1 may hold apart.
 """
 
 NAMES: Final = ("empty", "shift", "gather", "gather_constant", "spin")
@@ -99,6 +106,8 @@ LENGTHS: Final = (100, 400)
 """Launches of the recordings whose difference is measured."""
 SPIN: Final = 10_000
 """Cycles of the kernel between boundaries: about 5 us."""
+LATE: Final = 4_000
+"""Cycles by which a block of `gather` is late."""
 PASSES: Final = 9
 TIMEOUT_S: Final = 60
 
@@ -121,17 +130,6 @@ def _signalled(place: Place) -> Mapping[str, int]:
 def _acquired(place: Place) -> Sequence[int]:
     # Equality: what the run before left is the number of its last launch, which none waits for.
     return semaphore(HOST["SEM_EXECUTE"].pack(operation="ACQUIRE", payload_size="64BIT"), place.scratch, place.index)
-
-
-def _latched(**given: int) -> Any:
-    """Each launch arrives at a latch of its own, and waits on that of the one before."""
-
-    def fields(place: Place) -> Mapping[str, int]:
-        waits = {"wait_on_latch_valid": 1, "wait_on_latch_id": place.index} if place.index else {}
-        arrives = {"arrive_at_latch_valid": 1, "arrive_at_latch_id": place.index + 1}
-        return {**lean(place), **waits, **arrives, "latch_acquire_invalidate_shader_data_cache": 1, **given}
-
-    return fields
 
 
 BARE: Final = {**LEAN, "invalidate_shader_data_cache": 0, "cwd_membar_type": 0}
@@ -157,13 +155,13 @@ HOPPER: Final[Mapping[str, Boundary]] = {
     "semaphore": Boundary(between=_acquired, fields=lambda place: {**lean(place), **_signalled(place)}),
     "chain-chasing": Boundary(CHAIN, fields=lambda place: {**lean(place), "cwd_membar_task_chasing_enable": 1}),
     "chain-pre-exit": Boundary(CHAIN, fields=lambda place: {**lean(place), "pre_exit_at_last_cta_launch": 1}),
-    "chain-latch": Boundary(CHAIN, fields=_latched(pre_exit_at_last_cta_launch=1)),
-    "chain-latch-program": Boundary(CHAIN, fields=_latched(enable_program_pre_exit=1)),
-    "latch": Boundary(fields=_latched(pre_exit_at_last_cta_launch=1)),
-    "latch-program": Boundary(fields=_latched(enable_program_pre_exit=1)),
-    "latch-alone": Boundary(fields=_latched()),
+    "chain-latch": Boundary(CHAIN, fields=partial(latched, pre_exit_at_last_cta_launch=1)),
+    "chain-latch-program": AHEAD,
+    "latch": Boundary(fields=partial(latched, pre_exit_at_last_cta_launch=1)),
+    "latch-program": Boundary(fields=partial(latched, enable_program_pre_exit=1)),
+    "latch-alone": Boundary(fields=latched),
 }
-"""Forms with fields that only version 4 has, and a release that the GPU resets by itself. None has run on hardware."""
+"""Forms with fields that only version 4 has, and a release that the GPU resets by itself. """
 
 
 @dataclass(frozen=True)
@@ -171,26 +169,28 @@ class Cost:
     """What a form costs for kernels of one shape.
 
     `empty_us`: an empty kernel; `boundary_us`: a kernel of known length, beyond that length; `right`: whether kernels
-    that depend on each other computed what they should; `constant`: whether they do by ld.global.nc too.
+    that depend on each other computed what they should, `waits`: only if they wait by themselves; `constant`: whether
+    they do by ld.global.nc too.
     """
 
     form: str
     blocks: int
     threads: int
     right: bool
+    waits: bool
     constant: bool
     empty_us: float
     boundary_us: float | None
 
 
 class Probe:
-    """The kernels of this module and their memory on an opened device."""
+    """The kernels of this module, which may wait by themselves, and their memory on an opened device."""
 
-    def __init__(self, device: Any, blocks: int, threads: int) -> None:
-        self.device, self.blocks, self.threads = device, blocks, threads
+    def __init__(self, device: Any, blocks: int, threads: int, waits: bool = False) -> None:
+        self.device, self.blocks, self.threads, self.waits = device, blocks, threads, waits
         self.size = 4 * blocks * threads
         self.buffers = [device.allocator.alloc(self.size, BufferSpec(cpu_access=True, nolru=True)) for _ in range(2)]
-        self.programs = {name: _load(device, name) for name in NAMES}
+        self.programs = {name: _load(device, name, waits) for name in NAMES}
 
     def close(self) -> None:
         """Give the memory back."""
@@ -255,9 +255,10 @@ def gpu_us(device: Any, launches: Sequence[Launch], form: Boundary) -> float:
     return statistics.median(samples)
 
 
-def _load(device: Any, name: str) -> Any:
+def _load(device: Any, name: str, waits: bool) -> Any:
     kernel = next(part for part in SOURCE.split('extern "C"') if f"void {name}(" in part)
-    image = compile_cuda(f'{SOURCE.split(chr(10) + "extern")[0]}\nextern "C"{kernel}', device.arch)
+    macros = f"#define WAITS {int(waits)}\n#define LATE {LATE}\n"
+    image = compile_cuda(f'{macros}{SOURCE.split(chr(10) + "extern")[0]}\nextern "C"{kernel}', device.arch)
     signature = (("to", 0, dtypes.char, (1,)), ("from", 1, dtypes.char, (1,)), ("value", 2, dtypes.int32, ()))
     return device.runtime(TinyELF(image, name, Target("NV", arch=device.arch), signature))
 
@@ -265,18 +266,24 @@ def _load(device: Any, name: str) -> Any:
 def cost(device: Any, form: str, blocks: int, threads: int) -> Cost:
     """Check and measure one form with kernels of one shape."""
     boundary = {**FORMS, **HOPPER}[form]
-    probe = Probe(device, blocks, threads)
-    try:
-        right, constant = probe.right(boundary), probe.sees(boundary, "gather_constant")
-        empty = probe.slope(boundary, "empty")
-        # One kernel that is longer by so many cycles gives the length of a cycle, with no boundary in it.
-        cycle = gpu_us(device, probe.launches("spin", 1, 101 * SPIN), boundary)
-        cycle = (cycle - gpu_us(device, probe.launches("spin", 1, SPIN), boundary)) / (100 * SPIN)
-        spent = probe.slope(boundary, "spin", SPIN)
-    finally:
-        probe.close()
+    with closing(Probe(device, blocks, threads)) as probe:
+        found = _cost(probe, form, boundary)
+    if found.right or form not in HOPPER:
+        return found
+    with closing(Probe(device, blocks, threads, waits=True)) as probe:
+        return _cost(probe, form, boundary)
+
+
+def _cost(probe: Probe, form: str, boundary: Boundary) -> Cost:
+    right, constant = probe.right(boundary), probe.sees(boundary, "gather_constant")
+    empty = probe.slope(boundary, "empty")
+    # One kernel that is longer by so many cycles gives the length of a cycle, with no boundary in it.
+    cycle = gpu_us(probe.device, probe.launches("spin", 1, 101 * SPIN), boundary)
+    cycle = (cycle - gpu_us(probe.device, probe.launches("spin", 1, SPIN), boundary)) / (100 * SPIN)
+    spent = probe.slope(boundary, "spin", SPIN)
     # Kernels that overlap take less than their own length together, which says nothing of a boundary.
-    return Cost(form, blocks, threads, right, constant, empty, spent - SPIN * cycle if right else None)
+    beyond = spent - SPIN * cycle if right else None
+    return Cost(form, probe.blocks, probe.threads, right, probe.waits, constant, empty, beyond)
 
 
 def forms(device_arch: str) -> list[str]:
@@ -324,7 +331,8 @@ def line(row: Mapping[str, Any]) -> str:
     boundary = "" if row["boundary_us"] is None else f"{row['boundary_us']:9.2f}"
     shape = f"{row['blocks']}x{row['threads']}"
     seen = "WRONG" if not row["right"] else "right" if row["constant"] else "nc WRONG"
-    return f"{row['form']:22} {shape:>8} {seen:8} {row['empty_us']:9.2f} {boundary}"
+    seen += ", waits" if row["waits"] and row["right"] else ""
+    return f"{row['form']:22} {shape:>8} {seen:15} {row['empty_us']:9.2f} {boundary}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -64,6 +64,24 @@ def test_a_launch_that_reads_what_a_cache_kept_is_noticed(
 
 
 @pytest.mark.parametrize("racing", ["gh100"], indirect=True)
+def test_a_form_that_orders_nothing_is_tried_with_kernels_that_wait(
+    racing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boundaries, "LENGTHS", (2, 4))
+    monkeypatch.setattr(boundaries, "PASSES", 2)
+    asked: list[bool] = []
+
+    def right(probe: Probe, form: Any) -> bool:
+        asked.append(probe.waits)
+        return probe.waits
+
+    monkeypatch.setattr(Probe, "right", right)
+    found = boundaries.cost(racing, "latch-alone", 4, 64)
+    assert (found.right, found.waits, asked) == (True, True, [False, True])
+    assert "griddepcontrol.wait" in Probe(racing, 4, 64, waits=True).programs["shift"].lib.decode("latin1")
+
+
+@pytest.mark.parametrize("racing", ["gh100"], indirect=True)
 def test_a_form_for_the_first_launches_ends_before_the_others(racing: Any) -> None:
     probe = Probe(racing, 4, 64)
     for name in ("chain-latch-program", "latch-program"):
@@ -101,4 +119,5 @@ def test_a_form_is_measured_and_printed(monkeypatch: pytest.MonkeyPatch, capsys:
     assert row["constant"]
     assert boundaries.line(row).split()[:3] == ["chain", "1x32", "right"]
     assert "nc WRONG" in boundaries.line({**row, "constant": False})
+    assert "right, waits" in boundaries.line({**row, "waits": True})
     assert boundaries.line({"form": "latch", "error": "did not end in 60 s"}).endswith("did not end in 60 s")
