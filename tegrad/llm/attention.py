@@ -20,10 +20,11 @@ BUFFERS: Final = (
     *("workspace", "counters", "x", "q", "s"),
 )
 """The kernel's buffers in order; where the variant does not use one, any buffer stands in its place."""
-WARPS: Final[Mapping[str, tuple[int, ...]]] = {"sm_90": (12, 8, 4)}
-OTHER_WARPS: Final = (8, 4)
-"""Of a CTA, by chip: the first that 32 KiB of shared memory for their sums allow. More would spill registers on Hopper;
-an Orin's SM needs no more to keep its share of the memory busy."""
+WARPS: Final = (8, 4)
+"""Of a CTA: the first that 32 KiB of shared memory for their sums allow. For one sequence on Hopper they have twice the
+rows in flight that 12 have registers for, which is quicker; an Orin's SM needs no more to keep its memory busy."""
+HOPPER_WARPS: Final = (12, *WARPS)
+"""For several sequences there."""
 FEWEST: Final = 4
 """Of a CTA where there are more of them than SMs, so that one SM holds several."""
 MIXED_BYTES: Final = 32 << 10
@@ -79,13 +80,17 @@ class Attention:
         return (self.tuning or {}).get("SPLITS", max(1, self.sms // (self.kv_heads * self.sequences)))
 
     @property
+    def _wide(self) -> bool:
+        return self.arch == "sm_90" and self.sequences > 1
+
+    @property
     def warps(self) -> int:
         """Warps of a CTA."""
         bytes_of_one = 4 * self.group * self.head_dim
         crowded = self.sequences * self.kv_heads > self.sms
         fitting = (
             w
-            for w in ((FEWEST,) if crowded else WARPS.get(self.arch, OTHER_WARPS))
+            for w in ((FEWEST,) if crowded else HOPPER_WARPS if self._wide else WARPS)
             if w * bytes_of_one <= MIXED_BYTES and (w <= 8 or self.group <= 4)
         )
         return (self.tuning or {}).get("ATTENTION_WARPS", next(fitting))
@@ -93,7 +98,8 @@ class Attention:
     @property
     def loads(self) -> int:
         """Rows of keys, and of values, that a lane has in flight."""
-        return (self.tuning or {}).get("ATTENTION_LOADS", 8 if self.group <= 2 else 4)
+        many = self.group <= 2 or (self.arch == "sm_90" and self.sequences == 1 and self.group <= 4)
+        return (self.tuning or {}).get("ATTENTION_LOADS", 8 if many else 4)
 
     @property
     def defines(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -18,19 +18,24 @@ from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.hw.chips import CHIPS
 from tegrad.llm.cache import KvCache
-from tegrad.llm.errors import ContextError, ModelError, RoomError
+from tegrad.llm.errors import ContextError, ModelError, RoomError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf, Progress
 from tegrad.llm.loop import Loop
 from tegrad.llm.packed import PackedModel
+from tegrad.llm.persistent import PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import CHUNKS, Prefill
 from tegrad.llm.sampler import Sampler
 from tegrad.llm.sampling import Sampling, Settings
+from tegrad.llm.schedule import ScheduleError
 from tegrad.llm.state import States
-from tegrad.nv.replay import DEFAULT, Boundary, Launch, up_to
+from tegrad.nv.replay import AHEAD, DEFAULT, Boundary, Launch, up_to
 
 OLDEST: Final = 80
 """The kernels' oldest architecture, sm_80: 16-byte asynchronous copies and mma of halves."""
+HOPPER: Final = 90
+NEAR: Final = 2048
+"""Positions up to which the step in one launch is the quicker one there: its attention is the slower one."""
 SHORT: Final = 16
 """Prompts up to so many tokens are fed a step each."""
 FIRST: Final = 64
@@ -97,7 +102,7 @@ class Engine:
         *,
         device: str | None = None,
         q8: bool = False,
-        plan: Planner = DecodePlan,
+        plan: Planner | None = None,
         boundary: Boundary = DEFAULT,
         early: Boundary | None = None,
         joined: int = 1,
@@ -108,8 +113,8 @@ class Engine:
         """`q8` keeps keys and values in int8; prompts above `short` tokens go in chunks, SHORT unless said, the first
         perhaps above more.
 
-        `plan` makes the step. `early` is the boundary between its launches where they wait by themselves, `boundary`
-        that of everything else. `joined` steps are submitted at once.
+        `plan` makes the step; the quickest one on the device unless said. `early` is the boundary between its launches
+        where they wait by themselves, `boundary` that of everything else. `joined` steps are submitted at once.
         """
         self.tokens: list[int] = []
         self._short, self._chunks, self._boundary, self._early = short, chunks, boundary, early
@@ -129,13 +134,24 @@ class Engine:
             self._undo.callback(self._states.close)
             self._sampling = Sampling(self.device, self.config.vocab)
             self._undo.callback(self._sampling.close)
-            self.plan = plan(self.model, self._states, self._cache)
+            self.plan = (plan or self._quickest)(self.model, self._states, self._cache)
             self._undo.callback(self.plan.close)
         except BaseException as error:
             self.close()
             if isinstance(error, MemoryError):
                 raise RoomError(f"{error} The model's work space does not fit: ask for a shorter context.") from error
             raise
+
+    def _quickest(self, model: PackedModel, states: States, cache: KvCache) -> Plan:
+        """The step in one launch for short contexts on Hopper, else launches, which there begin early (measured in
+        docs/notebook.md)."""
+        if self._early is not None or int(self.device.arch[3:].rstrip("af")) < HOPPER:
+            return DecodePlan(model, states, cache, overlap=self._early is not None)
+        if self.context <= NEAR:
+            with suppress(UnsupportedModelError, ScheduleError):
+                return PersistentPlan(model, states, cache)
+        self._early = AHEAD
+        return DecodePlan(model, states, cache, overlap=True)
 
     def close(self) -> None:
         """Wait for what runs and free everything. Closing twice is harmless."""

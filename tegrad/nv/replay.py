@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from tinygrad.device import BufferSpec
@@ -160,6 +161,17 @@ BOUNDARIES: Final[Mapping[str, Boundary]] = {
 
 DEFAULT: Final = BOUNDARIES["chain"]
 
+
+def latched(place: Place, **given: int) -> Mapping[str, int]:
+    """Fields of QMD version 4: each launch arrives at a latch of its own, and waits on that of the one before."""
+    waits = {"wait_on_latch_valid": 1, "wait_on_latch_id": place.index} if place.index else {}
+    arrives = {"arrive_at_latch_valid": 1, "arrive_at_latch_id": place.index + 1}
+    return {**lean(place), **waits, **arrives, "latch_acquire_invalidate_shader_data_cache": 1, **given}
+
+
+AHEAD: Final = Boundary(CHAIN, fields=partial(latched, enable_program_pre_exit=1))
+"""Hopper: a launch begins once all blocks of the one before allow it. Only for kernels that wait by themselves
+(griddepcontrol): on an H200 those computed what a chain does, and others did not (docs/notebook.md)."""
 
 EARLY: Final = ("enable_program_pre_exit", "pre_exit_at_last_cta_launch", "arrive_at_latch_valid")
 """QMD fields (version 4) of a launch that lets the next one begin before it has ended."""

@@ -92,8 +92,14 @@ def test_attention_as_an_h200_cuts_it(opened: Any, operands: Operands, name: str
 
 def test_more_heads_than_sms_share_an_sm() -> None:
     """A CTA of 12 warps takes an SM's registers: 256 of them would come in two waves, which those of 4 need not."""
-    one, many = (Attention(32, 8, 64, 512, sms=132, sequences=count, arch="sm_90") for count in (1, 32))
-    assert (one.warps, many.warps) == (12, 4)
+    few, many = (Attention(32, 8, 64, 512, sms=132, sequences=count, arch="sm_90") for count in (2, 32))
+    assert (few.warps, many.warps) == (12, 4)
+
+
+def test_one_sequence_on_hopper_has_more_rows_in_flight_and_fewer_warps() -> None:
+    one, two = (Attention(32, 8, 64, 512, sms=132, sequences=count, arch="sm_90") for count in (1, 2))
+    assert (one.warps, one.loads) == (8, 8)
+    assert (two.warps, two.loads) == (12, 4)
 
 
 def test_a_token_that_outweighs_all_before_it(opened: Any, operands: Operands) -> None:
