@@ -384,10 +384,10 @@ def prove(program: Program, words: NDArray[Any] | None = None) -> None:
     for name in ("norm", "bias", "extra"):
         words[name] = 0
     # Addresses of weights count from their matrix, so that what was proved is proved wherever the weights lie.
-    for stage, row in zip(program.stages, words, strict=True):
-        for ins, word in zip(stage.instructions, row, strict=True):
-            for at in range(RUNS):
-                word["runs"][at]["address"] = ins.runs[at].first if at < len(ins.runs) else 0
+    addresses = words["runs"]["address"]
+    for at, stage in enumerate(program.stages):
+        firsts = ([run.first for run in ins.runs] for ins in stage.instructions)
+        addresses[at] = [[*of, *(0,) * (RUNS - len(of))] for of in firsts]
     names = sorted(
         {(matrix.name, matrix.kind.name, matrix.rows, matrix.columns) for matrix in program.network.matrices()}
     )

@@ -365,6 +365,7 @@ class _Builder:
         stage, row = len(self.stages), []
         all_units = -(-rows // UNIT)
         begin, end = (all_units * at // parts for at in (part, part + 1))
+        waits = (self.wait(Span(source, 0, matrices[0].columns)),)
         for cta, (dealt, units) in enumerate(deal(end - begin, self.ctas)):
             unit = begin + dealt
             if not units:
@@ -374,7 +375,6 @@ class _Builder:
             output: Span | None = Span(target, first + unit * UNIT, units * UNIT)
             if op is Op.LOGITS:
                 output = Span(target, cta, 1) if part == parts - 1 else None
-            waits = (self.wait(Span(source, 0, matrices[0].columns)),)
             row.append(Instruction(op, stage, cta, layer, waits, runs, output))
         self.add(op, layer, row, matrices, floats)
 
@@ -390,11 +390,11 @@ class _Builder:
         row = [Instruction(Op.NOTHING, stage, cta, layer) for cta in range(self.ctas)]
         count = net.kv_heads * self.shares
         wide = net.heads // count * net.head_dim
-        for part in range(self.parts):
-            for head in range(count):
+        for head in range(count):
+            waits = tuple(self.wait(span) for span in head_spans(net, head, self.shares))
+            output = Span(Vector.MIXED, head * wide, wide)
+            for part in range(self.parts):
                 cta = part * count + head
-                waits = tuple(self.wait(span) for span in head_spans(net, head, self.shares))
-                output = Span(Vector.MIXED, head * wide, wide)
                 row[cta] = Instruction(Op.ATTEND, stage, cta, layer, waits, (), output, head, part)
         self.add(Op.ATTEND, layer, row, (), floats)
 
@@ -774,55 +774,68 @@ def workspace(program: Program) -> Workspace:
 def encode(program: Program, formats: Sequence[BlockType]) -> NDArray[Any]:
     """The program as the kernel reads it: WORDS (stages, ctas). `formats` numbers the block types."""
     place = workspace(program)
+    numbers = {kind.name: at for at, kind in enumerate(formats)}
     words = np.zeros((len(program.stages), program.ctas), WORDS)
     for at, stage in enumerate(program.stages):
-        for ins in stage.instructions:
-            _encode(program, place, stage, ins, words[at, ins.cta], formats)
+        words[at] = np.array(_encode(program.network, place, stage, numbers), WORDS)
     return words
 
 
-def _encode(
-    program: Program, place: Workspace, stage: Stage, ins: Instruction, word: Any, formats: Sequence[BlockType]
-) -> None:
-    net = program.network
-    word["op"], word["stage"] = ins.op, ins.stage
-    if ins.op is Op.NOTHING:
-        return
-    if ins.waits:
-        word["source"] = place.vectors[ins.waits[0].span.vector]
-        word["wait"], word["writers"] = ins.waits[0].stage, ins.waits[0].writers
-    if ins.output is not None:
-        word["target"] = place.vectors[ins.output.vector]
-        word["first"], word["rows"] = ins.output.first, ins.output.count
-    word["flags"] = WRITES_FLOATS * stage.floats + READS_FLOATS * any(m.kind in PLAIN for m in stage.matrices)
-    word["flags"] |= HANDS_ON * (ins.output is not None)
-    word["head"], word["part"] = ins.head, ins.part
-    for to, run in zip(word["runs"], ins.runs, strict=False):
-        to["address"], to["segments"], to["format"] = run.address, run.segments, formats.index(run.matrix.kind)
-    if ins.runs:
-        word["columns"] = ins.runs[0].matrix.columns
-    layer = net.layers[ins.layer]
-    if ins.op is Op.EMBED:
-        word["columns"], word["norm"] = net.dim, net.layers[0].attn_norm
-        word["runs"][0]["address"], word["runs"][0]["format"] = net.embedding.address, formats.index(net.embedding.kind)
-    elif ins.op is Op.PROJECT:
-        word["bias"] = layer.qkv_bias
-    elif ins.op is Op.ATTEND:
-        for to, address in zip(word["runs"], (layer.keys, layer.values, layer.key_scales), strict=True):
-            to["address"] = address
-        word["extra"], word["norm"], word["bias"] = layer.value_scales, layer.query_norm, layer.key_norm
-        word["wait2"], word["wait3"] = (wait.stage | wait.writers << 16 for wait in ins.waits[1:])
-    elif ins.op is Op.ADD:
-        word["norm"] = next_norm(net, ins)
-    elif ins.op is Op.LOGITS:
-        word["first"] = ins.runs[0].first * stream_segment(net.output) // net.output.columns
-        rows = ins.runs[0].segments * stream_segment(net.output) // net.output.columns
-        word["rows"] = min(rows, net.output.rows - int(word["first"]))
+def _encode(net: Network, place: Workspace, stage: Stage, numbers: dict[str, int]) -> list[tuple[Any, ...]]:
+    """A stage's instructions as WORDS has them. There are thousands: what they share is found once."""
+    layer = net.layers[stage.layer]
+    reads = WRITES_FLOATS * stage.floats + READS_FLOATS * any(m.kind in PLAIN for m in stage.matrices)
+    known = {id(m): (m.address, stream_bytes(m), numbers[m.kind.name]) for m in stage.matrices}
+    nothing: list[tuple[int, int, int]] = [(0, 0, 0)] * RUNS
+    no_runs, norm, bias, extra = nothing, 0, 0, 0
+    if stage.op is Op.EMBED:
+        no_runs = [(net.embedding.address, 0, numbers[net.embedding.kind.name]), *nothing[1:]]
+        norm = net.layers[0].attn_norm
+    elif stage.op is Op.PROJECT:
+        bias = layer.qkv_bias
+    elif stage.op is Op.ATTEND:
+        no_runs = [(address, 0, 0) for address in (layer.keys, layer.values, layer.key_scales)]
+        extra, norm, bias = layer.value_scales, layer.query_norm, layer.key_norm
+    elif stage.op is Op.ADD:
+        norm = next_norm(net, stage)
+    rows: list[tuple[Any, ...]] = []
+    for ins in stage.instructions:
+        if ins.op is Op.NOTHING:
+            rows.append((ins.op, 0, ins.stage, *(0,) * 9, nothing, *(0,) * 5))
+            continue
+        source = wait = writers = target = first = count = columns = wait2 = wait3 = 0
+        if ins.waits:
+            source = place.vectors[ins.waits[0].span.vector]
+            wait, writers = ins.waits[0].stage, ins.waits[0].writers
+        if ins.output is not None:
+            target, first, count = place.vectors[ins.output.vector], ins.output.first, ins.output.count
+        runs = no_runs
+        if ins.runs:
+            columns = ins.runs[0].matrix.columns
+            made = []
+            for run in ins.runs:
+                address, size, number = known[id(run.matrix)]
+                made.append((address + run.first * size, run.segments, number))
+            runs = [*made, *no_runs[len(made) :]]
+        elif ins.op is Op.EMBED:
+            columns = net.dim
+        elif ins.op is Op.ATTEND:
+            wait2, wait3 = (wait.stage | wait.writers << 16 for wait in ins.waits[1:])
+        if ins.op is Op.LOGITS:
+            first = ins.runs[0].first * stream_segment(net.output) // net.output.columns
+            many = ins.runs[0].segments * stream_segment(net.output) // net.output.columns
+            count = min(many, net.output.rows - first)
+        flags = reads | HANDS_ON * (ins.output is not None)
+        rows.append(
+            (ins.op, flags, ins.stage, columns, source, wait, writers, target, first, count, ins.head, ins.part,
+             runs, norm, bias, extra, wait2, wait3)
+        )  # fmt: skip
+    return rows
 
 
-def next_norm(net: Network, ins: Instruction) -> int:
-    """The address of the norm weights that follow an ADD."""
-    layer = net.layers[ins.layer]
-    if ins.runs[0].matrix == layer.output:
-        return layer.ffn_norm
-    return net.layers[ins.layer + 1].attn_norm if ins.layer + 1 < len(net.layers) else net.output_norm
+def next_norm(net: Network, stage: Stage) -> int:
+    """The address of the norm weights that follow the ADDs of a stage."""
+    at = stage.layer
+    if stage.matrices[0] == net.layers[at].output:
+        return net.layers[at].ffn_norm
+    return net.layers[at + 1].attn_norm if at + 1 < len(net.layers) else net.output_norm
