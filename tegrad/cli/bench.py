@@ -379,7 +379,8 @@ def estimate(
             f"instructions: {slow:.1f} to {fast:.1f} tok/s ({made.assumption.source})"
         )
     if (samples := results / "samples" / f"decode-{model}-d0.json").exists():
-        typer.echo(f"measured on an H200: {Record.load(samples).ours.median:.1f} tok/s ({samples})")
+        ours = Record.load(samples).ours
+        typer.echo(f"measured on an H200, by `{ours.command}`: {ours.median:.1f} tok/s")
 
 
 @app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
