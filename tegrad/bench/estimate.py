@@ -159,7 +159,7 @@ CHECKS: Final = (
     Check("experiment: head alone", (_product(*_HEAD),), (50.6, 54.1), GRAPH_US),
     Check("experiment: 65 products in a graph", ALL_PRODUCTS, (378, 402), GRAPH_US),
     Check("experiment: with attention, 81 kernels", (*ALL_PRODUCTS, _ATTENTION), (477, 536), GRAPH_US),
-    Check("experiment: with norms, 113 kernels", (*ALL_PRODUCTS, _ATTENTION, Work("norm", 32, 0)), (480, 520), GRAPH_US),
+    Check("experiment: and norms, 113 kernels", (*ALL_PRODUCTS, _ATTENTION, Work("norm", 32, 0)), (480, 520), GRAPH_US),
     Check("experiment: one persistent kernel, 81 hand-overs", (*ALL_PRODUCTS, _ATTENTION), (359, 383), 1.9),
 )  # fmt: skip
 """Boundaries are fitted to products alone; what has all launches of a step, and the persistent kernel, is predicted."""
