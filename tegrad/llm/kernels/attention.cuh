@@ -11,6 +11,7 @@
 // that make another part worth its while), SPLIT_FROM (positions that one part takes alone), ATTENTION_SYNC (barrier of
 // the CTA's ATTENTION_WARPS warps).
 #pragma once
+#include "arrive.cuh"
 #include <cuda_fp16.h>
 
 #ifndef ROPE_PAIRS
@@ -504,14 +505,6 @@ struct Output {
         if (at % 16 == 0) s[at / 16] = scale;
     }
 };
-
-// One count up with wrap to 0 after `parts`; what was stored before it is seen by who then reads the last count.
-__device__ __forceinline__ bool arrive_last(unsigned *counter, int parts) {
-    unsigned before;
-    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
-                 : "=r"(before) : "l"(counter), "r"(parts - 1) : "memory");
-    return before == (unsigned)(parts - 1);
-}
 
 // Join the parts of a KV head in the workspace, by the CTA that came last.
 __device__ __forceinline__ void join_parts(Shared &shared, const float *workspace, int parts, const Output &out,

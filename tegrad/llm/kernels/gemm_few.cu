@@ -147,19 +147,12 @@ static __device__ __forceinline__ void join_warps(float4 (&sum)[QUADS], float4 *
 
 // The sums of the blocks that share a set's columns; true in the one that arrives last, which has them all.
 static __device__ __forceinline__ bool join_blocks(float4 (&sum)[QUADS], float4 *partial, unsigned *arrived, int set) {
-    __shared__ unsigned order;
     constexpr int QUAD = WARPS_M * 32;
     partial += (size_t)set * SPLITS * QUADS * QUAD + threadIdx.x % QUAD;
 #pragma unroll
     for (int q = 0; q < QUADS; q++)
         if (ends(q)) __stcg(partial + (blockIdx.y * QUADS + q) * QUAD, sum[q]);
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) order = atomicAdd(arrived + set, 1);
-    __syncthreads();
-    if (order != SPLITS - 1) return false;
-    __threadfence();
-    if (threadIdx.x == 0) arrived[set] = 0;
+    if (!last_block(arrived + set, SPLITS)) return false;
 #pragma unroll
     for (int q = 0; q < QUADS; q++) {
         if (!ends(q)) continue;

@@ -4,6 +4,7 @@
 // KIND, ROWS, COLUMNS, BM, BN, UNITS, STAGES, SPLITS, GATED, HALF_OUT, BIAS, STRIDE: as gemm.cu tells.
 #pragma once
 #include "activation.cuh"
+#include "arrive.cuh"
 #include "fragments.cuh"
 #include "overlap.cuh"
 
@@ -121,20 +122,13 @@ static __device__ __forceinline__ void weights(unsigned tile, int n, int unit, i
 // Adds the sums of the blocks that share this tile; true in the one that arrives last, which has them all.
 template <int COUNT>
 static __device__ __forceinline__ bool join(float (&sum)[COUNT], float *partial, unsigned *arrived) {
-    __shared__ unsigned order;
     const int tile = blockIdx.y * gridDim.x + blockIdx.x;
     float4 *mine = reinterpret_cast<float4 *>(partial) + (size_t)tile * SPLITS * (BM * BN / 4) + threadIdx.x;
 #pragma unroll
     for (int i = 0; i < COUNT / 4; i++)
         __stcg(mine + (blockIdx.z * COUNT / 4 + i) * THREADS,
                make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]));
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) order = atomicAdd(arrived + tile, 1);
-    __syncthreads();
-    if (order != SPLITS - 1) return false;
-    __threadfence();
-    if (threadIdx.x == 0) arrived[tile] = 0;
+    if (!last_block(arrived + tile, SPLITS)) return false;
     constexpr int FLIGHT = COUNT % 16 ? 1 : 4;  // loads that wait for L2 together; more would spill
 #pragma unroll
     for (int first = 0; first < COUNT / 4; first += FLIGHT) {

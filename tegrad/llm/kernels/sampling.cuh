@@ -8,6 +8,7 @@
 // Macros: VOCAB; HISTORY, tokens kept of each sequence; RING (state.cuh). A CTA of THREADS threads has CHUNK
 // consecutive logits, a thread ITEMS.
 #pragma once
+#include "arrive.cuh"
 #include "state.cuh"
 
 #ifndef HISTORY
@@ -115,14 +116,6 @@ __device__ __forceinline__ float drawn(float above, float temperature, unsigned 
 }
 
 // --- ends -----------------------------------------------------------------------------------------------------------
-
-// One count up with wrap to 0 after `parts`; what was stored before it is seen by who then reads the last count.
-__device__ __forceinline__ bool arrive_last(unsigned *counter, int parts) {
-    unsigned before;
-    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
-                 : "=r"(before) : "l"(counter), "r"(parts - 1) : "memory");
-    return before == (unsigned)(parts - 1);
-}
 
 // Whether this CTA is the last of `parts` to come here: then it sees what the others stored. All threads.
 __device__ __forceinline__ bool last_here(unsigned *counter, int *flag) {
