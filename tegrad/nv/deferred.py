@@ -7,13 +7,12 @@ what runs a GPU without a driver: 90,000 lines, a third of the time that a progr
 import importlib
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Final
 
 from tegrad.nv import TINYGRAD, tinygrad_version
-from tegrad.nv.kernel import board_asked
+from tegrad.nv.kernel import desktop_driver
 
 AUTOGEN: Final = "tinygrad.runtime.autogen"
 VERSIONS: Final = ((610, "nv_610"), (580, "nv_580"), (0, "nv_570"))
@@ -24,7 +23,6 @@ UNUSED: Final = {
     "tinygrad.runtime.support.usb": ("USB3", "CustomASM24Controller", "USBMMIOInterface"),
 }
 """Modules, and what the runtime takes from them."""
-DRIVER: Final = Path("/sys/module/nvidia/version")
 
 
 class Deferred:
@@ -49,11 +47,8 @@ class Deferred:
 
 
 def structures() -> str:
-    """Which of VERSIONS the driver here has; the oldest where there is none, or a board in its place."""
-    version = 0
-    if not board_asked():
-        with suppress(OSError, ValueError):
-            version = int(DRIVER.read_text().split(".")[0])
+    """Which of VERSIONS the driver here has; the oldest where there is none."""
+    version = desktop_driver()
     return next(name for first, name in VERSIONS if version >= first)
 
 

@@ -6,15 +6,26 @@ function: nothing of orin/ is loaded by a program that runs on a real GPU.
 
 import functools
 import os
+from contextlib import suppress
+from pathlib import Path
 
 from tegrad.uapi.kernel import Kernel, LinuxKernel
 
 BOARD_VARIABLE = "TEGRAD_BOARD"
+DESKTOP_DRIVER = Path("/sys/module/nvidia/version")
 
 
 def board_asked() -> bool:
     """Whether the user asked for a board: then no real GPU may answer in its place."""
     return bool(os.environ.get(BOARD_VARIABLE))
+
+
+def desktop_driver() -> int:
+    """The major version of NVIDIA's desktop driver in the kernel that `pick_kernel` gives; 0 where it has none."""
+    if not board_asked():
+        with suppress(OSError, ValueError):
+            return int(DESKTOP_DRIVER.read_text().split(".")[0])
+    return 0
 
 
 def pick_kernel() -> Kernel:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tegrad.nv import deferred
+from tegrad.nv import deferred, kernel
 
 HEAVY = "m.split('.')[-1] in ('nv_570', 'nv_580', 'nv_610', 'mesa', 'nvdev', 'nir', 'usb', 'compiler_cuda')"
 LOADED = f"import sys; print(sorted(m.split('.')[-1] for m in sys.modules if m.startswith('tinygrad.') and {HEAVY}))"
@@ -53,7 +53,7 @@ def test_the_structures_are_those_of_the_driver(
     version: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TEGRAD_BOARD", raising=False)
-    monkeypatch.setattr(deferred, "DRIVER", tmp_path / "version")
+    monkeypatch.setattr(kernel, "DESKTOP_DRIVER", tmp_path / "version")
     assert deferred.structures() == "nv_570"
     (tmp_path / "version").write_text(version + "\n")
     assert deferred.structures() == module
