@@ -201,6 +201,11 @@ class Bench:
 # ---- tiles to try
 
 
+def _sms(arch: str) -> int:
+    """SMs of the chip that a sweep is for."""
+    return CHIPS["agx-orin-64gb" if arch == "sm_87" else "gh100"].sm_count
+
+
 def candidates(gemm: Gemm, tokens: int, arch: str) -> list[AnyTile]:
     """The tiles that a sweep tries: what shared memory and, by reckoning, registers hold, and no more than pays."""
     found: list[AnyTile] = [*_stream(gemm, tokens, arch), *_few(gemm, tokens, arch)] if tokens <= FEW else []
@@ -211,7 +216,7 @@ def candidates(gemm: Gemm, tokens: int, arch: str) -> list[AnyTile]:
 
 
 def _stream(gemm: Gemm, tokens: int, arch: str) -> Iterator[StreamTile]:
-    nb, sms = -(-tokens // 8), CHIPS["agx-orin-64gb" if arch == "sm_87" else "gh100"].sm_count
+    nb, sms = -(-tokens // 8), _sms(arch)
     if gemm.columns % SEGMENT:
         return
     for resident, stages in combinations((1, 2), (2, 3, 4, 5, 7)):
@@ -227,7 +232,7 @@ STAGES: Final = (6, 4, 3, 2)
 
 
 def _few(gemm: Gemm, tokens: int, arch: str) -> Iterator[FewTile]:
-    nb, sms = -(-tokens // 8), CHIPS["agx-orin-64gb" if arch == "sm_87" else "gh100"].sm_count
+    nb, sms = -(-tokens // 8), _sms(arch)
     cuts = combinations((1, 2), (2, 4, 8, 16), (1, 2, 4, 8), (1, 2, 4, 8, 16), (2, 1))
     for mt, warps_m, warps_k, splits, resident in cuts:
         tile = FewTile(nb, mt, warps_m, warps_k, splits=splits, resident=resident)
@@ -250,7 +255,7 @@ def _deep(gemm: Gemm, tile: FewTile, arch: str) -> FewTile | None:
 
 
 def _many(gemm: Gemm, tokens: int, arch: str) -> Iterator[Tile]:
-    runs, sms = gemm.columns // 64, CHIPS["agx-orin-64gb" if arch == "sm_87" else "gh100"].sm_count
+    runs, sms = gemm.columns // 64, _sms(arch)
     shapes = combinations((32, 64, 128, 256), (32, 64, 128), (32, 64), (16, 32, 64), (1, 2), (3, 4), (1, 2, 4, 8, 16))
     for bm, bn, wm, wn, units, stages, splits in shapes:
         warps = (bm // wm) * (bn // wn)

@@ -81,7 +81,12 @@ Planner = Callable[[PackedModel, States, KvCache], Plan]
 def suits(device: Any) -> bool:
     """Whether our kernels run on an opened device."""
     arch = str(getattr(device, "arch", ""))
-    return device.device.split(":")[0] == "NV" and arch.startswith("sm_") and int(arch[3:].rstrip("af")) >= OLDEST
+    return device.device.split(":")[0] == "NV" and arch.startswith("sm_") and _capability(arch) >= OLDEST
+
+
+def _capability(arch: str) -> int:
+    """A chip's compute capability, times ten."""
+    return int(arch[3:].rstrip("af"))
 
 
 def suits_named(name: str | None = None) -> bool:
@@ -145,7 +150,7 @@ class Engine:
     def _quickest(self, model: PackedModel, states: States, cache: KvCache) -> Plan:
         """The step in one launch for short contexts on Hopper, else launches, which there begin early (measured in
         docs/notebook.md)."""
-        if self._early is not None or int(self.device.arch[3:].rstrip("af")) < HOPPER:
+        if self._early is not None or _capability(self.device.arch) < HOPPER:
             return DecodePlan(model, states, cache, overlap=self._early is not None)
         if self.context <= NEAR:
             with suppress(UnsupportedModelError, ScheduleError):

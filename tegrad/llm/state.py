@@ -85,9 +85,7 @@ class States:
 
     def token(self, slot: int, count: int) -> int | None:
         """The token number `count` (from 1) of a slot, or None if it has not come. DeviceClosed."""
-        self._check_open()
-        entry = self._entries[slot * RING + (count - 1) % RING]
-        return entry & _MASK if entry >> 32 == count & _MASK else None
+        return next(iter(self.tokens(slot, count, count)), None)
 
     def tokens(self, slot: int, first: int, last: int) -> list[int]:
         """Of a slot's tokens number `first` to `last`, at most as many as the ring holds, those that have come."""

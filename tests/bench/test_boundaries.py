@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -78,7 +79,8 @@ def test_a_form_that_orders_nothing_is_tried_with_kernels_that_wait(
     monkeypatch.setattr(Probe, "right", right)
     found = boundaries.cost(racing, "latch-alone", 4, 64)
     assert (found.right, found.waits, asked) == (True, True, [False, True])
-    assert "griddepcontrol.wait" in Probe(racing, 4, 64, waits=True).programs["shift"].lib.decode("latin1")
+    with closing(Probe(racing, 4, 64, waits=True)) as probe:
+        assert "griddepcontrol.wait" in probe.programs["shift"].lib.decode("latin1")
 
 
 @pytest.mark.parametrize("racing", ["gh100"], indirect=True)
