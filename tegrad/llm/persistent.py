@@ -78,6 +78,9 @@ class Tuning:
     """Cached positions that one CTA takes alone: to join parts costs more."""
     attention_shares: int = 4
     """CTAs that share a KV head's query heads, at most: fewer registers each, but keys and values are read again."""
+    attention_ring: int = 0
+    """1: keys and values come through the ring, ahead of their turn; 2: tensor cores attend, where they can; 0: each
+    lane loads its own when their turn comes."""
     evict_first: int = 1
     """Weights leave L2 first, so that what passes between CTAs stays there; of bulk copies only."""
     bulk: int | None = None

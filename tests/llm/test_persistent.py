@@ -125,9 +125,10 @@ class Rig:
         return keys, values
 
     def fill_cache(self, position: int) -> None:
-        """Random keys and values before a position."""
+        """Random keys and values before a position; what lies behind them is no number."""
         rng = np.random.default_rng(3)
         for kept, index in ((self.twin.keys, 0), (self.twin.values, 1)):
+            kept[:] = np.nan
             kept[:, :, :position] = rng.standard_normal(kept[:, :, :position].shape)
             for layer, addresses in enumerate(self.made.caches):
                 self.store(self.buffers[addresses[index]], kept[layer])
@@ -187,6 +188,12 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
     ),
     # more logits than fit shared memory at once; rows of a quarter of a segment
     "logits": (Shape(512, 512, 4, 2, 64, 1, 25000, Q4_K), 2, 3, {}),
+    # keys and values through the ring: parts of several tiles and a rest, four query heads together
+    "ring": (Shape(512, 512, 8, 2, 64, 1, 264, positions=256), 6, 237, {"tuning": replace(SMALL, attention_ring=1)}),
+    "tensor": (
+        Shape(512, 512, 8, 2, 64, 1, 264, qk_norm=True, positions=256), 7, 251,
+        {"tuning": replace(SMALL, attention_ring=2, ring_slots=2)},
+    ),
     # plain rows, below and above a segment's width
     "plain": (Shape(512, 4096, 4, 2, 64, 1, 72, F16), 3, 40, {}),
 }  # fmt: skip
@@ -196,7 +203,7 @@ def cases() -> Iterator[Any]:
     """Each case with its buffers flush to one side of their pages; with the other side where time is plenty."""
     for at, name in enumerate(CASES):
         for side, flush in enumerate(("end", "start")):
-            often = name in ("mixed", "plain") and side == at % 2
+            often = name in ("mixed", "ring", "tensor", "plain") and side == at % 2
             yield pytest.param(flush, name, marks=() if often else pytest.mark.long, id=f"{name}-{flush}")
 
 

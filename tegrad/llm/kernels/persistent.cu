@@ -25,7 +25,8 @@
 // residual stream of a CTA at most), SPLIT_SETS (1: two CTAs may write halves of 16 elements), SUMS (row sums of an
 // instruction at most), FIXED (1: the segments of a warp all meet the same activations), SHARED; what may be tuned:
 // CONSUMERS, SERVICE, RING_SLOTS (at most), POLLED (sets of 16, of two packets each, that a service thread waits for
-// together), and those of sync.cuh.
+// together), ATTENTION_RING (1, 2: keys and values come through the ring, attention_ring.cuh; 0: each lane loads its
+// own) and those of sync.cuh.
 #include "sampling.cuh"
 #include "barrier.cuh"
 #include "attention.cuh"
@@ -68,6 +69,9 @@
 #endif
 #ifndef ROPE_POSITIONS
 #define ROPE_POSITIONS POSITIONS
+#endif
+#ifndef ATTENTION_RING
+#define ATTENTION_RING 0
 #endif
 
 // schedule.Op, schedule.WORDS and flags
@@ -119,6 +123,9 @@ constexpr int SLOTS = ROOM < RING_SLOTS ? ROOM : RING_SLOTS;
 static_assert(SLOTS >= 2, "shared memory holds less than two tiles: make them smaller");
 static_assert(ATTENTION_WARPS <= CONSUMERS, "attention is the consumers' work");
 #include "sync.cuh"
+#if ATTENTION_RING
+#include "attention_ring.cuh"
+#endif
 #if SPIN_LIMIT
 static_assert(sizeof(Ring) + sizeof(Watch) + 128 <= 1024, "the ring's barriers have outgrown their place");
 #endif
@@ -402,7 +409,11 @@ __device__ __forceinline__ void multiply(const Word &word, Work &work, Ring &rin
 // A part of a KV head's positions; who joins the parts leaves the result in work.sums. A function of its own: inlined,
 // what the caller keeps in registers would make its loops spill.
 __device__ __noinline__ void attend_part(Word word, Work &work, unsigned char *workspace, int position, int warp,
-                                         int thread) {
+                                         int thread
+#if ATTENTION_RING
+                                         , Ring &ring, const unsigned char *slots, Turn now
+#endif
+) {
     const int head = word[HEAD], number = word[PART_OF];
     void *keys = (void *)word.address(RUN), *values = (void *)word.address(RUN + 4);
     __half *key_scales = (__half *)word.address(RUN + 8), *value_scales = (__half *)word.address(EXTRA);
@@ -414,10 +425,17 @@ __device__ __noinline__ void attend_part(Word word, Work &work, unsigned char *w
     if (warp < ATTENTION_WARPS) {
         const attend::Output out = {work.sums, nullptr, nullptr};
         Attending &a = work.attending;
+#if ATTENTION_RING
+        attend::ring_part(a.shared, ring, slots, now, attend::side(keys, key_scales, head / SHARES),
+                          attend::side(values, value_scales, head / SHARES), number, position, a.query, a.key, a.value,
+                          q_norm, k_norm, work.turn, ROPE_PAIRS, joins, counter, out, thread,
+                          [] { barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS); });
+#else
         attend::part(a.shared, attend::side(keys, key_scales, head / SHARES),
                      attend::side(values, value_scales, head / SHARES), number, position, a.query, a.key, a.value,
                      q_norm, k_norm, work.turn, ROPE_PAIRS, joins, counter, out, thread,
                      [] { barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS); });
+#endif
         if (thread == 0) work.joined = parts == 1 || a.shared.last;
     } else {
         barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
@@ -436,7 +454,12 @@ __device__ __forceinline__ void consume(Reader reader, Work &work, Ring &ring, c
         asm volatile("" : "+r"(warp), "+r"(lane));  // what is made of them is not kept in registers meanwhile
         const unsigned op = word[OP];
         if (op == ATTEND) {
+#if ATTENTION_RING
+            attend_part(word, work, workspace, position, warp, warp * 32 + lane, ring, slots, now);
+            now.skip(attend::tiles(attend::range(position, word[PART_OF])));
+#else
             attend_part(word, work, workspace, position, warp, warp * 32 + lane);
+#endif
         } else if (op == PROJECT || op == ADD || op == GATE || op == LOGITS) {
             WITH_FORMAT(word[RUN + FORMAT_OF], stage_rest<F>(word, work, workspace, base, warp * 32 + lane);
                         multiply<F>(word, work, ring, slots, now, warp, lane));
@@ -447,10 +470,18 @@ __device__ __forceinline__ void consume(Reader reader, Work &work, Ring &ring, c
 
 // --- the filling warp -----------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void fill(Reader reader, Ring &ring, unsigned char *slots, int lane) {
+__device__ __forceinline__ void fill(Reader reader, Ring &ring, unsigned char *slots, int position, int lane) {
     Filler filler;
     for (Word word; reader.take(word);) {
         const unsigned op = word[OP], columns = word[COLUMNS_OF];
+#if ATTENTION_RING
+        if (op == ATTEND) {
+            const int head = word[HEAD] / SHARES;
+            const attend::Side keys = attend::side((void *)word.address(RUN), (__half *)word.address(RUN + 8), head),
+                values = attend::side((void *)word.address(RUN + 4), (__half *)word.address(EXTRA), head);
+            attend::fill_part(filler, ring, slots, keys, values, attend::range(position, word[PART_OF]), lane);
+        }
+#endif
         if (op != PROJECT && op != ADD && op != GATE && op != LOGITS) continue;
         unsigned bytes = 0;
         WITH_FORMAT(word[RUN + FORMAT_OF], bytes = segment_bytes<F>(columns));
@@ -743,6 +774,6 @@ persistent(const unsigned *program, unsigned char *workspace, State *state, Entr
         const Service service = {work, workspace, step * STAGES, step, thread, lane, warp - CONSUMERS};
         serve(reader, service, state, ring, histories, ends, logits, stamps, greedy, position, token);
     } else {
-        fill(reader, tiles, slots, lane);
+        fill(reader, tiles, slots, position, lane);
     }
 }

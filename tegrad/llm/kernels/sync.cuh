@@ -147,6 +147,10 @@ struct Turn {
         tile++;
         if (++slot == SLOTS) slot = 0, odd ^= 1;
     }
+    __device__ __forceinline__ void skip(unsigned tiles) {
+        tile += tiles, slot += tiles;
+        odd ^= slot / SLOTS & 1, slot %= SLOTS;
+    }
 };
 
 #if BULK
@@ -196,7 +200,24 @@ __device__ __forceinline__ void ring_release(Ring &ring, const Turn &now, int) {
     asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(&ring.empty[now.slot])) : "memory");
 }
 
-// The filling warp. `put` copies `bytes`, a multiple of 16, to the next slot.
+// Copies `bytes`, a multiple of 16, to `offset` in a slot.
+struct Copy {
+    unsigned slot, full;
+    unsigned long long policy;
+    __device__ __forceinline__ void operator()(unsigned offset, const unsigned char *from, unsigned bytes) const {
+#if EVICT_FIRST
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                     "[%0], [%1], %2, [%3], %4;"
+                     ::"r"(slot + offset), "l"(from), "r"(bytes), "r"(full), "l"(policy) : "memory");
+#else
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                     ::"r"(slot + offset), "l"(from), "r"(bytes), "r"(full) : "memory");
+#endif
+    }
+};
+
+// The filling warp. `put` copies `bytes` to the next slot; `put_pieces` what `pieces(copy)` calls its Copy for, `bytes`
+// in all.
 struct Filler {
     // A parity tells a phase from its neighbours only: the tile waited for must still be in its slot.
     static constexpr unsigned FLIGHT = IN_FLIGHT < SLOTS ? IN_FLIGHT : SLOTS;
@@ -209,6 +230,11 @@ struct Filler {
     }
     __device__ __forceinline__ void put(Ring &ring, unsigned char *slots, const unsigned char *from, unsigned bytes,
                                         int lane) {
+        put_pieces(ring, slots, bytes, lane, [=](const Copy &copy) { copy(0, from, bytes); });
+    }
+    template <class Pieces>
+    __device__ __forceinline__ void put_pieces(Ring &ring, unsigned char *slots, unsigned bytes, int lane,
+                                               Pieces pieces) {
         if (lane == 0) {
             const unsigned full = shared_address(&ring.full[now.slot]);
             if (now.tile >= SLOTS) await_phase(&ring.empty[now.slot], now.odd ^ 1, FOR_SLOT, now.tile);
@@ -220,15 +246,7 @@ struct Filler {
             if (*(volatile unsigned *)&watch().over) return;  // the slot may not be free
 #endif
             asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(bytes) : "memory");
-            const unsigned to = shared_address(slots + (size_t)now.slot * SLOT_BYTES);
-#if EVICT_FIRST
-            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                         "[%0], [%1], %2, [%3], %4;"
-                         ::"r"(to), "l"(from), "r"(bytes), "r"(full), "l"(policy) : "memory");
-#else
-            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                         ::"r"(to), "l"(from), "r"(bytes), "r"(full) : "memory");
-#endif
+            pieces(Copy{shared_address(slots + (size_t)now.slot * SLOT_BYTES), full, policy});
         }
         now.advance();
     }
@@ -260,6 +278,18 @@ __device__ __forceinline__ void ring_release(Ring &ring, const Turn &now, int wa
     ring.released[warp] = now.tile + 1;
 }
 
+// Copies `bytes`, a multiple of 16, to `offset` in a slot.
+struct Copy {
+    unsigned slot;
+    int lane;
+    __device__ __forceinline__ void operator()(unsigned offset, const unsigned char *from, unsigned bytes) const {
+        const unsigned to = slot + offset;
+#pragma unroll 4
+        for (unsigned at = lane * 16; at < bytes; at += 512)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"(from + at) : "memory");
+    }
+};
+
 struct Filler {
     Turn now;
     unsigned told = 0;
@@ -281,6 +311,10 @@ struct Filler {
     }
     __device__ __forceinline__ void put(Ring &ring, unsigned char *slots, const unsigned char *from, unsigned bytes,
                                         int lane) {
+        put_pieces(ring, slots, bytes, lane, [=](const Copy &copy) { copy(0, from, bytes); });
+    }
+    template <class Pieces>
+    __device__ __forceinline__ void put_pieces(Ring &ring, unsigned char *slots, unsigned, int lane, Pieces pieces) {
         if (taken(ring, lane)) {
             tell<0>(ring, lane);  // what is on its way must not wait for the slot
             Patience patience;
@@ -288,10 +322,7 @@ struct Filler {
                 if (__any_sync(0xffffffffu, patience.over(FOR_SLOT, now.tile, 0))) break;
         }
         __threadfence_block();
-        const unsigned to = (unsigned)__cvta_generic_to_shared(slots + (size_t)now.slot * SLOT_BYTES);
-#pragma unroll 4
-        for (unsigned at = lane * 16; at < bytes; at += 512)
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"(from + at) : "memory");
+        pieces(Copy{(unsigned)__cvta_generic_to_shared(slots + (size_t)now.slot * SLOT_BYTES), lane});
         asm volatile("cp.async.commit_group;" ::: "memory");
         now.advance();
         tell<IN_FLIGHT - 1>(ring, lane);

@@ -1,0 +1,416 @@
+// Attention of the step in one launch (persistent.cu) whose keys and values come through the ring of weights.
+//
+// The rows of a part are cut into tiles of up to RING_ROWS positions, keys and values in one slot of the ring. They
+// were written by earlier launches, so that the filling warp fetches them during the stages before. Position and part
+// tell it and the consumers alike how many there are. Every warp walks over all of them, works on its own units of
+// each, and releases each.
+//
+// ATTENTION_RING 1: a warp works as in attention.cuh, with rows from shared memory. 2: on the tensor cores, where the
+// cache is f16, groups are of at most 8 and heads of 64 or 128; else as 1.
+//
+// On the tensor cores 16 positions are two products of 16 x HEAD_DIM x 8 and one of 16 x 16 x HEAD_DIM. Rows 0 .. 7 of
+// the first operand are the heads' queries (then their weights) as halves, rows 8 .. 15 what the halves leave out, so
+// that 22 bits of a float count. Which positions and elements are a product's columns does not matter as long as both
+// sides agree: that lets each lane load 16 bytes of a row, and the lanes of a phase from different banks.
+#pragma once
+#include "attention.cuh"
+
+namespace attend {
+
+constexpr bool TENSOR = ATTENTION_RING == 2 && !CACHE_Q8 && GROUP <= 8 && (HEAD_DIM == 64 || HEAD_DIM == 128);
+constexpr int ROW_BYTES = HEAD_DIM * (int)sizeof(Element), SCALE_BYTES = CACHE_Q8 ? HEAD_DIM / 32 * 2 : 0;
+constexpr int UNIT_ROWS = TENSOR ? 16 : TILE;  // what a warp takes at a time
+// A side's rows lie in QUARTERS pieces, SHIFT bytes further apart than they are long, each in banks of its own.
+constexpr int QUARTERS = TENSOR ? 4 : 1, SHIFT = TENSOR ? 32 : 0;
+constexpr int RING_ROWS =
+    (SLOT_BYTES / 2 - QUARTERS * SHIFT) / (ROW_BYTES + SCALE_BYTES) / UNIT_ROWS * UNIT_ROWS;
+constexpr int QUARTER_BYTES = RING_ROWS / QUARTERS * ROW_BYTES + SHIFT;
+constexpr int SIDE_BYTES = QUARTERS * QUARTER_BYTES;  // the values of a tile behind its keys, then the scales of both
+constexpr int SIDE_SCALES = RING_ROWS * SCALE_BYTES;
+
+static_assert(RING_ROWS > 0, "a slot of the ring holds no tile of keys and values");
+static_assert(RING_ROWS * SCALE_BYTES % 16 == 0 && TILE * SCALE_BYTES % 16 == 0 && POSITIONS * SCALE_BYTES % 16 == 0,
+              "scales are copied in pieces of 16 bytes: positions of the cache must be a multiple of 8");
+static_assert(ATTENTION_WARPS == CONSUMERS, "every warp that releases tiles attends");
+
+// Tiles of a part.
+__device__ __forceinline__ int tiles(const Range &rows) { return (rows.end - rows.begin + RING_ROWS - 1) / RING_ROWS; }
+
+// Rows of a quarter of a tile of `rows`: the last tile's are spread like the others', the last quarters then end early.
+__device__ __forceinline__ int quarter_rows(int rows) {
+    return QUARTERS == 1 ? rows : (rows + UNIT_ROWS - 1) / UNIT_ROWS * (UNIT_ROWS / QUARTERS);
+}
+
+// --- the filling warp -----------------------------------------------------------------------------------------------
+
+// copy(offset, from, bytes) for each piece of the `rows` rows of a tile that begins at row `first` of the cache.
+__device__ __forceinline__ void copy_tile(const Side &keys, const Side &values, int first, int rows, const Copy &copy) {
+    const int each = quarter_rows(rows);
+#pragma unroll 1
+    for (int at = 0; at < 2 * QUARTERS; at++) {
+        const int side = at / QUARTERS, quarter = at % QUARTERS, begin = quarter * each;
+        const int count = min(each, rows - begin);
+        if (count <= 0) continue;
+        const Element *from = (side ? values : keys).at + (size_t)(first + begin) * HEAD_DIM;
+        copy(side * SIDE_BYTES + quarter * QUARTER_BYTES, (const unsigned char *)from, (unsigned)count * ROW_BYTES);
+    }
+    if constexpr (CACHE_Q8) {
+        const unsigned bytes = (rows * SCALE_BYTES + 15) / 16 * 16;
+        const size_t from = (size_t)first * (HEAD_DIM / 32);
+        copy(2 * SIDE_BYTES, (const unsigned char *)(keys.scale + from), bytes);
+        copy(2 * SIDE_BYTES + SIDE_SCALES, (const unsigned char *)(values.scale + from), bytes);
+    }
+}
+
+// All bytes of a tile.
+__device__ __forceinline__ unsigned tile_bytes(int rows) {
+    return 2 * rows * ROW_BYTES + 2 * ((rows * SCALE_BYTES + 15) / 16 * 16);
+}
+
+// Puts the tiles of a part.
+__device__ __forceinline__ void fill_part(Filler &filler, Ring &ring, unsigned char *slots, const Side &keys,
+                                          const Side &values, const Range &range, int lane) {
+#pragma unroll 1
+    for (int first = range.begin; first < range.end; first += RING_ROWS) {
+        const int rows = min(RING_ROWS, range.end - first);
+        filler.put_pieces(ring, slots, tile_bytes(rows), lane,
+                          [&](const Copy &copy) { copy_tile(keys, values, first, rows, copy); });
+    }
+}
+
+// --- a warp's share, by lanes ----------------------------------------------------------------------------------------
+
+struct ByLanes {
+    Gathered gathered;
+
+    __device__ static __forceinline__ void lay_out(Shared &, unsigned, unsigned) {}
+    __device__ __forceinline__ void begin(const Shared &shared, bool fresh, unsigned lane) {
+        gathered.begin(shared, fresh, lane);
+    }
+    // Rows of one side from `first` on; those behind the last of `rows` are the last one once more.
+    __device__ static __forceinline__ void take(Rows &to, const unsigned char *tile, bool side, int first, int rows,
+                                                unsigned lane) {
+        const unsigned column = lane % LANES < OCTETS ? lane % LANES : OCTETS - 1;
+#pragma unroll
+        for (int u = 0; u < LOADS; u++) {
+            const int row = min(first + (int)lane / LANES + u * ROWS, rows - 1);
+            to.octet[u] = *((const Octet *)(tile + side * SIDE_BYTES + row * ROW_BYTES) + column);
+#if CACHE_Q8
+            to.scale[u] = *((const unsigned short *)(tile + 2 * SIDE_BYTES + side * SIDE_SCALES + row * SCALE_BYTES) +
+                            column / 4);
+#endif
+        }
+    }
+    __device__ __forceinline__ void add(Shared &shared, const unsigned char *tile, int first, int rows, unsigned warp,
+                                        unsigned lane) {
+        Rows side;
+        take(side, tile, false, first, rows, lane);
+        gathered.score(side, shared.weight[warp], first, first, rows, lane);
+        take(side, tile, true, first, rows, lane);
+        gathered.add(side, shared.weight[warp], lane);
+    }
+    __device__ __forceinline__ void hand_over(Shared &shared, unsigned warp, unsigned lane) {
+        gathered.hand_over(shared, warp, lane);
+    }
+};
+
+// --- a warp's share, on the tensor cores -----------------------------------------------------------------------------
+
+// d += a b (PTX ISA: mma.m16n8k16): a 16 x 16, b 16 x 8.
+__device__ __forceinline__ void mma(float (&d)[4], const uint4 &a, unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ unsigned pair_of(float a, float b) {
+    const __half2 pair = __floats2half2_rn(a, b);
+    unsigned bits;
+    memcpy(&bits, &pair, 4);
+    return bits;
+}
+
+// Two floats as halves, and what these leave out as halves.
+__device__ __forceinline__ void split_pair(float a, float b, unsigned &high, unsigned &low) {
+    high = pair_of(a, b);
+    const float2 kept = widen(high);
+    low = pair_of(a - kept.x, b - kept.y);
+}
+
+__device__ __forceinline__ float2 join_pair(unsigned high, unsigned low) {
+    const float2 a = widen(high), b = widen(low);
+    return make_float2(a.x + b.x, a.y + b.y);
+}
+
+// Lane 4 g + t: of head g. The four positions of a unit that are its own: turn 0 and 1, columns 2 t and 2 t + 1.
+struct ByTensor {
+    static constexpr int STEPS = HEAD_DIM / 16, COLUMNS_OF_8 = HEAD_DIM / 8;
+    static constexpr bool HOLD = HEAD_DIM <= 64;  // more would not fit the registers of 12 warps
+    uint4 query[HOLD ? STEPS : 1];
+    // Columns 2 t and 2 t + 1, of the weights and then of what their halves leave out.
+    float mixed[COLUMNS_OF_8][4];
+    float top, sum;
+
+    // The element of a head that column `column` of product `at` is, and the first of four that lane t has in a step.
+    __device__ static __forceinline__ int element(int at, int column) { return at / 8 * 64 + 8 * column + at % 8; }
+    __device__ static __forceinline__ int first_of(int step, int t) { return 8 * (t + step / 2 * 4) + step % 2 * 4; }
+
+    // The fragment of a step: of neighbouring heads in different banks.
+    __device__ static __forceinline__ uint4 *place_of(Shared &shared, int g, int step, int t) {
+        return (uint4 *)shared.query[g] + (step ^ (g & 1)) * 4 + t;
+    }
+    // Query heads, by the warps that made them, as the fragments of all warps; in place.
+    __device__ static __forceinline__ void lay_out(Shared &shared, unsigned warp, unsigned lane) {
+        const int step = lane / 4, t = lane % 4;
+        for (int g = warp; g < GROUP; g += ATTENTION_WARPS) {
+            uint4 made = make_uint4(0, 0, 0, 0);
+            if (step < STEPS) {
+                const float4 v = *(const float4 *)&shared.query[g][first_of(step, t)];
+                split_pair(v.x, v.y, made.x, made.y);
+                split_pair(v.z, v.w, made.z, made.w);
+            }
+            __syncwarp();
+            if (step < STEPS) *place_of(shared, g, step, t) = made;
+        }
+    }
+
+    __device__ __forceinline__ void begin(Shared &shared, bool fresh, unsigned lane) {
+        const int g = min((int)lane / 4, GROUP - 1), t = lane % 4;  // where no head is, the last one once more
+        float score = 0;
+#pragma unroll
+        for (int s = 0; s < STEPS; s++) {
+            if (!HOLD && !fresh) break;
+            const uint4 held = *place_of(shared, g, s, t);
+            if (HOLD) query[HOLD ? s : 0] = held;
+            if (!fresh) continue;
+            const float4 k = *(const float4 *)&shared.fresh[0][first_of(s, t)];
+            const float2 a = join_pair(held.x, held.y), b = join_pair(held.z, held.w);
+            score += a.x * k.x + a.y * k.y + b.x * k.z + b.y * k.w;
+        }
+        score += __shfl_xor_sync(ALL, score, 1);
+        score += __shfl_xor_sync(ALL, score, 2);
+        top = fresh ? score : NONE;
+        sum = fresh && t == 0 ? 1 : 0;
+#pragma unroll
+        for (int at = 0; at < COLUMNS_OF_8; at++) {
+#pragma unroll
+            for (int b = 0; b < 2; b++) {
+                mixed[at][b] = fresh ? shared.fresh[1][element(at, 2 * t + b)] : 0;
+                mixed[at][2 + b] = 0;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void add(Shared &shared, const unsigned char *tile, int first, int rows, unsigned,
+                                        unsigned lane) {
+        const int g = min((int)lane / 4, GROUP - 1), t = lane % 4, each = quarter_rows(rows), base = first / QUARTERS;
+        // A position of the unit: turn, and whether its column is odd. A lane of keys loads column lane / 4; of values,
+        // both of its own. What lies behind the last row is the first one once more.
+        const int column = lane / 4, odd = column & 1;
+        const int quarter = (column / 2 + 2 * odd) & 3;
+        int from[2];
+#pragma unroll
+        for (int turn = 0; turn < 2; turn++) {
+            const int row = base + 2 * turn + odd;
+            from[turn] = quarter * each + row < rows ? quarter * QUARTER_BYTES + row * ROW_BYTES : 0;
+        }
+        float score[2][4] = {};
+#pragma unroll
+        for (int s = 0; s < STEPS; s += 2) {
+            const uint4 a = HOLD ? query[HOLD ? s : 0] : *place_of(shared, g, s, t);
+            const uint4 b = HOLD ? query[HOLD ? s + 1 : 0] : *place_of(shared, g, s + 1, t);
+#pragma unroll
+            for (int turn = 0; turn < 2; turn++) {
+                const uint4 k = *(const uint4 *)(tile + from[turn] + 16 * t + 32 * s);
+                mma(score[turn], a, k.x, k.y);
+                mma(score[turn], b, k.z, k.w);
+            }
+        }
+        int place[2][2];
+        float best = top;
+#pragma unroll
+        for (int turn = 0; turn < 2; turn++) {
+#pragma unroll
+            for (int b = 0; b < 2; b++) {
+                const int quarter = (t + 2 * b) & 3, row = base + 2 * turn + b;
+                const bool counts = quarter * each + row < rows;
+                place[turn][b] = counts ? quarter * QUARTER_BYTES + row * ROW_BYTES : 0;
+                score[turn][b] = counts ? score[turn][b] + score[turn][2 + b] : NONE;
+                best = fmaxf(best, score[turn][b]);
+            }
+        }
+        best = fmaxf(best, __shfl_xor_sync(ALL, best, 1));
+        best = fmaxf(best, __shfl_xor_sync(ALL, best, 2));
+        if (__any_sync(ALL, best > top)) {
+            const float shrink = power(top - best);
+            top = best;
+            sum *= shrink;
+#pragma unroll
+            for (int at = 0; at < COLUMNS_OF_8; at++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) mixed[at][i] *= shrink;
+            }
+        }
+        float part[2][2];
+#pragma unroll
+        for (int i = 0; i < 4; i++) sum += part[i / 2][i % 2] = power(score[i / 2][i % 2] - top);
+        uint4 weight;
+        split_pair(part[0][0], part[0][1], weight.x, weight.y);
+        split_pair(part[1][0], part[1][1], weight.z, weight.w);
+#pragma unroll
+        for (int half = 0; half < HEAD_DIM / 64; half++) {
+            const unsigned char *values = tile + SIDE_BYTES + half * 128 + 16 * column;
+            uint4 v[2][2];
+#pragma unroll
+            for (int i = 0; i < 4; i++) v[i / 2][i % 2] = *(const uint4 *)(values + place[i / 2][i % 2]);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const unsigned order = i & 1 ? 0x7632 : 0x5410;
+                mma(mixed[8 * half + i], weight, __byte_perm(word(v[0][0], i / 2), word(v[0][1], i / 2), order),
+                    __byte_perm(word(v[1][0], i / 2), word(v[1][1], i / 2), order));
+            }
+        }
+    }
+    __device__ static __forceinline__ unsigned word(const uint4 &v, int at) {
+        return at == 0 ? v.x : at == 1 ? v.y : at == 2 ? v.z : v.w;
+    }
+
+    __device__ __forceinline__ void hand_over(Shared &shared, unsigned warp, unsigned lane) {
+        const int g = lane / 4, t = lane % 4;
+        sum += __shfl_xor_sync(ALL, sum, 1);
+        sum += __shfl_xor_sync(ALL, sum, 2);
+        if (g >= GROUP) return;
+#pragma unroll
+        for (int at = 0; at < COLUMNS_OF_8; at++) {
+#pragma unroll
+            for (int b = 0; b < 2; b++)
+                shared.mixed[warp][g * HEAD_DIM + element(at, 2 * t + b)] = mixed[at][b] + mixed[at][2 + b];
+        }
+        if (t == 0) shared.top[warp][g] = top, shared.sum[warp][g] = sum;
+    }
+};
+
+template <bool Tensor> struct Worker { typedef ByLanes Type; };
+template <> struct Worker<true> { typedef ByTensor Type; };
+
+// --- joining ---------------------------------------------------------------------------------------------------------
+
+// As join_parts, with all loads on their way at once: crews of threads join some of the parts each, and then their
+// results.
+__device__ __forceinline__ void join_at_once(Shared &shared, const float *workspace, int parts, const Output &out,
+                                             unsigned thread) {
+    constexpr int WIDE = PART_FLOATS % 4 ? 2 : 4, LOTS = OUTPUTS / WIDE;
+    constexpr int ROOM_FOR = THREADS / LOTS < ATTENTION_WARPS ? THREADS / LOTS : ATTENTION_WARPS;
+    constexpr int CREWS = ROOM_FOR < 1 ? 1 : ROOM_FOR, EACH = (SPLITS + CREWS - 1) / CREWS;
+    if constexpr (ROOM_FOR < 1 || EACH > 8) {
+        join_parts(shared, workspace, parts, out, thread);
+        return;
+    }
+    const int lot = thread % LOTS, crew = thread / LOTS, g = lot * WIDE / HEAD_DIM;
+    if (crew < CREWS) {
+        float mixed[EACH][WIDE], top[EACH], sum[EACH], best = NONE;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const int p = crew + i * CREWS;
+            const float *from = workspace + p * PART_FLOATS;
+            top[i] = NONE, sum[i] = 0;
+#pragma unroll
+            for (int w = 0; w < WIDE; w++) mixed[i][w] = 0;
+            if (p >= parts) continue;
+            if constexpr (WIDE == 4) *(float4 *)mixed[i] = __ldcg((const float4 *)from + lot);
+            else *(float2 *)mixed[i] = __ldcg((const float2 *)from + lot);
+            top[i] = __ldcg(from + OUTPUTS + g), sum[i] = __ldcg(from + OUTPUTS + GROUP + g);
+        }
+#pragma unroll
+        for (int i = 0; i < EACH; i++) best = fmaxf(best, top[i]);
+        float all = 0, joined[WIDE] = {};
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const float part = power(top[i] - best);
+            all += part * sum[i];
+#pragma unroll
+            for (int w = 0; w < WIDE; w++) joined[w] += part * mixed[i][w];
+        }
+#pragma unroll
+        for (int w = 0; w < WIDE; w++) shared.mixed[crew][lot * WIDE + w] = joined[w];
+        if (lot * WIDE % HEAD_DIM == 0) shared.top[crew][g] = best, shared.sum[crew][g] = all;
+    }
+    ATTENTION_SYNC();
+    for (int first = 0; first < OUTPUTS; first += THREADS) {
+        const int at = first + thread, g = at / HEAD_DIM;
+        const bool inside = at < OUTPUTS;
+        if (first + thread / 32 * 32 >= OUTPUTS) break;
+        float value = 0, sum = 0, best = NONE;
+        if (inside) {
+#pragma unroll
+            for (int c = 0; c < CREWS; c++) best = fmaxf(best, shared.top[c][g]);
+#pragma unroll
+            for (int c = 0; c < CREWS; c++) {
+                const float part = power(shared.top[c][g] - best);
+                value += part * shared.mixed[c][at];
+                sum += part * shared.sum[c][g];
+            }
+        }
+        out.put(at, inside ? __fdividef(value, sum) : 0, inside);
+    }
+}
+
+// --- a part ----------------------------------------------------------------------------------------------------------
+
+// What `part` of attention.cuh does, with the rows from the tiles from `now` on; by all CONSUMERS warps.
+template <typename Ready>
+__device__ __forceinline__ void ring_part(Shared &shared, Ring &ring, const unsigned char *slots, Turn now,
+                                          const Side &keys, const Side &values, int part, int position, const float *q,
+                                          const float *k, const float *v, const float *q_norm, const float *k_norm,
+                                          const float *turn, size_t sines, float *workspace, unsigned *counter,
+                                          const Output &out, unsigned thread, Ready ready) {
+    const Range range = attend::range(position, part);
+    const unsigned warp = thread / 32, lane = thread % 32;
+    ready();
+    prepare(shared, keys, values, position, part == 0, q, k, v, q_norm, k_norm, turn, sines, thread);
+    typename Worker<TENSOR>::Type worker;
+    worker.lay_out(shared, warp, lane);
+    ATTENTION_SYNC();
+    // The last warp has the fewest units, so that the token's own key is its.
+    worker.begin(shared, part == 0 && warp == ATTENTION_WARPS - 1, lane);
+    int unit = warp;
+#pragma unroll 1
+    for (int left = range.end - range.begin; left > 0; left -= RING_ROWS) {
+        const int rows = min(left, RING_ROWS);
+        ring_await(ring, now);
+        const unsigned char *tile = slots + (size_t)now.slot * SLOT_BYTES;
+#pragma unroll 1
+        for (; unit < RING_ROWS / UNIT_ROWS; unit += ATTENTION_WARPS)
+            if (unit * UNIT_ROWS < rows) worker.add(shared, tile, unit * UNIT_ROWS, rows, warp, lane);
+        unit -= RING_ROWS / UNIT_ROWS;
+        __syncwarp();
+        if (lane == 0) ring_release(ring, now, warp);
+        now.advance();
+    }
+    worker.hand_over(shared, warp, lane);
+    ATTENTION_SYNC();
+    float top, sum;
+    float *mine = workspace + part * PART_FLOATS;
+    for (int first = 0; first < OUTPUTS; first += THREADS) {
+        int index = first + thread;
+        bool inside = index < OUTPUTS;
+        if (first + thread / 32 * 32 >= OUTPUTS) break;
+        float value = inside ? join_warps(shared, index, top, sum) : 0;
+        if (range.parts == 1) {
+            out.put(index, inside ? __fdividef(value, sum) : 0, inside);
+        } else if (inside) {
+            mine[index] = value;
+            if (index % HEAD_DIM == 0) {
+                mine[OUTPUTS + index / HEAD_DIM] = top;
+                mine[OUTPUTS + GROUP + index / HEAD_DIM] = sum;
+            }
+        }
+    }
+    if (range.parts == 1) return;
+    ATTENTION_SYNC();
+    if (thread == 0) shared.last = arrive_last(counter, range.parts);
+    ATTENTION_SYNC();
+    if (shared.last) join_at_once(shared, workspace, range.parts, out, thread);
+}
+
+}  // namespace attend

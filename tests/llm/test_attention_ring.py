@@ -1,0 +1,125 @@
+"""The one-launch step with keys and values through the ring: right at every depth, whatever the ring does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from test_persistent import SMALL
+from test_persistent_hopper import hopper
+from test_plan import errors, read
+from tiny_llama import SHAPES, TYPE, Shape, write
+
+from tegrad.bench.boundaries import opened
+from tegrad.llm.cache import KvCache
+from tegrad.llm.packed import PackedModel
+from tegrad.llm.persistent import PersistentPlan, Tuning
+from tegrad.llm.plan import DecodePlan
+from tegrad.llm.reference import Reference
+from tegrad.llm.state import State, States
+from tegrad.nv.replay import Recording
+
+pytestmark = pytest.mark.board
+
+GROUPED = Shape(dim=512, ffn=512, heads=8, kv_heads=2, vocab=301, layers=2)
+"""Four query heads on each of two KV heads of 64."""
+WIDE = replace(SHAPES["qwen3"], heads=6, kv_heads=2)
+"""Three query heads on each of two KV heads of 128, normed."""
+POSITIONS = 104
+TEXT = [int(token) for token in np.random.default_rng(5).integers(1, 300, 90)]
+"""Parts are of 32 positions at least: one, two and three of them, in tiles of 16 and their rests."""
+LANES, TENSOR = (replace(SMALL, attention_ring=form, attention_shares=1) for form in (1, 2))
+
+
+@pytest.fixture(autouse=True)
+def board(monkeypatch: pytest.MonkeyPatch) -> None:
+    hopper(monkeypatch)
+
+
+def decoded(
+    path: Path, tunings: Sequence[Tuning | None], first: int = 0, kept: Sequence[bytes] = (), q8: bool = False
+) -> Iterator[NDArray[np.float32]]:
+    """The logits (steps, vocab) of decode steps with each tuning, or by many kernels, from position `first` to the end
+    of the text; `kept` is what the cache of each layer holds before: keys, values and their scales."""
+    with opened() as device, PackedModel.load(path, "NV") as model:
+        states = States(device)
+        for tuning in tunings:
+            with (
+                KvCache(device, model.config, POSITIONS, q8=q8) as cache,
+                DecodePlan(model, states, cache) if tuning is None
+                else PersistentPlan(model, states, cache, tuning=tuning, ctas=7) as plan,
+                Recording(device, plan.launches) as step,
+            ):  # fmt: skip
+                for layer in cache.layers:
+                    buffers = (layer.keys, layer.values, layer.key_scales, layer.value_scales)
+                    for buffer, data in zip(buffers, kept, strict=False):
+                        device.allocator._copyin(buffer, memoryview(bytearray(data)))
+                found = []
+                for position in range(first, len(TEXT)):
+                    states.write(0, State(position=position, token=TEXT[position], limit=POSITIONS, active=1))
+                    step.wait(step.run())
+                    found.append(read(device, plan.logits, model.config.vocab, np.float32))
+                assert tuning is None or plan.stuck() == []
+                yield np.array(found)
+        states.close()
+
+
+@pytest.mark.parametrize(
+    ("shape", "q8", "tunings"),
+    [
+        pytest.param(GROUPED, False, [TENSOR, replace(LANES, attention_loads=4)], id="f16"),
+        pytest.param(GROUPED, True, [TENSOR], id="q8_0"),
+        pytest.param(WIDE, False, [TENSOR], id="heads of 128"),
+    ],
+)
+def test_a_text_is_attended_as_by_the_reference(shape: Shape, q8: bool, tunings: list[Tuning], tmp_path: Path) -> None:
+    """Weights are floats, so that little but the cache rounds; of q8_0, where all else is exact, as by many kernels."""
+    path = write(tmp_path / "model.gguf", shape, TYPE.F16)
+    exact, many, *found = Reference(path).logits(TEXT), *decoded(path, [None, *tunings], q8=q8)
+    for got in found:
+        largest, mean = errors(got, many)
+        assert mean < 2e-4
+        assert largest < 4e-3
+        if not q8:
+            assert errors(got, exact)[1] < 1.3e-3
+
+
+def stored(shape: Shape, q8: bool) -> list[bytes]:
+    """What a cache holds: keys, values and their scales."""
+    rng = np.random.default_rng(8)
+    rows = rng.standard_normal((2, shape.kv_heads * POSITIONS * shape.width))
+    if not q8:
+        return [side.astype(np.float16).tobytes() for side in rows]
+    scales = [(side.reshape(-1, 32).std(axis=1) / 40).astype(np.float16).tobytes() for side in rows]
+    return [*(np.clip(side * 40, -127, 127).astype(np.int8).tobytes() for side in rows), *scales]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("model") / "model.gguf", GROUPED, TYPE.Q6_K)
+
+
+@pytest.mark.parametrize(
+    ("seed", "q8"),
+    [
+        (None, False), (1, True), (2, False),
+        *(pytest.param(seed, q8, marks=pytest.mark.long) for seed in range(1, 9) for q8 in (False, True)),
+    ],
+)  # fmt: skip
+def test_bulk_copies_in_rings_of_any_size_bring_the_same_keys_and_values(
+    model: Path, seed: int | None, q8: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As copies by lanes bring to a ring in which all has room, bit by bit."""
+    kept, last = stored(GROUPED, q8), len(TEXT) - 3
+    [known] = decoded(model, [replace(TENSOR, bulk=0, ring_slots=16)], last, kept, q8)
+    hopper(monkeypatch, seed)
+    rings = [
+        replace(TENSOR, ring_slots=2, in_flight=8, evict_first=1),
+        replace(TENSOR, ring_slots=3, in_flight=2, spin_limit=5_000_000),
+    ]
+    for found in decoded(model, rings, last, kept, q8):
+        np.testing.assert_array_equal(found, known)
