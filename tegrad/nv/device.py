@@ -155,7 +155,7 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
     """
 
     ifaces: Sequence[Any] = (TegraIface, *_StockDevice.ifaces)
-    error_state: Exception | None
+    error_state: Exception | None = None
     slm_per_thread: int
     shader_local_mem: HCQBuffer | None
 
@@ -417,9 +417,8 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         """DeviceClosed or the DeviceFault of before, if the device can do no more work."""
         if self.closed:
             raise self.gone(f"{self.device} was closed; get the new device from Device[{self.device!r}].")
-        error: Exception | None = getattr(self, "error_state", None)
-        if error is not None:
-            raise error
+        if self.error_state is not None:
+            raise self.error_state
 
     def check_fault(self, ask_driver: bool = False) -> None:
         """DeviceFault if a channel is dead: by its notifier in memory, or by the driver's word for it."""

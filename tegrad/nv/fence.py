@@ -42,7 +42,7 @@ def _build() -> Callable[[], None]:
     if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_EXEC):
         raise TegradError("The system refuses executable memory, which the memory barrier needs; allow it for Python.")
     _page = page
-    return ctypes.CFUNCTYPE(None)(address)
+    return ctypes.PYFUNCTYPE(None)(address)  # keeps the interpreter's lock, which costs more than the barrier
 
 
 full_barrier: Callable[[], None] = _build()

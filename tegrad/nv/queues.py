@@ -5,24 +5,26 @@ has finished with, whatever the recorder signals or does not, and everything tha
 entries, command memory, kernel arguments, and a bound queue whose words are about to be rewritten.
 """
 
+import time
 from array import array
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tinygrad.runtime import ops_nv
-from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
+from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.hw import bank0
 from tegrad.hw.classes import HOST, HostMethod
 from tegrad.hw.gpfifo import DOORBELL, MethodOp, gp_entry, method_header
 from tegrad.nv.fence import full_barrier
 from tegrad.nv.program import check_block, check_size
-from tegrad.nv.waits import Clock, Waker, wait_until
+from tegrad.nv.waits import SPIN_S, Clock, Waker, seen_soon, wait_until
 
 if TYPE_CHECKING:
     from tegrad.nv.device import NVDevice
 
+DOORBELL_WORD = DOORBELL // 4
 SUBROUTINE = 1
 """GPFIFO level of our segments, as tinygrad submits them on hardware."""
 RELEASE = HOST["SEM_EXECUTE"].pack(operation="RELEASE", release_wfi="EN", payload_size="64BIT")
@@ -77,6 +79,8 @@ class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
     `submissions` counts what went in; the GPU stores the number of each submission when it is done.
     """
 
+    put_value: int
+
     def __init__(
         self, fifo: ops_nv.GPFifo, device: "NVDevice", progress: HCQBuffer, waker: Waker | None = None
     ) -> None:
@@ -85,7 +89,11 @@ class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
         self.waker: Waker = waker or Clock()
         self.submissions = 0
         self.progress_va = progress.va_addr
-        self._progress: MMIOInterface = progress.cpu_view().view(0, 8, "Q").mv
+        self.progress: memoryview = progress.cpu_view().view(0, 8, "Q").mv
+        """One 64-bit word: `done` as it is in memory, for those who know that the device is open."""
+        self._entries: memoryview = fifo.ring.mv
+        self._put: memoryview = fifo.gpput.mv
+        self._doorbell: Any = getattr(device.gpu_mmio, "mv", device.gpu_mmio)
         self._in_flight: deque[tuple[int, int]] = deque()
         self._free_from = 0
         self._behind_pcie = not getattr(device.iface, "unified_memory", False)
@@ -96,11 +104,13 @@ class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
         """The number of the last submission that the GPU has finished."""
         if self.device.closed:
             raise self.device.gone("The device was closed while its work was waited for.")
-        return int(self._progress[0])
+        return int(self.progress[0])
 
     def wait(self, number: int) -> None:
-        """Return when the GPU has finished submission `number`."""
-        wait_until(self.device, lambda: self.done, number, awaited=lambda: (self, number))
+        """Return when the GPU has finished submission `number`. DeviceFault, DeviceClosed, WaitTimeout."""
+        begun = time.monotonic()
+        if not seen_soon(self.progress, number, self.device, begun + SPIN_S):
+            wait_until(self.device, lambda: self.done, number, awaited=lambda: (self, number), begun=begun)
 
     def release(self, number: int, *, idle: bool = False) -> list[int]:
         """The commands that end submission `number`: when the channel is idle, store the number and wake sleepers.
@@ -117,22 +127,28 @@ class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
 
     def enter(self, entries: Sequence[int], submissions: int = 1) -> None:
         """`push` for segments as GPFIFO entries, which are so many submissions: each of them ends with a `release`."""
-        while self.put_value + len(entries) - self._free_from >= self.entries_count:
-            number, end = self._in_flight[0]
+        put, count, in_flight = self.put_value, self.entries_count, self._in_flight
+        while put + len(entries) - self._free_from >= count:
+            number, end = in_flight[0]
             self.wait(number)
-            self._in_flight.popleft()
+            in_flight.popleft()
             self._free_from = end
         for entry in entries:
-            self.ring[self.put_value % self.entries_count] = entry
-            self.put_value += 1
-        self.submissions += submissions
-        self._in_flight.append((self.submissions, self.put_value))
+            self._entries[put % count] = entry
+            put += 1
+        self.put_value = put
+        self.submissions = number = self.submissions + submissions
         full_barrier()
-        self.gpput[0] = self.put_value % self.entries_count
+        self._put[0] = put % count
         full_barrier()
         if self._behind_pcie:
-            _ = self.gpput[0]  # a read comes back only after the writes before it have arrived
-        self.device.gpu_mmio[DOORBELL // 4] = self.token
+            _ = self._put[0]  # a read comes back only after the writes before it have arrived
+        self._doorbell[DOORBELL_WORD] = self.token
+        # From here on the GPU works, and what the CPU does costs no time of the submission's.
+        in_flight.append((number, put))
+        done = self.progress[0]
+        while in_flight and in_flight[0][0] <= done:
+            self._free_from = in_flight.popleft()[1]
 
 
 class _Submission:

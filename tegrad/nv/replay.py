@@ -211,6 +211,8 @@ class _Slot:
     entry: int
     at: int
     number: int = 0
+    timeline: Any = None
+    """The signal that its release names."""
 
 
 @dataclass(slots=True)
@@ -278,32 +280,38 @@ class Recording:
         The runs before have the numbers below it. Waits only if `depth` runs are in flight. DeviceFault as soon as one
         is known, DeviceClosed, RecordingClosed, LaunchError.
         """
-        device, fifo = self._device, self._fifo
-        device.check_usable()
-        with device.lock:
+        device, fifo, slots = self._device, self._fifo, self._slots
+        lock, depth = device.lock, len(slots)
+        lock.acquire()  # a `with` takes twice as long
+        try:
+            if device.closed or device.error_state is not None:
+                device.check_usable()
             if self._memory is None:
                 raise RecordingClosed("this recording was closed; record the launches again.")
-            slots, following = self._slots, self._next
-            if not 0 < times <= len(slots):
-                raise LaunchError(f"{times} runs cannot be submitted at once: this recording takes 1 to {len(slots)}.")
-            latest = slots[(following + times - 1) % len(slots)].number  # those of the others are lower
-            if latest > fifo.done:
+            if not 0 < times <= depth:
+                raise LaunchError(f"{times} runs cannot be submitted at once: this recording takes 1 to {depth}.")
+            following, number, value = self._next, fifo.submissions, device.timeline_value
+            latest = slots[(following + times - 1) % depth].number  # those of the others are lower
+            if latest > fifo.progress[0]:
                 fifo.wait(latest)
-            first, value = fifo.submissions + 1, device.timeline_value
             # If something else went out since the last run, it may be on another channel.
             entries = [] if value - 1 == device.replayed_value else [_behind(device, value - 1)]
-            quads, timeline = self._quads, device.timeline_signal.base_buf.va_addr
-            for number in range(first, first + times):
+            quads, timeline, end = self._quads, device.timeline_signal, number + times
+            while number < end:
                 slot = slots[following]
-                following = (following + 1) % len(slots)
+                following, number = (following + 1) % depth, number + 1
                 at = slot.at
-                quads[at] = timeline
-                quads[at + 1] = value + number - first
+                if slot.timeline is not timeline:
+                    slot.timeline, quads[at] = timeline, timeline.base_buf.va_addr
+                quads[at + 1] = value
                 quads[at + 4] = slot.number = number
                 entries.append(slot.entry)
+                value += 1
             fifo.enter(entries, times)
-            self._last, self._next, device.timeline_value = number, following, value + times
-            device.replayed(fifo, number, self._names, value + times - 1)
+            self._last, self._next, device.timeline_value = number, following, value
+            device.replayed(fifo, number, self._names, value - 1)
+        finally:
+            lock.release()
         return number
 
     def wait(self, number: int | None = None) -> None:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 FENCE_NODE = "/dev/host1x-fence"
 SPIN_S = 50e-6
 """How long a wait polls before it starts to sleep."""
+TURNS = range(8)
+"""Reads between two looks at the clock."""
 SLEEP_SHARE = 1 / 8
 """A sleep by the clock lasts this share of the time waited so far: such a wait ends at most an eighth late."""
 SLEEP_MAX_S = 1e-3
@@ -137,15 +139,32 @@ def wait_until(
     value: int,
     timeout_ms: int | None = None,
     awaited: Awaited = lambda: None,
+    begun: float | None = None,
 ) -> None:
     """Return when `read()` has reached `value`: poll briefly, then sleep for the submission that `awaited` names.
 
     Without one, sleep longer and longer, up to SLEEP_MAX_S. DeviceFault as soon as the device reports one; WaitTimeout
-    when `read()` has not moved for `timeout_ms` (HCQDEV_WAIT_TIMEOUT_MS, 30 s, by default).
+    when `read()` has not moved for `timeout_ms` (HCQDEV_WAIT_TIMEOUT_MS, 30 s, by default). `begun` is when polling
+    began (time.monotonic()), if that was before.
     """
     if (seen := read()) < value:
-        _poll(device, read, value, seen, timeout_ms, awaited)
+        _poll(device, read, value, seen, timeout_ms, awaited, time.monotonic() if begun is None else begun)
     full_barrier()  # what the GPU wrote before the value must not have been read earlier
+
+
+def seen_soon(word: memoryview, value: int, device: "NVDevice", until: float) -> bool:
+    """Poll a word of memory until it has reached `value`: False at the time `until`, or when the device is closed.
+
+    The wait of a control loop, whose answer is a few microseconds away: a turn is one read and no call.
+    """
+    while not device.closed:
+        for _ in TURNS:
+            if word[0] >= value:
+                full_barrier()  # what the GPU wrote before the value must not have been read earlier
+                return True
+        if time.monotonic() >= until:
+            break
+    return False
 
 
 def _poll(
@@ -155,10 +174,11 @@ def _poll(
     seen: int,
     timeout_ms: int | None,
     awaited: Awaited,
+    start: float,
 ) -> None:
     limit = (timeout_ms or getenv("HCQDEV_WAIT_TIMEOUT_MS", 30000)) / 1000
     check_s = DRIVER_CHECK_S if device is None else getattr(device.iface, "driver_check_s", DRIVER_CHECK_S)
-    start = moved = asked = time.monotonic()
+    moved = asked = start
     while (now := read()) < value:
         clock = time.monotonic()
         if now != seen:

@@ -61,8 +61,8 @@ def test_the_doorbell_follows_a_read_of_put_where_that_lies_behind_pcie(
     fifo = fake_device.compute_gpfifo
     fake_device.synchronize()
     fifo._behind_pcie = behind_pcie
-    fifo.gpput = Noting("put", notes, fifo.gpput)
-    fake_device.gpu_mmio = Noting("doorbell", notes, fake_device.gpu_mmio)
+    fifo._put = Noting("put", notes, fifo._put)
+    fifo._doorbell = Noting("doorbell", notes, fifo._doorbell)
     empty_submission(fake_device)
     assert notes == order
 
@@ -180,6 +180,59 @@ def test_a_wait_ends_with_a_barrier(monkeypatch: pytest.MonkeyPatch, values: lis
     monkeypatch.setattr(waits, "full_barrier", lambda: order.append("barrier"))
     wait_until(None, lambda: order.append(values.pop(0)) or order[-1], 1)
     assert order[-2:] == [1, "barrier"]
+
+
+def test_a_wait_for_a_submission_ends_with_a_barrier(fake_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[object] = []
+    fifo = fake_device.compute_gpfifo
+    fake_device.synchronize()
+    fifo.wait(fifo.submissions)
+    monkeypatch.setattr(waits, "full_barrier", lambda: order.append("barrier"))
+    fifo.progress = Noting("progress", order, fifo.progress)  # type: ignore[arg-type]
+    fifo.wait(fifo.submissions)
+    assert order == ["read progress", "barrier"]
+
+
+def test_a_wait_that_has_polled_sleeps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(waits.time, "sleep", slept.append)
+    values = iter([0, 0, 1])
+    wait_until(None, lambda: next(values), 1, begun=time.monotonic() - 1)
+    assert len(slept) == 1
+
+
+def test_a_wait_for_a_submission_polls_and_then_sleeps_for_it(fake_kernel: FakeKernel, fake_device: Any) -> None:
+    fifo, slept = fake_device.compute_gpfifo, []
+
+    class Waker(waits.Clock):
+        def sleep(self, number: int, seconds: float) -> bool:
+            slept.append(number)
+            fake_kernel.paused = False
+            return False
+
+    fake_device.synchronize()
+    fifo.waker, fake_kernel.paused = Waker(), True
+    empty_submission(fake_device)
+    fifo.wait(fifo.submissions)
+    assert (set(slept), fifo.done) == ({fifo.submissions}, fifo.submissions)
+
+
+def test_a_wait_for_a_submission_of_a_closed_device_says_so(fake_device: Any) -> None:
+    fifo = fake_device.compute_gpfifo
+    fake_device.close()
+    with pytest.raises(DeviceClosed):
+        fifo.wait(fifo.submissions)
+
+
+def test_a_submission_frees_the_entries_of_those_that_are_done(fake_device: Any) -> None:
+    fifo = fake_device.compute_gpfifo
+    for _ in range(3):
+        empty_submission(fake_device)
+        fifo.wait(fifo.submissions)
+    put = fifo.put_value
+    empty_submission(fake_device)
+    assert fifo._free_from >= put
+    assert len(fifo._in_flight) <= 1
 
 
 def test_a_wait_without_progress_ends(fake_kernel: FakeKernel, fake_device: Any) -> None:
