@@ -25,8 +25,8 @@ import tegrad.nv
 from tegrad.bench.cudagraph import Kernel, Work, in_process, timed
 from tegrad.bench.record import Record, RecordError, Side, make
 from tegrad.nv.cubin import read_ptx
-from tegrad.nv.record import Recorded, record
-from tegrad.nv.replay import BOUNDARIES, DEFAULT, Boundary
+from tegrad.nv.record import LONE, Recorded, record
+from tegrad.nv.replay import BOUNDARIES, Boundary
 
 SIZES: Final = (12, 128, 128, 4)
 CALLS: Final = 10_000
@@ -62,7 +62,7 @@ def observations(count: int) -> list[Array]:
 
 
 @contextmanager
-def recorded_network(boundary: Boundary = DEFAULT) -> Iterator[Recorded]:
+def recorded_network(boundary: Boundary = LONE) -> Iterator[Recorded]:
     """The network, recorded on the NV device."""
     tegrad.nv.install()
     weights = [Tensor(layer, device="NV").realize() for layer in network()]

@@ -41,6 +41,9 @@ SPEC: Final = BufferSpec(cpu_access=True, nolru=True)
 TIMELINE_RELEASE: Final = HOST["SEM_EXECUTE"].pack(
     operation="RELEASE", release_wfi="EN", payload_size="64BIT", release_timestamp="EN"
 )
+"""What ends every run. With release_wfi the host waits until the engine is idle, makes a membar of the whole system and
+then stores (NVIDIA's manual dev_pbdma.ref, GA100): by then what any launch stored is seen outside of the GPU, if that
+launch's own membar reached the GPU's point of coherence."""
 ACQUIRE: Final = HOST["SEM_EXECUTE"].pack(operation="ACQ_CIRC_GEQ", payload_size="64BIT")
 PREFETCH_SCHEDULE: Final = 9
 """PCAS action: fetch the QMD ahead and run it when what is before it allows."""
@@ -124,12 +127,19 @@ LEAN: Final[Mapping[str, int]] = {
     "invalidate_texture_data_cache": 0,
     "constant_buffer_invalidate_0": 0,
 }
-"""What a launch of a recording need not do: nobody uses textures, and its constants never change."""
+"""What a launch of a recording need not do: nobody uses textures, and its constants never change.
+
+What stays is invalidate_shader_data_cache: each launch reads anew what the CPU and the launches before it stored."""
 
 
 def lean(place: Place) -> Mapping[str, int]:
-    """LEAN, and only the last launch makes its stores visible outside of the GPU."""
+    """LEAN, and only the last launch makes its stores visible outside of the GPU: its membar, or TIMELINE_RELEASE's."""
     return {**LEAN, "cwd_membar_type": SYSMEMBAR if place.index == place.count - 1 else GPU_MEMBAR}
+
+
+def within(place: Place) -> Mapping[str, int]:
+    """LEAN, and no launch makes its stores visible outside of the GPU: TIMELINE_RELEASE does it once for all."""
+    return {**LEAN, "cwd_membar_type": GPU_MEMBAR}
 
 
 def wait_idle(place: Place) -> Sequence[int]:
@@ -154,6 +164,7 @@ BOUNDARIES: Final[Mapping[str, Boundary]] = {
     "chain-lean": Boundary(CHAIN, fields=lean),
     "idle": Boundary(start=BARRIER, between=wait_idle),
     "idle-lean": Boundary(between=wait_idle, fields=lean),
+    "idle-within": Boundary(between=wait_idle, fields=within),
     "host-wfi": Boundary(start=BARRIER, between=host_wfi),
 }
 """`chain`: QMDs that start each other, as tinygrad builds them, which has run on Orin and Hopper. `idle` and

@@ -671,6 +671,30 @@ def a_recorded_network() -> None:
             np.testing.assert_allclose(got, expected @ layers[-1], rtol=2e-2, atol=2e-2)
 
 
+@case()
+def recorded_outputs_of_every_kernel() -> None:
+    """An output of the first kernel, 1 MiB that it writes across the bus, is there when the small last one is done."""
+    import numpy as np
+
+    from tegrad.nv.record import record
+    from tegrad.nv.replay import BOUNDARIES
+
+    device()
+    big, small = np.zeros(1 << 18, np.int32), np.zeros(32, np.int32)
+    for name in ("chain", "chain-lean", "idle-lean", "idle-within"):
+        with record(lambda x, y: (x + y[0], y + 1), big, small, boundary=BOUNDARIES[name]) as made:
+            made.inputs[0][:] = np.arange(len(big))
+            where = {made.launches[0].buffers[0].cpu_view().addr, made.outputs[0].__array_interface__["data"][0]}
+            assert (len(made.launches), len(where)) == (2, 1)
+            for i in range(500):
+                made.inputs[1][:] = i
+                made.run()
+                last = made.outputs[0][-4096:].copy()
+                assert (last == np.arange(len(big) - 4096, len(big)) + i).all(), (name, i)
+                assert (made.outputs[0] == np.arange(len(big)) + i).all(), (name, i)
+                assert (made.outputs[1] == i + 1).all(), (name, i)
+
+
 @case(HCQDEV_WAIT_TIMEOUT_MS="60000")
 def steps_ahead_of_the_host() -> None:
     """The engine's logits, token by token and in chunks, beside those of tinygrad's operations; equal tokens twice."""

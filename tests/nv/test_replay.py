@@ -8,8 +8,22 @@ from fake import FakeKernel
 from kernels import program
 from test_queues import empty_submission
 
+from tegrad.hw.classes import HOST, ComputeMethod
 from tegrad.nv.program import LaunchError
-from tegrad.nv.replay import Boundary, Launch, Place, Recording
+from tegrad.nv.qmd import QMD
+from tegrad.nv.replay import (
+    BOUNDARIES,
+    GPU_MEMBAR,
+    SPARE,
+    SYSMEMBAR,
+    TIMELINE_RELEASE,
+    Boundary,
+    Launch,
+    Place,
+    Recording,
+    _lay_out,
+    immediate,
+)
 
 pytestmark = pytest.mark.board
 
@@ -87,6 +101,27 @@ def test_a_run_in_flight_is_not_rewritten(
     recording.run()
     assert waited == [(first, True)]
     assert bytes(memory.cpu_view()[0 : memory.size]) != in_flight
+
+
+@pytest.mark.parametrize("name", BOUNDARIES)
+def test_every_launch_reads_memory_anew_and_a_run_ends_behind_a_membar_of_the_system(
+    fake_device: Any, name: str
+) -> None:
+    """What the CPU stored between runs is read, and what any launch stored is seen when the timeline says so."""
+    add, buffer = program(fake_device, "add"), fake_device.allocator.alloc(4096)
+    launches = [Launch(add, (buffer,), values=(i,)) for i in range(3)]
+    with Recording(fake_device, launches, BOUNDARIES[name], depth=1) as recording:
+        fake_device.synchronize()
+        layout = _lay_out(recording.launches)
+        image = bytearray(recording._memory.cpu_view()[0 : recording._memory.size])  # type: ignore[union-attr]
+        for at in layout.qmds:
+            qmd = QMD(fake_device, view=memoryview(image)[at : at + SPARE])
+            assert qmd.read("invalidate_shader_data_cache") == 1
+            assert qmd.read("cwd_membar_type") in (SYSMEMBAR, GPU_MEMBAR)
+        words = memoryview(image[layout.size :]).cast("I").tolist()
+        sent = immediate(ComputeMethod.SEND_SIGNALING_PCAS2_B, BOUNDARIES[name].action)
+        assert words.index(TIMELINE_RELEASE) > max(at for at, word in enumerate(words) if word == sent)
+        assert HOST["SEM_EXECUTE"].decode(TIMELINE_RELEASE)["RELEASE_WFI"] == 1
 
 
 def test_a_recording_that_fails_leaves_nothing(fake_kernel: FakeKernel, fake_device: Any) -> None:
