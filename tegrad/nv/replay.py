@@ -331,12 +331,15 @@ class Recording:
 
     def close(self) -> None:
         """Wait for what runs and give the memory back; a device that failed or was closed keeps it to its end."""
-        with self._device.lock:
+        device = self._device
+        with device.lock:
             memory, self._memory = self._memory, None
             if memory is not None:
                 self._quads = memoryview(b"")
                 with suppress(DeviceFault, WaitTimeout):
-                    self._device.allocator.free(memory, memory.size, SPEC)
+                    if not device.closed and device.error_state is None:
+                        self.wait()  # the timeline is there before the last command, which is in this memory
+                    device.allocator.free(memory, memory.size, SPEC)
 
     def __enter__(self) -> Recording:
         return self

@@ -124,6 +124,19 @@ def test_every_launch_reads_memory_anew_and_a_run_ends_behind_a_membar_of_the_sy
         assert HOST["SEM_EXECUTE"].decode(TIMELINE_RELEASE)["RELEASE_WFI"] == 1
 
 
+def test_memory_goes_back_when_its_last_command_is_done(fake_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timeline says that a run is over while the release of the progress word is still to be read from it."""
+    add, buffer = program(fake_device, "add"), fake_device.allocator.alloc(4096)
+    recording = Recording(fake_device, [Launch(add, (buffer,), values=(1,))])
+    number, order = recording.run(), []
+    fifo, allocator = fake_device.compute_gpfifo, fake_device.allocator
+    wait, free = fifo.wait, allocator.free
+    monkeypatch.setattr(fifo, "wait", lambda number: (order.append(number), wait(number)))
+    monkeypatch.setattr(allocator, "free", lambda *given: (order.append("free"), free(*given)))
+    recording.close()
+    assert order[:2] == [number, "free"]
+
+
 def test_a_recording_that_fails_leaves_nothing(fake_kernel: FakeKernel, fake_device: Any) -> None:
     add, buffer = program(fake_device, "add"), fake_device.allocator.alloc(4096)
     fake_device.synchronize()
