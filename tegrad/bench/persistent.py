@@ -49,6 +49,7 @@ AXES: Final[Mapping[str, tuple[int, ...]]] = {
     "attention_loads": (2, 4),
     "attention_shares": (4, 2, 1),
     "attention_rows": (192, 384, 768),
+    "attention_ring": (0, 1, 2),
     "bulk": (1, 0),
 }
 """In the order of their expected worth."""
@@ -153,7 +154,8 @@ def variants(start: Tuning, axis: str) -> Iterator[Tuning]:
             made = replace(start, service=value, polled=2 if value > 3 else 3)
         else:
             made = replace(start, **{axis: value})
-        if made.attention_warps <= made.consumers and made != start:
+        fits = made.attention_warps == made.consumers if made.attention_ring else made.attention_warps <= made.consumers
+        if fits and made != start:
             yield made
 
 
@@ -191,9 +193,9 @@ def _compile(name: str, chip: str, depth: int, tuning: Tuning) -> str:
         return f"none: {str(error).splitlines()[0][:90]}  {tuning}"
 
 
-def _tuning(name: str, settings: Sequence[str]) -> Tuning:
+def _tuning(name: str, settings: Sequence[str], depth: int = 0) -> Tuning:
     given = {key: int(value) for key, _, value in (entry.partition("=") for entry in settings)}
-    return replace(Tuning.suited([block_type(name)]), **given)
+    return replace(Tuning.suited([block_type(name)], depth + ROOM), **given)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -207,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--compile", metavar="CHIP", choices=list(CHIPS), help="only compile")
     parser.add_argument("--json", action="store_true", help="a JSON object on the last line")
     asked = parser.parse_args(arguments)
-    tuning = _tuning(asked.model, asked.set)
+    tuning = _tuning(asked.model, asked.set, asked.depth)
     if asked.compile:
         tried = [made for axis in AXES for made in variants(tuning, axis)] if asked.sweep else []
         compile_all(asked.model, asked.compile, asked.depth, [tuning, *tried])

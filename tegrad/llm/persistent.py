@@ -51,6 +51,10 @@ from tegrad.nv.replay import Launch
 
 FORMATS: Final[tuple[BlockType, ...]] = (Q6_K, Q5_K, Q4_K, Q8_0, Q4_0, F16, BF16, F32)
 """In the order of the kernel's `enum Format`."""
+FAR: Final = 2048
+"""Cached positions up to which query heads each read the keys and values themselves."""
+SCALES: Final = 8
+"""Positions that a q8_0 cache's must be a multiple of, so that the scales of a tile are whole pieces of 16 bytes."""
 BUFFERS: Final = ("program", "workspace", "states", "rings", "histories", "ends", "rope", "logits", "stamps")
 WAITING: Final = ("packets", "a counter", "a tile of weights", "a free slot", "a tile on its way")
 """What a wait is for, in the order of the kernel's `enum Waiting`; of a ring's, the number wanted is the tile's."""
@@ -94,11 +98,17 @@ class Tuning:
         return 32 * (self.consumers + self.service + 1)
 
     @classmethod
-    def suited(cls, kinds: Iterable[BlockType]) -> Self:
-        """A tuning whose tiles leave room for a ring: segments of floats are large, so that fewer warps take them."""
+    def suited(cls, kinds: Iterable[BlockType], positions: int = 0, *, q8: bool = False) -> Self:
+        """A tuning whose tiles leave room for a ring: segments of floats are large, so that fewer warps take them.
+
+        Keys and values of more than FAR positions come through the ring, once for all query heads that share them.
+        """
         widest = max(segment_bytes(kind) for kind in kinds)
         consumers = 12 if widest < 4096 else 32768 // widest
-        return cls(consumers=consumers, attention_warps=consumers)
+        near = cls(consumers=consumers, attention_warps=consumers)
+        if positions <= FAR or (q8 and positions % SCALES):
+            return near
+        return replace(near, attention_ring=2, attention_shares=1)
 
 
 def fixed(matrices: Iterable[Matrix], consumers: int) -> bool:
@@ -289,7 +299,7 @@ class PersistentPlan:
     def _make(self, cache: KvCache, tuning: Tuning | None, ctas: int, stamps: bool) -> None:
         config, arch, room = self.config, self.config.arch, self._room
         made = network(self.model, cache, room)
-        tuning = tuning or Tuning.suited(matrix.kind for matrix in made.matrices())
+        tuning = tuning or Tuning.suited((matrix.kind for matrix in made.matrices()), cache.positions, q8=cache.q8)
         program = build(made, ctas, shares=tuning.attention_shares)
         self.kernel = Persistent(
             program, self.device.arch, cache.positions, arch.rope, config.rope.dim // 2, config.eps,

@@ -741,7 +741,7 @@ class Workspace:
     """A counter for each stage, COUNTER bytes apart; behind them one for each share of attention."""
     vectors: dict[Vector, int]
     joins: int
-    """The attention parts' floats."""
+    """The attention parts' floats, with as much beside them for packets."""
     reports: int
     """REPORT bytes for each CTA: the wait that it gave up."""
     nbytes: int
@@ -760,7 +760,7 @@ def workspace(program: Program) -> Workspace:
     heads = net.kv_heads * program.shares
     at = HEADER + COUNTER * (len(program.stages) + heads)
     joins = at = -(-at // 256) * 256
-    part = net.heads // heads * (net.head_dim + 2) * 4
+    part = net.heads // heads * (net.head_dim + 2) * 8
     at += -(-heads * program.parts * part // 256) * 256
     vectors = {}
     for vector, size in net.sizes.items():

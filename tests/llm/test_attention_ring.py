@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +18,9 @@ from tiny_llama import SHAPES, TYPE, Shape, write
 
 from tegrad.bench.boundaries import opened
 from tegrad.llm.cache import KvCache
+from tegrad.llm.gguf import Q6_K
 from tegrad.llm.packed import PackedModel
-from tegrad.llm.persistent import PersistentPlan, Tuning
+from tegrad.llm.persistent import FAR, PersistentPlan, Tuning
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.reference import Reference
 from tegrad.llm.state import State, States
@@ -40,6 +43,23 @@ def board(monkeypatch: pytest.MonkeyPatch) -> None:
     hopper(monkeypatch)
 
 
+def fill(device: Any, cache: KvCache, kept: Sequence[bytes]) -> None:
+    """Each layer's keys, values and their scales."""
+    for layer in cache.layers:
+        buffers = (layer.keys, layer.values, layer.key_scales, layer.value_scales)
+        for buffer, data in zip(buffers, kept, strict=False):
+            device.allocator._copyin(buffer, memoryview(bytearray(data)))
+
+
+def decode(
+    device: Any, plan: Any, states: States, step: Recording, position: int, token: int, limit: int
+) -> NDArray[np.float32]:
+    """The logits of one step."""
+    states.write(0, State(position=position, token=token, limit=limit, active=1))
+    step.wait(step.run())
+    return read(device, plan.logits, plan.config.vocab, np.float32)
+
+
 def decoded(
     path: Path, tunings: Sequence[Tuning | None], first: int = 0, kept: Sequence[bytes] = (), q8: bool = False
 ) -> Iterator[NDArray[np.float32]]:
@@ -54,24 +74,19 @@ def decoded(
                 else PersistentPlan(model, states, cache, tuning=tuning, ctas=7) as plan,
                 Recording(device, plan.launches) as step,
             ):  # fmt: skip
-                for layer in cache.layers:
-                    buffers = (layer.keys, layer.values, layer.key_scales, layer.value_scales)
-                    for buffer, data in zip(buffers, kept, strict=False):
-                        device.allocator._copyin(buffer, memoryview(bytearray(data)))
-                found = []
-                for position in range(first, len(TEXT)):
-                    states.write(0, State(position=position, token=TEXT[position], limit=POSITIONS, active=1))
-                    step.wait(step.run())
-                    found.append(read(device, plan.logits, model.config.vocab, np.float32))
+                fill(device, cache, kept)
+                places = range(first, len(TEXT))
+                yield np.array([decode(device, plan, states, step, at, TEXT[at], POSITIONS) for at in places])
                 assert tuning is None or plan.stuck() == []
-                yield np.array(found)
         states.close()
 
 
 @pytest.mark.parametrize(
     ("shape", "q8", "tunings"),
     [
-        pytest.param(GROUPED, False, [TENSOR, replace(LANES, attention_loads=4)], id="f16"),
+        pytest.param(
+            GROUPED, False, [TENSOR, replace(LANES, attention_loads=4), replace(TENSOR, handover=0)], id="f16"
+        ),
         pytest.param(GROUPED, True, [TENSOR], id="q8_0"),
         pytest.param(WIDE, False, [TENSOR], id="heads of 128"),
     ],
@@ -88,10 +103,10 @@ def test_a_text_is_attended_as_by_the_reference(shape: Shape, q8: bool, tunings:
             assert errors(got, exact)[1] < 1.3e-3
 
 
-def stored(shape: Shape, q8: bool) -> list[bytes]:
+def stored(shape: Shape, q8: bool, positions: int = POSITIONS) -> list[bytes]:
     """What a cache holds: keys, values and their scales."""
     rng = np.random.default_rng(8)
-    rows = rng.standard_normal((2, shape.kv_heads * POSITIONS * shape.width))
+    rows = rng.standard_normal((2, shape.kv_heads * positions * shape.width))
     if not q8:
         return [side.astype(np.float16).tobytes() for side in rows]
     scales = [(side.reshape(-1, 32).std(axis=1) / 40).astype(np.float16).tobytes() for side in rows]
@@ -103,13 +118,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("model") / "model.gguf", GROUPED, TYPE.Q6_K)
 
 
+SEEDS = [(None, False), (1, True), (2, False)]
+
+
 @pytest.mark.parametrize(
     ("seed", "q8"),
     [
-        (None, False), (1, True), (2, False),
-        *(pytest.param(seed, q8, marks=pytest.mark.long) for seed in range(1, 9) for q8 in (False, True)),
+        *SEEDS,
+        *(
+            pytest.param(seed, q8, marks=pytest.mark.long)
+            for seed in range(1, 9)
+            for q8 in (False, True)
+            if (seed, q8) not in SEEDS
+        ),
     ],
-)  # fmt: skip
+)
 def test_bulk_copies_in_rings_of_any_size_bring_the_same_keys_and_values(
     model: Path, seed: int | None, q8: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,3 +146,37 @@ def test_bulk_copies_in_rings_of_any_size_bring_the_same_keys_and_values(
     ]
     for found in decoded(model, rings, last, kept, q8):
         np.testing.assert_array_equal(found, known)
+
+
+def test_a_plan_for_many_positions_takes_keys_and_values_through_the_ring(model: Path) -> None:
+    """As many warps as on an H200, and parts of hundreds of positions, next to the step of many kernels."""
+    positions, first = FAR + 8, FAR - 2
+    with opened() as device, PackedModel.load(model, "NV") as packed:
+        states, found = States(device), []
+        for kind in (DecodePlan, partial(PersistentPlan, ctas=7)):
+            with (
+                KvCache(device, packed.config, positions) as cache,
+                kind(packed, states, cache) as plan,
+                Recording(device, plan.launches) as step,
+            ):
+                fill(device, cache, stored(GROUPED, False, positions))
+                logits = [
+                    decode(device, plan, states, step, at, TEXT[at - first], positions)
+                    for at in range(first, positions)
+                ]
+                found.append(np.array(logits))
+                if isinstance(plan, PersistentPlan):
+                    tuning = plan.kernel.tuning
+                    assert (tuning.attention_ring, plan.kernel.program.shares, tuning.consumers) == (2, 1, 12)
+        states.close()
+    assert errors(found[1], found[0])[1] < 0.03
+
+
+def test_tunings_choose_the_ring_for_what_it_can_take() -> None:
+    def forms(positions: int, q8: bool = False) -> tuple[int, int]:
+        tuning = Tuning.suited([Q6_K], positions, q8=q8)
+        return tuning.attention_ring, tuning.attention_shares
+
+    near = (0, Tuning().attention_shares)
+    assert [forms(0), forms(FAR), forms(FAR + 1), forms(FAR + 8, True)] == [near, near, (2, 1), (2, 1)]
+    assert forms(FAR + 1, q8=True) == near, "its scales are no whole pieces of 16 bytes"

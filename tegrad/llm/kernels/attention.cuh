@@ -537,6 +537,33 @@ __device__ __forceinline__ void join_parts(Shared &shared, const float *workspac
     }
 }
 
+// What the warps of part `part` of `parts` have handed over, to the output or to whoever comes last.
+__device__ __forceinline__ void finish_part(Shared &shared, int part, int parts, float *workspace, unsigned *counter,
+                                            const Output &out, unsigned thread) {
+    float top, sum;
+    float *mine = workspace + part * PART_FLOATS;
+    for (int first = 0; first < OUTPUTS; first += THREADS) {
+        int index = first + thread;
+        bool inside = index < OUTPUTS;
+        if (first + thread / 32 * 32 >= OUTPUTS) break;
+        float value = inside ? join_warps(shared, index, top, sum) : 0;
+        if (parts == 1) {
+            out.put(index, inside ? __fdividef(value, sum) : 0, inside);
+        } else if (inside) {
+            mine[index] = value;
+            if (index % HEAD_DIM == 0) {
+                mine[OUTPUTS + index / HEAD_DIM] = top;
+                mine[OUTPUTS + GROUP + index / HEAD_DIM] = sum;
+            }
+        }
+    }
+    if (parts == 1) return;
+    ATTENTION_SYNC();
+    if (thread == 0) shared.last = arrive_last(counter, parts);
+    ATTENTION_SYNC();
+    if (shared.last) join_parts(shared, workspace, parts, out, thread);
+}
+
 // Part `part` of one KV head by one CTA. `ready` is called once the first tiles are on their way and before q, k and v
 // are read. workspace: PART_FLOATS floats for each part of this head; counter: 0, and 0 again afterwards.
 template <typename Ready>
@@ -575,28 +602,7 @@ __device__ __forceinline__ void part(Shared &shared, const Side &keys, const Sid
         shared.top[warp][lane] = NONE, shared.sum[warp][lane] = 0;
     }
     ATTENTION_SYNC();
-    float top, sum;
-    float *mine = workspace + part * PART_FLOATS;
-    for (int first = 0; first < OUTPUTS; first += THREADS) {
-        int index = first + thread;
-        bool inside = index < OUTPUTS;
-        if (first + thread / 32 * 32 >= OUTPUTS) break;
-        float value = inside ? join_warps(shared, index, top, sum) : 0;
-        if (rows.parts == 1) {
-            out.put(index, inside ? __fdividef(value, sum) : 0, inside);
-        } else if (inside) {
-            mine[index] = value;
-            if (index % HEAD_DIM == 0) {
-                mine[OUTPUTS + index / HEAD_DIM] = top;
-                mine[OUTPUTS + GROUP + index / HEAD_DIM] = sum;
-            }
-        }
-    }
-    if (rows.parts == 1) return;
-    ATTENTION_SYNC();
-    if (thread == 0) shared.last = arrive_last(counter, rows.parts);
-    ATTENTION_SYNC();
-    if (shared.last) join_parts(shared, workspace, rows.parts, out, thread);
+    finish_part(shared, part, rows.parts, workspace, counter, out, thread);
 }
 
 }  // namespace attend

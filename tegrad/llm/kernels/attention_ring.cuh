@@ -295,75 +295,90 @@ template <> struct Worker<true> { typedef ByTensor Type; };
 
 // --- joining ---------------------------------------------------------------------------------------------------------
 
-// As join_parts, with all loads on their way at once: crews of threads join some of the parts each, and then their
-// results.
-__device__ __forceinline__ void join_at_once(Shared &shared, const float *workspace, int parts, const Output &out,
-                                             unsigned thread) {
-    constexpr int WIDE = PART_FLOATS % 4 ? 2 : 4, LOTS = OUTPUTS / WIDE;
-    constexpr int ROOM_FOR = THREADS / LOTS < ATTENTION_WARPS ? THREADS / LOTS : ATTENTION_WARPS;
-    constexpr int CREWS = ROOM_FOR < 1 ? 1 : ROOM_FOR, EACH = (SPLITS + CREWS - 1) / CREWS;
-    if constexpr (ROOM_FOR < 1 || EACH > 8) {
-        join_parts(shared, workspace, parts, out, thread);
-        return;
+// With packets, the first part joins: it waits for those of the others, which saves the fence and the count that tell
+// who comes last. A packet has two outputs, and the logarithm of the weight that they have.
+constexpr int LOTS = OUTPUTS / 2, LOT_BYTES = 16;
+
+// What a CTA's warps have handed over, joined: outputs and weights, where what nobody needs any more lay.
+struct Own {
+    float *outputs, *weight;
+    __device__ __forceinline__ Own(Shared &shared) : outputs(shared.query[0]), weight(shared.fresh[0]) {}
+};
+static_assert(GROUP <= HEAD_DIM, "a head's row has room for all heads' weights");
+
+// Hands a part on to its place in the workspace.
+__device__ __forceinline__ void send_part(const Own &own, unsigned char *to, unsigned epoch, unsigned thread) {
+    for (int lot = thread; lot < LOTS; lot += THREADS) {
+        const float2 v = *(const float2 *)(own.outputs + 2 * lot);
+        store_packet(to + lot * LOT_BYTES, __float_as_uint(v.x), __float_as_uint(v.y),
+                     __float_as_uint(own.weight[2 * lot / HEAD_DIM]), epoch);
     }
-    const int lot = thread % LOTS, crew = thread / LOTS, g = lot * WIDE / HEAD_DIM;
-    if (crew < CREWS) {
-        float mixed[EACH][WIDE], top[EACH], sum[EACH], best = NONE;
+}
+
+// The first part's own results with all others' in the workspace: crews of threads take some of the parts each, AT_ONCE
+// of them on their way.
+__device__ __forceinline__ void join_sent(Shared &shared, const Own &own, const unsigned char *parts, int count,
+                                          unsigned epoch, const Output &out, unsigned thread) {
+    constexpr int FITTING = THREADS / LOTS < ATTENTION_WARPS ? THREADS / LOTS : ATTENTION_WARPS;
+    constexpr int CREWS = FITTING < 1 ? 1 : FITTING < SPLITS ? FITTING : SPLITS;
+    constexpr int EACH = (SPLITS - 1 + CREWS - 1) / CREWS, AT_ONCE = EACH < 1 ? 1 : EACH < 8 ? EACH : 8;
+#pragma unroll 1
+    for (int at = thread; at < LOTS * CREWS; at += THREADS) {
+        const int lot = at % LOTS, crew = at / LOTS, g = 2 * lot / HEAD_DIM;
+        float best = NONE, sum = 0, a = 0, b = 0;
+#pragma unroll 1
+        for (int first = 1 + crew; first < count; first += AT_ONCE * CREWS) {
+            uint4 v[AT_ONCE];
+            const int limit = (count - first + CREWS - 1) / CREWS;
+            const unsigned char *from = parts + (first * LOTS + lot) * LOT_BYTES;
+            load_packets(v, limit, [=](int i) { return from + i * (CREWS * LOTS * LOT_BYTES); },
+                         [=](int) { return epoch; });
+            float top = best;
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const int p = crew + i * CREWS;
-            const float *from = workspace + p * PART_FLOATS;
-            top[i] = NONE, sum[i] = 0;
+            for (int i = 0; i < AT_ONCE; i++)
+                if (i < limit) top = fmaxf(top, __uint_as_float(v[i].z));
+            const float shrink = power(best - top);
+            a *= shrink, b *= shrink, sum *= shrink, best = top;
 #pragma unroll
-            for (int w = 0; w < WIDE; w++) mixed[i][w] = 0;
-            if (p >= parts) continue;
-            if constexpr (WIDE == 4) *(float4 *)mixed[i] = __ldcg((const float4 *)from + lot);
-            else *(float2 *)mixed[i] = __ldcg((const float2 *)from + lot);
-            top[i] = __ldcg(from + OUTPUTS + g), sum[i] = __ldcg(from + OUTPUTS + GROUP + g);
+            for (int i = 0; i < AT_ONCE; i++) {
+                if (i >= limit) break;
+                const float part = power(__uint_as_float(v[i].z) - top);
+                a += part * __uint_as_float(v[i].x), b += part * __uint_as_float(v[i].y), sum += part;
+            }
         }
-#pragma unroll
-        for (int i = 0; i < EACH; i++) best = fmaxf(best, top[i]);
-        float all = 0, joined[WIDE] = {};
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const float part = power(top[i] - best);
-            all += part * sum[i];
-#pragma unroll
-            for (int w = 0; w < WIDE; w++) joined[w] += part * mixed[i][w];
-        }
-#pragma unroll
-        for (int w = 0; w < WIDE; w++) shared.mixed[crew][lot * WIDE + w] = joined[w];
-        if (lot * WIDE % HEAD_DIM == 0) shared.top[crew][g] = best, shared.sum[crew][g] = all;
+        shared.mixed[crew][2 * lot] = a, shared.mixed[crew][2 * lot + 1] = b;
+        if (2 * lot % HEAD_DIM == 0) shared.top[crew][g] = best, shared.sum[crew][g] = sum;
     }
     ATTENTION_SYNC();
     for (int first = 0; first < OUTPUTS; first += THREADS) {
         const int at = first + thread, g = at / HEAD_DIM;
         const bool inside = at < OUTPUTS;
         if (first + thread / 32 * 32 >= OUTPUTS) break;
-        float value = 0, sum = 0, best = NONE;
+        float value = 0, sum = 1;
         if (inside) {
+            float best = own.weight[g];
 #pragma unroll
             for (int c = 0; c < CREWS; c++) best = fmaxf(best, shared.top[c][g]);
+            sum = power(own.weight[g] - best), value = sum * own.outputs[at];
 #pragma unroll
             for (int c = 0; c < CREWS; c++) {
                 const float part = power(shared.top[c][g] - best);
-                value += part * shared.mixed[c][at];
-                sum += part * shared.sum[c][g];
+                value += part * shared.mixed[c][at], sum += part * shared.sum[c][g];
             }
         }
-        out.put(at, inside ? __fdividef(value, sum) : 0, inside);
+        out.put(at, __fdividef(value, sum), inside);
     }
 }
 
 // --- a part ----------------------------------------------------------------------------------------------------------
 
-// What `part` of attention.cuh does, with the rows from the tiles from `now` on; by all CONSUMERS warps.
+// The first half of what `part` of attention.cuh does, with the rows from the tiles from `now` on, by all CONSUMERS
+// warps; finish_ring_part does the second.
 template <typename Ready>
 __device__ __forceinline__ void ring_part(Shared &shared, Ring &ring, const unsigned char *slots, Turn now,
                                           const Side &keys, const Side &values, int part, int position, const float *q,
                                           const float *k, const float *v, const float *q_norm, const float *k_norm,
-                                          const float *turn, size_t sines, float *workspace, unsigned *counter,
-                                          const Output &out, unsigned thread, Ready ready) {
+                                          const float *turn, size_t sines, unsigned thread, Ready ready) {
     const Range range = attend::range(position, part);
     const unsigned warp = thread / 32, lane = thread % 32;
     ready();
@@ -389,28 +404,35 @@ __device__ __forceinline__ void ring_part(Shared &shared, Ring &ring, const unsi
     }
     worker.hand_over(shared, warp, lane);
     ATTENTION_SYNC();
-    float top, sum;
-    float *mine = workspace + part * PART_FLOATS;
+}
+
+// workspace: LOTS * LOT_BYTES for each part; shared.last: whether the output is there.
+__device__ __forceinline__ void finish_ring_part(Shared &shared, int part, int count, unsigned char *workspace,
+                                                 unsigned *counter, unsigned epoch, const Output &out,
+                                                 unsigned thread) {
+    if (!HANDOVER) {
+        finish_part(shared, part, count, (float *)workspace, counter, out, thread);
+        return;
+    }
+    const Own own(shared);
     for (int first = 0; first < OUTPUTS; first += THREADS) {
-        int index = first + thread;
-        bool inside = index < OUTPUTS;
+        const int at = first + thread;
+        const bool inside = at < OUTPUTS;
         if (first + thread / 32 * 32 >= OUTPUTS) break;
-        float value = inside ? join_warps(shared, index, top, sum) : 0;
-        if (range.parts == 1) {
-            out.put(index, inside ? __fdividef(value, sum) : 0, inside);
+        float top, sum = 1, value = inside ? join_warps(shared, at, top, sum) : 0;
+        value = __fdividef(value, sum);
+        if (count == 1) {
+            out.put(at, value, inside);
         } else if (inside) {
-            mine[index] = value;
-            if (index % HEAD_DIM == 0) {
-                mine[OUTPUTS + index / HEAD_DIM] = top;
-                mine[OUTPUTS + GROUP + index / HEAD_DIM] = sum;
-            }
+            own.outputs[at] = value;
+            if (at % HEAD_DIM == 0) own.weight[at / HEAD_DIM] = top + __log2f(sum);
         }
     }
-    if (range.parts == 1) return;
+    if (count == 1) return;
     ATTENTION_SYNC();
-    if (thread == 0) shared.last = arrive_last(counter, range.parts);
-    ATTENTION_SYNC();
-    if (shared.last) join_at_once(shared, workspace, range.parts, out, thread);
+    if (part) send_part(own, workspace + part * LOTS * LOT_BYTES, epoch, thread);
+    else join_sent(shared, own, workspace, count, epoch, out, thread);
+    if (thread == 0) shared.last = part == 0;
 }
 
 }  // namespace attend

@@ -116,6 +116,10 @@ struct Work {
     float squares[2][SERVICE], top[2][SERVICE];
     int top_row[2][SERVICE];
     int joined;         // attention's result is in `sums`
+#if ATTENTION_RING
+    int position;
+    unsigned base;      // epoch before this step's first
+#endif
 };
 
 constexpr int ROOM = (SHARED - (int)sizeof(Work) - 1024) / SLOT_BYTES;
@@ -131,6 +135,14 @@ static_assert(sizeof(Ring) + sizeof(Watch) + 128 <= 1024, "the ring's barriers h
 #endif
 static_assert(sizeof(Ring) + 128 <= 1024, "the ring's barriers have outgrown their place");
 
+// Shared memory begins with the slots.
+__device__ __forceinline__ Work &work_in(unsigned char *memory) {
+    return *(Work *)(memory + (size_t)SLOTS * SLOT_BYTES);
+}
+__device__ __forceinline__ Ring &ring_in(unsigned char *memory) {
+    return *(Ring *)(memory + (size_t)SLOTS * SLOT_BYTES + (sizeof(Work) + 127) / 128 * 128);
+}
+
 // An instruction, a word in each lane.
 struct Word {
     unsigned mine;
@@ -140,6 +152,16 @@ struct Word {
         return (unsigned long long)high << 32 | low;
     }
 };
+
+#if ATTENTION_RING
+// The cache of the KV head that an ATTEND instruction is for.
+__device__ __forceinline__ attend::Side keys_of(const Word &word) {
+    return attend::side((void *)word.address(RUN), (__half *)word.address(RUN + 8), word[HEAD] / SHARES);
+}
+__device__ __forceinline__ attend::Side values_of(const Word &word) {
+    return attend::side((void *)word.address(RUN + 4), (__half *)word.address(EXTRA), word[HEAD] / SHARES);
+}
+#endif
 
 // The instructions of this CTA in turn; the next one is on its way while one is worked on.
 struct Reader {
@@ -408,12 +430,28 @@ __device__ __forceinline__ void multiply(const Word &word, Work &work, Ring &rin
 
 // A part of a KV head's positions; who joins the parts leaves the result in work.sums. A function of its own: inlined,
 // what the caller keeps in registers would make its loops spill.
-__device__ __noinline__ void attend_part(Word word, Work &work, unsigned char *workspace, int position, int warp,
-                                         int thread
 #if ATTENTION_RING
-                                         , Ring &ring, const unsigned char *slots, Turn now
-#endif
-) {
+__device__ __noinline__ void attend_part(Word word, unsigned char *workspace, Turn now) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    Work &work = work_in(memory);
+    Attending &a = work.attending;
+    const int thread = threadIdx.x;
+    if (word[PART_OF] >= attend::range(work.position, 0).parts) return;
+    attend::ring_part(a.shared, ring_in(memory), memory, now, keys_of(word), values_of(word), word[PART_OF],
+                      work.position, a.query, a.key, a.value, (const float *)word.address(NORM),
+                      (const float *)word.address(BIAS), work.turn, ROPE_PAIRS, thread,
+                      [] { barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS); });
+    const int head = word[HEAD], parts = attend::range(work.position, 0).parts;
+    attend::finish_ring_part(a.shared, word[PART_OF], parts,
+                             workspace + JOINS + (size_t)head * SPLITS * attend::LOTS * attend::LOT_BYTES,
+                             (unsigned *)(workspace + COUNTERS + (size_t)(STAGES + head) * COUNTER_BYTES),
+                             work.base + word[STAGE] + 1, {work.sums, nullptr, nullptr}, thread);
+    if (thread == 0) work.joined = parts == 1 || a.shared.last;
+    barrier_arrive<RESULTS_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+}
+#else
+__device__ __noinline__ void attend_part(Word word, Work &work, unsigned char *workspace, int position, int warp,
+                                         int thread) {
     const int head = word[HEAD], number = word[PART_OF];
     void *keys = (void *)word.address(RUN), *values = (void *)word.address(RUN + 4);
     __half *key_scales = (__half *)word.address(RUN + 8), *value_scales = (__half *)word.address(EXTRA);
@@ -425,23 +463,17 @@ __device__ __noinline__ void attend_part(Word word, Work &work, unsigned char *w
     if (warp < ATTENTION_WARPS) {
         const attend::Output out = {work.sums, nullptr, nullptr};
         Attending &a = work.attending;
-#if ATTENTION_RING
-        attend::ring_part(a.shared, ring, slots, now, attend::side(keys, key_scales, head / SHARES),
-                          attend::side(values, value_scales, head / SHARES), number, position, a.query, a.key, a.value,
-                          q_norm, k_norm, work.turn, ROPE_PAIRS, joins, counter, out, thread,
-                          [] { barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS); });
-#else
         attend::part(a.shared, attend::side(keys, key_scales, head / SHARES),
                      attend::side(values, value_scales, head / SHARES), number, position, a.query, a.key, a.value,
                      q_norm, k_norm, work.turn, ROPE_PAIRS, joins, counter, out, thread,
                      [] { barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS); });
-#endif
         if (thread == 0) work.joined = parts == 1 || a.shared.last;
     } else {
         barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
     }
     barrier_arrive<RESULTS_READY>(CONSUMER_THREADS + SERVICE_THREADS);
 }
+#endif
 
 __device__ __forceinline__ void consume(Reader reader, Work &work, Ring &ring, const unsigned char *slots,
                                         unsigned char *workspace, const float *rope, unsigned base, int position,
@@ -455,8 +487,8 @@ __device__ __forceinline__ void consume(Reader reader, Work &work, Ring &ring, c
         const unsigned op = word[OP];
         if (op == ATTEND) {
 #if ATTENTION_RING
-            attend_part(word, work, workspace, position, warp, warp * 32 + lane, ring, slots, now);
-            now.skip(attend::tiles(attend::range(position, word[PART_OF])));
+            attend_part(word, workspace, now);
+            now.skip(attend::tiles(attend::range(work.position, word[PART_OF])));
 #else
             attend_part(word, work, workspace, position, warp, warp * 32 + lane);
 #endif
@@ -476,10 +508,9 @@ __device__ __forceinline__ void fill(Reader reader, Ring &ring, unsigned char *s
         const unsigned op = word[OP], columns = word[COLUMNS_OF];
 #if ATTENTION_RING
         if (op == ATTEND) {
-            const int head = word[HEAD] / SHARES;
-            const attend::Side keys = attend::side((void *)word.address(RUN), (__half *)word.address(RUN + 8), head),
-                values = attend::side((void *)word.address(RUN + 4), (__half *)word.address(EXTRA), head);
-            attend::fill_part(filler, ring, slots, keys, values, attend::range(position, word[PART_OF]), lane);
+            const attend::Range rows = attend::range(position, word[PART_OF]);
+            attend::fill_part(filler, ring, slots, keys_of(word), values_of(word), rows, lane);
+            continue;
         }
 #endif
         if (op != PROJECT && op != ADD && op != GATE && op != LOGITS) continue;
@@ -754,14 +785,17 @@ persistent(const unsigned *program, unsigned char *workspace, State *state, Entr
            const int *ends, const float *rope, float *logits, unsigned long long *stamps, int last, int greedy) {
     extern __shared__ __align__(128) unsigned char memory[];
     unsigned char *slots = memory;
-    Work &work = *(Work *)(memory + (size_t)SLOTS * SLOT_BYTES);
-    Ring &tiles = *(Ring *)(memory + (size_t)SLOTS * SLOT_BYTES + (sizeof(Work) + 127) / 128 * 128);
+    Work &work = work_in(memory);
+    Ring &tiles = ring_in(memory);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const Reader reader(program, last, lane);
     // A sequence that nobody has begun holds anything: read a row that exists.
     const int position = state->position, token = (unsigned)state->token < VOCAB ? state->token : 0;
     const unsigned step = *(const volatile unsigned *)workspace;
     if (threadIdx.x == 0) ring_init(tiles);
+#if ATTENTION_RING
+    if (threadIdx.x == 0) work.position = position, work.base = step * STAGES;
+#endif
 #if SPIN_LIMIT
     if (threadIdx.x == 0)
         watch().over = 0, watch().step = step, watch().report = (unsigned *)(workspace + REPORTS + 32 * blockIdx.x);
