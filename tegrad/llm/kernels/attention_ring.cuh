@@ -20,13 +20,16 @@ namespace attend {
 constexpr bool TENSOR = ATTENTION_RING == 2 && !CACHE_Q8 && GROUP <= 8 && (HEAD_DIM == 64 || HEAD_DIM == 128);
 constexpr int ROW_BYTES = HEAD_DIM * (int)sizeof(Element), SCALE_BYTES = CACHE_Q8 ? HEAD_DIM / 32 * 2 : 0;
 constexpr int UNIT_ROWS = TENSOR ? 16 : TILE;  // what a warp takes at a time
-// A side's rows lie in QUARTERS pieces, SHIFT bytes further apart than they are long, each in banks of its own.
-constexpr int QUARTERS = TENSOR ? 4 : 1, SHIFT = TENSOR ? 32 : 0;
-constexpr int RING_ROWS =
-    (SLOT_BYTES / 2 - QUARTERS * SHIFT) / (ROW_BYTES + SCALE_BYTES) / UNIT_ROWS * UNIT_ROWS;
-constexpr int QUARTER_BYTES = RING_ROWS / QUARTERS * ROW_BYTES + SHIFT;
-constexpr int SIDE_BYTES = QUARTERS * QUARTER_BYTES;  // the values of a tile behind its keys, then the scales of both
+// Rows of keys lie in two pieces and of values in four, a quarter of the rows being QUARTERS'. The pieces are so far
+// apart that each begins in other banks.
+constexpr int QUARTERS = TENSOR ? 4 : 1, KEY_PIECES = TENSOR ? 2 : 1, VALUE_PIECES = QUARTERS;
+constexpr int SHIFTS = TENSOR ? 128 : 0;  // of all pieces of a side together
+constexpr int RING_ROWS = (SLOT_BYTES / 2 - SHIFTS) / (ROW_BYTES + SCALE_BYTES) / UNIT_ROWS * UNIT_ROWS;
+// A tile's values are behind its keys, then the scales of both.
+constexpr int SIDE_BYTES = RING_ROWS * ROW_BYTES + SHIFTS;
+constexpr int KEY_PITCH = SIDE_BYTES / KEY_PIECES, VALUE_PITCH = SIDE_BYTES / VALUE_PIECES;
 constexpr int SIDE_SCALES = RING_ROWS * SCALE_BYTES;
+constexpr int PIECES = KEY_PIECES + VALUE_PIECES + (CACHE_Q8 ? 2 : 0);
 
 static_assert(RING_ROWS > 0, "a slot of the ring holds no tile of keys and values");
 static_assert(RING_ROWS * SCALE_BYTES % 16 == 0 && TILE * SCALE_BYTES % 16 == 0 && POSITIONS * SCALE_BYTES % 16 == 0,
@@ -43,22 +46,22 @@ __device__ __forceinline__ int quarter_rows(int rows) {
 
 // --- the filling warp -----------------------------------------------------------------------------------------------
 
-// copy(offset, from, bytes) for each piece of the `rows` rows of a tile that begins at row `first` of the cache.
-__device__ __forceinline__ void copy_tile(const Side &keys, const Side &values, int first, int rows, const Copy &copy) {
-    const int each = quarter_rows(rows);
-#pragma unroll 1
-    for (int at = 0; at < 2 * QUARTERS; at++) {
-        const int side = at / QUARTERS, quarter = at % QUARTERS, begin = quarter * each;
-        const int count = min(each, rows - begin);
-        if (count <= 0) continue;
-        const Element *from = (side ? values : keys).at + (size_t)(first + begin) * HEAD_DIM;
-        copy(side * SIDE_BYTES + quarter * QUARTER_BYTES, (const unsigned char *)from, (unsigned)count * ROW_BYTES);
-    }
-    if constexpr (CACHE_Q8) {
+// Copies piece `at` of the `rows` rows of a tile that begins at row `first` of the cache.
+__device__ __forceinline__ void copy_piece(const Side &keys, const Side &values, int first, int rows, int at,
+                                           const Copy &copy) {
+    if (at < KEY_PIECES + VALUE_PIECES) {
+        const bool value = at >= KEY_PIECES;
+        const int piece = value ? at - KEY_PIECES : at;
+        const int most = quarter_rows(rows) * (value ? 1 : QUARTERS / KEY_PIECES), begin = piece * most;
+        const int count = min(most, rows - begin);
+        const Element *from = (value ? values : keys).at + (size_t)(first + begin) * HEAD_DIM;
+        const int to = value ? SIDE_BYTES + piece * VALUE_PITCH : piece * KEY_PITCH;
+        if (count > 0) copy(to, (const unsigned char *)from, (unsigned)count * ROW_BYTES);
+    } else {
+        const bool value = at > KEY_PIECES + VALUE_PIECES;
         const unsigned bytes = (rows * SCALE_BYTES + 15) / 16 * 16;
-        const size_t from = (size_t)first * (HEAD_DIM / 32);
-        copy(2 * SIDE_BYTES, (const unsigned char *)(keys.scale + from), bytes);
-        copy(2 * SIDE_BYTES + SIDE_SCALES, (const unsigned char *)(values.scale + from), bytes);
+        const __half *from = (value ? values : keys).scale + (size_t)first * (HEAD_DIM / 32);
+        copy(2 * SIDE_BYTES + (value ? SIDE_SCALES : 0), (const unsigned char *)from, bytes);
     }
 }
 
@@ -73,8 +76,9 @@ __device__ __forceinline__ void fill_part(Filler &filler, Ring &ring, unsigned c
 #pragma unroll 1
     for (int first = range.begin; first < range.end; first += RING_ROWS) {
         const int rows = min(RING_ROWS, range.end - first);
-        filler.put_pieces(ring, slots, tile_bytes(rows), lane,
-                          [&](const Copy &copy) { copy_tile(keys, values, first, rows, copy); });
+        filler.put_pieces(ring, slots, tile_bytes(rows), PIECES, lane, [=](int at, const Copy &copy) {
+            copy_piece(keys, values, first, rows, at, copy);
+        });
     }
 }
 
@@ -211,8 +215,8 @@ struct ByTensor {
         int from[2];
 #pragma unroll
         for (int turn = 0; turn < 2; turn++) {
-            const int row = base + 2 * turn + odd;
-            from[turn] = quarter * each + row < rows ? quarter * QUARTER_BYTES + row * ROW_BYTES : 0;
+            const int row = base + 2 * turn + odd, in_piece = quarter % 2 * each + row;
+            from[turn] = quarter * each + row < rows ? quarter / 2 * KEY_PITCH + in_piece * ROW_BYTES : 0;
         }
         float score[2][4] = {};
 #pragma unroll
@@ -234,7 +238,7 @@ struct ByTensor {
             for (int b = 0; b < 2; b++) {
                 const int quarter = (t + 2 * b) & 3, row = base + 2 * turn + b;
                 const bool counts = quarter * each + row < rows;
-                place[turn][b] = counts ? quarter * QUARTER_BYTES + row * ROW_BYTES : 0;
+                place[turn][b] = counts ? quarter * VALUE_PITCH + row * ROW_BYTES : 0;
                 score[turn][b] = counts ? score[turn][b] + score[turn][2 + b] : NONE;
                 best = fmaxf(best, score[turn][b]);
             }

@@ -216,8 +216,8 @@ struct Copy {
     }
 };
 
-// The filling warp. `put` copies `bytes` to the next slot; `put_pieces` what `pieces(copy)` calls its Copy for, `bytes`
-// in all.
+// The filling warp. `put` copies `bytes` to the next slot; `put_pieces` what piece(i, copy) calls its Copy for, of all
+// i < count, which is at most 32; `bytes` in all.
 struct Filler {
     // A parity tells a phase from its neighbours only: the tile waited for must still be in its slot.
     static constexpr unsigned FLIGHT = IN_FLIGHT < SLOTS ? IN_FLIGHT : SLOTS;
@@ -228,26 +228,39 @@ struct Filler {
         asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
 #endif
     }
+    // By lane 0: the next slot is free and `bytes` are announced; false where a wait was given up.
+    __device__ __forceinline__ bool open(Ring &ring, unsigned bytes) {
+        const unsigned full = shared_address(&ring.full[now.slot]);
+        if (now.tile >= SLOTS) await_phase(&ring.empty[now.slot], now.odd ^ 1, FOR_SLOT, now.tile);
+        if (now.tile >= FLIGHT) {
+            ring_await(ring, landed, FOR_LANDING);
+            landed.advance();
+        }
+#if SPIN_LIMIT
+        if (*(volatile unsigned *)&watch().over) return false;  // the slot may not be free
+#endif
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(bytes) : "memory");
+        return true;
+    }
+    __device__ __forceinline__ Copy copy(Ring &ring, unsigned char *slots) const {
+        const unsigned full = shared_address(&ring.full[now.slot]);
+        return {shared_address(slots + (size_t)now.slot * SLOT_BYTES), full, policy};
+    }
     __device__ __forceinline__ void put(Ring &ring, unsigned char *slots, const unsigned char *from, unsigned bytes,
                                         int lane) {
-        put_pieces(ring, slots, bytes, lane, [=](const Copy &copy) { copy(0, from, bytes); });
-    }
-    template <class Pieces>
-    __device__ __forceinline__ void put_pieces(Ring &ring, unsigned char *slots, unsigned bytes, int lane,
-                                               Pieces pieces) {
         if (lane == 0) {
-            const unsigned full = shared_address(&ring.full[now.slot]);
-            if (now.tile >= SLOTS) await_phase(&ring.empty[now.slot], now.odd ^ 1, FOR_SLOT, now.tile);
-            if (now.tile >= FLIGHT) {
-                ring_await(ring, landed, FOR_LANDING);
-                landed.advance();
-            }
-#if SPIN_LIMIT
-            if (*(volatile unsigned *)&watch().over) return;  // the slot may not be free
-#endif
-            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(bytes) : "memory");
-            pieces(Copy{shared_address(slots + (size_t)now.slot * SLOT_BYTES), full, policy});
+            if (!open(ring, bytes)) return;
+            copy(ring, slots)(0, from, bytes);
         }
+        now.advance();
+    }
+    // Each lane finds its piece by itself: one after the other would take as long as the bytes.
+    template <class Piece>
+    __device__ __forceinline__ void put_pieces(Ring &ring, unsigned char *slots, unsigned bytes, int count, int lane,
+                                               Piece piece) {
+        const bool open = lane != 0 || this->open(ring, bytes);
+        __syncwarp();
+        if (__all_sync(0xffffffffu, open) && lane < count) piece(lane, copy(ring, slots));
         now.advance();
     }
     __device__ __forceinline__ void finish(Ring &, int) {}
@@ -311,10 +324,11 @@ struct Filler {
     }
     __device__ __forceinline__ void put(Ring &ring, unsigned char *slots, const unsigned char *from, unsigned bytes,
                                         int lane) {
-        put_pieces(ring, slots, bytes, lane, [=](const Copy &copy) { copy(0, from, bytes); });
+        put_pieces(ring, slots, bytes, 1, lane, [=](int, const Copy &copy) { copy(0, from, bytes); });
     }
-    template <class Pieces>
-    __device__ __forceinline__ void put_pieces(Ring &ring, unsigned char *slots, unsigned, int lane, Pieces pieces) {
+    template <class Piece>
+    __device__ __forceinline__ void put_pieces(Ring &ring, unsigned char *slots, unsigned, int count, int lane,
+                                               Piece piece) {
         if (taken(ring, lane)) {
             tell<0>(ring, lane);  // what is on its way must not wait for the slot
             Patience patience;
@@ -322,7 +336,8 @@ struct Filler {
                 if (__any_sync(0xffffffffu, patience.over(FOR_SLOT, now.tile, 0))) break;
         }
         __threadfence_block();
-        pieces(Copy{(unsigned)__cvta_generic_to_shared(slots + (size_t)now.slot * SLOT_BYTES), lane});
+        const Copy copy = {(unsigned)__cvta_generic_to_shared(slots + (size_t)now.slot * SLOT_BYTES), lane};
+        for (int i = 0; i < count; i++) piece(i, copy);
         asm volatile("cp.async.commit_group;" ::: "memory");
         now.advance();
         tell<IN_FLIGHT - 1>(ring, lane);
