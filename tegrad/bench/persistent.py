@@ -40,6 +40,7 @@ AXES: Final[Mapping[str, tuple[int, ...]]] = {
     "in_flight": (2, 1, 3),
     "handover": (1, 0),
     "consumers": (12, 16, 8),
+    "per_tile": (1, 2),
     "service": (3, 7, 2),
     "polled": (3, 2, 1, 4),
     "ring_slots": (32, 5, 3),
@@ -50,6 +51,7 @@ AXES: Final[Mapping[str, tuple[int, ...]]] = {
     "attention_shares": (4, 2, 1),
     "attention_rows": (192, 384, 768),
     "attention_ring": (0, 1, 2),
+    "replicas": (4, 8, 2, 1),
     "bulk": (1, 0),
 }
 """In the order of their expected worth."""

@@ -65,6 +65,8 @@ class Tuning:
     """What may be chosen freely; `bench` finds the best by measuring. Names are the kernel's macros in lower case."""
 
     consumers: int = 12
+    per_tile: int = 1
+    """Segments of a tile that a consumer takes: 1, 2 or 4."""
     service: int = 3
     ring_slots: int = 32
     """Tiles of the ring at most, of a segment for each consumer; shared memory bounds them too."""
@@ -87,6 +89,8 @@ class Tuning:
     lane loads its own when their turn comes."""
     evict_first: int = 1
     """Weights leave L2 first, so that what passes between CTAs stays there; of bulk copies only."""
+    replicas: int = 1
+    """Copies of what all CTAs read, 8 at most, so that not all of them poll the same lines of L2."""
     bulk: int | None = None
     """Bulk copies, which only sm_90 has; None: where there are."""
     spin_limit: int = 0
@@ -141,6 +145,11 @@ class Persistent:
         return workspace(self.program)
 
     @property
+    def space_bytes(self) -> int:
+        """Bytes of the workspace: the room, and once more for each further copy of the vectors in it."""
+        return self.room.nbytes * self.tuning.replicas
+
+    @property
     def words(self) -> NDArray[Any]:
         """The program as the kernel reads it."""
         return encode(self.program, FORMATS)
@@ -162,7 +171,7 @@ class Persistent:
             "JOINS": self.room.joins, "COUNTERS": self.room.counters, "REPORTS": self.room.reports,
             "COLUMNS": max(m.columns for m in matrices),
             "OWN": own, "SPLIT_SETS": _splits_sets(program), "SUMS": _most_sums(program), "SHARED": self.shared_bytes,
-            "STORE_LOGITS": self.store_logits, "STAMPS": self.stamps,
+            "STORE_LOGITS": self.store_logits, "STAMPS": self.stamps, "REPLICA_BYTES": self.room.nbytes,
             "SPLIT_FROM": tuning.attention_rows, "FIXED": fixed(matrices, tuning.consumers),
             "ATTENTION_SYNC()": "barrier_sync<ATTENTION_MEET>(32*ATTENTION_WARPS)",
         }  # fmt: skip
@@ -309,7 +318,7 @@ class PersistentPlan:
         prove(program, words)
         self._program = self.kernel.load(self.device)
         self._words = room.put(words)
-        self._space = room.put(np.zeros(self.kernel.room.nbytes, np.uint8))
+        self._space = room.put(np.zeros(self.kernel.space_bytes, np.uint8))
         self._rope = room.put(config.rope.tables(cache.positions, self.model.divisors))
         self.logits = room.take(4 * config.vocab)
         self.stamps = room.take(32 * ctas * len(program.stages)) if stamps else self.logits

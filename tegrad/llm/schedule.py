@@ -768,7 +768,7 @@ def workspace(program: Program) -> Workspace:
         at += -(-size // UNIT * FLOAT_UNIT // 256) * 256
     vectors[Vector.TOP] = at
     at += -(-program.ctas * TOP_UNIT // 256) * 256
-    return Workspace(HEADER, vectors, joins, at, at + REPORT * program.ctas)
+    return Workspace(HEADER, vectors, joins, at, -(-(at + REPORT * program.ctas) // 256) * 256)
 
 
 def encode(program: Program, formats: Sequence[BlockType]) -> NDArray[Any]:

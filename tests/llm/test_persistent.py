@@ -62,7 +62,7 @@ class Rig:
         )  # fmt: skip
         self.loaded = self.kernel.load(operands.device)
         self.words = operands.put(self.kernel.words.view(np.uint8))
-        self.space = operands.zeros(self.kernel.room.nbytes, np.uint8)
+        self.space = operands.zeros(self.kernel.space_bytes, np.uint8)
         self.state, self.ring = operands.zeros(64, np.uint8), operands.zeros(RING, np.uint64)
         self.history, self.ends = operands.zeros(HISTORY, np.int32), operands.zeros(1, np.int32)
         self.logits = operands.zeros(shape.vocab, np.float32)
@@ -93,7 +93,7 @@ class Rig:
         """The state of a step, and a workspace as new."""
         state = State(position=position, token=token, limit=self.made.shape.positions, active=1)
         self.store(self.state, np.frombuffer(bytes(state), np.uint8))
-        self.store(self.space, np.zeros(self.kernel.room.nbytes, np.uint8))
+        self.store(self.space, np.zeros(self.kernel.space_bytes, np.uint8))
 
     def launch(self, stages: int | None = None) -> None:
         """Run a step, or its first stages."""
@@ -107,7 +107,7 @@ class Rig:
         got = Travelling(self.program.network.sizes[vector])
         units, room = got.size // UNIT, self.kernel.room
         size = FLOAT_UNIT if floats else QUANTIZED_UNIT
-        whole = self.operands.get(self.space, room.nbytes, np.uint8)
+        whole = self.operands.get(self.space, self.kernel.space_bytes, np.uint8)
         packets = whole[room.vectors[vector] :][: units * size].reshape(units, -1, 16)
         if floats:
             words = np.ascontiguousarray(packets[:, :, :12]).view(np.float32).reshape(units, 9)
@@ -176,12 +176,12 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
     # rows of an eighth of a segment; more CTAs than some stages have units for
     "small": (Shape(), 6, 20, {}),
     # rows of 3/8 of a segment, and of one and a half; values and down in another format; biases, qk norms, other rope;
-    # two parts of attention, joined
+    # two parts of attention, joined; each vector three times; two segments of a tile for each consumer
     "mixed": (
         Shape(768, 3072, 4, 2, 64, 1, 520, Q4_K, Q6_K, Q6_K, bias=True, qk_norm=True, halves=True, positions=128),
-        5, 100, {"shares": 2, "parts": 2},
+        5, 100, {"shares": 2, "parts": 2, "tuning": replace(SMALL, replicas=3, per_tile=2)},
     ),
-    # whole segments; counters instead of packets, two tiles on their way, two segments of a tile for each consumer
+    # whole segments; counters instead of packets, two tiles on their way
     "counters": (
         Shape(2048, 4096, 4, 2, 64, 1, 72, Q8_0, positions=128),
         4, 100, {"tuning": replace(SMALL, handover=0, in_flight=2, consumers=5)},
@@ -194,8 +194,8 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
         Shape(512, 512, 8, 2, 64, 1, 264, qk_norm=True, positions=256), 7, 251,
         {"tuning": replace(SMALL, attention_ring=2, ring_slots=2)},
     ),
-    # plain rows, below and above a segment's width
-    "plain": (Shape(512, 4096, 4, 2, 64, 1, 72, F16), 3, 40, {}),
+    # plain rows, below and above a segment's width; each vector eight times
+    "plain": (Shape(512, 4096, 4, 2, 64, 1, 72, F16), 3, 40, {"tuning": replace(SMALL, replicas=8, per_tile=2)}),
 }  # fmt: skip
 
 
@@ -228,7 +228,7 @@ def test_every_stage_hands_on_what_its_twin_does(operands: Operands, name: str) 
         logits = rig.operands.get(rig.logits, shape.vocab, np.float32)
         assert (state.position, state.written, state.token) == (position + at + 1, at + 1, int(logits.argmax()))
         assert rig.operands.get(rig.ring, RING, np.uint64)[at] == (at + 1) << 32 | state.token
-        assert rig.operands.get(rig.space, rig.kernel.room.nbytes, np.uint8)[0] == at + 1
+        assert rig.operands.get(rig.space, rig.kernel.space_bytes, np.uint8)[0] == at + 1
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_a_wait_that_never_ends_is_given_up_and_reported(operands: Operands) -> 
     rig = Rig(operands, Shape(layers=1), 6, replace(SMALL, spin_limit=200_000))
 
     def stuck() -> list[str]:
-        return rig.kernel.stuck(rig.operands.get(rig.space, rig.kernel.room.nbytes, np.uint8).tobytes())
+        return rig.kernel.stuck(rig.operands.get(rig.space, rig.kernel.space_bytes, np.uint8).tobytes())
 
     rig.begin(1, 5)
     rig.launch()

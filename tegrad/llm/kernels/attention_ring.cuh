@@ -76,9 +76,8 @@ __device__ __forceinline__ void fill_part(Filler &filler, Ring &ring, unsigned c
 #pragma unroll 1
     for (int first = range.begin; first < range.end; first += RING_ROWS) {
         const int rows = min(RING_ROWS, range.end - first);
-        filler.put_pieces(ring, slots, tile_bytes(rows), PIECES, lane, [=](int at, const Copy &copy) {
-            copy_piece(keys, values, first, rows, at, copy);
-        });
+        filler.put(ring, slots, tile_bytes(rows), PIECES, lane,
+                   [=](int at, const Copy &copy) { copy_piece(keys, values, first, rows, at, copy); });
     }
 }
 

@@ -86,6 +86,7 @@ constexpr int SHARES = KV_HEADS / CACHE_HEADS;
 
 constexpr int CONSUMER_THREADS = 32 * CONSUMERS, SERVICE_THREADS = 32 * SERVICE;
 constexpr int HELD = 4;        // segments whose lanes' sums a warp keeps before it adds them up
+static_assert(HELD % PER_TILE == 0, "whole tiles");
 constexpr bool PLAIN = USES_F16 || USES_BF16 || USES_F32;
 constexpr bool PACKED = USES_Q6_K || USES_Q5_K || USES_Q4_K || USES_Q8_0 || USES_Q4_0;
 constexpr unsigned EVERY = 0xffffffffu;
@@ -94,7 +95,8 @@ __device__ constexpr int most(int a, int b) { return a > b ? a : b; }
 constexpr int SEGMENT_MOST =
     most(most(most(USES_Q6_K * 1680, USES_Q5_K * 1408), most(USES_Q4_K * 1152, USES_Q8_0 * 2176)),
          most(most(USES_Q4_0 * 1152, USES_F32 * 8192), most(USES_F16 * 4096, USES_BF16 * 4096)));
-constexpr int SLOT_BYTES = CONSUMERS * SEGMENT_MOST;
+constexpr int TILE_SEGMENTS = CONSUMERS * PER_TILE;
+constexpr int SLOT_BYTES = TILE_SEGMENTS * SEGMENT_MOST;
 constexpr int PACKED_INPUT = PACKED ? (COLUMNS + SEGMENT - 1) / SEGMENT * INPUT_BYTES : 0;
 constexpr int PLAIN_INPUT = PLAIN ? COLUMNS * 4 : 0;
 
@@ -199,6 +201,11 @@ template <class F> __device__ __forceinline__ int segment_bytes(int columns) {
     else return (columns < SEGMENT ? columns : SEGMENT) * (16 / F::LANE);
 }
 
+// The copy of the vectors that this CTA reads.
+__device__ __forceinline__ const unsigned char *own_replica(const unsigned char *workspace) {
+    return workspace + (size_t)(blockIdx.x % REPLICAS) * REPLICA_BYTES;
+}
+
 // --- input ----------------------------------------------------------------------------------------------------------
 
 // A packet's third word: the unit's scale, rounded to 10 significant bits, and its sum of squares, to 8. With a scale
@@ -289,7 +296,7 @@ __device__ __forceinline__ void stage_rest(const Word &word, Work &work, const u
     if constexpr (F::PACKED && HANDOVER) {
         const int columns = word[COLUMNS_OF], begin = service_sets(columns, word[OP]);
         if (begin == columns / 16) return;
-        const unsigned char *from = workspace + word[SOURCE];
+        const unsigned char *from = own_replica(workspace) + word[SOURCE];
         const unsigned epoch = base + word[WAIT] + 1;
         barrier_sync<CONSUMERS_MEET>(CONSUMER_THREADS);  // nobody reads the input before this one any more
         stage_packets<F, 1>(work, from, begin, columns / 16, epoch, thread, CONSUMER_THREADS);
@@ -351,81 +358,99 @@ struct Places {
     }
 };
 
-// The products of a run's segments. `x` is the part of the input that meets a packed segment; where it is not Fixed, it
-// is another one for each. A plain segment has `weights`, and is a row or a part of one.
+// The products of an instruction's segments, in the order of its runs, into work.sums: a warp takes PER_TILE segments
+// of a tile, CONSUMERS apart. Where Fixed, all of a warp's segments meet the same part of the input.
 template <class F, bool Fixed>
-__device__ __forceinline__ void multiply_run(Work &work, Ring &ring, const unsigned char *slots, Turn &now,
-                                             int segments, float *sums, int width, int bytes, int weights,
-                                             Places places, Input &x, bool &waiting, int warp, int lane) {
+__device__ __forceinline__ void multiply_packed(Work &work, Ring &ring, const unsigned char *slots, Turn &now,
+                                                int segments, int width, Places places, int warp, int lane) {
+    bool waiting = true;
+    Input x = {};  // a value that seems to last from stage to stage would take its registers from attention
+#pragma unroll 1
+    for (int first = warp; first - warp < segments; first += HELD * CONSUMERS) {
+        float v[HELD] = {};
+#pragma unroll
+        for (int i = 0; i < HELD; i += PER_TILE) {
+            const int at = first + i * CONSUMERS;
+            if (at - warp >= segments) break;
+            const unsigned char *from = slots + (size_t)now.slot * SLOT_BYTES + warp * F::BYTES;
+            typename F::Segment segment[PER_TILE];
+            ring_await(ring, now);
+#pragma unroll
+            for (int j = 0; j < PER_TILE; j++)  // behind the last one whatever lies there, which counts for nothing
+                segment[j].load(Memory{from + j * CONSUMERS * F::BYTES}, lane);
+            if (i == 0 && waiting) {
+                barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+                if (Fixed) x = load_input(work.input, places.place);
+                waiting = false;
+            }
+#pragma unroll
+            for (int j = 0; j < PER_TILE; j++) {
+                if (!Fixed) x = load_input(work.input, places.place), places.advance();
+                const float sum = F::dot(segment[j], x, lane);
+                v[i + j] = at + j * CONSUMERS < segments ? sum : 0;
+            }
+            __syncwarp();
+            if (lane == 0) ring_release(ring, now, warp);
+            now.advance();
+        }
+        const int count = (segments - first + CONSUMERS - 1) / CONSUMERS;
+        add_up(v, work.scratch[warp], work.sums + (first << (3 - width)), count, width, lane);
+    }
+}
+
+// The same where a segment has `weights`, and is a row or a part of one.
+template <class F>
+__device__ __forceinline__ void multiply_plain(Work &work, Ring &ring, const unsigned char *slots, Turn &now,
+                                               int segments, int width, int weights, Places places, int warp,
+                                               int lane) {
+    const int bytes = weights * (16 / F::LANE);
+    barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
 #pragma unroll 1
     for (int first = warp; first - warp < segments; first += HELD * CONSUMERS) {
         float v[HELD] = {};
 #pragma unroll
         for (int i = 0; i < HELD; i++) {
             const int at = first + i * CONSUMERS;
-            if (at - warp >= segments) break;
-            const Memory from = {slots + (size_t)now.slot * SLOT_BYTES + warp * bytes};
-            ring_await(ring, now);
-            if constexpr (F::PACKED) {
-                typename F::Segment segment;
-                segment.load(from, lane);  // behind the last one whatever lies there, which counts for nothing
-                if (i == 0 && waiting) {
-                    barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
-                    if (Fixed) x = load_input(work.input, places.place);
-                }
-                if (!Fixed) x = load_input(work.input, places.place);
-                const float sum = F::dot(segment, x, lane);
-                v[i] = at < segments ? sum : 0;
-            } else {
-                if (i == 0 && waiting) barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
-                const float4 *input = (const float4 *)work.input + places.place * (weights / 4);
-                for (int part = 0; at < segments && part < weights / F::PART; part++) {
-                    const uint4 w = from.u128(512 * part + 16 * lane);
+            if (at - warp - i % PER_TILE * CONSUMERS >= segments) break;
+            if (i % PER_TILE == 0) ring_await(ring, now);
+            const Memory from = {slots + (size_t)now.slot * SLOT_BYTES + (i % PER_TILE * CONSUMERS + warp) * bytes};
+            const float4 *input = (const float4 *)work.input + places.place * (weights / 4);
+            for (int part = 0; at < segments && part < weights / F::PART; part++) {
+                const uint4 w = from.u128(512 * part + 16 * lane);
 #pragma unroll
-                    for (int quad = 0; quad < F::LANE / 4; quad++) {
-                        const float4 a = input[(part * (F::LANE / 4) + quad) * 32 + lane], b = F::four(w, quad);
-                        v[i] = fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, v[i]))));
-                    }
+                for (int quad = 0; quad < F::LANE / 4; quad++) {
+                    const float4 a = input[(part * (F::LANE / 4) + quad) * 32 + lane], b = F::four(w, quad);
+                    v[i] = fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, v[i]))));
                 }
             }
-            waiting = false;
-            if (!Fixed) places.advance();
+            places.advance();
+            if (i % PER_TILE < PER_TILE - 1) continue;
             __syncwarp();
             if (lane == 0) ring_release(ring, now, warp);
             now.advance();
         }
         const int count = (segments - first + CONSUMERS - 1) / CONSUMERS;
-        add_up(v, work.scratch[warp], sums + (first << (3 - width)), count, width, lane);
+        add_up(v, work.scratch[warp], work.sums + (first << (3 - width)), count, width, lane);
     }
 }
 
-// The products of an instruction's runs, into work.sums in the order of the rows.
 template <class F>
 __device__ __forceinline__ void multiply(const Word &word, Work &work, Ring &ring, const unsigned char *slots,
                                          Turn &now, int warp, int lane) {
     const int columns = word[COLUMNS_OF];
-    const int segment_weights = F::PACKED || columns > SEGMENT ? SEGMENT : columns;
-    const Places first(F::PACKED ? columns / 64 : columns / segment_weights, F::PACKED ? 32 : 1, warp,
-                       F::PACKED ? lane : 0);
+    int segments = 0;
+#pragma unroll
+    for (int run = 0; run < RUNS; run++) segments += word[RUN + 4 * run + SEGMENTS_OF];
+    const int weights = F::PACKED || columns > SEGMENT ? SEGMENT : columns;
+    const Places places(F::PACKED ? columns / 64 : columns / weights, F::PACKED ? 32 : 1, warp, F::PACKED ? lane : 0);
     const int aligned = columns & -columns;
     const int width = F::PACKED ? __ffs(aligned < SEGMENT ? aligned : SEGMENT) - 9 : 3;
-    const int bytes = segment_bytes<F>(columns);
-    float *sums = work.sums;
-    bool waiting = true;
-    Input x = {};  // a value that seems to last from stage to stage would take its registers from attention
-#pragma unroll 1
-    for (int run = 0; run < RUNS; run++) {
-        const int segments = word[RUN + 4 * run + SEGMENTS_OF];
-        if (segments == 0) break;
-        if (F::PACKED && (FIXED || first.step == 0))
-            multiply_run<F, F::PACKED>(work, ring, slots, now, segments, sums, width, bytes, segment_weights, first, x,
-                                       waiting, warp, lane);
-        else if constexpr (!F::PACKED || !FIXED)
-            multiply_run<F, false>(work, ring, slots, now, segments, sums, width, bytes, segment_weights, first, x,
-                                   waiting, warp, lane);
-        sums += segments << (3 - width);
-    }
-    if (waiting) barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+    if constexpr (!F::PACKED)
+        multiply_plain<F>(work, ring, slots, now, segments, width, weights, places, warp, lane);
+    else if (FIXED || places.step == 0)
+        multiply_packed<F, true>(work, ring, slots, now, segments, width, places, warp, lane);
+    else if constexpr (!FIXED)
+        multiply_packed<F, false>(work, ring, slots, now, segments, width, places, warp, lane);
 }
 
 // A part of a KV head's positions; who joins the parts leaves the result in work.sums. A function of its own: inlined,
@@ -516,17 +541,24 @@ __device__ __forceinline__ void fill(Reader reader, Ring &ring, unsigned char *s
         if (op != PROJECT && op != ADD && op != GATE && op != LOGITS) continue;
         unsigned bytes = 0;
         WITH_FORMAT(word[RUN + FORMAT_OF], bytes = segment_bytes<F>(columns));
-#pragma unroll 1
+        const unsigned char *from[RUNS];
+        int ends[RUNS];
+#pragma unroll
         for (int run = 0; run < RUNS; run++) {
-            const unsigned char *from = (const unsigned char *)word.address(RUN + 4 * run + ADDRESS);
-            unsigned left = word[RUN + 4 * run + SEGMENTS_OF];
+            from[run] = (const unsigned char *)word.address(RUN + 4 * run + ADDRESS);
+            ends[run] = (run ? ends[run - 1] : 0) + word[RUN + 4 * run + SEGMENTS_OF];
+        }
+        const int segments = ends[RUNS - 1];
 #pragma unroll 1
-            for (; left > 0;) {
-                const unsigned count = left < CONSUMERS ? left : CONSUMERS;
-                filler.put(ring, slots, from, count * bytes, lane);
-                from += count * bytes;
-                left -= count;
-            }
+        for (int first = 0; first < segments; first += TILE_SEGMENTS) {
+            const int end = first + TILE_SEGMENTS < segments ? first + TILE_SEGMENTS : segments;
+            filler.put(ring, slots, (end - first) * bytes, RUNS, lane, [&](int run, const Copy &copy) {
+                const int top = run == 0 ? 0 : run == 1 ? ends[0] : ends[1];
+                const int bottom = run == 0 ? ends[0] : run == 1 ? ends[1] : ends[2];
+                const unsigned char *at = run == 0 ? from[0] : run == 1 ? from[1] : from[2];
+                const int low = top > first ? top : first, high = bottom < end ? bottom : end;
+                if (low < high) copy((low - first) * bytes, at + (low - top) * bytes, (high - low) * bytes);
+            });
         }
     }
     filler.finish(ring, lane);
@@ -536,7 +568,7 @@ __device__ __forceinline__ void fill(Reader reader, Ring &ring, unsigned char *s
 
 // Hands rows on, one in each lane, `row` % 16 = lane % 16; all lanes take part. `square` is summed up for the reader.
 __device__ __forceinline__ void hand_on(unsigned char *target, int row, bool inside, float value, float square,
-                                        bool floats, unsigned epoch, int lane) {
+                                        bool floats, int replicas, unsigned epoch, int lane) {
     if (!inside) value = 0, square = 0;
 #pragma unroll
     for (int step = 4; step; step >>= 1) square += __shfl_xor_sync(EVERY, square, step);
@@ -544,9 +576,11 @@ __device__ __forceinline__ void hand_on(unsigned char *target, int row, bool ins
         const int third = lane % 8 < 2 ? lane % 8 : 2, from = lane / 8 * 8 + 3 * third;
         const float a = __shfl_sync(EVERY, value, from), b = __shfl_sync(EVERY, value, from + 1);
         const float c = __shfl_sync(EVERY, value, third < 2 ? from + 2 : from);
-        if (inside && lane % 8 < 3)
-            store_packet(target + row / 8 * 48 + 16 * third, __float_as_uint(a), __float_as_uint(b),
-                         __float_as_uint(third == 2 ? square : c), epoch);
+#pragma unroll
+        for (int copy = 0; copy < REPLICAS; copy++)
+            if (inside && lane % 8 < 3 && copy < replicas)
+                store_packet(target + (size_t)copy * REPLICA_BYTES + row / 8 * 48 + 16 * third, __float_as_uint(a),
+                             __float_as_uint(b), __float_as_uint(third == 2 ? square : c), epoch);
         return;
     }
     float largest = fabsf(value);
@@ -557,9 +591,13 @@ __device__ __forceinline__ void hand_on(unsigned char *target, int row, bool ins
     unsigned bytes = (q & 255u) << (8 * (lane & 3));
     bytes |= __shfl_xor_sync(EVERY, bytes, 1);
     bytes |= __shfl_xor_sync(EVERY, bytes, 2);
-    const unsigned upper = __shfl_xor_sync(EVERY, bytes, 4);
+    const unsigned upper = __shfl_xor_sync(EVERY, bytes, 4);  // in the upper four of eight lanes the lower ones
     const unsigned rounded = (__float_as_uint(square) + 0x8000) >> 16;
-    if (inside && lane % 8 == 0) store_packet(target + row / 8 * 16, bytes, upper, code << 15 | rounded, epoch);
+    const int copy = lane % 8;  // a lane for each
+    static_assert(REPLICAS <= 8, "a packet has eight lanes");
+    if (inside && copy < REPLICAS)
+        store_packet(target + (size_t)copy * REPLICA_BYTES + row / 8 * 16, lane & 4 ? upper : bytes,
+                     lane & 4 ? bytes : upper, code << 15 | rounded, epoch);
 }
 
 struct Service {
@@ -606,27 +644,22 @@ struct Service {
         }
     }
 
-    // Stages a product's input and lets the consumers go.
-    __device__ __forceinline__ void input(const Word &word, int parity, bool normed) const {
+    // Stages a product's input and lets the consumers go; the factor of the input's norm, or 1.
+    __device__ __forceinline__ float input(const Word &word, int parity, bool normed) const {
         const int columns = word[COLUMNS_OF];
         const unsigned op = word[OP], wait = word[WAIT], epoch = base + wait + 1;
-        const unsigned char *from = workspace + word[SOURCE];
+        const unsigned char *from = own_replica(workspace) + word[SOURCE];
         const bool floats = word[FLAGS] & READS_FLOATS;
         const unsigned format = word[RUN + FORMAT_OF];
         await(wait, word[WRITERS]);
         float squares = 0;
         WITH_FORMAT(format, squares = stage_input<F>(work, from, columns, op, epoch, thread));
         barrier_arrive<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
-        if (normed) {
-#pragma unroll
-            for (int step = 16; step; step >>= 1) squares += __shfl_xor_sync(EVERY, squares, step);
-            if (lane == 0) work.squares[parity][warp] = squares;
-        }
-    }
-    // Returns when the consumers' results are there: the factor of the input's norm, or 1.
-    __device__ __forceinline__ float results(int parity, bool normed) const {
-        barrier_sync<RESULTS_READY>(CONSUMER_THREADS + SERVICE_THREADS);
         if (!normed) return 1;
+#pragma unroll
+        for (int step = 16; step; step >>= 1) squares += __shfl_xor_sync(EVERY, squares, step);
+        if (lane == 0) work.squares[parity][warp] = squares;
+        meet();
         float sum = 0;
         for (int w = 0; w < SERVICE; w++) sum += work.squares[parity][w];
         return rsqrtf(sum * (1.0f / DIM) + EPS);
@@ -653,11 +686,12 @@ __device__ __forceinline__ int row_pieces(int columns, bool packed) {
     return columns / (aligned < SEGMENT ? aligned : SEGMENT);
 }
 
-__device__ __forceinline__ void stamp(unsigned long long *stamps, int stage, int event, int thread) {
+__device__ __forceinline__ void stamp(unsigned long long *stamps, const Work &work, int stage, int event, int thread) {
 #if STAMPS
-    if (thread == 0) {
+    // Only what needs a value from memory waits for a barrier in front of it; the clock is read where one is there.
+    if (thread == 0 && *(const volatile int *)&work.joined != 0x7fffffff) {
         unsigned long long now;
-        asm volatile("mov.u64 %0, %%clock64;" : "=l"(now));
+        asm volatile("mov.u64 %0, %%clock64;" : "=l"(now)::"memory");
         stamps[((size_t)blockIdx.x * STAGES + stage) * 4 + event] = now;
     }
 #endif
@@ -676,17 +710,11 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
         if (op == NOTHING) continue;
         const int stage = word[STAGE], first = word[FIRST], rows = word[ROWS_OF];
         parity ^= 1;
-        const unsigned epoch = service.base + stage + 1;
-        unsigned char *target = service.workspace + word[TARGET];
-        const bool floats = word[FLAGS] & WRITES_FLOATS;
-        const float *norm = (const float *)word.address(NORM), *bias = (const float *)word.address(BIAS);
-        const int columns = word[COLUMNS_OF];
-        const int pieces = op == ATTEND ? 1 : row_pieces(columns, !(word[FLAGS] & READS_FLOATS));
-        stamp(stamps, stage, 0, thread);
+        stamp(stamps, work, stage, 0, thread);
         // What rows need beside their sums is loaded before the wait; more rows than threads load it late.
         const int mine = (first & ~15) + thread;
         const bool early = mine >= first && mine < first + rows;
-        const float *beside = op == ADD || op == EMBED ? norm : bias;
+        const float *beside = (const float *)word.address(op == ADD || op == EMBED ? NORM : BIAS);
         const float held = beside && early && op != ATTEND ? __ldg(beside + mine) : 0;
         const bool normed = op != ADD && op != ATTEND && op != EMBED && op != SAMPLE;
         float factor = 1;
@@ -734,11 +762,19 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
             }
             continue;
         } else if (op != EMBED) {
-            service.input(word, parity, normed);
+            factor = service.input(word, parity, normed);
         }
-        stamp(stamps, stage, 1, thread);
-        if (op != EMBED) factor = service.results(parity, normed);
-        stamp(stamps, stage, 2, thread);
+        stamp(stamps, work, stage, 1, thread);
+        // While the consumers compute: what is made of their results.
+        const int columns = word[COLUMNS_OF];
+        const unsigned epoch = service.base + stage + 1;
+        unsigned char *target = service.workspace + word[TARGET];
+        const bool floats = word[FLAGS] & WRITES_FLOATS, hands_on = word[FLAGS] & HANDS_ON;
+        const unsigned char *matrix = (const unsigned char *)word.address(RUN);
+        const unsigned format = word[RUN + FORMAT_OF];
+        const int pieces = op == ATTEND ? 1 : row_pieces(columns, !(word[FLAGS] & READS_FLOATS));
+        if (op != EMBED) barrier_sync<RESULTS_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+        stamp(stamps, work, stage, 2, thread);
         if (op == ATTEND && !work.joined) continue;
         if (op == LOGITS) {
 #pragma unroll 1
@@ -747,12 +783,10 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
                 if (STORE_LOGITS) logits[first + at] = value;
                 if (value > best) best = value, best_row = first + at;
             }
-            if (!(word[FLAGS] & HANDS_ON)) continue;
+            if (!hands_on) continue;
             service.largest(best, best_row, parity);
             if (thread == 0) store_packet(target + 16 * blockIdx.x, __float_as_uint(best), best_row, 0, epoch);
         } else {
-            const unsigned char *matrix = (const unsigned char *)word.address(RUN);
-            const unsigned format = word[RUN + FORMAT_OF];
             service.each_row(first, rows, [&](int row, bool inside) {
                 const int at = row - first;
                 float value = 0, square = 0;
@@ -772,11 +806,11 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
                         value *= near;
                     }
                 }
-                hand_on(target, row, inside, value, square, floats, epoch, lane);
+                hand_on(target, row, inside, value, square, floats, op == PROJECT ? 1 : REPLICAS, epoch, lane);
             });
         }
         service.handed_on(stage);
-        stamp(stamps, stage, 3, thread);
+        stamp(stamps, work, stage, 3, thread);
     }
 }
 

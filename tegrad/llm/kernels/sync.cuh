@@ -216,8 +216,8 @@ struct Copy {
     }
 };
 
-// The filling warp. `put` copies `bytes` to the next slot; `put_pieces` what piece(i, copy) calls its Copy for, of all
-// i < count, which is at most 32; `bytes` in all.
+// The filling warp. `put` fills the next slot with what piece(i, copy) calls its Copy for, of all i < count, which is at
+// most 32; `bytes` in all.
 struct Filler {
     // A parity tells a phase from its neighbours only: the tile waited for must still be in its slot.
     static constexpr unsigned FLIGHT = IN_FLIGHT < SLOTS ? IN_FLIGHT : SLOTS;
@@ -246,18 +246,10 @@ struct Filler {
         const unsigned full = shared_address(&ring.full[now.slot]);
         return {shared_address(slots + (size_t)now.slot * SLOT_BYTES), full, policy};
     }
-    __device__ __forceinline__ void put(Ring &ring, unsigned char *slots, const unsigned char *from, unsigned bytes,
-                                        int lane) {
-        if (lane == 0) {
-            if (!open(ring, bytes)) return;
-            copy(ring, slots)(0, from, bytes);
-        }
-        now.advance();
-    }
     // Each lane finds its piece by itself: one after the other would take as long as the bytes.
     template <class Piece>
-    __device__ __forceinline__ void put_pieces(Ring &ring, unsigned char *slots, unsigned bytes, int count, int lane,
-                                               Piece piece) {
+    __device__ __forceinline__ void put(Ring &ring, unsigned char *slots, unsigned bytes, int count, int lane,
+                                        Piece piece) {
         const bool open = lane != 0 || this->open(ring, bytes);
         __syncwarp();
         if (__all_sync(0xffffffffu, open) && lane < count) piece(lane, copy(ring, slots));
@@ -322,13 +314,8 @@ struct Filler {
         for (int w = lane; w < CONSUMERS; w += 32) busy |= ring.released[w] + SLOTS <= now.tile;
         return __any_sync(0xffffffffu, busy);
     }
-    __device__ __forceinline__ void put(Ring &ring, unsigned char *slots, const unsigned char *from, unsigned bytes,
-                                        int lane) {
-        put_pieces(ring, slots, bytes, 1, lane, [=](int, const Copy &copy) { copy(0, from, bytes); });
-    }
     template <class Piece>
-    __device__ __forceinline__ void put_pieces(Ring &ring, unsigned char *slots, unsigned, int count, int lane,
-                                               Piece piece) {
+    __device__ __forceinline__ void put(Ring &ring, unsigned char *slots, unsigned, int count, int lane, Piece piece) {
         if (taken(ring, lane)) {
             tell<0>(ring, lane);  // what is on its way must not wait for the slot
             Patience patience;
