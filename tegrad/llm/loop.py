@@ -17,7 +17,7 @@ from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.state import RING, States
 from tegrad.nv.replay import DEFAULT, Boundary, Launch, Recording, repeated
 
-MOMENT: Final = 3e-3
+MOMENT: Final = 4.5e-3
 """Seconds that a token may wait for the ones behind it, so that the host wakes once for all of them."""
 TOGETHER: Final = 16
 """Tokens for which it wakes once, at most."""
