@@ -64,21 +64,21 @@ WAITING: Final = ("packets", "a counter", "a tile of weights", "a free slot", "a
 class Tuning:
     """What may be chosen freely; `bench` finds the best by measuring. Names are the kernel's macros in lower case."""
 
-    consumers: int = 12
-    per_tile: int = 1
+    consumers: int = 8
+    per_tile: int = 2
     """Segments of a tile that a consumer takes: 1, 2 or 4."""
-    service: int = 3
+    service: int = 4
     ring_slots: int = 32
     """Tiles of the ring at most, of a segment for each consumer; shared memory bounds them too."""
     in_flight: int = 2
     """Tiles on their way at most."""
     handover: int = 1
     """1: packets, which readers poll; 0: counters behind a fence."""
-    polled: int = 3
+    polled: int = 2
     """Sets of 16 elements that a service thread waits for together: each further round is a trip to L2."""
-    backoff: int = 0
+    backoff: int = 20
     """ns between polls."""
-    attention_warps: int = 12
+    attention_warps: int = 8
     attention_loads: int = 2
     attention_rows: int = 384
     """Cached positions that one CTA takes alone: to join parts costs more."""
@@ -89,7 +89,7 @@ class Tuning:
     lane loads its own when their turn comes."""
     evict_first: int = 1
     """Weights leave L2 first, so that what passes between CTAs stays there; of bulk copies only."""
-    replicas: int = 1
+    replicas: int = 8
     """Copies of what all CTAs read, 8 at most, so that not all of them poll the same lines of L2."""
     bulk: int | None = None
     """Bulk copies, which only sm_90 has; None: where there are."""
@@ -103,16 +103,19 @@ class Tuning:
 
     @classmethod
     def suited(cls, kinds: Iterable[BlockType], positions: int = 0, *, q8: bool = False) -> Self:
-        """A tuning whose tiles leave room for a ring: segments of floats are large, so that fewer warps take them.
+        """What was best for models of these formats on an H200 (docs/notebook.md); its tiles leave room for a ring.
 
-        Keys and values of more than FAR positions come through the ring, once for all query heads that share them.
+        Floats want more warps that stage, since they travel as they are; small segments more that multiply. Keys and
+        values of more than FAR positions come through the ring, once for all query heads that share them.
         """
-        widest = max(segment_bytes(kind) for kind in kinds)
-        consumers = 12 if widest < 4096 else 32768 // widest
-        near = cls(consumers=consumers, attention_warps=consumers)
-        if positions <= FAR or (q8 and positions % SCALES):
-            return near
-        return replace(near, attention_ring=2, attention_shares=1)
+        widest, near = max(segment_bytes(kind) for kind in kinds), cls()
+        far = positions > FAR and not (q8 and positions % SCALES)
+        if widest >= 4096:
+            consumers = 32768 // widest
+            near = cls(consumers=consumers, per_tile=1, attention_warps=consumers, service=7)
+        elif widest < 1280 and not far:
+            near = cls(consumers=16, per_tile=1, attention_warps=16, service=3, polled=3)
+        return replace(near, attention_ring=2, attention_shares=1) if far else near
 
 
 def fixed(matrices: Iterable[Matrix], consumers: int) -> bool:

@@ -36,7 +36,7 @@ from tegrad.nv.replay import Recording
 
 pytestmark = pytest.mark.board
 
-SMALL = Tuning(consumers=4, service=2, ring_slots=3, polled=1, attention_warps=4, attention_rows=0)
+SMALL = Tuning(consumers=4, per_tile=1, service=2, ring_slots=3, polled=1, attention_warps=4, attention_rows=0)
 ATTENTION_TILE = 4 * SMALL.attention_loads  # positions that a warp takes at a time: 32 / (64 / 8) rows for each load
 
 
@@ -303,7 +303,7 @@ def test_the_engine_streams_the_same_tokens_with_either_plan(device: str, tmp_pa
 @pytest.mark.parametrize("operands", ["end"], indirect=True)
 def test_a_wait_that_never_ends_is_given_up_and_reported(operands: Operands) -> None:
     """With a limit on polls: the launch ends although what an instruction waits for never comes, and says which."""
-    rig = Rig(operands, Shape(layers=1), 6, replace(SMALL, spin_limit=200_000))
+    rig = Rig(operands, Shape(layers=1), 6, replace(SMALL, backoff=0, spin_limit=200_000))
 
     def stuck() -> list[str]:
         return rig.kernel.stuck(rig.operands.get(rig.space, rig.kernel.space_bytes, np.uint8).tobytes())
