@@ -34,8 +34,6 @@ from tegrad.nv.replay import AHEAD, DEFAULT, Boundary, Launch, up_to
 OLDEST: Final = 80
 """The kernels' oldest architecture, sm_80: 16-byte asynchronous copies and mma of halves."""
 HOPPER: Final = 90
-NEAR: Final = 2048
-"""Positions up to which the step in one launch is the quicker one there: its attention is the slower one."""
 SHORT: Final = 16
 """Prompts up to so many tokens are fed a step each."""
 FIRST: Final = 64
@@ -148,13 +146,11 @@ class Engine:
             raise
 
     def _quickest(self, model: PackedModel, states: States, cache: KvCache) -> Plan:
-        """The step in one launch for short contexts on Hopper, else launches, which there begin early (measured in
-        docs/notebook.md)."""
+        """The step in one launch on Hopper, else launches, which there begin early (measured in docs/notebook.md)."""
         if self._early is not None or _capability(self.device.arch) < HOPPER:
             return DecodePlan(model, states, cache, overlap=self._early is not None)
-        if self.context <= NEAR:
-            with suppress(UnsupportedModelError, ScheduleError):
-                return PersistentPlan(model, states, cache)
+        with suppress(UnsupportedModelError, ScheduleError):
+            return PersistentPlan(model, states, cache)
         self._early = AHEAD
         return DecodePlan(model, states, cache, overlap=True)
 
@@ -183,7 +179,7 @@ class Engine:
 
     def feed(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Add tokens and return the logits (vocab,) after the last one; raises ContextError, ModelError."""
-        for _ in self._stream(tokens, Settings(), 0, 1):
+        for _ in self._stream(tokens, Settings(), 0, 1, joined=1):  # a step behind the last would change the logits
             pass
         self.tokens += tokens
         out = bytearray(4 * self.config.vocab)
@@ -232,10 +228,12 @@ class Engine:
         finally:
             tokens.close()
 
-    def _stream(self, prompt: Sequence[int], settings: Settings, seed: int, limit: int | None) -> Any:
+    def _stream(
+        self, prompt: Sequence[int], settings: Settings, seed: int, limit: int | None, joined: int | None = None
+    ) -> Any:
         """New tokens behind a prompt, as a generator; what can be wrong with it is said at once."""
         self._check(prompt)
-        loop, position = self._loop(settings), len(self.tokens)
+        loop, position = self._loop(settings, joined), len(self.tokens)
         for other in self._loops.values():
             other.settle()
         self._sampling.set(0, settings)
@@ -261,14 +259,13 @@ class Engine:
             self._prefill = Prefill(self.model, self._cache, sizes=self._chunks, boundary=self._boundary)
         return self._prefill
 
-    def _loop(self, settings: Settings) -> Loop:
-        """The loop over a step that samples in a way that these settings need."""
-        kind = (settings.greedy, settings.narrow, settings.passes(self.config.vocab))
+    def _loop(self, settings: Settings, joined: int | None = None) -> Loop:
+        """The loop over a step that samples in a way that these settings need, `joined` at once."""
+        joined = joined or self._joined
+        kind = (settings.greedy, settings.narrow, settings.passes(self.config.vocab), joined)
         if kind not in self._loops:
             boundary = self._boundary if self._early is None else up_to(self._early, len(self.plan.launches))
-            self._loops[kind] = Loop(
-                self.device, self._step(settings), self._states, boundary=boundary, joined=self._joined
-            )
+            self._loops[kind] = Loop(self.device, self._step(settings), self._states, boundary=boundary, joined=joined)
         return self._loops[kind]
 
     def _step(self, settings: Settings) -> tuple[Launch, ...]:

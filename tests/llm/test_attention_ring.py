@@ -167,7 +167,7 @@ def test_a_plan_for_many_positions_takes_keys_and_values_through_the_ring(model:
                 found.append(np.array(logits))
                 if isinstance(plan, PersistentPlan):
                     tuning = plan.kernel.tuning
-                    assert (tuning.attention_ring, plan.kernel.program.shares, tuning.consumers) == (2, 1, 12)
+                    assert (tuning.attention_ring, plan.kernel.program.shares, tuning.consumers) == (2, 1, 8)
         states.close()
     assert errors(found[1], found[0])[1] < 0.03
 

@@ -53,6 +53,15 @@ def test_logits_are_the_references_but_for_rounded_activations(engine: Engine, p
     assert engine.tokens == PROMPT
 
 
+def test_steps_that_are_submitted_together_leave_the_logits_of_the_last_token(
+    engine: Engine, path: Path, device: str
+) -> None:
+    expected, prompt = engine.feed(PROMPT[:3]), PROMPT[:3]
+    with Gguf.open(path) as file, Engine(file, device=device, joined=2) as pairs:
+        np.testing.assert_array_equal(pairs.feed(prompt), expected)
+        assert len(list(pairs.generate([1], Settings(), 3))) == 3
+
+
 def test_greedy_tokens_are_the_largest_logits(engine: Engine) -> None:
     tokens = list(engine.generate(PROMPT, Sampler(0), 12))
     assert engine.tokens == PROMPT + tokens[:-1]

@@ -216,8 +216,8 @@ struct Copy {
     }
 };
 
-// The filling warp. `put` fills the next slot with what piece(i, copy) calls its Copy for, of all i < count, which is at
-// most 32; `bytes` in all.
+// The filling warp. `put` fills the next slot with what piece(i, copy) calls its Copy for, of all i < count, at most
+// 32; `bytes` in all.
 struct Filler {
     // A parity tells a phase from its neighbours only: the tile waited for must still be in its slot.
     static constexpr unsigned FLIGHT = IN_FLIGHT < SLOTS ? IN_FLIGHT : SLOTS;
