@@ -13,7 +13,6 @@ import argparse
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -70,11 +69,16 @@ def recorded_network(boundary: Boundary = LONE) -> Iterator[Recorded]:
         yield made
 
 
-def call(made: Recorded, x: Array) -> Array:
-    """One call of a recorded network."""
-    made.inputs[0][:] = x
-    made.run()
-    return made.outputs[0].copy()
+def caller(made: Recorded) -> Callable[[Array], Array]:
+    """One call of a recorded network, as a control loop that keeps the arrays makes it."""
+    given, result = made.inputs[0], made.outputs[0]
+
+    def call(x: Array) -> Array:
+        given[:] = x
+        made.run()
+        return result.copy()
+
+    return call
 
 
 def jitted() -> Any:
@@ -131,7 +135,7 @@ def slowest_against_graph(figure: str) -> Record:
 def _beside_graph(figure: str, what: str, summary: Callable[[Sequence[float]], list[float]]) -> Record:
     inputs = observations(CALLS)
     with recorded_network() as made:
-        samples, outputs = timed(lambda x: call(made, x), inputs)
+        samples, outputs = timed(caller(made), inputs)
         work = as_work(made, inputs)
     graphs = in_process(work)
     for name, found in graphs.items():
@@ -153,7 +157,7 @@ def against_jit(figure: str) -> Record:
     inputs = observations(JIT_CALLS)
     theirs, expected = timed(jitted(), inputs)
     with recorded_network() as made:
-        samples, outputs = timed(lambda x: call(made, x), inputs)
+        samples, outputs = timed(caller(made), inputs)
     _agree("TinyJit", outputs, expected)
     return make(
         figure,
@@ -183,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     for name in asked.boundary:
         with recorded_network(BOUNDARIES[name]) as made:
-            show(f"recorded, {name}", timed(partial(call, made), inputs)[0])
+            show(f"recorded, {name}", timed(caller(made), inputs)[0])
             work = as_work(made, inputs)
     show("TinyJit", timed(jitted(), inputs[:JIT_CALLS])[0])
     for name, found in ({} if asked.no_graph else in_process(work)).items():

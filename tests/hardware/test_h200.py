@@ -664,8 +664,9 @@ def a_recorded_network() -> None:
 
     layers = [layer.astype(np.float32) for layer in mlp.network()]
     with mlp.recorded_network() as made:
+        call = mlp.caller(made)
         for x in mlp.observations(2000):
-            got, expected = mlp.call(made, x), x.astype(np.float32)
+            got, expected = call(x), x.astype(np.float32)
             for layer in layers[:-1]:
                 expected = np.maximum(expected @ layer, 0)
             np.testing.assert_allclose(got, expected @ layers[-1], rtol=2e-2, atol=2e-2)
