@@ -57,9 +57,10 @@ def install() -> None:
     if any(name.split(":")[0] == "NV" for name in opened):
         raise InstallError("tinygrad's NV device is already open: import tegrad before the first use of it.")
 
-    from tegrad.nv import device, hopper, iface, program, qmd, renderers
+    from tegrad.nv import device, hopper, iface, program, qmd, renderers, search
 
     device.bind()
+    search.install()
     others = [known for known in ops_nv.NVDevice.ifaces if known.__name__ not in ("TegraIface", "NVKIface")]
     ops_nv.NVDevice.ifaces = [iface.TegraIface, hopper.NVKIface, *others]
     ops_nv.CUDARenderer, ops_nv.PTXRenderer = renderers.NVCUDARenderer, renderers.NVPTXRenderer
