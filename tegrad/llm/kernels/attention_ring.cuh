@@ -19,7 +19,9 @@ namespace attend {
 
 constexpr bool TENSOR = ATTENTION_RING == 2 && !CACHE_Q8 && GROUP <= 8 && (HEAD_DIM == 64 || HEAD_DIM == 128);
 constexpr int ROW_BYTES = HEAD_DIM * (int)sizeof(Element), SCALE_BYTES = CACHE_Q8 ? HEAD_DIM / 32 * 2 : 0;
-constexpr int UNIT_ROWS = TENSOR ? 16 : TILE;  // what a warp takes at a time
+// What a warp takes at a time: two products of 16 positions are more independent instructions, where they fit.
+constexpr int PRODUCTS = HEAD_DIM <= 64 && SLOT_BYTES / 2 >= 32 * ROW_BYTES + 128 ? 2 : 1;
+constexpr int UNIT_ROWS = TENSOR ? 16 * PRODUCTS : TILE;
 // Rows of keys lie in two pieces and of values in four, a quarter of the rows being QUARTERS'. The pieces are so far
 // apart that each begins in other banks.
 constexpr int QUARTERS = TENSOR ? 4 : 1, KEY_PIECES = TENSOR ? 2 : 1, VALUE_PIECES = QUARTERS;
@@ -145,10 +147,11 @@ __device__ __forceinline__ float2 join_pair(unsigned high, unsigned low) {
     return make_float2(a.x + b.x, a.y + b.y);
 }
 
-// Lane 4 g + t: of head g. The four positions of a unit that are its own: turn 0 and 1, columns 2 t and 2 t + 1.
+// Lane 4 g + t: of head g. The positions of a unit that are its own: of each turn, columns 2 t and 2 t + 1; two turns
+// are a product of 16 positions.
 struct ByTensor {
-    static constexpr int STEPS = HEAD_DIM / 16, COLUMNS_OF_8 = HEAD_DIM / 8;
-    static constexpr bool HOLD = HEAD_DIM <= 64;  // more would not fit the registers of 12 warps
+    static constexpr int STEPS = HEAD_DIM / 16, COLUMNS_OF_8 = HEAD_DIM / 8, TURNS = 2 * PRODUCTS;
+    static constexpr bool HOLD = STEPS * PRODUCTS <= 4;  // more would not fit 128 registers
     uint4 query[HOLD ? STEPS : 1];
     // Columns 2 t and 2 t + 1, of the weights and then of what their halves leave out.
     float mixed[COLUMNS_OF_8][4];
@@ -211,28 +214,28 @@ struct ByTensor {
         // both of its own. What lies behind the last row is the first one once more.
         const int column = lane / 4, odd = column & 1;
         const int quarter = (column / 2 + 2 * odd) & 3;
-        int from[2];
+        int from[TURNS];
 #pragma unroll
-        for (int turn = 0; turn < 2; turn++) {
+        for (int turn = 0; turn < TURNS; turn++) {
             const int row = base + 2 * turn + odd, in_piece = quarter % 2 * each + row;
             from[turn] = quarter * each + row < rows ? quarter / 2 * KEY_PITCH + in_piece * ROW_BYTES : 0;
         }
-        float score[2][4] = {};
+        float score[TURNS][4] = {};
 #pragma unroll
         for (int s = 0; s < STEPS; s += 2) {
             const uint4 a = HOLD ? query[HOLD ? s : 0] : *place_of(shared, g, s, t);
             const uint4 b = HOLD ? query[HOLD ? s + 1 : 0] : *place_of(shared, g, s + 1, t);
 #pragma unroll
-            for (int turn = 0; turn < 2; turn++) {
+            for (int turn = 0; turn < TURNS; turn++) {
                 const uint4 k = *(const uint4 *)(tile + from[turn] + 16 * t + 32 * s);
                 mma(score[turn], a, k.x, k.y);
                 mma(score[turn], b, k.z, k.w);
             }
         }
-        int place[2][2];
+        int place[TURNS][2];
         float best = top;
 #pragma unroll
-        for (int turn = 0; turn < 2; turn++) {
+        for (int turn = 0; turn < TURNS; turn++) {
 #pragma unroll
             for (int b = 0; b < 2; b++) {
                 const int quarter = (t + 2 * b) & 3, row = base + 2 * turn + b;
@@ -254,22 +257,26 @@ struct ByTensor {
                 for (int i = 0; i < 4; i++) mixed[at][i] *= shrink;
             }
         }
-        float part[2][2];
+        float part[TURNS][2];
 #pragma unroll
-        for (int i = 0; i < 4; i++) sum += part[i / 2][i % 2] = power(score[i / 2][i % 2] - top);
-        uint4 weight;
-        split_pair(part[0][0], part[0][1], weight.x, weight.y);
-        split_pair(part[1][0], part[1][1], weight.z, weight.w);
+        for (int i = 0; i < 2 * TURNS; i++) sum += part[i / 2][i % 2] = power(score[i / 2][i % 2] - top);
+        uint4 weight[PRODUCTS];
 #pragma unroll
-        for (int half = 0; half < HEAD_DIM / 64; half++) {
+        for (int p = 0; p < PRODUCTS; p++) {
+            split_pair(part[2 * p][0], part[2 * p][1], weight[p].x, weight[p].y);
+            split_pair(part[2 * p + 1][0], part[2 * p + 1][1], weight[p].z, weight[p].w);
+        }
+#pragma unroll
+        for (int at = 0; at < HEAD_DIM / 64 * PRODUCTS; at++) {
+            const int half = at / PRODUCTS, p = at % PRODUCTS;
             const unsigned char *values = tile + SIDE_BYTES + half * 128 + 16 * column;
             uint4 v[2][2];
 #pragma unroll
-            for (int i = 0; i < 4; i++) v[i / 2][i % 2] = *(const uint4 *)(values + place[i / 2][i % 2]);
+            for (int i = 0; i < 4; i++) v[i / 2][i % 2] = *(const uint4 *)(values + place[2 * p + i / 2][i % 2]);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 const unsigned order = i & 1 ? 0x7632 : 0x5410;
-                mma(mixed[8 * half + i], weight, __byte_perm(word(v[0][0], i / 2), word(v[0][1], i / 2), order),
+                mma(mixed[8 * half + i], weight[p], __byte_perm(word(v[0][0], i / 2), word(v[0][1], i / 2), order),
                     __byte_perm(word(v[1][0], i / 2), word(v[1][1], i / 2), order));
             }
         }
