@@ -141,9 +141,12 @@ class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
         full_barrier()
         self._put[0] = put % count
         full_barrier()
-        if self._behind_pcie:
-            _ = self._put[0]  # a read comes back only after the writes before it have arrived
         self._doorbell[DOORBELL_WORD] = self.token
+        if self._behind_pcie:
+            # The doorbell may have come before GPPut. A read comes back only after the writes before it have arrived,
+            # while the GPU works already; a doorbell behind it is then seen, or finds nothing new.
+            _ = self._put[0]
+            self._doorbell[DOORBELL_WORD] = self.token
         # From here on the GPU works, and what the CPU does costs no time of the submission's.
         in_flight.append((number, put))
         done = self.progress[0]
