@@ -2,8 +2,8 @@
 
 tinygrad searches kernels as they come in a step, each until it gets no better, and waits for the slowest candidate of
 every round. With a limit, the kernels of a step are timed first as they are picked without search. Those that take most
-of the step's time are searched first, each for its part of what is left; what one does not need goes to the others. A
-kernel for which time runs out takes the best candidate so far. The picked kernel stays where the search found no faster
+of the step's time are searched first, each for at most half of what is left, so that none takes it all. A kernel for
+which time runs out takes the best candidate so far. The picked kernel stays where the search found no faster
 one. The search itself is tinygrad's, with its settings, its timing and its cache: whatever was searched to its end is
 found there by the next process, whose time goes to the rest.
 
@@ -199,9 +199,8 @@ def search(chosen: list[Kernel], seconds: float, tell: Callable[[str], None]) ->
     waiting = sorted(chosen, key=lambda kernel: kernel.time * kernel.launches, reverse=True)
     end = time.monotonic() + seconds
     for number, kernel in enumerate(waiting, 1):
-        rest = sum(other.time * other.launches for other in waiting[number - 1 :])
-        share = (end - time.monotonic()) * kernel.time * kernel.launches / rest if rest else 0.0
-        outcome = kernel.search(share)
+        left = end - time.monotonic()
+        outcome = kernel.search(left if number == len(waiting) else left / 2)
         tell(f"tegrad: search {number} of {len(waiting)}, {kernel.launches} launches of {outcome.text}")
         yield outcome
 
