@@ -21,7 +21,7 @@ from tinygrad.uop.ops import Ops, PatternMatcher, UOp, UPat
 from tegrad.errors import TegradError
 from tegrad.nv import matvec
 
-REVISION = 4
+REVISION = 5
 """Part of compile and search cache keys: raise it whenever a patch changes what is generated."""
 
 REPAIRS = ("views", "double", "matvec")

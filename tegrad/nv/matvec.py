@@ -69,7 +69,7 @@ def _along(load: UOp, reduce: UOp, rows: list[UOp]) -> bool:
 def _cut(k: Any, order: list[tuple[UOp, bool]], per_row: int, lanes: list[UOp]) -> None:
     """Give a sum's axes to a row's threads and unroll what is short. Further sums use the lanes of the first."""
     first, left, unrolled = not lanes, per_row, 1
-    shared = iter(list(lanes))
+    shared = [] if first else list(lanes)
     for axis, vector in order:
         size = int(axis.vmax) + 1
         if vector and size % (VECTOR * per_row) == 0:
@@ -85,13 +85,14 @@ def _cut(k: Any, order: list[tuple[UOp, bool]], per_row: int, lanes: list[UOp]) 
                 left //= amount
                 size //= amount
         else:
-            for lane in shared:
+            while shared and size % (int(shared[0].vmax) + 1) == 0:
+                lane = shared.pop(0)
                 axis = k.shift_to(axis, int(lane.vmax) + 1, AxisType.GROUP_REDUCE, input_new_rng=lane)[0]
                 size //= int(lane.vmax) + 1
         if 1 < size <= UNROLL // unrolled and axis in k.rngs:
             _apply(k, OptOps.UNROLL, axis, size)
             unrolled *= size
-    if first and (left > 1 or len(lanes) > LANE_AXES):
+    if shared or (first and (left > 1 or len(lanes) > LANE_AXES)):
         raise KernelOptError("the row does not divide into so many threads")
 
 

@@ -46,6 +46,11 @@ def lanes(k: Any) -> int:
     return int(np.prod([r.vmax + 1 for r in k.ranges_of(AxisType.GROUP_REDUCE)]))
 
 
+def gated(gate: Matrix, up: Matrix, x: Tensor, norm: Norm) -> Tensor:
+    row = x.reshape(1, -1)
+    return gate.apply(row, norm).silu() * up.apply(row, norm)
+
+
 X, W = empty(COLUMNS), empty(ROWS, COLUMNS)
 PRODUCTS = {
     "vector first": lambda: X @ W.T,
@@ -56,6 +61,9 @@ PRODUCTS = {
     "a chain of factors": lambda: (X * 3.0 * empty(COLUMNS)) @ W.T,
     "a norm beside it": lambda: Matrix(gguf.F32, W).apply(X.reshape(1, -1), Norm(empty(COLUMNS), 1e-5)),
     **{kind.name: lambda kind=kind: packed(kind).apply(X.reshape(1, -1)) for kind in (gguf.Q6_K, gguf.Q4_K, gguf.Q8_0)},
+    "two products of packed weights": lambda: gated(
+        packed(gguf.Q6_K), packed(gguf.Q6_K), X, Norm(empty(COLUMNS), 1e-5)
+    ),
 }
 OTHERS = {
     "a matrix and a matrix": lambda: empty(8, COLUMNS) @ W.T,
@@ -122,6 +130,22 @@ def test_the_products_are_right_on_the_board(kind: str, normed: bool) -> None:
     )
     expected = exact @ (x * scale) / np.sqrt(np.mean(x.astype(np.float64) ** 2) + 1e-5) if normed else exact @ x
     np.testing.assert_allclose(made[0], expected, atol=2e-6 * np.abs(expected).max() + 1e-5)
+
+
+@pytest.mark.board
+@pytest.mark.usefixtures("board_device")
+def test_two_products_in_one_kernel_are_right_on_the_board() -> None:
+    """Their rows have several axes each, which share the lanes of the first product."""
+    rng = np.random.default_rng(6)
+    data = [quantize(rng.standard_normal((ROWS, COLUMNS)).astype(np.float32), GGMLQuantizationType.Q6_K) for _ in "gu"]
+    gate, up = (dequantize(packed, GGMLQuantizationType.Q6_K).astype(np.float64) for packed in data)
+    x, scale = rng.standard_normal((2, COLUMNS)).astype(np.float32) / 8
+    on_board = [Matrix(gguf.Q6_K, Tensor(packed, device="NV").realize()) for packed in data]
+    norm = Norm(Tensor(scale, device="NV").realize(), 1e-5)
+    made = gated(*on_board, Tensor(x, device="NV").realize(), norm).numpy()[0]
+    normed = x * scale / np.sqrt(np.mean(x.astype(np.float64) ** 2) + 1e-5)
+    expected = (gate @ normed) / (1 + np.exp(-(gate @ normed))) * (up @ normed)
+    np.testing.assert_allclose(made, expected, atol=4e-6 * np.abs(expected).max() + 1e-5)
 
 
 def test_the_repair_can_be_left_out() -> None:
