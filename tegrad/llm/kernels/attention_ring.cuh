@@ -291,14 +291,21 @@ struct ByTensor {
         sum += __shfl_xor_sync(ALL, sum, 2);
         if (g >= GROUP) return;
 #pragma unroll
-        for (int at = 0; at < COLUMNS_OF_8; at++) {
+        for (int at = 0; at < COLUMNS_OF_8; at += 4) {
 #pragma unroll
-            for (int b = 0; b < 2; b++)
-                shared.mixed[warp][g * HEAD_DIM + element(at, 2 * t + b)] = mixed[at][b] + mixed[at][2 + b];
+            for (int b = 0; b < 2; b++) {
+                float v[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) v[i] = mixed[at + i][b] + mixed[at + i][2 + b];
+                *(float4 *)&shared.mixed[warp][g * HEAD_DIM + element(at, 2 * t + b)] =
+                    make_float4(v[0], v[1], v[2], v[3]);
+            }
         }
         if (t == 0) shared.top[warp][g] = top, shared.sum[warp][g] = sum;
     }
 };
+
+static_assert(ATTENTION_WARPS * TILE * GROUP_SLOTS % (TENSOR ? 4 : 2) == 0, "what warps hand over lies aligned");
 
 template <bool Tensor> struct Worker { typedef ByLanes Type; };
 template <> struct Worker<true> { typedef ByTensor Type; };
@@ -425,17 +432,24 @@ __device__ __forceinline__ void finish_ring_part(Shared &shared, int part, int c
         return;
     }
     const Own own(shared);
-    for (int first = 0; first < OUTPUTS; first += THREADS) {
-        const int at = first + thread;
-        const bool inside = at < OUTPUTS;
-        if (first + thread / 32 * 32 >= OUTPUTS) break;
-        float top, sum = 1, value = inside ? join_warps(shared, at, top, sum) : 0;
-        value = __fdividef(value, sum);
+    for (int at = 2 * thread; at < OUTPUTS; at += 2 * THREADS) {
+        const int g = at / HEAD_DIM;
+        float top = NONE, sum = 0, a = 0, b = 0;
+#pragma unroll
+        for (int w = 0; w < ATTENTION_WARPS; w++) top = fmaxf(top, shared.top[w][g]);
+#pragma unroll
+        for (int w = 0; w < ATTENTION_WARPS; w++) {
+            const float part = power(shared.top[w][g] - top);
+            const float2 found = *(const float2 *)&shared.mixed[w][at];
+            a += part * found.x, b += part * found.y, sum += part * shared.sum[w][g];
+        }
+        a = __fdividef(a, sum), b = __fdividef(b, sum);
         if (count == 1) {
-            out.put(at, value, inside);
-        } else if (inside) {
-            own.outputs[at] = value;
-            if (at % HEAD_DIM == 0) own.weight[at / HEAD_DIM] = top + __log2f(sum);
+            out.put(at, a, true);
+            out.put(at + 1, b, true);
+        } else {
+            own.outputs[at] = a, own.outputs[at + 1] = b;
+            if (at % HEAD_DIM == 0) own.weight[g] = top + __log2f(sum);
         }
     }
     if (count == 1) return;
