@@ -35,7 +35,7 @@ Engine: TypeAlias = Callable[[Path, str, int], AbstractContextManager[Callable[[
 """Opens a file on a device for so many positions; what it yields scores a text that begins here."""
 
 FILE: Final = "quality.json"
-TOKENS: Final = 480
+TOKENS: Final = 1920
 SHIPPED: Final = "shipped"
 CASES: Final = (
     "small-1b-q4_0", "small-1b-q8_0", "small-1b-q4k", "small-1b-q5k", "small-1b-q6k", "small-1b-f16", "small-1b-bf16",
@@ -133,7 +133,7 @@ def small(shape: models.Shape) -> models.Shape:
     heads = 512 // shape.head_dim
     return replace(
         shape, dim=512, ffn=1024, layers=3, heads=heads, kv_heads=heads if shape.kv_heads == shape.heads else 2,
-        vocab=1024, specials=min(shape.specials, 1000), context=512,
+        vocab=1024, specials=min(shape.specials, 1000), context=2048,
     )  # fmt: skip
 
 
@@ -151,26 +151,41 @@ def compare(case: str, engines: Iterable[str], device: str, where: str, count: i
         path = _file(case, Path(folder))
         tokens = _tokens(case, path, count)
         reference = Reference(path)
-        exact = reference.logits(tokens)
+        length = min(count, reference.config.longest)
+        texts = [tokens[at : at + length] for at in range(0, count, length)]
+        exact = np.concatenate([reference.logits(text) for text in texts])
         for name in engines:
             kind = Q8_0 if name in Q8_CACHE else F16
-            with peer(path, len(tokens), keys=kind, values=kind) as opened:
-                theirs = opened.logits(tokens)
+            theirs = []
+            for text in texts:
+                with peer(path, length, keys=kind, values=kind) as opened:
+                    theirs.append(opened.logits(text))
             try:
-                with ENGINES[name](path, device, len(tokens)) as score:
-                    at, logits = score(tokens)
+                chosen, logits = _scored(ENGINES[name], path, device, texts)
             except UnsupportedModelError:
                 continue
-            chosen = list(at)
             yield Row(
                 model=case,
                 engine=name,
                 device=where,
                 ours=agreement(logits, exact[chosen]),
-                llama_cpp=agreement(theirs[chosen], exact[chosen]),
+                llama_cpp=agreement(np.concatenate(theirs)[chosen], exact[chosen]),
                 date=now(),
                 sources=source_digest(),
             )
+
+
+def _scored(engine: Engine, path: Path, device: str, texts: Sequence[Sequence[int]]) -> tuple[list[int], Logits]:
+    """What an engine makes of texts that begin anew each: indices in all of them, and the logits there."""
+    chosen: list[int] = []
+    rows, before = [], 0
+    for text in texts:
+        with engine(path, device, len(text)) as score:
+            at, logits = score(text)
+        chosen += [before + index for index in at]
+        rows.append(logits)
+        before += len(text)
+    return chosen, np.concatenate(rows)
 
 
 def _file(case: str, folder: Path) -> Path:
