@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 from tegrad.llm.attention import BUFFERS, Attention
 from tegrad.llm.cache import KvCache, LayerCache
 from tegrad.llm.errors import ContextError, ModelError
-from tegrad.llm.gemm import FEW, TilePicker, pick_tile
+from tegrad.llm.gemm import FEW, TilePicker, pick_quickest
 from tegrad.llm.packed import PackedLayer, PackedModel
 from tegrad.llm.prefill import CHUNKS, EMBED_THREADS, Prefill, chunk_bytes
 from tegrad.llm.rows import Room, Rows
@@ -57,7 +57,7 @@ class Batch:
         settings: Sequence[Settings] = (Settings(),),
         ends: Sequence[int] = (),
         sizes: Sequence[int] = CHUNKS,
-        pick: TilePicker = pick_tile,
+        pick: TilePicker = pick_quickest,
         boundary: Boundary = DEFAULT,
         overlap: bool = False,
     ) -> None:

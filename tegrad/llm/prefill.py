@@ -19,7 +19,7 @@ from tegrad.llm.attention import ROPES
 from tegrad.llm.cache import KvCache, LayerCache
 from tegrad.llm.errors import ContextError
 from tegrad.llm.flash import Flash
-from tegrad.llm.gemm import TilePicker, pick_tile
+from tegrad.llm.gemm import TilePicker, pick_quickest
 from tegrad.llm.packed import PackedLayer, PackedModel
 from tegrad.llm.rows import Room, Rows, floats
 from tegrad.llm.state import STATE_SPEC
@@ -63,7 +63,7 @@ class Prefill:
         cache: KvCache,
         *,
         sizes: Sequence[int] = CHUNKS,
-        pick: TilePicker = pick_tile,
+        pick: TilePicker = pick_quickest,
         boundary: Boundary = DEFAULT,
         overlap: bool = False,
     ) -> None:

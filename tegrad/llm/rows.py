@@ -15,7 +15,7 @@ from tinygrad.device import BufferSpec
 from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.llm.errors import UnsupportedModelError
-from tegrad.llm.gemm import Gemm, Operands, TilePicker, pick_tile, scratch_bound
+from tegrad.llm.gemm import Gemm, Operands, TilePicker, pick_quickest, scratch_bound
 from tegrad.llm.packed import PackedLayer, PackedMatrix, PackedModel
 from tegrad.llm.programs import Programs
 from tegrad.nv.program import LaunchError
@@ -65,7 +65,7 @@ class Rows:
     """
 
     def __init__(
-        self, model: PackedModel, most: int, positions: int, pick: TilePicker = pick_tile, *, overlap: bool = False
+        self, model: PackedModel, most: int, positions: int, pick: TilePicker = pick_quickest, *, overlap: bool = False
     ) -> None:
         self.model, self.config, self.device, self.most = model, model.config, model.device, most
         self.programs = Programs(model.device)

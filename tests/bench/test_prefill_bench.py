@@ -17,7 +17,18 @@ from tegrad.bench import prefill as bench
 from tegrad.bench.models import SHAPES, ModelNameError
 from tegrad.bench.models import Shape as Published
 from tegrad.cli.bench import app
-from tegrad.llm.gemm import AnyTile, FewTile, Gemm, StreamTile, _deepest, pick_tile, scratch_bound
+from tegrad.llm.gemm import (
+    AnyTile,
+    FewTile,
+    Gemm,
+    StreamTile,
+    Tile,
+    WgmmaTile,
+    _deepest,
+    pick_quickest,
+    pick_tile,
+    scratch_bound,
+)
 from tegrad.llm.gguf import F16, F32, Q6_K, Q8_0
 
 TINY = Published("llama", 320, 512, 1024, 1, 8, 4, 64, 128, 0, eps=1e-5)
@@ -87,6 +98,12 @@ def covers(tile: AnyTile, gemm: Gemm, tokens: int) -> bool:
 
 
 @pytest.mark.board
+def test_long_chunks_take_hoppers_instructions_where_there_are_any() -> None:
+    gemm = Gemm(Q6_K, 2048, 2048)
+    for arch, tokens, kind in (("sm_90", 512, WgmmaTile), ("sm_90", 128, Tile), ("sm_87", 512, Tile)):
+        assert type(pick_quickest(SimpleNamespace(arch=arch, sm_count=132), gemm, tokens)) is kind
+
+
 def test_the_products_are_those_of_a_prompt_and_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb")
     monkeypatch.setenv("DEV", "NV")
