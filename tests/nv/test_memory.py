@@ -106,11 +106,12 @@ def test_the_cpu_sees_a_buffer_at_the_gpus_address(kernel: FakeKernel, nvmap: Nv
     ctypes.memset(first.va, 7, 10000)
     nvmap.free(first, space)
     taken = kernel._next_va
-    kernel._linux.mmap(-1, 4096, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, addr=taken)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    placed = kernel._linux.mmap(-1, 4096, mmap.PROT_READ, flags, addr=taken)  # elsewhere if the program lies there
     second = nvmap.alloc(10000, space=space)
     assert second.va == taken != second.address
     nvmap.free(second, space)
-    kernel._linux.munmap(taken, 4096)
+    kernel._linux.munmap(placed, 4096)
 
 
 def test_adopted_memory_keeps_its_contents_and_its_address(kernel: FakeKernel, nvmap: Nvmap) -> None:
