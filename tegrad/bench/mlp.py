@@ -28,7 +28,10 @@ from tegrad.nv.record import LONE, Recorded, record
 from tegrad.nv.replay import BOUNDARIES, Boundary
 
 SIZES: Final = (12, 128, 128, 4)
-CALLS: Final = 10_000
+CALLS: Final = 4_000
+ROUNDS: Final = 5
+"""Times that ours and the graph make their calls in turn: what else the host does comes and goes in tenths of a second,
+and decides a 99th percentile."""
 JIT_CALLS: Final = 1_000
 BATCH: Final = 500
 """Calls whose 99th percentile is one sample of the figure for p99."""
@@ -134,21 +137,25 @@ def slowest_against_graph(figure: str) -> Record:
 
 def _beside_graph(figure: str, what: str, summary: Callable[[Sequence[float]], list[float]]) -> Record:
     inputs = observations(CALLS)
+    samples: list[float] = []
+    graphs: dict[str, list[float]] = {}
     with recorded_network() as made:
-        samples, outputs = timed(caller(made), inputs)
         work = as_work(made, inputs)
-    graphs = in_process(work)
-    for name, found in graphs.items():
-        others = [np.frombuffer(bytes.fromhex(output), np.float16).reshape(1, -1) for output in found["outputs"]]
-        _agree(f"the CUDA graph ({name})", outputs, others)
-    name = min(graphs, key=lambda name: statistics.median(graphs[name]["samples"]))
+        for _ in range(ROUNDS):
+            taken, outputs = timed(caller(made), inputs)
+            samples += taken
+            for name, found in in_process(work).items():
+                others = [np.frombuffer(bytes.fromhex(one), np.float16).reshape(1, -1) for one in found["outputs"]]
+                _agree(f"the CUDA graph ({name})", outputs, others)
+                graphs.setdefault(name, []).extend(found["samples"])
+    name = min(graphs, key=lambda name: statistics.median(graphs[name]))
     return make(
         figure,
         what,
         "us",
         Side("tegrad.record", f"tegrad bench take {figure}", summary(samples)),
         larger_is_better=False,
-        peer=Side("CUDA graph", f"cuGraphLaunch; buffers {name}", summary(graphs[name]["samples"])),
+        peer=Side("CUDA graph", f"cuGraphLaunch; buffers {name}", summary(graphs[name])),
     )
 
 

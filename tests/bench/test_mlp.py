@@ -39,6 +39,7 @@ def board(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("DEV", "NV")
     monkeypatch.setattr(cudagraph, "WARM_UP", 1)
     monkeypatch.setattr(mlp, "CALLS", 4)
+    monkeypatch.setattr(mlp, "ROUNDS", 2)
     monkeypatch.setattr(mlp, "JIT_CALLS", 4)
     monkeypatch.setattr(mlp, "BATCH", 2)
     yield
@@ -60,7 +61,7 @@ def answers(work: cudagraph.Work) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.board
-def test_a_recorded_network_is_compared_with_the_better_graph(board: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_network_and_the_better_graph_take_turns(board: None, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[cudagraph.Work] = []
 
     def in_process(work: cudagraph.Work) -> Any:
@@ -69,15 +70,16 @@ def test_a_recorded_network_is_compared_with_the_better_graph(board: None, monke
 
     monkeypatch.setattr(mlp, "in_process", in_process)
     record = mlp.against_graph("replay-mlp-us")
-    assert (len(record.ours.samples), record.peer and record.peer.samples) == (4, [7.0] * 4)
+    assert (len(record.ours.samples), record.peer and record.peer.samples) == (8, [7.0] * 8)
     assert record.peer is not None
     assert "copied" in record.peer.command
-    (work,) = given
+    work, again = given
+    assert again == work
     assert [kernel.name in kernel.ptx for kernel in work.kernels] == [True] * 3
     assert work.kernels[0].buffers[1] == work.input
     assert work.kernels[-1].buffers[0] == work.output
     assert cudagraph.Work.load(work.dump()) == work
-    assert len(mlp.slowest_against_graph("replay-mlp-p99-us").ours.samples) == 2
+    assert len(mlp.slowest_against_graph("replay-mlp-p99-us").ours.samples) == 4
     wrong = answers(work)
     wrong["mapped"]["outputs"][2] = "0000" * 4
     monkeypatch.setattr(mlp, "in_process", lambda work: wrong)
