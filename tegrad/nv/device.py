@@ -58,11 +58,11 @@ class Allocator(_StockAllocator):  # type: ignore[misc]
                 super().free(opaque, size, options)
 
     def _free(self, buf: HCQBuffer, options: BufferSpec | None = None) -> None:
-        if not self.dev.closed:
+        if self.dev.settled():  # a device that failed keeps its memory until it is closed
             super()._free(buf, options)
 
     def _unmap(self, mb: HCQBuffer) -> None:
-        if not self.dev.closed:
+        if self.dev.settled():
             super()._unmap(mb)
 
     def _copyin(self, dest: HCQBuffer, src: memoryview) -> None:

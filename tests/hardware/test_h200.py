@@ -559,6 +559,43 @@ for _what in BROKEN:
 
 
 @case()
+def closing_after_a_fault() -> None:
+    """What is closed on the way out of a DeviceFault raises nothing, and nothing of it keeps reopen() from working."""
+    import gc
+
+    import numpy as np
+    from tinygrad import Tensor
+    from tinygrad.device import BufferSpec
+
+    import tegrad
+    from tegrad.nv.faults import DeviceFault
+
+    dev, spec, hooks = device(), BufferSpec(nolru=True), (sys.excepthook, sys.unraisablehook)
+    recorded = tegrad.record(lambda x: x + 1, np.zeros(32, np.float32))
+    recorded.run()
+    own = dev.allocator.alloc(1 << 20, spec)
+    program = raw('extern "C" __global__ void broken(unsigned *out) { __trap(); }', "broken", 1)
+    said, raised = "", list[Any]()
+    sys.excepthook = lambda *about: raised.append(about)  # a program's finalizer has nobody to raise to
+    sys.unraisablehook = raised.append
+    try:
+        program(own)
+        dev.synchronize()
+    except DeviceFault as fault:
+        said = str(fault)
+        dev.allocator.free(own, own.size, spec)
+        recorded.close()
+        recorded = program = None
+        gc.collect()
+        tegrad.nv.reopen()
+    sys.excepthook, sys.unraisablehook = hooks
+    assert said, "no DeviceFault"
+    assert not raised, raised
+    assert (Tensor([1.0]) + 1).numpy().tolist() == [2.0]
+    print(said, end=" ")
+
+
+@case()
 def long_kernel_is_left_alone() -> None:
     """A kernel that runs for seconds is no fault, and ends right, though the driver is asked about it meanwhile."""
     import numpy as np

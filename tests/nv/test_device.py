@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from fake import FakeKernel
+from tinygrad.device import BufferSpec
 
 from tegrad.nv import device as module
 from tegrad.nv.device import KERNARGS_SIZE
-from tegrad.nv.faults import UnsupportedBuffer
+from tegrad.nv.faults import DeviceFault, UnsupportedBuffer
 from tegrad.nv.rings import RingError
 
 
@@ -41,8 +42,6 @@ def test_there_are_no_staging_buffers(fake_device: Any) -> None:
 
 
 def test_memory_at_a_given_address_is_refused(fake_device: Any) -> None:
-    from tinygrad.device import BufferSpec
-
     with pytest.raises(UnsupportedBuffer, match="copy it"):
         fake_device.allocator.alloc(64, BufferSpec(external_ptr=0x1000))
 
@@ -198,3 +197,37 @@ def test_a_recorded_graph_runs_again_and_again(fake_kernel: FakeKernel, fake_dev
     fake_device.synchronize()
     assert fake_kernel.launches == before + 1  # the second kernel hangs on the first one's QMD
     assert fake_device.compute_gpfifo.submissions == submissions + 1
+
+
+# ---- memory that is not the CPU's too
+
+
+@pytest.fixture
+def apart_device(fake_kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """NVDevice on the fake driver, with the allocator of a GPU that has memory of its own."""
+    from tinygrad import Device
+
+    from tegrad.nv.iface import TegraIface
+
+    monkeypatch.setattr(TegraIface, "unified_memory", False)
+    return Device["NV"]
+
+
+def test_freeing_after_a_fault_raises_nothing_and_asks_nothing_of_the_driver(
+    apart_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that what is closed on the way out of a DeviceFault hides no reopen() behind a second one."""
+    allocator, spec = apart_device.allocator, BufferSpec(nolru=True)
+    assert type(allocator) is module.Allocator
+    buffer, mapped = (allocator.alloc(4096, spec) for _ in range(2))
+    freed: list[Any] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(apart_device.iface, "free", freed.append)
+        apart_device.error_state = DeviceFault(13)
+        allocator.free(buffer, buffer.size, spec)
+        allocator._unmap(mapped)
+        assert freed == []
+        apart_device.error_state = None
+        allocator.free(buffer, buffer.size, spec)
+        allocator._unmap(mapped)
+        assert freed == [buffer, mapped]
