@@ -468,10 +468,13 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         return DeviceFault(code, kernel=kernel, in_flight=in_flight, buffer=buffer, sm_errors=errors, found=found)
 
     def _in_flight(self) -> list[str]:
-        return [name for fifo, number, names in self._launches if number > fifo.done for name in names]
+        launches = list(self._launches)  # at once: other threads go on submitting
+        return [name for fifo, number, names in launches if number > fifo.done for name in names]
 
     def _kernel_at(self, pc: int) -> str | None:
-        for program in self._programs:
+        with self.lock:  # other threads go on loading
+            programs = list(self._programs)
+        for program in programs:
             if 0 <= pc - program.lib_gpu.va_addr < program.lib_gpu.size:
                 return str(program.name)
         return None

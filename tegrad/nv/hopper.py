@@ -114,7 +114,7 @@ class NVKIface(_Stock):  # type: ignore[misc]
         """Which buffer an address lies in, or next to; None below every buffer's range, where null pointers point."""
         if address < _Stock.low_uvm_vaddr_allocator.base:
             return None
-        return describe_address(address, list(self._buffers.items()), reversed(self._freed))
+        return describe_address(address, list(self._buffers.items()), list(self._freed)[::-1])
 
     # ---- memory
 

@@ -224,8 +224,9 @@ class TegraIface:
         """Which buffer an address lies in, or next to; None below every buffer's range, where null pointers point."""
         if address < self.chip.va_start:
             return None
-        mapped = [(memory.va, memory.size) for memory in self.memory.values() if memory.va]
-        return describe_address(address, mapped, reversed(self._freed))
+        memory = list(self.memory.values())  # at once: other threads go on allocating and freeing
+        mapped = [(own.va, own.size) for own in memory if own.va]
+        return describe_address(address, mapped, list(self._freed)[::-1])
 
     # ---- what the driver tells
 

@@ -1,6 +1,11 @@
 """What a fault says: the kernel by its program counter, the address by the kernel log, and all of it in words."""
 
 import errno
+import sys
+import threading
+import time
+from collections import deque
+from functools import partial
 from typing import Any
 
 import pytest
@@ -158,3 +163,60 @@ def test_a_notifier_written_between_two_looks_gives_the_fault_its_code(
     with pytest.raises(DeviceFault) as caught:
         fake_device.check_fault(ask_driver=True)
     assert caught.value.code == NotifierCode.FIFO_ERROR_MMU_ERR_FLT
+
+
+class Work:
+    """A program, or the memory of one."""
+
+    name, va, size, va_addr = "mine", 0x1000, 0, 0
+
+    @property
+    def lib_gpu(self) -> "Work":
+        return self
+
+
+def launches(device: Any) -> None:
+    device._launches.append((device.compute_gpfifo, 0, ()))
+
+
+def loads(device: Any, kept: deque[Work]) -> None:
+    kept.append(Work())
+    with device.lock:
+        device._programs.add(kept[-1])
+
+
+def buffers(device: Any) -> None:
+    device.iface._freed.append((0x1000, 0))
+    device.iface.memory[-1] = Work()
+    del device.iface.memory[-1]
+
+
+@pytest.mark.parametrize("what", ["launches", "loads", "buffers"])
+def test_a_fault_is_told_while_other_threads_go_on(fake_device: Any, what: str) -> None:
+    """What they submit, load and free changes the tables that the report is read from."""
+    kept: deque[Work] = deque(maxlen=3)
+    change, ask = {
+        "launches": (partial(launches, fake_device), fake_device._in_flight),
+        "loads": (partial(loads, fake_device, kept), partial(fake_device._kernel_at, 1)),
+        "buffers": (partial(buffers, fake_device), partial(fake_device.iface.describe_address, 0x7FFFFFFF00)),
+    }[what]
+    for _ in range(64):
+        change()
+    ended = threading.Event()
+
+    def go_on() -> None:
+        while not ended.is_set():
+            change()
+
+    thread, interval = threading.Thread(target=go_on), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread.start()
+    try:
+        until = time.monotonic() + 0.4
+        while time.monotonic() < until:
+            ask()
+    finally:
+        ended.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+        fake_device._programs.clear()
