@@ -10,7 +10,7 @@ import re
 import struct
 from typing import Any
 
-from tinygrad.device import TinyELF
+from tinygrad.device import BufferSpec, TinyELF
 from tinygrad.runtime import ops_nv
 from tinygrad.runtime.support import elf
 
@@ -113,7 +113,7 @@ class NVProgram(ops_nv.NVProgram):  # type: ignore[misc]
     def __init__(self, dev: Any, obj: TinyELF) -> None:
         self.align: tuple[int, ...] = ()
         if obj.lib[:4] != b"\x7fELF":  # NAK's shaders
-            super().__init__(dev, obj)
+            self._load(dev, obj)
             return
         cubin = Cubin(obj.lib)
         try:
@@ -127,9 +127,7 @@ class NVProgram(ops_nv.NVProgram):  # type: ignore[misc]
         config = sm_config(resident_shared(cubin, shared, limit), dev.sm_version)
         if section := read_ptx(obj.lib):
             self.align = directives.parse(section.ptx).align
-        super().__init__(
-            dev, TinyELF(without_shared(cubin, kernel), obj.name, obj.target, obj.signature, obj.profile_key)
-        )
+        self._load(dev, TinyELF(without_shared(cubin, kernel), obj.name, obj.target, obj.signature, obj.profile_key))
         self.lib, self.shmem_usage = obj.lib, shared
         size = "shared_memory_size_shifted7" if self.qmd.ver >= 5 else "shared_memory_size"
         self.qmd.write(
@@ -140,6 +138,15 @@ class NVProgram(ops_nv.NVProgram):  # type: ignore[misc]
             max_sm_config_shared_mem_size=sm_config(limit, dev.sm_version),
         )
         self._forget_old_code()
+
+    def _load(self, dev: Any, obj: TinyELF) -> None:
+        """tinygrad's loading, which gives the code's memory back if it fails; the finalizer comes at its very end."""
+        try:
+            super().__init__(dev, obj)
+        except BaseException:
+            if (memory := self.__dict__.get("lib_gpu")) is not None:
+                dev.allocator.free(memory, memory.size, BufferSpec(nolru=True))
+            raise
 
     def _forget_old_code(self) -> None:
         """Invalidate the instruction caches: this program may lie where another one was before.

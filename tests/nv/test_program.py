@@ -53,6 +53,26 @@ POOL = """extern __shared__ int pool[];
 extern "C" __global__ void k(int *o) { pool[threadIdx.x] = o[0]; __syncthreads(); o[1] = pool[o[2]]; }"""
 
 
+def test_a_program_that_cannot_be_loaded_leaves_no_memory_behind(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its finalizer is registered at the end of a loading that went well."""
+
+    def no_room(required: int) -> None:
+        raise MemoryError("The driver has no 1 bytes left.")
+
+    held = dict(device.iface.memory)
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "_ensure_has_local_memory", no_room)
+        for _ in range(3):
+            with pytest.raises(MemoryError):
+                load(device, shared_kernel(4))
+    assert device.iface.memory == held
+    made = load(device, shared_kernel(4))
+    device.synchronize()
+    assert len(device.iface.memory) == len(held) + 2  # code and local memory
+    del made
+    assert len(device.iface.memory) == len(held) + 1
+
+
 @pytest.mark.parametrize("size", [4, 1000, 48 << 10])
 def test_declared_shared_memory_is_counted_once_with_the_reserve(device: Any, size: int) -> None:
     made = load(device, shared_kernel(size))
