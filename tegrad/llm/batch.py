@@ -65,6 +65,7 @@ class Batch:
             raise ModelError(f"a batch of {slots} sequences was asked for: 1 to {FEW} decode together")
         self.model, self.config, self.device, self.slots = model, model.config, model.device, slots
         self._settings, self._boundary = tuple(settings), boundary
+        self._closed = False
         self._members: dict[int, Member] = {}
         self._flights: deque[tuple[Recording, int, list[Member]]] = deque()
         self._fresh: list[tuple[Member, int]] = []
@@ -105,8 +106,9 @@ class Batch:
         """Add a sequence that continues `tokens` until it stands at `limit`; steps from now on sample for it.
 
         ContextError for a prompt that does not fit, ModelError where all slots are in use or the batch was not made for
-        these settings.
+        these settings, and for a closed one.
         """
+        self._check_open()
         limit = min(limit or self.cache.positions, self.cache.positions)
         chosen = settings or self._settings[0]
         slot = next((slot for slot in range(self.slots) if slot not in self._members), None)
@@ -126,16 +128,21 @@ class Batch:
         return member
 
     def leave(self, member: Member) -> None:
-        """Take a sequence out; what the steps in flight sample for it still counts. Leaving twice is harmless."""
-        if self._members.get(member.slot) is member:
+        """Take a sequence out; what the steps in flight sample for it still counts.
+
+        Leaving twice is harmless, and so is leaving a closed batch.
+        """
+        if not self._closed and self._members.get(member.slot) is member:
             self._settle()
             self._drop([member])
 
     def step(self) -> list[tuple[Member, int]]:
         """Wait for the oldest step in flight, with the next ones submitted: the tokens that came, of each sequence.
 
-        Tokens that a join or leave waited for come first. Nothing comes only when no sequence is left.
+        Tokens that a join or leave waited for come first. Nothing comes only when no sequence is left. ModelError
+        where the batch is closed.
         """
+        self._check_open()
         while not self._fresh and (self._members or self._flights):
             while self._members and len(self._flights) < AHEAD:
                 members = list(self._members.values())
@@ -158,6 +165,7 @@ class Batch:
 
     def close(self) -> None:
         """Wait for what is in flight and free everything. Closing twice is harmless."""
+        self._closed = True
         for recording in self._recordings.values():
             recording.close()
         self._recordings.clear()
@@ -171,6 +179,10 @@ class Batch:
         self.close()
 
     # ---- the loop
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ModelError("this batch was closed: make a new one")
 
     def _collect(self) -> list[Member]:
         """Take the tokens of the oldest step in flight; the sequences that turn out to be over."""

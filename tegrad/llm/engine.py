@@ -120,6 +120,7 @@ class Engine:
         where they wait by themselves, `boundary` that of everything else. `joined` steps are submitted at once.
         """
         self.tokens: list[int] = []
+        self._closed = False
         self._short, self._chunks, self._boundary, self._early = short, chunks, boundary, early
         self._bytes = sum(info.nbytes for info in file.tensors.values())
         self._joined = joined
@@ -155,7 +156,8 @@ class Engine:
         return DecodePlan(model, states, cache, overlap=True)
 
     def close(self) -> None:
-        """Wait for what runs and free everything. Closing twice is harmless."""
+        """Wait for what runs and free everything; what is asked of it later is a ModelError. Twice is harmless."""
+        self._closed = True
         with ExitStack() as steps:  # runs from the last to the first
             steps.callback(self._undo.close)
             if self._prefill is not None:
@@ -223,6 +225,7 @@ class Engine:
                     self.tokens.append(before)
                 before = token
                 yield token
+                self._check_open()
                 if token in stops:
                     return
         finally:
@@ -275,7 +278,12 @@ class Engine:
         end = sampling.launches(self._states, [settings], logits=plan.logits, best=plan.best, best_row=plan.best_row)
         return (*plan.launches, *end)
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ModelError("this engine was closed: make a new one")
+
     def _check(self, tokens: Sequence[int]) -> None:
+        self._check_open()
         if not tokens:
             raise ModelError("there is nothing to continue: give at least one token")
         vocab = self.config.vocab

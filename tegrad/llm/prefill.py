@@ -17,7 +17,7 @@ from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.llm.attention import ROPES
 from tegrad.llm.cache import KvCache, LayerCache
-from tegrad.llm.errors import ContextError
+from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.flash import Flash
 from tegrad.llm.gemm import TilePicker, pick_quickest
 from tegrad.llm.packed import PackedLayer, PackedModel
@@ -69,6 +69,7 @@ class Prefill:
     ) -> None:
         self.model, self.cache, self.device, self.config = model, cache, model.device, model.config
         self._sizes, self._boundary = tuple(sorted(sizes)), boundary
+        self._closed = False
         self._recordings: dict[tuple[int, bool], Recording] = {}
         self._last: tuple[Recording, int] | None = None
         self._room = Room(self.device)
@@ -100,7 +101,7 @@ class Prefill:
     def run(self, tokens: Sequence[int], position: int = 0, slot: int = 0, *, logits: bool = True) -> None:
         """Put tokens into the cache from `position` on, and their last one's `logits` there. Returns before they are.
 
-        ContextError where the cache does not hold them.
+        ContextError where the cache does not hold them, ModelError once this is closed.
         """
         self._begin_at(tokens, position, slot)
         sizes = [*split(len(tokens), self._sizes), *([0] if logits else [])]
@@ -110,13 +111,13 @@ class Prefill:
     def score(self, tokens: Sequence[int], position: int = 0, slot: int = 0) -> NDArray[np.float32]:
         """Put tokens into the cache as `run` does, and return the logits (len(tokens), vocab) after each of them.
 
-        ContextError, MemoryError.
+        ContextError, ModelError, MemoryError.
         """
+        self._begin_at(tokens, position, slot)
         vocab = self.config.vocab
         fit = [size for size in self._sizes if 4 * size * vocab <= SCORED] or self._sizes[:1]
         if self._scores is None:
             self._scores = self._room.take(4 * fit[-1] * vocab)
-        self._begin_at(tokens, position, slot)
         out, at = np.empty((len(tokens), vocab), np.float32), 0
         for size in split(len(tokens), fit):
             recording = self._recording(size, self._scores)
@@ -128,6 +129,7 @@ class Prefill:
 
     def close(self) -> None:
         """Free everything but the model and the cache. Closing twice is harmless."""
+        self._closed = True
         for recording in self._recordings.values():
             recording.close()
         self._recordings.clear()
@@ -142,6 +144,8 @@ class Prefill:
 
     def _begin_at(self, tokens: Sequence[int], position: int, slot: int) -> None:
         """Tell the device what the next chunks are made of; ContextError where the cache does not hold it."""
+        if self._closed:
+            raise ModelError("this prefill was closed: make a new one")
         end = position + len(tokens)
         if not tokens or position < 0 or end > self.cache.positions or not 0 <= slot < self.cache.slots:
             raise ContextError(

@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 
 from tinygrad.device import BufferSpec
 
+from tegrad.llm.errors import ModelError
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.sampler import HISTORY, TOP, Settings
 from tegrad.llm.state import States
@@ -43,6 +44,7 @@ class Sampling:
         self._device, self.vocab, self._slots = device, vocab, slots
         self._parts = -(-vocab // CHUNK)
         self._undo = ExitStack()
+        self._closed = False
         self._programs: dict[str, Any] = {}
         try:
             self._settings = self._take(slots * SETTINGS.size)
@@ -108,6 +110,7 @@ class Sampling:
 
     def close(self) -> None:
         """Give the buffers back. Closing twice is harmless."""
+        self._closed = True
         self._undo.close()
 
     def __enter__(self) -> Self:
@@ -129,4 +132,6 @@ class Sampling:
         return buffer
 
     def _put(self, buffer: Any, at: int, data: bytes) -> None:
+        if self._closed:
+            raise ModelError("this sampling was closed: make a new one")
         buffer.cpu_view()[at : at + len(data)] = data

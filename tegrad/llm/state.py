@@ -46,6 +46,7 @@ class States:
     def __init__(self, device: Any, slots: int = 1) -> None:
         self._device = device
         self._slots = slots
+        self._closed = False
         self.states = device.allocator.alloc(slots * ctypes.sizeof(State), STATE_SPEC)
         try:
             self.rings = device.allocator.alloc(slots * RING * ENTRY, RING_SPEC)
@@ -112,10 +113,13 @@ class States:
 
     def close(self) -> None:
         """Give both buffers back, once the GPU is done with them."""
+        self._closed = True
         self._entries = memoryview(b"").cast("Q")
         for buffer, spec in ((self.states, STATE_SPEC), (self.rings, RING_SPEC)):
             self._device.allocator.free(buffer, buffer.size, spec)
 
     def _check_open(self) -> None:
+        if self._closed:
+            raise ModelError("these states were closed: make new ones")
         if self._device.closed:
             raise self._device.gone("The sequence's memory was released when its device was closed; begin a new one.")

@@ -1,0 +1,93 @@
+"""A conversation's tokens are those of its cache, whatever was closed, cut short, overtaken or taken back before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_llama import TYPE, Shape, write
+
+from tegrad.llm.batch import Batch
+from tegrad.llm.cache import KvCache
+from tegrad.llm.engine import Engine
+from tegrad.llm.errors import ModelError
+from tegrad.llm.gguf import Gguf
+from tegrad.llm.prefill import Prefill
+from tegrad.llm.sampler import Sampler
+from tegrad.llm.sampling import Sampling, Settings
+from tegrad.llm.state import State, States
+
+pytestmark = pytest.mark.board
+
+SHAPE = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=1, context=1400)
+PROMPT = [5, 9, 77, 100, 3, 8, 1]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("conversation") / "model.gguf", SHAPE, TYPE.Q6_K)
+
+
+@pytest.fixture(scope="module")
+def shared(path: Path, device: str) -> Iterator[Engine]:
+    with Gguf.open(path) as file, Engine(file, device=device, short=8, chunks=(128,)) as engine:
+        yield engine
+
+
+@pytest.fixture
+def engine(shared: Engine) -> Engine:
+    """The engine without any tokens."""
+    shared.reset()
+    return shared
+
+
+def test_a_closed_engine_says_so_and_another_one_on_its_device_goes_on(path: Path, engine: Engine) -> None:
+    expected = list(engine.generate(PROMPT, Sampler(0), 3))
+    with Gguf.open(path) as file, Engine(file, 64) as closed:
+        begun = closed.generate(PROMPT, Sampler(0))
+        next(begun)
+    uses: list[Callable[[], Any]] = [
+        lambda: next(begun),
+        lambda: closed.feed([1]),
+        lambda: closed.feed_all([1]),
+        lambda: next(closed.generate([1], Sampler(0))),
+        lambda: next(closed.generate([1], Sampler(0.5))),
+    ]
+    for use in uses:
+        with pytest.raises(ModelError, match="this engine was closed: make a new one"):
+            use()
+    engine.reset()
+    assert list(engine.generate(PROMPT, Sampler(0), 3)) == expected
+
+
+def test_a_closed_batch_says_so_and_leaving_it_is_harmless(engine: Engine) -> None:
+    with Batch(engine.model, slots=1, positions=48, sizes=(8,)) as batch:
+        member = batch.join(PROMPT)
+        batch.step()
+    batch.leave(member)
+    for use in (batch.step, lambda: batch.join(PROMPT)):
+        with pytest.raises(ModelError, match="this batch was closed: make a new one"):
+            use()
+
+
+def test_what_an_engine_is_made_of_is_not_written_once_it_is_closed(engine: Engine) -> None:
+    with KvCache(engine.device, engine.config, 48) as cache, Prefill(engine.model, cache, sizes=(8,)) as prefill:
+        pass
+    states, sampling = States(engine.device), Sampling(engine.device, SHAPE.vocab)
+    states.close()
+    sampling.close()
+    uses: list[Callable[[], Any]] = [
+        lambda: prefill.run(PROMPT),
+        lambda: prefill.score(PROMPT),
+        lambda: states.write(0, State()),
+        lambda: states.begin(0, [1], 0, 9),
+        lambda: states.read(0),
+        lambda: states.token(0, 1),
+        lambda: sampling.set(0, Settings()),
+        lambda: sampling.remember(0, [1], 0),
+    ]
+    for use in uses:
+        with pytest.raises(ModelError, match="closed: make"):
+            use()
