@@ -212,17 +212,19 @@ class Engine:
     ) -> Iterator[int]:
         """Add a prompt and yield up to `limit` new tokens; one of `stops`, yielded too, or a full context ends them.
 
-        `seed` decides the draws, else the sampler's own. ContextError, ModelError, DeviceFault.
+        `seed` decides the draws, else the sampler's own. `tokens` has the prompt once the first new token is there:
+        before that, an interruption leaves it as it was. ContextError, ModelError, DeviceFault.
         """
+        if limit is not None and limit < 1:
+            self.feed(prompt)
+            return
         settings, own = _settings(sampler)
         chosen = own if seed is None else seed
         tokens = self._stream(prompt, settings, secrets.randbits(64) if chosen is None else chosen, limit)
-        self.tokens += prompt
         before: int | None = None
         try:
             for token in tokens:
-                if before is not None:
-                    self.tokens.append(before)
+                self.tokens += prompt if before is None else [before]
                 before = token
                 yield token
                 self._check_open()

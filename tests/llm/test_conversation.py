@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_llama import TYPE, Shape, write
 
@@ -41,6 +42,43 @@ def engine(shared: Engine) -> Engine:
     """The engine without any tokens."""
     shared.reset()
     return shared
+
+
+def other_text(engine: Engine) -> None:
+    """Leave another text's keys and values in the cache: zeros might hide that a token's are missing."""
+    engine.feed_all([(11 * at + 2) % 300 for at in range(100)])
+    engine.reset()
+
+
+@pytest.mark.parametrize("count", [7, 30], ids=["in steps", "in chunks"])
+def test_a_limit_of_no_tokens_leaves_the_whole_prompt_in_the_cache(engine: Engine, count: int) -> None:
+    prompt = [(7 * at) % 300 for at in range(count)]
+    expected = engine.feed([*prompt, 9])
+    engine.reset()
+    other_text(engine)
+    assert list(engine.generate(prompt, Sampler(0.5), 0)) == []
+    assert engine.tokens == prompt
+    after = engine.feed([9])
+    assert np.sqrt(((after - expected) ** 2).mean()) < 0.03 * expected.std()
+
+
+@pytest.mark.parametrize("count", [7, 30], ids=["in steps", "in chunks"])
+def test_a_prompt_that_is_interrupted_is_none_of_the_tokens(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    def interrupted(*_: int) -> list[int]:
+        raise KeyboardInterrupt
+
+    prompt = [(7 * at) % 300 for at in range(count)]
+    expected = list(engine.generate(prompt, Sampler(0), 4))
+    engine.reset()
+    other_text(engine)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(engine._states, "tokens", interrupted)
+        next(engine.generate(prompt, Sampler(0)))
+    assert engine.tokens == []
+    assert list(engine.generate(prompt, Sampler(0), 4)) == expected
+    assert engine.tokens == [*prompt, *expected[:-1]]
 
 
 def test_a_closed_engine_says_so_and_another_one_on_its_device_goes_on(path: Path, engine: Engine) -> None:
