@@ -20,7 +20,7 @@ from tegrad.hw.chips import CHIPS
 from tegrad.llm.cache import KvCache
 from tegrad.llm.errors import ContextError, ModelError, RoomError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf, Progress
-from tegrad.llm.loop import Loop
+from tegrad.llm.loop import Loop, LoopError
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.persistent import PersistentPlan
 from tegrad.llm.plan import DecodePlan
@@ -120,7 +120,7 @@ class Engine:
         where they wait by themselves, `boundary` that of everything else. `joined` steps are submitted at once.
         """
         self.tokens: list[int] = []
-        self._closed = False
+        self._closed, self._turn = False, 0
         self._short, self._chunks, self._boundary, self._early = short, chunks, boundary, early
         self._bytes = sum(info.nbytes for info in file.tensors.values())
         self._joined = joined
@@ -158,6 +158,7 @@ class Engine:
     def close(self) -> None:
         """Wait for what runs and free everything; what is asked of it later is a ModelError. Twice is harmless."""
         self._closed = True
+        self._turn += 1
         with ExitStack() as steps:  # runs from the last to the first
             steps.callback(self._undo.close)
             if self._prefill is not None:
@@ -174,6 +175,7 @@ class Engine:
 
     def reset(self, keep: int = 0) -> None:
         """Forget all tokens but the first `keep`."""
+        self._turn += 1
         del self.tokens[keep:]
 
     def warm(self) -> None:
@@ -194,6 +196,7 @@ class Engine:
         ContextError, ModelError, MemoryError.
         """
         self._check(tokens)
+        self._turn += 1
         for loop in self._loops.values():
             loop.settle()
         logits = self._prompts().score(tokens, len(self.tokens))
@@ -213,7 +216,8 @@ class Engine:
         """Add a prompt and yield up to `limit` new tokens; one of `stops`, yielded too, or a full context ends them.
 
         `seed` decides the draws, else the sampler's own. `tokens` has the prompt once the first new token is there:
-        before that, an interruption leaves it as it was. ContextError, ModelError, DeviceFault.
+        before that, an interruption leaves it as it was. With the engine's next use the stream is over: LoopError where
+        it is read on. ContextError, ModelError, DeviceFault.
         """
         if limit is not None and limit < 1:
             self.feed(prompt)
@@ -221,13 +225,14 @@ class Engine:
         settings, own = _settings(sampler)
         chosen = own if seed is None else seed
         tokens = self._stream(prompt, settings, secrets.randbits(64) if chosen is None else chosen, limit)
+        turn = self._turn
         before: int | None = None
         try:
             for token in tokens:
                 self.tokens += prompt if before is None else [before]
                 before = token
                 yield token
-                self._check_open()
+                self._check_turn(turn)
                 if token in stops:
                     return
         finally:
@@ -238,6 +243,7 @@ class Engine:
     ) -> Any:
         """New tokens behind a prompt, as a generator; what can be wrong with it is said at once."""
         self._check(prompt)
+        self._turn += 1
         loop, position = self._loop(settings, joined), len(self.tokens)
         for other in self._loops.values():
             other.settle()
@@ -283,6 +289,12 @@ class Engine:
     def _check_open(self) -> None:
         if self._closed:
             raise ModelError("this engine was closed: make a new one")
+
+    def _check_turn(self, turn: int) -> None:
+        """LoopError in a stream whose turn is over."""
+        self._check_open()
+        if turn != self._turn:
+            raise LoopError("this conversation was used otherwise meanwhile: this stream is over")
 
     def _check(self, tokens: Sequence[int]) -> None:
         self._check_open()

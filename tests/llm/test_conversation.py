@@ -15,6 +15,7 @@ from tegrad.llm.cache import KvCache
 from tegrad.llm.engine import Engine
 from tegrad.llm.errors import ModelError
 from tegrad.llm.gguf import Gguf
+from tegrad.llm.loop import LoopError
 from tegrad.llm.prefill import Prefill
 from tegrad.llm.sampler import Sampler
 from tegrad.llm.sampling import Sampling, Settings
@@ -73,12 +74,48 @@ def test_a_prompt_that_is_interrupted_is_none_of_the_tokens(
     expected = list(engine.generate(prompt, Sampler(0), 4))
     engine.reset()
     other_text(engine)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(engine._states, "tokens", interrupted)
-        next(engine.generate(prompt, Sampler(0)))
+        with pytest.raises(KeyboardInterrupt):
+            next(engine.generate(prompt, Sampler(0)))
     assert engine.tokens == []
     assert list(engine.generate(prompt, Sampler(0), 4)) == expected
     assert engine.tokens == [*prompt, *expected[:-1]]
+
+
+LATER: dict[str, Callable[[Engine], Any]] = {
+    "generate": lambda engine: next(engine.generate([20, 21], Sampler(0.9, top_k=40, seed=3))),
+    "feed": lambda engine: engine.feed([20, 21]),
+    "feed_all": lambda engine: engine.feed_all([20, 21]),
+    "reset": lambda engine: engine.reset(3),
+}
+
+
+@pytest.mark.parametrize("use", LATER.values(), ids=LATER)
+def test_a_stream_is_over_once_the_conversation_is_used_otherwise(engine: Engine, use: Callable[[Engine], Any]) -> None:
+    older = engine.generate(PROMPT, Sampler(0))
+    first = [next(older), next(older)]
+    use(engine)
+    kept = list(engine.tokens)
+    with pytest.raises(LoopError, match="used otherwise meanwhile: this stream is over"):
+        next(older)
+    assert engine.tokens == kept
+    assert kept[: len(PROMPT) + 1] == [*PROMPT, first[0]][: len(kept)]
+
+
+def test_an_older_stream_takes_nothing_from_a_newer_one(engine: Engine) -> None:
+    sampler = Settings(0.9, top_k=40)
+    list(engine.generate(PROMPT, Sampler(0), 2))
+    alone = list(engine.generate([20, 21], sampler, 6, seed=3))
+    engine.reset()
+    older = engine.generate(PROMPT, Sampler(0))
+    next(older), next(older)
+    newer = engine.generate([20, 21], sampler, 6, seed=3)
+    found = [next(newer)]
+    with pytest.raises(LoopError):
+        next(older)
+    assert [*found, *newer] == alone
+    assert engine.tokens[-7:] == [20, 21, *alone[:-1]]
 
 
 def test_a_closed_engine_says_so_and_another_one_on_its_device_goes_on(path: Path, engine: Engine) -> None:
