@@ -248,6 +248,8 @@ class Engine:
         for other in self._loops.values():
             other.settle()
         self._sampling.set(0, settings)
+        if settings.penalizes:  # what a reset took back, or a step that nobody read, may have pushed out older tokens
+            self._sampling.remember(0, self.tokens, 0)
         head, rest = (prompt[:-1], prompt[-1:]) if len(prompt) > self._steps_at_most else ((), prompt)
         if head:
             self._prompts().run(head, position)

@@ -118,6 +118,17 @@ def test_an_older_stream_takes_nothing_from_a_newer_one(engine: Engine) -> None:
     assert engine.tokens[-7:] == [20, 21, *alone[:-1]]
 
 
+def test_penalties_look_at_the_tokens_that_a_reset_kept(engine: Engine) -> None:
+    """The device remembers 1,024 positions: those that a reset takes back have pushed the first ones out."""
+    kept, settings = [(7 * at) % 300 for at in range(40)], Settings(repeat=1.8)
+    engine.feed_all(kept)
+    expected = list(engine.generate([9], settings, 8))
+    engine.reset(keep=40)
+    engine.feed_all([(11 * at + 2) % 300 for at in range(1200)])
+    engine.reset(keep=40)
+    assert list(engine.generate([9], settings, 8)) == expected
+
+
 def test_a_closed_engine_says_so_and_another_one_on_its_device_goes_on(path: Path, engine: Engine) -> None:
     expected = list(engine.generate(PROMPT, Sampler(0), 3))
     with Gguf.open(path) as file, Engine(file, 64) as closed:
