@@ -248,12 +248,21 @@ class Config:
 
     def positions(self, asked: int | None = None, prompt: int = 0) -> int:
         """Positions of a session's cache: `asked` or a bounded default; raises ContextError where they cannot be."""
-        if asked is not None and not 0 < asked <= self.longest:
-            what = "the model has" if self.longest == self.context else "we run the model within its sliding window of"
-            raise ContextError(f"a context of {asked} tokens was asked for, {what} {self.longest}: ask for less")
-        positions = asked or min(self.longest, DEFAULT_CONTEXT)
+        longest = self.longest
+        if asked is not None and asked < 1:
+            raise ContextError(f"a context of {asked} tokens was asked for: give 1 to {longest}")
+        if asked is not None and asked > longest:
+            what = "the model has" if longest == self.context else "we run the model within its sliding window of"
+            raise ContextError(f"a context of {asked} tokens was asked for, {what} {longest}: ask for less")
+        positions = asked or min(longest, DEFAULT_CONTEXT)
+        if prompt > longest:
+            raise ContextError(f"{prompt} tokens exceed the context of {longest}: shorten the prompt")
         if prompt > positions:
-            raise ContextError(f"{prompt} tokens exceed the context of {positions}: shorten the prompt")
+            default = "" if asked else ", our default"
+            raise ContextError(
+                f"{prompt} tokens exceed the context of {positions}{default}: ask for a longer one (--context, up to "
+                f"{longest}), or shorten the prompt"
+            )
         return positions
 
     @property

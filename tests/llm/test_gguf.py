@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -197,3 +199,21 @@ def test_a_context_is_bounded_by_the_model(small: Path) -> None:
     for asked, prompt in ((SMALL.context + 1, 1), (None, SMALL.context + 1), (8, 9)):
         with pytest.raises(ContextError):
             config.positions(asked, prompt)
+
+
+@pytest.mark.parametrize(
+    ("asked", "prompt", "said"),
+    [
+        (None, 5000, "exceed the context of 4096, our default: ask for a longer one (--context, up to 131072), or"),
+        (64, 65, "65 tokens exceed the context of 64: ask for a longer one (--context, up to 131072)"),
+        (None, 200_000, "200000 tokens exceed the context of 131072: shorten the prompt"),
+        (0, 1, "a context of 0 tokens was asked for: give 1 to 131072"),
+        (-3, 1, "a context of -3 tokens was asked for: give 1 to 131072"),
+        (131_073, 1, "the model has 131072: ask for less"),
+    ],
+)
+def test_a_refused_context_says_what_would_do(small: Path, asked: int | None, prompt: int, said: str) -> None:
+    with Gguf.open(small) as file:
+        config = replace(Config.read(file), context=131_072)
+    with pytest.raises(ContextError, match=re.escape(said)):
+        config.positions(asked, prompt)
