@@ -6,6 +6,7 @@ a row of `ARCHES`; what a file has beyond its family's row is refused by name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal, Self, TypeVar
@@ -313,9 +314,9 @@ class Config:
             kv_heads=get.size(f"{name}.attention.head_count_kv", heads),
             head_dim=head_dim,
             value_dim=get.size(f"{name}.attention.value_length", dim // heads),
-            eps=get.of(f"{name}.{_EPS[arch.norm]}", float),
+            eps=get.number(f"{name}.{_EPS[arch.norm]}"),
             rope=Rope(0, 1.0) if arch.rope == "none" else _rope(get, name, head_dim, context),
-            window=get.optional(f"{name}.attention.sliding_window", int, 0) or None,
+            window=_window(get, name),
         )
         if config.heads % config.kv_heads or config.rope.dim % 2 or not 0 <= config.rope.dim <= head_dim:
             raise file.corrupt(f"{heads} heads, {config.kv_heads} key heads of {head_dim}, rope over {config.rope.dim}")
@@ -391,13 +392,19 @@ def _refuse(get: _Reader, name: str) -> None:
         raise UnsupportedModelError(f"{get.file.path} attends in both directions, which we do not run: choose another")
 
 
+def _window(get: _Reader, name: str) -> int | None:
+    key = f"{name}.attention.sliding_window"
+    if (window := get.optional(key, int, 0)) < 0:
+        raise get.file.corrupt(f"{key} = {window}")
+    return window or None
+
+
 def _rope(get: _Reader, name: str, head_dim: int, context: int) -> Rope:
     kind = get.optional(f"{name}.rope.scaling.type", str, "linear")
-    factor = get.optional(f"{name}.rope.scaling.factor", float, 0.0) or get.optional(
-        f"{name}.rope.scale_linear", float, 0.0
-    )
+    factor = get.number(f"{name}.rope.scaling.factor", 0.0) or get.number(f"{name}.rope.scale_linear", 0.0)
     dim = get.size(f"{name}.rope.dimension_count", head_dim)
-    base = get.optional(f"{name}.rope.freq_base", float, 10000.0)
+    # YaRN divides by the base's logarithm.
+    base = get.number(f"{name}.rope.freq_base", 10000.0, above=1.0 if kind == "yarn" else 0.0)
     if kind not in ("none", "linear", "yarn"):
         raise UnsupportedModelError(f"{get.file.path} scales its rope by {kind!r}; we run none, linear and yarn")
     yarn = None
@@ -405,9 +412,9 @@ def _rope(get: _Reader, name: str, head_dim: int, context: int) -> Rope:
         prefix = f"{name}.rope.scaling"
         yarn = Yarn(
             trained_context=get.size(f"{prefix}.original_context_length", context),
-            attention=get.optional(f"{prefix}.attn_factor", float, 1.0),
-            beta_fast=get.optional(f"{prefix}.yarn_beta_fast", float, 32.0),
-            beta_slow=get.optional(f"{prefix}.yarn_beta_slow", float, 1.0),
+            attention=get.number(f"{prefix}.attn_factor", 1.0, above=0.0),
+            beta_fast=get.number(f"{prefix}.yarn_beta_fast", 32.0, above=0.0),
+            beta_slow=get.number(f"{prefix}.yarn_beta_slow", 1.0, above=0.0),
         )
     return Rope(dim, base, 1.0 / factor if factor and kind != "none" else 1.0, yarn)
 
@@ -435,6 +442,13 @@ class _Reader:
             value = float(value)
         if not isinstance(value, kind) or isinstance(value, bool):
             raise self.file.corrupt(f"{key} = {str(value)[:60]!r}")
+        return value
+
+    def number(self, key: str, default: float | None = None, *, above: float | None = None) -> float:
+        """A finite number above a bound, or where there is none one that is not below 0."""
+        value = self.of(key, float) if default is None else self.optional(key, float, default)
+        if not math.isfinite(value) or (value < 0 if above is None else value <= above):
+            raise self.file.corrupt(f"{key} = {value:g}")
         return value
 
     def size(self, key: str, default: int | None = None) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -79,6 +80,8 @@ BRIEF: Final = 500
 """Characters of a first text for which the engine gets only what can occur in it: the whole takes 0.2 s to build."""
 _SPACE: Final = "\u2581"
 """How SentencePiece writes a space."""
+_BYTE: Final = re.compile("<0x[0-9A-Fa-f]{2}>")
+"""How it writes a byte."""
 
 
 def _byte_letters() -> dict[str, int]:
@@ -112,6 +115,7 @@ class Tokenizer:
             self._check_cut(values, cut)
             self._build: Callable[[str | None], Engine] = partial(self._byte_level_engine, values)
         else:
+            self._check_bytes(file)
             self._build = partial(self._sentencepiece_engine, values)
         self._used = kind != "gpt2"
 
@@ -208,6 +212,11 @@ class Tokenizer:
             raise UnsupportedModelError(
                 f"{values.file.path} splits text by {name!r}; we know {', '.join(SPLITS)}: choose another model"
             )
+
+    def _check_bytes(self, file: Gguf) -> None:
+        for token in self._apart.get(Kind.BYTE, ()):
+            if not _BYTE.fullmatch(self.tokens[token]):
+                raise file.corrupt(f"token {token} stands for a byte and is {self.tokens[token][:60]!r}, not <0x00>")
 
     def _byte_level_engine(self, values: _Values, text: str | None) -> Engine:
         """For a text, of tokens and merges those that make a part of it, which are all that it can meet."""

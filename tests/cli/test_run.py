@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
+from tiny_llama import TYPE, Shape, rewritten, write
+
 from tegrad import models
 from tegrad.cli import run as command
 from tegrad.llm.errors import UnsupportedModelError
@@ -56,11 +59,15 @@ def until(condition: Iterator[bool], seconds: float) -> bool:
     return False
 
 
-@pytest.fixture
-def truncated(tmp_path: Path) -> Path:
-    path = tmp_path / "truncated.gguf"
-    path.write_bytes(models.SMALL.read_bytes()[:-1000])
-    return path
+@pytest.fixture(scope="module")
+def unsound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Files that cannot be run: cut off, with a window of -5."""
+    folder, shape = tmp_path_factory.mktemp("unsound"), Shape(dim=32, ffn=32, heads=1, kv_heads=1, layers=1)
+    cut = folder / "cut.gguf"
+    cut.write_bytes(models.SMALL.read_bytes()[:-1000])
+    whole = write(folder / "whole.gguf", shape, TYPE.Q8_0)
+    window = rewritten(whole, folder / "window.gguf", **{"llama.attention.sliding_window": -5})
+    return {"cut": cut, "window": window}
 
 
 @pytest.mark.parametrize(
@@ -69,7 +76,8 @@ def truncated(tmp_path: Path) -> Path:
         (["/nowhere/model.gguf", "hi"], "cannot open the model"),
         ([str(Path(__file__).parent), "hi"], "directory"),
         ([__file__, "hi"], "not a GGUF file"),
-        (["{truncated}", "hi"], "truncated"),
+        (["{cut}", "hi"], "truncated"),
+        (["{window}", "hi"], "sliding_window = -5"),
         (["model.gguf"], "a prompt is missing"),
         (["a", "b", "c"], "put the prompt in quotes"),
         (["word " * 5000], "exceed the context"),
@@ -80,9 +88,9 @@ def truncated(tmp_path: Path) -> Path:
         (["hi", "--repeat-penalty", "0"], "cannot sample"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_2(truncated: Path, words: list[str], said: str) -> None:
+def test_bad_input_is_one_sentence_and_exit_code_2(unsound: dict[str, Path], words: list[str], said: str) -> None:
     begun = time.monotonic()
-    result = tegrad(*(word.format(truncated=truncated) for word in words))
+    result = tegrad(*(word.format(**unsound) for word in words))
     assert (result.returncode, result.stdout) == (2, "")
     assert said in result.stderr
     assert result.stderr.startswith("tegrad: ")

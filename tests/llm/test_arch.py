@@ -1,5 +1,7 @@
 """What a family does not have is refused by name, and what it must have is missed by name."""
 
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,3 +84,38 @@ def test_a_sliding_window_bounds_the_context(tmp_path: Path) -> None:
         config.positions(49)
     wide = replace(SMALL, extra={"llama.attention.sliding_window": 4096})
     assert read(write(tmp_path / "wide.gguf", wide, TYPE.F32)).positions() == 128
+
+
+SCALING = "llama.rope.scaling"
+YARN = {f"{SCALING}.type": "yarn", f"{SCALING}.factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"llama.attention.sliding_window": -5}, "llama.attention.sliding_window = -5"),
+        ({"llama.attention.layer_norm_rms_epsilon": -1e-5}, "layer_norm_rms_epsilon = -1e-05"),
+        ({"llama.attention.layer_norm_rms_epsilon": math.nan}, "layer_norm_rms_epsilon = nan"),
+        ({"llama.rope.freq_base": 0.0}, "llama.rope.freq_base = 0"),
+        ({"llama.rope.freq_base": -10.0}, "llama.rope.freq_base = -10"),
+        ({"llama.rope.freq_base": math.inf}, "llama.rope.freq_base = inf"),
+        ({**YARN, "llama.rope.freq_base": 1.0}, "llama.rope.freq_base = 1"),
+        ({f"{SCALING}.factor": -2.0}, "llama.rope.scaling.factor = -2"),
+        ({"llama.rope.scale_linear": math.nan}, "llama.rope.scale_linear = nan"),
+        ({**YARN, f"{SCALING}.attn_factor": 0.0}, "attn_factor = 0"),
+        ({**YARN, f"{SCALING}.yarn_beta_fast": -32.0}, "yarn_beta_fast = -32"),
+        ({**YARN, f"{SCALING}.yarn_beta_slow": math.nan}, "yarn_beta_slow = nan"),
+    ],
+)
+def test_numbers_that_no_model_has_are_refused_by_name(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+    path = rewritten(write(tmp_path / "model.gguf", SMALL, TYPE.F32), tmp_path / "wrong.gguf", **changes)
+    with pytest.raises(GgufError, match=re.escape(said)) as refused:
+        read(path)
+    assert "\n" not in str(refused.value)
+
+
+def test_numbers_at_their_bounds_are_not_refused(tmp_path: Path) -> None:
+    changes = {"llama.attention.layer_norm_rms_epsilon": 0.0, f"{SCALING}.factor": 0.0, "llama.rope.freq_base": 1.0}
+    path = rewritten(write(tmp_path / "model.gguf", SMALL, TYPE.F32), tmp_path / "odd.gguf", **changes)
+    config = read(path)
+    assert (config.eps, config.rope.scale, config.rope.base) == (0, 1, 1)

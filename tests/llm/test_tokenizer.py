@@ -116,6 +116,16 @@ def test_merges_of_what_is_no_token_are_refused_when_a_text_meets_them(tmp_path:
         Tokenizer.load(path).encode("one" * BRIEF)
 
 
+@pytest.mark.parametrize("text", ["", "<0x4>", "<0xGG>", "<0x041>", "byte"])
+def test_a_byte_token_that_names_no_byte_is_refused_before_any_text(tmp_path: Path, text: str) -> None:
+    sound = sentencepiece()
+    wrong = replace(sound, tokens=[text if token == "<0x41>" else token for token in sound.tokens])
+    with pytest.raises(GgufError, match=f"token 68 stands for a byte and is '{text}'"):
+        Tokenizer.load(write_vocabulary(tmp_path / "v.gguf", wrong))
+    small = replace(sound, tokens=[token.replace("<0xAB>", "<0xab>") for token in sound.tokens])
+    assert Tokenizer.load(write_vocabulary(tmp_path / "v.gguf", small)).piece(3 + 0xAB) == b"\xab"
+
+
 @pytest.mark.parametrize("kind", [*SPLITS, "sentencepiece"])
 def test_a_text_begins_as_llama_cpps_where_the_file_does_not_say(tmp_path: Path, kind: str) -> None:
     llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")

@@ -185,7 +185,8 @@ def rewritten(path: Path, target: Path, arch: str | None = None, expand: bool = 
         writer.add_key_value(key, changes.get(key, field_.contents()), field_.types[0], *field_.types[1:2])
     for key in changes.keys() - reader.fields.keys() - {"tensor"}:
         value = changes[key]
-        (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
+        whole = writer.add_int32 if isinstance(value, int) and value < 0 else writer.add_uint32
+        {str: writer.add_string, float: writer.add_float32}.get(type(value), whole)(key, value)
     for tensor in reader.tensors:
         if tensor.name == changes.get("tensor"):
             continue
