@@ -13,7 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from tegrad import models
+from tegrad.llm.arch import Config
 from tegrad.llm.errors import ModelError
+from tegrad.llm.gguf import Gguf
 from tegrad.llm.quality import EngineRunner, Loss, ReferenceRunner, Runner, SessionRunner, loss, sample, words
 from tegrad.llm.reference import Reference
 from tegrad.llm.sampler import Sampler
@@ -51,7 +53,7 @@ def evaluate(
     path = model or models.SMALL
     held_out = _read(text or models.HELD_OUT).split(DOCUMENT_END)[:documents]
     known = frozenset(_read(vocabulary or models.WORDS).split())
-    tokenizer = Tokenizer.load(str(path))
+    tokenizer = _tokenizer(path)
     with _opened(path, device) as (runner, where, steps):
         started = time.perf_counter()
         cost = _measure(runner, tokenizer, held_out)
@@ -84,6 +86,13 @@ def evaluate(
     _print(result)
 
 
+def _tokenizer(path: Path) -> Tokenizer:
+    """A model's tokenizer, which has all of its tokens."""
+    with Gguf.open(path) as file:
+        Config.read(file).check_tokens(file)
+        return Tokenizer(file)
+
+
 @contextmanager
 def _opened(path: Path, device: str) -> Iterator[tuple[Runner, str, str]]:
     """A model to measure, the device in words, and what runs its steps: as `tegrad run` says, or "numpy"."""
@@ -96,7 +105,6 @@ def _opened(path: Path, device: str) -> Iterator[tuple[Runner, str, str]]:
     # Only here: tinygrad reads what was chosen when it is imported.
     from tegrad.llm.device import open_device
     from tegrad.llm.engine import Engine
-    from tegrad.llm.gguf import Gguf
 
     where = described(open_device(device))
     with ExitStack() as undo:

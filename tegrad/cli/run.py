@@ -145,6 +145,7 @@ def _opened_file(
     with ExitStack() as held:
         file = held.enter_context(Gguf.open(path))
         config, asked = Config.read(file), ask(file)
+        config.check_tokens(file)
         positions = config.positions(context)
         if len(asked[0].encode()) + 2 > positions:  # what a first token and a space in front may add
             config.positions(context, len(_tokens(file, *asked)[1]))

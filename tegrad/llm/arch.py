@@ -323,6 +323,12 @@ class Config:
         config._check_all(file)
         return config
 
+    def check_tokens(self, file: Gguf) -> None:
+        """GgufError if the file's tokenizer lacks tokens that the model may choose, as llama.cpp has it."""
+        tokens = file.metadata.get("tokenizer.ggml.tokens")
+        if isinstance(tokens, list) and len(tokens) < self.vocab:
+            raise file.corrupt(f"{len(tokens)} tokens for {self.vocab} rows of {self.arch.embedding.name}")
+
     def _check_all(self, file: Gguf) -> None:
         """Every tensor of the family and no other, so that nothing is missing after half of the model is loaded."""
         known = {DIVISORS} if self.arch.rope_divisors else set()

@@ -12,7 +12,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "nv"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
 from boards import close_device, use_board
+from tiny_llama import TYPE, Shape, letters, write
 
 from tegrad import cli, models
 from tegrad.llm.errors import GgufError, UnsupportedModelError
@@ -128,3 +130,10 @@ def test_a_model_that_nothing_runs_is_refused_by_name(
     assert isinstance(done.exception, UnsupportedModelError | GgufError)
     assert "mamba" in str(done.exception)
     assert done.stdout == ""
+
+
+def test_a_model_that_may_choose_tokens_without_a_text_is_refused(tmp_path: Path, text: Path) -> None:
+    shape = Shape(dim=32, ffn=32, heads=1, kv_heads=1, layers=1, vocab=600)
+    done = evaluate(write(tmp_path / "few.gguf", shape, TYPE.Q8_0, vocabulary=letters(300)), "--text", text)
+    assert isinstance(done.exception, GgufError)
+    assert "300 tokens for 600 rows of token_embd" in str(done.exception)

@@ -8,12 +8,13 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
-from tiny_llama import TYPE, Shape, rewritten, write
+from tiny_llama import TYPE, Shape, letters, rewritten, write
 
 from tegrad import models
 from tegrad.cli import run as command
@@ -61,13 +62,14 @@ def until(condition: Iterator[bool], seconds: float) -> bool:
 
 @pytest.fixture(scope="module")
 def unsound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Files that cannot be run: cut off, with a window of -5."""
+    """Files that cannot be run: cut off, with fewer tokens than the model may choose, with a window of -5."""
     folder, shape = tmp_path_factory.mktemp("unsound"), Shape(dim=32, ffn=32, heads=1, kv_heads=1, layers=1)
     cut = folder / "cut.gguf"
     cut.write_bytes(models.SMALL.read_bytes()[:-1000])
+    few = write(folder / "few.gguf", replace(shape, vocab=600), TYPE.Q8_0, vocabulary=letters(300))
     whole = write(folder / "whole.gguf", shape, TYPE.Q8_0)
     window = rewritten(whole, folder / "window.gguf", **{"llama.attention.sliding_window": -5})
-    return {"cut": cut, "window": window}
+    return {"cut": cut, "few": few, "window": window}
 
 
 @pytest.mark.parametrize(
@@ -77,6 +79,7 @@ def unsound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ([str(Path(__file__).parent), "hi"], "directory"),
         ([__file__, "hi"], "not a GGUF file"),
         (["{cut}", "hi"], "truncated"),
+        (["{few}", "hi", "-n", "40", "--temperature", "2"], "300 tokens for 600 rows of token_embd"),
         (["{window}", "hi"], "sliding_window = -5"),
         (["model.gguf"], "a prompt is missing"),
         (["a", "b", "c"], "put the prompt in quotes"),

@@ -2,11 +2,12 @@
 
 import math
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_llama import SHAPES, TYPE, Shape, rewritten, write
+from tiny_llama import SHAPES, TYPE, Shape, letters, rewritten, write
 
 from tegrad.llm.arch import ARCHES, Config
 from tegrad.llm.errors import ContextError, GgufError, ModelError, UnsupportedModelError
@@ -119,3 +120,21 @@ def test_numbers_at_their_bounds_are_not_refused(tmp_path: Path) -> None:
     path = rewritten(write(tmp_path / "model.gguf", SMALL, TYPE.F32), tmp_path / "odd.gguf", **changes)
     config = read(path)
     assert (config.eps, config.rope.scale, config.rope.base) == (0, 1, 1)
+
+
+def test_tokens_that_the_file_does_not_list_are_missed(tmp_path: Path) -> None:
+    """A model of 600 rows may choose token 599; one that lists more than it has only never says them."""
+    for rows, refused in ((600, True), (300, False), (299, False)):
+        path = write(tmp_path / "model.gguf", replace(SMALL, vocab=rows), TYPE.F32, vocabulary=letters(300))
+        with Gguf.open(path) as file:
+            config = Config.read(file)
+            with pytest.raises(GgufError, match="300 tokens for 600 rows of token_embd") if refused else nullcontext():
+                config.check_tokens(file)
+
+
+def test_a_model_without_a_tokenizer_lacks_no_token(tmp_path: Path) -> None:
+    path = rewritten(
+        write(tmp_path / "model.gguf", SMALL, TYPE.F32), tmp_path / "mute.gguf", **{"tokenizer.ggml.tokens": None}
+    )
+    with Gguf.open(path) as file:
+        Config.read(file).check_tokens(file)
