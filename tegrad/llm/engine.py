@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -120,7 +120,7 @@ class Engine:
         where they wait by themselves, `boundary` that of everything else. `joined` steps are submitted at once.
         """
         self.tokens: list[int] = []
-        self._closed, self._turn = False, 0
+        self._closed, self._turn, self._stepped = False, 0, False
         self._short, self._chunks, self._boundary, self._early = short, chunks, boundary, early
         self._bytes = sum(info.nbytes for info in file.tensors.values())
         self._joined = joined
@@ -193,16 +193,18 @@ class Engine:
     def feed_all(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Add tokens and return the logits (len(tokens), vocab) after each of them, by the kernels for prompts.
 
-        ContextError, ModelError, MemoryError.
+        If those refuse the model, it takes a step for each. ContextError, ModelError, MemoryError.
         """
         self._check(tokens)
         self._turn += 1
         for loop in self._loops.values():
             loop.settle()
-        logits = self._prompts().score(tokens, len(self.tokens))
-        self._sampling.remember(0, tokens, len(self.tokens))
-        self.tokens += tokens
-        return logits
+        with self._or_steps():
+            logits = self._prompts().score(tokens, len(self.tokens))
+            self._sampling.remember(0, tokens, len(self.tokens))
+            self.tokens += tokens
+            return logits
+        return np.stack([self.feed([token]) for token in tokens])
 
     def generate(
         self,
@@ -250,15 +252,19 @@ class Engine:
         self._sampling.set(0, settings)
         if settings.penalizes:  # what a reset took back, or a step that nobody read, may have pushed out older tokens
             self._sampling.remember(0, self.tokens, 0)
-        head, rest = (prompt[:-1], prompt[-1:]) if len(prompt) > self._steps_at_most else ((), prompt)
-        if head:
-            self._prompts().run(head, position)
-            self._sampling.remember(0, head, position)
-        return loop.stream(rest, position + len(head), self.context, limit, seed)
+        fed = 0
+        if len(prompt) > self._steps_at_most:
+            with self._or_steps():
+                self._prompts().run(prompt[:-1], position)
+                fed = len(prompt) - 1
+                self._sampling.remember(0, prompt[:fed], position)
+        return loop.stream(prompt[fed:], position + fed, self.context, limit, seed)
 
     @property
     def _steps_at_most(self) -> int:
         """Tokens of a prompt that is fed a step each."""
+        if self._stepped:
+            return self.context
         if self._short is not None:
             return self._short
         chip = next((chip for chip in CHIPS.values() if chip.arch == self.device.arch), None)
@@ -271,6 +277,17 @@ class Engine:
         if self._prefill is None:
             self._prefill = Prefill(self.model, self._cache, sizes=self._chunks, boundary=self._boundary)
         return self._prefill
+
+    @contextmanager
+    def _or_steps(self) -> Iterator[None]:
+        """If the kernels for prompts refuse the model, go on behind this; from then on prompts are fed a step each."""
+        try:
+            yield
+        except UnsupportedModelError:
+            self._stepped = True
+            if self._prefill is not None:
+                self._prefill.close()
+            self._prefill = None
 
     def _loop(self, settings: Settings, joined: int | None = None) -> Loop:
         """The loop over a step that samples in a way that these settings need, `joined` at once."""

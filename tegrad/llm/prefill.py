@@ -101,17 +101,18 @@ class Prefill:
     def run(self, tokens: Sequence[int], position: int = 0, slot: int = 0, *, logits: bool = True) -> None:
         """Put tokens into the cache from `position` on, and their last one's `logits` there. Returns before they are.
 
-        ContextError where the cache does not hold them, ModelError once this is closed.
+        ContextError where the cache does not hold them, ModelError once this is closed, UnsupportedModelError before
+        anything runs.
         """
         self._begin_at(tokens, position, slot)
         sizes = [*split(len(tokens), self._sizes), *([0] if logits else [])]
-        for recording in map(self._recording, sizes):
+        for recording in [self._recording(size) for size in sizes]:
             self._last = recording, recording.run()
 
     def score(self, tokens: Sequence[int], position: int = 0, slot: int = 0) -> NDArray[np.float32]:
         """Put tokens into the cache as `run` does, and return the logits (len(tokens), vocab) after each of them.
 
-        ContextError, ModelError, MemoryError.
+        ContextError, ModelError, MemoryError, UnsupportedModelError before anything runs.
         """
         self._begin_at(tokens, position, slot)
         vocab = self.config.vocab
@@ -119,8 +120,8 @@ class Prefill:
         if self._scores is None:
             self._scores = self._room.take(4 * fit[-1] * vocab)
         out, at = np.empty((len(tokens), vocab), np.float32), 0
-        for size in split(len(tokens), fit):
-            recording = self._recording(size, self._scores)
+        sizes = list(split(len(tokens), fit))
+        for size, recording in zip(sizes, [self._recording(size, self._scores) for size in sizes], strict=True):
             self._last = recording, recording.run()
             count = min(size, len(tokens) - at)
             out[at : at + count] = floats(self.device, self._scores, count * vocab).reshape(count, vocab)

@@ -21,6 +21,9 @@ from tegrad.cli import run as command
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.nv.toolchain import CompilerMissing
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
+from tiny_llama import TYPE, Shape, write
+
 MARK = "TEGRAD_TEST_MARK"
 """A variable by which a test finds the processes that it caused."""
 TIMEOUT = 240
@@ -222,6 +225,19 @@ def test_what_our_kernels_refuse_runs_on_tinygrads_and_is_said(
     assert command.speaker(file, 64) == expected  # type: ignore[arg-type]
     said = capsys.readouterr().err
     assert said == (f"tegrad: {refused}; tinygrad's own kernels run it instead\n" if refused else "")
+
+
+@pytest.mark.board
+def test_a_long_prompt_runs_on_a_model_whose_prompts_are_fed_a_step_each(tmp_path: Path) -> None:
+    from tegrad.llm.engine import FIRST
+
+    shape = Shape(dim=288, ffn=576, heads=6, kv_heads=3, vocab=301, layers=1)
+    path = write(tmp_path / "model.gguf", shape, TYPE.F16)
+    result = tegrad(str(path), "zyx" * 30, "-n", "2", "--json")
+    assert result.returncode == 0, result.stderr
+    figures = json.loads(result.stdout)
+    assert (figures["steps"], figures["tokens"]) == ("kernels", 2)
+    assert figures["prompt_tokens"] > FIRST
 
 
 @pytest.mark.board

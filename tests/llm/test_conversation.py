@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tegrad.llm.errors import ModelError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.loop import LoopError
 from tegrad.llm.prefill import Prefill
+from tegrad.llm.reference import Reference
 from tegrad.llm.sampler import Sampler
 from tegrad.llm.sampling import Sampling, Settings
 from tegrad.llm.state import State, States
@@ -24,6 +26,11 @@ from tegrad.llm.state import State, States
 pytestmark = pytest.mark.board
 
 SHAPE = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=1, context=1400)
+STEPPED = {
+    "rows of 288": (replace(SHAPE, dim=288, ffn=576, heads=6, kv_heads=3, context=128), TYPE.F16),
+    "a bias of the gate": (replace(SHAPE, gate_bias=True, context=128), TYPE.Q8_0),
+}
+"""Models that the kernels for prompts refuse."""
 PROMPT = [5, 9, 77, 100, 3, 8, 1]
 
 
@@ -116,6 +123,23 @@ def test_an_older_stream_takes_nothing_from_a_newer_one(engine: Engine) -> None:
         next(older)
     assert [*found, *newer] == alone
     assert engine.tokens[-7:] == [20, 21, *alone[:-1]]
+
+
+@pytest.mark.parametrize(("shape", "kind"), STEPPED.values(), ids=STEPPED)
+def test_prompts_of_models_that_only_decode_are_fed_a_step_each(
+    tmp_path: Path, device: str, shape: Shape, kind: TYPE
+) -> None:
+    path = write(tmp_path / "model.gguf", shape, kind)
+    prompt = [(7 * at) % 300 for at in range(80)]
+    expected = Reference(path).logits(prompt)
+    with Gguf.open(path) as file, Engine(file, device=device) as engine:
+        assert next(engine.generate(prompt, Sampler(0))) == expected[-1].argmax()
+        assert engine.tokens == prompt
+        assert next(engine.generate([9], Sampler(0))) == Reference(path).logits([*prompt, 9])[-1].argmax()
+    with Gguf.open(path) as file, Engine(file, device=device) as engine:
+        every = np.concatenate([engine.feed_all(prompt[:5]), engine.feed_all(prompt[5:])])
+        assert np.sqrt(((every - expected) ** 2).mean()) < 0.03 * expected.std()
+        assert engine.tokens == prompt
 
 
 def test_penalties_look_at_the_tokens_that_a_reset_kept(engine: Engine) -> None:

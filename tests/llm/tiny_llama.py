@@ -30,6 +30,7 @@ class Shape:
     context: int = 128
     tied: bool = False
     bias: bool = False
+    gate_bias: bool = False
     rope_freqs: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
     arch: str = "llama"
@@ -96,7 +97,8 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
     if shape.odd:
         tensors[shape.odd] = vector(shape.dim, 0)
     gpt2 = shape.arch == "gpt2"
-    biased = {"llama": ("attn",) if shape.bias else (), "qwen2": ("attn_q", "attn_k", "attn_v"), "gpt2": ("",)}
+    llama = (*["attn"] * shape.bias, *["ffn_gate"] * shape.gate_bias)
+    biased = {"llama": llama, "qwen2": ("attn_q", "attn_k", "attn_v"), "gpt2": ("",)}
     for at in range(shape.layers):
         sizes = {
             "attn_q": (query, shape.dim, 2.0), "attn_k": (key, shape.dim, 2.0), "attn_v": (key, shape.dim, 1.0),
