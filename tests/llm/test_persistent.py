@@ -21,7 +21,7 @@ from tegrad.llm import persistent
 from tegrad.llm.cache import KvCache
 from tegrad.llm.engine import Engine
 from tegrad.llm.errors import UnsupportedModelError
-from tegrad.llm.gguf import F16, F32, Q4_K, Q6_K, Q8_0, Gguf
+from tegrad.llm.gguf import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, Gguf
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.packing import segment_bytes
 from tegrad.llm.persistent import Persistent, PersistentPlan, Tuning, prove
@@ -158,9 +158,10 @@ def check_stages(rig: Rig, token: int, position: int) -> None:
             size = np.abs(made.floats).max()
             np.testing.assert_allclose(got.floats, made.floats, rtol=1e-4, atol=1e-5 * size, err_msg=name)
         else:
-            np.testing.assert_allclose(got.scale, made.scale, rtol=1 / 31, err_msg=name)
+            # Scales travel with 10 bits: where peaks differ in their last bits, codes may differ by one, of 512 at least.
+            np.testing.assert_allclose(got.scale, made.scale, rtol=1 / 511, err_msg=name)
             error = np.abs(got.staged(False) - made.staged(False)) / np.repeat(made.scale, UNIT)
-            assert error.max() < 1.1 + 127 / 31, name
+            assert error.max() < 1.1 + 127 / 511, name  # one level, and 127 of them with scales a code apart
             assert (error > 0.1).mean() < 0.05, name
             np.testing.assert_allclose(got.squares, made.squares, rtol=2e-3, err_msg=name)
         got.stage = made.stage
@@ -196,6 +197,9 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
     ),
     # plain rows, below and above a segment's width; each vector eight times
     "plain": (Shape(512, 4096, 4, 2, 64, 1, 72, F16), 3, 40, {"tuning": replace(SMALL, replicas=8, per_tile=2)}),
+    # the other formats
+    "packed": (Shape(512, 1024, 4, 2, 64, 1, 72, Q4_0, Q5_K, BF16), 5, 40, {}),
+    "floats": (Shape(256, 512, 4, 2, 64, 1, 72, F32), 5, 40, {}),
 }  # fmt: skip
 
 
@@ -203,7 +207,7 @@ def cases() -> Iterator[Any]:
     """Each case with its buffers flush to one side of their pages; with the other side where time is plenty."""
     for at, name in enumerate(CASES):
         for side, flush in enumerate(("end", "start")):
-            often = name in ("mixed", "ring", "tensor", "plain") and side == at % 2
+            often = name in ("mixed", "ring", "tensor", "plain", "packed") and side == at % 2
             yield pytest.param(flush, name, marks=() if often else pytest.mark.long, id=f"{name}-{flush}")
 
 
