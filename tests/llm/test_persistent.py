@@ -158,7 +158,7 @@ def check_stages(rig: Rig, token: int, position: int) -> None:
             size = np.abs(made.floats).max()
             np.testing.assert_allclose(got.floats, made.floats, rtol=1e-4, atol=1e-5 * size, err_msg=name)
         else:
-            # Scales travel with 10 bits: where peaks differ in their last bits, codes may differ by one, of 512 at least.
+            # Scales travel with 10 bits: peaks that differ in their last bits may differ by a code, of 512 at least.
             np.testing.assert_allclose(got.scale, made.scale, rtol=1 / 511, err_msg=name)
             error = np.abs(got.staged(False) - made.staged(False)) / np.repeat(made.scale, UNIT)
             assert error.max() < 1.1 + 127 / 511, name  # one level, and 127 of them with scales a code apart
