@@ -359,11 +359,9 @@ def persistent(
 @app.command()
 def estimate(
     model: Annotated[str, typer.Option(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = "1b-q6k",
-    results: Root = DEFAULT,
 ) -> None:
     """Estimate decode on chips that are not at hand, and hold the rule against what an H200 took."""
     from tegrad.bench.estimate import ASSUMPTIONS, CHECKS, checked, decode
-    from tegrad.bench.record import Record
     from tegrad.hw.chips import CHIPS
 
     typer.echo("measured on an H200 (us), and what the rule says:")
@@ -378,9 +376,6 @@ def estimate(
             f"  {name:14} {made.launches} launches, {made.bytes_us:.0f} us of bytes, {made.issue_us:.0f} us of "
             f"instructions: {slow:.1f} to {fast:.1f} tok/s ({made.assumption.source})"
         )
-    if (samples := results / "samples" / f"decode-{model}-d0.json").exists():
-        ours = Record.load(samples).ours
-        typer.echo(f"measured on an H200, by `{ours.command}`: {ours.median:.1f} tok/s")
 
 
 @app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
