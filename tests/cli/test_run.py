@@ -21,9 +21,6 @@ from tegrad.cli import run as command
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.nv.toolchain import CompilerMissing
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
-from tiny_llama import TYPE, Shape, write
-
 MARK = "TEGRAD_TEST_MARK"
 """A variable by which a test finds the processes that it caused."""
 TIMEOUT = 240
