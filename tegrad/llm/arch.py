@@ -7,14 +7,14 @@ a row of `ARCHES`; what a file has beyond its family's row is refused by name.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tegrad.llm.errors import ContextError, GgufError, UnsupportedModelError
+from tegrad.llm.errors import ContextError, GgufError, ModelError, UnsupportedModelError
 from tegrad.llm.gguf import F32, Gguf, TensorInfo
 
 DEFAULT_CONTEXT: Final = 4096
@@ -265,6 +265,15 @@ class Config:
                 f"{longest}), or shorten the prompt"
             )
         return positions
+
+    def check_prompt(self, tokens: Sequence[int]) -> None:
+        """ModelError for tokens that the model cannot continue: none, or one outside of its vocabulary."""
+        if not tokens:
+            raise ModelError("there is nothing to continue: give at least one token")
+        if not all(0 <= token < self.vocab for token in tokens):
+            raise ModelError(
+                f"a token lies outside of the vocabulary of {self.vocab}: the tokenizer is not this model's"
+            )
 
     @property
     def group(self) -> int:

@@ -105,18 +105,19 @@ class Batch:
     ) -> Member:
         """Add a sequence that continues `tokens` until it stands at `limit`; steps from now on sample for it.
 
-        ContextError for a prompt that does not fit, ModelError where all slots are in use or the batch was not made for
-        these settings, and for a closed one.
+        ContextError for a prompt that does not fit, ModelError for one that the model cannot continue, where all slots
+        are in use or the batch was not made for these settings, and for a closed one.
         """
         self._check_open()
-        limit = min(limit or self.cache.positions, self.cache.positions)
+        self.config.check_prompt(tokens)
+        limit = self.cache.positions if limit is None else min(limit, self.cache.positions)
         chosen = settings or self._settings[0]
         slot = next((slot for slot in range(self.slots) if slot not in self._members), None)
         if slot is None:
             raise ModelError(f"all {self.slots} slots of the batch are in use: wait until a sequence leaves")
         if chosen not in self._settings:
             raise ModelError(f"the batch was not made for {chosen}: name it when the batch is made")
-        if not tokens or len(tokens) > limit:
+        if len(tokens) > limit:
             raise ContextError(f"a prompt of {len(tokens)} tokens does not fit a context of {limit}")
         self._settle()
         if len(tokens) > 1:

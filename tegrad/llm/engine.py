@@ -317,11 +317,7 @@ class Engine:
 
     def _check(self, tokens: Sequence[int]) -> None:
         self._check_open()
-        if not tokens:
-            raise ModelError("there is nothing to continue: give at least one token")
-        vocab = self.config.vocab
-        if not all(0 <= token < vocab for token in tokens):
-            raise ModelError(f"a token lies outside of the vocabulary of {vocab}: the tokenizer is not this model's")
+        self.config.check_prompt(tokens)
         if len(self.tokens) + len(tokens) > self.context:
             raise ContextError(
                 f"{len(self.tokens) + len(tokens)} tokens exceed the context of {self.context}: shorten the prompt"

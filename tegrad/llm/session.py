@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tinygrad import Tensor, TinyJit, UOp, Variable, dtypes
 from tinygrad.dtype import DType
 
-from tegrad.llm.errors import ContextError, ModelError
+from tegrad.llm.errors import ContextError
 from tegrad.llm.model import Model
 from tegrad.llm.sampler import Sampler
 
@@ -114,11 +114,7 @@ class Session:
         return Tensor(padded, device=self.model.device).realize()
 
     def _check(self, tokens: Sequence[int]) -> None:
-        if not tokens:
-            raise ModelError("there is nothing to continue: give at least one token")
-        vocab = self.model.config.vocab
-        if not all(0 <= token < vocab for token in tokens):
-            raise ModelError(f"a token lies outside of the vocabulary of {vocab}: the tokenizer is not this model's")
+        self.model.config.check_prompt(tokens)
         if len(self.tokens) + len(tokens) > self.context:
             raise ContextError(
                 f"{len(self.tokens) + len(tokens)} tokens exceed the context of {self.context}: shorten the prompt"

@@ -13,7 +13,7 @@ from tiny_llama import TYPE, Shape
 
 from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
-from tegrad.llm.errors import ModelError
+from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import Prefill, split
@@ -105,6 +105,25 @@ def test_sequences_join_and_leave_between_steps(model: PackedModel, reference: R
         batch.leave(first)
         assert [first.tokens[:6], third.tokens[:6], fourth.tokens[:6]] == [expected[0], expected[2], expected[3]]
         assert batch.members == (third, fourth)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "limit", "error", "why"),
+    [
+        ([900], None, ModelError, "outside of the vocabulary of 301"),
+        ([5, -1], None, ModelError, "outside of the vocabulary of 301"),
+        ([], None, ModelError, "nothing to continue"),
+        ([5], 0, ContextError, "1 tokens does not fit a context of 0"),
+        ([5] * 49, 60, ContextError, "49 tokens does not fit a context of 48"),
+    ],
+)
+def test_a_batch_takes_no_sequence_that_it_cannot_continue(
+    model: PackedModel, tokens: list[int], limit: int | None, error: type[ModelError], why: str
+) -> None:
+    with Batch(model, slots=1, positions=48, sizes=(8,)) as batch:
+        with pytest.raises(error, match=why):
+            batch.join(tokens, limit)
+        assert batch.members == ()
 
 
 OTHERS = {
