@@ -22,7 +22,8 @@ from tegrad.errors import TegradError
 from tegrad.nv import matvec
 
 REVISION = 5
-"""Part of compile and search cache keys: raise it whenever a patch changes what is generated."""
+"""Part of the keys of tinygrad's kernel search: raise it whenever a patch changes what is generated. Compiled kernels
+are kept by their source, which shows it."""
 
 REPAIRS = ("views", "double", "matvec")
 SWITCH = "TEGRAD_REPAIRS_OFF"
@@ -45,6 +46,11 @@ def active(repair: str) -> bool:
     if unknown := [name for name in off if name not in REPAIRS]:
         raise TegradError(f"{SWITCH} names {', '.join(unknown)}: the repairs are {', '.join(REPAIRS)}.")
     return repair not in off
+
+
+def made_by() -> str:
+    """What tells kernels that are generated now from others: the revision, and the repairs that are left out."""
+    return "-".join([str(REVISION), *(repair for repair in REPAIRS if not active(repair))])
 
 
 _View = tuple[UOp, int] | None

@@ -78,7 +78,7 @@ def beam_suffix(name: str, key: str) -> str:
 
     `key` is the compiler's, which holds the architecture and the compiler's version.
     """
-    return f"{name}_{codegen.REVISION}_{key[:16]}"
+    return f"{name}_{codegen.made_by()}_{key[:16]}"
 
 
 def pointer_alignment(uops: Sequence[UOp]) -> tuple[int, ...]:

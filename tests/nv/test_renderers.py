@@ -74,6 +74,17 @@ def test_search_results_of_other_patches_or_compilers_are_not_used(monkeypatch: 
     assert len({before, patched, compiled_anew}) == 3
 
 
+@pytest.mark.parametrize("renderer", CLASSES)
+def test_search_results_with_other_repairs_are_not_used(renderer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = set()
+    for off in ("", "views", "double", "matvec", "views,matvec", "views,double,matvec"):
+        monkeypatch.setenv(codegen.SWITCH, off)
+        made.add(renderer(Target("NV", arch="sm_87")).suffix)
+    assert len(made) == 6
+    monkeypatch.setenv(codegen.SWITCH, "matvec,views")
+    assert renderer(Target("NV", arch="sm_87")).suffix in made, "the order of the names does not count"
+
+
 @pytest.mark.parametrize(("arch", "kib"), [("sm_87", 163), ("sm_90", 227), ("sm_75", 48)])
 def test_shared_memory_goes_to_the_chips_limit(arch: str, kib: int) -> None:
     assert renderers.shared_max(arch) == kib << 10
