@@ -19,13 +19,6 @@ TOKENS, AT = (0, 36, 17, 1 << 30), (3, 9, 0, 1 << 20)
 """The last one is of a slot that nobody owns."""
 
 
-@pytest.fixture(scope="module")
-def opened(device: str) -> Any:
-    from tinygrad import Device
-
-    return Device[device]
-
-
 def random_matrix(kind: BlockType, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
     """A packed matrix with ordinary scales, and its weights."""
     rng = np.random.default_rng(kind.size)
@@ -48,50 +41,38 @@ def close_to(ours: np.ndarray, expected: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("kind", packing.LAYOUTS, ids=lambda kind: kind.name)
-def test_rows_of_packed_matrices_are_embedded_and_quantized(opened: Any, kind: BlockType) -> None:
+def test_rows_of_packed_matrices_are_embedded_and_quantized(opened: Any, operands: Operands, kind: BlockType) -> None:
     columns = 768  # of neither a segment's nor a block of threads' size
     packed, weights = random_matrix(kind, ROWS, columns)
     rows = weights[[0, 36, 17, 0]]
     norm = np.random.default_rng(1).standard_normal(columns).astype(np.float32)
-    operands = Operands(opened, "end" if kind.size % 4 else "start")
-    try:
-        given = [operands.put(array) for array in (states(), packed)]
-        x = operands.zeros((4, columns), np.float32)
-        weight = operands.put(norm)
-        q, s, ss = (
-            operands.zeros((4, size), kind) for size, kind in ((768, np.int8), (48, np.float32), (24, np.float32))
-        )
-        program = load_kernel(opened, "embed", buffers=7, K=columns, ROWS=ROWS, FORMAT=kind.name, OUT_Q=True)
-        program(*given, x, weight, q, s, ss, global_size=(3, 4, 1), local_size=(256, 1, 1))
-        operands.check()
-        embedded = operands.get(x, (4, columns), np.float32)
-        close_to(embedded, rows)
-        normed = (embedded * norm).reshape(4, 48, 16)
-        largest = np.abs(normed).max(axis=-1)
-        close_to(operands.get(s, (4, 48), np.float32), largest / 127)
-        levels = normed * (127 / largest)[..., None]
-        assert np.abs(operands.get(q, (4, 48, 16), np.int8) - levels).max() < 0.5001
-        sums = (rows**2).reshape(4, 24, 32).sum(-1)
-        np.testing.assert_allclose(operands.get(ss, (4, 24), np.float32), sums, rtol=1e-5)
-    finally:
-        operands.free()
+    given = [operands.put(array) for array in (states(), packed)]
+    x = operands.zeros((4, columns), np.float32)
+    weight = operands.put(norm)
+    q, s, ss = (operands.zeros((4, size), kind) for size, kind in ((768, np.int8), (48, np.float32), (24, np.float32)))
+    program = load_kernel(opened, "embed", buffers=7, K=columns, ROWS=ROWS, FORMAT=kind.name, OUT_Q=True)
+    program(*given, x, weight, q, s, ss, global_size=(3, 4, 1), local_size=(256, 1, 1))
+    embedded = operands.get(x, (4, columns), np.float32)
+    close_to(embedded, rows)
+    normed = (embedded * norm).reshape(4, 48, 16)
+    largest = np.abs(normed).max(axis=-1)
+    close_to(operands.get(s, (4, 48), np.float32), largest / 127)
+    levels = normed * (127 / largest)[..., None]
+    assert np.abs(operands.get(q, (4, 48, 16), np.int8) - levels).max() < 0.5001
+    sums = (rows**2).reshape(4, 24, 32).sum(-1)
+    np.testing.assert_allclose(operands.get(ss, (4, 24), np.float32), sums, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("kind", "learned"), [(F16, BF16), (BF16, F32), (F32, F16)], ids=["F16", "BF16", "F32"])
 def test_rows_of_plain_matrices_are_embedded_with_their_positions(
-    opened: Any, kind: BlockType, learned: BlockType
+    opened: Any, operands: Operands, kind: BlockType, learned: BlockType
 ) -> None:
     columns = 328
     assert {kind, learned} <= set(BLOCK_TYPES.values())
     (matrix, weights), (table, vectors) = random_matrix(kind, ROWS, columns), random_matrix(learned, POSITIONS, columns)
-    operands = Operands(opened, "start" if kind is BF16 else "end")
-    try:
-        given = [operands.put(array) for array in (states(), matrix, table)]
-        x = operands.zeros((4, columns), np.float32)
-        defines = {"FORMAT": kind.name, "POSITIONS": POSITIONS, "POSITIONS_FORMAT": learned.name}
-        program = load_kernel(opened, "embed", buffers=4, K=columns, ROWS=ROWS, **defines)
-        program(*given, x, global_size=(2, 4, 1), local_size=(256, 1, 1))
-        operands.check()
-        close_to(operands.get(x, (4, columns), np.float32), weights[[0, 36, 17, 0]] + vectors[[3, 9, 0, 0]])
-    finally:
-        operands.free()
+    given = [operands.put(array) for array in (states(), matrix, table)]
+    x = operands.zeros((4, columns), np.float32)
+    defines = {"FORMAT": kind.name, "POSITIONS": POSITIONS, "POSITIONS_FORMAT": learned.name}
+    program = load_kernel(opened, "embed", buffers=4, K=columns, ROWS=ROWS, **defines)
+    program(*given, x, global_size=(2, 4, 1), local_size=(256, 1, 1))
+    close_to(operands.get(x, (4, columns), np.float32), weights[[0, 36, 17, 0]] + vectors[[3, 9, 0, 0]])
