@@ -5,7 +5,10 @@ An access past an operand's pages faults; a store into the rest of them is found
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -21,13 +24,28 @@ class Operands:
     def __init__(self, device: Any, flush: str = "end") -> None:
         self.device, self.flush = device, flush
         self._buffers: list[tuple[Any, Any, int, int]] = []
+        self._kept = device.allocator.alloc, device.allocator.free
 
-    def put(self, array: np.ndarray) -> Any:
+    @contextmanager
+    def placing(self) -> Iterator[None]:
+        """What the device's allocator gives meanwhile are operands, of zeros; `free` alone gives them back."""
+
+        def alloc(size: int, spec: Any = None) -> Any:
+            return self.put(np.zeros(size, np.uint8), cpu_access=True)
+
+        def free(buffer: Any, size: int, spec: Any = None) -> None:
+            if not any(buffer is mine for mine, *_ in self._buffers):
+                self._kept[1](buffer, size, spec)
+
+        with patch.multiple(self.device.allocator, alloc=alloc, free=free):
+            yield
+
+    def put(self, array: np.ndarray, cpu_access: bool = False) -> Any:
         """A buffer that holds the array's bytes."""
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         size = PAGE << (max(len(data) - 1, 0) // PAGE).bit_length()  # powers of two, which buddies place side by side
         start = (size - len(data)) // ALIGN * ALIGN if self.flush == "end" else 0
-        whole = self._lonely(size)
+        whole = self._lonely(size, cpu_access)
         pages = np.full(size, MARK, np.uint8)
         pages[start : start + len(data)] = data
         self.device.allocator._copyin(whole, memoryview(pages.tobytes()))
@@ -64,12 +82,12 @@ class Operands:
         self.device.allocator._copyout(memoryview(out), whole)
         return np.frombuffer(out, np.uint8)
 
-    def _lonely(self, size: int) -> Any:
+    def _lonely(self, size: int, cpu_access: bool) -> Any:
         """Pages with a hole before and behind them, where something else of ours has just been given back."""
         tried: list[Any] = []
         try:
             for _ in range(64):
-                tried.append(self._alloc(size))
+                tried.append(self._alloc(size, cpu_access))
                 at = {buffer.va_addr: buffer for buffer in tried}
                 for buffer in tried:
                     if buffer.va_addr - size in at and buffer.va_addr + size in at:
@@ -80,12 +98,12 @@ class Operands:
             for other in tried:
                 self._free(other)
 
-    def _alloc(self, size: int) -> Any:
+    def _alloc(self, size: int, cpu_access: bool) -> Any:
         from tinygrad.device import BufferSpec
 
-        return self.device.allocator.alloc(size, BufferSpec(nolru=True))
+        return self._kept[0](size, BufferSpec(cpu_access=cpu_access, nolru=True))
 
     def _free(self, buffer: Any) -> None:
         from tinygrad.device import BufferSpec
 
-        self.device.allocator.free(buffer, buffer.size, BufferSpec(nolru=True))
+        self._kept[1](buffer, buffer.size, BufferSpec(nolru=True))

@@ -26,15 +26,18 @@ PENALTIES = (
 
 @pytest.fixture
 def rig(operands: Operands) -> Iterator[Any]:
+    """Makes rigs; all of their buffers, states and work space as well, are operands."""
     made: list[Rig] = []
 
     def make(*args: Any, **kwargs: Any) -> Rig:
-        made.append(Rig(operands, *args, **kwargs))
+        with operands.placing():
+            made.append(Rig(operands, *args, **kwargs))
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    with operands.placing():
+        for one in made:
+            one.close()
 
 
 @pytest.mark.parametrize("best", [True, False], ids=["of the best of 32", "of all"])
