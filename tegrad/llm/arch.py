@@ -275,6 +275,11 @@ class Config:
                 f"a token lies outside of the vocabulary of {self.vocab}: the tokenizer is not this model's"
             )
 
+    def check_sampled(self, token: int) -> None:
+        """ModelError for what the device hands over where no logit is the largest."""
+        if token >= self.vocab:
+            raise ModelError("the model's logits are not numbers: its weights or values are broken")
+
     @property
     def group(self) -> int:
         """Query heads that share a key head."""

@@ -141,7 +141,7 @@ class Batch:
         """Wait for the oldest step in flight, with the next ones submitted: the tokens that came, of each sequence.
 
         Tokens that a join or leave waited for come first. Nothing comes only when no sequence is left. ModelError
-        where the batch is closed.
+        where the batch is closed, or the model's logits are not numbers.
         """
         self._check_open()
         while not self._fresh and (self._members or self._flights):
@@ -197,6 +197,7 @@ class Batch:
             if token is None:
                 over.append(member)
             else:
+                self.config.check_sampled(token)
                 member.tokens.append(token)
                 self._fresh.append((member, token))
         return over

@@ -231,6 +231,7 @@ class Engine:
         before: int | None = None
         try:
             for token in tokens:
+                self.config.check_sampled(token)
                 self.tokens += prompt if before is None else [before]
                 before = token
                 yield token

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_llama
 from tiny_llama import TYPE, Shape, write
 
 from tegrad.llm.batch import Batch
@@ -151,6 +152,32 @@ def test_penalties_look_at_the_tokens_that_a_reset_kept(engine: Engine) -> None:
     engine.feed_all([(11 * at + 2) % 300 for at in range(1200)])
     engine.reset(keep=40)
     assert list(engine.generate([9], settings, 8)) == expected
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose logits are not numbers."""
+    sound = tiny_llama.weights
+    with pytest.MonkeyPatch.context() as patch:
+        nan = {"output_norm.weight": np.full(SHAPE.dim, np.nan, np.float32)}
+        patch.setattr(tiny_llama, "weights", lambda *given: sound(*given) | nan)
+        return write(tmp_path_factory.mktemp("broken") / "model.gguf", replace(SHAPE, context=64), TYPE.Q6_K)
+
+
+BROKEN = (Settings(), Settings(repeat=1.5), Settings(0.5, top_k=20), Settings(0.5, top_p=0.95), Settings(0.5))
+
+
+def test_logits_that_are_not_numbers_are_an_error_and_no_tokens(broken: Path, device: str) -> None:
+    with Gguf.open(broken) as file, Engine(file, device=device) as engine:
+        for settings in BROKEN:
+            with pytest.raises(ModelError, match="the model's logits are not numbers"):
+                next(engine.generate(PROMPT, settings))
+            assert engine.tokens == []
+        with Batch(engine.model, slots=1, positions=48, sizes=(8,)) as batch:
+            member = batch.join(PROMPT)
+            with pytest.raises(ModelError, match="the model's logits are not numbers"):
+                batch.step()
+            assert member.tokens == []
 
 
 def test_a_closed_engine_says_so_and_another_one_on_its_device_goes_on(path: Path, engine: Engine) -> None:

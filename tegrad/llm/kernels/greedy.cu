@@ -24,5 +24,5 @@ greedy(State *states, Entry *rings, int *histories, const int *ends, const float
     found = winners[threadIdx.x];
 #pragma unroll
     for (int step = 16; step; step /= 2) found = larger(found, __shfl_xor_sync(ALL, found, step));
-    if (threadIdx.x == 0) finish(state, rings + slot * RING, histories + slot * HISTORY, ends, token_of(found));
+    if (threadIdx.x == 0) finish(state, rings + slot * RING, histories + slot * HISTORY, ends, taken(found));
 }

@@ -45,5 +45,5 @@ greedy_rows(State *states, Entry *rings, int *histories, const int *ends, const 
     __syncwarp();
     if (!last) return;
     found = warp_largest(lane < CUTS ? __ldcg(tops + slot * CUTS + lane) : 0);
-    if (lane == 0) finish(state, rings + slot * RING, histories + slot * HISTORY, ends, token_of(found));
+    if (lane == 0) finish(state, rings + slot * RING, histories + slot * HISTORY, ends, taken(found));
 }

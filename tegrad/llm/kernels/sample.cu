@@ -79,7 +79,7 @@ __device__ __forceinline__ void merge(Shared &shared, const Ranked *entries, con
     if (shared.filled > THREADS) shrink(shared, k);
 }
 
-// The token that is drawn from the pool; in thread 0.
+// The token that is drawn from the pool, -1 where its logits are no numbers; in thread 0.
 __device__ __forceinline__ int draw(Shared &shared, const Settings &wanted, const State &state, int k) {
     const int filled = shared.filled, count = min(filled, k), thread = threadIdx.x;
     Ranked mine = thread < filled ? shared.pool[thread] : 0;
@@ -87,7 +87,7 @@ __device__ __forceinline__ int draw(Shared &shared, const Settings &wanted, cons
     for (int i = 0; i < filled; i++) rank += shared.pool[i] > mine;
     if (thread < filled && rank < k) shared.sorted[rank] = mine;
     __syncthreads();
-    if (count <= 1) return token_of(shared.sorted[0]);
+    if (count <= 1) return taken(shared.sorted[0]);
     float above = 0;
     if (thread < count) {
         above = logit_of(shared.sorted[thread]) - logit_of(shared.sorted[0]);
@@ -108,7 +108,7 @@ __device__ __forceinline__ int draw(Shared &shared, const Settings &wanted, cons
             token % 4 == 0 ? random.x : token % 4 == 1 ? random.y : token % 4 == 2 ? random.z : random.w;
         choice = ranked(drawn(above, wanted.temperature, own), token);
     }
-    return token_of(largest(choice, shared.best));
+    return taken(largest(choice, shared.best));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)

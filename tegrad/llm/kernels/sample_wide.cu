@@ -202,6 +202,6 @@ sample_wide(State *states, Entry *rings, int *histories, const int *ends, const 
     for (int at = threadIdx.x; at < PARTS; at += THREADS) best = larger(best, __ldcg(bests + at));
     best = largest(best, shared.best);
     if (threadIdx.x) return;
-    if (pass == 7) finish(states + slot, rings + slot * RING, histories + slot * HISTORY, ends, token_of(best));
+    if (pass == 7) finish(states + slot, rings + slot * RING, histories + slot * HISTORY, ends, taken(best));
     else *select = {0, 0, 0, logit_of(best), 0, 0, 0, 0, 0};
 }

@@ -55,6 +55,9 @@ __device__ __forceinline__ Ranked ranked(float logit, int token) {
 __device__ __forceinline__ float logit_of(Ranked item) { return logit_of((unsigned)(item >> 32)); }
 __device__ __forceinline__ int token_of(Ranked item) { return ~(unsigned)item; }
 
+// The token to hand over: that of an item, or -1 where it is nothing or its logit is no number.
+__device__ __forceinline__ int taken(Ranked item) { return isnan(logit_of(item)) ? -1 : token_of(item); }
+
 // --- logits ---------------------------------------------------------------------------------------------------------
 
 // A thread's logits of its CTA's chunk; -infinity beyond the vocabulary.
