@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +13,16 @@ from tiny_llama import TYPE, Shape
 
 from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
+from tegrad.llm.engine import Engine
 from tegrad.llm.errors import ContextError, ModelError
+from tegrad.llm.gemm import FEW
+from tegrad.llm.gguf import Gguf
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import Prefill, split
 from tegrad.llm.reference import Reference
 from tegrad.llm.rows import floats
+from tegrad.llm.sampling import Settings
 from tegrad.llm.state import State, States
 from tegrad.nv.replay import Recording
 
@@ -105,6 +109,74 @@ def test_sequences_join_and_leave_between_steps(model: PackedModel, reference: R
         batch.leave(first)
         assert [first.tokens[:6], third.tokens[:6], fourth.tokens[:6]] == [expected[0], expected[2], expected[3]]
         assert batch.members == (third, fourth)
+
+
+def decoded(batch: Batch, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    """The tokens of prompts that decode together, `count` each unless something ends them."""
+    members = [batch.join(prompt, len(prompt) + count - 1) for prompt in prompts]
+    while batch.members:
+        batch.step()
+    return [member.tokens for member in members]
+
+
+def test_an_end_of_text_ends_the_sequences_that_draw_it(model: PackedModel) -> None:
+    prompts = [TOKENS[:7], TOKENS[7:9]]
+    with Batch(model, slots=2, positions=48, sizes=(8,)) as batch:
+        whole, other = decoded(batch, prompts, 6)
+    end = whole[3]
+    assert end not in other
+    with Batch(model, slots=2, positions=48, sizes=(8,), ends=(300, end)) as batch:
+        assert decoded(batch, prompts, 6) == [whole[: whole.index(end) + 1], other]
+
+
+@pytest.mark.long
+def test_as_many_sequences_as_a_batch_takes_decode_as_the_reference_does(
+    model: PackedModel, reference: Reference
+) -> None:
+    """Prompts of 1 to 32 tokens, a slot each; all of them have their last step together."""
+    prompts = [TOKENS[at:] for at in range(FEW)]
+    with Batch(model, slots=FEW, positions=48, sizes=(32,)) as batch:
+        assert batch.widths == (8, 16, 24, 32)
+        texts = [[*prompt, *tokens] for prompt, tokens in zip(prompts, decoded(batch, prompts, 5), strict=True)]
+        logits = floats(model.device, batch.logits, FEW * SHAPE.vocab).reshape(FEW, -1)
+    for prompt, text, last in zip(prompts, texts, logits, strict=True):
+        expected = reference.logits(text[:-1])
+        assert far(last, expected[-1]) < 0.02
+        for at in range(len(prompt), len(text)):
+            assert expected[at - 1].max() - expected[at - 1][text[at]] < 0.02 * expected.std()
+
+
+MIXED = (
+    Settings(),
+    Settings(0.9, top_k=20),
+    Settings(1.1, top_p=0.9),
+    Settings(0.8, min_p=0.05, presence=0.4, frequency=0.3),
+    Settings(0.9, top_k=40, repeat=1.3),
+)
+
+
+@pytest.mark.long
+def test_sequences_with_settings_of_their_own_draw_as_they_do_alone(device: str, tmp_path: Path) -> None:
+    """Weights are halves, so that batches and single steps differ by little; prompts hold what penalties look at."""
+    path = tiny_llama.write(tmp_path / "model.gguf", SHAPE, TYPE.F16)
+    prompts = [[*TOKENS[at : at + 5], *TOKENS[at : at + 3]] for at in range(len(MIXED))]
+    with Gguf.open(path) as file, Engine(file, device=device) as engine:
+        alone = []
+        for seed, (prompt, settings) in enumerate(zip(prompts, MIXED, strict=True)):
+            engine.reset()
+            alone.append(list(engine.generate(prompt, settings, 10, seed=seed)))
+    with (
+        PackedModel.load(path, device) as model,
+        Batch(model, slots=5, positions=32, sizes=(8,), settings=MIXED) as batch,
+    ):
+        members = [
+            batch.join(prompt, len(prompt) + 9, settings, seed)
+            for seed, (prompt, settings) in enumerate(zip(prompts, MIXED, strict=True))
+        ]
+        while batch.members:
+            batch.step()
+        assert [member.tokens for member in members] == alone
+    assert len({tuple(tokens) for tokens in alone}) == len(MIXED)
 
 
 @pytest.mark.parametrize(
