@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tegrad.llm import packing
-from tegrad.llm.gemm import AnyTile, FewTile, Gemm, Operands, StreamTile, Tile, WgmmaTile, fragment_order
+from tegrad.llm.gemm import AnyTile, FewTile, Gemm, Operands, StreamTile, Tile, WgmmaTile, fragment_order, pick_few
 from tegrad.llm.gguf import BLOCK_TYPES, F32, Q4_K, Q6_K
 from tegrad.llm.programs import Programs
 from tegrad.llm.rows import Room
@@ -96,3 +96,38 @@ def difference(device: Any, cases: Mapping[str, tuple[Gemm, AnyTile]], name: str
 def limit(gemm: Gemm) -> float:
     """One unit of the result's last place, or the rounding of sums in float32."""
     return 1e-3 if gemm.half_out else 2e-5
+
+
+def beyond_2_gib(device: Any) -> float:
+    """The same for eight tokens and 160,000 F32 rows that begin within segments, against numpy.
+
+    The matrix is 64 rows over and over, and 64 others at its end.
+    """
+    rows, some = 160_000, 64
+    gemm = Gemm(F32, rows, 3584)
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((8, gemm.columns)).astype(np.float16)
+    ordered = np.empty_like(x)
+    ordered[:, fragment_order(gemm.columns)] = x
+    w = (rng.standard_normal((2, some, gemm.columns)) / 8).astype(np.float32)
+    first, last = (packing.pack(F32, part.view(np.uint8), some, gemm.columns).reshape(-1) for part in w)
+    room, tile = Room(device), pick_few(device, gemm, 8)
+    y = room.put(bytes(8 * rows * 4))
+    on = Operands(
+        y,
+        room.put(ordered.tobytes()),
+        room.put(np.concatenate([np.tile(first, rows // some - 1), last]).tobytes()),
+        room.put(np.array([8, 0, 0, 0], np.int32).tobytes()),
+        scratch=room.put(bytes(max(16, tile.scratch_bytes(gemm, 8)))),
+        arrived=room.put(bytes(max(16, 4 * tile.counters(gemm, 8)))),
+    )
+    launch = tile.launch(Programs(device), gemm, on, 8)
+    launch.program(*launch.buffers, global_size=launch.grid, local_size=launch.block, wait=True)
+    out = bytearray(8 * rows * 4)
+    device.allocator._copyout(memoryview(out), y)
+    room.close()
+    found = np.frombuffer(out, np.float32).reshape(8, rows // some, some).astype(np.float64)
+    products = x.astype(np.float64) @ w.astype(np.float64).transpose(0, 2, 1)  # of both parts
+    found[:, :-1] -= products[0][:, None]
+    found[:, -1] -= products[1]
+    return float(np.abs(found).max() / np.abs(products).max())

@@ -814,6 +814,16 @@ def few_products() -> None:
     _products(PRODUCTS)
 
 
+@case(HCQDEV_WAIT_TIMEOUT_MS="60000")
+def a_matrix_beyond_2_gib() -> None:
+    """Few tokens by F32 weights of 2.3 GB, whose rows begin within segments. Takes 9 GB of the host's memory."""
+    from gemm_products import beyond_2_gib
+
+    off = beyond_2_gib(device())
+    print(f"{off:.1e} of the largest result", end=" ")
+    assert off < 2e-3  # weights become halves
+
+
 def _products(cases: Any) -> None:
     from gemm_products import difference, limit
 

@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 from gemm_operands import check, product
 from operands import Operands as Placed
+from tinygrad import dtypes
+from tinygrad.device import TinyELF
+from tinygrad.helpers import Target
 
 from tegrad.llm import packing
 from tegrad.llm.gemm import AnyTile, FewTile, Gemm, Operands, StreamTile, Tile, WgmmaTile
-from tegrad.llm.gguf import BLOCK_TYPES, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
-from tegrad.llm.programs import Programs, compile_kernel
+from tegrad.llm.gguf import BLOCK_TYPES, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
+from tegrad.llm.programs import OPTIONS, Programs, compile_kernel, source
+from tegrad.nv.compilers import compile_cuda
 from tegrad.nv.cubin import Cubin
 from tegrad.nv.toolchain import CompilerMissing, find_program
 
@@ -66,6 +70,49 @@ def test_few_tokens_are_multiplied_by_warps_that_copy_their_own_weights(
 ) -> None:
     ours, expected = product(opened, operands, gemm, tile, tokens, min(8 * tile.nb, tokens + 2))
     check(ours, expected)
+
+
+PROBE = """
+__shared__ unsigned long long lowest[THREADS], highest[THREADS];
+static __device__ void note(unsigned, const unsigned char *from) {
+    lowest[threadIdx.x] = min(lowest[threadIdx.x], (unsigned long long)from);
+    highest[threadIdx.x] = max(highest[threadIdx.x], (unsigned long long)from);
+}
+"""
+ASK = """
+extern "C" __global__ void ask(unsigned long long *out, const unsigned char *w) {
+    lowest[threadIdx.x] = ~0ull, highest[threadIdx.x] = 0;
+    for (int group = 0; group < GROUPS; group++) Source(w, w, SETS - 1).copy(0, group);
+    out[2 * threadIdx.x] = lowest[threadIdx.x] - (unsigned long long)w;
+    out[2 * threadIdx.x + 1] = highest[threadIdx.x] - (unsigned long long)w;
+}
+"""
+
+
+def test_the_last_rows_of_a_matrix_beyond_2_gib_are_read_where_they_lie(opened: Any, operands: Placed) -> None:
+    """Rows that begin within a segment. Too many to multiply here: the addresses of the last set's copies are noted."""
+    gemm, tile = Gemm(F32, 160_000, 3584), FewTile(1)
+    head, _, _ = source("gemm_few.cu").partition('extern "C" __global__')
+    struct, named, rest = head.partition("struct Source {")
+    assert rest.count("copy_async_near<p.bytes>(") == 2
+    text = struct + PROBE + named + rest.replace("copy_async_near<p.bytes>(", "note(") + ASK
+    macros = {
+        "NB": tile.nb, "MT": tile.mt, "WARPS_M": tile.warps_m, "WARPS_K": tile.warps_k, "STAGES": tile.stages,
+        "SPLITS": 1, "PHASES": 1, "RESIDENT": 1, "MOST": 8, "OVERLAP": 0, **gemm.macros(),
+    }  # fmt: skip
+    options = [f"-D{name}={int(value) if isinstance(value, bool) else value}" for name, value in macros.items()]
+    lib = compile_cuda(text, opened.arch, (*OPTIONS, *options))
+    signature = tuple((f"p{at}", at, dtypes.char, (1,)) for at in range(2))
+    ask = opened.runtime(TinyELF(lib, "ask", Target("NV", arch=opened.arch), signature))
+    threads = 32 * tile.warps
+    out = operands.zeros(2 * threads, np.uint64)
+    ask(out, operands.zeros(16, np.uint8), global_size=(1, 1, 1), local_size=(threads, 1, 1), wait=True)
+    lane = np.arange(threads) % 32
+    row = gemm.rows - tile.rows + 16 * (np.arange(threads) // 32) + lane // 4  # and the eighth behind it
+    first = row * gemm.columns * 4 + lane % 4 * 256
+    last = (row + 8) * gemm.columns * 4 + (gemm.columns // 64 - 4 + lane % 4) * 256 + 240
+    assert last.max() == gemm.rows * gemm.columns * 4 - 16 > 1 << 31
+    assert operands.get(out, (threads, 2), np.uint64).tolist() == np.stack([first, last], 1).tolist()
 
 
 STREAM = {

@@ -67,9 +67,10 @@ struct Source {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const int from = (ALIGNED ? 0 : run[i][r]) + own(group), place = from & 31;
-                const int segment = (from >> 5) * SEGMENT_BYTES;
-                const unsigned char *begin = row[i][r] + (int)opaque(segment + piece(0).stride * place);
-                pieces<0>(whole, stage, row[i][r] + segment, begin, place, (2 * i + r) * ROW_BYTES);
+                // Of a matrix whose rows begin anywhere, which may be longer than 2 GiB.
+                const unsigned char *segment = row[i][r] + (size_t)(from >> 5) * SEGMENT_BYTES;
+                const unsigned char *begin = segment + (int)opaque(piece(0).stride * place);
+                pieces<0>(whole, stage, segment, begin, place, (2 * i + r) * ROW_BYTES);
             }
     }
 
