@@ -150,14 +150,14 @@ def quality(
         list[str] | None, typer.Argument(help="Models, such as 1b-q6k or small-1b-q6k; all small ones if left out.")
     ] = None,
     engine: Annotated[list[str] | None, typer.Option(help="Engines; all if left out.")] = None,
-    tokens: Annotated[int, typer.Option(min=8, help="Tokens that are fed.")] = 480,
+    tokens: Annotated[int | None, typer.Option(min=8, help="Tokens that are fed; 1920 if left out.")] = None,
     results: Root = DEFAULT,
 ) -> None:
     """Compare our logits, and CPU llama.cpp's, with exact ones; exit code 1 if ours are further from them."""
     from tegrad.cli.run import choose_device, described
 
     choose_device()
-    from tegrad.bench.quality import CASES, ENGINES, FILE, compare, merge
+    from tegrad.bench.quality import CASES, ENGINES, FILE, TOKENS, compare, merge
     from tegrad.llm.device import open_device
 
     if unknown := set(engine or ()) - set(ENGINES):
@@ -168,7 +168,7 @@ def quality(
     typer.echo(f"{'model':22} {'engine':13} {'':9} {'max':>9} {'mean':>9} {'KL':>9} {'top-1':>6}")
     for model in models or CASES:
         left = list(engine or ENGINES)
-        for row in compare(model, tuple(left), name, where, tokens):
+        for row in compare(model, tuple(left), name, where, tokens or TOKENS):
             left.remove(row.engine)
             merge(results / FILE, [row])
             behind |= not row.within

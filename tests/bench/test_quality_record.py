@@ -126,6 +126,21 @@ def test_no_family_or_format_is_further_from_exact_than_llama_cpp(device: str, c
     assert [row for row in rows if not row.within] == []
 
 
+def test_the_command_feeds_as_many_tokens_as_the_documented_table_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from tegrad.cli import bench
+
+    fed: list[int] = []
+    monkeypatch.setattr(quality, "compare", lambda *given: fed.append(given[-1]) or iter(()))
+    monkeypatch.setattr("tegrad.cli.run.choose_device", lambda: None)
+    monkeypatch.setattr("tegrad.llm.device.open_device", lambda: "NV sm_00")
+    assert CliRunner().invoke(bench.app, ["quality", "a", "--results", str(tmp_path)]).exit_code == 0
+    assert fed == [quality.TOKENS]
+
+
 def test_the_command_writes_the_table_and_fails_where_we_are_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
