@@ -256,7 +256,7 @@ class Engine:
         fed = 0
         if len(prompt) > self._steps_at_most:
             with self._or_steps():
-                self._prompts().run(prompt[:-1], position)
+                self._prompts().run(prompt[:-1], position, logits=False)
                 fed = len(prompt) - 1
                 self._sampling.remember(0, prompt[:fed], position)
         return loop.stream(prompt[fed:], position + fed, self.context, limit, seed)

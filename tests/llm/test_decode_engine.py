@@ -79,6 +79,12 @@ def test_a_prompt_in_chunks_is_the_prompt_token_by_token(engine: Engine) -> None
     assert np.sqrt(((whole - parts) ** 2).mean()) < 0.03 * parts.std()
 
 
+def test_a_prompt_in_chunks_computes_no_logits_but_those_of_its_last_token(engine: Engine) -> None:
+    engine.feed([(7 * at) % 300 for at in range(30)])
+    assert engine._prefill is not None
+    assert (0, False) not in engine._prefill._recordings  # 0: the logits of a chunk's last token
+
+
 def test_all_logits_of_a_text_are_the_references_and_it_goes_on(engine: Engine, path: Path) -> None:
     """30 tokens in two chunks, the second behind a step in flight; prompts round activations to halves, not to int8."""
     text = [(7 * at) % 300 for at in range(30)]
