@@ -101,6 +101,7 @@ def run(
         session, steps = speaker(file, positions)
         load = time.perf_counter() - begun
         tokenizer, tokens = reading.result()
+    from tegrad.llm.engine import Engine
     from tegrad.llm.generate import Reply
 
     reply = Reply(session, tokenizer, tokens, sampler, max_tokens)
@@ -108,6 +109,7 @@ def run(
     figures: dict[str, Any] = {
         "device": device,
         "steps": steps,
+        "plan": session.plan_name if isinstance(session, Engine) else None,
         "model": path.name,
         "prompt_tokens": len(tokens),
         "tokens": len(reply.tokens),

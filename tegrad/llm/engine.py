@@ -27,7 +27,6 @@ from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import CHUNKS, Prefill
 from tegrad.llm.sampler import Sampler
 from tegrad.llm.sampling import Sampling, Settings
-from tegrad.llm.schedule import ScheduleError
 from tegrad.llm.state import States
 from tegrad.nv.replay import AHEAD, DEFAULT, Boundary, Launch, up_to
 
@@ -150,10 +149,17 @@ class Engine:
         """The step in one launch on Hopper, else launches, which there begin early (measured in docs/notebook.md)."""
         if self._early is not None or _capability(self.device.arch) < HOPPER:
             return DecodePlan(model, states, cache, overlap=self._early is not None)
-        with suppress(UnsupportedModelError, ScheduleError):
+        with suppress(UnsupportedModelError):
             return PersistentPlan(model, states, cache)
         self._early = AHEAD
         return DecodePlan(model, states, cache, overlap=True)
+
+    @property
+    def plan_name(self) -> str:
+        """How a step runs: "one launch", "launches", or "launches, early", which wait by themselves."""
+        if len(self.plan.launches) == 1:
+            return "one launch"
+        return "launches" if self._early is None else "launches, early"
 
     def close(self) -> None:
         """Wait for what runs and free everything; what is asked of it later is a ModelError. Twice is harmless."""

@@ -1,0 +1,49 @@
+"""An engine says what its step is, and does not run another one where the one that it should run is wrong."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tiny_llama import TYPE, Shape, write
+
+from tegrad.bench.boundaries import opened
+from tegrad.llm import engine as module
+from tegrad.llm.engine import Engine
+from tegrad.llm.gguf import Gguf
+from tegrad.llm.persistent import PersistentPlan
+from tegrad.llm.schedule import ScheduleError
+
+LLAMA = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=1, context=64)
+GPT2 = Shape(arch="gpt2", dim=256, ffn=512, heads=4, kv_heads=4, vocab=301, layers=1, context=64)
+
+
+@pytest.mark.board
+@pytest.mark.parametrize(
+    ("board", "shape", "name"),
+    [
+        ("gh100", LLAMA, "one launch"),
+        ("gh100", GPT2, "launches, early"),
+        ("agx-orin-64gb:42GiB", LLAMA, "launches"),
+    ],
+)
+def test_the_plan_that_runs_is_named(
+    board: str, shape: Shape, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEGRAD_BOARD", board)
+    monkeypatch.setenv("DEV", "NV")
+    path = write(tmp_path / "model.gguf", shape, TYPE.F16)
+    with opened(), Gguf.open(path) as file, Engine(file) as engine:
+        assert engine.plan_name == name
+
+
+def test_a_wrong_schedule_is_an_error_and_no_slower_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*_: Any) -> PersistentPlan:
+        raise ScheduleError("a stage waits for itself")
+
+    monkeypatch.setattr(module, "PersistentPlan", wrong)
+    monkeypatch.setattr(module, "DecodePlan", lambda *_, **__: "launches")
+    hopper: Any = SimpleNamespace(_early=None, device=SimpleNamespace(arch="sm_90"))
+    given: Any = (None, None, None)
+    with pytest.raises(ScheduleError, match="waits for itself"):
+        Engine._quickest(hopper, *given)
