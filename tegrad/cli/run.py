@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -43,6 +44,13 @@ class UsageError(TegradError):
     exit_code = 2
 
 
+class Cache(StrEnum):
+    """What keys and values are kept in."""
+
+    F16 = "f16"
+    Q8_0 = "q8_0"
+
+
 def run(
     words: Annotated[
         list[str],
@@ -61,6 +69,9 @@ def run(
     repeat_last_n: Annotated[int, typer.Option(help="How many of the last tokens the penalties look at.")] = 64,
     seed: Annotated[int | None, typer.Option(min=0, help="Equal seeds give equal text; random if left out.")] = None,
     context: Annotated[int | None, typer.Option(min=1, help="Positions of the KV cache.")] = None,
+    cache: Annotated[
+        Cache, typer.Option(help="Keys and values: q8_0 takes about half of f16's memory, and a little accuracy.")
+    ] = Cache.F16,
     chat: Annotated[
         bool | None,
         typer.Option("--chat/--raw", help="Ask in the model's chat template, the default for MODELs that have one."),
@@ -98,7 +109,7 @@ def run(
                 _tell(note)
         reading = beside.submit(_tokens, file, *asked)
         begun = time.perf_counter()
-        session, steps = speaker(file, positions)
+        session, steps = speaker(file, positions, q8=cache is Cache.Q8_0)
         load = time.perf_counter() - begun
         tokenizer, tokens = reading.result()
     from tegrad.llm.engine import Engine
@@ -171,10 +182,13 @@ def _opened() -> str:
     return described(open_device())
 
 
-def speaker(file: Gguf, context: int | None = None, device: str | None = None) -> tuple[Engine | Session, str]:
+def speaker(
+    file: Gguf, context: int | None = None, device: str | None = None, *, q8: bool = False
+) -> tuple[Engine | Session, str]:
     """A conversation on a device, the one that DEV names unless said, and what runs its steps.
 
     That is our kernels ("kernels") where they run the device and the model, else tinygrad's operations ("operations").
+    `q8` keeps keys and values in q8_0, for which UsageError where our kernels do not run.
     """
     from tegrad.llm import engine
     from tegrad.llm.errors import UnsupportedModelError
@@ -182,9 +196,13 @@ def speaker(file: Gguf, context: int | None = None, device: str | None = None) -
 
     if engine.suits_named(device):
         try:
-            return engine.Engine(file, context, device=device, progress=_progress(file.path)), "kernels"
+            return engine.Engine(file, context, device=device, q8=q8, progress=_progress(file.path)), "kernels"
         except (UnsupportedModelError, CompilerMissing) as error:
+            if q8:
+                raise UsageError(f"{error}; tinygrad's own kernels have no q8_0 cache: leave out --cache") from error
             typer.echo(f"tegrad: {error}; tinygrad's own kernels run it instead", err=True)
+    elif q8:
+        raise UsageError("only our own kernels have a q8_0 cache, and they do not run this device: leave out --cache")
     from tegrad.llm.model import Model
     from tegrad.llm.session import Session
 

@@ -226,6 +226,37 @@ def test_what_our_kernels_refuse_runs_on_tinygrads_and_is_said(
 
 
 @pytest.mark.board
+def test_the_shipped_model_runs_with_a_q8_0_cache() -> None:
+    result = tegrad("And he said", "-n", "2", "--cache", "q8_0", "--json")
+    assert result.returncode == 0, result.stderr
+    assert (json.loads(result.stdout)["steps"], json.loads(result.stdout)["tokens"]) == ("kernels", 2)
+
+
+@pytest.mark.parametrize(
+    ("suits", "said"),
+    [
+        (True, "heads of 80 are not run; tinygrad's own kernels have no q8_0 cache: leave out --cache"),
+        (False, "only our own kernels have a q8_0 cache, and they do not run this device: leave out --cache"),
+    ],
+)
+def test_a_q8_0_cache_is_the_kernels_and_refused_where_they_do_not_run(
+    monkeypatch: pytest.MonkeyPatch, suits: bool, said: str
+) -> None:
+    from tegrad.llm import engine
+
+    def ours(*_: object, q8: bool, **__: object) -> None:
+        assert q8
+        raise UnsupportedModelError("heads of 80 are not run")
+
+    monkeypatch.setattr(engine, "suits_named", lambda device: suits)
+    monkeypatch.setattr(engine, "Engine", ours)
+    file = type("File", (), {"path": Path("model.gguf")})()
+    with pytest.raises(command.UsageError) as refused:
+        command.speaker(file, 64, q8=True)  # type: ignore[arg-type]
+    assert str(refused.value) == said
+
+
+@pytest.mark.board
 def test_a_long_prompt_runs_on_a_model_whose_prompts_are_fed_a_step_each(tmp_path: Path) -> None:
     from tegrad.llm.engine import FIRST
 
