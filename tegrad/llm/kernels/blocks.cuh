@@ -78,6 +78,14 @@ __device__ __forceinline__ unsigned word(const uint4 &v, int at) {
     return at == 0 ? v.x : at == 1 ? v.y : at == 2 ? v.z : v.w;
 }
 
+// a - b by the multiplier: the pipe of logic and shifts is the busiest in a product.
+__device__ __forceinline__ unsigned less(unsigned a, unsigned b) {
+    unsigned result, minus;
+    asm("mov.b32 %0, -1;" : "=r"(minus));  // a constant that is seen would make a subtraction of it
+    asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(result) : "r"(b), "r"(minus), "r"(a));
+    return result;
+}
+
 // An integer that was summed onto MAGIC_BITS, as a float.
 __device__ __forceinline__ float unfold(int sum) { return __int_as_float(sum) - MAGIC; }
 
@@ -101,16 +109,21 @@ __device__ __forceinline__ Input load_input(const unsigned char *shared, int chu
     return x;
 }
 
-// One set's place among the staged activations: q as it is, and scale and fold as format F wants them.
+// Where among the staged activations a set of a chunk begins.
+__device__ __forceinline__ unsigned input_place(unsigned chunk, unsigned set) {
+    return (chunk >> 5) * INPUT_BYTES + (chunk & 31) * 16 + 512 * set;
+}
+
+// One set at its place among the staged activations: q as it is, and scale and fold as format F wants them.
 template <class F>
-__device__ __forceinline__ void stage_set(unsigned char *shared, int chunk, int set, uint4 q, float s) {
-    unsigned char *at = shared + (chunk >> 5) * INPUT_BYTES + (chunk & 31) * 16;
-    *(uint4 *)(at + 512 * set) = q;
+__device__ __forceinline__ void stage_set(unsigned char *shared, unsigned place, unsigned set, uint4 q, float s) {
+    unsigned char *at = shared + place, *beside = at - 508 * set;
+    *(uint4 *)at = q;
     int sum = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) sum = __dp4a((int)word(q, i), 0x01010101, sum);
-    *(float *)(at + 2048 + 4 * set) = s * F::factor(set);
-    *(unsigned *)(at + 2560 + 4 * set) = F::fold(set, sum, s);
+    *(float *)(beside + 2048) = s * F::factor(set);
+    *(unsigned *)(beside + 2560) = F::fold(set, sum, s);
 }
 
 // Copies `columns` activations, a multiple of 64, to shared memory (INPUT_BYTES per segment begun). Needs a barrier
@@ -122,7 +135,7 @@ __device__ __forceinline__ void stage(unsigned char *shared, const signed char *
         const int chunk = (at >> 7) * 32 + (at & 31), set = (at >> 5) & 3;  // lanes differ in their chunk
         const bool whole = columns % SEGMENT == 0 || (at >> 7) < columns / SEGMENT;
         const int c = whole ? chunk : at >> 2, k = whole ? set : at & 3;
-        stage_set<F>(shared, c, k, *(const uint4 *)(q + 64 * c + 16 * k), s[4 * c + k]);
+        stage_set<F>(shared, input_place(c, k), k, *(const uint4 *)(q + 64 * c + 16 * k), s[4 * c + k]);
     }
 }
 
@@ -153,11 +166,12 @@ struct Q6_K {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const unsigned a = word(w.plane[0], i), b = word(w.plane[1], i), c = word(w.plane[2], i);
-            s0 = dot4(a & LOW, word(x.q[0], i), s0);
-            s1 = dot4(b & LOW, word(x.q[1], i), s1);
+            const unsigned la = a & LOW, lb = b & LOW;
+            s0 = dot4(la, word(x.q[0], i), s0);
+            s1 = dot4(lb, word(x.q[1], i), s1);
             s2 = dot4(c & LOW, word(x.q[2], i), s2);
-            const unsigned ab = ((a >> 2) & ~TOP) | (b & TOP), abc = ((ab >> 2) & ~TOP) | (c & TOP);
-            s3 = dot4(abc & 0xfcfcfcfc, word(x.q[3], i), s3);
+            const unsigned ab = less(b, lb) + (less(a, la) >> 2);
+            s3 = dot4((c & TOP) + (ab >> 2), word(x.q[3], i), s3);
         }
         const int scales = (int)w.scales;
         float sum = unfold(s0) * ((float)(signed char)scales * x.scale.x);

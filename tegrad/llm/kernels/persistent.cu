@@ -112,7 +112,7 @@ struct Work {
         Attending attending;
     };
     alignas(16) float scratch[CONSUMERS][32 * HELD];
-    float sums[most(SUMS, attend::OUTPUTS)];
+    alignas(16) float sums[most(SUMS, attend::OUTPUTS)];
     float stream[OWN];  // this CTA's rows of the residual stream
     float turn[2 * ROPE_PAIRS];  // rope's cosines and sines at the position
     float squares[2][SERVICE], top[2][SERVICE];
@@ -235,6 +235,12 @@ __device__ __forceinline__ float stage_packets(Work &work, const unsigned char *
     for (int first = begin + thread; first < end; first += Count * threads) {
         uint4 v[2 * Count];
         const int limit = (end - first + threads - 1) / threads;
+        unsigned places[Count];
+#pragma unroll
+        for (int i = 0; i < Count; i++) {  // found before the wait
+            places[i] = input_place((unsigned)(first + i * threads) / 4, (first + i * threads) % 4u);
+            asm volatile("" : "+r"(places[i]));
+        }
         load_packets(v, 2 * limit, [=](int i) { return from + 32 * (first + i / 2 * threads) + 16 * (i & 1); },
                      [=](int) { return epoch; });
 #pragma unroll
@@ -251,7 +257,7 @@ __device__ __forceinline__ float stage_packets(Work &work, const unsigned char *
                 if (a < b) q.x = made.x, q.y = made.y;
                 else q.z = made.x, q.w = made.y;
             }
-            stage_set<F>(work.input, set / 4, set % 4, q, scale);
+            stage_set<F>(work.input, places[i], set % 4u, q, scale);
             squares += unit_squares(low.z) + unit_squares(high.z);
         }
     }
@@ -566,38 +572,73 @@ __device__ __forceinline__ void fill(Reader reader, Ring &ring, unsigned char *s
 
 // --- service: output ------------------------------------------------------------------------------------------------
 
-// Hands rows on, one in each lane, `row` % 16 = lane % 16; all lanes take part. `square` is summed up for the reader.
-__device__ __forceinline__ void hand_on(unsigned char *target, int row, bool inside, float value, float square,
-                                        bool floats, int replicas, unsigned epoch, int lane) {
+// Where a lane's packet of a row goes: as floats the first copy of a third of eight rows, else one of eight copies.
+__device__ __forceinline__ unsigned char *packet_of(unsigned char *target, int row, bool floats, int lane) {
+    const int unit = row >> 3, at = lane % 8;
+    return floats ? target + unit * 48 + 16 * (at < 2 ? at : 2) : target + (size_t)at * REPLICA_BYTES + unit * 16;
+}
+
+// 1 / v, of a v that is no denormal.
+__device__ __forceinline__ float reciprocal(float v) {
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
+    return result;
+}
+
+// What lies at an address in shared memory. In the window of all memory the compiler would look for it each time anew.
+__device__ __forceinline__ unsigned shared_place(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ float shared_float(unsigned at) {
+    float v;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
+    return v;
+}
+__device__ __forceinline__ float4 shared_float4(unsigned at) {
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void put_shared(unsigned at, float v) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory");
+}
+
+// Hands rows on, one in each lane, their number % 16 = lane % 16; all lanes take part. `to` is packet_of the row;
+// `square` is summed up for the reader.
+__device__ __forceinline__ void hand_on(unsigned char *to, bool inside, float value, float square, bool floats,
+                                        int replicas, unsigned epoch, int lane) {
+    const int at = lane % 8;
     if (!inside) value = 0, square = 0;
-#pragma unroll
-    for (int step = 4; step; step >>= 1) square += __shfl_xor_sync(EVERY, square, step);
     if (floats) {
-        const int third = lane % 8 < 2 ? lane % 8 : 2, from = lane / 8 * 8 + 3 * third;
+#pragma unroll
+        for (int step = 4; step; step >>= 1) square += __shfl_xor_sync(EVERY, square, step);
+        const int third = at < 2 ? at : 2, from = lane / 8 * 8 + 3 * third;
         const float a = __shfl_sync(EVERY, value, from), b = __shfl_sync(EVERY, value, from + 1);
         const float c = __shfl_sync(EVERY, value, third < 2 ? from + 2 : from);
 #pragma unroll
         for (int copy = 0; copy < REPLICAS; copy++)
-            if (inside && lane % 8 < 3 && copy < replicas)
-                store_packet(target + (size_t)copy * REPLICA_BYTES + row / 8 * 48 + 16 * third, __float_as_uint(a),
-                             __float_as_uint(b), __float_as_uint(third == 2 ? square : c), epoch);
+            if (inside && at < 3 && copy < replicas)
+                store_packet(to + (size_t)copy * REPLICA_BYTES, __float_as_uint(a), __float_as_uint(b),
+                             __float_as_uint(third == 2 ? square : c), epoch);
         return;
     }
-    float largest = fabsf(value);
+    float largest = fmaxf(fabsf(value), __shfl_xor_sync(EVERY, fabsf(value), 8));
 #pragma unroll
-    for (int step = 8; step; step >>= 1) largest = fmaxf(largest, __shfl_xor_sync(EVERY, largest, step));
+    for (int step = 4; step; step >>= 1) {  // side by side: either alone would wait for each exchange
+        const float other = __shfl_xor_sync(EVERY, largest, step), more = __shfl_xor_sync(EVERY, square, step);
+        largest = fmaxf(largest, other), square += more;
+    }
     const unsigned code = largest < 1e-30f ? 0 : (__float_as_uint(largest * (1.0f / 127.0f)) + 0x2000) >> 14;
-    const int q = __float2int_rn(code ? __fdividef(value, __uint_as_float(code << 14)) : 0.0f);
-    unsigned bytes = (q & 255u) << (8 * (lane & 3));
+    const float inverse = largest < 1e-30f ? 0 : reciprocal(__uint_as_float(code << 14));
+    // Added to MAGIC, a float's low bits are the nearest integer.
+    unsigned bytes = (__float_as_uint(value * inverse + MAGIC) & 255u) << (8 * (lane & 3));
     bytes |= __shfl_xor_sync(EVERY, bytes, 1);
     bytes |= __shfl_xor_sync(EVERY, bytes, 2);
     const unsigned upper = __shfl_xor_sync(EVERY, bytes, 4);  // in the upper four of eight lanes the lower ones
     const unsigned rounded = (__float_as_uint(square) + 0x8000) >> 16;
-    const int copy = lane % 8;  // a lane for each
-    static_assert(REPLICAS <= 8, "a packet has eight lanes");
-    if (inside && copy < REPLICAS)
-        store_packet(target + (size_t)copy * REPLICA_BYTES + row / 8 * 16, lane & 4 ? upper : bytes,
-                     lane & 4 ? bytes : upper, code << 15 | rounded, epoch);
+    static_assert(REPLICAS <= 8, "a packet has eight lanes, each for a copy");
+    if (inside && at < REPLICAS)
+        store_packet(to, lane & 4 ? upper : bytes, lane & 4 ? bytes : upper, code << 15 | rounded, epoch);
 }
 
 struct Service {
@@ -665,23 +706,22 @@ struct Service {
         return rsqrtf(sum * (1.0f / DIM) + EPS);
     }
 
-    // body(row, inside) for every row of the instruction, a lane each, rows of 16 in 16 neighbouring lanes.
-    template <class Body> __device__ __forceinline__ void each_row(int first, int rows, Body body) const {
-        const int start = first & ~15, end = first + rows;
+    // Those `pieces` sums in shared memory that make up a row.
+    __device__ __forceinline__ static float row_sum(unsigned at, int pieces) {
+        if (pieces == 4) {
+            const float4 four = shared_float4(at);
+            return four.x + four.y + four.z + four.w;
+        }
+        float sum = shared_float(at);
 #pragma unroll 1
-        for (int at = start + thread; at - lane < end; at += SERVICE_THREADS) body(at, at >= first && at < end);
-    }
-    // Sum `index` of those that make up a row.
-    __device__ __forceinline__ float row_sum(int index, int pieces) const {
-        float sum = 0;
-        for (int i = 0; i < pieces; i++) sum += work.sums[index * pieces + i];
+        for (int i = 1; i < pieces; i++) sum += shared_float(at + 4 * i);
         return sum;
     }
 };
 
 // Sums of a row's product in work.sums, as `multiply` leaves them.
 __device__ __forceinline__ int row_pieces(int columns, bool packed) {
-    if (!packed || columns == 0) return columns > SEGMENT ? columns / SEGMENT : 1;
+    if (!packed) return columns > SEGMENT ? columns / SEGMENT : 1;
     const int aligned = columns & -columns;
     return columns / (aligned < SEGMENT ? aligned : SEGMENT);
 }
@@ -765,21 +805,31 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
             factor = service.input(word, parity, normed);
         }
         stamp(stamps, work, stage, 1, thread);
-        // While the consumers compute: what is made of their results.
-        const int columns = word[COLUMNS_OF];
+        // While the consumers compute: what is made of their results. What comes after them is on the way of every
+        // token, and its code is mostly fetched anew: it is short, and all that can be found before is.
+        const int columns = word[COLUMNS_OF], end = first + rows;
         const unsigned epoch = service.base + stage + 1;
         unsigned char *target = service.workspace + word[TARGET];
         const bool floats = word[FLAGS] & WRITES_FLOATS, hands_on = word[FLAGS] & HANDS_ON;
-        const unsigned char *matrix = (const unsigned char *)word.address(RUN);
-        const unsigned format = word[RUN + FORMAT_OF];
-        const int pieces = op == ATTEND ? 1 : row_pieces(columns, !(word[FLAGS] & READS_FLOATS));
-        if (op != EMBED) barrier_sync<RESULTS_READY>(CONSUMER_THREADS + SERVICE_THREADS);
-        stamp(stamps, work, stage, 2, thread);
-        if (op == ATTEND && !work.joined) continue;
+        const bool adds = op == ADD || op == EMBED;
+        const int pieces = op == ATTEND || op == EMBED ? 1 : row_pieces(columns, !(word[FLAGS] & READS_FLOATS));
+        if (op == EMBED) {
+            const unsigned char *matrix = (const unsigned char *)word.address(RUN);
+            const unsigned format = word[RUN + FORMAT_OF];
+#pragma unroll 1
+            for (int row = mine; row < end; row += SERVICE_THREADS) {
+                if (row < first) continue;
+                WITH_FORMAT(format, work.sums[row - first] = weight_at<F>(matrix, (long long)token * DIM + row));
+                work.stream[row - first] = 0;
+            }
+        }
         if (op == LOGITS) {
+            barrier_sync<RESULTS_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+            stamp(stamps, work, stage, 2, thread);
+            const unsigned sums = shared_place(work.sums);
 #pragma unroll 1
             for (int at = thread; at < rows; at += SERVICE_THREADS) {
-                const float value = service.row_sum(at, pieces) * factor;
+                const float value = service.row_sum(sums + 4 * at * pieces, pieces) * factor;
                 if (STORE_LOGITS) logits[first + at] = value;
                 if (value > best) best = value, best_row = first + at;
             }
@@ -787,27 +837,37 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
             service.largest(best, best_row, parity);
             if (thread == 0) store_packet(target + 16 * blockIdx.x, __float_as_uint(best), best_row, 0, epoch);
         } else {
-            service.each_row(first, rows, [&](int row, bool inside) {
-                const int at = row - first;
+            // A row in each lane, 16 of them in 16 neighbouring lanes.
+            int row = mine;
+            unsigned sums = shared_place(work.sums + (row - first) * pieces), stream = shared_place(work.stream + row - first);
+            unsigned char *to = packet_of(target, row, floats, lane);
+            bool inside = early;
+            float near = held;
+            const unsigned ups = 4 * rows * pieces;
+            asm volatile("" : "+r"(sums), "+r"(stream), "+l"(to));
+            if (op != EMBED) barrier_sync<RESULTS_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+            stamp(stamps, work, stage, 2, thread);
+            if (op == ATTEND && !work.joined) continue;
+#pragma unroll 1
+            while (row - lane < end) {
                 float value = 0, square = 0;
                 if (inside) {
-                    const float near = row == mine || !beside ? held : op == ATTEND ? 0 : __ldg(beside + row);
-                    if (op == EMBED) {
-                        WITH_FORMAT(format, value = weight_at<F>(matrix, (long long)token * DIM + row));
-                    } else {
-                        value = service.row_sum(at, pieces) * factor;
-                    }
-                    if (op == GATE) value = activate(value) * service.row_sum(rows + at, pieces) * factor;
+                    value = service.row_sum(sums, pieces) * factor;
+                    if (op == GATE) value = activate(value) * service.row_sum(sums + ups, pieces) * factor;
                     if (op == PROJECT) value += near;
-                    if (op == ADD) value += work.stream[at];
-                    if (op == ADD || op == EMBED) {
-                        work.stream[at] = value;
+                    if (adds) {
+                        value += shared_float(stream);
+                        put_shared(stream, value);
                         square = value * value;
                         value *= near;
                     }
                 }
-                hand_on(target, row, inside, value, square, floats, op == PROJECT ? 1 : REPLICAS, epoch, lane);
-            });
+                hand_on(to, inside, value, square, floats, op == PROJECT ? 1 : REPLICAS, epoch, lane);
+                row += SERVICE_THREADS, sums += 4 * SERVICE_THREADS * pieces, stream += 4 * SERVICE_THREADS;
+                to = packet_of(target, row, floats, lane);
+                inside = row >= first && row < end;
+                near = beside && op != ATTEND && inside ? __ldg(beside + row) : 0;
+            }
         }
         service.handed_on(stage);
         stamp(stamps, work, stage, 3, thread);
