@@ -45,7 +45,7 @@ AXES: Final[Mapping[str, tuple[int, ...]]] = {
     "polled": (2, 3, 1, 4),
     "ring_slots": (32, 5, 3),
     "evict_first": (1, 0),
-    "backoff": (20, 0, 100),
+    "backoff": (0, 20, 100),
     "attention_warps": (8, 16, 12),
     "attention_loads": (2, 4),
     "attention_shares": (4, 2, 1),

@@ -51,8 +51,10 @@ from tegrad.nv.replay import Launch
 
 FORMATS: Final[tuple[BlockType, ...]] = (Q6_K, Q5_K, Q4_K, Q8_0, Q4_0, F16, BF16, F32)
 """In the order of the kernel's `enum Format`."""
-FAR: Final = 2048
-"""Cached positions up to which query heads each read the keys and values themselves."""
+NEAR: Final = 256
+"""Positions of a cache up to which attention loads keys and values itself; those of more come through the ring."""
+READ: Final = 16384
+"""Such positions, times the CTAs that each read all of them for a share of the query heads, at most."""
 SCALES: Final = 8
 """Positions that a q8_0 cache's must be a multiple of, so that the scales of a tile are whole pieces of 16 bytes."""
 BUFFERS: Final = ("program", "workspace", "states", "rings", "histories", "ends", "rope", "logits", "stamps")
@@ -76,7 +78,7 @@ class Tuning:
     """1: packets, which readers poll; 0: counters behind a fence."""
     polled: int = 2
     """Sets of 16 elements that a service thread waits for together: each further round is a trip to L2."""
-    backoff: int = 20
+    backoff: int = 0
     """ns between polls."""
     attention_warps: int = 8
     attention_loads: int = 2
@@ -105,17 +107,17 @@ class Tuning:
     def suited(cls, kinds: Iterable[BlockType], positions: int = 0, *, q8: bool = False) -> Self:
         """What was best for models of these formats on an H200 (docs/notebook.md); its tiles leave room for a ring.
 
-        Floats want more warps that stage, since they travel as they are; small segments more that multiply. Keys and
-        values of more than FAR positions come through the ring, once for all query heads that share them.
+        Floats want more warps that stage, since they travel as they are, and poll more of them; small segments more
+        that multiply, where attention needs no ring.
         """
-        widest, near = max(segment_bytes(kind) for kind in kinds), cls()
-        far = positions > FAR and not (q8 and positions % SCALES)
+        widest, made = max(segment_bytes(kind) for kind in kinds), cls()
+        ring = positions > NEAR and not (q8 and positions % SCALES)
         if widest >= 4096:
             consumers = 32768 // widest
-            near = cls(consumers=consumers, per_tile=1, attention_warps=consumers, service=7)
-        elif widest < 1280 and not far:
-            near = cls(consumers=16, per_tile=1, attention_warps=16, service=3, polled=3)
-        return replace(near, attention_ring=2, attention_shares=1) if far else near
+            made = cls(consumers=consumers, per_tile=1, attention_warps=consumers, service=7, backoff=20)
+        elif widest < 1280 and not ring:
+            made = cls(consumers=16, per_tile=1, attention_warps=16, service=3, polled=3)
+        return replace(made, attention_ring=2, attention_shares=max(1, READ // positions)) if ring else made
 
 
 def fixed(matrices: Iterable[Matrix], consumers: int) -> bool:

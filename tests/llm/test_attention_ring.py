@@ -20,7 +20,7 @@ from tegrad.bench.boundaries import opened
 from tegrad.llm.cache import KvCache
 from tegrad.llm.gguf import Q6_K
 from tegrad.llm.packed import PackedModel
-from tegrad.llm.persistent import FAR, PersistentPlan, Tuning
+from tegrad.llm.persistent import NEAR, READ, PersistentPlan, Tuning
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.reference import Reference
 from tegrad.llm.state import State, States
@@ -87,6 +87,7 @@ def decoded(
         pytest.param(
             GROUPED, False, [TENSOR, replace(LANES, attention_loads=4), replace(TENSOR, handover=0)], id="f16"
         ),
+        pytest.param(GROUPED, False, [replace(TENSOR, attention_shares=s) for s in (2, 4)], id="in shares"),
         pytest.param(GROUPED, True, [TENSOR], id="q8_0"),
         pytest.param(WIDE, False, [TENSOR], id="heads of 128"),
     ],
@@ -150,24 +151,26 @@ def test_bulk_copies_in_rings_of_any_size_bring_the_same_keys_and_values(
 
 FULL = Shape(dim=512, ffn=512, heads=32, kv_heads=8, head_dim=64, vocab=301, layers=1)
 """The heads of a model of 1B."""
-H200 = Tuning.suited([Q6_K], FAR + 1)
-"""What a model in blocks is given there."""
 
 
 @pytest.mark.parametrize(
-    ("shape", "ctas", "first", "tuning"),
+    ("shape", "ctas", "first", "shares"),
     [
-        pytest.param(GROUPED, 7, FAR - 2, None, id="three parts"),
-        pytest.param(FULL, 132, 4094, H200, id="sixteen parts", marks=pytest.mark.long),
-        pytest.param(FULL, 132, 16382, H200, id="sixteen parts of a thousand", marks=pytest.mark.long),
-        pytest.param(WIDE, 33, 4094, H200, id="heads of 128 in sixteen parts", marks=pytest.mark.long),
+        pytest.param(GROUPED, 15, 470, 4, id="a part for each of four shares"),
+        pytest.param(GROUPED, 7, 8190, 1, id="three parts of the positions"),
+        pytest.param(FULL, 132, 4084, 4, id="four shares in four parts", marks=pytest.mark.long),
+        pytest.param(FULL, 132, 4094, 2, id="two shares in eight parts", marks=pytest.mark.long),
+        pytest.param(FULL, 132, 16382, 1, id="sixteen parts of a thousand", marks=pytest.mark.long),
+        pytest.param(WIDE, 33, 5462, 1, id="heads of 128 in sixteen parts", marks=pytest.mark.long),
+        pytest.param(WIDE, 33, 4084, 3, id="heads of 128 in three shares", marks=pytest.mark.long),
     ],
 )
 def test_a_plan_for_many_positions_takes_keys_and_values_through_the_ring(
-    shape: Shape, ctas: int, first: int, tuning: Tuning | None, tmp_path: Path
+    shape: Shape, ctas: int, first: int, shares: int, tmp_path: Path
 ) -> None:
     """Next to the step of many kernels; weights are floats, so that little rounds."""
     path, positions = write(tmp_path / "model.gguf", shape, TYPE.F16), first + 10
+    tuning = Tuning.suited([Q6_K], positions)
     with opened() as device, PackedModel.load(path, "NV") as model:
         states, found = States(device), []
         for kind in (DecodePlan, partial(PersistentPlan, ctas=ctas, tuning=tuning)):
@@ -180,7 +183,7 @@ def test_a_plan_for_many_positions_takes_keys_and_values_through_the_ring(
                 steps = [decode(device, plan, states, step, first + at, TEXT[at], positions) for at in range(5)]
                 found.append(np.array(steps))
                 if isinstance(plan, PersistentPlan):
-                    assert (plan.kernel.tuning.attention_ring, plan.kernel.program.shares) == (2, 1)
+                    assert (plan.kernel.tuning.attention_ring, plan.kernel.program.shares) == (2, shares)
         states.close()
     assert errors(found[1], found[0])[1] < 2e-5
 
@@ -191,5 +194,11 @@ def test_tunings_choose_the_ring_for_what_it_can_take() -> None:
         return tuning.attention_ring, tuning.attention_shares
 
     near = (0, Tuning().attention_shares)
-    assert [forms(0), forms(FAR), forms(FAR + 1), forms(FAR + 8, True)] == [near, near, (2, 1), (2, 1)]
-    assert forms(FAR + 1, q8=True) == near, "its scales are no whole pieces of 16 bytes"
+    assert [forms(0), forms(NEAR), forms(NEAR + 1, q8=True)] == [near] * 3, "scales of q8_0 must be whole pieces"
+    assert [forms(NEAR + 8, True)[0], forms(READ // 4), forms(READ // 4 + 8), forms(READ)] == [
+        2,
+        (2, 4),
+        (2, 3),
+        (2, 1),
+    ]
+    assert forms(4 * READ) == (2, 1)

@@ -9,7 +9,7 @@ from tiny_llama import TYPE, Shape, write
 from tegrad.bench.boundaries import opened
 from tegrad.llm.engine import Engine
 from tegrad.llm.gguf import Gguf
-from tegrad.llm.persistent import FAR, PersistentPlan
+from tegrad.llm.persistent import NEAR, PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.reference import Reference
 from tegrad.llm.sampling import Settings
@@ -17,7 +17,7 @@ from tegrad.nv.replay import AHEAD
 
 pytestmark = pytest.mark.board
 
-LLAMA = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=1, context=4 * FAR)
+LLAMA = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=1, context=4 * NEAR)
 GPT2 = Shape(arch="gpt2", dim=256, ffn=512, heads=4, kv_heads=4, vocab=301, layers=1, context=64)
 PROMPT = [5, 9, 77]
 
@@ -25,10 +25,10 @@ PROMPT = [5, 9, 77]
 @pytest.mark.parametrize(
     ("board", "shape", "context", "kind"),
     [
-        ("gh100", LLAMA, FAR, PersistentPlan),
-        ("gh100", LLAMA, FAR + 8, PersistentPlan),
+        ("gh100", LLAMA, NEAR, PersistentPlan),
+        ("gh100", LLAMA, NEAR + 8, PersistentPlan),
         ("gh100", GPT2, 64, DecodePlan),
-        ("agx-orin-64gb:41GiB", LLAMA, FAR, DecodePlan),
+        ("agx-orin-64gb:41GiB", LLAMA, NEAR, DecodePlan),
     ],
 )
 def test_the_quickest_step_is_taken(
