@@ -35,6 +35,7 @@ from tegrad.bench.record import Record, RecordError, Side, make
 from tegrad.bench.stamps import Stamps
 from tegrad.bench.targets import SPAN, TARGETS, Target
 from tegrad.errors import TegradError
+from tegrad.llm.arch import DEFAULT_CONTEXT
 from tegrad.llm.engine import Engine, Planner
 from tegrad.llm.gemm import PICKS
 from tegrad.llm.gguf import Gguf
@@ -121,8 +122,13 @@ class Ways:
 
 @contextmanager
 def conversation(path: Path, depth: int, ways: Ways) -> Iterator[Engine]:
-    """An engine on the NV device whose cache is filled with random tokens up to `depth`."""
-    with Gguf.open(path) as file, Engine(file, depth + SPAN + 8, device="NV", **ways.engine) as engine:
+    """An engine on the NV device whose cache is filled with random tokens up to `depth`.
+
+    Its context is that of `tegrad run` where nothing is said, or longer: what is quickest depends on it.
+    """
+    wanted = depth + SPAN + 8
+    context = wanted if wanted > DEFAULT_CONTEXT else None
+    with Gguf.open(path) as file, Engine(file, context, device="NV", **ways.engine) as engine:
         if depth:
             engine.feed(np.random.default_rng(4).integers(0, engine.config.vocab, depth).tolist())
         yield engine
