@@ -833,18 +833,20 @@ def _products(cases: Any) -> None:
         assert off < limit(gemm), f"{name}: {off:.2e} of the largest result"
 
 
-@case(HCQDEV_WAIT_TIMEOUT_MS="60000")
-def steps_in_one_launch() -> None:
-    """Full-size models by one launch a step, to a depth of 16,384: the logits of many launches, the same each time."""
+def steps_in_one_launch(name: str) -> None:
+    """A full-size model by one launch a step, to a depth of 16,384: the logits of many launches, the same each time."""
     from one_launch import TIMES, compare
 
-    for name in ("1b-q6k", "1b-q4k", "qwen3-0.6b-q8_0"):
-        for found in compare(device(), name):
-            exact = "" if found.exact is None else f", {found.exact:.4f} from exact"
-            print(f"{found.place}: {found.many:.4f}{exact};", end=" ")
-            assert found.many < 0.05, found
-            assert found.exact is None or found.exact < 0.05, found
-            assert found.same == TIMES, found
+    for found in compare(device(), name):
+        exact = "" if found.exact is None else f", {found.exact:.4f} from exact"
+        print(f"{found.place}: {found.many:.4f}{exact};", end=" ", flush=True)
+        assert found.many < 0.05, found
+        assert found.exact is None or found.exact < 0.05, found
+        assert found.same == TIMES, found
+
+
+for _name in ("1b-q6k", "1b-q4k", "1b-f16", "qwen3-0.6b-q8_0"):
+    CASES[f"steps_in_one_launch[{_name}]"] = partial(steps_in_one_launch, _name), {"HCQDEV_WAIT_TIMEOUT_MS": "60000"}
 
 
 @case()
