@@ -40,7 +40,7 @@ SHIPPED: Final = "shipped"
 CASES: Final = (
     "small-1b-q4_0", "small-1b-q8_0", "small-1b-q4k", "small-1b-q5k", "small-1b-q6k", "small-1b-f16", "small-1b-bf16",
     "small-mistral-7b-q4k", "small-qwen2.5-0.5b-q4k", "small-qwen3-0.6b-q8_0", "small-qwen3-1.7b-q4k", "small-gpt2-f16",
-    SHIPPED,
+    "small-gpt2-f32", SHIPPED,
 )  # fmt: skip
 """Every format and family. `small-` is the family and vocabulary of a shape with few and narrow layers."""
 

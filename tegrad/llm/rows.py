@@ -16,6 +16,7 @@ from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gemm import Gemm, Operands, TilePicker, pick_quickest, scratch_bound
+from tegrad.llm.gguf import F32
 from tegrad.llm.packed import PackedLayer, PackedMatrix, PackedModel
 from tegrad.llm.programs import Programs
 from tegrad.nv.program import LaunchError
@@ -151,6 +152,11 @@ class Rows:
         **form: Any,
     ) -> Launch:
         """y of x and a matrix, or of gate and up; `form` are fields of a Gemm."""
+        if matrix.kind is F32:
+            raise UnsupportedModelError(
+                "prompts and batches of F32 matrices are not run, as products of halves are less exact: convert the "
+                "model to F16"
+            )
         bias = matrix.bias
         if second is not None and (bias is not None or second.bias is not None):
             raise UnsupportedModelError("biases of gate and up matrices are not run for many tokens at once")

@@ -15,7 +15,7 @@ from tiny_llama import TYPE, Shape, write
 from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
 from tegrad.llm.engine import Engine
-from tegrad.llm.errors import ModelError
+from tegrad.llm.errors import ModelError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.loop import LoopError
 from tegrad.llm.prefill import Prefill
@@ -30,6 +30,7 @@ SHAPE = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=1, contex
 STEPPED = {
     "rows of 288": (replace(SHAPE, dim=288, ffn=576, heads=6, kv_heads=3, context=128), TYPE.F16),
     "a bias of the gate": (replace(SHAPE, gate_bias=True, context=128), TYPE.Q8_0),
+    "F32 matrices": (replace(SHAPE, context=128), TYPE.F32),
 }
 """Models that the kernels for prompts refuse."""
 PROMPT = [5, 9, 77, 100, 3, 8, 1]
@@ -141,6 +142,20 @@ def test_prompts_of_models_that_only_decode_are_fed_a_step_each(
         every = np.concatenate([engine.feed_all(prompt[:5]), engine.feed_all(prompt[5:])])
         assert np.sqrt(((every - expected) ** 2).mean()) < 0.03 * expected.std()
         assert engine.tokens == prompt
+
+
+@pytest.mark.parametrize("arch", ["llama", "gpt2"])
+def test_prompts_of_f32_matrices_are_as_exact_as_steps(tmp_path: Path, device: str, arch: str) -> None:
+    """Products of halves err 2.5 times as much; a batch, which has no others, says so."""
+    path = write(tmp_path / "model.gguf", replace(SHAPE, arch=arch, kv_heads=4, context=64), TYPE.F32)
+    prompt = [(7 * at) % 300 for at in range(30)]
+    expected = Reference(path).logits(prompt)
+    with Gguf.open(path) as file, Engine(file, device=device, short=8) as engine:
+        assert np.abs(engine.feed_all(prompt) - expected).mean() < 3e-4 * expected.std()
+        with Batch(engine.model, slots=1, positions=48, sizes=(32,)) as batch:
+            with pytest.raises(UnsupportedModelError, match="F32 matrices are not run"):
+                batch.join(prompt)
+            assert batch.members == ()
 
 
 def test_penalties_look_at_the_tokens_that_a_reset_kept(engine: Engine) -> None:
