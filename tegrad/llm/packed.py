@@ -21,7 +21,7 @@ from tinygrad.runtime.support.hcq import HCQBuffer
 from tegrad.llm import packing
 from tegrad.llm.arch import Config, Spec, tensor_name
 from tegrad.llm.errors import RoomError
-from tegrad.llm.gguf import BlockType, Gguf, Progress, TensorInfo
+from tegrad.llm.gguf import BF16, BlockType, Gguf, Progress, TensorInfo
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.stream import PIECE, Piece, Stream
 
@@ -73,6 +73,32 @@ class Repacker:
         self._programs[kind](buffer, global_size=grid, local_size=(32 * WARPS, 1, 1), vals=(segments,))
 
 
+class LargeWeights:
+    """Looks on the device for BF16 weights from 256 on, which products of halves do not take (kernels/large.cu)."""
+
+    def __init__(self, device: Any, found: HCQBuffer) -> None:
+        """`found` is an int on the device, 1 where there is one."""
+        self._device, self._found = device, found
+        self._program: Any = None
+        device.allocator._copyin(found, memoryview(bytes(4)))
+
+    def __call__(self, kind: BlockType, buffer: HCQBuffer, segments: int) -> None:
+        """Look at so many segments from the start of a buffer, behind everything launched before."""
+        if kind is not BF16:
+            return
+        if self._program is None:
+            self._program = load_kernel(self._device, "large", buffers=2, values=1, WARPS=WARPS)
+        grid = (-(-segments // WARPS), 1, 1)
+        self._program(buffer, self._found, global_size=grid, local_size=(32 * WARPS, 1, 1), vals=(segments,))
+
+    def any(self) -> bool:
+        """Whether there was one; waits for the device."""
+        self._device.synchronize()
+        out = bytearray(4)
+        self._device.allocator._copyout(memoryview(out), self._found)
+        return any(out)
+
+
 @dataclass(slots=True)
 class _Job:
     """Tensors that lie one behind the other in a buffer, and what to repack when the last byte is there."""
@@ -85,7 +111,12 @@ class _Job:
 
 
 class PackedLoader:
-    """Hands out buffers for a file's tensors, and fills all of them in one `run`. `close` frees them."""
+    """Hands out buffers for a file's tensors, and fills all of them in one `run`. `close` frees them.
+
+    `large` after the run: whether a matrix has weights that products of halves do not take.
+    """
+
+    large = False
 
     def __init__(self, file: Gguf, device: Any, progress: Progress | None = None) -> None:
         self.file, self.device = file, device
@@ -124,7 +155,7 @@ class PackedLoader:
 
     def run(self) -> None:
         """Read everything to its place and repack it; returns when the device is done."""
-        repack = Repacker(self.device)
+        repack, look = Repacker(self.device), LargeWeights(self.device, self._take(4))
         jobs = sorted(self._jobs, key=lambda job: job.pieces[0].offset)
         owner = {id(piece): job for job in jobs for piece in job.pieces}
         done, total = 0, sum(job.missing for job in jobs)
@@ -135,13 +166,14 @@ class PackedLoader:
             job.missing -= piece.size
             if job.missing == 0 and job.kind is not None:
                 repack(job.kind, job.buffer, job.segments)
+                look(job.kind, job.buffer, job.segments)
             done += piece.size
             if self._progress is not None:
                 self._progress(done, total)
 
         with Stream(self.file, self.device) as stream:
             stream.run((piece for job in jobs for piece in job.pieces), arrived)
-        self.device.synchronize()
+        self.large = look.any()
         self._jobs.clear()
 
     def close(self) -> None:
@@ -193,6 +225,9 @@ class PackedLayer:
 class PackedModel:
     """A GGUF model's weights on a device, packed for our kernels. Use as a context manager, or `close` it."""
 
+    large = False
+    """Whether a BF16 matrix has weights from 256 on, which products of halves do not take."""
+
     def __init__(self, file: Gguf, device: str | None = None, progress: Progress | None = None) -> None:
         self.device = Device[device or Device.DEFAULT]
         self.config = Config.read(file)
@@ -202,6 +237,7 @@ class PackedModel:
         try:
             self._allocate(file)
             self._load.run()
+            self.large = self._load.large
         except BaseException as error:
             self.close()
             if isinstance(error, MemoryError):

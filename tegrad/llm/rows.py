@@ -74,6 +74,11 @@ class Rows:
         config, take = self.config, self._room.take
         if config.value_dim != config.head_dim:
             raise UnsupportedModelError("heads whose keys and values differ in width are not run")
+        if model.large:
+            raise UnsupportedModelError(
+                "a BF16 matrix has weights of 256 or more, which products for prompts and batches do not hold: convert "
+                "the model to F16"
+            )
         try:
             self.qkv_rows = config.size("query+key+value")
             self.x = take(4 * most * config.dim)
