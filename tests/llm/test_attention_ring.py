@@ -61,7 +61,12 @@ def decode(
 
 
 def decoded(
-    path: Path, tunings: Sequence[Tuning | None], first: int = 0, kept: Sequence[bytes] = (), q8: bool = False
+    path: Path,
+    tunings: Sequence[Tuning | None],
+    first: int = 0,
+    kept: Sequence[bytes] = (),
+    q8: bool = False,
+    ctas: int = 7,
 ) -> Iterator[NDArray[np.float32]]:
     """The logits (steps, vocab) of decode steps with each tuning, or by many kernels, from position `first` to the end
     of the text; `kept` is what the cache of each layer holds before: keys, values and their scales."""
@@ -71,7 +76,7 @@ def decoded(
             with (
                 KvCache(device, model.config, POSITIONS, q8=q8) as cache,
                 DecodePlan(model, states, cache) if tuning is None
-                else PersistentPlan(model, states, cache, tuning=tuning, ctas=7) as plan,
+                else PersistentPlan(model, states, cache, tuning=tuning, ctas=ctas) as plan,
                 Recording(device, plan.launches) as step,
             ):  # fmt: skip
                 fill(device, cache, kept)
@@ -112,6 +117,27 @@ def stored(shape: Shape, q8: bool, positions: int = POSITIONS) -> list[bytes]:
         return [side.astype(np.float16).tobytes() for side in rows]
     scales = [(side.reshape(-1, 32).std(axis=1) / 40).astype(np.float16).tobytes() for side in rows]
     return [*(np.clip(side * 40, -127, 127).astype(np.int8).tobytes() for side in rows), *scales]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("width", "group", "q8"),
+    [
+        (32, 1, True), (32, 8, False), (80, 1, False), (80, 8, False),
+        (96, 1, True), (96, 8, False), (256, 1, False), (256, 8, True),
+    ],
+)  # fmt: skip
+def test_heads_of_any_width_and_group_are_attended_by_lanes(width: int, group: int, q8: bool, tmp_path: Path) -> None:
+    """As by many kernels; weights are floats, so that little but the cache rounds."""
+    heads = 16 if width == 80 else 8  # rows of the matrix behind them are whole lines of it
+    shape = replace(GROUPED, heads=heads, kv_heads=heads // group, head_dim=width)
+    path = write(tmp_path / "model.gguf", shape, TYPE.F16)
+    # Four loads of rows of 96 are a tile whose scales are whole pieces of 16 bytes; two are not.
+    tuning = replace(LANES, attention_loads=4 if width == 96 else LANES.attention_loads)
+    many, lanes = decoded(path, [None, tuning], len(TEXT) - 8, stored(shape, q8), q8, ctas=17)
+    largest, mean = errors(lanes, many)
+    assert mean < (5e-4 if q8 else 1e-4)
+    assert largest < 4e-3
 
 
 @pytest.fixture(scope="module")
