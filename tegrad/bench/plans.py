@@ -14,7 +14,7 @@ from tegrad.llm.gemm import TilePicker, pick_tile, pick_wgmma
 from tegrad.llm.gguf import BlockType
 from tegrad.llm.packed import WARPS, PackedModel
 from tegrad.llm.packing import PLAIN, SEGMENT
-from tegrad.llm.persistent import PersistentPlan
+from tegrad.llm.persistent import NEAR, READ, PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import Prefill, chunk_bytes
 from tegrad.llm.programs import load_kernel
@@ -38,9 +38,9 @@ def _decode(made: PackedModel) -> list[Launch]:
     return [*plan.launches, *last]
 
 
-def _persistent(made: PackedModel) -> list[Launch]:
-    """The same in one launch."""
-    plan = PersistentPlan(made, _states(made), KvCache(made.device, made.config, POSITIONS))
+def _persistent(positions: int, made: PackedModel) -> list[Launch]:
+    """The same in one launch, with a cache of so many positions, which decide how it attends."""
+    plan = PersistentPlan(made, _states(made), KvCache(made.device, made.config, positions))
     return list(plan.likeliest(Sampling(made.device, made.config.vocab)))
 
 
@@ -88,7 +88,9 @@ def _load(made: PackedModel) -> list[Launch]:
 
 PLANS: Final[Mapping[str, Callable[[PackedModel], list[Launch]]]] = {
     "decode": _decode,
-    "persistent": _persistent,
+    "persistent-near": partial(_persistent, NEAR),
+    "persistent": partial(_persistent, POSITIONS),
+    "persistent-far": partial(_persistent, READ),
     "draw": _draw,
     "batch8": partial(_batch, 8),
     "batch32": partial(_batch, 32),
