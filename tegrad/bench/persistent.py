@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -123,6 +124,23 @@ class Part:
     """Until the consumers' results were there."""
     finish: float
     """Until the results were handed on."""
+    nbytes: int
+    """Of the weights that all CTAs stream for these stages."""
+
+    @property
+    def us(self) -> float:
+        """All of it."""
+        return self.wait + self.work + self.finish
+
+    def line(self, bandwidth: float) -> str:
+        """In words; `bandwidth` is the memory's, in bytes a second. Streaming runs ahead, so a share may be above 1."""
+        told = (
+            f"{self.op:8} {self.stages:3} stages of {self.us / self.stages:6.2f} us: waits {self.wait:6.1f}, "
+            f"works {self.work:6.1f}, finishes {self.finish:6.1f}"
+        )
+        if not self.nbytes:
+            return told
+        return f"{told}; {self.nbytes / 1e6:8.2f} MB, {self.nbytes / self.us * 1e6 / bandwidth:4.0%} of the bandwidth"
 
 
 def parts(rig: Rig, tuning: Tuning) -> list[Part]:
@@ -137,6 +155,7 @@ def parts(rig: Rig, tuning: Tuning) -> list[Part]:
     first, last = stamps[0, 0, 0], stamps[0, len(program.stages) - 2, 3]
     scale = us / max(1, int(last - first))
     found: dict[str, list[tuple[float, float, float]]] = {}
+    streamed: Counter[str] = Counter()
     for at, stage in enumerate(program.stages):
         busy = [ins.cta for ins in stage.instructions if ins.op is not Op.NOTHING]
         spans = np.diff(stamps[busy, at], axis=1)
@@ -144,7 +163,12 @@ def parts(rig: Rig, tuning: Tuning) -> list[Part]:
         if stage.op is not Op.SAMPLE and len(spans):
             wait, work, finish = (float(v) * scale for v in np.median(spans, axis=0))
             found.setdefault(stage.op.name, []).append((wait, work, finish))
-    return [Part(op, len(v), *(sum(column) for column in zip(*v, strict=True))) for op, v in found.items()]
+            streamed[stage.op.name] += sum(run.nbytes for ins in stage.instructions for run in ins.runs)
+    made = []
+    for op, times in found.items():
+        wait, work, finish = (sum(column) for column in zip(*times, strict=True))
+        made.append(Part(op, len(times), wait, work, finish, streamed[op]))
+    return made
 
 
 def variants(start: Tuning, axis: str) -> Iterator[Tuning]:
@@ -221,7 +245,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rig = Rig(device, asked.model, asked.depth, {**FORMS, **HOPPER}[asked.boundary])
         undo.callback(rig.close)
         bench = undo.enter_context(products.Bench(device, rig.boundary))
-        limit = rig.nbytes / bench.bandwidth() * 1e6
+        bandwidth = bench.bandwidth()
+        limit = rig.nbytes / bandwidth * 1e6
         us = measure(rig, tuning)
         if asked.sweep:
             tuning, us = sweep(rig, tuning)
@@ -229,13 +254,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{asked.model} at {asked.depth}: {us:.1f} us, {1e6 / us:.0f} tok/s, {limit / us:.0%} of the byte limit "
             f"of {limit:.1f} us, {tuning}"
         )
-        shown = parts(rig, tuning)
-        for part in shown:
-            each = (part.wait + part.work + part.finish) / part.stages
-            print(
-                f"  {part.op:8} {part.stages:3} stages of {each:6.2f} us: waits {part.wait:6.1f}, "
-                f"works {part.work:6.1f}, finishes {part.finish:6.1f}"
-            )
+        for part in parts(rig, tuning):
+            print(f"  {part.line(bandwidth)}")
         if asked.json:
             found = {"us": us, "limit": limit, "tuning": {name: getattr(tuning, name) for name in Tuning.__slots__}}
             print(json.dumps(found))

@@ -185,7 +185,10 @@ def kernels(
     static: Annotated[bool, typer.Option("--static", help="What the compilers made of them; needs no GPU.")] = False,
     model: Annotated[str, typer.Option(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = "1b-q6k",
     plan: Annotated[
-        str, typer.Option(help="decode, persistent, draw, batch8, batch32, prefill or load; not with --static.")
+        str,
+        typer.Option(
+            help="decode, persistent, draw, batch8, batch32, prefill, prefill-wgmma or load; not with --static."
+        ),
     ] = "decode",
     out: Annotated[
         Path | None, typer.Option(help="Of --static: a file other than results/kernels-static.json.")

@@ -20,6 +20,13 @@ def test_every_variant_is_one_that_the_kernel_takes() -> None:
                 assert tuning != start
 
 
+def test_a_kind_of_stage_tells_its_bytes_and_its_share_of_the_bandwidth() -> None:
+    part = persistent.Part("GATE", 2, wait=1.0, work=6.0, finish=1.0, nbytes=12_000_000)
+    told = "GATE       2 stages of   4.00 us: waits    1.0, works    6.0, finishes    1.0"
+    assert part.line(2e12) == f"{told};    12.00 MB,  75% of the bandwidth"
+    assert replace(part, op="ATTEND", nbytes=0).line(2e12).endswith("finishes    1.0")
+
+
 @pytest.mark.board
 @pytest.mark.long
 @pytest.mark.parametrize("board", ["agx-orin-64gb", "gh100"])
@@ -31,6 +38,10 @@ def test_a_step_and_its_stages_are_measured(board: str, monkeypatch: pytest.Monk
     with opened() as device:
         rig = persistent.Rig(device, "tiny-q6k")
         assert persistent.measure(rig, SMALL) > 0
-        found = {part.op: part.stages for part in persistent.parts(rig, SMALL)}
+        found = persistent.parts(rig, SMALL)
+        read = rig.nbytes
         rig.close()
-    assert found == {"EMBED": 1, "PROJECT": 1, "ATTEND": 1, "ADD": 2, "GATE": 1, "LOGITS": 1}
+    stages = {part.op: part.stages for part in found}
+    assert stages == {"EMBED": 1, "PROJECT": 1, "ATTEND": 1, "ADD": 2, "GATE": 1, "LOGITS": 1}
+    assert {part.op for part in found if not part.nbytes} == {"EMBED", "ATTEND"}
+    assert sum(part.nbytes for part in found) == read
