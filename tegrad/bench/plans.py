@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
+from tinygrad.runtime.support.hcq import HCQBuffer
+
 from tegrad.bench.dry import DryDevice, matrices, model
 from tegrad.llm.arch import Config
 from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
 from tegrad.llm.gemm import TilePicker, pick_tile, pick_wgmma
-from tegrad.llm.gguf import BlockType
+from tegrad.llm.gguf import BF16, BlockType
 from tegrad.llm.packed import WARPS, PackedModel
 from tegrad.llm.packing import PLAIN, SEGMENT
 from tegrad.llm.persistent import NEAR, READ, PersistentPlan
@@ -75,14 +77,21 @@ def _prefill(pick: TilePicker, made: PackedModel) -> list[Launch]:
 
 
 def _load(made: PackedModel) -> list[Launch]:
-    """Repacking of every matrix."""
+    """Repacking of every matrix; or the look at its weights, where it is in BF16."""
     launches = []
+    flag = made.device.allocator.alloc(4)
     for matrix in matrices(made):
-        if matrix.kind not in PLAIN:
+        if matrix.kind is BF16:
+            program = load_kernel(made.device, "large", buffers=2, values=1, WARPS=WARPS)
+            buffers: tuple[HCQBuffer, ...] = (matrix.buffer, flag)
+        elif matrix.kind not in PLAIN:
             program = load_kernel(made.device, "repack", buffers=1, values=1, FORMAT=matrix.kind.name, WARPS=WARPS)
-            segments = -(-matrix.rows * matrix.columns // SEGMENT)
-            grid = (-(-segments // WARPS), 1, 1)
-            launches.append(Launch(program, (matrix.buffer,), grid, (32 * WARPS, 1, 1), (segments,)))
+            buffers = (matrix.buffer,)
+        else:
+            continue
+        segments = -(-matrix.rows * matrix.columns // SEGMENT)
+        grid = (-(-segments // WARPS), 1, 1)
+        launches.append(Launch(program, buffers, grid, (32 * WARPS, 1, 1), (segments,)))
     return launches
 
 

@@ -1,7 +1,9 @@
 """The table of kernels: what is read from machine code, how many blocks fit, and that nothing of ours spills."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -10,9 +12,10 @@ from tegrad.bench import plans, sass
 from tegrad.bench.dry import DryDevice, DryProgram, matrices
 from tegrad.bench.kernels import Kernel, cells, executed, resident, table, text
 from tegrad.bench.models import SHAPES
+from tegrad.cli import bench
 from tegrad.hw.chips import CHIPS, Chip
 from tegrad.llm.arch import Config
-from tegrad.llm.gguf import F16, Q4_K, Q6_K, Q8_0, BlockType
+from tegrad.llm.gguf import BF16, F16, Q4_K, Q6_K, Q8_0, BlockType
 from tegrad.llm.packing import LAYOUTS
 from tegrad.llm.programs import load_kernel
 from tegrad.nv.replay import Launch
@@ -161,9 +164,15 @@ def test_the_step_in_one_launch_keeps_little_of_wide_heads_in_local_memory(
         assert program.cubin.stack(program.name) <= most, plan
 
 
+def test_the_help_of_the_command_names_every_plan() -> None:
+    option = get_type_hints(bench.kernels, include_extras=True)["plan"].__metadata__[0]
+    assert re.findall(r"[\w-]+", option.help.split(";")[0].replace(" or ", " ")) == list(plans.PLANS)
+
+
 @pytest.mark.long
 def test_every_kernel_is_in_a_plan() -> None:
     folder = Path(tegrad.llm.__file__).parent / "kernels"
-    used = {program.name for plan in plans.PLANS for program in programs(HOPPER, plan, Q6_K).values()}
+    found = [*(programs(HOPPER, plan, Q6_K) for plan in plans.PLANS), programs(HOPPER, "load", BF16)]
+    used = {program.name for each in found for program in each.values()}
     # The model's rows are whole segments: tests/llm/test_gemm.py compiles what others take.
     assert used | {"gemm_few"} == {path.stem for path in folder.glob("*.cu")}
