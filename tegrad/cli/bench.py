@@ -187,7 +187,8 @@ def kernels(
     plan: Annotated[
         str,
         typer.Option(
-            help="decode, persistent, draw, batch8, batch32, prefill, prefill-wgmma or load; not with --static."
+            help="decode, persistent-near, persistent, persistent-far, draw, batch8, batch32, prefill, prefill-wgmma "
+            "or load; not with --static."
         ),
     ] = "decode",
     out: Annotated[
