@@ -285,8 +285,6 @@ def _wgmma(gemm: Gemm, tokens: int) -> Iterator[WgmmaTile]:
             continue
         if resident := _resident(bm // 2 + 64, bn // 16, tile.shared_bytes(gemm), "sm_90"):
             yield replace(tile, resident=resident)
-            if stages == max(WGMMA_STAGES):
-                yield replace(tile, resident=resident, ahead=True)
 
 
 def _resident(registers: int, warps: int, shared: int, arch: str) -> int:
@@ -381,9 +379,7 @@ def shown(tile: AnyTile) -> str:
     if isinstance(tile, FewTile):
         cut = f"/{tile.splits}" + f" {tile.phases}p" * (tile.phases > 1)
         return f"{tile.nb}nb {tile.mt}mt {tile.warps_m}x{tile.warps_k}w {tile.stages}s {cut} {tile.resident}r"
-    size = f"{tile.bm}x{tile.bn} " + (
-        f"{tile.wm}x{tile.wn}" if isinstance(tile, Tile) else f"wgmma{' ahead' * tile.ahead}"
-    )
+    size = f"{tile.bm}x{tile.bn} " + (f"{tile.wm}x{tile.wn}" if isinstance(tile, Tile) else "wgmma")
     return f"{size} {tile.units}u {tile.stages}s /{tile.splits} {tile.resident}r"
 
 

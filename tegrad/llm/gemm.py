@@ -162,8 +162,6 @@ class WgmmaTile:
     stages: int = 4
     splits: int = 1
     resident: int = 1
-    ahead: bool = False
-    """Fragments are made while the warpgroup's own last product is under way; takes a stage more."""
 
     def grid(self, gemm: Gemm, tokens: int) -> tuple[int, int, int]:
         """Blocks for up to `tokens` tokens."""
@@ -186,8 +184,8 @@ class WgmmaTile:
         """The product of up to `tokens` tokens; `overlap` as in kernels/overlap.cuh."""
         program = programs(
             "gemm_wgmma", buffers=8, dynamic_shared=self.shared_bytes(gemm), features="a", BM=self.bm, BN=self.bn,
-            UNITS=self.units, STAGES=self.stages, SPLITS=self.splits, RESIDENT=self.resident, AHEAD=self.ahead,
-            OVERLAP=overlap, **gemm.macros(),
+            UNITS=self.units, STAGES=self.stages, SPLITS=self.splits, RESIDENT=self.resident, OVERLAP=overlap,
+            **gemm.macros(),
         )  # fmt: skip
         return Launch(program, _buffers(on), self.grid(gemm, tokens), (2 * self.bn, 1, 1))
 

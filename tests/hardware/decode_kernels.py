@@ -18,8 +18,8 @@ from tegrad.llm.sampling import Settings
 class Anywhere(Operands):
     """Operands in memory of any allocator: what lies beyond their pages may be mapped."""
 
-    def _lonely(self, size: int) -> Any:
-        return self._alloc(size)
+    def _lonely(self, size: int, cpu_access: bool) -> Any:
+        return self._alloc(size, cpu_access)
 
 
 def attention(device: Any, name: str, repeats: int = 20) -> None:

@@ -23,8 +23,8 @@ CASES: dict[str, tuple[Gemm, AnyTile]] = {
     ),
     "split columns, residual, bias": (Gemm(Q6_K, 2048, 8192, add=True, bias=True), WgmmaTile(128, 64, splits=4)),
     "two runs a stage, 64 tokens": (Gemm(Q4_K, 3072, 2048), WgmmaTile(64, 192, units=2)),
-    "fragments made ahead": (Gemm(Q6_K, 2048, 2048), WgmmaTile(128, 128, splits=2, resident=2, ahead=True)),
-    "fragments of two runs made ahead": (Gemm(Q4_K, 3072, 2048), WgmmaTile(128, 128, units=2, ahead=True)),
+    "split columns, two blocks an SM": (Gemm(Q6_K, 2048, 2048), WgmmaTile(128, 128, splits=2, resident=2)),
+    "two runs a stage, 128 tokens": (Gemm(Q4_K, 3072, 2048), WgmmaTile(128, 128, units=2)),
     "32 tokens": (Gemm(Q4_K, 3072, 2048), WgmmaTile(32, 256, splits=2)),
 }
 FEW: dict[str, tuple[Gemm, AnyTile]] = {

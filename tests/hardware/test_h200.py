@@ -840,7 +840,8 @@ def steps_in_one_launch(name: str) -> None:
     for found in compare(device(), name):
         exact = "" if found.exact is None else f", {found.exact:.4f} from exact"
         print(f"{found.place}: {found.many:.4f}{exact};", end=" ", flush=True)
-        assert found.many < 0.05, found
+        # Of weights in blocks the roundings of activations differ; floats show that all else is the same.
+        assert found.many < (0.02 if name.endswith("f16") else 0.15), found
         assert found.exact is None or found.exact < 0.05, found
         assert found.same == TIMES, found
 

@@ -42,7 +42,6 @@ SHORT = {
         50,
         64,
     ),
-    "fragments made ahead": (Gemm(Q6_K, 100, 768), WgmmaTile(32, 64, stages=3, ahead=True), 45, 48),
 }
 MORE = {
     **{kind.name: (Gemm(kind, 100, 768), SMALL, 45, 48) for kind in BLOCK_TYPES.values()},
@@ -58,14 +57,13 @@ MORE = {
     "256 tokens": (Gemm(F16, 70, 512), WgmmaTile(256, 64, stages=2), 300, 300),
     "one token, a tail of runs": (Gemm(Q4_0, 70, 704), WgmmaTile(32, 64), 1, 32),
     "three runs of floats": (Gemm(F32, 70, 192), WgmmaTile(32, 64), 17, 32),
-    "split columns, fragments made ahead": (
+    "split columns of gate and up, biases": (
         Gemm(Q4_0, 96, 1024, gated=True, activation="silu", half_out=True, bias=True),
-        WgmmaTile(32, 128, units=2, splits=2, ahead=True),
+        WgmmaTile(32, 128, units=2, splits=2),
         33,
         48,
     ),
-    "256 tokens, fragments made ahead": (Gemm(F16, 70, 512), WgmmaTile(256, 64, stages=3, ahead=True), 300, 300),
-    "one stage of columns, fragments made ahead": (Gemm(BF16, 70, 64), WgmmaTile(32, 64, ahead=True), 17, 32),
+    "one stage of columns": (Gemm(BF16, 70, 64), WgmmaTile(32, 64), 17, 32),
     "four warpgroups": (Gemm(Q8_0, 300, 512, add=True), WgmmaTile(32, 256, stages=3), 40, 64),
 }
 

@@ -5,20 +5,19 @@
 // tokens. While one warpgroup waits for its product, another one, of this block or of the SM's other one, makes
 // fragments.
 //
-// Macros as gemm.cu's, without WM and WN; BM: 32, 64, 128 or 256; BN: a multiple of 64, a warpgroup each; AHEAD:
-// fragments are made while the warpgroup's own last product is under way, which then keeps its stage for one more step.
+// Macros as gemm.cu's, without WM and WN; BM: 32, 64, 128 or 256; BN: a multiple of 64, a warpgroup each.
 // Grid: (tokens / BM, rows of y / (GATED ? BN / 2 : BN), SPLITS), rounded up. Block: BN / 64 warpgroups.
 constexpr int THREADS = BN / 64 * 128;
 #include "gemm_tile.cuh"
 #include "wgmma.cuh"
 
 constexpr int STAGE_BYTES = (UNITS * (X_BYTES + W_BYTES) + 1023) / 1024 * 1024;
-constexpr int FILLED = STAGES - 1 - AHEAD;  // stages that are there or on their way when a product begins
+constexpr int FILLED = STAGES - 1;  // stages that are there or on their way when a product begins
 static_assert(FILLED > 0, "a stage to fill besides those in use");
 static_assert(BN % 64 == 0 && X_BYTES % 1024 == 0, "whole warpgroups, and swizzled rows in their place");
 
-// Of row n of this warp's rows g and g + 8, word t of each set. With AHEAD the last product is under way behind this.
-static __device__ __forceinline__ void multiply(float (&sum)[BM / 2], unsigned (&a)[4][4], unsigned stage, int step) {
+// Of row n of this warp's rows g and g + 8, word t of each set.
+static __device__ __forceinline__ void multiply(float (&sum)[BM / 2], unsigned stage, int step) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, n = threadIdx.x / 32 * 16 + g;
 #pragma unroll
     for (int unit = 0; unit < UNITS; unit++) {
@@ -29,13 +28,11 @@ static __device__ __forceinline__ void multiply(float (&sum)[BM / 2], unsigned (
 #pragma unroll
         for (int s = 0; s < 4; s++)
             made[s][0] = low[s][0], made[s][1] = high[s][0], made[s][2] = low[s][1], made[s][3] = high[s][1];
-        if (AHEAD) warpgroup_wait(sum);
-        take(a, made);
-        warpgroup_begin(sum, a);
+        warpgroup_begin(sum, made);
 #pragma unroll
-        for (int s = 0; s < 4; s++) Product<BM>::run(sum, a[s], described(stage + unit * X_BYTES + 32 * s));
+        for (int s = 0; s < 4; s++) Product<BM>::run(sum, made[s], described(stage + unit * X_BYTES + 32 * s));
         warpgroup_commit();
-        if (!AHEAD) warpgroup_wait(sum);
+        warpgroup_wait(sum);
     }
 }
 
@@ -71,7 +68,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gemm_wgmma(
     const unsigned stages = (shared_address(memory) + 1023) & ~1023u;
     const Copier copier(x, w, w2, first, tokens);
     float sum[BM / 2] = {};
-    unsigned a[4][4];
 #pragma unroll
     for (int i = 0; i < FILLED; i++) {
         if (begin + i < end) copier.copy(stages + i * STAGE_BYTES, begin + i);
@@ -82,17 +78,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gemm_wgmma(
         return at == stages + (STAGES - 1) * STAGE_BYTES ? stages : at + STAGE_BYTES;
     };
     int step = begin;
-    do {  // once at least: ptxas keeps products under way only where it sees no way around them
+    do {  // a split has a step at least
         wait_copies<FILLED - 1>();
         show_to_products();
         __syncthreads();
         if (step + FILLED < end) copier.copy(free, step + FILLED);
         commit_copies();
-        multiply(sum, a, now, step);
+        multiply(sum, now, step);
         free = next(free), now = next(now);
     } while (++step < end);
     wait_copies<0>();
-    if (AHEAD) warpgroup_wait(sum);
     if constexpr (SPLITS > 1) {
         if (!join(sum, partial, arrived)) return;
     }

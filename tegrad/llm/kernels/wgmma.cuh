@@ -29,14 +29,6 @@ template <int N> static __device__ __forceinline__ void warpgroup_wait(float (&d
     settle(d);
 }
 
-// Moves what was made while a product had these fragments, once it is over.
-template <int S> static __device__ __forceinline__ void take(unsigned (&a)[S][4], const unsigned (&made)[S][4]) {
-#pragma unroll
-    for (int s = 0; s < S; s++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) asm volatile("mov.b32 %0, %1;" : "=r"(a[s][i]) : "r"(made[s][i]));
-}
-
 // What ordinary and asynchronous copies stored in shared memory is seen by the products that follow.
 static __device__ __forceinline__ void show_to_products() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
