@@ -374,11 +374,11 @@ def text(row: Line) -> str:
     )
 
 
-def prepare(ids: Sequence[str], folder: Path | None = None) -> None:
+def prepare(ids: Sequence[str]) -> None:
     """Write the models of figures that are not there yet, several at a time."""
     names = list(dict.fromkeys(TARGETS[id].model for id in ids))
     with ProcessPoolExecutor(MAKERS, mp_context=get_context("spawn")) as pool:
-        for made in [pool.submit(provide, name, folder) for name in names]:
+        for made in [pool.submit(provide, name) for name in names]:
             made.result()
 
 

@@ -10,12 +10,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Final
 
 from tegrad.bench import conformance, engine, estimate, fuzz, oracle, upstream
 from tegrad.bench.record import Record, RecordError, Side, make
 from tegrad.bench.targets import TARGETS, Target
 from tegrad.hw.chips import CHIPS
 from tegrad.models import SMALL
+
+REPETITIONS: Final = 5
+"""Of `tegrad run`, each in a process of its own."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,10 @@ def _run_json(arguments: list[str]) -> dict[str, float | str | int]:
     return answer
 
 
-def first_run(repetitions: int = 5) -> Record:
+def first_run() -> Record:
     """Tokens per second of `tegrad run` with the shipped model, a process per repetition, device as found."""
     arguments = ["run", "In the beginning", "--max-tokens", "128", "--temperature", "0", "--json"]
-    answers = [_run_json(arguments) for _ in range(repetitions)]
+    answers = [_run_json(arguments) for _ in range(REPETITIONS)]
     device = str(answers[0]["device"])
     limit, note = _byte_limit(device, SMALL.stat().st_size)
     return make(

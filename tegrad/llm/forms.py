@@ -11,7 +11,6 @@ from tegrad.llm.packing import PLAIN, SEGMENT
 
 Role = Literal["qkv", "output", "gate", "down", "logits"]
 """A product's place in a decode step."""
-ROLES: Final[tuple[Role, ...]] = ("qkv", "output", "gate", "down", "logits")
 
 REGISTERS: Final = 65536
 """Of an SM: CUDA programming guide, compute capabilities 8.0 to 9.0."""

@@ -18,7 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 from tegrad.errors import TegradError
 
 Floats: TypeAlias = NDArray[np.float32]
-Ints: TypeAlias = NDArray[np.int32]
 Bytes: TypeAlias = NDArray[np.uint8]
 
 SUPER = 256

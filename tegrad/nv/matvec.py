@@ -31,8 +31,8 @@ WARPS: Final = 512
 """Warps that a kernel should keep when its rows are joined."""
 
 
-def optimize(k: Any, per_row: int = THREADS) -> Any | None:
-    """A Scheduler (tinygrad.codegen.opt.postrange) cut into `per_row` threads a row; None for what is no product."""
+def optimize(k: Any) -> Any | None:
+    """A Scheduler (tinygrad.codegen.opt.postrange) cut into THREADS threads a row; None for what is no product."""
     rows = [r for r in k.ranges_of(AxisType.GLOBAL) if r.vmax > 0]
     sums = k.reduceops
     if not rows or not sums or k.dont_use_locals or not (k.ren.has_local and k.ren.has_shared):
@@ -46,7 +46,7 @@ def optimize(k: Any, per_row: int = THREADS) -> Any | None:
     made, lanes = k.copy(), list[UOp]()
     try:
         for reduce in ordered:
-            _cut(made, _by_stride(reduce, matrices[reduce] or loads(reduce)), per_row, lanes)
+            _cut(made, _by_stride(reduce, matrices[reduce] or loads(reduce)), lanes)
         _join_rows(made, length_of=rows)
     except KernelOptError:
         return None
@@ -66,13 +66,13 @@ def _along(load: UOp, reduce: UOp, rows: list[UOp]) -> bool:
     return closest(load, axes(reduce)) < closest(load, rows)
 
 
-def _cut(k: Any, order: list[tuple[UOp, bool]], per_row: int, lanes: list[UOp]) -> None:
+def _cut(k: Any, order: list[tuple[UOp, bool]], lanes: list[UOp]) -> None:
     """Give a sum's axes to a row's threads and unroll what is short. Further sums use the lanes of the first."""
-    first, left, unrolled = not lanes, per_row, 1
+    first, left, unrolled = not lanes, THREADS, 1
     shared = [] if first else list(lanes)
     for axis, vector in order:
         size = int(axis.vmax) + 1
-        if vector and size % (VECTOR * per_row) == 0:
+        if vector and size % (VECTOR * THREADS) == 0:
             axis = _apply(k, OptOps.UNROLL, axis, VECTOR)
             size //= VECTOR
             unrolled *= VECTOR
