@@ -1,6 +1,6 @@
 """Products of packed matrices with one vector: what `kernels/matvec.cu` is compiled for, launched with, and given.
 
-A `Product` says what is computed, a `Form` how its work is cut. `FORMS` chooses forms per chip.
+A `Product` says what is computed, a `Form` how its work is cut: `tegrad.llm.forms` has those of a chip.
 """
 
 from __future__ import annotations

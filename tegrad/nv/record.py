@@ -37,8 +37,9 @@ KERNELS_ALONE: Final = 2
 INPUT: Final = BufferSpec(cpu_access=True, nolru=True)
 OUTPUT: Final = BufferSpec(host=True, cpu_access=True, nolru=True)
 LONE: Final = BOUNDARIES["idle-lean"]
-"""How the launches of a call that somebody waits for follow each other. A network of three small kernels took 13.2 us
-on an H200 so, and 14.4 us with `replay.DEFAULT`, which is quicker between many launches (docs/notebook.md)."""
+"""How the launches of a call that somebody waits for follow each other. A network of three small kernels took 12.3 us
+on an H200 so, and 13.75 us with `replay.DEFAULT`, which is quicker between many launches; 10.3 us since a call does
+less by itself (docs/notebook.md)."""
 
 
 class CannotRecord(TegradError, ValueError):
