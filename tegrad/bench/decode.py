@@ -124,11 +124,12 @@ class Ways:
 def conversation(path: Path, depth: int, ways: Ways) -> Iterator[Engine]:
     """An engine on the NV device whose cache is filled with random tokens up to `depth`.
 
-    Its context is that of `tegrad run` where nothing is said, or longer: what is quickest depends on it.
+    What is quickest depends on its context, which is that of `tegrad run` or longer, and on how much of it will be
+    used, which `tegrad run --max-tokens 128` tells too.
     """
     wanted = depth + SPAN + 8
     context = wanted if wanted > DEFAULT_CONTEXT else None
-    with Gguf.open(path) as file, Engine(file, context, device="NV", **ways.engine) as engine:
+    with Gguf.open(path) as file, Engine(file, context, device="NV", reach=wanted, **ways.engine) as engine:
         if depth:
             engine.feed(np.random.default_rng(4).integers(0, engine.config.vocab, depth).tolist())
         yield engine

@@ -109,7 +109,8 @@ def run(
                 _tell(note)
         reading = beside.submit(_tokens, file, *asked)
         begun = time.perf_counter()
-        session, steps = speaker(file, positions, q8=cache is Cache.Q8_0)
+        reach = _most_tokens(asked[0]) + max_tokens
+        session, steps = speaker(file, positions, q8=cache is Cache.Q8_0, reach=reach)
         load = time.perf_counter() - begun
         tokenizer, tokens = reading.result()
     from tegrad.llm.engine import Engine
@@ -160,10 +161,15 @@ def _opened_file(
         config, asked = Config.read(file), ask(file)
         config.check_tokens(file)
         positions = config.positions(context)
-        if len(asked[0].encode()) + 2 > positions:  # what a first token and a space in front may add
+        if _most_tokens(asked[0]) > positions:
             config.positions(context, len(_tokens(file, *asked)[1]))
         held.pop_all()
         return file, positions, asked
+
+
+def _most_tokens(text: str) -> int:
+    """What a text takes at most: a token for each byte, for a beginning and for a space in front."""
+    return len(text.encode()) + 2
 
 
 def _close_file(opening: Future[tuple[Gguf, int, tuple[str, bool]]]) -> None:
@@ -183,12 +189,17 @@ def _opened() -> str:
 
 
 def speaker(
-    file: Gguf, context: int | None = None, device: str | None = None, *, q8: bool = False
+    file: Gguf,
+    context: int | None = None,
+    device: str | None = None,
+    *,
+    q8: bool = False,
+    reach: int | None = None,
 ) -> tuple[Engine | Session, str]:
     """A conversation on a device, the one that DEV names unless said, and what runs its steps.
 
     That is our kernels ("kernels") where they run the device and the model, else tinygrad's operations ("operations").
-    `q8` keeps keys and values in q8_0, for which UsageError where our kernels do not run.
+    `q8` keeps keys and values in q8_0, for which UsageError where our kernels do not run; `reach` is `Engine`'s.
     """
     from tegrad.llm import engine
     from tegrad.llm.errors import UnsupportedModelError
@@ -196,7 +207,8 @@ def speaker(
 
     if engine.suits_named(device):
         try:
-            return engine.Engine(file, context, device=device, q8=q8, progress=_progress(file.path)), "kernels"
+            made = engine.Engine(file, context, device=device, q8=q8, reach=reach, progress=_progress(file.path))
+            return made, "kernels"
         except (UnsupportedModelError, CompilerMissing) as error:
             if q8:
                 raise UsageError(f"{error}; tinygrad's own kernels have no q8_0 cache: leave out --cache") from error

@@ -22,7 +22,7 @@ from tegrad.llm.errors import ContextError, ModelError, RoomError, UnsupportedMo
 from tegrad.llm.gguf import Gguf, Progress
 from tegrad.llm.loop import Loop, LoopError
 from tegrad.llm.packed import PackedModel
-from tegrad.llm.persistent import PersistentPlan
+from tegrad.llm.persistent import NEAR, PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import CHUNKS, Prefill
 from tegrad.llm.sampler import Sampler
@@ -110,6 +110,7 @@ class Engine:
         joined: int = 1,
         short: int | None = None,
         chunks: Sequence[int] = CHUNKS,
+        reach: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         """`q8` keeps keys and values in int8; prompts above `short` tokens go in chunks, SHORT unless said, the first
@@ -117,6 +118,8 @@ class Engine:
 
         `plan` makes the step; the quickest one on the device unless said. `early` is the boundary between its launches
         where they wait by themselves, `boundary` that of everything else. `joined` steps are submitted at once.
+        `reach` is how many positions will be used, where that is known: few have a step of their own, which gives way
+        to that of the whole context where they were more.
         """
         self.tokens: list[int] = []
         self._closed, self._turn, self._stepped = False, 0, False
@@ -137,8 +140,9 @@ class Engine:
             self._undo.callback(self._states.close)
             self._sampling = Sampling(self.device, self.config.vocab)
             self._undo.callback(self._sampling.close)
+            self._near = plan is None and reach is not None and reach <= NEAR < self.context
             self.plan = (plan or self._quickest)(self.model, self._states, self._cache)
-            self._undo.callback(self.plan.close)
+            self._undo.callback(lambda: self.plan.close())
         except BaseException as error:
             self.close()
             if isinstance(error, MemoryError):
@@ -150,9 +154,20 @@ class Engine:
         if self._early is not None or _capability(self.device.arch) < HOPPER:
             return DecodePlan(model, states, cache, overlap=self._early is not None)
         with suppress(UnsupportedModelError):
-            return PersistentPlan(model, states, cache)
+            return PersistentPlan(model, states, cache, reach=NEAR if self._near else None)
         self._early = AHEAD
         return DecodePlan(model, states, cache, overlap=True)
+
+    def _go_far(self) -> None:
+        """Change to the step that suits the whole context."""
+        self._near = False
+        if isinstance(self.plan, PersistentPlan):
+            far = PersistentPlan(self.model, self._states, self._cache)
+            for loop in self._loops.values():
+                loop.close()
+            self._loops.clear()
+            self.plan.close()
+            self.plan = far
 
     @property
     def plan_name(self) -> str:
@@ -253,7 +268,10 @@ class Engine:
         """New tokens behind a prompt, as a generator; what can be wrong with it is said at once."""
         self._check(prompt)
         self._turn += 1
-        loop, position = self._loop(settings, joined), len(self.tokens)
+        position = len(self.tokens)
+        if self._near and (limit is None or position + len(prompt) + limit > NEAR):
+            self._go_far()
+        loop = self._loop(settings, joined)
         for other in self._loops.values():
             other.settle()
         self._sampling.set(0, settings)

@@ -276,13 +276,15 @@ class PersistentPlan:
 
     def __init__(
         self, model: PackedModel, states: States, cache: KvCache, *, tuning: Tuning | None = None,
-        ctas: int | None = None, stamps: bool = False,
+        reach: int | None = None, ctas: int | None = None, stamps: bool = False,
     ) -> None:  # fmt: skip
+        """`reach` is how many positions of the cache will be used, if not all: the tuning suits these. It is right
+        beyond."""
         self.model, self.config, self.device = model, model.config, model.device
         self._states = states
         self._room = Room(self.device)
         try:
-            self._make(cache, tuning, ctas or _sms(self.device), stamps)
+            self._make(cache, tuning, reach or cache.positions, ctas or _sms(self.device), stamps)
         except BaseException:
             self.close()
             raise
@@ -310,10 +312,12 @@ class PersistentPlan:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _make(self, cache: KvCache, tuning: Tuning | None, ctas: int, stamps: bool) -> None:
+    def _make(self, cache: KvCache, tuning: Tuning | None, reach: int, ctas: int, stamps: bool) -> None:
         config, arch, room = self.config, self.config.arch, self._room
         made = network(self.model, cache, room)
-        tuning = tuning or Tuning.suited((matrix.kind for matrix in made.matrices()), cache.positions, q8=cache.q8)
+        if tuning is None:
+            positions = cache.positions if reach > NEAR else reach
+            tuning = Tuning.suited((matrix.kind for matrix in made.matrices()), positions, q8=cache.q8)
         program = build(made, ctas, shares=tuning.attention_shares)
         self.kernel = Persistent(
             program, self.device.arch, cache.positions, arch.rope, config.rope.dim // 2, config.eps,

@@ -44,3 +44,22 @@ def test_the_quickest_step_is_taken(
         assert len(list(engine.generate([1], Settings(), 3))) == 3
     exact = Reference(path).logits(PROMPT)[-1]
     assert np.sqrt(((logits - exact) ** 2).mean()) < 0.03 * exact.std()
+
+
+def test_a_short_text_has_a_step_of_its_own_until_it_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step for few positions loads keys and values itself; the tokens are those of the step for all of them."""
+    for name, value in (("TEGRAD_BOARD", "gh100"), ("DEV", "NV"), ("HCQDEV_WAIT_TIMEOUT_MS", "60000")):
+        monkeypatch.setenv(name, value)
+    path = write(tmp_path / "model.gguf", LLAMA, TYPE.F16)
+    with opened(), Gguf.open(path) as file:
+        said, forms = [], []
+        for reach in (None, 64):
+            with Engine(file, 2 * NEAR, reach=reach) as engine:
+                for limit in (3, 5, NEAR):  # the last one only might be too long
+                    forms.append(engine.plan.kernel.tuning.attention_ring)
+                    stream = engine.generate(PROMPT, Settings(), limit)
+                    said.append([next(stream) for _ in range(3)])
+                    stream.close()
+                forms.append(engine.plan.kernel.tuning.attention_ring)
+    assert forms == [2, 2, 2, 2, 0, 0, 0, 2]
+    assert said[:3] == said[3:]
