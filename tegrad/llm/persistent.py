@@ -104,14 +104,15 @@ class Tuning:
         return 32 * (self.consumers + self.service + 1)
 
     @classmethod
-    def suited(cls, kinds: Iterable[BlockType], positions: int = 0, *, q8: bool = False) -> Self:
+    def suited(cls, kinds: Iterable[BlockType], positions: int = 0, *, q8: bool = False, head_dim: int = 64) -> Self:
         """What was best for models of these formats on an H200 (docs/notebook.md); its tiles leave room for a ring.
 
         Floats want more warps that stage, since they travel as they are, and poll more of them; small segments more
         that multiply, where attention needs no ring.
         """
         widest, made = max(segment_bytes(kind) for kind in kinds), cls()
-        ring = positions > NEAR and not (q8 and positions % SCALES)
+        whole = positions % SCALES == 0 and head_dim & (head_dim - 1) == 0  # pieces of scales in every tile
+        ring = positions > NEAR and (whole or not q8)
         if widest >= 4096:
             consumers = 32768 // widest
             made = cls(consumers=consumers, per_tile=1, attention_warps=consumers, service=7, backoff=20)
@@ -317,7 +318,8 @@ class PersistentPlan:
         made = network(self.model, cache, room)
         if tuning is None:
             positions = cache.positions if reach > NEAR else reach
-            tuning = Tuning.suited((matrix.kind for matrix in made.matrices()), positions, q8=cache.q8)
+            kinds = (matrix.kind for matrix in made.matrices())
+            tuning = Tuning.suited(kinds, positions, q8=cache.q8, head_dim=made.head_dim)
         program = build(made, ctas, shares=tuning.attention_shares)
         self.kernel = Persistent(
             program, self.device.arch, cache.positions, arch.rope, config.rope.dim // 2, config.eps,

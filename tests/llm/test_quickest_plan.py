@@ -63,3 +63,16 @@ def test_a_short_text_has_a_step_of_its_own_until_it_is_long(tmp_path: Path, mon
                 forms.append(engine.plan.kernel.tuning.attention_ring)
     assert forms == [2, 2, 2, 2, 0, 0, 0, 2]
     assert said[:3] == said[3:]
+
+
+def test_a_q8_0_cache_of_any_head_width_has_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tile's scales of heads of 96 are no whole pieces of 16 bytes, of which a ring's copies are."""
+    for name, value in (("TEGRAD_BOARD", "gh100"), ("DEV", "NV"), ("HCQDEV_WAIT_TIMEOUT_MS", "60000")):
+        monkeypatch.setenv(name, value)
+    shape = Shape(dim=512, ffn=512, heads=8, kv_heads=2, head_dim=96, vocab=301, layers=1, context=2 * NEAR)
+    path = write(tmp_path / "model.gguf", shape, TYPE.Q8_0)
+    with opened(), Gguf.open(path) as file, Engine(file, q8=True) as engine:
+        assert engine.plan_name == "one launch"
+        logits = engine.feed(PROMPT)
+    exact = Reference(path).logits(PROMPT)[-1]
+    assert np.sqrt(((logits - exact) ** 2).mean()) < 0.05 * exact.std()
