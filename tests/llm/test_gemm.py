@@ -177,9 +177,8 @@ def test_products_that_no_half_holds_become_the_largest(opened: Any) -> None:
         (StreamTile(4, stages=7), "sm_90"),
         (StreamTile(1, stages=3, resident=2), "sm_90"),
         (WgmmaTile(128, 128, splits=4, resident=2), "sm_90"),
-        (WgmmaTile(128, 128, resident=2, ahead=True), "sm_90"),
     ],
-    ids=["mma", "few", "stream", "deep stream", "two streams", "wgmma", "wgmma ahead"],
+    ids=["mma", "few", "stream", "deep stream", "two streams", "wgmma"],
 )
 def test_tiles_that_fill_an_sm_spill_nothing(tile: AnyTile, arch: str) -> None:
     made = []
@@ -194,8 +193,8 @@ def test_tiles_that_fill_an_sm_spill_nothing(tile: AnyTile, arch: str) -> None:
         assert cubin.registers(name) <= 255
 
 
-@pytest.mark.parametrize(("splits", "units", "ahead"), [(1, 1, False), (1, 1, True), (4, 1, True), (1, 2, True)])
-def test_products_of_warpgroups_are_not_taken_apart(splits: int, units: int, ahead: bool) -> None:
+@pytest.mark.parametrize(("splits", "units"), [(1, 1), (4, 1), (1, 2)])
+def test_products_of_warpgroups_are_not_taken_apart(splits: int, units: int) -> None:
     """ptxas waits behind each one where it does not trust what lies between them: then each has a start of its own."""
     try:
         disassembler = find_program("nvdisasm")
@@ -206,7 +205,7 @@ def test_products_of_warpgroups_are_not_taken_apart(splits: int, units: int, ahe
     def compiled(name: str, *, buffers: int, features: str = "", **how: Any) -> None:
         made.append(compile_kernel(name, "sm_90" + features, **how))
 
-    tile = WgmmaTile(128, 128, units, 4, splits, resident=2 // units, ahead=ahead)
+    tile = WgmmaTile(128, 128, units, 4, splits, resident=2 // units)
     tile.launch(compiled, Gemm(Q6_K, 2048, 2048), Operands(None, None, None, None), 512)  # type: ignore[arg-type]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made[0])
