@@ -159,9 +159,11 @@ class Engine:
         return DecodePlan(model, states, cache, overlap=True)
 
     def _go_far(self) -> None:
-        """Change to the step that suits the whole context."""
+        """Change to the step that suits the whole context, where there is room: this one is right too, but slower."""
         self._near = False
-        if isinstance(self.plan, PersistentPlan):
+        if not isinstance(self.plan, PersistentPlan):
+            return
+        with suppress(MemoryError):
             far = PersistentPlan(self.model, self._states, self._cache)
             for loop in self._loops.values():
                 loop.close()

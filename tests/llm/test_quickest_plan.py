@@ -65,6 +65,24 @@ def test_a_short_text_has_a_step_of_its_own_until_it_is_long(tmp_path: Path, mon
     assert said[:3] == said[3:]
 
 
+def test_a_short_text_that_grows_keeps_its_step_where_there_is_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("TEGRAD_BOARD", "gh100"), ("DEV", "NV"), ("HCQDEV_WAIT_TIMEOUT_MS", "60000")):
+        monkeypatch.setenv(name, value)
+    path = write(tmp_path / "model.gguf", LLAMA, TYPE.F16)
+
+    def full(*_: object) -> None:
+        raise MemoryError("no room")
+
+    with opened(), Gguf.open(path) as file, Engine(file, 2 * NEAR, reach=64) as engine:
+        first = engine.plan
+        monkeypatch.setattr(PersistentPlan, "__init__", full)
+        said = [token for token, _ in zip(engine.generate(PROMPT, Settings()), range(4), strict=False)]
+        assert engine.plan is first
+    assert len(said) == 4
+
+
 def test_a_q8_0_cache_of_any_head_width_has_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tile's scales of heads of 96 are no whole pieces of 16 bytes, of which a ring's copies are."""
     for name, value in (("TEGRAD_BOARD", "gh100"), ("DEV", "NV"), ("HCQDEV_WAIT_TIMEOUT_MS", "60000")):
