@@ -172,7 +172,7 @@ def test_rows_that_do_not_fit_lanes_are_refused_by_name(tmp_path: Path, device: 
 
 
 def random_blocks(path: Path, shape: Shape) -> None:
-    """A model of random Q6_K blocks, which takes no time to quantize."""
+    """A model of random Q6_K blocks of small weights, which takes no time to quantize."""
     rng = np.random.default_rng(0)
     writer = GGUFWriter(path, "llama")
     writer.add_context_length(shape.context)
@@ -194,6 +194,7 @@ def random_blocks(path: Path, shape: Shape) -> None:
     writer.add_tensor("output_norm.weight", np.ones(shape.dim, np.float32))
     for name, (rows_, columns) in sizes.items():
         blocks = rng.integers(0, 256, (rows_, columns // 256 * 210), dtype=np.uint8)
+        blocks.reshape(rows_, -1, 210)[:, :, 208:] = np.array([3e-5], np.float16).view(np.uint8)
         writer.add_tensor(f"{name}.weight", blocks, raw_dtype=TYPE.Q6_K)
     finish(writer)
 
