@@ -38,12 +38,12 @@ def test_the_plan_that_runs_is_named(
 
 
 def test_a_wrong_schedule_is_an_error_and_no_slower_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(*_: Any) -> PersistentPlan:
+    def wrong(*_: Any, **__: Any) -> PersistentPlan:
         raise ScheduleError("a stage waits for itself")
 
     monkeypatch.setattr(module, "PersistentPlan", wrong)
     monkeypatch.setattr(module, "DecodePlan", lambda *_, **__: "launches")
-    hopper: Any = SimpleNamespace(_early=None, device=SimpleNamespace(arch="sm_90"))
+    hopper: Any = SimpleNamespace(_early=None, _near=False, device=SimpleNamespace(arch="sm_90"))
     given: Any = (None, None, None)
     with pytest.raises(ScheduleError, match="waits for itself"):
         Engine._quickest(hopper, *given)

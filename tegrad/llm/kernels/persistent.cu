@@ -839,7 +839,8 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
         } else {
             // A row in each lane, 16 of them in 16 neighbouring lanes.
             int row = mine;
-            unsigned sums = shared_place(work.sums + (row - first) * pieces), stream = shared_place(work.stream + row - first);
+            unsigned sums = shared_place(work.sums + (row - first) * pieces);
+            unsigned stream = shared_place(work.stream + row - first);
             unsigned char *to = packet_of(target, row, floats, lane);
             bool inside = early;
             float near = held;
