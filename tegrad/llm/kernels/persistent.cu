@@ -585,8 +585,7 @@ __device__ __forceinline__ float reciprocal(float v) {
     return result;
 }
 
-// What lies at an address in shared memory. In the window of all memory the compiler would look for it each time anew.
-__device__ __forceinline__ unsigned shared_place(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+// What lies at a shared_address. In the window of all memory the compiler would look for it each time anew.
 __device__ __forceinline__ float shared_float(unsigned at) {
     float v;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
@@ -806,7 +805,7 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
         }
         stamp(stamps, work, stage, 1, thread);
         // While the consumers compute: what is made of their results. What comes after them is on the way of every
-        // token, and its code is mostly fetched anew: it is short, and all that can be found before is.
+        // token, each instruction behind the one before: it is short, and all that can be found before is.
         const int columns = word[COLUMNS_OF], end = first + rows;
         const unsigned epoch = service.base + stage + 1;
         unsigned char *target = service.workspace + word[TARGET];
@@ -826,7 +825,7 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
         if (op == LOGITS) {
             barrier_sync<RESULTS_READY>(CONSUMER_THREADS + SERVICE_THREADS);
             stamp(stamps, work, stage, 2, thread);
-            const unsigned sums = shared_place(work.sums);
+            const unsigned sums = shared_address(work.sums);
 #pragma unroll 1
             for (int at = thread; at < rows; at += SERVICE_THREADS) {
                 const float value = service.row_sum(sums + 4 * at * pieces, pieces) * factor;
@@ -839,8 +838,8 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
         } else {
             // A row in each lane, 16 of them in 16 neighbouring lanes.
             int row = mine;
-            unsigned sums = shared_place(work.sums + (row - first) * pieces);
-            unsigned stream = shared_place(work.stream + row - first);
+            unsigned sums = shared_address(work.sums + (row - first) * pieces);
+            unsigned stream = shared_address(work.stream + row - first);
             unsigned char *to = packet_of(target, row, floats, lane);
             bool inside = early;
             float near = held;

@@ -39,6 +39,8 @@ __device__ __forceinline__ void back_off() {
     if constexpr (BACKOFF > 0) __nanosleep(BACKOFF);
 }
 
+__device__ __forceinline__ unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+
 // --- patience -------------------------------------------------------------------------------------------------------
 
 enum Waiting { FOR_PACKET = 1, FOR_COUNTER, FOR_TILE, FOR_SLOT, FOR_LANDING };
@@ -158,8 +160,6 @@ struct Turn {
 struct Ring {
     alignas(8) unsigned long long full[SLOTS], empty[SLOTS];
 };
-
-__device__ __forceinline__ unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 
 __device__ __forceinline__ void ring_init(Ring &ring) {
     for (int i = 0; i < SLOTS; i++) {
