@@ -8,6 +8,21 @@ Source: NVIDIA open-gpu-doc, classes clc76f.h, clc7c0.h, clcbc0.h, clc7b5.h, clc
 from enum import IntEnum
 
 
+class MemOp(IntEnum):
+    """Operations of the host's MEM_OP_D (open-gpu-doc clc76f.h), in its upper five bits."""
+
+    MEMBAR = 0x5
+    MMU_TLB_INVALIDATE = 0x9
+    MMU_TLB_INVALIDATE_TARGETED = 0xA
+    MMU_OPERATION = 0xB
+    L2_PEERMEM_INVALIDATE = 0xD
+    L2_SYSMEM_INVALIDATE = 0xE
+    L2_CLEAN_COMPTAGS = 0xF
+    L2_FLUSH_DIRTY = 0x10
+    L2_WAIT_FOR_SYS_PENDING_READS = 0x15
+    ACCESS_COUNTER_CLR = 0x16
+
+
 class HostMethod(IntEnum):
     """Host methods (class c76f; c56f and c86f share them), byte offsets."""
 

@@ -14,9 +14,20 @@ from enum import IntEnum
 from types import MappingProxyType
 
 from tegrad.hw import class_tables as tables
-from tegrad.hw.class_tables import ComputeMethod, CopyMethod, HostMethod
+from tegrad.hw.class_tables import ComputeMethod, CopyMethod, HostMethod, MemOp
 
-__all__ = ["BY_CLASS", "COMPUTE", "COPY", "HOST", "ComputeMethod", "CopyMethod", "HostMethod", "Method", "find_method"]
+__all__ = [
+    "BY_CLASS",
+    "COMPUTE",
+    "COPY",
+    "HOST",
+    "ComputeMethod",
+    "CopyMethod",
+    "HostMethod",
+    "MemOp",
+    "Method",
+    "find_method",
+]
 
 
 @dataclass(frozen=True, slots=True)

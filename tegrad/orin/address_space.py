@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 from bisect import bisect_left, insort
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tegrad.orin.buddy import BuddyAllocator
@@ -56,6 +56,11 @@ class Mapping:
         return self.va + self.size
 
     @property
+    def cached(self) -> bool:
+        """Whether the GPU's L2 keeps of it: a PTE without the volatile bit."""
+        return bool(self.flags & k.NVGPU_AS_MAP_BUFFER_FLAGS_CACHEABLE)
+
+    @property
     def fixed(self) -> bool:
         return bool(self.flags & k.NVGPU_AS_MAP_BUFFER_FLAGS_FIXED_OFFSET)
 
@@ -69,6 +74,7 @@ class Piece:
     buffer: Buffer
     offset: int
     writable: bool
+    cached: bool = False
 
     @property
     def last(self) -> int:
@@ -278,10 +284,11 @@ class AddressSpace:
         for old in area.pieces:
             before, after = min(old.last, first) - old.first, old.last - max(old.first, first + pages)
             if before > 0:
-                kept.append(Piece(old.first, before, old.buffer.hold(), old.offset, old.writable))
+                kept.append(replace(old, pages=before, buffer=old.buffer.hold()))
             if after > 0:
                 start = old.last - after
-                kept.append(Piece(start, after, old.buffer.hold(), old.offset + start - old.first, old.writable))
+                offset = old.offset + start - old.first
+                kept.append(replace(old, first=start, pages=after, buffer=old.buffer.hold(), offset=offset))
             old.buffer.drop()
         area.pieces = kept
         if piece is not None:
@@ -292,10 +299,12 @@ class AddressSpace:
     def _show(self, piece: Piece | None, first: int, pages: int) -> None:
         va, size = first * PAGE, pages * PAGE
         if piece is None:
-            self.driver.tell_gpu("sparse", self.id, va, size)
+            self.driver.tell_gpu("sparse", self.id, va, size, True)
         else:
-            at = piece.offset * PAGE
-            self.driver.tell_gpu("map", self.id, va, size, at, piece.writable, fd=piece.buffer.fd)
+            self._tell_of_map(va, size, piece.offset * PAGE, piece.writable, piece.cached, piece.buffer)
+
+    def _tell_of_map(self, va: int, size: int, offset: int, writable: bool, cached: bool, buffer: Buffer) -> None:
+        self.driver.tell_gpu("map", self.id, va, size, offset, writable, cached, buffer.label, fd=buffer.fd)
 
     def area_at(self, va: int) -> Area | None:
         """The reserved area that holds an address."""
@@ -353,15 +362,13 @@ class AddressSpace:
 
     def _write_ptes(self, mapping: Mapping) -> None:
         if mapping.backed:
-            buffer = mapping.buffer
-            self.driver.tell_gpu(
-                "map", self.id, mapping.va, mapping.size, mapping.offset, mapping.writable, fd=buffer.fd
-            )
+            m = mapping
+            self._tell_of_map(m.va, m.size, m.offset, m.writable, m.cached, m.buffer)
 
     def _clear_ptes(self, mapping: Mapping) -> None:
         """Invalid entries again; sparse ones in a sparse area."""
         if mapping.area is not None and mapping.area.sparse:
-            self.driver.tell_gpu("sparse", self.id, mapping.va, mapping.size)
+            self.driver.tell_gpu("sparse", self.id, mapping.va, mapping.size, True)
         elif mapping.backed:
             self.driver.tell_gpu("unmap", self.id, mapping.va, mapping.size)
 

@@ -6,7 +6,6 @@ Source: NVIDIA open-gpu-doc clc7b5.h, clc8b5.h.
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -128,6 +127,7 @@ class CopyObject:
             self._transfer(copy)
         if copy.launch >> 3 & 3 and not released:
             self._release(copy)
+        self._channel.settle()
         self._channel.scheduler.changed()
         if copy.launch >> 5 & 3:
             self._channel.interrupt()
@@ -150,7 +150,7 @@ class CopyObject:
             src, dst = copy.src + line * copy.pitch_in, copy.dst + line * copy.pitch_out
             vm.require(src, copy.length, HubClient.GRCOPY, what="copy source")
             vm.require(dst, copy.length, HubClient.GRCOPY, write=True, what="copy destination")
-            ctypes.memmove(vm.base + dst, vm.base + src, copy.length)
+            vm.copy(dst, src, copy.length)
         self._counters.copied(copy.length * copy.lines)
 
     def _remap(self, copy: Copy) -> None:
@@ -170,16 +170,17 @@ class CopyObject:
         vm = self._channel.vm
         span = copy.length * len(picks) * size
         vm.require(dst, span, HubClient.GRCOPY, write=True, what="fill or remap destination")
-        out = np.frombuffer(vm.bytes[dst : dst + span], np.uint8).reshape(copy.length, len(picks), size)
         taken = None
         if any(pick < CONST_A for pick in picks):
             raw = vm.read(src, copy.length * sources * size, HubClient.GRCOPY, what="remap source")
             taken = np.frombuffer(raw, np.uint8).reshape(copy.length, sources, size)
-        for i, pick in enumerate(picks):
-            if pick < CONST_A and taken is not None:
-                out[:, i] = taken[:, pick]
-            elif pick in (CONST_A, CONST_B):
-                out[:, i] = np.frombuffer(copy.consts[pick - CONST_A].to_bytes(4, "little")[:size], np.uint8)
+        with vm.storing(dst, span):
+            out = np.frombuffer(vm.bytes[dst : dst + span], np.uint8).reshape(copy.length, len(picks), size)
+            for i, pick in enumerate(picks):
+                if pick < CONST_A and taken is not None:
+                    out[:, i] = taken[:, pick]
+                elif pick in (CONST_A, CONST_B):
+                    out[:, i] = np.frombuffer(copy.consts[pick - CONST_A].to_bytes(4, "little")[:size], np.uint8)
 
     # -- semaphore ----------------------------------------------------------------------------------------------------
 

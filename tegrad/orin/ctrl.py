@@ -91,10 +91,15 @@ def get_cpu_time_correlation_info(file: CtrlFile, call: Call) -> None:
 
 
 def flush_l2(file: CtrlFile, call: Call) -> None:
-    """FLUSH_L2: nothing to do on a coherent board, once the combination makes sense."""
+    """FLUSH_L2, once the combination makes sense. An fb_flush alone leaves the L2 as it is: it orders, no more.
+
+    Source: L4T r36.4.3 nvgpu, os/linux/ioctl_ctrl.c nvgpu_gpu_ioctl_l2_fb_ops, hal/mm/cache/flush_gk20a_fusa.c.
+    """
     arg = call.arg
     require(arg.l2_flush or arg.fb_flush)
     require(not arg.l2_invalidate or arg.l2_flush)
+    if arg.l2_flush:
+        file.driver.tell_gpu("flush_l2", bool(arg.l2_invalidate))
 
 
 def zcull_get_ctx_size(file: CtrlFile, call: Call) -> None:

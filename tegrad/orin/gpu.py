@@ -3,6 +3,7 @@
 Usable by itself: map memfds, create a channel, write a doorbell record into the pipe. `events` says what comes back.
 
     memory      address spaces, page flags, MMU faults       compute      the compute class: launches, invalidations
+    l2          what cached mappings show of memory
     scheduler   doorbells, turns, faults                     launch       QMDs decoded, what SKED refuses
     runlist     TSGs, their time slices, preemption          grid         runs grids, releases, dependents
     host        rings, pushbuffers, host methods
@@ -34,12 +35,14 @@ from tegrad.orin.events import GpuEvent
 from tegrad.orin.grid import Counters
 from tegrad.orin.host import GRAPHICS_RUNLIST, Channel, EngineObject
 from tegrad.orin.inline import InlineToMemory
+from tegrad.orin.l2 import L2
 from tegrad.orin.memory import PAGE_SHIFT, AddressSpace
 from tegrad.orin.methods import class_error
 from tegrad.orin.program import Modules
 from tegrad.orin.race import Race
 from tegrad.orin.runlist import Preemption, Tsg
 from tegrad.orin.scheduler import PREEMPT_SECONDS, Scheduler
+from tegrad.ptx.l2 import Mode
 
 SHIM_BYTES = 0x10000
 """Bytes of a syncpoint's shim page."""
@@ -72,6 +75,7 @@ class Gpu:
     `on_event` gets every `GpuEvent`, from the engine threads; it must neither block nor call back. `doorbell_fd` is the
     read end of a pipe of 8-byte records (offset, value), one per store to the usermode page; it stays the caller's.
     With a `race_seed`, here or in the environment, engines take the liberties that silicon may take (see `race`).
+    `l2_mode` is how the L2 behaves (see `l2`), unless the environment is to say.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class Gpu:
         doorbell_fd: int,
         *,
         race_seed: int | None = None,
+        l2_mode: Mode | None = None,
     ) -> None:
         self.chip = chip
         self._vms: dict[int, AddressSpace] = {}
@@ -89,6 +94,7 @@ class Gpu:
         self._modules = Modules()
         self._lock = threading.Lock()
         race = Race.from_environment() if race_seed is None else Race(race_seed)
+        self.l2 = L2(chip.l2_bytes, l2_mode, None if race is None else race.evictions_seed())
         self._scheduler = Scheduler(on_event, doorbell_fd, self._bind, lambda: tuple(self._tsgs.values()), race)
 
     # -- address spaces -----------------------------------------------------------------------------------------------
@@ -99,25 +105,36 @@ class Gpu:
         It reaches as far as anything can run: a channel fetches its ring, which lies behind the client's range, by 40
         bits of address. What is mapped beyond is accepted and never seen.
         """
-        self._vms[vm] = AddressSpace(vm)
+        self._vms[vm] = AddressSpace(vm, l2=self.l2)
 
     def vm_destroy(self, vm: int) -> None:
         """Drop an address space with all its mappings. Its channels are gone already."""
+        self.l2.flush()
         space = self._vms.pop(vm)
         with self._scheduler.exclusive():
             for tsg in self._tsgs.values():
                 tsg.contexts.pop(vm, None)
         space.close()
 
-    def map(self, vm: int, va: int, size: int, fd: int, offset: int, writable: bool) -> None:
-        """Map `size` bytes of a memfd from `offset` at `va`. The fd may be closed afterwards."""
+    def map(
+        self, vm: int, va: int, size: int, fd: int, offset: int, writable: bool, cached: bool = False, label: str = ""
+    ) -> None:
+        """Map `size` bytes of a memfd from `offset` at `va`. The fd may be closed afterwards.
+
+        `cached`: the L2 keeps what is touched there; `label` names the buffer in its reports.
+        """
         space = self._vms[vm]
         if (within := _within(space, va, size)) > 0:
-            space.map(va, within, fd, offset, writable)
+            space.map(va, within, fd, offset, writable, cached, label)
 
-    def sparse(self, vm: int, va: int, size: int) -> None:
-        """Let [va, va + size) read as zero and take stores without an effect, whatever was mapped there."""
+    def sparse(self, vm: int, va: int, size: int, unmaps: bool = False) -> None:
+        """Let [va, va + size) read as zero and take stores without an effect, whatever was mapped there.
+
+        Where that `unmaps` something, the L2 is flushed and invalidated, as by `unmap`.
+        """
         space = self._vms[vm]
+        if unmaps:
+            self.l2.flush()
         if (within := _within(space, va, size)) > 0:
             space.sparse(va, within)
 
@@ -128,10 +145,17 @@ class Gpu:
             space.sparse_free(va, within)
 
     def unmap(self, vm: int, va: int, size: int) -> None:
-        """Unmap: later accesses fault, also those of a running grid."""
+        """Unmap: later accesses fault, also those of a running grid. The whole L2 is flushed and invalidated."""
         space = self._vms[vm]
+        self.l2.flush()
         if (within := _within(space, va, size)) > 0:
             space.unmap(va, within)
+
+    def flush_l2(self, invalidate: bool) -> None:
+        """Dirty sectors go to memory; with `invalidate` nothing is kept any more."""
+        self.l2.write_back()
+        if invalidate:
+            self.l2.invalidate()
 
     def syncpoint(self, syncpt: int, vm: int, va: int, size: int = SHIM_BYTES) -> None:
         """Make semaphore releases to the shim [va, va + size) increment a syncpoint."""
@@ -246,6 +270,7 @@ class Gpu:
         self._scheduler.close()
         for vm in list(self._vms):
             self.vm_destroy(vm)
+        self.l2.close()
 
     def _bind(self, channel: Channel, subchannel: int, class_id: int, data: int) -> EngineObject:
         """The engine object for SET_OBJECT; class error where the class is not the subchannel's."""

@@ -129,7 +129,7 @@ class GridRunner:
         self._programs = ProgramCache(vm, chip, modules)
         self._counters = counters
         self._per_gpc = chip.tpc_per_gpc * chip.sm_per_tpc
-        self._memory = Memory(base=vm.base, pages=vm.pages, limit=vm.span)
+        self._memory = Memory(base=vm.base, pages=vm.pages, limit=vm.span, l2=vm.port.address)
         self._waiting: dict[int, int] = {}
         self._active: dict[int, list[Worker]] = {}
         """QMDs that wait or run, with the workers that have them."""
@@ -236,6 +236,7 @@ class GridRunner:
                     windows=Windows(state.shared_window, state.local_window, self._chip.window_size),
                     abort=channel.worker.abort,
                     seed=race.copies_seed() if race is not None and kernel.draws else 0,
+                    tag=self._vm.l2.tag(f"kernel {kernel.name}") if self._vm.l2.tell else 0,
                 )
         except PtxFault as fault:
             if fault.kind == "aborted" and channel.worker.stopping:
@@ -243,6 +244,7 @@ class GridRunner:
             raise self._translate(fault, shape.program) from fault
         except PtxError as error:
             raise self._sm_exception(WarpEsr.ILLEGAL_INSTR_ENCODING, shape.program, kernel.name, str(error)) from error
+        channel.settle()
         if not self._local.leave(spills):
             channel.note(f"local memory of kernel {kernel.name} was overwritten while it ran: what it spilled is lost")
         self._counters.launched(kernel.name, stats)

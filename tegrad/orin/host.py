@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from tegrad.hw.chips import Chip
-from tegrad.hw.classes import HostMethod
+from tegrad.hw.classes import HostMethod, MemOp
 from tegrad.hw.faults import PbdmaIntr0, PbdmaIntr1
 from tegrad.hw.gpfifo import GP_ENTRY_SIZE, VA_LIMIT, GpOpcode, MethodOp, Subchannel, Userd, decode_gp_entry, token
 from tegrad.orin import semaphore
@@ -169,7 +169,16 @@ class Channel:
 
     def _poll(self, ready: Callable[[], bool]) -> Waiting:
         while not ready():
+            self.settle()
             yield Wait.MEMORY
+
+    def settle(self) -> None:
+        """Between two pieces of work: sectors leave the L2, and it tells what it has found."""
+        l2 = self.vm.l2
+        l2.settle()
+        if l2.tell:
+            for text in l2.told():
+                self.note(text)
 
     def _on_fault(self, error: BaseException) -> None:
         self.scheduler.fault(self, error)
@@ -226,6 +235,7 @@ class Channel:
             yield from self._segment(self._fetch(entry.va, entry.dwords))
         elif entry.opcode not in (GpOpcode.NOP, GpOpcode.GP_CRC, GpOpcode.PB_CRC):
             raise self._pbdma(PbdmaIntr0.GPENTRY, f"entry with opcode {entry.opcode} and no length")
+        self.settle()
         if not early:
             self._advance()
 
@@ -351,7 +361,7 @@ class Channel:
         )
 
     def _nothing(self, data: int) -> None:
-        """NOP, FB_FLUSH, CLEAR_FAULTED, operands of MEM_OP: this memory is coherent."""
+        """NOP, CLEAR_FAULTED, operands of MEM_OP; FB_FLUSH only orders what is in order here."""
 
     def _illegal(self, data: int) -> None:
         raise self._pbdma(PbdmaIntr0.METHOD, "the ILLEGAL method")
@@ -363,8 +373,12 @@ class Channel:
         op = data >> 27
         if op in _PRIVILEGED_MEM_OPS:
             raise self._pbdma(None, f"memory operation {op} is privileged", PbdmaIntr1.HCE_PRIV)
-        if op not in _MEM_OPS:
+        if op not in _MEM_OPS or op in _MISSING_MEM_OPS.get(self.chip.gpfifo_class, ()):
             raise self._pbdma(None, f"memory operation {op} does not exist", PbdmaIntr1.HCE_RE_ILLEGAL_OP)
+        if op == MemOp.L2_SYSMEM_INVALIDATE:
+            self.vm.l2.invalidate()
+        elif op == MemOp.L2_FLUSH_DIRTY:
+            self.vm.l2.write_back()
 
     def _set_reference(self, data: int) -> Waiting | None:
         def store() -> None:
@@ -466,8 +480,12 @@ _SEM_RELEASE, _SEM_REDUCTION = 1, 6
 _OLD_REDUCTION = 16
 _OLD_RELEASES = (2, _OLD_REDUCTION)
 _OLD_ACQUIRES = {1: 0, 4: 3, 8: 4}
-_MEM_OPS = frozenset((5, 13, 14, 15, 16, 21, 22))
-_PRIVILEGED_MEM_OPS = frozenset((9, 10, 11))
+_PRIVILEGED_MEM_OPS = frozenset((MemOp.MMU_TLB_INVALIDATE, MemOp.MMU_TLB_INVALIDATE_TARGETED, MemOp.MMU_OPERATION))
+_MEM_OPS = frozenset(MemOp) - _PRIVILEGED_MEM_OPS
+_MISSING_MEM_OPS: Mapping[int, frozenset[int]] = MappingProxyType(
+    {0xC86F: frozenset((MemOp.L2_WAIT_FOR_SYS_PENDING_READS,))}
+)
+"""By host class. On an H200 this one is a PBDMA error (docs/coherence.md)."""
 
 _HOST_METHODS: Mapping[int, Callable[[Channel, int], Waiting | None]] = MappingProxyType(
     {

@@ -164,6 +164,6 @@ def _answer(calls: socket.socket, data: bytes) -> None:
 def _invoke(gpu: Any, method: str, args: tuple[Any, ...], fds: list[int]) -> Any:
     """Call the method, with the fd in its place."""
     if method == "map":
-        vm, va, size, offset, writable = args
-        return gpu.map(vm, va, size, fds[0], offset, writable)
+        vm, va, size, *rest = args
+        return gpu.map(vm, va, size, fds[0], *rest)
     return getattr(gpu, method)(*args, *fds)

@@ -1,8 +1,9 @@
 """Local memory as grids use it: where the client put it, it belongs to the warps that run, who spill into it.
 
 The PTX engine keeps a thread's local variables elsewhere, so what a warp would spill is represented by a mark in the
-first bytes of its slot, stored when the grid begins and again when it ends. So local memory that is not mapped faults,
-a buffer that lies where an older kernel still spills is destroyed, and a kernel whose slots were overwritten is noted.
+first bytes of its slot, stored past the L2 when the grid begins and again when it ends. So local memory that is not
+mapped faults, a buffer that lies where an older kernel still spills is destroyed, and a kernel whose slots were
+overwritten is noted.
 """
 
 from __future__ import annotations
@@ -80,6 +81,6 @@ class LocalMemory:
         for tpc in range(min(self._tpcs, warps)):
             depth = min(room, -(-(warps - tpc) // self._tpcs))
             start = va + tpc * per_tpc
-            raw = self._vm.bytes[start : start + depth * per_warp]
+            raw = self._vm.raw(start, depth * per_warp)
             views.append(np.frombuffer(raw, np.uint64)[:: per_warp // 8])
         return views

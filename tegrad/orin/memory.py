@@ -12,18 +12,25 @@ import os
 import re
 import threading
 from bisect import bisect_left, bisect_right, insort
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from operator import attrgetter
 
 from tegrad.errors import TegradError
 from tegrad.hw.faults import MMU_ENGINE_IDS, MmuAccess, MmuClientType, MmuFaultType
 from tegrad.orin.events import FatalEvent, MmuFault
+from tegrad.orin.l2 import L2, Physical, flags_of
+from tegrad.ptx.l2 import Page
 
 PAGE = 4096
 PAGE_SHIFT = 12
 PDE_SHIFT = 21
 """A page table covers 2 MiB: the fault type tells whether one was ever made there."""
+
+DEFAULT_L2 = 4 << 20
+"""Bytes of the L2 of an address space that is made by itself."""
 
 DEFAULT_SPAN = (1 << 40) + (1 << 32)
 """40 bits of address, and the 4 GiB that the driver puts behind a user range that ends at 2^40."""
@@ -31,14 +38,22 @@ DEFAULT_SPAN = (1 << 40) + (1 << 32)
 MAX_SPAN = 1 << 46
 """What one address space can have at most, in a process with 47-bit addresses."""
 
-MAPPED, WRITABLE = 1, 2
-"""Bits of a page's flag byte as the SMs see it; 0 means unmapped."""
+CHUNK = 1 << 20
+"""Bytes that an engine stores to cached memory at once: nothing else looks at the L2 meanwhile."""
 
-ENGINES = 2
-"""The other engines' view of a page lies this many bits higher: shader windows hide memory from the SMs only."""
+_ENGINE_WRITABLE = Page.ENGINE_READ | Page.ENGINE_WRITE
+_SM = Page.READ | Page.WRITE | Page.SLOW_READ | Page.SLOW_WRITE
+_LOOKED_AT = Page.CACHED | Page.MIXED
 
-_NOT_WRITABLE = re.compile(rb"[^\x0c\x0f]")
-_ENGINES_ONLY = bytes(flags & ~(MAPPED | WRITABLE) for flags in range(256))
+
+def _any_of(flags: Iterable[int]) -> re.Pattern[bytes]:
+    """Finds a page that has one of these flag bytes."""
+    return re.compile(b"[" + b"".join(re.escape(bytes([value])) for value in flags) + b"]")
+
+
+_NOT_WRITABLE = _any_of(value for value in range(256) if value & _ENGINE_WRITABLE != _ENGINE_WRITABLE)
+_IN_L2 = _any_of(value for value in range(256) if value & _LOOKED_AT)
+_ENGINES_ONLY = bytes(flags & ~_SM for flags in range(256))
 
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _MADV_DONTNEED = 4
@@ -89,13 +104,19 @@ GPC_CLIENT_GCC = 17
 """The GPC client that fetches constants and instructions."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Mapping:
-    """A mapped buffer, or part of one: GPU address, size in bytes, whether the GPU may write."""
+    """A mapped buffer, or part of one: GPU address, size in bytes, whether the GPU may write.
+
+    `physical` is the buffer's memory, `offset` where in it the mapping begins, `cached` whether the L2 keeps of it.
+    """
 
     va: int
     size: int
     writable: bool
+    offset: int = 0
+    cached: bool = False
+    physical: Physical | None = None
 
 
 _va = attrgetter("va")
@@ -122,7 +143,7 @@ class AddressSpace:
     lost a buffer faults by the flags and never takes the process down.
     """
 
-    def __init__(self, vm: int, span: int = DEFAULT_SPAN) -> None:
+    def __init__(self, vm: int, span: int = DEFAULT_SPAN, l2: L2 | None = None) -> None:
         if not 0 < span <= MAX_SPAN or span % PAGE:
             raise OutOfAddresses(
                 f"no GPU address space of {span:#x} bytes fits a host process; choose a smaller va_end"
@@ -155,30 +176,77 @@ class AddressSpace:
         self._inside = 0
         self._leftover: list[tuple[int, int]] = []
         self._closed = False
+        self._memory = 0
+        """Where the second view begins, of memory itself behind cached mappings; 0 while there is none."""
+        self.l2 = l2 if l2 is not None else L2(DEFAULT_L2)
+        self.port = self.l2.port(self)
 
     # -- mapping, from the driver -------------------------------------------------------------------------------------
 
-    def map(self, va: int, size: int, fd: int, offset: int, writable: bool) -> None:
-        """Map `size` bytes (rounded up to pages) of the memfd at `va`. OSError or ValueError for what cannot be."""
+    def map(
+        self, va: int, size: int, fd: int, offset: int, writable: bool, cached: bool = False, label: str = ""
+    ) -> None:
+        """Map `size` bytes (rounded up to pages) of the memfd at `va`. OSError or ValueError for what cannot be.
+
+        `cached`: the L2 keeps what the GPU touches; `label` is what reports call the buffer.
+        """
         size = (size + PAGE - 1) // PAGE * PAGE
         if va % PAGE or offset % PAGE or size <= 0 or va < 0 or va + size > self.span:
             raise ValueError(f"cannot map {size:#x} bytes at {va:#x}, offset {offset:#x}")
-        if os.fstat(fd).st_size < offset + size:
+        held = os.fstat(fd)
+        if held.st_size < offset + size:
             raise ValueError(f"the buffer is smaller than {offset + size:#x} bytes")
         with self._lock:
             if self._sparse:
                 self._forget(va, va + size)
-            self._map_host(va, size, fd, offset)
-            self._allow(va, size, writable)
-            insort(self._mappings, Mapping(va, size, writable), key=_va)
+            physical = self.l2.physical((held.st_dev, held.st_ino), -(-held.st_size // PAGE), label)
+            mapping = Mapping(va, size, writable, offset, cached, physical)
+            self.l2.attach(self, mapping)
+            try:
+                self._map_views(mapping, fd)
+            except BaseException:
+                self.l2.detach(self, mapping)
+                raise
+            self.show(mapping)
+            insort(self._mappings, mapping, key=_va)
             self._tables.update(range(va >> PDE_SHIFT, (va + size - 1 >> PDE_SHIFT) + 1))
 
-    def _allow(self, va: int, size: int, writable: bool) -> None:
-        """Set the flags of pages that can be accessed from now on."""
-        flags = MAPPED | (WRITABLE if writable else 0)
-        ctypes.memset(self.pages + (va >> PAGE_SHIFT), flags | flags << ENGINES, size >> PAGE_SHIFT)
-        for window in self._windows:
-            self._hide(window, va, size)
+    def _map_views(self, mapping: Mapping, fd: int) -> None:
+        """Put a mapping's memory at its addresses; if it is cached, what the L2 keeps of it, and memory behind."""
+        va, size, offset = mapping.va, mapping.size, mapping.offset
+        if not mapping.cached:
+            self._map_host(self.base + va, size, fd, offset)
+            return
+        self._second_view()
+        self._map_host(self.base + va, size, *self.l2.map_shadow(mapping))
+        self._map_host(self._memory + va, size, fd, offset)
+
+    def _second_view(self) -> None:
+        """Reserve the addresses at which memory itself lies behind cached mappings."""
+        if not self._memory:
+            try:
+                self._memory = _mmap(0, self.span, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+            except OSError as error:
+                raise OutOfAddresses(
+                    f"cannot reserve {self.span:#x} bytes more for cached mappings ({error}); close other GPU users"
+                ) from error
+            self.port.open(self._memory - self.base)
+
+    def show(self, mapping: Mapping) -> None:
+        """Set the flags of a mapping's pages: what can be accessed from now on, and how. With `self._lock` held, or
+        by the one thread that maps and unmaps."""
+        flags = flags_of(mapping)
+        if flags & _LOOKED_AT:
+            self._second_view()
+            self.port.number(mapping)
+            self.port.used = True
+        self._allow(mapping.va, mapping.size, flags)
+
+    def _allow(self, va: int, size: int, flags: int) -> None:
+        with self.l2.locked():
+            ctypes.memset(self.pages + (va >> PAGE_SHIFT), flags, size >> PAGE_SHIFT)
+            for window in self._windows:
+                self._hide(window, va, size)
 
     def sparse(self, va: int, size: int) -> None:
         """Pages that read as zero and drop what is stored: memory of our own, emptied before anybody may see it.
@@ -190,7 +258,7 @@ class AddressSpace:
         with self._lock:
             self._forget(va, va + size)
             _mmap(self.base + va, size, mmap.PROT_READ | mmap.PROT_WRITE, flags)
-            self._allow(va, size, True)
+            self._allow(va, size, Page.READ | Page.WRITE | _ENGINE_WRITABLE)
             if not any(start <= va and va + size <= start + length for start, length in self._sparse):
                 self._sparse.append((va, size))
 
@@ -210,7 +278,7 @@ class AddressSpace:
     def hide(self, start: int, size: int) -> None:
         """A shader window: from now on kernels see no global memory in [start, start + size); other engines do."""
         if (start, size) not in self._windows:
-            with self._lock:
+            with self._lock, self.l2.locked():
                 self._windows.add((start, size))
                 for mapping in self._mappings:
                     self._hide((start, size), mapping.va, mapping.size)
@@ -221,12 +289,12 @@ class AddressSpace:
             pages = _pages(start, end - start)
             self.flags[pages] = bytes(self.flags[pages]).translate(_ENGINES_ONLY)
 
-    def _map_host(self, va: int, size: int, fd: int, offset: int) -> None:
+    def _map_host(self, at: int, size: int, fd: int, offset: int) -> None:
         flags = mmap.MAP_SHARED | _MAP_FIXED
         try:
-            _mmap(self.base + va, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
+            _mmap(at, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
         except PermissionError:
-            _mmap(self.base + va, size, mmap.PROT_READ, flags, fd, offset)
+            _mmap(at, size, mmap.PROT_READ, flags, fd, offset)
 
     def unmap(self, va: int, size: int) -> None:
         """Unmap pages: accesses fault from now on; the host pages go when no engine is inside."""
@@ -234,19 +302,36 @@ class AddressSpace:
         if va % PAGE or size <= 0 or va < 0 or va + size > self.span:
             raise ValueError(f"cannot unmap {size:#x} bytes at {va:#x}")
         with self._lock:
-            ctypes.memset(self.pages + (va >> PAGE_SHIFT), 0, size >> PAGE_SHIFT)
             self._forget(va, va + size)
+            with self.l2.locked():
+                ctypes.memset(self.pages + (va >> PAGE_SHIFT), 0, size >> PAGE_SHIFT)
             self._leftover.append((va, size))
             if not self._inside:
                 self._flush()
 
     def _forget(self, start: int, end: int) -> None:
-        """Drop every mapping that reaches into [start, end)."""
+        """Drop what mappings have in [start, end), and all that is kept of it; what they have outside stays mapped."""
         mappings = self._mappings
         first = self._index(start)
         if first < 0 or mappings[first].va + mappings[first].size <= start:
             first += 1
-        del mappings[first : bisect_left(mappings, end, key=_va)]
+        gone = slice(first, bisect_left(mappings, end, key=_va))
+        rest: list[Mapping] = []
+        for old in mappings[gone]:
+            self.l2.leave(self, old)
+            before, after = start - old.va, old.va + old.size - end
+            if before > 0:
+                rest.append(replace(old, size=before))
+            if after > 0:
+                rest.append(replace(old, va=end, size=after, offset=old.offset + end - old.va))
+        for part in rest:
+            self.l2.attach(self, part)
+        for old in mappings[gone]:
+            low, high = max(old.va, start), min(old.va + old.size, end)
+            with self.l2.locked():
+                ctypes.memset(self.pages + (low >> PAGE_SHIFT), 0, high - low >> PAGE_SHIFT)
+            self.l2.detach(self, old)
+        mappings[gone] = rest
 
     def _index(self, va: int) -> int:
         """Index of the last mapping that starts at or below `va`; -1 if there is none."""
@@ -258,27 +343,31 @@ class AddressSpace:
             first = va >> PAGE_SHIFT
             for run in re.finditer(rb"\0+", bytes(self.flags[_pages(va, size)])):
                 start, end = first + run.start(), first + run.end()
-                _mmap(
-                    self.base + (start << PAGE_SHIFT),
-                    end - start << PAGE_SHIFT,
-                    _PROT_NONE,
-                    mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED,
-                )
+                for view in filter(None, (self.base, self._memory)):
+                    _mmap(
+                        view + (start << PAGE_SHIFT),
+                        end - start << PAGE_SHIFT,
+                        _PROT_NONE,
+                        mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED,
+                    )
         self._leftover.clear()
 
     def close(self) -> None:
         """Give the whole range back, as soon as no engine is inside."""
         with self._lock:
+            self._forget(0, self.span)
             self._closed = True
-            self._mappings.clear()
             if not self._inside:
                 self._free()
 
     def _free(self) -> None:
         for view in (self.words, self.quads, self.flags, self.bytes):
             view.release()
+        self.port.close()
         _libc.munmap(self.base, self.span)
         _libc.munmap(self.pages, self.span >> PAGE_SHIFT)
+        if self._memory:
+            _libc.munmap(self._memory, self.span)
 
     # -- access, from the engines -------------------------------------------------------------------------------------
 
@@ -305,7 +394,7 @@ class AddressSpace:
             return (va if va < 0 or va >= self.span else self.span) & ~(PAGE - 1)
         flags = self.flags
         first, last = va >> PAGE_SHIFT, (va + size - 1) >> PAGE_SHIFT
-        need = (MAPPED | WRITABLE if write else MAPPED) << ENGINES
+        need = _ENGINE_WRITABLE if write else Page.ENGINE_READ
         if first == last:
             return None if flags[first] & need == need else first << PAGE_SHIFT
         held = bytes(flags[first : last + 1])
@@ -319,7 +408,7 @@ class AddressSpace:
         """Why the MMU refuses an access to the page of `va`."""
         if not 0 <= va < self.span:
             return MmuFaultType.INVALID_PDE
-        if write and self.flags[va >> PAGE_SHIFT] & MAPPED << ENGINES:
+        if write and self.flags[va >> PAGE_SHIFT] & Page.ENGINE_READ:
             return MmuFaultType.WRITE_RO_VIOLATION
         return MmuFaultType.INVALID_PTE if va >> PDE_SHIFT in self._tables else MmuFaultType.INVALID_PDE
 
@@ -346,16 +435,51 @@ class AddressSpace:
         if size and (page := self.bad_page(va, size, write)) is not None:
             access = MmuAccess.VIRT_WRITE if write else MmuAccess.VIRT_READ
             raise self.fault(page, access, client, gpc=gpc, detail=what)
+        if not write and self.port.used and self._in_l2(va, size):
+            self.port.load(va, size, what)
+
+    def _in_l2(self, va: int, size: int) -> bool:
+        """Whether an access to [va, va + size) has to look at the L2."""
+        return size > 0 and _IN_L2.search(bytes(self.flags[_pages(va, size)])) is not None
+
+    @contextmanager
+    def storing(self, va: int, size: int) -> Iterator[None]:
+        """An engine stores to [va, va + size), which `require` has allowed, inside the `with`."""
+        if not self.port.used or not self._in_l2(va, size):
+            yield
+            return
+        with self.port.storing(va, size):
+            yield
 
     def read(self, va: int, size: int, client: int, *, gpc: int | None = None, what: str = "") -> bytes:
         """A copy of [va, va + size); MMU fault of `client` where it is not mapped."""
         self.require(va, size, client, gpc=gpc, what=what)
         return bytes(self.bytes[va : va + size])
 
+    def look(self, va: int, size: int) -> bytes:
+        """What a load of [va, va + size), which must be mapped, would see, without being one."""
+        if self.port.used and self._in_l2(va, size):
+            return self.port.look(va, size)
+        return bytes(self.bytes[va : va + size])
+
     def write(self, va: int, data: bytes | memoryview, client: int, *, what: str = "") -> None:
         """Store bytes; MMU fault of `client` where that is not allowed."""
         self.require(va, len(data), client, write=True, what=what)
-        self.bytes[va : va + len(data)] = data
+        with self.storing(va, len(data)):
+            self.bytes[va : va + len(data)] = data
+
+    def copy(self, dst: int, src: int, size: int) -> None:
+        """Move bytes that `require` has allowed on both sides."""
+        for at in range(0, size, CHUNK):
+            part = min(CHUNK, size - at)
+            with self.storing(dst + at, part):
+                ctypes.memmove(self.base + dst + at, self.base + src + at, part)
+
+    def raw(self, va: int, size: int) -> memoryview:
+        """Memory itself behind [va, va + size), past the L2; it must be mapped."""
+        if not self._memory or not self.flags[va >> PAGE_SHIFT] & Page.CACHED:
+            return self.bytes[va : va + size]
+        return memoryview((ctypes.c_ubyte * size).from_address(self._memory + va)).cast("B")
 
     def mapping_at(self, va: int) -> Mapping | None:
         """The mapping that holds `va`."""

@@ -64,6 +64,7 @@ class Buffer:
         self.memory, self.fd, self.key, self.length = memory, fd, _key(stat), stat.st_size
         self.holders = 0
         self.align = 0
+        self.label = ""
         self.flags = k.NVMAP_HANDLE_WRITE_COMBINE
         self.heap = 0
         self.allocated = False
@@ -217,6 +218,8 @@ class NvmapState:
 
     def __init__(self) -> None:
         self.clients: dict[str, NvmapClient] = {}
+        self.labels: dict[int, str] = {}
+        """Names of the tags in allocations' flags, whoever gave them."""
         self.next_id = itertools.count(FIRST_HANDLE)
 
 
@@ -304,6 +307,7 @@ def alloc(file: NvmapFile, call: Call) -> None:
     require(heap, errno.ENOMEM)
     flags = arg.flags & ~k.NVMAP_HANDLE_KIND_SPECIFIED
     file.driver.memory.allocate(buffer, arg.align, flags & 0xFFFF, k.NVMAP_HEAP_IOVMM)
+    buffer.label = file.driver.nvmap.labels.get(arg.flags >> 16, "")
 
 
 def get_fd(file: NvmapFile, call: Call) -> Steps:
@@ -418,7 +422,8 @@ def cache_list(file: NvmapFile, call: Call) -> None:
 
 def set_tag_label(file: NvmapFile, call: Call) -> Steps:
     """SET_TAG_LABEL: a name for a tag, for the driver's statistics; cut at 63 characters."""
-    yield from copy_in(call.arg.addr, min(call.arg.len, TAG_LABEL_MAX))
+    label = yield from copy_in(call.arg.addr, min(call.arg.len, TAG_LABEL_MAX))
+    file.driver.nvmap.labels[call.arg.tag] = label.split(b"\0")[0].decode("latin-1")
     return None
 
 

@@ -73,15 +73,15 @@ class ProgramCache:
 
     def _same(self, va: int, known: Program) -> bool:
         """Whether memory still holds what `known` was fetched from."""
-        memory, at = self._vm.bytes, known.section_va
+        at = known.section_va
         ranges = (va, len(known.code)), (at, len(known.image))
         if any(self._vm.bad_page(start, size, False) is not None for start, size in ranges):
             return False  # a shorter program lies there now, if any
-        # copies first: comparing bytes is many times faster than comparing views
-        return (
-            bytes(memory[va : va + len(known.code)]) == known.code
-            and bytes(memory[at : at + len(known.image)]) == known.image
-        )
+        return self._bytes(va, len(known.code)) == known.code and self._bytes(at, len(known.image)) == known.image
+
+    def _bytes(self, va: int, size: int) -> bytes:
+        """What an instruction fetch of a mapped range sees."""
+        return self._vm.read(va, size, GPC_CLIENT_GCC, gpc=0, what=f"instruction fetch of the program at {va:#x}")
 
     def _require(self, va: int, size: int) -> None:
         self._vm.require(va, size, GPC_CLIENT_GCC, gpc=0, what=f"instruction fetch of the program at {va:#x}")
@@ -91,10 +91,10 @@ class ProgramCache:
         for at, section in self._sections(va):
             if self._vm.bad_page(va, max(1, section.text_size), False) is not None:
                 raise IllegalCode(f"the machine code of {section.name} is cut off; map its whole buffer")
-            code = bytes(self._vm.bytes[va : va + section.text_size])
+            code = self._bytes(va, section.text_size)
             if ptxsection.code_digest(code, section.masked) == section.digest:
                 kernel = self._modules.kernel(self._fitting(section))
-                return Program(kernel, section, at, code, bytes(self._vm.bytes[at : at + section.size]), generation)
+                return Program(kernel, section, at, code, self._bytes(at, section.size), generation)
             unlike = section.name  # perhaps what an earlier program left in this buffer
         if unlike:
             raise IllegalCode(
@@ -119,7 +119,8 @@ class ProgramCache:
         base, end = mapping.va, mapping.va + mapping.size
         for before, behind in ((NEAR_BEFORE, NEAR_BEHIND), (SEARCH, SEARCH)):
             lo = max(base, base + (va - before - base) // ptxsection.ALIGN * ptxsection.ALIGN)
-            for offset, section in ptxsection.find(self._vm.bytes[lo : min(end, va + behind)], entry=va):
+            held = self._vm.look(lo, min(end, va + behind) - lo)
+            for offset, section in ptxsection.find(memoryview(held), entry=va):
                 yield lo + offset, section
 
 

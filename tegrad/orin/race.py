@@ -10,6 +10,7 @@
     a QMD's second release is read when the first was made      it stays untouched until the last is seen
     a copy's semaphore is seen before its data                  FLUSH in its LAUNCH_DMA
     constants and instructions are fetched anew or not          invalidate before, and leave alone what is in flight
+    a kept sector leaves the L2 by itself                       never count on what is kept, or on what is not
     a bulk copy in a kernel lands at once, late, out of order   its mbarrier; nobody still reads where it goes
     in a kernel with mbarriers any warp stands still            what the warps wait for
 
@@ -87,6 +88,10 @@ class Race:
     def copies_seed(self) -> int:
         """What a grid draws from, in which copies land early, bulk ones out of order, and wgmma runs early; not 0."""
         return 1 + int(self._draw() * 0x7FFFFFFE)
+
+    def evictions_seed(self) -> int:
+        """What the L2 draws from to let sectors go by themselves."""
+        return int(self._draw() * 0x7FFFFFFF)
 
     def early_qmd(self) -> bool:
         """Whether a QMD is read when it is announced, before the grid's turn comes, or only then."""

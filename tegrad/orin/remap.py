@@ -101,4 +101,5 @@ def _piece(area: Area, op: Any, buffer: Buffer | None) -> Piece | None:
     if buffer is None:
         return None
     writable = not op.flags & k.NVGPU_AS_REMAP_OP_FLAGS_ACCESS_NO_WRITE
-    return Piece(first, op.num_pages, buffer, op.mem_offset_in_pages, writable)
+    cached = bool(op.flags & k.NVGPU_AS_REMAP_OP_FLAGS_CACHEABLE)
+    return Piece(first, op.num_pages, buffer, op.mem_offset_in_pages, writable, cached)

@@ -96,17 +96,18 @@ def release(
     if vm.syncpoints and (syncpt := vm.syncpoints.get(va >> PAGE_SHIFT)) is not None:
         return syncpt
     vm.require(va, size, client, write=True, what=what)
-    if record == 16:
-        vm.quads[va + 8 >> 3] = gpu_time()
-    width = 64 if wide else 32
-    if reduction is not None:
-        old = vm.quads[va >> 3] if wide else vm.words[va >> 2]
-        payload = reduction(old, payload & ((1 << width) - 1), width, signed)
-    payload &= (1 << width) - 1
-    if wide or record == 16:
-        vm.quads[va >> 3] = payload
-    else:
-        vm.words[va >> 2] = payload
+    with vm.storing(va, size):
+        if record == 16:
+            vm.quads[va + 8 >> 3] = gpu_time()
+        width = 64 if wide else 32
+        if reduction is not None:
+            old = vm.quads[va >> 3] if wide else vm.words[va >> 2]
+            payload = reduction(old, payload & ((1 << width) - 1), width, signed)
+        payload &= (1 << width) - 1
+        if wide or record == 16:
+            vm.quads[va >> 3] = payload
+        else:
+            vm.words[va >> 2] = payload
     return None
 
 

@@ -42,6 +42,8 @@ class Helper:
         self.frame, self.addr, self.mask, self.pc, *rest = self.f.args
         self.buffer = rest[0] if rest else None
         self.bytes = LANES * shape.bits // 8
+        self.in_global: V | None = None
+        self.opened: V | None = None
 
     def values(self) -> list[V]:
         """The values to store."""
@@ -197,14 +199,47 @@ class Helper:
     def by_lane(self, host: V, good: V) -> None:
         """Any addresses: fault on the first lane that is not good, else gather or scatter."""
         f, s = self.f, self.shape
-        self.fault_unless(good)
+        self.fault_unless(self.open(good))
         hosts = [f.add(host, f.like(host, i * s.bits // 8)) for i in range(s.n)]
         if self.store:
             for h, v in zip(hosts, self.values(), strict=True):
                 scatter_any(f, h, self.active, v)
+            self.close()
             f.ret()
         else:
             self.give(last_first(s.n, lambda i: gather_any(f, hosts[i], self.active, s.el)))
+
+    def open(self, good: V) -> V:
+        """Ask the L2 for the lanes of global memory that are not good: those that are then."""
+        f, s = self.f, self.shape
+        if s.space not in ("global", "generic"):
+            return good
+        lanes = self.mask if self.in_global is None else f.mask_bits(self.in_global)
+        asked = f.and_(f.and_(f.mask_bits(f.not_(good)), lanes), self.mask)
+        out, opened = f.alloca("i32"), f.alloca("i32")
+        f.store(f.mask_bits(good), out)
+        f.store(f.const("i32", 0), opened)
+        cached = f.icmp("ne", f.load("i64", launch_of(f, self.frame), Launch.L2), f.const("i64", 0))
+        with f.if_(f.and_(cached, f.icmp("ne", asked, f.const("i32", 0))), False):
+            # Refused lanes of other spaces fault in any case: then nothing may stay open.
+            elsewhere = f.and_(f.and_(f.mask_bits(f.not_(good)), self.mask), f.not_(lanes))
+            with f.if_(f.icmp("eq", elsewhere, f.const("i32", 0))):
+                info = f.const("i32", s.info)
+                bad = f.call("tgx_l2_open", "i32", 1, self.frame, self.addr, asked, info, self.pc)
+                fine = f.and_(asked, f.not_(bad))
+                f.store(f.or_(f.mask_bits(good), fine), out)
+                f.store(f.select(f.icmp("eq", bad, f.const("i32", 0)), fine, f.const("i32", 0)), opened)
+        self.opened = opened
+        return f.mask_vec(f.load("i32", out))
+
+    def close(self) -> None:
+        """A store or an atomic is done: tell the L2 if it was opened for some lanes."""
+        f = self.f
+        if self.opened is None:
+            return
+        lanes = f.load("i32", self.opened)
+        with f.if_(f.icmp("ne", lanes, f.const("i32", 0)), False):
+            f.call_void("tgx_l2_close", self.frame, self.addr, lanes, f.const("i32", self.shape.step))
 
     def fault_unless(self, good: V) -> None:
         """Report the first active lane that is not good and return without an effect."""
@@ -243,7 +278,7 @@ class Helper:
         """Each lane checked and translated in its own space."""
         f, s = self.f, self.shape
         good, host = f.const("i1", 0, LANES), f.const("i64", 0, LANES)
-        in_global = f.and_(self.active, f.not_(f.or_(in_shared, in_local)))
+        in_global = self.in_global = f.and_(self.active, f.not_(f.or_(in_shared, in_local)))
         for space, lanes, addr in (
             ("shared", in_shared, shared),
             ("local", in_local, local),
@@ -273,6 +308,17 @@ def emit_uniform(module: Module, space: str, bits: int, n: int) -> None:
     idle = f.or_(f.load("i32", frame, Frame.FAULTED), f.resize(f.icmp("eq", mask, f.const("i32", 0)), "i32", False))
     good = check.range(addr, f.add(addr, f.like(addr, shape.step - 1)))
     work, fault, empty = f.name_of("work"), f.name_of("fault"), f.name_of("empty")
+    if space == "global":
+        passed = f.alloca("i1")
+        f.store(good, passed)
+        cached = f.icmp("ne", f.load("i64", launch_of(f, frame), Launch.L2), f.const("i64", 0))
+        asked = f.and_(f.and_(cached, f.not_(good)), f.icmp("eq", idle, f.const("i32", 0)))
+        with f.if_(asked, False):
+            one = f.and_(mask, f.sub(f.const("i32", 0), mask))
+            info = f.const("i32", shape.info)
+            bad = f.call("tgx_l2_open", "i32", 1, frame, f.splat(addr, LANES), one, info, pc)
+            f.store(f.icmp("eq", bad, f.const("i32", 0)), passed)
+        good = f.load("i1", passed)
     f.condbr(f.and_(good, f.icmp("eq", idle, f.const("i32", 0))), work, empty, True)
     f.label(work)
     p = f.op("ptr", 1, f"inttoptr {f.add(f.resize(addr, 'i64', False), check.base)} to ptr")

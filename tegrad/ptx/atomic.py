@@ -56,7 +56,7 @@ class AtomicHelper(Helper):
 
     def by_lane(self, host: V, good: V) -> None:
         f, t = self.f, self.t
-        self.fault_unless(good)
+        self.fault_unless(self.open(good))
         out = f.alloca(f"<32 x {t.iel}>", 64)
         f.store(f.const(t.iel, 0, LANES), out)
         with each_lane(f, self.mask) as lane:
@@ -64,6 +64,7 @@ class AtomicHelper(Helper):
             self.subnormal = f.extract(self.in_shared, lane) if self.in_shared is not None else None
             old = self.one(p, [f.extract(s, lane) for s in self.sources])
             f.store(f.insert(f.load(t.iel, out, 0, LANES), old, lane), out)
+        self.close()
         f.ret(f.load(t.iel, out, 0, LANES))
 
     def generic_lanes(self, in_shared: V, in_local: V, shared: V, local: V) -> None:

@@ -69,7 +69,8 @@ def emit_pages(module: Module) -> None:
         here = f.load("i64", at)
         f.leave(f.icmp("uge", here, end), done)
         page = f.bin("lshr", here, f.const("i64", PAGE_SHIFT))
-        with f.if_(f.icmp("eq", f.and_(f.load("i8", pages, page), flag), f.const("i8", 0)), False):
+        either = f.or_(flag, f.bin("shl", flag, f.const("i8", 4)))
+        with f.if_(f.icmp("eq", f.and_(f.load("i8", pages, page), either), f.const("i8", 0)), False):
             f.ret(here)
         f.store(f.bin("shl", f.add(page, f.const("i64", 1)), f.const("i64", PAGE_SHIFT)), at)
     f.ret(f.const("i64", -1))
@@ -184,7 +185,15 @@ def emit_land(module: Module) -> None:
         where = f.and_(page, f.const("i64", -UNIT))
         f.call_void("tgx_fault", owner, where, lane, _info(Space.GLOBAL, load, f), pc)
         f.ret()
+    port = f.load("ptr", launch, Launch.L2)
+    cached = f.icmp("ne", port, f.const("ptr", 0))
+    with f.if_(f.and_(cached, load), False):
+        f.call_void("tgx_l2_load", port, far, wide, f.resize(f.load("i32", launch, Launch.TAG), "i64", False))
+    with f.if_(f.and_(cached, f.not_(load)), False):
+        f.call_void("tgx_l2_begin", port, far, wide)
     f.call("memcpy", "ptr", 1, f.select(load, here, there), f.select(load, there, here), wide)
+    with f.if_(f.and_(cached, f.not_(load)), False):
+        f.call_void("tgx_l2_end", port, far, wide)
     with f.if_(load):
         told = f.sub(f.const("i32", 0), size)
         none = f.const("i32", 0)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
-from tegrad.ptx import bulk, mbarrier, warpgroup
+from tegrad.ptx import bulk, l2, mbarrier, warpgroup
 from tegrad.ptx.access import emit_access
 from tegrad.ptx.atomic import emit_atomic
 from tegrad.ptx.check import emit_fault
@@ -170,6 +170,7 @@ _PLAIN: dict[str, Callable[[Module], None]] = {
     "tgx_view": emit_view,
     **mbarrier.PLAIN,
     **bulk.PLAIN,
+    **l2.PLAIN,
     **warpgroup.PLAIN,
 }
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tegrad.ptx.arena import Arena, Job, pool
 from tegrad.ptx.bulk import AREA
 from tegrad.ptx.errors import PtxFault
+from tegrad.ptx.l2 import Page
 from tegrad.ptx.layout import LANES, Access, Flag, Launch, Slot, Space
 
 if TYPE_CHECKING:
@@ -28,11 +29,13 @@ Dims = tuple[Dim, Dim]
 
 class Memory(NamedTuple):
     """Device memory. `base` is the host address of device address 0; `pages` the host address of one byte per 4 KiB
-    page (bit 0 mapped, bit 1 writable; 0 for no checks); addresses at or above `limit` are unmapped."""
+    page (`l2.Page`: bit 0 mapped, bit 1 writable; 0 for no checks); addresses at or above `limit` are unmapped. `l2` is
+    the host address of the L2's port, where pages may be cached."""
 
     base: int = 0
     pages: int = 0
     limit: int = (1 << 64) - 1
+    l2: int = 0
 
 
 class Windows(NamedTuple):
@@ -135,12 +138,14 @@ class Plan:
         )  # fmt: skip
         struct.pack_into("<6I", raw, Launch.NTID, *dims[0], *dims[1])
         struct.pack_into("<IQ", raw, Launch.COPY_QUEUE, kernel.copy_queue, kernel.settle())
+        struct.pack_into("<Q", raw, Launch.L2, memory.l2)
         self.launch = ctypes.create_string_buffer(bytes(raw), Launch.SIZE)
         self.address = ctypes.addressof(self.launch)
         self.abort = ctypes.c_uint64.from_address(self.address + Launch.ABORT)
         self.next_cta = ctypes.c_uint64.from_address(self.address + Launch.NEXT_CTA)
         self.fault = ctypes.c_uint32.from_address(self.address + Launch.FAULT_STATE)
         self.seed = ctypes.c_uint32.from_address(self.address + Launch.SEED)
+        self.tag = ctypes.c_uint32.from_address(self.address + Launch.TAG)
         self.arenas: list[Arena] = []
         # Until a launch has told, every instruction is taken to run once.
         self.instructions = len(kernel.pcs) * count * self.ctas
@@ -153,14 +158,16 @@ class Plan:
             return 1
         return min(_cpus(), self.ctas)
 
-    def go(self, worker: Any, params: bytes, threads: int | None, abort: AbortFlag | None, seed: int = 0) -> Stats:
+    def go(
+        self, worker: Any, params: bytes, threads: int | None, abort: AbortFlag | None, seed: int = 0, tag: int = 0
+    ) -> Stats:
         """Run the grid; raises PtxFault."""
         ctypes.memmove(self.params, params, min(len(params), len(self.params)))
         flag = abort or NEVER
         self.abort.value = flag.address
         self.next_cta.value = 0
         self.fault.value = 0
-        self.seed.value = seed
+        self.seed.value, self.tag.value = seed, tag
         count = self.workers(threads)
         arenas = self.arenas
         while len(arenas) < count:
@@ -235,7 +242,8 @@ class Plan:
             return "address-space"
         if address >= memory.limit or not memory.pages:
             return "unmapped"
-        return "read-only" if ctypes.c_uint8.from_address(memory.pages + address // PAGE).value & 1 else "unmapped"
+        flags = ctypes.c_uint8.from_address(memory.pages + address // PAGE).value
+        return "read-only" if flags & (Page.READ | Page.SLOW_READ) else "unmapped"
 
 
 def _cpus() -> int:

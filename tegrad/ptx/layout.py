@@ -58,6 +58,10 @@ class Launch(IntEnum):
     """The function tgx_async_settle, in kernels with mbarriers; else 0."""
     SEED = 240
     """Where copies may land early and out of order: a number that is not 0."""
+    TAG = 244
+    """What reports of the L2 name the launch by."""
+    L2 = 248
+    """The L2's port of this address space, or 0 (`l2.Port`)."""
     SIZE = 256
 
 

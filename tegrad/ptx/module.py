@@ -97,6 +97,7 @@ class Kernel:
         threads: int | None = None,
         abort: AbortFlag | None = None,
         seed: int = 0,
+        tag: int = 0,
     ) -> Stats:
         """Run a grid and wait for it; the GIL is released.
 
@@ -104,8 +105,9 @@ class Kernel:
         `dims` is what %ntid and %nctaid read, `block` and `grid` unless given; see `reads_dims`.
         `shared` is the dynamic shared memory in bytes, `symbols` the device address of each module variable (on HOST
         the engine provides them), `threads` the number of host threads. With a `seed` that is not 0 copies land
-        early, bulk ones out of order too, and wgmma runs early as it draws, else as late as they may. Raises PtxFault
-        for the first fault or an abort, PtxError for a launch that cannot be made.
+        early, bulk ones out of order too, and wgmma runs early as it draws, else as late as they may. `tag` is what
+        reports of the L2 name this launch by. Raises PtxFault for the first fault or an abort, PtxError for a launch
+        that cannot be made.
         """
         params = self.pack(args)
         addresses = self.module.addresses(symbols, memory) if self.globals else ()
@@ -117,7 +119,7 @@ class Kernel:
         except IndexError:
             plan = self._plan(grid, block, dims, memory, windows, shared, addresses)
         try:
-            return plan.go(self.module.worker(), params, threads, abort, seed)
+            return plan.go(self.module.worker(), params, threads, abort, seed, tag)
         finally:
             idle.append(plan)
 

@@ -18,6 +18,7 @@ from tegrad.hw.gpfifo import DOORBELL, MethodOp, Subchannel, Userd, gp_entry, me
 from tegrad.hw.qmd import LAYOUTS, Qmd
 from tegrad.orin.events import FatalEvent, GpuEvent
 from tegrad.orin.gpu import Gpu
+from tegrad.ptx.l2 import Mode
 
 PAGE = 4096
 BACKSTOP_S = 60.0
@@ -70,12 +71,14 @@ class Buffer:
 class Rig:
     """One VM, one TSG; channels on demand. Use as a context manager."""
 
-    def __init__(self, chip: str = "agx-orin-64gb", *, race_seed: int | None = None) -> None:
+    def __init__(
+        self, chip: str = "agx-orin-64gb", *, race_seed: int | None = None, l2_mode: Mode | None = None
+    ) -> None:
         self.chip: Chip = CHIPS[chip]
         self.events: list[GpuEvent] = []
         read_fd, self.doorbell_fd = os.pipe()
         self._read_fd = read_fd
-        self.gpu = Gpu(self.chip, self.events.append, read_fd, race_seed=race_seed)
+        self.gpu = Gpu(self.chip, self.events.append, read_fd, race_seed=race_seed, l2_mode=l2_mode)
         self.gpu.vm_create(1)
         self.gpu.tsg_create(1)
         self._next_va = 0x10000000
@@ -99,15 +102,28 @@ class Rig:
         os.close(self.doorbell_fd)
         os.close(self._read_fd)
 
-    def buffer(self, size: int = PAGE, *, va: int | None = None, writable: bool = True, vm: int = 1) -> Buffer:
-        """A mapped buffer; without `va`, at the next free place."""
+    def buffer(
+        self,
+        size: int = PAGE,
+        *,
+        va: int | None = None,
+        writable: bool = True,
+        vm: int = 1,
+        cached: bool = False,
+        of: Buffer | None = None,
+        label: str = "",
+    ) -> Buffer:
+        """A mapped buffer; without `va`, at the next free place. With `of`, that buffer's memory mapped once more."""
         size = (size + PAGE - 1) // PAGE * PAGE
         if va is None:
             va = self._next_va
             self._next_va += (size + 0x200000) & ~0xFFFFF
-        fd = os.memfd_create("rig")
-        os.ftruncate(fd, size)
-        self.gpu.map(vm, va, size, fd, 0, writable)
+        if of is None:
+            fd = os.memfd_create("rig")
+            os.ftruncate(fd, size)
+        else:
+            fd = os.dup(of.fd)
+        self.gpu.map(vm, va, size, fd, 0, writable, cached, label)
         buffer = Buffer(va, size, fd, mmap.mmap(fd, size))
         self._buffers.append(buffer)
         return buffer
@@ -122,7 +138,7 @@ class Rig:
         self.gpu.channel_create(chid, tsg, vm, runlist, ring.va, entries, userd.fd)
         for class_id in (self.chip.compute_class, self.chip.dma_class) if contexts is None else contexts:
             self.gpu.object_ctx(chid, class_id)
-        return ChannelRig(self, chid, runlist, ring, userd, entries)
+        return ChannelRig(self, chid, runlist, ring, userd, entries, vm)
 
     def program(self, ptx: str, name: str, *, code: bytes = b"", symbols: dict[str, int] | None = None) -> int:
         """Load machine code that stands for `ptx`, with its section; returns the program address."""
@@ -215,14 +231,16 @@ class Rig:
 class ChannelRig:
     """A channel's client side: builds pushbuffers and rings the doorbell."""
 
-    def __init__(self, rig: Rig, chid: int, runlist: int, ring: Buffer, userd: Buffer, entries: int) -> None:
+    def __init__(
+        self, rig: Rig, chid: int, runlist: int, ring: Buffer, userd: Buffer, entries: int, vm: int = 1
+    ) -> None:
         self.rig, self.chid, self.ring, self.userd, self.entries = rig, chid, ring, userd, entries
         self.token = chid | runlist << 16
         self.put = 0
         self.words: list[int] = []
-        self._pushed = rig.buffer(1 << 16)
+        self._pushed = rig.buffer(1 << 16, vm=vm)
         self._at = 0
-        self.fence = rig.buffer()
+        self.fence = rig.buffer(vm=vm)
         self._fence = 0
 
     # -- building -----------------------------------------------------------------------------------------------------

@@ -28,13 +28,13 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     ],
     "4.3/address-spaces-are-apart": Edit(
         GPU + "map",
-        "space.map(va, within, fd, offset, writable)",
-        "[one.map(va, within, fd, offset, writable) for one in self._vms.values()]",
+        "space.map(va, within, fd, offset, writable, cached, label)",
+        "[one.map(va, within, fd, offset, writable, cached, label) for one in self._vms.values()]",
     ),
     "4.5/unmapped-faults": STAY,
     "4.5/counted-stays": Edit(VM + "unmap", "mapping.count -= 1", "mapping.count -= 1; self._clear_ptes(mapping)"),
     "4.6/remap-shows": Edit(VM + "_show", "if piece is None:", "if True:"),
-    "4.6/remap-offset": Edit(VM + "_show", "at = piece.offset * PAGE", "at = 0"),
+    "4.6/remap-offset": Edit(VM + "_show", "piece.offset * PAGE", "0"),
     "4.6/remap-no-write": Edit(VM + "_show", "piece.writable", "True"),
     "4.6/remap-unmapped": Edit(
         VM + "put_behind", "self._show(piece, first, pages)", "piece and self._show(piece, first, pages)"

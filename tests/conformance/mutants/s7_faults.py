@@ -150,7 +150,9 @@ MISTAKES: dict[str, Mutant | list[Mutant]] = {
     "7.5/pointer-unmapped": Edit(RUNNER + "_translate", '("unmapped", "read-only")', '("read-only",)'),
     "7.5/read-only": Edit(SPACE + "fault_type", "MmuFaultType.WRITE_RO_VIOLATION", "MmuFaultType.INVALID_PTE"),
     "7.5/read-only-load": Edit(
-        SPACE + "_allow", "MAPPED | (WRITABLE if writable else 0)", "MAPPED | WRITABLE if writable else 0"
+        "tegrad.orin.l2.flags_of",
+        "read | write | Page.READ | (Page.WRITE if mapping.writable else 0)",
+        "(read | write | Page.READ | Page.WRITE) if mapping.writable else 0",
     ),
     "7.5/read-only-copy": Edit(COPY + "_linear", 'write=True, what="copy destination"', 'what="copy destination"'),
     "7.5/pushbuffer-unmapped": Edit(HOST + "_fetch", "HubClient.HOST", "HubClient.FE"),

@@ -54,8 +54,10 @@ class FakeGpu:
             else:
                 self.rung.append(value)
 
-    def map(self, vm: int, va: int, size: int, fd: int, offset: int, writable: bool) -> None:
-        self.calls.append(("map", vm, va, size, offset, writable))
+    def map(
+        self, vm: int, va: int, size: int, fd: int, offset: int, writable: bool, cached: bool = False, label: str = ""
+    ) -> None:
+        self.calls.append(("map", vm, va, size, offset, writable, cached, label))
         self.mapped[vm, va] = size
 
     def unmap(self, vm: int, va: int, size: int) -> None:

@@ -45,7 +45,7 @@ class Buffer:
 
     def __init__(self, number: int, pages: int) -> None:
         self.key, self.length, self.holders = (0, number), pages * PAGE, 0
-        self.fd, self.allocated, self.read_only = number, True, False
+        self.fd, self.allocated, self.read_only, self.label = number, True, False, ""
 
     def hold(self) -> Buffer:
         self.holders += 1

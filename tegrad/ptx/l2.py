@@ -1,0 +1,552 @@
+"""The GPU's L2 as compiled code sees it: sectors of 32 bytes that the GPU has touched are kept apart from memory.
+
+Device memory may be mapped *cached*. Then its GPU addresses hold what the L2 keeps, and memory itself lies a constant
+distance behind (`Port.DELTA`). A byte per physical sector tells whether it is kept, and whether it is dirty; a frame is
+the number of a physical page. Page flags (`Page`) let plain loads pass without a look at any of this: a page that is
+kept whole has the flag that loads ask for. All else comes here: `tgx_l2_open` before an access of a warp's lanes,
+`tgx_l2_close` after a store or an atomic. Between the two the lock is held, so that no flush falls in between.
+
+The functions with an address and a size are for bulk copies, and for the emulated board's other engines.
+"""
+
+from collections.abc import Callable
+from enum import IntEnum, IntFlag
+
+from tegrad.ptx.check import PAGE_SHIFT, launch_of
+from tegrad.ptx.ir import Fn, Module, V
+from tegrad.ptx.lanes import each_lane
+from tegrad.ptx.layout import Access, Frame, Launch
+
+SECTOR_SHIFT = 5
+SECTOR = 1 << SECTOR_SHIFT
+PAGE = 1 << PAGE_SHIFT
+PAGE_SECTORS = PAGE // SECTOR
+WHOLE = 16
+"""A page of which so many sectors are kept is kept whole from then on: stricter than silicon, and loads are fast."""
+MAX_FRAMES = 1 << 24
+"""Physical pages that can be told apart: 64 GiB."""
+EVENTS = 4096
+"""Reports kept until somebody reads them."""
+
+
+class Page(IntFlag):
+    """The flag byte of a page. The first two are what a warp's access may do without a look at the L2.
+
+    The engines' flags are the same two, higher. CACHED: the address holds what the L2 keeps. MIXED: the same memory is
+    mapped cached and volatile, so that every access has to look at its sector.
+    """
+
+    READ = 1
+    WRITE = 2
+    ENGINE_READ = 4
+    ENGINE_WRITE = 8
+    SLOW_READ = 16
+    SLOW_WRITE = 32
+    CACHED = 64
+    MIXED = 128
+
+
+class Sector(IntFlag):
+    """The state of a physical sector."""
+
+    KEPT = 1
+    DIRTY = 2
+
+
+class Port(IntEnum):
+    """Offsets in an address space's structure. `BASE` and `PAGES` as in a launch."""
+
+    CACHE = 0
+    DELTA = 8
+    FRAMES = 16
+    """An i32 per page: its frame, where it is CACHED or MIXED."""
+    BASE = 24
+    PAGES = 32
+    ID = 40
+    SIZE = 64
+
+
+class Cache(IntEnum):
+    """Offsets in the structure that all address spaces of a GPU share."""
+
+    LOCK = 0
+    MODE = 4
+    SECTORS = 8
+    COUNTS = 16
+    """A byte per frame: how many of its sectors are kept."""
+    KEPT = 24
+    ORDER = 32
+    """Frames in the order in which a first sector of them was kept, an i32 each, MAX_FRAMES of them in a ring."""
+    ORDERED = 40
+    SHADOW = 48
+    """Where all frames lie as the L2 keeps them."""
+    CLEAN = 56
+    """Frames as memory was when the GPU first stored to them, in mode TELL."""
+    EVENTS = 64
+    REPORTED = 72
+    SIZE = 128
+
+
+class Mode(IntFlag):
+    """How the L2 behaves: without BACK stores go through to memory at once; TELL reports what only silicon knows."""
+
+    BACK = 1
+    TELL = 2
+
+
+class Event(IntEnum):
+    """Offsets in a report. `TAG` is what the launch, or the engine, was given."""
+
+    KIND = 0
+    SIZE = 4
+    VA = 8
+    TAG = 16
+    PORT = 24
+    CTA = 32
+    WARP = 40
+    LANE = 44
+    PC = 48
+    END = 64
+
+
+STALE, OVERWRITTEN = 1, 2
+"""Kinds of report: a load that did not see what memory held; a dirty sector stored over what the CPU had written."""
+NO_LANE = -1
+WRITE_BACK, DROP = 1, 2
+"""What a sweep does: dirty sectors go to memory; sectors that are not dirty are forgotten."""
+
+
+def _pointer(f: Fn, at: V) -> V:
+    return f.op("ptr", 1, f"inttoptr {at} to ptr")
+
+
+def _flag(f: Fn, value: V, bits: int) -> V:
+    """Whether any of the bits is set."""
+    return f.icmp("ne", f.and_(value, f.like(value, bits)), f.like(value, 0))
+
+
+class Place:
+    """What belongs to an address: its page's flags, its frame, its sector's state, memory and what the L2 keeps."""
+
+    def __init__(self, f: Fn, port: V, va: V) -> None:
+        self.f, self.port, self.va = f, port, va
+        self.cache = f.load("ptr", port, Port.CACHE)
+        page = f.bin("lshr", va, f.const("i64", PAGE_SHIFT))
+        self.flag_at = f.gep(f.load("ptr", port, Port.PAGES), page)
+        self.flags = f.load("i8", self.flag_at)
+        index = f.mul(page, f.const("i64", 4))
+        self.frame = f.resize(f.load("i32", f.gep(f.load("ptr", port, Port.FRAMES), index)), "i64", False)
+        sector = f.and_(f.bin("lshr", va, f.const("i64", SECTOR_SHIFT)), f.const("i64", PAGE_SECTORS - 1))
+        number = f.or_(f.mul(self.frame, f.const("i64", PAGE_SECTORS)), sector)
+        self.state_at = f.gep(f.load("ptr", self.cache, Cache.SECTORS), number)
+        self.count_at = f.gep(f.load("ptr", self.cache, Cache.COUNTS), self.frame)
+
+    def kept(self, va: V) -> V:
+        """Where the L2 keeps the byte at an address of this page."""
+        return self._in_frame(Cache.SHADOW, va)
+
+    def clean(self, va: V) -> V:
+        """Where the byte lies as memory held it when the GPU stored there first."""
+        return self._in_frame(Cache.CLEAN, va)
+
+    def _in_frame(self, array: int, va: V) -> V:
+        f = self.f
+        offset = f.or_(f.mul(self.frame, f.const("i64", PAGE)), f.and_(va, f.const("i64", PAGE - 1)))
+        return f.gep(f.load("ptr", self.cache, array), offset)
+
+    def memory(self, va: V) -> V:
+        """Where memory itself is, for an address of this page."""
+        f = self.f
+        behind = f.select(self.cached, f.load("i64", self.port, Port.DELTA), f.const("i64", 0))
+        return _pointer(f, f.add(f.add(f.load("i64", self.port, Port.BASE), va), behind))
+
+    @property
+    def cached(self) -> V:
+        return _flag(self.f, self.flags, Page.CACHED)
+
+    @property
+    def looked_at(self) -> V:
+        """Whether accesses to this page have to look at the L2."""
+        return _flag(self.f, self.flags, Page.CACHED | Page.MIXED)
+
+
+def _mode(f: Fn, cache: V, bit: int) -> V:
+    return _flag(f, f.load("i32", cache, Cache.MODE), bit)
+
+
+def _copy(f: Fn, to: V, source: V, size: V) -> None:
+    f.call("memcpy", "ptr", 1, to, source, size)
+
+
+def _copy_sector(f: Fn, to: V, source: V) -> None:
+    f.store(f.load("i64", source, 0, SECTOR // 8, 1), to, 0, 1)
+
+
+def _start(f: Fn, va: V) -> V:
+    return f.and_(va, f.like(va, -SECTOR))
+
+
+# -- the lock ---------------------------------------------------------------------------------------------------------
+
+
+def emit_lock(module: Module) -> None:
+    """tgx_l2_lock(cache): take the lock; give way while another thread has it."""
+    f = Fn(module, "tgx_l2_lock", "void", [("ptr", "cache")], "nounwind")
+    (cache,) = f.args
+    with f.loop() as (_, end):
+        pair = f.name_of("%x")
+        f.do(f"{pair} = cmpxchg {f.gep(cache, Cache.LOCK)}, i32 0, i32 1 acquire monotonic, align 4")
+        f.leave(f.op("i1", 1, f"extractvalue {{i32, i1}} {pair}, 1"), end)
+        f.call("sched_yield", "i32", 1)
+    f.ret()
+    f.finish()
+
+
+def emit_unlock(module: Module) -> None:
+    """tgx_l2_unlock(cache): give the lock back."""
+    f = Fn(module, "tgx_l2_unlock", "void", [("ptr", "cache")], "nounwind")
+    f.do(f"store atomic i32 0, {f.gep(f.args[0], Cache.LOCK)} release, align 4")
+    f.ret()
+    f.finish()
+
+
+# -- one access within a sector, with the lock held -------------------------------------------------------------------
+
+
+def emit_touch(module: Module) -> None:
+    """tgx_l2_touch(port, va, size, access) -> i1: an access within a sector is about to happen; whether it is stale."""
+    params = [("ptr", "port"), ("i64", "va"), ("i64", "size"), ("i32", "access")]
+    f = Fn(module, "tgx_l2_touch", "i1", params, "nounwind")
+    port, va, size, access = f.args
+    at = Place(f, port, va)
+    stale = f.alloca("i1")
+    f.store(f.const("i1", 0), stale)
+    state = f.load("i8", at.state_at)
+    cached = at.cached
+    kept = _flag(f, state, Sector.KEPT)
+    with f.if_(f.and_(cached, f.not_(kept))):
+        f.call_void("tgx_l2_keep", port, va)
+    with f.if_(f.and_(f.and_(cached, kept), _mode(f, at.cache, Mode.TELL)), False):
+        loads = f.icmp("ne", access, f.const("i32", Access.WRITE))
+        with f.if_(f.and_(loads, f.not_(_flag(f, state, Sector.DIRTY)))):
+            differ = f.call("memcmp", "i32", 1, at.kept(va), at.memory(va), size)
+            f.store(f.icmp("ne", differ, f.const("i32", 0)), stale)
+    with f.if_(f.and_(cached, f.not_(_mode(f, at.cache, Mode.TELL)))):
+        f.call_void("tgx_l2_whole", port, va)
+    with f.if_(f.and_(f.not_(cached), f.icmp("ne", state, f.const("i8", 0))), False):
+        f.call_void("tgx_l2_forget", port, va)
+    f.ret(f.load("i1", stale))
+    f.finish()
+
+
+def emit_keep(module: Module) -> None:
+    """tgx_l2_keep(port, va): a sector that is not kept comes from memory."""
+    f = Fn(module, "tgx_l2_keep", "void", [("ptr", "port"), ("i64", "va")], "nounwind")
+    port, va = f.args
+    at = Place(f, port, va)
+    start = _start(f, va)
+    _copy_sector(f, at.kept(start), at.memory(start))
+    f.store(f.const("i8", Sector.KEPT), at.state_at)
+    count = f.load("i8", at.count_at)
+    f.store(f.add(count, f.const("i8", 1)), at.count_at)
+    total = f.load("i64", at.cache, Cache.KEPT)
+    f.store(f.add(total, f.const("i64", 1)), at.cache, Cache.KEPT)
+    with f.if_(f.icmp("eq", count, f.const("i8", 0))):
+        ordered = f.load("i64", at.cache, Cache.ORDERED)
+        place = f.mul(f.and_(ordered, f.const("i64", MAX_FRAMES - 1)), f.const("i64", 4))
+        f.store(f.cast("trunc", at.frame, "i32"), f.gep(f.load("ptr", at.cache, Cache.ORDER), place))
+        f.store(f.add(ordered, f.const("i64", 1)), at.cache, Cache.ORDERED)
+    f.ret()
+    f.finish()
+
+
+def emit_whole(module: Module) -> None:
+    """tgx_l2_whole(port, va): keep all of a page that has many kept sectors, and let its loads pass."""
+    f = Fn(module, "tgx_l2_whole", "void", [("ptr", "port"), ("i64", "va")], "nounwind")
+    port, va = f.args
+    at = Place(f, port, va)
+    many = f.icmp("uge", f.load("i8", at.count_at), f.const("i8", WHOLE))
+    fast = f.icmp(
+        "eq",
+        f.and_(at.flags, f.const("i8", Page.SLOW_READ | Page.MIXED | Page.READ)),
+        f.const("i8", Page.SLOW_READ),
+    )
+    with f.if_(f.and_(many, fast)):
+        first = f.and_(va, f.const("i64", -PAGE))
+        states = f.gep(f.load("ptr", at.cache, Cache.SECTORS), f.mul(at.frame, f.const("i64", PAGE_SECTORS)))
+        with f.for_(f.const("i64", PAGE_SECTORS)) as i:
+            missing = f.icmp("eq", f.load("i8", f.gep(states, i)), f.const("i8", 0))
+            with f.if_(missing):
+                f.call_void("tgx_l2_keep", port, f.add(first, f.mul(i, f.const("i64", SECTOR))))
+        f.do(f"store atomic i8 {f.or_(at.flags, f.const('i8', Page.READ)).ref}, {at.flag_at} release, align 1")
+    f.ret()
+    f.finish()
+
+
+def emit_forget(module: Module) -> None:
+    """tgx_l2_forget(port, va): the sector goes; if it is dirty, to memory first."""
+    f = Fn(module, "tgx_l2_forget", "void", [("ptr", "port"), ("i64", "va")], "nounwind")
+    port, va = f.args
+    at = Place(f, port, va)
+    with f.if_(_flag(f, f.load("i8", at.state_at), Sector.DIRTY)):
+        f.call_void("tgx_l2_write_back", port, va)
+    f.store(f.const("i8", 0), at.state_at)
+    f.store(f.sub(f.load("i8", at.count_at), f.const("i8", 1)), at.count_at)
+    f.store(f.sub(f.load("i64", at.cache, Cache.KEPT), f.const("i64", 1)), at.cache, Cache.KEPT)
+    f.ret()
+    f.finish()
+
+
+def emit_write_back(module: Module) -> None:
+    """tgx_l2_write_back(port, va): a dirty sector goes to memory and is clean."""
+    f = Fn(module, "tgx_l2_write_back", "void", [("ptr", "port"), ("i64", "va")], "nounwind")
+    port, va = f.args
+    at = Place(f, port, va)
+    start = _start(f, va)
+    memory, kept = at.memory(start), at.kept(start)
+    with f.if_(_mode(f, at.cache, Mode.TELL), False):
+        size = f.const("i64", SECTOR)
+        differ = f.call("memcmp", "i32", 1, at.clean(start), memory, size)
+        with f.if_(f.icmp("ne", differ, f.const("i32", 0))):
+            none = f.const("i64", 0)
+            f.call_void("tgx_l2_report", port, f.const("i32", OVERWRITTEN), f.const("i32", SECTOR), start, none,
+                        f.const("ptr", 0), f.const("i32", NO_LANE), f.const("i32", 0))  # fmt: skip
+    _copy_sector(f, memory, kept)
+    f.store(f.const("i8", Sector.KEPT), at.state_at)
+    f.ret()
+    f.finish()
+
+
+def emit_stored(module: Module) -> None:
+    """tgx_l2_stored(port, va, size): an access within a sector has stored to what the L2 keeps."""
+    f = Fn(module, "tgx_l2_stored", "void", [("ptr", "port"), ("i64", "va"), ("i64", "size")], "nounwind")
+    port, va, size = f.args
+    at = Place(f, port, va)
+    with f.if_(f.not_(at.cached)):
+        f.ret()
+    back = _mode(f, at.cache, Mode.BACK)
+    state = f.load("i8", at.state_at)
+    with f.if_(f.not_(back)):
+        _copy(f, at.memory(va), at.kept(va), size)
+    with f.if_(f.and_(back, f.not_(_flag(f, state, Sector.DIRTY)))):
+        with f.if_(_mode(f, at.cache, Mode.TELL), False):
+            start = _start(f, va)
+            _copy_sector(f, at.clean(start), at.memory(start))
+        f.store(f.const("i8", Sector.KEPT | Sector.DIRTY), at.state_at)
+    f.ret()
+    f.finish()
+
+
+def emit_report(module: Module) -> None:
+    """tgx_l2_report(port, kind, size, va, tag, frame or null, lane, pc): one more report, unless there is no room."""
+    params = [("ptr", "port"), ("i32", "kind"), ("i32", "size"), ("i64", "va"), ("i64", "tag"), ("ptr", "frame"),
+              ("i32", "lane"), ("i32", "pc")]  # fmt: skip
+    f = Fn(module, "tgx_l2_report", "void", params, "noinline cold")
+    port, kind, size, va, tag, frame, lane, pc = f.args
+    cache = f.load("ptr", port, Port.CACHE)
+    count = f.load("i64", cache, Cache.REPORTED)
+    f.store(f.add(count, f.const("i64", 1)), cache, Cache.REPORTED)
+    with f.if_(f.icmp("uge", count, f.const("i64", EVENTS))):
+        f.ret()
+    event = f.gep(f.load("ptr", cache, Cache.EVENTS), f.mul(count, f.const("i64", Event.END)))
+    identity = f.load("i64", port, Port.ID)
+    for value, at in ((kind, Event.KIND), (size, Event.SIZE), (va, Event.VA), (tag, Event.TAG),
+                      (identity, Event.PORT), (lane, Event.LANE), (pc, Event.PC)):  # fmt: skip
+        f.store(value, event, at)
+    with f.if_(f.icmp("ne", frame, f.const("ptr", 0))):
+        f.store(f.load("i64", frame, Frame.CTA), event, Event.CTA)
+        f.store(f.load("i32", frame, Frame.WARP), event, Event.WARP)
+    f.ret()
+    f.finish()
+
+
+# -- a warp's lanes ---------------------------------------------------------------------------------------------------
+
+
+def emit_open(module: Module) -> None:
+    """tgx_l2_open(frame, addresses, mask, info, pc) -> i32: lanes that fast checks refused; those that may not.
+
+    If none is left and the access stores, the lock stays taken until tgx_l2_close.
+    """
+    params = [("ptr", "frame"), ("<32 x i64>", "addr"), ("i32", "mask"), ("i32", "info"), ("i32", "pc")]
+    f = Fn(module, "tgx_l2_open", "i32", params, "nounwind")
+    frame, addr, mask, info, pc = f.args
+    launch = launch_of(f, frame)
+    port = f.load("ptr", launch, Launch.L2)
+    cache = f.load("ptr", port, Port.CACHE)
+    access = f.and_(f.bin("lshr", info, f.const("i32", 16)), f.const("i32", 0xFF))
+    size = f.resize(f.and_(info, f.const("i32", 0xFFFF)), "i64", False)
+    loads = f.icmp("eq", access, f.const("i32", Access.READ))
+    want = f.select(loads, f.const("i8", Page.SLOW_READ), f.const("i8", Page.SLOW_WRITE))
+    limit = f.load("i64", launch, Launch.LIMIT)
+    tell = _mode(f, cache, Mode.TELL)
+    bad, last = f.alloca("i32"), f.alloca("i64")
+    f.store(f.const("i32", 0), bad)
+    f.store(f.const("i64", -1), last)
+    f.call_void("tgx_l2_lock", cache)
+    with each_lane(f, mask) as lane:
+        va = f.extract(addr, lane)
+        aligned = f.icmp("eq", f.and_(va, f.sub(size, f.const("i64", 1))), f.const("i64", 0))
+        inside = f.and_(aligned, f.icmp("ult", va, limit))
+        allowed = f.alloca("i1")
+        f.store(f.const("i1", 0), allowed)
+        with f.if_(inside):
+            flags = f.load("i8", f.load("ptr", port, Port.PAGES), f.bin("lshr", va, f.const("i64", PAGE_SHIFT)))
+            f.store(f.icmp("ne", f.and_(flags, want), f.const("i8", 0)), allowed)
+        good = f.load("i1", allowed)
+        with f.if_(f.not_(good), False):
+            f.store(f.or_(f.load("i32", bad), f.bin("shl", f.const("i32", 1), lane)), bad)
+        sector = f.bin("lshr", va, f.const("i64", SECTOR_SHIFT))
+        again = f.and_(f.icmp("eq", sector, f.load("i64", last)), f.not_(tell))
+        with f.if_(f.and_(good, f.not_(again))):
+            f.store(sector, last)
+            stale = f.call("tgx_l2_touch", "i1", 1, port, va, size, access)
+            with f.if_(stale, False):
+                tag = f.resize(f.load("i32", launch, Launch.TAG), "i64", False)
+                f.call_void("tgx_l2_report", port, f.const("i32", STALE), f.cast("trunc", size, "i32"), va, tag, frame,
+                            lane, pc)  # fmt: skip
+    refused = f.load("i32", bad)
+    with f.if_(f.or_(loads, f.icmp("ne", refused, f.const("i32", 0)))):
+        f.call_void("tgx_l2_unlock", cache)
+    f.ret(refused)
+    f.finish()
+
+
+def emit_close(module: Module) -> None:
+    """tgx_l2_close(frame, addresses, mask, size): the lanes of an open store or atomic have stored."""
+    params = [("ptr", "frame"), ("<32 x i64>", "addr"), ("i32", "mask"), ("i32", "size")]
+    f = Fn(module, "tgx_l2_close", "void", params, "nounwind")
+    frame, addr, mask, size = f.args
+    port = f.load("ptr", launch_of(f, frame), Launch.L2)
+    wide = f.resize(size, "i64", False)
+    with each_lane(f, mask) as lane:
+        f.call_void("tgx_l2_stored", port, f.extract(addr, lane), wide)
+    f.call_void("tgx_l2_unlock", f.load("ptr", port, Port.CACHE))
+    f.ret()
+    f.finish()
+
+
+# -- ranges -----------------------------------------------------------------------------------------------------------
+
+
+def _sectors(f: Fn, port: V, va: V, size: V, body: Callable[[V, V], None]) -> None:
+    """Run the body with address and size of each part of a range that lies in one sector the L2 may keep."""
+    at, end = f.alloca("i64"), f.add(va, size)
+    f.store(va, at)
+    pages = f.load("ptr", port, Port.PAGES)
+    with f.loop() as (_, done):
+        here = f.load("i64", at)
+        f.leave(f.icmp("uge", here, end), done)
+        behind = f.add(_start(f, here), f.const("i64", SECTOR))
+        stop = f.intr("umin", behind, end)
+        flags = f.load("i8", pages, f.bin("lshr", here, f.const("i64", PAGE_SHIFT)))
+        f.store(stop, at)
+        with f.if_(_flag(f, flags, Page.CACHED | Page.MIXED)):
+            body(here, f.sub(stop, here))
+
+
+def _range(module: Module, name: str, access: Access, tag: bool) -> None:
+    """A function that touches a range; a load unlocks behind it."""
+    params = [("ptr", "port"), ("i64", "va"), ("i64", "size"), *([("i64", "tag")] if tag else [])]
+    f = Fn(module, name, "void", params, "nounwind")
+    port, va, size, *tags = f.args
+    cache = f.load("ptr", port, Port.CACHE)
+    f.call_void("tgx_l2_lock", cache)
+
+    def body(here: V, part: V) -> None:
+        stale = f.call("tgx_l2_touch", "i1", 1, port, here, part, f.const("i32", access))
+        for value in tags:
+            with f.if_(stale, False):
+                f.call_void("tgx_l2_report", port, f.const("i32", STALE), f.cast("trunc", part, "i32"), here, value,
+                            f.const("ptr", 0), f.const("i32", NO_LANE), f.const("i32", 0))  # fmt: skip
+
+    _sectors(f, port, va, size, body)
+    if access == Access.READ:
+        f.call_void("tgx_l2_unlock", cache)
+    f.ret()
+    f.finish()
+
+
+def emit_load(module: Module) -> None:
+    """tgx_l2_load(port, va, size, tag): what a range holds is about to be read at its addresses."""
+    _range(module, "tgx_l2_load", Access.READ, True)
+
+
+def emit_begin(module: Module) -> None:
+    """tgx_l2_begin(port, va, size): a range is about to be stored to; takes the lock, which tgx_l2_end gives back."""
+    _range(module, "tgx_l2_begin", Access.WRITE, False)
+
+
+def emit_end(module: Module) -> None:
+    """tgx_l2_end(port, va, size): the range has been stored to."""
+    f = Fn(module, "tgx_l2_end", "void", [("ptr", "port"), ("i64", "va"), ("i64", "size")], "nounwind")
+    port, va, size = f.args
+    _sectors(f, port, va, size, lambda here, part: f.call_void("tgx_l2_stored", port, here, part))
+    f.call_void("tgx_l2_unlock", f.load("ptr", port, Port.CACHE))
+    f.ret()
+    f.finish()
+
+
+def emit_look(module: Module) -> None:
+    """tgx_l2_look(port, va, size, out): what a load of the range would see, without being one."""
+    params = [("ptr", "port"), ("i64", "va"), ("i64", "size"), ("ptr", "out")]
+    f = Fn(module, "tgx_l2_look", "void", params, "nounwind")
+    port, va, size, out = f.args
+    cache = f.load("ptr", port, Port.CACHE)
+    f.call_void("tgx_l2_lock", cache)
+    _copy(f, out, _pointer(f, f.add(f.load("i64", port, Port.BASE), va)), size)
+
+    def body(here: V, part: V) -> None:
+        at = Place(f, port, here)
+        kept = _flag(f, f.load("i8", at.state_at), Sector.KEPT)
+        with f.if_(f.and_(at.cached, f.not_(kept))):
+            _copy(f, f.gep(out, f.sub(here, va)), at.memory(here), part)
+
+    _sectors(f, port, va, size, body)
+    f.call_void("tgx_l2_unlock", cache)
+    f.ret()
+    f.finish()
+
+
+def _sweep_page(f: Fn, port: V, at: Place, first: V, back: V, drop: V) -> None:
+    """Go through the sectors of a page."""
+    with f.for_(f.const("i64", PAGE_SECTORS)) as i:
+        here = f.add(first, f.mul(i, f.const("i64", SECTOR)))
+        state_at = f.gep(at.state_at, i)
+        with f.if_(f.and_(back, _flag(f, f.load("i8", state_at), Sector.DIRTY))):
+            f.call_void("tgx_l2_write_back", port, here)
+        clean = f.icmp("eq", f.load("i8", state_at), f.const("i8", Sector.KEPT))
+        with f.if_(f.and_(drop, clean)):
+            f.call_void("tgx_l2_forget", port, here)
+
+
+def emit_sweep(module: Module) -> None:
+    """tgx_l2_sweep(port, va, size, what): go through the pages of a cached mapping: WRITE_BACK, DROP, or both."""
+    params = [("ptr", "port"), ("i64", "va"), ("i64", "size"), ("i32", "what")]
+    f = Fn(module, "tgx_l2_sweep", "void", params, "nounwind")
+    port, va, size, what = f.args
+    back, drop = _flag(f, what, WRITE_BACK), _flag(f, what, DROP)
+    cache = f.load("ptr", port, Port.CACHE)
+    f.call_void("tgx_l2_lock", cache)
+    with f.for_(f.bin("lshr", size, f.const("i64", PAGE_SHIFT))) as page:
+        first = f.add(va, f.mul(page, f.const("i64", PAGE)))
+        at = Place(f, port, first)
+        with f.if_(f.and_(drop, at.cached)):
+            flags = f.and_(at.flags, f.const("i8", ~Page.READ & 0xFF))
+            f.do(f"store atomic {flags}, {at.flag_at} release, align 1")
+        kept = f.and_(at.cached, f.icmp("ne", f.load("i8", at.count_at), f.const("i8", 0)))
+        with f.if_(kept):
+            _sweep_page(f, port, at, first, back, drop)
+    f.call_void("tgx_l2_unlock", cache)
+    f.ret()
+    f.finish()
+
+
+PLAIN: dict[str, Callable[[Module], None]] = {
+    "tgx_l2_lock": emit_lock, "tgx_l2_unlock": emit_unlock, "tgx_l2_touch": emit_touch, "tgx_l2_keep": emit_keep,
+    "tgx_l2_whole": emit_whole, "tgx_l2_forget": emit_forget, "tgx_l2_write_back": emit_write_back,
+    "tgx_l2_stored": emit_stored, "tgx_l2_report": emit_report, "tgx_l2_open": emit_open, "tgx_l2_close": emit_close,
+    "tgx_l2_load": emit_load, "tgx_l2_begin": emit_begin, "tgx_l2_end": emit_end, "tgx_l2_look": emit_look,
+    "tgx_l2_sweep": emit_sweep,
+}  # fmt: skip
+"""Helpers by name, and what writes them."""
