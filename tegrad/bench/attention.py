@@ -20,7 +20,6 @@ from itertools import product as combinations
 from typing import Any, Final, Self
 
 import numpy as np
-from tinygrad.device import BufferSpec
 
 from tegrad.bench import products
 from tegrad.bench.boundaries import FORMS, HOPPER, gpu_us, opened
@@ -28,11 +27,13 @@ from tegrad.bench.models import SHAPES
 from tegrad.llm.arch import Config
 from tegrad.llm.attention import BUFFERS, CACHES, Attention
 from tegrad.llm.state import States
+from tegrad.nv import roles
 from tegrad.nv.compilers import CompileFailed
 from tegrad.nv.program import LaunchError
 from tegrad.nv.replay import Boundary, Launch
+from tegrad.nv.spec import MemorySpec
 
-SPEC: Final = BufferSpec(nolru=True)
+SPEC: Final = MemorySpec(nolru=True, role=roles.KV_CACHE)
 DEPTHS: Final = (0, 4096, 16384)
 ROOM: Final = 256
 """Positions of a cache beyond the deepest."""

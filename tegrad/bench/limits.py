@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tinygrad.device import BufferSpec, TinyELF
+from tinygrad.device import TinyELF
 from tinygrad.dtype import dtypes
 from tinygrad.helpers import Target
 from tinygrad.runtime.support.hcq import HCQBuffer
@@ -15,8 +15,10 @@ from tinygrad.runtime.support.hcq import HCQBuffer
 from tegrad.bench.boundaries import gpu_us
 from tegrad.llm.arch import DIVISORS, Config, Spec, tensor_name
 from tegrad.llm.gguf import Gguf
+from tegrad.nv import roles
 from tegrad.nv.compilers import compile_cuda
 from tegrad.nv.replay import DEFAULT, Launch
+from tegrad.nv.spec import MemorySpec
 
 SOURCE: Final = """
 extern "C" __global__ void read(unsigned *out, const uint4 *from, int chunks) {
@@ -51,7 +53,7 @@ class Bandwidth:
 
 def read_bandwidth(device: Any, size: int) -> Bandwidth:
     """How fast `size` bytes of device memory are read, by the GPU's clock; the slope between one launch and several."""
-    spec = BufferSpec(nolru=True)
+    spec = MemorySpec(nolru=True, role=roles.WEIGHTS)
     buffer = device.allocator.alloc(size, spec)
     found = {}
     try:

@@ -33,6 +33,7 @@ import numpy as np
 from tegrad.bench.boundaries import FORMS, HOPPER, gpu_us, opened
 from tegrad.bench.models import SHAPES
 from tegrad.hw.chips import CHIPS
+from tegrad.llm import packed
 from tegrad.llm.arch import Config
 from tegrad.llm.flash import Flash
 from tegrad.llm.gemm import (
@@ -126,7 +127,7 @@ class Bench:
         self._room, self._programs = Room(device), Programs(device)
 
     def __enter__(self) -> Bench:
-        self.weights = self._room.take(self.rotation)
+        self.weights = self._room.take(self.rotation, packed.SPEC)
         filling = np.random.default_rng(1).integers(0, 256, min(FILLING, self.rotation), np.uint8)
         for at in range(0, self.rotation, len(filling)):
             part = filling[: min(len(filling), self.rotation - at)]

@@ -22,7 +22,7 @@ from multiprocessing import get_context
 from typing import Any, Final
 
 import numpy as np
-from tinygrad.device import BufferSpec, TinyELF
+from tinygrad.device import TinyELF
 from tinygrad.dtype import dtypes
 from tinygrad.helpers import Target
 
@@ -33,10 +33,12 @@ from tegrad.llm.forms import Role, Tuning, fit, form
 from tegrad.llm.gguf import BLOCK_TYPES, BlockType
 from tegrad.llm.matvec import Form, Part, Product
 from tegrad.llm.packing import PLAIN, segments
+from tegrad.nv import roles
 from tegrad.nv.compilers import CompileFailed, compile_cuda
 from tegrad.nv.replay import Boundary, Launch
+from tegrad.nv.spec import MemorySpec
 
-SPEC: Final = BufferSpec(nolru=True)
+SPEC: Final = MemorySpec(nolru=True, role=roles.WEIGHTS)
 ROTATION: Final = 1200 << 20
 """Bytes of weights that the launches go through: twenty times an H200's second-level cache."""
 LEAST: Final = 24

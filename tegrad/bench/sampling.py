@@ -17,14 +17,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
-from tinygrad.device import BufferSpec
 
 from tegrad.bench.boundaries import FORMS, HOPPER, gpu_us, opened
 from tegrad.llm.sampling import Sampling, Settings
-from tegrad.llm.state import States
+from tegrad.llm.state import LOGITS_SPEC, States
 from tegrad.nv.replay import Boundary
 
-SPEC: Final = BufferSpec(nolru=True)
 VOCABULARIES: Final = (128256, 151936)
 STEPS: Final = (8, 32)
 """Steps of the recordings whose difference is measured."""
@@ -62,8 +60,8 @@ def row(device: Any, boundary: Boundary, vocab: int, sequences: int, kind: str) 
         sampling = undo.enter_context(Sampling(device, vocab, (), sequences))
         given = {}
         for name, array in (("logits", logits), ("best", best), ("best_row", best_row)):
-            given[name] = device.allocator.alloc(array.nbytes, SPEC)
-            undo.callback(device.allocator.free, given[name], array.nbytes, SPEC)
+            given[name] = device.allocator.alloc(array.nbytes, LOGITS_SPEC)
+            undo.callback(device.allocator.free, given[name], array.nbytes, LOGITS_SPEC)
             device.allocator._copyin(given[name], memoryview(array.tobytes()))
         for slot in range(sequences):
             sampling.set(slot, settings[slot])

@@ -13,11 +13,11 @@ from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from tinygrad.device import BufferSpec, TinyELF
+from tinygrad.device import TinyELF
 from tinygrad.dtype import dtypes
 from tinygrad.helpers import Target
 
-from tegrad.llm.state import State, States
+from tegrad.llm.state import STATE_SPEC, State, States
 from tegrad.nv.compilers import compile_cuda
 from tegrad.nv.replay import Launch
 
@@ -29,7 +29,6 @@ extern "C" __global__ void stamp(unsigned long long *to, const volatile unsigned
 }
 """
 """A step in front of which n tokens were written stores at 2n, and behind it, where there is one more, at 2n + 1."""
-SPEC: Final = BufferSpec(cpu_access=True, nolru=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +48,13 @@ class Stamps:
         signature = (("to", 0, dtypes.char, (1,)), ("state", 1, dtypes.char, (1,)), ("behind", 2, dtypes.int32, ()))
         image = compile_cuda(SOURCE, device.arch, (macro,))
         self._program = device.runtime(TinyELF(image, "stamp", Target("NV", arch=device.arch), signature))
-        self._memory = device.allocator.alloc(16 * steps, SPEC)
+        self._memory = device.allocator.alloc(16 * steps, STATE_SPEC)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._device.allocator.free(self._memory, self._memory.size, SPEC)
+        self._device.allocator.free(self._memory, self._memory.size, STATE_SPEC)
 
     def around(self, step: Sequence[Launch]) -> tuple[Launch, ...]:
         """The launches of a step with one that stamps in front and one behind."""

@@ -20,7 +20,7 @@ from tegrad.llm.packed import PackedLayer, PackedModel
 from tegrad.llm.prefill import CHUNKS, EMBED_THREADS, Prefill, chunk_bytes
 from tegrad.llm.rows import Room, Rows
 from tegrad.llm.sampling import Sampling, Settings
-from tegrad.llm.state import State, States
+from tegrad.llm.state import LOGITS_SPEC, State, States
 from tegrad.nv.replay import DEFAULT, Boundary, Launch, Recording
 
 AHEAD: Final = 2
@@ -82,7 +82,7 @@ class Batch:
             room.callback(self._sampling.close)
             self._rows = Rows(model, slots, self.cache.positions, pick, overlap=overlap)
             room.callback(self._rows.close)
-            self.logits = room.take(4 * slots * self.config.vocab)
+            self.logits = room.take(4 * slots * self.config.vocab, LOGITS_SPEC)
             attention = [self._attention(width) for width in self.widths]
             self._workspace = room.take(max(each.workspace_bytes for each in attention))
             self._counters = room.put(bytes(max(each.counter_bytes for each in attention)))

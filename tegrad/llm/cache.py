@@ -10,13 +10,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from tinygrad.device import BufferSpec
 from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.llm.arch import Config
 from tegrad.llm.errors import RoomError, UnsupportedModelError
+from tegrad.nv import roles
+from tegrad.nv.spec import MemorySpec
 
-SPEC: Final = BufferSpec(nolru=True)
+SPEC: Final = MemorySpec(nolru=True, role=roles.KV_CACHE)
 BLOCK: Final = 32
 """Elements that share a scale."""
 

@@ -15,7 +15,6 @@ from itertools import groupby
 from typing import Any, Final, Self
 
 from tinygrad import Device
-from tinygrad.device import BufferSpec
 from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.llm import packing
@@ -23,9 +22,12 @@ from tegrad.llm.arch import Config, Spec, tensor_name
 from tegrad.llm.errors import RoomError
 from tegrad.llm.gguf import BF16, BlockType, Gguf, Progress, TensorInfo
 from tegrad.llm.programs import load_kernel
+from tegrad.llm.state import STATE_SPEC
 from tegrad.llm.stream import PIECE, Piece, Stream
+from tegrad.nv import roles
+from tegrad.nv.spec import MemorySpec
 
-SPEC: Final = BufferSpec(nolru=True)
+SPEC: Final = MemorySpec(nolru=True, role=roles.WEIGHTS)
 """Weights go back to the device when they are freed, not to a cache of buffers."""
 ALIGN: Final = 256
 """Where a vector begins in a buffer of vectors."""
@@ -155,7 +157,7 @@ class PackedLoader:
 
     def run(self) -> None:
         """Read everything to its place and repack it; returns when the device is done."""
-        repack, look = Repacker(self.device), LargeWeights(self.device, self._take(4))
+        repack, look = Repacker(self.device), LargeWeights(self.device, self._alloc(4, STATE_SPEC))
         jobs = sorted(self._jobs, key=lambda job: job.pieces[0].offset)
         owner = {id(piece): job for job in jobs for piece in job.pieces}
         done, total = 0, sum(job.missing for job in jobs)
@@ -180,9 +182,9 @@ class PackedLoader:
         """Free every buffer. Closing twice is harmless."""
         self._buffers.close()
 
-    def _alloc(self, size: int) -> HCQBuffer:
-        buffer: HCQBuffer = self.device.allocator.alloc(size, SPEC)
-        self._buffers.callback(self.device.allocator.free, buffer, size, SPEC)
+    def _alloc(self, size: int, spec: MemorySpec = SPEC) -> HCQBuffer:
+        buffer: HCQBuffer = self.device.allocator.alloc(size, spec)
+        self._buffers.callback(self.device.allocator.free, buffer, size, spec)
         return buffer
 
     def _take(self, size: int) -> HCQBuffer:

@@ -44,7 +44,7 @@ from tegrad.llm.schedule import (
     validate,
     workspace,
 )
-from tegrad.llm.state import States
+from tegrad.llm.state import LOGITS_SPEC, States
 from tegrad.nv.compilers import cache_dir
 from tegrad.nv.program import SHARED_RESERVE, LaunchError
 from tegrad.nv.replay import Launch
@@ -331,7 +331,7 @@ class PersistentPlan:
         self._words = room.put(words)
         self._space = room.put(np.zeros(self.kernel.space_bytes, np.uint8))
         self._rope = room.put(config.rope.tables(cache.positions, self.model.divisors))
-        self.logits = room.take(4 * config.vocab)
+        self.logits = room.take(4 * config.vocab, LOGITS_SPEC)
         self.stamps = room.take(32 * ctas * len(program.stages)) if stamps else self.logits
         """Where asked for: u64 (ctas, stages, 4), cycles of each SM."""
         self.launches = (self._launch((self.logits, self.logits), greedy=False),)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import numpy as np
-from tinygrad.device import BufferSpec
 from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.llm.attention import BUFFERS, Attention
@@ -24,10 +23,12 @@ from tegrad.llm.matvec import BEST_ROWS, SET, Activation, Form, Norm, Part, Prod
 from tegrad.llm.packed import PackedLayer, PackedMatrix, PackedModel
 from tegrad.llm.packing import PLAIN
 from tegrad.llm.programs import load_kernel
-from tegrad.llm.state import States
+from tegrad.llm.state import LOGITS_SPEC, States
+from tegrad.nv import roles
 from tegrad.nv.replay import Launch
+from tegrad.nv.spec import MemorySpec
 
-SPEC: Final = BufferSpec(nolru=True)
+SPEC: Final = MemorySpec(nolru=True, role=roles.WORKSPACE)
 ALIGN: Final = 256
 EMBED_THREADS: Final = 256
 
@@ -50,10 +51,10 @@ class Room:
         self._device = device
         self._undo = ExitStack()
 
-    def take(self, size: int) -> HCQBuffer:
+    def take(self, size: int, spec: MemorySpec = SPEC) -> HCQBuffer:
         """A buffer of `size` bytes."""
-        buffer: HCQBuffer = self._device.allocator.alloc(max(size, ALIGN), SPEC)
-        self._undo.callback(self._device.allocator.free, buffer, buffer.size, SPEC)
+        buffer: HCQBuffer = self._device.allocator.alloc(max(size, ALIGN), spec)
+        self._undo.callback(self._device.allocator.free, buffer, buffer.size, spec)
         return buffer
 
     def put(self, array: np.ndarray[Any, Any]) -> HCQBuffer:
@@ -123,7 +124,7 @@ class DecodePlan:
         self._hidden = room.vector(config.ffn)
         self._qkv = room.take(4 * config.size("query+key+value"))
         self._zeros = room.put(np.zeros(max(config.sizes.values()), np.float32))
-        self.logits = room.take(4 * config.vocab)
+        self.logits = room.take(4 * config.vocab, LOGITS_SPEC)
         entries = -(-config.vocab // BEST_ROWS)
         self.best, self.best_row = room.take(4 * entries), room.take(4 * entries)
         self._attend = self._attention()

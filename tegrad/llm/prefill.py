@@ -22,7 +22,7 @@ from tegrad.llm.flash import Flash
 from tegrad.llm.gemm import TilePicker, pick_quickest
 from tegrad.llm.packed import PackedLayer, PackedModel
 from tegrad.llm.rows import Room, Rows, floats
-from tegrad.llm.state import STATE_SPEC
+from tegrad.llm.state import LOGITS_SPEC, STATE_SPEC
 from tegrad.nv.replay import DEFAULT, Boundary, Launch, Recording
 
 CHUNKS: Final = (32, 128, 512)
@@ -81,7 +81,7 @@ class Prefill:
             self._chunk = self._room.take(_CHUNK.size, STATE_SPEC)
             self._tokens = self._room.take(4 * cache.positions, STATE_SPEC)
             self._queries = self._room.take(2 * most * self.config.size("query"))
-            self.logits = self._room.take(4 * self.config.vocab)
+            self.logits = self._room.take(4 * self.config.vocab, LOGITS_SPEC)
             self._scores: HCQBuffer | None = None
         except BaseException:
             self.close()
@@ -118,7 +118,7 @@ class Prefill:
         vocab = self.config.vocab
         fit = [size for size in self._sizes if 4 * size * vocab <= SCORED] or self._sizes[:1]
         if self._scores is None:
-            self._scores = self._room.take(4 * fit[-1] * vocab)
+            self._scores = self._room.take(4 * fit[-1] * vocab, LOGITS_SPEC)
         out, at = np.empty((len(tokens), vocab), np.float32), 0
         sizes = list(split(len(tokens), fit))
         for size, recording in zip(sizes, [self._recording(size, self._scores) for size in sizes], strict=True):

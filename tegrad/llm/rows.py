@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from typing import Any, Final, Self
 
 import numpy as np
-from tinygrad.device import BufferSpec
 from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.llm.errors import UnsupportedModelError
@@ -19,12 +18,14 @@ from tegrad.llm.gemm import Gemm, Operands, TilePicker, pick_quickest, scratch_b
 from tegrad.llm.gguf import F32
 from tegrad.llm.packed import PackedLayer, PackedMatrix, PackedModel
 from tegrad.llm.programs import Programs
+from tegrad.nv import roles
 from tegrad.nv.program import LaunchError
 from tegrad.nv.replay import Launch
+from tegrad.nv.spec import MemorySpec
 
 NORMS: Final = {"rms": 1, "layer": 2}
 NORM_THREADS: Final = 256
-SPEC: Final = BufferSpec(nolru=True)
+SPEC: Final = MemorySpec(nolru=True, role=roles.WORKSPACE)
 COUNT_AT: Final = 4
 """Where `count` lies in a Chunk."""
 
@@ -36,7 +37,7 @@ class Room:
         self._device = device
         self._undo = ExitStack()
 
-    def take(self, size: int, spec: BufferSpec = SPEC) -> HCQBuffer:
+    def take(self, size: int, spec: MemorySpec = SPEC) -> HCQBuffer:
         """A buffer of so many bytes."""
         buffer: HCQBuffer = self._device.allocator.alloc(size, spec)
         self._undo.callback(self._device.allocator.free, buffer, size, spec)

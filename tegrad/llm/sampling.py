@@ -13,13 +13,13 @@ from contextlib import ExitStack
 from dataclasses import astuple
 from typing import Any, Final, Self
 
-from tinygrad.device import BufferSpec
-
 from tegrad.llm.errors import ModelError
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.sampler import HISTORY, TOP, Settings
 from tegrad.llm.state import States
+from tegrad.nv import roles
 from tegrad.nv.replay import Launch
+from tegrad.nv.spec import MemorySpec
 
 __all__ = ["HISTORY", "TOP", "Sampling", "Settings"]
 
@@ -31,7 +31,7 @@ CUTS: Final = 8
 BINS: Final = 2048
 SELECT_BYTES: Final = 48
 SETTINGS: Final = struct.Struct("<3fi3fi")
-SPEC: Final = BufferSpec(cpu_access=True, nolru=True)
+SPEC: Final = MemorySpec(cpu_access=True, nolru=True, role=roles.STATE)
 
 
 class Sampling:

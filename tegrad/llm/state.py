@@ -6,18 +6,20 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any, Final
 
-from tinygrad.device import BufferSpec
 from tinygrad.helpers import to_mv
 
 from tegrad.llm.errors import ModelError
+from tegrad.nv import roles
+from tegrad.nv.spec import MemorySpec
 
 RING: Final = 256
 """Tokens that the ring holds; the kernels' RING."""
 ENTRY: Final = 8
 _MASK: Final = 0xFFFFFFFF
-STATE_SPEC: Final = BufferSpec(cpu_access=True, nolru=True)
-RING_SPEC: Final = BufferSpec(host=True, cpu_access=True, nolru=True)
+STATE_SPEC: Final = MemorySpec(cpu_access=True, nolru=True, role=roles.STATE)
+RING_SPEC: Final = MemorySpec(host=True, cpu_access=True, nolru=True, role=roles.STATE)
 """The ring lies in the host's memory, where reading it is cheap."""
+LOGITS_SPEC: Final = MemorySpec(nolru=True, role=roles.LOGITS)
 
 
 class State(ctypes.Structure):

@@ -14,10 +14,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from tinygrad.device import BufferSpec
 from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.llm.gguf import Gguf
+from tegrad.nv import roles
+from tegrad.nv.spec import MemorySpec
 
 PIECE: Final = 4 << 20
 """Bytes of one read: large enough for a disk's and a bus's full speed, and small since a block of host memory takes
@@ -26,7 +27,7 @@ READERS: Final = 4
 """Threads: one of them copies from the page cache at about 7 GB/s, less than a bus or a fast disk gives."""
 BLOCKS: Final = 2 * READERS
 """Blocks of host memory: half are read into while the others are copied."""
-HOST: Final = BufferSpec(host=True, nolru=True)
+HOST: Final = MemorySpec(host=True, nolru=True, role=roles.STAGING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,9 @@ class Stream:
         self._undo = ExitStack()
         self._blocks: list[_Block] = []
         self._next = 0
-        self._direct = hasattr(device.allocator, "_as_buffer")
+        self._direct = hasattr(device.allocator, "lend")
+        self._lent: dict[int, memoryview] = {}
+        """The bytes of buffers that the CPU writes to, by `id`."""
 
     def __enter__(self) -> Self:
         # Last in, first out: no block goes while a copy or a reader may use it.
@@ -67,7 +70,14 @@ class Stream:
         self._undo.close()
 
     def run(self, pieces: Iterable[Piece], arrived: Callable[[Piece], None]) -> None:
-        """Move all pieces. `arrived` is called in their order, when what is launched next finds the piece in place."""
+        """Move all pieces. `arrived` is called in their order, when what is launched next finds the piece in place.
+
+        Only what is launched there may touch their buffers, each when all of its own pieces have arrived.
+        """
+        pieces = list(pieces)
+        if self._direct:  # all at once: what `arrived` launches is not to be waited for
+            buffers = {id(piece.buffer): piece.buffer for piece in pieces}
+            self._lent = dict(zip(buffers, self._device.allocator.lend(buffers.values()), strict=True))
         flying: deque[tuple[list[Piece], _Block | None, Future[None]]] = deque()
         try:
             for group in self._groups(pieces):
@@ -114,9 +124,8 @@ class Stream:
     def _read(self, group: list[Piece], block: _Block | None) -> None:
         """In a thread: the file's bytes into the block, or where they belong."""
         first, end = group[0], max(piece.offset + piece.size for piece in group)
-        buffer, at = (first.buffer, first.at) if block is None else (block.buffer, 0)
-        memory = buffer.cpu_view().view(at, end - first.offset, "B").mv
-        self._file.read_into(first.offset, memory, keep=block is not None)
+        whole, at = (self._lent[id(first.buffer)], first.at) if block is None else (block.buffer.cpu_view().mv, 0)
+        self._file.read_into(first.offset, whole[at : at + end - first.offset], keep=block is not None)
 
     def _land(
         self, group: list[Piece], block: _Block | None, reading: Future[None], arrived: Callable[[Piece], None]

@@ -9,7 +9,7 @@ import os
 import threading
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
@@ -23,12 +23,16 @@ from tinygrad.tensor import Tensor
 
 from tegrad.hw.chips import CHIPS
 from tegrad.hw.gpfifo import Userd
+from tegrad.nv import roles
+from tegrad.nv.coherence import Coherence
 from tegrad.nv.faults import DeviceClosed, DeviceFault, NoDevice, UnsupportedBuffer, WaitTimeout, fault_address
 from tegrad.nv.graph import NVGraph
 from tegrad.nv.iface import GPFIFO_ENTRIES, TegraIface, drivers_present
 from tegrad.nv.kernel import board_asked
+from tegrad.nv.memory import Memory
 from tegrad.nv.queues import Fifo, NVComputeQueue, NVCopyQueue, NVSignal, as_mapped
 from tegrad.nv.rings import Ring
+from tegrad.nv.spec import MemorySpec, allocating, role_of, with_role
 
 KERNARGS_SIZE = 4 << 20
 """Bytes of the ring of kernel arguments: about 1,600 launches in flight."""
@@ -83,19 +87,44 @@ class Allocator(_StockAllocator):  # type: ignore[misc]
 
 
 class UnifiedAllocator(Allocator):
-    """The allocator where CPU and GPU share memory: copies are memmove after a sync, and no staging buffers exist."""
+    """The allocator where CPU and GPU share memory: copies are memmove after a sync, and no staging buffers exist.
+
+    Every buffer has a role. Those that the GPU's L2 may keep lines of have no CPU view; copies see to L2 (`coherence`).
+    """
 
     def __init__(self, dev: "NVDevice") -> None:
         super().__init__(dev, batch_cnt=0, supports_copy_from_disk=False)
+        self.default_buffer_spec = MemorySpec()
+        self._coherence = Coherence(lambda: dev.submissions, dev.synchronize, lambda: dev.iface.flush_l2())
 
     def alloc(self, size: int, options: BufferSpec | None = None) -> HCQBuffer:
         """A buffer, from the cache if one fits. MemoryError, DeviceClosed, DeviceFault, or UnsupportedBuffer."""
         if options is not None and options.external_ptr is not None:
             raise UnsupportedBuffer("Memory at a given address cannot become NV memory; copy it with .to('NV').")
         try:
-            return super().alloc(size, options)
+            return super().alloc(size, with_role(options, role_of(options)))
         except MemoryError as error:  # of the second attempt, without the story of the first
             raise MemoryError(f"{error}. {error.__cause__ or ''}") from None
+
+    def free(self, opaque: Any, size: int, options: BufferSpec | None = None) -> None:
+        """Keep the buffer for reuse in its role or give it back; a closed device has none left."""
+        super().free(opaque, size, with_role(options, opaque.meta.role))
+
+    def lend(self, buffers: Iterable[HCQBuffer]) -> list[memoryview]:
+        """The bytes of buffers for the CPU to write or read, until the next launches that use them.
+
+        Waits for the GPU if it may have touched one that L2 keeps lines of. DeviceClosed, DeviceFault.
+        """
+        given = list(buffers)
+        with self.dev.lock:
+            self.dev.check_usable()
+            self._coherence.before_cpu(_memory(buffer) for buffer in given)
+        return [self._bytes(buffer) for buffer in given]
+
+    def _alloc(self, size: int, options: BufferSpec) -> HCQBuffer:
+        buffer: HCQBuffer = self.dev.iface.alloc(size, role=role_of(options))
+        self._coherence.mapped(_memory(buffer))
+        return buffer
 
     def _free(self, buf: HCQBuffer, options: BufferSpec | None = None) -> None:
         if self.dev.settled():
@@ -116,23 +145,42 @@ class UnifiedAllocator(Allocator):
             self.dev.iface.free(mb.base)
 
     def _as_buffer(self, src: HCQBuffer) -> memoryview:
+        if (memory := _memory(src)).cached:
+            raise UnsupportedBuffer(
+                f"Memory for {memory.role.name} lies in the GPU's L2 between launches, so that no view of it can be "
+                "given: copy it out."
+            )
         return self._bytes(src)
 
     def _copyin(self, dest: HCQBuffer, src: memoryview) -> None:
         self.dev.synchronize()
         with cpu_profile(f"TINY -> {self.dev.device}", f"{self.dev.device}:COPY"):
-            self._bytes(dest)[: src.nbytes] = src.cast("B")
+            self._for_cpu(dest)[: src.nbytes] = src.cast("B")
 
     def _copyout(self, dest: memoryview, src: HCQBuffer) -> None:
         self.dev.synchronize()
         with cpu_profile(f"{self.dev.device} -> TINY", f"{self.dev.device}:COPY"):
-            dest.cast("B")[:] = self._bytes(src)[: dest.nbytes]
+            dest.cast("B")[:] = self._for_cpu(src)[: dest.nbytes]
+
+    def _for_cpu(self, buf: HCQBuffer) -> memoryview:
+        """The bytes of one buffer, for now."""
+        if (memory := _memory(buf)).cached:
+            with self.dev.lock:
+                self._coherence.before_cpu([memory])
+        return self._bytes(buf)
 
     def _bytes(self, buf: HCQBuffer) -> memoryview:
         if self.dev.closed:
             raise self.dev.gone("A tensor's memory was released when its device was closed; make the tensor again.")
-        view: memoryview = to_mv(buf.cpu_view().addr, buf.size)
+        memory = _memory(buf)
+        view: memoryview = to_mv(memory.address + int(buf.va_addr) - memory.va, buf.size)
         return view
+
+
+def _memory(buffer: HCQBuffer) -> Memory:
+    """What a buffer of a Jetson's is part of."""
+    memory: Memory = buffer.meta
+    return memory
 
 
 def make_allocator(dev: "NVDevice") -> Any:
@@ -144,7 +192,8 @@ class _SmallRings(HCQCompiled):  # type: ignore[misc]
     """Stands between tinygrad's NVDevice and its base to size the ring of kernel arguments."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, kernargs_size=KERNARGS_SIZE, **kwargs)
+        with allocating(roles.ARGUMENTS):
+            super().__init__(*args, kernargs_size=KERNARGS_SIZE, **kwargs)
 
 
 class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
@@ -173,7 +222,8 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         self._progress: HCQBuffer | None = None
         self._fifos: list[Fifo] = []
         try:
-            super().__init__(device)
+            with allocating(roles.PUSHBUFFER):
+                super().__init__(device)
             self.graph = NVGraph
             # Lazy activation happens inside tinygrad's own lookup, which then keeps the device where nothing drops it.
             _opened[self.device] = self
@@ -183,6 +233,7 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
             raise
 
     def _select_iface(self, device: str) -> Any:
+        roles.policy()  # what is wrong with it is no reason to try another interface
         # Where the Jetson's driver is, what it refuses is the answer; no other interface could tell more.
         if board_asked() or (not DEV.target("NV").interface and drivers_present()):
             self.ifaces = [iface for iface in self.ifaces if iface.__name__ == TegraIface.__name__]
@@ -309,8 +360,14 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
 
     def _progress_word(self) -> HCQBuffer:
         if self._progress is None:
-            self._progress = self.iface.alloc(0x1000, host=True, cpu_access=True)
+            with allocating(roles.SIGNALS):
+                self._progress = self.iface.alloc(0x1000, host=True, cpu_access=True)
         return self._progress.offset(len(self._fifos) * PROGRESS_STRIDE, PROGRESS_STRIDE)
+
+    @property
+    def submissions(self) -> int:
+        """How much went to the GPU so far, on all channels."""
+        return sum(fifo.submissions for fifo in self._fifos)
 
     def place_commands(self, words: "array[int]") -> tuple[int, int]:
         """Put commands into the ring of command memory: their GPU address and how many words they are."""
@@ -368,7 +425,7 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
 
     def new_signal(self, **kwargs: Any) -> NVSignal:
         """A signal from the pool."""
-        with self.lock:
+        with self.lock, allocating(roles.SIGNALS):
             signal: NVSignal = super().new_signal(**kwargs)
         return signal
 
@@ -391,7 +448,7 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         per_warp = round_up(per_thread * 32, 0x200)
         per_tpc = round_up(per_warp * self.max_warps_per_sm * self.num_sm_per_tpc, 0x8000)
         size = round_up(per_tpc * self.num_tpc_per_gpc * self.num_gpcs, 0x20000)
-        spec = BufferSpec(nolru=True)
+        spec = MemorySpec(nolru=True, role=roles.LOCAL)
         new, old = self.allocator.alloc(size, spec), self.shader_local_mem
         self.synchronize()
         queue = NVComputeQueue().wait(self.timeline_signal, self.timeline_value - 1)

@@ -5,8 +5,10 @@ from typing import Any
 
 from tinygrad.runtime.graph.hcq import HCQGraph
 
+from tegrad.nv import roles
 from tegrad.nv.faults import DeviceClosed, DeviceFault, WaitTimeout
 from tegrad.nv.program import check_alignment
+from tegrad.nv.spec import allocating
 
 
 class NVGraph(HCQGraph):  # type: ignore[misc]
@@ -16,7 +18,8 @@ class NVGraph(HCQGraph):  # type: ignore[misc]
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        with allocating(roles.ARGUMENTS):
+            super().__init__(*args, **kwargs)
         self._aligned = [
             (self.calls[j][0], index, position, runtime)
             for j, (replaced, runtime) in enumerate(zip(self.uop_replace, self.runtimes, strict=True))

@@ -19,11 +19,13 @@ from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
 
 from tegrad.hw.chips import Chip, by_sm_version
 from tegrad.hw.gpfifo import GP_ENTRY_SIZE, USERD_SIZE
-from tegrad.nv import kernlog, rm
+from tegrad.nv import kernlog, rm, roles
 from tegrad.nv.channel import Channel, Tsg
 from tegrad.nv.faults import FREED_REMEMBERED, SmError, describe_address
 from tegrad.nv.kernel import pick_kernel
-from tegrad.nv.memory import PAGE, AddressSpace, Memory, Nvmap, Role
+from tegrad.nv.memory import AddressSpace, Memory, Nvmap
+from tegrad.nv.roles import PAGE, Role
+from tegrad.nv.spec import role_here
 from tegrad.nv.waits import FENCE_NODE, Clock, FenceWaker, InterruptWaker, Waker
 from tegrad.uapi import constants as c
 from tegrad.uapi import ioctls
@@ -35,6 +37,7 @@ from tegrad.uapi.structs import (
     GpuClkSetInfo,
     GpuGetCharacteristics,
     GpuGetTpcMasks,
+    GpuL2Fb,
     GpuNumVsms,
     TsgSmErrorStateRecord,
 )
@@ -93,6 +96,7 @@ class TegraIface:
         if device_id != 0:
             raise rm.RmError(f"NV:{device_id} does not exist: a Jetson has one GPU.")
         self.dev = dev
+        chosen = roles.policy()
         self.kernel: Kernel = pick_kernel()
         self.objects: dict[int, RmObject] = {self.root: RmObject(nv.NV01_ROOT)}
         self.memory: dict[int, Memory] = {}
@@ -104,7 +108,7 @@ class TegraIface:
         self._freed: deque[tuple[int, int]] = deque(maxlen=FREED_REMEMBERED)
         self._log_start = kernlog.position(self.kernel)
         with ExitStack() as undo:
-            self.nvmap = Nvmap(self.kernel, NVMAP_NODE)
+            self.nvmap = Nvmap(self.kernel, NVMAP_NODE, chosen)
             undo.callback(self.nvmap.close)
             self.ctrl = self.kernel.open(CTRL_NODE)
             undo.callback(self.kernel.close, self.ctrl)
@@ -160,9 +164,9 @@ class TegraIface:
 
     def open_fifo(self, group: int, share: int, engine_class: int) -> tuple[int, int, Memory, Memory]:
         """A channel of its own small buffers with an engine object: its handle, the object's, GPFIFO and USERD."""
-        gpfifo = self._channel_memory(GPFIFO_ENTRIES * GP_ENTRY_SIZE, Role.RING)
-        userd = self._channel_memory(max(PAGE, USERD_SIZE), Role.RING)
-        notifier = self._channel_memory(PAGE, Role.DATA)
+        gpfifo = self._channel_memory(GPFIFO_ENTRIES * GP_ENTRY_SIZE, roles.GPFIFO)
+        userd = self._channel_memory(max(PAGE, USERD_SIZE), roles.USERD)
+        notifier = self._channel_memory(PAGE, roles.NOTIFIER)
         params = nv.NV_CHANNELGPFIFO_ALLOCATION_PARAMETERS(
             gpFifoEntries=GPFIFO_ENTRIES,
             hContextShare=share,
@@ -197,13 +201,14 @@ class TegraIface:
         contiguous: bool = False,
         map_flags: int = 0,
         cpu_addr: int | None = None,
+        role: Role | None = None,
         **kwargs: Any,
     ) -> HCQBuffer:
-        """A zeroed buffer of `size` bytes, mapped for both CPU and GPU. The hints are for desktop GPUs; none applies.
+        """A zeroed buffer of `size` bytes, mapped for both CPU and GPU, of a role: unless said, what allocates here.
 
-        MemoryError when memory runs out.
+        The hints are for desktop GPUs; none applies. MemoryError when memory runs out.
         """
-        return self._hand_out(self.nvmap.alloc(size, space=self._space), self.dev)
+        return self._hand_out(self.nvmap.alloc(size, role or role_here(), self._space), self.dev)
 
     def map(self, mem: HCQBuffer) -> HCQBuffer:
         """Map a CPU buffer for the GPU, in place: its pages become an nvmap buffer that both see."""
@@ -219,6 +224,11 @@ class TegraIface:
             del self.memory[memory.handle]
             self._freed.append((memory.va, memory.size))
             self.nvmap.free(memory, self._space)
+
+    def flush_l2(self) -> None:
+        """Empty the GPU's L2: write back what is dirty, keep nothing, and flush the way to memory. DriverError."""
+        arg = GpuL2Fb(l2_flush=1, l2_invalidate=1, fb_flush=1)
+        self.kernel.ioctl(self.ctrl, ioctls.NVGPU_GPU_IOCTL_FLUSH_L2, arg)
 
     def describe_address(self, address: int) -> str | None:
         """Which buffer an address lies in, or next to; None below every buffer's range, where null pointers point."""
@@ -362,7 +372,8 @@ class TegraIface:
 
     def _hand_out(self, memory: Memory, owner: Any) -> HCQBuffer:
         self.memory[memory.handle] = memory
-        view = MMIOInterface(memory.address, memory.size, fmt="B")
+        # A view would outlive the moment at which L2 has nothing of the memory (see `coherence`).
+        view = None if memory.cached else MMIOInterface(memory.address, memory.size, fmt="B")
         return HCQBuffer(memory.va, memory.size, meta=memory, view=view, owner=owner)
 
 

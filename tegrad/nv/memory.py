@@ -1,48 +1,31 @@
 """Memory of a Jetson: nvmap buffers, their CPU mappings, and the GPU's address space.
 
 An nvmap handle is the memory; a dmabuf fd, made when needed and closed again, carries it into another call; CPU and GPU
-mappings each keep it alive. Every function undoes what it did when a later step fails.
+mappings each keep it alive. What a buffer is for decides how it is allocated and mapped (`roles`). Every function
+undoes what it did when a later step fails.
 """
 
 import ctypes
 import errno
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 
+from tegrad.nv import roles
 from tegrad.nv.faults import UnsupportedBuffer
+from tegrad.nv.roles import PAGE, Policy, Role
 from tegrad.uapi import constants as c
 from tegrad.uapi import ioctls
 from tegrad.uapi.errors import DriverError
 from tegrad.uapi.kernel import MAP_FIXED, MAP_SHARED, PROT_READ, PROT_WRITE, Kernel
-from tegrad.uapi.structs import AllocHandle, AsAllocSpace, AsMapBufferEx, AsUnmapBuffer, CreateHandle
+from tegrad.uapi.structs import AllocHandle, AsAllocSpace, AsMapBufferEx, AsUnmapBuffer, CreateHandle, SetTagLabel
 
-PAGE = 4096
-LARGE_ALIGN = 2 << 20
-"""Alignment of buffers of LARGE_SIZE and more; the GPU maps 4 KiB pages, but the allocator can use larger groups."""
-LARGE_SIZE = 8 << 20
 CREATE_64_SIZE = 1 << 32
 """From here up the size does not fit CREATE's 32 bits."""
-NVMAP_TAG = 0x0900
-"""Any nonzero value in flags 31:16; without one the driver logs an error line. This one has been used on hardware."""
 RESERVE = 128 << 20
 """Bytes of free memory that an allocation leaves to the system: beyond, the OOM killer takes unified memory back."""
 MAKE_ROOM = "free tensors, or use a smaller model or batch"
-
-
-class Role(IntEnum):
-    """What a buffer is for, as the cacheability that suits it.
-
-    Orin is I/O coherent, so cached memory needs no maintenance: reading it back runs at 11.8 GB/s against 0.7 for
-    write-combined and 0.07 for uncached memory (measured on an AGX Orin, 1 MiB).
-    """
-
-    DATA = c.NVMAP_HANDLE_INNER_CACHEABLE
-    """Tensors, programs, kernel arguments, signals, notifiers: all read by the CPU as well."""
-    RING = c.NVMAP_HANDLE_WRITE_COMBINE
-    """GPFIFOs and USERD: the CPU only writes them, and the host engine need not snoop the CPU's caches to see it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +40,16 @@ class Memory:
     address: int = 0
     va: int = 0
     owns_mapping: bool = True
+    role: Role = roles.TENSORS
+    flags: int = 0
+    """Of the GPU mapping."""
+    mapped_after: int = 0
+    """How much had been submitted before: none of it has touched this memory (see `coherence`)."""
+
+    @property
+    def cached(self) -> bool:
+        """Whether the GPU's L2 may keep lines of it."""
+        return bool(self.flags & roles.CACHED)
 
     @property
     def hMemory(self) -> int:
@@ -73,13 +66,18 @@ def available_memory() -> int:
 
 
 class Nvmap:
-    """The nvmap fd: buffers come and go here. The fd is closed by `close`, with whatever is left."""
+    """The nvmap fd: buffers come and go here. The fd is closed by `close`, with whatever is left.
 
-    def __init__(self, kernel: Kernel, path: str) -> None:
+    `policy` is the column of map flags that holds.
+    """
+
+    def __init__(self, kernel: Kernel, path: str, policy: Policy = Policy.VOLATILE) -> None:
         self._kernel = kernel
+        self.policy = policy
         self.fd = kernel.open(path)
+        self._labelled: set[Role] = set()
 
-    def alloc(self, size: int, role: Role = Role.DATA, space: "AddressSpace | None" = None) -> Memory:
+    def alloc(self, size: int, role: Role = roles.TENSORS, space: "AddressSpace | None" = None) -> Memory:
         """A zeroed buffer of `size` bytes, mapped for the CPU and, given an address space, for the GPU.
 
         The CPU sees it at the GPU's address where that is free, as tinygrad expects of memory that both reach.
@@ -91,12 +89,13 @@ class Nvmap:
             )
         with ExitStack() as undo:
             try:
-                memory = Memory(self._create(size), size)
+                memory = Memory(self._create(size), size, role=role)
                 undo.callback(self._free_handle, memory.handle)
                 self._allocate(memory.handle, size, role)
                 with self.export(memory) as fd:
                     if space is not None:
-                        memory.va = space.map(fd)
+                        memory.flags = role.flags(self.policy)
+                        memory.va = space.map(fd, memory.flags)
                         undo.callback(space.unmap, memory.va)
                     memory.address = self._map(fd, size, memory.va)
                     undo.callback(self._kernel.munmap, memory.address, _pages(size))
@@ -118,7 +117,7 @@ class Nvmap:
             raise UnsupportedBuffer(
                 f"Memory at {address:#x} cannot be mapped for the GPU: it does not start a page. Copy it to NV."
             )
-        memory = self.alloc(size, space=space)
+        memory = self.alloc(size, roles.STAGING, space)
         with ExitStack() as undo:
             undo.callback(self.free, memory, space)
             ctypes.memmove(memory.address, address, size)
@@ -168,14 +167,24 @@ class Nvmap:
         return int(arg.handle64)
 
     def _allocate(self, handle: int, size: int, role: Role) -> None:
+        self._label(role)
         arg = AllocHandle(
             handle=handle,
             heap_mask=c.NVMAP_HEAP_IOVMM,
-            flags=role | NVMAP_TAG << 16,
-            align=LARGE_ALIGN if size >= LARGE_SIZE else PAGE,
+            flags=role.nvmap | role.tag << 16,
+            align=role.alignment(size),
             numa_nid=-1,
         )
         self._kernel.ioctl(self.fd, ioctls.NVMAP_IOC_ALLOC, arg)
+
+    def _label(self, role: Role) -> None:
+        """Name the role's tag for the driver's debug files, once; a driver that does not want to know is left alone."""
+        if role not in self._labelled:
+            self._labelled.add(role)
+            label = ctypes.create_string_buffer(role.label.encode())
+            arg = SetTagLabel(tag=role.tag, len=len(role.label), addr=ctypes.addressof(label))
+            with suppress(DriverError):
+                self._kernel.ioctl(self.fd, ioctls.NVMAP_IOC_SET_TAG_LABEL, arg)
 
     def _free_handle(self, handle: int) -> None:
         self._kernel.ioctl(self.fd, ioctls.NVMAP_IOC_FREE, handle)
@@ -195,10 +204,10 @@ class AddressSpace:
         )
         self._kernel.ioctl(self.fd, ioctls.NVGPU_AS_IOCTL_ALLOC_SPACE, arg)
 
-    def map(self, dmabuf: int) -> int:
-        """Map a whole buffer, cached in the GPU's L2; the driver picks the address."""
+    def map(self, dmabuf: int, flags: int = roles.VOLATILE) -> int:
+        """Map a whole buffer; the driver picks the address."""
         arg = AsMapBufferEx(
-            flags=c.NVGPU_AS_MAP_BUFFER_FLAGS_CACHEABLE,
+            flags=flags,
             compr_kind=c.NV_KIND_INVALID,
             incompr_kind=0,
             dmabuf_fd=dmabuf,

@@ -15,8 +15,9 @@ from tinygrad.runtime import ops_nv
 from tinygrad.runtime.support import elf
 
 from tegrad.errors import TegradError
-from tegrad.nv import directives
+from tegrad.nv import directives, roles
 from tegrad.nv.cubin import BadCubin, Cubin, read_ptx, sole_kernel
+from tegrad.nv.spec import allocating
 
 SHARED_RESERVE = 0x400
 """Bytes of shared memory that the hardware keeps of each block's."""
@@ -142,7 +143,8 @@ class NVProgram(ops_nv.NVProgram):  # type: ignore[misc]
     def _load(self, dev: Any, obj: TinyELF) -> None:
         """tinygrad's loading, which gives the code's memory back if it fails; the finalizer comes at its very end."""
         try:
-            super().__init__(dev, obj)
+            with allocating(roles.CODE):
+                super().__init__(dev, obj)
         except BaseException:
             if (memory := self.__dict__.get("lib_gpu")) is not None:
                 dev.allocator.free(memory, memory.size, BufferSpec(nolru=True))

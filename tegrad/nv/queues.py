@@ -17,8 +17,10 @@ from tinygrad.runtime.support.hcq import HCQBuffer
 from tegrad.hw import bank0
 from tegrad.hw.classes import HOST, HostMethod
 from tegrad.hw.gpfifo import DOORBELL, MethodOp, gp_entry, method_header
+from tegrad.nv import roles
 from tegrad.nv.fence import full_barrier
 from tegrad.nv.program import check_block, check_size
+from tegrad.nv.spec import allocating
 from tegrad.nv.waits import SPIN_S, Clock, Waker, seen_soon, wait_until
 
 if TYPE_CHECKING:
@@ -165,6 +167,11 @@ class _Submission:
         if signal.is_timeline:
             self._timeline = value
         return super().signal(signal, value)  # type: ignore[misc]
+
+    def bind(self, dev: "NVDevice") -> Any:
+        """Keep the commands in memory of their own."""
+        with allocating(roles.PUSHBUFFER):
+            return super().bind(dev)  # type: ignore[misc]
 
     def submit(self, dev: "NVDevice", var_vals: dict[str, int] | None = None) -> Any:
         """Submit; a queue with symbols is first waited for, since their words are rewritten in place."""

@@ -19,17 +19,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-from tinygrad.device import BufferSpec
 from tinygrad.helpers import to_mv
 from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
 
 from tegrad.hw import bank0
 from tegrad.hw.classes import COMPUTE, HOST, ComputeMethod, HostMethod
 from tegrad.hw.gpfifo import MethodOp, Subchannel, gp_entry, method_header
+from tegrad.nv import roles
 from tegrad.nv.faults import DeviceClosed, DeviceFault, WaitTimeout
 from tegrad.nv.program import LaunchError, check_block, check_size
 from tegrad.nv.qmd import QMD
 from tegrad.nv.queues import RELEASE_HEADER, SUBROUTINE, Fifo, NVComputeQueue
+from tegrad.nv.spec import MemorySpec
 
 DEPTH: Final = 2
 """Runs of one recording that may be in flight."""
@@ -37,7 +38,7 @@ GRANULE: Final = 256
 """What a QMD and constant bank 0 are aligned to."""
 SPARE: Final = 0x600
 """Bytes from one QMD to what follows: a QMD of any version (384 at most) and room for the prefetcher."""
-SPEC: Final = BufferSpec(cpu_access=True, nolru=True)
+SPEC: Final = MemorySpec(cpu_access=True, nolru=True, role=roles.RECORDING)
 TIMELINE_RELEASE: Final = HOST["SEM_EXECUTE"].pack(
     operation="RELEASE", release_wfi="EN", payload_size="64BIT", release_timestamp="EN"
 )

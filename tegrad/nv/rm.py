@@ -16,7 +16,7 @@ from tegrad.nv.channel import Channel, Rings, Tsg
 from tegrad.nv.memory import AddressSpace
 from tegrad.uapi import constants as c
 from tegrad.uapi import ioctls
-from tegrad.uapi.structs import AllocAs, GpuL2Fb
+from tegrad.uapi.structs import AllocAs
 
 if TYPE_CHECKING:
     from tegrad.nv.iface import RmObject, TegraIface
@@ -134,8 +134,7 @@ def _gr_info(iface: "TegraIface", obj: "RmObject", params: Params) -> None:
 
 
 def _flush_gpu_cache(iface: "TegraIface", obj: "RmObject", params: Params) -> None:
-    arg = GpuL2Fb(l2_flush=1, l2_invalidate=1, fb_flush=1)
-    iface.kernel.ioctl(iface.ctrl, ioctls.NVGPU_GPU_IOCTL_FLUSH_L2, arg)
+    iface.flush_l2()
 
 
 def _sm_errors(iface: "TegraIface", obj: "RmObject", params: Params) -> None:

@@ -9,7 +9,7 @@ from fake import FakeKernel
 
 from tegrad.nv import memory
 from tegrad.nv.faults import UnsupportedBuffer
-from tegrad.nv.memory import AddressSpace, Nvmap, Role
+from tegrad.nv.memory import AddressSpace, Nvmap
 from tegrad.uapi import constants as c
 from tegrad.uapi.errors import DriverError
 from tegrad.uapi.structs import AllocHandle
@@ -39,19 +39,6 @@ def test_large_buffers_are_aligned_to_2_mib(kernel: FakeKernel, nvmap: Nvmap, si
     assert asked(kernel).align == align
     assert asked(kernel).heap_mask == c.NVMAP_HEAP_IOVMM
     nvmap.free(buffer)
-
-
-@pytest.mark.parametrize("role", Role)
-def test_every_buffer_carries_a_tag_and_the_cacheability_of_its_role(
-    kernel: FakeKernel, nvmap: Nvmap, role: Role
-) -> None:
-    nvmap.free(nvmap.alloc(4096, role))
-    assert asked(kernel).flags >> 16 != 0
-    assert asked(kernel).flags & c.NVMAP_HANDLE_CACHE_FLAG == role
-
-
-def test_tensors_are_cached_and_gpfifos_write_combined() -> None:
-    assert (Role.DATA, Role.RING) == (c.NVMAP_HANDLE_INNER_CACHEABLE, c.NVMAP_HANDLE_WRITE_COMBINE)
 
 
 def test_sizes_from_4_gib_use_create_64(kernel: FakeKernel, nvmap: Nvmap, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from tegrad.hw.faults import NotifierCode
 from tegrad.nv import device as device_module
 from tegrad.nv import iface as iface_module
 from tegrad.nv import memory as memory_module
+from tegrad.nv import roles
 from tegrad.nv.device import NVDevice, UnifiedAllocator
 from tegrad.nv.faults import DeviceFault
 from tegrad.nv.iface import TegraIface
@@ -96,7 +97,7 @@ def test_a_driver_range_above_2_to_the_40_kills_the_channel(board: str, monkeypa
     monkeypatch.setattr(
         TegraIface,
         "_channel_memory",
-        lambda self, size, role: stock(self, big if role is memory_module.Role.RING else size, role),
+        lambda self, size, role: stock(self, big if role in (roles.GPFIFO, roles.USERD) else size, role),
     )
     monkeypatch.setattr(device_module, "len", lambda ring: min(len(ring), iface_module.GPFIFO_ENTRIES), raising=False)
     assert compute_something() == [5, 7, 9]
@@ -121,7 +122,7 @@ def test_untagged_buffers_are_reported_in_the_kernel_log(board: str, monkeypatch
     assert compute_something() == [5, 7, 9]
     assert complaints() == before
     close_device()
-    monkeypatch.setattr(memory_module, "NVMAP_TAG", 0)
+    monkeypatch.setattr(roles.Role, "tag", 0)
     assert compute_something() == [5, 7, 9]
     assert len(complaints()) == len(before) + 1
 
