@@ -130,6 +130,12 @@ class UnifiedAllocator(Allocator):
         if self.dev.settled():
             self._do_free(buf, options)
 
+    def free_cache(self) -> None:
+        """Give back the buffers that are kept for reuse, and all that was freed before."""
+        super().free_cache()
+        if self.dev.settled():
+            self.dev.iface.give_back()
+
     def _map(self, buf: HCQBuffer) -> HCQBuffer:
         """The buffer as the GPU sees it. A CPU buffer gets another address there: 40 bits do not hold its own."""
         if buf.owner is self.dev:
@@ -294,6 +300,7 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         own = hasattr(self.iface, "open_fifo")
         if own:
             self.iface.free(area)
+            self.iface.give_back()
         self._gpfifo_area = None if own else area
 
     @property

@@ -10,6 +10,7 @@ import functools
 import itertools
 import os
 from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from tegrad.nv.channel import Channel, Tsg
 from tegrad.nv.faults import FREED_REMEMBERED, SmError, describe_address
 from tegrad.nv.kernel import pick_kernel
 from tegrad.nv.memory import AddressSpace, Memory, Nvmap
+from tegrad.nv.pending import PendingFrees
 from tegrad.nv.roles import PAGE, Role
 from tegrad.nv.spec import role_here
 from tegrad.nv.waits import FENCE_NODE, Clock, FenceWaker, InterruptWaker, Waker
@@ -110,6 +112,7 @@ class TegraIface:
         with ExitStack() as undo:
             self.nvmap = Nvmap(self.kernel, NVMAP_NODE, chosen)
             undo.callback(self.nvmap.close)
+            self.pending = PendingFrees(self.kernel, self.nvmap)
             self.ctrl = self.kernel.open(CTRL_NODE)
             undo.callback(self.kernel.close, self.ctrl)
             self.characteristics: GpuCharacteristics = self._read_characteristics()
@@ -208,22 +211,31 @@ class TegraIface:
 
         The hints are for desktop GPUs; none applies. MemoryError when memory runs out.
         """
-        return self._hand_out(self.nvmap.alloc(size, role or role_here(), self._space), self.dev)
+        role = role or role_here()
+        return self._hand_out(self._made(lambda: self.nvmap.alloc(size, role, self._space)), self.dev)
 
     def map(self, mem: HCQBuffer) -> HCQBuffer:
         """Map a CPU buffer for the GPU, in place: its pages become an nvmap buffer that both see."""
         if mem.owner is None or not mem.owner._is_cpu():
             raise rm.RmError("Only this GPU's own buffers and the CPU's can be mapped on a Jetson.")
         mem.owner.synchronize()
-        return self._hand_out(self.nvmap.adopt(mem.cpu_view().addr, mem.size, self._space), mem.owner)
+        made = self._made(lambda: self.nvmap.adopt(mem.cpu_view().addr, mem.size, self._space))
+        return self._hand_out(made, mem.owner)
 
     def free(self, mem: HCQBuffer) -> None:
-        """Give a buffer back; nothing may use it any more. A buffer that is not (or no longer) ours is left alone."""
+        """Give a buffer back with the next batch (`give_back`); nothing uses it any more, and the GPU is done with it.
+
+        A buffer that is not (or no longer) ours is left alone.
+        """
         memory = mem.meta
         if isinstance(memory, Memory) and self.memory.get(memory.handle) is memory:
             del self.memory[memory.handle]
             self._freed.append((memory.va, memory.size))
-            self.nvmap.free(memory, self._space)
+            self.pending.add(memory, self._space)
+
+    def give_back(self) -> bool:
+        """Unmap and free at once what was freed and waits for a batch; whether anything did."""
+        return self.pending.give_back(self._space)
 
     def flush_l2(self) -> None:
         """Empty the GPU's L2: write back what is dirty, keep nothing, and flush the way to memory. DriverError."""
@@ -313,9 +325,10 @@ class TegraIface:
             return
         self._released = True
         payloads = [obj.payload for obj in self.objects.values()]
+        left = [*self.memory.values(), *self.pending.take()]
         with ExitStack() as steps:  # runs from the last to the first
             steps.callback(self.nvmap.close)
-            for memory in self.memory.values():
+            for memory in left:
                 steps.callback(self.nvmap.free, memory)
             steps.callback(self.kernel.close, self.ctrl)
             for fd in (self._clock_request, self._fence_node):
@@ -326,7 +339,7 @@ class TegraIface:
             for payload in payloads:
                 if isinstance(payload, (Tsg, AddressSpace)):
                     steps.callback(payload.close)
-            for memory in self.memory.values():
+            for memory in left:
                 if memory.va:
                     steps.callback(self._space.unmap, memory.va)
             for payload in payloads:
@@ -347,6 +360,7 @@ class TegraIface:
                 with suppress(OSError):
                     os.close(fd)
         self.memory, self.objects = {}, {}
+        self.pending.take()
 
     # ---- inside
 
@@ -363,6 +377,15 @@ class TegraIface:
 
     def _channels(self) -> list[Channel]:
         return [obj.payload for obj in self.objects.values() if isinstance(obj.payload, Channel)]
+
+    def _made(self, make: Callable[[], Memory]) -> Memory:
+        """What `make` makes; where memory runs out, freed buffers are given back first and it is tried again."""
+        try:
+            return make()
+        except MemoryError:
+            if not self.give_back():
+                raise
+        return make()
 
     def _channel_memory(self, size: int, role: Role) -> Memory:
         """Memory that the driver maps for itself."""

@@ -22,7 +22,7 @@ from tegrad.uapi import constants as c
 from tegrad.uapi.errors import DriverError
 from tegrad.uapi.ioctls import Ioctl
 from tegrad.uapi.kernel import MAP_SHARED, PROT_READ, PROT_WRITE, LinuxKernel
-from tegrad.uapi.structs import GpuCharacteristics
+from tegrad.uapi.structs import AsUnmapBuffer, GpuCharacteristics
 
 HEAP_TOP = 0x40000000
 FIRST_CHID = 511
@@ -196,6 +196,11 @@ class FakeKernel:
     def as_unmap_buffer(self, _: Any, arg: Any) -> None:
         with self._running:
             del self.gpu_maps[arg.offset]
+
+    def as_map_buffer_batch(self, _: Any, arg: Any) -> None:
+        assert not arg.num_maps
+        for unmap in (AsUnmapBuffer * arg.num_unmaps).from_address(arg.unmaps):
+            self.as_unmap_buffer(None, unmap)
 
     # ---- TSG and channel
 

@@ -67,6 +67,7 @@ def test_a_cpu_buffer_is_mapped_in_place_and_given_back(fake_kernel: FakeKernel,
     assert mapped.va_addr != address
     assert ctypes.string_at(fake_kernel.host(mapped.va_addr + 4000), 3) == b"abc"
     fake_device.allocator._unmap(mapped)
+    fake_device.iface.give_back()
     fake_kernel.maps.pop(address)
     assert (fake_kernel.held(), cpu.synced) == (held, 1)
     part = fake_device.allocator._map(buffer.offset(4000, 3))
@@ -75,6 +76,7 @@ def test_a_cpu_buffer_is_mapped_in_place_and_given_back(fake_kernel: FakeKernel,
     assert ctypes.string_at(fake_kernel.host(part.va_addr), part.size) == b"xyz"
     assert fake_device.allocator._map(buffer.offset(4000, 3)).va_addr == part.va_addr
     fake_device.allocator._unmap(part)
+    fake_device.iface.give_back()
     fake_kernel.maps.pop(address)
     assert fake_kernel.held() == held
     assert not buffer.mappings
@@ -131,6 +133,7 @@ def test_local_memory_is_replaced_after_a_sync_and_not_cached(fake_kernel: FakeK
     assert fake_device.shader_local_mem is first
     fake_device._ensure_has_local_memory(0x1000)
     assert fake_device.slm_per_thread == 0x1000
+    fake_device.iface.give_back()
     assert first.va_addr not in fake_kernel.gpu_maps
     assert not any(fake_device.allocator.cache.values())
 

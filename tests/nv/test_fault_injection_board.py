@@ -59,6 +59,7 @@ ERRORS: dict[str, tuple[int, ...]] = {
     "AS_ALLOC_SPACE": (errno.EINVAL, errno.ENOMEM),
     "AS_MAP_BUFFER_EX": (errno.EBADF, errno.EINVAL, errno.ENOMEM),
     "AS_UNMAP_BUFFER": (DYING,),
+    "AS_MAP_BUFFER_BATCH": (errno.ENOTTY, errno.EFAULT, DYING),
     "AS_BIND_CHANNEL": (errno.EINVAL, DYING),
     "TSG_CREATE_SUBCONTEXT": (errno.EINVAL, errno.ENOSPC),
     "TSG_BIND_CHANNEL_EX": (errno.EPERM, errno.EINVAL),
@@ -76,6 +77,7 @@ ERRORS: dict[str, tuple[int, ...]] = {
 """The errors each call may give, from the driver's facts (nvgpu-driver.md, by the section that describes the call)."""
 
 OPTIONAL = {
+    "AS_MAP_BUFFER_BATCH",
     "open /dev/host1x-fence",
     "open /dev/kmsg",
     "GPU_CLK_SET_INFO",
@@ -129,6 +131,7 @@ def life_of_a_device() -> None:
     map_cpu_memory(device)
     device._ensure_has_local_memory(0x1000)
     device.allocator.free(buffer, buffer.size, BufferSpec(nolru=True))
+    device.allocator.free_cache()
     device.close()
 
 
@@ -163,7 +166,10 @@ def next_device_works() -> None:
 
 SCENARIOS: dict[str, tuple[Scenario, dict[str, int]]] = {
     "life": (life_of_a_device, {}),
-    "life without fences": (life_of_a_device, {"open /dev/host1x-fence": errno.ENOENT}),
+    "life without fences and batches": (
+        life_of_a_device,
+        {"open /dev/host1x-fence": errno.ENOENT, "AS_MAP_BUFFER_BATCH": errno.ENOTTY},
+    ),
     "death": (death_of_a_device, {}),
     "no GPU": (opening, {"GPU_GET_CHARACTERISTICS": errno.EINVAL}),
     "no mappings": (opening, {"AS_MAP_BUFFER_EX": errno.EINVAL}),

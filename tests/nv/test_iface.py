@@ -191,6 +191,7 @@ def test_buffers_keep_their_size_and_are_seen_by_both_sides(fake_kernel: FakeKer
     assert ctypes.string_at(fake_kernel.host(buffer.va_addr), 4) == b"abcd"
     held = fake_kernel.held()
     fake_device.iface.free(buffer)
+    fake_device.iface.give_back()
     assert fake_kernel.held() == {**held, **{k: held[k] - 1 for k in ("handles", "maps", "gpu maps")}}
     fake_device.iface.free(buffer)
 

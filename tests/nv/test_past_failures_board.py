@@ -216,6 +216,7 @@ def recycle(device: Any, count: int) -> list[int]:
         buffer = device.iface.alloc(4096 * rng.randint(1, 16))
         seen.append(buffer.va_addr)
         device.iface.free(buffer)
+        device.iface.give_back()
     return seen
 
 
@@ -525,6 +526,7 @@ def test_what_is_freed_is_unmapped_and_not_before_the_gpu_is_done(board: str) ->
     with held_back(device):
         launch(store, buffer, 5)
         device.allocator.free(buffer, buffer.size, spec)  # waits
+        device.iface.give_back()
         assert gpu_maps(board) == before - 1
     device.synchronize()
 
@@ -541,6 +543,7 @@ def test_freed_while_in_flight_it_is_a_fault(board: str, monkeypatch: pytest.Mon
     queue.signal(device.timeline_signal, device.next_timeline()).submit(device)
     launch(store, buffer, 5)
     device.allocator.free(buffer, buffer.size, spec)
+    device.iface.give_back()
     gate.value = 1
     with pytest.raises(DeviceFault, match="freed"):
         device.synchronize()
@@ -557,6 +560,7 @@ def test_memory_used_up_to_the_limit_is_a_memory_error_and_all_of_it_comes_back(
             assert len(held) > 64
             for buffer in held:
                 device.iface.free(buffer)
+            device.iface.give_back()
             assert board_status(spec)["counts"] == start
 
 
