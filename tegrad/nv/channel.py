@@ -2,7 +2,7 @@
 
 import ctypes
 import errno
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from tegrad.nv.memory import AddressSpace, Memory, Nvmap
@@ -34,7 +34,7 @@ GR_RUNLIST = -1
 SETUP_FLAGS = c.NVGPU_CHANNEL_SETUP_BIND_FLAGS_USERMODE_SUPPORT | c.NVGPU_CHANNEL_SETUP_BIND_FLAGS_DETERMINISTIC
 COMPUTE_PREEMPTION = (c.NVGPU_COMPUTE_PREEMPTION_MODE_CILP, c.NVGPU_COMPUTE_PREEMPTION_MODE_CTA)
 """Best first. In the driver's default another context gets the GPU only when the running kernel ends, and a kernel
-that outlasts the context-switch timeout is killed; CILP stops at any instruction."""
+that outlasts the context-switch timeout is killed; CTA stops between blocks, CILP at any instruction."""
 
 
 class Tsg:
@@ -112,12 +112,18 @@ class Channel:
             self.fd, ioctls.NVGPU_IOCTL_CHANNEL_ALLOC_OBJ_CTX, AllocObjCtx(class_num=class_number, flags=0)
         )
 
-    def preempt(self, supported: int) -> None:
-        """Raise the group's compute preemption to the best of the modes in the mask `supported`."""
-        mode = next((mode for mode in COMPUTE_PREEMPTION if mode & supported), 0)
-        self._kernel.ioctl(
-            self.fd, ioctls.NVGPU_IOCTL_CHANNEL_SET_PREEMPTION_MODE, PreemptionMode(compute_preempt_mode=mode)
-        )
+    def preempt(self, supported: int) -> int:
+        """Raise the group's compute preemption to the best of the modes in the mask `supported` that the driver grants.
+
+        That mode, or 0 where it grants none: kernels run all the same, with the driver's default.
+        """
+        for mode in COMPUTE_PREEMPTION:
+            if mode & supported:
+                arg = PreemptionMode(compute_preempt_mode=mode)
+                with suppress(DriverError):
+                    self._kernel.ioctl(self.fd, ioctls.NVGPU_IOCTL_CHANNEL_SET_PREEMPTION_MODE, arg)
+                    return mode
+        return 0
 
     def error(self) -> int | None:
         """The notifier's error code, or None while the channel is well. Reads memory only."""

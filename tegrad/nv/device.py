@@ -230,6 +230,8 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         try:
             with allocating(roles.PUSHBUFFER):
                 super().__init__(device)
+            for fifo in self._fifos:  # each has done its first submission
+                fifo.settle_waker()
             self.graph = NVGraph
             # Lazy activation happens inside tinygrad's own lookup, which then keeps the device where nothing drops it.
             _opened[self.device] = self
@@ -363,7 +365,7 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         put = MMIOInterface(userd.address + Userd.GP_PUT, 4, fmt="I")
         fifo = ops_nv.GPFifo(ring=ring, gpput=put, entries_count=len(ring), token=token)
         progress = self._progress_word()
-        return Fifo(fifo, self, progress, self.iface.waker(channel, progress))
+        return Fifo(fifo, self, progress, self.iface.wakers(channel, progress))
 
     def _progress_word(self) -> HCQBuffer:
         if self._progress is None:

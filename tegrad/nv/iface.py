@@ -10,7 +10,7 @@ import functools
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -91,6 +91,8 @@ class TegraIface:
     gpu_instance = 0
     viddec_class = None
     peer_group = "NV:tegra"
+    preemption = 0
+    """The compute preemption mode that the driver granted; 0 is its default."""
     unified_memory = True
     """CPU and GPU read the same memory, so copies are memmove."""
 
@@ -180,18 +182,17 @@ class TegraIface:
         channel = self.rm_alloc(group, self.gpfifo_class, params)
         return channel, self.rm_alloc(channel, engine_class), gpfifo, userd
 
-    def waker(self, channel: int, progress: HCQBuffer) -> Waker:
-        """What wakes a CPU that sleeps for this channel; its progress word is the start of `progress`."""
-        found = self.objects[channel].holds(Channel)
+    def wakers(self, channel: int, progress: HCQBuffer) -> Iterator[Waker]:
+        """What may wake a CPU that sleeps for this channel, best first; its progress word is in `progress`."""
+        found, by_fence = self.objects[channel].holds(Channel), None
         with suppress(DriverError):
             if self._fence_node is None:
                 self._fence_node = self.kernel.open(FENCE_NODE)
             by_fence = FenceWaker(self.kernel, self._fence_node, found.syncpoint())
-            if by_fence.works():
-                return by_fence
-        offset = progress.va_addr - progress.base.va_addr
-        by_interrupt = InterruptWaker(found, lambda: self.nvmap.export(progress.meta), offset)
-        return by_interrupt if by_interrupt.works() else Clock()
+        if by_fence is not None:
+            yield by_fence
+        yield InterruptWaker(found, lambda: self.nvmap.export(progress.meta), progress.va_addr - progress.base.va_addr)
+        yield Clock()
 
     # ---- memory
 

@@ -8,7 +8,7 @@ entries, command memory, kernel arguments, and a bound queue whose words are abo
 import time
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tinygrad.runtime import ops_nv
@@ -84,12 +84,14 @@ class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
     put_value: int
 
     def __init__(
-        self, fifo: ops_nv.GPFifo, device: "NVDevice", progress: HCQBuffer, waker: Waker | None = None
+        self, fifo: ops_nv.GPFifo, device: "NVDevice", progress: HCQBuffer, wakers: Iterable[Waker] = (Clock(),)
     ) -> None:
         super().__init__(fifo.ring, fifo.gpput, fifo.entries_count, fifo.token, fifo.put_value)
         self.device = device
-        self.waker: Waker = waker or Clock()
+        self._wakers = iter(wakers)
+        self.waker = next(self._wakers)
         self.submissions = 0
+        self.settle_waker()
         self.progress_va = progress.va_addr
         self.progress: memoryview = progress.cpu_view().view(0, 8, "Q").mv
         """One 64-bit word: `done` as it is in memory, for those who know that the device is open."""
@@ -113,6 +115,11 @@ class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
         begun = time.monotonic()
         if not seen_soon(self.progress, number, self.device, begun + SPIN_S):
             wait_until(self.device, lambda: self.done, number, awaited=lambda: (self, number), begun=begun)
+
+    def settle_waker(self) -> None:
+        """Keep the best waker that tells what the GPU has finished. Nothing may be in flight."""
+        while not self.waker.works(self.submissions):
+            self.waker = next(self._wakers)
 
     def release(self, number: int, *, idle: bool = False) -> list[int]:
         """The commands that end submission `number`: when the channel is idle, store the number and wake sleepers.

@@ -79,7 +79,7 @@ def _channel(iface: "TegraIface", parent: "RmObject", params: Params) -> Channel
 def _compute_object(iface: "TegraIface", parent: "RmObject", params: Params) -> None:
     channel = parent.holds(Channel)
     channel.engine(iface.compute_class)
-    channel.preempt(iface.characteristics.compute_preemption_mode_flags)
+    iface.preemption = channel.preempt(iface.characteristics.compute_preemption_mode_flags)
 
 
 def _copy_object(iface: "TegraIface", parent: "RmObject", params: Params) -> None:

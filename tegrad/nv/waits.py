@@ -3,7 +3,8 @@
 A sleeper is woken by what the GPU does at the end of every submission: it moves a syncpoint on, and a fence over that
 syncpoint becomes readable (`FenceWaker`); or it interrupts, and the driver looks at the word that a CHANNEL_WAIT names
 (`InterruptWaker`). Where the driver has neither, the CPU sleeps for short times (`Clock`). A channel that dies wakes
-its sleepers too, and the notifier tells the difference.
+its sleepers too, and the notifier tells the difference. Each way is tried when a channel is made, and again when the
+channel's first submission is done: one that does not tell of it by then gives way to the next.
 
 The facts: syncpoint shims and user syncpoints, L4T r36.4.3 nvgpu (hal/sync, os/linux/ioctl_channel.c); fences,
 host1x-fence. None of it has been run on a Jetson.
@@ -54,6 +55,9 @@ class Waker(Protocol):
     def commands(self) -> Sequence[int]:
         """What ends every submission, behind the release of its progress word."""
 
+    def works(self, done: int) -> bool:
+        """Whether it tells that `done` submissions are done, as they are while no others have been made."""
+
     def sleep(self, number: int, seconds: float) -> bool:
         """Sleep until submission `number` is done, or up to `seconds`; it may end early.
 
@@ -66,6 +70,10 @@ class Clock:
 
     commands: Sequence[int] = ()
 
+    def works(self, done: int) -> bool:
+        """Clocks always do."""
+        return True
+
     def sleep(self, number: int, seconds: float) -> bool:
         """Nothing to sleep on."""
         return False
@@ -74,22 +82,30 @@ class Clock:
 class FenceWaker:
     """A user syncpoint that every submission moves on by one, and host1x fences over it.
 
-    DriverError where the driver has no such thing.
+    Nothing is slept on before a fence has told of an increment of the GPU's. nvgpu gives a syncpoint no address (0)
+    where it was built without support for that, and a release to 0 is an MMU fault.
     """
 
     def __init__(self, kernel: Kernel, node: int, point: GetUserSyncpoint) -> None:
         self._kernel, self._node, self._id, self._start = kernel, node, point.syncpoint_id, point.syncpoint_max
+        self._addressed, self._seen = bool(point.gpu_va), False
         header = method_header(MethodOp.INC, 0, HostMethod.SEM_ADDR_LO, 5)
         self.commands = (header, point.gpu_va & 0xFFFFFFFF, point.gpu_va >> 32, 0, 0, SHIM_STORE)
 
-    def works(self) -> bool:
-        """Whether a fence that is reached already says so."""
+    def works(self, done: int) -> bool:
+        """Whether a fence that is reached already says so and, once the GPU has moved the syncpoint, the next not."""
+        if not self._addressed:
+            return False
         with suppress(DriverError):
-            return self._poll(0, TRIAL_MS)
+            reached = self._poll(done, TRIAL_MS)
+            self._seen = bool(done) and reached and not self._poll(done + 1, 0)
+            return self._seen if done else reached
         return False
 
     def sleep(self, number: int, seconds: float) -> bool:
         """Sleep on a fence that is reached when `number` submissions are done."""
+        if not self._seen:
+            return False
         with suppress(DriverError):
             self._poll(number, max(1, int(seconds * 1000)))
             return True
@@ -118,9 +134,9 @@ class InterruptWaker:
         """`export` gives a dmabuf fd of the progress words' buffer, `offset` is the channel's word in it."""
         self._channel, self._export, self._offset = channel, export, offset
 
-    def works(self) -> bool:
-        """Whether the driver waits for the word's value of now, 0."""
-        return self.sleep(0, TRIAL_MS / 1000)
+    def works(self, done: int) -> bool:
+        """Whether the driver waits for the word's value of now."""
+        return self.sleep(done, TRIAL_MS / 1000)
 
     def sleep(self, number: int, seconds: float) -> bool:
         """Sleep in the driver until the word is `number`."""

@@ -163,9 +163,11 @@ class Driver:
         if strike.errno:
             raise Errno(strike.errno)
         outcome = HANDLERS[file.kind][call.row.request](file, call)
-        if outcome is None or isinstance(outcome, int):
-            return outcome
-        return (yield from outcome)
+        if outcome is not None and not isinstance(outcome, int):
+            outcome = yield from outcome
+        for name, value in strike.answer.items():
+            setattr(call.arg, name, value)
+        return outcome
 
     # ---- the GPU -------------------------------------------------------------------------------------------------
 

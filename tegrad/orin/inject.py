@@ -1,10 +1,10 @@
-"""Making the board's drivers fail or stall on demand: the nth call of an ioctl, or any with a seeded probability."""
+"""Making the board's drivers fail, stall or answer otherwise: the nth call of an ioctl, or any by a seeded chance."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -15,7 +15,7 @@ class Rule:
 
     It strikes on the `nth` such call (from 1) after it was armed, or on each with `probability`, drawn from `seed`;
     once `times` strikes are used up it is spent (0: never). A strike waits `stall` seconds and then fails with
-    `errno`, or runs the ioctl if `errno` is 0.
+    `errno`, or runs the ioctl if `errno` is 0 and puts the values of `answer` into the fields of what it returns.
     """
 
     ioctl: str
@@ -25,12 +25,13 @@ class Rule:
     probability: float = 0.0
     seed: int = 0
     times: int = 1
+    answer: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if bool(self.nth) == bool(self.probability):
             raise ValueError("an injection rule takes nth or probability, one of them")
-        if not self.errno and not self.stall:
-            raise ValueError("an injection rule takes errno or stall, or both")
+        if not self.errno and not self.stall and not self.answer:
+            raise ValueError("an injection rule takes errno, stall or answer, or several of them")
 
     def to_json(self) -> dict[str, Any]:
         """The rule as plain data."""
@@ -43,6 +44,7 @@ class Strike:
 
     errno: int
     stall: float
+    answer: Mapping[str, int]
 
 
 class Injector:
@@ -61,7 +63,7 @@ class Injector:
         if not self._armed:
             return None
         struck = [armed.rule for armed in self._armed if armed.asks(ioctl)]
-        return Strike(struck[0].errno, struck[0].stall) if struck else None
+        return Strike(struck[0].errno, struck[0].stall, struck[0].answer) if struck else None
 
 
 class _Armed:

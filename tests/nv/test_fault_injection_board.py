@@ -77,6 +77,7 @@ ERRORS: dict[str, tuple[int, ...]] = {
 """The errors each call may give, from the driver's facts (nvgpu-driver.md, by the section that describes the call)."""
 
 OPTIONAL = {
+    "CHANNEL_SET_PREEMPTION_MODE",
     "AS_MAP_BUFFER_BATCH",
     "open /dev/host1x-fence",
     "open /dev/kmsg",

@@ -17,6 +17,10 @@ from tegrad.hw.faults import NotifierCode
 from tegrad.nv import waits
 from tegrad.nv.faults import DeviceFault, WaitTimeout
 from tegrad.nv.queues import NVComputeQueue, NVCopyQueue
+from tegrad.orin.client import board_inject
+from tegrad.orin.inject import Rule
+from tegrad.uapi import constants
+from tegrad.uapi.structs import GetUserSyncpoint
 
 pytestmark = pytest.mark.board
 
@@ -41,6 +45,99 @@ def device_that_sleeps_by(kind: str) -> Iterator[Any]:
         assert {type(fifo.waker).__name__ for fifo in (device.compute_gpfifo, device.dma_gpfifo)} == {kind}
         yield device
         device.close()
+
+
+def always(ioctl: str, **strike: Any) -> Rule:
+    return Rule(ioctl, probability=1, times=0, **strike)
+
+
+NO_ADDRESS = always("CHANNEL_GET_USER_SYNCPOINT", answer={"gpu_va": 0})
+NEVER_MOVES = always("CHANNEL_GET_USER_SYNCPOINT", answer={"syncpoint_id": 900, "syncpoint_max": 0})
+ALWAYS_REACHED = always("CHANNEL_GET_USER_SYNCPOINT", answer={"syncpoint_max": (1 << 32) - 1000})
+NO_WAITING = always("CHANNEL_WAIT", errno=errno.ENOTTY)
+
+
+@pytest.mark.parametrize(
+    ("rules", "kind"),
+    [
+        ([NO_ADDRESS], "InterruptWaker"),
+        ([NEVER_MOVES], "InterruptWaker"),
+        ([ALWAYS_REACHED], "InterruptWaker"),
+        ([always("HOST1X_CREATE_FENCE", errno=errno.EINVAL)], "InterruptWaker"),
+        ([NO_ADDRESS, NO_WAITING], "Clock"),
+        ([NEVER_MOVES, NO_WAITING], "Clock"),
+    ],
+)
+def test_a_syncpoint_that_tells_nothing_is_not_slept_on(rules: list[Rule], kind: str) -> None:
+    from tinygrad import Device
+
+    with use_board("agx-orin-64gb:4GiB") as spec:
+        board_inject(spec, rules)
+        try:
+            device = Device["NV"]
+        finally:
+            board_inject(spec, [])
+        assert {type(fifo.waker).__name__ for fifo in (device.compute_gpfifo, device.dma_gpfifo)} == {kind}
+        assert len(device.compute_gpfifo.release(1)) == 6 + len(device.compute_gpfifo.waker.commands)
+        buffer, add = device.allocator.alloc(4096), program(device, "add")
+        add(buffer, global_size=(1, 1, 1), local_size=(1, 1, 1), vals=(7,))
+        device.synchronize()
+        assert words(buffer) == [7]
+
+
+@pytest.mark.klog_errors("(?i)mmu fault|page fault|error notifier")
+def test_a_release_to_a_syncpoint_without_an_address_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tinygrad import Device
+
+    def open_and_work() -> None:
+        program(Device["NV"], "add")(Device["NV"].allocator.alloc(4096), vals=(7,))
+        Device["NV"].synchronize()
+
+    monkeypatch.setattr(waits.FenceWaker, "works", lambda self, done: True)
+    with use_board("agx-orin-64gb:4GiB") as spec:
+        board_inject(spec, [NO_ADDRESS])
+        try:
+            with pytest.raises(DeviceFault):
+                open_and_work()
+        finally:
+            board_inject(spec, [])
+
+
+def test_a_fence_is_not_slept_on_before_an_increment_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def poll(self: Any, number: int, ms: int) -> bool:
+        asked.append(number)
+        return number <= 3
+
+    monkeypatch.setattr(waits.FenceWaker, "_poll", poll)
+    waker = waits.FenceWaker(None, 0, GetUserSyncpoint(gpu_va=0x1000))  # type: ignore[arg-type]
+    assert waker.works(0)
+    assert not waker.sleep(1, 1.0)
+    assert asked == [0]
+    assert waker.works(3)
+    assert waker.sleep(4, 1.0)
+    assert asked == [0, 3, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("refusals", "granted"),
+    [(0, "NVGPU_COMPUTE_PREEMPTION_MODE_CILP"), (1, "NVGPU_COMPUTE_PREEMPTION_MODE_CTA"), (2, "")],
+)
+def test_a_refused_preemption_mode_gives_way_to_the_next(refusals: int, granted: str) -> None:
+    from tinygrad import Device
+
+    with use_board("agx-orin-64gb:4GiB") as spec:
+        if refusals:
+            rule = Rule("CHANNEL_SET_PREEMPTION_MODE", errno=errno.EINVAL, probability=1, times=refusals)
+            board_inject(spec, [rule])
+        device = Device["NV"]
+        assert device.iface.preemption == (getattr(constants, granted) if granted else 0)
+        buffer, add = device.allocator.alloc(4096), program(device, "add")
+        add(buffer, global_size=(1, 1, 1), local_size=(1, 1, 1), vals=(7,))
+        device.synchronize()
+        assert words(buffer) == [7]
+        board_inject(spec, [])
 
 
 @pytest.fixture(params=["FenceWaker", "InterruptWaker"])

@@ -71,6 +71,12 @@ def test_a_probability_repeats_with_its_seed(user: User) -> None:
     assert 5 < sum(first) < 35
 
 
+def test_an_answer_is_put_in_place_of_the_driver_s(user: User) -> None:
+    board_inject(SPEC, [Rule("NVMAP_CREATE", answer={"handle": 77}, nth=1)])
+    assert user.create(4096) == 77
+    assert user.create(4096) != 77
+
+
 @pytest.mark.parametrize("bad", [{"nth": 1}, {"errno": 5}, {"errno": 5, "nth": 1, "probability": 0.5}])
 def test_a_rule_must_make_sense(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="an injection rule takes"):
