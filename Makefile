@@ -1,5 +1,8 @@
 # Two commands for a fresh machine: `make run` and `make test`. Everything lives in .venv; nothing needs root.
-PYTHON ?= python3
+# python3 if it is new enough, else the newest beside it that is (uv puts its own into ~/.local/bin); PYTHON=... chooses.
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell PATH="$$PATH:$$HOME/.local/bin"; for p in python3 python3.13 python3.12 python3.11; do \
+	"$$p" -c '$(NEW_ENOUGH)' 2>/dev/null && command -v "$$p" && exit; done; echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PROMPT ?= In the beginning
@@ -8,7 +11,8 @@ PROMPT ?= In the beginning
 
 # Runtime only: what `tegrad run` needs on a machine without a GPU.
 $(VENV)/.run: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c '$(NEW_ENOUGH)' 2>/dev/null || \
+		{ python="$(PYTHON)"; "$$python" tegrad/_python.py && "$$python" -m venv --clear $(VENV); }
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[board,compilers]'
 	touch $@
 

@@ -4,6 +4,12 @@ Python reads `.pth` files from its site directories only, and no setting of setu
 goes where the package goes does. All else is in pyproject.toml.
 """
 
+import runpy
+from pathlib import Path
+
+if complaint := runpy.run_path(str(Path(__file__).parent / "tegrad" / "_python.py"))["complaint"]():
+    raise SystemExit(complaint)  # before pip finds that nothing fits
+
 from setuptools import Distribution, setup
 from setuptools.command.install import install  # noqa: F401  (makes distutils setuptools' own)
 

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036 (a checkout is used without being installed)
+    from tegrad._python import complaint
+
+    raise ImportError(complaint())
+
 from tegrad import _activate as _activate
 from tegrad.errors import TegradError
 

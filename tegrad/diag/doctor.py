@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import tegrad
+from tegrad.installed import pip_install
 from tegrad.nv import TINYGRAD
 
 JETSON_NODES = ("/dev/nvgpu/igpu0/ctrl", "/dev/nvmap")
@@ -73,7 +74,7 @@ def _compilers() -> Iterator[Finding]:
     try:
         yield Finding("compilers", "ok", describe())
     except TegradError as error:
-        yield Finding("compilers", "missing", str(error), "pip install 'tegrad[compilers]', or install a CUDA toolkit")
+        yield Finding("compilers", "missing", str(error), f"{pip_install('compilers')}, or install a CUDA toolkit")
 
 
 def _nodes(name: str, what: str, nodes: tuple[str, ...], absent: str) -> Iterator[Finding]:
@@ -106,7 +107,7 @@ def _nvidia() -> Iterator[Finding]:
 
 def _board() -> Iterator[Finding]:
     if importlib.util.find_spec("llvmlite") is None:
-        yield Finding("board", "warn", "the emulated board needs llvmlite", "pip install 'tegrad[board]'")
+        yield Finding("board", "warn", "the emulated board needs llvmlite", pip_install("board"))
         return
     free = _available_memory()
     if free < BOARD_MEMORY:

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tegrad.errors import TegradError
-
-_WHEELS = "pip install 'tegrad[compilers]'"
+from tegrad.installed import pip_install
 
 
 class CompilerMissing(TegradError):
@@ -87,7 +86,8 @@ def _load(stem: str, wheel: str) -> tuple[Path, ctypes.CDLL]:
             refused.append(f"{path}: {error}")
     detail = f" ({'; '.join(refused)})" if refused else ""
     raise CompilerMissing(
-        f"lib{stem}.so was not found{detail}: install {wheel} ({_WHEELS}) or a CUDA toolkit (set CUDA_HOME)."
+        f"lib{stem}.so was not found{detail}: install {wheel} ({pip_install('compilers')}) "
+        "or a CUDA toolkit (set CUDA_HOME)."
     )
 
 
@@ -101,7 +101,8 @@ def find_program(name: str) -> Path:
     """Path of a compiler program such as `ptxas`; CompilerMissing when there is none."""
     if path := search_program(name):
         return path
-    raise CompilerMissing(f"{name} was not found: install it with {_WHEELS} or a CUDA toolkit (set CUDA_HOME).")
+    remedy = f"{pip_install('compilers')} or a CUDA toolkit (set CUDA_HOME)"
+    raise CompilerMissing(f"{name} was not found: install it with {remedy}.")
 
 
 def ptxas(ptx: str, arch: str) -> bytes:
@@ -138,7 +139,8 @@ def _include_dirs(roots: tuple[Path, ...]) -> tuple[Path, ...]:
 def require_include_dirs() -> tuple[Path, ...]:
     """`include_dirs`, or CompilerMissing when there are no headers at all."""
     if not (dirs := include_dirs()):
-        raise CompilerMissing(f"NVIDIA's headers (cuda_fp16.h) were not found: {_WHEELS} or a CUDA toolkit.")
+        remedy = f"{pip_install('compilers')} or a CUDA toolkit"
+        raise CompilerMissing(f"NVIDIA's headers (cuda_fp16.h) were not found: {remedy}.")
     return dirs
 
 

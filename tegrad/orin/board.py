@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tegrad.errors import TegradError
 from tegrad.hw.chips import CHIPS, Chip
+from tegrad.installed import pip_install
 
 GPU = "tegrad.orin.gpu:Gpu"
 LINGER_S = 5.0
@@ -152,5 +153,7 @@ def start(
             check=False,
         )
         if done.returncode:
-            raise BoardError(f"the emulated board did not start: {_last_line(done.stderr)}")
+            reason = _last_line(done.stderr)
+            remedy = f"; {pip_install('board')}" if "llvmlite" in reason else ""
+            raise BoardError(f"the emulated board did not start: {reason}{remedy}")
     return address

@@ -75,6 +75,16 @@ def python(request: Any, source: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 @modern_setuptools
+def test_a_remedy_names_what_this_tegrad_was_installed_from(python: str, source: Path) -> None:
+    told = output([python, "-c", "from tegrad.installed import pip_install; print(pip_install('board'))"])
+    where = Path(output([python, "-c", "import tegrad; print(tegrad.__file__)"]))
+    if where.is_relative_to(source):
+        assert told == f"pip install -e '{source}[board]'"
+    else:
+        assert re.fullmatch(r"pip install '/.*/tegrad-[\d.]+-py3-none-any\.whl\[board\]'", told)
+
+
+@modern_setuptools
 def test_an_installed_package_activates_itself(python: str, source: Path) -> None:
     assert output([python, "-c", WHO]) == OURS
     where = Path(output([python, "-c", "import tegrad; print(tegrad.__file__)"]))
