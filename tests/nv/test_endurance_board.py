@@ -208,6 +208,7 @@ def test_a_kernel_works_on_a_buffer_of_the_cpu_device() -> None:
             handles = counts(spec)["nvmap_handles"]
             del buffer
             gc.collect()
+            device.iface.give_back()
             assert counts(spec)["nvmap_handles"] == handles - 1
 
 

@@ -54,6 +54,7 @@ def launch(name, value):
 
 
 first, at = launch("first", 11)
+test_h200.device().iface.give_back()
 second, again = launch("second", 22)
 print(at == again, first, second)
 """
@@ -81,6 +82,7 @@ def test_a_shorter_program_where_a_longer_one_was_is_no_fault(board: str) -> Non
     at, size = longer.lib_gpu.va_addr, longer.lib_gpu.size
     del longer
     gc.collect()
+    device.iface.give_back()
     shorter = []
     while not shorter or shorter[-1].lib_gpu.va_addr != at:
         assert len(shorter) < 64, "no program came to lie there"

@@ -147,6 +147,7 @@ def test_a_recording_that_fails_leaves_nothing(fake_kernel: FakeKernel, fake_dev
         with pytest.raises(error):
             Recording(fake_device, launches)
         fake_kernel.fail = {}
+        fake_device.iface.give_back()
         assert fake_kernel.held() == held
 
     def fields(place: Place) -> dict[str, int]:
@@ -154,4 +155,5 @@ def test_a_recording_that_fails_leaves_nothing(fake_kernel: FakeKernel, fake_dev
 
     with pytest.raises(ValueError, match="no such field"):
         Recording(fake_device, launches, Boundary(fields=fields))
+    fake_device.iface.give_back()
     assert fake_kernel.held() == held
