@@ -15,13 +15,13 @@ from enum import IntEnum, IntFlag
 from tegrad.ptx.check import PAGE_SHIFT, launch_of
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.lanes import each_lane
-from tegrad.ptx.layout import Access, Frame, Launch
+from tegrad.ptx.layout import LANES, Access, Frame, Launch
 
 SECTOR_SHIFT = 5
 SECTOR = 1 << SECTOR_SHIFT
 PAGE = 1 << PAGE_SHIFT
 PAGE_SECTORS = PAGE // SECTOR
-WHOLE = 16
+WHOLE = 8
 """A page of which so many sectors are kept is kept whole from then on: stricter than silicon, and loads are fast."""
 MAX_FRAMES = 1 << 24
 """Physical pages that can be told apart: 64 GiB."""
@@ -227,11 +227,13 @@ def emit_touch(module: Module) -> None:
     with f.if_(f.and_(cached, f.not_(kept))):
         f.call_void("tgx_l2_keep", port, va)
     with f.if_(f.and_(f.and_(cached, kept), _mode(f, at.cache, Mode.TELL)), False):
-        loads = f.icmp("ne", access, f.const("i32", Access.WRITE))
-        with f.if_(f.and_(loads, f.not_(_flag(f, state, Sector.DIRTY)))):
+        reads = f.icmp("ne", access, f.const("i32", Access.WRITE))
+        with f.if_(f.and_(reads, f.not_(_flag(f, state, Sector.DIRTY)))):
             differ = f.call("memcmp", "i32", 1, at.kept(va), at.memory(va), size)
             f.store(f.icmp("ne", differ, f.const("i32", 0)), stale)
-    with f.if_(f.and_(cached, f.not_(_mode(f, at.cache, Mode.TELL)))):
+    many = f.icmp("uge", f.load("i8", at.count_at), f.const("i8", WHOLE))
+    loads = f.icmp("eq", access, f.const("i32", Access.READ))
+    with f.if_(f.and_(f.and_(cached, f.and_(many, loads)), f.not_(_mode(f, at.cache, Mode.TELL)))):
         f.call_void("tgx_l2_whole", port, va)
     with f.if_(f.and_(f.not_(cached), f.icmp("ne", state, f.const("i8", 0))), False):
         f.call_void("tgx_l2_forget", port, va)
@@ -261,17 +263,12 @@ def emit_keep(module: Module) -> None:
 
 
 def emit_whole(module: Module) -> None:
-    """tgx_l2_whole(port, va): keep all of a page that has many kept sectors, and let its loads pass."""
+    """tgx_l2_whole(port, va): keep all of a page, and let its loads pass."""
     f = Fn(module, "tgx_l2_whole", "void", [("ptr", "port"), ("i64", "va")], "nounwind")
     port, va = f.args
     at = Place(f, port, va)
-    many = f.icmp("uge", f.load("i8", at.count_at), f.const("i8", WHOLE))
-    fast = f.icmp(
-        "eq",
-        f.and_(at.flags, f.const("i8", Page.SLOW_READ | Page.MIXED | Page.READ)),
-        f.const("i8", Page.SLOW_READ),
-    )
-    with f.if_(f.and_(many, fast)):
+    asked = f.and_(at.flags, f.const("i8", Page.SLOW_READ | Page.MIXED | Page.READ))
+    with f.if_(f.icmp("eq", asked, f.const("i8", Page.SLOW_READ))):
         first = f.and_(va, f.const("i64", -PAGE))
         states = f.gep(f.load("ptr", at.cache, Cache.SECTORS), f.mul(at.frame, f.const("i64", PAGE_SECTORS)))
         with f.for_(f.const("i64", PAGE_SECTORS)) as i:
@@ -363,6 +360,67 @@ def emit_report(module: Module) -> None:
 # -- a warp's lanes ---------------------------------------------------------------------------------------------------
 
 
+def emit_peek(module: Module) -> None:
+    """tgx_l2_peek(port, va) -> i1: without the lock, whether a load of a kept sector may simply go on.
+
+    Not where its page could be kept whole: then the locked way makes loads pass from here on.
+    """
+    f = Fn(module, "tgx_l2_peek", "i1", [("ptr", "port"), ("i64", "va")], "nounwind")
+    port, va = f.args
+    flags = f.load("i8", f.load("ptr", port, Port.PAGES), f.bin("lshr", va, f.const("i64", PAGE_SHIFT)))
+    want = Page.SLOW_READ | Page.CACHED
+    allowed = f.icmp("eq", f.and_(flags, f.const("i8", want)), f.const("i8", want))
+    with f.if_(f.not_(allowed), False):
+        f.ret(f.const("i1", 0))
+    at = Place(f, port, va)
+    few = f.icmp("ult", f.load("i8", at.count_at), f.const("i8", WHOLE))
+    kept = _flag(f, f.load("i8", at.state_at), Sector.KEPT)
+    f.ret(f.and_(kept, f.or_(few, _flag(f, flags, Page.MIXED))))
+    f.finish()
+
+
+class Lanes:
+    """What the functions for a warp's lanes have in common."""
+
+    def __init__(self, f: Fn, frame: V, addr: V, mask: V, size: V) -> None:
+        self.f, self.addr, self.mask, self.size = f, addr, mask, size
+        self.launch = launch_of(f, frame)
+        self.port = f.load("ptr", self.launch, Launch.L2)
+        self.cache = f.load("ptr", self.port, Port.CACHE)
+        self.limit = f.load("i64", self.launch, Launch.LIMIT)
+        self.tell = _mode(f, self.cache, Mode.TELL)
+        self.first = f.extract(addr, 0)
+        self.span = f.mul(size, f.const("i64", LANES))
+
+    def in_a_row(self) -> V:
+        """Whether all lanes are active and at consecutive places, none of them misaligned."""
+        f = self.f
+        even = f.add(f.splat(self.first, LANES), f.mul(f.iota("i64", LANES), f.splat(self.size, LANES)))
+        apart = f.mask_bits(f.icmp("ne", self.addr, even))
+        full = f.and_(f.icmp("eq", apart, f.const("i32", 0)), f.icmp("eq", self.mask, f.const("i32", -1)))
+        return f.and_(full, self.aligned(self.first))
+
+    def aligned(self, va: V) -> V:
+        f = self.f
+        return f.icmp("eq", f.and_(va, f.sub(self.size, f.const("i64", 1))), f.const("i64", 0))
+
+    def flags(self, va: V) -> V:
+        """The flags of an address's page; it must lie below the limit."""
+        f = self.f
+        return f.load("i8", f.load("ptr", self.port, Port.PAGES), f.bin("lshr", va, f.const("i64", PAGE_SHIFT)))
+
+    def row_allows(self, want: V) -> V:
+        """Whether consecutive lanes, which reach into two pages at most, are allowed what `want` says, and cached."""
+        f = self.f
+        last = f.add(self.first, f.sub(self.span, f.const("i64", 1)))
+        out = f.alloca("i1")
+        f.store(f.const("i1", 0), out)
+        with f.if_(f.and_(f.icmp("ult", last, self.limit), f.icmp("ult", self.first, last))):
+            want = f.or_(want, f.const("i8", Page.CACHED))
+            f.store(f.icmp("eq", f.and_(f.and_(self.flags(self.first), self.flags(last)), want), want), out)
+        return f.load("i1", out)
+
+
 def emit_open(module: Module) -> None:
     """tgx_l2_open(frame, addresses, mask, info, pc) -> i32: lanes that fast checks refused; those that may not.
 
@@ -371,45 +429,77 @@ def emit_open(module: Module) -> None:
     params = [("ptr", "frame"), ("<32 x i64>", "addr"), ("i32", "mask"), ("i32", "info"), ("i32", "pc")]
     f = Fn(module, "tgx_l2_open", "i32", params, "nounwind")
     frame, addr, mask, info, pc = f.args
-    launch = launch_of(f, frame)
-    port = f.load("ptr", launch, Launch.L2)
-    cache = f.load("ptr", port, Port.CACHE)
     access = f.and_(f.bin("lshr", info, f.const("i32", 16)), f.const("i32", 0xFF))
-    size = f.resize(f.and_(info, f.const("i32", 0xFFFF)), "i64", False)
+    lanes = Lanes(f, frame, addr, mask, f.resize(f.and_(info, f.const("i32", 0xFFFF)), "i64", False))
     loads = f.icmp("eq", access, f.const("i32", Access.READ))
     want = f.select(loads, f.const("i8", Page.SLOW_READ), f.const("i8", Page.SLOW_WRITE))
-    limit = f.load("i64", launch, Launch.LIMIT)
-    tell = _mode(f, cache, Mode.TELL)
+    with f.if_(f.and_(loads, f.not_(lanes.tell))):
+        _peek_lanes(f, lanes)
+    f.call_void("tgx_l2_lock", lanes.cache)
+    with f.if_(f.and_(f.not_(lanes.tell), lanes.in_a_row())), f.if_(lanes.row_allows(want)):
+        _touch_row(f, lanes, access)
+        with f.if_(loads):
+            f.call_void("tgx_l2_unlock", lanes.cache)
+        f.ret(f.const("i32", 0))
+    refused = _touch_lanes(f, lanes, want, access, frame, pc)
+    with f.if_(f.or_(loads, f.icmp("ne", refused, f.const("i32", 0)))):
+        f.call_void("tgx_l2_unlock", lanes.cache)
+    f.ret(refused)
+    f.finish()
+
+
+def _peek_lanes(f: Fn, lanes: Lanes) -> None:
+    """Return at once if all lanes' sectors are kept: what goes meanwhile was loaded before it went."""
+    last, kept = f.alloca("i64"), f.alloca("i1")
+    f.store(f.const("i64", -1), last)
+    f.store(f.const("i1", 1), kept)
+    with each_lane(f, lanes.mask) as lane:
+        va = f.extract(lanes.addr, lane)
+        sector = f.bin("lshr", va, f.const("i64", SECTOR_SHIFT))
+        fresh = f.icmp("ne", sector, f.load("i64", last))
+        sound = f.and_(lanes.aligned(va), f.icmp("ult", va, lanes.limit))
+        with f.if_(f.not_(sound), False):
+            f.store(f.const("i1", 0), kept)
+        with f.if_(f.and_(sound, f.and_(fresh, f.load("i1", kept)))):
+            f.store(sector, last)
+            f.store(f.call("tgx_l2_peek", "i1", 1, lanes.port, va), kept)
+    with f.if_(f.load("i1", kept)):
+        f.ret(f.const("i32", 0))
+
+
+def _touch_row(f: Fn, lanes: Lanes, access: V) -> None:
+    """Touch the sectors of consecutive lanes of cached memory."""
+
+    def body(here: V, part: V) -> None:
+        f.call("tgx_l2_touch", "i1", 1, lanes.port, here, part, access)
+
+    _sectors(f, lanes.port, lanes.first, lanes.span, body)
+
+
+def _touch_lanes(f: Fn, lanes: Lanes, want: V, access: V, frame: V, pc: V) -> V:
+    """Touch each lane's sector; the lanes that may not do what they want."""
     bad, last = f.alloca("i32"), f.alloca("i64")
     f.store(f.const("i32", 0), bad)
     f.store(f.const("i64", -1), last)
-    f.call_void("tgx_l2_lock", cache)
-    with each_lane(f, mask) as lane:
-        va = f.extract(addr, lane)
-        aligned = f.icmp("eq", f.and_(va, f.sub(size, f.const("i64", 1))), f.const("i64", 0))
-        inside = f.and_(aligned, f.icmp("ult", va, limit))
-        allowed = f.alloca("i1")
+    allowed = f.alloca("i1")
+    with each_lane(f, lanes.mask) as lane:
+        va = f.extract(lanes.addr, lane)
         f.store(f.const("i1", 0), allowed)
-        with f.if_(inside):
-            flags = f.load("i8", f.load("ptr", port, Port.PAGES), f.bin("lshr", va, f.const("i64", PAGE_SHIFT)))
-            f.store(f.icmp("ne", f.and_(flags, want), f.const("i8", 0)), allowed)
+        with f.if_(f.and_(lanes.aligned(va), f.icmp("ult", va, lanes.limit))):
+            f.store(f.icmp("ne", f.and_(lanes.flags(va), want), f.const("i8", 0)), allowed)
         good = f.load("i1", allowed)
         with f.if_(f.not_(good), False):
             f.store(f.or_(f.load("i32", bad), f.bin("shl", f.const("i32", 1), lane)), bad)
         sector = f.bin("lshr", va, f.const("i64", SECTOR_SHIFT))
-        again = f.and_(f.icmp("eq", sector, f.load("i64", last)), f.not_(tell))
+        again = f.and_(f.icmp("eq", sector, f.load("i64", last)), f.not_(lanes.tell))
         with f.if_(f.and_(good, f.not_(again))):
             f.store(sector, last)
-            stale = f.call("tgx_l2_touch", "i1", 1, port, va, size, access)
+            stale = f.call("tgx_l2_touch", "i1", 1, lanes.port, va, lanes.size, access)
             with f.if_(stale, False):
-                tag = f.resize(f.load("i32", launch, Launch.TAG), "i64", False)
-                f.call_void("tgx_l2_report", port, f.const("i32", STALE), f.cast("trunc", size, "i32"), va, tag, frame,
-                            lane, pc)  # fmt: skip
-    refused = f.load("i32", bad)
-    with f.if_(f.or_(loads, f.icmp("ne", refused, f.const("i32", 0)))):
-        f.call_void("tgx_l2_unlock", cache)
-    f.ret(refused)
-    f.finish()
+                tag = f.resize(f.load("i32", lanes.launch, Launch.TAG), "i64", False)
+                f.call_void("tgx_l2_report", lanes.port, f.const("i32", STALE), f.cast("trunc", lanes.size, "i32"), va,
+                            tag, frame, lane, pc)  # fmt: skip
+    return f.load("i32", bad)
 
 
 def emit_close(module: Module) -> None:
@@ -417,11 +507,28 @@ def emit_close(module: Module) -> None:
     params = [("ptr", "frame"), ("<32 x i64>", "addr"), ("i32", "mask"), ("i32", "size")]
     f = Fn(module, "tgx_l2_close", "void", params, "nounwind")
     frame, addr, mask, size = f.args
-    port = f.load("ptr", launch_of(f, frame), Launch.L2)
-    wide = f.resize(size, "i64", False)
-    with each_lane(f, mask) as lane:
-        f.call_void("tgx_l2_stored", port, f.extract(addr, lane), wide)
-    f.call_void("tgx_l2_unlock", f.load("ptr", port, Port.CACHE))
+    lanes = Lanes(f, frame, addr, mask, f.resize(size, "i64", False))
+    row = f.alloca("i1")
+    f.store(f.const("i1", 0), row)
+    with f.if_(lanes.in_a_row()):
+        f.store(lanes.row_allows(f.const("i8", 0)), row)
+    in_a_row = f.load("i1", row)
+    back = _mode(f, lanes.cache, Mode.BACK)
+    with f.if_(f.and_(in_a_row, back)):
+        _sectors(f, lanes.port, lanes.first, lanes.span,
+                 lambda here, part: f.call_void("tgx_l2_stored", lanes.port, here, part))  # fmt: skip
+    with f.if_(f.and_(in_a_row, f.not_(back))):
+        kept = f.add(f.load("i64", lanes.port, Port.BASE), lanes.first)
+        _copy(f, _pointer(f, f.add(kept, f.load("i64", lanes.port, Port.DELTA))), _pointer(f, kept), lanes.span)
+    last = f.alloca("i64")
+    f.store(f.const("i64", -1), last)
+    with f.if_(f.not_(in_a_row)), each_lane(f, mask) as lane:
+        va = f.extract(addr, lane)
+        again = f.icmp("eq", va, f.load("i64", last))
+        with f.if_(f.not_(again)):
+            f.store(va, last)
+            f.call_void("tgx_l2_stored", lanes.port, va, lanes.size)
+    f.call_void("tgx_l2_unlock", lanes.cache)
     f.ret()
     f.finish()
 
@@ -545,8 +652,8 @@ def emit_sweep(module: Module) -> None:
 PLAIN: dict[str, Callable[[Module], None]] = {
     "tgx_l2_lock": emit_lock, "tgx_l2_unlock": emit_unlock, "tgx_l2_touch": emit_touch, "tgx_l2_keep": emit_keep,
     "tgx_l2_whole": emit_whole, "tgx_l2_forget": emit_forget, "tgx_l2_write_back": emit_write_back,
-    "tgx_l2_stored": emit_stored, "tgx_l2_report": emit_report, "tgx_l2_open": emit_open, "tgx_l2_close": emit_close,
-    "tgx_l2_load": emit_load, "tgx_l2_begin": emit_begin, "tgx_l2_end": emit_end, "tgx_l2_look": emit_look,
-    "tgx_l2_sweep": emit_sweep,
+    "tgx_l2_stored": emit_stored, "tgx_l2_report": emit_report, "tgx_l2_peek": emit_peek, "tgx_l2_open": emit_open,
+    "tgx_l2_close": emit_close, "tgx_l2_load": emit_load, "tgx_l2_begin": emit_begin, "tgx_l2_end": emit_end,
+    "tgx_l2_look": emit_look, "tgx_l2_sweep": emit_sweep,
 }  # fmt: skip
 """Helpers by name, and what writes them."""
