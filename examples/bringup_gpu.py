@@ -135,10 +135,8 @@ class Device:
         return address
 
     def map_gpu(self, undo: ExitStack, buffer: Buffer) -> int:
-        """MAP_BUFFER_EX where the driver likes, pitch kind, cached in L2; the GPU address."""
-        arg = s.AsMapBufferEx(
-            flags=c.NVGPU_AS_MAP_BUFFER_FLAGS_CACHEABLE, compr_kind=-1, incompr_kind=0, dmabuf_fd=buffer.fd
-        )
+        """MAP_BUFFER_EX where the driver likes, pitch kind, volatile: the CPU does not see what L2 keeps."""
+        arg = s.AsMapBufferEx(flags=0, compr_kind=-1, incompr_kind=0, dmabuf_fd=buffer.fd)
         self.kernel.ioctl(self.fd("space"), io.NVGPU_AS_IOCTL_MAP_BUFFER_EX, arg)
         va = int(arg.offset)
         undo.callback(self.unmap_gpu, va)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tegrad.conformance.memory import PAGE
-from tegrad.conformance.rig import Buffer, Channel, Mapped, Rig
+from tegrad.conformance.rig import VOLATILE, Buffer, Channel, Mapped, Rig
 from tegrad.conformance.rule import Differs, NotApplicable
 from tegrad.errors import TegradError
 from tegrad.hw import bank0, ptxsection
@@ -116,8 +116,7 @@ class Gpu:
     def memory(self, size: int = PAGE, *, read_only: bool = False, fixed: int | None = None) -> Block:
         """A zeroed buffer, mapped on both sides; read-only for the GPU if asked for, at a reserved address if given."""
         buffer = self.rig.buffer(size)
-        flags = k.NVGPU_AS_MAP_BUFFER_FLAGS_CACHEABLE
-        flags |= k.NVGPU_AS_MAP_BUFFER_FLAGS_FIXED_OFFSET if fixed is not None else 0
+        flags = VOLATILE if fixed is None else k.NVGPU_AS_MAP_BUFFER_FLAGS_FIXED_OFFSET
         flags |= READ_ONLY if read_only else 0
         va = self.rig.map(self.vm, buffer.fd, flags=flags, offset=fixed or 0)
         return Block(buffer, self.rig.mapped(buffer), va)

@@ -37,6 +37,8 @@ RW = PROT_READ | PROT_WRITE
 VA_START, VA_END = 0x200000, 0xFF00000000
 TAG = 0x0900
 CACHED = TAG << 16 | k.NVMAP_HANDLE_INNER_CACHEABLE
+VOLATILE = 0
+"""Flags of a GPU mapping of which L2 keeps no lines: CPU and GPU see each other's stores in it."""
 SETUP_FLAGS = k.NVGPU_CHANNEL_SETUP_BIND_FLAGS_USERMODE_SUPPORT | k.NVGPU_CHANNEL_SETUP_BIND_FLAGS_DETERMINISTIC
 Fields = Mapping[str, int]
 
@@ -398,7 +400,7 @@ class Rig:
         fields = {"pages": size // PAGE, "page_size": PAGE, "flags": flags, "o_a.offset": at or 0}
         return int(self.call(vm, "AS_ALLOC_SPACE", fields).o_a.offset)
 
-    def map(self, vm: int, fd: int, *, flags: int = k.NVGPU_AS_MAP_BUFFER_FLAGS_CACHEABLE, **fields: int) -> int:
+    def map(self, vm: int, fd: int, *, flags: int = VOLATILE, **fields: int) -> int:
         """Map a dmabuf on the GPU; its address. `fields` of MAP_BUFFER_EX change what a usual client passes."""
         return int(self.call(vm, "AS_MAP_BUFFER_EX", map_fields(fd, flags=flags, **fields)).offset)
 
@@ -509,7 +511,7 @@ def block(row: Ioctl, fields: Fields) -> Any:
     return arg
 
 
-def map_fields(fd: int, *, flags: int = k.NVGPU_AS_MAP_BUFFER_FLAGS_CACHEABLE, **fields: int) -> dict[str, int]:
+def map_fields(fd: int, *, flags: int = VOLATILE, **fields: int) -> dict[str, int]:
     """The fields of MAP_BUFFER_EX as a usual client passes them; `fields` change them."""
     return {"flags": flags, "compr_kind": -1, "incompr_kind": 0, "dmabuf_fd": fd} | fields
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tegrad.conformance.rig import VA_END, VA_START, Raw, Rig, map_fields, request
+from tegrad.conformance.rig import VA_END, VA_START, VOLATILE, Raw, Rig, map_fields, request
 from tegrad.conformance.rule import Differs, rule
 from tegrad.uapi import constants as k
 from tegrad.uapi import structs as s
@@ -37,7 +37,7 @@ def maps(rig: Rig, vm: int, fd: int, **fields: int) -> int:
 
 def fixed(rig: Rig, vm: int, fd: int, va: int, **fields: int) -> int:
     """The rule: this fixed MAP_BUFFER_EX succeeds."""
-    return maps(rig, vm, fd, **{"flags": FIXED | CACHEABLE, "offset": va} | fields)
+    return maps(rig, vm, fd, **{"flags": FIXED, "offset": va} | fields)
 
 
 def reserves(rig: Rig, vm: int, size: int, at: int | None = None, *, flags: int = 0) -> int:
@@ -214,11 +214,12 @@ def unknown_flags(rig: Rig) -> None:
     vm, fd = rig.address_space(), rig.buffer().fd
     for bit in range(32):
         if not KNOWN_FLAGS >> bit & 1:
-            rig.refuses(errno.EINVAL, vm, MAP, map_fields(fd, flags=CACHEABLE | 1 << bit))
+            rig.refuses(errno.EINVAL, vm, MAP, map_fields(fd, flags=1 << bit))
 
 
 FLAGS = [
-    ("uncached", "without CACHEABLE", 0),
+    ("volatile", "no flag at all", VOLATILE),
+    ("cacheable", "CACHEABLE", CACHEABLE),
     ("unmapped-pte", "UNMAPPED_PTE", k.NVGPU_AS_MAP_BUFFER_FLAGS_UNMAPPED_PTE),
     ("l3-alloc", "L3_ALLOC", k.NVGPU_AS_MAP_BUFFER_FLAGS_L3_ALLOC),
     ("system-coherent", "SYSTEM_COHERENT", k.NVGPU_AS_MAP_BUFFER_FLAGS_SYSTEM_COHERENT),
@@ -242,7 +243,7 @@ for _name, _sentence, _flags in FLAGS:
 def mappable_compbits(rig: Rig) -> None:
     vm, fd = rig.address_space(), rig.buffer().fd
     va = rig.map(vm, fd)
-    flags = CACHEABLE | k.NVGPU_AS_MAP_BUFFER_FLAGS_MAPPABLE_COMPBITS
+    flags = VOLATILE | k.NVGPU_AS_MAP_BUFFER_FLAGS_MAPPABLE_COMPBITS
     rig.equal("address", va, maps(rig, vm, fd, flags=flags))
 
 

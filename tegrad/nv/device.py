@@ -178,8 +178,7 @@ class UnifiedAllocator(Allocator):
     def _bytes(self, buf: HCQBuffer) -> memoryview:
         if self.dev.closed:
             raise self.dev.gone("A tensor's memory was released when its device was closed; make the tensor again.")
-        memory = _memory(buf)
-        view: memoryview = to_mv(memory.address + int(buf.va_addr) - memory.va, buf.size)
+        view: memoryview = to_mv(_memory(buf).address + int(buf.va_addr - buf.base.va_addr), buf.size)
         return view
 
 

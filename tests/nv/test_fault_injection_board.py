@@ -46,6 +46,7 @@ ERRORS: dict[str, tuple[int, ...]] = {
     "NVMAP_CREATE": (errno.EINVAL, errno.ENOMEM),
     "NVMAP_CREATE_64": (errno.EINVAL, errno.ENOMEM),
     "NVMAP_ALLOC": (errno.EINVAL, errno.EEXIST, errno.ENOMEM),
+    "NVMAP_SET_TAG_LABEL": (errno.EINVAL, errno.ENOMEM, errno.ENOTTY),
     "NVMAP_GET_FD": (errno.EBADF, errno.EINVAL, errno.EMFILE),
     "NVMAP_FREE": (errno.ENOTTY,),  # practically never fails; another driver release might not know it
     "GPU_GET_CHARACTERISTICS": (errno.EINVAL,),
@@ -82,6 +83,7 @@ OPTIONAL = {
     "open /dev/host1x-fence",
     "open /dev/kmsg",
     "GPU_CLK_SET_INFO",
+    "NVMAP_SET_TAG_LABEL",
     "CHANNEL_GET_USER_SYNCPOINT",
     "CHANNEL_WAIT",
     "HOST1X_CREATE_FENCE",

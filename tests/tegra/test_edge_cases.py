@@ -57,7 +57,7 @@ def mapped_below(iface: Any, end: int, size: int) -> Iterator[Any]:
             reserved = True
     try:
         with iface.nvmap.export(memory) as fd:
-            flags = c.NVGPU_AS_MAP_BUFFER_FLAGS_FIXED_OFFSET | c.NVGPU_AS_MAP_BUFFER_FLAGS_CACHEABLE
+            flags = c.NVGPU_AS_MAP_BUFFER_FLAGS_FIXED_OFFSET
             arg = AsMapBufferEx(flags=flags, compr_kind=c.NV_KIND_INVALID, dmabuf_fd=fd, page_size=4096, offset=va)
             kernel.ioctl(space.fd, ioctls.NVGPU_AS_IOCTL_MAP_BUFFER_EX, arg)
         assert arg.offset == va

@@ -86,10 +86,11 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         pass_over(MAP, "not arg.flags & ~KNOWN_MAP_FLAGS"),
         Edit(MAP, "~KNOWN_MAP_FLAGS", "~(KNOWN_MAP_FLAGS | 1 << 31)"),
     ],
-    "4.3/uncached": Edit(MAP, "~KNOWN_MAP_FLAGS", "~KNOWN_MAP_FLAGS and arg.flags & 4"),
+    "4.3/volatile": Edit(MAP, "~KNOWN_MAP_FLAGS", "~KNOWN_MAP_FLAGS and arg.flags & 4"),
     **{
         f"4.3/{name}": Edit(MAP, "~KNOWN_MAP_FLAGS", f"~(KNOWN_MAP_FLAGS & ~{flags})")
         for name, flags in (
+            ("cacheable", "0x4"),
             ("unmapped-pte", "0x20"),
             ("l3-alloc", "0x80"),
             ("system-coherent", "0x200"),

@@ -104,7 +104,7 @@ class User:
         self.kernel.ioctl(self.ctrl, io.NVGPU_GPU_IOCTL_ALLOC_AS, arg)
         return self.keep(arg.as_fd)
 
-    def map(self, vm: int, fd: int, *, flags: int = k.NVGPU_AS_MAP_BUFFER_FLAGS_CACHEABLE, **fields: int) -> int:
+    def map(self, vm: int, fd: int, *, flags: int = 0, **fields: int) -> int:
         arg = s.AsMapBufferEx(**{"flags": flags, "compr_kind": -1, "incompr_kind": 0, "dmabuf_fd": fd} | fields)
         self.kernel.ioctl(vm, io.NVGPU_AS_IOCTL_MAP_BUFFER_EX, arg)
         return arg.offset
