@@ -5,37 +5,25 @@ from __future__ import annotations
 import ctypes.util
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import shutil
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import tegrad
+from tegrad._python import complaint
+from tegrad.diag import drivers
+from tegrad.diag.finding import Finding
 from tegrad.installed import pip_install
 from tegrad.nv import TINYGRAD
+from tegrad.uapi.releases import ROOT
 
-JETSON_NODES = ("/dev/nvgpu/igpu0/ctrl", "/dev/nvmap")
-NVIDIA_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0")
 BOARD_MEMORY = 2 << 30
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line of the doctor: `missing` stops something from working, `warn` only limits it."""
-
-    name: str
-    state: Literal["ok", "warn", "missing"]
-    detail: str
-    remedy: str = ""
-
-
-def findings() -> list[Finding]:
-    """All checks, in the order in which a user would fix them."""
-    return [finding for check in CHECKS for finding in check()]
+def findings(root: Path = ROOT) -> list[Finding]:
+    """All checks, in the order in which a user would fix them; `root` is the folder that holds /proc, /dev and /etc."""
+    return [finding for check in CHECKS for finding in check(root)]
 
 
 def runnable(found: list[Finding]) -> str:
@@ -43,20 +31,27 @@ def runnable(found: list[Finding]) -> str:
     state = {f.name: f.state for f in found}
     if state["tinygrad"] != "ok" or state["compilers"] != "ok":
         return ""
-    return next((label for name, label in DEVICES.items() if state.get(name) == "ok"), "")
+    for name, (label, stoppers) in DEVICES.items():
+        if state.get(name) == "ok" and "missing" not in map(state.get, stoppers):
+            return label
+    return ""
 
 
-DEVICES = {"jetson": "Jetson", "nvidia": "NVIDIA GPU", "board": "emulated board"}
+DEVICES = {
+    "jetson": ("Jetson", ("release",)),
+    "nvidia": ("NVIDIA GPU", ("driver", "mig")),
+    "board": ("emulated board", ()),
+}
+"""Of each device's finding, what is run on, and the findings that stop it where they are missing."""
 
 
-def _python() -> Iterator[Finding]:
-    version = platform.python_version()
-    good = sys.version_info >= (3, 11)
-    detail = f"Python {version} on {platform.machine()}, tegrad {tegrad.__version__}"
-    yield Finding("python", "ok" if good else "missing", detail, "" if good else "install Python 3.11 or newer")
+def _python(root: Path) -> Iterator[Finding]:
+    detail = f"Python {platform.python_version()} on {platform.machine()}, tegrad {tegrad.__version__}"
+    remedy = complaint()
+    yield Finding("python", "missing" if remedy else "ok", detail, remedy)
 
 
-def _tinygrad() -> Iterator[Finding]:
+def _tinygrad(root: Path) -> Iterator[Finding]:
     try:
         version = importlib.metadata.version("tinygrad")
     except importlib.metadata.PackageNotFoundError:
@@ -67,7 +62,7 @@ def _tinygrad() -> Iterator[Finding]:
     yield Finding("tinygrad", "ok" if fits else "missing", f"tinygrad {version}", remedy)
 
 
-def _compilers() -> Iterator[Finding]:
+def _compilers(root: Path) -> Iterator[Finding]:
     from tegrad.errors import TegradError
     from tegrad.nv.compilers import describe
 
@@ -77,35 +72,7 @@ def _compilers() -> Iterator[Finding]:
         yield Finding("compilers", "missing", str(error), f"{pip_install('compilers')}, or install a CUDA toolkit")
 
 
-def _nodes(name: str, what: str, nodes: tuple[str, ...], absent: str) -> Iterator[Finding]:
-    """A driver's device nodes: present and open to this user, present but closed, or absent."""
-    there = [node for node in nodes if os.path.exists(node)]
-    if not there:
-        yield Finding(name, "warn", absent)
-        return
-    if len(there) < len(nodes):
-        lacking = ", ".join(sorted(set(nodes) - set(there)))
-        yield Finding(name, "warn", f"{what}: {lacking} is missing", "load the driver's modules")
-        return
-    closed = [node for node in there if not os.access(node, os.R_OK | os.W_OK)]
-    if closed:
-        group = Path(closed[0]).group()
-        yield Finding(name, "warn", f"{what}: no permission for {closed[0]}", f"sudo usermod -aG {group} $USER")
-        return
-    yield Finding(name, "ok", f"{what}: {', '.join(there)}")
-
-
-def _jetson() -> Iterator[Finding]:
-    model = Path("/proc/device-tree/model")
-    name = model.read_bytes().rstrip(b"\0").decode() if model.exists() else "Jetson"
-    yield from _nodes("jetson", name, JETSON_NODES, "no Jetson GPU driver (/dev/nvgpu, /dev/nvmap) on this machine")
-
-
-def _nvidia() -> Iterator[Finding]:
-    yield from _nodes("nvidia", "NVIDIA driver", NVIDIA_NODES, "no NVIDIA desktop or server driver on this machine")
-
-
-def _board() -> Iterator[Finding]:
+def _board(root: Path) -> Iterator[Finding]:
     if importlib.util.find_spec("llvmlite") is None:
         yield Finding("board", "warn", "the emulated board needs llvmlite", pip_install("board"))
         return
@@ -123,7 +90,7 @@ def _available_memory() -> int:
     return int(line.split()[1]) << 10
 
 
-def _model() -> Iterator[Finding]:
+def _model(root: Path) -> Iterator[Finding]:
     models = sorted((Path(tegrad.__file__).parent / "models").glob("*.gguf"))
     if models:
         yield Finding("model", "ok", f"shipped model {models[0].name} ({models[0].stat().st_size / 1e6:.1f} MB)")
@@ -131,7 +98,7 @@ def _model() -> Iterator[Finding]:
         yield Finding("model", "warn", "no model ships with this checkout", "name a GGUF file: tegrad run model.gguf")
 
 
-def _extras() -> Iterator[Finding]:
+def _extras(root: Path) -> Iterator[Finding]:
     """What only tinygrad's own CPU device wants; our paths do without."""
     clang = shutil.which("clang")
     yield Finding("clang", "ok" if clang else "warn", clang or "not found; only tinygrad's CPU device needs it")
@@ -141,12 +108,16 @@ def _extras() -> Iterator[Finding]:
     )
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[Path], Iterator[Finding]], ...] = (
     _python,
     _tinygrad,
     _compilers,
-    _jetson,
-    _nvidia,
+    drivers.release,
+    drivers.jetson,
+    drivers.driver,
+    drivers.nvidia,
+    drivers.mig,
+    drivers.container,
     _board,
     _model,
     _extras,

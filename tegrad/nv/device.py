@@ -25,7 +25,15 @@ from tegrad.hw.chips import CHIPS
 from tegrad.hw.gpfifo import Userd
 from tegrad.nv import roles
 from tegrad.nv.coherence import Coherence
-from tegrad.nv.faults import DeviceClosed, DeviceFault, NoDevice, UnsupportedBuffer, WaitTimeout, fault_address
+from tegrad.nv.faults import (
+    DeviceClosed,
+    DeviceFault,
+    NoDevice,
+    UnsupportedBuffer,
+    UnsupportedDriver,
+    WaitTimeout,
+    fault_address,
+)
 from tegrad.nv.graph import NVGraph
 from tegrad.nv.iface import GPFIFO_ENTRIES, TegraIface, drivers_present
 from tegrad.nv.kernel import board_asked
@@ -33,6 +41,8 @@ from tegrad.nv.memory import Memory
 from tegrad.nv.queues import Fifo, NVComputeQueue, NVCopyQueue, NVSignal, as_mapped
 from tegrad.nv.rings import Ring
 from tegrad.nv.spec import MemorySpec, allocating, role_of, with_role
+from tegrad.uapi import releases
+from tegrad.uapi.errors import DriverError
 
 KERNARGS_SIZE = 4 << 20
 """Bytes of the ring of kernel arguments: about 1,600 launches in flight."""
@@ -234,9 +244,11 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
             self.graph = NVGraph
             # Lazy activation happens inside tinygrad's own lookup, which then keeps the device where nothing drops it.
             _opened[self.device] = self
-        except BaseException:
+        except BaseException as error:
             self._release()
             _forget(self)
+            if told := _release_trouble(error):
+                raise UnsupportedDriver(f"NV cannot be opened. {told}") from error
             raise
 
     def _select_iface(self, device: str) -> Any:
@@ -570,6 +582,19 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         self.error_state = None  # from here on everything says that the device is closed
         if hasattr(self, "iface") and hasattr(self.iface, "device_fini"):
             self.iface.device_fini()
+
+
+def _release_trouble(error: BaseException) -> str:
+    """What the driver's release has to do with an error of opening, and what to do; "" where nothing is known of that.
+
+    A board is of the release that it emulates, whatever this machine has.
+    """
+    if isinstance(error, DriverError):
+        return releases.trouble(None if board_asked() else releases.l4t(), error.name, error.errno)
+    refused = isinstance(error, (RuntimeError, OSError)) and not board_asked()
+    if refused and (found := releases.desktop()) is not None and found.row.state is releases.State.REFUSED:
+        return "This is " + releases.sentence(f"NVIDIA's driver {found.version}", found.row)
+    return ""
 
 
 def reopen(name: str = "NV") -> Any:

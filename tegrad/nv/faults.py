@@ -26,6 +26,10 @@ class NoDevice(TegradError, RuntimeError):
     """No driver on this machine answers for an NV device; the text has one reason for each that was tried."""
 
 
+class UnsupportedDriver(NoDevice):
+    """This machine's driver is of a release that tegrad does not drive, or was never tried on (uapi.releases)."""
+
+
 class UnsupportedBuffer(TegradError, RuntimeError):
     """Memory of a kind that this device cannot work on."""
 

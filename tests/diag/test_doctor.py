@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tegrad.diag import doctor
+from tegrad.diag import doctor, drivers
 
 
 def states(found: list[doctor.Finding]) -> dict[str, str]:
@@ -22,7 +22,7 @@ def test_every_missing_thing_comes_with_a_remedy() -> None:
 
 def test_tinygrad_of_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.13.0")
-    (finding,) = doctor._tinygrad()
+    (finding,) = doctor._tinygrad(Path("/"))
     assert finding.state == "missing"
     assert "0.13.0" in finding.detail
     assert "tinygrad==0.14.0" in finding.remedy
@@ -32,16 +32,18 @@ def test_closed_device_node_names_the_group_to_join(tmp_path: Path, monkeypatch:
     node = tmp_path / "ctrl"
     node.touch()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    (finding,) = doctor._nodes("jetson", "Jetson", (str(node),), "absent")
+    (finding,) = drivers.nodes("jetson", "Jetson", [node], "absent", "make it")
     assert finding.state == "warn"
     assert node.group() in finding.remedy
 
 
 def test_half_a_driver_names_the_missing_node(tmp_path: Path) -> None:
     (tmp_path / "ctrl").touch()
-    (finding,) = doctor._nodes("jetson", "Jetson", (str(tmp_path / "ctrl"), str(tmp_path / "nvmap")), "absent")
+    wanted = [tmp_path / "ctrl", tmp_path / "nvmap"]
+    (finding,) = drivers.nodes("jetson", "Jetson", wanted, "absent", "make it")
     assert finding.state == "warn"
     assert str(tmp_path / "nvmap") in finding.detail
+    assert finding.remedy == "make it"
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ from tinygrad import Device
 from tinygrad.runtime.autogen import nv_570 as nv
 
 from tegrad.nv import rm
+from tegrad.nv.faults import NoDevice, UnsupportedDriver
 from tegrad.nv.iface import GPFIFO_ENTRIES, TegraIface
 from tegrad.uapi import constants as c
+from tegrad.uapi import releases
 from tegrad.uapi.errors import DriverError
 
 OPENING = [
@@ -124,6 +126,48 @@ def test_the_clock_is_raised_while_the_device_is_open(fake_kernel: FakeKernel, f
     assert fake_kernel.fds == {}
 
 
+def test_the_driver_of_jetpack_5_is_told_in_one_sentence(fake_kernel: FakeKernel) -> None:
+    fake_kernel.fail["GPU_OPEN_TSG"] = errno.ENOTTY
+    with pytest.raises(UnsupportedDriver, match=r"JetPack 5.*OPEN_TSG takes 8 bytes.*install JetPack 6") as caught:
+        Device["NV"]
+    assert isinstance(caught.value.__cause__, DriverError)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_newer_release_that_refuses_a_call_says_what_to_send(
+    fake_kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = releases.Found("39.2", releases.row(releases.L4T, 39), "")
+    monkeypatch.setattr(releases, "l4t", lambda: newer)
+    fake_kernel.fail["AS_MAP_BUFFER_EX"] = errno.EINVAL
+    with pytest.raises(UnsupportedDriver, match=r"L4T r39\.2 .*tegrad doctor --json"):
+        Device["NV"]
+    monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb")  # of whose release this machine's file says nothing
+    with pytest.raises(DriverError):
+        Device["NV"]
+
+
+def test_a_desktop_driver_that_refuses_tinygrad_is_told(
+    fake_kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tinygrad.runtime import ops_nv
+
+    class NVKIface:
+        def __init__(self, dev: Any, number: int) -> None:
+            raise RuntimeError("rm_control returned NV_ERR_INVALID_PARAM_STRUCT")
+
+    monkeypatch.setattr(ops_nv.NVDevice, "ifaces", [TegraIface, NVKIface])
+    monkeypatch.setattr(fake_kernel, "exists", lambda path: False)
+    fake_kernel.fail["open"] = errno.ENOENT
+    for version, said in (("550.54.15", UnsupportedDriver), ("580.159.04", NoDevice)):
+        found = releases.Found(version, releases.row(releases.DESKTOP, int(version[:3])), "")
+        monkeypatch.setattr(releases, "desktop", lambda found=found: found)
+        with pytest.raises(NoDevice, match=r"776 bytes" if said is UnsupportedDriver else "INVALID_PARAM") as caught:
+            Device["NV"]
+        assert type(caught.value) is said
+    fake_kernel.fail.clear()
+
+
 def test_a_refused_clock_is_no_reason_to_fail(fake_kernel: FakeKernel) -> None:
     fake_kernel.fail["GPU_CLK_SET_INFO"] = errno.EINVAL
     Device["NV"].synchronize()
@@ -228,8 +272,6 @@ def test_a_board_that_was_asked_for_is_not_replaced_by_a_gpu(
 
 def test_a_machine_without_a_gpu_is_told_in_one_error(fake_kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     from tinygrad.runtime import ops_nv
-
-    from tegrad.nv.faults import NoDevice
 
     class NVKIface:
         def __init__(self, dev: Any, number: int) -> None:
