@@ -100,8 +100,8 @@ unchanging (ld.global.nc), which L1 may hold apart.
 """
 
 NAMES: Final = ("empty", "shift", "gather", "gather_constant", "spin")
-SHAPES: Final = ((1, 32), (132, 512))
-"""Blocks and threads of a block."""
+SHAPES: Final = ((1, 32), (0, 512))
+"""Blocks and threads of a block; 0 is a block for each SM of the device."""
 LENGTHS: Final = (100, 400)
 """Launches of the recordings whose difference is measured."""
 SPIN: Final = 10_000
@@ -349,7 +349,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(line(row), flush=True)
     else:
         with opened() as device:
-            rows = [asdict(cost(device, form, *shape)) for form in asked.forms for shape in SHAPES]
+            shapes = [(blocks or device.sm_count, threads) for blocks, threads in SHAPES]
+            rows = [asdict(cost(device, form, *shape)) for form in asked.forms for shape in shapes]
         for row in () if asked.json else rows:
             print(line(row))
     if asked.json:

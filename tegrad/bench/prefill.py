@@ -32,7 +32,6 @@ import numpy as np
 
 from tegrad.bench.boundaries import FORMS, HOPPER, gpu_us, opened
 from tegrad.bench.models import SHAPES
-from tegrad.hw.chips import CHIPS
 from tegrad.llm import packed
 from tegrad.llm.arch import Config
 from tegrad.llm.flash import Flash
@@ -202,22 +201,20 @@ class Bench:
 # ---- tiles to try
 
 
-def _sms(arch: str) -> int:
-    """SMs of the chip that a sweep is for."""
-    return CHIPS["agx-orin-64gb" if arch == "sm_87" else "gh100"].sm_count
+def candidates(gemm: Gemm, tokens: int, arch: str, sms: int) -> list[AnyTile]:
+    """The tiles that a sweep tries on a chip of so many SMs.
 
-
-def candidates(gemm: Gemm, tokens: int, arch: str) -> list[AnyTile]:
-    """The tiles that a sweep tries: what shared memory and, by reckoning, registers hold, and no more than pays."""
-    found: list[AnyTile] = [*_stream(gemm, tokens, arch), *_few(gemm, tokens, arch)] if tokens <= FEW else []
+    What shared memory and, by reckoning, registers hold, and no more than pays.
+    """
+    found: list[AnyTile] = [*_stream(gemm, tokens, arch, sms), *_few(gemm, tokens, arch, sms)] if tokens <= FEW else []
     if tokens > 16:
-        found += _many(gemm, tokens, arch)
-        found += _wgmma(gemm, tokens) if arch == "sm_90" else ()
+        found += _many(gemm, tokens, arch, sms)
+        found += _wgmma(gemm, tokens, sms) if arch == "sm_90" else ()
     return found
 
 
-def _stream(gemm: Gemm, tokens: int, arch: str) -> Iterator[StreamTile]:
-    nb, sms = -(-tokens // 8), _sms(arch)
+def _stream(gemm: Gemm, tokens: int, arch: str, sms: int) -> Iterator[StreamTile]:
+    nb = -(-tokens // 8)
     if gemm.columns % SEGMENT:
         return
     for resident, stages in combinations((1, 2), (2, 3, 4, 5, 7)):
@@ -232,8 +229,8 @@ STAGES: Final = (6, 4, 3, 2)
 """Of weights, of gemm_few.cu: the deepest that fits is tried."""
 
 
-def _few(gemm: Gemm, tokens: int, arch: str) -> Iterator[FewTile]:
-    nb, sms = -(-tokens // 8), _sms(arch)
+def _few(gemm: Gemm, tokens: int, arch: str, sms: int) -> Iterator[FewTile]:
+    nb = -(-tokens // 8)
     cuts = combinations((1, 2), (2, 4, 8, 16), (1, 2, 4, 8), (1, 2, 4, 8, 16), (2, 1))
     for mt, warps_m, warps_k, splits, resident in cuts:
         tile = FewTile(nb, mt, warps_m, warps_k, splits=splits, resident=resident)
@@ -255,8 +252,8 @@ def _deep(gemm: Gemm, tile: FewTile, arch: str) -> FewTile | None:
     return next((t for t in made if _resident(registers, t.warps, t.shared_bytes(gemm), arch) >= t.resident), None)
 
 
-def _many(gemm: Gemm, tokens: int, arch: str) -> Iterator[Tile]:
-    runs, sms = gemm.columns // 64, _sms(arch)
+def _many(gemm: Gemm, tokens: int, arch: str, sms: int) -> Iterator[Tile]:
+    runs = gemm.columns // 64
     shapes = combinations((32, 64, 128, 256), (32, 64, 128), (32, 64), (16, 32, 64), (1, 2), (3, 4), (1, 2, 4, 8, 16))
     for bm, bn, wm, wn, units, stages, splits in shapes:
         warps = (bm // wm) * (bn // wn)
@@ -274,8 +271,8 @@ def _many(gemm: Gemm, tokens: int, arch: str) -> Iterator[Tile]:
 WGMMA_STAGES: Final = (3, 4)
 
 
-def _wgmma(gemm: Gemm, tokens: int) -> Iterator[WgmmaTile]:
-    runs, sms = gemm.columns // 64, CHIPS["gh100"].sm_count
+def _wgmma(gemm: Gemm, tokens: int, sms: int) -> Iterator[WgmmaTile]:
+    runs = gemm.columns // 64
     shapes = combinations((32, 64, 128, 256), (64, 128, 192, 256), (1, 2), WGMMA_STAGES, (1, 2, 4, 8, 16))
     for bm, bn, units, stages, splits in shapes:
         tile = WgmmaTile(bm, bn, units, stages, splits)
@@ -311,7 +308,7 @@ def _compile(gemm: Gemm, tile: AnyTile, tokens: int, arch: str) -> None:
 def sweep(bench: Bench, model: str, role: str, gemm: Gemm, launches: int, tokens: int) -> list[Row]:
     """All candidates of a product, the fastest first."""
     arch = bench.device.arch
-    tiles = candidates(gemm, tokens, arch)
+    tiles = candidates(gemm, tokens, arch, int(bench.device.sm_count))
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         for made in [pool.submit(_compile, gemm, tile, tokens, arch) for tile in tiles]:
             made.result()

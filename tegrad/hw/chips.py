@@ -6,11 +6,11 @@ Sources, by field:
 - SM and SPA version, revision, L2 size, maximum clock of AGX Orin: readings of a 64 GB developer kit under r36.4.
 - warps, registers and shared memory per SM and per CTA: CUDA C++ Programming Guide, "Technical Specifications per
   Compute Capability", 8.7 (48 warps, 64 K registers, 164 KB, 163 KB), 9.0 (64 warps, 64 K registers, 228 KB, 227 KB).
-- memory size and bandwidth, clock and SM count of the Orin modules: NVIDIA Jetson Orin series data sheets (1024 CUDA
-  cores = 8 SMs for Orin NX 16GB and Orin Nano 8GB; 204.8 and 102.4 GB/s; Nano at its 25 W "Super" setting). What the
-  sheets leave out (L2, revision) is AGX Orin's and not verified for the smaller modules.
+- memory size and bandwidth, clock and SM count of the Orin modules: NVIDIA Jetson Orin series data sheets (128 CUDA
+  cores an SM: 2048, 1792, 1024 and 512; 204.8, 102.4 and 51.2 GB/s; Nano at its "Super" setting). What the sheets leave
+  out (L2, revision, which TPCs are absent) is AGX Orin's, or inferred, and not verified for the smaller modules.
 - gh100: NVIDIA H200 data sheet (141 GB HBM3e, 4.8 TB/s), H100 architecture white paper (132 SMs enabled, 2 SMs a TPC,
-  50 MB L2), classes as NVIDIA open-gpu-doc and the resource manager name them.
+  50 MB L2; the PCIe card: 114, 80 GB HBM2e, 2 TB/s), classes as NVIDIA open-gpu-doc and the resource manager name them.
 - address space: va_end leaves the driver its own 4 GiB below 2^40 and stays clear of bits the hardware drops; the
   windows are the addresses of the shader windows that the setup methods take, 4 GiB apart.
 """
@@ -60,11 +60,19 @@ class Chip:
     shared_window: int = 0xFE00000000
     local_window: int = 0xFD00000000
     window_size: int = 1 << 32
+    tpcs_absent: int = 0
+    """TPCs that the module lacks, of the last GPC."""
 
     @property
     def sm_count(self) -> int:
-        """Streaming multiprocessors of the whole chip."""
-        return self.num_gpc * self.tpc_per_gpc * self.sm_per_tpc
+        """Streaming multiprocessors of the whole module; a device may have fewer that work, and says so itself."""
+        return (self.num_gpc * self.tpc_per_gpc - self.tpcs_absent) * self.sm_per_tpc
+
+    @property
+    def tpc_masks(self) -> list[int]:
+        """The TPCs of each GPC, a bit each."""
+        whole = (1 << self.tpc_per_gpc) - 1
+        return [whole] * (self.num_gpc - 1) + [whole >> self.tpcs_absent]
 
 
 _AGX_ORIN = Chip(
@@ -131,28 +139,35 @@ _GH100 = Chip(
     gpu_rev=0xA1,
 )
 
+_ORIN_NX = replace(
+    _AGX_ORIN,
+    name="orin-nx-16gb",
+    num_gpc=1,
+    mem_bytes=16 * GIB,
+    mem_bandwidth=102_400_000_000,
+    max_freq_hz=918_000_000,
+)
+_ORIN_NANO = replace(_ORIN_NX, name="orin-nano-8gb", mem_bytes=8 * GIB, max_freq_hz=1_020_000_000)
+
 CHIPS: Mapping[str, Chip] = MappingProxyType(
     {
         chip.name: chip
         for chip in (
             _AGX_ORIN,
-            replace(
-                _AGX_ORIN,
-                name="orin-nx-16gb",
-                num_gpc=1,
-                mem_bytes=16 * GIB,
-                mem_bandwidth=102_400_000_000,
-                max_freq_hz=918_000_000,
-            ),
-            replace(
-                _AGX_ORIN,
-                name="orin-nano-8gb",
-                num_gpc=1,
-                mem_bytes=8 * GIB,
-                mem_bandwidth=102_400_000_000,
-                max_freq_hz=1_020_000_000,
-            ),
+            replace(_AGX_ORIN, name="agx-orin-32gb", tpcs_absent=1, mem_bytes=32 * GIB, max_freq_hz=930_000_000),
+            _ORIN_NX,
+            replace(_ORIN_NX, name="orin-nx-8gb", mem_bytes=8 * GIB, max_freq_hz=765_000_000),
+            _ORIN_NANO,
+            replace(_ORIN_NANO, name="orin-nano-4gb", tpcs_absent=2, mem_bytes=4 * GIB, mem_bandwidth=51_200_000_000),
             _GH100,
+            replace(
+                _GH100,
+                name="h100-pcie",
+                tpcs_absent=9,
+                mem_bytes=80_000_000_000,
+                mem_bandwidth=2_000_000_000_000,
+                max_freq_hz=1_755_000_000,
+            ),
         )
     }
 )

@@ -218,8 +218,8 @@ class Persistent:
         """The kernel, loaded on an opened NV device; LaunchError where its CTAs cannot all be on the chip at once."""
         sms, chip = _sms(device), self.chip
         fit = min(
-            chip.smem_per_sm // (self.shared_bytes + SHARED_RESERVE), 32 * chip.warps_per_sm // self.tuning.threads
-        )
+            chip.smem_per_sm // (self.shared_bytes + SHARED_RESERVE), 32 * chip.warps_per_sm // self.tuning.threads, 1
+        )  # never two on an SM: it may lack the registers
         if self.program.ctas > sms * fit:
             raise LaunchError(
                 f"the persistent step's {self.program.ctas} CTAs wait for each other, but {sms} SMs hold {fit} each: "

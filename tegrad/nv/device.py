@@ -21,7 +21,6 @@ from tinygrad.runtime import ops_nv
 from tinygrad.runtime.support.hcq import HCQBuffer, HCQCompiled, MMIOInterface
 from tinygrad.tensor import Tensor
 
-from tegrad.hw.chips import CHIPS
 from tegrad.hw.gpfifo import Userd
 from tegrad.nv import roles
 from tegrad.nv.coherence import Coherence
@@ -272,13 +271,28 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         own = getattr(self.iface, "sm_count", None)
         if own is not None:
             return int(own)
+        if count := self._sms_in_order() or self._sms_by_masks():
+            return count
+        raise NoDevice("The driver does not tell how many SMs the GPU has: please report this with its version.")
+
+    def _sms_in_order(self) -> int:
+        """The SMs that RM lists; 0 where it does not answer."""
         nv_gpu = ops_nv.nv_gpu
         asked = nv_gpu.NV2080_CTRL_GR_GET_GLOBAL_SM_ORDER_PARAMS()
         with suppress(RuntimeError, OSError):
             command = nv_gpu.NV2080_CTRL_CMD_GR_GET_GLOBAL_SM_ORDER
-            if count := int(self.iface.rm_control(self.subdevice, command, asked).numSm):
-                return count
-        return CHIPS["gh100"].sm_count
+            return int(self.iface.rm_control(self.subdevice, command, asked).numSm)
+        return 0
+
+    def _sms_by_masks(self) -> int:
+        """The SMs of the TPCs that RM says are there; 0 where it does not answer."""
+        nv_gpu, tpcs = ops_nv.nv_gpu, 0
+        for gpc in range(self.num_gpcs):
+            asked = nv_gpu.NV2080_CTRL_GR_GET_TPC_MASK_PARAMS(gpcId=gpc)
+            with suppress(RuntimeError, OSError):  # of a GPC that this GPU lacks
+                command = nv_gpu.NV2080_CTRL_CMD_GR_GET_TPC_MASK
+                tpcs += int(self.iface.rm_control(self.subdevice, command, asked).tpcMask).bit_count()
+        return tpcs * int(self.num_sm_per_tpc)
 
     # ---- values that tinygrad sets and a Jetson has its own for
 

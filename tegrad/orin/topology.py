@@ -128,7 +128,7 @@ def get_tpc_masks(file: CtrlFile, call: Call) -> Steps:
     """GET_TPC_MASKS: one word per possible GPC."""
     chip = file.driver.chip
     absent = [0] * (max_gpc_count(chip) - chip.num_gpc)
-    return _masks(call, [(1 << chip.tpc_per_gpc) - 1] * chip.num_gpc + absent)
+    return _masks(call, chip.tpc_masks + absent)
 
 
 def get_fbp_l2_masks(file: CtrlFile, call: Call) -> Steps:
@@ -165,8 +165,8 @@ def vsms_mapping(file: CtrlFile, call: Call) -> Steps:
     chip = file.driver.chip
     entries = [
         s.GpuVsmsMappingEntry(gpc, gpc, tpc, gpc * chip.tpc_per_gpc + tpc, sm, tpc)
-        for gpc in range(chip.num_gpc)
-        for tpc in range(chip.tpc_per_gpc)
+        for gpc, tpcs in enumerate(chip.tpc_masks)
+        for tpc in range(tpcs.bit_count())
         for sm in range(chip.sm_per_tpc)
     ]
     left = yield from copy_out(call.arg.vsms_map_buf_addr, b"".join(bytes(e) for e in entries))

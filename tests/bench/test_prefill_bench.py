@@ -43,12 +43,12 @@ def room(tile: AnyTile, gemm: Gemm) -> int:
     return tile.resident * (tile.shared_bytes(gemm) + 1024)
 
 
-@pytest.mark.parametrize("chip", ["sm_87", "sm_90"])
-def test_every_tile_fits_an_sm_and_covers_its_product(chip: str) -> None:
+@pytest.mark.parametrize(("chip", "sms"), [("sm_87", 4), ("sm_87", 14), ("sm_87", 16), ("sm_90", 114), ("sm_90", 132)])
+def test_every_tile_fits_an_sm_and_covers_its_product(chip: str, sms: int) -> None:
     for name, kind in (("1b", Q6_K), ("8b", F16), ("qwen3-0.6b", Q8_0), ("qwen2.5-0.5b", Q8_0)):
         for _, (gemm, _) in bench.gemms(SHAPES[name].config, kind).items():
             for tokens in bench.TOKENS:
-                tried = bench.candidates(gemm, tokens, chip)
+                tried = bench.candidates(gemm, tokens, chip, sms)
                 assert len(tried) == len(set(tried)) > 0, (name, gemm, tokens)
                 for tile in tried:
                     assert room(tile, gemm) <= ROOM[chip]
@@ -69,7 +69,7 @@ def test_two_blocks_of_an_sm_leave_the_hardware_a_kib_each(chip: str, spare: int
     assert _deepest(SimpleNamespace(arch=chip), Gemm(Q6_K, 2048, 2048), Even()).resident == blocks
 
 
-@pytest.mark.parametrize(("chip", "sms"), [("sm_87", 4), ("sm_87", 8), ("sm_87", 16), ("sm_90", 132)])
+@pytest.mark.parametrize(("chip", "sms"), [*(("sm_87", n) for n in (4, 8, 14, 16)), ("sm_90", 114), ("sm_90", 132)])
 def test_what_is_picked_fits_an_sm_and_the_room_for_partial_sums(chip: str, sms: int) -> None:
     device = SimpleNamespace(arch=chip, sm_count=sms)
     scratch, counters = scratch_bound(device)

@@ -89,8 +89,11 @@ def test_agx_orin_equals_the_readings_of_a_developer_kit() -> None:
     ("name", "cores", "gib", "gb_per_s", "mhz"),
     [
         ("agx-orin-64gb", 2048, 64, 204.8, 1300),
+        ("agx-orin-32gb", 1792, 32, 204.8, 930),
         ("orin-nx-16gb", 1024, 16, 102.4, 918),
+        ("orin-nx-8gb", 1024, 8, 102.4, 765),
         ("orin-nano-8gb", 1024, 8, 102.4, 1020),
+        ("orin-nano-4gb", 512, 4, 51.2, 1020),
     ],
 )
 def test_modules_equal_their_data_sheets(name: str, cores: int, gib: int, gb_per_s: float, mhz: int) -> None:
@@ -98,6 +101,17 @@ def test_modules_equal_their_data_sheets(name: str, cores: int, gib: int, gb_per
     assert chip.sm_count * 128 == cores
     assert chip.mem_bytes == gib << 30
     assert (chip.mem_bandwidth, chip.max_freq_hz) == (gb_per_s * 1e9, mhz * 1e6)
+
+
+@ALL
+def test_the_masks_hold_the_sms(chip: Chip) -> None:
+    assert len(chip.tpc_masks) == chip.num_gpc
+    assert all(0 < mask < 1 << chip.tpc_per_gpc for mask in chip.tpc_masks)
+    assert sum(mask.bit_count() for mask in chip.tpc_masks) * chip.sm_per_tpc == chip.sm_count
+
+
+def test_an_h100_of_pcie_has_114_sms() -> None:
+    assert (CHIPS["h100-pcie"].sm_count, CHIPS["h100-pcie"].arch) == (114, "sm_90")
 
 
 def test_gh100_is_an_h200() -> None:

@@ -325,11 +325,13 @@ def test_a_wait_that_never_ends_is_given_up_and_reported(operands: Operands) -> 
     assert f"waits for packets of stage {at + 1}, " in told[0]
 
 
-def test_more_ctas_than_the_chip_holds_are_refused(opened: Any) -> None:
-    sms = opened.num_gpcs * opened.num_tpc_per_gpc * opened.num_sm_per_tpc
-    program = build(make(Shape()).network, sms + 1)
-    with pytest.raises(LaunchError, match=f"{sms + 1} CTAs wait for each other, but {sms} SMs hold 1 each"):
-        Persistent(program, opened.arch, 64, "interleaved", 32, 1e-5, tuning=SMALL).load(opened)
+@pytest.mark.parametrize("shared", [0, 48 << 10])
+def test_more_ctas_than_the_chip_has_sms_are_refused(opened: Any, shared: int) -> None:
+    """Whatever shared memory would hold: two on an SM may not have the registers, and wait for ever."""
+    program = build(make(Shape()).network, opened.sm_count + 1)
+    told = f"{opened.sm_count + 1} CTAs wait for each other, but {opened.sm_count} SMs hold 1 each"
+    with pytest.raises(LaunchError, match=told):
+        Persistent(program, opened.arch, 64, "interleaved", 32, 1e-5, tuning=SMALL, shared=shared).load(opened)
 
 
 def test_tiles_of_any_format_leave_room_for_a_ring() -> None:

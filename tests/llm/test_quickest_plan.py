@@ -46,6 +46,27 @@ def test_the_quickest_step_is_taken(
     assert np.sqrt(((logits - exact) ** 2).mean()) < 0.03 * exact.std()
 
 
+@pytest.mark.parametrize(
+    ("board", "sms"),
+    [
+        pytest.param("orin-nano-4gb:3GiB", 4, marks=pytest.mark.long),
+        ("agx-orin-32gb:3GiB", 14),
+        pytest.param("h100-pcie:3GiB", 114, marks=pytest.mark.long),
+    ],
+)
+def test_a_step_in_one_launch_takes_the_sms_that_the_device_has(
+    board: str, sms: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("TEGRAD_BOARD", board), ("DEV", "NV"), ("HCQDEV_WAIT_TIMEOUT_MS", "60000")):
+        monkeypatch.setenv(name, value)
+    path = write(tmp_path / "model.gguf", LLAMA, TYPE.Q6_K)
+    with opened() as device, Gguf.open(path) as file, Engine(file, NEAR, plan=PersistentPlan) as engine:
+        assert (device.sm_count, engine.plan.kernel.grid) == (sms, (sms, 1, 1))
+        logits = engine.feed(PROMPT)
+    exact = Reference(path).logits(PROMPT)[-1]
+    assert np.sqrt(((logits - exact) ** 2).mean()) < 0.03 * exact.std()
+
+
 def test_a_short_text_has_a_step_of_its_own_until_it_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step for few positions loads keys and values itself; the tokens are those of the step for all of them."""
     for name, value in (("TEGRAD_BOARD", "gh100"), ("DEV", "NV"), ("HCQDEV_WAIT_TIMEOUT_MS", "60000")):

@@ -273,6 +273,22 @@ def test_published_sizes_are_dealt_out_evenly(sizes: tuple[int, ...], kind: obje
     assert imbalance(program) < most + 0.03  # of one layer, the logits are a larger part
 
 
+@pytest.mark.parametrize("sms", [8, 14, 16, 114, 132])
+def test_any_number_of_sms_has_a_schedule_of_a_cta_each(sms: int) -> None:
+    for sizes in (LLAMA_1B, QWEN3_06B):
+        program = build(network(sizes, layers=1), sms)
+        validate(program)
+        assert program.ctas == sms
+        assert max(len(stage.instructions) for stage in program.stages) <= sms
+        assert imbalance(program) < 1.06
+
+
+def test_fewer_sms_than_kv_heads_take_the_plan_of_many_launches() -> None:
+    with pytest.raises(UnsupportedModelError, match="8 KV heads need as many CTAs, there are 4"):
+        build(network(LLAMA_1B, layers=1), 4)
+    validate(build(network((512, 1024, 8, 4, 64, 1, 1024)), 4))
+
+
 def test_a_whole_model_is_proved_and_its_encoding_is_what_was_built() -> None:
     program = build(network(LLAMA_1B), 132)
     validate(program)

@@ -176,8 +176,8 @@ class FakeKernel:
         arg.num_vsms = self.chip.sm_count
 
     def gpu_get_tpc_masks(self, _: Any, arg: Any) -> None:
-        mask = (1 << self.chip.tpc_per_gpc) - 1
-        ctypes.memmove(arg.mask_buf_addr, struct.pack("<I", mask) * self.chip.num_gpc, arg.mask_buf_size)
+        masks = b"".join(struct.pack("<I", mask) for mask in self.chip.tpc_masks)
+        ctypes.memmove(arg.mask_buf_addr, masks, arg.mask_buf_size)
 
     def gpu_clk_set_info(self, _: Any, arg: Any) -> None:
         arg.completion_fd = self._fd("clock", None)

@@ -2,7 +2,7 @@
 
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -12,6 +12,7 @@ from tinygrad.runtime import ops_nv
 
 import tegrad.nv
 from tegrad.nv.device import NVDevice
+from tegrad.nv.faults import NoDevice
 from tegrad.nv.hopper import NVKIface
 
 nv_gpu = ops_nv.nv_gpu
@@ -181,25 +182,46 @@ def test_a_forked_child_lets_go_without_a_call(monkeypatch: pytest.MonkeyPatch) 
 
 
 class SmDriver:
-    """An interface that answers for the SMs that work, or refuses to."""
+    """An interface that answers for the SMs that work, or for each GPC's TPCs, or refuses to."""
 
-    def __init__(self, count: int | None) -> None:
-        self.count = count
+    def __init__(self, count: int | None, masks: Sequence[int] = ()) -> None:
+        self.count, self.masks = count, masks
 
     def rm_control(self, subdevice: int, command: int, asked: Any) -> Any:
-        assert (subdevice, command) == (7, ops_nv.nv_gpu.NV2080_CTRL_CMD_GR_GET_GLOBAL_SM_ORDER)
-        if self.count is None:
+        assert subdevice == 7
+        if command == ops_nv.nv_gpu.NV2080_CTRL_CMD_GR_GET_GLOBAL_SM_ORDER and self.count is not None:
+            asked.numSm = self.count
+        elif command == ops_nv.nv_gpu.NV2080_CTRL_CMD_GR_GET_TPC_MASK and asked.gpcId < len(self.masks):
+            asked.tpcMask = self.masks[asked.gpcId]
+        else:
             raise RuntimeError("rm_control returned NV_ERR_NOT_SUPPORTED")
-        asked.numSm = self.count
         return asked
 
 
 @pytest.mark.parametrize(
     ("iface", "count"),
-    [(SmDriver(114), 114), (SmDriver(None), 132), (SimpleNamespace(sm_count=16), 16)],
+    [
+        (SmDriver(114), 114),
+        (SmDriver(None, (0x1FF, 0x1FE, 0x1FF, 0xFF, 0x1FF, 0x7F, 0x3F)), 2 * (9 + 8 + 9 + 8 + 9 + 7 + 6)),
+        (SimpleNamespace(sm_count=16), 16),
+    ],
     ids=["desktop", "refused", "jetson"],
 )
 def test_the_sms_are_those_that_work(iface: Any, count: int) -> None:
     """Blocks that wait for each other must all be resident; the family's largest chip would have 144."""
-    stub = SimpleNamespace(iface=iface, subdevice=7, num_gpcs=8, num_tpc_per_gpc=9, num_sm_per_tpc=2)
-    assert NVDevice.sm_count.func(stub) == count
+    assert bare_device(iface).sm_count == count
+
+
+def test_a_driver_that_tells_of_no_sms_is_not_guessed_at() -> None:
+    with pytest.raises(NoDevice, match="how many SMs"):
+        _ = bare_device(SmDriver(None)).sm_count
+    with pytest.raises(NoDevice, match="how many SMs"):
+        _ = bare_device(SmDriver(0)).sm_count
+
+
+def bare_device(iface: Any) -> NVDevice:
+    """As much of a device as counts its SMs."""
+    made = NVDevice.__new__(NVDevice)
+    made.iface, made.subdevice = iface, 7
+    made.num_gpcs, made.num_tpc_per_gpc, made.num_sm_per_tpc = 8, 9, 2
+    return made

@@ -101,14 +101,15 @@ def test_the_chip_is_what_the_driver_says(fake_kernel: FakeKernel, fake_device: 
     assert fake_device.max_warps_per_sm == 48
 
 
-@pytest.mark.parametrize("chip", ["orin-nano-8gb", "gh100"])
+@pytest.mark.parametrize("chip", ["orin-nano-4gb", "orin-nano-8gb", "agx-orin-32gb", "gh100", "h100-pcie"])
 def test_other_chips_bring_their_own_numbers(fake_kernel: FakeKernel, chip: str) -> None:
     from tegrad.hw.chips import CHIPS
 
     fake_kernel.chip = CHIPS[chip]
     device = Device["NV"]
     assert (device.arch, device.iface.compute_class) == (CHIPS[chip].arch, CHIPS[chip].compute_class)
-    assert device.iface.sm_count == CHIPS[chip].sm_count
+    assert device.sm_count == device.iface.sm_count == CHIPS[chip].sm_count
+    assert device.num_sm_per_tpc == 2
 
 
 def test_an_unknown_chip_is_named(fake_kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "3.5/get_fbp_l2_masks-size": Edit(TOPOLOGY + "get_fbp_l2_masks", "* NUM_FBPS", "* 1"),
     "3.5/get_tpc_masks-copy": Edit(TOPOLOGY + "_words", "data[:size]", "data"),
     "3.5/get_fbp_l2_masks-copy": Edit(TOPOLOGY + "_words", "data[:size]", "data"),
-    "3.5/tpc-mask-bits": Edit(TOPOLOGY + "get_tpc_masks", "(1 << chip.tpc_per_gpc) - 1", "0xFF"),
+    "3.5/tpc-mask-bits": Edit(TOPOLOGY + "get_tpc_masks", "chip.tpc_masks", "[0xFF] * chip.num_gpc"),
     "3.5/num-vsms": Edit(TOPOLOGY + "num_vsms", "file.driver.chip.sm_count", "8"),
     "3.5/vsms-mapping-size": Edit(TOPOLOGY + "vsms_mapping", "for e in entries", "for e in entries + entries[:1]"),
     "3.5/vsms-mapping-places": Edit(TOPOLOGY + "vsms_mapping", "gpc * chip.tpc_per_gpc + tpc", "tpc"),
