@@ -123,6 +123,23 @@ def test_mig_stops_a_gpu_that_is_cut(tmp_path: Path) -> None:
     assert "-mig 0" in finding.remedy
 
 
+def test_a_whole_h100_is_not_cut(tmp_path: Path) -> None:
+    """The folders and nodes of an H100 with driver 580.159.04 and MIG off, as they were seen."""
+    root = machine(
+        tmp_path,
+        proc_driver_nvidia_version=OPEN_MODULE.format("580.159.04"),
+        proc_driver_nvidia_capabilities_mig_config="",
+        proc_driver_nvidia_capabilities_mig_monitor="",
+        **{f"dev_{node}": "" for node in ("nvidia-caps_nvidia-cap1", "nvidia-caps_nvidia-cap2", "nvidiactl")},
+        **{f"dev_{node}": "" for node in ("nvidia-uvm", "nvidia-uvm-tools", "nvidia0")},
+    )
+    (root / "proc/driver/nvidia/capabilities/gpu0/mig").mkdir(parents=True)
+    (root / "proc/driver/nvidia/capabilities/fabric-imex-mgmt").touch()
+    assert list(drivers.mig(root)) == []
+    assert one(drivers.driver(root)).state == "ok"
+    assert one(drivers.nvidia(root)).state == "ok"
+
+
 def test_a_container_that_was_given_an_instance_is_told(tmp_path: Path) -> None:
     caps = {f"dev_nvidia-caps_nvidia-cap{n}": "" for n in (1, 2)}
     assert list(drivers.mig(machine(tmp_path, **caps))) == []

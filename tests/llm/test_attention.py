@@ -96,6 +96,16 @@ def test_more_heads_than_sms_share_an_sm() -> None:
     assert (few.warps, many.warps) == (12, 4)
 
 
+@pytest.mark.parametrize("sms", [4, 8, 14, 16, 114, 132])
+def test_one_wave_of_parts_on_any_number_of_sms(sms: int) -> None:
+    """As many parts as SMs go around for, and one for each head where there are fewer SMs than heads."""
+    for kv_heads, sequences in ((8, 1), (2, 1), (3, 1), (8, 4)):
+        across, *heads = Attention(8 * kv_heads, kv_heads, 64, 512, sms=sms, sequences=sequences).grid
+        work = kv_heads * sequences
+        assert (heads, across >= 1) == ([kv_heads, sequences], True)
+        assert across * work <= max(sms, work) < (across + 1) * work
+
+
 def test_one_sequence_on_hopper_has_more_rows_in_flight_and_fewer_warps() -> None:
     one, two = (Attention(32, 8, 64, 512, sms=132, sequences=count, arch="sm_90") for count in (1, 2))
     assert (one.warps, one.loads) == (8, 8)
