@@ -1,4 +1,5 @@
-"""`tegrad board`: shared emulated boards, which several processes reach by name (`TEGRAD_BOARD=NAME`)."""
+"""`tegrad board`: shared emulated boards, which several processes reach by name (`TEGRAD_BOARD=NAME`), and programs
+that run on a board without knowing it."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ app = typer.Typer(no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="The board's name.")]
 DEFAULT_CHIP = "agx-orin-64gb"
+EXEC_LINE = "Run any program on a board, as if this were a Jetson."
 
 
 @app.command()
@@ -87,6 +89,45 @@ def log(name: Name) -> None:
 
     for line in board_log(name):
         typer.echo(line)
+
+
+@app.command(
+    name="exec", context_settings={"allow_interspersed_args": False}, no_args_is_help=True, short_help=EXEC_LINE
+)
+def exec_(
+    command: Annotated[list[str], typer.Argument(metavar="PROGRAM [ARGUMENT]...", help="What to run, behind `--`.")],
+    spec: Annotated[
+        str,
+        typer.Option(
+            "--board",
+            envvar="TEGRAD_BOARD",
+            help="A chip, with a memory size if it is to differ (orin-nano-8gb:2GiB), for a private board; or the name "
+            "of a shared one.",
+        ),
+    ] = DEFAULT_CHIP,
+) -> None:
+    """Run any program on a board, as if this were a Jetson: it opens /dev/nvmap, /dev/nvgpu/igpu0/* and
+    /dev/host1x-fence, makes the drivers' ioctls, maps buffers and rings the doorbell, unmodified.
+
+    tegrad board exec -- ./my_nvgpu_test --verbose
+
+    tegrad board exec --board orin-nano-8gb -- python my_client.py
+
+    tegrad board exec --board shared -- sh -c 'my_server & my_client'
+
+    TEGRAD_BOARD_LOG=logs tegrad board exec -- ./my_program     (keeps the board's kernel log in a file)
+
+    The program takes this command's place: its exit code, its signals and its terminal are its own. What it starts
+    runs on the board too. A private board ends with it, or with the last of its processes that has a device open.
+    /dev/kmsg is the board's log; every other file is the machine's.
+
+    It works by a library that is put before libc (LD_PRELOAD) and built on first use, so a C compiler is needed, and
+    programs that go around libc (static ones, system calls of their own as in Go) do not see the board. Kernels run
+    if their cubins were made by tegrad's compilers; others end with an illegal instruction (docs/board.md).
+    """
+    from tegrad.orin.preload import run_in_place
+
+    run_in_place(spec, command)
 
 
 @app.command()

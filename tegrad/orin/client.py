@@ -25,7 +25,6 @@ from tegrad.orin import board, wire
 from tegrad.orin.caller import find_vma, if_open, is_buffer, lowest, read_memory, write_memory
 from tegrad.orin.connection import Connection, call, connection
 from tegrad.orin.inject import Rule
-from tegrad.orin.klog import Entry
 from tegrad.orin.wire import Message, Op
 from tegrad.uapi.errors import DriverError
 from tegrad.uapi.hints import ioctl_hint
@@ -69,8 +68,8 @@ class BoardKernel:
 
     def _open_log(self) -> int:
         """The log as it is now, in records of /dev/kmsg: priority, sequence, microseconds, flags, text."""
-        entries = _document(self.connection.call(Message(Op.LOG, value=0)))
-        fd = wire.to_file("".join(Entry(*entry).record() for entry in entries).encode())
+        (fd,) = self.connection.call(Message(Op.LOG, code=1)).fds
+        assert fd is not None
         os.lseek(fd, 0, os.SEEK_SET)
         return fd
 

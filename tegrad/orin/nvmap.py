@@ -111,14 +111,16 @@ class Memory:
     PREFIX = BUFFER_NAME
 
     def __init__(self, limit: int, board_id: str) -> None:
-        self.limit, self.board_id = limit, board_id
+        self.limit = limit
+        self.name = f"{self.PREFIX}:{board_id}"
+        """What the memfd of every buffer is called."""
         self.taken = 0
         self.buffers: dict[tuple[int, int], Buffer] = {}
 
     def create(self, size: int) -> Buffer:
         """A new buffer without memory; Errno(ENOMEM) when the host cannot give one."""
         try:
-            fd = os.memfd_create(f"{self.PREFIX}:{self.board_id}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            fd = os.memfd_create(self.name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:
             raise Errno(errno.ENOMEM) from error
         try:
@@ -159,7 +161,7 @@ class Memory:
 
     def _revive(self, fd: int, stat: os.stat_result) -> Buffer | None:
         """A buffer that only clients held until now: its name says that it is one, its seals that it has memory."""
-        if os.readlink(f"/proc/self/fd/{fd}") != f"/memfd:{self.PREFIX}:{self.board_id} (deleted)":
+        if os.readlink(f"/proc/self/fd/{fd}") != f"/memfd:{self.name} (deleted)":
             return None
         own = os.dup(fd)
         buffer = self._keep(own, stat)

@@ -46,7 +46,10 @@ class Lease:
 
 
 class Server:
-    """Serves one board: for ever if `linger` is None, else until its processes are gone or had nothing open so long."""
+    """Serves one board: for ever if `linger` is None, else until its processes are gone or had nothing open so long.
+
+    Of its processes, those of `keep` need nothing open.
+    """
 
     def __init__(self, chip: Chip, memory: int, listener: socket.socket, *, linger: float | None, gpu: str) -> None:
         self.listener, self.linger = listener, linger
@@ -58,6 +61,7 @@ class Server:
         self.files: dict[int, File] = {}  # by fd of our end
         self.by_inode: dict[tuple[int, int], File] = {}  # by device and inode of the client's end
         self.leases: dict[int, Lease] = {}
+        self.kept: set[int] = set()  # processes (pidfds) that a private board outlasts
         self.stopping = False
         self._idle_since: float | None = time.monotonic()
         self._met = False
@@ -121,6 +125,8 @@ class Server:
             self._session_message(fd)
         elif fd in self.calls:
             self.calls.answered(fd)
+        elif fd in self.kept:
+            self._let_go(fd)
 
     def _patience(self) -> float | None:
         """How long poll may sleep, in seconds."""
@@ -130,7 +136,7 @@ class Server:
 
     def _idle(self) -> bool:
         """Whether a private board may go: nobody can come back, or nothing was open for long enough."""
-        if self.files or self.leases or self.linger is None:
+        if self.files or self.leases or self.kept or self.linger is None:
             self._idle_since = None
             return False
         if self._met and not self.sessions:
@@ -157,6 +163,16 @@ class Server:
         """Hear of messages and of the hang-up on a socket."""
         sock.setblocking(False)
         self.epoll.register(sock.fileno(), select.EPOLLIN | select.EPOLLRDHUP)
+
+    def keep(self, pidfd: int) -> None:
+        """Outlast a process; takes its pidfd over."""
+        self.epoll.register(pidfd, select.EPOLLIN)
+        self.kept.add(pidfd)
+
+    def _let_go(self, pidfd: int) -> None:
+        self.kept.remove(pidfd)
+        self.epoll.unregister(pidfd)
+        os.close(pidfd)
 
     def unwatch(self, sock: socket.socket) -> None:
         """Hear of it no more."""

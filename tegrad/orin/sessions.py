@@ -15,6 +15,7 @@ from tegrad.orin import nvmap, wire
 from tegrad.orin.ctrl import CtrlFile, mmap_registers_check
 from tegrad.orin.files import Errno, Process, needed
 from tegrad.orin.inject import Rule
+from tegrad.orin.klog import Entry
 from tegrad.orin.nodes import NODES
 from tegrad.orin.nvmap import Buffer, NvmapFile
 from tegrad.orin.wire import Message, Op
@@ -44,7 +45,13 @@ DONE: Answer = (Message(Op.DONE), None)
 def hello(server: Server, session: Session, message: Message) -> Answer:
     """Who the process is; what the board is."""
     session.process = Process(**json.loads(message.payload))
-    facts = {"pid": os.getpid(), "chip": server.driver.chip.name, "memory": server.driver.memory.limit}
+    driver = server.driver
+    facts = {
+        "pid": os.getpid(),
+        "chip": driver.chip.name,
+        "memory": driver.memory.limit,
+        "buffers": driver.memory.name,
+    }
     return Message(Op.DONE, payload=json.dumps(facts).encode()), None
 
 
@@ -90,7 +97,10 @@ def status(server: Server, session: Session, message: Message) -> Answer:
 
 def log(server: Server, session: Session, message: Message) -> Answer:
     """The kernel log from a sequence number on."""
-    return _document(server.driver.log.since(message.value))
+    entries = server.driver.log.since(message.value)
+    if message.code:
+        return _file("".join(Entry(*entry).record() for entry in entries).encode())
+    return _document(entries)
 
 
 def inject(server: Server, session: Session, message: Message) -> Answer:
@@ -105,6 +115,12 @@ def stop(server: Server, session: Session, message: Message) -> Answer:
     return DONE
 
 
+def keep(server: Server, session: Session, message: Message) -> Answer:
+    """Last as long as a process."""
+    server.keep(os.dup(needed(message.fds[0], errno.EBADF)))
+    return DONE
+
+
 SESSION_CALLS: Mapping[int, Callable[[Server, Session, Message], Answer]] = {
     Op.HELLO: hello,
     Op.OPEN: open_node,
@@ -115,6 +131,7 @@ SESSION_CALLS: Mapping[int, Callable[[Server, Session, Message], Answer]] = {
     Op.LOG: log,
     Op.INJECT: inject,
     Op.STOP: stop,
+    Op.KEEP: keep,
 }
 
 
@@ -133,7 +150,12 @@ def carry_out(server: Server, session: Session, message: Message) -> Answer:
 
 def _document(content: object) -> Answer:
     """An answer of any length, as a file."""
-    file = os.fdopen(wire.to_file(json.dumps(content).encode()), "rb")
+    return _file(json.dumps(content).encode())
+
+
+def _file(content: bytes) -> Answer:
+    """The same of bytes."""
+    file = os.fdopen(wire.to_file(content), "rb")
     return Message(Op.DONE, fds=[file.fileno()]), file
 
 

@@ -31,10 +31,11 @@ class Op(IntEnum):
     EXISTS = 18  # payload: path -> value 0 or 1
     MMAP_CHECK = 19  # slots [dmabuf], code: length, value: offset, payload: b"w" for PROT_WRITE
     SYNC = 20  # every hang-up that came before is completed
-    STATUS = 21  # -> payload: JSON
-    LOG = 22  # value: first sequence number wanted -> payload: JSON
+    STATUS = 21  # -> fds [file]: JSON
+    LOG = 22  # value: first sequence number wanted, code: 0 JSON, 1 records of /dev/kmsg -> fds [file]
     INJECT = 23  # payload: JSON list of rules -> value: how many are armed
     STOP = 24  # end the board
+    KEEP = 25  # slots [pidfd]: a private board lasts as long as that process
     # on the socket of one call
     DONE = 32  # code: errno or 0, value: the return value, payload: argument block to store, slots: new fds
     COPY_IN = 33  # code: length, value: user address -> COPIED with payload
