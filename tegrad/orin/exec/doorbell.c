@@ -155,13 +155,20 @@ static int transfer(const struct doorbell *bell, uintptr_t at, ucontext_t *uc, i
   return 1;
 }
 
-/* Arm ARM, C4.1.94, loads and stores: single registers in all addressings, pairs, load-acquire and store-release. */
+/* Arm ARM, C4.1.94, loads and stores: single registers in all addressings, pairs, load-acquire, store-release, SWP. */
 static enum decoded decode(const struct doorbell *bell, uintptr_t at, ucontext_t *uc) {
   uint32_t code;
   memcpy(&code, code_at(uc), sizeof code);
   int rt = code & 31, rn = code >> 5 & 31, rt2 = code >> 10 & 31, vector = code >> 26 & 1, is_load;
   unsigned size = code >> 30, bytes = 4u << (size & 1), registers = 1;
   int64_t back = 0; /* what writing back adds to the base */
+  if ((code & 0x3f20fc00) == 0x38208000 && size >= 2) { /* SWP: the register rs goes out, the old value into rt */
+    uint64_t old = load_wide(bell, at, bytes);
+    transfer(bell, at, uc, code >> 16 & 31, 0, bytes, 0);
+    if (rt != 31) uc->uc_mcontext.regs[rt] = old;
+    uc->uc_mcontext.pc += 4;
+    return STORED;
+  }
   if ((code & 0x3b000000) == 0x39000000 || (code & 0x3b000000) == 0x38000000) { /* LDR, STR */
     unsigned opc = code >> 22 & 3;
     is_load = opc & 1;
