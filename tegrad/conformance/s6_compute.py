@@ -420,6 +420,22 @@ for _action, _name in ((1, "invalidate"), (8, "prefetch")):
     _silent(_action, _name)
 
 
+@rule("6.6", "SEND_SIGNALING_PCAS_B, of the class before Ampere's, launches nothing and is no error")
+def pcas_b(rig: Rig) -> None:
+    gpu = Gpu(rig)
+    queue, out = gpu.compute(), gpu.memory()
+    queue.cls(C.SEND_PCAS_A, gpu.kernel("store", out.va, 0x77) >> 8).cls(C.SEND_SIGNALING_PCAS_B, 3).done()
+    rig.equal("nothing is stored", 0, out.u32())
+
+
+@rule("6.6", "windows 16 MiB apart, below 2^32, are apart enough")
+def near_windows(rig: Rig) -> None:
+    gpu = Gpu(rig)
+    queue, out = gpu.compute().windows(0xFE000000, 0xFF000000), gpu.memory()
+    queue.launch(gpu.kernel("store", out.va, 0x77)).done()
+    rig.equal("the kernel's store", 0x77, out.u32())
+
+
 @rule("6.6", "PCAS2 action 7 launches a QMD when its dependence counter comes down to zero")
 def decrement_dependence(rig: Rig) -> None:
     gpu = Gpu(rig)
@@ -692,6 +708,14 @@ def shared_memory(rig: Rig) -> None:
     queue, out = gpu.compute(), gpu.memory()
     queue.launch(gpu.kernel("shared", out.va, 1, block=(256, 1, 1))).done()
     rig.equal("what went through shared memory", (256, 1), (out.u32(), out.u32(255 * 4)))
+
+
+@rule("6.7", "a kernel that needs no shared memory may have a shared size of 0")
+def no_shared_memory(rig: Rig) -> None:
+    gpu = Gpu(rig)
+    out = gpu.memory()
+    gpu.compute().launch(gpu.kernel("store", out.va, 0x77, shared_memory_size=0)).done()
+    rig.equal("the kernel's store", 0x77, out.u32())
 
 
 @rule("6.7", "a release's address has 40 bits: 32 and 8")

@@ -490,12 +490,6 @@ SKED_ROWS: tuple[tuple[str, str, SkedBit, dict[str, Any]], ...] = (
     ("registers", "256 registers", SkedBit.REGISTER_COUNT, {"register_count_v": 256}),
     ("threads", "2048 threads in a CTA", SkedBit.TOTAL_THREADS, {"block": (1024, 2, 1)}),
     (
-        "shared-least",
-        "less than 0x400 bytes of shared memory",
-        SkedBit.SHARED_MEMORY_SIZE,
-        {"shared_memory_size": 0x380},
-    ),
-    (
         "shared-step",
         "shared memory that is no multiple of 128",
         SkedBit.SHARED_MEMORY_SIZE,
@@ -563,7 +557,7 @@ def sked_active(rig: Rig) -> None:
 @rule("7.4", "windows that overlap: SKED bit 24")
 def sked_overlap(rig: Rig) -> None:
     gpu = Gpu(rig)
-    queue = gpu.compute().windows(gpu.chip.shared_window, gpu.chip.shared_window + (1 << 31))
+    queue = gpu.compute().windows(gpu.chip.shared_window, gpu.chip.shared_window + (1 << 20))
     queue.launch(gpu.kernel("store", gpu.scratch.va, 1)).refused(SkedBit.MEMORY_WINDOW_OVERLAP)
 
 

@@ -64,6 +64,7 @@ class ComputeContext:
         self._constants = 0
         self._instructions = 0
         self._state: LaunchState | None = None
+        self.pcas_launches = chip.qmd != "V3"
         self.prefetched: dict[int, LaunchSpec] = {}
         """The QMD cache: only while the GPU races does it hold anything."""
 
@@ -160,8 +161,11 @@ class ComputeObject:
             raise self._error(M.SEND_SIGNALING_PCAS2_B, data, f"PCAS action {action} is not emulated")
 
     def _pcas(self, data: int) -> None:
-        if data & 2:
+        """SEND_SIGNALING_PCAS_B: on an Orin Nano it launched nothing, without an error (docs/board.md)."""
+        if data & 2 and self._context.pcas_launches:
             self._launch(self._qmd())
+        elif data & 2:
+            self._channel.note("SEND_SIGNALING_PCAS_B launches nothing on this chip: use SEND_SIGNALING_PCAS2_B")
 
     def _launch(self, va: int) -> None:
         channel, runner, state = self._channel, self._context.runner, self._context.state()

@@ -20,7 +20,16 @@ from tegrad.hw.qmd import LAYOUTS
 from tegrad.orin import semaphore
 from tegrad.orin.constants import ConstantCache
 from tegrad.orin.events import NonStall, SkedException, SmException
-from tegrad.orin.launch import RESERVED_SHARED, LaunchSpec, Release, Shape, decoder, local_memory_per_tpc
+from tegrad.orin.launch import (
+    RESERVED_SHARED,
+    LaunchSpec,
+    Release,
+    Shape,
+    decoder,
+    local_memory_per_tpc,
+    window_size,
+    windows_overlap,
+)
 from tegrad.orin.local_memory import LocalMemory
 from tegrad.orin.memory import AddressSpace, Fault, HubClient
 from tegrad.orin.program import IllegalCode, Modules, Program, ProgramCache
@@ -206,8 +215,9 @@ class GridRunner:
         self._check(va, state, shape)
         if shape.empty:
             return True
+        hidden = window_size(self._chip, state.shared_window, state.local_window)
         for window in (state.shared_window, state.local_window):
-            self._vm.hide(window, self._chip.window_size)
+            self._vm.hide(window, hidden)
         try:
             fresh = shape.invalidate_instructions or (race is not None and race.forgets())
             program = self._programs.fetch(shape.program, state.instructions, fresh=fresh)
@@ -233,7 +243,7 @@ class GridRunner:
                     memory=self._memory,
                     shared=dynamic,
                     symbols=section.symbols,
-                    windows=Windows(state.shared_window, state.local_window, self._chip.window_size),
+                    windows=Windows(state.shared_window, state.local_window, hidden),
                     abort=channel.worker.abort,
                     seed=race.copies_seed() if race is not None and kernel.draws else 0,
                     tag=self._vm.l2.tag(f"kernel {kernel.name}") if self._vm.l2.tell else 0,
@@ -261,7 +271,7 @@ class GridRunner:
         esr, why = shape.refusals, [shape.why] if shape.why else []
         if not shape.empty:
             shared, local = state.shared_window, state.local_window
-            if not shared or not local or abs(shared - local) < self._chip.window_size:
+            if windows_overlap(shared, local):
                 esr |= 1 << SkedBit.MEMORY_WINDOW_OVERLAP
                 why.append(f"shared window {shared:#x} and local window {local:#x} are missing or collide")
             if local_memory_per_tpc(self._chip, shape.local_per_thread) > state.local_per_tpc:

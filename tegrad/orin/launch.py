@@ -23,6 +23,9 @@ RESERVED_SHARED = 1024
 """Bytes of shared memory per CTA that belong to the system: part of the QMD's size, not of the program's limit."""
 
 SHARED_UNIT = 128
+WINDOWS_APART = 1 << 24
+"""Bytes between the windows for shared and local memory below which they overlap. Mesa's NVK sets 0xFE000000 and
+0xFF000000, and launches with these ran on an Orin Nano (docs/board.md); how long a window is nobody has published."""
 MAX_CONSTANT_BUFFER = 65536
 LOCAL_UNIT = 16
 LOCAL_WARP_UNIT = 0x200
@@ -178,6 +181,8 @@ class _Version:
     dependents: Callable[[_Fields], Iterator[Dependent]]
     shape: Callable[[_Fields], tuple[bool, str]]
     """Whether there is no grid at all, and what is not emulated of it, or nothing."""
+    least_shared: int
+    """The least shared memory size. Launches with 0 ran on an Orin Nano (docs/board.md); version 4 was not tried."""
 
 
 def _shape_v3(get: _Fields) -> tuple[bool, str]:
@@ -203,6 +208,7 @@ _VERSIONS: Mapping[str, _Version] = {
         _releases_v3,
         _dependents_v3,
         _shape_v3,
+        0,
     ),
     "V4": _Version(
         ("grid_width", "grid_height", "grid_depth"),
@@ -211,6 +217,7 @@ _VERSIONS: Mapping[str, _Version] = {
         _releases_v4,
         _dependents_v4,
         _shape_v4,
+        RESERVED_SHARED,
     ),
 }
 
@@ -238,8 +245,9 @@ def _refusals(chip: Chip, get: _Fields, names: _Version) -> Iterator[tuple[SkedB
     elif _register_file(threads, registers) > chip.regs_per_sm:
         yield SkedBit.CTA_REGISTER_CONSUMPTION, f"{registers} registers for {threads} threads exceed {chip.regs_per_sm}"
     shared, limit = get("shared_memory_size"), chip.smem_per_cta + RESERVED_SHARED
-    if not RESERVED_SHARED <= shared <= limit or shared % SHARED_UNIT:
-        yield SkedBit.SHARED_MEMORY_SIZE, f"shared size {shared:#x}: {RESERVED_SHARED:#x} to {limit:#x} in steps of 128"
+    if not names.least_shared <= shared <= limit or shared % SHARED_UNIT:
+        least = names.least_shared
+        yield SkedBit.SHARED_MEMORY_SIZE, f"shared size {shared:#x}: {least:#x} to {limit:#x} in steps of 128"
     elif (config := get("max_sm_config_shared_mem_size")) and (config - 1) * 4096 < shared:
         yield SkedBit.L1_CONFIG_TOO_SMALL, f"shared size {shared:#x} but the largest configuration is {config:#x}"
     for i in range(8):
@@ -279,7 +287,7 @@ def _shape(chip: Chip, layout: QmdLayout, names: _Version, get: _Fields) -> Shap
         grid=(get(names.grid[0]), get(names.grid[1]), get(names.grid[2])),
         block=(get("cta_thread_dimension0"), get("cta_thread_dimension1"), get("cta_thread_dimension2")),
         program=get.pair("program_address_upper", "program_address_lower"),
-        shared=get("shared_memory_size"),
+        shared=max(RESERVED_SHARED, get("shared_memory_size")),
         barriers=get("barrier_count"),
         bank_size=get("constant_buffer_size_shifted4_0") << 4,
         bank_valid=bool(get("constant_buffer_valid_0")),
@@ -316,6 +324,16 @@ def decoder(chip: Chip) -> Callable[[bytes], LaunchSpec]:
         )
 
     return decode
+
+
+def windows_overlap(shared: int, local: int) -> bool:
+    """Whether the shader windows at these addresses are missing or collide."""
+    return not shared or not local or abs(shared - local) < WINDOWS_APART
+
+
+def window_size(chip: Chip, shared: int, local: int) -> int:
+    """Bytes behind the start of each window that kernels see no global memory in: at most up to the other window."""
+    return min(chip.window_size, abs(shared - local))
 
 
 def local_memory_per_tpc(chip: Chip, per_thread: int) -> int:

@@ -108,6 +108,8 @@ HOST_METHODS: dict[str, Mutant | list[Mutant]] = {
 COMPUTE_CLASS: dict[str, Mutant | list[Mutant]] = {
     **{f"6.6/action-{action:#x}": schedules(f"- {{{action}}}") for action in (2, 3, 9, 0xA)},
     **{f"6.6/action-{action}": schedules(f"| {{{action}}}") for action in (1, 8)},
+    "6.6/pcas-b": Edit(OBJECT + "_pcas", "and self._context.pcas_launches", ""),
+    "6.6/near-windows": Value(LAUNCH + "WINDOWS_APART", "1 << 25"),
     "6.6/decrement-dependence": Edit(OBJECT + "_pcas2", "-1 if action", "-2 if action"),
     "6.6/increment-dependence": Edit(OBJECT + "_pcas2", "DECREMENT_DEPENDENCE else 1", "DECREMENT_DEPENDENCE else 0"),
     "6.6/wait-for-idle": Edit(OBJECT + "_wait_for_idle", "self._channel.drain()", "None"),
@@ -155,6 +157,7 @@ QMD: dict[str, Mutant | list[Mutant]] = {
     "6.7/dependent": Edit(LAUNCH + "_dependents_v3", 'if get("dependent_qmd0_enable"):', "if False:"),
     "6.7/dependent-counter": Edit(GRID + "_due", "self.depend(va, -1)", "self.depend(va, -2)"),
     "6.7/shared-memory": Edit(GRID + "_dynamic_shared", "- RESERVED_SHARED", "- 2 * RESERVED_SHARED"),
+    "6.7/no-shared-memory": Edit(GRID + "_check", "shape.refusals,", "shape.refusals | (shape.shared <= 1024) << 21,"),
     "6.7/release-address": Edit(LAUNCH + "_release", "va=get.pair(upper, lower)", "va=get(lower)"),
 }
 

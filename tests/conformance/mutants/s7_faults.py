@@ -7,6 +7,7 @@ DRIVER = "tegrad.orin.channel."
 HOST = "tegrad.orin.host.Channel."
 GRID = "tegrad.orin.grid."
 RUNNER = GRID + "GridRunner."
+OVERLAP = "tegrad.orin.launch.windows_overlap"
 SCHEDULER = "tegrad.orin.scheduler.Scheduler."
 MEMORY = "tegrad.orin.memory."
 SPACE = MEMORY + "AddressSpace."
@@ -112,7 +113,6 @@ SKED: dict[str, Mutant | list[Mutant]] = {
     "7.4/sked-local-total": Edit(CHECK, "> state.local_per_tpc:", "> 1 << 60:"),
     "7.4/sked-registers": accepted(13),
     "7.4/sked-threads": another_bit(18),
-    "7.4/sked-shared-least": accepted(21),
     "7.4/sked-shared-step": accepted(21),
     "7.4/sked-shared-most": another_bit(21),
     "7.4/sked-grid-zero": another_bit(23),
@@ -122,7 +122,7 @@ SKED: dict[str, Mutant | list[Mutant]] = {
     "7.4/sked-program": accepted(20),
     "7.4/sked-dependence": Edit(RUNNER + "depend", "if count < 0:", "if False:"),
     "7.4/sked-active": Edit(RUNNER + "require_idle", "SkedBit.INVALIDATE_ACTIVE_QMD", "SkedBit.QUEUE_SIZE"),
-    "7.4/sked-overlap": Edit(CHECK, "abs(shared - local) < self._chip.window_size", "False"),
+    "7.4/sked-overlap": Edit(OVERLAP, "abs(shared - local) < WINDOWS_APART", "False"),
 }
 
 CODES: dict[str, Mutant | list[Mutant]] = {
@@ -156,8 +156,8 @@ MISTAKES: dict[str, Mutant | list[Mutant]] = {
     ),
     "7.5/read-only-copy": Edit(COPY + "_linear", 'write=True, what="copy destination"', 'what="copy destination"'),
     "7.5/pushbuffer-unmapped": Edit(HOST + "_fetch", "HubClient.HOST", "HubClient.FE"),
-    "7.5/no-windows": Edit(CHECK, "if not shared or not local or abs", "if shared and local and abs"),
-    "7.5/window-buffer": Edit(RUNNER + "_grid", "self._vm.hide(window, self._chip.window_size)", "pass"),
+    "7.5/no-windows": Edit(OVERLAP, "not shared or not local or abs", "shared and local and abs"),
+    "7.5/window-buffer": Edit(RUNNER + "_grid", "self._vm.hide(window, hidden)", "pass"),
     "7.5/window-buffer-copy": Value(MEMORY + "_ENGINES_ONLY", "bytes(256)"),
     **{
         f"7.5/wrong-class-{i}": Edit("tegrad.orin.gpu.Gpu._bind", "if class_id != wanted:", "if False:") for i in (1, 4)
