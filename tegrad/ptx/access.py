@@ -13,13 +13,17 @@ from tegrad.ptx.lanes import gather_any, interleave, masked_load, masked_store, 
 from tegrad.ptx.layout import LANES, Access, Frame, Launch
 
 
-def last_first(n: int, load: Callable[[int], V]) -> list[V]:
+def last_first(f: Fn, n: int, load: Callable[[int], V]) -> list[V]:
     """The words of a vector, the last of them loaded first, and stored last.
 
     Silicon sees 16 aligned bytes whole [inferred: kernels that poll such packets run]. Here, who finds a mark in the
     last word has the words before it as they were stored with the mark.
     """
-    return [load(i) for i in reversed(range(n))][::-1]
+    words = []
+    for i in reversed(range(n)):
+        words.append(load(i))
+        f.in_order()
+    return words[::-1]
 
 
 class Helper:
@@ -159,7 +163,7 @@ class Helper:
                 f.ret()
             else:
                 load = (
-                    f.load(s.el, p, 0, n, s.bits // 8)
+                    f.load(s.el, p, 0, n, s.bits // 8, once=s.shared_by_ctas)
                     if active is None
                     else masked_load(f, s.el, n, p, active, s.bits // 8)
                 )
@@ -193,7 +197,7 @@ class Helper:
         f.leave(f.xor(good, f.const("i1", 1)), lanes)
         host = f.add(f.resize(low, "i64", False), self.check.base)
         p = f.op("ptr", 1, f"inttoptr {host} to ptr")
-        self.give(last_first(s.n, lambda i: f.splat(f.load(s.el, p, i * s.bits // 8), LANES)))
+        self.give(last_first(f, s.n, lambda i: f.splat(f.load(s.el, p, i * s.bits // 8, once=True), LANES)))
         f.label(lanes)
 
     def by_lane(self, host: V, good: V) -> None:
@@ -204,10 +208,11 @@ class Helper:
         if self.store:
             for h, v in zip(hosts, self.values(), strict=True):
                 scatter_any(f, h, self.active, v)
+                f.in_order()
             self.close()
             f.ret()
         else:
-            self.give(last_first(s.n, lambda i: gather_any(f, hosts[i], self.active, s.el)))
+            self.give(last_first(f, s.n, lambda i: gather_any(f, hosts[i], self.active, s.el)))
 
     def open(self, good: V) -> V:
         """Ask the L2 for the lanes of global memory that are not good: those that are then."""
@@ -322,7 +327,7 @@ def emit_uniform(module: Module, space: str, bits: int, n: int) -> None:
     f.condbr(f.and_(good, f.icmp("eq", idle, f.const("i32", 0))), work, empty, True)
     f.label(work)
     p = f.op("ptr", 1, f"inttoptr {f.add(f.resize(addr, 'i64', False), check.base)} to ptr")
-    give(last_first(n, lambda i: f.load(shape.el, p, i * bits // 8)))
+    give(last_first(f, n, lambda i: f.load(shape.el, p, i * bits // 8, once=True)))
     f.label(empty)
     over = f.name_of("over")
     f.condbr(f.icmp("eq", idle, f.const("i32", 0)), fault, over)

@@ -37,6 +37,11 @@ class Shape:
         return "i32" if self.space == "shared" else "i64"
 
     @property
+    def shared_by_ctas(self) -> bool:
+        """Whether other host threads may store there meanwhile."""
+        return self.space in ("global", "generic")
+
+    @property
     def info(self) -> int:
         return fault_info(SPACES[self.space], self.access, self.step)
 

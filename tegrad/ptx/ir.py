@@ -276,10 +276,18 @@ class Fn:
             off = self.const("i64", off)
         return self.op("ptr", 1, f"getelementptr i8, {ptr}, {off}")
 
-    def load(self, el: str, ptr: V, off: V | int = 0, n: int = 1, align: int = 0) -> V:
+    def load(self, el: str, ptr: V, off: V | int = 0, n: int = 1, align: int = 0, once: bool = False) -> V:
+        """A load; with `once` each byte is read exactly once, as memory that others store to meanwhile has to be.
+
+        LLVM reads parts of a plain load twice where that makes a shuffle cheaper (it does without AVX-512).
+        """
         p = self.gep(ptr, off)
         al = align or max(1, EL_BITS.get(el, 64) // 8)
-        return self.op(el, n, f"load {vec(el, n)}, {p}, align {al}", pure=False)
+        return self.op(el, n, f"load {'volatile ' if once else ''}{vec(el, n)}, {p}, align {al}", pure=False)
+
+    def in_order(self) -> None:
+        """What comes before stays before what follows, as far as the compiler goes."""
+        self.do('fence syncscope("singlethread") seq_cst')
 
     def store(self, v: V, ptr: V, off: V | int = 0, align: int = 0) -> None:
         p = self.gep(ptr, off)

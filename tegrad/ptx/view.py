@@ -174,7 +174,7 @@ def emit_access(module: Module, kind: str, bits: int, n: int) -> None:
         f.store(interleave(f, values), p, 0, bits // 8)
         f.ret()
     else:
-        wide = f.load(shape.el, p, 0, LANES * n, bits // 8)
+        wide = f.load(shape.el, p, 0, LANES * n, bits // 8, once=True)
         give([f.shuffle(wide, None, range(k, LANES * n, n)) if n > 1 else wide for k in range(n)])
     f.label(other)
     if not store:
@@ -182,7 +182,7 @@ def emit_access(module: Module, kind: str, bits: int, n: int) -> None:
         f.condbr(f.icmp("eq", stride, f.const("i64", 0)), one, apart)
         f.label(one)
         p = f.op("ptr", 1, f"inttoptr {f.add(f.load('i64', view, View.START), off)} to ptr")
-        give(last_first(n, lambda i: f.splat(f.load(shape.el, p, i * bits // 8), LANES)))
+        give(last_first(f, n, lambda i: f.splat(f.load(shape.el, p, i * bits // 8, once=True), LANES)))
         f.label(apart)
     hosts = f.add(f.load("i64", view, View.HOST, LANES, 64), f.splat(off, LANES))
     each = [f.add(hosts, f.like(hosts, i * bits // 8)) for i in range(n)]
@@ -191,9 +191,10 @@ def emit_access(module: Module, kind: str, bits: int, n: int) -> None:
         values = [rest[0]] if by_register else [f.load(shape.el, rest[0], i * part, LANES, 4) for i in range(n)]
         for h, v in zip(each, values, strict=True):
             scatter_any(f, h, active, v)
+            f.in_order()
         f.ret()
     else:
-        give(last_first(n, lambda i: gather_any(f, each[i], active, shape.el)))
+        give(last_first(f, n, lambda i: gather_any(f, each[i], active, shape.el)))
     f.label(slow)
     addr = f.add(f.load("i64", view, View.ADDRESS, LANES, 64), f.splat(off, LANES))
     general = f"tgx_{kind}_global_b{bits}x{n}"
