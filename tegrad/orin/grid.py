@@ -246,7 +246,7 @@ class GridRunner:
                     windows=Windows(state.shared_window, state.local_window, hidden),
                     abort=channel.worker.abort,
                     seed=race.copies_seed() if race is not None and kernel.draws else 0,
-                    tag=self._vm.l2.tag(f"kernel {kernel.name}") if self._vm.l2.tell else 0,
+                    tag=self._vm.l2.launch(kernel.name),
                 )
         except PtxFault as fault:
             if fault.kind == "aborted" and channel.worker.stopping:

@@ -5,9 +5,10 @@ what the CPU stores there afterwards is not seen until the sector goes: by a flu
 anything, an eviction, or an access through a volatile mapping of the same memory. Stores go through to memory at once,
 or with `back` stay until a flush or an eviction. Sectors are physical: all mappings of a buffer meet the same ones.
 
-Seen on an H200 (docs/coherence.md): what is kept and for how long, the grain, stores that go through, atomics on the
-kept value, both kinds of mapping of the same pages. Read in nvgpu (hal/mm/cache/flush_gk20a_fusa.c): a flush leaves
-lines as clean, an invalidation only drops clean ones. Inferred: that ga10b does the same; stores that stay (`back`).
+Seen on an H200 (docs/coherence.md): what is kept and for how long, the grain, stores that go through and keep only what
+they cover whole, atomics on the kept value, both kinds of mapping of the same pages. Read in nvgpu
+(hal/mm/cache/flush_gk20a_fusa.c): a flush leaves lines as clean, an invalidation only drops clean ones. Inferred: that
+ga10b does the same; stores that stay (`back`).
 
 Every buffer with a cached mapping has frames, one per page, in one memfd of what the L2 keeps. A cached mapping shows
 these at its addresses, and memory itself `delta` behind them (`tegrad.ptx.l2` has the compiled part). Kernels load
@@ -132,6 +133,8 @@ class L2:
         self._free: list[tuple[int, int]] = [(0, MAX_FRAMES)]
         self._read = 0
         self._tags: dict[str, int] = {}
+        self._names: dict[int, str] = {}
+        self._numbers = itertools.count(1)
         self._lock = threading.RLock()
         self._areas: list[mmap.mmap] = []
         self._fd = -1
@@ -234,7 +237,7 @@ class L2:
         self._areas.append(shadow)
         self._word(Cache.SHADOW).value = ctypes.addressof(ctypes.c_char.from_buffer(shadow))
         sizes = {Cache.SECTORS: MAX_FRAMES * PAGE_SECTORS, Cache.COUNTS: MAX_FRAMES, Cache.ORDER: 4 * MAX_FRAMES,
-                 Cache.EVENTS: EVENTS * Event.END}  # fmt: skip
+                 Cache.EVENTS: EVENTS * Event.END, Cache.MASKS: 8 * MAX_FRAMES * PAGE_SECTORS}  # fmt: skip
         if self.tell:
             sizes[Cache.CLEAN] = MAX_FRAMES * PAGE
         for offset, size in sizes.items():
@@ -323,9 +326,19 @@ class L2:
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
+    def launch(self, kernel: str) -> int:
+        """A number for a launch, by which reports name it and its stores are told from others'."""
+        number = next(self._numbers) & 0xFFFFFFFF
+        if self.tell:
+            self._names[number] = f"kernel {kernel}"
+        return number
+
     def tag(self, what: str) -> int:
-        """The number by which reports name a piece of work."""
-        return self._tags.setdefault(what, len(self._tags) + 1)
+        """The number by which reports name what an engine does."""
+        if what not in self._tags:
+            number = self._tags[what] = next(self._numbers)
+            self._names[number] = what
+        return self._tags[what]
 
     def told(self) -> list[str]:
         """What was found since the last call, in mode `tell`: a sentence for each buffer and whoever met it."""
@@ -342,10 +355,9 @@ class L2:
             count = min(self._reported.value, EVENTS)
             raw = self._events[: count * Event.END].tobytes()
             self._reported.value = 0
-        names = {number: what for what, number in self._tags.items()}
-        return [self._report(raw[at : at + Event.END], names) for at in range(0, len(raw), Event.END)]
+        return [self._report(raw[at : at + Event.END]) for at in range(0, len(raw), Event.END)]
 
-    def _report(self, raw: bytes, names: dict[int, str]) -> Report:
+    def _report(self, raw: bytes) -> Report:
         def word(offset: int, size: int = 4) -> int:
             return int.from_bytes(raw[offset : offset + size], "little")
 
@@ -360,7 +372,7 @@ class L2:
             size=word(Event.SIZE),
             buffer=mapping.va if mapping is not None else 0,
             role=label,
-            who=names.get(word(Event.TAG, 8), ""),
+            who=self._names.get(word(Event.TAG, 8), ""),
             cta=word(Event.CTA, 8),
             thread=word(Event.WARP) * 32 + lane if lane >= 0 else -1,
             pc=word(Event.PC),

@@ -161,6 +161,8 @@ def fence(e: "Emitter", ins: Ins) -> None:
         require(e.source, ins, 90 if mod(ins, "async", "mbarrier_init", "cluster") else 70)
     if not mod(ins, "proxy"):
         e.f.do("fence seq_cst")
+        passed = e.f.load("i32", e.frame, Frame.FENCES)
+        e.f.store(e.f.add(passed, e.f.const("i32", 1)), e.frame, Frame.FENCES)
 
 
 def nanosleep(e: "Emitter", ins: Ins) -> None:

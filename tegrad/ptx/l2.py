@@ -75,6 +75,7 @@ class Cache(IntEnum):
     COUNTS = 16
     """A byte per frame: how many of its sectors are kept."""
     KEPT = 24
+    """How many are kept in all."""
     ORDER = 32
     """Frames in the order in which a first sector of them was kept, an i32 each, MAX_FRAMES of them in a ring."""
     ORDERED = 40
@@ -84,6 +85,11 @@ class Cache(IntEnum):
     """Frames as memory was when the GPU first stored to them, in mode TELL."""
     EVENTS = 64
     REPORTED = 72
+    MASKS = 80
+    """An i64 per sector that is not kept: which of its bytes stores that go through have covered, and above, whose they
+    are. A sector is kept once stores of a warp with no fence between have covered it [seen on an H200]."""
+    STORES = 88
+    """Counts what other engines store, in twos."""
     SIZE = 128
 
 
@@ -139,6 +145,7 @@ class Place:
         sector = f.and_(f.bin("lshr", va, f.const("i64", SECTOR_SHIFT)), f.const("i64", PAGE_SECTORS - 1))
         number = f.or_(f.mul(self.frame, f.const("i64", PAGE_SECTORS)), sector)
         self.state_at = f.gep(f.load("ptr", self.cache, Cache.SECTORS), number)
+        self.mask_at = f.gep(f.load("ptr", self.cache, Cache.MASKS), f.mul(number, f.const("i64", 8)))
         self.count_at = f.gep(f.load("ptr", self.cache, Cache.COUNTS), self.frame)
 
     def kept(self, va: V) -> V:
@@ -224,7 +231,8 @@ def emit_touch(module: Module) -> None:
     state = f.load("i8", at.state_at)
     cached = at.cached
     kept = _flag(f, state, Sector.KEPT)
-    with f.if_(f.and_(cached, f.not_(kept))):
+    passes = f.and_(f.icmp("eq", access, f.const("i32", Access.WRITE)), f.not_(_mode(f, at.cache, Mode.BACK)))
+    with f.if_(f.and_(f.and_(cached, f.not_(kept)), f.not_(passes))):
         f.call_void("tgx_l2_keep", port, va)
     with f.if_(f.and_(f.and_(cached, kept), _mode(f, at.cache, Mode.TELL)), False):
         reads = f.icmp("ne", access, f.const("i32", Access.WRITE))
@@ -248,7 +256,18 @@ def emit_keep(module: Module) -> None:
     at = Place(f, port, va)
     start = _start(f, va)
     _copy_sector(f, at.kept(start), at.memory(start))
+    f.call_void("tgx_l2_count", port, va)
+    f.ret()
+    f.finish()
+
+
+def emit_count(module: Module) -> None:
+    """tgx_l2_count(port, va): a sector that was not kept is from now on."""
+    f = Fn(module, "tgx_l2_count", "void", [("ptr", "port"), ("i64", "va")], "nounwind")
+    port, va = f.args
+    at = Place(f, port, va)
     f.store(f.const("i8", Sector.KEPT), at.state_at)
+    f.store(f.const("i64", 0), at.mask_at)
     count = f.load("i8", at.count_at)
     f.store(f.add(count, f.const("i8", 1)), at.count_at)
     total = f.load("i64", at.cache, Cache.KEPT)
@@ -272,7 +291,7 @@ def emit_whole(module: Module) -> None:
         first = f.and_(va, f.const("i64", -PAGE))
         states = f.gep(f.load("ptr", at.cache, Cache.SECTORS), f.mul(at.frame, f.const("i64", PAGE_SECTORS)))
         with f.for_(f.const("i64", PAGE_SECTORS)) as i:
-            missing = f.icmp("eq", f.load("i8", f.gep(states, i)), f.const("i8", 0))
+            missing = f.not_(_flag(f, f.load("i8", f.gep(states, i)), Sector.KEPT))
             with f.if_(missing):
                 f.call_void("tgx_l2_keep", port, f.add(first, f.mul(i, f.const("i64", SECTOR))))
         f.do(f"store atomic i8 {f.or_(at.flags, f.const('i8', Page.READ)).ref}, {at.flag_at} release, align 1")
@@ -288,6 +307,7 @@ def emit_forget(module: Module) -> None:
     with f.if_(_flag(f, f.load("i8", at.state_at), Sector.DIRTY)):
         f.call_void("tgx_l2_write_back", port, va)
     f.store(f.const("i8", 0), at.state_at)
+    f.store(f.const("i64", 0), at.mask_at)
     f.store(f.sub(f.load("i8", at.count_at), f.const("i8", 1)), at.count_at)
     f.store(f.sub(f.load("i64", at.cache, Cache.KEPT), f.const("i64", 1)), at.cache, Cache.KEPT)
     f.ret()
@@ -314,10 +334,27 @@ def emit_write_back(module: Module) -> None:
     f.finish()
 
 
+def _covered(f: Fn, at: Place, va: V, size: V, whose: V) -> None:
+    """A store has gone through to a sector that is not kept: it is, once stores that go together have covered it."""
+    one, low = f.const("i64", 1), f.const("i64", 0xFFFFFFFF)
+    new = f.bin("shl", f.sub(f.bin("shl", one, size), one), f.and_(va, f.const("i64", SECTOR - 1)))
+    known = f.load("i64", at.mask_at)
+    owner = f.bin("shl", whose, f.const("i64", 32))
+    together = f.icmp("eq", f.and_(known, f.not_(low)), owner)
+    mask = f.or_(new, f.select(together, f.and_(known, low), f.const("i64", 0)))
+    f.store(f.or_(owner, mask), at.mask_at)
+    with f.if_(f.icmp("eq", mask, low)):
+        f.call_void("tgx_l2_count", at.port, va)
+
+
 def emit_stored(module: Module) -> None:
-    """tgx_l2_stored(port, va, size): an access within a sector has stored to what the L2 keeps."""
-    f = Fn(module, "tgx_l2_stored", "void", [("ptr", "port"), ("i64", "va"), ("i64", "size")], "nounwind")
-    port, va, size = f.args
+    """tgx_l2_stored(port, va, size, whose): an access within a sector has stored to what the L2 keeps.
+
+    Stores with an equal `whose`, of 32 bits and not 0, go together.
+    """
+    params = [("ptr", "port"), ("i64", "va"), ("i64", "size"), ("i64", "whose")]
+    f = Fn(module, "tgx_l2_stored", "void", params, "nounwind")
+    port, va, size, whose = f.args
     at = Place(f, port, va)
     with f.if_(f.not_(at.cached)):
         f.ret()
@@ -325,6 +362,8 @@ def emit_stored(module: Module) -> None:
     state = f.load("i8", at.state_at)
     with f.if_(f.not_(back)):
         _copy(f, at.memory(va), at.kept(va), size)
+    with f.if_(f.and_(f.not_(back), f.not_(_flag(f, state, Sector.KEPT)))):
+        _covered(f, at, va, size, whose)
     with f.if_(f.and_(back, f.not_(_flag(f, state, Sector.DIRTY)))):
         with f.if_(_mode(f, at.cache, Mode.TELL), False):
             start = _start(f, va)
@@ -502,24 +541,30 @@ def _touch_lanes(f: Fn, lanes: Lanes, want: V, access: V, frame: V, pc: V) -> V:
     return f.load("i32", bad)
 
 
+def _together(f: Fn, launch: V, frame: V) -> V:
+    """A number of this launch, this warp and the fences that it has passed; not 0."""
+    mixed = f.cast("trunc", f.bin("lshr", f.cast("ptrtoint", frame, "i64"), f.const("i64", 6)), "i32")
+    for value in (f.load("i32", launch, Launch.TAG), f.load("i32", frame, Frame.FENCES)):
+        mixed = f.xor(f.mul(mixed, f.const("i32", 0x9E3779B1)), value)
+    odd = f.or_(f.bin("shl", mixed, f.const("i32", 1)), f.const("i32", 1))
+    return f.resize(odd, "i64", False)
+
+
 def emit_close(module: Module) -> None:
     """tgx_l2_close(frame, addresses, mask, size): the lanes of an open store or atomic have stored."""
     params = [("ptr", "frame"), ("<32 x i64>", "addr"), ("i32", "mask"), ("i32", "size")]
     f = Fn(module, "tgx_l2_close", "void", params, "nounwind")
     frame, addr, mask, size = f.args
     lanes = Lanes(f, frame, addr, mask, f.resize(size, "i64", False))
+    whose = _together(f, lanes.launch, frame)
     row = f.alloca("i1")
     f.store(f.const("i1", 0), row)
     with f.if_(lanes.in_a_row()):
         f.store(lanes.row_allows(f.const("i8", 0)), row)
     in_a_row = f.load("i1", row)
-    back = _mode(f, lanes.cache, Mode.BACK)
-    with f.if_(f.and_(in_a_row, back)):
+    with f.if_(in_a_row):
         _sectors(f, lanes.port, lanes.first, lanes.span,
-                 lambda here, part: f.call_void("tgx_l2_stored", lanes.port, here, part))  # fmt: skip
-    with f.if_(f.and_(in_a_row, f.not_(back))):
-        kept = f.add(f.load("i64", lanes.port, Port.BASE), lanes.first)
-        _copy(f, _pointer(f, f.add(kept, f.load("i64", lanes.port, Port.DELTA))), _pointer(f, kept), lanes.span)
+                 lambda here, part: f.call_void("tgx_l2_stored", lanes.port, here, part, whose))  # fmt: skip
     last = f.alloca("i64")
     f.store(f.const("i64", -1), last)
     with f.if_(f.not_(in_a_row)), each_lane(f, mask) as lane:
@@ -527,7 +572,7 @@ def emit_close(module: Module) -> None:
         again = f.icmp("eq", va, f.load("i64", last))
         with f.if_(f.not_(again)):
             f.store(va, last)
-            f.call_void("tgx_l2_stored", lanes.port, va, lanes.size)
+            f.call_void("tgx_l2_stored", lanes.port, va, lanes.size, whose)
     f.call_void("tgx_l2_unlock", lanes.cache)
     f.ret()
     f.finish()
@@ -588,7 +633,10 @@ def emit_end(module: Module) -> None:
     """tgx_l2_end(port, va, size): the range has been stored to."""
     f = Fn(module, "tgx_l2_end", "void", [("ptr", "port"), ("i64", "va"), ("i64", "size")], "nounwind")
     port, va, size = f.args
-    _sectors(f, port, va, size, lambda here, part: f.call_void("tgx_l2_stored", port, here, part))
+    cache = f.load("ptr", port, Port.CACHE)
+    f.store(f.add(f.load("i64", cache, Cache.STORES), f.const("i64", 2)), cache, Cache.STORES)
+    whose = f.and_(f.load("i64", cache, Cache.STORES), f.const("i64", 0xFFFFFFFF))
+    _sectors(f, port, va, size, lambda here, part: f.call_void("tgx_l2_stored", port, here, part, whose))
     f.call_void("tgx_l2_unlock", f.load("ptr", port, Port.CACHE))
     f.ret()
     f.finish()
@@ -651,8 +699,9 @@ def emit_sweep(module: Module) -> None:
 
 PLAIN: dict[str, Callable[[Module], None]] = {
     "tgx_l2_lock": emit_lock, "tgx_l2_unlock": emit_unlock, "tgx_l2_touch": emit_touch, "tgx_l2_keep": emit_keep,
-    "tgx_l2_whole": emit_whole, "tgx_l2_forget": emit_forget, "tgx_l2_write_back": emit_write_back,
-    "tgx_l2_stored": emit_stored, "tgx_l2_report": emit_report, "tgx_l2_peek": emit_peek, "tgx_l2_open": emit_open,
+    "tgx_l2_count": emit_count, "tgx_l2_whole": emit_whole, "tgx_l2_forget": emit_forget,
+    "tgx_l2_write_back": emit_write_back, "tgx_l2_stored": emit_stored, "tgx_l2_report": emit_report,
+    "tgx_l2_peek": emit_peek, "tgx_l2_open": emit_open,
     "tgx_l2_close": emit_close, "tgx_l2_load": emit_load, "tgx_l2_begin": emit_begin, "tgx_l2_end": emit_end,
     "tgx_l2_look": emit_look, "tgx_l2_sweep": emit_sweep,
 }  # fmt: skip

@@ -92,6 +92,7 @@ class Frame(IntEnum):
     COPY_GROUP = 176
     RESUME = 180
     COPY_ARRIVES = 184
+    FENCES = 188
     PCS = 192
     TID = 320
     END = 704

@@ -187,10 +187,33 @@ def test_stores_reach_the_cpu_while_the_kernel_runs_and_overwrite_nothing_later(
     assert [case.kept.u32(4 * i) for i in range(3)] == [99, 98, 8]
 
 
-def test_the_gpu_reads_its_own_old_value(through: Case) -> None:
+def test_a_store_to_a_kept_sector_changes_it_and_others_go_through(through: Case) -> None:
     through.store(5)
     through.cpu(6)
-    assert through.load() == 5
+    assert through.load() == 6
+    through.store(5)
+    through.cpu(7)
+    through.cpu(7, 4)
+    assert (through.load(), through.load(4)) == (5, 0)
+
+
+def test_stores_that_cover_a_sector_keep_it(through: Case) -> None:
+    halves = ["st.global.v4.u32 [%q], {%t, %t, %t, %t};", "st.global.v4.u32 [%q+16], {%t, %t, %t, %t};"]
+    row = "mul.wide.u32 %r, %t, 4;\nadd.u64 %q, %q, %r;\nst.global.u32 [%q], 0;"
+    through.run("at_once", "\n".join(halves), 0, through.kept.va)
+    through.run("a_row", row, 0, through.kept.va + 256, 32)
+    through.run("fenced", "\nmembar.sys;\n".join(halves), 0, through.kept.va + 64)
+    for half, body in enumerate(halves):
+        through.run(f"half{half}", body, 0, through.kept.va + 128)
+    for offset in (0, 64, 128, 256):
+        through.cpu(9, offset)
+    assert [through.load(offset) for offset in (0, 256, 64, 128)] == [0, 0, 9, 9]
+
+
+def test_atomics_keep_the_whole_sector(through: Case) -> None:
+    through.add(1)
+    through.cpu(9, 4)
+    assert through.load(4) == 0
 
 
 def test_atomics_work_on_the_kept_value_and_write_the_wrong_sum_through(through: Case) -> None:

@@ -1,0 +1,41 @@
+"""The emulated board shows what an H200 showed of memory that its L2 may keep, case by case (l2_matrix.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from l2_matrix import CASES, matrix, outcomes_of
+
+RECORD = json.loads((Path(__file__).resolve().parents[2] / "results/hardware/l2-h200.json").read_text())["cases"]
+BOARD = {"TEGRAD_BOARD": "gh100", "TEGRAD_L2": "through"}
+ALONE = ("acquire", "mem_op_0x15")
+"""Cases after which the channel is of no use."""
+
+
+def test_every_case_is_recorded() -> None:
+    assert set(RECORD) == set(CASES)
+
+
+@pytest.mark.board
+@pytest.mark.parametrize("kind", ["volatile", "cached"])
+def test_the_board_shows_what_an_h200_showed(kind: str) -> None:
+    names = [name for name in CASES if name not in ALONE]
+    assert outcomes_of(names, kind == "cached", **BOARD) == {name: RECORD[name][kind] for name in names}
+
+
+@pytest.mark.board
+@pytest.mark.parametrize("kind", ["volatile", "cached"])
+@pytest.mark.parametrize(
+    "name", [ALONE[0], pytest.param(ALONE[1], marks=pytest.mark.klog_errors("illegal_op|set to 32"))]
+)
+def test_the_board_ends_a_channel_where_an_h200_does(name: str, kind: str) -> None:
+    assert outcomes_of([name], kind == "cached", **BOARD) == {name: RECORD[name][kind]}
+
+
+@pytest.mark.hardware
+@pytest.mark.skipif(not os.path.exists("/dev/nvidiactl"), reason="no NVIDIA GPU here")
+def test_this_gpu_shows_what_an_h200_showed() -> None:
+    assert matrix([]) == RECORD
