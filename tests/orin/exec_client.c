@@ -96,6 +96,7 @@ static void memory(void) {
   SAY("a pipe: %s, no fd: %s\n", outcome(ioctl(1, REQ_NVMAP_FREE, handle)), outcome(ioctl(999, REQ_NVMAP_FREE, 1)));
   int (*asked)(int, unsigned long, ...) = dlsym(dlopen("libc.so.6", RTLD_LAZY), "ioctl");
   SAY("by dlsym: %s\n", outcome(asked(nvmap, REQ_NVMAP_FREE, (unsigned long)handle)));
+  SAY("the next after us: %d\n", dlsym(RTLD_NEXT, "ioctl") == (void *)asked && (void *)ioctl == (void *)asked);
 }
 
 /* A channel whose pushes each write the next number; what rings is the caller's. */

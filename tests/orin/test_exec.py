@@ -78,6 +78,7 @@ block read-only: EFAULT
 unknown request: ENOTTY EINVAL
 a pipe: ENOTTY, no fd: EBADF
 by dlsym: ok
+the next after us: 1
 """
 
 

@@ -68,7 +68,7 @@ int find_area(uintptr_t address, char *json, size_t size, int *buffer) {
 /* Do for the driver what only this process can, and tell it. 0 or an errno. */
 int serve(const struct message *question, int sock) {
   struct message told = {.op = OP_COPIED};
-  char data[CHUNK];
+  char *data = question->buffer; /* room for a whole message; what came in it is only used to write from */
   int buffer;
   switch (question->op) {
     case OP_COPY_IN:
@@ -86,7 +86,7 @@ int serve(const struct message *question, int sock) {
       if (!is_own(question->value)) real_close(question->value);
       break;
     case OP_FIND_VMA:
-      told.length = find_area(question->value, data, sizeof data, &buffer);
+      told.length = find_area(question->value, data, CHUNK, &buffer);
       break;
     default:
       return EPROTO;

@@ -21,6 +21,12 @@
 
 #define PUBLIC __attribute__((visibility("default")))
 #define PAGE 4096
+#ifndef CLOSE_RANGE_CLOEXEC /* libc before 2.34 */
+#define CLOSE_RANGE_CLOEXEC 4
+#endif
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
 
 /* Every function that is replaced. */
 #define REPLACED(X) \
