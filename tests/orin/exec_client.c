@@ -7,6 +7,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/dma-buf.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -18,6 +19,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #if defined(__x86_64__)
@@ -93,6 +95,10 @@ static void memory(void) {
   SAY("block nowhere: %s\n", outcome(ioctl(nvmap, REQ_NVMAP_CREATE, (void *)8)));
   SAY("block read-only: %s\n", outcome(ioctl(nvmap, REQ_NVMAP_CREATE, bad)));
   SAY("unknown request: %s %s\n", outcome(ioctl(nvmap, _IO('N', 99), 0)), outcome(ioctl(ctrl, 0x5401, info)));
+  struct dma_buf_sync begin = {DMA_BUF_SYNC_START | DMA_BUF_SYNC_RW}, nothing = {DMA_BUF_SYNC_START};
+  SAY("sync %s, ", outcome(ioctl(fd, DMA_BUF_IOCTL_SYNC, &begin)));
+  SAY("without a direction %s, ", outcome(ioctl(fd, DMA_BUF_IOCTL_SYNC, &nothing)));
+  SAY("of another file %s\n", outcome(ioctl(1, DMA_BUF_IOCTL_SYNC, &begin)));
   SAY("a pipe: %s, no fd: %s\n", outcome(ioctl(1, REQ_NVMAP_FREE, handle)), outcome(ioctl(999, REQ_NVMAP_FREE, 1)));
   int (*asked)(int, unsigned long, ...) = dlsym(dlopen("libc.so.6", RTLD_LAZY), "ioctl");
   SAY("by dlsym: %s\n", outcome(asked(nvmap, REQ_NVMAP_FREE, (unsigned long)handle)));
@@ -101,6 +107,7 @@ static void memory(void) {
 
 /* A channel whose pushes each write the next number; what rings is the caller's. */
 struct channel {
+  int fd, done_fd;
   uint32_t token, put, *userd, *push, *done;
   uint64_t *ring, push_va, done_va;
 };
@@ -128,6 +135,8 @@ static struct channel set_up(int as, int tsg) {
   U32(bind, AT_CHANNEL_SETUP_BIND_gpfifo_dmabuf_fd) = ring;
   need(ioctl(fd, REQ_CHANNEL_SETUP_BIND, bind), "setup");
   c.token = U32(bind, AT_CHANNEL_SETUP_BIND_work_submit_token);
+  c.fd = fd;
+  c.done_fd = done;
   c.ring = shared(ring, PAGE);
   c.userd = shared(userd, PAGE);
   c.push = shared(push, PAGE);
@@ -186,6 +195,21 @@ static void ring(char *page, uint32_t token, int way) {
 
 static char *page;
 
+static void on_alarm(int sig) { (void)sig; }
+
+/* A wait of 20 s for a value that never comes, and a signal after 0.1 s. */
+static const char *interrupted(struct channel *c) {
+  struct sigaction act = {.sa_handler = on_alarm}; /* without SA_RESTART */
+  uint32_t wait[6] = {0};
+  sigaction(SIGALRM, &act, NULL);
+  U32(wait, AT_CHANNEL_WAIT_type) = 1;
+  U32(wait, AT_CHANNEL_WAIT_timeout) = 20000;
+  U32(wait, AT_CHANNEL_WAIT_condition_semaphore_dmabuf_fd) = c->done_fd;
+  U32(wait, AT_CHANNEL_WAIT_condition_semaphore_payload) = 1234567;
+  setitimer(ITIMER_REAL, &(struct itimerval){.it_value = {.tv_usec = 100000}}, NULL);
+  return outcome(ioctl(c->fd, REQ_CHANNEL_WAIT, wait));
+}
+
 static void *ring_blocked(void *token) {
   sigset_t all;
   sigfillset(&all);
@@ -209,6 +233,7 @@ static void doorbell(void) {
       *(volatile uint32_t *)page & 0xffff);
   uint64_t before = *(volatile uint64_t *)(page + 0x80), after = *(volatile uint64_t *)(page + 0x80);
   SAY("time %d, nothing %u\n", after >= before && before > 0, *(volatile uint32_t *)(page + 0x1230));
+  SAY("a wait ends by a signal: %s\n", interrupted(&c[0]));
   for (int i = 0; i < PUSHES - 1; i++) { /* two tokens one right after the other, each way */
     for (int k = 0; k < 2; k++) queue(&c[k]);
     for (int k = 0; k < 2; k++) ring(page, c[k].token, i % 7);
