@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -51,7 +52,7 @@ def library(folder: Path | None = None) -> Path:
     table = header()
     sources = sorted(SOURCE.glob("*.c"))
     compiler = find_compiler()
-    digest = hashlib.sha256("\0".join([table, compiler, *FLAGS, os.uname().machine]).encode())
+    digest = hashlib.sha256("\0".join([table, *compiler, *FLAGS, os.uname().machine]).encode())
     for file in [*sources, *sorted(SOURCE.glob("*.h"))]:
         digest.update(file.read_bytes())
     folder = folder or default_cache_dir()
@@ -67,26 +68,28 @@ def library(folder: Path | None = None) -> Path:
     return path
 
 
-def find_compiler() -> str:
-    """The C compiler: $CC, or the first that there is."""
-    chosen = os.environ.get("CC")
-    found = [path for name in ((chosen,) if chosen else COMPILERS) if (path := shutil.which(name))]
-    if not found:
-        missing = f"CC={chosen} is no program" if chosen else "there is no C compiler (cc, gcc or clang)"
-        raise PreloadError(f"{missing}, and the preload library must be built: install one (apt install gcc) or set CC")
-    return found[0]
+def find_compiler() -> list[str]:
+    """The C compiler, with arguments if $CC has some: $CC, or the first that there is."""
+    chosen = os.environ.get("CC", "").strip()
+    for words in [shlex.split(chosen)] if chosen else [[name] for name in COMPILERS]:
+        if path := shutil.which(words[0]):
+            return [path, *words[1:]]
+    missing = f"CC={chosen} is no program" if chosen else "there is no C compiler (cc, gcc or clang)"
+    raise PreloadError(f"{missing}, and the preload library must be built: install one (apt install gcc) or set CC")
 
 
-def _build(compiler: str, sources: Iterable[Path], table: str, path: Path) -> None:
+def _build(compiler: Sequence[str], sources: Iterable[Path], table: str, path: Path) -> None:
     """Compile in a folder of its own and put the result in its place at once, whoever else does the same."""
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         (Path(scratch) / "table.h").write_text(table)
         made = Path(scratch) / "made.so"
-        command = [compiler, *FLAGS, f"-I{scratch}", "-o", str(made), *map(str, sources), "-ldl"]
+        command = [*compiler, *FLAGS, f"-I{scratch}", "-o", str(made), *map(str, sources), "-ldl"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             reason = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-200:])
-            raise PreloadError(f"{compiler} cannot build the preload library: {reason}; set CC to another compiler")
+            raise PreloadError(
+                f"{' '.join(compiler)} cannot build the preload library: {reason}; set CC to another compiler"
+            )
         made.replace(path)
 
 
@@ -97,8 +100,8 @@ def header() -> str:
     """What the C files know of nodes, messages and ioctls."""
     folders = sorted({str(p) for node in NODES for p in PurePosixPath(node).parents if str(p).startswith("/dev/")})
     numbers = {f"OP_{op.name}": int(op) for op in wire.Op}
-    numbers |= {"CHUNK": wire.CHUNK, "MAX_MESSAGE": wire.MAX_MESSAGE, "ABSENT": wire.ABSENT, "MAX_OWN": MAX_OWN}
-    assert wire.MAX_FDS == 16  # as in board.h
+    numbers |= {name: getattr(wire, name) for name in ("CHUNK", "MAX_MESSAGE", "MAX_FDS", "ABSENT")}
+    numbers["MAX_OWN"] = MAX_OWN
     lines = ["#pragma once", *(f"#define {name} {value}" for name, value in numbers.items())]
     lines += _array("char *const", "NODES", [f'"{path}"' for path in NODES])
     lines += _array("char *const", "FOLDERS", [f'"{path}"' for path in folders])

@@ -188,7 +188,10 @@ static void ring(char *page, uint32_t token, int way) {
     }
 #endif
     case 4: __atomic_store_n(bell, token, __ATOMIC_SEQ_CST); return;
-    case 5: __atomic_exchange_n((uint32_t *)page, 0, __ATOMIC_SEQ_CST); *bell = token; return;
+    case 5:
+      __atomic_exchange_n((uint32_t *)page, 0, __ATOMIC_SEQ_CST);
+      *bell = token;
+      return;
     default: *bell = token;
   }
 }
@@ -229,7 +232,8 @@ static void doorbell(void) {
   SAY("made %d cloexec %d\n", as_fd, fcntl(as_fd, F_GETFD));
   struct channel c[2] = {set_up(as_fd, tsg_fd), set_up(as_fd, tsg_fd)};
   page = shared(ctrl, 0x10000);
-  SAY("registers %s, class %x\n", mmap(NULL, PAGE, PROT_READ, MAP_SHARED, ctrl, 0) == MAP_FAILED ? outcome(-1) : "twice",
+  SAY("registers %s, class %x\n",
+      mmap(NULL, PAGE, PROT_READ, MAP_SHARED, ctrl, 0) == MAP_FAILED ? outcome(-1) : "twice",
       *(volatile uint32_t *)page & 0xffff);
   uint64_t before = *(volatile uint64_t *)(page + 0x80), after = *(volatile uint64_t *)(page + 0x80);
   SAY("time %d, nothing %u\n", after >= before && before > 0, *(volatile uint32_t *)(page + 0x1230));

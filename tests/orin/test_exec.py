@@ -183,8 +183,9 @@ def test_a_shared_board_is_one_for_all() -> None:
 )
 def test_what_cannot_run_says_why(tmp_path: Path, command: list[str], code: int, said: str) -> None:
     static = tmp_path / "static"
-    (tmp_path / "s.c").write_text("int main(void) { return 0; }")
-    subprocess.run(["cc", "-static", "-o", static, tmp_path / "s.c"], check=True)
+    if "{static}" in command:
+        (tmp_path / "s.c").write_text("int main(void) { return 0; }")
+        subprocess.run(["cc", "-static", "-o", static, tmp_path / "s.c"], check=True)
     done = execute(*(part.format(static=static) for part in command))
     assert done.returncode == code
     assert said in done.stderr

@@ -11,18 +11,18 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-#define MAX_FDS 16
-#define HIDDEN __attribute__((visibility("hidden")))
 #pragma GCC visibility push(hidden)
 
-/* One ioctl of the drivers that carries fds or behaves in its own way; table.h has them, made from tegrad.uapi.ioctls. */
+/* One ioctl of the drivers; table.h has all of them, made from tegrad.uapi.ioctls. */
 struct row {
   uint32_t request;
-  uint8_t sleeps;  /* waits for something that may take long: a signal ends it */
-  uint8_t efault;  /* a block that cannot be stored is EFAULT; else the count of bytes that could not */
-  int16_t in[2];   /* offsets of the fds that the caller's block names; -1: none */
-  int16_t out;     /* offset of the fd that the driver makes; -1: none */
+  uint8_t sleeps; /* waits for something that may take long: a signal ends it */
+  uint8_t efault; /* a block that cannot be stored is EFAULT; else the count of bytes that could not */
+  int16_t in[2];  /* offsets of the fds that the caller's block names; -1: none */
+  int16_t out;    /* offset of the fd that the driver makes; -1: none */
 };
+
+#include "table.h"
 
 /* A message. Of one that was received, `fds` are owned by the receiver (-1: none was sent) and `payload` by `free`. */
 struct message {

@@ -1,6 +1,5 @@
 /* What the driver may ask of this process during a call: its memory, its fds, its map. See tegrad/orin/caller.py. */
 #include "board.h"
-#include "table.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -43,7 +42,7 @@ int lowest(int fd) {
   return copy < fd ? copy : fd;
 }
 
-/* The area of our memory map that holds an address, as the JSON that the board takes; its length, 0 if there is none. */
+/* The area of our memory map that holds an address, as the JSON that the board takes; its length, 0 if none does. */
 int find_area(uintptr_t address, char *json, size_t size, int *buffer) {
   FILE *maps = fopen("/proc/self/maps", "re");
   char line[4608];
@@ -57,8 +56,8 @@ int find_area(uintptr_t address, char *json, size_t size, int *buffer) {
     char *path = line + at;
     path[strcspn(path, "\n\"\\")] = 0; /* no buffer's name has such characters */
     *buffer = is_buffer_name(path);
-    length = snprintf(json, size, "{\"start\": %lu, \"end\": %lu, \"offset\": %lu, \"inode\": %lu, \"path\": \"%s\"}", low,
-                      high, offset, inode, path);
+    length = snprintf(json, size, "{\"start\": %lu, \"end\": %lu, \"offset\": %lu, \"inode\": %lu, \"path\": \"%s\"}",
+                      low, high, offset, inode, path);
     break;
   }
   if (maps) fclose(maps);
@@ -75,9 +74,7 @@ int serve(const struct message *question, int sock) {
       if (question->code > CHUNK) return EPROTO;
       told.length = read_memory(question->value, data, question->code);
       break;
-    case OP_COPY_OUT:
-      told.code = write_memory(question->value, question->payload, question->length);
-      break;
+    case OP_COPY_OUT: told.code = write_memory(question->value, question->payload, question->length); break;
     case OP_GET_FILE:
       told.count = 1;
       told.fds[0] = fcntl(question->value, F_GETFD) < 0 || is_own(question->value) ? -1 : (int)question->value;
@@ -85,11 +82,8 @@ int serve(const struct message *question, int sock) {
     case OP_CLOSE_FD:
       if (!is_own(question->value)) real_close(question->value);
       break;
-    case OP_FIND_VMA:
-      told.length = find_area(question->value, data, CHUNK, &buffer);
-      break;
-    default:
-      return EPROTO;
+    case OP_FIND_VMA: told.length = find_area(question->value, data, CHUNK, &buffer); break;
+    default: return EPROTO;
   }
   told.payload = data;
   return send_message(sock, &told, -1);

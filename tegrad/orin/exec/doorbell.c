@@ -5,7 +5,6 @@
  * readable, with the timer standing still from then on, and a store of another kind is told and ends as a fault.
  */
 #include "board.h"
-#include "table.h"
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -22,7 +21,6 @@
 #define DOORBELLS 32
 #define PAGE 4096
 enum { CLASS = 0x00, TIME_0 = 0x80, TIME_1 = 0x84 };
-enum decoded { UNKNOWN, LOADED, STORED };
 
 static struct doorbell {
   _Atomic uintptr_t start;
@@ -35,7 +33,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sigaction theirs; /* the program's own action for SIGSEGV, once ours is in its place */
 static int installed;
 
-/* ---- registers ----------------------------------------------------------------------------------------------------- */
+/* ---- registers --------------------------------------------------------------------------------------------------- */
 
 static uint32_t load(const struct doorbell *bell, uintptr_t at) {
   struct timespec now;
@@ -69,7 +67,7 @@ static void store_wide(const struct doorbell *bell, uintptr_t at, unsigned bytes
   }
 }
 
-/* ---- instructions -------------------------------------------------------------------------------------------------- */
+/* ---- instructions ------------------------------------------------------------------------------------------------ */
 
 #if defined(__x86_64__)
 static const int REGISTERS[16] = {REG_RAX, REG_RCX, REG_RDX, REG_RBX, REG_RSP, REG_RBP, REG_RSI, REG_RDI,
@@ -77,26 +75,28 @@ static const int REGISTERS[16] = {REG_RAX, REG_RCX, REG_RDX, REG_RBX, REG_RSP, R
 
 static const uint8_t *code_at(ucontext_t *uc) { return (const uint8_t *)uc->uc_mcontext.gregs[REG_RIP]; }
 
-/* Intel SDM volume 2, chapter 2: prefixes, REX, opcode, ModRM, SIB, displacement, immediate. */
-static enum decoded decode(const struct doorbell *bell, uintptr_t at, ucontext_t *uc) {
+/* Intel SDM volume 2, chapter 2: prefixes, REX, opcode, ModRM, SIB, displacement, immediate. 0: unknown. */
+static int decode(const struct doorbell *bell, uintptr_t at, ucontext_t *uc) {
   const uint8_t *p = code_at(uc);
   int size16 = 0, rep = 0, rex = 0;
   for (;; p++) {
-    if (*p == 0x66) size16 = 1;
-    else if (*p == 0xf3 || *p == 0xf2) rep = *p;
-    else if (*p != 0x67 && *p != 0x2e && *p != 0x36 && *p != 0x3e && *p != 0x26 && *p != 0x64 && *p != 0x65) break;
+    if (*p == 0x66)
+      size16 = 1;
+    else if (*p == 0xf3 || *p == 0xf2)
+      rep = *p;
+    else if (*p != 0x67 && *p != 0x2e && *p != 0x36 && *p != 0x3e && *p != 0x26 && *p != 0x64 && *p != 0x65)
+      break;
   }
   if ((*p & 0xf0) == 0x40) rex = *p++;
   unsigned opcode = *p++;
   if (opcode == 0x0f) opcode = 0x0f00 | *p++;
   unsigned modrm = *p++, mod = modrm >> 6, rm = modrm & 7, reg = (modrm >> 3 & 7) | (rex & 4) << 1;
-  if (mod == 3) return UNKNOWN;
+  if (mod == 3) return 0;
   unsigned base = rm == 4 ? *p++ & 7 : rm;
   p += mod == 1 ? 1 : mod == 2 || (mod == 0 && base == 5) ? 4 : 0;
   unsigned bytes = rex & 8 ? 8 : 4;
   greg_t *gregs = uc->uc_mcontext.gregs, *named = &gregs[REGISTERS[reg]];
   const void *vector = &uc->uc_mcontext.fpregs->_xmm[reg];
-  enum decoded done = STORED;
   if ((opcode == 0x89 && !size16) || (opcode == 0x0fc3 && !size16 && !rep)) { /* MOV, MOVNTI: from a register */
     store_wide(bell, at, bytes, named);
   } else if (opcode == 0xc7 && !size16 && (reg & 7) == 0) { /* MOV of a constant, sign-extended */
@@ -111,16 +111,15 @@ static enum decoded decode(const struct doorbell *bell, uintptr_t at, ucontext_t
     store_wide(bell, at, bytes, &value);
   } else if (opcode == 0x8b && !size16) { /* MOV to a register */
     *named = load_wide(bell, at, bytes);
-    done = LOADED;
   } else if ((opcode == 0x0f7e && size16) || (opcode == 0x0f11 && rep == 0xf3)) { /* MOVD, MOVQ; MOVSS */
     store_wide(bell, at, opcode == 0x0f7e ? bytes : 4, vector);
   } else if ((opcode == 0x0fd6 && size16) || (opcode == 0x0f11 && rep == 0xf2)) { /* MOVQ; MOVSD */
     store_wide(bell, at, 8, vector);
   } else {
-    return UNKNOWN;
+    return 0;
   }
   gregs[REG_RIP] = (greg_t)p;
-  return done;
+  return 1;
 }
 
 static int is_store(ucontext_t *uc) { return uc->uc_mcontext.gregs[REG_ERR] >> 1 & 1; }
@@ -150,52 +149,58 @@ static int transfer(const struct doorbell *bell, uintptr_t at, ucontext_t *uc, i
     if (!simd || is_load) return 0;
     from = &simd->vregs[n];
   }
-  if (!is_load) store_wide(bell, at, bytes, from);
-  else if (n != 31) uc->uc_mcontext.regs[n] = load_wide(bell, at, bytes);
+  if (!is_load)
+    store_wide(bell, at, bytes, from);
+  else if (n != 31)
+    uc->uc_mcontext.regs[n] = load_wide(bell, at, bytes);
   return 1;
 }
 
 /* Arm ARM, C4.1.94, loads and stores: single registers in all addressings, pairs, load-acquire, store-release, SWP. */
-static enum decoded decode(const struct doorbell *bell, uintptr_t at, ucontext_t *uc) {
+static int decode(const struct doorbell *bell, uintptr_t at, ucontext_t *uc) {
   uint32_t code;
   memcpy(&code, code_at(uc), sizeof code);
   int rt = code & 31, rn = code >> 5 & 31, rt2 = code >> 10 & 31, vector = code >> 26 & 1, is_load;
   unsigned size = code >> 30, bytes = 4u << (size & 1), registers = 1;
-  int64_t back = 0; /* what writing back adds to the base */
+  int64_t back = 0;                                     /* what writing back adds to the base */
   if ((code & 0x3f20fc00) == 0x38208000 && size >= 2) { /* SWP: the register rs goes out, the old value into rt */
     uint64_t old = load_wide(bell, at, bytes);
     transfer(bell, at, uc, code >> 16 & 31, 0, bytes, 0);
     if (rt != 31) uc->uc_mcontext.regs[rt] = old;
     uc->uc_mcontext.pc += 4;
-    return STORED;
+    return 1;
   }
   if ((code & 0x3b000000) == 0x39000000 || (code & 0x3b000000) == 0x38000000) { /* LDR, STR */
     unsigned opc = code >> 22 & 3;
     is_load = opc & 1;
-    if (vector && size == 0 && opc == 2) bytes = 16; /* STR of a whole vector */
-    else if (size < 2 || opc > 1) return UNKNOWN;
+    if (vector && size == 0 && opc == 2)
+      bytes = 16; /* STR of a whole vector */
+    else if (size < 2 || opc > 1)
+      return 0;
     if (!(code & 0x01000000)) {
       unsigned form = code >> 10 & 3;
-      if (code & 0x00200000 ? form != 2 : 0) return UNKNOWN; /* atomics; else an offset in a register */
+      if (code & 0x00200000 ? form != 2 : 0) return 0; /* atomics; else an offset in a register */
       if (!(code & 0x00200000) && (form & 1)) back = (int64_t)((uint64_t)code << 43) >> 55; /* post- and pre-indexed */
     }
   } else if ((code & 0x3a000000) == 0x28000000) { /* LDP, STP */
     is_load = code >> 22 & 1;
     bytes = vector ? 4u << size : size == 0 ? 4 : 8;
-    if (size == 3 || (!vector && size == 1)) return UNKNOWN;
+    if (size == 3 || (!vector && size == 1)) return 0;
     registers = 2;
     if (code >> 23 & 1) back = ((int64_t)((uint64_t)code << 42) >> 57) * (int64_t)bytes;
   } else if ((code & 0x3fa08000) == 0x08808000 && size >= 2) { /* LDAR, STLR */
     is_load = code >> 22 & 1;
   } else {
-    return UNKNOWN;
+    return 0;
   }
   for (unsigned i = 0; i < registers; i++)
-    if (!transfer(bell, at + i * bytes, uc, i ? rt2 : rt, vector, bytes, is_load)) return UNKNOWN;
-  if (rn == 31) uc->uc_mcontext.sp += back;
-  else uc->uc_mcontext.regs[rn] += back;
+    if (!transfer(bell, at + i * bytes, uc, i ? rt2 : rt, vector, bytes, is_load)) return 0;
+  if (rn == 31)
+    uc->uc_mcontext.sp += back;
+  else
+    uc->uc_mcontext.regs[rn] += back;
   uc->uc_mcontext.pc += 4;
-  return is_load ? LOADED : STORED;
+  return 1;
 }
 
 static int is_store(ucontext_t *uc) {
@@ -206,7 +211,7 @@ static int is_store(ucontext_t *uc) {
 #error "the doorbell page is known on x86-64 and aarch64 only"
 #endif
 
-/* ---- the handler --------------------------------------------------------------------------------------------------- */
+/* ---- the handler ------------------------------------------------------------------------------------------------- */
 
 static struct doorbell *find(uintptr_t at) {
   for (int i = 0; i < DOORBELLS; i++) {
@@ -229,7 +234,7 @@ static void tell_unknown(ucontext_t *uc) {
 static int carry_out(struct doorbell *bell, uintptr_t at, ucontext_t *uc) {
   int writes = is_store(uc);
   if (!(bell->prot & (writes ? PROT_WRITE : PROT_READ))) return 0;
-  if (at % 4 == 0 && decode(bell, at, uc) != UNKNOWN) return 1;
+  if (at % 4 == 0 && decode(bell, at, uc)) return 1;
   if (writes) {
     tell_unknown(uc);
     return 0;
@@ -260,8 +265,10 @@ static void pass_on(int sig, siginfo_t *info, void *context) {
     sigaddset(&own, sig);
     real_sigmask(SIG_UNBLOCK, &own, NULL);
   }
-  if (action.sa_flags & SA_SIGINFO) action.sa_sigaction(sig, info, context);
-  else action.sa_handler(sig);
+  if (action.sa_flags & SA_SIGINFO)
+    action.sa_sigaction(sig, info, context);
+  else
+    action.sa_handler(sig);
 }
 
 static void on_fault(int sig, siginfo_t *info, void *context) {
@@ -307,7 +314,7 @@ int segv_action(const struct sigaction *act, struct sigaction *old) {
   return error;
 }
 
-/* ---- mappings ------------------------------------------------------------------------------------------------------ */
+/* ---- mappings ---------------------------------------------------------------------------------------------------- */
 
 static void *failed(int error) {
   errno = error;

@@ -2,7 +2,6 @@
  * of a comparison (paths) or of one system call (fds).
  */
 #include "board.h"
-#include "table.h"
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -29,12 +28,13 @@
 #endif
 
 /* Every function that is replaced. */
-#define REPLACED(X) \
-  X(open) X(open64) X(openat) X(openat64) X(__open_2) X(__open64_2) X(__openat_2) X(__openat64_2) X(fopen) X(fopen64) \
-  X(access) X(faccessat) X(eaccess) X(euidaccess) X(stat) X(stat64) X(lstat) X(lstat64) X(fstatat) X(fstatat64) \
-  X(__xstat) X(__xstat64) X(__lxstat) X(__lxstat64) X(__fxstatat) X(__fxstatat64) X(statx) X(ioctl) X(mmap) X(mmap64) \
-  X(munmap) X(msync) X(close) X(close_range) X(closefrom) X(dup2) X(dup3) X(sigaction) X(signal) X(sigprocmask) \
-  X(pthread_sigmask)
+#define REPLACED(X)                                                                                                    \
+  X(open)                                                                                                              \
+  X(open64) X(openat) X(openat64) X(__open_2) X(__open64_2) X(__openat_2) X(__openat64_2) X(fopen) X(fopen64)          \
+      X(access) X(faccessat) X(eaccess) X(euidaccess) X(stat) X(stat64) X(lstat) X(lstat64) X(fstatat) X(fstatat64)    \
+          X(__xstat) X(__xstat64) X(__lxstat) X(__lxstat64) X(__fxstatat) X(__fxstatat64) X(statx) X(ioctl) X(mmap)    \
+              X(mmap64) X(munmap) X(msync) X(close) X(close_range) X(closefrom) X(dup2) X(dup3) X(sigaction) X(signal) \
+                  X(sigprocmask) X(pthread_sigmask)
 
 enum replaced {
 #define X(name) R_##name,
@@ -68,13 +68,13 @@ static void *next(enum replaced which) {
   return functions[which].real;
 }
 
-#define NEXT(name, result, ...) ((result(*)(__VA_ARGS__))next(R_##name))
+#define NEXT(name, result, ...) ((result (*)(__VA_ARGS__))next(R_##name))
 
 __attribute__((constructor)) static void look_up(void) {
   for (int i = 0; i < REPLACED_COUNT; i++) next(i);
 }
 
-/* ---- libc's own, for the other parts ------------------------------------------------------------------------------- */
+/* ---- libc's own, for the other parts ----------------------------------------------------------------------------- */
 
 int real_open(const char *path, int flags, mode_t mode) {
   return NEXT(open, int, const char *, int, ...)(path, flags, mode);
@@ -94,13 +94,16 @@ int real_sigmask(int how, const void *set, void *old) {
   return NEXT(pthread_sigmask, int, int, const sigset_t *, sigset_t *)(how, set, old);
 }
 
-/* ---- open ---------------------------------------------------------------------------------------------------------- */
+/* ---- open -------------------------------------------------------------------------------------------------------- */
 
 /* Whether an open is the board's, and then its fd or -1 in `fd`. */
 static int opened(const char *path, int flags, int *fd) {
-  if (is_node(path)) *fd = open_node(path, flags);
-  else if (path && !strcmp(path, "/dev/kmsg") && (flags & O_ACCMODE) == O_RDONLY && active()) *fd = open_log(flags);
-  else return 0;
+  if (is_node(path))
+    *fd = open_node(path, flags);
+  else if (path && !strcmp(path, "/dev/kmsg") && (flags & O_ACCMODE) == O_RDONLY && active())
+    *fd = open_log(flags);
+  else
+    return 0;
   return 1;
 }
 
@@ -114,36 +117,36 @@ static int opened(const char *path, int flags, int *fd) {
     if (opened(path, flags, &fd)) return fd;                                \
     return NEXT(name, int, const char *, int, ...)(path, flags, mode);      \
   }
-#define OPENAT(name)                                                                  \
-  PUBLIC int name(int folder, const char *path, int flags, ...) {                     \
-    int fd;                                                                           \
-    va_list rest;                                                                     \
-    va_start(rest, flags);                                                            \
-    mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0;           \
-    va_end(rest);                                                                     \
-    if (opened(path, flags, &fd)) return fd;                                          \
-    return NEXT(name, int, int, const char *, int, ...)(folder, path, flags, mode);   \
+#define OPENAT(name)                                                                \
+  PUBLIC int name(int folder, const char *path, int flags, ...) {                   \
+    int fd;                                                                         \
+    va_list rest;                                                                   \
+    va_start(rest, flags);                                                          \
+    mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0;         \
+    va_end(rest);                                                                   \
+    if (opened(path, flags, &fd)) return fd;                                        \
+    return NEXT(name, int, int, const char *, int, ...)(folder, path, flags, mode); \
   }
-#define OPEN_2(name)                                              \
-  int name(const char *path, int flags);                          \
-  PUBLIC int name(const char *path, int flags) {                  \
-    int fd;                                                       \
-    if (opened(path, flags, &fd)) return fd;                      \
-    return NEXT(name, int, const char *, int)(path, flags);       \
+#define OPEN_2(name)                                        \
+  int name(const char *path, int flags);                    \
+  PUBLIC int name(const char *path, int flags) {            \
+    int fd;                                                 \
+    if (opened(path, flags, &fd)) return fd;                \
+    return NEXT(name, int, const char *, int)(path, flags); \
   }
-#define OPENAT_2(name)                                                     \
-  int name(int folder, const char *path, int flags);                       \
-  PUBLIC int name(int folder, const char *path, int flags) {               \
-    int fd;                                                                \
-    if (opened(path, flags, &fd)) return fd;                               \
-    return NEXT(name, int, int, const char *, int)(folder, path, flags);   \
+#define OPENAT_2(name)                                                   \
+  int name(int folder, const char *path, int flags);                     \
+  PUBLIC int name(int folder, const char *path, int flags) {             \
+    int fd;                                                              \
+    if (opened(path, flags, &fd)) return fd;                             \
+    return NEXT(name, int, int, const char *, int)(folder, path, flags); \
   }
-#define FOPEN(name)                                                                                       \
-  PUBLIC FILE *name(const char *path, const char *mode) {                                                 \
-    int fd, flags = strchr(mode, '+') ? O_RDWR : *mode == 'r' ? O_RDONLY : O_WRONLY;                      \
-    if (!opened(path, flags | (strchr(mode, 'e') ? O_CLOEXEC : 0), &fd))                                  \
-      return NEXT(name, FILE *, const char *, const char *)(path, mode);                                  \
-    return fd < 0 ? NULL : fdopen(fd, mode);                                                              \
+#define FOPEN(name)                                                                  \
+  PUBLIC FILE *name(const char *path, const char *mode) {                            \
+    int fd, flags = strchr(mode, '+') ? O_RDWR : *mode == 'r' ? O_RDONLY : O_WRONLY; \
+    if (!opened(path, flags | (strchr(mode, 'e') ? O_CLOEXEC : 0), &fd))             \
+      return NEXT(name, FILE *, const char *, const char *)(path, mode);             \
+    return fd < 0 ? NULL : fdopen(fd, mode);                                         \
   }
 OPEN(open)
 OPEN(open64)
@@ -156,7 +159,7 @@ OPENAT_2(__openat64_2)
 FOPEN(fopen)
 FOPEN(fopen64)
 
-/* ---- whether a node is there --------------------------------------------------------------------------------------- */
+/* ---- whether a node is there ------------------------------------------------------------------------------------- */
 
 /* access() of a path of the board's: -1 if it is none, 0, or an errno. */
 static int accessed(const char *path, int mode) {
@@ -165,12 +168,12 @@ static int accessed(const char *path, int mode) {
   return mode & X_OK ? EACCES : 0;
 }
 
-#define ACCESS(name)                                          \
-  PUBLIC int name(const char *path, int mode) {               \
-    int found = accessed(path, mode);                         \
+#define ACCESS(name)                                                      \
+  PUBLIC int name(const char *path, int mode) {                           \
+    int found = accessed(path, mode);                                     \
     if (found < 0) return NEXT(name, int, const char *, int)(path, mode); \
-    errno = found ? found : errno;                            \
-    return found ? -1 : 0;                                    \
+    errno = found ? found : errno;                                        \
+    return found ? -1 : 0;                                                \
   }
 ACCESS(access)
 ACCESS(eaccess)
@@ -201,30 +204,30 @@ static int kernel_stat(int folder, const char *path, void *into, int flags) {
 }
 
 /* Of some names only old or only new versions of libc have one: the kernel fills the same struct. */
-#define STAT(name, type, fallback)                                                        \
-  PUBLIC int name(const char *path, struct type *into) {                                  \
-    if (described(path, into)) return 0;                                                  \
-    int (*real)(const char *, struct type *) = next(R_##name);                            \
-    return real ? real(path, into) : kernel_stat(AT_FDCWD, path, into, fallback);         \
+#define STAT(name, type, fallback)                                                \
+  PUBLIC int name(const char *path, struct type *into) {                          \
+    if (described(path, into)) return 0;                                          \
+    int (*real)(const char *, struct type *) = next(R_##name);                    \
+    return real ? real(path, into) : kernel_stat(AT_FDCWD, path, into, fallback); \
   }
-#define XSTAT(name, fallback)                                                             \
-  int name(int version, const char *path, void *into);                                    \
-  PUBLIC int name(int version, const char *path, void *into) {                            \
-    if (described(path, into)) return 0;                                                  \
-    int (*real)(int, const char *, void *) = next(R_##name);                              \
+#define XSTAT(name, fallback)                                                              \
+  int name(int version, const char *path, void *into);                                     \
+  PUBLIC int name(int version, const char *path, void *into) {                             \
+    if (described(path, into)) return 0;                                                   \
+    int (*real)(int, const char *, void *) = next(R_##name);                               \
     return real ? real(version, path, into) : kernel_stat(AT_FDCWD, path, into, fallback); \
   }
-#define STATAT(name, type)                                                                \
-  PUBLIC int name(int folder, const char *path, struct type *into, int flags) {           \
-    if (described(path, into)) return 0;                                                  \
-    int (*real)(int, const char *, struct type *, int) = next(R_##name);                  \
+#define STATAT(name, type)                                                                  \
+  PUBLIC int name(int folder, const char *path, struct type *into, int flags) {             \
+    if (described(path, into)) return 0;                                                    \
+    int (*real)(int, const char *, struct type *, int) = next(R_##name);                    \
     return real ? real(folder, path, into, flags) : kernel_stat(folder, path, into, flags); \
   }
-#define XSTATAT(name)                                                                     \
-  int name(int version, int folder, const char *path, void *into, int flags);             \
-  PUBLIC int name(int version, int folder, const char *path, void *into, int flags) {     \
-    if (described(path, into)) return 0;                                                  \
-    int (*real)(int, int, const char *, void *, int) = next(R_##name);                    \
+#define XSTATAT(name)                                                                                \
+  int name(int version, int folder, const char *path, void *into, int flags);                        \
+  PUBLIC int name(int version, int folder, const char *path, void *into, int flags) {                \
+    if (described(path, into)) return 0;                                                             \
+    int (*real)(int, int, const char *, void *, int) = next(R_##name);                               \
     return real ? real(version, folder, path, into, flags) : kernel_stat(folder, path, into, flags); \
   }
 STAT(stat, stat, 0)
@@ -242,7 +245,8 @@ XSTATAT(__fxstatat64)
 
 PUBLIC int statx(int folder, const char *restrict path, int flags, unsigned mask, struct statx *restrict into) {
   struct stat s;
-  if (!described(path, &s)) return NEXT(statx, int, int, const char *, int, unsigned, struct statx *)(folder, path, flags, mask, into);
+  if (!described(path, &s))
+    return NEXT(statx, int, int, const char *, int, unsigned, struct statx *)(folder, path, flags, mask, into);
   memset(into, 0, sizeof *into);
   into->stx_mask = STATX_TYPE | STATX_MODE | STATX_NLINK | STATX_INO;
   into->stx_mode = s.st_mode;
@@ -252,7 +256,7 @@ PUBLIC int statx(int folder, const char *restrict path, int flags, unsigned mask
   return 0;
 }
 
-/* ---- ioctl, mmap --------------------------------------------------------------------------------------------------- */
+/* ---- ioctl, mmap ------------------------------------------------------------------------------------------------- */
 
 /* A dmabuf's own ioctl: the CPU's caches of a buffer are coherent here. */
 static int dmabuf_sync(const struct dma_buf_sync *argument) {
@@ -275,8 +279,13 @@ PUBLIC int ioctl(int fd, unsigned long request, ...) {
 
 /* Map a buffer. The driver shares the memory whatever is asked for, and fork does not inherit it. */
 static void *map_buffer(void *addr, size_t length, int prot, int flags, int fd, off_t offset) {
-  struct message answer, request = {.op = OP_MMAP_CHECK, .code = length, .value = offset, .payload = "w",
-                                    .length = prot & PROT_WRITE ? 1 : 0, .count = 1, .fds = {fd}};
+  struct message answer, request = {.op = OP_MMAP_CHECK,
+                                    .code = length,
+                                    .value = offset,
+                                    .payload = "w",
+                                    .length = prot & PROT_WRITE ? 1 : 0,
+                                    .count = 1,
+                                    .fds = {fd}};
   int error = board_call(&request, &answer);
   if (error) {
     errno = error;
@@ -291,9 +300,12 @@ static void *map_buffer(void *addr, size_t length, int prot, int flags, int fd, 
 static void *map(void *addr, size_t length, int prot, int flags, int fd, off_t offset) {
   int lent = !(flags & MAP_ANONYMOUS) && fd >= 0, device = lent && is_device(fd);
   void *at;
-  if (device) at = map_registers(addr, length, prot, flags, fd, offset);
-  else if (lent && is_buffer(fd)) at = map_buffer(addr, length, prot, flags, fd, offset);
-  else at = real_mmap(addr, length, prot, flags, fd, offset);
+  if (device)
+    at = map_registers(addr, length, prot, flags, fd, offset);
+  else if (lent && is_buffer(fd))
+    at = map_buffer(addr, length, prot, flags, fd, offset);
+  else
+    at = real_mmap(addr, length, prot, flags, fd, offset);
   if (!device && at != MAP_FAILED && flags & MAP_FIXED && forget_registers((uintptr_t)at, (uintptr_t)at + length))
     sync_board();
   return at;
@@ -323,7 +335,7 @@ PUBLIC int msync(void *addr, size_t length, int flags) {
   return -1;
 }
 
-/* ---- close --------------------------------------------------------------------------------------------------------- */
+/* ---- close ------------------------------------------------------------------------------------------------------- */
 
 PUBLIC int close(int fd) {
   if (!active()) return real_close(fd);
@@ -368,7 +380,7 @@ PUBLIC int dup3(int from, int into, int flags) {
   return NEXT(dup3, int, int, int, int)(from, into, flags);
 }
 
-/* ---- signals: the doorbell's faults must arrive -------------------------------------------------------------------- */
+/* ---- signals: the doorbell's faults must arrive ------------------------------------------------------------------ */
 
 PUBLIC int sigaction(int sig, const struct sigaction *restrict act, struct sigaction *restrict old) {
   return sig == SIGSEGV && active() ? segv_action(act, old) : real_sigaction(sig, act, old);
@@ -399,7 +411,7 @@ PUBLIC int sigprocmask(int how, const sigset_t *restrict set, sigset_t *restrict
   return NEXT(sigprocmask, int, int, const sigset_t *, sigset_t *)(how, without_segv(how, set, &copy), old);
 }
 
-/* ---- dlsym: who asks libc for one of these by name ----------------------------------------------------------------- */
+/* ---- dlsym: who asks libc for one of these by name --------------------------------------------------------------- */
 
 /* Ours for libc's own. */
 static void *replacement(void *found) {

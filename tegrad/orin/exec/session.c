@@ -2,7 +2,6 @@
  * the name of its buffers; without it the library does nothing.
  */
 #include "board.h"
-#include "table.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -117,7 +116,7 @@ int is_buffer(int fd) {
   return is;
 }
 
-/* ---- our own fds: out of the program's way, and not its to close --------------------------------------------------- */
+/* ---- our own fds: out of the program's way, and not its to close ------------------------------------------------- */
 
 /* The same file under a high number. */
 int keep_high(int fd) {
@@ -161,7 +160,7 @@ void vacate(int fd) {
     if (*slots[n] == fd) *slots[n] = fcntl(fd, F_DUPFD_CLOEXEC, fd + 1);
 }
 
-/* ---- the session --------------------------------------------------------------------------------------------------- */
+/* ---- the session ------------------------------------------------------------------------------------------------- */
 
 static int start_session(void) {
   uint8_t random[8];
@@ -180,8 +179,10 @@ static int start_session(void) {
   if (file >= 0) real_close(file);
   comm[n > 0 ? n : 1] = 0;
   for (char *c = comm; *c; c++)
-    if (*c == '\n') *c = 0;
-    else if (*c < ' ' || *c > '~' || *c == '"' || *c == '\\') *c = '?';
+    if (*c == '\n')
+      *c = 0;
+    else if (*c < ' ' || *c > '~' || *c == '"' || *c == '\\')
+      *c = '?';
   n = snprintf(hello, sizeof hello, "{\"token\": \"%s\", \"pid\": %d, \"comm\": \"%s\"}", token, me.pid, comm);
   struct message request = {.op = OP_HELLO, .payload = hello, .length = n}, answer;
   int error = call(sock, &request, &answer, 0);
@@ -249,7 +250,7 @@ int open_log(int flags) {
   return fd;
 }
 
-/* ---- ioctls -------------------------------------------------------------------------------------------------------- */
+/* ---- ioctls ------------------------------------------------------------------------------------------------------ */
 
 static const struct row *find_row(uint32_t request) {
   for (unsigned i = 0; i < sizeof ROWS / sizeof *ROWS; i++)
@@ -263,8 +264,10 @@ int board_ioctl(int fd, unsigned number, uintptr_t argument) {
   size_t size = number >> 16 & 0x3fff, left = 0;
   uint8_t block[size + 1];
   struct message request = {.op = OP_IOCTL, .code = number, .payload = block}, answer;
-  if (size) request.length = read_memory(argument, block, size);
-  else request.value = argument;
+  if (size)
+    request.length = read_memory(argument, block, size);
+  else
+    request.value = argument;
   if (row && request.length == size)
     for (int i = 0; i < 2 && row->in[i] >= 0; i++) {
       int32_t named;

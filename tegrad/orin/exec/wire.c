@@ -1,6 +1,5 @@
 /* One request and its answer: the client's side of tegrad/orin/wire.py. */
 #include "board.h"
-#include "table.h"
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -30,8 +29,7 @@ int send_message(int sock, const struct message *message, int reply) {
     slots[i] = message->fds[i] < 0 ? ABSENT : n;
     if (message->fds[i] >= 0) passed[n++] = message->fds[i];
   }
-  struct iovec parts[] = {
-      {&head, sizeof head}, {slots, message->count}, {(void *)message->payload, message->length}};
+  struct iovec parts[] = {{&head, sizeof head}, {slots, message->count}, {(void *)message->payload, message->length}};
   struct msghdr msg = {.msg_iov = parts, .msg_iovlen = 3};
   union fd_space space;
   if (n) {
