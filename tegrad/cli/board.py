@@ -95,7 +95,9 @@ def log(name: Name) -> None:
     name="exec", context_settings={"allow_interspersed_args": False}, no_args_is_help=True, short_help=EXEC_LINE
 )
 def exec_(
-    command: Annotated[list[str], typer.Argument(metavar="PROGRAM [ARGUMENT]...", help="What to run, behind `--`.")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="PROGRAM", help="What to run, with its arguments, behind `--`.")
+    ],
     spec: Annotated[
         str,
         typer.Option(
@@ -106,8 +108,10 @@ def exec_(
         ),
     ] = DEFAULT_CHIP,
 ) -> None:
-    """Run any program on a board, as if this were a Jetson: it opens /dev/nvmap, /dev/nvgpu/igpu0/* and
-    /dev/host1x-fence, makes the drivers' ioctls, maps buffers and rings the doorbell, unmodified.
+    """Run any program on a board, as if this were a Jetson.
+
+    It opens /dev/nvmap, /dev/nvgpu/igpu0/* and /dev/host1x-fence, makes the
+    drivers' ioctls, maps buffers and rings the doorbell, unmodified.
 
     tegrad board exec -- ./my_nvgpu_test --verbose
 
@@ -115,15 +119,20 @@ def exec_(
 
     tegrad board exec --board shared -- sh -c 'my_server & my_client'
 
-    TEGRAD_BOARD_LOG=logs tegrad board exec -- ./my_program     (keeps the board's kernel log in a file)
+    TEGRAD_BOARD_LOG=logs tegrad board exec -- ./my_program
 
-    The program takes this command's place: its exit code, its signals and its terminal are its own. What it starts
-    runs on the board too. A private board ends with it, or with the last of its processes that has a device open.
+    (the last keeps the board's kernel log in a file)
+
+    The program takes this command's place: its exit code, its signals and its
+    terminal are its own. What it starts runs on the board too. A private board
+    ends with it, or with the last of its processes that uses the board.
     /dev/kmsg is the board's log; every other file is the machine's.
 
-    It works by a library that is put before libc (LD_PRELOAD) and built on first use, so a C compiler is needed, and
-    programs that go around libc (static ones, system calls of their own as in Go) do not see the board. Kernels run
-    if their cubins were made by tegrad's compilers; others end with an illegal instruction (docs/board.md).
+    It works by a library that is put before libc (LD_PRELOAD) and built on
+    first use, so a C compiler is needed. Programs that go around libc (static
+    ones, system calls of their own as in Go) do not see the board. Kernels run
+    if tegrad's compilers made them; others end with an illegal instruction
+    (docs/board.md).
     """
     from tegrad.orin.preload import run_in_place
 

@@ -70,6 +70,8 @@ static void files(void) {
   SAY("fds %d %d, cloexec %d %d\n", nvmap, ctrl, fcntl(nvmap, F_GETFD), fcntl(ctrl, F_GETFD));
   SAY("node %d, folder %d, access %s\n", !stat("/dev/nvmap", &s) && S_ISCHR(s.st_mode),
       !stat("/dev/nvgpu/igpu0", &s) && S_ISDIR(s.st_mode), outcome(access("/dev/host1x-fence", R_OK | W_OK)));
+  SAY("an open one %d, another file %d\n", !fstat(ctrl, &s) && S_ISCHR(s.st_mode),
+      !fstat(0, &s) && S_ISSOCK(s.st_mode));
   SAY("absent %s, other %s\n", outcome(open("/dev/nvgpu/igpu1/ctrl", O_RDWR)), outcome(open("/dev/null", O_RDWR)));
 }
 

@@ -71,6 +71,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> str:
 TOLD = """\
 fds 3 4, cloexec 1 0
 node 1, folder 1, access ok
+an open one 1, another file 0
 absent ENOENT, other ok
 fixed 1, same memory 1
 msync EINVAL

@@ -28,13 +28,14 @@
 #endif
 
 /* Every function that is replaced. */
-#define REPLACED(X)                                                                                                    \
-  X(open)                                                                                                              \
-  X(open64) X(openat) X(openat64) X(__open_2) X(__open64_2) X(__openat_2) X(__openat64_2) X(fopen) X(fopen64)          \
-      X(access) X(faccessat) X(eaccess) X(euidaccess) X(stat) X(stat64) X(lstat) X(lstat64) X(fstatat) X(fstatat64)    \
-          X(__xstat) X(__xstat64) X(__lxstat) X(__lxstat64) X(__fxstatat) X(__fxstatat64) X(statx) X(ioctl) X(mmap)    \
-              X(mmap64) X(munmap) X(msync) X(close) X(close_range) X(closefrom) X(dup2) X(dup3) X(sigaction) X(signal) \
-                  X(sigprocmask) X(pthread_sigmask)
+#define REPLACED(X)                                                                                                \
+  X(open)                                                                                                          \
+  X(open64)                                                                                                        \
+  X(openat) X(openat64) X(__open_2) X(__open64_2) X(__openat_2) X(__openat64_2) X(fopen) X(fopen64) X(access)      \
+      X(faccessat) X(eaccess) X(euidaccess) X(stat) X(stat64) X(lstat) X(lstat64) X(fstatat) X(fstatat64) X(fstat) \
+          X(fstat64) X(__fxstat) X(__fxstat64) X(__xstat) X(__xstat64) X(__lxstat) X(__lxstat64) X(__fxstatat)     \
+              X(__fxstatat64) X(statx) X(ioctl) X(mmap) X(mmap64) X(munmap) X(msync) X(close) X(close_range)       \
+                  X(closefrom) X(dup2) X(dup3) X(sigaction) X(signal) X(sigprocmask) X(pthread_sigmask)
 
 enum replaced {
 #define X(name) R_##name,
@@ -189,14 +190,21 @@ PUBLIC int faccessat(int folder, const char *path, int mode, int flags) {
 /* stat() of a path of the board's: a character device that anybody may use, or a folder. */
 static int described(const char *path, void *into) {
   struct stat *s = into;
-  int folder = is_folder(path);
-  if (!folder && !is_node(path)) return 0;
+  int folder = is_folder(path), node = is_node(path);
+  if (!folder && !node) return 0;
   memset(s, 0, sizeof *s);
   s->st_mode = folder ? S_IFDIR | 0755 : S_IFCHR | 0666;
   s->st_nlink = folder ? 2 : 1;
-  s->st_ino = 1;
+  s->st_ino = node + 1;
   s->st_blksize = PAGE;
   return 1;
+}
+
+/* fstat() of a device fd: what is a socket is a character device there. */
+static int described_fd(int error, int fd, void *into) {
+  struct stat *s = into;
+  if (!error && S_ISSOCK(s->st_mode) && is_device(fd)) s->st_mode = S_IFCHR | 0666;
+  return error;
 }
 
 static int kernel_stat(int folder, const char *path, void *into, int flags) {
@@ -230,6 +238,21 @@ static int kernel_stat(int folder, const char *path, void *into, int flags) {
     int (*real)(int, int, const char *, void *, int) = next(R_##name);                               \
     return real ? real(version, folder, path, into, flags) : kernel_stat(folder, path, into, flags); \
   }
+#define FSTAT(name, type)                                                                            \
+  PUBLIC int name(int fd, struct type *into) {                                                       \
+    int (*real)(int, struct type *) = next(R_##name);                                                \
+    return described_fd(real ? real(fd, into) : kernel_stat(fd, "", into, AT_EMPTY_PATH), fd, into); \
+  }
+#define XFSTAT(name)                                                                                          \
+  int name(int version, int fd, void *into);                                                                  \
+  PUBLIC int name(int version, int fd, void *into) {                                                          \
+    int (*real)(int, int, void *) = next(R_##name);                                                           \
+    return described_fd(real ? real(version, fd, into) : kernel_stat(fd, "", into, AT_EMPTY_PATH), fd, into); \
+  }
+FSTAT(fstat, stat)
+FSTAT(fstat64, stat64)
+XFSTAT(__fxstat)
+XFSTAT(__fxstat64)
 STAT(stat, stat, 0)
 STAT(stat64, stat64, 0)
 STAT(lstat, stat, AT_SYMLINK_NOFOLLOW)

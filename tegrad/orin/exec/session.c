@@ -68,11 +68,11 @@ int active(void) {
 /* Whether this is the process whose state we are: false between vfork and exec, where nothing may be changed. */
 int mine(void) { return me.pid == getpid(); }
 
-/* Whether a path is one of the board's nodes. */
+/* Which of the board's nodes a path is, from 1 on; 0: none. */
 int is_node(const char *path) {
   if (!path || strncmp(path, "/dev/", 5)) return 0;
   for (unsigned i = 0; i < sizeof NODES / sizeof *NODES; i++)
-    if (!strcmp(path, NODES[i])) return active();
+    if (!strcmp(path, NODES[i])) return active() ? (int)i + 1 : 0;
   return 0;
 }
 
