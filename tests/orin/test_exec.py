@@ -133,6 +133,36 @@ def test_the_exit_code_is_the_programs_and_the_board_ends_with_it() -> None:
     assert gone(int(driver.partition(":")[0]))
 
 
+TWO_BOARDS = """
+import os
+from tegrad.orin.client import BoardKernel
+from tegrad.uapi import ioctls as io, structs as s
+from tegrad.uapi.kernel import MAP_SHARED, PROT_READ, PROT_WRITE, LinuxKernel
+
+for kernel in (LinuxKernel(), BoardKernel("orin-nano-8gb:1GiB"), LinuxKernel()):
+    nvmap, ctrl = kernel.open("/dev/nvmap"), kernel.open("/dev/nvgpu/igpu0/ctrl")
+    create, sms = s.CreateHandle(size=4096), s.GpuNumVsms()
+    kernel.ioctl(nvmap, io.NVMAP_IOC_CREATE, create)
+    alloc = s.AllocHandle(handle=create.handle, heap_mask=1 << 30, flags=0x9000002, align=4096, numa_nid=-1)
+    kernel.ioctl(nvmap, io.NVMAP_IOC_ALLOC, alloc)
+    get = s.CreateHandle(handle=create.handle)
+    kernel.ioctl(nvmap, io.NVMAP_IOC_GET_FD, get)
+    address = kernel.mmap(get.fd, 4096, PROT_READ | PROT_WRITE, MAP_SHARED)
+    bell = kernel.doorbell(ctrl)
+    kernel.ioctl(ctrl, io.NVGPU_GPU_IOCTL_NUM_VSMS, sms)
+    print(sms.num_vsms, hex(bell.load32(0)))
+    bell.close()
+    kernel.munmap(address, 4096)
+    for fd in (get.fd, ctrl, nvmap):
+        kernel.close(fd)
+"""
+
+
+def test_another_board_of_the_programs_own_is_left_alone() -> None:
+    done = execute(sys.executable, "-c", TWO_BOARDS)
+    assert done.stdout.splitlines() == ["16 0xc461", "8 0xc461", "16 0xc461"], done.stderr
+
+
 def test_ctrl_c_leaves_nothing_behind() -> None:
     # The shell runs another program in its place, which has no device open while it is waited for.
     line = [sys.executable, "-m", "tegrad", "board", "exec", "--", "sh", "-c", "echo $TEGRAD_EXEC; exec sleep 100"]
