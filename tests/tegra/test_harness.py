@@ -41,6 +41,7 @@ def test_a_buffer_counts_as_a_mapping_and_a_driver_file_as_an_fd(device: Any, gp
     fd, buffer = kernel.open("/dev/nvmap"), device.iface.alloc(4096)
     assert (driver_fds(), driver_maps()) == (fds + 1, maps + 1)
     device.iface.free(buffer)
+    device.allocator.free_cache()
     kernel.close(fd)
     assert (driver_fds(), driver_maps()) == (fds, maps)
 
