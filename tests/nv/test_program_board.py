@@ -39,6 +39,7 @@ import numpy as np
 import test_h200
 import tegrad
 from tegrad.nv import program
+from tinygrad import Device
 if {off}:
     import tinygrad.runtime.ops_nv
     program.NVProgram._forget_old_code = lambda self: None
