@@ -75,6 +75,7 @@ class Operands:
         for _, whole, _, _ in self._buffers:
             self._free(whole)
         self._buffers.clear()
+        self._unmap()
 
     def _pages(self, whole: Any) -> np.ndarray:
         self.device.synchronize()
@@ -97,6 +98,11 @@ class Operands:
         finally:
             for other in tried:
                 self._free(other)
+            self._unmap()
+
+    def _unmap(self) -> None:
+        """Let nothing that was freed stay mapped, as a Jetson's buffers do for a while: an access there is to fail."""
+        getattr(self.device.iface, "give_back", bool)()
 
     def _alloc(self, size: int, cpu_access: bool) -> Any:
         from tinygrad.device import BufferSpec
