@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 from bisect import bisect_left, insort
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from tegrad.orin.buddy import BuddyAllocator
 from tegrad.orin.files import Errno, File, Process, WaitQueue, needed, require
 from tegrad.orin.link import GpuError
 from tegrad.orin.nvmap import PAGE, Buffer, round_up
+from tegrad.orin.page_table import EMPTY, SPARSE, Entry, entry
 from tegrad.uapi import constants as k
 
 if TYPE_CHECKING:
@@ -57,12 +59,18 @@ class Mapping:
 
     @property
     def cached(self) -> bool:
-        """Whether the GPU's L2 keeps of it: a PTE without the volatile bit."""
-        return bool(self.flags & k.NVGPU_AS_MAP_BUFFER_FLAGS_CACHEABLE)
+        """Whether the GPU's L2 keeps of it."""
+        return not self.entry.volatile
 
     @property
     def fixed(self) -> bool:
         return bool(self.flags & k.NVGPU_AS_MAP_BUFFER_FLAGS_FIXED_OFFSET)
+
+    @property
+    def entry(self) -> Entry:
+        """The page table entry of each of its pages."""
+        access = self.flags & ACCESS_MASK
+        return entry(self.flags, self.kind, read_only=access == READ_ONLY or self.buffer.read_only)
 
 
 @dataclass(slots=True)
@@ -110,6 +118,8 @@ class AddressSpace:
         self.syncpoints: dict[int, int] = {}
         self.syncpoints_va: int | None = None
         self.areas: dict[int, Area] = {}
+        self._left_sparse: list[tuple[int, int]] = []
+        """Ranges [start, end) of freed sparse areas: their page table entries stay until others replace them."""
         self._starts: list[int] = []  # of the mappings, in order
         self._by_buffer: dict[tuple[tuple[int, int], int], dict[int, Mapping]] = {}
         driver.vms[self.id] = self
@@ -172,15 +182,32 @@ class AddressSpace:
         first = found[min(found)] if found else None
         return first if first is not None and first.flags == flags else None
 
-    def _overlaps(self, start: int, end: int) -> bool:
+    def _before(self, end: int) -> Mapping | None:
+        """The client's mapping with the highest start below an address."""
         i = bisect_left(self._starts, end)
-        return i > 0 and self.mappings[self._starts[i - 1]].end > start
+        return self.mappings[self._starts[i - 1]] if i else None
+
+    def _overlaps(self, start: int, end: int) -> bool:
+        before = self._before(end)
+        return before is not None and before.end > start
+
+    def entry_at(self, va: int) -> Entry:
+        """What the page table says of a page of the client's range; pieces that REMAP put there are not told."""
+        mapping = self._before(va + 1)
+        if mapping is not None and va < mapping.end:
+            return mapping.entry
+        return SPARSE if self._is_sparse(va, va + 1) else EMPTY
+
+    def _is_sparse(self, start: int, end: int) -> bool:
+        """Whether part of a range, which no area's bound cuts, has or had a sparse area's entries."""
+        area = self.area_at(start)
+        sparse = area is not None and area.sparse
+        return sparse or any(first < end and start < last for first, last in self._left_sparse)
 
     def _add(self, mapping: Mapping) -> None:
         """Record a client's mapping and write its page table entries, or Errno(ENOMEM) and nothing is left of it."""
-        buffer, access = mapping.buffer.hold(), mapping.flags & ACCESS_MASK
-        mapping.writable = access != READ_ONLY and not buffer.read_only
-        mapping.backed = not mapping.flags & k.NVGPU_AS_MAP_BUFFER_FLAGS_UNMAPPED_PTE
+        buffer, pte = mapping.buffer.hold(), mapping.entry
+        mapping.writable, mapping.backed = not pte.read_only, pte.valid
         self.mappings[mapping.va] = mapping
         insort(self._starts, mapping.va)
         self._by_buffer.setdefault((buffer.key, mapping.kind), {})[mapping.va] = mapping
@@ -264,7 +291,10 @@ class AddressSpace:
         return base
 
     def release(self, va: int) -> None:
-        """FREE_SPACE: free the area that holds `va`; each mapping in it loses one reference."""
+        """FREE_SPACE: free the area that holds `va`; each mapping in it loses one reference.
+
+        Where a sparse one was, the GPU goes on to read zeros until something else is mapped there.
+        """
         area = self.area_at(va)
         if area is None:
             return
@@ -275,7 +305,9 @@ class AddressSpace:
         for piece in area.pieces:
             piece.buffer.drop()
         if area.sparse:
-            self.driver.tell_gpu("sparse_free", self.id, area.start, area.size)
+            self._left_sparse.append((area.start, area.end))
+            with suppress(GpuError, Errno):  # a GPU that fails here has nothing left to show
+                self.driver.tell_gpu("sparse", self.id, area.start, area.size, True)
         self.user.free(area.start)
 
     def put_behind(self, area: Area, piece: Piece | None, first: int, pages: int) -> None:
@@ -317,6 +349,8 @@ class AddressSpace:
             self._tell_of_syncpoints()
         for number, va in self.syncpoints.items():
             self._tell_of_syncpoint(number, va)
+        for start, end in self._left_sparse:
+            self.driver.tell_gpu("sparse", self.id, start, end - start)
         for area in self.areas.values():
             if area.sparse:
                 self.driver.tell_gpu("sparse", self.id, area.start, area.size)
@@ -361,15 +395,29 @@ class AddressSpace:
         return Errno(errno.ENOMEM)
 
     def _write_ptes(self, mapping: Mapping) -> None:
+        sparse = self._is_sparse(mapping.va, mapping.end)
+        self._replace_sparse(mapping.va, mapping.end)
         if mapping.backed:
             m = mapping
             self._tell_of_map(m.va, m.size, m.offset, m.writable, m.cached, m.buffer)
+        elif sparse:
+            self.driver.tell_gpu("unmap", self.id, mapping.va, mapping.size)
+
+    def _replace_sparse(self, start: int, end: int) -> None:
+        """Entries that a freed sparse area has left in a range are others from now on."""
+        self._left_sparse = [
+            part
+            for first, last in self._left_sparse
+            for part in ((first, min(last, start)), (max(first, end), last))
+            if part[0] < part[1]
+        ]
 
     def _clear_ptes(self, mapping: Mapping) -> None:
         """Invalid entries again; sparse ones in a sparse area."""
         if mapping.area is not None and mapping.area.sparse:
             self.driver.tell_gpu("sparse", self.id, mapping.va, mapping.size, True)
         elif mapping.backed:
+            self._replace_sparse(mapping.va, mapping.end)
             self.driver.tell_gpu("unmap", self.id, mapping.va, mapping.size)
 
 

@@ -51,8 +51,10 @@ class BuddyAllocator:
             base = piece.end
 
     def allocate(self, size: int) -> int | None:
-        """The address of `size` bytes, naturally aligned relative to the base; None when there is no piece."""
-        order = ((size - 1) >> BLOCK_SHIFT).bit_length() if size else 0
+        """The address of `size` bytes, naturally aligned relative to the base; None for 0 and when it is full."""
+        if not size:
+            return None
+        order = ((size - 1) >> BLOCK_SHIFT).bit_length()
         for have in range(order, self._max_order + 1):
             if self._free[have]:
                 piece = next(reversed(self._free[have]))

@@ -13,14 +13,13 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         VM + "_clear_ptes", "if mapping.area is not None and mapping.area.sparse:", "if False:"
     ),
     "4.2/area-faults": Edit(VM + "reserve", "if sparse:", "if True:"),
-    "4.2/freed-area-faults": Edit(
-        VM + "release", 'self.driver.tell_gpu("sparse_free", self.id, area.start, area.size)', "pass"
-    ),
-    "4.3/unmapped-pte-faults": Edit(
-        VM + "_add", "not mapping.flags & k.NVGPU_AS_MAP_BUFFER_FLAGS_UNMAPPED_PTE", "True"
-    ),
-    "4.3/read-only-reads": Edit(VM + "_add", "mapping.backed = not", "mapping.backed = mapping.writable and not"),
-    "4.3/read-only-faults": Edit(VM + "_add", "access != READ_ONLY and", ""),
+    "4.2/freed-area-reads-zero": [
+        Edit(VM + "release", 'self.driver.tell_gpu("sparse", self.id, area.start, area.size)', "pass"),
+        Edit(VM + "release", 'self.driver.tell_gpu("sparse",', 'self.driver.tell_gpu("unmap",'),
+    ],
+    "4.3/unmapped-pte-faults": Edit(VM + "_add", "pte.read_only, pte.valid", "pte.read_only, True"),
+    "4.3/read-only-reads": Edit(VM + "_add", ", pte.valid", ", pte.valid and not pte.read_only"),
+    "4.3/read-only-faults": Edit(VM + "_add", "not pte.read_only, ", "True, "),
     "4.3/two-mappings": Edit(VM + "_known", "and first.flags == flags", ""),
     "4.3/part-shows": [
         Edit(VM + "map_fixed", "Mapping(va, size, buffer, offset,", "Mapping(va, size, buffer, 0,"),
