@@ -398,6 +398,19 @@ class Queue:
         """The rule: what was collected raises this PBDMA interrupt."""
         self.logs(rf"PBDMA intr {name} Error", code)
 
+    def hangs(self, name: str, ring: Callable[[], object] | None = None) -> None:
+        """The rule: what was collected (or what `ring` does) raises this PBDMA interrupt, and the driver only logs it.
+
+        The channel is reset behind it, so that the next one finds a host that works.
+        """
+        self.rig.hazard()
+        mark, line = self.rig.log_mark(), f"PBDMA intr {name} Error"
+        (ring or self.fenced)()
+        self.rig.eventually(lambda: any(line in one for one in self.rig.log_since(mark)), line, "nothing was logged")
+        ended = self.rig.wait(lambda: self.dead or (ring is None and self.over), QUIET_S)
+        self.rig.check(not ended, "the channel hangs", f"notifier {self.note.info32}")
+        self.rig.call(self.channel.fd, "CHANNEL_FORCE_RESET")
+
     def sm_errors(self) -> list[TsgSmErrorStateRecord]:
         """The records of the TSG's SMs that hold an error."""
         records = []

@@ -367,11 +367,11 @@ for _reduce in REDUCTIONS:
 
 
 def _semaphore_error(name: str, what: str, offset: int, execute: int) -> None:
-    @rule("6.5", f"{what}: SEMAPHORE interrupt", name=name, hazardous=True)
+    @rule("6.5", f"{what}: SEMAPHORE interrupt, which the driver only logs", name=name, hazardous=True)
     def semaphore_error(rig: Rig) -> None:
         gpu = Gpu(rig)
         queue, out = gpu.queue(contexts=()), gpu.memory()
-        queue.release(out.va + offset, 1, execute).interrupted("semaphore")
+        queue.release(out.va + offset, 1, execute).hangs("semaphore")
 
 
 for _error in (

@@ -495,7 +495,20 @@ PBDMA_INTR_0_FATAL: frozenset[PbdmaIntr0] = frozenset(
         PbdmaIntr0.SIGNATURE,
     }
 )
-"""The interrupts that kill the channel with notifier PBDMA_ERROR."""
+"""The interrupts that the driver calls fatal for the channel. Not all of them make it act: see the next set."""
+
+PBDMA_INTR_0_RECOVERED: frozenset[PbdmaIntr0] = frozenset(
+    {
+        PbdmaIntr0.PBENTRY,
+        PbdmaIntr0.PBCRC,
+        PbdmaIntr0.METHOD,
+        PbdmaIntr0.DEVICE,
+        PbdmaIntr0.ENG_RESET,
+        PbdmaIntr0.ACQUIRE,
+    }
+)
+"""The interrupts upon which nvgpu ends the TSG; the others it logs and clears (pbdma_ga10b_fusa.c,
+ga10b_pbdma_handle_intr_0, executed: what it has found by then is overwritten by the look for an acquire's timeout)."""
 
 
 class PbdmaIntr1(IntEnum):

@@ -1,6 +1,7 @@
 """What the driver makes of the GPU's events: log lines in nvgpu's form, error notifiers, dead channels.
 
-The TSG is off the engine already; every channel of it that registered a notifier gets the code (the first stays), all
+The TSG is off the engine already. Some interrupts of the host engine the driver only logs: the TSG hangs, and nothing
+tells its client. Upon all else every channel of it that registered a notifier gets the code (the first stays), all
 of them become unserviceable, and whoever waits is woken. Source: L4T r36.4.3 nvgpu, common/rc/rc.c, common/fifo/tsg.c.
 """
 
@@ -79,8 +80,8 @@ def sked_exception(log: KernelLog, event: ev.SkedException, tsg: Tsg | None) -> 
     return NotifierCode.GR_EXCEPTION
 
 
-def pbdma_fault(log: KernelLog, event: ev.PbdmaFault, tsg: Tsg | None) -> NotifierCode:
-    """One line per interrupt bit, then the PBDMA's registers."""
+def pbdma_fault(log: KernelLog, event: ev.PbdmaFault, tsg: Tsg | None) -> NotifierCode | None:
+    """One line per interrupt bit, then the PBDMA's registers. None where the driver leaves it at that."""
     names = faults.bit_names(faults.PbdmaIntr0, event.intr_0)
     registers = f"PBH: {event.header:08x} SHADOW: {event.shadow:08x} M0: {event.method:08x} {event.data:08x}"
     for name in names:
@@ -91,9 +92,11 @@ def pbdma_fault(log: KernelLog, event: ev.PbdmaFault, tsg: Tsg | None) -> Notifi
         log.error("ga10b_pbdma_handle_intr_1", f"{name.lower()} pbdma_intr_1(0):0x{event.intr_1:08x} {registers}")
     if "ACQUIRE" in names:
         log.error("ga10b_pbdma_handle_intr_0", "semaphore acquire timeout!")
-        return NotifierCode.GR_SEMAPHORE_TIMEOUT
-    crc = {"GPCRC", "PBCRC"} & set(names)
-    return NotifierCode.PBDMA_PUSHBUFFER_CRC_MISMATCH if crc else NotifierCode.PBDMA_ERROR
+    if not event.intr_1 and not any(event.intr_0 >> bit & 1 for bit in faults.PBDMA_INTR_0_RECOVERED):
+        return None
+    if "PBCRC" in names:
+        return NotifierCode.PBDMA_PUSHBUFFER_CRC_MISMATCH
+    return NotifierCode.GR_SEMAPHORE_TIMEOUT if "ACQUIRE" in names else NotifierCode.PBDMA_ERROR
 
 
 def class_error(log: KernelLog, event: ev.ClassError, tsg: Tsg | None) -> NotifierCode:
@@ -129,7 +132,7 @@ def tsg_aborted(log: KernelLog, event: ev.TsgAborted, tsg: Tsg | None) -> Notifi
     return NotifierCode.FIFO_ERROR_IDLE_TIMEOUT
 
 
-FATAL: Mapping[type[ev.FatalEvent], Callable[[Any, Any, Any], NotifierCode]] = {
+FATAL: Mapping[type[ev.FatalEvent], Callable[[Any, Any, Any], NotifierCode | None]] = {
     ev.MmuFault: mmu_fault,
     ev.SmException: sm_exception,
     ev.SkedException: sked_exception,
@@ -164,7 +167,7 @@ def handle(driver: Driver, event: ev.GpuEvent) -> None:
         kernel = getattr(event, "kernel", "")
         if detail or kernel:
             driver.log.board(f"{kernel}: {detail}" if kernel else detail)
-        if tsg is not None:
+        if tsg is not None and code is not None:
             recover(driver, tsg, code)
 
 

@@ -33,15 +33,16 @@ def test_a_fatal_event_has_a_code_and_lines(cls: type[events.FatalEvent]) -> Non
 
 
 PBDMA = [
-    (PbdmaIntr0.GPFIFO, NotifierCode.PBDMA_ERROR, "PBDMA intr gpfifo Error"),
-    (PbdmaIntr0.SEMAPHORE, NotifierCode.PBDMA_ERROR, "PBDMA intr semaphore Error"),
+    (PbdmaIntr0.GPFIFO, None, "PBDMA intr gpfifo Error"),
+    (PbdmaIntr0.SEMAPHORE, None, "PBDMA intr semaphore Error"),
+    (PbdmaIntr0.PBENTRY, NotifierCode.PBDMA_ERROR, "PBDMA intr pbentry Error"),
     (PbdmaIntr0.ACQUIRE, NotifierCode.GR_SEMAPHORE_TIMEOUT, "semaphore acquire timeout!"),
     (PbdmaIntr0.PBCRC, NotifierCode.PBDMA_PUSHBUFFER_CRC_MISMATCH, "PBDMA intr pbcrc Error"),
 ]
 
 
 @pytest.mark.parametrize(("bit", "code", "line"), PBDMA)
-def test_pbdma_interrupts(bit: PbdmaIntr0, code: NotifierCode, line: str) -> None:
+def test_pbdma_interrupts(bit: PbdmaIntr0, code: NotifierCode | None, line: str) -> None:
     log = KernelLog()
     event = example(events.PbdmaFault, intr_0=1 << bit, intr_1=0)
     assert recovery.pbdma_fault(log, event, None) == code  # type: ignore[arg-type]
