@@ -184,7 +184,7 @@ def bind_makes_veid_0(rig: Rig) -> None:
 def bind_without_address_space(rig: Rig) -> None:
     tsg, fd = rig.tsg(), rig.open_channel()
     rig.accepts(tsg, "TSG_BIND_CHANNEL_EX", channel_fd=fd)
-    rig.refuses(errno.EINVAL, tsg, "TSG_BIND_CHANNEL_EX", channel_fd=on_address_space(rig))
+    rig.refuses(errno.ENOSPC, tsg, "TSG_BIND_CHANNEL_EX", channel_fd=on_address_space(rig))
 
 
 @rule("5.2", "BIND_CHANNEL_EX makes the channel serviceable")

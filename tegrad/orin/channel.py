@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from tegrad.hw.faults import NOTIFIER_ERROR, NotifierCode
 from tegrad.hw.gpfifo import token
+from tegrad.orin import engine_classes
 from tegrad.orin.files import Call, Errno, File, Process, Table, WaitQueue, needed, require
 from tegrad.orin.nvmap import Buffer, dmabuf
+from tegrad.orin.preemption import object_allowed
 from tegrad.orin.waiting import dmabuf_or_none, wait
 from tegrad.uapi import constants as k
 from tegrad.uapi import ioctls as io
@@ -34,13 +36,6 @@ CONTEXT_SWITCH_MS = 3000
 MAX_GPFIFO_ENTRIES = 1 << 28
 MIN_GPFIFO_BYTES = 4096
 NOTIFIER_SIZE = 16
-# What ga10b's class check lets pass besides the chip's own: everything from Kepler on that the driver family knows.
-OLDER_CLASSES = frozenset(
-    {0x902D, 0xA0B5, 0xA140, 0xB06F, 0xB0B5, 0xB197, 0xB1C0, 0xC06F, 0xC097, 0xC0B5, 0xC0C0}
-    | {0xC36F, 0xC397, 0xC3B5, 0xC3C0, 0xC46F, 0xC4B7, 0xC597, 0xC5B5, 0xC5C0, 0xC637}
-)
-OLDER_GRAPHICS = frozenset((0xB197, 0xC097, 0xC397, 0xC597))
-OLDER_COMPUTE = frozenset((0xB1C0, 0xC0C0, 0xC3C0, 0xC5C0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +69,10 @@ class Channel:
         driver.channels[self.chid] = self
         self.vm: AddressSpace | None = None
         self.tsg: Tsg | None = None
-        self.was_unbound = False
-        self.veid = 0
+        self.veid = self.bound_veid = 0
+        """What it was last to be bound to, though that may have failed, and the subcontext that it is in."""
+        self.queue = 0
+        """The host queue of its runlist: 1 once it was to be bound to a veid above 0, and from then on."""
         self.watchdog = True
         self.watchdog_ms = 5000
         self.faulted = False
@@ -241,37 +238,31 @@ def wdt(file: ChannelFile, call: Call) -> None:
 def alloc_obj_ctx(file: ChannelFile, call: Call) -> None:
     """ALLOC_OBJ_CTX: an engine object; the first of a TSG makes its GR context. obj_id is never written."""
     arg, channel, chip = call.arg, file.channel, file.driver.chip
-    own = (chip.compute_class, chip.dma_class, chip.gpfifo_class, chip.threed_class, chip.twod_class, chip.i2m_class)
-    graphics = arg.class_num == chip.threed_class or arg.class_num in OLDER_GRAPHICS
-    vm = needed(channel.vm)
-    require(arg.class_num in own or arg.class_num in OLDER_CLASSES)
-    channel.last_class = arg.class_num
     tsg = needed(channel.tsg)
-    require(not (graphics and channel.veid))
-    gfxp = arg.flags & k.NVGPU_ALLOC_OBJ_FLAGS_GFXP
-    cilp = arg.flags & k.NVGPU_ALLOC_OBJ_FLAGS_CILP
-    require(not (gfxp and cilp))
-    context = tsg.make_context(vm)
-    if gfxp and graphics:
-        context.graphics_mode = k.NVGPU_GRAPHICS_PREEMPTION_MODE_GFXP
-    if cilp and not graphics:
-        context.compute_mode = context.grids_give_way = k.NVGPU_COMPUTE_PREEMPTION_MODE_CILP
+    vm = needed(channel.vm)
+    require(engine_classes.known(chip, arg.class_num))
+    channel.last_class = arg.class_num
+    require(object_allowed(channel, tsg.channels))
+    tsg.engine_veids.add(channel.bound_veid)
+    gfxp = bool(arg.flags & k.NVGPU_ALLOC_OBJ_FLAGS_GFXP)
+    cilp = bool(arg.flags & k.NVGPU_ALLOC_OBJ_FLAGS_CILP)
+    tsg.modes.begin(channel, tsg.channels, gfxp=gfxp, cilp=cilp)
+    tsg.make_context(vm)
+    tsg.modes.started = True
     tsg.schedule()
     channel.classes.append(arg.class_num)
     channel.give_objects([arg.class_num])
 
 
 def set_preemption_mode(file: ChannelFile, call: Call) -> None:
-    """SET_PREEMPTION_MODE: a mode can only be raised; 0 leaves it."""
-    arg, channel, chip = call.arg, file.channel, file.driver.chip
+    """SET_PREEMPTION_MODE. Without the engine's part of a context the modes are remembered, though the call fails."""
+    arg, channel = call.arg, file.channel
     require(channel.last_class)
     tsg = needed(channel.tsg)
-    context = needed(tsg.context)
     require(file.driver.tell_gpu("tsg_preempt", tsg.id) is not False, errno.EBUSY)
-    classes = OLDER_COMPUTE | OLDER_GRAPHICS | {chip.compute_class, chip.threed_class}
-    if context.set_preemption(
-        arg.graphics_preempt_mode, arg.compute_preempt_mode, computes=channel.last_class in classes
-    ):
+    if tsg.modes.change(channel, tsg.channels, arg.graphics_preempt_mode, arg.compute_preempt_mode):
+        require(channel.bound_veid in tsg.engine_veids)
+        tsg.modes.show()
         tsg.schedule()
 
 

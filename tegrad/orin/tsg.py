@@ -13,6 +13,7 @@ from tegrad.orin.address_space import AddressSpace, AsFile
 from tegrad.orin.channel import Channel, ChannelFile, preempted
 from tegrad.orin.context import L2_WAYS, GraphicsContext
 from tegrad.orin.files import Call, Errno, File, Process, Steps, Table, copy_out, needed, require
+from tegrad.orin.preemption import Modes
 from tegrad.orin.sharing import Instance, get_share_token, revoke_share_token
 from tegrad.orin.tsg_events import EventFile, event_id_ctrl
 from tegrad.uapi import constants as k
@@ -43,11 +44,16 @@ class Tsg:
         self.id = needed(next((i for i in range(MAX_TSGS) if i not in driver.tsgs), None), errno.ENOMEM)
         self.holders = 1
         self.subcontexts: dict[int, AddressSpace | None] = {}
+        self.occupied: dict[int, AddressSpace | None] = {}
+        """The subcontexts with channels in them, each with the address space that its first one had."""
         self.channels: list[Channel] = []
         self.runlist: int | None = None
         self.timeslice_us = TIMESLICE_DEFAULT_US
         self.interleave = k.NVGPU_RUNLIST_INTERLEAVE_LEVEL_LOW
+        self.modes = Modes()
         self.context: GraphicsContext | None = None
+        self.engine_veids: set[int] = set()
+        """Subcontexts that an object of one of their channels has given the engine's part of a context."""
         self.sm_errors: dict[int, TsgSmErrorStateRecord] = {}
         self.event_files: list[EventFile] = []
         self.instances: list[int] = []
@@ -81,21 +87,30 @@ class Tsg:
         return self.context
 
     def bind(self, channel: Channel, veid: int) -> None:
-        """BIND_CHANNEL's checks, in order. A veid of 0 that does not exist is made with the channel's address space."""
+        """BIND_CHANNEL's checks, in order.
+
+        A veid of 0 that does not exist is made with the channel's address space, whatever comes of the rest; made
+        without one it stays, and no other channel gets it then (ENOSPC). A channel that was unbound may be bound
+        again, and a fault is forgotten, but its ring is on no runlist any more.
+        """
         require(veid < MAX_SUBCONTEXTS)
         channel.veid = veid
+        channel.queue |= veid > 0
+        if veid == 0 and self.subcontexts.get(0) is None:
+            require(0 not in self.subcontexts, errno.ENOSPC)
+            self.subcontexts[0] = channel.vm
         # "No VM" equals "no VM": a channel without address space passes here, and is of no use afterwards.
-        require((veid == 0 and 0 not in self.subcontexts) or self.subcontexts.get(veid) is channel.vm)
-        require(channel.tsg is None and not channel.was_unbound)
+        require(self.subcontexts.get(veid) is channel.vm)
+        require(channel.tsg is None)
         require(len(self.channels) < MAX_CHANNELS)
         require(self.runlist is None or self.runlist == channel.runlist)
-        self.subcontexts.setdefault(veid, channel.vm)
         self.runlist = channel.runlist
+        require(self.occupied.setdefault(veid, channel.vm) is channel.vm)
         self.channels.append(channel)
-        channel.tsg = self.hold()
+        channel.tsg, channel.bound_veid, channel.faulted = self.hold(), veid, False
 
     def unbind(self, channel: Channel, *, forced: bool) -> None:
-        """Take a channel off the runlist, for good.
+        """Take a channel off the runlist: what is in its ring does not run any more.
 
         One of several channels whose work hangs in the host is busy: Errno(EAGAIN), or some more tries and then the
         end of the TSG where the unbind is `forced`. If the running grid does not give way, the TSG ends too, and the
@@ -115,9 +130,11 @@ class Tsg:
             self._tear_down(channel, errno.EBUSY)
         self.channels.remove(channel)
         channel.tsg = None
-        channel.was_unbound = True
-        if forced and not any(c.veid == channel.veid for c in self.channels):
-            self.subcontexts.pop(channel.veid, None)
+        if not any(c.bound_veid == channel.bound_veid for c in self.channels):
+            del self.occupied[channel.bound_veid]
+            self.engine_veids.discard(channel.bound_veid)
+            if forced:
+                self.subcontexts.pop(channel.veid, None)
         if not failed and channel.syncpoint is not None:
             channel.syncpoint.make_safe()
         self.drop()
@@ -145,8 +162,7 @@ class Tsg:
     def schedule(self) -> None:
         """Tell the GPU how the group takes its turns."""
         self.driver.tell_gpu("tsg_schedule", self.id, self.timeslice_us, self.interleave)
-        if self.context is not None:
-            self.driver.tell_gpu("tsg_preemption", self.id, self.context.grids_give_way)
+        self.driver.tell_gpu("tsg_preemption", self.id, self.modes.image)
 
     def replay(self) -> None:
         """Tell a new GPU process of this group; its channels stay dead."""
@@ -195,7 +211,7 @@ def delete_subcontext(file: TsgFile, call: Call) -> None:
     """DELETE_SUBCONTEXT: not while channels are bound to it; one that does not exist is fine."""
     tsg, veid = file.tsg, call.arg.veid
     require(veid < MAX_SUBCONTEXTS)
-    require(not any(c.veid == veid for c in tsg.channels))
+    require(veid not in tsg.occupied)
     tsg.subcontexts.pop(veid, None)
 
 
@@ -214,7 +230,7 @@ def bind_channel(file: TsgFile, call: Call) -> None:
 
 
 def unbind_channel(file: TsgFile, call: Call) -> None:
-    """UNBIND_CHANNEL: the channel is unserviceable from then on."""
+    """UNBIND_CHANNEL: the channel is unserviceable until it is bound again."""
     found = call.file("value", ChannelFile)
     require(found and found.channel.tsg is file.tsg)
     file.tsg.unbind(found.channel, forced=False)

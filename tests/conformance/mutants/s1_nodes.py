@@ -76,7 +76,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         "tegrad.orin.tsg.Tsg.unbind", "for other in self.channels: other.faulted = other is not channel"
     ),
     "1.5/last-channel-deletes-subcontext": [
-        Edit("tegrad.orin.tsg.Tsg.unbind", "if forced and", "if False and"),
+        Edit("tegrad.orin.tsg.Tsg.unbind", "if forced:", "if False:"),
         Start("tegrad.orin.tsg.Tsg.unbind", "self.subcontexts.pop(channel.veid, None)"),
     ],
     "1.5/last-nvmap-fd-drops-handles": Start(

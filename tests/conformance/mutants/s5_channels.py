@@ -4,10 +4,12 @@ from mutation import Edit, Item, Mutant, Start, Value
 
 C, T, S, W = "tegrad.orin.channel.", "tegrad.orin.tsg.", "tegrad.orin.sharing.", "tegrad.orin.waiting."
 CONTEXT = "tegrad.orin.context.GraphicsContext."
+MODES = "tegrad.orin.preemption.Modes."
+KNOWN = "tegrad.orin.engine_classes.known"
 ENTRIES, CHECKS = C + "_entry_checks", C + "_ring_checks"
 SETUP, OBJECT, NOTIFIER = C + "setup_bind", C + "alloc_obj_ctx", C + "set_error_notifier"
 BIND, CREATE = T + "Tsg.bind", T + "create_subcontext"
-PREEMPTION = CONTEXT + "set_preemption"
+PREEMPTION = MODES + "_set"
 SM = T + "read_single_sm_error_state"
 NO_CHECK = "pass"
 
@@ -113,26 +115,24 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     ],
     "5.2/subcontext-types": Edit(CREATE, "elif arg.type == k.NVGPU_TSG_SUBCONTEXT_TYPE_ASYNC:", "elif True:"),
     "5.2/subcontext-needs-address-space": Edit(CREATE, "require(address_space)", "require(address_space, errno.EBADF)"),
-    "5.2/delete-used-subcontext": Edit(
-        T + "delete_subcontext", "require(not any(c.veid == veid for c in tsg.channels))", NO_CHECK
-    ),
+    "5.2/delete-used-subcontext": Edit(T + "delete_subcontext", "require(veid not in tsg.occupied)", NO_CHECK),
     "5.2/delete-veid-64": Edit(T + "delete_subcontext", "require(veid < MAX_SUBCONTEXTS)", NO_CHECK),
     "5.2/bind-needs-channel": Edit(T + "bind_channel_ex", "require(found)", "require(found, errno.EBADF)"),
     "5.2/bind-veid-64": Edit(BIND, "require(veid < MAX_SUBCONTEXTS)", "require(veid < MAX_SUBCONTEXTS, errno.ENOSPC)"),
     "5.2/bind-other-address-space": Edit(
         BIND, "self.subcontexts.get(veid) is channel.vm", "self.subcontexts.get(veid) is not None"
     ),
-    "5.2/bind-unknown-veid": Edit(BIND, "(veid == 0 and 0 not in self.subcontexts)", "veid not in self.subcontexts"),
+    "5.2/bind-unknown-veid": Edit(BIND, "self.subcontexts.get(veid)", "self.subcontexts.setdefault(veid, channel.vm)"),
     "5.2/bind-bound-channel": Edit(
         BIND,
-        "require(channel.tsg is None and not channel.was_unbound)",
+        "require(channel.tsg is None)",
         "require(channel.tsg is None, errno.EBUSY)",
     ),
     "5.2/bind-128-channels": [
         Edit(BIND, "require(len(self.channels) < MAX_CHANNELS)", NO_CHECK),
         Edit(BIND, "len(self.channels) < MAX_CHANNELS", "len(self.channels) < MAX_CHANNELS - 1"),
     ],
-    "5.2/bind-makes-veid-0": Edit(BIND, "self.subcontexts.setdefault(veid, channel.vm)", NO_CHECK),
+    "5.2/bind-makes-veid-0": Edit(BIND, "self.runlist = channel.runlist", "self.runlist = 0; self.subcontexts.pop(0, None)"),
     "5.2/bind-without-address-space": Start(BIND, "require(channel.vm is not None)"),
     "5.2/bound-is-serviceable": Edit(C + "Channel.serviceable", "self.tsg is not None", "self.set_up"),
     "5.2/plain-bind": _refuses(T + "bind_channel"),
@@ -143,7 +143,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         "require(found and found.channel.tsg is file.tsg, errno.ENOENT)",
     ),
     "5.2/unbound-is-unserviceable": _accepts(T + "unbind_channel"),
-    "5.2/unbind-leaves-subcontext": Edit(T + "Tsg.unbind", "if forced and not any(", "if not any("),
+    "5.2/unbind-leaves-subcontext": Edit(T + "Tsg.unbind", "if forced:", "if True:"),
     "5.2/tsg-enable": _refuses(T + "enable"),
     "5.2/tsg-disable": _refuses(T + "disable"),
     "5.2/tsg-preempt": _refuses(T + "preempt"),
@@ -238,16 +238,16 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "5.4/wdt-deterministic": Edit(C + "wdt", "require(not (file.channel.set_up and on))", NO_CHECK),
     "5.4/wdt-default": Edit(C + "Channel.__init__", "self.watchdog = True", "self.watchdog = False"),
     # 5.5
-    "5.5/older-classes": Edit(OBJECT, " or arg.class_num in OLDER_CLASSES", ""),
-    "5.5/unknown-class": Edit(OBJECT, "require(arg.class_num in own or arg.class_num in OLDER_CLASSES)", NO_CHECK),
+    "5.5/older-classes": Edit(KNOWN, " or number in OLDER", ""),
+    "5.5/unknown-class": Edit(OBJECT, "require(engine_classes.known(chip, arg.class_num))", NO_CHECK),
     "5.5/object-needs-address-space": Edit(OBJECT, "needed(channel.vm)", "needed(channel.vm, errno.ENODEV)"),
     "5.5/object-needs-tsg": Edit(OBJECT, "needed(channel.tsg)", "needed(channel.tsg, errno.ENODEV)"),
     "5.5/graphics-off-veid-0": [
-        Edit(OBJECT, "require(not (graphics and channel.veid))", NO_CHECK),
-        Edit(OBJECT, "require(not (graphics and channel.veid))", "require(not channel.veid)"),
+        Edit(OBJECT, "require(object_allowed(channel, tsg.channels))", NO_CHECK),
+        Edit(OBJECT, "require(object_allowed(channel, tsg.channels))", "require(not channel.veid)"),
     ],
     "5.5/object-id-is-not-written": Start(OBJECT, "call.arg.obj_id = 1"),
-    "5.5/gfxp-and-cilp": Edit(OBJECT, "require(not (gfxp and cilp))", NO_CHECK),
+    "5.5/gfxp-and-cilp": Edit(PREEMPTION, "require(not (graphics == GFXP and compute == CILP))", NO_CHECK),
     "5.5/two-objects": Start(OBJECT, "require(not file.channel.classes)"),
     # 5.6
     "5.6/preemption-needs-object": Edit(
@@ -257,13 +257,11 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         C + "set_preemption_mode", "needed(channel.tsg)", "needed(channel.tsg, errno.ENOENT)"
     ),
     "5.6/preemption-of-nothing": Edit(
-        PREEMPTION, "if not graphics and not compute:", "if not graphics and not compute:\n        require(False)"
+        MODES + "change", "if not graphics and not compute:", "if not graphics and not compute:\n        require(False)"
     ),
-    "5.6/preemption-rises": Edit(PREEMPTION, "compute >= self.compute_mode", "compute == self.compute_mode"),
-    "5.6/preemption-does-not-fall": Edit(PREEMPTION, " and compute >= self.compute_mode", ""),
-    "5.6/preemption-of-both": Edit(
-        PREEMPTION, "require(not (gfxp and compute == k.NVGPU_COMPUTE_PREEMPTION_MODE_CILP))", NO_CHECK
-    ),
+    "5.6/preemption-rises": Start(MODES + "change", "require(compute <= CTA)"),
+    "5.6/preemption-does-not-fall": Edit(PREEMPTION, " and compute >= self.compute", ""),
+    "5.6/preemption-of-both": Edit(PREEMPTION, "require(not (graphics == GFXP and compute == CILP))", NO_CHECK),
     "5.6/preemption-unknown": [
         Edit(PREEMPTION, "graphics & GRAPHICS_MODES and", ""),
         Edit(PREEMPTION, "compute & COMPUTE_MODES and", ""),
