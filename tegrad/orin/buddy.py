@@ -21,12 +21,10 @@ def _zeros(number: int) -> int:
 class _Piece:
     """A power-of-two piece: free (in an order list), allocated, or split into two."""
 
-    __slots__ = ("buddy", "left", "order", "parent", "right", "start", "state")
+    __slots__ = ("buddy", "order", "parent", "start", "state")
 
     def __init__(self, start: int, order: int, parent: _Piece | None) -> None:
         self.start, self.order, self.parent = start, order, parent
-        self.left: _Piece | None = None
-        self.right: _Piece | None = None
         self.buddy: _Piece | None = None
         self.state = "free"
 
@@ -111,7 +109,6 @@ class BuddyAllocator:
         half = BLOCK << (piece.order - 1)
         left, right = _Piece(piece.start, piece.order - 1, piece), _Piece(piece.start + half, piece.order - 1, piece)
         left.buddy, right.buddy = right, left
-        piece.left, piece.right = left, right
         self._put(left)
         self._put(right)
         return left, right
@@ -121,7 +118,6 @@ class BuddyAllocator:
             parent = piece.parent
             assert parent is not None
             del self._free[piece.order][piece], self._free[piece.order][piece.buddy]
-            parent.left = parent.right = None
             self._put(parent)
             piece = parent
 

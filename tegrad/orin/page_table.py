@@ -14,8 +14,6 @@ from tegrad.uapi import constants as k
 
 VALID, VOLATILE, READ_ONLY = 1 << 0, 1 << 3, 1 << 6
 APERTURE_SHIFT, KIND_SHIFT = 1, 56
-ADDRESS = (1 << KIND_SHIFT) - (1 << 8)
-"""Bits of the page's physical address, which an emulated page has not."""
 
 
 class Aperture(IntEnum):

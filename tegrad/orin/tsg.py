@@ -36,12 +36,17 @@ SECTOR_PROMOTIONS = (
 TIMESLICE_MIN_US, TIMESLICE_MAX_US, TIMESLICE_DEFAULT_US = 1000, 50000, 1024
 
 
+def _free_number(driver: Driver) -> int | None:
+    """The lowest number that no group has."""
+    return next((i for i in range(MAX_TSGS) if i not in driver.tsgs), None)
+
+
 class Tsg:
     """A timeslice group. Alive while its fd or a channel is."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self.id = needed(next((i for i in range(MAX_TSGS) if i not in driver.tsgs), None), errno.ENOMEM)
+        self.id = needed(_free_number(driver), errno.ENOMEM)
         self.holders = 1
         self.subcontexts: dict[int, AddressSpace | None] = {}
         self.occupied: dict[int, AddressSpace | None] = {}

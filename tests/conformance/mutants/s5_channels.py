@@ -132,7 +132,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         Edit(BIND, "require(len(self.channels) < MAX_CHANNELS)", NO_CHECK),
         Edit(BIND, "len(self.channels) < MAX_CHANNELS", "len(self.channels) < MAX_CHANNELS - 1"),
     ],
-    "5.2/bind-makes-veid-0": Edit(BIND, "self.runlist = channel.runlist", "self.runlist = 0; self.subcontexts.pop(0, None)"),
+    "5.2/bind-makes-veid-0": Edit(BIND, "self.runlist = channel.runlist", "self.subcontexts.pop(0, None)"),
     "5.2/bind-without-address-space": Start(BIND, "require(channel.vm is not None)"),
     "5.2/bound-is-serviceable": Edit(C + "Channel.serviceable", "self.tsg is not None", "self.set_up"),
     "5.2/plain-bind": _refuses(T + "bind_channel"),
