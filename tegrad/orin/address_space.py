@@ -276,7 +276,7 @@ class AddressSpace:
 
     def reserve(self, size: int, base: int | None, *, sparse: bool) -> int:
         """ALLOC_SPACE: keep a range out of the allocator's hands; at `base` if given. Errno(ENOMEM) if it cannot."""
-        require(size and not (sparse and size > MAX_SPARSE), errno.ENOMEM)
+        require(not (sparse and size > MAX_SPARSE), errno.ENOMEM)
         if base is None:
             base = needed(self.user.allocate(size), errno.ENOMEM)
         else:

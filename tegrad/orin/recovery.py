@@ -90,13 +90,14 @@ def pbdma_fault(log: KernelLog, event: ev.PbdmaFault, tsg: Tsg | None) -> Notifi
         log.error("ga10b_pbdma_handle_intr_0", f"pbdma_intr_0(0):0x{event.intr_0:08x} {registers}")
     for name in faults.bit_names(faults.PbdmaIntr1, event.intr_1):
         log.error("ga10b_pbdma_handle_intr_1", f"{name.lower()} pbdma_intr_1(0):0x{event.intr_1:08x} {registers}")
-    if "ACQUIRE" in names:
+    acquire = "ACQUIRE" in names
+    if acquire:
         log.error("ga10b_pbdma_handle_intr_0", "semaphore acquire timeout!")
     if not event.intr_1 and not any(event.intr_0 >> bit & 1 for bit in faults.PBDMA_INTR_0_RECOVERED):
         return None
     if "PBCRC" in names:
         return NotifierCode.PBDMA_PUSHBUFFER_CRC_MISMATCH
-    return NotifierCode.GR_SEMAPHORE_TIMEOUT if "ACQUIRE" in names else NotifierCode.PBDMA_ERROR
+    return NotifierCode.GR_SEMAPHORE_TIMEOUT if acquire else NotifierCode.PBDMA_ERROR
 
 
 def class_error(log: KernelLog, event: ev.ClassError, tsg: Tsg | None) -> NotifierCode:

@@ -161,12 +161,14 @@ def mapped(rng: random.Random) -> Case:
         if rng.random() < 0.2:
             steps.append("mappings")
     # At last an area goes with what is in it, and another buffer may land there.
-    steps += ["mappings", f"release ${rng.choice(areas)}+{PAGE * rng.randrange(4)}", "mappings"]
+    gone = rng.choice(areas)
+    steps += ["mappings", f"release ${gone}+{PAGE * rng.randrange(4)}", "mappings"]
     steps += [f"pte ${at}" for at in rng.sample(maps, min(2, len(maps)))]
     for which in range(2):
         steps.append(f"map {which} {CACHEABLE * which} 0 0 0 -1 {7 + which}")
         at = len(steps) - 1
-        steps += [f"pte ${at}", f"unmap ${at}", f"pte ${at}"]
+        steps += [f"pte ${at}", *(f"pte ${gone}+{PAGE * page}" for page in rng.sample(range(16), 3))]
+        steps += [f"unmap ${at}", f"pte ${at}"]
     return [*steps, "mappings"]
 
 
@@ -365,6 +367,11 @@ def engine_object(rng: random.Random) -> Case:
         c, kind = rng.randrange(3), rng.randrange(11)
         if kind == 10:
             steps.append(rng.choice((f"unbind 0 {c}", f"bind 0 {c} {rng.randrange(2)}")))
+            if steps[-1].startswith("unbind") and rng.random() < 0.7:
+                steps += [
+                    f"bind 0 {c} {rng.choice((c % 2, c % 2, 1))}",
+                    f"modes {c} {rng.randrange(3)} {rng.choice((2, 4))}",
+                ]
         elif kind < 4:
             wanted = rng.choice((*CLASSES[:3], *CLASSES[:3], *CLASSES, 0, 0x1234))
             steps.append(f"object {c} {wanted} {rng.choice((0, 0, 0, 2, 4, 6, 1))}")

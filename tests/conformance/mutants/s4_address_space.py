@@ -43,8 +43,8 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     # 4.2
     "4.2/space-64k-pages": Edit(ALLOC, "arg.page_size == PAGE", "arg.page_size in (PAGE, 65536)"),
     "4.2/space-no-page-size": Edit(ALLOC, "arg.page_size == PAGE", "arg.page_size in (PAGE, 0)"),
-    "4.2/space-no-pages": Edit(VM + "reserve", "size and not", "not"),
-    "4.2/space-too-large": placed("return None", "return self.start"),
+    "4.2/space-no-pages": placed("if not size:", "if False:"),
+    "4.2/space-too-large": placed("else:\n        return None", "else:\n        return self.start"),
     "4.2/space-page-size-first": Edit(
         ALLOC,
         "require(arg.page_size == PAGE)",
@@ -167,7 +167,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "4.3/only-offset": Edit(
         CALLS + "map_buffer_ex", "call.arg.offset =", "call.arg.mapping_size, call.arg.offset = 4096,"
     ),
-    "4.3/rounded-to-pages": placed("order = ((size - 1) >> BLOCK_SHIFT).bit_length() if size else 0", "order = 4"),
+    "4.3/rounded-to-pages": placed("order = ((size - 1) >> BLOCK_SHIFT).bit_length()", "order = 4"),
     "4.3/same-buffer": Edit(VM + "map", "self._known(buffer, flags, kind)", "None"),
     "4.3/same-buffer-other-fd": Edit(
         MAP,

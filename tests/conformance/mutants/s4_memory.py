@@ -14,8 +14,10 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     ),
     "4.2/area-faults": Edit(VM + "reserve", "if sparse:", "if True:"),
     "4.2/freed-area-reads-zero": [
-        Edit(VM + "release", 'self.driver.tell_gpu("sparse", self.id, area.start, area.size)', "pass"),
-        Edit(VM + "release", 'self.driver.tell_gpu("sparse",', 'self.driver.tell_gpu("unmap",'),
+        Edit(VM + "release", 'self.driver.tell_gpu("sparse", self.id, area.start, area.size, True)', "pass"),
+        Edit(
+            VM + "release", '"sparse", self.id, area.start, area.size, True', '"unmap", self.id, area.start, area.size'
+        ),
     ],
     "4.3/unmapped-pte-faults": Edit(VM + "_add", "pte.read_only, pte.valid", "pte.read_only, True"),
     "4.3/read-only-reads": Edit(VM + "_add", ", pte.valid", ", pte.valid and not pte.read_only"),

@@ -138,8 +138,8 @@ CODES: dict[str, Mutant | list[Mutant]] = {
     ),
     "7.4/no-record": Edit(
         RECOVERY + "handle",
-        "if tsg is not None:",
-        "if tsg is not None:\n            tsg.sm_errors[0] = TsgSmErrorStateRecord(4, 0)",
+        "if tsg is not None and code is not None:",
+        "if tsg is not None and code is not None:\n            tsg.sm_errors[0] = TsgSmErrorStateRecord(4, 0)",
     ),
     "7.4/gpentry": Edit(HOST + "_entry", "entry.opcode not in (", "entry.opcode not in (1, "),
     "7.4/pbseg": Edit(HOST + "_segment", "if at + count > end:", "if at + count > end + 1000:"),
