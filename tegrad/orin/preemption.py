@@ -88,6 +88,11 @@ class Modes:
         self._set(channel, group, graphics, compute)
         return True
 
+    def leave(self, veid: int) -> None:
+        """A subcontext with a part of the context has lost its last channel: with veid 0 goes GFXP, and its buffers."""
+        if veid == 0 and self.graphics == GFXP:
+            self.graphics = GRAPHICS_WFI
+
     def show(self) -> None:
         """Store the compute mode in the context's image; WFI, and none, leave what it holds."""
         if self.compute in (CTA, CILP):

@@ -137,7 +137,9 @@ class Tsg:
         channel.tsg = None
         if not any(c.bound_veid == channel.bound_veid for c in self.channels):
             del self.occupied[channel.bound_veid]
-            self.engine_veids.discard(channel.bound_veid)
+            if channel.bound_veid in self.engine_veids:
+                self.engine_veids.remove(channel.bound_veid)
+                self.modes.leave(channel.bound_veid)
             if forced:
                 self.subcontexts.pop(channel.veid, None)
         if not failed and channel.syncpoint is not None:

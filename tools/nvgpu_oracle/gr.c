@@ -78,7 +78,6 @@ void gr_boot(struct gk20a *g)
 	g->ops.gr.fecs_trace.unbind_channel = NULL;
 	g->ops.perf.get_num_hwpm_perfmon = NULL;
 	g->ops.gr.setup.free_gr_ctx = NULL;
-	g->ops.gr.setup.free_subctx = NULL;
 }
 
 static void answer_object(struct gk20a *g, const struct step *s)

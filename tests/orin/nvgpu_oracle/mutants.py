@@ -87,7 +87,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
         _CHANNEL + "alloc_obj_ctx",
         _CHANNEL + "set_preemption_mode",
         *(_MODES + name for name in ("object_allowed", "_any", "_runs")),
-        *(_MODES + "Modes." + name for name in ("begin", "change", "show", "_new", "_set", "_check_cilp")),
+        *(_MODES + "Modes." + name for name in ("begin", "change", "leave", "show", "_new", "_set", "_check_cilp")),
     ),
 }
 """The functions that decide a kind's answers."""
