@@ -134,6 +134,10 @@ MEASURES: dict[str, Measure] = {
         *(_target(target) for target in TARGETS.values()),
         Measure("ptx-oracle-cases", "cases of PTX instructions that the H200 recorded", False, oracle.cases),
         Measure("ptx-oracle-mismatches", "of them, those that the engine answers otherwise", False, oracle.mismatches),
+        Measure("nvgpu-oracle-cases", "cases that nvgpu's own code answered", False, oracle.nvgpu_cases),
+        Measure(
+            "nvgpu-oracle-mismatches", "of them, those that the board answers otherwise", False, oracle.nvgpu_mismatches
+        ),
         Measure(
             "conformance-rules", "rules of the driver's facts that the board keeps", False, conformance.rules, long=True
         ),

@@ -152,7 +152,9 @@ def mapped(rng: random.Random) -> Case:
             again = again or where in fixed
             fixed.add(where)
             maps.append(at)
-            steps.append(f"map {which} {flags | FIXED} {where} {offset} {part} {compressible} {incompressible}")
+            earlier = [step for step in steps if step.startswith("map ") and f" {where} " in step]
+            wanted = f"map {which} {flags | FIXED} {where} {offset} {part} {compressible} {incompressible}"
+            steps.append(earlier[0] if earlier and rng.random() < 0.8 else wanted)
         elif kind < 9:
             maps.append(at)
             steps.append(f"map {which} {flags & CACHEABLE} 0 0 0 {compressible} {incompressible}")
@@ -367,6 +369,10 @@ def engine_object(rng: random.Random) -> Case:
     for c, veid in enumerate((0, 1, 0)):
         if rng.random() < 0.85:
             steps.append(f"bind 0 {c} {veid}")
+    if rng.random() < 0.3:  # compute in two subcontexts beside graphics, in any order
+        kinds = [(0, CLASSES[0]), (1, CLASSES[0]), (2, CLASSES[1])]
+        steps += [f"object {c} {kind} 0" for c, kind in rng.sample(kinds, rng.randint(2, 3))]
+        steps.append(f"modes {rng.randrange(3)} 0 4")
     for _ in range(rng.randint(4, 14)):
         c, kind = rng.randrange(3), rng.randrange(11)
         if kind == 10:

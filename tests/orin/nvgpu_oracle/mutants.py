@@ -188,12 +188,11 @@ _LINUX = "a check of os/linux, which the oracle has not"
 _SHARED = "sharing a TSG is os/linux's matter"
 
 EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
-    (
-        "",
-        r"\.log\.|^log\.|^for name in|^if event.intr_0:|^if 'ACQUIRE' in names:",
-        "leave out",
-        "log lines are no answer",
-    ),
+    ("", r"\.log\.|^log\.", "leave out", "log lines are no answer"),
+    ("pbdma_fault", r"^for name in|^if event.intr_0:|^if acquire:", "leave out", "log lines are no answer"),
+    ("Channel.fault", r"^self.notifier is not None$", "turn", "what it returns is for the log"),
+    ("context_switch_timeout", r"^if tsg is None:", "leave out", "a group that is gone by then"),
+    ("set_timeslice", r"schedule\(\)", "leave out", _TOLD),
     ("", r"\.wake\(\)", "leave out", "nobody waits in a case"),
     ("", r"tell_gpu\('(?!tsg_schedule)", "leave out", _TOLD),
     ("", r"with suppress\(GpuError", "leave out", _TOLD),
