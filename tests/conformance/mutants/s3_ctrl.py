@@ -320,5 +320,9 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         "self.doorbells += 1",
         "value & 0xFFF in self._channels or [self._stop(c, RuntimeError()) for c in list(self._channels.values())]",
     ),
-    "3.9/idle-doorbell": Edit("tegrad.orin.host.Channel._put", "put >= self._entries:", "put == self._get:"),
+    "3.9/idle-doorbell": Edit(
+        "tegrad.orin.host.Channel._put",
+        "put >= self._entries:\n        raise self._pbdma(PbdmaIntr0.GPPTR",
+        "put == self._get:\n        raise self._pbdma(PbdmaIntr0.METHOD",
+    ),
 }
