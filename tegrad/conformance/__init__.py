@@ -26,6 +26,7 @@ MODULES = (
     "s3_ctrl",
     "s4_address_space",
     "s4_memory",
+    "s4_coherence",
     "s5_channels",
     "s6_host",
     "s6_compute",

@@ -113,10 +113,16 @@ class Gpu:
 
     # ---- memory and programs -------------------------------------------------------------------------------------
 
-    def memory(self, size: int = PAGE, *, read_only: bool = False, fixed: int | None = None) -> Block:
-        """A zeroed buffer, mapped on both sides; read-only for the GPU if asked for, at a reserved address if given."""
+    def memory(
+        self, size: int = PAGE, *, read_only: bool = False, fixed: int | None = None, cached: bool = False
+    ) -> Block:
+        """A zeroed buffer, mapped on both sides; read-only for the GPU if asked for, at a reserved address if given.
+
+        Volatile unless `cached` is asked for.
+        """
         buffer = self.rig.buffer(size)
         flags = VOLATILE if fixed is None else k.NVGPU_AS_MAP_BUFFER_FLAGS_FIXED_OFFSET
+        flags |= k.NVGPU_AS_MAP_BUFFER_FLAGS_CACHEABLE if cached else 0
         flags |= READ_ONLY if read_only else 0
         va = self.rig.map(self.vm, buffer.fd, flags=flags, offset=fixed or 0)
         return Block(buffer, self.rig.mapped(buffer), va)

@@ -145,8 +145,8 @@ QMD: Final = Role(
     "QMD", 5, _INNER, VOLATILE, VOLATILE, PAGE,
     cpu="writes it before the launch, behind the arguments",
     gpu="the front end reads it when the launch is scheduled",
-    why="as kernel arguments; caching of QMDs was not tried",
-    source=_FIELD,
+    why="as kernel arguments: rewritten QMDs launched their first grid again",
+    source=_H200,
     within="kernel arguments, recording",
 )  # fmt: skip
 RECORDING: Final = Role(
