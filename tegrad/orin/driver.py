@@ -65,7 +65,7 @@ UNPOWERED_EINVAL = (
 """Calls that answer EINVAL when the GPU cannot be powered on; the others pass the reason on."""
 
 LETTING_GO = frozenset(
-    {"vm_destroy", "unmap", "sparse_free", "syncpoint_free", "tsg_destroy", "channel_destroy", "tsg_abort", "stats"}
+    {"vm_destroy", "unmap", "syncpoint_free", "tsg_destroy", "channel_destroy", "tsg_abort", "stats"}
 )
 """Calls of the GPU that succeed without one: whatever they are about is gone already."""
 
