@@ -28,7 +28,7 @@ from tegrad.nv.spec import MemorySpec
 
 pytestmark = pytest.mark.board
 
-BOARDS = {"through": "agx-orin-64gb:5GiB", "back": "agx-orin-64gb:6GiB"}
+BOARDS = {"through": "agx-orin-64gb:21GiB", "back": "agx-orin-64gb:22GiB"}
 """By how stores behave; a size of its own keeps a board apart from the others."""
 ONCE = {"global_size": (1, 1, 1), "local_size": (1, 1, 1)}
 
@@ -194,7 +194,11 @@ def put(device: Any, buffer: Any, value: int) -> None:
 
 
 def told(device: Any, buffer: Any) -> list[int]:
-    """What the CPU reads of a word: after the GPU's store; after its own; after the GPU has added one to that."""
+    """What the CPU reads of a word: after the GPU's store; after its own; after the GPU has added one to that.
+
+    The GPU has read it before: a store alone does not make L2 keep it.
+    """
+    program(device, "add")(buffer, **ONCE, vals=(0,))
     program(device, "store")(buffer, **ONCE, vals=(7,))
     seen = [number(device, buffer)]
     put(device, buffer, 100)

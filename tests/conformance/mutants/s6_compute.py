@@ -164,7 +164,7 @@ QMD: dict[str, Mutant | list[Mutant]] = {
 COPY_CLASS: dict[str, Mutant | list[Mutant]] = {
     "6.8/copy-non-pipelined": [
         Edit(COPY + "_run", "if copy.launch & 3:", "if copy.launch & 1:"),
-        Edit(COPY + "_linear", "vm.base + dst,", "vm.base + dst + 1,"),
+        Edit(COPY + "_linear", "vm.copy(dst, src,", "vm.copy(dst + 1, src,"),
     ],
     "6.8/copy-pipelined": Edit(COPY + "_run", "if copy.launch & 3:", "if copy.launch & 2:"),
     "6.8/multi-line": Edit(COPY + "_launch", "if data >> 9 & 1 else 1", "if False else 1"),

@@ -1,6 +1,6 @@
 """Mutants of section 7."""
 
-from mutation import Edit, Item, Mutant, Value
+from mutation import Edit, Item, Mutant, Start, Value
 
 RECOVERY = "tegrad.orin.recovery."
 DRIVER = "tegrad.orin.channel."
@@ -165,9 +165,7 @@ MISTAKES: dict[str, Mutant | list[Mutant]] = {
     "7.5/no-context": Edit(HOST + "_require_context", "if not self.scheduler.has_context(self.chid):", "if False:"),
     "7.5/gpptr": Edit(HOST + "_put", "PbdmaIntr0.GPPTR", "PbdmaIntr0.GPENTRY"),
     "7.5/stamped-at-8": Edit(HOST + "_release", "15 if record else", "7 if record else"),
-    "7.5/unmapped-while-running": Edit(
-        SPACE + "unmap", "ctypes.memset(self.pages + (va >> PAGE_SHIFT), 0, size >> PAGE_SHIFT)", "pass"
-    ),
+    "7.5/unmapped-while-running": Start(SPACE + "unmap", "return"),
     "7.5/closed-while-running": Edit(
         SCHEDULER + "remove",
         "channel.worker.close()",
