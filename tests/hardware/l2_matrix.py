@@ -41,6 +41,9 @@ STORES = {
 }  # fmt: skip
 UNTIL = "while (!*(volatile unsigned *)b) ;"
 
+RING = "gpfifo"
+"""The case that only a desktop's driver has (`with_ring`)."""
+
 CASES: dict[str, Callable[["Gpu"], Any]] = {}
 
 
@@ -48,6 +51,22 @@ def case(function: Callable[["Gpu"], Any]) -> Callable[["Gpu"], Any]:
     """Register a case."""
     CASES[function.__name__] = function
     return function
+
+
+def stock_with_flags(allocate: Callable[[], Any], cached: bool) -> Any:
+    """What `allocate` gets of a desktop's driver, memory of the host with or without GPU_CACHEABLE_YES."""
+    from tinygrad.runtime import ops_nv
+
+    stock = ops_nv.nv_gpu.NVOS02_PARAMETERS
+
+    def parameters(**fields: Any) -> Any:
+        return stock(**{**fields, "flags": fields["flags"] | (CACHEABLE_YES if cached else 0)})
+
+    ops_nv.nv_gpu.NVOS02_PARAMETERS = parameters
+    try:
+        return allocate()
+    finally:
+        ops_nv.nv_gpu.NVOS02_PARAMETERS = stock
 
 
 class Words:
@@ -98,18 +117,7 @@ class Gpu:
         return words
 
     def _desktop(self, cached: bool, size: int, at: int | None) -> Any:
-        from tinygrad.runtime import ops_nv
-
-        stock = ops_nv.nv_gpu.NVOS02_PARAMETERS
-
-        def parameters(**fields: Any) -> Any:
-            return stock(**{**fields, "flags": fields["flags"] | (CACHEABLE_YES if cached else 0)})
-
-        ops_nv.nv_gpu.NVOS02_PARAMETERS = parameters
-        try:
-            return self.dev.iface.alloc(size, host=True, cpu_addr=at)
-        finally:
-            ops_nv.nv_gpu.NVOS02_PARAMETERS = stock
+        return stock_with_flags(lambda: self.dev.iface.alloc(size, host=True, cpu_addr=at), cached)
 
     def twice(self) -> tuple[Words, Words]:
         """The same memory mapped as the one under test, and volatile."""
@@ -455,6 +463,39 @@ def both_mappings(gpu: Gpu) -> Any:
     return outcome
 
 
+RING_BYTES = 0x300000
+"""What tinygrad allocates for all GPFIFOs and USERDs of a desktop's device."""
+
+
+def with_ring(cached: bool) -> dict[str, Any]:
+    """A desktop's device whose GPFIFOs lie in memory of the host, volatile or cached: how far submissions come.
+
+    A board has no such case: nvgpu maps GPFIFOs itself, volatile.
+    """
+    from tegrad.nv.hopper import NVKIface
+
+    stock, made = NVKIface.alloc, []
+
+    def alloc(self: Any, size: int, *args: Any, **kwargs: Any) -> Any:
+        if size != RING_BYTES or made:
+            return stock(self, size, *args, **kwargs)
+        made.append(size)
+        return stock_with_flags(lambda: stock(self, size, host=True), cached)
+
+    NVKIface.alloc = alloc
+    done = 0
+    try:
+        gpu = Gpu(False)
+        for value in range(1, 9):
+            gpu.release(gpu.r.va, value)
+            if gpu.r[0] != value:
+                break
+            done += 1
+    except Exception as error:
+        return {"opens": bool(done), "submissions": done, "error": type(error).__name__}
+    return {"opens": True, "submissions": done}
+
+
 # ---- running
 
 
@@ -479,7 +520,7 @@ def outcomes_of(names: Sequence[str], cached: bool, **more: str) -> dict[str, An
 def matrix(names: list[str], **more: str) -> dict[str, dict[str, Any]]:
     """Outcomes by case, volatile and cached; a process for each, as some end the channel."""
     found = {}
-    for name in names or CASES:
+    for name in names or [*CASES, RING]:
         found[name] = {kind: outcomes_of([name], kind == "cached", **more)[name] for kind in ("volatile", "cached")}
         print(f"{name:24s} {json.dumps(found[name])}", flush=True)
     return found
@@ -490,6 +531,9 @@ if __name__ == "__main__":
         sys.path.insert(0, str(ROOT))
         import tegrad  # noqa: F401  (activates)
 
+        if sys.argv[3:] == [RING]:
+            print("\n" + json.dumps({"case": RING, "outcome": with_ring(sys.argv[2] == "cached")}), flush=True)
+            os._exit(0)
         for inside in sys.argv[3:]:
             print(
                 "\n" + json.dumps({"case": inside, "outcome": CASES[inside](Gpu(sys.argv[2] == "cached"))}), flush=True

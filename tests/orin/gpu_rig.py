@@ -129,12 +129,19 @@ class Rig:
         return buffer
 
     def channel(
-        self, *, entries: int = 64, tsg: int = 1, vm: int = 1, contexts: Sequence[int] | None = None, runlist: int = 0
+        self,
+        *,
+        entries: int = 64,
+        tsg: int = 1,
+        vm: int = 1,
+        contexts: Sequence[int] | None = None,
+        runlist: int = 0,
+        cached: bool = False,
     ) -> ChannelRig:
-        """A channel in service, with both its objects' contexts unless told otherwise."""
+        """A channel in service, with both its objects' contexts unless told otherwise; `cached` is its GPFIFO."""
         chid = self._chids
         self._chids -= 1
-        ring, userd = self.buffer(entries * 8, vm=vm), self.buffer()
+        ring, userd = self.buffer(entries * 8, vm=vm, cached=cached), self.buffer()
         self.gpu.channel_create(chid, tsg, vm, runlist, ring.va, entries, userd.fd)
         for class_id in (self.chip.compute_class, self.chip.dma_class) if contexts is None else contexts:
             self.gpu.object_ctx(chid, class_id)

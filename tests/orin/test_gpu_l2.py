@@ -427,6 +427,14 @@ def test_a_pushbuffer_is_fetched_as_it_was(through: Case) -> None:
     assert seen == [1, 1, 1, 4]
 
 
+def test_a_gpfifo_in_kept_memory_gives_its_first_entries_only(through: Case) -> None:
+    channel = through.rig.channel(cached=True).setup()
+    assert channel.run(), "the first entry, and three beside it in its sector"
+    channel.release(through.out.va, 7)
+    assert not channel.run(0.3)
+    assert through.out.u32() == 0
+
+
 def test_an_acquire_of_a_kept_word_never_ends(through: Case) -> None:
     channel = through.channel
     channel.acquire(through.kept.va, 5).release(through.out.va, 1).submit()
