@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tegrad.errors import TegradError
+from tegrad.orin.hostmem import ANONYMOUS, READ_WRITE, map_memory, punch, unmap_memory
 from tegrad.ptx import jit
 from tegrad.ptx.l2 import (
     DROP,
@@ -107,13 +108,6 @@ class Physical:
         return self.cached if mapping.cached else self.volatile
 
 
-def _area(size: int) -> tuple[mmap.mmap, int]:
-    """Zeroed memory that is only there where it is touched, and its address."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
-    area = mmap.mmap(-1, size, flags=flags)
-    return area, ctypes.addressof(ctypes.c_char.from_buffer(area))
-
-
 class L2:
     """The L2 of one GPU. `capacity` in bytes; `evictions` is a seed with which sectors go by themselves."""
 
@@ -136,8 +130,9 @@ class L2:
         self._names: dict[int, str] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
-        self._areas: list[mmap.mmap] = []
-        self._fd = -1
+        self._areas: list[tuple[int, int]] = []
+        self._fd = os.memfd_create("gpu-l2")  # from the start: who counts fds finds none come
+        os.ftruncate(self._fd, MAX_FRAMES * PAGE)
         self._order: Any = None
         self._events: Any = None
         self._counts: Any = None
@@ -223,7 +218,7 @@ class L2:
             self._sectors[first * PAGE_SECTORS : (first + count) * PAGE_SECTORS] = 0
         self._by_frame = [pair for pair in self._by_frame if pair[1] is not physical]
         with suppress(OSError):
-            _punch(self._fd, first * PAGE, count * PAGE)
+            punch(self._fd, first * PAGE, count * PAGE)
         self._free = _joined([*self._free, (first, count)])
         physical.first = -1
 
@@ -231,23 +226,24 @@ class L2:
         """Make what only a board with cached mappings needs."""
         if self.functions is not None:
             return
-        self._fd = os.memfd_create("gpu-l2")
-        os.ftruncate(self._fd, MAX_FRAMES * PAGE)
-        shadow = mmap.mmap(self._fd, MAX_FRAMES * PAGE)
-        self._areas.append(shadow)
-        self._word(Cache.SHADOW).value = ctypes.addressof(ctypes.c_char.from_buffer(shadow))
+        self._word(Cache.SHADOW).value = self._area(MAX_FRAMES * PAGE, mmap.MAP_SHARED, self._fd)
         sizes = {Cache.SECTORS: MAX_FRAMES * PAGE_SECTORS, Cache.COUNTS: MAX_FRAMES, Cache.ORDER: 4 * MAX_FRAMES,
                  Cache.EVENTS: EVENTS * Event.END, Cache.MASKS: 8 * MAX_FRAMES * PAGE_SECTORS}  # fmt: skip
         if self.tell:
             sizes[Cache.CLEAN] = MAX_FRAMES * PAGE
         for offset, size in sizes.items():
-            area, self._word(offset).value = _area(size)
-            self._areas.append(area)
+            self._word(offset).value = self._area(size)
         self._order = self._view(Cache.ORDER, ctypes.c_uint32, MAX_FRAMES)
         self._events = self._view(Cache.EVENTS, ctypes.c_uint8, sizes[Cache.EVENTS])
         self._counts = self._view(Cache.COUNTS, ctypes.c_uint8, MAX_FRAMES)
         self._sectors = self._view(Cache.SECTORS, ctypes.c_uint8, MAX_FRAMES * PAGE_SECTORS)
         self.functions = Functions()
+
+    def _area(self, size: int, flags: int = ANONYMOUS, fd: int = -1) -> int:
+        """Zeroed memory that is only there where it is touched: its address."""
+        address = map_memory(0, size, READ_WRITE, flags, fd)
+        self._areas.append((address, size))
+        return address
 
     def _view(self, offset: int, kind: Any, count: int) -> Any:
         """An array whose address is in the structure."""
@@ -384,6 +380,8 @@ class L2:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+        for address, size in self._areas:
+            unmap_memory(address, size)
         self._areas.clear()
 
 
@@ -422,7 +420,7 @@ class PortOf:
         self.used = 0
         """Cached and mixed mappings."""
         self.delta = 0
-        self._frames: mmap.mmap | None = None
+        self._frames = 0
         self._table: Any = None
         for offset, value in ((Port.CACHE, cache.address), (Port.BASE, space.base), (Port.PAGES, space.pages),
                               (Port.ID, number)):  # fmt: skip
@@ -435,7 +433,7 @@ class PortOf:
         """The address space has got its second view, of memory itself, `delta` behind the first."""
         self.delta = delta
         pages = self._space.span // PAGE
-        self._frames, address = _area(pages * 4)
+        self._frames = address = map_memory(0, pages * 4, READ_WRITE, ANONYMOUS)
         self._table = np.ctypeslib.as_array((ctypes.c_uint32 * pages).from_address(address))
         self._set(Port.DELTA, delta)
         self._set(Port.FRAMES, address)
@@ -474,7 +472,9 @@ class PortOf:
 
     def close(self) -> None:
         """The address space goes."""
-        self._table = self._frames = None
+        self._table = None
+        if self._frames:
+            unmap_memory(self._frames, self._space.span // PAGE * 4)
         self.cache._spaces.pop(self.id, None)
 
 
@@ -487,14 +487,6 @@ def flags_of(mapping: Mapping) -> int:
         return int(read | write | Page.READ | (Page.WRITE if mapping.writable else 0))
     slow = Page.SLOW_READ | (Page.SLOW_WRITE if mapping.writable else 0)
     return int(read | write | slow | (Page.CACHED if mapping.cached else 0) | (Page.MIXED if mixed else 0))
-
-
-def _punch(fd: int, offset: int, size: int) -> None:
-    """Give back the memory behind a part of a memfd: it reads as zero again. OSError where that is not possible."""
-    keep_size, punch_hole = 1, 2
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.fallocate(fd, keep_size | punch_hole, ctypes.c_int64(offset), ctypes.c_int64(size)):
-        raise OSError(ctypes.get_errno(), "fallocate")
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

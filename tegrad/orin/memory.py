@@ -21,6 +21,7 @@ from operator import attrgetter
 from tegrad.errors import TegradError
 from tegrad.hw.faults import MMU_ENGINE_IDS, MmuAccess, MmuClientType, MmuFaultType
 from tegrad.orin.events import FatalEvent, MmuFault
+from tegrad.orin.hostmem import ANONYMOUS, FIXED, PROT_NONE, READ_WRITE, forget_memory, map_memory, unmap_memory
 from tegrad.orin.l2 import L2, Physical, flags_of
 from tegrad.ptx.l2 import Page
 
@@ -54,24 +55,6 @@ def _any_of(flags: Iterable[int]) -> re.Pattern[bytes]:
 _NOT_WRITABLE = _any_of(value for value in range(256) if value & _ENGINE_WRITABLE != _ENGINE_WRITABLE)
 _IN_L2 = _any_of(value for value in range(256) if value & _LOOKED_AT)
 _ENGINES_ONLY = bytes(flags & ~_SM for flags in range(256))
-
-_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
-_MADV_DONTNEED = 4
-_PROT_NONE = 0
-_FAILED = ctypes.c_void_p(-1).value
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int64,
-)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class OutOfAddresses(TegradError):
@@ -122,15 +105,6 @@ class Mapping:
 _va = attrgetter("va")
 
 
-def _mmap(addr: int, size: int, prot: int, flags: int, fd: int = -1, offset: int = 0) -> int:
-    """mmap(2) at a fixed or free address; raises OSError."""
-    got = _libc.mmap(addr or None, size, prot, flags, fd, offset)
-    if got is None or got == _FAILED:
-        errno = ctypes.get_errno()
-        raise OSError(errno, os.strerror(errno))
-    return int(got)
-
-
 def _pages(va: int, size: int) -> slice:
     return slice(va >> PAGE_SHIFT, (va + size + PAGE - 1) >> PAGE_SHIFT)
 
@@ -150,17 +124,16 @@ class AddressSpace:
             )
         self.vm = vm
         self.span = span
-        anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         try:
-            self.base = _mmap(0, span, _PROT_NONE, anonymous)
+            self.base = map_memory(0, span, PROT_NONE, ANONYMOUS)
         except OSError as error:
             raise OutOfAddresses(
                 f"cannot reserve {span:#x} bytes of host addresses ({error}); close other GPU users"
             ) from error
         try:
-            self.pages = _mmap(0, span >> PAGE_SHIFT, mmap.PROT_READ | mmap.PROT_WRITE, anonymous)
+            self.pages = map_memory(0, span >> PAGE_SHIFT, READ_WRITE, ANONYMOUS)
         except OSError as error:
-            _libc.munmap(self.base, span)
+            unmap_memory(self.base, span)
             raise OutOfAddresses(f"cannot reserve the page flags of a GPU address space: {error}") from error
         self.bytes = memoryview((ctypes.c_ubyte * span).from_address(self.base)).cast("B")
         self.words = self.bytes.cast("I")
@@ -178,7 +151,8 @@ class AddressSpace:
         self._closed = False
         self._memory = 0
         """Where the second view begins, of memory itself behind cached mappings; 0 while there is none."""
-        self.l2 = l2 if l2 is not None else L2(DEFAULT_L2)
+        self._own_l2 = l2 is None
+        self.l2 = L2(DEFAULT_L2) if l2 is None else l2
         self.port = self.l2.port(self)
 
     # -- mapping, from the driver -------------------------------------------------------------------------------------
@@ -225,7 +199,7 @@ class AddressSpace:
         """Reserve the addresses at which memory itself lies behind cached mappings."""
         if not self._memory:
             try:
-                self._memory = _mmap(0, self.span, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+                self._memory = map_memory(0, self.span, PROT_NONE, ANONYMOUS)
             except OSError as error:
                 raise OutOfAddresses(
                     f"cannot reserve {self.span:#x} bytes more for cached mappings ({error}); close other GPU users"
@@ -254,10 +228,10 @@ class AddressSpace:
         Engines empty what they are about to read; what a grid stores is dropped once no engine is inside. So only a
         grid, or one beside it, can read back what it stored here. A range inside a sparse one becomes sparse again.
         """
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
+        flags = ANONYMOUS | FIXED
         with self._lock:
             self._forget(va, va + size)
-            _mmap(self.base + va, size, mmap.PROT_READ | mmap.PROT_WRITE, flags)
+            map_memory(self.base + va, size, READ_WRITE, flags)
             self._allow(va, size, Page.READ | Page.WRITE | _ENGINE_WRITABLE)
             if not any(start <= va and va + size <= start + length for start, length in self._sparse):
                 self._sparse.append((va, size))
@@ -273,7 +247,7 @@ class AddressSpace:
         for start, length in self._sparse:
             first, last = max(va & ~(PAGE - 1), start), min(va + size, start + length)
             if first < last:
-                _libc.madvise(self.base + first, last - first, _MADV_DONTNEED)
+                forget_memory(self.base + first, last - first)
 
     def hide(self, start: int, size: int) -> None:
         """A shader window: from now on kernels see no global memory in [start, start + size); other engines do."""
@@ -290,11 +264,11 @@ class AddressSpace:
             self.flags[pages] = bytes(self.flags[pages]).translate(_ENGINES_ONLY)
 
     def _map_host(self, at: int, size: int, fd: int, offset: int) -> None:
-        flags = mmap.MAP_SHARED | _MAP_FIXED
+        flags = mmap.MAP_SHARED | FIXED
         try:
-            _mmap(at, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
+            map_memory(at, size, READ_WRITE, flags, fd, offset)
         except PermissionError:
-            _mmap(at, size, mmap.PROT_READ, flags, fd, offset)
+            map_memory(at, size, mmap.PROT_READ, flags, fd, offset)
 
     def unmap(self, va: int, size: int) -> None:
         """Unmap pages: accesses fault from now on; the host pages go when no engine is inside."""
@@ -344,11 +318,11 @@ class AddressSpace:
             for run in re.finditer(rb"\0+", bytes(self.flags[_pages(va, size)])):
                 start, end = first + run.start(), first + run.end()
                 for view in filter(None, (self.base, self._memory)):
-                    _mmap(
+                    map_memory(
                         view + (start << PAGE_SHIFT),
                         end - start << PAGE_SHIFT,
-                        _PROT_NONE,
-                        mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED,
+                        PROT_NONE,
+                        ANONYMOUS | FIXED,
                     )
         self._leftover.clear()
 
@@ -364,10 +338,12 @@ class AddressSpace:
         for view in (self.words, self.quads, self.flags, self.bytes):
             view.release()
         self.port.close()
-        _libc.munmap(self.base, self.span)
-        _libc.munmap(self.pages, self.span >> PAGE_SHIFT)
+        if self._own_l2:
+            self.l2.close()
+        unmap_memory(self.base, self.span)
+        unmap_memory(self.pages, self.span >> PAGE_SHIFT)
         if self._memory:
-            _libc.munmap(self._memory, self.span)
+            unmap_memory(self._memory, self.span)
 
     # -- access, from the engines -------------------------------------------------------------------------------------
 

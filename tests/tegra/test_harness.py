@@ -36,6 +36,7 @@ def test_timing_gives_median_mean_and_the_99th_percentile(monkeypatch: pytest.Mo
 def test_a_buffer_counts_as_a_mapping_and_a_driver_file_as_an_fd(device: Any, gpu: Backend) -> None:
     if not gpu.unified_memory:
         pytest.skip("buffers of a discrete GPU are not mapped in this process")
+    device.allocator.free_cache()
     fds, maps = driver_fds(), driver_maps()
     kernel = pick_kernel()
     fd, buffer = kernel.open("/dev/nvmap"), device.iface.alloc(4096)
