@@ -11,8 +11,8 @@ from l2_matrix import CASES, RING, matrix, outcomes_of
 
 RECORD = json.loads((Path(__file__).resolve().parents[2] / "results/hardware/l2-h200.json").read_text())["cases"]
 BOARD = {"TEGRAD_BOARD": "gh100", "TEGRAD_L2": "through"}
-ALONE = ("acquire", "mem_op_0x15")
-"""Cases after which the channel is of no use."""
+ALONE = {"acquire": "unbind", "mem_op_0x15": "illegal_op|set to 32"}
+"""Cases after which the channel is of no use, and what the drivers say of that."""
 
 
 def test_every_case_is_recorded() -> None:
@@ -28,9 +28,7 @@ def test_the_board_shows_what_an_h200_showed(kind: str) -> None:
 
 @pytest.mark.board
 @pytest.mark.parametrize("kind", ["volatile", "cached"])
-@pytest.mark.parametrize(
-    "name", [ALONE[0], pytest.param(ALONE[1], marks=pytest.mark.klog_errors("illegal_op|set to 32"))]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.klog_errors(said)) for n, said in ALONE.items()])
 def test_the_board_ends_a_channel_where_an_h200_does(name: str, kind: str) -> None:
     assert outcomes_of([name], kind == "cached", **BOARD) == {name: RECORD[name][kind]}
 
