@@ -159,7 +159,14 @@ def test_volatile_memory_is_never_flushed_for(device: Any, l2: L2) -> None:
     assert l2.flushes == []
 
 
-def test_under_the_first_policy_nothing_is_ever_flushed(fake_kernel: FakeKernel, fake_device: Any) -> None:
+@pytest.fixture
+def first_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEGRAD_MEMORY", "volatile")
+
+
+def test_under_the_first_policy_nothing_is_ever_flushed(
+    first_policy: None, fake_kernel: FakeKernel, fake_device: Any
+) -> None:
     l2 = L2(fake_kernel, fake_device)
     for role in ROLES:
         buffer = take(fake_device, role)
