@@ -18,7 +18,7 @@ ALLOWED = {
     "nv": {"hw", "uapi"},
     "llm": {"nv", "hw"},
     "bench": {"hw", "uapi", "ptx", "nv", "llm", "diag"},
-    "diag": {"hw", "uapi", "nv", "llm"},
+    "diag": {"hw", "uapi", "nv", "llm", "conformance"},
     "serve": {"llm"},
     "conformance": {"hw", "uapi", "nv"},
 }

@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "klog": ("tegrad.cli.klog", "Show what the GPU's drivers wrote to the kernel log, and what it means."),
     "bench": ("tegrad.cli.bench", "Measure, record and recompute the figures in results/."),
     "conformance": ("tegrad.cli.conformance", "Check the drivers found here against the rules of nvgpu and nvmap."),
+    "selftest": ("tegrad.cli.selftest", "Try this machine's GPU stage by stage, the least risky first, and report."),
     "board": ("tegrad.cli.board", "Start, stop and inspect emulated boards."),
 }
 

@@ -43,7 +43,7 @@ class Release:
     python: str = ""
 
 
-SEND = "send `tegrad doctor --json`, the report of `tegrad conformance` and the last lines of `sudo dmesg`"
+SEND = "send `tegrad doctor --json`, the report of `tegrad selftest --all` and the last lines of `sudo dmesg`"
 JETPACK_6 = "install JetPack 6 (L4T r36), by NVIDIA's SDK Manager or an SD card image of it"
 
 L4T: Sequence[Release] = (
@@ -69,7 +69,7 @@ L4T: Sequence[Release] = (
         "JetPack 7",
         State.UNTRIED,
         "r39.2 keeps nvgpu and the same nodes on an Orin; its interface was not found, so nobody knows what differs",
-        f"try `tegrad conformance`, then `tegrad run`, and {SEND}",
+        f"try `tegrad selftest`, then `tegrad run`, and {SEND}",
         python="3.12",
     ),
 )

@@ -58,7 +58,7 @@ def test_a_release_file_is_read(tmp_path: Path, major: int, revision: str, state
     assert f"L4T r{major}.{revision} (JetPack" in finding.detail
     assert says in finding.detail
     assert (finding.remedy == "") == (state == "ok")
-    assert "JetPack 6" in finding.remedy or "tegrad conformance" in finding.remedy or state == "ok"
+    assert "JetPack 6" in finding.remedy or "tegrad selftest" in finding.remedy or state == "ok"
 
 
 def test_without_the_file_the_package_tells_and_then_the_kernel(tmp_path: Path) -> None:
@@ -204,5 +204,5 @@ def test_an_enotty_of_open_tsg_tells_of_r35_where_nothing_else_does() -> None:
         assert "JetPack 5" in releases.trouble(found, "GPU_OPEN_TSG", errno.ENOTTY)
         assert releases.trouble(found, "GPU_OPEN_TSG", errno.ENOMEM) == ""
         assert releases.trouble(found, "AS_MAP_BUFFER_EX", errno.EINVAL) == ""
-    assert "tegrad conformance" in releases.trouble(newer, "GPU_OPEN_TSG", errno.ENOTTY)
+    assert "tegrad selftest" in releases.trouble(newer, "GPU_OPEN_TSG", errno.ENOTTY)
     assert releases.trouble(newer, "NVMAP_ALLOC", errno.ENOMEM) == ""

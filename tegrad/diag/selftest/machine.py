@@ -1,0 +1,99 @@
+"""Stage 1: what this machine is. Reads files and opens nodes; no ioctl is made."""
+
+from __future__ import annotations
+
+import grp
+import os
+import platform
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from tegrad._python import complaint
+from tegrad.conformance.rig import CTRL, FENCE, LEGACY_CTRL, NVMAP
+from tegrad.diag.drivers import release
+from tegrad.diag.selftest.child import NEEDS
+from tegrad.diag.selftest.stage import Notes, Value
+from tegrad.errors import TegradError
+from tegrad.nv.kernel import pick_kernel
+from tegrad.uapi.releases import ROOT, l4t
+
+PAGE = 4096
+"""Bytes of a page that tegrad is made for; Jetson's kernels have it."""
+ON_A_BOARD = "on a machine without a Jetson's GPU: TEGRAD_BOARD=agx-orin-64gb tegrad selftest"
+
+
+def machine(notes: Notes, root: Path = ROOT) -> None:
+    """Release, kernel, page size, Python, groups, nodes, power mode, clocks."""
+    with notes.step("release"):
+        found = l4t(root)
+        notes.fact("l4t", f"r{found.version} ({found.row.name}), by {found.told_by}" if found else "none found")
+        for finding in release(root):
+            notes.expect(finding.state != "missing", "a release that tegrad drives", finding.detail, finding.remedy)
+            if finding.state == "warn":
+                notes.line(f"{finding.detail}: {finding.remedy}")
+    with notes.step("kernel and Python"):
+        size = os.sysconf("SC_PAGE_SIZE")
+        notes.fact("kernel", f"{platform.system()} {platform.release()} {platform.machine()}")
+        notes.fact("page size", size)
+        notes.fact("python", platform.python_version())
+        notes.fact("groups", sorted(_groups()))
+        notes.expect(size == PAGE, f"pages of {PAGE} bytes", f"{size} bytes", "boot a kernel with 4 KiB pages")
+        notes.expect(not complaint(), "a Python that tegrad runs on", platform.python_version(), complaint())
+    with notes.step("what stages need"):
+        for name, lacks in NEEDS.items():
+            notes.fact(name, lacks() or "there")
+    with notes.step("power and clocks"):
+        for name, value in power(root):
+            notes.fact(name, value)
+        notes.fact("clocks", dict(clocks(root)))
+    with notes.step("nodes"):
+        _nodes(notes)
+
+
+def power(root: Path) -> Iterator[tuple[str, Value]]:
+    """nvpmodel's mode, by its status file (`pmode:0000`) and its table of modes; nothing where there is none."""
+    mode = re.search(r"pmode:(\d+)", _text(root / "var/lib/nvpmodel/status"))
+    if not mode:
+        return
+    number = int(mode[1])
+    name = re.search(rf"POWER_MODEL\s+ID={number}\s+NAME=(\S+)", _text(root / "etc/nvpmodel.conf"))
+    yield "power mode", f"{number} ({name[1].rstrip('>').strip()})" if name else str(number)
+
+
+def clocks(root: Path) -> Iterator[tuple[str, Value]]:
+    """Clocks that Linux tells, in Hz: of devices (devfreq) and of the first CPU (cpufreq, in kHz there)."""
+    for device in sorted((root / "sys/class/devfreq").glob("*")):
+        values = {name: _text(device / name).strip() for name in ("cur_freq", "min_freq", "max_freq", "governor")}
+        yield device.name, {name: value for name, value in values.items() if value}
+    cpu = root / "sys/devices/system/cpu/cpu0/cpufreq"
+    if now := _text(cpu / "scaling_cur_freq").strip():
+        yield "cpu0", {"cur_khz": now, "max_khz": _text(cpu / "scaling_max_freq").strip()}
+
+
+def _nodes(notes: Notes) -> None:
+    kernel = pick_kernel()
+    there = {path: kernel.exists(path) for path in (NVMAP, CTRL, LEGACY_CTRL, FENCE)}
+    notes.fact("nodes", there)
+    ctrl = CTRL if there[CTRL] else LEGACY_CTRL
+    for path in (NVMAP, ctrl):
+        notes.expect(there[path], f"the node {path}", f"no such node; {ON_A_BOARD}")
+        try:
+            kernel.close(kernel.open(path))
+        except TegradError as error:
+            notes.expect(False, f"{path} opens", error, "sudo usermod -aG video $USER, then log in again")
+    if not there[FENCE]:
+        notes.line(f"no {FENCE}: waits use CHANNEL_WAIT or the clock")
+
+
+def _groups() -> Iterator[str]:
+    for number in os.getgroups():
+        with suppress(KeyError):
+            yield grp.getgrgid(number).gr_name
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_bytes().decode(errors="replace")
+    return ""

@@ -1,0 +1,135 @@
+"""Runs stages, each in a process of its own with its limit of time: a hang or a crash is an outcome like any other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tegrad.diag.selftest.stage import Stage
+
+State = Literal["right", "failed", "hung", "crashed", "not here", "not run"]
+BAD: frozenset[State] = frozenset({"failed", "hung", "crashed"})
+END_S = 5.0
+"""Seconds that a process has to end: first when it is asked to, then when it is killed."""
+TAIL = 2000
+"""Characters of stderr that are kept of a stage that hung or crashed."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a stage. `step`: what it was at when it went wrong; `stuck`: its process cannot be killed."""
+
+    stage: Stage
+    state: State
+    seconds: float = 0.0
+    step: str = ""
+    expected: str = ""
+    seen: str = ""
+    detail: str = ""
+    next_step: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    stuck: bool = False
+
+    @property
+    def bad(self) -> bool:
+        """Whether it is a surprise."""
+        return self.state in BAD
+
+
+def run(stages: Sequence[Stage], *, go_on: bool = False) -> Iterator[Outcome]:
+    """Run stages in order up to the first surprise, or all of them; those behind it are told as not run."""
+    stopped = ""
+    for stage in stages:
+        if stopped:
+            yield Outcome(stage, "not run", detail=stopped)
+            continue
+        outcome = perform(stage)
+        yield outcome
+        if outcome.stuck:
+            stopped = f"the process of {stage.name} cannot be ended; reboot first"
+        elif outcome.bad and not go_on:
+            stopped = f"{stage.name} came first; --all goes on behind it"
+
+
+def perform(stage: Stage) -> Outcome:
+    """Run one stage; its process is gone afterwards, also when this is interrupted."""
+    with tempfile.TemporaryDirectory(prefix="tegrad-selftest-") as folder:
+        told, errors = Path(folder) / "told", Path(folder) / "stderr"
+        told.touch()
+        start = time.monotonic()
+        with errors.open("wb") as stderr, Path(folder, "stdout").open("wb") as stdout:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tegrad.diag.selftest.child", stage.name, str(told)],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path or ".") for path in sys.path)},
+                start_new_session=True,
+            )
+            hung = stuck = False
+            try:
+                process.wait(stage.limit_s)
+            except subprocess.TimeoutExpired:
+                hung = True
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGUSR1)  # it writes where it is
+                    time.sleep(0.1)
+            finally:
+                stuck = not _end(process)
+        outcome = _outcome(stage, told.read_text(), time.monotonic() - start)
+        where = errors.read_text(errors="replace")[-TAIL:]
+    outcome.stuck = stuck
+    if hung:
+        outcome.state, outcome.expected = "hung", f"the end of the stage within {stage.limit_s:g} s"
+        outcome.seen, outcome.detail = "it was still at work", where
+    elif outcome.state == "crashed":
+        outcome.expected, outcome.detail = "an outcome", where
+        code = process.returncode or 0
+        outcome.seen = f"its process ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return outcome
+
+
+def _end(process: subprocess.Popen[bytes]) -> bool:
+    """End a process and whatever it started, by asking first; whether it is gone."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+            if number == signal.SIGINT:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)  # what it started
+            return True
+    return False
+
+
+def _outcome(stage: Stage, told: str, seconds: float) -> Outcome:
+    """What a stage told; crashed where no outcome is among it."""
+    made = Outcome(stage, "crashed", seconds)
+    for text in told.splitlines():
+        try:
+            piece = json.loads(text)
+        except ValueError:  # the last line of a process that was killed
+            continue
+        if "fact" in piece:
+            made.facts[piece["fact"]] = piece["value"]
+        elif "line" in piece:
+            made.lines.append(piece["line"])
+        elif "step" in piece:
+            made.step = piece["step"]
+        elif "outcome" in piece:
+            made.state = piece["outcome"]
+            made.expected, made.seen = piece.get("expected", ""), piece.get("seen", "")
+            made.detail, made.next_step = piece.get("detail", ""), piece.get("next", "")
+    return made
