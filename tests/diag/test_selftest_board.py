@@ -16,13 +16,16 @@ from typing import Any
 import pytest
 
 from tegrad.diag.selftest.child import perform
+from tegrad.diag.selftest.coherence import verdict
+from tegrad.diag.selftest.matrix import CLIENT, FLUSH_DIRTY, INVALIDATE, UNMAP, Bench, Seen
 from tegrad.diag.selftest.stages import STAGES
+from tegrad.nv import memory_record
 from tegrad.orin.client import board_inject
 from tegrad.orin.inject import Rule
 
 pytestmark = pytest.mark.board
 
-SPEC = "agx-orin-64gb:9GiB"
+SPEC = "agx-orin-64gb:17GiB"
 ROWS = {stage.name: stage for stage in STAGES}
 
 
@@ -44,27 +47,27 @@ def a_board(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @contextmanager
-def armed(*rules: Rule) -> Iterator[None]:
+def armed(spec: str, *rules: Rule) -> Iterator[None]:
     from tegrad.nv.kernel import pick_kernel
 
     kernel = pick_kernel()
     kernel.close(kernel.open("/dev/nvmap"))  # starts the board
-    board_inject(SPEC, rules)
+    board_inject(spec, rules)
     try:
         yield
     finally:
-        board_inject(SPEC, [])
+        board_inject(spec, [])
 
 
 def always(ioctl: str, **strike: Any) -> Rule:
     return Rule(ioctl, probability=1, times=0, **strike)
 
 
-def run(name: str, *rules: Rule, amount: int | None = None) -> Told:
+def run(name: str, *rules: Rule, amount: int | None = None, spec: str = SPEC) -> Told:
     """Run a stage in this process, under these faults."""
     pieces: list[Mapping[str, Any]] = []
     row = ROWS[name] if amount is None else replace(ROWS[name], board_amount=amount)
-    with armed(*rules):
+    with armed(spec, *rules):
         perform(row, pieces.append)
     return Told(pieces)
 
@@ -150,3 +153,119 @@ def test_with_all_later_stages_still_report_and_the_report_says_why(tmp_path: Pa
     assert failed["step"] == "address space"
     assert failed["means"] in page
     assert failed["next"] in page
+
+
+# ---- the coherence matrix
+
+BACK = "agx-orin-64gb:18GiB"
+"""A board whose L2 keeps what the GPU stores."""
+
+
+@pytest.fixture
+def records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where records go; nothing of the user's is touched."""
+    monkeypatch.setattr(memory_record, "folder", lambda: tmp_path / "memory")
+    return tmp_path / "memory"
+
+
+def matrix(told: Told, flags: int) -> Mapping[str, Any]:
+    return told.facts[f"flags {flags:#x}"]
+
+
+def helps(answers: Mapping[str, Any]) -> set[str]:
+    return {name for name, seen in answers.items() if seen is True}
+
+
+INVALIDATES = {"FLUSH_L2 (l2_flush, l2_invalidate)", CLIENT, UNMAP, INVALIDATE}
+WRITES_BACK = {"FLUSH_L2 (l2_flush)", "FLUSH_L2 (l2_flush, l2_invalidate)", CLIENT, UNMAP, FLUSH_DIRTY}
+TO_CPU, TO_GPU = "the CPU sees the GPU's stores", "the GPU sees the CPU's stores"
+
+
+@pytest.mark.parametrize("mode", ["through", "back"])
+def test_the_matrix_is_what_the_boards_l2_does(mode: str, records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if mode == "back":
+        monkeypatch.setenv("TEGRAD_L2", "back")
+        monkeypatch.setenv("TEGRAD_BOARD", BACK)
+    told = run("coherence", spec=BACK if mode == "back" else SPEC)
+    assert told.last == {"outcome": "right"}
+    for flags in (0, 0x200):
+        seen = matrix(told, flags)
+        assert seen["pushbuffers"] == [1, 2, 3]
+        assert f"flags {flags:#x}: coherent by itself" in told.lines
+        assert {way: dict(by) for way, by in seen[TO_CPU].items()} == {
+            way: {"nothing": True} for way in ("release", "copy engine", "kernel")
+        }
+    for flags in (0x4, 0x204):
+        seen = matrix(told, flags)
+        assert seen["pushbuffers"] == [1, 1, 1]
+        assert {way: helps(by) for way, by in seen[TO_GPU].items()} == dict.fromkeys(seen[TO_GPU], INVALIDATES)
+        assert helps(seen["a pushbuffer is read anew"]) == INVALIDATES
+        sees = {"nothing"} if mode == "through" else WRITES_BACK
+        assert {way: helps(by) for way, by in seen[TO_CPU].items()} == dict.fromkeys(seen[TO_CPU], sees)
+        assert set(seen["the CPU's later stores stay"].values()) == {mode == "through"}
+        says = "go through L2 to memory" if mode == "through" else "stay in L2: the CPU sees them after FLUSH_L2"
+        assert any(line.startswith(f"flags {flags:#x}: the GPU's stores {says}") for line in told.lines)
+    assert "right where FLUSH_L2 comes before" in told.lines[0]
+    (record,) = [json.loads(path.read_text()) for path in records.iterdir()]
+    assert (record["board"], record["right"], record["faster"]) == (True, True, None)
+    assert "decides for no device" in told.lines[-1]
+
+
+def test_where_flush_l2_is_refused_cached_memory_is_not_right(records: Path) -> None:
+    told = run("coherence", always("GPU_FLUSH_L2", errno=errno.EPERM))
+    assert told.last == {"outcome": "right"}  # volatile memory works
+    assert "TEGRAD_MEMORY=cached must not be used" in told.lines[0]
+    assert matrix(told, 4)[TO_GPU]["copy engine"][CLIENT] == "EPERM"
+    assert helps(matrix(told, 4)[TO_GPU]["copy engine"]) == {UNMAP, INVALIDATE}
+    (record,) = [json.loads(path.read_text()) for path in records.iterdir()]
+    assert record["right"] is False
+
+
+def test_mappings_that_cannot_be_had_fail_the_stage(records: Path) -> None:
+    told = run("coherence", always("AS_MAP_BUFFER_EX", errno=errno.EIO))
+    assert told.outcome == "failed"
+    assert "EIO" in told.last["seen"]
+    assert told.lines[0].startswith("nothing helps")
+
+
+def test_a_driver_that_caches_volatile_memory_is_found(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Bench.__init__
+    monkeypatch.setattr(Bench, "__init__", lambda bench, rig, flags, kernels: real(bench, rig, flags | 4, kernels))
+    told = run("coherence")
+    assert told.outcome == "failed"
+    assert "the GPU loads old words by copy engine, kernel; rewritten pushbuffers ran [1, 1, 1]" in told.last["seen"]
+    assert "flags 0x4" not in told.facts
+
+
+def seen(to_cpu: set[str], to_gpu: set[str], *, pushed: bool, kept: bool = True) -> Seen:
+    names = ("nothing", CLIENT)
+    return Seen(
+        {"release": {name: name in to_cpu for name in names}},
+        {"copy engine": {name: name in to_gpu for name in names}},
+        [1, 2, 3] if pushed else [1, 1, 1],
+        {"nothing": pushed, CLIENT: pushed or CLIENT in to_gpu},
+        {"the word": kept},
+    )
+
+
+FINE = seen({"nothing"}, {"nothing"}, pushed=True)
+
+
+@pytest.mark.parametrize(
+    ("plain", "cached", "line", "right"),
+    [
+        (seen(set(), {"nothing"}, pushed=True), FINE, "nothing helps", False),
+        (Seen(refused="EINVAL"), FINE, "nothing helps", False),
+        (FINE, Seen(refused="EINVAL"), "do not work here, so the policy is `volatile`", False),
+        (FINE, FINE, "coherent by itself here", True),
+        (FINE, seen({CLIENT}, {CLIENT}, pushed=False, kept=False), "right where FLUSH_L2 comes before", True),
+        (FINE, seen({"nothing"}, {CLIENT}, pushed=False), "right where FLUSH_L2 comes before", True),
+        (FINE, seen({"nothing"}, {"nothing"}, pushed=True, kept=False), "right where FLUSH_L2 comes before", True),
+        (FINE, seen({"nothing"}, set(), pushed=False), "must not be used", False),
+        (FINE, seen(set(), {CLIENT}, pushed=False), "must not be used", False),
+    ],
+)
+def test_every_outcome_says_which_policy_follows(plain: Seen, cached: Seen, line: str, right: bool) -> None:
+    found = verdict({0: plain, 4: cached})
+    assert line in found.line
+    assert found.right is right

@@ -101,7 +101,12 @@ def _section(outcome: Outcome, board: bool) -> list[str]:
 
 def _shown(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {_shown(one)}" for key, one in value.items())
+        if len(value) > 1 and all(isinstance(one, bool) for one in value.values()):
+            names = {
+                word: [key for key in value if value[key] is is_so] for word, is_so in (("yes", True), ("no", False))
+            }
+            return "; ".join(f"{word}: {', '.join(keys)}" for word, keys in names.items() if keys)
+        return ". ".join(f"{key}: {_shown(one)}" for key, one in value.items())
     if isinstance(value, list):
         return " ".join(map(_shown, value))
     return str(value).replace("|", "\\|").replace("\n", " ")

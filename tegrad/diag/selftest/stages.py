@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tegrad.diag.selftest.coherence import coherence
 from tegrad.diag.selftest.ioctls import ioctls
 from tegrad.diag.selftest.machine import ON_A_BOARD, machine
 from tegrad.diag.selftest.stage import Stage
@@ -26,6 +27,14 @@ STAGES: Sequence[Stage] = (
         limit_s=60,
         means="the driver refuses or answers otherwise than L4T r36's; nothing was sent to the GPU",
         next_step=f"compare the release with README's table; {SEND}",
+    ),
+    Stage(
+        "coherence",
+        "The coherence matrix: which stores CPU and GPU see of each other, by flags of the mapping and by flush",
+        coherence,
+        limit_s=180,
+        means="work of the GPU does not end, or CPU and GPU do not see the same memory: no result could be trusted",
+        next_step=f"run nothing else on this GPU; {SEND}",
     ),
 )
 
