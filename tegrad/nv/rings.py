@@ -35,6 +35,11 @@ class Ring(Generic[Tag]):
         self._tagged = 0
         self._in_flight: deque[tuple[int, Tag]] = deque()
 
+    @property
+    def turns(self) -> int:
+        """How often it has started over."""
+        return self._head // self.size
+
     def alloc(self, size: int, alignment: int = 1) -> int:
         """Address of `size` free bytes, waiting for earlier submissions if need be. RingError if they cannot be had."""
         if size > self.size:

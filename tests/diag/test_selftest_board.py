@@ -15,12 +15,15 @@ from typing import Any
 
 import pytest
 
+from tegrad.conformance import all_rules
+from tegrad.conformance.rig import Rig
+from tegrad.diag.selftest import bringup, fences, runner
 from tegrad.diag.selftest.child import perform
 from tegrad.diag.selftest.coherence import verdict
 from tegrad.diag.selftest.matrix import CLIENT, FLUSH_DIRTY, INVALIDATE, UNMAP, Bench, Seen
 from tegrad.diag.selftest.stages import STAGES
 from tegrad.nv import memory_record
-from tegrad.orin.client import board_inject
+from tegrad.orin.client import BoardKernel, board_inject
 from tegrad.orin.inject import Rule
 
 pytestmark = pytest.mark.board
@@ -269,3 +272,120 @@ def test_every_outcome_says_which_policy_follows(plain: Seen, cached: Seen, line
     found = verdict({0: plain, 4: cached})
     assert line in found.line
     assert found.right is right
+
+
+# ---- first work, rules, fences
+
+
+@pytest.mark.parametrize("spec", [SPEC, BACK])
+def test_the_engines_do_their_first_work_in_both_modes_of_the_l2(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if spec == BACK:
+        monkeypatch.setenv("TEGRAD_L2", "back")
+    monkeypatch.setenv("TEGRAD_BOARD", spec)
+    told = run("bringup", spec=spec)
+    assert told.last == {"outcome": "right"}
+    assert told.facts["GPU ns between two releases"] > 0
+
+
+@pytest.mark.parametrize(("call", "step"), [("GPU_OPEN_TSG", "a channel"), ("CHANNEL_GET_TIMEDOUT", "health")])
+def test_first_work_that_fails_names_its_step(call: str, step: str) -> None:
+    told = run("bringup", Rule(call, errno=errno.EIO, nth=1))
+    assert (told.outcome, told.steps[-1]) == ("failed", step)
+    assert f"{call}(" in told.last["seen"]
+
+
+def test_work_in_cached_memory_of_an_l2_that_keeps_stores_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that takes no notice of the flags, on a board whose releases then stay in L2."""
+    monkeypatch.setenv("TEGRAD_L2", "back")
+    monkeypatch.setenv("TEGRAD_BOARD", BACK)
+    monkeypatch.setattr(bringup, "PATIENCE_S", 0.3)
+    real = Rig.map
+    monkeypatch.setattr(Rig, "map", lambda rig, vm, fd, *, flags=0, **more: real(rig, vm, fd, flags=flags | 4, **more))
+    told = run("bringup", spec=BACK)
+    assert (told.outcome, told.last["seen"]) == ("failed", "nothing happened")
+    assert told.steps[-1] == "engine objects and windows, and a release behind them"
+
+
+def test_the_rules_hold_and_the_hazardous_ones_are_named() -> None:
+    told = run("conformance")
+    assert told.last == {"outcome": "right"}
+    hazardous = [rule.id for rule in all_rules() if rule.hazardous]
+    assert told.facts["hazardous, not run"] == hazardous
+    assert f"{len(hazardous)} hazardous rules were not run" in told.lines[0]
+    assert not set(hazardous) & set(told.steps)
+    assert len({step.split("/")[0] for step in told.steps if step}) > 30  # sections
+
+
+def test_a_rule_that_differs_is_named_and_the_others_are_judged() -> None:
+    told = run("conformance", always("NVMAP_GET_FD", errno=errno.EIO))
+    assert told.outcome == "failed"
+    assert told.facts["counts"]["holds"] > 0
+    first = told.facts["differences"][0]
+    assert first["rule"] in told.last["seen"]
+    assert any("NVMAP_GET_FD" in line for line in told.lines)
+
+
+NEVER_MOVES = always("CHANNEL_GET_USER_SYNCPOINT", answer={"syncpoint_id": 900, "syncpoint_max": 0})
+
+
+def test_a_syncpoint_is_incremented_and_waits_are_woken() -> None:
+    told = run("fences", amount=3)
+    assert told.last == {"outcome": "right"}
+    assert told.facts["fence latency us, median"] > 0
+    assert told.facts["CHANNEL_WAIT latency us"] > 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "step", "seen"),
+    [
+        (NEVER_MOVES, "a fence behind the GPU's increment", "nothing in 0.5 s"),
+        (always("CHANNEL_GET_USER_SYNCPOINT", answer={"gpu_va": 0}), "the syncpoint", "0: waits will use CHANNEL_WAIT"),
+        (always("HOST1X_CREATE_FENCE", errno=errno.EINVAL), "a fence before its increment", "EINVAL"),
+        (always("CHANNEL_WAIT", errno=errno.ENOTTY), "CHANNEL_WAIT, which needs no host1x-fence", "ENOTTY"),
+    ],
+)
+def test_an_interrupt_that_is_lost_is_found(rule: Rule, step: str, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fences, "PATIENCE_S", 0.5)
+    told = run("fences", rule, amount=1)
+    assert (told.outcome, told.steps[-1]) == ("failed", step)
+    assert seen in told.last["seen"]
+
+
+def test_without_a_fence_node_the_other_wait_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = BoardKernel.exists
+    monkeypatch.setattr(BoardKernel, "exists", lambda kernel, path: "fence" not in path and real(kernel, path))
+    told = run("fences")
+    assert told.last == {"outcome": "right"}
+    assert "no /dev/host1x-fence" in told.lines[0]
+    assert "CHANNEL_WAIT latency us" in told.facts
+    assert "no /dev/host1x-fence" in run("machine").lines[0]
+
+
+@pytest.mark.parametrize("node", ["/dev/nvmap", "/dev/nvgpu/igpu0/ctrl"])
+def test_a_missing_node_is_named(node: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, gone = BoardKernel.exists, {node, "/dev/nvhost-ctrl-gpu"}
+    monkeypatch.setattr(BoardKernel, "exists", lambda kernel, path: path not in gone and real(kernel, path))
+    told = run("machine")
+    assert told.outcome == "failed"
+    assert node.rsplit("/", 1)[1] in told.last["expected"]
+
+
+# ---- the client, in processes of its own
+
+
+def test_the_client_runs_and_what_stops_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with shared_board(f"selftest-client-{os.getpid()}") as name:
+        monkeypatch.setenv("TEGRAD_BOARD", name)
+        found = runner.perform(ROWS["one-liner"])
+        assert (found.state, found.facts["sum"]) == ("right", [5, 7, 9])
+        found = runner.perform(ROWS["launches"])
+        assert found.state == "right"
+        assert found.facts["times each ring wrapped"]["gpfifo"] >= 1
+        board_inject(name, [always("GPU_OPEN_TSG", errno=errno.ENOTTY)])
+        found = runner.perform(ROWS["launches"])
+        assert (found.state, found.step) == ("failed", "open")
+        assert "L4T r35" in found.seen
+        board_inject(name, [always("HOST1X_CREATE_FENCE", stall=30)])
+        found = runner.perform(replace(ROWS["fences"], limit_s=2))
+        assert (found.state, found.step) == ("hung", "a fence before its increment")
+        board_inject(name, [])

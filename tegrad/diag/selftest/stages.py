@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tegrad.diag.selftest import client
+from tegrad.diag.selftest.bringup import bringup
 from tegrad.diag.selftest.coherence import coherence
+from tegrad.diag.selftest.fences import fences
 from tegrad.diag.selftest.ioctls import ioctls
 from tegrad.diag.selftest.machine import ON_A_BOARD, machine
+from tegrad.diag.selftest.rules import rules
 from tegrad.diag.selftest.stage import Stage
 
 SEND = "send the report, with the last lines of `sudo dmesg`"
@@ -35,6 +39,57 @@ STAGES: Sequence[Stage] = (
         limit_s=180,
         means="work of the GPU does not end, or CPU and GPU do not see the same memory: no result could be trusted",
         next_step=f"run nothing else on this GPU; {SEND}",
+    ),
+    Stage(
+        "bringup",
+        "First work: releases, segments in order, the copy engine, a kernel by QMD, results checked",
+        bringup,
+        limit_s=90,
+        means="an engine does not do what its commands say, or the channel died; the step says which engine",
+        next_step=f"`tegrad klog` shows what the driver logged of it; {SEND}",
+    ),
+    Stage(
+        "conformance",
+        "The driver's facts as rules, but for the hazardous ones",
+        rules,
+        limit_s=1800,
+        means="this driver differs from the one that tegrad was made from; the rules that differ say in what",
+        next_step=f"`tegrad conformance --rule ID` judges one again; {SEND}",
+        amount=10_000,
+        board_amount=1,
+        unit="rules of a section at most",
+    ),
+    Stage(
+        "fences",
+        "A real increment of the syncpoint by the GPU, fences on it with their latency, a wait without host1x-fence",
+        fences,
+        limit_s=90,
+        means="the driver does not wake who waits for the GPU; results are right, but waits poll the clock",
+        next_step=f"models run all the same, with more latency; {SEND}",
+        amount=200,
+        board_amount=20,
+        unit="fences timed",
+    ),
+    Stage(
+        "one-liner",
+        "tinygrad on this GPU: a sum of two tensors",
+        client.one_liner,
+        limit_s=180,
+        means="tegrad's client cannot open the GPU or run a kernel, though the stages before could",
+        next_step=f"compare with TEGRAD_BOARD=agx-orin-64gb tegrad selftest; {SEND}",
+        needs=("compilers", "tinygrad"),
+    ),
+    Stage(
+        "launches",
+        "Small launches until every ring of the client has wrapped, results checked",
+        client.launches,
+        limit_s=600,
+        means="a launch was lost, doubled or read old commands or arguments, or the GPU stopped on its way",
+        next_step=f"try TEGRAD_MEMORY=volatile, the default; {SEND}",
+        needs=("compilers", "tinygrad"),
+        amount=20_000,
+        board_amount=1_100,
+        unit="launches",
     ),
 )
 
