@@ -1,4 +1,5 @@
-"""Exercises of the device as tinygrad sees it, for a first boot: one sum, and launches until every ring has wrapped."""
+"""Exercises of the device as tinygrad sees it, for a first boot: a sum, launches until every ring has wrapped, a kernel
+that spills, and one that takes all shared memory there is."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,26 @@ SOURCE = """extern "C" __global__ void exercise(int *state, int value) {
     state[threadIdx.x] = state[threadIdx.x] * 3 + value + threadIdx.x;
 }"""
 """A launch that is lost, doubled or out of order changes every later result."""
+
+SPILL_BLOCKS, SPILL_THREADS = 64, 256
+SPILLING = """extern "C" __global__ void spilling(int *state, int value) {
+    volatile int a[256];
+    int thread = blockIdx.x * blockDim.x + threadIdx.x;
+    for (int i = 0; i < 256; i++) a[i] = value * 7 + i + thread;
+    state[thread] = a[(value + thread) & 255];
+}"""
+SHARED = """extern "C" __global__ void all_shared(int *state, int value) {
+    extern __shared__ unsigned words[];
+    for (unsigned i = threadIdx.x; i < value; i += blockDim.x) words[i] = (i + blockIdx.x) * 2654435761u;
+    __syncthreads();
+    unsigned wrong = 0, looked = 0;
+    for (unsigned i = threadIdx.x; i < value; i += blockDim.x, looked++) {
+        unsigned other = value - 1 - i;
+        wrong += words[other] != (other + blockIdx.x) * 2654435761u;
+    }
+    atomicAdd(state, (int)wrong);
+    atomicAdd(state + 1, (int)looked);
+}"""
 
 
 class WrongResult(TegradError, RuntimeError):
@@ -54,8 +75,8 @@ def one_liner() -> list[int]:
     return [int(value) for value in found]
 
 
-def launches(count: int, progress: Callable[[int], object] = lambda done: None) -> Rounds:
-    """Launch a small kernel so many times and check what all of them together left. WrongResult says from where on."""
+def _program(source: str, name: str, dynamic_shared: int = 0) -> Any:
+    """A kernel of (int *state, int value), loaded."""
     from tinygrad.device import TinyELF
     from tinygrad.dtype import dtypes
     from tinygrad.helpers import Target
@@ -64,8 +85,50 @@ def launches(count: int, progress: Callable[[int], object] = lambda done: None) 
 
     device = _nv()
     signature = (("state", 0, dtypes.int32, ()), ("value", 1, dtypes.int32, ()))
-    target = Target(device="NV", arch=device.arch)
-    program = device.runtime(TinyELF(compilers.compile_cuda(SOURCE, device.arch), "exercise", target, signature))
+    image = compilers.compile_cuda(source, device.arch, dynamic_shared=dynamic_shared)
+    return device.runtime(TinyELF(image, name, Target(device="NV", arch=device.arch), signature))
+
+
+def _words(buffer: Any, count: int) -> list[int]:
+    """The first words of a buffer when all work is done."""
+    device, out = _nv(), memoryview(bytearray(4 * count))
+    device.synchronize()
+    device.allocator._copyout(out, buffer)
+    return list(out.cast("I"))
+
+
+def spill() -> int:
+    """A kernel whose threads keep 1 KiB each in local memory; how many threads. WrongResult names a wrong one."""
+    device, program, threads = _nv(), _program(SPILLING, "spilling"), SPILL_BLOCKS * SPILL_THREADS
+    buffer = device.allocator.alloc(4 * threads)
+    for value in (3, 12345):
+        program(buffer, global_size=(SPILL_BLOCKS, 1, 1), local_size=(SPILL_THREADS, 1, 1), vals=(value,))
+        for thread, word in enumerate(_words(buffer, threads)):
+            if word != (wanted := value * 7 + (value + thread) % 256 + thread):
+                raise WrongResult(f"thread {thread} of a kernel that spills came to {word}, not to {wanted}")
+    device.allocator.free(buffer, 4 * threads)
+    return threads
+
+
+def all_shared() -> int:
+    """Blocks that take all shared memory a block may; how many bytes. WrongResult where a word is not kept."""
+    from tegrad.nv.program import SHARED_RESERVE, shared_limit
+
+    device = _nv()
+    size = shared_limit(device.sm_version) - SHARED_RESERVE
+    program, buffer = _program(SHARED, "all_shared", dynamic_shared=size), device.allocator.alloc(8)
+    device.allocator._copyin(buffer, memoryview(bytearray(8)))
+    program(buffer, global_size=(2, 1, 1), local_size=(256, 1, 1), vals=(size // 4,))
+    wrong, looked = _words(buffer, 2)
+    if wrong or looked != 2 * (size // 4):
+        raise WrongResult(f"of {2 * (size // 4)} words of shared memory {looked} were read, and {wrong} of them wrong")
+    device.allocator.free(buffer, 8)
+    return int(size)
+
+
+def launches(count: int, progress: Callable[[int], object] = lambda done: None) -> Rounds:
+    """Launch a small kernel so many times and check what all of them together left. WrongResult says from where on."""
+    device, program = _nv(), _program(SOURCE, "exercise")
     buffer = device.allocator.alloc(4 * THREADS)
     device.allocator._copyin(buffer, memoryview(bytearray(4 * THREADS)))
     wanted = [0] * THREADS
@@ -75,9 +138,7 @@ def launches(count: int, progress: Callable[[int], object] = lambda done: None) 
         if done % CHECK_EVERY == 0 or done == count:
             progress(done)
             device.synchronize()
-            out = memoryview(bytearray(4 * THREADS))
-            device.allocator._copyout(out, buffer)
-            if (found := list(out.cast("I"))) != wanted:
+            if (found := _words(buffer, THREADS)) != wanted:
                 lane = next(i for i in range(THREADS) if found[i] != wanted[i])
                 raise WrongResult(
                     f"between launches {max(0, done - CHECK_EVERY)} and {done}, thread {lane} came to "

@@ -385,7 +385,19 @@ def test_the_client_runs_and_what_stops_it_is_named(monkeypatch: pytest.MonkeyPa
         found = runner.perform(ROWS["launches"])
         assert (found.state, found.step) == ("failed", "open")
         assert "L4T r35" in found.seen
+        board_inject(name, [always("GPU_FLUSH_L2", errno=errno.EPERM)])
+        found = runner.perform(ROWS["kernels"])
+        assert (found.state, found.step) == ("failed", "atomics in cached memory")
+        assert "GPU_FLUSH_L2(" in found.seen
+        assert found.facts["bytes of shared memory of a block"] == 163 << 10
+        board_inject(name, [always("CHANNEL_SETUP_BIND", errno=errno.EINVAL)])
+        found = runner.perform(ROWS["model"])
+        assert (found.state, found.step) == ("failed", "open")
         board_inject(name, [always("HOST1X_CREATE_FENCE", stall=30)])
         found = runner.perform(replace(ROWS["fences"], limit_s=2))
         assert (found.state, found.step) == ("hung", "a fence before its increment")
         board_inject(name, [])
+        found = runner.perform(ROWS["kernels"])
+        assert found.state == "right"
+        found = runner.perform(ROWS["model"])
+        assert (found.state, found.facts["the same tokens both ways"]) == ("right", True)

@@ -10,6 +10,7 @@ from tegrad.diag.selftest.coherence import coherence
 from tegrad.diag.selftest.fences import fences
 from tegrad.diag.selftest.ioctls import ioctls
 from tegrad.diag.selftest.machine import ON_A_BOARD, machine
+from tegrad.diag.selftest.model import model
 from tegrad.diag.selftest.rules import rules
 from tegrad.diag.selftest.stage import Stage
 
@@ -90,6 +91,27 @@ STAGES: Sequence[Stage] = (
         amount=20_000,
         board_amount=1_100,
         unit="launches",
+    ),
+    Stage(
+        "kernels",
+        "A kernel that spills, one with all shared memory of a block, atomics in volatile and in cached memory",
+        client.kernels,
+        limit_s=180,
+        means="local memory, shared memory or atomics do not work as the chip's row says; the step says which",
+        next_step=f"small kernels may run all the same; {SEND}",
+        needs=("compilers", "tinygrad"),
+    ),
+    Stage(
+        "model",
+        "The shipped model against the reference in numpy: a step in one launch, and in many",
+        model,
+        limit_s=300,
+        means="tokens come out that the model does not mean, by the way of running a step that the page names",
+        next_step=f"`tegrad eval --device NV --documents 1` measures it at length; {SEND}",
+        needs=("compilers", "tinygrad"),
+        amount=64,
+        board_amount=6,
+        unit="tokens each way",
     ),
 )
 
