@@ -20,8 +20,9 @@ from tegrad.conformance.rig import Rig
 from tegrad.diag.selftest import bringup, fences, runner
 from tegrad.diag.selftest.child import perform
 from tegrad.diag.selftest.coherence import verdict
-from tegrad.diag.selftest.matrix import CLIENT, FLUSH_DIRTY, INVALIDATE, UNMAP, Bench, Seen
+from tegrad.diag.selftest.matrix import CLIENT, FLUSH_DIRTY, INVALIDATE, MEM_OPS, UNMAP, Bench, Seen
 from tegrad.diag.selftest.stages import STAGES
+from tegrad.hw.classes import MemOp
 from tegrad.nv import memory_record
 from tegrad.orin.client import BoardKernel, board_inject
 from tegrad.orin.inject import Rule
@@ -397,7 +398,27 @@ def test_the_client_runs_and_what_stops_it_is_named(monkeypatch: pytest.MonkeyPa
         found = runner.perform(replace(ROWS["fences"], limit_s=2))
         assert (found.state, found.step) == ("hung", "a fence before its increment")
         board_inject(name, [])
-        found = runner.perform(ROWS["kernels"])
-        assert found.state == "right"
-        found = runner.perform(ROWS["model"])
-        assert (found.state, found.facts["the same tokens both ways"]) == ("right", True)
+        assert runner.perform(ROWS["kernels"]).state == "right"
+
+
+@pytest.mark.long
+def test_the_shipped_model_writes_the_references_tokens_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb")
+    found = runner.perform(ROWS["model"])
+    assert (found.state, found.facts["the same tokens both ways"]) == ("right", True)
+
+
+@pytest.mark.klog_errors("(?i)pbdma|error notifier set to 32")
+def test_an_operation_that_kills_the_channel_is_tried_last_and_once(
+    records: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MEM_OPS, INVALIDATE, MemOp.MMU_TLB_INVALIDATE)  # a privileged one
+    told = run("coherence")
+    assert told.last == {"outcome": "right"}
+    said = [by.get(INVALIDATE) for by in matrix(told, 4)[TO_GPU].values()]
+    assert "the channel died" in said[0]
+    assert said[1:] == [None]
+    assert helps(matrix(told, 4)[TO_GPU]["copy engine"]) == INVALIDATES - {INVALIDATE}
+    tried = [step for step in told.steps if step]
+    first = next(i for i, step in enumerate(tried) if "MEM_OP" in step)
+    assert all("MEM_OP" in step or "record" in step for step in tried[first:])

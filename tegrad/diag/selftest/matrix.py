@@ -208,7 +208,7 @@ def _kept(bench: Bench) -> dict[str, bool]:
 
 
 def look(notes: Notes, kernel: Kernel, flags: int, *, kernels: bool) -> Seen:
-    """Try one kind of mapping: first without remedies, then those of the driver, then those of the pushbuffer."""
+    """Try one kind of mapping: without remedies, then those of the driver."""
     seen = Seen()
     try:
         with Rig(kernel, patience=PATIENCE_S, hazardous=False) as rig:
@@ -217,8 +217,13 @@ def look(notes: Notes, kernel: Kernel, flags: int, *, kernels: bool) -> Seen:
         seen.refused = error.code
     except Differs as found:
         seen.refused = f"{found.expected}: {found.seen}"
+    return seen
+
+
+def look_again(notes: Notes, kernel: Kernel, flags: int, seen: Seen, *, kernels: bool) -> None:
+    """Try the remedies of the pushbuffer where something is left to mend, each in a channel of its own: it may die."""
     if seen.refused:
-        return seen
+        return
     for op in MEM_OPS:
         for answers, name, case in _unsettled(seen, op):
             with notes.step(f"flags {flags:#x}, {name}, {op}"):
@@ -227,7 +232,8 @@ def look(notes: Notes, kernel: Kernel, flags: int, *, kernels: bool) -> Seen:
                         answers[op] = case(Bench(rig, flags, kernels), op)
                 except Differs as found:
                     answers[op] = f"{found.expected}: {found.seen}"
-    return seen
+            if isinstance(answers[op], str):
+                break  # one channel that dies of it is enough
 
 
 def _without_pushbuffer(notes: Notes, bench: Bench, seen: Seen, flags: int) -> None:

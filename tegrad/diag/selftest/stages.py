@@ -110,7 +110,7 @@ STAGES: Sequence[Stage] = (
         next_step=f"`tegrad eval --device NV --documents 1` measures it at length; {SEND}",
         needs=("compilers", "tinygrad"),
         amount=64,
-        board_amount=6,
+        board_amount=2,
         unit="tokens each way",
     ),
 )
