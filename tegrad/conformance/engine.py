@@ -111,6 +111,11 @@ class Gpu:
         self.doorbell = rig.doorbell()
         self.scratch = self.memory()
 
+    @property
+    def launches(self) -> bool:
+        """Whether `qmd` writes what this chip takes."""
+        return self.chip.qmd == "V3"
+
     # ---- memory and programs -------------------------------------------------------------------------------------
 
     def memory(

@@ -371,6 +371,17 @@ def test_a_missing_node_is_named(node: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert node.rsplit("/", 1)[1] in told.last["expected"]
 
 
+def test_what_is_an_orins_alone_is_not_held_against_another_chip(
+    records: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEGRAD_BOARD", "gh100:17GiB")
+    assert run("conformance", spec="gh100:17GiB").outcome == "not here"
+    assert "no kernel was run" in run("bringup", spec="gh100:17GiB").lines[0]
+    told = run("coherence", spec="gh100:17GiB")
+    assert told.last == {"outcome": "right"}
+    assert set(matrix(told, 4)[TO_CPU]) == {"release", "copy engine"}
+
+
 # ---- the client, in processes of its own
 
 

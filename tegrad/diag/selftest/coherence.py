@@ -69,12 +69,13 @@ def verdict(seen: Matrix) -> Verdict:
 def coherence(notes: Notes) -> None:
     """Look at every kind of mapping, say what follows, and keep the record."""
     lacking = NEEDS["compilers"]()
-    notes.fact("kernels", f"not tried: {lacking}" if lacking else "tried")
     kernel = pick_kernel()
     seen: dict[int, Seen] = {}
     for flags in FLAGS:
         seen[flags] = look(notes, kernel, flags, kernels=not lacking)
         notes.fact(f"flags {flags:#x}", fact(seen[flags]))
+        if flags == PLAIN:
+            notes.fact("kernels", "tried" if "kernel" in seen[PLAIN].to_cpu else f"not tried {lacking}".strip())
         if flags == PLAIN and not seen[PLAIN].coherent:
             break  # the results of the others could not be trusted
     else:

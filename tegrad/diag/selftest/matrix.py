@@ -79,8 +79,8 @@ class Bench:
     """A channel, results that are volatile, and pages mapped with the flags under test."""
 
     def __init__(self, rig: Rig, flags: int, kernels: bool) -> None:
-        self.rig, self.kernels = rig, kernels
-        self.gpu = Gpu(rig)
+        self.rig, self.gpu = rig, Gpu(rig)
+        self.kernels = kernels and self.gpu.launches
         self.queue = self.gpu.compute().done()
         self.results = self.gpu.memory()
         buffer = rig.buffer(PAGES * PAGE)

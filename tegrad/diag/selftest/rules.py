@@ -6,11 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from tegrad.conformance import all_rules
+from tegrad.conformance.rig import Rig
 from tegrad.conformance.rule import Rule
 from tegrad.conformance.run import judge
 from tegrad.diag.selftest.stage import Notes
+from tegrad.hw.chips import CHIPS
 from tegrad.nv.kernel import pick_kernel
 
+ORIN = CHIPS["agx-orin-64gb"]
 SHOWN = 5
 """Differences that the page names; the report has all."""
 
@@ -22,6 +25,8 @@ def rules(notes: Notes) -> None:
     notes.fact("hazardous, not run", hazardous)
     notes.line(f"{len(hazardous)} hazardous rules were not run: `tegrad conformance --hazardous`, with your work saved")
     kernel = pick_kernel()
+    with Rig(kernel) as rig:
+        rig.need(rig.characteristics().arch == ORIN.gpu_arch, "the rules are those of an Orin's driver")
     counts: Counter[str] = Counter()
     bad: list[dict[str, str]] = []
     for rule in first(notes.amount, (rule for rule in every if not rule.hazardous)):
