@@ -9,12 +9,13 @@ import pytest
 
 BOARD = "agx-orin-64gb"
 GPU_FILES = ("/dev/nvgpu/igpu0/ctrl", "/dev/nvidiactl")
+CHOSEN = os.environ.get("DEV", "")
+"""Before any test runs: tinygrad puts its default device into the environment once somebody asks for it."""
 
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[str]:
     """tinygrad's default device where DEV chooses one, else NV: this machine's GPU, or an emulated Orin."""
-    chosen = os.environ.get("DEV", "")
     with pytest.MonkeyPatch.context() as patch:
         if "TEGRAD_BOARD" not in os.environ and not any(os.path.exists(name) for name in GPU_FILES):
             patch.setenv("TEGRAD_BOARD", BOARD)
@@ -24,7 +25,7 @@ def device() -> Iterator[str]:
         close_device()
         from tinygrad import Device
 
-        yield str(Device.DEFAULT) if chosen else "NV"
+        yield str(Device.DEFAULT) if CHOSEN else "NV"
         gc.collect()  # buffers go before their device
         close_device()
 
