@@ -24,7 +24,7 @@ from tegrad.hw.classes import ComputeMethod, CopyMethod, HostMethod
 from tegrad.hw.faults import Notifier, SkedBit, read_notifier
 from tegrad.hw.gpfifo import DOORBELL, MethodOp, Subchannel, Userd, gp_entry, method_header
 from tegrad.hw.qmd import LAYOUTS, Qmd
-from tegrad.nv import compilers, cubin
+from tegrad.nv import compilers, cubin, turns
 from tegrad.uapi import constants as k
 from tegrad.uapi.structs import TsgSmErrorStateRecord
 
@@ -54,6 +54,7 @@ KERNELS = {
     "generic": "*(volatile unsigned *)(n + (unsigned long long)p) = 1;",
     "shared": "__shared__ volatile unsigned s[256]; s[threadIdx.x] = n + threadIdx.x; __syncthreads();"
     " p[threadIdx.x] = s[255 - threadIdx.x];",
+    "chain": turns.CHAIN,
 }
 """Bodies of kernels of (unsigned *p, unsigned n, unsigned *q)."""
 
@@ -358,7 +359,8 @@ class Queue:
     @property
     def note(self) -> Notifier:
         """The error notifier's record."""
-        return read_notifier(self.notifier.read(0, 16))
+        status = self.notifier.read(14, 2)  # written last, so read first
+        return read_notifier(self.notifier.read(0, 14) + status)
 
     # ---- judging -------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,10 @@
-"""A second process of a rule: forked, with a rig of its own, and a line to the first."""
+"""A second process of a rule: forked, with a rig of its own, and a line to the first. It does not outlive it."""
 
 from __future__ import annotations
 
 import array
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -17,6 +18,21 @@ if TYPE_CHECKING:
     from tegrad.conformance.rig import Rig
 
 _LIMIT = 1 << 16
+PR_SET_PDEATHSIG = 1
+"""linux/prctl.h. It is kept over exec, and is sent when the thread that made the process ends."""
+_libc = ctypes.CDLL(None)
+
+
+def bound() -> Callable[[], None]:
+    """For the new process to call, before exec or after a fork: it is killed when this one ends, even by SIGKILL."""
+    parent = os.getpid()
+
+    def bind() -> None:
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before the line above
+            os._exit(1)
+
+    return bind
 
 
 class Peer:
@@ -56,8 +72,10 @@ class Child:
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.peer = Peer(near)
         self._ended = False
+        bind = bound()
         self.pid = os.fork()
         if self.pid == 0:
+            bind()
             near.close()
             _child(rig, function, Peer(far))
         far.close()

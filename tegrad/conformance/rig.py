@@ -363,6 +363,11 @@ class Rig:
         """A new dmabuf fd of a handle."""
         return int(self.call(self.nvmap, "NVMAP_GET_FD", handle=handle).fd)
 
+    def read_only_handle(self, handle: int) -> int:
+        """A duplicate of a handle that user space cannot write through."""
+        fields = {"handle": handle, "access_flags": k.NVMAP_HANDLE_RO}
+        return self.keep_handle(int(self.call(self.nvmap, "NVMAP_DUP_HANDLE", fields).dup_handle))
+
     def free(self, handle: int) -> None:
         """FREE a handle (any number) once."""
         self.call(self.nvmap, "NVMAP_FREE", value=handle)

@@ -6,6 +6,8 @@ import ctypes
 import errno
 import select
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 from tegrad.conformance.rig import CTRL, LEGACY_CTRL, RW, VA_END, VA_START, Channel, Rig
 from tegrad.conformance.rule import Differs, rule
@@ -18,6 +20,8 @@ from tegrad.uapi.kernel import Doorbell
 PAGE, MIB, GIB = 4096, 1 << 20, 1 << 30
 PDE = 2 * MIB
 NONEXISTENT = 987654
+DEVFREQ = Path("/sys/class/devfreq")
+"""Where Linux says within which limits devices' clocks may be."""
 
 
 def other_ctrl(rig: Rig) -> int:
@@ -99,8 +103,21 @@ ROWS: list[tuple[str, str, Values]] = [
 ]
 
 
-def _row(values: Values) -> Callable[[Rig], None]:
+WHOLE_SMS = 16
+OF_THE_WHOLE_CHIP = ("l2-size", "fbps", "ltcs")
+"""Rows, read on an AGX Orin 64GB, that a module with parts switched off may not have."""
+
+
+def need_whole_chip(rig: Rig) -> None:
+    """A value that was read where no part of the GPU is switched off is held against such a GPU only."""
+    count = int(rig.call(rig.ctrl, "GPU_NUM_VSMS").num_vsms)
+    rig.need(count == WHOLE_SMS, f"the value was read on a module with all {WHOLE_SMS} SMs; this one has {count}")
+
+
+def _row(row: str, values: Values) -> Callable[[Rig], None]:
     def check(rig: Rig) -> None:
+        if row in OF_THE_WHOLE_CHIP:
+            need_whole_chip(rig)
         found = rig.characteristics()
         for name, wanted in values.items():
             seen = getattr(found, name)
@@ -113,7 +130,7 @@ def _row(values: Values) -> Callable[[Rig], None]:
 
 
 for _name, _sentence, _values in ROWS:
-    rule("3.1", f"GET_CHARACTERISTICS: {_sentence}", name=_name)(_row(_values))
+    rule("3.1", f"GET_CHARACTERISTICS: {_sentence}", name=_name)(_row(_name, _values))
 
 
 @rule("3.1", "GET_CHARACTERISTICS: chipname is ga10b, padded with zeros")
@@ -542,6 +559,7 @@ for _name, _sentence, _fields, _number in FLUSHES:
 
 @rule("3.5", "ZCULL_GET_CTX_SIZE: 164352 bytes")
 def zcull_size(rig: Rig) -> None:
+    need_whole_chip(rig)
     rig.equal("size", 164352, rig.accepts(rig.ctrl, "GPU_ZCULL_GET_CTX_SIZE").size)
 
 
@@ -604,6 +622,22 @@ def vf_points(rig: Rig) -> list[int]:
     fields = {"clk_domain": GPC, "max_entries": count, "clk_vf_point_entries": room.address}
     done = rig.accepts(rig.ctrl, "GPU_CLK_GET_VF_POINTS", fields)
     return [room.u64(8 * i) for i in range(done.num_entries)]
+
+
+def clock_limits(rig: Rig) -> tuple[int, int]:
+    """What the arbiter keeps every request within, in Hz: the range, cut to Linux's limits (nvpmodel, jetson_clocks).
+
+    Where they leave one rate, nothing can be asked for: not applicable. (nvgpu, os/linux/scale.c:
+    gk20a_scale_clamp_clk_target)
+    """
+    found = clock_range(rig)
+    low, high = int(found.min_hz), int(found.max_hz)
+    for device in DEVFREQ.glob("*gpu*"):
+        with suppress(OSError, ValueError):
+            least, most = (int((device / name).read_text()) // 10**6 * 10**6 for name in ("min_freq", "max_freq"))
+            low, high = max(low, least), min(high, most)
+    rig.need(low < high, f"the clock is held at {high} Hz (jetson_clocks, or the power mode)")
+    return low, high
 
 
 COUNTED = {"GPU_CLK_GET_RANGE": "range", "GPU_CLK_GET_INFO": "info"}
@@ -736,16 +770,19 @@ def completion(rig: Rig) -> None:
 
 @rule("3.6", "CLK_SET_INFO: the requested rate is set while the completion fd is open")
 def clock_held(rig: Rig) -> None:
-    wanted = sorted(vf_points(rig))[len(vf_points(rig)) // 2]
+    low, high = clock_limits(rig)
+    points = sorted(point for point in vf_points(rig) if low <= point <= high)
+    rig.need(points, "no rate of the clock's lies within Linux's limits")
+    wanted = points[len(points) // 2]
     ask_for(rig, wanted)
     rig.eventually(lambda: clock(rig, ACTUAL) == wanted, f"{wanted} Hz", lambda: clock(rig, ACTUAL))
 
 
 @rule("3.6", "CLK_SET_INFO: a rate above the maximum is cut to it")
 def clock_clamped(rig: Rig) -> None:
-    limits = clock_range(rig)
-    ask_for(rig, limits.max_hz + 10**9)
-    rig.eventually(lambda: clock(rig, ACTUAL) == limits.max_hz, f"{limits.max_hz} Hz", lambda: clock(rig, ACTUAL))
+    _, high = clock_limits(rig)
+    ask_for(rig, clock_range(rig).max_hz + 10**9)
+    rig.eventually(lambda: clock(rig, ACTUAL) == high, f"{high} Hz", lambda: clock(rig, ACTUAL))
 
 
 @rule("3.6", "CLK_GET_INFO: the target is what this ctrl fd asked for")
@@ -758,10 +795,10 @@ def own_target(rig: Rig) -> None:
 
 @rule("3.6", "CLK_SET_INFO: of several ctrl fds the highest request counts")
 def highest_target(rig: Rig) -> None:
-    limits = clock_range(rig)
-    ask_for(rig, limits.max_hz)
-    ask_for(rig, limits.min_hz, ctrl=other_ctrl(rig))
-    rig.eventually(lambda: clock(rig, ACTUAL) == limits.max_hz, f"{limits.max_hz} Hz", lambda: clock(rig, ACTUAL))
+    low, high = clock_limits(rig)
+    ask_for(rig, high)
+    ask_for(rig, low, ctrl=other_ctrl(rig))
+    rig.eventually(lambda: clock(rig, ACTUAL) == high, f"{high} Hz", lambda: clock(rig, ACTUAL))
 
 
 # ---- 3.7 registered buffers -----------------------------------------------------------------------------------------
@@ -1012,7 +1049,7 @@ def time_registers(rig: Rig) -> None:
     rig.check(before <= (high << 32 | low) <= after, f"a time from {before} to {after}", high << 32 | low)
 
 
-@rule("3.9", "unknown registers read 0 and take writes without an effect")
+@rule("3.9", "unknown registers read 0 and take writes without an effect", hazardous=True)
 def unknown_registers(rig: Rig) -> None:
     registers = rig.doorbell()
     for offset in (0x1000, 0x1230):

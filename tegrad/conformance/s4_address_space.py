@@ -353,7 +353,7 @@ for _name, _sentence, _maker, _fields, _number in MAP_REFUSED:
 
 @rule("4.3", "MAP_BUFFER_EX: read-write access to a read-only dmabuf is EINVAL; by default it is mapped read-only")
 def read_only_buffer(rig: Rig) -> None:
-    vm, fd = rig.address_space(), rig.buffer(flags=0x0900 << 16 | k.NVMAP_HANDLE_RO | 2).fd
+    vm, fd = rig.address_space(), rig.get_fd(rig.read_only_handle(rig.buffer().handle))
     rig.refuses(errno.EINVAL, vm, MAP, map_fields(fd, flags=READ_WRITE))
     maps(rig, vm, fd)
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Generator
 from typing import Any
 
-from tegrad.orin.address_space import ACCESS_MASK, ACCESS_SHIFT, AddressSpace, AsFile
+from tegrad.orin.address_space import ACCESS_MASK, ACCESS_SHIFT, BARRED, AddressSpace, AsFile
 from tegrad.orin.channel import ChannelFile
 from tegrad.orin.files import (
     Call,
@@ -75,8 +75,8 @@ def free_space(file: AsFile, call: Call) -> None:
     file.vm.release(call.arg.offset)
 
 
-def map_one(vm: AddressSpace, arg: Any, found: File | Buffer | Foreign | None) -> int:
-    """Map one buffer as MAP_BUFFER_EX says; its address."""
+def map_one(vm: AddressSpace, arg: Any, found: File | Buffer | Foreign | None, *, read_only: bool = False) -> int:
+    """Map one buffer as MAP_BUFFER_EX says; its address. `read_only`: its fd cannot be written through."""
     fixed = arg.flags & k.NVGPU_AS_MAP_BUFFER_FLAGS_FIXED_OFFSET
     require(found is not None, errno.EBADF)
     if not isinstance(found, Buffer):
@@ -88,9 +88,10 @@ def map_one(vm: AddressSpace, arg: Any, found: File | Buffer | Foreign | None) -
     require(not arg.flags & k.NVGPU_AS_MAP_BUFFER_FLAGS_TEGRA_RAW)
     require(not arg.flags & ~KNOWN_MAP_FLAGS)
     require(found.allocated, errno.ENOMEM)
-    require(arg.flags & ACCESS_MASK != READ_WRITE or not found.read_only)
+    require(arg.flags & ACCESS_MASK != READ_WRITE or not read_only)
     require(arg.compr_kind != k.NV_KIND_INVALID or arg.incompr_kind >= 0)
     flags = arg.flags & ~k.NVGPU_AS_MAP_BUFFER_FLAGS_MAPPABLE_COMPBITS
+    flags |= BARRED if read_only else 0
     kind = arg.incompr_kind if arg.compr_kind == k.NV_KIND_INVALID else arg.compr_kind
     if fixed:
         return vm.map_fixed(found, flags, kind, arg.offset, arg.buffer_offset, arg.mapping_size)
@@ -99,7 +100,8 @@ def map_one(vm: AddressSpace, arg: Any, found: File | Buffer | Foreign | None) -
 
 def map_buffer_ex(file: AsFile, call: Call) -> None:
     """MAP_BUFFER_EX. `page_size` is ignored; only `offset` comes back."""
-    call.arg.offset = map_one(file.vm, call.arg, call.files.get("dmabuf_fd"))
+    read_only = "dmabuf_fd" in call.unwritable
+    call.arg.offset = map_one(file.vm, call.arg, call.files.get("dmabuf_fd"), read_only=read_only)
 
 
 def unmap_one(vm: AddressSpace, va: int) -> Generator[Request, Any, None]:
@@ -136,8 +138,9 @@ def map_buffer_batch(file: AsFile, call: Call) -> Steps:
     size = ctypes.sizeof(s.AsMapBufferEx)
     for i in range(arg.num_maps):
         item = s.AsMapBufferEx.from_buffer_copy((yield from copy_in(arg.maps + i * size, size)))
-        found = yield GetFile(signed(item.dmabuf_fd))
-        map_one(file.vm, item, found)
+        asked = GetFile(signed(item.dmabuf_fd))
+        found = yield asked
+        map_one(file.vm, item, found, read_only=asked.unwritable)
     return None
 
 

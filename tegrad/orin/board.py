@@ -7,24 +7,38 @@ made. Boards listen on abstract sockets, so nothing of them is left in the file 
 
 from __future__ import annotations
 
+import fcntl
+import importlib.util
 import os
 import re
+import resource
 import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tegrad.errors import TegradError
+from tegrad.errors import SettingError, TegradError
 from tegrad.hw.chips import CHIPS, Chip
-from tegrad.installed import pip_install
+from tegrad.installed import pip_install, search_path
 
 GPU = "tegrad.orin.gpu:Gpu"
 LINGER_S = 5.0
 START_TIMEOUT_S = 30.0
 MIN_MEMORY = 64 << 20
 """Bytes below which a board's memory is taken for a slip of the unit."""
+MAX_MEMORY = 1 << 40
+"""Bytes that a GPU's addresses reach."""
+NEEDED = (
+    (resource.RLIMIT_NOFILE, 256, "256 open files", "-n"),
+    (resource.RLIMIT_AS, 5 << 38, "1.25 TiB of addresses, without using as much memory", "-v"),
+    (resource.RLIMIT_FSIZE, 1 << 30, "files in memory of 1 GiB", "-f"),
+)
+"""Limits that a board inherits, what it needs of each at least, in words too, and the shell's option: measured with the
+shipped model, which runs with 128 files and 1.01 TiB."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -32,6 +46,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 class BoardError(TegradError):
     """A board could not be started or reached."""
+
+
+class SpecError(BoardError):
+    """A board's name, chip or size means nothing, or a variable that it reads."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +64,7 @@ class Spec:
 
 
 def parse_spec(text: str) -> Spec:
-    """What TEGRAD_BOARD says. Raises BoardError for a bad size or name."""
+    """What TEGRAD_BOARD says. Raises SpecError for a bad size or name."""
     name, _, size = text.partition(":")
     if name in CHIPS:
         chip = CHIPS[name]
@@ -54,11 +74,11 @@ def parse_spec(text: str) -> Spec:
 
 
 def check_name(name: str) -> None:
-    """Raise BoardError unless a shared board may be called that."""
+    """Raise SpecError unless a shared board may be called that."""
     if name.partition(":")[0] in CHIPS:
-        raise BoardError(f"{name!r} is a chip's name, which always means a private board; choose another name")
+        raise SpecError(f"{name!r} is a chip's name, which always means a private board; choose another name")
     if not _NAME.fullmatch(name):
-        raise BoardError(
+        raise SpecError(
             f"{name!r} names no board: use one of {', '.join(CHIPS)}, or letters and digits for a shared board"
         )
 
@@ -67,10 +87,12 @@ def parse_size(text: str) -> int:
     """Bytes of `512M`, `2GiB`, `8 GB` (all powers of two)."""
     match = _SIZE.fullmatch(text.strip())
     if not match or not int(match[1]):
-        raise BoardError(f"{text!r} is no memory size: write it like 512M or 8GiB")
+        raise SpecError(f"{text!r} is no memory size: write it like 512M or 8GiB")
     size = int(match[1]) * _UNITS[match[2].upper()]
     if size < MIN_MEMORY:
-        raise BoardError(f"{text!r} is too little memory for a board: give it {MIN_MEMORY >> 20}M or more")
+        raise SpecError(f"{text!r} is too little memory for a board: give it {MIN_MEMORY >> 20}M or more")
+    if size > MAX_MEMORY:
+        raise SpecError(f"{text!r} is more memory than a board can address: give it {MAX_MEMORY >> 30}GiB or less")
     return size
 
 
@@ -83,15 +105,31 @@ def _prefix() -> str:
     return f"tegrad-board-{os.getuid()}-"
 
 
+LISTENS = 1 << 16
+"""Flag of a socket that listens, in /proc/net/unix (__SO_ACCEPTCON, include/linux/net.h)."""
+
+
 def running() -> list[str]:
     """Names of this user's shared boards, sorted."""
     head = "@" + _prefix()
     names = set()
-    for line in Path("/proc/net/unix").read_text().splitlines():
-        path = line.rsplit(" ", 1)[-1]
-        if path.startswith(head):
-            names.add(path.removeprefix(head))
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        _, _, _, flags, _, _, _, *path = line.split()
+        # A connection has the name of what accepted it, for a moment longer than the board has it.
+        if path and path[0].startswith(head) and int(flags, 16) & LISTENS:
+            names.add(path[0].removeprefix(head))
     return sorted(names)
+
+
+def not_running(name: str) -> BoardError:
+    """What to tell who asks for a shared board that is not there."""
+    return BoardError(f"no board named {name!r} is running; start it with `tegrad board start {name}`")
+
+
+def check_spec(text: str) -> None:
+    """Raise BoardError where TEGRAD_BOARD can mean nothing: a bad spec, or a shared board that is not there."""
+    if parse_spec(text).chip is None and text not in running():
+        raise not_running(text)
 
 
 def connect(address: bytes) -> socket.socket | None:
@@ -124,9 +162,11 @@ def start(
 ) -> bytes:
     """Start a board in a process session of its own and return its address once it listens.
 
-    A private one (`name` None) gets a random address. Raises BoardError when it does not come up.
+    A private one (`name` None) gets a random address. Raises BoardError when it does not come up,
+    SpecError for a variable that means nothing to it.
     """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    _check_limits()
+    listener = _above_standard(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
     address = named_address(name) if name else b"\0tegrad-private-" + os.urandom(12).hex().encode()
     try:
         listener.bind(address)
@@ -137,23 +177,57 @@ def start(
     with listener:
         command = [sys.executable, "-m", "tegrad.orin", chip.name, str(memory), str(listener.fileno())]
         command += ["forever" if linger is None else str(linger), gpu]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+        environment = {**os.environ, "PYTHONPATH": search_path()}
         # The command forks the board and ends, so that the board is nobody's child and never a zombie; and the board
         # lets go of stderr, or whoever waits for the end of our output would wait for the board too.
-        done = subprocess.run(
+        done = _started(
             command,
             pass_fds=(listener.fileno(),),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            text=True,
             start_new_session=True,
-            timeout=START_TIMEOUT_S,
-            check=False,
         )
         if done.returncode:
-            reason = _last_line(done.stderr)
-            remedy = f"; {pip_install('board')}" if "llvmlite" in reason else ""
-            raise BoardError(f"the emulated board did not start: {reason}{remedy}")
+            wrong = SpecError if done.returncode == SettingError.exit_code else BoardError
+            raise wrong(f"the emulated board did not start: {_last_line(done.stderr)}")
     return address
+
+
+def _check_limits() -> None:
+    """BoardError where a board, which inherits our limits, cannot live. What may be raised, it raises."""
+    if importlib.util.find_spec("llvmlite") is None:
+        raise BoardError(
+            f"the emulated board needs the package llvmlite, which is not installed: {pip_install('board')}"
+        )
+    for kind, needed, what, option in NEEDED:
+        most = resource.getrlimit(kind)[1]
+        if most != resource.RLIM_INFINITY and most < needed:
+            raise BoardError(f"the emulated board needs {what}: raise `ulimit {option}`, or use a new shell")
+
+
+def raise_limits() -> None:
+    """In the board's process: all of NEEDED up to what this user may have."""
+    for kind, *_ in NEEDED:
+        most = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (most, most))
+
+
+def _above_standard(sock: socket.socket) -> socket.socket:
+    """The same socket under a number that no standard stream of a child's has, if its own is one's that was closed."""
+    if sock.fileno() > 2:
+        return sock
+    with sock:
+        return socket.socket(fileno=fcntl.fcntl(sock, fcntl.F_DUPFD_CLOEXEC, 3))
+
+
+def _started(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, timeout=START_TIMEOUT_S, check=False, text=True, **options)
+    except subprocess.TimeoutExpired:
+        raise BoardError(
+            f"the emulated board did not start within {START_TIMEOUT_S:g} s: end other programs, then try again"
+        ) from None
+    except OSError as error:
+        raise BoardError(f"the emulated board cannot be started: {error.strerror}; see `ulimit -a`") from error

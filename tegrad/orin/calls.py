@@ -28,7 +28,7 @@ from tegrad.orin.files import (
     block,
     writes_caller,
 )
-from tegrad.orin.nvmap import Buffer
+from tegrad.orin.nvmap import Buffer, read_only
 from tegrad.orin.wire import Message, Op
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class Calls:
         driver, held = self._server.driver, list[Buffer]()
         try:
             found = [None if fd is None else self._server.resolve(fd, held) for fd in message.fds]
+            unwritable = [fd is not None and read_only(fd) for fd in message.fds]
             message.close_fds()
             row = driver.row(file, message.code, len(message.payload))
         except Errno as refusal:
@@ -82,7 +83,9 @@ class Calls:
             for buffer in held:
                 buffer.drop()
             return
-        call = Call(row, block(row, message.payload), message.value, dict(zip(row.fds_in, found, strict=False)))
+        files = dict(zip(row.fds_in, found, strict=False))
+        barred = frozenset(name for name, one in zip(row.fds_in, unwritable, strict=False) if one)
+        call = Call(row, block(row, message.payload), message.value, files, barred)
         file.calls += 1
         pending = Pending(file, call, reply, held)
         try:
@@ -130,6 +133,7 @@ class Calls:
             return message.code
         if isinstance(wait, GetFile):
             fd = message.fds[0] if message.fds else None
+            wait.unwritable = fd is not None and read_only(fd)
             return None if fd is None else self._server.resolve(fd, pending.held)
         if isinstance(wait, FindVma):
             return Vma(**json.loads(message.payload)) if message.payload else None

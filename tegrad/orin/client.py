@@ -30,15 +30,9 @@ from tegrad.uapi.errors import DriverError
 from tegrad.uapi.hints import ioctl_hint
 from tegrad.uapi.ioctls import BY_REQUEST, Ioctl, get_field, request_size, set_field
 from tegrad.uapi.kernel import MS_SYNC, Arg, check_argument, repeated
+from tegrad.uapi.libc import MAP_FAILED, libc
 
 KMSG = "/dev/kmsg"
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_libc.msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_MAP_FAILED = ctypes.c_void_p(-1).value
 _MADV_DONTFORK = 10
 _MAP_TYPE = 0x3
 COPY_BACK_EFAULT = frozenset({"as", "nvmap", "fence"})
@@ -94,18 +88,18 @@ class BoardKernel:
                 self._check_mapping(fd, size, prot, offset)
                 # The driver shares the memory whatever the caller asks for.
                 flags = flags & ~_MAP_TYPE | mmap_module.MAP_SHARED
-            result = _libc.mmap(addr or None, size, prot, flags, fd, offset)
-            if result is None or result == _MAP_FAILED:
+            result = libc.mmap(addr or None, size, prot, flags, fd, offset)
+            if result is None or result == MAP_FAILED:
                 raise OSError(ctypes.get_errno(), "mmap")
             if fd >= 0:
-                _libc.madvise(result, size, _MADV_DONTFORK)
+                libc.madvise(result, size, _MADV_DONTFORK)
         except OSError as error:
             raise _error("mmap", error, arguments) from None
         return int(result)
 
     def munmap(self, addr: int, size: int) -> None:
         """Unmap memory."""
-        if _libc.munmap(addr, size) != 0:
+        if libc.munmap(addr, size) != 0:
             raise DriverError("munmap", ctypes.get_errno(), {"addr": addr, "size": size})
 
     def msync(self, addr: int, size: int) -> None:
@@ -113,7 +107,7 @@ class BoardKernel:
         arguments = {"addr": addr, "size": size}
         if is_buffer(find_vma(addr)):
             raise DriverError("msync", errno.EINVAL, arguments)
-        if _libc.msync(addr, size, MS_SYNC) != 0:
+        if libc.msync(addr, size, MS_SYNC) != 0:
             raise DriverError("msync", ctypes.get_errno(), arguments)
 
     def close(self, fd: int) -> None:

@@ -130,8 +130,7 @@ class Connection:
             sock = board.connect(self._address) if self._address else None
             if sock is None:
                 if self.spec.chip is None:
-                    hint = f"start it with `tegrad board start {self.spec.text}`"
-                    raise BoardError(f"no board named {self.spec.text!r} is running; {hint}")
+                    raise board.not_running(self.spec.text)
                 self._address = board.start(self.spec.chip, self.spec.memory, linger=self.start[0], gpu=self.start[1])
                 sock = board.connect(self._address)
                 if sock is None:

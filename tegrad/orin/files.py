@@ -73,9 +73,13 @@ class CopyOut:
 
 @dataclass(slots=True)
 class GetFile:
-    """Look up an fd number in the caller's table; resumes with what `Driver.resolve` makes of it, or None."""
+    """Look up an fd number in the caller's table; resumes with what `Driver.resolve` makes of it, or None.
+
+    `unwritable`: afterwards, whether it was not opened for writing.
+    """
 
     fd: int
+    unwritable: bool = False
 
 
 @dataclass(slots=True)
@@ -218,6 +222,8 @@ class Call:
     arg: Any
     value: int = 0
     files: dict[str, File | Buffer | Foreign | None] = field(default_factory=dict)
+    unwritable: frozenset[str] = frozenset()
+    """The fd fields whose fds were not opened for writing."""
     new: dict[str, File | int] = field(default_factory=dict)
     copy_back: bool = False
     copy_back_always: bool = False  # also after a failure

@@ -138,12 +138,6 @@ class Gpu:
         if (within := _within(space, va, size)) > 0:
             space.sparse(va, within)
 
-    def sparse_free(self, vm: int, va: int, size: int) -> None:
-        """Undo `sparse` of a whole area, with whatever was mapped in it meanwhile."""
-        space = self._vms[vm]
-        if (within := _within(space, va, size)) > 0:
-            space.sparse_free(va, within)
-
     def unmap(self, vm: int, va: int, size: int) -> None:
         """Unmap: later accesses fault, also those of a running grid. The whole L2 is flushed and invalidated."""
         space = self._vms[vm]

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tegrad.errors import TegradError
+from tegrad.errors import SettingError, TegradError
 from tegrad.orin.hostmem import ANONYMOUS, READ_WRITE, map_memory, punch, unmap_memory
 from tegrad.ptx import jit
 from tegrad.ptx.l2 import (
@@ -60,13 +60,16 @@ WORDS = {"through": Mode(0), "back": Mode.BACK, "tell": Mode.TELL}
 _FREE_SHARE = 4
 """A full L2 is emptied by this share of it at once."""
 
+_LOOK_AHEAD = 4096
+"""Frames in the order of eviction that are looked at together."""
+
 
 def mode_from_environment() -> Mode:
-    """The mode that the environment asks for. TegradError for a word that has no meaning."""
+    """The mode that the environment asks for. SettingError for a word that has no meaning."""
     mode = Mode(0)
     for word in filter(None, os.environ.get(VARIABLE, "").split(",")):
         if word not in WORDS:
-            raise TegradError(f"{VARIABLE}={word} means nothing; use {', '.join(WORDS)}, separated by commas")
+            raise SettingError(f"{VARIABLE}={word} means nothing; use {', '.join(WORDS)}, separated by commas")
         mode |= WORDS[word]
     return mode
 
@@ -266,6 +269,10 @@ class L2:
         finally:
             self.functions.unlock(self.address)
 
+    def none_of(self, frames: Any) -> Any:
+        """Of which of these frames nothing is kept."""
+        return self._counts[frames] == 0
+
     # -- flushes ------------------------------------------------------------------------------------------------------
 
     def write_back(self) -> None:
@@ -308,17 +315,28 @@ class L2:
             self._evict((self.kept - self.capacity + self.capacity // _FREE_SHARE) // SECTOR)
 
     def _evict(self, sectors: float) -> None:
-        """Let at least so many sectors go, dirty ones to memory."""
+        """Let at least so many sectors go, dirty ones to memory, frames in the order in which they came."""
         with self._lock:
             until = self._kept.value - sectors
             while self._kept.value > until and self._read < self._ordered.value:
                 self._read = max(self._read, self._ordered.value - MAX_FRAMES)
-                frame = int(self._order[self._read % MAX_FRAMES])
-                self._read += 1
-                i = bisect_right(self._by_frame, frame, key=lambda pair: pair[0]) - 1
-                if i >= 0 and frame < self._by_frame[i][0] + self._by_frame[i][1].pages:
-                    first, physical = self._by_frame[i]
-                    self._sweep(physical, WRITE_BACK | DROP, frame - first, 1)
+                places = np.arange(self._read, min(self._ordered.value, self._read + _LOOK_AHEAD)) % MAX_FRAMES
+                frames = self._order[places]
+                enough = int(np.searchsorted(np.cumsum(self._counts[frames], dtype=np.int64), self._kept.value - until))
+                frames = np.unique(frames[: enough + 1])
+                self._read += min(enough + 1, len(places))
+                for run in np.split(frames, np.flatnonzero(np.diff(frames) != 1) + 1):
+                    self._evict_frames(int(run[0]), int(run[-1]) + 1)
+
+    def _evict_frames(self, start: int, end: int) -> None:
+        """Write back and drop what is kept of the frames [start, end)."""
+        i = max(0, bisect_right(self._by_frame, start, key=lambda pair: pair[0]) - 1)
+        for first, physical in self._by_frame[i:]:
+            if first >= end:
+                break
+            low, high = max(start, first), min(end, first + physical.pages)
+            if low < high:
+                self._sweep(physical, WRITE_BACK | DROP, low - first, high - low)
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
@@ -466,9 +484,22 @@ class PortOf:
         """What a load would see, without being one."""
         functions = self.cache.functions
         assert functions is not None
+        pages = slice(va // PAGE, (va + size - 1) // PAGE + 1)
+        flags = np.frombuffer(self._space.flags[pages], np.uint8)
+        plain, cached = flags & Page.READ != 0, flags & Page.CACHED != 0
+        if (plain | cached & self.cache.none_of(self._table[pages])).all():
+            return self._runs(va, size, plain)
         out = ctypes.create_string_buffer(size)
         functions.look(self.address, va, size, out)
         return out.raw
+
+    def _runs(self, va: int, size: int, plain: Any) -> bytes:
+        """Bytes of a range: as they lie at the addresses of plain pages, and memory itself behind the others."""
+        starts = [0, *(np.flatnonzero(plain[1:] != plain[:-1]) + 1).tolist()]
+        edges = [va, *((va // PAGE + start) * PAGE for start in starts[1:]), va + size]
+        spans = zip(starts, edges, edges[1:], strict=False)
+        held, raw = self._space.bytes, self._space.raw
+        return b"".join(held[low:high] if plain[at] else raw(low, high - low) for at, low, high in spans)
 
     def close(self) -> None:
         """The address space goes."""

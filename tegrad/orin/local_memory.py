@@ -8,8 +8,11 @@ overwritten is noted.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import math
 import threading
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -25,11 +28,16 @@ GPC_CLIENT_T1 = 0
 
 MARK = 0x5B11_0000_0000_0000
 
+KNOWN = 64
+"""Shapes of grids whose slots are remembered."""
+
+Slots = list[npt.NDArray[np.uint64]]
+
 
 class Spills(NamedTuple):
-    """The slots of a grid's warps, a view per TPC, what was stored there, and which grid was the last to store."""
+    """The slots of a grid's warps, in a few views, and what was stored there: which grid was the last to store."""
 
-    slots: list[npt.NDArray[np.uint64]]
+    slots: Slots
     mark: int
 
 
@@ -43,6 +51,7 @@ class LocalMemory:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._last = 0
+        self._known: dict[tuple[int, int, int, int], Slots] = {}
 
     def enter(self, va: int, per_tpc: int, shape: Shape) -> Spills | None:
         """A grid begins; None if it has no local memory. MMU fault of the SMs where that is not mapped writable."""
@@ -51,7 +60,7 @@ class LocalMemory:
         size = per_tpc * self._tpcs
         if (page := self._vm.bad_page(va, size, True)) is not None:
             raise self._vm.fault(page, MmuAccess.VIRT_WRITE, GPC_CLIENT_T1, gpc=0, detail="local memory")
-        spills = Spills(list(self._slots(va, per_tpc, shape)), MARK | next(self._numbers))
+        spills = Spills(self._slots(va, per_tpc, shape), MARK | next(self._numbers))
         self._store(spills)
         return spills
 
@@ -71,16 +80,40 @@ class LocalMemory:
         for slots in spills.slots:
             slots[:] = spills.mark
 
-    def _slots(self, va: int, per_tpc: int, shape: Shape) -> list[npt.NDArray[np.uint64]]:
+    def _slots(self, va: int, per_tpc: int, shape: Shape) -> Slots:
         """The first quad of each warp's slot: warps go round the TPCs, as many as fit."""
         room = self._chip.warps_per_sm * self._chip.sm_per_tpc
         per_warp = local_memory_per_tpc(self._chip, shape.local_per_thread) // room
-        threads, ctas = np.prod(shape.block, dtype=int), np.prod(shape.grid, dtype=int)
-        warps = int(-(-threads // 32) * ctas)
-        views = []
-        for tpc in range(min(self._tpcs, warps)):
-            depth = min(room, -(-(warps - tpc) // self._tpcs))
-            start = va + tpc * per_tpc
-            raw = self._vm.raw(start, depth * per_warp)
-            views.append(np.frombuffer(raw, np.uint64)[:: per_warp // 8])
-        return views
+        warps = -(-math.prod(shape.block) // 32) * math.prod(shape.grid)
+        mapping = self._vm.mapping_at(va)
+        if mapping is None or va + per_tpc * self._tpcs > mapping.va + mapping.size:
+            return list(self._by_tpc(va, per_tpc, per_warp, warps))
+        key = (self._vm.raw_address(va), per_tpc, per_warp, warps)
+        if key not in self._known:
+            if len(self._known) >= KNOWN:
+                self._known.clear()
+            self._known[key] = self._at_once(*key)
+        return self._known[key]
+
+    def _depths(self, warps: int) -> tuple[int, int]:
+        """How many TPCs have one slot more than the others, and how many slots those have."""
+        each, more = divmod(warps, self._tpcs)
+        room = self._chip.warps_per_sm * self._chip.sm_per_tpc
+        return (more, each) if each < room else (0, room)
+
+    def _at_once(self, address: int, per_tpc: int, per_warp: int, warps: int) -> Slots:
+        """Slots of memory at one host address, as two arrays at most."""
+        more, each = self._depths(warps)
+        whole = np.ctypeslib.as_array((ctypes.c_uint64 * (per_tpc * self._tpcs // 8)).from_address(address))
+        rows = np.lib.stride_tricks.as_strided(
+            whole, (self._tpcs, each + (more > 0)), (per_tpc, per_warp), writeable=True
+        )
+        return [view for view in (rows[:more], rows[more:, :each]) if view.size]
+
+    def _by_tpc(self, va: int, per_tpc: int, per_warp: int, warps: int) -> Iterator[npt.NDArray[np.uint64]]:
+        """Slots of memory that several mappings make up."""
+        more, each = self._depths(warps)
+        for tpc in range(self._tpcs):
+            if depth := each + (tpc < more):
+                raw = self._vm.raw(va + tpc * per_tpc, depth * per_warp)
+                yield np.frombuffer(raw, np.uint64)[:: per_warp // 8]

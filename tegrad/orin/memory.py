@@ -54,6 +54,8 @@ def _any_of(flags: Iterable[int]) -> re.Pattern[bytes]:
 
 _NOT_WRITABLE = _any_of(value for value in range(256) if value & _ENGINE_WRITABLE != _ENGINE_WRITABLE)
 _IN_L2 = _any_of(value for value in range(256) if value & _LOOKED_AT)
+_NOT_WHOLE = _any_of(value for value in range(256) if value & _LOOKED_AT and not value & Page.READ)
+"""Finds a page that is not kept as a whole: loads of the others need no look at the L2."""
 _ENGINES_ONLY = bytes(flags & ~_SM for flags in range(256))
 
 
@@ -236,12 +238,6 @@ class AddressSpace:
             if not any(start <= va and va + size <= start + length for start, length in self._sparse):
                 self._sparse.append((va, size))
 
-    def sparse_free(self, va: int, size: int) -> None:
-        """End of a sparse area: accesses fault from now on."""
-        with self._lock:
-            self._sparse.remove((va, size))
-        self.unmap(va, size)
-
     def _empty(self, va: int, size: int) -> None:
         """Drop what was stored to the sparse pages of a range. Buffers mapped in it lose nothing: they are shared."""
         for start, length in self._sparse:
@@ -411,12 +407,13 @@ class AddressSpace:
         if size and (page := self.bad_page(va, size, write)) is not None:
             access = MmuAccess.VIRT_WRITE if write else MmuAccess.VIRT_READ
             raise self.fault(page, access, client, gpc=gpc, detail=what)
-        if not write and self.port.used and self._in_l2(va, size):
+        if not write and self.port.used and self._in_l2(va, size, _NOT_WHOLE):
             self.port.load(va, size, what)
 
-    def _in_l2(self, va: int, size: int) -> bool:
-        """Whether an access to [va, va + size) has to look at the L2."""
-        return size > 0 and _IN_L2.search(bytes(self.flags[_pages(va, size)])) is not None
+    def _in_l2(self, va: int, size: int, pages: re.Pattern[bytes] = _IN_L2) -> bool:
+        """Whether an access to [va, va + size) has to look at the L2: one of its pages is of these."""
+        held = bytes(self.flags[va >> PAGE_SHIFT : ((va + size - 1) >> PAGE_SHIFT) + 1]) if size > 0 else b""
+        return pages.search(held) is not None
 
     @contextmanager
     def storing(self, va: int, size: int) -> Iterator[None]:
@@ -434,9 +431,13 @@ class AddressSpace:
 
     def look(self, va: int, size: int) -> bytes:
         """What a load of [va, va + size), which must be mapped, would see, without being one."""
-        if self.port.used and self._in_l2(va, size):
+        if self.port.used and self._in_l2(va, size, _NOT_WHOLE):
             return self.port.look(va, size)
         return bytes(self.bytes[va : va + size])
+
+    def holds(self, va: int, data: bytes) -> bool:
+        """Whether a load at `va`, which must be mapped, would see these bytes, without being one."""
+        return self.look(va, len(data)) == data
 
     def write(self, va: int, data: bytes | memoryview, client: int, *, what: str = "") -> None:
         """Store bytes; MMU fault of `client` where that is not allowed."""
@@ -453,9 +454,12 @@ class AddressSpace:
 
     def raw(self, va: int, size: int) -> memoryview:
         """Memory itself behind [va, va + size), past the L2; it must be mapped."""
-        if not self._memory or not self.flags[va >> PAGE_SHIFT] & Page.CACHED:
-            return self.bytes[va : va + size]
-        return memoryview((ctypes.c_ubyte * size).from_address(self._memory + va)).cast("B")
+        return memoryview((ctypes.c_ubyte * size).from_address(self.raw_address(va))).cast("B")
+
+    def raw_address(self, va: int) -> int:
+        """The host address of memory itself behind `va`, and behind all of the mapping that holds it."""
+        cached = self._memory and self.flags[va >> PAGE_SHIFT] & Page.CACHED
+        return (self._memory if cached else self.base) + va
 
     def mapping_at(self, va: int) -> Mapping | None:
         """The mapping that holds `va`."""

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 PAGE = 4096
 # Ids come from one rising index that starts at 2^31-1; whatever ran before the first client took the one below 2^31.
 FIRST_HANDLE = 1 << 31
+NO_PEER = 0xFFFFFFFF
+"""The peer of memory that is shared with no other guest."""
 MAX_NUMNODES = 64
 SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
 CARVEOUTS = k.NVMAP_HEAP_CARVEOUT_VPR | k.NVMAP_HEAP_CARVEOUT_FSI  # 0x10000004, as read on an AGX Orin 64GB
@@ -69,11 +71,6 @@ class Buffer:
         self.heap = 0
         self.allocated = False
         self._read_only_fd = -1
-
-    @property
-    def read_only(self) -> bool:
-        """Whether user space may only read it."""
-        return bool(self.flags & k.NVMAP_HANDLE_RO)
 
     @property
     def read_only_fd(self) -> int:
@@ -195,14 +192,13 @@ def host_free() -> int:
 
 @dataclass(slots=True)
 class Handle:
-    """A process's name for a buffer. `count`: how often it was created or imported, less the FREEs.
+    """A process's name for a buffer, of which it may have several: each is created, imported or duplicated.
 
     `read_only`: made by DUP_HANDLE, its dmabuf fds cannot be written through.
     """
 
     id: int
     buffer: Buffer
-    count: int = 1
     read_only: bool = False
 
 
@@ -249,14 +245,6 @@ class NvmapFile(File):
         handle = Handle(next(self.driver.nvmap.next_id), buffer, read_only=read_only)
         self.client.handles[handle.id] = handle
         return handle.id
-
-    def share(self, buffer: Buffer, *, read_only: bool = False) -> int:
-        """A handle on a buffer: the process's own of that kind, counted once more, else a new one."""
-        for handle in self.client.handles.values():
-            if handle.buffer is buffer and handle.read_only == read_only:
-                handle.count += 1
-                return handle.id
-        return self.add(buffer.hold(), read_only=read_only)
 
     def handle(self, number: int, otherwise: int = errno.EINVAL) -> Handle:
         """The process's handle of that id, or Errno(otherwise)."""
@@ -323,29 +311,27 @@ def get_fd(file: NvmapFile, call: Call) -> Steps:
 
 
 def from_fd(file: NvmapFile, call: Call) -> None:
-    """FROM_FD: a handle on a dmabuf; the same one again, counted, if the process has one already."""
+    """FROM_FD: a new handle on a dmabuf, also where the process has one already."""
     buffer = dmabuf(call, "fd")
     require(buffer.allocated)
-    call.arg.handle = file.share(buffer)
+    call.arg.handle = file.add(buffer.hold())
 
 
 def dup_handle(file: NvmapFile, call: Call) -> None:
-    """DUP_HANDLE: one more reference with these access rights; a read-only one is a handle of its own."""
+    """DUP_HANDLE: a new handle with these access rights. One without memory is then looked for as an fd: EBADF."""
     handle = file.handle(call.arg.handle)
-    require(handle.buffer.allocated)
     read_only = call.arg.access_flags == k.NVMAP_HANDLE_RO
     require(read_only or not handle.read_only, errno.EPERM)
-    call.arg.dup_handle = file.share(handle.buffer, read_only=read_only)
+    require(handle.buffer.allocated, errno.EBADF)
+    call.arg.dup_handle = file.add(handle.buffer.hold(), read_only=read_only)
 
 
 def free(file: NvmapFile, call: Call) -> Steps:
     """FREE: never fails; a number that is a dmabuf fd of the caller is closed instead."""
     handle = file.client.handles.get(call.value & 0xFFFFFFFF)
     if handle is not None:
-        handle.count -= 1
-        if handle.count == 0:
-            del file.client.handles[handle.id]
-            handle.buffer.drop()
+        del file.client.handles[handle.id]
+        handle.buffer.drop()
     elif 0 < call.value < FIRST_HANDLE:
         found = yield GetFile(call.value)
         if isinstance(found, Buffer):
@@ -359,47 +345,52 @@ def _rw_checks(file: NvmapFile, call: Call, *, write: bool) -> Buffer:
     handle = file.handle(arg.handle)
     buffer = handle.buffer
     require(buffer.allocated, errno.EPERM)
-    require(not (write and (buffer.read_only or handle.read_only)), errno.EPERM)
-    if arg.elem_size == arg.hmem_stride == arg.user_stride:
+    require(not (write and handle.read_only), errno.EPERM)
+    if arg.elem_size == arg.hmem_stride == arg.user_stride and arg.offset % 8 == 0:
         arg.elem_size *= arg.count
         arg.hmem_stride = arg.user_stride = arg.elem_size
         arg.count = 1
     require(arg.elem_size <= buffer.length and arg.offset < buffer.length)
     require(arg.elem_size <= arg.hmem_stride and arg.elem_size <= arg.user_stride)
+    require(arg.user_stride <= (buffer.length - arg.offset) // arg.count)
     require(arg.offset + arg.hmem_stride * (arg.count - 1) + arg.elem_size <= buffer.length)
     return buffer
 
 
 def write(file: NvmapFile, call: Call) -> Steps:
-    """WRITE: strided copy from the caller into a buffer; a bad address gives the leftover count."""
+    """WRITE: strided copy from the caller into a buffer."""
     arg = call.arg
-    buffer = _rw_checks(file, call, write=True)
-    moved, left = 0, 0
+    buffer, left = _rw_checks(file, call, write=True), 0
     for i in range(arg.count):
         data, left = yield from copy_in_partly(arg.addr + i * arg.user_stride, arg.elem_size)
         os.pwrite(buffer.fd, data, arg.offset + i * arg.hmem_stride)
-        moved += len(data)
         if left:
             break
-    arg.count = moved
-    call.copy_back = True
-    return left
+    _moved(call, left or arg.count * arg.elem_size)
+    return None
 
 
 def read(file: NvmapFile, call: Call) -> Steps:
-    """READ: strided copy out of a buffer to the caller; a bad address gives the leftover count."""
+    """READ: strided copy out of a buffer to the caller."""
     arg = call.arg
-    buffer = _rw_checks(file, call, write=False)
-    moved, left = 0, 0
+    buffer, left = _rw_checks(file, call, write=False), 0
     for i in range(arg.count):
         data = os.pread(buffer.fd, arg.elem_size, arg.offset + i * arg.hmem_stride)
-        left = yield from copy_out(arg.addr + i * arg.user_stride, data)
-        moved += len(data) - left
-        if left:
+        if left := (yield from copy_out(arg.addr + i * arg.user_stride, data)):
             break
-    arg.count = moved
-    call.copy_back = True
-    return left
+    _moved(call, left or arg.count * arg.elem_size)
+    return None
+
+
+def _moved(call: Call, size: int) -> None:
+    """The end of a READ or WRITE: less than all of it is EINTR. `count` comes back in either case.
+
+    Where an element's address is bad, the driver takes the bytes left of it for those moved: that many come back, and
+    where they are as many as were asked for, the call succeeds.
+    """
+    whole = call.arg.count * call.arg.elem_size
+    call.arg.count, call.copy_back, call.copy_back_always = size, True, True
+    require(size >= whole, errno.EINTR)
 
 
 def cache(file: NvmapFile, call: Call) -> Steps:
@@ -417,9 +408,9 @@ def cache(file: NvmapFile, call: Call) -> Steps:
 
 
 def cache_list(file: NvmapFile, call: Call) -> None:
-    """CACHE_LIST: does nothing on this SoC once its arguments are sane."""
+    """CACHE_LIST: does nothing on this SoC once its arguments are sane, whatever the operation."""
     arg = call.arg
-    require(arg.handles and arg.offsets and arg.sizes and arg.nr and 0 <= arg.op <= k.NVMAP_CACHE_OP_WB_INV)
+    require(arg.handles and arg.offsets and arg.sizes and arg.nr)
 
 
 def set_tag_label(file: NvmapFile, call: Call) -> Steps:
@@ -459,14 +450,15 @@ def get_heap_size(file: NvmapFile, call: Call) -> None:
 
 
 def parameters(file: NvmapFile, call: Call) -> None:
-    """PARAMETERS: what is known of a handle."""
+    """PARAMETERS: what is known of a handle. The import id stays the caller's, as access flags do unless read-only."""
     arg = call.arg
     handle = file.handle(arg.handle, errno.ENODEV)
     buffer = handle.buffer
-    arg.import_id, arg.size, arg.align = handle.id, buffer.length, buffer.align
+    arg.size, arg.align = buffer.length, buffer.align
     arg.coherency, arg.heap, arg.contig = buffer.flags & k.NVMAP_HANDLE_CACHE_FLAG, buffer.heap, 0
-    arg.heap_number, arg.offset = 0, 0
-    arg.access_flags = k.NVMAP_HANDLE_RO if buffer.read_only or handle.read_only else 0
+    arg.heap_number, arg.offset = NO_PEER, 0
+    if handle.read_only:
+        arg.access_flags = k.NVMAP_HANDLE_RO
     arg.serial_id = buffer.key[1]
 
 
@@ -492,9 +484,13 @@ HANDLERS: Table = {
 
 
 def mmap_check(buffer: Buffer, fd: int, length: int, offset: int, *, write: bool) -> None:
-    """The checks of mmap on a dmabuf fd (2.5): bounds, then that it has memory, then write permission."""
+    """The checks of mmap on a dmabuf fd (2.5): Linux's of the fd's mode, then bounds, then that it has memory."""
     require(length > 0 and offset % PAGE == 0)
+    require(not (write and read_only(fd)), errno.EACCES)
     require(round_up(length) + offset <= buffer.length)
     require(buffer.allocated, errno.EPERM)
-    read_only = buffer.read_only or fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
-    require(not (write and read_only), errno.EPERM)
+
+
+def read_only(fd: int) -> bool:
+    """Whether an fd was opened for reading alone, as those of a read-only handle are."""
+    return fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY

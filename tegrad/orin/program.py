@@ -77,7 +77,8 @@ class ProgramCache:
         ranges = (va, len(known.code)), (at, len(known.image))
         if any(self._vm.bad_page(start, size, False) is not None for start, size in ranges):
             return False  # a shorter program lies there now, if any
-        return self._bytes(va, len(known.code)) == known.code and self._bytes(at, len(known.image)) == known.image
+        # The section is no part of what an instruction fetch of silicon reads: the L2 keeps nothing of it.
+        return self._bytes(va, len(known.code)) == known.code and self._vm.holds(at, known.image)
 
     def _bytes(self, va: int, size: int) -> bytes:
         """What an instruction fetch of a mapped range sees."""
@@ -94,7 +95,7 @@ class ProgramCache:
             code = self._bytes(va, section.text_size)
             if ptxsection.code_digest(code, section.masked) == section.digest:
                 kernel = self._modules.kernel(self._fitting(section))
-                return Program(kernel, section, at, code, self._bytes(at, section.size), generation)
+                return Program(kernel, section, at, code, self._vm.look(at, section.size), generation)
             unlike = section.name  # perhaps what an earlier program left in this buffer
         if unlike:
             raise IllegalCode(

@@ -24,7 +24,7 @@ import os
 import random
 import threading
 
-from tegrad.errors import TegradError
+from tegrad.errors import SettingError
 
 VARIABLE = "TEGRAD_RACE"
 
@@ -39,14 +39,14 @@ class Race:
 
     @classmethod
     def from_environment(cls) -> Race | None:
-        """The mode that the environment asks for. TegradError for a seed that is not a number."""
+        """The mode that the environment asks for. SettingError for a seed that is not a number."""
         text = os.environ.get(VARIABLE)
         if not text:
             return None
         try:
             return cls(int(text))
         except ValueError:
-            raise TegradError(f"{VARIABLE}={text} is no seed; set it to a whole number, or unset it") from None
+            raise SettingError(f"{VARIABLE}={text} is no seed; set it to a whole number, or unset it") from None
 
     def _draw(self) -> float:
         with self._lock:

@@ -46,8 +46,9 @@ def remap(file: AsFile, call: Call) -> Steps:
     for op in ops:
         buffer = None
         if op.mem_handle:
-            found = yield GetFile(signed(op.mem_handle))
-            buffer = _usable(op, found)
+            asked = GetFile(signed(op.mem_handle))
+            found = yield asked
+            buffer = _usable(op, found, read_only=asked.unwritable)
         pieces.append(_piece(area, op, buffer))
     for op, piece in zip(ops, pieces, strict=True):
         vm.put_behind(area, piece, op.virt_offset_in_pages, op.num_pages)
@@ -81,11 +82,11 @@ def _area(vm: AddressSpace, op: Any) -> Area:
     return area
 
 
-def _usable(op: Any, found: object) -> Buffer:
-    """The buffer of an operation: any bad handle is EINVAL."""
+def _usable(op: Any, found: object, *, read_only: bool) -> Buffer:
+    """The buffer of an operation: any bad handle is EINVAL, and so is writing through an fd that is read-only."""
     if not isinstance(found, Buffer):
         raise Errno(errno.EINVAL)
-    require(not found.read_only or op.flags & k.NVGPU_AS_REMAP_OP_FLAGS_ACCESS_NO_WRITE)
+    require(not read_only or op.flags & k.NVGPU_AS_REMAP_OP_FLAGS_ACCESS_NO_WRITE)
     require(found.allocated, errno.ENOMEM)
     return found
 

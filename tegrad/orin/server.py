@@ -297,8 +297,9 @@ class Server:
 def serve(
     chip: Chip, memory: int, listener: socket.socket, *, linger: float | None, gpu: str, log_copy: int | None = None
 ) -> NoReturn:
-    """Be the driver process until it is time to go. Sockets are left to the exit: their end is the process's end.
+    """Be the driver process until it is time to go.
 
+    The listener is closed before the exit closes clients' sockets: a board that they saw end is not found running.
     `log_copy` is a file that gets every line of the kernel log.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -307,4 +308,5 @@ def serve(
     if log_copy is not None:
         server.driver.log.copy_to(log_copy)
     server.run()
+    listener.close()  # the exit would close it last, after the sockets of the clients
     os._exit(0)

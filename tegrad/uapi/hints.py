@@ -9,6 +9,8 @@ HINTS: Mapping[tuple[str, int], str] = MappingProxyType(
         ("GPU_GET_CHARACTERISTICS", errno.EINVAL): "the GPU does not power up; see the kernel log (dmesg)",
         ("GPU_ALLOC_AS", errno.EINVAL): "big_page_size must be 0 and the VA bounds nonzero multiples of 2 MiB on Orin",
         ("GPU_ALLOC_AS", errno.ENOMEM): "va_range_end + 4 GiB must not pass 2^49",
+        ("GPU_FLUSH_L2", errno.EBUSY): "the GPU's way to memory stayed busy; see the kernel log (dmesg)",
+        ("GPU_FLUSH_L2", errno.ETIMEDOUT): "the GPU's L2 was not written back in time; see the kernel log (dmesg)",
         ("AS_BIND_CHANNEL", errno.EINVAL): "the channel fd is not a channel or already has an address space",
         ("AS_ALLOC_SPACE", errno.EINVAL): "page_size must be 4096",
         ("AS_ALLOC_SPACE", errno.ENOMEM): "the range is taken, not 4 KiB aligned, or outside the address space",

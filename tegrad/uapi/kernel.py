@@ -19,6 +19,7 @@ from tegrad.hw.gpfifo import USERMODE_SIZE
 from tegrad.uapi.errors import DriverError, ioctl_error
 from tegrad.uapi.hints import ioctl_hint
 from tegrad.uapi.ioctls import Ioctl
+from tegrad.uapi.libc import MAP_FAILED, libc
 
 PROT_NONE, PROT_READ, PROT_WRITE = 0, mmap_module.PROT_READ, mmap_module.PROT_WRITE
 MAP_SHARED, MAP_PRIVATE, MAP_FIXED = mmap_module.MAP_SHARED, mmap_module.MAP_PRIVATE, 0x10
@@ -78,25 +79,6 @@ class Kernel(Protocol):
         """Whether a device node is there."""
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.ioctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)
-_libc.ioctl.restype = ctypes.c_int
-_libc.mmap.argtypes = (
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_long,
-)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_libc.munmap.restype = ctypes.c_int
-_libc.msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-
-_MAP_FAILED = ctypes.c_void_p(-1).value
-
-
 def check_argument(row: Ioctl, arg: Arg) -> None:
     """TypeError where `arg` is not what the row takes: its struct, nothing, or an integer by value."""
     if row.by_value:
@@ -142,15 +124,15 @@ class LinuxKernel:
         pointer = arg if arg is None or isinstance(arg, int) else ctypes.byref(arg)
 
         def attempt() -> int:
-            result: int = _libc.ioctl(fd, row.request, pointer)
+            result: int = libc.ioctl(fd, row.request, pointer)
             return result if result >= 0 else -ctypes.get_errno()
 
         return repeated(row, fd, arg, attempt)
 
     def mmap(self, fd: int, size: int, prot: int, flags: int, *, addr: int = 0, offset: int = 0) -> int:
         """Map `size` bytes of `fd`; `fd` -1 with MAP_ANONYMOUS maps plain memory."""
-        result = _libc.mmap(addr or None, size, prot, flags, fd, offset)
-        if result == _MAP_FAILED or result is None:
+        result = libc.mmap(addr or None, size, prot, flags, fd, offset)
+        if result == MAP_FAILED or result is None:
             arguments = {"fd": fd, "size": size, "prot": prot, "flags": flags, "addr": addr, "offset": offset}
             code = ctypes.get_errno()
             raise DriverError("mmap", code, arguments, ioctl_hint("mmap", code))
@@ -158,13 +140,13 @@ class LinuxKernel:
 
     def munmap(self, addr: int, size: int) -> None:
         """Unmap `size` bytes at `addr`."""
-        if _libc.munmap(addr, size) != 0:
+        if libc.munmap(addr, size) != 0:
             code = ctypes.get_errno()
             raise DriverError("munmap", code, {"addr": addr, "size": size}, ioctl_hint("munmap", code))
 
     def msync(self, addr: int, size: int) -> None:
         """Write `size` bytes at `addr` back."""
-        if _libc.msync(addr, size, MS_SYNC) != 0:
+        if libc.msync(addr, size, MS_SYNC) != 0:
             raise DriverError("msync", ctypes.get_errno(), {"addr": addr, "size": size})
 
     def close(self, fd: int) -> None:

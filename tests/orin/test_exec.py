@@ -207,7 +207,7 @@ def test_a_shared_board_is_one_for_all() -> None:
         (["no-such-program"], 127, "there is no program 'no-such-program'"),
         (["{static}"], 1, "is linked statically, so nothing can be preloaded"),
         (["--board", "nobody-has-this", "true"], 1, "tegrad board start nobody-has-this"),
-        (["--board", "two words", "true"], 1, "names no board"),
+        (["--board", "two words", "true"], 2, "names no board"),
     ],
 )
 def test_what_cannot_run_says_why(tmp_path: Path, command: list[str], code: int, said: str) -> None:

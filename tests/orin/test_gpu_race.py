@@ -13,8 +13,11 @@ from test_gpu_launch import ADD_ONE, dependent_fields, release_fields
 from tegrad.errors import TegradError
 from tegrad.hw.classes import ComputeMethod, CopyMethod, HostMethod
 from tegrad.hw.gpfifo import Subchannel, Userd
+from tegrad.orin.board import BoardError
+from tegrad.orin.connection import Connection
 from tegrad.orin.events import FatalEvent
 from tegrad.orin.race import Race
+from tegrad.orin.wire import Message, Op
 
 SEEDS = range(4)
 
@@ -327,6 +330,15 @@ def test_the_same_seed_draws_alike() -> None:
     one, two, other = Race(5), Race(5), Race(6)
     draws = [[r.launch_delay() for _ in range(20)] for r in (one, two, other)]
     assert draws[0] == draws[1] != draws[2]
+
+
+@pytest.mark.parametrize(("variable", "value"), [("TEGRAD_RACE", "x"), ("TEGRAD_L2", "back,front")])
+def test_a_setting_that_means_nothing_keeps_a_board_from_starting_and_is_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(BoardError, match=f"did not start: {variable}="):
+        Connection("agx-orin-64gb:1GiB").call(Message(Op.SYNC))
 
 
 def test_the_environment_turns_the_mode_on(monkeypatch: pytest.MonkeyPatch) -> None:

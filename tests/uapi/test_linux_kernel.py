@@ -200,13 +200,13 @@ class FakeLibc:
 
 def test_interrupted_and_busy_calls_are_repeated(linux: LinuxKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     libc = FakeLibc(errno.EINTR, errno.EAGAIN, errno.EINTR, errno.EAGAIN)
-    monkeypatch.setattr(kernel, "_libc", libc)
+    monkeypatch.setattr(kernel, "libc", libc)
     assert linux.ioctl(3, ioctls.NVGPU_IOCTL_TSG_ENABLE) == 0
     assert libc.calls == 5
 
 
 def test_a_driver_that_stays_busy_is_an_error_in_the_end(linux: LinuxKernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "_libc", FakeLibc(*[errno.EAGAIN] * 10_000))
+    monkeypatch.setattr(kernel, "libc", FakeLibc(*[errno.EAGAIN] * 10_000))
     monkeypatch.setattr(kernel, "AGAIN_LIMIT_S", 0.02)
     with pytest.raises(DriverError, match=r"EAGAIN.*the hardware stayed busy"):
         linux.ioctl(3, ioctls.NVGPU_IOCTL_TSG_ENABLE)
@@ -215,7 +215,7 @@ def test_a_driver_that_stays_busy_is_an_error_in_the_end(linux: LinuxKernel, mon
 def test_a_call_that_is_always_interrupted_is_an_error_in_the_end(
     linux: LinuxKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel, "_libc", FakeLibc(*[errno.EINTR] * 1_000_000))
+    monkeypatch.setattr(kernel, "libc", FakeLibc(*[errno.EINTR] * 1_000_000))
     monkeypatch.setattr(kernel, "AGAIN_LIMIT_S", 0.02)
     with pytest.raises(DriverError, match="EINTR"):
         linux.ioctl(3, ioctls.NVGPU_IOCTL_TSG_ENABLE)
@@ -223,7 +223,7 @@ def test_a_call_that_is_always_interrupted_is_an_error_in_the_end(
 
 def test_an_interrupted_sleep_is_its_callers_to_repeat(linux: LinuxKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     libc = FakeLibc(errno.EINTR)
-    monkeypatch.setattr(kernel, "_libc", libc)
+    monkeypatch.setattr(kernel, "libc", libc)
     with pytest.raises(DriverError, match="EINTR"):
         linux.ioctl(3, ioctls.NVGPU_IOCTL_CHANNEL_WAIT, structs.Wait())
     assert libc.calls == 1
@@ -231,7 +231,7 @@ def test_an_interrupted_sleep_is_its_callers_to_repeat(linux: LinuxKernel, monke
 
 def test_another_error_is_not_repeated(linux: LinuxKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     libc = FakeLibc(errno.EINVAL)
-    monkeypatch.setattr(kernel, "_libc", libc)
+    monkeypatch.setattr(kernel, "libc", libc)
     with pytest.raises(DriverError, match="EINVAL"):
         linux.ioctl(3, ioctls.NVGPU_IOCTL_TSG_ENABLE)
     assert libc.calls == 1

@@ -7,6 +7,8 @@ CLIENT = "tegrad.orin.client."
 ALLOC, RW, MMAP, CACHE = N + "alloc", N + "_rw_checks", N + "mmap_check", N + "cache"
 HANDLERS, NO_CHECK = N + "HANDLERS", "pass"
 RW_STRIDES = "require(arg.elem_size <= arg.hmem_stride and arg.elem_size <= arg.user_stride)"
+RW_SIZE = "require(arg.elem_size <= buffer.length and arg.offset < buffer.length)"
+USER_END = "require(arg.user_stride <= (buffer.length - arg.offset) // arg.count)"
 RW_END = "require(arg.offset + arg.hmem_stride * (arg.count - 1) + arg.elem_size <= buffer.length)"
 CHECK_MEMORY = "require(not buffer.allocated, errno.EEXIST)\n"
 
@@ -16,6 +18,13 @@ OTHER_MEMORY = Start(
 file.driver.memory.allocate(made, 0, 2, k.NVMAP_HEAP_IOVMM)
 call.arg.handle = file.add(made.hold())
 return""",
+)
+SAME_HANDLE = Start(
+    N + "from_fd",
+    """for own in file.client.handles.values():
+    if own.buffer is call.files["fd"]:
+        call.arg.handle = own.id
+        return""",
 )
 SAME_ID = Start(
     N + "from_fd",
@@ -141,9 +150,12 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         MMAP, "length > 0 and offset % PAGE == 0", "length > 0 and offset % PAGE == 0, 6"
     ),
     "2.5/mmap-before-alloc": Edit(MMAP, "require(buffer.allocated, errno.EPERM)", NO_CHECK),
-    "2.5/mmap-of-read-only-memory": Edit(MMAP, "require(not (write and read_only), errno.EPERM)", NO_CHECK),
-    "2.5/mmap-for-reading-of-read-only-memory": Edit(MMAP, "write and read_only", "read_only"),
-    "2.5/mapping-is-not-inherited": Edit(CLIENT + "BoardKernel.mmap", "_libc.madvise(result", "0 and (result"),
+    "2.5/mmap-of-read-only-memory": [
+        Edit(MMAP, "errno.EACCES", "errno.EPERM"),
+        Edit(MMAP, "write and read_only(fd)", "write and (read_only(fd) or buffer.flags & k.NVMAP_HANDLE_RO)"),
+    ],
+    "2.5/mmap-for-reading-of-read-only-memory": Edit(MMAP, "write and read_only(fd)", "read_only(fd)"),
+    "2.5/mapping-is-not-inherited": Edit(CLIENT + "BoardKernel.mmap", "libc.madvise(result", "0 and (result"),
     "2.5/map-private-is-shared": Edit(
         CLIENT + "BoardKernel.mmap", "flags = flags & ~_MAP_TYPE | mmap_module.MAP_SHARED", NO_CHECK
     ),
@@ -166,8 +178,14 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "2.6/free-drops": _instead("free", "if call.value >= FIRST_HANDLE: return None"),
     "2.6/free-of-an-fd": Edit(N + "free", "isinstance(found, Buffer)", "False"),
     "2.6/free-is-counted": [
-        Edit(N + "free", "handle.count == 0", "True"),
-        Edit(N + "NvmapFile.share", "handle.buffer is buffer", "False"),
+        SAME_HANDLE,
+        Edit(
+            N + "free",
+            "del file.client.handles[handle.id]",
+            "same = [one.id for one in file.client.handles.values() if one.buffer is handle.buffer]\n"
+            "        file.client.handles = {i: h for i, h in file.client.handles.items() if i not in same}",
+        ),
+        Edit(N + "free", "del file.client.handles[handle.id]\n        handle.buffer.drop()", "pass"),
     ],
     # 2.7
     "2.7/addr-0": Edit(RW, "arg.addr and arg.count", "arg.count"),
@@ -176,20 +194,29 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "2.7/unknown-handle": Edit(RW, "file.handle(arg.handle)", "file.handle(arg.handle, errno.ENODEV)"),
     "2.7/element-past-the-size": Edit(
         RW,
-        f"require(arg.elem_size <= buffer.length and arg.offset < buffer.length)\n    {RW_STRIDES}\n    {RW_END}",
+        f"{RW_SIZE}\n    {RW_STRIDES}\n    {USER_END}\n    {RW_END}",
         NO_CHECK,
     ),
     "2.7/offset-at-the-end": Edit(RW, "arg.offset < buffer.length", "arg.offset < buffer.length, errno.EFAULT"),
     "2.7/element-past-the-buffers-stride": Edit(RW, "arg.elem_size <= arg.hmem_stride and", ""),
     "2.7/element-past-the-users-stride": Edit(RW, "and arg.elem_size <= arg.user_stride", ""),
     "2.7/end-past-the-size": Edit(RW, RW_END, NO_CHECK),
-    "2.7/write-to-read-only-memory": Edit(RW, "write and (", "False and ("),
-    "2.7/read-of-read-only-memory": Edit(RW, "write and (", "("),
-    "2.7/read-to-a-bad-address": Edit(N + "read", "return left", "return None"),
-    "2.7/write-from-a-bad-address": Edit(N + "write", "return left", "return None"),
+    "2.7/write-to-read-only-memory": [
+        Edit(RW, "write and handle", "False and handle"),
+        Edit(RW, "write and handle.read_only", "write and (handle.read_only or buffer.flags & k.NVMAP_HANDLE_RO)"),
+    ],
+    "2.7/read-of-read-only-memory": Edit(RW, "write and handle.read_only", "handle.read_only"),
+    "2.7/read-to-a-bad-address": [
+        Edit(N + "_moved", "errno.EINTR", "errno.EFAULT"),
+        Edit(N + "read", "_moved(call, left or", "_moved(call, left and arg.elem_size - left or"),
+    ],
+    "2.7/write-from-a-bad-address": [
+        Edit(N + "_moved", "errno.EINTR", "errno.EFAULT"),
+        Edit(N + "write", "_moved(call, left or", "_moved(call, left and arg.elem_size - left or"),
+    ],
     "2.7/count-is-bytes-moved": [
-        Edit(N + "read", "call.copy_back = True", NO_CHECK),
-        Edit(N + "write", "arg.count = moved", NO_CHECK),
+        Edit(N + "_moved", "call.copy_back, call.copy_back_always = size, True, True", "call.copy_back = size, False"),
+        Edit(N + "_moved", "call.copy_back_always = size,", "call.copy_back_always = call.arg.count,"),
     ],
     "2.7/strides": [
         Edit(N + "write", "arg.addr + i * arg.user_stride", "arg.addr + i * arg.hmem_stride"),
@@ -234,7 +261,11 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         Edit(N + "query_heap_params", "    if mask == 0:", "    if mask == 0:\n        arg.total = 1"),
     ],
     "2.9/parameters-of-an-unknown-handle": Edit(N + "parameters", "(arg.handle, errno.ENODEV)", "(arg.handle)"),
-    "2.9/parameters-of-a-buffer": Edit(N + "parameters", "buffer.heap, 0", "buffer.heap, 1"),
+    "2.9/parameters-of-a-buffer": [
+        Edit(N + "parameters", "buffer.heap, 0", "buffer.heap, 1"),
+        Edit(N + "parameters", "arg.size, arg.align", "arg.import_id = handle.id; arg.size, arg.align"),
+        Edit(N + "parameters", "NO_PEER", "0"),
+    ],
     "2.9/param": Item(HANDLERS, "io.NVMAP_IOC_PARAM.request", "cache_list"),
     "2.9/from-id": Item(HANDLERS, "io.NVMAP_IOC_FROM_ID.request", "create"),
     "2.9/get-id": Item(HANDLERS, "io.NVMAP_IOC_GET_ID.request", "create"),

@@ -153,7 +153,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "4.3/area-before-part": Edit(
         FIX, "require(va % PAGE == 0)", "require(va % PAGE == 0); require(offset % PAGE == 0, errno.ENOMEM)"
     ),
-    "4.3/read-only-buffer": pass_over(MAP, "arg.flags & ACCESS_MASK != READ_WRITE or not found.read_only"),
+    "4.3/read-only-buffer": pass_over(MAP, "arg.flags & ACCESS_MASK != READ_WRITE or not read_only"),
     "4.3/fixed-overlap": pass_over(FIX, "not self._overlaps(va, va + size)"),
     "4.3/fixed-place": Edit(FIX, "require(va + size <= area.end)", "require(va + size < area.end)"),
     "4.3/fixed-part": [
@@ -255,14 +255,18 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "4.6/batch-maps": Edit(BATCH, " and arg.num_maps <= BATCH_LIMIT", ""),
     "4.6/batch-order": Edit(BATCH, "yield from unmap_one(file.vm, one.offset)", "pass"),
     "4.6/batch-stops": [
-        Edit(BATCH, "map_one(file.vm, item, found)", "found and map_one(file.vm, item, found)"),
+        Edit(
+            BATCH,
+            "map_one(file.vm, item, found, read_only=asked.unwritable)",
+            "found and map_one(file.vm, item, found, read_only=asked.unwritable)",
+        ),
         Edit(BATCH, "for i in range(arg.num_maps):", "for i in reversed(range(arg.num_maps)):"),
     ],
     "4.6/batch-tells-nothing": Edit(
         BATCH,
-        "map_one(file.vm, item, found)",
+        "map_one(file.vm, item, found, read_only=asked.unwritable)",
         "call.copy_back_always, last, arg.num_maps = True, arg.num_maps, i; "
-        "map_one(file.vm, item, found); arg.num_maps = last",
+        "map_one(file.vm, item, found, read_only=asked.unwritable); arg.num_maps = last",
     ),
     "4.6/batch-bad-address": [
         Edit(BATCH, "(yield from copy_in(arg.unmaps + i * size, size))", "bytes(size)"),

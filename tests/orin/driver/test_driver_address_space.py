@@ -6,7 +6,7 @@ import ctypes
 import errno
 
 import pytest
-from driver_user import SPEC, TAGGED, VA_END, VA_START, User, refused
+from driver_user import SPEC, VA_END, VA_START, User, refused
 
 from tegrad.orin.client import board_status
 from tegrad.uapi import constants as k
@@ -97,7 +97,9 @@ def test_map_refuses(user: User, fields: dict[str, int], number: int) -> None:
 
 def test_map_refuses_what_is_no_usable_buffer(user: User) -> None:
     vm = user.address_space()
-    read_only = user.buffer(flags=TAGGED | k.NVMAP_HANDLE_RO).fd
+    duplicate = s.DuplicateHandle(handle=user.buffer().handle, access_flags=k.NVMAP_HANDLE_RO)
+    user.kernel.ioctl(user.nvmap, io.NVMAP_IOC_DUP_HANDLE, duplicate)
+    read_only = user.get_fd(duplicate.dup_handle)
     for fd, flags, number in (
         (user.ctrl, CACHEABLE, errno.EINVAL),
         (user.buffer(allocate=False).fd, CACHEABLE, errno.ENOMEM),

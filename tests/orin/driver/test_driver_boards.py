@@ -6,6 +6,8 @@ import ctypes
 import errno
 import fcntl
 import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ import pytest
 from driver_user import FAKE_GPU, User, refused
 
 from tegrad.hw.chips import CHIPS
-from tegrad.orin import board, nvmap
+from tegrad.orin import board, nvmap, server
 from tegrad.orin.board import BoardError, parse_size, parse_spec
 from tegrad.orin.client import BoardKernel, board_log, board_status, board_stop
 from tegrad.orin.driver import Driver
@@ -186,6 +188,36 @@ def test_the_board_command() -> None:
     assert gone.stderr.startswith("tegrad: no board named")
 
 
+def test_a_board_that_listens_no_more_is_not_running() -> None:
+    name = f"gone-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(board.named_address(name))
+            assert name not in board.running()
+            listener.listen(1)
+            assert name in board.running()
+            client.connect(board.named_address(name))
+            accepted, _ = listener.accept()
+        with accepted:
+            assert name not in board.running()
+
+
+def test_a_board_gives_up_its_name_before_its_clients_see_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener, session = socket.socketpair()  # an exit closes the newest fds first: the session, then the listener
+    open_at_exit: list[bool] = []
+
+    def leave(status: int) -> None:
+        open_at_exit.extend(sock.fileno() != -1 for sock in (listener, session))
+        raise SystemExit(status)
+
+    monkeypatch.setattr(server, "Server", lambda *_, **__: SimpleNamespace(run=lambda: None))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(os, "_exit", leave)
+    with listener, session, pytest.raises(SystemExit):
+        server.serve(CHIPS["orin-nano-8gb"], GIB, listener, linger=None, gpu=FAKE_GPU)
+    assert open_at_exit == [False, True]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [("start", "gh100"), ("start", "x", "--chip", "nope"), ("start", "x", "--memory", "3Q"), ("stop", "xyz")],
@@ -230,7 +262,7 @@ def test_a_boards_log_is_kept_when_it_has_ended(tmp_path: Path, monkeypatch: pyt
 def test_a_folder_that_cannot_keep_logs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("TEGRAD_BOARD_LOG", str(tmp_path / "file"))
-    with pytest.raises(BoardError, match=f"File exists.*{tmp_path}/file"):
+    with pytest.raises(BoardError, match=f"TEGRAD_BOARD_LOG={tmp_path}/file takes no log: File exists"):
         BoardKernel("agx-orin-64gb:896MiB").open("/dev/nvmap")
 
 

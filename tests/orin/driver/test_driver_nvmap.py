@@ -6,6 +6,7 @@ import ctypes
 import errno
 import mmap
 import os
+from dataclasses import replace
 
 import pytest
 from driver_user import MEMORY, SPEC, TAGGED, User, refused
@@ -132,16 +133,18 @@ def test_get_fd_of_an_unknown_handle_tries_it_as_an_fd(user: User) -> None:
             user.kernel.ioctl(user.nvmap, io.NVMAP_IOC_GET_FD, s.CreateHandle(handle=number))
 
 
-def test_from_fd_of_an_own_buffer_counts_the_same_handle(user: User) -> None:
+def test_from_fd_of_an_own_buffer_makes_another_handle(user: User) -> None:
     buffer = user.buffer()
     arg = s.CreateHandle(fd=buffer.fd)
     user.kernel.ioctl(user.nvmap, io.NVMAP_IOC_FROM_FD, arg)
-    assert arg.handle == buffer.handle
-    user.free(buffer.handle)
-    assert _parameters(user, buffer.handle).size == 4096
+    assert arg.handle != buffer.handle
     user.free(buffer.handle)
     with refused(errno.ENODEV):
         _parameters(user, buffer.handle)
+    assert _parameters(user, arg.handle).size == 4096
+    user.free(arg.handle)
+    with refused(errno.ENODEV):
+        _parameters(user, arg.handle)
 
 
 def test_from_fd_refuses_what_is_no_allocated_buffer(user: User) -> None:
@@ -201,11 +204,13 @@ def test_mmap_of_a_handle_without_memory_is_eperm(user: User) -> None:
         user.mapped(user.buffer(allocate=False))
 
 
-def test_mmap_of_a_read_only_handle_is_eperm_for_writing_only(user: User) -> None:
+def test_the_flag_for_read_only_memory_changes_nothing(user: User) -> None:
+    """nvmap looks at it for memory of a process that FROM_VA takes, and nowhere else."""
     buffer = user.buffer(flags=TAGGED | k.NVMAP_HANDLE_RO)
-    with refused(errno.EPERM):
-        user.mapped(buffer)
-    assert user.mapped(buffer, write=False)[0] == 0
+    user.mapped(buffer)[0] = 7
+    user.kernel.ioctl(user.nvmap, io.NVMAP_IOC_WRITE, _rw(user, buffer.handle, ctypes.create_string_buffer(b"abc")))
+    assert bytes(user.mapped(buffer)[:3]) == b"abc"
+    assert _parameters(user, buffer.handle).access_flags == 0
 
 
 def test_mmap_of_other_fds(user: User) -> None:
@@ -249,11 +254,15 @@ def _dup(user: User, handle: int, access: int) -> int:
     return arg.dup_handle
 
 
-def test_a_duplicate_with_all_rights_is_the_same_handle_counted(user: User) -> None:
-    handle = user.buffer().handle
-    assert _dup(user, handle, 0) == handle
-    user.free(handle)
-    assert _parameters(user, handle).size == 4096
+def test_a_duplicate_is_another_handle_over_the_same_memory(user: User) -> None:
+    buffer = user.buffer()
+    user.mapped(buffer)[7] = 9
+    handle = _dup(user, buffer.handle, 0)
+    assert handle != buffer.handle
+    user.free(buffer.handle)
+    with refused(errno.ENODEV):
+        _parameters(user, buffer.handle)
+    assert user.mapped(type(buffer)(handle, user.get_fd(handle), 4096))[7] == 9
 
 
 def test_a_read_only_duplicate_cannot_be_written_through(user: User) -> None:
@@ -262,7 +271,7 @@ def test_a_read_only_duplicate_cannot_be_written_through(user: User) -> None:
     handle = _dup(user, buffer.handle, k.NVMAP_HANDLE_RO)
     assert handle != buffer.handle
     fd = user.get_fd(handle)
-    with refused(errno.EPERM):
+    with refused(errno.EACCES):
         user.kernel.mmap(fd, 4096, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED)
     address = user.kernel.mmap(fd, 4096, mmap.PROT_READ, mmap.MAP_SHARED)
     assert ctypes.c_uint8.from_address(address + 7).value == 9
@@ -276,9 +285,12 @@ def test_a_read_only_duplicate_cannot_be_written_through(user: User) -> None:
 
 
 def test_duplicates_of_what_is_no_buffer_are_refused(user: User, settled: None) -> None:
-    for handle in (0x8FFFFFFF, user.create(4096)):
-        with refused(errno.EINVAL):
-            _dup(user, handle, 0)
+    with refused(errno.EINVAL):
+        _dup(user, 0x8FFFFFFF, 0)
+    handle = user.create(4096)
+    for rights in (0, k.NVMAP_HANDLE_RO):
+        with refused(errno.EBADF):
+            _dup(user, handle, rights)
     user.free(handle)
 
 
@@ -322,12 +334,19 @@ def test_large_read_and_write(user: User) -> None:
     assert back.raw == pattern
 
 
-def test_write_from_a_bad_address_returns_the_positive_leftover(user: User) -> None:
-    handle = user.buffer(8192).handle
+@pytest.mark.parametrize("row", [io.NVMAP_IOC_READ, io.NVMAP_IOC_WRITE])
+def test_what_is_left_at_a_bad_address_counts_as_moved(user: User, row: io.Ioctl) -> None:
+    handle, once = user.buffer(8192).handle, replace(row, sleeps=True)
     page = user.kernel.mmap(-1, 8192, 3, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     user.kernel.munmap(page + 4096, 4096)
-    arg = s.RwHandle(addr=page, handle=handle, elem_size=8192, hmem_stride=8192, user_stride=8192, count=1)
-    assert user.kernel.ioctl(user.nvmap, io.NVMAP_IOC_WRITE, arg) == 4096
+    whole = {"handle": handle, "elem_size": 8192, "hmem_stride": 8192, "user_stride": 8192, "count": 1}
+    arg = s.RwHandle(addr=page + 1000, **whole)
+    with refused(errno.EINTR):
+        user.kernel.ioctl(user.nvmap, once, arg)
+    assert arg.count == 8192 - 3096
+    arg = s.RwHandle(addr=page + 4096, **whole)
+    assert user.kernel.ioctl(user.nvmap, once, arg) == 0
+    assert arg.count == 8192
     user.kernel.munmap(page, 4096)
 
 
@@ -340,6 +359,7 @@ RW_REFUSED = [
     ("offset at the end", {"offset": 4096}, errno.EINVAL),
     ("element larger than the stride", {"hmem_stride": 2}, errno.EINVAL),
     ("end past the buffer", {"offset": 4095}, errno.EINVAL),
+    ("users stride past the buffer", {"user_stride": 4097}, errno.EINVAL),
 ]
 
 

@@ -74,6 +74,8 @@ class Board:
         self.groups: list[TsgFile] = []
         self.channels: list[ChannelFile] = []
         self.buffers: dict[int, Buffer] = {}
+        self.unwritable: set[int] = set()
+        """Of them those whose fds cannot be written through."""
         self.spaces: dict[int, AsFile] = {}
 
     def close(self) -> None:
@@ -83,7 +85,14 @@ class Board:
         for fd in (self.driver.syncpoints.fd, self.driver.doorbell, self.driver._doorbell_read):
             os.close(fd)
 
-    def ioctl(self, file: File, row: Ioctl, files: Mapping[str, Any] | None = None, **fields: int) -> Any:
+    def ioctl(
+        self,
+        file: File,
+        row: Ioctl,
+        files: Mapping[str, Any] | None = None,
+        unwritable: frozenset[str] = frozenset(),
+        **fields: int,
+    ) -> Any:
         """Carry out a call; its argument block. Errno where it fails."""
         arg = row.struct() if row.struct is not None else None
         for name, value in fields.items():
@@ -91,7 +100,7 @@ class Board:
                 arg.value = value
             else:
                 setattr(arg, name, value)
-        steps = self.driver.begin(file, Call(row, arg, files=dict(files or {})))
+        steps = self.driver.begin(file, Call(row, arg, files=dict(files or {}), unwritable=unwritable))
         if steps is not None and not isinstance(steps, int):
             for _ in steps:
                 pass
@@ -112,7 +121,7 @@ class Board:
         if number not in self.buffers:
             made = self.driver.memory.create(size)
             made.allocated = True
-            made.flags |= k.NVMAP_HANDLE_RO * read_only
+            self.unwritable |= {number} if read_only else set()
             self.buffers[number] = made.hold()
         return self.buffers[number]
 
@@ -177,7 +186,9 @@ def make_buffer(b: Board, number: int, size: int, read_only: int, physical: int)
 
 def map_buffer(b: Board, number: int, flags: int, va: int, offset: int, size: int, compr: int, incompr: int) -> str:
     fields = {"compr_kind": compr, "incompr_kind": incompr, "buffer_offset": offset, "mapping_size": size, "offset": va}
-    arg = b.ioctl(b.space(), io.NVGPU_AS_IOCTL_MAP_BUFFER_EX, {"dmabuf_fd": b.buffer(number)}, flags=flags, **fields)
+    unwritable = frozenset({"dmabuf_fd"} if number in b.unwritable else ())
+    files = {"dmabuf_fd": b.buffer(number)}
+    arg = b.ioctl(b.space(), io.NVGPU_AS_IOCTL_MAP_BUFFER_EX, files, unwritable=unwritable, flags=flags, **fields)
     return _address(arg.offset)
 
 
