@@ -86,7 +86,9 @@ _logs = pytest.StashKey[BoardLogs]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let every board keep its log in a folder of this session's."""
-    folder = Path(tempfile.mkdtemp(prefix="tegrad-board-logs-"))
+    # A worker's folder lies in that of the process that handed it its tests, which removes what a crash left behind.
+    above = os.environ.get(FOLDER) if hasattr(config, "workerinput") else None
+    folder = Path(tempfile.mkdtemp(prefix="tegrad-board-logs-", dir=above))
     config.stash[_logs] = BoardLogs(folder)
     before = os.environ.get(FOLDER)
     os.environ[FOLDER] = str(folder)

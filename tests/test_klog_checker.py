@@ -79,7 +79,7 @@ def test_an_error_line_of_any_board_fails_the_test_during_which_it_came(tmp_path
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     options = ["-rA", "-p", "no:cacheprovider", "-p", "klog_checker", "-c", str(ROOT / "pyproject.toml")]
     command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(inner)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200, check=False)
     failed = sorted(re.findall(r"^ERROR .*::test_(\w+)", done.stdout, re.MULTILINE))
     assert failed == ["announced_otherwise", "child", "grandchild", "shared", "this_process"], done.stdout
     assert "8 passed, 5 errors" in done.stdout

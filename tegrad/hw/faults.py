@@ -66,8 +66,11 @@ RM_ERROR_TEXT: Mapping[int, str] = MappingProxyType(
 NOTIFIER_FORMAT = struct.Struct("<QIHH")
 """Record of 16 bytes: time in ns, info32 (the code), info16 (untouched), status."""
 
+_STATUS = struct.Struct("<H")
+"""The last field by itself."""
+
 NOTIFIER_ERROR = 0xFFFF
-"""`status` after an error; it is written last, so poll it before reading info32."""
+"""`status` after an error; it is written last, so it is read before info32."""
 
 
 class Notifier(NamedTuple):
@@ -80,8 +83,9 @@ class Notifier(NamedTuple):
 
 
 def read_notifier(mem: bytes | bytearray | memoryview, offset: int = 0) -> Notifier:
-    """The notifier record at `offset`."""
-    return Notifier(*NOTIFIER_FORMAT.unpack_from(mem, offset))
+    """The notifier record at `offset`, which may be written meanwhile: with an error's status comes its code."""
+    status = _STATUS.unpack_from(mem, offset + NOTIFIER_FORMAT.size - _STATUS.size)
+    return Notifier(*NOTIFIER_FORMAT.unpack_from(mem, offset)[:-1], *status)
 
 
 class MmuFaultType(IntEnum):

@@ -5,12 +5,14 @@
 
 import importlib
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
-from tegrad.errors import TegradError
+from tegrad import _activate
+from tegrad.errors import SettingError, TegradError
 
-__all__ = ["TINYGRAD", "InstallError", "install", "reopen"]
+__all__ = ["TINYGRAD", "InstallError", "import_tinygrad", "install", "reopen", "require", "wrong_setting"]
 
 TINYGRAD = "0.14.0"
 """The tinygrad release that this package is made for."""
@@ -20,12 +22,45 @@ class InstallError(TegradError):
     """tinygrad on this machine is not the release that tegrad is made for, or was used before tegrad came."""
 
 
+def require() -> None:
+    """InstallError where only tegrad could open NV (a Jetson's drivers, a board that was asked for) and tinygrad is
+    another release than ours."""
+    from tegrad.nv.kernel import CTRL_NODE, emulated
+
+    if emulated() or os.path.exists(CTRL_NODE):
+        _check_tinygrad()
+
+
 def _check_tinygrad() -> None:
     found = tinygrad_version()
     if found is None:
         raise InstallError(f"tinygrad is not installed: pip install tinygrad=={TINYGRAD}.")
     if found != TINYGRAD:
         raise InstallError(f"tinygrad {found} does not fit, tegrad needs {TINYGRAD}: pip install tinygrad=={TINYGRAD}.")
+
+
+def import_tinygrad(module: str = "tinygrad") -> Any:
+    """A module of tinygrad's. InstallError without our release of it; SettingError where a variable of the
+    environment keeps it from being imported."""
+    _check_tinygrad()
+    try:
+        return importlib.import_module(module)
+    except ValueError as error:
+        raise wrong_setting(error) or error from error
+    except RuntimeError as error:
+        if "target string" not in str(error):
+            raise
+        raise SettingError(f"DEV={os.environ.get('DEV', '')} names no device: {error}.") from error
+
+
+def wrong_setting(error: ValueError) -> SettingError | None:
+    """What to tell of an error that tinygrad's reading of a variable made, at its import or later; None of another."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_name != "getenv":
+        trace = trace.tb_next
+    if trace is None or not isinstance(name := trace.tb_frame.f_locals.get("key"), str):
+        return None
+    return SettingError(f"tinygrad takes no {name}={os.environ.get(name)}: set it to a number, or unset it.")
 
 
 def tinygrad_version() -> str | None:
@@ -49,18 +84,22 @@ def install() -> None:
     Must run before the first `Device["NV"]`; importing tegrad, or having it installed, does that. InstallError when
     tinygrad is missing, is another release, or has its NV device open already.
     """
-    _check_tinygrad()
-    ops_nv: Any = importlib.import_module("tinygrad.runtime.ops_nv")
+    with _activate.paused():  # what is wrong is said once
+        _install(import_tinygrad("tinygrad.runtime.ops_nv"))
+
+
+def _install(ops_nv: Any) -> None:
     if getattr(ops_nv, "_tegrad_installed", False):
         return
     opened = importlib.import_module("tinygrad.device").Device._opened_devices
     if any(name.split(":")[0] == "NV" for name in opened):
         raise InstallError("tinygrad's NV device is already open: import tegrad before the first use of it.")
 
-    from tegrad.nv import device, hopper, iface, program, qmd, renderers, search
+    from tegrad.nv import device, diskcache, hopper, iface, program, qmd, renderers, search
 
     device.bind()
     search.install()
+    diskcache.install()
     others = [known for known in ops_nv.NVDevice.ifaces if known.__name__ not in ("TegraIface", "NVKIface")]
     ops_nv.NVDevice.ifaces = [iface.TegraIface, hopper.NVKIface, *others]
     ops_nv.CUDARenderer, ops_nv.PTXRenderer = renderers.NVCUDARenderer, renderers.NVPTXRenderer

@@ -18,7 +18,7 @@ from tinygrad.codegen.opt import heuristic
 from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import Ops, PatternMatcher, UOp, UPat
 
-from tegrad.errors import TegradError
+from tegrad.errors import SettingError
 from tegrad.nv import matvec
 
 REVISION = 5
@@ -41,10 +41,10 @@ double_transcendentals = PatternMatcher(
 
 
 def active(repair: str) -> bool:
-    """Whether a repair is to be made; TegradError where the environment names one that does not exist."""
+    """Whether a repair is to be made; SettingError where the environment names one that does not exist."""
     off = [name for name in os.environ.get(SWITCH, "").split(",") if name]
     if unknown := [name for name in off if name not in REPAIRS]:
-        raise TegradError(f"{SWITCH} names {', '.join(unknown)}: the repairs are {', '.join(REPAIRS)}.")
+        raise SettingError(f"{SWITCH} names {', '.join(unknown)}: the repairs are {', '.join(REPAIRS)}.")
     return repair not in off
 
 

@@ -7,18 +7,18 @@ decides them: source, architecture, options, compiler version, headers and the l
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tegrad import kept
 from tegrad.nv import cubin, directives, toolchain
 from tegrad.nv.directives import Directives
 from tegrad.nv.toolchain import CompileFailed, CompilerMissing
 
 __all__ = ["CompileFailed", "CompilerMissing", "compile_cuda", "compile_ptx", "cuda_key", "describe", "ptx_key"]
 
-REVISION = 1
+REVISION = 2
 """Part of every cache key: raise it whenever what we do to the compilers' output changes."""
 
 
@@ -116,20 +116,8 @@ def _cached(key: tuple[object, ...], build: Callable[[], bytes], cache: bool) ->
     if not cache:
         return build()
     path = cache_dir() / f"{_digest(*key)}.cubin"
-    try:
-        return path.read_bytes()
-    except OSError:
-        made = build()
-    _store(path, made)
+    if (found := kept.find(path)) is not None:
+        return found
+    made = build()
+    kept.keep(path, made, lasting=True)
     return made
-
-
-def _store(path: Path, content: bytes) -> None:
-    """Write a file that appears whole or not at all; a cache that cannot be written is no error."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
-            part.write(content)
-        os.replace(part.name, path)
-    except OSError:
-        return

@@ -35,9 +35,8 @@ class ErrorNotifier:
 
     def error(self) -> int | None:
         """RM's code once the channel was recovered, else None."""
-        if read_notifier(memoryview(self._record)).status != NOTIFIER_ERROR:
-            return None
-        return read_notifier(memoryview(self._record)).info32  # the status is written last, so read again behind it
+        found = read_notifier(memoryview(self._record))
+        return found.info32 if found.status == NOTIFIER_ERROR else None
 
 
 class Debugger:

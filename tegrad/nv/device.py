@@ -4,13 +4,14 @@
 The class serves every interface; what only a Jetson needs is asked of the interface (`unified_memory`, `open_fifo`).
 """
 
+import errno
 import functools
 import os
 import threading
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 from weakref import WeakSet
 
@@ -27,6 +28,7 @@ from tegrad.nv.coherence import Coherence
 from tegrad.nv.faults import (
     DeviceClosed,
     DeviceFault,
+    DriverGone,
     NoDevice,
     UnsupportedBuffer,
     UnsupportedDriver,
@@ -35,7 +37,7 @@ from tegrad.nv.faults import (
 )
 from tegrad.nv.graph import NVGraph
 from tegrad.nv.iface import GPFIFO_ENTRIES, TegraIface, drivers_present
-from tegrad.nv.kernel import board_asked
+from tegrad.nv.kernel import board_asked, emulated
 from tegrad.nv.memory import Memory
 from tegrad.nv.queues import Fifo, NVComputeQueue, NVCopyQueue, NVSignal, as_mapped
 from tegrad.nv.rings import Ring
@@ -137,7 +139,8 @@ class UnifiedAllocator(Allocator):
 
     def _free(self, buf: HCQBuffer, options: BufferSpec | None = None) -> None:
         if self.dev.settled():
-            self._do_free(buf, options)
+            with self.dev.giving_back():
+                self._do_free(buf, options)
 
     def free_cache(self) -> None:
         """Give back the buffers that are kept for reuse, and all that was freed before."""
@@ -157,7 +160,8 @@ class UnifiedAllocator(Allocator):
     def _unmap(self, mb: HCQBuffer) -> None:
         mb.base.mapped_from.mappings.pop(self.dev, None)
         if self.dev.settled():
-            self.dev.iface.free(mb.base)
+            with self.dev.giving_back():
+                self.dev.iface.free(mb.base)
 
     def _as_buffer(self, src: HCQBuffer) -> memoryview:
         if (memory := _memory(src)).cached:
@@ -517,12 +521,35 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         if not hasattr(iface, "channel_error"):
             return
         code = iface.channel_error()
-        dead = code is not None or (ask_driver and iface.timed_out())
+        dead = code is not None or (ask_driver and self._given_up())
         if dead:
             # The driver writes the notifier before it gives a channel up: it may have come since the first look.
             fault = self._fault(iface.channel_error() if code is None else code)
             self.error_state = fault
             raise fault
+
+    def _given_up(self) -> bool:
+        """Whether the driver has given up a channel. DriverGone if there is none any more."""
+        try:
+            return bool(self.iface.timed_out())
+        except DriverError as error:
+            if error.errno != errno.ENODEV:
+                raise
+            self.error_state = DriverGone(emulated=emulated(), in_flight=self._in_flight())
+            raise self.error_state from None
+
+    @contextmanager
+    def giving_back(self) -> Iterator[None]:
+        """Around calls that give something back: a driver that is gone has nothing of ours."""
+        try:
+            yield
+        except DriverError as error:
+            if error.errno != errno.ENODEV:
+                raise
+            with suppress(DeviceFault):
+                self.check_fault(ask_driver=True)
+            if not isinstance(self.error_state, DriverGone):
+                raise
 
     def on_device_hang(self) -> None:
         """Called by synchronize when a wait failed: keep a fault as it is, turn a time-out into what it is about."""
@@ -587,15 +614,19 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         if self.closed:
             return
         try:
-            self.settled()
+            if self.settled():
+                with suppress(DeviceFault):
+                    self.check_fault(ask_driver=True)
         finally:
             self._release()
 
     def _release(self) -> None:
+        gone = isinstance(self.error_state, DriverGone)
         self.closed = True
         self.error_state = None  # from here on everything says that the device is closed
         if hasattr(self, "iface") and hasattr(self.iface, "device_fini"):
-            self.iface.device_fini()
+            with suppress(DriverError) if gone else nullcontext():
+                self.iface.device_fini()
 
 
 def _release_trouble(error: BaseException) -> str:

@@ -1,6 +1,8 @@
 """Exercises of the device as tinygrad sees it, for a first boot: a sum, launches until every ring has wrapped, a kernel
-that spills, and one that takes all shared memory there is."""
+that spills, one that takes all shared memory there is, and rounds of small launches and copies."""
 
+import random
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,11 @@ SOURCE = """extern "C" __global__ void exercise(int *state, int value) {
     state[threadIdx.x] = state[threadIdx.x] * 3 + value + threadIdx.x;
 }"""
 """A launch that is lost, doubled or out of order changes every later result."""
+
+TRAFFIC = 64 << 10
+"""Bytes that a round of traffic copies in, between two buffers, and out."""
+TRAFFIC_LAUNCHES = 4
+"""Launches of a round, each on what the one before left."""
 
 SPILL_BLOCKS, SPILL_THREADS = 64, 256
 SPILLING = """extern "C" __global__ void spilling(int *state, int value) {
@@ -59,9 +66,20 @@ def _nv() -> Any:
     return Device["NV"]
 
 
-def open_device() -> None:
-    """Open the device ahead, so that what follows can be timed."""
-    _nv()
+def open_device() -> str:
+    """Open the device ahead, so that what follows can be timed; its chip."""
+    device = _nv()
+    return f"{device.arch}, {device.sm_count} SMs"
+
+
+def close_device() -> None:
+    """Close the device, so that all of its memory is there for another process."""
+    _nv().close()
+
+
+def ring_entries() -> int:
+    """Launches after which the ring of submissions has wrapped: a Jetson's is small, a server's is not."""
+    return int(_nv().compute_gpfifo.entries_count)
 
 
 def one_liner() -> list[int]:
@@ -149,3 +167,34 @@ def launches(count: int, progress: Callable[[int], object] = lambda done: None) 
     return Rounds(
         fifo.put_value // fifo.entries_count, device.cmdq_allocator.turns, device.kernargs_offset_allocator.turns
     )
+
+
+class Traffic:
+    """Small launches and copies: rounds whose every byte is checked. Close it."""
+
+    def __init__(self) -> None:
+        self._device, self._program = _nv(), _program(SOURCE, "exercise")
+        self._buffers = [self._device.allocator.alloc(TRAFFIC) for _ in range(2)]
+
+    def round(self, number: int) -> None:
+        """Copy in, launch, copy by the GPU's copy engine, copy out. WrongResult says at which byte."""
+        device, (state, far) = self._device, self._buffers
+        data = random.Random(number).randbytes(TRAFFIC)
+        device.allocator._copyin(state, memoryview(bytearray(data)))
+        words = list(struct.unpack_from(f"<{THREADS}I", data))
+        for launch in range(TRAFFIC_LAUNCHES):
+            self._program(state, global_size=(1, 1, 1), local_size=(THREADS, 1, 1), vals=(number + launch,))
+            words = [(word * 3 + number + launch + i) & 0xFFFFFFFF for i, word in enumerate(words)]
+        queue = device.hw_copy_queue_t().wait(device.timeline_signal, device.timeline_value - 1)
+        queue.copy(far, state, TRAFFIC).signal(device.timeline_signal, device.next_timeline()).submit(device)
+        device.synchronize()
+        found, wanted = bytearray(TRAFFIC), struct.pack(f"<{THREADS}I", *words) + data[4 * THREADS :]
+        device.allocator._copyout(memoryview(found), far)
+        if found != wanted:
+            at = next(i for i in range(TRAFFIC) if found[i] != wanted[i])
+            raise WrongResult(f"round {number}: byte {at} of {TRAFFIC} came back as {found[at]}, not as {wanted[at]}")
+
+    def close(self) -> None:
+        """Give the buffers back."""
+        for buffer in self._buffers:
+            self._device.allocator.free(buffer, TRAFFIC)

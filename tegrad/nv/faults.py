@@ -116,6 +116,22 @@ class DeviceFault(TegradError, RuntimeError):
         return "; ".join(parts) + ". Go on with tegrad.nv.reopen(); dmesg shows the driver's report."
 
 
+class DriverGone(DeviceFault):
+    """The driver does not answer any more, and nothing of ours is left in it."""
+
+    def __init__(self, *, emulated: bool, in_flight: Sequence[str] = ()) -> None:
+        self._emulated = emulated
+        super().__init__(None, in_flight=in_flight)
+
+    def _text(self) -> str:
+        if self._emulated:
+            return (
+                "The emulated board is gone: its process was ended, by somebody or for lack of memory. Start the "
+                "program again; TEGRAD_BOARD_DEBUG=1 shows what the board says."
+            )
+        return "The GPU is gone: its driver is shutting down or gave up on it. See dmesg, then reboot."
+
+
 def fault_address(found: FaultReport | None, errors: Iterable[SmError]) -> int | None:
     """Where it failed: by the report, else by the first SM that tells."""
     if found is not None and found.address is not None:

@@ -6,9 +6,11 @@ nvmap handles, and `device_fini` releases all of it in the driver's order.
 """
 
 import ctypes
+import errno
 import functools
 import itertools
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -23,7 +25,7 @@ from tegrad.hw.gpfifo import GP_ENTRY_SIZE, USERD_SIZE
 from tegrad.nv import kernlog, rm, roles
 from tegrad.nv.channel import Channel, Tsg
 from tegrad.nv.faults import FREED_REMEMBERED, SmError, describe_address
-from tegrad.nv.kernel import pick_kernel
+from tegrad.nv.kernel import CTRL_NODE, pick_kernel
 from tegrad.nv.memory import AddressSpace, Memory, Nvmap
 from tegrad.nv.pending import PendingFrees
 from tegrad.nv.roles import PAGE, Role
@@ -44,13 +46,17 @@ from tegrad.uapi.structs import (
     TsgSmErrorStateRecord,
 )
 
-CTRL_NODE = "/dev/nvgpu/igpu0/ctrl"
 NVMAP_NODE = "/dev/nvmap"
 GPFIFO_ENTRIES = 1024
 """Entries of a channel's GPFIFO: 8 KiB. The driver maps the whole buffer into its own range, so it stays small."""
 
 CHANNEL_ID = 0xFFF
 """Bits of a work-submit token that name the channel."""
+FLUSH_BUSY = (errno.EBUSY, errno.ETIMEDOUT)
+"""FLUSH_L2's errors where the GPU did not get through in the 0.5 ms (the way to memory) or 10 ms (L2) that nvgpu polls
+(hal/mm/cache/flush_gk20a_fusa.c), as beside another process's kernels."""
+FLUSH_LIMIT_S = 1.0
+"""How long such a flush is asked for again."""
 
 
 T = TypeVar("T")
@@ -239,9 +245,20 @@ class TegraIface:
         return self.pending.give_back(self._space)
 
     def flush_l2(self) -> None:
-        """Empty the GPU's L2: write back what is dirty, keep nothing, and flush the way to memory. DriverError."""
-        arg = GpuL2Fb(l2_flush=1, l2_invalidate=1, fb_flush=1)
-        self.kernel.ioctl(self.ctrl, ioctls.NVGPU_GPU_IOCTL_FLUSH_L2, arg)
+        """Empty the GPU's L2: write back what is dirty, keep nothing, and flush the way to memory. DriverError.
+
+        A flush that did not get through is asked for again.
+        """
+        deadline = time.monotonic() + FLUSH_LIMIT_S
+        while True:
+            try:
+                arg = GpuL2Fb(l2_flush=1, l2_invalidate=1, fb_flush=1)
+                self.kernel.ioctl(self.ctrl, ioctls.NVGPU_GPU_IOCTL_FLUSH_L2, arg)
+            except DriverError as error:
+                if error.errno not in FLUSH_BUSY or time.monotonic() > deadline:
+                    raise
+            else:
+                return
 
     def describe_address(self, address: int) -> str | None:
         """Which buffer an address lies in, or next to; None below every buffer's range, where null pointers point."""

@@ -12,12 +12,23 @@ from pathlib import Path
 from tegrad.uapi.kernel import Kernel, LinuxKernel
 
 BOARD_VARIABLE = "TEGRAD_BOARD"
+EXEC_VARIABLE = "TEGRAD_EXEC"
+"""Set for what runs under `tegrad board exec`, which finds a board's nodes where a Jetson has its own."""
+CTRL_NODE = "/dev/nvgpu/igpu0/ctrl"
+"""A Jetson's GPU."""
+DESKTOP_NODE = "/dev/nvidiactl"
+"""A desktop's."""
 DESKTOP_DRIVER = Path("/sys/module/nvidia/version")
 
 
 def board_asked() -> bool:
     """Whether the user asked for a board: then no real GPU may answer in its place."""
     return bool(os.environ.get(BOARD_VARIABLE))
+
+
+def emulated() -> bool:
+    """Whether a board answers here, asked for or not: what is found then says nothing of this machine's GPU."""
+    return board_asked() or bool(os.environ.get(EXEC_VARIABLE))
 
 
 def desktop_driver() -> int:

@@ -26,6 +26,11 @@ CREATE_64_SIZE = 1 << 32
 RESERVE = 128 << 20
 """Bytes of free memory that an allocation leaves to the system: beyond, the OOM killer takes unified memory back."""
 MAKE_ROOM = "free tensors, or use a smaller model or batch"
+MEMINFO = Path("/proc/meminfo")
+POOL_SIZE = Path("/sys/module/nvmap/parameters/pool_size")
+"""Pages that nvmap's pool of freed ones may hold."""
+EMPTY_POOL = "echo 2 | sudo tee /proc/sys/vm/drop_caches"
+"""Gives the pool's pages back, as to any shrinker (nvmap_pp.c)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,11 +63,27 @@ class Memory:
 
 
 def available_memory() -> int:
-    """Bytes that the system can still give out (MemAvailable)."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return 1 << 62
+    """Bytes that nvmap can still take from the system: MemAvailable, without what is free for CMA alone.
+
+    nvmap's pages are not movable, so that none comes from there; past the rest the kernel ends processes for them
+    (its own count: nvmap_ioctl.c, system_heap_free_mem).
+    """
+    found = {}
+    for line in MEMINFO.read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name in ("MemAvailable", "CmaFree"):
+            found[name] = int(rest.split()[0]) << 10
+    return max(0, found["MemAvailable"] - found.get("CmaFree", 0)) if "MemAvailable" in found else 1 << 62
+
+
+def pooled_memory() -> int:
+    """Bytes that nvmap may keep of what was freed before, which count as used; 0 where it tells none.
+
+    An eighth of the memory (nvmap_pp.c). Allocations take from there first, but how much is there it does not say.
+    """
+    with suppress(OSError, ValueError):
+        return int(POOL_SIZE.read_text()) * PAGE
+    return 0
 
 
 class Nvmap:
@@ -86,6 +107,7 @@ class Nvmap:
         if (free := available_memory()) - size < RESERVE:
             raise MemoryError(
                 f"{size} bytes are asked for and {free} are free, of which {RESERVE} stay reserved: {MAKE_ROOM}."
+                + _pool_hint(size - (free - RESERVE))
             )
         with ExitStack() as undo:
             try:
@@ -227,3 +249,10 @@ class AddressSpace:
 
 def _pages(size: int) -> int:
     return -(-size // PAGE) * PAGE
+
+
+def _pool_hint(lacking: int) -> str:
+    """What to do where memory that nvmap keeps may be what is lacking."""
+    if not (most := pooled_memory()) or lacking > most:
+        return ""
+    return f" nvmap may keep {most} bytes of what was freed before; this gives them back: {EMPTY_POOL}"

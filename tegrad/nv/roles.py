@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from tegrad.errors import TegradError
+from tegrad.errors import SettingError
 from tegrad.nv import memory_record
-from tegrad.nv.kernel import board_asked
+from tegrad.nv.kernel import emulated
 from tegrad.uapi import constants as c
 
 PAGE: Final = 4096
@@ -31,10 +31,8 @@ VOLATILE: Final = 0
 CACHED: Final = c.NVGPU_AS_MAP_BUFFER_FLAGS_CACHEABLE
 
 
-class PolicyError(TegradError, ValueError):
+class PolicyError(SettingError, ValueError):
     """TEGRAD_MEMORY names no policy."""
-
-    exit_code = 2
 
 
 class Policy(StrEnum):
@@ -53,13 +51,27 @@ def policy() -> Policy:
     """
     asked = os.environ.get(VARIABLE, "")
     if not asked:
-        record = None if board_asked() else memory_record.of_this_device()
+        record = _record()
         return Policy.CACHED if record is not None and record.cached else Policy.VOLATILE
     try:
         return Policy(asked)
     except ValueError:
         known = " or ".join(Policy)
         raise PolicyError(f"{VARIABLE}={asked} is no memory policy: set it to {known}, or unset it.") from None
+
+
+def one_launch() -> bool:
+    """Whether a record of this very machine shows packets between CTAs right, and quicker than launches.
+
+    In the kind of memory that the policy gives to what kernels hand to each other. PolicyError.
+    """
+    record = _record()
+    return record is not None and record.one_launch(policy() is Policy.CACHED)
+
+
+def _record() -> memory_record.MemoryRecord | None:
+    """This machine's record; None on a board, for which no device's decides."""
+    return None if emulated() else memory_record.of_this_device()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,7 +176,8 @@ SIGNALS: Final = Role(
     cpu="polls them, and sets some",
     gpu="releases and acquires them",
     why="a release that stays in L2 is a wait without end, and so is an acquire of a kept word",
-    source=f"{_H200}; nvgpu, common/semaphore/semaphore_pool.c: flags 0",
+    source=f"{_H200}; nvgpu, common/semaphore/semaphore_pool.c: flags 0; on an Orin Nano a CPU polled a result in "
+    "memory that it caches (TegraIface has its signals write-combined)",
 )  # fmt: skip
 NOTIFIER: Final = Role(
     "notifier", 8, _INNER, VOLATILE, VOLATILE, PAGE,

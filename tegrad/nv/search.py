@@ -29,7 +29,7 @@ from tinygrad.engine import realize
 from tinygrad.engine.worker import terminate_worker_pool
 from tinygrad.uop.ops import Ops, UOp
 
-from tegrad.errors import TegradError
+from tegrad.errors import SettingError
 
 SECONDS: Final = "TEGRAD_SEARCH_S"
 """Environment variable: what the searches of a process may take together."""
@@ -62,7 +62,7 @@ outcomes: list[Outcome] = []
 
 
 def limit() -> float | None:
-    """Seconds that the environment allows, None where it does not say; TegradError where it is no number."""
+    """Seconds that the environment allows, None where it does not say; SettingError where it is no number."""
     if not (text := os.environ.get(SECONDS, "")):
         return None
     try:
@@ -70,7 +70,7 @@ def limit() -> float | None:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < math.inf:
-        raise TegradError(f"{SECONDS} is {text!r}: give the seconds that kernels may be searched for, such as 60.")
+        raise SettingError(f"{SECONDS} is {text!r}: give the seconds that kernels may be searched for, such as 60.")
     return seconds
 
 

@@ -1,12 +1,16 @@
 """Where NVIDIA's compilers are, and the few calls that we make to them.
 
 They are looked for in the `nvidia-*` wheels of this Python (the cu12 and the cu13 layout), then in an installed CUDA
-toolkit, then in the system's own directories. No environment variable is needed; CUDA_HOME and CUDA_PATH, where set,
-name a toolkit that is to be used before all others. Nothing here needs tinygrad or a GPU.
+toolkit, then in the system's own directories. The first of these that has all of them is taken whole, since headers,
+compilers and assembler of one release belong together: torch, for one, brings a part of CUDA 13. No environment
+variable is needed; CUDA_HOME and CUDA_PATH, where set, name a toolkit that is to be used before all others. Nothing
+here needs tinygrad or a GPU.
 """
 
+import contextlib
 import ctypes
 import functools
+import itertools
 import os
 import re
 import subprocess
@@ -15,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from tegrad.errors import TegradError
 from tegrad.installed import pip_install
@@ -28,27 +33,36 @@ class CompileFailed(TegradError):
     """A compiler refused its input; the message holds its log."""
 
 
-def _wheel_roots(entries: Iterable[str]) -> Iterator[Path]:
-    """`nvidia/<component>` (cu12 wheels) and `nvidia/cu13` of every directory that Python imports from."""
+Layout: TypeAlias = tuple[Path, ...]
+"""Directories whose `lib`, `include` and `bin` were installed together."""
+
+
+def _wheels(entries: Iterable[str]) -> Iterator[Layout]:
+    """Of every directory that Python imports from: `nvidia/<component>` (cu12 wheels), and each `nvidia/cu13`."""
     for entry in dict.fromkeys(entries):
         base = Path(entry or ".") / "nvidia"
         if base.is_dir():
-            yield from sorted(p for p in base.iterdir() if p.is_dir() and not p.name.startswith("__"))
+            found = sorted(p for p in base.iterdir() if p.is_dir() and not p.name.startswith("__"))
+            yield tuple(p for p in found if not re.fullmatch(r"cu\d+", p.name))
+            yield from ((p,) for p in found if re.fullmatch(r"cu\d+", p.name))
 
 
-def _toolkit_roots() -> Iterator[Path]:
+def _toolkits() -> Iterator[Layout]:
     fixed = [Path("/usr/local/cuda"), Path("/opt/cuda")]
     versioned = sorted(Path("/usr/local").glob("cuda-*"), key=lambda p: _version_key(p.name), reverse=True)
-    for root in [*fixed, *versioned]:
-        yield root
-        yield from sorted(root.glob("targets/*"))
-    yield Path("/usr")
+    yield from map(_toolkit, [*fixed, *versioned])
+    yield (Path("/usr"),)
 
 
-def _chosen_roots(chosen: Iterable[str]) -> Iterator[Path]:
-    for value in chosen:
-        yield Path(value)
-        yield from sorted(Path(value).glob("targets/*"))
+def _toolkit(root: Path) -> Layout:
+    return (root, *sorted(root.glob("targets/*")))
+
+
+def _is_whole(layout: Layout) -> bool:
+    """Whether it has all that we call, and what NVRTC itself loads."""
+    files = ("include/cuda_fp16.h", "include/crt/mma.h", "bin/ptxas")
+    has_files = all(any((root / name).is_file() for root in layout) for name in files)
+    return has_files and all(any(_libraries_in(stem, layout)) for stem in ("nvrtc", "nvrtc-builtins", "nvJitLink"))
 
 
 def _version_key(text: str) -> tuple[int, ...]:
@@ -56,21 +70,30 @@ def _version_key(text: str) -> tuple[int, ...]:
 
 
 def roots() -> list[Path]:
-    """Directories that may hold `lib`, `include` and `bin` of NVIDIA's compilers, in the order of preference."""
-    chosen = tuple(value for name in ("CUDA_HOME", "CUDA_PATH") if (value := os.environ.get(name)))
-    return list(_roots(chosen, tuple(sys.path)))
+    """Directories that hold `lib`, `include` and `bin` of NVIDIA's compilers, in the order of preference.
+
+    What the user names, then the first layout that has everything; where none has, all that there are.
+    """
+    return list(_roots(_chosen(), tuple(sys.path)))
+
+
+def _chosen() -> tuple[str, ...]:
+    return tuple(value for name in ("CUDA_HOME", "CUDA_PATH") if (value := os.environ.get(name)))
 
 
 @functools.cache
-def _roots(chosen: tuple[str, ...], entries: tuple[str, ...]) -> tuple[Path, ...]:
+def _roots(chosen: tuple[str, ...], entries: tuple[str, ...], *, everything: bool = False) -> tuple[Path, ...]:
     """Looked for once: each kernel asks, and a folder is not installed while a process runs."""
-    found = dict.fromkeys([*_chosen_roots(chosen), *_wheel_roots(entries), *_toolkit_roots()])
-    return tuple(root for root in found if root.is_dir())
+    layouts = [*_wheels(entries), *_toolkits()]
+    whole = None if everything else next((layout for layout in layouts if _is_whole(layout)), None)
+    layouts = [*map(_toolkit, map(Path, chosen)), *([whole] if whole else layouts)]
+    return tuple(root for root in dict.fromkeys(itertools.chain(*layouts)) if root.is_dir())
 
 
-def _libraries(stem: str) -> Iterator[Path]:
+def _libraries_in(stem: str, roots: Iterable[Path]) -> Iterator[Path]:
+    """Files of a shared library, the newest of each directory first; static stubs and linker scripts are none."""
     pattern = re.compile(rf"lib{stem}\.so(\.\d+)*")
-    for root in roots():
+    for root in roots:
         for folder in (root / "lib64", root / "lib", *sorted(root.glob("lib/*-linux-gnu"))):
             if folder.is_dir():
                 found = [p for p in folder.iterdir() if pattern.fullmatch(p.name) and p.stat().st_size > 4096]
@@ -79,7 +102,7 @@ def _libraries(stem: str) -> Iterator[Path]:
 
 def _load(stem: str, wheel: str) -> tuple[Path, ctypes.CDLL]:
     refused = []
-    for path in _libraries(stem):
+    for path in _libraries_in(stem, roots()):
         try:
             return path, ctypes.CDLL(str(path))
         except OSError as error:
@@ -91,10 +114,14 @@ def _load(stem: str, wheel: str) -> tuple[Path, ctypes.CDLL]:
     )
 
 
-@functools.cache
 def search_program(name: str) -> Path | None:
-    """Path of a compiler program such as `ptxas`, or None."""
-    return next((path for root in roots() if (path := root / "bin" / name).is_file()), None)
+    """Path of a program such as `ptxas`, or None. One that no layout needs (nvdisasm) may be of any."""
+    return _search_program(name, (*roots(), *_roots(_chosen(), tuple(sys.path), everything=True)))
+
+
+@functools.cache
+def _search_program(name: str, roots: tuple[Path, ...]) -> Path | None:
+    return next((path for root in roots if (path := root / "bin" / name).is_file()), None)
 
 
 def find_program(name: str) -> Path:
@@ -183,6 +210,9 @@ class Nvrtc:
 
     def __init__(self) -> None:
         self.path, self._lib = _load("nvrtc", "nvidia-cuda-nvrtc-cu12")
+        # NVRTC opens its builtins by name, which finds what is loaded; by itself the one of the 13.0 wheels finds none.
+        with contextlib.suppress(StopIteration, OSError):
+            ctypes.CDLL(str(next(_libraries_in("nvrtc-builtins", [self.path.parent.parent]))))
         self._lib.nvrtcGetErrorString.restype = ctypes.c_char_p
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._lib.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))

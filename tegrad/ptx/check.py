@@ -126,7 +126,13 @@ class Checker:
         need = f.and_(any_good, f.icmp("ne", self.pages, f.const("ptr", 0)))
         with f.if_(need):
             f.store(f.and_(good, flags()), slot)
+            self.after_flags()
         return f.load("i1", slot, n=good.n)
+
+    def after_flags(self) -> None:
+        """What a page's flag promises was stored before it (l2.py); x86 loads in order and needs no instruction."""
+        if self.shape.access == Access.READ:
+            self.f.do("fence acquire")
 
     def lanes(self, addr: V, active: V) -> V:
         """For each lane whether its access is allowed; `active` limits what is looked at."""
@@ -200,6 +206,7 @@ class Checker:
         f.store(f.and_(f.load("i8", self.pages, first), f.load("i8", self.pages, end)), flags)
         with f.if_(f.icmp("ugt", f.sub(end, first), f.like(first, 1))):
             f.store(self.flags_of(first, end), flags)
+        self.after_flags()
         return f.resize(f.load("i8", flags), "i32", False)
 
     def host(self, addr: V) -> V:

@@ -6,7 +6,6 @@ written to a temporary file first, so that processes may share the cache.
 
 import hashlib
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
+from tegrad import kept
 from tegrad.ptx import bulk, l2, mbarrier, warpgroup
 from tegrad.ptx.access import emit_access
 from tegrad.ptx.atomic import emit_atomic
@@ -85,32 +85,16 @@ class Store:
         return hashlib.sha256("\0".join(map(str, words)).encode()).hexdigest()
 
     def get(self, key: str) -> bytes | None:
-        if self.directory is None:
-            return None
-        try:
-            data = (self.directory / key[:2] / key).read_bytes()
-        except OSError:
-            return None
-        # A digest in front guards against a file that was cut short.
-        return data[32:] if hashlib.sha256(data[32:]).digest() == data[:32] else None
+        return kept.find(self._path(key)) if self.directory else None
 
     def put(self, key: str, data: bytes) -> None:
         """Keep an object; a cache that cannot be written is not an error."""
-        if self.directory is None:
-            return
-        folder = self.directory / key[:2]
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            fd, name = tempfile.mkstemp(dir=folder)
-            try:
-                with os.fdopen(fd, "wb") as out:
-                    out.write(hashlib.sha256(data).digest() + data)
-                os.replace(name, folder / key)
-            except BaseException:
-                os.unlink(name)
-                raise
-        except OSError:
-            return
+        if self.directory:
+            kept.keep(self._path(key), data)
+
+    def _path(self, key: str) -> Path:
+        assert self.directory is not None
+        return self.directory / key[:2] / key
 
     def object(self, key: str, text: Callable[[], str], level: int, passes: bool) -> bytes:
         """The object under a key, compiled from `text()` if it is not there."""

@@ -11,6 +11,7 @@ The functions with an address and a size are for bulk copies, and for the emulat
 
 from collections.abc import Callable
 from enum import IntEnum, IntFlag
+from functools import partial, reduce
 
 from tegrad.ptx.check import PAGE_SHIFT, launch_of
 from tegrad.ptx.ir import Fn, Module, V
@@ -261,22 +262,28 @@ def emit_keep(module: Module) -> None:
     f.finish()
 
 
-def emit_count(module: Module) -> None:
-    """tgx_l2_count(port, va): a sector that was not kept is from now on."""
-    f = Fn(module, "tgx_l2_count", "void", [("ptr", "port"), ("i64", "va")], "nounwind")
-    port, va = f.args
-    at = Place(f, port, va)
-    f.store(f.const("i8", Sector.KEPT), at.state_at)
-    f.store(f.const("i64", 0), at.mask_at)
+def _counted(f: Fn, at: Place, more: V) -> None:
+    """So many more sectors of a page are kept, an i8; the page gets its place in the order if they are its first."""
     count = f.load("i8", at.count_at)
-    f.store(f.add(count, f.const("i8", 1)), at.count_at)
+    f.store(f.add(count, more), at.count_at)
     total = f.load("i64", at.cache, Cache.KEPT)
-    f.store(f.add(total, f.const("i64", 1)), at.cache, Cache.KEPT)
+    f.store(f.add(total, f.resize(more, "i64", False)), at.cache, Cache.KEPT)
     with f.if_(f.icmp("eq", count, f.const("i8", 0))):
         ordered = f.load("i64", at.cache, Cache.ORDERED)
         place = f.mul(f.and_(ordered, f.const("i64", MAX_FRAMES - 1)), f.const("i64", 4))
         f.store(f.cast("trunc", at.frame, "i32"), f.gep(f.load("ptr", at.cache, Cache.ORDER), place))
         f.store(f.add(ordered, f.const("i64", 1)), at.cache, Cache.ORDERED)
+
+
+def emit_count(module: Module) -> None:
+    """tgx_l2_count(port, va): a sector that was not kept is from now on."""
+    f = Fn(module, "tgx_l2_count", "void", [("ptr", "port"), ("i64", "va")], "nounwind")
+    port, va = f.args
+    at = Place(f, port, va)
+    f.do("fence release")  # tgx_l2_peek reads the state without the lock, then what is kept
+    f.store(f.const("i8", Sector.KEPT), at.state_at)
+    f.store(f.const("i64", 0), at.mask_at)
+    _counted(f, at, f.const("i8", 1))
     f.ret()
     f.finish()
 
@@ -285,18 +292,34 @@ def emit_whole(module: Module) -> None:
     """tgx_l2_whole(port, va): keep all of a page, and let its loads pass."""
     f = Fn(module, "tgx_l2_whole", "void", [("ptr", "port"), ("i64", "va")], "nounwind")
     port, va = f.args
-    at = Place(f, port, va)
+    first = f.and_(va, f.const("i64", -PAGE))
+    at = Place(f, port, first)
     asked = f.and_(at.flags, f.const("i8", Page.SLOW_READ | Page.MIXED | Page.READ))
     with f.if_(f.icmp("eq", asked, f.const("i8", Page.SLOW_READ))):
-        first = f.and_(va, f.const("i64", -PAGE))
-        states = f.gep(f.load("ptr", at.cache, Cache.SECTORS), f.mul(at.frame, f.const("i64", PAGE_SECTORS)))
-        with f.for_(f.const("i64", PAGE_SECTORS)) as i:
-            missing = f.not_(_flag(f, f.load("i8", f.gep(states, i)), Sector.KEPT))
+        fresh = f.icmp("eq", f.load("i8", at.count_at), f.const("i8", 0))
+        with f.if_(fresh):
+            _keep_page(f, at, first)
+        with f.if_(f.not_(fresh)), f.for_(f.const("i64", PAGE_SECTORS)) as i:
+            missing = f.not_(_flag(f, f.load("i8", f.gep(at.state_at, i)), Sector.KEPT))
             with f.if_(missing):
                 f.call_void("tgx_l2_keep", port, f.add(first, f.mul(i, f.const("i64", SECTOR))))
         f.do(f"store atomic i8 {f.or_(at.flags, f.const('i8', Page.READ)).ref}, {at.flag_at} release, align 1")
     f.ret()
     f.finish()
+
+
+def _keep_page(f: Fn, at: Place, first: V) -> None:
+    """Keep all of a page of which nothing is kept."""
+    _copy(f, at.kept(first), at.memory(first), f.const("i64", PAGE))
+    f.do("fence release")
+    _fill(f, at.state_at, Sector.KEPT, PAGE_SECTORS)
+    with f.if_(f.not_(_mode(f, at.cache, Mode.BACK))):
+        _fill(f, at.mask_at, 0, 8 * PAGE_SECTORS)
+    _counted(f, at, f.const("i8", PAGE_SECTORS))
+
+
+def _fill(f: Fn, to: V, value: int, size: int) -> None:
+    f.call("memset", "ptr", 1, to, f.const("i32", value), f.const("i64", size))
 
 
 def emit_forget(module: Module) -> None:
@@ -414,6 +437,7 @@ def emit_peek(module: Module) -> None:
     at = Place(f, port, va)
     few = f.icmp("ult", f.load("i8", at.count_at), f.const("i8", WHOLE))
     kept = _flag(f, f.load("i8", at.state_at), Sector.KEPT)
+    f.do("fence acquire")
     f.ret(f.and_(kept, f.or_(few, _flag(f, flags, Page.MIXED))))
     f.finish()
 
@@ -458,6 +482,14 @@ class Lanes:
             want = f.or_(want, f.const("i8", Page.CACHED))
             f.store(f.icmp("eq", f.and_(f.and_(self.flags(self.first), self.flags(last)), want), want), out)
         return f.load("i1", out)
+
+    def whole_sectors(self) -> V:
+        """Whether consecutive lanes cover whole sectors, all of them in one page."""
+        f = self.f
+        last = f.add(self.first, f.sub(self.span, f.const("i64", 1)))
+        page = f.icmp("ult", f.xor(self.first, last), f.const("i64", PAGE))
+        even = f.icmp("eq", f.and_(f.or_(self.first, self.span), f.const("i64", SECTOR - 1)), f.const("i64", 0))
+        return f.and_(page, even)
 
 
 def emit_open(module: Module) -> None:
@@ -508,11 +540,44 @@ def _peek_lanes(f: Fn, lanes: Lanes) -> None:
 
 def _touch_row(f: Fn, lanes: Lanes, access: V) -> None:
     """Touch the sectors of consecutive lanes of cached memory."""
+    loads = f.icmp("eq", access, f.const("i32", Access.READ))
+    stores = f.icmp("eq", access, f.const("i32", Access.WRITE))
+    many = f.icmp("uge", lanes.span, f.const("i64", WHOLE * SECTOR))
+    mixed = _flag(f, lanes.flags(lanes.first), Page.MIXED)
+    short, slow, done = f.name_of("short"), f.name_of("slow"), f.name_of("done")
+    f.condbr(lanes.whole_sectors(), short, slow)
+    f.label(short)
+    # A store to all of a sector needs nothing of what was there.
+    f.leave(stores, done)
+    with f.if_(f.and_(f.and_(loads, many), f.not_(mixed))):
+        f.call_void("tgx_l2_whole", lanes.port, lanes.first)
+        f.br(done)
+        f.label(f.name_of("dead"))
+    f.br(slow)
+    f.label(slow)
 
     def body(here: V, part: V) -> None:
         f.call("tgx_l2_touch", "i1", 1, lanes.port, here, part, access)
 
     _sectors(f, lanes.port, lanes.first, lanes.span, body)
+    f.br(done)
+    f.label(done)
+
+
+def _stored_row(f: Fn, lanes: Lanes) -> None:
+    """Whole sectors of one cached page have been stored to: in one piece through to memory, or dirty from now on."""
+    at = Place(f, lanes.port, lanes.first)
+    back = _mode(f, at.cache, Mode.BACK)
+    with f.if_(f.not_(back)):
+        _copy(f, at.memory(lanes.first), at.kept(lanes.first), lanes.span)
+    mark = f.select(back, f.const("i8", Sector.KEPT | Sector.DIRTY), f.const("i8", Sector.KEPT))
+    with f.for_(f.bin("lshr", lanes.span, f.const("i64", SECTOR_SHIFT))) as i:
+        state_at = f.gep(at.state_at, i)
+        state = f.load("i8", state_at)
+        with f.if_(f.not_(_flag(f, state, Sector.KEPT))):
+            f.store(f.const("i64", 0), f.gep(at.mask_at, f.mul(i, f.const("i64", 8))))
+            _counted(f, at, f.const("i8", 1))
+        f.store(f.or_(state, mark), state_at)
 
 
 def _touch_lanes(f: Fn, lanes: Lanes, want: V, access: V, frame: V, pc: V) -> V:
@@ -562,7 +627,10 @@ def emit_close(module: Module) -> None:
     with f.if_(lanes.in_a_row()):
         f.store(lanes.row_allows(f.const("i8", 0)), row)
     in_a_row = f.load("i1", row)
-    with f.if_(in_a_row):
+    whole = f.and_(f.and_(in_a_row, f.not_(lanes.tell)), lanes.whole_sectors())
+    with f.if_(whole):
+        _stored_row(f, lanes)
+    with f.if_(f.and_(in_a_row, f.not_(whole))):
         _sectors(f, lanes.port, lanes.first, lanes.span,
                  lambda here, part: f.call_void("tgx_l2_stored", lanes.port, here, part, whose))  # fmt: skip
     last = f.alloca("i64")
@@ -581,8 +649,14 @@ def emit_close(module: Module) -> None:
 # -- ranges -----------------------------------------------------------------------------------------------------------
 
 
-def _sectors(f: Fn, port: V, va: V, size: V, body: Callable[[V, V], None]) -> None:
-    """Run the body with address and size of each part of a range that lies in one sector the L2 may keep."""
+def _sectors(
+    f: Fn, port: V, va: V, size: V, body: Callable[[V, V], None], page: Callable[[V, V, V], V] | None = None
+) -> None:
+    """Run the body with address and size of each part of a range that lies in one sector the L2 may keep.
+
+    `page` is asked before, with address, size and flags of the rest of the range that lies in one page: it is true
+    where that is done with.
+    """
     at, end = f.alloca("i64"), f.add(va, size)
     f.store(va, at)
     pages = f.load("ptr", port, Port.PAGES)
@@ -594,7 +668,22 @@ def _sectors(f: Fn, port: V, va: V, size: V, body: Callable[[V, V], None]) -> No
         flags = f.load("i8", pages, f.bin("lshr", here, f.const("i64", PAGE_SHIFT)))
         f.store(stop, at)
         with f.if_(_flag(f, flags, Page.CACHED | Page.MIXED)):
-            body(here, f.sub(stop, here))
+            if page is None:
+                body(here, f.sub(stop, here))
+            else:
+                last = f.add(f.or_(here, f.const("i64", PAGE - 1)), f.const("i64", 1))
+                rest = f.intr("umin", last, end)
+                passed = page(here, f.sub(rest, here), flags)
+                with f.if_(passed):
+                    f.store(rest, at)
+                with f.if_(f.not_(passed)):
+                    body(here, f.sub(stop, here))
+
+
+def _passes(f: Fn, here: V, size: V, flags: V) -> V:
+    """Whether loads of a page pass: it is kept as a whole."""
+    want = f.const("i8", Page.READ | Page.CACHED)
+    return f.icmp("eq", f.and_(flags, want), want)
 
 
 def _range(module: Module, name: str, access: Access, tag: bool) -> None:
@@ -612,7 +701,7 @@ def _range(module: Module, name: str, access: Access, tag: bool) -> None:
                 f.call_void("tgx_l2_report", port, f.const("i32", STALE), f.cast("trunc", part, "i32"), here, value,
                             f.const("ptr", 0), f.const("i32", NO_LANE), f.const("i32", 0))  # fmt: skip
 
-    _sectors(f, port, va, size, body)
+    _sectors(f, port, va, size, body, partial(_passes, f) if access == Access.READ else None)
     if access == Access.READ:
         f.call_void("tgx_l2_unlock", cache)
     f.ret()
@@ -657,15 +746,32 @@ def emit_look(module: Module) -> None:
         with f.if_(f.and_(at.cached, f.not_(kept))):
             _copy(f, f.gep(out, f.sub(here, va)), at.memory(here), part)
 
-    _sectors(f, port, va, size, body)
+    def page(here: V, part: V, flags: V) -> V:
+        """A page is done that is kept as a whole, or of which nothing is kept."""
+        at = Place(f, port, here)
+        none = f.and_(at.cached, f.icmp("eq", f.load("i8", at.count_at), f.const("i8", 0)))
+        with f.if_(none):
+            _copy(f, f.gep(out, f.sub(here, va)), at.memory(here), part)
+        return f.or_(none, _passes(f, here, part, flags))
+
+    _sectors(f, port, va, size, body, page)
     f.call_void("tgx_l2_unlock", cache)
     f.ret()
     f.finish()
 
 
 def _sweep_page(f: Fn, port: V, at: Place, first: V, back: V, drop: V) -> None:
-    """Go through the sectors of a page."""
-    with f.for_(f.const("i64", PAGE_SECTORS)) as i:
+    """Go through the sectors of a page; at once if none of them is dirty."""
+    held = [f.load("i64", at.state_at, i, 1, 1) for i in range(0, PAGE_SECTORS, 8)]
+    words = reduce(f.or_, held)
+    dirty = _flag(f, words, int.from_bytes(bytes([Sector.DIRTY] * 8), "little"))
+    with f.if_(f.and_(drop, f.not_(dirty))):
+        count = f.load("i8", at.count_at)
+        total = f.load("i64", at.cache, Cache.KEPT)
+        f.store(f.sub(total, f.resize(count, "i64", False)), at.cache, Cache.KEPT)
+        f.store(f.const("i8", 0), at.count_at)
+        _fill(f, at.state_at, 0, PAGE_SECTORS)
+    with f.if_(dirty), f.for_(f.const("i64", PAGE_SECTORS)) as i:
         here = f.add(first, f.mul(i, f.const("i64", SECTOR)))
         state_at = f.gep(at.state_at, i)
         with f.if_(f.and_(back, _flag(f, f.load("i8", state_at), Sector.DIRTY))):

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tegrad.hw import faults
 
 DATA = Path(__file__).parents[1] / "data"
@@ -34,6 +36,24 @@ def test_notifier_record_is_the_uapi_struct() -> None:
         mem[at : at + fields[name]["size"]] = value.to_bytes(fields[name]["size"], "little")
     mem[0:8] = (5_000_000_007).to_bytes(8, "little")
     assert faults.read_notifier(b"xx" + bytes(mem), 2) == faults.Notifier(5_000_000_007, 31, 0, faults.NOTIFIER_ERROR)
+
+
+def test_a_notifier_that_is_written_meanwhile_has_no_status_without_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that met the code as it was and the status as it is then said "code 0, unknown"."""
+    real = faults.NOTIFIER_FORMAT
+
+    class WrittenMeanwhile:
+        size = real.size
+
+        def unpack_from(self, memory: bytearray, offset: int) -> tuple[int, ...]:
+            first = bytes(memory[:14])
+            real.pack_into(memory, offset, 5, 32, 0, faults.NOTIFIER_ERROR)
+            return real.unpack(first + memory[14:])
+
+    monkeypatch.setattr(faults, "NOTIFIER_FORMAT", WrittenMeanwhile())
+    memory = bytearray(real.size)
+    assert faults.read_notifier(memory) == faults.Notifier(0, 0, 0, 0)
+    assert faults.read_notifier(memory) == faults.Notifier(5, 32, 0, faults.NOTIFIER_ERROR)
 
 
 def test_mmu_fault_tables() -> None:

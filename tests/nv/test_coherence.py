@@ -12,7 +12,7 @@ from fake import FakeKernel
 from kernels import program
 from tinygrad import Device
 
-from tegrad.nv import roles
+from tegrad.nv import iface, roles
 from tegrad.nv.coherence import Coherence
 from tegrad.nv.faults import DeviceClosed, UnsupportedBuffer
 from tegrad.nv.queues import NVComputeQueue
@@ -183,6 +183,32 @@ def test_no_view_of_cached_memory_is_given(device: Any) -> None:
         with pytest.raises(UnsupportedBuffer, match=r"weights lies in the GPU's L2 .* copy it out"):
             device.allocator._as_buffer(part)
         assert part.view is None
+
+
+@pytest.mark.parametrize("busy", [errno.EBUSY, errno.ETIMEDOUT])
+def test_a_flush_that_did_not_get_through_is_made_again(
+    fake_kernel: FakeKernel, device: Any, l2: L2, monkeypatch: pytest.MonkeyPatch, busy: int
+) -> None:
+    """nvgpu polls it for half a millisecond, which other processes' kernels may outlast."""
+    answers, flush = [busy, busy], l2.flush
+
+    def late(fd: int, arg: Any) -> None:
+        if answers:
+            raise DriverError("GPU_FLUSH_L2", answers.pop())
+        flush(fd, arg)
+
+    monkeypatch.setattr(fake_kernel, "gpu_flush_l2", late)
+    device.iface.flush_l2()
+    assert (answers, l2.flushes) == ([], [(1, 1, 1)])
+
+
+def test_a_flush_that_never_gets_through_is_said(
+    fake_kernel: FakeKernel, device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iface, "FLUSH_LIMIT_S", 0.01)
+    fake_kernel.fail["GPU_FLUSH_L2"] = errno.EBUSY
+    with pytest.raises(DriverError, match="busy"):
+        device.iface.flush_l2()
 
 
 def test_a_flush_that_the_driver_refuses_is_said(fake_kernel: FakeKernel, device: Any) -> None:

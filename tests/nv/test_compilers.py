@@ -4,6 +4,7 @@ import hashlib
 import os
 import shutil
 import struct
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -255,18 +256,78 @@ def test_the_wheels_are_found_without_any_environment(monkeypatch: pytest.Monkey
     assert os.access(toolchain.find_program("ptxas"), os.X_OK)
 
 
-def test_the_cu13_layout_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = tmp_path / "nvidia" / "cu13"
-    (root / "lib").mkdir(parents=True)
-    (root / "include").mkdir()
-    (root / "include" / "cuda_fp16.h").write_text("// newer")
-    (root / "lib" / "libnvrtc.so.13").symlink_to(toolchain.nvrtc().path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+def cu13(site: Path, *, without: str = "") -> Path:
+    """`nvidia/cu13` of a folder of wheels, as CUDA 13's lay it out; its libraries are this machine's."""
+    root = site / "nvidia" / "cu13"
+    builtins = next(toolchain.nvrtc().path.parent.glob("libnvrtc-builtins.so*"))
+    files = {
+        "include/cuda_fp16.h": None,
+        "include/crt/mma.h": None,
+        "bin/ptxas": None,
+        "lib/libnvrtc.so.13": toolchain.nvrtc().path,
+        "lib/libnvrtc-builtins.so.13.0": builtins,
+        "lib/libnvJitLink.so.13": toolchain.nvjitlink().path,
+    }
+    for name, real in files.items():
+        if name == without:
+            continue
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).symlink_to(real) if real else (root / name).touch()
+    return root
+
+
+@pytest.fixture
+def no_toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
-    found = toolchain.Nvrtc()
-    assert found.path == root / "lib" / "libnvrtc.so.13"
-    assert toolchain.include_dirs()[0] == root / "include"
+
+
+def test_the_cu13_layout_is_found(no_toolkit: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = cu13(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert toolchain.Nvrtc().path == root / "lib" / "libnvrtc.so.13"
+    assert toolchain.include_dirs() == (root / "include",)
+    assert toolchain.find_program("ptxas") == root / "bin" / "ptxas"
+
+
+@pytest.mark.parametrize("lacking", ["bin/ptxas", "lib/libnvrtc-builtins.so.13.0", "include/cuda_fp16.h"])
+def test_a_layout_that_lacks_something_is_not_taken_in_part(
+    lacking: str, no_toolkit: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch's wheels, which bring NVRTC, nvJitLink and headers of CUDA 13 and no assembler."""
+    root = cu13(tmp_path, without=lacking)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert root not in toolchain.roots()
+    parts = [toolchain.Nvrtc().path, toolchain.NvJitLink().path, *toolchain.include_dirs()]
+    assert len({part.relative_to(Path(sys.prefix)).parts[:4] for part in parts}) == 1
+    assert toolchain.nvrtc().compile(SOURCE, "sm_87", [f"-I{d}" for d in toolchain.include_dirs()]).cubin
+
+
+def test_without_a_whole_layout_what_there_is_is_taken(
+    no_toolkit: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = cu13(tmp_path, without="bin/ptxas")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(toolchain, "_toolkits", lambda: iter([(tmp_path / "none",)]))
+    toolchain._roots.cache_clear()
+    try:
+        assert toolchain.roots() == [root]
+    finally:
+        toolchain._roots.cache_clear()
+
+
+LOADED = """
+import sys
+from tegrad.nv import toolchain
+toolchain.Nvrtc()
+print(*(line.split()[-1] for line in open("/proc/self/maps") if "builtins" in line))
+"""
+
+
+def test_what_nvrtc_opens_by_name_is_loaded_from_beside_it() -> None:
+    """NVRTC 13.0 of the wheels looks only where the system's libraries are."""
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+    assert {Path(name).parent for name in done.stdout.split()} == {toolchain.nvrtc().path.parent}
 
 
 def test_a_toolkit_that_the_user_names_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

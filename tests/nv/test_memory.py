@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import mmap
+from pathlib import Path
 
 import pytest
 from fake import FakeKernel
@@ -73,6 +74,37 @@ def test_the_system_keeps_its_reserve(kernel: FakeKernel, nvmap: Nvmap, monkeypa
     nvmap.free(nvmap.alloc(1 << 20))
     with pytest.raises(MemoryError, match="reserved"):
         nvmap.alloc((1 << 20) + 1)
+
+
+def meminfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **mib: int) -> None:
+    """Let the machine have so much memory, and nvmap a pool of 64 MiB."""
+    (tmp_path / "meminfo").write_text("".join(f"{name}: {size << 10:8} kB\n" for name, size in mib.items()))
+    (tmp_path / "pool_size").write_text(f"{(64 << 20) // 4096}\n")
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "POOL_SIZE", tmp_path / "pool_size")
+
+
+def test_memory_for_cma_alone_is_none_of_nvmap_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meminfo(tmp_path, monkeypatch, MemTotal=4096, MemFree=900, MemAvailable=1000, CmaTotal=256, CmaFree=200)
+    assert memory.available_memory() == 800 << 20
+    meminfo(tmp_path, monkeypatch, MemAvailable=1000)
+    assert memory.available_memory() == 1000 << 20
+    meminfo(tmp_path, monkeypatch, MemTotal=4096)
+    assert memory.available_memory() > 1 << 60
+
+
+def test_what_nvmap_keeps_of_freed_memory_is_said(
+    nvmap: Nvmap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it may be what is lacking: a second run of a model that just fitted finds that much less."""
+    meminfo(tmp_path, monkeypatch, MemAvailable=(memory.RESERVE >> 20) + 16)
+    with pytest.raises(MemoryError, match=r"nvmap may keep 67108864 bytes .*drop_caches$"):
+        nvmap.alloc(80 << 20)
+    with pytest.raises(MemoryError, match=r"smaller model or batch\.$"):
+        nvmap.alloc(81 << 20)
+    (tmp_path / "pool_size").unlink()
+    with pytest.raises(MemoryError, match=r"smaller model or batch\.$"):
+        nvmap.alloc(80 << 20)
 
 
 def test_a_dmabuf_is_never_fd_0(kernel: FakeKernel, nvmap: Nvmap, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,11 @@ def _below(key: str, n: int, count: int) -> Words:
     return stream(key, n) % _u(count)
 
 
+def _nearly_all_ones(key: str, n: int) -> Words:
+    """One bit of 128 is clear: of 32 such words some bits are set in all."""
+    return ~np.bitwise_and.reduce(stream(key, 7 * n).reshape(7, n)) & _u(0xFFFFFFFF)
+
+
 def _normal(key: str, n: int) -> np.ndarray:
     """Values in (-2, 2) with full mantissas, most of them near zero."""
     r = stream(key, 2 * n).reshape(2, n)
@@ -162,6 +167,8 @@ def _named(name: str, t: str, key: str, n: int, warps: int) -> Words | None:
         ),
         "wlow": lambda k: _below(k, warps, 1000),
         "wint": lambda k: integers(32, k, warps),
+        "wbit": lambda k: _below(k, warps, 2),
+        "wones": lambda k: _nearly_all_ones(k, warps),
     }
     if name in per_warp:
         return np.repeat(per_warp[name](key), n // warps)
@@ -172,6 +179,8 @@ def _named(name: str, t: str, key: str, n: int, warps: int) -> Words | None:
         "clamp": lambda: _pick(_CLAMPS, stream(key, n)),
         "few": lambda: _below(key, n, 3),
         "bit": lambda: _below(key, n, 2),
+        "zeros": lambda: np.where(_below(key + "/x", n, 2) == 0, _u(0), stream(key, n)),
+        "ones": lambda: _nearly_all_ones(key, n),
         "size4": lambda: _pick([0, 1, 2, 3, 4], stream(key, n)),
         "size8": lambda: _below(key, n, 9),
         "size16": lambda: _below(key, n, 17),

@@ -12,6 +12,7 @@ import numpy as np
 
 from tests.ptx.oracle.form import BYTES, Form
 from tests.ptx.oracle.inputs import arrays
+from tests.ptx.oracle.table_used import FUNCTIONS
 
 PER_KERNEL = 40
 ALIGN = 256
@@ -106,7 +107,7 @@ class Batch:
             for s in sorted(sizes)
         )
         regs = "".join(f".reg .b64 %in{s}, %out{s};" for s in sorted(sizes))
-        symbols = SYMBOLS if any(f.group == "symbols" for f in self.forms) else ""
+        symbols = {"symbols": SYMBOLS, "functions": FUNCTIONS + "\n"}.get(self.forms[0].group, "")
         stop = "bar.sync 0;" if self.scope == "cta" else ""
         shared = SHARED[self.scope]
         return f""".version 8.5

@@ -9,6 +9,7 @@ from tests.ptx.oracle import (
     table_matrix,
     table_meeting,
     table_memory,
+    table_used,
     table_warp,
     table_warpgroup,
 )
@@ -25,6 +26,7 @@ FAMILIES: dict[str, list[Form]] = {
     "meeting": table_meeting.FORMS,
     "async": table_async.FORMS,
     "warpgroup": table_warpgroup.FORMS,
+    "used": table_used.FORMS,
 }
 FORMS: dict[str, Form] = {f.name: f for family in FAMILIES.values() for f in family}
 assert len(FORMS) == sum(map(len, FAMILIES.values())), "two forms share a name"
