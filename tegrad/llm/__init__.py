@@ -2,6 +2,6 @@
 
 What belongs here: the GGUF file (`gguf`) and its matrices on the device (`weights`), model families as data (`arch`),
 the graph (`dequant`, `model`) and its plain float32 twin (`reference`), the running conversation (`session`,
-`sampler`), and the two wrappers of libraries (`tokenizer`, `template`). What does not: anything about ioctls, queues or
-a particular chip.
+`sampler`), and the two wrappers of libraries (`tokenizer`, `template` with its `sandbox`). What does not: anything
+about ioctls, queues or a particular chip.
 """

@@ -15,10 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.llm.errors import ContextError, GgufError, ModelError, UnsupportedModelError
-from tegrad.llm.gguf import F32, Gguf, TensorInfo
+from tegrad.llm.gguf import F32, Gguf, TensorInfo, shown
 
 DEFAULT_CONTEXT: Final = 4096
 """Positions of a session unless asked otherwise: bounds the cache of models trained for 128k and more."""
+
+MOST: Final = (1 << 31) - 1
+"""Of any size in a file: kernels count in 32 bits."""
+SMALLEST, LARGEST = 1e-30, 1e30
+"""Bounds of any other number in a file that is not 0, so that no product of some leaves what floats hold."""
+TABLE: Final = 4096
+"""Positions whose angles are computed at once."""
 
 T = TypeVar("T", int, float, str)
 
@@ -205,8 +212,11 @@ class Rope:
             magnitude = self.yarn.attention
             if self.yarn.extrapolation:
                 magnitude *= 1.0 + 0.1 * float(np.log(1.0 / self.scale))
-        angle = np.arange(positions, dtype=np.float64)[:, None] * frequency
-        return (np.stack([np.cos(angle), np.sin(angle)]) * magnitude).astype(np.float32)
+        tables = np.empty((2, positions, len(pairs)), np.float32)
+        for start in range(0, positions, TABLE):
+            angle = np.arange(start, min(start + TABLE, positions), dtype=np.float64)[:, None] * frequency
+            tables[:, start : start + TABLE] = np.stack([np.cos(angle), np.sin(angle)]) * magnitude
+        return tables
 
     def _yarn_ramp(self, yarn: Yarn, pairs: NDArray[np.float64]) -> NDArray[np.float64]:
         """1 where a pair turns often within the trained context (kept as it is), 0 where seldom (interpolated)."""
@@ -311,7 +321,7 @@ class Config:
         arch = ARCHES.get(name := get.of("general.architecture", str))
         if arch is None:
             raise UnsupportedModelError(
-                f"{file.path} is of the architecture {name!r}; we run {', '.join(ARCHES)}: choose another model"
+                f"{file.path} is of the architecture {shown(name)}; we run {', '.join(ARCHES)}: choose another model"
             )
         _refuse(get, name)
         dim, heads = get.size(f"{name}.embedding_length"), get.size(f"{name}.attention.head_count")
@@ -332,7 +342,8 @@ class Config:
             rope=Rope(0, 1.0) if arch.rope == "none" else _rope(get, name, head_dim, context),
             window=_window(get, name),
         )
-        if config.heads % config.kv_heads or config.rope.dim % 2 or not 0 <= config.rope.dim <= head_dim:
+        uneven = config.heads % config.kv_heads or config.rope.dim % 2 or config.rope.dim > head_dim
+        if uneven or not head_dim or not config.value_dim:
             raise file.corrupt(f"{heads} heads, {config.kv_heads} key heads of {head_dim}, rope over {config.rope.dim}")
         config._check_all(file)
         return config
@@ -359,8 +370,8 @@ class Config:
                 known.add(bias)
         if unknown := [name for name in file.tensors if name not in known]:
             raise UnsupportedModelError(
-                f"{file.path} has the tensor {unknown[0]!r}, which the family {self.arch.name} as we run it does not "
-                f"use: choose another model"
+                f"{file.path} has the tensor {shown(unknown[0])}, which the family {self.arch.name} as we run it does "
+                f"not use: choose another model"
             )
 
     def specs(self) -> Iterator[tuple[Spec, int | None]]:
@@ -387,7 +398,12 @@ class Config:
     def rope_divisors(self, file: Gguf) -> NDArray[np.float32] | None:
         """The file's rope_freqs: what each pair's frequency is divided by (Llama 3.1's long-context scaling)."""
         info = self.vector(file, DIVISORS, self.rope.dim // 2)
-        return None if info is None else np.frombuffer(file.read(info.offset, info.nbytes), np.float32)
+        if info is None:
+            return None
+        divisors = np.frombuffer(file.read(info.offset, info.nbytes), np.float32)
+        if not np.all((divisors >= SMALLEST) & (divisors <= LARGEST)):  # nor is what is not a number
+            raise file.corrupt(f"tensor {info.name!r} has values that nothing is divided by")
+        return divisors
 
 
 DIVISORS: Final = "rope_freqs.weight"
@@ -402,7 +418,7 @@ def tensor_name(spec: Spec, layer: int | None = None, suffix: str = "weight") ->
 def _refuse(get: _Reader, name: str) -> None:
     """Refuse by name what a file asks for and we do not run."""
     if (kind := get.optional("general.type", str, "model")) != "model":
-        raise UnsupportedModelError(f"{get.file.path} is no model but of the type {kind!r}: choose a model")
+        raise UnsupportedModelError(f"{get.file.path} is no model but of the type {shown(kind)}: choose a model")
     if (parts := get.optional("split.count", int, 1)) > 1:
         raise UnsupportedModelError(f"{get.file.path} is one of {parts} parts: join them with llama-gguf-split --merge")
     for key, what in _REFUSED.items():
@@ -426,7 +442,7 @@ def _rope(get: _Reader, name: str, head_dim: int, context: int) -> Rope:
     # YaRN divides by the base's logarithm.
     base = get.number(f"{name}.rope.freq_base", 10000.0, above=1.0 if kind == "yarn" else 0.0)
     if kind not in ("none", "linear", "yarn"):
-        raise UnsupportedModelError(f"{get.file.path} scales its rope by {kind!r}; we run none, linear and yarn")
+        raise UnsupportedModelError(f"{get.file.path} scales its rope by {shown(kind)}; we run none, linear and yarn")
     yarn = None
     if kind == "yarn":
         prefix = f"{name}.rope.scaling"
@@ -461,13 +477,14 @@ class _Reader:
         if kind is float and isinstance(value, int):
             value = float(value)
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise self.file.corrupt(f"{key} = {str(value)[:60]!r}")
+            raise self.file.corrupt(f"{key} = {shown(value)}")
         return value
 
     def number(self, key: str, default: float | None = None, *, above: float | None = None) -> float:
         """A finite number above a bound, or where there is none one that is not below 0."""
         value = self.of(key, float) if default is None else self.optional(key, float, default)
-        if not math.isfinite(value) or (value < 0 if above is None else value <= above):
+        unsound = not math.isfinite(value) or (value < 0 if above is None else value <= above)
+        if unsound or value > LARGEST or 0 < value < SMALLEST:
             raise self.file.corrupt(f"{key} = {value:g}")
         return value
 
@@ -483,5 +500,7 @@ class _Reader:
         else:
             value = self.of(key, int)
         if not isinstance(value, int) or value <= 0:
-            raise self.file.corrupt(f"{key} = {value!r}")
+            raise self.file.corrupt(f"{key} = {shown(value)}")
+        if value > MOST:
+            raise self.file.corrupt(f"{key} = {value}, at most {MOST} expected")
         return value

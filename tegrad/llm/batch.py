@@ -197,7 +197,11 @@ class Batch:
             if token is None:
                 over.append(member)
             else:
-                self.config.check_sampled(token)
+                if token >= self.config.vocab:
+                    raise ModelError(
+                        "the model's logits are not numbers: its weights are broken, or its values pass 65504, which "
+                        "batches do not hold: run the sequence alone"
+                    )
                 member.tokens.append(token)
                 self._fresh.append((member, token))
         return over

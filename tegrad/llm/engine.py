@@ -28,6 +28,7 @@ from tegrad.llm.prefill import CHUNKS, Prefill
 from tegrad.llm.sampler import Sampler
 from tegrad.llm.sampling import Sampling, Settings
 from tegrad.llm.state import States
+from tegrad.nv import roles
 from tegrad.nv.replay import AHEAD, DEFAULT, Boundary, Launch, up_to
 
 OLDEST: Final = 80
@@ -35,8 +36,11 @@ OLDEST: Final = 80
 HOPPER: Final = 90
 SHORT: Final = 16
 """Prompts up to so many tokens are fed a step each."""
-FIRST: Final = 64
-"""The same of a first prompt, which would wait for the kernels for chunks, where that many steps take less."""
+LONGER: Final = 64
+"""Up to so many where their steps take less than a first prompt would wait for the kernels for chunks.
+
+Later prompts are fed as a first one is: both ways round differently, and no answer may depend on what came before.
+"""
 LOADING: Final = 50e-3
 """Seconds that those take to load, if they are compiled; a step takes what its bytes do at half of the bandwidth."""
 
@@ -113,8 +117,8 @@ class Engine:
         reach: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """`q8` keeps keys and values in int8; prompts above `short` tokens go in chunks, SHORT unless said, the first
-        perhaps above more.
+        """`q8` keeps keys and values in int8; prompts above `short` tokens go in chunks, unless said above SHORT, or
+        more where their steps take little.
 
         `plan` makes the step; the quickest one on the device unless said. `early` is the boundary between its launches
         where they wait by themselves, `boundary` that of everything else. `joined` steps are submitted at once.
@@ -150,13 +154,17 @@ class Engine:
             raise
 
     def _quickest(self, model: PackedModel, states: States, cache: KvCache) -> Plan:
-        """The step in one launch on Hopper, else launches, which there begin early (measured in docs/notebook.md)."""
-        if self._early is not None or _capability(self.device.arch) < HOPPER:
+        """The step in one launch on Hopper, else launches, which there begin early (measured in docs/notebook.md).
+
+        On an Orin one launch only where a record of it shows that packets between CTAs are right, and quicker.
+        """
+        hopper = _capability(self.device.arch) >= HOPPER
+        if self._early is not None or not (hopper or roles.one_launch()):
             return DecodePlan(model, states, cache, overlap=self._early is not None)
         with suppress(UnsupportedModelError):
             return PersistentPlan(model, states, cache, reach=NEAR if self._near else None)
-        self._early = AHEAD
-        return DecodePlan(model, states, cache, overlap=True)
+        self._early = AHEAD if hopper else None
+        return DecodePlan(model, states, cache, overlap=hopper)
 
     def _go_far(self) -> None:
         """Change to the step that suits the whole context, where there is room: this one is right too, but slower."""
@@ -216,17 +224,21 @@ class Engine:
     def feed_all(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Add tokens and return the logits (len(tokens), vocab) after each of them, by the kernels for prompts.
 
-        If those refuse the model, it takes a step for each. ContextError, ModelError, MemoryError.
+        If those refuse the model, or do not hold its values, it takes a step for each. ContextError, ModelError,
+        MemoryError.
         """
         self._check(tokens)
         self._turn += 1
         for loop in self._loops.values():
             loop.settle()
-        with self._or_steps():
-            logits = self._prompts().score(tokens, len(self.tokens))
-            self._sampling.remember(0, tokens, len(self.tokens))
-            self.tokens += tokens
-            return logits
+        # What is refused here alone, as the logits of every token may be, does not change how prompts are fed.
+        with suppress(UnsupportedModelError):
+            prompts = self._prompts()
+            logits = prompts.score(tokens, len(self.tokens))
+            if not prompts.lost:
+                self._sampling.remember(0, tokens, len(self.tokens))
+                self.tokens += tokens
+                return logits
         return np.stack([self.feed([token]) for token in tokens])
 
     def generate(
@@ -285,19 +297,42 @@ class Engine:
                 self._prompts().run(prompt[:-1], position, logits=False)
                 fed = len(prompt) - 1
                 self._sampling.remember(0, prompt[:fed], position)
-        return loop.stream(prompt[fed:], position + fed, self.context, limit, seed)
+        stream = loop.stream(prompt[fed:], position + fed, self.context, limit, seed)
+        if not fed:
+            return stream
+
+        def steps() -> Iterator[int]:
+            if settings.penalizes:
+                self._sampling.remember(0, self.tokens, 0)
+            return loop.stream(prompt, position, self.context, limit, seed)
+
+        return self._held(stream, steps)
+
+    def _held(self, stream: Iterator[int], steps: Callable[[], Iterator[int]]) -> Iterator[int]:
+        """The tokens behind a prompt in chunks; of `steps` where a value of the prompt did not fit a half.
+
+        The first token is there after the prompt, so that nobody waits to know. By the prompt alone: one that fits is
+        not fed otherwise because of another before it.
+        """
+        first = next(stream, None)
+        if self._prompts().lost:
+            stream = steps()
+            first = next(stream, None)
+        if first is not None:
+            yield first
+            yield from stream
 
     @property
     def _steps_at_most(self) -> int:
-        """Tokens of a prompt that is fed a step each."""
+        """Tokens of a prompt that is fed a step each: by the model and the device alone."""
         if self._stepped:
             return self.context
         if self._short is not None:
             return self._short
         chip = next((chip for chip in CHIPS.values() if chip.arch == self.device.arch), None)
-        if self._prefill is not None or chip is None:
+        if chip is None:
             return SHORT
-        return max(SHORT, min(FIRST, int(LOADING * chip.mem_bandwidth / 2 / self._bytes)))
+        return max(SHORT, min(LONGER, int(LOADING * chip.mem_bandwidth / 2 / self._bytes)))
 
     def _prompts(self) -> Prefill:
         """What runs tokens in chunks; made when it is first needed."""

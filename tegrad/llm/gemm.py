@@ -27,7 +27,8 @@ Activation = Literal["none", "silu", "gelu"]
 ACTIVATIONS: Final[tuple[Activation, ...]] = ("none", "silu", "gelu")
 """In the order of activation.cuh's numbers."""
 
-_NUMBERS: Final = {kind: number for number, kind in BLOCK_TYPES.items()}
+NUMBERS: Final = {kind: number for number, kind in BLOCK_TYPES.items()}
+"""ggml's numbers of the formats, which kernels know them by."""
 _PIECES: Final = {"Q4_0": (2, 4), "Q8_0": (4, 4), "Q4_K": (2, 16), "Q5_K": (2, 24), "Q6_K": (3, 8)}
 """Planes of a run, and bytes for its scales, as a stage in shared memory holds them."""
 
@@ -87,7 +88,7 @@ class Gemm:
     def macros(self) -> dict[str, int]:
         """The macros that both kernels have in common."""
         return {
-            "KIND": _NUMBERS[self.kind], "ROWS": self.rows, "COLUMNS": self.columns, "GATED": self.gated,
+            "KIND": NUMBERS[self.kind], "ROWS": self.rows, "COLUMNS": self.columns, "GATED": self.gated,
             "ACTIVATION": ACTIVATIONS.index(self.activation), "HALF_OUT": self.half_out, "ADD": self.add,
             "BIAS": self.bias, "STRIDE": self.stride or self.rows,
         }  # fmt: skip

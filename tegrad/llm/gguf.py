@@ -7,9 +7,11 @@ ggml-common.h of the same repository. The `gguf` package holds the same numbers;
 from __future__ import annotations
 
 import os
+import stat
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Final, Self, TypeAlias
@@ -19,12 +21,33 @@ from tegrad.llm.errors import GgufError, UnsupportedModelError
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 DEFAULT_ALIGNMENT: Final = 32
+HEADER: Final = 64 << 20
+"""Bytes in front of the tensor data that are read: several times the largest vocabularies."""
+COUNT: Final = 1 << 16
+"""Values, and tensors, that a file may have."""
+ENTRIES: Final = 1 << 23
+"""Entries that all lists of a file may have together."""
+KEY_BYTES: Final = (1 << 16) - 1
+"""Of a value's key, as the format has it."""
+NAME_BYTES: Final = 64
+"""Of a tensor's name, as the format has it."""
+SHOWN: Final = 60
+"""Characters of a value that an error shows."""
 READ_SIZE: Final = 64 << 20
 """Bytes of one read of tensor data: large enough for a disk's full speed, small enough for smooth progress."""
 
 Value: TypeAlias = int | float | bool | str | list[int] | list[float] | list[bool] | list[str]
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
+
+
+def shown(value: object) -> str:
+    """A value out of a file as an error shows it: short, and on one line."""
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    size = len(value) if isinstance(value, str) else 0
+    text = repr(value[:SHOWN] if isinstance(value, str) else value)
+    return text if size <= SHOWN and len(text) <= 2 * SHOWN else f"{text[:SHOWN]}..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +124,10 @@ class Gguf:
         """Open and check a file; raises GgufError or UnsupportedModelError."""
         path = Path(path)
         try:
+            mode = os.stat(path).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):  # a pipe would be waited for
+                what = "a directory" if stat.S_ISDIR(mode) else "a pipe or a device"
+                raise GgufError(f"the model {path} is {what}; give the path of a GGUF file")
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise GgufError(f"cannot open the model {path}: {error.strerror}; check the path") from error
@@ -166,16 +193,32 @@ class _Header:
         self.offset = 0
         self.start = 0
         self.window = b""
+        self.entries = 0
 
     def truncated(self, end: int) -> GgufError:
         return GgufError(
             f"{self.file.path} is truncated: {self.file.size} bytes, at least {end} expected; download it again"
         )
 
+    def check(self, end: int) -> None:
+        """Refuse, before anything is allocated, a header that ends behind the file or where none does."""
+        if end > self.file.size:
+            raise self.truncated(end)
+        if end > HEADER:
+            raise self.file.corrupt(f"its metadata takes at least {end:,} bytes, of which we read {HEADER:,}")
+
+    def count(self, what: str, smallest: int) -> int:
+        """How many of something follow, each of at least so many bytes."""
+        count = self.u64()
+        if self.offset + count * smallest > self.file.size:
+            raise self.truncated(self.offset + count * smallest)
+        if count > COUNT:
+            raise self.file.corrupt(f"{count:,} {what}, of which we read {COUNT:,}")
+        return count
+
     def take(self, size: int) -> int:
         """Advance over `size` bytes and return where they begin in `window`."""
-        if self.offset + size > self.file.size:
-            raise self.truncated(self.offset + size)
+        self.check(self.offset + size)
         if self.offset + size > self.start + len(self.window):
             self.start = self.offset
             self.window = self.file.read(self.offset, max(size, self.WINDOW))
@@ -196,6 +239,12 @@ class _Header:
     def string(self) -> str:
         return self.bytes(self.u64()).decode("utf-8", errors="surrogateescape")
 
+    def name(self, what: str, limit: int) -> str:
+        """A string of at most so many bytes."""
+        if (size := self.u64()) > limit:
+            raise self.file.corrupt(f"the name of a {what} has {size:,} bytes, {limit:,} at most expected")
+        return self.bytes(size).decode("utf-8", errors="surrogateescape")
+
     def value(self, kind: int) -> Value:
         if kind == _STRING:
             return self.string()
@@ -209,11 +258,13 @@ class _Header:
         kind, count = self.u32(), self.u64()
         if kind == _ARRAY:
             raise self.file.corrupt("a list of lists in its metadata")
+        code = "Q" if kind == _STRING else self.scalar_code(kind)  # a string has its length in front
+        self.check(self.offset + count * struct.calcsize("<" + code))
+        self.entries += count
+        if self.entries > ENTRIES:
+            raise self.file.corrupt(f"its lists have {self.entries:,} entries, of which we read {ENTRIES:,}")
         if kind == _STRING:
-            if self.offset + 8 * count > self.file.size:
-                raise self.truncated(self.offset + 8 * count)
             return self.strings(count)
-        code = self.scalar_code(kind)
         return list(struct.unpack(f"<{count}{code}", self.bytes(count * struct.calcsize("<" + code))))
 
     def strings(self, count: int) -> list[str]:
@@ -247,10 +298,12 @@ class _Header:
             raise UnsupportedModelError(
                 f"{self.file.path} has GGUF version {version}; little-endian 2 and 3 are read: convert it again"
             )
-        tensor_count, value_count = self.u64(), self.u64()
+        tensor_count, value_count = self.count("tensors", 32), self.count("values", 13)
         metadata: dict[str, Value] = {}
         for _ in range(value_count):
-            key = self.string()
+            key = self.name("value", KEY_BYTES)
+            if key in metadata:
+                raise self.file.corrupt(f"two values named {shown(key)}")
             metadata[key] = self.value(self.u32())
         raw = [self.tensor_info() for _ in range(tensor_count)]
         return metadata, self.tensors(raw, self.data_start(metadata))
@@ -258,13 +311,13 @@ class _Header:
     def data_start(self, metadata: Mapping[str, Value]) -> int:
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-            raise self.file.corrupt(f"alignment {alignment}")
+            raise self.file.corrupt(f"alignment {shown(alignment)}")
         return -(-self.offset // alignment) * alignment
 
     def tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
-        name, rank = self.string(), self.u32()
+        name, rank = self.name("tensor", NAME_BYTES), self.u32()
         if not 1 <= rank <= 4:
-            raise self.file.corrupt(f"tensor {name!r} has {rank} dimensions")
+            raise self.file.corrupt(f"tensor {shown(name)} has {rank} dimensions")
         shape = tuple(self.u64() for _ in range(rank))
         return name, shape[::-1], self.u32(), self.u64()
 
@@ -272,20 +325,27 @@ class _Header:
         tensors: dict[str, TensorInfo] = {}
         for name, shape, number, offset in raw:
             if name in tensors:
-                raise self.file.corrupt(f"two tensors named {name!r}")
+                raise self.file.corrupt(f"two tensors named {shown(name)}")
             block = BLOCK_TYPES.get(number)
             if block is None:
                 raise UnsupportedModelError(
-                    f"{self.file.path}: tensor {name!r} is quantized as {_type_name(number)}; we run "
+                    f"{self.file.path}: tensor {shown(name)} is quantized as {_type_name(number)}; we run "
                     f"{', '.join(known.name for known in BLOCK_TYPES.values())}: quantize the model again"
                 )
             if min(shape) <= 0 or shape[-1] % block.elements:
-                raise self.file.corrupt(f"tensor {name!r} of {block.name} has the shape {shape}")
+                raise self.file.corrupt(f"tensor {shown(name)} of {block.name} has the shape {shape}")
             info = TensorInfo(name, block, shape, start + offset)
             if info.offset + info.nbytes > self.file.size:
                 raise self.truncated(info.offset + info.nbytes)
             tensors[name] = info
+        self.check_apart(tensors.values())
         return tensors
+
+    def check_apart(self, tensors: Iterable[TensorInfo]) -> None:
+        """Refuse tensors that share bytes: a small file would take any amount of memory."""
+        for one, other in pairwise(sorted(tensors, key=lambda info: info.offset)):
+            if one.offset + one.nbytes > other.offset:
+                raise self.file.corrupt(f"the tensors {shown(one.name)} and {shown(other.name)} overlap")
 
 
 def _type_name(number: int) -> str:

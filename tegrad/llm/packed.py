@@ -20,7 +20,8 @@ from tinygrad.runtime.support.hcq import HCQBuffer
 from tegrad.llm import packing
 from tegrad.llm.arch import Config, Spec, tensor_name
 from tegrad.llm.errors import RoomError
-from tegrad.llm.gguf import BF16, BlockType, Gguf, Progress, TensorInfo
+from tegrad.llm.gemm import NUMBERS
+from tegrad.llm.gguf import F16, F32, BlockType, Gguf, Progress, TensorInfo
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.state import STATE_SPEC
 from tegrad.llm.stream import PIECE, Piece, Stream
@@ -76,22 +77,22 @@ class Repacker:
 
 
 class LargeWeights:
-    """Looks on the device for BF16 weights from 256 on, which products of halves do not take (kernels/large.cu)."""
+    """Looks on the device for weights from 255 on, which products of halves may not hold (kernels/large.cu)."""
 
     def __init__(self, device: Any, found: HCQBuffer) -> None:
         """`found` is an int on the device, 1 where there is one."""
         self._device, self._found = device, found
-        self._program: Any = None
+        self._programs: dict[BlockType, Any] = {}
         device.allocator._copyin(found, memoryview(bytes(4)))
 
     def __call__(self, kind: BlockType, buffer: HCQBuffer, segments: int) -> None:
-        """Look at so many segments from the start of a buffer, behind everything launched before."""
-        if kind is not BF16:
+        """Look at so many packed segments from the start of a buffer, behind everything launched before."""
+        if kind in (F32, F16):  # never multiplied as halves, and halves as they are
             return
-        if self._program is None:
-            self._program = load_kernel(self._device, "large", buffers=2, values=1, WARPS=WARPS)
+        if kind not in self._programs:
+            self._programs[kind] = look_at(self._device, kind)
         grid = (-(-segments // WARPS), 1, 1)
-        self._program(buffer, self._found, global_size=grid, local_size=(32 * WARPS, 1, 1), vals=(segments,))
+        self._programs[kind](buffer, self._found, global_size=grid, local_size=(32 * WARPS, 1, 1), vals=(segments,))
 
     def any(self) -> bool:
         """Whether there was one; waits for the device."""
@@ -99,6 +100,11 @@ class LargeWeights:
         out = bytearray(4)
         self._device.allocator._copyout(memoryview(out), self._found)
         return any(out)
+
+
+def look_at(device: Any, kind: BlockType) -> Any:
+    """The kernel that looks for large weights of a format."""
+    return load_kernel(device, "large", buffers=2, values=1, WARPS=WARPS, KIND=NUMBERS[kind])
 
 
 @dataclass(slots=True)
@@ -228,7 +234,7 @@ class PackedModel:
     """A GGUF model's weights on a device, packed for our kernels. Use as a context manager, or `close` it."""
 
     large = False
-    """Whether a BF16 matrix has weights from 256 on, which products of halves do not take."""
+    """Whether a matrix may have weights from 255 on, which products of halves do not take."""
 
     def __init__(self, file: Gguf, device: str | None = None, progress: Progress | None = None) -> None:
         self.device = Device[device or Device.DEFAULT]

@@ -35,6 +35,8 @@ WIDE: Final = 128
 """Elements of a head beyond which attention's tiles are halved, or its sums would not fit the registers."""
 
 _CHUNK = struct.Struct("<8i")
+LOST: Final = 5
+"""Which of its numbers `lost` is."""
 
 
 def chunk_bytes(start: int = 0, count: int = 0, slot: int = 0, at: int = 0, left: int = 0) -> bytes:
@@ -127,6 +129,17 @@ class Prefill:
             out[at : at + count] = floats(self.device, self._scores, count * vocab).reshape(count, vocab)
             at += size
         return out
+
+    @property
+    def lost(self) -> bool:
+        """Whether a value of the last prompt did not fit a half: what is in the cache behind it is no number.
+
+        Waits for that prompt. What its last layer left out of the cache does not count, but for logits.
+        """
+        if self._last is None:
+            return False
+        self._last[0].wait(self._last[1])
+        return bool(_CHUNK.unpack(self._chunk.cpu_view()[0 : _CHUNK.size])[LOST])
 
     def close(self) -> None:
         """Free everything but the model and the cache. Closing twice is harmless."""

@@ -77,8 +77,8 @@ class Rows:
             raise UnsupportedModelError("heads whose keys and values differ in width are not run")
         if model.large:
             raise UnsupportedModelError(
-                "a BF16 matrix has weights of 256 or more, which products for prompts and batches do not hold: convert "
-                "the model to F16"
+                "a matrix has weights of 255 or more, which products for prompts and batches do not hold: convert the "
+                "model to F16"
             )
         try:
             self.qkv_rows = config.size("query+key+value")

@@ -1,19 +1,51 @@
-"""A model's chat template, run in jinja2's immutable sandbox: a downloaded model must not run code of its own."""
+"""A model's chat template, run in a process of its own: a downloaded model must neither run code of its own, nor take
+more time and memory than a template needs.
+
+`sandbox` is that process. It starts with a template and ends with it; one that was ended is started anew.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final, Self
 
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+import tegrad
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import Gguf
 
 KEY: Final = "tokenizer.chat_template"
+SECONDS: Final = 3.0
+"""That a template may take to be compiled, and for a text."""
+MEMORY: Final = 512 << 20
+"""Bytes that its process may have of its own."""
+LONGEST: Final = 1 << 20
+"""Characters of a template, and of what it adds to the messages."""
+GROWTH: Final = 8
+"""Times that a template may write what it was given, which JSON makes longer."""
+PACKAGE: Final = Path(tegrad.__file__).parents[1]
+"""Where `import tegrad` finds it."""
+START: Final = "import sys; sys.path[:] = sys.argv[1:]; from tegrad.llm.sandbox import main; main()"
+"""The process's program, which needs no more of Python's start than that."""
+
+REFUSALS: Final[Mapping[str, str]] = {
+    "unsound": "is not sound ({said})",
+    "failed": "failed ({said})",
+    "refused": "refuses: {said}",
+    "long": "writes more than {limit:,} characters",
+    "memory": f"needs more than {MEMORY >> 20} MiB of memory",
+    "deep": "is nested too deeply",
+    "bytes": "is not sound (its text is not UTF-8)",
+    "slow": f"takes more than {SECONDS:g} seconds",
+    "ended": "cannot be run ({said})",
+}
 
 
 class TemplateRefusalError(UnsupportedModelError):
@@ -21,21 +53,16 @@ class TemplateRefusalError(UnsupportedModelError):
 
 
 class Template:
-    """Messages to the text that the model was trained on."""
+    """Messages to the text that the model was trained on. One thread at a time; `close` ends its process."""
 
     def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
+        if len(source) > LONGEST:
+            raise TemplateRefusalError(f"the model's chat template has {len(source):,} characters; use --raw")
+        self._source = source
         self._tokens = {"bos_token": bos, "eos_token": eos}
-        # What Hugging Face's transformers offer to a template, which is what templates are written for.
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        try:
-            self._template = environment.from_string(source)
-        except TemplateError as error:
-            raise TemplateRefusalError(f"the model's chat template is not sound ({error}); use --raw") from error
+        self._lock = threading.Lock()
+        self._end: Callable[[], object] = lambda: None
+        self._process = self._started()
 
     @classmethod
     def of(cls, file: Gguf) -> Self | None:
@@ -53,15 +80,88 @@ class Template:
         reply: bool = True,
         **values: Any,
     ) -> str:
-        """The text of messages ({"role", "content", ...}); with `reply`, up to where the model's answer begins."""
+        """The text of messages ({"role", "content", ...}); with `reply`, up to where the model's answer begins.
+
+        All that it is given is what JSON can say. TemplateRefusalError.
+        """
+        given = {"documents": None, **self._tokens, **values}
+        given |= {"messages": messages, "tools": tools, "add_generation_prompt": reply}
+        request = json.dumps({"values": given}, default=dict)
+        limit = LONGEST + GROWTH * len(request)
+        with self._lock:
+            if self._process.poll() is not None:
+                self._process = self._started()
+            text = self._ask(self._process, f'{request[:-1]}, "limit": {limit}}}', limit)
+        # What is no character, such as a half of one out of the file's tokens, could not be encoded.
+        return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+    def close(self) -> None:
+        """End the process, whatever it does. Another rendering starts one."""
+        self._end()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        """A process that has compiled the template."""
+        self._end()
+        # An editable install is found by a hook in `site`, which -S leaves out.
+        command = [sys.executable, "-I", "-S", "-c", START, *filter(None, sys.path), str(PACKAGE)]
         try:
-            return self._template.render(
-                messages=messages, tools=tools, add_generation_prompt=reply, **self._tokens, **values
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
-        except TemplateRefusalError:
-            raise
-        except Exception as error:  # a template can raise anything that its expressions can
-            raise TemplateRefusalError(f"the model's chat template failed ({error}); use --raw") from error
+        except OSError as error:
+            raise _refusal("ended", f"no process for it: {error.strerror}") from error
+        self._end = weakref.finalize(self, _ended, process)
+        _running.add(process)
+        bounds = json.dumps({"seconds": SECONDS, "memory": MEMORY})
+        self._ask(process, f"{bounds}\n{json.dumps({'source': self._source})}")
+        return process
+
+    def _ask(self, process: subprocess.Popen[bytes], request: str, limit: int = 0) -> str:
+        """The answer to a request; whatever ends the waiting for it ends the process."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line = b""
+        try:
+            with suppress(BrokenPipeError):  # how it ended says why
+                process.stdin.write(request.encode() + b"\n")
+                process.stdin.flush()
+                line = process.stdout.readline()
+        finally:
+            if not line.endswith(b"\n"):
+                self._end()
+        if not line.endswith(b"\n"):
+            code = process.wait()
+            if code == -signal.SIGINT:
+                raise KeyboardInterrupt
+            raise _refusal("slow" if code == -signal.SIGALRM else "ended", f"its process ended with code {code}")
+        answer: dict[str, str] = json.loads(line)
+        if "text" in answer:
+            return answer["text"]
+        raise _refusal(answer["error"], answer["said"], limit)
+
+
+def interrupt() -> None:
+    """Ctrl-C for every rendering of this process, in whatever thread: there it is a KeyboardInterrupt, too."""
+    for process in list(_running):
+        process.send_signal(signal.SIGINT)
+
+
+_running: Final = weakref.WeakSet[subprocess.Popen[bytes]]()
+
+
+def _refusal(error: str, said: str, limit: int = 0) -> TemplateRefusalError:
+    why = REFUSALS[error].format(said=said, limit=limit)
+    return TemplateRefusalError(f"the model's chat template {why}; use --raw")
+
+
+def _ended(process: subprocess.Popen[bytes]) -> None:
+    """End a process, and close what leads to it."""
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        with suppress(BrokenPipeError):
+            if pipe is not None:
+                pipe.close()
 
 
 def _token(file: Gguf, name: str) -> str:
@@ -69,12 +169,3 @@ def _token(file: Gguf, name: str) -> str:
     if isinstance(tokens, list) and isinstance(number, int) and 0 <= number < len(tokens):
         return str(tokens[number])
     return ""
-
-
-def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False, **_: Any) -> str:
-    """Plain JSON: jinja2's own filter escapes it for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
-
-
-def _refuse(message: str) -> None:
-    raise TemplateRefusalError(f"the model's chat template refuses: {message}")

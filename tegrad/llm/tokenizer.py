@@ -1,8 +1,8 @@
-"""Text to tokens and back, from the vocabulary inside a GGUF file, by Hugging Face's `tokenizers`.
+"""Text to tokens and back, from the vocabulary inside a GGUF file.
 
-Two kinds, by `tokenizer.ggml.model`: "gpt2", a byte-level BPE whose cuts are named by `tokenizer.ggml.pre`, and
-"llama", a SentencePiece BPE whose merges follow from the pieces' scores. The expressions are llama.cpp's
-(llama-vocab.cpp).
+Two kinds, by `tokenizer.ggml.model`: "gpt2", a byte-level BPE whose cuts are named by `tokenizer.ggml.pre`, run by
+Hugging Face's `tokenizers`, and "llama", a SentencePiece BPE whose merges follow from the pieces' scores (`pieces`).
+The expressions and the names of tokens that end a text are llama.cpp's (llama-vocab.cpp).
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property, partial
-from typing import Final, Self, TypeVar, cast
+from typing import Final, Self, TypeAlias, TypeVar, cast
 
 from tokenizers import AddedToken, Regex
 from tokenizers import Tokenizer as Engine
 from tokenizers.models import BPE
-from tokenizers.normalizers import Prepend, Replace
-from tokenizers.normalizers import Sequence as Normalizers
 from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 
 from tegrad.llm.errors import GgufError, UnsupportedModelError
-from tegrad.llm.gguf import Gguf, Value
+from tegrad.llm.gguf import Gguf, Value, shown
+from tegrad.llm.pieces import SPACE, Pieces
 
 T = TypeVar("T", int, str, bool)
+Encode: TypeAlias = Callable[[str], list[int]]
 
 
 class Kind(IntEnum):
@@ -78,8 +78,33 @@ SPLITS: Final[Mapping[str, Cut]] = {
 
 BRIEF: Final = 500
 """Characters of a first text for which the engine gets only what can occur in it: the whole takes 0.2 s to build."""
-_SPACE: Final = "\u2581"
-"""How SentencePiece writes a space."""
+PART: Final = 256
+"""Letters of the longest token for which that is done: what can occur in a text would be too much."""
+SQUARES: Final = 1 << 33
+"""Of the tokens' lengths, the sum that is cut: a token of each length up to 2,900 letters."""
+SAID: Final = 200
+"""Characters of the library's errors, which have a file's own texts in them, that ours show."""
+ENDS: Final = frozenset({
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>",
+    "<eos>", "<turn|>", "<|tool_response>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~[",
+})  # fmt: skip
+"""Tokens that end a generation by their names, whatever type the file gives them."""
+FILLS: Final[Mapping[str, frozenset[str]]] = {
+    "fim_pad": frozenset({"<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"}),
+    "fim_rep": frozenset({"<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"}),
+    "fim_sep": frozenset({"<|file_sep|>"}),
+}
+"""The same of tokens around code to be filled in, by the value of a file that names one of each instead."""
+AROUND: Final = frozenset({
+    "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim\u2581begin\uff5c>", "<PRE>", "\u2581<PRE>",
+    "<|code_prefix|>", "<|prefix|>", "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>",
+    "<\uff5cfim\u2581hole\uff5c>", "<SUF>", "\u2581<SUF>", "<|code_suffix|>", "<|suffix|>", "<|fim_middle|>",
+    "<fim-middle>", "<fim_middle>", "<\uff5cfim\u2581end\uff5c>", "<MID>", "\u2581<MID>", "<|code_middle|>",
+    "<|middle|>",
+})  # fmt: skip
+"""Those that stand around such code: they end nothing and are control tokens, too."""
+_MARKS: Final = ENDS.union(AROUND, *FILLS.values())
 _BYTE: Final = re.compile("<0x[0-9A-Fa-f]{2}>")
 """How it writes a byte."""
 
@@ -98,10 +123,11 @@ class Tokenizer:
         values = _Values(file)
         kind = values.get("tokenizer.ggml.model", str)
         self.tokens: list[str] = values.strings("tokenizer.ggml.tokens")
+        self._check_lengths(file)
         self.kinds = values.kinds(len(self.tokens))
-        self._apart = self._by_kind()
         self.bos, self.eos = values.token("bos"), values.token("eos")
-        self.stops = frozenset(self._stops(values))
+        self.stops = self._stops(values)
+        self._apart = self._by_kind()
         cut = SPLITS.get(values.get("tokenizer.ggml.pre", str, "default"))
         begins = kind == "llama" or (cut is not None and cut.begins)
         self._add_bos = values.get("tokenizer.ggml.add_bos_token", bool, begins)
@@ -109,32 +135,32 @@ class Tokenizer:
         self._letters = _byte_letters()
         if kind not in ("gpt2", "llama"):
             raise UnsupportedModelError(
-                f"{file.path} has a {kind!r} tokenizer; we run gpt2 and llama: choose another model"
+                f"{file.path} has a {shown(kind)} tokenizer; we run gpt2 and llama: choose another model"
             )
         if kind == "gpt2":
             self._check_cut(values, cut)
-            self._build: Callable[[str | None], Engine] = partial(self._byte_level_engine, values)
+            self._check_letters(file)
+            self._build: Callable[[Sequence[int], str | None], Encode] = partial(self._byte_level_encode, values)
         else:
             self._check_bytes(file)
-            self._build = partial(self._sentencepiece_engine, values)
-        self._used = kind != "gpt2"
+            self._build = partial(self._sentencepiece_encode, self._pieces(values))
+        self._used = kind != "gpt2" or max(map(len, self.tokens), default=0) > PART
 
     @cached_property
-    def _special(self) -> Engine:
+    def _special(self) -> Encode:
         """Takes control tokens out of a text, too."""
-        return self._adding({Kind.USER_DEFINED, Kind.CONTROL})
+        return self._taking(special=True)
 
     @cached_property
-    def _raw(self) -> Engine:
+    def _raw(self) -> Encode:
         """Takes control tokens for plain text."""
-        return self._adding({Kind.USER_DEFINED})
+        return self._taking(special=False)
 
-    def _adding(self, kinds: set[Kind], text: str | None = None) -> Engine:
-        """An engine that takes tokens of these kinds out of the text before anything else; for one text, if given."""
-        engine = self._build(text)
-        named = sorted(token for kind in kinds for token in self._apart.get(kind, ()))
-        engine.add_tokens([AddedToken(self.tokens[token], normalized=False) for token in named if self.tokens[token]])
-        return engine
+    def _taking(self, text: str | None = None, *, special: bool) -> Encode:
+        """Takes some tokens out of a text before anything else; made for one text, if given."""
+        kinds = (Kind.USER_DEFINED, Kind.CONTROL, Kind.UNKNOWN) if special else (Kind.USER_DEFINED,)
+        taken = sorted(token for kind in kinds for token in self._apart.get(kind, ()) if self.tokens[token])
+        return self._build(taken, text)
 
     def _by_kind(self) -> Mapping[int, Sequence[int]]:
         """The tokens of each kind but the normal one, which nearly all are."""
@@ -156,12 +182,14 @@ class Tokenizer:
 
     def encode(self, text: str, *, bos: bool | None = None, special: bool = True) -> list[int]:
         """Tokens of a text. `bos`: begin with it (None: as the model wants); `special`: control tokens may occur."""
+        if not text.isascii():  # what is no character, such as half of one, could not be passed on
+            text = text.encode("utf-8", "replace").decode()
         if not self._used and len(text) <= BRIEF:
-            engine = self._adding({Kind.USER_DEFINED, *([Kind.CONTROL] if special else [])}, text)
+            encode = self._taking(text, special=special)
         else:
-            engine = self._special if special else self._raw
+            encode = self._special if special else self._raw
         self._used = True
-        tokens: list[int] = engine.encode(text, add_special_tokens=False).ids
+        tokens = encode(text)
         if (self._add_bos if bos is None else bos) and self.bos is not None:
             return [self.bos, *tokens]
         return tokens
@@ -186,39 +214,49 @@ class Tokenizer:
     def _sentencepiece(self, text: str, kind: int) -> bytes:
         if kind == Kind.BYTE:
             return bytes((int(text[3:-1], 16),))
-        return text.replace(_SPACE, " ").encode("utf-8", errors="surrogateescape")
+        return text.replace(SPACE, " ").encode("utf-8", errors="surrogateescape")
 
-    def _stops(self, values: _Values) -> Iterable[int]:
-        """End of text, of turn, of message: by number where the file says so, else by well-known name."""
-        named = {
-            "<|eot_id|>",
-            "<|im_end|>",
-            "<|end|>",
-            "<end_of_turn>",
-            "<|endoftext|>",
-            "<|end_of_text|>",
-            "<|eom_id|>",
-        }
-        for name in ("eos", "eot", "eom"):
-            if (token := values.token(name)) is not None:
-                yield token
-        for token in self._apart.get(Kind.CONTROL, ()):
-            if self.tokens[token] in named:
-                yield token
+    def _stops(self, values: _Values) -> frozenset[int]:
+        """Tokens that end a text, a turn or a message, by number or by name; those names become control tokens."""
+        marks = [(token, text) for token, text in enumerate(self.tokens) if text in _MARKS]
+        found = {text: token for token, text in marks}
+        ends = ENDS - _no_ends(found)
+        given = {name: values.token(name) for name in ("eos", "eot", "eom", *FILLS)}
+        for name, texts in FILLS.items():
+            if given[name] is None:
+                ends |= texts
+        for token, text in marks:
+            if text not in _no_ends(found):
+                self.kinds[token] = Kind.CONTROL
+        named = {token for token, text in marks if text in ends}
+        return frozenset(named | {token for token in given.values() if token is not None})
 
     def _check_cut(self, values: _Values, cut: Cut | None) -> None:
         if cut is None:
             name = values.get("tokenizer.ggml.pre", str, "default")
             raise UnsupportedModelError(
-                f"{values.file.path} splits text by {name!r}; we know {', '.join(SPLITS)}: choose another model"
+                f"{values.file.path} splits text by {shown(name)}; we know {', '.join(SPLITS)}: choose another model"
             )
+
+    def _check_lengths(self, file: Gguf) -> None:
+        """Refuse tokens that take long to cut: a token that is cut at each letter costs its length's square."""
+        if sum(len(token) ** 2 for token in self.tokens) > SQUARES:
+            longest = max(map(len, self.tokens))
+            raise file.corrupt(f"its {len(self.tokens):,} tokens, the longest of {longest:,} letters, are too long")
+
+    def _check_letters(self, file: Gguf) -> None:
+        """Refuse tokens that are no characters, which a byte-level vocabulary writes bytes with."""
+        try:
+            "".join(self.tokens).encode()
+        except UnicodeEncodeError:
+            raise file.corrupt("its tokens are not UTF-8") from None
 
     def _check_bytes(self, file: Gguf) -> None:
         for token in self._apart.get(Kind.BYTE, ()):
             if not _BYTE.fullmatch(self.tokens[token]):
-                raise file.corrupt(f"token {token} stands for a byte and is {self.tokens[token][:60]!r}, not <0x00>")
+                raise file.corrupt(f"token {token} stands for a byte and is {shown(self.tokens[token])}, not <0x00>")
 
-    def _byte_level_engine(self, values: _Values, text: str | None) -> Engine:
+    def _byte_level_encode(self, values: _Values, taken: Sequence[int], text: str | None) -> Encode:
         """For a text, of tokens and merges those that make a part of it, which are all that it can meet."""
         split = SPLITS[values.get("tokenizer.ggml.pre", str, "default")]
         merges = values.strings("tokenizer.ggml.merges")
@@ -232,7 +270,13 @@ class Tokenizer:
         engine = _engine(values, vocabulary, pairs, ignore_merges=split.whole_words)
         cuts = [Split(Regex(pattern), "isolated") for pattern in split.patterns]
         engine.pre_tokenizer = PreTokenizers([*cuts, ByteLevel(add_prefix_space=False, use_regex=False)])
-        return engine
+        engine.add_tokens([AddedToken(self.tokens[token], normalized=False) for token in taken])
+
+        def encode(text: str) -> list[int]:
+            tokens: list[int] = engine.encode(text, add_special_tokens=False).ids
+            return tokens
+
+        return encode
 
     def _parts(self, text: str) -> set[str]:
         """Every part of a text in the letters that stand for its bytes."""
@@ -245,27 +289,61 @@ class Tokenizer:
             for end in range(begin + 1, min(begin + longest, len(letters)) + 1)
         }
 
-    def _sentencepiece_engine(self, values: _Values, text: str | None) -> Engine:
-        """Merges in the order of the merged pieces' scores, which is the order in which SentencePiece applies them."""
+    def _pieces(self, values: _Values) -> Callable[[str], list[int]]:
+        """Cuts what lies between tokens that were taken out of a text."""
         scores = values.floats("tokenizer.ggml.scores", len(self.tokens))
-        number = {text: at for at, text in enumerate(self.tokens)}
-        merges = [
-            (-scores[at], number[text[:cut]], number[text[cut:]])
-            for text, at in number.items()
-            if self.kinds[at] == Kind.NORMAL
-            for cut in range(1, len(text))
-            if text[:cut] in number and text[cut:] in number
-        ]
-        merges.sort()
-        pairs = [(self.tokens[left], self.tokens[right]) for _, left, right in merges]
-        unknown = values.token("unknown")
-        engine = _engine(
-            values, enumerate(self.tokens), pairs,
-            byte_fallback=True, fuse_unk=True, unk_token=None if unknown is None else self.tokens[unknown],
-        )  # fmt: skip
-        prefix = [Prepend(_SPACE)] if values.get("tokenizer.ggml.add_space_prefix", bool, True) else []
-        engine.normalizer = Normalizers([*prefix, Replace(" ", _SPACE)])
-        return engine
+        kinds = (Kind.NORMAL, Kind.USER_DEFINED)
+        pieces = Pieces(
+            ((text, at, scores[at]) for at, text in enumerate(self.tokens) if self.kinds[at] in kinds),
+            self._byte_tokens(),
+            self._unknown(values),
+        )
+        front = SPACE if values.get("tokenizer.ggml.add_space_prefix", bool, True) else ""
+        return lambda text: pieces.encode(front + text.replace(" ", SPACE))
+
+    def _byte_tokens(self) -> list[int | None]:
+        found: list[int | None] = [None] * 256
+        for token in self._apart.get(Kind.BYTE, ()):
+            found[int(self.tokens[token][3:-1], 16)] = token
+        return found
+
+    def _unknown(self, values: _Values) -> int | None:
+        """What stands for a letter that is no piece; the first token of that kind where the file names none."""
+        named = values.token("unknown")
+        return next(iter(self._apart.get(Kind.UNKNOWN, ())), None) if named is None else named
+
+    def _sentencepiece_encode(self, cut: Callable[[str], list[int]], taken: Sequence[int], _: str | None) -> Encode:
+        number = {self.tokens[token]: token for token in taken}
+        finder = Engine(BPE())  # finds them in a time that does not grow with their number; a regular expression's does
+        finder.add_tokens([AddedToken(token, normalized=False) for token in number if _is_text(token)])
+
+        def encode(text: str) -> list[int]:
+            tokens: list[int] = []
+            end = 0
+            for begin, stop in finder.encode(text, add_special_tokens=False).offsets:
+                tokens += cut(text[end:begin]) if end < begin else []
+                tokens.append(number[text[begin:stop]])
+                end = stop
+            return tokens + cut(text[end:]) if end < len(text) else tokens
+
+        return encode
+
+
+def _is_text(token: str) -> bool:
+    """Whether a token can occur in a text: what is no UTF-8 in the file cannot."""
+    try:
+        token.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _no_ends(names: Iterable[str]) -> frozenset[str]:
+    """Names that are no ends in a vocabulary that has some others: Harmony's messages, Gemma's plain "</s>"."""
+    there = set(names)
+    calls = {"<|call|>", "<|calls|>"} & there
+    harmony = bool(calls) and ("<|return|>" in there or "<|flush|>" in there)
+    return frozenset(["<|end|>"] * harmony + ["</s>"] * ("<|tool_response>" in there))
 
 
 def _engine(
@@ -274,7 +352,8 @@ def _engine(
     try:
         return Engine(BPE({text: at for at, text in vocabulary}, list(merges), **options))
     except Exception as error:  # the library raises plain Exception
-        raise values.file.corrupt(f"its vocabulary and merges disagree ({error})") from error
+        said = "".join(letter if letter.isprintable() else "?" for letter in str(error)[:SAID])
+        raise values.file.corrupt(f"its vocabulary and merges disagree ({said})") from error
 
 
 class Stream:
@@ -305,7 +384,7 @@ class _Values:
         if value is None:
             raise GgufError(f"{self.file.path} lacks the value {key!r}; it has no vocabulary, convert it again")
         if not isinstance(value, kind):
-            raise self.file.corrupt(f"{key} = {str(value)[:60]!r}")
+            raise self.file.corrupt(f"{key} = {shown(value)}")
         return value
 
     def strings(self, key: str) -> list[str]:

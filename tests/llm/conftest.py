@@ -24,8 +24,10 @@ def device() -> Iterator[str]:
         tegrad.nv.install()
         close_device()
         from tinygrad import Device
+        from tinygrad.helpers import Context
 
-        yield str(Device.DEFAULT) if CHOSEN else "NV"
+        with Context(DEV=CHOSEN or "NV"):
+            yield str(Device.DEFAULT)
         gc.collect()  # buffers go before their device
         close_device()
 

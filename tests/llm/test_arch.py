@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tiny_llama import SHAPES, TYPE, Shape, letters, rewritten, write
 
@@ -113,6 +114,32 @@ def test_numbers_that_no_model_has_are_refused_by_name(tmp_path: Path, changes: 
     with pytest.raises(GgufError, match=re.escape(said)) as refused:
         read(path)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("fast", "slow"), [(None, None), (8.0, 2.0), (64.0, 0.5)])
+def test_yarns_betas_are_the_files(tmp_path: Path, fast: float | None, slow: float | None) -> None:
+    """Pairs that turn more often within the trained context stay, those that turn seldom are slowed by the factor.
+
+    llama.cpp reads both for grok and mistral3 alone; converters write them for every family, as they were trained.
+    """
+    betas = {"yarn_beta_fast": fast, "yarn_beta_slow": slow}
+    changes = {f"{SCALING}.{name}": value for name, value in betas.items() if value is not None}
+    changes[f"{SCALING}.original_context_length"] = 4096  # type: ignore[assignment]
+    shape = replace(SMALL, dim=128, heads=1, kv_heads=1)
+    path = rewritten(write(tmp_path / "model.gguf", shape, TYPE.F32), tmp_path / "yarn.gguf", **YARN, **changes)
+    rope = read(path).rope
+    cos, sin = rope.tables(2)[:, 1].astype(np.float64)
+    found, pairs = np.arctan2(sin, cos), np.arange(64)
+    plain = 10000.0 ** (-pairs / 64)
+    turns = 4096 * plain / (2 * np.pi)
+    # A pair at a border belongs to what lies behind it: the ramp begins and ends at whole pairs.
+    stays = pairs <= np.flatnonzero(turns >= (fast or 32.0))[-1]
+    slowed = pairs >= np.flatnonzero(turns <= (slow or 1.0))[0]
+    np.testing.assert_allclose(found[stays], plain[stays], rtol=1e-6)
+    np.testing.assert_allclose(found[slowed], plain[slowed] / 4, rtol=1e-5)
+    between = ~stays & ~slowed
+    assert (found[between] < plain[between] * (1 - 1e-3)).all()
+    assert (found[between] > plain[between] / 4 * (1 + 1e-3)).all()
 
 
 def test_numbers_at_their_bounds_are_not_refused(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ LLAMA = Attention(8, 2, 64, 2600, sms=18, sequences=3, floats=True, tuning=few(4
 VARIANTS = {
     "llama": LLAMA,
     "qwen3": Attention(
-        4, 2, 128, 1100, "halves", eps=1e-6, cache="q8_0", sms=10, floats=True, tuning=few(2, ATTENTION_LOADS=4)
+        4, 2, 128, 1100, "halves", eps=0.5, cache="q8_0", sms=10, floats=True, tuning=few(2, ATTENTION_LOADS=4)
     ),
     "group1": Attention(3, 3, 64, 1100, "none", sms=18, floats=True, tuning=few(2, ATTENTION_LOADS=2)),
     "group8": Attention(16, 2, 64, 1100, "halves", 16, sms=18, floats=True, tuning=few(2, ATTENTION_LOADS=2)),

@@ -14,7 +14,7 @@ from tiny_llama import TYPE, Shape, write
 
 from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
-from tegrad.llm.engine import Engine
+from tegrad.llm.engine import LONGER, Engine
 from tegrad.llm.errors import ModelError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.loop import LoopError
@@ -28,11 +28,14 @@ pytestmark = pytest.mark.board
 
 SHAPE = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=1, context=1400)
 STEPPED = {
+    "rows of 32": (replace(SHAPE, dim=32, ffn=48, heads=2, kv_heads=1, context=128), TYPE.F32),
     "rows of 288": (replace(SHAPE, dim=288, ffn=576, heads=6, kv_heads=3, context=128), TYPE.F16),
     "a bias of the gate": (replace(SHAPE, gate_bias=True, context=128), TYPE.Q8_0),
     "F32 matrices": (replace(SHAPE, context=128), TYPE.F32),
 }
 """Models that the kernels for prompts refuse."""
+F32_OUTPUT = {"attn_output": TYPE.Q6_K, "output.w": TYPE.F32}
+"""A model of which they refuse the logits of many tokens alone."""
 PROMPT = [5, 9, 77, 100, 3, 8, 1]
 
 
@@ -58,6 +61,32 @@ def other_text(engine: Engine) -> None:
     """Leave another text's keys and values in the cache: zeros might hide that a token's are missing."""
     engine.feed_all([(11 * at + 2) % 300 for at in range(100)])
     engine.reset()
+
+
+@pytest.mark.parametrize(("count", "kinds"), [(17, {}), (40, {}), (64, {}), (65, {}), (65, F32_OUTPUT)])
+def test_a_prompt_is_fed_alike_whatever_came_before(
+    tmp_path: Path, device: str, count: int, kinds: dict[str, TYPE]
+) -> None:
+    """Not a bit of its logits differs where the kernels for chunks were loaded by a longer text before.
+
+    Nor where they refused the logits of each of its tokens.
+    """
+    prompt, long = [(5 * at + 3) % 200 for at in range(count)], [(7 * at) % 200 for at in range(200)]
+    path = write(tmp_path / "model.gguf", SHAPE, TYPE.Q6_K, kinds=kinds)
+    found = []
+    for before in (False, True):
+        with Gguf.open(path) as file, Engine(file, device=device, chunks=(128,)) as engine:
+            if before:
+                engine.feed_all(long if not kinds else long[:3])
+                engine.reset()
+                list(engine.generate(long, Sampler(0), 2))
+                engine.reset()
+                assert engine._prefill is not None
+            logits = engine.feed(prompt)
+            assert before or (engine._prefill is not None) == (count > LONGER)
+            engine.reset()
+            found.append((logits.tobytes(), list(engine.generate(prompt, Settings(0.9, top_k=20), 5, seed=3))))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("count", [7, 30], ids=["in steps", "in chunks"])

@@ -212,16 +212,10 @@ def test_an_engine_whose_device_was_closed_says_so_and_closes(path: Path, shared
         assert len(list(anew.generate(PROMPT, Sampler(0), 3))) == 3
 
 
-def test_a_first_prompt_takes_steps_where_they_take_less_than_kernels_for_chunks(path: Path, device: str) -> None:
+def test_longer_prompts_take_steps_where_these_take_less_than_kernels_for_chunks(path: Path, device: str) -> None:
     with Gguf.open(path) as file, Engine(file, device=device, chunks=(16,)) as engine:
-        prompt = [5, 9] * 10
-        first = list(engine.generate(prompt, Sampler(0), 3))
-        assert engine._prefill is None
-        assert engine._steps_at_most == module.FIRST
+        assert engine._steps_at_most == module.LONGER
         engine._bytes = 10**12
         assert engine._steps_at_most == module.SHORT
-        engine.reset()
-        assert list(engine.generate(prompt, Sampler(0), 3)) == first
-        assert engine._prefill is not None
-        engine._bytes = 1
-        assert engine._steps_at_most == module.SHORT
+    with Gguf.open(path) as file, Engine(file, device=device, short=3) as engine:
+        assert engine._steps_at_most == 3

@@ -154,17 +154,18 @@ def test_tiles_as_they_are_picked(opened: Any, operands: Placed, gemm: Gemm, til
     check(ours, expected)
 
 
-def test_products_that_no_half_holds_become_the_largest(opened: Any) -> None:
-    """An infinity would make everything behind it NaN."""
+@pytest.mark.parametrize("tile", [FewTile(1, warps_m=1, warps_k=2), SMALL], ids=["few", "many"])
+def test_products_that_no_half_holds_become_infinite(opened: Any, tile: AnyTile) -> None:
+    """They make everything behind them NaN, which is noticed; the largest half would only be wrong."""
     operands = Placed(opened)
     x, w = np.full((1, 256), 100, np.float16), np.full((16, 256), 100, np.float16)
     y, count = operands.zeros((1, 16), np.float16), operands.put(np.array([1], np.int32))
     packed = operands.put(packing.pack(F16, w.view(np.uint8), 16, 256))
-    launch = FewTile(1, warps_m=1, warps_k=2).launch(
+    launch = tile.launch(
         Programs(opened), Gemm(F16, 16, 256, half_out=True), Operands(y, operands.put(x), packed, count), 1
     )
     launch.program(*launch.buffers, global_size=launch.grid, local_size=launch.block, wait=True)
-    assert (operands.get(y, (1, 16), np.float16) == np.float16(65504)).all()
+    assert (operands.get(y, (1, 16), np.float16) == np.inf).all()
     operands.free()
 
 

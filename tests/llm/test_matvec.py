@@ -19,7 +19,8 @@ from tegrad.llm.packing import PLAIN, dequantize_packed, packed_bytes, segments
 
 pytestmark = pytest.mark.board
 
-EPS = 1e-5
+EPS, LARGE_EPS = 1e-5, 0.75
+"""The second is so large that nothing is right without it."""
 Array = NDArray[Any]
 
 
@@ -58,7 +59,8 @@ class Run:
             self.given[f"w{index}"], self.given[f"b{index}"] = data, rng.standard_normal(part.rows).astype(np.float32)
             y = weights @ self._input(part.kind)
             if index == 0 and part.kind not in PLAIN:  # the norm brings the first part's products to about 2
-                self.given["ss"] *= np.float32(p.columns * np.var(y) / 4 / self.given["ss"].sum())
+                mean = p.eps if p.eps == LARGE_EPS else np.var(y) / 4
+                self.given["ss"] *= np.float32(p.columns * mean / self.given["ss"].sum())
             y = y * self._factor(part.kind)
             products.append(y + self.given[f"b{index}"] if p.bias else y)
         scale = float(np.abs(np.concatenate(products)).max())
@@ -78,13 +80,13 @@ class Run:
         if self.product.norm == "none":
             return x
         x = x - x.mean() if self.product.norm == "layer" else x
-        x = x / np.sqrt((x * x).mean() + EPS) * self.given["norm"]
+        x = x / np.sqrt((x * x).mean() + self.product.eps) * self.given["norm"]
         return x + self.given["norm_bias"] if self.product.norm == "layer" else x
 
     def _factor(self, kind: BlockType) -> float:
         if kind in PLAIN or self.product.norm == "none":
             return 1.0
-        return 1 / np.sqrt(self.given["ss"].astype(np.float64).sum() / self.product.columns + EPS)
+        return 1 / np.sqrt(self.given["ss"].astype(np.float64).sum() / self.product.columns + self.product.eps)
 
     def _end(self, products: list[Array]) -> Array:
         first = products[0] if self.product.gated else np.concatenate(products)
@@ -152,6 +154,11 @@ CASES = {
     "layer norm": (Product((Part(F16, 96),), 768, "layer", EPS, bias=True, activation="gelu", out_x=True), Form(32, 4)),
     "ragged, plain": (Product((Part(BF16, 50),), 3080, "rms", EPS, out_x=True, best=True), Form(32, 4)),
     "ragged, packed": (Product((Part(Q6_K, 73),), 256, "rms", EPS, 8, out_x=True, best=True), Form(32, 2)),
+    "an epsilon that counts, packed": (Product((Part(Q8_0, 32),), 896, "rms", LARGE_EPS, 3, out_x=True), Form(32, 4)),
+    "an epsilon that counts, plain": (Product((Part(F16, 32),), 768, "rms", LARGE_EPS, out_x=True), Form(32, 4)),
+    "an epsilon that counts, layer": (Product((Part(F32, 32),), 768, "layer", LARGE_EPS, out_x=True), Form(32, 4)),
+    "rows of 32 floats": (Product((Part(F32, 50),), 32, "rms", EPS, out_x=True, best=True), Form(32, 4)),
+    "rows of 16 halves": (Product((Part(F16, 50),), 16, "layer", EPS, out_x=True), Form(32, 4)),
     "plain gate": (Product((Part(F32, 16),) * 2, 328, gated=True, activation="silu", out_x=True), Form(16, 8)),
 }
 

@@ -35,7 +35,9 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize(
+    "kind", ["F16", "Q8_0", "Q6_K", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("F32", "Q4_K"))]
+)
 def test_teacher_forced_logits_are_llama_cpps(tmp_path: Path, device: str, kind: str) -> None:
     """Through prefill chunks, a padded one, and steps of one token."""
     packed = write(tmp_path / "packed.gguf", SHAPES["plain"], TYPE[kind])

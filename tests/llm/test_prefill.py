@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +22,9 @@ from tegrad.llm.packed import PackedModel
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import Prefill, split
 from tegrad.llm.reference import Reference
-from tegrad.llm.rows import floats
+from tegrad.llm.rows import SPEC, floats
 from tegrad.llm.sampling import Settings
-from tegrad.llm.state import State, States
+from tegrad.llm.state import LOGITS_SPEC, STATE_SPEC, State, States
 from tegrad.nv.replay import Recording
 
 pytestmark = pytest.mark.board
@@ -79,6 +80,34 @@ def test_chunks_of_a_prompt_give_the_references_logits(model: PackedModel, refer
             step.run()
             assert far(floats(model.device, plan.logits, SHAPE.vocab), expected[31]) < 0.1
         states.close()
+
+
+def test_what_a_prefill_took_is_given_back_when_it_is_closed(
+    model: PackedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocator, held = model.device.allocator, list[int]()
+    alloc, free = allocator.alloc, allocator.free
+
+    def taking(size: int, spec: Any = None, **more: Any) -> Any:
+        buffer = alloc(size, spec, **more)
+        if spec in (SPEC, STATE_SPEC, LOGITS_SPEC):  # the others are kernels, which a device keeps
+            held.append(buffer.va_addr)
+        return buffer
+
+    def giving(buffer: Any, *given: Any, **more: Any) -> None:
+        if buffer.va_addr in held:
+            held.remove(buffer.va_addr)
+        free(buffer, *given, **more)
+
+    with KvCache(model.device, model.config, 48) as cache, monkeypatch.context() as patch:
+        patch.setattr(allocator, "alloc", taking)
+        patch.setattr(allocator, "free", giving)
+        prefill = Prefill(model, cache, sizes=(8,))
+        prefill.run(TOKENS[:9])
+        assert len(held) > 8
+        prefill.close()
+        assert held == []
+        prefill.close()
 
 
 def test_sequences_join_and_leave_between_steps(model: PackedModel, reference: Reference) -> None:

@@ -28,6 +28,49 @@ def test_json_is_not_escaped_for_html() -> None:
     assert template.render([], tools=[{"name": "<f>", "é": 1}]) == '{"name": "<f>", "é": 1}'
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("", '{"b": ["é", 1], "a": "<"}'),
+        ("(indent=2)", '{\n  "b": [\n    "é",\n    1\n  ],\n  "a": "<"\n}'),
+        ("(false, 1)", '{\n "b": [\n  "é",\n  1\n ],\n "a": "<"\n}'),
+        ("(true)", '{"b": ["\\u00e9", 1], "a": "<"}'),
+        ("(ensure_ascii=true)", '{"b": ["\\u00e9", 1], "a": "<"}'),
+        ("(separators=(',', ':'))", '{"b":["é",1],"a":"<"}'),
+        ("(sort_keys=true)", '{"a": "<", "b": ["é", 1]}'),
+        ("(false, none, (';', '='), true)", '{"a"="<";"b"=["é";1]}'),
+    ],
+)
+def test_json_takes_hugging_faces_arguments_in_their_order(given: str, expected: str) -> None:
+    assert Template(f"{{{{ value | tojson{given} }}}}").render([], value={"b": ["é", 1], "a": "<"}) == expected
+
+
+def test_json_takes_no_argument_that_it_does_not_know() -> None:
+    with pytest.raises(TemplateRefusalError, match="unexpected keyword argument 'default'"):
+        Template("{{ 1 | tojson(default=2) }}").render([])
+
+
+def test_what_a_model_says_may_be_marked() -> None:
+    """A block that only training reads; names that are set in it end with it, and loops may break out of it."""
+    template = Template(
+        "{% for m in messages %}{% set end = '.' %}\n{% generation %}\n{% set end = '!' %}{{ m.content }}{{ end }}"
+        "{%- if loop.index == 2 %}{% break %}{% endif %}{% endgeneration %}{{ end }}\n{%- endfor %}"
+    )
+    assert template.render([{"content": "a"}, {"content": "b"}, {"content": "c"}]) == "a!.b!"
+    with pytest.raises(TemplateRefusalError, match="not sound"):
+        Template("{% generation %}")
+
+
+def test_documents_are_none_as_tools_are_where_nobody_gives_them() -> None:
+    template = Template("{{ documents is none }}{{ tools is none }}{{ documents }}")
+    assert template.render([]) == "TrueTrueNone"
+    assert template.render([], documents=["d"]) == "FalseTrue['d']"
+
+
+def test_the_date_may_be_asked_for_by_name() -> None:
+    assert len(Template("{{ strftime_now(format='%Y') }}").render([])) == 4
+
+
 def test_blocks_leave_no_blank_lines_and_loops_can_break() -> None:
     template = Template(
         "{% for m in messages %}\n    {% if loop.index > 1 %}{% break %}{% endif %}\nx\n{% endfor %}\nend"

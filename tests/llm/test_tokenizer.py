@@ -4,10 +4,11 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tiny_llama import TYPE, Shape, Vocabulary, byte_alphabet, write
+from tiny_llama import TYPE, Shape, Vocabulary, byte_alphabet, rewritten, write
 from tokenizers import Tokenizer as Engine
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import Metaspace
@@ -15,7 +16,7 @@ from tokenizers.trainers import BpeTrainer
 
 from tegrad.llm.errors import GgufError
 from tegrad.llm.gguf import Gguf
-from tegrad.llm.tokenizer import BRIEF, SPLITS, Kind, Stream, Tokenizer
+from tegrad.llm.tokenizer import BRIEF, ENDS, FILLS, SPLITS, Kind, Stream, Tokenizer
 
 CORPUS = (
     Path(__file__).parents[2] / "LICENSE"
@@ -27,7 +28,9 @@ ALPHABET = [
     *CONTROL,
     *USER,
     "</s>",
+    "<unk>",
     " the",
+    "     ",
     "'ll",
     "'S",
 ]
@@ -66,6 +69,48 @@ def sentencepiece() -> Vocabulary:
     return Vocabulary(tokens, all_kinds, [], 1, 2, model="llama", pre="default", scores=scores)
 
 
+def spaced() -> Vocabulary:
+    """Runs of spaces as Mistral has them, pieces over a space, pieces of equal scores, and hardly any bytes."""
+    plain, rng = sentencepiece(), random.Random(7)
+    runs = ["\u2581" * length for length in (2, 4, 8, 16, 3, 5, 7, 6, 12, 9, 15, 10, 11, 13, 14)]
+    over = [
+        "a\u2581",
+        "a\u2581b",
+        "ab",
+        "abc",
+        "bc",
+        "ca",
+        "aa",
+        "aaa",
+        "aaaa",
+        "bb",
+        "bbb",
+        "cab",
+        "abca",
+        "the\u2581",
+    ]
+    more = [piece for piece in (*runs, *over) if piece not in plain.tokens]
+    assert plain.scores is not None
+    scores = [*plain.scores, *(-1.0 - at for at in range(len(runs)))]
+    scores += [float(rng.randint(-3, 0)) for _ in range(len(plain.tokens) + len(more) - len(scores))]
+    return replace(plain, tokens=[*plain.tokens, *more], kinds=[*plain.kinds, *[1] * len(more)], scores=scores)
+
+
+def leftmost_best(vocabulary: Vocabulary, text: str) -> list[int]:
+    """What SentencePiece says that it does, one join after the other over the whole text."""
+    assert vocabulary.scores is not None
+    number = {token: at for at, token in enumerate(vocabulary.tokens)}
+    score = {token: vocabulary.scores[at] for token, at in number.items() if vocabulary.kinds[at] == Kind.NORMAL}
+    parts = list("\u2581" + text.replace(" ", "\u2581"))
+    while pairs := [(-score[a + b], at) for at, (a, b) in enumerate(pairwise(parts)) if a + b in score]:
+        _, at = min(pairs)
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    tokens: list[int] = []
+    for part in parts:
+        tokens += [number[part]] if part in score else [number[f"<0x{byte:02X}>"] for byte in part.encode()]
+    return tokens
+
+
 def write_vocabulary(path: Path, vocabulary: Vocabulary) -> Path:
     shape = Shape(dim=32, ffn=32, heads=1, kv_heads=1, layers=1, vocab=len(vocabulary.tokens))
     return write(path, shape, TYPE.F32, vocabulary=vocabulary)
@@ -75,6 +120,114 @@ def texts(seed: int, count: int) -> Iterator[str]:
     random_ = random.Random(seed)
     for _ in range(count):
         yield "".join(random_.choice(ALPHABET) for _ in range(random_.randint(0, 40)))
+
+
+@pytest.mark.parametrize("across", [False, True], ids=["no piece over a space", "pieces over spaces"])
+def test_of_equal_scores_the_leftmost_pair_is_joined(tmp_path: Path, across: bool) -> None:
+    """Runs of spaces, whose halves are many, and letters of which pieces overlap; against the rule, and llama.cpp."""
+    vocabulary = spaced()
+    if not across:
+        kinds = [
+            Kind.UNUSED if "\u2581" in token.lstrip("\u2581") else kind
+            for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)
+        ]
+        vocabulary = replace(vocabulary, kinds=[int(kind) for kind in kinds])
+    path, rng = write_vocabulary(tmp_path / "v.gguf", vocabulary), random.Random(3)
+    tokenizer = Tokenizer.load(path)
+    runs = [" " * length + end for length in range(1, 70) for end in ("", "the")]
+    mixed = [
+        "".join(rng.choice(["a", "b", "c", " ", "  ", "the", "é"]) for _ in range(rng.randint(1, 60)))
+        for _ in range(150)
+    ]
+    for text in (*runs, *mixed):
+        assert tokenizer.encode(text, bos=False) == leftmost_best(vocabulary, text), text
+    if across:
+        llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
+        with llama_cpp.peer(path) as peer:
+            for text in (*runs, *mixed):
+                assert tokenizer.encode(text, bos=False) == peer.vocab.tokenize(text, False, True), text
+
+
+def test_a_letter_that_neither_is_a_piece_nor_has_bytes_is_unknown(tmp_path: Path) -> None:
+    """Several in a row are one; in a text for control tokens the unknown one's own name is one as well."""
+    sound = sentencepiece()
+    tokens = [
+        token if not token.startswith("<0x") or token == "<0xC3>" else f"gone{at}"
+        for at, token in enumerate(sound.tokens)
+    ]
+    kinds = [Kind.UNUSED if token.startswith("gone") else kind for token, kind in zip(tokens, sound.kinds, strict=True)]
+    path = write_vocabulary(tmp_path / "v.gguf", replace(sound, tokens=tokens, kinds=[int(kind) for kind in kinds]))
+    tokenizer = Tokenizer.load(path)
+    assert [tokenizer.tokens[token] for token in tokenizer.encode("a\u2603\u2602b", bos=False)][1:] == [
+        "<unk>",
+        "b",
+    ]
+    assert tokenizer.encode("<unk>", bos=False) == [0]
+    assert tokenizer.encode("<unk>", bos=False, special=False) != [0]
+
+
+def test_long_texts_and_pieces_take_no_time_that_grows_with_their_square(tmp_path: Path) -> None:
+    """Runs of a letter are the worst where neighbours join, pieces of 2,000 letters where all halves are sought."""
+    long = sentencepiece()
+    assert long.scores is not None
+    pieces = [("ab" * 1000)[:length] for length in range(2, 2000)]
+    vocabulary = replace(
+        long, tokens=[*long.tokens, *pieces], kinds=[*long.kinds, *[1] * len(pieces)],
+        scores=[*long.scores, *(-float(at) for at in range(len(pieces)))],
+    )  # fmt: skip
+    tokenizer = Tokenizer.load(write_vocabulary(tmp_path / "v.gguf", vocabulary))
+    text = "ab" * 1000 + "e" * 30_000
+    assert tokenizer.decode(tokenizer.encode(text, bos=False)) == " " + text
+
+
+END_NAMES = sorted(ENDS.union(*FILLS.values()))
+
+
+@pytest.mark.parametrize("kind", [Kind.NORMAL, Kind.CONTROL, Kind.USER_DEFINED, Kind.UNUSED])
+def test_tokens_end_a_text_by_their_names_whatever_their_type(tmp_path: Path, kind: Kind) -> None:
+    """Those that llama.cpp takes for ends, and only those; they are never shown and not read from plain text."""
+    sound = byte_level("llama-bpe")
+    others = ["<|start_header_id|>", "<|fim_prefix|>", "<MID>", "<|eot|>", "[/INST]", "<|tool_calls|>"]
+    first = len(sound.tokens)
+    for index, group in enumerate([[name] for name in END_NAMES] + [others, ["<|end|>", "<|return|>", "<|call|>"],
+                                                                ["<|end|>", "<|calls|>", "<|flush|>"]]):  # fmt: skip
+        vocabulary = replace(sound, tokens=[*sound.tokens, *group], kinds=[*sound.kinds, *[int(kind)] * len(group)])
+        path = write_vocabulary(tmp_path / f"{index}.gguf", vocabulary)
+        tokenizer = Tokenizer.load(path)
+        found = {tokenizer.tokens[token] for token in tokenizer.stops if token >= first}
+        assert found == (set(group) & set(END_NAMES)) - ({"<|end|>"} if len(group) == 3 else set()), group
+        for token in range(first, first + len(group)):
+            if tokenizer.tokens[token] in found:
+                assert tokenizer.decode([token]) == ""
+                assert tokenizer.encode(tokenizer.tokens[token], bos=False) == [token]
+                assert tokenizer.encode(tokenizer.tokens[token], bos=False, special=False) != [token]
+
+
+def test_tokens_that_end_a_text_are_llama_cpps(tmp_path: Path) -> None:
+    llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
+    sound = byte_level("llama-bpe")
+    newer = "[e~["  # than the package
+    names = [name for name in END_NAMES if name not in ("<|endoftext|>", "<|im_end|>", newer)]
+    names += ["<|start_header_id|>", "<|fim_prefix|>", "<MID>", "<|eot|>"]
+    for index, name in enumerate(names):
+        vocabulary = replace(sound, tokens=[*sound.tokens, name], kinds=[*sound.kinds, int(Kind.NORMAL)])
+        path = write_vocabulary(tmp_path / f"{index}.gguf", vocabulary)
+        with llama_cpp.peer(path) as peer:
+            tokenizer = Tokenizer.load(path)
+            theirs = {token for token in range(len(tokenizer)) if peer.vocab.is_eog(token)}
+            assert tokenizer.stops == theirs, name
+            last = len(tokenizer) - 1
+            assert (tokenizer.kinds[last] == Kind.CONTROL) == bool(peer.vocab.is_control(last)), name
+
+
+def test_a_value_of_the_file_names_the_fill_tokens_that_end_a_text(tmp_path: Path) -> None:
+    sound = byte_level("llama-bpe")
+    tokens = [*sound.tokens, "<PAD>", "<|file_sep|>", "filler"]
+    path = write_vocabulary(tmp_path / "v.gguf", replace(sound, tokens=tokens, kinds=[*sound.kinds, 3, 3, 3]))
+    target = rewritten(path, tmp_path / "named.gguf", **{"tokenizer.ggml.fim_pad_token_id": len(tokens) - 1})
+    found = [{tokens[token] for token in Tokenizer.load(file).stops} for file in (path, target)]
+    common = {"<|im_end|>", "<|endoftext|>", "<|file_sep|>"}
+    assert found == [common | {"<PAD>"}, common | {"filler"}]
 
 
 @pytest.mark.parametrize("kind", [*SPLITS, "sentencepiece"])

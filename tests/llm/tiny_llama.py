@@ -34,6 +34,7 @@ class Shape:
     rope_freqs: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
     arch: str = "llama"
+    eps: float = 1e-5
     odd: str | None = None
     """A tensor that no family has."""
 
@@ -42,6 +43,8 @@ class Shape:
         return self.head_dim or self.dim // self.heads
 
 
+LARGE_EPS = 0.2
+"""A norm's epsilon without which no logits are right; that of most models vanishes beside their activations."""
 SHAPES = {
     "plain": Shape(dim=768, ffn=1280, heads=6, kv_heads=3, vocab=317),
     "grouped": Shape(dim=768, ffn=256, heads=6, kv_heads=3, vocab=331, bias=True, rope_freqs=True, tied=True),
@@ -60,10 +63,10 @@ SHAPES = {
             "llama.rope.freq_base": 50000.0,
         }
     ),
-    "qwen2": Shape(arch="qwen2", heads=8, kv_heads=2, vocab=301, extra={"qwen2.rope.freq_base": 1e6}),
-    "qwen3": Shape(arch="qwen3", heads=3, kv_heads=1, head_dim=128, vocab=307, tied=True),
-    "gpt2": Shape(arch="gpt2", ffn=1024, kv_heads=4, vocab=311, tied=True),
-    "gpt2 untied": Shape(arch="gpt2", ffn=1024, kv_heads=4, vocab=313),
+    "qwen2": Shape(arch="qwen2", eps=LARGE_EPS, heads=8, kv_heads=2, vocab=301, extra={"qwen2.rope.freq_base": 1e6}),
+    "qwen3": Shape(arch="qwen3", eps=LARGE_EPS, heads=3, kv_heads=1, head_dim=128, vocab=307, tied=True),
+    "gpt2": Shape(arch="gpt2", eps=LARGE_EPS, ffn=1024, kv_heads=4, vocab=311, tied=True),
+    "gpt2 untied": Shape(arch="gpt2", eps=LARGE_EPS, ffn=1024, kv_heads=4, vocab=313),
 }
 """Odd sizes, every family and every optional part of one."""
 
@@ -156,9 +159,9 @@ def write(
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
     if shape.arch == "gpt2":
-        writer.add_layer_norm_eps(1e-5)
+        writer.add_layer_norm_eps(shape.eps)
     else:
-        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_layer_norm_rms_eps(shape.eps)
         writer.add_rope_dimension_count(shape.width)
     if shape.head_dim:
         writer.add_key_length(shape.head_dim)

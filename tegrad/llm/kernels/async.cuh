@@ -43,9 +43,6 @@ static __host__ __device__ __forceinline__ constexpr int fragment_order(int colu
     return (column & ~15) | (column & 2) << 2 | (column & 12) >> 1 | (column & 1);
 }
 
-// A float as a half; what does not fit becomes the largest one.
-static __device__ __forceinline__ float fitting(float value) { return fminf(fmaxf(value, -65504.0f), 65504.0f); }
-
 // Four 8 x 8 matrices of halves, a row of 16 bytes at the address of each lane: lane 4g + t gets columns 2t, 2t + 1 of
 // row g.
 template <bool TRANSPOSED> static __device__ __forceinline__ void load_matrices(unsigned (&r)[4], unsigned at) {

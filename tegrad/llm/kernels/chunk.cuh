@@ -8,6 +8,7 @@ struct Chunk {
     int slot;   // the sequence's place in the cache
     int at;     // index of the chunk's first token among the prompt's
     int left;   // tokens of the prompt from `at` on
-    int reserved[3];
+    int lost;   // 1 once a norm has met what is no number: some half was infinite
+    int reserved[2];
 };
 static_assert(sizeof(Chunk) == 32, "tegrad/llm/prefill.py writes it");

@@ -131,7 +131,7 @@ struct Quad {
             if (!there(e, tokens)) continue;
             float value = activate(held[e] * UNSCALE + (BIAS ? bias[row + 8 * (e / 2)] : 0));
             if constexpr (GATED) value *= held[e + 2] * UNSCALE + (BIAS ? bias[ROWS + row] : 0);
-            if constexpr (HALF_OUT) static_cast<__half *>(y)[at(e)] = __float2half(fitting(value));
+            if constexpr (HALF_OUT) static_cast<__half *>(y)[at(e)] = __float2half(value);
             else static_cast<float *>(y)[at(e)] = value + old[e];
         }
     }

@@ -6,7 +6,7 @@
 //
 // Halves hold 256 times the weight (unless KIND is F16), so that small scales keep their precision; the product is
 // multiplied by UNSCALE. Integers are exact in halves; unit = d * scale is rounded once, and the weight once more.
-// Weights are below 256: BF16 matrices were looked at when they were loaded (large.cu), prompts in F32 go by steps.
+// Weights are below 256: matrices were looked at when they were loaded (large.cu), prompts in F32 go by steps.
 #pragma once
 #include "async.cuh"
 #include <cuda_fp16.h>

@@ -44,7 +44,7 @@ static __device__ __forceinline__ void store(void *y, int token, int row, float 
     size_t at = (size_t)token * STRIDE + row;
     if constexpr (HALF_OUT) {
         *reinterpret_cast<__half2 *>(static_cast<__half *>(y) + (size_t)token * STRIDE + fragment_order(row)) =
-            __floats2half2_rn(fitting(a), fitting(b));
+            __floats2half2_rn(a, b);
     } else {
         float *to = static_cast<float *>(y) + at;
         if (PAIRS) {

@@ -49,7 +49,7 @@ static __device__ __forceinline__ void finish(float (&sum)[BM / 2], void *y, con
                 float value = activate(sum[4 * j + 2 * h + e] * UNSCALE + biased(bias, row));
                 if constexpr (GATED) value *= sum[4 * j + 2 + e] * UNSCALE + biased(bias, ROWS + row);
                 size_t at = (size_t)token * STRIDE + (HALF_OUT ? fragment_order(row) : row);
-                if constexpr (HALF_OUT) static_cast<__half *>(y)[at] = __float2half(fitting(value));
+                if constexpr (HALF_OUT) static_cast<__half *>(y)[at] = __float2half(value);
                 else static_cast<float *>(y)[at] = ADD ? static_cast<float *>(y)[at] + value : value;
             }
 }

@@ -111,7 +111,7 @@ template <class F> struct Items<F, true> {
     static constexpr int SHARED = (K + SEGMENT - 1) / SEGMENT * INPUT_BYTES;
     static constexpr int SPAN = most_rows(COUNT, CHUNKS);
     // A warp always meets the same columns.
-    static constexpr bool FIXED = KEEP && CHUNKS % 32 == 0 && WARPS % (CHUNKS / 32) == 0;
+    static constexpr bool FIXED = KEEP && CHUNKS && CHUNKS % 32 == 0 && WARPS % (CHUNKS / 32) == 0;
     static __device__ constexpr int row(int chunk) { return chunk / CHUNKS; }
     // Items of `rows` rows: the last segment of a matrix may be partly used.
     static __device__ constexpr int of(int rows) { return (rows * CHUNKS + 31) / 32; }

@@ -1,5 +1,5 @@
 // y[token] = norm(x[token]) as halves in the order of fragments (async.cuh), for a chunk of tokens, or for its last one
-// alone.
+// alone. Where x is no number any more, the chunk says so: a value before did not fit a half, which is infinite then.
 //
 // COLUMNS; NORM: 1 by the root mean square; 2 by mean and variance, with a bias; EPS; LAST: 1 takes the chunk's last
 // token to row 0; THREADS. Grid: tokens (1 where LAST). Block: THREADS, a multiple of 32.
@@ -22,7 +22,7 @@ static __device__ __forceinline__ float block_sum(float value) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) norm_rows(
-    __half *y, const float *x, const float *weight, const float *bias, const Chunk *chunk
+    __half *y, const float *x, const float *weight, const float *bias, Chunk *chunk
 ) {
     constexpr int HELD = (COLUMNS / 4 + THREADS - 1) / THREADS;
     static_assert(COLUMNS % 16 == 0, "halves are ordered within 16");
@@ -54,7 +54,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_rows(
         held[i].x -= mean, held[i].y -= mean, held[i].z -= mean, held[i].w -= mean;
         squares += held[i].x * held[i].x + held[i].y * held[i].y + held[i].z * held[i].z + held[i].w * held[i].w;
     }
-    const float factor = rsqrtf(block_sum(squares) / COLUMNS + EPS);
+    squares = block_sum(squares);
+    if (threadIdx.x == 0 && !(squares <= 3.402823466e38f)) chunk->lost = 1;
+    const float factor = rsqrtf(squares / COLUMNS + EPS);
 #pragma unroll
     for (int i = 0; i < HELD; i++) {
         int at = threadIdx.x + i * THREADS;

@@ -1,0 +1,48 @@
+"""Which plan a step takes by chip and by the record of a first boot. No device: the plans are stand-ins."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tegrad.llm import engine
+from tegrad.llm.errors import UnsupportedModelError
+from tegrad.nv import roles
+from tegrad.nv.replay import AHEAD, Boundary
+
+
+def one(*_: object, **how: Any) -> Any:
+    return "one launch"
+
+
+def refused(*_: object, **how: Any) -> Any:
+    raise UnsupportedModelError("its norm differs")
+
+
+def many(*_: object, overlap: bool = False) -> Any:
+    return "launches, early" if overlap else "launches"
+
+
+@pytest.mark.parametrize(
+    ("arch", "recorded", "runs", "early", "plan"),
+    [
+        ("sm_87", None, one, None, "launches"),  # no record, or not measured
+        ("sm_87", False, one, None, "launches"),  # packets are wrong, or slower than launches
+        ("sm_87", True, one, None, "one launch"),
+        ("sm_87", True, refused, None, "launches"),
+        ("sm_87", True, one, AHEAD, "launches, early"),  # as asked for
+        ("sm_90", None, one, None, "one launch"),
+        ("sm_90", False, one, None, "one launch"),  # a Jetson's record says nothing of it
+        ("sm_90", None, refused, None, "launches, early"),
+    ],
+)
+def test_the_plan_by_chip_and_record(
+    arch: str, recorded: bool | None, runs: Any, early: Boundary | None, plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "PersistentPlan", runs)
+    monkeypatch.setattr(engine, "DecodePlan", many)
+    monkeypatch.setattr(roles, "one_launch", lambda: recorded is True)
+    made = engine.Engine.__new__(engine.Engine)
+    made.device, made._early, made._near = SimpleNamespace(arch=arch), early, False
+    assert made._quickest(None, None, None) == plan  # type: ignore[arg-type]
+    assert made._early is (AHEAD if plan == "launches, early" else None)
