@@ -61,8 +61,10 @@ class _Loader:
         _loading.depth = depth + 1
         try:
             if module.__name__ == TARGET and enabled():
+                from tegrad.nv import require
                 from tegrad.nv.deferred import deferred
 
+                require()
                 with deferred():
                     self._loader.exec_module(module)
             else:
@@ -73,6 +75,16 @@ class _Loader:
             module.__spec__.loader = module.__loader__ = self._loader
         if depth == 0 and TARGET in sys.modules and enabled():
             _install()
+
+
+class paused:
+    """While this is entered, what is imported installs nothing."""
+
+    def __enter__(self) -> None:
+        _loading.depth = getattr(_loading, "depth", 0) + 1
+
+    def __exit__(self, *_: object) -> None:
+        _loading.depth -= 1
 
 
 def _install() -> None:

@@ -8,3 +8,9 @@ class TegradError(Exception):
     """
 
     exit_code = 1
+
+
+class SettingError(TegradError):
+    """A variable of the environment has a value that means nothing."""
+
+    exit_code = 2

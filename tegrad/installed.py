@@ -5,7 +5,10 @@ this tegrad came from. Nothing is looked up before a remedy is asked for.
 """
 
 import json
+import os
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -25,6 +28,15 @@ def requirement(*extras: str) -> str:
 def pip_install(*extras: str) -> str:
     """The command that installs this tegrad's extras (`board`, `compilers`, `dev`)."""
     return f"pip install {_editable()}{requirement(*extras)}"
+
+
+def search_path() -> str:
+    """PYTHONPATH for a Python that we start elsewhere: ours, without what lies in a working directory that is gone."""
+    found = []
+    for path in sys.path:
+        with suppress(FileNotFoundError):
+            found.append(os.path.abspath(path))
+    return os.pathsep.join(found)
 
 
 def source() -> str:

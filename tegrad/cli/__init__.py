@@ -13,6 +13,8 @@ from typing import Annotated
 import typer
 
 from tegrad import __version__
+from tegrad.__main__ import ENDED_BY_CTRL_C
+from tegrad.cli import surroundings
 from tegrad.errors import TegradError
 
 # name -> (module, one line for `tegrad --help`). The module holds `app` (a group) or a function of the module's name.
@@ -71,17 +73,18 @@ def build(argv: Sequence[str]) -> typer.Typer:
 
 
 def main() -> None:
-    """Console entry point: our errors become one sentence on stderr and their exit code; Ctrl-C is 130."""
+    """Console entry point: errors become one sentence on stderr and their exit code; Ctrl-C is 130."""
     try:
         build(sys.argv[1:])()
-    except TegradError as error:
-        typer.echo(f"tegrad: {error}", err=True)
-        sys.exit(error.exit_code)
-    except MemoryError as error:
-        typer.echo(f"tegrad: out of memory: {error}: choose a smaller model or context", err=True)
-        sys.exit(1)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(ENDED_BY_CTRL_C)
+    except Exception as raised:
+        error = surroundings.told(raised)
+        said = surroundings.sentence(error)
+        if said is None:
+            raise
+        typer.echo(f"tegrad: {said}", err=True)
+        sys.exit(error.exit_code if isinstance(error, TegradError) else 1)
 
 
 def entry() -> None:
@@ -89,6 +92,7 @@ def entry() -> None:
 
     Python would take a twentieth of a second more to take itself apart.
     """
+    surroundings.prepare()
     try:
         main()
         code: object = 0
@@ -100,7 +104,8 @@ def entry() -> None:
     atexit._run_exitfuncs()
     try:
         sys.stdout.flush()
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):  # Python says what is wrong with them
-        raise SystemExit(code) from None
+    except OSError as error:
+        if code == 0 and not isinstance(error, BrokenPipeError):
+            typer.echo(f"tegrad: {error}", err=True)
+        code = code or 1
     os._exit(code)

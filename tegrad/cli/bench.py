@@ -22,22 +22,31 @@ def figures(
     ] = False,
     measure: Annotated[bool, typer.Option(help="Measure first; --no-measure only recomputes.")] = True,
 ) -> None:
-    """Measure again what needs neither a GPU nor long, and recompute every row of figures.json from its samples."""
+    """Measure again what needs neither a GPU nor long, and recompute every row of figures.json from its samples.
+
+    In a checkout README's table is written from the rows.
+    """
+    from tegrad.bench import readme
     from tegrad.bench.figures import Results
     from tegrad.bench.measures import MEASURES
 
-    folder = Results(results)
+    folder, page = Results(results), readme.path_beside(results)
     folder.require()
     if check:
         stale = folder.stale()
         for id in stale:
             typer.echo(f"{id}: the row differs from its samples", err=True)
-        raise typer.Exit(1 if stale else 0)
+        if old := page.exists() and readme.with_table(page.read_text(), folder.stored()) != page.read_text():
+            typer.echo(f"{page}: the table differs from the rows; run `tegrad bench figures --no-measure`", err=True)
+        raise typer.Exit(1 if stale or old else 0)
     for id in MEASURES if measure else ():
         if MEASURES[id].ready:
             typer.echo(f"measuring {id} ...", err=True)
             folder.add(MEASURES[id].take())
-    for row in folder.recompute():
+    rows = folder.recompute()
+    if page.exists():
+        page.write_text(readme.with_table(page.read_text(), rows))
+    for row in rows:
         typer.echo(f"{row['id']:32} {row['ours']:>12g} {row['unit']:8} ratio {row['ratio']}  {row['machine']}")
 
 
@@ -49,10 +58,13 @@ def take(
 ) -> None:
     """Measure one figure on this machine."""
     from tegrad.bench.figures import Results
+    from tegrad.bench.gpu import check_gpu
     from tegrad.bench.measures import MEASURES
 
     if id not in MEASURES:
         raise typer.BadParameter(f"unknown figure; known: {', '.join(MEASURES)}")
+    if MEASURES[id].needs_gpu:
+        check_gpu()
     record = MEASURES[id].take()
     if out is None:
         Results(results).add(record)
@@ -114,11 +126,13 @@ def decode(
     results: Root = DEFAULT,
 ) -> None:
     """Measure decoding and prompts, ours and llama.cpp's in turn, and say what is reached; exit code 1 if one fails."""
+    from tegrad.bench.gpu import check_gpu
     from tegrad.bench.targets import SIDE_BY_SIDE, TARGETS
     from tegrad.cli.run import choose_device
 
     if unknown := set(figures or ()) - set(TARGETS):
         raise typer.BadParameter(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(TARGETS)}")
+    check_gpu()
     choose_device()
     from tegrad.bench import decode as bench
     from tegrad.bench.figures import Results
@@ -374,12 +388,13 @@ def estimate(
         typer.echo(f"  {check.what:50} {low:>6g} to {high:<6g} {checked(check):7.1f}")
     typer.echo(f"estimates, not measurements, of {model}:")
     for name in ASSUMPTIONS:
-        made = decode(CHIPS[name], model)
-        slow, fast = made.tokens_per_second
-        typer.echo(
-            f"  {name:14} {made.launches} launches, {made.bytes_us:.0f} us of bytes, {made.issue_us:.0f} us of "
-            f"instructions: {slow:.1f} to {fast:.1f} tok/s ({made.assumption.source})"
-        )
+        for made in decode(CHIPS[name], model):
+            slow, fast = made.tokens_per_second
+            typer.echo(
+                f"  {name:14} {made.assumption.memory:8} {made.launches} launches, {made.bytes_us:.0f} us of bytes "
+                f"({made.again_bytes / 1e6:.0f} MB of them again), {made.issue_us:.0f} us of instructions: "
+                f"{slow:.1f} to {fast:.1f} tok/s\n    assuming: {made.assumption.source}"
+            )
 
 
 @app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})

@@ -14,7 +14,10 @@ MARKS = {"ok": "ok     ", "warn": "note   ", "missing": "MISSING"}
 def doctor(
     json_: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Say what was found, what is missing and what to do. Exit code 0: models run here (on a GPU or emulated)."""
+    """Say what was found, what is missing and what to do. Exit code 0: models run here (on a GPU or emulated).
+
+    Compiles and runs a small kernel, which takes a few seconds.
+    """
     from tegrad.diag.doctor import findings, runnable
 
     found = findings()

@@ -27,11 +27,22 @@ def klog(
     """
     from tegrad.diag.klog import KernelLog, Severity
 
-    worst = False
-    for line in _lines(KernelLog(), watch, count):
+    worst, log = False, KernelLog()
+    for line in _lines(log, watch, count):
         worst |= line.severity is Severity.ERROR
         typer.echo(_json(line) if json_ else _text(line))
+    if not worst:
+        typer.echo(f"tegrad: {_nothing_wrong(log)}", err=True)
     raise typer.Exit(1 if worst else 0)
+
+
+def _nothing_wrong(log: KernelLog) -> str:
+    """Why no error was shown: none is there, or nothing that could have one."""
+    if not log.driver:
+        return "nothing to judge: no GPU's driver is loaded here; `tegrad doctor` says what was found"
+    if not log.records:
+        return "nothing to judge: the kernel log is empty"
+    return f"clean: no error among the {log.lines} lines of the GPU's drivers, of {log.records} in the kernel log"
 
 
 def _lines(log: KernelLog, watch: bool, count: int | None) -> Iterator[LogLine]:

@@ -9,7 +9,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from functools import partial
@@ -20,6 +20,7 @@ import typer
 
 from tegrad import models
 from tegrad.errors import TegradError
+from tegrad.nv.kernel import CTRL_NODE, DESKTOP_NODE
 
 if TYPE_CHECKING:
     from tegrad.llm.engine import Engine
@@ -28,12 +29,16 @@ if TYPE_CHECKING:
     from tegrad.llm.session import Session
     from tegrad.llm.tokenizer import Tokenizer
 
-GPU_FILES: Final = ("/dev/nvgpu/igpu0/ctrl", "/dev/nvidiactl")
+GPU_FILES: Final = (CTRL_NODE, DESKTOP_NODE)
 """What a Jetson's and a desktop's NVIDIA driver offer."""
 EMULATED: Final = "agx-orin-64gb"
 SWITCH: Final = 2e-4
 """Seconds after which a thread that computes lets another have the interpreter: opening a device is hundreds of short
 calls, each of which waits for it behind the reading of a file."""
+LONGEST_PROMPT: Final = 16 << 20
+"""Bytes of a prompt that are read at most: four for each token of the longest contexts."""
+MOST_BYTES: Final = 16
+"""Of a prompt for a letter of a token: four in UTF-8, and where letters are composed up to four times that."""
 SLOW_LOAD: Final = 1.0
 """Seconds after which a load shows its progress."""
 
@@ -102,9 +107,11 @@ def run(
         opening = beside.submit(_opened_file, path, context, partial(_asked, prompt, chat=in_chat, insist=bool(chat)))
         held.callback(_close_file, opening)  # it is read while the device opens, most of which is waiting
         try:
-            device = _opened()
+            with _no_template_waits(opening):
+                device = _opened()
         finally:
-            file, positions, asked = opening.result()  # what is wrong with the file is said, whatever else is wrong
+            with _no_template_waits(opening):
+                file, positions, asked = opening.result()  # what is wrong with it is said, whatever else is wrong
             for note in notes:
                 _tell(note)
         reading = beside.submit(_tokens, file, *asked)
@@ -162,6 +169,7 @@ def _opened_file(
         config.check_tokens(file)
         positions = config.positions(context)
         if _most_tokens(asked[0]) > positions:
+            _check_length(asked[0], file, positions)
             config.positions(context, len(_tokens(file, *asked)[1]))
         held.pop_all()
         return file, positions, asked
@@ -172,9 +180,32 @@ def _most_tokens(text: str) -> int:
     return len(text.encode()) + 2
 
 
+def _check_length(text: str, file: Gguf, positions: int) -> None:
+    """UsageError for a text that cannot fit, however its tokens turn out: to encode megabytes takes long."""
+    tokens = file.metadata.get("tokenizer.ggml.tokens", [])
+    longest = max((len(str(token)) for token in tokens), default=0) if isinstance(tokens, list) else 0
+    size = len(text.encode())
+    if size > MOST_BYTES * max(longest, 1) * positions:
+        raise UsageError(f"a prompt of {size} bytes is more than the context of {positions} tokens holds: shorten it")
+
+
 def _close_file(opening: Future[tuple[Gguf, int, tuple[str, bool]]]) -> None:
     if opening.exception() is None:
         opening.result()[0].close()
+
+
+@contextmanager
+def _no_template_waits(opening: Future[Any]) -> Iterator[None]:
+    """Ctrl-C is passed on to a chat template that the other thread runs, or is about to."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        from tegrad.llm import template
+
+        while not opening.done():
+            template.interrupt()
+            wait([opening], 0.05)
+        raise
 
 
 def _tell(note: str) -> None:
@@ -256,15 +287,17 @@ def choose_device(device: str | None = None, tell: Callable[[str], None] = _tell
     emulated Orin if there is no GPU. What a user should know goes to `tell`, stderr unless said."""
     _keep_kernels(tell)
     _compile_here()
-    target = device or os.environ.setdefault("DEV", "NV")
+    os.environ["DEV"] = os.environ.get("DEV") or "NV"
+    target = device or os.environ["DEV"]
+    from tegrad.nv import import_tinygrad, install
+
     if target.split(":")[0].rpartition("+")[2].upper() != "NV":
+        import_tinygrad()
         return
     if not os.environ.get("TEGRAD_BOARD") and not any(os.path.exists(name) for name in GPU_FILES):
         os.environ["TEGRAD_BOARD"] = EMULATED
         tell(f"tegrad: no GPU found, running on an emulated {EMULATED} (TEGRAD_BOARD, or DEV, chooses another)")
-    import tegrad.nv
-
-    tegrad.nv.install()
+    install()
 
 
 def described(device: str) -> str:
@@ -280,8 +313,23 @@ def _arguments(words: list[str]) -> tuple[Path, str]:
     if len(words) == 1 and words[0].endswith(".gguf"):
         raise UsageError(f'a prompt is missing: tegrad run {words[0]} "Once upon a time"')
     path = Path(words[0]) if len(words) == 2 else models.SMALL
-    data = sys.stdin.buffer.read() if words[-1] == "-" else os.fsencode(words[-1])
+    data = _from_stdin() if words[-1] == "-" else os.fsencode(words[-1])
     return path, data.decode("utf-8", "replace")
+
+
+def _from_stdin() -> bytes:
+    """The prompt on standard input. UsageError where it is closed, no text, or longer than any model's context."""
+    if sys.stdin is None:
+        raise UsageError("standard input is closed, and the prompt was to come from there: tegrad run - < prompt.txt")
+    try:
+        data = sys.stdin.buffer.read(LONGEST_PROMPT + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read the prompt from standard input: {error.strerror}; give a file") from error
+    if len(data) > LONGEST_PROMPT:
+        raise UsageError(
+            f"the prompt has more than {LONGEST_PROMPT >> 20} MiB, which no model's context holds: give a part of it"
+        )
+    return data
 
 
 def _asked(prompt: str, file: Gguf, *, chat: bool, insist: bool) -> tuple[str, bool]:

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tegrad.diag.selftest.runner import Outcome
-    from tegrad.diag.selftest.stage import Stage
+    from tegrad.diag.selftest.stage import Asked, Stage
 
 OUT = Path("tegrad-selftest.json")
 
@@ -26,6 +27,14 @@ def selftest(
     list_: Annotated[bool, typer.Option("--list", help="List the stages and run none.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the report instead of lines.")] = False,
     out: Annotated[Path, typer.Option(help="Where the report goes; the page goes beside it, as .md.")] = OUT,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="A GGUF file of yours: run it too, beside llama-bench.", exists=True, dir_okay=False),
+    ] = None,
+    llama_bench: Annotated[
+        Path | None,
+        typer.Option(help="llama.cpp's llama-bench; else the one on the PATH.", exists=True, dir_okay=False),
+    ] = None,
 ) -> None:
     """Try this machine's GPU, the least risky thing first, and say what each outcome means.
 
@@ -39,6 +48,8 @@ def selftest(
 
     tegrad selftest --stage machine --stage ioctls
 
+    tegrad selftest --model Llama-3.2-1B-Instruct-Q6_K.gguf
+
     TEGRAD_BOARD=agx-orin-64gb tegrad selftest
 
     (the last runs on an emulated Orin, on any machine)
@@ -46,49 +57,76 @@ def selftest(
     It writes a JSON report to send and a page to read. Nothing else should use
     the GPU meanwhile; save your work first, as on any first boot.
 
-    Exit code 0: all is right. 1: a stage failed. 2: there is no such stage.
+    Stages that have no meaning on this GPU's driver say so. Exit code 0: all
+    is right. 1: a stage failed. 2: there is no such stage. 130 (Ctrl-C), 129,
+    143: a signal ended it; the report says what was done.
     """
+    from tegrad.diag.selftest.stage import Asked
     from tegrad.diag.selftest.stages import STAGES, chosen
+    from tegrad.nv.kernel import BOARD_VARIABLE
+    from tegrad.nv.roles import policy
+    from tegrad.orin.board import check_spec
 
     if unknown := sorted(set(stage or ()) - {one.name for one in STAGES}):
         raise typer.BadParameter(f"there is no stage {', '.join(unknown)}; see `tegrad selftest --list`")
     stages = chosen(stage or ())
+    asked = Asked(*(str(path.resolve()) if path else "" for path in (model, llama_bench)))
+    for one in stages if stage else ():
+        if one.asks and not getattr(asked, one.asks):
+            raise typer.BadParameter(f"the stage {one.name} needs --{one.asks} FILE")
     if list_:
         for one in stages:
             typer.echo(f"{one.name:12} {one.sentence} (at most {one.limit_s:g} s)")
         return
+    policy()  # a wrong TEGRAD_MEMORY or TEGRAD_BOARD is no finding about this machine
+    if board := os.environ.get(BOARD_VARIABLE):
+        check_spec(board)
     if not out.parent.is_dir():
         raise typer.BadParameter(f"{out.parent} is no folder: name another file with --out")
-    _run(stages, go_on=all_, out=out, quiet=json_)
+    _run(stages, asked, go_on=all_, out=out, quiet=json_)
 
 
-def _run(stages: Sequence[Stage], *, go_on: bool, out: Path, quiet: bool) -> None:
+def _run(stages: Sequence[Stage], asked: Asked, *, go_on: bool, out: Path, quiet: bool) -> None:
     """Run the stages, tell it, write both reports, and exit with the verdict."""
     from tegrad.bench.record import machine, now, versions
+    from tegrad.diag.selftest.ending import Ended, ending
     from tegrad.diag.selftest.report import document, lines, page, summary
     from tegrad.diag.selftest.runner import run
-    from tegrad.nv.kernel import BOARD_VARIABLE
+    from tegrad.nv.kernel import BOARD_VARIABLE, emulated
     from tegrad.uapi.errors import DriverError
 
-    board = os.environ.get(BOARD_VARIABLE, "")
+    board = os.environ.get(BOARD_VARIABLE, "of `tegrad board exec`" if emulated() else "")
     command = shlex.join(["tegrad", *sys.argv[1:]])
     about = {"date": now(), "command": command, "machine": machine(), "versions": versions()}
     outcomes: list[Outcome] = []
-    try:
-        for outcome in run(stages, go_on=go_on):
-            outcomes.append(outcome)
-            if not quiet:
-                typer.echo("\n".join(lines(outcome)))
-    finally:
-        report = document(outcomes, about, board)
-        beside = out.with_suffix(".md")
+    ended = 0
+    with ending() as undisturbed:
         try:
-            out.write_text(json.dumps(report, indent=1) + "\n")
-            beside.write_text(page(outcomes, about, board))
-        except OSError as error:
-            raise DriverError("open", error.errno or 0, {"path": str(out)}, "name another file with --out") from None
-    if quiet:
-        typer.echo(json.dumps(report))
-    else:
-        typer.echo(f"{summary(outcomes)}. To send: {out}. To read: {beside}")
-    raise typer.Exit(1 if any(outcome.bad for outcome in outcomes) else 0)
+            for outcome in run(stages, go_on=go_on, asked=asked):
+                outcomes.append(outcome)
+                ended = ended or outcome.ended
+                if not quiet:
+                    _say("\n".join(lines(outcome)))
+        except Ended as signalled:  # between two stages
+            ended = signalled.number
+        finally:
+            undisturbed()
+            report = document(outcomes, about, board)
+            beside = out.with_suffix(".md")
+            try:
+                out.write_text(json.dumps(report, indent=1) + "\n")
+                beside.write_text(page(outcomes, about, board))
+            except OSError as error:
+                code = error.errno or 0
+                raise DriverError("open", code, {"path": str(out)}, "name another file with --out") from None
+        if quiet:
+            _say(json.dumps(report))
+        else:
+            _say(f"{summary(outcomes)}. To send: {out}. To read: {beside}")
+    raise typer.Exit(128 + ended if ended else 1 if any(outcome.bad for outcome in outcomes) else 0)
+
+
+def _say(text: str) -> None:
+    """Print, where somebody still reads it: the report is written all the same."""
+    with suppress(OSError):
+        typer.echo(text)

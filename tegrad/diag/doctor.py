@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes.util
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,24 +13,30 @@ from pathlib import Path
 
 import tegrad
 from tegrad._python import complaint
-from tegrad.diag import drivers
+from tegrad.diag import drivers, smoke
 from tegrad.diag.finding import Finding
 from tegrad.installed import pip_install
 from tegrad.nv import TINYGRAD
-from tegrad.uapi.releases import ROOT
+from tegrad.uapi.releases import ROOT, tegra
 
 BOARD_MEMORY = 2 << 30
 
 
 def findings(root: Path = ROOT) -> list[Finding]:
-    """All checks, in the order in which a user would fix them; `root` is the folder that holds /proc, /dev and /etc."""
-    return [finding for check in CHECKS for finding in check(root)]
+    """All checks, in the order in which a user would fix them; `root` is the folder that holds /proc, /dev and /etc.
+
+    The last one runs a kernel, where everything before says that kernels run on this machine.
+    """
+    found = [finding for check in CHECKS for finding in check(root)]
+    if root == ROOT and (label := runnable(found)):
+        found.append(smoke.run(label, emulated=label == DEVICES["board"][0]))
+    return found
 
 
 def runnable(found: list[Finding]) -> str:
     """What models run on here: "Jetson", "NVIDIA GPU", "emulated board", or "" where nothing does."""
     state = {f.name: f.state for f in found}
-    if state["tinygrad"] != "ok" or state["compilers"] != "ok":
+    if state["tinygrad"] != "ok" or state["compilers"] != "ok" or state.get("kernel") == "missing":
         return ""
     for name, (label, stoppers) in DEVICES.items():
         if state.get(name) == "ok" and "missing" not in map(state.get, stoppers):
@@ -38,9 +45,9 @@ def runnable(found: list[Finding]) -> str:
 
 
 DEVICES = {
-    "jetson": ("Jetson", ("release",)),
+    "jetson": ("Jetson", ("release", "memory")),
     "nvidia": ("NVIDIA GPU", ("driver", "mig")),
-    "board": ("emulated board", ()),
+    "board": ("emulated board", ("memory",)),
 }
 """Of each device's finding, what is run on, and the findings that stop it where they are missing."""
 
@@ -90,6 +97,29 @@ def _available_memory() -> int:
     return int(line.split()[1]) << 10
 
 
+def _memory(root: Path) -> Iterator[Finding]:
+    """Which kind of memory a Jetson's client takes, and who decides that."""
+    from tegrad.nv import memory_record, roles
+
+    asked = os.environ.get(roles.VARIABLE, "")
+    if not (asked or tegra(root)):
+        return
+    try:
+        policy = roles.policy()
+    except roles.PolicyError as error:
+        yield Finding("memory", "missing", str(error), f"unset {roles.VARIABLE}")
+        return
+    record = memory_record.of_this_device()
+    if asked:
+        yield Finding("memory", "ok", f"{policy} memory, as {roles.VARIABLE} says")
+    elif record:
+        yield Finding("memory", "ok", f"{policy} memory, by the first boot's record of {record.date}: {record.why}")
+    else:
+        yield Finding(
+            "memory", "ok", f"{policy} memory, the default; `tegrad selftest` measures whether cached is faster"
+        )
+
+
 def _model(root: Path) -> Iterator[Finding]:
     models = sorted((Path(tegrad.__file__).parent / "models").glob("*.gguf"))
     if models:
@@ -119,6 +149,7 @@ CHECKS: tuple[Callable[[Path], Iterator[Finding]], ...] = (
     drivers.mig,
     drivers.container,
     _board,
+    _memory,
     _model,
     _extras,
 )

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from tegrad.errors import TegradError
-from tegrad.nv.kernel import pick_kernel
+from tegrad.nv.kernel import CTRL_NODE, DESKTOP_NODE, pick_kernel
 from tegrad.uapi.kernel import Kernel
 from tegrad.uapi.kmsg import LogRecord, records
 
@@ -132,15 +132,26 @@ class KernelLog:
     def __init__(self, kernel: Kernel | None = None) -> None:
         self._kernel = kernel or pick_kernel()
         self._next = 0
+        self.records = 0
+        """Read so far, whosever they are."""
+        self.lines = 0
+        """The GPU's among them."""
 
     def new(self) -> list[LogLine]:
         """Lines since the last call; all that are kept, the first time. DriverError where the log may not be read."""
         found = []
         for record in records(self._kernel, self._next):
             self._next = record.sequence + 1
+            self.records += 1
             if line := classify(record):
                 found.append(line)
+        self.lines += len(found)
         return found
+
+    @property
+    def driver(self) -> bool:
+        """Whether a GPU's driver is there that could write to it."""
+        return any(self._kernel.exists(node) for node in (CTRL_NODE, DESKTOP_NODE))
 
     def watch(self) -> Iterator[LogLine]:
         """Lines as they come, without end."""

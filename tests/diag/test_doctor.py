@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tegrad.diag import doctor, drivers
+from tegrad.diag import doctor, drivers, smoke
+from tegrad.nv import memory_record, toolchain
+from tegrad.nv.memory_record import MemoryRecord
 
 
 def states(found: list[doctor.Finding]) -> dict[str, str]:
@@ -70,3 +72,60 @@ def test_command_prints_findings_as_json() -> None:
     answer = json.loads(done.stdout)
     assert {f["name"] for f in answer["findings"]} >= {"python", "tinygrad", "compilers", "jetson", "nvidia", "board"}
     assert done.returncode == (0 if answer["runs_on"] else 1)
+
+
+def _jetson(root: Path) -> Path:
+    (root / "proc/device-tree").mkdir(parents=True)
+    (root / "proc/device-tree/compatible").write_bytes(b"nvidia,p3737-0000\0nvidia,tegra234\0")
+    return root
+
+
+def test_who_decides_a_jetsons_kind_of_memory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = MemoryRecord("tegra234", "6", "1", board=False, right=True, faster=True, date="today", why="it is faster")
+    monkeypatch.delenv("TEGRAD_BOARD", raising=False)
+    monkeypatch.delenv("TEGRAD_MEMORY", raising=False)
+    monkeypatch.setattr(memory_record, "of_this_device", lambda: None)
+    assert list(doctor._memory(tmp_path / "no Jetson")) == []
+    (finding,) = doctor._memory(_jetson(tmp_path))
+    assert "volatile memory, the default" in finding.detail
+    monkeypatch.setattr(memory_record, "of_this_device", lambda: record)
+    (finding,) = doctor._memory(tmp_path)
+    assert "cached memory, by the first boot's record of today: it is faster" in finding.detail
+    monkeypatch.setenv("TEGRAD_MEMORY", "volatile")
+    (finding,) = doctor._memory(tmp_path)
+    assert finding.detail == "volatile memory, as TEGRAD_MEMORY says"
+
+
+def test_a_memory_policy_that_means_nothing_stops_jetsons_and_boards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEGRAD_MEMORY", "fast")
+    (finding,) = doctor._memory(Path("/"))
+    assert (finding.state, finding.remedy) == ("missing", "unset TEGRAD_MEMORY")
+    others = [doctor.Finding(name, "ok", "") for name in ("tinygrad", "compilers", "board")]
+    assert doctor.runnable([*others, finding]) == ""
+
+
+def test_an_nvrtc_without_its_builtins_is_told_and_nothing_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lib64").mkdir()
+    (tmp_path / "lib64" / "libnvrtc.so.12").symlink_to(toolchain.nvrtc().path)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    found = doctor.findings()
+    assert found[-1].name == "kernel"
+    assert found[-1].state == "missing"
+    assert "failed to open libnvrtc-builtins" in found[-1].detail
+    assert "Traceback" not in found[-1].detail
+    assert doctor.runnable(found) == ""
+
+
+def test_a_kernel_runs_where_the_doctor_says_so() -> None:
+    found = doctor.findings()
+    assert (found[-1].name, found[-1].state) == ("kernel", "ok")
+    assert doctor.runnable(found)
+
+
+def test_a_kernel_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smoke, "CODE", "import time; time.sleep(60)")
+    monkeypatch.setattr(smoke, "LIMIT_S", 0.1)
+    monkeypatch.setenv(smoke.PATIENCE, "500")
+    assert "no end within 0.5 s" in smoke.run("Jetson", emulated=False).detail

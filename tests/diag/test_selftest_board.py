@@ -7,9 +7,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,19 @@ import pytest
 
 from tegrad.conformance import all_rules
 from tegrad.conformance.rig import Rig
-from tegrad.diag.selftest import bringup, fences, runner
+from tegrad.diag.selftest import bringup, fences, report, runner
 from tegrad.diag.selftest.child import perform
-from tegrad.diag.selftest.coherence import verdict
+from tegrad.diag.selftest.coherence import details, verdict
 from tegrad.diag.selftest.matrix import CLIENT, FLUSH_DIRTY, INVALIDATE, MEM_OPS, UNMAP, Bench, Seen
+from tegrad.diag.selftest.stage import Asked, Stage
 from tegrad.diag.selftest.stages import STAGES
 from tegrad.hw.classes import MemOp
 from tegrad.nv import memory_record
 from tegrad.orin.client import BoardKernel, board_inject
 from tegrad.orin.inject import Rule
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
+from tiny_llama import TYPE, Shape, write
 
 pytestmark = pytest.mark.board
 
@@ -161,8 +165,8 @@ def test_with_all_later_stages_still_report_and_the_report_says_why(tmp_path: Pa
 
 # ---- the coherence matrix
 
-BACK = "agx-orin-64gb:18GiB"
-"""A board whose L2 keeps what the GPU stores."""
+L2_BOARDS = {"through": "agx-orin-64gb:19GiB", "back": "agx-orin-64gb:18GiB"}
+"""Boards by what their L2 does with stores."""
 
 
 @pytest.fixture
@@ -187,24 +191,23 @@ TO_CPU, TO_GPU = "the CPU sees the GPU's stores", "the GPU sees the CPU's stores
 
 @pytest.mark.parametrize("mode", ["through", "back"])
 def test_the_matrix_is_what_the_boards_l2_does(mode: str, records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if mode == "back":
-        monkeypatch.setenv("TEGRAD_L2", "back")
-        monkeypatch.setenv("TEGRAD_BOARD", BACK)
-    told = run("coherence", spec=BACK if mode == "back" else SPEC)
+    monkeypatch.setenv("TEGRAD_L2", mode)
+    monkeypatch.setenv("TEGRAD_BOARD", L2_BOARDS[mode])
+    told = run("coherence", spec=L2_BOARDS[mode])
     assert told.last == {"outcome": "right"}
     for flags in (0, 0x200):
         seen = matrix(told, flags)
         assert seen["pushbuffers"] == [1, 2, 3]
         assert f"flags {flags:#x}: coherent by itself" in told.lines
         assert {way: dict(by) for way, by in seen[TO_CPU].items()} == {
-            way: {"nothing": True} for way in ("release", "copy engine", "kernel")
+            way: {"no flush": True} for way in ("release", "copy engine", "kernel")
         }
     for flags in (0x4, 0x204):
         seen = matrix(told, flags)
         assert seen["pushbuffers"] == [1, 1, 1]
         assert {way: helps(by) for way, by in seen[TO_GPU].items()} == dict.fromkeys(seen[TO_GPU], INVALIDATES)
         assert helps(seen["a pushbuffer is read anew"]) == INVALIDATES
-        sees = {"nothing"} if mode == "through" else WRITES_BACK
+        sees = {"no flush"} if mode == "through" else WRITES_BACK
         assert {way: helps(by) for way, by in seen[TO_CPU].items()} == dict.fromkeys(seen[TO_CPU], sees)
         assert set(seen["the CPU's later stores stay"].values()) == {mode == "through"}
         says = "go through L2 to memory" if mode == "through" else "stay in L2: the CPU sees them after FLUSH_L2"
@@ -242,30 +245,30 @@ def test_a_driver_that_caches_volatile_memory_is_found(records: Path, monkeypatc
 
 
 def seen(to_cpu: set[str], to_gpu: set[str], *, pushed: bool, kept: bool = True) -> Seen:
-    names = ("nothing", CLIENT)
+    names = ("no flush", CLIENT)
     return Seen(
         {"release": {name: name in to_cpu for name in names}},
         {"copy engine": {name: name in to_gpu for name in names}},
         [1, 2, 3] if pushed else [1, 1, 1],
-        {"nothing": pushed, CLIENT: pushed or CLIENT in to_gpu},
+        {"no flush": pushed, CLIENT: pushed or CLIENT in to_gpu},
         {"the word": kept},
     )
 
 
-FINE = seen({"nothing"}, {"nothing"}, pushed=True)
+FINE = seen({"no flush"}, {"no flush"}, pushed=True)
 
 
 @pytest.mark.parametrize(
     ("plain", "cached", "line", "right"),
     [
-        (seen(set(), {"nothing"}, pushed=True), FINE, "nothing helps", False),
+        (seen(set(), {"no flush"}, pushed=True), FINE, "nothing helps", False),
         (Seen(refused="EINVAL"), FINE, "nothing helps", False),
         (FINE, Seen(refused="EINVAL"), "do not work here, so the policy is `volatile`", False),
         (FINE, FINE, "coherent by itself here", True),
         (FINE, seen({CLIENT}, {CLIENT}, pushed=False, kept=False), "right where FLUSH_L2 comes before", True),
-        (FINE, seen({"nothing"}, {CLIENT}, pushed=False), "right where FLUSH_L2 comes before", True),
-        (FINE, seen({"nothing"}, {"nothing"}, pushed=True, kept=False), "right where FLUSH_L2 comes before", True),
-        (FINE, seen({"nothing"}, set(), pushed=False), "must not be used", False),
+        (FINE, seen({"no flush"}, {CLIENT}, pushed=False), "right where FLUSH_L2 comes before", True),
+        (FINE, seen({"no flush"}, {"no flush"}, pushed=True, kept=False), "right where FLUSH_L2 comes before", True),
+        (FINE, seen({"no flush"}, set(), pushed=False), "must not be used", False),
         (FINE, seen(set(), {CLIENT}, pushed=False), "must not be used", False),
     ],
 )
@@ -275,12 +278,26 @@ def test_every_outcome_says_which_policy_follows(plain: Seen, cached: Seen, line
     assert found.right is right
 
 
+@pytest.mark.parametrize(
+    ("cached", "line"),
+    [
+        (seen({"no flush"}, {"no flush"}, pushed=False), "the GPU sees the CPU's stores at once"),
+        (seen({"no flush"}, {CLIENT}, pushed=True), f"keeps what it has read: it sees the CPU's stores after {CLIENT}"),
+        (seen({"no flush"}, set(), pushed=True), "it sees the CPU's stores after nothing that was tried"),
+        (seen({"no flush"}, set(), pushed=False), "ran 1 1 1; it is read anew after nothing that was tried"),
+        (seen(set(), {"no flush"}, pushed=True), "stay in L2: the CPU sees them after nothing that was tried"),
+    ],
+)
+def test_a_store_seen_at_once_and_one_never_seen_are_told_apart(cached: Seen, line: str) -> None:
+    assert any(told.endswith(line) for told in details({4: cached}))
+
+
 # ---- first work, rules, fences
 
 
-@pytest.mark.parametrize("spec", [SPEC, BACK])
+@pytest.mark.parametrize("spec", [SPEC, L2_BOARDS["back"]])
 def test_the_engines_do_their_first_work_in_both_modes_of_the_l2(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if spec == BACK:
+    if spec == L2_BOARDS["back"]:
         monkeypatch.setenv("TEGRAD_L2", "back")
     monkeypatch.setenv("TEGRAD_BOARD", spec)
     told = run("bringup", spec=spec)
@@ -298,11 +315,11 @@ def test_first_work_that_fails_names_its_step(call: str, step: str) -> None:
 def test_work_in_cached_memory_of_an_l2_that_keeps_stores_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that takes no notice of the flags, on a board whose releases then stay in L2."""
     monkeypatch.setenv("TEGRAD_L2", "back")
-    monkeypatch.setenv("TEGRAD_BOARD", BACK)
+    monkeypatch.setenv("TEGRAD_BOARD", L2_BOARDS["back"])
     monkeypatch.setattr(bringup, "PATIENCE_S", 0.3)
     real = Rig.map
     monkeypatch.setattr(Rig, "map", lambda rig, vm, fd, *, flags=0, **more: real(rig, vm, fd, flags=flags | 4, **more))
-    told = run("bringup", spec=BACK)
+    told = run("bringup", spec=L2_BOARDS["back"])
     assert (told.outcome, told.last["seen"]) == ("failed", "nothing happened")
     assert told.steps[-1] == "engine objects and windows, and a release behind them"
 
@@ -424,7 +441,9 @@ def test_an_operation_that_kills_the_channel_is_tried_last_and_once(
     records: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MEM_OPS, INVALIDATE, MemOp.MMU_TLB_INVALIDATE)  # a privileged one
-    told = run("coherence")
+    monkeypatch.setenv("TEGRAD_L2", "through")
+    monkeypatch.setenv("TEGRAD_BOARD", L2_BOARDS["through"])
+    told = run("coherence", spec=L2_BOARDS["through"])
     assert told.last == {"outcome": "right"}
     said = [by.get(INVALIDATE) for by in matrix(told, 4)[TO_GPU].values()]
     assert "the channel died" in said[0]
@@ -433,3 +452,120 @@ def test_an_operation_that_kills_the_channel_is_tried_last_and_once(
     tried = [step for step in told.steps if step]
     first = next(i for i, step in enumerate(tried) if "MEM_OP" in step)
     assert all("MEM_OP" in step or "record" in step for step in tried[first:])
+
+
+# ---- a fault for each stage
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a board: rules of injection, or a patch of this process, where the stage then runs.
+
+    `step` and `seen` are what the stage says of it; `limit_s` ends a stage that hangs.
+    """
+
+    step: str
+    seen: str
+    rules: tuple[Rule, ...] = ()
+    patch: Callable[[pytest.MonkeyPatch], None] | None = None
+    limit_s: float = 0.0
+
+
+def no_nvmap(patch: pytest.MonkeyPatch) -> None:
+    """A node is missing."""
+    real = BoardKernel.exists
+    patch.setattr(BoardKernel, "exists", lambda kernel, path: path != "/dev/nvmap" and real(kernel, path))
+
+
+def refused(call: str, code: int) -> tuple[Rule, ...]:
+    return (always(call, errno=code),)
+
+
+FAULTS: Mapping[str, Fault] = {
+    "machine": Fault("nodes", "no such node", patch=no_nvmap),
+    "ioctls": Fault("address space", "GPU_ALLOC_AS(", refused("GPU_ALLOC_AS", errno.EIO)),
+    "coherence": Fault("", "AS_MAP_BUFFER_EX: EIO", refused("AS_MAP_BUFFER_EX", errno.EIO)),
+    "bringup": Fault("health", "CHANNEL_GET_TIMEDOUT(", refused("CHANNEL_GET_TIMEDOUT", errno.EIO)),
+    "conformance": Fault("", "that do not", refused("NVMAP_GET_FD", errno.EIO)),
+    "fences": Fault(
+        "a fence before its increment", "it was still at work", (always("HOST1X_CREATE_FENCE", stall=30),), limit_s=2
+    ),
+    "one-liner": Fault(
+        "import, open, compile, run", "CHANNEL_ALLOC_OBJ_CTX(", refused("CHANNEL_ALLOC_OBJ_CTX", errno.EIO)
+    ),
+    "launches": Fault("open", "L4T r35", refused("GPU_OPEN_TSG", errno.ENOTTY)),
+    "kernels": Fault("atomics in cached memory", "GPU_FLUSH_L2(", refused("GPU_FLUSH_L2", errno.EPERM)),
+    "streaming": Fault("open", "AS_MAP_BUFFER_EX", refused("AS_MAP_BUFFER_EX", errno.EIO)),
+    "packets": Fault("open", "AS_MAP_BUFFER_EX", refused("AS_MAP_BUFFER_EX", errno.EIO)),
+    "preemption": Fault(
+        "", "CHANNEL_SET_PREEMPTION_MODE", (always("CHANNEL_SET_PREEMPTION_MODE", errno=errno.EINVAL),)
+    ),
+    "model": Fault("open", "CHANNEL_SETUP_BIND(", refused("CHANNEL_SETUP_BIND", errno.EINVAL)),
+    "beside": Fault(
+        "a second process opens the GPU and does a round",
+        "in the second process: ",
+        (Rule("GPU_OPEN_TSG", errno=errno.EBUSY, nth=2),),
+    ),
+    "your-model": Fault("open", "AS_ALLOC_SPACE(", refused("AS_ALLOC_SPACE", errno.ENOMEM)),
+}
+"""For each stage one under which it fails; the tests above have more."""
+
+
+def test_every_stage_has_a_fault_in_the_table() -> None:
+    assert set(FAULTS) == {stage.name for stage in STAGES}
+
+
+CHILD_WITH = """
+import sys
+from tegrad import models
+models.SMALL = sys.argv[1]
+from tegrad.diag.selftest.child import main
+given, chosen, file = sys.argv[-3:]
+main(chosen, file, given)
+"""
+"""The process of a stage, whose model is a smaller one than the shipped."""
+
+
+@pytest.mark.klog_errors(".*")
+def test_each_stage_fails_under_its_fault_and_with_all_the_later_ones_still_report(
+    records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, popen = runner.perform, subprocess.Popen
+    tiny = str(write(tmp_path / "tiny.gguf", Shape(context=256), TYPE.Q6_K))
+
+    def child(command: list[str], **more: Any) -> subprocess.Popen[bytes]:
+        return popen([sys.executable, "-c", CHILD_WITH, tiny, *command[-3:]], **more)
+
+    def perform_under_a_fault(stage: Stage, asked: Asked | None = None) -> runner.Outcome:
+        fault = FAULTS[stage.name]
+        board_inject(name, fault.rules)
+        try:
+            if stage.needs or fault.limit_s:
+                return real(replace(stage, limit_s=fault.limit_s or stage.limit_s), asked)
+            with monkeypatch.context() as patch:
+                if fault.patch:
+                    fault.patch(patch)
+                told: list[str] = []
+                perform(stage, lambda piece: told.append(json.dumps(piece)))
+            return runner._outcome(stage, "\n".join(told), 0.0)
+        finally:
+            board_inject(name, [])
+
+    stages = [stage for stage in STAGES if stage.name in FAULTS]
+    with shared_board(f"selftest-faults-{os.getpid()}") as name, monkeypatch.context() as patch:
+        patch.setenv("TEGRAD_BOARD", name)
+        patch.setattr(runner, "perform", perform_under_a_fault)
+        patch.setattr(subprocess, "Popen", child)
+        found = list(runner.run(stages, go_on=True, asked=Asked(model=tiny)))
+    assert [one.stage.name for one in found] == [stage.name for stage in stages]
+    about = {"date": "", "versions": {"tegrad": "", "tegrad_sources": ""}, "machine": {"kernel": "", "python": ""}}
+    page = report.page(found, about, name)
+    for one in found:
+        fault = FAULTS[one.stage.name]
+        assert one.bad, one
+        assert fault.step in one.step, one
+        assert fault.seen in one.seen, one
+        section = page.partition(f"## {one.stage.name}: ")[2].partition("\n## ")[0]
+        assert fault.seen in section
+        assert one.stage.means in section
+        assert f"**next: {one.next_step or one.stage.next_step}**" in section

@@ -1,6 +1,8 @@
 """The process of one stage: runs it and appends what it tells to a file, a line of JSON each.
 
-    python -m tegrad.diag.selftest.child STAGE FILE
+    python -m tegrad.diag.selftest.child ASKED STAGE FILE
+
+ASKED is what the user gave, in JSON.
 
 SIGUSR1 makes it write on stderr where it is; a crash does as well.
 """
@@ -17,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tegrad.conformance.rule import Differs, NotApplicable
-from tegrad.diag.selftest.stage import Notes, Stage, Surprise, Value
+from tegrad.diag.selftest.stage import Asked, Notes, Stage, Surprise, Value
 from tegrad.errors import TegradError
 
 
@@ -39,9 +41,9 @@ NEEDS: Mapping[str, Callable[[], str]] = {"compilers": _no_compilers, "tinygrad"
 """What a stage may need: why it is not there, "" where it is."""
 
 
-def perform(stage: Stage, emit: Callable[[Mapping[str, Value]], object]) -> None:
+def perform(stage: Stage, emit: Callable[[Mapping[str, Value]], object], asked: Asked | None = None) -> None:
     """Run a stage and emit what it tells, and its outcome last."""
-    notes = Notes(emit, 0)
+    notes = Notes(emit, 0, asked)
     notes.amount = stage.share(notes.board)
     if lacking := "; ".join(filter(None, (NEEDS[need]() for need in stage.needs))):
         emit({"outcome": "not here", "detail": lacking})
@@ -64,7 +66,7 @@ def perform(stage: Stage, emit: Callable[[Mapping[str, Value]], object]) -> None
         emit({"outcome": "right"})
 
 
-def main(name: str, path: str) -> None:
+def main(name: str, path: str, asked: str = "{}") -> None:
     """Run the stage of this name; what it tells goes to the file."""
     from tegrad.diag.selftest.stages import STAGES
 
@@ -76,8 +78,9 @@ def main(name: str, path: str) -> None:
             file.write(json.dumps(piece) + "\n")
             file.flush()
 
-        perform(next(stage for stage in STAGES if stage.name == name), emit)
+        perform(next(stage for stage in STAGES if stage.name == name), emit, Asked(**json.loads(asked)))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    given, chosen, file = sys.argv[1:]
+    main(chosen, file, given)

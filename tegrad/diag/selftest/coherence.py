@@ -103,14 +103,11 @@ def details(seen: Matrix) -> Iterator[str]:
             yield f"{name}: coherent by itself"
             continue
         yield f"{name}: the GPU's stores {_stores(one)}"
-        loads = _helps(one.to_gpu.values())
-        yield f"{name}: the GPU sees the CPU's stores " + (
-            f"after {loads}" if loads else "after nothing that was tried"
-        )
+        yield f"{name}: the GPU {_loads(one)}"
         if one.pushbuffers != [1, 2, 3]:
             anew = _helps([one.anew])
             ran = " ".join(map(str, one.pushbuffers))
-            yield f"{name}: a pushbuffer rewritten at one address ran {ran}; it is read anew after {anew or 'nothing'}"
+            yield f"{name}: a pushbuffer rewritten at one address ran {ran}; it is read anew {_after(anew)}"
         if lost := [what for what, there in one.kept.items() if not there]:
             yield f"{name}: a line that left L2 later overwrote what the CPU had stored: {', '.join(lost)}"
 
@@ -133,7 +130,18 @@ def _stores(one: Seen) -> str:
     if all(by.get(NONE) is True for by in one.to_cpu.values()):
         return "go through L2 to memory: the CPU sees them at once"
     helps = _helps(by for by in one.to_cpu.values() if by.get(NONE) is not True)
-    return f"stay in L2: the CPU sees them after {helps}" if helps else "stay in L2: the CPU does not see them at all"
+    return f"stay in L2: the CPU sees them {_after(helps)}"
+
+
+def _loads(one: Seen) -> str:
+    if all(by.get(NONE) is True for by in one.to_gpu.values()):
+        return "sees the CPU's stores at once"
+    helps = _helps(by for by in one.to_gpu.values() if by.get(NONE) is not True)
+    return f"keeps what it has read: it sees the CPU's stores {_after(helps)}"
+
+
+def _after(helps: str) -> str:
+    return f"after {helps}" if helps else "after nothing that was tried"
 
 
 def _helps(tables: Iterable[Mapping[str, bool | str]]) -> str:

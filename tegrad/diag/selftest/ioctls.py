@@ -43,7 +43,9 @@ def _walk(notes: Notes, rig: Rig) -> None:
         notes.expect(classes == wanted, f"the classes {wanted}", classes)
         usermode = info.flags & k.NVGPU_GPU_FLAGS_SUPPORT_USERMODE_SUBMIT
         notes.expect(usermode, "usermode submission", hex(info.flags))
-        notes.fact("SMs", int(rig.call(rig.ctrl, "GPU_NUM_VSMS").num_vsms))
+        sms = int(rig.call(rig.ctrl, "GPU_NUM_VSMS").num_vsms)
+        notes.fact("SMs", sms)
+        notes.fact("chip", f"{chip.chip} ({chip.arch}), {sms} SMs")
     buffers = []
     for size in SIZES:
         with notes.step(f"a buffer of {size >> 10} KiB: alloc and mmap"):

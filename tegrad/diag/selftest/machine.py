@@ -1,4 +1,4 @@
-"""Stage 1: what this machine is. Reads files and opens nodes; no ioctl is made."""
+"""Stage 1: what this machine is. Reads files and, of an Orin, opens nodes; no ioctl is made."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import grp
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from tegrad._python import complaint
 from tegrad.conformance.rig import CTRL, FENCE, LEGACY_CTRL, NVMAP
-from tegrad.diag.drivers import release
+from tegrad.diag import drivers
+from tegrad.diag.finding import Finding
 from tegrad.diag.selftest.child import NEEDS
+from tegrad.diag.selftest.place import Place, place
 from tegrad.diag.selftest.stage import Notes, Value
 from tegrad.errors import TegradError
 from tegrad.nv.kernel import pick_kernel
@@ -26,13 +28,18 @@ ON_A_BOARD = "on a machine without a Jetson's GPU: TEGRAD_BOARD=agx-orin-64gb te
 
 def machine(notes: Notes, root: Path = ROOT) -> None:
     """Release, kernel, page size, Python, groups, nodes, power mode, clocks."""
+    here = place(root)
+    notes.fact("here is", str(here))
     with notes.step("release"):
-        found = l4t(root)
-        notes.fact("l4t", f"r{found.version} ({found.row.name}), by {found.told_by}" if found else "none found")
-        for finding in release(root):
-            notes.expect(finding.state != "missing", "a release that tegrad drives", finding.detail, finding.remedy)
-            if finding.state == "warn":
-                notes.line(f"{finding.detail}: {finding.remedy}")
+        if here is Place.ORIN:
+            found = l4t(root)
+            notes.fact("l4t", f"r{found.version} ({found.row.name}), by {found.told_by}" if found else "none found")
+            _judge(notes, "a release that tegrad drives", drivers.release(root))
+        else:
+            if models := sorted(chips(root)):
+                notes.fact("chip", ", ".join(models))
+            _judge(notes, "a driver that tegrad drives", drivers.driver(root))
+            _judge(notes, "a whole GPU", drivers.mig(root))
     with notes.step("kernel and Python"):
         size = os.sysconf("SC_PAGE_SIZE")
         notes.fact("kernel", f"{platform.system()} {platform.release()} {platform.machine()}")
@@ -49,7 +56,17 @@ def machine(notes: Notes, root: Path = ROOT) -> None:
             notes.fact(name, value)
         notes.fact("clocks", dict(clocks(root)))
     with notes.step("nodes"):
-        _nodes(notes)
+        if here is Place.ORIN:
+            _nodes(notes)
+        else:
+            _server_nodes(notes, root)
+
+
+def chips(root: Path) -> Iterator[str]:
+    """The GPUs by name, as NVIDIA's driver of desktops and servers tells; nothing where a container hides it."""
+    for path in (root / "proc/driver/nvidia/gpus").glob("*/information"):
+        if name := re.search(r"^Model:\s*(.+)$", _text(path), re.MULTILINE):
+            yield name[1].strip()
 
 
 def power(root: Path) -> Iterator[tuple[str, Value]]:
@@ -85,6 +102,21 @@ def _nodes(notes: Notes) -> None:
             notes.expect(False, f"{path} opens", error, "sudo usermod -aG video $USER, then log in again")
     if not there[FENCE]:
         notes.line(f"no {FENCE}: waits use CHANNEL_WAIT or the clock")
+
+
+def _server_nodes(notes: Notes, root: Path) -> None:
+    for finding in drivers.nvidia(root):
+        notes.fact("nodes", finding.detail)
+        notes.expect(finding.state == "ok", "the driver's nodes, open to this user", finding.detail, finding.remedy)
+
+
+def _judge(notes: Notes, expected: str, findings: Iterable[Finding]) -> None:
+    for finding in findings:
+        notes.expect(finding.state != "missing", expected, finding.detail, finding.remedy)
+        if finding.state == "warn":
+            notes.line(": ".join(filter(None, (finding.detail, finding.remedy))))
+        else:
+            notes.fact(finding.name, finding.detail)
 
 
 def _groups() -> Iterator[str]:

@@ -22,14 +22,14 @@ from tegrad.uapi.errors import DriverError
 from tegrad.uapi.kernel import Kernel
 
 FLAGS = (0, 0x4, 0x200, 0x204)
-"""MAP_BUFFER_EX's: none, CACHEABLE, IO_COHERENT, both."""
+"""MAP_BUFFER_EX's: none, CACHEABLE, SYSTEM_COHERENT, both."""
 PAGES = 256
 SETTLE_S = 0.02
 """How long the CPU looks for a store of the GPU that is done."""
 PATIENCE_S = 5.0
 CLIENT = "FLUSH_L2 (l2_flush, l2_invalidate, fb_flush)"
 """What tegrad does where the CPU comes in to cached memory (nv/coherence.py)."""
-NONE = "nothing"
+NONE = "no flush"
 
 FLUSHES: Mapping[str, Mapping[str, int]] = {
     "FLUSH_L2 (fb_flush)": {"fb_flush": 1},
@@ -214,7 +214,7 @@ def look(notes: Notes, kernel: Kernel, flags: int, *, kernels: bool) -> Seen:
         with Rig(kernel, patience=PATIENCE_S, hazardous=False) as rig:
             _without_pushbuffer(notes, Bench(rig, flags, kernels), seen, flags)
     except DriverError as error:
-        seen.refused = error.code
+        seen.refused = f"{error.name}: {error.code}"
     except Differs as found:
         seen.refused = f"{found.expected}: {found.seen}"
     return seen

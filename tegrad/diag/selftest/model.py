@@ -34,14 +34,14 @@ def model(notes: Notes) -> None:
     from tegrad.llm.tokenizer import Tokenizer
 
     with notes.step("open"):
-        notes.fact("device", open_device())
+        notes.fact("device", open_device("NV"))
     reference = Reference(models.SMALL)
     written: dict[str, list[int]] = {}
     with Gguf.open(models.SMALL) as file:
         prompt = Tokenizer(file).encode(PROMPT)
         for name, plan in (("one launch", PersistentPlan), ("many launches", DecodePlan)):
             with notes.step(f"a step in {name}: set-up"):
-                engine = Engine(file, CONTEXT, plan=plan)
+                engine = Engine(file, CONTEXT, device="NV", plan=plan)
             with engine, notes.step(f"a step in {name}"):
                 start = time.perf_counter()
                 tokens = written[name] = list(engine.generate(prompt, Settings(), notes.amount))

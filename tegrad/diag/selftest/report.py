@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tegrad.diag.selftest.runner import Outcome
@@ -13,7 +13,9 @@ MARKS = {
     "failed": "FAILED  ",
     "hung": "HUNG    ",
     "crashed": "CRASHED ",
+    "interrupted": "ended   ",
     "not here": "not here",
+    "not applicable": "n/a     ",
     "not run": "not run ",
 }
 
@@ -23,9 +25,15 @@ def document(outcomes: Sequence[Outcome], about: Mapping[str, Any], board: str) 
     return {
         **about,
         "board": board,
+        "chip": chip(outcomes),
         "counts": dict(Counter(outcome.state for outcome in outcomes)),
         "stages": [_row(outcome, bool(board)) for outcome in outcomes],
     }
+
+
+def chip(outcomes: Sequence[Outcome]) -> str:
+    """The chip, by the first stage that tells; "" where none came so far."""
+    return next((str(outcome.facts["chip"]) for outcome in outcomes if "chip" in outcome.facts), "")
 
 
 def _row(outcome: Outcome, board: bool) -> dict[str, Any]:
@@ -36,13 +44,15 @@ def _row(outcome: Outcome, board: bool) -> dict[str, Any]:
         row["amount"] = {"unit": stage.unit, "here": stage.share(board), "on a device": stage.amount}
     if outcome.bad:
         row |= {"step": outcome.step, "means": stage.means, "next": outcome.next_step or stage.next_step}
+    elif outcome.ended:
+        row["step"] = outcome.step
     told = {key: text for key in ("expected", "seen", "detail") if (text := getattr(outcome, key))}
     return row | told | {"facts": outcome.facts, "lines": outcome.lines}
 
 
 def lines(outcome: Outcome) -> list[str]:
     """An outcome for the terminal: one line, and more where it teaches something."""
-    at = f", at: {outcome.step}" if outcome.bad and outcome.step else ""
+    at = f", at: {outcome.step}" if (outcome.bad or outcome.ended) and outcome.step else ""
     told = [f"{MARKS[outcome.state]}  {outcome.stage.name:12} {outcome.stage.sentence} [{outcome.seconds:.1f} s]{at}"]
     told += [f"            {line}" for line in outcome.lines]
     if outcome.bad:
@@ -59,20 +69,42 @@ def lines(outcome: Outcome) -> list[str]:
 def summary(outcomes: Sequence[Outcome]) -> str:
     """How many stages came to what."""
     counts = Counter(outcome.state for outcome in outcomes)
-    return f"{len(outcomes)} stages: " + ", ".join(f"{count} {state}" for state, count in counts.items())
+    stages = "1 stage" if len(outcomes) == 1 else f"{len(outcomes)} stages"
+    return f"{stages}: " + ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+def advice(outcomes: Sequence[Outcome], board: str) -> Iterator[str]:
+    """What the owner of the machine does now, a sentence each."""
+    yield from (
+        f"{outcome.stage.name} {outcome.state}: {outcome.next_step or outcome.stage.next_step}"
+        for outcome in outcomes
+        if outcome.bad
+    )
+    if any(outcome.ended for outcome in outcomes):
+        yield "the run was ended by a signal: start it again for what is left"
+    elif not any(outcome.bad for outcome in outcomes):
+        ran = "nothing that was tried went wrong"
+        yield f"{ran} on the board: run `tegrad selftest` on a Jetson" if board else f"{ran}: `tegrad run` is next"
+    if not board:
+        yield "send the JSON report to the project that tegrad came from, even if all is right"
 
 
 def page(outcomes: Sequence[Outcome], about: Mapping[str, Any], board: str) -> str:
     """The same as a page of Markdown."""
     ran, on = about["versions"], about["machine"]
     where = f"the emulated board {board}: this says nothing of a Jetson" if board else "this machine's own driver"
+    named = f", {found}" if (found := chip(outcomes)) else ""
     head = [
         "# tegrad selftest",
         "",
-        f"On {where}. {about['date']}, tegrad {ran['tegrad']}, sources {ran['tegrad_sources']}, Linux {on['kernel']}, "
-        f"Python {on['python']}.",
+        f"On {where}{named}. {about['date']}, tegrad {ran['tegrad']}, sources {ran['tegrad_sources']}, "
+        f"Linux {on['kernel']}, Python {on['python']}.",
         "",
         f"{summary(outcomes)}.",
+        "",
+        "## What to do next",
+        "",
+        *(f"- {text}" for text in advice(outcomes, board)),
     ]
     return "\n".join(head + [text for outcome in outcomes for text in _section(outcome, bool(board))]) + "\n"
 
@@ -91,6 +123,8 @@ def _section(outcome: Outcome, board: bool) -> list[str]:
             f"- what it means: {stage.means}",
             f"- **next: {outcome.next_step or stage.next_step}**",
         ]
+    elif outcome.ended:
+        told += ["", f"- at: {outcome.step or 'its start'}"]
     if outcome.lines:
         told += ["", *(f"- {line}" for line in outcome.lines)]
     if outcome.detail:
@@ -100,8 +134,10 @@ def _section(outcome: Outcome, board: bool) -> list[str]:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, dict):
-        if len(value) > 1 and all(isinstance(one, bool) for one in value.values()):
+        if value and all(isinstance(one, bool) for one in value.values()):
             names = {
                 word: [key for key in value if value[key] is is_so] for word, is_so in (("yes", True), ("no", False))
             }

@@ -11,13 +11,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tegrad.diag.selftest.stage import Stage
+from tegrad.conformance.process import bound
+from tegrad.diag.selftest.ending import Ended
+from tegrad.diag.selftest.place import Place, place
+from tegrad.diag.selftest.stage import Asked, Stage
+from tegrad.installed import search_path
 
-State = Literal["right", "failed", "hung", "crashed", "not here", "not run"]
+State = Literal["right", "failed", "hung", "crashed", "interrupted", "not here", "not applicable", "not run"]
 BAD: frozenset[State] = frozenset({"failed", "hung", "crashed"})
 END_S = 5.0
 """Seconds that a process has to end: first when it is asked to, then when it is killed."""
@@ -27,7 +31,10 @@ TAIL = 2000
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a stage. `step`: what it was at when it went wrong; `stuck`: its process cannot be killed."""
+    """What came of a stage. `step`: what it was at when it went wrong; `stuck`: its process cannot be killed.
+
+    `ended`: the signal that ended the run meanwhile.
+    """
 
     stage: Stage
     state: State
@@ -40,6 +47,7 @@ class Outcome:
     facts: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     stuck: bool = False
+    ended: int = 0
 
     @property
     def bad(self) -> bool:
@@ -47,37 +55,58 @@ class Outcome:
         return self.state in BAD
 
 
-def run(stages: Sequence[Stage], *, go_on: bool = False) -> Iterator[Outcome]:
-    """Run stages in order up to the first surprise, or all of them; those behind it are told as not run."""
+def run(
+    stages: Sequence[Stage], *, go_on: bool = False, asked: Asked | None = None, here: Place | None = None
+) -> Iterator[Outcome]:
+    """Run stages in order up to the first surprise, or all of them; those behind it are told as not run.
+
+    A stage that has no meaning `here`, which is this machine unless said, is told as not applicable.
+    """
+    asked, here = asked or Asked(), here or place()
     stopped = ""
     for stage in stages:
+        if here not in stage.places:
+            yield Outcome(stage, "not applicable", detail=f"only {_only(stage)} has this; here is {here}")
+            continue
+        if stage.asks and not getattr(asked, stage.asks):
+            yield Outcome(stage, "not run", detail=f"it runs only with --{stage.asks} FILE")
+            continue
         if stopped:
             yield Outcome(stage, "not run", detail=stopped)
             continue
-        outcome = perform(stage)
+        outcome = perform(stage, asked)
         yield outcome
         if outcome.stuck:
             stopped = f"the process of {stage.name} cannot be ended; reboot first"
+        elif outcome.ended:
+            stopped = f"the run was ended by {signal.Signals(outcome.ended).name}"
         elif outcome.bad and not go_on:
-            stopped = f"{stage.name} came first; --all goes on behind it"
+            stopped = f"not tried after {stage.name} {outcome.state}; --all goes on"
 
 
-def perform(stage: Stage) -> Outcome:
-    """Run one stage; its process is gone afterwards, also when this is interrupted."""
+def _only(stage: Stage) -> str:
+    return "an Orin" if stage.places == (Place.ORIN,) else " or ".join(stage.places)
+
+
+def perform(stage: Stage, asked: Asked | None = None) -> Outcome:
+    """Run one stage; its process is gone afterwards, also when this is interrupted or dies."""
     with tempfile.TemporaryDirectory(prefix="tegrad-selftest-") as folder:
         told, errors = Path(folder) / "told", Path(folder) / "stderr"
         told.touch()
         start = time.monotonic()
+        given = json.dumps(asdict(asked or Asked()))
+        hung = stuck = False
+        ended = 0
         with errors.open("wb") as stderr, Path(folder, "stdout").open("wb") as stdout:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tegrad.diag.selftest.child", stage.name, str(told)],
+                [sys.executable, "-m", "tegrad.diag.selftest.child", given, stage.name, str(told)],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path or ".") for path in sys.path)},
+                env={**os.environ, "PYTHONPATH": search_path()},
                 start_new_session=True,
+                preexec_fn=bound(),
             )
-            hung = stuck = False
             try:
                 process.wait(stage.limit_s)
             except subprocess.TimeoutExpired:
@@ -85,12 +114,19 @@ def perform(stage: Stage) -> Outcome:
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(signal.SIGUSR1)  # it writes where it is
                     time.sleep(0.1)
+            except Ended as signalled:
+                ended = signalled.number
             finally:
-                stuck = not _end(process)
+                try:
+                    stuck = not _end(process)
+                except Ended as signalled:  # the only one: no further signal is raised
+                    ended, stuck = signalled.number, not _end(process)
         outcome = _outcome(stage, told.read_text(), time.monotonic() - start)
         where = errors.read_text(errors="replace")[-TAIL:]
-    outcome.stuck = stuck
-    if hung:
+    outcome.stuck, outcome.ended = stuck, ended
+    if ended and outcome.state == "crashed":
+        outcome.state, outcome.detail = "interrupted", f"{signal.Signals(ended).name} ended the run meanwhile"
+    elif hung:
         outcome.state, outcome.expected = "hung", f"the end of the stage within {stage.limit_s:g} s"
         outcome.seen, outcome.detail = "it was still at work", where
     elif outcome.state == "crashed":

@@ -6,12 +6,21 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tegrad.nv.kernel import board_asked
+from tegrad.diag.selftest.place import Place
+from tegrad.nv.kernel import emulated
 
 Value = str | int | float | bool | None | Sequence["Value"] | Mapping[str, "Value"]
 """What a fact may be: anything that JSON holds."""
 
 Emit = Callable[[Mapping[str, Value]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the user gave beside the names of stages: a model's file, and where llama-bench is ("": on the PATH)."""
+
+    model: str = ""
+    llama_bench: str = ""
 
 
 class Surprise(Exception):
@@ -25,10 +34,10 @@ class Surprise(Exception):
 class Notes:
     """What a stage tells: facts, lines for the page, and the step it is at. All of it survives a hang or a crash."""
 
-    def __init__(self, emit: Emit, amount: int = 0) -> None:
+    def __init__(self, emit: Emit, amount: int = 0, asked: Asked | None = None) -> None:
         """`emit` takes each piece as it comes; `amount` says how much of its work the stage is to do."""
-        self._emit, self.amount = emit, amount
-        self.board = board_asked()
+        self._emit, self.amount, self.asked = emit, amount, asked or Asked()
+        self.board = emulated()
 
     def fact(self, name: str, value: Value) -> None:
         """Something that was measured or read."""
@@ -57,6 +66,7 @@ class Stage:
 
     `needs` names what it cannot do without (see `child.NEEDS`); `limit_s` ends it. `amount` and `board_amount` say how
     much it does on a device and on a board, of what `unit` names. `means` and `next_step` are told when it fails.
+    `places` are the drivers on which it has meaning; `asks` names what of `Asked` the user must have given.
     """
 
     name: str
@@ -69,6 +79,8 @@ class Stage:
     amount: int = 0
     board_amount: int = 0
     unit: str = ""
+    places: tuple[Place, ...] = (Place.ORIN,)
+    asks: str = ""
 
     def share(self, board: bool) -> int:
         """How much of its work the stage does here."""

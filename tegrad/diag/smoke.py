@@ -1,0 +1,60 @@
+"""A kernel compiled and run on the device that models run on: what no look at files and versions can tell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+
+from tegrad.diag.finding import Finding
+from tegrad.installed import search_path
+from tegrad.nv.kernel import BOARD_VARIABLE
+
+LIMIT_S = 120.0
+PATIENCE = "HCQDEV_WAIT_TIMEOUT_MS"
+"""tinygrad's variable: who lets a GPU take longer lets this take longer, too."""
+BOARD = "agx-orin-64gb"
+CODE = """
+import sys
+from tegrad.errors import TegradError
+from tegrad.nv import compilers
+from tegrad.nv.exercise import one_liner
+source = '#include <cuda_fp16.h>\\nextern "C" __global__ void twice(__half *a) { *a += *a; }'
+try:
+    compilers.compile_cuda(source, "sm_87")
+    one_liner()
+except TegradError as error:
+    sys.exit(str(error))
+"""
+"""CUDA C with NVIDIA's headers, then tinygrad's one-liner, each compiled anew."""
+
+
+def run(label: str, *, emulated: bool) -> Finding:
+    """Run it in a process of its own, with empty caches; `label` names the device."""
+    with tempfile.TemporaryDirectory(prefix="tegrad-doctor-") as folder:
+        environment = {**os.environ, "XDG_CACHE_HOME": folder, "CACHEDB": os.path.join(folder, "cache.db")}
+        limit = _limit(environment.get(PATIENCE, ""))
+        environment["PYTHONPATH"] = search_path()
+        if emulated:
+            environment.setdefault(BOARD_VARIABLE, BOARD)
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", CODE], env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+                text=True, errors="replace", check=False, timeout=limit,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return _failed(label, f"no end within {limit:g} s")
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        return _failed(label, said[-1] if "Traceback" in done.stderr else " ".join(said) or f"code {done.returncode}")
+    return Finding("kernel", "ok", f"compiled and ran on the {label}: [1, 2, 3] + [4, 5, 6] = [5, 7, 9]")
+
+
+def _limit(patience: str) -> float:
+    """Seconds that it may take; what is no number, tinygrad refuses."""
+    return max(LIMIT_S, int(patience) / 1000) if patience.isdecimal() else LIMIT_S
+
+
+def _failed(label: str, why: str) -> Finding:
+    return Finding("kernel", "missing", f"a kernel on the {label}: {why}", "`tegrad selftest` tells which part fails")
