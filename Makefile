@@ -1,13 +1,19 @@
-# Two commands for a fresh machine: `make run` and `make test`. Everything lives in .venv; nothing needs root.
+# For a fresh machine: `make run` and `make test`; on a Jetson first `make selftest`. Everything lives in .venv; nothing
+# needs root.
 # python3 if it is new enough, else the newest beside it that is (uv puts its own into ~/.local/bin); PYTHON=... chooses.
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell PATH="$$PATH:$$HOME/.local/bin"; for p in python3 python3.13 python3.12 python3.11; do \
 	"$$p" -c '$(NEW_ENOUGH)' 2>/dev/null && command -v "$$p" && exit; done; echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
+# Processes that share the tests, a file at a time, those that take longest first (tests/balance.py).
+WORKERS ?= 2
+# A worker that crashes ends the run: xdist would hand out the test that crashed it again and again.
+SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 PROMPT ?= In the beginning
+AARCH64 ?= .aarch64
 
-.PHONY: run test test-long check figures clean
+.PHONY: run selftest test test-fast test-long test-policies test-aarch64 check figures clean
 
 # Runtime only: what `tegrad run` needs on a machine without a GPU.
 $(VENV)/.run: pyproject.toml
@@ -24,11 +30,26 @@ $(VENV)/.dev: $(VENV)/.run
 run: $(VENV)/.run
 	$(BIN)/tegrad run "$(PROMPT)"
 
+selftest: $(VENV)/.run
+	$(BIN)/tegrad selftest
+
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -m "not hardware and not long"
+	$(BIN)/python -m pytest -q $(SHARED) -m "not hardware and not long"
+
+# An answer within three minutes: without the files of tests that take long (tests/seconds.json).
+test-fast: $(VENV)/.dev
+	$(BIN)/python -m pytest -q $(SHARED) --fast -m "not hardware and not long"
 
 test-long: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -m "not hardware"
+	$(BIN)/python -m pytest -q $(SHARED) -m "not hardware"
+
+# The suite under the second memory policy, with stores through and back (results/memory-policies.json).
+test-policies: $(VENV)/.dev
+	$(BIN)/python tools/policies.py
+
+# The suite in a Debian arm64 root under qemu-user (docs/testing.md); needs root, goes on where it was stopped.
+test-aarch64:
+	$(PYTHON) tools/aarch64/run.py $(AARCH64)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -1,17 +1,52 @@
 """What all tests share: every one of them is held against the kernel logs of the boards that it lets run."""
 
+import os
 import shutil
 import signal
+import sys
+from collections.abc import Iterator
 
+import balance
+import klog_checker
 import pytest
-from klog_checker import no_error_in_a_boards_log, pytest_configure  # noqa: F401 (pytest finds them here)
+from balance import (  # noqa: F401 (pytest finds them here)
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_ignore_collect,
+)
+from klog_checker import no_error_in_a_boards_log  # noqa: F401
+
+CHOSEN = os.environ.get("DEV")
+"""The device that the suite was started for."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background job ignores Ctrl-C, and so would every process that the tests start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """What the two plugins begin a session with."""
+    klog_checker.pytest_configure(config)
+    balance.pytest_configure(config)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test that needs clang where there is none."""
     if item.get_closest_marker("clang") and shutil.which("clang") is None:
         pytest.skip("tinygrad's CPU device needs clang")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """No test inherits the device that tinygrad chose in one before it, nor do the processes that it starts.
+
+    tinygrad chooses once for the whole process and puts its choice into the environment.
+    """
+    try:
+        yield
+    finally:
+        if (tinygrad := sys.modules.get("tinygrad.device")) is not None:
+            tinygrad.Device.__dict__.pop("_select_device", None)
+        os.environ.pop("DEV", None)
+        if CHOSEN is not None:
+            os.environ["DEV"] = CHOSEN

@@ -217,8 +217,10 @@ def test_ours_is_measured_around_the_peer_on_one_file(board: Path, monkeypatch: 
 def test_the_command_knows_its_figures_and_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     from typer.testing import CliRunner
 
+    from tegrad.bench import gpu
     from tegrad.cli import bench, run
 
+    monkeypatch.setattr(gpu, "check_gpu", lambda: None)
     monkeypatch.setattr(run, "choose_device", lambda: None)
     for arguments, said in (
         (["decode-7b-q3k"], "decode-7b-q3k"),

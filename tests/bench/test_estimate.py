@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tegrad.bench import estimate
-from tegrad.bench.estimate import CHECKS, Work, checked, decode, step_us
+from tegrad.bench.estimate import ASSUMPTIONS, CHECKS, Assumption, Work, checked, decode, step_us
 from tegrad.bench.kernels import Kernel
 from tegrad.bench.sass import Code
 from tegrad.hw.chips import CHIPS
@@ -32,9 +32,31 @@ def test_instructions_take_as_long_as_the_busiest_unit_or_the_issue() -> None:
 
 def test_a_launch_takes_its_bytes_or_its_instructions_and_a_boundary() -> None:
     by_bytes, by_cycles = Work("a", 2, 204_800.0, 10.0), Work("b", 1, 10.0, 1_300.0)
-    assert step_us(ORIN, [by_bytes], 5.0, efficiency=0.5) == pytest.approx(2 * (5 + 2))
+    half, all_ = Assumption(0.5, (0, 0), ""), Assumption(1.0, (0, 0), "")
+    assert step_us(ORIN, [by_bytes], 5.0, half) == pytest.approx(2 * (5 + 2))
     assert step_us(ORIN, [by_cycles], 3.0) == pytest.approx(3 + 1)
-    assert step_us(ORIN, [by_bytes, by_cycles], 0.0, efficiency=1.0) == pytest.approx(2 + 1)
+    assert step_us(ORIN, [by_bytes, by_cycles], 0.0, all_) == pytest.approx(2 + 1)
+
+
+def test_what_blocks_read_again_comes_from_volatile_memory_each_time_and_else_from_l2() -> None:
+    work = Work("a", 2, 102_400.0, again=102_400.0)
+    for again, us in ((True, 2.0), (False, 1.0)):
+        assert step_us(ORIN, [work], 1.0, Assumption(0.5, (0, 0), "", again=again)) == pytest.approx(2 * (1 + us))
+    matvec = row(grid=(192, 1, 1), input_bytes=12288)
+    assert estimate.reread(matvec) == 191 * 12288
+    volatile, cached = (estimate.estimate(ORIN, [matvec], memory) for memory in (estimate.VOLATILE, estimate.CACHED))
+    assert estimate.estimate(ORIN, [matvec]) == volatile  # the policy where no record says otherwise
+    assert (cached.again_bytes, volatile.again_bytes) == (0, 16 * 191 * 12288)
+    assert volatile.weight_bytes == cached.weight_bytes == 16e6
+    assert volatile.tokens_per_second < cached.tokens_per_second
+
+
+def test_each_jetson_has_a_row_for_each_kind_of_memory_that_says_what_it_assumes() -> None:
+    for name, rows in ASSUMPTIONS.items():
+        kinds = [one.memory for one in rows]
+        assert kinds == (["volatile", "cached"] if "orin" in name else [""])
+        assert len({one.source for one in rows}) == len(rows)
+    assert "ASSUMED" in estimate.assumption(ORIN).source
 
 
 def test_an_estimate_spans_what_a_boundary_may_cost() -> None:
@@ -60,7 +82,7 @@ def test_the_rule_holds_for_what_was_measured(check: estimate.Check) -> None:
 def test_the_range_of_an_h200_holds_what_its_plan_of_many_kernels_took() -> None:
     """From the kernels as they are compiled for it, not from rows of a check: 1,993 to 2,015 tok/s were measured."""
     [check] = (check for check in CHECKS if check.what == "our decode step, 83 launches")
-    made, (low, high) = decode(CHIPS["gh100"]), check.measured_us
+    [made], (low, high) = decode(CHIPS["gh100"]), check.measured_us
     assert made.launches == 83
     assert made.step_us[0] < low
     assert high < made.step_us[1]

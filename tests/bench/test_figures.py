@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from tegrad.bench import figures, readme
 from tegrad.bench.figures import Results, row
 from tegrad.bench.record import Record, RecordError, Side, make, source_digest
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 def record(**changes: object) -> Record:
@@ -93,7 +96,7 @@ def test_record_names_versions_sources_and_machine() -> None:
 
 
 def test_the_committed_table_is_what_its_samples_give() -> None:
-    assert Results(Path(__file__).parents[2] / "results").stale() == []
+    assert Results(REPOSITORY / "results").stale() == []
 
 
 def test_figures_measures_again_what_needs_no_gpu_and_nothing_else(
@@ -113,3 +116,25 @@ def test_figures_measures_again_what_needs_no_gpu_and_nothing_else(
     Results(tmp_path).add(record(id="there"))
     figures(tmp_path)
     assert [r["id"] for r in Results(tmp_path).stored()] == ["here", "there"]
+
+
+def test_readmes_table_is_what_the_rows_give() -> None:
+    page = readme.path_beside(REPOSITORY / "results")
+    assert readme.with_table(page.read_text(), Results(REPOSITORY / "results").stored()) == page.read_text()
+
+
+def test_a_typed_number_and_a_figure_that_lacks_are_noticed() -> None:
+    rows = Results(REPOSITORY / "results").stored()
+    text = readme.path_beside(REPOSITORY / "results").read_text()
+    wrong = text.replace(f"| {readme.ROWS[0][0]} | ", f"| {readme.ROWS[0][0]} | 1")
+    assert wrong != text
+    assert readme.with_table(wrong, rows) == text
+    with pytest.raises(RecordError, match="needs the figures decode-1b-q6k-d0"):
+        readme.table([row for row in rows if row["id"] != "decode-1b-q6k-d0"])
+    with pytest.raises(RecordError, match="no place for the table"):
+        readme.with_table(text.replace(readme.END, ""), rows)
+
+
+def test_counts_are_not_rounded() -> None:
+    assert figures._round(273608.0) == 273608.0
+    assert figures._round(2900.123456) == 2900.1

@@ -33,6 +33,6 @@ def test_every_kernel_of_a_step_is_left_out_once(monkeypatch: pytest.MonkeyPatch
     assert whole == 2 + 2 * 5 + 1
     assert twice == 2 * whole
     assert sum(whole - left for left in others) == whole
-    lines = ran.output.splitlines()
+    lines = ran.stdout.splitlines()
     assert lines[0].startswith("decode of tiny-q6k")
     assert len(lines) == 2 + len(others)

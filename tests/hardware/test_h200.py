@@ -964,9 +964,14 @@ if __name__ == "__main__":
             CASES[inside][0]()
             print(f"done {inside}", file=sys.stderr)
         sys.exit(0)
-    arguments = argparse.ArgumentParser(description=__doc__)
+    listed = "cases:\n  " + "\n  ".join(CASES)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, epilog=listed, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("case", nargs="*", help="cases to run; all of them if left out")
     arguments.add_argument("--record", type=Path, help="keep the outcome as JSON here")
     options = arguments.parse_args()
+    if unknown := [name for name in options.case if name not in CASES]:
+        arguments.error(f"there is no case {', '.join(unknown)}; --help lists them")
     sys.path.insert(0, str(ROOT))
     sys.exit(1 if main(options.case, options.record) else 0)

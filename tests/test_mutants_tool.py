@@ -1,0 +1,143 @@
+"""tools/mutants: what a mutant changes, how the drawn ones are chosen, and which tests one is held against."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TOOL = Path(__file__).parents[1] / "tools" / "mutants"
+
+PYTHON = '''
+def f(a: int = 2) -> bool:
+    """Nothing 1 + 1 in here."""
+    g(a)
+    if a < 3 and a in (5,):
+        return not a
+    a += 1
+    return f"{a + 1}" == "x"
+'''
+CUDA = """#define N 4 // 4 < 5
+__device__ int f(int a) {
+  /* 1 + 1 */
+  __syncthreads();
+  if (a < 0x10 && !b) return a + 7;  // a > 8
+  return "a < 1"[0] * 1.5f;
+}
+"""
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    known = set(sys.modules)
+    monkeypatch.syspath_prepend(str(TOOL))
+    yield
+    for name in set(sys.modules) - known:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(TOOL)):
+            del sys.modules[name]
+
+
+def test_each_operator_changes_what_it_says_and_nothing_within_text(tool: None) -> None:
+    import operators
+
+    found = {(change.operator, change.before, change.after) for change in operators.python(PYTHON)}
+    assert found == {
+        ("constant", "2", "3"),
+        ("drop a call", "g(a)", "pass"),
+        ("negate a condition", "a < 3 and a in (5,)", "(not (a < 3 and a in (5,)))"),
+        ("and, or", "a < 3 and a in (5,)", "(a < 3 or a in (5,))"),
+        ("comparison", "a < 3", "(a <= 3)"),
+        ("comparison", "a in (5,)", "(a not in (5,))"),
+        ("constant", "3", "4"),
+        ("constant", "5", "6"),
+        ("return nothing", "return not a", "return None"),
+        ("drop a sign", "not a", "(a)"),
+        ("arithmetic", "a += 1", "a -= 1"),
+        ("constant", "1", "2"),
+        ("return nothing", 'return f"{a + 1}" == "x"', "return None"),
+        ("comparison", 'f"{a + 1}" == "x"', "(f'{a + 1}' != 'x')"),
+    }
+    found = {(change.operator, change.before, change.after) for change in operators.cuda(CUDA)}
+    assert found == {
+        ("drop a call", "__syncthreads();", ";"),
+        ("comparison", " < ", " <= "),
+        ("constant", "0x10", "0x11"),
+        ("and, or", " && ", " || "),
+        ("drop a sign", "!", ""),
+        ("arithmetic", " + ", " - "),
+        ("constant", "7", "8"),
+        ("arithmetic", " * ", " / "),
+        ("constant", "1.5f", "2.5f"),
+        ("constant", "0", "1"),
+    }
+
+
+def test_a_mutant_is_its_file_with_the_change_and_of_no_other_text(tool: None) -> None:
+    import operators
+
+    for change in operators.python(PYTHON):
+        mutant = operators.apply(PYTHON, change)
+        assert mutant != PYTHON
+        compile(mutant, "mutant", "exec")
+    with pytest.raises(ValueError, match="not what it was"):
+        operators.apply(PYTHON.replace("g(a)", "g(b)"), next(c for c in operators.python(PYTHON) if c.before == "g(a)"))
+
+
+def test_a_seed_draws_so_many_of_each_part_and_none_twice(tool: None) -> None:
+    import draw
+
+    rows = draw.draw()
+    assert len(rows) == sum(draw.PARTS.values()) == 300
+    assert len({(row["file"], row["start"], row["end"], row["after"]) for row in rows}) == 300
+    for part in ("nv", "orin", "uapi", "llm"):
+        assert sum(row["file"].startswith(f"tegrad/{part}/") and row["file"].endswith(".py") for row in rows) >= 40
+    assert sum(row["file"].endswith((".cu", ".cuh")) for row in rows) >= 60
+
+
+CALLER = """
+import os, subprocess, sys
+from part import called, uncalled
+called()
+if os.fork() == 0:
+    from part import in_a_child
+    in_a_child()
+    os._exit(0)
+os.wait()
+open("kernel.cu").close()
+"""
+PART = "def called(): pass\ndef uncalled(): pass\ndef in_a_child(): pass\n"
+
+
+def test_calls_of_every_process_are_recorded_at_once(tmp_path: Path) -> None:
+    (tmp_path / "part.py").write_text(PART)
+    (tmp_path / "caller.py").write_text(f"exec(open({str(TOOL / 'recorder.py')!r}).read())\n{CALLER}")
+    (tmp_path / "kernel.cu").touch()
+    environment = {**os.environ, "TEGRAD_CALLS": str(tmp_path / "calls"), "TEGRAD_CALLS_ROOT": f"{tmp_path}/"}
+    subprocess.run([sys.executable, "caller.py"], cwd=tmp_path, env=environment, check=True)
+    found = set((tmp_path / "calls").read_text().splitlines())
+    assert {"part.py\t1", "part.py\t3", "kernel.cu\t0"} <= found
+    assert "part.py\t2" not in found
+
+
+def test_a_mutant_is_held_against_the_quickest_tests_of_its_function_first(
+    tool: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cover
+    import run
+
+    (tmp_path / "calls").mkdir()
+    (tmp_path / "a.py").write_text("X = 1\n\n@decorated\ndef f():\n    return 1\n")
+    for test, lines in (
+        ("tests/slow.py", ["a.py\t3", "a.py\t1"]),
+        ("tests/quick.py", ["a.py\t3"]),
+        ("tests/no.py", []),
+    ):
+        cover.calls_of(tmp_path, test).write_text("\n".join(lines))
+    monkeypatch.setattr(run, "PROJECT", tmp_path)
+    seconds = {"tests/slow.py": 50.0, "tests/quick.py": 1.0, "tests/no.py": 0.1}
+    assert run.chosen(tmp_path, {"file": "a.py", "line": 5}, seconds) == ["tests/quick.py", "tests/slow.py"]
+    assert run.chosen(tmp_path, {"file": "a.py", "line": 1}, seconds) == ["tests/slow.py"]

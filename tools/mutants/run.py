@@ -1,0 +1,187 @@
+"""Runs the drawn mutants: `python tools/mutants/run.py FOLDER`. Goes on where it stopped; hours.
+
+FOLDER is where cover.py has recorded calls. Each mutant is a change in a copy of the project at the commit of the draw,
+against the files of tests that called the function, the quickest first, up to the first failure. FOLDER/journal has a
+line for each. Writes results/random-mutants.json when all have run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from cover import SELECTED, calls_of
+from draw import DRAWN, PROJECT
+from operators import Change, apply
+
+RESULT = PROJECT / "results" / "random-mutants.json"
+EQUIVALENT = Path(__file__).with_name("equivalent.json")
+"""By id, of mutants that no test can notice: the proof, in a line."""
+MOST_S = 900.0
+"""Recorded seconds of tests that a mutant is held against at most."""
+PATIENCE = 6
+"""A file of tests may take so many times its recorded seconds, and a minute: what a mutant hangs, it has noticed."""
+
+
+def function_line(text: str, line: int) -> int:
+    """Where the innermost function around a line begins, as its code object has it; 1 for the module's own code."""
+    found = 1
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.Lambda) and node.lineno <= line <= (node.end_lineno or 0):
+            decorators = getattr(node, "decorator_list", [])
+            found = max(found, min([node.lineno, *(decorator.lineno for decorator in decorators)]))
+    return found
+
+
+def chosen(folder: Path, row: dict[str, Any], seconds: dict[str, float]) -> list[str]:
+    """The files of tests to hold a mutant against, the quickest first."""
+    source = (PROJECT / row["file"]).read_text()
+    line = function_line(source, row["line"]) if row["file"].endswith(".py") else 0
+    called = [
+        test
+        for test in sorted(seconds, key=lambda test: seconds[test])
+        if f"{row['file']}\t{line}" in _calls(folder, test)
+    ]
+    taken, total = [], 0.0
+    for test in called:
+        if total + seconds[test] <= MOST_S or not taken:
+            taken.append(test)
+            total += seconds[test]
+    return taken
+
+
+_known: dict[str, frozenset[str]] = {}
+
+
+def _calls(folder: Path, test: str) -> frozenset[str]:
+    if test not in _known:
+        path = calls_of(folder, test)
+        _known[test] = frozenset(path.read_text().splitlines()) if path.exists() else frozenset()
+    return _known[test]
+
+
+def lay(folder: Path, commit: str) -> Path:
+    """A copy of the project at a commit."""
+    copy = folder / "copy"
+    if not copy.exists():
+        command = ["git", "-C", str(PROJECT), "worktree", "add", "--detach", "--force", str(copy), commit]
+        subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(["git", "-C", str(copy), "checkout", "-q", "-f", commit], check=True)
+    return copy
+
+
+def held(copy: Path, folder: Path, row: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:
+    """Run one mutant: what killed it, or that it survived what it was held against."""
+    tests = chosen(folder, row, seconds)
+    change = Change(**{name: row[name] for name in ("start", "end", "line", "operator", "before", "after")})
+    path = copy / row["file"]
+    text = path.read_text()
+    start = time.monotonic()
+    path.write_text(apply(text, change))
+    cache = folder / "cache"
+    try:
+        for test in tests:
+            shutil.rmtree(cache, ignore_errors=True)
+            _warm(folder, cache)
+            if killer := _killer(copy, cache, test, seconds[test]):
+                return {"outcome": "killed", "by": killer, "seconds": round(time.monotonic() - start, 1)}
+    finally:
+        path.write_text(text)
+    return {"outcome": "survived", "held against": tests, "seconds": round(time.monotonic() - start, 1)}
+
+
+def _warm(folder: Path, cache: Path) -> None:
+    """A mutant's own cache, whose files are links to those of everybody's: what it writes has names of its own."""
+    whole = folder / "warm"
+    if whole.exists():
+        shutil.copytree(whole, cache, copy_function=os.link)
+    else:
+        cache.mkdir()
+
+
+def _killer(copy: Path, cache: Path, test: str, seconds: float) -> str:
+    """The first test of a file that fails; "" where none does."""
+    environment = {**os.environ, "PYTHONPATH": str(copy), "XDG_CACHE_HOME": str(cache), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "--no-header",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        SELECTED,
+        test,
+    ]
+    process = subprocess.Popen(
+        command, cwd=copy, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    try:
+        said = process.communicate(timeout=60 + PATIENCE * seconds)[0].decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        return f"{test}: no end"
+    finally:
+        end_group(process)
+    if process.returncode in (0, 5):
+        return ""
+    failed = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failed[0].partition(" - ")[0].split(" ", 1)[1] if failed else f"{test}: exit code {process.returncode}"
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process and what it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, 9)
+    process.wait()
+
+
+def main() -> int:
+    """Run what has not been run, then count."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no mutant after so many minutes")
+    parser.add_argument("--only", nargs="*", default=[], help="these ids, again")
+    given = parser.parse_args()
+    folder, until = given.folder.resolve(), time.monotonic() + 60 * given.minutes
+    drawn = json.loads(DRAWN.read_text())
+    seconds = json.loads((folder / "seconds.json").read_text())
+    journal = folder / "journal"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
+    done = {line["id"]: line for line in lines if line["id"] not in given.only}
+    copy = lay(folder, drawn["commit"])
+    for row in drawn["mutants"]:
+        if row["id"] in done or time.monotonic() > until:
+            continue
+        done[row["id"]] = {"id": row["id"], **held(copy, folder, row, seconds)}
+        with journal.open("a") as file:
+            file.write(json.dumps(done[row["id"]]) + "\n")
+        print(row["id"], row["file"], row["line"], row["operator"], done[row["id"]]["outcome"], flush=True)
+    counts = Counter(line["outcome"] for line in done.values())
+    print(f"{len(done)} of {len(drawn['mutants'])}: {dict(counts)}")
+    if len(done) == len(drawn["mutants"]):
+        write(drawn, done)
+    return 0
+
+
+def write(drawn: dict[str, Any], done: dict[str, dict[str, Any]]) -> None:
+    """results/random-mutants.json: each mutant with what came of it."""
+    proofs = json.loads(EQUIVALENT.read_text()) if EQUIVALENT.exists() else {}
+    rows = [{**row, **done[row["id"]], **({"equivalent": proofs[row["id"]]} if row["id"] in proofs else {})}
+            for row in drawn["mutants"]]  # fmt: skip
+    RESULT.write_text(json.dumps({"seed": drawn["seed"], "commit": drawn["commit"], "mutants": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
