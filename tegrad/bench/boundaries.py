@@ -30,6 +30,7 @@ from tinygrad.dtype import dtypes
 from tinygrad.helpers import Target
 
 import tegrad.nv
+from tegrad.bench.gpu import check_gpu
 from tegrad.hw.classes import HOST
 from tegrad.nv.compilers import compile_cuda
 from tegrad.nv.replay import (
@@ -293,7 +294,8 @@ def forms(device_arch: str) -> list[str]:
 
 @contextmanager
 def opened() -> Iterator[Any]:
-    """The NV device, for a measurement."""
+    """The NV device, for a measurement. NoGpu."""
+    check_gpu()
     tegrad.nv.install()
     device = Device["NV"]
     try:

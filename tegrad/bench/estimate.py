@@ -5,11 +5,16 @@ costs (launch, ramp and tail together). Bytes and instructions come from the tab
 from the kernels as they are compiled for the chip; what a chip gives is its row here. CHECKS holds the same rule
 against launches that were measured on an H200.
 
+A Jetson has a row for each kind of memory that weights and workspace may lie in (nv/roles.py). What blocks read again
+L2 answers of cached memory; of volatile memory every read goes to DRAM, so that the vector of a product counts once for
+each block.
+
 Nothing here is a measurement of a Jetson, and every figure made of it says so.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -33,37 +38,76 @@ class Assumption:
     boundary_us: tuple[float, float]
     """From one launch's end to the next one's full speed: least and most."""
     source: str
+    memory: str = ""
+    """The kind that weights and workspace lie in, where there are two."""
+    again: bool = False
+    """Whether what blocks read of a vector comes from memory each time, and not from L2."""
 
 
-_JETSON: Final = (
-    "78% of the data sheet's bandwidth, which a BF16 decode reached elsewhere; boundaries are a guess: 2 to 3 times an "
-    "H200's; highest power mode"
+VOLATILE, CACHED = "volatile", "cached"
+_JETSON: Final = "boundaries are a guess: 2 to 3 times an H200's; highest power mode"
+_CACHED: Final = (
+    "78% of the data sheet's bandwidth, which a BF16 decode reached elsewhere, taken to be from memory that L2 keeps, "
+    f"as CUDA's is; vectors come from L2; {_JETSON}"
 )
-ASSUMPTIONS: Final[Mapping[str, Assumption]] = {
-    "agx-orin-64gb": Assumption(0.78, (5.0, 10.0), _JETSON),
-    "orin-nx-16gb": Assumption(0.78, (5.0, 12.0), _JETSON),
-    "orin-nano-8gb": Assumption(0.78, (5.0, 12.0), _JETSON),
-    "gh100": Assumption(
-        4614 / 4800,
-        (2.6, 3.6),
-        "measured on an H200: reads at 4614 GB/s, and the time of a layer's products above that of their bytes",
+_VOLATILE: Final = (
+    "the share of the bandwidth is ASSUMED to be that of cached memory, 78%: how fast a GPU with an L2 of this kind "
+    "streams from memory that it does not keep is not known (others' copies and products with flags 0 were not slower "
+    "than CUDA's, but far from the bandwidth); "
+    f"each block's vector comes from DRAM; {_JETSON}"
+)
+
+
+def _jetson(boundary_us: tuple[float, float]) -> tuple[Assumption, ...]:
+    """The first is the memory policy that holds where no record says otherwise."""
+    return (
+        Assumption(0.78, boundary_us, _VOLATILE, VOLATILE, again=True),
+        Assumption(0.78, boundary_us, _CACHED, CACHED),
+    )
+
+
+ASSUMPTIONS: Final[Mapping[str, tuple[Assumption, ...]]] = {
+    "agx-orin-64gb": _jetson((5.0, 10.0)),
+    "orin-nx-16gb": _jetson((5.0, 12.0)),
+    "orin-nano-8gb": _jetson((5.0, 12.0)),
+    "gh100": (
+        Assumption(
+            4614 / 4800,
+            (2.6, 3.6),
+            "measured on an H200: reads at 4614 GB/s, and the time of a layer's products above that of their bytes",
+        ),
     ),
 }
+"""By chip, and for Jetsons by kind of memory."""
+
+
+def assumption(chip: Chip, memory: str = "") -> Assumption:
+    """What a chip is taken to give, from this kind of memory; from that which it uses by default unless said."""
+    return next(one for one in ASSUMPTIONS[chip.name] if memory in ("", one.memory))
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Launches alike: how many a token, and what one reads (bytes) and issues (cycles of every SM)."""
+    """Launches alike: how many a token, and what one reads (bytes) and issues (cycles of every SM).
+
+    `again`: bytes that blocks read after another block has read them.
+    """
 
     name: str
     launches: int
     bytes: float
     cycles: float = 0.0
+    again: float = 0.0
 
 
 def works(chip: Chip, rows: Sequence[Kernel]) -> list[Work]:
     """The rows of a table as work. A kernel whose instructions are not known counts with its bytes alone."""
-    return [Work(row.name, row.launches, row.weight_bytes, cycles(chip, row)) for row in rows]
+    return [Work(row.name, row.launches, row.weight_bytes, cycles(chip, row), reread(row)) for row in rows]
+
+
+def reread(row: Kernel) -> int:
+    """Bytes of its vector that a product's blocks read in all but the first of them."""
+    return row.input_bytes * (math.prod(row.grid) - 1)
 
 
 def cycles(chip: Chip, row: Kernel) -> float:
@@ -75,11 +119,17 @@ def cycles(chip: Chip, row: Kernel) -> float:
     return share * max(busiest, row.code.instructions / ISSUE)
 
 
-def step_us(chip: Chip, work: Sequence[Work], boundary_us: float, efficiency: float | None = None) -> float:
+def step_us(chip: Chip, work: Sequence[Work], boundary_us: float, assumed: Assumption | None = None) -> float:
     """Microseconds of a step."""
-    bandwidth = chip.mem_bandwidth * (ASSUMPTIONS[chip.name].efficiency if efficiency is None else efficiency)
-    busy = (max(part.bytes / bandwidth, part.cycles / chip.max_freq_hz) for part in work)
+    assumed = assumed or assumption(chip)
+    bandwidth = chip.mem_bandwidth * assumed.efficiency
+    busy = (max(_bytes(part, assumed) / bandwidth, part.cycles / chip.max_freq_hz) for part in work)
     return sum(part.launches * (boundary_us + 1e6 * time) for part, time in zip(work, busy, strict=True))
+
+
+def _bytes(part: Work, assumed: Assumption) -> float:
+    """What a launch takes from memory."""
+    return part.bytes + part.again * assumed.again
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +139,10 @@ class Estimate:
     chip: Chip
     launches: int
     bytes_us: float
-    """Reading everything once."""
+    """Reading everything once, and what comes from memory again."""
+    weight_bytes: float
+    again_bytes: float
+    """Of a step, that come from memory again."""
     issue_us: float
     """Issuing everything, if nothing else took time."""
     step_us: tuple[float, float]
@@ -101,17 +154,19 @@ class Estimate:
         return 1e6 / self.step_us[1], 1e6 / self.step_us[0]
 
 
-def estimate(chip: Chip, rows: Sequence[Kernel]) -> Estimate:
-    """The estimate for a plan whose table was made for this chip's architecture."""
-    work, assumed = works(chip, rows), ASSUMPTIONS[chip.name]
+def estimate(chip: Chip, rows: Sequence[Kernel], memory: str = "") -> Estimate:
+    """The estimate for a plan whose table was made for this chip's architecture, from this kind of memory."""
+    work, assumed = works(chip, rows), assumption(chip, memory)
     low, high = assumed.boundary_us
     bandwidth = chip.mem_bandwidth * assumed.efficiency
     return Estimate(
         chip=chip,
         launches=sum(part.launches for part in work),
-        bytes_us=1e6 * sum(part.launches * part.bytes for part in work) / bandwidth,
+        bytes_us=1e6 * sum(part.launches * _bytes(part, assumed) for part in work) / bandwidth,
+        weight_bytes=sum(part.launches * part.bytes for part in work),
+        again_bytes=sum(part.launches * (_bytes(part, assumed) - part.bytes) for part in work),
         issue_us=1e6 * sum(part.launches * part.cycles for part in work) / chip.max_freq_hz,
-        step_us=(step_us(chip, work, low), step_us(chip, work, high)),
+        step_us=(step_us(chip, work, low, assumed), step_us(chip, work, high, assumed)),
         assumption=assumed,
     )
 
@@ -167,7 +222,7 @@ CHECKS: Final = (
 
 def checked(check: Check) -> float:
     """What the rule says about a check, in microseconds."""
-    fitted = sum(ASSUMPTIONS["gh100"].boundary_us) / 2
+    fitted = sum(assumption(CHIPS["gh100"]).boundary_us) / 2
     return step_us(CHIPS["gh100"], check.work, fitted if check.boundary_us is None else check.boundary_us)
 
 
@@ -176,23 +231,26 @@ def checked(check: Check) -> float:
 MODEL: Final = "1b-q6k"
 
 
-def decode(chip: Chip, name: str = MODEL) -> Estimate:
-    """The estimate for a model such as "1b-q6k" and its plan of many kernels, compiled for the chip."""
+def decode(chip: Chip, name: str = MODEL) -> list[Estimate]:
+    """The estimates for a model such as "1b-q6k" and its plan of many kernels, compiled for the chip: a row for each
+    kind of memory."""
     toolchain.find_program("nvdisasm")  # without it the instructions would silently count nothing
-    return estimate(chip, plan_table(chip, name, "decode"))
+    rows = plan_table(chip, name, "decode")
+    return [estimate(chip, rows, assumed.memory) for assumed in ASSUMPTIONS[chip.name]]
 
 
-def record(id: str, chip: Chip) -> Record:
+def record(id: str, chip: Chip, memory: str) -> Record:
     """Tokens per second as a figure that says what it is: samples with the most, a middle and the least boundary."""
-    made = decode(chip)
+    made = next(one for one in decode(chip) if one.assumption.memory == memory)
     slow, fast = made.tokens_per_second
     middle = 2e6 / sum(made.step_us)
-    size = made.bytes_us * chip.mem_bandwidth * made.assumption.efficiency / 1e6
+    size = made.weight_bytes
     low, high = made.assumption.boundary_us
     return make(
         id,
-        f"ESTIMATE, not measured: decode of {MODEL} at depth 0 on {chip.name}, {made.launches} launches of {low:g} to "
-        f"{high:g} us and reads at {made.assumption.efficiency:.0%} of peak ({made.assumption.source})",
+        f"ESTIMATE, not measured: decode of {MODEL} at depth 0 on {chip.name}, weights and workspace in {memory} "
+        f"memory, {made.launches} launches of {low:g} to {high:g} us, reads at {made.assumption.efficiency:.0%} of "
+        f"peak, {made.again_bytes / 1e6:.0f} MB of vectors from DRAM again ({made.assumption.source})",
         "tok/s",
         Side("tegrad, estimated", "tegrad bench estimate", [slow, middle, fast]),
         limit=chip.mem_bandwidth / size,

@@ -46,7 +46,9 @@ def better(ours: float, other: float | None, larger_is_better: bool) -> float | 
 
 
 def _round(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.{SIGNIFICANT}g}")
+    if value is None or value == int(value):  # a count stays what it is
+        return value
+    return float(f"{value:.{SIGNIFICANT}g}")
 
 
 class Results:

@@ -17,6 +17,7 @@ from tegrad.bench.record import now, versions
 from tegrad.hw.chips import Chip
 from tegrad.llm.gguf import BLOCK_TYPES, BlockType
 from tegrad.llm.packed import PackedMatrix, PackedModel
+from tegrad.llm.packing import PLAIN, SET
 from tegrad.nv.program import SHARED_RESERVE, shared_usage
 from tegrad.nv.replay import Launch
 from tegrad.nv.toolchain import CompilerMissing
@@ -61,6 +62,8 @@ class Kernel:
     """None where there is no disassembler."""
     instructions: int | None
     """Machine instructions of all warps in one launch; None where the PTX engine does not run the kernel."""
+    input_bytes: int = 0
+    """Of the vector that every block reads for a product, at most; 0 where the kernel is none."""
 
     @property
     def per_token(self) -> tuple[int, int | None]:
@@ -118,6 +121,7 @@ def _row(chip: Chip, group: Sequence[Launch], weights: Mapping[int, PackedMatrix
         weight_bytes=weight_bytes(launch, weights),
         code=code,
         instructions=None if code is None else executed(launch, code),
+        input_bytes=input_bytes(launch, weights),
     )
 
 
@@ -129,6 +133,14 @@ def weight_bytes(launch: Launch, weights: Mapping[int, PackedMatrix]) -> int:
     if launch.program.name.startswith("embed"):
         return sum(matrix.kind.row_bytes(matrix.columns) for matrix in read.values())
     return sum(matrix.nbytes for matrix in read.values())
+
+
+def input_bytes(launch: Launch, weights: Mapping[int, PackedMatrix]) -> int:
+    """Bytes of the vector that a block of `matvec` stages: int8 with a scale and a sum of squares a SET, or floats."""
+    if launch.program.name != "matvec":
+        return 0
+    read = [weights[buffer.va_addr] for buffer in launch.buffers if buffer.va_addr in weights]
+    return max((m.columns * 4 if m.kind in PLAIN else m.columns + 8 * (m.columns // SET) for m in read), default=0)
 
 
 def disassembled(program: DryProgram) -> sass.Code | None:

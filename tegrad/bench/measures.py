@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Final
 
-from tegrad.bench import conformance, engine, estimate, fuzz, oracle, upstream
+from tegrad.bench import aarch64, conformance, engine, estimate, fuzz, l2cost, oracle, upstream
 from tegrad.bench.record import Record, RecordError, Side, make
 from tegrad.bench.targets import TARGETS, Target
 from tegrad.hw.chips import CHIPS
@@ -126,18 +126,28 @@ MEASURES: dict[str, Measure] = {
         _tinygrads("replay-mlp-jit-us", "a recorded network's call, and TinyJit's", "mlp", "against_jit"),
         Measure(
             "orin-agx-estimate-tok-s",
-            "an estimate of decode on AGX Orin 64GB, from bytes, issue rates and launch costs",
+            "an estimate of decode on AGX Orin 64GB with volatile weights, from bytes, issue rates and launch costs",
             False,
-            lambda: estimate.record("orin-agx-estimate-tok-s", CHIPS["agx-orin-64gb"]),
+            lambda: estimate.record("orin-agx-estimate-tok-s", CHIPS["agx-orin-64gb"], estimate.VOLATILE),
+            long=True,
+        ),
+        Measure(
+            "orin-agx-estimate-cached-tok-s",
+            "the same with cached weights",
+            False,
+            lambda: estimate.record("orin-agx-estimate-cached-tok-s", CHIPS["agx-orin-64gb"], estimate.CACHED),
             long=True,
         ),
         *(_target(target) for target in TARGETS.values()),
         Measure("ptx-oracle-cases", "cases of PTX instructions that the H200 recorded", False, oracle.cases),
         Measure("ptx-oracle-mismatches", "of them, those that the engine answers otherwise", False, oracle.mismatches),
+        Measure("ptx-forms-without-oracle", "forms that kernels use and no GPU recorded", False, oracle.uncovered),
         Measure("nvgpu-oracle-cases", "cases that nvgpu's own code answered", False, oracle.nvgpu_cases),
         Measure(
             "nvgpu-oracle-mismatches", "of them, those that the board answers otherwise", False, oracle.nvgpu_mismatches
         ),
+        Measure("aarch64-tests-passed", "tests that passed on emulated aarch64", False, aarch64.passed),
+        Measure("aarch64-tests-failed", "of them, those that failed", False, aarch64.failed),
         Measure(
             "conformance-rules", "rules of the driver's facts that the board keeps", False, conformance.rules, long=True
         ),
@@ -145,6 +155,7 @@ MEASURES: dict[str, Measure] = {
             "conformance-mutants-killed", "mutants that rules notice", False, conformance.mutants_killed, long=True
         ),
         Measure("board-fuzz-steps", "random steps that the board stands", False, fuzz.steps, long=True),
+        Measure("gguf-mutants-first", "hostile GGUF files that do no harm", False, fuzz.gguf_mutants, long=True),
         Measure(
             "upstream-test-ops-board-minutes",
             "upstream's test_ops on the board",
@@ -152,6 +163,7 @@ MEASURES: dict[str, Measure] = {
             upstream.ops_minutes,
             upstream.SOURCE,
         ),
+        Measure(l2cost.ID, "what the board's L2 costs", False, l2cost.cost, l2cost.BEFORE, long=True),
         Measure("upstream-test-ops-board-failed", "tests of it that fail", False, upstream.ops_failed, upstream.SOURCE),
     )
 }

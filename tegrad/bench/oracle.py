@@ -18,6 +18,7 @@ from tegrad.bench.record import Record, RecordError, Side, make
 
 ROOT = Path(tegrad.__file__).parents[1]
 PTX, NVGPU = "tests.ptx.oracle.comparison", "tests.orin.nvgpu_oracle.comparison"
+COVERAGE = "tests.ptx.oracle.coverage"
 
 
 def _command(module: str) -> str:
@@ -49,6 +50,13 @@ def mismatches() -> Record:
     """Cases that differ by more than the ISA's documented errors or the stated tolerance of a sum."""
     what = "recorded cases in which the engine differs beyond documented errors and stated tolerances"
     return make("ptx-oracle-mismatches", what, "cases", _side(PTX, "mismatches"), larger_is_better=False)
+
+
+def uncovered() -> Record:
+    """Opcodes that tinygrad's or tegrad's kernels use and that no recorded form of the oracle has."""
+    what = "instruction forms that kernels use and that nothing recorded on a GPU has"
+    side = Side("tegrad", _command(COVERAGE), [float(len(_comparison(COVERAGE)["unrecorded"]))])
+    return make("ptx-forms-without-oracle", what, "forms", side, larger_is_better=False)
 
 
 def nvgpu_cases() -> Record:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from tinygrad.runtime.support.hcq import HCQBuffer
 
@@ -13,8 +13,8 @@ from tegrad.llm.arch import Config
 from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
 from tegrad.llm.gemm import TilePicker, pick_tile, pick_wgmma
-from tegrad.llm.gguf import BF16, BlockType
-from tegrad.llm.packed import WARPS, PackedModel
+from tegrad.llm.gguf import F16, F32, BlockType
+from tegrad.llm.packed import WARPS, PackedModel, look_at
 from tegrad.llm.packing import PLAIN, SEGMENT
 from tegrad.llm.persistent import NEAR, READ, PersistentPlan
 from tegrad.llm.plan import DecodePlan
@@ -77,21 +77,19 @@ def _prefill(pick: TilePicker, made: PackedModel) -> list[Launch]:
 
 
 def _load(made: PackedModel) -> list[Launch]:
-    """Repacking of every matrix; or the look at its weights, where it is in BF16."""
+    """Repacking of every matrix, and the look at its weights."""
     launches = []
     flag = made.device.allocator.alloc(4)
     for matrix in matrices(made):
-        if matrix.kind is BF16:
-            program = load_kernel(made.device, "large", buffers=2, values=1, WARPS=WARPS)
-            buffers: tuple[HCQBuffer, ...] = (matrix.buffer, flag)
-        elif matrix.kind not in PLAIN:
+        work: list[tuple[Any, tuple[HCQBuffer, ...]]] = []
+        if matrix.kind not in PLAIN:
             program = load_kernel(made.device, "repack", buffers=1, values=1, FORMAT=matrix.kind.name, WARPS=WARPS)
-            buffers = (matrix.buffer,)
-        else:
-            continue
+            work.append((program, (matrix.buffer,)))
+        if matrix.kind not in (F32, F16):
+            work.append((look_at(made.device, matrix.kind), (matrix.buffer, flag)))
         segments = -(-matrix.rows * matrix.columns // SEGMENT)
         grid = (-(-segments // WARPS), 1, 1)
-        launches.append(Launch(program, buffers, grid, (32 * WARPS, 1, 1), (segments,)))
+        launches += [Launch(program, buffers, grid, (32 * WARPS, 1, 1), (segments,)) for program, buffers in work]
     return launches
 
 

@@ -1,0 +1,24 @@
+"""Whether there is a GPU to measure. Imports no tinygrad."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from tegrad.errors import TegradError
+from tegrad.nv.kernel import CTRL_NODE, DESKTOP_NODE, emulated
+
+
+class NoGpu(TegradError):
+    """There is nothing to measure."""
+
+
+def check_gpu() -> None:
+    """NoGpu without a GPU; a line on stderr on a board, whose times are an emulation's."""
+    if emulated():
+        print("tegrad: on an emulated board: these times are the emulation's, not a GPU's", file=sys.stderr, flush=True)
+    elif not any(map(os.path.exists, (CTRL_NODE, DESKTOP_NODE))):
+        raise NoGpu(
+            "this measures a GPU, and none is found here: run it on a Jetson or another machine with an NVIDIA GPU, or "
+            "try it with TEGRAD_BOARD=agx-orin-64gb"
+        )
