@@ -123,21 +123,24 @@ def test_calls_of_every_process_are_recorded_at_once(tmp_path: Path) -> None:
     assert "part.py\t2" not in found
 
 
-def test_a_mutant_is_held_against_the_quickest_tests_of_its_function_first(
-    tool: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mutant_is_held_against_its_modules_own_tests_then_the_quickest(tool: None, tmp_path: Path) -> None:
     import cover
     import run
 
     (tmp_path / "calls").mkdir()
-    (tmp_path / "a.py").write_text("X = 1\n\n@decorated\ndef f():\n    return 1\n")
-    for test, lines in (
-        ("tests/slow.py", ["a.py\t3", "a.py\t1"]),
-        ("tests/quick.py", ["a.py\t3"]),
-        ("tests/no.py", []),
-    ):
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "gate.py").write_text("X = 1\n\n@decorated\ndef f():\n    return 1\n")
+    called = {
+        "tests/slow.py": ["part/gate.py\t3", "part/gate.py\t1"],
+        "tests/quick.py": ["part/gate.py\t3"],
+        "tests/no.py": [],
+        "tests/test_gate.py": ["part/gate.py\t3"],
+        "tests/part/test_other.py": ["part/gate.py\t3"],
+    }
+    for test, lines in called.items():
         cover.calls_of(tmp_path, test).write_text("\n".join(lines))
-    monkeypatch.setattr(run, "PROJECT", tmp_path)
-    seconds = {"tests/slow.py": 50.0, "tests/quick.py": 1.0, "tests/no.py": 0.1}
-    assert run.chosen(tmp_path, {"file": "a.py", "line": 5}, seconds) == ["tests/quick.py", "tests/slow.py"]
-    assert run.chosen(tmp_path, {"file": "a.py", "line": 1}, seconds) == ["tests/slow.py"]
+    seconds = dict(zip(called, (50.0, 1.0, 0.1, 70.0, 60.0), strict=True))
+    of_function, of_module = {"file": "part/gate.py", "line": 5}, {"file": "part/gate.py", "line": 1}
+    order = ["tests/test_gate.py", "tests/part/test_other.py", "tests/quick.py", "tests/slow.py"]
+    assert run.chosen(tmp_path, tmp_path, of_function, seconds) == order
+    assert run.chosen(tmp_path, tmp_path, of_module, seconds) == ["tests/slow.py"]

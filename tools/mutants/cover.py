@@ -1,6 +1,7 @@
 """Records which file of tests calls which functions: `python tools/mutants/cover.py FOLDER`. Goes on where it stopped.
 
-Each file of tests runs in a process of its own; FOLDER/calls has what it called, FOLDER/seconds.json how long it took.
+Each file of tests runs in a process of its own, two at a time; FOLDER/calls has what it called, FOLDER/seconds.json how
+long it took, FOLDER/warm what it compiled.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import subprocess
 import sys
 import sysconfig
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
 HOOK = Path(sysconfig.get_path("purelib")) / "tegrad_calls.pth"
 SELECTED = "not hardware and not long"
+AT_ONCE = 2
 
 
 def test_files() -> list[str]:
@@ -28,6 +31,17 @@ def calls_of(folder: Path, test: str) -> Path:
     return folder / "calls" / test.removesuffix(".py").replace("/", "-")
 
 
+def recorded(folder: Path, test: str) -> tuple[float, int]:
+    """Run one file of tests: seconds, exit code."""
+    out = calls_of(folder, test)
+    out.unlink(missing_ok=True)
+    start = time.monotonic()
+    recording = {"TEGRAD_CALLS": str(out), "TEGRAD_CALLS_ROOT": f"{PROJECT}/", "XDG_CACHE_HOME": str(folder / "warm")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", SELECTED, test]
+    done = subprocess.run(command, cwd=PROJECT, env={**os.environ, **recording}, capture_output=True, check=False)
+    return round(time.monotonic() - start, 1), done.returncode
+
+
 def main() -> None:
     """Run what has not been run."""
     folder = Path(sys.argv[1]).resolve()
@@ -37,18 +51,12 @@ def main() -> None:
     recorder = str(Path(__file__).with_name("recorder.py"))
     HOOK.write_text(f"import os; 'TEGRAD_CALLS' in os.environ and exec(open({recorder!r}).read())\n")
     try:
-        for test in test_files():
-            if test in seconds:
-                continue
-            out = calls_of(folder, test)
-            out.unlink(missing_ok=True)
-            start = time.monotonic()
-            environment = {**os.environ, "TEGRAD_CALLS": str(out), "TEGRAD_CALLS_ROOT": f"{PROJECT}/"}
-            command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", SELECTED, test]
-            code = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, check=False).returncode
-            seconds[test] = round(time.monotonic() - start, 1)
-            table.write_text(json.dumps(seconds, indent=1) + "\n")
-            print(f"{test}: {seconds[test]} s, code {code}", flush=True)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            left = {pool.submit(recorded, folder, test): test for test in test_files() if test not in seconds}
+            for one in as_completed(left):
+                seconds[left[one]], code = one.result()
+                table.write_text(json.dumps(seconds, indent=1) + "\n")
+                print(f"{left[one]}: {seconds[left[one]]} s, code {code}", flush=True)
     finally:
         HOOK.unlink(missing_ok=True)
 

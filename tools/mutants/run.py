@@ -1,8 +1,9 @@
 """Runs the drawn mutants: `python tools/mutants/run.py FOLDER`. Goes on where it stopped; hours.
 
-FOLDER is where cover.py has recorded calls. Each mutant is a change in a copy of the project at the commit of the draw,
-against the files of tests that called the function, the quickest first, up to the first failure. FOLDER/journal has a
-line for each. Writes results/random-mutants.json when all have run.
+FOLDER is where cover.py has recorded calls. Each mutant is a change in a copy of the project, with the source of the
+draw and the tests of today, held against the files of tests that called the function: those of its module, of its
+package, then the quickest, up to the first failure. FOLDER/journal has a line for each; `--share 0/2` and `--share 1/2`
+run beside each other. Writes results/random-mutants.json when all have run.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from operators import Change, apply
 RESULT = PROJECT / "results" / "random-mutants.json"
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
 """By id, of mutants that no test can notice: the proof, in a line."""
-MOST_S = 900.0
+MOST_S = 300.0
 """Recorded seconds of tests that a mutant is held against at most."""
 PATIENCE = 6
 """A file of tests may take so many times its recorded seconds, and a minute: what a mutant hangs, it has noticed."""
@@ -43,16 +44,17 @@ def function_line(text: str, line: int) -> int:
     return found
 
 
-def chosen(folder: Path, row: dict[str, Any], seconds: dict[str, float]) -> list[str]:
-    """The files of tests to hold a mutant against, the quickest first."""
-    source = (PROJECT / row["file"]).read_text()
-    line = function_line(source, row["line"]) if row["file"].endswith(".py") else 0
-    called = [
-        test
-        for test in sorted(seconds, key=lambda test: seconds[test])
-        if f"{row['file']}\t{line}" in _calls(folder, test)
-    ]
-    taken, total = [], 0.0
+def chosen(folder: Path, copy: Path, row: dict[str, Any], seconds: dict[str, float]) -> list[str]:
+    """The files of tests to hold a mutant against: those named for its module, of its package, then the quickest."""
+    path = Path(row["file"])
+    line = function_line((copy / path).read_text(), row["line"]) if path.suffix == ".py" else 0
+
+    def rank(test: str) -> tuple[bool, bool, float]:
+        return path.stem not in test, Path(test).parent.name != path.parent.name, seconds[test]
+
+    called = [test for test in sorted(seconds, key=rank) if f"{row['file']}\t{line}" in _calls(folder, test)]
+    taken: list[str] = []
+    total = 0.0
     for test in called:
         if total + seconds[test] <= MOST_S or not taken:
             taken.append(test)
@@ -70,25 +72,26 @@ def _calls(folder: Path, test: str) -> frozenset[str]:
     return _known[test]
 
 
-def lay(folder: Path, commit: str) -> Path:
-    """A copy of the project at a commit."""
-    copy = folder / "copy"
+def lay(copy: Path, commit: str) -> Path:
+    """A copy of the project as it is committed, with the source of an earlier commit."""
     if not copy.exists():
         command = ["git", "-C", str(PROJECT), "worktree", "add", "--detach", "--force", str(copy), commit]
         subprocess.run(command, check=True, capture_output=True)
-    subprocess.run(["git", "-C", str(copy), "checkout", "-q", "-f", commit], check=True)
+    today = subprocess.check_output(["git", "-C", str(PROJECT), "rev-parse", "HEAD"], text=True).strip()
+    subprocess.run(["git", "-C", str(copy), "checkout", "-q", "-f", today], check=True)
+    subprocess.run(["git", "-C", str(copy), "checkout", "-q", commit, "--", "tegrad"], check=True)
     return copy
 
 
 def held(copy: Path, folder: Path, row: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:
     """Run one mutant: what killed it, or that it survived what it was held against."""
-    tests = chosen(folder, row, seconds)
+    tests = chosen(folder, copy, row, seconds)
     change = Change(**{name: row[name] for name in ("start", "end", "line", "operator", "before", "after")})
     path = copy / row["file"]
     text = path.read_text()
     start = time.monotonic()
     path.write_text(apply(text, change))
-    cache = folder / "cache"
+    cache = copy.with_suffix(".cache")
     try:
         for test in tests:
             shutil.rmtree(cache, ignore_errors=True)
@@ -147,27 +150,34 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+def told(journal: Path) -> list[dict[str, Any]]:
+    """What has been found so far; the last line of a mutant holds."""
+    return [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
+
+
 def main() -> int:
     """Run what has not been run, then count."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no mutant after so many minutes")
+    parser.add_argument("--share", default="0/1", help="this one of so many shares")
     parser.add_argument("--only", nargs="*", default=[], help="these ids, again")
     given = parser.parse_args()
     folder, until = given.folder.resolve(), time.monotonic() + 60 * given.minutes
     drawn = json.loads(DRAWN.read_text())
     seconds = json.loads((folder / "seconds.json").read_text())
     journal = folder / "journal"
-    lines = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
-    done = {line["id"]: line for line in lines if line["id"] not in given.only}
-    copy = lay(folder, drawn["commit"])
-    for row in drawn["mutants"]:
-        if row["id"] in done or time.monotonic() > until:
+    done = {line["id"]: line for line in told(journal) if line["id"] not in given.only}
+    share, shares = map(int, given.share.split("/"))
+    copy = lay(folder / f"copy{share}", drawn["commit"])
+    for number, row in enumerate(drawn["mutants"]):
+        if number % shares != share or row["id"] in done or time.monotonic() > until:
             continue
         done[row["id"]] = {"id": row["id"], **held(copy, folder, row, seconds)}
         with journal.open("a") as file:
             file.write(json.dumps(done[row["id"]]) + "\n")
         print(row["id"], row["file"], row["line"], row["operator"], done[row["id"]]["outcome"], flush=True)
+    done = {line["id"]: line for line in told(journal)}
     counts = Counter(line["outcome"] for line in done.values())
     print(f"{len(done)} of {len(drawn['mutants'])}: {dict(counts)}")
     if len(done) == len(drawn["mutants"]):
