@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Final
 
-from tegrad.bench import aarch64, conformance, engine, estimate, fuzz, l2cost, oracle, upstream
+from tegrad.bench import aarch64, conformance, engine, estimate, fuzz, l2cost, oracle, suite, upstream
 from tegrad.bench.record import Record, RecordError, Side, make
 from tegrad.bench.targets import TARGETS, Target
 from tegrad.hw.chips import CHIPS
@@ -154,6 +154,8 @@ MEASURES: dict[str, Measure] = {
         Measure(
             "conformance-mutants-killed", "mutants that rules notice", False, conformance.mutants_killed, long=True
         ),
+        Measure("ci-minutes", "minutes of linters and tests", False, suite.minutes, long=True),
+        Measure("random-mutants-killed", "random changes that tests notice", False, suite.mutants_killed, long=True),
         Measure("board-fuzz-steps", "random steps that the board stands", False, fuzz.steps, long=True),
         Measure("gguf-mutants-first", "hostile GGUF files that do no harm", False, fuzz.gguf_mutants, long=True),
         Measure(
