@@ -43,6 +43,15 @@ def nothing_left_on_a_board() -> Iterator[None]:
 
 
 @pytest.fixture
+def null_device() -> Iterator[None]:
+    """Constants without a device are on NULL: what is only compiled needs neither a GPU nor clang."""
+    from tinygrad.helpers import Context
+
+    with Context(DEV="NULL"):
+        yield
+
+
+@pytest.fixture
 def fake_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKernel]:
     """The driver that the next device meets. Nothing may be left open at the end."""
     from tinygrad.helpers import Context

@@ -23,6 +23,7 @@ from tegrad.nv import codegen, matvec
 from tegrad.nv.renderers import NVPTXRenderer
 from tests.nv.boards import use_board
 
+pytestmark = pytest.mark.usefixtures("null_device")
 ROWS, COLUMNS = 64, 512
 
 

@@ -21,6 +21,7 @@ from tegrad.hw.chips import CHIPS
 from tegrad.nv import codegen, renderers, toolchain
 from tegrad.nv.cubin import Cubin, read_ptx
 
+pytestmark = pytest.mark.usefixtures("null_device")
 ARCHES = ("sm_87", "sm_90")
 CLASSES = (renderers.NVCUDARenderer, renderers.NVPTXRenderer)
 
