@@ -19,11 +19,16 @@ PROJECT = Path(__file__).resolve().parents[2]
 HOOK = Path(sysconfig.get_path("purelib")) / "tegrad_calls.pth"
 SELECTED = "not hardware and not long"
 AT_ONCE = 2
+KNOWN = PROJECT / "tests" / "seconds.json"
+LONGEST_S = 100.0
+"""Files of tests that take longer are for no mutant."""
 
 
 def test_files() -> list[str]:
-    """All files of tests."""
-    return sorted(str(path.relative_to(PROJECT)) for path in (PROJECT / "tests").rglob("test_*.py"))
+    """Files of tests, the quickest first."""
+    known: dict[str, float] = json.loads(KNOWN.read_text())
+    found = sorted(str(path.relative_to(PROJECT)) for path in (PROJECT / "tests").rglob("test_*.py"))
+    return sorted((test for test in found if known.get(test, 0) <= LONGEST_S), key=lambda test: known.get(test, 0))
 
 
 def calls_of(folder: Path, test: str) -> Path:
