@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,3 +145,27 @@ def test_a_mutant_is_held_against_its_modules_own_tests_then_the_quickest(tool: 
     order = ["tests/test_gate.py", "tests/part/test_other.py", "tests/quick.py", "tests/slow.py"]
     assert run.chosen(tmp_path, tmp_path, of_function, seconds) == order
     assert run.chosen(tmp_path, tmp_path, of_module, seconds) == ["tests/slow.py"]
+
+
+def test_what_fails_without_the_mutant_too_has_noticed_nothing(
+    tool: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import run
+
+    source = tmp_path / "gate.py"
+    source.write_text("X = 1\n")
+    row = {"file": "gate.py", "start": 4, "end": 5, "line": 1, "operator": "constant", "before": "1", "after": "2"}
+    monkeypatch.setattr(run, "chosen", lambda *_: ["broken", "good"])
+    for notices, outcome in (("2", "killed"), ("3", "survived")):
+        seen: list[tuple[str, str]] = []
+
+        def killer(copy: Path, cache: Path, test: str, seconds: float, notices: str = notices, seen: Any = seen) -> str:
+            seen.append((test, source.read_text()[4]))
+            return test if test == "broken" or source.read_text()[4] == notices else ""
+
+        monkeypatch.setattr(run, "_killer", killer)
+        found = run.held(tmp_path, tmp_path, row, {"broken": 1.0, "good": 2.0})
+        assert found["outcome"] == outcome
+        assert ("broken", "2") in seen
+        assert source.read_text() == "X = 1\n"
+    assert "good" not in [test for test, text in seen if text == "1"]  # nothing failed there
