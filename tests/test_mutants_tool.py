@@ -113,9 +113,12 @@ open("kernel.cu").close()
 PART = "def called(): pass\ndef uncalled(): pass\ndef in_a_child(): pass\n"
 
 
-def test_calls_of_every_process_are_recorded_at_once(tmp_path: Path) -> None:
+def test_calls_of_every_process_are_recorded_at_once(tool: None, tmp_path: Path) -> None:
+    import cover
+
     (tmp_path / "part.py").write_text(PART)
-    (tmp_path / "caller.py").write_text(f"exec(open({str(TOOL / 'recorder.py')!r}).read())\n{CALLER}")
+    (tmp_path / "hook.pth").write_text(cover.hook())
+    (tmp_path / "caller.py").write_text(f"import site; site.addsitedir({str(tmp_path)!r})\n{CALLER}")
     (tmp_path / "kernel.cu").touch()
     environment = {**os.environ, "TEGRAD_CALLS": str(tmp_path / "calls"), "TEGRAD_CALLS_ROOT": f"{tmp_path}/"}
     subprocess.run([sys.executable, "caller.py"], cwd=tmp_path, env=environment, check=True)

@@ -36,6 +36,12 @@ def calls_of(folder: Path, test: str) -> Path:
     return folder / "calls" / test.removesuffix(".py").replace("/", "-")
 
 
+def hook() -> str:
+    """The line of a .pth file that begins to record in every process whose environment asks for it."""
+    recorder = str(Path(__file__).with_name("recorder.py"))
+    return f"import os; 'TEGRAD_CALLS' in os.environ and exec(open({recorder!r}).read(), {{}})\n"
+
+
 def recorded(folder: Path, test: str) -> tuple[float, int]:
     """Run one file of tests: seconds, exit code."""
     out = calls_of(folder, test)
@@ -53,13 +59,15 @@ def main() -> None:
     (folder / "calls").mkdir(parents=True, exist_ok=True)
     table = folder / "seconds.json"
     seconds: dict[str, float] = json.loads(table.read_text()) if table.exists() else {}
-    recorder = str(Path(__file__).with_name("recorder.py"))
-    HOOK.write_text(f"import os; 'TEGRAD_CALLS' in os.environ and exec(open({recorder!r}).read())\n")
+    HOOK.write_text(hook())
     try:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             left = {pool.submit(recorded, folder, test): test for test in test_files() if test not in seconds}
             for one in as_completed(left):
-                seconds[left[one]], code = one.result()
+                took, code = one.result()
+                if not calls_of(folder, left[one]).exists():
+                    raise SystemExit(f"{left[one]}: no call was recorded")
+                seconds[left[one]] = took
                 table.write_text(json.dumps(seconds, indent=1) + "\n")
                 print(f"{left[one]}: {seconds[left[one]]} s, code {code}", flush=True)
     finally:
