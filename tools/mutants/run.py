@@ -28,7 +28,7 @@ from operators import Change, apply
 RESULT = PROJECT / "results" / "random-mutants.json"
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
 """By id, of mutants that no test can notice: the proof, in a line."""
-MOST_S = 300.0
+MOST_S = 120.0
 """Recorded seconds of tests that a mutant is held against at most."""
 PATIENCE = 6
 """A file of tests may take so many times its recorded seconds, and a minute: what a mutant hangs, it has noticed."""
