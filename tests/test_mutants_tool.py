@@ -127,7 +127,9 @@ def test_calls_of_every_process_are_recorded_at_once(tool: None, tmp_path: Path)
     assert "part.py\t2" not in found
 
 
-def test_a_mutant_is_held_against_its_modules_own_tests_then_the_quickest(tool: None, tmp_path: Path) -> None:
+def test_a_mutant_is_held_against_its_modules_own_tests_then_the_quickest(
+    tool: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import cover
     import run
 
@@ -143,11 +145,15 @@ def test_a_mutant_is_held_against_its_modules_own_tests_then_the_quickest(tool: 
     }
     for test, lines in called.items():
         cover.calls_of(tmp_path, test).write_text("\n".join(lines))
-    seconds = dict(zip(called, (50.0, 1.0, 0.1, 70.0, 60.0), strict=True))
+    seconds = dict(zip(called, (5.0, 1.0, 0.1, 7.0, 6.0), strict=True))
     of_function, of_module = {"file": "part/gate.py", "line": 5}, {"file": "part/gate.py", "line": 1}
     order = ["tests/test_gate.py", "tests/part/test_other.py", "tests/quick.py", "tests/slow.py"]
     assert run.chosen(tmp_path, tmp_path, of_function, seconds) == order
     assert run.chosen(tmp_path, tmp_path, of_module, seconds) == ["tests/slow.py"]
+    monkeypatch.setattr(run, "MOST_S", 8.5)
+    assert run.chosen(tmp_path, tmp_path, of_function, seconds) == ["tests/test_gate.py", "tests/quick.py"]
+    rule = {"file": "tegrad/conformance/s2_nvmap.py", "line": 1}
+    assert run.chosen(tmp_path, tmp_path, rule, seconds) == ["tests/conformance/test_mutants.py"]
 
 
 def test_what_fails_without_the_mutant_too_has_noticed_nothing(
