@@ -180,7 +180,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no mutant after so many minutes")
     parser.add_argument("--share", default="0/1", help="this one of so many shares")
-    parser.add_argument("--only", nargs="*", default=[], help="these ids, again")
+    parser.add_argument("--only", nargs="*", default=[], help="these ids and no others, again")
     given = parser.parse_args()
     folder, until = given.folder.resolve(), time.monotonic() + 60 * given.minutes
     drawn = json.loads(DRAWN.read_text())
@@ -190,7 +190,8 @@ def main() -> int:
     share, shares = map(int, given.share.split("/"))
     copy = lay(folder / f"copy{share}", drawn["commit"])
     for number, row in enumerate(drawn["mutants"]):
-        if number % shares != share or row["id"] in done or time.monotonic() > until:
+        asked = not given.only or row["id"] in given.only
+        if number % shares != share or not asked or row["id"] in done or time.monotonic() > until:
             continue
         done[row["id"]] = {"id": row["id"], **held(copy, folder, row, seconds)}
         with journal.open("a") as file:
