@@ -291,6 +291,20 @@ def test_a_full_l2_forgets_the_oldest() -> None:
         assert case.load() == 2
 
 
+def test_what_is_evicted_is_the_oldest_and_nothing_between_it() -> None:
+    with Rig(l2_mode=THROUGH) as rig:
+        case = Case(rig)
+        case.kept = rig.buffer(3 * PAGE, cached=True)
+        for page in (0, 2, 1):
+            case.cpu(1, page * PAGE)
+            assert case.load(page * PAGE) == 1
+            case.cpu(2, page * PAGE)
+        sectors = rig.gpu.l2.kept // 32
+        rig.gpu.l2._evict(sectors * 2 // 3)
+        assert rig.gpu.l2.kept // 32 == sectors // 3
+        assert [case.load(page * PAGE) for page in range(3)] == [2, 1, 2]
+
+
 def test_sectors_leave_by_themselves_under_a_seed() -> None:
     outcomes = set()
     for seed in range(6):
@@ -476,6 +490,7 @@ def test_it_tells_who_read_what_stale() -> None:
         assert "stale load of 4 bytes of the kept one" in note.text
         assert f"{case.kept.va:#x} + 0x0" in note.text
         assert "kernel ld_volatile_global, CTA 0, thread 0" in note.text
+        assert rig.gpu.l2.reports() == []  # each is told once
         case.channel.copy(case.kept.va, case.out.va, 4)
         assert case.channel.run()
         assert rig.wait(lambda: any("copy source" in event.text for event in rig.of(Note)))  # type: ignore[attr-defined]

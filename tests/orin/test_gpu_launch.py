@@ -303,6 +303,34 @@ def test_a_report_semaphore_waits_for_the_grid(orin: Rig) -> None:
     assert orin.of(Awaken)
 
 
+@pytest.mark.parametrize(
+    ("size", "wide", "expected"),
+    [
+        (0, 0, struct.pack("<QQ", 0x5, 0)),
+        (0, 1, struct.pack("<QQ", 0x3_0000_0005, 0)),
+        (1, 0, struct.pack("<IIQ", 0x5, M32, M32 << 32 | M32)),
+        (2, 0, struct.pack("<QQ", 0x5, M32 << 32 | M32)),
+        (2, 1, struct.pack("<QQ", 0x3_0000_0005, M32 << 32 | M32)),
+    ],
+)
+def test_a_report_stores_a_word_two_or_four(orin: Rig, size: int, wide: int, expected: bytes) -> None:
+    """SET_REPORT_SEMAPHORE_EXECUTE's STRUCTURE_SIZE and PAYLOAD_SIZE64 (clc7c0.h); the record has a timestamp."""
+    channel, sem = orin.channel().setup(), orin.buffer()
+    sem.put(b"\xff" * 16)
+    channel.method(1, ComputeMethod.SET_REPORT_SEMAPHORE_PAYLOAD_LOWER, 5, 3, sem.va & M32, sem.va >> 32)
+    assert channel.method(1, ComputeMethod.REPORT_SEMAPHORE_EXECUTE, wide << 12 | size << 3).run()
+    assert sem.mem[:8] == expected[:8]
+    assert (sem.mem[8:16] == expected[8:]) == (size != 0)
+
+
+def test_a_report_whose_payload_was_never_set_stores_zero(orin: Rig) -> None:
+    channel, sem = orin.channel().setup(), orin.buffer()
+    sem.put(b"\xff" * 16)
+    channel.method(1, ComputeMethod.SET_REPORT_SEMAPHORE_ADDRESS_LOWER, sem.va & M32, sem.va >> 32)
+    assert channel.method(1, ComputeMethod.REPORT_SEMAPHORE_EXECUTE, 1 << 12 | 2 << 3).run()
+    assert sem.u64() == 0
+
+
 # -- releases and dependents ----------------------------------------------------------------------------------------
 
 
@@ -647,6 +675,17 @@ def test_an_active_descriptor_may_not_be_invalidated(orin: Rig, action: int) -> 
     event = orin.fatal()
     assert isinstance(event, SkedException)
     assert (event.esr, event.qmd) == (1 << SkedBit.INVALIDATE_ACTIVE_QMD, qmd)
+
+
+def test_an_action_that_a_dependent_qmd_cannot_have_ends_the_channel(orin: Rig) -> None:
+    channel, out = orin.channel().setup(), orin.buffer()
+    program = orin.program(STORE, "store")
+    dependent = orin.qmd(program, orin.arguments(out.va, 1))
+    qmd = orin.qmd(program, orin.arguments(out.va, 2), **dependent_fields(orin, dependent, action=7))
+    channel.launch(qmd).submit()
+    event = orin.fatal()
+    assert isinstance(event, SkedException)
+    assert (event.esr, event.qmd) == (1 << SkedBit.QUEUE_SIZE, qmd)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from gpu_rig import STORE, Rig
@@ -13,6 +14,7 @@ from test_gpu_launch import ADD_ONE, dependent_fields, release_fields
 from tegrad.errors import TegradError
 from tegrad.hw.classes import ComputeMethod, CopyMethod, HostMethod
 from tegrad.hw.gpfifo import Subchannel, Userd
+from tegrad.orin import copy_engine, grid
 from tegrad.orin.board import BoardError
 from tegrad.orin.connection import Connection
 from tegrad.orin.events import FatalEvent
@@ -351,3 +353,21 @@ def test_the_environment_turns_the_mode_on(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("TEGRAD_RACE", "often")
     with pytest.raises(TegradError, match="whole number"):
         Race.from_environment()
+
+
+@pytest.mark.parametrize("what", ["copy", "kernel"])
+def test_a_seed_makes_what_is_launched_late(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    for module in (copy_engine, grid):
+        monkeypatch.setattr(module, "time", SimpleNamespace(sleep=slept.append, monotonic=time.monotonic))
+    with Rig(race_seed=3) as rig:
+        channel, src, dst = rig.channel().setup(), rig.buffer(), rig.buffer()
+        for _ in range(4):
+            if what == "copy":
+                channel.copy(src.va, dst.va, 8)
+            else:
+                channel.launch(rig.qmd(rig.program(STORE, "store"), rig.arguments(dst.va, 1)))
+        assert channel.run()
+        assert rig.wait(lambda: len(slept) >= 4)
+        assert all(delay >= 0 for delay in slept)
+        assert any(slept)

@@ -392,3 +392,22 @@ def test_the_register_mapping_keeps_its_ctrl_file(user: User) -> None:
     user.close(fd)
     doorbell.store32(0x90, 0)
     doorbell.close()
+
+
+@pytest.mark.parametrize(
+    ("size", "flags", "number"),
+    [
+        (MIB, 0, errno.ENOMEM),
+        (MIB, k.NVGPU_GPU_ALLOC_VIDMEM_FLAG_CONTIGUOUS, errno.ENOMEM),
+        (MIB, k.NVGPU_GPU_ALLOC_VIDMEM_FLAG_CPU_CACHED, errno.EINVAL),
+        (MIB, k.NVGPU_GPU_ALLOC_VIDMEM_FLAG_VPR, errno.EINVAL),
+        (0, 0, errno.EINVAL),
+        (100, 0, errno.EINVAL),
+    ],
+)
+def test_video_memory_is_refused_for_what_is_wrong_first(user: User, size: int, flags: int, number: int) -> None:
+    """nvgpu_gpu_alloc_vidmem checks flags and size before it asks an allocator that an integrated GPU lacks."""
+    arg = s.GpuAllocVidmem()
+    arg.in_.size, arg.in_.flags = size, flags
+    with refused(number):
+        user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_ALLOC_VIDMEM, arg)
