@@ -2,7 +2,10 @@
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -10,6 +13,7 @@ from typer.testing import CliRunner
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
 from tiny_llama import TYPE, Shape, write
 
+from tegrad.bench import loading
 from tegrad.cli.bench import app
 from tegrad.llm import stream
 
@@ -36,6 +40,23 @@ def test_loads_of_every_cut_are_timed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [(row["readers"], row["mib"]) for row in rows] == [(1, 2)] * 3 + [(3, 2)] * 3
     assert all(0 < row["first"] <= row["seconds"] for row in rows)
     assert before == (stream.READERS, stream.BLOCKS, stream.PIECE)
+
+
+def test_the_clock_of_a_load_starts_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"\0" * 6000)
+    ticks = iter((1000.0, 1002.0, 1006.0))
+    monkeypatch.setattr(loading.time, "perf_counter", lambda: next(ticks))
+
+    @contextmanager
+    def load(path: Path, device: object, progress: Callable[[int, int], None]) -> Iterator[None]:
+        progress(1, 6000)
+        progress(2, 6000)
+        yield
+
+    monkeypatch.setattr(loading.PackedModel, "load", load)
+    found = loading.load(path, SimpleNamespace(device="NV"), readers=1, mib=2)
+    assert (found.first, found.seconds, found.gb_s) == (2.0, 6.0, 1e-6)
 
 
 def test_a_load_needs_a_file() -> None:

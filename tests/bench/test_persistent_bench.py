@@ -27,6 +27,14 @@ def test_a_kind_of_stage_tells_its_bytes_and_its_share_of_the_bandwidth() -> Non
     assert replace(part, op="ATTEND", nbytes=0).line(2e12).endswith("finishes    1.0")
 
 
+def test_a_step_is_what_more_of_them_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = object.__new__(persistent.Rig)
+    rig.device, rig.boundary = None, None  # type: ignore[assignment]
+    monkeypatch.setattr(persistent.Rig, "begin", lambda self: None)
+    monkeypatch.setattr(persistent, "gpu_us", lambda device, launches, boundary: 100.0 + 7.0 * len(launches))
+    assert rig.us([object()]) == 7.0  # type: ignore[list-item]
+
+
 @pytest.mark.board
 @pytest.mark.long
 @pytest.mark.parametrize("board", ["agx-orin-64gb", "gh100"])
