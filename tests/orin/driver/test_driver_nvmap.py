@@ -322,6 +322,10 @@ def test_write_then_read_with_strides(user: User) -> None:
     assert user.kernel.ioctl(user.nvmap, io.NVMAP_IOC_READ, arg) == 0
     assert arg.count == 26
     assert back.raw == bytes(16) + b"ab" + bytes(6) + b"cd"
+    apart = ctypes.create_string_buffer(b"........", 8)
+    arg = _rw(user, handle, apart, elem_size=2, user_stride=5, hmem_stride=8, count=2, offset=16)
+    assert user.kernel.ioctl(user.nvmap, io.NVMAP_IOC_READ, arg) == 0
+    assert (arg.count, apart.raw) == (4, b"ab...cd.")
 
 
 def test_large_read_and_write(user: User) -> None:
