@@ -78,13 +78,13 @@ def _calls(folder: Path, test: str) -> frozenset[str]:
     return _known[test]
 
 
-def lay(copy: Path, commit: str) -> Path:
-    """A copy of the project as it is committed, with the source of an earlier commit."""
+def lay(copy: Path, commit: str, tests: str) -> Path:
+    """A copy of the project, `tegrad` as of one commit and all else as of another."""
     if not copy.exists():
         command = ["git", "-C", str(PROJECT), "worktree", "add", "--detach", "--force", str(copy), commit]
         subprocess.run(command, check=True, capture_output=True)
-    today = subprocess.check_output(["git", "-C", str(PROJECT), "rev-parse", "HEAD"], text=True).strip()
-    subprocess.run(["git", "-C", str(copy), "checkout", "-q", "-f", today], check=True)
+    wanted = subprocess.check_output(["git", "-C", str(PROJECT), "rev-parse", tests], text=True).strip()
+    subprocess.run(["git", "-C", str(copy), "checkout", "-q", "-f", wanted], check=True)
     subprocess.run(["git", "-C", str(copy), "checkout", "-q", commit, "--", "tegrad"], check=True)
     return copy
 
@@ -182,6 +182,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no mutant after so many minutes")
     parser.add_argument("--share", default="0/1", help="this one of so many shares")
+    parser.add_argument("--tests", default="HEAD", help="the commit whose tests are run")
     parser.add_argument("--only", nargs="*", default=[], help="these ids and no others, again")
     given = parser.parse_args()
     folder, until = given.folder.resolve(), time.monotonic() + 60 * given.minutes
@@ -190,7 +191,7 @@ def main() -> int:
     journal = folder / "journal"
     done = {line["id"]: line for line in told(journal) if line["id"] not in given.only}
     share, shares = map(int, given.share.split("/"))
-    copy = lay(folder / f"copy{share}", drawn["commit"])
+    copy = lay(folder / f"copy{share}", drawn["commit"], given.tests)
     for number, row in enumerate(drawn["mutants"]):
         asked = not given.only or row["id"] in given.only
         if number % shares != share or not asked or row["id"] in done or time.monotonic() > until:
