@@ -231,8 +231,8 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         self.forked = False
         self.lock = threading.RLock()
         """Held from taking a value of the timeline to its submission: values go out in order."""
-        self.replayed_value = -1
-        """The last timeline value that a recording ends with: work behind it needs no wait on the compute channel."""
+        self.computed_value = -1
+        """The last timeline value that work of the compute channel ends with: what follows it there need not wait."""
         self._launches: deque[tuple[Fifo, int, Sequence[str]]] = deque(maxlen=LAUNCHES_REMEMBERED)
         self._timeline: deque[tuple[int, Fifo, int]] = deque(maxlen=2 * GPFIFO_ENTRIES)
         self._kernargs: Ring[tuple[Fifo, int]] | None = None
@@ -425,13 +425,15 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         self._launches.append((fifo, number, kernels))
         if releases is not None:
             self._timeline.append((releases, fifo, number))
+            if fifo is self.compute_gpfifo:
+                self.computed_value = releases
 
     def replayed(self, fifo: Fifo, number: int, kernels: Sequence[str], value: int) -> None:
         """Note that a recording went out, which has memory of its own; `value` is the timeline value it ends with.
 
         Of several runs at once the last one: those before have the numbers and values below it.
         """
-        self.replayed_value = value
+        self.computed_value = value
         self._launches.append((fifo, number, kernels))
         self._timeline.append((value, fifo, number))
 

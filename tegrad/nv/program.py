@@ -111,6 +111,8 @@ def load_elf(
 class NVProgram(ops_nv.NVProgram):  # type: ignore[misc]
     """One kernel in device memory, ready to launch."""
 
+    _launcher: Any = None
+
     def __init__(self, dev: Any, obj: TinyELF) -> None:
         self.align: tuple[int, ...] = ()
         if obj.lib[:4] != b"\x7fELF":  # NAK's shaders
@@ -166,11 +168,31 @@ class NVProgram(ops_nv.NVProgram):  # type: ignore[misc]
                 check_alignment(self, index, buf.va_addr)
         return super().fill_kernargs(bufs, vals, kernargs)
 
-    def __call__(self, *bufs: Any, **kwargs: Any) -> float | None:
-        """Launch the kernel; several threads may."""
+    def __call__(
+        self,
+        *bufs: Any,
+        global_size: Any = (1, 1, 1),
+        local_size: Any = (1, 1, 1),
+        vals: Any = (),
+        wait: bool = False,
+        timeout: int | None = None,
+    ) -> float | None:
+        """Launch the kernel; several threads may. With `wait` the seconds that it took."""
         with self.dev.lock:
-            seconds: float | None = super().__call__(*bufs, **kwargs)
+            if not wait:
+                if self._launcher is None:
+                    self._launcher = _launcher(self)
+                if self._launcher.launch(self, bufs, global_size, local_size, vals):
+                    return None
+            sizes = {"global_size": global_size, "local_size": local_size}
+            seconds: float | None = super().__call__(*bufs, **sizes, vals=vals, wait=wait, timeout=timeout)
         return seconds
+
+
+def _launcher(program: NVProgram) -> Any:
+    from tegrad.nv.launch import Launcher  # which builds on recordings, and these on programs
+
+    return Launcher(program)
 
 
 def check_alignment(program: Any, index: int, address: int) -> None:

@@ -42,10 +42,7 @@ class NVSignal(ops_nv.NVSignal):  # type: ignore[misc]
     @property
     def value(self) -> int:
         """The 64-bit word as it is in memory now."""
-        self._check_open()
-        if self._word is None:
-            self._word = self.base_buf.cpu_view().view(0, 8, "Q").mv
-        return int(self._word[0])
+        return int(self._mapped()[0])
 
     @value.setter
     def value(self, new_value: int) -> None:
@@ -54,8 +51,18 @@ class NVSignal(ops_nv.NVSignal):  # type: ignore[misc]
 
     def wait(self, value: int, timeout: int | None = None) -> None:
         """Return when the signal has reached `value`. See wait_until; a closed device has nothing left to wait for."""
-        if self.owner is None or not self.owner.closed:
-            wait_until(self.owner, lambda: self.value, value, timeout, lambda: self._awaited(value))
+        owner = self.owner
+        if owner is not None and owner.closed:
+            return
+        begun = time.monotonic()
+        if owner is None or not seen_soon(self._mapped(), value, owner, begun + SPIN_S):
+            wait_until(owner, lambda: self.value, value, timeout, lambda: self._awaited(value), begun)
+
+    def _mapped(self) -> memoryview:
+        self._check_open()
+        if self._word is None:
+            self._word = self.base_buf.cpu_view().view(0, 8, "Q").mv
+        return self._word
 
     def _awaited(self, value: int) -> "tuple[Fifo, int] | None":
         return self.owner.releasing(value) if self.is_timeline and self.owner is not None else None

@@ -307,7 +307,7 @@ class Recording:
             if latest > fifo.progress[0]:
                 fifo.wait(latest)
             # If something else went out since the last run, it may be on another channel.
-            entries = [] if value - 1 == device.replayed_value else [_behind(device, value - 1)]
+            entries = [] if value - 1 == device.computed_value else [behind(device, value - 1)]
             quads, timeline, end = self._quads, device.timeline_signal, number + times
             while number < end:
                 slot = slots[following]
@@ -360,7 +360,7 @@ class Recording:
             queue.signal(device.timeline_signal, device.next_timeline()).submit(device)
 
 
-def _behind(device: Any, value: int) -> int:
+def behind(device: Any, value: int) -> int:
     """A GPFIFO entry for commands that wait until the timeline has reached a value."""
     va, dwords = device.place_commands(array("I", semaphore(ACQUIRE, device.timeline_signal.value_addr, value)))
     return gp_entry(va, dwords, level=SUBROUTINE)
@@ -418,6 +418,11 @@ def _describe(device: Any, launches: Sequence[Launch], boundary: Boundary, layou
             qmd.write(dependent_qmd0_pointer=(va + layout.qmds[index + 1]) >> 8, dependent_qmd0_enable=1, **given)
         qmd.write(**boundary.fields(place))
     return image
+
+
+def image_of(device: Any, launch: Launch, va: int) -> bytearray:
+    """Constant bank 0 and, at the next multiple of GRANULE, the QMD of a launch, as if they were at `va`."""
+    return _describe(device, (launch,), DEFAULT, _lay_out((launch,)), va)
 
 
 def _commands(boundary: Boundary, layout: _Layout, va: int) -> list[int]:

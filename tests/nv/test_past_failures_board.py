@@ -300,13 +300,13 @@ def test_the_gpfifo_wraps_around(device: Any) -> None:
 
 @pytest.mark.klog_errors(FAULT)
 def test_a_ring_that_does_not_wait_loses_submissions(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = Fifo.push
+    stock = Fifo.enter
 
-    def push(self: Any, segments: list[tuple[int, int]]) -> None:
+    def enter(self: Any, *given: Any) -> None:
         self._free_from = self.put_value
-        stock(self, segments)
+        stock(self, *given)
 
-    monkeypatch.setattr(Fifo, "push", push)
+    monkeypatch.setattr(Fifo, "enter", enter)
     monkeypatch.setattr(waits, "getenv", lambda name, default: 1000)
     count = 2 * device.compute_gpfifo.entries_count
     with suppress(WaitTimeout, DeviceFault):

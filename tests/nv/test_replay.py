@@ -11,6 +11,7 @@ from test_queues import empty_submission
 from tegrad.hw.classes import HOST, ComputeMethod
 from tegrad.nv.program import LaunchError
 from tegrad.nv.qmd import QMD
+from tegrad.nv.queues import NVCopyQueue
 from tegrad.nv.replay import (
     BOUNDARIES,
     GPU_MEMBAR,
@@ -76,9 +77,13 @@ def test_a_run_is_one_gpfifo_entry_until_something_else_went_out(fake_device: An
     assert fifo.put_value == put + 1
     empty_submission(fake_device)
     recording.run()
-    assert fifo.put_value == put + 4  # the submission's, a wait for the timeline, and the run
+    assert fifo.put_value == put + 3  # the submission's, and the run, which the channel's order puts behind it
+    queue = NVCopyQueue().wait(fake_device.timeline_signal, fake_device.timeline_value - 1)
+    queue.signal(fake_device.timeline_signal, fake_device.next_timeline()).submit(fake_device)
     recording.run()
-    assert fifo.put_value == put + 5
+    assert fifo.put_value == put + 5  # a wait for the other channel's, and the run
+    recording.run()
+    assert fifo.put_value == put + 6
 
 
 def test_a_run_in_flight_is_not_rewritten(

@@ -1,0 +1,176 @@
+"""A launch from Python that builds nothing anew.
+
+From one launch of a program to the next little changes: its pointers and integers, where they lie, and two numbers
+that its end stores. `Launcher` keeps constant bank 0 and the QMD for the sizes that were last launched, stores what
+changed into them by offset, and copies them into the ring of kernel arguments; so with the commands. What a launch is
+otherwise, a queue builds as tinygrad does (`queues.NVComputeQueue`). The GPU gets the same from both, but for a wait
+for what the compute channel has itself finished: its order makes that needless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from struct import Struct, error
+from typing import Any, Final
+
+from tinygrad.device import TinyELF
+from tinygrad.helpers import PROFILE, to_mv
+
+from tegrad.hw.classes import ComputeMethod
+from tegrad.hw.gpfifo import MethodOp, Subchannel, gp_entry, method_header
+from tegrad.nv.faults import DeviceClosed
+from tegrad.nv.program import LaunchError, check_alignment, check_block, check_size
+from tegrad.nv.queues import RELEASE_AT_ONCE, RELEASE_HEADER, SUBROUTINE
+from tegrad.nv.replay import BARRIER, PREFETCH_SCHEDULE, TIMELINE_RELEASE, Launch, behind, image_of, immediate
+
+SIZES: Final = 16
+"""Grids and blocks that a program keeps its bank and QMD for; symbolic sizes give it new ones for ever."""
+PCAS: Final = method_header(MethodOp.INC, Subchannel.COMPUTE, ComputeMethod.SEND_PCAS_A, 1)
+START: Final = immediate(ComputeMethod.SEND_SIGNALING_PCAS2_B, PREFETCH_SCHEDULE)
+BANK_FIELDS: Final = {3: ("constant_buffer_addr_lower_0", 0), 4: ("constant_buffer_addr_lower_shifted6_0", 6)}
+"""By the QMD's version: the 32 bits that hold the address of constant bank 0, and how far it is shifted in them."""
+
+
+class Launcher:
+    """One program's launches. Under the device's lock.
+
+    The program has it and is given to it each time: in a cycle its memory would wait for Python's collector.
+    """
+
+    def __init__(self, program: Any) -> None:
+        self._device = program.dev
+        self._fifo = self._device.compute_gpfifo
+        self._names = (program.name,)
+        self._images: dict[tuple[Any, Any], tuple[bytes, bytearray]] = {}
+        self._qmd_at = -(-program.constbufs[0][1] // 256) * 256
+        self._args_at = 4 * len(program.cbuf_0)
+        # As much as tinygrad asks for: its own requests rely on the alignment that this leaves.
+        self._room = -(-program.kernargs_alloc_size // 256) * 256
+        self._formats: dict[tuple[int, int], Struct | None] = {}
+        self._waker = tuple(self._fifo.waker.commands)
+        self._words = Struct(f"<4I IQQI IQQI {len(self._waker)}I")
+        self._entry = gp_entry(0, self._words.size // 4, level=SUBROUTINE)
+        device = self._device
+        self._arguments_va, self._commands_va = device.kernargs_buf.va_addr, device.cmdq_page.va_addr
+        self._arguments = _bytes_of(device.kernargs_buf)
+        self._commands = _bytes_of(device.cmdq_page)
+        fields = BANK_FIELDS.get(program.qmd.ver)
+        self._bank_at = self._shift = 0
+        if fields is not None:
+            self._bank_at, self._shift = self._qmd_at + program.qmd.field_offset(fields[0]), fields[1]
+        self.able = fields is not None and bool(program.cbuf_0) and self._able()
+        """Whether it can launch this program at all."""
+
+    def _able(self) -> bool:
+        """No counters are asked for, and all of the ring lies within one upper half of addresses."""
+        ends = (self._arguments_va, self._arguments_va + len(self._arguments) - 1)
+        first, last = (end >> self._shift >> 32 for end in ends)
+        return first == last and not self._device.pma_enabled
+
+    def launch(self, program: Any, buffers: Sequence[Any], grid: Any, block: Any, values: Sequence[Any]) -> bool:
+        """Submit a launch; False, and nothing done, for one that tinygrad's own way must make or refuse.
+
+        DeviceFault, DeviceClosed, LaunchError for a pointer that breaks the alignment that the kernel needs.
+        """
+        if PROFILE.value or not self.able:
+            return False
+        device, fifo = self._device, self._fifo
+        if device.closed or device.error_state is not None:
+            device.check_usable()
+        grid, block = tuple(grid), tuple(block)
+        prepared = self._images.get((grid, block)) or self._prepare(program, grid, block)
+        if prepared is not None and prepared[0] != program.qmd.mv:  # somebody has written to the QMD
+            prepared = self._prepare(program, grid, block)
+        if prepared is None:
+            return False
+        counts = len(buffers), len(values)
+        arguments = self._formats.get(counts)
+        if arguments is None and (arguments := self._format(program, *counts)) is None:
+            return False
+        addresses = [buffer.va_addr for buffer in buffers]
+        for buffer in buffers:
+            if buffer.owner is not device and getattr(buffer.owner, "closed", False):
+                gone: DeviceClosed = buffer.owner.gone("A tensor's memory was released when its device was closed.")
+                raise gone
+        if program.align:
+            for index, address in enumerate(addresses[: len(program.align)]):
+                if address % program.align[index]:
+                    check_alignment(program, index, address)
+        image = prepared[1]
+        try:
+            arguments.pack_into(image, self._args_at, *addresses, *values)
+        except error:  # an address or integer that is a symbol, or that the kernel's types do not hold
+            return False
+        size = len(image)
+        at = device.kernargs_offset_allocator.alloc(self._room, 256)
+        bank = self._arguments_va + at
+        _WORD.pack_into(image, self._bank_at, bank >> self._shift & 0xFFFFFFFF)
+        self._arguments[at : at + size] = image
+        number, value = fifo.submissions + 1, device.timeline_value
+        commands = device.cmdq_allocator.alloc(self._words.size, 16)
+        place = commands - self._commands_va
+        self._commands[place : place + self._words.size] = self._words.pack(
+            *(BARRIER[0], PCAS, (bank + self._qmd_at) >> 8, START),
+            *(RELEASE_HEADER, device.timeline_signal.base_buf.va_addr, value, TIMELINE_RELEASE),
+            *(RELEASE_HEADER, fifo.progress_va, number, RELEASE_AT_ONCE),
+            *self._waker,
+        )
+        entry = self._entry | commands
+        if value - 1 == device.computed_value:
+            fifo.enter((entry,))
+        else:
+            fifo.enter((behind(device, value - 1), entry))
+        device.timeline_value = value + 1
+        device.prof_exec_counter += 1
+        device.submitted(fifo, number, self._names, value)
+        return True
+
+    def _prepare(self, program: Any, grid: Any, block: Any) -> tuple[bytes, bytearray] | None:
+        """The program's QMD as it is now, and bank and QMD for these sizes; None for sizes that are not to be had."""
+        device = self._device
+        sizes = (*grid, *block)
+        if len(grid) != 3 or len(block) != 3 or not all(isinstance(size, int) for size in sizes):
+            return None
+        if program.lcmem_usage > device.slm_per_thread:
+            return None
+        try:
+            check_block(program, block)
+            for what, given in (("grid", grid), ("block", block)):
+                for axis, size in enumerate(given):
+                    check_size(program, what, axis, size)
+        except LaunchError:
+            return None
+        if len(self._images) >= SIZES:
+            self._images.clear()
+        image = image_of(device, Launch(program, (), grid, block), self._arguments_va)
+        made = bytes(program.qmd.mv), image[: self._qmd_at + len(program.qmd.mv)]
+        self._images[grid, block] = made
+        return made
+
+    def _format(self, program: Any, buffers: int, values: int) -> Struct | None:
+        """How so many pointers and integers lie behind each other; None if the signature tells not."""
+        signature = program.signature
+        if values > len(signature):
+            return None
+        fields = [(8 * index, "Q", 8) for index in range(buffers)]
+        if values:
+            given = TinyELF.iter_sig(signature[-values:], 8 * buffers)
+            fields += [(at, kind.fmt, kind.itemsize) for at, kind in given]
+        if any(not kind for _, kind, _ in fields):
+            return None
+        gaps = [to - at - size for (at, _, size), (to, _, _) in pairwise(fields)]
+        made = Struct("<" + "".join(f"{kind}{gap}x" for (_, kind, _), gap in zip(fields, [*gaps, 0], strict=True)))
+        if self._args_at + made.size > self._qmd_at:
+            return None
+        self._formats[buffers, values] = made
+        return made
+
+
+_WORD: Final = Struct("<I")
+
+
+def _bytes_of(buffer: Any) -> memoryview:
+    view = buffer.cpu_view()
+    mapped: memoryview = to_mv(view.addr, buffer.size)
+    return mapped
