@@ -30,7 +30,7 @@ from tinygrad.uop.ops import Ops, UOp
 
 from tegrad.errors import TegradError
 from tegrad.nv.faults import DeviceFault, WaitTimeout
-from tegrad.nv.replay import BOUNDARIES, Boundary, Launch, Recording
+from tegrad.nv.replay import BOUNDARIES, Boundary, Launch, Recording, three
 
 KERNELS_ALONE: Final = 2
 """tinygrad's JIT level that captures kernels and makes no graphs of them."""
@@ -261,16 +261,11 @@ def _launch(device: Any, call: UOp, inputs: tuple[UOp, ...], moved: Mapping[int,
     return Launch(
         get_runtime(device.device, program),
         tuple(_moved(buffer._buf, moved) for buffer in buffers),
-        _three(grid),
-        _three(block or ()),
+        three(grid),
+        three(block or ()),
     )
 
 
 def _moved(buffer: HCQBuffer, moved: Mapping[int, _Memory]) -> HCQBuffer:
     new = moved.get(buffer.base.va_addr)
     return buffer if new is None else new.buffer.offset(buffer.va_addr - buffer.base.va_addr, buffer.size)
-
-
-def _three(sizes: Sequence[int]) -> tuple[int, int, int]:
-    x, y, z = (*(int(size) for size in sizes), 1, 1, 1)[:3]
-    return x, y, z

@@ -27,7 +27,7 @@ from tegrad.hw.classes import COMPUTE, HOST, ComputeMethod, HostMethod
 from tegrad.hw.gpfifo import MethodOp, Subchannel, gp_entry, method_header
 from tegrad.nv import roles
 from tegrad.nv.faults import DeviceClosed, DeviceFault, WaitTimeout
-from tegrad.nv.program import LaunchError, check_block, check_size
+from tegrad.nv.program import LaunchError, check_alignment, check_block, check_size
 from tegrad.nv.qmd import QMD
 from tegrad.nv.queues import RELEASE_HEADER, SUBROUTINE, Fifo, NVComputeQueue
 from tegrad.nv.spec import MemorySpec
@@ -85,6 +85,15 @@ class Place:
     index: int
     count: int
     scratch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """Where an input of a recording goes: the address of its byte `offset` is argument `position` of a launch."""
+
+    launch: int
+    position: int
+    offset: int = 0
 
 
 def _nothing(place: Place) -> Mapping[str, int]:
@@ -222,6 +231,10 @@ class _Slot:
 
     entry: int
     at: int
+    image: int
+    """Where its constant banks begin, in 64-bit words; those of all runs where no inputs are given."""
+    addresses: tuple[int, ...] | None = None
+    """Of the inputs, as they stand in these banks."""
     number: int = 0
     timeline: Any = None
     """The signal that its release names."""
@@ -237,18 +250,40 @@ class _Layout:
     size: int = 0
 
 
+class _Patch:
+    """An `Argument`, and where it lies behind a run's first constant bank, in 64-bit words."""
+
+    __slots__ = ("align", "offset", "position", "program", "quad")
+
+    def __init__(self, layout: _Layout, launches: Sequence[Launch], argument: Argument) -> None:
+        self.program, self.position, self.offset = launches[argument.launch].program, argument.position, argument.offset
+        self.quad = (layout.banks[argument.launch] + 4 * len(self.program.cbuf_0)) // 8 + argument.position
+        align = self.program.align
+        self.align = align[self.position] if self.position < len(align) else 1
+
+
 class Recording:
     """Launches in a buffer of their own, replayed by one doorbell. Up to `depth` runs may be in flight.
 
+    With `inputs`, which say for each where it goes, every run is given their addresses. Each of the runs that may be in
+    flight has constant banks and QMDs of its own then, and `boundary` must drop old constants, as `DEFAULT` does.
     LaunchError for what cannot be launched, MemoryError, DeviceClosed. Close it, or use it in a `with`; the device's
     end closes it too. Several threads may use it.
     """
 
     def __init__(
-        self, device: Any, launches: Sequence[Launch], boundary: Boundary = DEFAULT, *, depth: int = DEPTH
+        self,
+        device: Any,
+        launches: Sequence[Launch],
+        boundary: Boundary = DEFAULT,
+        *,
+        depth: int = DEPTH,
+        inputs: Sequence[Sequence[Argument]] = (),
     ) -> None:
         if not launches or depth < 1:
             raise LaunchError("a recording needs at least one launch, and a depth of at least 1.")
+        if inputs and boundary.start[:1] != BARRIER:
+            raise LaunchError("a recording with inputs needs a boundary that begins by dropping old constants.")
         for launch in launches:
             _check(device, launch)
         self._device = device
@@ -263,19 +298,25 @@ class Recording:
         words = len(_commands(boundary, layout, 0))
         # The addresses and values of the tail's releases are stored as 64-bit words: they start at multiples of 8.
         stride = _round_up(words + 1 + len(tail) + 1, 2)
-        size = layout.size + 4 * depth * stride
+        images = depth if inputs else 1
+        size = layout.size * images + 4 * depth * stride
+        self._inputs = [[_Patch(layout, self.launches, argument) for argument in given] for given in inputs]
         self._memory: HCQBuffer | None = device.allocator.alloc(size, SPEC)
         try:
             va, view = self._memory.va_addr, self._memory.cpu_view()
-            body = [*_commands(boundary, layout, va), *tail]
             shift = 1 - words % 2
-            view[0 : layout.size] = bytes(_describe(device, self.launches, boundary, layout, va))
+            for image in range(0, layout.size * images, layout.size):
+                described = _describe(device, self.launches, boundary, layout, va + image)
+                view[image : image + layout.size] = bytes(described)
             self._quads = to_mv(view.addr, size).cast("Q")
             self._slots = []
-            for start in range(layout.size, size, 4 * stride):
-                at = start + 4 * shift
+            for index in range(depth):
+                image = layout.size * (index % images)
+                body = [*_commands(boundary, layout, va + image), *tail]
+                at = layout.size * images + 4 * (stride * index + shift)
                 view[at : at + 4 * len(body)] = array("I", body).tobytes()
-                self._slots.append(_Slot(gp_entry(va + at, len(body), level=SUBROUTINE), (at + 4 * words + 4) // 8))
+                entry = gp_entry(va + at, len(body), level=SUBROUTINE)
+                self._slots.append(_Slot(entry, (at + 4 * words + 4) // 8, image // 8))
             self._forget()
         except BaseException:
             self.close()
@@ -286,11 +327,12 @@ class Recording:
         """The number of the last submission on the channel that the GPU has finished: runs up to it are over."""
         return self._fifo.done
 
-    def run(self, times: int = 1) -> int:
+    def run(self, times: int = 1, addresses: tuple[int, ...] = ()) -> int:
         """Submit everything, up to `depth` times, with one doorbell; the number to wait for, of the last run.
 
-        The runs before have the numbers below it. Waits only if `depth` runs are in flight. DeviceFault as soon as one
-        is known, DeviceClosed, RecordingClosed, LaunchError.
+        The runs before have the numbers below it. `addresses` are those of the inputs, in order, of this GPU's. Waits
+        only if `depth` runs are in flight. DeviceFault as soon as one is known, DeviceClosed, RecordingClosed;
+        LaunchError, also for an address that breaks the alignment that a kernel needs.
         """
         device, fifo, slots = self._device, self._fifo, self._slots
         lock, depth = device.lock, len(slots)
@@ -306,6 +348,11 @@ class Recording:
             latest = slots[(following + times - 1) % depth].number  # those of the others are lower
             if latest > fifo.progress[0]:
                 fifo.wait(latest)
+            if self._inputs or addresses:
+                for ahead in range(times):
+                    slot = slots[(following + ahead) % depth]
+                    if slot.addresses != addresses:
+                        self._give(slot, addresses)
             # If something else went out since the last run, it may be on another channel.
             entries = [] if value - 1 == device.computed_value else [behind(device, value - 1)]
             quads, timeline, end = self._quads, device.timeline_signal, number + times
@@ -325,6 +372,19 @@ class Recording:
         finally:
             lock.release()
         return number
+
+    def _give(self, slot: _Slot, addresses: tuple[int, ...]) -> None:
+        """Store what changed of the inputs' addresses into the banks of a run that is over."""
+        if len(addresses) != len(self._inputs):
+            raise LaunchError(f"this recording takes {len(self._inputs)} inputs, {len(addresses)} are given.")
+        before, slot.addresses = slot.addresses, None  # nobody knows what is there if this ends half way
+        for index, (address, patches) in enumerate(zip(addresses, self._inputs, strict=True)):
+            if before is None or before[index] != address:
+                for patch in patches:
+                    if (address + patch.offset) % patch.align:
+                        check_alignment(patch.program, patch.position, address + patch.offset)
+                    self._quads[slot.image + patch.quad] = address + patch.offset
+        slot.addresses = addresses
 
     def wait(self, number: int | None = None) -> None:
         """Return when the run with this number, or the last one, is over. DeviceFault, DeviceClosed, WaitTimeout."""
@@ -383,6 +443,12 @@ def _check(device: Any, launch: Launch) -> None:
         for axis, size in enumerate(sizes):
             check_size(program, what, axis, size)
     check_block(program, launch.block)
+
+
+def three(sizes: Sequence[Any]) -> tuple[int, int, int]:
+    """Sizes in x, y, z of as many as are given."""
+    x, y, z = (*(int(size) for size in sizes), 1, 1, 1)[:3]
+    return x, y, z
 
 
 def _round_up(value: int, unit: int) -> int:

@@ -13,7 +13,7 @@ from test_remedies_board import held_back, launch, open_device
 
 from tegrad.nv.faults import DeviceClosed, DeviceFault
 from tegrad.nv.program import LaunchError
-from tegrad.nv.replay import BOUNDARIES, Boundary, Launch, Recording, RecordingClosed
+from tegrad.nv.replay import BOUNDARIES, Argument, Boundary, Launch, Recording, RecordingClosed
 
 pytestmark = pytest.mark.board
 
@@ -93,6 +93,43 @@ def test_a_run_beyond_the_depth_waits_for_the_first(device: Any) -> None:
         assert (recording.done < first, second) == (True, first + 1)
         recording.run()
         assert recording.done >= first
+
+
+def test_each_run_takes_the_inputs_that_it_is_given(racing: Any) -> None:
+    """Also while others are in flight, several at once, and at an offset into them."""
+    mix, buffers = program(racing, "mix"), [zeroed(racing) for _ in range(3)]
+    launches = [Launch(mix, (buffers[0],), values=(value,)) for value in VALUES]
+    inputs = [[Argument(0, 0), Argument(2, 0), Argument(4, 0)], [Argument(1, 0, 64), Argument(3, 0, 64)]]
+    expected = [[0, 0] for _ in buffers]
+    with Recording(racing, launches, depth=2, inputs=inputs) as recording:
+        with held_back(racing):
+            for turn in range(9):
+                first, second = turn % 3, (turn * turn + 1) % 3
+                times = 1 + turn % 2
+                recording.run(times, (buffers[first].va_addr, buffers[second].va_addr))
+                for _ in range(times):
+                    for index, value in enumerate(VALUES):
+                        state = expected[second if index % 2 else first]
+                        state[index % 2] = mixed([value], state[index % 2])
+        recording.wait()
+        for buffer, (start, behind) in zip(buffers, expected, strict=True):
+            assert (words(buffer)[0], words(buffer, 17)[16]) == (start, behind)
+
+
+def test_a_recording_is_given_as_many_inputs_as_it_takes(device: Any) -> None:
+    buffer = zeroed(device)
+    launches, inputs = mixes(device, buffer), [[Argument(0, 0)]]
+    with Recording(device, launches, inputs=inputs) as recording:
+        for addresses in ((), (buffer.va_addr, buffer.va_addr)):
+            with pytest.raises(LaunchError, match="takes 1 inputs"):
+                recording.run(1, addresses)
+        recording.wait(recording.run(1, (buffer.va_addr,)))
+        assert words(buffer)[0] == mixed(list(VALUES))
+    with Recording(device, launches) as recording, pytest.raises(LaunchError, match="takes 0 inputs"):
+        recording.run(1, (buffer.va_addr,))
+    for name in ("chain-lean", "idle-lean", "idle-within"):
+        with pytest.raises(LaunchError, match="old constants"):
+            Recording(device, launches, BOUNDARIES[name], inputs=inputs)
 
 
 def test_runs_are_ordered_among_the_work_of_tinygrad(racing: Any) -> None:
