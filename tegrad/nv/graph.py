@@ -1,9 +1,14 @@
-"""Recorded graphs: tinygrad's HCQGraph, one thread at a time, with a look at what is put in for its inputs."""
+"""tinygrad's HCQGraph, one thread at a time, with a look at what is put in for its inputs.
+
+It runs what `jit` does not record: kernels with sizes that change, copies, and everything while each kernel is told of.
+"""
 
 from contextlib import suppress
 from typing import Any
 
+from tinygrad.engine.realize import get_call_arg_uops
 from tinygrad.runtime.graph.hcq import HCQGraph
+from tinygrad.uop.ops import Ops, UOp
 
 from tegrad.nv import roles
 from tegrad.nv.faults import DeviceClosed, DeviceFault, WaitTimeout
@@ -41,6 +46,15 @@ class NVGraph(HCQGraph):  # type: ignore[misc]
             for lock in locks:
                 lock.release()
         return seconds
+
+    @staticmethod
+    def supports_uop(batch_devs: list[Any], new_call: UOp) -> bool:
+        """Whether a graph may hold a call: none with a part of an input, for there it stays what it first was."""
+        parts = any(
+            argument.op is not Ops.PARAM and any(uop.op is Ops.PARAM for uop in argument.toposort())
+            for argument in get_call_arg_uops(new_call)
+        )
+        return not parts and bool(HCQGraph.supports_uop(batch_devs, new_call))
 
     def __del__(self) -> None:
         """Wait for what was replayed and give the memory back; a device that failed or was closed has none left."""

@@ -67,6 +67,19 @@ def recorded() -> list[int]:
     return outputs
 
 
+def jitted() -> list[int]:
+    """A TinyJit of one kernel and one of two, each with an input that changes and one that the CPU writes anew."""
+    from tinygrad import Tensor, TinyJit
+
+    outputs, kept = [], Tensor([0], device="NV").realize()
+    one = TinyJit(lambda x: (x + kept).realize())
+    two = TinyJit(lambda x: ((x + kept).realize() * 2).realize())
+    for value in (1, 20, 300, 4000):
+        kept.uop.base.realized.copy_from(Tensor([value], device="PYTHON").realize().uop.base.realized)
+        outputs += [int(function(Tensor([7 * value]).realize()).item()) for function in (one, two)]
+    return outputs
+
+
 def gated() -> list[int]:
     """The GPU waits for a signal that the CPU sets later, twice."""
     device, passed = opened(), []
@@ -94,6 +107,7 @@ def text() -> list[int]:
 EXPECTED: dict[Callable[[], list[int]], list[int]] = {
     one_line: [5, 7, 9, 6, 7, 9],
     recorded: [2, 21, 301],
+    jitted: [8, 16, 160, 320, 2400, 4800, 32000, 64000],
     gated: [1, 1],
 }
 TEXT: list[list[int]] = []
@@ -141,6 +155,7 @@ def cache_anyway(monkeypatch: pytest.MonkeyPatch, role: Role) -> None:
         (roles.SIGNALS, gated),
         (roles.TENSORS, recorded),
         (roles.RECORDING, recorded),
+        (roles.RECORDING, jitted),
     ],
     ids=lambda given: getattr(given, "name", None) or given.__name__,
 )

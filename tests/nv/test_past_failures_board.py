@@ -23,7 +23,7 @@ from test_remedies_board import held_back
 from tegrad.hw.faults import NotifierCode
 from tegrad.nv import device as device_module
 from tegrad.nv import memory as memory_module
-from tegrad.nv import queues, waits
+from tegrad.nv import queues, replay, waits
 from tegrad.nv.device import NVDevice, UnifiedAllocator
 from tegrad.nv.faults import DeviceClosed, DeviceFault, WaitTimeout
 from tegrad.nv.graph import NVGraph
@@ -429,10 +429,14 @@ def test_an_empty_grid_stops_the_channel_if_it_gets_there(device: Any, monkeypat
     assert caught.value.code == NotifierCode.GR_EXCEPTION
 
 
-def replay_on_a_misaligned_view() -> None:
-    """Replay a recording whose kernel loads vectors on an input that starts 4 bytes behind a boundary."""
+def replay_on_a_misaligned_view(debug: int) -> None:
+    """Replay a recording whose kernel loads vectors on an input that starts 4 bytes behind a boundary.
+
+    At DEBUG=2 it is tinygrad's graph, and ours below.
+    """
     import numpy as np
     from tinygrad import Tensor, TinyJit
+    from tinygrad.helpers import Context
 
     @TinyJit
     def step(x: Tensor) -> Tensor:
@@ -444,21 +448,25 @@ def replay_on_a_misaligned_view() -> None:
     whole = open_device().allocator.alloc(8192)
     buffer = data[0].uop.base.buffer
     buffer._bufs[buffer.device] = whole.offset(4, 4096)
-    step(data[0])
+    with Context(DEBUG=debug):
+        step(data[0])
     open_device().synchronize()
 
 
-def test_an_input_that_breaks_the_alignment_is_refused_when_a_recording_is_replayed(board: str) -> None:
+@pytest.mark.parametrize("debug", [0, 2])
+def test_an_input_that_breaks_the_alignment_is_refused_when_a_recording_is_replayed(board: str, debug: int) -> None:
     with pytest.raises(LaunchError, match="multiples of 16"):
-        replay_on_a_misaligned_view()
+        replay_on_a_misaligned_view(debug)
     open_device().synchronize()
 
 
 @pytest.mark.klog_errors(FAULT)
-def test_without_the_check_it_is_a_fault(board: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("debug", [0, 2])
+def test_without_the_check_it_is_a_fault(board: str, monkeypatch: pytest.MonkeyPatch, debug: int) -> None:
     monkeypatch.setattr(NVGraph, "__call__", NVGraph.__mro__[1].__call__)
+    monkeypatch.setattr(replay, "check_alignment", lambda *given: None)
     with pytest.raises(DeviceFault, match="misaligned"):
-        replay_on_a_misaligned_view()
+        replay_on_a_misaligned_view(debug)
 
 
 # ---- caches

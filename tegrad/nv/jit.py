@@ -1,0 +1,253 @@
+"""TinyJit's calls, replayed: what it captured becomes recordings, whose inputs are replaced in place.
+
+tinygrad runs what a TinyJit has captured call by call: kernels in graphs where several follow each other, a kernel
+that stands alone as if it were launched by hand. Here kernels that follow each other are one recording, and a call of
+the function is one doorbell for each. What a recording cannot hold (copies, other devices, sizes that change) runs as
+tinygrad runs it, in its place between them. So does everything while tinygrad is to tell of each kernel (DEBUG=2,
+PROFILE), and where its JIT level keeps it from making graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tinygrad.device import Buffer, Device
+from tinygrad.engine import jit
+from tinygrad.engine.realize import estimate_uop, get_call_arg_uops, get_runtime, resolve_params, run_linear
+from tinygrad.helpers import DEBUG, JIT, PROFILE, GlobalCounters
+from tinygrad.renderer import Estimates
+from tinygrad.runtime.support.hcq import HCQBuffer
+from tinygrad.uop.ops import Ops, UOp, buffers
+
+from tegrad.nv.program import LaunchError
+from tegrad.nv.replay import BOUNDARIES, DEFAULT, Argument, Launch, Recording, three
+
+_stock_call: Any = jit.CapturedJit.__call__
+_stock_free: Any = jit.CapturedJit.free_intermediates
+REPLAYS: Final = "_tegrad_replays"
+"""What a `CapturedJit` keeps its `_Replays` as; it travels in no pickle."""
+_Place = tuple[int, int, int]
+"""Position of an argument, which of the function's inputs it is, and how many bytes into that."""
+FEW: Final = 4
+"""Launches up to which commands wait between them. On an H200 that answered a network of three a microsecond or two
+sooner than QMDs that start each other, which cost 0.4 us less a launch (docs/notebook.md)."""
+KERNELS_ALONE: Final = 2
+"""tinygrad's JIT level that makes no graphs of kernels."""
+
+
+class _Unheld(Exception):
+    """Why a recording cannot hold a call."""
+
+
+@dataclass(slots=True)
+class _Replay:
+    """Kernels that follow each other, recorded."""
+
+    recording: Recording
+    given: tuple[int, ...]
+    """Which of the function's inputs the recording takes, in its order."""
+    calls: int
+    """What tinygrad counts them as."""
+    operations: int
+    bytes: int
+
+    def run(self, device: Any, uops: Sequence[UOp], var_vals: dict[str, int]) -> None:
+        """Submit. DeviceFault, DeviceClosed, LaunchError."""
+        addresses, name = [], device.device
+        for index in self.given:
+            buffer = buffers.get(uops[index]) or uops[index].buffer
+            memory = buffer._bufs.get(name) or buffer.ensure_allocated()._buf
+            if memory.owner is not device and getattr(memory.owner, "closed", False):
+                raise memory.owner.gone("A tensor's memory was released when its device was closed; make it again.")
+            addresses.append(memory.va_addr)
+        self.recording.run(1, tuple(addresses))
+        GlobalCounters.kernel_count += self.calls
+        GlobalCounters.global_ops += self.operations
+        GlobalCounters.global_mem += self.bytes
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call that runs as tinygrad runs it."""
+
+    linear: UOp
+
+    def run(self, device: Any, uops: Sequence[UOp], var_vals: dict[str, int]) -> None:
+        """Run it. What tinygrad raises."""
+        run_linear(self.linear, var_vals, input_uops=uops, jit=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A call that a recording can hold: its launches, each with the places where it takes inputs."""
+
+    call: UOp
+    launches: list[tuple[Launch, list[_Place]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Replays:
+    """What a TinyJit captured, taken apart; no steps where nothing of it is replayed."""
+
+    device: Any
+    steps: tuple[_Replay | _Call, ...]
+
+    def close(self) -> None:
+        """Give the recordings' memory back."""
+        for step in self.steps:
+            if isinstance(step, _Replay):
+                step.recording.close()
+
+
+def call(captured: Any, input_uops: list[UOp], var_vals: dict[str, int]) -> Any:
+    """A `CapturedJit`'s call: run it with other inputs; what the function returned.
+
+    DeviceFault, DeviceClosed, LaunchError.
+    """
+    if DEBUG.value >= 2 or PROFILE.value or JIT.value >= KERNELS_ALONE:
+        return _stock_call(captured, input_uops, var_vals)
+    replays: _Replays | None = captured.__dict__.get(REPLAYS)
+    if replays is None:
+        replays = captured.__dict__[REPLAYS] = _taken_apart(captured.linear, input_uops)
+    if not replays.steps:
+        return _stock_call(captured, input_uops, var_vals)
+    written = captured._written_uops
+    if not written.isdisjoint(input_uops):
+        input_uops = [jit._copy_input(uop) if uop in written else uop for uop in input_uops]
+    for step in replays.steps:
+        step.run(replays.device, input_uops, var_vals)
+    return captured.ret
+
+
+def free_intermediates(captured: Any) -> None:
+    """A `CapturedJit`'s: give back the memory between inputs and results, and the recordings that use it."""
+    if (replays := captured.__dict__.pop(REPLAYS, None)) is not None:
+        replays.close()
+    _stock_free(captured)
+
+
+def install() -> None:
+    """Let TinyJit use what is here, also what it captured before. Doing it again changes nothing.
+
+    tinygrad's class stays, by which captured functions are pickled.
+    """
+    jit.CapturedJit.__call__, jit.CapturedJit.free_intermediates = call, free_intermediates
+
+
+def _taken_apart(linear: UOp, input_uops: Sequence[UOp]) -> _Replays:
+    """Record what can be recorded."""
+    if (device := next(_devices_of(linear), None)) is None:
+        return _Replays(None, ())
+    steps: list[_Replay | _Call] = []
+    held: list[_Held] = []
+    for one in linear.src:
+        try:
+            held.append(_Held(one, [_launch(device, kernel, input_uops) for kernel in _kernels(one)]))
+        except _Unheld as reason:
+            steps += _recorded(device, held)
+            held = []
+            steps.append(_as_ever(one, str(reason)))
+    steps += _recorded(device, held)
+    return _Replays(device, tuple(steps) if any(isinstance(step, _Replay) for step in steps) else ())
+
+
+def _devices_of(linear: UOp) -> Iterator[Any]:
+    """The devices of ours that kernels run on, in order."""
+    from tegrad.nv.device import NVDevice
+
+    for call in linear.src:
+        for kernel in _kernels(call):
+            name = kernel.src[1].device if len(kernel.src) > 1 else None
+            if kernel.src[0].op is not Ops.PROGRAM or not isinstance(name, str) or name.split(":")[0] != "NV":
+                continue
+            if isinstance(device := Device[name], NVDevice):
+                yield device
+
+
+def _kernels(call: UOp) -> tuple[UOp, ...]:
+    """What a call consists of: the calls of a graph, or itself."""
+    inside = call.src[0]
+    graph = inside.op is Ops.CUSTOM_FUNCTION and inside.arg == "graph"
+    return tuple(inside.src[0].src) if graph else (call,)
+
+
+def _as_ever(call: UOp, reason: str) -> _Call:
+    if DEBUG >= 1:
+        names = ", ".join(_name(kernel) for kernel in _kernels(call))
+        print(f"tegrad: not replayed but run as tinygrad does: {names}: {reason}")
+    return _Call(UOp(Ops.LINEAR, src=(call,)))
+
+
+def _name(kernel: UOp) -> str:
+    program = kernel.src[0]
+    return str(program.arg.function_name) if program.op is Ops.PROGRAM else program.op.name
+
+
+def _recorded(device: Any, held: Sequence[_Held]) -> list[_Replay | _Call]:
+    """Calls that follow each other as one recording; as they were where that cannot be had."""
+    if not held:
+        return []
+    launches: list[Launch] = []
+    places: dict[int, list[Argument]] = {}
+    for launch, given in (found for one in held for found in one.launches):
+        for position, slot, offset in given:
+            places.setdefault(slot, []).append(Argument(len(launches), position, offset))
+        launches.append(launch)
+    boundary = BOUNDARIES["idle"] if len(launches) <= FEW else DEFAULT
+    try:
+        recording = Recording(device, launches, boundary, inputs=list(places.values()))
+    except (LaunchError, MemoryError) as error:  # if it still is so then, tinygrad's launches raise it
+        return [_as_ever(one.call, str(error)) for one in held]
+    counts = sum((estimate_uop(kernel) for one in held for kernel in _kernels(one.call)), Estimates()).simplify()
+    return [_Replay(recording, tuple(places), len(held), int(counts.ops), int(counts.mem))]
+
+
+def _launch(device: Any, kernel: UOp, input_uops: Sequence[UOp]) -> tuple[Launch, list[_Place]]:
+    """A kernel, and where it takes inputs. _Unheld."""
+    program = kernel.src[0]
+    if program.op is Ops.COPY:
+        raise _Unheld("a copy")
+    if program.op is not Ops.PROGRAM:
+        raise _Unheld("no kernel")
+    info = program.arg
+    if info.vars:
+        raise _Unheld(f"it depends on {', '.join(variable.expr for variable in info.vars)}, which may change")
+    uops = get_call_arg_uops(kernel)
+    resolved = resolve_params(kernel, tuple(input_uops))
+    memories: list[HCQBuffer] = []
+    given: list[_Place] = []
+    for position, index in enumerate(info.globals):
+        memory = _memory(device, resolved[index])
+        if (slot := _input(uops[index])) is not None:
+            offset = int(memory.va_addr) - int(_memory(device, input_uops[slot]).va_addr)
+            given.append((position, slot, offset))
+            memory = HCQBuffer(0, memory.size)  # each run has its own
+        memories.append(memory)
+    grid, block = info.launch_dims({})
+    runtime = get_runtime(device.device, program)
+    return Launch(runtime, tuple(memories), three(grid), three(block or ())), given
+
+
+def _memory(device: Any, uop: UOp) -> HCQBuffer:
+    """The memory behind an argument, on this device alone."""
+    buffer = uop.buffer
+    if not isinstance(buffer, Buffer):
+        raise _Unheld("it runs on several devices")
+    if buffer.device != device.device:
+        raise _Unheld(f"it uses memory of {buffer.device}")
+    memory: HCQBuffer = buffer.ensure_allocated()._buf
+    return memory
+
+
+def _input(argument: UOp) -> int | None:
+    """Which of the function's inputs an argument is, or is a fixed part of; None for other memory."""
+    if argument.op is Ops.PARAM:
+        return int(argument.arg.slot)
+    parameters = [uop for uop in argument.toposort() if uop.op is Ops.PARAM]
+    if not parameters:
+        return None
+    if argument.op is not Ops.SHRINK or argument.src[0] is not parameters[0] or len(parameters) > 1:
+        raise _Unheld("it looks at an input in a way of its own")
+    return int(parameters[0].arg.slot)
