@@ -21,6 +21,7 @@ from tinygrad.renderer import Estimates
 from tinygrad.runtime.support.hcq import HCQBuffer
 from tinygrad.uop.ops import Ops, UOp, buffers
 
+from tegrad.nv import inputs
 from tegrad.nv.program import LaunchError
 from tegrad.nv.replay import BOUNDARIES, DEFAULT, Argument, Launch, Recording, three
 
@@ -134,6 +135,7 @@ def install() -> None:
     tinygrad's class stays, by which captured functions are pickled.
     """
     jit.CapturedJit.__call__, jit.CapturedJit.free_intermediates = call, free_intermediates
+    jit._prepare_jit_inputs = inputs.prepare
 
 
 def _taken_apart(linear: UOp, input_uops: Sequence[UOp]) -> _Replays:
