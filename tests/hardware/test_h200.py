@@ -222,6 +222,42 @@ def jit() -> None:
         close_to(step(Tensor(x).realize(), tw).numpy(), np.maximum(x @ w, 0) @ w + x, 1e-5)
 
 
+@both_renderers
+def jit_in_flight() -> None:
+    """Functions of one kernel, of three and of forty, called with other inputs and parts of inputs without a sync."""
+    import numpy as np
+    from tinygrad import Tensor, TinyJit
+
+    def steps(state: Any, count: int) -> Any:
+        def function(x: Any) -> Any:
+            for i in range(count - 1):
+                x = (x[4:].contiguous() * 3 + i if i == 0 else x * 3 + i).realize()
+            return state.assign(state * 5 + (x if count > 1 else x[4:])).realize()
+
+        return function
+
+    rng, turns = np.random.default_rng(6), 30 if os.environ.get("TEGRAD_BOARD") else 300
+    for count in (1, 3, 40):
+        state = Tensor(np.zeros(60, np.int32)).realize()
+        given = [rng.integers(0, 1000, 64).astype(np.int32) for _ in range(7)]
+        tensors = [Tensor(x).realize() for x in given]
+        function: Any = TinyJit(steps(state, count))
+        expected = np.zeros(60, np.int32)
+        begin = 0.0
+        for turn in range(turns):
+            if turn == turns // 3:
+                device().synchronize()
+                begin = time.perf_counter()
+            function(tensors[turn % 7])
+            x = given[turn % 7][4:]
+            for i in range(count - 1):
+                x = x * 3 + np.int32(i)
+            expected = expected * 5 + x
+        taken = time.perf_counter() - begin
+        print(f"{count} kernels: {taken / (turns - turns // 3) * 1e6:.1f} us a call", end=" ")
+        assert (state.numpy() == expected).all()
+
+
 @case(DEV="NV:PTX", PARALLEL="2")
 def spawned_workers() -> None:
     """Kernels compiled in tinygrad's worker processes have the patches too."""

@@ -23,7 +23,7 @@ RAW = (
     "misaligned_argument_is_refused",
     "named_barriers",
 )
-RENDERED = ("double_precision", "odd_views", "shared_pool")
+RENDERED = ("double_precision", "odd_views", "shared_pool", "jit", "jit_in_flight")
 
 
 @pytest.mark.parametrize(("chip", "renderer"), [("agx-orin-64gb", "PTX"), ("gh100", "CUDA")])
