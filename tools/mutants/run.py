@@ -30,6 +30,8 @@ EQUIVALENT = Path(__file__).with_name("equivalent.json")
 """By id, of mutants that no test can notice: the proof, in a line."""
 MOST_S = 120.0
 """Seconds of tests, on an idle machine, that a mutant is held against at most."""
+LONG_S = 300.0
+"""Of a file of tests that was not recorded."""
 RULES = "tests/conformance/test_mutants.py"
 """What holds the rules of tegrad/conformance against boards that break them; it takes too long to be recorded."""
 PATIENCE = 6
@@ -47,7 +49,10 @@ def function_line(text: str, line: int) -> int:
 
 
 def chosen(folder: Path, copy: Path, row: dict[str, Any], seconds: dict[str, float]) -> list[str]:
-    """The files of tests to hold a mutant against: those named for its module, of its package, then the quickest."""
+    """The files of tests to hold a mutant against: those named for its module, of its package, then the quickest.
+
+    One that is named for the module and takes too long to be recorded comes first.
+    """
     path = Path(row["file"])
     if path.match("tegrad/conformance/s*.py"):
         return [RULES]
@@ -57,12 +62,15 @@ def chosen(folder: Path, copy: Path, row: dict[str, Any], seconds: dict[str, flo
         return path.stem not in test, Path(test).parent.name != path.parent.name, seconds[test]
 
     idle: dict[str, float] = json.loads(KNOWN.read_text())
-    called = [test for test in sorted(seconds, key=rank) if f"{row['file']}\t{line}" in _calls(folder, test)]
+    called = [test for test in idle if Path(test).stem == f"test_{path.stem}" and test not in seconds]
+    called += [test for test in sorted(seconds, key=rank) if f"{row['file']}\t{line}" in _calls(folder, test)]
     taken: list[str] = []
     total = 0.0
     for test in called:
-        takes = min(seconds[test], idle.get(test, seconds[test]))
-        if total + takes <= MOST_S or not taken:
+        takes = idle.get(test, seconds.get(test, 0.0))
+        if test not in seconds:
+            taken.append(test)
+        elif total + takes <= MOST_S or not taken:
             taken.append(test)
             total += takes
     return taken
@@ -100,11 +108,10 @@ def held(copy: Path, folder: Path, row: dict[str, Any], seconds: dict[str, float
     cache = copy.with_suffix(".cache")
     try:
         for test in tests:
+            took = seconds.get(test, LONG_S)
             shutil.rmtree(cache, ignore_errors=True)
             _warm(folder, cache)
-            if (killer := _killer(copy, cache, test, seconds[test])) and _sound(
-                folder, copy, path, text, test, seconds
-            ):
+            if (killer := _killer(copy, cache, test, took)) and _sound(folder, copy, path, text, test, seconds):
                 return {"outcome": "killed", "by": killer, "seconds": round(time.monotonic() - start, 1)}
     finally:
         path.write_text(text)
@@ -118,7 +125,7 @@ def _sound(folder: Path, copy: Path, path: Path, text: str, test: str, seconds: 
     if test not in known:
         mutant = path.read_text()
         path.write_text(text)
-        known[test] = not _killer(copy, copy.with_suffix(".cache"), test, seconds[test])
+        known[test] = not _killer(copy, copy.with_suffix(".cache"), test, seconds.get(test, LONG_S))
         path.write_text(mutant)
         table.write_text(json.dumps(known, indent=1) + "\n")
     return known[test]
@@ -187,7 +194,7 @@ def main() -> int:
     given = parser.parse_args()
     folder, until = given.folder.resolve(), time.monotonic() + 60 * given.minutes
     drawn = json.loads(DRAWN.read_text())
-    seconds = {RULES: json.loads(KNOWN.read_text())[RULES], **json.loads((folder / "seconds.json").read_text())}
+    seconds = json.loads((folder / "seconds.json").read_text())
     journal = folder / "journal"
     done = {line["id"]: line for line in told(journal) if line["id"] not in given.only}
     share, shares = map(int, given.share.split("/"))
