@@ -228,7 +228,7 @@ def _round_up(value: int, unit: int) -> int:
 
 def _register_file(threads: int, registers: int) -> int:
     warps = _round_up((threads + 31) // 32, 4)
-    return warps * _round_up(max(1, registers) * 32, REGISTER_UNIT)
+    return warps * _round_up(registers * 32, REGISTER_UNIT)
 
 
 def _refusals(chip: Chip, get: _Fields, names: _Version) -> Iterator[tuple[SkedBit, str]]:
@@ -267,10 +267,10 @@ _CHANGING = ("release", "dependent_qmd", "dependence_counter", "constant_buffer_
 
 
 def _shape_mask(layout: QmdLayout) -> int:
-    mask = (1 << layout.size * 8) - 1
+    mask = 0
     for name, (hi, lo) in layout.bits.items():
-        if name.startswith(_CHANGING):
-            mask &= ~(((1 << (hi - lo + 1)) - 1) << lo)
+        if not name.startswith(_CHANGING):
+            mask |= ((1 << (hi - lo + 1)) - 1) << lo
     return mask
 
 
