@@ -80,9 +80,9 @@ class Kernel(Protocol):
 
 
 def check_argument(row: Ioctl, arg: Arg) -> None:
-    """TypeError where `arg` is not what the row takes: its struct, nothing, or an integer by value."""
+    """TypeError where `arg` is not what the row takes: its struct, nothing if it has none, or an integer by value."""
     if row.by_value:
-        fits, wanted = arg is None or isinstance(arg, int), "an integer"
+        fits, wanted = isinstance(arg, int), "an integer"
     else:
         fits = arg is None if row.struct is None else isinstance(arg, row.struct)
         wanted = "no argument" if row.struct is None else row.struct.__name__
@@ -131,7 +131,7 @@ class LinuxKernel:
 
     def mmap(self, fd: int, size: int, prot: int, flags: int, *, addr: int = 0, offset: int = 0) -> int:
         """Map `size` bytes of `fd`; `fd` -1 with MAP_ANONYMOUS maps plain memory."""
-        result = libc.mmap(addr or None, size, prot, flags, fd, offset)
+        result = libc.mmap(addr, size, prot, flags, fd, offset)
         if result == MAP_FAILED or result is None:
             arguments = {"fd": fd, "size": size, "prot": prot, "flags": flags, "addr": addr, "offset": offset}
             code = ctypes.get_errno()

@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import grp
 import mmap
 import os
 import signal
@@ -66,8 +67,20 @@ def test_close_gives_the_number_back(linux: LinuxKernel) -> None:
     assert open_fds() == before + 1
     linux.close(fd)
     assert open_fds() == before
-    with pytest.raises(DriverError, match=rf"close\(fd={fd}\) failed: EBADF"):
+    with pytest.raises(DriverError, match=rf"close\(fd={fd}\) failed: EBADF .*: the file descriptor is not open"):
         linux.close(fd)
+
+
+def test_an_interrupted_close_has_closed(linux: LinuxKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[int] = []
+
+    def interrupted(fd: int) -> None:
+        closed.append(fd)
+        raise OSError(errno.EINTR, "interrupted")
+
+    monkeypatch.setattr(os, "close", interrupted)
+    linux.close(12345)
+    assert closed == [12345]
 
 
 def test_ioctl_fills_a_scalar_and_returns_zero(linux: LinuxKernel) -> None:
@@ -99,6 +112,8 @@ def test_dev_null_refuses_every_row_with_enotty(linux: LinuxKernel, null: int, r
         (ioctls.NVGPU_GPU_IOCTL_ALLOC_AS, 5),
         (ioctls.NVGPU_IOCTL_TSG_ENABLE, structs.AllocAs()),
         (ioctls.NVGPU_IOCTL_TSG_ENABLE, 5),
+        (ioctls.NVMAP_IOC_FREE, None),
+        (ioctls.NVMAP_IOC_FREE, structs.CreateHandle()),
     ],
 )
 def test_the_wrong_argument_never_reaches_the_system(
@@ -138,6 +153,43 @@ def test_mmap_errors_carry_their_arguments(linux: LinuxKernel, null: int, memory
         linux.munmap(1, 4096)
 
 
+class FakeMmap:
+    """A libc whose mmap answers one address, and remembers what it was asked."""
+
+    def __init__(self, answer: int | None) -> None:
+        self.answer = answer
+        self.asked: list[tuple[int, ...]] = []
+
+    def mmap(self, *arguments: int) -> int | None:
+        self.asked.append(arguments)
+        return self.answer
+
+
+def test_mmap_leaves_the_place_to_the_system_unless_told(linux: LinuxKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    libc = FakeMmap(0x5000)
+    monkeypatch.setattr(kernel, "libc", libc)
+    assert linux.mmap(3, PAGE, kernel.PROT_READ, kernel.MAP_SHARED) == 0x5000
+    assert linux.mmap(3, PAGE, kernel.PROT_READ, kernel.MAP_SHARED, addr=0x7000, offset=PAGE) == 0x5000
+    assert libc.asked == [
+        (0, PAGE, kernel.PROT_READ, kernel.MAP_SHARED, 3, 0),
+        (0x7000, PAGE, kernel.PROT_READ, kernel.MAP_SHARED, 3, PAGE),
+    ]
+
+
+def test_a_mapping_at_address_0_is_none(linux: LinuxKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "libc", FakeMmap(None))
+    with pytest.raises(DriverError, match=r"mmap\(fd=3, size=0x1000"):
+        linux.mmap(3, PAGE, kernel.PROT_READ, kernel.MAP_SHARED)
+
+
+def test_msync_writes_mapped_memory_back_and_tells_where_none_is(linux: LinuxKernel, memory: int) -> None:
+    at = linux.mmap(memory, PAGE, kernel.PROT_READ | kernel.PROT_WRITE, kernel.MAP_SHARED)
+    linux.msync(at, PAGE)
+    with pytest.raises(DriverError, match=r"msync\(addr=0x[0-9a-f]+, size=0x1000\) failed: EINVAL"):
+        linux.msync(at + 1, PAGE)
+    linux.munmap(at, PAGE)
+
+
 def test_the_doorbell_is_a_shared_page_of_32_bit_registers(linux: LinuxKernel, memory: int) -> None:
     before = maps()
     with linux.doorbell(memory) as bell:
@@ -147,7 +199,10 @@ def test_the_doorbell_is_a_shared_page_of_32_bit_registers(linux: LinuxKernel, m
         os.pwrite(memory, struct.pack("<I", 0xC461), 0)
         assert bell.load32(0) == 0xC461
         bell.store32(0xFFFC, 0xFFFFFFFF)
-        for offset in (-4, 2, 0x10000):
+        bell.store32(4, 7)
+        assert os.pread(memory, 8, 0xFFFC) == b"\xff" * 4
+        assert bell.load32(4) == 7
+        for offset in (-4, 2, 3, 0x10000):
             with pytest.raises(ValueError, match="no 32-bit register"):
                 bell.store32(offset, 1)
     assert maps() == before
@@ -221,6 +276,60 @@ def test_a_call_that_is_always_interrupted_is_an_error_in_the_end(
         linux.ioctl(3, ioctls.NVGPU_IOCTL_TSG_ENABLE)
 
 
+class FakeClock:
+    """A clock that only sleeping and calls move."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    made = FakeClock(1000.0)
+    monkeypatch.setattr(kernel, "time", made)
+    return made
+
+
+def test_a_busy_driver_is_asked_again_after_a_pause_up_to_its_limit(
+    linux: LinuxKernel, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time runs from the first answer, and the call at its very end is the last."""
+    libc = FakeLibc(*[errno.EAGAIN] * 100)
+    monkeypatch.setattr(kernel, "libc", libc)
+    monkeypatch.setattr(kernel, "AGAIN_LIMIT_S", 2.0)
+    monkeypatch.setattr(kernel, "AGAIN_PAUSE_S", 0.5)
+    for row, arg in ((ioctls.NVGPU_IOCTL_TSG_ENABLE, None), (ioctls.NVGPU_IOCTL_CHANNEL_WAIT, structs.Wait())):
+        libc.calls, clock.slept = 0, []
+        with pytest.raises(DriverError, match="EAGAIN"):
+            linux.ioctl(3, row, arg)
+        assert (libc.calls, clock.slept) == (5, [0.5] * 4)
+
+
+def test_an_interrupted_call_is_made_again_at_once(
+    linux: LinuxKernel, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libc = FakeLibc(*[errno.EINTR] * 3)
+    monkeypatch.setattr(kernel, "libc", libc)
+    assert linux.ioctl(3, ioctls.NVGPU_IOCTL_TSG_ENABLE) == 0
+    assert (libc.calls, clock.slept) == (4, [])
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOENT, errno.ENOTTY])
+def test_every_error_of_a_call_is_raised(linux: LinuxKernel, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    monkeypatch.setattr(kernel, "libc", FakeLibc(code))
+    with pytest.raises(DriverError) as caught:
+        linux.ioctl(3, ioctls.NVGPU_IOCTL_TSG_ENABLE)
+    assert caught.value.errno == code
+
+
 def test_an_interrupted_sleep_is_its_callers_to_repeat(linux: LinuxKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     libc = FakeLibc(errno.EINTR)
     monkeypatch.setattr(kernel, "libc", libc)
@@ -277,8 +386,35 @@ def test_a_forbidden_node_names_its_group(linux: LinuxKernel, tmp_path: Path, mo
         node.chmod(0)
     with pytest.raises(DriverError) as caught:
         linux.open(str(node))
-    import grp
-
     assert caught.value.errno == errno.EACCES
     assert f"no permission for {node}" in str(caught.value)
     assert grp.getgrgid(node.stat().st_gid).gr_name in str(caught.value)
+
+
+KMSG_HINT = "only root may read the kernel log here: use sudo, or sysctl kernel.dmesg_restrict=0"
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "hint"),
+    [
+        ("/dev/kmsg", errno.EPERM, KMSG_HINT),
+        ("/dev/kmsg", errno.EACCES, KMSG_HINT),
+        ("/dev/kmsg", errno.EMFILE, "too many open files in this process: raise `ulimit -n`"),
+        ("/dev/nvmap", errno.EMFILE, "too many open files in this process: raise `ulimit -n`"),
+        ("/nowhere/nvmap", errno.EPERM, "no permission for /nowhere/nvmap: add your user to the group video, then"),
+        ("/dev/null", errno.EACCES, "no permission for /dev/null: add your user to the group GROUP, then log in again"),
+    ],
+)
+def test_a_node_that_does_not_open_says_what_helps(
+    linux: LinuxKernel, monkeypatch: pytest.MonkeyPatch, path: str, code: int, hint: str
+) -> None:
+    """The group is the node's own, and video where that cannot be known."""
+
+    def refuse(path: str, flags: int) -> int:
+        raise OSError(code, os.strerror(code), path)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(DriverError) as caught:
+        linux.open(path)
+    assert caught.value.errno == code
+    assert caught.value.hint.startswith(hint.replace("GROUP", grp.getgrgid(os.stat("/dev/null").st_gid).gr_name))
