@@ -380,16 +380,12 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
 
     def _open_fifo(self, share: int, group: int, compute: bool) -> Fifo:
         engine = self.iface.compute_class if compute else self.iface.dma_class
-        channel, engine_object, gpfifo, userd = self.iface.open_fifo(group, share, engine)
-        if compute:
-            self.debug_channel, self.debug_compute_obj = channel, engine_object
-            self.debugger = self.iface.rm_alloc(self.nvdevice, ops_nv.nv_gpu.GT200_DEBUGGER)
+        channel, gpfifo, userd = self.iface.open_fifo(group, share, engine)
         token = self.iface.rm_control(
             channel,
             ops_nv.nv_gpu.NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN,
             ops_nv.nv_gpu.NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN_PARAMS(),
         ).workSubmitToken
-        self.iface.setup_gpfifo_vm(channel)
         ring = MMIOInterface(gpfifo.address, gpfifo.size, fmt="Q")
         put = MMIOInterface(userd.address + Userd.GP_PUT, 4, fmt="I")
         fifo = ops_nv.GPFifo(ring=ring, gpput=put, entries_count=len(ring), token=token)

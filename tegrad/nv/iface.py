@@ -170,11 +170,8 @@ class TegraIface:
         for start in (self.chip.local_window, self.chip.shared_window):
             self._space.reserve(start, self.chip.window_size)
 
-    def setup_gpfifo_vm(self, gpfifo: int) -> None:
-        """Nothing to do: a channel is bound to its address space when it is made."""
-
-    def open_fifo(self, group: int, share: int, engine_class: int) -> tuple[int, int, Memory, Memory]:
-        """A channel of its own small buffers with an engine object: its handle, the object's, GPFIFO and USERD."""
+    def open_fifo(self, group: int, share: int, engine_class: int) -> tuple[int, Memory, Memory]:
+        """A channel of its own small buffers with an engine object: its handle, GPFIFO and USERD."""
         gpfifo = self._channel_memory(GPFIFO_ENTRIES * GP_ENTRY_SIZE, roles.GPFIFO)
         userd = self._channel_memory(max(PAGE, USERD_SIZE), roles.USERD)
         notifier = self._channel_memory(PAGE, roles.NOTIFIER)
@@ -186,7 +183,8 @@ class TegraIface:
             hUserdMemory=(ctypes.c_uint32 * 8)(userd.handle),
         )
         channel = self.rm_alloc(group, self.gpfifo_class, params)
-        return channel, self.rm_alloc(channel, engine_class), gpfifo, userd
+        self.rm_alloc(channel, engine_class)
+        return channel, gpfifo, userd
 
     def wakers(self, channel: int, progress: HCQBuffer) -> Iterator[Waker]:
         """What may wake a CPU that sleeps for this channel, best first; its progress word is in `progress`."""

@@ -32,7 +32,7 @@ class RmError(TegradError, RuntimeError):
 
 
 def _nothing(iface: "TegraIface", parent: "RmObject", params: Params) -> None:
-    """Objects that only exist as handles here: the device, the subdevice, its virtual memory, the debugger."""
+    """Objects that only exist as handles here: the device, the subdevice, its virtual memory."""
 
 
 def _address_space(iface: "TegraIface", parent: "RmObject", params: Params) -> AddressSpace:
@@ -93,7 +93,6 @@ ALLOCS: Mapping[int, Alloc] = {
     nv.FERMI_VASPACE_A: _address_space,
     nv.KEPLER_CHANNEL_GROUP_A: _channel_group,
     nv.FERMI_CONTEXT_SHARE_A: _context_share,
-    nv.GT200_DEBUGGER: _nothing,
 }
 
 
@@ -137,26 +136,12 @@ def _flush_gpu_cache(iface: "TegraIface", obj: "RmObject", params: Params) -> No
     iface.flush_l2()
 
 
-def _sm_errors(iface: "TegraIface", obj: "RmObject", params: Params) -> None:
-    """The exception state of every SM. nvgpu has no call that tells of an MMU fault, so that part stays empty."""
-    for sm, error in enumerate(iface.sm_errors()[: params.numSMsToRead]):
-        state = params.smErrorStateArray[sm]
-        state.hwwGlobalEsr, state.hwwWarpEsr = error.global_esr, error.warp_esr
-        state.hwwWarpEsrPc64 = error.warp_esr_pc
-
-
-def _mmu_faults(iface: "TegraIface", obj: "RmObject", params: Params) -> None:
-    params.count = 0
-
-
 CONTROLS: Mapping[int, Control] = {
     nv.NV2080_CTRL_CMD_PERF_BOOST: _boost_clock,
     nv.NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN: _work_submit_token,
     nv.NVA06C_CTRL_CMD_GPFIFO_SCHEDULE: _schedule,
     nv.NV2080_CTRL_CMD_GR_GET_INFO: _gr_info,
     nv.NV2080_CTRL_CMD_FB_FLUSH_GPU_CACHE: _flush_gpu_cache,
-    nv.NV83DE_CTRL_CMD_DEBUG_READ_ALL_SM_ERROR_STATES: _sm_errors,
-    nv.NV83DE_CTRL_CMD_DEBUG_READ_MMU_FAULT_INFO: _mmu_faults,
 }
 
 

@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 from fake import FakeKernel
 from tinygrad.device import BufferSpec
+from tinygrad.runtime import ops_nv
 
 from tegrad.nv import device as module
-from tegrad.nv.device import KERNARGS_SIZE
+from tegrad.nv import roles
+from tegrad.nv.device import KERNARGS_SIZE, PROGRESS_STRIDE
 from tegrad.nv.faults import DeviceFault, UnsupportedBuffer
+from tegrad.nv.iface import TegraIface
+from tegrad.nv.queues import NVComputeQueue
 from tegrad.nv.rings import RingError
 
 
@@ -202,6 +206,45 @@ def test_a_recorded_graph_runs_again_and_again(fake_kernel: FakeKernel, fake_dev
     assert fake_device.compute_gpfifo.submissions == submissions + 1
 
 
+# ---- channels
+
+
+def test_each_channel_stores_its_progress_in_a_word_of_its_own(fake_device: Any) -> None:
+    page, fifos = fake_device._progress, (fake_device.compute_gpfifo, fake_device.dma_gpfifo)
+    assert [fifo.progress_va - page.va_addr for fifo in fifos] == [0, PROGRESS_STRIDE]
+    assert page.meta.role is roles.SIGNALS
+    fake_device.synchronize()
+    before = [fifo.done for fifo in fifos]
+    NVComputeQueue().signal(fake_device.new_signal(value=0), 1).submit(fake_device)
+    fifos[0].wait(fifos[0].submissions)
+    assert [fifo.done for fifo in fifos] == [before[0] + 1, before[1]]
+
+
+def test_a_channel_where_all_share_an_area_is_tinygrads_with_a_progress_word(
+    fake_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    own = fake_device.compute_gpfifo
+
+    def stock(device: Any, *arguments: Any) -> ops_nv.GPFifo:
+        asked.append(arguments)
+        return ops_nv.GPFifo(own.ring, own.gpput, own.entries_count, 77)
+
+    monkeypatch.delattr(TegraIface, "open_fifo")
+    monkeypatch.setattr(module._StockDevice, "_new_gpu_fifo", stock)
+    area = object()
+    made = fake_device._new_gpu_fifo(area, 1, 2, offset=0x100, entries=64, compute=True, video=True)
+    plain = fake_device._new_gpu_fifo(area, 1, 2)
+    assert asked == [(area, 1, 2, 0x100, 64, True, True), (area, 1, 2, 0, 0x400, False, False)]
+    assert [fifo.token for fifo in (made, plain)] == [77, 77]
+    assert fake_device._fifos[2:] == [made, plain]
+    assert [fifo.progress_va - fake_device._progress.va_addr for fifo in (made, plain)] == [
+        2 * PROGRESS_STRIDE,
+        3 * PROGRESS_STRIDE,
+    ]
+    del fake_device._fifos[2:]
+
+
 # ---- memory that is not the CPU's too
 
 
@@ -209,8 +252,6 @@ def test_a_recorded_graph_runs_again_and_again(fake_kernel: FakeKernel, fake_dev
 def apart_device(fake_kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> Any:
     """NVDevice on the fake driver, with the allocator of a GPU that has memory of its own."""
     from tinygrad import Device
-
-    from tegrad.nv.iface import TegraIface
 
     monkeypatch.setattr(TegraIface, "unified_memory", False)
     return Device["NV"]
