@@ -471,6 +471,7 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
             self.timeline_signal.wait(self.timeline_value - 1)
             super()._wrap_timeline_signal()
             self._timeline.clear()
+            self.computed_value = -1
 
     def _ensure_has_local_memory(self, required: int) -> None:
         """Grow the kernels' local memory (`required` bytes a thread).

@@ -297,14 +297,14 @@ class Recording:
         tail = [*semaphore(TIMELINE_RELEASE, 0, 0), *self._fifo.release(0, idle=True)]
         words = len(_commands(boundary, layout, 0))
         # The addresses and values of the tail's releases are stored as 64-bit words: they start at multiples of 8.
-        stride = _round_up(words + 1 + len(tail) + 1, 2)
+        shift = 1 - words % 2
+        stride = _round_up(shift + words + len(tail), 2)
         images = depth if inputs else 1
         size = layout.size * images + 4 * depth * stride
         self._inputs = [[_Patch(layout, self.launches, argument) for argument in given] for given in inputs]
         self._memory: HCQBuffer | None = device.allocator.alloc(size, SPEC)
         try:
             va, view = self._memory.va_addr, self._memory.cpu_view()
-            shift = 1 - words % 2
             for image in range(0, layout.size * images, layout.size):
                 described = _describe(device, self.launches, boundary, layout, va + image)
                 view[image : image + layout.size] = bytes(described)

@@ -9,6 +9,7 @@ from kernels import program
 from test_queues import empty_submission
 
 from tegrad.hw.classes import HOST, ComputeMethod
+from tegrad.hw.gpfifo import decode_gp_entry
 from tegrad.nv.program import LaunchError
 from tegrad.nv.qmd import QMD
 from tegrad.nv.queues import NVCopyQueue
@@ -22,8 +23,10 @@ from tegrad.nv.replay import (
     Launch,
     Place,
     Recording,
+    _commands,
     _lay_out,
     immediate,
+    semaphore,
 )
 
 pytestmark = pytest.mark.board
@@ -106,6 +109,61 @@ def test_a_run_in_flight_is_not_rewritten(
     recording.run()
     assert waited == [(first, True)]
     assert bytes(memory.cpu_view()[0 : memory.size]) != in_flight
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("name", BOUNDARIES)
+def test_each_run_in_flight_has_whole_commands_of_its_own(fake_device: Any, name: str, count: int) -> None:
+    """The launches, the releases of timeline and channel at multiples of 8, with the run's own value and number."""
+    add, buffer, depth = program(fake_device, "add"), fake_device.allocator.alloc(4096), 3
+    launches = [Launch(add, (buffer,), values=(i,)) for i in range(count)]
+    with Recording(fake_device, launches, BOUNDARIES[name], depth=depth) as recording:
+        memory, layout = recording._memory, _lay_out(recording.launches)
+        assert memory is not None
+        recording.wait(recording.run(depth))  # what follows goes out without a wait for something else
+        fifo, signal = fake_device.compute_gpfifo, fake_device.timeline_signal
+        value, put, begun = fake_device.timeline_value, fifo.put_value, fifo.submissions
+        recording.wait(last := recording.run(depth))
+        assert (last, fifo.put_value) == (begun + depth, put + depth)
+        assert fake_device.timeline_value == value + depth
+        taken = []
+        for run in range(depth):
+            entry = decode_gp_entry(int(fifo.ring.mv[(put + run) % fifo.entries_count]))
+            at = entry.va - memory.va_addr
+            words = memory.cpu_view().view(at, 4 * entry.dwords, "I").mv.tolist()
+            expected = _commands(BOUNDARIES[name], layout, memory.va_addr)
+            assert (at + 4 * len(expected) + 4) % 8 == 0
+            expected += semaphore(TIMELINE_RELEASE, signal.base_buf.va_addr, value + run)
+            expected += fifo.release(begun + 1 + run, idle=True)
+            assert words == expected
+            taken.append((at, at + 4 * entry.dwords))
+        ends = [layout.size, *(end for _, end in taken)]
+        assert all(0 <= start - end <= 8 for end, (start, _) in zip(ends, taken, strict=False))
+        assert 0 <= memory.size - taken[-1][1] <= 8
+
+
+def test_runs_follow_a_timeline_that_starts_over(fake_device: Any, recording: Any) -> None:
+    """tinygrad then takes another signal: each of the runs in flight stores to that."""
+    recording.wait(recording.run(2))
+    before = fake_device.timeline_signal
+    for _ in range(2):  # there, and back to the first
+        fake_device._wrap_timeline_signal()
+        for value in range(1, 4):
+            recording.wait(recording.run())
+            assert fake_device.timeline_signal.value == value
+    assert fake_device.timeline_signal is before
+
+
+def test_a_run_waits_for_other_work_on_a_timeline_that_started_over(fake_device: Any, recording: Any) -> None:
+    """Also where its value is the one that the last run on the old timeline left behind."""
+    recording.wait(recording.run())
+    last, fifo = fake_device.computed_value, fake_device.compute_gpfifo
+    fake_device._wrap_timeline_signal()
+    while fake_device.timeline_value <= last:
+        empty_submission(fake_device)
+    put = fifo.put_value
+    recording.run()
+    assert fifo.put_value == put + 2  # a wait for the timeline, and the run
 
 
 @pytest.mark.parametrize("name", BOUNDARIES)
