@@ -103,6 +103,51 @@ def test_a_forbidden_import_is_found(where: str, source: str, tmp_path: Path, mo
     assert len(violations(root / where)) == 1
 
 
+TESTS = Path(__file__).parent
+IN_A_STRING = re.compile(r"\b(?:from|import)\s+([\w.]+)")
+
+
+def imports_of_tests(source: str, tests: set[str]) -> list[str]:
+    """The modules of tests that a file imports, itself or in a program that it writes as a string."""
+    found = []
+    named = tests.intersection(re.findall(r"\btest_\w+", source))
+    for node in ast.walk(ast.parse(source)) if named else ():
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module or ''}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = IN_A_STRING.findall(node.value)
+        else:
+            continue
+        found += [part for name in names for part in name.split(".") if part in tests]
+    return found
+
+
+def test_no_module_of_tests_is_imported_by_another() -> None:
+    """What several need is a fixture, or a module beside them that is no test: a test file may change on its own."""
+    files = sorted(TESTS.rglob("*.py"))
+    tests = {path.stem for path in files if path.stem.startswith("test_")}
+    found = {path: imports_of_tests(path.read_text(), tests - {path.stem}) for path in files}
+    assert {path.relative_to(TESTS).as_posix(): names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import test_a",
+        "import tests.nv.test_a as a",
+        "from test_a import helper",
+        "from . import test_a",
+        "def f():\n    from tests.nv.test_a import helper",
+        "PROGRAM = 'import sys; from test_a import helper'",
+    ],
+)
+def test_an_import_of_a_test_is_found(source: str) -> None:
+    assert imports_of_tests(source, {"test_a"}) == ["test_a"]
+    assert imports_of_tests(source, {"test_b"}) == []
+
+
 def test_every_test_file_has_a_name_of_its_own() -> None:
     """pytest knows a file in a folder that is no package by its name alone."""
     files = Path(__file__).parent.rglob("test_*.py")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stage_runs import ROWS, Told, always, shared_board
 
 from tegrad.conformance import all_rules
 from tegrad.conformance.rig import Rig
@@ -34,18 +35,6 @@ from tiny_llama import TYPE, Shape, write
 pytestmark = pytest.mark.board
 
 SPEC = "agx-orin-64gb:17GiB"
-ROWS = {stage.name: stage for stage in STAGES}
-
-
-class Told:
-    """What a stage told."""
-
-    def __init__(self, pieces: list[Mapping[str, Any]]) -> None:
-        self.facts = {piece["fact"]: piece["value"] for piece in pieces if "fact" in piece}
-        self.lines = [piece["line"] for piece in pieces if "line" in piece]
-        self.steps = [piece["step"] for piece in pieces if "step" in piece]
-        self.last = pieces[-1]
-        self.outcome = self.last["outcome"]
 
 
 @pytest.fixture(autouse=True)
@@ -65,10 +54,6 @@ def armed(spec: str, *rules: Rule) -> Iterator[None]:
         yield
     finally:
         board_inject(spec, [])
-
-
-def always(ioctl: str, **strike: Any) -> Rule:
-    return Rule(ioctl, probability=1, times=0, **strike)
 
 
 def run(name: str, *rules: Rule, amount: int | None = None, spec: str = SPEC) -> Told:
@@ -132,20 +117,6 @@ def command(folder: Path, *arguments: str, board: str) -> tuple[int, dict[str, A
     report = json.loads(out.read_text())
     assert json.loads((folder / "stdout").read_text()) == report
     return code, report, (folder / "report.md").read_text()
-
-
-@contextmanager
-def shared_board(name: str) -> Iterator[str]:
-    """A board that several processes reach."""
-    from tegrad.hw.chips import CHIPS
-    from tegrad.orin import board
-    from tegrad.orin.client import board_stop
-
-    board.start(CHIPS["agx-orin-64gb"], 4 << 30, name=name, linger=None)
-    try:
-        yield name
-    finally:
-        board_stop(name)
 
 
 def test_with_all_later_stages_still_report_and_the_report_says_why(tmp_path: Path) -> None:

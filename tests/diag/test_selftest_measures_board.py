@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_selftest_board import ROWS, Told, always, shared_board
+from stage_runs import ROWS, Told, always, shared_board
 
 import tegrad
 from tegrad.bench.boundaries import opened

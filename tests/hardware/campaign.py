@@ -13,8 +13,10 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
+from case_record import write_record
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+sys.path.insert(0, str(ROOT))
 CHOSEN = ("tests/tegra", "-m", "not long")
 
 
@@ -31,8 +33,6 @@ def outcome(test: ElementTree.Element) -> dict[str, Any]:
 
 def main(path: Path, options: list[str]) -> int:
     """Run, record, and say pytest's exit code."""
-    from test_h200 import write_record
-
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", *CHOSEN, f"--junitxml={report}", *options]

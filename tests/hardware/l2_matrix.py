@@ -95,7 +95,7 @@ class Gpu:
     """The open device, memory under test (`m`, cached or not), plain memory for results (`r`), and kernels."""
 
     def __init__(self, cached: bool) -> None:
-        from test_h200 import device
+        from nv_opened import device
 
         self.cached, self.dev = cached, device()
         self.tegra = type(self.dev.iface).__name__ == "TegraIface"
@@ -143,7 +143,7 @@ class Gpu:
 
     def run(self, body: str, a: Words, b: Words, wait: bool = True) -> None:
         """Run a kernel of one thread on two buffers."""
-        from test_h200 import raw
+        from nv_opened import raw
 
         if body not in self._programs:
             name = f"k{len(self._programs)}"

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from cache_rows import fill, stored
+from decode_steps import decode, errors
+from hopper_board import hopper
 from numpy.typing import NDArray
-from test_persistent import SMALL
-from test_persistent_hopper import hopper
-from test_plan import errors, read
+from small_tunings import LANES, TENSOR
 from tiny_llama import SHAPES, TYPE, Shape, write
 
 from tegrad.bench.boundaries import opened
@@ -23,7 +23,7 @@ from tegrad.llm.packed import PackedModel
 from tegrad.llm.persistent import NEAR, READ, PersistentPlan, Tuning
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.reference import Reference
-from tegrad.llm.state import State, States
+from tegrad.llm.state import States
 from tegrad.nv.replay import Recording
 
 pytestmark = pytest.mark.board
@@ -35,29 +35,11 @@ WIDE = replace(SHAPES["qwen3"], heads=6, kv_heads=2)
 POSITIONS = 104
 TEXT = [int(token) for token in np.random.default_rng(5).integers(1, 300, 90)]
 """Parts are of 32 positions at least: one, two and three of them, in tiles of 16 and their rests."""
-LANES, TENSOR = (replace(SMALL, attention_ring=form, attention_shares=1) for form in (1, 2))
 
 
 @pytest.fixture(autouse=True)
 def board(monkeypatch: pytest.MonkeyPatch) -> None:
     hopper(monkeypatch)
-
-
-def fill(device: Any, cache: KvCache, kept: Sequence[bytes]) -> None:
-    """Each layer's keys, values and their scales."""
-    for layer in cache.layers:
-        buffers = (layer.keys, layer.values, layer.key_scales, layer.value_scales)
-        for buffer, data in zip(buffers, kept, strict=False):
-            device.allocator._copyin(buffer, memoryview(bytearray(data)))
-
-
-def decode(
-    device: Any, plan: Any, states: States, step: Recording, position: int, token: int, limit: int
-) -> NDArray[np.float32]:
-    """The logits of one step."""
-    states.write(0, State(position=position, token=token, limit=limit, active=1))
-    step.wait(step.run())
-    return read(device, plan.logits, plan.config.vocab, np.float32)
 
 
 def decoded(
@@ -109,16 +91,6 @@ def test_a_text_is_attended_as_by_the_reference(shape: Shape, q8: bool, tunings:
             assert errors(got, exact)[1] < 1.3e-3
 
 
-def stored(shape: Shape, q8: bool, positions: int = POSITIONS) -> list[bytes]:
-    """What a cache holds: keys, values and their scales."""
-    rng = np.random.default_rng(8)
-    rows = rng.standard_normal((2, shape.kv_heads * positions * shape.width))
-    if not q8:
-        return [side.astype(np.float16).tobytes() for side in rows]
-    scales = [(side.reshape(-1, 32).std(axis=1) / 40).astype(np.float16).tobytes() for side in rows]
-    return [*(np.clip(side * 40, -127, 127).astype(np.int8).tobytes() for side in rows), *scales]
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("width", "group", "q8"),
@@ -134,7 +106,7 @@ def test_heads_of_any_width_and_group_are_attended_by_lanes(width: int, group: i
     path = write(tmp_path / "model.gguf", shape, TYPE.F16)
     # Four loads of rows of 96 are a tile whose scales are whole pieces of 16 bytes; two are not.
     tuning = replace(LANES, attention_loads=4 if width == 96 else LANES.attention_loads)
-    many, lanes = decoded(path, [None, tuning], len(TEXT) - 8, stored(shape, q8), q8, ctas=17)
+    many, lanes = decoded(path, [None, tuning], len(TEXT) - 8, stored(shape, q8, POSITIONS), q8, ctas=17)
     largest, mean = errors(lanes, many)
     assert mean < (5e-4 if q8 else 1e-4)
     assert largest < 4e-3
@@ -170,7 +142,7 @@ def test_bulk_copies_in_rings_of_any_size_bring_the_same_keys_and_values(
     model: Path, ring: str, seed: int | None, q8: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As copies by lanes bring to a ring in which all has room, bit by bit."""
-    kept, last = stored(GROUPED, q8), len(TEXT) - 3
+    kept, last = stored(GROUPED, q8, POSITIONS), len(TEXT) - 3
     [known] = decoded(model, [replace(TENSOR, bulk=0, ring_slots=16)], last, kept, q8)
     hopper(monkeypatch, seed)
     for found in decoded(model, [RINGS[ring]], last, kept, q8):

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_attention_ring import LANES, TENSOR, decode, fill, stored
-from test_plan import errors
+from cache_rows import fill, stored
+from decode_steps import decode, errors
+from small_tunings import LANES, TENSOR
 from tiny_llama import TYPE, Shape, write
 
 from tegrad.bench.boundaries import opened

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_llama
+from decode_steps import TOKENS, errors, read
 from networks import Made, Shape, make
 from numpy.typing import NDArray
 from operands import Operands
-from test_plan import MIXED, TOKENS, errors, read
-from tiny_llama import SHAPES, TYPE, write
+from small_tunings import SMALL
+from tiny_llama import MIXED, SHAPES, TYPE, write
 
 from tegrad.llm import persistent
 from tegrad.llm.cache import KvCache
@@ -36,7 +37,6 @@ from tegrad.nv.replay import Recording
 
 pytestmark = pytest.mark.board
 
-SMALL = Tuning(consumers=4, per_tile=1, service=2, ring_slots=3, polled=1, attention_warps=4, attention_rows=0)
 ATTENTION_TILE = 4 * SMALL.attention_loads  # positions that a warp takes at a time: 32 / (64 / 8) rows for each load
 
 

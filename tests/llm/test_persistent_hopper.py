@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_persistent import SMALL
-from test_plan import TOKENS, decoded, errors, read
+from decode_steps import TOKENS, decoded, errors, read
+from hopper_board import hopper
+from small_tunings import SMALL
 from tiny_llama import SHAPES, TYPE, write
 
 from tegrad.bench.boundaries import opened
@@ -25,15 +26,6 @@ RUN = TOKENS[:4]
 CTAS = 7
 TIGHT = replace(SMALL, ring_slots=2, in_flight=8, evict_first=1)
 """Two slots, and as many tiles on their way."""
-
-
-def hopper(patch: pytest.MonkeyPatch, seed: int | None = None) -> None:
-    """A board of that chip, whose copies land as late as they may, or as a seed draws; each seed has one of its own."""
-    board = "gh100" if seed is None else f"gh100:{8 + seed}GiB"
-    for name, value in (("TEGRAD_BOARD", board), ("DEV", "NV"), ("HCQDEV_WAIT_TIMEOUT_MS", "100000")):
-        patch.setenv(name, value)
-    if seed is not None:
-        patch.setenv("TEGRAD_RACE", str(seed))
 
 
 def logits(path: Path, tunings: Sequence[Tuning]) -> list[np.ndarray]:

@@ -2,62 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from decode_steps import TOKENS, decoded, errors
 from llama_cpp import peer
-from tiny_llama import SHAPES, TYPE, Shape, write
+from tiny_llama import MIXED, SHAPES, TYPE, Shape, write
 
-from tegrad.llm.cache import KvCache
-from tegrad.llm.packed import PackedModel
-from tegrad.llm.plan import DecodePlan
 from tegrad.llm.reference import Reference
-from tegrad.llm.state import State, States
-from tegrad.nv.replay import Recording
 
 pytestmark = pytest.mark.board
 
-TOKENS = [5, 17, 200, 3, 3, 91, 250, 1, 42, 7]
-
-
-def decoded(path: Path, device: Any, tokens: Sequence[int], *, q8: bool = False, overlap: bool = False) -> np.ndarray:
-    """Logits (len(tokens), vocab) of decode steps, one token each; what `best` says is held against them."""
-    found = []
-    with PackedModel.load(path, "NV") as model, KvCache(device, model.config, 64, q8=q8) as cache:
-        states = States(device)
-        with DecodePlan(model, states, cache, overlap=overlap) as plan, Recording(device, plan.launches) as step:
-            vocab = model.config.vocab
-            for position, token in enumerate(tokens):
-                states.write(0, State(position=position, token=token, limit=64, active=1))
-                step.wait(step.run())
-                logits = read(device, plan.logits, vocab, np.float32)
-                rows = read(device, plan.best_row, -(-vocab // 32), np.int32)
-                assert list(rows) == [at + logits[at : at + 32].argmax() for at in range(0, vocab, 32)]
-                np.testing.assert_array_equal(read(device, plan.best, len(rows), np.float32), logits[rows])
-                found.append(logits)
-        states.close()
-    return np.array(found)
-
-
-def read(device: Any, buffer: Any, count: int, kind: Any) -> np.ndarray:
-    out = bytearray(count * np.dtype(kind).itemsize)
-    device.allocator._copyout(memoryview(out), buffer)
-    return np.frombuffer(out, kind)
-
-
-def errors(logits: np.ndarray, exact: np.ndarray) -> tuple[float, float]:
-    """Largest and root mean square difference, in deviations of the exact logits."""
-    difference = (logits - exact) / exact.std()
-    return float(np.abs(difference).max()), float(np.sqrt((difference**2).mean()))
-
 
 WIDE = Shape(dim=2048, ffn=4096, heads=16, kv_heads=4, layers=1)
-MIXED = {"attn_v": TYPE.Q6_K, "ffn_down": TYPE.Q6_K}
-"""What a Q4_K_M file has in other formats: q, k and v are no longer one matrix."""
 
 
 @pytest.mark.parametrize(

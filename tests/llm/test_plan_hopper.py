@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from test_plan import TOKENS, decoded, errors
+from decode_steps import TOKENS, decoded, errors
 from tiny_llama import SHAPES, TYPE, write
 
 from tegrad.bench.boundaries import opened

@@ -69,6 +69,8 @@ SHAPES = {
     "gpt2 untied": Shape(arch="gpt2", eps=LARGE_EPS, ffn=1024, kv_heads=4, vocab=313),
 }
 """Odd sizes, every family and every optional part of one."""
+MIXED = {"attn_v": TYPE.Q6_K, "ffn_down": TYPE.Q6_K}
+"""What a Q4_K_M file has in other formats: q, k and v are no longer one matrix."""
 
 
 def disagreements(ours: np.ndarray, theirs: np.ndarray, margin: float) -> list[str]:

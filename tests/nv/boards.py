@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,13 @@ def close_device() -> None:
 
     if (opened := device._opened.get("NV")) is not None:
         opened.close()
+
+
+def open_device() -> Any:
+    """The NV device, opened if it is not."""
+    from tinygrad import Device
+
+    return Device["NV"]
 
 
 def own_counts() -> dict[str, int]:

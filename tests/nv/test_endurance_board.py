@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from boards import close_device, own_counts, use_board
+from boards import close_device, open_device, own_counts, use_board
 from kernels import program, words
+from submissions import launch
 
 from tegrad.hw.chips import CHIPS
 from tegrad.hw.faults import NotifierCode
@@ -26,16 +27,6 @@ pytestmark = pytest.mark.board
 def each_chip(request: pytest.FixtureRequest) -> Iterator[str]:
     with use_board(f"{request.param}:16GiB", race=20) as spec:
         yield spec
-
-
-def open_device() -> Any:
-    from tinygrad import Device
-
-    return Device["NV"]
-
-
-def launch(prg: Any, buffer: Any, value: int) -> None:
-    prg(buffer, global_size=(1, 1, 1), local_size=(1, 1, 1), vals=(value,))
 
 
 def counts(spec: str) -> dict[str, int]:

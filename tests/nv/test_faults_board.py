@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from boards import use_board
+from boards import open_device, use_board
 from kernels import program, words
 
 import tegrad.nv
@@ -27,12 +27,6 @@ MMU, GR, PBDMA = NotifierCode.FIFO_ERROR_MMU_ERR_FLT, NotifierCode.GR_EXCEPTION,
 def each_chip(request: pytest.FixtureRequest) -> Iterator[str]:
     with use_board(f"{request.param}:16GiB", race=20) as spec:
         yield spec
-
-
-def open_device() -> Any:
-    from tinygrad import Device
-
-    return Device["NV"]
 
 
 def launch(device: Any, name: str, value: int = 1, threads: int = 1) -> Any:

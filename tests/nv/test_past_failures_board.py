@@ -16,9 +16,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from boards import close_device, own_counts, use_board
+from boards import close_device, open_device, own_counts, use_board
 from kernels import program, words
-from test_remedies_board import held_back
+from submissions import held_back, launch
 
 from tegrad.hw.faults import NotifierCode
 from tegrad.nv import device as device_module
@@ -41,20 +41,10 @@ FAULT = "(?i)mmu fault|page fault|sked exception|sm |gr exception|pbdma|error no
 """Lines that a fault leaves in the kernel log."""
 
 
-def open_device() -> Any:
-    from tinygrad import Device
-
-    return Device["NV"]
-
-
 @pytest.fixture
 def device(board: str) -> Any:
     """The device on a board that races."""
     return open_device()
-
-
-def launch(prg: Any, buffer: Any, value: int) -> None:
-    prg(buffer, global_size=(1, 1, 1), local_size=(1, 1, 1), vals=(value,))
 
 
 def gpu_maps(spec: str) -> int:

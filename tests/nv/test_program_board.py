@@ -10,7 +10,7 @@ import pytest
 from kernels import program, words
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hardware"))
-import test_h200
+from nv_cases import ROOT, run_case
 
 pytestmark = pytest.mark.board
 
@@ -29,14 +29,14 @@ RENDERED = ("double_precision", "odd_views", "shared_pool", "jit", "jit_in_fligh
 @pytest.mark.parametrize(("chip", "renderer"), [("agx-orin-64gb", "PTX"), ("gh100", "CUDA")])
 def test_programs_run_as_they_do_on_hardware(chip: str, renderer: str) -> None:
     names = [f"{name}[{renderer}]" for name in RENDERED]
-    code, said, errors = test_h200.run_case(*names, *RAW, limit=240, TEGRAD_BOARD=chip, CCACHE="1")
+    code, said, errors = run_case(*names, *RAW, limit=240, TEGRAD_BOARD=chip, CCACHE="1")
     assert code == 0, f"{said}\n{errors[-4000:]}"
     assert errors.count("done ") == len(RENDERED) + len(RAW)
 
 
 OLD_CODE = """
 import numpy as np
-import test_h200
+import nv_opened
 import tegrad
 from tegrad.nv import program
 from tinygrad import Device
@@ -47,15 +47,15 @@ if {off}:
 
 def launch(name, value):
     source = f'extern "C" __global__ void {{name}}(int *out) {{{{ out[0] = {{value}}; }}}}'
-    made = test_h200.raw(source, name, 1)
-    dev, out = made.dev, test_h200.buffer(np.zeros(1, np.int32))
+    made = nv_opened.raw(source, name, 1)
+    dev, out = made.dev, nv_opened.buffer(np.zeros(1, np.int32))
     queue = dev.hw_compute_queue_t().exec(made, made.fill_kernargs((out._buf,)), (1, 1, 1), (1, 1, 1))
     queue.signal(dev.timeline_signal, dev.next_timeline()).submit(dev)
     return out.numpy()[0], made.lib_gpu.va_addr
 
 
 first, at = launch("first", 11)
-test_h200.device().iface.give_back()
+nv_opened.device().iface.give_back()
 second, again = launch("second", 22)
 print(at == again, first, second)
 """
@@ -64,9 +64,8 @@ print(at == again, first, second)
 @pytest.mark.parametrize(("off", "second"), [(False, 22), (True, 11)])
 def test_a_program_where_another_one_was_runs_its_own_code(off: bool, second: int) -> None:
     """Queues that launch without a barrier: with the remedy off, the board runs what its instruction cache holds."""
-    folder = str(Path(test_h200.__file__).parent)
     environment = {**os.environ, "DEV": "NV", "TEGRAD_BOARD": "agx-orin-64gb", "PARALLEL": "0"}
-    environment["PYTHONPATH"] = os.pathsep.join((str(test_h200.ROOT), folder))
+    environment["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests/hardware")))
     command = [sys.executable, "-c", OLD_CODE.format(off=off)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.split() == ["True", "11", str(second)], done.stderr[-2000:]

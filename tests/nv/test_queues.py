@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from fake import FakeKernel
+from submissions import empty_submission
 
 from tegrad.nv import device as device_module
 from tegrad.nv import waits
@@ -15,11 +16,6 @@ from tegrad.nv.fence import full_barrier
 from tegrad.nv.queues import NVComputeQueue, NVCopyQueue
 from tegrad.nv.rings import Ring, RingError
 from tegrad.nv.waits import wait_until
-
-
-def empty_submission(device: Any) -> None:
-    queue = NVComputeQueue().wait(device.timeline_signal, device.timeline_value - 1)
-    queue.signal(device.timeline_signal, device.next_timeline()).submit(device)
 
 
 def test_the_barrier_can_be_called() -> None:

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from boards import use_board
-from test_remedies_board import open_device
+from boards import open_device, use_board
 
 import tegrad
 from tegrad.nv.faults import DeviceClosed

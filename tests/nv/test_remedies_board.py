@@ -5,14 +5,18 @@ The board's GPU races: it reads QMDs late and starts grids late. Remedies are ta
 
 import dataclasses
 import errno
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from boards import close_device, use_board
+from boards import close_device, open_device, use_board
 from kernels import program, words
+from scenarios import (
+    count_by_stride,
+    overwrite_what_a_kernel_reads,
+    read_what_a_kernel_writes,
+    run_twice_with_two_values,
+)
+from submissions import held_back, launch
 
 from tegrad.hw.faults import NotifierCode
 from tegrad.nv import device as device_module
@@ -27,34 +31,6 @@ from tegrad.nv.queues import NVComputeQueue
 from tegrad.uapi.errors import DriverError
 
 pytestmark = pytest.mark.board
-
-GATE_S = 0.3
-"""How long a gate holds the GPU back while the CPU runs ahead."""
-
-
-def open_device() -> Any:
-    from tinygrad import Device
-
-    return Device["NV"]
-
-
-@contextmanager
-def held_back(device: Any, seconds: float = GATE_S) -> Iterator[None]:
-    """Let the GPU wait behind everything submitted so far, until `seconds` after the block begins."""
-    gate = device.new_signal(value=0)
-    queue = NVComputeQueue().wait(device.timeline_signal, device.timeline_value - 1).wait(gate, 1)
-    queue.signal(device.timeline_signal, device.next_timeline()).submit(device)
-    opener = threading.Timer(seconds, lambda: setattr(gate, "value", 1))
-    opener.start()
-    try:
-        yield
-    finally:
-        opener.join()
-        device.synchronize()
-
-
-def launch(prg: Any, buffer: Any, value: int) -> None:
-    prg(buffer, global_size=(1, 1, 1), local_size=(1, 1, 1), vals=(value,))
 
 
 # ---- the shader windows
@@ -131,25 +107,6 @@ def test_untagged_buffers_are_reported_in_the_kernel_log(board: str, monkeypatch
 # ---- QMDs and queues
 
 
-def run_twice_with_two_values() -> int:
-    """Submit one bound queue with 1 and again with 20 while the GPU is held back; what both runs added up to."""
-    from tinygrad.dtype import dtypes
-    from tinygrad.uop.ops import UOp
-
-    device = open_device()
-    buffer, add = device.allocator.alloc(4096), program(device, "add")
-    value = UOp.variable("value", 0, 100, dtype=dtypes.int32)
-    kernargs = device.allocator.alloc(add.kernargs_alloc_size)
-    args = add.fill_kernargs((buffer,), (value,), kernargs)
-    queue = NVComputeQueue().memory_barrier().exec(add, args, (1, 1, 1), (1, 1, 1))
-    queue.bind(device)
-    with held_back(device):
-        queue.submit(device, {"value": 1})
-        queue.submit(device, {"value": 20})
-    device.compute_gpfifo.wait(device.compute_gpfifo.submissions)
-    return words(buffer)[0]
-
-
 def test_a_bound_queue_keeps_its_values_until_they_are_read(board: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_twice_with_two_values() == 21
     monkeypatch.setattr(NVComputeQueue, "_settle", lambda self: None)
@@ -221,16 +178,6 @@ def test_kernel_arguments_are_not_reused_in_flight(board: str, monkeypatch: pyte
     assert run_ahead(100) != list(range(1, 101))
 
 
-def count_by_stride(size: int = 1000) -> list[int]:
-    """Add one to each word by a kernel that goes through them in steps of its whole grid, which it has to know."""
-    device = open_device()
-    buffer, stride = device.allocator.alloc(4 * size), program(device, "stride")
-    device.allocator._copyin(buffer, memoryview(bytes(4 * size)))
-    stride(buffer, global_size=(3, 1, 1), local_size=(64, 1, 1), vals=(size,))
-    device.synchronize()
-    return words(buffer, size)
-
-
 @pytest.mark.parametrize("chip", ["agx-orin-64gb:16GiB", "gh100"])
 def test_machine_code_knows_its_dimensions(chip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with use_board(chip, race=20):
@@ -244,17 +191,6 @@ def test_machine_code_knows_its_dimensions(chip: str, monkeypatch: pytest.Monkey
 # ---- copies
 
 
-def overwrite_what_a_kernel_reads() -> int:
-    """Copy a new value over the input of a kernel that has not run yet; what the kernel saw."""
-    device = open_device()
-    buffer, add = device.allocator.alloc(4096), program(device, "add")
-    device.allocator._copyin(buffer, memoryview((1).to_bytes(4, "little")))
-    with held_back(device):
-        launch(add, buffer, 10)
-        device.allocator._copyin(buffer, memoryview((500).to_bytes(4, "little")))
-    return words(buffer)[0]
-
-
 def test_a_copy_waits_for_the_kernels_before_it(board: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert overwrite_what_a_kernel_reads() == 500
 
@@ -263,18 +199,6 @@ def test_a_copy_waits_for_the_kernels_before_it(board: str, monkeypatch: pytest.
 
     monkeypatch.setattr(UnifiedAllocator, "_copyin", without_sync)
     assert overwrite_what_a_kernel_reads() == 510
-
-
-def read_what_a_kernel_writes() -> int:
-    """Copy out the result of a kernel that has not run yet; what the CPU got."""
-    device = open_device()
-    buffer, store = device.allocator.alloc(4096), program(device, "store")
-    device.allocator._copyin(buffer, memoryview((1).to_bytes(4, "little")))
-    got = bytearray(4)
-    with held_back(device):
-        launch(store, buffer, 7)
-        device.allocator._copyout(memoryview(got), buffer)
-    return int.from_bytes(got, "little")
 
 
 def test_a_result_is_read_after_the_kernel_that_writes_it(board: str, monkeypatch: pytest.MonkeyPatch) -> None:

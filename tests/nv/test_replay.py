@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from fake import FakeKernel
 from kernels import program
-from test_queues import empty_submission
+from submissions import empty_submission
 
 from tegrad.hw.classes import HOST, ComputeMethod
 from tegrad.hw.gpfifo import decode_gp_entry

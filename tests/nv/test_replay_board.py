@@ -7,9 +7,9 @@ from functools import reduce
 from typing import Any
 
 import pytest
-from boards import use_board
+from boards import open_device, use_board
 from kernels import program, words
-from test_remedies_board import held_back, launch, open_device
+from submissions import held_back, launch
 
 from tegrad.nv.faults import DeviceClosed, DeviceFault
 from tegrad.nv.program import LaunchError

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_remedies_board as remedies
-from boards import use_board
+import scenarios
+from boards import open_device, use_board
 from kernels import program, words
+from submissions import launch
 
 from tegrad.nv.queues import NVComputeQueue, NVCopyQueue
 from tegrad.nv.replay import Launch, Recording
@@ -33,7 +34,7 @@ def racing(request: pytest.FixtureRequest) -> Iterator[Any]:
     from tegrad.orin.client import board_stop
 
     with use_board(f"agx-orin-64gb:{8192 + request.param}MiB", race=request.param) as spec:
-        yield remedies.open_device()
+        yield open_device()
     board_stop(spec)
 
 
@@ -61,7 +62,7 @@ def writes_and_computes_in_turn(device: Any) -> None:
     buffer, add = device.allocator.alloc(4096), program(device, "add")
     for i in range(20):
         device.allocator._copyin(buffer, memoryview((1000 * i).to_bytes(4, "little")))
-        remedies.launch(add, buffer, i)
+        launch(add, buffer, i)
         got = bytearray(4)
         device.allocator._copyout(memoryview(got), buffer)
         assert int.from_bytes(got, "little") == 1001 * i
@@ -72,8 +73,8 @@ def reuses_memory(device: Any) -> None:
     store, add = program(device, "store"), program(device, "add")
     for i in range(20):
         buffer = device.allocator.alloc(4096)
-        remedies.launch(store, buffer, i)
-        remedies.launch(add, buffer, 100)
+        launch(store, buffer, i)
+        launch(add, buffer, 100)
         device.synchronize()
         assert words(buffer)[0] == i + 100
         device.allocator.free(buffer, 4096)
@@ -85,11 +86,11 @@ def copies_beside_kernels(device: Any) -> None:
     source, target = device.allocator.alloc(4096), device.allocator.alloc(4096)
     store, add = program(device, "store"), program(device, "add")
     for i in range(1, 15):
-        remedies.launch(store, source, i)
+        launch(store, source, i)
         copy = NVCopyQueue().wait(device.timeline_signal, device.timeline_value - 1)
         copy.copy(target, source, 64)
         copy.signal(device.timeline_signal, device.next_timeline()).submit(device)
-        remedies.launch(add, target, 1000)
+        launch(add, target, 1000)
         device.synchronize()
         assert words(target)[0] == i + 1000
 
@@ -120,7 +121,7 @@ def records_launches(device: Any) -> None:
                 for value in values:
                     expected = (expected * 3 + value) % (1 << 32)
             if turn % 4 == 3:
-                remedies.launch(add, buffer, turn)
+                launch(add, buffer, turn)
                 expected += turn
         device.synchronize()
         assert words(buffer)[0] % (1 << 32) == expected % (1 << 32)
@@ -158,10 +159,10 @@ SCENARIOS: list[Callable[[Any], None]] = [
     signals_behind_kernels,
     grows_local_memory,
     records_launches,
-    equal(21, remedies.run_twice_with_two_values),
-    equal([1] * 1000, remedies.count_by_stride),
-    equal(500, remedies.overwrite_what_a_kernel_reads),
-    equal(7, remedies.read_what_a_kernel_writes),
+    equal(21, scenarios.run_twice_with_two_values),
+    equal([1] * 1000, scenarios.count_by_stride),
+    equal(500, scenarios.overwrite_what_a_kernel_reads),
+    equal(7, scenarios.read_what_a_kernel_writes),
 ]
 
 

@@ -7,7 +7,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from gpu_programs import ADD_ONE, HEAD
 from gpu_rig import STORE, Buffer, ChannelRig, Rig
+from qmd_fields import dependent_fields, release_fields
 
 from tegrad.hw import bank0, ptxsection
 from tegrad.hw.classes import ComputeMethod
@@ -18,26 +20,6 @@ from tegrad.ptx import PtxFault
 
 M32 = 0xFFFFFFFF
 CHIPS = ("agx-orin-64gb", "gh100")
-
-HEAD = ".version 7.5\n.target sm_80\n.address_size 64\n"
-
-ADD_ONE = (
-    HEAD
-    + """
-.visible .entry add_one(.param .u64 p, .param .u64 n)
-{
-    .reg .b64 %a; .reg .b32 %w; .reg .b32 %c; .reg .b64 %o;
-    mov.u32 %c, %ctaid.x;
-    mul.wide.u32 %o, %c, 4;
-    ld.param.u64 %a, [p];
-    add.u64 %a, %a, %o;
-    ld.global.u32 %w, [%a];
-    add.u32 %w, %w, 1;
-    st.global.u32 [%a], %w;
-    ret;
-}
-"""
-)
 
 SPIN = (
     HEAD
@@ -136,26 +118,6 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
 def orin() -> Iterator[Rig]:
     with Rig() as rig:
         yield rig
-
-
-def release_fields(
-    rig: Rig, i: int, va: int, payload: int, *, size: int = 0, wide: int = 0, **more: int
-) -> dict[str, int]:
-    """QMD fields of release `i`; `more` are `reduction_op` and so on."""
-    if rig.chip.qmd == "V3":
-        p, s, a, v = f"release{i}_", "", f"release{i}_address_", f"release{i}_payload_"
-    else:
-        p, s, a, v = "release_", f"_{i}", f"release_semaphore{i}_addr_", f"release_semaphore{i}_payload_"
-    fields = {f"{p}enable{s}": 1, f"{p}structure_size{s}": size, f"{p}payload64b{s}": wide}
-    fields |= {f"{p}{name}{s}": value for name, value in more.items()}
-    fields |= {a + "lower": va & M32, a + "upper": va >> 32, v + "lower": payload & M32, v + "upper": payload >> 32}
-    return fields
-
-
-def dependent_fields(rig: Rig, qmd: int, action: int = 1) -> dict[str, int]:
-    if rig.chip.qmd == "V3":
-        return {"dependent_qmd0_enable": 1, "dependent_qmd0_action": action, "dependent_qmd0_pointer": qmd >> 8}
-    return {"dependent_qmd_enable_0": 1, "dependent_qmd_action_0": action, "dependent_qmd0_pointer": qmd >> 8}
 
 
 # -- launching -----------------------------------------------------------------------------------------------------

@@ -5,8 +5,9 @@ from __future__ import annotations
 import struct
 
 import pytest
+from gpu_programs import ADD_ONE
 from gpu_rig import STORE, ChannelRig, Rig
-from test_gpu_launch import ADD_ONE, release_fields
+from qmd_fields import release_fields
 
 CHANNELS, ROUNDS = 6, 40
 

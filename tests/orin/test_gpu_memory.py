@@ -8,10 +8,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from gpu_programs import HEAD
 from gpu_rig import PAGE, STORE, Buffer, ChannelRig, Rig
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_gpu_launch import HEAD
 
 from tegrad.hw.faults import MmuFaultType
 from tegrad.orin.events import FatalEvent, MmuFault

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
+from gpu_programs import ADD_ONE
 from gpu_rig import STORE, Rig
-from test_gpu_launch import ADD_ONE, dependent_fields, release_fields
+from qmd_fields import dependent_fields, release_fields
 
 from tegrad.errors import TegradError
 from tegrad.hw.classes import ComputeMethod, CopyMethod, HostMethod

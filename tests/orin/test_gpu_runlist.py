@@ -9,28 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gpu_programs import SPIN
 from gpu_rig import STORE, ChannelRig, Rig
 
 from tegrad.orin.events import ContextSwitchTimeout, FatalEvent
 from tegrad.orin.runlist import HIGH, LOW, MEDIUM, Preemption, Runlist, Tsg, order
 from tegrad.ptx import AbortFlag
-
-SPIN = """
-.version 7.5
-.target sm_80
-.address_size 64
-.visible .entry spin(.param .u64 p, .param .u64 unused)
-{
-    .reg .b64 %a; .reg .b32 %v; .reg .pred %q;
-    ld.param.u64 %a, [p];
-L:  atom.global.add.u32 %v, [%a+64], 1;
-    ld.volatile.global.u32 %v, [%a];
-    setp.eq.u32 %q, %v, 0;
-    @%q bra L;
-    ret;
-}
-"""
-"""Count at p+64 until the word at p is set."""
 
 WFI, CTA, CILP = 1, 2, 4
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from gpu_programs import SPIN
 from gpu_rig import PARAM_BASE, STORE, Buffer, ChannelRig
 from gpu_rig import Rig as GpuRig
-from test_gpu_runlist import SPIN
 
 from tegrad.conformance.process import Child, Peer
 from tegrad.conformance.rig import SETUP_FLAGS, Rig

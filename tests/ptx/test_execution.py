@@ -7,16 +7,8 @@ import numpy as np
 import pytest
 
 from tegrad import ptx
+from tests.ptx.bodies import OUT, module
 from tests.ptx.forms import HEADER
-
-START = ".reg .u64 %a, %b, %w<4>; .reg .b32 %i, %c, %n, %t<12>; .reg .f32 %f<4>; .reg .pred %p, %q; mov.u32 %i, %tid.x;"
-OUT = """ld.param.u64 %a, [p0]; mov.u32 %c, %ctaid.x; mov.u32 %n, %ntid.x; mad.lo.u32 %c, %c, %n, %i;
-  mad.wide.u32 %a, %c, 4, %a;"""
-
-
-def module(body: str, params: int = 1, head: str = "") -> ptx.Module:
-    names = ", ".join(f".param .u64 p{i}" for i in range(params))
-    return ptx.load(f"{HEADER}{head}.visible .entry k({names}) {{ {START} {body} ret; }}", None)
 
 
 def run(body: str, threads: int = 32, ctas: int = 1, **options: object) -> np.ndarray:

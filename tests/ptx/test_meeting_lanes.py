@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tegrad.ptx import PtxError, PtxFault
-from tests.ptx.test_warp_exchange import run
+from tests.ptx.lanes import run
 
 LANE = np.arange(32, dtype=np.uint32)
 X = np.random.default_rng(7).integers(0, 1 << 32, 32, dtype=np.uint32)

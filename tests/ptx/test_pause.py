@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tegrad import ptx
-from tests.ptx.test_execution import module
+from tests.ptx.bodies import module
 
 BACKSTOP_S = 120.0
 
