@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from boards import close_device, use_board
-from test_remedies_board import held_back, open_device
+from boards import close_device, open_device, use_board
+from submissions import held_back
 
 import tegrad.nv
 from tegrad.nv import jit, waits

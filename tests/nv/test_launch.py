@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from boards import open_device
 from fake import FakeKernel
 from kernels import program, words
-from test_remedies_board import held_back, launch, open_device
+from submissions import held_back, launch
 
 from tegrad.hw.chips import CHIPS
 from tegrad.hw.classes import ComputeMethod, HostMethod
