@@ -31,7 +31,7 @@ def launch(prg: Any, buffer: Any, value: int) -> None:
     prg(buffer, global_size=(1, 1, 1), local_size=(1, 1, 1), vals=(value,))
 
 
-def empty_submission(device: Any) -> None:
-    """Move the timeline on by one."""
-    queue = NVComputeQueue().wait(device.timeline_signal, device.timeline_value - 1)
+def empty_submission(device: Any, kind: Any = NVComputeQueue) -> None:
+    """Move the timeline on by one, on the compute channel or, with NVCopyQueue, on the copy engine's."""
+    queue = kind().wait(device.timeline_signal, device.timeline_value - 1)
     queue.signal(device.timeline_signal, device.next_timeline()).submit(device)

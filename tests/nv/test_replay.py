@@ -160,7 +160,7 @@ def test_a_run_waits_for_other_work_on_a_timeline_that_started_over(fake_device:
     last, fifo = fake_device.computed_value, fake_device.compute_gpfifo
     fake_device._wrap_timeline_signal()
     while fake_device.timeline_value <= last:
-        empty_submission(fake_device)
+        empty_submission(fake_device, NVCopyQueue)
     put = fifo.put_value
     recording.run()
     assert fifo.put_value == put + 2  # a wait for the timeline, and the run
