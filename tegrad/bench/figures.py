@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tegrad.bench.age import Age, age
+from tegrad.bench.history import History
 from tegrad.bench.record import Record, RecordError, file_hash
 
 SIGNIFICANT = 5
@@ -32,6 +36,7 @@ def row(record: Record, samples: str, digest: str) -> dict[str, Any]:
         "limit_share": _round(better(ours, record.limit, record.larger_is_better)),
         "machine": record.machine.get("gpu") or record.machine.get("cpu"),
         "date": record.date,
+        "commit": record.commit or None,
         "command": record.ours.command,
         "samples": samples,
         "sha256": digest,
@@ -59,10 +64,25 @@ class Results:
         self.samples = root / "samples"
         self.table = root / "figures.json"
 
+    @cached_property
+    def history(self) -> History:
+        """The repository that the folder lies in."""
+        return History(self.root)
+
     def add(self, record: Record) -> None:
-        """Keep a record (replacing the one of the same id) and recompute the table."""
+        """Keep a record (replacing the one of the same id) and recompute the table.
+
+        Of samples that were taken where there is no repository, the commit is found by the hash of their sources.
+        """
+        digest = record.versions.get("tegrad_sources", "")
+        if digest and not record.commit:
+            record = replace(record, commit=self.history.holding(digest, record.date))
         record.dump(self.samples / f"{record.id}.json")
         self.recompute()
+
+    def age(self, row: Mapping[str, Any]) -> Age | None:
+        """How old a row is; None where nobody can tell."""
+        return age(self.history, row["id"], self.root / row["samples"], row["date"], row["commit"] or "")
 
     def require(self) -> None:
         """RecordError unless the folder holds a table or samples: a wrong folder must not pass for a good one."""

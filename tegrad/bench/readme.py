@@ -21,12 +21,14 @@ ROWS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
     ("start of the program to its first token", ("load-to-first-token",)),
 )
 """A line's name, and the figures whose values stand in it."""
+ABBREVIATED: Final = 7
+"""Digits of a commit."""
 
 
 def table(figures: Sequence[Mapping[str, Any]]) -> str:
     """The table, in Markdown. RecordError where a figure is missing."""
     rows = {row["id"]: row for row in figures}
-    lines = ["| | tegrad | llama.cpp | |", "|---|---|---|---|"]
+    lines = ["| | tegrad | llama.cpp | | taken |", "|---|---|---|---|---|"]
     for name, ids in ROWS:
         if missing := [id for id in ids if id not in rows or rows[id]["peer"] is None]:
             raise RecordError(f"README's table needs the figures {', '.join(missing)}, which results/ lacks")
@@ -34,7 +36,8 @@ def table(figures: Sequence[Mapping[str, Any]]) -> str:
         ours, peer = (
             f"{', '.join(_number(row[side]) for row in found)} {found[0]['unit']}" for side in ("ours", "peer")
         )
-        lines.append(f"| {name} | {ours} | {peer} | {', '.join(_ratio(row['ratio']) for row in found)} |")
+        ratios, taken = ", ".join(map(_ratio, found)), ", ".join(dict.fromkeys(map(_taken, found)))
+        lines.append(f"| {name} | {ours} | {peer} | {ratios} | {taken} |")
     return "\n".join(lines)
 
 
@@ -42,8 +45,14 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _ratio(value: float) -> str:
-    return f"{value:.1f}x" if value >= 1.5 else f"{value:.2f}x"
+def _ratio(row: Mapping[str, Any]) -> str:
+    return f"{row['ratio']:.1f}x" if row["ratio"] >= 1.5 else f"{row['ratio']:.2f}x"
+
+
+def _taken(row: Mapping[str, Any]) -> str:
+    """The day, and the commit where it is known: what stays as it is, whatever is committed later."""
+    at = f" at {row['commit'][:ABBREVIATED]}" if row["commit"] else ""
+    return f"{row['date'][:10]}{at}"
 
 
 def with_table(text: str, figures: Sequence[Mapping[str, Any]]) -> str:

@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import tegrad
+from tegrad.bench.history import SOURCES, History, digest_of
 from tegrad.errors import TegradError
 
+PACKAGE = Path(tegrad.__file__).parent
 PACKAGES = ("tinygrad", "numpy", "llvmlite", "gguf", "tokenizers", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc")
 
 
@@ -66,6 +68,8 @@ class Record:
     versions: dict[str, str] = field(default_factory=dict)
     date: str = ""
     others: tuple[Side, ...] = ()
+    commit: str = ""
+    """The one whose sources were measured, where that is known."""
 
     def __post_init__(self) -> None:
         for side in (self.ours, self.peer, *self.others):
@@ -109,6 +113,7 @@ def make(
     others: Iterable[Side] = (),
 ) -> Record:
     """A record of samples taken just now on this machine; `gpu` names the device that did the work."""
+    known = versions()
     return Record(
         id=id,
         what=what,
@@ -119,9 +124,10 @@ def make(
         limit=limit,
         limit_note=limit_note,
         machine=machine(gpu),
-        versions=versions(),
+        versions=known,
         date=now(),
         others=tuple(others),
+        commit=History(PACKAGE).head(known["tegrad_sources"]),
     )
 
 
@@ -156,12 +162,9 @@ def versions() -> dict[str, str]:
 
 
 def source_digest() -> str:
-    """First 16 hex digits of a SHA-256 over the package's sources (names and contents, sorted)."""
-    root = Path(tegrad.__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(p for p in root.rglob("*") if p.suffix in {".py", ".cu", ".cuh"}):
-        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
+    """The hash of the package's sources."""
+    files = (path for path in PACKAGE.rglob("*") if path.suffix in SOURCES)
+    return digest_of((path.relative_to(PACKAGE), path.read_bytes()) for path in files)
 
 
 def file_hash(path: Path) -> str:

@@ -21,12 +21,15 @@ def figures(
         bool, typer.Option("--check", help="Only compare; exit 1 if a row is not what its samples give.")
     ] = False,
     measure: Annotated[bool, typer.Option(help="Measure first; --no-measure only recomputes.")] = True,
+    json_: Annotated[bool, typer.Option("--json", help="A JSON list of rows and their ages on the last line.")] = False,
 ) -> None:
     """Measure again what needs neither a GPU nor long, and recompute every row of figures.json from its samples.
 
-    In a checkout README's table is written from the rows.
+    In a checkout README's table is written from the rows, and a row says by how many commits it is older than the code
+    that it measures.
     """
     from tegrad.bench import readme
+    from tegrad.bench.age import as_json
     from tegrad.bench.figures import Results
     from tegrad.bench.measures import MEASURES
 
@@ -46,8 +49,12 @@ def figures(
     rows = folder.recompute()
     if page.exists():
         page.write_text(readme.with_table(page.read_text(), rows))
-    for row in rows:
-        typer.echo(f"{row['id']:32} {row['ours']:>12g} {row['unit']:8} ratio {row['ratio']}  {row['machine']}")
+    ages = [folder.age(row) for row in rows]
+    for row, age in zip(rows, ages, strict=True):
+        mark = f"  {age.mark}" if age and age.mark else ""
+        typer.echo(f"{row['id']:32} {row['ours']:>12g} {row['unit']:8} ratio {row['ratio']}  {row['machine']}{mark}")
+    if json_:
+        typer.echo(json.dumps([as_json(row, age) for row, age in zip(rows, ages, strict=True)]))
 
 
 @app.command()
@@ -82,8 +89,9 @@ def add(
     from tegrad.bench.figures import Results
     from tegrad.bench.record import Record
 
+    folder = Results(results)
     for path in samples:
-        Results(results).add(Record.load(path))
+        folder.add(Record.load(path))
 
 
 @app.command()

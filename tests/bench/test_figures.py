@@ -138,3 +138,15 @@ def test_a_typed_number_and_a_figure_that_lacks_are_noticed() -> None:
 def test_counts_are_not_rounded() -> None:
     assert figures._round(273608.0) == 273608.0
     assert figures._round(2900.123456) == 2900.1
+
+
+def test_readmes_rows_say_when_and_at_which_commit_they_were_taken() -> None:
+    commits = {"decode-3b-q6k": None, "decode-8b-q4k-d0": "1234567890"}
+    rows = [
+        stored | {"date": "2026-01-02T03:04:05Z", "commit": commits.get(stored["id"], "abcdefghijk")}
+        for stored in Results(REPOSITORY / "results").stored()
+    ]
+    lines = {line.split("|")[1].strip(): line.split("|")[-2].strip() for line in readme.table(rows).splitlines()}
+    assert lines["one sequence, 128 tokens"] == "2026-01-02 at abcdefg"
+    assert lines["3B Q6_K, 8B Q4_K, 8B Q6_K"] == "2026-01-02, 2026-01-02 at 1234567, 2026-01-02 at abcdefg"
+    assert lines["in Q4_K, Q8_0, F16"] == "2026-01-02 at abcdefg"
