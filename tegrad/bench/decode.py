@@ -5,7 +5,9 @@
     tegrad bench decode decode-3b-q6k --plan many          one of them, with a plan of choice
 
 Ours decodes greedily with the engine of `tegrad run`: 128 tokens, from the call to the last token read, so that its
-sampling and its start count. llama-bench samples nothing. Half of our samples are taken before the peer's, half behind.
+sampling and its start count. The tokens have to be those that the same step gives when the host waits for each
+(`tokens`). llama-bench samples nothing, so that it has none to check. Half of our samples are taken before the peer's,
+half behind.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tegrad.bench import graph, llama, tinygrad13
+from tegrad.bench import graph, llama, tinygrad13, tokens
 from tegrad.bench.boundaries import FORMS, HOPPER, opened
 from tegrad.bench.limits import MEMORY, Limit, decode_limit, read_bandwidth
 from tegrad.bench.models import provide
@@ -135,43 +137,44 @@ def conversation(path: Path, depth: int, ways: Ways) -> Iterator[Engine]:
         yield engine
 
 
-def rates(engine: Engine, depth: int, tokens: int, repetitions: int) -> list[float]:
-    """Tokens per second of `tokens` greedy ones behind `depth`, each time, but for the first."""
+def rates(engine: Engine, depth: int, expected: Sequence[int], repetitions: int) -> list[float]:
+    """Tokens per second of greedy ones behind `depth`, each time, but for the first; RecordError for others than
+    `expected`.
+    """
     found = []
     for _ in range(repetitions + 1):
         engine.reset(depth)
         begun = time.perf_counter()
-        count = sum(1 for _ in engine.generate([1], Settings(), tokens))
-        found.append(count / (time.perf_counter() - begun))
-        if count != tokens:
-            raise RecordError(f"{count} tokens came where {tokens} were asked for")
+        came = list(engine.generate([tokens.FIRST], Settings(), len(expected)))
+        found.append(len(came) / (time.perf_counter() - begun))
+        tokens.check(came, expected)
     return found[1:]
 
 
-def host_us(engine: Engine, tokens: int, repetitions: int) -> list[float]:
-    """Microseconds of CPU time that the process takes for a token, each time but for the first."""
+def host_us(engine: Engine, expected: Sequence[int], repetitions: int) -> list[float]:
+    """Microseconds of CPU time that the process takes for a token, each time but for the first; as `rates`."""
     found = []
     for _ in range(repetitions + 1):
         engine.reset()
         begun = time.process_time()
-        for _ in engine.generate([1], Settings(), tokens):
-            pass
-        found.append(1e6 * (time.process_time() - begun) / tokens)
+        came = list(engine.generate([tokens.FIRST], Settings(), len(expected)))
+        found.append(1e6 * (time.process_time() - begun) / len(expected))
+        tokens.check(came, expected)
     return found[1:]
 
 
-def gaps(engine: Engine, ways: Ways, tokens: int, repetitions: int) -> list[float]:
-    """Microseconds of the GPU's clock between two steps, the mean of a stream, each time but for the first."""
+def gaps(engine: Engine, ways: Ways, expected: Sequence[int], repetitions: int) -> list[float]:
+    """Microseconds of the GPU's clock between two steps, the mean of a stream, each time but the first; as `rates`."""
     found = []
-    with Stamps(engine.device, engine._states, tokens) as stamps:
+    with Stamps(engine.device, engine._states, len(expected)) as stamps:
         step = stamps.around(engine._step(Settings()))
         form = ways.between(1 + len(engine.plan.launches))
         loop = Loop(engine.device, step, engine._states, boundary=form, joined=ways.joined)
         with closing(loop):
             for _ in range(repetitions + 1):
-                for _ in loop.stream([1], 0, engine.context, tokens):
-                    pass
+                came = list(loop.stream([tokens.FIRST], 0, engine.context, len(expected)))
                 loop.settle()
+                tokens.check(came, expected)
                 found.append(stamps.times().gap)
     return found[1:]
 
@@ -208,9 +211,10 @@ def around(ways: Ways, ours: Callable[[], list[float]], peer: Callable[[], Side]
 def _decode(target: Target, path: Path, ways: Ways) -> Record:
     depth = target.amount
     with opened() as device, conversation(path, depth, ways) as engine:
+        expected = tokens.expected(engine, depth, SPAN)
         ours, peer = around(
             ways,
-            lambda: rates(engine, depth, SPAN, REPETITIONS),
+            lambda: rates(engine, depth, expected, REPETITIONS),
             lambda: llama.decode(path, depth=depth, tokens=SPAN),
         )
         limit = decode_limit(path, depth, read_bandwidth(device, MEMORY))
@@ -257,13 +261,13 @@ def _first(target: Target, path: Path, ways: Ways) -> Record:
 
 def _host(target: Target, path: Path, ways: Ways) -> Record:
     with opened(), conversation(path, 0, ways) as engine:
-        ours = host_us(engine, SPAN, REPETITIONS)
+        ours = host_us(engine, tokens.expected(engine, 0, SPAN), REPETITIONS)
     return _record(target, Side("tegrad", ways.command(target), ours))
 
 
 def _gap(target: Target, path: Path, ways: Ways) -> Record:
     with opened(), conversation(path, 0, ways) as engine:
-        ours = gaps(engine, ways, SPAN, REPETITIONS)
+        ours = gaps(engine, ways, tokens.expected(engine, 0, SPAN), REPETITIONS)
     return _record(target, Side("tegrad", ways.command(target), ours))
 
 

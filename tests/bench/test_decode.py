@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from tegrad.bench import decode, llama, stamps, tinygrad13
+from tegrad.bench import decode, llama, measures, stamps, tinygrad13
 from tegrad.bench.record import RecordError, Side, make
 from tegrad.bench.targets import TARGETS
+from tegrad.llm.plan import DecodePlan
+from tegrad.llm.state import States
 from tegrad.nv.faults import WaitTimeout
 
 sys.path.append(str(Path(__file__).parents[1] / "llm"))
@@ -64,7 +66,7 @@ class Talker:
 
 def test_each_sample_begins_at_the_depth_and_the_first_does_not_count() -> None:
     engine: Any = Talker()
-    found = decode.rates(engine, 40, 16, 3)
+    found = decode.rates(engine, 40, range(16), 3)
     assert len(found) == 3
     assert min(found) > 0
     assert engine.resets == [40] * 4
@@ -73,7 +75,15 @@ def test_each_sample_begins_at_the_depth_and_the_first_does_not_count() -> None:
 def test_fewer_tokens_than_asked_for_are_no_sample() -> None:
     engine: Any = Talker(most=9)
     with pytest.raises(RecordError, match="9 tokens came where 16"):
-        decode.rates(engine, 0, 16, 3)
+        decode.rates(engine, 0, range(16), 3)
+
+
+def test_other_tokens_than_expected_are_no_sample() -> None:
+    engine: Any = Talker()
+    expected = [*range(7), 8, *range(8, 16)]
+    for measure in (lambda: decode.rates(engine, 0, expected, 3), lambda: decode.host_us(engine, expected, 3)):
+        with pytest.raises(RecordError, match="drew 7 as token 8, where the same step gave 8 when"):
+            measure()
 
 
 def test_a_figure_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,8 +167,18 @@ class Slow(Talker):
 
 def test_the_hosts_time_is_that_of_its_processor() -> None:
     engine: Any = Slow()
-    (sample,) = decode.host_us(engine, 10, 1)
+    (sample,) = decode.host_us(engine, range(10), 1)
     assert sample >= 0.02e6 / 10
+
+
+def test_runs_that_write_other_words_are_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = iter(["a", "a", "b", "a", "a"])
+    answer = {"device": "NV sm_87, emulated agx-orin-64gb", "steps": "kernels", "tok_s": 1.0}
+    monkeypatch.setattr(measures, "_run_json", lambda arguments: {**answer, "text": next(words)})
+    with pytest.raises(RecordError, match="other words each time"):
+        measures.first_run()
+    words = iter("aaaaa")
+    assert measures.first_run().ours.samples == [1.0] * 5
 
 
 @pytest.fixture
@@ -212,6 +232,43 @@ def test_ours_is_measured_around_the_peer_on_one_file(board: Path, monkeypatch: 
     assert asked == [(board, 0, 4)]
     assert taken.peer is not None
     assert not taken.others
+
+
+class Tampered(States):
+    """Rings from which every third token comes otherwise, as where a step hands over what it did not draw."""
+
+    def tokens(self, slot: int, first: int, last: int) -> list[int]:
+        found = super().tokens(slot, first, last)
+        return [token ^ (number % 3 == 0) for number, token in enumerate(found, first)]
+
+
+@pytest.mark.board
+@pytest.mark.parametrize("id", ["decode-1b-q6k-d0", "host-us-per-token", "token-gap-us"])
+def test_a_timed_decode_with_other_tokens_is_an_error_and_no_figure(
+    board: Path, monkeypatch: pytest.MonkeyPatch, id: str
+) -> None:
+    monkeypatch.setattr("tegrad.llm.engine.States", Tampered)
+    with pytest.raises(RecordError, match=r"drew \d+ as token 3, where the same step gave"):
+        decode.take(id, decode.Ways("many", alone=True))
+
+
+class WithoutAttention(DecodePlan):
+    """A step of which a launch is left out: the same tokens each time, and wrong ones."""
+
+    def _make(self) -> None:
+        super()._make()
+        self.launches = tuple(
+            launch for launch, kind in zip(self.launches, self.kinds, strict=True) if kind != "attention"
+        )
+
+
+@pytest.mark.board
+def test_a_step_that_computes_something_else_is_an_error_and_no_figure(
+    board: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(decode.PLANS, "many", WithoutAttention)  # type: ignore[arg-type]
+    with pytest.raises(RecordError, match="below what many launches find the likeliest"):
+        decode.take("decode-1b-q6k-d0", decode.Ways("many", alone=True))
 
 
 def test_the_command_knows_its_figures_and_plans(monkeypatch: pytest.MonkeyPatch) -> None:
