@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 TOK_S: Final = "tok/s"
 SPAN: Final = 128
@@ -93,6 +93,18 @@ TARGETS: Final[Mapping[str, Target]] = {
     )
 }
 """In the order of their importance."""
+
+
+def published(figures: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The models whose speed rows of results/figures.json tell, in the order of TARGETS.
+
+    LookupError for a decode's row that TARGETS does not know: nobody could say of which model it is.
+    """
+    ids = {row["id"] for row in figures}
+    if unknown := sorted(id for id in ids - TARGETS.keys() if id.startswith("decode-")):
+        raise LookupError(f"of which model is {', '.join(unknown)}? tegrad/bench/targets.py does not know")
+    return tuple(dict.fromkeys(target.model for id, target in TARGETS.items() if id in ids))
+
 
 SIDE_BY_SIDE: Final = tuple(id for id, target in TARGETS.items() if target.kind in ("decode", "prompt", "batch"))
 """What `tegrad bench decode` takes unless told otherwise."""

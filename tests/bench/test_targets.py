@@ -1,10 +1,17 @@
 """What a figure is to reach follows from the peer and the limit of its own record."""
 
+import json
+import sys
+from pathlib import Path
+
 import pytest
 
 from tegrad.bench.measures import MEASURES
 from tegrad.bench.models import parse
-from tegrad.bench.targets import SIDE_BY_SIDE, TARGETS, Goal
+from tegrad.bench.targets import SIDE_BY_SIDE, TARGETS, Goal, published
+
+HARDWARE = Path(__file__).parents[1] / "hardware"
+FIGURES = json.loads((HARDWARE.parents[1] / "results" / "figures.json").read_text())
 
 
 def test_the_smaller_of_a_multiple_of_the_peer_and_a_share_of_the_limit_is_to_be_reached() -> None:
@@ -31,3 +38,27 @@ def test_every_figure_can_be_taken_and_names_a_model() -> None:
         assert MEASURES[id].needs_gpu
         assert target.model in target.what
     assert "load-to-first-token" not in SIDE_BY_SIDE
+
+
+def test_each_model_whose_speed_is_published_has_a_case_at_every_depth_on_hardware() -> None:
+    sys.path.append(str(HARDWARE))
+    import test_h200
+
+    models = {TARGETS[row["id"]].model for row in FIGURES if row["id"] in TARGETS}
+    assert {"1b-q6k", "3b-q6k", "8b-q6k", "qwen3-0.6b-q8_0"} <= models
+    for model in models:
+        name = f"steps_in_one_launch[{model}]"
+        case, _ = test_h200.CASES[name]
+        assert case.args == (model,)
+        assert test_h200.TIME_LIMITS_S[name] > test_h200.TIME_LIMIT_S
+    assert {name for name in test_h200.CASES if name.startswith("steps_in_one_launch")} == {
+        f"steps_in_one_launch[{model}]" for model in models
+    }
+
+
+def test_a_new_row_brings_its_model_and_an_unknown_one_is_an_error() -> None:
+    rows = [row for row in FIGURES if row["id"] != "decode-3b-q6k"]
+    assert "3b-q6k" not in published(rows)
+    assert set(published(FIGURES)) == {*published(rows), "3b-q6k"}
+    with pytest.raises(LookupError, match="of which model is decode-9b-q2k"):
+        published([*FIGURES, {"id": "decode-9b-q2k"}])
