@@ -9,13 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.llm.packing import PLAIN
-from tegrad.llm.schedule import UNIT, Instruction, Op, Program, ScheduleError, Span, Vector, Wait, stream_segment
+from tegrad.llm.schedule import (
+    FLOAT_UNIT,
+    QUANTIZED_UNIT,
+    UNIT,
+    Instruction,
+    Op,
+    Program,
+    ScheduleError,
+    Span,
+    Vector,
+    Wait,
+    stream_segment,
+)
 
 Floats = NDArray[np.floating[Any]]
 
@@ -61,6 +73,22 @@ class Travelling:
         self.floats, self.q = np.zeros(self.size, np.float32), np.zeros(self.size, np.int8)
         self.scale, self.squares = np.zeros(units, np.float32), np.zeros(units, np.float32)
         self.stage = np.full(self.size, -1, np.int32)
+
+    @classmethod
+    def arrived(cls, size: int, data: NDArray[np.uint8], floats: bool) -> Self:
+        """A vector as the packets of a kernel's workspace have it; `data` begins with its first."""
+        made = cls(size)
+        units, nbytes = len(made.scale), FLOAT_UNIT if floats else QUANTIZED_UNIT
+        packets = data[: units * nbytes].reshape(units, -1, 16)
+        if floats:
+            words = np.ascontiguousarray(packets[:, :, :12]).view(np.float32).reshape(units, 9)
+            made.floats, made.squares = words[:, :8].reshape(-1).copy(), words[:, 8].copy()
+        else:
+            made.q = np.ascontiguousarray(packets[:, 0, :8]).view(np.int8).reshape(-1).copy()
+            code = np.ascontiguousarray(packets[:, 0, 8:12]).view(np.uint32).reshape(-1)
+            made.scale = (code >> 15 << 14).view(np.float32)
+            made.squares = ((code & 0x7FFF) << 16).view(np.float32)
+        return made
 
     def write(self, first: int, values: Floats, squares: Floats, floats: bool, stage: int) -> None:
         """What one CTA hands on: rows from `first`, their squares, quantized unless they travel as floats."""

@@ -29,7 +29,7 @@ from tegrad.llm.persistent import Persistent, PersistentPlan, Tuning, prove
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.reference import Reference
 from tegrad.llm.sampling import HISTORY, Settings
-from tegrad.llm.schedule import FLOAT_UNIT, QUANTIZED_UNIT, UNIT, Op, ScheduleError, Vector, build, validate
+from tegrad.llm.schedule import UNIT, Op, ScheduleError, Vector, build, validate
 from tegrad.llm.state import RING, State, States
 from tegrad.llm.twin import Travelling, Twin
 from tegrad.nv.program import LaunchError
@@ -104,20 +104,9 @@ class Rig:
 
     def vector(self, vector: Vector, floats: bool) -> Travelling:
         """What travels, as the kernel left it in its workspace."""
-        got = Travelling(self.program.network.sizes[vector])
-        units, room = got.size // UNIT, self.kernel.room
-        size = FLOAT_UNIT if floats else QUANTIZED_UNIT
         whole = self.operands.get(self.space, self.kernel.space_bytes, np.uint8)
-        packets = whole[room.vectors[vector] :][: units * size].reshape(units, -1, 16)
-        if floats:
-            words = np.ascontiguousarray(packets[:, :, :12]).view(np.float32).reshape(units, 9)
-            got.floats, got.squares = words[:, :8].reshape(-1).copy(), words[:, 8].copy()
-        else:
-            got.q = np.ascontiguousarray(packets[:, 0, :8]).view(np.int8).reshape(-1).copy()
-            code = np.ascontiguousarray(packets[:, 0, 8:12]).view(np.uint32).reshape(-1)
-            got.scale = (code >> 15 << 14).view(np.float32)
-            got.squares = ((code & 0x7FFF) << 16).view(np.float32)
-        return got
+        size = self.program.network.sizes[vector]
+        return Travelling.arrived(size, whole[self.kernel.room.vectors[vector] :], floats)
 
     def cache(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
         shape = self.twin.keys.shape[1:]
