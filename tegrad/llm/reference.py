@@ -98,7 +98,7 @@ class Reference:
     def _attention(self, arch: Arch, layer: int, x: Floats, tables: Floats, past: Past) -> Floats:
         c, count = self.config, len(x)
         query, key, value = self._qkv(arch, layer, x)
-        rotate = _ROTATIONS[arch.rope]
+        rotate = ROTATIONS[arch.rope]
         query = rotate(query, tables)
         key, value = past.extend(layer, rotate(key, tables), value)
         # By kv head, group, position: products that BLAS computes, unlike einsum.
@@ -112,7 +112,7 @@ class Reference:
 
     def _ffn(self, arch: Arch, layer: int, x: Floats) -> Floats:
         inner = self._linear(x, arch.up, layer)
-        activate = _ACTIVATIONS[arch.activation]
+        activate = ACTIVATIONS[arch.activation]
         inner = activate(inner) if arch.gate is None else activate(self._linear(x, arch.gate, layer)) * inner
         return self._linear(inner, arch.down, layer)
 
@@ -161,12 +161,12 @@ ROUNDINGS: Final[Mapping[str, Callable[[Floats], Floats]]] = {
 }
 """What a cache of a kind gives back of what was stored in it."""
 
-_ROTATIONS: Final[Mapping[str, Callable[[Floats, Floats], Floats]]] = {
+ROTATIONS: Final[Mapping[str, Callable[[Floats, Floats], Floats]]] = {
     "interleaved": _rotate_neighbours,
     "halves": _rotate_halves,
     "none": lambda x, _: x,
 }
-_ACTIVATIONS: Final[Mapping[str, Callable[[Floats], Floats]]] = {"silu": _silu, "gelu": _gelu}
+ACTIVATIONS: Final[Mapping[str, Callable[[Floats], Floats]]] = {"silu": _silu, "gelu": _gelu}
 
 
 def _expand(file: Gguf, name: str) -> Floats:

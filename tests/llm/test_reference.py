@@ -25,7 +25,7 @@ def table_gelu(x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_float32_logits_are_llama_cpps(tmp_path: Path, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(reference._ACTIVATIONS, "gelu", table_gelu)
+    monkeypatch.setitem(reference.ACTIVATIONS, "gelu", table_gelu)
     path = write(tmp_path / "model.gguf", SHAPES[shape], TYPE.F32)
     tokens = np.random.default_rng(1).integers(0, SHAPES[shape].vocab, 60).tolist()
     with llama_cpp.peer(path) as peer:
@@ -93,7 +93,7 @@ def test_a_cache_rounds_keys_as_llama_cpps_does(
     def rotate(x: np.ndarray, tables: np.ndarray) -> np.ndarray:
         return rounded(reference._rotate_halves(x, tables))
 
-    monkeypatch.setitem(reference._ROTATIONS, "halves", rotate)
+    monkeypatch.setitem(reference.ROTATIONS, "halves", rotate)
     largest = np.abs(theirs).max()
     assert np.abs(model.logits(tokens) - theirs).max() <= limit * largest
     assert np.abs(exact - theirs).max() > 3 * np.abs(model.logits(tokens) - theirs).max()

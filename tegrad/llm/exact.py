@@ -1,0 +1,336 @@
+"""Logits of a few tokens behind a cache in float64, for models of any size: some rows of a matrix at a time.
+
+Weights are expanded to float32, which keeps them to 2^-24 of each; products and all else are float64. What a decode
+step rounds of its activations may be rounded here too, one way or another and at one product alone (`Rounding`): that
+tells what becomes of it in the logits.
+
+A way through the model is a generator: it asks for products of its own vectors (`Asked`) and is sent them. `together`
+runs ways in step, so that each matrix is expanded once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+
+from tegrad.llm.arch import Config, Spec, tensor_name
+from tegrad.llm.errors import UnsupportedModelError
+from tegrad.llm.forms import Role
+from tegrad.llm.gguf import Gguf
+from tegrad.llm.matvec import SET
+from tegrad.llm.packing import PLAIN
+from tegrad.llm.reference import ACTIVATIONS, ROTATIONS, ROUNDINGS
+from tegrad.llm.schedule import UNIT, deal
+from tegrad.llm.twin import round_scale
+
+Floats: TypeAlias = NDArray[np.float64]
+Stored: TypeAlias = Literal["F32", "F16", "Q8_0"]
+Side: TypeAlias = Sequence[NDArray[Any]] | NDArray[Any]
+"""Rotated keys, or values, of each KV head (positions, width)."""
+Cached: TypeAlias = Callable[[int], tuple[Side, Side]]
+"""A layer's keys and values of the positions before the first token."""
+Rounding: TypeAlias = Callable[[Role, Floats], Floats]
+"""What a product of packed weights in this role reads of a vector (..., columns)."""
+
+BLOCK: Final = 1 << 22
+"""Weights that are expanded at a time."""
+WIDTHS: Final[dict[Role, str]] = {"qkv": "dim", "output": "mixed", "gate": "dim", "down": "ffn", "logits": "dim"}
+"""What a role's products read, as a size of `Config`."""
+
+
+class Asked(NamedTuple):
+    """Products of vectors (..., columns) with matrices over them, wanted side by side."""
+
+    names: tuple[str, ...]
+    x: Floats
+
+
+T = TypeVar("T")
+Way: TypeAlias = Generator[Asked, Floats, T]
+
+
+class Weights:
+    """A file's tensors, expanded when they are asked for by `threads` threads. Use it in a `with`.
+
+    `pool` runs what waits for nothing else. Where BLAS has threads of its own they only stand in the way
+    (OPENBLAS_NUM_THREADS=1).
+    """
+
+    def __init__(self, file: Gguf, threads: int) -> None:
+        self.file = file
+        self.config = Config.read(file)
+        self.divisors = self.config.rope_divisors(file)
+        self.pool = ThreadPoolExecutor(threads)
+
+    def __enter__(self) -> Weights:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pool.shutdown()
+
+    def packed(self, name: str) -> bool:
+        """Whether a matrix is of blocks, whose products read rounded vectors."""
+        return self.file.tensors[name].type not in PLAIN
+
+    def rows(self, name: str, first: int, count: int) -> Floats:
+        """Some rows of a matrix, or of a vector its one row."""
+        info = self.file.tensors[name]
+        size = info.nbytes // info.rows
+        data = np.frombuffer(self.file.read(info.offset + first * size, count * size), np.uint8).reshape(count, size)
+        values: Floats = dequantize(data, GGMLQuantizationType[info.type.name]).astype(np.float32).astype(np.float64)
+        return values
+
+    def vector(self, name: str) -> Floats:
+        """A vector."""
+        info = self.file.tensors[name]
+        return self.rows(name, 0, info.rows).reshape(-1)
+
+    def times(self, name: str, x: Floats) -> Floats:
+        """The products (n, rows) of vectors (n, columns) with a matrix."""
+        info = self.file.tensors[name]
+        step = max(1, BLOCK // info.columns)
+        found = np.empty((len(x), info.rows))
+
+        def multiply(first: int) -> None:
+            count = min(step, info.rows - first)
+            found[:, first : first + count] = x @ self.rows(name, first, count).T
+
+        list(self.pool.map(multiply, range(0, info.rows, step)))
+        return found
+
+
+def together(weights: Weights, ways: Sequence[Way[Any]]) -> list[Any]:
+    """What each way returns. All of them ask for the same matrices in the same order."""
+    found: list[Any] = [None] * len(ways)
+
+    def ahead(at: int, products: Floats | None) -> Asked | None:
+        try:
+            return next(ways[at]) if products is None else ways[at].send(products)
+        except StopIteration as end:
+            found[at] = end.value
+            return None
+
+    with ThreadPoolExecutor(len(ways)) as pool:
+        asked = list(pool.map(ahead, range(len(ways)), [None] * len(ways)))
+        while any(each is not None for each in asked):
+            wanted = [each for each in asked if each is not None]
+            names = wanted[0].names
+            if len(wanted) < len(ways) or any(each.names != names for each in wanted):
+                raise ValueError("ways through a model ask for its matrices in the same order")
+            x = np.concatenate([each.x.reshape(-1, each.x.shape[-1]) for each in wanted])
+            y = np.concatenate([weights.times(name, x) for name in names], axis=1)
+            ends = np.cumsum([each.x.size // each.x.shape[-1] for each in wanted])
+            parts = np.split(y, ends[:-1])
+            shaped = [part.reshape(*each.x.shape[:-1], -1) for part, each in zip(parts, wanted, strict=True)]
+            asked = list(pool.map(ahead, range(len(ways)), shaped))
+    return found
+
+
+# --- a model's parts --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer's names of matrices, and its vectors."""
+
+    qkv: tuple[str, ...]
+    output: str
+    gate: tuple[str, str]
+    down: str
+    attn_norm: Floats
+    ffn_norm: Floats
+    bias: Floats | float
+    query_norm: Floats | None
+    key_norm: Floats | None
+
+
+class Parts:
+    """What a way needs of a model beside its matrices. UnsupportedModelError for a family without gate or RMS norm."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.weights, self.config = weights, weights.config
+        arch = self.config.arch
+        if arch.norm != "rms" or arch.gate is None or arch.positions is not None:
+            raise UnsupportedModelError(f"{arch.name} is not evaluated so: it has another norm, gate or positions")
+        self._tables: dict[tuple[int, int], Floats] = {}
+        output = tensor_name(arch.output)
+        self.logits = output if output in weights.file.tensors else tensor_name(arch.embedding)
+        self.output_norm = weights.vector(tensor_name(arch.output_norm))
+        for spec, layer in self.config.specs():
+            name = tensor_name(spec, layer, "bias")
+            if spec not in arch.qkv and name in weights.file.tensors:
+                raise UnsupportedModelError(f"{name} is not added here")
+
+    def embedding(self, tokens: Sequence[int]) -> Floats:
+        """Rows (tokens, dim)."""
+        name = tensor_name(self.config.arch.embedding)
+        return np.concatenate([self.weights.rows(name, token, 1) for token in tokens])
+
+    def layers(self) -> Iterator[Layer]:
+        """Each layer's, as it is reached."""
+        arch, weights = self.config.arch, self.weights
+        assert arch.gate is not None
+        for at in range(self.config.layers):
+
+            def vector(spec: Spec | None, at: int = at) -> Floats | None:
+                return None if spec is None else weights.vector(tensor_name(spec, at))
+
+            attn, ffn = vector(arch.attn_norm), vector(arch.ffn_norm)
+            assert attn is not None
+            assert ffn is not None
+            yield Layer(
+                tuple(tensor_name(spec, at) for spec in arch.qkv),
+                tensor_name(arch.attn_output, at),
+                (tensor_name(arch.gate, at), tensor_name(arch.up, at)),
+                tensor_name(arch.down, at),
+                attn, ffn, self._bias(at), vector(arch.query_norm), vector(arch.key_norm),
+            )  # fmt: skip
+
+    def _bias(self, layer: int) -> Floats | float:
+        parts = []
+        for spec in self.config.arch.qkv:
+            name = tensor_name(spec, layer, "bias")
+            there = name in self.weights.file.tensors
+            parts.append(self.weights.vector(name) if there else np.zeros(self.config.size(spec.shape[0])))
+        return np.concatenate(parts)
+
+    def factor(self, stream: Floats) -> Floats:
+        """What normalizes vectors (..., dim) of the residual stream: (..., 1)."""
+        made: Floats = 1 / np.sqrt((stream * stream).mean(axis=-1, keepdims=True) + self.config.eps)
+        return made
+
+    def _turns(self, first: int, count: int) -> Floats:
+        """Cosines and sines (2, count, pairs) of positions, as devices have them."""
+        if (first, count) not in self._tables:
+            made = self.config.rope.tables(first + count, self.weights.divisors)
+            self._tables[first, count] = made[:, first:].astype(np.float64)
+        return self._tables[first, count]
+
+    def gated(self, products: Floats) -> Floats:
+        """activation(gate) * up, of both side by side."""
+        gate, up = np.split(products, 2, axis=-1)
+        made: Floats = ACTIVATIONS[self.config.arch.activation](gate) * up
+        return made
+
+    def attention(self, layer: Layer, qkv: Floats, keys: Side, values: Side, stored: Stored, first: int) -> Floats:
+        """What attention makes (..., tokens, mixed) of products (..., tokens, qkv) of tokens one behind the other.
+
+        The first of them stands at position `first`, behind `keys` and `values`.
+        """
+        c, shape = self.config, qkv.shape[:-1]
+        query, key, value = np.split(qkv, np.cumsum([c.sizes["query"], c.sizes["key"]]), axis=-1)
+        query = query.reshape(*shape, c.kv_heads, c.group, c.head_dim)
+        key = key.reshape(*shape, c.kv_heads, 1, c.head_dim)
+        if layer.query_norm is not None:
+            query = query * self.factor(query) * layer.query_norm
+        if layer.key_norm is not None:
+            key = key * self.factor(key) * layer.key_norm
+        count = shape[-1]
+        tables, rotate = self._turns(first, count), ROTATIONS[c.arch.rope]
+        query = rotate(query, tables) / np.sqrt(c.head_dim)
+        kept = ROUNDINGS[stored]
+        key = kept(rotate(key, tables).astype(np.float32))[..., 0, :].astype(np.float64)
+        value = kept(value.reshape(*shape, c.kv_heads, c.value_dim).astype(np.float32)).astype(np.float64)
+        mixed = np.empty((*shape, c.kv_heads, c.group, c.value_dim))
+        later = ~np.tri(count, dtype=bool)[:, None, :]  # (tokens, 1, tokens): what comes behind a token
+
+        def attend(head: int) -> None:
+            own_q, own_k, own_v = query[..., head, :, :], key[..., head, :], value[..., head, :]
+            before = own_q @ np.asarray(keys[head], np.float64).T
+            own = np.where(later, -np.inf, own_q @ np.swapaxes(own_k, -1, -2)[..., None, :, :])
+            top = own.max(axis=-1, keepdims=True)
+            if before.shape[-1]:
+                top = np.maximum(top, before.max(axis=-1, keepdims=True))
+            before, own = np.exp(before - top), np.exp(own - top)
+            total = before.sum(axis=-1, keepdims=True) + own.sum(axis=-1, keepdims=True)
+            together = before @ np.asarray(values[head], np.float64) + own @ own_v[..., None, :, :]
+            mixed[..., head, :, :] = together / total
+
+        list(self.weights.pool.map(attend, range(c.kv_heads)))
+        return mixed.reshape(*shape, -1)
+
+
+def nothing(config: Config) -> Cached:
+    """The cache before the first token."""
+    empty = np.zeros((config.kv_heads, 0, config.head_dim))
+    return lambda layer: (empty, empty)
+
+
+def chain(
+    parts: Parts, tokens: Sequence[int], roundings: Sequence[Rounding], cached: Cached, first: int, stored: Stored
+) -> Way[Floats]:
+    """Logits (roundings, tokens, vocab) after each of some tokens, for each way to round."""
+    weights = parts.weights
+
+    def rounded(role: Role, name: str, x: Floats) -> Floats:
+        if not weights.packed(name):
+            return x
+        return np.stack([rounding(role, vectors) for rounding, vectors in zip(roundings, x, strict=True)])
+
+    stream = np.repeat(parts.embedding(tokens)[None], len(roundings), axis=0)
+    for at, layer in enumerate(parts.layers()):
+        x = rounded("qkv", layer.qkv[0], stream * layer.attn_norm)
+        qkv = (yield Asked(layer.qkv, x)) * parts.factor(stream) + layer.bias
+        mixed = parts.attention(layer, qkv, *cached(at), stored, first)
+        stream = stream + (yield Asked((layer.output,), rounded("output", layer.output, mixed)))
+        x = rounded("gate", layer.gate[0], stream * layer.ffn_norm)
+        hidden = parts.gated((yield Asked(layer.gate, x)) * parts.factor(stream))
+        stream = stream + (yield Asked((layer.down,), rounded("down", layer.down, hidden)))
+    x = rounded("logits", parts.logits, stream * parts.output_norm)
+    return (yield Asked((parts.logits,), x)) * parts.factor(stream)
+
+
+# --- what steps round -------------------------------------------------------------------------------------------------
+
+
+def not_at_all(role: Role, x: Floats) -> Floats:
+    """Exact."""
+    return x
+
+
+def by_sets(role: Role, x: Floats) -> Floats:
+    """As many launches do: int8, with a scale for each 16 elements, a 127th of the largest."""
+    sets = x.reshape(*x.shape[:-1], -1, SET)
+    scale = np.abs(sets).max(axis=-1, keepdims=True) / 127
+    levels = np.divide(sets, scale, out=np.zeros_like(sets), where=scale > 0)
+    made: Floats = (np.rint(levels) * scale).reshape(x.shape)
+    return made
+
+
+def by_units(config: Config, ctas: int) -> Rounding:
+    """As the step in one launch does on so many CTAs: sets of 16 have a scale of 10 bits, but each half one of its own
+    where two CTAs wrote them; what reads them then brings the smaller half to the scale of the larger one."""
+
+    def owners(role: Role) -> NDArray[np.int64]:
+        units = config.size(WIDTHS[role]) // UNIT
+        if role == "output":
+            return np.zeros(units, np.int64)  # attention hands on whole heads
+        return np.repeat(np.arange(ctas), [count for _, count in deal(units, ctas)])
+
+    halves = {role: owners(role).reshape(-1, SET // UNIT) for role in WIDTHS}
+
+    def rounded(role: Role, x: Floats) -> Floats:
+        units = x.reshape(*x.shape[:-1], -1, SET // UNIT, UNIT)
+        peak = np.abs(units).max(axis=-1)
+        alone = (halves[role] != halves[role][:, :1]).any(axis=-1, keepdims=True)
+        peak = np.where(alone, peak, peak.max(axis=-1, keepdims=True))
+        scale = round_scale(peak)[..., None].astype(np.float64)
+        levels = np.rint(np.divide(units, scale, out=np.zeros_like(units), where=scale > 0))
+        larger = scale.max(axis=-2, keepdims=True)
+        ratio = np.divide(scale, larger, out=np.ones_like(scale), where=larger > 0)
+        made: Floats = (np.rint(levels * ratio) * larger).reshape(x.shape)
+        return made
+
+    return rounded
+
+
+def only(rounding: Rounding, role: Role) -> Rounding:
+    """A rounding of what one role's products read."""
+    return lambda at, x: rounding(at, x) if at == role else x
