@@ -1,101 +1,314 @@
-"""The step in one launch on models of full size: as many launches compute it, at any depth, the same bits every time.
+"""Decode steps on models of full size at any depth: in one launch, in many, and exactly; what lies between, and why.
 
-A board shows the step's arithmetic and its hand-overs. What only silicon has is the order of bulk copies and packets
-between 132 SMs.
+A board shows a step's arithmetic and its hand-overs. What only silicon has is the order of bulk copies and packets
+between 132 SMs. So a model with random weights decodes three tokens behind random keys and values, at several depths,
+with caches of halves and of q8_0, by either plan on the device and in float64 on the host (`tegrad.llm.exact`):
+
+- `measured`: how far the logits are from each other and from exact ones;
+- `modelled`: how far they would be if the device did nothing but round activations to int8, as either plan does, and
+  all else were exact; `shares`, which products' inputs it comes from;
+- `stages` (stages.py): each vector that crosses between stages, against what the device itself had before it.
+
+Root mean squares over the standard deviation of the exact logits.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import stages
 from numpy.typing import NDArray
 
-from tegrad.bench.models import provide
+from tegrad.llm.arch import Config
 from tegrad.llm.cache import KvCache
+from tegrad.llm.exact import WIDTHS, Cached, Parts, Weights, by_sets, by_units, chain, not_at_all, only, together
+from tegrad.llm.gguf import Gguf
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.persistent import PersistentPlan
 from tegrad.llm.plan import DecodePlan
-from tegrad.llm.reference import Reference
 from tegrad.llm.state import State, States
 from tegrad.nv.replay import Recording
 
-PLACES = ((128, 0), (4096, 0), (4096, 2100), (4232, 4096), (16520, 16384))
-"""Positions of the cache, which decide the form of attention, and the step's first."""
 TOKENS = (1, 4711, 17)
 TIMES = 100
+"""Repetitions of a step that have to give the same bits."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Positions of the cache, which decide the form of attention; the first token's; and the kind of cache."""
+
+    positions: int
+    depth: int
+    q8: bool
+    stepped: bool = False
+    """Also stage by stage."""
+    shared: bool = False
+    """Also with the input of each product rounded alone."""
+
+    @property
+    def stored(self) -> Any:
+        """The kind as the reference names it."""
+        return "Q8_0" if self.q8 else "F16"
+
+    def __str__(self) -> str:
+        return f"{self.depth} of {self.positions}, {self.stored.lower()}"
+
+
+PLACES = tuple(
+    Place(positions, depth, q8, stepped=depth in (2100, 16384), shared=depth == 2100)
+    for positions, depth in ((128, 0), (4096, 0), (4096, 2100), (4232, 4096), (16520, 16384))
+    for q8 in (False, True)
+)
+
+
+class Filling:
+    """Random keys and values of each layer, as a device's cache holds them and as the reference reads them."""
+
+    COUNT = 1 << 16
+    """Elements, again and again."""
+
+    def __init__(self, config: Config, q8: bool) -> None:
+        rng = np.random.default_rng(8)
+        self._config, self._q8, self.heads = config, q8, config.kv_heads
+        self._layers = []
+        for _ in range(config.layers):
+            if q8:
+                sides = [rng.integers(-127, 128, self.COUNT).astype(np.int8) for _ in range(2)]
+                scales = [rng.uniform(0.01, 0.02, self.COUNT).astype(np.float16) for _ in range(2)]
+            else:
+                sides = [rng.standard_normal(self.COUNT).astype(np.float16) for _ in range(2)]
+                scales = []
+            self._layers.append((sides, scales))
+
+    def store(self, device: Any, cache: KvCache) -> None:
+        """Fill a cache, beyond the depth too, and look whether the last layer has what the reference reads."""
+        for layer, (sides, scales) in zip(cache.layers, self._layers, strict=True):
+            buffers = (layer.keys, layer.values, *((layer.key_scales, layer.value_scales) if self._q8 else ()))
+            for buffer, some in zip(buffers, (*sides, *scales), strict=True):
+                data = np.resize(some.view(np.uint8), buffer.size)
+                device.allocator._copyin(buffer, memoryview(bytearray(data)))
+        last = cache.layers[-1]
+        cached = self.cached(cache.positions, cache.positions)(len(self._layers) - 1)
+        sides = ((last.keys, last.key_scales), (last.values, last.value_scales))
+        for (buffer, scale), wanted in zip(sides, cached, strict=True):
+            found = stages.get(device, buffer, buffer.size, np.int8 if self._q8 else np.float16).astype(np.float64)
+            if self._q8:
+                found *= np.repeat(stages.get(device, scale, scale.size, np.float16).astype(np.float64), 32)
+            assert np.array_equal(found, np.concatenate([*wanted]).reshape(-1)), "the cache holds something else"
+
+    def cached(self, positions: int, depth: int) -> Cached:
+        """The first `depth` positions of a cache of `positions`."""
+        return lambda layer: (_Side(self, layer, 0, positions, depth), _Side(self, layer, 1, positions, depth))
+
+    def head(self, layer: int, side: int, head: int, positions: int) -> NDArray[Any]:
+        """A head's keys (side 0) or values (positions, width)."""
+        sides, scales = self._layers[layer]
+        width = self._config.head_dim
+        made = self._laid(sides[side], head, positions, width)
+        if not self._q8:
+            return made
+        scale = self._laid(scales[side], head, positions, width // 32)
+        return made * np.repeat(scale.astype(np.float64), 32, axis=1)
+
+    @staticmethod
+    def _laid(some: NDArray[Any], head: int, positions: int, width: int) -> NDArray[Any]:
+        size = positions * width
+        return np.resize(np.roll(some, -(head * size % len(some))), size).reshape(positions, width)
+
+
+@dataclass(frozen=True)
+class _Side(Sequence[NDArray[Any]]):
+    """A layer's keys (side 0) or values, a head at a time: all of them would be gigabytes."""
+
+    filling: Filling
+    layer: int
+    side: int
+    positions: int
+    depth: int
+
+    def __len__(self) -> int:
+        return self.filling.heads
+
+    def __getitem__(self, head: Any) -> Any:
+        if head >= len(self):
+            raise IndexError(head)
+        return self.filling.head(self.layer, self.side, head, self.positions)[: self.depth]
+
+
+def fillings(config: Config) -> dict[bool, Filling]:
+    """Of both kinds of cache, by whether it is packed."""
+    return {q8: Filling(config, q8) for q8 in (False, True) if not q8 or config.head_dim % 32 == 0}
+
+
+class Steps:
+    """A model on a device, and its steps by either plan."""
+
+    def __init__(self, device: Any, model: PackedModel, tokens: Sequence[int], times: int, one: Any) -> None:
+        self.device, self.model, self.config, self.tokens, self.times = device, model, model.config, tokens, times
+        self._one, self._fillings = one, fillings(model.config)
+        self.states = States(device)
+        self.ctas = 0
+
+    def at(self, place: Place) -> "Taken":
+        """Both plans' steps at a place."""
+        stepped: dict[str, stages.Step] = {}
+        with KvCache(self.device, self.config, place.positions, q8=place.q8) as cache:
+            if place.depth:
+                self._fillings[place.q8].store(self.device, cache)
+            with DecodePlan(self.model, self.states, cache) as plan:
+                many, _ = self._logits(plan, place, 1)
+                if place.stepped:
+                    stepped["many"] = stages.many(self, plan, place)
+            with self._one(self.model, self.states, cache) as plan:
+                self.ctas = plan.kernel.program.ctas
+                one, same = self._logits(plan, place, self.times)
+                if place.stepped:
+                    stepped["one"] = stages.one(self, plan, place)
+        return Taken(place, one, many, same, stepped)
+
+    def _logits(self, plan: Any, place: Place, times: int) -> tuple[NDArray[np.float32], int]:
+        """Logits (tokens, vocab) of a step for each token, and how often of `times` the last gave the same bits."""
+        last = len(self.tokens) - 1
+        with Recording(self.device, plan.launches) as step:
+            found = [self._run(plan, step, place, at) for at in range(len(self.tokens))]
+            again = (self._run(plan, step, place, last) for _ in range(times))
+            same = sum(np.array_equal(one, found[-1]) for one in again)
+        return np.array(found), same
+
+    def _run(self, plan: Any, step: Recording, place: Place, at: int) -> NDArray[np.float32]:
+        self.begin(place, at)
+        step.wait(step.run())
+        return stages.get(self.device, plan.logits, 4 * self.config.vocab, np.float32)
+
+    def begin(self, place: Place, at: int = 0) -> None:
+        """The state in front of the step of a token."""
+        state = State(position=place.depth + at, token=self.tokens[at], limit=place.positions, active=1)
+        self.states.write(0, state)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What the device computed at a place."""
+
+    place: Place
+    one: NDArray[np.float32]
+    many: NDArray[np.float32]
+    same: int
+    """Steps in one launch, of TIMES, that gave the bits of the first."""
+    stepped: Mapping[str, stages.Step]
+    """By plan, where the place is `stepped`."""
+
+
+@dataclass(frozen=True)
+class Distances:
+    """Root mean squares of differences of logits, in standard deviations of the exact ones."""
+
+    one_exact: float
+    many_exact: float
+    one_many: float
+
+    @classmethod
+    def of(cls, one: NDArray[Any], many: NDArray[Any], exact: NDArray[Any]) -> "Distances":
+        return cls(off(one, exact, exact), off(many, exact, exact), off(one, many, exact))
 
 
 @dataclass(frozen=True)
 class Found:
-    """How far the logits of the step in one launch are off, in their standard deviations."""
+    """What came out at a place."""
 
-    place: str
-    many: float
-    """From those of many launches, root mean square."""
-    exact: float | None
-    """From those of the float reference."""
+    place: Place
+    measured: Distances
+    modelled: Distances
     same: int
-    """Steps of TIMES that gave the bits of the first."""
+    shares: Mapping[str, Mapping[str, float]]
+    """By plan and role of the product whose input is rounded alone."""
+    stages: Mapping[str, Mapping[str, Sequence[stages.Off]]]
+    """By plan and vector, each layer's."""
 
 
-def compare(device: Any, name: str) -> Iterator[Found]:
-    """A model with random weights at every place, with caches of halves and of q8_0."""
-    path = provide(name)
-    exact = Reference(path).logits(TOKENS)
-    with PackedModel.load(path, "NV") as model:
-        states = States(device)
-        for positions, depth in PLACES:
-            for q8 in (False, True):
-                with KvCache(device, model.config, positions, q8=q8) as cache:
-                    fill(device, cache, depth)
-                    many, _ = logits(device, DecodePlan(model, states, cache), states, positions, depth, 1)
-                    one, same = logits(device, PersistentPlan(model, states, cache), states, positions, depth, TIMES)
-                place = f"{name}, {depth} of {positions}, {'q8_0' if q8 else 'f16'}"
-                yield Found(place, off(one, many), off(one, exact) if depth == 0 and not q8 else None, same)
-        states.close()
+@dataclass(frozen=True)
+class Model:
+    """What roundings alone would make at a place."""
+
+    place: Place
+    distances: Distances
+    shares: Mapping[str, Mapping[str, float]]
+    exact: NDArray[Any]
 
 
-def fill(device: Any, cache: KvCache, depth: int) -> None:
-    """Random keys and values of each layer up to a depth, as they lie in the cache."""
-    rng = np.random.default_rng(8)
-    for layer in cache.layers if depth else ():
-        for buffer in (layer.keys, layer.values, layer.key_scales, layer.value_scales):
-            if buffer is None:
-                continue
-            count = 1 << 16
-            if buffer in (layer.key_scales, layer.value_scales):
-                some = rng.uniform(0.01, 0.02, count).astype(np.float16)
-            elif cache.q8:
-                some = rng.integers(-127, 128, count).astype(np.int8)
-            else:
-                some = rng.standard_normal(count).astype(np.float16)
-            data = np.resize(some.view(np.uint8), buffer.size)
-            device.allocator._copyin(buffer, memoryview(bytearray(data)))
+class Host:
+    """The steps of some tokens in float64, exact and with what either plan rounds; in one launch on so many CTAs."""
+
+    ROLES = tuple(WIDTHS)
+
+    def __init__(self, parts: Parts, tokens: Sequence[int], ctas: int) -> None:
+        self._parts, self._tokens, self._fillings = parts, tokens, fillings(parts.config)
+        plans = {"one": by_units(parts.config, ctas), "many": by_sets}
+        self._few = [not_at_all, *plans.values()]
+        self._alone = {plan: [only(rounding, role) for role in self.ROLES] for plan, rounding in plans.items()}
+
+    def cached(self, place: Place) -> Cached:
+        """Keys and values before the tokens."""
+        return self._fillings[place.q8].cached(place.positions, place.depth)
+
+    def way(self, place: Place) -> Any:
+        """Logits of everything that `model` needs."""
+        more = [rounding for alone in self._alone.values() for rounding in alone] if place.shared else []
+        cached = self.cached(place)
+        return chain(self._parts, self._tokens, [*self._few, *more], cached, place.depth, place.stored)
+
+    def follow(self, place: Place, step: stages.Step) -> Any:
+        """How far each stage of a device's step was off."""
+        return stages.follow(self._parts, step, self._tokens[0], self.cached(place), place)
+
+    def model(self, place: Place, logits: NDArray[Any]) -> Model:
+        """What came of `way`."""
+        exact, one, many, *rest = logits
+        alone = iter(rest)
+        shares = {plan: {role: off(next(alone), exact, exact) for role in self.ROLES} for plan in self._alone if rest}
+        return Model(place, Distances.of(one, many, exact), shares, exact)
 
 
-def logits(
-    device: Any, plan: Any, states: States, positions: int, depth: int, times: int
-) -> tuple[NDArray[np.float32], int]:
-    """Logits (tokens, vocab) of a step for each of TOKENS, and how often of `times` the last one gave the same bits."""
-    with plan, Recording(device, plan.launches) as step:
-        found = [run(device, plan, states, step, positions, depth, at) for at in range(len(TOKENS))]
-        last = (run(device, plan, states, step, positions, depth, len(TOKENS) - 1) for _ in range(times))
-        same = sum(np.array_equal(again, found[-1]) for again in last)
-    return np.array(found), same
+def compare(
+    device: Any, path: Path, places: Sequence[Place] = PLACES, tokens: Sequence[int] = TOKENS, times: int = TIMES,
+    one: Callable[..., Any] = PersistentPlan, threads: int = 16,
+) -> list[Found]:  # fmt: skip
+    """A model at every place. `one` plans the step in one launch."""
+    with ExitStack() as undo:
+        model = undo.enter_context(PackedModel.load(path, device.device))
+        steps = Steps(device, model, tokens, times, one)
+        undo.callback(steps.states.close)
+        taken = [steps.at(place) for place in places]
+    with Gguf.open(path) as file, Weights(file, threads) as weights:
+        host = Host(Parts(weights), tokens, steps.ctas)
+        ways = []
+        for each in taken:
+            ways += [host.way(each.place), *(host.follow(each.place, step) for step in each.stepped.values())]
+        came = iter(together(weights, ways))  # one pass over the weights for everything
+        return [_found(each, host, came) for each in taken]
 
 
-def run(
-    device: Any, plan: Any, states: States, step: Recording, positions: int, depth: int, at: int
-) -> NDArray[np.float32]:
-    """The logits of the step of one of TOKENS."""
-    states.write(0, State(position=depth + at, token=TOKENS[at], limit=positions, active=1))
-    step.wait(step.run())
-    out = bytearray(4 * plan.config.vocab)
-    device.allocator._copyout(memoryview(out), plan.logits)
-    return np.frombuffer(out, np.float32)
+def _found(taken: Taken, host: Host, came: Iterator[Any]) -> Found:
+    modelled = host.model(taken.place, next(came))
+    measured = Distances.of(taken.one, taken.many, modelled.exact)
+    followed = {plan: next(came) for plan in taken.stepped}
+    return Found(taken.place, measured, modelled.distances, taken.same, modelled.shares, followed)
 
 
-def off(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
-    """The root mean square of the difference over the standard deviation."""
-    return float(np.sqrt(((found - wanted) ** 2).mean()) / wanted.std())
+def modelled(
+    path: Path, ctas: int, places: Sequence[Place] = PLACES, tokens: Sequence[int] = TOKENS, threads: int = 16
+) -> list[Model]:
+    """What roundings alone would make of a model's logits at every place: no device is needed."""
+    with Gguf.open(path) as file, Weights(file, threads) as weights:
+        host = Host(Parts(weights), tokens, ctas)
+        came = together(weights, [host.way(place) for place in places])
+        return [host.model(place, logits) for place, logits in zip(places, came, strict=True)]
+
+
+def off(found: NDArray[Any], wanted: NDArray[Any], exact: NDArray[Any]) -> float:
+    """The root mean square of a difference over a standard deviation."""
+    return float(np.sqrt(((found - wanted) ** 2).mean()) / exact.std())

@@ -1,0 +1,197 @@
+"""What crosses between the stages of a decode step on a device, and what each stage should have made of what it read.
+
+A step is run stage by stage, and every vector that is handed on is read back. On the host each stage is done again in
+float64 from the device's own vectors (`follow`), so that nothing adds up: what is handed on has to be what the stage
+makes, rounded to int8 where it is. `Off.beyond` is what half a step of that rounding does not explain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tegrad.llm.exact import Asked, Cached, Floats, Parts, Way
+from tegrad.llm.packing import PLAIN, SET
+from tegrad.llm.schedule import FLOAT_UNIT, QUANTIZED_UNIT, UNIT, Op, Vector
+from tegrad.llm.twin import Travelling
+
+
+@dataclass(frozen=True)
+class Handed:
+    """A vector as it is read: its elements, by how much rounding may have moved each, and what its products are
+    multiplied by, the factor of a norm."""
+
+    read: Floats
+    allowed: Floats | float = 0.0
+    factor: float = 1.0
+
+
+@dataclass
+class Step:
+    """The vectors of a step, each layer's: what the products of queries, keys and values read and made, what attention
+    made, what gate and up read, what down reads; then what the logits' product reads, and the logits."""
+
+    qkv: list[Handed] = field(default_factory=list)
+    products: list[Handed] = field(default_factory=list)
+    output: list[Handed] = field(default_factory=list)
+    gate: list[Handed] = field(default_factory=list)
+    down: list[Handed] = field(default_factory=list)
+    logits: list[Handed] = field(default_factory=list)
+    scores: list[Handed] = field(default_factory=list)
+
+    def stream(self, handed: Handed, layers: int) -> None:
+        """A vector of the residual stream, whose reader follows from how many there were."""
+        if len(self.qkv) == layers and len(self.gate) == layers:
+            self.logits.append(handed)
+        elif len(self.qkv) > len(self.gate):
+            self.gate.append(handed)
+        else:
+            self.qkv.append(handed)
+
+
+@dataclass(frozen=True)
+class Off:
+    """How far a vector is from what its stage should have made, over its root mean square."""
+
+    rounded: float
+    """Root mean square."""
+    beyond: float
+    """The largest difference beyond half a step of int8."""
+
+    @classmethod
+    def of(cls, handed: Handed, exact: Floats) -> Off:
+        """A vector against the exact one."""
+        difference, size = np.abs(handed.read - exact), np.sqrt((exact**2).mean())
+        over = np.maximum(difference - handed.allowed, 0).max()
+        return cls(float(np.sqrt((difference**2).mean()) / size), float(over / size))
+
+
+def get(device: Any, buffer: Any, size: int, kind: Any) -> NDArray[Any]:
+    """The first `size` bytes of a buffer."""
+    out = bytearray(size)
+    device.allocator._copyout(memoryview(out), buffer.offset(0, size))
+    return np.frombuffer(out, kind)
+
+
+# --- on the device ----------------------------------------------------------------------------------------------------
+
+
+def run(launch: Any, values: tuple[int, ...]) -> None:
+    """Run one launch alone and wait for it."""
+    launch.program(*launch.buffers, global_size=launch.grid, local_size=launch.block, vals=values, wait=True)
+
+
+def many(steps: Any, plan: Any, place: Any) -> Step:
+    """The step of the first token in many launches, one after the other."""
+    device, model, config = steps.device, steps.model, steps.config
+    arch, layers, step = config.arch, config.layers, Step()
+
+    def vector(buffers: Any, kind: Any, factor: float = 1.0, norm: Floats | float = 1.0) -> Handed:
+        size = buffers.size
+        if kind in PLAIN:
+            return Handed(get(device, buffers.x, 4 * size, np.float32).astype(np.float64) * norm, 0.0, factor)
+        scale = np.repeat(get(device, buffers.s, 4 * -(-size // SET), np.float32).astype(np.float64), SET)[:size]
+        return Handed(get(device, buffers.q, size, np.int8) * scale, scale / 2, factor)
+
+    def stream(at: int) -> Handed:
+        """What reads the stream as the launches behind layer `at` / 2 do."""
+        if at == 2 * layers:
+            reader, weight = model.output, model.vectors[arch.output_norm.name]
+        else:
+            layer = model.layers[at // 2]
+            reader = layer.matrices[arch.up.name] if at % 2 else layer.qkv[0]
+            weight = layer.vectors[(arch.ffn_norm if at % 2 else arch.attn_norm).name]
+        x = get(device, plan._x.x, 4 * config.dim, np.float32).astype(np.float64)
+        norm = get(device, weight, 4 * config.dim, np.float32).astype(np.float64)
+        return vector(plan._x, reader.kind, float(1 / np.sqrt((x * x).mean() + config.eps)), norm)
+
+    steps.begin(place)
+    handed = 0
+    for at, (launch, kind) in enumerate(zip(plan.launches, plan.kinds, strict=True)):
+        run(launch, launch.values)
+        matrices = model.layers[min((at - 1) // 5, layers - 1)].matrices
+        if kind in ("embed", "output", "down"):
+            step.stream(stream(handed), layers)
+            handed += 1
+        elif kind == "qkv":
+            size = 4 * config.size("query+key+value")
+            step.products.append(Handed(get(device, plan._qkv, size, np.float32).astype(np.float64)))
+        elif kind == "attention":
+            step.output.append(vector(plan._mixed, matrices[arch.attn_output.name].kind))
+        elif kind == "gate":
+            step.down.append(vector(plan._hidden, matrices[arch.down.name].kind))
+    step.scores.append(Handed(get(device, plan.logits, 4 * config.vocab, np.float32).astype(np.float64)))
+    return step
+
+
+def one(steps: Any, plan: Any, place: Any) -> Step:
+    """The step of the first token in one launch, once for each of its stages: up to there, in a workspace as new."""
+    device, config, step = steps.device, steps.config, Step()
+    program, room = plan.kernel.program, plan.kernel.room
+    nothing, launch = bytes(plan.kernel.space_bytes), plan.launches[0]
+    kinds = [(stage.op, stage.layer) for stage in program.stages]
+    for count, stage in enumerate(program.stages, 1):
+        if stage.op is Op.SAMPLE or kinds[count : count + 1] == [(stage.op, stage.layer)]:
+            continue  # the vector is not whole yet
+        steps.begin(place)
+        device.allocator._copyin(plan._space, memoryview(bytearray(nothing)))
+        run(launch, (count, *launch.values[1:]))
+        if stage.op is Op.LOGITS:
+            step.scores.append(Handed(get(device, plan.logits, 4 * config.vocab, np.float32).astype(np.float64)))
+            continue
+        vector = next(ins.output.vector for ins in stage.instructions if ins.output is not None)
+        size = program.network.sizes[vector]
+        nbytes = -(-size // UNIT) * (FLOAT_UNIT if stage.floats else QUANTIZED_UNIT)
+        data = get(device, plan._space.offset(room.vectors[vector]), nbytes, np.uint8)
+        arrived = Travelling.arrived(size, data, stage.floats)
+        if vector is Vector.X:
+            squares = float(arrived.squares.astype(np.float64).sum())
+            step.stream(_handed(arrived, stage.floats, 1 / np.sqrt(squares / size + config.eps)), config.layers)
+        else:
+            {Vector.QKV: step.products, Vector.MIXED: step.output, Vector.HIDDEN: step.down}[vector].append(
+                _handed(arrived, stage.floats)
+            )
+    return step
+
+
+def _handed(arrived: Travelling, floats: bool, factor: float = 1.0) -> Handed:
+    """A vector that travelled between CTAs. Where halves of a set have scales of their own, the smaller half is rounded
+    once more, to the larger scale, by whoever reads it."""
+    if floats:
+        return Handed(arrived.staged(True), 0.0, factor)
+    own = arrived.scale.astype(np.float64).reshape(-1, SET // UNIT)
+    larger = own.max(axis=1, keepdims=True)
+    allowed = own / 2 + np.where(own == larger, 0, larger / 2)
+    return Handed(arrived.staged(False), np.repeat(allowed.reshape(-1), UNIT), factor)
+
+
+# --- on the host ------------------------------------------------------------------------------------------------------
+
+
+def follow(parts: Parts, step: Step, token: int, cached: Cached, place: Any) -> Way[dict[str, Sequence[Off]]]:
+    """How far each vector of a step is from what its stage makes of what the device had before it."""
+    found: dict[str, list[Off]] = {name: [] for name in Step.__dataclass_fields__}
+
+    def held(name: str, at: int, exact: Floats) -> Handed:
+        handed: Handed = getattr(step, name)[at]
+        found[name].append(Off.of(handed, exact))
+        return handed
+
+    stream = parts.embedding([token])[0]
+    for at, layer in enumerate(parts.layers()):
+        x = held("qkv", at, stream * layer.attn_norm)
+        made = (yield Asked(layer.qkv, x.read)) * x.factor + layer.bias
+        products = held("products", at, made)
+        mixed = parts.attention(layer, products.read[None], *cached(at), place.stored, place.depth)[0]
+        x = held("output", at, mixed)
+        stream = stream + (yield Asked((layer.output,), x.read))
+        x = held("gate", at, stream * layer.ffn_norm)
+        x = held("down", at, parts.gated((yield Asked(layer.gate, x.read)) * x.factor))
+        stream = stream + (yield Asked((layer.down,), x.read))
+    x = held("logits", 0, stream * parts.output_norm)
+    held("scores", 0, (yield Asked((parts.logits,), x.read)) * x.factor)
+    return found
