@@ -206,7 +206,15 @@ def test_what_is_modelled_is_kept_beside_what_is_measured(tmp_path: Path, monkey
     assert depths.limit(record, "3b-q6k", row.place)[1] != "nothing recorded"
 
 
-def test_what_is_recorded_on_hardware_is_of_published_models() -> None:
+def test_what_is_recorded_is_of_published_models_at_the_places_of_today() -> None:
     import test_h200
+    from one_launch import PLACES as ALL
 
-    assert set(depths.recorded()) <= set(test_h200.published_models())
+    models = test_h200.published_models()
+    measured, alone = depths.recorded(), depths.recorded(depths.ROOT / "results" / "depths-modelled.json")
+    assert set(measured) <= set(models)
+    assert set(alone) == set(models)
+    for model in alone:
+        for record in (measured, alone):
+            places = [row["place"] for row in record[model]["places"]] if model in record else []
+            assert not places or places == [depths._place(place) for place in ALL]
