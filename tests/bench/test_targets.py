@@ -42,16 +42,16 @@ def test_every_figure_can_be_taken_and_names_a_model() -> None:
 
 def test_each_model_whose_speed_is_published_has_a_case_at_every_depth_on_hardware() -> None:
     sys.path.append(str(HARDWARE))
-    import test_h200
+    import nv_cases
 
     models = {TARGETS[row["id"]].model for row in FIGURES if row["id"] in TARGETS}
     assert {"1b-q6k", "3b-q6k", "8b-q6k", "qwen3-0.6b-q8_0"} <= models
     for model in models:
         name = f"steps_in_one_launch[{model}]"
-        case, _ = test_h200.CASES[name]
+        case, _ = nv_cases.CASES[name]
         assert case.args == (model,)
-        assert test_h200.TIME_LIMITS_S[name] > test_h200.TIME_LIMIT_S
-    assert {name for name in test_h200.CASES if name.startswith("steps_in_one_launch")} == {
+        assert nv_cases.TIME_LIMITS_S[name] > nv_cases.TIME_LIMIT_S
+    assert {name for name in nv_cases.CASES if name.startswith("steps_in_one_launch")} == {
         f"steps_in_one_launch[{model}]" for model in models
     }
 

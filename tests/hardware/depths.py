@@ -4,7 +4,7 @@
     python tests/hardware/depths.py OUT.json                                          every published one
     python tests/hardware/depths.py OUT.json --modelled 3b-q6k     what roundings alone would make; needs no device
 
-Runs the cases `steps_in_one_launch[MODEL]` of test_h200.py, each in a process of its own, and keeps what they find
+Runs the cases `steps_in_one_launch[MODEL]` of nv_cases.py, each in a process of its own, and keeps what they find
 (one_launch.py says what that is). Rows of other models stay in the file. With TEGRAD_BOARD set it runs on a board.
 
 What is right (`wrong`):
@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -183,14 +184,14 @@ def _board() -> str:
 def main() -> int:
     """Run the cases of models, or model them; the number that failed."""
     sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
-    import test_h200
+    import nv_cases
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="a file such as results/hardware/depths-h200.json")
     parser.add_argument("model", nargs="*", help="all published ones if left out")
     parser.add_argument("--modelled", action="store_true", help="only what roundings alone would make")
     asked = parser.parse_intermixed_args()
-    known = test_h200.published_models()
+    known = nv_cases.published_models()
     if unknown := set(asked.model) - set(known):
         parser.error(f"no published model {', '.join(unknown)}; known: {', '.join(known)}")
     if asked.modelled:
@@ -200,7 +201,8 @@ def main() -> int:
             print(f"{model} kept in {asked.out}", flush=True)
         return 0
     os.environ[KEEP] = str(asked.out.absolute())
-    return test_h200.main([f"steps_in_one_launch[{model}]" for model in asked.model or known])
+    cases = [f"steps_in_one_launch[{model}]" for model in asked.model or known]
+    return subprocess.call([sys.executable, str(Path(__file__).with_name("test_h200.py")), *cases])
 
 
 if __name__ == "__main__":

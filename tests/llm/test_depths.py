@@ -207,10 +207,10 @@ def test_what_is_modelled_is_kept_beside_what_is_measured(tmp_path: Path, monkey
 
 
 def test_what_is_recorded_is_of_published_models_at_the_places_of_today() -> None:
-    import test_h200
+    import nv_cases
     from one_launch import PLACES as ALL
 
-    models = test_h200.published_models()
+    models = nv_cases.published_models()
     measured, alone = depths.recorded(), depths.recorded(depths.ROOT / "results" / "depths-modelled.json")
     assert set(measured) <= set(models)
     assert set(alone) == set(models)
