@@ -8,14 +8,19 @@ from fake import FakeKernel
 from kernels import program
 from submissions import empty_submission
 
-from tegrad.hw.classes import HOST, ComputeMethod
-from tegrad.hw.gpfifo import decode_gp_entry
+from tegrad.hw.classes import HOST, ComputeMethod, HostMethod
+from tegrad.hw.gpfifo import MethodOp, Subchannel, decode_gp_entry, method_header
 from tegrad.nv.program import LaunchError
 from tegrad.nv.qmd import QMD
 from tegrad.nv.queues import NVCopyQueue
 from tegrad.nv.replay import (
+    AHEAD,
+    BARRIER,
     BOUNDARIES,
+    CHAIN,
+    EARLY,
     GPU_MEMBAR,
+    LEAN,
     SPARE,
     SYSMEMBAR,
     TIMELINE_RELEASE,
@@ -25,8 +30,13 @@ from tegrad.nv.replay import (
     Recording,
     _commands,
     _lay_out,
+    _Layout,
     immediate,
+    latched,
+    lean,
+    repeated,
     semaphore,
+    up_to,
 )
 
 pytestmark = pytest.mark.board
@@ -185,6 +195,126 @@ def test_every_launch_reads_memory_anew_and_a_run_ends_behind_a_membar_of_the_sy
         sent = immediate(ComputeMethod.SEND_SIGNALING_PCAS2_B, BOUNDARIES[name].action)
         assert words.index(TIMELINE_RELEASE) > max(at for at, word in enumerate(words) if word == sent)
         assert HOST["SEM_EXECUTE"].decode(TIMELINE_RELEASE)["RELEASE_WFI"] == 1
+
+
+# ---- boundaries, as what they put into QMDs and commands
+
+
+def places(count: int, scratch: int = 0) -> list[Place]:
+    """All places of a recording."""
+    return [Place(index, count, scratch) for index in range(count)]
+
+
+def test_a_semaphores_words_have_the_halves_of_address_and_value_in_the_hosts_order() -> None:
+    header = method_header(MethodOp.INC, 0, HostMethod.SEM_ADDR_LO, 5)
+    assert semaphore(9, 0x12_FFFF_FFFD, 0x8000_0001_FFFF_FFFE) == (
+        header,
+        0xFFFF_FFFD,
+        0x12,
+        0xFFFF_FFFE,
+        0x8000_0001,
+        9,
+    )
+
+
+def test_a_launch_is_one_thread_without_arguments_unless_told() -> None:
+    assert Launch("program", ()) == Launch("program", (), (1, 1, 1), (1, 1, 1), ())
+
+
+def test_only_the_last_of_lean_launches_is_seen_outside_of_the_gpu_and_of_within_none() -> None:
+    for form, last in ((BOUNDARIES["chain-lean"], SYSMEMBAR), (BOUNDARIES["idle-lean"], SYSMEMBAR), (None, GPU_MEMBAR)):
+        made = [(form or BOUNDARIES["idle-within"]).fields(place) for place in places(3)]
+        assert made == [{**LEAN, "cwd_membar_type": kind} for kind in (GPU_MEMBAR, GPU_MEMBAR, last)]
+    for name in ("chain", "idle", "host-wfi"):
+        assert [dict(BOUNDARIES[name].fields(place)) for place in places(2)] == [{}, {}]
+
+
+def test_launches_of_a_chain_are_started_by_those_before_and_others_are_sent_in_turn() -> None:
+    layout = _Layout(banks=[0, 0x700, 0xE00], qmds=[0x100, 0x800, 0xF00], scratch=0x1500, size=0x1600)
+    va = 0x12_3400_0000
+    send = method_header(MethodOp.INC, Subchannel.COMPUTE, ComputeMethod.SEND_PCAS_A, 1)
+    action = method_header(MethodOp.IMMEDIATE, Subchannel.COMPUTE, ComputeMethod.SEND_SIGNALING_PCAS2_B, 9)
+    sent = [[send, va + at >> 8, action] for at in layout.qmds]
+    assert _commands(BOUNDARIES["chain"], layout, va) == [*BARRIER, *sent[0]]
+    assert _commands(BOUNDARIES["chain-lean"], layout, va) == sent[0]
+    assert _commands(Boundary(), layout, va) == [word for words in sent for word in words]
+    for name, subchannel, method in (
+        ("idle-lean", Subchannel.COMPUTE, ComputeMethod.WAIT_FOR_IDLE),
+        ("idle-within", Subchannel.COMPUTE, ComputeMethod.WAIT_FOR_IDLE),
+        ("host-wfi", 0, HostMethod.WFI),
+    ):
+        wait = method_header(MethodOp.IMMEDIATE, subchannel, method, 0)
+        expected = [*sent[0], wait, *sent[1], wait, *sent[2]]
+        assert _commands(BOUNDARIES[name], layout, va) == [*BOUNDARIES[name].start, *expected]
+    asked: list[Place] = []
+
+    def between(place: Place) -> list[int]:
+        asked.append(place)
+        return [3]
+
+    form = Boundary(start=(1, 2), between=between, action=5)
+    other = method_header(MethodOp.IMMEDIATE, Subchannel.COMPUTE, ComputeMethod.SEND_SIGNALING_PCAS2_B, 5)
+    firsts = [[*words[:2], other] for words in sent]
+    assert _commands(form, layout, va) == [1, 2, *firsts[0], 3, *firsts[1], 3, *firsts[2]]
+    assert asked == places(3, va + layout.scratch)[1:]
+
+
+def test_each_latched_launch_arrives_at_its_own_latch_and_waits_on_the_one_before() -> None:
+    def latches(place: Place) -> dict[str, int]:
+        return {name: value for name, value in latched(place, extra=7).items() if name not in lean(place)}
+
+    common = {"arrive_at_latch_valid": 1, "latch_acquire_invalidate_shader_data_cache": 1, "extra": 7}
+    first, second, third = places(3)
+    assert latches(first) == {**common, "arrive_at_latch_id": 1}
+    assert latches(second) == {
+        **common,
+        "arrive_at_latch_id": 2,
+        "wait_on_latch_valid": 1,
+        "wait_on_latch_id": 1,
+    }
+    assert latches(third)["wait_on_latch_id"] == 2
+    assert lean(third).items() <= latched(third).items()
+    assert dict(AHEAD.fields(second)) == {**latched(second), "enable_program_pre_exit": 1}
+
+
+@pytest.mark.parametrize(("dependent", "rest"), [(CHAIN, "chain-lean"), (None, "idle-lean")])
+def test_a_form_up_to_some_launch_leaves_the_last_of_them_whole_and_the_rest_to_a_stream(
+    dependent: Any, rest: str
+) -> None:
+    early = dict.fromkeys(EARLY, 1)
+    form = Boundary(dependent, fields=lambda place: {**early, "of": place.index}, between=lambda place: [place.index])
+    made = up_to(form, 2)
+    one, two, three, four = places(4)
+    assert made.fields(one) == {**early, "of": 0}
+    assert made.fields(two) == {**dict.fromkeys(EARLY, 0), "of": 1}
+    assert [made.fields(place) for place in (three, four)] == [lean(three), lean(four)]
+    assert (made.between(one), made.between(two)) == ([0], [1])
+    assert made.between(three) == BOUNDARIES[rest].between(three)
+    assert made.dependent is dependent
+    assert up_to(Boundary(dependent), 2).fields(two) == {}  # what a form does not set is left alone
+
+
+def test_repeated_launches_stand_as_if_alone() -> None:
+    made = repeated(
+        Boundary(
+            fields=lambda place: {"at": place.index, "of": place.count}, between=lambda place: [*range(place.index)]
+        ),
+        3,
+    )
+    assert [made.fields(place) for place in places(6)] == [{"at": at, "of": 3} for at in (0, 1, 2) * 2]
+    assert [made.between(place) for place in places(6)] == [[], [0], [0, 1]] * 2
+
+
+@pytest.mark.parametrize("depth", [0, -1])
+def test_a_recording_has_room_for_a_run(fake_device: Any, depth: int) -> None:
+    launch = Launch(program(fake_device, "add"), (fake_device.allocator.alloc(4096),), values=(1,))
+    with pytest.raises(LaunchError, match="a depth of at least 1"):
+        Recording(fake_device, [launch], depth=depth)
+
+
+def test_a_recording_that_has_not_run_is_not_waited_for(fake_device: Any, recording: Any) -> None:
+    fake_device.synchronize()
+    recording.wait()
 
 
 def test_memory_goes_back_when_its_last_command_is_done(fake_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
