@@ -225,6 +225,7 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
     error_state: Exception | None = None
     slm_per_thread: int
     shader_local_mem: HCQBuffer | None
+    _kernargs: Ring[tuple[Fifo, int]]
 
     def __init__(self, device: str = "") -> None:
         self.closed = False
@@ -235,7 +236,6 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         """The last timeline value that work of the compute channel ends with: what follows it there need not wait."""
         self._launches: deque[tuple[Fifo, int, Sequence[str]]] = deque(maxlen=LAUNCHES_REMEMBERED)
         self._timeline: deque[tuple[int, Fifo, int]] = deque(maxlen=2 * GPFIFO_ENTRIES)
-        self._kernargs: Ring[tuple[Fifo, int]] | None = None
         self._programs: WeakSet[Any] = WeakSet()
         self._progress: HCQBuffer | None = None
         self._fifos: list[Fifo] = []
@@ -350,7 +350,6 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         Arguments that are launched again and again need memory of their own (`fill_kernargs(..., kernargs=buffer)`).
         """
         self.check_usable()
-        assert self._kernargs is not None
         return self._kernargs
 
     @kernargs_offset_allocator.setter
@@ -416,7 +415,7 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         `kernels` are the names of what it launches, `releases` is the timeline value that it ends with, if any.
         """
         self._commands.submitted((fifo, number))
-        if fifo is self.compute_gpfifo and self._kernargs is not None:
+        if fifo is self.compute_gpfifo:
             self._kernargs.submitted((fifo, number))
         self._launches.append((fifo, number, kernels))
         if releases is not None:

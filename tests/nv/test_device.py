@@ -3,19 +3,21 @@
 import ctypes
 import gc
 import mmap
+from array import array
 from typing import Any
 
 import pytest
 from fake import FakeKernel
+from submissions import empty_submission
 from tinygrad.device import BufferSpec
 from tinygrad.runtime import ops_nv
 
 from tegrad.nv import device as module
 from tegrad.nv import roles
 from tegrad.nv.device import KERNARGS_SIZE, PROGRESS_STRIDE
-from tegrad.nv.faults import DeviceFault, UnsupportedBuffer
+from tegrad.nv.faults import DeviceClosed, DeviceFault, UnsupportedBuffer, WaitTimeout
 from tegrad.nv.iface import TegraIface
-from tegrad.nv.queues import NVComputeQueue
+from tegrad.nv.queues import NVComputeQueue, NVCopyQueue
 from tegrad.nv.rings import RingError
 
 
@@ -243,6 +245,110 @@ def test_a_channel_where_all_share_an_area_is_tinygrads_with_a_progress_word(
         3 * PROGRESS_STRIDE,
     ]
     del fake_device._fifos[2:]
+
+
+def test_progress_words_are_the_hosts_and_the_cpus_to_read(fake_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hints that tinygrad's interfaces heed, and ours does not."""
+    asked: list[dict[str, Any]] = []
+    real = fake_device.iface.alloc
+    monkeypatch.setattr(fake_device.iface, "alloc", lambda size, **how: (asked.append(how), real(size))[1])
+    first, fake_device._progress = fake_device._progress, None
+    fake_device._progress_word()
+    assert asked == [{"host": True, "cpu_access": True}]
+    fake_device.iface.free(fake_device._progress)
+    fake_device._progress = first
+
+
+def test_tinygrads_area_for_gpfifos_goes_back_only_where_channels_have_their_own(
+    fake_kernel: FakeKernel, fake_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fake_device.gpfifo_area is None
+    held, area = fake_kernel.held(), fake_device.iface.alloc(4096)
+    fake_device.gpfifo_area = area
+    assert (fake_device.gpfifo_area, fake_kernel.held()) == (None, held)
+    monkeypatch.delattr(TegraIface, "open_fifo")
+    kept: Any = object()
+    fake_device.gpfifo_area = kept
+    assert fake_device.gpfifo_area is kept
+
+
+def test_the_windows_are_tinygrads_where_the_interface_has_none(
+    fake_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (fake_device.shared_mem_window, fake_device.local_mem_window) == (0xFE00000000, 0xFD00000000)
+    fake_device.shared_mem_window, fake_device.local_mem_window = 0x729400000000, 0x729300000000
+    assert (fake_device.shared_mem_window, fake_device.local_mem_window) == (0xFE00000000, 0xFD00000000)
+    for name in ("shared_mem_window", "local_mem_window"):
+        monkeypatch.delattr(TegraIface, name)
+    assert (fake_device.shared_mem_window, fake_device.local_mem_window) == (0x729400000000, 0x729300000000)
+
+
+# ---- submissions
+
+
+def copied(device: Any) -> None:
+    """A submission on the channel for copies."""
+    queue = NVCopyQueue().wait(device.timeline_signal, device.timeline_value - 1)
+    queue.signal(device.timeline_signal, device.next_timeline()).submit(device)
+
+
+def test_commands_lie_one_behind_the_other_at_multiples_of_16_bytes(fake_device: Any) -> None:
+    places = [fake_device.place_commands(array("I", words)) for words in ([1, 2, 3], [4] * 5, [6])]
+    assert fake_device.cmdq_allocator is fake_device._commands
+    first = places[0][0]
+    assert places == [(first, 3), (first + 16, 5), (first + 48, 1)]
+    at = (first - fake_device.cmdq_page.va_addr) // 4
+    assert list(fake_device.cmdq[at : at + 13]) == [1, 2, 3, 0, 4, 4, 4, 4, 4, 0, 0, 0, 6]
+
+
+def test_each_value_of_the_timeline_is_of_the_submission_that_releases_it(fake_device: Any) -> None:
+    compute, copies = fake_device.compute_gpfifo, fake_device.dma_gpfifo
+    value, before = fake_device.timeline_value, fake_device.submissions
+    numbers = compute.submissions, copies.submissions
+    for submit in (empty_submission, copied, empty_submission):
+        submit(fake_device)
+    assert fake_device.submissions == before + 3
+    assert [fake_device.releasing(value + i) for i in range(4)] == [
+        (compute, numbers[0] + 1),
+        (copies, numbers[1] + 1),
+        (compute, numbers[0] + 2),
+        None,
+    ]
+    NVComputeQueue().memory_barrier().submit(fake_device)  # which releases none
+    assert fake_device.releasing(value + 3) is None
+
+
+def test_a_recordings_runs_at_once_are_told_by_the_last(fake_device: Any) -> None:
+    fifo = fake_device.compute_gpfifo
+    fake_device.replayed(fifo, 1007, ["step"], 5003)
+    assert fake_device.replayed_value == 5003
+    assert [fake_device.releasing(value) for value in (5001, 5003, 5004)] == [(fifo, 1005), (fifo, 1007), None]
+    assert fake_device._in_flight() == ["step"]
+    fake_device._launches.clear()
+    fake_device._timeline.clear()
+
+
+def test_a_device_that_failed_or_is_closed_is_not_settled(fake_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
+    real = fake_device.synchronize
+    monkeypatch.setattr(fake_device, "synchronize", lambda: (waited.append(1), real()))
+    assert (fake_device.settled(), waited) == (True, [1])
+    with monkeypatch.context() as patch:
+        patch.setattr(fake_device, "error_state", DeviceFault(13))
+        with pytest.raises(DeviceFault):
+            _ = fake_device.kernargs_offset_allocator
+        assert (fake_device.settled(), waited) == (False, [1])
+    with monkeypatch.context() as patch:
+        patch.setattr(fake_device, "closed", True)
+        with pytest.raises(DeviceClosed):
+            _ = fake_device.kernargs_offset_allocator
+        assert (fake_device.settled(), waited) == (False, [1])
+
+    def stuck() -> None:
+        raise WaitTimeout("no end")
+
+    monkeypatch.setattr(fake_device, "synchronize", stuck)
+    assert fake_device.settled() is False
 
 
 # ---- memory that is not the CPU's too
