@@ -1,10 +1,12 @@
 """Tracer: every call decoded on one line, results and errors passed on unchanged."""
 
 import ctypes
+import json
 import os
 from pathlib import Path
 
 import pytest
+from tinygrad.runtime.autogen import nv_570
 
 from tegrad.uapi import constants as c
 from tegrad.uapi import ioctls, structs
@@ -14,6 +16,8 @@ from tegrad.uapi.flags import FORMATTERS, field_text
 from tegrad.uapi.ioctls import BY_NAME, Ioctl, set_field
 from tegrad.uapi.kernel import MAP_SHARED, PROT_READ, Arg, Kernel, LinuxKernel
 from tegrad.uapi.trace import Call, Tracer
+
+DATA = Path(__file__).parents[1] / "data"
 
 
 class ScriptedKernel(LinuxKernel):
@@ -161,3 +165,37 @@ def test_formatters_name_fields_that_exist() -> None:
 )
 def test_numbers_become_names(name: str, field: str, value: int, text: str) -> None:
     assert field_text(name, field, value) == text
+
+
+CLASS_IDS = {
+    **{row["class_name"]: row["class_id"] for row in json.loads((DATA / "classes.json").read_text()).values()},
+    **{name: value for name, value in vars(nv_570).items() if isinstance(value, int)},
+}
+"""NVIDIA's class headers, and tinygrad's reading of the desktop driver's."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("FERMI_TWOD_A", "KEPLER_INLINE_TO_MEMORY_B", "AMPERE_CHANNEL_GPFIFO_B", "AMPERE_B", "AMPERE_DMA_COPY_B"),
+        *("AMPERE_COMPUTE_B", "HOPPER_CHANNEL_GPFIFO_A", "HOPPER_DMA_COPY_A", "HOPPER_A", "HOPPER_COMPUTE_A"),
+    ],
+)
+def test_classes_have_their_names_in_nvidias_headers(name: str) -> None:
+    assert field_text("CHANNEL_ALLOC_OBJ_CTX", "class_num", CLASS_IDS[name]) == name
+
+
+@pytest.mark.parametrize(
+    ("result", "shown"), [(4095, "4095"), (4096, "0x1000"), (-4095, "-4095"), (-4096, "-0x1000"), (None, "ok")]
+)
+def test_small_results_are_decimal_and_addresses_are_not(result: int | None, shown: str) -> None:
+    assert line(Call("mmap", {}, {}, result, "", 0.0)) == f"mmap() = {shown}"
+
+
+def test_msync_is_carried_out_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, asked = LinuxKernel(), []
+    monkeypatch.setattr(kernel, "msync", lambda addr, size: asked.append((addr, size)), raising=False)
+    tracer = Tracer(kernel)
+    tracer.msync(0x10000, 4096)
+    assert asked == [(0x10000, 4096)]
+    assert line(tracer.calls[0]).startswith("msync(addr=0x10000, size=0x1000) = ok")

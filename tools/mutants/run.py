@@ -26,6 +26,8 @@ from draw import DRAWN, PROJECT
 from operators import Change, apply
 
 RESULT = PROJECT / "results" / "random-mutants.json"
+KNOWN_KILLED = Path(__file__).with_name("journal")
+"""Mutants that a test has noticed, of earlier runs: they need not be run again."""
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
 """By id, of mutants that no test can notice: the proof, in a line."""
 MOST_S = 120.0
@@ -196,7 +198,7 @@ def main() -> int:
     drawn = json.loads(DRAWN.read_text())
     seconds = json.loads((folder / "seconds.json").read_text())
     journal = folder / "journal"
-    done = {line["id"]: line for line in told(journal) if line["id"] not in given.only}
+    done = {line["id"]: line for line in (*told(KNOWN_KILLED), *told(journal)) if line["id"] not in given.only}
     share, shares = map(int, given.share.split("/"))
     copy = lay(folder / f"copy{share}", drawn["commit"], given.tests)
     for number, row in enumerate(drawn["mutants"]):
@@ -207,7 +209,7 @@ def main() -> int:
         with journal.open("a") as file:
             file.write(json.dumps(done[row["id"]]) + "\n")
         print(row["id"], row["file"], row["line"], row["operator"], done[row["id"]]["outcome"], flush=True)
-    done = {line["id"]: line for line in told(journal)}
+    done = {line["id"]: line for line in (*told(KNOWN_KILLED), *told(journal))}
     counts = Counter(line["outcome"] for line in done.values())
     print(f"{len(done)} of {len(drawn['mutants'])}: {dict(counts)}")
     if len(done) == len(drawn["mutants"]):
