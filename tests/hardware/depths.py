@@ -24,8 +24,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -184,25 +184,29 @@ def _board() -> str:
 def main() -> int:
     """Run the cases of models, or model them; the number that failed."""
     sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
-    import nv_cases
+    from nv_cases import published_models, run_case
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="a file such as results/hardware/depths-h200.json")
     parser.add_argument("model", nargs="*", help="all published ones if left out")
     parser.add_argument("--modelled", action="store_true", help="only what roundings alone would make")
     asked = parser.parse_intermixed_args()
-    known = nv_cases.published_models()
+    known = published_models()
     if unknown := set(asked.model) - set(known):
         parser.error(f"no published model {', '.join(unknown)}; known: {', '.join(known)}")
-    if asked.modelled:
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy comes: `exact` has threads of its own
-        for model in asked.model or known:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy comes: `exact` has threads of its own
+    failed = 0
+    for model in asked.model or known:
+        begun, code, said, errors = time.monotonic(), 0, "", ""
+        if asked.modelled:
             keep_modelled(asked.out, model)
-            print(f"{model} kept in {asked.out}", flush=True)
-        return 0
-    os.environ[KEEP] = str(asked.out.absolute())
-    cases = [f"steps_in_one_launch[{model}]" for model in asked.model or known]
-    return subprocess.call([sys.executable, str(Path(__file__).with_name("test_h200.py")), *cases])
+        else:
+            code, said, errors = run_case(f"steps_in_one_launch[{model}]", **{KEEP: str(asked.out.absolute())})
+        failed += code != 0
+        print(f"{'FAIL' if code else 'pass'}  {model}, {time.monotonic() - begun:.0f} s\n{said}", flush=True)
+        if code:
+            print("\n".join(errors.splitlines()[-30:]), flush=True)
+    return failed
 
 
 if __name__ == "__main__":

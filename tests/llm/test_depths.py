@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_tunings import SMALL
 from tiny_llama import SHAPES, TYPE, Shape, write
 
 from tegrad.llm import programs
-from tegrad.llm.persistent import PersistentPlan, Tuning
+from tegrad.llm.persistent import PersistentPlan
 
 sys.path.append(str(Path(__file__).parents[1] / "hardware"))
 import depths
 from one_launch import Distances, Found, Model, Place, compare, modelled
 from stages import Off
 
-SMALL = Tuning(consumers=4, per_tile=1, service=2, ring_slots=3, polled=1, attention_warps=4, attention_rows=0)
 TOKENS = (5, 17, 200)
 PLACES = (Place(64, 0, False), Place(256, 200, False, True, True), Place(256, 200, True, True, True))
 QWEN3 = replace(SHAPES["qwen3"], heads=4, context=512, layers=1)
