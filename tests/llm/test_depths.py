@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from tegrad.llm.persistent import PersistentPlan
 
 sys.path.append(str(Path(__file__).parents[1] / "hardware"))
 import depths
-from one_launch import Distances, Found, Model, Place, compare, modelled
+from one_launch import Distances, Filling, Found, Model, Place, compare, modelled
 from stages import Off
 
 TOKENS = (5, 17, 200)
@@ -114,6 +115,27 @@ def test_a_wrong_step_is_noticed_in_its_stage(
         assert found[0].measured.one_many < depths.UNRECORDED  # which the logits alone would not have told
     other = {"one": "many", "many": "one"}[plan]
     assert not any(what.startswith(f"{other}: ") for what in said)
+
+
+@pytest.mark.parametrize("q8", [False, True])
+def test_keys_and_values_are_as_large_as_a_models(q8: bool) -> None:
+    """An f16 cache's buffers, which stand for its scales too, were once filled like those: 0.015 and all alike."""
+    config = SHAPES["qwen3"]
+    sizes = SimpleNamespace(layers=2, kv_heads=3, head_dim=config.width)
+    filling, positions = Filling(sizes, q8), 700  # type: ignore[arg-type]
+    for layer in range(2):
+        for side in filling.cached(positions, 600)(layer):
+            heads = [side[head].astype(np.float64) for head in range(3)]
+            assert len(side) == len([*side]) == 3
+            for head in heads:
+                assert head.shape == (600, config.width)
+                assert 0.9 < head.std() < 1.2
+                assert abs(head.mean()) < 0.02
+            assert not np.array_equal(heads[0], heads[1])
+    # The layout is the cache's: heads one behind the other, of all its positions. Scales come again later.
+    whole = np.concatenate([*filling.cached(positions, positions)(0)[0]]).reshape(-1)
+    again = np.array_equal(whole[Filling.COUNT :], whole[: -Filling.COUNT])
+    assert again is not q8
 
 
 # --- the limit --------------------------------------------------------------------------------------------------------
