@@ -293,12 +293,12 @@ def copied(device: Any) -> None:
 
 
 def test_commands_lie_one_behind_the_other_at_multiples_of_16_bytes(fake_device: Any) -> None:
-    places = [fake_device.place_commands(array("I", words)) for words in ([1, 2, 3], [4] * 5, [6])]
+    places = [fake_device.place_commands(array("I", words)) for words in ([1, 2, 3, 4], [5] * 5, [6])]
     assert fake_device.cmdq_allocator is fake_device._commands
     first = places[0][0]
-    assert places == [(first, 3), (first + 16, 5), (first + 48, 1)]
+    assert places == [(first, 4), (first + 16, 5), (first + 48, 1)]
     at = (first - fake_device.cmdq_page.va_addr) // 4
-    assert list(fake_device.cmdq[at : at + 13]) == [1, 2, 3, 0, 4, 4, 4, 4, 4, 0, 0, 0, 6]
+    assert list(fake_device.cmdq[at : at + 13]) == [1, 2, 3, 4, 5, 5, 5, 5, 5, 0, 0, 0, 6]
 
 
 def test_each_value_of_the_timeline_is_of_the_submission_that_releases_it(fake_device: Any) -> None:
@@ -316,6 +316,25 @@ def test_each_value_of_the_timeline_is_of_the_submission_that_releases_it(fake_d
     ]
     NVComputeQueue().memory_barrier().submit(fake_device)  # which releases none
     assert fake_device.releasing(value + 3) is None
+
+
+def test_a_submission_keeps_its_commands_and_on_the_compute_channel_the_arguments(
+    fake_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both rings may use their memory again when its number is done; its kernels are told of a fault until then."""
+    commands: list[Any] = []
+    arguments: list[Any] = []
+    for ring, kept in ((fake_device._commands, commands), (fake_device._kernargs, arguments)):
+        monkeypatch.setattr(ring, "submitted", lambda tag, to=ring.submitted, kept=kept: (kept.append(tag), to(tag)))
+    compute, copies = fake_device.compute_gpfifo, fake_device.dma_gpfifo
+    empty_submission(fake_device)
+    copied(fake_device)
+    first, second = (compute, compute.submissions), (copies, copies.submissions)
+    assert (commands, arguments) == ([first, second], [first])
+    assert [(fifo, number, list(names)) for fifo, number, names in list(fake_device._launches)[-2:]] == [
+        (*first, []),
+        (*second, []),
+    ]
 
 
 def test_a_recordings_runs_at_once_are_told_by_the_last(fake_device: Any) -> None:

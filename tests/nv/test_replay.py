@@ -10,6 +10,7 @@ from submissions import empty_submission
 
 from tegrad.hw.classes import HOST, ComputeMethod, HostMethod
 from tegrad.hw.gpfifo import MethodOp, Subchannel, decode_gp_entry, method_header
+from tegrad.nv.faults import DeviceClosed, DeviceFault
 from tegrad.nv.program import LaunchError
 from tegrad.nv.qmd import QMD
 from tegrad.nv.queues import NVCopyQueue
@@ -28,6 +29,7 @@ from tegrad.nv.replay import (
     Launch,
     Place,
     Recording,
+    RecordingClosed,
     _commands,
     _lay_out,
     _Layout,
@@ -119,6 +121,53 @@ def test_a_run_in_flight_is_not_rewritten(
     recording.run()
     assert waited == [(first, True)]
     assert bytes(memory.cpu_view()[0 : memory.size]) != in_flight
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "awaited"), [(3, 1, 1), (3, 2, 2), (3, 3, 3), (2, 1, 0), (2, 2, 1), (1, 2, 0)]
+)
+def test_runs_wait_for_those_whose_memory_they_take_and_for_no_more(
+    fake_kernel: FakeKernel,
+    fake_device: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    first: int,
+    again: int,
+    awaited: int,
+) -> None:
+    """Of a recording with room for three: `first` runs in flight, and `again` as many at once."""
+    launch = Launch(program(fake_device, "add"), (fake_device.allocator.alloc(4096),), values=(1,))
+    with Recording(fake_device, [launch], depth=3) as recording:
+        fifo = fake_device.compute_gpfifo
+        fake_device.synchronize()
+        fake_kernel.paused = True
+        begun = fifo.submissions
+        recording.run(first)
+        waited: list[int] = []
+
+        def wait(number: int) -> None:
+            waited.append(number)
+            fake_kernel.paused = False
+            type(fifo).wait(fifo, number)
+
+        monkeypatch.setattr(fifo, "wait", wait)
+        recording.run(again)
+        assert waited == [begun + awaited][: awaited > 0]
+        fake_kernel.paused = False
+
+
+def test_a_recording_of_a_closed_or_failed_device_does_not_run(
+    fake_device: Any, recording: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submissions = fake_device.compute_gpfifo.submissions
+    for name, value, error in (("error_state", DeviceFault(13), DeviceFault), ("closed", True, DeviceClosed)):
+        with monkeypatch.context() as patch:
+            patch.setattr(fake_device, name, value)
+            with pytest.raises(error):
+                recording.run()
+    recording.close()
+    with pytest.raises(RecordingClosed, match="record the launches again"):
+        recording.run()
+    assert fake_device.compute_gpfifo.submissions == submissions
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
