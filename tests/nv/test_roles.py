@@ -205,18 +205,22 @@ def test_what_tinygrad_allocates_by_itself_has_the_role_of_where_it_comes_from(
         assert new() == [("recording", 0)]
 
 
-def test_a_graphs_arguments_are_kernel_arguments(fake_kernel: FakeKernel) -> None:
+@pytest.mark.parametrize(("debug", "role"), [(0, roles.RECORDING), (2, roles.ARGUMENTS)])
+def test_a_graphs_arguments_are_kernel_arguments(fake_kernel: FakeKernel, debug: int, role: roles.Role) -> None:
+    """Those of tinygrad's graph, which runs while each kernel is told of; in a recording they lie with the QMDs."""
     from tinygrad import TinyJit
+    from tinygrad.helpers import Context
 
     step: Any = TinyJit(lambda x: ((x + 1).contiguous() * 3).contiguous().sum().realize())
     given = Tensor(np.arange(64, dtype=np.int32), device="NV").realize()
     step(given)
     fake_kernel.calls.clear()
-    step(given)  # recorded
-    step(given)  # replayed
-    made = asked(fake_kernel)
-    assert (roles.ARGUMENTS, 0) in made
-    assert {role for role, _ in made} <= {roles.ARGUMENTS, roles.PUSHBUFFER, roles.SIGNALS, roles.TENSORS}
+    with Context(DEBUG=debug):
+        step(given)  # recorded
+        step(given)  # replayed
+    made = {role for role, _ in asked(fake_kernel)}
+    assert role in made
+    assert made <= {role, roles.PUSHBUFFER, roles.SIGNALS, roles.TENSORS}
 
 
 def test_cpu_memory_that_the_gpu_sees_is_staging() -> None:
