@@ -1,7 +1,7 @@
 """Records which file of tests calls which functions: `python tools/mutants/cover.py FOLDER`. Goes on where it stopped.
 
 Each file of tests runs in a process of its own, two at a time; FOLDER/calls has what it called, FOLDER/seconds.json how
-long it took, FOLDER/warm what it compiled.
+long it took, FOLDER/warm what it compiled, FOLDER/commit what was committed then.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ HOOK = Path(sysconfig.get_path("purelib")) / "tegrad_calls.pth"
 SELECTED = "not hardware and not long"
 AT_ONCE = 2
 KNOWN = PROJECT / "tests" / "seconds.json"
+COMMIT = "commit"
+"""What FOLDER has the recorded commit in."""
 LONGEST_S = 100.0
 """Files of tests that take longer are for no mutant."""
 
@@ -57,6 +59,8 @@ def main() -> None:
     """Run what has not been run."""
     folder = Path(sys.argv[1]).resolve()
     (folder / "calls").mkdir(parents=True, exist_ok=True)
+    head = subprocess.run(["git", "-C", str(PROJECT), "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    (folder / COMMIT).write_text(head.stdout.strip())
     table = folder / "seconds.json"
     seconds: dict[str, float] = json.loads(table.read_text()) if table.exists() else {}
     HOOK.write_text(hook())

@@ -1,9 +1,10 @@
 """Runs the drawn mutants: `python tools/mutants/run.py FOLDER`. Goes on where it stopped; hours.
 
-FOLDER is where cover.py has recorded calls. Each mutant is a change in a copy of the project, with the source of the
-draw and the tests of today, held against the files of tests that called the function: those of its module, of its
-package, then the quickest, up to the first failure. FOLDER/journal has a line for each; `--share 0/2` and `--share 1/2`
-run beside each other. Writes results/random-mutants.json when all have run.
+FOLDER is where cover.py has recorded calls. Each mutant is a change in a copy of the project as it is committed, made
+where the drawn line stands now; one whose line is gone is made in the source and held against the tests of the draw.
+It is held against the files of tests that called the function: those of its module, of its package, then the quickest,
+up to the first failure. FOLDER/journal has a line for each; `--share 0/2` and `--share 1/2` run beside each other.
+Writes results/random-mutants.json when all have run.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import difflib
 import json
 import os
 import shutil
@@ -18,10 +20,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cover import KNOWN, SELECTED, calls_of
+from cover import COMMIT, KNOWN, SELECTED, calls_of
 from draw import DRAWN, PROJECT
 from operators import Change, apply
 
@@ -50,7 +53,7 @@ def function_line(text: str, line: int) -> int:
     return found
 
 
-def chosen(folder: Path, copy: Path, row: dict[str, Any], seconds: dict[str, float]) -> list[str]:
+def chosen(folder: Path, row: dict[str, Any], seconds: dict[str, float], drawn: str) -> list[str]:
     """The files of tests to hold a mutant against: those named for its module, of its package, then the quickest.
 
     One that is named for the module and takes too long to be recorded comes first.
@@ -58,7 +61,11 @@ def chosen(folder: Path, copy: Path, row: dict[str, Any], seconds: dict[str, flo
     path = Path(row["file"])
     if path.match("tegrad/conformance/s*.py"):
         return [RULES]
-    line = function_line((copy / path).read_text(), row["line"]) if path.suffix == ".py" else 0
+    line = 0
+    if path.suffix == ".py":
+        then = git("show", f"{(folder / COMMIT).read_text()}:{path}")
+        change = placed(row, git("show", f"{drawn}:{path}"), then)
+        line = function_line(then, change.line) if change else 0
 
     def rank(test: str) -> tuple[bool, bool, float]:
         return path.stem not in test, Path(test).parent.name != path.parent.name, seconds[test]
@@ -88,23 +95,44 @@ def _calls(folder: Path, test: str) -> frozenset[str]:
     return _known[test]
 
 
-def lay(copy: Path, commit: str, tests: str) -> Path:
-    """A copy of the project, `tegrad` as of one commit and all else as of another."""
+def git(*arguments: str) -> str:
+    """What git says in the project."""
+    return subprocess.run(["git", "-C", str(PROJECT), *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def lay(copy: Path, commit: str) -> Path:
+    """A copy of the project as of a commit."""
     if not copy.exists():
-        command = ["git", "-C", str(PROJECT), "worktree", "add", "--detach", "--force", str(copy), commit]
-        subprocess.run(command, check=True, capture_output=True)
-    wanted = subprocess.check_output(["git", "-C", str(PROJECT), "rev-parse", tests], text=True).strip()
-    subprocess.run(["git", "-C", str(copy), "checkout", "-q", "-f", wanted], check=True)
-    subprocess.run(["git", "-C", str(copy), "checkout", "-q", commit, "--", "tegrad"], check=True)
+        git("worktree", "add", "--detach", "--force", str(copy), commit)
+    subprocess.run(["git", "-C", str(copy), "checkout", "-q", "-f", commit], check=True)
     return copy
 
 
-def held(copy: Path, folder: Path, row: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:
-    """Run one mutant: what killed it, or that it survived what it was held against."""
-    tests = chosen(folder, copy, row, seconds)
+def placed(row: dict[str, Any], drawn: str, now: str) -> Change | None:
+    """The change that was drawn from one text, in another; None where its lines are not there."""
     change = Change(**{name: row[name] for name in ("start", "end", "line", "operator", "before", "after")})
-    path = copy / row["file"]
+    first, last = (drawn.count("\n", 0, at) for at in (change.start, change.end))
+    old, new = drawn.splitlines(keepends=True), now.splitlines(keepends=True)
+    for block in difflib.SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks():
+        if block.a <= first and last < block.a + block.size:
+            lines = block.b - block.a
+            letters = sum(map(len, new[: block.b])) - sum(map(len, old[: block.a]))
+            return replace(change, start=change.start + letters, end=change.end + letters, line=change.line + lines)
+    return None
+
+
+def held(copy: Path, folder: Path, row: dict[str, Any], seconds: dict[str, float], drawn: str) -> dict[str, Any]:
+    """Run one mutant: what killed it, or that it survived what it was held against."""
+    head = git("rev-parse", "HEAD").strip()
+    text = git("show", f"{drawn}:{row['file']}")
+    path = lay(copy, head) / row["file"]
+    change = placed(row, text, path.read_text()) if path.exists() else None
+    if change is None:
+        path = lay(copy, drawn) / row["file"]
+        change = placed(row, text, text)
+    assert change is not None
     text = path.read_text()
+    tests = chosen(folder, row, seconds, drawn)
     start = time.monotonic()
     path.write_text(apply(text, change))
     cache = copy.with_suffix(".cache")
@@ -191,7 +219,6 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no mutant after so many minutes")
     parser.add_argument("--share", default="0/1", help="this one of so many shares")
-    parser.add_argument("--tests", default="HEAD", help="the commit whose tests are run")
     parser.add_argument("--only", nargs="*", default=[], help="these ids and no others, again")
     given = parser.parse_args()
     folder, until = given.folder.resolve(), time.monotonic() + 60 * given.minutes
@@ -200,12 +227,12 @@ def main() -> int:
     journal = folder / "journal"
     done = {line["id"]: line for line in (*told(KNOWN_KILLED), *told(journal)) if line["id"] not in given.only}
     share, shares = map(int, given.share.split("/"))
-    copy = lay(folder / f"copy{share}", drawn["commit"], given.tests)
+    copy = folder / f"copy{share}"
     for number, row in enumerate(drawn["mutants"]):
         asked = not given.only or row["id"] in given.only
         if number % shares != share or not asked or row["id"] in done or time.monotonic() > until:
             continue
-        done[row["id"]] = {"id": row["id"], **held(copy, folder, row, seconds)}
+        done[row["id"]] = {"id": row["id"], **held(copy, folder, row, seconds, drawn["commit"])}
         with journal.open("a") as file:
             file.write(json.dumps(done[row["id"]]) + "\n")
         print(row["id"], row["file"], row["line"], row["operator"], done[row["id"]]["outcome"], flush=True)
