@@ -94,10 +94,13 @@ class Filling:
         last = cache.layers[-1]
         cached = self.cached(cache.positions, cache.positions)(len(self._layers) - 1)
         sides = ((last.keys, last.key_scales), (last.values, last.value_scales))
+        length = cache.positions * self.heads * self._config.head_dim  # a buffer may be longer
         for (buffer, scale), wanted in zip(sides, cached, strict=True):
-            found = stages.get(device, buffer, buffer.size, np.int8 if self._q8 else np.float16).astype(np.float64)
             if self._q8:
-                found *= np.repeat(stages.get(device, scale, scale.size, np.float16).astype(np.float64), 32)
+                found = stages.get(device, buffer, length, np.int8).astype(np.float64)
+                found *= np.repeat(stages.get(device, scale, length // 16, np.float16).astype(np.float64), 32)
+            else:
+                found = stages.get(device, buffer, 2 * length, np.float16).astype(np.float64)
             assert np.array_equal(found, np.concatenate([*wanted]).reshape(-1)), "the cache holds something else"
 
     def cached(self, positions: int, depth: int) -> Cached:
