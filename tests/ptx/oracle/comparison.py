@@ -8,14 +8,12 @@ from pathlib import Path
 from tests.ptx.oracle import judge
 from tests.ptx.oracle.engine import run
 from tests.ptx.oracle.record import PATH, Record, digests
-from tests.ptx.oracle.table import FAMILIES, FORMS
+from tests.ptx.oracle.table import FORMS
 
 UNRECORDED = {
     "cvta.const.u64": "MMU fault at 0: the generic address of constants is a word that only CUDA's driver sets",
 }
 """Forms that the recorded run could not execute, and why; they are no cases."""
-AWAITING = frozenset(form.name for form in FAMILIES["used"])
-"""Forms that may be younger than the record: no cases before the next run on a GPU, which ends this."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,8 @@ class Outcome:
 
 
 def stale(record: Record) -> list[str]:
-    """Forms whose text or inputs are not those of the record, or that are in one only, but for those it waits for."""
-    now = digests(form for form in FORMS.values() if form.name in record.digests or form.name not in AWAITING)
+    """Forms whose text or inputs are not those of the record, or that are in one only."""
+    now = digests(FORMS.values())
     return sorted(n for n in {*now, *record.digests} if now.get(n) != record.digests.get(n))
 
 
