@@ -251,7 +251,7 @@ __device__ __forceinline__ float stage_packets(Work &work, const unsigned char *
             const float a = unit_scale(low.z), b = unit_scale(high.z), scale = fmaxf(a, b);
             uint4 q = make_uint4(low.x, low.y, high.x, high.y);
             if (SPLIT_SETS && a != b) {  // the halves come from two CTAs: the smaller one takes the larger one's scale
-                const float factor = __fdividef(fminf(a, b), scale);
+                const float factor = __fdiv_rn(fminf(a, b), scale);  // a half is often a tie: it has to be exact
                 const uint2 small = a < b ? make_uint2(q.x, q.y) : make_uint2(q.z, q.w);
                 const uint2 made = make_uint2(rescale(small.x, factor), rescale(small.y, factor));
                 if (a < b) q.x = made.x, q.y = made.y;
