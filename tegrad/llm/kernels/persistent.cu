@@ -214,6 +214,21 @@ __device__ __forceinline__ const unsigned char *own_replica(const unsigned char 
 __device__ __forceinline__ float unit_scale(unsigned word) { return __uint_as_float(word >> 15 << 14); }
 __device__ __forceinline__ float unit_squares(unsigned word) { return __uint_as_float((word & 0x7fff) << 16); }
 
+// 1 / v, of a v that is no denormal.
+__device__ __forceinline__ float reciprocal(float v) {
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
+    return result;
+}
+
+// a / b, of scales of 10 significant bits, rounded as division rounds: what it multiplies is often a tie, which an
+// approximate quotient decides as it falls. With one step of Newton the last rounding is the only one, since no quotient
+// of such numbers lies nearer to the middle between two floats than the step leaves it off.
+__device__ __forceinline__ float quotient(float a, float b) {
+    const float inverse = reciprocal(b), near = a * inverse;
+    return fmaf(fmaf(-near, b, a), inverse, near);
+}
+
 // Four int8 times a factor of at most 1.
 __device__ __forceinline__ unsigned rescale(unsigned bytes, float factor) {
     unsigned result = 0;
@@ -251,7 +266,7 @@ __device__ __forceinline__ float stage_packets(Work &work, const unsigned char *
             const float a = unit_scale(low.z), b = unit_scale(high.z), scale = fmaxf(a, b);
             uint4 q = make_uint4(low.x, low.y, high.x, high.y);
             if (SPLIT_SETS && a != b) {  // the halves come from two CTAs: the smaller one takes the larger one's scale
-                const float factor = __fdiv_rn(fminf(a, b), scale);  // a half is often a tie: it has to be exact
+                const float factor = quotient(fminf(a, b), scale);
                 const uint2 small = a < b ? make_uint2(q.x, q.y) : make_uint2(q.z, q.w);
                 const uint2 made = make_uint2(rescale(small.x, factor), rescale(small.y, factor));
                 if (a < b) q.x = made.x, q.y = made.y;
@@ -576,13 +591,6 @@ __device__ __forceinline__ void fill(Reader reader, Ring &ring, unsigned char *s
 __device__ __forceinline__ unsigned char *packet_of(unsigned char *target, int row, bool floats, int lane) {
     const int unit = row >> 3, at = lane % 8;
     return floats ? target + unit * 48 + 16 * (at < 2 ? at : 2) : target + (size_t)at * REPLICA_BYTES + unit * 16;
-}
-
-// 1 / v, of a v that is no denormal.
-__device__ __forceinline__ float reciprocal(float v) {
-    float result;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
-    return result;
 }
 
 // What lies at a shared_address. In the window of all memory the compiler would look for it each time anew.
