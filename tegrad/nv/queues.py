@@ -56,7 +56,7 @@ class NVSignal(ops_nv.NVSignal):  # type: ignore[misc]
             return
         begun = time.monotonic()
         if owner is None or not seen_soon(self._mapped(), value, owner, begun + SPIN_S):
-            wait_until(owner, lambda: self.value, value, timeout, lambda: self._awaited(value), begun)
+            wait_until(owner, lambda: self.value, value, timeout, lambda: self._awaited(value), begun, prompt=True)
 
     def _mapped(self) -> memoryview:
         self._check_open()

@@ -39,6 +39,9 @@ TURNS = range(8)
 """Reads between two looks at the clock."""
 SLEEP_SHARE = 1 / 8
 """A sleep by the clock lasts this share of the time waited so far: such a wait ends at most an eighth late."""
+PROMPT_SHARE = 1 / 64
+PROMPT_S = 3e-3
+"""What a prompt wait without a waker does instead: so long it lets others run and looks again, then it sleeps less."""
 SLEEP_MAX_S = 1e-3
 DRIVER_CHECK_S = 20e-3
 """How often a wait asks the driver whether the channel still lives, unless the interface has a `driver_check_s`, and
@@ -156,15 +159,18 @@ def wait_until(
     timeout_ms: int | None = None,
     awaited: Awaited = lambda: None,
     begun: float | None = None,
+    prompt: bool = False,
 ) -> None:
     """Return when `read()` has reached `value`: poll briefly, then sleep for the submission that `awaited` names.
 
-    Without one, sleep longer and longer, up to SLEEP_MAX_S. DeviceFault as soon as the device reports one; WaitTimeout
+    Without one, sleep longer and longer, up to SLEEP_MAX_S; if it is to be `prompt`, as who calls `synchronize` has it
+    from CUDA, at a core's expense while that pays. DeviceFault as soon as the device reports one; WaitTimeout
     when `read()` has not moved for `timeout_ms` (HCQDEV_WAIT_TIMEOUT_MS, 30 s, by default). `begun` is when polling
     began (time.monotonic()), if that was before.
     """
     if (seen := read()) < value:
-        _poll(device, read, value, seen, timeout_ms, awaited, time.monotonic() if begun is None else begun)
+        start = time.monotonic() if begun is None else begun
+        _poll(device, read, value, seen, timeout_ms, awaited, start, prompt)
     full_barrier()  # what the GPU wrote before the value must not have been read earlier
 
 
@@ -191,6 +197,7 @@ def _poll(
     timeout_ms: int | None,
     awaited: Awaited,
     start: float,
+    prompt: bool,
 ) -> None:
     limit = (timeout_ms or getenv("HCQDEV_WAIT_TIMEOUT_MS", 30000)) / 1000
     check_s = DRIVER_CHECK_S if device is None else getattr(device.iface, "driver_check_s", DRIVER_CHECK_S)
@@ -209,12 +216,15 @@ def _poll(
                 f"The GPU made no progress for {limit:g} s: a signal is at {now}, not {value}. "
                 "A longer kernel needs HCQDEV_WAIT_TIMEOUT_MS; otherwise look at the kernel log (dmesg)."
             )
-        _sleep(awaited(), clock - start)
+        _sleep(awaited(), clock - start, prompt)
 
 
-def _sleep(awaited: "tuple[Fifo, int] | None", waited: float) -> None:
+def _sleep(awaited: "tuple[Fifo, int] | None", waited: float, prompt: bool) -> None:
     if awaited is not None:
         fifo, number = awaited
         if fifo.waker.sleep(number, DRIVER_CHECK_S) and fifo.done >= number:
             return
-    time.sleep(min(waited * SLEEP_SHARE, SLEEP_MAX_S))
+    if prompt and waited < PROMPT_S:
+        time.sleep(0)
+    else:
+        time.sleep(min(waited * (PROMPT_SHARE if prompt else SLEEP_SHARE), SLEEP_MAX_S))
