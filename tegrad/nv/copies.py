@@ -1,0 +1,257 @@
+"""Copies between the user's memory and a GPU's own, through staging memory that the copy engine reaches.
+
+What limits them is the CPU's copy between the two host memories, not the bus. So a copy goes in chunks, which several
+threads move while the engine has others, and one doorbell submits as many chunks as there are areas free. Each chunk is
+a submission, whose number tells when its area may be used; only the last one takes a value of the timeline.
+
+Used where CPU and GPU have memories of their own; a Jetson's copies are a memmove (`device.UnifiedAllocator`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from array import array
+from collections.abc import Sequence
+from ctypes import memmove
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from tegrad.hw.classes import COPY, CopyMethod
+from tegrad.hw.gpfifo import MethodOp, Subchannel, gp_entry, method_header
+from tegrad.nv.queues import RELEASE, SUBROUTINE
+from tegrad.nv.replay import ACQUIRE, TIMELINE_RELEASE, semaphore
+
+MB: Final = 1 << 20
+SOON_S: Final = 0.002
+"""How long the next chunk is polled for before its wait sleeps."""
+
+
+class Plan(NamedTuple):
+    """Bytes of a chunk at most, and how many threads move chunks; without any the caller does."""
+
+    chunk: int
+    threads: int
+
+
+def plan(size: int, out: bool) -> Plan:
+    """How a copy of `size` bytes goes. To wake a thread takes as long as to move half a megabyte; more threads than are
+    needed hinder each other (docs/notebook.md has the measurement on an H200's host)."""
+    if size <= 2 * MB:
+        return Plan(MB // 2, 0)
+    if size <= 32 * MB:
+        return Plan(MB, 4 if out else 2)
+    return Plan(2 * MB, 8)
+
+
+_OFFSETS: Final = method_header(MethodOp.INC, Subchannel.COPY, CopyMethod.OFFSET_IN_UPPER, 4)
+_LENGTH: Final = method_header(MethodOp.INC, Subchannel.COPY, CopyMethod.LINE_LENGTH_IN, 1)
+_LAUNCH: Final = method_header(MethodOp.INC, Subchannel.COPY, CopyMethod.LAUNCH_DMA, 1)
+_LOW: Final = 0xFFFFFFFF
+_COPY: Final = COPY["LAUNCH_DMA"].pack(
+    data_transfer_type="NON_PIPELINED", src_memory_layout="PITCH", dst_memory_layout="PITCH"
+)
+
+
+class Movers:
+    """Threads that copy between host memories: `memmove` runs outside of the interpreter's lock."""
+
+    def __init__(self, count: int) -> None:
+        self._jobs = [SimpleQueue[tuple[int, int, int, SimpleQueue[int], int]]() for _ in range(count)]
+        for number, jobs in enumerate(self._jobs):
+            threading.Thread(target=self._work, args=(jobs,), name=f"tegrad copy {number}", daemon=True).start()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @staticmethod
+    def _work(jobs: SimpleQueue[tuple[int, int, int, SimpleQueue[int], int]]) -> None:
+        while True:
+            to, start, size, done, tag = jobs.get()
+            memmove(to, start, size)
+            done.put(tag)
+
+    def move(self, who: int, to: int, start: int, size: int, done: SimpleQueue[int], tag: int) -> None:
+        """Have a thread copy `size` bytes between addresses; `tag` comes out of `done` after that."""
+        self._jobs[who].put((to, start, size, done, tag))
+
+
+_movers: Movers | None = None
+
+
+def movers() -> Movers:
+    """The threads of this process, started when they are first needed: no more than half of the CPUs."""
+    global _movers
+    if _movers is None:
+        _movers = Movers(max(1, min(8, len(os.sched_getaffinity(0)) // 2)))
+    return _movers
+
+
+def _forget() -> None:
+    global _movers
+    _movers = None  # a child has none of its parent's threads
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+class _Move:
+    """One copy's chunks, and who moves them between host memories."""
+
+    def __init__(self, size: int, out: bool, user: int, area: int) -> None:
+        chunk, self._threads = plan(size, out)
+        chunk = min(chunk, area)
+        self.chunks = [(at, min(chunk, size - at)) for at in range(0, size, chunk)]
+        self._out, self._user = out, user
+        self.alone = self._threads == 0
+        """Whether the caller moves all chunks itself."""
+        self._done: SimpleQueue[int] = SimpleQueue()
+        self._moved: set[int] = set()
+        if not self.alone:
+            self._threads = min(self._threads, len(movers()))
+
+    def _ends(self, number: int, staging: int) -> tuple[int, int, int]:
+        at, size = self.chunks[number]
+        return (self._user + at, staging, size) if self._out else (staging, self._user + at, size)
+
+    def give(self, number: int, staging: int) -> None:
+        """Have a thread begin with a chunk, whose area of staging memory is the CPU's now. The caller moves its own."""
+        if not self.alone:
+            movers().move(number % self._threads, *self._ends(number, staging), self._done, number)
+
+    def finish(self, number: int, staging: int) -> None:
+        """Return when a chunk that was given has been moved."""
+        if self.alone:
+            memmove(*self._ends(number, staging))
+            self._moved.add(number)
+        while number not in self._moved:
+            self._moved.add(self._done.get())
+
+    def finished(self, number: int) -> bool:
+        """Whether a chunk has been moved, without a wait."""
+        while not self._done.empty():
+            self._moved.add(self._done.get())
+        return number in self._moved
+
+
+class Staging:
+    """Copies of one device through areas of host memory. Under the device's lock."""
+
+    def __init__(self, device: Any, areas: Sequence[Any]) -> None:
+        self._device, self._fifo = device, device.dma_gpfifo
+        self._length = min(area.size for area in areas)
+        self._areas = [(area.va_addr, area.cpu_view().addr) for area in areas]
+        self._busy = [0] * len(areas)
+        """By area, the submission that used it last."""
+        self._next = 0
+
+    def copy_in(self, dest: Any, source: memoryview) -> None:
+        """Copy to the GPU's memory. Returns when the source has been read; DeviceFault, WaitTimeout."""
+        self._begin()
+        move = _Move(source.nbytes, False, _address(source), self._length)
+        count, given, sent = len(move.chunks), 0, 0
+        used: list[int] = []
+        while sent < count:
+            while given < count and given - sent < len(self._areas) and (given == sent or self._free(self._next)):
+                area = self._turn()
+                self._wait(self._busy[area])
+                used.append(area)
+                move.give(given, self._areas[area][1])
+                given += 1
+            first = sent
+            while sent < given and (sent == first or move.finished(sent)):
+                move.finish(sent, self._areas[used[sent]][1])
+                sent += 1
+            self._submit(
+                [
+                    (dest.va_addr + at, self._areas[area][0], size, area)
+                    for (at, size), area in zip(move.chunks[first:sent], used[first:sent], strict=True)
+                ],
+                last=sent == count,
+            )
+
+    def copy_out(self, dest: memoryview, source: Any) -> None:
+        """Copy from the GPU's memory, and wait for it. DeviceFault, WaitTimeout."""
+        self._begin()
+        move = _Move(dest.nbytes, True, _address(dest), self._length)
+        count, sent, given, free = len(move.chunks), 0, 0, 0
+        used: list[int] = []
+        while free < count:
+            room = min(len(self._areas) - (sent - free), count - sent)
+            if room and (given == sent or room >= len(self._areas) // 4):
+                areas = [self._turn() for _ in range(room)]
+                used += areas
+                for area in areas:
+                    self._wait(self._busy[area])
+                self._submit(
+                    [
+                        (self._areas[area][0], source.va_addr + at, size, area)
+                        for (at, size), area in zip(move.chunks[sent : sent + room], areas, strict=True)
+                    ],
+                    last=sent + room == count,
+                )
+                sent += room
+            if given < sent:
+                self._wait(self._busy[used[given]])
+                move.give(given, self._areas[used[given]][1])
+                given += 1
+            idle = given == count or (given == sent and sent - free == len(self._areas))
+            while free < given and (move.alone or idle or move.finished(free)):
+                move.finish(free, self._areas[used[free]][1])  # areas come free in their order
+                free, idle = free + 1, given == count
+
+    def _begin(self) -> None:
+        """Begin with the first area if it is free: what a CPU has used last, its caches have."""
+        if self._free(0):
+            self._next = 0
+
+    def _turn(self) -> int:
+        """The next area, in turn."""
+        area = self._next
+        self._next = (area + 1) % len(self._areas)
+        return area
+
+    def _free(self, area: int) -> bool:
+        done: int = self._fifo.progress[0]
+        return done >= self._busy[area]
+
+    def _wait(self, number: int) -> None:
+        """Return when a submission is done. The interpreter's lock is the movers' between two looks."""
+        progress, until = self._fifo.progress, time.monotonic() + SOON_S
+        while progress[0] < number:
+            time.sleep(0)
+            if time.monotonic() > until:
+                self._fifo.wait(number)
+
+    def _submit(self, copies: Sequence[tuple[int, int, int, int]], last: bool) -> None:
+        """Submit copies (to, from, bytes, area) by one doorbell, each a submission, after all that went out before; the
+        last may end a value of the timeline."""
+        device, fifo = self._device, self._fifo
+        value, signal = device.timeline_value, device.timeline_signal.value_addr
+        words = [*semaphore(ACQUIRE, signal, value - 1)]
+        entries: list[int] = []
+        number = fifo.submissions
+        for to, start, size, area in copies:
+            number += 1
+            self._busy[area] = number
+            words += [_OFFSETS, start >> 32, start & _LOW, to >> 32, to & _LOW, _LENGTH, size, _LAUNCH, _COPY]
+            if last and len(entries) + 1 == len(copies):
+                words += [*semaphore(TIMELINE_RELEASE, signal, value), *fifo.release(number)]
+            else:
+                words += semaphore(RELEASE, fifo.progress_va, number)
+            va, count = device.place_commands(array("I", words))
+            entries.append(gp_entry(va, count, level=SUBROUTINE))
+            words = []
+        fifo.enter(entries, len(copies))
+        if last:
+            device.next_timeline()
+        device.submitted(fifo, number, (), value if last else None)
+
+
+def _address(view: memoryview) -> int:
+    """Where a view's bytes lie; it may be one that cannot be written to."""
+    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+    return address

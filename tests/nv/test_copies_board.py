@@ -1,0 +1,163 @@
+"""Copies through staging memory, on a board whose memory stands for the host's and the GPU's own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from boards import open_device
+from tinygrad.device import BufferSpec
+
+from tegrad.nv import copies
+from tegrad.nv.copies import Movers, Plan, Staging
+from tegrad.nv.device import Allocator
+from tegrad.nv.queues import NVSignal
+from tegrad.nv.spec import role_of
+
+pytestmark = pytest.mark.board
+
+AREA = 1 << 14
+
+
+@pytest.fixture
+def device(board: str) -> Any:
+    return open_device()
+
+
+@pytest.fixture
+def movers(monkeypatch: pytest.MonkeyPatch) -> Movers:
+    """Four threads, however many CPUs there are."""
+    made = Movers(4)
+    monkeypatch.setattr(copies, "_movers", made)
+    return made
+
+
+@pytest.fixture
+def staging(device: Any) -> Iterator[Staging]:
+    spec = BufferSpec(host=True, cpu_access=True)
+    areas = [device.allocator.alloc(AREA, spec) for _ in range(3)]
+    yield Staging(device, areas)
+    device.synchronize()
+    for area in areas:
+        device.allocator.free(area, AREA, spec)
+
+
+def planned(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
+    monkeypatch.setattr(copies, "plan", lambda size, out: plan)
+
+
+@pytest.mark.parametrize("plan", [Plan(AREA, 0), Plan(AREA // 2, 1), Plan(AREA, 2), Plan(AREA, 4)], ids=str)
+@pytest.mark.parametrize("size", [1, AREA, AREA + 1, 3 * AREA, 11 * AREA + 5])
+def test_what_is_copied_in_comes_out(
+    staging: Staging, device: Any, movers: Movers, monkeypatch: pytest.MonkeyPatch, plan: Plan, size: int
+) -> None:
+    """More chunks than areas too, each of which is used again and again."""
+    planned(monkeypatch, plan)
+    buffer = device.allocator.alloc(size)
+    try:
+        for seed in range(3):
+            data = np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+            found = np.zeros(size, np.uint8)
+            with device.lock:
+                staging.copy_in(buffer, memoryview(data.tobytes()))  # which cannot be written to
+                staging.copy_out(memoryview(found), buffer)
+            assert np.array_equal(found, data)
+    finally:
+        device.allocator.free(buffer, size)
+
+
+def test_an_area_is_not_written_to_while_a_slow_thread_still_reads_it(
+    staging: Staging, device: Any, movers: Movers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first chunk's thread waits until all others have had their turn, as far as they may."""
+    planned(monkeypatch, Plan(AREA, 4))
+    size = 8 * AREA
+    others = threading.Semaphore(0)
+    real, first = copies.memmove, threading.Event()
+
+    def memmove(to: int, start: int, count: int) -> None:
+        if not first.is_set():
+            first.set()
+            for _ in range(2):  # as many as there are areas beside its own
+                assert others.acquire(timeout=60)
+            real(to, start, count)
+        else:
+            real(to, start, count)
+            others.release()
+
+    data = np.random.default_rng(1).integers(0, 256, size, dtype=np.uint8)
+    buffer = device.allocator.alloc(size)
+    with device.lock:
+        staging.copy_in(buffer, memoryview(data))
+        monkeypatch.setattr(copies, "memmove", memmove)
+        found = np.zeros(size, np.uint8)
+        staging.copy_out(memoryview(found), buffer)
+    assert np.array_equal(found, data)
+    device.allocator.free(buffer, size)
+
+
+def test_a_copy_is_one_value_of_the_timeline_and_comes_after_what_was_submitted(
+    staging: Staging, device: Any, movers: Movers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned(monkeypatch, Plan(AREA, 2))
+    buffer = device.allocator.alloc(5 * AREA)
+    before = device.timeline_value
+    with device.lock:
+        staging.copy_in(buffer, memoryview(bytes(5 * AREA)))
+    assert device.timeline_value == before + 1
+    device.synchronize()
+    assert device.timeline_signal.value == before
+    device.allocator.free(buffer, 5 * AREA)
+
+
+def test_a_forked_process_starts_threads_of_its_own(movers: Movers) -> None:
+    copies._forget()
+    assert copies._movers is None
+    assert copies.movers() is not movers
+
+
+def test_more_memory_gets_more_threads_and_little_none() -> None:
+    plans = [copies.plan(size, out=False) for size in (1, 1 << 20, 16 << 20, 256 << 20)]
+    assert [plan.threads for plan in plans][:2] == [0, 0]
+    assert plans[1].threads < plans[2].threads < plans[3].threads
+    assert all(plan.chunk <= 2 << 20 for plan in plans)  # as much as tinygrad's staging buffers hold
+
+
+def test_tinygrads_own_copies_and_ours_know_of_each_other(
+    device: Any, movers: Movers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share the staging buffers: ours wait for what tinygrad's still use, and tinygrad's for ours."""
+    planned(monkeypatch, Plan(AREA, 2))
+
+    class Apart(Allocator):
+        """The allocator of a GPU with memory of its own, on a board that has none."""
+
+        def _alloc(self, size: int, options: BufferSpec) -> Any:
+            return device.iface.alloc(size, role=role_of(options))
+
+    made = Apart(device, batch_size=AREA, batch_cnt=3)
+    buffer = made._alloc(5 * AREA, BufferSpec())
+    data = np.random.default_rng(2).integers(0, 256, 5 * AREA, dtype=np.uint8)
+    found = np.zeros_like(data)
+    queue = device.hw_copy_queue_t().wait(device.timeline_signal, device.timeline_value - 1)
+    queue.signal(device.timeline_signal, device.next_timeline()).submit(device)
+    made.b_timeline[1] = device.timeline_value - 1
+    waited, wait = [], NVSignal.wait
+
+    def seen(signal: NVSignal, value: int, timeout: int | None = None) -> None:
+        waited.append(value)
+        wait(signal, value, timeout)
+
+    monkeypatch.setattr(NVSignal, "wait", seen)
+    of_tinygrads = device.timeline_value - 1
+    made._copyin(buffer, memoryview(data))
+    assert of_tinygrads in waited
+    assert made.b_timeline == [device.timeline_value - 1] * 3
+    made._copyout(memoryview(found), buffer)
+    assert np.array_equal(found, data)
+    device.synchronize()
+    for one in (buffer, *made.b):
+        device.iface.free(one)
