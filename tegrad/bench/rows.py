@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 MB = 1 << 20
@@ -32,7 +33,7 @@ class Row:
 def made(name: str) -> Row:
     """A row by its name; KeyError for one that is not there."""
     kind, *sizes = name.split("-")
-    return {
+    makers: dict[str, Callable[..., Row]] = {
         "launch": _launch,
         "stream": _stream,
         "mlp": _mlp,
@@ -45,7 +46,8 @@ def made(name: str) -> Row:
         "copyout": _copyout,
         "copy": _copy,
         "alloc": _alloc,
-    }[kind](kind, *sizes)
+    }
+    return makers[kind](kind, *sizes)
 
 
 def _random(*shape: int, half: bool = False, seed: int = 0) -> Any:
@@ -97,7 +99,7 @@ def _stream(kind: str) -> Row:
 
 def _mlp(kind: str) -> Row:
     sizes = (12, 128, 128, 4)
-    weights = [_random(a, b, half=True, seed=a) * a**-0.5 for a, b in zip(sizes, sizes[1:])]
+    weights = [_random(a, b, half=True, seed=a) * a**-0.5 for a, b in pairwise(sizes)]
     weights = [weight.realize() for weight in weights]
 
     def network(x: Any) -> Any:

@@ -59,7 +59,8 @@ class Worker:
 
     def ask(self, row: str, samples: int) -> dict[str, Any]:
         """A row's samples. RecordError where the process ended."""
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         try:
             self.process.stdin.write(json.dumps({"row": row, "samples": samples}) + "\n")
             self.process.stdin.flush()
