@@ -37,6 +37,7 @@ FAMILIES: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = {
         *("tegrad/nv", "tegrad/hw", "tegrad/bench/graph.py", "tegrad/bench/models.py"),
         *(f"tegrad/llm/{name}.py" for name in ("arch", "dequant", "gguf", "model", "session", "weights")),
     ),
+    ("*-nv-vs-cuda", "eager-launch-us"): ("tegrad/nv", "tegrad/hw", "tegrad/bench/rows.py"),
     ("replay-mlp-*",): ("tegrad/nv", "tegrad/hw", "tegrad/bench/mlp.py"),
     ("engine-*",): ("tegrad/ptx", "tegrad/bench/engine.py", "tegrad/bench/sample.py"),
     ("orin-agx-estimate-*",): (

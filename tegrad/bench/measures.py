@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Final
 
-from tegrad.bench import aarch64, conformance, engine, estimate, fuzz, l2cost, oracle, suite, upstream
+from tegrad.bench import aarch64, conformance, engine, estimate, fuzz, l2cost, oracle, suite, upstream, versus
 from tegrad.bench.record import Record, RecordError, Side, make
 from tegrad.bench.targets import TARGETS, Target
 from tegrad.hw.chips import CHIPS
@@ -104,6 +104,10 @@ def _target(target: Target) -> Measure:
     return Measure(target.id, target.what, True, take)
 
 
+def _row(figure: versus.Figure) -> Measure:
+    return Measure(figure.id, f"{figure.what}, through NV and through CUDA", True, lambda: versus.take(figure.id))
+
+
 MEASURES: dict[str, Measure] = {
     m.id: m
     for m in (
@@ -141,6 +145,7 @@ MEASURES: dict[str, Measure] = {
             long=True,
         ),
         *(_target(target) for target in TARGETS.values()),
+        *(_row(figure) for figure in versus.FIGURES.values()),
         Measure("ptx-oracle-cases", "cases of PTX instructions that the H200 recorded", False, oracle.cases),
         Measure("ptx-oracle-mismatches", "of them, those that the engine answers otherwise", False, oracle.mismatches),
         Measure("ptx-forms-without-oracle", "forms that kernels use and no GPU recorded", False, oracle.uncovered),

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,6 +19,14 @@ from typing import Any
 MB = 1 << 20
 VALUES = 1024
 """Of a result, evenly spread, that go into the answer."""
+STREAM = 10_000
+"""Launches of a row that waits for the last one only."""
+MLP = (12, 128, 128, 4)
+"""Widths of the control network."""
+GPT2 = {"124m": (12, 12, 768, 50257), "tiny": (2, 2, 32, 256)}
+"""Layers, heads, width and vocabulary."""
+POSITIONS = 128
+"""That GPT-2's cache has."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +54,57 @@ def made(name: str) -> Row:
         "copyout": _copyout,
         "copy": _copy,
         "alloc": _alloc,
+        "gpt2": _gpt2,
     }
     return makers[kind](kind, *sizes)
 
 
-def _random(*shape: int, half: bool = False, seed: int = 0) -> Any:
+def values(*shape: int, half: bool = False, seed: int = 0) -> Any:
+    """Random normal numbers."""
     import numpy as np
+
+    found = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+    return found.astype(np.float16) if half else found
+
+
+def mlp_weights() -> list[Any]:
+    """The control network's, in halves."""
+    import numpy as np
+
+    return [(values(a, b, seed=a) * a**-0.5).astype(np.float16) for a, b in pairwise(MLP)]
+
+
+def gpt2_weights(size: str, half: bool) -> Iterator[Any]:
+    """Of tokens and positions, then four of each layer: queries, keys and values; attention's output; up; down."""
+    import numpy as np
+
+    layers, _, width, vocabulary = GPT2[size]
+    block = [(width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)]
+    for seed, shape in enumerate([(vocabulary, width), (POSITIONS, width), *layers * block]):
+        yield (values(*shape, seed=seed) * shape[0] ** -0.5).astype(np.float16 if half else np.float32)
+
+
+def host(size: str) -> Any:
+    """Random bytes, so many megabytes ("16mb")."""
+    import numpy as np
+
+    return np.random.default_rng(2).integers(0, 255, megabytes(size) * MB, dtype=np.uint8)
+
+
+def megabytes(size: str) -> int:
+    """Of "16mb"."""
+    return int(size.removesuffix("mb"))
+
+
+def millions(size: str) -> int:
+    """Of "10m", as a number."""
+    return int(size.removesuffix("m")) * 1_000_000
+
+
+def _random(*shape: int, half: bool = False, seed: int = 0) -> Any:
     from tinygrad import Tensor
 
-    values = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
-    return Tensor(values.astype(np.float16) if half else values).realize()
+    return Tensor(values(*shape, half=half, seed=seed)).realize()
 
 
 def _timed(function: Callable[..., Any], *inputs: Any) -> Row:
@@ -90,24 +139,24 @@ def _stream(kind: str) -> Row:
         out = jit(x)
 
     def call() -> None:
-        for _ in range(10_000):
+        for _ in range(STREAM):
             jit(x)
         device.synchronize()
 
-    return Row(call, lambda: out.numpy(), each=10_000)
+    return Row(call, lambda: out.numpy(), each=STREAM)
 
 
 def _mlp(kind: str) -> Row:
-    sizes = (12, 128, 128, 4)
-    weights = [_random(a, b, half=True, seed=a) * a**-0.5 for a, b in pairwise(sizes)]
-    weights = [weight.realize() for weight in weights]
+    from tinygrad import Tensor
+
+    weights = [Tensor(weight).realize() for weight in mlp_weights()]
 
     def network(x: Any) -> Any:
         for weight in weights[:-1]:
             x = (x @ weight).relu()
         return (x @ weights[-1]).realize()
 
-    return _timed(network, _random(1, 12, half=True, seed=1))
+    return _timed(network, _random(1, MLP[0], half=True, seed=1))
 
 
 def _matmul(kind: str, dtype: str, size: str) -> Row:
@@ -117,16 +166,55 @@ def _matmul(kind: str, dtype: str, size: str) -> Row:
 
 
 def _elementwise(kind: str, size: str) -> Row:
-    a, b = (_random(int(size.removesuffix("m")) * 1_000_000, seed=seed) for seed in (0, 1))
+    a, b = (_random(millions(size), seed=seed) for seed in (0, 1))
     if kind in ("add", "mul"):
         return _timed((lambda a, b: (a + b).realize()) if kind == "add" else (lambda a, b: (a * b).realize()), a, b)
     return _timed((lambda a: a.exp().realize()) if kind == "exp" else (lambda a: a.relu().realize()), a)
 
 
-def _host(size: str) -> Any:
-    import numpy as np
+def _gpt2(kind: str, dtype: str, size: str) -> Row:
+    """A token of GPT-2 with random weights and a cache of keys and values, from position 1 on and over again."""
+    from tinygrad import Device, Tensor, TinyJit
+    from tinygrad import UOp as Symbol
 
-    return np.random.default_rng(2).integers(0, 255, int(size.removesuffix("mb")) * MB, dtype=np.uint8)
+    layers, heads, width, _ = GPT2[size]
+    weights = (Tensor(weight).realize() for weight in gpt2_weights(size, dtype == "f16"))
+    tokens, places = next(weights), next(weights)
+    blocks = [tuple(next(weights) for _ in range(4)) for _ in range(layers)]
+    caches = [
+        Tensor.zeros(2, POSITIONS, heads, width // heads, dtype=tokens.dtype).contiguous().realize() for _ in blocks
+    ]
+
+    def network(token: Any, position: Any) -> Any:
+        x = tokens[token] + places.shrink(((position, position + 1), None))
+        for (qkv, out, up, down), cache in zip(blocks, caches, strict=True):
+            three = (x.layernorm() @ qkv).reshape(3, 1, heads, width // heads)
+            q, k, v = three[0], three[1], three[2]
+            cache.shrink((None, (position, position + 1), None, None)).assign(Tensor.stack(k, v)).realize()
+            keys, values = (
+                side.shrink(((0, position + 1), None, None)).transpose(0, 1) for side in (cache[0], cache[1])
+            )
+            scores = (q.transpose(0, 1) @ keys.transpose(1, 2)) * (width // heads) ** -0.5
+            mixed = (scores.softmax(-1) @ values).transpose(0, 1).reshape(1, width)
+            x = x + mixed @ out
+            x = x + (x.layernorm() @ up).gelu() @ down
+        return (x.layernorm() @ tokens.T).realize()
+
+    jit: Any = TinyJit(network)
+    device: Any = Device[Device.DEFAULT]
+    symbol, token = Symbol.variable("position", 1, POSITIONS - 1), Tensor([7]).realize()
+    at = 0
+
+    def call(position: int | None = None) -> Any:
+        nonlocal at
+        at = at % (POSITIONS - 1) + 1
+        out = jit(token, symbol.bind(at if position is None else position))
+        device.synchronize()
+        return out
+
+    for _ in range(POSITIONS - 1):  # every position once, so that the result has all of them
+        call()
+    return Row(call, lambda: call(POSITIONS - 1).float().numpy())
 
 
 def _buffer(size: int) -> Any:
@@ -140,11 +228,11 @@ def _copyin(kind: str, size: str) -> Row:
     import numpy as np
     from tinygrad import Device
 
-    host, device = _host(size), Device[Device.DEFAULT]
-    buffer, back = _buffer(host.size), np.zeros_like(host)
+    source, device = host(size), Device[Device.DEFAULT]
+    buffer, back = _buffer(source.size), np.zeros_like(source)
 
     def call() -> None:
-        buffer.allocator._copyin(buffer._buf, memoryview(host))
+        buffer.allocator._copyin(buffer._buf, memoryview(source))
         device.synchronize()
 
     def result() -> Any:
@@ -158,9 +246,9 @@ def _copyin(kind: str, size: str) -> Row:
 def _copyout(kind: str, size: str) -> Row:
     import numpy as np
 
-    host = _host(size)
-    buffer, back = _buffer(host.size), np.zeros_like(host)
-    buffer.allocator._copyin(buffer._buf, memoryview(host))
+    source = host(size)
+    buffer, back = _buffer(source.size), np.zeros_like(source)
+    buffer.allocator._copyin(buffer._buf, memoryview(source))
 
     def call() -> None:
         buffer.allocator._copyout(memoryview(back), buffer._buf)
@@ -170,7 +258,7 @@ def _copyout(kind: str, size: str) -> Row:
 
 
 def _copy(kind: str, size: str) -> Row:
-    return _timed(lambda x: (x + 0.0).contiguous().realize(), _random(int(size.removesuffix("mb")) * MB // 4))
+    return _timed(lambda x: (x + 0.0).contiguous().realize(), _random(megabytes(size) * MB // 4))
 
 
 def _alloc(kind: str, size: str) -> Row:
@@ -179,7 +267,7 @@ def _alloc(kind: str, size: str) -> Row:
     from tinygrad.device import BufferSpec
 
     device: Any = Device[Device.DEFAULT]
-    length = int(size.removesuffix("mb")) * MB
+    length = megabytes(size) * MB
     options = BufferSpec()
 
     def call() -> None:
@@ -203,22 +291,22 @@ def _answer(row: Row, samples: int) -> dict[str, Any]:
     return {"us": taken, "values": [float(v) for v in flat[:: max(1, flat.size // VALUES)]]}
 
 
-def main() -> None:
-    """Answer until stdin ends."""
+def serve(make: Callable[[str], Row]) -> None:
+    """Answer until stdin ends; what tinygrad prints goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # tinygrad prints on stdout
-    if os.environ.get("DEV", "").startswith("NV"):
-        import tegrad  # noqa: F401 (activates)
+    os.dup2(2, 1)
     rows: dict[str, Row] = {}
     for line in sys.stdin:
         asked = json.loads(line)
         if (name := asked["row"]) not in rows:
             rows.clear()
-            rows[name] = made(name)
+            rows[name] = make(name)
         answers.write(json.dumps(_answer(rows[name], asked["samples"])) + "\n")
         answers.flush()
 
 
 if __name__ == "__main__":
     sys.path[0] = os.environ.get("TEGRAD_ROOT", "")  # this folder has modules whose names others have too
-    main()
+    if os.environ.get("DEV", "").startswith("NV"):
+        import tegrad  # noqa: F401 (activates)
+    serve(made)

@@ -6,76 +6,126 @@ compared before anything is reported.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
-from tegrad.bench.record import RecordError
+from tegrad.bench.record import Record, RecordError, Side, make
 
-WORKER: Final = Path(__file__).with_name("rows.py")
+FOLDER: Final = Path(__file__).parent
 ROUNDS: Final = 5
-OURS: Final = {"DEV": "NV:CUDA"}
-PEERS: Final = {"cuda": {"DEV": "CUDA:CUDA"}}
-"""The same renderer on both sides: CUDA C, by NVRTC."""
-SAMPLES: Final = {"launch": 1_000, "stream": 1, "mlp": 1_000, "matmul": 20, "copyin": 10, "copyout": 10, "alloc": 50}
+
+
+@dataclass(frozen=True)
+class Party:
+    """Who does the rows: the script, and what its environment has; the same renderer on both of tinygrad's."""
+
+    name: str
+    script: str
+    environment: Mapping[str, str]
+
+
+OURS: Final = Party("tinygrad, NV", "rows.py", {"DEV": "NV:CUDA"})
+PEERS: Final = {
+    "cuda": Party("tinygrad, CUDA", "rows.py", {"DEV": "CUDA:CUDA"}),
+    "torch": Party("PyTorch, eagerly", "rows_torch.py", {"TEGRAD_TORCH": "eager"}),
+    "torch-graphs": Party("PyTorch, CUDA graphs", "rows_torch.py", {"TEGRAD_TORCH": "graphs"}),
+}
+SAMPLES: Final = {"launch": 1_000, "stream": 1, "mlp": 1_000, "matmul": 20, "copyin": 10, "copyout": 10, "gpt2": 120}
 """Of a round, by the row's kind."""
 USUAL: Final = 50
+ELEMENTWISE: Final = ("add", "mul", "exp", "relu")
 ROWS: Final = (
     "launch",
     "stream",
     "mlp",
     *(f"matmul-{kind}-{size}" for kind in ("f16", "f32") for size in (256, 512, 1024, 2048, 4096)),
-    *(f"{kind}-{size}m" for kind in ("add", "mul", "exp", "relu") for size in (1, 10)),
+    *(f"{kind}-{size}m" for kind in ELEMENTWISE for size in (1, 10)),
     *(f"{kind}-{size}mb" for kind in ("copyin", "copyout") for size in (1, 16, 64, 256)),
     *(f"copy-{size}mb" for size in (1, 16, 256)),
     *(f"alloc-{size}mb" for size in (1, 64)),
+    *(f"gpt2-{kind}-124m" for kind in ("f32", "f16")),
 )
-TOLERANCE: Final = {"f16": (2e-2, 2e-1), "": (1e-4, 1e-3)}
-"""Relative and absolute, of a product of halves and of everything else: a sum may have another order."""
+TOLERANCES: Final = {"matmul-f16": (2e-2, 2e-1), "mlp": (2e-2, 2e-2), "gpt2-f16": (2e-2, 5e-2), "": (1e-4, 1e-3)}
+"""By how a row begins, relative and absolute: a sum may have another order, and halves are rounded after it."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of results/figures.json: the rows whose times it adds up, and which quantile of a round's."""
+
+    id: str
+    what: str
+    rows: tuple[str, ...]
+    quantile: float = 0.5
+
+
+FIGURES: Final = {
+    figure.id: figure
+    for figure in (
+        Figure("launch-median-nv-vs-cuda", "a TinyJit call of one small kernel, to synchronized", ("launch",)),
+        Figure("launch-p99-nv-vs-cuda", "the same, 99th percentile of 1,000", ("launch",), 0.99),
+        Figure("mlp-nv-vs-cuda", "a 12-128-128-4 network of halves by TinyJit, to synchronized", ("mlp",)),
+        Figure("eager-launch-us", "a launch, of 10,000 without a wait", ("stream",)),
+        Figure("copyout-16mb-nv-vs-cuda", "16 MB from the GPU", ("copyout-16mb",)),
+        Figure("copyout-256mb-nv-vs-cuda", "256 MB from the GPU", ("copyout-256mb",)),
+        Figure("copyin-256mb-nv-vs-cuda", "256 MB to the GPU", ("copyin-256mb",)),
+        Figure(
+            "elementwise-10m-nv-vs-cuda",
+            "a sum, a product, an exponential and a relu of 10 million floats",
+            tuple(f"{kind}-10m" for kind in ELEMENTWISE),
+        ),
+        Figure("gpt2-124m-nv-vs-cuda", "a token of GPT-2 124M in floats and one in halves", ROWS[-2:]),
+        Figure("matmul-f16-2048-nv-vs-cuda", "a product of 2,048 in halves", ("matmul-f16-2048",)),
+        Figure("matmul-f16-4096-nv-vs-cuda", "a product of 4,096 in halves", ("matmul-f16-4096",)),
+    )
+}
 
 
 @dataclass
 class Worker:
-    """One side's process."""
+    """One party's process."""
 
-    name: str
-    environment: dict[str, str]
+    party: Party
     process: subprocess.Popen[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        root = str(Path(__file__).resolve().parents[2])
         clean = {name: value for name, value in os.environ.items() if name != "DEV"}
-        environment = {**clean, "TEGRAD_ROOT": root, **self.environment}
+        root = str(FOLDER.parents[1])
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+        environment = {**clean, "TEGRAD_ROOT": root, "PYTHONPATH": path, **self.party.environment}
+        command = [sys.executable, str(FOLDER / self.party.script)]
         self.process = subprocess.Popen(
-            [sys.executable, str(WORKER)], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
     def ask(self, row: str, samples: int) -> dict[str, Any]:
         """A row's samples. RecordError where the process ended."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        try:
+        with suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps({"row": row, "samples": samples}) + "\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            pass
         line = self.process.stdout.readline()
         if not line:
-            raise RecordError(f"{row} through {self.name} ended with exit code {self.process.wait()}")
+            raise RecordError(
+                f"{row}: {self.party.name} ended with exit code {self.process.wait()}; its error is above"
+            )
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def close(self) -> None:
         """End it."""
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
         try:
             self.process.wait(10)
         except subprocess.TimeoutExpired:
@@ -85,7 +135,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Compared:
-    """Microseconds of both sides in rounds, which are samples of theirs."""
+    """Microseconds of both sides, a list for each round."""
 
     row: str
     ours: list[list[float]]
@@ -93,21 +143,19 @@ class Compared:
 
     def ratio(self, quantile: float = 0.5) -> float:
         """The peer's time divided by ours: medians over rounds of a quantile of each."""
-        return self.time(self.peer, quantile) / self.time(self.ours, quantile)
-
-    @staticmethod
-    def time(rounds: list[list[float]], quantile: float = 0.5) -> float:
-        """The median over rounds of a quantile of each."""
-        return statistics.median(_quantile(one, quantile) for one in rounds)
+        return median(times(self.peer, quantile)) / median(times(self.ours, quantile))
 
 
-def _quantile(samples: Sequence[float], quantile: float) -> float:
-    return sorted(samples)[min(int(quantile * len(samples)), len(samples) - 1)]
+def times(rounds: Sequence[Sequence[float]], quantile: float = 0.5) -> list[float]:
+    """A quantile of each round."""
+    return [sorted(one)[min(int(quantile * len(one)), len(one) - 1)] for one in rounds]
 
 
 def agree(row: str, ours: Sequence[float], theirs: Sequence[float]) -> None:
     """RecordError unless both sides computed the same."""
-    relative, absolute = TOLERANCE["f16" if "f16" in row or row == "mlp" else ""]
+    relative, absolute = next(bounds for begin, bounds in TOLERANCES.items() if row.startswith(begin))
+    if len(ours) != len(theirs):
+        raise RecordError(f"{row}: {len(ours)} values through NV and {len(theirs)} through the peer")
     for at, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         if not abs(one - other) <= absolute + relative * abs(other):
             raise RecordError(f"{row}: value {at} is {one} through NV and {other} through the peer")
@@ -116,50 +164,86 @@ def agree(row: str, ours: Sequence[float], theirs: Sequence[float]) -> None:
 def compare(row: str, ours: Worker, peer: Worker, rounds: int = ROUNDS) -> Compared:
     """One row on both sides, in alternating order."""
     samples = SAMPLES.get(row.split("-")[0], USUAL)
-    taken: dict[str, list[list[float]]] = {ours.name: [], peer.name: []}
+    taken: tuple[list[list[float]], list[list[float]]] = [], []
     for number in range(rounds):
-        values = {}
-        for side in (ours, peer) if number % 2 == 0 else (peer, ours):
-            answer = side.ask(row, samples)
-            taken[side.name].append(answer["us"])
-            values[side.name] = answer.get("values", [])
-        agree(row, values[ours.name], values[peer.name])
-    return Compared(row, taken[ours.name], taken[peer.name])
+        values: list[list[float]] = [[], []]
+        for side in (0, 1) if number % 2 == 0 else (1, 0):
+            answer = (ours, peer)[side].ask(row, samples)
+            taken[side].append(answer["us"])
+            values[side] = answer.get("values", [])
+        agree(row, *values)
+    return Compared(row, *taken)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a line for each row."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("rows", nargs="*", default=list(ROWS))
-    parser.add_argument("--vs", default="cuda", choices=PEERS)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--out", type=Path)
-    asked = parser.parse_args(arguments)
-    ours, peer = Worker("nv", OURS), Worker(asked.vs, PEERS[asked.vs])
-    kept = {}
+def measured(rows: Iterable[str], vs: str, rounds: int = ROUNDS) -> Iterator[Compared | RecordError]:
+    """Each row on both sides, or why there is none; after an error with processes of their own."""
+    workers: list[Worker] = []
+
+    def end() -> None:
+        while workers:
+            workers.pop().close()
+
     try:
-        for row in asked.rows:
+        for row in rows:
+            if not workers:
+                workers += [Worker(OURS), Worker(PEERS[vs])]
             try:
-                found = compare(row, ours, peer, asked.rounds)
+                yield compare(row, workers[0], workers[1], rounds)
             except RecordError as error:
-                print(f"{row:20} {error}", flush=True)
-                ours.close()
-                peer.close()
-                ours, peer = Worker("nv", OURS), Worker(asked.vs, PEERS[asked.vs])
-                continue
-            kept[row] = {"nv": found.ours, asked.vs: found.peer}
-            print(
-                f"{row:20} nv {found.time(found.ours):10.1f} us, p99 {found.time(found.ours, 0.99):10.1f}; "
-                f"{asked.vs} {found.time(found.peer):10.1f}, {found.time(found.peer, 0.99):10.1f}; "
-                f"ratio {found.ratio():.2f}, p99 {found.ratio(0.99):.2f}, least {found.ratio(0.0):.2f}",
-                flush=True,
-            )
+                end()
+                yield error
     finally:
-        ours.close()
-        peer.close()
-        if asked.out:
-            asked.out.write_text(json.dumps(kept))
+        end()
 
 
-if __name__ == "__main__":
-    main()
+def take(id: str) -> Record:
+    """One figure alone."""
+    found = {}
+    for row in measured(FIGURES[id].rows, "cuda"):
+        if isinstance(row, RecordError):
+            raise row
+        found[row.row] = row
+    return records(found, f"tegrad bench take {id}")[0]
+
+
+def records(found: Mapping[str, Compared], command: str) -> list[Record]:
+    """The figures of which all rows were measured, beside tinygrad through CUDA."""
+    made = []
+    for figure in FIGURES.values():
+        if not all(row in found for row in figure.rows):
+            continue
+        sides = []
+        for party, side in ((OURS, "ours"), (PEERS["cuda"], "peer")):
+            each = [times(getattr(found[row], side), figure.quantile) for row in figure.rows]
+            how = f"{command}; " + " ".join(f"{name}={value}" for name, value in party.environment.items())
+            sides.append(Side(party.name, how, [sum(one) for one in zip(*each, strict=True)]))
+        made.append(make(figure.id, figure.what, "us", sides[0], larger_is_better=False, peer=sides[1]))
+    return made
+
+
+def text(found: Compared) -> str:
+    """A row's line."""
+    ours, peer = (median(times(side)) for side in (found.ours, found.peer))
+    late = (median(times(side, 0.99)) for side in (found.ours, found.peer))
+    spread = [f"{min(times(side)):.1f} to {max(times(side)):.1f}" for side in (found.ours, found.peer)]
+    return (
+        f"{found.row:18} {ours:10.1f} {peer:10.1f} {found.ratio():7.2f}   {spread[0]:>22} {spread[1]:>22}   "
+        + " ".join(f"{one:10.1f}" for one in late)
+        + f" {found.ratio(0.99):7.2f}"
+    )
+
+
+HEAD: Final = (
+    f"{'us a call':18} {'NV':>10} {'peer':>10} {'ratio':>7}   {'rounds, NV':>22} {'rounds, peer':>22}   "
+    f"{'p99 NV':>10} {'p99 peer':>10} {'ratio':>7}"
+)
+
+
+def as_json(found: Compared) -> dict[str, Any]:
+    """A row with the rounds' medians and 99th percentiles."""
+    sides = {"ours": found.ours, "peer": found.peer}
+    quantiles = {"median": 0.5, "p99": 0.99, "least": 0.0}
+    taken = {
+        side: {name: times(rounds, quantile) for name, quantile in quantiles.items()} for side, rounds in sides.items()
+    }
+    return {"row": found.row, "unit": "us", **taken, "ratio": found.ratio(), "ratio_p99": found.ratio(0.99)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -164,6 +165,53 @@ def decode(
     if json_:
         typer.echo(json.dumps(lines))
     raise typer.Exit(any(line["error"] for line in lines))
+
+
+@app.command()
+def tinygrad(
+    rows: Annotated[
+        list[str] | None, typer.Argument(help="Rows, such as launch or matmul-f16-2048; all of them if left out.")
+    ] = None,
+    vs: Annotated[str, typer.Option(help="The peer: cuda (tinygrad as published), torch or torch-graphs.")] = "cuda",
+    rounds: Annotated[int, typer.Option(min=1, help="Times that both sides do a row, in turn.")] = 5,
+    json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
+    out: Annotated[Path | None, typer.Option(help="A folder for the samples files instead of the results.")] = None,
+    results: Root = DEFAULT,
+) -> None:
+    """Measure tinygrad's own work through NV and through a peer in turn; exit code 1 if a row fails.
+
+    Both compute the same, which is checked. Settings of tinygrad's, such as NOOPT=1 or BEAM=2, hold for both sides.
+    Figures are kept where the peer is tinygrad through CUDA, the GPU is a real one, and no such setting is made.
+    """
+    from tegrad.bench import versus
+    from tegrad.bench.figures import Results
+    from tegrad.bench.gpu import check_gpu
+    from tegrad.bench.record import RecordError
+    from tegrad.nv.kernel import emulated
+
+    if vs not in versus.PEERS:
+        raise typer.BadParameter(f"no peer {vs}; known: {', '.join(versus.PEERS)}")
+    if unknown := set(rows or ()) - set(versus.ROWS):
+        raise typer.BadParameter(f"no row {', '.join(sorted(unknown))}; known: {', '.join(versus.ROWS)}")
+    check_gpu()
+    found, failed = {}, False
+    typer.echo(versus.HEAD)
+    for row in versus.measured(rows or versus.ROWS, vs, rounds):
+        if isinstance(row, RecordError):
+            failed = True
+            typer.echo(f"tegrad: {row}", err=True)
+        else:
+            found[row.row] = row
+            typer.echo(versus.text(row))
+    if vs == "cuda" and not any(name in os.environ for name in ("NOOPT", "BEAM", "JITBEAM")):
+        for record in versus.records(found, "tegrad bench tinygrad"):
+            if out is not None:
+                record.dump(out / f"{record.id}.json")
+            elif not emulated():
+                Results(results).add(record)
+    if json_:
+        typer.echo(json.dumps([versus.as_json(row) for row in found.values()]))
+    raise typer.Exit(failed)
 
 
 @app.command()

@@ -1,0 +1,177 @@
+"""The rows of rows.py in PyTorch, the worker of `tegrad bench tinygrad --vs torch`: eagerly or as CUDA graphs.
+
+TEGRAD_TORCH says which. Inputs are the same, so that results can be compared; products of floats keep all their bits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tegrad.bench import rows
+from tegrad.bench.rows import MB, POSITIONS, Row
+
+GRAPHS = os.environ.get("TEGRAD_TORCH") == "graphs"
+F = torch.nn.functional
+
+
+def made(name: str) -> Row:
+    """A row by its name; KeyError for one that is not there."""
+    kind, *sizes = name.split("-")
+    makers: dict[str, Callable[..., Row]] = {
+        "launch": lambda kind: _timed(lambda x: x + 1, _random(12)),
+        "stream": _stream,
+        "mlp": _mlp,
+        "matmul": _matmul,
+        "add": lambda kind, size: _timed(torch.add, *_pair(size)),
+        "mul": lambda kind, size: _timed(torch.mul, *_pair(size)),
+        "exp": lambda kind, size: _timed(torch.exp, _pair(size)[0]),
+        "relu": lambda kind, size: _timed(torch.relu, _pair(size)[0]),
+        "copyin": _copyin,
+        "copyout": _copyout,
+        "copy": lambda kind, size: _timed(torch.clone, _random(rows.megabytes(size) * MB // 4)),
+        "alloc": _alloc,
+        "gpt2": _gpt2,
+    }
+    return makers[kind](kind, *sizes)
+
+
+def _random(*shape: int, half: bool = False, seed: int = 0) -> Any:
+    return torch.from_numpy(rows.values(*shape, half=half, seed=seed)).cuda()
+
+
+def _pair(size: str) -> list[Any]:
+    return [_random(rows.millions(size), seed=seed) for seed in (0, 1)]
+
+
+def _replayed(function: Callable[..., Any], *inputs: Any) -> Callable[[], Any]:
+    """The call, or the replay of its graph."""
+    for _ in range(4):
+        out = function(*inputs)
+    torch.cuda.synchronize()
+    if not GRAPHS:
+        return lambda: function(*inputs)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = function(*inputs)
+
+    def replay() -> Any:
+        graph.replay()
+        return out
+
+    return replay
+
+
+def _timed(function: Callable[..., Any], *inputs: Any) -> Row:
+    replay = _replayed(function, *inputs)
+
+    def call() -> Any:
+        out = replay()
+        torch.cuda.synchronize()
+        return out
+
+    return Row(call, lambda: call().float().cpu().numpy())
+
+
+def _stream(kind: str) -> Row:
+    replay = _replayed(lambda x: x + 1, _random(12))
+
+    def call() -> Any:
+        for _ in range(rows.STREAM):
+            out = replay()
+        torch.cuda.synchronize()
+        return out
+
+    return Row(call, lambda: replay().cpu().numpy(), each=rows.STREAM)
+
+
+def _mlp(kind: str) -> Row:
+    weights = [torch.from_numpy(weight).cuda() for weight in rows.mlp_weights()]
+
+    def network(x: Any) -> Any:
+        for weight in weights[:-1]:
+            x = torch.relu(x @ weight)
+        return x @ weights[-1]
+
+    return _timed(network, _random(1, rows.MLP[0], half=True, seed=1))
+
+
+def _matmul(kind: str, dtype: str, size: str) -> Row:
+    return _timed(torch.matmul, *(_random(int(size), int(size), half=dtype == "f16", seed=seed) for seed in (0, 1)))
+
+
+def _copyin(kind: str, size: str) -> Row:
+    host = torch.from_numpy(rows.host(size))
+    device = torch.empty_like(host, device="cuda")
+
+    def call() -> None:
+        device.copy_(host)
+        torch.cuda.synchronize()
+
+    return Row(call, lambda: device.cpu().numpy())
+
+
+def _copyout(kind: str, size: str) -> Row:
+    device = torch.from_numpy(rows.host(size)).cuda()
+    host = torch.zeros_like(device, device="cpu")
+
+    def call() -> None:
+        host.copy_(device)
+
+    return Row(call, host.numpy)
+
+
+def _alloc(kind: str, size: str) -> Row:
+    def call() -> None:
+        torch.empty(rows.megabytes(size) * MB, dtype=torch.uint8, device="cuda")
+
+    return Row(call)
+
+
+def _gpt2(kind: str, dtype: str, size: str) -> Row:
+    """A token; positions are masked, since a graph's sizes stay."""
+    layers, heads, width, _ = rows.GPT2[size]
+    weights = (torch.from_numpy(weight).cuda() for weight in rows.gpt2_weights(size, dtype == "f16"))
+    tokens, places = next(weights), next(weights)
+    blocks = [tuple(next(weights) for _ in range(4)) for _ in range(layers)]
+    caches = [torch.zeros(2, heads, POSITIONS, width // heads, dtype=tokens.dtype, device="cuda") for _ in blocks]
+    token, position = torch.tensor([7], device="cuda"), torch.tensor([0], device="cuda")
+    every = torch.arange(POSITIONS, device="cuda")
+
+    def network() -> Any:
+        x = tokens[token] + places[position]
+        for (qkv, out, up, down), cache in zip(blocks, caches, strict=True):
+            q, k, v = (F.layer_norm(x, (width,)) @ qkv).view(3, heads, 1, width // heads)
+            cache[0].index_copy_(1, position, k)
+            cache[1].index_copy_(1, position, v)
+            mask = (every <= position).view(1, 1, POSITIONS)
+            mixed = F.scaled_dot_product_attention(q, cache[0], cache[1], attn_mask=mask)
+            x = x + mixed.reshape(1, width) @ out
+            x = x + F.gelu(F.layer_norm(x, (width,)) @ up, approximate="tanh") @ down
+        return F.layer_norm(x, (width,)) @ tokens.T
+
+    at = 0
+
+    with torch.no_grad():
+        replay = _replayed(network)
+
+    def call(where: int | None = None) -> Any:
+        nonlocal at
+        at = at % (POSITIONS - 1) + 1
+        position.fill_(at if where is None else where)
+        with torch.no_grad():
+            out = replay()
+        torch.cuda.synchronize()
+        return out
+
+    for _ in range(POSITIONS - 1):
+        call()
+    return Row(call, lambda: call(POSITIONS - 1).float().cpu().numpy())
+
+
+if __name__ == "__main__":
+    torch.backends.cuda.matmul.allow_tf32 = False
+    rows.serve(made)

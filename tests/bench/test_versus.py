@@ -1,0 +1,133 @@
+"""tinygrad through NV beside a peer: both do the same work in turn, and what they compute is compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tegrad.bench import rows, versus
+from tegrad.bench.record import RecordError
+from tegrad.bench.versus import Compared, Party
+from tegrad.cli.bench import app
+
+BOARD = "agx-orin-64gb:3GiB"
+
+
+@pytest.fixture
+def on_a_board(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours by NVRTC, the peer by the other renderer: other kernels, the same numbers."""
+    monkeypatch.setenv("TEGRAD_BOARD", BOARD)
+    monkeypatch.setitem(versus.PEERS, "cuda", Party("by PTX", "rows.py", {"DEV": "NV:PTX"}))
+    monkeypatch.setattr(versus, "USUAL", 1)
+    monkeypatch.setattr(versus, "SAMPLES", {"launch": 3, "stream": 1})
+
+
+SMALL = ("launch", "mlp", "matmul-f16-256", "exp-1m", "copyin-1mb", "copyout-1mb", "copy-1mb", "alloc-1mb")
+
+
+@pytest.mark.board
+def test_rows_are_the_same_work_whoever_does_it(on_a_board: None) -> None:
+    found = list(versus.measured([*SMALL, "gpt2-f32-tiny", "gpt2-f16-tiny"], "cuda", rounds=2))
+    assert [one.row for one in found if isinstance(one, Compared)] == [*SMALL, "gpt2-f32-tiny", "gpt2-f16-tiny"]
+    for one in found:
+        assert isinstance(one, Compared)
+        assert [len(side) for side in (one.ours, one.peer)] == [2, 2]
+        assert one.ratio() > 0
+
+
+def script(folder: Path, body: str) -> Party:
+    path = folder / "peer.py"
+    path.write_text(f"import json, sys\nfor line in sys.stdin:\n    asked = json.loads(line)\n    {body}\n")
+    return Party("a script", str(path), {})
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ('print(json.dumps({"us": [1.0], "values": [1.0, 2.5]}), flush=True)', "launch: value 1 is 2.0 through NV"),
+        ('print(json.dumps({"us": [1.0], "values": [1.0]}), flush=True)', "launch: 2 values through NV and 1"),
+        ("sys.exit(3)", "launch: a script ended with exit code 3; its error is above"),
+    ],
+)
+def test_a_peer_that_computes_something_else_or_dies_gives_no_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, sentence: str
+) -> None:
+    (tmp_path / "ours").mkdir()
+    good = 'print(json.dumps({"us": [1.0], "values": [1.0, 2.0]}), flush=True)'
+    monkeypatch.setattr(versus, "OURS", script(tmp_path / "ours", good))
+    monkeypatch.setitem(versus.PEERS, "cuda", script(tmp_path, body))
+    found = list(versus.measured(["launch", "mlp"], "cuda", rounds=1))
+    assert [type(one) for one in found] == [RecordError, RecordError]
+    assert str(found[0]).startswith(sentence)
+
+
+def test_the_sides_take_turns_and_each_begins_half_of_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Side:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def ask(self, row: str, samples: int) -> dict[str, Any]:
+            asked.append(self.name)
+            return {"us": [1.0] * samples, "values": [1.0]}
+
+    versus.compare("launch", Side("ours"), Side("peer"), rounds=4)  # type: ignore[arg-type]
+    assert asked == ["ours", "peer", "peer", "ours"] * 2
+
+
+def test_a_figure_is_the_medians_of_the_rounds_and_tails_are_each_rounds_own() -> None:
+    calls = [[float(x) for x in range(100)], [10.0] * 100, [30.0] * 100]
+    launch = Compared("launch", calls, [[2 * x for x in one] for one in calls])
+    made = {record.id: record for record in versus.records({"launch": launch}, "a command")}
+    assert set(made) == {"launch-median-nv-vs-cuda", "launch-p99-nv-vs-cuda"}
+    assert made["launch-median-nv-vs-cuda"].ours.samples == [50.0, 10.0, 30.0]
+    assert made["launch-p99-nv-vs-cuda"].ours.samples == [99.0, 10.0, 30.0]
+    assert launch.ratio() == launch.ratio(0.99) == 2
+
+
+def test_a_figure_of_several_rows_adds_them_up() -> None:
+    one = {row: Compared(row, [[1.0]], [[3.0]]) for row in versus.FIGURES["elementwise-10m-nv-vs-cuda"].rows}
+    (record,) = versus.records(one, "a command")
+    assert record.peer is not None
+    assert (record.ours.samples, record.peer.samples) == ([4.0], [12.0])
+
+
+def test_every_figure_is_of_rows_that_are_measured() -> None:
+    for figure in versus.FIGURES.values():
+        assert set(figure.rows) <= set(versus.ROWS)
+
+
+def test_the_command_names_what_it_knows() -> None:
+    done = CliRunner().invoke(app, ["tinygrad", "no-such-row"])
+    assert done.exit_code == 2
+    assert "no-such-row" in done.output
+    done = CliRunner().invoke(app, ["tinygrad", "--vs", "opencl"])
+    assert done.exit_code == 2
+    assert "torch-graphs" in done.output
+
+
+def test_what_is_measured_on_a_board_is_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEGRAD_BOARD", BOARD)
+    one = Compared("launch", [[1.0]], [[3.0]])
+    monkeypatch.setattr(versus, "measured", lambda *_: iter([one]))
+    done = CliRunner().invoke(app, ["tinygrad", "launch", "--json", "--results", str(tmp_path / "results")])
+    assert done.exit_code == 0
+    assert json.loads(done.output.strip().splitlines()[-1])[0]["ratio"] == 3
+    assert not (tmp_path / "results").exists()
+    CliRunner().invoke(app, ["tinygrad", "launch", "--out", str(tmp_path / "out")])
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "launch-median-nv-vs-cuda.json",
+        "launch-p99-nv-vs-cuda.json",
+    }
+
+
+def test_gpt2s_weights_are_of_its_size() -> None:
+    count = sum(weight.size for weight in rows.gpt2_weights("tiny", half=True))
+    assert count == 256 * 32 + rows.POSITIONS * 32 + 2 * 12 * 32 * 32
+    assert all(weight.dtype == np.float16 for weight in rows.gpt2_weights("tiny", half=True))
