@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from boards import use_board
@@ -244,26 +245,42 @@ def test_a_wait_without_progress_ends_though_it_sleeps(kind: str) -> None:
         device.synchronize()
 
 
-def cpu_share_of_a_wait(device: Any) -> float:
-    """The share of its time that this process computes while it waits for a kernel of half a second or more."""
+class Share(NamedTuple):
+    """Of the time that a wait took."""
+
+    computed: float
+    """In which this process computed."""
+    wanted: float
+    """In which this thread computed or would have if others had not: all of it if it spins, whatever else runs here."""
+
+
+def share_of_a_wait(device: Any) -> Share:
+    """What a wait for a kernel of half a second or more costs."""
     buffer, spin = device.allocator.alloc(4096), program(device, "spin")
     rounds, elapsed = 10_000_000, 0.0
     while elapsed < 0.5:
         spin(buffer, global_size=(1, 1, 1), local_size=(32, 1, 1), vals=(rounds,))
-        start, cpu = time.monotonic(), time.process_time()
+        start, cpu, runnable = time.monotonic(), time.process_time(), runnable_s()
         device.synchronize()
         elapsed, used = time.monotonic() - start, time.process_time() - cpu
+        wanted = runnable_s() - runnable
         rounds *= 4
-    return used / elapsed
+    return Share(used / elapsed, wanted / elapsed)
+
+
+def runnable_s() -> float:
+    """Seconds in which this thread ran or waited for a CPU (proc(5), /proc/PID/schedstat)."""
+    ran, waited, _ = Path("/proc/thread-self/schedstat").read_text().split()
+    return (int(ran) + int(waited)) / 1e9
 
 
 @pytest.mark.parametrize("kind", MISSING)
 def test_a_wait_for_a_long_kernel_costs_next_to_no_cpu_time(kind: str) -> None:
     with device_that_sleeps_by(kind) as device:
-        assert cpu_share_of_a_wait(device) < ASLEEP
+        assert share_of_a_wait(device).computed < ASLEEP
 
 
 def test_a_wait_that_only_spins_costs_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waits, "SPIN_S", LONG_S)
     with device_that_sleeps_by("Clock") as device:
-        assert cpu_share_of_a_wait(device) > ASLEEP
+        assert share_of_a_wait(device).wanted > 1 - ASLEEP
