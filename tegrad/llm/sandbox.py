@@ -1,9 +1,9 @@
 """The process that runs a model's chat template: jinja2's immutable sandbox behind pipes, with bounds on what it takes.
 
 `template` starts it with `main` and knows its protocol; nothing of tegrad is imported here. Requests and answers are a
-line of JSON each. The first has the bounds, {"seconds", "memory"}, and no answer. {"source"} compiles a template,
-{"values", "limit"} renders it to so many characters; the answer is {"text"} or {"error", "said"}, of which the first is
-a key of `template.REFUSALS`.
+line of JSON each. The first has the bounds, {"seconds", "patience", "memory"}, and no answer. {"source"} compiles a
+template, {"values", "limit"} renders it to so many characters; the answer is {"text"} or {"error", "said"}, of which
+the first is a key of `template.REFUSALS`.
 """
 
 from __future__ import annotations
@@ -124,9 +124,10 @@ def _refuse(message: object) -> None:
 
 def _bound(memory: int) -> None:
     """Leave nothing of what the parent does with signals, and bound this process's own memory."""
-    for number in (signal.SIGALRM, signal.SIGINT):
+    numbers = (signal.SIGALRM, signal.SIGPROF, signal.SIGINT)
+    for number in numbers:
         signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGALRM, signal.SIGINT))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
@@ -140,9 +141,12 @@ def main() -> None:
     _bound(bounds["memory"])
     runner = Runner()
     for line in requests:
-        signal.setitimer(signal.ITIMER_REAL, bounds["seconds"])  # the kernel ends a process that takes longer
+        # The kernel ends a process that computes for longer, or takes longer because others compute.
+        signal.setitimer(signal.ITIMER_PROF, bounds["seconds"])
+        signal.setitimer(signal.ITIMER_REAL, bounds["patience"])
         answer = runner.answer(json.loads(line))
         data = json.dumps(answer).encode() + b"\n"
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
+            signal.setitimer(timer, 0)
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()

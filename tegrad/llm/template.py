@@ -23,7 +23,9 @@ from tegrad.llm.gguf import Gguf
 
 KEY: Final = "tokenizer.chat_template"
 SECONDS: Final = 3.0
-"""That a template may take to be compiled, and for a text."""
+"""That a template may compute to be compiled, and for a text."""
+PATIENCE: Final = 9.0
+"""Seconds after which it is ended though it did not get to compute that long."""
 MEMORY: Final = 512 << 20
 """Bytes that its process may have of its own."""
 LONGEST: Final = 1 << 20
@@ -112,7 +114,7 @@ class Template:
             raise _refusal("ended", f"no process for it: {error.strerror}") from error
         self._end = weakref.finalize(self, _ended, process)
         _running.add(process)
-        bounds = json.dumps({"seconds": SECONDS, "memory": MEMORY})
+        bounds = json.dumps({"seconds": SECONDS, "patience": PATIENCE, "memory": MEMORY})
         self._ask(process, f"{bounds}\n{json.dumps({'source': self._source})}")
         return process
 
@@ -133,7 +135,8 @@ class Template:
             code = process.wait()
             if code == -signal.SIGINT:
                 raise KeyboardInterrupt
-            raise _refusal("slow" if code == -signal.SIGALRM else "ended", f"its process ended with code {code}")
+            slow = code in (-signal.SIGPROF, -signal.SIGALRM)
+            raise _refusal("slow" if slow else "ended", f"its process ended with code {code}")
         answer: dict[str, str] = json.loads(line)
         if "text" in answer:
             return answer["text"]

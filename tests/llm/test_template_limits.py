@@ -29,6 +29,27 @@ def refused(source: str) -> str:
     return said.removeprefix("the model's chat template ").removesuffix("; use --raw")
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a template may compute decides, whatever else runs here."""
+    monkeypatch.setattr(module, "PATIENCE", 120.0)
+
+
+def test_one_that_others_keep_from_computing_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SECONDS", 60.0)
+    monkeypatch.setattr(module, "PATIENCE", 0.3)
+    assert refused(LOOPS) == "takes more than 3 seconds"
+
+
+def test_what_it_computes_itself_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a good template takes longer by the clock than it computes."""
+    monkeypatch.setattr(module, "SECONDS", 0.3)
+    template = Template(LOOPS)
+    with pytest.raises(TemplateRefusalError):
+        template.render(HELLO)
+    assert template._process.returncode == -signal.SIGPROF
+
+
 @pytest.mark.parametrize(
     "source",
     [
