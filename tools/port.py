@@ -76,9 +76,7 @@ def looked(wheel: Path, pairs: list[tuple[str, str]], folder: Path) -> dict[str,
         archive.extractall(folder)
     command = [sys.executable, "-S", "-c", LOOK]
     environment = {"PYTHONPATH": f"{folder}", "PATH": "/usr/bin:/bin", "HOME": str(folder), "DEV": "PYTHON"}
-    done = subprocess.run(
-        command, input=json.dumps(pairs), env=environment, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(command, input=json.dumps(pairs), env=environment, capture_output=True, text=True, check=True)
     found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -86,7 +84,7 @@ def looked(wheel: Path, pairs: list[tuple[str, str]], folder: Path) -> dict[str,
 def downloaded(version: str, folder: Path) -> Path:
     """The wheel of a version, or of the newest ("")."""
     wanted = f"tinygrad=={version}" if version else "tinygrad"
-    folder.mkdir()
+    folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(folder)]
     subprocess.run([*command, wanted], check=True)
     return next(folder.glob("*.whl"))
@@ -107,14 +105,18 @@ def main() -> None:
     asked = parser.parse_args()
     pairs = used()
     with TemporaryDirectory() as folder:
-        ours, theirs = (downloaded(version, Path(folder) / f"wheel-{side}") for side, version in enumerate((OURS, asked.version)))  # fmt: skip
-        found = [looked(wheel, pairs, Path(folder) / f"side-{side}") for side, wheel in enumerate((ours, theirs))]
-        version = theirs.name.split("-")[1]
-        digest = hashlib.sha256(theirs.read_bytes()).hexdigest()
-    made = {"version": version, "sha256": digest, "made for": OURS, "names": len(pairs), **compared(*found)}
+        wheels = [
+            downloaded(version, Path(folder) / f"wheel {version or 'newest'}") for version in (OURS, asked.version)
+        ]
+        ours, theirs = (looked(wheel, pairs, Path(folder) / f"side {side}") for side, wheel in enumerate(wheels))
+        version = wheels[1].name.split("-")[1]
+        digest = hashlib.sha256(wheels[1].read_bytes()).hexdigest()
+    differences = compared(ours, theirs)
+    made = {"version": version, "sha256": digest, "made for": OURS, "names": len(pairs), **differences}
     path = PROJECT / "results" / f"port-tinygrad-{version}.json"
     path.write_text(json.dumps(made, indent=1) + "\n")
-    print(f"tinygrad {version}: of {len(pairs)} names {len(made['lacking'])} lacking, {len(made['otherwise'])} otherwise; {path}")  # type: ignore[arg-type]  # fmt: skip
+    lacking, otherwise = (len(differences[kind]) for kind in ("lacking", "otherwise"))
+    print(f"tinygrad {version}: of {len(pairs)} names {lacking} lacking, {otherwise} otherwise; {path}")
 
 
 if __name__ == "__main__":
