@@ -303,6 +303,21 @@ def test_what_belongs_to_a_closed_device_says_so(fake_device: Any) -> None:
     fake_device.allocator.free(buffer, 4096)
 
 
+def test_a_signal_that_is_gone_leaves_its_place_to_another_of_its_device(fake_device: Any) -> None:
+    from tinygrad import Device
+
+    kept = fake_device.new_signal(value=7)
+    places = {fake_device.new_signal(value=at).value_addr for at in range(1000)}
+    assert len(places) == 1
+    assert kept.value_addr not in places
+    assert kept.value == 7
+    fake_device.close()
+    again = Device["NV"]
+    free = list(again.signal_pool[again.peer_group])
+    del kept
+    assert again.signal_pool[again.peer_group] == free, "memory of a closed device is nobody's"
+
+
 def test_closing_survives_a_driver_that_fails(fake_kernel: FakeKernel, fake_device: Any) -> None:
     from tegrad.uapi.errors import DriverError
 
