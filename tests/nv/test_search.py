@@ -46,8 +46,10 @@ def test_all_candidates_come_where_there_is_time() -> None:
     assert not candidates.cut
 
 
-def test_no_candidate_is_compiled_when_time_is_up() -> None:
-    candidates = search.Candidates(None, time.monotonic())
+@pytest.mark.parametrize("late", [0.0, 1.0])
+def test_no_candidate_is_compiled_when_time_is_up(late: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search.time, "monotonic", lambda: 9.0 + late)
+    candidates = search.Candidates(None, 9.0)
     done: list[int] = []
     assert list(candidates.imap_unordered(done.append, started())) == []
     assert candidates.cut
