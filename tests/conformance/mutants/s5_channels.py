@@ -24,6 +24,11 @@ def _refuses(function: str) -> Mutant:
     return Start(function, "import errno; from tegrad.orin.files import Errno; raise Errno(errno.EPERM)")
 
 
+def _lacks(function: str, what: str, other: str) -> Mutant:
+    """The call succeeds, and does nothing, on a channel without the one and with the other."""
+    return Start(function, f"if not file.channel.{what} and file.channel.{other}: return")
+
+
 def _no_class(number: str) -> Mutant:
     """ALLOC_OBJ_CTX does not know this class."""
     return Start(OBJECT, f"require(call.arg.class_num != {number})")
@@ -212,8 +217,14 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     ],
     "5.3/setup-power-of-two": Edit(ENTRIES, "entries & (entries - 1) == 0 and", ""),
     "5.3/setup-too-many": Edit(ENTRIES, " and entries <= MAX_GPFIFO_ENTRIES", ""),
-    "5.3/setup-needs-address-space": Edit(CHECKS, "needed(channel.vm)", "needed(channel.vm, errno.ENODEV)"),
-    "5.3/setup-needs-tsg": Edit(CHECKS, "needed(channel.tsg)", "needed(channel.tsg, errno.ENODEV)"),
+    "5.3/setup-needs-address-space": [
+        Edit(CHECKS, "needed(channel.vm)", "needed(channel.vm, errno.ENODEV)"),
+        _lacks(SETUP, "vm", "tsg"),
+    ],
+    "5.3/setup-needs-tsg": [
+        Edit(CHECKS, "needed(channel.tsg)", "needed(channel.tsg, errno.ENODEV)"),
+        _lacks(SETUP, "tsg", "vm"),
+    ],
     "5.3/setup-once": Edit(CHECKS, "require(not channel.set_up, errno.EEXIST)", "require(not channel.set_up)"),
     "5.3/setup-once-first": Start(SETUP, "require(call.arg.gpfifo_dmabuf_fd)"),
     "5.3/setup-needs-watchdog-off": Edit(CHECKS, "require(not (deterministic and channel.watchdog))", NO_CHECK),
@@ -240,8 +251,14 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     # 5.5
     "5.5/older-classes": Edit(KNOWN, " or number in OLDER", ""),
     "5.5/unknown-class": Edit(OBJECT, "require(engine_classes.known(chip, arg.class_num))", NO_CHECK),
-    "5.5/object-needs-address-space": Edit(OBJECT, "needed(channel.vm)", "needed(channel.vm, errno.ENODEV)"),
-    "5.5/object-needs-tsg": Edit(OBJECT, "needed(channel.tsg)", "needed(channel.tsg, errno.ENODEV)"),
+    "5.5/object-needs-address-space": [
+        Edit(OBJECT, "needed(channel.vm)", "needed(channel.vm, errno.ENODEV)"),
+        _lacks(OBJECT, "vm", "tsg"),
+    ],
+    "5.5/object-needs-tsg": [
+        Edit(OBJECT, "needed(channel.tsg)", "needed(channel.tsg, errno.ENODEV)"),
+        _lacks(OBJECT, "tsg", "vm"),
+    ],
     "5.5/graphics-off-veid-0": [
         Edit(OBJECT, "require(object_allowed(channel, tsg.channels))", NO_CHECK),
         Edit(OBJECT, "require(object_allowed(channel, tsg.channels))", "require(not channel.veid)"),
