@@ -200,6 +200,18 @@ def test_a_wait_that_has_polled_sleeps_at_once(monkeypatch: pytest.MonkeyPatch) 
     assert len(slept) == 1
 
 
+@pytest.mark.parametrize(("waited", "sleeps"), [(0.0, 0), (waits.SPIN_S * 0.99, 0), (waits.SPIN_S, 1)])
+def test_a_wait_sleeps_as_soon_as_its_polling_time_is_over(
+    waited: float, sleeps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(waits.time, "sleep", slept.append)
+    monkeypatch.setattr(waits.time, "monotonic", lambda: waited)
+    values = iter([0, 0, 1])
+    wait_until(None, lambda: next(values), 1, begun=0.0)
+    assert len(slept) == sleeps
+
+
 def test_a_wait_for_a_submission_polls_and_then_sleeps_for_it(fake_kernel: FakeKernel, fake_device: Any) -> None:
     fifo, slept = fake_device.compute_gpfifo, []
 
