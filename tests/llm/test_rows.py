@@ -97,6 +97,27 @@ def test_norms(opened: Any, placed: Placed, layer: bool, eps: float) -> None:
     assert (found[len(expected) :] == 7).all()
 
 
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_the_last_row_of_a_chunk_of_any_length_is_normed_and_of_none_nothing(
+    opened: Any, placed: Placed, count: int
+) -> None:
+    columns = 64
+    x = np.random.default_rng(count).standard_normal((count + 1, columns)).astype(np.float32)
+    y, weight = placed.put(np.full(columns, 7, np.float16)), placed.put(np.ones(columns, np.float32))
+    rows = placed.put(np.concatenate([np.ones((1, columns), np.float32), x]))  # the first one is nobody's
+    program = load_kernel(
+        opened, "norm_rows", buffers=5, COLUMNS=columns, NORM=1, EPS="0.0f", LAST=True, THREADS=32
+    )  # fmt: skip
+    given = chunk(placed, count=count)
+    run(program, (y, rows.offset(offset=4 * columns), weight, weight, given), (1, 1, 1), 32)
+    found = placed.get(y, (columns,), np.float16)
+    if not count:
+        assert (found == 7).all()
+        return
+    last = x[count - 1].astype(np.float64)
+    np.testing.assert_allclose(found[fragment_order(columns)], last / np.sqrt((last**2).mean()), rtol=1e-3, atol=1e-4)
+
+
 def test_a_chunks_rows_of_the_embedding_and_its_positions(opened: Any, placed: Placed) -> None:
     rows, columns, rng = 9, 256, np.random.default_rng(2)
     raw = quantize.quantize(rng.standard_normal((rows, columns)), GGMLQuantizationType.Q6_K)
