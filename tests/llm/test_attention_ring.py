@@ -149,6 +149,13 @@ def test_bulk_copies_in_rings_of_any_size_bring_the_same_keys_and_values(
         np.testing.assert_array_equal(found, known)
 
 
+def test_counters_hand_over_the_attention_that_packets_do(model: Path) -> None:
+    """Of several parts: with counters the one that comes last joins them, with packets whoever reads them."""
+    kept, last = stored(GROUPED, False, POSITIONS), len(TEXT) - 2
+    packets, counters = decoded(model, [TENSOR, replace(TENSOR, handover=0)], last, kept)
+    assert errors(counters, packets)[1] < 2e-5
+
+
 FULL = Shape(dim=512, ffn=512, heads=32, kv_heads=8, head_dim=64, vocab=301, layers=1)
 """The heads of a model of 1B."""
 
