@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,10 +56,14 @@ MORE = {
 }
 
 
+def tile_rows(at: Attention) -> int:
+    """Positions that a warp takes at a time."""
+    return 32 // (1 << (at.head_dim // 8 - 1).bit_length()) * at.loads
+
+
 def around_borders(at: Attention) -> list[int]:
     """Positions where a part, or a tile, begins to be full, is full, and has just one position too many."""
-    lanes = 1 << (at.head_dim // 8 - 1).bit_length()
-    tile = 32 // lanes * at.loads
+    tile = tile_rows(at)
     part = tile * at.warps
     borders = {0, 1, tile - 1, tile, tile + 1, part - 1, part, part + 1, 2 * part, 2 * part + 1, at.splits * part + 1}
     return [*sorted(p for p in borders if p < at.positions - 1), at.positions - 1]
@@ -70,6 +75,28 @@ def test_attention_is_that_of_float64_around_every_border(opened: Any, operands:
     bench = Bench(at, at.load(opened), operands)
     for position in around_borders(at):
         bench.run([position, None, position * 2 // 3][: at.sequences])
+
+
+def test_another_part_begins_where_all_warps_of_the_ones_before_have_a_tile(opened: Any, operands: Operands) -> None:
+    """A part that is taken alone leaves the workspace as it was; others leave one row each for each KV head."""
+    at = replace(LLAMA, sequences=1)
+    part, row = tile_rows(at) * at.warps, at.kv_heads * at.group * (at.head_dim + 2)
+    bench = Bench(at, at.load(opened), operands)
+    for position, parts in ((part, 0), (part + 1, 2), (2 * part, 2), (2 * part + 1, 3)):
+        bench.copy("workspace", bench.given["workspace"])
+        bench.run([position])
+        left = operands.get(bench.buffers["workspace"], bench.given["workspace"].shape, np.float32)
+        assert np.isfinite(left).sum() == parts * row
+
+
+def test_more_parts_than_a_warp_has_lanes_are_joined(opened: Any, operands: Operands) -> None:
+    """As where an H200 goes through the one KV head of a model."""
+    at = Attention(2, 1, 64, 700, sms=70, floats=True, tuning=few(2, ATTENTION_LOADS=1))
+    part = tile_rows(at) * at.warps
+    assert at.splits > 2 * 32
+    bench = Bench(at, at.load(opened), operands)
+    for position in (32 * part, 33 * part, 66 * part, at.positions - 1):
+        bench.run([position])
 
 
 @pytest.mark.long
