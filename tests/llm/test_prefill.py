@@ -12,6 +12,7 @@ import pytest
 import tiny_llama
 from tiny_llama import TYPE, Shape
 
+from tegrad.llm import prefill as prefill_module
 from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
 from tegrad.llm.engine import Engine
@@ -80,6 +81,20 @@ def test_chunks_of_a_prompt_give_the_references_logits(model: PackedModel, refer
             step.run()
             assert far(floats(model.device, plan.logits, SHAPE.vocab), expected[31]) < 0.1
         states.close()
+
+
+@pytest.mark.parametrize(("room", "size"), [(0, 8), (16 * 4 * SHAPE.vocab - 1, 8), (16 * 4 * SHAPE.vocab, 16)])
+def test_logits_of_every_token_take_the_room_they_may_and_that_of_the_smallest_chunk_in_any_case(
+    model: PackedModel, reference: Reference, monkeypatch: pytest.MonkeyPatch, room: int, size: int
+) -> None:
+    monkeypatch.setattr(prefill_module, "SCORED", room)
+    expected = reference.logits(TOKENS)
+    with KvCache(model.device, model.config, 48) as cache, Prefill(model, cache, sizes=(8, 16)) as prefill:
+        for first, last in ((0, 19), (19, 32)):
+            found = prefill.score(TOKENS[first:last], first)
+            assert far(found, expected[first:last]) < 0.02
+        assert prefill._scores is not None
+        assert prefill._scores.size == 4 * size * SHAPE.vocab
 
 
 def test_what_a_prefill_took_is_given_back_when_it_is_closed(
