@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
 import pytest
@@ -157,6 +157,17 @@ MUTANTS: dict[Callable[[Program], Program], str] = {
     wrong_matrix: "which is no matrix of its stage",
     skip_a_reader: "may still read it",
 }
+
+
+def test_programs_of_equal_networks_are_one_key_and_cannot_be_changed(program: Program) -> None:
+    """And so is all that they are made of."""
+    again = build(make(Shape(value_kind=Q4_K, joined=False, layers=3)).network, 6)
+    assert again is not program
+    assert {program: "kept"}[again] == "kept"
+    instruction = find(program, Op.GATE)
+    for part, field in ((program, "stages"), (instruction, "waits"), (instruction.waits[0], "stage")):
+        with pytest.raises(FrozenInstanceError):
+            setattr(part, field, getattr(part, field))
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
