@@ -12,7 +12,7 @@ from operands import Operands
 from sampling_rig import NARROW, VOCAB, WIDE, Rig, random_logits
 
 from tegrad.llm.errors import ModelError
-from tegrad.llm.sampling import HISTORY, Settings
+from tegrad.llm.sampling import CHUNK, HISTORY, Settings
 
 pytestmark = pytest.mark.board
 
@@ -81,6 +81,18 @@ def test_equal_logits_are_kept_by_their_index(rig: Any) -> None:
         logits = np.round(random_logits(len(settings), seed=step))
         made.step(logits)
         assert made.tokens() == [twin.draw(logits[s], settings[s], s, step) for s in range(len(settings))]
+
+
+@pytest.mark.parametrize("vocab", [CHUNK, CHUNK + 1, 2 * CHUNK + 1])
+def test_the_last_token_of_any_vocabulary_is_drawn_where_it_is_the_likeliest(rig: Any, vocab: int) -> None:
+    settings = [Settings(), Settings(0.8, top_k=5), Settings(0.8), Settings(0.8, top_p=0.9)]
+    logits = random_logits(len(settings), vocab)
+    logits[:, -1] = 60
+    made = rig(settings, logits)
+    for slot in range(len(settings)):
+        made.begin(slot)
+    made.step()
+    assert made.tokens() == [vocab - 1] * len(settings)
 
 
 @pytest.mark.parametrize("one", [NARROW[1], Settings(1.0, top_p=0.9, min_p=0.2)], ids=["narrow", "wide"])
