@@ -127,6 +127,16 @@ def test_calls_of_every_process_are_recorded_at_once(tool: None, tmp_path: Path)
     assert "part.py\t2" not in found
 
 
+GATE = "X = 1\n\n@decorated\ndef f():\n    return 2\n"
+
+
+def drawn(file: str, text: str, before: str) -> dict[str, Any]:
+    """A row of a drawn mutant: a digit that becomes 9."""
+    at = text.index(before)
+    where = {"start": at, "end": at + 1, "line": text.count("\n", 0, at) + 1}
+    return {"file": file, **where, "operator": "constant", "before": before, "after": "9"}
+
+
 def test_a_mutant_is_held_against_its_modules_own_tests_then_the_quickest(
     tool: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,26 +144,32 @@ def test_a_mutant_is_held_against_its_modules_own_tests_then_the_quickest(
     import run
 
     (tmp_path / "calls").mkdir()
-    (tmp_path / "part").mkdir()
-    (tmp_path / "part" / "gate.py").write_text("X = 1\n\n@decorated\ndef f():\n    return 1\n")
+    (tmp_path / cover.COMMIT).write_text("recorded")
+    monkeypatch.setattr(run, "git", lambda *_: GATE)
     called = {
-        "tests/slow.py": ["part/gate.py\t3", "part/gate.py\t1"],
-        "tests/quick.py": ["part/gate.py\t3"],
+        "tests/slow.py": ["part/gate.py\t3", "part/gate.py\t1", "part/kernels/gates.cu\t0"],
+        "tests/quick.py": ["part/gate.py\t3", "part/kernels/gates.cu\t0"],
         "tests/no.py": [],
-        "tests/test_gate.py": ["part/gate.py\t3"],
-        "tests/part/test_other.py": ["part/gate.py\t3"],
+        "tests/test_gate.py": [],
+        "tests/test_gates_open.py": ["part/gate.py\t3"],
+        "tests/part/test_other.py": ["part/gate.py\t3", "part/kernels/gates.cu\t0"],
     }
     for test, lines in called.items():
         cover.calls_of(tmp_path, test).write_text("\n".join(lines))
-    seconds = dict(zip(called, (5.0, 1.0, 0.1, 7.0, 6.0), strict=True))
-    of_function, of_module = {"file": "part/gate.py", "line": 5}, {"file": "part/gate.py", "line": 1}
-    order = ["tests/test_gate.py", "tests/part/test_other.py", "tests/quick.py", "tests/slow.py"]
-    assert run.chosen(tmp_path, tmp_path, of_function, seconds) == order
-    assert run.chosen(tmp_path, tmp_path, of_module, seconds) == ["tests/slow.py"]
+    seconds = dict(zip(called, (5.0, 1.0, 0.1, 7.0, 9.0, 6.0), strict=True))
+
+    def chosen(row: dict[str, Any]) -> list[str]:
+        found: list[str] = run.chosen(tmp_path, row, seconds, "drawn")
+        return found
+
+    of_function, of_module = drawn("part/gate.py", GATE, "2"), drawn("part/gate.py", GATE, "1")
+    own, others = ["tests/test_gate.py"], ["tests/part/test_other.py", "tests/quick.py", "tests/slow.py"]
+    assert chosen(of_function) == [*own, "tests/test_gates_open.py", *others]
+    assert chosen(of_module) == [*own, "tests/slow.py"]
+    assert chosen({"file": "part/kernels/gates.cu"}) == others
     monkeypatch.setattr(run, "MOST_S", 8.5)
-    assert run.chosen(tmp_path, tmp_path, of_function, seconds) == ["tests/test_gate.py", "tests/quick.py"]
-    rule = {"file": "tegrad/conformance/s2_nvmap.py", "line": 1}
-    assert run.chosen(tmp_path, tmp_path, rule, seconds) == ["tests/conformance/test_mutants.py"]
+    assert chosen(of_function) == [*own, "tests/quick.py"]
+    assert chosen({"file": "tegrad/conformance/s2_nvmap.py", "line": 1}) == ["tests/conformance/test_mutants.py"]
 
 
 def test_what_fails_without_the_mutant_too_has_noticed_nothing(
@@ -162,10 +178,11 @@ def test_what_fails_without_the_mutant_too_has_noticed_nothing(
     import run
 
     source = tmp_path / "gate.py"
-    source.write_text("X = 1\n")
-    row = {"file": "gate.py", "start": 4, "end": 5, "line": 1, "operator": "constant", "before": "1", "after": "2"}
+    source.write_text(GATE)
     monkeypatch.setattr(run, "chosen", lambda *_: ["broken", "good"])
-    for notices, outcome in (("2", "killed"), ("3", "survived")):
+    monkeypatch.setattr(run, "git", lambda *_: GATE)
+    monkeypatch.setattr(run, "lay", lambda copy, commit: copy)
+    for notices, outcome in (("9", "killed"), ("3", "survived")):
         seen: list[tuple[str, str]] = []
 
         def killer(copy: Path, cache: Path, test: str, seconds: float, notices: str = notices, seen: Any = seen) -> str:
@@ -173,8 +190,10 @@ def test_what_fails_without_the_mutant_too_has_noticed_nothing(
             return test if test == "broken" or source.read_text()[4] == notices else ""
 
         monkeypatch.setattr(run, "_killer", killer)
-        found = run.held(tmp_path, tmp_path, row, {"broken": 1.0, "good": 2.0})
+        row = drawn("gate.py", GATE, "1")
+        found = run.held(tmp_path, tmp_path, row, {"broken": 1.0, "good": 2.0}, "drawn")
         assert found["outcome"] == outcome
-        assert ("broken", "2") in seen
-        assert source.read_text() == "X = 1\n"
+        assert ("broken", "9") in seen
+        assert source.read_text() == GATE
+        (tmp_path / f"sound-{tmp_path.name}.json").unlink()
     assert "good" not in [test for test, text in seen if text == "1"]  # nothing failed there

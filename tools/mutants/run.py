@@ -39,6 +39,8 @@ LONG_S = 300.0
 """Of a file of tests that was not recorded."""
 RULES = "tests/conformance/test_mutants.py"
 """What holds the rules of tegrad/conformance against boards that break them; it takes too long to be recorded."""
+SAME = 5
+"""Letters of a module's name that the name of a file of tests for it has, too: sample.cu's is test_sampling.py."""
 PATIENCE = 6
 """A file of tests may take so many times its recorded seconds, and a minute: what a mutant hangs, it has noticed."""
 
@@ -56,7 +58,7 @@ def function_line(text: str, line: int) -> int:
 def chosen(folder: Path, row: dict[str, Any], seconds: dict[str, float], drawn: str) -> list[str]:
     """The files of tests to hold a mutant against: those named for its module, of its package, then the quickest.
 
-    One that is named for the module and takes too long to be recorded comes first.
+    One that has the module's very name comes first, whatever was recorded of it.
     """
     path = Path(row["file"])
     if path.match("tegrad/conformance/s*.py"):
@@ -68,11 +70,15 @@ def chosen(folder: Path, row: dict[str, Any], seconds: dict[str, float], drawn: 
         line = function_line(then, change.line) if change else 0
 
     def rank(test: str) -> tuple[bool, bool, float]:
-        return path.stem not in test, Path(test).parent.name != path.parent.name, seconds[test]
+        return path.stem[:SAME] not in Path(test).stem, Path(test).parent.name not in path.parts, seconds[test]
 
     idle: dict[str, float] = json.loads(KNOWN.read_text())
-    called = [test for test in idle if Path(test).stem == f"test_{path.stem}" and test not in seconds]
-    called += [test for test in sorted(seconds, key=rank) if f"{row['file']}\t{line}" in _calls(folder, test)]
+    called = [test for test in {**idle, **seconds} if Path(test).stem == f"test_{path.stem}"]
+    called += [
+        test
+        for test in sorted(seconds, key=rank)
+        if test not in called and f"{row['file']}\t{line}" in _calls(folder, test)
+    ]
     taken: list[str] = []
     total = 0.0
     for test in called:
