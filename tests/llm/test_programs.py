@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tegrad.bench.dry import DryDevice
+from tegrad.hw.chips import CHIPS
 from tegrad.llm import programs
 from tegrad.nv import compilers
 
@@ -67,3 +69,12 @@ def test_a_changed_header_or_macro_is_compiled_anew(kernels: Path) -> None:
     programs.source.cache_clear()  # a later process
     assert programs.compile_kernel("tiny", "sm_87", ADDED=1) != first
     assert len(list(compilers.cache_dir().glob("*.cubin"))) == 3
+
+
+def test_a_kernels_arguments_have_the_places_in_which_they_are_given(kernels: Path) -> None:
+    """Pointers first, then values: tinygrad's runtimes go by a signature's order, or by the places that it names."""
+    device = DryDevice(CHIPS["agx-orin-64gb"])
+    signature = programs.load_kernel(device, "tiny", buffers=2, values=3, ADDED=1).signature
+    assert [place for _, place, *_ in signature] == [0, 1, 2, 3, 4]
+    assert [shape == () for *_, shape in signature] == [False, False, True, True, True]
+    assert len({name for name, *_ in signature}) == 5
