@@ -226,6 +226,13 @@ def test_the_compilers_log_is_in_the_error() -> None:
         compilers.compile_ptx(NEEDS_HELPERS.format(arch="sm_87"), "sm_8x", cache=False)
 
 
+def test_an_error_whose_log_cannot_be_had_is_that_error_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvrtc = toolchain.Nvrtc()
+    monkeypatch.setattr(nvrtc._lib, "nvrtcGetProgramLogSize", lambda program, size: 1)
+    with pytest.raises(compilers.CompileFailed, match=r"NVRTC_ERROR_COMPILATION while compiling for sm_87:\n$"):
+        nvrtc.compile("nonsense", "sm_87")
+
+
 def test_dynamic_shared_memory_comes_from_the_call_or_from_the_source() -> None:
     source = (
         'extern __shared__ int pool[]; extern "C" __global__ void k(int *o) { pool[threadIdx.x] = 1; o[0] = pool[0]; }'
