@@ -61,6 +61,19 @@ def test_open_is_close_on_exec_and_read_write(linux: LinuxKernel, null: int) -> 
     assert flags & os.O_ACCMODE == os.O_RDWR
 
 
+def test_an_open_that_fails_without_a_number_has_none(linux: LinuxKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where an audit hook refuses it: no errno is made up."""
+
+    def refused(path: str, flags: int) -> int:
+        raise OSError("refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refused)
+        with pytest.raises(DriverError) as caught:
+            linux.open("/dev/null")
+    assert caught.value.errno == 0
+
+
 def test_close_gives_the_number_back(linux: LinuxKernel) -> None:
     before = open_fds()
     fd = linux.open("/dev/null")
