@@ -311,6 +311,10 @@ def test_a_whole_model_is_proved_and_its_encoding_is_what_was_built() -> None:
     assert sorted(gates["rows"].tolist()) == 16 * 16 * [48] + 16 * 116 * [64]
     assert (gates["runs"]["segments"] == gates["rows"][:, None] * [1, 1, 0]).all()
     assert (gates["runs"]["address"][:, 0] == gates["first"].astype(np.uint64) * 1680).all()
+    nothing = np.zeros((), WORDS["runs"].base)
+    assert (gates["runs"][:, 2] == nothing).all()
+    assert (words[words["op"] == Op.SAMPLE]["runs"] == nothing).all()
+    assert (words[words["op"] == Op.EMBED]["runs"][:, 1:] == nothing).all()
 
 
 def test_logits_that_do_not_fit_shared_memory_take_several_stages() -> None:
