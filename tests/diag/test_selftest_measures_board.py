@@ -353,6 +353,42 @@ def test_a_process_with_the_long_kernel_that_ends_early_is_told(monkeypatch: pyt
         turns.beside(0.1)
 
 
+LONG_KERNEL = """#!{python}
+import json, os, time
+print("ready", flush=True)
+input()
+print("running", flush=True)
+while not os.path.exists("{end}"):
+    time.sleep(0.001)
+print(json.dumps(dict(seconds=2.5, right=True, error="")))
+"""
+"""Stands for the process with the long kernel, which ends when a file is there."""
+
+
+def test_every_turn_of_the_others_is_timed_to_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    waited: list[bool] = []
+    clock = [0.0]
+
+    def small(word: object, wait: bool = False) -> None:
+        waited.append(wait)
+        clock[0] += 7.0 if wait else 0.0
+        if len(waited) == 6:
+            (tmp_path / "end").touch()
+
+    monkeypatch.setattr(probes, "device", lambda: None)
+    monkeypatch.setattr(probes, "load", lambda *_: small)
+    monkeypatch.setattr(probes, "buffer", lambda *_: nullcontext())
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: clock[0])
+    other = tmp_path / "other"
+    other.write_text(LONG_KERNEL.format(python=sys.executable, end=tmp_path / "end"))
+    other.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(other))
+    found = turns.beside(0.001)
+    assert (found.seconds, found.right, found.error) == (2.5, True, "")
+    assert len(found.waits) >= 4
+    assert set(found.waits) == {7.0}
+
+
 def test_the_plans_have_as_many_hand_overs_as_launches() -> None:
     assert abs(packets.HANDOVERS - packets.LAUNCHES) <= 2
 
