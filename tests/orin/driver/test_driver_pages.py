@@ -11,6 +11,7 @@ import pytest
 from tegrad.orin.address_space import READ_ONLY, AddressSpace, Piece
 from tegrad.orin.files import Errno
 from tegrad.uapi.constants import NVGPU_AS_MAP_BUFFER_FLAGS_FIXED_OFFSET as FIXED
+from tegrad.uapi.constants import NVGPU_AS_MAP_BUFFER_FLAGS_UNMAPPED_PTE as UNMAPPED
 
 PAGE = 4096
 START, PAGES = 0x200000, 512
@@ -164,6 +165,21 @@ def test_the_gpu_is_told_what_lies_behind_each_page(seed: int) -> None:
     assert world.table.pages.keys() == world.expected.keys()
     world.vm.drop()
     assert [buffer.holders for buffer in world.buffers] == [0] * len(world.buffers)
+
+
+@pytest.mark.parametrize("freed", [False, True])
+def test_a_mapping_without_entries_replaces_the_zeros_of_a_sparse_area(freed: bool) -> None:
+    """Also those that an area has left behind: a page that the GPU then reads is a fault."""
+    world = World(1)
+    first = world.vm.reserve(4 * PAGE, START, sparse=True) // PAGE
+    if freed:
+        world.vm.release(first * PAGE)
+        world.vm.reserve(4 * PAGE, START, sparse=False)
+    zeros: Pages = {first + i: ZERO for i in range(4)}
+    assert world.table.pages == zeros
+    flags, buffer = FIXED | UNMAPPED, world.buffers[2]
+    world.vm.map_fixed(buffer, flags, 0, (first + 1) * PAGE, 0, 0)  # type: ignore[arg-type]
+    assert world.table.pages == {page: zeros[page] for page in (first, first + 3)}
 
 
 def test_pieces_of_a_remap_are_cut() -> None:
