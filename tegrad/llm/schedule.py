@@ -405,7 +405,7 @@ class _Builder:
         self.add(Op.SAMPLE, 0, row, (), False)
 
 
-def head_spans(net: Network, head: int, shares: int = 1) -> tuple[Span, Span, Span]:
+def head_spans(net: Network, head: int, shares: int) -> tuple[Span, Span, Span]:
     """The queries of a share of a KV head's query heads, the key and the value."""
     wide = net.heads // net.kv_heads // shares * net.head_dim
     key = net.heads * net.head_dim + head // shares * net.head_dim
