@@ -60,6 +60,21 @@ def test_memory_is_the_buffers(space: AddressSpace, fd: int) -> None:
     assert space.read(0x40000000 + PAGE + 5, 5, 6) == b"hello"
 
 
+def test_an_address_space_that_is_made_by_itself_has_an_l2_that_keeps_stores(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEGRAD_L2", "back")
+    space = AddressSpace(1)
+    space.map(0x40000000, 4 * PAGE, fd, 0, True, cached=True)
+    space.write(0x40000000, b"stored", 6)
+    space.l2.settle()
+    assert os.pread(fd, 6, 0) == bytes(6)
+    assert space.read(0x40000000, 6, 6) == b"stored"
+    space.l2.write_back()
+    assert os.pread(fd, 6, 0) == b"stored"
+    space.close()
+
+
 def test_sizes_are_rounded_to_pages_and_checked_against_the_buffer(space: AddressSpace, fd: int) -> None:
     space.map(0x1000, 5, fd, 0, True)
     assert space.bad_page(0x1000, PAGE, True) is None
