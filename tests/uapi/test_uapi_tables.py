@@ -80,6 +80,7 @@ def test_fds_and_pointers_name_fields_that_exist(row: Ioctl) -> None:
         _, _, size, _ = member_at(row.struct, path)
         assert size == 8, "a user pointer is 64 bits wide"
         assert {f for f in (pointer.count, pointer.times) if f} <= names
+        assert not pointer.fds or pointer.item is ctypes.c_int32, "an fd is an int"
 
 
 def member_at(cls: CType, path: str) -> tuple[object, int, int, int]:
