@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -167,6 +168,9 @@ def test_a_mutant_is_held_against_its_modules_own_tests_then_the_quickest(
     assert chosen(of_function) == [*own, "tests/test_gates_open.py", *others]
     assert chosen(of_module) == [*own, "tests/slow.py"]
     assert chosen({"file": "part/kernels/gates.cu"}) == others
+    with monkeypatch.context() as patch:  # of a line that is there no more, any function of the file will do
+        patch.setattr(run, "placed", lambda *_: None)
+        assert chosen(of_function) == [*own, "tests/test_gates_open.py", *others]
     monkeypatch.setattr(run, "MOST_S", 8.5)
     assert chosen(of_function) == [*own, "tests/quick.py"]
     assert chosen({"file": "tegrad/conformance/s2_nvmap.py", "line": 1}) == ["tests/conformance/test_mutants.py"]
@@ -195,5 +199,7 @@ def test_what_fails_without_the_mutant_too_has_noticed_nothing(
         assert found["outcome"] == outcome
         assert ("broken", "9") in seen
         assert source.read_text() == GATE
+        table = json.loads((tmp_path / f"sound-{tmp_path.name}.json").read_text())
+        assert not table[f"{GATE.strip()}:broken"]
         (tmp_path / f"sound-{tmp_path.name}.json").unlink()
     assert "good" not in [test for test, text in seen if text == "1"]  # nothing failed there

@@ -63,11 +63,11 @@ def chosen(folder: Path, row: dict[str, Any], seconds: dict[str, float], drawn: 
     path = Path(row["file"])
     if path.match("tegrad/conformance/s*.py"):
         return [RULES]
-    line = 0
+    function = f"{path}\t0"
     if path.suffix == ".py":
         then = git("show", f"{(folder / COMMIT).read_text()}:{path}")
         change = placed(row, git("show", f"{drawn}:{path}"), then)
-        line = function_line(then, change.line) if change else 0
+        function = f"{path}\t{function_line(then, change.line)}" if change else f"{path}\t"  # or any of the file
 
     def rank(test: str) -> tuple[bool, bool, float]:
         return path.stem[:SAME] not in Path(test).stem, Path(test).parent.name not in path.parts, seconds[test]
@@ -75,9 +75,7 @@ def chosen(folder: Path, row: dict[str, Any], seconds: dict[str, float], drawn: 
     idle: dict[str, float] = json.loads(KNOWN.read_text())
     called = [test for test in {**idle, **seconds} if Path(test).stem == f"test_{path.stem}"]
     called += [
-        test
-        for test in sorted(seconds, key=rank)
-        if test not in called and f"{row['file']}\t{line}" in _calls(folder, test)
+        test for test in sorted(seconds, key=rank) if test not in called and _has(_calls(folder, test), function)
     ]
     taken: list[str] = []
     total = 0.0
@@ -89,6 +87,11 @@ def chosen(folder: Path, row: dict[str, Any], seconds: dict[str, float], drawn: 
             taken.append(test)
             total += takes
     return taken
+
+
+def _has(calls: frozenset[str], function: str) -> bool:
+    """Whether a function was called; one without a line is any of the file."""
+    return function in calls if function[-1] != "\t" else any(call.startswith(function) for call in calls)
 
 
 _known: dict[str, frozenset[str]] = {}
@@ -131,10 +134,10 @@ def held(copy: Path, folder: Path, row: dict[str, Any], seconds: dict[str, float
     """Run one mutant: what killed it, or that it survived what it was held against."""
     head = git("rev-parse", "HEAD").strip()
     text = git("show", f"{drawn}:{row['file']}")
-    path = lay(copy, head) / row["file"]
+    path, commit = lay(copy, head) / row["file"], head
     change = placed(row, text, path.read_text()) if path.exists() else None
     if change is None:
-        path = lay(copy, drawn) / row["file"]
+        path, commit = lay(copy, drawn) / row["file"], drawn
         change = placed(row, text, text)
     assert change is not None
     text = path.read_text()
@@ -147,24 +150,25 @@ def held(copy: Path, folder: Path, row: dict[str, Any], seconds: dict[str, float
             took = seconds.get(test, LONG_S)
             shutil.rmtree(cache, ignore_errors=True)
             _warm(folder, cache)
-            if (killer := _killer(copy, cache, test, took)) and _sound(folder, copy, path, text, test, seconds):
+            if (killer := _killer(copy, cache, test, took)) and _sound(folder, copy, commit, path, text, test, seconds):
                 return {"outcome": "killed", "by": killer, "seconds": round(time.monotonic() - start, 1)}
     finally:
         path.write_text(text)
     return {"outcome": "survived", "held against": tests, "seconds": round(time.monotonic() - start, 1)}
 
 
-def _sound(folder: Path, copy: Path, path: Path, text: str, test: str, seconds: dict[str, float]) -> bool:
-    """Whether a file of tests passes without a mutant, found out once: what fails anyway has noticed nothing."""
+def _sound(folder: Path, copy: Path, commit: str, path: Path, text: str, test: str, seconds: dict[str, float]) -> bool:
+    """Whether a file of tests passes without a mutant, found out once for a commit: what fails anyway has noticed
+    nothing."""
     table = folder / f"sound-{copy.name}.json"
     known: dict[str, bool] = json.loads(table.read_text()) if table.exists() else {}
-    if test not in known:
+    if (key := f"{commit}:{test}") not in known:
         mutant = path.read_text()
         path.write_text(text)
-        known[test] = not _killer(copy, copy.with_suffix(".cache"), test, seconds.get(test, LONG_S))
+        known[key] = not _killer(copy, copy.with_suffix(".cache"), test, seconds.get(test, LONG_S))
         path.write_text(mutant)
         table.write_text(json.dumps(known, indent=1) + "\n")
-    return known[test]
+    return known[key]
 
 
 def _warm(folder: Path, cache: Path) -> None:
