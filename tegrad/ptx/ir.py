@@ -121,6 +121,8 @@ class Fn:
         if el in ("half", "float", "double"):
             text = float_text(el, float(value))
         elif el == "ptr":
+            if value:
+                raise ValueError(f"no address but null is a constant: {value!r}")
             text = "null"
         elif el == "i1":
             text = "true" if value else "false"
