@@ -19,6 +19,8 @@ ONLY_THE_CHANNEL = (
     Edit(DRIVER + "Channel.kill", "self.stop()", "pass"),
 )
 """The GPU stops the channel that failed, and no other of its TSG."""
+ZEROS_PASS = Start("tegrad.orin.methods.require_method", "if not data: return 'NO_OPERATION'")
+"""A method that does not exist is one that does nothing, given a zero."""
 
 
 def every_group(pause: str) -> Edit:
@@ -65,7 +67,7 @@ NOTIFIER: dict[str, Mutant | list[Mutant]] = {
     "7.2/force-reset": Edit(
         DRIVER + "force_reset", "NotifierCode.RESETCHANNEL_VERIF_ERROR", "NotifierCode.PBDMA_ERROR"
     ),
-    "7.2/illegal-method": Edit(RECOVERY + "illegal_method", "GR_ILLEGAL_NOTIFY", "GR_EXCEPTION"),
+    "7.2/illegal-method": [Edit(RECOVERY + "illegal_method", "GR_ILLEGAL_NOTIFY", "GR_EXCEPTION"), ZEROS_PASS],
     "7.2/refused-copy": Edit(RECOVERY + "ce_error", "return NotifierCode.CE_ERROR", "return NotifierCode.GR_EXCEPTION"),
 }
 
@@ -86,7 +88,10 @@ LOG: dict[str, Mutant | list[Mutant]] = {
     "7.3/sm-lines": Edit(RECOVERY + "sm_exception", "sm machine check err.", "sm."),
     "7.3/sked-line": Edit(RECOVERY + "sked_exception", "sked exception: esr 0x{event.esr:08x}", "sked exception"),
     "7.3/class-error-line": Edit(RECOVERY + "class_error", 'f"class error 0x', 'f"0x'),
-    "7.3/illegal-method-line": Edit(RECOVERY + "illegal_method", "illegal method: invalid method class", "class"),
+    "7.3/illegal-method-line": [
+        Edit(RECOVERY + "illegal_method", "illegal method: invalid method class", "class"),
+        ZEROS_PASS,
+    ],
     "7.3/pbdma-lines": Edit(RECOVERY + "pbdma_fault", "SHADOW: {event.shadow:08x} ", ""),
     "7.3/pbdma-header": Edit(RECOVERY + "pbdma_fault", "PBH: {event.header:08x}", "PBH: {event.data:08x}"),
     "7.3/ce-line": Edit(RECOVERY + "ce_error", "ce launch error interrupt", "ce interrupt"),
