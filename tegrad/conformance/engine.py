@@ -290,7 +290,9 @@ class Queue:
         return self.cls(ComputeMethod.SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_A, 0, per_tpc, 0x100)
 
     def semaphore(self, va: int, payload: int, execute: int) -> Queue:
-        """SEM_EXECUTE with its operands, as the field does it."""
+        """SEM_EXECUTE with its operands, as the field does it. ValueError for an address it cannot say."""
+        if va & 3:
+            raise ValueError(f"a semaphore at {va:#x}: the method has bits 31 to 2 of its address")
         return self.host(HostMethod.SEM_ADDR_LO, va & M32, va >> 32, payload & M32, payload >> 32, execute)
 
     def release(self, va: int, payload: int, execute: int = RELEASE) -> Queue:

@@ -14,6 +14,7 @@ from mutation import Edit
 
 from tegrad.conformance import all_rules
 from tegrad.conformance import run as run_module
+from tegrad.conformance.engine import Gpu
 from tegrad.conformance.process import Peer
 from tegrad.conformance.report import document
 from tegrad.conformance.rig import Rig, request
@@ -45,6 +46,20 @@ def hangs(rig: Rig) -> None:
     everything(rig)
     while True:
         time.sleep(1)
+
+
+def test_a_rule_that_asks_for_a_semaphore_where_none_can_be_is_in_error(board: MutableBoard) -> None:
+    """The method leaves out the address's last two bits: another semaphore would be meant."""
+    for offset, state in ((4, "holds"), (1, "error"), (2, "error")):
+
+        def check(rig: Rig, offset: int = offset) -> None:
+            gpu = Gpu(rig)
+            gpu.queue(contexts=()).acquire(gpu.memory().va + offset, 0, 0).done()
+
+        outcome = board.judge(made(check))
+        assert outcome.state == state
+        assert ("bits 31 to 2" in outcome.detail) == (state == "error")
+        assert board.sound()
 
 
 @pytest.mark.parametrize(("check", "state"), [(everything, "holds"), (fails, "error"), (hangs, "error")])
