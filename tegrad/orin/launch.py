@@ -251,8 +251,9 @@ def _refusals(chip: Chip, get: _Fields, names: _Version) -> Iterator[tuple[SkedB
     elif (config := get("max_sm_config_shared_mem_size")) and (config - 1) * 4096 < shared:
         yield SkedBit.L1_CONFIG_TOO_SMALL, f"shared size {shared:#x} but the largest configuration is {config:#x}"
     for i in range(8):
-        if get(f"constant_buffer_valid_{i}") and get(f"constant_buffer_size_shifted4_{i}") << 4 > MAX_CONSTANT_BUFFER:
-            yield SkedBit.CONSTANT_BUFFER_SIZE, f"constant buffer {i} is larger than 64 KiB"
+        size = get(f"constant_buffer_size_shifted4_{i}") << 4
+        if get(f"constant_buffer_valid_{i}") and size > MAX_CONSTANT_BUFFER:
+            yield SkedBit.CONSTANT_BUFFER_SIZE, f"{size} bytes of constant buffer {i}, limit {MAX_CONSTANT_BUFFER}"
     if get("shader_local_memory_low_size") % LOCAL_UNIT:
         yield SkedBit.LOCAL_MEMORY_LOW_SIZE, "local memory size (low) is not a multiple of 16"
     if get("shader_local_memory_high_size") % LOCAL_UNIT:
