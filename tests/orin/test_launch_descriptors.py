@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import is_dataclass
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from tegrad.hw.chips import CHIPS, Chip
 from tegrad.hw.faults import SkedBit
 from tegrad.hw.qmd import LAYOUTS, Qmd
+from tegrad.orin import launch
 from tegrad.orin.launch import (
     WINDOWS_APART,
     Dependent,
@@ -115,6 +118,13 @@ def test_each_flag_of_a_shape_is_its_own(chip: Chip, field: str) -> None:
     assert {name: getattr(shape, name) for name in FLAGS.values()} == {
         name: name == FLAGS[field] for name in FLAGS.values()
     }
+
+
+def test_what_a_launch_is_described_by_has_room_for_its_fields_and_no_more() -> None:
+    """There is one for each launch, and a field with a wrong name is an error."""
+    made = [one for _, one in inspect.getmembers(launch, is_dataclass) if one.__module__ == launch.__name__]
+    assert {LaunchSpec, Shape, Release, Dependent} < set(made)
+    assert [one.__name__ for one in made if one.__dictoffset__] == []
 
 
 def test_a_grid_has_the_systems_shared_memory_at_least() -> None:
