@@ -1,6 +1,7 @@
 """The forms of the boundary between two kernels: what they say they order they do order, and the figures come out."""
 
 import json
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -107,6 +108,29 @@ def test_a_form_for_the_first_launches_ends_before_the_others(racing: Any) -> No
 def test_only_hopper_tries_the_fields_that_only_it_has() -> None:
     assert boundaries.forms("sm_87") == list(FORMS)
     assert boundaries.forms("sm_90") == [*FORMS, *HOPPER]
+
+
+def test_what_goes_wrong_in_a_forms_process_is_its_row_within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"form": "chain", "right": True}
+    said = {"none": ("", ""), "died": ("half a li", "a trace\nFault: an address\n"), "chain": (json.dumps([row]), "")}
+    waited: list[float] = []
+
+    def run(command: list[str], *, timeout: float, **how: Any) -> Any:
+        waited.append(timeout)
+        if command[-2] == "hangs":
+            raise subprocess.TimeoutExpired(command, timeout)
+        out, errors = said[command[-2]]
+        return subprocess.CompletedProcess(command, 1, f"a word before\n{out}\n" if out else "", errors)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert boundaries._in_process("chain") == [row]
+    for form, error in (
+        ("none", "no output"),
+        ("died", "Fault: an address"),
+        ("hangs", f"did not end in {waited[0]} s"),
+    ):
+        assert boundaries._in_process(form) == [{"form": form, "error": error}]
+    assert max(waited) <= 60
 
 
 def test_a_form_is_measured_and_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
