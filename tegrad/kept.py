@@ -5,22 +5,50 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 from typing import Final
 
+from tegrad.errors import SettingError
+
 DIGEST: Final = 32
 """Bytes of SHA-256 in front of what `keep` writes: a file that was cut short, zeroed or changed is none."""
+LARGEST: Final = 256 << 20
+"""Bytes of a file that is read: many times the largest kernel's."""
+
+
+def cache_folder() -> Path:
+    """The folder that a user's caches are in: $XDG_CACHE_HOME, or ~/.cache. SettingError where there is no home."""
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named)
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:
+        raise SettingError("this user has no home folder to keep kernels in: set HOME, or XDG_CACHE_HOME") from None
 
 
 def find(path: Path) -> bytes | None:
     """What `keep` wrote there; None where there is nothing, or something else."""
-    try:
-        data = path.read_bytes()
-    except OSError:
+    if (data := read(path)) is None:
         return None
     content = data[DIGEST:]
     return content if hashlib.sha256(content).digest() == data[:DIGEST] else None
+
+
+def read(path: Path) -> bytes | None:
+    """A file's bytes; None where there is none, and for what is not read to an end: a pipe, a device, a huge file."""
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:
+            status = os.fstat(file.fileno())
+            return file.read() if stat.S_ISREG(status.st_mode) and status.st_size <= LARGEST else None
+    except OSError:
+        return None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """An opener for a pipe that nobody writes to, too."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def keep(path: Path, content: bytes, *, lasting: bool = False) -> bool:

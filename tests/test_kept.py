@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tegrad import kept
+from tegrad.errors import SettingError
 from tegrad.nv import compilers
 
 CONTENT = bytes(range(256)) * 20
@@ -24,6 +25,19 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "longer": lambda data: data + b"\0",
 }
 
+
+def _sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+INSTEAD: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a sparse file": _sparse,
+    "a folder": os.mkdir,
+    "a link to itself": lambda path: path.symlink_to(path),
+}
 KERNEL = '.version 8.0\n.target sm_87\n.address_size 64\n.visible .entry nothing() { ret; }\n'  # fmt: skip
 FULL = """
 import resource, signal, sys
@@ -51,6 +65,34 @@ def test_a_damaged_file_is_none(damage: Callable[[bytes], bytes], tmp_path: Path
     kept.keep(path, CONTENT)
     path.write_bytes(damage(path.read_bytes()))
     assert kept.find(path) is None
+
+
+@pytest.mark.parametrize("make", INSTEAD.values(), ids=INSTEAD)
+def test_what_has_no_end_is_none_and_not_waited_for(make: Callable[[Path], object], tmp_path: Path) -> None:
+    make(tmp_path / "kept")
+    find = "import sys; from pathlib import Path; from tegrad import kept; print(kept.find(Path(sys.argv[1])))"
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -v 2000000; exec "$@"', "bash", sys.executable, "-c", find, str(tmp_path / "kept")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("None\n", "")
+
+
+def _nobody(uid: int) -> object:
+    raise KeyError(uid)
+
+
+def test_without_a_home_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", _nobody)
+    with pytest.raises(SettingError, match="set HOME, or XDG_CACHE_HOME"):
+        kept.cache_folder()
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert kept.cache_folder() == Path("/elsewhere")
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)

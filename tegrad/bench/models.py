@@ -23,6 +23,7 @@ import typer
 from gguf import GGMLQuantizationType, GGUFWriter
 from numpy.typing import NDArray
 
+from tegrad import kept
 from tegrad.errors import TegradError
 from tegrad.llm.arch import ARCHES, Config, Rope, tensor_name
 
@@ -123,7 +124,7 @@ def parse(name: str) -> tuple[Shape, str]:
 
 def cache_dir() -> Path:
     """$XDG_CACHE_HOME/tegrad/models or ~/.cache/tegrad/models."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tegrad" / "models"
+    return kept.cache_folder() / "tegrad" / "models"
 
 
 def provide(name: str, folder: Path | None = None) -> Path:

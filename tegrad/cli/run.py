@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from tegrad import models
+from tegrad import kept, models
 from tegrad.errors import TegradError
 from tegrad.nv.kernel import CTRL_NODE, DESKTOP_NODE
 
@@ -264,7 +264,7 @@ def _stream(reply: Reply, *, show: bool) -> str:
 
 def _keep_kernels(tell: Callable[[str], None]) -> None:
     """Turn tinygrad's cache off where its folder cannot be written: it would raise at the first kernel."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tinygrad"
+    folder = kept.cache_folder() / "tinygrad"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         writable = os.access(folder, os.W_OK)

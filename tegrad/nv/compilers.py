@@ -6,7 +6,6 @@ decides them: source, architecture, options, compiler version, headers and the l
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -108,8 +107,7 @@ def _digest(*parts: object) -> str:
 
 def cache_dir() -> Path:
     """Where compiled kernels are kept: `tegrad/cubin` in the user's cache directory (XDG_CACHE_HOME)."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "tegrad" / "cubin"
+    return kept.cache_folder() / "tegrad" / "cubin"
 
 
 def _cached(key: tuple[object, ...], build: Callable[[], bytes], cache: bool) -> bytes:

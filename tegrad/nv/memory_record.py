@@ -6,7 +6,6 @@ board says nothing of a device, and decides for none.
 """
 
 import json
-import os
 import platform
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -51,7 +50,7 @@ class MemoryRecord:
 
 def folder() -> Path:
     """Where records are kept: `tegrad/memory` in the user's cache directory (XDG_CACHE_HOME)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tegrad" / "memory"
+    return kept.cache_folder() / "tegrad" / "memory"
 
 
 def chip(board: bool) -> str:
@@ -95,7 +94,7 @@ def _read(chip: str) -> MemoryRecord | None:
         return None
     key = (chip, platform.release(), tegrad.__version__)
     with suppress(OSError, ValueError, TypeError):
-        found = MemoryRecord(**json.loads(path(*key).read_text()))
+        found = MemoryRecord(**json.loads(kept.read(path(*key)) or b""))
         if (found.chip, found.kernel, found.tegrad) == key:
             return found
     return None

@@ -5,7 +5,6 @@ written to a temporary file first, so that processes may share the cache.
 """
 
 import hashlib
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -35,7 +34,7 @@ _lock = threading.RLock()
 
 def default_cache_dir() -> Path:
     """$XDG_CACHE_HOME/tegrad/ptx or ~/.cache/tegrad/ptx."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tegrad" / "ptx"
+    return kept.cache_folder() / "tegrad" / "ptx"
 
 
 @cache
