@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
+from tegrad import kept
 from tegrad.errors import TegradError
 from tegrad.orin import wire
 from tegrad.orin.client import COPY_BACK_EFAULT
@@ -44,11 +45,14 @@ class NoProgram(PreloadError):
 
 def default_cache_dir() -> Path:
     """$XDG_CACHE_HOME/tegrad/preload or ~/.cache/tegrad/preload."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tegrad" / "preload"
+    return kept.cache_folder() / "tegrad" / "preload"
 
 
 def library(folder: Path | None = None) -> Path:
-    """The library, built if it is not in the cache folder yet. PreloadError where that fails."""
+    """The library, built if it is not in the cache folder yet, or not as it was built. PreloadError where that fails.
+
+    The loader takes a damaged one for a reason to end the program, or to run it without a board.
+    """
     table = header()
     sources = sorted(SOURCE.glob("*.c"))
     compiler = find_compiler()
@@ -59,13 +63,19 @@ def library(folder: Path | None = None) -> Path:
     path = folder / f"{digest.hexdigest()[:24]}.so"
     if any(c in str(path) for c in ": "):
         raise PreloadError(f"the loader cannot preload {path}: set XDG_CACHE_HOME to a folder without space and colon")
-    if not path.exists():
+    if not _whole(path):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _build(compiler, sources, table, path)
         except OSError as error:
             raise PreloadError(f"the preload library cannot be kept in {folder}: {error}; set XDG_CACHE_HOME") from None
     return path
+
+
+def _whole(path: Path) -> bool:
+    """Whether this is a library as `_build` left it: it ends with its digest, which the loader does not look at."""
+    data = kept.read(path) or b""
+    return len(data) > kept.DIGEST and hashlib.sha256(data[: -kept.DIGEST]).digest() == data[-kept.DIGEST :]
 
 
 def find_compiler() -> list[str]:
@@ -90,6 +100,10 @@ def _build(compiler: Sequence[str], sources: Iterable[Path], table: str, path: P
             raise PreloadError(
                 f"{' '.join(compiler)} cannot build the preload library: {reason}; set CC to another compiler"
             )
+        with open(made, "ab") as library:
+            library.write(hashlib.sha256(made.read_bytes()).digest())
+            library.flush()
+            os.fsync(library.fileno())
         made.replace(path)
 
 

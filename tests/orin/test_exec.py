@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -253,6 +254,24 @@ def test_the_library_is_built_once(tmp_path: Path) -> None:
     stamp = made.stat().st_mtime_ns
     assert preload.library(tmp_path) == made
     assert made.stat().st_mtime_ns == stamp
+    assert list(tmp_path.iterdir()) == [made]
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "cut": lambda data: data[:5000],
+    "zeroed": lambda data: bytes(len(data)),
+    "a byte changed": lambda data: data[:4] + bytes([data[4] ^ 3]) + data[5:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_library_is_built_again(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    made = preload.library(tmp_path)
+    made.write_bytes(damage(made.read_bytes()))
+    assert preload.library(tmp_path) == made
+    loaded = subprocess.run(["/bin/true"], env={"LD_PRELOAD": str(made)}, capture_output=True, check=False)
+    assert (loaded.returncode, loaded.stderr) == (0, b"")
     assert list(tmp_path.iterdir()) == [made]
 
 
