@@ -182,7 +182,6 @@ class Yarn:
 
     trained_context: int
     extrapolation: float = 1.0
-    attention: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
 
@@ -196,6 +195,8 @@ class Rope:
     scale: float = 1.0
     """Positions are multiplied by it (1 / rope.scaling.factor)."""
     yarn: Yarn | None = None
+    attention: float = 1.0
+    """What cosines and sines are multiplied by (rope.scaling.attn_factor), however positions are scaled."""
 
     def tables(self, positions: int, divisors: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """Cosines and sines (2, positions, dim/2); `divisors` are the file's rope_freqs, one per pair."""
@@ -203,13 +204,12 @@ class Rope:
         frequency = self.base ** (-2.0 * pairs / max(1, self.dim))
         if divisors is not None:
             frequency = frequency / divisors
-        magnitude = 1.0
+        magnitude = self.attention
         if self.yarn is None:
             frequency = frequency * self.scale
         else:
             ramp = self._yarn_ramp(self.yarn, pairs) * self.yarn.extrapolation
             frequency = frequency * (self.scale * (1 - ramp) + ramp)
-            magnitude = self.yarn.attention
             if self.yarn.extrapolation:
                 magnitude *= 1.0 + 0.1 * float(np.log(1.0 / self.scale))
         tables = np.empty((2, positions, len(pairs)), np.float32)
@@ -288,7 +288,9 @@ class Config:
     def check_sampled(self, token: int) -> None:
         """ModelError for what the device hands over where no logit is the largest."""
         if token >= self.vocab:
-            raise ModelError("the model's logits are not numbers: its weights or values are broken")
+            raise ModelError(
+                "the model's logits are not numbers: its weights or values are broken; download or convert it again"
+            )
 
     @property
     def group(self) -> int:
@@ -442,17 +444,18 @@ def _rope(get: _Reader, name: str, head_dim: int, context: int) -> Rope:
     # YaRN divides by the base's logarithm.
     base = get.number(f"{name}.rope.freq_base", 10000.0, above=1.0 if kind == "yarn" else 0.0)
     if kind not in ("none", "linear", "yarn"):
-        raise UnsupportedModelError(f"{get.file.path} scales its rope by {shown(kind)}; we run none, linear and yarn")
-    yarn = None
+        raise UnsupportedModelError(
+            f"{get.file.path} scales its rope by {shown(kind)}; we run none, linear and yarn: choose another model"
+        )
+    yarn, prefix = None, f"{name}.rope.scaling"
     if kind == "yarn":
-        prefix = f"{name}.rope.scaling"
         yarn = Yarn(
             trained_context=get.size(f"{prefix}.original_context_length", context),
-            attention=get.number(f"{prefix}.attn_factor", 1.0, above=0.0),
             beta_fast=get.number(f"{prefix}.yarn_beta_fast", 32.0, above=0.0),
             beta_slow=get.number(f"{prefix}.yarn_beta_slow", 1.0, above=0.0),
         )
-    return Rope(dim, base, 1.0 / factor if factor and kind != "none" else 1.0, yarn)
+    scale = 1.0 / factor if factor and kind != "none" else 1.0
+    return Rope(dim, base, scale, yarn, get.number(f"{prefix}.attn_factor", 1.0, above=0.0))
 
 
 class _Reader:
@@ -496,7 +499,9 @@ class _Reader:
         if isinstance(value, list) and value and all(entry == value[0] for entry in value):
             value = value[0]
         elif isinstance(value, list):
-            raise UnsupportedModelError(f"{self.file.path} has layers of different {key}, which we do not run")
+            raise UnsupportedModelError(
+                f"{self.file.path} has layers of different {key}, which we do not run: choose another model"
+            )
         else:
             value = self.of(key, int)
         if not isinstance(value, int) or value <= 0:

@@ -116,6 +116,19 @@ def test_numbers_that_no_model_has_are_refused_by_name(tmp_path: Path, changes: 
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({f"{SCALING}.type": "longrope"}, "scales its rope by 'longrope'"),
+        ({"llama.attention.head_count_kv": [1, 2]}, "has layers of different llama.attention.head_count_kv"),
+    ],
+)
+def test_what_we_do_not_run_says_what_to_do(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+    path = rewritten(write(tmp_path / "model.gguf", SMALL, TYPE.F32), tmp_path / "other.gguf", **changes)
+    with pytest.raises(UnsupportedModelError, match=f"{re.escape(said)}.*: choose another model$"):
+        read(path)
+
+
 @pytest.mark.parametrize(("fast", "slow"), [(None, None), (8.0, 2.0), (64.0, 0.5)])
 def test_yarns_betas_are_the_files(tmp_path: Path, fast: float | None, slow: float | None) -> None:
     """Pairs that turn more often within the trained context stay, those that turn seldom are slowed by the factor.

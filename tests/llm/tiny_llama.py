@@ -60,6 +60,7 @@ SHAPES = {
         extra={
             "llama.rope.scaling.type": "linear",
             "llama.rope.scaling.factor": 3.0,
+            "llama.rope.scaling.attn_factor": 1.25,
             "llama.rope.freq_base": 50000.0,
         }
     ),
