@@ -1,5 +1,8 @@
 """The sampler draws what its settings say, and the same again from the same seed."""
 
+import math
+import re
+
 import numpy as np
 import pytest
 
@@ -62,6 +65,20 @@ def test_equal_seeds_draw_equally() -> None:
     first, second, other = (Sampler(1.0, seed=seed) for seed in (7, 7, 8))
     rows = np.random.default_rng(0).standard_normal((100, 50)).astype(np.float32)
     assert [first(row) for row in rows] == [second(row) for row in rows] != [other(row) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"temperature": math.inf}, "a temperature of 0 or from 0.001 to 1e+09"),
+        ({"top_k": 1 << 31}, "a top-k from 0 to 2147483647"),
+        ({"repeat": 1e10}, "a repetition penalty above 0 and up to 1e+09"),
+        ({"presence": 1e10}, "presence and frequency penalties from -1e+09 to 1e+09"),
+    ],
+)
+def test_a_setting_that_is_too_large_is_told_the_largest(settings: dict[str, float], said: str) -> None:
+    with pytest.raises(ModelError, match=f"; give {re.escape(said)}$"):
+        Sampler(**settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("settings", [{"temperature": -1}, {"top_k": -1}, {"top_p": 0}, {"temperature": float("nan")}])
