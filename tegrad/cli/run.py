@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from tegrad.llm.gguf import Gguf
     from tegrad.llm.session import Session
     from tegrad.llm.tokenizer import Tokenizer
+
+    Opened: TypeAlias = tuple[Gguf, int, tuple[str, bool], tuple[Tokenizer, list[int]] | None]
 
 GPU_FILES: Final = (CTRL_NODE, DESKTOP_NODE)
 """What a Jetson's and a desktop's NVIDIA driver offer."""
@@ -111,10 +113,12 @@ def run(
                 device = _opened()
         finally:
             with _no_template_waits(opening):
-                file, positions, asked = opening.result()  # what is wrong with it is said, whatever else is wrong
+                file, positions, asked, known = (
+                    opening.result()
+                )  # what is wrong with it is said, whatever else is wrong
             for note in notes:
                 _tell(note)
-        reading = beside.submit(_tokens, file, *asked)
+        reading = beside.submit(lambda: known or _tokens(file, *asked))
         begun = time.perf_counter()
         reach = _most_tokens(asked[0]) + max_tokens
         session, steps = speaker(file, positions, q8=cache is Cache.Q8_0, reach=reach)
@@ -156,10 +160,9 @@ def nothing_collected() -> Iterator[None]:
         gc.enable()
 
 
-def _opened_file(
-    path: Path, context: int | None, ask: Callable[[Gguf], tuple[str, bool]]
-) -> tuple[Gguf, int, tuple[str, bool]]:
-    """A model's file, the positions of its cache, and what `ask` makes of the prompt, which fits them."""
+def _opened_file(path: Path, context: int | None, ask: Callable[[Gguf], tuple[str, bool]]) -> Opened:
+    """A model's file, the positions of its cache, what `ask` makes of the prompt, which fits them, and its tokens where
+    they had to be counted for that."""
     from tegrad.llm.arch import Config
     from tegrad.llm.gguf import Gguf
 
@@ -168,11 +171,13 @@ def _opened_file(
         config, asked = Config.read(file), ask(file)
         config.check_tokens(file)
         positions = config.positions(context)
+        known = None
         if _most_tokens(asked[0]) > positions:
             _check_length(asked[0], file, positions)
-            config.positions(context, len(_tokens(file, *asked)[1]))
+            known = _tokens(file, *asked)
+            config.positions(context, len(known[1]))
         held.pop_all()
-        return file, positions, asked
+        return file, positions, asked, known
 
 
 def _most_tokens(text: str) -> int:
@@ -189,7 +194,7 @@ def _check_length(text: str, file: Gguf, positions: int) -> None:
         raise UsageError(f"a prompt of {size} bytes is more than the context of {positions} tokens holds: shorten it")
 
 
-def _close_file(opening: Future[tuple[Gguf, int, tuple[str, bool]]]) -> None:
+def _close_file(opening: Future[Opened]) -> None:
     if opening.exception() is None:
         opening.result()[0].close()
 
@@ -343,7 +348,9 @@ def _asked(prompt: str, file: Gguf, *, chat: bool, insist: bool) -> tuple[str, b
         if insist:
             raise UsageError(f"{file.path} has no chat template: leave out --chat")
         return prompt, True
-    return template.render([{"role": "user", "content": prompt}]), False
+    if not (text := template.render([{"role": "user", "content": prompt}])):
+        raise UsageError("the model's chat template writes nothing; use --raw")
+    return text, False
 
 
 def _tokens(file: Gguf, text: str, bare: bool) -> tuple[Tokenizer, list[int]]:

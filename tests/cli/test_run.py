@@ -165,6 +165,25 @@ def test_a_choice_or_a_gpu_is_respected(
     assert capsys.readouterr().err == ""
 
 
+COUNTED = """
+from tegrad.llm.tokenizer import Tokenizer
+encode, asked = Tokenizer.encode, []
+Tokenizer.encode = lambda self, text, **more: asked.append(text) or encode(self, text, **more)
+from tegrad.cli.run import run
+run(["In the beginning God created the heaven and the earth. " * 10], max_tokens=1)
+assert len(asked) == 1, len(asked)
+"""
+
+
+@pytest.mark.board
+def test_a_prompt_whose_tokens_had_to_be_counted_is_encoded_once() -> None:
+    """It has more bytes than the context positions; megabytes take long."""
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTED], env=environment(), capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_closed_standard_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     assert command._stream(iter(["a", "b"]), show=True) == "ab"  # type: ignore[arg-type]
