@@ -36,7 +36,7 @@ GPU_FILES: Final = (CTRL_NODE, DESKTOP_NODE)
 EMULATED: Final = "agx-orin-64gb"
 SWITCH: Final = 2e-4
 """Seconds after which a thread that computes lets another have the interpreter: opening a device is hundreds of short
-calls, each of which waits for it behind the reading of a file."""
+calls, each of which would wait for the thread that reads the file."""
 LONGEST_PROMPT: Final = 16 << 20
 """Bytes of a prompt that are read at most: four for each token of the longest contexts."""
 MOST_BYTES: Final = 16
@@ -62,26 +62,42 @@ def run(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="[MODEL] PROMPT", help="A GGUF file, the shipped model if left out; and the prompt, - for stdin."
+            metavar="[MODEL] PROMPT",
+            help="A GGUF file, the shipped model if left out; and the prompt, - for stdin (at most 16 MiB).",
         ),
     ],
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="Tokens to generate at most.")] = 64,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token each time.")] = 0.7,
-    top_k: Annotated[int, typer.Option(help="Choose among so many tokens; 0 is all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Choose among the likeliest tokens of that total probability.")] = 0.95,
-    min_p: Annotated[float, typer.Option(help="Drop tokens less likely than this share of the likeliest.")] = 0.0,
-    repeat_penalty: Annotated[float, typer.Option(help="Make tokens of the last ones less likely; 1 is off.")] = 1.0,
-    presence_penalty: Annotated[float, typer.Option(help="Lower the logits of tokens that occurred.")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(help="Lower them for each time that they occurred.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Choose among this many of the likeliest tokens; 0 is all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Choose among the likeliest tokens that together have this probability.")
+    ] = 0.95,
+    min_p: Annotated[
+        float, typer.Option(help="Drop tokens less likely than this share of the likeliest token's probability.")
+    ] = 0.0,
+    repeat_penalty: Annotated[
+        float, typer.Option(help="Make tokens that occurred lately less likely; 1 is off.")
+    ] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="Lower the logits of tokens that occurred by this.")] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(help="Lower logits by this for each time that the token occurred.")
+    ] = 0.0,
     repeat_last_n: Annotated[int, typer.Option(help="How many of the last tokens the penalties look at.")] = 64,
     seed: Annotated[int | None, typer.Option(min=0, help="Equal seeds give equal text; random if left out.")] = None,
-    context: Annotated[int | None, typer.Option(min=1, help="Positions of the KV cache.")] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Tokens of prompt and answer together; the model's own context, up to 4096, if left out."
+        ),
+    ] = None,
     cache: Annotated[
         Cache, typer.Option(help="Keys and values: q8_0 takes about half of f16's memory, and a little accuracy.")
     ] = Cache.F16,
     chat: Annotated[
         bool | None,
-        typer.Option("--chat/--raw", help="Ask in the model's chat template, the default for MODELs that have one."),
+        typer.Option(
+            "--chat/--raw", help="Put the prompt into the model's chat template, the default for a MODEL that has one."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print text and figures as one JSON object.")] = False,
 ) -> None:
