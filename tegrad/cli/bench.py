@@ -19,14 +19,14 @@ DEFAULT = Path("results")
 def figures(
     results: Root = DEFAULT,
     check: Annotated[
-        bool, typer.Option("--check", help="Only compare; exit 1 if a row is not what its samples give.")
+        bool, typer.Option("--check", help="Only compare; exit code 1 if a row is not what its samples give.")
     ] = False,
     measure: Annotated[bool, typer.Option(help="Measure first; --no-measure only recomputes.")] = True,
     json_: Annotated[bool, typer.Option("--json", help="A JSON list of rows and their ages on the last line.")] = False,
 ) -> None:
-    """Measure again what needs neither a GPU nor long, and recompute every row of figures.json from its samples.
+    """Measure again what is quick and needs no GPU, and recompute every row of figures.json from its samples.
 
-    In a checkout README's table is written from the rows, and a row says by how many commits it is older than the code
+    In a checkout README's table is written from the rows, and each row says how many commits older it is than the code
     that it measures.
     """
     from tegrad.bench import readme
@@ -109,10 +109,10 @@ def ptx(json_: Annotated[bool, typer.Option("--json", help="One JSON object on t
 
 @app.command()
 def boundaries(
-    forms: Annotated[list[str] | None, typer.Argument(help="Forms to measure; all of them if left out.")] = None,
+    forms: Annotated[list[str] | None, typer.Argument(help="Forms to measure; all if left out.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
 ) -> None:
-    """Measure what it costs that a kernel waits for the one before it, for each form that a recording can take."""
+    """Measure what a boundary costs, where a kernel waits for the one before it, in each form that a recording has."""
     from tegrad.bench.boundaries import main
 
     main([*(forms or ()), *(["--json"] if json_ else [])])
@@ -121,12 +121,15 @@ def boundaries(
 @app.command()
 def decode(
     figures: Annotated[
-        list[str] | None, typer.Argument(help="Figures; those held side by side with llama.cpp if left out.")
+        list[str] | None, typer.Argument(help="Figures; all that are compared with llama.cpp if left out.")
     ] = None,
     plan: Annotated[str, typer.Option(help="The kind of step; as `tegrad run` chooses if left out.")] = "",
     boundary: Annotated[str, typer.Option(help="How a launch waits for the one before (bench boundaries).")] = "",
-    pick: Annotated[str, typer.Option(help="Who picks the tiles of prompts and batches.")] = "",
-    joined: Annotated[int, typer.Option(min=1, help="Steps that one submission holds.")] = 1,
+    pick: Annotated[
+        str,
+        typer.Option(help="The instruction for prompts and batches: mma, or wgmma on Hopper; the quicker if left out."),
+    ] = "",
+    joined: Annotated[int, typer.Option(min=1, help="Steps in one submission.")] = 1,
     alone: Annotated[
         bool, typer.Option("--alone", help="Ours only: to tune it, or where the peer is missing.")
     ] = False,
@@ -134,7 +137,7 @@ def decode(
     out: Annotated[Path | None, typer.Option(help="A folder for the samples files instead of the results.")] = None,
     results: Root = DEFAULT,
 ) -> None:
-    """Measure decoding and prompts, ours and llama.cpp's in turn, and say what is reached; exit code 1 if one fails."""
+    """Measure decoding and prompts, ours and llama.cpp's in turn, beside the targets; exit code 1 if a figure fails."""
     from tegrad.bench.gpu import check_gpu
     from tegrad.bench.targets import SIDE_BY_SIDE, TARGETS
     from tegrad.cli.run import choose_device
@@ -170,17 +173,17 @@ def decode(
 @app.command()
 def tinygrad(
     rows: Annotated[
-        list[str] | None, typer.Argument(help="Rows, such as launch or matmul-f16-2048; all of them if left out.")
+        list[str] | None, typer.Argument(help="Rows, such as launch or matmul-f16-2048; all if left out.")
     ] = None,
     vs: Annotated[str, typer.Option(help="The peer: cuda (tinygrad as published), torch or torch-graphs.")] = "cuda",
-    rounds: Annotated[int, typer.Option(min=1, help="Times that both sides do a row, in turn.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="How often both sides do a row, in turn.")] = 5,
     json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
     out: Annotated[Path | None, typer.Option(help="A folder for the samples files instead of the results.")] = None,
     results: Root = DEFAULT,
 ) -> None:
     """Measure tinygrad's own work through NV and through a peer in turn; exit code 1 if a row fails.
 
-    Both compute the same, which is checked. Settings of tinygrad's, such as NOOPT=1 or BEAM=2, hold for both sides.
+    Results of both are compared. tinygrad's own settings, such as NOOPT=1 or BEAM=2, hold for both sides.
     Figures are kept where the peer is tinygrad through CUDA, the GPU is a real one, and no such setting is made.
     """
     from tegrad.bench import versus
@@ -220,7 +223,7 @@ def quality(
         list[str] | None, typer.Argument(help="Models, such as 1b-q6k or small-1b-q6k; all small ones if left out.")
     ] = None,
     engine: Annotated[list[str] | None, typer.Option(help="Engines; all if left out.")] = None,
-    tokens: Annotated[int | None, typer.Option(min=8, help="Tokens that are fed; 1920 if left out.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=8, help="Tokens to feed; 1920 if left out.")] = None,
     results: Root = DEFAULT,
 ) -> None:
     """Compare our logits, and CPU llama.cpp's, with exact ones; exit code 1 if ours are further from them."""
@@ -294,11 +297,11 @@ def kernels(
 @app.command()
 def products(
     models: Annotated[list[str], typer.Argument(help="SHAPE-FORMAT, as in tegrad.bench.models.")],
-    sweep: Annotated[int, typer.Option(help="Try every form of each product, print so many of the best.")] = 0,
+    sweep: Annotated[int, typer.Option(help="Try every form of each product and print this many of the best.")] = 0,
     boundary: Annotated[str, typer.Option(help="A form of `tegrad bench boundaries`.")] = "chain-lean",
     json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
 ) -> None:
-    """Bytes, time and share of the bandwidth of a decode step's products, one by one or in every form."""
+    """Bytes, time and share of the bandwidth of a decode step's matrix products, one by one or in every form."""
     from tegrad.bench.products import main
 
     main([*models, "--sweep", str(sweep), "--boundary", boundary, *(["--json"] if json_ else [])])
@@ -310,7 +313,7 @@ def attention(
     depths: Annotated[list[int] | None, typer.Option(help="Positions before the token's; 0, 4096, 16384.")] = None,
     cache: Annotated[str, typer.Option(help="f16 or q8_0.")] = "f16",
     sequences: Annotated[int, typer.Option(help="Sequences that are decoded together.")] = 1,
-    sweep: Annotated[int, typer.Option(help="Try every cut, print so many of the best of each depth.")] = 0,
+    sweep: Annotated[int, typer.Option(help="Try every cut and print this many of the best at each depth.")] = 0,
     boundary: Annotated[str, typer.Option(help="A form of `tegrad bench boundaries`.")] = "chain-lean",
     json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
 ) -> None:
@@ -330,15 +333,15 @@ def prefill(
     ] = None,
     tokens: Annotated[list[int] | None, typer.Option(help="Tokens of a chunk or batch; 8, 32, 128, 512.")] = None,
     depths: Annotated[
-        list[int] | None, typer.Option("--attention", help="Also attention behind so many positions.")
+        list[int] | None, typer.Option("--attention", help="Attention after this many positions, too.")
     ] = None,
-    sweep: Annotated[int, typer.Option(help="Try every tile of each product, print so many of the best.")] = 0,
+    sweep: Annotated[int, typer.Option(help="Try every tile of each product and print this many of the best.")] = 0,
     pick: Annotated[str, typer.Option(help="The instruction for many tokens: mma, or wgmma on Hopper.")] = "mma",
     boundary: Annotated[str, typer.Option(help="A form of `tegrad bench boundaries`.")] = "chain-lean",
     overlap: Annotated[bool, typer.Option("--overlap", help="Launches wait by themselves.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
 ) -> None:
-    """What prompts and batches cost: each product on tensor cores, attention, and all of it, of a file.
+    """What prompts and batches cost: each product on tensor cores, attention, and with --file all of it.
 
     \b
     tegrad bench prefill 1b-q6k
@@ -363,10 +366,10 @@ def prefill(
 def loading(
     model: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A GGUF file.")],
     readers: Annotated[list[int] | None, typer.Option(min=1, help="Threads that read.")] = None,
-    mib: Annotated[list[int] | None, typer.Option(min=1, help="MiB that a thread reads at once.")] = None,
+    mib: Annotated[list[int] | None, typer.Option(min=1, help="MiB that a thread reads at a time.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
 ) -> None:
-    """How long it takes until a model's weights lie packed on the device: three loads of every cut.
+    """How long it takes until a model's weights lie packed on the device: three loads for each pair of settings.
 
     \b
     tegrad bench loading model.gguf
@@ -381,7 +384,9 @@ def loading(
 
 @app.command()
 def sampling(
-    vocabularies: Annotated[list[int] | None, typer.Argument(help="Tokens; 128256 and 151936 if left out.")] = None,
+    vocabularies: Annotated[
+        list[int] | None, typer.Argument(help="Sizes in tokens; 128256 and 151936 if left out.")
+    ] = None,
     sequences: Annotated[int, typer.Option(help="Sequences that are sampled together.")] = 1,
     boundary: Annotated[str, typer.Option(help="A form of `tegrad bench boundaries`.")] = "chain-lean",
     json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,

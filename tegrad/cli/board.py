@@ -96,7 +96,7 @@ def log(name: Name) -> None:
 )
 def exec_(
     command: Annotated[
-        list[str], typer.Argument(metavar="PROGRAM", help="What to run, with its arguments, behind `--`.")
+        list[str], typer.Argument(metavar="PROGRAM", help="What to run, with its arguments, after `--`.")
     ],
     spec: Annotated[
         str,

@@ -23,7 +23,7 @@ OUT = Path("tegrad-selftest.json")
 
 def selftest(
     stage: Annotated[list[str] | None, typer.Option(help="Only this stage; give it again for another.")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Go on behind a stage that failed.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Go on after a stage that failed.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the stages and run none.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the report instead of lines.")] = False,
     out: Annotated[Path, typer.Option(help="Where the report goes; the page goes beside it, as .md.")] = OUT,

@@ -1,4 +1,4 @@
-"""What a command is given: standard streams, Ctrl-C, limits of the shell. What is wrong with them in one sentence."""
+"""What a command is given: standard streams, Ctrl-C, the shell's limits. One sentence for what is wrong with them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tegrad.__main__ import ENDED_BY_CTRL_C
 from tegrad.errors import TegradError
 
 GRACE_S: Final = 1.0
-"""Seconds that a command may clean up after Ctrl-C, which waits for files that block and code that cannot be told."""
+"""Seconds that a command has to clean up after Ctrl-C: a file may block it, or code that looks at no signal."""
 
 ADDRESSES: Final = 512 << 20
 """Bytes of addresses below which numpy, LLVM or threads may fail anywhere (on two cores a command has loaded all it
@@ -66,12 +66,12 @@ def prepare() -> None:
     warnings.showwarning = _told
     if 0 <= resource.getrlimit(resource.RLIMIT_AS)[0] < ADDRESSES:  # libraries would end or abort us without a word
         raise SystemExit(f"tegrad: needs {ADDRESSES >> 20} MiB of addresses: {_address_limit()}")
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as it is behind nohup, and in the background
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as it is under nohup, and in the background
         signal.signal(signal.SIGINT, _interrupted)
 
 
 def told(error: Exception) -> Exception:
-    """Our own error in place of one that tinygrad raised when it read a variable."""
+    """Our own error for one that tinygrad raised when it read a variable."""
     if not isinstance(error, ValueError) or isinstance(error, TegradError):
         return error
     from tegrad.nv import wrong_setting
@@ -80,7 +80,7 @@ def told(error: Exception) -> Exception:
 
 
 def sentence(error: BaseException) -> str | None:
-    """The cause and the next step for what a machine's state makes Python raise; None for all that is our own fault."""
+    """The cause and the next step, where the machine made Python raise; None for whatever is a fault of ours."""
     match error:
         case TegradError():
             return str(error)
@@ -130,8 +130,8 @@ def _addresses_spent() -> bool:
 
 
 def _fill() -> None:
-    """Nothing in the place of closed streams, so that no other file gets their numbers; programs that we become or
-    start find them closed, as they were."""
+    """Open /dev/null in the place of closed streams, so that no other file gets their numbers; programs that we
+    start or become find them closed, as they were."""
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -155,7 +155,7 @@ def _told(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """A warning as all that we say: a line, without the place in the source that gave it."""
+    """A warning as one line, like all that we say, without the place in the source that gave it."""
     print(f"tegrad: {message}", file=sys.stderr)
 
 
