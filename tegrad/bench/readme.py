@@ -12,7 +12,7 @@ BEGIN: Final = "<!-- `tegrad bench figures` writes this table -->"
 END: Final = "<!-- end of the table -->"
 ROWS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
     ("one sequence, 128 tokens", ("decode-1b-q6k-d0",)),
-    ("the same behind 4,096 and 16,384 tokens", ("decode-1b-q6k-d4096", "decode-1b-q6k-d16384")),
+    ("the same after 4,096 and 16,384 tokens", ("decode-1b-q6k-d4096", "decode-1b-q6k-d16384")),
     ("in Q4_K, Q8_0, F16", ("decode-1b-q4k-d0", "decode-1b-q8_0-d0", "decode-1b-f16-d0")),
     ("3B Q6_K, 8B Q4_K, 8B Q6_K", ("decode-3b-q6k", "decode-8b-q4k-d0", "decode-8b-q6k-d0")),
     ("Qwen3 0.6B Q8_0, 1.7B Q4_K", ("decode-qwen3-0.6b-q8_0", "decode-qwen3-1.7b-q4k")),
