@@ -53,7 +53,7 @@ VERDICTS: Sequence[Verdict] = (
     ),
     Verdict(
         lambda seen: True,
-        "volatile memory works for all; cached memory (0x4) is wrong here even behind FLUSH_L2, so the policy is "
+        "volatile memory works for all; cached memory (0x4) is wrong here even after FLUSH_L2, so the policy is "
         "`volatile` and TEGRAD_MEMORY=cached must not be used",
         right=False,
     ),

@@ -70,5 +70,5 @@ def _wait(notes: Notes, rig: Rig, queue: Queue) -> None:
     queue.release(word.va, 1, PLAIN_RELEASE).host(HostMethod.NON_STALL_INTERRUPT, 0).fenced()
     result = waiter.result()
     seconds = time.perf_counter() - start
-    notes.expect(result == "success", "CHANNEL_WAIT to wake behind the GPU's interrupt", result)
+    notes.expect(result == "success", "CHANNEL_WAIT to wake after the GPU's interrupt", result)
     notes.fact("CHANNEL_WAIT latency us", round(seconds * 1e6))

@@ -1,4 +1,4 @@
-"""Adding to the record of a first boot what stages behind the coherence matrix find."""
+"""Adding to the record of a first boot what stages after the coherence matrix find."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Outcome:
 def run(
     stages: Sequence[Stage], *, go_on: bool = False, asked: Asked | None = None, here: Place | None = None
 ) -> Iterator[Outcome]:
-    """Run stages in order up to the first surprise, or all of them; those behind it are told as not run.
+    """Run stages in order up to the first surprise, or all of them; those after it are reported as not run.
 
     A stage that has no meaning `here`, which is this machine unless said, is told as not applicable.
     """

@@ -73,7 +73,7 @@ def spread(vocab: int) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class Way:
-    """What came of one way of running a step: tokens, logits behind the prompt and each of the first way's, tok/s."""
+    """What came of one way of running a step: tokens, logits after prompt and each of the first way's, tok/s."""
 
     tokens: list[int]
     logits: list[Any]
@@ -121,7 +121,7 @@ def judge(notes: Notes, row: Known | None, ways: Mapping[str, Way], itself: str)
             break
         notes.expect(
             tuple(way.tokens[: len(row.tokens)]) == row.tokens,
-            f"the tokens {row.tokens} of {row.name} behind {row.prompt} in {name}",
+            f"the tokens {row.tokens} of {row.name} after {row.prompt} in {name}",
             way.tokens,
             "compare llama.cpp's at temperature 0: this file has that model's shape and calls itself "
             f"{itself}; trained otherwise, it has other tokens",
@@ -191,7 +191,7 @@ def _prefill(engine: Any, length: int) -> float:
 
 
 def _alike(notes: Notes, one: Way, many: Way) -> None:
-    """Logits behind the same tokens are near each other, and where the tokens part, both are as likely."""
+    """Logits after the same tokens are near each other, and where the tokens part, both are as likely."""
     import numpy as np
 
     errors = [
@@ -201,7 +201,7 @@ def _alike(notes: Notes, one: Way, many: Way) -> None:
     notes.fact("difference of logits, the largest", round(max(errors), 5))
     at = int(np.argmax(errors))
     expected = f"logits within {APART} standard deviations of each other"
-    notes.expect(errors[at] < APART, expected, f"{errors[at]:.4f} behind token {at}")
+    notes.expect(errors[at] < APART, expected, f"{errors[at]:.4f} after token {at}")
     notes.fact("the same tokens both ways", one.tokens == many.tokens)
     for at, (mine, other) in enumerate(_parting(one.tokens, many.tokens)):
         row = many.logits[at]
@@ -210,7 +210,7 @@ def _alike(notes: Notes, one: Way, many: Way) -> None:
 
 
 def _parting(one: Sequence[int], other: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Pairs of tokens up to the first that differ: behind those the texts are not the same."""
+    """Pairs of tokens up to the first that differ: after those the texts are not the same."""
     for pair in zip(one, other, strict=False):
         yield pair
         if pair[0] != pair[1]:
