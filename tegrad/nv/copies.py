@@ -2,7 +2,7 @@
 
 What limits them is the CPU's copy between the two host memories, not the bus. So a copy goes in chunks, which several
 threads move while the engine has others, and one doorbell submits as many chunks as there are areas free. Each chunk is
-a submission, whose number tells when its area may be used; only the last one takes a value of the timeline.
+a submission, whose number tells when its area may be used again; only the last one takes a value of the timeline.
 
 Used where CPU and GPU have memories of their own; a Jetson's copies are a memmove (`device.UnifiedAllocator`).
 """
@@ -31,15 +31,15 @@ SOON_S: Final = 0.002
 
 
 class Plan(NamedTuple):
-    """Bytes of a chunk at most, and how many threads move chunks; without any the caller does."""
+    """The most bytes of a chunk, and how many threads move chunks; with 0 the caller moves them."""
 
     chunk: int
     threads: int
 
 
 def plan(size: int, out: bool) -> Plan:
-    """How a copy of `size` bytes goes. To wake a thread takes as long as to move half a megabyte; more threads than are
-    needed hinder each other (docs/notebook.md has the measurement on an H200's host)."""
+    """How a copy of `size` bytes is done. Waking a thread takes as long as moving half a megabyte; more threads than
+    are needed hinder each other (docs/notebook.md has the measurement on an H200's host)."""
     if size <= 2 * MB:
         return Plan(MB // 2, 0)
     if size <= 32 * MB:
@@ -118,7 +118,8 @@ class _Move:
         return (self._user + at, staging, size) if self._out else (staging, self._user + at, size)
 
     def give(self, number: int, staging: int) -> None:
-        """Have a thread begin with a chunk, whose area of staging memory is the CPU's now. The caller moves its own."""
+        """Have a thread begin to move a chunk, whose area of staging memory is the CPU's now; nothing where the caller
+        moves them."""
         if not self.alone:
             movers().move(number % self._threads, *self._ends(number, staging), self._done, number)
 
@@ -204,7 +205,7 @@ class Staging:
                 free, idle = free + 1, given == count
 
     def _begin(self) -> None:
-        """Begin with the first area if it is free: what a CPU has used last, its caches have."""
+        """Begin with the first area if it is free: the CPU's caches have what it used last."""
         if self._free(0):
             self._next = 0
 
@@ -252,6 +253,6 @@ class Staging:
 
 
 def _address(view: memoryview) -> int:
-    """Where a view's bytes lie; it may be one that cannot be written to."""
+    """Where a view's bytes lie, also of a view that is read-only."""
     address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
     return address

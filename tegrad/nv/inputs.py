@@ -1,8 +1,8 @@
-"""What TinyJit does with its arguments before each call, for those that it meets again and again.
+"""What TinyJit does with its arguments before each call, remembered for arguments of a kind that it has met before.
 
-tinygrad works out anew, for every tensor of every call, how it looks at its buffer. For a whole buffer of this device,
-as a tensor that was realized has one, that depends on few things: shape, type, device. `prepare` keeps tinygrad's own
-answer by them; everything else, and whatever is to be refused, is tinygrad's.
+tinygrad works out anew, for every tensor of every call, how the tensor views its buffer. For a whole buffer of this
+device, as a realized tensor has one, that depends on little: shape, type, device. `prepare` keeps tinygrad's own answer
+for each of these; everything else, and whatever is to be refused, is left to tinygrad.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import Ops, UOp, buffers
 
 Prepared = tuple[list[Any], dict[str, int], list[Any], list[Any]]
-"""Buffers, values of variables, names, and how each tensor looks at its buffer."""
+"""Buffers, values of variables, names, and how each tensor views its buffer."""
 
 LOOKS: Final = 1024
 """How many are kept."""
@@ -62,7 +62,7 @@ def _is_ours(device: str) -> bool:
 
 
 def _learn(key: Any, tensor: Tensor) -> Any:
-    """What tinygrad finds of one tensor, kept by `key`; None where a variable has a part in it."""
+    """tinygrad's answer for one tensor, kept under `key`; None where it depends on a variable."""
     found = _stock((tensor,), {})
     (look,) = found[3]
     if found[1] or look[1]:

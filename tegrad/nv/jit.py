@@ -3,7 +3,7 @@
 tinygrad runs what a TinyJit has captured call by call: kernels in graphs where several follow each other, a kernel
 that stands alone as if it were launched by hand. Here kernels that follow each other are one recording, and a call of
 the function is one doorbell for each. What a recording cannot hold (copies, other devices, sizes that change) runs as
-tinygrad runs it, in its place between them. So does everything while tinygrad is to tell of each kernel (DEBUG=2,
+tinygrad runs it, in its place between them. So does everything while tinygrad is to report each kernel (DEBUG=2,
 PROFILE), and where its JIT level keeps it from making graphs.
 """
 

@@ -2,9 +2,9 @@
 
 From one launch of a program to the next little changes: its pointers and integers, where they lie, and two numbers
 that its end stores. `Launcher` keeps constant bank 0 and the QMD for the sizes that were last launched, stores what
-changed into them by offset, and copies them into the ring of kernel arguments; so with the commands. What a launch is
-otherwise, a queue builds as tinygrad does (`queues.NVComputeQueue`). The GPU gets the same from both, but for a wait
-for what the compute channel has itself finished: its order makes that needless.
+changed into them by offset, and copies them into the ring of kernel arguments; likewise the commands. All other
+launches a queue builds as tinygrad does (`queues.NVComputeQueue`). The GPU gets the same from both, except for a wait
+for what the compute channel itself did before: a channel's order makes that unnecessary.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tegrad.nv.queues import RELEASE_AT_ONCE, RELEASE_HEADER, SUBROUTINE
 from tegrad.nv.replay import BARRIER, PREFETCH_SCHEDULE, TIMELINE_RELEASE, Launch, behind, image_of, immediate
 
 SIZES: Final = 16
-"""Grids and blocks that a program keeps its bank and QMD for; symbolic sizes give it new ones for ever."""
+"""Sizes (grid and block) for which a program keeps bank and QMD; symbolic sizes give it new ones without end."""
 PCAS: Final = method_header(MethodOp.INC, Subchannel.COMPUTE, ComputeMethod.SEND_PCAS_A, 1)
 START: Final = immediate(ComputeMethod.SEND_SIGNALING_PCAS2_B, PREFETCH_SCHEDULE)
 BANK_FIELDS: Final = {3: ("constant_buffer_addr_lower_0", 0), 4: ("constant_buffer_addr_lower_shifted6_0", 6)}
@@ -35,7 +35,8 @@ BANK_FIELDS: Final = {3: ("constant_buffer_addr_lower_0", 0), 4: ("constant_buff
 class Launcher:
     """One program's launches. Under the device's lock.
 
-    The program has it and is given to it each time: in a cycle its memory would wait for Python's collector.
+    The program holds it and is an argument of each launch: in a reference cycle its memory would wait for Python's
+    garbage collector.
     """
 
     def __init__(self, program: Any) -> None:
@@ -149,7 +150,7 @@ class Launcher:
         return made
 
     def _format(self, program: Any, buffers: int, values: int) -> Struct | None:
-        """How so many pointers and integers lie behind each other; None if the signature tells not."""
+        """How this many pointers and integers lie after each other; None if the signature does not tell."""
         signature = program.signature
         if values > len(signature):
             return None

@@ -41,13 +41,13 @@ SLEEP_SHARE = 1 / 8
 """A sleep by the clock lasts this share of the time waited so far: such a wait ends at most an eighth late."""
 PROMPT_SHARE = 1 / 64
 PROMPT_S = 3e-3
-"""What a prompt wait without a waker does instead: so long it lets others run and looks again, then it sleeps less."""
+"""For this long a prompt wait without a waker only lets other threads run between two looks; then it sleeps, too."""
 SLEEP_MAX_S = 1e-3
 DRIVER_CHECK_S = 20e-3
 """How often a wait asks the driver whether the channel still lives, unless the interface has a `driver_check_s`, and
 the longest sleep; the notifier in memory is read at every turn."""
 TRIAL_MS = 100
-"""How long a fence that is reached already may take to say so when it is tried."""
+"""How long a fence that is already reached may take to say so when it is tried."""
 SHIM_STORE = HOST["SEM_EXECUTE"].pack(operation="RELEASE", release_wfi="EN", payload_size="32BIT")
 
 
@@ -56,7 +56,7 @@ class Waker(Protocol):
 
     @property
     def commands(self) -> Sequence[int]:
-        """What ends every submission, behind the release of its progress word."""
+        """What ends every submission, after the release of its progress word."""
 
     def works(self, done: int) -> bool:
         """Whether it tells that `done` submissions are done, as they are while no others have been made."""
@@ -74,7 +74,7 @@ class Clock:
     commands: Sequence[int] = ()
 
     def works(self, done: int) -> bool:
-        """Clocks always do."""
+        """A clock always works."""
         return True
 
     def sleep(self, number: int, seconds: float) -> bool:
@@ -96,7 +96,7 @@ class FenceWaker:
         self.commands = (header, point.gpu_va & 0xFFFFFFFF, point.gpu_va >> 32, 0, 0, SHIM_STORE)
 
     def works(self, done: int) -> bool:
-        """Whether a fence that is reached already says so and, once the GPU has moved the syncpoint, the next not."""
+        """Whether a reached fence says so and, once the GPU has moved the syncpoint, the next one does not."""
         if not self._addressed:
             return False
         with suppress(DriverError):
@@ -163,8 +163,8 @@ def wait_until(
 ) -> None:
     """Return when `read()` has reached `value`: poll briefly, then sleep for the submission that `awaited` names.
 
-    Without one, sleep longer and longer, up to SLEEP_MAX_S; if it is to be `prompt`, as who calls `synchronize` has it
-    from CUDA, at a core's expense while that pays. DeviceFault as soon as the device reports one; WaitTimeout
+    Without one, sleep longer and longer, up to SLEEP_MAX_S. A `prompt` wait, as CUDA's users know `synchronize`, first
+    polls at the expense of a core. DeviceFault as soon as the device reports one; WaitTimeout
     when `read()` has not moved for `timeout_ms` (HCQDEV_WAIT_TIMEOUT_MS, 30 s, by default). `begun` is when polling
     began (time.monotonic()), if that was before.
     """
