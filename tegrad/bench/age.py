@@ -1,9 +1,9 @@
-"""Which commit a row of results/figures.json was taken at, and what has changed since of the code that it measures.
+"""Which commit a row of results/figures.json was taken at, and what of the code that it measures has changed since.
 
 A record names the commit whose sources were measured where one is known: a checkout without changes of its own says so
 when it measures, and of samples from elsewhere `History.holding` finds it by the hash of the sources. Of other rows it
 is the commit that brought their samples. Where there is no repository with its whole history, as in a wheel or a
-shallow clone, nobody can tell, and nothing is said.
+shallow clone, there is no age, and nothing is printed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Age:
 
     @property
     def mark(self) -> str:
-        """What to say beside the row; empty where nothing has changed."""
+        """What to print beside the row; empty where nothing has changed."""
         if not self.commits:
             return ""
         least = "" if self.taken else "at least "

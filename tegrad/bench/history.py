@@ -1,7 +1,7 @@
 """The git repository around a folder: which commit its files are of, and which one holds the sources of a measurement.
 
-Where there is no repository with its whole history, as beside a wheel or in a shallow clone, it knows nothing and says
-so; nothing here raises.
+Where there is no repository with its whole history, as in a wheel or a shallow clone, `History.known` is false; nothing
+here raises.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class History:
         return bool(commit) and self.known and self._git("merge-base", "--is-ancestor", commit, "HEAD") is not None
 
     def brought(self, file: Path, text: str) -> str:
-        """The newest commit that put a text into a file; empty where none has."""
+        """The newest commit that put a text into a file; empty where there is none."""
         return self._text("log", "-1", "--format=%H", f"-S{text}", "--", str(file.absolute())) if self.known else ""
 
     def changes(self, since: str, paths: Sequence[str]) -> int:

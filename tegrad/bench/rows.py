@@ -1,8 +1,8 @@
 """What tinygrad is asked to do, row by row, on whatever device DEV names: the worker of `tegrad bench tinygrad`.
 
-Runs as a script in a process of its own, so that the peer's is tinygrad as published: nothing of ours is imported but
-where DEV is NV, and there `import tegrad` is all. A line of JSON on stdin asks for a row and a number of samples; the
-answer has microseconds, and values of the result, which both sides must have alike.
+It runs as a script in a process of its own, so that the peer is tinygrad as published: nothing of ours is imported,
+except by `import tegrad` where DEV is NV. A line of JSON on stdin asks for a row and a number of samples; the answer
+has microseconds, and values of the result, in which both sides must agree.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 
 MB = 1 << 20
 VALUES = 1024
-"""Of a result, evenly spread, that go into the answer."""
+"""How many values of a result go into the answer, evenly spread."""
 STREAM = 10_000
-"""Launches of a row that waits for the last one only."""
+"""Launches of the row that waits only for the last one."""
 MLP = (12, 128, 128, 4)
 """Widths of the control network."""
 GPT2 = {"124m": (12, 12, 768, 50257), "tiny": (2, 2, 32, 256)}
 """Layers, heads, width and vocabulary."""
 POSITIONS = 128
-"""That GPT-2's cache has."""
+"""Of GPT-2's cache."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _elementwise(kind: str, size: str) -> Row:
 
 
 def _gpt2(kind: str, dtype: str, size: str) -> Row:
-    """A token of GPT-2 with random weights and a cache of keys and values, from position 1 on and over again."""
+    """A token of GPT-2 with random weights and a KV cache, from position 1 to the last and then from 1 again."""
     from tinygrad import Device, Tensor, TinyJit
     from tinygrad import UOp as Symbol
 
@@ -262,7 +262,7 @@ def _copy(kind: str, size: str) -> Row:
 
 
 def _alloc(kind: str, size: str) -> Row:
-    """One buffer that no cache has, and its end."""
+    """Allocate and free a buffer that no cache holds."""
     from tinygrad import Device
     from tinygrad.device import BufferSpec
 

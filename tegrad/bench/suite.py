@@ -1,4 +1,4 @@
-"""The figures of the tests themselves: what they take, and how many random changes of the source they notice."""
+"""The figures of the tests themselves: how long they take, and how many random changes of the source they notice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(tegrad.__file__).parents[1]
 MUTANTS = ROOT / "results" / "random-mutants.json"
 RUN = "python tools/mutants/run.py"
 EQUIVALENT_SHARE = 0.05
-"""Of the mutants, at most, may be called equivalent, each with a proof: they change nothing that a test could see."""
+"""The most that may be called equivalent, each with a proof: mutants that change nothing that a test could see."""
 
 
 def minutes() -> Record:

@@ -1,9 +1,9 @@
-"""What a timed decode has to draw: the same step's tokens, fed one at a time, held against a step of many launches.
+"""The tokens that a timed decode has to draw: those of the same step, fed one at a time.
 
-While time is taken the step chooses its tokens itself, steps run ahead of the host, and tokens come through a ring.
-Here the host waits for each step, reads its logits and feeds back the likeliest token. That the step computes what it
-should is another matter: after each of these tokens a step of many launches, behind the boundary that recordings have
-by default, has to find the next one about as likely.
+In a timed decode the step chooses its tokens itself, steps run ahead of the host, and tokens come through a ring. Here
+the host waits for each step, reads its logits and feeds back the likeliest token. Whether the step computes what it
+should is another matter: after each of these tokens a step of many launches, with the boundary that recordings have by
+default, has to find the next one about as likely.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ steps' logits differ by less than 0.1 (root mean square), and the largest of 100
 
 
 def expected(engine: Engine, depth: int, count: int) -> list[int]:
-    """The tokens that the engine has to draw greedily behind `depth` positions and FIRST.
+    """The tokens that the engine has to draw greedily after `depth` positions and FIRST.
 
     RecordError where many launches disagree.
     """
@@ -54,7 +54,7 @@ def check(came: Sequence[int], wanted: Sequence[int]) -> None:
 
 
 def _hold_against_launches(engine: Engine, depth: int, tokens: Sequence[int]) -> None:
-    """RecordError for a token that is not about the likeliest of a step of many launches behind the same ones."""
+    """RecordError for a token that is not about the likeliest of a step of many launches after the same ones."""
     device: Any = engine.device
     for loop in engine._loops.values():
         loop.settle()

@@ -25,7 +25,7 @@ ROUNDS: Final = 5
 
 @dataclass(frozen=True)
 class Party:
-    """Who does the rows: the script, and what its environment has; the same renderer on both of tinygrad's."""
+    """Who does the rows: its script and its environment variables; tinygrad has the same renderer on both sides."""
 
     name: str
     script: str
@@ -54,7 +54,7 @@ ROWS: Final = (
     *(f"gpt2-{kind}-124m" for kind in ("f32", "f16")),
 )
 TOLERANCES: Final = {"matmul-f16": (2e-2, 2e-1), "mlp": (2e-2, 2e-2), "gpt2-f16": (2e-2, 5e-2), "": (1e-4, 1e-3)}
-"""By how a row begins, relative and absolute: a sum may have another order, and halves are rounded after it."""
+"""Relative and absolute, by how a row's name begins: sums may have another order, and halves are rounded after it."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def compare(row: str, ours: Worker, peer: Worker, rounds: int = ROUNDS) -> Compa
 
 
 def measured(rows: Iterable[str], vs: str, rounds: int = ROUNDS) -> Iterator[Compared | RecordError]:
-    """Each row on both sides, or why there is none; after an error with processes of their own."""
+    """Each row on both sides, or the error that it ended with, after which the rows go on in new processes."""
     workers: list[Worker] = []
 
     def end() -> None:
