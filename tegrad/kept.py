@@ -13,9 +13,9 @@ from typing import Final
 from tegrad.errors import SettingError
 
 DIGEST: Final = 32
-"""Bytes of SHA-256 in front of what `keep` writes: a file that was cut short, zeroed or changed is none."""
+"""Bytes of SHA-256 before what `keep` writes: a file that was cut short, zeroed or changed counts as none."""
 LARGEST: Final = 256 << 20
-"""Bytes of a file that is read: many times the largest kernel's."""
+"""Bytes up to which a file is read: many times the largest kernel's."""
 
 
 def cache_folder() -> Path:
@@ -37,7 +37,7 @@ def find(path: Path) -> bytes | None:
 
 
 def read(path: Path) -> bytes | None:
-    """A file's bytes; None where there is none, and for what is not read to an end: a pipe, a device, a huge file."""
+    """A file's bytes; None where there is none, and for what need not end: a pipe, a device, a huge file."""
     try:
         with open(path, "rb", opener=_without_waiting) as file:
             status = os.fstat(file.fileno())
@@ -47,12 +47,12 @@ def read(path: Path) -> bytes | None:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """An opener for a pipe that nobody writes to, too."""
+    """An opener that does not wait for a pipe's writer."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def keep(path: Path, content: bytes, *, lasting: bool = False) -> bool:
-    """Write a file for `find`; whether that worked, since a cache that cannot be written is no error.
+    """Write a file for `find`. Returns whether that worked, since a cache that cannot be written is no error.
 
     `lasting` waits until the disk has it, which takes milliseconds: for what takes much longer to make.
     """

@@ -1,4 +1,4 @@
-"""A kernel compiled and run on the device that models run on: what no look at files and versions can tell."""
+"""Compiles and runs a kernel on the device that models run on, which no look at files and versions can replace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tegrad.nv.kernel import BOARD_VARIABLE
 
 LIMIT_S = 120.0
 PATIENCE = "HCQDEV_WAIT_TIMEOUT_MS"
-"""tinygrad's variable: who lets a GPU take longer lets this take longer, too."""
+"""tinygrad's variable: where a GPU may take longer, so may this."""
 BOARD = "agx-orin-64gb"
 CODE = """
 import sys
@@ -52,7 +52,7 @@ def run(label: str, *, emulated: bool) -> Finding:
 
 
 def _limit(patience: str) -> float:
-    """Seconds that it may take; what is no number, tinygrad refuses."""
+    """Seconds that it may take; tinygrad itself refuses what is no number."""
     return max(LIMIT_S, int(patience) / 1000) if patience.isdecimal() else LIMIT_S
 
 

@@ -1,8 +1,8 @@
-"""Logits of a few tokens behind a cache in float64, for models of any size: some rows of a matrix at a time.
+"""Logits of a few tokens after a cache in float64, for models of any size: some rows of a matrix at a time.
 
-Weights are expanded to float32, which keeps them to 2^-24 of each; products and all else are float64. What a decode
-step rounds of its activations may be rounded here too, one way or another and at one product alone (`Rounding`): that
-tells what becomes of it in the logits.
+Weights are expanded to float32, which keeps them to 2^-24 of each; products and all else are float64. Where a decode
+step rounds activations, this can round them too, in either plan's way and at one product alone (`Rounding`): that shows
+what a rounding does to the logits.
 
 A way through the model is a generator: it asks for products of its own vectors (`Asked`) and is sent them. `together`
 runs ways in step, so that each matrix is expanded once for all of them.
@@ -220,9 +220,9 @@ class Parts:
         return made
 
     def attention(self, layer: Layer, qkv: Floats, keys: Side, values: Side, stored: Stored, first: int) -> Floats:
-        """What attention makes (..., tokens, mixed) of products (..., tokens, qkv) of tokens one behind the other.
+        """What attention makes (..., tokens, mixed) of products (..., tokens, qkv) of tokens one after the other.
 
-        The first of them stands at position `first`, behind `keys` and `values`.
+        The first of them stands at position `first`, after `keys` and `values`.
         """
         c, shape = self.config, qkv.shape[:-1]
         query, key, value = np.split(qkv, np.cumsum([c.sizes["query"], c.sizes["key"]]), axis=-1)
@@ -291,7 +291,7 @@ def chain(
 
 
 def not_at_all(role: Role, x: Floats) -> Floats:
-    """Exact."""
+    """Exact: no rounding."""
     return x
 
 

@@ -1,8 +1,8 @@
-"""SentencePiece's BPE: of all neighbours that are a piece together, those of the best score are joined first, and of
+"""SentencePiece's BPE: of all neighbours that are a piece together, the pair of the best score is joined first, and of
 equal scores the leftmost (llama.cpp's llm_tokenizer_spm does the same).
 
-The library `tokenizers` cannot say that: it ranks pairs, no two alike. So runs of spaces, whose pieces have scores of
-their own but halves that are many, came out otherwise.
+The library `tokenizers` cannot express that, since it gives every pair a rank of its own. A run of spaces, which can be
+joined out of many pairs of equal score, was cut differently there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Pieces:
         """
         self._pieces = {text: (-score, token) for text, token, score in pieces}
         self._bytes, self._unknown = letters, unknown
-        # Where no piece has a space behind another letter, none reaches over the begin of a word.
+        # Where no piece has a space behind another letter, none reaches over the beginning of a word.
         self._whole = any(SPACE in text.lstrip(SPACE) for text in self._pieces)
 
     def encode(self, text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""The process that runs a model's chat template: jinja2's immutable sandbox behind pipes, with bounds on what it takes.
+"""The process that runs a model's chat template: jinja2's immutable sandbox between two pipes, with bounds on its cost.
 
 `template` starts it with `main` and knows its protocol; nothing of tegrad is imported here. Requests and answers are a
 line of JSON each. The first has the bounds, {"seconds", "patience", "memory"}, and no answer. {"source"} compiles a
@@ -34,7 +34,7 @@ class TooLong(Exception):
 
 
 class _Generation(Extension):
-    """`{% generation %}` around what a model says, by which it is trained; of a text it changes nothing."""
+    """`{% generation %}` marks what the model says, for training; it changes nothing in the text."""
 
     tags = {"generation"}  # noqa: RUF012, jinja2's own form
 
@@ -123,7 +123,7 @@ def _refuse(message: object) -> None:
 
 
 def _bound(memory: int) -> None:
-    """Leave nothing of what the parent does with signals, and bound this process's own memory."""
+    """Undo what the parent does with signals, and bound this process's own memory."""
     numbers = (signal.SIGALRM, signal.SIGPROF, signal.SIGINT)
     for number in numbers:
         signal.signal(number, signal.SIG_DFL)
