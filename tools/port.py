@@ -1,8 +1,8 @@
 """What a port to another tinygrad needs: `python tools/port.py [VERSION]`, PyPI's newest if left out.
 
 Lists the names of tinygrad's that tegrad imports, patches or derives from, and says of each whether that version lacks
-it or has another source for it than the one that tegrad is made for. Writes results/port-tinygrad-VERSION.json. Needs
-pip and its index; nothing is installed.
+it, or has other source for it than the version that tegrad is made for. Writes results/port-tinygrad-VERSION.json.
+Needs pip and its index; nothing is installed.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def downloaded(version: str, folder: Path) -> Path:
 
 
 def compared(ours: dict[str, list[str]], theirs: dict[str, list[str]]) -> dict[str, list[str]]:
-    """By kind of difference, the names: those that ours has and theirs lacks, and those that are otherwise there."""
+    """The names by kind of difference: those that the other version lacks, and those whose source differs there."""
     there = [name for name, (state, _) in ours.items() if state == "has"]
     lacking = [name for name in there if theirs[name][0] == "lacks"]
     other = [name for name in there if name not in lacking and theirs[name] != ours[name]]

@@ -1,8 +1,8 @@
-"""What the logits of a step in one launch and in many differ by on models of full size, and how much is right.
+"""By how much the logits of a step in one launch and in many differ on models of full size, and how much may be.
 
     python tests/hardware/depths.py results/hardware/depths-h200.json 1b-q6k 3b-q6k    these models, kept there
     python tests/hardware/depths.py OUT.json                                          every published one
-    python tests/hardware/depths.py OUT.json --modelled 3b-q6k     what roundings alone would make; needs no device
+    python tests/hardware/depths.py OUT.json --modelled 3b-q6k     what roundings alone would cause; needs no device
 
 Runs the cases `steps_in_one_launch[MODEL]` of nv_cases.py, each in a process of its own, and keeps what they find
 (one_launch.py says what that is). Rows of other models stay in the file. With TEGRAD_BOARD set it runs on a board.
@@ -12,11 +12,11 @@ What is right (`wrong`):
 - the logits of one launch and of many differ by FACTOR times the larger of the two recorded distances from exact
   logits at the place, at most: two vectors can differ by the sum of what each is off, and either may be as far off as
   the worse one was when it was recorded. Where RECORD has no such row they may differ by UNRECORDED;
-- neither is further from exact logits than MORE times what the roundings to int8 alone make, which the host models;
+- neither is further from exact logits than MORE times what roundings to int8 alone cause, which the host models;
 - the same bits come each time;
 - no vector that crosses between stages is off by more than half a step of its rounding and BEYOND of its size.
 
-FLOORS are what float32 sums make, or a rounding of a key or value to int8 that such a sum turned.
+FLOORS are what float32 sums cause, or a key or value that such a sum lets round to the other side.
 """
 
 from __future__ import annotations

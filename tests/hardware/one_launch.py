@@ -1,7 +1,7 @@
 """Decode steps on models of full size at any depth: in one launch, in many, and exactly; what lies between, and why.
 
 A board shows a step's arithmetic and its hand-overs. What only silicon has is the order of bulk copies and packets
-between 132 SMs. So a model with random weights decodes three tokens behind random keys and values, at several depths,
+between 132 SMs. So a model with random weights decodes three tokens after random keys and values, at several depths,
 with caches of halves and of q8_0, by either plan on the device and in float64 on the host (`tegrad.llm.exact`):
 
 - `measured`: how far the logits are from each other and from exact ones;
@@ -188,7 +188,7 @@ class Steps:
         return stages.get(self.device, plan.logits, 4 * self.config.vocab, np.float32)
 
     def begin(self, place: Place, at: int = 0) -> None:
-        """The state in front of the step of a token."""
+        """The state before the step of a token."""
         state = State(position=place.depth + at, token=self.tokens[at], limit=place.positions, active=1)
         self.states.write(0, state)
 

@@ -98,7 +98,7 @@ def many(steps: Any, plan: Any, place: Any) -> Step:
         return Handed(get(device, buffers.q, size, np.int8) * scale, scale / 2, factor)
 
     def stream(at: int) -> Handed:
-        """What reads the stream as the launches behind layer `at` / 2 do."""
+        """What reads the stream as the launches after layer `at` / 2 do."""
         if at == 2 * layers:
             reader, weight = model.output, model.vectors[arch.output_norm.name]
         else:

@@ -1,7 +1,7 @@
 """Records which file of tests calls which functions: `python tools/mutants/cover.py FOLDER`. Goes on where it stopped.
 
 Each file of tests runs in a process of its own, two at a time; FOLDER/calls has what it called, FOLDER/seconds.json how
-long it took, FOLDER/warm what it compiled, FOLDER/commit what was committed then.
+long it took, FOLDER/warm what it compiled, FOLDER/commit the commit that was recorded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draws the mutants before any is run: by a seed, so many of each part of the source. `python tools/mutants/draw.py`.
+"""Draws the mutants before any is run: by a seed, a number of each part of the source. `python tools/mutants/draw.py`.
 
 Writes mutants.json beside this file, for which run.py looks.
 """

@@ -1,10 +1,10 @@
 """Runs the drawn mutants: `python tools/mutants/run.py FOLDER`. Goes on where it stopped; hours.
 
 FOLDER is where cover.py has recorded calls. Each mutant is a change in a copy of the project as it is committed, made
-where the drawn line stands now; one whose line is gone is made in the source and held against the tests of the draw.
-It is held against the files of tests that called the function: those of its module, of its package, then the quickest,
-up to the first failure. FOLDER/journal has a line for each; `--share 0/2` and `--share 1/2` run beside each other.
-Writes results/random-mutants.json when all have run.
+where the drawn line stands now; one whose line is gone is made in the source of the draw, with the tests of
+that commit. It is run against the test files that called the function: those of its module, of its package, then the
+quickest, up to the first failure. FOLDER/journal has a line for each; `--share 0/2` and `--share 1/2` run at the same
+time. Writes results/random-mutants.json when all have run.
 """
 
 from __future__ import annotations
@@ -227,8 +227,8 @@ def main() -> int:
     """Run what has not been run, then count."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--minutes", type=float, default=1e6, help="begin no mutant after so many minutes")
-    parser.add_argument("--share", default="0/1", help="this one of so many shares")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no mutant after this many minutes")
+    parser.add_argument("--share", default="0/1", help="which share of how many, such as 0/2")
     parser.add_argument("--only", nargs="*", default=[], help="these ids and no others, again")
     given = parser.parse_args()
     folder, until = given.folder.resolve(), time.monotonic() + 60 * given.minutes
