@@ -82,7 +82,9 @@ def run(
     frequency_penalty: Annotated[
         float, typer.Option(help="Lower logits by this for each time that the token occurred.")
     ] = 0.0,
-    repeat_last_n: Annotated[int, typer.Option(help="How many of the last tokens the penalties look at.")] = 64,
+    repeat_last_n: Annotated[
+        int, typer.Option(help="How many of the last tokens the penalties look at, up to 1024.")
+    ] = 64,
     seed: Annotated[int | None, typer.Option(min=0, help="Equal seeds give equal text; random if left out.")] = None,
     context: Annotated[
         int | None,
