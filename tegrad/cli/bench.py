@@ -439,7 +439,7 @@ def persistent(
 def estimate(
     model: Annotated[str, typer.Option(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = "1b-q6k",
 ) -> None:
-    """Estimate decode on chips that are not at hand, and hold the rule against what an H200 took."""
+    """Estimate decode on chips that are not at hand, and compare the rule with what an H200 took."""
     from tegrad.bench.estimate import ASSUMPTIONS, CHECKS, checked, decode
     from tegrad.hw.chips import CHIPS
 
