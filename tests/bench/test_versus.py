@@ -15,7 +15,7 @@ from tegrad.bench.record import RecordError
 from tegrad.bench.versus import Compared, Party
 from tegrad.cli.bench import app
 
-BOARD = "agx-orin-64gb:3GiB"
+BOARD = "agx-orin-64gb:44GiB"
 
 
 @pytest.fixture

@@ -162,8 +162,8 @@ UNLIKELY = Way([TEXT[0], int(LOGITS[1].argmin()), 0], LOGITS, 1.0)
 @pytest.mark.parametrize(
     ("row", "one", "many", "expected", "next_step"),
     [
-        (ROW, *KNOWN_AND_NOT, "(3, 4) of it behind (1, 2) in one launch", "Tiny"),
-        (ROW, *KNOWN_AND_NOT[::-1], "(3, 4) of it behind (1, 2) in many launches", "Tiny"),
+        (ROW, *KNOWN_AND_NOT, "(3, 4) of it after (1, 2) in one launch", "Tiny"),
+        (ROW, *KNOWN_AND_NOT[::-1], "(3, 4) of it after (1, 2) in many launches", "Tiny"),
         (None, Way(TEXT, far(1), 1.0), MEANT, "logits within", ""),
         (None, UNLIKELY, MEANT, f"token {TEXT[1]} at 1", ""),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from gguf.quants import dequantize
 from gguf.quants import quantize as ggufs_quantize
 
@@ -190,7 +190,10 @@ def rewritten(path: Path, target: Path, arch: str | None = None, expand: bool = 
     for key, field_ in reader.fields.items():
         if key.startswith("GGUF.") or key == "general.architecture" or changes.get(key, 0) is None:
             continue
-        writer.add_key_value(key, changes.get(key, field_.contents()), field_.types[0], *field_.types[1:2])
+        value, kinds = changes.get(key, field_.contents()), field_.types[:2]
+        if isinstance(value, list) and len(kinds) == 1:  # a number's place taken by several
+            kinds = [GGUFValueType.ARRAY, *kinds]
+        writer.add_key_value(key, value, *kinds)
     for key in changes.keys() - reader.fields.keys() - {"tensor"}:
         value = changes[key]
         whole = writer.add_int32 if isinstance(value, int) and value < 0 else writer.add_uint32

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.board
 def device() -> Iterator[Any]:
     from tinygrad import Device
 
-    with use_board("agx-orin-64gb:5GiB"):
+    with use_board("agx-orin-64gb:43GiB"):
         yield Device["NV"]
 
 

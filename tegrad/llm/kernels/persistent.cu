@@ -222,8 +222,8 @@ __device__ __forceinline__ float reciprocal(float v) {
 }
 
 // a / b, of scales of 10 significant bits, rounded as division rounds: what it multiplies is often a tie, which an
-// approximate quotient decides as it falls. With one step of Newton the last rounding is the only one, since no quotient
-// of such numbers lies nearer to the middle between two floats than the step leaves it off.
+// approximate quotient decides by its error. After one step of Newton the last rounding is the only one, since no
+// quotient of such numbers lies nearer to the middle between two floats than the step leaves it off.
 __device__ __forceinline__ float quotient(float a, float b) {
     const float inverse = reciprocal(b), near = a * inverse;
     return fmaf(fmaf(-near, b, a), inverse, near);
