@@ -23,7 +23,8 @@ from tinygrad.dtype import dtypes
 from tinygrad.helpers import Target
 
 import tegrad.nv
-from tegrad.bench.mlp import SIZES, network, policy
+from tegrad.bench.mlp import network, policy
+from tegrad.bench.rows import MLP
 from tegrad.nv import compilers
 
 BATCHES: Final = 40
@@ -65,7 +66,7 @@ def calls() -> dict[str, Callable[[], object]]:
     one: Any = TinyJit(lambda a: (a + 1).realize())
     weights = [Tensor(layer, device="NV").realize() for layer in network()]
     net: Any = TinyJit(policy(weights))
-    turn = [Tensor(np.zeros((1, SIZES[0]), np.float16), device="NV").realize() for _ in range(3)]
+    turn = [Tensor(np.zeros((1, MLP[0]), np.float16), device="NV").realize() for _ in range(3)]
     signature = (("state", 0, dtypes.int32, ()), ("value", 1, dtypes.int32, ()))
     image = compilers.compile_cuda(SOURCE, device.arch)
     add = device.runtime(TinyELF(image, "add", Target("NV", arch=device.arch), signature))

@@ -23,11 +23,11 @@ from tinygrad import Device, Tensor, TinyJit
 import tegrad.nv
 from tegrad.bench.cudagraph import Kernel, Work, in_process, timed
 from tegrad.bench.record import Record, RecordError, Side, make
+from tegrad.bench.rows import MLP
 from tegrad.nv.cubin import read_ptx
 from tegrad.nv.record import LONE, Recorded, record
 from tegrad.nv.replay import BOUNDARIES, Boundary
 
-SIZES: Final = (12, 128, 128, 4)
 CALLS: Final = 4_000
 ROUNDS: Final = 5
 """Times that ours and the graph make their calls in turn: what else the host does comes and goes in tenths of a second,
@@ -43,7 +43,7 @@ Array = NDArray[np.float16]
 def network(seed: int = 0) -> list[Array]:
     """Random weights of the layers."""
     rng = np.random.default_rng(seed)
-    return [(rng.standard_normal((a, b)) / a**0.5).astype(np.float16) for a, b in pairwise(SIZES)]
+    return [(rng.standard_normal((a, b)) / a**0.5).astype(np.float16) for a, b in pairwise(MLP)]
 
 
 def policy(weights: Sequence[Tensor]) -> Any:
@@ -60,7 +60,7 @@ def policy(weights: Sequence[Tensor]) -> Any:
 def observations(count: int) -> list[Array]:
     """Inputs (1, 12)."""
     rng = np.random.default_rng(1)
-    return list(rng.standard_normal((count, 1, SIZES[0])).astype(np.float16))
+    return list(rng.standard_normal((count, 1, MLP[0])).astype(np.float16))
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def recorded_network(boundary: Boundary = LONE) -> Iterator[Recorded]:
     """The network, recorded on the NV device."""
     tegrad.nv.install()
     weights = [Tensor(layer, device="NV").realize() for layer in network()]
-    with record(policy(weights), np.zeros((1, SIZES[0]), np.float16), boundary=boundary) as made:
+    with record(policy(weights), np.zeros((1, MLP[0]), np.float16), boundary=boundary) as made:
         yield made
 
 

@@ -34,7 +34,7 @@ class Party:
 
 OURS: Final = Party("tinygrad, NV", "rows.py", {"DEV": "NV:CUDA"})
 PEERS: Final = {
-    "cuda": Party("tinygrad, CUDA", "rows.py", {"DEV": "CUDA:CUDA"}),
+    "cuda": Party("tinygrad, CUDA", "rows.py", {"DEV": "CUDA:CUDA", "TEGRAD": "0"}),  # as published, beside us too
     "torch": Party("PyTorch, eagerly", "rows_torch.py", {"TEGRAD_TORCH": "eager"}),
     "torch-graphs": Party("PyTorch, CUDA graphs", "rows_torch.py", {"TEGRAD_TORCH": "graphs"}),
 }

@@ -131,9 +131,8 @@ def run(
                 device = _opened()
         finally:
             with _no_template_waits(opening):
-                file, positions, asked, known = (
-                    opening.result()
-                )  # what is wrong with it is said, whatever else is wrong
+                # What is wrong with it is said, whatever else is wrong.
+                file, positions, asked, known = opening.result()
             for note in notes:
                 _tell(note)
         reading = beside.submit(lambda: known or _tokens(file, *asked))

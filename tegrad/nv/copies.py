@@ -13,13 +13,15 @@ import os
 import threading
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from ctypes import memmove
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from tegrad.errors import TegradError
 from tegrad.hw.classes import COPY, CopyMethod
 from tegrad.hw.gpfifo import MethodOp, Subchannel, gp_entry, method_header
 from tegrad.nv.queues import RELEASE, SUBROUTINE
@@ -109,6 +111,7 @@ class _Move:
         self.alone = self._threads == 0
         """Whether the caller moves all chunks itself."""
         self._done: SimpleQueue[int] = SimpleQueue()
+        self._given: set[int] = set()
         self._moved: set[int] = set()
         if not self.alone:
             self._threads = min(self._threads, len(movers()))
@@ -121,6 +124,7 @@ class _Move:
         """Have a thread begin to move a chunk, whose area of staging memory is the CPU's now; nothing where the caller
         moves them."""
         if not self.alone:
+            self._given.add(number)
             movers().move(number % self._threads, *self._ends(number, staging), self._done, number)
 
     def finish(self, number: int, staging: int) -> None:
@@ -137,6 +141,11 @@ class _Move:
             self._moved.add(self._done.get())
         return number in self._moved
 
+    def settle(self) -> None:
+        """Return when no thread is at work on this copy any more."""
+        while not self._given <= self._moved:
+            self._moved.add(self._done.get())
+
 
 class Staging:
     """Copies of one device through areas of host memory. Under the device's lock."""
@@ -151,8 +160,10 @@ class Staging:
 
     def copy_in(self, dest: Any, source: memoryview) -> None:
         """Copy to the GPU's memory. Returns when the source has been read; DeviceFault, WaitTimeout."""
-        self._begin()
-        move = _Move(source.nbytes, False, _address(source), self._length)
+        with self._moving(_Move(source.nbytes, False, _address(source), self._length)) as move:
+            self._move_in(move, dest)
+
+    def _move_in(self, move: _Move, dest: Any) -> None:
         count, given, sent = len(move.chunks), 0, 0
         used: list[int] = []
         while sent < count:
@@ -176,8 +187,10 @@ class Staging:
 
     def copy_out(self, dest: memoryview, source: Any) -> None:
         """Copy from the GPU's memory, and wait for it. DeviceFault, WaitTimeout."""
-        self._begin()
-        move = _Move(dest.nbytes, True, _address(dest), self._length)
+        with self._moving(_Move(dest.nbytes, True, _address(dest), self._length)) as move:
+            self._move_out(move, source)
+
+    def _move_out(self, move: _Move, source: Any) -> None:
         count, sent, given, free = len(move.chunks), 0, 0, 0
         used: list[int] = []
         while free < count:
@@ -204,10 +217,18 @@ class Staging:
                 move.finish(free, self._areas[used[free]][1])  # areas come free in their order
                 free, idle = free + 1, given == count
 
-    def _begin(self) -> None:
-        """Begin with the first area if it is free: the CPU's caches have what it used last."""
+    @contextmanager
+    def _moving(self, move: _Move) -> Iterator[_Move]:
+        """A copy, however it ends: after that neither a thread nor the engine touches the memory."""
         if self._free(0):
-            self._next = 0
+            self._next = 0  # what a CPU has used last, its caches have
+        try:
+            yield move
+        except BaseException:
+            move.settle()
+            with suppress(TegradError):  # of a device that failed, the first error is the one to tell
+                self._fifo.wait(self._fifo.submissions)
+            raise
 
     def _turn(self) -> int:
         """The next area, in turn."""

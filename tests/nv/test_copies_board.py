@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -111,6 +112,33 @@ def test_a_copy_is_one_value_of_the_timeline_and_comes_after_what_was_submitted(
     device.synchronize()
     assert device.timeline_signal.value == before
     device.allocator.free(buffer, 5 * AREA)
+
+
+@pytest.mark.parametrize("out", [False, True], ids=["in", "out"])
+def test_a_copy_that_is_interrupted_leaves_no_thread_in_the_callers_memory(
+    staging: Staging, device: Any, movers: Movers, monkeypatch: pytest.MonkeyPatch, out: bool
+) -> None:
+    planned(monkeypatch, Plan(AREA, 2))
+    real, begun, ended = copies.memmove, threading.Semaphore(0), []
+
+    def memmove(to: int, start: int, size: int) -> None:
+        begun.release()
+        time.sleep(0.3)
+        real(to, start, size)
+        ended.append(to)
+
+    def interrupted(*_: Any) -> None:
+        assert begun.acquire(timeout=60)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(copies, "memmove", memmove)
+    monkeypatch.setattr(copies._Move, "finish", interrupted)
+    buffer, memory = device.allocator.alloc(3 * AREA), memoryview(bytearray(3 * AREA))
+    copy, ends = (staging.copy_out, (memory, buffer)) if out else (staging.copy_in, (buffer, memory))
+    with device.lock, pytest.raises(KeyboardInterrupt):
+        copy(*ends)
+    assert len(ended) == 3  # all that were given
+    device.allocator.free(buffer, 3 * AREA)
 
 
 def test_a_forked_process_starts_threads_of_its_own(movers: Movers) -> None:

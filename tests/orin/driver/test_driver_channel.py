@@ -155,19 +155,19 @@ def test_an_unknown_tsg_command_is_enotty_and_logged(user: User) -> None:
 # ---- SETUP_BIND -----------------------------------------------------------------------------------------------------
 
 
-def test_channel_ids_come_from_the_top_and_a_freed_one_is_next(user: User) -> None:
-    vm, tsg = user.address_space(), user.tsg()
-    first, second = user.channel(vm=vm, tsg=tsg), user.channel(vm=vm, tsg=tsg)
+def test_channel_ids_come_from_the_top_and_a_freed_one_is_next(fresh: User) -> None:
+    vm, tsg = fresh.address_space(), fresh.tsg()
+    first, second = fresh.channel(vm=vm, tsg=tsg), fresh.channel(vm=vm, tsg=tsg)
     assert (first.token, second.token) == (511, 510)
-    user.close(first.fd)
-    assert user.channel(vm=vm, tsg=tsg).token == 511
-    user.close(second.fd)
+    fresh.close(first.fd)
+    assert fresh.channel(vm=vm, tsg=tsg).token == 511
+    fresh.close(second.fd)
 
 
-def test_setup_bind_fills_the_token_only(user: User) -> None:
-    made = user.bound_channel()
-    arg = user.setup_args(gpfifo_gpu_va=1, userd_gpu_va=2, usermode_mmio_gpu_va=3)
-    user.kernel.ioctl(made.fd, io.NVGPU_IOCTL_CHANNEL_SETUP_BIND, arg)
+def test_setup_bind_fills_the_token_only(fresh: User) -> None:
+    made = fresh.bound_channel()
+    arg = fresh.setup_args(gpfifo_gpu_va=1, userd_gpu_va=2, usermode_mmio_gpu_va=3)
+    fresh.kernel.ioctl(made.fd, io.NVGPU_IOCTL_CHANNEL_SETUP_BIND, arg)
     assert arg.work_submit_token == 511
     assert (arg.gpfifo_gpu_va, arg.userd_gpu_va, arg.usermode_mmio_gpu_va) == (0, 0, 0)
 

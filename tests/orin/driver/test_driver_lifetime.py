@@ -13,15 +13,14 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from driver_user import CTRL, FAKE_GPU, NVMAP, SPEC, User, refused
 
-from tegrad.hw.chips import CHIPS
 from tegrad.orin import board
-from tegrad.orin.client import BoardKernel, board_status, board_stop
+from tegrad.orin.client import BoardKernel, board_status
 from tegrad.uapi import ioctls as io
 from tegrad.uapi import structs as s
 
@@ -279,15 +278,6 @@ HOLD = f"""
     print(user.kernel.connection.address.decode().replace(chr(0), "@"), flush=True)
     time.sleep(60)
 """
-
-
-@pytest.fixture
-def shared_board() -> Iterator[str]:
-    name = f"test-{os.getpid()}"
-    board.start(CHIPS["orin-nano-8gb"], 1 << 30, name=name, linger=None, gpu=FAKE_GPU)
-    yield name
-    board_stop(name)
-    assert name not in board.running()
 
 
 def test_kill_9_of_a_client_leaves_a_shared_board_clean(shared_board: str) -> None:
