@@ -22,6 +22,8 @@ GRACE_S: Final = 1.0
 ADDRESSES: Final = 512 << 20
 """Bytes of addresses below which numpy, LLVM or threads may fail anywhere (on two cores a command has loaded all it
 needs with 170 MiB; each core more adds a stack and a buffer)."""
+FILES: Final = 16
+"""Open files below which tinygrad's own cache fails with a message of its own (a command on the CPU opens 13)."""
 NEARLY: Final = 32 << 20
 """Bytes of addresses that are as good as none: a thread's stack, a library."""
 
@@ -58,7 +60,7 @@ class _Errors(io.FileIO):
 def prepare() -> None:
     """Streams whose errors can be told, and a Ctrl-C that ends what cannot be interrupted, too.
 
-    Errors: SystemExit with a sentence where the limit of addresses is below what every command needs.
+    Errors: SystemExit with a sentence where a limit, of addresses or files, is below what every command needs.
     """
     _fill()
     sys.stdout = _stream(_Output, 1, sys.stdout, buffered=True)
@@ -66,17 +68,19 @@ def prepare() -> None:
     warnings.showwarning = _told
     if 0 <= resource.getrlimit(resource.RLIMIT_AS)[0] < ADDRESSES:  # libraries would end or abort us without a word
         raise SystemExit(f"tegrad: needs {ADDRESSES >> 20} MiB of addresses: {_address_limit()}")
+    if files_limit() < FILES:
+        raise SystemExit(f"tegrad: needs {FILES} open files: `ulimit -n` allows {files_limit()} here: raise it")
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as it is under nohup, and in the background
         signal.signal(signal.SIGINT, _interrupted)
 
 
 def told(error: Exception) -> Exception:
-    """Our own error for one that tinygrad raised when it read a variable."""
-    if not isinstance(error, ValueError) or isinstance(error, TegradError):
+    """Our own error for one that tinygrad raised when it read a variable, or that its compiler did."""
+    if isinstance(error, TegradError):
         return error
-    from tegrad.nv import wrong_setting
+    from tegrad.nv import failing_compiler, wrong_setting
 
-    return wrong_setting(error) or error
+    return (isinstance(error, ValueError) and wrong_setting(error)) or failing_compiler(error) or error
 
 
 def sentence(error: BaseException) -> str | None:

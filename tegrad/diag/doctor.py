@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes.util
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -82,6 +83,12 @@ def _compilers(root: Path) -> Iterator[Finding]:
 def _board(root: Path) -> Iterator[Finding]:
     if importlib.util.find_spec("llvmlite") is None:
         yield Finding("board", "warn", "the emulated board needs llvmlite", pip_install("board"))
+        return
+    try:
+        importlib.import_module("llvmlite.binding")
+    except (ImportError, OSError) as error:  # a wheel of another machine, half an installation
+        again = pip_install("board").replace("pip install", "pip install --force-reinstall")
+        yield Finding("board", "warn", f"the emulated board needs llvmlite, which cannot be loaded: {error}", again)
         return
     free = _available_memory()
     if free < BOARD_MEMORY:

@@ -7,12 +7,22 @@ import importlib
 import importlib.util
 import os
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from tegrad import _activate
 from tegrad.errors import SettingError, TegradError
 
-__all__ = ["TINYGRAD", "InstallError", "import_tinygrad", "install", "reopen", "require", "wrong_setting"]
+__all__ = [
+    "TINYGRAD",
+    "InstallError",
+    "failing_compiler",
+    "import_tinygrad",
+    "install",
+    "reopen",
+    "require",
+    "wrong_setting",
+]
 
 TINYGRAD = "0.14.0"
 """The tinygrad release that this package is made for."""
@@ -55,12 +65,26 @@ def import_tinygrad(module: str = "tinygrad") -> Any:
 
 def wrong_setting(error: ValueError) -> SettingError | None:
     """What to tell of an error that tinygrad's reading of a variable made, at its import or later; None of another."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_name != "getenv":
-        trace = trace.tb_next
-    if trace is None or not isinstance(name := trace.tb_frame.f_locals.get("key"), str):
+    if (frame := _raised_in("getenv", error)) is None or not isinstance(name := frame.f_locals.get("key"), str):
         return None
     return SettingError(f"tinygrad takes no {name}={os.environ.get(name)}: set it to a number, or unset it.")
+
+
+def failing_compiler(error: Exception) -> SettingError | None:
+    """What to tell of an error that a compiler of tinygrad's own made where DEV names it; None of another."""
+    wanted = os.environ.get("DEV", "")
+    if not wanted or wanted.startswith("NV") or _raised_in("compile_cached", error) is None:
+        return None
+    said = (str(error).splitlines() or [type(error).__name__])[0]
+    return SettingError(f"the compiler of DEV={wanted} fails on this machine ({said[:200]}): choose another DEV.")
+
+
+def _raised_in(function: str, error: Exception) -> FrameType | None:
+    """The outermost frame of a function that an error passed."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_name != function:
+        trace = trace.tb_next
+    return trace.tb_frame if trace is not None else None
 
 
 def tinygrad_version() -> str | None:

@@ -55,7 +55,7 @@ GENERAL: Mapping[int, str] = MappingProxyType(
     {
         errno.ENOTTY: "the driver does not know this command: wrong kind of fd, or another driver release",
         errno.ENODEV: "the GPU is gone: the driver is shutting down or gave up on it; see the kernel log, then reboot "
-        "(an emulated board tells its own with TEGRAD_BOARD_DEBUG=1)",
+        "(an emulated board: see tegrad doctor, or its own errors with TEGRAD_BOARD_DEBUG=1)",
         errno.ENOMEM: "out of memory: free buffers or use a smaller model",
         errno.EMFILE: "too many open files in this process: raise `ulimit -n`",
         errno.ENFILE: "too many open files on this machine",

@@ -114,7 +114,7 @@ STARTS = ["run hi", "conformance --section 1 --out /dev/null", "board start limi
     ("limit", "said", "command"),
     [
         ("-n 16", "needs 256 open files: raise `ulimit -n`", "klog"),
-        ("-n 8", "needs 256 open files: raise `ulimit -n`", "klog"),
+        ("-n 24", "needs 256 open files: raise `ulimit -n`", "klog"),
         ("-f 1000", "needs files in memory of 1 GiB: raise `ulimit -f`", "klog"),
         *(("-v 8000000", "needs 1.25 TiB of addresses, without using as much", word) for word in ("klog", *STARTS)),
     ],
@@ -132,8 +132,10 @@ def test_the_doctor_has_a_finding_for_a_setting_that_means_nothing() -> None:
     assert "invalid literal for int() with base 10: 'x'" in done.stdout
 
 
-def test_too_few_files_for_the_command_itself() -> None:
-    assert_one_sentence(shell("ulimit -n 8; tegrad doctor"), "8 are allowed here: raise `ulimit -n`")
+@pytest.mark.parametrize("files", [5, 6, 8, 12])
+def test_too_few_files_for_the_command_itself(files: int) -> None:
+    said = f"needs 16 open files: `ulimit -n` allows {files} here: raise it"
+    assert_one_sentence(shell(f"ulimit -n {files}; tegrad doctor"), said)
 
 
 @pytest.mark.parametrize("command", ["run hi", "eval --tokens 1"])
@@ -292,6 +294,23 @@ def _board_of(mark: str) -> tuple[int, int]:
             continue
     (gpu,) = (pid for pid, parent in found.items() if parent in found)
     return found[gpu], gpu
+
+
+def compile_cached(source: str) -> None:
+    """What an error of a compiler of tinygrad's passes."""
+    raise RuntimeError(f"src:1:1: error: {source}\nand where")
+
+
+@pytest.mark.parametrize(("wanted", "known"), [("CPU:LLVM", True), ("NV", False), ("", False)])
+def test_a_compiler_that_fails_is_a_sentence_where_dev_names_it(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, known: bool
+) -> None:
+    monkeypatch.setenv("DEV", wanted)
+    with pytest.raises(RuntimeError) as caught:
+        compile_cached("no such type")
+    said = surroundings.sentence(surroundings.told(caught.value))
+    sentence = "the compiler of DEV=CPU:LLVM fails on this machine (src:1:1: error: no such type): choose another DEV."
+    assert said == (sentence if known else None)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,20 @@ def test_closed_device_node_names_the_group_to_join(tmp_path: Path, monkeypatch:
     assert node.group() in finding.remedy
 
 
+def test_an_llvmlite_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    package = tmp_path / "llvmlite" / "binding"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").write_text("raise OSError('no shared object file: libllvmlite.so')")
+    code = "from tegrad.diag import doctor; print(*doctor._board(doctor.ROOT))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert "which cannot be loaded: no shared object file: libllvmlite.so" in done.stdout
+    assert "pip install --force-reinstall" in done.stdout
+
+
 def test_half_a_driver_names_the_missing_node(tmp_path: Path) -> None:
     (tmp_path / "ctrl").touch()
     wanted = [tmp_path / "ctrl", tmp_path / "nvmap"]
