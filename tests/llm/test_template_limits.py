@@ -189,6 +189,27 @@ def test_ctrl_c_ends_a_rendering(tmp_path: Path) -> None:
         os.kill(pid, 0)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_rendering_whose_parent_was_killed_ends(number: signal.Signals) -> None:
+    """What it may compute bounds it, though nobody is left to end it."""
+    code = (
+        "from tegrad.llm import template as module\n"
+        "module.SECONDS = 0.5\n"
+        f"template = module.Template({LOOPS!r})\n"
+        "print(template._process.pid, flush=True)\n"
+        "template.render([])\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as asked:
+        assert asked.stdout is not None
+        pid = int(asked.stdout.readline())
+        time.sleep(0.1)
+        asked.send_signal(number)
+    stat, deadline = Path(f"/proc/{pid}/stat"), time.monotonic() + 60
+    while stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z":  # nobody may collect it here
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_without_a_process_to_be_had_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     assert refused("x") == "cannot be run (no process for it: No such file or directory)"
