@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 # A worker that crashes ends the run: xdist would hand out the test that crashed it again and again.
 SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# More for pytest: `make test MORE=--record-seconds`.
+MORE ?=
 PROMPT ?= In the beginning
 AARCH64 ?= .aarch64
 
@@ -34,7 +36,7 @@ selftest: $(VENV)/.run
 	$(BIN)/tegrad selftest
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -q $(SHARED) -m "not hardware and not long"
+	$(BIN)/python -m pytest -q $(SHARED) $(MORE) -m "not hardware and not long"
 
 # An answer within three minutes: without the files of tests that take long (tests/seconds.json).
 test-fast: $(VENV)/.dev
