@@ -29,7 +29,26 @@ PERIOD = 0.1
 LOOK = 0.0005
 """Seconds between two looks at grids that are giving way."""
 
+STARVED = 4
+"""How many times as long the board waits where other programs keep its threads from the CPU."""
+
 LOW, MEDIUM, HIGH = range(3)
+
+
+class Patience:
+    """Time that grids have to give way: seconds of the clock in which this process also computed for as long.
+
+    A chip needs no CPU to stop its SMs; here each is a thread that has to get one before it can look.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._start, self._spent = seconds, time.monotonic(), time.process_time()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has passed, or STARVED times as long by the clock."""
+        passed, computed = time.monotonic() - self._start, time.process_time() - self._spent
+        return passed >= self._seconds and max(computed, passed / STARVED) >= self._seconds
 
 
 class Preemption(IntFlag):
@@ -226,7 +245,7 @@ class Runlist:
     def _give_way(self, owner: Tsg) -> bool:
         """Ask the owner to give way and wait until it has; False if it need not any more."""
         self._leaving = True
-        overdue = time.monotonic() + PERIOD
+        patience = Patience(PERIOD)
         while not self._closed and self._owner is owner:
             for flag in self._on.get(owner, ()):
                 if owner.preemption > Preemption.WFI:
@@ -235,10 +254,10 @@ class Runlist:
                 return True
             if self._due(owner) is None:
                 break
-            self._lock.wait(LOOK)
-            if time.monotonic() >= overdue and owner not in self._held:
-                overdue += PERIOD
+            if patience.over and owner not in self._held:
+                patience = Patience(PERIOD)
                 self._stuck(owner)
+            self._lock.wait(LOOK)
         else:
             return False
         self._leaving = False

@@ -21,7 +21,7 @@ from tegrad.orin.events import ContextSwitchTimeout, FatalEvent, GpuEvent, TsgAb
 from tegrad.orin.host import Channel, EngineObject, Wait
 from tegrad.orin.memory import Fault
 from tegrad.orin.race import Race
-from tegrad.orin.runlist import Runlist, Tsg
+from tegrad.orin.runlist import Patience, Runlist, Tsg
 
 RECORD = struct.Struct("<II")
 """A store to the usermode page, as it comes through the doorbell pipe: offset, value."""
@@ -123,8 +123,8 @@ class Scheduler:
 
         self.runlist.hold(tsg)
         try:
-            deadline = time.monotonic() + seconds
-            while not (gone := off()) and time.monotonic() < deadline:
+            patience = Patience(seconds)
+            while not (gone := off()) and not patience.over:
                 time.sleep(0.0005)
             yield gone
         finally:

@@ -13,7 +13,7 @@ from gpu_programs import SPIN
 from gpu_rig import STORE, ChannelRig, Rig
 
 from tegrad.orin.events import ContextSwitchTimeout, FatalEvent
-from tegrad.orin.runlist import HIGH, LOW, MEDIUM, Preemption, Runlist, Tsg, order
+from tegrad.orin.runlist import HIGH, LOW, MEDIUM, PERIOD, STARVED, Patience, Preemption, Runlist, Tsg, order
 from tegrad.ptx import AbortFlag
 
 WFI, CTA, CILP = 1, 2, 4
@@ -181,6 +181,40 @@ def group(number: int, level: int, *, timeslice: float = 0.001, mode: Preemption
     made = Tsg(number, level=level, timeslice=timeslice, preemption=mode)
     made.channels[0] = SimpleNamespace(enabled=True)  # type: ignore[assignment]
     return made
+
+
+def test_a_keeper_that_comes_late_finds_first_that_the_grids_gave_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What kept the board's thread from the CPU for longer than a period has kept no TSG on the engine."""
+    groups = [group(1, LOW), group(2, LOW)]
+    groups[0].preemption = Preemption.CILP
+    told: list[Tsg] = []
+    runlist = Runlist(lambda: groups, told.append)
+    stopping: Any = SimpleNamespace(is_set=False, running=1, pause=lambda **_: None, resume=lambda: None)
+    real = runlist._lock.wait
+
+    def late(seconds: float | None = None) -> bool:
+        if threading.current_thread().name == "gpu-runlist" and stopping.running and runlist._leaving:
+            stopping.running = 0
+            time.sleep(STARVED * PERIOD + 0.05)
+        return real(seconds)
+
+    monkeypatch.setattr(runlist._lock, "wait", late)
+    with runlist.grid(groups[0], stopping), runlist.grid(groups[1], AbortFlag()) as came:
+        assert came
+    assert told == []
+    runlist.close()
+
+
+def test_time_to_give_way_counts_where_the_board_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: now[1])
+    monkeypatch.setattr("tegrad.orin.runlist.time", clock)
+    over = []
+    for passed, computed in ((0.09, 0.2), (0.11, 0.2), (0.11, 0.01), (0.39, 0.01), (0.41, 0.01)):
+        now = [5.0, 2.0]
+        patience = Patience(0.1)
+        now = [5.0 + passed, 2.0 + computed]
+        over.append(patience.over)
+    assert over == [False, True, False, False, True]
 
 
 def test_higher_levels_stand_between_the_lower_ones() -> None:
