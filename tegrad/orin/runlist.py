@@ -124,7 +124,7 @@ class Runlist:
         entry = (tsg, flag)
         with self._lock:
             if self._owner is tsg and not self._leaving:
-                self._on.setdefault(tsg, []).append(flag)
+                self._begin(tsg, flag)
                 return True
             self._queue.append(entry)
             try:
@@ -136,8 +136,12 @@ class Runlist:
             if flag.is_set:
                 self._settle()
                 return False
-            self._on.setdefault(tsg, []).append(flag)
+            self._begin(tsg, flag)
             return True
+
+    def _begin(self, tsg: Tsg, flag: AbortFlag) -> None:
+        flag.resume()  # the channel's last grid may have ended while it was asked to give way
+        self._on.setdefault(tsg, []).append(flag)
 
     def _leave(self, tsg: Tsg, flag: AbortFlag) -> None:
         with self._lock:

@@ -205,6 +205,29 @@ def test_a_keeper_that_comes_late_finds_first_that_the_grids_gave_way(monkeypatc
     runlist.close()
 
 
+def test_a_grid_that_ended_while_it_was_asked_to_give_way_does_not_stop_the_next_of_its_channel() -> None:
+    """The flag is the channel's, and nobody was left to take the wish back: its next grid waited for ever."""
+    groups = [group(1, LOW), group(2, LOW)]
+    groups[0].preemption = Preemption.CILP
+    runlist = Runlist(lambda: groups, lambda tsg: None)
+    paused = threading.Event()
+    flag: Any = SimpleNamespace(is_set=False, running=1, pause=lambda **_: paused.set(), resume=paused.clear)
+    other = threading.Thread(target=lambda: _once(runlist, groups[1]), daemon=True)
+    with runlist.grid(groups[0], flag):
+        other.start()
+        assert paused.wait(20)
+    other.join(20)
+    with runlist.grid(groups[0], flag) as came:
+        assert came
+        assert not paused.is_set()
+    runlist.close()
+
+
+def _once(runlist: Runlist, tsg: Tsg) -> None:
+    with runlist.grid(tsg, AbortFlag()):
+        pass
+
+
 def test_time_to_give_way_counts_where_the_board_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: now[1])
     monkeypatch.setattr("tegrad.orin.runlist.time", clock)
