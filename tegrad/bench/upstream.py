@@ -59,6 +59,9 @@ SOURCE = "TEGRAD_UPSTREAM"
 BOARD = "agx-orin-64gb"
 """The board that the figures are measured on."""
 
+PEER = "GPU, tinygrad's CUDA"
+"""The device of a report whose tests ran through CUDA, in tinygrad as published."""
+
 RUNNER = "python -m tegrad.bench.upstream"
 COMMAND = f"{RUNNER} ${SOURCE} --board {BOARD} --renderer PTX --suite {OPS} -n 2"
 """What the figures measure, as a command."""
@@ -270,6 +273,8 @@ def run(
     commit: str = COMMIT,
     jobs: int = 2,
     board: str = "",
+    peer: bool = False,
+    slow: bool = False,
     test_limit: int = TEST_LIMIT_S,
     suite_limit: float = SUITE_LIMIT_S,
     out: Path | None = None,
@@ -277,15 +282,16 @@ def run(
     """Run suites and report them. `out` is rewritten after each suite, so that it holds what is known so far.
 
     What `out` holds of other suites with the same tests, renderer and device stays: a suite can be run again alone.
-    `board` is the spec of the emulated board; without one the tests run on this machine's GPU. `suite_limit` in
-    seconds. RecordError where the tests or tinygrad are missing.
+    `board` is the spec of the emulated board; without one the tests run on this machine's GPU, with `peer` through
+    CUDA and without us. `slow` adds what upstream runs with RUN_SLOW. `suite_limit` in seconds. RecordError where the
+    tests or tinygrad are missing.
     """
     with tempfile.TemporaryDirectory(prefix="tegrad-upstream-") as name:
         folder = Path(name)
         found = lay(archive(source, commit), folder)
         environment = {
             **os.environ,
-            "DEV": f"NV:{renderer}",
+            "DEV": f"{'CUDA' if peer else 'NV'}:{renderer}",
             "XDG_CACHE_HOME": str(folder / "cache"),
             "TEST_TIMEOUT": str(test_limit),
             "PYTHONUNBUFFERED": "1",
@@ -294,11 +300,15 @@ def run(
         environment.pop("TEGRAD_BOARD", None)
         if board:
             environment["TEGRAD_BOARD"] = board
+        if peer:
+            environment["TEGRAD"] = "0"
+        if slow:
+            environment["RUN_SLOW"] = "1"
         report: dict[str, Any] = {
             "renderer": renderer,
-            "device": f"emulated {board}" if board else "GPU",
+            "device": f"emulated {board}" if board else PEER if peer else "GPU",
             "commit": found,
-            "command": " ".join([RUNNER, "tinygrad", *(["--board", board] if board else []), "--renderer", renderer]),
+            "command": _command(renderer, board, peer=peer, slow=slow),
             "jobs": jobs,
             "machine": record.machine(board),
             "versions": {**record.versions(), **_test_versions()},
@@ -314,6 +324,11 @@ def run(
                 out.parent.mkdir(parents=True, exist_ok=True)
                 out.write_text(json.dumps(report, indent=1) + "\n")
     return report
+
+
+def _command(renderer: str, board: str, *, peer: bool, slow: bool) -> str:
+    chosen = [*(["--board", board] if board else []), *["--peer"] * peer, *["--slow"] * slow]
+    return " ".join([RUNNER, "tinygrad", *chosen, "--renderer", renderer])
 
 
 def _known(out: Path | None, report: dict[str, Any]) -> dict[str, Any]:
@@ -376,12 +391,16 @@ def main() -> None:
     parser.add_argument("--commit", default=COMMIT)
     parser.add_argument("--renderer", choices=RENDERERS, default=RENDERERS[0])
     parser.add_argument("--board", default="", help="run on an emulated board, such as agx-orin-64gb")
+    parser.add_argument("--peer", action="store_true", help="run through CUDA, without tegrad: the reference")
+    parser.add_argument("--slow", action="store_true", help="with what upstream leaves out without RUN_SLOW=1")
     parser.add_argument("--suite", action="append", choices=SUITES, help="only this one; may be repeated")
     parser.add_argument("-n", "--jobs", type=int, default=2)
     parser.add_argument("--test-limit", type=int, default=TEST_LIMIT_S, metavar="SECONDS")
     parser.add_argument("--suite-limit", type=float, default=SUITE_LIMIT_S, metavar="SECONDS")
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
+    if a.board and a.peer:
+        parser.error("a board has no CUDA: --peer needs a real GPU")
     report = run(
         a.source,
         a.renderer,
@@ -389,6 +408,8 @@ def main() -> None:
         commit=a.commit,
         jobs=a.jobs,
         board=a.board,
+        peer=a.peer,
+        slow=a.slow,
         test_limit=a.test_limit,
         suite_limit=a.suite_limit,
         out=a.out,

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tegrad.bench.upstream import PEER
+
 RESULTS = Path("results/upstream")
 PAGE = Path("docs/upstream-tests.md")
 BEGIN, END = "<!-- computed from results/upstream -->", "<!-- end of what is computed -->"
@@ -74,16 +76,21 @@ def verdict(suite: str, test: str, device: str) -> Verdict | None:
 def load(folder: Path = RESULTS) -> list[Report]:
     """Every report, the board's first."""
     reports = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    return sorted(reports, key=lambda r: (r["device"] == "GPU", r["renderer"] != "PTX"))
+    return sorted(reports, key=lambda r: (r["device"].startswith("GPU"), r["device"] == PEER, r["renderer"] != "PTX"))
 
 
 def machine(report: Report) -> str:
-    """What the tests ran on, and through which renderer."""
-    return f"{'board' if report['device'] != 'GPU' else report['machine']['gpu']}, {report['renderer']}"
+    """What the tests ran on, and through which renderer; tinygrad's own CUDA device is named."""
+    if not report["device"].startswith("GPU"):
+        return f"board, {report['renderer']}"
+    through = " through CUDA" if report["device"] == PEER else ""
+    return f"{report['machine']['gpu']}{through}, {report['renderer']}"
 
 
 def failures(report: Report) -> Iterator[tuple[str, str, str]]:
-    """(suite, test, reason) of every failure; a suite that did not end is one."""
+    """(suite, test, reason) of every failure of ours; a suite that did not end is one."""
+    if report["device"] == PEER:
+        return
     for suite, result in report["suites"].items():
         yield from ((suite, test, why) for test, why in result["failed"].items())
         if "stopped" in result:
@@ -92,7 +99,8 @@ def failures(report: Report) -> Iterator[tuple[str, str, str]]:
 
 def tables(reports: list[Report]) -> str:
     """The computed part of the page."""
-    return "\n".join([*_counts(reports), "", *_failures(reports), "", *_skips(reports), "", *_circumstances(reports)])
+    parts = [_counts, _failures, _differences, _skips, _circumstances]
+    return "\n\n".join("\n".join(lines) for part in parts if (lines := [*part(reports)]))
 
 
 def _counts(reports: list[Report]) -> Iterator[str]:
@@ -132,6 +140,38 @@ def _failures(reports: list[Report]) -> Iterator[str]:
     for (suite, machines_, whose), tests in merged.items():
         text = whose.replace("|", "\\|").replace("\n", " ")
         yield f"| {suite}: {', '.join(tests)} | {machines_} | {text} |"
+
+
+def outcomes(result: dict[str, Any]) -> dict[str, str]:
+    """What came of a suite's tests, but for those that passed: a report does not name them."""
+    return {test: kind for kind in ("failed", "skipped", "xfailed", "unfinished") for test in result.get(kind, {})}
+
+
+def differences(ours: Report, peer: Report) -> Iterator[tuple[str, str, str, str]]:
+    """(suite, test, outcome through NV, outcome through CUDA) wherever these differ in suites that both ran."""
+    for suite in ours["suites"].keys() & peer["suites"].keys():
+        left, right = (outcomes(report["suites"][suite]) for report in (ours, peer))
+        for test in sorted(left.keys() | right.keys()):
+            pair = left.get(test, "passed"), right.get(test, "passed")
+            if pair[0] != pair[1]:
+                yield suite, test, *pair
+
+
+def _differences(reports: list[Report]) -> Iterator[str]:
+    ours = {report["renderer"]: report for report in reports if report["device"] == "GPU"}
+    pairs = [(ours[r["renderer"]], r) for r in reports if r["device"] == PEER and r["renderer"] in ours]
+    if not pairs:
+        return
+    rows = sorted((*row, ours["renderer"]) for ours, peer in pairs for row in differences(ours, peer))
+    if not rows:
+        yield "Through NV and through tinygrad's own CUDA device every test had the same outcome."
+        return
+    yield "Tests whose outcome through NV is another than through tinygrad's own CUDA device, on the same GPU:"
+    yield ""
+    yield "| test | renderer | through NV | through CUDA |"
+    yield "|---|---|---|---|"
+    for suite, test, left, right, renderer in rows:
+        yield f"| {suite}: {test.split('::')[-1]} | {renderer} | {left} | {right} |"
 
 
 def _skips(reports: list[Report]) -> Iterator[str]:

@@ -73,6 +73,19 @@ def test_every_test_is_counted_once(mixed: Any) -> None:
     assert mixed["renderer"] == "CUDA"
 
 
+def test_the_peer_is_cuda_without_us(tmp_path: Path) -> None:
+    body = """
+import os, sys
+def test_device(): assert os.environ["DEV"] == "CUDA:PTX"
+def test_slow(): assert os.environ["RUN_SLOW"] == "1"
+def test_nothing_of_ours_comes_with_tinygrad(): assert os.environ["TEGRAD"] == "0"
+"""
+    found = upstream.run(packed(tmp_path / "tests.tar", body), "PTX", ("test_tiny",), jobs=1, peer=True, slow=True)
+    assert found["suites"]["test_tiny"]["counts"]["passed"] == 3
+    assert found["device"] == upstream.PEER
+    assert found["command"].endswith("tinygrad --peer --slow --renderer PTX")
+
+
 def test_reasons_are_kept(mixed: Any) -> None:
     suite = mixed["suites"]["test_tiny"]
     assert suite["skipped"] == {"TestMixed::test_skipped": "not here"}

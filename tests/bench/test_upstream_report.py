@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tegrad.bench import upstream_report as report
+from tegrad.bench.upstream import PEER
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,6 +41,33 @@ def test_an_excuse_of_the_emulator_is_none_on_a_gpu() -> None:
     test = ("device/test_hcq", "TestHCQ::test_speed_exec_time")
     assert report.verdict(*test, "emulated agx-orin-64gb") is not None
     assert report.verdict(*test, "GPU") is None
+
+
+def gpu(device: str, **outcomes: dict[str, str]) -> dict[str, Any]:
+    """A report of one suite on a GPU."""
+    made_one = made({})
+    suite = {**made_one["suites"]["device/test_hcq"], "failed": {}, "skipped": {}, **outcomes}
+    machine = {**made_one["machine"], "gpu": "H200"}
+    return {**made_one, "device": device, "machine": machine, "suites": {"backend/test_ops": suite}}
+
+
+def test_what_cuda_does_otherwise_is_listed_and_what_it_does_alike_is_not() -> None:
+    ours = gpu("GPU", failed={"T::test_a": "x", "T::test_both": "x"}, skipped={"T::test_b": "no half"})
+    peer = gpu(PEER, failed={"T::test_both": "y", "T::test_c": "z"}, skipped={"T::test_b": "no half"})
+    assert [*report.differences(ours, peer)] == [
+        ("backend/test_ops", "T::test_a", "failed", "passed"),
+        ("backend/test_ops", "T::test_c", "passed", "failed"),
+    ]
+    text = report.tables([ours, peer])
+    assert "| backend/test_ops: test_a | PTX | failed | passed |" in text
+    assert "| backend/test_ops | 3, 0, 1, 0 | 3, 0, 1, 0 |" in text
+    assert "H200 through CUDA, PTX" in text
+    assert "test_c | H200 through CUDA" not in text  # a failure of the peer's is not one that we explain
+
+
+def test_no_difference_is_told_too() -> None:
+    assert "every test had the same outcome" in report.tables([gpu("GPU"), gpu(PEER)])
+    assert "outcome" not in report.tables([gpu("GPU")])
 
 
 @pytest.mark.parametrize("result", report.load(ROOT / report.RESULTS), ids=report.machine)
