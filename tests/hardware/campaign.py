@@ -21,12 +21,14 @@ CHOSEN = ("tests/tegra", "-m", "not long")
 
 
 def outcome(test: ElementTree.Element) -> dict[str, Any]:
-    """One test of pytest's report: name, outcome, seconds, and why it did not pass."""
+    """One test of pytest's report: name, outcome, seconds, what it measured, and why it did not pass."""
+    noted = {one.get("name", ""): one.get("value") for one in test.iter("property")}
     wrong = next((e for kind in ("failure", "error", "skipped") if (e := test.find(kind)) is not None), None)
     return {
         "case": f"{test.get('classname', '').removeprefix('tests.tegra.')}::{test.get('name')}",
         "outcome": "passed" if wrong is None else wrong.tag,
         "seconds": round(float(test.get("time", 0)), 1),
+        **({"noted": noted} if noted else {}),
         "said": [] if wrong is None else wrong.get("message", "").splitlines()[:3],
     }
 

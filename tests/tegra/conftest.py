@@ -3,6 +3,7 @@
 Markers: `klog_errors("regex")` allows error lines in a test that provokes them.
 """
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -11,12 +12,37 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import BOARD, Backend, backend, close_device, held, open_device, real_gpu
+from harness import BOARD, DIFFERENCES, REFERENCE, Backend, backend, close_device, held, open_device, real_gpu
 
 from tegrad.diag.klog import KernelLog, expect_clean
 from tegrad.uapi.errors import DriverError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "nv"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What `pytest tests/tegra` also takes."""
+    group = parser.getgroup("tests/tegra")
+    group.addoption("--full", action="store_true", help="at the size that a GPU is to hold: minutes, gigabytes")
+    group.addoption("--reference", default="CPU", help="tinygrad's device that NV is compared with, CPU unless given")
+    group.addoption("--differences", type=Path, metavar="FILE", help="write what differs from the reference, as JSON")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The options, where they exist: they do if the command line names this folder."""
+    REFERENCE[0] = config.getoption("reference", "CPU")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write what differed."""
+    if (path := session.config.getoption("differences", None)) is not None:
+        path.write_text(json.dumps({"reference": REFERENCE[0], "differences": DIFFERENCES}, indent=1) + "\n")
+
+
+@pytest.fixture(scope="module")
+def full(request: pytest.FixtureRequest) -> bool:
+    """Whether tests are to run at the size that a GPU is to hold."""
+    return bool(request.config.getoption("full", False))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -20,6 +20,12 @@ BOARD = "agx-orin-64gb:12GiB"
 """The board of the campaign; a size of its own keeps it apart from those of other tests."""
 
 
+REFERENCE = ["CPU"]
+"""The device that NV is compared with; `--reference` names another, such as CUDA."""
+DIFFERENCES: list[dict[str, Any]] = []
+"""Results that differ from the reference's, by the test and the largest difference: `--differences` writes them."""
+
+
 def real_gpu() -> bool:
     """Whether this machine has a GPU that the NV device can drive, and no board was asked for."""
     nodes = ("/dev/nvgpu/igpu0/ctrl", "/dev/nvhost-ctrl-gpu", "/dev/nvidiactl")
@@ -68,20 +74,31 @@ def close_device() -> None:
 def compare_backends(
     function: Callable[..., Any],
     *arrays: np.ndarray,
-    reference: str = "CPU",
     rtol: float = 1e-4,
     atol: float = 1e-5,
 ) -> list[np.ndarray]:
-    """Run a function of tensors on NV and on another device, assert that all results agree; NV's results.
+    """Run a function of tensors on NV and on REFERENCE, assert that all results agree; NV's results.
 
-    `function` gets a tensor per array, and returns a tensor or several. Both runs start from tinygrad's seed 0.
+    `function` gets a tensor per array, and returns a tensor or several. Both runs start from tinygrad's seed 0. What
+    differs at all is kept in DIFFERENCES.
     """
-    ours, theirs = (_run(function, arrays, device) for device in ("NV", reference))
+    ours, theirs = (_run(function, arrays, device) for device in ("NV", REFERENCE[0]))
     assert len(ours) == len(theirs)
     for number, (got, expected) in enumerate(zip(ours, theirs, strict=True)):
         assert got.dtype == expected.dtype
-        np.testing.assert_allclose(got, expected, rtol, atol, err_msg=f"result {number}, NV against {reference}")
+        _note(number, got, expected)
+        np.testing.assert_allclose(got, expected, rtol, atol, err_msg=f"result {number}, NV against {REFERENCE[0]}")
     return ours
+
+
+def _note(number: int, got: np.ndarray, expected: np.ndarray) -> None:
+    if got.shape != expected.shape or np.array_equal(got, expected, equal_nan=got.dtype.kind == "f"):
+        return
+    with np.errstate(all="ignore"):
+        apart = np.abs(got.astype(np.float64) - expected.astype(np.float64))
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").removesuffix(" (call)")
+    counts = {"values": int((apart > 0).sum()), "of": got.size}
+    DIFFERENCES.append({"test": test, "result": number, "most": float(np.nanmax(apart)), **counts})
 
 
 def _run(function: Callable[..., Any], arrays: Sequence[np.ndarray], device: str) -> list[np.ndarray]:
