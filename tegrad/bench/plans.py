@@ -60,7 +60,7 @@ def _states(made: PackedModel) -> States:
 
 def _batch(slots: int, made: PackedModel) -> list[Launch]:
     """A step of so many sequences."""
-    batch = Batch(made, slots=slots, positions=POSITIONS)
+    batch = Batch(made, slots=slots, positions=min(POSITIONS, made.config.context))
     for slot in range(slots):
         batch.states.begin(slot, [1], 0, POSITIONS)
     return batch.launches(slots)
