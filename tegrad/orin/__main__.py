@@ -15,7 +15,7 @@ from tegrad.orin.board import raise_limits
 def check_settings() -> None:
     """SettingError for a value of TEGRAD_RACE or TEGRAD_L2 that means nothing.
 
-    The GPU process reads them when it starts, behind a client's first ioctl: then all that the client sees is ENODEV.
+    The GPU process reads them when it starts, after a client's first ioctl: then all that the client sees is ENODEV.
     """
     from tegrad.orin.race import Race
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tegrad.orin.driver import Driver
 
 PDE_ALIGN = 1 << 21  # bounds of an address space are multiples of this
-KERNEL_SIZE = 1 << 32  # the driver's own range behind the user range
+KERNEL_SIZE = 1 << 32  # the driver's own range after the user range
 PAGE_TABLE_BITS = 49
 MAX_SPARSE = 1 << 38  # bytes of one sparse area: the board's page flags take memory, as page tables do
 ACCESS_SHIFT = k.NVGPU_AS_MAP_BUFFER_FLAGS_ACCESS_BITMASK_OFFSET

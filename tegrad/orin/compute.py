@@ -81,7 +81,7 @@ class ComputeContext:
         self._state = None
 
     def pair(self, upper: int, mask: int = 0x1FFFF) -> int:
-        """The value of an upper and a lower state method, one behind the other."""
+        """The value of an upper and a lower state method, one after the other."""
         regs = self.regs
         return (regs.get(upper, 0) & mask) << 32 | regs.get(upper + 4, 0)
 

@@ -102,7 +102,7 @@ class Gpu:
     def vm_create(self, vm: int) -> None:
         """Make an address space. OutOfAddresses if the host has no room for one more.
 
-        It reaches as far as anything can run: a channel fetches its ring, which lies behind the client's range, by 40
+        It reaches as far as anything can run: a channel fetches its ring, which lies after the client's range, by 40
         bits of address. What is mapped beyond is accepted and never seen.
         """
         self._vms[vm] = AddressSpace(vm, l2=self.l2)

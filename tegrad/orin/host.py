@@ -144,7 +144,7 @@ class Channel:
         self.scheduler.changed()
 
     def submit(self, job: Job, *, unordered: bool = False) -> None:
-        """Queue engine work behind what this channel has queued before; `unordered` if nothing waits between."""
+        """Queue engine work after what this channel has queued before; `unordered` if nothing waits between."""
         self.worker.submit(job, unordered=unordered)
 
     def drain(self) -> Waiting:

@@ -11,7 +11,7 @@ they cover whole, atomics on the kept value, both kinds of mapping of the same p
 ga10b does the same; stores that stay (`back`).
 
 Every buffer with a cached mapping has frames, one per page, in one memfd of what the L2 keeps. A cached mapping shows
-these at its addresses, and memory itself `delta` behind them (`tegrad.ptx.l2` has the compiled part). Kernels load
+these at its addresses, and memory itself `delta` after them (`tegrad.ptx.l2` has the compiled part). Kernels load
 pages that are mostly kept as a whole, which is stricter than silicon; everything else is exact to sectors.
 """
 
@@ -284,7 +284,7 @@ class L2:
         self._sweep_all(DROP)
 
     def flush(self) -> None:
-        """Write back, then invalidate, as the driver does behind every unmap."""
+        """Write back, then invalidate, as the driver does after every unmap."""
         self._sweep_all(WRITE_BACK | DROP)
 
     def _sweep_all(self, what: int) -> None:
@@ -448,7 +448,7 @@ class PortOf:
         ctypes.c_uint64.from_address(self.address + offset).value = value & (1 << 64) - 1
 
     def open(self, delta: int) -> None:
-        """The address space has got its second view, of memory itself, `delta` behind the first."""
+        """The address space has got its second view, of memory itself, `delta` after the first."""
         self.delta = delta
         pages = self._space.span // PAGE
         self._frames = address = map_memory(0, pages * 4, READ_WRITE, ANONYMOUS)

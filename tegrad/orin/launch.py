@@ -333,7 +333,7 @@ def windows_overlap(shared: int, local: int) -> bool:
 
 
 def window_size(chip: Chip, shared: int, local: int) -> int:
-    """Bytes behind the start of each window that kernels see no global memory in: at most up to the other window."""
+    """Bytes after the start of each window that kernels see no global memory in: at most up to the other window."""
     return min(chip.window_size, abs(shared - local))
 
 

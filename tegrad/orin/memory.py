@@ -34,7 +34,7 @@ DEFAULT_L2 = 4 << 20
 """Bytes of the L2 of an address space that is made by itself."""
 
 DEFAULT_SPAN = (1 << 40) + (1 << 32)
-"""40 bits of address, and the 4 GiB that the driver puts behind a user range that ends at 2^40."""
+"""40 bits of address, and the 4 GiB that the driver puts after a user range that ends at 2^40."""
 
 MAX_SPAN = 1 << 46
 """What one address space can have at most, in a process with 47-bit addresses."""

@@ -21,8 +21,8 @@ from tegrad.ptx import Kernel, load
 SEARCH = 16 << 20
 """Bytes on either side of the program address that are searched for its section."""
 
-NEAR_BEFORE, NEAR_BEHIND = 32 << 10, 256 << 10
-"""Bytes in front of it and behind that are searched first; nearly every image is smaller."""
+NEAR_BEFORE, NEAR_AFTER = 32 << 10, 256 << 10
+"""Bytes before it and after it that are searched first; nearly every image is smaller."""
 
 MODULES = 1024
 """Loaded PTX modules kept; a program that comes again is compiled again otherwise."""
@@ -118,9 +118,9 @@ class ProgramCache:
         if mapping is None:  # unmapped since its page was looked at
             return
         base, end = mapping.va, mapping.va + mapping.size
-        for before, behind in ((NEAR_BEFORE, NEAR_BEHIND), (SEARCH, SEARCH)):
+        for before, after in ((NEAR_BEFORE, NEAR_AFTER), (SEARCH, SEARCH)):
             lo = max(base, base + (va - before - base) // ptxsection.ALIGN * ptxsection.ALIGN)
-            held = self._vm.look(lo, min(end, va + behind) - lo)
+            held = self._vm.look(lo, min(end, va + after) - lo)
             for offset, section in ptxsection.find(memoryview(held), entry=va):
                 yield lo + offset, section
 

@@ -70,7 +70,7 @@ class Race:
         return self._draw() < 0.5
 
     def early_release(self) -> bool:
-        """Whether a release that no barrier orders behind the grid's stores is seen before them."""
+        """Whether a release that no barrier orders after the grid's stores is seen before them."""
         return self._draw() < 0.5
 
     def late_release(self) -> float:
