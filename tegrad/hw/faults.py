@@ -50,7 +50,7 @@ RM_ERROR_TEXT: Mapping[int, str] = MappingProxyType(
         40: "copy engine 1 error",
         41: "copy engine 2 error",
         44: "fault during a context switch",
-        45: "channel removed behind another one's error",
+        45: "channel removed after another one's error",
         48: "uncorrectable memory error",
         69: "class error",
         70: "copy engine 3 error",

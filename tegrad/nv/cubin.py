@@ -1,6 +1,6 @@
 """Reading NVIDIA's cubins (ELF64) and appending the loaded section `.tegrad.ptx` to them.
 
-Everything that NVIDIA's compiler wrote keeps its bytes and its place in the file. Behind it come: the storage of
+Everything that NVIDIA's compiler wrote keeps its bytes and its place in the file. After it come: the storage of
 uninitialised `__device__` data (`.nv.global` is NOBITS, which loaders of PROGBITS sections skip; it becomes PROGBITS),
 our section, its relocations, the section names with ours added, and a new section header table.
 """

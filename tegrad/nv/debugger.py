@@ -2,7 +2,7 @@
 
 RM writes record 0 of a channel's error memory when it recovers the channel: 50 to 130 ms after the fault on an H200,
 whatever exceptions the debugger wants that tinygrad attaches to its compute channel. The debugger's controls wait for
-the recovery, and tell SM, program counter and address also behind it.
+the recovery, and tell SM, program counter and address also after it.
 
 Facts: NVIDIA's open-gpu-kernel-modules (kernel_rc_notification.c, ctrl83dedebug.h), and an H200 (docs/notebook.md).
 """

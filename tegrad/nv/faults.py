@@ -155,7 +155,7 @@ def describe_address(address: int, buffers: Collection[Place], freed: Iterable[P
     offset, what = address - va, f"the buffer of {size} bytes at {va:#x}"
     if offset < 0:
         return f"{-offset:#x} bytes in front of {what}"
-    return f"byte {offset:#x}, {'in' if offset < size else 'behind'} {what}"
+    return f"byte {offset:#x}, {'in' if offset < size else 'after'} {what}"
 
 
 def _distance(buffer: Place, address: int) -> int:

@@ -48,7 +48,7 @@ class FaultReport:
 
 
 def position(kernel: Kernel) -> int:
-    """The sequence number behind the last line of now: what comes later is news."""
+    """The sequence number after the last line of now: what comes later is news."""
     with suppress(DriverError):
         return max((record.sequence + 1 for record in records(kernel)), default=0)
     return 0

@@ -22,7 +22,7 @@ from tegrad.hw.gpfifo import MethodOp, Subchannel, gp_entry, method_header
 from tegrad.nv.faults import DeviceClosed
 from tegrad.nv.program import LaunchError, check_alignment, check_block, check_size
 from tegrad.nv.queues import RELEASE_AT_ONCE, RELEASE_HEADER, SUBROUTINE
-from tegrad.nv.replay import BARRIER, PREFETCH_SCHEDULE, TIMELINE_RELEASE, Launch, behind, image_of, immediate
+from tegrad.nv.replay import BARRIER, PREFETCH_SCHEDULE, TIMELINE_RELEASE, Launch, after, image_of, immediate
 
 SIZES: Final = 16
 """Sizes (grid and block) for which a program keeps bank and QMD; symbolic sizes give it new ones without end."""
@@ -121,7 +121,7 @@ class Launcher:
         if value - 1 == device.computed_value:
             fifo.enter((entry,))
         else:
-            fifo.enter((behind(device, value - 1), entry))
+            fifo.enter((after(device, value - 1), entry))
         device.timeline_value = value + 1
         device.prof_exec_counter += 1
         device.submitted(fifo, number, self._names, value)

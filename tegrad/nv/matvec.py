@@ -1,6 +1,6 @@
 """How products of a matrix and one vector are cut into threads: a warp to a row, lanes beside one another in memory.
 
-tinygrad 0.14 knows such a product only as `vector * matrix`, both loaded as they are. Behind a cast, a norm, or the
+tinygrad 0.14 knows such a product only as `vector * matrix`, both loaded as they are. After a cast, a norm, or the
 unpacking of quantized weights it falls back to a thread per row, whose loads are a row apart from lane to lane. Here a
 kernel counts as a product when it sums, and loads something that no two outputs share: that is its matrix.
 """

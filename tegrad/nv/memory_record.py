@@ -1,7 +1,7 @@
 """What a first boot found of this machine's L2, kept so that the memory policy and the choice of a plan may read it.
 
 `tegrad selftest` writes a record, one for each chip, kernel release and version of tegrad; another kernel or another
-tegrad knows nothing again. The coherence matrix begins it, stages behind that add to it. A record that was made on a
+tegrad knows nothing again. The coherence matrix begins it, later stages add to it. A record that was made on a
 board says nothing of a device, and decides for none.
 """
 

@@ -160,7 +160,7 @@ class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
         self._doorbell[DOORBELL_WORD] = self.token
         if self._behind_pcie:
             # The doorbell may have come before GPPut. A read comes back only after the writes before it have arrived,
-            # while the GPU works already; a doorbell behind it is then seen, or finds nothing new.
+            # while the GPU works already; a doorbell after it is then seen, or finds nothing new.
             _ = self._put[0]
             self._doorbell[DOORBELL_WORD] = self.token
         # From here on the GPU works, and what the CPU does costs no time of the submission's.

@@ -2,8 +2,8 @@
 
 A `Recording` owns all that the GPU reads of it: kernel arguments, launch descriptors (QMDs) and commands lie in one
 buffer of its own, written once. To run it is to store the number of the submission, one GPFIFO entry and the doorbell:
-no Python per kernel, no system call, no allocation. Each run is ordered behind everything submitted before it, and
-tinygrad's own work behind each run, by the device's timeline.
+no Python per kernel, no system call, no allocation. Each run is ordered after everything submitted before it, and
+tinygrad's own work after each run, by the device's timeline.
 
 How a launch waits for the one before it is a `Boundary`. All the forms of `BOUNDARIES` order launches as a stream does;
 what they cost differs by chip (`tegrad.bench.boundaries`).
@@ -106,7 +106,7 @@ def _no_words(place: Place) -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """How a launch is ordered behind the one before it.
+    """How a launch is ordered after the one before it.
 
     `dependent` names action and prefetch with which each QMD starts the next one; None sends a PCAS for each launch.
     `start` are the words in front of the first launch, `between` gives the words in front of each later one that is
@@ -199,7 +199,7 @@ EARLY: Final = ("enable_program_pre_exit", "pre_exit_at_last_cta_launch", "arriv
 
 
 def up_to(form: Boundary, count: int) -> Boundary:
-    """`form` between the first `count` launches, which may wait by themselves; behind them the order of a stream."""
+    """`form` between the first `count` launches, which may wait by themselves; after them the order of a stream."""
     rest = BOUNDARIES["chain-lean" if form.dependent is not None else "idle-lean"]
 
     def fields(place: Place) -> Mapping[str, int]:
@@ -251,7 +251,7 @@ class _Layout:
 
 
 class _Patch:
-    """An `Argument`, and where it lies behind a run's first constant bank, in 64-bit words."""
+    """An `Argument`, and where it lies after a run's first constant bank, in 64-bit words."""
 
     __slots__ = ("align", "offset", "position", "program", "quad")
 
@@ -354,7 +354,7 @@ class Recording:
                     if slot.addresses != addresses:
                         self._give(slot, addresses)
             # If something else went out since the last run, it may be on another channel.
-            entries = [] if value - 1 == device.computed_value else [behind(device, value - 1)]
+            entries = [] if value - 1 == device.computed_value else [after(device, value - 1)]
             quads, timeline, end = self._quads, device.timeline_signal, number + times
             while number < end:
                 slot = slots[following]
@@ -413,14 +413,14 @@ class Recording:
             self.close()
 
     def _forget(self) -> None:
-        """Drop what the caches hold of this memory's former content; behind it nothing here changes any more."""
+        """Drop what the caches hold of this memory's former content; after it nothing here changes any more."""
         device = self._device
         with device.lock:
             queue = NVComputeQueue().wait(device.timeline_signal, device.timeline_value - 1).memory_barrier()
             queue.signal(device.timeline_signal, device.next_timeline()).submit(device)
 
 
-def behind(device: Any, value: int) -> int:
+def after(device: Any, value: int) -> int:
     """A GPFIFO entry for commands that wait until the timeline has reached a value."""
     va, dwords = device.place_commands(array("I", semaphore(ACQUIRE, device.timeline_signal.value_addr, value)))
     return gp_entry(va, dwords, level=SUBROUTINE)

@@ -158,7 +158,7 @@ ARGUMENTS: Final = Role(
 )  # fmt: skip
 QMD: Final = Role(
     "QMD", 5, _INNER, VOLATILE, VOLATILE, PAGE,
-    cpu="writes it before the launch, behind the arguments",
+    cpu="writes it before the launch, after the arguments",
     gpu="the front end reads it when the launch is scheduled",
     why="as kernel arguments: rewritten QMDs launched their first grid again",
     source=_H200,

@@ -147,7 +147,7 @@ def test_reading_the_notifier_asks_nothing(rm: Rm) -> None:
 
 def test_codes_that_only_the_resource_manager_has_are_named(rm: Rm, device: Any) -> None:
     rm.write(45)
-    assert "channel removed behind another one's error" in str(fault_of(device))
+    assert "channel removed after another one's error" in str(fault_of(device))
 
 
 def test_the_notifiers_fault_has_what_the_sms_tell(rm: Rm, device: Any) -> None:

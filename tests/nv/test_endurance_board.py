@@ -39,7 +39,7 @@ def counts(spec: str) -> dict[str, int]:
 # ---- signals and launches
 
 
-def test_a_signal_directly_behind_a_kernel(each_chip: str) -> None:
+def test_a_signal_directly_after_a_kernel(each_chip: str) -> None:
     device = open_device()
     buffer, add = device.allocator.alloc(4096), program(device, "add")
     slot = device.allocator.alloc(add.kernargs_alloc_size)
@@ -125,11 +125,11 @@ def test_a_device_that_faulted_is_closed_and_opened_again(each_chip: str) -> Non
 
 
 @pytest.mark.klog_errors("(?i)mmu fault|page fault|error notifier")
-def test_a_store_behind_a_buffer_names_it(each_chip: str) -> None:
+def test_a_store_past_a_buffer_names_it(each_chip: str) -> None:
     device = open_device()
     buffer, store = device.allocator.alloc(4096), program(device, "store")
     store(buffer.offset(4092, 4), local_size=(2, 1, 1), vals=(1,))
-    with pytest.raises(DeviceFault, match="behind the buffer of 4096 bytes") as caught:
+    with pytest.raises(DeviceFault, match="after the buffer of 4096 bytes") as caught:
         device.synchronize()
     assert caught.value.address == buffer.va_addr + 4096
 

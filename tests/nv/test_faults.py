@@ -108,7 +108,7 @@ def test_an_mmu_fault_names_address_and_buffer(fake_kernel: FakeKernel, fake_dev
         fake_device.synchronize()
     fault = caught.value
     assert (fault.address, fault.in_flight) == (buffer.va_addr + 0x1000, ("reduce",))
-    assert f"behind the buffer of 4096 bytes at {buffer.va_addr:#x}" in str(fault)
+    assert f"after the buffer of 4096 bytes at {buffer.va_addr:#x}" in str(fault)
     assert "MMU fault" in str(fault)
     assert "in kernel reduce" in str(fault)
 

@@ -57,13 +57,13 @@ def fault_of(device: Any) -> DeviceFault:
 # ---- what a kernel does
 
 
-def test_a_store_behind_a_buffer(each_chip: str) -> None:
+def test_a_store_past_a_buffer(each_chip: str) -> None:
     device = open_device()
     buffer = device.allocator.alloc(4096)
     program(device, "store")(buffer.offset(4092, 4), local_size=(7, 1, 1), vals=(1,))
     fault = fault_of(device)
     assert (fault.code, fault.kernel, fault.address) == (MMU, "store", buffer.va_addr + 4096)
-    assert f"byte 0x1000, behind the buffer of 4096 bytes at {buffer.va_addr:#x}" in str(fault)
+    assert f"byte 0x1000, after the buffer of 4096 bytes at {buffer.va_addr:#x}" in str(fault)
     assert "virt write (invalid p" in str(fault)
     assert "gpc client t1_" in str(fault)
     assert "thread (1, 0, 0) (warp 0, lane 1)" in str(fault)

@@ -253,7 +253,7 @@ def test_an_address_is_told_by_its_buffer(fake_device: Any) -> None:
     buffer = fake_device.iface.alloc(4096)
     describe = fake_device.iface.describe_address
     assert describe(buffer.va_addr + 8) == f"byte 0x8, in the buffer of 4096 bytes at {buffer.va_addr:#x}"
-    assert "behind" in describe(buffer.va_addr + 4096)
+    assert "after" in describe(buffer.va_addr + 4096)
     fake_device.iface._freed.clear()
     lowest = min(memory.va for memory in fake_device.iface.memory.values() if memory.va)
     assert describe(lowest - 16).startswith("0x10 bytes in front of the buffer of ")
