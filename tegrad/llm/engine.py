@@ -214,7 +214,7 @@ class Engine:
 
     def feed(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Add tokens and return the logits (vocab,) after the last one; raises ContextError, ModelError."""
-        for _ in self._stream(tokens, Settings(), 0, 1, joined=1):  # a step behind the last would change the logits
+        for _ in self._stream(tokens, Settings(), 0, 1, joined=1):  # a step after the last would change the logits
             pass
         self.tokens += tokens
         out = bytearray(4 * self.config.vocab)
@@ -279,7 +279,7 @@ class Engine:
     def _stream(
         self, prompt: Sequence[int], settings: Settings, seed: int, limit: int | None, joined: int | None = None
     ) -> Any:
-        """New tokens behind a prompt, as a generator; what can be wrong with it is said at once."""
+        """New tokens after a prompt, as a generator; what can be wrong with it is said at once."""
         self._check(prompt)
         self._turn += 1
         position = len(self.tokens)
@@ -309,7 +309,7 @@ class Engine:
         return self._held(stream, steps)
 
     def _held(self, stream: Iterator[int], steps: Callable[[], Iterator[int]]) -> Iterator[int]:
-        """The tokens behind a prompt in chunks; of `steps` where a value of the prompt did not fit a half.
+        """The tokens after a prompt in chunks; of `steps` where a value of the prompt did not fit a half.
 
         The first token is there after the prompt, so that nobody waits to know. By the prompt alone: one that fits is
         not fed otherwise because of another before it.
@@ -342,7 +342,7 @@ class Engine:
 
     @contextmanager
     def _or_steps(self) -> Iterator[None]:
-        """If the kernels for prompts refuse the model, go on behind this; from then on prompts are fed a step each."""
+        """If the kernels for prompts refuse the model, go on after this; from then on prompts are fed a step each."""
         try:
             yield
         except UnsupportedModelError:

@@ -239,7 +239,7 @@ class Parts:
         key = kept(rotate(key, tables).astype(np.float32))[..., 0, :].astype(np.float64)
         value = kept(value.reshape(*shape, c.kv_heads, c.value_dim).astype(np.float32)).astype(np.float64)
         mixed = np.empty((*shape, c.kv_heads, c.group, c.value_dim))
-        later = ~np.tri(count, dtype=bool)[:, None, :]  # (tokens, 1, tokens): what comes behind a token
+        later = ~np.tri(count, dtype=bool)[:, None, :]  # (tokens, 1, tokens): what comes after a token
 
         def attend(head: int) -> None:
             own_q, own_k, own_v = query[..., head, :, :], key[..., head, :], value[..., head, :]

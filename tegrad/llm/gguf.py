@@ -201,7 +201,7 @@ class _Header:
         )
 
     def check(self, end: int) -> None:
-        """Refuse, before anything is allocated, a header that ends behind the file or where none does."""
+        """Refuse, before anything is allocated, a header that ends past the file's end or where none does."""
         if end > self.file.size:
             raise self.truncated(end)
         if end > HEADER:

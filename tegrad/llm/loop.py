@@ -18,11 +18,11 @@ from tegrad.llm.state import RING, States
 from tegrad.nv.replay import DEFAULT, Boundary, Launch, Recording, repeated
 
 MOMENT: Final = 4.5e-3
-"""Seconds that a token may wait for the ones behind it, so that the host wakes once for all of them."""
+"""Seconds that a token may wait for the ones after it, so that the host wakes once for all of them."""
 TOGETHER: Final = 16
 """Tokens for which it wakes once, at most."""
 LATENESS: Final = 1e-3
-"""Seconds that it may wake late: so much work is in flight behind the token for which it wakes."""
+"""Seconds that it may wake late: so much work is in flight after the token for which it wakes."""
 PATIENCE: Final = 20e-3
 """Seconds after which a wait for a token becomes one for its step, which sleeps in the driver and notices faults."""
 POLLED: Final = 200e-6
@@ -69,8 +69,8 @@ class Pace:
         self.step, self._tokens = step, tokens if step else 0
         self.together = max(1, min(TOGETHER, int(MOMENT / step))) if step else 1
         """Tokens to sleep for at once."""
-        self.behind = min(TOGETHER, ceil(LATENESS / step) + (tokens < UNSURE)) if step else 2
-        """Steps that have to be in flight behind them: more while a step is not known well."""
+        self.after = min(TOGETHER, ceil(LATENESS / step) + (tokens < UNSURE)) if step else 2
+        """Steps that have to be in flight after them: more while a step is not known well."""
 
     def begin(self, now: float) -> None:
         """The first step of a stream goes out."""
@@ -127,7 +127,7 @@ class Loop:
     """A step, recorded, and the loop over it for one sequence.
 
     The launches of `step` run in order; the last of them hands over a token (`hand_over` in kernels/state.cuh) for the
-    state in slot 0 of `states`. A run is `joined` steps one behind the other. Close it before the states.
+    state in slot 0 of `states`. A run is `joined` steps one after the other. Close it before the states.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Loop:
                 yield token
 
     def settle(self) -> None:
-        """Wait for the end of the last step, which comes behind its token. DeviceFault, DeviceClosed."""
+        """Wait for the end of the last step, which comes after its token. DeviceFault, DeviceClosed."""
         self.recording.wait()
 
     def close(self) -> None:
@@ -198,7 +198,7 @@ class Loop:
         """
         pace, states, clock = self._pace, self.states, time.perf_counter
         goal = min(total, number - 1 + pace.together)
-        self._submit(min(total, goal + max(pace.behind, self._joined)))  # a run at least is behind
+        self._submit(min(total, goal + max(pace.after, self._joined)))  # at least a run follows
         if number <= first:
             goal = min(goal, first)
         now = begun = clock()
@@ -216,7 +216,7 @@ class Loop:
             pace.passed(count, now)
         else:
             pace.saw(count, now, absent, woken=looks < 2, starved=starved)
-        self._submit(min(total, count + pace.together + max(pace.behind, self._joined)))
+        self._submit(min(total, count + pace.together + max(pace.after, self._joined)))
         return tokens
 
     def _submit(self, number: int) -> None:

@@ -65,7 +65,7 @@ class Repacker:
         self._programs: dict[BlockType, Any] = {}
 
     def __call__(self, kind: BlockType, buffer: HCQBuffer, segments: int) -> None:
-        """Repack so many segments from the start of a buffer, behind everything launched before."""
+        """Repack so many segments from the start of a buffer, after everything launched before."""
         if kind in packing.PLAIN:
             return
         if kind not in self._programs:
@@ -86,7 +86,7 @@ class LargeWeights:
         device.allocator._copyin(found, memoryview(bytes(4)))
 
     def __call__(self, kind: BlockType, buffer: HCQBuffer, segments: int) -> None:
-        """Look at so many packed segments from the start of a buffer, behind everything launched before."""
+        """Look at so many packed segments from the start of a buffer, after everything launched before."""
         if kind in (F32, F16):  # never multiplied as halves, and halves as they are
             return
         if kind not in self._programs:
@@ -109,7 +109,7 @@ def look_at(device: Any, kind: BlockType) -> Any:
 
 @dataclass(slots=True)
 class _Job:
-    """Tensors that lie one behind the other in a buffer, and what to repack when the last byte is there."""
+    """Tensors that lie one after the other in a buffer, and what to repack when the last byte is there."""
 
     pieces: list[Piece]
     missing: int
@@ -149,7 +149,7 @@ class PackedLoader:
         return PackedMatrix(kind, rows, columns, buffer, bias, tuple(info.rows for info in infos))
 
     def vector(self, parts: Sequence[TensorInfo | int]) -> HCQBuffer:
-        """F32 vectors of the file one behind the other, or so many zeros."""
+        """F32 vectors of the file one after the other, or so many zeros."""
         size = sum(4 * part if isinstance(part, int) else part.nbytes for part in parts)
         buffer, at = self._take(size), 0
         for part in parts:

@@ -3,7 +3,7 @@
 A matrix is its blocks, row after row. 2048 consecutive weights are a **segment**; it takes its bytes in the file.
 Lane L of a warp owns the 64 consecutive weights 64L .. 64L + 63, in four **sets** of 16, and reads them with 16-byte
 loads: a **plane** is 512 bytes, 16 of each lane, byte i of which belongs to weight i of a set. Bits above a byte's
-low ones hold another set. Behind the planes lie the scales, in the order of the weights.
+low ones hold another set. After the planes lie the scales, in the order of the weights.
 
 | format | planes | then |
 |---|---|---|

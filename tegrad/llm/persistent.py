@@ -75,7 +75,7 @@ class Tuning:
     in_flight: int = 2
     """Tiles on their way at most."""
     handover: int = 1
-    """1: packets, which readers poll; 0: counters behind a fence."""
+    """1: packets, which readers poll; 0: counters after a fence."""
     polled: int = 2
     """Sets of 16 elements that a service thread waits for together: each further round is a trip to L2."""
     backoff: int = 0

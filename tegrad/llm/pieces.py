@@ -29,7 +29,7 @@ class Pieces:
         """
         self._pieces = {text: (-score, token) for text, token, score in pieces}
         self._bytes, self._unknown = letters, unknown
-        # Where no piece has a space behind another letter, none reaches over the beginning of a word.
+        # Where no piece has a space after another letter, none reaches over the beginning of a word.
         self._whole = any(SPACE in text.lstrip(SPACE) for text in self._pieces)
 
     def encode(self, text: str) -> list[int]:

@@ -82,7 +82,7 @@ class DecodePlan:
 
     `launches` end with the logits: `logits` float32 (vocab), and of every 32 of them the largest, `best`, and its row,
     `best_row`. Sampling and handing over follow. With `overlap` a launch may begin before the one before it has ended,
-    if the recording's boundary lets it (kernels/overlap.cuh); what follows begins behind it. Everything given stays the
+    if the recording's boundary lets it (kernels/overlap.cuh); what follows begins after it. Everything given stays the
     caller's. UnsupportedModelError, MemoryError.
     """
 
@@ -144,7 +144,7 @@ class DecodePlan:
         return any(matrix.kind in PLAIN for matrix in matrices)
 
     def _following(self, at: int) -> tuple[Sequence[PackedMatrix], HCQBuffer]:
-        """What reads the residual stream behind layer `at`, and its norm's weight."""
+        """What reads the residual stream after layer `at`, and its norm's weight."""
         arch = self.config.arch
         if at + 1 == self.config.layers:
             return (self.model.output,), self.model.vectors[arch.output_norm.name]
@@ -224,7 +224,7 @@ class DecodePlan:
     def _add(
         self, role: Role, matrix: PackedMatrix, source: Vector, readers: Sequence[PackedMatrix], norm: HCQBuffer
     ) -> Launch:
-        """A product that is added to the residual stream, which `readers` read next, behind a norm with this weight."""
+        """A product that is added to the residual stream, which `readers` read next, after a norm with this weight."""
         product, x = self._residual(matrix, readers), self._x
         given = {"out": x.x, "next_norm": norm, "out_q": x.q, "out_s": x.s, "out_ss": x.ss}
         launch = self._launch(role, product, (matrix,), source, given)

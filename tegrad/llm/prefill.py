@@ -132,7 +132,7 @@ class Prefill:
 
     @property
     def lost(self) -> bool:
-        """Whether a value of the last prompt did not fit a half: what is in the cache behind it is no number.
+        """Whether a value of the last prompt did not fit a half: what is in the cache after it is no number.
 
         Waits for that prompt. What its last layer left out of the cache does not count, but for logits.
         """

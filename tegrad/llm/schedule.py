@@ -151,7 +151,7 @@ class Span:
 
     @property
     def end(self) -> int:
-        """The element behind the last."""
+        """The element after the last."""
         return self.first + self.count
 
     def __str__(self) -> str:
@@ -508,7 +508,7 @@ class _Proof:
         self.written: dict[tuple[int, Vector], NDArray[np.int32]] = {}
         """By stage: how often each element is written."""
         self._sound: set[tuple[int, tuple[Wait, ...], tuple[Span, ...]]] = set()
-        self._behind: dict[tuple[int, Span], list[int]] = {}
+        self._writers: dict[tuple[int, Span], list[int]] = {}
         for at, stage in enumerate(program.stages):
             self._read(at, stage)
 
@@ -542,14 +542,14 @@ class _Proof:
     def writers(self, stage: int, span: Span) -> list[int]:
         """The CTAs that write any of a span in a stage."""
         key = (stage, span)
-        if key not in self._behind:
-            self._behind[key] = [
+        if key not in self._writers:
+            self._writers[key] = [
                 cta
                 for out, who in self.outputs[stage].items()
                 if out.vector is span.vector and out.first < span.end and span.first < out.end
                 for cta in who
             ]
-        return self._behind[key]
+        return self._writers[key]
 
     def check_waits(self, ins: Instruction) -> None:
         """What an instruction waits for comes, and each element that it reads is of the version waited for."""
@@ -738,7 +738,7 @@ class Workspace:
     """Where in one device buffer the kernel keeps what passes between CTAs, in bytes."""
 
     counters: int
-    """A counter for each stage, COUNTER bytes apart; behind them one for each share of attention."""
+    """A counter for each stage, COUNTER bytes apart; after them one for each share of attention."""
     vectors: dict[Vector, int]
     joins: int
     """The attention parts' floats, with as much beside them for packets."""

@@ -27,7 +27,7 @@ constexpr int UNIT_ROWS = TENSOR ? 16 * PRODUCTS : TILE;
 constexpr int QUARTERS = TENSOR ? 4 : 1, KEY_PIECES = TENSOR ? 2 : 1, VALUE_PIECES = QUARTERS;
 constexpr int SHIFTS = TENSOR ? 128 : 0;  // of all pieces of a side together
 constexpr int RING_ROWS = (SLOT_BYTES / 2 - SHIFTS) / (ROW_BYTES + SCALE_BYTES) / UNIT_ROWS * UNIT_ROWS;
-// A tile's values are behind its keys, then the scales of both.
+// A tile's values are after its keys, then the scales of both.
 constexpr int SIDE_BYTES = RING_ROWS * ROW_BYTES + SHIFTS;
 constexpr int KEY_PITCH = SIDE_BYTES / KEY_PIECES, VALUE_PITCH = SIDE_BYTES / VALUE_PIECES;
 constexpr int SIDE_SCALES = RING_ROWS * SCALE_BYTES;
@@ -92,7 +92,7 @@ struct ByLanes {
     __device__ __forceinline__ void begin(const Shared &shared, bool fresh, unsigned lane) {
         gathered.begin(shared, fresh, lane);
     }
-    // Rows of one side from `first` on; those behind the last of `rows` are the last one once more.
+    // Rows of one side from `first` on; those after the last of `rows` are the last one once more.
     __device__ static __forceinline__ void take(Rows &to, const unsigned char *tile, bool side, int first, int rows,
                                                 unsigned lane) {
         const unsigned column = lane % LANES < OCTETS ? lane % LANES : OCTETS - 1;
@@ -211,7 +211,7 @@ struct ByTensor {
                                         unsigned lane) {
         const int g = min((int)lane / 4, GROUP - 1), t = lane % 4, each = quarter_rows(rows), base = first / QUARTERS;
         // A position of the unit: turn, and whether its column is odd. A lane of keys loads column lane / 4; of values,
-        // both of its own. What lies behind the last row is the first one once more.
+        // both of its own. What lies after the last row is the first one once more.
         const int column = lane / 4, odd = column & 1;
         const int quarter = (column / 2 + 2 * odd) & 3;
         int from[TURNS];

@@ -4,7 +4,7 @@
 //
 // Macros: K (columns), ROWS (of the matrix), FORMAT
 //   POSITIONS   rows of a second matrix in POSITIONS_FORMAT, whose row for the token's position is added; 0: none
-//   OUT_Q       also store what a packed matrix behind an RMS norm reads: the row times the norm's weight as int8 with
+//   OUT_Q       also store what a packed matrix after an RMS norm reads: the row times the norm's weight as int8 with
 //               a scale per 16, and the sum of squares of every SUM elements (16 or 32)
 //   OVERLAP     1: the next launch may begin before this one has ended (overlap.cuh)
 // Arguments: state (of each row), matrix, [positions], x f32 (K), [norm f32 (K), q s8 (K), s f32 (K / 16),

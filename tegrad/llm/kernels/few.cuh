@@ -44,7 +44,7 @@ template <int PITCH> struct Row {
     Head head;
     Scales scales;
 
-    // From shared memory: planes 512 bytes apart (or the first piece of a plain run), the pieces behind them, and the
+    // From shared memory: planes 512 bytes apart (or the first piece of a plain run), the pieces after them, and the
     // run's place in its segment.
     __device__ __forceinline__ void load(unsigned planes, unsigned second, unsigned last, int place) {
         at = planes;

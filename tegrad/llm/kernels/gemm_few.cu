@@ -122,7 +122,7 @@ static __device__ __forceinline__ void multiply(float (&sum)[MT][NB][4], const S
     }
 }
 
-// Whether this warp ends quad q: warps that share columns share the work behind them.
+// Whether this warp ends quad q: warps that share columns share the work after them.
 static __device__ __forceinline__ bool ends(int q) { return q % WARPS_K == (int)threadIdx.x / 32 / WARPS_M; }
 
 // The sums of the warps that share columns, into those that end them. room: WARPS_K * QUADS * WARPS_M * 32 quads.

@@ -3,7 +3,7 @@
 //
 // Eight warps share a segment of 2048 columns: each keeps the fragments of x for its 256 of them. The bytes of a set of
 // 16 rows (8 of gate and 8 of up) come to shared memory as they lie in memory, STAGES - 1 sets ahead; each warp makes
-// fragments of its part of them, and hands its sums to those who add up all eight. There is one barrier a set: behind
+// fragments of its part of them, and hands its sums to those who add up all eight. There is one barrier a set: after
 // it the set's bytes are there, those of the set before it are used up, and the sums of that one are there.
 //
 // KIND, ROWS, COLUMNS, GATED, ACTIVATION, HALF_OUT, ADD, BIAS, STRIDE: as gemm.cu. NB, MOST: as few.cuh. STAGES;

@@ -1,5 +1,5 @@
 // A tile's operands: how a block copies x and packed weights, stage by stage, and makes fragments of them; and what is
-// the same behind every kind of product. The including file defines THREADS of a block before it includes this.
+// the same after every kind of product. The including file defines THREADS of a block before it includes this.
 //
 // KIND, ROWS, COLUMNS, BM, BN, UNITS, STAGES, SPLITS, GATED, HALF_OUT, BIAS, STRIDE: as gemm.cu tells.
 #pragma once

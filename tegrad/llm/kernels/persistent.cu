@@ -368,7 +368,7 @@ __device__ __forceinline__ void add_up(const float (&v)[HELD], float *scratch, f
 }
 
 // Where a warp stands among the segments of an instruction's matrices: `place` is that of the activations that meet its
-// next segment (packed: in chunks of 64 columns, a lane each; plain: in segments), `step` on for the one behind it.
+// next segment (packed: in chunks of 64 columns, a lane each; plain: in segments), `step` on for the one after it.
 struct Places {
     int wide, place, step;
     __device__ __forceinline__ Places(int wide, int per, int warp, int first)
@@ -397,7 +397,7 @@ __device__ __forceinline__ void multiply_packed(Work &work, Ring &ring, const un
             typename F::Segment segment[PER_TILE];
             ring_await(ring, now);
 #pragma unroll
-            for (int j = 0; j < PER_TILE; j++)  // behind the last one whatever lies there, which counts for nothing
+            for (int j = 0; j < PER_TILE; j++)  // after the last one whatever lies there, which counts for nothing
                 segment[j].load(Memory{from + j * CONSUMERS * F::BYTES}, lane);
             if (i == 0 && waiting) {
                 barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
@@ -813,7 +813,7 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
         }
         stamp(stamps, work, stage, 1, thread);
         // While the consumers compute: what is made of their results. What comes after them is on the way of every
-        // token, each instruction behind the one before: it is short, and all that can be found before is.
+        // token, each instruction after the one before: it is short, and all that can be found before is.
         const int columns = word[COLUMNS_OF], end = first + rows;
         const unsigned epoch = service.base + stage + 1;
         unsigned char *target = service.workspace + word[TARGET];

@@ -21,7 +21,7 @@ __device__ __forceinline__ unsigned nibbles(unsigned low, unsigned high) {
 }
 
 // A format is a segment's size, its number of planes, and two functions of a segment in the file's order in shared
-// memory: word w (weights 4w to 4w + 3 of a set) of plane p of a lane, and what the lane stores behind the planes.
+// memory: word w (weights 4w to 4w + 3 of a set) of plane p of a lane, and what the lane stores after the planes.
 
 struct Q8_0 {  // blocks of 32: d, 32 bytes
     static constexpr int BYTES = 2176, PLANES = 4;
@@ -62,7 +62,7 @@ struct Q4_K : Affine<144, 16> {
     static __device__ void rest(const unsigned char *raw, int lane, unsigned char *out) { head(raw, lane, out); }
 };
 
-struct Q5_K : Affine<176, 48> {  // 32 bytes of fifth bits behind the scales: weight 32s + l has bit s of byte l
+struct Q5_K : Affine<176, 48> {  // 32 bytes of fifth bits after the scales: weight 32s + l has bit s of byte l
     static __device__ void rest(const unsigned char *raw, int lane, unsigned char *out) {
         const unsigned char *fifth = raw + 176 * (lane / 4) + 16;
         unsigned bits[2] = {0, 0};

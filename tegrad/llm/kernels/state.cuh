@@ -24,7 +24,7 @@ static_assert(sizeof(State) == 64, "tegrad/llm/state.py writes it");
 // A token as the host reads it: the count of tokens with it in the upper half, so that one 8-byte store says both.
 typedef unsigned long long Entry;
 
-// Hand over the token that a step has sampled. Called by one thread of the grid, behind everything else of the step;
+// Hand over the token that a step has sampled. Called by one thread of the grid, after everything else of the step;
 // what it stores is seen by the next step, and by the host once this launch has ended.
 // A stopped sequence keeps position and token: the steps that were in flight repeat its last one and hand over nothing.
 __device__ inline void hand_over(State *state, Entry *ring, int sampled) {

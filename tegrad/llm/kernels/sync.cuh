@@ -2,7 +2,7 @@
 //
 // Between CTAs: **packets** of 16 bytes, 12 of data and the epoch, which the reader polls until the epoch is the
 // awaited one. A packet is one 128-bit store, seen whole, so that it needs no fence. With HANDOVER 0 the same packets
-// are written without being polled, and a counter for each stage, behind a fence, says that all of them are there.
+// are written without being polled, and a counter for each stage, after a fence, says that all of them are there.
 //
 // Within a CTA: a **ring** of SLOTS tiles of weights that one warp fills and CONSUMERS warps read. On sm_90 its tiles
 // come by bulk copies and mbarriers, else (BULK 0) by 16-byte cp.async and words in shared memory.
