@@ -131,7 +131,7 @@ class Block:
     diverged: bool = False
     spin: bool = False
     pauses: bool = False
-    """It ends behind an arrival, where a launch with a seed may let other warps go on."""
+    """It ends after an arrival, where a launch with a seed may let other warps go on."""
 
 
 @dataclass

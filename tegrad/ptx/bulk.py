@@ -6,7 +6,7 @@ mbarrier, at the wait for their group, or when no warp of the CTA can go on. So 
 full queue lets the oldest land.
 
 A launch with a seed draws. Half of the copies land at once, which shows a slot that is filled while it is read, and
-others out of order; the scheduler holds warps back (`schedule`), and a warp may give way behind an arrival.
+others out of order; the scheduler holds warps back (`schedule`), and a warp may give way after an arrival.
 """
 
 from typing import TYPE_CHECKING
@@ -171,8 +171,8 @@ def emit_land(module: Module) -> None:
     offset, size, lane, pc = (f.load("i32", entry, at) for at in (OFFSET, SIZE, LANE, PC))
     left = f.sub(f.load("i32", area, COUNT), f.const("i32", 1))
     f.store(left, area, COUNT)
-    behind = f.mul(f.resize(f.sub(left, index), "i64", False), f.const("i64", ENTRY))
-    f.call("memmove", "ptr", 1, entry, f.gep(entry, ENTRY), behind)
+    after = f.mul(f.resize(f.sub(left, index), "i64", False), f.const("i64", ENTRY))
+    f.call("memmove", "ptr", 1, entry, f.gep(entry, ENTRY), after)
     launch, wide = launch_of(f, frame), f.resize(size, "i64", False)
     shared = f.load("i64", frame, Frame.SHARED)
     here = _pointer(f, f.add(shared, f.resize(offset, "i64", False)))
@@ -276,7 +276,7 @@ def emit_group_wait(module: Module) -> None:
 
 
 def emit_pause(module: Module) -> None:
-    """tgx_async_pause(frame): whether a warp gives way behind an arrival, as in a quarter of the cases with a seed."""
+    """tgx_async_pause(frame): whether a warp gives way after an arrival, as in a quarter of the cases with a seed."""
     f = Fn(module, "tgx_async_pause", "i1", [("ptr", "frame")], "nounwind")
     f.ret(_draw(f, _area(f, f.args[0]), 2))
     f.finish()

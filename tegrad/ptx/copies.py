@@ -83,7 +83,7 @@ def emit_push(module: Module) -> None:
 
 
 def emit_soon(module: Module) -> None:
-    """tgx_copy_soon(frame, queue): behind a commit of a launch with a seed, land all in half of the cases."""
+    """tgx_copy_soon(frame, queue): after a commit of a launch with a seed, land all in half of the cases."""
     f = Fn(module, "tgx_copy_soon", "void", [("ptr", "frame"), ("ptr", "queue")], "nounwind")
     frame, queue = f.args
     x = f.load("i32", launch_of(f, frame), Launch.SEED)

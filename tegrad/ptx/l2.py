@@ -1,7 +1,7 @@
 """The GPU's L2 as compiled code sees it: sectors of 32 bytes that the GPU has touched are kept apart from memory.
 
 Device memory may be mapped *cached*. Then its GPU addresses hold what the L2 keeps, and memory itself lies a constant
-distance behind (`Port.DELTA`). A byte per physical sector tells whether it is kept, and whether it is dirty; a frame is
+distance on (`Port.DELTA`). A byte per physical sector tells whether it is kept, and whether it is dirty; a frame is
 the number of a physical page. Page flags (`Page`) let plain loads pass without a look at any of this: a page that is
 kept whole has the flag that loads ask for. All else comes here: `tgx_l2_open` before an access of a warp's lanes,
 `tgx_l2_close` after a store or an atomic. Between the two the lock is held, so that no flush falls in between.
@@ -165,8 +165,8 @@ class Place:
     def memory(self, va: V) -> V:
         """Where memory itself is, for an address of this page."""
         f = self.f
-        behind = f.select(self.cached, f.load("i64", self.port, Port.DELTA), f.const("i64", 0))
-        return _pointer(f, f.add(f.add(f.load("i64", self.port, Port.BASE), va), behind))
+        distance = f.select(self.cached, f.load("i64", self.port, Port.DELTA), f.const("i64", 0))
+        return _pointer(f, f.add(f.add(f.load("i64", self.port, Port.BASE), va), distance))
 
     @property
     def cached(self) -> V:
@@ -663,8 +663,8 @@ def _sectors(
     with f.loop() as (_, done):
         here = f.load("i64", at)
         f.leave(f.icmp("uge", here, end), done)
-        behind = f.add(_start(f, here), f.const("i64", SECTOR))
-        stop = f.intr("umin", behind, end)
+        after = f.add(_start(f, here), f.const("i64", SECTOR))
+        stop = f.intr("umin", after, end)
         flags = f.load("i8", pages, f.bin("lshr", here, f.const("i64", PAGE_SHIFT)))
         f.store(stop, at)
         with f.if_(_flag(f, flags, Page.CACHED | Page.MIXED)):
@@ -687,7 +687,7 @@ def _passes(f: Fn, here: V, size: V, flags: V) -> V:
 
 
 def _range(module: Module, name: str, access: Access, tag: bool) -> None:
-    """A function that touches a range; a load unlocks behind it."""
+    """A function that touches a range; a load unlocks after it."""
     params = [("ptr", "port"), ("i64", "va"), ("i64", "size"), *([("i64", "tag")] if tag else [])]
     f = Fn(module, name, "void", params, "nounwind")
     port, va, size, *tags = f.args

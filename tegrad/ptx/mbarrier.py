@@ -247,7 +247,7 @@ def mbarrier(e: "Emitter", ins: Ins) -> None:
 
 
 def arrive_after_copies(e: "Emitter", ins: Ins) -> None:
-    """cp.async.mbarrier.arrive: an arrival behind the lane's copies in the warp's queue (`copies`)."""
+    """cp.async.mbarrier.arrive: an arrival after the lane's copies in the warp's queue (`copies`)."""
     f = e.f
     if mod(ins, "shared__cluster"):
         raise NotImplementedError

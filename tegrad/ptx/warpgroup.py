@@ -405,7 +405,7 @@ NAMED: Final[dict[str, Callable[[Module, str], None]]] = {
 def prepare(fn: Function) -> Function:
     """The function with its waits naming the registers that they write; the same object without wgmma.
 
-    Registers of A and of sums that were written without a fence behind are undefined to a product: it finds POISON.
+    Registers of A and of sums that were written with no fence after them are undefined to a product: it finds POISON.
     What writes registers of A tells the products under way.
     """
     if not any(isinstance(i, Ins) and i.base == "wgmma" for i in fn.body):
@@ -475,7 +475,7 @@ def _shows(fn: Function) -> bool:
 
 
 class Room:
-    """Where a kernel's products are kept in a warp's frame: the queue, and the sums of each list behind it.
+    """Where a kernel's products are kept in a warp's frame: the queue, and the sums of each list after it.
 
     Where nothing shows matrices to products (`unseen`), all sums are POISON.
     """
