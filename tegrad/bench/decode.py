@@ -7,7 +7,7 @@
 Ours decodes greedily with the engine of `tegrad run`: 128 tokens, from the call to the last token read, so that its
 sampling and its start count. The tokens have to be those that the same step gives when the host waits for each
 (`tokens`). llama-bench samples nothing, so that it has none to check. Half of our samples are taken before the peer's,
-half behind.
+half after.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tegrad.llm.sampling import Settings
 from tegrad.nv.replay import DEFAULT, Boundary, up_to
 
 REPETITIONS: Final = 5
-"""Samples of ours before the peer's, and as many behind; the first run of either is not counted."""
+"""Samples of ours before the peer's, and as many after; the first run of either is not counted."""
 MAKERS: Final = 3
 """Processes that write models; each has threads of its own."""
 PROMPT: Final = "In the beginning God created the heaven and the earth."
@@ -138,7 +138,7 @@ def conversation(path: Path, depth: int, ways: Ways) -> Iterator[Engine]:
 
 
 def rates(engine: Engine, depth: int, expected: Sequence[int], repetitions: int) -> list[float]:
-    """Tokens per second of greedy ones behind `depth`, each time, but for the first; RecordError for others than
+    """Tokens per second of greedy ones after `depth`, each time, but for the first; RecordError for others than
     `expected`.
     """
     found = []
@@ -200,7 +200,7 @@ def process(arguments: Sequence[str]) -> float:
 
 
 def around(ways: Ways, ours: Callable[[], list[float]], peer: Callable[[], Side]) -> tuple[list[float], Side | None]:
-    """Our samples before the peer's and behind, and the peer's; ours alone where that is asked for."""
+    """Our samples before the peer's and after, and the peer's; ours alone where that is asked for."""
     samples = ours()
     if ways.alone:
         return samples, None

@@ -43,7 +43,7 @@ class _Nowhere:
 
 @contextmanager
 def done_at_once(device: Any) -> Iterator[None]:
-    """Whatever is submitted in here counts as done, and is never run. The device works on as before behind it."""
+    """Whatever is submitted in here counts as done, and is never run. After it the device works on as before."""
     device.synchronize()
     before = [(fifo, fifo._doorbell, fifo.put_value) for fifo in device._fifos]
     for fifo, _, _ in before:

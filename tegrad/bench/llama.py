@@ -56,7 +56,7 @@ def run(name: str, arguments: Sequence[str]) -> str:
 
 
 def decode(model: Path, *, depth: int = 0, tokens: int = 128) -> Side:
-    """Tokens per second of decoding one sequence behind `depth` tokens, with flash attention or without."""
+    """Tokens per second of decoding one sequence after `depth` tokens, with flash attention or without."""
     fixed = ["-ngl", "99", "-p", "0", "-n", str(tokens), "-d", str(depth)]
     return _best(model, [[*fixed, "-fa", fa] for fa in ("1", "0")])
 
@@ -85,7 +85,7 @@ def _batched(text: str) -> float:
 
 
 def first_token(model: Path, prompt: str) -> Side:
-    """Seconds from the start of the process to its end behind one token, the model's file in the page cache."""
+    """Seconds from the start of the process to its end after one token, the model's file in the page cache."""
     arguments = ["-m", str(model), "-ngl", "99", "-fa", "on", "-c", str(CONTEXT), "--no-warmup"]
     arguments += ["-no-cnv", "-n", "1", "--temp", "0", "-p", prompt]
     samples = []

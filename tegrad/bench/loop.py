@@ -4,7 +4,7 @@
     tegrad bench loop --file MODEL.gguf --boundary chain-lean --early chain-latch-program
 
 Tokens per second are by the clock on the wall, from the first doorbell to the last token read. The host's time is CPU
-time of the thread, waits included. The gap is the GPU's: what a step takes more as a run of its own than behind another
+time of the thread, waits included. The gap is the GPU's: what a step takes more as a run of its own than after another
 one in the same recording, where only a boundary between two kernels lies between them.
 """
 
@@ -76,7 +76,7 @@ class Bench:
         return self.loop.step
 
     def stream(self, depth: int, tokens: int) -> tuple[float, float]:
-        """Seconds of the clock and of the CPU for so many tokens behind `depth` positions."""
+        """Seconds of the clock and of the CPU for so many tokens after `depth` positions."""
         stream = self.loop.stream([1], depth, self.engine.context, tokens + 1)
         next(stream)
         clock, cpu = time.perf_counter(), time.thread_time()

@@ -59,7 +59,7 @@ AXES: Final[Mapping[str, tuple[int, ...]]] = {
 STEPS: Final = (1, 9)
 """Steps of the recordings whose difference is measured."""
 ROOM: Final = 1024
-"""Positions behind `depth`: every step that is measured goes on by one."""
+"""Positions after `depth`: every step that is measured goes on by one."""
 
 
 class Rig:

@@ -2,7 +2,7 @@
 
     tegrad bench prefill 1b-q6k 8b-q4k                         a line a product and number of tokens
     tegrad bench prefill 1b-q6k --tokens 512 --sweep 5         the best 5 tiles of each
-    tegrad bench prefill 1b-q6k --attention 0 --attention 4096   attention of a chunk behind so many positions
+    tegrad bench prefill 1b-q6k --attention 0 --attention 4096   attention of a chunk after so many positions
     tegrad bench prefill --file MODEL.gguf                     tokens per second of a prompt of 512, and of batches
     ... --pick wgmma                                           with Hopper's own instructions for many tokens
 
@@ -153,7 +153,7 @@ class Bench:
         return Row(model, role, tokens, shown(tile), launches, size, us, flops / us / 1e6, size / us / 1e3)
 
     def attention(self, model: str, config: Config, tokens: int, depth: int, q8: bool = False) -> Row:
-        """Measure attention of a chunk behind `depth` positions; the layers' caches are not in the GPU's cache."""
+        """Measure attention of a chunk after `depth` positions; the layers' caches are not in the GPU's cache."""
         positions = depth + tokens
         flash = Flash(config.heads, config.kv_heads, config.head_dim, positions, q8)
         side = config.kv_heads * positions * config.head_dim * (1 if q8 else 2)
@@ -344,7 +344,7 @@ def prompt(path: Path, tokens: int = 512, repetitions: int = REPETITIONS, **how:
 
 
 def together(path: Path, sequences: int, tokens: int = 128, repetitions: int = 3, **how: Any) -> list[float]:
-    """Tokens per second of `sequences` decoding together behind 8 tokens each, of all of them in sum, each time.
+    """Tokens per second of `sequences` decoding together after 8 tokens each, of all of them in sum, each time.
 
     `how` is what a `Batch` takes beside the model, its slots and positions.
     """

@@ -1,4 +1,4 @@
-"""When steps begin and end on the GPU: a kernel in front of each step and one behind it note the GPU's clock.
+"""When steps begin and end on the GPU: a kernel before each step and one after it note the GPU's clock.
 
 What lies between the end of a step and the begin of the next is when the GPU does nothing for the sequence: the end of
 one submission, the other submission's way through the host engine, and the launch of its first kernel.
@@ -22,13 +22,13 @@ from tegrad.nv.compilers import compile_cuda
 from tegrad.nv.replay import Launch
 
 SOURCE: Final = """
-extern "C" __global__ void stamp(unsigned long long *to, const volatile unsigned *state, int behind) {
+extern "C" __global__ void stamp(unsigned long long *to, const volatile unsigned *state, int after) {
     unsigned long long now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-    to[2 * (state[WRITTEN] - behind) + behind] = now;
+    to[2 * (state[WRITTEN] - after) + after] = now;
 }
 """
-"""A step in front of which n tokens were written stores at 2n, and behind it, where there is one more, at 2n + 1."""
+"""A step before which n tokens were written stores at 2n, and after it, where there is one more, at 2n + 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Stamps:
     def __init__(self, device: Any, states: States, steps: int) -> None:
         self._device, self._states, self._steps = device, states, steps
         macro = f"-DWRITTEN={State.written.offset // 4}"
-        signature = (("to", 0, dtypes.char, (1,)), ("state", 1, dtypes.char, (1,)), ("behind", 2, dtypes.int32, ()))
+        signature = (("to", 0, dtypes.char, (1,)), ("state", 1, dtypes.char, (1,)), ("after", 2, dtypes.int32, ()))
         image = compile_cuda(SOURCE, device.arch, (macro,))
         self._program = device.runtime(TinyELF(image, "stamp", Target("NV", arch=device.arch), signature))
         self._memory = device.allocator.alloc(16 * steps, STATE_SPEC)
@@ -57,7 +57,7 @@ class Stamps:
         self._device.allocator.free(self._memory, self._memory.size, STATE_SPEC)
 
     def around(self, step: Sequence[Launch]) -> tuple[Launch, ...]:
-        """The launches of a step with one that stamps in front and one behind."""
+        """The launches of a step with one that stamps before it and one after."""
         begin, end = (Launch(self._program, (self._memory, self._states.states), values=(at,)) for at in (0, 1))
         return (begin, *step, end)
 

@@ -26,7 +26,7 @@ from tegrad.llm.state import State, States
 from tegrad.nv.replay import Boundary
 
 ROOM: Final = 256
-"""Positions behind `depth`: a measurement is a few steps, each of which goes on by one."""
+"""Positions after `depth`: a measurement is a few steps, each of which goes on by one."""
 
 
 def measure(

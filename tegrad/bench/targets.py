@@ -59,7 +59,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "decode": "decode of {model}, {span} tokens greedily at depth {amount}",
     "prompt": "a prompt of {amount} tokens of {model}, to the last one's logits",
     "batch": "{amount} sequences of {model} decoding together, tokens of all",
-    "first": "from the start of a process to its end behind the first token of {model}, caches warm",
+    "first": "from the start of a process to its end after the first token of {model}, caches warm",
     "host": "CPU time of the process for a token of {model}, waits included, depth 0",
     "gap": "the GPU's time between the end of a step and the begin of the next, {model}, depth 0",
     "matvec": "decode of {model} by tinygrad's operations, with its matrix-vector products repaired",

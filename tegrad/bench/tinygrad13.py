@@ -39,7 +39,7 @@ def folder() -> Path | None:
 
 
 def decode(model: Path, device: str = "CUDA") -> Side | None:
-    """Tokens per second of each token behind the first few, in the faster form; None where FOLDER is not set."""
+    """Tokens per second of each token after the first few, in the faster form; None where FOLDER is not set."""
     if (where := folder()) is None:
         return None
     sides = [_run(model, where, device, form) for form in FORMS]
@@ -69,7 +69,7 @@ def _run(model: Path, where: Path, device: str, form: str) -> Side:
 
 
 def speeds(text: str) -> list[float]:
-    """Tokens per second of each token behind the first few, as `--benchmark` prints them."""
+    """Tokens per second of each token after the first few, as `--benchmark` prints them."""
     found = [float(speed) for speed in _SPEED.findall(text)][WARM_UP:]
     if not found:
         raise RecordError(f"{NAME} printed no speeds: {text.strip()[-200:]!r}")

@@ -156,7 +156,7 @@ class Gpu:
         return Program(image.va, found.registers(name), shared, found.param_base(name), image, len(code))
 
     def bank(self, program: Program, p: int, n: int = 0, q: int = 0) -> Block:
-        """A constant bank 0 with these arguments; room for a QMD behind it."""
+        """A constant bank 0 with these arguments; room for a QMD after it."""
         made = self.memory()
         self.arguments(made, program, p, n, q)
         return made
@@ -317,7 +317,7 @@ class Queue:
     # ---- submitting ----------------------------------------------------------------------------------------------
 
     def entry(self, raw: int) -> Queue:
-        """A GPFIFO entry as it is, and GP_PUT behind it."""
+        """A GPFIFO entry as it is, and GP_PUT after it."""
         self.ring.put64(raw, self._put * 8)
         self._put = (self._put + 1) % self.channel.entries
         self.userd.put32(self._put, Userd.GP_PUT)
@@ -339,7 +339,7 @@ class Queue:
         return self.ring_doorbell()
 
     def fenced(self) -> Queue:
-        """Submit with a release behind everything."""
+        """Submit with a release after everything."""
         self._number += 1
         return self.release(self._fence.va, self._number).submit()
 
@@ -416,7 +416,7 @@ class Queue:
     def hangs(self, name: str, ring: Callable[[], object] | None = None) -> None:
         """The rule: what was collected (or what `ring` does) raises this PBDMA interrupt, and the driver only logs it.
 
-        The channel is reset behind it, so that the next one finds a host that works.
+        The channel is reset after it, so that the next one finds a host that works.
         """
         self.rig.hazard()
         mark, line = self.rig.log_mark(), f"PBDMA intr {name} Error"

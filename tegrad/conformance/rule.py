@@ -72,7 +72,7 @@ def rule(section: str, sentence: str, *, hazardous: bool = False, name: str = ""
 
 
 def section_order(section: str) -> tuple[int, ...]:
-    """A key that sorts 2.10 behind 2.9."""
+    """A key that sorts 2.10 after 2.9."""
     return tuple(int(part) for part in section.split("."))
 
 

@@ -507,7 +507,7 @@ def free_is_counted(rig: Rig) -> None:
     second = rig.keep_handle(rig.call(rig.nvmap, "NVMAP_FROM_FD", fd=buffer.fd).handle)
     rig.check(second != buffer.handle, "another handle", second)
     rig.free(buffer.handle)
-    rig.equal("the first known behind its FREE", False, known(rig, buffer.handle))
+    rig.equal("the first known after its FREE", False, known(rig, buffer.handle))
     rig.equal("the second known", True, known(rig, second))
 
 

@@ -195,7 +195,7 @@ def characteristics_part(rig: Rig) -> None:
     room = rig.memory(PAGE)
     rig.equal("return value and buf_size", (0, 328), _characteristics(rig, rig.ctrl, 6, room.address))
     rig.equal("what was stored", b"\x70\1\0\0", room.read(0, 4))
-    rig.equal("what lies behind", bytes(10), room.read(6, 10))
+    rig.equal("what follows", bytes(10), room.read(6, 10))
 
 
 @rule("3.1", "GET_CHARACTERISTICS: a buffer that is larger than the struct gets 328 bytes")
@@ -203,7 +203,7 @@ def characteristics_more(rig: Rig) -> None:
     room = rig.memory(PAGE)
     room.write(b"\xee" * PAGE)
     rig.equal("return value and buf_size", (0, 328), _characteristics(rig, rig.ctrl, PAGE, room.address))
-    rig.equal("what lies behind", b"\xee" * 8, room.read(328, 8))
+    rig.equal("what follows", b"\xee" * 8, room.read(328, 8))
 
 
 @rule("3.1", "GET_CHARACTERISTICS: a bad buffer is a positive return value, and buf_size is untouched")
@@ -265,7 +265,7 @@ def as_flags_ignored(rig: Rig) -> None:
     rig.accepts(rig.ctrl, "GPU_ALLOC_AS", as_fields(flags=0xFFFFFFFD))
 
 
-@rule("3.2", "ALLOC_AS: the driver's own buffers lie in the 4 GiB behind the user range")
+@rule("3.2", "ALLOC_AS: the driver's own buffers lie in the 4 GiB after the user range")
 def kernel_range(rig: Rig) -> None:
     vm = rig.address_space()
     channel = rig.bound_channel(vm=vm)
@@ -368,10 +368,10 @@ def _mask_copy(name: str, count: str) -> Callable[[Rig], None]:
         room = rig.memory(PAGE)
         room.write(b"\xee" * PAGE)
         rig.equal("size for a larger buffer", full, _masks(rig, name, full + 64, room.address))
-        rig.equal("what lies behind", b"\xee" * 8, room.read(full, 8))
+        rig.equal("what follows", b"\xee" * 8, room.read(full, 8))
         room.write(b"\xee" * PAGE)
         rig.equal("size for a smaller buffer", full, _masks(rig, name, full - 2, room.address))
-        rig.equal("what lies behind", b"\xee" * 8, room.read(full - 2, 8))
+        rig.equal("what follows", b"\xee" * 8, room.read(full - 2, 8))
         rig.check(room.u32(), "a mask", room.u32())
 
     return check
@@ -405,7 +405,7 @@ def num_vsms(rig: Rig) -> None:
 
 
 def vsms(rig: Rig) -> list[bytes]:
-    """The entries of VSMS_MAPPING, and one entry of untouched memory behind them."""
+    """The entries of VSMS_MAPPING, and one entry of untouched memory after them."""
     count = rig.call(rig.ctrl, "GPU_NUM_VSMS").num_vsms
     room = rig.memory(PAGE)
     room.write(b"\xee" * PAGE)
@@ -415,9 +415,9 @@ def vsms(rig: Rig) -> list[bytes]:
 
 @rule("3.5", "VSMS_MAPPING: writes six bytes per SM")
 def vsms_mapping_size(rig: Rig) -> None:
-    *entries, behind = vsms(rig)
+    *entries, after = vsms(rig)
     rig.check(all(entry != b"\xee" * 6 for entry in entries), "an entry for each SM", entries)
-    rig.equal("what lies behind", b"\xee" * 6, behind)
+    rig.equal("what follows", b"\xee" * 6, after)
 
 
 @rule("3.5", "VSMS_MAPPING: each SM has its own GPC, TPC and place in it; global TPC indexes count over the GPU")
@@ -447,7 +447,7 @@ def _gpc_map(name: str, field: str) -> Callable[[Rig], None]:
         seen = [room.u32(4 * i) for i in range(found.num_gpc)]
         rig.equal("different GPCs", found.num_gpc, len(set(seen)))
         rig.check(max(seen) < found.max_gpc_count, "numbers of GPCs there can be", seen)
-        rig.equal("what lies behind", 0, room.u32(4 * found.num_gpc))
+        rig.equal("what follows", 0, room.u32(4 * found.num_gpc))
 
     return check
 

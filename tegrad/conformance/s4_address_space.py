@@ -268,7 +268,7 @@ MAP_REFUSED: list[tuple[str, str, Maker, Fields, int]] = [
     ),
     (
         "part-past-buffer",
-        "a part that ends behind the buffer",
+        "a part that ends past the buffer",
         TWO_PAGES,
         {"flags": FIXED, "offset": WINDOW, "buffer_offset": PAGE, "mapping_size": 2 * PAGE},
         errno.EINVAL,
@@ -527,8 +527,8 @@ for _name, _end, _size, _va in LANDMARKS:
     rule("4.4", _sentence, name=_name)(_landmark(_end, _size, _va))
 
 
-@rule("4.4", "once the smaller pieces are full, 512 MiB lie at 0xfe00200000, behind the shared window")
-def behind_the_window(rig: Rig) -> None:
+@rule("4.4", "once the smaller pieces are full, 512 MiB lie at 0xfe00200000, after the shared window")
+def after_the_window(rig: Rig) -> None:
     vm = rig.address_space(VA_START, SEEN_END)
     places = [reserves(rig, vm, 512 * MIB) for _ in range(1 + 2 + 4 + 1)]
     rig.equal("address of the eighth", 0xFE00200000, places[-1])
@@ -692,7 +692,7 @@ def va_region_room(rig: Rig) -> None:
     rig.equal("buf_size", 24, rig.accepts(vm, REGIONS, buf_addr=room.address, buf_size=23).buf_size)
     rig.equal("what was stored", 0, room.u64())
     rig.equal("buf_size", 24, rig.accepts(vm, REGIONS, buf_addr=room.address, buf_size=PAGE).buf_size)
-    rig.equal("what lies behind", bytes(24), room.read(24, 24))
+    rig.equal("what follows", bytes(24), room.read(24, 24))
 
 
 @rule("4.6", "GET_VA_REGIONS: a bad address is EFAULT")
@@ -795,7 +795,7 @@ MODIFY_REFUSED = [
     ("modify-inside", "an address inside a mapping", {"map_address": PAGE}),
     ("modify-offset", "an offset off a page", {"buffer_offset": 100}),
     ("modify-size", "a size off a page", {"buffer_size": 100}),
-    ("modify-past-end", "a part that ends behind the mapping", {"buffer_offset": 3 * PAGE, "buffer_size": 2 * PAGE}),
+    ("modify-past-end", "a part that ends past the mapping", {"buffer_offset": 3 * PAGE, "buffer_size": 2 * PAGE}),
     ("modify-too-large", "a part larger than the mapping", {"buffer_size": 5 * PAGE}),
     ("modify-no-kind", "no kind at all", {"incompr_kind": -1}),
 ]
@@ -874,12 +874,12 @@ REMAP_REFUSED: list[tuple[str, str, Op]] = [
     ("remap-128k", "pages of 128 KiB", lambda fd: op(fd, flags=0x20000, virt_offset_in_pages=FIRST // 32)),
     (
         "remap-past-area",
-        "pages behind the area",
+        "pages past the area",
         lambda fd: op(virt_offset_in_pages=FIRST + SPARSE_PAGES - 1, num_pages=2),
     ),
     (
         "remap-past-buffer",
-        "pages behind the buffer",
+        "pages past the buffer",
         lambda fd: op(fd, mem_offset_in_pages=BUFFER_PAGES - 1, num_pages=2),
     ),
     ("remap-no-area", "an address in no area", lambda fd: op(fd, virt_offset_in_pages=FIRST + SPARSE_PAGES)),

@@ -647,7 +647,7 @@ def setup_maps_the_ring(rig: Rig) -> None:
     before = syncpoint(rig, rig.channel_ready())[0]
     made = rig.bound_channel()
     rig.call(made.fd, "CHANNEL_SETUP_BIND", rig.rings(gpfifo_dmabuf_fd=rig.buffer(1 << 20).fd))
-    rig.check(syncpoint(rig, made)[0] > before, "the syncpoint behind a bigger ring lies higher", hex(before))
+    rig.check(syncpoint(rig, made)[0] > before, "the syncpoint after a bigger ring lies higher", hex(before))
 
 
 @rule("5.3", "SETUP_BIND without USERMODE: fewer than 4 entries are EINVAL, by the entry checks, which print no line")

@@ -25,10 +25,10 @@ WIDE, STAMPED, WAITING = 1 << 24, 1 << 25, 1 << 20
 OLD = 0xFFFFFFFFFFFFFFFF
 
 
-def behind_the_grid(
+def after_the_grid(
     rig: Rig, build: Callable[[Queue, Block], object], what: str, expected: int, read: Callable[[Queue, Block], int]
 ) -> None:
-    """What is built behind a grid that still runs happens when that is over, and not before. 0 is before."""
+    """What is queued after a grid that still runs happens when that is over, and not before. 0 is before."""
     gpu = Gpu(rig)
     queue, gate, out = gpu.compute(), gpu.memory(), gpu.memory()
     queue.launch(gpu.kernel("spin", gate.va))
@@ -37,7 +37,7 @@ def behind_the_grid(
     rig.check(not rig.wait(lambda: read(queue, out), QUIET_S), f"{what} waits for the grid", "it did not")
     gate.put32(1)
     queue.done()
-    becomes(rig, f"{what} behind the grid", expected, lambda: read(queue, out))
+    becomes(rig, f"{what} after the grid", expected, lambda: read(queue, out))
 
 
 def with_a_release(rig: Rig, before: int, expected: int, read: Callable[[Block], int], **fields: int) -> Block:
@@ -72,7 +72,7 @@ def payload_rule(rig: Rig, build: Callable[[Queue], object], expected: int) -> N
     rig.equal("the payload is", expected, out.u32())
 
 
-@rule("6.4", "INC: every word goes to the method 4 bytes behind the one before")
+@rule("6.4", "INC: every word goes to the method 4 bytes after the one before")
 def inc(rig: Rig) -> None:
     payload_rule(rig, lambda q: q.method(3, H.SEM_PAYLOAD_LO, 0x11, 0x22), 0x11)
 
@@ -82,7 +82,7 @@ def non_inc(rig: Rig) -> None:
     payload_rule(rig, lambda q: q.host(H.SEM_PAYLOAD_LO, 0x11, 0x22, op=MethodOp.NON_INC), 0x22)
 
 
-@rule("6.4", "ONE-INC: the first word goes to the method, all others to the one behind it")
+@rule("6.4", "ONE-INC: the first word goes to the method, all others to the one after it")
 def one_inc(rig: Rig) -> None:
     gpu = Gpu(rig)
     queue, out = gpu.queue(contexts=()), gpu.memory()
@@ -164,7 +164,7 @@ def switching_waits(rig: Rig) -> None:
         queue.gpu.scratch.put32(5)
         queue.copy(queue.gpu.scratch.va, out.va, 4)
 
-    behind_the_grid(rig, build, "the copy", 5, lambda queue, out: out.u32())
+    after_the_grid(rig, build, "the copy", 5, lambda queue, out: out.u32())
 
 
 # ---- 6.5 host methods ------------------------------------------------------------------------------------------------
@@ -215,14 +215,14 @@ def reference(rig: Rig) -> None:
 
 @rule("6.5", "SET_REFERENCE waits until the grid is over")
 def reference_waits(rig: Rig) -> None:
-    behind_the_grid(
+    after_the_grid(
         rig, lambda q, out: q.host(H.SET_REFERENCE, 3), "Ref", 3, lambda queue, out: queue.userd.u32(Userd.REF)
     )
 
 
 @rule("6.5", "WFI waits until the grid is over")
 def wfi(rig: Rig) -> None:
-    behind_the_grid(
+    after_the_grid(
         rig,
         lambda q, out: q.host(H.WFI, 0).release(out.va, 1, PLAIN_RELEASE),
         "the host",
@@ -233,7 +233,7 @@ def wfi(rig: Rig) -> None:
 
 @rule("6.5", "SEM_EXECUTE bit 20 makes a release wait until the grid is over")
 def release_wfi(rig: Rig) -> None:
-    behind_the_grid(
+    after_the_grid(
         rig,
         lambda q, out: q.release(out.va, 1, PLAIN_RELEASE | WAITING),
         "the release",
@@ -460,7 +460,7 @@ def increment_dependence(rig: Rig) -> None:
 
 @rule("6.6", "WAIT_FOR_IDLE waits until the grid is over")
 def wait_for_idle(rig: Rig) -> None:
-    behind_the_grid(
+    after_the_grid(
         rig,
         lambda q, out: q.cls(C.WAIT_FOR_IDLE, 0).release(out.va, 1, PLAIN_RELEASE),
         "the channel",
@@ -509,13 +509,13 @@ def instructions(rig: Rig) -> None:
     replaced_program(rig, lambda gpu, queue, qmd: queue.cls(C.INVALIDATE_SHADER_CACHES, 1).launch(qmd))
 
 
-@rule("6.6", "REPORT_SEMAPHORE releases behind the grid")
+@rule("6.6", "REPORT_SEMAPHORE releases after the grid")
 def report_semaphore(rig: Rig) -> None:
     def build(queue: Queue, out: Block) -> None:
         queue.cls(C.SET_REPORT_SEMAPHORE_PAYLOAD_LOWER, 9, 0, out.va & M32, out.va >> 32)
         queue.cls(C.REPORT_SEMAPHORE_EXECUTE, 1 << 3)
 
-    behind_the_grid(rig, build, "the report", 9, lambda queue, out: out.u32())
+    after_the_grid(rig, build, "the report", 9, lambda queue, out: out.u32())
 
 
 @rule("6.6", "the legacy report semaphore (0x1B00) releases")
@@ -533,7 +533,7 @@ def inline_data(rig: Rig) -> None:
     queue.cls(C.LINE_LENGTH_IN, 8, 2, out.va >> 32, out.va & M32, 64)
     queue.cls(C.LAUNCH_DMA, 1 | 1 << 4)
     queue.method(Subchannel.COMPUTE, C.LOAD_INLINE_DATA, 1, 2, 3, 4, op=MethodOp.NON_INC).done()
-    becomes(rig, "the second line, 64 bytes behind the first", 4 << 32 | 3, lambda: out.u64(64))
+    becomes(rig, "the second line, 64 bytes after the first", 4 << 32 | 3, lambda: out.u64(64))
     rig.equal("the first line", 2 << 32 | 1, out.u64())
 
 

@@ -155,7 +155,7 @@ for _flag, _name in ((SYNC, "sync"), (SUBROUTINE, "subroutine"), (CONDITIONAL, "
         client.reaches(7)
 
 
-@rule("6.1", "an entry's length counts words: what lies behind is not executed")
+@rule("6.1", "an entry's length counts words: what follows is not executed")
 def entry_length(rig: Rig) -> None:
     client = Client(rig)
     first = client.stores(7)
@@ -205,7 +205,7 @@ def get_follows_put(rig: Rig) -> None:
     rig.eventually(lambda: client.userd.u32(0x88) == 5, "GPGet 5", lambda: client.userd.u32(0x88))
 
 
-@rule("6.2", "GPPut at 0x8C is what the client writes: entries behind it are not fetched")
+@rule("6.2", "GPPut at 0x8C is what the client writes: entries after it are not fetched")
 def put_is_at_0x8c(rig: Rig) -> None:
     client = Client(rig)
     client.ring.put64(client.stores(7), 0)

@@ -115,7 +115,7 @@ def other_groups(rig: Rig) -> None:
     other.done("the channel of another TSG works")
 
 
-@rule("7.1", "a fault ends the sister channel's grid: nothing behind it is executed")
+@rule("7.1", "a fault ends the sister channel's grid: nothing after it is executed")
 def sister_grid(rig: Rig) -> None:
     gpu = Gpu(rig)
     sister, gate, out = gpu.compute(), gpu.memory(), gpu.memory()

@@ -110,7 +110,7 @@ def extract_fence(rig: Rig) -> None:
     done = extract(rig, fd, fence(rig, fd, found.syncpoint_id, threshold), 4, room.address)
     rig.equal("fences", 1, done.num_fences)
     rig.equal("syncpoint and threshold", (found.syncpoint_id, threshold), (room.u32(), room.u32(4)))
-    rig.equal("what lies behind", 0, room.u64(8))
+    rig.equal("what follows", 0, room.u64(8))
 
 
 @rule("8", "FENCE_EXTRACT: room for none tells how many there are and stores nothing")

@@ -110,7 +110,7 @@ def command(folder: Path, *arguments: str, board: str) -> tuple[int, dict[str, A
     """Exit code, report and page of `tegrad selftest`."""
     out = folder / "report.json"
     line = [sys.executable, "-m", "tegrad", "selftest", "--json", "--out", str(out), *arguments]
-    # A file, not a pipe: a board lingers behind its last client.
+    # A file, not a pipe: a board lingers after its last client.
     with (folder / "stdout").open("w") as stdout:
         environment = {**os.environ, "TEGRAD_BOARD": board, "XDG_CACHE_HOME": str(folder)}
         code = subprocess.run(line, stdout=stdout, env=environment, timeout=120, check=False).returncode
@@ -292,7 +292,7 @@ def test_work_in_cached_memory_of_an_l2_that_keeps_stores_is_found(monkeypatch: 
     monkeypatch.setattr(Rig, "map", lambda rig, vm, fd, *, flags=0, **more: real(rig, vm, fd, flags=flags | 4, **more))
     told = run("bringup", spec=L2_BOARDS["back"])
     assert (told.outcome, told.last["seen"]) == ("failed", "nothing happened")
-    assert told.steps[-1] == "engine objects and windows, and a release behind them"
+    assert told.steps[-1] == "engine objects and windows, and a release after them"
 
 
 def test_the_rules_hold_and_the_hazardous_ones_are_named() -> None:
@@ -327,7 +327,7 @@ def test_a_syncpoint_is_incremented_and_waits_are_woken() -> None:
 @pytest.mark.parametrize(
     ("rule", "step", "seen"),
     [
-        (NEVER_MOVES, "a fence behind the GPU's increment", "nothing in 0.5 s"),
+        (NEVER_MOVES, "a fence after the GPU's increment", "nothing in 0.5 s"),
         (always("CHANNEL_GET_USER_SYNCPOINT", answer={"gpu_va": 0}), "the syncpoint", "0: waits will use CHANNEL_WAIT"),
         (always("HOST1X_CREATE_FENCE", errno=errno.EINVAL), "a fence before its increment", "EINVAL"),
         (always("CHANNEL_WAIT", errno=errno.ENOTTY), "CHANNEL_WAIT, which needs no host1x-fence", "ENOTTY"),

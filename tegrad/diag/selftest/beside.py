@@ -159,7 +159,7 @@ class Neighbour:
             raise Surprise(expected, f"nothing, after {self.rounds} rounds")
         try:
             data = self._line.recv(1 << 16)
-        except ConnectionResetError:  # it ended with something unread; what it said last comes behind that
+        except ConnectionResetError:  # it ended with something unread; what it said last comes after that
             data = self._line.recv(1 << 16)
         if not data:
             raise Surprise(expected, f"its death, after {self.rounds} rounds")

@@ -23,13 +23,13 @@ def bringup(notes: Notes) -> None:
         with notes.step("a channel"):
             gpu = Gpu(rig)
             queue = gpu.queue()
-        with notes.step("engine objects and windows, and a release behind them"):
+        with notes.step("engine objects and windows, and a release after them"):
             start = time.perf_counter()
             queue.setup().done()
             notes.fact("first submission us", round((time.perf_counter() - start) * 1e6))
         with notes.step("a release with a time stamp"):
             _stamp(notes, gpu, queue)
-        with notes.step("three segments behind one doorbell"):
+        with notes.step("three segments with one doorbell"):
             _segments(notes, gpu, queue)
         with notes.step("the copy engine"):
             _copy(notes, gpu, queue)
@@ -74,7 +74,7 @@ def _copy(notes: Notes, gpu: Gpu, queue: Queue) -> None:
     queue.copy(source.va, target.va, COPY - 4).done()
     notes.fact(f"copy of {COPY - 4} bytes us", round((time.perf_counter() - start) * 1e6))
     notes.expect(target.cpu.read(0, COPY - 4) == data[:-4], "the bytes of the source", "others")
-    notes.expect(target.u32(COPY - 4) == 0, "nothing behind the copy", hex(target.u32(COPY - 4)))
+    notes.expect(target.u32(COPY - 4) == 0, "nothing after the copy", hex(target.u32(COPY - 4)))
 
 
 def _kernel(notes: Notes, gpu: Gpu, queue: Queue) -> None:

@@ -46,7 +46,7 @@ def _fences(notes: Notes, rig: Rig, queue: Queue, point: Any) -> None:
             made = fence(rig, node, number, value + turn + 1)
             if turn == 0:
                 notes.expect(not readable(made, EARLY_S), "a fence that waits", "POLLIN before the increment")
-        with notes.step("a fence behind the GPU's increment"):
+        with notes.step("a fence after the GPU's increment"):
             queue.release(va, 0, PLAIN_RELEASE)
             start = time.perf_counter()
             queue.fenced()

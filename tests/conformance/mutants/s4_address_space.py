@@ -207,7 +207,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "4.4/low-4k": LARGEST_FIRST,
     "4.4/low-4m": LARGEST_FIRST,
     "4.4/low-2g": LARGEST_FIRST,
-    "4.4/behind-the-window": LARGEST_FIRST,
+    "4.4/after-the-window": LARGEST_FIRST,
     "4.4/rounded-up": (placed("order = ((size - 1) >> BLOCK_SHIFT).bit_length()", "order = 0"),),
     "4.4/left-half-first": TAKE_RIGHT,
     "4.4/smallest-piece": LARGEST_FIRST,
