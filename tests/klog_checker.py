@@ -23,7 +23,7 @@ from tegrad.uapi.kmsg import parse
 
 FOLDER = "TEGRAD_BOARD_LOG"
 END_S = 20.0
-"""How long a board may take to end behind the process that started it."""
+"""How long a board may take to end after the process that started it."""
 
 
 class BoardLogs:

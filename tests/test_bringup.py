@@ -44,7 +44,7 @@ def run(*command: str, board: str = "") -> Result:
     env = {k: v for k, v in os.environ.items() if k != "TEGRAD_BOARD"} | {"PYTHONPATH": str(ROOT)}
     if board:
         env["TEGRAD_BOARD"] = board
-    # Files, not pipes: the board lingers behind its last client, and a pipe would stay open as long.
+    # Files, not pipes: the board lingers after its last client, and a pipe would stay open as long.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         code = subprocess.run([sys.executable, *command], stdout=out, stderr=err, timeout=180, env=env, cwd=ROOT)
         out.seek(0)

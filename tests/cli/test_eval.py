@@ -34,7 +34,7 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def same_surroundings() -> Iterator[None]:
-    """The command chooses a device in the environment and opens it: neither is left to the tests behind."""
+    """The command chooses a device in the environment and opens it: neither is left to the tests that follow."""
     before = dict(os.environ)
     yield
     close_device()

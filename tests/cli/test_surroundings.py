@@ -76,7 +76,7 @@ def test_a_usage_error_is_one_where_nobody_can_be_told(streams: str) -> None:
 
 @pytest.mark.board
 @pytest.mark.parametrize("streams", ["2>&-", "<&-", ">&-", "<&- >&- 2>&-"])
-def test_a_board_starts_behind_closed_streams(streams: str) -> None:
+def test_a_board_starts_with_closed_streams(streams: str) -> None:
     """Its listening socket had the number of a stream, in whose place the board has its own."""
     name = f"closed-{os.getpid()}"
     done = shell(f"tegrad board start {name} {streams}; tegrad board status {name}; tegrad board stop {name}")

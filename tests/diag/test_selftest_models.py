@@ -189,7 +189,7 @@ def test_ways_may_part_where_tokens_are_as_likely() -> None:
     close = [row.copy() for row in LOGITS]
     other = int(close[1].argmin())
     close[1][other] = close[1].max() - 1e-3
-    text = [TEXT[0], other, 0]  # behind it the texts are not the same
+    text = [TEXT[0], other, 0]  # after it the texts are not the same
     judge(notes()[0], None, {ONE: Way(text, close, 1.0), MANY: Way(TEXT, close, 1.0)}, "Tiny")
 
 
@@ -297,7 +297,7 @@ def close() -> None:
 
 
 def sure(path: Path) -> tuple[tuple[int, ...], list[int]]:
-    """A prompt, and two tokens behind it that the reference is sure of."""
+    """A prompt, and two tokens after it that the reference is sure of."""
     from tegrad.llm.reference import Reference
 
     reference = Reference(path)
@@ -361,7 +361,7 @@ perform(next(stage for stage in STAGES if stage.name == "beside"), lambda piece:
 @pytest.mark.board
 def test_a_step_in_one_launch_runs_beside_a_second_process(a_board: None, tmp_path: Path) -> None:
     path = write(tmp_path / "tiny.gguf", Shape(context=256), TYPE.Q6_K)
-    with (tmp_path / "told").open("w") as out:  # a file, not a pipe: a board lingers behind its last client
+    with (tmp_path / "told").open("w") as out:  # a file, not a pipe: a board lingers after its last client
         subprocess.run([sys.executable, "-c", BESIDE, str(path)], stdout=out, check=True, timeout=100)
     pieces = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
     facts = {piece["fact"]: piece["value"] for piece in pieces if "fact" in piece}

@@ -140,7 +140,7 @@ def test_nothing_held_out_is_trained_on(chapters, built):
     assert not any(verse in trained for chapter in held for verse in chapter.verses)
 
 
-def test_every_batch_is_text_behind_a_begin_mark(built):
+def test_every_batch_is_text_after_a_begin_mark(built):
     tokenizer, data = built
     batch = data.batch(np.random.default_rng(0), 16)
     assert batch.shape == (16, build.CONTEXT + 1)

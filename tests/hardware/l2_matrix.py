@@ -205,7 +205,7 @@ def loads(gpu: Gpu) -> Any:
 
 @case
 def grain(gpu: Gpu) -> Any:
-    """9 is stored beside a word that the GPU has read: in its sector of 32 bytes, in its line of 128, behind it."""
+    """9 is stored beside a word that the GPU has read: in its sector of 32 bytes, in its line of 128, after it."""
     for index in (0, 4, 16, 32):
         gpu.m[index] = 1
     gpu.load(gpu.m)
@@ -246,7 +246,7 @@ def stores_while_running(gpu: Gpu) -> Any:
         thread.start()
         gpu.run(f"{body} {UNTIL} a[2] = 8;", gpu.m, gpu.r)
         thread.join()
-        outcome[how] = {"seen": seen[0], "behind": [gpu.m[i] for i in range(3)]}
+        outcome[how] = {"seen": seen[0], "after": [gpu.m[i] for i in range(3)]}
     return outcome
 
 
@@ -324,7 +324,7 @@ def _memory_operation(op: int) -> Callable[[Gpu], Any]:
         before = gpu.load(gpu.m)
         try:
             gpu.mem_op(op)
-            time.sleep(1)  # an error is told some time behind
+            time.sleep(1)  # an error is told some time later
             return {"before": before, "after": gpu.load(gpu.m)}
         except Exception as error:
             return {"before": before, "error": type(error).__name__}
@@ -338,7 +338,7 @@ for _op in (0x5, 0xD, 0xE, 0x10, 0x15):
 
 @case
 def pushbuffers(gpu: Gpu) -> Any:
-    """Commands at one address that release 1, then 2, then 3; and once more behind MEM_OP_D 0xE."""
+    """Commands at one address that release 1, then 2, then 3; and once more after MEM_OP_D 0xE."""
     from tegrad.nv import queues
 
     seen = []
@@ -363,7 +363,7 @@ def _put_and_run(gpu: Gpu, source: Words, blocks: int) -> None:
 
 @case
 def arguments(gpu: Gpu) -> Any:
-    """Arguments rewritten at one address name 11, 22, 11, 22, with memory barriers between; then behind 0xE."""
+    """Arguments rewritten at one address name 11, 22, 11, 22, with memory barriers between; then after 0xE."""
     sources = [gpu.host(False), gpu.host(False)]
     sources[0][0], sources[1][0] = 11, 22
     seen = []
@@ -378,7 +378,7 @@ def arguments(gpu: Gpu) -> Any:
 
 @case
 def launch_descriptors(gpu: Gpu) -> Any:
-    """QMDs rewritten at one address launch 1, 2 and 3 blocks; then 3 behind MEM_OP_D 0xE."""
+    """QMDs rewritten at one address launch 1, 2 and 3 blocks; then 3 after MEM_OP_D 0xE."""
     source = gpu.host(False)
     source[0] = 1
     seen = []
@@ -427,7 +427,7 @@ def acquire(gpu: Gpu) -> Any:
 
 @case
 def releases(gpu: Gpu) -> Any:
-    """What the CPU sees of the host engine's releases of 1 and 2, having stored 9 between; a kernel's load behind."""
+    """What the CPU sees of the host engine's releases of 1 and 2, having stored 9 between; then a kernel's load."""
     seen = []
     for value in (1, 2):
         gpu.release(gpu.m.va, value)

@@ -1,7 +1,7 @@
 """Do submissions get lost when many processes share a GPU? `python tests/hardware/many_processes.py [--json FILE]`
 
 Starts many short-lived processes that launch, copy and read back, in two arms that take turns: as it is, and without
-the read of GPPut and the doorbell behind it. Says for each arm how many rounds were done and how many submissions
+the read of GPPut and the doorbell after it. Says for each arm how many rounds were done and how many submissions
 never ran.
 """
 

@@ -61,7 +61,7 @@ def close_to(got: Any, want: Any, tolerance: float) -> None:
 
 
 def stock_queue_class() -> Any:
-    """tinygrad's own compute queue, whose signals behind a kernel are releases of the QMD."""
+    """tinygrad's own compute queue, whose signals after a kernel are releases of the QMD."""
     from tinygrad.runtime import ops_nv
 
     return next(c for c in ops_nv.NVComputeQueue.__mro__ if c.__module__ == ops_nv.__name__)
@@ -250,8 +250,8 @@ def _kernel_and_arguments() -> tuple[Any, Any, Any, Any, Any]:
 
 
 @case()
-def signal_behind_kernel_pushbuffer() -> None:
-    """A kernel and a release in the pushbuffer right behind it."""
+def signal_after_kernel_pushbuffer() -> None:
+    """A kernel and a release in the pushbuffer right after it."""
     dev = device()
     program, _, b, forth, _ = _kernel_and_arguments()
     for value in range(1, 51):
@@ -264,7 +264,7 @@ def signal_behind_kernel_pushbuffer() -> None:
 
 
 @case()
-def signal_behind_kernel_qmd() -> None:
+def signal_after_kernel_qmd() -> None:
     """A kernel whose QMD releases the signal itself: value, timestamp, two releases, memory written before."""
     dev = device()
     program, _, b, forth, _ = _kernel_and_arguments()

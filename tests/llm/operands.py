@@ -84,7 +84,7 @@ class Operands:
         return np.frombuffer(out, np.uint8)
 
     def _lonely(self, size: int, cpu_access: bool) -> Any:
-        """Pages with a hole before and behind them, where something else of ours has just been given back."""
+        """Pages with a hole before and after them, where something else of ours has just been given back."""
         tried: list[Any] = []
         try:
             for _ in range(64):

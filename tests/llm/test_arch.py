@@ -145,7 +145,7 @@ def test_yarns_betas_are_the_files(tmp_path: Path, fast: float | None, slow: flo
     found, pairs = np.arctan2(sin, cos), np.arange(64)
     plain = 10000.0 ** (-pairs / 64)
     turns = 4096 * plain / (2 * np.pi)
-    # A pair at a border belongs to what lies behind it: the ramp begins and ends at whole pairs.
+    # A pair at a border belongs to what comes after it: the ramp begins and ends at whole pairs.
     stays = pairs <= np.flatnonzero(turns >= (fast or 32.0))[-1]
     slowed = pairs >= np.flatnonzero(turns <= (slow or 1.0))[0]
     np.testing.assert_allclose(found[stays], plain[stays], rtol=1e-6)

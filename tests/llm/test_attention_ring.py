@@ -101,7 +101,7 @@ def test_a_text_is_attended_as_by_the_reference(shape: Shape, q8: bool, tunings:
 )  # fmt: skip
 def test_heads_of_any_width_and_group_are_attended_by_lanes(width: int, group: int, q8: bool, tmp_path: Path) -> None:
     """As by many kernels; weights are floats, so that little but the cache rounds."""
-    heads = 16 if width == 80 else 8  # rows of the matrix behind them are whole lines of it
+    heads = 16 if width == 80 else 8  # rows of the matrix after them are whole lines of it
     shape = replace(GROUPED, heads=heads, kv_heads=heads // group, head_dim=width)
     path = write(tmp_path / "model.gguf", shape, TYPE.F16)
     # Four loads of rows of 96 are a tile whose scales are whole pieces of 16 bytes; two are not.

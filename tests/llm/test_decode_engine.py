@@ -86,7 +86,7 @@ def test_a_prompt_in_chunks_computes_no_logits_but_those_of_its_last_token(engin
 
 
 def test_all_logits_of_a_text_are_the_references_and_it_goes_on(engine: Engine, path: Path) -> None:
-    """30 tokens in two chunks, the second behind a step in flight; prompts round activations to halves, not to int8."""
+    """30 tokens in two chunks, the second after a step in flight; prompts round activations to halves, not to int8."""
     text = [(7 * at) % 300 for at in range(30)]
     expected = Reference(path).logits([*text, 9])
     logits = np.concatenate([engine.feed_all(text[:5]), engine.feed(text[5:6])[None], engine.feed_all(text[6:])])

@@ -132,7 +132,7 @@ def test_keys_and_values_are_as_large_as_a_models(q8: bool) -> None:
                 assert 0.9 < head.std() < 1.2
                 assert abs(head.mean()) < 0.02
             assert not np.array_equal(heads[0], heads[1])
-    # The layout is the cache's: heads one behind the other, of all its positions. Scales come again later.
+    # The layout is the cache's: heads one after the other, of all its positions. Scales come again later.
     whole = np.concatenate([*filling.cached(positions, positions)(0)[0]]).reshape(-1)
     again = np.array_equal(whole[Filling.COUNT :], whole[: -Filling.COUNT])
     assert again is not q8

@@ -108,7 +108,7 @@ def test_the_last_rows_of_a_matrix_beyond_2_gib_are_read_where_they_lie(opened: 
     out = operands.zeros(2 * threads, np.uint64)
     ask(out, operands.zeros(16, np.uint8), global_size=(1, 1, 1), local_size=(threads, 1, 1), wait=True)
     lane = np.arange(threads) % 32
-    row = gemm.rows - tile.rows + 16 * (np.arange(threads) // 32) + lane // 4  # and the eighth behind it
+    row = gemm.rows - tile.rows + 16 * (np.arange(threads) // 32) + lane // 4  # and the eighth after it
     first = row * gemm.columns * 4 + lane % 4 * 256
     last = (row + 8) * gemm.columns * 4 + (gemm.columns // 64 - 4 + lane % 4) * 256 + 240
     assert last.max() == gemm.rows * gemm.columns * 4 - 16 > 1 << 31
@@ -156,7 +156,7 @@ def test_tiles_as_they_are_picked(opened: Any, operands: Placed, gemm: Gemm, til
 
 @pytest.mark.parametrize("tile", [FewTile(1, warps_m=1, warps_k=2), SMALL], ids=["few", "many"])
 def test_products_that_no_half_holds_become_infinite(opened: Any, tile: AnyTile) -> None:
-    """They make everything behind them NaN, which is noticed; the largest half would only be wrong."""
+    """They make everything after them NaN, which is noticed; the largest half would only be wrong."""
     operands = Placed(opened)
     x, w = np.full((1, 256), 100, np.float16), np.full((16, 256), 100, np.float16)
     y, count = operands.zeros((1, 16), np.float16), operands.put(np.array([1], np.int32))
@@ -196,7 +196,7 @@ def test_tiles_that_fill_an_sm_spill_nothing(tile: AnyTile, arch: str) -> None:
 
 @pytest.mark.parametrize(("splits", "units"), [(1, 1), (4, 1), (1, 2)])
 def test_products_of_warpgroups_are_not_taken_apart(splits: int, units: int) -> None:
-    """ptxas waits behind each one where it does not trust what lies between them: then each has a start of its own."""
+    """ptxas waits after each one where it does not trust what lies between them: then each has a start of its own."""
     try:
         disassembler = find_program("nvdisasm")
     except CompilerMissing:

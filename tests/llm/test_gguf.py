@@ -76,14 +76,14 @@ def test_a_list_of_strings_is_read_whatever_part_of_the_file_is_at_hand(
     texts = ["", "a", "漢字" * 9, *map(str, range(300)), ""]
     writer = GGUFWriter(tmp_path / "texts.gguf", "llama")
     writer.add_array("texts", texts)
-    writer.add_uint32("behind", 7)
+    writer.add_uint32("after", 7)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     monkeypatch.setattr(_Header, "WINDOW", window)
     with Gguf.open(tmp_path / "texts.gguf") as file:
-        assert (file.metadata["texts"], file.metadata["behind"]) == (texts, 7)
+        assert (file.metadata["texts"], file.metadata["after"]) == (texts, 7)
 
 
 def test_tensors_are_where_the_librarys_reader_finds_them(small: Path) -> None:

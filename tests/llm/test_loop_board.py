@@ -148,7 +148,7 @@ def test_steps_beyond_the_limit_change_nothing(loop: Loop, states: States) -> No
     assert (state.stop, state.position, state.token) == (1, 4, expected(7, 3, 1)[0])
 
 
-def test_a_settled_loop_has_no_step_that_still_runs_behind_its_token(device: Any, states: States) -> None:
+def test_a_settled_loop_has_no_step_that_still_runs_after_its_token(device: Any, states: States) -> None:
     linger = Launch(load(device, "linger", 1), (states.states.offset(64, 64),))
     loop = Loop(device, [*step(device, states), linger], states)
     fifo = loop.recording._fifo

@@ -88,7 +88,7 @@ def test_each_integer_lies_where_the_layout_says(at: int) -> None:
         assert {int(place): int(packed[place]) for place in np.flatnonzero(packed)} == bytes_, kind.name
 
 
-def test_scales_lie_behind_the_planes_in_the_order_of_the_weights() -> None:
+def test_scales_lie_after_the_planes_in_the_order_of_the_weights() -> None:
     def places(kind: BlockType, block: int, byte: int) -> list[int]:
         raw = np.zeros((packing.SEGMENT // kind.elements, kind.size), np.uint8)
         raw[block, byte] = 1

@@ -114,7 +114,7 @@ class Rig:
         return keys, values
 
     def fill_cache(self, position: int) -> None:
-        """Random keys and values before a position; what lies behind them is no number."""
+        """Random keys and values before a position; what lies after them is no number."""
         rng = np.random.default_rng(3)
         for kept, index in ((self.twin.keys, 0), (self.twin.values, 1)):
             kept[:] = np.nan
@@ -213,7 +213,7 @@ def test_every_stage_hands_on_what_its_twin_does(operands: Operands, name: str) 
         rig.launch()
         steps.append(rig.operands.get(rig.logits, shape.vocab, np.float32).copy())
     np.testing.assert_array_equal(np.array(steps), np.array(steps[:1] * len(steps)))
-    # A whole step, and two more behind it: each hands its token over to the next.
+    # A whole step, and two more after it: each hands its token over to the next.
     rig.begin(7, position)
     for at in range(3):
         rig.launch()

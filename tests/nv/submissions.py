@@ -13,7 +13,7 @@ GATE_S = 0.3
 
 @contextmanager
 def held_back(device: Any, seconds: float = GATE_S) -> Iterator[None]:
-    """Let the GPU wait behind everything submitted so far, until `seconds` after the block begins."""
+    """Let the GPU wait after everything submitted so far, until `seconds` after the block begins."""
     gate = device.new_signal(value=0)
     queue = NVComputeQueue().wait(device.timeline_signal, device.timeline_value - 1).wait(gate, 1)
     queue.signal(device.timeline_signal, device.next_timeline()).submit(device)

@@ -137,7 +137,7 @@ def test_one_flush_serves_all_buffers_until_the_next_submission(device: Any, l2:
         assert len(l2.flushes) == 1
 
 
-def test_a_lent_buffer_is_written_in_place_behind_a_flush(device: Any, l2: L2) -> None:
+def test_a_lent_buffer_is_written_in_place_after_a_flush(device: Any, l2: L2) -> None:
     buffer, other = take(device), take(device)
     l2.store(buffer, b"abcd")
     l2.store(other, b"efgh")

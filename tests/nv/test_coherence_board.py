@@ -95,7 +95,7 @@ def gated() -> list[int]:
 
 
 def text() -> list[int]:
-    """Tokens of the shipped model, and the likeliest behind them as the host samples it, twice."""
+    """Tokens of the shipped model, and the likeliest after them as the host samples it, twice."""
     with Gguf.open(models.SMALL) as file, Engine(file, device="NV") as engine:
         tokens: list[int] = []
         for prompt in ([3, 4, 5], [7, 8]):

@@ -298,7 +298,7 @@ def copied(device: Any) -> None:
     queue.signal(device.timeline_signal, device.next_timeline()).submit(device)
 
 
-def test_commands_lie_one_behind_the_other_at_multiples_of_16_bytes(fake_device: Any) -> None:
+def test_commands_lie_one_after_the_other_at_multiples_of_16_bytes(fake_device: Any) -> None:
     places = [fake_device.place_commands(array("I", words)) for words in ([1, 2, 3, 4], [5] * 5, [6])]
     assert fake_device.cmdq_allocator is fake_device._commands
     first = places[0][0]

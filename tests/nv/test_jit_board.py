@@ -136,7 +136,7 @@ def test_state_goes_on_from_call_to_call_among_other_work(racing: Any) -> None:
 
 
 def run_ahead(device: Any) -> list[int]:
-    """Calls with an input each, while the GPU is held back; what each of them added to the state behind."""
+    """Calls with an input each, while the GPU is held back; afterwards, what each of them added to the state."""
     sums = tensor(*[0] * 16)
     places = [tensor(*[int(at == place) for at in range(16)]) for place in range(12)]
     made = jitted(lambda x: sums.assign(sums + x).realize(), places[0], calls=3)

@@ -420,7 +420,7 @@ def test_an_empty_grid_stops_the_channel_if_it_gets_there(device: Any, monkeypat
 
 
 def replay_on_a_misaligned_view(debug: int) -> None:
-    """Replay a recording whose kernel loads vectors on an input that starts 4 bytes behind a boundary.
+    """Replay a recording whose kernel loads vectors on an input that starts 4 bytes after a boundary.
 
     At DEBUG=2 it is tinygrad's graph, and ours below.
     """
@@ -463,7 +463,7 @@ def test_without_the_check_it_is_a_fault(board: str, monkeypatch: pytest.MonkeyP
 
 
 def change_and_compute_again(device: Any) -> list[int]:
-    """The CPU changes a kernel's data again and again behind a plain queue; what the kernel makes of it."""
+    """The CPU changes a kernel's data after each run of a plain queue; what the kernel makes of it."""
     buffer, add, seen = device.allocator.alloc(4096), program(device, "add"), []
     for value in (1, 10, 100, 1000):
         device.allocator._copyin(buffer, memoryview(value.to_bytes(4, "little")))

@@ -15,7 +15,7 @@ from nv_cases import ROOT, run_case
 pytestmark = pytest.mark.board
 
 RAW = (
-    "signal_behind_kernel_qmd",
+    "signal_after_kernel_qmd",
     "chained_kernels",
     "large_shared_memory",
     "module_variables",

@@ -140,7 +140,7 @@ def test_copies_run_on_their_own_channel(fake_device: Any) -> None:
 
 
 def test_arguments_wait_for_the_kernel_and_not_for_a_copy_in_between(fake_device: Any) -> None:
-    """A slot that is filled before a copy goes out belongs to the launch behind it."""
+    """A slot that is filled before a copy goes out belongs to the launch after it."""
     ring = fake_device.kernargs_offset_allocator
     fake_device.synchronize()
     ring.alloc(ring.size // 2)

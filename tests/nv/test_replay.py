@@ -92,7 +92,7 @@ def test_a_run_is_one_gpfifo_entry_until_something_else_went_out(fake_device: An
     assert fifo.put_value == put + 1
     empty_submission(fake_device)
     recording.run()
-    assert fifo.put_value == put + 3  # the submission's, and the run, which the channel's order puts behind it
+    assert fifo.put_value == put + 3  # the submission's, and the run, which the channel's order puts after it
     queue = NVCopyQueue().wait(fake_device.timeline_signal, fake_device.timeline_value - 1)
     queue.signal(fake_device.timeline_signal, fake_device.next_timeline()).submit(fake_device)
     recording.run()
@@ -226,7 +226,7 @@ def test_a_run_waits_for_other_work_on_a_timeline_that_started_over(fake_device:
 
 
 @pytest.mark.parametrize("name", BOUNDARIES)
-def test_every_launch_reads_memory_anew_and_a_run_ends_behind_a_membar_of_the_system(
+def test_every_launch_reads_memory_anew_and_a_run_ends_after_a_membar_of_the_system(
     fake_device: Any, name: str
 ) -> None:
     """What the CPU stored between runs is read, and what any launch stored is seen when the timeline says so."""

@@ -112,8 +112,8 @@ def test_each_run_takes_the_inputs_that_it_is_given(racing: Any) -> None:
                         state = expected[second if index % 2 else first]
                         state[index % 2] = mixed([value], state[index % 2])
         recording.wait()
-        for buffer, (start, behind) in zip(buffers, expected, strict=True):
-            assert (words(buffer)[0], words(buffer, 17)[16]) == (start, behind)
+        for buffer, (start, after) in zip(buffers, expected, strict=True):
+            assert (words(buffer)[0], words(buffer, 17)[16]) == (start, after)
 
 
 def test_a_recording_is_given_as_many_inputs_as_it_takes(device: Any) -> None:

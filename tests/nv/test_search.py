@@ -61,7 +61,7 @@ def test_a_round_does_not_wait_for_workers_beyond_the_end() -> None:
     assert list(candidates.imap_unordered(abs, started())) == [5, 7]
     assert candidates.cut
     candidates.pool = Pool(9)
-    assert list(candidates.imap_unordered(abs, started())) == [], "rounds behind it are empty"
+    assert list(candidates.imap_unordered(abs, started())) == [], "rounds after it are empty"
 
 
 def test_only_what_was_searched_to_its_end_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

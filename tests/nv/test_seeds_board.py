@@ -95,8 +95,8 @@ def copies_beside_kernels(device: Any) -> None:
         assert words(target)[0] == i + 1000
 
 
-def signals_behind_kernels(device: Any) -> None:
-    """A signal of its own behind each kernel."""
+def signals_after_kernels(device: Any) -> None:
+    """A signal of its own after each kernel."""
     buffer, store, signal = device.allocator.alloc(4096), program(device, "store"), device.new_signal(value=0)
     for i in range(1, 30):
         queue = NVComputeQueue().wait(device.timeline_signal, device.timeline_value - 1).memory_barrier()
@@ -128,7 +128,7 @@ def records_launches(device: Any) -> None:
 
 
 def grows_local_memory(device: Any) -> None:
-    """Kernels that spill more and more, behind each other; what lies in memory freed meanwhile stays whole."""
+    """Kernels that spill more and more, one after the other; what lies in memory freed meanwhile stays whole."""
     spills = [program(device, f"spill{size}") for size in (16, 64)]
     buffer = device.allocator.alloc(4096)
     for step, spill in enumerate(itertools.islice(itertools.cycle(spills), 6)):
@@ -156,7 +156,7 @@ SCENARIOS: list[Callable[[Any], None]] = [
     writes_and_computes_in_turn,
     reuses_memory,
     copies_beside_kernels,
-    signals_behind_kernels,
+    signals_after_kernels,
     grows_local_memory,
     records_launches,
     equal(21, scenarios.run_twice_with_two_values),

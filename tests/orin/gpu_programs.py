@@ -19,7 +19,7 @@ ADD_ONE = (
 }
 """
 )
-"""Add one to the word of each CTA behind p."""
+"""Add one to each CTA's own word of those at p."""
 
 SPIN = """
 .version 7.5

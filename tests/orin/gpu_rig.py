@@ -161,7 +161,7 @@ class Rig:
         return image.va
 
     def arguments(self, *words: int) -> Buffer:
-        """A constant bank 0 with these 64-bit parameters; room for a QMD behind it, at 0x800."""
+        """A constant bank 0 with these 64-bit parameters; room for a QMD after it, at 0x800."""
         bank = self.buffer()
         self.put_arguments(bank, *words)
         return bank
@@ -326,7 +326,7 @@ class ChannelRig:
         return self
 
     def run(self, seconds: float = BACKSTOP_S) -> bool:
-        """Submit with a fence behind it and wait for that; False if it does not come."""
+        """Submit with a fence after it and wait for that; False if it does not come."""
         self._fence += 1
         self.release(self.fence.va, self._fence).submit()
         return self.rig.wait(lambda: self.fence.u64() >= self._fence, seconds)

@@ -20,7 +20,7 @@ def release_fields(
 
 
 def dependent_fields(rig: Rig, qmd: int, action: int = 1) -> dict[str, int]:
-    """QMD fields that do something to the descriptor at `qmd` behind the grid: schedule it, unless told otherwise."""
+    """QMD fields that do something to the descriptor at `qmd` after the grid: schedule it, unless told otherwise."""
     if rig.chip.qmd == "V3":
         return {"dependent_qmd0_enable": 1, "dependent_qmd0_action": action, "dependent_qmd0_pointer": qmd >> 8}
     return {"dependent_qmd_enable_0": 1, "dependent_qmd_action_0": action, "dependent_qmd0_pointer": qmd >> 8}

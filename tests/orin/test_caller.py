@@ -127,7 +127,7 @@ def test_the_driver_is_told_an_area_in_json_or_nothing(area: Area) -> None:
         (0, 2 * PAGE, 2 * PAGE),
         (5, PAGE, PAGE),  # over the end of a page
         (PAGE - 1, 2, 2),
-        (PAGE + 1, PAGE, PAGE - 1),  # into the page behind
+        (PAGE + 1, PAGE, PAGE - 1),  # into the next page
         (2 * PAGE - 3, 2 * PAGE, 3),
         (2 * PAGE, 1, 0),
         (-1, 4, 0),

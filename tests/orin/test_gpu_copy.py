@@ -61,7 +61,7 @@ def test_without_multi_line_there_is_one_line(rig: Rig) -> None:
     assert dst.mem[:51] == b"\1" * 50 + b"\0"
 
 
-def test_a_large_copy_and_what_is_behind_it_keep_their_order(rig: Rig) -> None:
+def test_a_large_copy_and_what_follows_it_keep_their_order(rig: Rig) -> None:
     channel, src, dst = rig.channel().setup(), rig.buffer(8 << 20), rig.buffer(8 << 20)
     data = os.urandom(1 << 16) * 128
     src.put(data)

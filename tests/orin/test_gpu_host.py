@@ -89,7 +89,7 @@ def test_header_operations(rig: Rig) -> None:
     channel.method(0, HostMethod.SEM_PAYLOAD_LO, 0x77, 0x1, op=MethodOp.ONE_INC)
     channel.method(0, HostMethod.SEM_EXECUTE, 1 | 1 << 24, 1 | 1 << 24, op=MethodOp.NON_INC)
     channel.words += [method_header(MethodOp.END_SEGMENT, 0, 0, 0), 0x40000000]
-    assert not channel.run(0.02)  # the fence lies behind the end of the segment
+    assert not channel.run(0.02)  # the fence lies after the end of the segment
     assert channel.run()
     assert out.u64() == 0x1_0000_0077
     assert not rig.events

@@ -179,7 +179,7 @@ def test_symbols_come_from_the_relocated_slots(rig: Rig) -> None:
 def test_parameters_beyond_the_bank_read_as_zero(rig: Rig) -> None:
     channel, out = rig.channel().setup(), rig.buffer()
     out.put64(77)
-    size = rig.param_base + 16 >> 4  # ends in front of the second parameter's second half: here, behind it
+    size = rig.param_base + 16 >> 4  # ends before the second parameter's second half: here, after it
     bank = rig.arguments(out.va, 1234)
     short = rig.qmd(rig.program(STORE, "store"), bank, constant_buffer_size_shifted4_0=size - 1)
     assert channel.launch(
@@ -313,7 +313,7 @@ def test_qmd_releases(chip: str, size: int, wide: int, expected: bytes) -> None:
 
 
 def check_releases(rig: Rig, size: int, wide: int, expected: bytes) -> None:
-    """Three releases of one form store `expected`, and a timestamp behind it in a record of four words only."""
+    """Three releases of one form store `expected`, and a timestamp after it in a record of four words only."""
     channel, out, sem = rig.channel().setup(), rig.buffer(), rig.buffer()
     sem.put(struct.pack("<QQQ", (1 << 64) - 1, 0xAAAA, 0xBBBB))
     fields: dict[str, int] = {}
@@ -385,7 +385,7 @@ def test_a_dependence_counter_holds_a_qmd_until_it_is_zero(rig: Rig) -> None:
 
 
 def test_a_qmd_is_read_when_its_turn_comes(rig: Rig) -> None:
-    """Rewriting a descriptor that waits behind a grid changes what runs: the first launch's signal is lost."""
+    """Rewriting a descriptor that waits for a grid changes what runs: the first launch's signal is lost."""
     channel, gate, out = rig.channel().setup(), rig.buffer(), rig.buffer()
     channel.launch(rig.qmd(rig.program(SPIN, "spin"), rig.arguments(gate.va, 0)))
     program, bank = rig.program(STORE, "store"), rig.arguments(out.va, 1)
@@ -438,7 +438,7 @@ def test_constants_stay_as_fetched_until_invalidated(rig: Rig, wait: bool) -> No
     assert out.u32() == 4
 
 
-def test_an_invalidation_counts_for_launches_behind_it_only(rig: Rig) -> None:
+def test_an_invalidation_counts_for_launches_after_it_only(rig: Rig) -> None:
     channel, gate, out = rig.channel().setup(), rig.buffer(), rig.buffer()
     program, bank = rig.program(STORE, "store"), rig.arguments(out.va, 1)
     qmd = rig.qmd(program, bank, constant_buffer_invalidate_0=0)

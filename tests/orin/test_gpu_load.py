@@ -48,7 +48,7 @@ def test_channels_that_share_nothing_do_not_disturb_each_other() -> None:
 
 
 @pytest.mark.parametrize("chip", ["agx-orin-64gb", "gh100"])
-def test_four_hundred_launches_behind_one_doorbell_all_run(chip: str) -> None:
+def test_four_hundred_launches_with_one_doorbell_all_run(chip: str) -> None:
     with Rig(chip) as rig:
         channel, out, sem = rig.channel().setup(), rig.buffer(), rig.buffer()
         bank, count = rig.arguments(out.va, 0), 400

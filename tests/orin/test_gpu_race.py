@@ -121,7 +121,7 @@ def _prefetched_qmd(rig: Rig, proper: bool) -> bool:
 
 
 def _reuse_pushbuffer(rig: Rig, proper: bool) -> bool:
-    """Command memory written again behind the doorbell; properly after a wait."""
+    """Command memory written again after the doorbell; properly after a wait."""
     channel, out = rig.channel(), rig.buffer()
     channel.release(out.va, 1).submit()
     assert not proper or rig.wait(lambda: out.u64() == 1)
@@ -177,7 +177,7 @@ def _qmd_release(rig: Rig, proper: bool) -> bool:
     return done
 
 
-def _copy_behind_a_grid_of_another_channel(rig: Rig, proper: bool) -> bool:
+def _copy_after_a_grid_of_another_channel(rig: Rig, proper: bool) -> bool:
     """A copy of what a grid stores, in a channel of its own; properly it acquires what the grid's channel releases."""
     compute, copy, out = rig.channel().setup(), rig.channel().setup(), rig.buffer()
     compute.launch(rig.qmd(rig.program(STORE, "store"), rig.arguments(out.va, 7)))
@@ -189,7 +189,7 @@ def _copy_behind_a_grid_of_another_channel(rig: Rig, proper: bool) -> bool:
     return out.u32(64) == 7
 
 
-def _grid_behind_a_copy_of_another_channel(rig: Rig, proper: bool) -> bool:
+def _grid_after_a_copy_of_another_channel(rig: Rig, proper: bool) -> bool:
     """The other way round: a grid adds to what a copy brings."""
     compute, copy, out = rig.channel().setup(), rig.channel().setup(), rig.buffer()
     qmd = rig.qmd(rig.program(ADD_ONE, "add_one"), rig.arguments(out.va, 0))  # before the copy is under way
@@ -277,8 +277,8 @@ SCENARIOS: list[Callable[[Rig, bool], bool]] = [
     _pushbuffer_release,
     _grids_in_a_row,
     _qmd_release,
-    _copy_behind_a_grid_of_another_channel,
-    _grid_behind_a_copy_of_another_channel,
+    _copy_after_a_grid_of_another_channel,
+    _grid_after_a_copy_of_another_channel,
     _pipelined_copies,
     _copy_semaphore,
     _changed_constants,

@@ -8,7 +8,7 @@ START = ".reg .u64 %a, %b, %w<4>; .reg .b32 %i, %c, %n, %t<12>; .reg .f32 %f<4>;
 
 OUT = """ld.param.u64 %a, [p0]; mov.u32 %c, %ctaid.x; mov.u32 %n, %ntid.x; mad.lo.u32 %c, %c, %n, %i;
   mad.wide.u32 %a, %c, 4, %a;"""
-"""The address of the thread's own word behind p0 in %a."""
+"""The address of the thread's own word of those at p0, in %a."""
 
 
 def module(body: str, params: int = 1, head: str = "") -> ptx.Module:

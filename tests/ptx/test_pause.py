@@ -18,7 +18,7 @@ COUNT = """
   ld.param.u64 %a, [p0];
   L: atom.global.add.u32 %t1, [%a], 1; ld.volatile.global.u32 %t2, [%a+64]; setp.eq.u32 %p, %t2, 0; @%p bra L;
 """
-"""Count at p0 until the word behind it, 64 bytes further, is set."""
+"""Count at p0 until the word 64 bytes after it is set."""
 
 TWO_STEPS = """
   ld.param.u64 %a, [p0]; atom.global.add.u32 %t1, [%a], 1;

@@ -16,7 +16,7 @@ FENCE, COMMIT, WAIT = (
     "wgmma.wait_group.sync.aligned 0;",
 )
 FILL = "st.shared.b32 [%m], {value}; fence.proxy.async.shared::cta; bar.sync 0;"
-"""All of B, 16 x 8 halves without a swizzle; the rest of the block's stores lie behind it."""
+"""All of B, 16 x 8 halves without a swizzle; the rest of the block's stores lie after it."""
 DEAD = 0x7FFF7FFF
 
 
@@ -67,7 +67,7 @@ def test_a_product_reads_shared_memory_as_late_as_its_wait() -> None:
 
 
 def test_with_seeds_a_product_may_run_at_once() -> None:
-    """And then finds what is stored behind it as little as what is stored over its matrices."""
+    """And then finds what is stored after it as little as what is stored over its matrices."""
     late = (
         f"{FILL.format(value=ONES)} {FENCE} {product()} {COMMIT} bar.sync 0; {FILL.format(value=TWOS)} {WAIT} {out()}"
     )

@@ -318,7 +318,7 @@ def _weights(draw: random.Random, data: bytes) -> tuple[bytes, int]:
 
 
 def _cut(draw: random.Random, data: bytes) -> tuple[bytes, int]:
-    """The beginning of it, with nothing, or as if nothing was missing, behind it."""
+    """The beginning of it, with nothing, or as if nothing was missing, after it."""
     at = draw.randrange(len(data)) if draw.random() < 0.3 else draw.randrange(_header_size(data))
     return data[:at], draw.choice([at, len(data), 1 << 33, 1 << 42])
 

@@ -382,7 +382,7 @@ def test_user_syncpoint_is_made_once_in_the_drivers_range(user: User) -> None:
 
     first = get()
     assert get() == first
-    assert first[0] == 0xFF00010000  # behind the GPFIFO, on a multiple of its size
+    assert first[0] == 0xFF00010000  # after the GPFIFO, on a multiple of its size
     with refused(errno.EINVAL):
         user.kernel.ioctl(user.open_channel(), io.NVGPU_IOCTL_CHANNEL_GET_USER_SYNCPOINT, s.GetUserSyncpoint())
 

@@ -448,13 +448,13 @@ GIVERS = ("alloc", "fixed", "kernel", "area", "map")
 
 
 def number(word: str, case: Case) -> int:
-    """A step's number: as it stands, or `$3+64`, 64 bytes behind the address that step 3 gave (or 0)."""
+    """A step's number: as it stands, or `$3+64`, 64 bytes after the address that step 3 gave (or 0)."""
     if not word.startswith("$"):
         return int(word, 0)
-    step, _, behind = word[1:].partition("+")
+    step, _, after = word[1:].partition("+")
     answer = case.answers[int(step)]
     gave = case.steps[int(step)].split()[0] in GIVERS and answer.startswith("0x")
-    return (int(answer, 16) if gave else 0) + int(behind or "0")
+    return (int(answer, 16) if gave else 0) + int(after or "0")
 
 
 def replay(case: Case) -> list[str]:

@@ -1,6 +1,6 @@
 """mbarrier objects, copies that arrive at them, bulk copies and their fences (PTX ISA 9.7.9.25, 9.7.13.15).
 
-An object lies in the lane's 16 bytes of shared memory, what is copied 512 bytes behind. Every form gives its object up
+An object lies in the lane's 16 bytes of shared memory, what is copied 512 bytes on. Every form gives its object up
 at the end. Each has a model beside it, in `MODELS`: plain Python that gives a case's results from its sources.
 """
 

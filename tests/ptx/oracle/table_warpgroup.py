@@ -224,8 +224,8 @@ def right(name: str, d: str = "f32", t: str = "f16") -> Form:
 def left(name: str, d: str, a: str, b: str, **how: bool) -> Form:
     """A in a layout."""
     side, size = LEFT[name]
-    behind = Side(128, 16, 1024, size)
-    return form(Product(16, (d, a, b), side, behind, (size, 2048), **how), f"memory, {name}")
+    after = Side(128, 16, 1024, size)
+    return form(Product(16, (d, a, b), side, after, (size, 2048), **how), f"memory, {name}")
 
 
 def factors(d: str, t: str, scale: tuple[int, int], *, optional: bool = False) -> Form:

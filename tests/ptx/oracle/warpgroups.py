@@ -86,7 +86,7 @@ def before(p: Product, given: list[np.ndarray]) -> np.ndarray:
 
 
 def operands(form: Form) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A (cases, 64, k), B (cases, k, n), of a chain one behind the other along k; and the sums before."""
+    """A (cases, 64, k), B (cases, k, n), of a chain one after the other along k; and the sums before."""
     p = PRODUCTS[form.name]
     given = [s.reshape(COUNT, -1) for s in sources(form)]
     count = sum(p.words)
