@@ -268,7 +268,7 @@ class Bringup:
         return f"semaphore after {seconds * 1e6:.0f} us, GPU time {stamp / 1e9:.3f} s"
 
     def segments(self) -> str:
-        """Several ring entries behind one doorbell run in order: each writes the same word, the last one stays."""
+        """Several ring entries with one doorbell run in order: each writes the same word, the last one stays."""
         channel = self.channel
         scratch = channel.semaphore.va + 64
         channel.run(*(release(scratch, value) for value in (7, 8, 9)))
@@ -282,7 +282,7 @@ class Bringup:
             source, target = (self.device.gpu_buffer(undo, COPY_SIZE) for _ in range(2))
             source.view()[:] = (bytes(range(256)) * (COPY_SIZE // 256 + 1))[:COPY_SIZE]
             seconds = channel.run(copy(source.va, target.va, COPY_SIZE - 4))
-            expect(bytes(target.view(COPY_SIZE - 4)), bytes(4), "bytes behind the copy")
+            expect(bytes(target.view(COPY_SIZE - 4)), bytes(4), "bytes after the copy")
             if target.view(0, COPY_SIZE - 4) != source.view(0, COPY_SIZE - 4):
                 raise CheckFailed("the copy differs from its source")
         return f"{COPY_SIZE - 4} bytes in {seconds * 1e6:.0f} us"

@@ -256,7 +256,7 @@ def split(address: int) -> tuple[int, int]:
 
 
 def release(va: int, value: int) -> list[int]:
-    """A host semaphore release behind everything before it: 64-bit payload, then a timestamp 8 bytes on."""
+    """A host semaphore release that waits for everything before it: 64-bit payload, then a timestamp 8 bytes on."""
     execute = HOST["SEM_EXECUTE"].pack(
         operation="RELEASE", release_wfi="EN", payload_size="64BIT", release_timestamp="EN"
     )
@@ -328,7 +328,7 @@ class Program:
 
     @property
     def section_offset(self) -> int:
-        """Where the PTX section goes, behind the code."""
+        """Where the PTX section goes, after the code."""
         return -(-len(self.code) // ALIGN) * ALIGN
 
     @property
@@ -337,7 +337,7 @@ class Program:
         return -(-(self.section_offset + len(self.section) + PREFETCH_MARGIN) // PAGE) * PAGE
 
     def load(self, buffer: Buffer) -> None:
-        """Machine code at the start, the section behind it with its entry slot relocated."""
+        """Machine code at the start, the section after it with its entry slot relocated."""
         section = bytearray(self.section)
         struct.pack_into("<Q", section, ENTRY_SLOT, buffer.va)
         buffer.view(0, len(self.code))[:] = self.code

@@ -44,7 +44,7 @@ def build(chapters: Sequence[Chapter], talks: int = CONVERSATIONS) -> tuple[Toke
 
 
 def _starts(document: Tokens, newline: int | None) -> Tokens:
-    """Where a window may begin: behind the begin mark, and (given `newline`) at each line that is not empty."""
+    """Where a window may begin: after the begin mark, and (given `newline`) at each line that is not empty."""
     begins = np.zeros(len(document), np.bool_)
     begins[1] = True
     if newline is not None:

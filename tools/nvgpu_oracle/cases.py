@@ -1,6 +1,6 @@
 """Random cases, by kind: what is asked of nvgpu's own code and of the board. A case is a list of steps.
 
-A step is words: an operation, then numbers; `$3` stands for the address that step 3 answered, `$3+4096` for one behind
+A step is words: an operation, then numbers; `$3` stands for the address that step 3 answered, `$3+4096` for one after
 it. `oracle.h` and the C files say what each operation does.
 """
 
@@ -109,7 +109,7 @@ def area(rng: random.Random) -> Case:
             steps.append(f"pte {_address(rng, at, start)}")
         else:
             area_step, pages = rng.choice(made)
-            edge = PAGE * max(0, pages - rng.randrange(2))  # its last page, or the one behind it
+            edge = PAGE * max(0, pages - rng.randrange(2))  # its last page, or the one after it
             steps.append(rng.choice((f"pte ${area_step}+{edge}", f"release ${area_step}+{edge}")))
     return steps
 
@@ -179,7 +179,7 @@ def mapped(rng: random.Random) -> Case:
 
 
 def pte(rng: random.Random) -> Case:
-    """One map with some flags, and the page table entries in it and behind it, before and after."""
+    """One map with some flags, and the page table entries in it and after it, before and after."""
     pages, sparse = rng.choice((1, 2, 5, 16)), rng.random() < 0.4
     flags = sum(flag for flag in (CACHEABLE, UNMAPPED, L3, COHERENT) if rng.random() < 0.4) | rng.choice(ACCESSES)
     read_only = int(rng.random() < 0.3)

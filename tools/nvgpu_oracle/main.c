@@ -2,7 +2,7 @@
  * Asks NVIDIA's own nvgpu code, built for user space, how it behaves: reads cases as lines, prints one answer per step.
  *
  *     case KIND        begins a case: a child process with fresh objects takes the lines up to `end`
- *     OP NUMBER...     a step; `$3` is the address that step 3 answered (or 0), `$3+4096` one behind it
+ *     OP NUMBER...     a step; `$3` is the address that step 3 answered (or 0), `$3+4096` one after it
  *     end
  *
  * A case that ends the child (an assertion of the driver) is answered with `crash` for the steps that are left.
