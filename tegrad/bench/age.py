@@ -18,7 +18,17 @@ from tegrad.bench.history import History
 
 _ASIDE: Final = tuple(
     f":(exclude)tegrad/llm/{name}.py"
-    for name in ("dequant", "exact", "model", "quality", "quantize", "reference", "session", "twin", "weights")
+    for name in (
+        "dequant",
+        "exact",
+        "model",
+        "interpreter",
+        "quality",
+        "quantize",
+        "reference",
+        "session",
+        "weights",
+    )
 )
 """Tinygrad's way through a model, and what only tests and measurements use."""
 _TEXT: Final = tuple(

@@ -48,7 +48,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Arch:
-    """A model family. The graph, the plans and their reference twin read this and nothing else about the family."""
+    """A model family. The graph, the plans and the reference read this and nothing else about the family."""
 
     name: str
     embedding: Spec

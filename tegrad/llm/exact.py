@@ -24,11 +24,11 @@ from tegrad.llm.arch import Config, Spec, tensor_name
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.forms import Role
 from tegrad.llm.gguf import Gguf
+from tegrad.llm.interpreter import round_scale
 from tegrad.llm.matvec import SET
 from tegrad.llm.packing import PLAIN
 from tegrad.llm.reference import ACTIVATIONS, ROTATIONS, ROUNDINGS
 from tegrad.llm.schedule import UNIT, deal
-from tegrad.llm.twin import round_scale
 
 Floats: TypeAlias = NDArray[np.float64]
 Stored: TypeAlias = Literal["F32", "F16", "Q8_0"]

@@ -14,8 +14,8 @@ low ones hold another set. After the planes lie the scales, in the order of the 
 | Q8_0 | 4: plane s is set s | 64 halves d |
 | F16, BF16, F32 | the file's bytes | |
 
-The last segment is filled up with zero bytes, which mean the same in both orders. This module is the readable twin of
-kernels/repack.cu: numpy arrays of bytes in, numpy arrays of bytes out.
+The last segment is filled up with zero bytes, which mean the same in both orders. This module does in
+numpy what kernels/repack.cu does on the device: arrays of bytes in, arrays of bytes out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The plain twin of `model`: the same description of a family, evaluated in float32 numpy, all positions at once.
+"""The plain form of `model`: the same description of a family, evaluated in float32 numpy, all positions at once.
 
 Slow and simple; for tests. `Reference(path).logits(tokens)` is what the device must compute.
 """

@@ -7,7 +7,7 @@ rows are dealt out in eights. Weights are streamed through a ring in the order o
 
 `build` makes a program, `validate` proves it: every instruction comes to run, every element that is read was written
 before by somebody who was waited for, is written once a version, and is not overwritten while anybody may still read
-it; every row of every matrix is computed once. `encode` is what the kernel reads. tegrad/llm/twin.py executes the same
+it; every row of every matrix is computed once. `encode` is what the kernel reads. `interpreter` executes the same
 program in numpy.
 """
 

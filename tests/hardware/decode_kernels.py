@@ -1,4 +1,4 @@
-"""Attention and sampling against their twins on a device of any kind: cases of test_h200."""
+"""Attention and sampling against their references on a device of any kind: cases of test_h200."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
-import sampling_twin as twin
+import sampling_reference as reference
 from attention_rig import PUBLISHED, Bench
 from operands import Operands
 from sampling_rig import NARROW, VOCAB, WIDE, Rig, random_logits
@@ -49,7 +49,7 @@ def sampling(device: Any, steps: int = 20) -> None:
                     logits = random_logits(len(chosen), vocab, step)
                     logits = logits.round() if rounds else logits
                     rig.step(logits)
-                    expected = [twin.draw(logits[s], chosen[s], s, step) for s in range(len(chosen))]
+                    expected = [reference.draw(logits[s], chosen[s], s, step) for s in range(len(chosen))]
                     assert rig.tokens() == expected, (vocab, rounds, step)
             finally:
                 rig.close()

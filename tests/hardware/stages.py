@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.llm.exact import Asked, Cached, Floats, Parts, Way
+from tegrad.llm.interpreter import Travelling
 from tegrad.llm.packing import PLAIN, SET
 from tegrad.llm.schedule import FLOAT_UNIT, QUANTIZED_UNIT, UNIT, Op, Vector
-from tegrad.llm.twin import Travelling
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import packs
 from numpy.typing import NDArray
 
 from tegrad.llm.gguf import Q6_K, BlockType
+from tegrad.llm.interpreter import Weights
 from tegrad.llm.packing import segments
 from tegrad.llm.schedule import Layer, Matrix, Network
-from tegrad.llm.twin import Weights
 
 Put = Callable[[NDArray[Any]], int]
 """Places an array on the device; returns its address."""

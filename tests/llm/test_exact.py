@@ -14,9 +14,9 @@ from tegrad.llm import exact
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.exact import Asked, Parts, Weights, by_sets, by_units, chain, not_at_all, nothing, only, together
 from tegrad.llm.gguf import Gguf
+from tegrad.llm.interpreter import Travelling
 from tegrad.llm.reference import Past, Reference
 from tegrad.llm.schedule import UNIT, deal
-from tegrad.llm.twin import Travelling
 
 TOKENS = [5, 17, 200, 3, 3, 91, 250, 1, 42, 7]
 MODELS = {

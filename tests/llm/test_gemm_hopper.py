@@ -103,5 +103,5 @@ def test_warpgroups_add_as_warps_do(opened: Any, operands: Any, name: str) -> No
     """The same sums in the same order, in the engine, by a kernel that shares little with it."""
     gemm, tile, tokens, most = {**SHORT, **MORE}[name]
     ours, _ = product(opened, operands, gemm, tile, tokens, most)
-    twin, _ = product(opened, operands, gemm, Tile(32, 64, 16, 32, stages=tile.stages), tokens, most)
-    assert (ours == twin).all()
+    others, _ = product(opened, operands, gemm, Tile(32, 64, 16, 32, stages=tile.stages), tokens, most)
+    assert (ours == others).all()

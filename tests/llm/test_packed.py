@@ -1,4 +1,4 @@
-"""A loaded model's buffers hold what the numpy twin packs, however they got there, and go when they are closed."""
+"""A loaded model's buffers hold what numpy packs, however they got there, and go when they are closed."""
 
 import gc
 import json
@@ -41,7 +41,7 @@ def content(buffer: Any, size: int) -> bytes:
 
 
 def expected(file: Gguf, names: list[str]) -> bytes:
-    """The file's matrices of these names below one another, packed by the twin."""
+    """The file's matrices of these names below one another, packed by numpy."""
     infos = [file.tensors[name] for name in names]
     raw = np.frombuffer(b"".join(file.read(info.offset, info.nbytes) for info in infos), np.uint8)
     return packing.pack(infos[0].type, raw, sum(info.rows for info in infos), infos[0].columns).tobytes()

@@ -1,4 +1,4 @@
-"""persistent.cu on the board, stage by stage against its twin, and whole steps; it touches nothing but its buffers."""
+"""persistent.cu on the board, stage by stage against its interpreter, and whole steps; it stays in its buffers."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tegrad.llm.cache import KvCache
 from tegrad.llm.engine import Engine
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, Gguf
+from tegrad.llm.interpreter import Interpreter, Travelling
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.packing import segment_bytes
 from tegrad.llm.persistent import Persistent, PersistentPlan, Tuning, prove
@@ -31,7 +32,6 @@ from tegrad.llm.reference import Reference
 from tegrad.llm.sampling import HISTORY, Settings
 from tegrad.llm.schedule import UNIT, Op, ScheduleError, Vector, build, validate
 from tegrad.llm.state import RING, State, States
-from tegrad.llm.twin import Travelling, Twin
 from tegrad.nv.program import LaunchError
 from tegrad.nv.replay import Recording
 
@@ -49,7 +49,7 @@ def operands(opened: Any, request: pytest.FixtureRequest) -> Iterator[Operands]:
 
 
 class Rig:
-    """A network on the device, its kernel and its twin."""
+    """A network on the device, its kernel and its interpreter."""
 
     def __init__(self, operands: Operands, shape: Shape, ctas: int, tuning: Tuning = SMALL, **more: Any) -> None:
         self.operands, self.buffers = operands, {}
@@ -67,7 +67,7 @@ class Rig:
         self.history, self.ends = operands.zeros(HISTORY, np.int32), operands.zeros(1, np.int32)
         self.logits = operands.zeros(shape.vocab, np.float32)
         self.rope = self.buffers[self.made.rope_address]
-        self.twin = Twin(self.program, self.made.weights, shape.positions, self.split)
+        self.interpreter = Interpreter(self.program, self.made.weights, shape.positions, self.split)
 
     def _put(self, array: NDArray[Any]) -> int:
         buffer = self.operands.put(array)
@@ -109,14 +109,14 @@ class Rig:
         return Travelling.arrived(size, whole[self.kernel.room.vectors[vector] :], floats)
 
     def cache(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        shape = self.twin.keys.shape[1:]
+        shape = self.interpreter.keys.shape[1:]
         keys, values = (self.operands.get(self.buffers[at], shape, np.float16) for at in self.made.caches[layer])
         return keys, values
 
     def fill_cache(self, position: int) -> None:
         """Random keys and values before a position; what lies after them is no number."""
         rng = np.random.default_rng(3)
-        for kept, index in ((self.twin.keys, 0), (self.twin.values, 1)):
+        for kept, index in ((self.interpreter.keys, 0), (self.interpreter.values, 1)):
             kept[:] = np.nan
             kept[:, :, :position] = rng.standard_normal(kept[:, :, :position].shape)
             for layer, addresses in enumerate(self.made.caches):
@@ -124,24 +124,26 @@ class Rig:
 
 
 def check_stages(rig: Rig, token: int, position: int) -> None:
-    """Every stage alone: the twin computes it from what the kernel had before it, and both hand on the same."""
-    rig.twin.begin(token, position)
+    """Every stage alone: the interpreter computes it from what the kernel had before it, and both hand on the same."""
+    rig.interpreter.begin(token, position)
     for at, stage in enumerate(rig.program.stages):
         if stage.op is Op.SAMPLE:
             break
         rig.begin(token, position)
         rig.launch(at + 1)
         for ins in stage.instructions:
-            rig.twin.execute(ins)
+            rig.interpreter.execute(ins)
         spans = [ins.output for ins in stage.instructions if ins.output is not None]
         if stage.op is Op.LOGITS:
             if not spans:
                 continue
             got = rig.operands.get(rig.logits, rig.made.shape.vocab, np.float32)
-            np.testing.assert_allclose(got, rig.twin.logits, rtol=1e-4, atol=1e-4 * np.abs(got).max(), err_msg=str(at))
+            np.testing.assert_allclose(
+                got, rig.interpreter.logits, rtol=1e-4, atol=1e-4 * np.abs(got).max(), err_msg=str(at)
+            )
             continue
         vector = spans[0].vector
-        got, made = rig.vector(vector, stage.floats), rig.twin.vectors[vector]
+        got, made = rig.vector(vector, stage.floats), rig.interpreter.vectors[vector]
         name = f"{stage.op.name} of layer {stage.layer}"
         if stage.floats:
             size = np.abs(made.floats).max()
@@ -154,9 +156,11 @@ def check_stages(rig: Rig, token: int, position: int) -> None:
             assert (error > 0.1).mean() < 0.05, name
             np.testing.assert_allclose(got.squares, made.squares, rtol=2e-3, err_msg=name)
         got.stage = made.stage
-        rig.twin.vectors[vector] = got
+        rig.interpreter.vectors[vector] = got
         if stage.op is Op.ATTEND:
-            for mine, theirs in zip(rig.cache(stage.layer), (rig.twin.keys, rig.twin.values), strict=True):
+            for mine, theirs in zip(
+                rig.cache(stage.layer), (rig.interpreter.keys, rig.interpreter.values), strict=True
+            ):
                 np.testing.assert_allclose(
                     mine.astype(np.float32), theirs[stage.layer].astype(np.float32), rtol=2e-3, atol=1e-3, err_msg=name
                 )

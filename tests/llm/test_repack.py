@@ -1,4 +1,4 @@
-"""The device's repacking equals the numpy twin byte for byte, and touches nothing outside of its segments."""
+"""The device's repacking equals numpy's byte for byte, and touches nothing outside of its segments."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Sampling on the board: what numpy keeps is kept, draws are those of the twin, and steps end as they should."""
+"""Sampling on the board: what numpy keeps is kept, draws are those of the reference, and steps end as they should."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sampling_twin as twin
+import sampling_reference as reference
 from operands import Operands
 from sampling_rig import NARROW, VOCAB, WIDE, Rig, random_logits
 
@@ -67,7 +67,7 @@ def test_every_mix_of_filters_draws_what_the_twin_draws(rig: Any) -> None:
     for step in range(3):
         logits = random_logits(len(settings), seed=step)
         made.step(logits)
-        expected = [twin.draw(logits[s], settings[s], seeds[s], s + step) for s in range(len(settings))]
+        expected = [reference.draw(logits[s], settings[s], seeds[s], s + step) for s in range(len(settings))]
         assert made.tokens() == expected
 
 
@@ -80,7 +80,7 @@ def test_equal_logits_are_kept_by_their_index(rig: Any) -> None:
     for step in range(3):
         logits = np.round(random_logits(len(settings), seed=step))
         made.step(logits)
-        assert made.tokens() == [twin.draw(logits[s], settings[s], s, step) for s in range(len(settings))]
+        assert made.tokens() == [reference.draw(logits[s], settings[s], s, step) for s in range(len(settings))]
 
 
 @pytest.mark.parametrize("vocab", [CHUNK, CHUNK + 1, 2 * CHUNK + 1])
@@ -108,7 +108,7 @@ def test_the_kept_set_is_numpys(rig: Any, one: Settings) -> None:
     for _ in range(9):
         made.step()
         drawn |= set(made.tokens())
-    assert drawn == set(twin.kept(logits[0].astype(np.float64), hot)[0].tolist())
+    assert drawn == set(reference.kept(logits[0].astype(np.float64), hot)[0].tolist())
     assert len(drawn) > 20
 
 
@@ -120,7 +120,7 @@ def test_draws_follow_the_probabilities(rig: Any, one: Settings) -> None:
     made = rig([one] * slots, np.tile(logits, (slots, 1)))
     for slot in range(slots):
         made.begin(slot, seed=1000 + slot)
-    tokens, chances = twin.kept(logits[0].astype(np.float64), one)
+    tokens, chances = reference.kept(logits[0].astype(np.float64), one)
     drawn: list[int] = []
     for _ in range(steps):
         made.step()
@@ -146,8 +146,8 @@ def test_penalties_follow_the_text(rig: Any) -> None:
     for step in range(24):
         made.step(logits)
         for slot, one in enumerate(PENALTIES):
-            row = twin.penalized(logits[slot], one, texts[slot])
-            texts[slot].append(twin.draw(row, one, 9, start + step))
+            row = reference.penalized(logits[slot], one, texts[slot])
+            texts[slot].append(reference.draw(row, one, 9, start + step))
         assert made.tokens() == [text[-1] for text in texts]
     assert len(set(texts[0][start:])) > 3
 
@@ -198,12 +198,12 @@ def test_the_largest_vocabularies_and_ties_without_end(rig: Any) -> None:
     for seed in range(3):
         made.begin(0, seed=seed)
         made.step()
-        assert made.tokens() == [twin.draw(np.zeros(vocab), one, seed, 0)]
+        assert made.tokens() == [reference.draw(np.zeros(vocab), one, seed, 0)]
     logits = random_logits(1, vocab)
     for seed in range(3):
         made.begin(0, seed=seed)
         made.step(logits)
-        assert made.tokens() == [twin.draw(logits[0], one, seed, 0)]
+        assert made.tokens() == [reference.draw(logits[0], one, seed, 0)]
 
 
 @pytest.mark.parametrize(

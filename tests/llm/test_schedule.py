@@ -1,4 +1,4 @@
-"""The schedule of the persistent step: its proof finds planted mistakes, and its twins make a step."""
+"""The schedule of the persistent step: its proof finds planted mistakes, and its interpreters make a step."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from networks import Shape, make
 
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import F16, Q4_K, Q6_K, Q8_0
+from tegrad.llm.interpreter import Interpreter, Travelling
 from tegrad.llm.schedule import (
     WORDS,
     Instruction,
@@ -30,7 +31,6 @@ from tegrad.llm.schedule import (
     imbalance,
     validate,
 )
-from tegrad.llm.twin import Travelling, Twin
 
 LLAMA_1B = (2048, 8192, 32, 8, 64, 16, 128256)
 LLAMA_3B = (3072, 8192, 24, 8, 128, 28, 128256)
@@ -224,12 +224,12 @@ def test_every_order_that_the_waits_allow_makes_the_same_step(kind: object) -> N
     validate(program)
     steps = []
     for order in (validate(program), *orders(program, 3)):
-        twin = Twin(program, made.weights, 16, lambda position: [(0, position)])
+        interpreter = Interpreter(program, made.weights, 16, lambda position: [(0, position)])
         tokens = []
         for position in range(3):
-            twin.begin(tokens[-1] if tokens else 5, position)
-            tokens.append(twin.run(order))
-        steps.append((tokens, twin.logits))
+            interpreter.begin(tokens[-1] if tokens else 5, position)
+            tokens.append(interpreter.run(order))
+        steps.append((tokens, interpreter.logits))
     for tokens, logits in steps[1:]:
         assert tokens == steps[0][0]
         np.testing.assert_array_equal(logits, steps[0][1])
@@ -258,11 +258,11 @@ def float_step(made: object, token: int) -> np.ndarray:
 def test_the_twins_of_a_step_compute_the_network(kind: object, error: float) -> None:
     made = make(Shape(kind=kind))
     program = build(made.network, 6)
-    twin = Twin(program, made.weights, 16, lambda position: [(0, position)])
-    twin.begin(11, 0)
-    twin.run(validate(program))
+    interpreter = Interpreter(program, made.weights, 16, lambda position: [(0, position)])
+    interpreter.begin(11, 0)
+    interpreter.run(validate(program))
     wanted = float_step(made, 11)
-    assert np.abs(twin.logits - wanted).max() < error * np.abs(wanted).max()
+    assert np.abs(interpreter.logits - wanted).max() < error * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-// Turns segments of a matrix from the file's order into ours, in place (the twin of tegrad/llm/packing.py).
+// Turns segments of a matrix from the file's order into ours, in place (as tegrad/llm/packing.py does in numpy).
 //
 // FORMAT is the block format. A warp takes a segment into shared memory, 16 bytes a lane and load; each lane then
 // gathers the 64 weights that it owns from there and stores its 16 bytes of every plane, and its share of the scales.

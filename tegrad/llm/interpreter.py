@@ -1,8 +1,8 @@
 """The persistent kernel's instructions in numpy: what each of them reads, computes and hands on.
 
-`Twin` executes a program one instruction at a time, in any order that the waits allow; what it reads must be of the
-stage that the instruction waits for. Products are in float64 of the quantized inputs, so that a kernel differs from it
-by its rounding only. Quantized units and sums of squares are bit for bit those of kernels/persistent.cu.
+`Interpreter` executes a program one instruction at a time, in any order that the waits allow; what it reads must be of
+the stage that the instruction waits for. Products are in float64 of the quantized inputs, so that a kernel differs from
+it by its rounding only. Quantized units and sums of squares are bit for bit those of kernels/persistent.cu.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ _ACTIVATIONS: Final[Mapping[str, Callable[[Floats], Floats]]] = {
 }
 
 
-class Twin:
+class Interpreter:
     """One sequence's steps. `keys` and `values` are (layers, kv heads, positions, head dim), as in the f16 cache.
 
     `split(position)` gives the positions [begin, end) of each part of attention; the first part has the token itself.
