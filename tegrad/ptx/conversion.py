@@ -1,7 +1,7 @@
 """cvt: every pair of integer and floating-point types, with the rounding modes (PTX ISA 9.7.9.21)."""
 
 from tegrad.ptx import directed as doubles
-from tegrad.ptx import eighths
+from tegrad.ptx import fp8
 from tegrad.ptx.floating import (
     DIRECTED,
     bf16_to_f32,
@@ -190,8 +190,8 @@ def cvt(f: Fn, ins: Ins, *vs: V) -> V:
     if mod(ins, "pack"):
         return _pack_integers(f, ins, *vs)
     d, s = ins.types
-    if d.name in EIGHTHS or s.name in EIGHTHS:
-        return _eighths(f, ins, d, s, vs)
+    if d.name in FP8 or s.name in FP8:
+        return _fp8(f, ins, d, s, vs)
     if len(vs) == 2:
         return _pack(f, ins, vs[0], vs[1])
     (a,) = vs
@@ -217,15 +217,15 @@ def _pack_integers(f: Fn, ins: Ins, high: V, low: V, rest: V | None = None) -> V
     return out if rest is None else f.or_(f.bin("shl", rest, f.like(rest, 2 * d.bits)), out)
 
 
-EIGHTHS = {"e4m3x2": "e4m3", "e5m2x2": "e5m2"}
+FP8 = {"e4m3x2": "e4m3", "e5m2x2": "e5m2"}
 
 
-def _eighths(f: Fn, ins: Ins, d: Ty, s: Ty, vs: tuple[V, ...]) -> V:
+def _fp8(f: Fn, ins: Ins, d: Ty, s: Ty, vs: tuple[V, ...]) -> V:
     """Between pairs of 8-bit floats and floats or pairs of halves; the first source goes to the upper part."""
-    if s.name in EIGHTHS:
+    if s.name in FP8:
         if d.name != "f16x2":
             raise NotImplementedError
-        parts = [eighths.decode(f, _byte(f, vs[0], i), EIGHTHS[s.name]) for i in (1, 0)]
+        parts = [fp8.decode(f, _byte(f, vs[0], i), FP8[s.name]) for i in (1, 0)]
         if mod(ins, "relu"):
             parts = [f.intr("maximum", p, f.like(p, 0.0)) for p in parts]
         return _join(f, [f.bits(f.cast("fptrunc", p, "half"), "i16") for p in parts], "i32")
@@ -236,7 +236,7 @@ def _eighths(f: Fn, ins: Ins, d: Ty, s: Ty, vs: tuple[V, ...]) -> V:
         raise NotImplementedError
     if mod(ins, "relu"):
         vs = tuple(f.intr("maximum", v, f.like(v, 0.0)) for v in vs)
-    return _join(f, [eighths.encode(f, v, EIGHTHS[d.name]) for v in vs], "i16")
+    return _join(f, [fp8.encode(f, v, FP8[d.name]) for v in vs], "i16")
 
 
 def _byte(f: Fn, v: V, i: int) -> V:
@@ -253,7 +253,7 @@ def _signature(ins: Ins) -> tuple[Ty, tuple[Ty, ...]]:
     d, s = ins.types[:2]
     if mod(ins, "pack"):
         return U32, (s, s, *ins.types[2:])
-    pair = d.name in ("f16x2", "bf16x2", *EIGHTHS) and s.name == "f32"
+    pair = d.name in ("f16x2", "bf16x2", *FP8) and s.name == "f32"
     return d, (s,) * (2 if pair else 1)
 
 

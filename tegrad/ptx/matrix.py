@@ -12,7 +12,7 @@ such an addition, and exactly where every partial sum is exact.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tegrad.ptx import eighths
+from tegrad.ptx import fp8
 from tegrad.ptx.floating import bf16_to_f32
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import LANES
@@ -149,8 +149,8 @@ def elements(f: Fn, reg: V, t: Ty) -> list[V]:
             out.append(bf16_to_f32(f, cut))
         elif t.name == "f16":
             out.append(f.cast("fpext", f.bits(cut, "half"), "float"))
-        elif t.name in eighths.FORMATS:
-            out.append(eighths.decode(f, cut, t.name))
+        elif t.name in fp8.FORMATS:
+            out.append(fp8.decode(f, cut, t.name))
         else:
             out.append(f.resize(cut, "i32", t.signed))
     return out

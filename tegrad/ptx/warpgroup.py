@@ -47,7 +47,7 @@ ADD, NEGATE = 1, 2
 MIX: Final = 0x9E3779B1
 MASKS: Final = {0: 0, 1: 7, 2: 3, 3: 1}
 """Which address bits from 7 on change those from 4 on, by the descriptor's swizzle: none, 128, 64 and 32 bytes."""
-HALVES, EIGHTHS, INTEGERS = ("f16", "bf16"), ("e4m3", "e5m2"), ("s8", "u8")
+HALVES, FP8, INTEGERS = ("f16", "bf16"), ("e4m3", "e5m2"), ("s8", "u8")
 
 
 @dataclass(frozen=True)
@@ -618,7 +618,7 @@ def _form(ins: Ins) -> tuple[Form, int, tuple[Operand, ...]]:
     if in_registers and len(_items(ins.operands[1])) != 4:
         raise NotImplementedError
     sums = {
-        **dict.fromkeys([("f16", "f16"), *((x, y) for x in EIGHTHS for y in EIGHTHS)], ("f16", "f32")),
+        **dict.fromkeys([("f16", "f16"), *((x, y) for x in FP8 for y in FP8)], ("f16", "f32")),
         ("bf16", "bf16"): ("f32",), ("tf32", "tf32"): ("f32",),
         **dict.fromkeys([(x, y) for x in INTEGERS for y in INTEGERS], ("s32",)),
     }.get((a.name, b.name), ())  # fmt: skip

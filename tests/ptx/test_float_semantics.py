@@ -389,7 +389,7 @@ def test_half_approximations() -> None:
     assert NUMPY["f16"] is np.float16
 
 
-def eighth_values(name: str) -> list[float]:
+def fp8_values(name: str) -> list[float]:
     """All 256 codes, from the definition of the format."""
     mantissa, bias = {"e4m3": (3, 7), "e5m2": (2, 15)}[name]
     out = []
@@ -413,7 +413,7 @@ def test_eight_bit_floats_widen_exactly(name: str) -> None:
     codes = np.arange(256, dtype=np.uint16)
     pairs = codes | (255 - codes) << 8
     got = apply(f"cvt.rn.f16x2.{name}x2", "b32", [f"{name}x2"], [pairs]).view(np.float16).reshape(-1, 2)
-    want = np.array(eighth_values(name))
+    want = np.array(fp8_values(name))
     np.testing.assert_array_equal(got[:, 0].astype(np.float64), want)
     np.testing.assert_array_equal(got[:, 1].astype(np.float64), want[::-1])
 
@@ -421,7 +421,7 @@ def test_eight_bit_floats_widen_exactly(name: str) -> None:
 @pytest.mark.parametrize("name", ["e4m3", "e5m2"])
 @pytest.mark.parametrize("source", ["f32", "f16x2"])
 def test_eight_bit_floats_round_to_nearest_even_and_saturate(name: str, source: str) -> None:
-    values = np.array(eighth_values(name)[:128])
+    values = np.array(fp8_values(name)[:128])
     finite = values[np.isfinite(values)]
     middle = (finite[1:] + finite[:-1]) / 2
     x = np.concatenate(

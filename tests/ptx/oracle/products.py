@@ -25,12 +25,12 @@ def elements(words: np.ndarray, t: str) -> np.ndarray:
     if t in ("f16", "bf16"):
         return number(cut.astype(np.uint16), t)
     if t in ("e4m3", "e5m2"):
-        return _eighths(cut, t)
+        return _fp8(cut, t)
     signed = np.where(cut >> (bits - 1) & 1, cut.astype(np.int64) - (1 << bits), cut.astype(np.int64))
     return (signed if t[0] == "s" else cut).astype(np.float64)
 
 
-def _eighths(code: np.ndarray, t: str) -> np.ndarray:
+def _fp8(code: np.ndarray, t: str) -> np.ndarray:
     mantissa, bias = {"e4m3": (3, 7), "e5m2": (2, 15)}[t]
     size = (code & 0x7F).astype(np.int64)
     e, m = size >> mantissa, size & ((1 << mantissa) - 1)

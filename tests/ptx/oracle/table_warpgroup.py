@@ -236,12 +236,12 @@ def factors(d: str, t: str, scale: tuple[int, int], *, optional: bool = False) -
 
 
 FLOATS = [("f32", "f16"), ("f16", "f16"), ("f32", "bf16"), ("f32", "tf32")]
-EIGHTHS = [(d, a, b) for d in ("f32", "f16") for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")]
+FP8 = [(d, a, b) for d in ("f32", "f16") for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")]
 INTEGERS = [(a, b) for a in ("s8", "u8") for b in ("s8", "u8")]
 
 FORMS = [
     *(typed(d, t, t, how) for how in ("exact", "special", "real") for d, t in FLOATS),
-    *(typed(*types) for types in EIGHTHS),
+    *(typed(*types) for types in FP8),
     *(typed("s32", a, b, saturate=more) for a, b in INTEGERS for more in (False, True)),
     *(wide(n) for n in range(8, 257, 8)),
     *(

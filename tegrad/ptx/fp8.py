@@ -5,7 +5,7 @@ from typing import NamedTuple
 from tegrad.ptx.ir import Fn, V
 
 
-class Eighth(NamedTuple):
+class Fp8(NamedTuple):
     """An 8-bit format: mantissa bits, bias, the code of the largest number."""
 
     mantissa: int
@@ -13,7 +13,7 @@ class Eighth(NamedTuple):
     largest: int
 
 
-FORMATS = {"e4m3": Eighth(3, 7, 0x7E), "e5m2": Eighth(2, 15, 0x7B)}
+FORMATS = {"e4m3": Fp8(3, 7, 0x7E), "e5m2": Fp8(2, 15, 0x7B)}
 NAN = 0x7F
 
 
