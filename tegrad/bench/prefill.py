@@ -53,7 +53,8 @@ from tegrad.llm.gguf import BLOCK_TYPES, BlockType
 from tegrad.llm.packing import LANE_WEIGHTS, SEGMENT, packed_bytes
 from tegrad.llm.prefill import chunk_bytes
 from tegrad.llm.programs import Programs
-from tegrad.llm.rows import COUNT_AT, Room
+from tegrad.llm.rows import COUNT_AT
+from tegrad.llm.workspace import Workspace
 from tegrad.nv.compilers import CompileFailed
 from tegrad.nv.program import LaunchError
 from tegrad.nv.replay import DEFAULT, Boundary, Launch
@@ -123,10 +124,10 @@ class Bench:
 
     def __init__(self, device: Any, ways: Ways) -> None:
         self.device, self.rotation, self._ways = device, ROTATION, ways
-        self._room, self._programs = Room(device), Programs(device)
+        self._workspace, self._programs = Workspace(device), Programs(device)
 
     def __enter__(self) -> Bench:
-        self.weights = self._room.take(self.rotation, packed.SPEC)
+        self.weights = self._workspace.take(self.rotation, packed.SPEC)
         filling = np.random.default_rng(1).integers(0, 256, min(FILLING, self.rotation), np.uint8)
         for at in range(0, self.rotation, len(filling)):
             part = filling[: min(len(filling), self.rotation - at)]
@@ -135,7 +136,7 @@ class Bench:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._room.close()
+        self._workspace.close()
 
     def us(self, gemm: Gemm, tile: AnyTile, tokens: int) -> float:
         """Microseconds that a launch of the product adds."""
@@ -183,7 +184,7 @@ class Bench:
     def _zero(self, name: str, size: int, data: bytes | None = None) -> Any:
         """A buffer of zeros for a purpose, at least as large as asked; or of these bytes."""
         if name not in self._zeros or self._zeros[name].size < size:
-            self._zeros[name] = self._room.put(bytes(size) if data is None else data)
+            self._zeros[name] = self._workspace.put(bytes(size) if data is None else data)
         return self._zeros[name]
 
     def _launch(self, gemm: Gemm, tile: AnyTile, tokens: int, at: int, size: int) -> Launch:

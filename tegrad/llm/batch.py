@@ -18,9 +18,10 @@ from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.gemm import FEW, TilePicker, pick_quickest
 from tegrad.llm.packed import PackedLayer, PackedModel
 from tegrad.llm.prefill import CHUNKS, EMBED_THREADS, Prefill, chunk_bytes
-from tegrad.llm.rows import Room, Rows
+from tegrad.llm.rows import Rows
 from tegrad.llm.sampling import Sampling, Settings
 from tegrad.llm.state import LOGITS_SPEC, State, States
+from tegrad.llm.workspace import Workspace
 from tegrad.nv.replay import DEFAULT, Boundary, Launch, Recording
 
 AHEAD: Final = 2
@@ -43,8 +44,8 @@ class Member:
 class Batch:
     """Up to `slots` sequences of one model, at most 32. Close it, or use it in a `with`; the model stays the caller's.
 
-    `settings` are all that sequences may sample with, `ends` the tokens that end one. UnsupportedModelError, RoomError,
-    MemoryError.
+    `settings` are all that sequences may sample with, `ends` the tokens that end one. UnsupportedModelError,
+    OutOfMemory, MemoryError.
     """
 
     def __init__(
@@ -70,22 +71,22 @@ class Batch:
         self._flights: deque[tuple[Recording, int, list[Member]]] = deque()
         self._fresh: list[tuple[Member, int]] = []
         self._recordings: dict[int, Recording] = {}
-        self._room = room = Room(self.device)
+        self._workspace = workspace = Workspace(self.device)
         try:
             self.cache = KvCache(self.device, self.config, self.config.positions(positions), slots, q8=q8)
-            room.callback(self.cache.close)
+            workspace.callback(self.cache.close)
             self.prefill = Prefill(model, self.cache, sizes=sizes, pick=pick, boundary=boundary, overlap=overlap)
-            room.callback(self.prefill.close)
+            workspace.callback(self.prefill.close)
             self.states = States(self.device, slots)
-            room.callback(self.states.close)
+            workspace.callback(self.states.close)
             self._sampling = Sampling(self.device, self.config.vocab, ends, slots)
-            room.callback(self._sampling.close)
+            workspace.callback(self._sampling.close)
             self._rows = Rows(model, slots, self.cache.positions, pick, overlap=overlap)
-            room.callback(self._rows.close)
-            self.logits = room.take(4 * slots * self.config.vocab, LOGITS_SPEC)
+            workspace.callback(self._rows.close)
+            self.logits = workspace.take(4 * slots * self.config.vocab, LOGITS_SPEC)
             attention = [self._attention(width) for width in self.widths]
-            self._workspace = room.take(max(each.workspace_bytes for each in attention))
-            self._counters = room.put(bytes(max(each.counter_bytes for each in attention)))
+            self._partials = workspace.take(max(each.workspace_bytes for each in attention))
+            self._counters = workspace.put(bytes(max(each.counter_bytes for each in attention)))
         except BaseException:
             self.close()
             raise
@@ -157,7 +158,7 @@ class Batch:
 
     def launches(self, width: int) -> list[Launch]:
         """One step of the first `width` slots."""
-        rows, chunk = self._rows, self._room.put(chunk_bytes(count=width))
+        rows, chunk = self._rows, self._workspace.put(chunk_bytes(count=width))
         launches = [self._embed(width)]
         for layer, cache in zip(self.model.layers, self.cache.layers, strict=True):
             launches += rows.layer(layer, width, chunk, self._attend(layer, cache, width))
@@ -171,7 +172,7 @@ class Batch:
             recording.close()
         self._recordings.clear()
         self._flights.clear()
-        self._room.close()
+        self._workspace.close()
 
     def __enter__(self) -> Self:
         return self
@@ -254,6 +255,6 @@ class Batch:
         norms = [rows.x if spec is None else layer.vectors[spec.name] for spec in (arch.query_norm, arch.key_norm)]
         out = rows.mixed
         buffers = (self.states.states, rows.qkv, *norms, rows.rope, cache.keys, cache.values, cache.key_scales,
-                   cache.value_scales, self._workspace, self._counters, out, out, out)  # fmt: skip
+                   cache.value_scales, self._partials, self._counters, out, out, out)  # fmt: skip
         program = rows.programs("attention", buffers=len(BUFFERS), **attention.defines)
         return [Launch(program, buffers, attention.grid, attention.block)]

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.llm.arch import Config
-from tegrad.llm.errors import RoomError, UnsupportedModelError
+from tegrad.llm.errors import OutOfMemory, UnsupportedModelError
 from tegrad.nv import roles
 from tegrad.nv.spec import MemorySpec
 
@@ -35,7 +35,7 @@ class LayerCache:
 class KvCache:
     """A cache of `positions` for each of `slots` sequences. Close it, or use it in a `with`.
 
-    UnsupportedModelError for heads that our kernels do not take, RoomError.
+    UnsupportedModelError for heads that our kernels do not take, OutOfMemory.
     """
 
     def __init__(self, device: Any, config: Config, positions: int, slots: int = 1, *, q8: bool = False) -> None:
@@ -57,7 +57,7 @@ class KvCache:
             self.close()
             if isinstance(error, MemoryError):
                 size = config.layers * 2 * (elements * 17 // 16 if q8 else 2 * elements)
-                raise RoomError(
+                raise OutOfMemory(
                     f"a cache of {slots} x {positions} positions needs {size / 2**20:,.0f} MiB, more than is free: "
                     "ask for a shorter context"
                 ) from error

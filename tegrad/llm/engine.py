@@ -18,7 +18,7 @@ from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.hw.chips import CHIPS
 from tegrad.llm.cache import KvCache
-from tegrad.llm.errors import ContextError, ModelError, RoomError, UnsupportedModelError
+from tegrad.llm.errors import ContextError, ModelError, OutOfMemory, UnsupportedModelError
 from tegrad.llm.gguf import Gguf, Progress
 from tegrad.llm.loop import Loop, LoopError
 from tegrad.llm.packed import PackedModel
@@ -98,7 +98,7 @@ def suits_named(name: str | None = None) -> bool:
 class Engine:
     """One conversation with a model of its own: tokens so far, and their keys and values. Close it, or use a `with`.
 
-    UnsupportedModelError for what the kernels do not run, RoomError, GgufError. One thread at a time.
+    UnsupportedModelError for what the kernels do not run, OutOfMemory, GgufError. One thread at a time.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Engine:
         except BaseException as error:
             self.close()
             if isinstance(error, MemoryError):
-                raise RoomError(f"{error} The model's work space does not fit: ask for a shorter context.") from error
+                raise OutOfMemory(f"{error} The model's work space does not fit: ask for a shorter context.") from error
             raise
 
     def _quickest(self, model: PackedModel, states: States, cache: KvCache) -> Plan:

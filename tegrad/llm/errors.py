@@ -17,7 +17,7 @@ class UnsupportedModelError(ModelError):
     """The file is a sound GGUF that asks for something we do not run: an architecture, a quantization, a tokenizer."""
 
 
-class RoomError(ModelError):
+class OutOfMemory(ModelError):
     """The device has no room for the model or its cache."""
 
     exit_code = 1

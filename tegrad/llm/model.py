@@ -12,7 +12,7 @@ from tinygrad import Device, Tensor, UOp, dtypes
 from tinygrad.dtype import DType
 
 from tegrad.llm.arch import Config, Spec, tensor_name
-from tegrad.llm.errors import RoomError
+from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.gguf import Gguf, Progress
 from tegrad.llm.weights import Joined, LayerNorm, Loader, Matrix, Norm
 
@@ -54,7 +54,7 @@ class Model:
         try:
             self._load(file, progress)
         except MemoryError as error:
-            raise self._no_room(str(file.path), file.size, "choose a smaller model") from error
+            raise self._out_of_memory(str(file.path), file.size, "choose a smaller model") from error
 
     def _load(self, file: Gguf, progress: Progress | None) -> None:
         config, arch = self.config, self.config.arch
@@ -81,15 +81,15 @@ class Model:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: str | None = None, progress: Progress | None = None) -> Self:
-        """Read a file to a device; raises GgufError, UnsupportedModelError or RoomError."""
+        """Read a file to a device; raises GgufError, UnsupportedModelError or OutOfMemory."""
         with Gguf.open(path) as file:
             return cls(file, device, progress)
 
-    def _no_room(self, what: str, size: int, advice: str) -> RoomError:
-        return RoomError(f"{what} needs {size / 2**20:,.0f} MiB, more than {self.device} has free: {advice}")
+    def _out_of_memory(self, what: str, size: int, advice: str) -> OutOfMemory:
+        return OutOfMemory(f"{what} needs {size / 2**20:,.0f} MiB, more than {self.device} has free: {advice}")
 
     def cache(self, positions: int, dtype: DType = dtypes.float16) -> Cache:
-        """A cache for so many positions, none of which is read before it was written; raises RoomError."""
+        """A cache for so many positions, none of which is read before it was written; raises OutOfMemory."""
         c = self.config
         shape = (c.kv_heads, positions, c.head_dim + c.value_dim)
         layers = tuple(Tensor.empty(*shape, dtype=dtype, device=self.device).realize() for _ in self.layers)
@@ -100,7 +100,7 @@ class Model:
                 layer.uop.buffer.ensure_allocated()
         except MemoryError as error:
             size = prod(shape) * dtype.itemsize * len(layers)
-            raise self._no_room(f"a context of {positions} tokens", size, "ask for a smaller one") from error
+            raise self._out_of_memory(f"a context of {positions} tokens", size, "ask for a smaller one") from error
         return Cache(layers, rope)
 
     def forward(self, tokens: Tensor, cache: Cache, start: UOp | int, last: UOp | int | None = None) -> Tensor:

@@ -19,7 +19,7 @@ from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.llm import packing
 from tegrad.llm.arch import Config, Spec, tensor_name
-from tegrad.llm.errors import RoomError
+from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.gemm import NUMBERS
 from tegrad.llm.gguf import F16, F32, BlockType, Gguf, Progress, TensorInfo
 from tegrad.llm.programs import load_kernel
@@ -249,7 +249,7 @@ class PackedModel:
         except BaseException as error:
             self.close()
             if isinstance(error, MemoryError):
-                raise RoomError(
+                raise OutOfMemory(
                     f"{file.path} needs {file.size / 2**20:,.0f} MiB, more than {self.device.device} has free: "
                     "choose a smaller model"
                 ) from error
@@ -257,7 +257,7 @@ class PackedModel:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: str | None = None, progress: Progress | None = None) -> Self:
-        """Read a file to a device; raises GgufError, UnsupportedModelError or RoomError."""
+        """Read a file to a device; raises GgufError, UnsupportedModelError or OutOfMemory."""
         with Gguf.open(path) as file:
             return cls(file, device, progress)
 

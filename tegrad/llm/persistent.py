@@ -24,7 +24,6 @@ from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
 from tegrad.llm.packed import PackedMatrix, PackedModel
 from tegrad.llm.packing import PLAIN, SEGMENT, SET, segment_bytes
-from tegrad.llm.plan import Room
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.sampling import Sampling
 from tegrad.llm.schedule import (
@@ -36,15 +35,16 @@ from tegrad.llm.schedule import (
     Op,
     Program,
     Vector,
-    Workspace,
+    WorkspaceLayout,
     build,
     encode,
     pieces_per_row,
     stream_segment,
     validate,
-    workspace,
+    workspace_layout,
 )
 from tegrad.llm.state import LOGITS_SPEC, States
+from tegrad.llm.workspace import Workspace
 from tegrad.nv.compilers import cache_dir
 from tegrad.nv.program import SHARED_RESERVE, LaunchError
 from tegrad.nv.replay import Launch
@@ -146,14 +146,14 @@ class Persistent:
     """Bytes of shared memory for a CTA; all that the chip gives one unless said."""
 
     @property
-    def room(self) -> Workspace:
+    def layout(self) -> WorkspaceLayout:
         """Where the kernel keeps what passes between CTAs."""
-        return workspace(self.program)
+        return workspace_layout(self.program)
 
     @property
     def space_bytes(self) -> int:
-        """Bytes of the workspace: the room, and once more for each further copy of the vectors in it."""
-        return self.room.nbytes * self.tuning.replicas
+        """Bytes of the workspace: the layout, and once more for each further copy of the vectors in it."""
+        return self.layout.nbytes * self.tuning.replicas
 
     @property
     def words(self) -> NDArray[Any]:
@@ -174,10 +174,10 @@ class Persistent:
             "ROPE": ROPES[self.rope], "ROPE_PAIRS": self.rope_pairs, "EPS": f"{self.eps:.9e}f",
             "QK_NORM": self.qk_norm, "CACHE_Q8": self.cache_q8,
             "ACTIVATION": {"silu": 1, "gelu": 2}[self.activation],
-            "JOINS": self.room.joins, "COUNTERS": self.room.counters, "REPORTS": self.room.reports,
+            "JOINS": self.layout.joins, "COUNTERS": self.layout.counters, "REPORTS": self.layout.reports,
             "COLUMNS": max(m.columns for m in matrices),
             "OWN": own, "SPLIT_SETS": _splits_sets(program), "SUMS": _most_sums(program), "SHARED": self.shared_bytes,
-            "STORE_LOGITS": self.store_logits, "STAMPS": self.stamps, "REPLICA_BYTES": self.room.nbytes,
+            "STORE_LOGITS": self.store_logits, "STAMPS": self.stamps, "REPLICA_BYTES": self.layout.nbytes,
             "SPLIT_FROM": tuning.attention_rows, "FIXED": fixed(matrices, tuning.consumers),
             "ATTENTION_SYNC()": "barrier_sync<ATTENTION_MEET>(32*ATTENTION_WARPS)",
         }  # fmt: skip
@@ -189,8 +189,10 @@ class Persistent:
 
     def stuck(self, workspace: bytes | bytearray) -> list[str]:
         """Which waits a workspace reports as given up, one of each CTA at most; always empty without `spin_limit`."""
-        room, stages = self.room, self.program.stages
-        words = np.frombuffer(workspace, "<u4", REPORT // 4 * self.program.ctas, room.reports).reshape(-1, REPORT // 4)
+        layout, stages = self.layout, self.program.stages
+        words = np.frombuffer(workspace, "<u4", REPORT // 4 * self.program.ctas, layout.reports).reshape(
+            -1, REPORT // 4
+        )
         told = []
         for cta, (waiting, at, warp, wanted, found, step, *_) in enumerate(words.tolist()):
             if not waiting:
@@ -283,7 +285,7 @@ class PersistentPlan:
         beyond."""
         self.model, self.config, self.device = model, model.config, model.device
         self._states = states
-        self._room = Room(self.device)
+        self._workspace = Workspace(self.device)
         try:
             self._make(cache, tuning, reach or cache.positions, ctas or _sms(self.device), stamps)
         except BaseException:
@@ -299,13 +301,13 @@ class PersistentPlan:
         if not self.kernel.tuning.spin_limit:
             return []
         self.device.synchronize()
-        out = bytearray(self.kernel.room.nbytes)
+        out = bytearray(self.kernel.layout.nbytes)
         self.device.allocator._copyout(memoryview(out), self._space)
         return self.kernel.stuck(out)
 
     def close(self) -> None:
         """Free the plan's buffers. Closing twice is harmless."""
-        self._room.close()
+        self._workspace.close()
 
     def __enter__(self) -> Self:
         return self
@@ -314,8 +316,8 @@ class PersistentPlan:
         self.close()
 
     def _make(self, cache: KvCache, tuning: Tuning | None, reach: int, ctas: int, stamps: bool) -> None:
-        config, arch, room = self.config, self.config.arch, self._room
-        made = network(self.model, cache, room)
+        config, arch, workspace = self.config, self.config.arch, self._workspace
+        made = network(self.model, cache, workspace)
         if tuning is None:
             positions = cache.positions if reach > NEAR else reach
             kinds = (matrix.kind for matrix in made.matrices())
@@ -328,11 +330,11 @@ class PersistentPlan:
         words = self.kernel.words
         prove(program, words)
         self._program = self.kernel.load(self.device)
-        self._words = room.put(words)
-        self._space = room.put(np.zeros(self.kernel.space_bytes, np.uint8))
-        self._rope = room.put(config.rope.tables(cache.positions, self.model.divisors))
-        self.logits = room.take(4 * config.vocab, LOGITS_SPEC)
-        self.stamps = room.take(32 * ctas * len(program.stages)) if stamps else self.logits
+        self._words = workspace.put(words)
+        self._space = workspace.put(np.zeros(self.kernel.space_bytes, np.uint8))
+        self._rope = workspace.put(config.rope.tables(cache.positions, self.model.divisors))
+        self.logits = workspace.take(4 * config.vocab, LOGITS_SPEC)
+        self.stamps = workspace.take(32 * ctas * len(program.stages)) if stamps else self.logits
         """Where asked for: u64 (ctas, stages, 4), cycles of each SM."""
         self.launches = (self._launch((self.logits, self.logits), greedy=False),)
 
@@ -343,7 +345,7 @@ class PersistentPlan:
         return Launch(self._program, buffers, self.kernel.grid, self.kernel.block, values)
 
 
-def network(model: PackedModel, cache: KvCache, room: Room) -> Network:
+def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network:
     """A loaded model as the schedule sees it; UnsupportedModelError for what the kernel has no word for."""
     config, arch = model.config, model.config.arch
     if arch.norm != "rms" or arch.gate is None or arch.rope == "none" or model.positions is not None:
@@ -375,7 +377,7 @@ def network(model: PackedModel, cache: KvCache, room: Room) -> Network:
                 down,
                 norms[0],
                 norms[1],
-                _joined_bias(model, layer.qkv, room),
+                _joined_bias(model, layer.qkv, workspace),
                 norms[2],
                 norms[3],
                 kept.keys.va_addr,
@@ -392,7 +394,7 @@ def network(model: PackedModel, cache: KvCache, room: Room) -> Network:
     )  # fmt: skip
 
 
-def _joined_bias(model: PackedModel, matrices: Sequence[PackedMatrix], room: Room) -> int:
+def _joined_bias(model: PackedModel, matrices: Sequence[PackedMatrix], workspace: Workspace) -> int:
     """The address of the biases of matrices below one another, or 0 where none has one."""
     if all(matrix.bias is None for matrix in matrices):
         return 0
@@ -405,7 +407,7 @@ def _joined_bias(model: PackedModel, matrices: Sequence[PackedMatrix], room: Roo
         if matrix.bias is not None:
             model.device.allocator._copyout(memoryview(out), matrix.bias)
         parts.append(np.frombuffer(out, np.float32))
-    return int(room.put(np.concatenate(parts)).va_addr)
+    return int(workspace.put(np.concatenate(parts)).va_addr)
 
 
 def prove(program: Program, words: NDArray[Any] | None = None) -> None:

@@ -9,7 +9,6 @@ float32 and norm it themselves.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
@@ -24,12 +23,9 @@ from tegrad.llm.packed import PackedLayer, PackedMatrix, PackedModel
 from tegrad.llm.packing import PLAIN
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.state import LOGITS_SPEC, States
-from tegrad.nv import roles
+from tegrad.llm.workspace import ALIGN, Workspace
 from tegrad.nv.replay import Launch
-from tegrad.nv.spec import MemorySpec
 
-SPEC: Final = MemorySpec(nolru=True, role=roles.WORKSPACE)
-ALIGN: Final = 256
 EMBED_THREADS: Final = 256
 
 
@@ -44,37 +40,13 @@ class Vector:
     ss: HCQBuffer
 
 
-class Room:
-    """Vectors of a plan, cut from buffers that are freed together."""
-
-    def __init__(self, device: Any) -> None:
-        self._device = device
-        self._undo = ExitStack()
-
-    def take(self, size: int, spec: MemorySpec = SPEC) -> HCQBuffer:
-        """A buffer of `size` bytes."""
-        buffer: HCQBuffer = self._device.allocator.alloc(max(size, ALIGN), spec)
-        self._undo.callback(self._device.allocator.free, buffer, buffer.size, spec)
-        return buffer
-
-    def put(self, array: np.ndarray[Any, Any]) -> HCQBuffer:
-        """A buffer with the bytes of an array."""
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        buffer = self.take(data.nbytes)
-        self._device.allocator._copyin(buffer.offset(0, data.nbytes), memoryview(data.tobytes()))
-        return buffer
-
-    def vector(self, size: int) -> Vector:
-        """A vector in all its forms."""
-        sizes = [-(-bytes_ // ALIGN) * ALIGN for bytes_ in (4 * size, size, 4 * -(-size // SET), 4 * -(-size // SET))]
-        whole = self.take(sum(sizes))
-        starts = np.cumsum([0, *sizes]).tolist()
-        x, q, s, ss = (whole.offset(start, size) for start, size in zip(starts, sizes, strict=False))
-        return Vector(size, x, q, s, ss)
-
-    def close(self) -> None:
-        """Free everything. Closing twice is harmless."""
-        self._undo.close()
+def vector_in(workspace: Workspace, size: int) -> Vector:
+    """A vector in all its forms, in a buffer of its own."""
+    sizes = [-(-bytes_ // ALIGN) * ALIGN for bytes_ in (4 * size, size, 4 * -(-size // SET), 4 * -(-size // SET))]
+    whole = workspace.take(sum(sizes))
+    starts = np.cumsum([0, *sizes]).tolist()
+    x, q, s, ss = (whole.offset(start, size) for start, size in zip(starts, sizes, strict=False))
+    return Vector(size, x, q, s, ss)
 
 
 class DecodePlan:
@@ -90,7 +62,7 @@ class DecodePlan:
         self.model, self.config, self.device = model, model.config, model.device
         self._overlap = int(overlap)
         self._states, self._cache = states, cache
-        self._room = Room(self.device)
+        self._workspace = Workspace(self.device)
         self._programs: dict[tuple[Product, Form], Any] = {}
         self.products: list[tuple[Role, Product]] = []
         """Each product's role, in the order of their launches."""
@@ -109,7 +81,7 @@ class DecodePlan:
 
     def close(self) -> None:
         """Free the plan's buffers. Closing twice is harmless."""
-        self._room.close()
+        self._workspace.close()
 
     def __enter__(self) -> Self:
         return self
@@ -118,16 +90,16 @@ class DecodePlan:
         self.close()
 
     def _make(self) -> None:
-        config, room = self.config, self._room
-        self._x = room.vector(config.dim)
-        self._mixed = room.vector(config.size("mixed"))
-        self._hidden = room.vector(config.ffn)
-        self._qkv = room.take(4 * config.size("query+key+value"))
+        config, workspace = self.config, self._workspace
+        self._x = vector_in(workspace, config.dim)
+        self._mixed = vector_in(workspace, config.size("mixed"))
+        self._hidden = vector_in(workspace, config.ffn)
+        self._qkv = workspace.take(4 * config.size("query+key+value"))
         widths = (config.dim, config.ffn, config.vocab, config.head_dim, config.size("query+key+value"))
-        self._zeros = room.put(np.zeros(max(widths), np.float32))
-        self.logits = room.take(4 * config.vocab, LOGITS_SPEC)
+        self._zeros = workspace.put(np.zeros(max(widths), np.float32))
+        self.logits = workspace.take(4 * config.vocab, LOGITS_SPEC)
         entries = -(-config.vocab // BEST_ROWS)
-        self.best, self.best_row = room.take(4 * entries), room.take(4 * entries)
+        self.best, self.best_row = workspace.take(4 * entries), workspace.take(4 * entries)
         self._attend = self._attention()
         launches = [self._embed()]
         for at in range(config.layers):
@@ -277,11 +249,11 @@ class DecodePlan:
             floats=self._reads_x(outputs), quantized=self._reads_q(outputs), arch=device.arch,
             tuning={"OVERLAP": 1} if self._overlap else None,
         )  # fmt: skip
-        self._workspace = self._room.take(made.workspace_bytes)
-        self._counters = self._room.put(np.zeros(made.counter_bytes, np.uint8))
+        self._partials = self._workspace.take(made.workspace_bytes)
+        self._counters = self._workspace.put(np.zeros(made.counter_bytes, np.uint8))
         self._rope = self._zeros
         if config.rope.dim:
-            self._rope = self._room.put(config.rope.tables(self._cache.positions, self.model.divisors))
+            self._rope = self._workspace.put(config.rope.tables(self._cache.positions, self.model.divisors))
         self._attention_program = made.load(device)
         return made
 
@@ -290,7 +262,7 @@ class DecodePlan:
         norms = [self._zeros if spec is None else layer.vectors[spec.name] for spec in (arch.query_norm, arch.key_norm)]
         mixed = self._mixed
         buffers = (self._states.states, self._qkv, *norms, self._rope, kept.keys, kept.values, kept.key_scales,
-                   kept.value_scales, self._workspace, self._counters, mixed.x, mixed.q, mixed.s)  # fmt: skip
+                   kept.value_scales, self._partials, self._counters, mixed.x, mixed.q, mixed.s)  # fmt: skip
         assert len(buffers) == len(BUFFERS)
         return Launch(self._attention_program, buffers, self._attend.grid, self._attend.block)
 

@@ -21,8 +21,9 @@ from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.flash import Flash
 from tegrad.llm.gemm import TilePicker, pick_quickest
 from tegrad.llm.packed import PackedLayer, PackedModel
-from tegrad.llm.rows import Room, Rows, floats
+from tegrad.llm.rows import Rows, floats
 from tegrad.llm.state import LOGITS_SPEC, STATE_SPEC
+from tegrad.llm.workspace import Workspace
 from tegrad.nv.replay import DEFAULT, Boundary, Launch, Recording
 
 CHUNKS: Final = (32, 128, 512)
@@ -74,16 +75,16 @@ class Prefill:
         self._closed = False
         self._recordings: dict[tuple[int, bool], Recording] = {}
         self._last: tuple[Recording, int] | None = None
-        self._room = Room(self.device)
+        self._workspace = Workspace(self.device)
         most = self._sizes[-1]
         try:
             self.rows = Rows(model, most, cache.positions, pick, overlap=overlap)
-            self._room.callback(self.rows.close)
-            self._one = self._room.put(chunk_bytes(count=1))
-            self._chunk = self._room.take(_CHUNK.size, STATE_SPEC)
-            self._tokens = self._room.take(4 * cache.positions, STATE_SPEC)
-            self._queries = self._room.take(2 * most * self.config.size("query"))
-            self.logits = self._room.take(4 * self.config.vocab, LOGITS_SPEC)
+            self._workspace.callback(self.rows.close)
+            self._one = self._workspace.put(chunk_bytes(count=1))
+            self._chunk = self._workspace.take(_CHUNK.size, STATE_SPEC)
+            self._tokens = self._workspace.take(4 * cache.positions, STATE_SPEC)
+            self._queries = self._workspace.take(2 * most * self.config.size("query"))
+            self.logits = self._workspace.take(4 * self.config.vocab, LOGITS_SPEC)
             self._scores: HCQBuffer | None = None
         except BaseException:
             self.close()
@@ -120,7 +121,7 @@ class Prefill:
         vocab = self.config.vocab
         fit = [size for size in self._sizes if 4 * size * vocab <= SCORED] or self._sizes[:1]
         if self._scores is None:
-            self._scores = self._room.take(4 * fit[-1] * vocab, LOGITS_SPEC)
+            self._scores = self._workspace.take(4 * fit[-1] * vocab, LOGITS_SPEC)
         out, at = np.empty((len(tokens), vocab), np.float32), 0
         sizes = list(split(len(tokens), fit))
         for size, recording in zip(sizes, [self._recording(size, self._scores) for size in sizes], strict=True):
@@ -148,7 +149,7 @@ class Prefill:
             recording.close()
         self._recordings.clear()
         self._last = None
-        self._room.close()
+        self._workspace.close()
 
     def __enter__(self) -> Self:
         return self

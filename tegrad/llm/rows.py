@@ -6,8 +6,7 @@ halves. How many rows there are lies on the device (`struct Chunk` of kernels/ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
 import numpy as np
@@ -18,44 +17,14 @@ from tegrad.llm.gemm import Gemm, Operands, TilePicker, pick_quickest, scratch_b
 from tegrad.llm.gguf import F32
 from tegrad.llm.packed import PackedLayer, PackedMatrix, PackedModel
 from tegrad.llm.programs import Programs
-from tegrad.nv import roles
+from tegrad.llm.workspace import Workspace
 from tegrad.nv.program import LaunchError
 from tegrad.nv.replay import Launch
-from tegrad.nv.spec import MemorySpec
 
 NORMS: Final = {"rms": 1, "layer": 2}
 NORM_THREADS: Final = 256
-SPEC: Final = MemorySpec(nolru=True, role=roles.WORKSPACE)
 COUNT_AT: Final = 4
 """Where `count` lies in a Chunk."""
-
-
-class Room:
-    """Buffers that are freed together."""
-
-    def __init__(self, device: Any) -> None:
-        self._device = device
-        self._undo = ExitStack()
-
-    def take(self, size: int, spec: MemorySpec = SPEC) -> HCQBuffer:
-        """A buffer of so many bytes."""
-        buffer: HCQBuffer = self._device.allocator.alloc(size, spec)
-        self._undo.callback(self._device.allocator.free, buffer, size, spec)
-        return buffer
-
-    def put(self, data: bytes) -> HCQBuffer:
-        """A buffer that holds these bytes."""
-        buffer = self.take(len(data))
-        self._device.allocator._copyin(buffer, memoryview(data))
-        return buffer
-
-    def callback(self, what: Callable[[], None]) -> None:
-        """Close something else with the buffers, before those that are there now."""
-        self._undo.callback(what)
-
-    def close(self) -> None:
-        """Free everything, the last first. Closing twice is harmless."""
-        self._undo.close()
 
 
 class Rows:
@@ -71,8 +40,8 @@ class Rows:
     ) -> None:
         self.model, self.config, self.device, self.most = model, model.config, model.device, most
         self.programs = Programs(model.device)
-        self._pick, self._room, self.overlap = pick, Room(model.device), int(overlap)
-        config, take = self.config, self._room.take
+        self._pick, self._workspace, self.overlap = pick, Workspace(model.device), int(overlap)
+        config, take = self.config, self._workspace.take
         if config.value_dim != config.head_dim:
             raise UnsupportedModelError("heads whose keys and values differ in width are not run")
         if model.large:
@@ -88,15 +57,15 @@ class Rows:
             self.mixed = take(2 * most * config.size("mixed"))
             self._hidden = take(2 * most * config.ffn)
             scratch, counters = scratch_bound(model.device)
-            self._scratch, self._arrived = take(scratch), self._room.put(bytes(counters))
-            self.rope = self._room.put(config.rope.tables(positions, model.divisors).tobytes() or bytes(16))
+            self._scratch, self._arrived = take(scratch), self._workspace.put(bytes(counters))
+            self.rope = self._workspace.put(config.rope.tables(positions, model.divisors).tobytes() or bytes(16))
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """Free the rows. Closing twice is harmless."""
-        self._room.close()
+        self._workspace.close()
 
     def __enter__(self) -> Self:
         return self

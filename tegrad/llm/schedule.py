@@ -734,7 +734,7 @@ READS_FLOATS, WRITES_FLOATS, HANDS_ON = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Workspace:
+class WorkspaceLayout:
     """Where in one device buffer the kernel keeps what passes between CTAs, in bytes."""
 
     counters: int
@@ -754,7 +754,7 @@ REPORT: Final = 32
 TOP_UNIT: Final = 16
 
 
-def workspace(program: Program) -> Workspace:
+def workspace_layout(program: Program) -> WorkspaceLayout:
     """The layout for a program; the buffer starts as zeros."""
     net = program.network
     heads = net.kv_heads * program.shares
@@ -768,12 +768,12 @@ def workspace(program: Program) -> Workspace:
         at += -(-size // UNIT * FLOAT_UNIT // 256) * 256
     vectors[Vector.TOP] = at
     at += -(-program.ctas * TOP_UNIT // 256) * 256
-    return Workspace(HEADER, vectors, joins, at, -(-(at + REPORT * program.ctas) // 256) * 256)
+    return WorkspaceLayout(HEADER, vectors, joins, at, -(-(at + REPORT * program.ctas) // 256) * 256)
 
 
 def encode(program: Program, formats: Sequence[BlockType]) -> NDArray[Any]:
     """The program as the kernel reads it: WORDS (stages, ctas). `formats` numbers the block types."""
-    place = workspace(program)
+    place = workspace_layout(program)
     numbers = {kind.name: at for at, kind in enumerate(formats)}
     words = np.zeros((len(program.stages), program.ctas), WORDS)
     for at, stage in enumerate(program.stages):
@@ -781,7 +781,7 @@ def encode(program: Program, formats: Sequence[BlockType]) -> NDArray[Any]:
     return words
 
 
-def _encode(net: Network, place: Workspace, stage: Stage, numbers: dict[str, int]) -> list[tuple[Any, ...]]:
+def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[str, int]) -> list[tuple[Any, ...]]:
     """A stage's instructions as WORDS has them. There are thousands: what they share is found once."""
     layer = net.layers[stage.layer]
     reads = WRITES_FLOATS * stage.floats + READS_FLOATS * any(m.kind in PLAIN for m in stage.matrices)

@@ -11,7 +11,7 @@ from tegrad.llm import packing
 from tegrad.llm.gemm import AnyTile, FewTile, Gemm, Operands, StreamTile, Tile, WgmmaTile, fragment_order, pick_few
 from tegrad.llm.gguf import BLOCK_TYPES, F32, Q4_K, Q6_K
 from tegrad.llm.programs import Programs
-from tegrad.llm.rows import Room
+from tegrad.llm.workspace import Workspace
 
 TOKENS = 300
 PLAIN = Tile(64, 64, 32, 32)
@@ -62,25 +62,25 @@ def packed(gemm: Gemm, seed: int) -> np.ndarray:
 def product(device: Any, gemm: Gemm, tile: AnyTile, tokens: int) -> np.ndarray:
     """What a tile's kernel computes of random operands, the same for every tile."""
     rng = np.random.default_rng(7)
-    room = Room(device)
+    workspace = Workspace(device)
     x = rng.standard_normal((tokens, gemm.columns)).astype(np.float16)
     before = rng.standard_normal((tokens, gemm.rows)).astype(np.float16 if gemm.half_out else np.float32)
-    y = room.put(before.tobytes())
+    y = workspace.put(before.tobytes())
     on = Operands(
         y,
-        room.put(x.tobytes()),
-        room.put(packed(gemm, 1).tobytes()),
-        room.put(np.array([tokens, 0, 0, 0], np.int32).tobytes()),
-        room.put(packed(gemm, 2).tobytes()) if gemm.gated else None,
-        room.put(rng.standard_normal(gemm.rows).astype(np.float32).tobytes()) if gemm.bias else None,
-        room.put(bytes(max(16, tile.scratch_bytes(gemm, tokens)))),
-        room.put(bytes(max(16, 4 * tile.counters(gemm, tokens)))),
+        workspace.put(x.tobytes()),
+        workspace.put(packed(gemm, 1).tobytes()),
+        workspace.put(np.array([tokens, 0, 0, 0], np.int32).tobytes()),
+        workspace.put(packed(gemm, 2).tobytes()) if gemm.gated else None,
+        workspace.put(rng.standard_normal(gemm.rows).astype(np.float32).tobytes()) if gemm.bias else None,
+        workspace.put(bytes(max(16, tile.scratch_bytes(gemm, tokens)))),
+        workspace.put(bytes(max(16, 4 * tile.counters(gemm, tokens)))),
     )
     launch = tile.launch(Programs(device), gemm, on, tokens)
     launch.program(*launch.buffers, global_size=launch.grid, local_size=launch.block, wait=True)
     out = bytearray(before.nbytes)
     device.allocator._copyout(memoryview(out), y)
-    room.close()
+    workspace.close()
     found = np.frombuffer(out, before.dtype).reshape(before.shape).astype(np.float64)
     return found[:, fragment_order(gemm.rows)] if gemm.half_out else found
 
@@ -111,21 +111,21 @@ def beyond_2_gib(device: Any) -> float:
     ordered[:, fragment_order(gemm.columns)] = x
     w = (rng.standard_normal((2, some, gemm.columns)) / 8).astype(np.float32)
     first, last = (packing.pack(F32, part.view(np.uint8), some, gemm.columns).reshape(-1) for part in w)
-    room, tile = Room(device), pick_few(device, gemm, 8)
-    y = room.put(bytes(8 * rows * 4))
+    workspace, tile = Workspace(device), pick_few(device, gemm, 8)
+    y = workspace.put(bytes(8 * rows * 4))
     on = Operands(
         y,
-        room.put(ordered.tobytes()),
-        room.put(np.concatenate([np.tile(first, rows // some - 1), last]).tobytes()),
-        room.put(np.array([8, 0, 0, 0], np.int32).tobytes()),
-        scratch=room.put(bytes(max(16, tile.scratch_bytes(gemm, 8)))),
-        arrived=room.put(bytes(max(16, 4 * tile.counters(gemm, 8)))),
+        workspace.put(ordered.tobytes()),
+        workspace.put(np.concatenate([np.tile(first, rows // some - 1), last]).tobytes()),
+        workspace.put(np.array([8, 0, 0, 0], np.int32).tobytes()),
+        scratch=workspace.put(bytes(max(16, tile.scratch_bytes(gemm, 8)))),
+        arrived=workspace.put(bytes(max(16, 4 * tile.counters(gemm, 8)))),
     )
     launch = tile.launch(Programs(device), gemm, on, 8)
     launch.program(*launch.buffers, global_size=launch.grid, local_size=launch.block, wait=True)
     out = bytearray(8 * rows * 4)
     device.allocator._copyout(memoryview(out), y)
-    room.close()
+    workspace.close()
     found = np.frombuffer(out, np.float32).reshape(8, rows // some, some).astype(np.float64)
     products = x.astype(np.float64) @ w.astype(np.float64).transpose(0, 2, 1)  # of both parts
     found[:, :-1] -= products[0][:, None]

@@ -131,7 +131,7 @@ def many(steps: Any, plan: Any, place: Any) -> Step:
 def one(steps: Any, plan: Any, place: Any) -> Step:
     """The step of the first token in one launch, once for each of its stages: up to there, in a workspace as new."""
     device, config, step = steps.device, steps.config, Step()
-    program, room = plan.kernel.program, plan.kernel.room
+    program, layout = plan.kernel.program, plan.kernel.layout
     nothing, launch = bytes(plan.kernel.space_bytes), plan.launches[0]
     kinds = [(stage.op, stage.layer) for stage in program.stages]
     for count, stage in enumerate(program.stages, 1):
@@ -146,7 +146,7 @@ def one(steps: Any, plan: Any, place: Any) -> Step:
         vector = next(ins.output.vector for ins in stage.instructions if ins.output is not None)
         size = program.network.sizes[vector]
         nbytes = -(-size // UNIT) * (FLOAT_UNIT if stage.floats else QUANTIZED_UNIT)
-        data = get(device, plan._space.offset(room.vectors[vector]), nbytes, np.uint8)
+        data = get(device, plan._space.offset(layout.vectors[vector]), nbytes, np.uint8)
         arrived = Travelling.arrived(size, data, stage.floats)
         if vector is Vector.X:
             squares = float(arrived.squares.astype(np.float64).sum())

@@ -11,7 +11,7 @@ from tiny_llama import TYPE, Shape, write
 
 from tegrad.llm import engine as module
 from tegrad.llm.engine import Engine, suits
-from tegrad.llm.errors import ContextError, ModelError, RoomError, UnsupportedModelError
+from tegrad.llm.errors import ContextError, ModelError, OutOfMemory, UnsupportedModelError
 from tegrad.llm.generate import Reply
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.plan import DecodePlan
@@ -168,7 +168,7 @@ def test_an_engine_leaves_nothing_on_the_device(path: Path, shared: Engine) -> N
         del engine
         gc.collect()
         assert len(shared.device.iface.memory) == held
-        for error, seen in ((MemoryError("full."), RoomError), (UnsupportedModelError("odd"), UnsupportedModelError)):
+        for error, seen in ((MemoryError("full."), OutOfMemory), (UnsupportedModelError("odd"), UnsupportedModelError)):
 
             def plan(*given: Any, error: Exception = error) -> DecodePlan:
                 raise error

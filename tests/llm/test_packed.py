@@ -15,7 +15,7 @@ from tiny_llama import TYPE, Shape, finish, letters, write
 
 from tegrad.llm import packed, packing, stream
 from tegrad.llm.arch import LLAMA
-from tegrad.llm.errors import GgufError, RoomError, UnsupportedModelError
+from tegrad.llm.errors import GgufError, OutOfMemory, UnsupportedModelError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.packed import PackedMatrix, PackedModel
 
@@ -151,7 +151,7 @@ def test_a_closed_or_failed_model_gives_its_memory_back(
 
     with monkeypatch.context() as patch:
         patch.setattr(allocator, "alloc", bounded)
-        with pytest.raises(RoomError, match=r"model.gguf needs .* MiB, more than NV has free"):
+        with pytest.raises(OutOfMemory, match=r"model.gguf needs .* MiB, more than NV has free"):
             PackedModel.load(path, device)
     assert taken(device) == before
 

@@ -106,7 +106,7 @@ class Rig:
         """What travels, as the kernel left it in its workspace."""
         whole = self.operands.get(self.space, self.kernel.space_bytes, np.uint8)
         size = self.program.network.sizes[vector]
-        return Travelling.arrived(size, whole[self.kernel.room.vectors[vector] :], floats)
+        return Travelling.arrived(size, whole[self.kernel.layout.vectors[vector] :], floats)
 
     def cache(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
         shape = self.interpreter.keys.shape[1:]

@@ -23,9 +23,10 @@ from tegrad.llm.packed import PackedModel
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import Prefill, split
 from tegrad.llm.reference import Reference
-from tegrad.llm.rows import SPEC, floats
+from tegrad.llm.rows import floats
 from tegrad.llm.sampling import Settings
 from tegrad.llm.state import LOGITS_SPEC, STATE_SPEC, State, States
+from tegrad.llm.workspace import SPEC
 from tegrad.nv.replay import Recording
 
 pytestmark = pytest.mark.board

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,6 @@ from tegrad.llm.gemm import fragment_order
 from tegrad.llm.gguf import F16, Q6_K
 from tegrad.llm.prefill import chunk_bytes
 from tegrad.llm.programs import load_kernel
-from tegrad.llm.rows import Room
-from tegrad.llm.state import STATE_SPEC
 
 pytestmark = pytest.mark.board
 
@@ -39,38 +36,6 @@ def chunk(placed: Placed, **more: int) -> Any:
 
 def run(program: Any, buffers: tuple[Any, ...], grid: tuple[int, int, int], threads: int, *values: int) -> None:
     program(*buffers, global_size=grid, local_size=(threads, 1, 1), vals=values, wait=True)
-
-
-class Allocator:
-    """Notes what is taken and given back."""
-
-    def __init__(self) -> None:
-        self.taken: list[Any] = []
-        self.freed: list[Any] = []
-
-    def alloc(self, size: int, spec: Any) -> Any:
-        self.taken.append((size, spec, len(self.taken)))
-        return self.taken[-1]
-
-    def free(self, buffer: Any, size: int, spec: Any) -> None:
-        assert buffer[:2] == (size, spec)
-        self.freed.append(buffer)
-
-    def _copyin(self, buffer: Any, data: memoryview) -> None:
-        assert len(data) == buffer[0]
-
-
-def test_a_room_gives_back_all_that_it_took_the_last_first_and_once() -> None:
-    allocator = Allocator()
-    room, other = Room(SimpleNamespace(allocator=allocator)), Room(SimpleNamespace(allocator=Allocator()))
-    first = room.take(16)
-    room.callback(lambda: allocator.freed.append("between"))
-    second, third = room.take(32, STATE_SPEC), room.put(b"held")
-    other.take(1)
-    assert allocator.freed == []
-    room.close()
-    room.close()
-    assert allocator.freed == [third, second, "between", first]
 
 
 @pytest.mark.parametrize("eps", [1e-5, 3.0])

@@ -11,7 +11,7 @@ from tiny_llama import TYPE, Shape, write
 
 from tegrad.llm import weights
 from tegrad.llm.arch import LLAMA, Config
-from tegrad.llm.errors import RoomError
+from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.gguf import BLOCK_TYPES, BlockType, Gguf
 from tegrad.llm.model import Model
 from tegrad.llm.session import Session
@@ -97,9 +97,9 @@ def test_a_model_or_cache_that_does_not_fit_is_said_so(
         return alloc(size, *rest)
 
     monkeypatch.setattr(allocator, "alloc", bounded)
-    with pytest.raises(RoomError, match=r"model.gguf needs .* MiB, more than"):
+    with pytest.raises(OutOfMemory, match=r"model.gguf needs .* MiB, more than"):
         Model.load(path, device)
-    with pytest.raises(RoomError, match=r"a context of 160 tokens needs"):
+    with pytest.raises(OutOfMemory, match=r"a context of 160 tokens needs"):
         Session(model)
 
 

@@ -30,7 +30,7 @@ from tegrad.hw.chips import CHIPS
 from tegrad.llm import packed, programs
 from tegrad.llm.arch import Config
 from tegrad.llm.cache import KvCache
-from tegrad.llm.errors import RoomError
+from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.reference import Reference
@@ -40,7 +40,7 @@ from tegrad.llm.tokenizer import Stream, Tokenizer
 
 MEMORY = 1 << 30
 """Bytes that this process may have of its own."""
-ROOM = 1 << 31
+MEMORY = 1 << 31
 """Bytes of the device that only keeps books."""
 LARGEST = 16 << 20
 """Bytes of weights that are computed with."""
@@ -55,12 +55,12 @@ MESSAGES = [
 TEXTS = ["In the beginning", "", MESSAGES[1]["content"], "the earth  was   without form, 漢字 🙂\t\r\n 12345 " * 40]
 
 
-class Room(dry.DryDevice):
+class BoundedDevice(dry.DryDevice):
     """A device of a bounded memory whose kernels do nothing."""
 
     def alloc(self, size: int, options: BufferSpec | None = None) -> HCQBuffer:
         """A buffer, as far as there is room."""
-        if size + self.taken > ROOM:
+        if size + self.taken > MEMORY:
             raise MemoryError("no room on the device.")
         return super().alloc(size, options)
 
@@ -132,7 +132,7 @@ def _template(file: Gguf) -> None:
 
 def _plan(file: Gguf) -> None:
     """Weights, cache and a step on a device that keeps books."""
-    device = Room(CHIPS["agx-orin-64gb"])
+    device = BoundedDevice(CHIPS["agx-orin-64gb"])
     with contextlib.ExitStack() as held:
         held.callback(device.close_all)
         packed.Device = {"NV": device}  # type: ignore[assignment]
@@ -145,7 +145,7 @@ def _plan(file: Gguf) -> None:
         except MemoryError as error:
             if not str(error).startswith("no room"):
                 raise
-            raise RoomError(f"{error} Ask for a shorter context.") from error
+            raise OutOfMemory(f"{error} Ask for a shorter context.") from error
 
 
 def _numbers(file: Gguf) -> None:
@@ -182,7 +182,7 @@ def tried(act: Callable[[Path], None], path: Path) -> dict[str, Any]:
 def main() -> None:
     """Answer paths until there are no more."""
     programs.compile_kernel = lambda *_, **__: b""
-    Room.close_all = lambda self: [memory.close() for memory in self._memory.values()]  # type: ignore[attr-defined]
+    BoundedDevice.close_all = lambda self: [memory.close() for memory in self._memory.values()]  # type: ignore[attr-defined]
     warnings.simplefilter("error", RuntimeWarning)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     for line in sys.stdin:

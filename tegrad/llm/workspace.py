@@ -1,0 +1,46 @@
+"""The buffers of a plan, which are freed together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Final
+
+import numpy as np
+from tinygrad.runtime.support.hcq import HCQBuffer
+
+from tegrad.nv import roles
+from tegrad.nv.spec import MemorySpec
+
+SPEC: Final = MemorySpec(nolru=True, role=roles.WORKSPACE)
+ALIGN: Final = 256
+"""Bytes that a buffer has at least."""
+
+
+class Workspace:
+    """Allocates buffers on a device and frees all of them at once. MemoryError where one does not fit."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._undo = ExitStack()
+
+    def take(self, size: int, spec: MemorySpec = SPEC) -> HCQBuffer:
+        """A buffer of `size` bytes, ALIGN at least."""
+        buffer: HCQBuffer = self._device.allocator.alloc(max(size, ALIGN), spec)
+        self._undo.callback(self._device.allocator.free, buffer, buffer.size, spec)
+        return buffer
+
+    def put(self, data: bytes | np.ndarray[Any, Any]) -> HCQBuffer:
+        """A buffer that holds these bytes, or those of an array."""
+        content = data if isinstance(data, bytes) else np.ascontiguousarray(data).tobytes()
+        buffer = self.take(len(content))
+        self._device.allocator._copyin(buffer.offset(0, len(content)), memoryview(content))
+        return buffer
+
+    def callback(self, what: Callable[[], None]) -> None:
+        """Close something else with the buffers, before those that are there now."""
+        self._undo.callback(what)
+
+    def close(self) -> None:
+        """Free everything, the last first. Closing twice is harmless."""
+        self._undo.close()
