@@ -36,12 +36,12 @@ from tegrad.llm import packed
 from tegrad.llm.arch import Config
 from tegrad.llm.flash import Flash
 from tegrad.llm.gemm import (
-    FEW,
     PICKS,
+    SMALL_M,
     AnyTile,
-    FewTile,
     Gemm,
     Operands,
+    SmallMTile,
     StreamTile,
     Tile,
     TilePicker,
@@ -207,7 +207,9 @@ def candidates(gemm: Gemm, tokens: int, arch: str, sms: int) -> list[AnyTile]:
 
     What shared memory and, by reckoning, registers hold, and no more than pays.
     """
-    found: list[AnyTile] = [*_stream(gemm, tokens, arch, sms), *_few(gemm, tokens, arch, sms)] if tokens <= FEW else []
+    found: list[AnyTile] = (
+        [*_stream(gemm, tokens, arch, sms), *_small_m(gemm, tokens, arch, sms)] if tokens <= SMALL_M else []
+    )
     if tokens > 16:
         found += _many(gemm, tokens, arch, sms)
         found += _wgmma(gemm, tokens, sms) if arch == "sm_90" else ()
@@ -227,14 +229,14 @@ def _stream(gemm: Gemm, tokens: int, arch: str, sms: int) -> Iterator[StreamTile
 
 
 STAGES: Final = (6, 4, 3, 2)
-"""Of weights, of gemm_few.cu: the deepest that fits is tried."""
+"""Of weights, of gemm_small_m.cu: the deepest that fits is tried."""
 
 
-def _few(gemm: Gemm, tokens: int, arch: str, sms: int) -> Iterator[FewTile]:
+def _small_m(gemm: Gemm, tokens: int, arch: str, sms: int) -> Iterator[SmallMTile]:
     nb = -(-tokens // 8)
     cuts = combinations((1, 2), (2, 4, 8, 16), (1, 2, 4, 8), (1, 2, 4, 8, 16), (2, 1))
     for mt, warps_m, warps_k, splits, resident in cuts:
-        tile = FewTile(nb, mt, warps_m, warps_k, splits=splits, resident=resident)
+        tile = SmallMTile(nb, mt, warps_m, warps_k, splits=splits, resident=resident)
         blocks, groups = tile.sets(gemm) * splits, tile.groups(gemm)
         uneven = groups % warps_k or groups * splits != -(-gemm.columns // (4 * LANE_WEIGHTS))
         crowded = splits > 1 and blocks / resident > 1.15 * sms
@@ -246,7 +248,7 @@ def _few(gemm: Gemm, tokens: int, arch: str, sms: int) -> Iterator[FewTile]:
             yield replace(found, blocks=sms * resident if splits == 1 and blocks > sms * resident else 0)
 
 
-def _deep(gemm: Gemm, tile: FewTile, arch: str) -> FewTile | None:
+def _deep(gemm: Gemm, tile: SmallMTile, arch: str) -> SmallMTile | None:
     """With the most stages that so many blocks of an SM hold."""
     registers = 56 + tile.mt * (4 * tile.nb + 36)
     made = (replace(tile, stages=stages) for stages in STAGES)
@@ -375,7 +377,7 @@ def shown(tile: AnyTile) -> str:
     """A tile as a few letters."""
     if isinstance(tile, StreamTile):
         return f"{tile.nb}nb stream {tile.stages}s {tile.blocks} {tile.resident}r"
-    if isinstance(tile, FewTile):
+    if isinstance(tile, SmallMTile):
         cut = f"/{tile.splits}" + f" {tile.phases}p" * (tile.phases > 1)
         return f"{tile.nb}nb {tile.mt}mt {tile.warps_m}x{tile.warps_k}w {tile.stages}s {cut} {tile.resident}r"
     size = f"{tile.bm}x{tile.bn} " + (f"{tile.wm}x{tile.wn}" if isinstance(tile, Tile) else "wgmma")
@@ -395,7 +397,7 @@ def measured(bench: Bench, asked: argparse.Namespace, ways: Ways) -> Iterator[Ro
         config = SHAPES[shape].config
         for tokens in asked.tokens:
             for role, (gemm, launches) in gemms(config, KINDS[kind]).items():
-                if role == "logits" and tokens > FEW:
+                if role == "logits" and tokens > SMALL_M:
                     continue
                 if asked.sweep:
                     yield from sweep(bench, model, role, gemm, launches, tokens)[: asked.sweep]
@@ -439,7 +441,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if asked.file:
             for what, speeds in (
                 ("prompt of 512", prompt(asked.file, **ways.given)),
-                *((f"batch of {count}", together(asked.file, count, **ways.given)) for count in (8, FEW)),
+                *((f"batch of {count}", together(asked.file, count, **ways.given)) for count in (8, SMALL_M)),
             ):
                 print(
                     f"{asked.file.name} {what}: {np.median(speeds):.0f} tok/s, {min(speeds):.0f} to {max(speeds):.0f}"

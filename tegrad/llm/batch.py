@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 from tegrad.llm.attention import BUFFERS, Attention
 from tegrad.llm.cache import KvCache, LayerCache
 from tegrad.llm.errors import ContextError, ModelError
-from tegrad.llm.gemm import FEW, TilePicker, pick_quickest
+from tegrad.llm.gemm import SMALL_M, TilePicker, pick_quickest
 from tegrad.llm.packed import PackedLayer, PackedModel
 from tegrad.llm.prefill import CHUNKS, EMBED_THREADS, Prefill, chunk_bytes
 from tegrad.llm.rows import Rows
@@ -52,7 +52,7 @@ class Batch:
         self,
         model: PackedModel,
         *,
-        slots: int = FEW,
+        slots: int = SMALL_M,
         positions: int | None = None,
         q8: bool = False,
         settings: Sequence[Settings] = (Settings(),),
@@ -62,8 +62,8 @@ class Batch:
         boundary: Boundary = DEFAULT,
         overlap: bool = False,
     ) -> None:
-        if not 1 <= slots <= FEW:
-            raise ModelError(f"a batch of {slots} sequences was asked for: 1 to {FEW} decode together")
+        if not 1 <= slots <= SMALL_M:
+            raise ModelError(f"a batch of {slots} sequences was asked for: 1 to {SMALL_M} decode together")
         self.model, self.config, self.device, self.slots = model, model.config, model.device, slots
         self._settings, self._boundary = tuple(settings), boundary
         self._closed = False

@@ -1,8 +1,8 @@
 """Products of many tokens' activations with packed weights on tensor cores, as launches of kernels with tiles.
 
 `Gemm` says what is computed. How is said by a `Tile` (kernels/gemm.cu, for many tokens), a `WgmmaTile` (the same with
-Hopper's own instructions), a `StreamTile` or a `FewTile` (kernels/gemm_stream.cu and gemm_few.cu, for up to 32 with one
-read of the weights); all turn a `Gemm` and its `Operands` into a launch.
+Hopper's own instructions), a `StreamTile` or a `SmallMTile` (kernels/gemm_stream.cu and gemm_small_m.cu, for up to 32
+with one read of the weights); all turn a `Gemm` and its `Operands` into a launch.
 """
 
 from __future__ import annotations
@@ -202,8 +202,8 @@ def _buffers(on: Operands) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class FewTile:
-    """A product of up to 8 `nb` tokens by kernels/gemm_few.cu, which tells what the macros mean.
+class SmallMTile:
+    """A product of up to 8 `nb` tokens by kernels/gemm_small_m.cu, which tells what the macros mean.
 
     x has room for as many tokens as the launch is for, whatever their count on the device.
     """
@@ -256,9 +256,9 @@ class FewTile:
         """The product of up to `tokens` tokens; `overlap` as in kernels/overlap.cuh."""
         assert tokens <= 8 * self.nb
         program = programs(
-            "gemm_few", buffers=8, dynamic_shared=self.shared_bytes(gemm), NB=self.nb, MT=self.mt, WARPS_M=self.warps_m,
-            WARPS_K=self.warps_k, STAGES=self.stages, SPLITS=self.splits, PHASES=self.phases, RESIDENT=self.resident,
-            MOST=tokens, OVERLAP=overlap, **gemm.macros(),
+            "gemm_small_m", buffers=8, dynamic_shared=self.shared_bytes(gemm), NB=self.nb, MT=self.mt,
+            WARPS_M=self.warps_m, WARPS_K=self.warps_k, STAGES=self.stages, SPLITS=self.splits,
+            PHASES=self.phases, RESIDENT=self.resident, MOST=tokens, OVERLAP=overlap, **gemm.macros(),
         )  # fmt: skip
         sets = self.sets(gemm)
         grid = (min(sets, self.blocks) if self.blocks else sets, self.splits, 1)
@@ -312,11 +312,11 @@ class StreamTile:
         return Launch(program, _buffers(on), grid, (256, 1, 1))
 
 
-AnyTile: TypeAlias = Tile | WgmmaTile | FewTile | StreamTile
+AnyTile: TypeAlias = Tile | WgmmaTile | SmallMTile | StreamTile
 TilePicker: TypeAlias = Callable[[Any, Gemm, int], AnyTile]
 """The tile of a product of up to so many tokens on a device."""
 
-FEW: Final = 32
+SMALL_M: Final = 32
 """Tokens up to which the weights, read once, decide and not the arithmetic."""
 BLOCKS_PER_SM: Final = 2
 """What registers and shared memory of both chips allow of the tiles below."""
@@ -335,7 +335,7 @@ def blocks_held(arch: str, shared: int) -> int:
 
 def pick_tile(device: Any, gemm: Gemm, tokens: int) -> AnyTile:
     """The tile that suits a product of up to so many tokens, by reckoning and not by measurement."""
-    return pick_few(device, gemm, tokens) if tokens <= FEW else pick_many(device, gemm, tokens)
+    return pick_small_m(device, gemm, tokens) if tokens <= SMALL_M else pick_many(device, gemm, tokens)
 
 
 WGMMA_FROM: Final = 512
@@ -344,7 +344,7 @@ STREAMS: Final = ((2, 3), (1, 7), (1, 4), (1, 3), (1, 2))
 """Blocks of an SM and stages of a StreamTile, the best on an H200 first; two blocks have registers for 8 tokens."""
 
 
-def pick_few(device: Any, gemm: Gemm, tokens: int) -> StreamTile | FewTile:
+def pick_small_m(device: Any, gemm: Gemm, tokens: int) -> StreamTile | SmallMTile:
     """A StreamTile for rows of whole segments, if the chip has room for it."""
     nb, sms = -(-tokens // 8), int(device.sm_count)
     if gemm.columns % SEGMENT == 0:
@@ -356,11 +356,11 @@ def pick_few(device: Any, gemm: Gemm, tokens: int) -> StreamTile | FewTile:
     return _pick_split(device, gemm, tokens)
 
 
-def _pick_split(device: Any, gemm: Gemm, tokens: int) -> FewTile:
+def _pick_split(device: Any, gemm: Gemm, tokens: int) -> SmallMTile:
     """Columns split over blocks while every SM has at most one, and x whole if shared memory holds it."""
     sms, groups = int(device.sm_count), -(-gemm.columns // (4 * LANE_WEIGHTS))
     for warps, stages, phases in combinations((8, 4, 2), (3, 2), (1, 2, 4, 8, 16)):
-        tile = FewTile(-(-tokens // 8), warps_m=warps, stages=stages, phases=phases)
+        tile = SmallMTile(-(-tokens // 8), warps_m=warps, stages=stages, phases=phases)
         fitting = [n for n in (1, 2, 4, 8, 16) if groups % n == 0 and tile.sets(gemm) * n <= sms * 5 // 4]
         tile = replace(tile, splits=max(fitting, default=1))
         tile = replace(tile, blocks=sms if tile.splits == 1 else 0)
@@ -369,7 +369,7 @@ def _pick_split(device: Any, gemm: Gemm, tokens: int) -> FewTile:
     raise LaunchError(f"no tile of {tokens} tokens and rows of {gemm.columns} fits an SM of {device.arch}")
 
 
-def _fits(device: Any, gemm: Gemm, tokens: int, tile: StreamTile | FewTile) -> bool:
+def _fits(device: Any, gemm: Gemm, tokens: int, tile: StreamTile | SmallMTile) -> bool:
     """Whether an SM holds the blocks, and the buffers their partial sums."""
     scratch, counters = scratch_bound(device)
     return (
@@ -388,8 +388,8 @@ def pick_many(device: Any, gemm: Gemm, tokens: int) -> Tile:
 
 def pick_wgmma(device: Any, gemm: Gemm, tokens: int) -> AnyTile:
     """`pick_tile` with Hopper's own instructions where there are more tokens than a batch has."""
-    if tokens <= FEW:
-        return pick_few(device, gemm, tokens)
+    if tokens <= SMALL_M:
+        return pick_small_m(device, gemm, tokens)
     bm = 64 if tokens <= 64 else 128
     tiles = [WgmmaTile(bm, bn) for bn in (128, 64)]
     return _filling(device, gemm, tokens, *(_deepest(device, gemm, tile) for tile in tiles))

@@ -19,8 +19,8 @@ from tegrad.bench.models import Shape as Published
 from tegrad.cli.bench import app
 from tegrad.llm.gemm import (
     AnyTile,
-    FewTile,
     Gemm,
+    SmallMTile,
     StreamTile,
     Tile,
     WgmmaTile,
@@ -90,7 +90,7 @@ def covers(tile: AnyTile, gemm: Gemm, tokens: int) -> bool:
     """Whether the grid has a block for every token and row, and every split a stage of columns."""
     if isinstance(tile, StreamTile):
         return tokens <= 8 * tile.nb and gemm.columns % 2048 == 0 and tile.blocks > 0
-    if isinstance(tile, FewTile):
+    if isinstance(tile, SmallMTile):
         return tokens <= 8 * tile.nb and (tile.splits - 1) * tile.groups(gemm) < -(-gemm.columns // 256)
     x, y, z = tile.grid(gemm, tokens)
     rows = y * tile.bn // (2 if gemm.gated else 1)

@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 
 from tegrad.llm import packing
-from tegrad.llm.gemm import AnyTile, FewTile, Gemm, Operands, StreamTile, Tile, WgmmaTile, fragment_order, pick_few
+from tegrad.llm.gemm import (
+    AnyTile,
+    Gemm,
+    Operands,
+    SmallMTile,
+    StreamTile,
+    Tile,
+    WgmmaTile,
+    fragment_order,
+    pick_small_m,
+)
 from tegrad.llm.gguf import BLOCK_TYPES, F32, Q4_K, Q6_K
 from tegrad.llm.programs import Programs
 from tegrad.llm.workspace import Workspace
@@ -27,8 +37,8 @@ CASES: dict[str, tuple[Gemm, AnyTile]] = {
     "two runs a stage, 128 tokens": (Gemm(Q4_K, 3072, 2048), WgmmaTile(128, 128, units=2)),
     "32 tokens": (Gemm(Q4_K, 3072, 2048), WgmmaTile(32, 256, splits=2)),
 }
-FEW: dict[str, tuple[Gemm, AnyTile]] = {
-    **{f"{kind.name}": (Gemm(kind, 200, 1280), FewTile(2, warps_m=2, stages=2)) for kind in BLOCK_TYPES.values()},
+SMALL_M: dict[str, tuple[Gemm, AnyTile]] = {
+    **{f"{kind.name}": (Gemm(kind, 200, 1280), SmallMTile(2, warps_m=2, stages=2)) for kind in BLOCK_TYPES.values()},
     **{
         f"{kind.name}, whole segments": (Gemm(kind, 200, 4096), StreamTile(4, stages=3, blocks=5))
         for kind in BLOCK_TYPES.values()
@@ -39,8 +49,8 @@ FEW: dict[str, tuple[Gemm, AnyTile]] = {
         StreamTile(4, stages=7, blocks=128),
     ),
     "down of 1B, two blocks an SM": (Gemm(Q6_K, 2048, 8192, add=True), StreamTile(1, 3, resident=2, blocks=64)),
-    "down of 3B, split columns": (Gemm(Q6_K, 3072, 3072, add=True), FewTile(4, stages=3, splits=4)),
-    "logits of 3B, a part of them": (Gemm(Q6_K, 16032, 3072), FewTile(4, stages=3, phases=2, blocks=132)),
+    "down of 3B, split columns": (Gemm(Q6_K, 3072, 3072, add=True), SmallMTile(4, stages=3, splits=4)),
+    "logits of 3B, a part of them": (Gemm(Q6_K, 16032, 3072), SmallMTile(4, stages=3, phases=2, blocks=132)),
 }
 
 
@@ -88,7 +98,7 @@ def product(device: Any, gemm: Gemm, tile: AnyTile, tokens: int) -> np.ndarray:
 def difference(device: Any, cases: Mapping[str, tuple[Gemm, AnyTile]], name: str) -> float:
     """The largest difference of the two kernels' results, of the largest result: they add the same in another order."""
     gemm, tile = cases[name]
-    tokens = 8 * tile.nb if isinstance(tile, (FewTile, StreamTile)) else TOKENS
+    tokens = 8 * tile.nb if isinstance(tile, (SmallMTile, StreamTile)) else TOKENS
     expected, found = product(device, gemm, PLAIN, tokens), product(device, gemm, tile, tokens)
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
@@ -111,7 +121,7 @@ def beyond_2_gib(device: Any) -> float:
     ordered[:, fragment_order(gemm.columns)] = x
     w = (rng.standard_normal((2, some, gemm.columns)) / 8).astype(np.float32)
     first, last = (packing.pack(F32, part.view(np.uint8), some, gemm.columns).reshape(-1) for part in w)
-    workspace, tile = Workspace(device), pick_few(device, gemm, 8)
+    workspace, tile = Workspace(device), pick_small_m(device, gemm, 8)
     y = workspace.put(bytes(8 * rows * 4))
     on = Operands(
         y,

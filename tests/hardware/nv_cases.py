@@ -816,7 +816,7 @@ def wgmma_products() -> None:
 @case()
 def few_products() -> None:
     """The kernels for few tokens compute what that for many does."""
-    from gemm_products import FEW as PRODUCTS
+    from gemm_products import SMALL_M as PRODUCTS
 
     _products(PRODUCTS)
 

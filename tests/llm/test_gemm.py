@@ -15,7 +15,7 @@ from tinygrad.device import TinyELF
 from tinygrad.helpers import Target
 
 from tegrad.llm import packing
-from tegrad.llm.gemm import AnyTile, FewTile, Gemm, Operands, StreamTile, Tile, WgmmaTile
+from tegrad.llm.gemm import AnyTile, Gemm, Operands, SmallMTile, StreamTile, Tile, WgmmaTile
 from tegrad.llm.gguf import BLOCK_TYPES, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
 from tegrad.llm.programs import OPTIONS, Programs, compile_kernel, source
 from tegrad.nv.compilers import compile_cuda
@@ -49,24 +49,25 @@ def test_epilogues_with_operands_at_the_edges_of_their_pages(
     check(ours, expected)
 
 
-FEW = {
+SMALL_M = {
     "gated halves, a tail of runs": (
-        Gemm(Q4_0, 48, 704, gated=True, activation="silu", half_out=True), 13, FewTile(2, 1, 2, 2, stages=2),
+        Gemm(Q4_0, 48, 704, gated=True, activation="silu", half_out=True), 13, SmallMTile(2, 1, 2, 2, stages=2),
     ),
     "residual, bias, blocks that share columns": (
-        Gemm(Q6_K, 37, 1280, add=True, bias=True), 3, FewTile(1, 1, 1, 2, stages=2, splits=2),
+        Gemm(Q6_K, 37, 1280, add=True, bias=True), 3, SmallMTile(1, 1, 1, 2, stages=2, splits=2),
     ),
-    "halves": (Gemm(F16, 48, 768), 5, FewTile(1, 1, 1, 2, stages=2)),
-    "fifth bits, minima, one block for all sets": (Gemm(Q5_K, 80, 512), 8, FewTile(1, 2, 1, 2, stages=2, blocks=2)),
+    "halves": (Gemm(F16, 48, 768), 5, SmallMTile(1, 1, 1, 2, stages=2)),
+    "fifth bits, minima, one block for all sets": (Gemm(Q5_K, 80, 512), 8, SmallMTile(1, 2, 1, 2, stages=2, blocks=2)),
     "bytes, x in parts, one block for all sets": (
-        Gemm(Q8_0, 48, 1280, half_out=True, activation="gelu"), 11, FewTile(2, 1, 1, 2, stages=3, phases=3, blocks=1),
+        Gemm(Q8_0, 48, 1280, half_out=True, activation="gelu"), 11,
+        SmallMTile(2, 1, 1, 2, stages=3, phases=3, blocks=1),
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("gemm", "tokens", "tile"), list(FEW.values()), ids=list(FEW))
+@pytest.mark.parametrize(("gemm", "tokens", "tile"), list(SMALL_M.values()), ids=list(SMALL_M))
 def test_few_tokens_are_multiplied_by_warps_that_copy_their_own_weights(
-    opened: Any, operands: Placed, gemm: Gemm, tokens: int, tile: FewTile
+    opened: Any, operands: Placed, gemm: Gemm, tokens: int, tile: SmallMTile
 ) -> None:
     ours, expected = product(opened, operands, gemm, tile, tokens, min(8 * tile.nb, tokens + 2))
     check(ours, expected)
@@ -91,8 +92,8 @@ extern "C" __global__ void ask(unsigned long long *out, const unsigned char *w) 
 
 def test_the_last_rows_of_a_matrix_beyond_2_gib_are_read_where_they_lie(opened: Any, operands: Placed) -> None:
     """Rows that begin within a segment. Too many to multiply here: the addresses of the last set's copies are noted."""
-    gemm, tile = Gemm(F32, 160_000, 3584), FewTile(1)
-    head, _, _ = source("gemm_few.cu").partition('extern "C" __global__')
+    gemm, tile = Gemm(F32, 160_000, 3584), SmallMTile(1)
+    head, _, _ = source("gemm_small_m.cu").partition('extern "C" __global__')
     struct, named, rest = head.partition("struct Source {")
     assert rest.count("copy_async_near<p.bytes>(") == 2
     text = struct + PROBE + named + rest.replace("copy_async_near<p.bytes>(", "note(") + ASK
@@ -154,7 +155,7 @@ def test_tiles_as_they_are_picked(opened: Any, operands: Placed, gemm: Gemm, til
     check(ours, expected)
 
 
-@pytest.mark.parametrize("tile", [FewTile(1, warps_m=1, warps_k=2), SMALL], ids=["few", "many"])
+@pytest.mark.parametrize("tile", [SmallMTile(1, warps_m=1, warps_k=2), SMALL], ids=["small M", "large M"])
 def test_products_that_no_half_holds_become_infinite(opened: Any, tile: AnyTile) -> None:
     """They make everything after them NaN, which is noticed; the largest half would only be wrong."""
     operands = Placed(opened)
@@ -173,13 +174,13 @@ def test_products_that_no_half_holds_become_infinite(opened: Any, tile: AnyTile)
     ("tile", "arch"),
     [
         (Tile(128, 128, 64, 64, resident=2), "sm_87"),
-        (FewTile(4, stages=3), "sm_87"),
+        (SmallMTile(4, stages=3), "sm_87"),
         (StreamTile(4), "sm_87"),
         (StreamTile(4, stages=7), "sm_90"),
         (StreamTile(1, stages=3, resident=2), "sm_90"),
         (WgmmaTile(128, 128, splits=4, resident=2), "sm_90"),
     ],
-    ids=["mma", "few", "stream", "deep stream", "two streams", "wgmma"],
+    ids=["mma", "small M", "stream", "deep stream", "two streams", "wgmma"],
 )
 def test_tiles_that_fill_an_sm_spill_nothing(tile: AnyTile, arch: str) -> None:
     made = []
@@ -187,7 +188,7 @@ def test_tiles_that_fill_an_sm_spill_nothing(tile: AnyTile, arch: str) -> None:
     def compiled(name: str, *, buffers: int, features: str = "", **how: Any) -> None:
         made.append((name, Cubin(compile_kernel(name, arch + features, **how))))
 
-    tokens = 8 * tile.nb if isinstance(tile, (FewTile, StreamTile)) else 512
+    tokens = 8 * tile.nb if isinstance(tile, (SmallMTile, StreamTile)) else 512
     tile.launch(compiled, Gemm(Q6_K, 2048, 2048), Operands(None, None, None, None), tokens)  # type: ignore[arg-type]
     for name, cubin in made:
         assert cubin.stack(name) == 0

@@ -10,7 +10,7 @@ import pytest
 from conftest import close_device
 from gemm_operands import check, product
 
-from tegrad.llm.gemm import AnyTile, FewTile, Gemm, StreamTile, Tile, WgmmaTile
+from tegrad.llm.gemm import AnyTile, Gemm, SmallMTile, StreamTile, Tile, WgmmaTile
 from tegrad.llm.gguf import BF16, BLOCK_TYPES, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0
 
 pytestmark = pytest.mark.board
@@ -77,7 +77,7 @@ def test_warpgroups_multiply_within_half_precision(
     check(ours, expected)
 
 
-@pytest.mark.parametrize("tile", [StreamTile(2, stages=3, blocks=2), FewTile(2, warps_m=2, warps_k=2)], ids=type)
+@pytest.mark.parametrize("tile", [StreamTile(2, stages=3, blocks=2), SmallMTile(2, warps_m=2, warps_k=2)], ids=type)
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_few_tokens_are_multiplied_when_weights_come_early(
     opened: Any, operands: Any, tile: AnyTile, overlap: int

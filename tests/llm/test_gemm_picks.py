@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 from tegrad.hw.chips import CHIPS
-from tegrad.llm.gemm import FEW, FewTile, Gemm, StreamTile, WgmmaTile, blocks_held, pick_few, pick_tile, pick_wgmma
+from tegrad.llm.gemm import (
+    SMALL_M,
+    Gemm,
+    SmallMTile,
+    StreamTile,
+    WgmmaTile,
+    blocks_held,
+    pick_small_m,
+    pick_tile,
+    pick_wgmma,
+)
 from tegrad.llm.gguf import Q6_K, Q8_0
 from tegrad.llm.packing import LANE_WEIGHTS
 
@@ -27,9 +37,9 @@ def test_hoppers_tile_is_as_high_as_the_tokens_need(tokens: int, rows: int) -> N
 @pytest.mark.parametrize("chip", ["gh100", "agx-orin-64gb"])
 def test_up_to_a_batchs_tokens_the_weights_decide(chip: str) -> None:
     device, gemm = _device(chip), Gemm(Q8_0, 4096, 4096)
-    assert isinstance(pick_tile(device, gemm, FEW), FewTile | StreamTile)
-    assert not isinstance(pick_tile(device, gemm, FEW + 1), FewTile | StreamTile)
-    assert isinstance(pick_wgmma(_device("gh100"), gemm, FEW), FewTile | StreamTile)
+    assert isinstance(pick_tile(device, gemm, SMALL_M), SmallMTile | StreamTile)
+    assert not isinstance(pick_tile(device, gemm, SMALL_M + 1), SmallMTile | StreamTile)
+    assert isinstance(pick_wgmma(_device("gh100"), gemm, SMALL_M), SmallMTile | StreamTile)
 
 
 @pytest.mark.parametrize("chip", ["gh100", "agx-orin-64gb"])
@@ -41,9 +51,9 @@ def test_split_columns_divide_evenly_and_leave_no_multiprocessor_two_blocks_more
     device = _device(chip)
     for rows in (64, 512, 4096, 32768):
         gemm = Gemm(Q8_0, rows, columns)
-        tile = pick_few(device, gemm, tokens)
+        tile = pick_small_m(device, gemm, tokens)
         assert blocks_held(device.arch, tile.shared_bytes(gemm)) >= 1
-        if isinstance(tile, FewTile):
+        if isinstance(tile, SmallMTile):
             groups = -(-columns // (4 * LANE_WEIGHTS))
             assert groups % tile.splits == 0
             assert tile.splits == 1 or tile.sets(gemm) * tile.splits <= device.sm_count * 5 // 4

@@ -17,7 +17,7 @@ from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
 from tegrad.llm.engine import Engine
 from tegrad.llm.errors import ContextError, ModelError
-from tegrad.llm.gemm import FEW
+from tegrad.llm.gemm import SMALL_M
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.plan import DecodePlan
@@ -179,11 +179,11 @@ def test_as_many_sequences_as_a_batch_takes_decode_as_the_reference_does(
     model: PackedModel, reference: Reference
 ) -> None:
     """Prompts of 1 to 32 tokens, a slot each; all of them have their last step together."""
-    prompts = [TOKENS[at:] for at in range(FEW)]
-    with Batch(model, slots=FEW, positions=48, sizes=(32,)) as batch:
+    prompts = [TOKENS[at:] for at in range(SMALL_M)]
+    with Batch(model, slots=SMALL_M, positions=48, sizes=(32,)) as batch:
         assert batch.widths == (8, 16, 24, 32)
         texts = [[*prompt, *tokens] for prompt, tokens in zip(prompts, decoded(batch, prompts, 5), strict=True)]
-        logits = floats(model.device, batch.logits, FEW * SHAPE.vocab).reshape(FEW, -1)
+        logits = floats(model.device, batch.logits, SMALL_M * SHAPE.vocab).reshape(SMALL_M, -1)
     for prompt, text, last in zip(prompts, texts, logits, strict=True):
         expected = reference.logits(text[:-1])
         assert far(last, expected[-1]) < 0.02

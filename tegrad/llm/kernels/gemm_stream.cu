@@ -6,11 +6,11 @@
 // fragments of its part of them, and hands its sums to those who add up all eight. There is one barrier a set: after
 // it the set's bytes are there, those of the set before it are used up, and the sums of that one are there.
 //
-// KIND, ROWS, COLUMNS, GATED, ACTIVATION, HALF_OUT, ADD, BIAS, STRIDE: as gemm.cu. NB, MOST: as few.cuh. STAGES;
+// KIND, ROWS, COLUMNS, GATED, ACTIVATION, HALF_OUT, ADD, BIAS, STRIDE: as gemm.cu. NB, MOST: as small_m.cuh. STAGES;
 // RESIDENT. Blocks of other segments of the same rows write sums, which the last of them adds, in order.
 // Grid: (blocks that share all sets, COLUMNS / 2048). Block: 256 threads.
 constexpr int THREADS = 256, WARPS = 8;
-#include "few.cuh"
+#include "small_m.cuh"
 
 constexpr int SEGMENTS = RUNS / 32, CHUNKS = SEGMENT_BYTES / 16;
 constexpr int SETS = (ROWS * (GATED ? 2 : 1) + 15) / 16;

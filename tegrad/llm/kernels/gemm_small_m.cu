@@ -6,13 +6,13 @@
 // agrees. A lane copies the runs that it needs to shared memory by itself, STAGES - 1 steps ahead and from one tile to
 // the next, so that no warp waits for another. x stays in shared memory.
 //
-// KIND, ROWS, COLUMNS, GATED, ACTIVATION, HALF_OUT, ADD, BIAS, STRIDE: as gemm.cu. NB, MOST: as few.cuh. MT; WARPS_M
+// KIND, ROWS, COLUMNS, GATED, ACTIVATION, HALF_OUT, ADD, BIAS, STRIDE: as gemm.cu. NB, MOST: as small_m.cuh. MT; WARPS_M
 // times WARPS_K warps, which share the rows and the columns of a set of tiles; SPLITS: blocks that share the columns of
 // a set, of whom the last to finish adds their sums, in order; PHASES: parts in which x comes, where a block cannot
 // hold all of its columns at once; RESIDENT.
 // Grid: (sets, or fewer blocks that take several each; SPLITS). Block: all warps.
 constexpr int THREADS = 32 * WARPS_M * WARPS_K, WARPS = WARPS_M * WARPS_K;
-#include "few.cuh"
+#include "small_m.cuh"
 
 constexpr int GROUPS = (RUNS + 3) / 4;
 constexpr int TILE = 16 * MT, SET = TILE * WARPS_M, SETS = (ROWS * (GATED ? 2 : 1) + SET - 1) / SET;
@@ -187,7 +187,7 @@ static __device__ __forceinline__ void finish(const float4 (&sum)[QUADS], void *
 // y: floats, or halves in the order of fragments (tokens, ROWS of STRIDE); x: halves in that order (MOST, COLUMNS);
 // partial: floats (sets, SPLITS, SET * N) and arrived: zeros (sets), where SPLITS > 1; count: the number of tokens, at
 // most N.
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gemm_few(
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gemm_small_m(
     void *y, const __half *x, const unsigned char *w, const unsigned char *w2, const float *bias, float4 *partial,
     unsigned *arrived, const int *count
 ) {
