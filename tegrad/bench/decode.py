@@ -34,8 +34,8 @@ from tegrad.bench.limits import MEMORY, Limit, decode_limit, read_bandwidth
 from tegrad.bench.models import provide
 from tegrad.bench.prefill import prompt, together
 from tegrad.bench.record import Record, RecordError, Side, make
-from tegrad.bench.stamps import Stamps
 from tegrad.bench.targets import SPAN, TARGETS, Target
+from tegrad.bench.timestamps import Timestamps
 from tegrad.errors import TegradError
 from tegrad.llm.arch import DEFAULT_CONTEXT
 from tegrad.llm.engine import Engine, Planner
@@ -166,8 +166,8 @@ def host_us(engine: Engine, expected: Sequence[int], repetitions: int) -> list[f
 def gaps(engine: Engine, ways: Ways, expected: Sequence[int], repetitions: int) -> list[float]:
     """Microseconds of the GPU's clock between two steps, the mean of a stream, each time but the first; as `rates`."""
     found = []
-    with Stamps(engine.device, engine._states, len(expected)) as stamps:
-        step = stamps.around(engine._step(Settings()))
+    with Timestamps(engine.device, engine._states, len(expected)) as timestamps:
+        step = timestamps.around(engine._step(Settings()))
         form = ways.between(1 + len(engine.plan.launches))
         loop = Loop(engine.device, step, engine._states, boundary=form, joined=ways.joined)
         with closing(loop):
@@ -175,7 +175,7 @@ def gaps(engine: Engine, ways: Ways, expected: Sequence[int], repetitions: int) 
                 came = list(loop.stream([tokens.FIRST], 0, engine.context, len(expected)))
                 loop.settle()
                 tokens.check(came, expected)
-                found.append(stamps.times().gap)
+                found.append(timestamps.times().gap)
     return found[1:]
 
 

@@ -80,9 +80,9 @@ class Rig:
             0 if self.model.output is self.model.embedding else self.model.embedding.nbytes
         )
 
-    def plan(self, tuning: Tuning, stamps: bool = False) -> PersistentPlan:
+    def plan(self, tuning: Tuning, timestamps: bool = False) -> PersistentPlan:
         """A plan of the model; the caller closes it."""
-        return PersistentPlan(self.model, self.states, self.cache, tuning=tuning, stamps=stamps)
+        return PersistentPlan(self.model, self.states, self.cache, tuning=tuning, timestamps=timestamps)
 
     def us(self, launches: Sequence[Launch]) -> float:
         """Microseconds of a step."""
@@ -145,21 +145,21 @@ class Part:
 
 def parts(rig: Rig, tuning: Tuning) -> list[Part]:
     """Where a step's time goes: medians over the CTAs, summed over a kind's stages."""
-    with rig.plan(tuning, stamps=True) as plan:
+    with rig.plan(tuning, timestamps=True) as plan:
         us = rig.us(plan.likeliest(rig.sampling))
         program = plan.kernel.program
         raw = bytearray(32 * program.ctas * len(program.stages))
         rig.device.synchronize()
-        rig.device.allocator._copyout(memoryview(raw), plan.stamps)
-    stamps = np.frombuffer(raw, np.uint64).reshape(program.ctas, len(program.stages), 4).astype(np.int64)
-    first, last = stamps[0, 0, 0], stamps[0, len(program.stages) - 2, 3]
+        rig.device.allocator._copyout(memoryview(raw), plan.timestamps)
+    timestamps = np.frombuffer(raw, np.uint64).reshape(program.ctas, len(program.stages), 4).astype(np.int64)
+    first, last = timestamps[0, 0, 0], timestamps[0, len(program.stages) - 2, 3]
     scale = us / max(1, int(last - first))
     found: dict[str, list[tuple[float, float, float]]] = {}
     streamed: Counter[str] = Counter()
     for at, stage in enumerate(program.stages):
         busy = [ins.cta for ins in stage.instructions if ins.op is not Op.NOTHING]
-        spans = np.diff(stamps[busy, at], axis=1)
-        spans = spans[(spans >= 0).all(axis=1)]  # CTAs that had no part of attention left no stamps
+        spans = np.diff(timestamps[busy, at], axis=1)
+        spans = spans[(spans >= 0).all(axis=1)]  # CTAs that had no part of attention left no timestamps
         if stage.op is not Op.SAMPLE and len(spans):
             wait, work, finish = (float(v) * scale for v in np.median(spans, axis=0))
             found.setdefault(stage.op.name, []).append((wait, work, finish))
@@ -213,7 +213,7 @@ def compile_all(name: str, chip: str, depth: int, tunings: Sequence[Tuning]) -> 
 def _compile(name: str, chip: str, depth: int, tuning: Tuning) -> str:
     rig = Rig(dry.DryDevice(CHIPS[chip]), name, depth)
     try:
-        with rig.plan(tuning), rig.plan(tuning, stamps=True) as plan:
+        with rig.plan(tuning), rig.plan(tuning, timestamps=True) as plan:
             return f"{imbalance(plan.kernel.program):.3f} of an even share  {tuning}"
     except TegradError as error:
         return f"none: {str(error).splitlines()[0][:90]}  {tuning}"

@@ -57,7 +57,7 @@ READ: Final = 16384
 """Such positions, times the CTAs that each read all of them for a share of the query heads, at most."""
 SCALES: Final = 8
 """Positions that a q8_0 cache's must be a multiple of, so that the scales of a tile are whole pieces of 16 bytes."""
-BUFFERS: Final = ("program", "workspace", "states", "rings", "histories", "ends", "rope", "logits", "stamps")
+BUFFERS: Final = ("program", "workspace", "states", "rings", "histories", "ends", "rope", "logits", "timestamps")
 WAITING: Final = ("packets", "a counter", "a tile of weights", "a free slot", "a tile on its way")
 """What a wait is for, in the order of the kernel's `enum Waiting`; of a ring's, the number wanted is the tile's."""
 
@@ -140,7 +140,7 @@ class Persistent:
     cache_q8: bool = False
     activation: str = "silu"
     store_logits: bool = True
-    stamps: bool = False
+    timestamps: bool = False
     tuning: Tuning = field(default_factory=Tuning)
     shared: int | None = None
     """Bytes of shared memory for a CTA; all that the chip gives one unless said."""
@@ -177,7 +177,7 @@ class Persistent:
             "JOINS": self.layout.joins, "COUNTERS": self.layout.counters, "REPORTS": self.layout.reports,
             "COLUMNS": max(m.columns for m in matrices),
             "OWN": own, "SPLIT_SETS": _splits_sets(program), "SUMS": _most_sums(program), "SHARED": self.shared_bytes,
-            "STORE_LOGITS": self.store_logits, "STAMPS": self.stamps, "REPLICA_BYTES": self.layout.nbytes,
+            "STORE_LOGITS": self.store_logits, "TIMESTAMPS": self.timestamps, "REPLICA_BYTES": self.layout.nbytes,
             "SPLIT_FROM": tuning.attention_rows, "FIXED": fixed(matrices, tuning.consumers),
             "ATTENTION_SYNC()": "barrier_sync<ATTENTION_MEET>(32*ATTENTION_WARPS)",
         }  # fmt: skip
@@ -279,7 +279,7 @@ class PersistentPlan:
 
     def __init__(
         self, model: PackedModel, states: States, cache: KvCache, *, tuning: Tuning | None = None,
-        reach: int | None = None, ctas: int | None = None, stamps: bool = False,
+        reach: int | None = None, ctas: int | None = None, timestamps: bool = False,
     ) -> None:  # fmt: skip
         """`reach` is how many positions of the cache will be used, if not all: the tuning suits these. It is right
         beyond."""
@@ -287,7 +287,7 @@ class PersistentPlan:
         self._states = states
         self._workspace = Workspace(self.device)
         try:
-            self._make(cache, tuning, reach or cache.positions, ctas or _sms(self.device), stamps)
+            self._make(cache, tuning, reach or cache.positions, ctas or _sms(self.device), timestamps)
         except BaseException:
             self.close()
             raise
@@ -315,7 +315,7 @@ class PersistentPlan:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _make(self, cache: KvCache, tuning: Tuning | None, reach: int, ctas: int, stamps: bool) -> None:
+    def _make(self, cache: KvCache, tuning: Tuning | None, reach: int, ctas: int, timestamps: bool) -> None:
         config, arch, workspace = self.config, self.config.arch, self._workspace
         made = network(self.model, cache, workspace)
         if tuning is None:
@@ -325,7 +325,7 @@ class PersistentPlan:
         program = build(made, ctas, shares=tuning.attention_shares)
         self.kernel = Persistent(
             program, self.device.arch, cache.positions, arch.rope, config.rope.dim // 2, config.eps,
-            arch.query_norm is not None, cache.q8, arch.activation, stamps=stamps, tuning=tuning,
+            arch.query_norm is not None, cache.q8, arch.activation, timestamps=timestamps, tuning=tuning,
         )  # fmt: skip
         words = self.kernel.words
         prove(program, words)
@@ -334,13 +334,13 @@ class PersistentPlan:
         self._space = workspace.put(np.zeros(self.kernel.space_bytes, np.uint8))
         self._rope = workspace.put(config.rope.tables(cache.positions, self.model.divisors))
         self.logits = workspace.take(4 * config.vocab, LOGITS_SPEC)
-        self.stamps = workspace.take(32 * ctas * len(program.stages)) if stamps else self.logits
+        self.timestamps = workspace.take(32 * ctas * len(program.stages)) if timestamps else self.logits
         """Where asked for: u64 (ctas, stages, 4), cycles of each SM."""
         self.launches = (self._launch((self.logits, self.logits), greedy=False),)
 
     def _launch(self, finish: tuple[HCQBuffer, HCQBuffer], *, greedy: bool) -> Launch:
         buffers = (self._words, self._space, self._states.states, self._states.rings, *finish, self._rope, self.logits,
-                   self.stamps)  # fmt: skip
+                   self.timestamps)  # fmt: skip
         values = (len(self.kernel.program.stages), int(greedy))
         return Launch(self._program, buffers, self.kernel.grid, self.kernel.block, values)
 

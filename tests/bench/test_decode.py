@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tegrad.bench import decode, llama, measures, stamps, tinygrad13
+from tegrad.bench import decode, llama, measures, timestamps, tinygrad13
 from tegrad.bench.record import RecordError, Side, make
 from tegrad.bench.targets import TARGETS
 from tegrad.llm.plan import DecodePlan
@@ -196,15 +196,15 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.board
-def test_the_gap_lies_between_steps_that_the_gpu_itself_stamped(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gap_lies_between_steps_that_the_gpu_itself_timed(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = []
 
-    class Seen(stamps.Stamps):
-        def times(self) -> stamps.Times:
+    class Seen(timestamps.Timestamps):
+        def times(self) -> timestamps.Times:
             clocks.append(self.clock())
             return super().times()
 
-    monkeypatch.setattr(decode, "Stamps", Seen)
+    monkeypatch.setattr(decode, "Timestamps", Seen)
     taken = decode.take("token-gap-us")
     assert [clock.shape for clock in clocks] == [(4, 2)] * 2
     for clock in clocks:

@@ -15,7 +15,7 @@
 //   state, ring   kernels/state.cuh; histories, ends   kernels/sampling.cuh: of these, the step's end
 //   rope       float32 (2, ROPE_POSITIONS, ROPE_PAIRS)
 //   logits     float32 (rows of the output matrix), written where STORE_LOGITS
-//   stamps     where STAMPS: u64 (CTAS, STAGES, 4), SM cycles: stage begun, input there, results there, handed on
+//   timestamps where TIMESTAMPS: u64 (CTAS, STAGES, 4), SM cycles: stage begun, input there, results there, handed on
 //   last       stages to run; fewer than STAGES for tests, which then find every vector as the last stage left it
 //   greedy     1: the likeliest token ends the step; 0: other launches sample from the logits
 //
@@ -61,8 +61,8 @@
 #ifndef STORE_LOGITS
 #define STORE_LOGITS 1
 #endif
-#ifndef STAMPS
-#define STAMPS 0
+#ifndef TIMESTAMPS
+#define TIMESTAMPS 0
 #endif
 #ifndef POLLED
 #define POLLED 3
@@ -733,19 +733,19 @@ __device__ __forceinline__ int row_pieces(int columns, bool packed) {
     return columns / (aligned < SEGMENT ? aligned : SEGMENT);
 }
 
-__device__ __forceinline__ void stamp(unsigned long long *stamps, const Work &work, int stage, int event, int thread) {
-#if STAMPS
+__device__ __forceinline__ void timestamp(unsigned long long *timestamps, const Work &work, int stage, int event, int thread) {
+#if TIMESTAMPS
     // Only what needs a value from memory waits for a barrier in front of it; the clock is read where one is there.
     if (thread == 0 && *(const volatile int *)&work.joined != 0x7fffffff) {
         unsigned long long now;
         asm volatile("mov.u64 %0, %%clock64;" : "=l"(now)::"memory");
-        stamps[((size_t)blockIdx.x * STAGES + stage) * 4 + event] = now;
+        timestamps[((size_t)blockIdx.x * STAGES + stage) * 4 + event] = now;
     }
 #endif
 }
 
 __device__ __forceinline__ void serve(Reader reader, const Service &service, State *state, Entry *ring, int *histories,
-                                      const int *ends, float *logits, unsigned long long *stamps, bool greedy,
+                                      const int *ends, float *logits, unsigned long long *timestamps, bool greedy,
                                       int position, int token) {
     Work &work = service.work;
     const int thread = service.thread, lane = service.lane;
@@ -757,7 +757,7 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
         if (op == NOTHING) continue;
         const int stage = word[STAGE], first = word[FIRST], rows = word[ROWS_OF];
         parity ^= 1;
-        stamp(stamps, work, stage, 0, thread);
+        timestamp(timestamps, work, stage, 0, thread);
         // What rows need beside their sums is loaded before the wait; more rows than threads load it late.
         const int mine = (first & ~15) + thread;
         const bool early = mine >= first && mine < first + rows;
@@ -811,7 +811,7 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
         } else if (op != EMBED) {
             factor = service.input(word, parity, normed);
         }
-        stamp(stamps, work, stage, 1, thread);
+        timestamp(timestamps, work, stage, 1, thread);
         // While the consumers compute: what is made of their results. What comes after them is on the way of every
         // token, each instruction after the one before: it is short, and all that can be found before is.
         const int columns = word[COLUMNS_OF], end = first + rows;
@@ -832,7 +832,7 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
         }
         if (op == LOGITS) {
             barrier_sync<RESULTS_READY>(CONSUMER_THREADS + SERVICE_THREADS);
-            stamp(stamps, work, stage, 2, thread);
+            timestamp(timestamps, work, stage, 2, thread);
             const unsigned sums = shared_address(work.sums);
 #pragma unroll 1
             for (int at = thread; at < rows; at += SERVICE_THREADS) {
@@ -854,7 +854,7 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
             const unsigned ups = 4 * rows * pieces;
             asm volatile("" : "+r"(sums), "+r"(stream), "+l"(to));
             if (op != EMBED) barrier_sync<RESULTS_READY>(CONSUMER_THREADS + SERVICE_THREADS);
-            stamp(stamps, work, stage, 2, thread);
+            timestamp(timestamps, work, stage, 2, thread);
             if (op == ATTEND && !work.joined) continue;
 #pragma unroll 1
             while (row - lane < end) {
@@ -878,13 +878,13 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
             }
         }
         service.handed_on(stage);
-        stamp(stamps, work, stage, 3, thread);
+        timestamp(timestamps, work, stage, 3, thread);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(CONSUMER_THREADS + SERVICE_THREADS + 32, 1)
 persistent(const unsigned *program, unsigned char *workspace, State *state, Entry *ring, int *histories,
-           const int *ends, const float *rope, float *logits, unsigned long long *stamps, int last, int greedy) {
+           const int *ends, const float *rope, float *logits, unsigned long long *timestamps, int last, int greedy) {
     extern __shared__ __align__(128) unsigned char memory[];
     unsigned char *slots = memory;
     Work &work = work_in(memory);
@@ -908,7 +908,7 @@ persistent(const unsigned *program, unsigned char *workspace, State *state, Entr
     } else if (warp < CONSUMERS + SERVICE) {
         const int thread = threadIdx.x - CONSUMER_THREADS;
         const Service service = {work, workspace, step * STAGES, step, thread, lane, warp - CONSUMERS};
-        serve(reader, service, state, ring, histories, ends, logits, stamps, greedy, position, token);
+        serve(reader, service, state, ring, histories, ends, logits, timestamps, greedy, position, token);
     } else {
         fill(reader, tiles, slots, position, lane);
     }

@@ -22,7 +22,7 @@ from tegrad.nv.compilers import compile_cuda
 from tegrad.nv.replay import Launch
 
 SOURCE: Final = """
-extern "C" __global__ void stamp(unsigned long long *to, const volatile unsigned *state, int after) {
+extern "C" __global__ void timestamp(unsigned long long *to, const volatile unsigned *state, int after) {
     unsigned long long now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
     to[2 * (state[WRITTEN] - after) + after] = now;
@@ -39,7 +39,7 @@ class Times:
     gap: float
 
 
-class Stamps:
+class Timestamps:
     """Launches that note the begin and the end of the first `steps` steps of a stream of slot 0. Use it in a `with`."""
 
     def __init__(self, device: Any, states: States, steps: int) -> None:
@@ -47,7 +47,7 @@ class Stamps:
         macro = f"-DWRITTEN={State.written.offset // 4}"
         signature = (("to", 0, dtypes.char, (1,)), ("state", 1, dtypes.char, (1,)), ("after", 2, dtypes.int32, ()))
         image = compile_cuda(SOURCE, device.arch, (macro,))
-        self._program = device.runtime(TinyELF(image, "stamp", Target("NV", arch=device.arch), signature))
+        self._program = device.runtime(TinyELF(image, "timestamp", Target("NV", arch=device.arch), signature))
         self._memory = device.allocator.alloc(16 * steps, STATE_SPEC)
 
     def __enter__(self) -> Self:
@@ -57,7 +57,7 @@ class Stamps:
         self._device.allocator.free(self._memory, self._memory.size, STATE_SPEC)
 
     def around(self, step: Sequence[Launch]) -> tuple[Launch, ...]:
-        """The launches of a step with one that stamps before it and one after."""
+        """The launches of a step with one in front and one after that take the time."""
         begin, end = (Launch(self._program, (self._memory, self._states.states), values=(at,)) for at in (0, 1))
         return (begin, *step, end)
 
