@@ -60,7 +60,7 @@ def arrives(ins: Ins) -> bool:
 
 
 def is_warp_sync(ins: Ins) -> bool:
-    """Whether the lanes of a member mask have to meet at this instruction."""
+    """Whether the lanes of a member mask have to converge at this instruction."""
     if ins.base in ("bar", "barrier"):
         return "warp" in ins.mods
     return ins.base in MEMBER_MASK and "sync" in ins.mods
@@ -114,7 +114,7 @@ def can_wait(ins: Ins) -> bool:
 @dataclass
 class Block:
     """A basic block; `kind` is how it ends: "fall", "bra", "cond", "brx", "exit", "condexit",
-    "bar", or "meet" (a `.sync` instruction; the next block is where lanes that had to wait take their result)."""
+    "bar", or "converge" (a `.sync` instruction; the next block is where lanes that had to wait take their result)."""
 
     index: int
     first_pc: int
@@ -144,7 +144,7 @@ class Flow:
     constants: dict[int, Ins] = field(default_factory=dict)
     cross: int = 0
     spins: bool = False
-    meets: bool = False
+    converges: bool = False
     joins: dict[int, list[int]] = field(default_factory=dict)
     """Blocks where branches join, and the blocks within those branches at which lanes may wait for others."""
 
@@ -152,8 +152,8 @@ class Flow:
         return bool(self.uniform >> reg & 1)
 
 
-def _split(fn: Function, meets: frozenset[int]) -> list[Block]:
-    """Basic blocks; at the instructions with the body indices `meets` the lanes meet."""
+def _split(fn: Function, converges: frozenset[int]) -> list[Block]:
+    """Basic blocks; at the instructions with the body indices `converges` the lanes converge."""
     blocks = [Block(0, 0)]
     labels: dict[str, int] = {}
     pc = 0
@@ -171,8 +171,8 @@ def _split(fn: Function, meets: frozenset[int]) -> list[Block]:
             fresh()
         block = blocks[-1]
         pc += 1
-        if index in meets:
-            block.kind, block.end = "meet", item
+        if index in converges:
+            block.kind, block.end = "converge", item
             taken = [] if item.base in NO_RESULT else [item._replace(base=MET + item.base)]
             blocks += [Block(len(blocks), pc - 1, taken), Block(len(blocks) + 1, pc)]
             continue
@@ -215,7 +215,7 @@ def _split(fn: Function, meets: frozenset[int]) -> list[Block]:
                 raise PtxError(f"line {block.end.line}: {block.end.op} without its table of targets is not supported")
             block.targets = [labels[n] for n in names]
             block.succ = sorted(set(block.targets))
-        elif block.kind == "meet":
+        elif block.kind == "converge":
             block.succ = [nxt, nxt + 1]
         elif block.kind in ("fall", "bar", "condexit"):
             block.succ = [nxt]
@@ -416,7 +416,7 @@ class _Divergence:
             self.divergent |= defined
             return
         if join < len(self.blocks):
-            self.joins.append((block, join, {b.index + 1 for b in members if b.kind == "meet"}))
+            self.joins.append((block, join, {b.index + 1 for b in members if b.kind == "converge"}))
         # Where ways meet, a lane's value is that of its own way; so is it where lanes wait while others run.
         shared = 1 << join if join < len(self.blocks) else 0
         for i, way in enumerate(ways):
@@ -457,10 +457,10 @@ def _mark_spins(blocks: list[Block]) -> bool:
     return found
 
 
-def _flow(fn: Function, meets: frozenset[int]) -> Flow:
-    blocks = _split(fn, meets)
+def _flow(fn: Function, converges: frozenset[int]) -> Flow:
+    blocks = _split(fn, converges)
     _liveness(blocks)
-    flow = Flow(fn, blocks, meets=bool(meets))
+    flow = Flow(fn, blocks, converges=bool(converges))
     flow.spins = _mark_spins(blocks)
     flow.constants = _constants(fn)
     divergence = _Divergence(fn, blocks)

@@ -5,9 +5,9 @@ jumps while it is below that. Lanes that wait have their pc in the frame; `park`
 """
 
 from tegrad.ptx.analysis import Block, Flow
+from tegrad.ptx.convergence import nobody_runs
 from tegrad.ptx.ir import Fn, V
 from tegrad.ptx.layout import LANES, SPIN_COST, Frame, Status
-from tegrad.ptx.meet import nobody_runs
 
 NOBODY = 0xFFFFFFFF
 
@@ -50,7 +50,7 @@ class Dispatcher:
         active = f.and_(live, f.not_(f.load("i32", frame, Frame.BLOCKED)))
         f.condbr(f.icmp("eq", active, f.const("i32", 0)), "idle", "choose")
         f.label("idle")
-        if self.flow.meets:
+        if self.flow.converges:
             nobody_runs(f, frame)
         done = f.icmp("eq", live, f.const("i32", 0))
         f.ret(f.select(done, f.const("i32", Status.EXIT), f.const("i32", Status.BARRIER)))

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tegrad.ptx.analysis import Block, analyse
+from tegrad.ptx.convergence import converge, hold, keys
 from tegrad.ptx.dispatch import Dispatcher
 from tegrad.ptx.errors import PtxError
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import LANES, STACK_ALIGN, Frame, Launch
-from tegrad.ptx.meet import hold, keys, rendezvous
 from tegrad.ptx.placement import Layout
 from tegrad.ptx.rules import U32, Handler, Rule, unsupported
 from tegrad.ptx.specials import TABLE as SPECIALS
@@ -328,10 +328,10 @@ class Emitter(Dispatcher):
             self.jump(block.target)
         elif block.kind == "bar":
             self.barrier(block)
-        elif block.kind == "meet":
+        elif block.kind == "converge":
             assert block.end is not None
             with _known(block.end):
-                rendezvous(self, block.end)
+                converge(self, block.end)
         elif block.kind == "brx":
             assert block.end is not None
             index = self.read(block.end.operands[0], U32)

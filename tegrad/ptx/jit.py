@@ -18,10 +18,10 @@ from tegrad.ptx.access import emit_access
 from tegrad.ptx.atomic import emit_atomic
 from tegrad.ptx.check import emit_fault
 from tegrad.ptx.control import emit_arrive, emit_arrive_reduce
+from tegrad.ptx.convergence import emit_converge, emit_settle, emit_stuck, emit_unconverged
 from tegrad.ptx.copies import emit_land, emit_push, emit_soon, emit_wait
 from tegrad.ptx.ir import STACK_FLAG, Module
 from tegrad.ptx.matrix import emit_mma
-from tegrad.ptx.meet import emit_meet, emit_settle, emit_stuck, emit_unmet
 from tegrad.ptx.schedule import emit_scheduler
 from tegrad.ptx.specials import emit_nanoseconds
 from tegrad.ptx.view import emit_access as emit_view_access
@@ -140,10 +140,10 @@ _helpers: dict[str, Linked] = {}
 _PLAIN: dict[str, Callable[[Module], None]] = {
     "tgx_fault": emit_fault,
     "tgx_arrive": emit_arrive,
-    "tgx_meet": emit_meet,
+    "tgx_converge": emit_converge,
     "tgx_settle": emit_settle,
     "tgx_stuck": emit_stuck,
-    "tgx_unmet": emit_unmet,
+    "tgx_unconverged": emit_unconverged,
     "tgx_worker": emit_scheduler,
     "tgx_copy_land": emit_land,
     "tgx_copy_push": emit_push,

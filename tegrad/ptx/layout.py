@@ -66,7 +66,7 @@ class Launch(IntEnum):
 
 
 class Frame(IntEnum):
-    """Offsets in a warp's frame. What begins with MEET is in the frames of kernels whose lanes may have to meet."""
+    """Offsets in a warp's frame. Those that begin with CONVERGE are there where lanes may have to converge."""
 
     LAUNCH = 0
     SHARED = 8
@@ -96,14 +96,14 @@ class Frame(IntEnum):
     PCS = 192
     TID = 320
     END = 704
-    MEET_MASK = 704
-    MEET_KEY = 832
-    MEET_PC = 960
-    MEET_FROM = 1088
-    MEET_VALUE = 1216
-    MEET_RESULT = 1472
-    MEET_GROUP = 1600
-    MEET_END = 1728
+    CONVERGE_MASK = 704
+    CONVERGE_KEY = 832
+    CONVERGE_PC = 960
+    CONVERGE_FROM = 1088
+    CONVERGE_VALUE = 1216
+    CONVERGE_RESULT = 1472
+    CONVERGE_GROUP = 1600
+    CONVERGE_END = 1728
 
 
 class Slot(IntEnum):

@@ -11,12 +11,12 @@ import numpy as np
 
 from tegrad.ptx import jit
 from tegrad.ptx.control import barriers
+from tegrad.ptx.convergence import branch_around
 from tegrad.ptx.emitter import Emitter
 from tegrad.ptx.errors import PtxError
 from tegrad.ptx.inline import expand_calls
 from tegrad.ptx.instructions import find
 from tegrad.ptx.launch import DEFAULT_WINDOWS, HOST, AbortFlag, Dim, Dims, Memory, Plan, Stats, Windows
-from tegrad.ptx.meet import branch_around
 from tegrad.ptx.parser import parse
 from tegrad.ptx.syntax import Function, Ins, Param, Source, Variable
 from tegrad.ptx.warpgroup import prepare

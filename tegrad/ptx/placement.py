@@ -18,7 +18,7 @@ class Layout:
         for i, v in enumerate(self.globals):
             self.symbols[v.name] = (v.space, i)
         self.slots: dict[int, int] = {}
-        at = int(Frame.MEET_END if flow.meets else Frame.END)
+        at = int(Frame.CONVERGE_END if flow.converges else Frame.END)
         for r, ty in enumerate(fn.regs):
             if flow.cross >> r & 1 and r not in flow.constants:
                 size = 8 if flow.is_uniform(r) else 4 if ty.kind == "p" else ty.bits // 8 * LANES

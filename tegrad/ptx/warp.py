@@ -1,7 +1,7 @@
 """Instructions that exchange values between the lanes of a warp (PTX ISA 9.7.9.6, 9.7.13): shfl, vote, match, redux.
 
 An instruction is two steps: what the lanes of its group have together, and what each lane makes of it. Where lanes may
-have diverged, or a mask names some of them only, they meet first (`meet.rendezvous`). A group that is complete runs
+have diverged, or a mask names some of them only, they converge first (`convergence.converge`). A group that is complete runs
 both steps at once, on the lanes of the current mask. Lanes that had to wait gave their values (`give`), and run the
 second step only, with what was computed when the last of them came (`_told`).
 """
@@ -77,7 +77,9 @@ def give(e: "Emitter", ins: Ins) -> tuple[V, V]:
 
 def _told(e: "Emitter") -> tuple[V, V]:
     """What lanes that waited got, and their groups."""
-    return e.f.load("i32", e.frame, Frame.MEET_RESULT, LANES, 64), e.f.load("i32", e.frame, Frame.MEET_GROUP, LANES, 64)
+    return e.f.load("i32", e.frame, Frame.CONVERGE_RESULT, LANES, 64), e.f.load(
+        "i32", e.frame, Frame.CONVERGE_GROUP, LANES, 64
+    )
 
 
 def _handlers(base: str, joined: Callable[..., V], finish: Callable[..., None]) -> dict[str, Handler]:

@@ -1,4 +1,4 @@
-"""Lanes named in one member mask meet, whatever branch they come by; those that cannot meet are reported."""
+"""Lanes named in one member mask converge, whatever branch they come by; those that cannot are reported."""
 
 import random
 import re
@@ -85,8 +85,8 @@ def test_matches_cross_the_two_sides_of_a_branch(bits: int) -> None:
     assert (run(wide + sides(all_, all_), np.full(32, 5, np.uint32), regs=regs) == 0xFFFFFFFF).all()
 
 
-def test_lanes_run_ahead_after_a_meeting_and_give_new_values() -> None:
-    """The first half meets again, among itself, before the second half has read what the first meeting gave."""
+def test_lanes_run_ahead_once_converged_and_give_new_values() -> None:
+    """The first half converges again, among itself, before the second half has read what the first meeting gave."""
     again = "shfl.sync.bfly.b32 %t1, %d, 1, 31, 0xffff; shfl.sync.bfly.b32 %d, %t1, 2, 31, 0xffff;"
     body = sides(
         "shfl.sync.bfly.b32 %d, %x0, 16, 31, -1;",
@@ -132,7 +132,7 @@ def test_a_predicate_keeps_lanes_away() -> None:
     assert (got == np.where(LANE < 8, 28, 0)).all()
 
 
-UNMET = {
+UNCONVERGED = {
     "others went on past the branch": (sides("shfl.sync.bfly.b32 %d, %x0, 1, 31, -1;", ""), -1, 0xFFFF0000),
     "other qualifiers": (
         sides("shfl.sync.bfly.b32 %d, %x0, 1, 31, -1;", "shfl.sync.down.b32 %d, %x0, 1, 31, -1;"), -1, 0xFFFF0000
@@ -149,9 +149,9 @@ UNMET = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", UNMET)
+@pytest.mark.parametrize("name", UNCONVERGED)
 def test_lanes_that_cannot_come_are_reported(name: str) -> None:
-    body, mask, missing = UNMET[name]
+    body, mask, missing = UNCONVERGED[name]
     fault = fault_of(body)
     assert fault.kind == "missing-lanes"
     assert lanes_of(fault) == (mask & 0xFFFFFFFF, missing)

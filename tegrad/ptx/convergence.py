@@ -1,9 +1,9 @@
-"""Lanes of a member mask meet before they execute a `.sync` instruction of the warp (PTX ISA 9.7.9.6, 9.7.13).
+"""Lanes of a member mask converge before they execute a `.sync` instruction of the warp (PTX ISA 9.7.9.6, 9.7.13).
 
 The ISA makes a lane wait until all lanes of its mask that have not exited execute an instruction with the same
 qualifiers and the same mask. It does not say that it is the same place in the text: since Volta the two sides of a
 branch may exchange values, and lanes of one instruction may have different masks. Lanes that are all there go on at
-once (`rendezvous`). Else each leaves what it gives, its mask and the instruction's key in the frame and waits; whoever
+once (`converge`). Else each leaves what it gives, its mask and the instruction's key in the frame and waits; whoever
 comes last has the results of the whole group computed there (`tgx_settle`), so that lanes take theirs when they run on.
 
 What the ISA leaves undefined ends the launch: a lane that its own mask does not name, and lanes that wait for others
@@ -47,12 +47,12 @@ def branch_around(fn: Function) -> Function:
 
 
 def keys(body: Iterable[Ins | Label]) -> dict[str, int]:
-    """A number for each instruction by its qualifiers; lanes meet at equal ones."""
+    """A number for each instruction by its qualifiers; lanes converge at equal ones."""
     names = sorted({i.op for i in body if isinstance(i, Ins) and is_warp_sync(i)})
     return {name: number << ACTION_BITS for number, name in enumerate(names)}
 
 
-def rendezvous(e: "Emitter", ins: Ins) -> None:
+def converge(e: "Emitter", ins: Ins) -> None:
     """The end of a block that is a `.sync` instruction: execute it if all its members are here, else wait for them."""
     f = e.f
     e.flush()
@@ -68,10 +68,10 @@ def rendezvous(e: "Emitter", ins: Ins) -> None:
     f.label(wait)
     known = dict(e.values)
     given, source = give(e, ins)
-    _keep(f, e.frame, e.mask, Frame.MEET_VALUE, given)
-    _keep(f, e.frame, e.mask, Frame.MEET_FROM, source)
+    _keep(f, e.frame, e.mask, Frame.CONVERGE_VALUE, given)
+    _keep(f, e.frame, e.mask, Frame.CONVERGE_FROM, source)
     key = f.const("i32", e.keys[ins.op] | action(ins))
-    f.call_void("tgx_meet", e.frame, e.mask, f.splat(members, LANES), key, f.const("i32", e.pc))
+    f.call_void("tgx_converge", e.frame, e.mask, f.splat(members, LANES), key, f.const("i32", e.pc))
     f.store(f.const("i32", result), e.next_slot)
     f.br("park")
     e.values = known
@@ -87,12 +87,12 @@ def _keep(f: Fn, frame: V, mask: V, at: int, v: V) -> None:
     f.store(f.select(f.mask_vec(mask), v, f.load(v.el, frame, at, LANES, 64)), frame, at, 64)
 
 
-def emit_meet(module: Module) -> None:
-    """tgx_meet(frame, mask, members, key, pc): lanes arrive, each with its mask; those that are complete go on."""
+def emit_converge(module: Module) -> None:
+    """tgx_converge(frame, mask, members, key, pc): lanes arrive, each with its mask; those that are complete go on."""
     params = [("ptr", "frame"), ("i32", "mask"), ("<32 x i32>", "members"), ("i32", "key"), ("i32", "pc")]
-    f = Fn(module, "tgx_meet", "void", params, "nounwind")
+    f = Fn(module, "tgx_converge", "void", params, "nounwind")
     frame, mask, members, key, pc = f.args
-    for at, v in ((Frame.MEET_MASK, members), (Frame.MEET_KEY, key), (Frame.MEET_PC, pc)):
+    for at, v in ((Frame.CONVERGE_MASK, members), (Frame.CONVERGE_KEY, key), (Frame.CONVERGE_PC, pc)):
         _keep(f, frame, mask, at, v)
     for at in (Frame.MET, Frame.BLOCKED):
         f.store(f.or_(f.load("i32", frame, at), mask), frame, at)
@@ -108,7 +108,7 @@ def emit_meet(module: Module) -> None:
 
 def _group(f: Fn, frame: V, lane: V) -> tuple[V, V, V]:
     """The lanes that wait with the mask and the key of one of them; the mask and the key."""
-    masks, numbers = (f.load("i32", frame, at, LANES, 64) for at in (Frame.MEET_MASK, Frame.MEET_KEY))
+    masks, numbers = (f.load("i32", frame, at, LANES, 64) for at in (Frame.CONVERGE_MASK, Frame.CONVERGE_KEY))
     mask, key = f.extract(masks, lane), f.extract(numbers, lane)
     equal = f.and_(f.icmp("eq", masks, mask), f.icmp("eq", numbers, key))
     return f.and_(f.mask_bits(equal), f.load("i32", frame, Frame.MET)), mask, key
@@ -145,7 +145,7 @@ def emit_settle(module: Module) -> None:
 
 def _deliver(f: Fn, frame: V, group: V, which: V) -> None:
     """Compute what each lane of a group gets, from what all of them gave."""
-    given = f.load("i64", frame, Frame.MEET_VALUE, LANES, 64)
+    given = f.load("i64", frame, Frame.CONVERGE_VALUE, LANES, 64)
     words = f.cast("trunc", given, "i32")
     out = f.alloca("<32 x i32>", 64)
     f.store(f.splat(f.intr_flag("cttz", group, False), LANES), out, 0, 64)
@@ -153,13 +153,13 @@ def _deliver(f: Fn, frame: V, group: V, which: V) -> None:
     def when(number: int, result: V) -> None:
         f.store(f.select(f.icmp("eq", which, f.like(which, number)), result, f.load("i32", out, 0, LANES, 64)), out)
 
-    when(Action.SHFL, permute(f, words, f.load("i32", frame, Frame.MEET_FROM, LANES, 64)))
+    when(Action.SHFL, permute(f, words, f.load("i32", frame, Frame.CONVERGE_FROM, LANES, 64)))
     when(Action.VOTE, f.splat(f.and_(f.mask_bits(f.icmp("ne", words, f.like(words, 0))), group), LANES))
     when(Action.MATCH, f.call("tgx_match_b64", "i32", LANES, given, group))
     for number, (op, ty) in enumerate(REDUCTIONS, Action.REDUX):
         when(number, f.splat(reduce(f, op, TYPES[ty], words, group), LANES))
-    _keep(f, frame, group, Frame.MEET_RESULT, f.load("i32", out, 0, LANES, 64))
-    _keep(f, frame, group, Frame.MEET_GROUP, group)
+    _keep(f, frame, group, Frame.CONVERGE_RESULT, f.load("i32", out, 0, LANES, 64))
+    _keep(f, frame, group, Frame.CONVERGE_GROUP, group)
 
 
 def _fault(f: Fn, frame: V, access: Access, lane: V, mask: V, lanes: V, pc: V) -> None:
@@ -169,13 +169,13 @@ def _fault(f: Fn, frame: V, access: Access, lane: V, mask: V, lanes: V, pc: V) -
     f.call_void("tgx_fault", frame, address, lane, f.const("i32", fault_info(0, access, 0)), pc)
 
 
-def emit_unmet(module: Module) -> None:
-    """tgx_unmet(frame): end the launch because the lanes that wait will never be complete."""
-    f = Fn(module, "tgx_unmet", "void", [("ptr", "frame")], "nounwind cold")
+def emit_unconverged(module: Module) -> None:
+    """tgx_unconverged(frame): end the launch because the lanes that wait will never be complete."""
+    f = Fn(module, "tgx_unconverged", "void", [("ptr", "frame")], "nounwind cold")
     (frame,) = f.args
     lane = f.intr_flag("cttz", f.load("i32", frame, Frame.MET), False)
     group, mask, _ = _group(f, frame, lane)
-    pc = f.extract(f.load("i32", frame, Frame.MEET_PC, LANES, 64), lane)
+    pc = f.extract(f.load("i32", frame, Frame.CONVERGE_PC, LANES, 64), lane)
     _fault(f, frame, Access.MISSING, lane, mask, _missing(f, frame, mask, group), pc)
     f.ret()
     f.finish()
@@ -198,7 +198,7 @@ def emit_stuck(module: Module) -> None:
         frame = frame_of(w)
         waits = f.icmp("ne", f.load("i32", frame, Frame.MET), f.like(count, 0))
         with f.if_(f.and_(waits, f.icmp("ne", f.load("i32", frame, Frame.LIVE), f.like(count, 0)))):
-            f.call_void("tgx_unmet", frame)
+            f.call_void("tgx_unconverged", frame)
             f.ret(f.const("i1", 1))
     f.ret(f.const("i1", 0))
     f.finish()
@@ -211,9 +211,9 @@ def nobody_runs(f: Fn, frame: V) -> None:
         with f.if_(f.call("tgx_settle", "i1", 1, frame)):
             f.br("dispatch")
         # A barrier of the block may still bring the lanes that are missing.
-        meeting = f.or_(met, f.load("i32", frame, Frame.HELD))
-        with f.if_(f.icmp("eq", f.and_(f.load("i32", frame, Frame.LIVE), f.not_(meeting)), f.const("i32", 0))):
-            f.call_void("tgx_unmet", frame)
+        converging = f.or_(met, f.load("i32", frame, Frame.HELD))
+        with f.if_(f.icmp("eq", f.and_(f.load("i32", frame, Frame.LIVE), f.not_(converging)), f.const("i32", 0))):
+            f.call_void("tgx_unconverged", frame)
             f.ret(f.const("i32", Status.YIELD))
 
 
