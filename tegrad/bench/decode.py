@@ -73,7 +73,7 @@ class Ways:
     pick: str = ""
     alone: bool = False
     """Ours only: to tune it, or where the peer is missing."""
-    joined: int = 1
+    steps_per_submission: int = 1
     """Steps that one submission holds."""
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class Ways:
     @property
     def engine(self) -> dict[str, Any]:
         """The engine's arguments."""
-        chosen: dict[str, Any] = {"joined": self.joined}
+        chosen: dict[str, Any] = {"steps_per_submission": self.steps_per_submission}
         if self.plan:
             chosen["plan"] = PLANS[self.plan]
         if self.boundary:
@@ -114,7 +114,7 @@ class Ways:
     def command(self, target: Target) -> str:
         """The command that takes the figure this way."""
         given = [word for name, chosen, _ in self._given if chosen for word in (f"--{name}", chosen)]
-        given += ["--joined", str(self.joined)] if self.joined > 1 else []
+        given += ["--steps-per-submission", str(self.steps_per_submission)] if self.steps_per_submission > 1 else []
         given += ["--alone"] if self.alone else []
         return shlex.join(["tegrad", "bench", *(("decode", target.id, *given) if given else ("take", target.id))])
 
@@ -169,7 +169,7 @@ def gaps(engine: Engine, ways: Ways, expected: Sequence[int], repetitions: int) 
     with Timestamps(engine.device, engine._states, len(expected)) as timestamps:
         step = timestamps.around(engine._step(Settings()))
         form = ways.between(1 + len(engine.plan.launches))
-        loop = Loop(engine.device, step, engine._states, boundary=form, joined=ways.joined)
+        loop = Loop(engine.device, step, engine._states, boundary=form, steps_per_submission=ways.steps_per_submission)
         with closing(loop):
             for _ in range(repetitions + 1):
                 came = list(loop.stream([tokens.FIRST], 0, engine.context, len(expected)))

@@ -129,7 +129,7 @@ def decode(
         str,
         typer.Option(help="The instruction for prompts and batches: mma, or wgmma on Hopper; the quicker if left out."),
     ] = "",
-    joined: Annotated[int, typer.Option(min=1, help="Steps in one submission.")] = 1,
+    steps_per_submission: Annotated[int, typer.Option(min=1, help="Steps in one submission.")] = 1,
     alone: Annotated[
         bool, typer.Option("--alone", help="Ours only: to tune it, or where the peer is missing.")
     ] = False,
@@ -151,7 +151,7 @@ def decode(
     from tegrad.bench.record import RecordError
 
     try:
-        ways = bench.Ways(plan, boundary, pick, alone, joined)
+        ways = bench.Ways(plan, boundary, pick, alone, steps_per_submission)
     except RecordError as error:
         raise typer.BadParameter(str(error)) from error
     ids = figures or SIDE_BY_SIDE

@@ -111,7 +111,7 @@ class Engine:
         plan: Planner | None = None,
         boundary: Boundary = DEFAULT,
         early: Boundary | None = None,
-        joined: int = 1,
+        steps_per_submission: int = 1,
         short: int | None = None,
         chunks: Sequence[int] = CHUNKS,
         reach: int | None = None,
@@ -121,15 +121,15 @@ class Engine:
         more where their steps take little.
 
         `plan` makes the step; the quickest one on the device unless said. `early` is the boundary between its launches
-        where they wait by themselves, `boundary` that of everything else. `joined` steps are submitted at once.
-        `reach` is how many positions will be used, where that is known: few have a step of their own, which gives way
-        to that of the whole context where they were more.
+        where they wait by themselves, `boundary` that of everything else. `steps_per_submission` steps are submitted at
+        once. `reach` is how many positions will be used, where that is known: few have a step of their own, which gives
+        way to that of the whole context where they were more.
         """
         self.tokens: list[int] = []
         self._closed, self._turn, self._stepped = False, 0, False
         self._short, self._chunks, self._boundary, self._early = short, chunks, boundary, early
         self._bytes = sum(info.nbytes for info in file.tensors.values())
-        self._joined = joined
+        self._steps_per_submission = steps_per_submission
         self._loops: dict[tuple[object, ...], Loop] = {}
         self._prefill: Prefill | None = None
         self._undo = ExitStack()
@@ -214,7 +214,8 @@ class Engine:
 
     def feed(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Add tokens and return the logits (vocab,) after the last one; raises ContextError, ModelError."""
-        for _ in self._stream(tokens, Settings(), 0, 1, joined=1):  # a step after the last would change the logits
+        # A step after the last would change the logits.
+        for _ in self._stream(tokens, Settings(), 0, 1, steps_per_submission=1):
             pass
         self.tokens += tokens
         out = bytearray(4 * self.config.vocab)
@@ -277,7 +278,12 @@ class Engine:
             tokens.close()
 
     def _stream(
-        self, prompt: Sequence[int], settings: Settings, seed: int, limit: int | None, joined: int | None = None
+        self,
+        prompt: Sequence[int],
+        settings: Settings,
+        seed: int,
+        limit: int | None,
+        steps_per_submission: int | None = None,
     ) -> Any:
         """New tokens after a prompt, as a generator; what can be wrong with it is said at once."""
         self._check(prompt)
@@ -285,7 +291,7 @@ class Engine:
         position = len(self.tokens)
         if self._near and (limit is None or position + len(prompt) + limit > NEAR):
             self._go_far()
-        loop = self._loop(settings, joined)
+        loop = self._loop(settings, steps_per_submission)
         for other in self._loops.values():
             other.settle()
         self._sampling.set(0, settings)
@@ -351,13 +357,19 @@ class Engine:
                 self._prefill.close()
             self._prefill = None
 
-    def _loop(self, settings: Settings, joined: int | None = None) -> Loop:
-        """The loop over a step that samples in a way that these settings need, `joined` at once."""
-        joined = joined or self._joined
-        kind = (settings.greedy, settings.narrow, settings.passes(self.config.vocab), joined)
+    def _loop(self, settings: Settings, steps_per_submission: int | None = None) -> Loop:
+        """The loop over a step that samples in a way that these settings need, `steps_per_submission` at once."""
+        steps_per_submission = steps_per_submission or self._steps_per_submission
+        kind = (settings.greedy, settings.narrow, settings.passes(self.config.vocab), steps_per_submission)
         if kind not in self._loops:
             boundary = self._boundary if self._early is None else up_to(self._early, len(self.plan.launches))
-            self._loops[kind] = Loop(self.device, self._step(settings), self._states, boundary=boundary, joined=joined)
+            self._loops[kind] = Loop(
+                self.device,
+                self._step(settings),
+                self._states,
+                boundary=boundary,
+                steps_per_submission=steps_per_submission,
+            )
         return self._loops[kind]
 
     def _step(self, settings: Settings) -> tuple[Launch, ...]:

@@ -127,16 +127,24 @@ class Loop:
     """A step, recorded, and the loop over it for one sequence.
 
     The launches of `step` run in order; the last of them hands over a token (`hand_over` in kernels/state.cuh) for the
-    state in slot 0 of `states`. A run is `joined` steps one after the other. Close it before the states.
+    state in slot 0 of `states`. A run is `steps_per_submission` steps one after the other. Close it before the states.
     """
 
     def __init__(
-        self, device: Any, step: Sequence[Launch], states: States, *, boundary: Boundary = DEFAULT, joined: int = 1
+        self,
+        device: Any,
+        step: Sequence[Launch],
+        states: States,
+        *,
+        boundary: Boundary = DEFAULT,
+        steps_per_submission: int = 1,
     ) -> None:
         self.states, self.step = states, tuple(step)
-        form = boundary if joined == 1 else repeated(boundary, len(step))
-        self.recording = Recording(device, self.step * joined, form, depth=-(-2 * TOGETHER // joined) + 2)
-        self._joined = joined
+        form = boundary if steps_per_submission == 1 else repeated(boundary, len(step))
+        self.recording = Recording(
+            device, self.step * steps_per_submission, form, depth=-(-2 * TOGETHER // steps_per_submission) + 2
+        )
+        self._steps_per_submission = steps_per_submission
         self._streams = 0
         self._pace = Pace()
         self._rest()
@@ -198,7 +206,7 @@ class Loop:
         """
         pace, states, clock = self._pace, self.states, time.perf_counter
         goal = min(total, number - 1 + pace.together)
-        self._submit(min(total, goal + max(pace.after, self._joined)))  # at least a run follows
+        self._submit(min(total, goal + max(pace.after, self._steps_per_submission)))  # at least a run follows
         if number <= first:
             goal = min(goal, first)
         now = begun = clock()
@@ -216,20 +224,20 @@ class Loop:
             pace.passed(count, now)
         else:
             pace.saw(count, now, absent, woken=looks < 2, starved=starved)
-        self._submit(min(total, count + pace.together + max(pace.after, self._joined)))
+        self._submit(min(total, count + pace.together + max(pace.after, self._steps_per_submission)))
         return tokens
 
     def _submit(self, number: int) -> None:
         """See to it that the step of token `number` is on its way."""
         if (missing := number - self._submitted) > 0:
-            runs = -(-missing // self._joined)
+            runs = -(-missing // self._steps_per_submission)
             last = self.recording.run(runs)
             self._runs.extend(range(last - runs + 1, last + 1))
-            self._submitted += runs * self._joined
+            self._submitted += runs * self._steps_per_submission
 
     def _finish(self, number: int) -> None:
         """Wait for the step of token `number`, which sleeps in the driver and notices faults."""
-        run = (number - 1) // self._joined
+        run = (number - 1) // self._steps_per_submission
         while self._oldest < run:
             self._runs.popleft()
             self._oldest += 1

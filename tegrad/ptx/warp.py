@@ -1,9 +1,9 @@
 """Instructions that exchange values between the lanes of a warp (PTX ISA 9.7.9.6, 9.7.13): shfl, vote, match, redux.
 
 An instruction is two steps: what the lanes of its group have together, and what each lane makes of it. Where lanes may
-have diverged, or a mask names some of them only, they converge first (`convergence.converge`). A group that is complete runs
-both steps at once, on the lanes of the current mask. Lanes that had to wait gave their values (`give`), and run the
-second step only, with what was computed when the last of them came (`_told`).
+have diverged, or a mask names some of them only, they converge first (`convergence.converge`). A group that is complete
+runs both steps at once, on the lanes of the current mask. Lanes that had to wait gave their values (`give`), and run
+the second step only, with what was computed when the last of them came (`_told`).
 """
 
 from collections.abc import Callable

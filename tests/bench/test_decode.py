@@ -141,10 +141,13 @@ def test_a_way_of_choice_stands_in_the_command() -> None:
     assert decode.Ways().command(target) == "tegrad bench take decode-3b-q6k"
     way = decode.Ways("many", "chain-lean")
     assert way.command(target) == "tegrad bench decode decode-3b-q6k --plan many --boundary chain-lean"
-    assert set(way.engine) == {"joined", "plan", "boundary"}
-    assert set(decode.Ways("early", "chain-pre-exit").engine) == {"joined", "plan", "early"}
-    assert decode.Ways(joined=3).engine == {"joined": 3}
-    assert decode.Ways(joined=3).command(target) == "tegrad bench decode decode-3b-q6k --joined 3"
+    assert set(way.engine) == {"steps_per_submission", "plan", "boundary"}
+    assert set(decode.Ways("early", "chain-pre-exit").engine) == {"steps_per_submission", "plan", "early"}
+    assert decode.Ways(steps_per_submission=3).engine == {"steps_per_submission": 3}
+    assert (
+        decode.Ways(steps_per_submission=3).command(target)
+        == "tegrad bench decode decode-3b-q6k --steps-per-submission 3"
+    )
     prompts = decode.Ways("early", "chain-pre-exit", "wgmma")
     assert prompts.chunks == {
         "pick": decode.PICKS["wgmma"], "boundary": decode.BOUNDARIES["chain-pre-exit"], "overlap": True,

@@ -57,7 +57,7 @@ def test_steps_that_are_submitted_together_leave_the_logits_of_the_last_token(
     engine: Engine, path: Path, device: str
 ) -> None:
     expected, prompt = engine.feed(PROMPT[:3]), PROMPT[:3]
-    with Gguf.open(path) as file, Engine(file, device=device, joined=2) as pairs:
+    with Gguf.open(path) as file, Engine(file, device=device, steps_per_submission=2) as pairs:
         np.testing.assert_array_equal(pairs.feed(prompt), expected)
         assert len(list(pairs.generate([1], Settings(), 3))) == 3
 

@@ -102,9 +102,17 @@ def test_tokens_come_in_order_for_any_prompt(loop: Loop) -> None:
     assert list(loop.stream([9], 0, 1000, 1)) == expected(9, 0, 1)
 
 
-@pytest.mark.parametrize("joined", [2, 3])
-def test_runs_of_several_steps_hand_over_the_same_tokens(device: Any, states: States, joined: int) -> None:
-    loop = Loop(device, step(device, states), states, boundary=BOUNDARIES["chain-lean"], joined=joined)
+@pytest.mark.parametrize("steps_per_submission", [2, 3])
+def test_runs_of_several_steps_hand_over_the_same_tokens(
+    device: Any, states: States, steps_per_submission: int
+) -> None:
+    loop = Loop(
+        device,
+        step(device, states),
+        states,
+        boundary=BOUNDARIES["chain-lean"],
+        steps_per_submission=steps_per_submission,
+    )
     assert list(loop.stream([5], 0, 1000, 20)) == expected(5, 0, 20)
     assert list(loop.stream([1, 2, 3, 8], 10, 1000, 7, seed=100)) == expected(8, 13, 7, 100)
     assert list(itertools.islice(loop.stream([9], 0, 1000), 4)) == expected(9, 0, 4)

@@ -16,7 +16,7 @@ class World:
     """A host's clock, and a GPU that takes `step` seconds for each submission, one after the other."""
 
     step: float
-    joined: int = 1
+    steps_per_submission: int = 1
     first: float = 0.0
     """Seconds that the first step takes more."""
     now: float = 0.0
@@ -49,7 +49,7 @@ class World:
         before = self.ends[-1] if self.ends else self.now
         self.idle += max(0.0, self.now - before)
         begin = max(self.now, before) + (0.0 if self.ends else self.first)
-        self.ends += [begin + (at + 1) * self.step for at in range(times * self.joined)]
+        self.ends += [begin + (at + 1) * self.step for at in range(times * self.steps_per_submission)]
         self.runs += times
         self.doorbells += 1
         return self.runs
@@ -58,7 +58,7 @@ class World:
         if number is None:  # the last of a stream before, of which there is none
             return
         self.waits += 1
-        self.now = max(self.now, self.ends[number * self.joined - 1])
+        self.now = max(self.now, self.ends[number * self.steps_per_submission - 1])
 
     def begin(self, *given: object) -> None:
         pass
@@ -69,15 +69,15 @@ class World:
 
 
 def run(
-    monkeypatch: pytest.MonkeyPatch, step: float, tokens: int = 400, joined: int = 1, first: float = 0.0,
+    monkeypatch: pytest.MonkeyPatch, step: float, tokens: int = 400, steps_per_submission: int = 1, first: float = 0.0,
     busy: float = 1e-6, known: float = 0.0,
 ) -> World:  # fmt: skip
     """Read so many tokens, for each of which the reader is `busy`; the loop has `known` steps of such a length."""
-    world = World(step, joined, first=first)
+    world = World(step, steps_per_submission, first=first)
     monkeypatch.setattr(module, "time", world)
     loop = Loop.__new__(Loop)
     loop.states = loop.recording = world  # type: ignore[assignment]
-    loop._streams, loop._joined, loop._pace = 0, joined, Pace()
+    loop._streams, loop._steps_per_submission, loop._pace = 0, steps_per_submission, Pace()
     loop._pace.knows(known, module.MEMORY // 2)
     for _ in loop._steps([1], 0, 1 << 30, tokens, 0):
         world.late.append(world.now - world.ends[len(world.late)])
@@ -85,20 +85,26 @@ def run(
     return world
 
 
-@pytest.mark.parametrize("joined", [1, 2, 3])
+@pytest.mark.parametrize("steps_per_submission", [1, 2, 3])
 @pytest.mark.parametrize("step", [50e-6, 150e-6, 250e-6, 350e-6, 1e-3, 7e-3, 60e-3])
-def test_the_gpu_never_waits_for_the_host(monkeypatch: pytest.MonkeyPatch, step: float, joined: int) -> None:
-    assert run(monkeypatch, step, joined=joined).idle == 0
+def test_the_gpu_never_waits_for_the_host(
+    monkeypatch: pytest.MonkeyPatch, step: float, steps_per_submission: int
+) -> None:
+    assert run(monkeypatch, step, steps_per_submission=steps_per_submission).idle == 0
 
 
-@pytest.mark.parametrize("joined", [1, 3])
+@pytest.mark.parametrize("steps_per_submission", [1, 3])
 @pytest.mark.parametrize("first", [5e-3, 0.1, 0.7])
 @pytest.mark.parametrize("step", [100e-6, 350e-6, 1e-3, 7e-3, 25e-3])
 def test_a_slow_first_step_does_not_let_the_host_oversleep_for_long(
-    monkeypatch: pytest.MonkeyPatch, step: float, first: float, joined: int
+    monkeypatch: pytest.MonkeyPatch, step: float, first: float, steps_per_submission: int
 ) -> None:
-    assert run(monkeypatch, step, 500, joined, first).idle < 1.5 * first
-    assert run(monkeypatch, step, 500, joined, first).idle - run(monkeypatch, step, 60, joined, first).idle < 1e-4
+    assert run(monkeypatch, step, 500, steps_per_submission, first).idle < 1.5 * first
+    assert (
+        run(monkeypatch, step, 500, steps_per_submission, first).idle
+        - run(monkeypatch, step, 60, steps_per_submission, first).idle
+        < 1e-4
+    )
 
 
 @pytest.mark.parametrize("step", [2.5e-3, 7e-3, 15e-3])
