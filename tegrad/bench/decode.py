@@ -56,10 +56,11 @@ TIMEOUT_S: Final = 120
 
 BOUNDARIES: Final = {**FORMS, **HOPPER}
 PLANS: Final[Mapping[str, Planner]] = {
-    "many": DecodePlan, "early": partial(DecodePlan, overlap=True), "persistent": PersistentPlan,
+    "many": DecodePlan, "overlapped": partial(DecodePlan, overlap=True), "one": PersistentPlan,
 }  # fmt: skip
-"""Kinds of steps. Launches of `early` wait by themselves, so that it needs a boundary that lets them begin early."""
-EARLY: Final = "early"
+"""A step as many launches, as overlapped ones (which wait by themselves, so that they need a boundary that lets them
+begin early), or as one."""
+OVERLAPPED: Final = "overlapped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,8 @@ class Ways:
         for kind, given, known in self._given:
             if given and given not in known:
                 raise RecordError(f"no {kind} {given}; known: {', '.join(known)}")
-        if self.plan == EARLY and not self.boundary:
-            raise RecordError(f"the plan {EARLY} needs a boundary, such as {', '.join(HOPPER)}")
+        if self.plan == OVERLAPPED and not self.boundary:
+            raise RecordError(f"the plan {OVERLAPPED} needs a boundary, such as {', '.join(HOPPER)}")
 
     @property
     def _given(self) -> tuple[tuple[str, str, Mapping[str, Any]], ...]:
@@ -93,7 +94,7 @@ class Ways:
         """What a `Prefill` or a `Batch` is given; their launches begin early where a step's do."""
         chosen: dict[str, Any] = {"pick": PICKS[self.pick]} if self.pick else {}
         if self.boundary:
-            chosen |= {"boundary": BOUNDARIES[self.boundary], "overlap": self.plan == EARLY}
+            chosen |= {"boundary": BOUNDARIES[self.boundary], "overlap": self.plan == OVERLAPPED}
         return chosen
 
     @property
@@ -103,13 +104,13 @@ class Ways:
         if self.plan:
             chosen["plan"] = PLANS[self.plan]
         if self.boundary:
-            chosen["early" if self.plan == EARLY else "boundary"] = BOUNDARIES[self.boundary]
+            chosen["overlapped" if self.plan == OVERLAPPED else "boundary"] = BOUNDARIES[self.boundary]
         return chosen
 
     def between(self, launches: int) -> Boundary:
         """The boundary between the launches of a step, of which so many may begin early where any may."""
         chosen = BOUNDARIES[self.boundary] if self.boundary else DEFAULT
-        return up_to(chosen, launches) if self.plan == EARLY else chosen
+        return up_to(chosen, launches) if self.plan == OVERLAPPED else chosen
 
     def command(self, target: Target) -> str:
         """The command that takes the figure this way."""

@@ -1,7 +1,7 @@
 """The decode loop from outside: tokens per second at a depth, what the host does for each, what lies between two steps.
 
-    tegrad bench loop 1b-q6k --depth 0 4096 --plan launches persistent
-    tegrad bench loop --file MODEL.gguf --boundary chain-lean --early chain-latch-program
+    tegrad bench loop 1b-q6k --depth 0 4096 --plan many one
+    tegrad bench loop --file MODEL.gguf --boundary chain-lean --overlapped chain-latch-program
 
 Tokens per second are by the clock on the wall, from the first doorbell to the last token read. The host's time is CPU
 time of the thread, waits included. The gap is the GPU's: what a step takes more as a run of its own than after another
@@ -34,7 +34,7 @@ TOKENS: Final = 128
 REPETITIONS: Final = 9
 JOINED: Final = 16
 """Steps of the recording that holds several."""
-PLANS: Final[Mapping[str, Planner]] = {"launches": DecodePlan, "persistent": PersistentPlan}
+PLANS: Final[Mapping[str, Planner]] = {"many": DecodePlan, "one": PersistentPlan}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ class Bench:
     """An engine with a greedy step, and what is measured of its loop."""
 
     def __init__(
-        self, path: Path, context: int, boundary: Boundary = DEFAULT, early: Boundary | None = None,
+        self, path: Path, context: int, boundary: Boundary = DEFAULT, overlapped: Boundary | None = None,
         plan: Planner = DecodePlan,
     ) -> None:  # fmt: skip
-        if early is not None:
+        if overlapped is not None:
             plan = partial(DecodePlan, overlap=True)
         with Gguf.open(path) as file:
-            self.engine = Engine(file, context, device="NV", boundary=boundary, early=early, plan=plan)
+            self.engine = Engine(file, context, device="NV", boundary=boundary, overlapped=overlapped, plan=plan)
         self.boundary = boundary
         self.loop: Loop = self.engine._loop(Settings())
 
@@ -119,23 +119,25 @@ class Bench:
 
 
 def measure(
-    path: Path, depth: int, boundary: str, *, plan: str = "launches", early: str | None = None, tokens: int = TOKENS,
+    path: Path, depth: int, boundary: str, *, plan: str = "many", overlapped: str | None = None, tokens: int = TOKENS,
     repetitions: int = REPETITIONS,
 ) -> Row:  # fmt: skip
-    """Everything about one model at one depth; with `early`, this form where launches wait by themselves."""
+    """Everything about one model at one depth; with `overlapped`, this form where launches wait by themselves."""
     all_forms = {**FORMS, **HOPPER}
     context = depth + max(tokens + 2, JOINED + 1)
-    bench = Bench(path, context, all_forms[boundary], None if early is None else all_forms[early], PLANS[plan])
+    bench = Bench(
+        path, context, all_forms[boundary], None if overlapped is None else all_forms[overlapped], PLANS[plan]
+    )
     try:
         bench.stream(depth, tokens)
         times = [bench.stream(depth, tokens) for _ in range(repetitions)]
-        gap = None if early else statistics.median(bench.gap(depth) for _ in range(repetitions))
+        gap = None if overlapped else statistics.median(bench.gap(depth) for _ in range(repetitions))
         submit = bench.submit()
         return Row(
             path.stem,
             depth,
             plan,
-            early or boundary,
+            overlapped or boundary,
             tokens / statistics.median(clock for clock, _ in times),
             1e6 * statistics.median(cpu for _, cpu in times) / tokens,
             1e6 * submit,
@@ -161,8 +163,8 @@ def rows(asked: Any) -> Iterator[Row]:
             for plan in asked.plan:
                 for boundary in asked.boundary:
                     yield measure(path, depth, boundary, plan=plan, **common)
-            for early in asked.early:
-                yield measure(path, depth, asked.boundary[0], early=early, **common)
+            for overlapped in asked.overlapped:
+                yield measure(path, depth, asked.boundary[0], overlapped=overlapped, **common)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -173,8 +175,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--file", type=Path, action="append", default=[])
     parser.add_argument("--depth", type=int, nargs="+", default=[0])
     parser.add_argument("--boundary", nargs="+", default=[default], choices=[*FORMS, *HOPPER])
-    parser.add_argument("--plan", nargs="+", default=["launches"], choices=PLANS)
-    parser.add_argument("--early", nargs="+", default=[], choices=[*FORMS, *HOPPER], help="launches wait by themselves")
+    parser.add_argument("--plan", nargs="+", default=["many"], choices=PLANS)
+    parser.add_argument(
+        "--overlapped", nargs="+", default=[], choices=[*FORMS, *HOPPER], help="launches wait by themselves"
+    )
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
     parser.add_argument("--json", action="store_true")

@@ -110,7 +110,7 @@ class Engine:
         q8: bool = False,
         plan: Planner | None = None,
         boundary: Boundary = DEFAULT,
-        early: Boundary | None = None,
+        overlapped: Boundary | None = None,
         steps_per_submission: int = 1,
         short: int | None = None,
         chunks: Sequence[int] = CHUNKS,
@@ -120,14 +120,14 @@ class Engine:
         """`q8` keeps keys and values in int8; prompts above `short` tokens go in chunks, unless said above SHORT, or
         more where their steps take little.
 
-        `plan` makes the step; the quickest one on the device unless said. `early` is the boundary between its launches
-        where they wait by themselves, `boundary` that of everything else. `steps_per_submission` steps are submitted at
-        once. `reach` is how many positions will be used, where that is known: few have a step of their own, which gives
-        way to that of the whole context where they were more.
+        `plan` makes the step; the quickest one on the device unless said. `overlapped` is the boundary between its
+        launches where they wait by themselves, `boundary` that of everything else. `steps_per_submission` steps are
+        submitted at once. `reach` is how many positions will be used, where that is known: few have a step of their
+        own, which gives way to that of the whole context where they were more.
         """
         self.tokens: list[int] = []
         self._closed, self._turn, self._stepped = False, 0, False
-        self._short, self._chunks, self._boundary, self._early = short, chunks, boundary, early
+        self._short, self._chunks, self._boundary, self._overlapped = short, chunks, boundary, overlapped
         self._bytes = sum(info.nbytes for info in file.tensors.values())
         self._steps_per_submission = steps_per_submission
         self._loops: dict[tuple[object, ...], Loop] = {}
@@ -159,11 +159,11 @@ class Engine:
         On an Orin one launch only where a record of it shows that packets between CTAs are right, and quicker.
         """
         hopper = _capability(self.device.arch) >= HOPPER
-        if self._early is not None or not (hopper or roles.one_launch()):
-            return DecodePlan(model, states, cache, overlap=self._early is not None)
+        if self._overlapped is not None or not (hopper or roles.one_launch()):
+            return DecodePlan(model, states, cache, overlap=self._overlapped is not None)
         with suppress(UnsupportedModelError):
             return PersistentPlan(model, states, cache, reach=NEAR if self._near else None)
-        self._early = AHEAD if hopper else None
+        self._overlapped = AHEAD if hopper else None
         return DecodePlan(model, states, cache, overlap=hopper)
 
     def _go_far(self) -> None:
@@ -181,10 +181,10 @@ class Engine:
 
     @property
     def plan_name(self) -> str:
-        """How a step runs: "one launch", "launches", or "launches, early", which wait by themselves."""
+        """How a step runs: "one launch", "many launches", or "overlapped launches", which wait by themselves."""
         if len(self.plan.launches) == 1:
             return "one launch"
-        return "launches" if self._early is None else "launches, early"
+        return "many launches" if self._overlapped is None else "overlapped launches"
 
     def close(self) -> None:
         """Wait for what runs and free everything; what is asked of it later is a ModelError. Twice is harmless."""
@@ -362,7 +362,7 @@ class Engine:
         steps_per_submission = steps_per_submission or self._steps_per_submission
         kind = (settings.greedy, settings.narrow, settings.passes(self.config.vocab), steps_per_submission)
         if kind not in self._loops:
-            boundary = self._boundary if self._early is None else up_to(self._early, len(self.plan.launches))
+            boundary = self._boundary if self._overlapped is None else up_to(self._overlapped, len(self.plan.launches))
             self._loops[kind] = Loop(
                 self.device,
                 self._step(settings),

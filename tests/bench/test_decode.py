@@ -142,19 +142,19 @@ def test_a_way_of_choice_stands_in_the_command() -> None:
     way = decode.Ways("many", "chain-lean")
     assert way.command(target) == "tegrad bench decode decode-3b-q6k --plan many --boundary chain-lean"
     assert set(way.engine) == {"steps_per_submission", "plan", "boundary"}
-    assert set(decode.Ways("early", "chain-pre-exit").engine) == {"steps_per_submission", "plan", "early"}
+    assert set(decode.Ways("overlapped", "chain-pre-exit").engine) == {"steps_per_submission", "plan", "overlapped"}
     assert decode.Ways(steps_per_submission=3).engine == {"steps_per_submission": 3}
     assert (
         decode.Ways(steps_per_submission=3).command(target)
         == "tegrad bench decode decode-3b-q6k --steps-per-submission 3"
     )
-    prompts = decode.Ways("early", "chain-pre-exit", "wgmma")
+    prompts = decode.Ways("overlapped", "chain-pre-exit", "wgmma")
     assert prompts.chunks == {
         "pick": decode.PICKS["wgmma"], "boundary": decode.BOUNDARIES["chain-pre-exit"], "overlap": True,
     }  # fmt: skip
-    assert prompts.command(target).endswith("--plan early --boundary chain-pre-exit --pick wgmma")
-    with pytest.raises(RecordError, match="early needs a boundary"):
-        decode.Ways("early")
+    assert prompts.command(target).endswith("--plan overlapped --boundary chain-pre-exit --pick wgmma")
+    with pytest.raises(RecordError, match="overlapped needs a boundary"):
+        decode.Ways("overlapped")
 
 
 class Slow(Talker):

@@ -20,7 +20,7 @@ SHAPE = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=2, contex
 SHORT = ("--tokens", "4", "--repetitions", "1", "--json")
 
 
-@pytest.mark.parametrize(("plan", "count"), [("launches", 13), pytest.param("persistent", 1, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("plan", "count"), [("many", 13), pytest.param("one", 1, marks=pytest.mark.long)])
 def test_a_model_is_measured_at_a_depth(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], plan: str, count: int
 ) -> None:

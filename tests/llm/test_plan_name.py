@@ -23,8 +23,8 @@ GPT2 = Shape(arch="gpt2", dim=256, ffn=512, heads=4, kv_heads=4, vocab=301, laye
     ("board", "shape", "name"),
     [
         ("gh100", LLAMA, "one launch"),
-        ("gh100", GPT2, "launches, early"),
-        ("agx-orin-64gb:42GiB", LLAMA, "launches"),
+        ("gh100", GPT2, "overlapped launches"),
+        ("agx-orin-64gb:42GiB", LLAMA, "many launches"),
     ],
 )
 def test_the_plan_that_runs_is_named(
@@ -43,7 +43,7 @@ def test_a_wrong_schedule_is_an_error_and_no_slower_plan(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(module, "PersistentPlan", wrong)
     monkeypatch.setattr(module, "DecodePlan", lambda *_, **__: "launches")
-    hopper: Any = SimpleNamespace(_early=None, _near=False, device=SimpleNamespace(arch="sm_90"))
+    hopper: Any = SimpleNamespace(_overlapped=None, _near=False, device=SimpleNamespace(arch="sm_90"))
     given: Any = (None, None, None)
     with pytest.raises(ScheduleError, match="waits for itself"):
         Engine._quickest(hopper, *given)

@@ -39,7 +39,7 @@ def test_the_quickest_step_is_taken(
     path = write(tmp_path / "model.gguf", shape, TYPE.F16 if shape is GPT2 else TYPE.Q6_K)
     with opened(), Gguf.open(path) as file, Engine(file, context) as engine:
         assert type(engine.plan) is kind
-        assert engine._early is (AHEAD if board == "gh100" and kind is DecodePlan else None)
+        assert engine._overlapped is (AHEAD if board == "gh100" and kind is DecodePlan else None)
         logits = engine.feed(PROMPT)
         assert len(list(engine.generate([1], Settings(), 3))) == 3
     exact = Reference(path).logits(PROMPT)[-1]

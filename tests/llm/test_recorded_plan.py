@@ -20,29 +20,29 @@ def refused(*_: object, **how: Any) -> Any:
 
 
 def many(*_: object, overlap: bool = False) -> Any:
-    return "launches, early" if overlap else "launches"
+    return "overlapped launches" if overlap else "many launches"
 
 
 @pytest.mark.parametrize(
-    ("arch", "recorded", "runs", "early", "plan"),
+    ("arch", "recorded", "runs", "overlapped", "plan"),
     [
-        ("sm_87", None, one, None, "launches"),  # no record, or not measured
-        ("sm_87", False, one, None, "launches"),  # packets are wrong, or slower than launches
+        ("sm_87", None, one, None, "many launches"),  # no record, or not measured
+        ("sm_87", False, one, None, "many launches"),  # packets are wrong, or slower than launches
         ("sm_87", True, one, None, "one launch"),
-        ("sm_87", True, refused, None, "launches"),
-        ("sm_87", True, one, AHEAD, "launches, early"),  # as asked for
+        ("sm_87", True, refused, None, "many launches"),
+        ("sm_87", True, one, AHEAD, "overlapped launches"),  # as asked for
         ("sm_90", None, one, None, "one launch"),
         ("sm_90", False, one, None, "one launch"),  # a Jetson's record says nothing of it
-        ("sm_90", None, refused, None, "launches, early"),
+        ("sm_90", None, refused, None, "overlapped launches"),
     ],
 )
 def test_the_plan_by_chip_and_record(
-    arch: str, recorded: bool | None, runs: Any, early: Boundary | None, plan: str, monkeypatch: pytest.MonkeyPatch
+    arch: str, recorded: bool | None, runs: Any, overlapped: Boundary | None, plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "PersistentPlan", runs)
     monkeypatch.setattr(engine, "DecodePlan", many)
     monkeypatch.setattr(roles, "one_launch", lambda: recorded is True)
     made = engine.Engine.__new__(engine.Engine)
-    made.device, made._early, made._near = SimpleNamespace(arch=arch), early, False
+    made.device, made._overlapped, made._near = SimpleNamespace(arch=arch), overlapped, False
     assert made._quickest(None, None, None) == plan  # type: ignore[arg-type]
-    assert made._early is (AHEAD if plan == "launches, early" else None)
+    assert made._overlapped is (AHEAD if plan == "overlapped launches" else None)
