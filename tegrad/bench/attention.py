@@ -5,7 +5,7 @@
     tegrad bench attention 1b --cache q8_0 --depths 0 --depths 16384
 
 Launches are those of the decode plan, each on a cache of its own, so that none finds its keys in the chip's cache. A
-time is what a launch adds to a recording of dependent ones, its boundary included; at depth 0 nearly nothing is read,
+time is what a launch adds to a recording of dependent ones, its dependency included; at depth 0 nearly nothing is read,
 and it is what the launch costs. The bandwidth is measured in the same process (`tegrad.bench.products`).
 """
 
@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from tegrad.bench import products
-from tegrad.bench.boundaries import FORMS, HOPPER, gpu_us, opened
+from tegrad.bench.dependencies import FORMS, HOPPER, gpu_us, opened
 from tegrad.bench.models import SHAPES
 from tegrad.llm.arch import Config
 from tegrad.llm.attention import BUFFERS, CACHES, Attention
@@ -30,7 +30,7 @@ from tegrad.llm.state import States
 from tegrad.nv import roles
 from tegrad.nv.compilers import CompileFailed
 from tegrad.nv.program import LaunchError
-from tegrad.nv.replay import Boundary, Launch
+from tegrad.nv.replay import Dependency, Launch
 from tegrad.nv.spec import MemorySpec
 
 SPEC: Final = MemorySpec(nolru=True, role=roles.KV_CACHE)
@@ -87,8 +87,8 @@ def attention(config: Config, positions: int, cache: str, device: Any, sequences
 class Bench:
     """Caches and vectors on an opened device. Use it in a `with`."""
 
-    def __init__(self, device: Any, boundary: Boundary, sequences: int = 1) -> None:
-        self.device, self.sequences, self._boundary = device, sequences, boundary
+    def __init__(self, device: Any, dependency: Dependency, sequences: int = 1) -> None:
+        self.device, self.sequences, self._dependency = device, sequences, dependency
         self._undo = ExitStack()
 
     def __enter__(self) -> Self:
@@ -126,7 +126,7 @@ class Bench:
         copies: int = max(1, self.caches.size // self._stride(at))
         count = max(LEAST, copies)
         launches = [self._launch(program, at, number % copies) for number in range(4 * count)]
-        short, long = (gpu_us(self.device, launches[:length], self._boundary) for length in (count, 4 * count))
+        short, long = (gpu_us(self.device, launches[:length], self._dependency) for length in (count, 4 * count))
         return float(long - short) / (3 * count)
 
     def _stride(self, at: Attention) -> int:
@@ -217,16 +217,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--sweep", type=int, default=0, metavar="N", help="try all cuts, print the best N of each depth"
     )
-    parser.add_argument("--boundary", default="chain-lean", choices=[*FORMS, *HOPPER])
+    parser.add_argument("--dependency", default="chain-lean", choices=[*FORMS, *HOPPER])
     parser.add_argument("--json", action="store_true", help="a JSON list on the last line")
     asked = parser.parse_args(arguments)
-    boundary = {**FORMS, **HOPPER}[asked.boundary]
+    dependency = {**FORMS, **HOPPER}[asked.dependency]
     rows = []
     with opened() as device:
-        with products.Bench(device, boundary) as reading:
+        with products.Bench(device, dependency) as reading:
             bandwidth = reading.bandwidth()
         print(f"read bandwidth {bandwidth / 1e9:.0f} GB/s", flush=True)
-        with Bench(device, boundary, asked.sequences) as bench:
+        with Bench(device, dependency, asked.sequences) as bench:
             for row in measured(bench, asked.models, asked.cache, asked.depths, bandwidth, asked.sweep):
                 rows.append(row)
                 print(line(row), flush=True)

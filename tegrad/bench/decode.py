@@ -29,7 +29,7 @@ from typing import Any, Final
 import numpy as np
 
 from tegrad.bench import graph, llama, tinygrad13, tokens
-from tegrad.bench.boundaries import FORMS, HOPPER, opened
+from tegrad.bench.dependencies import FORMS, HOPPER, opened
 from tegrad.bench.limits import MEMORY, Limit, decode_limit, read_bandwidth
 from tegrad.bench.models import provide
 from tegrad.bench.prefill import prompt, together
@@ -45,7 +45,7 @@ from tegrad.llm.loop import Loop
 from tegrad.llm.persistent import PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.sampling import Settings
-from tegrad.nv.replay import DEFAULT, Boundary, up_to
+from tegrad.nv.replay import DEFAULT, Dependency, up_to
 
 REPETITIONS: Final = 5
 """Samples of ours before the peer's, and as many after; the first run of either is not counted."""
@@ -54,23 +54,23 @@ MAKERS: Final = 3
 PROMPT: Final = "In the beginning God created the heaven and the earth."
 TIMEOUT_S: Final = 120
 
-BOUNDARIES: Final = {**FORMS, **HOPPER}
+DEPENDENCIES: Final = {**FORMS, **HOPPER}
 PLANS: Final[Mapping[str, Planner]] = {
     "many": DecodePlan, "overlapped": partial(DecodePlan, overlap=True), "one": PersistentPlan,
 }  # fmt: skip
-"""A step as many launches, as overlapped ones (which wait by themselves, so that they need a boundary that lets them
+"""A step as many launches, as overlapped ones (which wait by themselves, so that they need a dependency that lets them
 begin early), or as one."""
 OVERLAPPED: Final = "overlapped"
 
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """How ours is run, by names: a plan of PLANS, a boundary between launches, and for prompts and batches who picks
+    """How ours is run, by names: a plan of PLANS, a dependency between launches, and for prompts and batches who picks
     their tiles. Empty is what ours does by itself.
     """
 
     plan: str = ""
-    boundary: str = ""
+    dependency: str = ""
     pick: str = ""
     alone: bool = False
     """Ours only: to tune it, or where the peer is missing."""
@@ -81,20 +81,20 @@ class Ways:
         for kind, given, known in self._given:
             if given and given not in known:
                 raise RecordError(f"no {kind} {given}; known: {', '.join(known)}")
-        if self.plan == OVERLAPPED and not self.boundary:
-            raise RecordError(f"the plan {OVERLAPPED} needs a boundary, such as {', '.join(HOPPER)}")
+        if self.plan == OVERLAPPED and not self.dependency:
+            raise RecordError(f"the plan {OVERLAPPED} needs a dependency, such as {', '.join(HOPPER)}")
 
     @property
     def _given(self) -> tuple[tuple[str, str, Mapping[str, Any]], ...]:
         """Each choice's name, what was chosen, and what may be."""
-        return ("plan", self.plan, PLANS), ("boundary", self.boundary, BOUNDARIES), ("pick", self.pick, PICKS)
+        return ("plan", self.plan, PLANS), ("dependency", self.dependency, DEPENDENCIES), ("pick", self.pick, PICKS)
 
     @property
     def chunks(self) -> dict[str, Any]:
         """What a `Prefill` or a `Batch` is given; their launches begin early where a step's do."""
         chosen: dict[str, Any] = {"pick": PICKS[self.pick]} if self.pick else {}
-        if self.boundary:
-            chosen |= {"boundary": BOUNDARIES[self.boundary], "overlap": self.plan == OVERLAPPED}
+        if self.dependency:
+            chosen |= {"dependency": DEPENDENCIES[self.dependency], "overlap": self.plan == OVERLAPPED}
         return chosen
 
     @property
@@ -103,13 +103,13 @@ class Ways:
         chosen: dict[str, Any] = {"steps_per_submission": self.steps_per_submission}
         if self.plan:
             chosen["plan"] = PLANS[self.plan]
-        if self.boundary:
-            chosen["overlapped" if self.plan == OVERLAPPED else "boundary"] = BOUNDARIES[self.boundary]
+        if self.dependency:
+            chosen["overlapped" if self.plan == OVERLAPPED else "dependency"] = DEPENDENCIES[self.dependency]
         return chosen
 
-    def between(self, launches: int) -> Boundary:
-        """The boundary between the launches of a step, of which so many may begin early where any may."""
-        chosen = BOUNDARIES[self.boundary] if self.boundary else DEFAULT
+    def between(self, launches: int) -> Dependency:
+        """The dependency between the launches of a step, of which so many may begin early where any may."""
+        chosen = DEPENDENCIES[self.dependency] if self.dependency else DEFAULT
         return up_to(chosen, launches) if self.plan == OVERLAPPED else chosen
 
     def command(self, target: Target) -> str:
@@ -170,7 +170,9 @@ def gaps(engine: Engine, ways: Ways, expected: Sequence[int], repetitions: int) 
     with Timestamps(engine.device, engine._states, len(expected)) as timestamps:
         step = timestamps.around(engine._step(Settings()))
         form = ways.between(1 + len(engine.plan.launches))
-        loop = Loop(engine.device, step, engine._states, boundary=form, steps_per_submission=ways.steps_per_submission)
+        loop = Loop(
+            engine.device, step, engine._states, dependency=form, steps_per_submission=ways.steps_per_submission
+        )
         with closing(loop):
             for _ in range(repetitions + 1):
                 came = list(loop.stream([tokens.FIRST], 0, engine.context, len(expected)))

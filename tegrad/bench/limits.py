@@ -12,7 +12,7 @@ from tinygrad.dtype import dtypes
 from tinygrad.helpers import Target
 from tinygrad.runtime.support.hcq import HCQBuffer
 
-from tegrad.bench.boundaries import gpu_us
+from tegrad.bench.dependencies import gpu_us
 from tegrad.llm.arch import DIVISORS, Config, Spec, tensor_name
 from tegrad.llm.gguf import Gguf
 from tegrad.nv import roles

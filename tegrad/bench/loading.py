@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tegrad.bench.boundaries import opened
+from tegrad.bench.dependencies import opened
 from tegrad.llm import packed, stream
 from tegrad.llm.packed import PackedModel
 

@@ -1,11 +1,11 @@
 """The decode loop from outside: tokens per second at a depth, what the host does for each, what lies between two steps.
 
     tegrad bench loop 1b-q6k --depth 0 4096 --plan many one
-    tegrad bench loop --file MODEL.gguf --boundary chain-lean --overlapped chain-latch-program
+    tegrad bench loop --file MODEL.gguf --dependency chain-lean --overlapped chain-latch-program
 
 Tokens per second are by the clock on the wall, from the first doorbell to the last token read. The host's time is CPU
 time of the thread, waits included. The gap is the GPU's: what a step takes more as a run of its own than after another
-one in the same recording, where only a boundary between two kernels lies between them.
+one in the same recording, where only a dependency between two kernels lies between them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from tegrad.bench.boundaries import FORMS, HOPPER, opened
+from tegrad.bench.dependencies import FORMS, HOPPER, opened
 from tegrad.bench.models import provide
 from tegrad.llm.engine import Engine, Planner
 from tegrad.llm.gguf import Gguf
@@ -28,7 +28,7 @@ from tegrad.llm.loop import Loop
 from tegrad.llm.persistent import PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.sampling import Settings
-from tegrad.nv.replay import BOUNDARIES, DEFAULT, Boundary, Launch, Recording
+from tegrad.nv.replay import DEFAULT, DEPENDENCIES, Dependency, Launch, Recording
 
 TOKENS: Final = 128
 REPETITIONS: Final = 9
@@ -44,7 +44,7 @@ class Row:
     model: str
     depth: int
     plan: str
-    boundary: str
+    dependency: str
     tok_s: float
     host_us: float
     submit_us: float
@@ -56,14 +56,14 @@ class Bench:
     """An engine with a greedy step, and what is measured of its loop."""
 
     def __init__(
-        self, path: Path, context: int, boundary: Boundary = DEFAULT, overlapped: Boundary | None = None,
+        self, path: Path, context: int, dependency: Dependency = DEFAULT, overlapped: Dependency | None = None,
         plan: Planner = DecodePlan,
     ) -> None:  # fmt: skip
         if overlapped is not None:
             plan = partial(DecodePlan, overlap=True)
         with Gguf.open(path) as file:
-            self.engine = Engine(file, context, device="NV", boundary=boundary, overlapped=overlapped, plan=plan)
-        self.boundary = boundary
+            self.engine = Engine(file, context, device="NV", dependency=dependency, overlapped=overlapped, plan=plan)
+        self.dependency = dependency
         self.loop: Loop = self.engine._loop(Settings())
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class Bench:
 
         Not where launches begin early: then the steps of one recording would too.
         """
-        with Recording(self.engine.device, self.step * JOINED, self.boundary) as joined:
+        with Recording(self.engine.device, self.step * JOINED, self.dependency) as joined:
             together = self._gpu_us(depth, joined, 1)
         return (self._gpu_us(depth, self.loop.recording, JOINED) - together) / JOINED
 
@@ -119,14 +119,14 @@ class Bench:
 
 
 def measure(
-    path: Path, depth: int, boundary: str, *, plan: str = "many", overlapped: str | None = None, tokens: int = TOKENS,
+    path: Path, depth: int, dependency: str, *, plan: str = "many", overlapped: str | None = None, tokens: int = TOKENS,
     repetitions: int = REPETITIONS,
 ) -> Row:  # fmt: skip
     """Everything about one model at one depth; with `overlapped`, this form where launches wait by themselves."""
     all_forms = {**FORMS, **HOPPER}
     context = depth + max(tokens + 2, JOINED + 1)
     bench = Bench(
-        path, context, all_forms[boundary], None if overlapped is None else all_forms[overlapped], PLANS[plan]
+        path, context, all_forms[dependency], None if overlapped is None else all_forms[overlapped], PLANS[plan]
     )
     try:
         bench.stream(depth, tokens)
@@ -137,7 +137,7 @@ def measure(
             path.stem,
             depth,
             plan,
-            overlapped or boundary,
+            overlapped or dependency,
             tokens / statistics.median(clock for clock, _ in times),
             1e6 * statistics.median(cpu for _, cpu in times) / tokens,
             1e6 * submit,
@@ -150,7 +150,7 @@ def measure(
 
 def line(row: Row) -> str:
     """A row as text."""
-    what = f"{row.model:16} depth {row.depth:6} {row.plan:10} {row.boundary:20} {row.launches:4} x"
+    what = f"{row.model:16} depth {row.depth:6} {row.plan:10} {row.dependency:20} {row.launches:4} x"
     gap = "" if row.gap_us is None else f", gap {row.gap_us:6.2f} us"
     return f"{what} {row.tok_s:9.1f} tok/s, host {row.host_us:7.2f} us, submit {row.submit_us:6.2f} us{gap}"
 
@@ -161,20 +161,20 @@ def rows(asked: Any) -> Iterator[Row]:
     for path in [*(provide(name) for name in asked.models), *asked.file]:
         for depth in asked.depth:
             for plan in asked.plan:
-                for boundary in asked.boundary:
-                    yield measure(path, depth, boundary, plan=plan, **common)
+                for dependency in asked.dependency:
+                    yield measure(path, depth, dependency, plan=plan, **common)
             for overlapped in asked.overlapped:
-                yield measure(path, depth, asked.boundary[0], overlapped=overlapped, **common)
+                yield measure(path, depth, asked.dependency[0], overlapped=overlapped, **common)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the rows of models, depths and boundaries; the last line as JSON with --json."""
-    default = next(name for name, form in BOUNDARIES.items() if form is DEFAULT)
+    """Print the rows of models, depths and dependencies; the last line as JSON with --json."""
+    default = next(name for name, form in DEPENDENCIES.items() if form is DEFAULT)
     parser = argparse.ArgumentParser("tegrad bench loop", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", nargs="*", help="such as 1b-q6k")
     parser.add_argument("--file", type=Path, action="append", default=[])
     parser.add_argument("--depth", type=int, nargs="+", default=[0])
-    parser.add_argument("--boundary", nargs="+", default=[default], choices=[*FORMS, *HOPPER])
+    parser.add_argument("--dependency", nargs="+", default=[default], choices=[*FORMS, *HOPPER])
     parser.add_argument("--plan", nargs="+", default=["many"], choices=PLANS)
     parser.add_argument(
         "--overlapped", nargs="+", default=[], choices=[*FORMS, *HOPPER], help="launches wait by themselves"

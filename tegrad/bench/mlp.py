@@ -3,8 +3,8 @@
 A call is what a control loop does: store the observation, run, read the action. All three run the same kernels, and
 their outputs are compared before anything is reported.
 
-    python -m tegrad.bench.mlp                             every form of the boundary, TinyJit, and CUDA graphs
-    python -m tegrad.bench.mlp --boundary chain --no-graph
+    python -m tegrad.bench.mlp                             every form of the dependency, TinyJit, and CUDA graphs
+    python -m tegrad.bench.mlp --dependency chain --no-graph
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tegrad.bench.record import Record, RecordError, Side, make
 from tegrad.bench.rows import MLP
 from tegrad.nv.cubin import read_ptx
 from tegrad.nv.record import LONE, Recorded, record
-from tegrad.nv.replay import BOUNDARIES, Boundary
+from tegrad.nv.replay import DEPENDENCIES, Dependency
 
 CALLS: Final = 4_000
 ROUNDS: Final = 5
@@ -64,11 +64,11 @@ def observations(count: int) -> list[Array]:
 
 
 @contextmanager
-def recorded_network(boundary: Boundary = LONE) -> Iterator[Recorded]:
+def recorded_network(dependency: Dependency = LONE) -> Iterator[Recorded]:
     """The network, recorded on the NV device."""
     tegrad.nv.install()
     weights = [Tensor(layer, device="NV").realize() for layer in network()]
-    with record(policy(weights), np.zeros((1, MLP[0]), np.float16), boundary=boundary) as made:
+    with record(policy(weights), np.zeros((1, MLP[0]), np.float16), dependency=dependency) as made:
         yield made
 
 
@@ -183,7 +183,7 @@ def _p99(samples: Sequence[float]) -> list[float]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a line for each way to run the network."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--boundary", nargs="+", default=list(BOUNDARIES), choices=BOUNDARIES)
+    parser.add_argument("--dependency", nargs="+", default=list(DEPENDENCIES), choices=DEPENDENCIES)
     parser.add_argument("--no-graph", action="store_true", help="no CUDA graph")
     asked = parser.parse_args(arguments)
     inputs = observations(CALLS)
@@ -192,8 +192,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         p99 = float(np.quantile(samples, 0.99))
         print(f"{name:24} median {statistics.median(samples):8.2f} us, p99 {p99:8.2f} us", flush=True)
 
-    for name in asked.boundary:
-        with recorded_network(BOUNDARIES[name]) as made:
+    for name in asked.dependency:
+        with recorded_network(DEPENDENCIES[name]) as made:
             show(f"recorded, {name}", timed(caller(made), inputs)[0])
             work = as_work(made, inputs)
     show("TinyJit", timed(jitted(), inputs[:JIT_CALLS])[0])

@@ -7,7 +7,7 @@
 
 Weights are whatever lies in new buffers of the model's exact sizes. A step is the whole of it: embedding, layers,
 logits, the greedy token and the state. Its time is the GPU's: the slope between recordings of one step and of nine, so
-that what a recording costs falls out and the boundary between two steps does not.
+that what a recording costs falls out and the dependency between two steps does not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 
 from tegrad.bench import dry, models, products
-from tegrad.bench.boundaries import FORMS, HOPPER, gpu_us, opened
+from tegrad.bench.dependencies import FORMS, HOPPER, gpu_us, opened
 from tegrad.bench.kernels import block_type
 from tegrad.errors import TegradError
 from tegrad.hw.chips import CHIPS
@@ -35,7 +35,7 @@ from tegrad.llm.persistent import PersistentPlan, Tuning
 from tegrad.llm.sampling import Sampling
 from tegrad.llm.schedule import Op, imbalance
 from tegrad.llm.state import State, States
-from tegrad.nv.replay import Boundary, Launch
+from tegrad.nv.replay import Dependency, Launch
 
 AXES: Final[Mapping[str, tuple[int, ...]]] = {
     "in_flight": (2, 1, 3),
@@ -65,9 +65,9 @@ ROOM: Final = 1024
 class Rig:
     """A model of whatever lies in memory, its cache and its states, for any number of plans."""
 
-    def __init__(self, device: Any, name: str, depth: int = 0, boundary: Boundary = FORMS["chain"]) -> None:
+    def __init__(self, device: Any, name: str, depth: int = 0, dependency: Dependency = FORMS["chain"]) -> None:
         shape, _ = models.parse(name)
-        self.device, self.depth, self.boundary = device, depth, boundary
+        self.device, self.depth, self.dependency = device, depth, dependency
         self.model: PackedModel = dry.model(shape.config, block_type(name), device, shape.tied)
         self.cache = KvCache(device, shape.config, depth + ROOM)
         self.states = States(device)
@@ -89,7 +89,7 @@ class Rig:
         times = []
         for count in STEPS:
             self.begin()
-            times.append(gpu_us(self.device, list(launches) * count, self.boundary))
+            times.append(gpu_us(self.device, list(launches) * count, self.dependency))
         return (times[1] - times[0]) / (STEPS[1] - STEPS[0])
 
     def begin(self) -> None:
@@ -229,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", help="SHAPE-FORMAT, as in tegrad.bench.models")
     parser.add_argument("--depth", type=int, default=0, help="positions before the token's")
-    parser.add_argument("--boundary", default="chain", choices=[*FORMS, *HOPPER])
+    parser.add_argument("--dependency", default="chain", choices=[*FORMS, *HOPPER])
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a field of Tuning")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--compile", metavar="CHIP", choices=list(CHIPS), help="only compile")
@@ -242,9 +242,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     with ExitStack() as undo:
         device = undo.enter_context(opened())
-        rig = Rig(device, asked.model, asked.depth, {**FORMS, **HOPPER}[asked.boundary])
+        rig = Rig(device, asked.model, asked.depth, {**FORMS, **HOPPER}[asked.dependency])
         undo.callback(rig.close)
-        bench = undo.enter_context(products.Bench(device, rig.boundary))
+        bench = undo.enter_context(products.Bench(device, rig.dependency))
         bandwidth = bench.bandwidth()
         limit = rig.nbytes / bandwidth * 1e6
         us = measure(rig, tuning)

@@ -10,7 +10,7 @@
 
 Each product runs as prompts and batches launch it, in a recording of dependent launches that go through so many copies
 of the weights that none is in a cache when its turn comes again. A time is the GPU's, the slope between recordings of
-two lengths: what a launch adds, its boundary included. Only --file measures by the clock on the wall, from tokens on
+two lengths: what a launch adds, its dependency included. Only --file measures by the clock on the wall, from tokens on
 the host to the last logits, or tokens, there.
 """
 
@@ -30,7 +30,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tegrad.bench.boundaries import FORMS, HOPPER, gpu_us, opened
+from tegrad.bench.dependencies import FORMS, HOPPER, gpu_us, opened
 from tegrad.bench.models import SHAPES
 from tegrad.llm import packed
 from tegrad.llm.arch import Config
@@ -57,7 +57,7 @@ from tegrad.llm.rows import COUNT_AT
 from tegrad.llm.workspace import Workspace
 from tegrad.nv.compilers import CompileFailed
 from tegrad.nv.program import LaunchError
-from tegrad.nv.replay import DEFAULT, Boundary, Launch
+from tegrad.nv.replay import DEFAULT, Dependency, Launch
 
 ROTATION: Final = 1200 << 20
 """Bytes of weights that the launches go through: twenty times an H200's second-level cache."""
@@ -93,13 +93,13 @@ class Ways:
     """How prompts and batches are run: by which tiles, and how launches follow each other."""
 
     pick: TilePicker = pick_tile
-    boundary: Boundary = DEFAULT
+    dependency: Dependency = DEFAULT
     overlap: bool = False
 
     @property
     def given(self) -> dict[str, Any]:
         """As a `Prefill` and a `Batch` take it."""
-        return {"pick": self.pick, "boundary": self.boundary, "overlap": self.overlap}
+        return {"pick": self.pick, "dependency": self.dependency, "overlap": self.overlap}
 
 
 def gemms(config: Config, kind: BlockType) -> dict[str, tuple[Gemm, int]]:
@@ -178,7 +178,7 @@ class Bench:
 
     def _slope(self, launches: list[Launch], count: int) -> float:
         """Microseconds of a launch, from the first `count` and all 4 `count` of them."""
-        short, long = (gpu_us(self.device, launches[:length], self._ways.boundary) for length in (count, 4 * count))
+        short, long = (gpu_us(self.device, launches[:length], self._ways.dependency) for length in (count, 4 * count))
         return (long - short) / (3 * count)
 
     def _zero(self, name: str, size: int, data: bytes | None = None) -> Any:
@@ -416,7 +416,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--attention", type=int, nargs="+", default=[], metavar="DEPTH", help="also attention there")
     parser.add_argument("--sweep", type=int, default=0, metavar="N", help="try all tiles, print the best N of each")
     parser.add_argument("--pick", default="mma", choices=PICKS, help="the instruction for many tokens")
-    parser.add_argument("--boundary", default="chain-lean", choices=[*FORMS, *HOPPER])
+    parser.add_argument("--dependency", default="chain-lean", choices=[*FORMS, *HOPPER])
     parser.add_argument("--overlap", action="store_true", help="launches wait by themselves for the one before")
     parser.add_argument("--file", type=Path, help="a model, for whole prompts and batches")
     parser.add_argument("--json", action="store_true", help="a JSON list on the last line")
@@ -426,7 +426,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print what prompts and batches cost on this machine's GPU."""
     asked = parser().parse_args(arguments)
-    ways = Ways(PICKS[asked.pick], {**FORMS, **HOPPER}[asked.boundary], asked.overlap)
+    ways = Ways(PICKS[asked.pick], {**FORMS, **HOPPER}[asked.dependency], asked.overlap)
     rows = []
     with opened() as device:
         if asked.models:

@@ -5,8 +5,8 @@
 
 Each product runs as the decode plan launches it, in a recording of dependent launches that go through so many copies of
 the weights that none is in a cache when its turn comes again. A time is the GPU's, the slope between recordings of two
-lengths: what a launch adds to a step, its boundary included. The bandwidth is measured in the same process by a kernel
-that only reads.
+lengths: what a launch adds to a step, its dependency included. The bandwidth is measured in the same process by a
+kernel that only reads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tinygrad.device import TinyELF
 from tinygrad.dtype import dtypes
 from tinygrad.helpers import Target
 
-from tegrad.bench.boundaries import FORMS, HOPPER, gpu_us, opened
+from tegrad.bench.dependencies import FORMS, HOPPER, gpu_us, opened
 from tegrad.bench.models import SHAPES
 from tegrad.llm.arch import Config
 from tegrad.llm.forms import Role, Tuning, fit, form
@@ -35,7 +35,7 @@ from tegrad.llm.matvec import Form, Part, Product
 from tegrad.llm.packing import PLAIN, segments
 from tegrad.nv import roles
 from tegrad.nv.compilers import CompileFailed, compile_cuda
-from tegrad.nv.replay import Boundary, Launch
+from tegrad.nv.replay import Dependency, Launch
 from tegrad.nv.spec import MemorySpec
 
 SPEC: Final = MemorySpec(nolru=True, role=roles.WEIGHTS)
@@ -119,8 +119,8 @@ def products(config: Config, kind: BlockType) -> dict[Role, tuple[Product, int]]
 class Bench:
     """Weights and vectors on an opened device; measures products. Use it in a `with`."""
 
-    def __init__(self, device: Any, boundary: Boundary) -> None:
-        self.device, self.rotation, self._boundary = device, ROTATION, boundary
+    def __init__(self, device: Any, dependency: Dependency) -> None:
+        self.device, self.rotation, self._dependency = device, ROTATION, dependency
         self._undo = ExitStack()
 
     def __enter__(self) -> Bench:
@@ -150,7 +150,7 @@ class Bench:
             source = self.device.allocator.alloc(size, SPEC)
             undo.callback(self.device.allocator.free, source, size, SPEC)
             launch = Launch(program, (self.vectors, source), (size // READ_BLOCK, 1, 1), (512, 1, 1))
-            once, thrice = (gpu_us(self.device, [launch] * count, self._boundary) for count in (1, 3))
+            once, thrice = (gpu_us(self.device, [launch] * count, self._dependency) for count in (1, 3))
         return 2 * size / (thrice - once) * 1e6
 
     def us(self, product: Product, cut: Form) -> float:
@@ -160,11 +160,11 @@ class Bench:
         copies = max(1, self.rotation // stride)
         count = max(LEAST, min(copies, 2 * self.rotation // stride))
         launches = [self._launch(program, product, cut, at % copies * stride) for at in range(4 * count)]
-        short, long = (gpu_us(self.device, launches[:length], self._boundary) for length in (count, 4 * count))
+        short, long = (gpu_us(self.device, launches[:length], self._dependency) for length in (count, 4 * count))
         return (long - short) / (3 * count)
 
     def _sizes(self, product: Product) -> list[int]:
-        """Bytes of each part's matrix, from one 256-byte boundary to the next."""
+        """Bytes of each part's matrix, from one 256-byte dependency to the next."""
         sizes = [
             (part.kind.row_bytes(2048) * segments(part.rows, product.columns))
             if part.kind not in PLAIN
@@ -261,11 +261,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", nargs="+", help="SHAPE-KIND, such as 1b-q6k; as in tegrad.bench.models")
     parser.add_argument("--sweep", type=int, default=0, metavar="N", help="try all forms, print the best N of each")
-    parser.add_argument("--boundary", default="chain-lean", choices=[*FORMS, *HOPPER])
+    parser.add_argument("--dependency", default="chain-lean", choices=[*FORMS, *HOPPER])
     parser.add_argument("--json", action="store_true", help="a JSON list on the last line")
     asked = parser.parse_args(arguments)
     rows = []
-    with opened() as device, Bench(device, {**FORMS, **HOPPER}[asked.boundary]) as bench:
+    with opened() as device, Bench(device, {**FORMS, **HOPPER}[asked.dependency]) as bench:
         bandwidth = bench.bandwidth()
         print(f"read bandwidth {bandwidth / 1e9:.0f} GB/s", flush=True)
         for row in measured(bench, asked.models, bandwidth, asked.sweep):

@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from tegrad.bench.boundaries import FORMS, HOPPER, gpu_us, opened
+from tegrad.bench.dependencies import FORMS, HOPPER, gpu_us, opened
 from tegrad.llm.sampling import Sampling, Settings
 from tegrad.llm.state import LOGITS_SPEC, States
-from tegrad.nv.replay import Boundary
+from tegrad.nv.replay import Dependency
 
 VOCABULARIES: Final = (128256, 151936)
 STEPS: Final = (8, 32)
@@ -47,7 +47,7 @@ class Row:
     us: float
 
 
-def row(device: Any, boundary: Boundary, vocab: int, sequences: int, kind: str) -> Row:
+def row(device: Any, dependency: Dependency, vocab: int, sequences: int, kind: str) -> Row:
     """Measure one kind."""
     settings = [KINDS[kind]] * sequences
     logits = (3 * np.random.default_rng(1).standard_normal((sequences, vocab))).astype(np.float32)
@@ -67,7 +67,7 @@ def row(device: Any, boundary: Boundary, vocab: int, sequences: int, kind: str) 
             sampling.set(slot, settings[slot])
             states.begin(slot, [0], 0, 1 << 30, seed=slot)
         launches = sampling.launches(states, settings, **given)
-        short, long = (gpu_us(device, launches * count, boundary) for count in STEPS)
+        short, long = (gpu_us(device, launches * count, dependency) for count in STEPS)
     return Row(vocab, sequences, kind, len(launches), (long - short) / (STEPS[1] - STEPS[0]))
 
 
@@ -76,14 +76,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("vocabularies", nargs="*", type=int, default=VOCABULARIES)
     parser.add_argument("--sequences", type=int, default=1)
-    parser.add_argument("--boundary", default="chain-lean", choices=[*FORMS, *HOPPER])
+    parser.add_argument("--dependency", default="chain-lean", choices=[*FORMS, *HOPPER])
     parser.add_argument("--json", action="store_true", help="a JSON list on the last line")
     asked = parser.parse_args(arguments)
     rows = []
     with opened() as device:
         for vocab in asked.vocabularies:
             for kind in KINDS:
-                one = row(device, {**FORMS, **HOPPER}[asked.boundary], vocab, asked.sequences, kind)
+                one = row(device, {**FORMS, **HOPPER}[asked.dependency], vocab, asked.sequences, kind)
                 rows.append(one)
                 print(
                     f"{vocab:7} x {asked.sequences:<3} {kind:24} {one.launches:2} launches {one.us:8.2f} us", flush=True

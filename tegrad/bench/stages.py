@@ -1,7 +1,7 @@
 """What each kernel costs where it stands in a step: `tegrad bench kernels` on a GPU.
 
 A step is recorded whole, and once more without the launches of one kernel; the difference is what these take in their
-place, with their boundaries and with what the caches hold of their neighbours' work. The order stays, so that all
+place, with their dependencies and with what the caches hold of their neighbours' work. The order stays, so that all
 others take what they took. Weights are whatever lies in new buffers of the model's exact sizes: no file is needed.
 """
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tegrad.bench import dry, models, products
-from tegrad.bench.boundaries import gpu_us
+from tegrad.bench.dependencies import gpu_us
 from tegrad.bench.kernels import block_type, weight_bytes
 from tegrad.bench.plans import PLANS
-from tegrad.nv.replay import DEFAULT, Boundary, Launch
+from tegrad.nv.replay import DEFAULT, Dependency, Launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +54,15 @@ class Step:
         return sum(stage.bytes for stage in self.stages)
 
 
-def measure(device: Any, name: str, plan: str = "decode", boundary: Boundary = DEFAULT) -> Step:
+def measure(device: Any, name: str, plan: str = "decode", dependency: Dependency = DEFAULT) -> Step:
     """A plan of a model such as "1b-q6k" on an opened device."""
     shape, _ = models.parse(name)
     made = dry.model(shape.config, block_type(name), device, shape.tied)
     launches = PLANS[plan](made)
-    with products.Bench(device, boundary) as bench:
+    with products.Bench(device, dependency) as bench:
         bandwidth = bench.bandwidth()
-    whole = gpu_us(device, launches, boundary)
-    twice = gpu_us(device, [*launches, *launches], boundary)
+    whole = gpu_us(device, launches, dependency)
+    twice = gpu_us(device, [*launches, *launches], dependency)
     weights = {matrix.buffer.va_addr: matrix for matrix in dry.matrices(made)}
     stages = []
     for group in groups(launches):
@@ -70,7 +70,7 @@ def measure(device: Any, name: str, plan: str = "decode", boundary: Boundary = D
         others = [launch for launch in launches if id(launch) not in chosen]
         first = group[0]
         size = sum(weight_bytes(launch, weights) for launch in group)
-        us = whole - gpu_us(device, others, boundary)
+        us = whole - gpu_us(device, others, dependency)
         stages.append(Stage(first.program.name, first.grid, first.block, len(group), size, us))
     return Step(name, plan, twice - whole, bandwidth, tuple(stages))
 

@@ -2,7 +2,7 @@
 
     python -m tegrad.bench.step 1b-q6k.gguf                       at position 0
     python -m tegrad.bench.step 1b-q6k.gguf --depth 4096          with so many positions to attend to
-    python -m tegrad.bench.step 1b-q6k.gguf --boundary latch-program --overlap
+    python -m tegrad.bench.step 1b-q6k.gguf --dependency latch-program --overlap
 
 A step is the embedding, the layers, the logits and the greedy choice, recorded and submitted as in the decode loop.
 A kind of launch adds the difference between the step and one without it. Times are the GPU's, medians.
@@ -17,20 +17,20 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from tegrad.bench.boundaries import FORMS, HOPPER, gpu_us, opened
+from tegrad.bench.dependencies import FORMS, HOPPER, gpu_us, opened
 from tegrad.llm.cache import KvCache
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.sampling import Sampling, Settings
 from tegrad.llm.state import State, States
-from tegrad.nv.replay import Boundary
+from tegrad.nv.replay import Dependency
 
 ROOM: Final = 256
 """Positions after `depth`: a measurement is a few steps, each of which goes on by one."""
 
 
 def measure(
-    device: Any, path: Path, *, depth: int = 0, boundary: Boundary, overlap: bool = False, q8: bool = False
+    device: Any, path: Path, *, depth: int = 0, dependency: Dependency, overlap: bool = False, q8: bool = False
 ) -> dict[str, float]:
     """Microseconds of a step at position `depth`, as "step", and what each kind of launch adds to it."""
     with ExitStack() as undo:
@@ -47,7 +47,7 @@ def measure(
         def us(without: str = "") -> float:
             states.write(0, State(position=depth, limit=cache.positions, active=1))
             kept = [launch for launch, kind in zip(launches, kinds, strict=True) if kind != without]
-            return gpu_us(device, kept, boundary)
+            return gpu_us(device, kept, dependency)
 
         step = us()
         return {"step": step, **{kind: step - us(kind) for kind in dict.fromkeys(kinds)}}
@@ -58,18 +58,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", type=Path, help="a GGUF file")
     parser.add_argument("--depth", type=int, default=0, help="positions before the token's")
-    parser.add_argument("--boundary", default="chain", choices=[*FORMS, *HOPPER])
+    parser.add_argument("--dependency", default="chain", choices=[*FORMS, *HOPPER])
     parser.add_argument("--overlap", action="store_true", help="launches wait by themselves for the one before")
     parser.add_argument("--q8", action="store_true", help="a q8_0 cache")
     parser.add_argument("--json", action="store_true", help="a JSON object on the last line")
     asked = parser.parse_args(arguments)
     with opened() as device:
         found = measure(
-            device, asked.model, depth=asked.depth, boundary={**FORMS, **HOPPER}[asked.boundary],
+            device, asked.model, depth=asked.depth, dependency={**FORMS, **HOPPER}[asked.dependency],
             overlap=asked.overlap, q8=asked.q8,
         )  # fmt: skip
     step = found["step"]
-    print(f"{asked.model.stem} at {asked.depth}, {asked.boundary}: {step:.1f} us, {1e6 / step:.0f} tok/s")
+    print(f"{asked.model.stem} at {asked.depth}, {asked.dependency}: {step:.1f} us, {1e6 / step:.0f} tok/s")
     for kind, us in found.items():
         if kind != "step":
             print(f"  {kind:10} {us:8.1f} us {100 * us / step:5.1f}%")

@@ -2,8 +2,8 @@
 
 In a timed decode the step chooses its tokens itself, steps run ahead of the host, and tokens come through a ring. Here
 the host waits for each step, reads its logits and feeds back the likeliest token. Whether the step computes what it
-should is another matter: after each of these tokens a step of many launches, with the boundary that recordings have by
-default, has to find the next one about as likely.
+should is another matter: after each of these tokens a step of many launches, with the dependency that recordings have
+by default, has to find the next one about as likely.
 """
 
 from __future__ import annotations

@@ -108,12 +108,12 @@ def ptx(json_: Annotated[bool, typer.Option("--json", help="One JSON object on t
 
 
 @app.command()
-def boundaries(
+def dependencies(
     forms: Annotated[list[str] | None, typer.Argument(help="Forms to measure; all if left out.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
 ) -> None:
-    """Measure what a boundary costs, where a kernel waits for the one before it, in each form that a recording has."""
-    from tegrad.bench.boundaries import main
+    """Measure what a launch dependency costs (a kernel waits for the one before), in each form that a recording has."""
+    from tegrad.bench.dependencies import main
 
     main([*(forms or ()), *(["--json"] if json_ else [])])
 
@@ -124,7 +124,7 @@ def decode(
         list[str] | None, typer.Argument(help="Figures; all that are compared with llama.cpp if left out.")
     ] = None,
     plan: Annotated[str, typer.Option(help="The kind of step; as `tegrad run` chooses if left out.")] = "",
-    boundary: Annotated[str, typer.Option(help="How a launch waits for the one before (bench boundaries).")] = "",
+    dependency: Annotated[str, typer.Option(help="How a launch waits for the one before (bench dependencies).")] = "",
     pick: Annotated[
         str,
         typer.Option(help="The instruction for prompts and batches: mma, or wgmma on Hopper; the quicker if left out."),
@@ -151,7 +151,7 @@ def decode(
     from tegrad.bench.record import RecordError
 
     try:
-        ways = bench.Ways(plan, boundary, pick, alone, steps_per_submission)
+        ways = bench.Ways(plan, dependency, pick, alone, steps_per_submission)
     except RecordError as error:
         raise typer.BadParameter(str(error)) from error
     ids = figures or SIDE_BY_SIDE
@@ -278,7 +278,7 @@ def kernels(
 
     if not static:
         from tegrad.bench import stages
-        from tegrad.bench.boundaries import opened
+        from tegrad.bench.dependencies import opened
 
         if plan not in PLANS:
             raise typer.BadParameter(f"unknown plan; known: {', '.join(PLANS)}")
@@ -298,13 +298,13 @@ def kernels(
 def products(
     models: Annotated[list[str], typer.Argument(help="SHAPE-FORMAT, as in tegrad.bench.models.")],
     sweep: Annotated[int, typer.Option(help="Try every form of each product and print this many of the best.")] = 0,
-    boundary: Annotated[str, typer.Option(help="A form of `tegrad bench boundaries`.")] = "chain-lean",
+    dependency: Annotated[str, typer.Option(help="A form of `tegrad bench dependencies`.")] = "chain-lean",
     json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
 ) -> None:
     """Bytes, time and share of the bandwidth of a decode step's matrix products, one by one or in every form."""
     from tegrad.bench.products import main
 
-    main([*models, "--sweep", str(sweep), "--boundary", boundary, *(["--json"] if json_ else [])])
+    main([*models, "--sweep", str(sweep), "--dependency", dependency, *(["--json"] if json_ else [])])
 
 
 @app.command()
@@ -314,14 +314,14 @@ def attention(
     cache: Annotated[str, typer.Option(help="f16 or q8_0.")] = "f16",
     sequences: Annotated[int, typer.Option(help="Sequences that are decoded together.")] = 1,
     sweep: Annotated[int, typer.Option(help="Try every cut and print this many of the best at each depth.")] = 0,
-    boundary: Annotated[str, typer.Option(help="A form of `tegrad bench boundaries`.")] = "chain-lean",
+    dependency: Annotated[str, typer.Option(help="A form of `tegrad bench dependencies`.")] = "chain-lean",
     json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
 ) -> None:
     """Bytes, time and share of the bandwidth of a decode step's attention, by depth."""
     from tegrad.bench.attention import main
 
     asked = ["--depths", *map(str, depths)] if depths else []
-    asked += ["--cache", cache, "--sequences", str(sequences), "--sweep", str(sweep), "--boundary", boundary]
+    asked += ["--cache", cache, "--sequences", str(sequences), "--sweep", str(sweep), "--dependency", dependency]
     main([*models, *asked, *(["--json"] if json_ else [])])
 
 
@@ -337,7 +337,7 @@ def prefill(
     ] = None,
     sweep: Annotated[int, typer.Option(help="Try every tile of each product and print this many of the best.")] = 0,
     pick: Annotated[str, typer.Option(help="The instruction for many tokens: mma, or wgmma on Hopper.")] = "mma",
-    boundary: Annotated[str, typer.Option(help="A form of `tegrad bench boundaries`.")] = "chain-lean",
+    dependency: Annotated[str, typer.Option(help="A form of `tegrad bench dependencies`.")] = "chain-lean",
     overlap: Annotated[bool, typer.Option("--overlap", help="Launches wait by themselves.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
 ) -> None:
@@ -358,7 +358,15 @@ def prefill(
         parse(model)
     lists = {"--tokens": tokens, "--attention": depths}
     asked = [word for option, values in lists.items() if values for word in (option, *map(str, values))]
-    asked += ["--sweep", str(sweep), "--pick", pick, "--boundary", boundary, *(["--file", str(file)] if file else [])]
+    asked += [
+        "--sweep",
+        str(sweep),
+        "--pick",
+        pick,
+        "--dependency",
+        dependency,
+        *(["--file", str(file)] if file else []),
+    ]
     main([*(models or ()), *asked, *(["--overlap"] if overlap else []), *(["--json"] if json_ else [])])
 
 
@@ -388,13 +396,13 @@ def sampling(
         list[int] | None, typer.Argument(help="Sizes in tokens; 128256 and 151936 if left out.")
     ] = None,
     sequences: Annotated[int, typer.Option(help="Sequences that are sampled together.")] = 1,
-    boundary: Annotated[str, typer.Option(help="A form of `tegrad bench boundaries`.")] = "chain-lean",
+    dependency: Annotated[str, typer.Option(help="A form of `tegrad bench dependencies`.")] = "chain-lean",
     json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
 ) -> None:
     """What it costs to sample a token on the device, for each kind of settings."""
     from tegrad.bench.sampling import main
 
-    asked = [*map(str, vocabularies or ()), "--sequences", str(sequences), "--boundary", boundary]
+    asked = [*map(str, vocabularies or ()), "--sequences", str(sequences), "--dependency", dependency]
     main([*asked, *(["--json"] if json_ else [])])
 
 
@@ -402,8 +410,8 @@ def sampling(
 def step(
     model: Annotated[Path, typer.Argument(help="A GGUF file; `python -m tegrad.bench.models` writes random ones.")],
     depth: Annotated[int, typer.Option(help="Positions before the token's.")] = 0,
-    boundary: Annotated[
-        str, typer.Option(help="How a launch waits for the one before; as in `bench boundaries`.")
+    dependency: Annotated[
+        str, typer.Option(help="How a launch waits for the one before; as in `bench dependencies`.")
     ] = "chain",
     overlap: Annotated[bool, typer.Option("--overlap", help="Launches wait by themselves.")] = False,
     q8: Annotated[bool, typer.Option("--q8", help="A q8_0 cache.")] = False,
@@ -413,7 +421,7 @@ def step(
     from tegrad.bench.step import main
 
     flags = {"--overlap": overlap, "--q8": q8, "--json": json_}
-    options = ["--depth", str(depth), "--boundary", boundary, *(flag for flag, on in flags.items() if on)]
+    options = ["--depth", str(depth), "--dependency", dependency, *(flag for flag, on in flags.items() if on)]
     main([str(model), *options])
 
 
@@ -421,7 +429,7 @@ def step(
 def persistent(
     model: Annotated[str, typer.Argument(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = "1b-q6k",
     depth: Annotated[int, typer.Option(help="Positions before the token's.")] = 0,
-    boundary: Annotated[str, typer.Option(help="A form of `tegrad bench boundaries`.")] = "chain",
+    dependency: Annotated[str, typer.Option(help="A form of `tegrad bench dependencies`.")] = "chain",
     set_: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of the tuning.")] = None,
     sweep: Annotated[bool, typer.Option("--sweep", help="Try every value of every axis.")] = False,
     compile_: Annotated[str, typer.Option("--compile", help="Only compile, for a chip, without a GPU.")] = "",
@@ -430,7 +438,7 @@ def persistent(
     """Measure the decode step in one launch: its time, its stages, and the best tuning."""
     from tegrad.bench.persistent import main
 
-    options = [model, "--depth", str(depth), "--boundary", boundary, *(["--compile", compile_] if compile_ else [])]
+    options = [model, "--depth", str(depth), "--dependency", dependency, *(["--compile", compile_] if compile_ else [])]
     options += [word for value in set_ or () for word in ("--set", value)]
     main([*options, *(["--sweep"] if sweep else []), *(["--json"] if json_ else [])])
 

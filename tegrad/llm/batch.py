@@ -22,7 +22,7 @@ from tegrad.llm.rows import Rows
 from tegrad.llm.sampling import Sampling, Settings
 from tegrad.llm.state import LOGITS_SPEC, State, States
 from tegrad.llm.workspace import Workspace
-from tegrad.nv.replay import DEFAULT, Boundary, Launch, Recording
+from tegrad.nv.replay import DEFAULT, Dependency, Launch, Recording
 
 AHEAD: Final = 2
 """Steps in flight."""
@@ -59,13 +59,13 @@ class Batch:
         ends: Sequence[int] = (),
         sizes: Sequence[int] = CHUNKS,
         pick: TilePicker = pick_quickest,
-        boundary: Boundary = DEFAULT,
+        dependency: Dependency = DEFAULT,
         overlap: bool = False,
     ) -> None:
         if not 1 <= slots <= SMALL_M:
             raise ModelError(f"a batch of {slots} sequences was asked for: 1 to {SMALL_M} decode together")
         self.model, self.config, self.device, self.slots = model, model.config, model.device, slots
-        self._settings, self._boundary = tuple(settings), boundary
+        self._settings, self._dependency = tuple(settings), dependency
         self._closed = False
         self._members: dict[int, Member] = {}
         self._flights: deque[tuple[Recording, int, list[Member]]] = deque()
@@ -75,7 +75,7 @@ class Batch:
         try:
             self.cache = KvCache(self.device, self.config, self.config.positions(positions), slots, q8=q8)
             workspace.callback(self.cache.close)
-            self.prefill = Prefill(model, self.cache, sizes=sizes, pick=pick, boundary=boundary, overlap=overlap)
+            self.prefill = Prefill(model, self.cache, sizes=sizes, pick=pick, dependency=dependency, overlap=overlap)
             workspace.callback(self.prefill.close)
             self.states = States(self.device, slots)
             workspace.callback(self.states.close)
@@ -225,7 +225,7 @@ class Batch:
     def _recording(self, slots: int) -> Recording:
         width = next(width for width in self.widths if width >= slots)
         if width not in self._recordings:
-            self._recordings[width] = Recording(self.device, self.launches(width), self._boundary, depth=AHEAD)
+            self._recordings[width] = Recording(self.device, self.launches(width), self._dependency, depth=AHEAD)
         return self._recordings[width]
 
     # ---- launches

@@ -29,7 +29,7 @@ from tegrad.llm.sampler import Sampler
 from tegrad.llm.sampling import Sampling, Settings
 from tegrad.llm.state import States
 from tegrad.nv import roles
-from tegrad.nv.replay import AHEAD, DEFAULT, Boundary, Launch, up_to
+from tegrad.nv.replay import AHEAD, DEFAULT, Dependency, Launch, up_to
 
 OLDEST: Final = 80
 """The kernels' oldest architecture, sm_80: 16-byte asynchronous copies and mma of halves."""
@@ -109,8 +109,8 @@ class Engine:
         device: str | None = None,
         q8: bool = False,
         plan: Planner | None = None,
-        boundary: Boundary = DEFAULT,
-        overlapped: Boundary | None = None,
+        dependency: Dependency = DEFAULT,
+        overlapped: Dependency | None = None,
         steps_per_submission: int = 1,
         short: int | None = None,
         chunks: Sequence[int] = CHUNKS,
@@ -120,14 +120,14 @@ class Engine:
         """`q8` keeps keys and values in int8; prompts above `short` tokens go in chunks, unless said above SHORT, or
         more where their steps take little.
 
-        `plan` makes the step; the quickest one on the device unless said. `overlapped` is the boundary between its
-        launches where they wait by themselves, `boundary` that of everything else. `steps_per_submission` steps are
+        `plan` makes the step; the quickest one on the device unless said. `overlapped` is the dependency between its
+        launches where they wait by themselves, `dependency` that of everything else. `steps_per_submission` steps are
         submitted at once. `reach` is how many positions will be used, where that is known: few have a step of their
         own, which gives way to that of the whole context where they were more.
         """
         self.tokens: list[int] = []
         self._closed, self._turn, self._stepped = False, 0, False
-        self._short, self._chunks, self._boundary, self._overlapped = short, chunks, boundary, overlapped
+        self._short, self._chunks, self._dependency, self._overlapped = short, chunks, dependency, overlapped
         self._bytes = sum(info.nbytes for info in file.tensors.values())
         self._steps_per_submission = steps_per_submission
         self._loops: dict[tuple[object, ...], Loop] = {}
@@ -343,7 +343,7 @@ class Engine:
     def _prompts(self) -> Prefill:
         """What runs tokens in chunks; made when it is first needed."""
         if self._prefill is None:
-            self._prefill = Prefill(self.model, self._cache, sizes=self._chunks, boundary=self._boundary)
+            self._prefill = Prefill(self.model, self._cache, sizes=self._chunks, dependency=self._dependency)
         return self._prefill
 
     @contextmanager
@@ -362,12 +362,14 @@ class Engine:
         steps_per_submission = steps_per_submission or self._steps_per_submission
         kind = (settings.greedy, settings.narrow, settings.passes(self.config.vocab), steps_per_submission)
         if kind not in self._loops:
-            boundary = self._boundary if self._overlapped is None else up_to(self._overlapped, len(self.plan.launches))
+            dependency = (
+                self._dependency if self._overlapped is None else up_to(self._overlapped, len(self.plan.launches))
+            )
             self._loops[kind] = Loop(
                 self.device,
                 self._step(settings),
                 self._states,
-                boundary=boundary,
+                dependency=dependency,
                 steps_per_submission=steps_per_submission,
             )
         return self._loops[kind]

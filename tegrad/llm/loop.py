@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.state import RING, States
-from tegrad.nv.replay import DEFAULT, Boundary, Launch, Recording, repeated
+from tegrad.nv.replay import DEFAULT, Dependency, Launch, Recording, repeated
 
 MOMENT: Final = 4.5e-3
 """Seconds that a token may wait for the ones after it, so that the host wakes once for all of them."""
@@ -136,11 +136,11 @@ class Loop:
         step: Sequence[Launch],
         states: States,
         *,
-        boundary: Boundary = DEFAULT,
+        dependency: Dependency = DEFAULT,
         steps_per_submission: int = 1,
     ) -> None:
         self.states, self.step = states, tuple(step)
-        form = boundary if steps_per_submission == 1 else repeated(boundary, len(step))
+        form = dependency if steps_per_submission == 1 else repeated(dependency, len(step))
         self.recording = Recording(
             device, self.step * steps_per_submission, form, depth=-(-2 * TOGETHER // steps_per_submission) + 2
         )

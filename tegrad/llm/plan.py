@@ -54,8 +54,8 @@ class DecodePlan:
 
     `launches` end with the logits: `logits` float32 (vocab), and of every 32 of them the largest, `best`, and its row,
     `best_row`. Sampling and handing over follow. With `overlap` a launch may begin before the one before it has ended,
-    if the recording's boundary lets it (kernels/overlap.cuh); what follows begins after it. Everything given stays the
-    caller's. UnsupportedModelError, MemoryError.
+    if the recording's dependency lets it (kernels/overlap.cuh); what follows begins after it. Everything given stays
+    the caller's. UnsupportedModelError, MemoryError.
     """
 
     def __init__(self, model: PackedModel, states: States, cache: KvCache, *, overlap: bool = False) -> None:

@@ -24,7 +24,7 @@ from tegrad.llm.packed import PackedLayer, PackedModel
 from tegrad.llm.rows import Rows, floats
 from tegrad.llm.state import LOGITS_SPEC, STATE_SPEC
 from tegrad.llm.workspace import Workspace
-from tegrad.nv.replay import DEFAULT, Boundary, Launch, Recording
+from tegrad.nv.replay import DEFAULT, Dependency, Launch, Recording
 
 CHUNKS: Final = (32, 128, 512)
 """Tokens of a chunk, ascending: the smallest that holds what is left of a prompt, else the largest."""
@@ -67,11 +67,11 @@ class Prefill:
         *,
         sizes: Sequence[int] = CHUNKS,
         pick: TilePicker = pick_quickest,
-        boundary: Boundary = DEFAULT,
+        dependency: Dependency = DEFAULT,
         overlap: bool = False,
     ) -> None:
         self.model, self.cache, self.device, self.config = model, cache, model.device, model.config
-        self._sizes, self._boundary = tuple(sorted(sizes)), boundary
+        self._sizes, self._dependency = tuple(sorted(sizes)), dependency
         self._closed = False
         self._recordings: dict[tuple[int, bool], Recording] = {}
         self._last: tuple[Recording, int] | None = None
@@ -179,7 +179,7 @@ class Prefill:
             launches = self.launches(size) if size else self.head()
             if scores is not None:
                 launches += self.rows.logits(scores, size, self._chunk)
-            self._recordings[key] = Recording(self.device, launches, self._boundary)
+            self._recordings[key] = Recording(self.device, launches, self._dependency)
         return self._recordings[key]
 
     def _begin(self, size: int) -> Launch:

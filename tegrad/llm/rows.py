@@ -30,7 +30,7 @@ COUNT_AT: Final = 4
 class Rows:
     """Room for up to `most` tokens of a model and for `positions` of its rotary embedding, and launches on them.
 
-    With `overlap` a launch may begin before the one before it has ended, if the recording's boundary lets it
+    With `overlap` a launch may begin before the one before it has ended, if the recording's dependency lets it
     (kernels/overlap.cuh), but for what follows the logits. The model stays the caller's. UnsupportedModelError,
     MemoryError.
     """

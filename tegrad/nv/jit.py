@@ -23,7 +23,7 @@ from tinygrad.uop.ops import Ops, UOp, buffers
 
 from tegrad.nv import inputs
 from tegrad.nv.program import LaunchError
-from tegrad.nv.replay import BOUNDARIES, DEFAULT, Argument, Launch, Recording, three
+from tegrad.nv.replay import DEFAULT, DEPENDENCIES, Argument, Launch, Recording, three
 
 _stock_call: Any = jit.CapturedJit.__call__
 _stock_free: Any = jit.CapturedJit.free_intermediates
@@ -197,9 +197,9 @@ def _recorded(device: Any, held: Sequence[_Held]) -> list[_Replay | _Call]:
         for position, slot, offset in given:
             places.setdefault(slot, []).append(Argument(len(launches), position, offset))
         launches.append(launch)
-    boundary = BOUNDARIES["idle"] if len(launches) <= FEW else DEFAULT
+    dependency = DEPENDENCIES["idle"] if len(launches) <= FEW else DEFAULT
     try:
-        recording = Recording(device, launches, boundary, inputs=list(places.values()))
+        recording = Recording(device, launches, dependency, inputs=list(places.values()))
     except (LaunchError, MemoryError) as error:  # if it still is so then, tinygrad's launches raise it
         return [_as_ever(one.call, str(error)) for one in held]
     counts = sum((estimate_uop(kernel) for one in held for kernel in _kernels(one.call)), Estimates()).simplify()

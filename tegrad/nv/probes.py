@@ -298,7 +298,7 @@ def handover(device: Any, role: Role, ctas: int, rounds: int) -> Handover:
 def exchange_us(device: Any, role: Role, counts: tuple[int, int] = LAUNCHES) -> float:
     """Microseconds of a round of packets between all SMs as a recorded launch: its start, work and end.
 
-    An empty launch would not do: on an H200 one takes 0.8 us, and a boundary between kernels that hand over 2.4.
+    An empty launch would not do: on an H200 one takes 0.8 us, and a dependency between kernels that hand over 2.4.
     """
     from tegrad.nv.replay import Launch, Recording
 

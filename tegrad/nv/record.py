@@ -30,13 +30,13 @@ from tinygrad.uop.ops import Ops, UOp
 
 from tegrad.errors import TegradError
 from tegrad.nv.faults import DeviceFault, WaitTimeout
-from tegrad.nv.replay import BOUNDARIES, Boundary, Launch, Recording, three
+from tegrad.nv.replay import DEPENDENCIES, Dependency, Launch, Recording, three
 
 KERNELS_ALONE: Final = 2
 """tinygrad's JIT level that captures kernels and makes no graphs of them."""
 INPUT: Final = BufferSpec(cpu_access=True, nolru=True)
 OUTPUT: Final = BufferSpec(host=True, cpu_access=True, nolru=True)
-LONE: Final = BOUNDARIES["idle-lean"]
+LONE: Final = DEPENDENCIES["idle-lean"]
 """How the launches of a call that somebody waits for follow each other. A network of three small kernels took 12.3 us
 on an H200 so, and 13.75 us with `replay.DEFAULT`, which is quicker between many launches; 10.3 us since a call does
 less by itself (docs/notebook.md)."""
@@ -54,11 +54,11 @@ class Recorded:
     """
 
     def __init__(
-        self, device: Any, launches: Sequence[Launch], arrays: Sequence[_Array], boundary: Boundary, keep: object
+        self, device: Any, launches: Sequence[Launch], arrays: Sequence[_Array], dependency: Dependency, keep: object
     ) -> None:
         """`keep` is whatever holds the memory that the launches use."""
         self._device, self._keep = device, keep
-        self._recording = Recording(device, launches, boundary)
+        self._recording = Recording(device, launches, dependency)
         self._inputs = tuple(array.view() for array in arrays if array.given)
         self._outputs = tuple(array.view() for array in arrays if not array.given)
 
@@ -146,14 +146,14 @@ class _Array:
         return np.frombuffer(memory, self.dtype).reshape(self.shape)
 
 
-def record(function: Callable[..., Any], *examples: Any, device: str = "NV", boundary: Boundary = LONE) -> Recorded:
+def record(function: Callable[..., Any], *examples: Any, device: str = "NV", dependency: Dependency = LONE) -> Recorded:
     """Record a tinygrad function of tensors: `examples` are arrays or tensors with the shapes and types of its inputs.
 
     The function, plain or a TinyJit, is called twice with the examples, as TinyJit does; what it computes in Python is
     recorded as it was then. Tensors that it keeps stay where they are, and what it assigns to them goes on from run to
     run. CannotRecord, by name, for copies to other devices, shapes that change, and whatever else is no kernel.
-    `boundary` is how each kernel waits for the one before; by default the compute engine waits until it is idle, which
-    answers a lone call soonest (LONE).
+    `dependency` is how each kernel waits for the one before; by default the compute engine waits until it is idle,
+    which answers a lone call soonest (LONE).
     """
     opened = Device[device]
     inputs = [_input(opened.device, example) for example in examples]
@@ -172,7 +172,7 @@ def record(function: Callable[..., Any], *examples: Any, device: str = "NV", bou
             array.move(opened, moved)
     uops = tuple(tensor.uop.base for tensor in inputs)
     launches = [_launch(opened, call, uops, moved) for call in calls]
-    return Recorded(opened, launches, arrays, boundary, keep=(captured, arrays))
+    return Recorded(opened, launches, arrays, dependency, keep=(captured, arrays))
 
 
 def _input(device: str, example: Any) -> Tensor:

@@ -5,8 +5,8 @@ buffer of its own, written once. To run it is to store the number of the submiss
 no Python per kernel, no system call, no allocation. Each run is ordered after everything submitted before it, and
 tinygrad's own work after each run, by the device's timeline.
 
-How a launch waits for the one before it is a `Boundary`. All the forms of `BOUNDARIES` order launches as a stream does;
-what they cost differs by chip (`tegrad.bench.boundaries`).
+How a launch waits for the one before it is a `Dependency`. All the forms of `DEPENDENCIES` order launches as a stream
+does; what they cost differs by chip (`tegrad.bench.dependencies`).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a launch stands in a recording, for the functions of a `Boundary`.
+    """Where a launch stands in a recording, for the functions of a `Dependency`.
 
     `index` of `count`; `scratch` is the GPU address of 16 bytes of the recording, 16-byte aligned, for a semaphore.
     """
@@ -105,7 +105,7 @@ def _no_words(place: Place) -> Sequence[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Boundary:
+class Dependency:
     """How a launch is ordered after the one before it.
 
     `dependent` names action and prefetch with which each QMD starts the next one; None sends a PCAS for each launch.
@@ -169,18 +169,18 @@ def semaphore(operation: int, va: int, value: int) -> tuple[int, ...]:
 
 CHAIN: Final[Mapping[str, int]] = {"action": SCHEDULE, "prefetch": 1}
 
-BOUNDARIES: Final[Mapping[str, Boundary]] = {
-    "chain": Boundary(CHAIN, BARRIER),
-    "chain-lean": Boundary(CHAIN, fields=lean),
-    "idle": Boundary(start=BARRIER, between=wait_idle),
-    "idle-lean": Boundary(between=wait_idle, fields=lean),
-    "idle-within": Boundary(between=wait_idle, fields=within),
-    "host-wfi": Boundary(start=BARRIER, between=host_wfi),
+DEPENDENCIES: Final[Mapping[str, Dependency]] = {
+    "chain": Dependency(CHAIN, BARRIER),
+    "chain-lean": Dependency(CHAIN, fields=lean),
+    "idle": Dependency(start=BARRIER, between=wait_idle),
+    "idle-lean": Dependency(between=wait_idle, fields=lean),
+    "idle-within": Dependency(between=wait_idle, fields=within),
+    "host-wfi": Dependency(start=BARRIER, between=host_wfi),
 }
 """`chain`: QMDs that start each other, as tinygrad builds them, which has run on Orin and Hopper. `idle` and
 `host-wfi`: commands wait between the launches. The lean forms leave out what a recording does not need."""
 
-DEFAULT: Final = BOUNDARIES["chain"]
+DEFAULT: Final = DEPENDENCIES["chain"]
 
 
 def latched(place: Place, **given: int) -> Mapping[str, int]:
@@ -190,7 +190,7 @@ def latched(place: Place, **given: int) -> Mapping[str, int]:
     return {**lean(place), **waits, **arrives, "latch_acquire_invalidate_shader_data_cache": 1, **given}
 
 
-AHEAD: Final = Boundary(CHAIN, fields=partial(latched, enable_program_pre_exit=1))
+AHEAD: Final = Dependency(CHAIN, fields=partial(latched, enable_program_pre_exit=1))
 """Hopper: a launch begins once all blocks of the one before allow it. Only for kernels that wait by themselves
 (griddepcontrol): on an H200 those computed what a chain does, and others did not (docs/notebook.md)."""
 
@@ -198,9 +198,9 @@ EARLY: Final = ("enable_program_pre_exit", "pre_exit_at_last_cta_launch", "arriv
 """QMD fields (version 4) of a launch that lets the next one begin before it has ended."""
 
 
-def up_to(form: Boundary, count: int) -> Boundary:
+def up_to(form: Dependency, count: int) -> Dependency:
     """`form` between the first `count` launches, which may wait by themselves; after them the order of a stream."""
-    rest = BOUNDARIES["chain-lean" if form.dependent is not None else "idle-lean"]
+    rest = DEPENDENCIES["chain-lean" if form.dependent is not None else "idle-lean"]
 
     def fields(place: Place) -> Mapping[str, int]:
         if place.index >= count:
@@ -214,7 +214,7 @@ def up_to(form: Boundary, count: int) -> Boundary:
     return replace(form, fields=fields, between=between)
 
 
-def repeated(form: Boundary, count: int) -> Boundary:
+def repeated(form: Dependency, count: int) -> Dependency:
     """`form` where the same `count` launches stand several times in one recording, each time as if alone in it."""
 
     def alone(place: Place) -> Place:
@@ -266,7 +266,7 @@ class Recording:
     """Launches in a buffer of their own, replayed by one doorbell. Up to `depth` runs may be in flight.
 
     With `inputs`, which say for each where it goes, every run is given their addresses. Each of the runs that may be in
-    flight has constant banks and QMDs of its own then, and `boundary` must drop old constants, as `DEFAULT` does.
+    flight has constant banks and QMDs of its own then, and `dependency` must drop old constants, as `DEFAULT` does.
     LaunchError for what cannot be launched, MemoryError, DeviceClosed. Close it, or use it in a `with`; the device's
     end closes it too. Several threads may use it.
     """
@@ -275,15 +275,15 @@ class Recording:
         self,
         device: Any,
         launches: Sequence[Launch],
-        boundary: Boundary = DEFAULT,
+        dependency: Dependency = DEFAULT,
         *,
         depth: int = DEPTH,
         inputs: Sequence[Sequence[Argument]] = (),
     ) -> None:
         if not launches or depth < 1:
             raise LaunchError("a recording needs at least one launch, and a depth of at least 1.")
-        if inputs and boundary.start[:1] != BARRIER:
-            raise LaunchError("a recording with inputs needs a boundary that begins by dropping old constants.")
+        if inputs and dependency.start[:1] != BARRIER:
+            raise LaunchError("a recording with inputs needs a dependency that begins by dropping old constants.")
         for launch in launches:
             _check(device, launch)
         self._device = device
@@ -295,7 +295,7 @@ class Recording:
         self._last = 0
         layout = _lay_out(self.launches)
         tail = [*semaphore(TIMELINE_RELEASE, 0, 0), *self._fifo.release(0, idle=True)]
-        words = len(_commands(boundary, layout, 0))
+        words = len(_commands(dependency, layout, 0))
         # The addresses and values of the tail's releases are stored as 64-bit words: they start at multiples of 8.
         shift = 1 - words % 2
         stride = _round_up(shift + words + len(tail), 2)
@@ -306,13 +306,13 @@ class Recording:
         try:
             va, view = self._memory.va_addr, self._memory.cpu_view()
             for image in range(0, layout.size * images, layout.size):
-                described = _describe(device, self.launches, boundary, layout, va + image)
+                described = _describe(device, self.launches, dependency, layout, va + image)
                 view[image : image + layout.size] = bytes(described)
             self._quads = to_mv(view.addr, size).cast("Q")
             self._slots = []
             for index in range(depth):
                 image = layout.size * (index % images)
-                body = [*_commands(boundary, layout, va + image), *tail]
+                body = [*_commands(dependency, layout, va + image), *tail]
                 at = layout.size * images + 4 * (stride * index + shift)
                 view[at : at + 4 * len(body)] = array("I", body).tobytes()
                 entry = gp_entry(va + at, len(body), level=SUBROUTINE)
@@ -467,7 +467,7 @@ def _lay_out(launches: Sequence[Launch]) -> _Layout:
     return layout
 
 
-def _describe(device: Any, launches: Sequence[Launch], boundary: Boundary, layout: _Layout, va: int) -> bytearray:
+def _describe(device: Any, launches: Sequence[Launch], dependency: Dependency, layout: _Layout, va: int) -> bytearray:
     """Constant banks and QMDs, as they go to the start of the buffer at `va`."""
     image = bytearray(layout.size)
     address = ctypes.addressof(ctypes.c_char.from_buffer(image))
@@ -479,10 +479,10 @@ def _describe(device: Any, launches: Sequence[Launch], boundary: Boundary, layou
         bank0.DIMS.pack_into(image, bank + bank0.BLOCK_DIM, *launch.block, *launch.grid)
         place = Place(index, len(launches), va + layout.scratch)
         qmd = _qmd(device, launch, memoryview(image)[at : at + program.qmd.mv.nbytes], va + bank)
-        if boundary.dependent is not None and index + 1 < len(launches):
-            given = {f"dependent_qmd0_{name}": value for name, value in boundary.dependent.items()}
+        if dependency.dependent is not None and index + 1 < len(launches):
+            given = {f"dependent_qmd0_{name}": value for name, value in dependency.dependent.items()}
             qmd.write(dependent_qmd0_pointer=(va + layout.qmds[index + 1]) >> 8, dependent_qmd0_enable=1, **given)
-        qmd.write(**boundary.fields(place))
+        qmd.write(**dependency.fields(place))
     return image
 
 
@@ -491,13 +491,13 @@ def image_of(device: Any, launch: Launch, va: int) -> bytearray:
     return _describe(device, (launch,), DEFAULT, _lay_out((launch,)), va)
 
 
-def _commands(boundary: Boundary, layout: _Layout, va: int) -> list[int]:
+def _commands(dependency: Dependency, layout: _Layout, va: int) -> list[int]:
     """The words that launch the QMDs of the buffer at `va`; how many does not depend on `va`."""
-    words = list(boundary.start)
-    for index, at in enumerate(layout.qmds if boundary.dependent is None else layout.qmds[:1]):
-        words += boundary.between(Place(index, len(layout.qmds), va + layout.scratch)) if index else ()
+    words = list(dependency.start)
+    for index, at in enumerate(layout.qmds if dependency.dependent is None else layout.qmds[:1]):
+        words += dependency.between(Place(index, len(layout.qmds), va + layout.scratch)) if index else ()
         words += [method_header(MethodOp.INC, Subchannel.COMPUTE, ComputeMethod.SEND_PCAS_A, 1), (va + at) >> 8]
-        words.append(immediate(ComputeMethod.SEND_SIGNALING_PCAS2_B, boundary.action))
+        words.append(immediate(ComputeMethod.SEND_SIGNALING_PCAS2_B, dependency.action))
     return words
 
 

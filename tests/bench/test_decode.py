@@ -140,8 +140,8 @@ def test_a_way_of_choice_stands_in_the_command() -> None:
     target = TARGETS["decode-3b-q6k"]
     assert decode.Ways().command(target) == "tegrad bench take decode-3b-q6k"
     way = decode.Ways("many", "chain-lean")
-    assert way.command(target) == "tegrad bench decode decode-3b-q6k --plan many --boundary chain-lean"
-    assert set(way.engine) == {"steps_per_submission", "plan", "boundary"}
+    assert way.command(target) == "tegrad bench decode decode-3b-q6k --plan many --dependency chain-lean"
+    assert set(way.engine) == {"steps_per_submission", "plan", "dependency"}
     assert set(decode.Ways("overlapped", "chain-pre-exit").engine) == {"steps_per_submission", "plan", "overlapped"}
     assert decode.Ways(steps_per_submission=3).engine == {"steps_per_submission": 3}
     assert (
@@ -150,10 +150,10 @@ def test_a_way_of_choice_stands_in_the_command() -> None:
     )
     prompts = decode.Ways("overlapped", "chain-pre-exit", "wgmma")
     assert prompts.chunks == {
-        "pick": decode.PICKS["wgmma"], "boundary": decode.BOUNDARIES["chain-pre-exit"], "overlap": True,
+        "pick": decode.PICKS["wgmma"], "dependency": decode.DEPENDENCIES["chain-pre-exit"], "overlap": True,
     }  # fmt: skip
-    assert prompts.command(target).endswith("--plan overlapped --boundary chain-pre-exit --pick wgmma")
-    with pytest.raises(RecordError, match="overlapped needs a boundary"):
+    assert prompts.command(target).endswith("--plan overlapped --dependency chain-pre-exit --pick wgmma")
+    with pytest.raises(RecordError, match="overlapped needs a dependency"):
         decode.Ways("overlapped")
 
 
@@ -194,7 +194,7 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     for name, value in (("provide", lambda name: path), ("SPAN", 4), ("REPETITIONS", 1), ("MEMORY", 1 << 20)):
         monkeypatch.setattr(decode, name, value)
-    monkeypatch.setattr("tegrad.bench.boundaries.PASSES", 1)
+    monkeypatch.setattr("tegrad.bench.dependencies.PASSES", 1)
     return path
 
 
@@ -285,7 +285,7 @@ def test_the_command_knows_its_figures_and_plans(monkeypatch: pytest.MonkeyPatch
     for arguments, said in (
         (["decode-7b-q3k"], "decode-7b-q3k"),
         (["decode-3b-q6k", "--plan", "some"], "many"),
-        (["decode-3b-q6k", "--boundary", "some"], "chain-lean"),
+        (["decode-3b-q6k", "--dependency", "some"], "chain-lean"),
         (["decode-3b-q6k", "--pick", "some"], "wgmma"),
     ):
         result = CliRunner().invoke(bench.app, ["decode", *arguments], env={"COLUMNS": "400"})
@@ -303,10 +303,10 @@ def test_prompts_and_batches_are_measured_around_their_peers(
     for name in ("prefill", "batch"):
         monkeypatch.setattr(llama, name, lambda model, count: Side(llama.NAME, "", [float(count)]))
     monkeypatch.setitem(decode.TARGETS, id, replace(TARGETS[id], amount=amount))  # type: ignore[arg-type]
-    taken = decode.take(id, decode.Ways(boundary="chain-lean"))
+    taken = decode.take(id, decode.Ways(dependency="chain-lean"))
     assert taken.peer is not None
     assert taken.peer.samples == [amount]
     assert len(taken.ours.samples) in (6, 10)
     assert min(taken.ours.samples) > 0
-    assert "--boundary chain-lean" in taken.ours.command
+    assert "--dependency chain-lean" in taken.ours.command
     assert taken.machine["gpu"] == "emulated agx-orin-64gb"

@@ -31,6 +31,6 @@ def test_a_model_is_measured_at_a_depth(
     loop.main(["--file", str(path), "--depth", "9", "--plan", plan, *SHORT])
     lines = capsys.readouterr().out.splitlines()
     (row,) = json.loads(lines[-1])
-    assert (row["depth"], row["plan"], row["launches"], row["boundary"]) == (9, plan, count, "chain")
+    assert (row["depth"], row["plan"], row["launches"], row["dependency"]) == (9, plan, count, "chain")
     assert min(row["tok_s"], row["submit_us"], row["host_us"]) > 0
     assert "tok/s" in lines[0]

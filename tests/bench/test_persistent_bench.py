@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tegrad.bench import models, persistent
-from tegrad.bench.boundaries import opened
+from tegrad.bench.dependencies import opened
 from tegrad.llm.persistent import Tuning
 
 SMALL = Tuning(consumers=4, per_tile=1, service=2, ring_slots=3, attention_warps=4)
@@ -29,9 +29,9 @@ def test_a_kind_of_stage_tells_its_bytes_and_its_share_of_the_bandwidth() -> Non
 
 def test_a_step_is_what_more_of_them_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = object.__new__(persistent.Rig)
-    rig.device, rig.boundary = None, None  # type: ignore[assignment]
+    rig.device, rig.dependency = None, None  # type: ignore[assignment]
     monkeypatch.setattr(persistent.Rig, "begin", lambda self: None)
-    monkeypatch.setattr(persistent, "gpu_us", lambda device, launches, boundary: 100.0 + 7.0 * len(launches))
+    monkeypatch.setattr(persistent, "gpu_us", lambda device, launches, dependency: 100.0 + 7.0 * len(launches))
     assert rig.us([object()]) == 7.0  # type: ignore[list-item]
 
 

@@ -110,7 +110,7 @@ def test_the_products_are_those_of_a_prompt_and_are_measured(tmp_path: Path, mon
     monkeypatch.setenv("HCQDEV_WAIT_TIMEOUT_MS", "60000")
     monkeypatch.setattr(bench, "ROTATION", 4 << 20)
     monkeypatch.setattr(bench, "LEAST", 1)
-    monkeypatch.setattr("tegrad.bench.boundaries.PASSES", 1)
+    monkeypatch.setattr("tegrad.bench.dependencies.PASSES", 1)
     monkeypatch.setitem(bench.SHAPES, "tiny", TINY)
     with bench.opened() as device, monkeypatch.context() as patch:
         patch.setattr("tegrad.llm.rows.Programs", lambda device: lambda name, **how: None)  # launches that nobody runs
@@ -127,11 +127,11 @@ def test_the_command_hands_every_option_on(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(bench, "main", given.append)
     (path := tmp_path / "model.gguf").touch()
     every = ["--tokens", "8", "--tokens", "32", "--attention", "0", "--attention", "64", "--sweep", "3"]
-    every += ["--pick", "wgmma", "--boundary", "chain", "--overlap", "--file", str(path), "--json"]
+    every += ["--pick", "wgmma", "--dependency", "chain", "--overlap", "--file", str(path), "--json"]
     assert CliRunner().invoke(app, ["prefill", "1b-q6k", "8b-q4k", *every]).exit_code == 0
     asked = bench.parser().parse_args(given[0])
     assert (asked.models, asked.tokens, asked.attention) == (["1b-q6k", "8b-q4k"], [8, 32], [0, 64])
-    assert (asked.sweep, asked.pick, asked.boundary, asked.file) == (3, "wgmma", "chain", path)
+    assert (asked.sweep, asked.pick, asked.dependency, asked.file) == (3, "wgmma", "chain", path)
     assert asked.overlap
     assert asked.json
     assert CliRunner().invoke(app, ["prefill", "1b-q6k"]).exit_code == 0

@@ -41,7 +41,7 @@ def test_the_products_are_those_of_the_plan_and_are_measured(tmp_path: Path, mon
     monkeypatch.setenv("HCQDEV_WAIT_TIMEOUT_MS", "60000")
     for name, value in (("ROTATION", 1 << 21), ("READ_BYTES", 1 << 20), ("LEAST", 1)):
         monkeypatch.setattr(bench, name, value)
-    monkeypatch.setattr("tegrad.bench.boundaries.PASSES", 1)
+    monkeypatch.setattr("tegrad.bench.dependencies.PASSES", 1)
     monkeypatch.setitem(bench.SHAPES, "tiny", TINY)
     with bench.opened() as device:
         expected = {(role, product) for role, (product, _) in bench.products(TINY.config, Q6_K).items()}

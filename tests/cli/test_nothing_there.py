@@ -26,7 +26,7 @@ def tegrad(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "bench",
     [
-        "attention 1b", "boundaries chain", "products 1b-q6k", "prefill 1b-q6k", "sampling", f"step {SMALL}", "loop",
+        "attention 1b", "dependencies chain", "products 1b-q6k", "prefill 1b-q6k", "sampling", f"step {SMALL}", "loop",
         "persistent", "kernels", f"loading {SMALL}", "decode decode-1b-q6k-d0", "take decode-1b-q6k-d0",
     ],
 )  # fmt: skip

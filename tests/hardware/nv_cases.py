@@ -687,15 +687,15 @@ def copies() -> None:
 
 @case()
 def recordings_keep_their_order() -> None:
-    """Launches of many blocks see what those before them stored, at every boundary that a recording may take."""
-    from tegrad.bench.boundaries import Probe
-    from tegrad.nv.replay import BOUNDARIES
+    """Launches of many blocks see what those before them stored, at every dependency that a recording may take."""
+    from tegrad.bench.dependencies import Probe
+    from tegrad.nv.replay import DEPENDENCIES
 
     for shape in ((1, 32), (132, 512), (1056, 256)):
         probe = Probe(device(), *shape)
-        for name, boundary in BOUNDARIES.items():
+        for name, dependency in DEPENDENCIES.items():
             for kernel, runs in (("shift", 20), ("gather", 4)):
-                assert probe.sees(boundary, kernel, count=64, runs=runs), (name, shape, kernel)
+                assert probe.sees(dependency, kernel, count=64, runs=runs), (name, shape, kernel)
         probe.close()
 
 
@@ -722,12 +722,12 @@ def recorded_outputs_of_every_kernel() -> None:
     import numpy as np
 
     from tegrad.nv.record import record
-    from tegrad.nv.replay import BOUNDARIES
+    from tegrad.nv.replay import DEPENDENCIES
 
     device()
     big, small = np.zeros(1 << 18, np.int32), np.zeros(32, np.int32)
     for name in ("chain", "chain-lean", "idle-lean", "idle-within"):
-        with record(lambda x, y: (x + y[0], y + 1), big, small, boundary=BOUNDARIES[name]) as made:
+        with record(lambda x, y: (x + y[0], y + 1), big, small, dependency=DEPENDENCIES[name]) as made:
             made.inputs[0][:] = np.arange(len(big))
             where = {made.launches[0].buffers[0].cpu_view().addr, made.outputs[0].__array_interface__["data"][0]}
             assert (len(made.launches), len(where)) == (2, 1)

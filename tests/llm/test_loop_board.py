@@ -15,7 +15,7 @@ from tegrad.llm.loop import Loop, LoopError
 from tegrad.llm.state import RING, State, States
 from tegrad.nv import compilers
 from tegrad.nv.faults import DeviceClosed, DeviceFault
-from tegrad.nv.replay import BOUNDARIES, Launch, Place, repeated, up_to
+from tegrad.nv.replay import DEPENDENCIES, Launch, Place, repeated, up_to
 
 pytestmark = pytest.mark.board
 
@@ -110,7 +110,7 @@ def test_runs_of_several_steps_hand_over_the_same_tokens(
         device,
         step(device, states),
         states,
-        boundary=BOUNDARIES["chain-lean"],
+        dependency=DEPENDENCIES["chain-lean"],
         steps_per_submission=steps_per_submission,
     )
     assert list(loop.stream([5], 0, 1000, 20)) == expected(5, 0, 20)
@@ -122,8 +122,8 @@ def test_runs_of_several_steps_hand_over_the_same_tokens(
 
 
 def test_each_of_several_steps_in_a_run_is_ordered_as_if_alone() -> None:
-    form = repeated(up_to(BOUNDARIES["chain-lean"], 2), 3)
-    alone = up_to(BOUNDARIES["chain-lean"], 2)
+    form = repeated(up_to(DEPENDENCIES["chain-lean"], 2), 3)
+    alone = up_to(DEPENDENCIES["chain-lean"], 2)
     for index in range(9):
         assert form.fields(Place(index, 9, 0)) == alone.fields(Place(index % 3, 3, 0))
     assert [form.fields(Place(index, 9, 0))["cwd_membar_type"] for index in (1, 2, 4, 5, 8)] == [3, 1, 3, 1, 1]

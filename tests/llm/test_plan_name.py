@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tiny_llama import TYPE, Shape, write
 
-from tegrad.bench.boundaries import opened
+from tegrad.bench.dependencies import opened
 from tegrad.llm import engine as module
 from tegrad.llm.engine import Engine
 from tegrad.llm.gguf import Gguf

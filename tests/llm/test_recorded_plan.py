@@ -8,7 +8,7 @@ import pytest
 from tegrad.llm import engine
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.nv import roles
-from tegrad.nv.replay import AHEAD, Boundary
+from tegrad.nv.replay import AHEAD, Dependency
 
 
 def one(*_: object, **how: Any) -> Any:
@@ -37,7 +37,12 @@ def many(*_: object, overlap: bool = False) -> Any:
     ],
 )
 def test_the_plan_by_chip_and_record(
-    arch: str, recorded: bool | None, runs: Any, overlapped: Boundary | None, plan: str, monkeypatch: pytest.MonkeyPatch
+    arch: str,
+    recorded: bool | None,
+    runs: Any,
+    overlapped: Dependency | None,
+    plan: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine, "PersistentPlan", runs)
     monkeypatch.setattr(engine, "DecodePlan", many)

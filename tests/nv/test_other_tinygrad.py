@@ -36,7 +36,7 @@ def python(beside: Path, *arguments: str, **variables: str) -> subprocess.Comple
 @pytest.mark.parametrize(
     "command",
     [
-        "run hi", "eval --device NV --tokens 1", "bench boundaries", "bench loop", "bench decode decode-1b-q6k-d0",
+        "run hi", "eval --device NV --tokens 1", "bench dependencies", "bench loop", "bench decode decode-1b-q6k-d0",
         "bench quality tiny",
     ],
 )  # fmt: skip

@@ -17,15 +17,15 @@ from tegrad.nv.queues import NVCopyQueue
 from tegrad.nv.replay import (
     AHEAD,
     BARRIER,
-    BOUNDARIES,
     CHAIN,
+    DEPENDENCIES,
     EARLY,
     GPU_MEMBAR,
     LEAN,
     SPARE,
     SYSMEMBAR,
     TIMELINE_RELEASE,
-    Boundary,
+    Dependency,
     Launch,
     Place,
     Recording,
@@ -171,12 +171,12 @@ def test_a_recording_of_a_closed_or_failed_device_does_not_run(
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("name", BOUNDARIES)
+@pytest.mark.parametrize("name", DEPENDENCIES)
 def test_each_run_in_flight_has_whole_commands_of_its_own(fake_device: Any, name: str, count: int) -> None:
     """The launches, the releases of timeline and channel at multiples of 8, with the run's own value and number."""
     add, buffer, depth = program(fake_device, "add"), fake_device.allocator.alloc(4096), 3
     launches = [Launch(add, (buffer,), values=(i,)) for i in range(count)]
-    with Recording(fake_device, launches, BOUNDARIES[name], depth=depth) as recording:
+    with Recording(fake_device, launches, DEPENDENCIES[name], depth=depth) as recording:
         memory, layout = recording._memory, _lay_out(recording.launches)
         assert memory is not None
         recording.wait(recording.run(depth))  # what follows goes out without a wait for something else
@@ -190,7 +190,7 @@ def test_each_run_in_flight_has_whole_commands_of_its_own(fake_device: Any, name
             entry = decode_gp_entry(int(fifo.ring.mv[(put + run) % fifo.entries_count]))
             at = entry.va - memory.va_addr
             words = memory.cpu_view().view(at, 4 * entry.dwords, "I").mv.tolist()
-            expected = _commands(BOUNDARIES[name], layout, memory.va_addr)
+            expected = _commands(DEPENDENCIES[name], layout, memory.va_addr)
             assert (at + 4 * len(expected) + 4) % 8 == 0
             expected += semaphore(TIMELINE_RELEASE, signal.base_buf.va_addr, value + run)
             expected += fifo.release(begun + 1 + run, idle=True)
@@ -225,14 +225,14 @@ def test_a_run_waits_for_other_work_on_a_timeline_that_started_over(fake_device:
     assert fifo.put_value == put + 2  # a wait for the timeline, and the run
 
 
-@pytest.mark.parametrize("name", BOUNDARIES)
+@pytest.mark.parametrize("name", DEPENDENCIES)
 def test_every_launch_reads_memory_anew_and_a_run_ends_after_a_membar_of_the_system(
     fake_device: Any, name: str
 ) -> None:
     """What the CPU stored between runs is read, and what any launch stored is seen when the timeline says so."""
     add, buffer = program(fake_device, "add"), fake_device.allocator.alloc(4096)
     launches = [Launch(add, (buffer,), values=(i,)) for i in range(3)]
-    with Recording(fake_device, launches, BOUNDARIES[name], depth=1) as recording:
+    with Recording(fake_device, launches, DEPENDENCIES[name], depth=1) as recording:
         fake_device.synchronize()
         layout = _lay_out(recording.launches)
         image = bytearray(recording._memory.cpu_view()[0 : recording._memory.size])  # type: ignore[union-attr]
@@ -241,12 +241,12 @@ def test_every_launch_reads_memory_anew_and_a_run_ends_after_a_membar_of_the_sys
             assert qmd.read("invalidate_shader_data_cache") == 1
             assert qmd.read("cwd_membar_type") in (SYSMEMBAR, GPU_MEMBAR)
         words = memoryview(image[layout.size :]).cast("I").tolist()
-        sent = immediate(ComputeMethod.SEND_SIGNALING_PCAS2_B, BOUNDARIES[name].action)
+        sent = immediate(ComputeMethod.SEND_SIGNALING_PCAS2_B, DEPENDENCIES[name].action)
         assert words.index(TIMELINE_RELEASE) > max(at for at, word in enumerate(words) if word == sent)
         assert HOST["SEM_EXECUTE"].decode(TIMELINE_RELEASE)["RELEASE_WFI"] == 1
 
 
-# ---- boundaries, as what they put into QMDs and commands
+# ---- dependencies, as what they put into QMDs and commands
 
 
 def places(count: int, scratch: int = 0) -> list[Place]:
@@ -271,11 +271,15 @@ def test_a_launch_is_one_thread_without_arguments_unless_told() -> None:
 
 
 def test_only_the_last_of_lean_launches_is_seen_outside_of_the_gpu_and_of_within_none() -> None:
-    for form, last in ((BOUNDARIES["chain-lean"], SYSMEMBAR), (BOUNDARIES["idle-lean"], SYSMEMBAR), (None, GPU_MEMBAR)):
-        made = [(form or BOUNDARIES["idle-within"]).fields(place) for place in places(3)]
+    for form, last in (
+        (DEPENDENCIES["chain-lean"], SYSMEMBAR),
+        (DEPENDENCIES["idle-lean"], SYSMEMBAR),
+        (None, GPU_MEMBAR),
+    ):
+        made = [(form or DEPENDENCIES["idle-within"]).fields(place) for place in places(3)]
         assert made == [{**LEAN, "cwd_membar_type": kind} for kind in (GPU_MEMBAR, GPU_MEMBAR, last)]
     for name in ("chain", "idle", "host-wfi"):
-        assert [dict(BOUNDARIES[name].fields(place)) for place in places(2)] == [{}, {}]
+        assert [dict(DEPENDENCIES[name].fields(place)) for place in places(2)] == [{}, {}]
 
 
 def test_launches_of_a_chain_are_started_by_those_before_and_others_are_sent_in_turn() -> None:
@@ -284,9 +288,9 @@ def test_launches_of_a_chain_are_started_by_those_before_and_others_are_sent_in_
     send = method_header(MethodOp.INC, Subchannel.COMPUTE, ComputeMethod.SEND_PCAS_A, 1)
     action = method_header(MethodOp.IMMEDIATE, Subchannel.COMPUTE, ComputeMethod.SEND_SIGNALING_PCAS2_B, 9)
     sent = [[send, va + at >> 8, action] for at in layout.qmds]
-    assert _commands(BOUNDARIES["chain"], layout, va) == [*BARRIER, *sent[0]]
-    assert _commands(BOUNDARIES["chain-lean"], layout, va) == sent[0]
-    assert _commands(Boundary(), layout, va) == [word for words in sent for word in words]
+    assert _commands(DEPENDENCIES["chain"], layout, va) == [*BARRIER, *sent[0]]
+    assert _commands(DEPENDENCIES["chain-lean"], layout, va) == sent[0]
+    assert _commands(Dependency(), layout, va) == [word for words in sent for word in words]
     for name, subchannel, method in (
         ("idle-lean", Subchannel.COMPUTE, ComputeMethod.WAIT_FOR_IDLE),
         ("idle-within", Subchannel.COMPUTE, ComputeMethod.WAIT_FOR_IDLE),
@@ -294,14 +298,14 @@ def test_launches_of_a_chain_are_started_by_those_before_and_others_are_sent_in_
     ):
         wait = method_header(MethodOp.IMMEDIATE, subchannel, method, 0)
         expected = [*sent[0], wait, *sent[1], wait, *sent[2]]
-        assert _commands(BOUNDARIES[name], layout, va) == [*BOUNDARIES[name].start, *expected]
+        assert _commands(DEPENDENCIES[name], layout, va) == [*DEPENDENCIES[name].start, *expected]
     asked: list[Place] = []
 
     def between(place: Place) -> list[int]:
         asked.append(place)
         return [3]
 
-    form = Boundary(start=(1, 2), between=between, action=5)
+    form = Dependency(start=(1, 2), between=between, action=5)
     other = method_header(MethodOp.IMMEDIATE, Subchannel.COMPUTE, ComputeMethod.SEND_SIGNALING_PCAS2_B, 5)
     firsts = [[*words[:2], other] for words in sent]
     assert _commands(form, layout, va) == [1, 2, *firsts[0], 3, *firsts[1], 3, *firsts[2]]
@@ -331,21 +335,21 @@ def test_a_form_up_to_some_launch_leaves_the_last_of_them_whole_and_the_rest_to_
     dependent: Any, rest: str
 ) -> None:
     early = dict.fromkeys(EARLY, 1)
-    form = Boundary(dependent, fields=lambda place: {**early, "of": place.index}, between=lambda place: [place.index])
+    form = Dependency(dependent, fields=lambda place: {**early, "of": place.index}, between=lambda place: [place.index])
     made = up_to(form, 2)
     one, two, three, four = places(4)
     assert made.fields(one) == {**early, "of": 0}
     assert made.fields(two) == {**dict.fromkeys(EARLY, 0), "of": 1}
     assert [made.fields(place) for place in (three, four)] == [lean(three), lean(four)]
     assert (made.between(one), made.between(two)) == ([0], [1])
-    assert made.between(three) == BOUNDARIES[rest].between(three)
+    assert made.between(three) == DEPENDENCIES[rest].between(three)
     assert made.dependent is dependent
-    assert up_to(Boundary(dependent), 2).fields(two) == {}  # what a form does not set is left alone
+    assert up_to(Dependency(dependent), 2).fields(two) == {}  # what a form does not set is left alone
 
 
 def test_repeated_launches_stand_as_if_alone() -> None:
     made = repeated(
-        Boundary(
+        Dependency(
             fields=lambda place: {"at": place.index, "of": place.count}, between=lambda place: [*range(place.index)]
         ),
         3,
@@ -396,6 +400,6 @@ def test_a_recording_that_fails_leaves_nothing(fake_kernel: FakeKernel, fake_dev
         raise ValueError("no such field")
 
     with pytest.raises(ValueError, match="no such field"):
-        Recording(fake_device, launches, Boundary(fields=fields))
+        Recording(fake_device, launches, Dependency(fields=fields))
     fake_device.iface.give_back()
     assert fake_kernel.held() == held

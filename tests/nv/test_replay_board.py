@@ -13,7 +13,7 @@ from submissions import held_back, launch
 
 from tegrad.nv.faults import DeviceClosed, DeviceFault
 from tegrad.nv.program import LaunchError
-from tegrad.nv.replay import BOUNDARIES, Argument, Boundary, Launch, Recording, RecordingClosed
+from tegrad.nv.replay import DEPENDENCIES, Argument, Dependency, Launch, Recording, RecordingClosed
 
 pytestmark = pytest.mark.board
 
@@ -52,10 +52,10 @@ def zeroed(device: Any) -> Any:
     return buffer
 
 
-def test_launches_run_in_order_at_every_boundary_and_in_every_run(racing: Any) -> None:
-    for boundary in BOUNDARIES.values():
+def test_launches_run_in_order_at_every_dependency_and_in_every_run(racing: Any) -> None:
+    for dependency in DEPENDENCIES.values():
         buffer = zeroed(racing)
-        with Recording(racing, mixes(racing, buffer), boundary) as recording:
+        with Recording(racing, mixes(racing, buffer), dependency) as recording:
             for _ in range(5):
                 number = recording.run()
             recording.wait(number)
@@ -63,9 +63,9 @@ def test_launches_run_in_order_at_every_boundary_and_in_every_run(racing: Any) -
             assert words(buffer, 64) == [mixed(list(VALUES * 5))] * 64
 
 
-def test_without_a_boundary_launches_change_places(racing: Any) -> None:
+def test_without_a_dependency_launches_change_places(racing: Any) -> None:
     buffer = zeroed(racing)
-    with Recording(racing, mixes(racing, buffer, tuple(range(20))), Boundary()) as recording:
+    with Recording(racing, mixes(racing, buffer, tuple(range(20))), Dependency()) as recording:
         for _ in range(5):
             number = recording.run()
         recording.wait(number)
@@ -129,7 +129,7 @@ def test_a_recording_is_given_as_many_inputs_as_it_takes(device: Any) -> None:
         recording.run(1, (buffer.va_addr,))
     for name in ("chain-lean", "idle-lean", "idle-within"):
         with pytest.raises(LaunchError, match="old constants"):
-            Recording(device, launches, BOUNDARIES[name], inputs=inputs)
+            Recording(device, launches, DEPENDENCIES[name], inputs=inputs)
 
 
 def test_runs_are_ordered_among_the_work_of_tinygrad(racing: Any) -> None:

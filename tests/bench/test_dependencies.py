@@ -1,4 +1,4 @@
-"""The forms of the boundary between two kernels: what they say they order they do order, and the figures come out."""
+"""The forms of the dependency between two kernels: what they say they order they do order, and the figures come out."""
 
 import json
 import subprocess
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tinygrad.device import BufferSpec
 
-from tegrad.bench import boundaries
-from tegrad.bench.boundaries import FORMS, HOPPER, Probe
+from tegrad.bench import dependencies
+from tegrad.bench.dependencies import FORMS, HOPPER, Probe
 from tegrad.nv import replay
 from tegrad.nv.qmd import QMD
 from tegrad.nv.replay import Launch, Recording, up_to
@@ -29,13 +29,13 @@ def racing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setenv("TEGRAD_BOARD", request.param)
     monkeypatch.setenv("TEGRAD_RACE", "9")
     monkeypatch.setenv("DEV", "NV")
-    with boundaries.opened() as device:
+    with dependencies.opened() as device:
         yield device
 
 
 def test_every_form_that_orders_kernels_computes_what_they_should(racing: Any) -> None:
     probe = Probe(racing, 4, 64)
-    for name in boundaries.forms(racing.arch):
+    for name in dependencies.forms(racing.arch):
         form = {**FORMS, **HOPPER}[name]
         assert name in UNORDERED or probe.right(form, count=8, runs=3), name
         assert name in UNORDERED or probe.sees(form, "gather_constant", count=4, runs=2), name
@@ -58,9 +58,9 @@ def test_a_launch_that_reads_what_a_cache_kept_is_noticed(
         made[2] = replace(made[2], buffers=(made[2].buffers[0], kept))
         return made
 
-    assert probe.sees(boundaries.FORMS["chain"], kernel, count=4, runs=1)
+    assert probe.sees(dependencies.FORMS["chain"], kernel, count=4, runs=1)
     monkeypatch.setattr(probe, "launches", launches)
-    assert not probe.sees(boundaries.FORMS["chain"], kernel, count=4, runs=1)
+    assert not probe.sees(dependencies.FORMS["chain"], kernel, count=4, runs=1)
     racing.allocator.free(kept, kept.size, BufferSpec(cpu_access=True, nolru=True))
     probe.close()
 
@@ -69,8 +69,8 @@ def test_a_launch_that_reads_what_a_cache_kept_is_noticed(
 def test_a_form_that_orders_nothing_is_tried_with_kernels_that_wait(
     racing: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(boundaries, "LENGTHS", (2, 4))
-    monkeypatch.setattr(boundaries, "PASSES", 2)
+    monkeypatch.setattr(dependencies, "LENGTHS", (2, 4))
+    monkeypatch.setattr(dependencies, "PASSES", 2)
     asked: list[bool] = []
 
     def right(probe: Probe, form: Any) -> bool:
@@ -78,7 +78,7 @@ def test_a_form_that_orders_nothing_is_tried_with_kernels_that_wait(
         return probe.waits
 
     monkeypatch.setattr(Probe, "right", right)
-    found = boundaries.cost(racing, "latch-alone", 4, 64)
+    found = dependencies.cost(racing, "latch-alone", 4, 64)
     assert (found.right, found.waits, asked) == (True, True, [False, True])
     with closing(Probe(racing, 4, 64, waits=True)) as probe:
         assert "griddepcontrol.wait" in probe.programs["shift"].lib.decode("latin1")
@@ -106,8 +106,8 @@ def test_a_form_for_the_first_launches_ends_before_the_others(racing: Any) -> No
 
 
 def test_only_hopper_tries_the_fields_that_only_it_has() -> None:
-    assert boundaries.forms("sm_87") == list(FORMS)
-    assert boundaries.forms("sm_90") == [*FORMS, *HOPPER]
+    assert dependencies.forms("sm_87") == list(FORMS)
+    assert dependencies.forms("sm_90") == [*FORMS, *HOPPER]
 
 
 def test_what_goes_wrong_in_a_forms_process_is_its_row_within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,27 +123,27 @@ def test_what_goes_wrong_in_a_forms_process_is_its_row_within_a_minute(monkeypat
         return subprocess.CompletedProcess(command, 1, f"a word before\n{out}\n" if out else "", errors)
 
     monkeypatch.setattr(subprocess, "run", run)
-    assert boundaries._in_process("chain") == [row]
+    assert dependencies._in_process("chain") == [row]
     for form, error in (
         ("none", "no output"),
         ("died", "Fault: an address"),
         ("hangs", f"did not end in {waited[0]} s"),
     ):
-        assert boundaries._in_process(form) == [{"form": form, "error": error}]
+        assert dependencies._in_process(form) == [{"form": form, "error": error}]
     assert max(waited) <= 60
 
 
 def test_a_form_is_measured_and_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb:14GiB")
     monkeypatch.setenv("DEV", "NV")
-    monkeypatch.setattr(boundaries, "SHAPES", ((1, 32),))
-    monkeypatch.setattr(boundaries, "LENGTHS", (2, 4))
-    monkeypatch.setattr(boundaries, "PASSES", 2)
-    boundaries.main(["chain", "--json"])
+    monkeypatch.setattr(dependencies, "SHAPES", ((1, 32),))
+    monkeypatch.setattr(dependencies, "LENGTHS", (2, 4))
+    monkeypatch.setattr(dependencies, "PASSES", 2)
+    dependencies.main(["chain", "--json"])
     (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (row["form"], row["blocks"], row["threads"], row["right"]) == ("chain", 1, 32, True)
     assert row["constant"]
-    assert boundaries.line(row).split()[:3] == ["chain", "1x32", "right"]
-    assert "nc WRONG" in boundaries.line({**row, "constant": False})
-    assert "right, waits" in boundaries.line({**row, "waits": True})
-    assert boundaries.line({"form": "latch", "error": "did not end in 60 s"}).endswith("did not end in 60 s")
+    assert dependencies.line(row).split()[:3] == ["chain", "1x32", "right"]
+    assert "nc WRONG" in dependencies.line({**row, "constant": False})
+    assert "right, waits" in dependencies.line({**row, "waits": True})
+    assert dependencies.line({"form": "latch", "error": "did not end in 60 s"}).endswith("did not end in 60 s")

@@ -1,12 +1,12 @@
-"""What it costs that a kernel waits for the one before it, for every form of the boundary (`nv/replay.py`).
+"""What it costs that a kernel waits for the one before it, for every form of the dependency (`nv/replay.py`).
 
 Each form runs in a process of its own, because some of them are guesses from the names of QMD fields: a guess may hang
 its channel. A form counts only where kernels that read what other blocks of the one before wrote come out right. Where
 they do not, it is tried again with kernels that wait for the one before by themselves (griddepcontrol).
 Times are the GPU's: the slope between recordings of different lengths, so that what surrounds them falls out.
 
-    python -m tegrad.bench.boundaries              every form, a line each
-    python -m tegrad.bench.boundaries chain idle   these, as JSON with --json
+    python -m tegrad.bench.dependencies              every form, a line each
+    python -m tegrad.bench.dependencies chain idle   these, as JSON with --json
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from tegrad.nv.compilers import compile_cuda
 from tegrad.nv.replay import (
     AHEAD,
     BARRIER,
-    BOUNDARIES,
     CHAIN,
+    DEPENDENCIES,
     GPU_MEMBAR,
     LEAN,
     SYSMEMBAR,
-    Boundary,
+    Dependency,
     Launch,
     Place,
     Recording,
@@ -106,7 +106,7 @@ SHAPES: Final = ((1, 32), (0, 512))
 LENGTHS: Final = (100, 400)
 """Launches of the recordings whose difference is measured."""
 SPIN: Final = 10_000
-"""Cycles of the kernel between boundaries: about 5 us."""
+"""Cycles of the kernel between dependencies: about 5 us."""
 LATE: Final = 4_000
 """Cycles by which a block of `gather` is late."""
 PASSES: Final = 9
@@ -135,32 +135,32 @@ def _acquired(place: Place) -> Sequence[int]:
 
 BARE: Final = {**LEAN, "invalidate_shader_data_cache": 0, "cwd_membar_type": 0}
 
-FORMS: Final[Mapping[str, Boundary]] = {
-    **BOUNDARIES,
-    "chain-late": Boundary({**CHAIN, "prefetch": 0}, BARRIER),
-    "chain-count": Boundary(
+FORMS: Final[Mapping[str, Dependency]] = {
+    **DEPENDENCIES,
+    "chain-late": Dependency({**CHAIN, "prefetch": 0}, BARRIER),
+    "chain-count": Dependency(
         {"action": 4, "prefetch": 1}, BARRIER, fields=lambda place: {"dependence_counter": int(place.index > 0)}
     ),
-    "chain-lean-sysmembar": Boundary(CHAIN, fields=_fields(**LEAN, cwd_membar_type=SYSMEMBAR)),
-    "chain-gpu-membar": Boundary(CHAIN, BARRIER, fields=_fields(cwd_membar_type=GPU_MEMBAR)),
-    "chain-no-membar": Boundary(CHAIN, fields=_fields(**LEAN, cwd_membar_type=0)),
-    "chain-bare": Boundary(CHAIN, fields=_fields(**BARE)),
-    "idle-schedule": Boundary(between=wait_idle, fields=lean, action=2),
-    "idle-barrier": Boundary(start=BARRIER, between=lambda place: (*wait_idle(place), *BARRIER)),
-    "idle-bare": Boundary(between=wait_idle, fields=_fields(**BARE)),
-    "none": Boundary(fields=lean),
+    "chain-lean-sysmembar": Dependency(CHAIN, fields=_fields(**LEAN, cwd_membar_type=SYSMEMBAR)),
+    "chain-gpu-membar": Dependency(CHAIN, BARRIER, fields=_fields(cwd_membar_type=GPU_MEMBAR)),
+    "chain-no-membar": Dependency(CHAIN, fields=_fields(**LEAN, cwd_membar_type=0)),
+    "chain-bare": Dependency(CHAIN, fields=_fields(**BARE)),
+    "idle-schedule": Dependency(between=wait_idle, fields=lean, action=2),
+    "idle-barrier": Dependency(start=BARRIER, between=lambda place: (*wait_idle(place), *BARRIER)),
+    "idle-bare": Dependency(between=wait_idle, fields=_fields(**BARE)),
+    "none": Dependency(fields=lean),
 }
 """Forms for every chip. The bare ones and those without a membar need not be right; `none` orders nothing."""
 
-HOPPER: Final[Mapping[str, Boundary]] = {
-    "semaphore": Boundary(between=_acquired, fields=lambda place: {**lean(place), **_signalled(place)}),
-    "chain-chasing": Boundary(CHAIN, fields=lambda place: {**lean(place), "cwd_membar_task_chasing_enable": 1}),
-    "chain-pre-exit": Boundary(CHAIN, fields=lambda place: {**lean(place), "pre_exit_at_last_cta_launch": 1}),
-    "chain-latch": Boundary(CHAIN, fields=partial(latched, pre_exit_at_last_cta_launch=1)),
+HOPPER: Final[Mapping[str, Dependency]] = {
+    "semaphore": Dependency(between=_acquired, fields=lambda place: {**lean(place), **_signalled(place)}),
+    "chain-chasing": Dependency(CHAIN, fields=lambda place: {**lean(place), "cwd_membar_task_chasing_enable": 1}),
+    "chain-pre-exit": Dependency(CHAIN, fields=lambda place: {**lean(place), "pre_exit_at_last_cta_launch": 1}),
+    "chain-latch": Dependency(CHAIN, fields=partial(latched, pre_exit_at_last_cta_launch=1)),
     "chain-latch-program": AHEAD,
-    "latch": Boundary(fields=partial(latched, pre_exit_at_last_cta_launch=1)),
-    "latch-program": Boundary(fields=partial(latched, enable_program_pre_exit=1)),
-    "latch-alone": Boundary(fields=latched),
+    "latch": Dependency(fields=partial(latched, pre_exit_at_last_cta_launch=1)),
+    "latch-program": Dependency(fields=partial(latched, enable_program_pre_exit=1)),
+    "latch-alone": Dependency(fields=latched),
 }
 """Forms with fields that only version 4 has, and a release that the GPU resets by itself. """
 
@@ -169,7 +169,7 @@ HOPPER: Final[Mapping[str, Boundary]] = {
 class Cost:
     """What a form costs for kernels of one shape.
 
-    `empty_us`: an empty kernel; `boundary_us`: a kernel of known length, beyond that length; `right`: whether kernels
+    `empty_us`: an empty kernel; `dependency_us`: a kernel of known length, beyond that length; `right`: whether kernels
     that depend on each other computed what they should, `waits`: only if they wait by themselves; `constant`: whether
     they do by ld.global.nc too.
     """
@@ -181,7 +181,7 @@ class Cost:
     waits: bool
     constant: bool
     empty_us: float
-    boundary_us: float | None
+    dependency_us: float | None
 
 
 class Probe:
@@ -207,11 +207,11 @@ class Probe:
             for i in range(count)
         ]
 
-    def right(self, form: Boundary, count: int = 32, runs: int = 4) -> bool:
+    def right(self, form: Dependency, count: int = 32, runs: int = 4) -> bool:
         """Whether launches see what those before them stored, in every run: of other blocks, and of every block."""
         return all(self.sees(form, name, count, runs) for name in ("shift", "gather"))
 
-    def sees(self, form: Boundary, name: str, count: int = 32, runs: int = 4) -> bool:
+    def sees(self, form: Dependency, name: str, count: int = 32, runs: int = 4) -> bool:
         """`right` for one of the kernels "shift", "gather", "gather_constant"; `count` is even."""
         from_, to = (buffer.cpu_view() for buffer in self.buffers)
         values = np.arange(self.blocks * self.threads, dtype=np.int32)
@@ -234,13 +234,13 @@ class Probe:
         total = np.sum(words * factors, dtype=np.uint32) + np.uint32(value)
         return np.tile(np.arange(self.threads, dtype=np.uint32) + total, self.blocks).view(np.int32)
 
-    def slope(self, form: Boundary, name: str, value: int = 0) -> float:
+    def slope(self, form: Dependency, name: str, value: int = 0) -> float:
         """Microseconds that one more launch takes."""
         short, long = (gpu_us(self.device, self.launches(name, count, value), form) for count in LENGTHS)
         return (long - short) / (LENGTHS[1] - LENGTHS[0])
 
 
-def gpu_us(device: Any, launches: Sequence[Launch], form: Boundary) -> float:
+def gpu_us(device: Any, launches: Sequence[Launch], form: Dependency) -> float:
     """Median microseconds of the GPU's clock of a recording of these launches, with what begins and ends it."""
     begin, end = device.new_signal(), device.new_signal()
     samples = []
@@ -266,23 +266,23 @@ def _load(device: Any, name: str, waits: bool) -> Any:
 
 def cost(device: Any, form: str, blocks: int, threads: int) -> Cost:
     """Check and measure one form with kernels of one shape."""
-    boundary = {**FORMS, **HOPPER}[form]
+    dependency = {**FORMS, **HOPPER}[form]
     with closing(Probe(device, blocks, threads)) as probe:
-        found = _cost(probe, form, boundary)
+        found = _cost(probe, form, dependency)
     if found.right or form not in HOPPER:
         return found
     with closing(Probe(device, blocks, threads, waits=True)) as probe:
-        return _cost(probe, form, boundary)
+        return _cost(probe, form, dependency)
 
 
-def _cost(probe: Probe, form: str, boundary: Boundary) -> Cost:
-    right, constant = probe.right(boundary), probe.sees(boundary, "gather_constant")
-    empty = probe.slope(boundary, "empty")
-    # One kernel that is longer by so many cycles gives the length of a cycle, with no boundary in it.
-    cycle = gpu_us(probe.device, probe.launches("spin", 1, 101 * SPIN), boundary)
-    cycle = (cycle - gpu_us(probe.device, probe.launches("spin", 1, SPIN), boundary)) / (100 * SPIN)
-    spent = probe.slope(boundary, "spin", SPIN)
-    # Kernels that overlap take less than their own length together, which says nothing of a boundary.
+def _cost(probe: Probe, form: str, dependency: Dependency) -> Cost:
+    right, constant = probe.right(dependency), probe.sees(dependency, "gather_constant")
+    empty = probe.slope(dependency, "empty")
+    # One kernel that is longer by so many cycles gives the length of a cycle, with no dependency in it.
+    cycle = gpu_us(probe.device, probe.launches("spin", 1, 101 * SPIN), dependency)
+    cycle = (cycle - gpu_us(probe.device, probe.launches("spin", 1, SPIN), dependency)) / (100 * SPIN)
+    spent = probe.slope(dependency, "spin", SPIN)
+    # Kernels that overlap take less than their own length together, which says nothing of a dependency.
     beyond = spent - SPIN * cycle if right else None
     return Cost(form, probe.blocks, probe.threads, right, probe.waits, constant, empty, beyond)
 
@@ -306,7 +306,7 @@ def opened() -> Iterator[Any]:
 
 def _in_process(form: str) -> list[dict[str, Any]]:
     """A form's costs, measured in a process of its own; or what went wrong there."""
-    command = [sys.executable, "-m", "tegrad.bench.boundaries", form, "--json"]
+    command = [sys.executable, "-m", "tegrad.bench.dependencies", form, "--json"]
     try:
         environment = {"HCQDEV_WAIT_TIMEOUT_MS": "3000", **os.environ}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
@@ -330,11 +330,11 @@ def line(row: Mapping[str, Any]) -> str:
     """A cost as a line of the table."""
     if "error" in row:
         return f"{row['form']:22} {row['error']}"
-    boundary = "" if row["boundary_us"] is None else f"{row['boundary_us']:9.2f}"
+    dependency = "" if row["dependency_us"] is None else f"{row['dependency_us']:9.2f}"
     shape = f"{row['blocks']}x{row['threads']}"
     seen = "WRONG" if not row["right"] else "right" if row["constant"] else "nc WRONG"
     seen += ", waits" if row["waits"] and row["right"] else ""
-    return f"{row['form']:22} {shape:>8} {seen:15} {row['empty_us']:9.2f} {boundary}"
+    return f"{row['form']:22} {shape:>8} {seen:15} {row['empty_us']:9.2f} {dependency}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
