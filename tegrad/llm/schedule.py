@@ -53,7 +53,7 @@ class Op(IntEnum):
     PROJECT = 2
     """Products with the normalized stream, as floats: queries, keys, values."""
     ATTEND = 3
-    """A part of the positions of one KV head; who comes last joins the parts and writes."""
+    """A part of the positions of one KV head; the last-arriving CTA joins the parts and writes."""
     ADD = 4
     """Products added to the residual stream: attention output, down."""
     GATE = 5

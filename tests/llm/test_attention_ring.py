@@ -150,7 +150,7 @@ def test_bulk_copies_in_rings_of_any_size_bring_the_same_keys_and_values(
 
 
 def test_counters_hand_over_the_attention_that_packets_do(model: Path) -> None:
-    """Of several parts: with counters the one that comes last joins them, with packets whoever reads them."""
+    """Of several parts: with counters the last-arriving one joins them, with packets whoever reads them."""
     kept, last = stored(GROUPED, False, POSITIONS), len(TEXT) - 2
     packets, counters = decoded(model, [TENSOR, replace(TENSOR, handover=0)], last, kept)
     assert errors(counters, packets)[1] < 2e-5

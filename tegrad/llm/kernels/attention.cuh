@@ -2,7 +2,7 @@
 //
 // A part is what one CTA does for one KV head: it computes scores and weighted values of a range of positions. The
 // first part also writes the token's own K and V to the cache and takes them from shared memory. Parts of a long
-// sequence meet in a workspace; whoever comes last joins them. In a part every warp takes tiles of positions; a row of
+// sequence meet in a workspace; the last-arriving block joins them. In a part every warp takes tiles of positions; a row of
 // K or V is read by LANES lanes of 8 elements, and all loads of a tile are issued before the first is used.
 //
 // Macros: HEADS, KV_HEADS, HEAD_DIM, POSITIONS (of the cache), ROPE (0 none, 1 neighbours, 2 halves) and ROPE_PAIRS,
@@ -11,7 +11,7 @@
 // that make another part worth its while), SPLIT_FROM (positions that one part takes alone), ATTENTION_SYNC (barrier of
 // the CTA's ATTENTION_WARPS warps).
 #pragma once
-#include "arrive.cuh"
+#include "last_arriving.cuh"
 #include <cuda_fp16.h>
 
 #ifndef ROPE_PAIRS
@@ -506,7 +506,7 @@ struct Output {
     }
 };
 
-// Join the parts of a KV head in the workspace, by the CTA that came last.
+// Join the parts of a KV head in the workspace, by the last-arriving CTA.
 __device__ __forceinline__ void join_parts(Shared &shared, const float *workspace, int parts, const Output &out,
                                            unsigned thread) {
     for (int g = thread / 32; g < GROUP; g += ATTENTION_WARPS) {
@@ -537,7 +537,7 @@ __device__ __forceinline__ void join_parts(Shared &shared, const float *workspac
     }
 }
 
-// What the warps of part `part` of `parts` have handed over, to the output or to whoever comes last.
+// What the warps of part `part` of `parts` have handed over, to the output or to the last-arriving CTA.
 __device__ __forceinline__ void finish_part(Shared &shared, int part, int parts, float *workspace, unsigned *counter,
                                             const Output &out, unsigned thread) {
     float top, sum;
@@ -559,7 +559,7 @@ __device__ __forceinline__ void finish_part(Shared &shared, int part, int parts,
     }
     if (parts == 1) return;
     ATTENTION_SYNC();
-    if (thread == 0) shared.last = arrive_last(counter, parts);
+    if (thread == 0) shared.last = last_arriving(counter, parts);
     ATTENTION_SYNC();
     if (shared.last) join_parts(shared, workspace, parts, out, thread);
 }

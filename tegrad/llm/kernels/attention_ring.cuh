@@ -313,7 +313,7 @@ template <> struct Worker<true> { typedef ByTensor Type; };
 // --- joining ---------------------------------------------------------------------------------------------------------
 
 // With packets, the first part joins: it waits for those of the others, which saves the fence and the count that tell
-// who comes last. A packet has two outputs, and the logarithm of the weight that they have.
+// the last-arriving one. A packet has two outputs, and the logarithm of the weight that they have.
 constexpr int LOTS = OUTPUTS / 2, LOT_BYTES = 16;
 
 // What a CTA's warps have handed over, joined: outputs and weights, where what nobody needs any more lay.

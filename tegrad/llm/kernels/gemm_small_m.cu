@@ -153,7 +153,7 @@ static __device__ __forceinline__ bool join_blocks(float4 (&sum)[QUADS], float4 
 #pragma unroll
     for (int q = 0; q < QUADS; q++)
         if (ends(q)) __stcg(partial + (blockIdx.y * QUADS + q) * QUAD, sum[q]);
-    if (!last_block(arrived + set, SPLITS)) return false;
+    if (!last_arriving_block(arrived + set, SPLITS)) return false;
 #pragma unroll
     for (int q = 0; q < QUADS; q++) {
         if (!ends(q)) continue;

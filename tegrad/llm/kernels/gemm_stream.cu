@@ -103,7 +103,7 @@ static __device__ __forceinline__ void end_set(const float4 *sums, int set, int 
 // The blocks of all segments have written the sums of their sets: the last one adds them.
 static __device__ __forceinline__ void join_segments(void *y, const float *bias, const float4 *partial,
                                                      unsigned *arrived, int tokens) {
-    if (!last_block(arrived + blockIdx.x, SEGMENTS)) return;
+    if (!last_arriving_block(arrived + blockIdx.x, SEGMENTS)) return;
     const int lane = threadIdx.x % 32, mine = (SETS - blockIdx.x + gridDim.x - 1) / gridDim.x;
     for (int at = threadIdx.x / 32; at < mine * NB; at += WARPS) {
         const int set = blockIdx.x + at / NB * gridDim.x, b = at % NB;

@@ -4,7 +4,7 @@
 // KIND, ROWS, COLUMNS, BM, BN, UNITS, STAGES, SPLITS, GATED, HALF_OUT, BIAS, STRIDE: as gemm.cu tells.
 #pragma once
 #include "activation.cuh"
-#include "arrive.cuh"
+#include "last_arriving.cuh"
 #include "fragments.cuh"
 #include "overlap.cuh"
 
@@ -128,7 +128,7 @@ static __device__ __forceinline__ bool join(float (&sum)[COUNT], float *partial,
     for (int i = 0; i < COUNT / 4; i++)
         __stcg(mine + (blockIdx.z * COUNT / 4 + i) * THREADS,
                make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]));
-    if (!last_block(arrived + tile, SPLITS)) return false;
+    if (!last_arriving_block(arrived + tile, SPLITS)) return false;
     constexpr int FLIGHT = COUNT % 16 ? 1 : 4;  // loads that wait for L2 together; more would spill
 #pragma unroll
     for (int first = 0; first < COUNT / 4; first += FLIGHT) {

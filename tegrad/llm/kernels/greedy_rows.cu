@@ -40,7 +40,7 @@ greedy_rows(State *states, Entry *rings, int *histories, const int *ends, const 
     found = warp_largest(lane < BLOCK / 32 ? winners[lane] : 0);
     if (lane == 0) {
         tops[slot * CUTS + blockIdx.x] = found;
-        last = arrive_last(counters + slot, CUTS);
+        last = last_arriving(counters + slot, CUTS);
     }
     __syncwarp();
     if (!last) return;

@@ -8,7 +8,7 @@
 // Macros: VOCAB; HISTORY, tokens kept of each sequence; RING (state.cuh). A CTA of THREADS threads has CHUNK
 // consecutive logits, a thread ITEMS.
 #pragma once
-#include "arrive.cuh"
+#include "last_arriving.cuh"
 #include "state.cuh"
 
 #ifndef HISTORY
@@ -123,7 +123,7 @@ __device__ __forceinline__ float drawn(float above, float temperature, unsigned 
 // Whether this CTA is the last of `parts` to come here: then it sees what the others stored. All threads.
 __device__ __forceinline__ bool last_here(unsigned *counter, int *flag) {
     __syncthreads();
-    if (threadIdx.x == 0) *flag = arrive_last(counter, PARTS);
+    if (threadIdx.x == 0) *flag = last_arriving(counter, PARTS);
     __syncthreads();
     return *flag;
 }

@@ -4,7 +4,7 @@
 // KIND, ROWS, COLUMNS, GATED, HALF_OUT, ADD, BIAS, STRIDE: as gemm.cu; NB; MOST: tokens that x has room for.
 #pragma once
 #include "activation.cuh"
-#include "arrive.cuh"
+#include "last_arriving.cuh"
 #include "fragments.cuh"
 #include "overlap.cuh"
 

@@ -1,9 +1,9 @@
-// Who comes last of those that share a piece of work through global memory. A counter is 0 before and afterwards; what
-// was stored before an arrival is seen by who comes last.
+// Which of those that share a piece of work through global memory arrives last. A counter is 0 before and afterwards;
+// what was stored before an arrival is seen by the last-arriving one.
 #pragma once
 
 // By one thread of each of `parts`: one count up, with wrap to 0.
-static __device__ __forceinline__ bool arrive_last(unsigned *counter, int parts) {
+static __device__ __forceinline__ bool last_arriving(unsigned *counter, int parts) {
     unsigned before;
     asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
                  : "=r"(before) : "l"(counter), "r"(parts - 1) : "memory");
@@ -11,7 +11,7 @@ static __device__ __forceinline__ bool arrive_last(unsigned *counter, int parts)
 }
 
 // By all threads of each of `parts` blocks.
-static __device__ __forceinline__ bool last_block(unsigned *counter, unsigned parts) {
+static __device__ __forceinline__ bool last_arriving_block(unsigned *counter, unsigned parts) {
     __shared__ unsigned order;
     __threadfence();
     __syncthreads();
