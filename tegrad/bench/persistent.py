@@ -42,16 +42,16 @@ AXES: Final[Mapping[str, tuple[int, ...]]] = {
     "handover": (1, 0),
     "consumers": (8, 16, 12),
     "per_tile": (2, 1),
-    "service": (4, 3, 7),
+    "epilogue": (4, 3, 7),
     "polled": (2, 3, 1, 4),
-    "ring_slots": (32, 5, 3),
+    "pipeline_stages": (32, 5, 3),
     "evict_first": (1, 0),
     "backoff": (0, 20, 100),
     "attention_warps": (8, 16, 12),
     "attention_loads": (2, 4),
     "attention_shares": (4, 2, 1),
     "attention_rows": (192, 384, 768),
-    "attention_ring": (0, 1, 2),
+    "attention_pipeline": (0, 1, 2),
     "replicas": (8, 4, 1),
     "bulk": (1, 0),
 }
@@ -176,11 +176,15 @@ def variants(start: Tuning, axis: str) -> Iterator[Tuning]:
     for value in AXES[axis]:
         if axis == "consumers":
             made = replace(start, consumers=value, attention_warps=min(start.attention_warps, value))
-        elif axis == "service":
-            made = replace(start, service=value, polled=2 if value > 3 else 3)
+        elif axis == "epilogue":
+            made = replace(start, epilogue=value, polled=2 if value > 3 else 3)
         else:
             made = replace(start, **{axis: value})
-        fits = made.attention_warps == made.consumers if made.attention_ring else made.attention_warps <= made.consumers
+        fits = (
+            made.attention_warps == made.consumers
+            if made.attention_pipeline
+            else made.attention_warps <= made.consumers
+        )
         if fits and made != start:
             yield made
 

@@ -52,14 +52,14 @@ from tegrad.nv.replay import Launch
 FORMATS: Final[tuple[BlockType, ...]] = (Q6_K, Q5_K, Q4_K, Q8_0, Q4_0, F16, BF16, F32)
 """In the order of the kernel's `enum Format`."""
 NEAR: Final = 256
-"""Positions of a cache up to which attention loads keys and values itself; those of more come through the ring."""
+"""Positions of a cache up to which attention loads keys and values itself; those of more come through the pipeline."""
 READ: Final = 16384
 """Such positions, times the CTAs that each read all of them for a share of the query heads, at most."""
 SCALES: Final = 8
 """Positions that a q8_0 cache's must be a multiple of, so that the scales of a tile are whole pieces of 16 bytes."""
 BUFFERS: Final = ("program", "workspace", "states", "rings", "histories", "ends", "rope", "logits", "timestamps")
-WAITING: Final = ("packets", "a counter", "a tile of weights", "a free slot", "a tile on its way")
-"""What a wait is for, in the order of the kernel's `enum Waiting`; of a ring's, the number wanted is the tile's."""
+WAITING: Final = ("packets", "a counter", "a tile of weights", "a free stage", "a tile on its way")
+"""What a wait is for, in the order of the kernel's `enum Waiting`; of the pipeline's, the number is the tile's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +69,15 @@ class Tuning:
     consumers: int = 8
     per_tile: int = 2
     """Segments of a tile that a consumer takes: 1, 2 or 4."""
-    service: int = 4
-    ring_slots: int = 32
-    """Tiles of the ring at most, of a segment for each consumer; shared memory bounds them too."""
+    epilogue: int = 4
+    pipeline_stages: int = 32
+    """Stages of the pipeline at most, of a segment for each consumer; shared memory bounds them too."""
     in_flight: int = 2
     """Tiles on their way at most."""
     handover: int = 1
     """1: packets, which readers poll; 0: counters after a fence."""
     polled: int = 2
-    """Sets of 16 elements that a service thread waits for together: each further round is a trip to L2."""
+    """Sets of 16 elements that a epilogue thread waits for together: each further round is a trip to L2."""
     backoff: int = 0
     """ns between polls."""
     attention_warps: int = 8
@@ -86,9 +86,9 @@ class Tuning:
     """Cached positions that one CTA takes alone: to join parts costs more."""
     attention_shares: int = 4
     """CTAs that share a KV head's query heads, at most: fewer registers each, but keys and values are read again."""
-    attention_ring: int = 0
-    """1: keys and values come through the ring, ahead of their turn; 2: tensor cores attend, where they can; 0: each
-    lane loads its own when their turn comes."""
+    attention_pipeline: int = 0
+    """1: keys and values come through the pipeline, ahead of their turn; 2: tensor cores attend, where they can; 0:
+    each lane loads its own when their turn comes."""
     evict_first: int = 1
     """Weights leave L2 first, so that what passes between CTAs stays there; of bulk copies only."""
     replicas: int = 8
@@ -101,11 +101,11 @@ class Tuning:
     @property
     def threads(self) -> int:
         """Threads of a CTA."""
-        return 32 * (self.consumers + self.service + 1)
+        return 32 * (self.consumers + self.epilogue + 1)
 
     @classmethod
     def suited(cls, kinds: Iterable[BlockType], positions: int = 0, *, q8: bool = False, head_dim: int = 64) -> Self:
-        """What was best for models of these formats on an H200 (docs/notebook.md); its tiles leave room for a ring.
+        """What was best for models of these formats on an H200 (docs/notebook.md); its tiles leave room for a pipeline.
 
         Floats want more warps that stage, since they travel as they are, and poll more of them; small segments more
         that multiply, where attention needs no ring.
@@ -115,10 +115,10 @@ class Tuning:
         ring = positions > NEAR and (whole or not q8)
         if widest >= 4096:
             consumers = 32768 // widest
-            made = cls(consumers=consumers, per_tile=1, attention_warps=consumers, service=7, backoff=20)
+            made = cls(consumers=consumers, per_tile=1, attention_warps=consumers, epilogue=7, backoff=20)
         elif widest < 1280 and not ring:
-            made = cls(consumers=16, per_tile=1, attention_warps=16, service=3, polled=3)
-        return replace(made, attention_ring=2, attention_shares=max(1, READ // positions)) if ring else made
+            made = cls(consumers=16, per_tile=1, attention_warps=16, epilogue=3, polled=3)
+        return replace(made, attention_pipeline=2, attention_shares=max(1, READ // positions)) if ring else made
 
 
 def fixed(matrices: Iterable[Matrix], consumers: int) -> bool:
@@ -179,7 +179,7 @@ class Persistent:
             "OWN": own, "SPLIT_SETS": _splits_sets(program), "SUMS": _most_sums(program), "SHARED": self.shared_bytes,
             "STORE_LOGITS": self.store_logits, "TIMESTAMPS": self.timestamps, "REPLICA_BYTES": self.layout.nbytes,
             "SPLIT_FROM": tuning.attention_rows, "FIXED": fixed(matrices, tuning.consumers),
-            "ATTENTION_SYNC()": "barrier_sync<ATTENTION_MEET>(32*ATTENTION_WARPS)",
+            "ATTENTION_SYNC()": "barrier_sync<ATTENTION_WARPS_READY>(32*ATTENTION_WARPS)",
         }  # fmt: skip
         made |= {f"USES_{kind.name}": 1 for kind in kinds}
         for name in Tuning.__dataclass_fields__:

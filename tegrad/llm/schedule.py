@@ -3,7 +3,7 @@
 A step is a list of **stages** (embed; per layer: qkv, attend, out, gate and up, down; logits; sample). Each stage gives
 each CTA at most one **instruction**: the rows of matrices that it multiplies, the vector that it reads, the rows of the
 vector that it writes, and the writes of other CTAs that it waits for. Vectors travel in units of 8 elements, so that
-rows are dealt out in eights. Weights are streamed through a ring in the order of the instructions, tile by tile.
+rows are dealt out in eights. Weights are streamed through a pipeline in the order of the instructions, tile by tile.
 
 `build` makes a program, `validate` proves it: every instruction comes to run, every element that is read was written
 before by somebody who was waited for, is written once a version, and is not overwritten while anybody may still read

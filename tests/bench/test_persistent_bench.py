@@ -8,7 +8,7 @@ from tegrad.bench import models, persistent
 from tegrad.bench.dependencies import opened
 from tegrad.llm.persistent import Tuning
 
-SMALL = Tuning(consumers=4, per_tile=1, service=2, ring_slots=3, attention_warps=4)
+SMALL = Tuning(consumers=4, per_tile=1, epilogue=2, pipeline_stages=3, attention_warps=4)
 
 
 def test_every_variant_is_one_that_the_kernel_takes() -> None:

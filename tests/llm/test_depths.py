@@ -37,7 +37,7 @@ def taken(
     device: Any, path: Path, shape: Shape, kind: TYPE, places: Any = PLACES, ring: int = 0, **kinds: TYPE
 ) -> list[Found]:
     write(path, shape, kind, kinds=kinds)
-    one = partial(PersistentPlan, tuning=replace(SMALL, attention_ring=ring), ctas=4)
+    one = partial(PersistentPlan, tuning=replace(SMALL, attention_pipeline=ring), ctas=4)
     return compare(device, path, places, TOKENS, 2, one, threads=2)
 
 

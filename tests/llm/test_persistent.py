@@ -182,11 +182,13 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
     ),
     # more logits than fit shared memory at once; rows of a quarter of a segment
     "logits": (Shape(512, 512, 4, 2, 64, 1, 25000, Q4_K), 2, 3, {}),
-    # keys and values through the ring: parts of several tiles and a rest, four query heads together
-    "ring": (Shape(512, 512, 8, 2, 64, 1, 264, positions=256), 6, 237, {"tuning": replace(SMALL, attention_ring=1)}),
+    # keys and values through the pipeline: parts of several tiles and a rest, four query heads together
+    "pipeline": (
+        Shape(512, 512, 8, 2, 64, 1, 264, positions=256), 6, 237, {"tuning": replace(SMALL, attention_pipeline=1)},
+    ),
     "tensor": (
         Shape(512, 512, 8, 2, 64, 1, 264, qk_norm=True, positions=256), 7, 251,
-        {"tuning": replace(SMALL, attention_ring=2, ring_slots=2)},
+        {"tuning": replace(SMALL, attention_pipeline=2, pipeline_stages=2)},
     ),
     # plain rows, below and above a segment's width; each vector eight times
     "plain": (Shape(512, 4096, 4, 2, 64, 1, 72, F16), 3, 40, {"tuning": replace(SMALL, replicas=8, per_tile=2)}),
@@ -200,7 +202,7 @@ def cases() -> Iterator[Any]:
     """Each case with its buffers flush to one side of their pages; with the other side where time is plenty."""
     for at, name in enumerate(CASES):
         for side, flush in enumerate(("end", "start")):
-            often = name in ("mixed", "ring", "tensor", "plain", "packed") and side == at % 2
+            often = name in ("mixed", "pipeline", "tensor", "plain", "packed") and side == at % 2
             yield pytest.param(flush, name, marks=() if often else pytest.mark.long, id=f"{name}-{flush}")
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.board
 
 RUN = TOKENS[:4]
 CTAS = 7
-TIGHT = replace(SMALL, ring_slots=2, in_flight=8, evict_first=1)
+TIGHT = replace(SMALL, pipeline_stages=2, in_flight=8, evict_first=1)
 """Two slots, and as many tiles on their way."""
 
 
@@ -38,7 +38,7 @@ def logits(path: Path, tunings: Sequence[Tuning]) -> list[np.ndarray]:
                 PersistentPlan(model, states, cache, tuning=tuning, ctas=CTAS) as plan,
                 Recording(device, plan.launches) as step,
             ):
-                assert tiles(plan) > 8 * tuning.ring_slots, "the ring does not come round often enough"
+                assert tiles(plan) > 8 * tuning.pipeline_stages, "the pipeline does not come round often enough"
                 found.append(np.array([one(device, plan, states, step, at) for at in range(len(RUN))]))
                 assert plan.stuck() == []
         states.close()
@@ -91,13 +91,13 @@ def test_rings_of_any_size_hold_the_same_weights(
 ) -> None:
     hopper(monkeypatch, seed)
     tunings = [
-        replace(SMALL, ring_slots=2, in_flight=1),
-        replace(SMALL, ring_slots=2, in_flight=2),
-        replace(SMALL, ring_slots=3, in_flight=1),
-        replace(SMALL, ring_slots=3, in_flight=2),
-        replace(SMALL, ring_slots=3, in_flight=3),
-        replace(SMALL, ring_slots=5, in_flight=4),
-        replace(SMALL, ring_slots=4, in_flight=3, handover=0),
+        replace(SMALL, pipeline_stages=2, in_flight=1),
+        replace(SMALL, pipeline_stages=2, in_flight=2),
+        replace(SMALL, pipeline_stages=3, in_flight=1),
+        replace(SMALL, pipeline_stages=3, in_flight=2),
+        replace(SMALL, pipeline_stages=3, in_flight=3),
+        replace(SMALL, pipeline_stages=5, in_flight=4),
+        replace(SMALL, pipeline_stages=4, in_flight=3, handover=0),
         replace(TIGHT, spin_limit=5_000_000),
     ]
     for tuning, found in zip(tunings, logits(path, tunings), strict=True):

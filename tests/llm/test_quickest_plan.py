@@ -77,11 +77,11 @@ def test_a_short_text_has_a_step_of_its_own_until_it_is_long(tmp_path: Path, mon
         for reach in (None, 64):
             with Engine(file, 2 * NEAR, reach=reach) as engine:
                 for limit in (3, 5, NEAR):  # the last one only might be too long
-                    forms.append(engine.plan.kernel.tuning.attention_ring)
+                    forms.append(engine.plan.kernel.tuning.attention_pipeline)
                     stream = engine.generate(PROMPT, Settings(), limit)
                     said.append([next(stream) for _ in range(3)])
                     stream.close()
-                forms.append(engine.plan.kernel.tuning.attention_ring)
+                forms.append(engine.plan.kernel.tuning.attention_pipeline)
     assert forms == [2, 2, 2, 2, 0, 0, 0, 2]
     assert said[:3] == said[3:]
 

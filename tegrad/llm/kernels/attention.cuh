@@ -2,8 +2,8 @@
 //
 // A part is what one CTA does for one KV head: it computes scores and weighted values of a range of positions. The
 // first part also writes the token's own K and V to the cache and takes them from shared memory. Parts of a long
-// sequence meet in a workspace; the last-arriving block joins them. In a part every warp takes tiles of positions; a row of
-// K or V is read by LANES lanes of 8 elements, and all loads of a tile are issued before the first is used.
+// sequence meet in a workspace; the last-arriving block joins them. In a part every warp takes tiles of positions; a
+// row of K or V is read by LANES lanes of 8 elements, and all loads of a tile are issued before the first is used.
 //
 // Macros: HEADS, KV_HEADS, HEAD_DIM, POSITIONS (of the cache), ROPE (0 none, 1 neighbours, 2 halves) and ROPE_PAIRS,
 // CACHE_Q8 (0: f16, 1: q8_0), QK_NORM and EPS (RMS norm of each query and key head), ATTENTION_WARPS (of a CTA),

@@ -6,11 +6,11 @@
 // agrees. A lane copies the runs that it needs to shared memory by itself, STAGES - 1 steps ahead and from one tile to
 // the next, so that no warp waits for another. x stays in shared memory.
 //
-// KIND, ROWS, COLUMNS, GATED, ACTIVATION, HALF_OUT, ADD, BIAS, STRIDE: as gemm.cu. NB, MOST: as small_m.cuh. MT; WARPS_M
-// times WARPS_K warps, which share the rows and the columns of a set of tiles; SPLITS: blocks that share the columns of
-// a set, of whom the last to finish adds their sums, in order; PHASES: parts in which x comes, where a block cannot
-// hold all of its columns at once; RESIDENT.
-// Grid: (sets, or fewer blocks that take several each; SPLITS). Block: all warps.
+// KIND, ROWS, COLUMNS, GATED, ACTIVATION, HALF_OUT, ADD, BIAS, STRIDE: as gemm.cu. NB, MOST: as small_m.cuh. MT;
+// WARPS_M times WARPS_K warps, which share the rows and the columns of a set of tiles; SPLITS: blocks that share the
+// columns of a set, of whom the last to finish adds their sums, in order; PHASES: parts in which x comes, where a block
+// cannot hold all of its columns at once; RESIDENT. Grid: (sets, or fewer blocks that take several each; SPLITS).
+// Block: all warps.
 constexpr int THREADS = 32 * WARPS_M * WARPS_K, WARPS = WARPS_M * WARPS_K;
 #include "small_m.cuh"
 

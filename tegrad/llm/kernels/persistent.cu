@@ -1,15 +1,16 @@
 // A whole decode step in one launch: every CTA runs its list of instructions (tegrad/llm/schedule.py), and all of them
 // must be on the chip at once. A CTA has three kinds of warps:
 //
-//   CONSUMERS warps multiply segments of weights from the ring, and attend;
-//   SERVICE warps wait for an instruction's input, stage it in shared memory, and turn what the consumers computed into
-//       what the next stage reads: norms' factors, activations, the residual stream, quantized packets;
-//   one warp fills the ring with the weights of all instructions, as far ahead as it has slots: it waits for nobody.
+//   CONSUMERS warps multiply segments of weights from the pipeline, and attend;
+//   EPILOGUE warps wait for an instruction's input, stage it in shared memory, and turn what the consumers computed
+//       into what the next stage reads: norms' factors, activations, the residual stream, quantized packets;
+//   one warp fills the pipeline with the weights of all instructions, as far ahead as it has stages; it waits for
+//       nobody.
 //
 // A consumer reads its first segment of an instruction into registers before it waits for the input. What a CTA needs
 // of the residual stream stays in its shared memory.
 //
-// Grid (CTAS), 32 * (CONSUMERS + SERVICE + 1) threads, SHARED bytes of dynamic shared memory. Arguments:
+// Grid (CTAS), 32 * (CONSUMERS + EPILOGUE + 1) threads, SHARED bytes of dynamic shared memory. Arguments:
 //   program    struct of 32 words (schedule.WORDS) for each stage and CTA
 //   workspace  schedule.workspace: number of the step, counters, joined parts of attention, packets; zeros at first
 //   state, ring   kernels/state.cuh; histories, ends   kernels/sampling.cuh: of these, the step's end
@@ -24,9 +25,9 @@
 // that occurs; JOINS, COUNTERS, REPORTS (places in the workspace); COLUMNS (of the widest matrix), OWN (rows of the
 // residual stream of a CTA at most), SPLIT_SETS (1: two CTAs may write halves of 16 elements), SUMS (row sums of an
 // instruction at most), FIXED (1: the segments of a warp all meet the same activations), SHARED; what may be tuned:
-// CONSUMERS, SERVICE, RING_SLOTS (at most), POLLED (sets of 16, of two packets each, that a service thread waits for
-// together), ATTENTION_RING (1, 2: keys and values come through the ring, attention_ring.cuh; 0: each lane loads its
-// own) and those of sync.cuh.
+// CONSUMERS, EPILOGUE, PIPELINE_STAGES (at most), POLLED (sets of 16, of two packets each, that an epilogue thread
+// waits for together), ATTENTION_PIPELINE (1, 2: keys and values come through the pipeline, attention_pipeline.cuh; 0:
+// each lane loads its own) and those of sync.cuh.
 #include "sampling.cuh"
 #include "barrier.cuh"
 #include "attention.cuh"
@@ -70,8 +71,8 @@
 #ifndef ROPE_POSITIONS
 #define ROPE_POSITIONS POSITIONS
 #endif
-#ifndef ATTENTION_RING
-#define ATTENTION_RING 0
+#ifndef ATTENTION_PIPELINE
+#define ATTENTION_PIPELINE 0
 #endif
 
 // schedule.Op, schedule.WORDS and flags
@@ -84,7 +85,7 @@ enum Format { FORMAT_Q6_K, FORMAT_Q5_K, FORMAT_Q4_K, FORMAT_Q8_0, FORMAT_Q4_0, F
 constexpr int RUNS = 3, COUNTER_BYTES = 32;
 constexpr int SHARES = KV_HEADS / CACHE_HEADS;
 
-constexpr int CONSUMER_THREADS = 32 * CONSUMERS, SERVICE_THREADS = 32 * SERVICE;
+constexpr int CONSUMER_THREADS = 32 * CONSUMERS, EPILOGUE_THREADS = 32 * EPILOGUE;
 constexpr int HELD = 4;        // segments whose lanes' sums a warp keeps before it adds them up
 static_assert(HELD % PER_TILE == 0, "whole tiles");
 constexpr bool PLAIN = USES_F16 || USES_BF16 || USES_F32;
@@ -96,7 +97,7 @@ constexpr int SEGMENT_MOST =
     most(most(most(USES_Q6_K * 1680, USES_Q5_K * 1408), most(USES_Q4_K * 1152, USES_Q8_0 * 2176)),
          most(most(USES_Q4_0 * 1152, USES_F32 * 8192), most(USES_F16 * 4096, USES_BF16 * 4096)));
 constexpr int TILE_SEGMENTS = CONSUMERS * PER_TILE;
-constexpr int SLOT_BYTES = TILE_SEGMENTS * SEGMENT_MOST;
+constexpr int STAGE_BYTES = TILE_SEGMENTS * SEGMENT_MOST;
 constexpr int PACKED_INPUT = PACKED ? (COLUMNS + SEGMENT - 1) / SEGMENT * INPUT_BYTES : 0;
 constexpr int PLAIN_INPUT = PLAIN ? COLUMNS * 4 : 0;
 
@@ -105,7 +106,7 @@ struct Attending {
     alignas(16) float query[attend::OUTPUTS], key[HEAD_DIM], value[HEAD_DIM];
 };
 
-// Shared memory but for the ring.
+// Shared memory but for the pipeline.
 struct Work {
     union {
         alignas(16) unsigned char input[most(PACKED_INPUT, PLAIN_INPUT)];
@@ -115,34 +116,34 @@ struct Work {
     alignas(16) float sums[most(SUMS, attend::OUTPUTS)];
     float stream[OWN];  // this CTA's rows of the residual stream
     float turn[2 * ROPE_PAIRS];  // rope's cosines and sines at the position
-    float squares[2][SERVICE], top[2][SERVICE];
-    int top_row[2][SERVICE];
+    float squares[2][EPILOGUE], top[2][EPILOGUE];
+    int top_row[2][EPILOGUE];
     int joined;         // attention's result is in `sums`
-#if ATTENTION_RING
+#if ATTENTION_PIPELINE
     int position;
     unsigned base;      // epoch before this step's first
 #endif
 };
 
-constexpr int ROOM = (SHARED - (int)sizeof(Work) - 1024) / SLOT_BYTES;
-constexpr int SLOTS = ROOM < RING_SLOTS ? ROOM : RING_SLOTS;
-static_assert(SLOTS >= 2, "shared memory holds less than two tiles: make them smaller");
+constexpr int ROOM = (SHARED - (int)sizeof(Work) - 1024) / STAGE_BYTES;
+constexpr int DEPTH = ROOM < PIPELINE_STAGES ? ROOM : PIPELINE_STAGES;
+static_assert(DEPTH >= 2, "shared memory holds less than two tiles: make them smaller");
 static_assert(ATTENTION_WARPS <= CONSUMERS, "attention is the consumers' work");
 #include "sync.cuh"
-#if ATTENTION_RING
-#include "attention_ring.cuh"
+#if ATTENTION_PIPELINE
+#include "attention_pipeline.cuh"
 #endif
 #if SPIN_LIMIT
-static_assert(sizeof(Ring) + sizeof(Watch) + 128 <= 1024, "the ring's barriers have outgrown their place");
+static_assert(sizeof(Pipeline) + sizeof(Watch) + 128 <= 1024, "the pipeline's barriers have outgrown their place");
 #endif
-static_assert(sizeof(Ring) + 128 <= 1024, "the ring's barriers have outgrown their place");
+static_assert(sizeof(Pipeline) + 128 <= 1024, "the pipeline's barriers have outgrown their place");
 
-// Shared memory begins with the slots.
+// Shared memory begins with the pipeline.
 __device__ __forceinline__ Work &work_in(unsigned char *memory) {
-    return *(Work *)(memory + (size_t)SLOTS * SLOT_BYTES);
+    return *(Work *)(memory + (size_t)DEPTH * STAGE_BYTES);
 }
-__device__ __forceinline__ Ring &ring_in(unsigned char *memory) {
-    return *(Ring *)(memory + (size_t)SLOTS * SLOT_BYTES + (sizeof(Work) + 127) / 128 * 128);
+__device__ __forceinline__ Pipeline &pipeline_in(unsigned char *memory) {
+    return *(Pipeline *)(memory + (size_t)DEPTH * STAGE_BYTES + (sizeof(Work) + 127) / 128 * 128);
 }
 
 // An instruction, a word in each lane.
@@ -155,7 +156,7 @@ struct Word {
     }
 };
 
-#if ATTENTION_RING
+#if ATTENTION_PIPELINE
 // The cache of the KV head that an ATTEND instruction is for.
 __device__ __forceinline__ attend::Side keys_of(const Word &word) {
     return attend::side((void *)word.address(RUN), (__half *)word.address(RUN + 8), word[HEAD] / SHARES);
@@ -286,15 +287,15 @@ __device__ __forceinline__ float stage_floats(int count, int thread, At at, Epoc
     float squares = 0;
     const int packets = count / 8 * 3;
 #pragma unroll 1
-    for (int first = thread; first < packets; first += 2 * POLLED * SERVICE_THREADS) {
+    for (int first = thread; first < packets; first += 2 * POLLED * EPILOGUE_THREADS) {
         uint4 v[2 * POLLED];
-        const int limit = (packets - first + SERVICE_THREADS - 1) / SERVICE_THREADS;
-        load_packets(v, limit, [=](int i) { return at(first + i * SERVICE_THREADS); },
-                     [=](int i) { return epoch(first + i * SERVICE_THREADS); });
+        const int limit = (packets - first + EPILOGUE_THREADS - 1) / EPILOGUE_THREADS;
+        load_packets(v, limit, [=](int i) { return at(first + i * EPILOGUE_THREADS); },
+                     [=](int i) { return epoch(first + i * EPILOGUE_THREADS); });
 #pragma unroll
         for (int i = 0; i < 2 * POLLED; i++) {
             if (i >= limit) break;
-            const int packet = first + i * SERVICE_THREADS, third = packet % 3, to = packet / 3 * 8 + third * 3;
+            const int packet = first + i * EPILOGUE_THREADS, third = packet % 3, to = packet / 3 * 8 + third * 3;
             put(to, __uint_as_float(v[i].x));
             put(to + 1, __uint_as_float(v[i].y));
             if (third == 2) squares += __uint_as_float(v[i].z);
@@ -304,32 +305,32 @@ __device__ __forceinline__ float stage_floats(int count, int thread, At at, Epoc
     return squares;
 }
 
-// Sets of a vector that the service warps stage. Where they would need several rounds of polling, the consumers, who
-// can do nothing else, stage the rest; not of a normed vector, whose sum of squares the service warps need.
-__device__ __forceinline__ int service_sets(int columns, unsigned op) {
+// Sets of a vector that the epilogue warps stage. Where they would need several rounds of polling, the consumers, who
+// can do nothing else, stage the rest; not of a normed vector, whose sum of squares the epilogue warps need.
+__device__ __forceinline__ int epilogue_sets(int columns, unsigned op) {
     const int sets = columns / 16;
-    return HANDOVER && op == ADD && sets > POLLED * SERVICE_THREADS ? POLLED * SERVICE_THREADS : sets;
+    return HANDOVER && op == ADD && sets > POLLED * EPILOGUE_THREADS ? POLLED * EPILOGUE_THREADS : sets;
 }
 
 template <class F>
 __device__ __forceinline__ void stage_rest(const Word &word, Work &work, const unsigned char *workspace, unsigned base,
                                            int thread) {
     if constexpr (F::PACKED && HANDOVER) {
-        const int columns = word[COLUMNS_OF], begin = service_sets(columns, word[OP]);
+        const int columns = word[COLUMNS_OF], begin = epilogue_sets(columns, word[OP]);
         if (begin == columns / 16) return;
         const unsigned char *from = own_replica(workspace) + word[SOURCE];
         const unsigned epoch = base + word[WAIT] + 1;
-        barrier_sync<CONSUMERS_MEET>(CONSUMER_THREADS);  // nobody reads the input before this one any more
+        barrier_sync<CONSUMER_WARPS>(CONSUMER_THREADS);  // nobody reads the input before this one any more
         stage_packets<F, 1>(work, from, begin, columns / 16, epoch, thread, CONSUMER_THREADS);
     }
 }
 
-// Stages a product's input as its format reads it, by the service warps.
+// Stages a product's input as its format reads it, by the epilogue warps.
 template <class F>
 __device__ __forceinline__ float stage_input(Work &work, const unsigned char *from, int columns, unsigned op,
                                              unsigned epoch, int thread) {
     if constexpr (F::PACKED) {
-        return stage_packets<F, POLLED>(work, from, 0, service_sets(columns, op), epoch, thread, SERVICE_THREADS);
+        return stage_packets<F, POLLED>(work, from, 0, epilogue_sets(columns, op), epoch, thread, EPILOGUE_THREADS);
     } else {
         float *to = (float *)work.input;
         return stage_floats(columns, thread, [=](int packet) { return from + 16 * packet; }, [=](int) { return epoch; },
@@ -382,7 +383,7 @@ struct Places {
 // The products of an instruction's segments, in the order of its runs, into work.sums: a warp takes PER_TILE segments
 // of a tile, CONSUMERS apart. Where Fixed, all of a warp's segments meet the same part of the input.
 template <class F, bool Fixed>
-__device__ __forceinline__ void multiply_packed(Work &work, Ring &ring, const unsigned char *slots, Turn &now,
+__device__ __forceinline__ void multiply_packed(Work &work, Pipeline &pipeline, const unsigned char *buffer, Turn &now,
                                                 int segments, int width, Places places, int warp, int lane) {
     bool waiting = true;
     Input x = {};  // a value that seems to last from stage to stage would take its registers from attention
@@ -393,14 +394,14 @@ __device__ __forceinline__ void multiply_packed(Work &work, Ring &ring, const un
         for (int i = 0; i < HELD; i += PER_TILE) {
             const int at = first + i * CONSUMERS;
             if (at - warp >= segments) break;
-            const unsigned char *from = slots + (size_t)now.slot * SLOT_BYTES + warp * F::BYTES;
+            const unsigned char *from = buffer + (size_t)now.stage * STAGE_BYTES + warp * F::BYTES;
             typename F::Segment segment[PER_TILE];
-            ring_await(ring, now);
+            pipeline_wait(pipeline, now);
 #pragma unroll
             for (int j = 0; j < PER_TILE; j++)  // after the last one whatever lies there, which counts for nothing
                 segment[j].load(Memory{from + j * CONSUMERS * F::BYTES}, lane);
             if (i == 0 && waiting) {
-                barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+                barrier_sync<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
                 if (Fixed) x = load_input(work.input, places.place);
                 waiting = false;
             }
@@ -411,7 +412,7 @@ __device__ __forceinline__ void multiply_packed(Work &work, Ring &ring, const un
                 v[i + j] = at + j * CONSUMERS < segments ? sum : 0;
             }
             __syncwarp();
-            if (lane == 0) ring_release(ring, now, warp);
+            if (lane == 0) pipeline_release(pipeline, now, warp);
             now.advance();
         }
         const int count = (segments - first + CONSUMERS - 1) / CONSUMERS;
@@ -421,11 +422,11 @@ __device__ __forceinline__ void multiply_packed(Work &work, Ring &ring, const un
 
 // The same where a segment has `weights`, and is a row or a part of one.
 template <class F>
-__device__ __forceinline__ void multiply_plain(Work &work, Ring &ring, const unsigned char *slots, Turn &now,
+__device__ __forceinline__ void multiply_plain(Work &work, Pipeline &pipeline, const unsigned char *buffer, Turn &now,
                                                int segments, int width, int weights, Places places, int warp,
                                                int lane) {
     const int bytes = weights * (16 / F::LANE);
-    barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+    barrier_sync<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
 #pragma unroll 1
     for (int first = warp; first - warp < segments; first += HELD * CONSUMERS) {
         float v[HELD] = {};
@@ -433,8 +434,8 @@ __device__ __forceinline__ void multiply_plain(Work &work, Ring &ring, const uns
         for (int i = 0; i < HELD; i++) {
             const int at = first + i * CONSUMERS;
             if (at - warp - i % PER_TILE * CONSUMERS >= segments) break;
-            if (i % PER_TILE == 0) ring_await(ring, now);
-            const Memory from = {slots + (size_t)now.slot * SLOT_BYTES + (i % PER_TILE * CONSUMERS + warp) * bytes};
+            if (i % PER_TILE == 0) pipeline_wait(pipeline, now);
+            const Memory from = {buffer + (size_t)now.stage * STAGE_BYTES + (i % PER_TILE * CONSUMERS + warp) * bytes};
             const float4 *input = (const float4 *)work.input + places.place * (weights / 4);
             for (int part = 0; at < segments && part < weights / F::PART; part++) {
                 const uint4 w = from.u128(512 * part + 16 * lane);
@@ -447,7 +448,7 @@ __device__ __forceinline__ void multiply_plain(Work &work, Ring &ring, const uns
             places.advance();
             if (i % PER_TILE < PER_TILE - 1) continue;
             __syncwarp();
-            if (lane == 0) ring_release(ring, now, warp);
+            if (lane == 0) pipeline_release(pipeline, now, warp);
             now.advance();
         }
         const int count = (segments - first + CONSUMERS - 1) / CONSUMERS;
@@ -456,7 +457,7 @@ __device__ __forceinline__ void multiply_plain(Work &work, Ring &ring, const uns
 }
 
 template <class F>
-__device__ __forceinline__ void multiply(const Word &word, Work &work, Ring &ring, const unsigned char *slots,
+__device__ __forceinline__ void multiply(const Word &word, Work &work, Pipeline &pipeline, const unsigned char *buffer,
                                          Turn &now, int warp, int lane) {
     const int columns = word[COLUMNS_OF];
     int segments = 0;
@@ -467,33 +468,33 @@ __device__ __forceinline__ void multiply(const Word &word, Work &work, Ring &rin
     const int aligned = columns & -columns;
     const int width = F::PACKED ? __ffs(aligned < SEGMENT ? aligned : SEGMENT) - 9 : 3;
     if constexpr (!F::PACKED)
-        multiply_plain<F>(work, ring, slots, now, segments, width, weights, places, warp, lane);
+        multiply_plain<F>(work, pipeline, buffer, now, segments, width, weights, places, warp, lane);
     else if (FIXED || places.step == 0)
-        multiply_packed<F, true>(work, ring, slots, now, segments, width, places, warp, lane);
+        multiply_packed<F, true>(work, pipeline, buffer, now, segments, width, places, warp, lane);
     else if constexpr (!FIXED)
-        multiply_packed<F, false>(work, ring, slots, now, segments, width, places, warp, lane);
+        multiply_packed<F, false>(work, pipeline, buffer, now, segments, width, places, warp, lane);
 }
 
 // A part of a KV head's positions; who joins the parts leaves the result in work.sums. A function of its own: inlined,
 // what the caller keeps in registers would make its loops spill.
-#if ATTENTION_RING
+#if ATTENTION_PIPELINE
 __device__ __noinline__ void attend_part(Word word, unsigned char *workspace, Turn now) {
     extern __shared__ __align__(128) unsigned char memory[];
     Work &work = work_in(memory);
     Attending &a = work.attending;
     const int thread = threadIdx.x;
     if (word[PART_OF] >= attend::range(work.position, 0).parts) return;
-    attend::ring_part(a.shared, ring_in(memory), memory, now, keys_of(word), values_of(word), word[PART_OF],
+    attend::pipelined_part(a.shared, pipeline_in(memory), memory, now, keys_of(word), values_of(word), word[PART_OF],
                       work.position, a.query, a.key, a.value, (const float *)word.address(NORM),
                       (const float *)word.address(BIAS), work.turn, ROPE_PAIRS, thread,
-                      [] { barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS); });
+                      [] { barrier_sync<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS); });
     const int head = word[HEAD], parts = attend::range(work.position, 0).parts;
-    attend::finish_ring_part(a.shared, word[PART_OF], parts,
+    attend::finish_pipelined_part(a.shared, word[PART_OF], parts,
                              workspace + JOINS + (size_t)head * SPLITS * attend::LOTS * attend::LOT_BYTES,
                              (unsigned *)(workspace + COUNTERS + (size_t)(STAGES + head) * COUNTER_BYTES),
                              work.base + word[STAGE] + 1, {work.sums, nullptr, nullptr}, thread);
     if (thread == 0) work.joined = parts == 1 || a.shared.last;
-    barrier_arrive<RESULTS_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+    barrier_arrive<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
 }
 #else
 __device__ __noinline__ void attend_part(Word word, Work &work, unsigned char *workspace, int position, int warp,
@@ -512,16 +513,16 @@ __device__ __noinline__ void attend_part(Word word, Work &work, unsigned char *w
         attend::part(a.shared, attend::side(keys, key_scales, head / SHARES),
                      attend::side(values, value_scales, head / SHARES), number, position, a.query, a.key, a.value,
                      q_norm, k_norm, work.turn, ROPE_PAIRS, joins, counter, out, thread,
-                     [] { barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS); });
+                     [] { barrier_sync<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS); });
         if (thread == 0) work.joined = parts == 1 || a.shared.last;
     } else {
-        barrier_sync<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+        barrier_sync<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
     }
-    barrier_arrive<RESULTS_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+    barrier_arrive<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
 }
 #endif
 
-__device__ __forceinline__ void consume(Reader reader, Work &work, Ring &ring, const unsigned char *slots,
+__device__ __forceinline__ void consume(Reader reader, Work &work, Pipeline &pipeline, const unsigned char *buffer,
                                         unsigned char *workspace, const float *rope, unsigned base, int position,
                                         int warp, int lane) {
     Turn now;
@@ -532,7 +533,7 @@ __device__ __forceinline__ void consume(Reader reader, Work &work, Ring &ring, c
         asm volatile("" : "+r"(warp), "+r"(lane));  // what is made of them is not kept in registers meanwhile
         const unsigned op = word[OP];
         if (op == ATTEND) {
-#if ATTENTION_RING
+#if ATTENTION_PIPELINE
             attend_part(word, workspace, now);
             now.skip(attend::tiles(attend::range(work.position, word[PART_OF])));
 #else
@@ -540,22 +541,22 @@ __device__ __forceinline__ void consume(Reader reader, Work &work, Ring &ring, c
 #endif
         } else if (op == PROJECT || op == ADD || op == GATE || op == LOGITS) {
             WITH_FORMAT(word[RUN + FORMAT_OF], stage_rest<F>(word, work, workspace, base, warp * 32 + lane);
-                        multiply<F>(word, work, ring, slots, now, warp, lane));
-            barrier_arrive<RESULTS_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+                        multiply<F>(word, work, pipeline, buffer, now, warp, lane));
+            barrier_arrive<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
         }
     }
 }
 
-// --- the filling warp -----------------------------------------------------------------------------------------------
+// --- the producer warp -----------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void fill(Reader reader, Ring &ring, unsigned char *slots, int position, int lane) {
-    Filler filler;
+__device__ __forceinline__ void fill(Reader reader, Pipeline &pipeline, unsigned char *buffer, int position, int lane) {
+    Producer producer;
     for (Word word; reader.take(word);) {
         const unsigned op = word[OP], columns = word[COLUMNS_OF];
-#if ATTENTION_RING
+#if ATTENTION_PIPELINE
         if (op == ATTEND) {
             const attend::Range rows = attend::range(position, word[PART_OF]);
-            attend::fill_part(filler, ring, slots, keys_of(word), values_of(word), rows, lane);
+            attend::produce_part(producer, pipeline, buffer, keys_of(word), values_of(word), rows, lane);
             continue;
         }
 #endif
@@ -573,7 +574,7 @@ __device__ __forceinline__ void fill(Reader reader, Ring &ring, unsigned char *s
 #pragma unroll 1
         for (int first = 0; first < segments; first += TILE_SEGMENTS) {
             const int end = first + TILE_SEGMENTS < segments ? first + TILE_SEGMENTS : segments;
-            filler.put(ring, slots, (end - first) * bytes, RUNS, lane, [&](int run, const Copy &copy) {
+            producer.put(pipeline, buffer, (end - first) * bytes, RUNS, lane, [&](int run, const Copy &copy) {
                 const int top = run == 0 ? 0 : run == 1 ? ends[0] : ends[1];
                 const int bottom = run == 0 ? ends[0] : run == 1 ? ends[1] : ends[2];
                 const unsigned char *at = run == 0 ? from[0] : run == 1 ? from[1] : from[2];
@@ -582,10 +583,10 @@ __device__ __forceinline__ void fill(Reader reader, Ring &ring, unsigned char *s
             });
         }
     }
-    filler.finish(ring, lane);
+    producer.finish(pipeline, lane);
 }
 
-// --- service: output ------------------------------------------------------------------------------------------------
+// --- epilogue warps: output ------------------------------------------------------------------------------------------
 
 // Where a lane's packet of a row goes: as floats the first copy of a third of eight rows, else one of eight copies.
 __device__ __forceinline__ unsigned char *packet_of(unsigned char *target, int row, bool floats, int lane) {
@@ -648,7 +649,7 @@ __device__ __forceinline__ void hand_on(unsigned char *to, bool inside, float va
         store_packet(to, lane & 4 ? upper : bytes, lane & 4 ? bytes : upper, code << 15 | rounded, epoch);
 }
 
-struct Service {
+struct Epilogue {
     Work &work;
     unsigned char *workspace;
     unsigned base;  // epoch before this step's first
@@ -658,7 +659,7 @@ struct Service {
     __device__ __forceinline__ unsigned *counter(int stage) const {
         return (unsigned *)(workspace + COUNTERS + (size_t)stage * COUNTER_BYTES);
     }
-    __device__ __forceinline__ void meet() const { barrier_sync<SERVICE_MEET>(SERVICE_THREADS); }
+    __device__ __forceinline__ void meet() const { barrier_sync<EPILOGUE_WARPS>(EPILOGUE_THREADS); }
 
     // Where packets are not polled: until so many CTAs have counted up a stage.
     __device__ __forceinline__ void await(int stage, unsigned writers) const {
@@ -685,7 +686,7 @@ struct Service {
         if (lane == 0) work.top[parity][warp] = value, work.top_row[parity][warp] = row;
         meet();
 #pragma unroll 1
-        for (int w = 0; thread == 0 && w < SERVICE; w++) {
+        for (int w = 0; thread == 0 && w < EPILOGUE; w++) {
             const float other = work.top[parity][w];
             const int other_row = work.top_row[parity][w];
             if (other > value || (other == value && other_row < row)) value = other, row = other_row;
@@ -702,14 +703,14 @@ struct Service {
         await(wait, word[WRITERS]);
         float squares = 0;
         WITH_FORMAT(format, squares = stage_input<F>(work, from, columns, op, epoch, thread));
-        barrier_arrive<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+        barrier_arrive<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
         if (!normed) return 1;
 #pragma unroll
         for (int step = 16; step; step >>= 1) squares += __shfl_xor_sync(EVERY, squares, step);
         if (lane == 0) work.squares[parity][warp] = squares;
         meet();
         float sum = 0;
-        for (int w = 0; w < SERVICE; w++) sum += work.squares[parity][w];
+        for (int w = 0; w < EPILOGUE; w++) sum += work.squares[parity][w];
         return rsqrtf(sum * (1.0f / DIM) + EPS);
     }
 
@@ -733,7 +734,8 @@ __device__ __forceinline__ int row_pieces(int columns, bool packed) {
     return columns / (aligned < SEGMENT ? aligned : SEGMENT);
 }
 
-__device__ __forceinline__ void timestamp(unsigned long long *timestamps, const Work &work, int stage, int event, int thread) {
+__device__ __forceinline__ void timestamp(unsigned long long *timestamps, const Work &work, int stage, int event,
+                                          int thread) {
 #if TIMESTAMPS
     // Only what needs a value from memory waits for a barrier in front of it; the clock is read where one is there.
     if (thread == 0 && *(const volatile int *)&work.joined != 0x7fffffff) {
@@ -744,14 +746,14 @@ __device__ __forceinline__ void timestamp(unsigned long long *timestamps, const 
 #endif
 }
 
-__device__ __forceinline__ void serve(Reader reader, const Service &service, State *state, Entry *ring, int *histories,
-                                      const int *ends, float *logits, unsigned long long *timestamps, bool greedy,
-                                      int position, int token) {
-    Work &work = service.work;
-    const int thread = service.thread, lane = service.lane;
+__device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epilogue, State *state, Entry *ring,
+                                             int *histories, const int *ends, float *logits,
+                                             unsigned long long *timestamps, bool greedy, int position, int token) {
+    Work &work = epilogue.work;
+    const int thread = epilogue.thread, lane = epilogue.lane;
     float best = __int_as_float(0xff800000);  // of this thread's logits
     int best_row = 0x7fffffff;
-    int parity = 0;  // what service warps leave for each other is overwritten by the instruction after the next
+    int parity = 0;  // what epilogue warps leave for each other is overwritten by the instruction after the next
     for (Word word; reader.take(word);) {
         const unsigned op = word[OP];
         if (op == NOTHING) continue;
@@ -768,11 +770,11 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
         if (op == ATTEND) {
             if (word[PART_OF] >= attend::range(position, 0).parts) continue;
             const unsigned wait = word[WAIT], second = word[WAIT2], third = word[WAIT3];
-            service.await(wait, word[WRITERS]);
-            if ((second & 0xffff) != wait) service.await(second & 0xffff, second >> 16);
-            if (third != second) service.await(third & 0xffff, third >> 16);
+            epilogue.await(wait, word[WRITERS]);
+            if ((second & 0xffff) != wait) epilogue.await(second & 0xffff, second >> 16);
+            if (third != second) epilogue.await(third & 0xffff, third >> 16);
             const int head = word[HEAD];
-            const unsigned char *from = service.workspace + word[SOURCE];
+            const unsigned char *from = epilogue.workspace + word[SOURCE];
             // Packets before the key, and before the value.
             constexpr int QUERY = attend::OUTPUTS / 8 * 3, KEY = QUERY + HEAD_DIM / 8 * 3;
             float *to = work.attending.query;
@@ -786,37 +788,37 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
                     return from + begin / 8 * 48 + 16 * (packet - (packet < QUERY ? 0 : packet < KEY ? QUERY : KEY));
                 },
                 [=](int packet) {
-                    return service.base + 1 + ((packet < QUERY ? wait : packet < KEY ? second : third) & 0xffff);
+                    return epilogue.base + 1 + ((packet < QUERY ? wait : packet < KEY ? second : third) & 0xffff);
                 },
                 [=](int at, float v) { to[at] = v; });
-            barrier_arrive<INPUT_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+            barrier_arrive<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
         } else if (op == SAMPLE) {
             const int wait = word[WAIT], writers = word[WRITERS];
-            const unsigned char *from = service.workspace + word[SOURCE];
-            service.await(wait, writers);
+            const unsigned char *from = epilogue.workspace + word[SOURCE];
+            epilogue.await(wait, writers);
             best = __int_as_float(0xff800000), best_row = 0x7fffffff;
 #pragma unroll 1
-            for (int at = thread; at < writers; at += SERVICE_THREADS) {
+            for (int at = thread; at < writers; at += EPILOGUE_THREADS) {
                 uint4 v[1];
-                load_packets(v, 1, [=](int) { return from + 16 * at; }, [=](int) { return service.base + wait + 1; });
+                load_packets(v, 1, [=](int) { return from + 16 * at; }, [=](int) { return epilogue.base + wait + 1; });
                 const float value = __uint_as_float(v[0].x);
                 if (value > best || (value == best && (int)v[0].y < best_row)) best = value, best_row = v[0].y;
             }
-            service.largest(best, best_row, parity);
+            epilogue.largest(best, best_row, parity);
             if (thread == 0) {
                 if (greedy) sampling::finish(state, ring, histories, ends, best_row < VOCAB ? best_row : 0);
-                *(unsigned *)service.workspace = service.step + 1;
+                *(unsigned *)epilogue.workspace = epilogue.step + 1;
             }
             continue;
         } else if (op != EMBED) {
-            factor = service.input(word, parity, normed);
+            factor = epilogue.input(word, parity, normed);
         }
         timestamp(timestamps, work, stage, 1, thread);
         // While the consumers compute: what is made of their results. What comes after them is on the way of every
         // token, each instruction after the one before: it is short, and all that can be found before is.
         const int columns = word[COLUMNS_OF], end = first + rows;
-        const unsigned epoch = service.base + stage + 1;
-        unsigned char *target = service.workspace + word[TARGET];
+        const unsigned epoch = epilogue.base + stage + 1;
+        unsigned char *target = epilogue.workspace + word[TARGET];
         const bool floats = word[FLAGS] & WRITES_FLOATS, hands_on = word[FLAGS] & HANDS_ON;
         const bool adds = op == ADD || op == EMBED;
         const int pieces = op == ATTEND || op == EMBED ? 1 : row_pieces(columns, !(word[FLAGS] & READS_FLOATS));
@@ -824,24 +826,24 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
             const unsigned char *matrix = (const unsigned char *)word.address(RUN);
             const unsigned format = word[RUN + FORMAT_OF];
 #pragma unroll 1
-            for (int row = mine; row < end; row += SERVICE_THREADS) {
+            for (int row = mine; row < end; row += EPILOGUE_THREADS) {
                 if (row < first) continue;
                 WITH_FORMAT(format, work.sums[row - first] = weight_at<F>(matrix, (long long)token * DIM + row));
                 work.stream[row - first] = 0;
             }
         }
         if (op == LOGITS) {
-            barrier_sync<RESULTS_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+            barrier_sync<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
             timestamp(timestamps, work, stage, 2, thread);
             const unsigned sums = shared_address(work.sums);
 #pragma unroll 1
-            for (int at = thread; at < rows; at += SERVICE_THREADS) {
-                const float value = service.row_sum(sums + 4 * at * pieces, pieces) * factor;
+            for (int at = thread; at < rows; at += EPILOGUE_THREADS) {
+                const float value = epilogue.row_sum(sums + 4 * at * pieces, pieces) * factor;
                 if (STORE_LOGITS) logits[first + at] = value;
                 if (value > best) best = value, best_row = first + at;
             }
             if (!hands_on) continue;
-            service.largest(best, best_row, parity);
+            epilogue.largest(best, best_row, parity);
             if (thread == 0) store_packet(target + 16 * blockIdx.x, __float_as_uint(best), best_row, 0, epoch);
         } else {
             // A row in each lane, 16 of them in 16 neighbouring lanes.
@@ -853,15 +855,15 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
             float near = held;
             const unsigned ups = 4 * rows * pieces;
             asm volatile("" : "+r"(sums), "+r"(stream), "+l"(to));
-            if (op != EMBED) barrier_sync<RESULTS_READY>(CONSUMER_THREADS + SERVICE_THREADS);
+            if (op != EMBED) barrier_sync<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
             timestamp(timestamps, work, stage, 2, thread);
             if (op == ATTEND && !work.joined) continue;
 #pragma unroll 1
             while (row - lane < end) {
                 float value = 0, square = 0;
                 if (inside) {
-                    value = service.row_sum(sums, pieces) * factor;
-                    if (op == GATE) value = activate(value) * service.row_sum(sums + ups, pieces) * factor;
+                    value = epilogue.row_sum(sums, pieces) * factor;
+                    if (op == GATE) value = activate(value) * epilogue.row_sum(sums + ups, pieces) * factor;
                     if (op == PROJECT) value += near;
                     if (adds) {
                         value += shared_float(stream);
@@ -871,31 +873,31 @@ __device__ __forceinline__ void serve(Reader reader, const Service &service, Sta
                     }
                 }
                 hand_on(to, inside, value, square, floats, op == PROJECT ? 1 : REPLICAS, epoch, lane);
-                row += SERVICE_THREADS, sums += 4 * SERVICE_THREADS * pieces, stream += 4 * SERVICE_THREADS;
+                row += EPILOGUE_THREADS, sums += 4 * EPILOGUE_THREADS * pieces, stream += 4 * EPILOGUE_THREADS;
                 to = packet_of(target, row, floats, lane);
                 inside = row >= first && row < end;
                 near = beside && op != ATTEND && inside ? __ldg(beside + row) : 0;
             }
         }
-        service.handed_on(stage);
+        epilogue.handed_on(stage);
         timestamp(timestamps, work, stage, 3, thread);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(CONSUMER_THREADS + SERVICE_THREADS + 32, 1)
+extern "C" __global__ void __launch_bounds__(CONSUMER_THREADS + EPILOGUE_THREADS + 32, 1)
 persistent(const unsigned *program, unsigned char *workspace, State *state, Entry *ring, int *histories,
            const int *ends, const float *rope, float *logits, unsigned long long *timestamps, int last, int greedy) {
     extern __shared__ __align__(128) unsigned char memory[];
-    unsigned char *slots = memory;
+    unsigned char *buffer = memory;
     Work &work = work_in(memory);
-    Ring &tiles = ring_in(memory);
+    Pipeline &tiles = pipeline_in(memory);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const Reader reader(program, last, lane);
     // A sequence that nobody has begun holds anything: read a row that exists.
     const int position = state->position, token = (unsigned)state->token < VOCAB ? state->token : 0;
     const unsigned step = *(const volatile unsigned *)workspace;
-    if (threadIdx.x == 0) ring_init(tiles);
-#if ATTENTION_RING
+    if (threadIdx.x == 0) pipeline_init(tiles);
+#if ATTENTION_PIPELINE
     if (threadIdx.x == 0) work.position = position, work.base = step * STAGES;
 #endif
 #if SPIN_LIMIT
@@ -904,12 +906,12 @@ persistent(const unsigned *program, unsigned char *workspace, State *state, Entr
 #endif
     __syncthreads();
     if (warp < CONSUMERS) {
-        consume(reader, work, tiles, slots, workspace, rope, step * STAGES, position, warp, lane);
-    } else if (warp < CONSUMERS + SERVICE) {
+        consume(reader, work, tiles, buffer, workspace, rope, step * STAGES, position, warp, lane);
+    } else if (warp < CONSUMERS + EPILOGUE) {
         const int thread = threadIdx.x - CONSUMER_THREADS;
-        const Service service = {work, workspace, step * STAGES, step, thread, lane, warp - CONSUMERS};
-        serve(reader, service, state, ring, histories, ends, logits, timestamps, greedy, position, token);
+        const Epilogue epilogue = {work, workspace, step * STAGES, step, thread, lane, warp - CONSUMERS};
+        run_epilogue(reader, epilogue, state, ring, histories, ends, logits, timestamps, greedy, position, token);
     } else {
-        fill(reader, tiles, slots, position, lane);
+        fill(reader, tiles, buffer, position, lane);
     }
 }

@@ -4,11 +4,12 @@
 // awaited one. A packet is one 128-bit store, seen whole, so that it needs no fence. With HANDOVER 0 the same packets
 // are written without being polled, and a counter for each stage, after a fence, says that all of them are there.
 //
-// Within a CTA: a **ring** of SLOTS tiles of weights that one warp fills and CONSUMERS warps read. On sm_90 its tiles
-// come by bulk copies and mbarriers, else (BULK 0) by 16-byte cp.async and words in shared memory.
+// Within a CTA: a **pipeline** of DEPTH tiles of weights that one warp fills and CONSUMERS warps read. On sm_90 its
+// tiles come by bulk copies and mbarriers, else (BULK 0) by 16-byte cp.async and words in shared memory.
 //
-// Macros: HANDOVER (1 packets, 0 counters), BULK, SLOTS, SLOT_BYTES, IN_FLIGHT (tiles on their way at most), CONSUMERS,
-// BACKOFF (ns between polls), EVICT_FIRST (weights leave L2 first; sm_90), SPIN_LIMIT (polls of a wait at most, 0 any).
+// Macros: HANDOVER (1 packets, 0 counters), BULK, DEPTH, STAGE_BYTES, IN_FLIGHT (tiles on their way at most),
+// CONSUMERS, BACKOFF (ns between polls), EVICT_FIRST (weights leave L2 first; sm_90), SPIN_LIMIT (polls of a wait at
+// most, 0 any).
 #pragma once
 #include "barrier.cuh"
 
@@ -43,7 +44,7 @@ __device__ __forceinline__ unsigned shared_address(const void *p) { return (unsi
 
 // --- patience -------------------------------------------------------------------------------------------------------
 
-enum Waiting { FOR_PACKET = 1, FOR_COUNTER, FOR_TILE, FOR_SLOT, FOR_LANDING };
+enum Waiting { FOR_PACKET = 1, FOR_COUNTER, FOR_TILE, FOR_STAGE, FOR_LANDING };
 
 #if SPIN_LIMIT
 
@@ -140,31 +141,31 @@ __device__ __forceinline__ void count_up(unsigned *counter) {
     asm volatile("fence.acq_rel.gpu;\n\tred.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
-// --- the ring -------------------------------------------------------------------------------------------------------
+// --- the pipeline --------------------------------------------------------------------------------------------------
 
-// A tile's number, slot, and whether the slot is used for an odd time.
+// A tile's number, stage, and whether the stage is used for an odd time.
 struct Turn {
-    unsigned tile = 0, slot = 0, odd = 0;
+    unsigned tile = 0, stage = 0, odd = 0;
     __device__ __forceinline__ void advance() {
         tile++;
-        if (++slot == SLOTS) slot = 0, odd ^= 1;
+        if (++stage == DEPTH) stage = 0, odd ^= 1;
     }
     __device__ __forceinline__ void skip(unsigned tiles) {
-        tile += tiles, slot += tiles;
-        odd ^= slot / SLOTS & 1, slot %= SLOTS;
+        tile += tiles, stage += tiles;
+        odd ^= stage / DEPTH & 1, stage %= DEPTH;
     }
 };
 
 #if BULK
 
-struct Ring {
-    alignas(8) unsigned long long full[SLOTS], empty[SLOTS];
+struct Pipeline {
+    alignas(8) unsigned long long full[DEPTH], empty[DEPTH];
 };
 
-__device__ __forceinline__ void ring_init(Ring &ring) {
-    for (int i = 0; i < SLOTS; i++) {
-        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&ring.full[i])), "r"(1));
-        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&ring.empty[i])), "r"(CONSUMERS));
+__device__ __forceinline__ void pipeline_init(Pipeline &pipeline) {
+    for (int i = 0; i < DEPTH; i++) {
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&pipeline.full[i])), "r"(1));
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&pipeline.empty[i])), "r"(CONSUMERS));
     }
     // What the bulk copies count down is seen by the async proxy too.
     asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async.shared::cta;" ::: "memory");
@@ -190,146 +191,147 @@ __device__ __forceinline__ void await_phase(unsigned long long *barrier, unsigne
 #endif
 }
 
-__device__ __forceinline__ void ring_await(Ring &ring, const Turn &now, Waiting what = FOR_TILE) {
-    await_phase(&ring.full[now.slot], now.odd, what, now.tile);
+__device__ __forceinline__ void pipeline_wait(Pipeline &pipeline, const Turn &now, Waiting what = FOR_TILE) {
+    await_phase(&pipeline.full[now.stage], now.odd, what, now.tile);
 }
 
 // By one lane of a warp that has awaited the tile and read its part of it. Without the wait, a warp with no part in a
-// tile could come here while another one still reads what the slot held before, and would be counted in its stead.
-__device__ __forceinline__ void ring_release(Ring &ring, const Turn &now, int) {
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(&ring.empty[now.slot])) : "memory");
+// tile could come here while another one still reads what the stage held before, and would be counted in its stead.
+__device__ __forceinline__ void pipeline_release(Pipeline &pipeline, const Turn &now, int) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(&pipeline.empty[now.stage])) : "memory");
 }
 
-// Copies `bytes`, a multiple of 16, to `offset` in a slot.
+// Copies `bytes`, a multiple of 16, to `offset` in a stage.
 struct Copy {
-    unsigned slot, full;
+    unsigned stage, full;
     unsigned long long policy;
     __device__ __forceinline__ void operator()(unsigned offset, const unsigned char *from, unsigned bytes) const {
 #if EVICT_FIRST
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                      "[%0], [%1], %2, [%3], %4;"
-                     ::"r"(slot + offset), "l"(from), "r"(bytes), "r"(full), "l"(policy) : "memory");
+                     ::"r"(stage + offset), "l"(from), "r"(bytes), "r"(full), "l"(policy) : "memory");
 #else
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                     ::"r"(slot + offset), "l"(from), "r"(bytes), "r"(full) : "memory");
+                     ::"r"(stage + offset), "l"(from), "r"(bytes), "r"(full) : "memory");
 #endif
     }
 };
 
-// The filling warp. `put` fills the next slot with what piece(i, copy) calls its Copy for, of all i < count, at most
+// The producer warp. `put` fills the next stage with what piece(i, copy) calls its Copy for, of all i < count, at most
 // 32; `bytes` in all.
-struct Filler {
-    // A parity tells a phase from its neighbours only: the tile waited for must still be in its slot.
-    static constexpr unsigned FLIGHT = IN_FLIGHT < SLOTS ? IN_FLIGHT : SLOTS;
+struct Producer {
+    // A parity tells a phase from its neighbours only: the tile waited for must still be in its stage.
+    static constexpr unsigned FLIGHT = IN_FLIGHT < DEPTH ? IN_FLIGHT : DEPTH;
     Turn now, landed;  // the next tile; the one that must have come before it may be asked for
     unsigned long long policy = 0;
-    __device__ __forceinline__ Filler() {
+    __device__ __forceinline__ Producer() {
 #if EVICT_FIRST
         asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
 #endif
     }
-    // By lane 0: the next slot is free and `bytes` are announced; false where a wait was given up.
-    __device__ __forceinline__ bool open(Ring &ring, unsigned bytes) {
-        const unsigned full = shared_address(&ring.full[now.slot]);
-        if (now.tile >= SLOTS) await_phase(&ring.empty[now.slot], now.odd ^ 1, FOR_SLOT, now.tile);
+    // By lane 0: the next stage is free and `bytes` are announced; false where a wait was given up.
+    __device__ __forceinline__ bool open(Pipeline &pipeline, unsigned bytes) {
+        const unsigned full = shared_address(&pipeline.full[now.stage]);
+        if (now.tile >= DEPTH) await_phase(&pipeline.empty[now.stage], now.odd ^ 1, FOR_STAGE, now.tile);
         if (now.tile >= FLIGHT) {
-            ring_await(ring, landed, FOR_LANDING);
+            pipeline_wait(pipeline, landed, FOR_LANDING);
             landed.advance();
         }
 #if SPIN_LIMIT
-        if (*(volatile unsigned *)&watch().over) return false;  // the slot may not be free
+        if (*(volatile unsigned *)&watch().over) return false;  // the stage may not be free
 #endif
         asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full), "r"(bytes) : "memory");
         return true;
     }
-    __device__ __forceinline__ Copy copy(Ring &ring, unsigned char *slots) const {
-        const unsigned full = shared_address(&ring.full[now.slot]);
-        return {shared_address(slots + (size_t)now.slot * SLOT_BYTES), full, policy};
+    __device__ __forceinline__ Copy copy(Pipeline &pipeline, unsigned char *buffer) const {
+        const unsigned full = shared_address(&pipeline.full[now.stage]);
+        return {shared_address(buffer + (size_t)now.stage * STAGE_BYTES), full, policy};
     }
     // Each lane finds its piece by itself: one after the other would take as long as the bytes.
     template <class Piece>
-    __device__ __forceinline__ void put(Ring &ring, unsigned char *slots, unsigned bytes, int count, int lane,
+    __device__ __forceinline__ void put(Pipeline &pipeline, unsigned char *buffer, unsigned bytes, int count, int lane,
                                         Piece piece) {
-        const bool open = lane != 0 || this->open(ring, bytes);
+        const bool open = lane != 0 || this->open(pipeline, bytes);
         __syncwarp();
-        if (__all_sync(0xffffffffu, open) && lane < count) piece(lane, copy(ring, slots));
+        if (__all_sync(0xffffffffu, open) && lane < count) piece(lane, copy(pipeline, buffer));
         now.advance();
     }
-    __device__ __forceinline__ void finish(Ring &, int) {}
+    __device__ __forceinline__ void finish(Pipeline &, int) {}
 };
 
 #else
 
-struct Ring {
+struct Pipeline {
     volatile unsigned filled;               // tiles that are there
     volatile unsigned released[CONSUMERS];  // tiles that a warp is done with
 };
 
-__device__ __forceinline__ void ring_init(Ring &ring) {
-    ring.filled = 0;
-    for (int i = 0; i < CONSUMERS; i++) ring.released[i] = 0;
+__device__ __forceinline__ void pipeline_init(Pipeline &pipeline) {
+    pipeline.filled = 0;
+    for (int i = 0; i < CONSUMERS; i++) pipeline.released[i] = 0;
 }
 
-__device__ __forceinline__ void ring_await(Ring &ring, const Turn &now) {
+__device__ __forceinline__ void pipeline_wait(Pipeline &pipeline, const Turn &now) {
     Patience patience;
-    while (ring.filled <= now.tile)
-        if (patience.over(FOR_TILE, now.tile, ring.filled)) break;
+    while (pipeline.filled <= now.tile)
+        if (patience.over(FOR_TILE, now.tile, pipeline.filled)) break;
     __threadfence_block();
     __syncwarp();
 }
 
-__device__ __forceinline__ void ring_release(Ring &ring, const Turn &now, int warp) {
+__device__ __forceinline__ void pipeline_release(Pipeline &pipeline, const Turn &now, int warp) {
     __threadfence_block();
-    ring.released[warp] = now.tile + 1;
+    pipeline.released[warp] = now.tile + 1;
 }
 
-// Copies `bytes`, a multiple of 16, to `offset` in a slot.
+// Copies `bytes`, a multiple of 16, to `offset` in a stage.
 struct Copy {
-    unsigned slot;
+    unsigned stage;
     int lane;
     __device__ __forceinline__ void operator()(unsigned offset, const unsigned char *from, unsigned bytes) const {
-        const unsigned to = slot + offset;
+        const unsigned to = stage + offset;
 #pragma unroll 4
         for (unsigned at = lane * 16; at < bytes; at += 512)
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"(from + at) : "memory");
     }
 };
 
-struct Filler {
+struct Producer {
     Turn now;
     unsigned told = 0;
 
     // Tell the readers of all tiles but the last `Kept`.
-    template <int Kept> __device__ __forceinline__ void tell(Ring &ring, int lane) {
+    template <int Kept> __device__ __forceinline__ void tell(Pipeline &pipeline, int lane) {
         asm volatile("cp.async.wait_group %0;" ::"n"(Kept) : "memory");
         __threadfence_block();
         __syncwarp();
         if (now.tile > told + Kept) {
             told = now.tile - Kept;
-            if (lane == 0) ring.filled = told;
+            if (lane == 0) pipeline.filled = told;
         }
     }
-    __device__ __forceinline__ bool taken(Ring &ring, int lane) const {
+    __device__ __forceinline__ bool taken(Pipeline &pipeline, int lane) const {
         bool busy = false;
-        for (int w = lane; w < CONSUMERS; w += 32) busy |= ring.released[w] + SLOTS <= now.tile;
+        for (int w = lane; w < CONSUMERS; w += 32) busy |= pipeline.released[w] + DEPTH <= now.tile;
         return __any_sync(0xffffffffu, busy);
     }
     template <class Piece>
-    __device__ __forceinline__ void put(Ring &ring, unsigned char *slots, unsigned, int count, int lane, Piece piece) {
-        if (taken(ring, lane)) {
-            tell<0>(ring, lane);  // what is on its way must not wait for the slot
+    __device__ __forceinline__ void put(Pipeline &pipeline, unsigned char *buffer, unsigned, int count, int lane,
+                                        Piece piece) {
+        if (taken(pipeline, lane)) {
+            tell<0>(pipeline, lane);  // what is on its way must not wait for the stage
             Patience patience;
-            while (taken(ring, lane))
-                if (__any_sync(0xffffffffu, patience.over(FOR_SLOT, now.tile, 0))) break;
+            while (taken(pipeline, lane))
+                if (__any_sync(0xffffffffu, patience.over(FOR_STAGE, now.tile, 0))) break;
         }
         __threadfence_block();
-        const Copy copy = {(unsigned)__cvta_generic_to_shared(slots + (size_t)now.slot * SLOT_BYTES), lane};
+        const Copy copy = {(unsigned)__cvta_generic_to_shared(buffer + (size_t)now.stage * STAGE_BYTES), lane};
         for (int i = 0; i < count; i++) piece(i, copy);
         asm volatile("cp.async.commit_group;" ::: "memory");
         now.advance();
-        tell<IN_FLIGHT - 1>(ring, lane);
+        tell<IN_FLIGHT - 1>(pipeline, lane);
     }
-    __device__ __forceinline__ void finish(Ring &ring, int lane) { tell<0>(ring, lane); }
+    __device__ __forceinline__ void finish(Pipeline &pipeline, int lane) { tell<0>(pipeline, lane); }
 };
 
 #endif

@@ -1,4 +1,4 @@
-"""The one-launch step with keys and values through the ring: right at every depth, whatever the ring does."""
+"""The one-launch step with keys and values through the pipeline: right at every depth and every size of it."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 RINGS = {
-    "small": replace(TENSOR, ring_slots=2, in_flight=8, evict_first=1),
-    "three": replace(TENSOR, ring_slots=3, in_flight=2, spin_limit=5_000_000),
+    "small": replace(TENSOR, pipeline_stages=2, in_flight=8, evict_first=1),
+    "three": replace(TENSOR, pipeline_stages=3, in_flight=2, spin_limit=5_000_000),
 }
 SHORT = [("small", None, False), ("three", 1, True)]
 """A ring, a seed, whether keys and values are q8_0: each ring, each format, with races and without."""
@@ -141,9 +141,9 @@ SHORT = [("small", None, False), ("three", 1, True)]
 def test_bulk_copies_in_rings_of_any_size_bring_the_same_keys_and_values(
     model: Path, ring: str, seed: int | None, q8: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As copies by lanes bring to a ring in which all has room, bit by bit."""
+    """As copies by lanes bring to a pipeline in which all has room, bit by bit."""
     kept, last = stored(GROUPED, q8, POSITIONS), len(TEXT) - 3
-    [known] = decoded(model, [replace(TENSOR, bulk=0, ring_slots=16)], last, kept, q8)
+    [known] = decoded(model, [replace(TENSOR, bulk=0, pipeline_stages=16)], last, kept, q8)
     hopper(monkeypatch, seed)
     for found in decoded(model, [RINGS[ring]], last, kept, q8):
         np.testing.assert_array_equal(found, known)
@@ -190,7 +190,7 @@ def test_a_plan_for_many_positions_takes_keys_and_values_through_the_ring(
                 steps = [decode(device, plan, states, step, first + at, TEXT[at], positions) for at in range(5)]
                 found.append(np.array(steps))
                 if isinstance(plan, PersistentPlan):
-                    assert (plan.kernel.tuning.attention_ring, plan.kernel.program.shares) == (2, shares)
+                    assert (plan.kernel.tuning.attention_pipeline, plan.kernel.program.shares) == (2, shares)
         states.close()
     assert errors(found[1], found[0])[1] < 2e-5
 
@@ -198,7 +198,7 @@ def test_a_plan_for_many_positions_takes_keys_and_values_through_the_ring(
 def test_tunings_choose_the_ring_for_what_it_can_take() -> None:
     def forms(positions: int, q8: bool = False) -> tuple[int, int]:
         tuning = Tuning.suited([Q6_K], positions, q8=q8)
-        return tuning.attention_ring, tuning.attention_shares
+        return tuning.attention_pipeline, tuning.attention_shares
 
     near = (0, Tuning().attention_shares)
     assert [forms(0), forms(NEAR), forms(NEAR + 1, q8=True)] == [near] * 3, "scales of q8_0 must be whole pieces"

@@ -1,12 +1,12 @@
-// Attention of the step in one launch (persistent.cu) whose keys and values come through the ring of weights.
+// Attention of the step in one launch (persistent.cu) whose keys and values come through the pipeline of weights.
 //
-// The rows of a part are cut into tiles of up to RING_ROWS positions, keys and values in one slot of the ring. They
-// were written by earlier launches, so that the filling warp fetches them during the stages before. Position and part
-// tell it and the consumers alike how many there are. Every warp walks over all of them, works on its own units of
+// The rows of a part are cut into tiles of up to PIPELINE_ROWS positions, keys and values in one stage of the pipeline.
+// They were written by earlier launches, so that the producer warp fetches them during the stages before. Position and
+// part tell it and the consumers alike how many there are. Every warp walks over all of them, works on its own units of
 // each, and releases each.
 //
-// ATTENTION_RING 1: a warp works as in attention.cuh, with rows from shared memory. 2: on the tensor cores, where the
-// cache is f16, groups are of at most 8 and heads of 64 or 128; else as 1.
+// ATTENTION_PIPELINE 1: a warp works as in attention.cuh, with rows from shared memory. 2: on the tensor cores, where
+// the cache is f16, groups are of at most 8 and heads of 64 or 128; else as 1.
 //
 // On the tensor cores 16 positions are two products of 16 x HEAD_DIM x 8 and one of 16 x 16 x HEAD_DIM. Rows 0 .. 7 of
 // the first operand are the heads' queries (then their weights) as halves, rows 8 .. 15 what the halves leave out, so
@@ -17,36 +17,39 @@
 
 namespace attend {
 
-constexpr bool TENSOR = ATTENTION_RING == 2 && !CACHE_Q8 && GROUP <= 8 && (HEAD_DIM == 64 || HEAD_DIM == 128);
+constexpr bool TENSOR = ATTENTION_PIPELINE == 2 && !CACHE_Q8 && GROUP <= 8 && (HEAD_DIM == 64 || HEAD_DIM == 128);
 constexpr int ROW_BYTES = HEAD_DIM * (int)sizeof(Element), SCALE_BYTES = CACHE_Q8 ? HEAD_DIM / 32 * 2 : 0;
 // What a warp takes at a time: two products of 16 positions are more independent instructions, where they fit.
-constexpr int PRODUCTS = HEAD_DIM <= 64 && SLOT_BYTES / 2 >= 32 * ROW_BYTES + 128 ? 2 : 1;
+constexpr int PRODUCTS = HEAD_DIM <= 64 && STAGE_BYTES / 2 >= 32 * ROW_BYTES + 128 ? 2 : 1;
 constexpr int UNIT_ROWS = TENSOR ? 16 * PRODUCTS : TILE;
 // Rows of keys lie in two pieces and of values in four, a quarter of the rows being QUARTERS'. The pieces are so far
 // apart that each begins in other banks.
 constexpr int QUARTERS = TENSOR ? 4 : 1, KEY_PIECES = TENSOR ? 2 : 1, VALUE_PIECES = QUARTERS;
 constexpr int SHIFTS = TENSOR ? 128 : 0;  // of all pieces of a side together
-constexpr int RING_ROWS = (SLOT_BYTES / 2 - SHIFTS) / (ROW_BYTES + SCALE_BYTES) / UNIT_ROWS * UNIT_ROWS;
+constexpr int PIPELINE_ROWS = (STAGE_BYTES / 2 - SHIFTS) / (ROW_BYTES + SCALE_BYTES) / UNIT_ROWS * UNIT_ROWS;
 // A tile's values are after its keys, then the scales of both.
-constexpr int SIDE_BYTES = RING_ROWS * ROW_BYTES + SHIFTS;
+constexpr int SIDE_BYTES = PIPELINE_ROWS * ROW_BYTES + SHIFTS;
 constexpr int KEY_PITCH = SIDE_BYTES / KEY_PIECES, VALUE_PITCH = SIDE_BYTES / VALUE_PIECES;
-constexpr int SIDE_SCALES = RING_ROWS * SCALE_BYTES;
+constexpr int SIDE_SCALES = PIPELINE_ROWS * SCALE_BYTES;
 constexpr int PIECES = KEY_PIECES + VALUE_PIECES + (CACHE_Q8 ? 2 : 0);
 
-static_assert(RING_ROWS > 0, "a slot of the ring holds no tile of keys and values");
-static_assert(RING_ROWS * SCALE_BYTES % 16 == 0 && TILE * SCALE_BYTES % 16 == 0 && POSITIONS * SCALE_BYTES % 16 == 0,
+static_assert(PIPELINE_ROWS > 0, "a stage of the pipeline holds no tile of keys and values");
+static_assert(PIPELINE_ROWS * SCALE_BYTES % 16 == 0 && TILE * SCALE_BYTES % 16 == 0 &&
+                  POSITIONS * SCALE_BYTES % 16 == 0,
               "scales are copied in pieces of 16 bytes: positions of the cache must be a multiple of 8");
 static_assert(ATTENTION_WARPS == CONSUMERS, "every warp that releases tiles attends");
 
 // Tiles of a part.
-__device__ __forceinline__ int tiles(const Range &rows) { return (rows.end - rows.begin + RING_ROWS - 1) / RING_ROWS; }
+__device__ __forceinline__ int tiles(const Range &rows) {
+    return (rows.end - rows.begin + PIPELINE_ROWS - 1) / PIPELINE_ROWS;
+}
 
 // Rows of a quarter of a tile of `rows`: the last tile's are spread like the others', the last quarters then end early.
 __device__ __forceinline__ int quarter_rows(int rows) {
     return QUARTERS == 1 ? rows : (rows + UNIT_ROWS - 1) / UNIT_ROWS * (UNIT_ROWS / QUARTERS);
 }
 
-// --- the filling warp -----------------------------------------------------------------------------------------------
+// --- the producer warp -----------------------------------------------------------------------------------------------
 
 // Copies piece `at` of the `rows` rows of a tile that begins at row `first` of the cache.
 __device__ __forceinline__ void copy_piece(const Side &keys, const Side &values, int first, int rows, int at,
@@ -73,12 +76,12 @@ __device__ __forceinline__ unsigned tile_bytes(int rows) {
 }
 
 // Puts the tiles of a part.
-__device__ __forceinline__ void fill_part(Filler &filler, Ring &ring, unsigned char *slots, const Side &keys,
-                                          const Side &values, const Range &range, int lane) {
+__device__ __forceinline__ void produce_part(Producer &producer, Pipeline &pipeline, unsigned char *buffer,
+                                             const Side &keys, const Side &values, const Range &range, int lane) {
 #pragma unroll 1
-    for (int first = range.begin; first < range.end; first += RING_ROWS) {
-        const int rows = min(RING_ROWS, range.end - first);
-        filler.put(ring, slots, tile_bytes(rows), PIECES, lane,
+    for (int first = range.begin; first < range.end; first += PIPELINE_ROWS) {
+        const int rows = min(PIPELINE_ROWS, range.end - first);
+        producer.put(pipeline, buffer, tile_bytes(rows), PIECES, lane,
                    [=](int at, const Copy &copy) { copy_piece(keys, values, first, rows, at, copy); });
     }
 }
@@ -390,12 +393,12 @@ __device__ __forceinline__ void join_sent(Shared &shared, const Own &own, const 
 // --- a part ----------------------------------------------------------------------------------------------------------
 
 // The first half of what `part` of attention.cuh does, with the rows from the tiles from `now` on, by all CONSUMERS
-// warps; finish_ring_part does the second.
+// warps; finish_pipelined_part does the second.
 template <typename Ready>
-__device__ __forceinline__ void ring_part(Shared &shared, Ring &ring, const unsigned char *slots, Turn now,
-                                          const Side &keys, const Side &values, int part, int position, const float *q,
-                                          const float *k, const float *v, const float *q_norm, const float *k_norm,
-                                          const float *turn, size_t sines, unsigned thread, Ready ready) {
+__device__ __forceinline__ void pipelined_part(Shared &shared, Pipeline &pipeline, const unsigned char *buffer,
+                                          Turn now, const Side &keys, const Side &values, int part, int position,
+                                          const float *q, const float *k, const float *v, const float *q_norm,
+                                          const float *k_norm, const float *turn, size_t sines, unsigned thread, Ready ready) {
     const Range range = attend::range(position, part);
     const unsigned warp = thread / 32, lane = thread % 32;
     ready();
@@ -407,16 +410,16 @@ __device__ __forceinline__ void ring_part(Shared &shared, Ring &ring, const unsi
     worker.begin(shared, part == 0 && warp == ATTENTION_WARPS - 1, lane);
     int unit = warp;
 #pragma unroll 1
-    for (int left = range.end - range.begin; left > 0; left -= RING_ROWS) {
-        const int rows = min(left, RING_ROWS);
-        ring_await(ring, now);
-        const unsigned char *tile = slots + (size_t)now.slot * SLOT_BYTES;
+    for (int left = range.end - range.begin; left > 0; left -= PIPELINE_ROWS) {
+        const int rows = min(left, PIPELINE_ROWS);
+        pipeline_wait(pipeline, now);
+        const unsigned char *tile = buffer + (size_t)now.stage * STAGE_BYTES;
 #pragma unroll 1
-        for (; unit < RING_ROWS / UNIT_ROWS; unit += ATTENTION_WARPS)
+        for (; unit < PIPELINE_ROWS / UNIT_ROWS; unit += ATTENTION_WARPS)
             if (unit * UNIT_ROWS < rows) worker.add(shared, tile, unit * UNIT_ROWS, rows, warp, lane);
-        unit -= RING_ROWS / UNIT_ROWS;
+        unit -= PIPELINE_ROWS / UNIT_ROWS;
         __syncwarp();
-        if (lane == 0) ring_release(ring, now, warp);
+        if (lane == 0) pipeline_release(pipeline, now, warp);
         now.advance();
     }
     worker.hand_over(shared, warp, lane);
@@ -424,7 +427,7 @@ __device__ __forceinline__ void ring_part(Shared &shared, Ring &ring, const unsi
 }
 
 // workspace: LOTS * LOT_BYTES for each part; shared.last: whether the output is there.
-__device__ __forceinline__ void finish_ring_part(Shared &shared, int part, int count, unsigned char *workspace,
+__device__ __forceinline__ void finish_pipelined_part(Shared &shared, int part, int count, unsigned char *workspace,
                                                  unsigned *counter, unsigned epoch, const Output &out,
                                                  unsigned thread) {
     if (!HANDOVER) {
