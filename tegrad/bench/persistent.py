@@ -2,7 +2,7 @@
 
     python -m tegrad.bench.persistent 1b-q6k                     a step, and each kind of stage
     python -m tegrad.bench.persistent 1b-q6k --sweep             every value of each axis of `AXES`, keeping the best
-    python -m tegrad.bench.persistent 1b-q6k --set in_flight=2 --set handover=0
+    python -m tegrad.bench.persistent 1b-q6k --set in_flight=2 --set epoch_flags=0
     python -m tegrad.bench.persistent 1b-q6k --sweep --compile gh100    only compile, for any chip, without a GPU
 
 Weights are whatever lies in new buffers of the model's exact sizes. A step is the whole of it: embedding, layers,
@@ -39,7 +39,7 @@ from tegrad.nv.replay import Dependency, Launch
 
 AXES: Final[Mapping[str, tuple[int, ...]]] = {
     "in_flight": (2, 1, 3),
-    "handover": (1, 0),
+    "epoch_flags": (1, 0),
     "consumers": (8, 16, 12),
     "per_tile": (2, 1),
     "epilogue": (4, 3, 7),
@@ -123,7 +123,7 @@ class Part:
     work: float
     """Until the consumers' results were there."""
     finish: float
-    """Until the results were handed on."""
+    """Until the results were published."""
     nbytes: int
     """Of the weights that all CTAs stream for these stages."""
 

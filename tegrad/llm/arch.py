@@ -286,7 +286,7 @@ class Config:
             )
 
     def check_sampled(self, token: int) -> None:
-        """ModelError for what the device hands over where no logit is the largest."""
+        """ModelError for what the device publishes where no logit is the largest."""
         if token >= self.vocab:
             raise ModelError(
                 "the model's logits are not numbers: its weights or values are broken; download or convert it again"

@@ -311,7 +311,7 @@ def by_units(config: Config, ctas: int) -> Rounding:
     def owners(role: Role) -> NDArray[np.int64]:
         units = config.size(WIDTHS[role]) // UNIT
         if role == "output":
-            return np.zeros(units, np.int64)  # attention hands on whole heads
+            return np.zeros(units, np.int64)  # attention publishes whole heads
         return np.repeat(np.arange(ctas), [count for _, count in deal(units, ctas)])
 
     halves = {role: owners(role).reshape(-1, SET // UNIT) for role in WIDTHS}

@@ -1,4 +1,4 @@
-"""The persistent kernel's instructions in numpy: what each of them reads, computes and hands on.
+"""The persistent kernel's instructions in numpy: what each of them reads, computes and publishes.
 
 `Interpreter` executes a program one instruction at a time, in any order that the waits allow; what it reads must be of
 the stage that the instruction waits for. Products are in float64 of the quantized inputs, so that a kernel differs from
@@ -91,7 +91,7 @@ class Travelling:
         return made
 
     def write(self, first: int, values: Floats, squares: Floats, floats: bool, stage: int) -> None:
-        """What one CTA hands on: rows from `first`, their squares, quantized unless they travel as floats."""
+        """What one CTA publishes: rows from `first`, their squares, quantized unless they travel as floats."""
         count = len(values)
         units = slice(first // UNIT, (first + count) // UNIT)
         self.stage[first : first + count] = stage

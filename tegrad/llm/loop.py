@@ -126,8 +126,9 @@ class Pace:
 class Loop:
     """A step, recorded, and the loop over it for one sequence.
 
-    The launches of `step` run in order; the last of them hands over a token (`hand_over` in kernels/state.cuh) for the
-    state in slot 0 of `states`. A run is `steps_per_submission` steps one after the other. Close it before the states.
+    The launches of `step` run in order; the last of them publishes a token (`publish_token` in kernels/state.cuh) for
+    the state in slot 0 of `states`. A run is `steps_per_submission` steps one after the other. Close it before the
+    states.
     """
 
     def __init__(
@@ -185,7 +186,7 @@ class Loop:
         self.recording.close()
 
     def _steps(self, tokens: Sequence[int], position: int, limit: int, total: int, seed: int) -> Iterator[int]:
-        """What each of `total` steps hands over, with the next ones submitted before it is yielded."""
+        """What each of `total` steps publishes, with the next ones submitted before it is yielded."""
         self.settle()
         self.states.begin(0, tokens, position, limit, seed)
         self._rest()
@@ -243,4 +244,4 @@ class Loop:
             self._oldest += 1
         self.recording.wait(self._runs[0])
         if not self.states.tokens(0, number, number):
-            raise LoopError("a step ended without handing over a token: its last launch must do that")
+            raise LoopError("a step ended without publishing a token: its last launch must do that")

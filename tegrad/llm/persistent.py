@@ -74,10 +74,10 @@ class Tuning:
     """Stages of the pipeline at most, of a segment for each consumer; shared memory bounds them too."""
     in_flight: int = 2
     """Tiles on their way at most."""
-    handover: int = 1
-    """1: packets, which readers poll; 0: counters after a fence."""
+    epoch_flags: int = 1
+    """1: readers poll packets for the flag of the epoch; 0: they poll counters, which are stored after a fence."""
     polled: int = 2
-    """Sets of 16 elements that a epilogue thread waits for together: each further round is a trip to L2."""
+    """Sets of 16 elements that an epilogue thread waits for together: each further round is a trip to L2."""
     backoff: int = 0
     """ns between polls."""
     attention_warps: int = 8

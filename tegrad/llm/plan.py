@@ -53,7 +53,7 @@ class DecodePlan:
     """One decode step of the sequence in slot 0 of `states`, as launches. Close it when no step is in flight.
 
     `launches` end with the logits: `logits` float32 (vocab), and of every 32 of them the largest, `best`, and its row,
-    `best_row`. Sampling and handing over follow. With `overlap` a launch may begin before the one before it has ended,
+    `best_row`. Sampling and publishing follow. With `overlap` a launch may begin before the one before it has ended,
     if the recording's dependency lets it (kernels/overlap.cuh); what follows begins after it. Everything given stays
     the caller's. UnsupportedModelError, MemoryError.
     """

@@ -37,7 +37,7 @@ SPEC: Final = MemorySpec(cpu_access=True, nolru=True, role=roles.STATE)
 class Sampling:
     """Settings, histories and work space of `slots` sequences, for the device of opened `states`.
 
-    A token of `ends` stops its sequence after it was handed over. Close it when no step is in flight.
+    A token of `ends` stops its sequence after it was published. Close it when no step is in flight.
     """
 
     def __init__(self, device: Any, vocab: int, ends: Sequence[int] = (), slots: int = 1) -> None:

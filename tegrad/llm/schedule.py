@@ -59,7 +59,7 @@ class Op(IntEnum):
     GATE = 5
     """activation(gate rows) * up rows."""
     LOGITS = 6
-    """Rows of the output matrix; the largest of the CTA's is handed on by the last such stage."""
+    """Rows of the output matrix; the largest of the CTA's is published by the last such stage."""
     SAMPLE = 7
     """The step's token from the CTAs' largest logits; the state moves on."""
 
@@ -358,7 +358,7 @@ class _Builder:
     ) -> None:  # fmt: skip
         """Rows of matrices below one another, or of gate and up side by side, dealt out to all CTAs.
 
-        Of logits, `part` of `parts` of the rows; only the last hands on.
+        Of logits, `part` of `parts` of the rows; only the last publishes.
         """
         sides = [(matrix,) for matrix in matrices] if op is Op.GATE else [matrices]
         rows = sum(matrix.rows for matrix in sides[0])
@@ -585,8 +585,8 @@ def validate(program: Program) -> list[Instruction]:
     """Prove a program for attention in one part and in as many as it has; returns an order in which one processor could
     run it. Raises ScheduleError with the first thing that is wrong.
 
-    Numbers between need no proof of their own: a part runs, waits and hands on alike however many there are. So what is
-    wrong with some of them is wrong with all, or, for lack of who writes or waits, with one.
+    Numbers between need no proof of their own: a part runs, waits and publishes alike however many there are. So what
+    is wrong with some of them is wrong with all, or, for lack of who writes or waits, with one.
     """
     order: list[Instruction] = []
     for parts in sorted({1, program.parts}, reverse=True):
@@ -730,7 +730,7 @@ the norms of query and key. EMBED: runs[0] is the embedding. norm: the norm that
 """
 
 READS_FLOATS, WRITES_FLOATS, HANDS_ON = 1, 2, 4
-"""Bits of `flags`. A stage of logits that does not hand on leaves its largest to the next one."""
+"""Bits of `flags`. A stage of logits that does not publish leaves its largest to the next one."""
 
 
 @dataclass(frozen=True, slots=True)

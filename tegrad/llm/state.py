@@ -63,7 +63,7 @@ class States:
     def begin(self, slot: int, tokens: Sequence[int], position: int, limit: int, seed: int = 0) -> None:
         """Make the next step of a slot embed tokens[0] at `position`, and those after it the rest, before it samples.
 
-        The steps for `tokens` hand over the tokens after the first, and then the first sampled one, counted from 1;
+        The steps for `tokens` publish the tokens after the first, and then the first sampled one, counted from 1;
         the slot stops before it would stand at `limit`. Not while a step is in flight. ModelError for more tokens than
         the ring holds, or for none.
         """

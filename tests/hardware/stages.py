@@ -1,7 +1,7 @@
 """What crosses between the stages of a decode step on a device, and what each stage should have made of what it read.
 
-A step is run stage by stage, and every vector that is handed on is read back. On the host each stage is done again in
-float64 from the device's own vectors (`follow`), so that nothing adds up: what is handed on has to be what the stage
+A step is run stage by stage, and every vector that is published is read back. On the host each stage is done again in
+float64 from the device's own vectors (`follow`), so that nothing adds up: what is published has to be what the stage
 makes, rounded to int8 where it is. `Off.beyond` is what half a step of that rounding does not explain.
 """
 

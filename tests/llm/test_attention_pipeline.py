@@ -72,7 +72,7 @@ def decoded(
     ("shape", "q8", "tunings"),
     [
         pytest.param(GROUPED, False, [TENSOR, replace(LANES, attention_loads=4)], id="f16"),
-        pytest.param(GROUPED, False, [replace(TENSOR, handover=0)], id="counters", marks=pytest.mark.long),
+        pytest.param(GROUPED, False, [replace(TENSOR, epoch_flags=0)], id="counters", marks=pytest.mark.long),
         pytest.param(GROUPED, False, [replace(TENSOR, attention_shares=2)], id="in shares", marks=pytest.mark.long),
         pytest.param(GROUPED, False, [replace(TENSOR, attention_shares=4)], id="in four shares"),
         pytest.param(GROUPED, True, [TENSOR], id="q8_0"),
@@ -149,10 +149,10 @@ def test_bulk_copies_in_rings_of_any_size_bring_the_same_keys_and_values(
         np.testing.assert_array_equal(found, known)
 
 
-def test_counters_hand_over_the_attention_that_packets_do(model: Path) -> None:
+def test_counters_publish_the_attention_that_packets_do(model: Path) -> None:
     """Of several parts: with counters the last-arriving one joins them, with packets whoever reads them."""
     kept, last = stored(GROUPED, False, POSITIONS), len(TEXT) - 2
-    packets, counters = decoded(model, [TENSOR, replace(TENSOR, handover=0)], last, kept)
+    packets, counters = decoded(model, [TENSOR, replace(TENSOR, epoch_flags=0)], last, kept)
     assert errors(counters, packets)[1] < 2e-5
 
 

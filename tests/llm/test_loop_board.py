@@ -26,7 +26,7 @@ extern "C" __global__ void think(State *state, int *work) {
     if (state->token == DEADLY) *(volatile int *)(1ull << 38) = 1;
 }
 extern "C" __global__ void linger(volatile int *work) { for (int i = 0; i < 300000; i++) work[1] = i; }
-extern "C" __global__ void say(State *state, Entry *ring, int *work) { hand_over(state, ring, work[0]); }
+extern "C" __global__ void say(State *state, Entry *ring, int *work) { publish_token(state, ring, work[0]); }
 """
 DEADLY = VOCAB + 1
 
@@ -103,9 +103,7 @@ def test_tokens_come_in_order_for_any_prompt(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("steps_per_submission", [2, 3])
-def test_runs_of_several_steps_hand_over_the_same_tokens(
-    device: Any, states: States, steps_per_submission: int
-) -> None:
+def test_runs_of_several_steps_publish_the_same_tokens(device: Any, states: States, steps_per_submission: int) -> None:
     loop = Loop(
         device,
         step(device, states),
@@ -220,7 +218,7 @@ def test_a_stream_that_another_replaced_is_over(loop: Loop) -> None:
 
 def test_a_step_that_hands_over_nothing_is_an_error(device: Any, states: States) -> None:
     loop = Loop(device, step(device, states)[:1], states)
-    with pytest.raises(LoopError, match="without handing over a token"):
+    with pytest.raises(LoopError, match="without publishing a token"):
         next(loop.stream([5], 0, 1000))
     loop.close()
 

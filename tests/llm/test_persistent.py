@@ -124,7 +124,7 @@ class Rig:
 
 
 def check_stages(rig: Rig, token: int, position: int) -> None:
-    """Every stage alone: the interpreter computes it from what the kernel had before it, and both hand on the same."""
+    """Every stage alone: the interpreter computes it from what the kernel had before it, and both publish the same."""
     rig.interpreter.begin(token, position)
     for at, stage in enumerate(rig.program.stages):
         if stage.op is Op.SAMPLE:
@@ -178,7 +178,7 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
     # whole segments; counters instead of packets, two tiles on their way
     "counters": (
         Shape(2048, 4096, 4, 2, 64, 1, 72, Q8_0, positions=128),
-        4, 100, {"tuning": replace(SMALL, handover=0, in_flight=2, consumers=5)},
+        4, 100, {"tuning": replace(SMALL, epoch_flags=0, in_flight=2, consumers=5)},
     ),
     # more logits than fit shared memory at once; rows of a quarter of a segment
     "logits": (Shape(512, 512, 4, 2, 64, 1, 25000, Q4_K), 2, 3, {}),

@@ -97,7 +97,7 @@ def test_rings_of_any_size_hold_the_same_weights(
         replace(SMALL, pipeline_stages=3, in_flight=2),
         replace(SMALL, pipeline_stages=3, in_flight=3),
         replace(SMALL, pipeline_stages=5, in_flight=4),
-        replace(SMALL, pipeline_stages=4, in_flight=3, handover=0),
+        replace(SMALL, pipeline_stages=4, in_flight=3, epoch_flags=0),
         replace(TIGHT, spin_limit=5_000_000),
     ]
     for tuning, found in zip(tunings, logits(path, tunings), strict=True):

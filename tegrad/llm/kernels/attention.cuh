@@ -449,7 +449,7 @@ struct Gathered {
     }
 
     // Hand the warp's result to its CTA.
-    __device__ __forceinline__ void hand_over(Shared &shared, unsigned warp, unsigned lane) {
+    __device__ __forceinline__ void publish(Shared &shared, unsigned warp, unsigned lane) {
         typedef Spread<GROUP * 8, 16, LANES / 2> Shares;
         int first = Shares::run(&mixed[0][0], lane);
         if (lane % LANES < OCTETS) {
@@ -537,7 +537,7 @@ __device__ __forceinline__ void join_parts(Shared &shared, const float *workspac
     }
 }
 
-// What the warps of part `part` of `parts` have handed over, to the output or to the last-arriving CTA.
+// What the warps of part `part` of `parts` have published, to the output or to the last-arriving CTA.
 __device__ __forceinline__ void finish_part(Shared &shared, int part, int parts, float *workspace, unsigned *counter,
                                             const Output &out, unsigned thread) {
     float top, sum;
@@ -597,7 +597,7 @@ __device__ __forceinline__ void part(Shared &shared, const Side &keys, const Sid
             if (next < rows.end) v_rows.load(values, next_first, lane);
             at = next, first = next_first;
         }
-        gathered.hand_over(shared, warp, lane);
+        gathered.publish(shared, warp, lane);
     } else if (lane < GROUP) {
         shared.top[warp][lane] = NONE, shared.sum[warp][lane] = 0;
     }

@@ -117,8 +117,8 @@ struct ByLanes {
         take(side, tile, true, first, rows, lane);
         gathered.add(side, shared.weight[warp], lane);
     }
-    __device__ __forceinline__ void hand_over(Shared &shared, unsigned warp, unsigned lane) {
-        gathered.hand_over(shared, warp, lane);
+    __device__ __forceinline__ void publish(Shared &shared, unsigned warp, unsigned lane) {
+        gathered.publish(shared, warp, lane);
     }
 };
 
@@ -288,7 +288,7 @@ struct ByTensor {
         return at == 0 ? v.x : at == 1 ? v.y : at == 2 ? v.z : v.w;
     }
 
-    __device__ __forceinline__ void hand_over(Shared &shared, unsigned warp, unsigned lane) {
+    __device__ __forceinline__ void publish(Shared &shared, unsigned warp, unsigned lane) {
         const int g = lane / 4, t = lane % 4;
         sum += __shfl_xor_sync(ALL, sum, 1);
         sum += __shfl_xor_sync(ALL, sum, 2);
@@ -308,7 +308,7 @@ struct ByTensor {
     }
 };
 
-static_assert(ATTENTION_WARPS * TILE * GROUP_SLOTS % (TENSOR ? 4 : 2) == 0, "what warps hand over lies aligned");
+static_assert(ATTENTION_WARPS * TILE * GROUP_SLOTS % (TENSOR ? 4 : 2) == 0, "what warps publish lies aligned");
 
 template <bool Tensor> struct Worker { typedef ByLanes Type; };
 template <> struct Worker<true> { typedef ByTensor Type; };
@@ -319,7 +319,7 @@ template <> struct Worker<true> { typedef ByTensor Type; };
 // the last-arriving one. A packet has two outputs, and the logarithm of the weight that they have.
 constexpr int LOTS = OUTPUTS / 2, LOT_BYTES = 16;
 
-// What a CTA's warps have handed over, joined: outputs and weights, where what nobody needs any more lay.
+// What a CTA's warps have published, joined: outputs and weights, where what nobody needs any more lay.
 struct Own {
     float *outputs, *weight;
     __device__ __forceinline__ Own(Shared &shared) : outputs(shared.query[0]), weight(shared.fresh[0]) {}
@@ -398,7 +398,8 @@ template <typename Ready>
 __device__ __forceinline__ void pipelined_part(Shared &shared, Pipeline &pipeline, const unsigned char *buffer,
                                           Turn now, const Side &keys, const Side &values, int part, int position,
                                           const float *q, const float *k, const float *v, const float *q_norm,
-                                          const float *k_norm, const float *turn, size_t sines, unsigned thread, Ready ready) {
+                                          const float *k_norm, const float *turn, size_t sines, unsigned thread,
+                                          Ready ready) {
     const Range range = attend::range(position, part);
     const unsigned warp = thread / 32, lane = thread % 32;
     ready();
@@ -422,7 +423,7 @@ __device__ __forceinline__ void pipelined_part(Shared &shared, Pipeline &pipelin
         if (lane == 0) pipeline_release(pipeline, now, warp);
         now.advance();
     }
-    worker.hand_over(shared, warp, lane);
+    worker.publish(shared, warp, lane);
     ATTENTION_SYNC();
 }
 
@@ -430,7 +431,7 @@ __device__ __forceinline__ void pipelined_part(Shared &shared, Pipeline &pipelin
 __device__ __forceinline__ void finish_pipelined_part(Shared &shared, int part, int count, unsigned char *workspace,
                                                  unsigned *counter, unsigned epoch, const Output &out,
                                                  unsigned thread) {
-    if (!HANDOVER) {
+    if (!EPOCH_FLAGS) {
         finish_part(shared, part, count, (float *)workspace, counter, out, thread);
         return;
     }

@@ -16,7 +16,7 @@
 //   state, ring   kernels/state.cuh; histories, ends   kernels/sampling.cuh: of these, the step's end
 //   rope       float32 (2, ROPE_POSITIONS, ROPE_PAIRS)
 //   logits     float32 (rows of the output matrix), written where STORE_LOGITS
-//   timestamps where TIMESTAMPS: u64 (CTAS, STAGES, 4), SM cycles: stage begun, input there, results there, handed on
+//   timestamps where TIMESTAMPS: u64 (CTAS, STAGES, 4), SM cycles: stage begun, input there, results there, published
 //   last       stages to run; fewer than STAGES for tests, which then find every vector as the last stage left it
 //   greedy     1: the likeliest token ends the step; 0: other launches sample from the logits
 //
@@ -309,13 +309,13 @@ __device__ __forceinline__ float stage_floats(int count, int thread, At at, Epoc
 // can do nothing else, stage the rest; not of a normed vector, whose sum of squares the epilogue warps need.
 __device__ __forceinline__ int epilogue_sets(int columns, unsigned op) {
     const int sets = columns / 16;
-    return HANDOVER && op == ADD && sets > POLLED * EPILOGUE_THREADS ? POLLED * EPILOGUE_THREADS : sets;
+    return EPOCH_FLAGS && op == ADD && sets > POLLED * EPILOGUE_THREADS ? POLLED * EPILOGUE_THREADS : sets;
 }
 
 template <class F>
 __device__ __forceinline__ void stage_rest(const Word &word, Work &work, const unsigned char *workspace, unsigned base,
                                            int thread) {
-    if constexpr (F::PACKED && HANDOVER) {
+    if constexpr (F::PACKED && EPOCH_FLAGS) {
         const int columns = word[COLUMNS_OF], begin = epilogue_sets(columns, word[OP]);
         if (begin == columns / 16) return;
         const unsigned char *from = own_replica(workspace) + word[SOURCE];
@@ -663,13 +663,13 @@ struct Epilogue {
 
     // Where packets are not polled: until so many CTAs have counted up a stage.
     __device__ __forceinline__ void await(int stage, unsigned writers) const {
-#if !HANDOVER
+#if !EPOCH_FLAGS
         if (thread == 0) await_count(counter(stage), (step + 1) * writers);
         meet();
 #endif
     }
-    __device__ __forceinline__ void handed_on(int stage) const {
-#if !HANDOVER
+    __device__ __forceinline__ void published(int stage) const {
+#if !EPOCH_FLAGS
         meet();
         if (thread == 0) count_up(counter(stage));
 #endif
@@ -879,7 +879,7 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
                 near = beside && op != ATTEND && inside ? __ldg(beside + row) : 0;
             }
         }
-        epilogue.handed_on(stage);
+        epilogue.published(stage);
         timestamp(timestamps, work, stage, 3, thread);
     }
 }

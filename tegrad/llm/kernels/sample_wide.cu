@@ -18,7 +18,7 @@ constexpr float UNIT = 1099511627776.0f;
 
 typedef unsigned long long Mass;
 
-// What the passes of a sequence hand on.
+// What the passes of a sequence publish.
 struct Select {
     Mass above, goal, total;  // mass above the prefix; wanted; of all that top-k keeps
     float top;                // the largest logit

@@ -55,7 +55,7 @@ __device__ __forceinline__ Ranked ranked(float logit, int token) {
 __device__ __forceinline__ float logit_of(Ranked item) { return logit_of((unsigned)(item >> 32)); }
 __device__ __forceinline__ int token_of(Ranked item) { return ~(unsigned)item; }
 
-// The token to hand over: that of an item, or -1 where it is nothing or its logit is no number.
+// The token to publish: that of an item, or -1 where it is nothing or its logit is no number.
 __device__ __forceinline__ int taken(Ranked item) { return isnan(logit_of(item)) ? -1 : token_of(item); }
 
 // --- logits ---------------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ __device__ inline void finish(State *state, Entry *ring, int *history, const int
     if (state->stop) return;
     const bool sampled = state->forced <= 0;
     history[state->position % HISTORY] = state->token;
-    hand_over(state, ring, token);
+    publish_token(state, ring, token);
     bool end = false;
     for (int i = 1; i <= ends[0]; i++) end |= ends[i] == token;
     if (sampled && end) state->stop = 1;

@@ -7,12 +7,12 @@
 #endif
 static_assert((RING & (RING - 1)) == 0, "the count of tokens wraps at 2^32, so RING must divide that");
 
-// One per sequence, 64 bytes. A step embeds `token`, which stands at `position`, and hands over the next one.
+// One per sequence, 64 bytes. A step embeds `token`, which stands at `position`, and publishes the next one.
 struct State {
     int position;            // where the keys and values of `token` go
     int token;
     int stop;                // 1: steps change nothing any more
-    unsigned written;        // tokens handed over so far
+    unsigned written;        // tokens published so far
     unsigned seed_lo, seed_hi;
     int limit;               // positions that may be used: the sequence stops before it would stand at `limit`
     int active;              // 0: nobody owns this slot of a batch
@@ -26,8 +26,8 @@ typedef unsigned long long Entry;
 
 // Hand over the token that a step has sampled. Called by one thread of the grid, after everything else of the step;
 // what it stores is seen by the next step, and by the host once this launch has ended.
-// A stopped sequence keeps position and token: the steps that were in flight repeat its last one and hand over nothing.
-__device__ inline void hand_over(State *state, Entry *ring, int sampled) {
+// A stopped sequence keeps position and token: the steps that were in flight repeat its last one and publish nothing.
+__device__ inline void publish_token(State *state, Entry *ring, int sampled) {
     if (state->stop) return;
     unsigned written = state->written;
     volatile Entry *entry = ring + written % RING;

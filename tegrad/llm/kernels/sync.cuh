@@ -1,20 +1,21 @@
 // How the CTAs of one launch, and the warps of one CTA, wait for each other.
 //
 // Between CTAs: **packets** of 16 bytes, 12 of data and the epoch, which the reader polls until the epoch is the
-// awaited one. A packet is one 128-bit store, seen whole, so that it needs no fence. With HANDOVER 0 the same packets
-// are written without being polled, and a counter for each stage, after a fence, says that all of them are there.
+// awaited one. A packet is one 128-bit store, seen whole, so that it needs no fence. With EPOCH_FLAGS 0 the same
+// packets are written without being polled, and a counter for each stage, after a fence, says that all of them are
+// there.
 //
 // Within a CTA: a **pipeline** of DEPTH tiles of weights that one warp fills and CONSUMERS warps read. On sm_90 its
 // tiles come by bulk copies and mbarriers, else (BULK 0) by 16-byte cp.async and words in shared memory.
 //
-// Macros: HANDOVER (1 packets, 0 counters), BULK, DEPTH, STAGE_BYTES, IN_FLIGHT (tiles on their way at most),
+// Macros: EPOCH_FLAGS (1 packets, 0 counters), BULK, DEPTH, STAGE_BYTES, IN_FLIGHT (tiles on their way at most),
 // CONSUMERS, BACKOFF (ns between polls), EVICT_FIRST (weights leave L2 first; sm_90), SPIN_LIMIT (polls of a wait at
 // most, 0 any).
 #pragma once
 #include "barrier.cuh"
 
-#ifndef HANDOVER
-#define HANDOVER 1
+#ifndef EPOCH_FLAGS
+#define EPOCH_FLAGS 1
 #endif
 #ifndef BULK
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -108,7 +109,7 @@ __device__ __forceinline__ void load_packets(uint4 (&v)[Count], int limit, At at
 #pragma unroll
     for (int i = 0; i < Count; i++)
         if (i < limit) v[i] = load_packet(at(i));
-#if HANDOVER
+#if EPOCH_FLAGS
     Patience patience;
     while (true) {
         bool missing = false;
