@@ -1,7 +1,7 @@
-"""How near each product of a decode step comes to the memory's bandwidth, and which form of it comes nearest.
+"""How near each product of a decode step comes to the memory's bandwidth, and which launch configuration comes nearest.
 
     python -m tegrad.bench.products 1b-q6k 8b-q4k          a line a product: bytes, microseconds, share of the bandwidth
-    python -m tegrad.bench.products 1b-q6k --sweep         every form of `CANDIDATES`, the best ones of each product
+    python -m tegrad.bench.products 1b-q6k --sweep         all of `CANDIDATES`, the best of each product
 
 Each product runs as the decode plan launches it, in a recording of dependent launches that go through so many copies of
 the weights that none is in a cache when its turn comes again. A time is the GPU's, the slope between recordings of two
@@ -29,9 +29,9 @@ from tinygrad.helpers import Target
 from tegrad.bench.dependencies import FORMS, HOPPER, gpu_us, opened
 from tegrad.bench.models import SHAPES
 from tegrad.llm.arch import Config
-from tegrad.llm.forms import Role, Tuning, fit, form
 from tegrad.llm.gguf import BLOCK_TYPES, BlockType
-from tegrad.llm.matvec import Form, Part, Product
+from tegrad.llm.launch_config import Role, Tuning, fit, launch_config
+from tegrad.llm.matvec import LaunchConfig, Part, Product
 from tegrad.llm.packing import PLAIN, segments
 from tegrad.nv import roles
 from tegrad.nv.compilers import CompileFailed, compile_cuda
@@ -74,7 +74,7 @@ class Row:
 
     model: str
     role: Role
-    form: Form
+    config: LaunchConfig
     launches: int
     """Of a step."""
     bytes: int
@@ -86,7 +86,7 @@ class Row:
 def products(config: Config, kind: BlockType) -> dict[Role, tuple[Product, int]]:
     """The products of a step of a model whose matrices are all of one kind, and how many of each a step has.
 
-    They are those of `tegrad.llm.plan` with the forms of `tegrad.llm.forms`; a test holds them equal.
+    They are those of `tegrad.llm.plan` with the configurations of `tegrad.llm.launch_config`; a test holds them equal.
     """
     arch, packed = config.arch, kind not in PLAIN
     norm = arch.norm
@@ -153,7 +153,7 @@ class Bench:
             once, thrice = (gpu_us(self.device, [launch] * count, self._dependency) for count in (1, 3))
         return 2 * size / (thrice - once) * 1e6
 
-    def us(self, product: Product, cut: Form) -> float:
+    def us(self, product: Product, cut: LaunchConfig) -> float:
         """Microseconds that a launch of the product adds."""
         program = product.load(self.device, cut)
         stride = sum(self._sizes(product))
@@ -173,7 +173,7 @@ class Bench:
         ]
         return [-(-size // 256) * 256 for size in sizes]
 
-    def _launch(self, program: Any, product: Product, cut: Form, at: int) -> Launch:
+    def _launch(self, program: Any, product: Product, cut: LaunchConfig, at: int) -> Launch:
         """A launch that reads the weights from `at` on. Vectors lie 1 MiB apart, and may hold anything."""
         places: dict[str, Any] = {}
         for index, size in enumerate(self._sizes(product)):
@@ -185,8 +185,8 @@ class Bench:
         buffers = tuple(places[name] for name in product.arguments)
         return Launch(program, buffers, (product.grid(cut), 1, 1), (32 * cut.warps, 1, 1))
 
-    def row(self, model: str, role: Role, product: Product, launches: int, cut: Form, bandwidth: float) -> Row:
-        """Measure a product in a form."""
+    def row(self, model: str, role: Role, product: Product, launches: int, cut: LaunchConfig, bandwidth: float) -> Row:
+        """Measure a product in a launch configuration."""
         us, size = self.us(product, cut), product.weight_bytes
         return Row(model, role, cut, launches, size, us, size / us / 1e3, size / us * 1e6 / bandwidth)
 
@@ -199,15 +199,15 @@ CANDIDATES: Final = {
     "ctas": (1, 2, 3, 4),
     "keep": (True, False),
 }
-"""Of a `Tuning`; what comes to the same form is tried once."""
+"""Of a `Tuning`; what comes to the same configuration is tried once."""
 
 
 LEAST_WARPS: Final = 4
 
 
-def candidates(product: Product, arch: str) -> list[Form]:
-    """The forms that a sweep tries: all tunings made to fit, and what an SM's registers hold of each."""
-    found: dict[Form, None] = {}
+def candidates(product: Product, arch: str) -> list[LaunchConfig]:
+    """The configurations that a sweep tries: all tunings made to fit, and what an SM's registers hold of each."""
+    found: dict[LaunchConfig, None] = {}
     for rows, items, ahead, warps, ctas, keep in combinations(*CANDIDATES.values()):
         if ahead <= items and 8 <= warps * ctas <= (48 if arch == "sm_87" else 64):
             cut = fit(product, Tuning(rows, items, ahead, warps, ctas, bool(keep)))
@@ -216,7 +216,7 @@ def candidates(product: Product, arch: str) -> list[Form]:
     return list(found)
 
 
-def _compile(product: Product, cut: Form, arch: str) -> None:
+def _compile(product: Product, cut: LaunchConfig, arch: str) -> None:
     """Put a program into the cache on disk; what fails there fails again where it is loaded."""
     from tegrad.llm.programs import compile_kernel
 
@@ -239,20 +239,21 @@ def sweep(bench: Bench, model: str, role: Role, product: Product, launches: int,
 
 def line(row: Row) -> str:
     """A row as text."""
-    cut = f"{row.form.cta_rows}r {row.form.warps}w {row.form.ahead}a {row.form.ctas}c{'' if row.form.keep else ' -'}"
+    chosen = row.config
+    cut = f"{chosen.cta_rows}r {chosen.warps}w {chosen.ahead}a {chosen.ctas}c{'' if chosen.keep else ' -'}"
     size = f"{row.bytes / 1e6:9.2f} MB"
     return f"{row.model:12} {row.role:7} {cut:18} {size} {row.us:9.2f} us {row.gb_s:8.0f} GB/s {100 * row.share:5.1f}%"
 
 
 def measured(bench: Bench, models: Sequence[str], bandwidth: float, sweeping: int) -> Iterator[Row]:
-    """The rows of models named SHAPE-KIND: one a product, or the best `sweeping` forms of each."""
+    """The rows of models named SHAPE-KIND: one a product, or the best `sweeping` configurations of each."""
     for model in models:
         shape, _, kind = model.rpartition("-")
         for role, (product, launches) in products(SHAPES[shape].config, KINDS[kind]).items():
             if sweeping:
                 yield from sweep(bench, model, role, product, launches, bandwidth)[:sweeping]
             else:
-                cut = form(product, role, bench.device.arch)
+                cut = launch_config(product, role, bench.device.arch)
                 yield bench.row(model, role, product, launches, cut, bandwidth)
 
 
@@ -260,7 +261,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print what the products of models cost on this machine's GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", nargs="+", help="SHAPE-KIND, such as 1b-q6k; as in tegrad.bench.models")
-    parser.add_argument("--sweep", type=int, default=0, metavar="N", help="try all forms, print the best N of each")
+    parser.add_argument(
+        "--sweep", type=int, default=0, metavar="N", help="try all configurations, print the best N of each"
+    )
     parser.add_argument("--dependency", default="chain-lean", choices=[*FORMS, *HOPPER])
     parser.add_argument("--json", action="store_true", help="a JSON list on the last line")
     asked = parser.parse_args(arguments)

@@ -297,11 +297,13 @@ def kernels(
 @app.command()
 def products(
     models: Annotated[list[str], typer.Argument(help="SHAPE-FORMAT, as in tegrad.bench.models.")],
-    sweep: Annotated[int, typer.Option(help="Try every form of each product and print this many of the best.")] = 0,
+    sweep: Annotated[
+        int, typer.Option(help="Try every configuration of each product and print this many of the best.")
+    ] = 0,
     dependency: Annotated[str, typer.Option(help="A form of `tegrad bench dependencies`.")] = "chain-lean",
     json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
 ) -> None:
-    """Bytes, time and share of the bandwidth of a decode step's matrix products, one by one or in every form."""
+    """Bytes, time and share of the bandwidth of a decode step's matrix products, in one or in all configurations."""
     from tegrad.bench.products import main
 
     main([*models, "--sweep", str(sweep), "--dependency", dependency, *(["--json"] if json_ else [])])

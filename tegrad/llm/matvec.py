@@ -1,6 +1,6 @@
 """Products of packed matrices with one vector: what `kernels/matvec.cu` is compiled for, launched with, and given.
 
-A `Product` says what is computed, a `Form` how its work is cut: `tegrad.llm.forms` has those of a chip.
+A `Product` says what is computed, a `LaunchConfig` how its work is cut: `tegrad.llm.launch_config` has those of a chip.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Activation = Literal["none", "silu", "gelu"]
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class LaunchConfig:
     """How the work is cut.
 
     Rows and warps of a CTA, items in flight of a warp, CTAs per SM to leave registers for; whether a lane that always
@@ -124,24 +124,29 @@ class Product:
         """Bytes of the matrices, which are read once."""
         return sum(part.kind.row_bytes(part.rows * self.columns) for part in self.parts)
 
-    def out_ss_parts(self, form: Form) -> int:
+    def out_ss_parts(self, config: LaunchConfig) -> int:
         """Partial sums of squares that `out_ss` holds."""
-        return -(-self.rows // min(form.cta_rows, BEST_ROWS))
+        return -(-self.rows // min(config.cta_rows, BEST_ROWS))
 
-    def grid(self, form: Form) -> int:
+    def grid(self, config: LaunchConfig) -> int:
         """CTAs of the launch."""
-        return sum(-(-part.rows // form.cta_rows) for part in self.parts[: 1 if self.gated else None])
+        return sum(-(-part.rows // config.cta_rows) for part in self.parts[: 1 if self.gated else None])
 
-    def fits(self, form: Form) -> bool:
-        """Whether CTAs of this form hold whole items of every part, and a thread for each row."""
-        whole = all(part.kind in PLAIN or form.cta_rows * self.columns % SEGMENT == 0 for part in self.parts)
-        pieces = form.cta_rows % BEST_ROWS == 0 or (form.cta_rows == SET and not self.best)
-        return whole and form.cta_rows % SET == 0 and form.cta_rows <= 32 * form.warps and (pieces or not self.out_norm)
+    def fits(self, config: LaunchConfig) -> bool:
+        """Whether CTAs of this configuration hold whole items of every part, and a thread for each row."""
+        whole = all(part.kind in PLAIN or config.cta_rows * self.columns % SEGMENT == 0 for part in self.parts)
+        pieces = config.cta_rows % BEST_ROWS == 0 or (config.cta_rows == SET and not self.best)
+        return (
+            whole
+            and config.cta_rows % SET == 0
+            and config.cta_rows <= 32 * config.warps
+            and (pieces or not self.out_norm)
+        )
 
-    def items(self, form: Form) -> int:
+    def items(self, config: LaunchConfig) -> int:
         """Items of a CTA, of the part that has most: segments, or pieces of a row of floats."""
         most = max(self._pieces(part.kind) if part.kind in PLAIN else self.columns / SEGMENT for part in self.parts)
-        return int(form.cta_rows * most) * (2 if self.gated else 1)
+        return int(config.cta_rows * most) * (2 if self.gated else 1)
 
     def shared_bytes(self) -> int:
         """Dynamic shared memory: the staged input, in the form of the part that needs most."""
@@ -160,15 +165,15 @@ class Product:
         part, count = 32 * 16 // kind.size, self._pieces(kind)
         return count * (-(-self.columns // count // part) * part) * 4
 
-    def defines(self, form: Form) -> dict[str, Any]:
+    def defines(self, config: LaunchConfig) -> dict[str, Any]:
         """The kernel's macros."""
         made: dict[str, Any] = {
             "K": self.columns,
-            "CTA_ROWS": form.cta_rows,
-            "WARPS": form.warps,
-            "AHEAD": form.ahead,
-            "CTAS": form.ctas,
-            "KEEP": form.keep,
+            "CTA_ROWS": config.cta_rows,
+            "WARPS": config.warps,
+            "AHEAD": config.ahead,
+            "CTAS": config.ctas,
+            "KEEP": config.keep,
             "PARTS": 1 if self.gated else len(self.parts),
             "GATED": self.gated,
             "NORM": NORMS[self.norm],
@@ -188,7 +193,7 @@ class Product:
             made |= {f"FORMAT{index}": part.kind.name, f"ROWS{index}": part.rows}
         return made
 
-    def load(self, device: Any, form: Form, overlap: int = 0) -> Any:
+    def load(self, device: Any, config: LaunchConfig, overlap: int = 0) -> Any:
         """The program, compiled for the device's chip; `overlap` as in kernels/overlap.cuh."""
         from tegrad.llm.programs import load_kernel
 
@@ -198,7 +203,7 @@ class Product:
             buffers=len(self.arguments),
             dynamic_shared=self.shared_bytes(),
             OVERLAP=overlap,
-            **self.defines(form),
+            **self.defines(config),
         )
 
 

@@ -17,8 +17,8 @@ from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.llm.attention import BUFFERS, Attention
 from tegrad.llm.cache import KvCache
-from tegrad.llm.forms import Role, form
-from tegrad.llm.matvec import BEST_ROWS, SET, Activation, Form, Norm, Part, Product
+from tegrad.llm.launch_config import Role, launch_config
+from tegrad.llm.matvec import BEST_ROWS, SET, Activation, LaunchConfig, Norm, Part, Product
 from tegrad.llm.packed import PackedLayer, PackedMatrix, PackedModel
 from tegrad.llm.packing import PLAIN
 from tegrad.llm.programs import load_kernel
@@ -63,7 +63,7 @@ class DecodePlan:
         self._overlap = int(overlap)
         self._states, self._cache = states, cache
         self._workspace = Workspace(self.device)
-        self._programs: dict[tuple[Product, Form], Any] = {}
+        self._programs: dict[tuple[Product, LaunchConfig], Any] = {}
         self.products: list[tuple[Role, Product]] = []
         """Each product's role, in the order of their launches."""
         self._ss_parts = 0
@@ -141,7 +141,7 @@ class DecodePlan:
             buffers += [norm, self._x.q, self._x.s, self._x.ss]
             # Sums of as many rows as the down products make, so that the same kernel reads them in every layer.
             down = self.model.layers[0].matrices[config.arch.down.name]
-            rows = self._form("down", self._residual(down, self._following(0)[0])).cta_rows
+            rows = self._launch_config("down", self._residual(down, self._following(0)[0])).cta_rows
             defines["SUM"] = min(rows, BEST_ROWS)
             self._ss_parts = -(-config.dim // min(rows, BEST_ROWS))
         program = load_kernel(self.device, "embed", buffers=len(buffers), **defines)
@@ -200,7 +200,7 @@ class DecodePlan:
         product, x = self._residual(matrix, readers), self._x
         given = {"out": x.x, "next_norm": norm, "out_q": x.q, "out_s": x.s, "out_ss": x.ss}
         launch = self._launch(role, product, (matrix,), source, given)
-        self._ss_parts = product.out_ss_parts(self._form(role, product))
+        self._ss_parts = product.out_ss_parts(self._launch_config(role, product))
         return launch
 
     def _residual(self, matrix: PackedMatrix, readers: Sequence[PackedMatrix]) -> Product:
@@ -209,8 +209,8 @@ class DecodePlan:
             _parts((matrix,)), matrix.columns, bias=_biased((matrix,)), residual=True, out_q=wants_q, out_norm=wants_q
         )
 
-    def _form(self, role: Role, product: Product) -> Form:
-        return form(product, role, self.device.arch)
+    def _launch_config(self, role: Role, product: Product) -> LaunchConfig:
+        return launch_config(product, role, self.device.arch)
 
     def _launch(
         self,
@@ -220,7 +220,7 @@ class DecodePlan:
         source: Vector,
         given: Mapping[str, HCQBuffer],
     ) -> Launch:
-        chosen = self._form(role, product)
+        chosen = self._launch_config(role, product)
         product = replace(product, ss_parts=product.ss_parts if product.packed and product.norm != "none" else 0)
         self.products.append((role, product))
         if (product, chosen) not in self._programs:

@@ -15,8 +15,8 @@ from tegrad.bench import products as bench
 from tegrad.bench.models import SHAPES
 from tegrad.bench.models import Shape as Published
 from tegrad.cli.bench import app
-from tegrad.llm.forms import Role, form, in_flight
 from tegrad.llm.gguf import F16, Q6_K, Q8_0
+from tegrad.llm.launch_config import Role, in_flight, launch_config
 from tegrad.llm.matvec import Product
 
 TINY = Published("llama", 320, 512, 1024, 2, 8, 4, 64, 128, 0, eps=1e-5)
@@ -26,7 +26,7 @@ TINY = Published("llama", 320, 512, 1024, 2, 8, 4, 64, 128, 0, eps=1e-5)
 def test_every_form_holds_whole_items_and_keeps_its_registers(chip: str) -> None:
     for name, kind in (("1b", Q6_K), ("3b", Q6_K), ("8b", F16), ("qwen3-0.6b", Q8_0), ("qwen2.5-0.5b", Q8_0)):
         for role, (product, _) in bench.products(SHAPES[name].config, kind).items():
-            chosen, tried = form(product, role, chip), bench.candidates(product, chip)
+            chosen, tried = launch_config(product, role, chip), bench.candidates(product, chip)
             for cut in (chosen, *tried):
                 assert product.fits(cut), (name, role, cut)
                 assert cut.warps <= 32

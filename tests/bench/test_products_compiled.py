@@ -9,7 +9,7 @@ import pytest
 from tegrad.bench.attention import attention
 from tegrad.bench.models import SHAPES
 from tegrad.bench.products import KINDS, products
-from tegrad.llm.forms import form
+from tegrad.llm.launch_config import launch_config
 from tegrad.llm.programs import compile_kernel
 from tegrad.nv.cubin import Cubin, read_ptx
 
@@ -64,7 +64,7 @@ def test_two_ways_to_a_shuffle_are_found() -> None:
 def test_forms_spill_nothing_and_shuffle_together(model: str, arch: str) -> None:
     shape, _, kind = model.rpartition("-")
     for role, (product, _) in products(SHAPES[shape].config, KINDS[kind]).items():
-        cut = form(product, role, arch)
+        cut = launch_config(product, role, arch)
         lib = compile_kernel("matvec", arch, dynamic_shared=product.shared_bytes(), OVERLAP=0, **product.defines(cut))
         assert Cubin(lib).stack("matvec") == 0, (role, cut)
         section = read_ptx(lib)

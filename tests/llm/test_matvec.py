@@ -14,7 +14,7 @@ from operands import Operands
 from tegrad.llm import gguf
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
-from tegrad.llm.matvec import Form, Part, Product
+from tegrad.llm.matvec import LaunchConfig, Part, Product
 from tegrad.llm.packing import PLAIN, dequantize_packed, packed_bytes, segments
 
 pytestmark = pytest.mark.board
@@ -41,7 +41,7 @@ class Run:
     """A product's inputs on the device, and what must come of them in float64."""
 
     product: Product
-    form: Form
+    config: LaunchConfig
     operands: Operands
     seed: int = 5
 
@@ -138,28 +138,43 @@ CASES = {
     # three parts, of formats that stage the input differently; a warp keeps its activations in registers
     "qkv": (
         Product((Part(Q4_K, 32), Part(Q6_K, 16), Part(F16, 16)), 2048, "rms", EPS, 40, bias=True, out_x=True),
-        Form(16, 4),
+        LaunchConfig(16, 4),
     ),
     # rows of 14 chunks: a segment touches four of them
-    "odd rows": (Product((Part(Q8_0, 64),), 896, "rms", EPS, 3, residual=True, out_q=True, out_norm=True), Form(32, 4)),
+    "odd rows": (
+        Product((Part(Q8_0, 64),), 896, "rms", EPS, 3, residual=True, out_q=True, out_norm=True),
+        LaunchConfig(32, 4),
+    ),
     "gate and up": (
         Product((Part(Q4_0, 32),) * 2, 3072, "rms", EPS, 96, gated=True, activation="silu", out_q=True),
-        Form(16, 8, 3),
+        LaunchConfig(16, 8, 3),
     ),
-    "two segments a row": (Product((Part(Q5_K, 32),), 4096, residual=True, out_x=True), Form(16, 4, 2)),
+    "two segments a row": (Product((Part(Q5_K, 32),), 4096, residual=True, out_x=True), LaunchConfig(16, 4, 2)),
     "down": (
         Product((Part(Q6_K, 64),), 8192, bias=True, residual=True, out_q=True, out_norm=True),
-        Form(16, 16),
+        LaunchConfig(16, 16),
     ),
-    "layer norm": (Product((Part(F16, 96),), 768, "layer", EPS, bias=True, activation="gelu", out_x=True), Form(32, 4)),
-    "ragged, plain": (Product((Part(BF16, 50),), 3080, "rms", EPS, out_x=True, best=True), Form(32, 4)),
-    "ragged, packed": (Product((Part(Q6_K, 73),), 256, "rms", EPS, 8, out_x=True, best=True), Form(32, 2)),
-    "an epsilon that counts, packed": (Product((Part(Q8_0, 32),), 896, "rms", LARGE_EPS, 3, out_x=True), Form(32, 4)),
-    "an epsilon that counts, plain": (Product((Part(F16, 32),), 768, "rms", LARGE_EPS, out_x=True), Form(32, 4)),
-    "an epsilon that counts, layer": (Product((Part(F32, 32),), 768, "layer", LARGE_EPS, out_x=True), Form(32, 4)),
-    "rows of 32 floats": (Product((Part(F32, 50),), 32, "rms", EPS, out_x=True, best=True), Form(32, 4)),
-    "rows of 16 halves": (Product((Part(F16, 50),), 16, "layer", EPS, out_x=True), Form(32, 4)),
-    "plain gate": (Product((Part(F32, 16),) * 2, 328, gated=True, activation="silu", out_x=True), Form(16, 8)),
+    "layer norm": (
+        Product((Part(F16, 96),), 768, "layer", EPS, bias=True, activation="gelu", out_x=True),
+        LaunchConfig(32, 4),
+    ),
+    "ragged, plain": (Product((Part(BF16, 50),), 3080, "rms", EPS, out_x=True, best=True), LaunchConfig(32, 4)),
+    "ragged, packed": (Product((Part(Q6_K, 73),), 256, "rms", EPS, 8, out_x=True, best=True), LaunchConfig(32, 2)),
+    "an epsilon that counts, packed": (
+        Product((Part(Q8_0, 32),), 896, "rms", LARGE_EPS, 3, out_x=True),
+        LaunchConfig(32, 4),
+    ),
+    "an epsilon that counts, plain": (
+        Product((Part(F16, 32),), 768, "rms", LARGE_EPS, out_x=True),
+        LaunchConfig(32, 4),
+    ),
+    "an epsilon that counts, layer": (
+        Product((Part(F32, 32),), 768, "layer", LARGE_EPS, out_x=True),
+        LaunchConfig(32, 4),
+    ),
+    "rows of 32 floats": (Product((Part(F32, 50),), 32, "rms", EPS, out_x=True, best=True), LaunchConfig(32, 4)),
+    "rows of 16 halves": (Product((Part(F16, 50),), 16, "layer", EPS, out_x=True), LaunchConfig(32, 4)),
+    "plain gate": (Product((Part(F32, 16),) * 2, 328, gated=True, activation="silu", out_x=True), LaunchConfig(16, 8)),
 }
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from tegrad.bench.models import SHAPES
 from tegrad.bench.products import products
-from tegrad.llm.forms import Role, form, in_flight
 from tegrad.llm.gguf import BF16, Q4_K, Q6_K, Q8_0, BlockType
+from tegrad.llm.launch_config import Role, in_flight, launch_config
 
 WARPS = 16
 """Of a CTA at most, in a product that has an SM's registers for itself."""
@@ -18,7 +18,7 @@ def test_an_h200s_small_products_ask_for_all_their_weights_at_once(name: str, ki
     """By warps first: one has a second item where all warps that a CTA may have are taken, and as many as keep columns
     with warps; then by items in flight, as far as registers go."""
     product, _ = products(SHAPES[name].config, kind)[role]
-    cut = form(product, role, "sm_90")
+    cut = launch_config(product, role, "sm_90")
     items = -(-product.items(cut) // cut.warps)
     assert items == 1 or 3 * WARPS / 4 < cut.warps <= WARPS
     assert cut.ahead == min(items, in_flight(product, cut))

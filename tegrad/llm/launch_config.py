@@ -1,4 +1,4 @@
-"""How a chip's decode products are cut: the table of forms, and the rule that fits them to a model's shapes."""
+"""How a chip's decode products are launched: the table of configurations, and the rule that fits them to shapes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from tegrad.llm.matvec import BEST_ROWS, Form, Product, least_rows
+from tegrad.llm.matvec import BEST_ROWS, LaunchConfig, Product, least_rows
 from tegrad.llm.packing import PLAIN, SEGMENT
 
 Role = Literal["qkv", "output", "gate", "down", "logits"]
@@ -63,15 +63,15 @@ TUNINGS: Final[Mapping[str, Mapping[Role, Tuning]]] = {"sm_90": _SM_90, "sm_87":
 """By chip."""
 
 
-def form(product: Product, role: Role, arch: str) -> Form:
-    """The form of a product on a chip such as sm_90: the table's, made to fit the product's shape."""
+def launch_config(product: Product, role: Role, arch: str) -> LaunchConfig:
+    """The launch configuration of a product on a chip such as sm_90: the table's, made to fit the product's shape."""
     return fit(product, TUNINGS.get(arch, _SM_90)[role])
 
 
-def fit(product: Product, tuning: Tuning) -> Form:
-    """A form near to a tuning that holds whole items, keeps columns with warps and spills no registers."""
+def fit(product: Product, tuning: Tuning) -> LaunchConfig:
+    """A configuration near to a tuning that holds whole items, keeps columns with warps and spills no registers."""
     rows = _rows(product, tuning.rows)
-    made = Form(rows, 1, 1, tuning.ctas)
+    made = LaunchConfig(rows, 1, 1, tuning.ctas)
     items = product.items(made)
     warps = max(min(tuning.warps, -(-items // tuning.items)), -(-rows // 32))
     per_row = product.columns // SEGMENT
@@ -84,8 +84,8 @@ def fit(product: Product, tuning: Tuning) -> Form:
     return replace(cut, ahead=max(1, min(ahead, in_flight(product, cut))))
 
 
-def in_flight(product: Product, cut: Form) -> int:
-    """Items that a warp's registers hold, where an SM is to hold as many CTAs as the form says."""
+def in_flight(product: Product, cut: LaunchConfig) -> int:
+    """Items that a warp's registers hold, where an SM is to hold as many CTAs as it says."""
     limit = min(255, REGISTERS // (32 * cut.warps * cut.ctas) // 8 * 8)
     steps = min(-(-product.items(cut) // cut.warps), max(cut.ahead, 4))  # of a round
     touched = 1 if product.columns % SEGMENT == 0 else -(-SEGMENT // product.columns) + 1
