@@ -103,7 +103,7 @@ import contextlib, io, json, sys
 sys.path.insert(0, {examples!r})
 import bringup
 from tegrad.orin.client import BoardKernel, board_inject, board_status
-from tegrad.orin.inject import Rule
+from tegrad.orin.inject import Injection
 from tegrad.uapi.trace import Tracer
 
 bringup.BUFFER_SIZES, bringup.ELEMENTS = (4096,), 1000
@@ -126,7 +126,7 @@ assert run(tracer)[0]
 names = sorted({{call.name for call in tracer.calls if call.name.isupper()}})
 found = {{}}
 for name in names:
-    board_inject(spec, [Rule(name, errno=5, nth=1)])
+    board_inject(spec, [Injection(name, errno=5, nth=1)])
     ok, lines = run(kernel)
     board_inject(spec, [])
     failed = [line for line in lines if line.startswith("FAILED")]

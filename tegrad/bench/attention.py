@@ -53,7 +53,7 @@ that one CTA takes at once)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AttentionRow:
     """What the attention of one layer costs at a depth. `share` is of the bandwidth measured in the same process."""
 
     model: str
@@ -84,7 +84,7 @@ def attention(config: Config, positions: int, cache: str, device: Any, sequences
     )  # fmt: skip
 
 
-class Bench:
+class AttentionBench:
     """Caches and vectors on an opened device. Use it in a `with`."""
 
     def __init__(self, device: Any, dependency: Dependency, sequences: int = 1) -> None:
@@ -149,11 +149,11 @@ class Bench:
         places |= {name: self.scratch.offset(room * index, room) for index, name in enumerate(names)}
         return Launch(program, tuple(places[name] for name in BUFFERS), at.grid, at.block)
 
-    def row(self, model: str, at: Attention, depth: int, launches: int, bandwidth: float) -> Row:
+    def row(self, model: str, at: Attention, depth: int, launches: int, bandwidth: float) -> AttentionRow:
         """Measure one depth."""
         us, size = self.us(at, depth), sum(at.cache_bytes) * 2 * depth // at.positions
         rows = (at.tuning or {}).get("SPLIT_ROWS", 0)
-        return Row(model, at.cache, at.sequences, depth, at.warps, at.loads, at.splits, rows, launches,
+        return AttentionRow(model, at.cache, at.sequences, depth, at.warps, at.loads, at.splits, rows, launches,
                    size, us, size / us / 1e3, size / us * 1e6 / bandwidth)  # fmt: skip
 
 
@@ -170,7 +170,9 @@ def candidates(config: Config, positions: int, cache: str, device: Any, sequence
     return list(found.values())
 
 
-def sweep(bench: Bench, model: str, config: Config, cache: str, depths: Sequence[int], bandwidth: float) -> list[Row]:
+def sweep(
+    bench: AttentionBench, model: str, config: Config, cache: str, depths: Sequence[int], bandwidth: float
+) -> list[AttentionRow]:
     """Rows of all cuts that this chip can launch."""
     rows = []
     for at in candidates(config, max(depths) + ROOM, cache, bench.device, bench.sequences):
@@ -182,8 +184,8 @@ def sweep(bench: Bench, model: str, config: Config, cache: str, depths: Sequence
 
 
 def measured(
-    bench: Bench, models: Sequence[str], cache: str, depths: Sequence[int], bandwidth: float, best: int
-) -> Iterator[Row]:
+    bench: AttentionBench, models: Sequence[str], cache: str, depths: Sequence[int], bandwidth: float, best: int
+) -> Iterator[AttentionRow]:
     """The rows of models: one a depth, or the `best` cuts of each."""
     for model in models:
         config = SHAPES[model].config
@@ -196,7 +198,7 @@ def measured(
             yield from sorted((row for row in rows if row.depth == depth), key=lambda row: row.us)[:best]
 
 
-def line(row: Row) -> str:
+def line(row: AttentionRow) -> str:
     """A row as text."""
     cut = f"{row.warps}w {row.loads}l {row.splits}p {row.split_rows or ''}"
     step = row.us * row.launches
@@ -223,10 +225,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     dependency = {**FORMS, **HOPPER}[asked.dependency]
     rows = []
     with opened() as device:
-        with products.Bench(device, dependency) as reading:
+        with products.ProductBench(device, dependency) as reading:
             bandwidth = reading.bandwidth()
         print(f"read bandwidth {bandwidth / 1e9:.0f} GB/s", flush=True)
-        with Bench(device, dependency, asked.sequences) as bench:
+        with AttentionBench(device, dependency, asked.sequences) as bench:
             for row in measured(bench, asked.models, asked.cache, asked.depths, bandwidth, asked.sweep):
                 rows.append(row)
                 print(line(row), flush=True)

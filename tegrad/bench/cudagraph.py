@@ -29,7 +29,7 @@ WARM_UP: Final = 200
 
 
 @dataclass(frozen=True)
-class Kernel:
+class GraphKernel:
     """A launch: PTX text, name, sizes, and its arguments as indices of buffers."""
 
     ptx: str
@@ -43,7 +43,7 @@ class Kernel:
 class Work:
     """Kernels in order, buffers by their content in hex, which of them is written and read, and each call's input."""
 
-    kernels: list[Kernel]
+    kernels: list[GraphKernel]
     buffers: list[str]
     input: int
     output: int
@@ -54,7 +54,7 @@ class Work:
         """The inverse of `dump`."""
         raw = json.loads(text)
         kernels = [
-            Kernel(one["ptx"], one["name"], tuple(one["grid"]), tuple(one["block"]), tuple(one["buffers"]))
+            GraphKernel(one["ptx"], one["name"], tuple(one["grid"]), tuple(one["block"]), tuple(one["buffers"]))
             for one in raw["kernels"]
         ]
         return cls(**{**raw, "kernels": kernels})
@@ -91,7 +91,7 @@ class Cuda:
         self(name, ctypes.byref(handle), *arguments)
         return handle
 
-    def function(self, kernel: Kernel) -> ctypes.c_void_p:
+    def function(self, kernel: GraphKernel) -> ctypes.c_void_p:
         """A kernel, compiled by the driver."""
         module = self.made("cuModuleLoadData", kernel.ptx.encode() + b"\0")
         self._modules.append(module)

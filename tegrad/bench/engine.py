@@ -135,7 +135,7 @@ LOOPS = (
 )  # fmt: skip
 
 
-class Bench:
+class EngineBench:
     """Device memory with page flags, and the loops loaded on first use."""
 
     def __init__(self, cache_dir: Path | None = None) -> None:
@@ -146,14 +146,14 @@ class Bench:
         base = -(-self._bytes.ctypes.data // 4096) * 4096
         self._memory = ptx.Memory(base=base, pages=self._flags.ctypes.data, limit=4096 * pages)
 
-    def launch(self, kernel: ptx.Kernel, trips: int) -> tuple[ptx.Stats, int]:
+    def launch(self, kernel: ptx.LoadedKernel, trips: int) -> tuple[ptx.Stats, int]:
         """Run a loop on this thread; what it counted, and nanoseconds of CPU time."""
         args = struct.pack("<QQI", TABLE, 0, trips)
         began = time.thread_time_ns()
         stats = kernel.launch((CTAS, 1, 1), (CTA, 1, 1), args, memory=self._memory, threads=1)
         return stats, time.thread_time_ns() - began
 
-    def load(self, loop: Loop) -> ptx.Kernel:
+    def load(self, loop: Loop) -> ptx.LoadedKernel:
         """The loop's kernel, compiled."""
         return ptx.load(loop.text, self._cache).kernels[loop.name]
 
@@ -199,7 +199,7 @@ def _compile_all(texts: Mapping[str, str], folder: Path) -> Iterator[float]:
         yield (time.thread_time_ns() - began) / 1e6
 
 
-class Row(NamedTuple):
+class CopyRow(NamedTuple):
     """One line of `tegrad bench ptx`: median, smallest and largest sample (compile times: 99th percentile)."""
 
     name: str
@@ -210,18 +210,18 @@ class Row(NamedTuple):
     what: str
 
 
-def _row(name: str, values: list[float], unit: str, what: str, top: float = 1.0) -> Row:
+def _row(name: str, values: list[float], unit: str, what: str, top: float = 1.0) -> CopyRow:
     ordered = sorted(values)
     high = ordered[min(len(ordered) - 1, int(top * len(ordered)))]
-    return Row(name, statistics.median(ordered), ordered[0], high, unit, what)
+    return CopyRow(name, statistics.median(ordered), ordered[0], high, unit, what)
 
 
-def report() -> list[Row]:
+def report() -> list[CopyRow]:
     """Everything, in the order in which it is printed. Takes about half a minute, most of it tinygrad's."""
     from tegrad.bench.sample import kernels
 
     cold, warm = compile_times(kernels())
-    bench = Bench()
+    bench = EngineBench()
     rows = [_row(loop.name, bench.samples(loop), "G/s/core", loop.what) for loop in LOOPS]
     rows.append(_row("launch", bench.launches(), "us", "a launch of eight CTAs that do next to nothing"))
     rows.append(_row("compile", cold, "ms", "a kernel of tinygrad's, nothing cached (right: 99th percentile)", 0.99))
@@ -233,7 +233,7 @@ def rate(id: str, name: str) -> Record:
     """The record of one loop's speed."""
     loop = next(loop for loop in LOOPS if loop.name == name)
     what = f"PTX engine, {loop.what}; lane-instructions by CPU time of one thread, CTAs of {CTA}, all checks on"
-    return make(id, what, "G/s/core", Side("tegrad", f"tegrad bench take {id}", Bench().samples(loop)))
+    return make(id, what, "G/s/core", Side("tegrad", f"tegrad bench take {id}", EngineBench().samples(loop)))
 
 
 def compile_record(id: str, cached: bool) -> Record:

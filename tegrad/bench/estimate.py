@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tegrad.bench.kernels import Kernel, plan_table
+from tegrad.bench.kernels import KernelRow, plan_table
 from tegrad.bench.record import Record, Side, make
 from tegrad.bench.sass import PIPES
 from tegrad.hw.chips import CHIPS, Chip
@@ -100,17 +100,17 @@ class Work:
     again: float = 0.0
 
 
-def works(chip: Chip, rows: Sequence[Kernel]) -> list[Work]:
+def works(chip: Chip, rows: Sequence[KernelRow]) -> list[Work]:
     """The rows of a table as work. A kernel whose instructions are not known counts with its bytes alone."""
     return [Work(row.name, row.launches, row.weight_bytes, cycles(chip, row), reread(row)) for row in rows]
 
 
-def reread(row: Kernel) -> int:
+def reread(row: KernelRow) -> int:
     """Bytes of its vector that a product's blocks read in all but the first of them."""
     return row.input_bytes * (math.prod(row.grid) - 1)
 
 
-def cycles(chip: Chip, row: Kernel) -> float:
+def cycles(chip: Chip, row: KernelRow) -> float:
     """Cycles that the SMs need to issue a launch's instructions, by the unit that is busiest, work spread evenly."""
     if row.code is None or row.instructions is None:
         return 0.0
@@ -154,7 +154,7 @@ class Estimate:
         return 1e6 / self.step_us[1], 1e6 / self.step_us[0]
 
 
-def estimate(chip: Chip, rows: Sequence[Kernel], memory: str = "") -> Estimate:
+def estimate(chip: Chip, rows: Sequence[KernelRow], memory: str = "") -> Estimate:
     """The estimate for a plan whose table was made for this chip's architecture, from this kind of memory."""
     work, assumed = works(chip, rows), assumption(chip, memory)
     low, high = assumed.boundary_us

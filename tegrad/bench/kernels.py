@@ -36,7 +36,7 @@ TOGETHER: Final = frozenset({"persistent"})
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class KernelRow:
     """A row of the table: one kernel as one plan launches it on one chip."""
 
     name: str
@@ -86,7 +86,7 @@ def resident(chip: Chip, registers: int, shared: int, threads: int) -> int:
     return max(0, min(limits))
 
 
-def table(chip: Chip, launches: Sequence[Launch], model: PackedModel | None = None) -> list[Kernel]:
+def table(chip: Chip, launches: Sequence[Launch], model: PackedModel | None = None) -> list[KernelRow]:
     """A row for each kernel, grid and block among launches on a `DryDevice`, in the order of their first use."""
     groups: dict[tuple[Any, ...], list[Launch]] = {}
     for launch in launches:
@@ -95,7 +95,7 @@ def table(chip: Chip, launches: Sequence[Launch], model: PackedModel | None = No
     return [_row(chip, group, weights) for group in groups.values()]
 
 
-def _row(chip: Chip, group: Sequence[Launch], weights: Mapping[int, PackedMatrix]) -> Kernel:
+def _row(chip: Chip, group: Sequence[Launch], weights: Mapping[int, PackedMatrix]) -> KernelRow:
     launch = group[0]
     program: DryProgram = launch.program
     cubin, name = program.cubin, program.name
@@ -105,7 +105,7 @@ def _row(chip: Chip, group: Sequence[Launch], weights: Mapping[int, PackedMatrix
     held = resident(chip, registers, shared, threads)
     warps = held * -(-threads // 32)
     code = disassembled(program)
-    return Kernel(
+    return KernelRow(
         name=name,
         chip=chip.name,
         grid=launch.grid,
@@ -186,7 +186,7 @@ COLUMNS: Final = (
 )  # fmt: skip
 
 
-def cells(row: Kernel) -> tuple[str, ...]:
+def cells(row: KernelRow) -> tuple[str, ...]:
     """A row as text, in the order of COLUMNS."""
     weights, instructions = row.per_token
     loads = " ".join(f"{bits or 'bulk'}:{number}" for bits, number in row.code.loads.items()) if row.code else "?"
@@ -198,7 +198,7 @@ def cells(row: Kernel) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def text(rows: Sequence[Kernel]) -> str:
+def text(rows: Sequence[KernelRow]) -> str:
     """The table as aligned columns."""
     lines = [COLUMNS, *(cells(row) for row in rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(COLUMNS))]
@@ -211,7 +211,7 @@ def block_type(name: str) -> BlockType:
     return BLOCK_TYPES[models.BLOCKS[kind].kind if kind in models.BLOCKS else models.PLAIN[kind]]
 
 
-def plan_table(chip: Chip, name: str, plan: str) -> list[Kernel]:
+def plan_table(chip: Chip, name: str, plan: str) -> list[KernelRow]:
     """The table of one plan of a model such as "1b-q6k", compiled for a chip."""
     shape, _ = models.parse(name)
     made, launches = plans.launches(plan, shape.config, block_type(name), DryDevice(chip), shape.tied)
@@ -221,7 +221,7 @@ def plan_table(chip: Chip, name: str, plan: str) -> list[Kernel]:
 CHIPS_SHOWN: Final = ("agx-orin-64gb", "gh100")
 
 
-def document(name: str, tables: Mapping[str, Mapping[str, Sequence[Kernel]]]) -> dict[str, Any]:
+def document(name: str, tables: Mapping[str, Mapping[str, Sequence[KernelRow]]]) -> dict[str, Any]:
     """Tables of a model by chip and plan, for results/kernels-static.json."""
     return {
         "model": name,

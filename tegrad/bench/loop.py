@@ -38,7 +38,7 @@ PLANS: Final[Mapping[str, Planner]] = {"many": DecodePlan, "one": PersistentPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LoopRow:
     """Medians for one model and depth: tokens per second, microseconds of the host's CPU and between steps a token."""
 
     model: str
@@ -52,7 +52,7 @@ class Row:
     launches: int
 
 
-class Bench:
+class LoopBench:
     """An engine with a greedy step, and what is measured of its loop."""
 
     def __init__(
@@ -121,11 +121,11 @@ class Bench:
 def measure(
     path: Path, depth: int, dependency: str, *, plan: str = "many", overlapped: str | None = None, tokens: int = TOKENS,
     repetitions: int = REPETITIONS,
-) -> Row:  # fmt: skip
+) -> LoopRow:  # fmt: skip
     """Everything about one model at one depth; with `overlapped`, this form where launches wait by themselves."""
     all_forms = {**FORMS, **HOPPER}
     context = depth + max(tokens + 2, JOINED + 1)
-    bench = Bench(
+    bench = LoopBench(
         path, context, all_forms[dependency], None if overlapped is None else all_forms[overlapped], PLANS[plan]
     )
     try:
@@ -133,7 +133,7 @@ def measure(
         times = [bench.stream(depth, tokens) for _ in range(repetitions)]
         gap = None if overlapped else statistics.median(bench.gap(depth) for _ in range(repetitions))
         submit = bench.submit()
-        return Row(
+        return LoopRow(
             path.stem,
             depth,
             plan,
@@ -148,14 +148,14 @@ def measure(
         bench.close()
 
 
-def line(row: Row) -> str:
+def line(row: LoopRow) -> str:
     """A row as text."""
     what = f"{row.model:16} depth {row.depth:6} {row.plan:10} {row.dependency:20} {row.launches:4} x"
     gap = "" if row.gap_us is None else f", gap {row.gap_us:6.2f} us"
     return f"{what} {row.tok_s:9.1f} tok/s, host {row.host_us:7.2f} us, submit {row.submit_us:6.2f} us{gap}"
 
 
-def rows(asked: Any) -> Iterator[Row]:
+def rows(asked: Any) -> Iterator[LoopRow]:
     """The rows that were asked for."""
     common = {"tokens": asked.tokens, "repetitions": asked.repetitions}
     for path in [*(provide(name) for name in asked.models), *asked.file]:

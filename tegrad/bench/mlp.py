@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tinygrad import Device, Tensor, TinyJit
 
 import tegrad.nv
-from tegrad.bench.cudagraph import Kernel, Work, in_process, timed
+from tegrad.bench.cudagraph import GraphKernel, Work, in_process, timed
 from tegrad.bench.record import Record, RecordError, Side, make
 from tegrad.bench.rows import MLP
 from tegrad.nv.cubin import read_ptx
@@ -102,7 +102,7 @@ def as_work(made: Recorded, inputs: Sequence[Array]) -> Work:
         for buffer in launch.buffers:
             addresses.setdefault(buffer.va_addr, buffer)
         places = tuple(list(addresses).index(buffer.va_addr) for buffer in launch.buffers)
-        kernels.append(Kernel(section.ptx, launch.program.name, launch.grid, launch.block, places))
+        kernels.append(GraphKernel(section.ptx, launch.program.name, launch.grid, launch.block, places))
     contents = [_content(buffer) for buffer in addresses.values()]
     where = [buffer.cpu_view().addr if buffer.view is not None else None for buffer in addresses.values()]
     given, result = (where.index(array.__array_interface__["data"][0]) for array in (made.inputs[0], made.outputs[0]))

@@ -36,7 +36,7 @@ class ModelNameError(TegradError):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """What a published model's configuration file says."""
 
     arch: str
@@ -70,15 +70,21 @@ class Shape:
 
 
 _QWEN: Final = 151643
-SHAPES: Final[Mapping[str, Shape]] = {
-    "1b": Shape("llama", 128256, 2048, 8192, 16, 32, 8, 64, 131072, 128000, base=5e5, stretch=32),
-    "3b": Shape("llama", 128256, 3072, 8192, 28, 24, 8, 128, 131072, 128000, base=5e5, stretch=32),
-    "8b": Shape("llama", 128256, 4096, 14336, 32, 32, 8, 128, 131072, 128000, tied=False, base=5e5, stretch=8),
-    "mistral-7b": Shape("llama", 32768, 4096, 14336, 32, 32, 8, 128, 32768, 1, tied=False, base=1e6, pieces="spm"),
-    "qwen2.5-0.5b": Shape("qwen2", 151936, 896, 4864, 24, 14, 2, 64, 32768, _QWEN, eps=1e-6, base=1e6, pieces="qwen2"),
-    "qwen3-0.6b": Shape("qwen3", 151936, 1024, 3072, 28, 16, 8, 128, 40960, _QWEN, eps=1e-6, base=1e6, pieces="qwen2"),
-    "qwen3-1.7b": Shape("qwen3", 151936, 2048, 6144, 28, 16, 8, 128, 40960, _QWEN, eps=1e-6, base=1e6, pieces="qwen2"),
-    "gpt2": Shape("gpt2", 50257, 768, 3072, 12, 12, 12, 64, 1024, 50256, pieces="gpt-2"),
+SHAPES: Final[Mapping[str, ModelShape]] = {
+    "1b": ModelShape("llama", 128256, 2048, 8192, 16, 32, 8, 64, 131072, 128000, base=5e5, stretch=32),
+    "3b": ModelShape("llama", 128256, 3072, 8192, 28, 24, 8, 128, 131072, 128000, base=5e5, stretch=32),
+    "8b": ModelShape("llama", 128256, 4096, 14336, 32, 32, 8, 128, 131072, 128000, tied=False, base=5e5, stretch=8),
+    "mistral-7b": ModelShape("llama", 32768, 4096, 14336, 32, 32, 8, 128, 32768, 1, tied=False, base=1e6, pieces="spm"),
+    "qwen2.5-0.5b": ModelShape(
+        "qwen2", 151936, 896, 4864, 24, 14, 2, 64, 32768, _QWEN, eps=1e-6, base=1e6, pieces="qwen2"
+    ),
+    "qwen3-0.6b": ModelShape(
+        "qwen3", 151936, 1024, 3072, 28, 16, 8, 128, 40960, _QWEN, eps=1e-6, base=1e6, pieces="qwen2"
+    ),
+    "qwen3-1.7b": ModelShape(
+        "qwen3", 151936, 2048, 6144, 28, 16, 8, 128, 40960, _QWEN, eps=1e-6, base=1e6, pieces="qwen2"
+    ),
+    "gpt2": ModelShape("gpt2", 50257, 768, 3072, 12, 12, 12, 64, 1024, 50256, pieces="gpt-2"),
 }
 """Llama 3.2 1B and 3B, Llama 3.1 8B, Mistral 7B v0.3, Qwen 2.5 and 3, GPT-2 124M: from their config.json."""
 
@@ -111,7 +117,7 @@ _GAINS: Final[Mapping[str, float]] = {"token_embd": 3.0, "output": 3.0, "attn_q"
 """How much larger than its input a product is: so that attention and the logits are not uniform."""
 
 
-def parse(name: str) -> tuple[Shape, str]:
+def parse(name: str) -> tuple[ModelShape, str]:
     """A name's shape and format; raises ModelNameError."""
     shape, _, kind = name.rpartition("-")
     if shape not in SHAPES or kind not in (*BLOCKS, *PLAIN):
@@ -142,7 +148,7 @@ def provide(name: str, folder: Path | None = None) -> Path:
     return path
 
 
-def write(path: Path, shape: Shape, kind: str) -> None:
+def write(path: Path, shape: ModelShape, kind: str) -> None:
     """Write a model whose matrices are all of one format; learned positions, norms and biases are F32."""
     writer = GGUFWriter(path, shape.arch)
     _add_sizes(writer, shape)
@@ -175,7 +181,7 @@ class _Tensor:
         return self.fill(rng).view(self.dtype).reshape(self.shape)
 
 
-def _tensors(shape: Shape, kind: str) -> Iterator[_Tensor]:
+def _tensors(shape: ModelShape, kind: str) -> Iterator[_Tensor]:
     config, arch = shape.config, ARCHES[shape.arch]
     if shape.stretch is not None:
         divisors = llama3_divisors(shape.head_dim // 2, shape.base, shape.stretch)
@@ -259,7 +265,7 @@ def _in_order(tensors: list[_Tensor]) -> Iterator[Array]:
             yield waiting.popleft().result()
 
 
-def _add_sizes(writer: GGUFWriter, shape: Shape) -> None:
+def _add_sizes(writer: GGUFWriter, shape: ModelShape) -> None:
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.dim)
     writer.add_block_count(shape.layers)
@@ -294,13 +300,13 @@ def pieces(alphabet: list[str], count: int) -> Iterator[tuple[str, str]]:
         yield left, right
 
 
-def _add_vocabulary(writer: GGUFWriter, shape: Shape) -> None:
+def _add_vocabulary(writer: GGUFWriter, shape: ModelShape) -> None:
     add = _add_sentencepiece if shape.pieces == "spm" else _add_byte_level
     writer.add_vocab_size(shape.vocab)
     add(writer, shape)
 
 
-def _add_byte_level(writer: GGUFWriter, shape: Shape) -> None:
+def _add_byte_level(writer: GGUFWriter, shape: ModelShape) -> None:
     """The 256 bytes, merges of them up to the first control token, control tokens."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     letters = [chr(byte) for byte in printable] + [chr(256 + at) for at in range(256 - len(printable))]
@@ -316,7 +322,7 @@ def _add_byte_level(writer: GGUFWriter, shape: Shape) -> None:
     writer.add_add_bos_token(shape.pieces == "llama-bpe")
 
 
-def _add_sentencepiece(writer: GGUFWriter, shape: Shape) -> None:
+def _add_sentencepiece(writer: GGUFWriter, shape: ModelShape) -> None:
     """Unknown, begin and end, the 256 bytes, and pieces of letters whose scores fall with their number."""
     letters = ["\u2581", *(chr(code) for code in range(ord("a"), ord("z") + 1)), ".", ","]
     texts = [*letters, *(left + right for left, right in pieces(letters, shape.vocab - 259 - len(letters)))]

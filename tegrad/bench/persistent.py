@@ -248,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         device = undo.enter_context(opened())
         rig = Rig(device, asked.model, asked.depth, {**FORMS, **HOPPER}[asked.dependency])
         undo.callback(rig.close)
-        bench = undo.enter_context(products.Bench(device, rig.dependency))
+        bench = undo.enter_context(products.ProductBench(device, rig.dependency))
         bandwidth = bench.bandwidth()
         limit = rig.nbytes / bandwidth * 1e6
         us = measure(rig, tuning)

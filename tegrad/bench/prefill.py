@@ -72,7 +72,7 @@ KINDS: Final[Mapping[str, BlockType]] = {kind.name.lower().replace("_k", "k"): k
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PrefillRow:
     """What a product, or attention, costs for so many tokens."""
 
     model: str
@@ -119,14 +119,14 @@ def gemms(config: Config, kind: BlockType) -> dict[str, tuple[Gemm, int]]:
     }
 
 
-class Bench:
+class PrefillBench:
     """Weights and activations on an opened device. Use it in a `with`."""
 
     def __init__(self, device: Any, ways: Ways) -> None:
         self.device, self.rotation, self._ways = device, ROTATION, ways
         self._workspace, self._programs = Workspace(device), Programs(device)
 
-    def __enter__(self) -> Bench:
+    def __enter__(self) -> PrefillBench:
         self.weights = self._workspace.take(self.rotation, packed.SPEC)
         filling = np.random.default_rng(1).integers(0, 256, min(FILLING, self.rotation), np.uint8)
         for at in range(0, self.rotation, len(filling)):
@@ -147,13 +147,13 @@ class Bench:
         launches = [self._launch(gemm, tile, tokens, at % copies * stride, size) for at in range(4 * count)]
         return self._slope(launches, count)
 
-    def row(self, model: str, role: str, gemm: Gemm, launches: int, tile: AnyTile, tokens: int) -> Row:
+    def row(self, model: str, role: str, gemm: Gemm, launches: int, tile: AnyTile, tokens: int) -> PrefillRow:
         """Measure a product."""
         us = self.us(gemm, tile, tokens)
         size, flops = gemm.weight_bytes, gemm.flops * tokens
-        return Row(model, role, tokens, shown(tile), launches, size, us, flops / us / 1e6, size / us / 1e3)
+        return PrefillRow(model, role, tokens, shown(tile), launches, size, us, flops / us / 1e6, size / us / 1e3)
 
-    def attention(self, model: str, config: Config, tokens: int, depth: int, q8: bool = False) -> Row:
+    def attention(self, model: str, config: Config, tokens: int, depth: int, q8: bool = False) -> PrefillRow:
         """Measure attention of a chunk after `depth` positions; the layers' caches are not in the GPU's cache."""
         positions = depth + tokens
         flash = Flash(config.heads, config.kv_heads, config.head_dim, positions, q8)
@@ -174,7 +174,9 @@ class Bench:
         pairs = tokens * depth + tokens * (tokens + 1) // 2
         flops = 4 * config.heads * config.head_dim * pairs
         form = f"{flash.warps}w tile {flash.tile} at {depth}{' q8_0' if q8 else ''}"
-        return Row(model, "attention", tokens, form, config.layers, 2 * side, us, flops / us / 1e6, 2 * side / us / 1e3)
+        return PrefillRow(
+            model, "attention", tokens, form, config.layers, 2 * side, us, flops / us / 1e6, 2 * side / us / 1e3
+        )
 
     def _slope(self, launches: list[Launch], count: int) -> float:
         """Microseconds of a launch, from the first `count` and all 4 `count` of them."""
@@ -308,7 +310,7 @@ def _compile(gemm: Gemm, tile: AnyTile, tokens: int, arch: str) -> None:
         return
 
 
-def sweep(bench: Bench, model: str, role: str, gemm: Gemm, launches: int, tokens: int) -> list[Row]:
+def sweep(bench: PrefillBench, model: str, role: str, gemm: Gemm, launches: int, tokens: int) -> list[PrefillRow]:
     """All candidates of a product, the fastest first."""
     arch = bench.device.arch
     tiles = candidates(gemm, tokens, arch, int(bench.device.sm_count))
@@ -384,13 +386,13 @@ def shown(tile: AnyTile) -> str:
     return f"{size} {tile.units}u {tile.stages}s /{tile.splits} {tile.resident}r"
 
 
-def line(row: Row) -> str:
+def line(row: PrefillRow) -> str:
     """A row as text."""
     what = f"{row.model:12} {row.role:9} {row.tokens:5} {row.form:28} {row.bytes / 1e6:8.2f} MB"
     return f"{what} {row.us:9.2f} us {row.tflop_s:7.1f} TFLOP/s {row.gb_s:6.0f} GB/s"
 
 
-def measured(bench: Bench, asked: argparse.Namespace, ways: Ways) -> Iterator[Row]:
+def measured(bench: PrefillBench, asked: argparse.Namespace, ways: Ways) -> Iterator[PrefillRow]:
     """The rows that were asked for."""
     for model in asked.models:
         shape, _, kind = model.rpartition("-")
@@ -430,7 +432,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = []
     with opened() as device:
         if asked.models:
-            with Bench(device, ways) as bench:
+            with PrefillBench(device, ways) as bench:
                 for row in measured(bench, asked, ways):
                     rows.append(row)
                     print(line(row), flush=True)

@@ -69,7 +69,7 @@ READ_BLOCK: Final = 65536
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ProductRow:
     """What a product costs. `share` is of the bandwidth measured in the same process."""
 
     model: str
@@ -116,14 +116,14 @@ def products(config: Config, kind: BlockType) -> dict[Role, tuple[Product, int]]
     }
 
 
-class Bench:
+class ProductBench:
     """Weights and vectors on an opened device; measures products. Use it in a `with`."""
 
     def __init__(self, device: Any, dependency: Dependency) -> None:
         self.device, self.rotation, self._dependency = device, ROTATION, dependency
         self._undo = ExitStack()
 
-    def __enter__(self) -> Bench:
+    def __enter__(self) -> ProductBench:
         self.weights = self._alloc(self.rotation)
         filling = np.random.default_rng(1).integers(0, 256, min(FILLING, self.rotation), np.uint8)
         for at in range(0, self.rotation, len(filling)):
@@ -185,10 +185,12 @@ class Bench:
         buffers = tuple(places[name] for name in product.arguments)
         return Launch(program, buffers, (product.grid(cut), 1, 1), (32 * cut.warps, 1, 1))
 
-    def row(self, model: str, role: Role, product: Product, launches: int, cut: LaunchConfig, bandwidth: float) -> Row:
+    def row(
+        self, model: str, role: Role, product: Product, launches: int, cut: LaunchConfig, bandwidth: float
+    ) -> ProductRow:
         """Measure a product in a launch configuration."""
         us, size = self.us(product, cut), product.weight_bytes
-        return Row(model, role, cut, launches, size, us, size / us / 1e3, size / us * 1e6 / bandwidth)
+        return ProductRow(model, role, cut, launches, size, us, size / us / 1e3, size / us * 1e6 / bandwidth)
 
 
 CANDIDATES: Final = {
@@ -226,7 +228,9 @@ def _compile(product: Product, cut: LaunchConfig, arch: str) -> None:
         return
 
 
-def sweep(bench: Bench, model: str, role: Role, product: Product, launches: int, bandwidth: float) -> list[Row]:
+def sweep(
+    bench: ProductBench, model: str, role: Role, product: Product, launches: int, bandwidth: float
+) -> list[ProductRow]:
     """All candidates of a product, the fastest first."""
     arch = bench.device.arch
     cuts = candidates(product, arch)
@@ -237,7 +241,7 @@ def sweep(bench: Bench, model: str, role: Role, product: Product, launches: int,
     return sorted(rows, key=lambda row: row.us)
 
 
-def line(row: Row) -> str:
+def line(row: ProductRow) -> str:
     """A row as text."""
     chosen = row.config
     cut = f"{chosen.cta_rows}r {chosen.warps}w {chosen.ahead}a {chosen.ctas}c{'' if chosen.keep else ' -'}"
@@ -245,7 +249,7 @@ def line(row: Row) -> str:
     return f"{row.model:12} {row.role:7} {cut:18} {size} {row.us:9.2f} us {row.gb_s:8.0f} GB/s {100 * row.share:5.1f}%"
 
 
-def measured(bench: Bench, models: Sequence[str], bandwidth: float, sweeping: int) -> Iterator[Row]:
+def measured(bench: ProductBench, models: Sequence[str], bandwidth: float, sweeping: int) -> Iterator[ProductRow]:
     """The rows of models named SHAPE-KIND: one a product, or the best `sweeping` configurations of each."""
     for model in models:
         shape, _, kind = model.rpartition("-")
@@ -268,7 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="a JSON list on the last line")
     asked = parser.parse_args(arguments)
     rows = []
-    with opened() as device, Bench(device, {**FORMS, **HOPPER}[asked.dependency]) as bench:
+    with opened() as device, ProductBench(device, {**FORMS, **HOPPER}[asked.dependency]) as bench:
         bandwidth = bench.bandwidth()
         print(f"read bandwidth {bandwidth / 1e9:.0f} GB/s", flush=True)
         for row in measured(bench, asked.models, bandwidth, asked.sweep):

@@ -46,7 +46,7 @@ CASES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class QualityRow:
     """An engine on a model: how near its logits are to exact ones, and how near llama.cpp's after the same tokens."""
 
     model: str
@@ -128,7 +128,7 @@ Q8_CACHE: Final = frozenset({"decode-q8", "persistent-q8"})
 """Engines with a packed cache, which llama.cpp then has too."""
 
 
-def small(shape: models.Shape) -> models.Shape:
+def small(shape: models.ModelShape) -> models.ModelShape:
     """The family of a shape, small enough for the board."""
     heads = 512 // shape.head_dim
     return replace(
@@ -137,7 +137,7 @@ def small(shape: models.Shape) -> models.Shape:
     )  # fmt: skip
 
 
-def compare(case: str, engines: Iterable[str], device: str, where: str, count: int = TOKENS) -> Iterator[Row]:
+def compare(case: str, engines: Iterable[str], device: str, where: str, count: int = TOKENS) -> Iterator[QualityRow]:
     """A row for each engine on one of CASES or on a model of `bench.models`; `where` describes the device.
 
     An engine that refuses the model has none. Raises RecordError without llama.cpp, ModelNameError.
@@ -164,7 +164,7 @@ def compare(case: str, engines: Iterable[str], device: str, where: str, count: i
                 chosen, logits = _scored(ENGINES[name], path, device, texts)
             except UnsupportedModelError:
                 continue
-            yield Row(
+            yield QualityRow(
                 model=case,
                 engine=name,
                 device=where,
@@ -206,7 +206,7 @@ def _tokens(case: str, path: Path, count: int) -> list[int]:
     return [int(token) for token in np.random.default_rng(0).integers(0, len(tokenizer), count)]
 
 
-def merge(path: Path, rows: Iterable[Row]) -> list[dict[str, Any]]:
+def merge(path: Path, rows: Iterable[QualityRow]) -> list[dict[str, Any]]:
     """Put rows into the file, where they replace those of the same model, engine and device; returns all."""
     try:
         kept: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []

@@ -30,7 +30,7 @@ POSITIONS = 128
 
 
 @dataclass(frozen=True)
-class Row:
+class TimedRow:
     """`call` is what is timed, with its wait; `result` has what it computed, as float32; `each` calls are a sample."""
 
     call: Callable[[], object]
@@ -38,10 +38,10 @@ class Row:
     each: int = 1
 
 
-def made(name: str) -> Row:
+def made(name: str) -> TimedRow:
     """A row by its name; KeyError for one that is not there."""
     kind, *sizes = name.split("-")
-    makers: dict[str, Callable[..., Row]] = {
+    makers: dict[str, Callable[..., TimedRow]] = {
         "launch": _launch,
         "stream": _stream,
         "mlp": _mlp,
@@ -107,7 +107,7 @@ def _random(*shape: int, half: bool = False, seed: int = 0) -> Any:
     return Tensor(values(*shape, half=half, seed=seed)).realize()
 
 
-def _timed(function: Callable[..., Any], *inputs: Any) -> Row:
+def _timed(function: Callable[..., Any], *inputs: Any) -> TimedRow:
     """A call of a TinyJit and a synchronize."""
     from tinygrad import Device, TinyJit
 
@@ -121,14 +121,14 @@ def _timed(function: Callable[..., Any], *inputs: Any) -> Row:
 
     for _ in range(4):
         out: Any = call()
-    return Row(call, lambda: out.float().numpy())
+    return TimedRow(call, lambda: out.float().numpy())
 
 
-def _launch(kind: str) -> Row:
+def _launch(kind: str) -> TimedRow:
     return _timed(lambda x: (x + 1).realize(), _random(12))
 
 
-def _stream(kind: str) -> Row:
+def _stream(kind: str) -> TimedRow:
     """Launches without a wait between them; one at the end."""
     from tinygrad import Device, TinyJit
 
@@ -143,10 +143,10 @@ def _stream(kind: str) -> Row:
             jit(x)
         device.synchronize()
 
-    return Row(call, lambda: out.numpy(), each=STREAM)
+    return TimedRow(call, lambda: out.numpy(), each=STREAM)
 
 
-def _mlp(kind: str) -> Row:
+def _mlp(kind: str) -> TimedRow:
     from tinygrad import Tensor
 
     weights = [Tensor(weight).realize() for weight in mlp_weights()]
@@ -159,20 +159,20 @@ def _mlp(kind: str) -> Row:
     return _timed(network, _random(1, MLP[0], half=True, seed=1))
 
 
-def _matmul(kind: str, dtype: str, size: str) -> Row:
+def _matmul(kind: str, dtype: str, size: str) -> TimedRow:
     n, half = int(size), dtype == "f16"
     a, b = (_random(n, n, half=half, seed=seed) for seed in (0, 1))
     return _timed(lambda a, b: (a @ b).realize(), a, b)
 
 
-def _elementwise(kind: str, size: str) -> Row:
+def _elementwise(kind: str, size: str) -> TimedRow:
     a, b = (_random(millions(size), seed=seed) for seed in (0, 1))
     if kind in ("add", "mul"):
         return _timed((lambda a, b: (a + b).realize()) if kind == "add" else (lambda a, b: (a * b).realize()), a, b)
     return _timed((lambda a: a.exp().realize()) if kind == "exp" else (lambda a: a.relu().realize()), a)
 
 
-def _gpt2(kind: str, dtype: str, size: str) -> Row:
+def _gpt2(kind: str, dtype: str, size: str) -> TimedRow:
     """A token of GPT-2 with random weights and a KV cache, from position 1 to the last and then from 1 again."""
     from tinygrad import Device, Tensor, TinyJit
     from tinygrad import UOp as Symbol
@@ -214,7 +214,7 @@ def _gpt2(kind: str, dtype: str, size: str) -> Row:
 
     for _ in range(POSITIONS - 1):  # every position once, so that the result has all of them
         call()
-    return Row(call, lambda: call(POSITIONS - 1).float().numpy())
+    return TimedRow(call, lambda: call(POSITIONS - 1).float().numpy())
 
 
 def _buffer(size: int) -> Any:
@@ -224,7 +224,7 @@ def _buffer(size: int) -> Any:
     return Buffer(Device.DEFAULT, size, dtypes.uint8).ensure_allocated()
 
 
-def _copyin(kind: str, size: str) -> Row:
+def _copyin(kind: str, size: str) -> TimedRow:
     import numpy as np
     from tinygrad import Device
 
@@ -240,10 +240,10 @@ def _copyin(kind: str, size: str) -> Row:
         return back
 
     call()
-    return Row(call, result)
+    return TimedRow(call, result)
 
 
-def _copyout(kind: str, size: str) -> Row:
+def _copyout(kind: str, size: str) -> TimedRow:
     import numpy as np
 
     source = host(size)
@@ -254,14 +254,14 @@ def _copyout(kind: str, size: str) -> Row:
         buffer.allocator._copyout(memoryview(back), buffer._buf)
 
     call()
-    return Row(call, lambda: back)
+    return TimedRow(call, lambda: back)
 
 
-def _copy(kind: str, size: str) -> Row:
+def _copy(kind: str, size: str) -> TimedRow:
     return _timed(lambda x: (x + 0.0).contiguous().realize(), _random(megabytes(size) * MB // 4))
 
 
-def _alloc(kind: str, size: str) -> Row:
+def _alloc(kind: str, size: str) -> TimedRow:
     """Allocate and free a buffer that no cache holds."""
     from tinygrad import Device
     from tinygrad.device import BufferSpec
@@ -274,10 +274,10 @@ def _alloc(kind: str, size: str) -> Row:
         device.allocator._free(device.allocator._alloc(length, options), options)
 
     call()
-    return Row(call)
+    return TimedRow(call)
 
 
-def _answer(row: Row, samples: int) -> dict[str, Any]:
+def _answer(row: TimedRow, samples: int) -> dict[str, Any]:
     import numpy as np
 
     taken = []
@@ -291,11 +291,11 @@ def _answer(row: Row, samples: int) -> dict[str, Any]:
     return {"us": taken, "values": [float(v) for v in flat[:: max(1, flat.size // VALUES)]]}
 
 
-def serve(make: Callable[[str], Row]) -> None:
+def serve(make: Callable[[str], TimedRow]) -> None:
     """Answer until stdin ends; what tinygrad prints goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    rows: dict[str, Row] = {}
+    rows: dict[str, TimedRow] = {}
     for line in sys.stdin:
         asked = json.loads(line)
         if (name := asked["row"]) not in rows:

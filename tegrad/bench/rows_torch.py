@@ -12,16 +12,16 @@ from typing import Any
 import torch
 
 from tegrad.bench import rows
-from tegrad.bench.rows import MB, POSITIONS, Row
+from tegrad.bench.rows import MB, POSITIONS, TimedRow
 
 GRAPHS = os.environ.get("TEGRAD_TORCH") == "graphs"
 F = torch.nn.functional
 
 
-def made(name: str) -> Row:
+def made(name: str) -> TimedRow:
     """A row by its name; KeyError for one that is not there."""
     kind, *sizes = name.split("-")
-    makers: dict[str, Callable[..., Row]] = {
+    makers: dict[str, Callable[..., TimedRow]] = {
         "launch": lambda kind: _timed(lambda x: x + 1, _random(12)),
         "stream": _stream,
         "mlp": _mlp,
@@ -65,7 +65,7 @@ def _replayed(function: Callable[..., Any], *inputs: Any) -> Callable[[], Any]:
     return replay
 
 
-def _timed(function: Callable[..., Any], *inputs: Any) -> Row:
+def _timed(function: Callable[..., Any], *inputs: Any) -> TimedRow:
     replay = _replayed(function, *inputs)
 
     def call() -> Any:
@@ -73,10 +73,10 @@ def _timed(function: Callable[..., Any], *inputs: Any) -> Row:
         torch.cuda.synchronize()
         return out
 
-    return Row(call, lambda: call().float().cpu().numpy())
+    return TimedRow(call, lambda: call().float().cpu().numpy())
 
 
-def _stream(kind: str) -> Row:
+def _stream(kind: str) -> TimedRow:
     replay = _replayed(lambda x: x + 1, _random(12))
 
     def call() -> Any:
@@ -85,10 +85,10 @@ def _stream(kind: str) -> Row:
         torch.cuda.synchronize()
         return out
 
-    return Row(call, lambda: replay().cpu().numpy(), each=rows.STREAM)
+    return TimedRow(call, lambda: replay().cpu().numpy(), each=rows.STREAM)
 
 
-def _mlp(kind: str) -> Row:
+def _mlp(kind: str) -> TimedRow:
     weights = [torch.from_numpy(weight).cuda() for weight in rows.mlp_weights()]
 
     def network(x: Any) -> Any:
@@ -99,11 +99,11 @@ def _mlp(kind: str) -> Row:
     return _timed(network, _random(1, rows.MLP[0], half=True, seed=1))
 
 
-def _matmul(kind: str, dtype: str, size: str) -> Row:
+def _matmul(kind: str, dtype: str, size: str) -> TimedRow:
     return _timed(torch.matmul, *(_random(int(size), int(size), half=dtype == "f16", seed=seed) for seed in (0, 1)))
 
 
-def _copyin(kind: str, size: str) -> Row:
+def _copyin(kind: str, size: str) -> TimedRow:
     host = torch.from_numpy(rows.host(size))
     device = torch.empty_like(host, device="cuda")
 
@@ -111,27 +111,27 @@ def _copyin(kind: str, size: str) -> Row:
         device.copy_(host)
         torch.cuda.synchronize()
 
-    return Row(call, lambda: device.cpu().numpy())
+    return TimedRow(call, lambda: device.cpu().numpy())
 
 
-def _copyout(kind: str, size: str) -> Row:
+def _copyout(kind: str, size: str) -> TimedRow:
     device = torch.from_numpy(rows.host(size)).cuda()
     host = torch.zeros_like(device, device="cpu")
 
     def call() -> None:
         host.copy_(device)
 
-    return Row(call, host.numpy)
+    return TimedRow(call, host.numpy)
 
 
-def _alloc(kind: str, size: str) -> Row:
+def _alloc(kind: str, size: str) -> TimedRow:
     def call() -> None:
         torch.empty(rows.megabytes(size) * MB, dtype=torch.uint8, device="cuda")
 
-    return Row(call)
+    return TimedRow(call)
 
 
-def _gpt2(kind: str, dtype: str, size: str) -> Row:
+def _gpt2(kind: str, dtype: str, size: str) -> TimedRow:
     """A token; positions are masked, since a graph's sizes stay."""
     layers, heads, width, _ = rows.GPT2[size]
     weights = (torch.from_numpy(weight).cuda() for weight in rows.gpt2_weights(size, dtype == "f16"))
@@ -169,7 +169,7 @@ def _gpt2(kind: str, dtype: str, size: str) -> Row:
 
     for _ in range(POSITIONS - 1):
         call()
-    return Row(call, lambda: call(POSITIONS - 1).float().cpu().numpy())
+    return TimedRow(call, lambda: call(POSITIONS - 1).float().cpu().numpy())
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ KINDS: Final[Mapping[str, Settings]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SamplingRow:
     """What one step of sampling costs."""
 
     vocab: int
@@ -47,7 +47,7 @@ class Row:
     us: float
 
 
-def row(device: Any, dependency: Dependency, vocab: int, sequences: int, kind: str) -> Row:
+def row(device: Any, dependency: Dependency, vocab: int, sequences: int, kind: str) -> SamplingRow:
     """Measure one kind."""
     settings = [KINDS[kind]] * sequences
     logits = (3 * np.random.default_rng(1).standard_normal((sequences, vocab))).astype(np.float32)
@@ -68,7 +68,7 @@ def row(device: Any, dependency: Dependency, vocab: int, sequences: int, kind: s
             states.begin(slot, [0], 0, 1 << 30, seed=slot)
         launches = sampling.launches(states, settings, **given)
         short, long = (gpu_us(device, launches * count, dependency) for count in STEPS)
-    return Row(vocab, sequences, kind, len(launches), (long - short) / (STEPS[1] - STEPS[0]))
+    return SamplingRow(vocab, sequences, kind, len(launches), (long - short) / (STEPS[1] - STEPS[0]))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

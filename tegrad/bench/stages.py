@@ -59,7 +59,7 @@ def measure(device: Any, name: str, plan: str = "decode", dependency: Dependency
     shape, _ = models.parse(name)
     made = dry.model(shape.config, block_type(name), device, shape.tied)
     launches = PLANS[plan](made)
-    with products.Bench(device, dependency) as bench:
+    with products.ProductBench(device, dependency) as bench:
         bandwidth = bench.bandwidth()
     whole = gpu_us(device, launches, dependency)
     twice = gpu_us(device, [*launches, *launches], dependency)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tegrad.conformance.memory import PAGE
-from tegrad.conformance.rig import VOLATILE, Buffer, Channel, Mapped, Rig
+from tegrad.conformance.rig import VOLATILE, Buffer, Mapped, Rig, RigChannel
 from tegrad.conformance.rule import Differs, NotApplicable
 from tegrad.errors import TegradError
 from tegrad.hw import bank0, ptxsection
@@ -229,7 +229,7 @@ class Queue:
 
     def __init__(self, gpu: Gpu, contexts: Sequence[str], tsg: int) -> None:
         self.gpu, self.rig = gpu, gpu.rig
-        self.channel: Channel = self.rig.channel_ready(vm=gpu.vm, tsg=tsg)
+        self.channel: RigChannel = self.rig.channel_ready(vm=gpu.vm, tsg=tsg)
         assert self.channel.gpfifo is not None
         assert self.channel.userd is not None
         self.ring, self.userd = self.rig.mapped(self.channel.gpfifo), self.rig.mapped(self.channel.userd)

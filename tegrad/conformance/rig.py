@@ -90,7 +90,7 @@ class Mapped:
 
 
 @dataclass(slots=True)
-class Channel:
+class RigChannel:
     """A channel with its TSG, its address space and, after SETUP_BIND, its rings and its doorbell token."""
 
     fd: int
@@ -426,14 +426,14 @@ class Rig:
         self.call(vm, "AS_BIND_CHANNEL", channel_fd=channel)
         self.call(tsg, "TSG_BIND_CHANNEL_EX", channel_fd=channel, subcontext_id=veid)
 
-    def bound_channel(self, *, vm: int | None = None, tsg: int | None = None) -> Channel:
+    def bound_channel(self, *, vm: int | None = None, tsg: int | None = None) -> RigChannel:
         """A channel in an address space and a TSG, with its watchdog off, before SETUP_BIND."""
         vm = self.address_space() if vm is None else vm
         tsg = self.tsg() if tsg is None else tsg
         fd = self.open_channel()
         self.bind(vm, tsg, fd)
         self.call(fd, "CHANNEL_WDT", wdt_status=k.NVGPU_IOCTL_CHANNEL_DISABLE_WDT)
-        return Channel(fd, tsg, vm)
+        return RigChannel(fd, tsg, vm)
 
     def rings(self, *, entries: int = 512, **fields: int) -> dict[str, int]:
         """The fields of a SETUP_BIND that works, with rings of its own; `fields` change them."""
@@ -442,7 +442,7 @@ class Rig:
         made["userd_dmabuf_fd"] = self.buffer().fd
         return made | fields
 
-    def channel_ready(self, *, vm: int | None = None, tsg: int | None = None, entries: int = 512) -> Channel:
+    def channel_ready(self, *, vm: int | None = None, tsg: int | None = None, entries: int = 512) -> RigChannel:
         """A channel that only needs its doorbell, with its rings."""
         made = self.bound_channel(vm=vm, tsg=tsg)
         made.gpfifo, made.userd, made.entries = self.buffer(max(PAGE, entries * 8)), self.buffer(), entries

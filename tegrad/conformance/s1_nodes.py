@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from tegrad.conformance.memory import PAGE
 from tegrad.conformance.process import Peer
-from tegrad.conformance.rig import CTRL, FENCE, LEGACY_CTRL, NVMAP, Channel, Mapped, Rig
+from tegrad.conformance.rig import CTRL, FENCE, LEGACY_CTRL, NVMAP, Mapped, Rig, RigChannel
 from tegrad.conformance.rule import Differs, rule
 from tegrad.conformance.s2_nvmap import alloc_fields, known
 from tegrad.hw.classes import HostMethod
@@ -301,7 +301,7 @@ def duplicate_keeps_channel(rig: Rig) -> None:
 class _Pushes:
     """A ready channel's ring, a pushbuffer and the doorbell, for a few host releases."""
 
-    def __init__(self, rig: Rig, channel: Channel) -> None:
+    def __init__(self, rig: Rig, channel: RigChannel) -> None:
         assert channel.gpfifo is not None
         assert channel.userd is not None
         pushed = rig.buffer()

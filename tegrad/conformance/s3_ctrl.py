@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from tegrad.conformance.rig import CTRL, LEGACY_CTRL, RW, VA_END, VA_START, Channel, Rig
+from tegrad.conformance.rig import CTRL, LEGACY_CTRL, RW, VA_END, VA_START, Rig, RigChannel
 from tegrad.conformance.rule import Differs, rule
 from tegrad.hw.gpfifo import USERMODE_SIZE
 from tegrad.uapi import constants as k
@@ -1057,7 +1057,7 @@ def unknown_registers(rig: Rig) -> None:
         rig.equal(f"register {offset:#x}", 0, registers.load32(offset))
 
 
-def stays_alive(rig: Rig, channel: Channel) -> None:
+def stays_alive(rig: Rig, channel: RigChannel) -> None:
     """The rule: the channel does not die within the time that a fault takes to be handled."""
     died = rig.wait(lambda: rig.timed_out(channel.fd), seconds=0.3)
     rig.check(not died, "a channel that lives", "GET_TIMEDOUT 1")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from tegrad.conformance.memory import PAGE
 from tegrad.conformance.process import Peer
-from tegrad.conformance.rig import SETUP_FLAGS, VA_END, Channel, Rig
+from tegrad.conformance.rig import SETUP_FLAGS, VA_END, Rig, RigChannel
 from tegrad.conformance.rule import rule
 from tegrad.conformance.waiter import Waiter
 from tegrad.uapi import constants as k
@@ -38,14 +38,14 @@ def on_address_space(rig: Rig, vm: int | None = None) -> int:
     return fd
 
 
-def with_object(rig: Rig, class_num: int = COMPUTE) -> Channel:
+def with_object(rig: Rig, class_num: int = COMPUTE) -> RigChannel:
     """A bound channel with an object."""
     made = rig.bound_channel()
     rig.call(made.fd, "CHANNEL_ALLOC_OBJ_CTX", class_num=class_num)
     return made
 
 
-def reset(rig: Rig, channel: Channel) -> None:
+def reset(rig: Rig, channel: RigChannel) -> None:
     """Kill a channel's TSG."""
     rig.call(channel.fd, "CHANNEL_FORCE_RESET")
 
@@ -879,7 +879,7 @@ def notifier_keeps_its_buffer(rig: Rig) -> None:
     rig.equal("info32", RESET_CODE, memory.u32(8))
 
 
-def syncpoint(rig: Rig, channel: Channel) -> tuple[int, int, int]:
+def syncpoint(rig: Rig, channel: RigChannel) -> tuple[int, int, int]:
     """A channel's user syncpoint: address, number, maximum."""
     done = rig.call(channel.fd, "CHANNEL_GET_USER_SYNCPOINT")
     return int(done.gpu_va), int(done.syncpoint_id), int(done.syncpoint_max)

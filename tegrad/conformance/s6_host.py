@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from tegrad.conformance.process import Peer
-from tegrad.conformance.rig import Channel, Rig
+from tegrad.conformance.rig import Rig, RigChannel
 from tegrad.conformance.rule import Differs, rule
 from tegrad.conformance.waiter import Waiter
 from tegrad.hw.classes import HostMethod
@@ -29,7 +29,7 @@ class Client:
 
     def __init__(self, rig: Rig, *, entries: int = 512) -> None:
         self.rig, self.entries, self.put = rig, entries, 0
-        self.channel: Channel = rig.channel_ready(entries=entries)
+        self.channel: RigChannel = rig.channel_ready(entries=entries)
         assert self.channel.gpfifo is not None
         assert self.channel.userd is not None
         self.ring, self.userd = rig.mapped(self.channel.gpfifo), rig.mapped(self.channel.userd)

@@ -7,7 +7,7 @@ import select
 from collections.abc import Callable
 from typing import Any
 
-from tegrad.conformance.rig import FENCE, Channel, Rig
+from tegrad.conformance.rig import FENCE, Rig, RigChannel
 from tegrad.conformance.rule import rule
 from tegrad.uapi import structs as s
 
@@ -22,7 +22,7 @@ def node(rig: Rig) -> int:
     return rig.open(FENCE)
 
 
-def syncpoint(rig: Rig) -> tuple[Channel, Any]:
+def syncpoint(rig: Rig) -> tuple[RigChannel, Any]:
     """A channel with its user syncpoint. Nothing increments it until the channel is closed."""
     channel = rig.bound_channel()
     return channel, rig.call(channel.fd, "CHANNEL_GET_USER_SYNCPOINT")

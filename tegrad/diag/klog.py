@@ -37,7 +37,7 @@ class Severity(StrEnum):
     INFO = "info"
 
 
-class Rule(NamedTuple):
+class LogRule(NamedTuple):
     """Lines that match a pattern, how bad they are, and what they mean to a user."""
 
     severity: Severity
@@ -45,8 +45,8 @@ class Rule(NamedTuple):
     meaning: str
 
 
-def _rule(severity: Severity, pattern: str, meaning: str) -> Rule:
-    return Rule(severity, re.compile(pattern, re.IGNORECASE), meaning)
+def _rule(severity: Severity, pattern: str, meaning: str) -> LogRule:
+    return LogRule(severity, re.compile(pattern, re.IGNORECASE), meaning)
 
 
 OURS = re.compile(

@@ -121,7 +121,7 @@ def until(end: float) -> Iterator[Candidates]:
 
 
 @dataclass(slots=True)
-class Kernel:
+class SearchedKernel:
     """A kernel to search: one of its calls, its computation, and how often the step launches it."""
 
     call: UOp
@@ -170,20 +170,20 @@ class Kernel:
         return replace(outcome, found=found, took=time.monotonic() - begun, whole=not candidates.cut)
 
 
-def kernels(linear: UOp) -> list[Kernel]:
+def kernels(linear: UOp) -> list[SearchedKernel]:
     """The kernels of a step that tinygrad would search now."""
-    found: dict[tuple[Any, ...], Kernel] = {}
+    found: dict[tuple[Any, ...], SearchedKernel] = {}
     for call in linear.src:
         made = realize._get_call_to_compile(call) if call.op is Ops.CALL else None
         if made is None or not getattr(made[0].arg, "beam", 0):
             continue
         key = to_program_key(*made)
         if key not in to_program_cache:
-            found.setdefault(key, Kernel(call, *made)).launches += 1
+            found.setdefault(key, SearchedKernel(call, *made)).launches += 1
     return list(found.values())
 
 
-def _pick(chosen: list[Kernel], compile: Callable[[UOp], UOp]) -> None:
+def _pick(chosen: list[SearchedKernel], compile: Callable[[UOp], UOp]) -> None:
     """Make and time each kernel as it is without search."""
     plain = [kernel.ast.replace(arg=replace(kernel.ast.arg, beam=0)) for kernel in chosen]
     calls = [kernel.call.replace(src=(ast, *kernel.call.src[1:])) for kernel, ast in zip(chosen, plain, strict=True)]
@@ -194,7 +194,7 @@ def _pick(chosen: list[Kernel], compile: Callable[[UOp], UOp]) -> None:
             kernel.time = kernel.measure(kernel.picked)
 
 
-def search(chosen: list[Kernel], seconds: float, tell: Callable[[str], None]) -> Iterator[Outcome]:
+def search(chosen: list[SearchedKernel], seconds: float, tell: Callable[[str], None]) -> Iterator[Outcome]:
     """Search kernels that are picked and timed, the dearest first, for so many seconds together."""
     waiting = sorted(chosen, key=lambda kernel: kernel.time * kernel.launches, reverse=True)
     end = time.monotonic() + seconds

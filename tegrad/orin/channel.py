@@ -59,7 +59,7 @@ class Notifier:
         return True
 
 
-class Channel:
+class DriverChannel:
     """A hardware channel. Its id comes from a stack that starts with the highest; a freed one is used next."""
 
     def __init__(self, driver: Driver, process: Process, runlist: int) -> None:
@@ -161,14 +161,14 @@ class ChannelFile(File):
     def __init__(self, driver: Driver, process: Process, runlist: int) -> None:
         require(runlist in (-1, GR_RUNLIST))
         super().__init__(driver, process)
-        self.channel = Channel(driver, process, GR_RUNLIST)
+        self.channel = DriverChannel(driver, process, GR_RUNLIST)
 
     def release(self) -> None:
         """Free the channel."""
         self.channel.release()
 
 
-def _ring_checks(channel: Channel, flags: int) -> tuple[AddressSpace, Tsg]:
+def _ring_checks(channel: DriverChannel, flags: int) -> tuple[AddressSpace, Tsg]:
     """What every ring must fulfil; the address space and the group it is for.
 
     A ring that the driver itself fills (no USERMODE) is not part of this board: as if there were no memory for it.

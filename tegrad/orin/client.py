@@ -24,7 +24,7 @@ from tegrad.hw.gpfifo import USERMODE_SIZE
 from tegrad.orin import board, wire
 from tegrad.orin.caller import find_vma, if_open, is_buffer, lowest, read_memory, write_memory
 from tegrad.orin.connection import Connection, call, connection
-from tegrad.orin.inject import Rule
+from tegrad.orin.inject import Injection
 from tegrad.orin.wire import Message, Op
 from tegrad.uapi.errors import DriverError
 from tegrad.uapi.hints import ioctl_hint
@@ -279,7 +279,7 @@ def board_log(spec: str, since: int = 0) -> list[str]:
     return [f"[{us / 1e6:12.6f}] {text}" for _, us, _, text in entries]
 
 
-def board_inject(spec: str, rules: Iterable[Rule]) -> int:
+def board_inject(spec: str, rules: Iterable[Injection]) -> int:
     """Arm injection rules on the board in place of those armed before; how many there are."""
     payload = json.dumps([rule.to_json() for rule in rules]).encode()
     return connection(spec).call(Message(Op.INJECT, payload=payload)).value

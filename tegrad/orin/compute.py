@@ -23,7 +23,7 @@ from tegrad.orin.methods import class_error, require_method
 from tegrad.orin.program import Modules
 
 if TYPE_CHECKING:
-    from tegrad.orin.host import Channel, Waiting
+    from tegrad.orin.host import HostChannel, Waiting
 
 SCHEDULING_ACTIONS = frozenset((2, 3, 9, 10))
 """PCAS actions that launch the QMD: schedule, with invalidate and copy, with prefetch, with all of them."""
@@ -104,7 +104,7 @@ class ComputeObject:
 
     unit = "gr"
 
-    def __init__(self, channel: Channel, context: ComputeContext, class_id: int) -> None:
+    def __init__(self, channel: HostChannel, context: ComputeContext, class_id: int) -> None:
         self.class_id = class_id
         self._channel = channel
         self._context = context

@@ -22,7 +22,7 @@ from tegrad.orin.methods import require_method
 from tegrad.orin.race import Race
 
 if TYPE_CHECKING:
-    from tegrad.orin.host import Channel, Waiting
+    from tegrad.orin.host import HostChannel, Waiting
 
 INLINE_COPY = 1 << 18
 """Copies up to this many bytes are done by the host engine's thread when nothing is before them."""
@@ -62,7 +62,7 @@ class CopyObject:
 
     unit = "ce"
 
-    def __init__(self, channel: Channel, class_id: int, subchannel: int, counters: Counters) -> None:
+    def __init__(self, channel: HostChannel, class_id: int, subchannel: int, counters: Counters) -> None:
         self.class_id = class_id
         self._channel = channel
         self._subchannel = subchannel

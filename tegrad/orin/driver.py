@@ -16,7 +16,7 @@ from tegrad.hw.chips import Chip
 from tegrad.hw.faults import NotifierCode
 from tegrad.orin import as_calls, channel, ctrl, nvmap, recovery, syncpoint, tsg
 from tegrad.orin.address_space import AddressSpace
-from tegrad.orin.channel import MAX_CHANNELS, Channel
+from tegrad.orin.channel import MAX_CHANNELS, DriverChannel
 from tegrad.orin.clocks import Arbiter
 from tegrad.orin.events import GpuEvent
 from tegrad.orin.files import (
@@ -82,7 +82,7 @@ class Driver:
         self.syncpoints = Syncpoints()
         self.vms: dict[int, AddressSpace] = {}
         self.tsgs: dict[int, Tsg] = {}
-        self.channels: dict[int, Channel] = {}
+        self.channels: dict[int, DriverChannel] = {}
         self.free_chids = list(range(MAX_CHANNELS))
         self.clock = Arbiter(chip)
         self.metadata = Registry()

@@ -33,7 +33,7 @@ from tegrad.orin.compute import ComputeContext, ComputeObject
 from tegrad.orin.copy_engine import CopyObject
 from tegrad.orin.events import GpuEvent
 from tegrad.orin.grid import Counters
-from tegrad.orin.host import GRAPHICS_RUNLIST, Channel, EngineObject
+from tegrad.orin.host import GRAPHICS_RUNLIST, EngineObject, HostChannel
 from tegrad.orin.inline import InlineToMemory
 from tegrad.orin.l2 import L2
 from tegrad.orin.memory import PAGE_SHIFT, AddressSpace
@@ -207,7 +207,7 @@ class Gpu:
     ) -> None:
         """Bring a channel into service. USERD is the first page of `userd_fd`, which may be closed afterwards."""
         self._scheduler.add(
-            Channel(
+            HostChannel(
                 self._scheduler, self.chip, chid, self._tsgs[tsg], self._vms[vm], runlist, gpfifo_va, entries, userd_fd
             )
         )
@@ -266,7 +266,7 @@ class Gpu:
             self.vm_destroy(vm)
         self.l2.close()
 
-    def _bind(self, channel: Channel, subchannel: int, class_id: int, data: int) -> EngineObject:
+    def _bind(self, channel: HostChannel, subchannel: int, class_id: int, data: int) -> EngineObject:
         """The engine object for SET_OBJECT; class error where the class is not the subchannel's."""
         chip = self.chip
         if channel.runlist != GRAPHICS_RUNLIST or subchannel == Subchannel.COPY:
@@ -284,7 +284,7 @@ class Gpu:
             return InlineToMemory(channel, class_id, subchannel)
         return _Inert(class_id, subchannel)
 
-    def _context(self, channel: Channel) -> ComputeContext:
+    def _context(self, channel: HostChannel) -> ComputeContext:
         contexts = channel.tsg.contexts
         context = contexts.get(channel.vm.vm)
         if context is None:

@@ -22,9 +22,9 @@ from tegrad.orin.constants import ConstantCache
 from tegrad.orin.events import NonStall, SkedException, SmException
 from tegrad.orin.launch import (
     RESERVED_SHARED,
+    LaunchShape,
     LaunchSpec,
     Release,
-    Shape,
     decoder,
     local_memory_per_tpc,
     window_size,
@@ -37,7 +37,7 @@ from tegrad.orin.race import Race
 from tegrad.ptx import Dim, Memory, PtxError, PtxFault, Stats, Windows
 
 if TYPE_CHECKING:
-    from tegrad.orin.host import Channel
+    from tegrad.orin.host import HostChannel
     from tegrad.orin.worker import Worker
 
 INSTRUCTION_BYTES = 16
@@ -149,7 +149,9 @@ class GridRunner:
         """The QMD at `va`, as memory holds it now."""
         return self._decode(self._vm.read(va, self.qmd_size, HubClient.SKED, what="QMD fetch"))
 
-    def run(self, channel: Channel, va: int, state: LaunchState, spec: LaunchSpec | None, race: Race | None) -> None:
+    def run(
+        self, channel: HostChannel, va: int, state: LaunchState, spec: LaunchSpec | None, race: Race | None
+    ) -> None:
         """Run the QMD at `va` and all that it launches in turn. `spec` if it has been read already."""
         try:
             self._run(channel, va, state, spec, race)
@@ -172,7 +174,9 @@ class GridRunner:
             esr = 1 << SkedBit.INVALIDATE_ACTIVE_QMD
             raise Fault(SkedException, esr=esr, qmd=va, detail=f"the QMD at {va:#x} is invalidated while it is active")
 
-    def _run(self, channel: Channel, va: int, state: LaunchState, spec: LaunchSpec | None, race: Race | None) -> None:
+    def _run(
+        self, channel: HostChannel, va: int, state: LaunchState, spec: LaunchSpec | None, race: Race | None
+    ) -> None:
         if race is not None:
             time.sleep(race.launch_delay())
         queue: deque[tuple[int, LaunchSpec | None]] = deque([(va, spec)])
@@ -204,7 +208,7 @@ class GridRunner:
 
     # -- one grid -----------------------------------------------------------------------------------------------------
 
-    def _grid(self, channel: Channel, va: int, state: LaunchState, spec: LaunchSpec, race: Race | None) -> bool:
+    def _grid(self, channel: HostChannel, va: int, state: LaunchState, spec: LaunchSpec, race: Race | None) -> bool:
         """Run the grid of a QMD; False if it was aborted."""
         shape = spec.shape
         if shape.version[0] != self._major:
@@ -260,14 +264,14 @@ class GridRunner:
         self._counters.launched(kernel.name, stats)
         return True
 
-    def _stuck(self, channel: Channel, why: str) -> None:
+    def _stuck(self, channel: HostChannel, why: str) -> None:
         """A launch that never completes: wait until the channel is stopped."""
         channel.note(f"{why}: it never completes")
         with channel.scheduler.runlist.grid(channel.tsg, channel.worker.abort):
             while not channel.worker.abort.is_set:
                 time.sleep(STUCK_POLL)
 
-    def _check(self, va: int, state: LaunchState, shape: Shape) -> None:
+    def _check(self, va: int, state: LaunchState, shape: LaunchShape) -> None:
         esr, why = shape.refusals, [shape.why] if shape.why else []
         if not shape.empty:
             shared, local = state.shared_window, state.local_window
@@ -296,7 +300,7 @@ class GridRunner:
         words = bank0.DIMS.unpack(self._bank(spec, state, bank0.BLOCK_DIM, bank0.DIMS.size, name, forgets))
         return words[:3], words[3:]
 
-    def _dynamic_shared(self, shape: Shape, program: Program) -> int:
+    def _dynamic_shared(self, shape: LaunchShape, program: Program) -> int:
         """Bytes of shared memory beyond what the kernel declares."""
         dynamic = shape.shared - RESERVED_SHARED - program.kernel.static_shared
         if dynamic < 0:
@@ -304,7 +308,7 @@ class GridRunner:
             raise self._sm_exception(WarpEsr.OOR_ADDR, shape.program, program.kernel.name, detail)
         return dynamic
 
-    def _barriers(self, shape: Shape, program: Program) -> None:
+    def _barriers(self, shape: LaunchShape, program: Program) -> None:
         """A barrier beyond those that the QMD grants is an illegal parameter [measured on an H200]; here, at once."""
         if program.kernel.barriers > shape.barriers:
             detail = f"{program.kernel.barriers} barriers used, the QMD grants {shape.barriers}"
@@ -339,7 +343,7 @@ class GridRunner:
 
     # -- the end of a grid --------------------------------------------------------------------------------------------
 
-    def _release(self, channel: Channel, va: int, release: Release) -> None:
+    def _release(self, channel: HostChannel, va: int, release: Release) -> None:
         if release.va % release.record:
             esr = 1 << SkedBit.PCAS_WITH_SEMAPHORE
             detail = f"QMD release of {release.record} bytes at {release.va:#x}, misaligned"

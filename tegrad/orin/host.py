@@ -64,7 +64,7 @@ class EngineObject(Protocol):
         """Execute the same method with all of `data`; False if it has to be done word by word."""
 
 
-class Channel:
+class HostChannel:
     """One channel: GPFIFO, USERD, host method state, bound objects, and the thread that runs its engine work."""
 
     def __init__(
@@ -464,8 +464,8 @@ class Channel:
         )
 
 
-def _store(attribute: str, mask: int) -> Callable[[Channel, int], None]:
-    def handler(channel: Channel, data: int) -> None:
+def _store(attribute: str, mask: int) -> Callable[[HostChannel, int], None]:
+    def handler(channel: HostChannel, data: int) -> None:
         setattr(channel, attribute, data & mask)
 
     return handler
@@ -487,31 +487,31 @@ _MISSING_MEM_OPS: Mapping[int, frozenset[int]] = MappingProxyType(
 )
 """By host class. On an H200 this one is a PBDMA error (docs/coherence.md)."""
 
-_HOST_METHODS: Mapping[int, Callable[[Channel, int], Waiting | None]] = MappingProxyType(
+_HOST_METHODS: Mapping[int, Callable[[HostChannel, int], Waiting | None]] = MappingProxyType(
     {
         int(offset): handler
         for offset, handler in (
-            (HostMethod.ILLEGAL, Channel._illegal),
-            (HostMethod.NOP, Channel._nothing),
+            (HostMethod.ILLEGAL, HostChannel._illegal),
+            (HostMethod.NOP, HostChannel._nothing),
             (HostMethod.SEMAPHOREA, _store("_old_hi", 0xFF)),
             (HostMethod.SEMAPHOREB, _store("_old_lo", 0xFFFFFFFC)),
             (HostMethod.SEMAPHOREC, _store("_old_payload", 0xFFFFFFFF)),
-            (HostMethod.SEMAPHORED, Channel._semaphore_d),
-            (HostMethod.NON_STALL_INTERRUPT, Channel._non_stall),
-            (HostMethod.FB_FLUSH, Channel._nothing),
-            (HostMethod.MEM_OP_A, Channel._nothing),
-            (HostMethod.MEM_OP_B, Channel._nothing),
-            (HostMethod.MEM_OP_C, Channel._nothing),
-            (HostMethod.MEM_OP_D, Channel._mem_op_d),
-            (HostMethod.SET_REFERENCE, Channel._set_reference),
+            (HostMethod.SEMAPHORED, HostChannel._semaphore_d),
+            (HostMethod.NON_STALL_INTERRUPT, HostChannel._non_stall),
+            (HostMethod.FB_FLUSH, HostChannel._nothing),
+            (HostMethod.MEM_OP_A, HostChannel._nothing),
+            (HostMethod.MEM_OP_B, HostChannel._nothing),
+            (HostMethod.MEM_OP_C, HostChannel._nothing),
+            (HostMethod.MEM_OP_D, HostChannel._mem_op_d),
+            (HostMethod.SET_REFERENCE, HostChannel._set_reference),
             (HostMethod.SEM_ADDR_LO, _store("_sem_lo", 0xFFFFFFFC)),
             (HostMethod.SEM_ADDR_HI, _store("_sem_hi", 0xFF)),
             (HostMethod.SEM_PAYLOAD_LO, _store("_payload_lo", 0xFFFFFFFF)),
             (HostMethod.SEM_PAYLOAD_HI, _store("_payload_hi", 0xFFFFFFFF)),
-            (HostMethod.SEM_EXECUTE, Channel._sem_execute),
-            (HostMethod.WFI, Channel._wfi),
-            (HostMethod.YIELD, Channel._yield),
-            (HostMethod.CLEAR_FAULTED, Channel._nothing),
+            (HostMethod.SEM_EXECUTE, HostChannel._sem_execute),
+            (HostMethod.WFI, HostChannel._wfi),
+            (HostMethod.YIELD, HostChannel._yield),
+            (HostMethod.CLEAR_FAULTED, HostChannel._nothing),
         )
     }
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Injection:
     """One injection. It applies to calls whose short name (`NVMAP_ALLOC`) matches `ioctl`, a shell pattern.
 
     It strikes on the `nth` such call (from 1) after it was armed, or on each with `probability`, drawn from `seed`;
@@ -53,7 +53,7 @@ class Injector:
     def __init__(self) -> None:
         self._armed: list[_Armed] = []
 
-    def arm(self, rules: Iterable[Rule]) -> int:
+    def arm(self, rules: Iterable[Injection]) -> int:
         """Replace the rules; how many are armed now."""
         self._armed = [_Armed(rule) for rule in rules]
         return len(self._armed)
@@ -67,7 +67,7 @@ class Injector:
 
 
 class _Armed:
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: Injection) -> None:
         self.rule, self._calls, self._strikes, self._random = rule, 0, 0, random.Random(rule.seed)
 
     def asks(self, ioctl: str) -> bool:

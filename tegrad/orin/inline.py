@@ -12,7 +12,7 @@ from tegrad.orin.memory import HubClient
 from tegrad.orin.methods import class_error, illegal_method
 
 if TYPE_CHECKING:
-    from tegrad.orin.host import Channel, Waiting
+    from tegrad.orin.host import HostChannel, Waiting
 
 PITCH = 1
 """DST_MEMORY_LAYOUT of LAUNCH_DMA; 0 is block-linear, which is for textures."""
@@ -40,7 +40,7 @@ class InlineToMemory:
 
     unit = "gr"
 
-    def __init__(self, channel: Channel, class_id: int, subchannel: int) -> None:
+    def __init__(self, channel: HostChannel, class_id: int, subchannel: int) -> None:
         self.class_id = class_id
         self._channel = channel
         self._subchannel = subchannel

@@ -65,7 +65,7 @@ class Dependent:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LaunchShape:
     """What a QMD says about its grid, short of what changes from launch to launch.
 
     `membar` orders the grid's stores before its releases; without it a release may have its own (`Release.membar`).
@@ -95,7 +95,7 @@ class Shape:
 class LaunchSpec:
     """A decoded QMD: its shape, the address of constant bank 0, and what happens at its end."""
 
-    shape: Shape
+    shape: LaunchShape
     bank: int
     dependence: int
     releases: tuple[Release, ...]
@@ -275,7 +275,7 @@ def _shape_mask(layout: QmdLayout) -> int:
     return mask
 
 
-def _shape(chip: Chip, layout: QmdLayout, names: _Version, get: _Fields) -> Shape:
+def _shape(chip: Chip, layout: QmdLayout, names: _Version, get: _Fields) -> LaunchShape:
     empty, unknown = names.shape(get)
     refused = [] if empty else list(_refusals(chip, get, names))
     if unknown:
@@ -283,7 +283,7 @@ def _shape(chip: Chip, layout: QmdLayout, names: _Version, get: _Fields) -> Shap
     esr = 0
     for bit, _ in refused:
         esr |= 1 << bit
-    return Shape(
+    return LaunchShape(
         version=(get("qmd_major_version"), get(layout.minor_field)),
         grid=(get(names.grid[0]), get(names.grid[1]), get(names.grid[2])),
         block=(get("cta_thread_dimension0"), get("cta_thread_dimension1"), get("cta_thread_dimension2")),
@@ -310,7 +310,7 @@ def decoder(chip: Chip) -> Callable[[bytes], LaunchSpec]:
     mask = _shape_mask(layout)
 
     @lru_cache(maxsize=4096)
-    def shape(masked: int) -> Shape:
+    def shape(masked: int) -> LaunchShape:
         return _shape(chip, layout, names, _Fields(layout, masked))
 
     def decode(raw: bytes) -> LaunchSpec:

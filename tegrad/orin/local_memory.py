@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from tegrad.hw.chips import Chip
 from tegrad.hw.faults import MmuAccess
-from tegrad.orin.launch import Shape, local_memory_per_tpc
+from tegrad.orin.launch import LaunchShape, local_memory_per_tpc
 from tegrad.orin.memory import AddressSpace
 
 GPC_CLIENT_T1 = 0
@@ -53,7 +53,7 @@ class LocalMemory:
         self._last = 0
         self._known: dict[tuple[int, int, int, int], Slots] = {}
 
-    def enter(self, va: int, per_tpc: int, shape: Shape) -> Spills | None:
+    def enter(self, va: int, per_tpc: int, shape: LaunchShape) -> Spills | None:
         """A grid begins; None if it has no local memory. MMU fault of the SMs where that is not mapped writable."""
         if not shape.local_per_thread:
             return None
@@ -80,7 +80,7 @@ class LocalMemory:
         for slots in spills.slots:
             slots[:] = spills.mark
 
-    def _slots(self, va: int, per_tpc: int, shape: Shape) -> Slots:
+    def _slots(self, va: int, per_tpc: int, shape: LaunchShape) -> Slots:
         """The first quad of each warp's slot: warps go round the TPCs, as many as fit."""
         room = self._chip.warps_per_sm * self._chip.sm_per_tpc
         per_warp = local_memory_per_tpc(self._chip, shape.local_per_thread) // room

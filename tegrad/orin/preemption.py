@@ -16,7 +16,7 @@ from tegrad.uapi import constants as k
 
 if TYPE_CHECKING:
     from tegrad.hw.chips import Chip
-    from tegrad.orin.channel import Channel
+    from tegrad.orin.channel import DriverChannel
 
 GRAPHICS_WFI, GFXP = k.NVGPU_GRAPHICS_PREEMPTION_MODE_WFI, k.NVGPU_GRAPHICS_PREEMPTION_MODE_GFXP
 COMPUTE_WFI, CTA = k.NVGPU_COMPUTE_PREEMPTION_MODE_WFI, k.NVGPU_COMPUTE_PREEMPTION_MODE_CTA
@@ -25,7 +25,7 @@ GRAPHICS_MODES = GRAPHICS_WFI | GFXP
 COMPUTE_MODES = COMPUTE_WFI | CTA | CILP
 
 
-def _any(channels: Iterable[Channel], is_class: Callable[[Chip, int], bool], *, veid_0: bool) -> bool:
+def _any(channels: Iterable[DriverChannel], is_class: Callable[[Chip, int], bool], *, veid_0: bool) -> bool:
     """Whether a channel at veid 0 and host queue 0, or off both, has an object of such a class."""
     return any(
         is_class(one.driver.chip, one.last_class) and (one.bound_veid == 0) is (one.queue == 0) is veid_0
@@ -33,7 +33,7 @@ def _any(channels: Iterable[Channel], is_class: Callable[[Chip, int], bool], *, 
     )
 
 
-def object_allowed(channel: Channel, group: Iterable[Channel]) -> bool:
+def object_allowed(channel: DriverChannel, group: Iterable[DriverChannel]) -> bool:
     """Whether a channel's class may share the group: graphics belongs to veid 0 and host queue 0, beside no compute off
     them (nvgpu_tsg_validate_class_veid_pbdma)."""
     chip, members = channel.driver.chip, [*group]
@@ -65,7 +65,7 @@ class Modes:
     image: int = COMPUTE_WFI
     """The compute mode that the context's image holds, which is how grids give way."""
 
-    def begin(self, channel: Channel, group: Iterable[Channel], *, gfxp: bool, cilp: bool) -> None:
+    def begin(self, channel: DriverChannel, group: Iterable[DriverChannel], *, gfxp: bool, cilp: bool) -> None:
         """An object is made that asks for modes; Errno(EINVAL) where it cannot have them. Copy objects ask in vain."""
         if _runs(channel):
             graphics, compute = GFXP * gfxp, CILP * cilp
@@ -77,7 +77,7 @@ class Modes:
                     self._set(channel, group, graphics, compute)
         self.show()
 
-    def change(self, channel: Channel, group: Iterable[Channel], graphics: int, compute: int) -> bool:
+    def change(self, channel: DriverChannel, group: Iterable[DriverChannel], graphics: int, compute: int) -> bool:
         """SET_PREEMPTION_MODE: whether there was anything to set; 0, and a mode that is set already, leave it.
 
         Errno(EINVAL) for what cannot be; of a copy object's wish the graphics mode is set all the same.
@@ -101,7 +101,7 @@ class Modes:
     def _new(self, graphics: int, compute: int) -> tuple[int, int]:
         return (0 if graphics == self.graphics else graphics), (0 if compute == self.compute else compute)
 
-    def _set(self, channel: Channel, group: Iterable[Channel], graphics: int, compute: int) -> None:
+    def _set(self, channel: DriverChannel, group: Iterable[DriverChannel], graphics: int, compute: int) -> None:
         require(not graphics or (graphics & GRAPHICS_MODES and graphics >= self.graphics))
         require(not compute or (compute & COMPUTE_MODES and compute >= self.compute))
         require(not (graphics == GFXP and compute == CILP))
@@ -111,7 +111,7 @@ class Modes:
         require(_runs(channel))
         self.compute = compute
 
-    def _check_cilp(self, channel: Channel, group: list[Channel], *, wanted: bool) -> None:
+    def _check_cilp(self, channel: DriverChannel, group: list[DriverChannel], *, wanted: bool) -> None:
         """Compute off veid 0 beside graphics rules CILP out (nvgpu_tsg_validate_cilp_config)."""
         chip = channel.driver.chip
         if engine_classes.computes(chip, channel.last_class) and wanted:
@@ -121,7 +121,7 @@ class Modes:
             require(not _any(group, engine_classes.computes, veid_0=False))
 
 
-def _runs(channel: Channel) -> bool:
+def _runs(channel: DriverChannel) -> bool:
     """Whether a channel's object is of a compute or graphics class: others have no mode."""
     chip = channel.driver.chip
     return engine_classes.computes(chip, channel.last_class) or engine_classes.draws(chip, channel.last_class)

@@ -16,7 +16,7 @@ from tegrad.errors import TegradError
 from tegrad.hw import ptxsection
 from tegrad.hw.chips import Chip
 from tegrad.orin.memory import GPC_CLIENT_GCC, AddressSpace
-from tegrad.ptx import Kernel, load
+from tegrad.ptx import LoadedKernel, load
 
 SEARCH = 16 << 20
 """Bytes on either side of the program address that are searched for its section."""
@@ -38,7 +38,7 @@ class IllegalCode(TegradError):
 class Program:
     """A program as fetched: its kernel, its section, and the memory that both came from."""
 
-    kernel: Kernel
+    kernel: LoadedKernel
     section: ptxsection.PtxSection
     section_va: int
     code: bytes
@@ -129,9 +129,9 @@ class Modules:
     """PTX modules by their text, most recently used last."""
 
     def __init__(self) -> None:
-        self._kernels: OrderedDict[tuple[str, str], Kernel] = OrderedDict()
+        self._kernels: OrderedDict[tuple[str, str], LoadedKernel] = OrderedDict()
 
-    def kernel(self, section: ptxsection.PtxSection) -> Kernel:
+    def kernel(self, section: ptxsection.PtxSection) -> LoadedKernel:
         """The section's kernel, loaded on first sight. PtxError for text that the engine cannot run."""
         key = (section.name, section.ptx)
         kernel = self._kernels.get(key)

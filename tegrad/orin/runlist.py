@@ -21,7 +21,7 @@ from tegrad.ptx import AbortFlag
 
 if TYPE_CHECKING:
     from tegrad.orin.compute import ComputeContext
-    from tegrad.orin.host import Channel
+    from tegrad.orin.host import HostChannel
 
 PERIOD = 0.1
 """Seconds after which a context switch that has not happened is reported, again and again (CTXSW_TIMEOUT_PERIOD_MS)."""
@@ -64,7 +64,7 @@ class Tsg:
     """A group of channels that share a context; a fault stops all that it has then."""
 
     id: int
-    channels: dict[int, Channel] = field(default_factory=dict)
+    channels: dict[int, HostChannel] = field(default_factory=dict)
     contexts: dict[int, ComputeContext] = field(default_factory=dict)
     """Compute state by address space: channels of one TSG and VM share it."""
     timeslice: float = 0.001024

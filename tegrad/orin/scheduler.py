@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 
 from tegrad.hw.gpfifo import DOORBELL
 from tegrad.orin.events import ContextSwitchTimeout, FatalEvent, GpuEvent, TsgAborted
-from tegrad.orin.host import Channel, EngineObject, Wait
+from tegrad.orin.host import EngineObject, HostChannel, Wait
 from tegrad.orin.memory import Fault
 from tegrad.orin.race import Race
 from tegrad.orin.runlist import Patience, Runlist, Tsg
@@ -32,7 +32,7 @@ RECHECK_MS, RECHECK_LONG_MS, RECHECK_PATIENCE = 1, 5, 200
 PREEMPT_SECONDS = 0.1
 """How long the driver waits for a TSG to give way (ctxsw_timeout_period_ms)."""
 
-Binder = Callable[[Channel, int, int, int], EngineObject]
+Binder = Callable[[HostChannel, int, int, int], EngineObject]
 """(channel, subchannel, class, data of SET_OBJECT) -> the object; raises Fault for a class that does not fit."""
 
 
@@ -53,7 +53,7 @@ class Scheduler:
         self.doorbells = 0
         self._on_event = on_event
         self._doorbell_fd = doorbell_fd
-        self._channels: dict[int, Channel] = {}
+        self._channels: dict[int, HostChannel] = {}
         self._contexts: dict[int, set[int]] = {}
         self._lock = threading.Lock()
         self._callers: set[int] = set()
@@ -80,7 +80,7 @@ class Scheduler:
             yield
         self.wake()
 
-    def add(self, channel: Channel) -> None:
+    def add(self, channel: HostChannel) -> None:
         """Let a channel take part."""
         with self.exclusive():
             channel.tsg.channels[channel.chid] = channel
@@ -115,7 +115,7 @@ class Scheduler:
             return off
 
     @contextmanager
-    def _preempted(self, tsg: Tsg, seconds: float, channels: Iterable[Channel]) -> Iterator[bool]:
+    def _preempted(self, tsg: Tsg, seconds: float, channels: Iterable[HostChannel]) -> Iterator[bool]:
         """The TSG's grids are off the engine inside; whether the channels' work gave way within `seconds`."""
 
         def off() -> bool:
@@ -130,14 +130,14 @@ class Scheduler:
         finally:
             self.runlist.free(tsg)
 
-    def enable(self, channels: Iterable[Channel], on: bool) -> None:
+    def enable(self, channels: Iterable[HostChannel], on: bool) -> None:
         """Let the host load channels, or load them no more; what runs goes on until its time slice is over."""
         with self.exclusive():
             for channel in channels:
                 channel.enabled = on
         self.runlist.kick()
 
-    def channel(self, chid: int) -> Channel | None:
+    def channel(self, chid: int) -> HostChannel | None:
         """The channel of this number."""
         return self._channels.get(chid)
 
@@ -175,12 +175,12 @@ class Scheduler:
         with suppress(OSError):
             os.eventfd_write(self._wake_fd, 1)
 
-    def fault(self, channel: Channel, error: BaseException) -> None:
+    def fault(self, channel: HostChannel, error: BaseException) -> None:
         """A worker's job has failed."""
         with self.exclusive():
             self._stop(channel, error)
 
-    def _stop(self, channel: Channel, error: BaseException) -> None:
+    def _stop(self, channel: HostChannel, error: BaseException) -> None:
         """Stop the channel's TSG and report, unless that was done already: the first fault counts."""
         tsg = channel.tsg
         if channel.dead or channel.chid not in tsg.channels:
@@ -217,10 +217,10 @@ class Scheduler:
             if self._callers:
                 time.sleep(0.0001)
 
-    def _runnable(self, channel: Channel) -> bool:
+    def _runnable(self, channel: HostChannel) -> bool:
         return not channel.dead and channel.enabled and (channel.state is not Wait.DOORBELL or channel.rung)
 
-    def _turn(self, channel: Channel) -> None:
+    def _turn(self, channel: HostChannel) -> None:
         channel.vm.enter()
         try:
             channel.state = next(channel.run)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tegrad.orin import nvmap, wire
 from tegrad.orin.ctrl import CtrlFile, mmap_registers_check
 from tegrad.orin.files import Errno, Process, needed
-from tegrad.orin.inject import Rule
+from tegrad.orin.inject import Injection
 from tegrad.orin.klog import Entry
 from tegrad.orin.nodes import NODES
 from tegrad.orin.nvmap import Buffer, NvmapFile
@@ -105,7 +105,7 @@ def log(server: Server, session: Session, message: Message) -> Answer:
 
 def inject(server: Server, session: Session, message: Message) -> Answer:
     """Arm injection rules."""
-    rules = [Rule(**rule) for rule in json.loads(message.payload)]
+    rules = [Injection(**rule) for rule in json.loads(message.payload)]
     return Message(Op.DONE, value=server.driver.inject.arm(rules)), None
 
 

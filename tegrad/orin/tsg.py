@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from tegrad.orin.address_space import AddressSpace, AsFile
-from tegrad.orin.channel import Channel, ChannelFile, preempted
+from tegrad.orin.channel import ChannelFile, DriverChannel, preempted
 from tegrad.orin.context import L2_WAYS, GraphicsContext
 from tegrad.orin.files import Call, Errno, File, Process, Steps, Table, copy_out, needed, require
 from tegrad.orin.preemption import Modes
@@ -51,7 +51,7 @@ class Tsg:
         self.subcontexts: dict[int, AddressSpace | None] = {}
         self.occupied: dict[int, AddressSpace | None] = {}
         """The subcontexts with channels in them, each with the address space that its first one had."""
-        self.channels: list[Channel] = []
+        self.channels: list[DriverChannel] = []
         self.runlist: int | None = None
         self.timeslice_us = TIMESLICE_DEFAULT_US
         self.interleave = k.NVGPU_RUNLIST_INTERLEAVE_LEVEL_LOW
@@ -91,7 +91,7 @@ class Tsg:
             self.context = GraphicsContext(self.driver, vm)
         return self.context
 
-    def bind(self, channel: Channel, veid: int) -> None:
+    def bind(self, channel: DriverChannel, veid: int) -> None:
         """BIND_CHANNEL's checks, in order.
 
         A veid of 0 that does not exist is made with the channel's address space, whatever comes of the rest; made
@@ -114,7 +114,7 @@ class Tsg:
         self.channels.append(channel)
         channel.tsg, channel.bound_veid, channel.faulted = self.hold(), veid, False
 
-    def unbind(self, channel: Channel, *, forced: bool) -> None:
+    def unbind(self, channel: DriverChannel, *, forced: bool) -> None:
         """Take a channel off the runlist: what is in its ring does not run any more.
 
         One of several channels whose work hangs in the host is busy: Errno(EAGAIN), or some more tries and then the
@@ -147,16 +147,16 @@ class Tsg:
         self.drop()
         require(forced or not failed, errno.EBUSY)
 
-    def _busy(self, channel: Channel) -> bool:
+    def _busy(self, channel: DriverChannel) -> bool:
         """Whether the host still has work of one of several channels that can be served."""
         several = len(self.channels) > 1 and channel.serviceable and channel.running
         return several and bool(self.driver.tell_gpu("channel_busy", channel.chid))
 
-    def _tear_down(self, channel: Channel, number: int) -> None:
+    def _tear_down(self, channel: DriverChannel, number: int) -> None:
         """A channel could not be taken off: every channel of the group is dead, without a notification."""
         self.driver.log.error("nvgpu_tsg_unbind_channel", f"unbind common failed, err={-number}")
         self.driver.log.error(
-            "nvgpu_tsg_unbind_channel", f"Channel {channel.chid} unbind failed, tearing down TSG {self.id}"
+            "nvgpu_tsg_unbind_channel", f"DriverChannel {channel.chid} unbind failed, tearing down TSG {self.id}"
         )
         self.abort()
 

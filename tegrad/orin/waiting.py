@@ -18,7 +18,7 @@ from tegrad.uapi import constants as k
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tegrad.orin.channel import Channel, ChannelFile
+    from tegrad.orin.channel import ChannelFile, DriverChannel
 
 NOTIFICATION = struct.Struct("<IIIHH")
 """Time in ns and s, info32, info16, status: 16 bytes."""
@@ -43,7 +43,7 @@ def wait(file: ChannelFile, call: Call) -> Steps:
     return (yield from _notifier(channel, call))
 
 
-def _sleep(channel: Channel, queue: WaitQueue, timeout_ms: int, done: Callable[[], bool]) -> Steps:
+def _sleep(channel: DriverChannel, queue: WaitQueue, timeout_ms: int, done: Callable[[], bool]) -> Steps:
     """Until `done()`, which is looked at when the queue is woken, or the channel is dead. Errno(ETIMEDOUT)."""
     deadline = time.monotonic() + timeout_ms / 1000 if timeout_ms else None
     while not done() and channel.serviceable:
@@ -52,7 +52,7 @@ def _sleep(channel: Channel, queue: WaitQueue, timeout_ms: int, done: Callable[[
     return None
 
 
-def _semaphore(channel: Channel, call: Call) -> Steps:
+def _semaphore(channel: DriverChannel, call: Call) -> Steps:
     where = call.arg.condition.semaphore
     require(where.offset % 4 == 0)
     buffer = needed(dmabuf_or_none(call, "condition.semaphore.dmabuf_fd"))
@@ -65,7 +65,7 @@ def _semaphore(channel: Channel, call: Call) -> Steps:
     return None
 
 
-def _notifier(channel: Channel, call: Call) -> Steps:
+def _notifier(channel: DriverChannel, call: Call) -> Steps:
     """A notification whose status the caller has set to "in progress"; nothing but a notify interrupt wakes it."""
     offset = call.arg.condition.notifier.offset
     buffer = needed(dmabuf_or_none(call, "condition.semaphore.dmabuf_fd"))

@@ -7,10 +7,10 @@ and CTAs; `jit` compiles and caches. Nothing here knows of a GPU's drivers, memo
 
 from tegrad.ptx.errors import PtxError, PtxFault
 from tegrad.ptx.launch import DEFAULT_WINDOWS, HOST, AbortFlag, Dim, Memory, Stats, Windows
-from tegrad.ptx.module import Kernel, Module, load
+from tegrad.ptx.module import LoadedKernel, Module, load
 from tegrad.ptx.syntax import Param, Variable
 
 __all__ = [
-    "DEFAULT_WINDOWS", "HOST", "AbortFlag", "Dim", "Kernel", "Memory", "Module", "Param", "PtxError", "PtxFault",
+    "DEFAULT_WINDOWS", "HOST", "AbortFlag", "Dim", "LoadedKernel", "Memory", "Module", "Param", "PtxError", "PtxFault",
     "Stats", "Variable", "Windows", "load",
 ]  # fmt: skip

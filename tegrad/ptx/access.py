@@ -7,7 +7,7 @@ suppressed until it leaves at its next back edge or exit.
 
 from collections.abc import Callable
 
-from tegrad.ptx.check import Checker, Shape, launch_of
+from tegrad.ptx.check import AccessShape, Checker, launch_of
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.lanes import gather_any, interleave, masked_load, masked_store, replicate, scatter_any
 from tegrad.ptx.layout import LANES, Access, Frame, Launch
@@ -33,7 +33,7 @@ class Helper:
     lane 0 on, which then needs no stack.
     """
 
-    def __init__(self, module: Module, name: str, shape: Shape, store: bool, fallback: str = "") -> None:
+    def __init__(self, module: Module, name: str, shape: AccessShape, store: bool, fallback: str = "") -> None:
         self.shape, self.store, self.fallback = shape, store, fallback
         params = [("ptr", "frame"), (f"<32 x {shape.address_el}>", "addr"), ("i32", "mask"), ("i32", "pc")]
         by_register = shape.n == 1
@@ -289,7 +289,7 @@ class Helper:
             ("local", in_local, local),
             ("global", in_global, self.addr),
         ):
-            check = Checker(f, self.frame, Shape(space, s.bits, s.n, s.access))
+            check = Checker(f, self.frame, AccessShape(space, s.bits, s.n, s.access))
             good = f.or_(good, check.lanes(addr, lanes))
             host = f.select(lanes, check.host(addr), host)
         self.by_lane(host, good)
@@ -297,7 +297,7 @@ class Helper:
 
 def emit_uniform(module: Module, space: str, bits: int, n: int) -> None:
     """Write `tgx_ldu_{space}_b{bits}x{n}`: a load whose address is one scalar for the warp."""
-    shape = Shape(space, bits, n, Access.READ)
+    shape = AccessShape(space, bits, n, Access.READ)
     params = [("ptr", "frame"), (shape.address_el, "addr"), ("i32", "mask"), ("i32", "pc")]
     if n > 1:
         params.append(("ptr", "out"))
@@ -353,5 +353,5 @@ def emit_access(module: Module, kind: str, space: str, bits: int, n: int) -> Non
     general = (
         helper_name(kind + "any", space, bits, n) if kind in ("ld", "st") and space in ("global", "shared") else ""
     )
-    shape = Shape(space, bits, n, access)
+    shape = AccessShape(space, bits, n, access)
     Helper(module, helper_name(kind, space, bits, n), shape, kind.startswith("st"), general).build()

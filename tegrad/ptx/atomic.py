@@ -7,7 +7,7 @@ other processes that map the same memory.
 from typing import TYPE_CHECKING
 
 from tegrad.ptx.access import Helper
-from tegrad.ptx.check import Shape
+from tegrad.ptx.check import AccessShape
 from tegrad.ptx.floating import PLAIN, bf16_to_f32, f32_to_bf16, flush
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.lanes import each_lane
@@ -38,7 +38,7 @@ class AtomicHelper(Helper):
     """tgx_atom_{space}_{op}_{type}(frame, address, mask, pc, b[, c]) returning the old values."""
 
     def __init__(self, module: Module, name: str, space: str, op: str, t: Ty) -> None:
-        super().__init__(module, name, Shape(space, t.bits, 1, Access.ATOMIC), False)
+        super().__init__(module, name, AccessShape(space, t.bits, 1, Access.ATOMIC), False)
         self.op, self.t = op, t
         # A float added in global memory has no subnormal numbers; in shared memory it has.
         self.flushes = t.name == "f32" and op == "add" and space != "shared"

@@ -16,7 +16,7 @@ NEAR_PAGES = 1024
 
 
 @dataclass(frozen=True)
-class Shape:
+class AccessShape:
     """What an access moves per lane: n elements of `bits`."""
 
     space: str
@@ -82,7 +82,7 @@ def emit_fault(module: Module) -> None:
 class Checker:
     """Emits the checks of one access shape: the scalar range check and the check of each lane."""
 
-    def __init__(self, f: Fn, frame: V, shape: Shape) -> None:
+    def __init__(self, f: Fn, frame: V, shape: AccessShape) -> None:
         self.f, self.frame, self.shape = f, frame, shape
         self.launch = launch_of(f, frame)
         if shape.space in ("global", "generic"):

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from tegrad.ptx.floating import bf16_to_f32, flush
 from tegrad.ptx.ir import Fn, V
-from tegrad.ptx.rules import PRED, Handler, Rule, mod
+from tegrad.ptx.rules import PRED, Handler, OpRule, mod
 from tegrad.ptx.syntax import Ins, Pair
 from tegrad.ptx.types import TYPES, Ty
 
@@ -112,10 +112,10 @@ def _slct(f: Fn, ins: Ins, a: V, b: V, c: V) -> V:
     return f.select(f.icmp("sge", c, f.like(c, 0)), a, b)
 
 
-RULES: dict[str, Rule] = {
-    "selp": Rule(
+RULES: dict[str, OpRule] = {
+    "selp": OpRule(
         lambda ins: (ins.types[-1], (ins.types[-1], ins.types[-1], PRED)), lambda f, ins, a, b, p: f.select(p, a, b)
     ),
-    "slct": Rule(lambda ins: (ins.types[0], (ins.types[0], ins.types[0], ins.types[1])), _slct),
+    "slct": OpRule(lambda ins: (ins.types[0], (ins.types[0], ins.types[0], ins.types[1])), _slct),
 }
 HANDLERS: dict[str, Handler] = {"setp": setp, "set": set_, "mov": mov}

@@ -14,7 +14,7 @@ from tegrad.ptx.floating import (
     two_sum,
 )  # fmt: skip
 from tegrad.ptx.ir import Fn, V
-from tegrad.ptx.rules import U32, Rule, mod
+from tegrad.ptx.rules import U32, OpRule, mod
 from tegrad.ptx.syntax import Ins
 from tegrad.ptx.types import EL_BITS, TYPES, Ty
 
@@ -257,4 +257,4 @@ def _signature(ins: Ins) -> tuple[Ty, tuple[Ty, ...]]:
     return d, (s,) * (2 if pair else 1)
 
 
-RULES: dict[str, Rule] = {"cvt": Rule(_signature, cvt)}
+RULES: dict[str, OpRule] = {"cvt": OpRule(_signature, cvt)}

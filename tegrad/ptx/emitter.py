@@ -15,7 +15,7 @@ from tegrad.ptx.errors import PtxError
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import LANES, STACK_ALIGN, Frame, Launch
 from tegrad.ptx.placement import Layout
-from tegrad.ptx.rules import U32, Handler, Rule, unsupported
+from tegrad.ptx.rules import U32, Handler, OpRule, unsupported
 from tegrad.ptx.specials import TABLE as SPECIALS
 from tegrad.ptx.syntax import Function, Imm, Ins, Not, Operand, Reg, Source, Special, Sym, Vec
 from tegrad.ptx.types import EL_BITS, Ty
@@ -25,7 +25,7 @@ from tegrad.ptx.view import Group, View, groups
 class Emitter(Dispatcher):
     """Writes the LLVM function of one kernel."""
 
-    def __init__(self, source: Source, fn: Function, find: Callable[[Ins], Rule | Handler]) -> None:
+    def __init__(self, source: Source, fn: Function, find: Callable[[Ins], OpRule | Handler]) -> None:
         self.source, self.kernel, self.find = source, fn, find
         self.module = Module(STACK_ALIGN)
         super().__init__(Fn(self.module, "tgx_warp", "i32", [("ptr", "frame")]), analyse(fn))
@@ -119,7 +119,7 @@ class Emitter(Dispatcher):
     def instruction(self, ins: Ins) -> None:
         op = self.find(ins)
         with _known(ins):
-            if isinstance(op, Rule):
+            if isinstance(op, OpRule):
                 result, sources = op.signature(ins)
                 if len(ins.operands) != len(sources) + 1:
                     raise PtxError(
@@ -178,7 +178,7 @@ class Emitter(Dispatcher):
             return self.as_type(self.read(source, ins.types[-1]), ty)
         target, from_param = ins.operands[0], self.find(ins)
         assert isinstance(target, Reg)
-        assert not isinstance(from_param, Rule)
+        assert not isinstance(from_param, OpRule)
         from_param(self, ins)
         self.dirty.discard(target.number)
         return self.values[target.number]
@@ -348,7 +348,7 @@ class Emitter(Dispatcher):
     def barrier(self, block: Block) -> None:
         assert block.end is not None
         handler = self.find(block.end)
-        assert not isinstance(handler, Rule)
+        assert not isinstance(handler, OpRule)
         with _known(block.end):
             handler(self, block.end)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from tegrad.ptx import approx
 from tegrad.ptx import directed as doubles
 from tegrad.ptx.ir import Fn, V
-from tegrad.ptx.rules import Apply, Rule, mod, same
+from tegrad.ptx.rules import Apply, OpRule, mod, same
 from tegrad.ptx.syntax import Ins
 from tegrad.ptx.types import TYPES, Ty
 
@@ -305,10 +305,10 @@ def _pred(ins: Ins) -> tuple[Ty, tuple[Ty, ...]]:
     return TYPES["pred"], (ins.types[-1],)
 
 
-RULES: dict[str, Rule] = {
-    **{base: Rule(same(ARITY.get(base, 1)), _apply(base)) for base in PLAIN},
-    "copysign": Rule(same(2), lambda f, ins, a, b: f.intr("copysign", b, a)),
-    "testp": Rule(_pred, _testp),
+RULES: dict[str, OpRule] = {
+    **{base: OpRule(same(ARITY.get(base, 1)), _apply(base)) for base in PLAIN},
+    "copysign": OpRule(same(2), lambda f, ins, a, b: f.intr("copysign", b, a)),
+    "testp": OpRule(_pred, _testp),
 }
 
 

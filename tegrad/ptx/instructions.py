@@ -16,7 +16,7 @@ from tegrad.ptx import (
     warpgroup,
 )
 from tegrad.ptx.errors import PtxError
-from tegrad.ptx.rules import Handler, Rule, unsupported
+from tegrad.ptx.rules import Handler, OpRule, unsupported
 from tegrad.ptx.syntax import Ins
 
 HANDLERS: dict[str, Handler] = {
@@ -24,14 +24,14 @@ HANDLERS: dict[str, Handler] = {
     for family in (compare, memory, control, matrix, carry, warp, atomic, copies, mbarrier, warpgroup)
     for name, handler in family.HANDLERS.items()
 }
-RULES: dict[str, Rule] = {**compare.RULES, **conversion.RULES}
+RULES: dict[str, OpRule] = {**compare.RULES, **conversion.RULES}
 
 
-def find(ins: Ins) -> Rule | Handler:
+def find(ins: Ins) -> OpRule | Handler:
     """How an instruction is executed. Raises PtxError for one that is not known."""
     if "cc" in ins.mods and ins.base in carry.CC_BASES:
         return carry.extended
-    known: Rule | Handler | None = HANDLERS.get(ins.base) or RULES.get(ins.base)
+    known: OpRule | Handler | None = HANDLERS.get(ins.base) or RULES.get(ins.base)
     if known is None:
         known = (floating.RULES if floating.is_float(ins) else integer.RULES).get(ins.base)
     if known is None:

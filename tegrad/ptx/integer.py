@@ -1,7 +1,7 @@
 """Integer and bit instructions (PTX ISA 9.7.1, 9.7.2 and 9.7.8)."""
 
 from tegrad.ptx.ir import Fn, V
-from tegrad.ptx.rules import U32, Apply, Rule, Signature, mod, same, wide
+from tegrad.ptx.rules import U32, Apply, OpRule, Signature, mod, same, wide
 from tegrad.ptx.syntax import Ins
 from tegrad.ptx.types import EL_BITS, TYPES, Ty
 
@@ -363,39 +363,39 @@ def sad(f: Fn, ins: Ins, a: V, b: V, c: V) -> V:
 
 
 S32 = TYPES["s32"]
-RULES: dict[str, Rule] = {
-    "add": Rule(same(2), add),
-    "sub": Rule(same(2), sub),
-    "mul": Rule(_mul_signature(2), mul),
-    "mad": Rule(_mul_signature(3), mad),
-    "mul24": Rule(same(2), mul24),
-    "mad24": Rule(same(3), mad24),
-    "sad": Rule(same(3), sad),
-    "div": Rule(same(2), div),
-    "rem": Rule(same(2), rem),
-    "abs": Rule(same(1), abs_),
-    "neg": Rule(same(1), neg),
-    "min": Rule(same(2), pick("min")),
-    "max": Rule(same(2), pick("max")),
-    "shl": Rule(_sources(None, None, U32), shift("shl")),
-    "shr": Rule(_sources(None, None, U32), shift("shr")),
-    "shf": Rule(same(3), shf),
-    "and": Rule(same(2), logic("and")),
-    "or": Rule(same(2), logic("or")),
-    "xor": Rule(same(2), logic("xor")),
-    "not": Rule(same(1), not_),
-    "cnot": Rule(same(1), cnot),
-    "lop3": Rule(_sources(None, None, None, None, None), lop3),
-    "popc": Rule(_sources(U32, None), popc),
-    "clz": Rule(_sources(U32, None), clz),
-    "fns": Rule(_sources(U32, U32, U32, S32), fns),
-    "szext": Rule(_sources(None, None, U32), szext),
-    "bmsk": Rule(_sources(None, U32, U32), bmsk),
-    "brev": Rule(same(1), brev),
-    "bfind": Rule(_sources(U32, None), bfind),
-    "bfe": Rule(_sources(None, None, U32, U32), bfe),
-    "bfi": Rule(_sources(None, None, None, U32, U32), bfi),
-    "prmt": Rule(same(3), prmt),
-    "dp4a": Rule(lambda ins: (ins.types[-1], (U32, U32, S32)), dp4a),
-    "dp2a": Rule(lambda ins: (ins.types[-1], (U32, U32, S32)), dp2a),
+RULES: dict[str, OpRule] = {
+    "add": OpRule(same(2), add),
+    "sub": OpRule(same(2), sub),
+    "mul": OpRule(_mul_signature(2), mul),
+    "mad": OpRule(_mul_signature(3), mad),
+    "mul24": OpRule(same(2), mul24),
+    "mad24": OpRule(same(3), mad24),
+    "sad": OpRule(same(3), sad),
+    "div": OpRule(same(2), div),
+    "rem": OpRule(same(2), rem),
+    "abs": OpRule(same(1), abs_),
+    "neg": OpRule(same(1), neg),
+    "min": OpRule(same(2), pick("min")),
+    "max": OpRule(same(2), pick("max")),
+    "shl": OpRule(_sources(None, None, U32), shift("shl")),
+    "shr": OpRule(_sources(None, None, U32), shift("shr")),
+    "shf": OpRule(same(3), shf),
+    "and": OpRule(same(2), logic("and")),
+    "or": OpRule(same(2), logic("or")),
+    "xor": OpRule(same(2), logic("xor")),
+    "not": OpRule(same(1), not_),
+    "cnot": OpRule(same(1), cnot),
+    "lop3": OpRule(_sources(None, None, None, None, None), lop3),
+    "popc": OpRule(_sources(U32, None), popc),
+    "clz": OpRule(_sources(U32, None), clz),
+    "fns": OpRule(_sources(U32, U32, U32, S32), fns),
+    "szext": OpRule(_sources(None, None, U32), szext),
+    "bmsk": OpRule(_sources(None, U32, U32), bmsk),
+    "brev": OpRule(same(1), brev),
+    "bfind": OpRule(_sources(U32, None), bfind),
+    "bfe": OpRule(_sources(None, None, U32, U32), bfe),
+    "bfi": OpRule(_sources(None, None, None, U32, U32), bfi),
+    "prmt": OpRule(same(3), prmt),
+    "dp4a": OpRule(lambda ins: (ins.types[-1], (U32, U32, S32)), dp4a),
+    "dp2a": OpRule(lambda ins: (ins.types[-1], (U32, U32, S32)), dp2a),
 }

@@ -17,7 +17,7 @@ from tegrad.ptx.l2 import Page
 from tegrad.ptx.layout import LANES, Access, Flag, Launch, Slot, Space
 
 if TYPE_CHECKING:
-    from tegrad.ptx.module import Kernel
+    from tegrad.ptx.module import LoadedKernel
 
 PAGE = 4096
 SMALL = 400_000
@@ -111,7 +111,7 @@ class Plan:
     """A kernel with its grid, block, memory and shared memory: the launch structure and the arenas."""
 
     def __init__(
-        self, kernel: "Kernel", code: int, grid: Dim, block: Dim, dims: Dims, memory: Memory, windows: Windows,
+        self, kernel: "LoadedKernel", code: int, grid: Dim, block: Dim, dims: Dims, memory: Memory, windows: Windows,
         shared: int, symbols: tuple[int, ...]
     ) -> None:  # fmt: skip
         self.kernel, self.grid, self.block, self.memory, self.windows = kernel, grid, block, memory, windows

@@ -44,7 +44,7 @@ SUPPORTED = {
 
 
 @dataclass(frozen=True)
-class Shape:
+class MmaShape:
     """One form of mma."""
 
     rows: int
@@ -89,11 +89,11 @@ class Shape:
         return "i64" if self.acc.bits == 64 else "i32"
 
 
-def parse_name(name: str) -> Shape:
+def parse_name(name: str) -> MmaShape:
     """The shape of a helper's name."""
     _, _, rk, a, b, acc, how = name.split("_")
     rows, k = rk[1:].split("k")
-    return Shape(int(rows), int(k), TYPES[a], TYPES[b], TYPES[acc], how == "sat")
+    return MmaShape(int(rows), int(k), TYPES[a], TYPES[b], TYPES[acc], how == "sat")
 
 
 def emit_mma(module: Module, name: str) -> None:
@@ -179,7 +179,7 @@ def mma(e: "Emitter", ins: Ins) -> None:
     d, a, b, c = ins.types
     if d != c:
         raise NotImplementedError
-    s = Shape(*SHAPES[shape], a, b, c, mod(ins, "satfinite"))
+    s = MmaShape(*SHAPES[shape], a, b, c, mod(ins, "satfinite"))
     words = [
         *_operand(e, ins, 1, s.a_regs, s.reg),
         *_operand(e, ins, 2, s.b_regs, s.reg),

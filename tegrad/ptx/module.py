@@ -28,7 +28,7 @@ kernels no faster and compile twice as long; a second tier has nothing to gain."
 Arguments = bytes | bytearray | memoryview | Sequence[Any]
 
 
-class Kernel:
+class LoadedKernel:
     """One .entry function of a module."""
 
     def __init__(self, module: "Module", fn: Function) -> None:
@@ -157,7 +157,7 @@ class Module:
         self.source: Source = parse(text)
         self.store = jit.Store(cache_dir)
         self.variables = [v for v in self.source.variables.values() if v.space in ("global", "const")]
-        self.kernels = {fn.name: Kernel(self, fn) for fn in self.source.functions.values() if fn.entry}
+        self.kernels = {fn.name: LoadedKernel(self, fn) for fn in self.source.functions.values() if fn.entry}
         if not self.kernels:
             raise PtxError("the PTX text has no .entry function; is it complete?")
         self._own: dict[str, np.ndarray[Any, np.dtype[np.uint8]]] = {}

@@ -1,6 +1,6 @@
 """How instruction tables are written.
 
-A pure instruction is a `Rule`: the types of its result and sources, and a function that writes the LLVM IR for values
+A pure instruction is a `OpRule`: the types of its result and sources, and a function that writes the LLVM IR for values
 of
 those types, scalar or vector alike. Everything else (memory, warp, matrix) is a handler that uses the emitter directly.
 """
@@ -24,7 +24,7 @@ Handler = Callable[["Emitter", Ins], None]
 PRED, U32 = TYPES["pred"], TYPES["u32"]
 
 
-class Rule(NamedTuple):
+class OpRule(NamedTuple):
     """A pure instruction. `apply(f, ins, *sources)` returns the result."""
 
     signature: Signature
@@ -59,5 +59,5 @@ def mod(ins: Ins, *names: str) -> bool:
     return any(n in ins.mods for n in names)
 
 
-__all__ = ["PRED", "U32", "Apply", "Fn", "Handler", "Rule", "Signature", "mod", "require", "same",
+__all__ = ["PRED", "U32", "Apply", "Fn", "Handler", "OpRule", "Signature", "mod", "require", "same",
            "unsupported", "wide"]  # fmt: skip

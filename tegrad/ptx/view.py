@@ -11,7 +11,7 @@ from enum import IntEnum
 
 from tegrad.ptx.access import last_first
 from tegrad.ptx.analysis import Block, defs_uses
-from tegrad.ptx.check import Checker, Shape
+from tegrad.ptx.check import AccessShape, Checker
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.lanes import gather_any, interleave, scatter_any
 from tegrad.ptx.layout import FULL, LANES, Access, Frame
@@ -91,7 +91,7 @@ def emit_view(module: Module) -> None:
     ]
     f = Fn(module, "tgx_view", "void", params, "nounwind")
     frame, view, addr, mask, low, size = f.args
-    check = Checker(f, frame, Shape("global", 8, 1, Access.READ))
+    check = Checker(f, frame, AccessShape("global", 8, 1, Access.READ))
     host = f.add(addr, f.splat(check.base, LANES))
     f.store(host, view, View.HOST, 64)
     f.store(addr, view, View.ADDRESS, 64)
@@ -135,7 +135,7 @@ def helper_name(kind: str, bits: int, n: int) -> str:
 def emit_access(module: Module, kind: str, bits: int, n: int) -> None:
     """tgx_ldv_*(frame, view, mask, constant, pc[, out]) and tgx_stv_*(..., value or buffer): an access of a group."""
     store = kind == "st"
-    shape = Shape("global", bits, n, Access.WRITE if store else Access.READ)
+    shape = AccessShape("global", bits, n, Access.WRITE if store else Access.READ)
     params = [("ptr", "frame"), ("ptr", "view"), ("i32", "mask"), ("i64", "off"), ("i32", "pc")]
     by_register = n == 1
     if store:

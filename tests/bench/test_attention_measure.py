@@ -6,11 +6,11 @@ import pytest
 
 from tegrad.bench import attention as bench
 from tegrad.bench import products, sampling
-from tegrad.bench.models import SHAPES, Shape
+from tegrad.bench.models import SHAPES, ModelShape
 
 pytestmark = pytest.mark.board
 
-TINY = Shape("qwen3", 320, 512, 1024, 2, 8, 4, 64, 1024, 0, eps=1e-5)
+TINY = ModelShape("qwen3", 320, 512, 1024, 2, 8, 4, 64, 1024, 0, eps=1e-5)
 
 
 @pytest.fixture(autouse=True)

@@ -8,22 +8,22 @@ from typer.testing import CliRunner
 
 from tegrad import ptx
 from tegrad.bench import engine, sample
-from tegrad.bench.engine import LOOPS, Bench, Loop
+from tegrad.bench.engine import LOOPS, EngineBench, Loop
 from tegrad.ptx import jit
 
 
 @pytest.fixture(scope="module")
-def bench() -> Bench:
-    return Bench()
+def bench() -> EngineBench:
+    return EngineBench()
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.name)
-def test_a_loop_executes_the_instructions_that_are_written(bench: Bench, loop: Loop) -> None:
+def test_a_loop_executes_the_instructions_that_are_written(bench: EngineBench, loop: Loop) -> None:
     stats, _ = bench.launch(bench.load(loop), 7)
     assert stats.instructions == loop.lane_instructions(7)
 
 
-def test_loops_run_on_memory_that_is_checked(bench: Bench) -> None:
+def test_loops_run_on_memory_that_is_checked(bench: EngineBench) -> None:
     loop = next(loop for loop in LOOPS if loop.name == "load")
     kernel = bench.load(loop)
     bench._flags[3] = 0
@@ -35,7 +35,7 @@ def test_loops_run_on_memory_that_is_checked(bench: Bench) -> None:
     bench.launch(kernel, 7)
 
 
-def test_the_load_loop_reads_all_of_its_table(bench: Bench) -> None:
+def test_the_load_loop_reads_all_of_its_table(bench: EngineBench) -> None:
     loop = next(loop for loop in LOOPS if loop.name == "load")
     trips = engine.TABLE // (8 * 4 * engine.CTA)
     stats, _ = bench.launch(bench.load(loop), trips)
@@ -73,7 +73,7 @@ def test_bench_ptx_prints_every_row_as_json(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(row["low"] <= row["median"] <= row["high"] and row["median"] > 0 for row in rows.values())
 
 
-def test_the_alu_loop_computes(bench: Bench) -> None:
+def test_the_alu_loop_computes(bench: EngineBench) -> None:
     loop = next(loop for loop in LOOPS if loop.name == "integer")
     bench.launch(bench.load(loop), 3)
     at = bench._memory.base + engine.TABLE - bench._bytes.ctypes.data

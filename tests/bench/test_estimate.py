@@ -6,7 +6,7 @@ import pytest
 
 from tegrad.bench import estimate
 from tegrad.bench.estimate import ASSUMPTIONS, CHECKS, Assumption, Work, checked, decode, step_us
-from tegrad.bench.kernels import Kernel
+from tegrad.bench.kernels import KernelRow
 from tegrad.bench.sass import Code
 from tegrad.hw.chips import CHIPS
 from tegrad.nv.toolchain import search_program
@@ -14,10 +14,10 @@ from tegrad.nv.toolchain import search_program
 ORIN = CHIPS["agx-orin-64gb"]
 
 
-def row(**changes: object) -> Kernel:
+def row(**changes: object) -> KernelRow:
     """A kernel of 16 launches that read 1 MB each with a million instructions, half of them for the alu."""
     code = Code(100, {"alu": 50, "fma": 50})
-    made = Kernel(
+    made = KernelRow(
         "matvec", ORIN.name, (64, 1, 1), (256, 1, 1), 16, 64, 0, 1024, 4, 32, 0.7, 1.0, 1_000_000, code, 1_000_000
     )
     return replace(made, **changes)  # type: ignore[arg-type]

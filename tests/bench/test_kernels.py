@@ -10,7 +10,7 @@ import pytest
 import tegrad.llm
 from tegrad.bench import plans, sass
 from tegrad.bench.dry import DryDevice, DryProgram, matrices
-from tegrad.bench.kernels import Kernel, cells, executed, resident, table, text
+from tegrad.bench.kernels import KernelRow, cells, executed, resident, table, text
 from tegrad.bench.models import SHAPES
 from tegrad.cli import bench
 from tegrad.hw.chips import CHIPS, Chip
@@ -83,7 +83,7 @@ def test_blocks_of_an_sm_are_limited_by_what_runs_out(
     assert resident(chip, registers, shared, threads) == blocks
 
 
-def plan_rows(chip: Chip, plan: str, kind: BlockType) -> tuple[list[Kernel], int]:
+def plan_rows(chip: Chip, plan: str, kind: BlockType) -> tuple[list[KernelRow], int]:
     """A plan's table, and the bytes of the model's matrices."""
     device = DryDevice(chip)
     made, launches = plans.launches(plan, SMALL, kind, device)
@@ -132,7 +132,7 @@ def test_executed_instructions_grow_with_the_grid() -> None:
 
 
 def test_cells_of_a_kernel_that_was_not_disassembled_say_so() -> None:
-    row = Kernel("k", "c", (1, 1, 1), (32, 1, 1), 2, 8, 0, 1024, 16, 16, 0.3, 0.1, 1000, None, None)
+    row = KernelRow("k", "c", (1, 1, 1), (32, 1, 1), 2, 8, 0, 1024, 16, 16, 0.3, 0.1, 1000, None, None)
     assert row.per_token == (2000, None)
     assert cells(row)[-4:] == ("?", "?", "0.0", "?")
 

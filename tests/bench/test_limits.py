@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[1] / "nv"))
 from boards import use_board
 
 
-def written(folder: Path, name: str) -> tuple[Path, models.Shape, dict[str, int]]:
+def written(folder: Path, name: str) -> tuple[Path, models.ModelShape, dict[str, int]]:
     """A small model of a family, and its tensors' bytes as the reader of another program has them."""
     shape, kind = models.parse(name)
     models.write(path := folder / f"{name}.gguf", made := small(shape), kind)

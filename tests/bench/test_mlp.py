@@ -126,7 +126,7 @@ def test_a_graph_is_given_the_arrays_and_not_the_pages_that_they_lie_in(monkeypa
 
 def test_a_graph_is_captured_once_and_launched_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cudagraph, "WARM_UP", 1)
-    kernel = cudagraph.Kernel("// ptx", "kernel", (1, 1, 1), (32, 1, 1), (0, 1))
+    kernel = cudagraph.GraphKernel("// ptx", "kernel", (1, 1, 1), (32, 1, 1), (0, 1))
     work = cudagraph.Work([kernel, kernel], ["00" * 8, "01" * 8], 1, 0, ["02" * 8] * 3)
     fake = FakeCuda()
     found = cudagraph.run(work, fake)

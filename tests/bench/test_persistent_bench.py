@@ -39,7 +39,7 @@ def test_a_step_is_what_more_of_them_take_longer(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.long
 @pytest.mark.parametrize("board", ["agx-orin-64gb", "gh100"])
 def test_a_step_and_its_stages_are_measured(board: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = models.Shape("llama", 264, 256, 512, 1, 4, 2, 64, 128, 200)
+    shape = models.ModelShape("llama", 264, 256, 512, 1, 4, 2, 64, 128, 200)
     monkeypatch.setitem(models.SHAPES, "tiny", shape)
     for name, value in (("TEGRAD_BOARD", board), ("DEV", "NV"), ("HCQDEV_WAIT_TIMEOUT_MS", "60000")):
         monkeypatch.setenv(name, value)

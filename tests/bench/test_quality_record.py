@@ -80,9 +80,9 @@ def test_an_engine_that_rounds_much_is_behind_and_an_exact_one_is_not(monkeypatc
 
 
 def test_rows_replace_those_of_the_same_model_engine_and_device(tmp_path: Path) -> None:
-    def row(model: str, device: str, error: float) -> quality.Row:
+    def row(model: str, device: str, error: float) -> quality.QualityRow:
         side = Agreement(3, error, error, error, 1.0)
-        return quality.Row(model, "graph", device, side, Agreement(3, 1.0, 1.0, 1.0, 1.0), "now", "hash")
+        return quality.QualityRow(model, "graph", device, side, Agreement(3, 1.0, 1.0, 1.0, 1.0), "now", "hash")
 
     path = tmp_path / quality.FILE
     quality.merge(path, [row("b", "X", 0.5), row("a", "X", 0.5), row("a", "Y", 0.5)])
@@ -151,9 +151,9 @@ def test_the_command_writes_the_table_and_fails_where_we_are_behind(
     side = Agreement(8, 1.0, 0.5, 0.1, 1.0)
     far = Agreement(8, 2.0, 0.6, 0.2, 0.0)
 
-    def compare(case: str, engines: object, device: str, where: str, count: int) -> Iterator[quality.Row]:
+    def compare(case: str, engines: object, device: str, where: str, count: int) -> Iterator[quality.QualityRow]:
         assert (device, where, count) == ("NV", "NV sm_00", 8)
-        yield quality.Row(case, "decode", where, far if case == "b" else side, side, "now", "hash")
+        yield quality.QualityRow(case, "decode", where, far if case == "b" else side, side, "now", "hash")
 
     monkeypatch.setattr(quality, "compare", compare)
     monkeypatch.setattr("tegrad.cli.run.choose_device", lambda: None)

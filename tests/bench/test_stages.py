@@ -4,12 +4,12 @@ import pytest
 from typer.testing import CliRunner
 
 from tegrad.bench import stages
-from tegrad.bench.models import SHAPES, Shape
+from tegrad.bench.models import SHAPES, ModelShape
 from tegrad.cli.bench import app
 
 pytestmark = pytest.mark.board
 
-TINY = Shape("llama", 320, 512, 1024, 2, 8, 4, 64, 4096, 0, eps=1e-5)
+TINY = ModelShape("llama", 320, 512, 1024, 2, 8, 4, 64, 4096, 0, eps=1e-5)
 
 
 def test_every_kernel_of_a_step_is_left_out_once(monkeypatch: pytest.MonkeyPatch) -> None:

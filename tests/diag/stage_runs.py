@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tegrad.diag.selftest.stages import STAGES
-from tegrad.orin.inject import Rule
+from tegrad.orin.inject import Injection
 
 ROWS = {stage.name: stage for stage in STAGES}
 """Stages by name."""
@@ -24,9 +24,9 @@ class Told:
         self.outcome = self.last["outcome"]
 
 
-def always(ioctl: str, **strike: Any) -> Rule:
+def always(ioctl: str, **strike: Any) -> Injection:
     """A rule that strikes each call."""
-    return Rule(ioctl, probability=1, times=0, **strike)
+    return Injection(ioctl, probability=1, times=0, **strike)
 
 
 @contextmanager

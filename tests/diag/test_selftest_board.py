@@ -21,13 +21,13 @@ from tegrad.conformance.rig import Rig
 from tegrad.diag.selftest import bringup, fences, report, runner
 from tegrad.diag.selftest.child import perform
 from tegrad.diag.selftest.coherence import details, verdict
-from tegrad.diag.selftest.matrix import CLIENT, FLUSH_DIRTY, INVALIDATE, MEM_OPS, UNMAP, Bench, Seen
+from tegrad.diag.selftest.matrix import CLIENT, FLUSH_DIRTY, INVALIDATE, MEM_OPS, UNMAP, MatrixBench, Seen
 from tegrad.diag.selftest.stage import Asked, Stage
 from tegrad.diag.selftest.stages import STAGES
 from tegrad.hw.classes import MemOp
 from tegrad.nv import memory_record
 from tegrad.orin.client import BoardKernel, board_inject
-from tegrad.orin.inject import Rule
+from tegrad.orin.inject import Injection
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
 from tiny_llama import TYPE, Shape, write
@@ -44,7 +44,7 @@ def a_board(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @contextmanager
-def armed(spec: str, *rules: Rule) -> Iterator[None]:
+def armed(spec: str, *rules: Injection) -> Iterator[None]:
     from tegrad.nv.kernel import pick_kernel
 
     kernel = pick_kernel()
@@ -56,7 +56,7 @@ def armed(spec: str, *rules: Rule) -> Iterator[None]:
         board_inject(spec, [])
 
 
-def run(name: str, *rules: Rule, amount: int | None = None, spec: str = SPEC) -> Told:
+def run(name: str, *rules: Injection, amount: int | None = None, spec: str = SPEC) -> Told:
     """Run a stage in this process, under these faults."""
     pieces: list[Mapping[str, Any]] = []
     row = ROWS[name] if amount is None else replace(ROWS[name], board_amount=amount)
@@ -92,14 +92,14 @@ def test_the_ioctls_are_right_and_give_everything_back() -> None:
     ],
 )
 def test_an_ioctl_that_is_refused_is_named_with_its_step(call: str, step: str) -> None:
-    told = run("ioctls", Rule(call, errno=errno.EIO, nth=1))
+    told = run("ioctls", Injection(call, errno=errno.EIO, nth=1))
     assert (told.outcome, told.steps[-1]) == ("failed", step)
     assert f"{call}(" in told.last["seen"]
     assert "EIO" in told.last["seen"]
 
 
 def test_fewer_sms_than_the_chip_has_are_a_fact_and_no_surprise() -> None:
-    told = run("ioctls", Rule("GPU_NUM_VSMS", answer={"num_vsms": 3}, nth=1))
+    told = run("ioctls", Injection("GPU_NUM_VSMS", answer={"num_vsms": 3}, nth=1))
     assert (told.outcome, told.facts["SMs"]) == ("right", 3)  # a power mode may gate SMs
 
 
@@ -122,7 +122,7 @@ def command(folder: Path, *arguments: str, board: str) -> tuple[int, dict[str, A
 def test_with_all_later_stages_still_report_and_the_report_says_why(tmp_path: Path) -> None:
     with shared_board(f"selftest-{os.getpid()}") as name:
         stages = ("--stage", "machine", "--stage", "ioctls")
-        board_inject(name, [Rule("GPU_ALLOC_AS", errno=errno.EIO, nth=1)])
+        board_inject(name, [Injection("GPU_ALLOC_AS", errno=errno.EIO, nth=1)])
         code, report, page = command(tmp_path, "--all", *stages, board=name)
         board_inject(name, [])
     assert code == 1
@@ -207,8 +207,10 @@ def test_mappings_that_cannot_be_had_fail_the_stage(records: Path) -> None:
 
 
 def test_a_driver_that_caches_volatile_memory_is_found(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Bench.__init__
-    monkeypatch.setattr(Bench, "__init__", lambda bench, rig, flags, kernels: real(bench, rig, flags | 4, kernels))
+    real = MatrixBench.__init__
+    monkeypatch.setattr(
+        MatrixBench, "__init__", lambda bench, rig, flags, kernels: real(bench, rig, flags | 4, kernels)
+    )
     told = run("coherence")
     assert told.outcome == "failed"
     assert "the GPU loads old words by copy engine, kernel; rewritten pushbuffers ran [1, 1, 1]" in told.last["seen"]
@@ -278,7 +280,7 @@ def test_the_engines_do_their_first_work_in_both_modes_of_the_l2(spec: str, monk
 
 @pytest.mark.parametrize(("call", "step"), [("GPU_OPEN_TSG", "a channel"), ("CHANNEL_GET_TIMEDOUT", "health")])
 def test_first_work_that_fails_names_its_step(call: str, step: str) -> None:
-    told = run("bringup", Rule(call, errno=errno.EIO, nth=1))
+    told = run("bringup", Injection(call, errno=errno.EIO, nth=1))
     assert (told.outcome, told.steps[-1]) == ("failed", step)
     assert f"{call}(" in told.last["seen"]
 
@@ -333,7 +335,9 @@ def test_a_syncpoint_is_incremented_and_waits_are_woken() -> None:
         (always("CHANNEL_WAIT", errno=errno.ENOTTY), "CHANNEL_WAIT, which needs no host1x-fence", "ENOTTY"),
     ],
 )
-def test_an_interrupt_that_is_lost_is_found(rule: Rule, step: str, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_that_is_lost_is_found(
+    rule: Injection, step: str, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fences, "PATIENCE_S", 0.5)
     told = run("fences", rule, amount=1)
     assert (told.outcome, told.steps[-1]) == ("failed", step)
@@ -437,7 +441,7 @@ class Fault:
 
     step: str
     seen: str
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[Injection, ...] = ()
     patch: Callable[[pytest.MonkeyPatch], None] | None = None
     limit_s: float = 0.0
 
@@ -448,7 +452,7 @@ def no_nvmap(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BoardKernel, "exists", lambda kernel, path: path != "/dev/nvmap" and real(kernel, path))
 
 
-def refused(call: str, code: int) -> tuple[Rule, ...]:
+def refused(call: str, code: int) -> tuple[Injection, ...]:
     return (always(call, errno=code),)
 
 
@@ -475,7 +479,7 @@ FAULTS: Mapping[str, Fault] = {
     "beside": Fault(
         "a second process opens the GPU and does a round",
         "in the second process: ",
-        (Rule("GPU_OPEN_TSG", errno=errno.EBUSY, nth=2),),
+        (Injection("GPU_OPEN_TSG", errno=errno.EBUSY, nth=2),),
     ),
     "your-model": Fault("open", "AS_ALLOC_SPACE(", refused("AS_ALLOC_SPACE", errno.ENOMEM)),
 }

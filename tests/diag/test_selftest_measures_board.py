@@ -27,7 +27,7 @@ from tegrad.nv.memory_record import MemoryRecord
 from tegrad.nv.probes import CACHED, OWN, VOLATILE, Handover, Rates
 from tegrad.nv.turns import Turns
 from tegrad.orin.client import board_inject
-from tegrad.orin.inject import Rule
+from tegrad.orin.inject import Injection
 
 BOARD = "agx-orin-64gb:19GiB"
 RECORD = MemoryRecord(
@@ -243,7 +243,7 @@ def test_a_mode_that_is_refused_or_does_nothing_is_named(on_a_board: None, monke
     assert (told.outcome, told.steps[-1]) == ("failed", "SET_PREEMPTION_MODE")
     assert told.last["seen"] == "CHANNEL_SET_PREEMPTION_MODE: EINVAL"
     assert told.facts["no preemption"]["its result holds"]
-    board_inject(BOARD, [Rule("CHANNEL_SET_PREEMPTION_MODE", errno=errno.EINVAL, nth=1)])
+    board_inject(BOARD, [Injection("CHANNEL_SET_PREEMPTION_MODE", errno=errno.EINVAL, nth=1)])
     told = run("preemption")
     board_inject(BOARD, [])
     assert told.outcome == "right"

@@ -41,7 +41,7 @@ extern "C" __global__ void dot(float *out, const unsigned char *w, const float *
 """
 
 
-def kernel(body: str, kind: str, **defines: int) -> ptx.Kernel:
+def kernel(body: str, kind: str, **defines: int) -> ptx.LoadedKernel:
     flags = ["--std=c++17", f"-DFORMAT={kind}", *(f"-D{key}={value}" for key, value in defines.items())]
     made = toolchain.nvrtc().compile(programs.source("blocks.cuh") + body, "sm_87", flags)
     return ptx.load(made.ptx).kernels["dot"]

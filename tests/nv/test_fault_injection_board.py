@@ -21,7 +21,7 @@ from tegrad.nv import memory, waits
 from tegrad.nv.device import _opened
 from tegrad.nv.faults import DeviceFault
 from tegrad.orin.client import board_inject, board_status
-from tegrad.orin.inject import Rule
+from tegrad.orin.inject import Injection
 from tegrad.uapi.errors import DriverError
 from tegrad.uapi.ioctls import BY_NAME
 
@@ -337,7 +337,7 @@ def test_what_the_board_refuses_by_itself_is_told_the_same() -> None:
     for call in first.values():
         code = ERRORS[call.name][-1]
         here, _ = strike("life", call, code)
-        board_inject(SPEC, [Rule(call.name, errno=code, nth=1)])
+        board_inject(SPEC, [Injection(call.name, errno=code, nth=1)])
         there, _ = strike("life", Call("", 0, None), 0)
         board_inject(SPEC, [])
         assert told(here) == told(there), call

@@ -9,7 +9,7 @@ from fake import FakeKernel
 
 from tegrad.nv import pending
 from tegrad.orin.client import board_inject, board_status
-from tegrad.orin.inject import Rule
+from tegrad.orin.inject import Injection
 from tegrad.uapi.errors import DriverError
 
 MIB = 1 << 20
@@ -102,7 +102,7 @@ def test_memory_comes_back_before_an_allocation_fails(monkeypatch: pytest.Monkey
             for _ in range(2):
                 iface.free(iface.alloc(30 * MIB))  # 60 MiB wait
             if refused:
-                board_inject(spec, [Rule(refused, errno=errno.ENOTTY, nth=1)])
+                board_inject(spec, [Injection(refused, errno=errno.ENOTTY, nth=1)])
             large = iface.alloc(80 * MIB)
             iface.free(large)
             assert board_status(spec)["counts"] == start

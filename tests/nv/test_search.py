@@ -77,7 +77,7 @@ def test_only_what_was_searched_to_its_end_is_kept(monkeypatch: pytest.MonkeyPat
     assert (theirs.get_worker_pool, theirs.diskcache_put) == before
 
 
-class Timed(search.Kernel):
+class Timed(search.SearchedKernel):
     """A kernel whose search takes as long as it wants, of a clock that only it moves."""
 
     def __init__(self, name: str, seconds: float, launches: int, wants: float, clock: list[float]) -> None:

@@ -19,7 +19,7 @@ from tegrad.nv import waits
 from tegrad.nv.faults import DeviceFault, WaitTimeout
 from tegrad.nv.queues import NVComputeQueue, NVCopyQueue
 from tegrad.orin.client import board_inject
-from tegrad.orin.inject import Rule
+from tegrad.orin.inject import Injection
 from tegrad.uapi import constants
 from tegrad.uapi.structs import GetUserSyncpoint
 
@@ -48,8 +48,8 @@ def device_that_sleeps_by(kind: str) -> Iterator[Any]:
         device.close()
 
 
-def always(ioctl: str, **strike: Any) -> Rule:
-    return Rule(ioctl, probability=1, times=0, **strike)
+def always(ioctl: str, **strike: Any) -> Injection:
+    return Injection(ioctl, probability=1, times=0, **strike)
 
 
 NO_ADDRESS = always("CHANNEL_GET_USER_SYNCPOINT", answer={"gpu_va": 0})
@@ -69,7 +69,7 @@ NO_WAITING = always("CHANNEL_WAIT", errno=errno.ENOTTY)
         ([NEVER_MOVES, NO_WAITING], "Clock"),
     ],
 )
-def test_a_syncpoint_that_tells_nothing_is_not_slept_on(rules: list[Rule], kind: str) -> None:
+def test_a_syncpoint_that_tells_nothing_is_not_slept_on(rules: list[Injection], kind: str) -> None:
     from tinygrad import Device
 
     with use_board("agx-orin-64gb:4GiB") as spec:
@@ -130,7 +130,7 @@ def test_a_refused_preemption_mode_gives_way_to_the_next(refusals: int, granted:
 
     with use_board("agx-orin-64gb:4GiB") as spec:
         if refusals:
-            rule = Rule("CHANNEL_SET_PREEMPTION_MODE", errno=errno.EINVAL, probability=1, times=refusals)
+            rule = Injection("CHANNEL_SET_PREEMPTION_MODE", errno=errno.EINVAL, probability=1, times=refusals)
             board_inject(spec, [rule])
         device = Device["NV"]
         assert device.iface.preemption == (getattr(constants, granted) if granted else 0)

@@ -15,9 +15,9 @@ from tegrad.orin import launch
 from tegrad.orin.launch import (
     WINDOWS_APART,
     Dependent,
+    LaunchShape,
     LaunchSpec,
     Release,
-    Shape,
     decoder,
     local_memory_per_tpc,
     window_size,
@@ -83,7 +83,7 @@ def test_each_part_of_a_shape_is_read_from_its_own_field(chip: Chip) -> None:
         "shader_local_memory_high_size": 0x220,
     }
     shape = decoded(chip, grid=(7, 8, 9), block=(2, 3, 4), shared=0x800, **fields).shape
-    assert shape == Shape(
+    assert shape == LaunchShape(
         version=(5, 6),
         grid=(7, 8, 9),
         block=(2, 3, 4),
@@ -123,7 +123,7 @@ def test_each_flag_of_a_shape_is_its_own(chip: Chip, field: str) -> None:
 def test_what_a_launch_is_described_by_has_room_for_its_fields_and_no_more() -> None:
     """There is one for each launch, and a field with a wrong name is an error."""
     made = [one for _, one in inspect.getmembers(launch, is_dataclass) if one.__module__ == launch.__name__]
-    assert {LaunchSpec, Shape, Release, Dependent} < set(made)
+    assert {LaunchSpec, LaunchShape, Release, Dependent} < set(made)
     assert [one.__name__ for one in made if one.__dictoffset__] == []
 
 

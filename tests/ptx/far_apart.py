@@ -60,7 +60,7 @@ def move_on() -> None:
             pass
 
 
-def run(scale: float, cache: str) -> list[ptx.Kernel]:
+def run(scale: float, cache: str) -> list[ptx.LoadedKernel]:
     """Compile a kernel, run it, check its results."""
     bits = int(np.float32(scale).view(np.uint32))
     module = ptx.load(REVERSE % bits, cache)

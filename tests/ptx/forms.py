@@ -60,7 +60,7 @@ def kernel(
 """
 
 
-def launch(k: ptx.Kernel, result: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
+def launch(k: ptx.LoadedKernel, result: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Run a kernel of one instruction over equally long arrays (a multiple of 32)."""
     n = len(arrays[0])
     assert n % 32 == 0

@@ -12,7 +12,7 @@ PAGE = 4096
 SEEDS = range(1, 9)
 
 
-def module(body: str, shared: int = 2048, target: str = "sm_90") -> ptx.Kernel:
+def module(body: str, shared: int = 2048, target: str = "sm_90") -> ptx.LoadedKernel:
     """A kernel of three pointers: %out, %in and %more; %t is the thread, %first a predicate of thread 0."""
     return ptx.load(
         f""".version 8.5

@@ -9,7 +9,7 @@ import pytest
 from tegrad import ptx
 from tegrad.ptx.instructions import find
 from tegrad.ptx.parser import split_op
-from tegrad.ptx.rules import Rule
+from tegrad.ptx.rules import OpRule
 from tegrad.ptx.syntax import Ins
 from tests.ptx.forms import HEADER, kernel
 
@@ -80,7 +80,7 @@ def plain(op: str) -> str | None:
     if base == "set":
         return kernel("k", op, types[0].name, [types[-1].name] * 2)
     rule = find(ins)
-    if not isinstance(rule, Rule):
+    if not isinstance(rule, OpRule):
         return None
     result, sources = rule.signature(ins)
     return kernel("k", op, result.name, [s.name for s in sources])

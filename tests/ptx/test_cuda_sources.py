@@ -12,7 +12,7 @@ RNG = np.random.default_rng(51)
 
 
 @cache
-def kernel(source: str, name: str, arch: str = "compute_87") -> ptx.Kernel:
+def kernel(source: str, name: str, arch: str = "compute_87") -> ptx.LoadedKernel:
     from tegrad.nv import toolchain
 
     flags = [f"-I{d}" for d in toolchain.require_include_dirs()]

@@ -27,7 +27,7 @@ ACTIVE = {
 }  # fmt: skip
 
 
-def copy_kernel(space: str, bits: int, n: int) -> ptx.Kernel:
+def copy_kernel(space: str, bits: int, n: int) -> ptx.LoadedKernel:
     """out[thread] = data[offset[thread]] where the flag is set; data pass through shared or local memory."""
     step = bits // 8 * n
     regs = ", ".join(f"%x{i}" for i in range(n))

@@ -7,7 +7,7 @@ import re
 import llvmlite.binding as llvm
 import pytest
 
-from tegrad.ptx.check import Checker, Shape
+from tegrad.ptx.check import AccessShape, Checker
 from tegrad.ptx.ir import Fn, Module
 from tegrad.ptx.l2 import emit_count, emit_peek
 from tegrad.ptx.layout import Access
@@ -25,7 +25,7 @@ def _checked(access: Access) -> str:
     module = Module()
     f = Fn(module, "checked", "i64", [("ptr", "frame"), ("i64", "low"), ("i64", "last")], "")
     frame, low, last = f.args
-    check = Checker(f, frame, Shape("global", 64, 1, access))
+    check = Checker(f, frame, AccessShape("global", 64, 1, access))
     with f.if_(check.range(low, last)):
         f.ret(f.load("i64", f.op("ptr", 1, f"inttoptr {check.host(low)} to ptr")))
     f.ret(f.const("i64", 0))

@@ -32,11 +32,11 @@ class Device:
     def words(self, at: int, count: int) -> np.ndarray:
         return self.bytes[at : at + 4 * count].view(np.uint32)
 
-    def launch(self, kernel: ptx.Kernel, *args: int, threads: int = 32) -> None:
+    def launch(self, kernel: ptx.LoadedKernel, *args: int, threads: int = 32) -> None:
         kernel.launch((1, 1, 1), (threads, 1, 1), struct.pack(f"<{len(args)}Q", *args), memory=self.memory, threads=1)
 
 
-def kernel(body: str, regs: str = "") -> ptx.Kernel:
+def kernel(body: str, regs: str = "") -> ptx.LoadedKernel:
     """%a is the thread's address (from an array of 64-bit ones at 0), %o its place in the results, %t its index."""
     text = f"""{HEADER}.visible .entry k(.param .u64 addresses, .param .u64 out, .param .u64 lanes) {{
       .reg .u64 %a, %o, %l; .reg .u32 %t, %m, %v<20>; .reg .u16 %h<8>; .reg .u64 %w<8>; .reg .pred %p; {regs}

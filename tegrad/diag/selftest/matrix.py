@@ -75,7 +75,7 @@ class Seen:
         return not self.refused and all(True in (one.get(NONE), one.get(remedy)) for one in cases)
 
 
-class Bench:
+class MatrixBench:
     """A channel, results that are volatile, and pages mapped with the flags under test."""
 
     def __init__(self, rig: Rig, flags: int, kernels: bool) -> None:
@@ -160,11 +160,11 @@ class Bench:
         return self.rig.wait(lambda: self.block.u32(at) == value, SETTLE_S)
 
 
-Case = Callable[[Bench, str], bool]
+Case = Callable[[MatrixBench, str], bool]
 
 
 def _store_case(way: str) -> Case:
-    def case(bench: Bench, remedy: str) -> bool:
+    def case(bench: MatrixBench, remedy: str) -> bool:
         at = bench.page()
         bench.block.put32(1, at)
         bench.stores()[way](at, 2)
@@ -175,7 +175,7 @@ def _store_case(way: str) -> Case:
 
 
 def _load_case(way: str) -> Case:
-    def case(bench: Bench, remedy: str) -> bool:
+    def case(bench: MatrixBench, remedy: str) -> bool:
         at, load = bench.page(), bench.loads()[way]
         bench.block.put32(1, at)
         first = load(at)
@@ -186,7 +186,7 @@ def _load_case(way: str) -> Case:
     return case
 
 
-def _pushbuffer_case(bench: Bench, remedy: str) -> bool:
+def _pushbuffer_case(bench: MatrixBench, remedy: str) -> bool:
     at = bench.page()
     bench.push(at, 1)
     bench.block.put32(4, at + 12)
@@ -194,7 +194,7 @@ def _pushbuffer_case(bench: Bench, remedy: str) -> bool:
     return bench.push(at, 4) == 4
 
 
-def _kept(bench: Bench) -> dict[str, bool]:
+def _kept(bench: MatrixBench) -> dict[str, bool]:
     """The GPU has stored a word, then the CPU stores it and a neighbour; L2 lets go. Whether these are still there."""
     at = bench.page()
     for offset in (0, 16):
@@ -212,7 +212,7 @@ def look(notes: Notes, kernel: Kernel, flags: int, *, kernels: bool) -> Seen:
     seen = Seen()
     try:
         with Rig(kernel, patience=PATIENCE_S, hazardous=False) as rig:
-            _without_pushbuffer(notes, Bench(rig, flags, kernels), seen, flags)
+            _without_pushbuffer(notes, MatrixBench(rig, flags, kernels), seen, flags)
     except DriverError as error:
         seen.refused = f"{error.name}: {error.code}"
     except Differs as found:
@@ -229,14 +229,14 @@ def look_again(notes: Notes, kernel: Kernel, flags: int, seen: Seen, *, kernels:
             with notes.step(f"flags {flags:#x}, {name}, {op}"):
                 try:
                     with Rig(kernel, patience=PATIENCE_S, hazardous=False) as rig:
-                        answers[op] = case(Bench(rig, flags, kernels), op)
+                        answers[op] = case(MatrixBench(rig, flags, kernels), op)
                 except Differs as found:
                     answers[op] = f"{found.expected}: {found.seen}"
             if isinstance(answers[op], str):
                 break  # one channel that dies of it is enough
 
 
-def _without_pushbuffer(notes: Notes, bench: Bench, seen: Seen, flags: int) -> None:
+def _without_pushbuffer(notes: Notes, bench: MatrixBench, seen: Seen, flags: int) -> None:
     seen.to_cpu, seen.to_gpu = {way: {} for way in bench.stores()}, {way: {} for way in bench.loads()}
     with notes.step(f"flags {flags:#x}: a pushbuffer rewritten at one address"):
         at = bench.page()

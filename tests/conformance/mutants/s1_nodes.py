@@ -13,7 +13,7 @@ NO_DEVICE = "else errno.ENODEV"
 GONE = Edit(
     N + "Buffer.drop", "    if self.holders == 0:", "    if not self.holders:\n        os.pwrite(self.fd, b'gone', 0)"
 )
-NO_STACK = Edit("tegrad.orin.channel.Channel.release", "free_chids.append(", "free_chids.insert(0, ")
+NO_STACK = Edit("tegrad.orin.channel.DriverChannel.release", "free_chids.append(", "free_chids.insert(0, ")
 TO_NOWHERE = """for bell in list(BoardDoorbell.open):
     null = os.open("/dev/null", os.O_WRONLY)
     if bell._pipe >= 0:

@@ -149,18 +149,18 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "3.4/unknown-runlist": Edit("tegrad.orin.channel.ChannelFile.__init__", "(-1, GR_RUNLIST)", "range(-1, 2000)"),
     "3.4/runlist-below": Edit("tegrad.orin.channel.ChannelFile.__init__", "(-1, GR_RUNLIST)", "range(-2000, 1)"),
     "3.4/channel-ids-are-a-stack": Edit(
-        "tegrad.orin.channel.Channel.release",
+        "tegrad.orin.channel.DriverChannel.release",
         "self.driver.free_chids.append(self.chid)",
         "self.driver.free_chids.insert(0, self.chid)",
     ),
     "3.4/channel-ids-descend": (
         Edit(
-            "tegrad.orin.channel.Channel.__init__",
+            "tegrad.orin.channel.DriverChannel.__init__",
             "driver.free_chids.pop()",
             "min(driver.free_chids); driver.free_chids.remove(self.chid)",
         ),
         Edit(
-            "tegrad.orin.channel.Channel.release",
+            "tegrad.orin.channel.DriverChannel.release",
             "self.driver.free_chids.append(self.chid)",
             "self.driver.free_chids.append(self.chid); self.driver.free_chids.sort()",
         ),
@@ -321,7 +321,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         "value & 0xFFF in self._channels or [self._stop(c, RuntimeError()) for c in list(self._channels.values())]",
     ),
     "3.9/idle-doorbell": Edit(
-        "tegrad.orin.host.Channel._put",
+        "tegrad.orin.host.HostChannel._put",
         "put >= self._entries:\n        raise self._pbdma(PbdmaIntr0.GPPTR",
         "put == self._get:\n        raise self._pbdma(PbdmaIntr0.METHOD",
     ),

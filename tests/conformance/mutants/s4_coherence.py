@@ -8,5 +8,5 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     ),
     "3.5/flush-invalidates": Edit("tegrad.orin.ctrl.flush_l2", "bool(arg.l2_invalidate)", "False"),
     "4.5/unmap-empties-l2": Edit("tegrad.orin.gpu.Gpu.unmap", "self.l2.flush()", "pass"),
-    "6.2/sysmem-invalidate": Edit("tegrad.orin.host.Channel._mem_op_d", "self.vm.l2.invalidate()", "pass"),
+    "6.2/sysmem-invalidate": Edit("tegrad.orin.host.HostChannel._mem_op_d", "self.vm.l2.invalidate()", "pass"),
 }

@@ -139,7 +139,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     ],
     "5.2/bind-makes-veid-0": Edit(BIND, "self.runlist = channel.runlist", "self.subcontexts.pop(0, None)"),
     "5.2/bind-without-address-space": Start(BIND, "require(channel.vm is not None)"),
-    "5.2/bound-is-serviceable": Edit(C + "Channel.serviceable", "self.tsg is not None", "self.set_up"),
+    "5.2/bound-is-serviceable": Edit(C + "DriverChannel.serviceable", "self.tsg is not None", "self.set_up"),
     "5.2/plain-bind": _refuses(T + "bind_channel"),
     "5.2/failed-bind-leaves-veid": Edit(T + "bind_channel", "found.channel.veid", "0"),
     "5.2/unbind-stranger": Edit(
@@ -247,7 +247,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "5.4/wdt-both": Edit(C + "wdt", "require(bool(on) != bool(off))", "require(on or off)"),
     "5.4/wdt-other-bits": Start(C + "wdt", "require(call.arg.wdt_status < 16)"),
     "5.4/wdt-deterministic": Edit(C + "wdt", "require(not (file.channel.set_up and on))", NO_CHECK),
-    "5.4/wdt-default": Edit(C + "Channel.__init__", "self.watchdog = True", "self.watchdog = False"),
+    "5.4/wdt-default": Edit(C + "DriverChannel.__init__", "self.watchdog = True", "self.watchdog = False"),
     # 5.5
     "5.5/older-classes": Edit(KNOWN, " or number in OLDER", ""),
     "5.5/unknown-class": Edit(OBJECT, "require(engine_classes.known(chip, arg.class_num))", NO_CHECK),
@@ -298,7 +298,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         Start(NOTIFIER, "require(call.arg.size)"),
     ],
     "5.7/notifier-old-goes-first": Edit(NOTIFIER, "    channel.set_notifier(None)\n", ""),
-    "5.7/notifier-keeps-its-buffer": Start(C + "Channel.fault", "self.set_notifier(None)"),
+    "5.7/notifier-keeps-its-buffer": Start(C + "DriverChannel.fault", "self.set_notifier(None)"),
     "5.7/syncpoint-is-made-once": Edit(
         C + "get_user_syncpoint",
         "if channel.syncpoint is None:",
@@ -311,7 +311,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         C + "submit_gpfifo", "require(file.channel.serviceable, errno.ETIMEDOUT)", NO_CHECK
     ),
     "5.7/submit-without-ring": Edit(C + "submit_gpfifo", "raise Errno(errno.ENOMEM)", "raise Errno(errno.EINVAL)"),
-    "5.7/timedout-after-reset": Edit(C + "Channel.serviceable", " and not self.faulted", ""),
+    "5.7/timedout-after-reset": Edit(C + "DriverChannel.serviceable", " and not self.faulted", ""),
     "5.7/timeouts": [
         Start(C + "set_timeout", "require(call.arg.timeout)"),
         Start(C + "set_timeout", "require(call.arg.timeout <= 3000)"),
@@ -337,7 +337,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         W + "_sleep", "require(in_time or done(), errno.ETIMEDOUT)", "require(in_time, errno.EIO)"
     ),
     "5.7/wait-of-a-killed-channel": [
-        Edit(C + "Channel.wake", "self.semaphore_waiters.wake()", NO_CHECK),
+        Edit(C + "DriverChannel.wake", "self.semaphore_waiters.wake()", NO_CHECK),
         Edit(W + "_sleep", "return None", "require(channel.serviceable, errno.EIO)"),
     ],
     "5.7/wait-does-not-lock": Start(

@@ -3,7 +3,7 @@
 from mutation import Edit, Item, Mutant, Value
 
 HOST = "tegrad.orin.host."
-CHANNEL = HOST + "Channel."
+CHANNEL = HOST + "HostChannel."
 SEMAPHORE = "tegrad.orin.semaphore."
 COMPUTE = "tegrad.orin.compute."
 OBJECT = COMPUTE + "ComputeObject."
@@ -75,7 +75,7 @@ HOST_METHODS: dict[str, Mutant | list[Mutant]] = {
         Value(HOST + "_PRIVILEGED_MEM_OPS", "frozenset()"),
         Value(HOST + "_MEM_OPS", "_MEM_OPS | {9}"),
     ),
-    "6.5/illegal": method("ILLEGAL", "Channel._nothing"),
+    "6.5/illegal": method("ILLEGAL", "HostChannel._nothing"),
     "6.5/no-such-host-method": Edit(
         EXECUTE, 'raise self._pbdma(PbdmaIntr0.METHOD, f"the host has no method {method:#x}")', "return None"
     ),
@@ -88,7 +88,7 @@ HOST_METHODS: dict[str, Mutant | list[Mutant]] = {
     "6.5/release-64": Edit(CHANNEL + "_sem_execute", "bool(data >> 24 & 1)", "False"),
     "6.5/release-stamped": Edit(SEMAPHORE + "release", "vm.quads[va + 8 >> 3] = gpu_time()", "pass"),
     "6.5/field-sequence": Edit(SEMAPHORE + "release", "payload &= (1 << width) - 1", "payload &= 0xFFFFFFFF"),
-    "6.5/legacy-semaphore": method("SEMAPHORED", "Channel._nothing"),
+    "6.5/legacy-semaphore": method("SEMAPHORED", "HostChannel._nothing"),
     **{
         f"6.5/{name}": Item(SEMAPHORE + "ACQUIRE_TESTS", str(op), "lambda value, payload, width: True")
         for name, op in (("equal", 0), ("at-least-unsigned", 2), ("circular", 3), ("and", 4), ("nor", 5))
@@ -102,7 +102,7 @@ HOST_METHODS: dict[str, Mutant | list[Mutant]] = {
     "6.5/stamped-release-alignment": Edit(CHANNEL + "_release", "15 if record else", "7 if record else"),
     "6.5/signed-inc": Edit(CHANNEL + "_release", "(signed or wide)", "wide"),
     "6.5/no-such-semaphore-operation": Item(SEMAPHORE + "ACQUIRE_TESTS", "7", "lambda value, payload, width: True"),
-    "6.5/non-stall-interrupt": method("NON_STALL_INTERRUPT", "Channel._nothing"),
+    "6.5/non-stall-interrupt": method("NON_STALL_INTERRUPT", "HostChannel._nothing"),
 }
 
 COMPUTE_CLASS: dict[str, Mutant | list[Mutant]] = {

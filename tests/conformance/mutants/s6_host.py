@@ -2,7 +2,7 @@
 
 from mutation import Edit, Mutant, Start
 
-H, DECODE = "tegrad.orin.host.Channel.", "tegrad.hw.gpfifo.decode_gp_entry"
+H, DECODE = "tegrad.orin.host.HostChannel.", "tegrad.hw.gpfifo.decode_gp_entry"
 S = "tegrad.orin.scheduler.Scheduler."
 NO_CHECK = "pass"
 RING = S + "_ring"
@@ -71,6 +71,6 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "6.3/preempt-enables": Edit("tegrad.orin.channel.preempt", 'file.driver.tell_gpu("tsg_enable", tsg.id)', NO_CHECK),
     "6.3/doorbell-after-a-fault": (
         Edit("tegrad.orin.recovery.recover", 'driver.tell_gpu("tsg_abort", tsg.id)', NO_CHECK),
-        Edit("tegrad.orin.channel.Channel.kill", "self.stop()", NO_CHECK),
+        Edit("tegrad.orin.channel.DriverChannel.kill", "self.stop()", NO_CHECK),
     ),
 }

@@ -4,7 +4,7 @@ from mutation import Edit, Item, Mutant, Start, Value
 
 RECOVERY = "tegrad.orin.recovery."
 DRIVER = "tegrad.orin.channel."
-HOST = "tegrad.orin.host.Channel."
+HOST = "tegrad.orin.host.HostChannel."
 GRID = "tegrad.orin.grid."
 RUNNER = GRID + "GridRunner."
 OVERLAP = "tegrad.orin.launch.windows_overlap"
@@ -16,7 +16,7 @@ COPY = "tegrad.orin.copy_engine.CopyObject."
 ONLY_THE_CHANNEL = (
     Edit(SCHEDULER + "_stop", "self.kill(tsg)", "channel.dead = True"),
     Edit("tegrad.orin.gpu.Gpu.tsg_abort", "self._tsgs.get(tsg)", "None"),
-    Edit(DRIVER + "Channel.kill", "self.stop()", "pass"),
+    Edit(DRIVER + "DriverChannel.kill", "self.stop()", "pass"),
 )
 """The GPU stops the channel that failed, and no other of its TSG."""
 ZEROS_PASS = Start("tegrad.orin.methods.require_method", "if not data: return 'NO_OPERATION'")
@@ -39,8 +39,8 @@ OUTCOME: dict[str, Mutant | list[Mutant]] = {
     "7.1/submit-when-dead": Edit(
         DRIVER + "submit_gpfifo", "require(file.channel.serviceable, errno.ETIMEDOUT)", "pass"
     ),
-    "7.1/waiter-is-woken": Edit(DRIVER + "Channel.fault", "self.wake()", "pass"),
-    "7.1/syncpoint-is-safe": Edit(DRIVER + "Channel.kill", "self.syncpoint.make_safe()", "pass"),
+    "7.1/waiter-is-woken": Edit(DRIVER + "DriverChannel.fault", "self.wake()", "pass"),
+    "7.1/syncpoint-is-safe": Edit(DRIVER + "DriverChannel.kill", "self.syncpoint.make_safe()", "pass"),
     "7.1/the-rest-works": Edit(
         SCHEDULER + "_stop",
         "self.kill(tsg)",
