@@ -49,7 +49,7 @@ AXES: Final[Mapping[str, tuple[int, ...]]] = {
     "backoff": (0, 20, 100),
     "attention_warps": (8, 16, 12),
     "attention_loads": (2, 4),
-    "attention_shares": (4, 2, 1),
+    "head_groups": (4, 2, 1),
     "attention_rows": (192, 384, 768),
     "attention_pipeline": (0, 1, 2),
     "replicas": (8, 4, 1),

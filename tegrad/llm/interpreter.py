@@ -283,7 +283,7 @@ class Interpreter:
         query, key, value = (qkv[wait.span.first : wait.span.end].reshape(-1, net.head_dim) for wait in ins.waits)
         norms = [None if side is None else side[ins.layer] for side in (weights.query_norm, weights.key_norm)]
         queries = self._rotate(query, norms[0])
-        head = ins.head // self.program.shares
+        head = ins.head // self.program.head_groups
         keys, values = self.keys[ins.layer, head], self.values[ins.layer, head]
         begin, end = ranges[ins.part]
         chosen = list(range(begin, end))

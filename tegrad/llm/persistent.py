@@ -54,7 +54,7 @@ FORMATS: Final[tuple[BlockType, ...]] = (Q6_K, Q5_K, Q4_K, Q8_0, Q4_0, F16, BF16
 NEAR: Final = 256
 """Positions of a cache up to which attention loads keys and values itself; those of more come through the pipeline."""
 READ: Final = 16384
-"""Such positions, times the CTAs that each read all of them for a share of the query heads, at most."""
+"""Such positions, times the CTAs that each read all of them for a group of the query heads, at most."""
 SCALES: Final = 8
 """Positions that a q8_0 cache's must be a multiple of, so that the scales of a tile are whole pieces of 16 bytes."""
 BUFFERS: Final = ("program", "workspace", "states", "rings", "histories", "ends", "rope", "logits", "timestamps")
@@ -84,7 +84,7 @@ class Tuning:
     attention_loads: int = 2
     attention_rows: int = 384
     """Cached positions that one CTA takes alone: to join parts costs more."""
-    attention_shares: int = 4
+    head_groups: int = 4
     """CTAs that share a KV head's query heads, at most: fewer registers each, but keys and values are read again."""
     attention_pipeline: int = 0
     """1: keys and values come through the pipeline, ahead of their turn; 2: tensor cores attend, where they can; 0:
@@ -118,7 +118,7 @@ class Tuning:
             made = cls(consumers=consumers, per_tile=1, attention_warps=consumers, epilogue=7, backoff=20)
         elif widest < 1280 and not ring:
             made = cls(consumers=16, per_tile=1, attention_warps=16, epilogue=3, polled=3)
-        return replace(made, attention_pipeline=2, attention_shares=max(1, READ // positions)) if ring else made
+        return replace(made, attention_pipeline=2, head_groups=max(1, READ // positions)) if ring else made
 
 
 def fixed(matrices: Iterable[Matrix], consumers: int) -> bool:
@@ -169,8 +169,9 @@ class Persistent:
         own = max(ins.output.count for ins in program.stages[0].instructions if ins.output is not None)
         made: dict[str, Any] = {
             "CTAS": program.ctas, "STAGES": len(program.stages), "SPLITS": program.parts,
-            "VOCAB": net.output.rows, "DIM": net.dim, "HEADS": net.heads, "KV_HEADS": net.kv_heads * program.shares,
-            "CACHE_HEADS": net.kv_heads, "HEAD_DIM": net.head_dim, "POSITIONS": self.positions,
+            "VOCAB": net.output.rows, "DIM": net.dim, "HEADS": net.heads,
+            "KV_HEADS": net.kv_heads * program.head_groups, "CACHE_HEADS": net.kv_heads, "HEAD_DIM": net.head_dim,
+            "POSITIONS": self.positions,
             "ROPE": ROPES[self.rope], "ROPE_PAIRS": self.rope_pairs, "EPS": f"{self.eps:.9e}f",
             "QK_NORM": self.qk_norm, "CACHE_Q8": self.cache_q8,
             "ACTIVATION": {"silu": 1, "gelu": 2}[self.activation],
@@ -322,7 +323,7 @@ class PersistentPlan:
             positions = cache.positions if reach > NEAR else reach
             kinds = (matrix.kind for matrix in made.matrices())
             tuning = Tuning.suited(kinds, positions, q8=cache.q8, head_dim=made.head_dim)
-        program = build(made, ctas, shares=tuning.attention_shares)
+        program = build(made, ctas, head_groups=tuning.head_groups)
         self.kernel = Persistent(
             program, self.device.arch, cache.positions, arch.rope, config.rope.dim // 2, config.eps,
             arch.query_norm is not None, cache.q8, arch.activation, timestamps=timestamps, tuning=tuning,
@@ -427,7 +428,9 @@ def prove(program: Program, words: NDArray[Any] | None = None) -> None:
         {(matrix.name, matrix.kind.name, matrix.rows, matrix.columns) for matrix in program.network.matrices()}
     )
     rules = resources.files("tegrad.llm").joinpath("schedule.py").read_bytes()
-    digest = hashlib.sha256(words.tobytes() + repr((names, program.parts, program.shares)).encode() + rules).hexdigest()
+    digest = hashlib.sha256(
+        words.tobytes() + repr((names, program.parts, program.head_groups)).encode() + rules
+    ).hexdigest()
     known = cache_dir().parent / "proofs" / digest
     if not known.exists():
         validate(program)

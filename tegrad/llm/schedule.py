@@ -227,7 +227,7 @@ class Program:
     parts: int
     """ATTEND instructions of each KV head, of which a position uses the first few."""
     stages: tuple[Stage, ...]
-    shares: int = 1
+    head_groups: int = 1
     """Shares that the query heads of each KV head are cut into, a CTA for each."""
 
     def replaced(self, *changed: Instruction) -> Program:
@@ -328,8 +328,8 @@ def imbalance(program: Program) -> float:
 
 
 class _Builder:
-    def __init__(self, network: Network, ctas: int, parts: int, shares: int) -> None:
-        self.network, self.ctas, self.parts, self.shares = network, ctas, parts, shares
+    def __init__(self, network: Network, ctas: int, parts: int, head_groups: int) -> None:
+        self.network, self.ctas, self.parts, self.head_groups = network, ctas, parts, head_groups
         self.stages: list[Stage] = []
         self.latest: dict[tuple[Vector, int], tuple[int, int]] = {}
         """By vector and first element of what a stage wrote: that stage and its writers."""
@@ -388,10 +388,10 @@ class _Builder:
     def attend(self, layer: int, floats: bool) -> None:
         net, stage = self.network, len(self.stages)
         row = [Instruction(Op.NOTHING, stage, cta, layer) for cta in range(self.ctas)]
-        count = net.kv_heads * self.shares
+        count = net.kv_heads * self.head_groups
         wide = net.heads // count * net.head_dim
         for head in range(count):
-            waits = tuple(self.wait(span) for span in head_spans(net, head, self.shares))
+            waits = tuple(self.wait(span) for span in head_spans(net, head, self.head_groups))
             output = Span(Vector.MIXED, head * wide, wide)
             for part in range(self.parts):
                 cta = part * count + head
@@ -405,10 +405,10 @@ class _Builder:
         self.add(Op.SAMPLE, 0, row, (), False)
 
 
-def head_spans(net: Network, head: int, shares: int) -> tuple[Span, Span, Span]:
+def head_spans(net: Network, head: int, head_groups: int) -> tuple[Span, Span, Span]:
     """The queries of a share of a KV head's query heads, the key and the value."""
-    wide = net.heads // net.kv_heads // shares * net.head_dim
-    key = net.heads * net.head_dim + head // shares * net.head_dim
+    wide = net.heads // net.kv_heads // head_groups * net.head_dim
+    key = net.heads * net.head_dim + head // head_groups * net.head_dim
     return (
         Span(Vector.QKV, head * wide, wide),
         Span(Vector.QKV, key, net.head_dim),
@@ -436,10 +436,10 @@ def _alike(matrices: Sequence[Matrix]) -> list[tuple[Matrix, ...]]:
     return [tuple(group) for group in groups]
 
 
-def build(network: Network, ctas: int, parts: int | None = None, shares: int = 1) -> Program:
+def build(network: Network, ctas: int, parts: int | None = None, head_groups: int = 1) -> Program:
     """The program of a step for so many CTAs; UnsupportedModelError where the kernel cannot run the network.
 
-    Attention is cut into `shares` of each KV head's query heads, at most, and `parts` of the positions, at most; into
+    Attention is cut into `head_groups` of each KV head's query heads and `parts` of the positions, at most; into
     as many as there are CTAs for unless given.
     """
     for matrix in network.matrices():
@@ -449,9 +449,9 @@ def build(network: Network, ctas: int, parts: int | None = None, shares: int = 1
     if ctas < network.kv_heads:
         raise UnsupportedModelError(f"{network.kv_heads} KV heads need as many CTAs, there are {ctas}")
     queries = network.heads // network.kv_heads
-    shares = max(at for at in range(1, shares + 1) if queries % at == 0 and network.kv_heads * at <= ctas)
-    room = ctas // (network.kv_heads * shares)
-    made = _Builder(network, ctas, min(parts or room, room), shares)
+    head_groups = max(at for at in range(1, head_groups + 1) if queries % at == 0 and network.kv_heads * at <= ctas)
+    room = ctas // (network.kv_heads * head_groups)
+    made = _Builder(network, ctas, min(parts or room, room), head_groups)
     made.embed(_plain(*network.layers[0].qkv))
     for at, layer in enumerate(network.layers):
         top = 0
@@ -470,7 +470,7 @@ def build(network: Network, ctas: int, parts: int | None = None, shares: int = 1
     for part in range(turns):
         made.product(Op.LOGITS, 0, Vector.X, Vector.TOP, (network.output,), part=part, parts=turns)
     made.sample()
-    return Program(network, ctas, made.parts, tuple(made.stages), shares)
+    return Program(network, ctas, made.parts, tuple(made.stages), head_groups)
 
 
 # --- validating -------------------------------------------------------------------------------------------------------
@@ -483,7 +483,7 @@ def needs(program: Program, ins: Instruction) -> tuple[Span, ...]:
     if ins.op in (Op.NOTHING, Op.EMBED):
         return ()
     if ins.op is Op.ATTEND:
-        return head_spans(program.network, ins.head, program.shares)
+        return head_spans(program.network, ins.head, program.head_groups)
     if ins.op is Op.SAMPLE:
         writers = sum(other.op is Op.LOGITS for other in program.stages[ins.stage - 1].instructions)
         return (Span(Vector.TOP, 0, writers),)
@@ -738,7 +738,7 @@ class WorkspaceLayout:
     """Where in one device buffer the kernel keeps what passes between CTAs, in bytes."""
 
     counters: int
-    """A counter for each stage, COUNTER bytes apart; after them one for each share of attention."""
+    """A counter for each stage, COUNTER bytes apart; after them one for each head group of attention."""
     vectors: dict[Vector, int]
     joins: int
     """The attention parts' floats, with as much beside them for packets."""
@@ -757,7 +757,7 @@ TOP_UNIT: Final = 16
 def workspace_layout(program: Program) -> WorkspaceLayout:
     """The layout for a program; the buffer starts as zeros."""
     net = program.network
-    heads = net.kv_heads * program.shares
+    heads = net.kv_heads * program.head_groups
     at = HEADER + COUNTER * (len(program.stages) + heads)
     joins = at = -(-at // 256) * 256
     part = net.heads // heads * (net.head_dim + 2) * 8

@@ -73,8 +73,8 @@ def decoded(
     [
         pytest.param(GROUPED, False, [TENSOR, replace(LANES, attention_loads=4)], id="f16"),
         pytest.param(GROUPED, False, [replace(TENSOR, epoch_flags=0)], id="counters", marks=pytest.mark.long),
-        pytest.param(GROUPED, False, [replace(TENSOR, attention_shares=2)], id="in shares", marks=pytest.mark.long),
-        pytest.param(GROUPED, False, [replace(TENSOR, attention_shares=4)], id="in four shares"),
+        pytest.param(GROUPED, False, [replace(TENSOR, head_groups=2)], id="in head groups", marks=pytest.mark.long),
+        pytest.param(GROUPED, False, [replace(TENSOR, head_groups=4)], id="in four head groups"),
         pytest.param(GROUPED, True, [TENSOR], id="q8_0"),
         pytest.param(WIDE, False, [TENSOR], id="heads of 128"),
     ],
@@ -190,7 +190,7 @@ def test_a_plan_for_many_positions_takes_keys_and_values_through_the_ring(
                 steps = [decode(device, plan, states, step, first + at, TEXT[at], positions) for at in range(5)]
                 found.append(np.array(steps))
                 if isinstance(plan, PersistentPlan):
-                    assert (plan.kernel.tuning.attention_pipeline, plan.kernel.program.shares) == (2, shares)
+                    assert (plan.kernel.tuning.attention_pipeline, plan.kernel.program.head_groups) == (2, shares)
         states.close()
     assert errors(found[1], found[0])[1] < 2e-5
 
@@ -198,9 +198,9 @@ def test_a_plan_for_many_positions_takes_keys_and_values_through_the_ring(
 def test_tunings_choose_the_ring_for_what_it_can_take() -> None:
     def forms(positions: int, q8: bool = False) -> tuple[int, int]:
         tuning = Tuning.suited([Q6_K], positions, q8=q8)
-        return tuning.attention_pipeline, tuning.attention_shares
+        return tuning.attention_pipeline, tuning.head_groups
 
-    near = (0, Tuning().attention_shares)
+    near = (0, Tuning().head_groups)
     assert [forms(0), forms(NEAR), forms(NEAR + 1, q8=True)] == [near] * 3, "scales of q8_0 must be whole pieces"
     assert [forms(NEAR + 8, True)[0], forms(READ // 4), forms(READ // 4 + 8), forms(READ)] == [
         2,
