@@ -463,10 +463,13 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
         return None
 
     def settled(self) -> bool:
-        """Wait for the GPU; whether memory may be given back. If the device failed or is closed, `close` does that."""
+        """Wait for the GPU; whether memory may be given back. If the device failed or is closed, `close` does that.
+
+        Buffers that are freed when Python ends come here too: a setting that a wait cannot read was told before.
+        """
         if self.closed or self.error_state is not None:
             return False
-        with suppress(DeviceFault, WaitTimeout):
+        with suppress(DeviceFault, WaitTimeout, ValueError):
             self.synchronize()
             return True
         return False

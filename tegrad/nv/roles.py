@@ -195,7 +195,7 @@ STAGING: Final = Role(
 )  # fmt: skip
 STATE: Final = Role(
     "state", 10, _INNER, VOLATILE, VOLATILE, PAGE,
-    cpu="polls rings of tokens and time stamps while steps run; sets prompts, states, settings between them",
+    cpu="polls rings of tokens and timestamps while steps run; sets prompts, states, settings between them",
     gpu="every step reads and advances it",
     why="CPU and GPU write neighbouring words of it",
     source=_ONE_WAY,

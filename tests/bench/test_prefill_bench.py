@@ -15,7 +15,7 @@ from tiny_llama import TYPE, Shape, write
 
 from tegrad.bench import prefill as bench
 from tegrad.bench.models import SHAPES, ModelNameError
-from tegrad.bench.models import Shape as Published
+from tegrad.bench.models import ModelShape as Published
 from tegrad.cli.bench import app
 from tegrad.llm.gemm import (
     AnyTile,

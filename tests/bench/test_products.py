@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tegrad.bench import products as bench
 from tegrad.bench.models import SHAPES
-from tegrad.bench.models import Shape as Published
+from tegrad.bench.models import ModelShape as Published
 from tegrad.cli.bench import app
 from tegrad.llm.gguf import F16, Q6_K, Q8_0
 from tegrad.llm.launch_config import Role, in_flight, launch_config

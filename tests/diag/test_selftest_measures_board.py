@@ -155,7 +155,7 @@ def test_a_gpu_with_memory_of_its_own_has_facts_and_no_record(name: str, monkeyp
     Fake(monkeypatch, (OWN,))
     monkeypatch.setattr(probes, "stream", lambda *_: rates())
     monkeypatch.setattr(probes, "exchange_us", lambda *_: 2.0)
-    monkeypatch.setattr(probes, "epoch_flags", lambda *_: QUICK)
+    monkeypatch.setattr(probes, "handover", lambda *_: QUICK)
     path = memory_record.store(RECORD)
     before = path.read_text()
     assert run(name).last == {"outcome": "right"}
@@ -186,7 +186,7 @@ def test_each_outcome_of_packets_says_which_plan_follows(
     Fake(monkeypatch)
     came = {VOLATILE: volatile, CACHED: cached}
     monkeypatch.setattr(probes, "exchange_us", lambda *_: 2.0)
-    monkeypatch.setattr(probes, "epoch_flags", lambda device, kind, *_: came[kind])
+    monkeypatch.setattr(probes, "handover", lambda device, kind, *_: came[kind])
     path = memory_record.store(RECORD)
     told = run("packets")
     record = MemoryRecord(**json.loads(path.read_text()))

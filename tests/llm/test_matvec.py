@@ -68,7 +68,7 @@ class Run:
         self.given["next_norm"] = rng.uniform(0.5, 1.5, p.rows).astype(np.float32)
         groups = -(-p.rows // 16)
         outputs = {"out_q": (p.rows, np.int8), "out_s": (groups, np.float32)}
-        outputs |= {"out_ss": (p.out_ss_parts(self.form), np.float32)}
+        outputs |= {"out_ss": (p.out_ss_parts(self.config), np.float32)}
         outputs |= {"best": (-(-p.rows // 32), np.float32), "best_row": (-(-p.rows // 32), np.int32)}
         self.given |= {name: np.zeros(shape, kind) for name, (shape, kind) in outputs.items()}
         self.expected = self._end(products)
@@ -99,11 +99,11 @@ class Run:
         return y + self.given["out"] if self.product.residual else y
 
     def __call__(self) -> None:
-        p, form = self.product, self.form
-        assert p.fits(form)
+        p, config = self.product, self.config
+        assert p.fits(config)
         buffers = {name: self.operands.put(self.given[name]) for name in p.arguments}
-        program = p.load(self.operands.device, form)
-        program(*buffers.values(), global_size=(p.grid(form), 1, 1), local_size=(32 * form.warps, 1, 1), wait=True)
+        program = p.load(self.operands.device, config)
+        program(*buffers.values(), global_size=(p.grid(config), 1, 1), local_size=(32 * config.warps, 1, 1), wait=True)
         self.got = {
             name: self.operands.get(buffer, self.given[name].shape, self.given[name].dtype)
             for name, buffer in buffers.items()
@@ -118,7 +118,7 @@ class Run:
         if p.out_x or p.residual:
             assert np.abs(self.got["out"] - y).max() < 1e-5 * largest
         if p.out_norm:
-            size = min(self.form.cta_rows, 32)
+            size = min(self.config.cta_rows, 32)
             squares = np.add.reduceat(y * y, np.arange(0, p.rows, size))
             np.testing.assert_allclose(self.got["out_ss"], squares, rtol=1e-5)
             y = y * self.given["next_norm"]

@@ -207,7 +207,7 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("operands", "name"), list(cases()), indirect=["operands"])
-def test_every_stage_hands_on_what_its_twin_does(operands: Operands, name: str) -> None:
+def test_every_stage_publishes_what_its_interpreter_does(operands: Operands, name: str) -> None:
     shape, ctas, position, more = CASES[name]
     rig = Rig(operands, shape, ctas, **more)
     rig.fill_cache(position)

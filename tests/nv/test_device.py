@@ -369,6 +369,12 @@ def test_a_device_that_failed_or_is_closed_is_not_settled(fake_device: Any, monk
             _ = fake_device.kernargs_offset_allocator
         assert (fake_device.settled(), waited) == (False, [1])
 
+    def unread() -> None:
+        raise ValueError("invalid literal for int() with base 10: 'x'")
+
+    monkeypatch.setattr(fake_device, "synchronize", unread)  # a buffer freed as Python ends, by a wrong setting
+    assert not fake_device.settled()
+
     def stuck() -> None:
         raise WaitTimeout("no end")
 

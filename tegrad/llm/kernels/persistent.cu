@@ -83,7 +83,7 @@ enum RunField { ADDRESS, SEGMENTS_OF = 2, FORMAT_OF = 3 };
 enum Flag { READS_FLOATS = 1, WRITES_FLOATS = 2, HANDS_ON = 4 };
 enum Format { FORMAT_Q6_K, FORMAT_Q5_K, FORMAT_Q4_K, FORMAT_Q8_0, FORMAT_Q4_0, FORMAT_F16, FORMAT_BF16, FORMAT_F32 };
 constexpr int RUNS = 3, COUNTER_BYTES = 32;
-constexpr int HEAD_GROUPS = KV_HEADS / CACHE_HEADS;
+constexpr int GROUPS_PER_HEAD = KV_HEADS / CACHE_HEADS;
 
 constexpr int CONSUMER_THREADS = 32 * CONSUMERS, EPILOGUE_THREADS = 32 * EPILOGUE;
 constexpr int HELD = 4;        // segments whose lanes' sums a warp keeps before it adds them up
@@ -159,10 +159,10 @@ struct Word {
 #if ATTENTION_PIPELINE
 // The cache of the KV head that an ATTEND instruction is for.
 __device__ __forceinline__ attend::Side keys_of(const Word &word) {
-    return attend::side((void *)word.address(RUN), (__half *)word.address(RUN + 8), word[HEAD] / HEAD_GROUPS);
+    return attend::side((void *)word.address(RUN), (__half *)word.address(RUN + 8), word[HEAD] / GROUPS_PER_HEAD);
 }
 __device__ __forceinline__ attend::Side values_of(const Word &word) {
-    return attend::side((void *)word.address(RUN + 4), (__half *)word.address(EXTRA), word[HEAD] / HEAD_GROUPS);
+    return attend::side((void *)word.address(RUN + 4), (__half *)word.address(EXTRA), word[HEAD] / GROUPS_PER_HEAD);
 }
 #endif
 
@@ -510,8 +510,8 @@ __device__ __noinline__ void attend_part(Word word, Work &work, unsigned char *w
     if (warp < ATTENTION_WARPS) {
         const attend::Output out = {work.sums, nullptr, nullptr};
         Attending &a = work.attending;
-        attend::part(a.shared, attend::side(keys, key_scales, head / HEAD_GROUPS),
-                     attend::side(values, value_scales, head / HEAD_GROUPS), number, position, a.query, a.key, a.value,
+        attend::part(a.shared, attend::side(keys, key_scales, head / GROUPS_PER_HEAD),
+                     attend::side(values, value_scales, head / GROUPS_PER_HEAD), number, position, a.query, a.key, a.value,
                      q_norm, k_norm, work.turn, ROPE_PAIRS, joins, counter, out, thread,
                      [] { barrier_sync<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS); });
         if (thread == 0) work.joined = parts == 1 || a.shared.last;
@@ -784,7 +784,7 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
                 [=](int packet) {
                     const int begin = packet < QUERY
                         ? head * attend::OUTPUTS
-                        : (HEADS + (packet >= KEY ? CACHE_HEADS : 0) + head / HEAD_GROUPS) * HEAD_DIM;
+                        : (HEADS + (packet >= KEY ? CACHE_HEADS : 0) + head / GROUPS_PER_HEAD) * HEAD_DIM;
                     return from + begin / 8 * 48 + 16 * (packet - (packet < QUERY ? 0 : packet < KEY ? QUERY : KEY));
                 },
                 [=](int packet) {

@@ -70,7 +70,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     ),
     "numbers": (
         *(_TSG + name for name in ("_free_number", "Tsg.hold", "Tsg.drop", "TsgFile.release")),
-        _CHANNEL + "Channel.release",
+        _CHANNEL + "DriverChannel.release",
     ),
     "runlist": (
         "tegrad.orin.runlist.order",
@@ -79,7 +79,10 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "setup": (_CHANNEL + "_ring_checks", _CHANNEL + "setup_bind"),
     "fault": (
         *(f"tegrad.orin.recovery.{name}" for name in ("pbdma_fault", "context_switch_timeout", "recover")),
-        *(_CHANNEL + name for name in ("Channel.fault", "Notifier.set", "force_reset", "set_timeout", "get_timedout")),
+        *(
+            _CHANNEL + name
+            for name in ("DriverChannel.fault", "Notifier.set", "force_reset", "set_timeout", "get_timedout")
+        ),
     ),
     "number": ("tegrad.orin.syncpoint.Syncpoints.reached", "tegrad.orin.semaphore._circular", "tegrad.hw.gpfifo.token"),
     "class": tuple(f"tegrad.orin.engine_classes.{name}" for name in ("known", "draws", "computes")),
@@ -190,7 +193,7 @@ _SHARED = "sharing a TSG is os/linux's matter"
 EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
     ("", r"\.log\.|^log\.", "leave out", "log lines are no answer"),
     ("pbdma_fault", r"^for name in|^if event.intr_0:|^if acquire:", "leave out", "log lines are no answer"),
-    ("Channel.fault", r"^self.notifier is not None$", "turn", "what it returns is for the log"),
+    ("DriverChannel.fault", r"^self.notifier is not None$", "turn", "what it returns is for the log"),
     ("context_switch_timeout", r"^if tsg is None:", "leave out", "a group that is gone by then"),
     ("set_timeslice", r"schedule\(\)", "leave out", _TOLD),
     ("", r"\.wake\(\)", "leave out", "nobody waits in a case"),
@@ -199,7 +202,7 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
     ("", r"^self._clear_ptes|^self._back|give_objects|classes.append", "leave out", _TOLD),
     ("AddressSpace._add", r"pte.read_only", "", _TOLD),
     ("", r"buffer\.drop\(\)|^for piece in area|userd|gpfifo_va|make_context", "", _MEMORY),
-    ("Channel.release", r"\bvm\b|syncpoint|set_notifier|driver.channels", "", _MEMORY),
+    ("DriverChannel.release", r"\bvm\b|syncpoint|set_notifier|driver.channels", "", _MEMORY),
     ("Tsg.drop", r"context", "", _MEMORY),
     ("setup_bind", r"dmabuf|allocated|length|^[08]$|usermode_mmio", "", _LINUX),
     ("AddressSpace.release", r"^mapping.area = None", "", _TOLD),
