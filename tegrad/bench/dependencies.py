@@ -32,6 +32,7 @@ from tinygrad.helpers import Target
 import tegrad.nv
 from tegrad.bench.gpu import check_gpu
 from tegrad.hw.classes import HOST
+from tegrad.llm.chips import kernels_of
 from tegrad.nv.compilers import compile_cuda
 from tegrad.nv.replay import (
     AHEAD,
@@ -289,7 +290,7 @@ def _cost(probe: Probe, form: str, dependency: Dependency) -> Cost:
 
 def forms(device_arch: str) -> list[str]:
     """The forms that a chip can try."""
-    return [*FORMS, *(HOPPER if int(device_arch.removeprefix("sm_")) >= 90 else ())]
+    return [*FORMS, *(HOPPER if kernels_of(device_arch).overlaps else ())]
 
 
 @contextmanager

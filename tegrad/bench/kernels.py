@@ -23,8 +23,6 @@ from tegrad.nv.replay import Launch
 from tegrad.nv.toolchain import CompilerMissing
 from tegrad.ptx import PtxError, PtxFault
 
-BLOCKS_PER_SM: Final[Mapping[str, int]] = {"sm_87": 16, "sm_90": 32}
-"""CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"."""
 _REGISTERS: Final = 256
 """A warp's registers are given out in such groups (CUDA occupancy calculator, compute capabilities 8 and 9)."""
 SAMPLE: Final = 4
@@ -79,7 +77,7 @@ def resident(chip: Chip, registers: int, shared: int, threads: int) -> int:
     warps = -(-threads // 32)
     per_warp = -(-registers * 32 // _REGISTERS) * _REGISTERS
     # Each of an SM's four parts holds a quarter of the registers, and whole warps.
-    limits = [BLOCKS_PER_SM[chip.arch], chip.warps_per_sm // warps]
+    limits = [chip.blocks_per_sm, chip.warps_per_sm // warps]
     if per_warp:
         limits.append(chip.regs_per_sm // 4 // per_warp * 4 // warps)
     limits.append(chip.smem_per_sm // max(shared, SHARED_RESERVE))

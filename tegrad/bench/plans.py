@@ -12,6 +12,7 @@ from tegrad.bench.dry import DryDevice, matrices, model
 from tegrad.llm.arch import Config
 from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
+from tegrad.llm.chips import kernels_of
 from tegrad.llm.gemm import TilePicker, pick_tile, pick_wgmma
 from tegrad.llm.gguf import F16, F32, BlockType
 from tegrad.llm.packed import WARPS, PackedModel, look_at
@@ -109,7 +110,7 @@ PLANS: Final[Mapping[str, Callable[[PackedModel], list[Launch]]]] = {
 
 def plans_of(arch: str) -> list[str]:
     """The plans that a chip such as "sm_87" can run."""
-    return [plan for plan in PLANS if "wgmma" not in plan or arch == "sm_90"]
+    return [plan for plan in PLANS if "wgmma" not in plan or kernels_of(arch).wgmma_tokens is not None]
 
 
 def launches(

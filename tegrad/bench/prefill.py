@@ -34,6 +34,7 @@ from tegrad.bench.dependencies import FORMS, HOPPER, gpu_us, opened
 from tegrad.bench.models import SHAPES
 from tegrad.llm import packed
 from tegrad.llm.arch import Config
+from tegrad.llm.chips import kernels_of
 from tegrad.llm.flash import Flash
 from tegrad.llm.gemm import (
     PICKS,
@@ -214,7 +215,7 @@ def candidates(gemm: Gemm, tokens: int, arch: str, sms: int) -> list[AnyTile]:
     )
     if tokens > 16:
         found += _many(gemm, tokens, arch, sms)
-        found += _wgmma(gemm, tokens, sms) if arch == "sm_90" else ()
+        found += _wgmma(gemm, tokens, arch, sms) if kernels_of(arch).wgmma_tokens is not None else ()
     return found
 
 
@@ -276,7 +277,7 @@ def _many(gemm: Gemm, tokens: int, arch: str, sms: int) -> Iterator[Tile]:
 WGMMA_STAGES: Final = (3, 4)
 
 
-def _wgmma(gemm: Gemm, tokens: int, sms: int) -> Iterator[WgmmaTile]:
+def _wgmma(gemm: Gemm, tokens: int, arch: str, sms: int) -> Iterator[WgmmaTile]:
     runs = gemm.columns // 64
     shapes = combinations((32, 64, 128, 256), (64, 128, 192, 256), (1, 2), WGMMA_STAGES, (1, 2, 4, 8, 16))
     for bm, bn, units, stages, splits in shapes:
@@ -286,7 +287,7 @@ def _wgmma(gemm: Gemm, tokens: int, sms: int) -> Iterator[WgmmaTile]:
         idle = blocks < 0.7 * sms or (splits > 1 and blocks > 2.3 * sms)
         if runs % units or splits * stages * units > runs or bm >= 2 * tokens or idle or (bm < 64 and bm < tokens):
             continue
-        if resident := _resident(bm // 2 + 64, bn // 16, tile.shared_bytes(gemm), "sm_90"):
+        if resident := _resident(bm // 2 + 64, bn // 16, tile.shared_bytes(gemm), arch):
             yield replace(tile, resident=resident)
 
 

@@ -28,9 +28,11 @@ from tinygrad.helpers import Target
 
 from tegrad.bench.dependencies import FORMS, HOPPER, gpu_us, opened
 from tegrad.bench.models import SHAPES
+from tegrad.hw.chips import by_arch
 from tegrad.llm.arch import Config
+from tegrad.llm.chips import Role, Tuning
 from tegrad.llm.gguf import BLOCK_TYPES, BlockType
-from tegrad.llm.launch_config import Role, Tuning, fit, launch_config
+from tegrad.llm.launch_config import fit, launch_config
 from tegrad.llm.matvec import LaunchConfig, Part, Product
 from tegrad.llm.packing import PLAIN, segments
 from tegrad.nv import roles
@@ -210,8 +212,10 @@ LEAST_WARPS: Final = 4
 def candidates(product: Product, arch: str) -> list[LaunchConfig]:
     """The configurations that a sweep tries: all tunings made to fit, and what an SM's registers hold of each."""
     found: dict[LaunchConfig, None] = {}
+    chip = by_arch(arch)
+    most = 0 if chip is None else chip.warps_per_sm
     for rows, items, ahead, warps, ctas, keep in combinations(*CANDIDATES.values()):
-        if ahead <= items and 8 <= warps * ctas <= (48 if arch == "sm_87" else 64):
+        if ahead <= items and 8 <= warps * ctas <= most:
             cut = fit(product, Tuning(rows, items, ahead, warps, ctas, bool(keep)))
             if product.grid(cut) >= 32 and cut.warps >= LEAST_WARPS and product.items(cut) <= 32 * cut.warps:
                 found[cut] = None

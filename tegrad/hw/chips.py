@@ -1,11 +1,11 @@
-"""The chips and boards tegrad knows. Adding one is adding a row.
+"""The chips and boards tegrad knows. Adding one is adding a row; llm/chips.py has what our kernels do on it.
 
 Sources, by field:
 - class numbers, architecture, litter (2 GPC x 4 TPC x 2 SM of ga10b): L4T r36.4.3 nvgpu driver source
   (hal/init/hal_ga10b_litter.c, hw_proj_ga10b.h), see tests/data/ga10b-hw.json.
 - SM and SPA version, revision, L2 size, maximum clock of AGX Orin: readings of a 64 GB developer kit under r36.4.
-- warps, registers and shared memory per SM and per CTA: CUDA C++ Programming Guide, "Technical Specifications per
-  Compute Capability", 8.7 (48 warps, 64 K registers, 164 KB, 163 KB), 9.0 (64 warps, 64 K registers, 228 KB, 227 KB).
+- warps, blocks, registers and shared memory per SM, shared memory per CTA: CUDA C++ Programming Guide, "Technical
+  Specifications per Compute Capability", 8.7 (48, 16, 64 K, 164 KB, 163 KB), 9.0 (64, 32, 64 K, 228 KB, 227 KB).
 - memory size and bandwidth, clock and SM count of the Orin modules: NVIDIA Jetson Orin series data sheets (128 CUDA
   cores an SM: 2048, 1792, 1024 and 512; 204.8, 102.4 and 51.2 GB/s; Nano at its "Super" setting). What the sheets leave
   out (L2, revision, which TPCs are absent) is AGX Orin's, or inferred, and not verified for the smaller modules.
@@ -44,6 +44,7 @@ class Chip:
     tpc_per_gpc: int
     sm_per_tpc: int
     warps_per_sm: int
+    blocks_per_sm: int
     regs_per_sm: int
     smem_per_sm: int
     smem_per_cta: int
@@ -95,6 +96,7 @@ _AGX_ORIN = Chip(
     tpc_per_gpc=4,
     sm_per_tpc=2,
     warps_per_sm=48,
+    blocks_per_sm=16,
     regs_per_sm=65536,
     smem_per_sm=164 * KIB,
     smem_per_cta=163 * KIB,
@@ -127,6 +129,7 @@ _GH100 = Chip(
     tpc_per_gpc=11,
     sm_per_tpc=2,
     warps_per_sm=64,
+    blocks_per_sm=32,
     regs_per_sm=65536,
     smem_per_sm=228 * KIB,
     smem_per_cta=227 * KIB,
@@ -172,6 +175,11 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
     }
 )
 """Every board by name."""
+
+
+def by_arch(arch: str) -> Chip | None:
+    """The first board of an architecture such as "sm_87", which may have more SMs than the device at hand."""
+    return next((chip for chip in CHIPS.values() if chip.arch == arch), None)
 
 
 def by_sm_version(version: int) -> Chip:

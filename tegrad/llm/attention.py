@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tegrad.llm.chips import WARPS, kernels_of
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.programs import load_kernel
 
@@ -20,11 +21,6 @@ BUFFERS: Final = (
     *("workspace", "counters", "x", "q", "s"),
 )
 """The kernel's buffers in order; where the variant does not use one, any buffer stands in its place."""
-WARPS: Final = (8, 4)
-"""Of a CTA: the first that 32 KiB of shared memory for their sums allow. For one sequence on Hopper they have twice the
-rows in flight that 12 have registers for, which is quicker; an Orin's SM needs no more to keep its memory busy."""
-HOPPER_WARPS: Final = (12, *WARPS)
-"""For several sequences there."""
 FEWEST: Final = 4
 """Of a CTA where there are more of them than SMs, so that one SM holds several."""
 MIXED_BYTES: Final = 32 << 10
@@ -80,17 +76,13 @@ class Attention:
         return (self.tuning or {}).get("SPLITS", max(1, self.sms // (self.kv_heads * self.sequences)))
 
     @property
-    def _wide(self) -> bool:
-        return self.arch == "sm_90" and self.sequences > 1
-
-    @property
     def warps(self) -> int:
         """Warps of a CTA."""
         bytes_of_one = 4 * self.group * self.head_dim
         crowded = self.sequences * self.kv_heads > self.sms
         fitting = (
             w
-            for w in ((FEWEST,) if crowded else HOPPER_WARPS if self._wide else WARPS)
+            for w in ((FEWEST,) if crowded else kernels_of(self.arch).attention_warps if self.sequences > 1 else WARPS)
             if w * bytes_of_one <= MIXED_BYTES and (w <= 8 or self.group <= 4)
         )
         return (self.tuning or {}).get("ATTENTION_WARPS", next(fitting))
@@ -98,7 +90,7 @@ class Attention:
     @property
     def loads(self) -> int:
         """Rows of keys, and of values, that a lane has in flight."""
-        many = self.group <= 2 or (self.arch == "sm_90" and self.sequences == 1 and self.group <= 4)
+        many = self.group <= (kernels_of(self.arch).deep_group if self.sequences == 1 else 2)
         return (self.tuning or {}).get("ATTENTION_LOADS", 8 if many else 4)
 
     @property

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from tinygrad import Device
 from tinygrad.runtime.support.hcq import HCQBuffer
 
-from tegrad.hw.chips import CHIPS
+from tegrad.hw.chips import by_arch
 from tegrad.llm.cache import KvCache
+from tegrad.llm.chips import capability, kernels_of
 from tegrad.llm.errors import ContextError, ModelError, OutOfMemory, UnsupportedModelError
 from tegrad.llm.gguf import Gguf, Progress
 from tegrad.llm.loop import Loop, LoopError
@@ -33,7 +34,6 @@ from tegrad.nv.replay import AHEAD, DEFAULT, Dependency, Launch, up_to
 
 OLDEST: Final = 80
 """The kernels' oldest architecture, sm_80: 16-byte asynchronous copies and mma of halves."""
-HOPPER: Final = 90
 SHORT: Final = 16
 """Prompts up to so many tokens are fed a step each."""
 LONGER: Final = 64
@@ -82,12 +82,7 @@ Planner = Callable[[PackedModel, States, KvCache], Plan]
 def suits(device: Any) -> bool:
     """Whether our kernels run on an opened device."""
     arch = str(getattr(device, "arch", ""))
-    return device.device.split(":")[0] == "NV" and arch.startswith("sm_") and _capability(arch) >= OLDEST
-
-
-def _capability(arch: str) -> int:
-    """A chip's compute capability, times ten."""
-    return int(arch[3:].rstrip("af"))
+    return device.device.split(":")[0] == "NV" and arch.startswith("sm_") and capability(arch) >= OLDEST
 
 
 def suits_named(name: str | None = None) -> bool:
@@ -158,13 +153,13 @@ class Engine:
 
         On an Orin one launch only where a record of it shows that packets between CTAs are right, and quicker.
         """
-        hopper = _capability(self.device.arch) >= HOPPER
-        if self._overlapped is not None or not (hopper or roles.one_launch()):
+        overlaps = kernels_of(self.device.arch).overlaps
+        if self._overlapped is not None or not (overlaps or roles.one_launch()):
             return DecodePlan(model, states, cache, overlap=self._overlapped is not None)
         with suppress(UnsupportedModelError):
             return PersistentPlan(model, states, cache, reach=NEAR if self._near else None)
-        self._overlapped = AHEAD if hopper else None
-        return DecodePlan(model, states, cache, overlap=hopper)
+        self._overlapped = AHEAD if overlaps else None
+        return DecodePlan(model, states, cache, overlap=overlaps)
 
     def _go_far(self) -> None:
         """Change to the step that suits the whole context, where there is room: this one is right too, but slower."""
@@ -335,7 +330,7 @@ class Engine:
             return self.context
         if self._short is not None:
             return self._short
-        chip = next((chip for chip in CHIPS.values() if chip.arch == self.device.arch), None)
+        chip = by_arch(self.device.arch)
         if chip is None:
             return SHORT
         return max(SHORT, min(LONGER, int(LOADING * chip.mem_bandwidth / 2 / self._bytes)))

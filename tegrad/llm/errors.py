@@ -17,6 +17,10 @@ class UnsupportedModelError(ModelError):
     """The file is a sound GGUF that asks for something we do not run: an architecture, a quantization, a tokenizer."""
 
 
+class UntunedChipError(UnsupportedModelError):
+    """What asks for a tuning runs on chips that have one only."""
+
+
 class OutOfMemory(ModelError):
     """The device has no room for the model or its cache."""
 

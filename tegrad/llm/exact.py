@@ -21,10 +21,10 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from tegrad.llm.arch import Config, Spec, tensor_name
+from tegrad.llm.chips import Role
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.interpreter import round_scale
-from tegrad.llm.launch_config import Role
 from tegrad.llm.matvec import SET
 from tegrad.llm.packing import PLAIN
 from tegrad.llm.reference import ACTIVATIONS, ROTATIONS, ROUNDINGS

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tegrad.hw.chips import CHIPS
+from tegrad.llm.chips import kernels_of
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import BLOCK_TYPES, BlockType
 from tegrad.llm.packing import LANE_WEIGHTS, SEGMENT, segment_bytes
@@ -322,15 +322,11 @@ BLOCKS_PER_SM: Final = 2
 """What registers and shared memory of both chips allow of the tiles below."""
 LEAST_STEPS: Final = 4
 """Stages of columns that a split keeps, so that its copies run ahead."""
-SHARED: Final[Mapping[str, int]] = {chip.arch: chip.smem_per_sm for chip in CHIPS.values()}
-"""Bytes of shared memory of an SM."""
-LEAST_SHARED: Final = 100 << 10
-"""The same of chips that are not in the table: compute capabilities 8.6 and 8.9 have least (CUDA programming guide)."""
 
 
 def blocks_held(arch: str, shared: int) -> int:
     """Blocks that the shared memory of an SM holds; the hardware takes its reserve for each."""
-    return SHARED.get(arch, LEAST_SHARED) // (shared + SHARED_RESERVE)
+    return kernels_of(arch).smem_per_sm // (shared + SHARED_RESERVE)
 
 
 def pick_tile(device: Any, gemm: Gemm, tokens: int) -> AnyTile:
@@ -338,8 +334,6 @@ def pick_tile(device: Any, gemm: Gemm, tokens: int) -> AnyTile:
     return pick_small_m(device, gemm, tokens) if tokens <= SMALL_M else pick_many(device, gemm, tokens)
 
 
-WGMMA_FROM: Final = 512
-"""Tokens of a chunk from which Hopper's own instructions are taken; shorter ones were not measured."""
 STREAMS: Final = ((2, 3), (1, 7), (1, 4), (1, 3), (1, 2))
 """Blocks of an SM and stages of a StreamTile, the best on an H200 first; two blocks have registers for 8 tokens."""
 
@@ -397,8 +391,8 @@ def pick_wgmma(device: Any, gemm: Gemm, tokens: int) -> AnyTile:
 
 def pick_quickest(device: Any, gemm: Gemm, tokens: int) -> AnyTile:
     """`pick_wgmma` for prompts of which an H200 measured that they gain by it, a quarter; else `pick_tile`."""
-    hopper = device.arch == CHIPS["gh100"].arch
-    return (pick_wgmma if hopper and tokens >= WGMMA_FROM else pick_tile)(device, gemm, tokens)
+    least = kernels_of(device.arch).wgmma_tokens
+    return (pick_tile if least is None or tokens < least else pick_wgmma)(device, gemm, tokens)
 
 
 PICKS: Final[Mapping[str, TilePicker]] = {"mma": pick_tile, "wgmma": pick_wgmma}

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Final, Literal
+from dataclasses import replace
+from typing import Final
 
+from tegrad.llm.chips import Role, Tuning, kernels_of
 from tegrad.llm.matvec import BEST_ROWS, LaunchConfig, Product, least_rows
 from tegrad.llm.packing import PLAIN, SEGMENT
-
-Role = Literal["qkv", "output", "gate", "down", "logits"]
-"""A product's place in a decode step."""
 
 REGISTERS: Final = 65536
 """Of an SM: CUDA programming guide, compute capabilities 8.0 to 9.0."""
@@ -22,50 +19,9 @@ _WEIGHTS: Final = {"Q4_0": 9, "Q4_K": 12, "Q5_K": 14, "Q6_K": 14, "Q8_0": 17, "F
 """Registers of an item in flight; of floats, with some of the activations, which come from shared memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """What to aim at for a role.
-
-    Rows of a CTA; items of a warp, and how many of them in flight at most; warps of a CTA at most; CTAs of an SM at
-    least; whether activations are kept in registers.
-    """
-
-    rows: int = 16
-    items: int = 2
-    ahead: int = 4
-    warps: int = 16
-    ctas: int = 1
-    keep: bool = True
-
-
-_SM_90: Final[Mapping[Role, Tuning]] = {
-    "qkv": Tuning(items=1),
-    "output": Tuning(items=1),
-    "gate": Tuning(items=4, ahead=2, warps=8, ctas=3),
-    "down": Tuning(items=4),
-    "logits": Tuning(rows=64, items=8, ahead=2, warps=8, ctas=3),
-}
-"""A product with about as many CTAs as the chip has SMs asks for all its weights at once; a larger one keeps 80 KB an
-SM in flight, in CTAs that end at different times. One or two rows in flight a warp were best in an experiment on an
-H200; `tegrad.bench.products --sweep` tries the others."""
-
-_SM_87: Final[Mapping[Role, Tuning]] = {
-    "qkv": Tuning(items=2, ahead=2, warps=8, ctas=2),
-    "output": Tuning(items=2, ahead=2, warps=8, ctas=2),
-    "gate": Tuning(items=4, ahead=2, warps=8, ctas=2),
-    "down": Tuning(items=8, ahead=2, warps=8, ctas=3),
-    "logits": Tuning(rows=64, items=8, ahead=2, warps=8, ctas=3),
-}
-"""An SM's share of the bandwidth is 13 GB/s or less: little needs to be in flight, and every product has many CTAs for
-each SM. Calculated, not measured."""
-
-TUNINGS: Final[Mapping[str, Mapping[Role, Tuning]]] = {"sm_90": _SM_90, "sm_87": _SM_87}
-"""By chip."""
-
-
 def launch_config(product: Product, role: Role, arch: str) -> LaunchConfig:
     """The launch configuration of a product on a chip such as sm_90: the table's, made to fit the product's shape."""
-    return fit(product, TUNINGS.get(arch, _SM_90)[role])
+    return fit(product, kernels_of(arch).products[role])
 
 
 def fit(product: Product, tuning: Tuning) -> LaunchConfig:

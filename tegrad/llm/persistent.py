@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tinygrad.runtime.support.hcq import HCQBuffer
 
-from tegrad.hw.chips import CHIPS, Chip
+from tegrad.hw.chips import Chip, by_arch
 from tegrad.llm.attention import ROPES
 from tegrad.llm.cache import KvCache
-from tegrad.llm.errors import UnsupportedModelError
+from tegrad.llm.chips import TUNED
+from tegrad.llm.errors import UnsupportedModelError, UntunedChipError
 from tegrad.llm.gguf import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
 from tegrad.llm.packed import PackedMatrix, PackedModel
 from tegrad.llm.packing import PLAIN, SEGMENT, SET, segment_bytes
@@ -209,8 +210,10 @@ class Persistent:
 
     @property
     def chip(self) -> Chip:
-        """A chip of the architecture."""
-        return next(chip for chip in CHIPS.values() if chip.arch == self.arch)
+        """A chip of the architecture. UntunedChipError where there is none."""
+        if (chip := by_arch(self.arch)) is None:
+            raise UntunedChipError(f"a step in one launch has no tuning for {self.arch}; tuned are {', '.join(TUNED)}")
+        return chip
 
     @property
     def shared_bytes(self) -> int:

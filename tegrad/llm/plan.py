@@ -17,7 +17,8 @@ from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.llm.attention import BUFFERS, Attention
 from tegrad.llm.cache import KvCache
-from tegrad.llm.launch_config import Role, launch_config
+from tegrad.llm.chips import Role
+from tegrad.llm.launch_config import launch_config
 from tegrad.llm.matvec import BEST_ROWS, SET, Activation, LaunchConfig, Norm, Part, Product
 from tegrad.llm.packed import PackedLayer, PackedMatrix, PackedModel
 from tegrad.llm.packing import PLAIN

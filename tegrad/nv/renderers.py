@@ -19,7 +19,7 @@ from tinygrad.renderer.cstyle import CUDARenderer
 from tinygrad.renderer.ptx import PTXRenderer
 from tinygrad.uop.ops import Ops, UOp
 
-from tegrad.hw.chips import CHIPS
+from tegrad.hw.chips import by_arch
 from tegrad.nv import codegen, compilers, toolchain
 from tegrad.nv.directives import Directives
 
@@ -69,8 +69,8 @@ class CubinCompiler(Compiler):  # type: ignore[misc]
 
 def shared_max(arch: str) -> int:
     """Bytes of shared memory that one block may use on `arch`; tinygrad's own limit for chips without a row."""
-    limits = [chip.smem_per_cta for chip in CHIPS.values() if chip.arch == arch]
-    return limits[0] if limits else STATIC_SHARED_MAX
+    chip = by_arch(arch)
+    return STATIC_SHARED_MAX if chip is None else chip.smem_per_cta
 
 
 def beam_suffix(name: str, key: str) -> str:

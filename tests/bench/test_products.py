@@ -15,8 +15,9 @@ from tegrad.bench import products as bench
 from tegrad.bench.models import SHAPES
 from tegrad.bench.models import ModelShape as Published
 from tegrad.cli.bench import app
+from tegrad.llm.chips import Role
 from tegrad.llm.gguf import F16, Q6_K, Q8_0
-from tegrad.llm.launch_config import Role, in_flight, launch_config
+from tegrad.llm.launch_config import in_flight, launch_config
 from tegrad.llm.matvec import Product
 
 TINY = Published("llama", 320, 512, 1024, 2, 8, 4, 64, 128, 0, eps=1e-5)

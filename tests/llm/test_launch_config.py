@@ -4,8 +4,9 @@ import pytest
 
 from tegrad.bench.models import SHAPES
 from tegrad.bench.products import products
+from tegrad.llm.chips import Role
 from tegrad.llm.gguf import BF16, Q4_K, Q6_K, Q8_0, BlockType
-from tegrad.llm.launch_config import Role, in_flight, launch_config
+from tegrad.llm.launch_config import in_flight, launch_config
 
 WARPS = 16
 """Of a CTA at most, in a product that has an SM's registers for itself."""
