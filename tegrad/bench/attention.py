@@ -29,6 +29,7 @@ from tegrad.llm.attention import BUFFERS, CACHES, Attention
 from tegrad.llm.state import States
 from tegrad.nv import roles
 from tegrad.nv.compilers import CompileFailed
+from tegrad.nv.gpu import Gpu
 from tegrad.nv.program import LaunchError
 from tegrad.nv.replay import Dependency, Launch
 from tegrad.nv.spec import MemorySpec
@@ -73,7 +74,7 @@ class AttentionRow:
     share: float
 
 
-def attention(config: Config, positions: int, cache: str, device: Any, sequences: int = 1, **tuning: int) -> Attention:
+def attention(config: Config, positions: int, cache: str, device: Gpu, sequences: int = 1, **tuning: int) -> Attention:
     """The attention of a model on a device, as the decode plan has it for packed output matrices, or a batch."""
     return Attention(
         config.heads, config.kv_heads, config.head_dim, positions, config.arch.rope,
@@ -87,7 +88,7 @@ def attention(config: Config, positions: int, cache: str, device: Any, sequences
 class AttentionBench:
     """Caches and vectors on an opened device. Use it in a `with`."""
 
-    def __init__(self, device: Any, dependency: Dependency, sequences: int = 1) -> None:
+    def __init__(self, device: Gpu, dependency: Dependency, sequences: int = 1) -> None:
         self.device, self.sequences, self._dependency = device, sequences, dependency
         self._undo = ExitStack()
 
@@ -109,14 +110,14 @@ class AttentionBench:
         self._undo.close()
 
     def _alloc(self, size: int) -> Any:
-        buffer = self.device.allocator.alloc(size, SPEC)
-        self._undo.callback(self.device.allocator.free, buffer, size, SPEC)
+        buffer = self.device.allocate(size, SPEC)
+        self._undo.callback(self.device.release, buffer, SPEC)
         return buffer
 
     def _fill(self, buffer: Any, data: bytes) -> None:
         for at in range(0, buffer.size, len(data)):
             part = data[: min(len(data), buffer.size - at)]
-            self.device.allocator._copyin(buffer.offset(at, len(part)), memoryview(part))
+            self.device.upload(buffer.offset(at, len(part)), part)
 
     def us(self, at: Attention, depth: int) -> float:
         """Microseconds that a launch adds for a token of each sequence at position `depth`."""
@@ -157,7 +158,7 @@ class AttentionBench:
                    size, us, size / us / 1e3, size / us * 1e6 / bandwidth)  # fmt: skip
 
 
-def candidates(config: Config, positions: int, cache: str, device: Any, sequences: int) -> list[Attention]:
+def candidates(config: Config, positions: int, cache: str, device: Gpu, sequences: int) -> list[Attention]:
     """All cuts that a sweep tries."""
     plain = attention(config, positions, cache, device, sequences)
     found: dict[tuple[int, ...], Attention] = {}

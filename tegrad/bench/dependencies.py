@@ -25,15 +25,14 @@ from typing import Any, Final
 
 import numpy as np
 from tinygrad import Device
-from tinygrad.device import BufferSpec, TinyELF
-from tinygrad.dtype import dtypes
-from tinygrad.helpers import Target
 
 import tegrad.nv
 from tegrad.bench.gpu import check_gpu
 from tegrad.hw.classes import HOST
 from tegrad.llm.chips import kernels_of
 from tegrad.nv.compilers import compile_cuda
+from tegrad.nv.gpu import Gpu
+from tegrad.nv.gpu import Program as GpuProgram
 from tegrad.nv.replay import (
     AHEAD,
     BARRIER,
@@ -51,6 +50,7 @@ from tegrad.nv.replay import (
     semaphore,
     wait_idle,
 )
+from tegrad.nv.spec import MemorySpec
 
 GATHER: Final = """extern "C" __global__ void NAME(int *to, int *from, int value) {
     __shared__ unsigned total;
@@ -110,6 +110,7 @@ SPIN: Final = 10_000
 """Cycles of the kernel between dependencies: about 5 us."""
 LATE: Final = 4_000
 """Cycles by which a block of `gather` is late."""
+SPEC: Final = MemorySpec(cpu_access=True, nolru=True)
 PASSES: Final = 9
 TIMEOUT_S: Final = 60
 
@@ -188,16 +189,16 @@ class Cost:
 class Probe:
     """The kernels of this module, which may wait by themselves, and their memory on an opened device."""
 
-    def __init__(self, device: Any, blocks: int, threads: int, waits: bool = False) -> None:
+    def __init__(self, device: Gpu, blocks: int, threads: int, waits: bool = False) -> None:
         self.device, self.blocks, self.threads, self.waits = device, blocks, threads, waits
         self.size = 4 * blocks * threads
-        self.buffers = [device.allocator.alloc(self.size, BufferSpec(cpu_access=True, nolru=True)) for _ in range(2)]
+        self.buffers = [device.allocate(self.size, SPEC) for _ in range(2)]
         self.programs = {name: _load(device, name, waits) for name in NAMES}
 
     def close(self) -> None:
         """Give the memory back."""
         for buffer in self.buffers:
-            self.device.allocator.free(buffer, buffer.size, BufferSpec(cpu_access=True, nolru=True))
+            self.device.release(buffer, SPEC)
 
     def launches(self, name: str, count: int, value: int | None = None) -> list[Launch]:
         """`count` launches of a kernel, from one buffer to the other and back; `value`, or the launch's number."""
@@ -241,31 +242,21 @@ class Probe:
         return (long - short) / (LENGTHS[1] - LENGTHS[0])
 
 
-def gpu_us(device: Any, launches: Sequence[Launch], form: Dependency) -> float:
+def gpu_us(device: Gpu, launches: Sequence[Launch], form: Dependency) -> float:
     """Median microseconds of the GPU's clock of a recording of these launches, with what begins and ends it."""
-    begin, end = device.new_signal(), device.new_signal()
-    samples = []
     with Recording(device, launches, form) as recording:
         recording.wait(recording.run())
-        for _ in range(PASSES):
-            with device.lock:
-                device.hw_compute_queue_t().timestamp(begin).submit(device)
-                recording.run()
-                device.hw_compute_queue_t().timestamp(end).submit(device)
-            device.compute_gpfifo.wait(device.compute_gpfifo.submissions)
-            samples.append(float(end.timestamp - begin.timestamp))
-    return statistics.median(samples)
+        return statistics.median(device.timed(recording.run) for _ in range(PASSES))
 
 
-def _load(device: Any, name: str, waits: bool) -> Any:
+def _load(device: Gpu, name: str, waits: bool) -> GpuProgram:
     kernel = next(part for part in SOURCE.split('extern "C"') if f"void {name}(" in part)
     macros = f"#define WAITS {int(waits)}\n#define LATE {LATE}\n"
     image = compile_cuda(f'{macros}{SOURCE.split(chr(10) + "extern")[0]}\nextern "C"{kernel}', device.arch)
-    signature = (("to", 0, dtypes.char, (1,)), ("from", 1, dtypes.char, (1,)), ("value", 2, dtypes.int32, ()))
-    return device.runtime(TinyELF(image, name, Target("NV", arch=device.arch), signature))
+    return device.load_program(image, name, buffers=2, values=1)
 
 
-def cost(device: Any, form: str, blocks: int, threads: int) -> Cost:
+def cost(device: Gpu, form: str, blocks: int, threads: int) -> Cost:
     """Check and measure one form with kernels of one shape."""
     dependency = {**FORMS, **HOPPER}[form]
     with closing(Probe(device, blocks, threads)) as probe:

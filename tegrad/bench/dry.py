@@ -11,8 +11,8 @@ import contextlib
 import ctypes
 import mmap
 import threading
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial
 
 from tinygrad.device import BufferSpec, TinyELF
 from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
@@ -22,8 +22,9 @@ from tegrad.hw.chips import Chip
 from tegrad.llm import packing
 from tegrad.llm.arch import Config, Spec
 from tegrad.llm.gguf import F16, BlockType
-from tegrad.llm.packed import PackedLayer, PackedMatrix, PackedModel
+from tegrad.llm.packed import SPEC, PackedLayer, PackedMatrix, PackedModel
 from tegrad.nv.cubin import Cubin, read_ptx
+from tegrad.nv.gpu import Gpu, GpuMethods
 
 
 class DryProgram:
@@ -51,7 +52,7 @@ class DryProgram:
         return ptx.load(section.ptx)
 
 
-class DryDevice:
+class DryDevice(GpuMethods):
     """Stands for an opened NV device of a chip, for `load_kernel` and for buffers. `taken` is what is allocated."""
 
     def __init__(self, chip: Chip) -> None:
@@ -100,6 +101,29 @@ class DryDevice:
     def synchronize(self) -> None:
         """Nothing is ever in flight."""
 
+    @property
+    def lends(self) -> bool:
+        """Nothing is shared: what would read into its buffers copies instead."""
+        return False
+
+    def copy_parts(self, parts: Iterable[tuple[HCQBuffer, HCQBuffer, int]]) -> int:
+        """Copy (target, source, bytes) at once."""
+        for target, source, size in parts:
+            target.cpu_view().mv[:size] = source.cpu_view().mv[:size]
+        return 0
+
+    def wait_for(self, copied: int) -> None:
+        """Copies are done at once."""
+
+    def timed(self, submit: Callable[[], object]) -> float:
+        """No time passes here."""
+        submit()
+        return 0.0
+
+    def gone(self, closed: str) -> Exception:
+        """It is never closed, so that nobody asks."""
+        return RuntimeError(closed)
+
     def check_usable(self) -> None:
         """It always is."""
 
@@ -112,9 +136,9 @@ def matrices(made: PackedModel) -> list[PackedMatrix]:
     return found if made.output is made.embedding else [*found, made.output]
 
 
-def model(config: Config, kind: BlockType, device: Any, tied: bool = True) -> PackedModel:
+def model(config: Config, kind: BlockType, device: Gpu, tied: bool = True) -> PackedModel:
     """A model of these sizes as if it were loaded, on any device: its weights are whatever lies in new buffers."""
-    alloc = device.allocator.alloc
+    alloc = partial(device.allocate, spec=SPEC)
 
     def matrix(*specs: Spec) -> PackedMatrix:
         rows, columns = [config.size(spec.shape[0]) for spec in specs], config.size(specs[0].shape[1])

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tinygrad.device import TinyELF
-from tinygrad.dtype import dtypes
-from tinygrad.helpers import Target
 from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.bench.dependencies import gpu_us
@@ -17,6 +14,7 @@ from tegrad.llm.arch import DIVISORS, Config, Spec, tensor_name
 from tegrad.llm.gguf import Gguf
 from tegrad.nv import roles
 from tegrad.nv.compilers import compile_cuda
+from tegrad.nv.gpu import Gpu
 from tegrad.nv.replay import DEFAULT, Launch
 from tegrad.nv.spec import MemorySpec
 
@@ -51,10 +49,10 @@ class Bandwidth:
     note: str
 
 
-def read_bandwidth(device: Any, size: int) -> Bandwidth:
+def read_bandwidth(device: Gpu, size: int) -> Bandwidth:
     """How fast `size` bytes of device memory are read, by the GPU's clock; the slope between one launch and several."""
     spec = MemorySpec(nolru=True, role=roles.WEIGHTS)
-    buffer = device.allocator.alloc(size, spec)
+    buffer = device.allocate(size, spec)
     found = {}
     try:
         for (threads, blocks), launch, count in readers(device, buffer):
@@ -62,12 +60,12 @@ def read_bandwidth(device: Any, size: int) -> Bandwidth:
             if long > short:  # an emulated GPU's clock may not tell them apart
                 found[count * (PASSES - 1) / (long - short) * 1e6] = f"{blocks} blocks of {threads} threads an SM"
     finally:
-        device.allocator.free(buffer, size, spec)
+        device.release(buffer, spec)
     rate = max(found, default=0.0)
     return Bandwidth(rate, f"{rate / 1e9:.0f} GB/s, {found.get(rate, 'not measured')}, over {size >> 20} MiB")
 
 
-def readers(device: Any, buffer: HCQBuffer) -> Iterator[tuple[tuple[int, int], Launch, int]]:
+def readers(device: Gpu, buffer: HCQBuffer) -> Iterator[tuple[tuple[int, int], Launch, int]]:
     """Each of FORMS, a launch of it that reads a buffer, and the bytes that it reads: all that are whole chunks."""
     program = _load(device)
     out, whole = buffer.offset(0, 16), buffer.offset(0, buffer.size)
@@ -81,9 +79,8 @@ def readers(device: Any, buffer: HCQBuffer) -> Iterator[tuple[tuple[int, int], L
         )
 
 
-def _load(device: Any) -> Any:
-    signature = (("out", 0, dtypes.char, (1,)), ("from", 1, dtypes.char, (1,)), ("chunks", 2, dtypes.int32, ()))
-    return device.runtime(TinyELF(compile_cuda(SOURCE, device.arch), "read", Target("NV", arch=device.arch), signature))
+def _load(device: Gpu) -> Any:
+    return device.load_program(compile_cuda(SOURCE, device.arch), "read", buffers=2, values=1)
 
 
 def step_bytes(path: Path, depth: int = 0) -> int:

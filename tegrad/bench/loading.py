@@ -17,12 +17,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 from tegrad.bench.dependencies import opened
 from tegrad.llm import packed, stream
 from tegrad.llm.packed import PackedModel
+from tegrad.nv.gpu import Gpu
 
 REPETITIONS = 3
 
@@ -38,7 +38,7 @@ class Load:
     gb_s: float
 
 
-def load(path: Path, device: Any, readers: int, mib: int) -> Load:
+def load(path: Path, device: Gpu, readers: int, mib: int) -> Load:
     """Load a model once, with so many reading threads and pieces of so many MiB."""
     arrived: list[float] = []
 
@@ -54,7 +54,7 @@ def load(path: Path, device: Any, readers: int, mib: int) -> Load:
     return Load(readers, mib, seconds, arrived[0] - begun, path.stat().st_size / seconds / 1e9)
 
 
-def measure(device: Any, path: Path, readers: Sequence[int], sizes: Sequence[int]) -> Iterator[Load]:
+def measure(device: Gpu, path: Path, readers: Sequence[int], sizes: Sequence[int]) -> Iterator[Load]:
     """REPETITIONS loads of every cut."""
     for count in readers:
         for mib in sizes:

@@ -104,18 +104,11 @@ class LoopBench:
         return (self._gpu_us(depth, self.loop.recording, JOINED) - together) / JOINED
 
     def _gpu_us(self, depth: int, recording: Recording, runs: int) -> float:
-        device = self.engine.device
-        begin, end = device.new_signal(), device.new_signal()
         self.loop.settle()
         self.engine._states.begin(0, [1], depth, self.engine.context)
         recording.wait(recording.run())
         self.engine._states.begin(0, [1], depth, self.engine.context)
-        device.hw_compute_queue_t().timestamp(begin).submit(device)
-        for _ in range(runs):
-            recording.run()
-        device.hw_compute_queue_t().timestamp(end).submit(device)
-        device.compute_gpfifo.wait(device.compute_gpfifo.submissions)
-        return float(end.timestamp - begin.timestamp)
+        return self.engine.device.timed(lambda: [recording.run() for _ in range(runs)])
 
 
 def measure(

@@ -20,7 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from tegrad.llm.persistent import PersistentPlan, Tuning
 from tegrad.llm.sampling import Sampling
 from tegrad.llm.schedule import Op, imbalance
 from tegrad.llm.state import State, States
+from tegrad.nv.gpu import Gpu
 from tegrad.nv.replay import Dependency, Launch
 
 AXES: Final[Mapping[str, tuple[int, ...]]] = {
@@ -65,7 +66,7 @@ ROOM: Final = 1024
 class Rig:
     """A model of whatever lies in memory, its cache and its states, for any number of plans."""
 
-    def __init__(self, device: Any, name: str, depth: int = 0, dependency: Dependency = FORMS["chain"]) -> None:
+    def __init__(self, device: Gpu, name: str, depth: int = 0, dependency: Dependency = FORMS["chain"]) -> None:
         shape, _ = models.parse(name)
         self.device, self.depth, self.dependency = device, depth, dependency
         self.model: PackedModel = dry.model(shape.config, block_type(name), device, shape.tied)
@@ -148,9 +149,8 @@ def parts(rig: Rig, tuning: Tuning) -> list[Part]:
     with rig.plan(tuning, timestamps=True) as plan:
         us = rig.us(plan.likeliest(rig.sampling))
         program = plan.kernel.program
-        raw = bytearray(32 * program.ctas * len(program.stages))
         rig.device.synchronize()
-        rig.device.allocator._copyout(memoryview(raw), plan.timestamps)
+        raw = rig.device.download(plan.timestamps, 32 * program.ctas * len(program.stages))
     timestamps = np.frombuffer(raw, np.uint64).reshape(program.ctas, len(program.stages), 4).astype(np.int64)
     first, last = timestamps[0, 0, 0], timestamps[0, len(program.stages) - 2, 3]
     scale = us / max(1, int(last - first))

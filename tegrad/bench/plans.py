@@ -22,7 +22,7 @@ from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import Prefill, chunk_bytes
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.sampling import Sampling, Settings
-from tegrad.llm.state import States
+from tegrad.llm.state import LOGITS_SPEC, STATE_SPEC, States
 from tegrad.nv.replay import Launch
 
 POSITIONS: Final = 4096
@@ -49,7 +49,7 @@ def _persistent(positions: int, made: PackedModel) -> list[Launch]:
 
 def _draw(made: PackedModel) -> list[Launch]:
     """What ends the steps of sequences that draw, instead."""
-    logits = made.device.allocator.alloc(4 * made.config.vocab)
+    logits = made.device.allocate(4 * made.config.vocab, LOGITS_SPEC)
     return list(Sampling(made.device, made.config.vocab).launches(_states(made), DRAWN, logits=logits))
 
 
@@ -73,14 +73,14 @@ def _prefill(pick: TilePicker, made: PackedModel) -> list[Launch]:
     first, *others = plan.launches(CHUNK)
     (chunk,) = first.buffers
     # As before the first launch, which moves on to the first chunk: run once, it leaves all others CHUNK tokens.
-    made.device.allocator._copyin(chunk, memoryview(chunk_bytes(left=CHUNK)))
+    made.device.upload(chunk, chunk_bytes(left=CHUNK))
     return [first, *others, *plan.head()]
 
 
 def _load(made: PackedModel) -> list[Launch]:
     """Repacking of every matrix, and the look at its weights."""
     launches = []
-    flag = made.device.allocator.alloc(4)
+    flag = made.device.allocate(4, STATE_SPEC)
     for matrix in matrices(made):
         work: list[tuple[Any, tuple[HCQBuffer, ...]]] = []
         if matrix.kind not in PLAIN:

@@ -57,6 +57,7 @@ from tegrad.llm.programs import Programs
 from tegrad.llm.rows import COUNT_AT
 from tegrad.llm.workspace import Workspace
 from tegrad.nv.compilers import CompileFailed
+from tegrad.nv.gpu import Gpu
 from tegrad.nv.program import LaunchError
 from tegrad.nv.replay import DEFAULT, Dependency, Launch
 
@@ -123,7 +124,7 @@ def gemms(config: Config, kind: BlockType) -> dict[str, tuple[Gemm, int]]:
 class PrefillBench:
     """Weights and activations on an opened device. Use it in a `with`."""
 
-    def __init__(self, device: Any, ways: Ways) -> None:
+    def __init__(self, device: Gpu, ways: Ways) -> None:
         self.device, self.rotation, self._ways = device, ROTATION, ways
         self._workspace, self._programs = Workspace(device), Programs(device)
 
@@ -132,7 +133,7 @@ class PrefillBench:
         filling = np.random.default_rng(1).integers(0, 256, min(FILLING, self.rotation), np.uint8)
         for at in range(0, self.rotation, len(filling)):
             part = filling[: min(len(filling), self.rotation - at)]
-            self.device.allocator._copyin(self.weights.offset(at, len(part)), memoryview(part.tobytes()))
+            self.device.upload(self.weights.offset(at, len(part)), part.tobytes())
         self._zeros: dict[str, Any] = {}
         return self
 

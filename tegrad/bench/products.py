@@ -22,9 +22,6 @@ from multiprocessing import get_context
 from typing import Any, Final
 
 import numpy as np
-from tinygrad.device import TinyELF
-from tinygrad.dtype import dtypes
-from tinygrad.helpers import Target
 
 from tegrad.bench.dependencies import FORMS, HOPPER, gpu_us, opened
 from tegrad.bench.models import SHAPES
@@ -37,6 +34,7 @@ from tegrad.llm.matvec import LaunchConfig, Part, Product
 from tegrad.llm.packing import PLAIN, segments
 from tegrad.nv import roles
 from tegrad.nv.compilers import CompileFailed, compile_cuda
+from tegrad.nv.gpu import Gpu
 from tegrad.nv.replay import Dependency, Launch
 from tegrad.nv.spec import MemorySpec
 
@@ -121,7 +119,7 @@ def products(config: Config, kind: BlockType) -> dict[Role, tuple[Product, int]]
 class ProductBench:
     """Weights and vectors on an opened device; measures products. Use it in a `with`."""
 
-    def __init__(self, device: Any, dependency: Dependency) -> None:
+    def __init__(self, device: Gpu, dependency: Dependency) -> None:
         self.device, self.rotation, self._dependency = device, ROTATION, dependency
         self._undo = ExitStack()
 
@@ -130,7 +128,7 @@ class ProductBench:
         filling = np.random.default_rng(1).integers(0, 256, min(FILLING, self.rotation), np.uint8)
         for at in range(0, self.rotation, len(filling)):
             part = filling[: min(len(filling), self.rotation - at)]
-            self.device.allocator._copyin(self.weights.offset(at, len(part)), memoryview(part.tobytes()))
+            self.device.upload(self.weights.offset(at, len(part)), part.tobytes())
         self.vectors = self._alloc(64 << 20)
         return self
 
@@ -138,19 +136,17 @@ class ProductBench:
         self._undo.close()
 
     def _alloc(self, size: int) -> Any:
-        buffer = self.device.allocator.alloc(size, SPEC)
-        self._undo.callback(self.device.allocator.free, buffer, size, SPEC)
+        buffer = self.device.allocate(size, SPEC)
+        self._undo.callback(self.device.release, buffer, SPEC)
         return buffer
 
     def bandwidth(self) -> float:
         """Bytes per second of a kernel that only reads."""
         size = READ_BYTES
-        signature = (("out", 0, dtypes.char, (1,)), ("from", 1, dtypes.char, (1,)))
-        target = Target("NV", arch=self.device.arch)
-        program = self.device.runtime(TinyELF(compile_cuda(READ, self.device.arch), "read", target, signature))
+        program = self.device.load_program(compile_cuda(READ, self.device.arch), "read", buffers=2)
         with ExitStack() as undo:
-            source = self.device.allocator.alloc(size, SPEC)
-            undo.callback(self.device.allocator.free, source, size, SPEC)
+            source = self.device.allocate(size, SPEC)
+            undo.callback(self.device.release, source, SPEC)
             launch = Launch(program, (self.vectors, source), (size // READ_BLOCK, 1, 1), (512, 1, 1))
             once, thrice = (gpu_us(self.device, [launch] * count, self._dependency) for count in (1, 3))
         return 2 * size / (thrice - once) * 1e6

@@ -14,13 +14,14 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from tegrad.bench.dependencies import FORMS, HOPPER, gpu_us, opened
 from tegrad.llm.sampling import Sampling, Settings
 from tegrad.llm.state import LOGITS_SPEC, States
+from tegrad.nv.gpu import Gpu
 from tegrad.nv.replay import Dependency
 
 VOCABULARIES: Final = (128256, 151936)
@@ -47,7 +48,7 @@ class SamplingRow:
     us: float
 
 
-def row(device: Any, dependency: Dependency, vocab: int, sequences: int, kind: str) -> SamplingRow:
+def row(device: Gpu, dependency: Dependency, vocab: int, sequences: int, kind: str) -> SamplingRow:
     """Measure one kind."""
     settings = [KINDS[kind]] * sequences
     logits = (3 * np.random.default_rng(1).standard_normal((sequences, vocab))).astype(np.float32)
@@ -60,9 +61,9 @@ def row(device: Any, dependency: Dependency, vocab: int, sequences: int, kind: s
         sampling = undo.enter_context(Sampling(device, vocab, (), sequences))
         given = {}
         for name, array in (("logits", logits), ("best", best), ("best_row", best_row)):
-            given[name] = device.allocator.alloc(array.nbytes, LOGITS_SPEC)
-            undo.callback(device.allocator.free, given[name], array.nbytes, LOGITS_SPEC)
-            device.allocator._copyin(given[name], memoryview(array.tobytes()))
+            given[name] = device.allocate(array.nbytes, LOGITS_SPEC)
+            undo.callback(device.release, given[name], LOGITS_SPEC)
+            device.upload(given[name], array.tobytes())
         for slot in range(sequences):
             sampling.set(slot, settings[slot])
             states.begin(slot, [0], 0, 1 << 30, seed=slot)

@@ -15,6 +15,7 @@ from tegrad.bench import dry, models, products
 from tegrad.bench.dependencies import gpu_us
 from tegrad.bench.kernels import block_type, weight_bytes
 from tegrad.bench.plans import PLANS
+from tegrad.nv.gpu import Gpu
 from tegrad.nv.replay import DEFAULT, Dependency, Launch
 
 
@@ -54,7 +55,7 @@ class Step:
         return sum(stage.bytes for stage in self.stages)
 
 
-def measure(device: Any, name: str, plan: str = "decode", dependency: Dependency = DEFAULT) -> Step:
+def measure(device: Gpu, name: str, plan: str = "decode", dependency: Dependency = DEFAULT) -> Step:
     """A plan of a model such as "1b-q6k" on an opened device."""
     shape, _ = models.parse(name)
     made = dry.model(shape.config, block_type(name), device, shape.tied)

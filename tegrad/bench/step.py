@@ -15,7 +15,7 @@ import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tegrad.bench.dependencies import FORMS, HOPPER, gpu_us, opened
 from tegrad.llm.cache import KvCache
@@ -23,6 +23,7 @@ from tegrad.llm.packed import PackedModel
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.sampling import Sampling, Settings
 from tegrad.llm.state import State, States
+from tegrad.nv.gpu import Gpu
 from tegrad.nv.replay import Dependency
 
 ROOM: Final = 256
@@ -30,7 +31,7 @@ ROOM: Final = 256
 
 
 def measure(
-    device: Any, path: Path, *, depth: int = 0, dependency: Dependency, overlap: bool = False, q8: bool = False
+    device: Gpu, path: Path, *, depth: int = 0, dependency: Dependency, overlap: bool = False, q8: bool = False
 ) -> dict[str, float]:
     """Microseconds of a step at position `depth`, as "step", and what each kind of launch adds to it."""
     with ExitStack() as undo:

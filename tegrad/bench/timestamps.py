@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from tinygrad.device import TinyELF
-from tinygrad.dtype import dtypes
-from tinygrad.helpers import Target
 
 from tegrad.llm.state import STATE_SPEC, State, States
 from tegrad.nv.compilers import compile_cuda
+from tegrad.nv.gpu import Gpu
 from tegrad.nv.replay import Launch
 
 SOURCE: Final = """
@@ -42,19 +40,18 @@ class Times:
 class Timestamps:
     """Launches that note the begin and the end of the first `steps` steps of a stream of slot 0. Use it in a `with`."""
 
-    def __init__(self, device: Any, states: States, steps: int) -> None:
+    def __init__(self, device: Gpu, states: States, steps: int) -> None:
         self._device, self._states, self._steps = device, states, steps
         macro = f"-DWRITTEN={State.written.offset // 4}"
-        signature = (("to", 0, dtypes.char, (1,)), ("state", 1, dtypes.char, (1,)), ("after", 2, dtypes.int32, ()))
         image = compile_cuda(SOURCE, device.arch, (macro,))
-        self._program = device.runtime(TinyELF(image, "timestamp", Target("NV", arch=device.arch), signature))
-        self._memory = device.allocator.alloc(16 * steps, STATE_SPEC)
+        self._program = device.load_program(image, "timestamp", buffers=2, values=1)
+        self._memory = device.allocate(16 * steps, STATE_SPEC)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._device.allocator.free(self._memory, self._memory.size, STATE_SPEC)
+        self._device.release(self._memory, STATE_SPEC)
 
     def around(self, step: Sequence[Launch]) -> tuple[Launch, ...]:
         """The launches of a step with one in front and one after that take the time."""

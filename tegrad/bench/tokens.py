@@ -9,7 +9,7 @@ by default, has to find the next one about as likely.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -55,19 +55,17 @@ def check(came: Sequence[int], wanted: Sequence[int]) -> None:
 
 def _hold_against_launches(engine: Engine, depth: int, tokens: Sequence[int]) -> None:
     """RecordError for a token that is not about the likeliest of a step of many launches after the same ones."""
-    device: Any = engine.device
+    device = engine.device
     for loop in engine._loops.values():
         loop.settle()
     with (
         DecodePlan(engine.model, engine._states, engine._cache) as plan,
         Recording(device, plan.launches) as step,
     ):
-        out = bytearray(4 * engine.config.vocab)
         for at, (token, drawn) in enumerate(zip([FIRST, *tokens[:-1]], tokens, strict=True)):
             engine._states.write(0, State(position=depth + at, token=token, limit=engine.context, active=1))
             step.wait(step.run())
-            device.allocator._copyout(memoryview(out), plan.logits)
-            logits = np.frombuffer(out, np.float32)
+            logits = np.frombuffer(device.download(plan.logits, 4 * engine.config.vocab), np.float32)
             below = float((logits.max() - logits[drawn]) / logits.std())
             if not below <= MARGIN:  # nor where they are no numbers
                 raise RecordError(

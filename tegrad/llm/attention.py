@@ -13,6 +13,7 @@ from typing import Any, Final
 from tegrad.llm.chips import WARPS, kernels_of
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.programs import load_kernel
+from tegrad.nv.gpu import Gpu
 
 ROPES: Final[Mapping[str, int]] = {"none": 0, "interleaved": 1, "halves": 2}
 CACHES: Final = ("f16", "q8_0")
@@ -143,6 +144,6 @@ class Attention:
         """Bytes of the counters: zeros before the first launch and after every launch."""
         return 4 * self.sequences * self.kv_heads
 
-    def load(self, device: Any) -> Any:
+    def load(self, device: Gpu) -> Any:
         """The program for an opened NV device; its buffers are those of BUFFERS."""
         return load_kernel(device, "attention", buffers=len(BUFFERS), **self.defines)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final, Self
-
-from tinygrad.runtime.support.hcq import HCQBuffer
+from typing import Final, Self
 
 from tegrad.llm.arch import Config
 from tegrad.llm.errors import OutOfMemory, UnsupportedModelError
 from tegrad.nv import roles
+from tegrad.nv.gpu import Buffer, Gpu
 from tegrad.nv.spec import MemorySpec
 
 SPEC: Final = MemorySpec(nolru=True, role=roles.KV_CACHE)
@@ -26,10 +25,10 @@ BLOCK: Final = 32
 class LayerCache:
     """One layer's buffers; of an f16 cache, the scales are the elements' own buffers, which nobody reads as scales."""
 
-    keys: HCQBuffer
-    values: HCQBuffer
-    key_scales: HCQBuffer
-    value_scales: HCQBuffer
+    keys: Buffer
+    values: Buffer
+    key_scales: Buffer
+    value_scales: Buffer
 
 
 class KvCache:
@@ -38,7 +37,7 @@ class KvCache:
     UnsupportedModelError for heads that our kernels do not take, OutOfMemory.
     """
 
-    def __init__(self, device: Any, config: Config, positions: int, slots: int = 1, *, q8: bool = False) -> None:
+    def __init__(self, device: Gpu, config: Config, positions: int, slots: int = 1, *, q8: bool = False) -> None:
         if config.value_dim != config.head_dim:
             raise UnsupportedModelError(
                 f"heads of {config.head_dim} keys and {config.value_dim} values: our kernels need them alike"
@@ -79,7 +78,7 @@ class KvCache:
             return LayerCache(keys, values, keys, values)
         return LayerCache(keys, values, *(self._alloc(elements // BLOCK * 2) for _ in range(2)))
 
-    def _alloc(self, size: int) -> HCQBuffer:
-        buffer: HCQBuffer = self._device.allocator.alloc(size, SPEC)
-        self._undo.callback(self._device.allocator.free, buffer, size, SPEC)
+    def _alloc(self, size: int) -> Buffer:
+        buffer: Buffer = self._device.allocate(size, SPEC)
+        self._undo.callback(self._device.release, buffer, SPEC)
         return buffer

@@ -13,8 +13,6 @@ from typing import Any, Final, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-from tinygrad import Device
-from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.hw.chips import by_arch
 from tegrad.llm.cache import KvCache
@@ -30,6 +28,7 @@ from tegrad.llm.sampler import Sampler
 from tegrad.llm.sampling import Sampling, Settings
 from tegrad.llm.state import States
 from tegrad.nv import roles
+from tegrad.nv.gpu import Buffer, Gpu, opened
 from tegrad.nv.replay import AHEAD, DEFAULT, Dependency, Launch, up_to
 
 OLDEST: Final = 80
@@ -53,15 +52,15 @@ class Plan(Protocol):
         """The step, in order."""
 
     @property
-    def logits(self) -> HCQBuffer:
+    def logits(self) -> Buffer:
         """What they leave, float32 (vocab,)."""
 
     @property
-    def best(self) -> HCQBuffer | None:
+    def best(self) -> Buffer | None:
         """The largest of every 32, float32, if the step finds it."""
 
     @property
-    def best_row(self) -> HCQBuffer | None:
+    def best_row(self) -> Buffer | None:
         """Its rows, int32."""
 
     def close(self) -> None:
@@ -79,7 +78,7 @@ class WholePlan(Plan, Protocol):
 Planner = Callable[[PackedModel, States, KvCache], Plan]
 
 
-def suits(device: Any) -> bool:
+def suits(device: Gpu) -> bool:
     """Whether our kernels run on an opened device."""
     arch = str(getattr(device, "arch", ""))
     return device.device.split(":")[0] == "NV" and arch.startswith("sm_") and capability(arch) >= OLDEST
@@ -87,7 +86,7 @@ def suits(device: Any) -> bool:
 
 def suits_named(name: str | None = None) -> bool:
     """Whether our kernels run on a device, the one that DEV names unless said; opens it."""
-    return suits(Device[name or Device.DEFAULT])
+    return suits(opened(name))
 
 
 class Engine:
@@ -213,8 +212,7 @@ class Engine:
         for _ in self._stream(tokens, Settings(), 0, 1, steps_per_submission=1):
             pass
         self.tokens += tokens
-        out = bytearray(4 * self.config.vocab)
-        self.device.allocator._copyout(memoryview(out), self.plan.logits)
+        out = self.device.download(self.plan.logits, 4 * self.config.vocab)
         return np.frombuffer(out, np.float32)
 
     def feed_all(self, tokens: Sequence[int]) -> NDArray[np.float32]:

@@ -20,6 +20,7 @@ from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import BLOCK_TYPES, BlockType
 from tegrad.llm.packing import LANE_WEIGHTS, SEGMENT, segment_bytes
 from tegrad.llm.programs import Programs
+from tegrad.nv.gpu import Gpu
 from tegrad.nv.program import SHARED_RESERVE, LaunchError
 from tegrad.nv.replay import Launch
 
@@ -329,7 +330,7 @@ def blocks_held(arch: str, shared: int) -> int:
     return kernels_of(arch).smem_per_sm // (shared + SHARED_RESERVE)
 
 
-def pick_tile(device: Any, gemm: Gemm, tokens: int) -> AnyTile:
+def pick_tile(device: Gpu, gemm: Gemm, tokens: int) -> AnyTile:
     """The tile that suits a product of up to so many tokens, by reckoning and not by measurement."""
     return pick_small_m(device, gemm, tokens) if tokens <= SMALL_M else pick_many(device, gemm, tokens)
 
@@ -338,7 +339,7 @@ STREAMS: Final = ((2, 3), (1, 7), (1, 4), (1, 3), (1, 2))
 """Blocks of an SM and stages of a StreamTile, the best on an H200 first; two blocks have registers for 8 tokens."""
 
 
-def pick_small_m(device: Any, gemm: Gemm, tokens: int) -> StreamTile | SmallMTile:
+def pick_small_m(device: Gpu, gemm: Gemm, tokens: int) -> StreamTile | SmallMTile:
     """A StreamTile for rows of whole segments, if the chip has room for it."""
     nb, sms = -(-tokens // 8), int(device.sm_count)
     if gemm.columns % SEGMENT == 0:
@@ -350,7 +351,7 @@ def pick_small_m(device: Any, gemm: Gemm, tokens: int) -> StreamTile | SmallMTil
     return _pick_split(device, gemm, tokens)
 
 
-def _pick_split(device: Any, gemm: Gemm, tokens: int) -> SmallMTile:
+def _pick_split(device: Gpu, gemm: Gemm, tokens: int) -> SmallMTile:
     """Columns split over blocks while every SM has at most one, and x whole if shared memory holds it."""
     sms, groups = int(device.sm_count), -(-gemm.columns // (4 * LANE_WEIGHTS))
     for warps, stages, phases in combinations((8, 4, 2), (3, 2), (1, 2, 4, 8, 16)):
@@ -363,7 +364,7 @@ def _pick_split(device: Any, gemm: Gemm, tokens: int) -> SmallMTile:
     raise LaunchError(f"no tile of {tokens} tokens and rows of {gemm.columns} fits an SM of {device.arch}")
 
 
-def _fits(device: Any, gemm: Gemm, tokens: int, tile: StreamTile | SmallMTile) -> bool:
+def _fits(device: Gpu, gemm: Gemm, tokens: int, tile: StreamTile | SmallMTile) -> bool:
     """Whether an SM holds the blocks, and the buffers their partial sums."""
     scratch, counters = scratch_bound(device)
     return (
@@ -373,14 +374,14 @@ def _fits(device: Any, gemm: Gemm, tokens: int, tile: StreamTile | SmallMTile) -
     )
 
 
-def pick_many(device: Any, gemm: Gemm, tokens: int) -> Tile:
+def pick_many(device: Gpu, gemm: Gemm, tokens: int) -> Tile:
     """As large a tile as leaves every SM a block, else columns split over blocks."""
     bm, wm = next(((most, most) for most in (16, 32, 64) if tokens <= most), (128, 64))
     tiles = [Tile(bm, bn, wm, bn * (bm // wm) // 4) for bn in (128, 64)]
     return _filling(device, gemm, tokens, *(_deepest(device, gemm, tile) for tile in tiles))
 
 
-def pick_wgmma(device: Any, gemm: Gemm, tokens: int) -> AnyTile:
+def pick_wgmma(device: Gpu, gemm: Gemm, tokens: int) -> AnyTile:
     """`pick_tile` with Hopper's own instructions where there are more tokens than a batch has."""
     if tokens <= SMALL_M:
         return pick_small_m(device, gemm, tokens)
@@ -389,7 +390,7 @@ def pick_wgmma(device: Any, gemm: Gemm, tokens: int) -> AnyTile:
     return _filling(device, gemm, tokens, *(_deepest(device, gemm, tile) for tile in tiles))
 
 
-def pick_quickest(device: Any, gemm: Gemm, tokens: int) -> AnyTile:
+def pick_quickest(device: Gpu, gemm: Gemm, tokens: int) -> AnyTile:
     """`pick_wgmma` for prompts of which an H200 measured that they gain by it, a quarter; else `pick_tile`."""
     least = kernels_of(device.arch).wgmma_tokens
     return (pick_tile if least is None or tokens < least else pick_wgmma)(device, gemm, tokens)
@@ -401,7 +402,7 @@ PICKS: Final[Mapping[str, TilePicker]] = {"mma": pick_tile, "wgmma": pick_wgmma}
 _Large = TypeVar("_Large", Tile, WgmmaTile)
 
 
-def _deepest(device: Any, gemm: Gemm, tile: _Large) -> _Large:
+def _deepest(device: Gpu, gemm: Gemm, tile: _Large) -> _Large:
     """With the most stages that let an SM hold two blocks, or one."""
     for resident in (BLOCKS_PER_SM, 1):
         for stages in (4, 3, 2):
@@ -411,7 +412,7 @@ def _deepest(device: Any, gemm: Gemm, tile: _Large) -> _Large:
     raise LaunchError(f"no tile of {tile.bm} x {tile.bn} fits an SM of {device.arch}")
 
 
-def _filling(device: Any, gemm: Gemm, tokens: int, wide: _Large, narrow: _Large) -> _Large:
+def _filling(device: Gpu, gemm: Gemm, tokens: int, wide: _Large, narrow: _Large) -> _Large:
     """The wide tile if it leaves every SM a block, else the narrow one, its columns split while that adds blocks."""
     sms, steps = int(device.sm_count), gemm.columns // LANE_WEIGHTS
 
@@ -426,7 +427,7 @@ def _filling(device: Any, gemm: Gemm, tokens: int, wide: _Large, narrow: _Large)
     return replace(tile, splits=splits)
 
 
-def scratch_bound(device: Any) -> tuple[int, int]:
+def scratch_bound(device: Gpu) -> tuple[int, int]:
     """Bytes of partial sums and of counters that any launch with `pick_tile`'s tiles needs."""
     blocks = BLOCKS_PER_SM * int(device.sm_count)
     return blocks * 128 * 128 * 4, blocks * 4

@@ -11,10 +11,11 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from math import ceil
-from typing import Any, Final
+from typing import Final
 
 from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.state import RING, States
+from tegrad.nv.gpu import Gpu
 from tegrad.nv.replay import DEFAULT, Dependency, Launch, Recording, repeated
 
 MOMENT: Final = 4.5e-3
@@ -133,7 +134,7 @@ class Loop:
 
     def __init__(
         self,
-        device: Any,
+        device: Gpu,
         step: Sequence[Launch],
         states: States,
         *,

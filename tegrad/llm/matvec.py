@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import BlockType
 from tegrad.llm.packing import LANE_WEIGHTS, PLAIN, SEGMENT, check
+from tegrad.nv.gpu import Gpu
 
 PIECE: Final = 1024
 """Weights of a row of floats that are an item, at most."""
@@ -193,7 +194,7 @@ class Product:
             made |= {f"FORMAT{index}": part.kind.name, f"ROWS{index}": part.rows}
         return made
 
-    def load(self, device: Any, config: LaunchConfig, overlap: int = 0) -> Any:
+    def load(self, device: Gpu, config: LaunchConfig, overlap: int = 0) -> Any:
         """The program, compiled for the device's chip; `overlap` as in kernels/overlap.cuh."""
         from tegrad.llm.programs import load_kernel
 

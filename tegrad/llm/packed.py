@@ -14,9 +14,6 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final, Self
 
-from tinygrad import Device
-from tinygrad.runtime.support.hcq import HCQBuffer
-
 from tegrad.llm import packing
 from tegrad.llm.arch import Config, Spec, tensor_name
 from tegrad.llm.errors import OutOfMemory
@@ -26,6 +23,7 @@ from tegrad.llm.programs import load_kernel
 from tegrad.llm.state import STATE_SPEC
 from tegrad.llm.stream import PIECE, Piece, Stream
 from tegrad.nv import roles
+from tegrad.nv.gpu import Buffer, Gpu, opened
 from tegrad.nv.spec import MemorySpec
 
 SPEC: Final = MemorySpec(nolru=True, role=roles.WEIGHTS)
@@ -45,8 +43,8 @@ class PackedMatrix:
     kind: BlockType
     rows: int
     columns: int
-    buffer: HCQBuffer
-    bias: HCQBuffer | None = None
+    buffer: Buffer
+    bias: Buffer | None = None
     """float32 (rows,)."""
     parts: tuple[int, ...] = ()
     """Rows of each matrix that lies below the others here: queries', keys' and values', or the file's."""
@@ -60,11 +58,11 @@ class PackedMatrix:
 class Repacker:
     """Launches the kernel that turns the file's order into ours, in place."""
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: Gpu) -> None:
         self._device = device
         self._programs: dict[BlockType, Any] = {}
 
-    def __call__(self, kind: BlockType, buffer: HCQBuffer, segments: int) -> None:
+    def __call__(self, kind: BlockType, buffer: Buffer, segments: int) -> None:
         """Repack so many segments from the start of a buffer, after everything launched before."""
         if kind in packing.PLAIN:
             return
@@ -79,13 +77,13 @@ class Repacker:
 class LargeWeights:
     """Looks on the device for weights from 255 on, which products of halves may not hold (kernels/large.cu)."""
 
-    def __init__(self, device: Any, found: HCQBuffer) -> None:
+    def __init__(self, device: Gpu, found: Buffer) -> None:
         """`found` is an int on the device, 1 where there is one."""
         self._device, self._found = device, found
         self._programs: dict[BlockType, Any] = {}
-        device.allocator._copyin(found, memoryview(bytes(4)))
+        device.upload(found, bytes(4))
 
-    def __call__(self, kind: BlockType, buffer: HCQBuffer, segments: int) -> None:
+    def __call__(self, kind: BlockType, buffer: Buffer, segments: int) -> None:
         """Look at so many packed segments from the start of a buffer, after everything launched before."""
         if kind in (F32, F16):  # never multiplied as halves, and halves as they are
             return
@@ -97,12 +95,10 @@ class LargeWeights:
     def any(self) -> bool:
         """Whether there was one; waits for the device."""
         self._device.synchronize()
-        out = bytearray(4)
-        self._device.allocator._copyout(memoryview(out), self._found)
-        return any(out)
+        return any(self._device.download(self._found, 4))
 
 
-def look_at(device: Any, kind: BlockType) -> Any:
+def look_at(device: Gpu, kind: BlockType) -> Any:
     """The kernel that looks for large weights of a format."""
     return load_kernel(device, "large", buffers=2, values=1, WARPS=WARPS, KIND=NUMBERS[kind])
 
@@ -114,7 +110,7 @@ class _Job:
     pieces: list[Piece]
     missing: int
     kind: BlockType | None
-    buffer: HCQBuffer
+    buffer: Buffer
     segments: int = 0
 
 
@@ -126,12 +122,12 @@ class PackedLoader:
 
     large = False
 
-    def __init__(self, file: Gguf, device: Any, progress: Progress | None = None) -> None:
+    def __init__(self, file: Gguf, device: Gpu, progress: Progress | None = None) -> None:
         self.file, self.device = file, device
         self._progress = progress
         self._jobs: list[_Job] = []
         self._buffers = ExitStack()
-        self._vectors: HCQBuffer | None = None
+        self._vectors: Buffer | None = None
         self._used = 0
 
     def matrix(self, infos: Sequence[TensorInfo], biases: Sequence[TensorInfo | None] = ()) -> PackedMatrix:
@@ -148,7 +144,7 @@ class PackedLoader:
             bias = self.vector([info.rows if own is None else own for info, own in zip(infos, biases, strict=True)])
         return PackedMatrix(kind, rows, columns, buffer, bias, tuple(info.rows for info in infos))
 
-    def vector(self, parts: Sequence[TensorInfo | int]) -> HCQBuffer:
+    def vector(self, parts: Sequence[TensorInfo | int]) -> Buffer:
         """F32 vectors of the file one after the other, or so many zeros."""
         size = sum(4 * part if isinstance(part, int) else part.nbytes for part in parts)
         buffer, at = self._take(size), 0
@@ -188,12 +184,12 @@ class PackedLoader:
         """Free every buffer. Closing twice is harmless."""
         self._buffers.close()
 
-    def _alloc(self, size: int, spec: MemorySpec = SPEC) -> HCQBuffer:
-        buffer: HCQBuffer = self.device.allocator.alloc(size, spec)
-        self._buffers.callback(self.device.allocator.free, buffer, size, spec)
+    def _alloc(self, size: int, spec: MemorySpec = SPEC) -> Buffer:
+        buffer: Buffer = self.device.allocate(size, spec)
+        self._buffers.callback(self.device.release, buffer, spec)
         return buffer
 
-    def _take(self, size: int) -> HCQBuffer:
+    def _take(self, size: int) -> Buffer:
         """Room for a vector in a buffer that many share."""
         if self._vectors is None or self._used + size > self._vectors.size:
             self._vectors, self._used = self._alloc(max(size, VECTORS)), 0
@@ -201,11 +197,11 @@ class PackedLoader:
         self._used += -(-size // ALIGN) * ALIGN
         return taken
 
-    def _zero(self, buffer: HCQBuffer, at: int, size: int) -> None:
-        self.device.allocator._copyin(buffer.offset(at, size), memoryview(bytes(size)))
+    def _zero(self, buffer: Buffer, at: int, size: int) -> None:
+        self.device.upload(buffer.offset(at, size), bytes(size))
 
     def _plan(
-        self, infos: Sequence[TensorInfo], buffer: HCQBuffer, kind: BlockType | None = None, segments: int = 0
+        self, infos: Sequence[TensorInfo], buffer: Buffer, kind: BlockType | None = None, segments: int = 0
     ) -> int:
         """Note to read tensors to the start of a buffer; their bytes."""
         pieces, at = [], 0
@@ -224,7 +220,7 @@ class PackedLayer:
 
     matrices: Mapping[str, PackedMatrix]
     """All but those of queries, keys and values."""
-    vectors: Mapping[str, HCQBuffer]
+    vectors: Mapping[str, Buffer]
     """float32."""
     qkv: tuple[PackedMatrix, ...]
     """Queries', keys' and values' rows in this order; neighbours that are packed alike are one matrix."""
@@ -237,7 +233,7 @@ class PackedModel:
     """Whether a matrix may have weights from 255 on, which products of halves do not take."""
 
     def __init__(self, file: Gguf, device: str | None = None, progress: Progress | None = None) -> None:
-        self.device = Device[device or Device.DEFAULT]
+        self.device = opened(device)
         self.config = Config.read(file)
         self.metadata = file.metadata
         self.divisors = self.config.rope_divisors(file)
@@ -282,7 +278,7 @@ class PackedModel:
 
     def _layer(self, file: Gguf, at: int) -> PackedLayer:
         arch = self.config.arch
-        vectors: dict[str, HCQBuffer] = {}
+        vectors: dict[str, Buffer] = {}
         matrices: dict[str, PackedMatrix] = {}
         for spec in arch.each_layer:
             if len(spec.shape) == 1:
@@ -306,7 +302,7 @@ class PackedModel:
             matrices.append(replace(matrix, parts=parts))
         return tuple(matrices)
 
-    def _vectors(self, file: Gguf, spec: Spec, layer: int | None = None) -> dict[str, HCQBuffer]:
+    def _vectors(self, file: Gguf, spec: Spec, layer: int | None = None) -> dict[str, Buffer]:
         """A vector, and its bias if it has one."""
         info = self.config.check(file, spec, layer)
         self.config.vector(file, info.name, info.columns)

@@ -15,7 +15,6 @@ from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.hw.chips import Chip, by_arch
 from tegrad.llm.attention import ROPES
@@ -47,6 +46,7 @@ from tegrad.llm.schedule import (
 from tegrad.llm.state import LOGITS_SPEC, States
 from tegrad.llm.workspace import Workspace
 from tegrad.nv.compilers import cache_dir
+from tegrad.nv.gpu import Buffer, Gpu
 from tegrad.nv.program import SHARED_RESERVE, LaunchError
 from tegrad.nv.replay import Launch
 
@@ -220,7 +220,7 @@ class Persistent:
         """Dynamic shared memory of a CTA."""
         return self.shared or self.chip.smem_per_cta
 
-    def load(self, device: Any) -> Any:
+    def load(self, device: Gpu) -> Any:
         """The kernel, loaded on an opened NV device; LaunchError where its CTAs cannot all be on the chip at once."""
         sms, chip = _sms(device), self.chip
         fit = min(
@@ -246,7 +246,7 @@ class Persistent:
         return self.tuning.threads, 1, 1
 
 
-def _sms(device: Any) -> int:
+def _sms(device: Gpu) -> int:
     """SMs of an opened device."""
     return int(device.sm_count)
 
@@ -305,9 +305,7 @@ class PersistentPlan:
         if not self.kernel.tuning.spin_limit:
             return []
         self.device.synchronize()
-        out = bytearray(self.kernel.layout.nbytes)
-        self.device.allocator._copyout(memoryview(out), self._space)
-        return self.kernel.stuck(out)
+        return self.kernel.stuck(self.device.download(self._space, self.kernel.layout.nbytes))
 
     def close(self) -> None:
         """Free the plan's buffers. Closing twice is harmless."""
@@ -342,7 +340,7 @@ class PersistentPlan:
         """Where asked for: u64 (ctas, stages, 4), cycles of each SM."""
         self.launches = (self._launch((self.logits, self.logits), greedy=False),)
 
-    def _launch(self, finish: tuple[HCQBuffer, HCQBuffer], *, greedy: bool) -> Launch:
+    def _launch(self, finish: tuple[Buffer, Buffer], *, greedy: bool) -> Launch:
         buffers = (self._words, self._space, self._states.states, self._states.rings, *finish, self._rope, self.logits,
                    self.timestamps)  # fmt: skip
         values = (len(self.kernel.program.stages), int(greedy))
@@ -407,9 +405,8 @@ def _joined_bias(model: PackedModel, matrices: Sequence[PackedMatrix], workspace
         return int(matrices[0].bias.va_addr)
     parts = []
     for matrix in matrices:
-        out = bytearray(4 * matrix.rows)
-        if matrix.bias is not None:
-            model.device.allocator._copyout(memoryview(out), matrix.bias)
+        size = 4 * matrix.rows
+        out = bytearray(size) if matrix.bias is None else model.device.download(matrix.bias, size)
         parts.append(np.frombuffer(out, np.float32))
     return int(workspace.put(np.concatenate(parts)).va_addr)
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import numpy as np
-from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.llm.attention import BUFFERS, Attention
 from tegrad.llm.cache import KvCache
@@ -25,6 +24,7 @@ from tegrad.llm.packing import PLAIN
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.state import LOGITS_SPEC, States
 from tegrad.llm.workspace import ALIGN, Workspace
+from tegrad.nv.gpu import Buffer
 from tegrad.nv.replay import Launch
 
 EMBED_THREADS: Final = 256
@@ -35,10 +35,10 @@ class Vector:
     """A vector that crosses a kernel boundary: in float32, and as int8 with scales and perhaps sums of squares."""
 
     size: int
-    x: HCQBuffer
-    q: HCQBuffer
-    s: HCQBuffer
-    ss: HCQBuffer
+    x: Buffer
+    q: Buffer
+    s: Buffer
+    ss: Buffer
 
 
 def vector_in(workspace: Workspace, size: int) -> Vector:
@@ -116,7 +116,7 @@ class DecodePlan:
     def _reads_x(self, matrices: Sequence[PackedMatrix]) -> bool:
         return any(matrix.kind in PLAIN for matrix in matrices)
 
-    def _following(self, at: int) -> tuple[Sequence[PackedMatrix], HCQBuffer]:
+    def _following(self, at: int) -> tuple[Sequence[PackedMatrix], Buffer]:
         """What reads the residual stream after layer `at`, and its norm's weight."""
         arch = self.config.arch
         if at + 1 == self.config.layers:
@@ -162,7 +162,7 @@ class DecodePlan:
             self._add("down", down, self._hidden, *self._following(at)),
         ]  # fmt: skip
 
-    def _norm(self, vectors: PackedLayer | PackedModel, name: str) -> tuple[HCQBuffer, HCQBuffer]:
+    def _norm(self, vectors: PackedLayer | PackedModel, name: str) -> tuple[Buffer, Buffer]:
         """A norm's weight and bias; the weight stands in for a bias that is not there and not read."""
         found = vectors.vectors
         return found[name], found.get(f"{name}.bias", found[name])
@@ -172,9 +172,9 @@ class DecodePlan:
         role: Role,
         matrices: Sequence[PackedMatrix],
         source: Vector,
-        target: Vector | HCQBuffer,
+        target: Vector | Buffer,
         *,
-        norm: tuple[HCQBuffer, HCQBuffer],
+        norm: tuple[Buffer, Buffer],
         gated: bool = False,
         activation: Activation = "none",
         readers: Sequence[PackedMatrix] | None = None,
@@ -195,7 +195,7 @@ class DecodePlan:
         return self._launch(role, product, matrices, source, given)
 
     def _add(
-        self, role: Role, matrix: PackedMatrix, source: Vector, readers: Sequence[PackedMatrix], norm: HCQBuffer
+        self, role: Role, matrix: PackedMatrix, source: Vector, readers: Sequence[PackedMatrix], norm: Buffer
     ) -> Launch:
         """A product that is added to the residual stream, which `readers` read next, after a norm with this weight."""
         product, x = self._residual(matrix, readers), self._x
@@ -219,7 +219,7 @@ class DecodePlan:
         product: Product,
         matrices: Sequence[PackedMatrix],
         source: Vector,
-        given: Mapping[str, HCQBuffer],
+        given: Mapping[str, Buffer],
     ) -> Launch:
         chosen = self._launch_config(role, product)
         product = replace(product, ss_parts=product.ss_parts if product.packed and product.norm != "none" else 0)

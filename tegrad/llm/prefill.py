@@ -13,7 +13,6 @@ from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.llm.attention import ROPES
 from tegrad.llm.cache import KvCache, LayerCache
@@ -24,6 +23,7 @@ from tegrad.llm.packed import PackedLayer, PackedModel
 from tegrad.llm.rows import Rows, floats
 from tegrad.llm.state import LOGITS_SPEC, STATE_SPEC
 from tegrad.llm.workspace import Workspace
+from tegrad.nv.gpu import Buffer
 from tegrad.nv.replay import DEFAULT, Dependency, Launch, Recording
 
 CHUNKS: Final = (32, 128, 512)
@@ -85,7 +85,7 @@ class Prefill:
             self._tokens = self._workspace.take(4 * cache.positions, STATE_SPEC)
             self._queries = self._workspace.take(2 * most * self.config.size("query"))
             self.logits = self._workspace.take(4 * self.config.vocab, LOGITS_SPEC)
-            self._scores: HCQBuffer | None = None
+            self._scores: Buffer | None = None
         except BaseException:
             self.close()
             raise
@@ -172,7 +172,7 @@ class Prefill:
         self._tokens.cpu_view()[0 : 4 * len(tokens)] = np.asarray(tokens, np.int32).tobytes()
         self._chunk.cpu_view()[0 : _CHUNK.size] = chunk_bytes(start=position, slot=slot, left=len(tokens))
 
-    def _recording(self, size: int, scores: HCQBuffer | None = None) -> Recording:
+    def _recording(self, size: int, scores: Buffer | None = None) -> Recording:
         """The recording of a chunk, with the logits of every token of it into `scores`; or of the last one's for 0."""
         key = size, scores is not None
         if key not in self._recordings:

@@ -11,11 +11,8 @@ import re
 from importlib import resources
 from typing import Any, Final
 
-from tinygrad.device import TinyELF
-from tinygrad.dtype import dtypes
-from tinygrad.helpers import Target
-
 from tegrad.nv.compilers import compile_cuda
+from tegrad.nv.gpu import Gpu
 
 OPTIONS: Final = ("--std=c++17",)
 _INCLUDE: Final = re.compile(r'^#include "([\w.]+)"[ \t]*$', re.MULTILINE)
@@ -46,7 +43,7 @@ def compile_kernel(name: str, arch: str, *, dynamic_shared: int | None = None, *
 
 
 def load_kernel(
-    device: Any,
+    device: Gpu,
     name: str,
     *,
     buffers: int,
@@ -60,16 +57,13 @@ def load_kernel(
     `features` "a" compiles for the chip's very architecture (sm_90a), with instructions that no other one has.
     """
     lib = compile_kernel(name, device.arch + features, dynamic_shared=dynamic_shared, **defines)
-    signature: list[tuple[str, int, Any, tuple[int, ...]]]
-    signature = [(f"p{at}", at, dtypes.char, (1,)) for at in range(buffers)]
-    signature += [(f"v{at}", buffers + at, dtypes.int32, ()) for at in range(values)]
-    return device.runtime(TinyELF(lib, name, Target("NV", arch=device.arch), tuple(signature)))
+    return device.load_program(lib, name, buffers, values)
 
 
 class Programs:
     """The kernels of one opened device, each loaded once; call it as `load_kernel` without the device."""
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: Gpu) -> None:
         self.device = device
         self._loaded: dict[tuple[object, ...], Any] = {}
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
 import numpy as np
-from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gemm import Gemm, Operands, TilePicker, pick_quickest, scratch_bound
@@ -18,6 +17,7 @@ from tegrad.llm.gguf import F32
 from tegrad.llm.packed import PackedLayer, PackedMatrix, PackedModel
 from tegrad.llm.programs import Programs
 from tegrad.llm.workspace import Workspace
+from tegrad.nv.gpu import Buffer, Gpu
 from tegrad.nv.program import LaunchError
 from tegrad.nv.replay import Launch
 
@@ -73,7 +73,7 @@ class Rows:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def layer(self, layer: PackedLayer, tokens: int, chunk: HCQBuffer, attention: Sequence[Launch]) -> list[Launch]:
+    def layer(self, layer: PackedLayer, tokens: int, chunk: Buffer, attention: Sequence[Launch]) -> list[Launch]:
         """A layer of up to `tokens` rows of x; `attention` takes `qkv` to `mixed`."""
         arch = self.config.arch
         launches, at = [self.norm(layer.vectors, arch.attn_norm.name, tokens, chunk)], 0
@@ -95,7 +95,7 @@ class Rows:
             self.product(down, self._hidden, self.x, tokens, chunk, add=True),
         ]  # fmt: skip
 
-    def logits(self, y: HCQBuffer, tokens: int, chunk: HCQBuffer, *, last: HCQBuffer | None = None) -> list[Launch]:
+    def logits(self, y: Buffer, tokens: int, chunk: Buffer, *, last: Buffer | None = None) -> list[Launch]:
         """Logits of all rows; or of the last one alone, where `last` is a Chunk with a count of 1."""
         norm = self.norm(self.model.vectors, self.config.arch.output_norm.name, tokens, chunk, last=last is not None)
         # Who samples does not wait by itself.
@@ -103,7 +103,7 @@ class Rows:
         return [norm, product]
 
     def norm(
-        self, vectors: Mapping[str, HCQBuffer], name: str, tokens: int, chunk: HCQBuffer, *, last: bool = False
+        self, vectors: Mapping[str, Buffer], name: str, tokens: int, chunk: Buffer, *, last: bool = False
     ) -> Launch:
         """`normed` of x, or its first row of the last row of x."""
         config, weight = self.config, vectors[name]
@@ -117,10 +117,10 @@ class Rows:
     def product(
         self,
         matrix: PackedMatrix,
-        x: HCQBuffer,
-        y: HCQBuffer,
+        x: Buffer,
+        y: Buffer,
         tokens: int,
-        chunk: HCQBuffer,
+        chunk: Buffer,
         *,
         second: PackedMatrix | None = None,
         overlap: int | None = None,
@@ -147,9 +147,7 @@ class Rows:
         return tile.launch(self.programs, gemm, operands, tokens, self.overlap if overlap is None else overlap)
 
 
-def floats(device: Any, buffer: HCQBuffer, count: int) -> np.ndarray[Any, Any]:
+def floats(device: Gpu, buffer: Buffer, count: int) -> np.ndarray[Any, Any]:
     """The first float32 values of a buffer, once everything submitted is done."""
     device.synchronize()
-    out = bytearray(4 * count)
-    device.allocator._copyout(memoryview(out), buffer.offset(0, len(out)))
-    return np.frombuffer(out, np.float32)
+    return np.frombuffer(device.download(buffer.offset(0, 4 * count), 4 * count), np.float32)

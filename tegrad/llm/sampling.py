@@ -8,7 +8,7 @@ was fed and whichever launches do it. kernels/sampling.cuh tells the rest.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import astuple
 from typing import Any, Final, Self
@@ -18,6 +18,7 @@ from tegrad.llm.programs import load_kernel
 from tegrad.llm.sampler import HISTORY, TOP, Settings
 from tegrad.llm.state import States
 from tegrad.nv import roles
+from tegrad.nv.gpu import Gpu
 from tegrad.nv.replay import Launch
 from tegrad.nv.spec import MemorySpec
 
@@ -40,7 +41,7 @@ class Sampling:
     A token of `ends` stops its sequence after it was published. Close it when no step is in flight.
     """
 
-    def __init__(self, device: Any, vocab: int, ends: Sequence[int] = (), slots: int = 1) -> None:
+    def __init__(self, device: Gpu, vocab: int, ends: Sequence[int] = (), slots: int = 1) -> None:
         self._device, self.vocab, self._slots = device, vocab, slots
         self._parts = -(-vocab // CHUNK)
         self._undo = ExitStack()
@@ -126,9 +127,8 @@ class Sampling:
         return self._programs[name]
 
     def _take(self, size: int) -> Any:
-        buffer = self._device.allocator.alloc(size, SPEC)
-        free: Callable[..., None] = self._device.allocator.free
-        self._undo.callback(free, buffer, buffer.size, SPEC)
+        buffer = self._device.allocate(size, SPEC)
+        self._undo.callback(self._device.release, buffer, SPEC)
         return buffer
 
     def _put(self, buffer: Any, at: int, data: bytes) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, Final
-
-from tinygrad.helpers import to_mv
+from typing import Final
 
 from tegrad.llm.errors import ModelError
 from tegrad.nv import roles
+from tegrad.nv.gpu import Gpu, words_of
 from tegrad.nv.spec import MemorySpec
 
 RING: Final = 256
@@ -45,17 +44,17 @@ class States:
     `states` and `rings` are what kernels take; slot s has ring entries [s * RING, (s + 1) * RING).
     """
 
-    def __init__(self, device: Any, slots: int = 1) -> None:
+    def __init__(self, device: Gpu, slots: int = 1) -> None:
         self._device = device
         self._slots = slots
         self._closed = False
-        self.states = device.allocator.alloc(slots * ctypes.sizeof(State), STATE_SPEC)
+        self.states = device.allocate(slots * ctypes.sizeof(State), STATE_SPEC)
         try:
-            self.rings = device.allocator.alloc(slots * RING * ENTRY, RING_SPEC)
+            self.rings = device.allocate(slots * RING * ENTRY, RING_SPEC)
         except BaseException:
-            device.allocator.free(self.states, self.states.size, STATE_SPEC)
+            device.release(self.states, STATE_SPEC)
             raise
-        self._entries = to_mv(self.rings.cpu_view().addr, self.rings.size).cast("Q")
+        self._entries = words_of(self.rings, "Q")
         for slot in range(slots):
             self.write(slot, State(stop=1))
             self._entries[slot * RING : (slot + 1) * RING] = memoryview(bytes(RING * ENTRY)).cast("Q")
@@ -118,7 +117,7 @@ class States:
         self._closed = True
         self._entries = memoryview(b"").cast("Q")
         for buffer, spec in ((self.states, STATE_SPEC), (self.rings, RING_SPEC)):
-            self._device.allocator.free(buffer, buffer.size, spec)
+            self._device.release(buffer, spec)
 
     def _check_open(self) -> None:
         if self._closed:

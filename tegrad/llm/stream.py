@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final, Self
-
-from tinygrad.runtime.support.hcq import HCQBuffer
+from typing import Final, Self
 
 from tegrad.llm.gguf import Gguf
 from tegrad.nv import roles
+from tegrad.nv.gpu import Buffer, Gpu
 from tegrad.nv.spec import MemorySpec
 
 PIECE: Final = 4 << 20
@@ -36,7 +35,7 @@ class Piece:
 
     offset: int
     size: int
-    buffer: HCQBuffer
+    buffer: Buffer
     at: int
 
 
@@ -44,19 +43,19 @@ class Piece:
 class _Block:
     """Host memory for one piece; free when the device's timeline has reached `copied`."""
 
-    buffer: HCQBuffer
+    buffer: Buffer
     copied: int = 0
 
 
 class Stream:
     """The way of a file's pieces to a device. Use as a context manager; pieces are at most PIECE bytes."""
 
-    def __init__(self, file: Gguf, device: Any) -> None:
+    def __init__(self, file: Gguf, device: Gpu) -> None:
         self._file, self._device = file, device
         self._undo = ExitStack()
         self._blocks: list[_Block] = []
         self._next = 0
-        self._direct = hasattr(device.allocator, "lend")
+        self._direct = device.lends
         self._lent: dict[int, memoryview] = {}
         """The bytes of buffers that the CPU writes to, by `id`."""
 
@@ -77,7 +76,7 @@ class Stream:
         pieces = list(pieces)
         if self._direct:  # all at once: what `arrived` launches is not to be waited for
             buffers = {id(piece.buffer): piece.buffer for piece in pieces}
-            self._lent = dict(zip(buffers, self._device.allocator.lend(buffers.values()), strict=True))
+            self._lent = dict(zip(buffers, self._device.lend(buffers.values()), strict=True))
         flying: deque[tuple[list[Piece], _Block | None, Future[None]]] = deque()
         try:
             for group in self._groups(pieces):
@@ -108,18 +107,18 @@ class Stream:
         if self._direct:
             return None
         if len(self._blocks) < BLOCKS:
-            self._blocks.append(_Block(self._device.allocator.alloc(PIECE, HOST)))
+            self._blocks.append(_Block(self._device.allocate(PIECE, HOST)))
             return self._blocks[-1]
         block = self._blocks[self._next]
         self._next = (self._next + 1) % len(self._blocks)
-        self._device.timeline_signal.wait(block.copied)
+        self._device.wait_for(block.copied)
         return block
 
     def _free(self) -> None:
         if self._blocks:
             self._device.synchronize()
         for block in self._blocks:
-            self._device.allocator.free(block.buffer, PIECE, HOST)
+            self._device.release(block.buffer, HOST)
 
     def _read(self, group: list[Piece], block: _Block | None) -> None:
         """In a thread: the file's bytes into the block, or where they belong."""
@@ -137,12 +136,7 @@ class Stream:
             arrived(piece)
 
     def _copy(self, group: list[Piece], block: _Block) -> None:
-        device = self._device
-        with device.lock:
-            device.check_usable()
-            queue = device.hw_copy_queue_t().wait(device.timeline_signal, device.timeline_value - 1)
-            for piece in group:
-                source = block.buffer.offset(piece.offset - group[0].offset)
-                queue.copy(piece.buffer.offset(piece.at), source, piece.size)
-            block.copied = device.next_timeline()
-            queue.signal(device.timeline_signal, block.copied).submit(device)
+        first = group[0].offset
+        block.copied = self._device.copy_parts(
+            (piece.buffer.offset(piece.at), block.buffer.offset(piece.offset - first), piece.size) for piece in group
+        )

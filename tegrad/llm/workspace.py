@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from typing import Any, Final
 
 import numpy as np
-from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.nv import roles
+from tegrad.nv.gpu import Buffer, Gpu
 from tegrad.nv.spec import MemorySpec
 
 SPEC: Final = MemorySpec(nolru=True, role=roles.WORKSPACE)
@@ -20,21 +20,21 @@ ALIGN: Final = 256
 class Workspace:
     """Allocates buffers on a device and frees all of them at once. MemoryError where one does not fit."""
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: Gpu) -> None:
         self._device = device
         self._undo = ExitStack()
 
-    def take(self, size: int, spec: MemorySpec = SPEC) -> HCQBuffer:
+    def take(self, size: int, spec: MemorySpec = SPEC) -> Buffer:
         """A buffer of `size` bytes, ALIGN at least."""
-        buffer: HCQBuffer = self._device.allocator.alloc(max(size, ALIGN), spec)
-        self._undo.callback(self._device.allocator.free, buffer, buffer.size, spec)
+        buffer = self._device.allocate(max(size, ALIGN), spec)
+        self._undo.callback(self._device.release, buffer, spec)
         return buffer
 
-    def put(self, data: bytes | np.ndarray[Any, Any]) -> HCQBuffer:
+    def put(self, data: bytes | np.ndarray[Any, Any]) -> Buffer:
         """A buffer that holds these bytes, or those of an array."""
         content = data if isinstance(data, bytes) else np.ascontiguousarray(data).tobytes()
         buffer = self.take(len(content))
-        self._device.allocator._copyin(buffer.offset(0, len(content)), memoryview(content))
+        self._device.upload(buffer.offset(0, len(content)), content)
         return buffer
 
     def callback(self, what: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ import os
 import threading
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 from weakref import WeakSet
@@ -36,6 +36,7 @@ from tegrad.nv.faults import (
     WaitTimeout,
     fault_address,
 )
+from tegrad.nv.gpu import GpuMethods
 from tegrad.nv.graph import NVGraph
 from tegrad.nv.iface import GPFIFO_ENTRIES, TegraIface, drivers_present
 from tegrad.nv.kernel import board_asked, emulated
@@ -237,7 +238,7 @@ class _SmallRings(HCQCompiled):  # type: ignore[misc]
             super().__init__(*args, kernargs_size=KERNARGS_SIZE, **kwargs)
 
 
-class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
+class NVDevice(GpuMethods, _StockDevice, _SmallRings):  # type: ignore[misc]
     """tinygrad's NV device. The name is what tinygrad looks for.
 
     `close()` releases everything at once; `Device["NV"]` then opens a new one, and `reopen` does both. DeviceFault is
@@ -473,6 +474,33 @@ class NVDevice(_StockDevice, _SmallRings):  # type: ignore[misc]
             self.synchronize()
             return True
         return False
+
+    def timed(self, submit: Callable[[], object]) -> float:
+        """Microseconds by the GPU's clock from before the launches that `submit` submits to after them; waits."""
+        begin, end = self.new_signal(), self.new_signal()
+        with self.lock:
+            self.hw_compute_queue_t().timestamp(begin).submit(self)
+            submit()
+            self.hw_compute_queue_t().timestamp(end).submit(self)
+        self.compute_gpfifo.wait(self.compute_gpfifo.submissions)
+        return float(end.timestamp - begin.timestamp)
+
+    # ---- copies
+
+    def copy_parts(self, parts: Iterable[tuple[HCQBuffer, HCQBuffer, int]]) -> int:
+        """Have the copy engine copy (target, source, bytes), after what was submitted; what `wait_for` takes."""
+        with self.lock:
+            self.check_usable()
+            queue = self.hw_copy_queue_t().wait(self.timeline_signal, self.timeline_value - 1)
+            for target, source, size in parts:
+                queue.copy(target, source, size)
+            copied: int = self.next_timeline()
+            queue.signal(self.timeline_signal, copied).submit(self)
+        return copied
+
+    def wait_for(self, copied: int) -> None:
+        """Wait until copies are done. DeviceFault, WaitTimeout."""
+        self.timeline_signal.wait(copied)
 
     # ---- programs and local memory
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,42 +26,42 @@ class Buffer:
 
 
 @dataclass
-class Allocator:
-    """A device's allocator that keeps books."""
+class Memory:
+    """A device's memory, which keeps books."""
 
     freed: list[Any] = field(default_factory=list)
 
-    def alloc(self, size: int, spec: Any) -> Buffer:
+    def allocate(self, size: int, spec: Any) -> Buffer:
         return Buffer(size, spec, bytearray(size))
 
-    def free(self, buffer: Buffer, size: int, spec: Any) -> None:
-        assert (buffer.size, buffer.spec) == (size, spec)
+    def release(self, buffer: Buffer, spec: Any) -> None:
+        assert buffer.spec == spec
         self.freed.append(buffer)
 
-    def _copyin(self, buffer: Buffer, data: memoryview) -> None:
+    def upload(self, buffer: Buffer, data: bytes) -> None:
         buffer.held[: len(data)] = data
 
 
 @pytest.fixture
-def allocator() -> Allocator:
-    return Allocator()
+def memory() -> Memory:
+    return Memory()
 
 
 @pytest.fixture
-def workspace(allocator: Allocator) -> Workspace:
-    return Workspace(SimpleNamespace(allocator=allocator))
+def workspace(memory: Memory) -> Workspace:
+    return Workspace(memory)
 
 
-def test_it_gives_back_all_that_it_took_the_last_first_and_once(workspace: Workspace, allocator: Allocator) -> None:
-    other = Workspace(SimpleNamespace(allocator=Allocator()))
+def test_it_gives_back_all_that_it_took_the_last_first_and_once(workspace: Workspace, memory: Memory) -> None:
+    other = Workspace(Memory())
     first = workspace.take(16)
-    workspace.callback(lambda: allocator.freed.append("between"))
+    workspace.callback(lambda: memory.freed.append("between"))
     second, third = workspace.take(512, STATE_SPEC), workspace.put(b"held")
     other.take(1)
-    assert allocator.freed == []
+    assert memory.freed == []
     workspace.close()
     workspace.close()
-    assert allocator.freed == [third, second, "between", first]
+    assert memory.freed == [third, second, "between", first]
 
 
 def test_buffers_have_the_size_and_the_kind_that_was_asked_for(workspace: Workspace) -> None:

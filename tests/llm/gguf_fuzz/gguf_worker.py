@@ -64,6 +64,11 @@ class BoundedDevice(dry.DryDevice):
             raise MemoryError("no room on the device.")
         return super().alloc(size, options)
 
+    @property
+    def lends(self) -> bool:
+        """As an Orin's."""
+        return True
+
     def lend(self, buffers: Sequence[HCQBuffer]) -> list[memoryview]:
         """The bytes of buffers."""
         return [self._as_buffer(buffer) for buffer in buffers]
@@ -135,7 +140,7 @@ def _plan(file: Gguf) -> None:
     device = BoundedDevice(CHIPS["agx-orin-64gb"])
     with contextlib.ExitStack() as held:
         held.callback(device.close_all)
-        packed.Device = {"NV": device}  # type: ignore[assignment]
+        packed.opened = lambda name: device  # type: ignore[assignment]
         made = held.enter_context(packed.PackedModel(file, "NV"))
         cache = held.enter_context(KvCache(device, made.config, made.config.positions()))
         states = States(device)
