@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", type=Path, help="a GGUF file")
     parser.add_argument("--readers", type=int, nargs="+", default=[stream.READERS])
-    parser.add_argument("--mib", type=int, nargs="+", default=[stream.PIECE >> 20])
+    parser.add_argument("--mib", type=int, nargs="+", default=[stream.PIECE_BYTES >> 20])
     parser.add_argument("--json", action="store_true", help="a JSON list on the last line")
     given = parser.parse_args(arguments)
     rows = []

@@ -17,7 +17,7 @@ from tegrad.llm.gemm import TilePicker, pick_tile, pick_wgmma
 from tegrad.llm.gguf import F16, F32, BlockType
 from tegrad.llm.packed import WARPS, PackedModel, look_at
 from tegrad.llm.packing import PLAIN, SEGMENT
-from tegrad.llm.persistent import NEAR, READ, PersistentPlan
+from tegrad.llm.persistent import MOST_POSITION_READS, NEAR_POSITIONS, PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import Prefill, chunk_bytes
 from tegrad.llm.programs import load_kernel
@@ -96,9 +96,9 @@ def _load(made: PackedModel) -> list[Launch]:
 
 PLANS: Final[Mapping[str, Callable[[PackedModel], list[Launch]]]] = {
     "decode": _decode,
-    "persistent-near": partial(_persistent, NEAR),
+    "persistent-near": partial(_persistent, NEAR_POSITIONS),
     "persistent": partial(_persistent, POSITIONS),
-    "persistent-far": partial(_persistent, READ),
+    "persistent-far": partial(_persistent, MOST_POSITION_READS),
     "draw": _draw,
     "batch8": partial(_batch, 8),
     "batch32": partial(_batch, 32),

@@ -20,11 +20,11 @@ from tegrad.llm.gguf import F32, Gguf, TensorInfo, shown
 DEFAULT_CONTEXT: Final = 4096
 """Positions of a session unless asked otherwise: bounds the cache of models trained for 128k and more."""
 
-MOST: Final = (1 << 31) - 1
+LARGEST_SIZE: Final = (1 << 31) - 1
 """Of any size in a file: kernels count in 32 bits."""
 SMALLEST, LARGEST = 1e-30, 1e30
 """Bounds of any other number in a file that is not 0, so that no product of some leaves what floats hold."""
-TABLE: Final = 4096
+POSITIONS_AT_ONCE: Final = 4096
 """Positions whose angles are computed at once."""
 
 T = TypeVar("T", int, float, str)
@@ -213,9 +213,9 @@ class Rope:
             if self.yarn.extrapolation:
                 magnitude *= 1.0 + 0.1 * float(np.log(1.0 / self.scale))
         tables = np.empty((2, positions, len(pairs)), np.float32)
-        for start in range(0, positions, TABLE):
-            angle = np.arange(start, min(start + TABLE, positions), dtype=np.float64)[:, None] * frequency
-            tables[:, start : start + TABLE] = np.stack([np.cos(angle), np.sin(angle)]) * magnitude
+        for start in range(0, positions, POSITIONS_AT_ONCE):
+            angle = np.arange(start, min(start + POSITIONS_AT_ONCE, positions), dtype=np.float64)[:, None] * frequency
+            tables[:, start : start + POSITIONS_AT_ONCE] = np.stack([np.cos(angle), np.sin(angle)]) * magnitude
         return tables
 
     def _yarn_ramp(self, yarn: Yarn, pairs: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -506,6 +506,6 @@ class _Reader:
             value = self.of(key, int)
         if not isinstance(value, int) or value <= 0:
             raise self.file.corrupt(f"{key} = {shown(value)}")
-        if value > MOST:
-            raise self.file.corrupt(f"{key} = {value}, at most {MOST} expected")
+        if value > LARGEST_SIZE:
+            raise self.file.corrupt(f"{key} = {value}, at most {LARGEST_SIZE} expected")
         return value

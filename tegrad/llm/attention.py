@@ -22,7 +22,7 @@ BUFFERS: Final = (
     *("workspace", "counters", "x", "q", "s"),
 )
 """The kernel's buffers in order; where the variant does not use one, any buffer stands in its place."""
-FEWEST: Final = 4
+FEWEST_WARPS: Final = 4
 """Of a CTA where there are more of them than SMs, so that one SM holds several."""
 MIXED_BYTES: Final = 32 << 10
 
@@ -83,7 +83,9 @@ class Attention:
         crowded = self.sequences * self.kv_heads > self.sms
         fitting = (
             w
-            for w in ((FEWEST,) if crowded else kernels_of(self.arch).attention_warps if self.sequences > 1 else WARPS)
+            for w in (
+                (FEWEST_WARPS,) if crowded else kernels_of(self.arch).attention_warps if self.sequences > 1 else WARPS
+            )
             if w * bytes_of_one <= MIXED_BYTES and (w <= 8 or self.group <= 4)
         )
         return (self.tuning or {}).get("ATTENTION_WARPS", next(fitting))

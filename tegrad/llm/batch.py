@@ -24,9 +24,9 @@ from tegrad.llm.state import LOGITS_SPEC, State, States
 from tegrad.llm.workspace import Workspace
 from tegrad.nv.replay import DEFAULT, Dependency, Launch, Recording
 
-AHEAD: Final = 2
+STEPS_IN_FLIGHT: Final = 2
 """Steps in flight."""
-WIDTH: Final = 8
+SLOT_MULTIPLE: Final = 8
 """Slots that a step is rounded up to: the columns of one product of the tensor cores."""
 
 
@@ -94,7 +94,9 @@ class Batch:
     @property
     def widths(self) -> tuple[int, ...]:
         """The numbers of slots that a step may compute."""
-        return tuple(min(width, self.slots) for width in range(WIDTH, self.slots + WIDTH, WIDTH))
+        return tuple(
+            min(width, self.slots) for width in range(SLOT_MULTIPLE, self.slots + SLOT_MULTIPLE, SLOT_MULTIPLE)
+        )
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -146,7 +148,7 @@ class Batch:
         """
         self._check_open()
         while not self._fresh and (self._members or self._flights):
-            while self._members and len(self._flights) < AHEAD:
+            while self._members and len(self._flights) < STEPS_IN_FLIGHT:
                 members = list(self._members.values())
                 recording = self._recording(max(self._members) + 1)
                 self._flights.append((recording, recording.run(), members))
@@ -225,7 +227,9 @@ class Batch:
     def _recording(self, slots: int) -> Recording:
         width = next(width for width in self.widths if width >= slots)
         if width not in self._recordings:
-            self._recordings[width] = Recording(self.device, self.launches(width), self._dependency, depth=AHEAD)
+            self._recordings[width] = Recording(
+                self.device, self.launches(width), self._dependency, depth=STEPS_IN_FLIGHT
+            )
         return self._recordings[width]
 
     # ---- launches

@@ -81,7 +81,7 @@ TUNED: Final[Mapping[str, ChipKernels]] = {
 }
 """By architecture. Prompts shorter than 512 tokens by Hopper's own instructions were not measured."""
 
-LEAST_SHARED: Final = 100 << 10
+LEAST_SHARED_BYTES: Final = 100 << 10
 """Bytes of an SM's shared memory of chips that are not in the table: compute capabilities 8.6 and 8.9 have least (CUDA
 programming guide)."""
 OVERLAPS_FROM: Final = 90
@@ -97,4 +97,4 @@ def kernels_of(arch: str) -> ChipKernels:
     """A chip's row; for one without a tuning what is right on all of them, and quick on none."""
     if (found := TUNED.get(arch)) is not None:
         return found
-    return ChipKernels(_SM_90, WARPS, 2, capability(arch) >= OVERLAPS_FROM, None, LEAST_SHARED)
+    return ChipKernels(_SM_90, WARPS, 2, capability(arch) >= OVERLAPS_FROM, None, LEAST_SHARED_BYTES)

@@ -21,7 +21,7 @@ from tegrad.llm.errors import ContextError, ModelError, OutOfMemory, Unsupported
 from tegrad.llm.gguf import Gguf, Progress
 from tegrad.llm.loop import Loop, LoopError
 from tegrad.llm.packed import PackedModel
-from tegrad.llm.persistent import NEAR, PersistentPlan
+from tegrad.llm.persistent import NEAR_POSITIONS, PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import CHUNKS, Prefill
 from tegrad.llm.sampler import Sampler
@@ -31,16 +31,16 @@ from tegrad.nv import roles
 from tegrad.nv.gpu import Buffer, Gpu, opened
 from tegrad.nv.replay import AHEAD, DEFAULT, Dependency, Launch, up_to
 
-OLDEST: Final = 80
+OLDEST_SM: Final = 80
 """The kernels' oldest architecture, sm_80: 16-byte asynchronous copies and mma of halves."""
-SHORT: Final = 16
+SHORT_PROMPT_TOKENS: Final = 16
 """Prompts up to so many tokens are fed a step each."""
-LONGER: Final = 64
+LONGER_PROMPT_TOKENS: Final = 64
 """Up to so many where their steps take less than a first prompt would wait for the kernels for chunks.
 
 Later prompts are fed as a first one is: both ways round differently, and no answer may depend on what came before.
 """
-LOADING: Final = 50e-3
+KERNEL_LOAD_S: Final = 50e-3
 """Seconds that those take to load, if they are compiled; a step takes what its bytes do at half of the bandwidth."""
 
 
@@ -81,7 +81,7 @@ Planner = Callable[[PackedModel, States, KvCache], Plan]
 def suits(device: Gpu) -> bool:
     """Whether our kernels run on an opened device."""
     arch = str(getattr(device, "arch", ""))
-    return device.device.split(":")[0] == "NV" and arch.startswith("sm_") and capability(arch) >= OLDEST
+    return device.device.split(":")[0] == "NV" and arch.startswith("sm_") and capability(arch) >= OLDEST_SM
 
 
 def suits_named(name: str | None = None) -> bool:
@@ -111,8 +111,8 @@ class Engine:
         reach: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """`q8` keeps keys and values in int8; prompts above `short` tokens go in chunks, unless said above SHORT, or
-        more where their steps take little.
+        """`q8` keeps keys and values in int8; prompts above `short` tokens go in chunks, unless said above
+        SHORT_PROMPT_TOKENS, or more where their steps take little.
 
         `plan` makes the step; the quickest one on the device unless said. `overlapped` is the dependency between its
         launches where they wait by themselves, `dependency` that of everything else. `steps_per_submission` steps are
@@ -138,7 +138,7 @@ class Engine:
             self._undo.callback(self._states.close)
             self._sampling = Sampling(self.device, self.config.vocab)
             self._undo.callback(self._sampling.close)
-            self._near = plan is None and reach is not None and reach <= NEAR < self.context
+            self._near = plan is None and reach is not None and reach <= NEAR_POSITIONS < self.context
             self.plan = (plan or self._quickest)(self.model, self._states, self._cache)
             self._undo.callback(lambda: self.plan.close())
         except BaseException as error:
@@ -156,7 +156,7 @@ class Engine:
         if self._overlapped is not None or not (overlaps or roles.one_launch()):
             return DecodePlan(model, states, cache, overlap=self._overlapped is not None)
         with suppress(UnsupportedModelError):
-            return PersistentPlan(model, states, cache, reach=NEAR if self._near else None)
+            return PersistentPlan(model, states, cache, reach=NEAR_POSITIONS if self._near else None)
         self._overlapped = AHEAD if overlaps else None
         return DecodePlan(model, states, cache, overlap=overlaps)
 
@@ -282,7 +282,7 @@ class Engine:
         self._check(prompt)
         self._turn += 1
         position = len(self.tokens)
-        if self._near and (limit is None or position + len(prompt) + limit > NEAR):
+        if self._near and (limit is None or position + len(prompt) + limit > NEAR_POSITIONS):
             self._go_far()
         loop = self._loop(settings, steps_per_submission)
         for other in self._loops.values():
@@ -330,8 +330,10 @@ class Engine:
             return self._short
         chip = by_arch(self.device.arch)
         if chip is None:
-            return SHORT
-        return max(SHORT, min(LONGER, int(LOADING * chip.mem_bandwidth / 2 / self._bytes)))
+            return SHORT_PROMPT_TOKENS
+        return max(
+            SHORT_PROMPT_TOKENS, min(LONGER_PROMPT_TOKENS, int(KERNEL_LOAD_S * chip.mem_bandwidth / 2 / self._bytes))
+        )
 
     def _prompts(self) -> Prefill:
         """What runs tokens in chunks; made when it is first needed."""

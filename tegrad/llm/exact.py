@@ -39,7 +39,7 @@ Cached: TypeAlias = Callable[[int], tuple[Side, Side]]
 Rounding: TypeAlias = Callable[[Role, Floats], Floats]
 """What a product of packed weights in this role reads of a vector (..., columns)."""
 
-BLOCK: Final = 1 << 22
+WEIGHTS_AT_ONCE: Final = 1 << 22
 """Weights that are expanded at a time."""
 WIDTHS: Final[dict[Role, str]] = {"qkv": "dim", "output": "mixed", "gate": "dim", "down": "ffn", "logits": "dim"}
 """What a role's products read, as a size of `Config`."""
@@ -95,7 +95,7 @@ class Weights:
     def times(self, name: str, x: Floats) -> Floats:
         """The products (n, rows) of vectors (n, columns) with a matrix."""
         info = self.file.tensors[name]
-        step = max(1, BLOCK // info.columns)
+        step = max(1, WEIGHTS_AT_ONCE // info.columns)
         found = np.empty((len(x), info.rows))
 
         def multiply(first: int) -> None:

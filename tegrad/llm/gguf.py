@@ -21,17 +21,17 @@ from tegrad.llm.errors import GgufError, UnsupportedModelError
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 DEFAULT_ALIGNMENT: Final = 32
-HEADER: Final = 64 << 20
+MOST_HEADER_BYTES: Final = 64 << 20
 """Bytes in front of the tensor data that are read: several times the largest vocabularies."""
-COUNT: Final = 1 << 16
+MOST_ITEMS: Final = 1 << 16
 """Values, and tensors, that a file may have."""
-ENTRIES: Final = 1 << 23
+MOST_LIST_ENTRIES: Final = 1 << 23
 """Entries that all lists of a file may have together."""
 KEY_BYTES: Final = (1 << 16) - 1
 """Of a value's key, as the format has it."""
 NAME_BYTES: Final = 64
 """Of a tensor's name, as the format has it."""
-SHOWN: Final = 60
+SHOWN_CHARACTERS: Final = 60
 """Characters of a value that an error shows."""
 READ_SIZE: Final = 64 << 20
 """Bytes of one read of tensor data: large enough for a disk's full speed, small enough for smooth progress."""
@@ -46,8 +46,8 @@ def shown(value: object) -> str:
     if isinstance(value, list):
         return f"a list of {len(value)}"
     size = len(value) if isinstance(value, str) else 0
-    text = repr(value[:SHOWN] if isinstance(value, str) else value)
-    return text if size <= SHOWN and len(text) <= 2 * SHOWN else f"{text[:SHOWN]}..."
+    text = repr(value[:SHOWN_CHARACTERS] if isinstance(value, str) else value)
+    return text if size <= SHOWN_CHARACTERS and len(text) <= 2 * SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,16 +204,18 @@ class _Header:
         """Refuse, before anything is allocated, a header that ends past the file's end or where none does."""
         if end > self.file.size:
             raise self.truncated(end)
-        if end > HEADER:
-            raise self.file.corrupt(f"its metadata takes at least {end:,} bytes, of which we read {HEADER:,}")
+        if end > MOST_HEADER_BYTES:
+            raise self.file.corrupt(
+                f"its metadata takes at least {end:,} bytes, of which we read {MOST_HEADER_BYTES:,}"
+            )
 
     def count(self, what: str, smallest: int) -> int:
         """How many of something follow, each of at least so many bytes."""
         count = self.u64()
         if self.offset + count * smallest > self.file.size:
             raise self.truncated(self.offset + count * smallest)
-        if count > COUNT:
-            raise self.file.corrupt(f"{count:,} {what}, of which we read {COUNT:,}")
+        if count > MOST_ITEMS:
+            raise self.file.corrupt(f"{count:,} {what}, of which we read {MOST_ITEMS:,}")
         return count
 
     def take(self, size: int) -> int:
@@ -261,8 +263,8 @@ class _Header:
         code = "Q" if kind == _STRING else self.scalar_code(kind)  # a string has its length in front
         self.check(self.offset + count * struct.calcsize("<" + code))
         self.entries += count
-        if self.entries > ENTRIES:
-            raise self.file.corrupt(f"its lists have {self.entries:,} entries, of which we read {ENTRIES:,}")
+        if self.entries > MOST_LIST_ENTRIES:
+            raise self.file.corrupt(f"its lists have {self.entries:,} entries, of which we read {MOST_LIST_ENTRIES:,}")
         if kind == _STRING:
             return self.strings(count)
         return list(struct.unpack(f"<{count}{code}", self.bytes(count * struct.calcsize("<" + code))))

@@ -18,31 +18,31 @@ from tegrad.llm.state import RING, States
 from tegrad.nv.gpu import Gpu
 from tegrad.nv.replay import DEFAULT, Dependency, Launch, Recording, repeated
 
-MOMENT: Final = 4.5e-3
+TOKEN_DELAY_S: Final = 4.5e-3
 """Seconds that a token may wait for the ones after it, so that the host wakes once for all of them."""
-TOGETHER: Final = 16
+TOKENS_TOGETHER: Final = 16
 """Tokens for which it wakes once, at most."""
-LATENESS: Final = 1e-3
+LATE_WAKE_S: Final = 1e-3
 """Seconds that it may wake late: so much work is in flight after the token for which it wakes."""
-PATIENCE: Final = 20e-3
+DRIVER_WAIT_AFTER_S: Final = 20e-3
 """Seconds after which a wait for a token becomes one for its step, which sleeps in the driver and notices faults."""
-POLLED: Final = 200e-6
+POLL_LIMIT_S: Final = 200e-6
 """Seconds up to which a wait of unknown length polls: a sleep would take too long."""
-SHORTEST: Final = 50e-6
+SHORTEST_NAP_S: Final = 50e-6
 """The shortest nap worth taking."""
-LONGEST: Final = 1e-3
+LONGEST_NAP_S: Final = 1e-3
 """The longest nap where a token is overdue."""
-SHARE: Final = 1 / 8
+OVERDUE_SHARE: Final = 1 / 8
 """Such a nap is this share of what it is overdue, so that it is seen at most that much late."""
-EARLIER: Final = 1 / 100
+EARLIER_SHARE: Final = 1 / 100
 """Share of a step by which a token is expected earlier each time that it was there when the host woke."""
-UNSURE: Final = 8
+UNSURE_BELOW_TOKENS: Final = 8
 """Tokens whose average may be far off."""
-DOUBT: Final = 1 / 16
+ONE_TOKEN_DOUBT: Final = 1 / 16
 """The same for what is the average of one token; of more it is less."""
-STARVED: Final = 0.75
+STARVED_FACTOR: Final = 0.75
 """What a step is taken for, of what was thought, where the GPU had nothing to do while the host slept."""
-MEMORY: Final = 64
+AVERAGED_TOKENS: Final = 64
 """Tokens over which what a step takes is averaged, or up to twice as many."""
 
 
@@ -63,14 +63,14 @@ class Pace:
         self._last = 0, 0.0
         """The last token that came, counted from 1, and about when."""
         self._since: list[tuple[int, float]] = []
-        """The same of the token from which the average counts, and of one that takes its place after MEMORY more."""
+        """The same of the token from which the average counts, and of the one that follows it after AVERAGED_TOKENS."""
 
     def knows(self, step: float, tokens: int) -> None:
         """A step takes so long, which is the average of so many tokens."""
         self.step, self._tokens = step, tokens if step else 0
-        self.together = max(1, min(TOGETHER, int(MOMENT / step))) if step else 1
+        self.together = max(1, min(TOKENS_TOGETHER, int(TOKEN_DELAY_S / step))) if step else 1
         """Tokens to sleep for at once."""
-        self.after = min(TOGETHER, ceil(LATENESS / step) + (tokens < UNSURE)) if step else 2
+        self.after = min(TOKENS_TOGETHER, ceil(LATE_WAKE_S / step) + (tokens < UNSURE_BELOW_TOKENS)) if step else 2
         """Steps that have to be in flight after them: more while a step is not known well."""
 
     def begin(self, now: float) -> None:
@@ -81,11 +81,11 @@ class Pace:
     def nap(self, count: int, now: float, begun: float) -> float:
         """Seconds to sleep until token `count`, for which the host waits since `begun`; 0 where polling is better."""
         if not self.step:
-            return min(LONGEST, SHARE * (now - begun)) if now - begun > POLLED else 0.0
+            return min(LONGEST_NAP_S, OVERDUE_SHARE * (now - begun)) if now - begun > POLL_LIMIT_S else 0.0
         early = self._expected(count) - now
         if early > 0:
-            return early if early >= SHORTEST else 0.0
-        return min(LONGEST, max(2 * SHORTEST, 4 * EARLIER * self.step, SHARE * -early))
+            return early if early >= SHORTEST_NAP_S else 0.0
+        return min(LONGEST_NAP_S, max(2 * SHORTEST_NAP_S, 4 * EARLIER_SHARE * self.step, OVERDUE_SHARE * -early))
 
     def saw(self, count: int, now: float, absent: tuple[int, float], *, woken: bool, starved: bool) -> None:
         """Of a stream's tokens, `count` were there `now` and the next was not; `absent` is one that was not at a time.
@@ -98,7 +98,7 @@ class Pace:
         came = min(now, max(earliest, self._expected(count))) if woken else now
         self._learn(count, came, starved)
         if woken:
-            came -= self.step * (EARLIER + DOUBT / max(1, self._tokens))
+            came -= self.step * (EARLIER_SHARE + ONE_TOKEN_DOUBT / max(1, self._tokens))
         self._last = count, came
 
     def _expected(self, count: int) -> float:
@@ -110,13 +110,13 @@ class Pace:
             begin, at = self._since[0]
             took = (came - at) / (count - begin)
             if starved:
-                self.knows(min(self.step or took, took) * STARVED, 0)
+                self.knows(min(self.step or took, took) * STARVED_FACTOR, 0)
                 self._since.clear()
             elif count - begin >= self._tokens:
-                self.knows(took, min(count - begin, MEMORY // 2))
+                self.knows(took, min(count - begin, AVERAGED_TOKENS // 2))
         self._since.append((count, came))
         if len(self._since) > 2:
-            del self._since[0 if self._since[1][0] - self._since[0][0] >= MEMORY else 2]
+            del self._since[0 if self._since[1][0] - self._since[0][0] >= AVERAGED_TOKENS else 2]
 
     def passed(self, count: int, now: float) -> None:
         """So many tokens were there before the host looked: when they came tells nothing of a step."""
@@ -144,7 +144,7 @@ class Loop:
         self.states, self.step = states, tuple(step)
         form = dependency if steps_per_submission == 1 else repeated(dependency, len(step))
         self.recording = Recording(
-            device, self.step * steps_per_submission, form, depth=-(-2 * TOGETHER // steps_per_submission) + 2
+            device, self.step * steps_per_submission, form, depth=-(-2 * TOKENS_TOGETHER // steps_per_submission) + 2
         )
         self._steps_per_submission = steps_per_submission
         self._streams = 0
@@ -216,10 +216,10 @@ class Loop:
         while not (tokens := states.tokens(0, number, total)):
             looks += 1
             now = clock()
-            if now - begun > PATIENCE:
+            if now - begun > DRIVER_WAIT_AFTER_S:
                 self._finish(number)
             elif (nap := pace.nap(goal, now, begun)) > 0:
-                time.sleep(min(nap, PATIENCE))
+                time.sleep(min(nap, DRIVER_WAIT_AFTER_S))
         absent, now, count = (number, now if looks else 0.0), clock(), number - 1 + len(tokens)
         starved = self._submitted < total and count >= self._submitted
         if starved and not looks:

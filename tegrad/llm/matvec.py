@@ -14,7 +14,7 @@ from tegrad.llm.gguf import BlockType
 from tegrad.llm.packing import LANE_WEIGHTS, PLAIN, SEGMENT, check
 from tegrad.nv.gpu import Gpu
 
-PIECE: Final = 1024
+MOST_PIECE_WEIGHTS: Final = 1024
 """Weights of a row of floats that are an item, at most."""
 SET: Final = 16
 """Activations that share a scale."""
@@ -155,7 +155,7 @@ class Product:
 
     def _pieces(self, kind: BlockType) -> int:
         """Equal pieces that a row of floats is cut into (Items<F, false>::pieces)."""
-        lane, count = 16 // kind.size, -(-self.columns // PIECE)
+        lane, count = 16 // kind.size, -(-self.columns // MOST_PIECE_WEIGHTS)
         while self.columns % (count * lane):
             count += 1
         return count

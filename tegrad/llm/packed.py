@@ -21,7 +21,7 @@ from tegrad.llm.gemm import NUMBERS
 from tegrad.llm.gguf import F16, F32, BlockType, Gguf, Progress, TensorInfo
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.state import STATE_SPEC
-from tegrad.llm.stream import PIECE, Piece, Stream
+from tegrad.llm.stream import PIECE_BYTES, Piece, Stream
 from tegrad.nv import roles
 from tegrad.nv.gpu import Buffer, Gpu, opened
 from tegrad.nv.spec import MemorySpec
@@ -30,7 +30,7 @@ SPEC: Final = MemorySpec(nolru=True, role=roles.WEIGHTS)
 """Weights go back to the device when they are freed, not to a cache of buffers."""
 ALIGN: Final = 256
 """Where a vector begins in a buffer of vectors."""
-VECTORS: Final = 1 << 20
+VECTORS_BYTES: Final = 1 << 20
 """Bytes of a buffer of vectors."""
 WARPS: Final = 8
 """Segments that a block of the repacking kernel takes."""
@@ -192,7 +192,7 @@ class PackedLoader:
     def _take(self, size: int) -> Buffer:
         """Room for a vector in a buffer that many share."""
         if self._vectors is None or self._used + size > self._vectors.size:
-            self._vectors, self._used = self._alloc(max(size, VECTORS)), 0
+            self._vectors, self._used = self._alloc(max(size, VECTORS_BYTES)), 0
         taken = self._vectors.offset(self._used, size)
         self._used += -(-size // ALIGN) * ALIGN
         return taken
@@ -206,8 +206,8 @@ class PackedLoader:
         """Note to read tensors to the start of a buffer; their bytes."""
         pieces, at = [], 0
         for info in infos:
-            for start in range(0, info.nbytes, PIECE):
-                size = min(PIECE, info.nbytes - start)
+            for start in range(0, info.nbytes, PIECE_BYTES):
+                size = min(PIECE_BYTES, info.nbytes - start)
                 pieces.append(Piece(info.offset + start, size, buffer, at + start))
             at += info.nbytes
         self._jobs.append(_Job(pieces, at, kind, buffer, segments))

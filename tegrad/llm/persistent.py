@@ -27,7 +27,7 @@ from tegrad.llm.packing import PLAIN, SEGMENT, SET, segment_bytes
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.sampling import Sampling
 from tegrad.llm.schedule import (
-    REPORT,
+    REPORT_BYTES,
     RUNS,
     Layer,
     Matrix,
@@ -52,11 +52,11 @@ from tegrad.nv.replay import Launch
 
 FORMATS: Final[tuple[BlockType, ...]] = (Q6_K, Q5_K, Q4_K, Q8_0, Q4_0, F16, BF16, F32)
 """In the order of the kernel's `enum Format`."""
-NEAR: Final = 256
+NEAR_POSITIONS: Final = 256
 """Positions of a cache up to which attention loads keys and values itself; those of more come through the pipeline."""
-READ: Final = 16384
+MOST_POSITION_READS: Final = 16384
 """Such positions, times the CTAs that each read all of them for a group of the query heads, at most."""
-SCALES: Final = 8
+Q8_POSITION_MULTIPLE: Final = 8
 """Positions that a q8_0 cache's must be a multiple of, so that the scales of a tile are whole pieces of 16 bytes."""
 BUFFERS: Final = ("program", "workspace", "states", "rings", "histories", "ends", "rope", "logits", "timestamps")
 WAITING: Final = ("packets", "a counter", "a tile of weights", "a free stage", "a tile on its way")
@@ -112,14 +112,17 @@ class Tuning:
         that multiply, where attention needs no ring.
         """
         widest, made = max(segment_bytes(kind) for kind in kinds), cls()
-        whole = positions % SCALES == 0 and head_dim & (head_dim - 1) == 0  # pieces of scales in every tile
-        ring = positions > NEAR and (whole or not q8)
+        # pieces of scales in every tile
+        whole = positions % Q8_POSITION_MULTIPLE == 0 and head_dim & (head_dim - 1) == 0
+        ring = positions > NEAR_POSITIONS and (whole or not q8)
         if widest >= 4096:
             consumers = 32768 // widest
             made = cls(consumers=consumers, per_tile=1, attention_warps=consumers, epilogue=7, backoff=20)
         elif widest < 1280 and not ring:
             made = cls(consumers=16, per_tile=1, attention_warps=16, epilogue=3, polled=3)
-        return replace(made, attention_pipeline=2, head_groups=max(1, READ // positions)) if ring else made
+        return (
+            replace(made, attention_pipeline=2, head_groups=max(1, MOST_POSITION_READS // positions)) if ring else made
+        )
 
 
 def fixed(matrices: Iterable[Matrix], consumers: int) -> bool:
@@ -192,8 +195,8 @@ class Persistent:
     def stuck(self, workspace: bytes | bytearray) -> list[str]:
         """Which waits a workspace reports as given up, one of each CTA at most; always empty without `spin_limit`."""
         layout, stages = self.layout, self.program.stages
-        words = np.frombuffer(workspace, "<u4", REPORT // 4 * self.program.ctas, layout.reports).reshape(
-            -1, REPORT // 4
+        words = np.frombuffer(workspace, "<u4", REPORT_BYTES // 4 * self.program.ctas, layout.reports).reshape(
+            -1, REPORT_BYTES // 4
         )
         told = []
         for cta, (waiting, at, warp, wanted, found, step, *_) in enumerate(words.tolist()):
@@ -321,7 +324,7 @@ class PersistentPlan:
         config, arch, workspace = self.config, self.config.arch, self._workspace
         made = network(self.model, cache, workspace)
         if tuning is None:
-            positions = cache.positions if reach > NEAR else reach
+            positions = cache.positions if reach > NEAR_POSITIONS else reach
             kinds = (matrix.kind for matrix in made.matrices())
             tuning = Tuning.suited(kinds, positions, q8=cache.q8, head_dim=made.head_dim)
         program = build(made, ctas, head_groups=tuning.head_groups)

@@ -28,15 +28,15 @@ from tegrad.nv.replay import DEFAULT, Dependency, Launch, Recording
 
 CHUNKS: Final = (32, 128, 512)
 """Tokens of a chunk, ascending: the smallest that holds what is left of a prompt, else the largest."""
-SCORED: Final = 64 << 20
+MOST_LOGITS_BYTES: Final = 64 << 20
 """Bytes of a chunk's logits, where all are asked for; a chunk of the smallest size may take more."""
 EMBED_THREADS: Final = 256
 QKV_WARPS: Final = 4
-WIDE: Final = 128
+WIDE_HEAD_DIM: Final = 128
 """Elements of a head beyond which attention's tiles are halved, or its sums would not fit the registers."""
 
 _CHUNK = struct.Struct("<8i")
-LOST: Final = 5
+LOST_INDEX: Final = 5
 """Which of its numbers `lost` is."""
 
 
@@ -119,7 +119,7 @@ class Prefill:
         """
         self._begin_at(tokens, position, slot)
         vocab = self.config.vocab
-        fit = [size for size in self._sizes if 4 * size * vocab <= SCORED] or self._sizes[:1]
+        fit = [size for size in self._sizes if 4 * size * vocab <= MOST_LOGITS_BYTES] or self._sizes[:1]
         if self._scores is None:
             self._scores = self._workspace.take(4 * fit[-1] * vocab, LOGITS_SPEC)
         out, at = np.empty((len(tokens), vocab), np.float32), 0
@@ -140,7 +140,7 @@ class Prefill:
         if self._last is None:
             return False
         self._last[0].wait(self._last[1])
-        return bool(_CHUNK.unpack(self._chunk.cpu_view()[0 : _CHUNK.size])[LOST])
+        return bool(_CHUNK.unpack(self._chunk.cpu_view()[0 : _CHUNK.size])[LOST_INDEX])
 
     def close(self) -> None:
         """Free everything but the model and the cache. Closing twice is harmless."""
@@ -197,7 +197,7 @@ class Prefill:
 
     def _attention(self, layer: PackedLayer, cache: LayerCache, size: int) -> list[Launch]:
         config, programs = self.config, self.rows.programs
-        tile = 64 if config.head_dim <= WIDE else 32
+        tile = 64 if config.head_dim <= WIDE_HEAD_DIM else 32
         flash = Flash(config.heads, config.kv_heads, config.head_dim, self.cache.positions, self.cache.q8, tile=tile)
         attend = flash.launch(
             programs, out=self.rows.mixed, q=self._queries, keys=cache.keys, values=cache.values, chunk=self._chunk,

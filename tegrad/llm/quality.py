@@ -23,9 +23,9 @@ from tegrad.llm.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from tegrad.llm.engine import Engine
 
-OVERLAP: Final = 128
+OVERLAP_TOKENS: Final = 128
 """Tokens of a window that repeat the one before: they give context and are not counted again."""
-SAMPLE: Final = 250
+SAMPLE_TOKENS: Final = 250
 """Tokens of one sampled text, at most."""
 
 _WORD: Final = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
@@ -139,9 +139,9 @@ def windows(document: Sequence[int], bos: int, context: int) -> Iterator[Window]
     """Cut a tokenized document, which begins with `bos`, so that every other token is predicted once.
 
     A window holds context + 1 tokens at most, as its last one is only a target; from the second one on it begins with
-    `bos` and OVERLAP tokens that are known.
+    `bos` and OVERLAP_TOKENS that are known.
     """
-    overlap = min(OVERLAP, context // 2)
+    overlap = min(OVERLAP_TOKENS, context // 2)
     done = 1
     while done < len(document):
         known = 1 if done == 1 else overlap + 1
@@ -244,7 +244,7 @@ def sample(model: Runner, tokenizer: Tokenizer, sampler: Sampler, count: int) ->
     if tokenizer.bos is None:
         raise ModelError("the model has no begin-of-text token, from which it could write: choose another model")
     while count > 0:
-        tokens = list(model.generate([tokenizer.bos], sampler, min(count, SAMPLE), tokenizer.stops))
+        tokens = list(model.generate([tokenizer.bos], sampler, min(count, SAMPLE_TOKENS), tokenizer.stops))
         text = tokenizer.decode(tokens)
         if tokens[-1] not in tokenizer.stops:
             text = text[: max((match.end() for match in re.finditer(r"\S+(?=\s)", text)), default=0)]

@@ -20,7 +20,7 @@ from tegrad.errors import TegradError
 Floats: TypeAlias = NDArray[np.float32]
 Bytes: TypeAlias = NDArray[np.uint8]
 
-SUPER = 256
+SUPER_BLOCK = 256
 """Weights in a K-quant super-block."""
 
 _CHUNK = 2048
@@ -166,7 +166,7 @@ def _dequantize_q6_k(data: Bytes) -> Floats:
     u = np.concatenate([low & 15, low >> 4], axis=2) | (((high >> shift) & 3) << 4)
     unit = _read_half(data[:, 208:210]) * data[:, 192:208].view(np.int8).astype(np.float32)
     values: Floats = unit[..., None] * (u.reshape(n, 16, 16).astype(np.float32) - 32)
-    return values.reshape(n, SUPER)
+    return values.reshape(n, SUPER_BLOCK)
 
 
 # --- Q4_K and Q5_K: 8 sub-blocks of 32; x = d * scale[6 bits] * q - dmin * min[6 bits] --------------------------------
@@ -245,7 +245,7 @@ def _dequantize_affine(head: Bytes, q: Bytes) -> Floats:
     scale, offset = _unpack_six_bits(head[:, 4:16])
     unit = (_read_half(head[:, :2]) * scale.astype(np.float32))[..., None]
     shift = (_read_half(head[:, 2:4]) * offset.astype(np.float32))[..., None]
-    return (unit * q.astype(np.float32) - shift).reshape(-1, SUPER)
+    return (unit * q.astype(np.float32) - shift).reshape(-1, SUPER_BLOCK)
 
 
 def _or(a: NDArray[Any], b: NDArray[Any]) -> Bytes:
@@ -305,9 +305,9 @@ class BlockFormat(NamedTuple):
 FORMATS: dict[GGMLQuantizationType, BlockFormat] = {
     GGMLQuantizationType.Q4_0: BlockFormat(32, 18, _quantize_q4_0, _dequantize_q4_0),
     GGMLQuantizationType.Q8_0: BlockFormat(32, 34, _quantize_q8_0, _dequantize_q8_0),
-    GGMLQuantizationType.Q4_K: BlockFormat(SUPER, 144, _quantize_q4_k, _dequantize_q4_k),
-    GGMLQuantizationType.Q5_K: BlockFormat(SUPER, 176, _quantize_q5_k, _dequantize_q5_k),
-    GGMLQuantizationType.Q6_K: BlockFormat(SUPER, 210, _quantize_q6_k, _dequantize_q6_k),
+    GGMLQuantizationType.Q4_K: BlockFormat(SUPER_BLOCK, 144, _quantize_q4_k, _dequantize_q4_k),
+    GGMLQuantizationType.Q5_K: BlockFormat(SUPER_BLOCK, 176, _quantize_q5_k, _dequantize_q5_k),
+    GGMLQuantizationType.Q6_K: BlockFormat(SUPER_BLOCK, 210, _quantize_q6_k, _dequantize_q6_k),
 }
 """The quantized types that this module writes and reads."""
 

@@ -13,13 +13,13 @@ from tegrad.llm.errors import ModelError
 
 TOP: Final = 128
 """The largest top-k that takes the device one launch."""
-LARGEST: Final = (1 << 31) - 1
+LARGEST_TOP_K: Final = (1 << 31) - 1
 """The largest top-k: the device counts in 32 bits."""
 HISTORY: Final = 1024
 """Tokens of a sequence that penalties may look back on."""
-MOST: Final = 1e9
+LARGEST_SETTING: Final = 1e9
 """Of any setting that is no probability."""
-COOLEST: Final = 1e-3
+LEAST_TEMPERATURE: Final = 1e-3
 """Temperatures between 0 and this are refused: the noise would drown in the rounding of logit / temperature."""
 
 
@@ -44,15 +44,15 @@ class Settings:
 
     def __post_init__(self) -> None:
         allowed = {
-            f"a temperature of 0 or from {COOLEST:g} to {MOST:g}": (
-                self.temperature == 0 or COOLEST <= self.temperature <= MOST
+            f"a temperature of 0 or from {LEAST_TEMPERATURE:g} to {LARGEST_SETTING:g}": (
+                self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature <= LARGEST_SETTING
             ),
             "a top-p above 0 and up to 1": 0 < self.top_p <= 1,
             "a min-p from 0 to 1": 0 <= self.min_p <= 1,
-            f"a top-k from 0 to {LARGEST}": 0 <= self.top_k <= LARGEST,
-            f"a repetition penalty above 0 and up to {MOST:g}": 0 < self.repeat <= MOST,
-            f"presence and frequency penalties from -{MOST:g} to {MOST:g}": (
-                abs(self.presence) <= MOST and abs(self.frequency) <= MOST
+            f"a top-k from 0 to {LARGEST_TOP_K}": 0 <= self.top_k <= LARGEST_TOP_K,
+            f"a repetition penalty above 0 and up to {LARGEST_SETTING:g}": 0 < self.repeat <= LARGEST_SETTING,
+            f"presence and frequency penalties from -{LARGEST_SETTING:g} to {LARGEST_SETTING:g}": (
+                abs(self.presence) <= LARGEST_SETTING and abs(self.frequency) <= LARGEST_SETTING
             ),
             f"a window of 0 to {HISTORY} tokens": 0 <= self.last_n <= HISTORY,
         }

@@ -21,8 +21,8 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-SAID: Final = 300
-"""Characters of an error's text that are passed on."""
+ERROR_CHARACTERS: Final = 300
+"""How much of an error's text is passed on."""
 
 
 class Refusal(Exception):
@@ -97,7 +97,7 @@ class Runner:
 def _words(error: Exception) -> str:
     """What an error says, in one short line."""
     try:
-        words = str(error)[:SAID] or type(error).__name__
+        words = str(error)[:ERROR_CHARACTERS] or type(error).__name__
     except Exception:
         words = type(error).__name__
     return " ".join("".join(letter if letter.isprintable() else " " for letter in words).split())

@@ -33,7 +33,7 @@ UNIT: Final = 8
 QUANTIZED_UNIT, FLOAT_UNIT = 16, 48
 """Bytes of a unit on its way: 8 int8, scale and sum of squares, epoch; 8 floats, sum of squares, three epochs."""
 
-SUMS: Final = 4096
+MOST_SUMS: Final = 4096
 """Row sums that an instruction leaves in shared memory at most: more logits than that take several stages."""
 
 RUNS: Final = 3
@@ -466,7 +466,7 @@ def build(network: Network, ctas: int, parts: int | None = None, head_groups: in
         after = network.layers[at + 1].qkv if at + 1 < len(network.layers) else (network.output,)
         made.product(Op.ADD, at, Vector.HIDDEN, Vector.X, (layer.down,), floats=_plain(*after))
     units = -(-network.output.rows // (UNIT * ctas))
-    turns = -(-units * UNIT * pieces_per_row(network.output) // SUMS)
+    turns = -(-units * UNIT * pieces_per_row(network.output) // MOST_SUMS)
     for part in range(turns):
         made.product(Op.LOGITS, 0, Vector.X, Vector.TOP, (network.output,), part=part, parts=turns)
     made.sample()
@@ -738,27 +738,27 @@ class WorkspaceLayout:
     """Where in one device buffer the kernel keeps what passes between CTAs, in bytes."""
 
     counters: int
-    """A counter for each stage, COUNTER bytes apart; after them one for each head group of attention."""
+    """A counter for each stage, COUNTER_BYTES apart; after them one for each head group of attention."""
     vectors: dict[Vector, int]
     joins: int
     """The attention parts' floats, with as much beside them for packets."""
     reports: int
-    """REPORT bytes for each CTA: the wait that it gave up."""
+    """REPORT_BYTES for each CTA: the wait that it gave up."""
     nbytes: int
 
 
-HEADER: Final = 256
+HEADER_BYTES: Final = 256
 """Bytes before the counters: the number of the step, in the first word."""
-COUNTER: Final = 32
-REPORT: Final = 32
-TOP_UNIT: Final = 16
+COUNTER_BYTES: Final = 32
+REPORT_BYTES: Final = 32
+TOP_BYTES: Final = 16
 
 
 def workspace_layout(program: Program) -> WorkspaceLayout:
     """The layout for a program; the buffer starts as zeros."""
     net = program.network
     heads = net.kv_heads * program.head_groups
-    at = HEADER + COUNTER * (len(program.stages) + heads)
+    at = HEADER_BYTES + COUNTER_BYTES * (len(program.stages) + heads)
     joins = at = -(-at // 256) * 256
     part = net.heads // heads * (net.head_dim + 2) * 8
     at += -(-heads * program.parts * part // 256) * 256
@@ -767,8 +767,8 @@ def workspace_layout(program: Program) -> WorkspaceLayout:
         vectors[vector] = at
         at += -(-size // UNIT * FLOAT_UNIT // 256) * 256
     vectors[Vector.TOP] = at
-    at += -(-program.ctas * TOP_UNIT // 256) * 256
-    return WorkspaceLayout(HEADER, vectors, joins, at, -(-(at + REPORT * program.ctas) // 256) * 256)
+    at += -(-program.ctas * TOP_BYTES // 256) * 256
+    return WorkspaceLayout(HEADER_BYTES, vectors, joins, at, -(-(at + REPORT_BYTES * program.ctas) // 256) * 256)
 
 
 def encode(program: Program, formats: Sequence[BlockType]) -> NDArray[Any]:

@@ -16,7 +16,7 @@ from tegrad.llm.sampler import Sampler
 
 CHUNK: Final = 32
 """Prompt tokens of one prefill step; the rest of a prompt is padded to a chunk."""
-SHORT: Final = 64
+SHORT_PROMPT_TOKENS: Final = 64
 """Fewer tokens than that are done one by one: sooner than the steps for chunks are compiled."""
 
 Logits = NDArray[np.float32]
@@ -32,7 +32,7 @@ class Session:
         *,
         cache_dtype: DType = dtypes.float16,
         chunk: int = CHUNK,
-        short: int = SHORT,
+        short: int = SHORT_PROMPT_TOKENS,
     ) -> None:
         self.model = model
         self.context = model.config.positions(context)

@@ -13,7 +13,7 @@ from tegrad.nv.spec import MemorySpec
 
 RING: Final = 256
 """Tokens that the ring holds; the kernels' RING."""
-ENTRY: Final = 8
+ENTRY_BYTES: Final = 8
 _MASK: Final = 0xFFFFFFFF
 STATE_SPEC: Final = MemorySpec(cpu_access=True, nolru=True, role=roles.STATE)
 RING_SPEC: Final = MemorySpec(host=True, cpu_access=True, nolru=True, role=roles.STATE)
@@ -50,14 +50,14 @@ class States:
         self._closed = False
         self.states = device.allocate(slots * ctypes.sizeof(State), STATE_SPEC)
         try:
-            self.rings = device.allocate(slots * RING * ENTRY, RING_SPEC)
+            self.rings = device.allocate(slots * RING * ENTRY_BYTES, RING_SPEC)
         except BaseException:
             device.release(self.states, STATE_SPEC)
             raise
         self._entries = words_of(self.rings, "Q")
         for slot in range(slots):
             self.write(slot, State(stop=1))
-            self._entries[slot * RING : (slot + 1) * RING] = memoryview(bytes(RING * ENTRY)).cast("Q")
+            self._entries[slot * RING : (slot + 1) * RING] = memoryview(bytes(RING * ENTRY_BYTES)).cast("Q")
 
     def begin(self, slot: int, tokens: Sequence[int], position: int, limit: int, seed: int = 0) -> None:
         """Make the next step of a slot embed tokens[0] at `position`, and those after it the rest, before it samples.
@@ -71,7 +71,7 @@ class States:
         self._check_open()
         at = slot * RING
         # What an earlier sequence left must not look like a token of this one.
-        self._entries[at : at + RING] = memoryview(bytes(RING * ENTRY)).cast("Q")
+        self._entries[at : at + RING] = memoryview(bytes(RING * ENTRY_BYTES)).cast("Q")
         for index, token in enumerate(tokens[1:]):
             self._entries[at + index] = token
         state = State(

@@ -19,12 +19,12 @@ from tegrad.nv import roles
 from tegrad.nv.gpu import Buffer, Gpu
 from tegrad.nv.spec import MemorySpec
 
-PIECE: Final = 4 << 20
+PIECE_BYTES: Final = 4 << 20
 """Bytes of one read: large enough for a disk's and a bus's full speed, and small since a block of host memory takes
 0.35 ms a MiB to make."""
 READERS: Final = 4
 """Threads: one of them copies from the page cache at about 7 GB/s, less than a bus or a fast disk gives."""
-BLOCKS: Final = 2 * READERS
+HOST_BLOCKS: Final = 2 * READERS
 """Blocks of host memory: half are read into while the others are copied."""
 HOST: Final = MemorySpec(host=True, nolru=True, role=roles.STAGING)
 
@@ -48,7 +48,7 @@ class _Block:
 
 
 class Stream:
-    """The way of a file's pieces to a device. Use as a context manager; pieces are at most PIECE bytes."""
+    """The way of a file's pieces to a device. Use as a context manager; pieces are at most PIECE_BYTES."""
 
     def __init__(self, file: Gguf, device: Gpu) -> None:
         self._file, self._device = file, device
@@ -95,7 +95,9 @@ class Stream:
         """Pieces that one read brings: single ones, or with blocks those whose part of the file a block holds."""
         group: list[Piece] = []
         for piece in pieces:
-            if group and (self._direct or not group[0].offset <= piece.offset <= group[0].offset + PIECE - piece.size):
+            if group and (
+                self._direct or not group[0].offset <= piece.offset <= group[0].offset + PIECE_BYTES - piece.size
+            ):
                 yield group
                 group = []
             group.append(piece)
@@ -106,8 +108,8 @@ class Stream:
         """The block that was used longest ago, or a new one: the first ones are read into while others are made."""
         if self._direct:
             return None
-        if len(self._blocks) < BLOCKS:
-            self._blocks.append(_Block(self._device.allocate(PIECE, HOST)))
+        if len(self._blocks) < HOST_BLOCKS:
+            self._blocks.append(_Block(self._device.allocate(PIECE_BYTES, HOST)))
             return self._blocks[-1]
         block = self._blocks[self._next]
         self._next = (self._next + 1) % len(self._blocks)

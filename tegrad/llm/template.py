@@ -22,15 +22,15 @@ from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import Gguf
 
 KEY: Final = "tokenizer.chat_template"
-SECONDS: Final = 3.0
+CPU_LIMIT_S: Final = 3.0
 """That a template may compute to be compiled, and for a text."""
-PATIENCE: Final = 9.0
+WALL_LIMIT_S: Final = 9.0
 """Seconds after which it is ended though it did not get to compute that long."""
-MEMORY: Final = 512 << 20
+MOST_MEMORY_BYTES: Final = 512 << 20
 """Bytes that its process may have of its own."""
-LONGEST: Final = 1 << 20
+MOST_CHARACTERS: Final = 1 << 20
 """Characters of a template, and of what it adds to the messages."""
-GROWTH: Final = 8
+MOST_GROWTH: Final = 8
 """Times that a template may write what it was given, which JSON makes longer."""
 PACKAGE: Final = Path(tegrad.__file__).parents[1]
 """Where `import tegrad` finds it."""
@@ -42,10 +42,10 @@ REFUSALS: Final[Mapping[str, str]] = {
     "failed": "failed ({said})",
     "refused": "refuses: {said}",
     "long": "writes more than {limit:,} characters",
-    "memory": f"needs more than {MEMORY >> 20} MiB of memory",
+    "memory": f"needs more than {MOST_MEMORY_BYTES >> 20} MiB of memory",
     "deep": "is nested too deeply",
     "bytes": "is not sound (its text is not UTF-8)",
-    "slow": f"takes more than {SECONDS:g} seconds",
+    "slow": f"takes more than {CPU_LIMIT_S:g} seconds",
     "ended": "cannot be run ({said})",
 }
 
@@ -58,7 +58,7 @@ class Template:
     """Messages to the text that the model was trained on. One thread at a time; `close` ends its process."""
 
     def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
-        if len(source) > LONGEST:
+        if len(source) > MOST_CHARACTERS:
             raise TemplateRefusalError(f"the model's chat template has {len(source):,} characters; use --raw")
         self._source = source
         self._tokens = {"bos_token": bos, "eos_token": eos}
@@ -89,7 +89,7 @@ class Template:
         given = {"documents": None, **self._tokens, **values}
         given |= {"messages": messages, "tools": tools, "add_generation_prompt": reply}
         request = json.dumps({"values": given}, default=dict)
-        limit = LONGEST + GROWTH * len(request)
+        limit = MOST_CHARACTERS + MOST_GROWTH * len(request)
         with self._lock:
             if self._process.poll() is not None:
                 self._process = self._started()
@@ -114,7 +114,7 @@ class Template:
             raise _refusal("ended", f"no process for it: {error.strerror}") from error
         self._end = weakref.finalize(self, _ended, process)
         _running.add(process)
-        bounds = json.dumps({"seconds": SECONDS, "patience": PATIENCE, "memory": MEMORY})
+        bounds = json.dumps({"seconds": CPU_LIMIT_S, "patience": WALL_LIMIT_S, "memory": MOST_MEMORY_BYTES})
         self._ask(process, f"{bounds}\n{json.dumps({'source': self._source})}")
         return process
 

@@ -76,13 +76,13 @@ SPLITS: Final[Mapping[str, Cut]] = {
 }
 """By `tokenizer.ggml.pre`."""
 
-BRIEF: Final = 500
+BRIEF_CHARACTERS: Final = 500
 """Characters of a first text for which the engine gets only what can occur in it: the whole takes 0.2 s to build."""
-PART: Final = 256
+BRIEF_TOKEN_LETTERS: Final = 256
 """Letters of the longest token for which that is done: what can occur in a text would be too much."""
-SQUARES: Final = 1 << 33
+MOST_SQUARED_LENGTHS: Final = 1 << 33
 """Of the tokens' lengths, the sum that is cut: a token of each length up to 2,900 letters."""
-SAID: Final = 200
+ERROR_CHARACTERS: Final = 200
 """Characters of the library's errors, which have a file's own texts in them, that ours show."""
 ENDS: Final = frozenset({
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
@@ -144,7 +144,7 @@ class Tokenizer:
         else:
             self._check_bytes(file)
             self._build = partial(self._sentencepiece_encode, self._pieces(values))
-        self._used = kind != "gpt2" or max(map(len, self.tokens), default=0) > PART
+        self._used = kind != "gpt2" or max(map(len, self.tokens), default=0) > BRIEF_TOKEN_LETTERS
 
     @cached_property
     def _special(self) -> Encode:
@@ -184,7 +184,7 @@ class Tokenizer:
         """Tokens of a text. `bos`: begin with it (None: as the model wants); `special`: control tokens may occur."""
         if not text.isascii():  # what is no character, such as half of one, could not be passed on
             text = text.encode("utf-8", "replace").decode()
-        if not self._used and len(text) <= BRIEF:
+        if not self._used and len(text) <= BRIEF_CHARACTERS:
             encode = self._taking(text, special=special)
         else:
             encode = self._special if special else self._raw
@@ -240,7 +240,7 @@ class Tokenizer:
 
     def _check_lengths(self, file: Gguf) -> None:
         """Refuse tokens that take long to cut: a token that is cut at each letter costs its length's square."""
-        if sum(len(token) ** 2 for token in self.tokens) > SQUARES:
+        if sum(len(token) ** 2 for token in self.tokens) > MOST_SQUARED_LENGTHS:
             longest = max(map(len, self.tokens))
             raise file.corrupt(f"its {len(self.tokens):,} tokens, the longest of {longest:,} letters, are too long")
 
@@ -352,7 +352,7 @@ def _engine(
     try:
         return Engine(BPE({text: at for at, text in vocabulary}, list(merges), **options))
     except Exception as error:  # the library raises plain Exception
-        said = "".join(letter if letter.isprintable() else "?" for letter in str(error)[:SAID])
+        said = "".join(letter if letter.isprintable() else "?" for letter in str(error)[:ERROR_CHARACTERS])
         raise values.file.corrupt(f"its vocabulary and merges disagree ({said})") from error
 
 

@@ -24,12 +24,12 @@ def test_loads_of_every_cut_are_timed(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb:14GiB")
     monkeypatch.setenv("HCQDEV_WAIT_TIMEOUT_MS", "60000")
     path = write(tmp_path / "model.gguf", Shape(dim=64, ffn=64, heads=1, kv_heads=1, layers=1), TYPE.Q8_0)
-    before = stream.READERS, stream.BLOCKS, stream.PIECE
+    before = stream.READERS, stream.HOST_BLOCKS, stream.PIECE_BYTES
     seen = []
     plain = stream.Stream.run
 
     def run(self: stream.Stream, pieces: object, arrived: object) -> None:
-        seen.append((stream.READERS, stream.PIECE))
+        seen.append((stream.READERS, stream.PIECE_BYTES))
         plain(self, pieces, arrived)  # type: ignore[arg-type]
 
     monkeypatch.setattr(stream.Stream, "run", run)
@@ -39,7 +39,7 @@ def test_loads_of_every_cut_are_timed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert seen == [(1, 2 << 20)] * 3 + [(3, 2 << 20)] * 3
     assert [(row["readers"], row["mib"]) for row in rows] == [(1, 2)] * 3 + [(3, 2)] * 3
     assert all(0 < row["first"] <= row["seconds"] for row in rows)
-    assert before == (stream.READERS, stream.BLOCKS, stream.PIECE)
+    assert before == (stream.READERS, stream.HOST_BLOCKS, stream.PIECE_BYTES)
 
 
 def test_the_clock_of_a_load_starts_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -277,7 +277,7 @@ def test_a_q8_0_cache_is_the_kernels_and_refused_where_they_do_not_run(
 
 @pytest.mark.board
 def test_a_long_prompt_runs_on_a_model_whose_prompts_are_fed_a_step_each(tmp_path: Path) -> None:
-    from tegrad.llm.engine import LONGER
+    from tegrad.llm.engine import LONGER_PROMPT_TOKENS
 
     shape = Shape(dim=288, ffn=576, heads=6, kv_heads=3, vocab=301, layers=1)
     path = write(tmp_path / "model.gguf", shape, TYPE.F16)
@@ -285,7 +285,7 @@ def test_a_long_prompt_runs_on_a_model_whose_prompts_are_fed_a_step_each(tmp_pat
     assert result.returncode == 0, result.stderr
     figures = json.loads(result.stdout)
     assert (figures["steps"], figures["tokens"]) == ("kernels", 2)
-    assert figures["prompt_tokens"] > LONGER
+    assert figures["prompt_tokens"] > LONGER_PROMPT_TOKENS
 
 
 @pytest.mark.board

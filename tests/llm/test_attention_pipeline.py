@@ -20,7 +20,7 @@ from tegrad.bench.dependencies import opened
 from tegrad.llm.cache import KvCache
 from tegrad.llm.gguf import Q6_K
 from tegrad.llm.packed import PackedModel
-from tegrad.llm.persistent import NEAR, READ, PersistentPlan, Tuning
+from tegrad.llm.persistent import MOST_POSITION_READS, NEAR_POSITIONS, PersistentPlan, Tuning
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.reference import Reference
 from tegrad.llm.state import States
@@ -201,11 +201,18 @@ def test_tunings_choose_the_ring_for_what_it_can_take() -> None:
         return tuning.attention_pipeline, tuning.head_groups
 
     near = (0, Tuning().head_groups)
-    assert [forms(0), forms(NEAR), forms(NEAR + 1, q8=True)] == [near] * 3, "scales of q8_0 must be whole pieces"
-    assert [forms(NEAR + 8, True)[0], forms(READ // 4), forms(READ // 4 + 8), forms(READ)] == [
+    assert [forms(0), forms(NEAR_POSITIONS), forms(NEAR_POSITIONS + 1, q8=True)] == [near] * 3, (
+        "scales of q8_0 must be whole pieces"
+    )
+    assert [
+        forms(NEAR_POSITIONS + 8, True)[0],
+        forms(MOST_POSITION_READS // 4),
+        forms(MOST_POSITION_READS // 4 + 8),
+        forms(MOST_POSITION_READS),
+    ] == [
         2,
         (2, 4),
         (2, 3),
         (2, 1),
     ]
-    assert forms(4 * READ) == (2, 1)
+    assert forms(4 * MOST_POSITION_READS) == (2, 1)

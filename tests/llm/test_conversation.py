@@ -14,7 +14,7 @@ from tiny_llama import TYPE, Shape, write
 
 from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
-from tegrad.llm.engine import LONGER, Engine
+from tegrad.llm.engine import LONGER_PROMPT_TOKENS, Engine
 from tegrad.llm.errors import ModelError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.loop import LoopError
@@ -83,7 +83,7 @@ def test_a_prompt_is_fed_alike_whatever_came_before(
                 engine.reset()
                 assert engine._prefill is not None
             logits = engine.feed(prompt)
-            assert before or (engine._prefill is not None) == (count > LONGER)
+            assert before or (engine._prefill is not None) == (count > LONGER_PROMPT_TOKENS)
             engine.reset()
             found.append((logits.tobytes(), list(engine.generate(prompt, Settings(0.9, top_k=20), 5, seed=3))))
     assert found[0] == found[1]

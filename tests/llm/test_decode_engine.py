@@ -214,8 +214,8 @@ def test_an_engine_whose_device_was_closed_says_so_and_closes(path: Path, shared
 
 def test_longer_prompts_take_steps_where_these_take_less_than_kernels_for_chunks(path: Path, device: str) -> None:
     with Gguf.open(path) as file, Engine(file, device=device, chunks=(16,)) as engine:
-        assert engine._steps_at_most == module.LONGER
+        assert engine._steps_at_most == module.LONGER_PROMPT_TOKENS
         engine._bytes = 10**12
-        assert engine._steps_at_most == module.SHORT
+        assert engine._steps_at_most == module.SHORT_PROMPT_TOKENS
     with Gguf.open(path) as file, Engine(file, device=device, short=3) as engine:
         assert engine._steps_at_most == 3

@@ -37,7 +37,7 @@ def logits(path: Path, ways: Any, threads: int = 2) -> list[Any]:
 def test_logits_are_the_float_references_with_and_without_a_past(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(exact, "BLOCK", 3000)  # several blocks of each matrix, none of them all rows
+    monkeypatch.setattr(exact, "WEIGHTS_AT_ONCE", 3000)  # several blocks of each matrix, none of them all rows
     shape, kind, kinds = MODELS[name]
     path = write(tmp_path / "model.gguf", shape, kind, kinds=kinds)
     reference = Reference(path)

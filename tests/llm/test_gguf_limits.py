@@ -16,7 +16,7 @@ from tiny_llama import TYPE, Shape, finish, letters, rewritten, write
 from tegrad.bench import dry
 from tegrad.hw.chips import CHIPS
 from tegrad.llm import programs
-from tegrad.llm.arch import TABLE, Config, Rope
+from tegrad.llm.arch import POSITIONS_AT_ONCE, Config, Rope
 from tegrad.llm.cache import KvCache
 from tegrad.llm.errors import GgufError, ModelError
 from tegrad.llm.gguf import F32, Gguf, shown
@@ -244,8 +244,8 @@ def test_the_trained_context_takes_no_memory(small: Path, monkeypatch: pytest.Mo
 
 def test_angles_are_those_of_one_table_however_many_are_computed_at_once() -> None:
     rope = Rope(8, 10000.0)
-    tables = rope.tables(TABLE + 7)
-    angle = np.arange(TABLE + 7)[:, None] * 10000.0 ** (-2 * np.arange(4) / 8)
+    tables = rope.tables(POSITIONS_AT_ONCE + 7)
+    angle = np.arange(POSITIONS_AT_ONCE + 7)[:, None] * 10000.0 ** (-2 * np.arange(4) / 8)
     assert np.array_equal(tables, np.stack([np.cos(angle), np.sin(angle)]).astype(np.float32))
     assert rope.tables(0).shape == (2, 0, 4)
 

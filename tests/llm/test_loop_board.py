@@ -166,8 +166,8 @@ def test_a_settled_loop_has_no_step_that_still_runs_after_its_token(device: Any,
 
 
 def test_two_steps_are_in_flight_while_a_token_is_read(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOMENT", 0.0)
-    monkeypatch.setattr(module, "LATENESS", 1e-9)
+    monkeypatch.setattr(module, "TOKEN_DELAY_S", 0.0)
+    monkeypatch.setattr(module, "LATE_WAKE_S", 1e-9)
     loop._pace.knows(1e-3, 32)
     fifo = loop.recording._fifo
     before, seen = fifo.submissions, []
@@ -178,12 +178,12 @@ def test_two_steps_are_in_flight_while_a_token_is_read(loop: Loop, monkeypatch: 
 
 
 def test_a_few_more_are_in_flight_where_steps_are_short(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOMENT", 1e3)
+    monkeypatch.setattr(module, "TOKEN_DELAY_S", 1e3)
     fifo = loop.recording._fifo
     before = fifo.submissions
     for count, token in enumerate(loop.stream([5], 0, 1000, 40), 1):
         assert token == expected(5, 0, 40)[count - 1]
-        assert fifo.submissions - before - count <= 3 * module.TOGETHER
+        assert fifo.submissions - before - count <= 3 * module.TOKENS_TOGETHER
     assert fifo.submissions - before == 40
 
 

@@ -78,7 +78,7 @@ def run(
     loop = Loop.__new__(Loop)
     loop.states = loop.recording = world  # type: ignore[assignment]
     loop._streams, loop._steps_per_submission, loop._pace = 0, steps_per_submission, Pace()
-    loop._pace.knows(known, module.MEMORY // 2)
+    loop._pace.knows(known, module.AVERAGED_TOKENS // 2)
     for _ in loop._steps([1], 0, 1 << 30, tokens, 0):
         world.late.append(world.now - world.ends[len(world.late)])
         world.spend(busy)
@@ -127,8 +127,8 @@ def test_the_host_wakes_once_for_all_tokens_of_a_moment(
 @pytest.mark.parametrize("step", [50e-6, 150e-6, 300e-6, 450e-6, 900e-6, 2e-3, 7e-3])
 def test_no_token_comes_much_later_for_that(monkeypatch: pytest.MonkeyPatch, step: float) -> None:
     late = sorted(run(monkeypatch, step, 500).late[50:])
-    assert late[-1] < module.MOMENT + step / 4 + 2 * WAKE
-    assert late[len(late) // 2] < module.MOMENT / 2 + 2 * WAKE
+    assert late[-1] < module.TOKEN_DELAY_S + step / 4 + 2 * WAKE
+    assert late[len(late) // 2] < module.TOKEN_DELAY_S / 2 + 2 * WAKE
 
 
 @pytest.mark.parametrize("step", [2.5e-3, 7e-3, 25e-3])
@@ -155,7 +155,7 @@ def test_a_slow_reader_does_not_make_the_host_believe_in_fast_steps(
     monkeypatch: pytest.MonkeyPatch, step: float
 ) -> None:
     world = run(monkeypatch, step, 400, busy=3e-3)
-    assert world.runs < 400 + 2 * module.TOGETHER
+    assert world.runs < 400 + 2 * module.TOKENS_TOGETHER
     assert world.sleeps < 50
 
 

@@ -53,7 +53,7 @@ def test_every_buffer_holds_what_the_twin_packs(
 ) -> None:
     from tinygrad import Device
 
-    monkeypatch.setattr(stream, "PIECE", 100_000)
+    monkeypatch.setattr(stream, "PIECE_BYTES", 100_000)
     monkeypatch.setattr(packed, "PIECE", 100_000)
     if not mapped:
         for owner in type(Device[device].allocator).__mro__:

@@ -88,7 +88,7 @@ def test_chunks_of_a_prompt_give_the_references_logits(model: PackedModel, refer
 def test_logits_of_every_token_take_the_room_they_may_and_that_of_the_smallest_chunk_in_any_case(
     model: PackedModel, reference: Reference, monkeypatch: pytest.MonkeyPatch, room: int, size: int
 ) -> None:
-    monkeypatch.setattr(prefill_module, "SCORED", room)
+    monkeypatch.setattr(prefill_module, "MOST_LOGITS_BYTES", room)
     expected = reference.logits(TOKENS)
     with KvCache(model.device, model.config, 48) as cache, Prefill(model, cache, sizes=(8, 16)) as prefill:
         for first, last in ((0, 19), (19, 32)):

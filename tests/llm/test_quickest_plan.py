@@ -9,7 +9,7 @@ from tiny_llama import TYPE, Shape, write
 from tegrad.bench.dependencies import opened
 from tegrad.llm.engine import Engine
 from tegrad.llm.gguf import Gguf
-from tegrad.llm.persistent import NEAR, PersistentPlan
+from tegrad.llm.persistent import NEAR_POSITIONS, PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.reference import Reference
 from tegrad.llm.sampling import Settings
@@ -17,7 +17,7 @@ from tegrad.nv.replay import AHEAD
 
 pytestmark = pytest.mark.board
 
-LLAMA = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=1, context=4 * NEAR)
+LLAMA = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=1, context=4 * NEAR_POSITIONS)
 GPT2 = Shape(arch="gpt2", dim=256, ffn=512, heads=4, kv_heads=4, vocab=301, layers=1, context=64)
 PROMPT = [5, 9, 77]
 
@@ -25,10 +25,10 @@ PROMPT = [5, 9, 77]
 @pytest.mark.parametrize(
     ("board", "shape", "context", "kind"),
     [
-        ("gh100", LLAMA, NEAR, PersistentPlan),
-        ("gh100", LLAMA, NEAR + 8, PersistentPlan),
+        ("gh100", LLAMA, NEAR_POSITIONS, PersistentPlan),
+        ("gh100", LLAMA, NEAR_POSITIONS + 8, PersistentPlan),
         ("gh100", GPT2, 64, DecodePlan),
-        ("agx-orin-64gb:41GiB", LLAMA, NEAR, DecodePlan),
+        ("agx-orin-64gb:41GiB", LLAMA, NEAR_POSITIONS, DecodePlan),
     ],
 )
 def test_the_quickest_step_is_taken(
@@ -60,7 +60,7 @@ def test_a_step_in_one_launch_takes_the_sms_that_the_device_has(
     for name, value in (("TEGRAD_BOARD", board), ("DEV", "NV"), ("HCQDEV_WAIT_TIMEOUT_MS", "60000")):
         monkeypatch.setenv(name, value)
     path = write(tmp_path / "model.gguf", LLAMA, TYPE.Q6_K)
-    with opened() as device, Gguf.open(path) as file, Engine(file, NEAR, plan=PersistentPlan) as engine:
+    with opened() as device, Gguf.open(path) as file, Engine(file, NEAR_POSITIONS, plan=PersistentPlan) as engine:
         assert (device.sm_count, engine.plan.kernel.grid) == (sms, (sms, 1, 1))
         logits = engine.feed(PROMPT)
     exact = Reference(path).logits(PROMPT)[-1]
@@ -75,8 +75,8 @@ def test_a_short_text_has_a_step_of_its_own_until_it_is_long(tmp_path: Path, mon
     with opened(), Gguf.open(path) as file:
         said, forms = [], []
         for reach in (None, 64):
-            with Engine(file, 2 * NEAR, reach=reach) as engine:
-                for limit in (3, 5, NEAR):  # the last one only might be too long
+            with Engine(file, 2 * NEAR_POSITIONS, reach=reach) as engine:
+                for limit in (3, 5, NEAR_POSITIONS):  # the last one only might be too long
                     forms.append(engine.plan.kernel.tuning.attention_pipeline)
                     stream = engine.generate(PROMPT, Settings(), limit)
                     said.append([next(stream) for _ in range(3)])
@@ -96,7 +96,7 @@ def test_a_short_text_that_grows_keeps_its_step_where_there_is_no_room(
     def full(*_: object) -> None:
         raise MemoryError("no room")
 
-    with opened(), Gguf.open(path) as file, Engine(file, 2 * NEAR, reach=64) as engine:
+    with opened(), Gguf.open(path) as file, Engine(file, 2 * NEAR_POSITIONS, reach=64) as engine:
         first = engine.plan
         monkeypatch.setattr(PersistentPlan, "__init__", full)
         said = [token for token, _ in zip(engine.generate(PROMPT, Settings()), range(4), strict=False)]
@@ -108,7 +108,7 @@ def test_a_q8_0_cache_of_any_head_width_has_a_step(tmp_path: Path, monkeypatch: 
     """A tile's scales of heads of 96 are no whole pieces of 16 bytes, of which a ring's copies are."""
     for name, value in (("TEGRAD_BOARD", "gh100"), ("DEV", "NV"), ("HCQDEV_WAIT_TIMEOUT_MS", "60000")):
         monkeypatch.setenv(name, value)
-    shape = Shape(dim=512, ffn=512, heads=8, kv_heads=2, head_dim=96, vocab=301, layers=1, context=2 * NEAR)
+    shape = Shape(dim=512, ffn=512, heads=8, kv_heads=2, head_dim=96, vocab=301, layers=1, context=2 * NEAR_POSITIONS)
     path = write(tmp_path / "model.gguf", shape, TYPE.Q8_0)
     with opened(), Gguf.open(path) as file, Engine(file, q8=True) as engine:
         assert engine.plan_name == "one launch"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tegrad.llm.sandbox import SAID, Runner, TooLong, compiled, rendered
+from tegrad.llm.sandbox import ERROR_CHARACTERS, Runner, TooLong, compiled, rendered
 
 LIMIT = 100
 
@@ -38,7 +38,7 @@ def test_a_text_of_the_limit_is_given_and_a_longer_one_is_not() -> None:
     [
         ("{{ 'a' * 101 }}", "long", ""),
         ("{{ raise_exception('not so') }}", "refused", "not so"),
-        ("{{ raise_exception('a' * 999) }}", "refused", "a" * SAID),
+        ("{{ raise_exception('a' * 999) }}", "refused", "a" * ERROR_CHARACTERS),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "deep", ""),
         ("{{ 1 / 0 }}", "failed", "division by zero"),
     ],

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tegrad.llm import template as module
-from tegrad.llm.template import LONGEST, Template, TemplateRefusalError
+from tegrad.llm.template import MOST_CHARACTERS, Template, TemplateRefusalError
 
 HELLO = [{"role": "user", "content": "hi"}]
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -32,18 +32,18 @@ def refused(source: str) -> str:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a template may compute decides, whatever else runs here."""
-    monkeypatch.setattr(module, "PATIENCE", 120.0)
+    monkeypatch.setattr(module, "WALL_LIMIT_S", 120.0)
 
 
 def test_one_that_others_keep_from_computing_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SECONDS", 60.0)
-    monkeypatch.setattr(module, "PATIENCE", 0.3)
+    monkeypatch.setattr(module, "CPU_LIMIT_S", 60.0)
+    monkeypatch.setattr(module, "WALL_LIMIT_S", 0.3)
     assert refused(LOOPS) == "takes more than 3 seconds"
 
 
 def test_what_it_computes_itself_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a good template takes longer by the clock than it computes."""
-    monkeypatch.setattr(module, "SECONDS", 0.3)
+    monkeypatch.setattr(module, "CPU_LIMIT_S", 0.3)
     template = Template(LOOPS)
     with pytest.raises(TemplateRefusalError):
         template.render(HELLO)
@@ -61,7 +61,7 @@ def test_what_it_computes_itself_is_counted(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_one_that_takes_long_is_ended(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SECONDS", 0.3)
+    monkeypatch.setattr(module, "CPU_LIMIT_S", 0.3)
     assert refused(source) == "takes more than 3 seconds"
 
 
@@ -99,7 +99,7 @@ def test_one_that_writes_much_is_refused(source: str) -> None:
         ("{% include '/etc/passwd' %}", "failed (no loader"),
         ("{{ raise_exception('a\n\x1b[31m' + 'b' * 10 ** 6) }}", "refuses: a [31mbbb"),
         ("{{ raise_exception(messages) }}", "refuses: [{'role': 'user'"),
-        ("x" * (LONGEST + 1), "has 1,048,577 characters"),
+        ("x" * (MOST_CHARACTERS + 1), "has 1,048,577 characters"),
     ],
 )
 def test_one_that_is_odd_is_refused_in_a_sentence(source: str, said: str) -> None:
@@ -112,7 +112,7 @@ def test_what_is_no_character_leaves_a_text_that_can_be_encoded(source: str, tex
 
 
 def test_a_long_prompt_is_not_what_a_template_adds() -> None:
-    said = "é" * 2 * LONGEST
+    said = "é" * 2 * MOST_CHARACTERS
     assert Template("{{ messages[0].content }}").render([{"content": said}]) == said
 
 

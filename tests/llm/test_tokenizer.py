@@ -16,7 +16,7 @@ from tokenizers.trainers import BpeTrainer
 
 from tegrad.llm.errors import GgufError
 from tegrad.llm.gguf import Gguf
-from tegrad.llm.tokenizer import BRIEF, ENDS, FILLS, SPLITS, Kind, Stream, Tokenizer
+from tegrad.llm.tokenizer import BRIEF_CHARACTERS, ENDS, FILLS, SPLITS, Kind, Stream, Tokenizer
 
 CORPUS = (
     Path(__file__).parents[2] / "LICENSE"
@@ -249,7 +249,7 @@ def test_a_first_short_text_has_the_tokens_of_any(tmp_path: Path, kind: str, mon
     with Gguf.open(path) as file:
         later = Tokenizer(file)
         later.encode("")
-        for text in (*texts(3, 60), CORPUS[:BRIEF]):
+        for text in (*texts(3, 60), CORPUS[:BRIEF_CHARACTERS]):
             for special in (True, False):
                 first = Tokenizer(file)
                 with monkeypatch.context() as patch:
@@ -266,7 +266,7 @@ def test_merges_of_what_is_no_token_are_refused_when_a_text_meets_them(tmp_path:
     with pytest.raises(GgufError, match="its vocabulary and merges disagree"):
         Tokenizer.load(path).encode("thzz")
     with pytest.raises(GgufError, match="its vocabulary and merges disagree"):
-        Tokenizer.load(path).encode("one" * BRIEF)
+        Tokenizer.load(path).encode("one" * BRIEF_CHARACTERS)
 
 
 @pytest.mark.parametrize("text", ["", "<0x4>", "<0xGG>", "<0x041>", "byte"])
