@@ -31,7 +31,7 @@ MAX_SPARSE = 1 << 38  # bytes of one sparse area: the board's page flags take me
 ACCESS_SHIFT = k.NVGPU_AS_MAP_BUFFER_FLAGS_ACCESS_BITMASK_OFFSET
 ACCESS_MASK = 3 << ACCESS_SHIFT
 READ_ONLY = k.NVGPU_AS_MAP_BUFFER_ACCESS_READ_ONLY << ACCESS_SHIFT
-BARRED = 1 << 32
+FD_NOT_WRITABLE = 1 << 32
 """Beside the flags of MAP_BUFFER_EX: the mapping was made through an fd that cannot be written through."""
 
 
@@ -72,7 +72,7 @@ class Mapping:
     def entry(self) -> Entry:
         """The page table entry of each of its pages."""
         access = self.flags & ACCESS_MASK
-        return entry(self.flags, self.kind, read_only=access == READ_ONLY or bool(self.flags & BARRED))
+        return entry(self.flags, self.kind, read_only=access == READ_ONLY or bool(self.flags & FD_NOT_WRITABLE))
 
 
 @dataclass(slots=True)

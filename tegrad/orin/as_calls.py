@@ -11,7 +11,7 @@ import time
 from collections.abc import Generator
 from typing import Any
 
-from tegrad.orin.address_space import ACCESS_MASK, ACCESS_SHIFT, BARRED, AddressSpace, AsFile
+from tegrad.orin.address_space import ACCESS_MASK, ACCESS_SHIFT, FD_NOT_WRITABLE, AddressSpace, AsFile
 from tegrad.orin.channel import ChannelFile
 from tegrad.orin.files import (
     Call,
@@ -45,7 +45,7 @@ KNOWN_MAP_FLAGS = (
     | ACCESS_MASK
 )
 READ_WRITE = k.NVGPU_AS_MAP_BUFFER_ACCESS_READ_WRITE << ACCESS_SHIFT
-WORD = (1 << 64) - 1
+U64_MASK = (1 << 64) - 1
 SYNC_UNMAP_S, SYNC_UNMAP_STEP_S = 0.1, 0.01
 """How long an unmap of a fixed mapping waits for its other references, and how often it looks."""
 
@@ -67,7 +67,7 @@ def alloc_space(file: AsFile, call: Call) -> None:
     require(arg.page_size == PAGE)
     fixed = arg.flags & k.NVGPU_AS_ALLOC_SPACE_FLAGS_FIXED_OFFSET
     sparse = bool(arg.flags & k.NVGPU_AS_ALLOC_SPACE_FLAGS_SPARSE)
-    arg.o_a.offset = file.vm.reserve(arg.pages * PAGE & WORD, arg.o_a.offset if fixed else None, sparse=sparse)
+    arg.o_a.offset = file.vm.reserve(arg.pages * PAGE & U64_MASK, arg.o_a.offset if fixed else None, sparse=sparse)
 
 
 def free_space(file: AsFile, call: Call) -> None:
@@ -91,7 +91,7 @@ def map_one(vm: AddressSpace, arg: Any, found: File | Buffer | Foreign | None, *
     require(arg.flags & ACCESS_MASK != READ_WRITE or not read_only)
     require(arg.compr_kind != k.NV_KIND_INVALID or arg.incompr_kind >= 0)
     flags = arg.flags & ~k.NVGPU_AS_MAP_BUFFER_FLAGS_MAPPABLE_COMPBITS
-    flags |= BARRED if read_only else 0
+    flags |= FD_NOT_WRITABLE if read_only else 0
     kind = arg.incompr_kind if arg.compr_kind == k.NV_KIND_INVALID else arg.compr_kind
     if fixed:
         return vm.map_fixed(found, flags, kind, arg.offset, arg.buffer_offset, arg.mapping_size)

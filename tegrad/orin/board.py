@@ -105,7 +105,7 @@ def _prefix() -> str:
     return f"tegrad-board-{os.getuid()}-"
 
 
-LISTENS = 1 << 16
+SO_ACCEPTCON = 1 << 16
 """Flag of a socket that listens, in /proc/net/unix (__SO_ACCEPTCON, include/linux/net.h)."""
 
 
@@ -116,7 +116,7 @@ def running() -> list[str]:
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         _, _, _, flags, _, _, _, *path = line.split()
         # A connection has the name of what accepted it, for a moment longer than the board has it.
-        if path and path[0].startswith(head) and int(flags, 16) & LISTENS:
+        if path and path[0].startswith(head) and int(flags, 16) & SO_ACCEPTCON:
             names.add(path[0].removeprefix(head))
     return sorted(names)
 

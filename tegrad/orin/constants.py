@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tegrad.orin.memory import GPC_CLIENT_GCC, AddressSpace
 
-LINE = 64
-CAPACITY = 2048
+LINE_BYTES = 64
+MOST_LINES = 2048
 """Lines kept at most: more than silicon keeps, so that a missing invalidation shows."""
 
 
@@ -25,12 +25,12 @@ class ConstantCache:
             return b""
         lines = self._lines
         parts = []
-        start = va & ~(LINE - 1)
-        for at in range(start, va + size, LINE):
+        start = va & ~(LINE_BYTES - 1)
+        for at in range(start, va + size, LINE_BYTES):
             line = lines.get(at)
             if line is None or fresh or line[0] < generation:
-                line = (generation, self._vm.read(at, LINE, GPC_CLIENT_GCC, gpc=0, what=what))
-                if len(lines) >= CAPACITY:
+                line = (generation, self._vm.read(at, LINE_BYTES, GPC_CLIENT_GCC, gpc=0, what=what))
+                if len(lines) >= MOST_LINES:
                     lines.pop(next(iter(lines)), None)
                 lines[at] = line
             parts.append(line[1])

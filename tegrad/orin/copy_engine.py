@@ -24,7 +24,7 @@ from tegrad.orin.race import Race
 if TYPE_CHECKING:
     from tegrad.orin.host import HostChannel, Waiting
 
-INLINE_COPY = 1 << 18
+INLINE_COPY_BYTES = 1 << 18
 """Copies up to this many bytes are done by the host engine's thread when nothing is before them."""
 
 INVALID_CONFIG, UNALIGNED_SEMAPHORE, PRIVILEGED = 1, 2, 3
@@ -104,7 +104,7 @@ class CopyObject:
             semaphore=self._pair(M.SET_SEMAPHORE_A),
             payload=get(M.SET_SEMAPHORE_PAYLOAD_UPPER, 0) << 32 | get(M.SET_SEMAPHORE_PAYLOAD, 0),
         )
-        small = not data & 3 or copy.length * copy.lines <= INLINE_COPY
+        small = not data & 3 or copy.length * copy.lines <= INLINE_COPY_BYTES
         race = self._channel.scheduler.race
         if race is not None:
             self._channel.submit(partial(self._run_late, copy, race), unordered=data & 3 == PIPELINED)

@@ -54,7 +54,7 @@ HANDLERS: Mapping[str, Table] = {
     "fence": syncpoint.HANDLERS,
 }
 
-WRITES = 1 << 30
+IOC_WRITE_BIT = 1 << 30
 """The W bit of a request number: the driver reads the caller's block."""
 
 UNPOWERED_EINVAL = (
@@ -136,7 +136,7 @@ class Driver:
             raise Errno(errno.ENOTTY)
         decoder.check(request)
         # The nvgpu drivers copy the block in before they look which command it is; nvmap's handlers do it themselves.
-        require(file.kind == "nvmap" or not request & WRITES or readable >= request_size(request), errno.EFAULT)
+        require(file.kind == "nvmap" or not request & IOC_WRITE_BIT or readable >= request_size(request), errno.EFAULT)
         row = BY_REQUEST.get((file.kind, request))
         if row is None or request not in HANDLERS[file.kind]:
             if file.kind == "tsg":

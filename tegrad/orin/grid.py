@@ -46,7 +46,7 @@ INSTRUCTION_BYTES = 16
 SCHEDULE, INVALIDATE_COPY_SCHEDULE, DECREMENT_DEPENDENCE = 1, 3, 4
 """Actions on a dependent QMD that are emulated."""
 
-STUCK_POLL = 0.005
+STUCK_POLL_S = 0.005
 
 
 class LaunchState(NamedTuple):
@@ -269,7 +269,7 @@ class GridRunner:
         channel.note(f"{why}: it never completes")
         with channel.scheduler.runlist.grid(channel.tsg, channel.worker.abort):
             while not channel.worker.abort.is_set:
-                time.sleep(STUCK_POLL)
+                time.sleep(STUCK_POLL_S)
 
     def _check(self, va: int, state: LaunchState, shape: LaunchShape) -> None:
         esr, why = shape.refusals, [shape.why] if shape.why else []

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 FIRST_ENGINE_METHOD = 0x100
 """Methods below are the host's own, whatever the subchannel, except SET_OBJECT."""
 
-LONG_SEGMENT = 4096
+LONG_SEGMENT_WORDS = 4096
 """Words up to which a segment becomes a list at once; how many are executed in a row before others get a turn."""
 
 GRAPHICS_RUNLIST = 0
@@ -243,12 +243,12 @@ class HostChannel:
         """The segment's words as they are now: later stores to it are not seen, as with the hardware's prefetch."""
         self.vm.require(va, 4 * dwords, HubClient.HOST, what="pushbuffer fetch")
         words = self.vm.words[va >> 2 : (va >> 2) + dwords]
-        return words.tolist() if dwords <= LONG_SEGMENT else memoryview(bytes(words)).cast("I")
+        return words.tolist() if dwords <= LONG_SEGMENT_WORDS else memoryview(bytes(words)).cast("I")
 
     # -- method headers -----------------------------------------------------------------------------------------------
 
     def _segment(self, words: Sequence[int]) -> Waiting:
-        at, end, turn = 0, len(words), LONG_SEGMENT
+        at, end, turn = 0, len(words), LONG_SEGMENT_WORDS
         while at < end:
             header = words[at]
             at += 1
@@ -283,7 +283,7 @@ class HostChannel:
             else:
                 raise self._bad_header(header)
             if at > turn:
-                turn = at + LONG_SEGMENT
+                turn = at + LONG_SEGMENT_WORDS
                 yield Wait.TURN
 
     def _bad_header(self, header: int) -> Fault:

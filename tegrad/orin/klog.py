@@ -18,7 +18,7 @@ from tegrad.orin.files import Errno
 
 DEVICE = "17000000.gpu"
 ERROR, WARNING, INFO = 3, 4, 6  # as the kernel numbers them
-KEPT = 4096  # lines; the oldest go first, as in the kernel's ring
+MOST_LINES = 4096  # lines; the oldest go first, as in the kernel's ring
 
 
 class Entry(NamedTuple):
@@ -39,7 +39,7 @@ class KernelLog:
 
     def __init__(self) -> None:
         self._began = time.monotonic_ns()
-        self._lines: deque[Entry] = deque(maxlen=KEPT)
+        self._lines: deque[Entry] = deque(maxlen=MOST_LINES)
         self._next = 0
         self._copy: int | None = None
 

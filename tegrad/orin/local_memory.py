@@ -28,7 +28,7 @@ GPC_CLIENT_T1 = 0
 
 MARK = 0x5B11_0000_0000_0000
 
-KNOWN = 64
+MOST_SHAPES = 64
 """Shapes of grids whose slots are remembered."""
 
 Slots = list[npt.NDArray[np.uint64]]
@@ -90,7 +90,7 @@ class LocalMemory:
             return list(self._by_tpc(va, per_tpc, per_warp, warps))
         key = (self._vm.raw_address(va), per_tpc, per_warp, warps)
         if key not in self._known:
-            if len(self._known) >= KNOWN:
+            if len(self._known) >= MOST_SHAPES:
                 self._known.clear()
             self._known[key] = self._at_once(*key)
         return self._known[key]

@@ -21,7 +21,7 @@ REGISTERED, COMPTAGS, MUTABLE = (
     k.NVGPU_GPU_BUFFER_INFO_FLAGS_COMPTAGS_ALLOCATED,
     k.NVGPU_GPU_BUFFER_INFO_FLAGS_MUTABLE_METADATA,
 )
-KEPT = 4096
+MOST_UNHELD_BUFFERS = 4096
 """Buffers whose metadata the board remembers while only fds of clients hold them."""
 
 
@@ -47,7 +47,7 @@ class Registry:
         """Register; forgets the oldest where too many are kept."""
         self._by_key.pop(key, None)
         self._by_key[key] = metadata
-        if len(self._by_key) > KEPT:
+        if len(self._by_key) > MOST_UNHELD_BUFFERS:
             del self._by_key[next(iter(self._by_key))]
 
 

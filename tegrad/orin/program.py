@@ -18,13 +18,13 @@ from tegrad.hw.chips import Chip
 from tegrad.orin.memory import GPC_CLIENT_GCC, AddressSpace
 from tegrad.ptx import LoadedKernel, load
 
-SEARCH = 16 << 20
+SEARCH_BYTES = 16 << 20
 """Bytes on either side of the program address that are searched for its section."""
 
 NEAR_BEFORE, NEAR_AFTER = 32 << 10, 256 << 10
 """Bytes before it and after it that are searched first; nearly every image is smaller."""
 
-MODULES = 1024
+MOST_MODULES = 1024
 """Loaded PTX modules kept; a program that comes again is compiled again otherwise."""
 
 _TARGET = re.compile(r"^\s*\.target\s+sm_(\d+)", re.MULTILINE)
@@ -118,7 +118,7 @@ class ProgramCache:
         if mapping is None:  # unmapped since its page was looked at
             return
         base, end = mapping.va, mapping.va + mapping.size
-        for before, after in ((NEAR_BEFORE, NEAR_AFTER), (SEARCH, SEARCH)):
+        for before, after in ((NEAR_BEFORE, NEAR_AFTER), (SEARCH_BYTES, SEARCH_BYTES)):
             lo = max(base, base + (va - before - base) // ptxsection.ALIGN * ptxsection.ALIGN)
             held = self._vm.look(lo, min(end, va + after) - lo)
             for offset, section in ptxsection.find(memoryview(held), entry=va):
@@ -141,7 +141,7 @@ class Modules:
                 raise IllegalCode(f"the PTX of {section.name} has no entry of that name, only {', '.join(kernels)}")
             kernel = kernels[section.name]
             self._kernels[key] = kernel
-            if len(self._kernels) > MODULES:
+            if len(self._kernels) > MOST_MODULES:
                 self._kernels.popitem(last=False)
         else:
             self._kernels.move_to_end(key)

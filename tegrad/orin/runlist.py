@@ -2,8 +2,8 @@
 
 One TSG is on the engine at a time; all its channels' grids run side by side. When its time slice is over and another
 TSG has work, it is asked to give way as its preemption mode says: when its grids have ended (WFI), when the CTAs that
-have begun have ended (CTA), at once (CILP). Until it has, the switch is stuck, and that is reported every `PERIOD`
-seconds. A TSG that is alone is never asked. Source: L4T r36.4.3 nvgpu, common/fifo/runlist.c for the order of the
+have begun have ended (CTA), at once (CILP). Until it has, the switch is stuck, reported every TIMEOUT_PERIOD_S. A
+TSG that is alone is never asked. Source: L4T r36.4.3 nvgpu, common/fifo/runlist.c for the order of the
 entries, hal/fifo/ctxsw_timeout_ga10b_fusa.c and fifo.h for the period.
 """
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from tegrad.orin.compute import ComputeContext
     from tegrad.orin.host import HostChannel
 
-PERIOD = 0.1
+TIMEOUT_PERIOD_S = 0.1
 """Seconds after which a context switch that has not happened is reported, again and again (CTXSW_TIMEOUT_PERIOD_MS)."""
 
-LOOK = 0.0005
+GIVE_WAY_POLL_S = 0.0005
 """Seconds between two looks at grids that are giving way."""
 
-STARVED = 4
+STARVED_FACTOR = 4
 """How many times as long the board waits where other programs keep its threads from the CPU."""
 
 LOW, MEDIUM, HIGH = range(3)
@@ -46,9 +46,9 @@ class Patience:
 
     @property
     def over(self) -> bool:
-        """Whether it has passed, or STARVED times as long by the clock."""
+        """Whether it has passed, or STARVED_FACTOR times as long by the clock."""
         passed, computed = time.monotonic() - self._start, time.process_time() - self._spent
-        return passed >= self._seconds and max(computed, passed / STARVED) >= self._seconds
+        return passed >= self._seconds and max(computed, passed / STARVED_FACTOR) >= self._seconds
 
 
 class Preemption(IntFlag):
@@ -130,7 +130,7 @@ class Runlist:
             try:
                 self._settle()
                 while not flag.is_set and (self._owner is not tsg or self._leaving):
-                    self._lock.wait(PERIOD)
+                    self._lock.wait(TIMEOUT_PERIOD_S)
             finally:
                 self._queue.remove(entry)
             if flag.is_set:
@@ -249,7 +249,7 @@ class Runlist:
     def _give_way(self, owner: Tsg) -> bool:
         """Ask the owner to give way and wait until it has; False if it need not any more."""
         self._leaving = True
-        patience = Patience(PERIOD)
+        patience = Patience(TIMEOUT_PERIOD_S)
         while not self._closed and self._owner is owner:
             for flag in self._on.get(owner, ()):
                 if owner.preemption > Preemption.WFI:
@@ -259,9 +259,9 @@ class Runlist:
             if self._due(owner) is None:
                 break
             if patience.over and owner not in self._held:
-                patience = Patience(PERIOD)
+                patience = Patience(TIMEOUT_PERIOD_S)
                 self._stuck(owner)
-            self._lock.wait(LOOK)
+            self._lock.wait(GIVE_WAY_POLL_S)
         else:
             return False
         self._leaving = False

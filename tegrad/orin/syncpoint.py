@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tegrad.orin.address_space import AddressSpace
     from tegrad.orin.driver import Driver
 
-COUNT = 1024
+SYNCPOINT_COUNT = 1024
 SHIM_SIZE = 1 << 16  # bytes of the shim that belong to one syncpoint
 FIRST_FREE = 1  # syncpoint 0 is reserved by host1x
 SAFE_STEP = 1 << 16  # how far a dead channel's syncpoint jumps, past every threshold that may be waited for
@@ -51,10 +51,10 @@ class Syncpoints:
     A counter is the first word of its part of the shim; the driver alone writes it.
     """
 
-    size, stride = COUNT * SHIM_SIZE, SHIM_SIZE
+    size, stride = SYNCPOINT_COUNT * SHIM_SIZE, SHIM_SIZE
 
     def __init__(self) -> None:
-        self.values = [0] * COUNT
+        self.values = [0] * SYNCPOINT_COUNT
         self.used: dict[int, Syncpoint] = {}
         self.fences: list[FenceFile] = []
         self.fd = os.memfd_create("syncpoints", os.MFD_CLOEXEC)
@@ -62,7 +62,7 @@ class Syncpoints:
 
     def allocate(self, vm: AddressSpace) -> Syncpoint:
         """A free syncpoint with its shim in an address space; Errno(ENOMEM) when none is left."""
-        number = needed(next((i for i in range(FIRST_FREE, COUNT) if i not in self.used), None), errno.ENOMEM)
+        number = needed(next((i for i in range(FIRST_FREE, SYNCPOINT_COUNT) if i not in self.used), None), errno.ENOMEM)
         made = self.used[number] = Syncpoint(self, number, vm)
         return made
 
@@ -134,7 +134,7 @@ def create_fence(file: FenceNode, call: Call) -> None:
     """CREATE_FENCE: an fd for (syncpoint, threshold)."""
     arg = call.arg
     require(arg.reserved[0] == 0)
-    require(arg.id < COUNT)
+    require(arg.id < SYNCPOINT_COUNT)
     fence = SyncFile(file.driver, file.process, arg.id, arg.threshold)
     call.install("fence_fd", fence)
     fence.arm(arg.id, arg.threshold)
@@ -162,7 +162,7 @@ def trigger_pollfd(file: FenceNode, call: Call) -> None:
     """TRIGGER_POLLFD: arm a poll fd for one more (syncpoint, threshold)."""
     found = call.file("fd", PollFile)
     require(found)
-    require(call.arg.id < COUNT)
+    require(call.arg.id < SYNCPOINT_COUNT)
     found.arm(call.arg.id, call.arg.threshold)
 
 

@@ -13,7 +13,18 @@ from gpu_programs import SPIN
 from gpu_rig import STORE, ChannelRig, Rig
 
 from tegrad.orin.events import ContextSwitchTimeout, FatalEvent
-from tegrad.orin.runlist import HIGH, LOW, MEDIUM, PERIOD, STARVED, Patience, Preemption, Runlist, Tsg, order
+from tegrad.orin.runlist import (
+    HIGH,
+    LOW,
+    MEDIUM,
+    STARVED_FACTOR,
+    TIMEOUT_PERIOD_S,
+    Patience,
+    Preemption,
+    Runlist,
+    Tsg,
+    order,
+)
 from tegrad.ptx import AbortFlag
 
 WFI, CTA, CILP = 1, 2, 4
@@ -195,7 +206,7 @@ def test_a_keeper_that_comes_late_finds_first_that_the_grids_gave_way(monkeypatc
     def late(seconds: float | None = None) -> bool:
         if threading.current_thread().name == "gpu-runlist" and stopping.running and runlist._leaving:
             stopping.running = 0
-            time.sleep(STARVED * PERIOD + 0.05)
+            time.sleep(STARVED_FACTOR * TIMEOUT_PERIOD_S + 0.05)
         return real(seconds)
 
     monkeypatch.setattr(runlist._lock, "wait", late)

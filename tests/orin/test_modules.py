@@ -35,7 +35,7 @@ def test_a_module_is_compiled_once(loaded: list[str]) -> None:
 
 
 def test_the_module_that_was_not_used_longest_goes_first(loaded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "MODULES", 2)
+    monkeypatch.setattr(program, "MOST_MODULES", 2)
     modules = Modules()
     for name in ("a", "b", "a", "c", "a", "c"):
         modules.kernel(_section(name))

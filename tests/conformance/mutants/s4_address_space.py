@@ -121,7 +121,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         Edit(
             MAP,
             "arg.buffer_offset <= found.length - arg.mapping_size",
-            "arg.buffer_offset + arg.mapping_size & WORD <= found.length",
+            "arg.buffer_offset + arg.mapping_size & U64_MASK <= found.length",
         ),
         Edit(FIX, "require(size <= buffer.length - offset)", "offset = 0"),
     ),

@@ -18,12 +18,12 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         Edit(FENCE + "Syncpoints.advance", "for fence in list(self.fences):", "for fence in ():"),
         Edit(FENCE + "Syncpoint.make_safe", "self.pool.advance(self.id, SAFE_STEP)", "pass"),
     ],
-    "8/fence-unknown": Edit(CREATE, "require(arg.id < COUNT)", "arg.id %= COUNT"),
+    "8/fence-unknown": Edit(CREATE, "require(arg.id < SYNCPOINT_COUNT)", "arg.id %= SYNCPOINT_COUNT"),
     "8/fence-reserved": Edit(CREATE, "require(arg.reserved[0] == 0)", "pass"),
     "8/fence-of-others": Edit(
         CREATE,
-        "require(arg.id < COUNT)",
-        "require(arg.id < COUNT and file.driver.channels and file.process.pid in "
+        "require(arg.id < SYNCPOINT_COUNT)",
+        "require(arg.id < SYNCPOINT_COUNT and file.driver.channels and file.process.pid in "
         "[c.process.pid for c in file.driver.channels.values()])",
     ),
     "8/extract-fence": [
@@ -45,7 +45,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "8/pollfd-several": Edit(TRIGGER, "require(found)", "require(found and not found.waits)"),
     "8/pollfd-refused": [
         Edit(TRIGGER, "require(found)", "found = found or PollFile(file.driver, file.process)"),
-        Edit(TRIGGER, "require(call.arg.id < COUNT)", "call.arg.id %= COUNT"),
+        Edit(TRIGGER, "require(call.arg.id < SYNCPOINT_COUNT)", "call.arg.id %= SYNCPOINT_COUNT"),
     ],
     "8/fence-unknown-command": Item(
         "tegrad.orin.files.DECODERS", '"fence"', 'Decoder("X", 0, 255, None, errno.EINVAL)'
