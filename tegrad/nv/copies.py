@@ -28,7 +28,7 @@ from tegrad.nv.queues import RELEASE, SUBROUTINE
 from tegrad.nv.replay import ACQUIRE, TIMELINE_RELEASE, semaphore
 
 MB: Final = 1 << 20
-SOON_S: Final = 0.002
+POLL_LIMIT_S: Final = 0.002
 """How long the next chunk is polled for before its wait sleeps."""
 
 
@@ -242,7 +242,7 @@ class Staging:
 
     def _wait(self, number: int) -> None:
         """Return when a submission is done. The interpreter's lock is the movers' between two looks."""
-        progress, until = self._fifo.progress, time.monotonic() + SOON_S
+        progress, until = self._fifo.progress, time.monotonic() + POLL_LIMIT_S
         while progress[0] < number:
             time.sleep(0)
             if time.monotonic() > until:

@@ -17,7 +17,7 @@ SOURCE = """extern "C" __global__ void exercise(int *state, int value) {
 }"""
 """A launch that is lost, doubled or out of order changes every later result."""
 
-TRAFFIC = 64 << 10
+TRAFFIC_BYTES = 64 << 10
 """Bytes that a round of traffic copies in, between two buffers, and out."""
 TRAFFIC_LAUNCHES = 4
 """Launches of a round, each on what the one before left."""
@@ -174,27 +174,29 @@ class Traffic:
 
     def __init__(self) -> None:
         self._device, self._program = _nv(), _program(SOURCE, "exercise")
-        self._buffers = [self._device.allocator.alloc(TRAFFIC) for _ in range(2)]
+        self._buffers = [self._device.allocator.alloc(TRAFFIC_BYTES) for _ in range(2)]
 
     def round(self, number: int) -> None:
         """Copy in, launch, copy by the GPU's copy engine, copy out. WrongResult says at which byte."""
         device, (state, far) = self._device, self._buffers
-        data = random.Random(number).randbytes(TRAFFIC)
+        data = random.Random(number).randbytes(TRAFFIC_BYTES)
         device.allocator._copyin(state, memoryview(bytearray(data)))
         words = list(struct.unpack_from(f"<{THREADS}I", data))
         for launch in range(TRAFFIC_LAUNCHES):
             self._program(state, global_size=(1, 1, 1), local_size=(THREADS, 1, 1), vals=(number + launch,))
             words = [(word * 3 + number + launch + i) & 0xFFFFFFFF for i, word in enumerate(words)]
         queue = device.hw_copy_queue_t().wait(device.timeline_signal, device.timeline_value - 1)
-        queue.copy(far, state, TRAFFIC).signal(device.timeline_signal, device.next_timeline()).submit(device)
+        queue.copy(far, state, TRAFFIC_BYTES).signal(device.timeline_signal, device.next_timeline()).submit(device)
         device.synchronize()
-        found, wanted = bytearray(TRAFFIC), struct.pack(f"<{THREADS}I", *words) + data[4 * THREADS :]
+        found, wanted = bytearray(TRAFFIC_BYTES), struct.pack(f"<{THREADS}I", *words) + data[4 * THREADS :]
         device.allocator._copyout(memoryview(found), far)
         if found != wanted:
-            at = next(i for i in range(TRAFFIC) if found[i] != wanted[i])
-            raise WrongResult(f"round {number}: byte {at} of {TRAFFIC} came back as {found[at]}, not as {wanted[at]}")
+            at = next(i for i in range(TRAFFIC_BYTES) if found[i] != wanted[i])
+            raise WrongResult(
+                f"round {number}: byte {at} of {TRAFFIC_BYTES} came back as {found[at]}, not as {wanted[at]}"
+            )
 
     def close(self) -> None:
         """Give the buffers back."""
         for buffer in self._buffers:
-            self._device.allocator.free(buffer, TRAFFIC)
+            self._device.allocator.free(buffer, TRAFFIC_BYTES)

@@ -18,7 +18,7 @@ from tinygrad.uop.ops import Ops, UOp, buffers
 Prepared = tuple[list[Any], dict[str, int], list[Any], list[Any]]
 """Buffers, values of variables, names, and how each tensor views its buffer."""
 
-LOOKS: Final = 1024
+MOST_LOOKS: Final = 1024
 """How many are kept."""
 OTHERS: Final = (UOp, tuple, list, dict)
 """Arguments that are no tensors, and may hold some or be values of variables."""
@@ -67,7 +67,7 @@ def _learn(key: Any, tensor: Tensor) -> Any:
     (look,) = found[3]
     if found[1] or look[1]:
         return None
-    if len(_looks) >= LOOKS:
+    if len(_looks) >= MOST_LOOKS:
         _looks.clear()
     _looks[key] = look
     return look

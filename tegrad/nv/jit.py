@@ -31,7 +31,7 @@ REPLAYS: Final = "_tegrad_replays"
 """What a `CapturedJit` keeps its `_Replays` as; it travels in no pickle."""
 _Place = tuple[int, int, int]
 """Position of an argument, which of the function's inputs it is, and how many bytes into that."""
-FEW: Final = 4
+FEW_LAUNCHES: Final = 4
 """Launches up to which commands wait between them. On an H200 that answered a network of three a microsecond or two
 sooner than QMDs that start each other, which cost 0.4 us less a launch (docs/notebook.md)."""
 KERNELS_ALONE: Final = 2
@@ -197,7 +197,7 @@ def _recorded(device: Any, held: Sequence[_Held]) -> list[_Replay | _Call]:
         for position, slot, offset in given:
             places.setdefault(slot, []).append(Argument(len(launches), position, offset))
         launches.append(launch)
-    dependency = DEPENDENCIES["idle"] if len(launches) <= FEW else DEFAULT
+    dependency = DEPENDENCIES["idle"] if len(launches) <= FEW_LAUNCHES else DEFAULT
     try:
         recording = Recording(device, launches, dependency, inputs=list(places.values()))
     except (LaunchError, MemoryError) as error:  # if it still is so then, tinygrad's launches raise it

@@ -15,7 +15,7 @@ from tegrad.uapi.errors import DriverError
 from tegrad.uapi.kernel import Kernel
 from tegrad.uapi.kmsg import records
 
-PATIENCE_S = 0.05
+BLOCK_END_WAIT_S = 0.05
 """How long to wait for the end of a block: the driver writes the notifier just before the line about it."""
 
 _NOTIFIER = re.compile(r"error notifier set to \d+ for ch (\d+)")
@@ -59,14 +59,14 @@ def fault_report(kernel: Kernel, channels: Collection[int], since: int = 0) -> F
 
     None if the log may not be read or says nothing of one.
     """
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + BLOCK_END_WAIT_S
     block: Sequence[str] = ()
     with suppress(DriverError):
         while True:
             block = _block(kernel, channels, since) or block
             if any(_NOTIFIER.search(line) for line in block) or time.monotonic() > deadline:
                 break
-            time.sleep(PATIENCE_S / 20)
+            time.sleep(BLOCK_END_WAIT_S / 20)
     return _read(block) if block else None
 
 

@@ -24,7 +24,7 @@ from tegrad.nv.program import LaunchError, check_alignment, check_block, check_s
 from tegrad.nv.queues import RELEASE_AT_ONCE, RELEASE_HEADER, SUBROUTINE
 from tegrad.nv.replay import BARRIER, PREFETCH_SCHEDULE, TIMELINE_RELEASE, Launch, after, image_of, immediate
 
-SIZES: Final = 16
+MOST_SIZES: Final = 16
 """Sizes (grid and block) for which a program keeps bank and QMD; symbolic sizes give it new ones without end."""
 PCAS: Final = method_header(MethodOp.INC, Subchannel.COMPUTE, ComputeMethod.SEND_PCAS_A, 1)
 START: Final = immediate(ComputeMethod.SEND_SIGNALING_PCAS2_B, PREFETCH_SCHEDULE)
@@ -142,7 +142,7 @@ class Launcher:
                     check_size(program, what, axis, size)
         except LaunchError:
             return None
-        if len(self._images) >= SIZES:
+        if len(self._images) >= MOST_SIZES:
             self._images.clear()
         image = image_of(device, Launch(program, (), grid, block), self._arguments_va)
         made = bytes(program.qmd.mv), image[: self._qmd_at + len(program.qmd.mv)]

@@ -18,16 +18,16 @@ THREADS: Final = 32
 """Threads of a row: a warp, so that its lanes read one piece of the row together."""
 VECTOR: Final = 4
 """Neighbouring elements of a lane where the row has enough of them: one vector load."""
-SHORTEST: Final = 64
+SHORTEST_ROW: Final = 64
 """Elements of a row below which a thread to a row is as good."""
 ROWS: Final = (4, 2)
 """Rows of a warp, which share the vector's loads; the first that divides the rows and leaves enough warps."""
-FAR: Final = 1 << 62
+NO_STRIDE: Final = 1 << 62
 LANE_AXES: Final = 2
 """Axes that a row's threads are made of: with more, tinygrad no longer numbers the first of them fastest."""
-UNROLL: Final = 16
+MOST_UNROLL: Final = 16
 """Elements that a lane handles at once."""
-WARPS: Final = 512
+LEAST_WARPS: Final = 512
 """Warps that a kernel should keep when its rows are joined."""
 
 
@@ -41,7 +41,7 @@ def optimize(k: Any) -> Any | None:
         return None
     matrices = {r: [load for load in loads(r) if all(row in load.ranges for row in rows)] for r in sums}
     ordered = sorted(sums, key=lambda r: not matrices[r])
-    if length(ordered[0]) < SHORTEST or not any(_along(load, ordered[0], rows) for load in matrices[ordered[0]]):
+    if length(ordered[0]) < SHORTEST_ROW or not any(_along(load, ordered[0], rows) for load in matrices[ordered[0]]):
         return None
     made, lanes = k.copy(), list[UOp]()
     try:
@@ -89,7 +89,7 @@ def _cut(k: Any, order: list[tuple[UOp, bool]], lanes: list[UOp]) -> None:
                 lane = shared.pop(0)
                 axis = k.shift_to(axis, int(lane.vmax) + 1, AxisType.GROUP_REDUCE, input_new_rng=lane)[0]
                 size //= int(lane.vmax) + 1
-        if 1 < size <= UNROLL // unrolled and axis in k.rngs:
+        if 1 < size <= MOST_UNROLL // unrolled and axis in k.rngs:
             _apply(k, OptOps.UNROLL, axis, size)
             unrolled *= size
     if shared or (first and (left > 1 or len(lanes) > LANE_AXES)):
@@ -112,7 +112,7 @@ def _join_rows(k: Any, length_of: list[UOp]) -> None:
     row = max(length_of, key=lambda r: int(r.vmax))
     size = int(row.vmax) + 1
     for joined in ROWS:
-        if size % joined == 0 and size // joined >= WARPS:
+        if size % joined == 0 and size // joined >= LEAST_WARPS:
             _apply(k, OptOps.UPCAST, row, joined)
             return
 
@@ -144,7 +144,7 @@ def stride(load: UOp, axis: UOp) -> int:
 
 def closest(load: UOp, along: list[UOp]) -> int:
     """The smallest stride of a load along some axes."""
-    return min((stride(load, axis) or FAR for axis in along), default=FAR)
+    return min((stride(load, axis) or NO_STRIDE for axis in along), default=NO_STRIDE)
 
 
 def choose(original: Callable[[Any], Any]) -> Callable[[Any], Any]:

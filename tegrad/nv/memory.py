@@ -23,7 +23,7 @@ from tegrad.uapi.structs import AllocHandle, AsAllocSpace, AsMapBufferEx, AsUnma
 
 CREATE_64_SIZE = 1 << 32
 """From here up the size does not fit CREATE's 32 bits."""
-RESERVE = 128 << 20
+RESERVE_BYTES = 128 << 20
 """Bytes of free memory that an allocation leaves to the system: beyond, the OOM killer takes unified memory back."""
 MAKE_ROOM = "free tensors, or use a smaller model or batch"
 MEMINFO = Path("/proc/meminfo")
@@ -104,10 +104,10 @@ class Nvmap:
         The CPU sees it at the GPU's address where that is free, as tinygrad expects of memory that both reach.
         MemoryError when the driver or the system has not enough left; DriverError for anything else.
         """
-        if (free := available_memory()) - size < RESERVE:
+        if (free := available_memory()) - size < RESERVE_BYTES:
             raise MemoryError(
-                f"{size} bytes are asked for and {free} are free, of which {RESERVE} stay reserved: {MAKE_ROOM}."
-                + _pool_hint(size - (free - RESERVE))
+                f"{size} bytes are asked for and {free} are free, of which {RESERVE_BYTES} stay reserved: {MAKE_ROOM}."
+                + _pool_hint(size - (free - RESERVE_BYTES))
             )
         with ExitStack() as undo:
             try:

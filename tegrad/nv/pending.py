@@ -17,7 +17,7 @@ from tegrad.uapi.kernel import Kernel
 from tegrad.uapi.structs import AsMapBufferBatch, AsUnmapBuffer
 
 MOST_BYTES = 64 << 20
-"""What may wait: half of what an allocation leaves to the system (memory.RESERVE), so that none fails for it."""
+"""What may wait: half of what an allocation leaves to the system (memory.RESERVE_BYTES), so that none fails for it."""
 MOST_BUFFERS = 64
 """How many may wait: a quarter of what MAP_BUFFER_BATCH takes, 1/64 of an L2 flush each."""
 

@@ -29,7 +29,7 @@ M32: Final = 0xFFFFFFFF
 THREADS: Final = 256
 BLOCKS_PER_SM: Final = 4
 """Of the kernels that stream: 1,024 threads an SM with four loads of 16 bytes each in flight."""
-AGAIN: Final = 2 << 20
+REREAD_BYTES: Final = 2 << 20
 """Bytes that are read again and again: half of an Orin's L2."""
 PASSES: Final = 5
 """Times that each is measured; the median counts."""
@@ -71,10 +71,10 @@ _COPY: Final = """extern "C" __global__ void copy(uint4 *to, const uint4 *from, 
     }
 }"""
 
-TOGETHER: Final = 512
+MOST_ROUND_PACKETS: Final = 512
 """Packets of a round at most, and threads of a CTA, each of which waits for one. A step's vectors are of 256 to 1,024
 (8 elements a packet, Llama 3.2 1B)."""
-PATIENCE_NS: Final = 2_000_000_000
+PACKET_TIMEOUT_NS: Final = 2_000_000_000
 """How long a packet is waited for."""
 _PACKETS: Final = """extern "C" __global__ void packets(unsigned char *memory, unsigned *told, int first, int rounds,
                                                        int patience) {
@@ -235,14 +235,14 @@ def _sum(pieces: int) -> int:
 
 
 def stream(device: Any, role: Role, size: int, times: int) -> Rates:
-    """Write, read and copy `size` bytes once, half of it into the other half, and read AGAIN of them `times` times.
+    """Write, read and copy `size` bytes once, half of it into the other half; read REREAD_BYTES of them `times` times.
 
     WrongResult where a sum of what was read is not that of what was written. MemoryError.
     """
     fill, read = load(device, _FILL, "fill", 1, 1), load(device, _READ, "read", 2, 2)
     copy = load(device, _COPY, "copy", 2, 1)
     launch = {"global_size": (device.sm_count * BLOCKS_PER_SM, 1, 1), "local_size": (THREADS, 1, 1), "wait": True}
-    pieces, again = size // 16, AGAIN // 16
+    pieces, again = size // 16, REREAD_BYTES // 16
 
     def rate(program: Any, bytes_: int, *buffers: Any, vals: tuple[int, ...]) -> float:
         seconds = statistics.median(program(*buffers, vals=vals, **launch) for _ in range(PASSES))
@@ -256,14 +256,16 @@ def stream(device: Any, role: Role, size: int, times: int) -> Rates:
             raise WrongResult(f"{what} added up to {found:#x}, not to {wanted:#x}")
         return speed
 
-    with buffer(device, max(size, AGAIN), role) as whole, buffer(device, 16) as out:
+    with buffer(device, max(size, REREAD_BYTES), role) as whole, buffer(device, 16) as out:
         written = rate(fill, size, whole, vals=(pieces,))
         once = summed(f"{size} bytes, read once,", whole, out, pieces, 1)
         half = whole.offset(size // 2, size // 2)
         copied = rate(copy, size, half, whole, vals=(pieces // 2,))
         summed(f"{size // 2} bytes that were copied", half, out, pieces // 2, 1)
         fill(whole, vals=(again,), **launch)
-        return Rates(written, once, copied, summed(f"{AGAIN} bytes, read {times} times,", whole, out, again, times))
+        return Rates(
+            written, once, copied, summed(f"{REREAD_BYTES} bytes, read {times} times,", whole, out, again, times)
+        )
 
 
 def words(device: Any, buffer: Any, count: int) -> list[int]:
@@ -276,17 +278,17 @@ def words(device: Any, buffer: Any, count: int) -> list[int]:
 
 def handover(device: Any, role: Role, ctas: int, rounds: int) -> Handover:
     """Let so many CTAs, on an SM each, hand packets to each other for `rounds`. A round that ends badly is the last."""
-    per_cta = max(1, TOGETHER // ctas)
+    per_cta = max(1, MOST_ROUND_PACKETS // ctas)
     source = f"{STORE}\n#define PER_CTA {per_cta}\n{_PACKETS}"
     program, slots, told = load(device, source, "packets", 2, 3), 2 * ctas * per_cta * 16, 4 * (4 + ctas)
     short = max(1, rounds // 4)
-    launch = {"global_size": (ctas, 1, 1), "local_size": (TOGETHER, 1, 1), "wait": True}
+    launch = {"global_size": (ctas, 1, 1), "local_size": (MOST_ROUND_PACKETS, 1, 1), "wait": True}
     with buffer(device, slots, role) as memory, buffer(device, told) as out:
         device.allocator._copyin(out, memoryview(bytearray(told)))
         device.allocator._copyin(memory, memoryview(bytearray(slots)))
         epoch, seconds = 1, []
         for count in (short, *((short, rounds) * PASSES)):  # the first is not measured
-            seconds.append(program(memory, out, vals=(epoch, count, PATIENCE_NS), **launch))
+            seconds.append(program(memory, out, vals=(epoch, count, PACKET_TIMEOUT_NS), **launch))
             epoch += count
             torn, late, lost, parts, *sms = words(device, out, 4 + ctas)
             if torn or late or lost:
@@ -303,13 +305,15 @@ def exchange_us(device: Any, role: Role, counts: tuple[int, int] = LAUNCHES) -> 
     from tegrad.nv.replay import Launch, Recording
 
     ctas = device.sm_count
-    per_cta = max(1, TOGETHER // ctas)
+    per_cta = max(1, MOST_ROUND_PACKETS // ctas)
     program = load(device, f"{STORE}\n#define PER_CTA {per_cta}\n{_EXCHANGE}", "exchange", 2, 0)
     size, times = ctas * per_cta * 16, []
     with buffer(device, size, role) as one, buffer(device, size, role) as other:
         for slot in (one, other):
             device.allocator._copyin(slot, memoryview(bytearray(size)))
-        ways = [Launch(program, pair, (ctas, 1, 1), (TOGETHER, 1, 1)) for pair in ((one, other), (other, one))]
+        ways = [
+            Launch(program, pair, (ctas, 1, 1), (MOST_ROUND_PACKETS, 1, 1)) for pair in ((one, other), (other, one))
+        ]
         for count in counts:
             with Recording(device, [ways[at % 2] for at in range(count)]) as recording:
                 recording.wait(recording.run())

@@ -32,11 +32,11 @@ from tegrad.nv.qmd import QMD
 from tegrad.nv.queues import RELEASE_HEADER, SUBROUTINE, Fifo, NVComputeQueue
 from tegrad.nv.spec import MemorySpec
 
-DEPTH: Final = 2
+RUNS_IN_FLIGHT: Final = 2
 """Runs of one recording that may be in flight."""
-GRANULE: Final = 256
+QMD_ALIGN: Final = 256
 """What a QMD and constant bank 0 are aligned to."""
-SPARE: Final = 0x600
+QMD_STRIDE: Final = 0x600
 """Bytes from one QMD to what follows: a QMD of any version (384 at most) and room for the prefetcher."""
 SPEC: Final = MemorySpec(cpu_access=True, nolru=True, role=roles.RECORDING)
 TIMELINE_RELEASE: Final = HOST["SEM_EXECUTE"].pack(
@@ -277,7 +277,7 @@ class Recording:
         launches: Sequence[Launch],
         dependency: Dependency = DEFAULT,
         *,
-        depth: int = DEPTH,
+        depth: int = RUNS_IN_FLIGHT,
         inputs: Sequence[Sequence[Argument]] = (),
     ) -> None:
         if not launches or depth < 1:
@@ -460,10 +460,10 @@ def _lay_out(launches: Sequence[Launch]) -> _Layout:
     at = 0
     for launch in launches:
         layout.banks.append(at)
-        at += _round_up(launch.program.constbufs[0][1], GRANULE)
+        at += _round_up(launch.program.constbufs[0][1], QMD_ALIGN)
         layout.qmds.append(at)
-        at += SPARE
-    layout.scratch, layout.size = at, at + GRANULE
+        at += QMD_STRIDE
+    layout.scratch, layout.size = at, at + QMD_ALIGN
     return layout
 
 
@@ -487,7 +487,7 @@ def _describe(device: Any, launches: Sequence[Launch], dependency: Dependency, l
 
 
 def image_of(device: Any, launch: Launch, va: int) -> bytearray:
-    """Constant bank 0 and, at the next multiple of GRANULE, the QMD of a launch, as if they were at `va`."""
+    """Constant bank 0 and, at the next multiple of QMD_ALIGN, the QMD of a launch, as if they were at `va`."""
     return _describe(device, (launch,), DEFAULT, _lay_out((launch,)), va)
 
 

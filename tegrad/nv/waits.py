@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 FENCE_NODE = "/dev/host1x-fence"
 SPIN_S = 50e-6
 """How long a wait polls before it starts to sleep."""
-TURNS = range(8)
+READS_PER_LOOK = range(8)
 """Reads between two looks at the clock."""
 SLEEP_SHARE = 1 / 8
 """A sleep by the clock lasts this share of the time waited so far: such a wait ends at most an eighth late."""
@@ -180,7 +180,7 @@ def seen_soon(word: memoryview, value: int, device: "NVDevice", until: float) ->
     The wait of a control loop, whose answer is a few microseconds away: a turn is one read and no call.
     """
     while not device.closed:
-        for _ in TURNS:
+        for _ in READS_PER_LOOK:
             if word[0] >= value:
                 full_barrier()  # what the GPU wrote before the value must not have been read earlier
                 return True

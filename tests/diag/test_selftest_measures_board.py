@@ -204,7 +204,7 @@ BY_WORDS = """#define STORE(to, x, y, z, w) do { volatile unsigned *p = (volatil
 
 @pytest.mark.board
 def test_packets_that_are_torn_late_or_lost_are_found(on_a_board: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "PATIENCE_NS", 50_000_000)
+    monkeypatch.setattr(probes, "PACKET_TIMEOUT_NS", 50_000_000)
     with opened() as device:
 
         def found(store: str) -> Handover:

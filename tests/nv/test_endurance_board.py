@@ -223,10 +223,10 @@ def test_memory_that_runs_out_is_a_memory_error_and_not_the_end() -> None:
 
 
 def test_a_buffer_beyond_4_gib_is_written_and_read_at_its_end() -> None:
-    from tegrad.nv.memory import RESERVE, available_memory
+    from tegrad.nv.memory import RESERVE_BYTES, available_memory
 
     size = (4 << 30) + (1 << 20)
-    if available_memory() < size + RESERVE + (1 << 30):
+    if available_memory() < size + RESERVE_BYTES + (1 << 30):
         pytest.skip(f"needs {size} bytes of free memory")
     with use_board("agx-orin-64gb"):
         device = open_device()

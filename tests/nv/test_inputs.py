@@ -75,7 +75,7 @@ def test_what_is_new_is_learned_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "_looks", {})
-    monkeypatch.setattr(inputs, "LOOKS", 3)
+    monkeypatch.setattr(inputs, "MOST_LOOKS", 3)
     for size in range(1, 12):
         inputs.prepare((whole(1, size),), {})
         assert len(inputs._looks) <= 3

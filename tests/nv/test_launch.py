@@ -18,7 +18,7 @@ from tegrad.hw.classes import ComputeMethod, HostMethod
 from tegrad.hw.gpfifo import MethodOp, decode_header
 from tegrad.hw.qmd import LAYOUTS, Qmd
 from tegrad.nv.faults import DeviceClosed
-from tegrad.nv.launch import BANK_FIELDS, SIZES, Launcher
+from tegrad.nv.launch import BANK_FIELDS, MOST_SIZES, Launcher
 from tegrad.nv.program import LaunchError
 from tegrad.nv.queues import RELEASE, RELEASE_AT_ONCE, Fifo, NVComputeQueue, NVCopyQueue
 from tegrad.nv.replay import ACQUIRE
@@ -131,8 +131,8 @@ def test_a_launch_sends_what_a_queue_sends(chip: Any, monkeypatch: pytest.Monkey
 
 def test_sizes_come_and_go_and_the_arguments_stay_right(chip: Any) -> None:
     prg, buffers = mixed(chip), [chip.allocator.alloc(4096) for _ in range(2)]
-    for turn in range(3 * SIZES):
-        grid = (turn % (2 * SIZES) + 1, 1, 1)
+    for turn in range(3 * MOST_SIZES):
+        grid = (turn % (2 * MOST_SIZES) + 1, 1, 1)
         bank, fields, _ = sent(chip, prg, *buffers, global_size=grid, local_size=(32, 1, 1), vals=(1, 2, 3, turn))
         assert fields["cta_raster_width" if prg.qmd.ver == 3 else "grid_width"] == grid[0]
         assert int.from_bytes(bank[-4:], "little") == turn

@@ -70,7 +70,7 @@ def test_enomem_is_a_memory_error(kernel: FakeKernel, nvmap: Nvmap, step: str) -
 
 
 def test_the_system_keeps_its_reserve(kernel: FakeKernel, nvmap: Nvmap, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_memory", lambda: memory.RESERVE + (1 << 20))
+    monkeypatch.setattr(memory, "available_memory", lambda: memory.RESERVE_BYTES + (1 << 20))
     nvmap.free(nvmap.alloc(1 << 20))
     with pytest.raises(MemoryError, match="reserved"):
         nvmap.alloc((1 << 20) + 1)
@@ -97,7 +97,7 @@ def test_what_nvmap_keeps_of_freed_memory_is_said(
     nvmap: Nvmap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it may be what is lacking: a second run of a model that just fitted finds that much less."""
-    meminfo(tmp_path, monkeypatch, MemAvailable=(memory.RESERVE >> 20) + 16)
+    meminfo(tmp_path, monkeypatch, MemAvailable=(memory.RESERVE_BYTES >> 20) + 16)
     with pytest.raises(MemoryError, match=r"nvmap may keep 67108864 bytes .*drop_caches$"):
         nvmap.alloc(80 << 20)
     with pytest.raises(MemoryError, match=r"smaller model or batch\.$"):

@@ -22,7 +22,7 @@ from tegrad.nv.replay import (
     EARLY,
     GPU_MEMBAR,
     LEAN,
-    SPARE,
+    QMD_STRIDE,
     SYSMEMBAR,
     TIMELINE_RELEASE,
     Dependency,
@@ -237,7 +237,7 @@ def test_every_launch_reads_memory_anew_and_a_run_ends_after_a_membar_of_the_sys
         layout = _lay_out(recording.launches)
         image = bytearray(recording._memory.cpu_view()[0 : recording._memory.size])  # type: ignore[union-attr]
         for at in layout.qmds:
-            qmd = QMD(fake_device, view=memoryview(image)[at : at + SPARE])
+            qmd = QMD(fake_device, view=memoryview(image)[at : at + QMD_STRIDE])
             assert qmd.read("invalidate_shader_data_cache") == 1
             assert qmd.read("cwd_membar_type") in (SYSMEMBAR, GPU_MEMBAR)
         words = memoryview(image[layout.size :]).cast("I").tolist()

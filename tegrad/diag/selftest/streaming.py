@@ -8,14 +8,14 @@ from dataclasses import asdict, fields
 from tegrad.diag.selftest.record import amend
 from tegrad.diag.selftest.stage import Notes
 from tegrad.nv import probes
-from tegrad.nv.probes import AGAIN, CACHED, VOLATILE, Rates
+from tegrad.nv.probes import CACHED, REREAD_BYTES, VOLATILE, Rates
 
 GAIN = 1.05
 """What cached memory has to gain somewhere: below that a flush in the wrong place takes it back."""
 LOSS = 0.98
 """What it may lose elsewhere: medians of a device at one clock differ by less."""
 BOARD_AGAIN = 4
-"""Times that a board reads AGAIN."""
+"""Times that a board reads REREAD_BYTES."""
 
 
 def streaming(notes: Notes) -> None:
@@ -23,9 +23,9 @@ def streaming(notes: Notes) -> None:
     with notes.step("open"):
         device = probes.device()
     size = notes.amount << 20
-    times = BOARD_AGAIN if notes.board else max(1, size // AGAIN)
+    times = BOARD_AGAIN if notes.board else max(1, size // REREAD_BYTES)
     notes.fact("MiB once", notes.amount)
-    notes.fact(f"times {AGAIN >> 20} MiB again", times)
+    notes.fact(f"times {REREAD_BYTES >> 20} MiB again", times)
     found: dict[str, Rates] = {}
     for kind, role in probes.kinds(device).items():
         with notes.step(f"{kind} memory"):
