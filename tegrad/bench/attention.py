@@ -36,13 +36,13 @@ from tegrad.nv.spec import MemorySpec
 
 SPEC: Final = MemorySpec(nolru=True, role=roles.KV_CACHE)
 DEPTHS: Final = (0, 4096, 16384)
-ROOM: Final = 256
+SPARE_POSITIONS: Final = 256
 """Positions of a cache beyond the deepest."""
-ROTATION: Final = 1200 << 20
+ROTATION_BYTES: Final = 1200 << 20
 """Bytes of caches that the launches go through."""
-LEAST: Final = 24
+LEAST_LAUNCHES: Final = 24
 """Launches of the shorter recording, at least."""
-FILLING: Final = 16 << 20
+FILLING_BYTES: Final = 16 << 20
 CANDIDATES: Final = {
     "ATTENTION_WARPS": (4, 8, 16),
     "ATTENTION_LOADS": (2, 4, 8),
@@ -96,11 +96,13 @@ class AttentionBench:
         try:
             self.states = States(self.device, self.sequences)
             self._undo.callback(self.states.close)
-            self.caches, self.scratch = self._alloc(ROTATION), self._alloc(64 << 20)
+            self.caches, self.scratch = self._alloc(ROTATION_BYTES), self._alloc(64 << 20)
             # As bytes they are small whole numbers; as halves, small too.
-            filling = np.random.default_rng(1).standard_normal(min(FILLING, ROTATION) // 2).astype(np.float16)
+            filling = (
+                np.random.default_rng(1).standard_normal(min(FILLING_BYTES, ROTATION_BYTES) // 2).astype(np.float16)
+            )
             self._fill(self.caches, filling.tobytes())
-            self._fill(self.scratch, bytes(FILLING))
+            self._fill(self.scratch, bytes(FILLING_BYTES))
         except BaseException:
             self._undo.close()
             raise
@@ -125,7 +127,7 @@ class AttentionBench:
             self.states.begin(slot, [0], depth, at.positions)
         program = at.load(self.device)
         copies: int = max(1, self.caches.size // self._stride(at))
-        count = max(LEAST, copies)
+        count = max(LEAST_LAUNCHES, copies)
         launches = [self._launch(program, at, number % copies) for number in range(4 * count)]
         short, long = (gpu_us(self.device, launches[:length], self._dependency) for length in (count, 4 * count))
         return float(long - short) / (3 * count)
@@ -176,7 +178,7 @@ def sweep(
 ) -> list[AttentionRow]:
     """Rows of all cuts that this chip can launch."""
     rows = []
-    for at in candidates(config, max(depths) + ROOM, cache, bench.device, bench.sequences):
+    for at in candidates(config, max(depths) + SPARE_POSITIONS, cache, bench.device, bench.sequences):
         try:
             rows += [bench.row(model, at, depth, config.layers, bandwidth) for depth in depths]
         except (CompileFailed, LaunchError):
@@ -191,7 +193,7 @@ def measured(
     for model in models:
         config = SHAPES[model].config
         if not best:
-            at = attention(config, max(depths) + ROOM, cache, bench.device, bench.sequences)
+            at = attention(config, max(depths) + SPARE_POSITIONS, cache, bench.device, bench.sequences)
             yield from (bench.row(model, at, depth, config.layers, bandwidth) for depth in depths)
             continue
         rows = sweep(bench, model, config, cache, depths, bandwidth)

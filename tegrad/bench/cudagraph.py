@@ -21,11 +21,11 @@ import numpy as np
 from tegrad.bench.record import RecordError
 
 LIBRARY: Final = "libcuda.so.1"
-SPINNING: Final = 1
+CTX_SCHED_SPIN: Final = 1
 """CU_CTX_SCHED_SPIN: cuStreamSynchronize polls, which answers soonest."""
 NON_BLOCKING, RELAXED, MAPPED = 1, 2, 2
 """CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED, CU_MEMHOSTALLOC_DEVICEMAP."""
-WARM_UP: Final = 200
+WARM_UP_CALLS: Final = 200
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Cuda:
         self("cuInit", 0)
         device, context = ctypes.c_int(), ctypes.c_void_p()
         self("cuDeviceGet", ctypes.byref(device), 0)
-        self("cuDevicePrimaryCtxSetFlags_v2", device, SPINNING)
+        self("cuDevicePrimaryCtxSetFlags_v2", device, CTX_SCHED_SPIN)
         self("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self("cuCtxSetCurrent", context)
         self._modules: list[ctypes.c_void_p] = []
@@ -161,7 +161,7 @@ def _place(array: np.ndarray[Any, Any]) -> tuple[ctypes.c_void_p, ctypes.c_size_
 
 def timed(call: Callable[[Any], Any], inputs: Sequence[Any]) -> tuple[list[float], list[Any]]:
     """Microseconds of each call after a warm-up, and what came out."""
-    for at in range(WARM_UP):
+    for at in range(WARM_UP_CALLS):
         call(inputs[at % len(inputs)])
     samples, outputs, clock = [], [], time.perf_counter_ns
     for given in inputs:

@@ -30,11 +30,11 @@ import numpy as np
 
 from tegrad.bench import graph, llama, tinygrad13, tokens
 from tegrad.bench.dependencies import FORMS, HOPPER, opened
-from tegrad.bench.limits import MEMORY, Limit, decode_limit, read_bandwidth
+from tegrad.bench.limits import READ_BYTES, Limit, decode_limit, read_bandwidth
 from tegrad.bench.models import provide
 from tegrad.bench.prefill import prompt, together
 from tegrad.bench.record import Record, RecordError, Side, make
-from tegrad.bench.targets import SPAN, TARGETS, Target
+from tegrad.bench.targets import SAMPLE_TOKENS, TARGETS, Target
 from tegrad.bench.timestamps import Timestamps
 from tegrad.errors import TegradError
 from tegrad.llm.arch import DEFAULT_CONTEXT
@@ -49,7 +49,7 @@ from tegrad.nv.replay import DEFAULT, Dependency, up_to
 
 REPETITIONS: Final = 5
 """Samples of ours before the peer's, and as many after; the first run of either is not counted."""
-MAKERS: Final = 3
+MAKER_PROCESSES: Final = 3
 """Processes that write models; each has threads of its own."""
 PROMPT: Final = "In the beginning God created the heaven and the earth."
 TIMEOUT_S: Final = 120
@@ -130,7 +130,7 @@ def conversation(path: Path, depth: int, ways: Ways) -> Iterator[Engine]:
     What is quickest depends on its context, which is that of `tegrad run` or longer, and on how much of it will be
     used, which `tegrad run --max-tokens 128` tells too.
     """
-    wanted = depth + SPAN + 8
+    wanted = depth + SAMPLE_TOKENS + 8
     context = wanted if wanted > DEFAULT_CONTEXT else None
     with Gguf.open(path) as file, Engine(file, context, device="NV", reach=wanted, **ways.engine) as engine:
         if depth:
@@ -146,7 +146,7 @@ def rates(engine: Engine, depth: int, expected: Sequence[int], repetitions: int)
     for _ in range(repetitions + 1):
         engine.reset(depth)
         begun = time.perf_counter()
-        came = list(engine.generate([tokens.FIRST], Settings(), len(expected)))
+        came = list(engine.generate([tokens.FIRST_TOKEN], Settings(), len(expected)))
         found.append(len(came) / (time.perf_counter() - begun))
         tokens.check(came, expected)
     return found[1:]
@@ -158,7 +158,7 @@ def host_us(engine: Engine, expected: Sequence[int], repetitions: int) -> list[f
     for _ in range(repetitions + 1):
         engine.reset()
         begun = time.process_time()
-        came = list(engine.generate([tokens.FIRST], Settings(), len(expected)))
+        came = list(engine.generate([tokens.FIRST_TOKEN], Settings(), len(expected)))
         found.append(1e6 * (time.process_time() - begun) / len(expected))
         tokens.check(came, expected)
     return found[1:]
@@ -175,7 +175,7 @@ def gaps(engine: Engine, ways: Ways, expected: Sequence[int], repetitions: int) 
         )
         with closing(loop):
             for _ in range(repetitions + 1):
-                came = list(loop.stream([tokens.FIRST], 0, engine.context, len(expected)))
+                came = list(loop.stream([tokens.FIRST_TOKEN], 0, engine.context, len(expected)))
                 loop.settle()
                 tokens.check(came, expected)
                 found.append(timestamps.times().gap)
@@ -214,13 +214,13 @@ def around(ways: Ways, ours: Callable[[], list[float]], peer: Callable[[], Side]
 def _decode(target: Target, path: Path, ways: Ways) -> Record:
     depth = target.amount
     with opened() as device, conversation(path, depth, ways) as engine:
-        expected = tokens.expected(engine, depth, SPAN)
+        expected = tokens.expected(engine, depth, SAMPLE_TOKENS)
         ours, peer = around(
             ways,
             lambda: rates(engine, depth, expected, REPETITIONS),
-            lambda: llama.decode(path, depth=depth, tokens=SPAN),
+            lambda: llama.decode(path, depth=depth, tokens=SAMPLE_TOKENS),
         )
-        limit = decode_limit(path, depth, read_bandwidth(device, MEMORY))
+        limit = decode_limit(path, depth, read_bandwidth(device, READ_BYTES))
     second = None if depth or ways.alone else _second(path)
     return _record(target, Side("tegrad", ways.command(target), ours), peer, limit, second)
 
@@ -264,13 +264,13 @@ def _first(target: Target, path: Path, ways: Ways) -> Record:
 
 def _host(target: Target, path: Path, ways: Ways) -> Record:
     with opened(), conversation(path, 0, ways) as engine:
-        ours = host_us(engine, tokens.expected(engine, 0, SPAN), REPETITIONS)
+        ours = host_us(engine, tokens.expected(engine, 0, SAMPLE_TOKENS), REPETITIONS)
     return _record(target, Side("tegrad", ways.command(target), ours))
 
 
 def _gap(target: Target, path: Path, ways: Ways) -> Record:
     with opened(), conversation(path, 0, ways) as engine:
-        ours = gaps(engine, ways, tokens.expected(engine, 0, SPAN), REPETITIONS)
+        ours = gaps(engine, ways, tokens.expected(engine, 0, SAMPLE_TOKENS), REPETITIONS)
     return _record(target, Side("tegrad", ways.command(target), ours))
 
 
@@ -385,7 +385,7 @@ def text(row: Line) -> str:
 def prepare(ids: Sequence[str]) -> None:
     """Write the models of figures that are not there yet, several at a time."""
     names = list(dict.fromkeys(TARGETS[id].model for id in ids))
-    with ProcessPoolExecutor(MAKERS, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(MAKER_PROCESSES, mp_context=get_context("spawn")) as pool:
         for made in [pool.submit(provide, name) for name in names]:
             made.result()
 

@@ -104,11 +104,11 @@ unchanging (ld.global.nc), which L1 may hold apart.
 NAMES: Final = ("empty", "shift", "gather", "gather_constant", "spin")
 SHAPES: Final = ((1, 32), (0, 512))
 """Blocks and threads of a block; 0 is a block for each SM of the device."""
-LENGTHS: Final = (100, 400)
+RECORDED_LAUNCHES: Final = (100, 400)
 """Launches of the recordings whose difference is measured."""
-SPIN: Final = 10_000
+SPIN_CYCLES: Final = 10_000
 """Cycles of the kernel between dependencies: about 5 us."""
-LATE: Final = 4_000
+LATE_CYCLES: Final = 4_000
 """Cycles by which a block of `gather` is late."""
 SPEC: Final = MemorySpec(cpu_access=True, nolru=True)
 PASSES: Final = 9
@@ -238,8 +238,8 @@ class Probe:
 
     def slope(self, form: Dependency, name: str, value: int = 0) -> float:
         """Microseconds that one more launch takes."""
-        short, long = (gpu_us(self.device, self.launches(name, count, value), form) for count in LENGTHS)
-        return (long - short) / (LENGTHS[1] - LENGTHS[0])
+        short, long = (gpu_us(self.device, self.launches(name, count, value), form) for count in RECORDED_LAUNCHES)
+        return (long - short) / (RECORDED_LAUNCHES[1] - RECORDED_LAUNCHES[0])
 
 
 def gpu_us(device: Gpu, launches: Sequence[Launch], form: Dependency) -> float:
@@ -251,7 +251,7 @@ def gpu_us(device: Gpu, launches: Sequence[Launch], form: Dependency) -> float:
 
 def _load(device: Gpu, name: str, waits: bool) -> GpuProgram:
     kernel = next(part for part in SOURCE.split('extern "C"') if f"void {name}(" in part)
-    macros = f"#define WAITS {int(waits)}\n#define LATE {LATE}\n"
+    macros = f"#define WAITS {int(waits)}\n#define LATE {LATE_CYCLES}\n"
     image = compile_cuda(f'{macros}{SOURCE.split(chr(10) + "extern")[0]}\nextern "C"{kernel}', device.arch)
     return device.load_program(image, name, buffers=2, values=1)
 
@@ -271,11 +271,11 @@ def _cost(probe: Probe, form: str, dependency: Dependency) -> Cost:
     right, constant = probe.right(dependency), probe.sees(dependency, "gather_constant")
     empty = probe.slope(dependency, "empty")
     # One kernel that is longer by so many cycles gives the length of a cycle, with no dependency in it.
-    cycle = gpu_us(probe.device, probe.launches("spin", 1, 101 * SPIN), dependency)
-    cycle = (cycle - gpu_us(probe.device, probe.launches("spin", 1, SPIN), dependency)) / (100 * SPIN)
-    spent = probe.slope(dependency, "spin", SPIN)
+    cycle = gpu_us(probe.device, probe.launches("spin", 1, 101 * SPIN_CYCLES), dependency)
+    cycle = (cycle - gpu_us(probe.device, probe.launches("spin", 1, SPIN_CYCLES), dependency)) / (100 * SPIN_CYCLES)
+    spent = probe.slope(dependency, "spin", SPIN_CYCLES)
     # Kernels that overlap take less than their own length together, which says nothing of a dependency.
-    beyond = spent - SPIN * cycle if right else None
+    beyond = spent - SPIN_CYCLES * cycle if right else None
     return Cost(form, probe.blocks, probe.threads, right, probe.waits, constant, empty, beyond)
 
 

@@ -26,7 +26,7 @@ CTA, CTAS = 256, 8
 REPETITIONS = 9
 SAMPLE_NS = 40_000_000
 """CPU time that one launch should take."""
-TABLE = 1 << 18
+TABLE_BYTES = 1 << 18
 """Bytes that loads and gathers range over: more than a first-level cache, less than a second-level one."""
 
 
@@ -98,7 +98,7 @@ LOOPS = (
     Loop(
         "load",
         "eight coalesced loads a trip, each added to a sum",
-        f"and.b32 %r1, %i, {TABLE // CTA // 32 - 1}; mad.wide.u32 %a0, %r1, {8 * 4 * CTA}, %a1; "
+        f"and.b32 %r1, %i, {TABLE_BYTES // CTA // 32 - 1}; mad.wide.u32 %a0, %r1, {8 * 4 * CTA}, %a1; "
         + "".join(f"ld.global.f32 %f{8 + k}, [%a0+{4 * CTA * k}]; " for k in range(8))
         + "".join(f"add.f32 %f{1 + k % 4}, %f{1 + k % 4}, %f{8 + k}; " for k in range(8)),
         "cvt.u64.u32 %a1, %w; add.u64 %a1, %a1, %d;" + _FLOATS,
@@ -140,7 +140,7 @@ class EngineBench:
 
     def __init__(self, cache_dir: Path | None = None) -> None:
         self._cache = cache_dir
-        pages = (TABLE + 4 * CTA * CTAS) // 4096
+        pages = (TABLE_BYTES + 4 * CTA * CTAS) // 4096
         self._bytes = np.zeros(4096 * (pages + 1), np.uint8)
         self._flags = np.full(pages, 3, np.uint8)
         base = -(-self._bytes.ctypes.data // 4096) * 4096
@@ -148,7 +148,7 @@ class EngineBench:
 
     def launch(self, kernel: ptx.LoadedKernel, trips: int) -> tuple[ptx.Stats, int]:
         """Run a loop on this thread; what it counted, and nanoseconds of CPU time."""
-        args = struct.pack("<QQI", TABLE, 0, trips)
+        args = struct.pack("<QQI", TABLE_BYTES, 0, trips)
         began = time.thread_time_ns()
         stats = kernel.launch((CTAS, 1, 1), (CTA, 1, 1), args, memory=self._memory, threads=1)
         return stats, time.thread_time_ns() - began

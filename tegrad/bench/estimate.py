@@ -25,7 +25,7 @@ from tegrad.bench.sass import PIPES
 from tegrad.hw.chips import CHIPS, Chip
 from tegrad.nv import toolchain
 
-ISSUE: Final = 4
+ISSUED_PER_CYCLE: Final = 4
 """Instructions of warps that an SM issues per cycle: one for each of its four parts."""
 
 
@@ -116,7 +116,7 @@ def cycles(chip: Chip, row: KernelRow) -> float:
         return 0.0
     share = row.instructions / row.code.instructions / chip.sm_count
     busiest = max(count / PIPES[unit] for unit, count in row.code.units.items())
-    return share * max(busiest, row.code.instructions / ISSUE)
+    return share * max(busiest, row.code.instructions / ISSUED_PER_CYCLE)
 
 
 def step_us(chip: Chip, work: Sequence[Work], boundary_us: float, assumed: Assumption | None = None) -> float:
@@ -173,10 +173,10 @@ def estimate(chip: Chip, rows: Sequence[KernelRow], memory: str = "") -> Estimat
 
 # --- the rule against what was measured -------------------------------------------------------------------------------
 
-GRAPH_US: Final = 2.3
+GRAPH_BOUNDARY_US: Final = 2.3
 """What a boundary cost the kernels of an experiment, in a CUDA graph."""
-_SEGMENT: Final = 1680
-_CYCLES: Final = 33 / 132
+_SEGMENT_BYTES: Final = 1680
+_SEGMENT_CYCLES: Final = 33 / 132
 """Issuing a Q6_K segment of 2048 weights from shared memory took an SM 28 to 33 cycles (measured)."""
 _HEAD: Final = ("head", 1, 128256)
 _PRODUCTS: Final = (("qkv", 16, 3072), ("o", 16, 2048), ("gate and up", 16, 16384), ("down", 16, 8192))
@@ -184,7 +184,7 @@ _PRODUCTS: Final = (("qkv", 16, 3072), ("o", 16, 2048), ("gate and up", 16, 1638
 
 
 def _product(name: str, launches: int, segments: int) -> Work:
-    return Work(name, launches, segments * _SEGMENT, segments * _CYCLES)
+    return Work(name, launches, segments * _SEGMENT_BYTES, segments * _SEGMENT_CYCLES)
 
 
 ALL_PRODUCTS: Final = tuple(_product(*row) for row in (*_PRODUCTS, _HEAD))
@@ -207,14 +207,17 @@ _ATTENTION: Final = Work("attention", 16, 0.3e6)
 CHECKS: Final = (
     Check("our 65 products, one kind at a time", ALL_PRODUCTS, (421, 421)),
     Check("our decode step, 83 launches", (*ALL_PRODUCTS, _ATTENTION, Work("ends", 2, 0)), (499, 501)),
-    Check("experiment: qkv alone", (_product("qkv", 1, 3072),), (3.2, 3.5), GRAPH_US),
-    Check("experiment: o alone", (_product("o", 1, 2048),), (2.8, 3.1), GRAPH_US),
-    Check("experiment: gate and up alone", (_product("gate and up", 1, 16384),), (8.5, 9.8), GRAPH_US),
-    Check("experiment: down alone", (_product("down", 1, 8192),), (5.4, 6.6), GRAPH_US),
-    Check("experiment: head alone", (_product(*_HEAD),), (50.6, 54.1), GRAPH_US),
-    Check("experiment: 65 products in a graph", ALL_PRODUCTS, (378, 402), GRAPH_US),
-    Check("experiment: with attention, 81 kernels", (*ALL_PRODUCTS, _ATTENTION), (477, 536), GRAPH_US),
-    Check("experiment: and norms, 113 kernels", (*ALL_PRODUCTS, _ATTENTION, Work("norm", 32, 0)), (480, 520), GRAPH_US),
+    Check("experiment: qkv alone", (_product("qkv", 1, 3072),), (3.2, 3.5), GRAPH_BOUNDARY_US),
+    Check("experiment: o alone", (_product("o", 1, 2048),), (2.8, 3.1), GRAPH_BOUNDARY_US),
+    Check("experiment: gate and up alone", (_product("gate and up", 1, 16384),), (8.5, 9.8), GRAPH_BOUNDARY_US),
+    Check("experiment: down alone", (_product("down", 1, 8192),), (5.4, 6.6), GRAPH_BOUNDARY_US),
+    Check("experiment: head alone", (_product(*_HEAD),), (50.6, 54.1), GRAPH_BOUNDARY_US),
+    Check("experiment: 65 products in a graph", ALL_PRODUCTS, (378, 402), GRAPH_BOUNDARY_US),
+    Check("experiment: with attention, 81 kernels", (*ALL_PRODUCTS, _ATTENTION), (477, 536), GRAPH_BOUNDARY_US),
+    Check(
+        "experiment: and norms, 113 kernels",
+        (*ALL_PRODUCTS, _ATTENTION, Work("norm", 32, 0)), (480, 520), GRAPH_BOUNDARY_US,
+    ),
     Check("experiment: one persistent kernel, 81 hand-overs", (*ALL_PRODUCTS, _ATTENTION), (359, 383), 1.9),
 )  # fmt: skip
 """Boundaries are fitted to products alone; what has all launches of a step, and the persistent kernel, is predicted."""

@@ -13,7 +13,7 @@ from tegrad.bench.age import Age, age
 from tegrad.bench.history import History
 from tegrad.bench.record import Record, RecordError, file_hash
 
-SIGNIFICANT = 5
+SIGNIFICANT_DIGITS = 5
 
 
 def row(record: Record, samples: str, digest: str) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def better(ours: float, other: float | None, larger_is_better: bool) -> float | 
 def _round(value: float | None) -> float | None:
     if value is None or value == int(value):  # a count stays what it is
         return value
-    return float(f"{value:.{SIGNIFICANT}g}")
+    return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
 
 
 class Results:

@@ -27,9 +27,9 @@ from tegrad.nv.search import SECONDS
 TOKENS: Final = 16
 """Of one sample."""
 SAMPLES: Final = 5
-ENOUGH_S: Final = 20.0
+SAMPLING_LIMIT_S: Final = 20.0
 """Seconds after which no further sample is begun."""
-LIMIT_S: Final = 240
+PROCESS_LIMIT_S: Final = 240
 """Seconds for a process, compilation and search included."""
 SEARCH: Final[Mapping[str, str]] = {"JITBEAM": "2", "BEAM_TIMEOUT_SEC": "3", SECONDS: "75"}
 """The recorded step's kernels by beams of two; no candidate compiles for longer than some seconds, which a round waits
@@ -50,7 +50,7 @@ def measure(path: Path) -> dict[str, Any]:
     session.warm()
     samples: list[float] = []
     compiled = time.perf_counter()
-    while not samples or (len(samples) < SAMPLES and time.perf_counter() - compiled < ENOUGH_S):
+    while not samples or (len(samples) < SAMPLES and time.perf_counter() - compiled < SAMPLING_LIMIT_S):
         session.reset()
         start = time.perf_counter()
         for _ in session.generate([1], Sampler(0), TOKENS):
@@ -73,10 +73,10 @@ def side(name: str, model: Path, settings: Mapping[str, str]) -> Side:
     try:
         done = subprocess.run(
             [sys.executable, *arguments],
-            stdout=subprocess.PIPE, stderr=errors, text=True, check=False, timeout=LIMIT_S, env=environment,
+            stdout=subprocess.PIPE, stderr=errors, text=True, check=False, timeout=PROCESS_LIMIT_S, env=environment,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise RecordError(f"`{shown}` did not end in {LIMIT_S} s") from error
+        raise RecordError(f"`{shown}` did not end in {PROCESS_LIMIT_S} s") from error
     if done.returncode:
         said = (done.stderr or "its errors are above").strip()[-400:]
         raise RecordError(f"`{shown}` ended with {done.returncode}: {said}")

@@ -24,13 +24,13 @@ from tinygrad.helpers import Target
 
 import tegrad.nv
 from tegrad.bench.mlp import network, policy
-from tegrad.bench.rows import MLP
+from tegrad.bench.rows import MLP_WIDTHS
 from tegrad.nv import compilers
 
 BATCHES: Final = 40
 CALLS: Final = 200
 """Calls in a batch."""
-DONE: Final = 1 << 60
+DONE_VALUE: Final = 1 << 60
 SOURCE: Final = 'extern "C" __global__ void add(int *state, int value) { state[threadIdx.x] += value; }'
 
 
@@ -47,8 +47,8 @@ def done_at_once(device: Any) -> Iterator[None]:
     device.synchronize()
     before = [(fifo, fifo._doorbell, fifo.put_value) for fifo in device._fifos]
     for fifo, _, _ in before:
-        fifo._doorbell, fifo.progress[0] = _Nowhere(), DONE
-    device.timeline_signal.value = DONE
+        fifo._doorbell, fifo.progress[0] = _Nowhere(), DONE_VALUE
+    device.timeline_signal.value = DONE_VALUE
     try:
         yield
     finally:
@@ -66,7 +66,7 @@ def calls() -> dict[str, Callable[[], object]]:
     one: Any = TinyJit(lambda a: (a + 1).realize())
     weights = [Tensor(layer, device="NV").realize() for layer in network()]
     net: Any = TinyJit(policy(weights))
-    turn = [Tensor(np.zeros((1, MLP[0]), np.float16), device="NV").realize() for _ in range(3)]
+    turn = [Tensor(np.zeros((1, MLP_WIDTHS[0]), np.float16), device="NV").realize() for _ in range(3)]
     signature = (("state", 0, dtypes.int32, ()), ("value", 1, dtypes.int32, ()))
     image = compilers.compile_cuda(SOURCE, device.arch)
     add = device.runtime(TinyELF(image, "add", Target("NV", arch=device.arch), signature))

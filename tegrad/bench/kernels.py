@@ -23,11 +23,11 @@ from tegrad.nv.replay import Launch
 from tegrad.nv.toolchain import CompilerMissing
 from tegrad.ptx import PtxError, PtxFault
 
-_REGISTERS: Final = 256
+_REGISTER_UNIT: Final = 256
 """A warp's registers are given out in such groups (CUDA occupancy calculator, compute capabilities 8 and 9)."""
-SAMPLE: Final = 4
+SAMPLE_BLOCKS: Final = 4
 """Blocks of a large grid that are executed to count instructions."""
-LANES: Final = 50_000_000
+MOST_LANE_INSTRUCTIONS: Final = 50_000_000
 """PTX instructions of lanes that are executed for a launch at most."""
 TOGETHER: Final = frozenset({"persistent"})
 """Kernels whose blocks wait for each other: they need a GPU that holds all of them."""
@@ -75,7 +75,7 @@ class KernelRow:
 def resident(chip: Chip, registers: int, shared: int, threads: int) -> int:
     """Blocks that an SM holds at once; `shared` with the hardware's own."""
     warps = -(-threads // 32)
-    per_warp = -(-registers * 32 // _REGISTERS) * _REGISTERS
+    per_warp = -(-registers * 32 // _REGISTER_UNIT) * _REGISTER_UNIT
     # Each of an SM's four parts holds a quarter of the registers, and whole warps.
     limits = [chip.blocks_per_sm, chip.warps_per_sm // warps]
     if per_warp:
@@ -161,10 +161,10 @@ def executed(launch: Launch, code: sass.Code) -> int | None:
         kernel = launch.program.ptx.kernels[launch.program.name]
         blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
         ran, lanes = 1, _execute(launch, kernel, (1, 1, 1))
-        if blocks > 1 and lanes * blocks < LANES:
+        if blocks > 1 and lanes * blocks < MOST_LANE_INSTRUCTIONS:
             ran, lanes = blocks, _execute(launch, kernel, launch.grid)
         elif blocks > 1:
-            ran = min(launch.grid[0], SAMPLE)
+            ran = min(launch.grid[0], SAMPLE_BLOCKS)
             lanes = _execute(launch, kernel, (ran, 1, 1))
     except (PtxError, PtxFault):
         return None

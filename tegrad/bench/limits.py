@@ -31,11 +31,11 @@ extern "C" __global__ void read(unsigned *out, const uint4 *from, int chunks) {
 }
 """
 """Reads everything once. `out` is there for the compiler's sake: it is written where all bits together are a 1."""
-LOADS: Final = 8 * 16
+LOAD_BYTES: Final = 8 * 16
 """Bytes that a thread asks for at once."""
-FORMS: Final = ((256, 8), (256, 4), (512, 4), (512, 2), (1024, 2), (1024, 1))
+THREADS_AND_BLOCKS: Final = ((256, 8), (256, 4), (512, 4), (512, 2), (1024, 2), (1024, 1))
 """Threads of a block, and blocks for each SM."""
-MEMORY: Final = 2 << 30
+READ_BYTES: Final = 2 << 30
 """Bytes to read for a figure: far more than any cache."""
 PASSES: Final = 4
 """Launches of the longer recording; the shorter one has one."""
@@ -66,16 +66,16 @@ def read_bandwidth(device: Gpu, size: int) -> Bandwidth:
 
 
 def readers(device: Gpu, buffer: HCQBuffer) -> Iterator[tuple[tuple[int, int], Launch, int]]:
-    """Each of FORMS, a launch of it that reads a buffer, and the bytes that it reads: all that are whole chunks."""
+    """Each of THREADS_AND_BLOCKS, a launch of it that reads a buffer, and the bytes that it reads: all whole chunks."""
     program = _load(device)
     out, whole = buffer.offset(0, 16), buffer.offset(0, buffer.size)
-    for threads, blocks in FORMS:
-        chunks = buffer.size // (threads * LOADS)
+    for threads, blocks in THREADS_AND_BLOCKS:
+        chunks = buffer.size // (threads * LOAD_BYTES)
         grid = (min(chunks, blocks * device.sm_count), 1, 1)
         yield (
             (threads, blocks),
             Launch(program, (out, whole), grid, (threads, 1, 1), (chunks,)),
-            chunks * threads * LOADS,
+            chunks * threads * LOAD_BYTES,
         )
 
 

@@ -32,7 +32,7 @@ from tegrad.nv.replay import DEFAULT, DEPENDENCIES, Dependency, Launch, Recordin
 
 TOKENS: Final = 128
 REPETITIONS: Final = 9
-JOINED: Final = 16
+JOINED_STEPS: Final = 16
 """Steps of the recording that holds several."""
 PLANS: Final[Mapping[str, Planner]] = {"many": DecodePlan, "one": PersistentPlan}
 
@@ -95,13 +95,13 @@ class LoopBench:
         return statistics.median(samples)
 
     def gap(self, depth: int) -> float:
-        """Microseconds that a step takes more as a run of its own than in a recording of JOINED steps.
+        """Microseconds that a step takes more as a run of its own than in a recording of JOINED_STEPS.
 
         Not where launches begin early: then the steps of one recording would too.
         """
-        with Recording(self.engine.device, self.step * JOINED, self.dependency) as joined:
+        with Recording(self.engine.device, self.step * JOINED_STEPS, self.dependency) as joined:
             together = self._gpu_us(depth, joined, 1)
-        return (self._gpu_us(depth, self.loop.recording, JOINED) - together) / JOINED
+        return (self._gpu_us(depth, self.loop.recording, JOINED_STEPS) - together) / JOINED_STEPS
 
     def _gpu_us(self, depth: int, recording: Recording, runs: int) -> float:
         self.loop.settle()
@@ -117,7 +117,7 @@ def measure(
 ) -> LoopRow:  # fmt: skip
     """Everything about one model at one depth; with `overlapped`, this form where launches wait by themselves."""
     all_forms = {**FORMS, **HOPPER}
-    context = depth + max(tokens + 2, JOINED + 1)
+    context = depth + max(tokens + 2, JOINED_STEPS + 1)
     bench = LoopBench(
         path, context, all_forms[dependency], None if overlapped is None else all_forms[overlapped], PLANS[plan]
     )

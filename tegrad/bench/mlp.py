@@ -23,7 +23,7 @@ from tinygrad import Device, Tensor, TinyJit
 import tegrad.nv
 from tegrad.bench.cudagraph import GraphKernel, Work, in_process, timed
 from tegrad.bench.record import Record, RecordError, Side, make
-from tegrad.bench.rows import MLP
+from tegrad.bench.rows import MLP_WIDTHS
 from tegrad.nv.cubin import read_ptx
 from tegrad.nv.record import LONE, Recorded, record
 from tegrad.nv.replay import DEPENDENCIES, Dependency
@@ -33,7 +33,7 @@ ROUNDS: Final = 5
 """Times that ours and the graph make their calls in turn: what else the host does comes and goes in tenths of a second,
 and decides a 99th percentile."""
 JIT_CALLS: Final = 1_000
-BATCH: Final = 500
+BATCH_CALLS: Final = 500
 """Calls whose 99th percentile is one sample of the figure for p99."""
 WHAT: Final = "one call of a 12-128-128-4 network of halves: store the input, run, read the output"
 
@@ -43,7 +43,7 @@ Array = NDArray[np.float16]
 def network(seed: int = 0) -> list[Array]:
     """Random weights of the layers."""
     rng = np.random.default_rng(seed)
-    return [(rng.standard_normal((a, b)) / a**0.5).astype(np.float16) for a, b in pairwise(MLP)]
+    return [(rng.standard_normal((a, b)) / a**0.5).astype(np.float16) for a, b in pairwise(MLP_WIDTHS)]
 
 
 def policy(weights: Sequence[Tensor]) -> Any:
@@ -60,7 +60,7 @@ def policy(weights: Sequence[Tensor]) -> Any:
 def observations(count: int) -> list[Array]:
     """Inputs (1, 12)."""
     rng = np.random.default_rng(1)
-    return list(rng.standard_normal((count, 1, MLP[0])).astype(np.float16))
+    return list(rng.standard_normal((count, 1, MLP_WIDTHS[0])).astype(np.float16))
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def recorded_network(dependency: Dependency = LONE) -> Iterator[Recorded]:
     """The network, recorded on the NV device."""
     tegrad.nv.install()
     weights = [Tensor(layer, device="NV").realize() for layer in network()]
-    with record(policy(weights), np.zeros((1, MLP[0]), np.float16), dependency=dependency) as made:
+    with record(policy(weights), np.zeros((1, MLP_WIDTHS[0]), np.float16), dependency=dependency) as made:
         yield made
 
 
@@ -132,7 +132,7 @@ def against_graph(figure: str) -> Record:
 
 def slowest_against_graph(figure: str) -> Record:
     """The 99th percentiles of batches of calls, beside those of the better of the CUDA graphs."""
-    return _beside_graph(figure, f"{WHAT}; 99th percentile of {BATCH} calls", _p99)
+    return _beside_graph(figure, f"{WHAT}; 99th percentile of {BATCH_CALLS} calls", _p99)
 
 
 def _beside_graph(figure: str, what: str, summary: Callable[[Sequence[float]], list[float]]) -> Record:
@@ -177,7 +177,7 @@ def against_jit(figure: str) -> Record:
 
 
 def _p99(samples: Sequence[float]) -> list[float]:
-    return [float(np.quantile(samples[at : at + BATCH], 0.99)) for at in range(0, len(samples), BATCH)]
+    return [float(np.quantile(samples[at : at + BATCH_CALLS], 0.99)) for at in range(0, len(samples), BATCH_CALLS)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -59,7 +59,7 @@ AXES: Final[Mapping[str, tuple[int, ...]]] = {
 """In the order of their expected worth."""
 STEPS: Final = (1, 9)
 """Steps of the recordings whose difference is measured."""
-ROOM: Final = 1024
+SPARE_POSITIONS: Final = 1024
 """Positions after `depth`: every step that is measured goes on by one."""
 
 
@@ -70,7 +70,7 @@ class Rig:
         shape, _ = models.parse(name)
         self.device, self.depth, self.dependency = device, depth, dependency
         self.model: PackedModel = dry.model(shape.config, block_type(name), device, shape.tied)
-        self.cache = KvCache(device, shape.config, depth + ROOM)
+        self.cache = KvCache(device, shape.config, depth + SPARE_POSITIONS)
         self.states = States(device)
         self.sampling = Sampling(device, shape.config.vocab)
 
@@ -225,7 +225,7 @@ def _compile(name: str, chip: str, depth: int, tuning: Tuning) -> str:
 
 def _tuning(name: str, settings: Sequence[str], depth: int = 0) -> Tuning:
     given = {key: int(value) for key, _, value in (entry.partition("=") for entry in settings)}
-    return replace(Tuning.suited([block_type(name)], depth + ROOM), **given)
+    return replace(Tuning.suited([block_type(name)], depth + SPARE_POSITIONS), **given)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -61,13 +61,13 @@ from tegrad.nv.gpu import Gpu
 from tegrad.nv.program import LaunchError
 from tegrad.nv.replay import DEFAULT, Dependency, Launch
 
-ROTATION: Final = 1200 << 20
+ROTATION_BYTES: Final = 1200 << 20
 """Bytes of weights that the launches go through: twenty times an H200's second-level cache."""
-FILLING: Final = 64 << 20
-LEAST: Final = 12
+FILLING_BYTES: Final = 64 << 20
+LEAST_LAUNCHES: Final = 12
 """Launches of the shorter recording, at least."""
 TOKENS: Final = (8, 32, 128, 512)
-REGISTERS: Final = 65536
+SM_REGISTERS: Final = 65536
 REPETITIONS: Final = 5
 KINDS: Final[Mapping[str, BlockType]] = {kind.name.lower().replace("_k", "k"): kind for kind in BLOCK_TYPES.values()}
 """By the name that ends a model's (`tegrad.bench.models`)."""
@@ -125,12 +125,12 @@ class PrefillBench:
     """Weights and activations on an opened device. Use it in a `with`."""
 
     def __init__(self, device: Gpu, ways: Ways) -> None:
-        self.device, self.rotation, self._ways = device, ROTATION, ways
+        self.device, self.rotation, self._ways = device, ROTATION_BYTES, ways
         self._workspace, self._programs = Workspace(device), Programs(device)
 
     def __enter__(self) -> PrefillBench:
         self.weights = self._workspace.take(self.rotation, packed.SPEC)
-        filling = np.random.default_rng(1).integers(0, 256, min(FILLING, self.rotation), np.uint8)
+        filling = np.random.default_rng(1).integers(0, 256, min(FILLING_BYTES, self.rotation), np.uint8)
         for at in range(0, self.rotation, len(filling)):
             part = filling[: min(len(filling), self.rotation - at)]
             self.device.upload(self.weights.offset(at, len(part)), part.tobytes())
@@ -145,7 +145,7 @@ class PrefillBench:
         size = -(-packed_bytes(gemm.kind, gemm.rows, gemm.columns) // 256) * 256
         stride = size * (2 if gemm.gated else 1)
         copies = max(1, self.rotation // stride)
-        count = max(LEAST, min(copies, 4 * LEAST))
+        count = max(LEAST_LAUNCHES, min(copies, 4 * LEAST_LAUNCHES))
         launches = [self._launch(gemm, tile, tokens, at % copies * stride, size) for at in range(4 * count)]
         return self._slope(launches, count)
 
@@ -164,7 +164,7 @@ class PrefillBench:
         width = 2 * tokens * config.heads * config.head_dim
         chunk = self._zero(f"chunk {depth}", 0, chunk_bytes(start=depth, count=tokens))
         launches = []
-        for at in range(4 * LEAST):
+        for at in range(4 * LEAST_LAUNCHES):
             first = at % copies * 4 * side
             parts = [self.weights.offset(first + side * i, side) for i in range(4)]
             launches.append(
@@ -172,7 +172,7 @@ class PrefillBench:
                              values=parts[1], key_scales=parts[2], value_scales=parts[3], chunk=chunk, tokens=tokens,
                              overlap=int(self._ways.overlap))
             )  # fmt: skip
-        us = self._slope(launches, LEAST)
+        us = self._slope(launches, LEAST_LAUNCHES)
         pairs = tokens * depth + tokens * (tokens + 1) // 2
         flops = 4 * config.heads * config.head_dim * pairs
         form = f"{flash.warps}w tile {flash.tile} at {depth}{' q8_0' if q8 else ''}"
@@ -296,7 +296,7 @@ def _resident(registers: int, warps: int, shared: int, arch: str) -> int:
     """Blocks that an SM holds, at most 2; 0 where it holds none."""
     if registers > 255:
         return 0
-    return min(2, blocks_held(arch, shared), REGISTERS // (32 * warps * registers))
+    return min(2, blocks_held(arch, shared), SM_REGISTERS // (32 * warps * registers))
 
 
 def _compile(gemm: Gemm, tile: AnyTile, tokens: int, arch: str) -> None:

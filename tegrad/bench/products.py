@@ -39,11 +39,11 @@ from tegrad.nv.replay import Dependency, Launch
 from tegrad.nv.spec import MemorySpec
 
 SPEC: Final = MemorySpec(nolru=True, role=roles.WEIGHTS)
-ROTATION: Final = 1200 << 20
+ROTATION_BYTES: Final = 1200 << 20
 """Bytes of weights that the launches go through: twenty times an H200's second-level cache."""
-LEAST: Final = 24
+LEAST_LAUNCHES: Final = 24
 """Launches of the shorter recording, at least."""
-FILLING: Final = 64 << 20
+FILLING_BYTES: Final = 64 << 20
 """Random bytes that are repeated in the weights."""
 READ_BYTES: Final = 4 << 30
 
@@ -120,12 +120,12 @@ class ProductBench:
     """Weights and vectors on an opened device; measures products. Use it in a `with`."""
 
     def __init__(self, device: Gpu, dependency: Dependency) -> None:
-        self.device, self.rotation, self._dependency = device, ROTATION, dependency
+        self.device, self.rotation, self._dependency = device, ROTATION_BYTES, dependency
         self._undo = ExitStack()
 
     def __enter__(self) -> ProductBench:
         self.weights = self._alloc(self.rotation)
-        filling = np.random.default_rng(1).integers(0, 256, min(FILLING, self.rotation), np.uint8)
+        filling = np.random.default_rng(1).integers(0, 256, min(FILLING_BYTES, self.rotation), np.uint8)
         for at in range(0, self.rotation, len(filling)):
             part = filling[: min(len(filling), self.rotation - at)]
             self.device.upload(self.weights.offset(at, len(part)), part.tobytes())
@@ -156,7 +156,7 @@ class ProductBench:
         program = product.load(self.device, cut)
         stride = sum(self._sizes(product))
         copies = max(1, self.rotation // stride)
-        count = max(LEAST, min(copies, 2 * self.rotation // stride))
+        count = max(LEAST_LAUNCHES, min(copies, 2 * self.rotation // stride))
         launches = [self._launch(program, product, cut, at % copies * stride) for at in range(4 * count)]
         short, long = (gpu_us(self.device, launches[:length], self._dependency) for length in (count, 4 * count))
         return (long - short) / (3 * count)

@@ -85,7 +85,7 @@ def prefill(path: Path, device: str, positions: int) -> Iterator[Callable[[Seque
         rows: list[Logits] = []
         at = 0
         while at < len(tokens):
-            stretch = tokens[at : at + STRETCHES[len(rows) % len(STRETCHES)]]
+            stretch = tokens[at : at + STRETCH_TOKENS[len(rows) % len(STRETCH_TOKENS)]]
             rows.append(engine.score(stretch, at))
             at += len(stretch)
         return range(len(tokens)), np.concatenate(rows)
@@ -93,12 +93,12 @@ def prefill(path: Path, device: str, positions: int) -> Iterator[Callable[[Seque
     with (
         PackedModel.load(path, device) as model,
         KvCache(model.device, model.config, positions) as cache,
-        Prefill(model, cache, sizes=(max(STRETCHES),)) as engine,
+        Prefill(model, cache, sizes=(max(STRETCH_TOKENS),)) as engine,
     ):
         yield score
 
 
-STRETCHES: Final = (1, 3, 16, 2, 1, 5)
+STRETCH_TOKENS: Final = (1, 3, 16, 2, 1, 5)
 
 
 @contextmanager

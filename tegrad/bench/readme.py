@@ -21,7 +21,7 @@ ROWS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
     ("start of the program to its first token", ("load-to-first-token",)),
 )
 """A line's name, and the figures whose values stand in it."""
-ABBREVIATED: Final = 7
+COMMIT_DIGITS: Final = 7
 """Digits of a commit."""
 
 
@@ -51,7 +51,7 @@ def _ratio(row: Mapping[str, Any]) -> str:
 
 def _taken(row: Mapping[str, Any]) -> str:
     """The day, and the commit where it is known: what stays as it is, whatever is committed later."""
-    at = f" at {row['commit'][:ABBREVIATED]}" if row["commit"] else ""
+    at = f" at {row['commit'][:COMMIT_DIGITS]}" if row["commit"] else ""
     return f"{row['date'][:10]}{at}"
 
 

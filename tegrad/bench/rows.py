@@ -17,11 +17,11 @@ from itertools import pairwise
 from typing import Any
 
 MB = 1 << 20
-VALUES = 1024
+ANSWER_VALUES = 1024
 """How many values of a result go into the answer, evenly spread."""
-STREAM = 10_000
+STREAM_LAUNCHES = 10_000
 """Launches of the row that waits only for the last one."""
-MLP = (12, 128, 128, 4)
+MLP_WIDTHS = (12, 128, 128, 4)
 """Widths of the control network."""
 GPT2 = {"124m": (12, 12, 768, 50257), "tiny": (2, 2, 32, 256)}
 """Layers, heads, width and vocabulary."""
@@ -71,7 +71,7 @@ def mlp_weights() -> list[Any]:
     """The control network's, in halves."""
     import numpy as np
 
-    return [(values(a, b, seed=a) * a**-0.5).astype(np.float16) for a, b in pairwise(MLP)]
+    return [(values(a, b, seed=a) * a**-0.5).astype(np.float16) for a, b in pairwise(MLP_WIDTHS)]
 
 
 def gpt2_weights(size: str, half: bool) -> Iterator[Any]:
@@ -139,11 +139,11 @@ def _stream(kind: str) -> TimedRow:
         out = jit(x)
 
     def call() -> None:
-        for _ in range(STREAM):
+        for _ in range(STREAM_LAUNCHES):
             jit(x)
         device.synchronize()
 
-    return TimedRow(call, lambda: out.numpy(), each=STREAM)
+    return TimedRow(call, lambda: out.numpy(), each=STREAM_LAUNCHES)
 
 
 def _mlp(kind: str) -> TimedRow:
@@ -156,7 +156,7 @@ def _mlp(kind: str) -> TimedRow:
             x = (x @ weight).relu()
         return (x @ weights[-1]).realize()
 
-    return _timed(network, _random(1, MLP[0], half=True, seed=1))
+    return _timed(network, _random(1, MLP_WIDTHS[0], half=True, seed=1))
 
 
 def _matmul(kind: str, dtype: str, size: str) -> TimedRow:
@@ -288,7 +288,7 @@ def _answer(row: TimedRow, samples: int) -> dict[str, Any]:
     if row.result is None:
         return {"us": taken}
     flat = np.asarray(row.result(), dtype=np.float32).reshape(-1)
-    return {"us": taken, "values": [float(v) for v in flat[:: max(1, flat.size // VALUES)]]}
+    return {"us": taken, "values": [float(v) for v in flat[:: max(1, flat.size // ANSWER_VALUES)]]}
 
 
 def serve(make: Callable[[str], TimedRow]) -> None:

@@ -80,12 +80,12 @@ def _stream(kind: str) -> TimedRow:
     replay = _replayed(lambda x: x + 1, _random(12))
 
     def call() -> Any:
-        for _ in range(rows.STREAM):
+        for _ in range(rows.STREAM_LAUNCHES):
             out = replay()
         torch.cuda.synchronize()
         return out
 
-    return TimedRow(call, lambda: replay().cpu().numpy(), each=rows.STREAM)
+    return TimedRow(call, lambda: replay().cpu().numpy(), each=rows.STREAM_LAUNCHES)
 
 
 def _mlp(kind: str) -> TimedRow:
@@ -96,7 +96,7 @@ def _mlp(kind: str) -> TimedRow:
             x = torch.relu(x @ weight)
         return x @ weights[-1]
 
-    return _timed(network, _random(1, rows.MLP[0], half=True, seed=1))
+    return _timed(network, _random(1, rows.MLP_WIDTHS[0], half=True, seed=1))
 
 
 def _matmul(kind: str, dtype: str, size: str) -> TimedRow:

@@ -26,7 +26,7 @@ from tegrad.llm.state import State, States
 from tegrad.nv.gpu import Gpu
 from tegrad.nv.replay import Dependency
 
-ROOM: Final = 256
+SPARE_POSITIONS: Final = 256
 """Positions after `depth`: a measurement is a few steps, each of which goes on by one."""
 
 
@@ -36,7 +36,7 @@ def measure(
     """Microseconds of a step at position `depth`, as "step", and what each kind of launch adds to it."""
     with ExitStack() as undo:
         model = undo.enter_context(PackedModel.load(path, device.device))
-        cache = undo.enter_context(KvCache(device, model.config, depth + ROOM, q8=q8))
+        cache = undo.enter_context(KvCache(device, model.config, depth + SPARE_POSITIONS, q8=q8))
         states = States(device)
         undo.callback(states.close)
         plan = undo.enter_context(DecodePlan(model, states, cache, overlap=overlap))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 TOK_S: Final = "tok/s"
-SPAN: Final = 128
+SAMPLE_TOKENS: Final = 128
 """Tokens that are decoded for one sample."""
 
 
@@ -52,7 +52,7 @@ class Target:
     @property
     def what(self) -> str:
         """The figure in words."""
-        return _WORDS[self.kind].format(model=self.model, amount=self.amount, span=SPAN)
+        return _WORDS[self.kind].format(model=self.model, amount=self.amount, span=SAMPLE_TOKENS)
 
 
 _WORDS: Final[Mapping[str, str]] = {

@@ -19,7 +19,7 @@ from tegrad.bench.record import RecordError, Side
 FOLDER: Final = "TEGRAD_TINYGRAD013"
 NAME: Final = "tinygrad 0.13"
 TOKENS: Final = 64
-WARM_UP: Final = 8
+WARM_UP_TOKENS: Final = 8
 """Tokens that are not counted: its steps are compiled and recorded during the first few."""
 TIMEOUT_S: Final = 240
 FORMS: Final = ("0", "1")
@@ -47,7 +47,7 @@ def decode(model: Path, device: str = "CUDA") -> Side | None:
 
 
 def _run(model: Path, where: Path, device: str, form: str) -> Side:
-    count = TOKENS + WARM_UP
+    count = TOKENS + WARM_UP_TOKENS
     arguments = ["-m", "tinygrad.llm", "--model", str(model.absolute()), "--benchmark", str(count)]
     ours = ("TEGRAD_", "PYTHON")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
@@ -70,7 +70,7 @@ def _run(model: Path, where: Path, device: str, form: str) -> Side:
 
 def speeds(text: str) -> list[float]:
     """Tokens per second of each token after the first few, as `--benchmark` prints them."""
-    found = [float(speed) for speed in _SPEED.findall(text)][WARM_UP:]
+    found = [float(speed) for speed in _SPEED.findall(text)][WARM_UP_TOKENS:]
     if not found:
         raise RecordError(f"{NAME} printed no speeds: {text.strip()[-200:]!r}")
     return found

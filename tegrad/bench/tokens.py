@@ -19,20 +19,20 @@ from tegrad.llm.plan import DecodePlan
 from tegrad.llm.state import State
 from tegrad.nv.replay import Recording
 
-FIRST: Final = 1
+FIRST_TOKEN: Final = 1
 """The token that a decode begins with."""
-MARGIN: Final = 1.0
+LOGIT_MARGIN: Final = 1.0
 """Standard deviations of the logits by which a token may lie below the likeliest of a step that rounds otherwise: two
 steps' logits differ by less than 0.1 (root mean square), and the largest of 100,000 lies 4 above the mean."""
 
 
 def expected(engine: Engine, depth: int, count: int) -> list[int]:
-    """The tokens that the engine has to draw greedily after `depth` positions and FIRST.
+    """The tokens that the engine has to draw greedily after `depth` positions and FIRST_TOKEN.
 
     RecordError where many launches disagree.
     """
     engine.reset(depth)
-    found, token = [], FIRST
+    found, token = [], FIRST_TOKEN
     for _ in range(count):
         token = int(engine.feed([token]).argmax())
         found.append(token)
@@ -62,12 +62,12 @@ def _hold_against_launches(engine: Engine, depth: int, tokens: Sequence[int]) ->
         DecodePlan(engine.model, engine._states, engine._cache) as plan,
         Recording(device, plan.launches) as step,
     ):
-        for at, (token, drawn) in enumerate(zip([FIRST, *tokens[:-1]], tokens, strict=True)):
+        for at, (token, drawn) in enumerate(zip([FIRST_TOKEN, *tokens[:-1]], tokens, strict=True)):
             engine._states.write(0, State(position=depth + at, token=token, limit=engine.context, active=1))
             step.wait(step.run())
             logits = np.frombuffer(device.download(plan.logits, 4 * engine.config.vocab), np.float32)
             below = float((logits.max() - logits[drawn]) / logits.std())
-            if not below <= MARGIN:  # nor where they are no numbers
+            if not below <= LOGIT_MARGIN:  # nor where they are no numbers
                 raise RecordError(
                     f"the step draws {drawn} as token {at + 1}, which lies {below:.2f} standard deviations below what "
                     f"many launches find the likeliest, {int(logits.argmax())}: it computes something else"

@@ -70,7 +70,7 @@ TEST_LIMIT_S = 120
 SUITE_LIMIT_S = 1800
 REPORTS = "TEGRAD_UPSTREAM_REPORTS"
 """Environment variable with the file that the plugin writes to."""
-REASON = 600
+REASON_CHARACTERS = 600
 """Characters kept of a reason: what an assertion of numpy says about two arrays fits."""
 
 
@@ -171,9 +171,9 @@ def reason(longrepr: Any) -> str:
     if longrepr is None:
         return ""
     if isinstance(longrepr, tuple):
-        return str(longrepr[2]).removeprefix("Skipped: ")[:REASON]
+        return str(longrepr[2]).removeprefix("Skipped: ")[:REASON_CHARACTERS]
     crash = getattr(longrepr, "reprcrash", None)
-    return str(longrepr if crash is None else crash.message).strip()[:REASON]
+    return str(longrepr if crash is None else crash.message).strip()[:REASON_CHARACTERS]
 
 
 # ---- what the runner does
@@ -262,7 +262,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _tail(path: Path) -> str:
-    return " ".join(path.read_text(errors="replace").split())[-REASON:]
+    return " ".join(path.read_text(errors="replace").split())[-REASON_CHARACTERS:]
 
 
 def run(

@@ -40,7 +40,7 @@ PEERS: Final = {
 }
 SAMPLES: Final = {"launch": 1_000, "stream": 1, "mlp": 1_000, "matmul": 20, "copyin": 10, "copyout": 10, "gpt2": 120}
 """Of a round, by the row's kind."""
-USUAL: Final = 50
+USUAL_SAMPLES: Final = 50
 ELEMENTWISE: Final = ("add", "mul", "exp", "relu")
 ROWS: Final = (
     "launch",
@@ -163,7 +163,7 @@ def agree(row: str, ours: Sequence[float], theirs: Sequence[float]) -> None:
 
 def compare(row: str, ours: Worker, peer: Worker, rounds: int = ROUNDS) -> Compared:
     """One row on both sides, in alternating order."""
-    samples = SAMPLES.get(row.split("-")[0], USUAL)
+    samples = SAMPLES.get(row.split("-")[0], USUAL_SAMPLES)
     taken: tuple[list[list[float]], list[list[float]]] = [], []
     for number in range(rounds):
         values: list[list[float]] = [[], []]

@@ -25,8 +25,8 @@ def test_attention_is_measured_at_every_depth(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for module in (bench, products):
-        monkeypatch.setattr(module, "ROTATION", 1 << 21)
-        monkeypatch.setattr(module, "LEAST", 1)
+        monkeypatch.setattr(module, "ROTATION_BYTES", 1 << 21)
+        monkeypatch.setattr(module, "LEAST_LAUNCHES", 1)
     monkeypatch.setattr(products, "READ_BYTES", 1 << 20)
     monkeypatch.setattr(bench, "CANDIDATES", {"warps": (2,), "loads": (2,), "ctas": (1, 2), "rows": (0,)})
     monkeypatch.setitem(SHAPES, "tiny", TINY)  # type: ignore[arg-type]

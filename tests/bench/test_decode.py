@@ -192,7 +192,12 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(name, value)
     for name in (tinygrad13.FOLDER, llama.FOLDER):
         monkeypatch.delenv(name, raising=False)
-    for name, value in (("provide", lambda name: path), ("SPAN", 4), ("REPETITIONS", 1), ("MEMORY", 1 << 20)):
+    for name, value in (
+        ("provide", lambda name: path),
+        ("SAMPLE_TOKENS", 4),
+        ("REPETITIONS", 1),
+        ("READ_BYTES", 1 << 20),
+    ):
         monkeypatch.setattr(decode, name, value)
     monkeypatch.setattr("tegrad.bench.dependencies.PASSES", 1)
     return path

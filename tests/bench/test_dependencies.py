@@ -69,7 +69,7 @@ def test_a_launch_that_reads_what_a_cache_kept_is_noticed(
 def test_a_form_that_orders_nothing_is_tried_with_kernels_that_wait(
     racing: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dependencies, "LENGTHS", (2, 4))
+    monkeypatch.setattr(dependencies, "RECORDED_LAUNCHES", (2, 4))
     monkeypatch.setattr(dependencies, "PASSES", 2)
     asked: list[bool] = []
 
@@ -137,7 +137,7 @@ def test_a_form_is_measured_and_printed(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb:14GiB")
     monkeypatch.setenv("DEV", "NV")
     monkeypatch.setattr(dependencies, "SHAPES", ((1, 32),))
-    monkeypatch.setattr(dependencies, "LENGTHS", (2, 4))
+    monkeypatch.setattr(dependencies, "RECORDED_LAUNCHES", (2, 4))
     monkeypatch.setattr(dependencies, "PASSES", 2)
     dependencies.main(["chain", "--json"])
     (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -37,9 +37,9 @@ def test_loops_run_on_memory_that_is_checked(bench: EngineBench) -> None:
 
 def test_the_load_loop_reads_all_of_its_table(bench: EngineBench) -> None:
     loop = next(loop for loop in LOOPS if loop.name == "load")
-    trips = engine.TABLE // (8 * 4 * engine.CTA)
+    trips = engine.TABLE_BYTES // (8 * 4 * engine.CTA)
     stats, _ = bench.launch(bench.load(loop), trips)
-    assert stats.bytes_read == engine.TABLE * engine.CTAS
+    assert stats.bytes_read == engine.TABLE_BYTES * engine.CTAS
 
 
 def test_the_second_compilation_comes_from_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_bench_ptx_prints_every_row_as_json(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_alu_loop_computes(bench: EngineBench) -> None:
     loop = next(loop for loop in LOOPS if loop.name == "integer")
     bench.launch(bench.load(loop), 3)
-    at = bench._memory.base + engine.TABLE - bench._bytes.ctypes.data
+    at = bench._memory.base + engine.TABLE_BYTES - bench._bytes.ctypes.data
     got = bench._bytes[at : at + 4 * engine.CTA].view(np.uint32)
     t = np.arange(engine.CTA, dtype=np.uint32)
     want = t + np.uint32(1)

@@ -27,7 +27,7 @@ def test_a_model_is_measured_at_a_depth(
     path = write(tmp_path / "model.gguf", SHAPE, TYPE.Q6_K, kinds={"attn_v": TYPE.Q4_K})
     monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb")
     monkeypatch.setenv("DEV", "NV")
-    monkeypatch.setattr(loop, "JOINED", 3)
+    monkeypatch.setattr(loop, "JOINED_STEPS", 3)
     loop.main(["--file", str(path), "--depth", "9", "--plan", plan, *SHORT])
     lines = capsys.readouterr().out.splitlines()
     (row,) = json.loads(lines[-1])

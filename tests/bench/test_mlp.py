@@ -37,11 +37,11 @@ def board(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb")
     monkeypatch.setenv("DEV", "NV")
-    monkeypatch.setattr(cudagraph, "WARM_UP", 1)
+    monkeypatch.setattr(cudagraph, "WARM_UP_CALLS", 1)
     monkeypatch.setattr(mlp, "CALLS", 4)
     monkeypatch.setattr(mlp, "ROUNDS", 2)
     monkeypatch.setattr(mlp, "JIT_CALLS", 4)
-    monkeypatch.setattr(mlp, "BATCH", 2)
+    monkeypatch.setattr(mlp, "BATCH_CALLS", 2)
     yield
     if (opened := device._opened.get("NV")) is not None:
         opened.close()
@@ -125,7 +125,7 @@ def test_a_graph_is_given_the_arrays_and_not_the_pages_that_they_lie_in(monkeypa
 
 
 def test_a_graph_is_captured_once_and_launched_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cudagraph, "WARM_UP", 1)
+    monkeypatch.setattr(cudagraph, "WARM_UP_CALLS", 1)
     kernel = cudagraph.GraphKernel("// ptx", "kernel", (1, 1, 1), (32, 1, 1), (0, 1))
     work = cudagraph.Work([kernel, kernel], ["00" * 8, "01" * 8], 1, 0, ["02" * 8] * 3)
     fake = FakeCuda()

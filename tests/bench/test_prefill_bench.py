@@ -108,8 +108,8 @@ def test_the_products_are_those_of_a_prompt_and_are_measured(tmp_path: Path, mon
     monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb")
     monkeypatch.setenv("DEV", "NV")
     monkeypatch.setenv("HCQDEV_WAIT_TIMEOUT_MS", "60000")
-    monkeypatch.setattr(bench, "ROTATION", 4 << 20)
-    monkeypatch.setattr(bench, "LEAST", 1)
+    monkeypatch.setattr(bench, "ROTATION_BYTES", 4 << 20)
+    monkeypatch.setattr(bench, "LEAST_LAUNCHES", 1)
     monkeypatch.setattr("tegrad.bench.dependencies.PASSES", 1)
     monkeypatch.setitem(bench.SHAPES, "tiny", TINY)
     with bench.opened() as device, monkeypatch.context() as patch:

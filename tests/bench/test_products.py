@@ -40,7 +40,7 @@ def test_the_products_are_those_of_the_plan_and_are_measured(tmp_path: Path, mon
     monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb:14GiB")
     monkeypatch.setenv("DEV", "NV")
     monkeypatch.setenv("HCQDEV_WAIT_TIMEOUT_MS", "60000")
-    for name, value in (("ROTATION", 1 << 21), ("READ_BYTES", 1 << 20), ("LEAST", 1)):
+    for name, value in (("ROTATION_BYTES", 1 << 21), ("READ_BYTES", 1 << 20), ("LEAST_LAUNCHES", 1)):
         monkeypatch.setattr(bench, name, value)
     monkeypatch.setattr("tegrad.bench.dependencies.PASSES", 1)
     monkeypatch.setitem(bench.SHAPES, "tiny", TINY)

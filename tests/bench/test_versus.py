@@ -23,7 +23,7 @@ def on_a_board(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours by NVRTC, the peer by the other renderer: other kernels, the same numbers."""
     monkeypatch.setenv("TEGRAD_BOARD", BOARD)
     monkeypatch.setitem(versus.PEERS, "cuda", Party("by PTX", "rows.py", {"DEV": "NV:PTX"}))
-    monkeypatch.setattr(versus, "USUAL", 1)
+    monkeypatch.setattr(versus, "USUAL_SAMPLES", 1)
     monkeypatch.setattr(versus, "SAMPLES", {"launch": 3, "stream": 1})
 
 
