@@ -36,8 +36,8 @@ from tegrad.orin.hostmem import ANONYMOUS, READ_WRITE, map_memory, punch, unmap_
 from tegrad.ptx import jit
 from tegrad.ptx.l2 import (
     DROP,
-    EVENTS,
     MAX_FRAMES,
+    MOST_EVENTS,
     OVERWRITTEN,
     PAGE,
     PAGE_SECTORS,
@@ -231,7 +231,7 @@ class L2:
             return
         self._word(Cache.SHADOW).value = self._area(MAX_FRAMES * PAGE, mmap.MAP_SHARED, self._fd)
         sizes = {Cache.SECTORS: MAX_FRAMES * PAGE_SECTORS, Cache.COUNTS: MAX_FRAMES, Cache.ORDER: 4 * MAX_FRAMES,
-                 Cache.EVENTS: EVENTS * Event.END, Cache.MASKS: 8 * MAX_FRAMES * PAGE_SECTORS}  # fmt: skip
+                 Cache.EVENTS: MOST_EVENTS * Event.END, Cache.MASKS: 8 * MAX_FRAMES * PAGE_SECTORS}  # fmt: skip
         if self.tell:
             sizes[Cache.CLEAN] = MAX_FRAMES * PAGE
         for offset, size in sizes.items():
@@ -362,11 +362,11 @@ class L2:
         return [f"{found[0]} ({len(found)} of these)" if found[1:] else str(found[0]) for found in groups.values()]
 
     def reports(self) -> list[Report]:
-        """What was found since the last call, in mode `tell`; at most EVENTS."""
+        """What was found since the last call, in mode `tell`; at most MOST_EVENTS."""
         if not self._reported.value:
             return []
         with self._lock, self.locked():
-            count = min(self._reported.value, EVENTS)
+            count = min(self._reported.value, MOST_EVENTS)
             raw = self._events[: count * Event.END].tobytes()
             self._reported.value = 0
         return [self._report(raw[at : at + Event.END]) for at in range(0, len(raw), Event.END)]

@@ -15,7 +15,7 @@ from tegrad.ptx.check import PAGE_SHIFT, launch_of
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.lanes import each_lane
 from tegrad.ptx.layout import LANES, Access, Frame, Launch, Slot, Space, WarpState, fault_info
-from tegrad.ptx.mbarrier import AGE, COUNTS, VECTOR, place
+from tegrad.ptx.mbarrier import COUNTS, NEW_FORMS_SM, VECTOR, place
 from tegrad.ptx.memory import address
 from tegrad.ptx.rules import U32, mod, require
 from tegrad.ptx.syntax import Imm, Ins
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 UNIT = 16
 """Addresses and sizes are multiples of it."""
-CAPACITY = 64
+MOST_WAITING = 64
 WARPS = 32
 COUNT, RANDOM, HELD, ENTRIES, ENTRY = 0, 4, 8, 64, 64
-GROUPS = ENTRIES + CAPACITY * ENTRY
-AREA = GROUPS + WARPS * LANES * 4
+GROUPS = ENTRIES + MOST_WAITING * ENTRY
+AREA_BYTES = GROUPS + WARPS * LANES * 4
 """Bytes before a CTA's shared memory: how many copies wait, the state of the draws, the warp that is held back
 (or NOBODY), the copies, each thread's group."""
 OWNER, OBJECT, GLOBAL, OFFSET, SIZE, LANE, GROUP, PC = 0, 8, 16, 24, 28, 32, 36, 40
@@ -41,7 +41,7 @@ BEGIN, ON, END, HOLD = range(4)
 
 def _area(f: Fn, frame: V) -> V:
     """What belongs to the copies of a warp's CTA."""
-    return f.op("ptr", 1, f"inttoptr {f.sub(f.load('i64', frame, Frame.SHARED), f.const('i64', AREA))} to ptr")
+    return f.op("ptr", 1, f"inttoptr {f.sub(f.load('i64', frame, Frame.SHARED), f.const('i64', AREA_BYTES))} to ptr")
 
 
 def _entry(f: Fn, area: V, index: V) -> V:
@@ -127,7 +127,7 @@ def emit_issue(module: Module) -> None:
 def _push(f: Fn, frame: V, area: V, lane: V, copy: tuple[V, V, V, V, V]) -> None:
     """Queue a copy; where the launch draws, half of them land at once."""
     offset, far, size, object_, pc = copy
-    with f.if_(f.icmp("eq", f.load("i32", area, COUNT), f.const("i32", CAPACITY)), False):
+    with f.if_(f.icmp("eq", f.load("i32", area, COUNT), f.const("i32", MOST_WAITING)), False):
         f.call_void("tgx_bulk_land", frame, f.const("i32", 0))
     count = f.load("i32", area, COUNT)
     entry = _entry(f, area, count)
@@ -357,7 +357,7 @@ def copy(e: "Emitter", ins: Ins) -> None:
     f = e.f
     if mod(ins, "tensor", "multicast__cluster", "cp_mask"):
         raise NotImplementedError
-    require(e.source, ins, AGE)
+    require(e.source, ins, NEW_FORMS_SM)
     e.asynchronous = True
     if mod(ins, "commit_group"):
         f.call_void("tgx_bulk_commit", e.frame, e.lanes(ins))

@@ -9,7 +9,7 @@ from tegrad.ptx.layout import LANES, Access, Frame, Launch, Space, fault_info
 
 SPACES = {"global": Space.GLOBAL, "shared": Space.SHARED, "local": Space.LOCAL, "generic": Space.GENERIC}
 PAGE_SHIFT = 12
-BLOCK = 64
+FLAGS_AT_ONCE = 64
 """Page flags read at once."""
 NEAR_PAGES = 1024
 """Lanes whose pages are at most this far apart have all flags in between read instead of their own gathered."""
@@ -176,21 +176,21 @@ class Checker:
         f = self.f
         table = f.cast("ptrtoint", self.pages, "i64")
         first, last = f.add(table, low), f.add(table, high)
-        at, both = f.alloca("i64"), f.alloca(f"<{BLOCK} x i8>", BLOCK)
-        f.store(f.and_(first, f.like(first, -BLOCK)), at)
-        f.store(f.const("i8", -1, BLOCK), both, 0, BLOCK)
-        index = f.iota("i8", BLOCK)
+        at, both = f.alloca("i64"), f.alloca(f"<{FLAGS_AT_ONCE} x i8>", FLAGS_AT_ONCE)
+        f.store(f.and_(first, f.like(first, -FLAGS_AT_ONCE)), at)
+        f.store(f.const("i8", -1, FLAGS_AT_ONCE), both, 0, FLAGS_AT_ONCE)
+        index = f.iota("i8", FLAGS_AT_ONCE)
         with f.loop() as (_, end):
             here = f.load("i64", at)
             f.leave(f.icmp("ugt", here, last), end)
-            flags = f.load("i8", f.op("ptr", 1, f"inttoptr {here} to ptr"), 0, BLOCK, BLOCK)
+            flags = f.load("i8", f.op("ptr", 1, f"inttoptr {here} to ptr"), 0, FLAGS_AT_ONCE, FLAGS_AT_ONCE)
             skip = f.cast("trunc", f.intr("usub.sat", first, here), "i8")
-            until = f.cast("trunc", f.intr("umin", f.sub(last, here), f.like(here, BLOCK - 1)), "i8")
+            until = f.cast("trunc", f.intr("umin", f.sub(last, here), f.like(here, FLAGS_AT_ONCE - 1)), "i8")
             asked = f.and_(f.icmp("uge", index, skip), f.icmp("ule", index, until))
-            so_far = f.load("i8", both, 0, BLOCK, BLOCK)
-            f.store(f.and_(so_far, f.select(asked, flags, f.like(flags, -1))), both, 0, BLOCK)
-            f.store(f.add(here, f.like(here, BLOCK)), at)
-        return self.reduce("and", f.load("i8", both, 0, BLOCK, BLOCK))
+            so_far = f.load("i8", both, 0, FLAGS_AT_ONCE, FLAGS_AT_ONCE)
+            f.store(f.and_(so_far, f.select(asked, flags, f.like(flags, -1))), both, 0, FLAGS_AT_ONCE)
+            f.store(f.add(here, f.like(here, FLAGS_AT_ONCE)), at)
+        return self.reduce("and", f.load("i8", both, 0, FLAGS_AT_ONCE, FLAGS_AT_ONCE))
 
     def inside(self, low: V, last: V) -> V:
         """Whether the bytes low..last lie below the limit, near enough for `span`."""

@@ -20,16 +20,16 @@ from tegrad.ptx.syntax import Imm, Ins, Vec
 if TYPE_CHECKING:
     from tegrad.ptx.emitter import Emitter
 
-CAPACITY = 32
+MOST_QUEUED = 32
 DATA, MASK, WORDS, GROUP, PC = 128, 640, 644, 648, 652
-ENTRY = 704
-QUEUE_BYTES = CAPACITY * ENTRY
+ENTRY_BYTES = 704
+QUEUE_BYTES = MOST_QUEUED * ENTRY_BYTES
 
 
 def _entry(f: Fn, queue: V, index: V) -> V:
     """The entry at an index that may have run past the end of the ring."""
-    wrapped = f.bin("urem", index, f.const("i32", CAPACITY))
-    return f.gep(queue, f.mul(f.resize(wrapped, "i64", False), f.const("i64", ENTRY)))
+    wrapped = f.bin("urem", index, f.const("i32", MOST_QUEUED))
+    return f.gep(queue, f.mul(f.resize(wrapped, "i64", False), f.const("i64", ENTRY_BYTES)))
 
 
 def emit_land(module: Module) -> None:
@@ -48,7 +48,7 @@ def emit_land(module: Module) -> None:
         arrives = f.load("i32", frame, Frame.COPY_ARRIVES)
         f.store(f.sub(arrives, f.const("i32", 1)), frame, Frame.COPY_ARRIVES)
         f.call_void("tgx_copy_arrive", frame, *args[1:])
-    f.store(f.bin("urem", f.add(head, f.const("i32", 1)), f.const("i32", CAPACITY)), frame, Frame.COPY_HEAD)
+    f.store(f.bin("urem", f.add(head, f.const("i32", 1)), f.const("i32", MOST_QUEUED)), frame, Frame.COPY_HEAD)
     f.store(f.sub(f.load("i32", frame, Frame.COPY_COUNT), f.const("i32", 1)), frame, Frame.COPY_COUNT)
     f.ret()
     f.finish()
@@ -65,7 +65,7 @@ def emit_push(module: Module) -> None:
     ]  # fmt: skip
     f = Fn(module, "tgx_copy_push", "void", params, "nounwind")
     frame, queue, target, data, mask, words, pc = f.args
-    with f.if_(f.icmp("eq", f.load("i32", frame, Frame.COPY_COUNT), f.const("i32", CAPACITY))):
+    with f.if_(f.icmp("eq", f.load("i32", frame, Frame.COPY_COUNT), f.const("i32", MOST_QUEUED))):
         f.call_void("tgx_copy_land", frame, queue)
     count = f.load("i32", frame, Frame.COPY_COUNT)
     entry = _entry(f, queue, f.add(f.load("i32", frame, Frame.COPY_HEAD), count))

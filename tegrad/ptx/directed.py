@@ -11,7 +11,7 @@ from tegrad.ptx.ir import Fn, V
 
 Step = Callable[..., tuple[V, V]]
 """f and operands -> the nearest result, and a value with the sign of (exact - nearest), zero where it is exact."""
-FAR = 110
+FAR_ORDERS = 110
 """Binary orders between a product and a summand from which on the smaller one only decides a direction."""
 
 
@@ -100,8 +100,8 @@ def _fused(f: Fn, a: V, b: V, c: V) -> tuple[V, V]:
     rest = f.intr("fma", am, bm, f.fneg(scaled_r))
     small_c = f.select(f.fcmp("oeq", rest, f.like(rest, 0.0)), c, rest)
     zero_c = f.fcmp("oeq", c, f.like(c, 0.0))
-    err = f.select(f.or_(zero_c, f.icmp("slt", apart, f.like(apart, -2 * FAR))), small_c, near)
-    far_c = f.and_(f.icmp("sgt", apart, f.like(apart, FAR)), f.not_(zero_c))
+    err = f.select(f.or_(zero_c, f.icmp("slt", apart, f.like(apart, -2 * FAR_ORDERS))), small_c, near)
+    far_c = f.and_(f.icmp("sgt", apart, f.like(apart, FAR_ORDERS)), f.not_(zero_c))
     err = f.select(far_c, sign, err)
     nothing = f.fcmp("oeq", sign, f.like(sign, 0.0))
     over = f.fcmp("oeq", f.intr("fabs", r), f.like(r, math.inf))

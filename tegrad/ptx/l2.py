@@ -22,11 +22,11 @@ SECTOR_SHIFT = 5
 SECTOR = 1 << SECTOR_SHIFT
 PAGE = 1 << PAGE_SHIFT
 PAGE_SECTORS = PAGE // SECTOR
-WHOLE = 8
+WHOLE_PAGE_SECTORS = 8
 """A page of which so many sectors are kept is kept whole from then on: stricter than silicon, and loads are fast."""
 MAX_FRAMES = 1 << 24
 """Physical pages that can be told apart: 64 GiB."""
-EVENTS = 4096
+MOST_EVENTS = 4096
 """Reports kept until somebody reads them."""
 
 
@@ -240,7 +240,7 @@ def emit_touch(module: Module) -> None:
         with f.if_(f.and_(reads, f.not_(_flag(f, state, Sector.DIRTY)))):
             differ = f.call("memcmp", "i32", 1, at.kept(va), at.memory(va), size)
             f.store(f.icmp("ne", differ, f.const("i32", 0)), stale)
-    many = f.icmp("uge", f.load("i8", at.count_at), f.const("i8", WHOLE))
+    many = f.icmp("uge", f.load("i8", at.count_at), f.const("i8", WHOLE_PAGE_SECTORS))
     loads = f.icmp("eq", access, f.const("i32", Access.READ))
     with f.if_(f.and_(f.and_(cached, f.and_(many, loads)), f.not_(_mode(f, at.cache, Mode.TELL)))):
         f.call_void("tgx_l2_whole", port, va)
@@ -405,7 +405,7 @@ def emit_report(module: Module) -> None:
     cache = f.load("ptr", port, Port.CACHE)
     count = f.load("i64", cache, Cache.REPORTED)
     f.store(f.add(count, f.const("i64", 1)), cache, Cache.REPORTED)
-    with f.if_(f.icmp("uge", count, f.const("i64", EVENTS))):
+    with f.if_(f.icmp("uge", count, f.const("i64", MOST_EVENTS))):
         f.ret()
     event = f.gep(f.load("ptr", cache, Cache.EVENTS), f.mul(count, f.const("i64", Event.END)))
     identity = f.load("i64", port, Port.ID)
@@ -435,7 +435,7 @@ def emit_peek(module: Module) -> None:
     with f.if_(f.not_(allowed), False):
         f.ret(f.const("i1", 0))
     at = Place(f, port, va)
-    few = f.icmp("ult", f.load("i8", at.count_at), f.const("i8", WHOLE))
+    few = f.icmp("ult", f.load("i8", at.count_at), f.const("i8", WHOLE_PAGE_SECTORS))
     kept = _flag(f, f.load("i8", at.state_at), Sector.KEPT)
     f.do("fence acquire")
     f.ret(f.and_(kept, f.or_(few, _flag(f, flags, Page.MIXED))))
@@ -542,7 +542,7 @@ def _touch_row(f: Fn, lanes: Lanes, access: V) -> None:
     """Touch the sectors of consecutive lanes of cached memory."""
     loads = f.icmp("eq", access, f.const("i32", Access.READ))
     stores = f.icmp("eq", access, f.const("i32", Access.WRITE))
-    many = f.icmp("uge", lanes.span, f.const("i64", WHOLE * SECTOR))
+    many = f.icmp("uge", lanes.span, f.const("i64", WHOLE_PAGE_SECTORS * SECTOR))
     mixed = _flag(f, lanes.flags(lanes.first), Page.MIXED)
     short, slow, done = f.name_of("short"), f.name_of("slow"), f.name_of("done")
     f.condbr(lanes.whole_sectors(), short, slow)

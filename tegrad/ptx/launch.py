@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tegrad.ptx.arena import Arena, Job, pool
-from tegrad.ptx.bulk import AREA
+from tegrad.ptx.bulk import AREA_BYTES
 from tegrad.ptx.errors import PtxFault
 from tegrad.ptx.l2 import Page
 from tegrad.ptx.layout import LANES, Access, Flag, Launch, Slot, Space
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tegrad.ptx.module import LoadedKernel
 
 PAGE = 4096
-SMALL = 400_000
+SMALL_INSTRUCTIONS = 400_000
 """Thread instructions below which a second host thread costs more than it brings."""
 Dim = tuple[int, int, int]
 Dims = tuple[Dim, Dim]
@@ -122,7 +122,7 @@ class Plan:
         self.symbols = (ctypes.c_uint64 * max(1, len(symbols)))(*symbols)
         static = kernel.static_shared
         total_shared = -(-static // 16) * 16 + shared if shared else static
-        frames_end = Slot.FRAMES + warps * kernel.frame_size + (AREA if kernel.asynchronous else 0)
+        frames_end = Slot.FRAMES + warps * kernel.frame_size + (AREA_BYTES if kernel.asynchronous else 0)
         shared_end = frames_end + -(-total_shared // 64) * 64
         self.stride = -(-(shared_end + warps * LANES * kernel.local_size) // PAGE) * PAGE
         raw = bytearray(Launch.SIZE)
@@ -154,7 +154,7 @@ class Plan:
         """How many host threads to use."""
         if threads:
             return min(threads, self.ctas)
-        if self.ctas == 1 or self.instructions <= SMALL:
+        if self.ctas == 1 or self.instructions <= SMALL_INSTRUCTIONS:
             return 1
         return min(_cpus(), self.ctas)
 

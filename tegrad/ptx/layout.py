@@ -8,7 +8,7 @@ host thread.
 from enum import IntEnum
 
 LANES = 32
-FULL = 0xFFFFFFFF
+ALL_LANES = 0xFFFFFFFF
 BARRIERS = 16
 BACK_EDGES = 1 << 16
 """Back edges a warp may take before it yields; a loop that can wait for another thread pays SPIN_COST for each."""

@@ -21,21 +21,21 @@ from tegrad.ptx.syntax import Ins, Operand
 if TYPE_CHECKING:
     from tegrad.ptx.emitter import Emitter
 
-MOST = (1 << 20) - 1
+MOST_COUNT = (1 << 20) - 1
 """The largest count, of arrivals and of bytes."""
 EXPECTED, TX, PHASE, VALID = 20, 40, 61, 62
 """Where the fields begin; pending arrivals are the lowest. TX is signed, of 21 bits."""
 OPS = ("init", "inval", "arrive", "arrive_drop", "expect_tx", "complete_tx", "test_wait", "try_wait", "pending_count")
 MODIFIERS = frozenset({*OPS, "noComplete", "parity", "b64", "release", "acquire", "relaxed", "cta", "cluster",
                    "shared", "shared__cta", "shared__cluster"})  # fmt: skip
-AGE = 90
+NEW_FORMS_SM = 90
 VECTOR = f"<{LANES} x i64>"
 COUNTS = f"<{LANES} x i32>"
 
 
 def _field(f: Fn, word: V, at: int) -> V:
     """A count of an object."""
-    return f.and_(f.bin("lshr", word, f.const("i64", at)), f.const("i64", MOST))
+    return f.and_(f.bin("lshr", word, f.const("i64", at)), f.const("i64", MOST_COUNT))
 
 
 def emit_update(module: Module) -> None:
@@ -43,14 +43,14 @@ def emit_update(module: Module) -> None:
     params = [("ptr", "object"), ("i32", "arrivals"), ("i32", "tx"), ("i32", "drops")]
     f = Fn(module, "tgx_mbarrier_update", "i64", params, "nounwind")
     at, arrivals, tx, drops = f.args
-    zero, most = f.const("i64", 0), f.const("i64", MOST)
+    zero, most = f.const("i64", 0), f.const("i64", MOST_COUNT)
     old = f.load("i64", at)
     pending = f.sub(f.and_(old, most), f.cast("sext", arrivals, "i64"))
     expected = f.sub(_field(f, old, EXPECTED), f.cast("sext", drops, "i64"))
     signed = f.bin("ashr", f.bin("shl", old, f.const("i64", 43 - TX)), f.const("i64", 43))
     bytes_ = f.add(signed, f.cast("sext", tx, "i64"))
     good = f.icmp("ne", f.and_(old, f.const("i64", 1 << VALID)), zero)
-    for count, limit in ((pending, MOST), (expected, MOST), (f.add(bytes_, most), 2 * MOST)):
+    for count, limit in ((pending, MOST_COUNT), (expected, MOST_COUNT), (f.add(bytes_, most), 2 * MOST_COUNT)):
         good = f.and_(good, f.icmp("ule", count, f.const("i64", limit)))
     fine, wrong = f.name_of("fine"), f.name_of("wrong")
     f.condbr(good, fine, wrong, True)
@@ -134,7 +134,7 @@ def emit_set(module: Module) -> None:
     with each_lane(f, o.mask) as lane:
         _, at = o.place(lane)
         count = f.resize(f.extract(counts, lane), "i64", False)
-        wrong = f.icmp("ugt", f.sub(count, f.const("i64", 1)), f.const("i64", MOST - 1))
+        wrong = f.icmp("ugt", f.sub(count, f.const("i64", 1)), f.const("i64", MOST_COUNT - 1))
         o.illegal(f.and_(wrong, valid), lane)
         made = f.or_(f.or_(count, f.bin("shl", count, f.const("i64", EXPECTED))), f.const("i64", 1 << VALID))
         f.store(f.select(valid, made, f.const("i64", 0)), at)
@@ -217,7 +217,7 @@ def _age(ins: Ins, op: str) -> int:
     """The least architecture that has a form [what NVIDIA's assembler takes]."""
     counted = op in ("arrive", "arrive_drop") and len(ins.operands) > 2 and not mod(ins, "noComplete")
     young = counted or op in ("complete_tx", "try_wait")
-    return AGE if young or mod(ins, "expect_tx", "cluster", "shared__cluster") else 80
+    return NEW_FORMS_SM if young or mod(ins, "expect_tx", "cluster", "shared__cluster") else 80
 
 
 def mbarrier(e: "Emitter", ins: Ins) -> None:
@@ -235,7 +235,7 @@ def mbarrier(e: "Emitter", ins: Ins) -> None:
         _wait(e, ins)
     elif op == "pending_count":
         state = e.read(ins.operands[1], U64)
-        e.write(ins.operands[0], f.cast("trunc", f.and_(state, f.like(state, MOST)), "i32"), U32, ins)
+        e.write(ins.operands[0], f.cast("trunc", f.and_(state, f.like(state, MOST_COUNT)), "i32"), U32, ins)
     elif op in ("expect_tx", "complete_tx"):
         tx = e.read(ins.operands[1], U32)
         _arrive(e, ins, ins.operands[0], zero, tx if op == "expect_tx" else f.sub(f.like(tx, 0), tx), zero)

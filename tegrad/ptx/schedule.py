@@ -8,9 +8,9 @@ to give way keeps its CTAs where they are and sleeps: at once, or as soon as no 
 from tegrad.ptx.bulk import BEGIN, END, HOLD, ON
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import (
+    ALL_LANES,
     BACK_EDGES,
     BARRIERS,
-    FULL,
     LANES,
     STACK_ALIGN,
     Flag,
@@ -115,7 +115,7 @@ def _init_cta(module: Module) -> None:
         f.store(slot, frame, Frame.SLOT)
         left = f.sub(threads, f.mul(w, f.const("i32", LANES)))
         partial = f.sub(f.bin("shl", f.const("i32", 1), f.and_(left, f.const("i32", 31))), f.const("i32", 1))
-        live = f.select(f.icmp("uge", left, f.const("i32", LANES)), f.const("i32", FULL), partial)
+        live = f.select(f.icmp("uge", left, f.const("i32", LANES)), f.const("i32", ALL_LANES), partial)
         f.store(live, frame, Frame.LIVE)
         f.store(live, frame, Frame.ALL)
         for off in (Frame.BLOCKED, Frame.FAULTED, Frame.STATE, Frame.ROTATE, Frame.MET, Frame.HELD, *COPIES):

@@ -14,12 +14,12 @@ from tegrad.ptx.analysis import Block, defs_uses
 from tegrad.ptx.check import AccessShape, Checker
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.lanes import gather_any, interleave, scatter_any
-from tegrad.ptx.layout import FULL, LANES, Access, Frame
+from tegrad.ptx.layout import ALL_LANES, LANES, Access, Frame
 from tegrad.ptx.syntax import Addr, Ins, Reg
 
-FEWEST = 2
+FEWEST_ACCESSES = 2
 """Accesses that a group must have for a view to pay."""
-MAX_SPAN = 1 << 20
+MAX_SPAN_BYTES = 1 << 20
 """Most bytes between the constants of a group."""
 NO_STRIDE = 1 << 62
 
@@ -71,12 +71,12 @@ def groups(block: Block) -> dict[int, Group]:
             if group is None:
                 group = current[register] = Group(register, low, low + size, 0)
             bottom, top = min(group.low, low), max(group.high, low + size)
-            if top - bottom <= MAX_SPAN:
+            if top - bottom <= MAX_SPAN_BYTES:
                 group.low, group.high, group.count = bottom, top, group.count + 1
                 found[index] = group
         for register in defs_uses(ins)[0]:
             current.pop(register, None)
-    return {index: group for index, group in found.items() if group.count >= FEWEST}
+    return {index: group for index, group in found.items() if group.count >= FEWEST_ACCESSES}
 
 
 def emit_view(module: Module) -> None:
@@ -100,7 +100,7 @@ def emit_view(module: Module) -> None:
     stride = f.sub(f.extract(addr, 1), first)
     even = f.add(f.splat(first, LANES), f.mul(f.iota("i64", LANES), f.splat(stride, LANES)))
     equal = f.icmp("eq", f.mask_bits(f.icmp("ne", addr, even)), f.const("i32", 0))
-    regular = f.and_(equal, f.icmp("eq", mask, f.const("i32", FULL)))
+    regular = f.and_(equal, f.icmp("eq", mask, f.const("i32", ALL_LANES)))
     f.store(f.extract(host, 0), view, View.START)
     f.store(f.select(regular, stride, f.like(stride, NO_STRIDE)), view, View.STRIDE)
     bottom, top, bits = (f.alloca("i64") for _ in range(3))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from tegrad.ptx.analysis import defs_uses
 from tegrad.ptx.check import launch_of
 from tegrad.ptx.ir import Fn, Module, V
-from tegrad.ptx.layout import FULL, LANES, Access, Frame, Launch, Space, fault_info
+from tegrad.ptx.layout import ALL_LANES, LANES, Access, Frame, Launch, Space, fault_info
 from tegrad.ptx.matrix import ROW, elements, packed
 from tegrad.ptx.rules import PRED, Handler, mod
 from tegrad.ptx.syntax import Function, Imm, Ins, Label, Operand, Reg, Vec
@@ -32,19 +32,19 @@ POISON: Final = 0x7FFF7FFF
 BEGIN: Final = "%warpgroup"
 """A pseudo instruction: at the start of a kernel no product is under way; with registers, these are undefined; with
 `spoil`, the products under way are, which have these as fragments."""
-BLOCK: Final = 4 * LANES
+REGISTER_BYTES: Final = 4 * LANES
 """Bytes of a register of all lanes."""
-CAPACITY: Final = 32
+MOST_QUEUED: Final = 32
 HEAD, COUNT, GROUP, RANDOM, SPOILT, STATES = 0, 4, 8, 12, 16, 64
 """Counters of the queue, the state of its draws, whether fragments of products under way were written; then the ring.
 
 Each list of sums has two words of its own: how many products are under way, and whether one has run since the wait. So
 has each list of fragments, of which only the first counts."""
 CODE, SUMS, STATE, A, B, FLAGS, OCTETS, OF_GROUP, PC, READS, REGISTERS = 0, 8, 16, 24, 32, 40, 44, 48, 52, 56, 64
-ENTRY: Final = REGISTERS + 4 * BLOCK
+ENTRY_BYTES: Final = REGISTERS + 4 * REGISTER_BYTES
 ADD, NEGATE = 1, 2
 """Flags of a product: the sums are added to, the product's sign is changed."""
-MIX: Final = 0x9E3779B1
+HASH_FACTOR: Final = 0x9E3779B1
 MASKS: Final = {0: 0, 1: 7, 2: 3, 3: 1}
 """Which address bits from 7 on change those from 4 on, by the descriptor's swizzle: none, 128, 64 and 32 bytes."""
 HALVES, FP8, INTEGERS = ("f16", "bf16"), ("e4m3", "e5m2"), ("s8", "u8")
@@ -218,7 +218,7 @@ def emit_dot(module: Module, name: str) -> None:
     f = Fn(module, name, "void", [("ptr", "rows"), ("ptr", "columns"), ("ptr", "sums"), ("i1", "keep")], "nounwind")
     rows, columns, sums, keep = f.args
     registers = 2 if kind == "f16" else 4
-    old = [f.load("i32", sums, BLOCK * i, LANES, 64) for i in range(registers)]
+    old = [f.load("i32", sums, REGISTER_BYTES * i, LANES, 64) for i in range(registers)]
     start = [v for r in old for v in elements(f, r, acc)] if kind == "f16" else [f.bits(r, el) for r in old]
     start = [f.select(keep, v, f.like(v, 0)) for v in start]
     total = [f.like(v, 0) for v in start] if how == "sat" else start
@@ -228,13 +228,13 @@ def emit_dot(module: Module, name: str) -> None:
         for c in range(2):
             column = f.shuffle(eight, None, pick[c])
             for h in range(2):
-                row = f.load(el, rows, BLOCK * (2 * k + h), LANES, 64)
+                row = f.load(el, rows, REGISTER_BYTES * (2 * k + h), LANES, 64)
                 at = 2 * h + c
                 total[at] = _multiply_add(f, row, column, total[at])
     if how == "sat":
         total = [f.intr("sadd.sat", v, c) for v, c in zip(total, start, strict=True)]
     for i, v in enumerate(packed(f, total, acc)):
-        f.store(v, sums, BLOCK * i, 64)
+        f.store(v, sums, REGISTER_BYTES * i, 64)
     f.ret()
     f.finish()
 
@@ -248,7 +248,7 @@ def emit_product(module: Module, name: str) -> None:
     form = parse_name(name)
     f = Fn(module, name, "void", [("ptr", "frame"), ("ptr", "product")], "nounwind")
     frame, entry = f.args
-    rows = f.alloca(f"[{2 * form.k * BLOCK} x i8]", 64)
+    rows = f.alloca(f"[{2 * form.k * REGISTER_BYTES} x i8]", 64)
     columns = f.alloca(f"[{32 * form.k} x i8]", 64)
     pc, flags = f.load("i32", entry, PC), f.load("i32", entry, FLAGS)
     if form.a_at == "r":
@@ -258,13 +258,13 @@ def emit_product(module: Module, name: str) -> None:
     if form.el == "float":
         sign = f.bin("shl", f.and_(flags, f.const("i32", NEGATE)), f.const("i32", 30))
         for i in range(2 * form.k):
-            f.store(f.xor(f.load("i32", rows, BLOCK * i, LANES, 64), sign), rows, BLOCK * i, 64)
+            f.store(f.xor(f.load("i32", rows, REGISTER_BYTES * i, LANES, 64), sign), rows, REGISTER_BYTES * i, 64)
     keep = f.icmp("ne", f.and_(flags, f.const("i32", ADD)), f.const("i32", 0))
     sums, b = f.load("ptr", entry, SUMS), f.load("i64", entry, B)
     with f.for_(f.load("i32", entry, OCTETS)) as octet:
         good = f.call(octet_name(form.b, form.b_at), "i1", 1, frame, b, octet, columns, pc)
         _or_leave(f, good)
-        at = f.mul(f.resize(octet, "i64", False), f.const("i64", form.block_registers * BLOCK))
+        at = f.mul(f.resize(octet, "i64", False), f.const("i64", form.block_registers * REGISTER_BYTES))
         f.call_void(form.dot, rows, columns, f.gep(sums, at), keep)
     f.ret()
     f.finish()
@@ -278,11 +278,11 @@ def _or_leave(f: Fn, good: V) -> None:
 
 def _rows_of_registers(f: Fn, form: Form, entry: V, rows: V) -> None:
     """Register r has rows g and g + 8 by turns; a thread's `per` elements of it follow those of the thread before."""
-    held = [elements(f, f.load("i32", entry, REGISTERS + BLOCK * r, LANES, 64), form.a) for r in range(4)]
+    held = [elements(f, f.load("i32", entry, REGISTERS + REGISTER_BYTES * r, LANES, 64), form.a) for r in range(4)]
     for k in range(form.k):
         half, thread, i = k // (4 * form.per), k % (4 * form.per) // form.per, k % form.per
         for h in range(2):
-            f.store(f.shuffle(held[2 * half + h][i], None, ROW[thread]), rows, BLOCK * (2 * k + h), 64)
+            f.store(f.shuffle(held[2 * half + h][i], None, ROW[thread]), rows, REGISTER_BYTES * (2 * k + h), 64)
 
 
 def _rows_of_memory(f: Fn, form: Form, frame: V, a: V, rows: V, eight: V, pc: V) -> None:
@@ -293,7 +293,7 @@ def _rows_of_memory(f: Fn, form: Form, frame: V, a: V, rows: V, eight: V, pc: V)
         _or_leave(f, f.call(octet_name(form.a, form.a_at), "i1", 1, frame, a, octet, eight, pc))
         for k in range(form.k):
             one = f.load(form.el, eight, 32 * k, 8, 32)
-            f.store(f.shuffle(one, None, spread), rows, BLOCK * (2 * k + h), 64)
+            f.store(f.shuffle(one, None, spread), rows, REGISTER_BYTES * (2 * k + h), 64)
 
 
 # ---- the queue
@@ -301,9 +301,9 @@ def _rows_of_memory(f: Fn, form: Form, frame: V, a: V, rows: V, eight: V, pc: V)
 
 def _entry(f: Fn, queue: V, index: V) -> V:
     """The entry at an index that may have run past the end of the ring; the ring follows the states."""
-    wrapped = f.bin("urem", index, f.const("i32", CAPACITY))
+    wrapped = f.bin("urem", index, f.const("i32", MOST_QUEUED))
     first = f.gep(queue, STATES)
-    return f.gep(first, f.mul(f.resize(wrapped, "i64", False), f.const("i64", ENTRY)))
+    return f.gep(first, f.mul(f.resize(wrapped, "i64", False), f.const("i64", ENTRY_BYTES)))
 
 
 def emit_land(module: Module) -> None:
@@ -318,7 +318,7 @@ def emit_land(module: Module) -> None:
     for words in (state, reads):
         f.store(f.sub(f.load("i32", words), f.const("i32", 1)), words)
     f.store(f.const("i32", 1), state, 4)
-    f.store(f.bin("urem", f.add(head, f.const("i32", 1)), f.const("i32", CAPACITY)), queue, HEAD)
+    f.store(f.bin("urem", f.add(head, f.const("i32", 1)), f.const("i32", MOST_QUEUED)), queue, HEAD)
     f.store(f.sub(f.load("i32", queue, COUNT), f.const("i32", 1)), queue, COUNT)
     f.ret()
     f.finish()
@@ -337,11 +337,11 @@ def emit_push(module: Module) -> None:
     frame, queue, code, sums, state, reads, a, b, flags, octets, pc, lanes = f.args
     last = f.or_(f.load("i32", frame, Frame.WARP), f.const("i32", 3))
     whole = f.icmp("ult", last, f.load("i32", launch_of(f, frame), Launch.WARPS))
-    together = f.and_(whole, f.icmp("eq", lanes, f.const("i32", FULL)))
+    together = f.and_(whole, f.icmp("eq", lanes, f.const("i32", ALL_LANES)))
     with f.if_(f.xor(together, f.const("i1", 1)), False):
         info = f.const("i32", fault_info(0, Access.ILLEGAL, 0))
         f.call_void("tgx_fault", frame, f.const("i64", 0), f.const("i32", 0), info, pc)
-    with f.if_(f.icmp("eq", f.load("i32", queue, COUNT), f.const("i32", CAPACITY))):
+    with f.if_(f.icmp("eq", f.load("i32", queue, COUNT), f.const("i32", MOST_QUEUED))):
         f.call_void("tgx_wgmma_land", frame, queue)
     count = f.load("i32", queue, COUNT)
     entry = _entry(f, queue, f.add(f.load("i32", queue, HEAD), count))
@@ -379,7 +379,7 @@ def emit_soon(module: Module) -> None:
     for op, by in (("shl", 13), ("lshr", 17), ("shl", 5)):
         x = f.xor(x, f.bin(op, x, f.const("i32", by)))
     f.store(x, queue, RANDOM)
-    hit = f.icmp("slt", f.mul(x, f.const("i32", MIX)), f.const("i32", 0))
+    hit = f.icmp("slt", f.mul(x, f.const("i32", HASH_FACTOR)), f.const("i32", 0))
     with f.if_(f.and_(hit, f.icmp("ne", seen, f.const("i32", 0)))):
         f.call_void("tgx_wgmma_wait", frame, queue, f.const("i32", -1))
     f.ret()
@@ -486,12 +486,12 @@ class Room:
         used = any(isinstance(i, Ins) and i.base == "wgmma" for i in fn.body)
         states = -(-8 * len(self.lists + self.fragments) // 64) * 64
         self.queue = at + states
-        self.end = self.queue + STATES + CAPACITY * ENTRY if used else at
+        self.end = self.queue + STATES + MOST_QUEUED * ENTRY_BYTES if used else at
         self.unseen = used and not _shows(fn)
         self.sums: list[int] = []
         for one in self.lists:
             self.sums.append(self.end)
-            self.end += BLOCK * len(one)
+            self.end += REGISTER_BYTES * len(one)
 
     def state(self, index: int) -> int:
         """Where the words of a list of sums are; those of fragments follow."""
@@ -521,7 +521,9 @@ def begin(e: "Emitter", ins: Ins) -> None:
         e.f.store(zero, e.frame, room.queue + at)
     seed, warp = e.f.load("i32", e.launch, Launch.SEED), e.f.load("i32", e.frame, Frame.WARP)
     own = e.f.add(e.f.mul(e.f.load("i32", e.frame, Frame.CTA), e.f.const("i32", 64)), warp)
-    mixed = e.f.or_(e.f.xor(e.f.mul(seed, e.f.const("i32", MIX)), e.f.mul(own, e.f.const("i32", 2))), e.f.like(seed, 1))
+    mixed = e.f.or_(
+        e.f.xor(e.f.mul(seed, e.f.const("i32", HASH_FACTOR)), e.f.mul(own, e.f.const("i32", 2))), e.f.like(seed, 1)
+    )
     drawn = e.f.select(e.f.icmp("eq", seed, zero), zero, mixed)
     e.f.store(drawn, e.frame, room.queue + RANDOM)
     for i in range(len(room.lists + room.fragments)):
@@ -566,7 +568,7 @@ def _wait(e: "Emitter", ins: Ins, keep: int, lists: list[int]) -> None:
         f.store(f.select(done, zero, ran), e.frame, room.state(i) + 4)
         for at, number in enumerate(room.lists[i]):
             old = f.splat(f.bits(e.get(number), "i32"), LANES)
-            new = f.load("i32", e.frame, room.sums[i] + BLOCK * at, LANES, 64)
+            new = f.load("i32", e.frame, room.sums[i] + REGISTER_BYTES * at, LANES, 64)
             new = f.select(wrong, f.like(new, POISON), new)
             e.write(Reg(number), f.select(done, new, old), TYPES["b32"], ins)
 
@@ -593,10 +595,10 @@ def _issue(e: "Emitter", ins: Ins) -> None:
     ]  # fmt: skip
     with f.if_(f.icmp("eq", busy, f.const("i32", 0))):
         for i, v in enumerate(held):
-            f.store(v, sums, BLOCK * i, 64)
+            f.store(v, sums, REGISTER_BYTES * i, 64)
     to = f.call("tgx_wgmma_push", "ptr", 1, e.frame, f.gep(e.frame, room.queue), *arguments)
     for i, v in enumerate(a):
-        f.store(v, to, BLOCK * i, 64)
+        f.store(v, to, REGISTER_BYTES * i, 64)
     f.call_void("tgx_wgmma_soon", e.frame, f.gep(e.frame, room.queue))
     for r in registers:
         e.write(Reg(r), f.const("i32", POISON, LANES), TYPES["b32"], ins)
