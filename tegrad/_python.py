@@ -6,7 +6,7 @@
 import platform
 import sys
 
-OLDEST = (3, 11)
+OLDEST_PYTHON = (3, 11)
 
 UV = "python3 -m pip install --user uv && python3 -m uv python install 3.12"
 """Needs no root; uv is on PyPI, and runs on the Python 3.10 of JetPack 6."""
@@ -15,7 +15,7 @@ DEADSNAKES = "sudo add-apt-repository ppa:deadsnakes/ppa && sudo apt install pyt
 
 def complaint() -> str:
     """What is wrong with this Python and what to do; "" where it is new enough."""
-    if sys.version_info >= OLDEST:
+    if sys.version_info >= OLDEST_PYTHON:
         return ""
     return (
         "tegrad needs Python {}.{} or newer, and {} is {} (JetPack 6 ships 3.10): install one beside it, with\n"
@@ -23,7 +23,7 @@ def complaint() -> str:
         "or, on Ubuntu,\n"
         "  {}\n"
         "then run `make` again, which finds it, or make an environment of it (python3.12 -m venv) and install there."
-    ).format(OLDEST[0], OLDEST[1], sys.executable or "python3", platform.python_version(), UV, DEADSNAKES)
+    ).format(OLDEST_PYTHON[0], OLDEST_PYTHON[1], sys.executable or "python3", platform.python_version(), UV, DEADSNAKES)
 
 
 if __name__ == "__main__":

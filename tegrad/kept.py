@@ -12,9 +12,9 @@ from typing import Final
 
 from tegrad.errors import SettingError
 
-DIGEST: Final = 32
+DIGEST_BYTES: Final = 32
 """Bytes of SHA-256 before what `keep` writes: a file that was cut short, zeroed or changed counts as none."""
-LARGEST: Final = 256 << 20
+MOST_FILE_BYTES: Final = 256 << 20
 """Bytes up to which a file is read: many times the largest kernel's."""
 
 
@@ -32,8 +32,8 @@ def find(path: Path) -> bytes | None:
     """What `keep` wrote there; None where there is nothing, or something else."""
     if (data := read(path)) is None:
         return None
-    content = data[DIGEST:]
-    return content if hashlib.sha256(content).digest() == data[:DIGEST] else None
+    content = data[DIGEST_BYTES:]
+    return content if hashlib.sha256(content).digest() == data[:DIGEST_BYTES] else None
 
 
 def read(path: Path) -> bytes | None:
@@ -41,7 +41,7 @@ def read(path: Path) -> bytes | None:
     try:
         with open(path, "rb", opener=_without_waiting) as file:
             status = os.fstat(file.fileno())
-            return file.read() if stat.S_ISREG(status.st_mode) and status.st_size <= LARGEST else None
+            return file.read() if stat.S_ISREG(status.st_mode) and status.st_size <= MOST_FILE_BYTES else None
     except OSError:
         return None
 

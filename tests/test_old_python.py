@@ -109,4 +109,4 @@ def test_setup_and_import_say_it_in_one_sentence(what: str) -> None:
 
 def test_this_python_has_nothing_to_complain_about() -> None:
     assert _python.complaint() == ""
-    assert f'requires-python = ">={".".join(map(str, _python.OLDEST))}"' in (ROOT / "pyproject.toml").read_text()
+    assert f'requires-python = ">={".".join(map(str, _python.OLDEST_PYTHON))}"' in (ROOT / "pyproject.toml").read_text()

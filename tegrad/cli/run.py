@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 GPU_FILES: Final = (CTRL_NODE, DESKTOP_NODE)
 """What a Jetson's and a desktop's NVIDIA driver offer."""
 EMULATED: Final = "agx-orin-64gb"
-SWITCH: Final = 2e-4
+SWITCH_INTERVAL_S: Final = 2e-4
 """Seconds after which a thread that computes lets another have the interpreter: opening a device is hundreds of short
 calls, each of which would wait for the thread that reads the file."""
-LONGEST_PROMPT: Final = 16 << 20
+MOST_PROMPT_BYTES: Final = 16 << 20
 """Bytes of a prompt that are read at most: four for each token of the longest contexts."""
-MOST_BYTES: Final = 16
+BYTES_PER_LETTER: Final = 16
 """Of a prompt for a letter of a token: four in UTF-8, and where letters are composed up to four times that."""
-SLOW_LOAD: Final = 1.0
+SLOW_LOAD_S: Final = 1.0
 """Seconds after which a load shows its progress."""
 
 
@@ -168,7 +168,7 @@ def nothing_collected() -> Iterator[None]:
     takes a third of the imports' time (docs/notebook.md). What is there at the end is never searched again."""
     gc.disable()
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         yield
     finally:
@@ -207,7 +207,7 @@ def _check_length(text: str, file: Gguf, positions: int) -> None:
     tokens = file.metadata.get("tokenizer.ggml.tokens", [])
     longest = max((len(str(token)) for token in tokens), default=0) if isinstance(tokens, list) else 0
     size = len(text.encode())
-    if size > MOST_BYTES * max(longest, 1) * positions:
+    if size > BYTES_PER_LETTER * max(longest, 1) * positions:
         raise UsageError(f"a prompt of {size} bytes is more than the context of {positions} tokens holds: shorten it")
 
 
@@ -344,12 +344,12 @@ def _from_stdin() -> bytes:
     if sys.stdin is None:
         raise UsageError("standard input is closed, and the prompt was to come from there: tegrad run - < prompt.txt")
     try:
-        data = sys.stdin.buffer.read(LONGEST_PROMPT + 1)
+        data = sys.stdin.buffer.read(MOST_PROMPT_BYTES + 1)
     except OSError as error:
         raise UsageError(f"cannot read the prompt from standard input: {error.strerror}; give a file") from error
-    if len(data) > LONGEST_PROMPT:
+    if len(data) > MOST_PROMPT_BYTES:
         raise UsageError(
-            f"the prompt has more than {LONGEST_PROMPT >> 20} MiB, which no model's context holds: give a part of it"
+            f"the prompt has more than {MOST_PROMPT_BYTES >> 20} MiB, which no model's context holds: give a part of it"
         )
     return data
 
@@ -391,7 +391,7 @@ def _progress(path: Path) -> Callable[[int, int], None] | None:
     def show(done: int, total: int) -> None:
         nonlocal shown
         percent = 100 * done // max(total, 1)
-        if percent == shown or (shown < 0 and time.perf_counter() - begun < SLOW_LOAD):
+        if percent == shown or (shown < 0 and time.perf_counter() - begun < SLOW_LOAD_S):
             return
         shown = percent
         end = "\r\x1b[K" if done >= total else ""

@@ -19,12 +19,12 @@ from tegrad.errors import TegradError
 GRACE_S: Final = 1.0
 """Seconds that a command has to clean up after Ctrl-C: a file may block it, or code that looks at no signal."""
 
-ADDRESSES: Final = 512 << 20
+LEAST_ADDRESS_BYTES: Final = 512 << 20
 """Bytes of addresses below which numpy, LLVM or threads may fail anywhere (on two cores a command has loaded all it
 needs with 170 MiB; each core more adds a stack and a buffer)."""
-FILES: Final = 16
+LEAST_OPEN_FILES: Final = 16
 """Open files below which tinygrad's own cache fails with a message of its own (a command on the CPU opens 13)."""
-NEARLY: Final = 32 << 20
+SPENT_ADDRESS_BYTES: Final = 32 << 20
 """Bytes of addresses that are as good as none: a thread's stack, a library."""
 
 
@@ -66,10 +66,13 @@ def prepare() -> None:
     sys.stdout = _stream(_Output, 1, sys.stdout, buffered=True)
     sys.stderr = _stream(_Errors, 2, sys.stderr, buffered=False)
     warnings.showwarning = _told
-    if 0 <= resource.getrlimit(resource.RLIMIT_AS)[0] < ADDRESSES:  # libraries would end or abort us without a word
-        raise SystemExit(f"tegrad: needs {ADDRESSES >> 20} MiB of addresses: {_address_limit()}")
-    if files_limit() < FILES:
-        raise SystemExit(f"tegrad: needs {FILES} open files: `ulimit -n` allows {files_limit()} here: raise it")
+    # With less, libraries would end or abort us without a word.
+    if 0 <= resource.getrlimit(resource.RLIMIT_AS)[0] < LEAST_ADDRESS_BYTES:
+        raise SystemExit(f"tegrad: needs {LEAST_ADDRESS_BYTES >> 20} MiB of addresses: {_address_limit()}")
+    if files_limit() < LEAST_OPEN_FILES:
+        raise SystemExit(
+            f"tegrad: needs {LEAST_OPEN_FILES} open files: `ulimit -n` allows {files_limit()} here: raise it"
+        )
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as it is under nohup, and in the background
         signal.signal(signal.SIGINT, _interrupted)
 
@@ -130,7 +133,7 @@ def _addresses_spent() -> bool:
         return False
     with open("/proc/self/status") as lines:
         peak = next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmPeak:")), 0)
-    return peak + NEARLY > limit
+    return peak + SPENT_ADDRESS_BYTES > limit
 
 
 def _fill() -> None:

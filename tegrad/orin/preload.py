@@ -75,7 +75,10 @@ def library(folder: Path | None = None) -> Path:
 def _whole(path: Path) -> bool:
     """Whether this is a library as `_build` left it: it ends with its digest, which the loader does not look at."""
     data = kept.read(path) or b""
-    return len(data) > kept.DIGEST and hashlib.sha256(data[: -kept.DIGEST]).digest() == data[-kept.DIGEST :]
+    return (
+        len(data) > kept.DIGEST_BYTES
+        and hashlib.sha256(data[: -kept.DIGEST_BYTES]).digest() == data[-kept.DIGEST_BYTES :]
+    )
 
 
 def find_compiler() -> list[str]:

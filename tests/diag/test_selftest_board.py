@@ -289,7 +289,7 @@ def test_work_in_cached_memory_of_an_l2_that_keeps_stores_is_found(monkeypatch: 
     """A driver that takes no notice of the flags, on a board whose releases then stay in L2."""
     monkeypatch.setenv("TEGRAD_L2", "back")
     monkeypatch.setenv("TEGRAD_BOARD", L2_BOARDS["back"])
-    monkeypatch.setattr(bringup, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(bringup, "TIMEOUT_S", 0.3)
     real = Rig.map
     monkeypatch.setattr(Rig, "map", lambda rig, vm, fd, *, flags=0, **more: real(rig, vm, fd, flags=flags | 4, **more))
     told = run("bringup", spec=L2_BOARDS["back"])
@@ -338,7 +338,7 @@ def test_a_syncpoint_is_incremented_and_waits_are_woken() -> None:
 def test_an_interrupt_that_is_lost_is_found(
     rule: Injection, step: str, seen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fences, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(fences, "TIMEOUT_S", 0.5)
     told = run("fences", rule, amount=1)
     assert (told.outcome, told.steps[-1]) == ("failed", step)
     assert seen in told.last["seen"]

@@ -112,7 +112,7 @@ def test_a_crash_is_an_outcome_that_names_the_signal(processes: list[subprocess.
 def test_a_process_that_does_not_listen_is_killed_with_what_it_started(
     processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "END_S", 0.3)
+    monkeypatch.setattr(runner, "END_TIMEOUT_S", 0.3)
     found = runner.perform(stage("deaf", limit_s=1))
     assert (found.state, found.stuck) == ("hung", False)
     sleeping = subprocess.run(["pgrep", "-f", "sleep 600.25"], capture_output=True, text=True, check=False)

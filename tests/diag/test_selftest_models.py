@@ -88,7 +88,7 @@ class Deaf(Idle):
 )  # fmt: skip
 def test_what_goes_wrong_in_the_second_process_is_told(kind: type, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tegrad.nv.exercise.Traffic", kind)
-    monkeypatch.setattr(beside, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(beside, "ROUND_TIMEOUT_S", 0.5)
     with beside.Neighbour() as other:
         other.begin()
         while other.rounds < 2:

@@ -30,11 +30,11 @@ PROMPT = "In the beginning"
 CONTEXT = 256
 TOKENS = 128
 """Of a text that is written again and again."""
-LEAST = 4
+LEAST_TOKENS = 4
 """Tokens of it at least, however slow they come."""
-SHARE = 1 / 10
+ALONE_SHARE = 1 / 10
 """How long the same goes on alone, as a share of the time beside the other."""
-PATIENCE_S = 60.0
+ROUND_TIMEOUT_S = 60.0
 """How long the second process may take to begin, and to end a round."""
 
 
@@ -68,9 +68,9 @@ def _beside(notes: Notes, other: Neighbour) -> None:
             return engine.generate(prompt, Settings(), TOKENS)
 
         with notes.step("alone"):
-            known = _until(text(), SHARE * notes.amount)
+            known = _until(text(), ALONE_SHARE * notes.amount)
             notes.fact("tokens", known)
-            alone = _repeated(notes, text, known, SHARE * notes.amount, "alone")
+            alone = _repeated(notes, text, known, ALONE_SHARE * notes.amount, "alone")
         with notes.step("a second process opens the GPU and does a round"):
             other.begin()
         with notes.step("beside the second process"):
@@ -87,11 +87,11 @@ def _beside(notes: Notes, other: Neighbour) -> None:
 
 
 def _until(tokens: Iterator[int], seconds: float) -> list[int]:
-    """Tokens up to a time, LEAST at least."""
+    """Tokens up to a time, LEAST_TOKENS at least."""
     end, found = time.perf_counter() + seconds, []
     for token in tokens:
         found.append(token)
-        if len(found) >= LEAST and time.perf_counter() > end:
+        if len(found) >= LEAST_TOKENS and time.perf_counter() > end:
             break
     return found
 
@@ -111,7 +111,7 @@ def _repeated(
         if other:
             other.check()
         took = time.perf_counter() - start
-        if took >= seconds and (other is None or other.rounds > before or took > seconds + PATIENCE_S):
+        if took >= seconds and (other is None or other.rounds > before or took > seconds + ROUND_TIMEOUT_S):
             break
     if other:
         notes.expect(other.rounds > before, "rounds of the second process meanwhile", "none")
@@ -154,8 +154,8 @@ class Neighbour:
         return self._answer("its end")
 
     def _answer(self, what: str) -> dict[str, Any]:
-        expected = f"{what} of the second process within {PATIENCE_S:g} s"
-        if not select.select([self._line], [], [], PATIENCE_S)[0]:
+        expected = f"{what} of the second process within {ROUND_TIMEOUT_S:g} s"
+        if not select.select([self._line], [], [], ROUND_TIMEOUT_S)[0]:
             raise Surprise(expected, f"nothing, after {self.rounds} rounds")
         try:
             data = self._line.recv(1 << 16)

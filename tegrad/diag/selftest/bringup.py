@@ -11,15 +11,15 @@ from tegrad.diag.selftest.stage import Notes
 from tegrad.hw.gpfifo import gp_entry
 from tegrad.nv.kernel import pick_kernel
 
-PATIENCE_S = 10.0
-COPY = (1 << 20) + 52
+TIMEOUT_S = 10.0
+COPY_BYTES = (1 << 20) + 52
 """Bytes of the copy: an odd number of words more than a MiB."""
 BLOCKS, THREADS = 100, 256
 
 
 def bringup(notes: Notes) -> None:
     """Each engine once, and what it leaves behind."""
-    with Rig(pick_kernel(), patience=PATIENCE_S, hazardous=False) as rig:
+    with Rig(pick_kernel(), patience=TIMEOUT_S, hazardous=False) as rig:
         with notes.step("a channel"):
             gpu = Gpu(rig)
             queue = gpu.queue()
@@ -67,14 +67,14 @@ def _segments(notes: Notes, gpu: Gpu, queue: Queue) -> None:
 
 
 def _copy(notes: Notes, gpu: Gpu, queue: Queue) -> None:
-    source, target = gpu.memory(COPY), gpu.memory(COPY)
-    data = bytes(i * 7 % 251 for i in range(COPY))
+    source, target = gpu.memory(COPY_BYTES), gpu.memory(COPY_BYTES)
+    data = bytes(i * 7 % 251 for i in range(COPY_BYTES))
     source.cpu.write(data)
     start = time.perf_counter()
-    queue.copy(source.va, target.va, COPY - 4).done()
-    notes.fact(f"copy of {COPY - 4} bytes us", round((time.perf_counter() - start) * 1e6))
-    notes.expect(target.cpu.read(0, COPY - 4) == data[:-4], "the bytes of the source", "others")
-    notes.expect(target.u32(COPY - 4) == 0, "nothing after the copy", hex(target.u32(COPY - 4)))
+    queue.copy(source.va, target.va, COPY_BYTES - 4).done()
+    notes.fact(f"copy of {COPY_BYTES - 4} bytes us", round((time.perf_counter() - start) * 1e6))
+    notes.expect(target.cpu.read(0, COPY_BYTES - 4) == data[:-4], "the bytes of the source", "others")
+    notes.expect(target.u32(COPY_BYTES - 4) == 0, "nothing after the copy", hex(target.u32(COPY_BYTES - 4)))
 
 
 def _kernel(notes: Notes, gpu: Gpu, queue: Queue) -> None:

@@ -15,14 +15,14 @@ from tegrad.diag.selftest.stage import Notes, Surprise
 from tegrad.hw.classes import HostMethod
 from tegrad.nv.kernel import pick_kernel
 
-PATIENCE_S = 5.0
-EARLY_S = 0.02
+TIMEOUT_S = 5.0
+EARLY_WATCH_S = 0.02
 """How long a fence is watched that must not be readable yet."""
 
 
 def fences(notes: Notes) -> None:
     """One increment by the GPU, the fence on it, `amount` more with their latency, then CHANNEL_WAIT."""
-    with Rig(pick_kernel(), patience=PATIENCE_S, hazardous=False) as rig:
+    with Rig(pick_kernel(), patience=TIMEOUT_S, hazardous=False) as rig:
         gpu = Gpu(rig)
         queue = gpu.queue(contexts=())
         with notes.step("the syncpoint"):
@@ -45,14 +45,14 @@ def _fences(notes: Notes, rig: Rig, queue: Queue, point: Any) -> None:
         with notes.step("a fence before its increment"):
             made = fence(rig, node, number, value + turn + 1)
             if turn == 0:
-                notes.expect(not readable(made, EARLY_S), "a fence that waits", "POLLIN before the increment")
+                notes.expect(not readable(made, EARLY_WATCH_S), "a fence that waits", "POLLIN before the increment")
         with notes.step("a fence after the GPU's increment"):
             queue.release(va, 0, PLAIN_RELEASE)
             start = time.perf_counter()
             queue.fenced()
-            woken = readable(made, PATIENCE_S)
+            woken = readable(made, TIMEOUT_S)
             seconds.append(time.perf_counter() - start)
-            notes.expect(woken, "POLLIN when the GPU has incremented the syncpoint", f"nothing in {PATIENCE_S:g} s")
+            notes.expect(woken, "POLLIN when the GPU has incremented the syncpoint", f"nothing in {TIMEOUT_S:g} s")
             notes.expect(rig.wait(lambda: queue.over), "the end of the submission", "it did not come")
         rig.close(made)
     notes.fact("fence latency us, the first", round(seconds[0] * 1e6))

@@ -11,7 +11,7 @@ from tegrad.hw.chips import by_sm_version
 from tegrad.nv.kernel import pick_kernel
 from tegrad.uapi import constants as k
 
-SIZES = (PAGE, 64 << 10, 16 << 20)
+BUFFER_SIZES = (PAGE, 64 << 10, 16 << 20)
 
 
 def ioctls(notes: Notes) -> None:
@@ -47,7 +47,7 @@ def _walk(notes: Notes, rig: Rig) -> None:
         notes.fact("SMs", sms)
         notes.fact("chip", f"{chip.chip} ({chip.arch}), {sms} SMs")
     buffers = []
-    for size in SIZES:
+    for size in BUFFER_SIZES:
         with notes.step(f"a buffer of {size >> 10} KiB: alloc and mmap"):
             buffers.append(rig.buffer(size))
             cpu = rig.mapped(buffers[-1])

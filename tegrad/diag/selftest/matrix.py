@@ -23,10 +23,10 @@ from tegrad.uapi.kernel import Kernel
 
 FLAGS = (0, 0x4, 0x200, 0x204)
 """MAP_BUFFER_EX's: none, CACHEABLE, SYSTEM_COHERENT, both."""
-PAGES = 256
+BUFFER_PAGES = 256
 SETTLE_S = 0.02
 """How long the CPU looks for a store of the GPU that is done."""
-PATIENCE_S = 5.0
+TIMEOUT_S = 5.0
 CLIENT = "FLUSH_L2 (l2_flush, l2_invalidate, fb_flush)"
 """What tegrad does where the CPU comes in to cached memory (nv/coherence.py)."""
 NONE = "no flush"
@@ -83,7 +83,7 @@ class MatrixBench:
         self.kernels = kernels and self.gpu.launches
         self.queue = self.gpu.compute().done()
         self.results = self.gpu.memory()
-        buffer = rig.buffer(PAGES * PAGE)
+        buffer = rig.buffer(BUFFER_PAGES * PAGE)
         va = rig.map(self.gpu.vm, buffer.fd, flags=flags)
         self.block = Block(buffer, rig.mapped(buffer), va)
         self._page = 0
@@ -211,7 +211,7 @@ def look(notes: Notes, kernel: Kernel, flags: int, *, kernels: bool) -> Seen:
     """Try one kind of mapping: without remedies, then those of the driver."""
     seen = Seen()
     try:
-        with Rig(kernel, patience=PATIENCE_S, hazardous=False) as rig:
+        with Rig(kernel, patience=TIMEOUT_S, hazardous=False) as rig:
             _without_pushbuffer(notes, MatrixBench(rig, flags, kernels), seen, flags)
     except DriverError as error:
         seen.refused = f"{error.name}: {error.code}"
@@ -228,7 +228,7 @@ def look_again(notes: Notes, kernel: Kernel, flags: int, seen: Seen, *, kernels:
         for answers, name, case in _unsettled(seen, op):
             with notes.step(f"flags {flags:#x}, {name}, {op}"):
                 try:
-                    with Rig(kernel, patience=PATIENCE_S, hazardous=False) as rig:
+                    with Rig(kernel, patience=TIMEOUT_S, hazardous=False) as rig:
                         answers[op] = case(MatrixBench(rig, flags, kernels), op)
                 except Differs as found:
                     answers[op] = f"{found.expected}: {found.seen}"

@@ -10,9 +10,9 @@ from tegrad.diag.selftest.stage import Notes
 
 PROMPT = "In the beginning"
 CONTEXT = 256
-ERROR = 0.03
+MOST_LOGIT_ERROR = 0.03
 """The largest root mean square error of logits, in their standard deviations, as the tests of the engine have it."""
-REGRET = 0.1
+MOST_REGRET = 0.1
 """How much less likely than the reference's choice a token may be, in logits' standard deviations."""
 
 
@@ -52,9 +52,13 @@ def model(notes: Notes) -> None:
             exact = reference.logits([*prompt, *tokens])[len(prompt) - 1 :]
             error = float(np.sqrt(((logits - exact[0]) ** 2).mean()) / exact[0].std())
             notes.fact(f"{name}: error of logits", round(error, 5))
-            notes.expect(error < ERROR, f"logits within {ERROR} standard deviations in {name}", f"{error:.4f}")
+            notes.expect(
+                error < MOST_LOGIT_ERROR,
+                f"logits within {MOST_LOGIT_ERROR} standard deviations in {name}",
+                f"{error:.4f}",
+            )
             for at, (token, row) in enumerate(zip(tokens, exact, strict=False)):
                 regret = float((row.max() - row[token]) / row.std())
                 expected = f"the reference's token {int(row.argmax())}, or one as likely, at {at} in {name}"
-                notes.expect(regret < REGRET, expected, token)
+                notes.expect(regret < MOST_REGRET, expected, token)
     notes.fact("the same tokens both ways", written["one launch"] == written["many launches"])

@@ -11,7 +11,7 @@ from tegrad.nv import probes
 from tegrad.nv.probes import CACHED, VOLATILE, Handover
 
 BOARD_LAUNCHES = (10, 40)
-TWO = 2
+TWO_CTAS = 2
 LAYERS = 16
 HANDOVERS, LAUNCHES = 5 * LAYERS + 1, 5 * LAYERS + 3
 """Of a token of Llama 3.2 1B, by the plan of one launch and by that of many (docs/llm.md)."""
@@ -28,7 +28,7 @@ def packets(notes: Notes) -> None:
         with notes.step(f"launches in {kind} memory"):
             launch = probes.exchange_us(device, role, *([BOARD_LAUNCHES] if notes.board else []))
         notes.fact(f"{kind}: us of a round as a recorded launch", round(launch, 3))
-        for ctas in (TWO, device.sm_count):
+        for ctas in (TWO_CTAS, device.sm_count):
             with notes.step(f"{ctas} CTAs in {kind} memory"):
                 found = probes.handover(device, role, ctas, notes.amount)
             came.setdefault(kind, []).append(found)

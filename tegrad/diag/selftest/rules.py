@@ -14,7 +14,7 @@ from tegrad.hw.chips import CHIPS
 from tegrad.nv.kernel import pick_kernel
 
 ORIN = CHIPS["agx-orin-64gb"]
-SHOWN = 5
+SHOWN_DIFFERENCES = 5
 """Differences that the page names; the report has all."""
 
 
@@ -38,11 +38,13 @@ def rules(notes: Notes) -> None:
             bad.append(what | {"seen": found.seen or found.detail})
     notes.fact("counts", dict(counts))
     notes.fact("differences", bad)
-    for one in bad[:SHOWN]:
+    for one in bad[:SHOWN_DIFFERENCES]:
         expected = f"expected {one['expected']}, " if one["expected"] else ""
         notes.line(f"{one['rule']}: {one['sentence']}: {expected}seen: {one['seen']}")
     notes.expect(
-        not bad, "every rule to hold", f"{len(bad)} that do not: {', '.join(one['rule'] for one in bad[:SHOWN])}"
+        not bad,
+        "every rule to hold",
+        f"{len(bad)} that do not: {', '.join(one['rule'] for one in bad[:SHOWN_DIFFERENCES])}",
     )
 
 

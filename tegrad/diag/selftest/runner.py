@@ -23,9 +23,9 @@ from tegrad.installed import search_path
 
 State = Literal["right", "failed", "hung", "crashed", "interrupted", "not here", "not applicable", "not run"]
 BAD: frozenset[State] = frozenset({"failed", "hung", "crashed"})
-END_S = 5.0
+END_TIMEOUT_S = 5.0
 """Seconds that a process has to end: first when it is asked to, then when it is killed."""
-TAIL = 2000
+STDERR_CHARACTERS = 2000
 """Characters of stderr that are kept of a stage that hung or crashed."""
 
 
@@ -122,7 +122,7 @@ def perform(stage: Stage, asked: Asked | None = None) -> Outcome:
                 except Ended as signalled:  # the only one: no further signal is raised
                     ended, stuck = signalled.number, not _end(process)
         outcome = _outcome(stage, told.read_text(), time.monotonic() - start)
-        where = errors.read_text(errors="replace")[-TAIL:]
+        where = errors.read_text(errors="replace")[-STDERR_CHARACTERS:]
     outcome.stuck, outcome.ended = stuck, ended
     if ended and outcome.state == "crashed":
         outcome.state, outcome.detail = "interrupted", f"{signal.Signals(ended).name} ended the run meanwhile"
@@ -142,7 +142,7 @@ def _end(process: subprocess.Popen[bytes]) -> bool:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(END_S)
+            process.wait(END_TIMEOUT_S)
             if number == signal.SIGINT:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)  # what it started

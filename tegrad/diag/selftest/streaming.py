@@ -10,11 +10,11 @@ from tegrad.diag.selftest.stage import Notes
 from tegrad.nv import probes
 from tegrad.nv.probes import CACHED, REREAD_BYTES, VOLATILE, Rates
 
-GAIN = 1.05
-"""What cached memory has to gain somewhere: below that a flush in the wrong place takes it back."""
-LOSS = 0.98
-"""What it may lose elsewhere: medians of a device at one clock differ by less."""
-BOARD_AGAIN = 4
+LEAST_GAIN = 1.05
+"""Of rates, what cached memory has to reach somewhere: below that a flush in the wrong place takes it back."""
+LEAST_RATIO = 0.98
+"""What it has to reach everywhere: medians of a device at one clock differ by less."""
+BOARD_REREADS = 4
 """Times that a board reads REREAD_BYTES."""
 
 
@@ -23,7 +23,7 @@ def streaming(notes: Notes) -> None:
     with notes.step("open"):
         device = probes.device()
     size = notes.amount << 20
-    times = BOARD_AGAIN if notes.board else max(1, size // REREAD_BYTES)
+    times = BOARD_REREADS if notes.board else max(1, size // REREAD_BYTES)
     notes.fact("MiB once", notes.amount)
     notes.fact(f"times {REREAD_BYTES >> 20} MiB again", times)
     found: dict[str, Rates] = {}
@@ -43,9 +43,9 @@ def streaming(notes: Notes) -> None:
 
 
 def faster(volatile: Rates, cached: Rates) -> bool:
-    """Whether cached memory is faster: by GAIN in something, and by LOSS slower in nothing."""
+    """Whether cached memory is faster: LEAST_GAIN times as fast in something, and at least LEAST_RATIO times in all."""
     gains = _gains(volatile, cached).values()
-    return max(gains) >= GAIN and min(gains) >= LOSS
+    return max(gains) >= LEAST_GAIN and min(gains) >= LEAST_RATIO
 
 
 FOLLOWS: Mapping[tuple[bool, bool], str] = {

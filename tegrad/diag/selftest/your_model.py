@@ -13,18 +13,18 @@ from typing import Any
 
 from tegrad.conformance.rule import NotApplicable
 from tegrad.diag.selftest import llama_bench
-from tegrad.diag.selftest.model import ERROR, REGRET
+from tegrad.diag.selftest.model import MOST_LOGIT_ERROR, MOST_REGRET
 from tegrad.diag.selftest.stage import Notes
 from tegrad.nv import exercise
 
 CONTEXT = 256
-APART = 2 * ERROR
-"""The largest difference of logits: each way may be off by ERROR."""
+MOST_DIFFERENCE = 2 * MOST_LOGIT_ERROR
+"""The largest difference of logits: each way may be off by MOST_LOGIT_ERROR."""
 LEAST, MOST = 4, 16
 """Tokens of which both ways are held against each other: as many as are timed, within these."""
-PROMPT = 8
+PROMPT_TOKENS = 8
 """Tokens of the prompt of a model that is not known."""
-PER_TOKEN = 4
+PROMPT_PER_DECODED = 4
 """Tokens of the timed prompt for each that is decoded: 512 and 128 on a device, which are llama-bench's own amounts."""
 REPETITIONS = 3
 ONE, MANY = "one launch", "many launches"
@@ -68,7 +68,7 @@ def known(metadata: Mapping[str, Any], vocab: int) -> Known | None:
 
 def spread(vocab: int) -> tuple[int, ...]:
     """A prompt for any vocabulary."""
-    return tuple((1 + 7919 * at) % vocab for at in range(PROMPT))
+    return tuple((1 + 7919 * at) % vocab for at in range(PROMPT_TOKENS))
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ def _ways(notes: Notes, file: Any, prompt: Sequence[int]) -> tuple[dict[str, Way
 
     longest = int(file.metadata.get(f"{file.metadata.get('general.architecture')}.context_length", CONTEXT))
     ways: dict[str, Way] = {}
-    prefill, length = None, min(PER_TOKEN * notes.amount, longest)
+    prefill, length = None, min(PROMPT_PER_DECODED * notes.amount, longest)
     for name, plan in ((ONE, PersistentPlan), (MANY, DecodePlan)):
         try:
             with notes.step(f"a step in {name}: set-up"):
@@ -200,13 +200,13 @@ def _alike(notes: Notes, one: Way, many: Way) -> None:
     ]
     notes.fact("difference of logits, the largest", round(max(errors), 5))
     at = int(np.argmax(errors))
-    expected = f"logits within {APART} standard deviations of each other"
-    notes.expect(errors[at] < APART, expected, f"{errors[at]:.4f} after token {at}")
+    expected = f"logits within {MOST_DIFFERENCE} standard deviations of each other"
+    notes.expect(errors[at] < MOST_DIFFERENCE, expected, f"{errors[at]:.4f} after token {at}")
     notes.fact("the same tokens both ways", one.tokens == many.tokens)
     for at, (mine, other) in enumerate(_parting(one.tokens, many.tokens)):
         row = many.logits[at]
         regret = float((row.max() - row[mine]) / row.std())
-        notes.expect(regret < REGRET, f"token {other} at {at}, as in {MANY}, or one as likely", f"{mine} in {ONE}")
+        notes.expect(regret < MOST_REGRET, f"token {other} at {at}, as in {MANY}, or one as likely", f"{mine} in {ONE}")
 
 
 def _parting(one: Sequence[int], other: Sequence[int]) -> Iterator[tuple[int, int]]:
