@@ -47,7 +47,10 @@ def load(path: Path, device: Gpu, readers: int, mib: int) -> Load:
             arrived.append(time.perf_counter())
 
     size = mib << 20
-    with patch.multiple(stream, READERS=readers, BLOCKS=2 * readers, PIECE=size), patch.object(packed, "PIECE", size):
+    with (
+        patch.multiple(stream, READERS=readers, HOST_BLOCKS=2 * readers, PIECE_BYTES=size),
+        patch.object(packed, "PIECE_BYTES", size),
+    ):
         begun = time.perf_counter()
         with PackedModel.load(path, device.device, progress):
             seconds = time.perf_counter() - begun

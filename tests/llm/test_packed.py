@@ -54,7 +54,7 @@ def test_every_buffer_holds_what_the_twin_packs(
     from tinygrad import Device
 
     monkeypatch.setattr(stream, "PIECE_BYTES", 100_000)
-    monkeypatch.setattr(packed, "PIECE", 100_000)
+    monkeypatch.setattr(packed, "PIECE_BYTES", 100_000)
     if not mapped:
         for owner in type(Device[device].allocator).__mro__:
             if "lend" in vars(owner):
@@ -162,7 +162,7 @@ def test_a_closed_or_failed_model_gives_its_memory_back(
         os.truncate(shrinking, shrinking.stat().st_size // 2)
 
     with monkeypatch.context() as patch:
-        patch.setattr(packed, "PIECE", 50_000)
+        patch.setattr(packed, "PIECE_BYTES", 50_000)
         with pytest.raises(GgufError, match="became shorter"):
             PackedModel.load(shrinking, device, shrink)
     assert taken(device) == before
