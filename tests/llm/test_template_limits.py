@@ -194,7 +194,7 @@ def test_a_rendering_whose_parent_was_killed_ends(number: signal.Signals) -> Non
     """What it may compute bounds it, though nobody is left to end it."""
     code = (
         "from tegrad.llm import template as module\n"
-        "module.SECONDS = 0.5\n"
+        "module.CPU_LIMIT_S = 0.5\n"
         f"template = module.Template({LOOPS!r})\n"
         "print(template._process.pid, flush=True)\n"
         "template.render([])\n"
