@@ -511,7 +511,8 @@ __device__ __noinline__ void attend_part(Word word, Work &work, unsigned char *w
         const attend::Output out = {work.sums, nullptr, nullptr};
         Attending &a = work.attending;
         attend::part(a.shared, attend::side(keys, key_scales, head / GROUPS_PER_HEAD),
-                     attend::side(values, value_scales, head / GROUPS_PER_HEAD), number, position, a.query, a.key, a.value,
+                     attend::side(values, value_scales, head / GROUPS_PER_HEAD), number, position, a.query, a.key,
+                     a.value,
                      q_norm, k_norm, work.turn, ROPE_PAIRS, joins, counter, out, thread,
                      [] { barrier_sync<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS); });
         if (thread == 0) work.joined = parts == 1 || a.shared.last;
