@@ -31,8 +31,7 @@ from tegrad.bench.gpu import check_gpu
 from tegrad.hw.classes import HOST
 from tegrad.llm.chips import kernels_of
 from tegrad.nv.compilers import compile_cuda
-from tegrad.nv.gpu import Gpu
-from tegrad.nv.gpu import Program as GpuProgram
+from tegrad.nv.gpu import Gpu, Program
 from tegrad.nv.replay import (
     AHEAD,
     BARRIER,
@@ -249,7 +248,7 @@ def gpu_us(device: Gpu, launches: Sequence[Launch], form: Dependency) -> float:
         return statistics.median(device.timed(recording.run) for _ in range(PASSES))
 
 
-def _load(device: Gpu, name: str, waits: bool) -> GpuProgram:
+def _load(device: Gpu, name: str, waits: bool) -> Program:
     kernel = next(part for part in SOURCE.split('extern "C"') if f"void {name}(" in part)
     macros = f"#define WAITS {int(waits)}\n#define LATE {LATE_CYCLES}\n"
     image = compile_cuda(f'{macros}{SOURCE.split(chr(10) + "extern")[0]}\nextern "C"{kernel}', device.arch)

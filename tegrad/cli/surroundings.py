@@ -79,7 +79,7 @@ def prepare() -> None:
 
 def told(error: Exception) -> Exception:
     """Our own error for one that tinygrad raised when it read a variable, or that its compiler did."""
-    if isinstance(error, TegradError):
+    if isinstance(error, TegradError | MemoryError):  # an import may need memory that there is none of
         return error
     from tegrad.nv import failing_compiler, wrong_setting
 

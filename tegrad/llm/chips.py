@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from tegrad.hw.chips import CHIPS
+from tegrad.hw.chips import by_arch
 
 Role = Literal["qkv", "output", "gate", "down", "logits"]
 """A product's place in a decode step."""
@@ -43,8 +43,6 @@ class ChipKernels:
     that shows it right and quicker."""
     wgmma_tokens: int | None
     """Tokens of a chunk from which a product takes Hopper's own instructions; None where there are none."""
-    smem_per_sm: int
-    """Bytes."""
 
 
 WARPS: Final = (8, 4)
@@ -73,16 +71,14 @@ _SM_87: Final[Mapping[Role, Tuning]] = {
 """An SM's share of the bandwidth is 13 GB/s or less: little needs to be in flight, and every product has many CTAs for
 each SM. Calculated, not measured."""
 
-_SHARED: Final[Mapping[str, int]] = {chip.arch: chip.smem_per_sm for chip in CHIPS.values()}
-
 TUNED: Final[Mapping[str, ChipKernels]] = {
-    "sm_87": ChipKernels(_SM_87, WARPS, 2, overlaps=False, wgmma_tokens=None, smem_per_sm=_SHARED["sm_87"]),
-    "sm_90": ChipKernels(_SM_90, (12, *WARPS), 4, overlaps=True, wgmma_tokens=512, smem_per_sm=_SHARED["sm_90"]),
+    "sm_87": ChipKernels(_SM_87, WARPS, 2, overlaps=False, wgmma_tokens=None),
+    "sm_90": ChipKernels(_SM_90, (12, *WARPS), 4, overlaps=True, wgmma_tokens=512),
 }
 """By architecture. Prompts shorter than 512 tokens by Hopper's own instructions were not measured."""
 
 LEAST_SHARED_BYTES: Final = 100 << 10
-"""Bytes of an SM's shared memory of chips that are not in the table: compute capabilities 8.6 and 8.9 have least (CUDA
+"""Bytes of an SM's shared memory of chips that hw/chips.py lacks: compute capabilities 8.6 and 8.9 have least (CUDA
 programming guide)."""
 OVERLAPS_FROM: Final = 90
 """Compute capability from which launches may overlap."""
@@ -93,8 +89,13 @@ def capability(arch: str) -> int:
     return int(arch.removeprefix("sm_").rstrip("af"))
 
 
+def shared_bytes(arch: str) -> int:
+    """Bytes of an SM's shared memory; of a chip that hw/chips.py lacks, what every chip has."""
+    return chip.smem_per_sm if (chip := by_arch(arch)) is not None else LEAST_SHARED_BYTES
+
+
 def kernels_of(arch: str) -> ChipKernels:
     """A chip's row; for one without a tuning what is right on all of them, and quick on none."""
     if (found := TUNED.get(arch)) is not None:
         return found
-    return ChipKernels(_SM_90, WARPS, 2, capability(arch) >= OVERLAPS_FROM, None, LEAST_SHARED_BYTES)
+    return ChipKernels(_SM_90, WARPS, 2, capability(arch) >= OVERLAPS_FROM, None)

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tegrad.llm.chips import kernels_of
+from tegrad.llm.chips import kernels_of, shared_bytes
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import BLOCK_TYPES, BlockType
 from tegrad.llm.packing import LANE_WEIGHTS, SEGMENT, segment_bytes
@@ -327,7 +327,7 @@ LEAST_STEPS: Final = 4
 
 def blocks_held(arch: str, shared: int) -> int:
     """Blocks that the shared memory of an SM holds; the hardware takes its reserve for each."""
-    return kernels_of(arch).smem_per_sm // (shared + SHARED_RESERVE)
+    return shared_bytes(arch) // (shared + SHARED_RESERVE)
 
 
 def pick_tile(device: Gpu, gemm: Gemm, tokens: int) -> AnyTile:

@@ -73,7 +73,7 @@ def wrong_setting(error: ValueError) -> SettingError | None:
 def failing_compiler(error: Exception) -> SettingError | None:
     """What to tell of an error that a compiler of tinygrad's own made where DEV names it; None of another."""
     wanted = os.environ.get("DEV", "")
-    if not wanted or wanted.startswith("NV") or _raised_in("compile_cached", error) is None:
+    if not wanted or "NV" in wanted.partition(":")[0] or _raised_in("compile_cached", error) is None:
         return None
     said = (str(error).splitlines() or [type(error).__name__])[0]
     return SettingError(f"the compiler of DEV={wanted} fails on this machine ({said[:200]}): choose another DEV.")

@@ -23,7 +23,7 @@ from tinygrad.runtime.support.hcq import HCQBuffer, HCQCompiled, MMIOInterface
 from tinygrad.tensor import Tensor
 
 from tegrad.hw.gpfifo import Userd
-from tegrad.nv import roles
+from tegrad.nv import roles, wrong_setting
 from tegrad.nv.coherence import Coherence
 from tegrad.nv.copies import Staging
 from tegrad.nv.faults import (
@@ -470,10 +470,15 @@ class NVDevice(GpuMethods, _StockDevice, _SmallRings):  # type: ignore[misc]
         """
         if self.closed or self.error_state is not None:
             return False
-        with suppress(DeviceFault, WaitTimeout, ValueError):
+        try:
             self.synchronize()
-            return True
-        return False
+        except (DeviceFault, WaitTimeout):
+            return False
+        except ValueError as error:
+            if wrong_setting(error) is None:
+                raise
+            return False
+        return True
 
     def timed(self, submit: Callable[[], object]) -> float:
         """Microseconds by the GPU's clock from before the launches that `submit` submits to after them; waits."""

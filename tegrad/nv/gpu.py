@@ -5,7 +5,6 @@ An opened `nv.device.NVDevice` is one, and so is a device of the benches that on
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeAlias
 
@@ -46,8 +45,6 @@ class Gpu(Protocol):
     arch: str
     """Such as "sm_87"."""
     closed: bool
-    lock: threading.RLock
-    """Held while buffers are filled or launches submitted by more than one thread."""
 
     @property
     def sm_count(self) -> int:

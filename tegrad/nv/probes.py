@@ -204,15 +204,7 @@ def kinds(device: Any) -> Mapping[str, Role]:
 
 def load(device: Any, source: str, name: str, buffers: int, values: int) -> Any:
     """A kernel of so many pointers and then 32-bit integers, loaded."""
-    from tinygrad.device import TinyELF
-    from tinygrad.dtype import dtypes
-    from tinygrad.helpers import Target
-
-    signature: list[tuple[str, int, Any, tuple[int, ...]]]
-    signature = [(f"p{at}", at, dtypes.char, (1,)) for at in range(buffers)]
-    signature += [(f"v{at}", buffers + at, dtypes.int32, ()) for at in range(values)]
-    image = compilers.compile_cuda(source, device.arch)
-    return device.runtime(TinyELF(image, name, Target("NV", arch=device.arch), tuple(signature)))
+    return device.load_program(compilers.compile_cuda(source, device.arch), name, buffers, values)
 
 
 @contextmanager

@@ -301,7 +301,7 @@ def compile_cached(source: str) -> None:
     raise RuntimeError(f"src:1:1: error: {source}\nand where")
 
 
-@pytest.mark.parametrize(("wanted", "known"), [("CPU:LLVM", True), ("NV", False), ("", False)])
+@pytest.mark.parametrize(("wanted", "known"), [("CPU:LLVM", True), ("NV", False), ("MOCK+NV:CUDA", False), ("", False)])
 def test_a_compiler_that_fails_is_a_sentence_where_dev_names_it(
     monkeypatch: pytest.MonkeyPatch, wanted: str, known: bool
 ) -> None:
@@ -311,6 +311,12 @@ def test_a_compiler_that_fails_is_a_sentence_where_dev_names_it(
     said = surroundings.sentence(surroundings.told(caught.value))
     sentence = "the compiler of DEV=CPU:LLVM fails on this machine (src:1:1: error: no such type): choose another DEV."
     assert said == (sentence if known else None)
+
+
+def test_what_has_no_memory_left_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tegrad.nv", None)  # an import of it fails
+    spent = MemoryError()
+    assert surroundings.told(spent) is spent
 
 
 @pytest.mark.parametrize(

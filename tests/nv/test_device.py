@@ -369,11 +369,20 @@ def test_a_device_that_failed_or_is_closed_is_not_settled(fake_device: Any, monk
             _ = fake_device.kernargs_offset_allocator
         assert (fake_device.settled(), waited) == (False, [1])
 
-    def unread() -> None:
+    def getenv(key: str) -> None:  # as tinygrad's own, which `wrong_setting` knows by its name
         raise ValueError("invalid literal for int() with base 10: 'x'")
 
-    monkeypatch.setattr(fake_device, "synchronize", unread)  # a buffer freed as Python ends, by a wrong setting
-    assert not fake_device.settled()
+    with monkeypatch.context() as patch:  # a buffer freed as Python ends, by a wrong setting
+        patch.setattr(fake_device, "synchronize", lambda: getenv("HCQ_WAIT_TIMEOUT"))
+        assert not fake_device.settled()
+
+    def broken() -> None:
+        raise ValueError("a fault of ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fake_device, "synchronize", broken)
+        with pytest.raises(ValueError, match="a fault of ours"):
+            fake_device.settled()
 
     def stuck() -> None:
         raise WaitTimeout("no end")

@@ -1,6 +1,6 @@
 """What a GPU is to hold for long or in bulk: small here, at its size with `--full`.
 
-`--full` needs a GPU with 24 GiB; what it found is in the report (`--junitxml`) as properties.
+`--full` needs a GPU with more than 8 GiB free; what it found is in the report (`--junitxml`) as properties.
 """
 
 from __future__ import annotations
