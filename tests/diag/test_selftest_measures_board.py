@@ -220,6 +220,15 @@ def test_packets_that_are_torn_late_or_lost_are_found(on_a_board: None, monkeypa
 # ---- preemption
 
 
+def test_a_moment_that_is_slow_makes_no_long_kernel_short() -> None:
+    took = iter([0.001] * 6 + [0.2])  # the last one waited for a CPU
+
+    def run(rounds: int) -> float:
+        return next(took, 0.0) or rounds / 1000
+
+    assert turns.rounds_for(1.0, run) == 1000
+
+
 @pytest.mark.board
 @pytest.mark.klog_errors("(?i)ctxsw timeout|preempt timed out")
 def test_others_get_their_turn_where_a_mode_preempts(on_a_board: None) -> None:
