@@ -189,3 +189,47 @@ def test_tinygrads_own_copies_and_ours_know_of_each_other(
     device.synchronize()
     for one in (buffer, *made.b):
         device.iface.free(one)
+
+
+def slack() -> int:
+    return int(copies._prctl(copies.PR_GET_TIMERSLACK, 0, 0, 0, 0))
+
+
+def test_a_caller_who_moves_the_chunks_does_not_sleep_while_the_engine_is_soon_done(
+    staging: Staging, device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sleep of 0 takes 60 us, twice what the engine needs for 1 MB."""
+    planned(monkeypatch, Plan(AREA, 0))
+    monkeypatch.setattr(copies, "POLL_LIMIT_S", 60.0)
+    buffer, found = device.allocator.alloc(5 * AREA), bytearray(5 * AREA)
+    data = np.random.default_rng(2).bytes(5 * AREA)
+    with monkeypatch.context() as patch, device.lock:
+        patch.setattr(copies.time, "sleep", None)
+        staging.copy_in(buffer, memoryview(data))
+        staging.copy_out(memoryview(found), buffer)
+    assert found == data
+    device.allocator.free(buffer, 5 * AREA)
+
+
+def test_sleeps_are_prompt_while_threads_move_chunks_and_as_they_were_after_it(
+    staging: Staging, device: Any, movers: Movers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned(monkeypatch, Plan(AREA, 2))
+    before, seen = slack(), set()
+    real = copies._Move.give
+
+    def give(*given: Any) -> None:
+        seen.add(slack())
+        real(*given)
+
+    monkeypatch.setattr(copies._Move, "give", give)
+    buffer = device.allocator.alloc(5 * AREA)
+    with device.lock:
+        staging.copy_in(buffer, memoryview(bytes(5 * AREA)))
+    assert (seen, slack()) == ({1}, before)
+    monkeypatch.setattr(copies._Move, "give", None)
+    with device.lock, pytest.raises(TypeError):
+        staging.copy_in(buffer, memoryview(bytes(5 * AREA)))
+    assert slack() == before
+    device.synchronize()
+    device.allocator.free(buffer, 5 * AREA)
