@@ -2,8 +2,9 @@
 
 tinygrad runs what a TinyJit has captured call by call: kernels in graphs where several follow each other, a kernel
 that stands alone as if it were launched by hand. Here kernels that follow each other are one recording, and a call of
-the function is one doorbell for each. What a recording cannot hold (copies, other devices, sizes that change) runs as
-tinygrad runs it, in its place between them. So does everything while tinygrad is to report each kernel (DEBUG=2,
+the function is one doorbell for each. Variables, and the blocks that depend on them, are numbers of each run. What a
+recording cannot hold (copies, other devices, blocks whose threads vary) runs as tinygrad runs it, in its place between
+them. So does everything while tinygrad is to report each kernel (DEBUG=2,
 PROFILE), and where its JIT level keeps it from making graphs.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from tinygrad.device import Buffer, Device
 from tinygrad.engine import jit
@@ -19,11 +20,11 @@ from tinygrad.engine.realize import estimate_uop, get_call_arg_uops, get_runtime
 from tinygrad.helpers import DEBUG, JIT, PROFILE, GlobalCounters
 from tinygrad.renderer import Estimates
 from tinygrad.runtime.support.hcq import HCQBuffer
-from tinygrad.uop.ops import Ops, UOp, buffers
+from tinygrad.uop.ops import Ops, UOp, buffers, sym_infer
 
 from tegrad.nv import inputs
 from tegrad.nv.program import LaunchError
-from tegrad.nv.replay import DEFAULT, DEPENDENCIES, Argument, Launch, Recording, three
+from tegrad.nv.replay import BARRIER, CHAIN, DEPENDENCIES, Argument, Dependency, Launch, Number, Recording, lean, three
 
 _stock_call: Any = jit.CapturedJit.__call__
 _stock_free: Any = jit.CapturedJit.free_intermediates
@@ -31,6 +32,13 @@ REPLAYS: Final = "_tegrad_replays"
 """What a `CapturedJit` keeps its `_Replays` as; it travels in no pickle."""
 _Place = tuple[int, int, int]
 """Position of an argument, which of the function's inputs it is, and how many bytes into that."""
+_Changing = tuple[int | None, int | None, UOp]
+"""Which of a launch's values, or else along which axis its grid, is what this makes of the function's variables."""
+_Expression: TypeAlias = UOp | int
+"""What tinygrad computes with variables, or without."""
+MANY: Final = Dependency(CHAIN, BARRIER, fields=lean)
+"""How more launches than FEW_LAUNCHES wait: as in "chain-lean", but with constants that are dropped before each run. On
+an H200 a launch costs 1.4 us less than with the membar and the invalidations of "chain" (docs/notebook.md)."""
 FEW_LAUNCHES: Final = 4
 """Launches up to which commands wait between them. On an H200 that answered a network of three a microsecond or two
 sooner than QMDs that start each other, which cost 0.4 us less a launch (docs/notebook.md)."""
@@ -49,10 +57,12 @@ class _Replay:
     recording: Recording
     given: tuple[int, ...]
     """Which of the function's inputs the recording takes, in its order."""
+    numbers: tuple[UOp, ...]
+    """What its numbers are, by the function's variables."""
     calls: int
     """What tinygrad counts them as."""
-    operations: int
-    bytes: int
+    operations: _Expression
+    bytes: _Expression
 
     def run(self, device: Any, uops: Sequence[UOp], var_vals: dict[str, int]) -> None:
         """Submit. DeviceFault, DeviceClosed, LaunchError."""
@@ -63,10 +73,10 @@ class _Replay:
             if memory.owner is not device and getattr(memory.owner, "closed", False):
                 raise memory.owner.gone("A tensor's memory was released when its device was closed; make it again.")
             addresses.append(memory.va_addr)
-        self.recording.run(1, tuple(addresses))
+        self.recording.run(1, tuple(addresses), tuple([int(sym_infer(one, var_vals)) for one in self.numbers]))
         GlobalCounters.kernel_count += self.calls
-        GlobalCounters.global_ops += self.operations
-        GlobalCounters.global_mem += self.bytes
+        GlobalCounters.global_ops += int(sym_infer(self.operations, var_vals))
+        GlobalCounters.global_mem += int(sym_infer(self.bytes, var_vals))
 
 
 @dataclass(slots=True)
@@ -81,11 +91,20 @@ class _Call:
 
 
 @dataclass(frozen=True, slots=True)
+class _HeldLaunch:
+    """A launch, where it takes inputs, and what changes with variables."""
+
+    launch: Launch
+    places: list[_Place]
+    numbers: list[_Changing]
+
+
+@dataclass(frozen=True, slots=True)
 class _Held:
-    """A call that a recording can hold: its launches, each with the places where it takes inputs."""
+    """A call that a recording can hold: its launches."""
 
     call: UOp
-    launches: list[tuple[Launch, list[_Place]]]
+    launches: list[_HeldLaunch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +130,7 @@ def call(captured: Any, input_uops: list[UOp], var_vals: dict[str, int]) -> Any:
         return _stock_call(captured, input_uops, var_vals)
     replays: _Replays | None = captured.__dict__.get(REPLAYS)
     if replays is None:
-        replays = captured.__dict__[REPLAYS] = _taken_apart(captured.linear, input_uops)
+        replays = captured.__dict__[REPLAYS] = _taken_apart(captured.linear, input_uops, var_vals)
     if not replays.steps:
         return _stock_call(captured, input_uops, var_vals)
     written = captured._written_uops
@@ -138,7 +157,7 @@ def install() -> None:
     jit._prepare_jit_inputs = inputs.prepare
 
 
-def _taken_apart(linear: UOp, input_uops: Sequence[UOp]) -> _Replays:
+def _taken_apart(linear: UOp, input_uops: Sequence[UOp], var_vals: dict[str, int]) -> _Replays:
     """Record what can be recorded."""
     if (device := next(_devices_of(linear), None)) is None:
         return _Replays(None, ())
@@ -146,7 +165,7 @@ def _taken_apart(linear: UOp, input_uops: Sequence[UOp]) -> _Replays:
     held: list[_Held] = []
     for one in linear.src:
         try:
-            held.append(_Held(one, [_launch(device, kernel, input_uops) for kernel in _kernels(one)]))
+            held.append(_Held(one, [_launch(device, kernel, input_uops, var_vals) for kernel in _kernels(one)]))
         except _Unheld as reason:
             steps += _recorded(device, held)
             held = []
@@ -193,29 +212,35 @@ def _recorded(device: Any, held: Sequence[_Held]) -> list[_Replay | _Call]:
         return []
     launches: list[Launch] = []
     places: dict[int, list[Argument]] = {}
-    for launch, given in (found for one in held for found in one.launches):
-        for position, slot, offset in given:
+    numbers: dict[UOp, list[Number]] = {}
+    for found in (found for one in held for found in one.launches):
+        for position, slot, offset in found.places:
             places.setdefault(slot, []).append(Argument(len(launches), position, offset))
-        launches.append(launch)
-    dependency = DEPENDENCIES["idle"] if len(launches) <= FEW_LAUNCHES else DEFAULT
+        for value, grid, number in found.numbers:
+            numbers.setdefault(number, []).append(Number(len(launches), value, grid))
+        launches.append(found.launch)
+    dependency = DEPENDENCIES["idle"] if len(launches) <= FEW_LAUNCHES else MANY
+    given, changing = list(places.values()), list(numbers.values())
     try:
-        recording = Recording(device, launches, dependency, inputs=list(places.values()))
+        recording = Recording(device, launches, dependency, inputs=given, numbers=changing)
     except (LaunchError, MemoryError) as error:  # if it still is so then, tinygrad's launches raise it
         return [_as_ever(one.call, str(error)) for one in held]
     counts = sum((estimate_uop(kernel) for one in held for kernel in _kernels(one.call)), Estimates()).simplify()
-    return [_Replay(recording, tuple(places), len(held), int(counts.ops), int(counts.mem))]
+    return [_Replay(recording, tuple(places), tuple(numbers), len(held), counts.ops, counts.mem)]
 
 
-def _launch(device: Any, kernel: UOp, input_uops: Sequence[UOp]) -> tuple[Launch, list[_Place]]:
-    """A kernel, and where it takes inputs. _Unheld."""
+def _launch(device: Any, kernel: UOp, input_uops: Sequence[UOp], var_vals: dict[str, int]) -> _HeldLaunch:
+    """A kernel, and where it takes inputs and numbers. _Unheld."""
     program = kernel.src[0]
     if program.op is Ops.COPY:
         raise _Unheld("a copy")
     if program.op is not Ops.PROGRAM:
         raise _Unheld("no kernel")
     info = program.arg
-    if info.vars:
-        raise _Unheld(f"it depends on {', '.join(variable.expr for variable in info.vars)}, which may change")
+    if any(isinstance(size, UOp) for size in info.local_size or ()):
+        raise _Unheld("its blocks change their size")
+    if lacking := [variable.expr for variable in info.vars if variable.expr not in var_vals]:
+        raise _Unheld(f"{', '.join(lacking)} is no variable of the function's")
     uops = get_call_arg_uops(kernel)
     resolved = resolve_params(kernel, tuple(input_uops))
     memories: list[HCQBuffer] = []
@@ -227,9 +252,12 @@ def _launch(device: Any, kernel: UOp, input_uops: Sequence[UOp]) -> tuple[Launch
             given.append((position, slot, offset))
             memory = HCQBuffer(0, memory.size)  # each run has its own
         memories.append(memory)
-    grid, block = info.launch_dims({})
-    runtime = get_runtime(device.device, program)
-    return Launch(runtime, tuple(memories), three(grid), three(block or ())), given
+    grid, block = info.launch_dims(var_vals)
+    values = tuple(int(value) for value in info.vals(var_vals))
+    launch = Launch(get_runtime(device.device, program), tuple(memories), three(grid), three(block or ()), values)
+    numbers: list[_Changing] = [(at, None, variable) for at, variable in enumerate(info.vars)]
+    numbers += [(None, axis, size) for axis, size in enumerate(info.global_size) if isinstance(size, UOp)]
+    return _HeldLaunch(launch, given, numbers)
 
 
 def _memory(device: Any, uop: UOp) -> HCQBuffer:

@@ -96,6 +96,15 @@ class Argument:
     offset: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Number:
+    """Where a number that each run is given goes: the launch's value `value`, or its blocks along an axis of `grid`."""
+
+    launch: int
+    value: int | None = None
+    grid: int | None = None
+
+
 def _nothing(place: Place) -> Mapping[str, int]:
     return {}
 
@@ -235,6 +244,8 @@ class _Slot:
     """Where its constant banks begin, in 64-bit words; those of all runs where no inputs are given."""
     addresses: tuple[int, ...] | None = None
     """Of the inputs, as they stand in these banks."""
+    numbers: tuple[int, ...] | None = None
+    """As they stand in these banks and QMDs."""
     number: int = 0
     timeline: Any = None
     """The signal that its release names."""
@@ -262,11 +273,30 @@ class _Patch:
         self.align = align[self.position] if self.position < len(align) else 1
 
 
+class _NumberPatch:
+    """A `Number`, and where it lies in the constant banks and QMDs of a run, in 32-bit words."""
+
+    __slots__ = ("axis", "program", "words")
+
+    def __init__(self, layout: _Layout, launches: Sequence[Launch], number: Number) -> None:
+        launch, bank = launches[number.launch], layout.banks[number.launch]
+        self.program, self.axis = launch.program, number.grid
+        self.words: tuple[int, ...]
+        if number.grid is not None:
+            field = self.program.qmd.field_offset(grid_fields(self.program.qmd)[number.grid])
+            self.words = (bank + bank0.GRID_DIM + 4 * number.grid) // 4, (layout.qmds[number.launch] + field) // 4
+        else:
+            assert number.value is not None
+            first = bank // 4 + len(self.program.cbuf_0) + 2 * len(launch.buffers)
+            self.words = (first + number.value,)
+
+
 class Recording:
     """Launches in a buffer of their own, replayed by one doorbell. Up to `depth` runs may be in flight.
 
-    With `inputs`, which say for each where it goes, every run is given their addresses. Each of the runs that may be in
-    flight has constant banks and QMDs of its own then, and `dependency` must drop old constants, as `DEFAULT` does.
+    With `inputs`, which say for each where it goes, every run is given their addresses, and with `numbers` as many
+    integers. Each of the runs that may be in flight has constant banks and QMDs of its own then, and `dependency` must
+    drop old constants, as `DEFAULT` does.
     LaunchError for what cannot be launched, MemoryError, DeviceClosed. Close it, or use it in a `with`; the device's
     end closes it too. Several threads may use it.
     """
@@ -279,10 +309,12 @@ class Recording:
         *,
         depth: int = RUNS_IN_FLIGHT,
         inputs: Sequence[Sequence[Argument]] = (),
+        numbers: Sequence[Sequence[Number]] = (),
     ) -> None:
         if not launches or depth < 1:
             raise LaunchError("a recording needs at least one launch, and a depth of at least 1.")
-        if inputs and dependency.start[:1] != BARRIER:
+        changes = bool(inputs or numbers)
+        if changes and dependency.start[:1] != BARRIER:
             raise LaunchError("a recording with inputs needs a dependency that begins by dropping old constants.")
         for launch in launches:
             _check(device, launch)
@@ -299,9 +331,10 @@ class Recording:
         # The addresses and values of the tail's releases are stored as 64-bit words: they start at multiples of 8.
         shift = 1 - words % 2
         stride = _round_up(shift + words + len(tail), 2)
-        images = depth if inputs else 1
+        images = depth if changes else 1
         size = layout.size * images + 4 * depth * stride
         self._inputs = [[_Patch(layout, self.launches, argument) for argument in given] for given in inputs]
+        self._numbers = [[_NumberPatch(layout, self.launches, number) for number in given] for given in numbers]
         self._memory: HCQBuffer | None = device.allocator.alloc(size, SPEC)
         try:
             va, view = self._memory.va_addr, self._memory.cpu_view()
@@ -309,6 +342,7 @@ class Recording:
                 described = _describe(device, self.launches, dependency, layout, va + image)
                 view[image : image + layout.size] = bytes(described)
             self._quads = to_mv(view.addr, size).cast("Q")
+            self._words = to_mv(view.addr, size).cast("I")
             self._slots = []
             for index in range(depth):
                 image = layout.size * (index % images)
@@ -327,12 +361,13 @@ class Recording:
         """The number of the last submission on the channel that the GPU has finished: runs up to it are over."""
         return self._fifo.done
 
-    def run(self, times: int = 1, addresses: tuple[int, ...] = ()) -> int:
+    def run(self, times: int = 1, addresses: tuple[int, ...] = (), numbers: tuple[int, ...] = ()) -> int:
         """Submit everything, up to `depth` times, with one doorbell; the number to wait for, of the last run.
 
-        The runs before have the numbers below it. `addresses` are those of the inputs, in order, of this GPU's. Waits
-        only if `depth` runs are in flight. DeviceFault as soon as one is known, DeviceClosed, RecordingClosed;
-        LaunchError, also for an address that breaks the alignment that a kernel needs.
+        The runs before have the numbers below it. `addresses` are those of the inputs, in order, of this GPU's;
+        `numbers` in theirs. Waits only if `depth` runs are in flight. DeviceFault as soon as one is known,
+        DeviceClosed, RecordingClosed; LaunchError, also for an address that breaks the alignment that a kernel needs,
+        and for a grid that is empty or too large.
         """
         device, fifo, slots = self._device, self._fifo, self._slots
         lock, depth = device.lock, len(slots)
@@ -353,6 +388,11 @@ class Recording:
                     slot = slots[(following + ahead) % depth]
                     if slot.addresses != addresses:
                         self._give(slot, addresses)
+            if self._numbers or numbers:
+                for ahead in range(times):
+                    slot = slots[(following + ahead) % depth]
+                    if slot.numbers != numbers:
+                        self._number(slot, numbers)
             # If something else went out since the last run, it may be on another channel.
             entries = [] if value - 1 == device.computed_value else [after(device, value - 1)]
             quads, timeline, end = self._quads, device.timeline_signal, number + times
@@ -386,6 +426,20 @@ class Recording:
                     self._quads[slot.image + patch.quad] = address + patch.offset
         slot.addresses = addresses
 
+    def _number(self, slot: _Slot, numbers: tuple[int, ...]) -> None:
+        """Store what changed of the numbers into the banks and QMDs of a run that is over."""
+        if len(numbers) != len(self._numbers):
+            raise LaunchError(f"this recording takes {len(self._numbers)} numbers, {len(numbers)} are given.")
+        before, slot.numbers, first = slot.numbers, None, 2 * slot.image
+        for index, (number, patches) in enumerate(zip(numbers, self._numbers, strict=True)):
+            if before is None or before[index] != number:
+                for patch in patches:
+                    if patch.axis is not None:
+                        check_size(patch.program, "grid", patch.axis, number)
+                    for word in patch.words:
+                        self._words[first + word] = number & 0xFFFFFFFF
+        slot.numbers = numbers
+
     def wait(self, number: int | None = None) -> None:
         """Return when the run with this number, or the last one, is over. DeviceFault, DeviceClosed, WaitTimeout."""
         self._fifo.wait(self._last if number is None else number)
@@ -396,7 +450,7 @@ class Recording:
         with device.lock:
             memory, self._memory = self._memory, None
             if memory is not None:
-                self._quads = memoryview(b"")
+                self._quads = self._words = memoryview(b"")
                 with suppress(DeviceFault, WaitTimeout):
                     if not device.closed and device.error_state is None:
                         self.wait()  # the timeline is there before the last command, which is in this memory
@@ -501,14 +555,18 @@ def _commands(dependency: Dependency, layout: _Layout, va: int) -> list[int]:
     return words
 
 
+def grid_fields(qmd: QMD) -> tuple[str, str, str]:
+    """The QMD's names of how many blocks there are in x, y and z, each in a 32-bit word of its own."""
+    if qmd.ver >= 4:
+        return "grid_width", "grid_height", "grid_depth"
+    return "cta_raster_width", "cta_raster_height", "cta_raster_depth"
+
+
 def _qmd(device: Any, launch: Launch, view: memoryview, bank: int) -> QMD:
     """The program's QMD, filled in for a launch with constant bank 0 at `bank`."""
     view[:] = launch.program.qmd.mv
     qmd = QMD(device, view=view)
-    names = ("cta_raster_width", "cta_raster_height", "cta_raster_depth")
-    if qmd.ver >= 4:
-        names = ("grid_width", "grid_height", "grid_depth")
-    qmd.write(**dict(zip(names, launch.grid, strict=True)))
+    qmd.write(**dict(zip(grid_fields(qmd), launch.grid, strict=True)))
     qmd.write(**{f"cta_thread_dimension{axis}": size for axis, size in enumerate(launch.block)})
     qmd.set_constant_buf_addr(0, bank)
     return qmd

@@ -14,6 +14,13 @@ extern "C" __global__ void stride(int *state, int value) {
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < value && turns < 64; i += gridDim.x * blockDim.x, turns++)
         state[i] += 1;
 }
+extern "C" __global__ void blocks(int *state, int value) {
+    int *mine = state + 4 * (blockIdx.x + 8 * (blockIdx.y + 8 * blockIdx.z));
+    mine[0] = mine[0] * 3 + value;
+    mine[1] = gridDim.x;
+    mine[2] = gridDim.y;
+    mine[3] = gridDim.z;
+}
 extern "C" __global__ void wild(int *state, int value) { state[(long long)value << 28] = 1; }
 extern "C" __global__ void crooked(int *state, int value) { *(volatile int *)((char *)state + value) = 1; }
 extern "C" __global__ void window(int *state, int value) { *(volatile int *)((unsigned long long)value << 28) = 1; }

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import pytest
 from boards import open_device, use_board
 from kernels import program, words
@@ -13,7 +14,7 @@ from submissions import held_back, launch
 
 from tegrad.nv.faults import DeviceClosed, DeviceFault
 from tegrad.nv.program import LaunchError
-from tegrad.nv.replay import DEPENDENCIES, Argument, Dependency, Launch, Recording, RecordingClosed
+from tegrad.nv.replay import DEPENDENCIES, Argument, Dependency, Launch, Number, Recording, RecordingClosed
 
 pytestmark = pytest.mark.board
 
@@ -130,6 +131,52 @@ def test_a_recording_is_given_as_many_inputs_as_it_takes(device: Any) -> None:
     for name in ("chain-lean", "idle-lean", "idle-within"):
         with pytest.raises(LaunchError, match="old constants"):
             Recording(device, launches, DEPENDENCIES[name], inputs=inputs)
+
+
+def test_each_run_takes_the_numbers_that_it_is_given(racing: Any) -> None:
+    """Values and blocks along every axis, one number in several places, also while others are in flight."""
+    blocks, buffer = program(racing, "blocks"), zeroed(racing)
+    launches = [Launch(blocks, (buffer,), values=(value,)) for value in VALUES]
+    numbers = [
+        [Number(0, value=0), Number(3, value=0)],
+        [Number(1, grid=0), Number(4, grid=1)],
+        [Number(2, grid=2), Number(4, grid=0)],
+    ]
+    expected = np.zeros((4, 8, 8, 4), np.uint32)
+    with Recording(racing, launches, DEPENDENCIES["chain"], depth=2, numbers=numbers) as recording:
+        with held_back(racing):
+            for turn in range(9):
+                given = (turn * 7 - 20, 1 + turn % 4, 1 + turn * 3 % 4)
+                recording.run(1 + turn % 2, (), given)
+                value, first, second = given
+                grids = [(1, 1, 1), (first, 1, 1), (1, 1, second), (1, 1, 1), (second, first, 1)]
+                values = [value, *VALUES[1:3], value, VALUES[4]]
+                for (x, y, z), number in list(zip(grids, values, strict=True)) * (1 + turn % 2):
+                    mine = expected[:z, :y, :x]
+                    mine[..., 0] = mine[..., 0] * 3 + np.uint32(number & 0xFFFFFFFF)
+                    mine[..., 1:] = x, y, z
+        recording.wait()
+    assert np.array_equal(np.array(words(buffer, 1024)), expected.reshape(-1).astype(np.int32))
+    racing.allocator.free(buffer, 4096)
+
+
+def test_a_number_that_cannot_be_is_refused_and_the_next_one_is_taken(device: Any) -> None:
+    blocks, buffer = program(device, "blocks"), zeroed(device)
+    launches = [Launch(blocks, (buffer,), values=(1,))]
+    numbers = [[Number(0, grid=1)], [Number(0, value=0)]]
+    with Recording(device, launches, numbers=numbers) as recording:
+        for given in ((), (1,), (1, 2, 3)):
+            with pytest.raises(LaunchError, match="takes 2 numbers"):
+                recording.run(1, (), given)
+        for wrong in (0, -1, 1 << 16):
+            with pytest.raises(LaunchError, match=f"the grid is {wrong} along y"):
+                recording.run(1, (), (wrong, 5))
+        recording.wait(recording.run(1, (), (2, 5)))
+        assert words(buffer, 4) == [5, 1, 2, 1]
+    with Recording(device, launches) as recording, pytest.raises(LaunchError, match="takes 0 numbers"):
+        recording.run(1, (), (1,))
+    with pytest.raises(LaunchError, match="old constants"):
+        Recording(device, launches, DEPENDENCIES["chain-lean"], numbers=numbers)
 
 
 def test_runs_are_ordered_among_the_work_of_tinygrad(racing: Any) -> None:
