@@ -15,7 +15,7 @@ import time
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from ctypes import CDLL, c_int, c_ulong, memmove
+from ctypes import memmove
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +26,7 @@ from tegrad.hw.classes import COPY, CopyMethod
 from tegrad.hw.gpfifo import MethodOp, Subchannel, gp_entry, method_header
 from tegrad.nv.queues import RELEASE, SUBROUTINE
 from tegrad.nv.replay import ACQUIRE, TIMELINE_RELEASE, semaphore
+from tegrad.nv.waits import prompt_sleeps
 
 MB: Final = 1 << 20
 POLL_LIMIT_S: Final = 0.002
@@ -49,10 +50,6 @@ def plan(size: int, out: bool) -> Plan:
     return Plan(2 * MB, 8)
 
 
-PR_SET_TIMERSLACK, PR_GET_TIMERSLACK = 29, 30
-"""Of linux/prctl.h: nanoseconds of the calling thread."""
-_prctl: Any = CDLL(None).prctl
-_prctl.argtypes = (c_int, *[c_ulong] * 4)
 _OFFSETS: Final = method_header(MethodOp.INC, Subchannel.COPY, CopyMethod.OFFSET_IN_UPPER, 4)
 _LENGTH: Final = method_header(MethodOp.INC, Subchannel.COPY, CopyMethod.LINE_LENGTH_IN, 1)
 _LAUNCH: Final = method_header(MethodOp.INC, Subchannel.COPY, CopyMethod.LAUNCH_DMA, 1)
@@ -102,17 +99,6 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
-
-
-@contextmanager
-def prompt_sleeps() -> Iterator[None]:
-    """Let this thread's sleeps end when they are due: Linux adds up to 50 us (timer slack, prctl(2)), also to 0."""
-    before = _prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0)
-    _prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
-    try:
-        yield
-    finally:
-        _prctl(PR_SET_TIMERSLACK, before, 0, 0, 0)
 
 
 class _Move:

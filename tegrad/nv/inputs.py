@@ -20,8 +20,8 @@ Prepared = tuple[list[Any], dict[str, int], list[Any], list[Any]]
 
 MOST_LOOKS: Final = 1024
 """How many are kept."""
-OTHERS: Final = (UOp, tuple, list, dict)
-"""Arguments that are no tensors, and may hold some or be values of variables."""
+CONTAINERS: Final = (tuple, list, dict)
+"""Arguments that may hold tensors."""
 
 _stock: Callable[..., Prepared] = jit._prepare_jit_inputs
 _looks: dict[Any, Any] = {}
@@ -32,10 +32,18 @@ def prepare(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
     names: list[Any] = []
     inputs: list[Any] = []
     looks: list[Any] = []
+    variables: dict[str, int] = {}
     given = (*enumerate(args), *sorted(kwargs.items())) if kwargs else enumerate(args)
     for name, value in given:
+        if value.__class__ is UOp:
+            if not value.is_bound_var:
+                return _stock(args, kwargs)
+            variable, bound = value.unbind()
+            if variables.setdefault(variable.expr, bound) != bound:
+                return _stock(args, kwargs)
+            continue
         if value.__class__ is not Tensor:
-            if isinstance(value, OTHERS):
+            if isinstance(value, CONTAINERS):
                 return _stock(args, kwargs)
             continue
         uop = value.uop
@@ -54,7 +62,7 @@ def prepare(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
         looks.append(look)
     if len(inputs) > 1 and len(set(inputs)) != len(inputs):
         return _stock(args, kwargs)
-    return inputs, {}, names, looks
+    return inputs, variables, names, looks
 
 
 def _is_ours(device: str) -> bool:

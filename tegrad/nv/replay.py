@@ -274,21 +274,24 @@ class _Patch:
 
 
 class _NumberPatch:
-    """A `Number`, and where it lies in the constant banks and QMDs of a run, in 32-bit words."""
+    """Where one number lies in the constant banks and QMDs of a run, in 32-bit words, and the grids that it is part of
+    (program, axis)."""
 
-    __slots__ = ("axis", "program", "words")
+    __slots__ = ("grids", "words")
 
-    def __init__(self, layout: _Layout, launches: Sequence[Launch], number: Number) -> None:
-        launch, bank = launches[number.launch], layout.banks[number.launch]
-        self.program, self.axis = launch.program, number.grid
-        self.words: tuple[int, ...]
-        if number.grid is not None:
-            field = self.program.qmd.field_offset(grid_fields(self.program.qmd)[number.grid])
-            self.words = (bank + bank0.GRID_DIM + 4 * number.grid) // 4, (layout.qmds[number.launch] + field) // 4
-        else:
-            assert number.value is not None
-            first = bank // 4 + len(self.program.cbuf_0) + 2 * len(launch.buffers)
-            self.words = (first + number.value,)
+    def __init__(self, layout: _Layout, launches: Sequence[Launch], numbers: Sequence[Number]) -> None:
+        self.words: list[int] = []
+        grids: dict[tuple[Any, int], None] = {}
+        for number in numbers:
+            launch, bank = launches[number.launch], layout.banks[number.launch]
+            if number.grid is not None:
+                field = launch.program.qmd.field_offset(grid_fields(launch.program.qmd)[number.grid])
+                self.words += (bank + bank0.GRID_DIM) // 4 + number.grid, (layout.qmds[number.launch] + field) // 4
+                grids[launch.program, number.grid] = None
+            else:
+                assert number.value is not None
+                self.words.append(bank // 4 + len(launch.program.cbuf_0) + 2 * len(launch.buffers) + number.value)
+        self.grids = tuple(grids)
 
 
 class Recording:
@@ -334,7 +337,7 @@ class Recording:
         images = depth if changes else 1
         size = layout.size * images + 4 * depth * stride
         self._inputs = [[_Patch(layout, self.launches, argument) for argument in given] for given in inputs]
-        self._numbers = [[_NumberPatch(layout, self.launches, number) for number in given] for given in numbers]
+        self._numbers = [_NumberPatch(layout, self.launches, given) for given in numbers]
         self._memory: HCQBuffer | None = device.allocator.alloc(size, SPEC)
         try:
             va, view = self._memory.va_addr, self._memory.cpu_view()
@@ -430,14 +433,14 @@ class Recording:
         """Store what changed of the numbers into the banks and QMDs of a run that is over."""
         if len(numbers) != len(self._numbers):
             raise LaunchError(f"this recording takes {len(self._numbers)} numbers, {len(numbers)} are given.")
-        before, slot.numbers, first = slot.numbers, None, 2 * slot.image
-        for index, (number, patches) in enumerate(zip(numbers, self._numbers, strict=True)):
+        before, slot.numbers, first, memory = slot.numbers, None, 2 * slot.image, self._words
+        for index, (number, patch) in enumerate(zip(numbers, self._numbers, strict=True)):
             if before is None or before[index] != number:
-                for patch in patches:
-                    if patch.axis is not None:
-                        check_size(patch.program, "grid", patch.axis, number)
-                    for word in patch.words:
-                        self._words[first + word] = number & 0xFFFFFFFF
+                for program, axis in patch.grids:
+                    check_size(program, "grid", axis, number)
+                stored = number & 0xFFFFFFFF
+                for word in patch.words:
+                    memory[first + word] = stored
         slot.numbers = numbers
 
     def wait(self, number: int | None = None) -> None:

@@ -10,11 +10,12 @@ The facts: syncpoint shims and user syncpoints, L4T r36.4.3 nvgpu (hal/sync, os/
 host1x-fence. None of it has been run on a Jetson.
 """
 
+import ctypes
 import select
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tinygrad.helpers import getenv
 
@@ -39,7 +40,7 @@ READS_PER_LOOK = range(8)
 """Reads between two looks at the clock."""
 SLEEP_SHARE = 1 / 8
 """A sleep by the clock lasts this share of the time waited so far: such a wait ends at most an eighth late."""
-PROMPT_SHARE = 1 / 64
+PROMPT_SHARE = 1 / 256
 PROMPT_S = 3e-3
 """For this long a prompt wait without a waker only lets other threads run between two looks; then it sleeps, too."""
 SLEEP_MAX_S = 1e-3
@@ -49,6 +50,11 @@ the longest sleep; the notifier in memory is read at every turn."""
 TRIAL_MS = 100
 """How long a fence that is already reached may take to say so when it is tried."""
 SHIM_STORE = HOST["SEM_EXECUTE"].pack(operation="RELEASE", release_wfi="EN", payload_size="32BIT")
+
+PR_SET_TIMERSLACK, PR_GET_TIMERSLACK = 29, 30
+"""Of linux/prctl.h: nanoseconds of the calling thread."""
+_prctl: Any = ctypes.CDLL(None).prctl
+_prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
 
 
 class Waker(Protocol):
@@ -189,7 +195,32 @@ def seen_soon(word: memoryview, value: int, device: "NVDevice", until: float) ->
     return False
 
 
+@contextmanager
+def prompt_sleeps() -> Iterator[None]:
+    """Let this thread's sleeps end when they are due: Linux adds up to 50 us (timer slack, prctl(2)), also to 0."""
+    before = _prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0)
+    _prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        _prctl(PR_SET_TIMERSLACK, before, 0, 0, 0)
+
+
 def _poll(
+    device: "NVDevice | None",
+    read: Callable[[], int],
+    value: int,
+    seen: int,
+    timeout_ms: int | None,
+    awaited: Awaited,
+    start: float,
+    prompt: bool,
+) -> None:
+    with prompt_sleeps() if prompt else nullcontext():
+        _turns(device, read, value, seen, timeout_ms, awaited, start, prompt)
+
+
+def _turns(
     device: "NVDevice | None",
     read: Callable[[], int],
     value: int,

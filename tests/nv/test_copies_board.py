@@ -12,7 +12,7 @@ import pytest
 from boards import open_device
 from tinygrad.device import BufferSpec
 
-from tegrad.nv import copies
+from tegrad.nv import copies, waits
 from tegrad.nv.copies import Movers, Plan, Staging
 from tegrad.nv.device import Allocator
 from tegrad.nv.queues import NVSignal
@@ -192,7 +192,7 @@ def test_tinygrads_own_copies_and_ours_know_of_each_other(
 
 
 def slack() -> int:
-    return int(copies._prctl(copies.PR_GET_TIMERSLACK, 0, 0, 0, 0))
+    return int(waits._prctl(waits.PR_GET_TIMERSLACK, 0, 0, 0, 0))
 
 
 def test_a_caller_who_moves_the_chunks_does_not_sleep_while_the_engine_is_soon_done(

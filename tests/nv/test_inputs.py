@@ -29,7 +29,7 @@ def cases() -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     from tinygrad import Tensor, UOp
 
     x, y, z = whole(4, 4), whole(4, 4), whole(16)
-    n = UOp.variable("n", 1, 10).bind(3)
+    n, m = UOp.variable("n", 1, 10).bind(3), UOp.variable("m", 1, 10).bind(9)
     return [
         ((x,), {}),
         ((y,), {}),
@@ -46,6 +46,8 @@ def cases() -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         (([x, y],), {}),
         (({"one": x}, (y,)), {"more": [z]}),
         ((x, n), {}),
+        ((n, x), {"m": m, "n": n}),
+        ((n,), {}),
         ((whole(10)[:n],), {}),
         ((Tensor(np.zeros(4, np.float32), device="PYTHON").realize(),), {}),
         ((), {}),
@@ -112,3 +114,12 @@ def test_another_shape_or_type_is_a_mismatch() -> None:
             double(other)
     with pytest.raises(JitError, match="args mismatch"):
         double(x=whole(4, 4))
+
+
+def test_a_variable_that_has_two_values_or_none_is_left_to_tinygrad() -> None:
+    from tinygrad import UOp
+
+    n = UOp.variable("n", 1, 10)
+    assert inputs.prepare((n.bind(3), n.bind(4)), {})[1] == inputs._stock((n.bind(3), n.bind(4)), {})[1] == {"n": 4}
+    with pytest.raises(AssertionError, match="can't unbind"):
+        inputs.prepare((n,), {})
