@@ -197,7 +197,7 @@ def _gpt2(kind: str, dtype: str, size: str) -> TimedRow:
             scores = (q.transpose(0, 1) @ keys.transpose(1, 2)) * (width // heads) ** -0.5
             mixed = (scores.softmax(-1) @ values).transpose(0, 1).reshape(1, width)
             x = x + mixed @ out
-            x = x + (x.layernorm() @ up).gelu() @ down
+            x = (x + (x.layernorm() @ up).gelu() @ down).realize()  # or every block computes those before it anew
         return (x.layernorm() @ tokens.T).realize()
 
     jit: Any = TinyJit(network)

@@ -138,7 +138,7 @@ def _gpt2(kind: str, dtype: str, size: str) -> TimedRow:
     tokens, places = next(weights), next(weights)
     blocks = [tuple(next(weights) for _ in range(4)) for _ in range(layers)]
     caches = [torch.zeros(2, heads, POSITIONS, width // heads, dtype=tokens.dtype, device="cuda") for _ in blocks]
-    token, position = torch.tensor([7], device="cuda"), torch.tensor([0], device="cuda")
+    token, position = torch.tensor([7], device="cuda"), torch.tensor([1], device="cuda")
     every = torch.arange(POSITIONS, device="cuda")
 
     def network() -> Any:

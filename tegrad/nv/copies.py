@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from array import array
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from ctypes import memmove
@@ -34,19 +35,23 @@ POLL_LIMIT_S: Final = 0.002
 
 
 class Plan(NamedTuple):
-    """The most bytes of a chunk, and how many threads move chunks; with 0 the caller moves them."""
+    """The most bytes of a chunk, how many threads move chunks, and whether the caller moves some too, in turn with
+    them; without threads it moves them all."""
 
     chunk: int
     threads: int
+    caller: bool = False
 
 
-def plan(size: int, out: bool) -> Plan:
+def plan(size: int) -> Plan:
     """How a copy of `size` bytes is done. Waking a thread takes as long as moving half a megabyte; more threads than
     are needed hinder each other (docs/notebook.md has the measurement on an H200's host)."""
-    if size <= 2 * MB:
+    if size <= MB:
         return Plan(MB // 2, 0)
+    if size <= 4 * MB:
+        return Plan(MB, 2, caller=True)
     if size <= 32 * MB:
-        return Plan(MB, 4 if out else 2)
+        return Plan(MB, 4)
     return Plan(2 * MB, 8)
 
 
@@ -105,12 +110,15 @@ class _Move:
     """One copy's chunks, and who moves them between host memories."""
 
     def __init__(self, size: int, out: bool, user: int, area: int) -> None:
-        chunk, self._threads = plan(size, out)
+        chunk, self._threads, caller = plan(size)
         chunk = min(chunk, area)
         self.chunks = [(at, min(chunk, size - at)) for at in range(0, size, chunk)]
         self._out, self._user = out, user
         self.alone = self._threads == 0
         """Whether the caller moves all chunks itself."""
+        self._caller = self.alone or caller
+        self._own: deque[tuple[int, int]] = deque()
+        """What the caller is still to move: the number of a chunk, and where its area is."""
         self._done: SimpleQueue[int] = SimpleQueue()
         self._given: set[int] = set()
         self._moved: set[int] = set()
@@ -122,19 +130,26 @@ class _Move:
         return (self._user + at, staging, size) if self._out else (staging, self._user + at, size)
 
     def give(self, number: int, staging: int) -> None:
-        """Have a thread begin to move a chunk, whose area of staging memory is the CPU's now; nothing where the caller
-        moves them."""
-        if not self.alone:
-            self._given.add(number)
-            movers().move(number % self._threads, *self._ends(number, staging), self._done, number)
+        """Have a thread begin to move a chunk, whose area of staging memory is the CPU's now, or note it as ours.
 
-    def finish(self, number: int, staging: int) -> None:
-        """Return when a chunk that was given has been moved."""
-        if self.alone:
-            memmove(*self._ends(number, staging))
-            self._moved.add(number)
+        Into the GPU's memory the caller moves the first, which it has moved before a thread wakes; out of it the last.
+        """
+        turn = (number if self._out else number - 1) % (self._threads + self._caller)
+        if turn < self._threads:
+            self._given.add(number)
+            movers().move(turn, *self._ends(number, staging), self._done, number)
+        else:
+            self._own.append((number, staging))
+
+    def finish(self, number: int) -> None:
+        """Return when a chunk that was given has been moved; meanwhile the caller moves its own."""
         while number not in self._moved:
-            self._moved.add(self._done.get())
+            if self._own:
+                own, staging = self._own.popleft()
+                memmove(*self._ends(own, staging))
+                self._moved.add(own)
+            else:
+                self._moved.add(self._done.get())
 
     def finished(self, number: int) -> bool:
         """Whether a chunk has been moved, without a wait."""
@@ -176,7 +191,7 @@ class Staging:
                 given += 1
             first = sent
             while sent < given and (sent == first or move.finished(sent)):
-                move.finish(sent, self._areas[used[sent]][1])
+                move.finish(sent)
                 sent += 1
             self._submit(
                 [
@@ -215,7 +230,7 @@ class Staging:
                 given += 1
             idle = given == count or (given == sent and sent - free == len(self._areas))
             while free < given and (move.alone or idle or move.finished(free)):
-                move.finish(free, self._areas[used[free]][1])  # areas come free in their order
+                move.finish(free)  # areas come free in their order
                 free, idle = free + 1, given == count
 
     @contextmanager
@@ -257,20 +272,18 @@ class Staging:
         device, fifo = self._device, self._fifo
         value, signal = device.timeline_value, device.timeline_signal.value_addr
         words = [*semaphore(ACQUIRE, signal, value - 1)]
-        entries: list[int] = []
-        number = fifo.submissions
+        number, end = fifo.submissions, fifo.submissions + len(copies)
         for to, start, size, area in copies:
             number += 1
             self._busy[area] = number
-            words += [_OFFSETS, start >> 32, start & _LOW, to >> 32, to & _LOW, _LENGTH, size, _LAUNCH, _COPY]
-            if last and len(entries) + 1 == len(copies):
-                words += [*semaphore(TIMELINE_RELEASE, signal, value), *fifo.release(number)]
-            else:
+            words += _OFFSETS, start >> 32, start & _LOW, to >> 32, to & _LOW, _LENGTH, size, _LAUNCH, _COPY
+            if number < end:
                 words += semaphore(RELEASE, fifo.progress_va, number)
-            va, count = device.place_commands(array("I", words))
-            entries.append(gp_entry(va, count, level=SUBROUTINE))
-            words = []
-        fifo.enter(entries, len(copies))
+        if last:
+            words += semaphore(TIMELINE_RELEASE, signal, value)
+        words += fifo.release(number)
+        va, count = device.place_commands(array("I", words))
+        fifo.enter([gp_entry(va, count, level=SUBROUTINE)], len(copies))
         if last:
             device.next_timeline()
         device.submitted(fifo, number, (), value if last else None)

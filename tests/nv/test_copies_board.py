@@ -47,10 +47,14 @@ def staging(device: Any) -> Iterator[Staging]:
 
 
 def planned(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
-    monkeypatch.setattr(copies, "plan", lambda size, out: plan)
+    monkeypatch.setattr(copies, "plan", lambda size: plan)
 
 
-@pytest.mark.parametrize("plan", [Plan(AREA, 0), Plan(AREA // 2, 1), Plan(AREA, 2), Plan(AREA, 4)], ids=str)
+@pytest.mark.parametrize(
+    "plan",
+    [Plan(AREA, 0), Plan(AREA // 2, 1), Plan(AREA, 2), Plan(AREA, 4), Plan(AREA // 2, 1, True), Plan(AREA, 3, True)],
+    ids=str,
+)
 @pytest.mark.parametrize("size", [1, AREA, AREA + 1, 3 * AREA, 11 * AREA + 5])
 def test_what_is_copied_in_comes_out(
     staging: Staging, device: Any, movers: Movers, monkeypatch: pytest.MonkeyPatch, plan: Plan, size: int
@@ -148,7 +152,7 @@ def test_a_forked_process_starts_threads_of_its_own(movers: Movers) -> None:
 
 
 def test_more_memory_gets_more_threads_and_little_none() -> None:
-    plans = [copies.plan(size, out=False) for size in (1, 1 << 20, 16 << 20, 256 << 20)]
+    plans = [copies.plan(size) for size in (1, 1 << 20, 16 << 20, 256 << 20)]
     assert [plan.threads for plan in plans][:2] == [0, 0]
     assert plans[1].threads < plans[2].threads < plans[3].threads
     assert all(plan.chunk <= 2 << 20 for plan in plans)  # as much as tinygrad's staging buffers hold
@@ -233,3 +237,28 @@ def test_sleeps_are_prompt_while_threads_move_chunks_and_as_they_were_after_it(
     assert slack() == before
     device.synchronize()
     device.allocator.free(buffer, 5 * AREA)
+
+
+@pytest.mark.parametrize("out", [False, True], ids=["in", "out"])
+def test_the_caller_moves_its_share_beside_the_threads(
+    staging: Staging, device: Any, movers: Movers, monkeypatch: pytest.MonkeyPatch, out: bool
+) -> None:
+    """In, it moves the first chunk, for which the engine waits; out, the one that arrives last of each round."""
+    planned(monkeypatch, Plan(AREA, 2, caller=True))
+    real, moved = copies.memmove, {}
+    base: list[int] = []
+
+    def memmove(to: int, start: int, size: int) -> None:
+        chunk = ((to if out else start) - base[0]) // AREA
+        moved[chunk] = threading.current_thread() is threading.main_thread()
+        real(to, start, size)
+
+    buffer, memory = device.allocator.alloc(6 * AREA), memoryview(bytearray(6 * AREA))
+    base.append(copies._address(memory))
+    monkeypatch.setattr(copies, "memmove", memmove)
+    with device.lock:
+        staging.copy_out(memory, buffer) if out else staging.copy_in(buffer, memory)
+    own = {2, 5} if out else {0, 3}
+    assert moved == {chunk: chunk in own for chunk in range(6)}
+    device.synchronize()
+    device.allocator.free(buffer, 6 * AREA)
