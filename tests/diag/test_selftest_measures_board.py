@@ -263,6 +263,7 @@ def test_a_mode_that_is_refused_or_does_nothing_is_named(on_a_board: None, monke
     told = run("preemption")
     assert (told.outcome, told.steps[-1]) == ("failed", "others' turns")
     assert "0 turns of others" in told.last["seen"]
+    assert sum("tried again" in line for line in told.lines) == preemption.TRIES - 1
 
 
 def perform_later(stage: Any) -> str:

@@ -32,6 +32,8 @@ MODES: dict[str, int] = {
 OTHERS = "two processes"
 TURN_S = 1.0
 """Within which others have their turn, where the mode preempts at once. Time slices are milliseconds."""
+TRIES = 3
+"""Until others have a turn where the mode preempts at once: a busy CPU may submit too late for one."""
 KILLED = f"error notifier {int(NotifierCode.FIFO_ERROR_IDLE_TIMEOUT)}"
 """What becomes of a group that does not give way for 3 s (nvgpu, the channel's context-switch timeout)."""
 ENDED = {CTA: KILLED, UNSET: KILLED, OTHERS: "error 109"}
@@ -72,6 +74,11 @@ def _modes(notes: Notes, kernel: Kernel) -> dict[str, Turns]:
     for name, mode in MODES.items():
         with notes.step(f"a long kernel under {name}"):
             came = _beside(kernel, mode, notes.amount / 1000)
+            for _ in range(TRIES - 1 if name == CILP else 0):
+                if isinstance(came, str) or came.waits:
+                    break
+                notes.line(f"{name}: nobody else had a turn: tried again")
+                came = _beside(kernel, mode, notes.amount / 1000)
         if isinstance(came, str):
             answers[name] = came
             notes.line(f"{name}: SET_PREEMPTION_MODE was refused with {came}")
