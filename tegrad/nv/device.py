@@ -26,6 +26,7 @@ from tegrad.hw.gpfifo import Userd
 from tegrad.nv import roles, wrong_setting
 from tegrad.nv.coherence import Coherence
 from tegrad.nv.copies import Staging
+from tegrad.nv.desktop import DesktopMemory
 from tegrad.nv.faults import (
     DeviceClosed,
     DeviceFault,
@@ -43,6 +44,7 @@ from tegrad.nv.kernel import board_asked, emulated
 from tegrad.nv.memory import Memory
 from tegrad.nv.queues import Fifo, NVComputeQueue, NVCopyQueue, NVSignal, as_mapped
 from tegrad.nv.rings import Ring
+from tegrad.nv.slabs import PART_BYTES, Part
 from tegrad.nv.spec import MemorySpec, allocating, role_of, with_role
 from tegrad.uapi import releases
 from tegrad.uapi.errors import DriverError
@@ -119,6 +121,38 @@ class Allocator(_StockAllocator):  # type: ignore[misc]
         with self.dev.lock:
             self.dev.check_usable()
             super().copy_from_disk(dest, src, size)
+
+
+class DesktopAllocator(Allocator):
+    """The allocator of a GPU whose interface has small buffers in slabs (`tegrad.nv.desktop`)."""
+
+    def free_cache(self) -> None:
+        """Give back the buffers that are kept for reuse, and what small ones lay in."""
+        super().free_cache()
+        if self.dev.settled():
+            self.dev.iface.trim()
+
+    def _alloc(self, size: int, options: BufferSpec) -> HCQBuffer:
+        buffer: HCQBuffer | None = None
+        if size <= PART_BYTES and not (options.host or options.cpu_access or options.zero):
+            buffer = self.dev.iface.take_spare(size)
+        return super()._alloc(size, options) if buffer is None else buffer
+
+    def _free(self, buf: HCQBuffer, options: BufferSpec | None = None) -> None:
+        if not isinstance(buf, Part):
+            super()._free(buf, options)
+        elif self.dev.settled():
+            for device in buf.mapped_devs:  # for which the slab stays mapped
+                if device is not self.dev and not getattr(device, "closed", False):
+                    device.synchronize()
+            self.dev.iface.free(buf)
+
+    def _encode_decode(self, bufout: HCQBuffer, bufin: HCQBuffer, desc_buf: HCQBuffer, *args: Any) -> None:
+        """tinygrad's video decoder, whose channel sees what RM has mapped."""
+        with self.dev.lock:
+            for buffer in (bufout, bufin, desc_buf, *args[0]):
+                self.dev.iface.map_with_rm(buffer)
+        super()._encode_decode(bufout, bufin, desc_buf, *args)
 
 
 class UnifiedAllocator(Allocator):
@@ -227,7 +261,9 @@ def _memory(buffer: HCQBuffer) -> Memory:
 
 def make_allocator(dev: "NVDevice") -> Any:
     """The allocator that suits the device's interface."""
-    return UnifiedAllocator(dev) if getattr(dev.iface, "unified_memory", False) else Allocator(dev)
+    if getattr(dev.iface, "unified_memory", False):
+        return UnifiedAllocator(dev)
+    return DesktopAllocator(dev) if isinstance(dev.iface, DesktopMemory) else Allocator(dev)
 
 
 class _SmallRings(HCQCompiled):  # type: ignore[misc]

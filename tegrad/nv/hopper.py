@@ -6,7 +6,6 @@ allocation parameters and methods as Ampere's. Other GPUs behind NVIDIA's driver
 
 import functools
 import os
-from collections import deque
 from contextlib import ExitStack, suppress
 from typing import Any, ClassVar
 
@@ -15,7 +14,8 @@ from tinygrad.runtime.support.hcq import FileIOInterface, HCQBuffer
 
 from tegrad.hw.chips import CHIPS
 from tegrad.nv.debugger import Debugger, ErrorNotifier
-from tegrad.nv.faults import FREED_REMEMBERED, Place, SmError, describe_address
+from tegrad.nv.desktop import DesktopMemory
+from tegrad.nv.faults import SmError
 from tegrad.nv.kernlog import FaultReport
 
 _GH100 = CHIPS["gh100"]
@@ -32,7 +32,7 @@ _Stock: Any = ops_nv.NVKIface
 """Where tinygrad keeps what all its devices share: the resource manager's client and the fds of nvidiactl and UVM."""
 
 
-class NVKIface(_Stock):  # type: ignore[misc]
+class NVKIface(DesktopMemory):
     """`DEV=NVK+NV`. Carries tinygrad's name, because it takes that interface's place in the list.
 
     tinygrad keeps everything until the process ends. Here the last device that closes gives it all back: CPU mappings,
@@ -51,8 +51,6 @@ class NVKIface(_Stock):  # type: ignore[misc]
 
     def __init__(self, dev: Any, device_id: int) -> None:
         self._closed = False
-        self._buffers: dict[int, int] = {}
-        self._freed: deque[Place] = deque(maxlen=FREED_REMEMBERED)
         try:
             super().__init__(dev, device_id)
         except BaseException:
@@ -110,37 +108,28 @@ class NVKIface(_Stock):  # type: ignore[misc]
         """What RM keeps of an MMU fault of the compute channel."""
         return self._debugger.mmu_fault()
 
-    def describe_address(self, address: int) -> str | None:
-        """Which buffer an address lies in, or next to; None below every buffer's range, where null pointers point."""
-        if address < _Stock.low_uvm_vaddr_allocator.base:
-            return None
-        return describe_address(address, list(self._buffers.items()), list(self._freed)[::-1])
-
     # ---- memory
 
     def alloc(
-        self, size: int, host: bool = False, uncached: bool = False, *args: Any, cpu_addr: int | None = None,
-        **kwargs: Any,
+        self, size: int, host: bool = False, uncached: bool = False, cpu_access: bool = False,
+        contiguous: bool = False, map_flags: int = 0, cpu_addr: int | None = None, zero: bool = False, **kwargs: Any,
     ) -> HCQBuffer:  # fmt: skip
-        """tinygrad's, which maps memory of the host's where it is asked for.
+        """Memory as `DesktopMemory` has it, which maps what is the host's where it is asked for.
 
         Uncached it asks for a channel's error memory alone, 48 MiB: RM writes a few records of 16 bytes at its start.
         """
         if uncached:
             size = min(size, NOTIFIER_BYTES)
-        buffer: HCQBuffer = super().alloc(size, host, uncached, *args, cpu_addr=cpu_addr, **kwargs)
+        buffer = super().alloc(size, host, uncached, cpu_access, contiguous, map_flags, cpu_addr, zero, **kwargs)
         if host and cpu_addr is None:
             self._mapped[int(buffer.va_addr)] = buffer.size
-        self._buffers[int(buffer.va_addr)] = buffer.size
         return buffer
 
     def free(self, mem: HCQBuffer) -> None:
-        """tinygrad's, which unmaps what it mapped for the CPU."""
+        """Give memory back, and unmap what was mapped for the CPU."""
         super().free(mem)
         if mem.owner == self.dev:
             self._mapped.pop(int(mem.va_addr), None)
-            self._buffers.pop(int(mem.va_addr), None)
-            self._freed.append((int(mem.va_addr), mem.size))
 
     def _gpu_map_to_cpu(self, memory_handle: int, size: int, *args: Any, **kwargs: Any) -> int:
         address: int = super()._gpu_map_to_cpu(memory_handle, size, *args, **kwargs)

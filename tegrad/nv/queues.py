@@ -270,8 +270,13 @@ class NVCopyQueue(_Submission, ops_nv.NVCopyQueue):  # type: ignore[misc]
 
 
 def as_mapped(buf: HCQBuffer) -> HCQBuffer:
-    """The buffer where the GPU sees it, if it is another device's that was mapped; else the buffer itself."""
+    """The buffer where the GPU sees it, if it is the CPU's and was mapped; else the buffer itself.
+
+    A GPU's memory is mapped for another one where its own sees it.
+    """
     mapped = next((m for device, m in buf.mappings.items() if device.device.split(":")[0] == "NV"), None)
+    if mapped is not None and getattr(buf.owner, "device", "").split(":")[0] == "NV":
+        return buf
     if mapped is None or buf is buf.base:
         return mapped or buf
     return mapped.offset(buf.cpu_view().addr - buf.base.cpu_view().addr, buf.size)

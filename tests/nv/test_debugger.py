@@ -236,7 +236,7 @@ def test_an_address_is_told_by_its_buffer(rm: Rm, monkeypatch: pytest.MonkeyPatc
     given = HCQBuffer(start, 4096, owner=rm.iface.dev)
     monkeypatch.setattr(ops_nv.NVKIface, "alloc", lambda *args, **kwargs: given)
     monkeypatch.setattr(ops_nv.NVKIface, "free", lambda *args: None)
-    rm.iface.alloc(4096)
+    rm.iface.alloc(4096, cpu_access=True)
     assert rm.iface.describe_address(start + 8) == f"byte 0x8, in the buffer of 4096 bytes at {start:#x}"
     assert rm.iface.describe_address(0x100000) is None
     rm.iface.free(given)

@@ -98,9 +98,8 @@ def test_a_channels_error_memory_is_no_larger_than_its_records(monkeypatch: pyte
 
     monkeypatch.setattr(ops_nv.NVKIface, "alloc", alloc)
     made = interface(HOPPER)
-    made._buffers = {}
     made.alloc(48 << 20, uncached=True)
-    made.alloc(48 << 20)
+    made.alloc(48 << 20, contiguous=True)
     assert asked == [(4096, True), (48 << 20, False)]
 
 
