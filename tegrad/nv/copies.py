@@ -15,8 +15,8 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from ctypes import memmove
+from contextlib import contextmanager, suppress
+from ctypes import addressof, c_char, memmove
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
@@ -30,13 +30,16 @@ from tegrad.nv.replay import ACQUIRE, TIMELINE_RELEASE, semaphore
 from tegrad.nv.waits import prompt_sleeps
 
 MB: Final = 1 << 20
+SMALL_BYTES: Final = MB
+"""Up to this the caller moves all: to wake a thread takes as long as moving half a megabyte."""
+PIECE_BYTES: Final = MB // 4
+"""What is moved out of a small copy's area while the engine copies what follows."""
 POLL_LIMIT_S: Final = 0.002
 """How long the next chunk is polled for before its wait sleeps."""
 
 
 class Plan(NamedTuple):
-    """The most bytes of a chunk, how many threads move chunks, and whether the caller moves some too, in turn with
-    them; without threads it moves them all."""
+    """The most bytes of a chunk, how many threads move chunks, and whether the caller moves some too, in turn."""
 
     chunk: int
     threads: int
@@ -44,10 +47,8 @@ class Plan(NamedTuple):
 
 
 def plan(size: int) -> Plan:
-    """How a copy of `size` bytes is done. Waking a thread takes as long as moving half a megabyte; more threads than
-    are needed hinder each other (docs/notebook.md has the measurement on an H200's host)."""
-    if size <= MB:
-        return Plan(MB // 2, 0)
+    """How a copy of more than SMALL_BYTES is done. More threads than are needed hinder each other (docs/notebook.md has
+    the measurement on an H200's host)."""
     if size <= 4 * MB:
         return Plan(MB, 2, caller=True)
     if size <= 32 * MB:
@@ -114,16 +115,13 @@ class _Move:
         chunk = min(chunk, area)
         self.chunks = [(at, min(chunk, size - at)) for at in range(0, size, chunk)]
         self._out, self._user = out, user
-        self.alone = self._threads == 0
-        """Whether the caller moves all chunks itself."""
-        self._caller = self.alone or caller
+        self._caller = caller
         self._own: deque[tuple[int, int]] = deque()
         """What the caller is still to move: the number of a chunk, and where its area is."""
         self._done: SimpleQueue[int] = SimpleQueue()
         self._given: set[int] = set()
         self._moved: set[int] = set()
-        if not self.alone:
-            self._threads = min(self._threads, len(movers()))
+        self._threads = min(self._threads, len(movers()))
 
     def _ends(self, number: int, staging: int) -> tuple[int, int, int]:
         at, size = self.chunks[number]
@@ -169,6 +167,7 @@ class Staging:
     def __init__(self, device: Any, areas: Sequence[Any]) -> None:
         self._device, self._fifo = device, device.dma_gpfifo
         self._length = min(area.size for area in areas)
+        self._small = min(SMALL_BYTES, self._length)
         self._areas = [(area.va_addr, area.cpu_view().addr) for area in areas]
         self._busy = [0] * len(areas)
         """By area, the submission that used it last."""
@@ -176,6 +175,12 @@ class Staging:
 
     def copy_in(self, dest: Any, source: memoryview) -> None:
         """Copy to the GPU's memory. Returns when the source has been read; DeviceFault, WaitTimeout."""
+        if (size := source.nbytes) <= self._small:
+            area = self._own_area()
+            staging, cpu = self._areas[area]
+            memmove(cpu, _address(source), size)
+            self._submit([(dest.va_addr, staging, size, area)], last=True)
+            return
         with self._moving(_Move(source.nbytes, False, _address(source), self._length)) as move:
             self._move_in(move, dest)
 
@@ -185,7 +190,7 @@ class Staging:
         while sent < count:
             while given < count and given - sent < len(self._areas) and (given == sent or self._free(self._next)):
                 area = self._turn()
-                self._wait(self._busy[area], move)
+                self._wait(self._busy[area])
                 used.append(area)
                 move.give(given, self._areas[area][1])
                 given += 1
@@ -203,6 +208,16 @@ class Staging:
 
     def copy_out(self, dest: memoryview, source: Any) -> None:
         """Copy from the GPU's memory, and wait for it. DeviceFault, WaitTimeout."""
+        if (size := dest.nbytes) <= self._small:
+            area = self._own_area()
+            staging, cpu = self._areas[area]
+            pieces = [(at, min(PIECE_BYTES, size - at)) for at in range(0, size, PIECE_BYTES)]
+            user, before = _address(dest), self._fifo.submissions
+            self._submit([(staging + at, source.va_addr + at, length, area) for at, length in pieces], last=True)
+            for number, (at, length) in enumerate(pieces, before + 1):
+                self._fifo.wait(number, prompt=True)
+                memmove(user + at, cpu + at, length)
+            return
         with self._moving(_Move(dest.nbytes, True, _address(dest), self._length)) as move:
             self._move_out(move, source)
 
@@ -215,7 +230,7 @@ class Staging:
                 areas = [self._turn() for _ in range(room)]
                 used += areas
                 for area in areas:
-                    self._wait(self._busy[area], move)
+                    self._wait(self._busy[area])
                 self._submit(
                     [
                         (self._areas[area][0], source.va_addr + at, size, area)
@@ -225,27 +240,38 @@ class Staging:
                 )
                 sent += room
             if given < sent:
-                self._wait(self._busy[used[given]], move)
+                self._wait(self._busy[used[given]])
                 move.give(given, self._areas[used[given]][1])
                 given += 1
             idle = given == count or (given == sent and sent - free == len(self._areas))
-            while free < given and (move.alone or idle or move.finished(free)):
+            while free < given and (idle or move.finished(free)):
                 move.finish(free)  # areas come free in their order
                 free, idle = free + 1, given == count
 
     @contextmanager
     def _moving(self, move: _Move) -> Iterator[_Move]:
         """A copy, however it ends: after that neither a thread nor the engine touches the memory."""
-        if self._free(0):
-            self._next = 0  # what a CPU has used last, its caches have
+        self._start_over()
         try:
-            with nullcontext() if move.alone else prompt_sleeps():
+            with prompt_sleeps():
                 yield move
         except BaseException:
             move.settle()
             with suppress(TegradError):  # of a device that failed, the first error is the one to tell
                 self._fifo.wait(self._fifo.submissions)
             raise
+
+    def _start_over(self) -> None:
+        if self._free(0):
+            self._next = 0  # what a CPU has used last, its caches have
+
+    def _own_area(self) -> int:
+        """The area of a small copy, which the engine is done with."""
+        self._start_over()
+        area = self._turn()
+        if not self._free(area):
+            self._fifo.wait(self._busy[area], prompt=True)
+        return area
 
     def _turn(self) -> int:
         """The next area, in turn."""
@@ -257,14 +283,13 @@ class Staging:
         done: int = self._fifo.progress[0]
         return done >= self._busy[area]
 
-    def _wait(self, number: int, move: _Move) -> None:
-        """Return when a submission is done. The interpreter's lock is the movers' between two looks, if they move."""
-        progress, until, alone = self._fifo.progress, time.monotonic() + POLL_LIMIT_S, move.alone
+    def _wait(self, number: int) -> None:
+        """Return when a submission is done. The interpreter's lock is the movers' between two looks."""
+        progress, until = self._fifo.progress, time.monotonic() + POLL_LIMIT_S
         while progress[0] < number:
-            if not alone:
-                time.sleep(0)
+            time.sleep(0)
             if time.monotonic() > until:
-                self._fifo.wait(number)
+                self._fifo.wait(number, prompt=True)
 
     def _submit(self, copies: Sequence[tuple[int, int, int, int]], last: bool) -> None:
         """Submit copies (to, from, bytes, area) by one doorbell, each a submission, after all that went out before; the
@@ -291,5 +316,7 @@ class Staging:
 
 def _address(view: memoryview) -> int:
     """Where a view's bytes lie, also of a view that is read-only."""
+    with suppress(TypeError, ValueError):  # of a view that is read-only, or has no bytes
+        return addressof(c_char.from_buffer(view))
     address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
     return address

@@ -93,8 +93,11 @@ class Allocator(_StockAllocator):  # type: ignore[misc]
             if PROFILE.value:
                 super()._copyin(dest, src)
                 return
-            with self._staged() as staging:
+            staging = self._staged()
+            try:
                 staging.copy_in(dest, src)
+            finally:
+                self._unstage()
 
     def _copyout(self, dest: memoryview, src: HCQBuffer) -> None:
         with self.dev.lock:
@@ -102,19 +105,22 @@ class Allocator(_StockAllocator):  # type: ignore[misc]
             if PROFILE.value:
                 super()._copyout(dest, src)
                 return
-            with self._staged() as staging:
+            staging = self._staged()
+            try:
                 staging.copy_out(dest, src)
+            finally:
+                self._unstage()
 
-    @contextmanager
-    def _staged(self) -> Iterator[Staging]:
-        """The staging buffers, which tinygrad's own copies use too: none is in use, and those see when ours end."""
+    def _staged(self) -> Staging:
+        """The staging buffers, which tinygrad's own copies use too, when none is in use."""
         self.dev.timeline_signal.wait(max(self.b_timeline))
         if self._staging is None:
             self._staging = Staging(self.dev, self.b)
-        try:
-            yield self._staging
-        finally:
-            self.b_timeline = [self.dev.timeline_value - 1] * len(self.b)
+        return self._staging
+
+    def _unstage(self) -> None:
+        """Let tinygrad's own copies see when ours end."""
+        self.b_timeline = [self.dev.timeline_value - 1] * len(self.b)
 
     def copy_from_disk(self, dest: HCQBuffer, src: Any, size: int) -> None:
         """Read a file's bytes into a buffer, through the staging buffers."""

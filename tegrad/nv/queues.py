@@ -117,11 +117,16 @@ class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
             raise self.device.gone("The device was closed while its work was waited for.")
         return int(self.progress[0])
 
-    def wait(self, number: int) -> None:
-        """Return when the GPU has finished submission `number`. DeviceFault, DeviceClosed, WaitTimeout."""
+    def wait(self, number: int, *, prompt: bool = False) -> None:
+        """Return when the GPU has finished submission `number`, `prompt` as `wait_until` has it.
+
+        DeviceFault, DeviceClosed, WaitTimeout.
+        """
         begun = time.monotonic()
         if not seen_soon(self.progress, number, self.device, begun + SPIN_S):
-            wait_until(self.device, lambda: self.done, number, awaited=lambda: (self, number), begun=begun)
+            wait_until(
+                self.device, lambda: self.done, number, awaited=lambda: (self, number), begun=begun, prompt=prompt
+            )
 
     def settle_waker(self) -> None:
         """Keep the best waker that tells what the GPU has finished. Nothing may be in flight."""

@@ -12,7 +12,7 @@ import pytest
 from boards import open_device
 from tinygrad.device import BufferSpec
 
-from tegrad.nv import copies, waits
+from tegrad.nv import copies, queues, waits
 from tegrad.nv.copies import Movers, Plan, Staging
 from tegrad.nv.device import Allocator
 from tegrad.nv.queues import NVSignal
@@ -52,7 +52,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    [Plan(AREA, 0), Plan(AREA // 2, 1), Plan(AREA, 2), Plan(AREA, 4), Plan(AREA // 2, 1, True), Plan(AREA, 3, True)],
+    [Plan(AREA // 2, 1), Plan(AREA, 2), Plan(AREA, 4), Plan(AREA // 2, 1, True), Plan(AREA, 3, True)],
     ids=str,
 )
 @pytest.mark.parametrize("size", [1, AREA, AREA + 1, 3 * AREA, 11 * AREA + 5])
@@ -151,10 +151,9 @@ def test_a_forked_process_starts_threads_of_its_own(movers: Movers) -> None:
     assert copies.movers() is not movers
 
 
-def test_more_memory_gets_more_threads_and_little_none() -> None:
-    plans = [copies.plan(size) for size in (1, 1 << 20, 16 << 20, 256 << 20)]
-    assert [plan.threads for plan in plans][:2] == [0, 0]
-    assert plans[1].threads < plans[2].threads < plans[3].threads
+def test_more_memory_gets_more_threads() -> None:
+    plans = [copies.plan(size) for size in (copies.SMALL_BYTES + 1, 16 << 20, 256 << 20)]
+    assert 0 < plans[0].threads < plans[1].threads < plans[2].threads
     assert all(plan.chunk <= 2 << 20 for plan in plans)  # as much as tinygrad's staging buffers hold
 
 
@@ -203,16 +202,17 @@ def test_a_caller_who_moves_the_chunks_does_not_sleep_while_the_engine_is_soon_d
     staging: Staging, device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sleep of 0 takes 60 us, twice what the engine needs for 1 MB."""
-    planned(monkeypatch, Plan(AREA, 0))
-    monkeypatch.setattr(copies, "POLL_LIMIT_S", 60.0)
-    buffer, found = device.allocator.alloc(5 * AREA), bytearray(5 * AREA)
-    data = np.random.default_rng(2).bytes(5 * AREA)
+    monkeypatch.setattr(copies, "PIECE_BYTES", AREA // 4)
+    monkeypatch.setattr(queues, "SPIN_S", 60.0)
+    buffer, found = device.allocator.alloc(AREA), bytearray(AREA)
+    data = np.random.default_rng(2).bytes(AREA)
     with monkeypatch.context() as patch, device.lock:
         patch.setattr(copies.time, "sleep", None)
-        staging.copy_in(buffer, memoryview(data))
+        for _ in range(5):  # more than there are areas
+            staging.copy_in(buffer, memoryview(data))
         staging.copy_out(memoryview(found), buffer)
     assert found == data
-    device.allocator.free(buffer, 5 * AREA)
+    device.allocator.free(buffer, AREA)
 
 
 def test_sleeps_are_prompt_while_threads_move_chunks_and_as_they_were_after_it(
