@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from harness import compare_backends
 
-pytestmark = [pytest.mark.board, pytest.mark.clang]
+pytestmark = [pytest.mark.board, pytest.mark.clang(as_reference=True)]
 
 ATOL = 1e-4
 Function = Callable[..., Any]

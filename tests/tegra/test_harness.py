@@ -1,6 +1,9 @@
 """The harness itself: it sees a difference, counts what is open, and knows what it runs on."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,16 @@ def test_comparing_backends_passes_what_agrees_and_fails_what_does_not() -> None
     assert compare_backends(lambda x: x + 1, values)[0].tolist() == (values + 1).tolist()
     with pytest.raises(AssertionError, match="NV against CPU"):
         compare_backends(lambda x: x + (1 if Device.DEFAULT.startswith("NV") else 2), values)
+
+
+def test_another_reference_than_the_cpu_needs_no_clang(tmp_path: Path) -> None:
+    """On a server without clang a comparison with CUDA was skipped whole."""
+    edge = "tests/tegra/test_against.py::test_an_edge_is_as_on_another_device[one element]"
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", edge]
+    root, without = Path(__file__).parents[2], {**os.environ, "PATH": str(tmp_path)}
+    for more, outcome in ((["--reference", "PYTHON"], "1 passed"), ([], "1 skipped")):
+        done = subprocess.run([*command, *more], cwd=root, env=without, capture_output=True, text=True, check=False)
+        assert outcome in done.stdout, done.stdout + done.stderr
 
 
 def test_timing_gives_median_mean_and_the_99th_percentile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from harness import compare_backends
 
-pytestmark = [pytest.mark.board, pytest.mark.clang]
+pytestmark = [pytest.mark.board, pytest.mark.clang(as_reference=True)]
 
 
 def array(*shape: int, seed: int = 0, scale: float | None = None) -> np.ndarray:
