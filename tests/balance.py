@@ -15,7 +15,7 @@ import pytest
 TABLE = Path(__file__).with_name("seconds.json")
 SHORT_S = 2.0
 """Files of tests below it are not in the table: they fill the gaps at the end."""
-FAST_S = 8.0
+FAST_S = 5.0
 """What a file may take at most to be a part of `--fast`."""
 
 
