@@ -33,6 +33,8 @@ LOADS = {
     "ld.relaxed.sys": "asm volatile(\"ld.relaxed.sys.global.u32 %0, [%1];\" : \"=r\"(v) : \"l\"(b));",
     "ld.acquire.sys": "asm volatile(\"ld.acquire.sys.global.u32 %0, [%1];\" : \"=r\"(v) : \"l\"(b));",
 }  # fmt: skip
+VARIES = {("writers", "cached", "32 bytes"): ([5, 5], [6, 6])}
+"""Outcomes of an H200 that differ from run to run: whether L2 takes two stores of a thread as one is open."""
 STORES = {
     "st": "a[0] = 7;",
     "st.volatile": "*(volatile unsigned *)a = 7;",
@@ -528,6 +530,15 @@ def matrix(names: list[str], **more: str) -> dict[str, dict[str, Any]]:
     for name in names or [*CASES, RING]:
         found[name] = {kind: outcomes_of([name], kind == "cached", **more)[name] for kind in ("volatile", "cached")}
         print(f"{name:24s} {json.dumps(found[name])}", flush=True)
+    return found
+
+
+def settled(outcomes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Outcomes with the first possible answer in place of any that is possible."""
+    found: dict[str, dict[str, Any]] = json.loads(json.dumps(outcomes))
+    for (name, kind, how), possible in VARIES.items():
+        if found[name][kind][how] in possible:
+            found[name][kind][how] = possible[0]
     return found
 
 

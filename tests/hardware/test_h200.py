@@ -26,9 +26,9 @@ def main(names: list[str], record: Path | None = None) -> int:
         print(f"{'FAIL' if code else 'pass'}  {name:40s} {seconds:5.1f} s  {said}", flush=True)
         if code:
             print("      " + "\n      ".join(wrong.splitlines()[-12:]), flush=True)
+        if record is not None:  # after each: a run that is stopped keeps what it had
+            write_record(record, cases)
     print(f"{len(cases) - failed}/{len(cases)} passed", flush=True)
-    if record is not None:
-        write_record(record, cases)
     return failed
 
 

@@ -12,7 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import BOARD, DIFFERENCES, REFERENCE, Backend, backend, close_device, held, open_device, real_gpu
+from harness import (
+    BOARD,
+    DIFFERENCES,
+    REFERENCE,
+    Backend,
+    backend,
+    close_device,
+    held,
+    open_device,
+    open_reference,
+    real_gpu,
+)
 
 from tegrad.diag.klog import KernelLog, expect_clean
 from tegrad.uapi.errors import DriverError
@@ -34,9 +45,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write what differed."""
-    if (path := session.config.getoption("differences", None)) is not None:
-        path.write_text(json.dumps({"reference": REFERENCE[0], "differences": DIFFERENCES}, indent=1) + "\n")
+    """Write what differed, where, and of how many tests."""
+    if (path := session.config.getoption("differences", None)) is None:
+        return
+    from tegrad.bench.record import machine, now, versions
+
+    about = {"date": now(), "machine": machine(), "versions": versions(), "reference": REFERENCE[0]}
+    counts = {"tests": session.testscollected, "failed": session.testsfailed}
+    path.write_text(json.dumps({**about, **counts, "differences": DIFFERENCES}, indent=1) + "\n")
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +76,7 @@ def machine() -> Iterator[None]:
         end.callback(close_device)
         open_device()  # what the first opening leaves for good (libraries, the board's connection) is not a leak
         close_device()
+        open_reference()
         before = held()
         yield
         close_device()

@@ -181,6 +181,15 @@ def driver_maps() -> int:
     return sum(line.split(maxsplit=5)[-1].startswith(DRIVER) for line in lines)
 
 
+def open_reference() -> None:
+    """Compute once on REFERENCE: what it opens on the driver, as CUDA does, stays open and is no leak of ours."""
+    if REFERENCE[0] == "CPU":  # needs clang to compute, and opens nothing
+        return
+    from tinygrad import Tensor
+
+    (Tensor([1.0], device=REFERENCE[0]) + 1).numpy()
+
+
 def held() -> dict[str, int]:
     """What this process and, where it is emulated, the board hold for it right now."""
     counts = {"fds": driver_fds(), "maps": driver_maps()}

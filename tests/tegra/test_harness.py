@@ -37,6 +37,29 @@ def test_another_reference_than_the_cpu_needs_no_clang(tmp_path: Path) -> None:
         assert outcome in done.stdout, done.stdout + done.stderr
 
 
+def test_what_a_reference_opens_is_no_leak(tmp_path: Path) -> None:
+    """CUDA's own files of the driver, opened by the first comparison, counted as left open by NV."""
+    counting = """
+def pytest_collection_finish(session):
+    import harness
+    from tinygrad import Device
+    harness.driver_fds = lambda: len(Device._opened_devices & {"PYTHON"})
+"""
+    (tmp_path / "counting.py").write_text(counting)
+    edge = "tests/tegra/test_against.py::test_an_edge_is_as_on_another_device[one element]"
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-p", "counting", edge]
+    paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    done = subprocess.run(
+        [*command, "--reference", "PYTHON"],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
 def test_timing_gives_median_mean_and_the_99th_percentile(monkeypatch: pytest.MonkeyPatch) -> None:
     import time
 
