@@ -278,13 +278,9 @@ def _matvec(target: Target, path: Path, ways: Ways) -> Record:
     return _record(target, *graph.repaired(path))
 
 
-def _beam(target: Target, path: Path, ways: Ways) -> Record:
-    return _record(target, *graph.searched(path))
-
-
 TAKERS: Final[Mapping[str, Callable[[Target, Path, Ways], Record]]] = {
     "decode": _decode, "prompt": _prompt, "batch": _batch, "first": _first, "host": _host, "gap": _gap,
-    "matvec": _matvec, "beam": _beam,
+    "matvec": _matvec,
 }  # fmt: skip
 PEERS: Final[Mapping[str, str]] = {
     "decode": "llama-bench", "prompt": "llama-bench", "batch": "llama-batched-bench", "first": "llama-completion",

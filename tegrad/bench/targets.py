@@ -63,7 +63,6 @@ _WORDS: Final[Mapping[str, str]] = {
     "host": "CPU time of the process for a token of {model}, waits included, depth 0",
     "gap": "the GPU's time between the end of a step and the begin of the next, {model}, depth 0",
     "matvec": "decode of {model} by tinygrad's operations, with its matrix-vector products repaired",
-    "beam": "decode of {model} by tinygrad's operations, with beam search",
 }
 
 _THREE, _TWO_AND_A_HALF, _PAST = Goal(times=3, share=0.65), Goal(times=2.5, share=0.65), Goal(times=1)
@@ -89,7 +88,6 @@ TARGETS: Final[Mapping[str, Target]] = {
         Target("host-us-per-token", "host", "1b-q6k", Goal(value=15), unit="us", larger=False),
         Target("token-gap-us", "gap", "1b-q6k", Goal(value=3), unit="us", larger=False),
         Target("matvec-fix-1b-q6k", "matvec", "1b-q6k", _PAST),
-        Target("beam-1b-q6k", "beam", "1b-q6k", _PAST),
     )
 }
 """In the order of their importance."""

@@ -119,11 +119,10 @@ def _install(ops_nv: Any) -> None:
     if any(name.split(":")[0] == "NV" for name in opened):
         raise InstallError("tinygrad's NV device is already open: import tegrad before the first use of it.")
 
-    from tegrad.nv import device, diskcache, hopper, iface, jit, program, qmd, renderers, search
+    from tegrad.nv import device, diskcache, hopper, iface, jit, program, qmd, renderers
 
     device.bind()
     jit.install()
-    search.install()
     diskcache.install()
     others = [known for known in ops_nv.NVDevice.ifaces if known.__name__ not in ("TegraIface", "NVKIface")]
     ops_nv.NVDevice.ifaces = [iface.TegraIface, hopper.NVKIface, *others]
