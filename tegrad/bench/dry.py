@@ -21,7 +21,7 @@ from tegrad import ptx
 from tegrad.hw.chips import Chip
 from tegrad.llm import packing
 from tegrad.llm.arch import Config, Spec
-from tegrad.llm.gguf import F16, BlockType
+from tegrad.llm.formats import F16, BlockType
 from tegrad.llm.packed import SPEC, PackedLayer, PackedMatrix, PackedModel
 from tegrad.nv.cubin import Cubin, read_ptx
 from tegrad.nv.gpu import Gpu, GpuMethods

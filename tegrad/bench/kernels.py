@@ -15,9 +15,8 @@ from tegrad.bench import models, plans, sass
 from tegrad.bench.dry import DryDevice, DryProgram, matrices
 from tegrad.bench.record import now, versions
 from tegrad.hw.chips import Chip
-from tegrad.llm.gguf import BLOCK_TYPES, BlockType
+from tegrad.llm.formats import BLOCK_TYPES, PLAIN, SET, BlockType
 from tegrad.llm.packed import PackedMatrix, PackedModel
-from tegrad.llm.packing import PLAIN, SET
 from tegrad.nv.program import SHARED_RESERVE, shared_usage
 from tegrad.nv.replay import Launch
 from tegrad.nv.toolchain import CompilerMissing

@@ -13,10 +13,9 @@ from tegrad.llm.arch import Config
 from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import kernels_of
+from tegrad.llm.formats import F16, F32, PLAIN, SEGMENT, BlockType
 from tegrad.llm.gemm import TilePicker, pick_tile, pick_wgmma
-from tegrad.llm.gguf import F16, F32, BlockType
 from tegrad.llm.packed import WARPS, PackedModel, look_at
-from tegrad.llm.packing import PLAIN, SEGMENT
 from tegrad.llm.persistent import MOST_POSITION_READS, NEAR_POSITIONS, PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import Prefill, chunk_bytes

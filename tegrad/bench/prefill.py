@@ -36,6 +36,7 @@ from tegrad.llm import packed
 from tegrad.llm.arch import Config
 from tegrad.llm.chips import kernels_of
 from tegrad.llm.flash import Flash
+from tegrad.llm.formats import BLOCK_TYPES, LANE_WEIGHTS, SEGMENT, BlockType
 from tegrad.llm.gemm import (
     PICKS,
     SMALL_M,
@@ -50,8 +51,7 @@ from tegrad.llm.gemm import (
     blocks_held,
     pick_tile,
 )
-from tegrad.llm.gguf import BLOCK_TYPES, BlockType
-from tegrad.llm.packing import LANE_WEIGHTS, SEGMENT, packed_bytes
+from tegrad.llm.packing import packed_bytes
 from tegrad.llm.prefill import chunk_bytes
 from tegrad.llm.programs import Programs
 from tegrad.llm.rows import COUNT_AT

@@ -28,10 +28,10 @@ from tegrad.bench.models import SHAPES
 from tegrad.hw.chips import by_arch
 from tegrad.llm.arch import Config
 from tegrad.llm.chips import Role, Tuning
-from tegrad.llm.gguf import BLOCK_TYPES, BlockType
+from tegrad.llm.formats import BLOCK_TYPES, PLAIN, BlockType
 from tegrad.llm.launch_config import fit, launch_config
 from tegrad.llm.matvec import LaunchConfig, Part, Product
-from tegrad.llm.packing import PLAIN, segments
+from tegrad.llm.packing import segments
 from tegrad.nv import roles
 from tegrad.nv.compilers import CompileFailed, compile_cuda
 from tegrad.nv.gpu import Gpu

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.llm.errors import ContextError, GgufError, ModelError, UnsupportedModelError
-from tegrad.llm.gguf import F32, Gguf, TensorInfo, shown
+from tegrad.llm.formats import F32
+from tegrad.llm.gguf import Gguf, TensorInfo, shown
 
 DEFAULT_CONTEXT: Final = 4096
 """Positions of a session unless asked otherwise: bounds the cache of models trained for 128k and more."""

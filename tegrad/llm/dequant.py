@@ -13,7 +13,7 @@ from typing import Final
 from tinygrad import Tensor, dtypes
 from tinygrad.dtype import DType
 
-from tegrad.llm.gguf import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
+from tegrad.llm.formats import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
 
 
 def _half(data: Tensor) -> Tensor:

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from tegrad.llm.arch import Config, Spec, tensor_name
 from tegrad.llm.chips import Role
 from tegrad.llm.errors import UnsupportedModelError
+from tegrad.llm.formats import PLAIN
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.interpreter import round_scale
 from tegrad.llm.matvec import SET
-from tegrad.llm.packing import PLAIN
 from tegrad.llm.reference import ACTIVATIONS, ROTATIONS, ROUNDINGS
 from tegrad.llm.schedule import UNIT, deal
 

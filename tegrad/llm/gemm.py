@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from tegrad.llm.chips import kernels_of, shared_bytes
 from tegrad.llm.errors import UnsupportedModelError
-from tegrad.llm.gguf import BLOCK_TYPES, BlockType
-from tegrad.llm.packing import LANE_WEIGHTS, SEGMENT, segment_bytes
+from tegrad.llm.formats import LANE_WEIGHTS, SEGMENT, BlockType
 from tegrad.llm.programs import Programs
 from tegrad.nv.gpu import Gpu
 from tegrad.nv.program import SHARED_RESERVE, LaunchError
@@ -27,19 +26,6 @@ from tegrad.nv.replay import Launch
 Activation = Literal["none", "silu", "gelu"]
 ACTIVATIONS: Final[tuple[Activation, ...]] = ("none", "silu", "gelu")
 """In the order of activation.cuh's numbers."""
-
-NUMBERS: Final = {kind: number for number, kind in BLOCK_TYPES.items()}
-"""ggml's numbers of the formats, which kernels know them by."""
-_PIECES: Final = {"Q4_0": (2, 4), "Q8_0": (4, 4), "Q4_K": (2, 16), "Q5_K": (2, 24), "Q6_K": (3, 8)}
-"""Planes of a run, and bytes for its scales, as a stage in shared memory holds them."""
-
-
-def run_bytes(kind: BlockType) -> int:
-    """Bytes that a stage in shared memory holds for 64 weights."""
-    if kind.name not in _PIECES:
-        return segment_bytes(kind) // 32
-    planes, scales = _PIECES[kind.name]
-    return 16 * planes + scales
 
 
 def fragment_order(columns: int) -> NDArray[np.int64]:
@@ -89,7 +75,7 @@ class Gemm:
     def macros(self) -> dict[str, int]:
         """The macros that both kernels have in common."""
         return {
-            "KIND": NUMBERS[self.kind], "ROWS": self.rows, "COLUMNS": self.columns, "GATED": self.gated,
+            "KIND": self.kind.number, "ROWS": self.rows, "COLUMNS": self.columns, "GATED": self.gated,
             "ACTIVATION": ACTIVATIONS.index(self.activation), "HALF_OUT": self.half_out, "ADD": self.add,
             "BIAS": self.bias, "STRIDE": self.stride or self.rows,
         }  # fmt: skip
@@ -141,7 +127,7 @@ class Tile:
 
     def shared_bytes(self, gemm: Gemm) -> int:
         """Shared memory of a block."""
-        return self.stages * self.units * (self.bm * 2 * LANE_WEIGHTS + self.bn * run_bytes(gemm.kind))
+        return self.stages * self.units * (self.bm * 2 * LANE_WEIGHTS + self.bn * gemm.kind.run_bytes)
 
     def launch(self, programs: Programs, gemm: Gemm, on: Operands, tokens: int, overlap: int = 0) -> Launch:
         """The product of up to `tokens` tokens; `overlap` as in kernels/overlap.cuh."""
@@ -250,7 +236,7 @@ class SmallMTile:
         """Shared memory of a block: x of a phase, the warps' stages, and their sums where they share columns."""
         steps = -(-self.groups(gemm) // self.warps_k)
         held = -(-steps // self.phases) * self.warps_k * self.nb * 4096
-        stages = self.warps * self.stages * self.mt * 64 * run_bytes(gemm.kind)
+        stages = self.warps * self.stages * self.mt * 64 * gemm.kind.run_bytes
         return held + stages + (self.warps_k * self.rows * 8 * self.nb * 4 if self.warps_k > 1 else 0)
 
     def launch(self, programs: Programs, gemm: Gemm, on: Operands, tokens: int, overlap: int = 0) -> Launch:
@@ -299,7 +285,7 @@ class StreamTile:
 
     def shared_bytes(self, gemm: Gemm) -> int:
         """Shared memory of a block: stages, through which x comes at first, and the sums of two sets of rows."""
-        row = segment_bytes(gemm.kind)
+        row = gemm.kind.segment_bytes
         return self.stages * 16 * (row if row % 128 == 16 else row + 16) + 2 * 8 * self.nb * 512
 
     def launch(self, programs: Programs, gemm: Gemm, on: Operands, tokens: int, overlap: int = 0) -> Launch:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, Self, TypeAlias
 
 from tegrad.llm.errors import GgufError, UnsupportedModelError
+from tegrad.llm.formats import BLOCK_TYPES, BlockType
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
@@ -49,33 +50,6 @@ def shown(value: object) -> str:
     text = repr(value[:SHOWN_CHARACTERS] if isinstance(value, str) else value)
     return text if size <= SHOWN_CHARACTERS and len(text) <= 2 * SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
-
-@dataclass(frozen=True, slots=True)
-class BlockType:
-    """How ggml packs the elements of a row: `elements` of them in `size` bytes."""
-
-    name: str
-    elements: int
-    size: int
-
-    def row_bytes(self, columns: int) -> int:
-        """Bytes of a row of `columns` elements, which must be a multiple of the block."""
-        return columns // self.elements * self.size
-
-
-F32: Final = BlockType("F32", 1, 4)
-F16: Final = BlockType("F16", 1, 2)
-BF16: Final = BlockType("BF16", 1, 2)
-Q4_0: Final = BlockType("Q4_0", 32, 18)
-Q8_0: Final = BlockType("Q8_0", 32, 34)
-Q4_K: Final = BlockType("Q4_K", 256, 144)
-Q5_K: Final = BlockType("Q5_K", 256, 176)
-Q6_K: Final = BlockType("Q6_K", 256, 210)
-
-BLOCK_TYPES: Final[Mapping[int, BlockType]] = {
-    0: F32, 1: F16, 2: Q4_0, 8: Q8_0, 12: Q4_K, 13: Q5_K, 14: Q6_K, 30: BF16,
-}  # fmt: skip
-"""What we run, by ggml's type number."""
 
 _STRING: Final = 8
 _ARRAY: Final = 9

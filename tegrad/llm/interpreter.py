@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from tegrad.llm.packing import PLAIN
+from tegrad.llm.formats import PLAIN
 from tegrad.llm.schedule import (
     FLOAT_UNIT,
     QUANTIZED_UNIT,

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Final
 
 from tegrad.llm.chips import Role, Tuning, kernels_of
+from tegrad.llm.formats import PLAIN, SEGMENT
 from tegrad.llm.matvec import BEST_ROWS, LaunchConfig, Product, least_rows
-from tegrad.llm.packing import PLAIN, SEGMENT
 
 SM_REGISTERS: Final = 65536
 """Of an SM: CUDA programming guide, compute capabilities 8.0 to 9.0."""
@@ -15,8 +15,6 @@ OWN_REGISTERS: Final = 42
 """What a thread needs besides the weights in flight and the sums, activations that it keeps included."""
 ACTIVATION_REGISTERS: Final = 12
 """Fewer where it does not keep them: 24 hold them, some of which it needs all the same."""
-_WEIGHTS: Final = {"Q4_0": 9, "Q4_K": 12, "Q5_K": 14, "Q6_K": 14, "Q8_0": 17, "F16": 24, "BF16": 24, "F32": 44}
-"""Registers of an item in flight; of floats, with some of the activations, which come from shared memory."""
 
 
 def launch_config(product: Product, role: Role, arch: str) -> LaunchConfig:
@@ -47,7 +45,7 @@ def in_flight(product: Product, cut: LaunchConfig) -> int:
     touched = 1 if product.columns % SEGMENT == 0 else -(-SEGMENT // product.columns) + 1
     sums = steps * (touched if product.packed else 1)
     own = OWN_REGISTERS - (0 if cut.keep else ACTIVATION_REGISTERS)
-    return max(0, limit - own - sums) // max(_WEIGHTS[part.kind.name] for part in product.parts)
+    return max(0, limit - own - sums) // max(part.kind.registers for part in product.parts)
 
 
 def _rows(product: Product, wanted: int) -> int:

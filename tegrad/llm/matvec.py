@@ -10,8 +10,8 @@ from math import gcd
 from typing import Any, Final, Literal
 
 from tegrad.llm.errors import UnsupportedModelError
-from tegrad.llm.gguf import BlockType
-from tegrad.llm.packing import LANE_WEIGHTS, PLAIN, SEGMENT, check
+from tegrad.llm.formats import LANE_WEIGHTS, PLAIN, SEGMENT, BlockType
+from tegrad.llm.packing import check
 from tegrad.nv.gpu import Gpu
 
 MOST_PIECE_WEIGHTS: Final = 1024

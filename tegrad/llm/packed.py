@@ -17,8 +17,8 @@ from typing import Any, Final, Self
 from tegrad.llm import packing
 from tegrad.llm.arch import Config, Spec, tensor_name
 from tegrad.llm.errors import OutOfMemory
-from tegrad.llm.gemm import NUMBERS
-from tegrad.llm.gguf import F16, F32, BlockType, Gguf, Progress, TensorInfo
+from tegrad.llm.formats import F16, F32, BlockType
+from tegrad.llm.gguf import Gguf, Progress, TensorInfo
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.state import STATE_SPEC
 from tegrad.llm.stream import PIECE_BYTES, Piece, Stream
@@ -64,7 +64,7 @@ class Repacker:
 
     def __call__(self, kind: BlockType, buffer: Buffer, segments: int) -> None:
         """Repack so many segments from the start of a buffer, after everything launched before."""
-        if kind in packing.PLAIN:
+        if kind.layout is None:
             return
         if kind not in self._programs:
             self._programs[kind] = load_kernel(
@@ -100,7 +100,7 @@ class LargeWeights:
 
 def look_at(device: Gpu, kind: BlockType) -> Any:
     """The kernel that looks for large weights of a format."""
-    return load_kernel(device, "large", buffers=2, values=1, WARPS=WARPS, KIND=NUMBERS[kind])
+    return load_kernel(device, "large", buffers=2, values=1, WARPS=WARPS, KIND=kind.number)
 
 
 @dataclass(slots=True)

@@ -21,9 +21,8 @@ from tegrad.llm.attention import ROPES
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import TUNED
 from tegrad.llm.errors import UnsupportedModelError, UntunedChipError
-from tegrad.llm.gguf import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
+from tegrad.llm.formats import FORMATS, PLAIN, SEGMENT, SET, BlockType
 from tegrad.llm.packed import PackedMatrix, PackedModel
-from tegrad.llm.packing import PLAIN, SEGMENT, SET, segment_bytes
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.sampling import Sampling
 from tegrad.llm.schedule import (
@@ -50,8 +49,6 @@ from tegrad.nv.gpu import Buffer, Gpu
 from tegrad.nv.program import SHARED_RESERVE, LaunchError
 from tegrad.nv.replay import Launch
 
-FORMATS: Final[tuple[BlockType, ...]] = (Q6_K, Q5_K, Q4_K, Q8_0, Q4_0, F16, BF16, F32)
-"""In the order of the kernel's `enum Format`."""
 NEAR_POSITIONS: Final = 256
 """Positions of a cache up to which attention loads keys and values itself; those of more come through the pipeline."""
 MOST_POSITION_READS: Final = 16384
@@ -111,7 +108,7 @@ class Tuning:
         Floats want more warps that stage, since they travel as they are, and poll more of them; small segments more
         that multiply, where attention needs no ring.
         """
-        widest, made = max(segment_bytes(kind) for kind in kinds), cls()
+        widest, made = max(kind.segment_bytes for kind in kinds), cls()
         # pieces of scales in every tile
         whole = positions % Q8_POSITION_MULTIPLE == 0 and head_dim & (head_dim - 1) == 0
         ring = positions > NEAR_POSITIONS and (whole or not q8)

@@ -17,10 +17,10 @@ import numpy as np
 from tegrad.llm.attention import BUFFERS, Attention
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import Role
+from tegrad.llm.formats import PLAIN
 from tegrad.llm.launch_config import launch_config
 from tegrad.llm.matvec import BEST_ROWS, SET, Activation, LaunchConfig, Norm, Part, Product
 from tegrad.llm.packed import PackedLayer, PackedMatrix, PackedModel
-from tegrad.llm.packing import PLAIN
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.state import LOGITS_SPEC, States
 from tegrad.llm.workspace import ALIGN, Workspace

@@ -1,7 +1,8 @@
 """Our CUDA C kernels: a source of this package, compiled for a device's chip and loaded as a program.
 
-A source `kernels/NAME.cu` holds one kernel, called NAME; what several share lies in `kernels/*.cuh`. Sizes and formats
-are macros, so that every model has kernels of its own. Compiled kernels are kept on disk (`tegrad.nv.compilers`).
+A source `kernels/NAME.cu` holds one kernel, called NAME; what several share lies in `kernels/*.cuh`, and `formats.cuh`
+is made of the table of formats. Sizes and formats are macros, so that every model has kernels of its own. Compiled
+kernels are kept on disk (`tegrad.nv.compilers`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from importlib import resources
 from typing import Any, Final
 
+from tegrad.llm import formats
 from tegrad.nv.compilers import compile_cuda
 from tegrad.nv.gpu import Gpu
 
@@ -26,7 +28,9 @@ def source(file: str) -> str:
 
 def _expand(file: str, seen: set[str]) -> str:
     seen.add(file)
-    text = (resources.files("tegrad.llm") / "kernels" / file).read_text()
+    text = (
+        formats.header() if file == formats.HEADER else (resources.files("tegrad.llm") / "kernels" / file).read_text()
+    )
 
     def included(match: re.Match[str]) -> str:
         name = match[1]

@@ -1,6 +1,6 @@
 """Rows of float32 to GGML blocks and back: Q4_0, Q8_0, Q4_K, Q5_K and Q6_K.
 
-The block layouts are ggml's (ggml-common.h: block_q4_0 and so on). How good a block is depends on its
+`formats` has their layouts. How good a block is depends on its
 scales alone, so the K-quantizers search for them: they try several scales per sub-block, solve the weighted least
 squares problem that the rounded integers leave, round the scales as the format stores them, and finally try the
 neighbours of the rounded scales, each with the integers that fit it best.
@@ -8,17 +8,19 @@ neighbours of the rounded scales, each with the integers that fit it best.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final, TypeAlias
 
 import numpy as np
 from gguf import GGMLQuantizationType
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from tegrad.errors import TegradError
+from tegrad.llm.formats import Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType, Bytes, Floats, Layout
 
-Floats: TypeAlias = NDArray[np.float32]
-Bytes: TypeAlias = NDArray[np.uint8]
+Quantized: TypeAlias = tuple[Bytes, list[Bytes]]
+"""Integers (n, weights) and fields (n, bytes) of blocks, as `Layout.put_together` takes them."""
 
 SUPER_BLOCK = 256
 """Weights in a K-quant super-block."""
@@ -28,8 +30,6 @@ _CHUNK = 2048
 
 _TRIALS = np.linspace(-1.0, 1.0, 17, dtype=np.float32)
 """Levels by which a trial scale stretches or shrinks the plain one."""
-
-_EIGHT = np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
 
 _VANISHING = np.float32(2.0**-26)
 """Below half of fp16's smallest number, which is the smallest that a block can hold, a value is zero."""
@@ -84,29 +84,18 @@ def _importance(x: Floats) -> Floats:
 # --- Q8_0: fp16 scale, 32 int8 ----------------------------------------------------------------------------------------
 
 
-def _quantize_q8_0(blocks: Floats) -> Bytes:
+def _quantize_q8_0(blocks: Floats) -> Quantized:
     scale_bytes, scale = _half(np.abs(blocks).max(axis=-1) / np.float32(127))
-    q = _levels(blocks, scale[:, None], -127, 127).astype(np.int8)
-    return np.concatenate([scale_bytes, q.view(np.uint8)], axis=1)
-
-
-def _dequantize_q8_0(data: Bytes) -> Floats:
-    return _read_half(data[:, :2]) * data[:, 2:].view(np.int8).astype(np.float32)
+    return _levels(blocks, scale[:, None], -127, 127).astype(np.int8).view(np.uint8), [scale_bytes]
 
 
 # --- Q4_0: fp16 scale, 32 nibbles; x = d * (q - 8), the first 16 in the low nibbles ----------------------------------
 
 
-def _quantize_q4_0(blocks: Floats) -> Bytes:
+def _quantize_q4_0(blocks: Floats) -> Quantized:
     normal, peak = _normalised(blocks)
     scale_bytes, scale = _half(_fit_symmetric(normal, _importance(normal), -8, 7)[:, 0] * peak)
-    u = (_levels(blocks, scale[:, None], -8, 7) + 8).astype(np.uint8).reshape(-1, 2, 16)
-    return np.concatenate([scale_bytes, u[:, 0] | (u[:, 1] << 4)], axis=1)
-
-
-def _dequantize_q4_0(data: Bytes) -> Floats:
-    q = np.concatenate([data[:, 2:] & 15, data[:, 2:] >> 4], axis=1)
-    return _read_half(data[:, :2]) * (q.astype(np.float32) - 8)
+    return (_levels(blocks, scale[:, None], -8, 7) + 8).astype(np.uint8), [scale_bytes]
 
 
 # --- Q6_K: 16 sub-blocks of 16; x = d * scale[int8] * (q - 32) --------------------------------------------------------
@@ -127,7 +116,7 @@ def _fit_symmetric(x: Floats, w: Floats, low: int, high: int) -> Floats:
     return scale
 
 
-def _quantize_q6_k(blocks: Floats) -> Bytes:
+def _quantize_q6_k(blocks: Floats) -> Quantized:
     normal, peak = _normalised(blocks)
     x = normal.reshape(-1, 16, 16)
     w = _importance(x)
@@ -149,24 +138,7 @@ def _quantize_q6_k(blocks: Floats) -> Bytes:
         steps = np.where(better, trial, steps)
         q = np.where(better[..., None], levels, q)
 
-    u = (q + 32).astype(np.uint8).reshape(-1, 2, 4, 32)  # two halves of 128, each four runs of 32
-    low = (u[:, :, :2] & 15) | ((u[:, :, 2:] & 15) << 4)
-    shift = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
-    high = np.bitwise_or.reduce((u >> 4) << shift, axis=2)
-    n = len(blocks)
-    parts = [low.reshape(n, 128), high.reshape(n, 64), steps.astype(np.int8).view(np.uint8), d_bytes]
-    return np.concatenate(parts, axis=1)
-
-
-def _dequantize_q6_k(data: Bytes) -> Floats:
-    n = len(data)
-    low = data[:, :128].reshape(n, 2, 2, 32)
-    high = data[:, 128:192].reshape(n, 2, 1, 32)
-    shift = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
-    u = np.concatenate([low & 15, low >> 4], axis=2) | (((high >> shift) & 3) << 4)
-    unit = _read_half(data[:, 208:210]) * data[:, 192:208].view(np.int8).astype(np.float32)
-    values: Floats = unit[..., None] * (u.reshape(n, 16, 16).astype(np.float32) - 32)
-    return values.reshape(n, SUPER_BLOCK)
+    return (q + 32).astype(np.uint8).reshape(-1, SUPER_BLOCK), [steps.astype(np.int8).view(np.uint8), d_bytes]
 
 
 # --- Q4_K and Q5_K: 8 sub-blocks of 32; x = d * scale[6 bits] * q - dmin * min[6 bits] --------------------------------
@@ -205,15 +177,8 @@ def _pack_six_bits(scale: Bytes, offset: Bytes) -> Bytes:
     return np.concatenate([first, second, third], axis=1)
 
 
-def _unpack_six_bits(data: Bytes) -> tuple[Bytes, Bytes]:
-    first, second, third = data[:, :4], data[:, 4:8], data[:, 8:]
-    scale = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=1)
-    offset = np.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=1)
-    return scale, offset
-
-
-def _quantize_affine(blocks: Floats, high: int) -> tuple[Bytes, Bytes]:
-    """The 16 bytes of d, dmin and scales of each block (n, 16), and its integers in [0, high] as (n, 8, 32)."""
+def _quantize_affine(blocks: Floats, high: int) -> Quantized:
+    """Integers in [0, high], and the 16 bytes of d, dmin and scales of each block."""
     normal, peak = _normalised(blocks)
     x = normal.reshape(-1, 8, 32)
     w = _importance(x)
@@ -237,78 +202,17 @@ def _quantize_affine(blocks: Floats, high: int) -> tuple[Bytes, Bytes]:
             q = np.where(better[..., None], levels, q)
 
     six = _pack_six_bits(scales.astype(np.uint8), offsets.astype(np.uint8))
-    return np.concatenate([d_bytes, m_bytes, six], axis=1), q.astype(np.uint8)
-
-
-def _dequantize_affine(head: Bytes, q: Bytes) -> Floats:
-    """Blocks (n, 256) of the two results of `_quantize_affine`."""
-    scale, offset = _unpack_six_bits(head[:, 4:16])
-    unit = (_read_half(head[:, :2]) * scale.astype(np.float32))[..., None]
-    shift = (_read_half(head[:, 2:4]) * offset.astype(np.float32))[..., None]
-    return (unit * q.astype(np.float32) - shift).reshape(-1, SUPER_BLOCK)
-
-
-def _or(a: NDArray[Any], b: NDArray[Any]) -> Bytes:
-    """a | b, whose type numpy's stubs widen."""
-    both: Bytes = np.bitwise_or(a, b)
-    return both
-
-
-def _pack_nibbles(q: Bytes) -> Bytes:
-    """(n, 8, 32) to 128 bytes: each run of 32 holds two sub-blocks, the first in the low bits."""
-    u = (q & 15).reshape(-1, 4, 2, 32)
-    return _or(u[:, :, 0], u[:, :, 1] << np.uint8(4)).reshape(-1, 128)
-
-
-def _unpack_nibbles(data: Bytes) -> Bytes:
-    runs = data.reshape(-1, 4, 1, 32)
-    return np.concatenate([runs & 15, runs >> 4], axis=2).reshape(-1, 8, 32)
-
-
-def _quantize_q4_k(blocks: Floats) -> Bytes:
-    head, q = _quantize_affine(blocks, 15)
-    return np.concatenate([head, _pack_nibbles(q)], axis=1)
-
-
-def _dequantize_q4_k(data: Bytes) -> Floats:
-    return _dequantize_affine(data[:, :16], _unpack_nibbles(data[:, 16:]))
-
-
-def _quantize_q5_k(blocks: Floats) -> Bytes:
-    head, q = _quantize_affine(blocks, 31)
-    fifth = np.bitwise_or.reduce((q >> 4) << _EIGHT, axis=1)  # bit s of byte l: weight l of sub-block s
-    return np.concatenate([head, fifth, _pack_nibbles(q)], axis=1)
-
-
-def _dequantize_q5_k(data: Bytes) -> Floats:
-    fifth = (data[:, None, 16:48] >> _EIGHT) & 1
-    return _dequantize_affine(data[:, :16], _or(_unpack_nibbles(data[:, 48:]), fifth << np.uint8(4)))
-
-
-def _read_half(data: Bytes) -> Floats:
-    """Two bytes (n, 2) as fp16, float32 (n, 1)."""
-    return np.ascontiguousarray(data).view("<f2").astype(np.float32)
+    return q.astype(np.uint8).reshape(-1, SUPER_BLOCK), [np.concatenate([d_bytes, m_bytes, six], axis=1)]
 
 
 # --- the formats ------------------------------------------------------------------------------------------------------
 
 
-class BlockFormat(NamedTuple):
-    """One GGML type: weights and bytes per block, and the functions between (blocks, weights) and (blocks, bytes)."""
-
-    weights: int
-    size: int
-    quantize: Callable[[Floats], Bytes]
-    dequantize: Callable[[Bytes], Floats]
-
-
-FORMATS: dict[GGMLQuantizationType, BlockFormat] = {
-    GGMLQuantizationType.Q4_0: BlockFormat(32, 18, _quantize_q4_0, _dequantize_q4_0),
-    GGMLQuantizationType.Q8_0: BlockFormat(32, 34, _quantize_q8_0, _dequantize_q8_0),
-    GGMLQuantizationType.Q4_K: BlockFormat(SUPER_BLOCK, 144, _quantize_q4_k, _dequantize_q4_k),
-    GGMLQuantizationType.Q5_K: BlockFormat(SUPER_BLOCK, 176, _quantize_q5_k, _dequantize_q5_k),
-    GGMLQuantizationType.Q6_K: BlockFormat(SUPER_BLOCK, 210, _quantize_q6_k, _dequantize_q6_k),
-}
+_QUANTIZERS: Final[Mapping[BlockType, Callable[[Floats], Quantized]]] = {
+    Q4_0: _quantize_q4_0, Q8_0: _quantize_q8_0, Q6_K: _quantize_q6_k,
+    Q4_K: partial(_quantize_affine, high=15), Q5_K: partial(_quantize_affine, high=31),
+}  # fmt: skip
+FORMATS: Final = {GGMLQuantizationType(kind.number): kind for kind in _QUANTIZERS}
 """The quantized types that this module writes and reads."""
 
 
@@ -318,31 +222,31 @@ def quantize(array: ArrayLike, qtype: GGMLQuantizationType) -> Bytes:
     Returns uint8 (..., n / weights * size). Raises QuantizeError for a type that is not in FORMATS, a row length that
     is no multiple of the block's weights, a value that is not finite, and a scale beyond fp16.
     """
-    form = _format(qtype)
+    kind, layout = _format(qtype)
     data = np.asarray(array, dtype=np.float32)
-    if data.ndim == 0 or data.shape[-1] % form.weights:
-        raise QuantizeError(f"{qtype.name} needs rows of a multiple of {form.weights} weights, not shape {data.shape}")
+    if data.ndim == 0 or data.shape[-1] % kind.elements:
+        raise QuantizeError(f"{qtype.name} needs rows of a multiple of {kind.elements} weights, not shape {data.shape}")
     if not np.isfinite(data).all():
         raise QuantizeError(f"{qtype.name} cannot hold infinities or NaN: clean the tensor before quantizing it")
-    blocks = data.reshape(-1, form.weights)
-    out = np.empty((len(blocks), form.size), np.uint8)
+    blocks = data.reshape(-1, kind.elements)
+    out = np.empty((len(blocks), kind.size), np.uint8)
     for start in range(0, len(blocks), _CHUNK):
-        out[start : start + _CHUNK] = form.quantize(blocks[start : start + _CHUNK])
-    return out.reshape(*data.shape[:-1], data.shape[-1] // form.weights * form.size)
+        out[start : start + _CHUNK] = layout.put_together(*_QUANTIZERS[kind](blocks[start : start + _CHUNK]))
+    return out.reshape(*data.shape[:-1], kind.row_bytes(data.shape[-1]))
 
 
 def dequantize(data: ArrayLike, qtype: GGMLQuantizationType) -> Floats:
     """The float32 values (..., n) of uint8 blocks (..., bytes per row); raises QuantizeError like `quantize`."""
-    form = _format(qtype)
+    kind, layout = _format(qtype)
     raw = np.asarray(data, dtype=np.uint8)
-    if raw.ndim == 0 or raw.shape[-1] % form.size:
-        raise QuantizeError(f"{qtype.name} rows are a multiple of {form.size} bytes, not shape {raw.shape}")
-    values = form.dequantize(np.ascontiguousarray(raw).reshape(-1, form.size))
-    return values.reshape(*raw.shape[:-1], raw.shape[-1] // form.size * form.weights)
+    if raw.ndim == 0 or raw.shape[-1] % kind.size:
+        raise QuantizeError(f"{qtype.name} rows are a multiple of {kind.size} bytes, not shape {raw.shape}")
+    integers, fields = layout.taken_apart(np.ascontiguousarray(raw).reshape(-1, kind.size))
+    return layout.value(integers, *fields).reshape(*raw.shape[:-1], raw.shape[-1] // kind.size * kind.elements)
 
 
-def _format(qtype: GGMLQuantizationType) -> BlockFormat:
-    if qtype not in FORMATS:
+def _format(qtype: GGMLQuantizationType) -> tuple[BlockType, Layout]:
+    if qtype not in FORMATS or (layout := FORMATS[qtype].layout) is None:
         known = ", ".join(known.name for known in FORMATS)
         raise QuantizeError(f"no quantizer for {getattr(qtype, 'name', qtype)}: use one of {known}")
-    return FORMATS[qtype]
+    return FORMATS[qtype], layout

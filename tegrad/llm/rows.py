@@ -12,8 +12,8 @@ from typing import Any, Final, Self
 import numpy as np
 
 from tegrad.llm.errors import UnsupportedModelError
+from tegrad.llm.formats import F32
 from tegrad.llm.gemm import Gemm, Operands, TilePicker, pick_quickest, scratch_bound
-from tegrad.llm.gguf import F32
 from tegrad.llm.packed import PackedLayer, PackedMatrix, PackedModel
 from tegrad.llm.programs import Programs
 from tegrad.llm.workspace import Workspace

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from tegrad.errors import TegradError
 from tegrad.llm.errors import UnsupportedModelError
-from tegrad.llm.gguf import BlockType
-from tegrad.llm.packing import PLAIN, SEGMENT, segment_bytes
+from tegrad.llm.formats import PLAIN, SEGMENT, BlockType
 
 UNIT: Final = 8
 """Elements that travel together: one packet of 16 bytes quantized, three as floats."""
@@ -260,7 +259,7 @@ def stream_segment(matrix: Matrix) -> int:
 
 def stream_bytes(matrix: Matrix) -> int:
     """Bytes of such a segment."""
-    return stream_segment(matrix) * segment_bytes(matrix.kind) // SEGMENT
+    return stream_segment(matrix) * matrix.kind.segment_bytes // SEGMENT
 
 
 def pieces_per_row(matrix: Matrix) -> int:

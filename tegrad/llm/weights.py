@@ -16,7 +16,8 @@ from tinygrad.device import Buffer
 
 from tegrad.llm.arch import Config, Spec, tensor_name
 from tegrad.llm.dequant import dequantize, storage
-from tegrad.llm.gguf import F32, READ_SIZE, BlockType, Gguf, Progress, TensorInfo
+from tegrad.llm.formats import F32, BlockType
+from tegrad.llm.gguf import READ_SIZE, Gguf, Progress, TensorInfo
 
 
 @dataclass(frozen=True, slots=True)

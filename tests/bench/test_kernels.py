@@ -15,8 +15,7 @@ from tegrad.bench.models import SHAPES
 from tegrad.cli import bench
 from tegrad.hw.chips import CHIPS, Chip
 from tegrad.llm.arch import Config
-from tegrad.llm.gguf import BF16, F16, Q4_K, Q6_K, Q8_0, BlockType
-from tegrad.llm.packing import LAYOUTS
+from tegrad.llm.formats import BF16, F16, PACKED, Q4_K, Q6_K, Q8_0, BlockType
 from tegrad.llm.programs import load_kernel
 from tegrad.nv.replay import Launch
 from tegrad.nv.toolchain import search_program
@@ -145,7 +144,7 @@ def programs(chip: Chip, plan: str, kind: BlockType, config: Config = SMALL) -> 
 
 @pytest.mark.long
 @pytest.mark.parametrize("chip", [ORIN, HOPPER], ids=lambda chip: chip.arch)
-@pytest.mark.parametrize("kind", [*LAYOUTS, F16], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [*PACKED, F16], ids=lambda kind: kind.name)
 def test_no_kernel_of_any_plan_spills_but_the_step_in_one_launch(chip: Chip, kind: BlockType) -> None:
     for plan in plans.plans_of(chip.arch):
         for program in programs(chip, plan, kind).values():

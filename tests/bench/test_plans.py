@@ -9,7 +9,7 @@ from tegrad.bench import plans
 from tegrad.bench.dry import DryDevice, matrices
 from tegrad.bench.models import SHAPES
 from tegrad.hw.chips import CHIPS
-from tegrad.llm.gguf import BF16, F16, Q6_K, BlockType
+from tegrad.llm.formats import BF16, F16, Q6_K, BlockType
 
 SMALL = replace(SHAPES["1b"].config, layers=1, vocab=4096)
 

@@ -17,6 +17,7 @@ from tegrad.bench import prefill as bench
 from tegrad.bench.models import SHAPES, ModelNameError
 from tegrad.bench.models import ModelShape as Published
 from tegrad.cli.bench import app
+from tegrad.llm.formats import F16, F32, Q6_K, Q8_0
 from tegrad.llm.gemm import (
     AnyTile,
     Gemm,
@@ -29,7 +30,6 @@ from tegrad.llm.gemm import (
     pick_tile,
     scratch_bound,
 )
-from tegrad.llm.gguf import F16, F32, Q6_K, Q8_0
 
 TINY = Published("llama", 320, 512, 1024, 1, 8, 4, 64, 128, 0, eps=1e-5)
 

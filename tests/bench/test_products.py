@@ -16,7 +16,7 @@ from tegrad.bench.models import SHAPES
 from tegrad.bench.models import ModelShape as Published
 from tegrad.cli.bench import app
 from tegrad.llm.chips import Role
-from tegrad.llm.gguf import F16, Q6_K, Q8_0
+from tegrad.llm.formats import F16, Q6_K, Q8_0
 from tegrad.llm.launch_config import in_flight, launch_config
 from tegrad.llm.matvec import Product
 

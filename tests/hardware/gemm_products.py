@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tegrad.llm import packing
+from tegrad.llm.formats import BLOCK_TYPES, F32, Q4_K, Q6_K
 from tegrad.llm.gemm import (
     AnyTile,
     Gemm,
@@ -19,7 +20,6 @@ from tegrad.llm.gemm import (
     fragment_order,
     pick_small_m,
 )
-from tegrad.llm.gguf import BLOCK_TYPES, F32, Q4_K, Q6_K
 from tegrad.llm.programs import Programs
 from tegrad.llm.workspace import Workspace
 

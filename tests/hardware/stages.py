@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.llm.exact import Asked, Cached, Floats, Parts, Way
+from tegrad.llm.formats import PLAIN, SET
 from tegrad.llm.interpreter import Travelling
-from tegrad.llm.packing import PLAIN, SET
 from tegrad.llm.schedule import FLOAT_UNIT, QUANTIZED_UNIT, UNIT, Op, Vector
 
 

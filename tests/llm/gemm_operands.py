@@ -9,8 +9,8 @@ from gguf import GGMLQuantizationType
 from operands import Operands as Placed
 
 from tegrad.llm import packing, quantize
+from tegrad.llm.formats import BlockType
 from tegrad.llm.gemm import AnyTile, Gemm, Operands, fragment_order
-from tegrad.llm.gguf import BlockType
 from tegrad.llm.programs import Programs
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import packs
 from numpy.typing import NDArray
 
-from tegrad.llm.gguf import Q6_K, BlockType
+from tegrad.llm.formats import Q6_K, BlockType
 from tegrad.llm.interpreter import Weights
 from tegrad.llm.packing import segments
 from tegrad.llm.schedule import Layer, Matrix, Network

@@ -18,7 +18,7 @@ from tiny_llama import SHAPES, TYPE, Shape, write
 
 from tegrad.bench.dependencies import opened
 from tegrad.llm.cache import KvCache
-from tegrad.llm.gguf import Q6_K
+from tegrad.llm.formats import Q6_K
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.persistent import MOST_POSITION_READS, NEAR_POSITIONS, PersistentPlan, Tuning
 from tegrad.llm.plan import DecodePlan

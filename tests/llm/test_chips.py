@@ -15,8 +15,8 @@ from tegrad.llm import chips
 from tegrad.llm.attention import Attention
 from tegrad.llm.chips import TUNED, Role, capability, kernels_of, shared_bytes
 from tegrad.llm.errors import UntunedChipError
+from tegrad.llm.formats import Q6_K
 from tegrad.llm.gemm import Gemm, SmallMTile, StreamTile, Tile, pick_quickest
-from tegrad.llm.gguf import Q6_K
 from tegrad.llm.persistent import Persistent
 
 ROOT = Path(tegrad.__file__).parent

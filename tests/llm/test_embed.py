@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from operands import Operands
 
-from tegrad.llm import packing
-from tegrad.llm.gguf import BF16, BLOCK_TYPES, F16, F32, BlockType
+from tegrad.llm import formats, packing
+from tegrad.llm.formats import BF16, BLOCK_TYPES, F16, F32, BlockType
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.state import State
 
@@ -40,7 +40,7 @@ def close_to(ours: np.ndarray, expected: np.ndarray) -> None:
     np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("kind", packing.LAYOUTS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", formats.PACKED, ids=lambda kind: kind.name)
 def test_rows_of_packed_matrices_are_embedded_and_quantized(opened: Any, operands: Operands, kind: BlockType) -> None:
     columns = 768  # of neither a segment's nor a block of threads' size
     packed, weights = random_matrix(kind, ROWS, columns)

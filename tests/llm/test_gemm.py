@@ -15,8 +15,8 @@ from tinygrad.device import TinyELF
 from tinygrad.helpers import Target
 
 from tegrad.llm import packing
+from tegrad.llm.formats import BLOCK_TYPES, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
 from tegrad.llm.gemm import AnyTile, Gemm, Operands, SmallMTile, StreamTile, Tile, WgmmaTile
-from tegrad.llm.gguf import BLOCK_TYPES, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
 from tegrad.llm.programs import OPTIONS, Programs, compile_kernel, source
 from tegrad.nv.compilers import compile_cuda
 from tegrad.nv.cubin import Cubin

@@ -10,8 +10,8 @@ import pytest
 from conftest import close_device
 from gemm_operands import check, product
 
+from tegrad.llm.formats import BF16, BLOCK_TYPES, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0
 from tegrad.llm.gemm import AnyTile, Gemm, SmallMTile, StreamTile, Tile, WgmmaTile
-from tegrad.llm.gguf import BF16, BLOCK_TYPES, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0
 
 pytestmark = pytest.mark.board
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tegrad.hw.chips import CHIPS
+from tegrad.llm.formats import LANE_WEIGHTS, Q6_K, Q8_0
 from tegrad.llm.gemm import (
     SMALL_M,
     Gemm,
@@ -19,8 +20,6 @@ from tegrad.llm.gemm import (
     pick_tile,
     pick_wgmma,
 )
-from tegrad.llm.gguf import Q6_K, Q8_0
-from tegrad.llm.packing import LANE_WEIGHTS
 
 
 def _device(chip: str) -> Any:

@@ -14,7 +14,8 @@ from tiny_llama import TYPE, Shape, rewritten, write
 
 from tegrad.llm.arch import Config
 from tegrad.llm.errors import ContextError, GgufError, ModelError, UnsupportedModelError
-from tegrad.llm.gguf import BLOCK_TYPES, Gguf, _Header
+from tegrad.llm.formats import BLOCK_TYPES
+from tegrad.llm.gguf import Gguf, _Header
 from tegrad.llm.tokenizer import Tokenizer
 
 SMALL = Shape(dim=32, ffn=32, heads=1, kv_heads=1, layers=1)

@@ -19,7 +19,8 @@ from tegrad.llm import programs
 from tegrad.llm.arch import POSITIONS_AT_ONCE, Config, Rope
 from tegrad.llm.cache import KvCache
 from tegrad.llm.errors import GgufError, ModelError
-from tegrad.llm.gguf import F32, Gguf, shown
+from tegrad.llm.formats import F32
+from tegrad.llm.gguf import Gguf, shown
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.state import States
 from tegrad.llm.tokenizer import Tokenizer

@@ -11,11 +11,12 @@ from gguf import GGMLQuantizationType
 from operands import Operands
 from tiny_llama import TYPE, Shape, write
 
-from tegrad.llm import packing, quantize
+from tegrad.llm import formats, packing, quantize
 from tegrad.llm.batch import Batch
 from tegrad.llm.engine import Engine
 from tegrad.llm.errors import ModelError, UnsupportedModelError
-from tegrad.llm.gguf import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType, Gguf
+from tegrad.llm.formats import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
+from tegrad.llm.gguf import Gguf
 from tegrad.llm.packed import LargeWeights, PackedModel
 from tegrad.llm.persistent import PersistentPlan
 from tegrad.llm.plan import DecodePlan
@@ -32,7 +33,7 @@ PROMPT = [(7 * at) % 300 for at in range(30)]
 
 @pytest.mark.parametrize("count", [1, 9])
 def test_a_single_large_weight_is_found_wherever_it_lies(opened: Any, operands: Operands, count: int) -> None:
-    rng, size = np.random.default_rng(count), count * packing.SEGMENT
+    rng, size = np.random.default_rng(count), count * formats.SEGMENT
     small = (rng.integers(0, BELOW + 1, size) | rng.integers(0, 2, size) << 15).astype(np.uint16)
     small[:2] = BELOW, BELOW | 0x8000
     flag = operands.zeros(1, np.int32)
@@ -63,7 +64,7 @@ def test_blocks_whose_scales_allow_a_large_weight_are_found(opened: Any, operand
     for largest in (1.0, 200.0, 262.0, -262.0, 3000.0, np.nan, np.inf):
         packed = blocks(kind, largest if np.isfinite(largest) else 1.0)
         if not np.isfinite(largest):  # the first d of the second row
-            at = packing.segment_bytes(kind) + {Q4_0: 1024, Q8_0: 2048, Q4_K: 1024, Q5_K: 1280, Q6_K: 1664}[kind]
+            at = kind.segment_bytes + {Q4_0: 1024, Q8_0: 2048, Q4_K: 1024, Q5_K: 1280, Q6_K: 1664}[kind]
             packed.reshape(-1)[at : at + 2] = np.array([largest], np.float16).view(np.uint8)
         else:
             weights = packing.dequantize_packed(kind, packed, 3, 2048)

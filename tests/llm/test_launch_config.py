@@ -5,7 +5,7 @@ import pytest
 from tegrad.bench.models import SHAPES
 from tegrad.bench.products import products
 from tegrad.llm.chips import Role
-from tegrad.llm.gguf import BF16, Q4_K, Q6_K, Q8_0, BlockType
+from tegrad.llm.formats import BF16, Q4_K, Q6_K, Q8_0, BlockType
 from tegrad.llm.launch_config import in_flight, launch_config
 
 WARPS = 16

@@ -11,11 +11,11 @@ import pytest
 from numpy.typing import NDArray
 from operands import Operands
 
-from tegrad.llm import gguf
+from tegrad.llm import formats
 from tegrad.llm.errors import UnsupportedModelError
-from tegrad.llm.gguf import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
+from tegrad.llm.formats import BF16, F16, F32, PLAIN, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
 from tegrad.llm.matvec import LaunchConfig, Part, Product
-from tegrad.llm.packing import PLAIN, dequantize_packed, packed_bytes, segments
+from tegrad.llm.packing import dequantize_packed, packed_bytes, segments
 
 pytestmark = pytest.mark.board
 
@@ -191,4 +191,4 @@ def test_what_cannot_be_run_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedModelError, match="layer norm"):
         Product((Part(Q8_0, 16),), 2048, "layer")
     with pytest.raises(UnsupportedModelError, match="96"):
-        Product((Part(gguf.Q8_0, 16),), 96)
+        Product((Part(formats.Q8_0, 16),), 96)

@@ -208,7 +208,7 @@ from pathlib import Path
 import tegrad.nv
 tegrad.nv.install()
 from tinygrad import Device
-from tegrad.llm.gguf import Q6_K
+from tegrad.llm.formats import Q6_K
 from tegrad.llm.packed import SPEC, PackedModel, Repacker
 from tegrad.orin.client import board_status
 

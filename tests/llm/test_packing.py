@@ -5,9 +5,9 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from tegrad.llm import packing
+from tegrad.llm import formats, packing
 from tegrad.llm.errors import UnsupportedModelError
-from tegrad.llm.gguf import BLOCK_TYPES, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
+from tegrad.llm.formats import BLOCK_TYPES, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
 
 KINDS = pytest.mark.parametrize("kind", list(BLOCK_TYPES.values()), ids=lambda kind: kind.name)
 SHAPES = pytest.mark.parametrize(("rows", "columns"), [(3, 2048), (1, 256), (5, 768), (8, 256), (2, 8192), (7, 1280)])
@@ -23,8 +23,8 @@ def test_unpacking_gives_the_files_bytes_back(kind: BlockType, rows: int, column
     raw = random_bytes(kind, rows, columns)
     packed = packing.pack(kind, raw, rows, columns)
     assert packed.shape == (packing.packed_bytes(kind, rows, columns),)
-    assert packed.size % packing.segment_bytes(kind) == 0
-    assert packed.size - raw.size < packing.segment_bytes(kind)
+    assert packed.size % kind.segment_bytes == 0
+    assert packed.size - raw.size < kind.segment_bytes
     np.testing.assert_array_equal(packing.unpack(kind, packed, rows, columns), raw)
 
 
@@ -44,7 +44,7 @@ def test_what_fills_up_the_last_segment_is_zero(kind: BlockType) -> None:
     packed = packing.pack(kind, random_bytes(kind, 1, 256), 1, 256)
     zeros = packing.pack(kind, np.zeros((1, kind.row_bytes(256)), np.uint8), 1, 256)
     assert not zeros.any()
-    whole = packing.dequantize_packed(kind, packed, 1, packing.SEGMENT)
+    whole = packing.dequantize_packed(kind, packed, 1, formats.SEGMENT)
     assert not whole[:, 256:].any()
 
 
@@ -52,19 +52,19 @@ def test_what_fills_up_the_last_segment_is_zero(kind: BlockType) -> None:
     ("kind", "size"), [(Q6_K, 1680), (Q4_K, 1152), (Q5_K, 1408), (Q8_0, 2176), (Q4_0, 1152), (F16, 4096), (F32, 8192)]
 )
 def test_a_segment_has_the_files_size_and_is_16_byte_aligned(kind: BlockType, size: int) -> None:
-    assert packing.segment_bytes(kind) == size
+    assert kind.segment_bytes == size
     assert size % 16 == 0
 
 
 def one_weight(kind: BlockType, at: int, value: int) -> np.ndarray:
     """A packed segment in which the integer of weight `at` is `value` and all other bits are 0."""
-    layout = packing.LAYOUTS[kind]
-    values = np.zeros((packing.SEGMENT // kind.elements, kind.elements), np.uint8)
+    layout = kind.layout
+    values = np.zeros((formats.SEGMENT // kind.elements, kind.elements), np.uint8)
     values.reshape(-1)[at] = value
     blocks = np.zeros((len(values), kind.size), np.uint8)
     own = [at + byte for at, size in zip(layout.at, layout.fields, strict=True) for byte in range(size)]
     blocks[:, np.delete(np.arange(kind.size), own)] = layout.join(values)
-    return packing.pack(kind, blocks, 1, packing.SEGMENT)
+    return packing.pack(kind, blocks, 1, formats.SEGMENT)
 
 
 @pytest.mark.parametrize("at", [0, 15, 16, 63, 64, 1000, 2047])
@@ -90,9 +90,9 @@ def test_each_integer_lies_where_the_layout_says(at: int) -> None:
 
 def test_scales_lie_after_the_planes_in_the_order_of_the_weights() -> None:
     def places(kind: BlockType, block: int, byte: int) -> list[int]:
-        raw = np.zeros((packing.SEGMENT // kind.elements, kind.size), np.uint8)
+        raw = np.zeros((formats.SEGMENT // kind.elements, kind.size), np.uint8)
         raw[block, byte] = 1
-        return list(np.flatnonzero(packing.pack(kind, raw, 1, packing.SEGMENT)))
+        return list(np.flatnonzero(packing.pack(kind, raw, 1, formats.SEGMENT)))
 
     for block in (0, 3, 7):
         assert places(Q6_K, block, 192 + 5) == [1536 + 16 * block + 5]

@@ -22,10 +22,10 @@ from tegrad.llm import persistent
 from tegrad.llm.cache import KvCache
 from tegrad.llm.engine import Engine
 from tegrad.llm.errors import UnsupportedModelError
-from tegrad.llm.gguf import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, Gguf
+from tegrad.llm.formats import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0
+from tegrad.llm.gguf import Gguf
 from tegrad.llm.interpreter import Interpreter, Travelling
 from tegrad.llm.packed import PackedModel
-from tegrad.llm.packing import segment_bytes
 from tegrad.llm.persistent import Persistent, PersistentPlan, Tuning, prove
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.reference import Reference
@@ -332,5 +332,5 @@ def test_more_ctas_than_the_chip_has_sms_are_refused(opened: Any, shared: int) -
 def test_tiles_of_any_format_leave_room_for_a_ring() -> None:
     for kind in (Q6_K, Q4_K, Q8_0, F16, F32):
         tuning = Tuning.suited([Q6_K, kind])
-        assert tuning.consumers * segment_bytes(kind) <= 40 << 10
+        assert tuning.consumers * kind.segment_bytes <= 40 << 10
         assert tuning.attention_warps <= tuning.consumers

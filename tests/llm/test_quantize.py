@@ -35,7 +35,7 @@ def plain(x: np.ndarray, qtype: GGMLQuantizationType) -> np.ndarray:
 
 @TYPES
 def test_format_sizes_are_ggmls(qtype):
-    assert (FORMATS[qtype].weights, FORMATS[qtype].size) == GGML_QUANT_SIZES[qtype]
+    assert (FORMATS[qtype].elements, FORMATS[qtype].size) == GGML_QUANT_SIZES[qtype]
 
 
 @TYPES
@@ -43,7 +43,7 @@ def test_gguf_reads_what_we_write(qtype):
     x = np.random.default_rng(1).standard_normal((3, 5, 512)).astype(np.float32)
     data = quantize(x, qtype)
     assert data.dtype == np.uint8
-    assert data.shape == (3, 5, 512 // FORMATS[qtype].weights * FORMATS[qtype].size)
+    assert data.shape == (3, 5, 512 // FORMATS[qtype].elements * FORMATS[qtype].size)
     np.testing.assert_array_equal(dequantize(data, qtype), quants.dequantize(data, qtype))
 
 

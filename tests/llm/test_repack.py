@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from operands import Operands
 
-from tegrad.llm import packing
-from tegrad.llm.gguf import BlockType
+from tegrad.llm import formats, packing
+from tegrad.llm.formats import BlockType
 from tegrad.llm.packed import Repacker
 
 pytestmark = pytest.mark.board
@@ -20,11 +20,11 @@ def opened(device: str) -> Any:
     return Device[device]
 
 
-@pytest.mark.parametrize("kind", packing.LAYOUTS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", formats.PACKED, ids=lambda kind: kind.name)
 def test_segments_are_repacked_in_place_as_the_twin_does(opened: Any, kind: BlockType) -> None:
     rng, repack = np.random.default_rng(kind.size), Repacker(opened)
     for count, flush in ((1, "end"), (1, "start"), (7, "end"), (8, "start"), (19, "end")):
-        native = rng.integers(0, 256, count * packing.segment_bytes(kind), dtype=np.uint8)
+        native = rng.integers(0, 256, count * kind.segment_bytes, dtype=np.uint8)
         operands = Operands(opened, flush)
         try:
             buffer = operands.put(native)
@@ -33,4 +33,4 @@ def test_segments_are_repacked_in_place_as_the_twin_does(opened: Any, kind: Bloc
             operands.check()
         finally:
             operands.free()
-        np.testing.assert_array_equal(packed, packing.pack(kind, native, count, packing.SEGMENT), f"{count} {flush}")
+        np.testing.assert_array_equal(packed, packing.pack(kind, native, count, formats.SEGMENT), f"{count} {flush}")

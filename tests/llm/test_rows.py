@@ -11,8 +11,8 @@ from gguf import GGMLQuantizationType
 from operands import Operands as Placed
 
 from tegrad.llm import packing, quantize
+from tegrad.llm.formats import F16, Q6_K
 from tegrad.llm.gemm import fragment_order
-from tegrad.llm.gguf import F16, Q6_K
 from tegrad.llm.prefill import chunk_bytes
 from tegrad.llm.programs import load_kernel
 

@@ -11,7 +11,7 @@ import pytest
 from networks import Shape, make
 
 from tegrad.llm.errors import UnsupportedModelError
-from tegrad.llm.gguf import F16, Q4_K, Q6_K, Q8_0
+from tegrad.llm.formats import F16, Q4_K, Q6_K, Q8_0
 from tegrad.llm.interpreter import Interpreter, Travelling
 from tegrad.llm.schedule import (
     WORDS,

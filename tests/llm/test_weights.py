@@ -12,7 +12,8 @@ from tiny_llama import TYPE, Shape, write
 from tegrad.llm import weights
 from tegrad.llm.arch import LLAMA, Config
 from tegrad.llm.errors import OutOfMemory
-from tegrad.llm.gguf import BLOCK_TYPES, BlockType, Gguf
+from tegrad.llm.formats import BLOCK_TYPES, BlockType
+from tegrad.llm.gguf import Gguf
 from tegrad.llm.model import Model
 from tegrad.llm.session import Session
 

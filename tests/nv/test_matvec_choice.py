@@ -16,7 +16,7 @@ from tinygrad.helpers import Target
 from tinygrad.uop.ops import AxisType, Ops, UOp
 
 from tegrad.errors import TegradError
-from tegrad.llm import gguf
+from tegrad.llm import formats
 from tegrad.llm.quantize import dequantize, quantize
 from tegrad.llm.weights import Matrix, Norm
 from tegrad.nv import codegen, matvec
@@ -31,7 +31,7 @@ def empty(*shape: int, dtype: Any = dtypes.float) -> Tensor:
     return Tensor.empty(*shape, dtype=dtype, device="NULL")
 
 
-def packed(kind: gguf.BlockType) -> Matrix:
+def packed(kind: formats.BlockType) -> Matrix:
     return Matrix(kind, empty(ROWS, COLUMNS // kind.elements * kind.size, dtype=dtypes.uint8))
 
 
@@ -60,10 +60,13 @@ PRODUCTS = {
     "half vector and weights": lambda: X.half() @ empty(ROWS, COLUMNS, dtype=dtypes.half).T,
     "bfloat16 weights": lambda: X @ empty(ROWS, COLUMNS, dtype=dtypes.bfloat16).float().T,
     "a chain of factors": lambda: (X * 3.0 * empty(COLUMNS)) @ W.T,
-    "a norm beside it": lambda: Matrix(gguf.F32, W).apply(X.reshape(1, -1), Norm(empty(COLUMNS), 1e-5)),
-    **{kind.name: lambda kind=kind: packed(kind).apply(X.reshape(1, -1)) for kind in (gguf.Q6_K, gguf.Q4_K, gguf.Q8_0)},
+    "a norm beside it": lambda: Matrix(formats.F32, W).apply(X.reshape(1, -1), Norm(empty(COLUMNS), 1e-5)),
+    **{
+        kind.name: lambda kind=kind: packed(kind).apply(X.reshape(1, -1))
+        for kind in (formats.Q6_K, formats.Q4_K, formats.Q8_0)
+    },
     "two products of packed weights": lambda: gated(
-        packed(gguf.Q6_K), packed(gguf.Q6_K), X, Norm(empty(COLUMNS), 1e-5)
+        packed(formats.Q6_K), packed(formats.Q6_K), X, Norm(empty(COLUMNS), 1e-5)
     ),
 }
 OTHERS = {
@@ -124,7 +127,7 @@ def test_the_products_are_right_on_the_board(kind: str, normed: bool) -> None:
     else:
         data = quantize(weights, GGMLQuantizationType[kind])
         exact = dequantize(data, GGMLQuantizationType[kind]).astype(np.float64)
-    block = next(block for block in gguf.BLOCK_TYPES.values() if block.name == kind)
+    block = next(block for block in formats.BLOCK_TYPES.values() if block.name == kind)
     norm = Norm(Tensor(scale, device="NV").realize(), 1e-5) if normed else None
     made = (
         Matrix(block, Tensor(data, device="NV").realize()).apply(Tensor(x[None], device="NV").realize(), norm).numpy()
@@ -141,7 +144,7 @@ def test_two_products_in_one_kernel_are_right_on_the_board() -> None:
     data = [quantize(rng.standard_normal((ROWS, COLUMNS)).astype(np.float32), GGMLQuantizationType.Q6_K) for _ in "gu"]
     gate, up = (dequantize(packed, GGMLQuantizationType.Q6_K).astype(np.float64) for packed in data)
     x, scale = rng.standard_normal((2, COLUMNS)).astype(np.float32) / 8
-    on_board = [Matrix(gguf.Q6_K, Tensor(packed, device="NV").realize()) for packed in data]
+    on_board = [Matrix(formats.Q6_K, Tensor(packed, device="NV").realize()) for packed in data]
     norm = Norm(Tensor(scale, device="NV").realize(), 1e-5)
     made = gated(*on_board, Tensor(x, device="NV").realize(), norm).numpy()[0]
     normed = x * scale / np.sqrt(np.mean(x.astype(np.float64) ** 2) + 1e-5)

@@ -71,3 +71,8 @@ static __device__ __forceinline__ uint4 lds128(unsigned at) {
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
     return v;
 }
+
+// The load that the target's type asks for.
+static __device__ __forceinline__ void lds(unsigned &to, unsigned at) { to = lds32(at); }
+static __device__ __forceinline__ void lds(uint2 &to, unsigned at) { to = lds64(at); }
+static __device__ __forceinline__ void lds(uint4 &to, unsigned at) { to = lds128(at); }

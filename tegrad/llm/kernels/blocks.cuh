@@ -18,6 +18,7 @@
 //   Q4_K  3 / 32 (unpack 16, dp4a 16) + 18 header / 6 + 19     Q4_0  3 / 32 / 2 + 10
 //   Q5_K  4 / 96 + 18 header / 6 + 19                          F16   8 / 0 / 64 + 64, BF16 8 / 64 / 64, F32 16 / 0 / 64
 // The float formats read their activations as float32 from shared memory, 16 loads of 128 bits.
+#include "formats.cuh"
 
 constexpr int SEGMENT = 2048;           // weights
 constexpr int INPUT_BYTES = 3072;       // staged activations of a segment: 4 planes of q, one of scales, one of folds
@@ -143,7 +144,7 @@ __device__ __forceinline__ void stage(unsigned char *shared, const signed char *
 
 // Six bits: bytes of three planes hold sets 0..2 in their low bits, set 3 in their top pairs. Its sum is taken times 4.
 struct Q6_K {
-    static constexpr int BYTES = 1680;
+    static constexpr int BYTES = BYTES_Q6_K;
     static constexpr bool PACKED = true;
     struct Segment {
         uint4 plane[3];
@@ -152,8 +153,8 @@ struct Q6_K {
         template <class Source> __device__ __forceinline__ void load(Source from, int lane) {
 #pragma unroll
             for (int p = 0; p < 3; p++) plane[p] = from.u128(512 * p + 16 * lane);
-            scales = from.u32(1536 + 4 * lane);
-            d = from.u16(1664 + 2 * (lane >> 2));
+            scales = from.u32(BASE_Q6_K_scales + 4 * lane);
+            d = from.u16(BASE_Q6_K_d + 2 * (lane >> 2));
         }
     };
     static __device__ __forceinline__ float factor(int set) { return set == 3 ? 0.25f : 1.0f; }
@@ -207,14 +208,14 @@ struct Affine {
 
 // Nibbles: byte i of plane p holds weight i of set 2p below that of set 2p + 1, whose sum is taken times 16.
 struct Q4_K {
-    static constexpr int BYTES = 1152;
+    static constexpr int BYTES = BYTES_Q4_K;
     static constexpr bool PACKED = true;
     struct Segment {
         uint4 plane[2], header;
         template <class Source> __device__ __forceinline__ void load(Source from, int lane) {
 #pragma unroll
             for (int p = 0; p < 2; p++) plane[p] = from.u128(512 * p + 16 * lane);
-            header = from.u128(1024 + 16 * (lane >> 2));
+            header = from.u128(BASE_Q4_K_k + 16 * (lane >> 2));
         }
     };
     static __device__ __forceinline__ float factor(int set) { return set & 1 ? 0.0625f : 1.0f; }
@@ -238,7 +239,7 @@ struct Q4_K {
 
 // Q4_K with a fifth bit: bit 16s + i of the lane's 64-bit word is that of weight i of set s.
 struct Q5_K {
-    static constexpr int BYTES = 1408;
+    static constexpr int BYTES = BYTES_Q5_K;
     static constexpr bool PACKED = true;
     struct Segment {
         uint4 plane[2], header;
@@ -246,8 +247,8 @@ struct Q5_K {
         template <class Source> __device__ __forceinline__ void load(Source from, int lane) {
 #pragma unroll
             for (int p = 0; p < 2; p++) plane[p] = from.u128(512 * p + 16 * lane);
-            fifth = from.u64(1024 + 8 * lane);
-            header = from.u128(1280 + 16 * (lane >> 2));
+            fifth = from.u64(BASE_Q5_K_fifth + 8 * lane);
+            header = from.u128(BASE_Q5_K_k + 16 * (lane >> 2));
         }
     };
     static __device__ __forceinline__ float factor(int) { return 1.0f; }
@@ -272,7 +273,7 @@ struct Q5_K {
 
 // Signed bytes, one scale per 32.
 struct Q8_0 {
-    static constexpr int BYTES = 2176;
+    static constexpr int BYTES = BYTES_Q8_0;
     static constexpr bool PACKED = true;
     struct Segment {
         uint4 plane[4];
@@ -280,7 +281,7 @@ struct Q8_0 {
         template <class Source> __device__ __forceinline__ void load(Source from, int lane) {
 #pragma unroll
             for (int p = 0; p < 4; p++) plane[p] = from.u128(512 * p + 16 * lane);
-            d = from.u32(2048 + 4 * lane);
+            d = from.u32(BASE_Q8_0_scales + 4 * lane);
         }
     };
     static __device__ __forceinline__ float factor(int) { return 1.0f; }
@@ -300,7 +301,7 @@ struct Q8_0 {
 
 // Nibbles less 8, one scale per 32; planes as in Q4_K.
 struct Q4_0 {
-    static constexpr int BYTES = 1152;
+    static constexpr int BYTES = BYTES_Q4_0;
     static constexpr bool PACKED = true;
     struct Segment {
         uint4 plane[2];
@@ -308,7 +309,7 @@ struct Q4_0 {
         template <class Source> __device__ __forceinline__ void load(Source from, int lane) {
 #pragma unroll
             for (int p = 0; p < 2; p++) plane[p] = from.u128(512 * p + 16 * lane);
-            d = from.u32(1024 + 4 * lane);
+            d = from.u32(BASE_Q4_0_scales + 4 * lane);
         }
     };
     static __device__ __forceinline__ float factor(int set) { return Q4_K::factor(set); }
@@ -384,3 +385,79 @@ struct F32 : Floats<F32, 4> {
         return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w));
     }
 };
+
+// --- one weight -----------------------------------------------------------------------------------------------------
+//
+// By its index in the flattened matrix: for embeddings, of which a step reads one row.
+
+template <class F> __device__ __forceinline__ float weight_at(const unsigned char *matrix, long long index);
+
+// A weight's place: its segment, the lane that owns it, the set of 16 and the byte in it.
+struct Place {
+    const unsigned char *segment;
+    int lane, set, byte;
+    __device__ __forceinline__ Place(const unsigned char *matrix, long long index, int bytes)
+        : segment(matrix + index / SEGMENT * bytes), lane(index % SEGMENT / 64), set(index % 64 / 16),
+          byte(index % 16) {}
+    // The byte of plane `p` that belongs to the weight.
+    __device__ __forceinline__ int plane(int p) const { return segment[512 * p + 16 * lane + byte]; }
+    __device__ __forceinline__ int nibble() const { return plane(set / 2) >> (4 * (set % 2)) & 15; }
+    // The half at `at`, of one for each 32 weights.
+    __device__ __forceinline__ float scale32(int at) const {
+        return half_to_float(((const unsigned short *)(segment + at))[2 * lane + set / 2]);
+    }
+    // d * scale * q - dmin * minimum, with the block's 16 bytes at `at`.
+    __device__ __forceinline__ float affine(int at, int q) const {
+        const unsigned char *head = segment + at + 16 * (lane / 4), *six = head + 4;
+        const int sub = 2 * (lane % 4) + set / 2, low = sub % 4;
+        int scale = six[low], minimum = six[4 + low];
+        if (sub < 4) {
+            scale &= 63, minimum &= 63;
+        } else {
+            scale = (six[8 + low] & 15) | scale >> 6 << 4, minimum = six[8 + low] >> 4 | minimum >> 6 << 4;
+        }
+        const unsigned short *d = (const unsigned short *)head;
+        return half_to_float(d[0]) * (float)scale * (float)q - half_to_float(d[1]) * (float)minimum;
+    }
+};
+
+template <> __device__ __forceinline__ float weight_at<Q6_K>(const unsigned char *matrix, long long index) {
+    const Place at(matrix, index, Q6_K::BYTES);
+    const int q = at.set < 3 ? at.plane(at.set) & 63 : at.plane(0) >> 6 | at.plane(1) >> 6 << 2 | at.plane(2) >> 6 << 4;
+    const int scale = ((const signed char *)at.segment)[BASE_Q6_K_scales + 4 * at.lane + at.set];
+    const float d = half_to_float(((const unsigned short *)(at.segment + BASE_Q6_K_d))[at.lane / 4]);
+    return d * (float)scale * (float)(q - 32);
+}
+
+template <> __device__ __forceinline__ float weight_at<Q4_K>(const unsigned char *matrix, long long index) {
+    const Place at(matrix, index, Q4_K::BYTES);
+    return at.affine(BASE_Q4_K_k, at.nibble());
+}
+
+template <> __device__ __forceinline__ float weight_at<Q5_K>(const unsigned char *matrix, long long index) {
+    const Place at(matrix, index, Q5_K::BYTES);
+    const int fifth = at.segment[BASE_Q5_K_fifth + 8 * at.lane + 2 * at.set + at.byte / 8] >> (at.byte % 8) & 1;
+    return at.affine(BASE_Q5_K_k, at.nibble() | fifth << 4);
+}
+
+template <> __device__ __forceinline__ float weight_at<Q8_0>(const unsigned char *matrix, long long index) {
+    const Place at(matrix, index, Q8_0::BYTES);
+    return at.scale32(BASE_Q8_0_scales) * (float)(signed char)at.plane(at.set);
+}
+
+template <> __device__ __forceinline__ float weight_at<Q4_0>(const unsigned char *matrix, long long index) {
+    const Place at(matrix, index, Q4_0::BYTES);
+    return at.scale32(BASE_Q4_0_scales) * (float)(at.nibble() - 8);
+}
+
+template <> __device__ __forceinline__ float weight_at<F16>(const unsigned char *matrix, long long index) {
+    return half_to_float(((const unsigned short *)matrix)[index]);
+}
+
+template <> __device__ __forceinline__ float weight_at<BF16>(const unsigned char *matrix, long long index) {
+    return __uint_as_float((unsigned)((const unsigned short *)matrix)[index] << 16);
+}
+
+template <> __device__ __forceinline__ float weight_at<F32>(const unsigned char *matrix, long long index) {
+    return ((const float *)matrix)[index];
+}

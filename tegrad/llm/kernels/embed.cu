@@ -11,7 +11,7 @@
 //   ss f32 (ceil(K / SUM))]
 #include "overlap.cuh"
 #include "state.cuh"
-#include "weight.cuh"
+#include "blocks.cuh"
 
 #ifndef POSITIONS
 #define POSITIONS 0

@@ -4,7 +4,7 @@
 // Grid: (COLUMNS / 256 rounded up, tokens). Block: 256 threads, one for each element.
 #include "chunk.cuh"
 #include "overlap.cuh"
-#include "weight.cuh"
+#include "blocks.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) embed_rows(
     float *x, const unsigned char *matrix, const unsigned char *positions, const int *tokens, const Chunk *chunk

@@ -9,19 +9,14 @@
 // Weights are below 256: matrices were looked at when they were loaded (large.cu), prompts in F32 go by steps.
 #pragma once
 #include "async.cuh"
+#include "formats.cuh"
 #include <cuda_fp16.h>
 
-// KIND: ggml's type numbers.
-#define KIND_F32 0
-#define KIND_F16 1
-#define KIND_Q4_0 2
-#define KIND_Q8_0 8
-#define KIND_Q4_K 12
-#define KIND_Q5_K 13
-#define KIND_Q6_K 14
-#define KIND_BF16 30
-
-constexpr bool PLAIN = KIND == KIND_F32 || KIND == KIND_F16 || KIND == KIND_BF16;
+// KIND: ggml's number of the format.
+#define INTEGERS OF_KIND(INTEGERS_OF)
+#define SCALES OF_KIND(SCALES_OF)
+#define HAS_MINIMA (SCALES == SCALES_SIX_BIT_PAIRS)
+constexpr bool PLAIN = INTEGERS == INTEGERS_NONE;
 constexpr int RUN = 64;
 constexpr float UNSCALE = KIND == KIND_F16 ? 1.0f : 1.0f / 256;
 
@@ -29,31 +24,16 @@ constexpr float UNSCALE = KIND == KIND_F16 ? 1.0f : 1.0f / 256;
 struct Piece {
     int bytes, base, stride, shift;
 };
-#if KIND == KIND_F32
-constexpr int SEGMENT_BYTES = 8192, PIECES = 16, PLANES = 16;
-#elif KIND == KIND_F16 || KIND == KIND_BF16
-constexpr int SEGMENT_BYTES = 4096, PIECES = 8, PLANES = 8;
-#elif KIND == KIND_Q4_0
-constexpr int SEGMENT_BYTES = 1152, PIECES = 3, PLANES = 2;
-#elif KIND == KIND_Q8_0
-constexpr int SEGMENT_BYTES = 2176, PIECES = 5, PLANES = 4;
-#elif KIND == KIND_Q4_K
-constexpr int SEGMENT_BYTES = 1152, PIECES = 3, PLANES = 2;
-#elif KIND == KIND_Q5_K
-constexpr int SEGMENT_BYTES = 1408, PIECES = 4, PLANES = 2;
-#elif KIND == KIND_Q6_K
-constexpr int SEGMENT_BYTES = 1680, PIECES = 5, PLANES = 3;
-#endif
+constexpr int SEGMENT_BYTES = OF_KIND(BYTES), PIECES = OF_KIND(PIECES), PLANES = OF_KIND(PLANES);
 
 // Planes first; then what the scales are made of, as whole words.
 static __host__ __device__ constexpr Piece piece(int at) {
     if (PLAIN) return {16, 16 * at, SEGMENT_BYTES / 32, 0};
     if (at < PLANES) return {16, 512 * at, 16, 0};
-    if (KIND == KIND_Q4_0) return {4, 1024, 4, 0};
-    if (KIND == KIND_Q8_0) return {4, 2048, 4, 0};
-    if (KIND == KIND_Q4_K) return {16, 1024, 16, 2};
-    if (KIND == KIND_Q5_K) return at == 2 ? Piece{8, 1024, 8, 0} : Piece{16, 1280, 16, 2};
-    return at == 3 ? Piece{4, 1536, 4, 0} : Piece{4, 1664, 4, 3};
+#define PIECE(place, member, type, base, shift) if (at == place) return {(int)sizeof(type), base, sizeof(type), shift};
+    OF_KIND(HEAD)(PIECE)
+#undef PIECE
+    return {};
 }
 
 // Where a piece of a tile of `runs` runs begins: all of one piece lie side by side.
@@ -63,12 +43,12 @@ static __host__ __device__ constexpr int piece_offset(int at, int runs) {
     return sum;
 }
 
-// What the scales of a run are made of; only the members that KIND has.
+// What the pieces after the planes of a run hold; only the members that KIND has.
 struct Head {
-    unsigned scales;  // Q6_K: four int8; Q8_0, Q4_0: two halves
-    unsigned d;       // Q6_K: the halves of two blocks
-    uint4 k;          // Q4_K, Q5_K: d, dmin and twelve bytes
-    uint2 fifth;      // Q5_K: the fifth bits of the run
+    unsigned scales;  // four int8, or two halves
+    unsigned d;       // the halves of two blocks
+    uint4 k;          // d, dmin and twelve bytes of six-bit scales and minima
+    uint2 fifth;      // the fifth bits of the run
 };
 
 // unit (and shift) of each set: weight = unit * q - shift.
@@ -92,17 +72,17 @@ static __device__ __forceinline__ __half2 scaled(unsigned halves) { return __hmu
 // The scales of the run of `lane`.
 static __device__ __forceinline__ Scales scales_of(const Head &head, int lane) {
     Scales s;
-    if constexpr (KIND == KIND_Q6_K) {
+    if constexpr (SCALES == SCALES_INT8) {
         __half2 d = scaled(lane & 4 ? __byte_perm(head.d, 0, 0x3232) : __byte_perm(head.d, 0, 0x1010));
         unsigned biased = head.scales ^ 0x80808080u;
         __half2 low = __hmul2(__hsub2(magic(biased, 0), both(1152)), d);
         __half2 high = __hmul2(__hsub2(magic(biased, 2), both(1152)), d);
         s.unit[0] = __low2half2(low), s.unit[1] = __high2half2(low);
         s.unit[2] = __low2half2(high), s.unit[3] = __high2half2(high);
-    } else if constexpr (KIND == KIND_Q8_0 || KIND == KIND_Q4_0) {
+    } else if constexpr (SCALES == SCALES_HALVES) {
         __half2 d = scaled(head.scales);
         s.unit[0] = s.unit[1] = __low2half2(d), s.unit[2] = s.unit[3] = __high2half2(d);
-    } else if constexpr (KIND == KIND_Q4_K || KIND == KIND_Q5_K) {
+    } else if constexpr (SCALES == SCALES_SIX_BIT_PAIRS) {
         // Scales and minima of sub-blocks 2i and 2i + 1, i = lane % 4, as two bytes each.
         // Of the upper four, the low bits are nibbles of the last word and the high ones the top bits of the others.
         const bool upper = lane & 2;
@@ -125,23 +105,23 @@ static __device__ __forceinline__ void expand_set(
     const unsigned (&plane)[PLANES], const Head &head, const Scales &s, int w, int i, unsigned (&out)[2]
 ) {
     unsigned q = 0;
-    if constexpr (KIND == KIND_Q6_K) {
+    if constexpr (INTEGERS == INTEGERS_SIX_BITS) {
         if (i < 3) q = plane[i] & 0x3f3f3f3fu;
         else q = (plane[0] >> 6 & 0x03030303u) | (plane[1] >> 4 & 0x0c0c0c0cu) | (plane[2] >> 2 & 0x30303030u);
-    } else if constexpr (KIND == KIND_Q8_0) {
+    } else if constexpr (INTEGERS == INTEGERS_BYTES) {
         q = plane[i] ^ 0x80808080u;
     } else if constexpr (!PLAIN) {
         q = plane[i / 2] >> (i & 1 ? 4 : 0) & 0x0f0f0f0fu;
-        if constexpr (KIND == KIND_Q5_K) {
+        if constexpr (INTEGERS == INTEGERS_NIBBLES_AND_FIFTH) {
             unsigned bits = (i < 2 ? head.fifth.x : head.fifth.y) >> (16 * (i & 1) + 4 * w) & 15;
             q |= bits * 0x02040810u & 0x10101010u;
         }
     }
-    constexpr float ZERO = 1024 + (KIND == KIND_Q6_K ? 32 : KIND == KIND_Q8_0 ? 128 : KIND == KIND_Q4_0 ? 8 : 0);
+    constexpr float ZERO = 1024 - OF_KIND(LOWEST);
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         __half2 v = __hsub2(magic(q, 2 * j), both(ZERO));
-        if constexpr (KIND == KIND_Q4_K || KIND == KIND_Q5_K) v = __hfma2(v, s.unit[i], __hneg2(s.shift[i]));
+        if constexpr (HAS_MINIMA) v = __hfma2(v, s.unit[i], __hneg2(s.shift[i]));
         else v = __hmul2(v, s.unit[i]);
         out[j] = as_bits(v);
     }

@@ -110,11 +110,9 @@ static __device__ __forceinline__ void weights(unsigned tile, int n, int unit, i
 #pragma unroll
         for (int p = 0; p < PLANES; p++) plane[p] = lds32(tile + (p * BN + row) * 16 + 4 * t);
         Head head;
-        constexpr int FIRST = piece_offset(PLANES, BN), SECOND = piece_offset(PIECES - 1, BN);
-        if constexpr (KIND == KIND_Q4_K || KIND == KIND_Q5_K) head.k = lds128(tile + SECOND + row * 16);
-        else head.scales = lds32(tile + FIRST + row * 4);
-        if constexpr (KIND == KIND_Q5_K) head.fifth = lds64(tile + FIRST + row * 8);
-        if constexpr (KIND == KIND_Q6_K) head.d = lds32(tile + SECOND + row * 4);
+#define LOAD(place, member, type, ...) lds(head.member, tile + piece_offset(place, BN) + row * sizeof(type));
+        OF_KIND(HEAD)(LOAD)
+#undef LOAD
         expand(plane, head, scales_of(head, lane), t, b);
     }
 }

@@ -27,23 +27,21 @@ static __device__ __forceinline__ bool plain_above(const unsigned char *segment,
 // Whether the lane's run may have such a weight, from the scales that the products make, rounded as they round them.
 static __device__ __forceinline__ bool scales_above(const unsigned char *segment, int lane) {
     constexpr float LIMIT = 255.0f * 256;  // what is rounded twice may have grown by 0.1%
-    constexpr float LOWEST = KIND == KIND_Q6_K ? -32 : KIND == KIND_Q8_0 ? -128 : KIND == KIND_Q4_0 ? -8 : 0;
-    constexpr float HIGHEST = KIND == KIND_Q6_K ? 31 : KIND == KIND_Q8_0 ? 127 : KIND == KIND_Q4_0 ? 7
-                              : KIND == KIND_Q5_K ? 31 : 15;
+    constexpr float LOWEST = OF_KIND(LOWEST), HIGHEST = OF_KIND(HIGHEST);
     const auto at = [&](int index) {
         return segment + piece(index).base + piece(index).stride * (lane >> piece(index).shift);
     };
     Head head = {};
-    if constexpr (KIND == KIND_Q4_K || KIND == KIND_Q5_K) head.k = *reinterpret_cast<const uint4 *>(at(PIECES - 1));
-    else head.scales = *reinterpret_cast<const unsigned *>(at(PLANES));
-    if constexpr (KIND == KIND_Q6_K) head.d = *reinterpret_cast<const unsigned *>(at(PIECES - 1));
+#define LOAD(place, member, type, ...) head.member = *reinterpret_cast<const type *>(at(place));
+    OF_KIND(HEAD)(LOAD)
+#undef LOAD
     const Scales s = scales_of(head, lane);
     bool above = false;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const float unit = __low2float(s.unit[i]);
         float shift = 0;
-        if constexpr (KIND == KIND_Q4_K || KIND == KIND_Q5_K) shift = __low2float(s.shift[i]);
+        if constexpr (HAS_MINIMA) shift = __low2float(s.shift[i]);
         // Not "at least", which would be false of what is no number.
         above |= !(fabsf(unit * LOWEST - shift) < LIMIT) || !(fabsf(unit * HIGHEST - shift) < LIMIT);
     }

@@ -28,37 +28,13 @@
 // CONSUMERS, EPILOGUE, PIPELINE_STAGES (at most), POLLED (sets of 16, of two packets each, that an epilogue thread
 // waits for together), ATTENTION_PIPELINE (1, 2: keys and values come through the pipeline, attention_pipeline.cuh; 0:
 // each lane loads its own) and those of sync.cuh.
+#include "formats.cuh"
 #include "sampling.cuh"
 #include "barrier.cuh"
 #include "attention.cuh"
 #include "blocks.cuh"
-#include "weight.cuh"
 #include "activation.cuh"
 
-#ifndef USES_Q6_K
-#define USES_Q6_K 0
-#endif
-#ifndef USES_Q5_K
-#define USES_Q5_K 0
-#endif
-#ifndef USES_Q4_K
-#define USES_Q4_K 0
-#endif
-#ifndef USES_Q8_0
-#define USES_Q8_0 0
-#endif
-#ifndef USES_Q4_0
-#define USES_Q4_0 0
-#endif
-#ifndef USES_F16
-#define USES_F16 0
-#endif
-#ifndef USES_BF16
-#define USES_BF16 0
-#endif
-#ifndef USES_F32
-#define USES_F32 0
-#endif
 #ifndef STORE_LOGITS
 #define STORE_LOGITS 1
 #endif
@@ -81,21 +57,28 @@ enum Field { OP, FLAGS, STAGE, COLUMNS_OF, SOURCE, WAIT, WRITERS, TARGET, FIRST,
              NORM = 24, BIAS = 26, EXTRA = 28, WAIT2 = 30, WAIT3 = 31 };
 enum RunField { ADDRESS, SEGMENTS_OF = 2, FORMAT_OF = 3 };
 enum Flag { READS_FLOATS = 1, WRITES_FLOATS = 2, HANDS_ON = 4 };
-enum Format { FORMAT_Q6_K, FORMAT_Q5_K, FORMAT_Q4_K, FORMAT_Q8_0, FORMAT_Q4_0, FORMAT_F16, FORMAT_BF16, FORMAT_F32 };
+#define NAMED(NAME, ...) FORMAT_##NAME,
+enum Format { EVERY_FORMAT(NAMED) };
+#undef NAMED
 constexpr int RUNS = 3, COUNTER_BYTES = 32;
 constexpr int GROUPS_PER_HEAD = KV_HEADS / CACHE_HEADS;
 
 constexpr int CONSUMER_THREADS = 32 * CONSUMERS, EPILOGUE_THREADS = 32 * EPILOGUE;
 constexpr int HELD = 4;        // segments whose lanes' sums a warp keeps before it adds them up
 static_assert(HELD % PER_TILE == 0, "whole tiles");
-constexpr bool PLAIN = USES_F16 || USES_BF16 || USES_F32;
-constexpr bool PACKED = USES_Q6_K || USES_Q5_K || USES_Q4_K || USES_Q8_0 || USES_Q4_0;
+#define USED(NAME, ...) + USES_##NAME
+constexpr bool PLAIN = 0 EVERY_PLAIN(USED), PACKED = 0 EVERY_PACKED(USED);
 constexpr unsigned EVERY = 0xffffffffu;
 
 __device__ constexpr int most(int a, int b) { return a > b ? a : b; }
-constexpr int SEGMENT_MOST =
-    most(most(most(USES_Q6_K * 1680, USES_Q5_K * 1408), most(USES_Q4_K * 1152, USES_Q8_0 * 2176)),
-         most(most(USES_Q4_0 * 1152, USES_F32 * 8192), most(USES_F16 * 4096, USES_BF16 * 4096)));
+__device__ constexpr int segment_most() {
+    int found = 0;
+#define WIDER(NAME, ...) found = most(found, USES_##NAME * BYTES_##NAME);
+    EVERY_FORMAT(WIDER)
+#undef WIDER
+    return found;
+}
+constexpr int SEGMENT_MOST = segment_most();
 constexpr int TILE_SEGMENTS = CONSUMERS * PER_TILE;
 constexpr int STAGE_BYTES = TILE_SEGMENTS * SEGMENT_MOST;
 constexpr int PACKED_INPUT = PACKED ? (COLUMNS + SEGMENT - 1) / SEGMENT * INPUT_BYTES : 0;
@@ -188,13 +171,11 @@ struct Reader {
 // Runs the statement with F as the format of that number; of formats that do not occur there is no code.
 #define WITH_FORMAT(number, ...) do { \
     const unsigned number_ = number; \
-    ONE_FORMAT(Q6_K, __VA_ARGS__) ONE_FORMAT(Q5_K, __VA_ARGS__) ONE_FORMAT(Q4_K, __VA_ARGS__) \
-    ONE_FORMAT(Q8_0, __VA_ARGS__) ONE_FORMAT(Q4_0, __VA_ARGS__) \
-    ONE_FORMAT(F16, __VA_ARGS__) ONE_FORMAT(BF16, __VA_ARGS__) ONE_FORMAT(F32, __VA_ARGS__) \
+    EVERY_FORMAT(ONE_FORMAT, __VA_ARGS__) \
 } while (0)
 #define ONE_FORMAT(NAME, ...) \
     if constexpr (USES_##NAME != 0) if (KINDS == 1 || number_ == FORMAT_##NAME) { using F = NAME; __VA_ARGS__; break; }
-constexpr int KINDS = USES_Q6_K + USES_Q5_K + USES_Q4_K + USES_Q8_0 + USES_Q4_0 + USES_F16 + USES_BF16 + USES_F32;
+constexpr int KINDS = 0 EVERY_FORMAT(USED);
 
 // Bytes of a streamed segment: one of a plain format ends with its row.
 template <class F> __device__ __forceinline__ int segment_bytes(int columns) {

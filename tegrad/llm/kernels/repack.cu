@@ -3,6 +3,7 @@
 // FORMAT is the block format. A warp takes a segment into shared memory, 16 bytes a lane and load; each lane then
 // gathers the 64 weights that it owns from there and stores its 16 bytes of every plane, and its share of the scales.
 // Launch with WARPS warps a block and a warp for each segment.
+#include "formats.cuh"
 
 constexpr int SEGMENT = 2048;
 
@@ -24,7 +25,7 @@ __device__ __forceinline__ unsigned nibbles(unsigned low, unsigned high) {
 // memory: word w (weights 4w to 4w + 3 of a set) of plane p of a lane, and what the lane stores after the planes.
 
 struct Q8_0 {  // blocks of 32: d, 32 bytes
-    static constexpr int BYTES = 2176, PLANES = 4;
+    static constexpr int BYTES = BYTES_Q8_0, PLANES = PLANES_Q8_0;
     static __device__ unsigned plane(const unsigned char *raw, int lane, int p, int w) {
         return load32(raw + 34 * (2 * lane + p / 2) + 2 + 16 * (p % 2) + 4 * w);
     }
@@ -35,7 +36,7 @@ struct Q8_0 {  // blocks of 32: d, 32 bytes
 };
 
 struct Q4_0 {  // blocks of 32: d, 16 bytes whose low nibbles are the first 16 weights, which is what a plane holds
-    static constexpr int BYTES = 1152, PLANES = 2;
+    static constexpr int BYTES = BYTES_Q4_0, PLANES = PLANES_Q4_0;
     static __device__ unsigned plane(const unsigned char *raw, int lane, int p, int w) {
         return load32(raw + 18 * (2 * lane + p) + 2 + 4 * w);
     }
@@ -78,7 +79,7 @@ struct Q5_K : Affine<176, 48> {  // 32 bytes of fifth bits after the scales: wei
 };
 
 struct Q6_K {  // blocks of 256: of each 128 weights 64 bytes of nibbles; of each, 32 bytes of bit pairs; 16 scales; d
-    static constexpr int BYTES = 1680, PLANES = 3;
+    static constexpr int BYTES = BYTES_Q6_K, PLANES = PLANES_Q6_K;
     static __device__ unsigned value(const unsigned char *raw, int lane, int set, int w) {
         const unsigned char *block = raw + 210 * (lane / 4);
         const int half = lane / 2 % 2, nibble = lane % 2;

@@ -44,17 +44,17 @@ template <int PITCH> struct Row {
     Head head;
     Scales scales;
 
-    // From shared memory: planes 512 bytes apart (or the first piece of a plain run), the pieces after them, and the
-    // run's place in its segment.
+    // From shared memory: planes 512 bytes apart (or the first piece of a plain run), where the first piece after them
+    // and the last one are, and the run's place in its segment.
     __device__ __forceinline__ void load(unsigned planes, unsigned second, unsigned last, int place) {
         at = planes;
         if constexpr (!PLAIN) {
+            static_assert(PIECES - PLANES <= 2, "a run has two pieces after its planes at most");
 #pragma unroll
             for (int p = 0; p < PLANES; p++) plane[p] = lds128(planes + 512 * p);
-            if constexpr (KIND == KIND_Q4_K || KIND == KIND_Q5_K) head.k = lds128(last);
-            else head.scales = lds32(second);
-            if constexpr (KIND == KIND_Q5_K) head.fifth = lds64(second);
-            if constexpr (KIND == KIND_Q6_K) head.d = lds32(last);
+#define LOAD(which, member, ...) lds(head.member, which == PLANES ? second : last);
+            OF_KIND(HEAD)(LOAD)
+#undef LOAD
             scales = scales_of(head, place);
         }
     }

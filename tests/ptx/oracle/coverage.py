@@ -66,12 +66,11 @@ def collect() -> set[str]:
     from tegrad.bench.dry import DryDevice, DryProgram
     from tegrad.bench.models import SHAPES
     from tegrad.hw.chips import CHIPS
-    from tegrad.llm.gguf import BF16, F16, Q4_K, Q8_0
-    from tegrad.llm.packing import LAYOUTS
+    from tegrad.llm.formats import BF16, F16, PACKED, Q4_K, Q8_0
     from tegrad.nv.cubin import read_ptx
 
     found: set[str] = set()
-    kinds = [("1b", kind) for kind in (*LAYOUTS, F16, BF16)] + [("8b", Q4_K), ("qwen3-0.6b", Q8_0)]
+    kinds = [("1b", kind) for kind in (*PACKED, F16, BF16)] + [("8b", Q4_K), ("qwen3-0.6b", Q8_0)]
     for chip, (shape, kind) in itertools.product((CHIPS["agx-orin-64gb"], CHIPS["gh100"]), kinds):
         config = replace(SHAPES[shape].config, layers=2, vocab=4096)
         for plan in plans.plans_of(chip.arch):

@@ -1,0 +1,360 @@
+"""The formats of weights that we run: one row each, from which the packing and the kernels' constants come.
+
+A matrix is its blocks, row after row. Our kernels read 2048 consecutive weights, a **segment**, reordered within the
+bytes that they take in the file (`packing`). Lane L of a warp owns its **run**, the 64 consecutive weights 64L .. 64L +
+63, in four **sets** of 16, and reads it with 16-byte loads: a **plane** is 512 bytes, 16 of each lane, byte i of which
+belongs to weight i of a set. Bits above a byte's low ones hold another set. After the planes lie the **pieces**, of
+which the scales are made.
+
+| format | planes | then |
+|---|---|---|
+| Q6_K | 3: low 6 bits of plane p: set p; top 2 bits of plane p: bits 2p and up of set 3 | 128 int8 scales, 8 halves d |
+| Q4_0 | 2: the low nibbles of plane p are set 2p, the high ones set 2p + 1 | 64 halves d |
+| Q4_K | as Q4_0 | 8 times the file's 16 bytes of d, dmin, scales and minima |
+| Q5_K | as Q4_0; then 256 bytes, 8 of each lane: the fifth bit of weight i of set s is bit 16s + i | as Q4_K |
+| Q8_0 | 4: plane s is set s | 64 halves d |
+| F16, BF16, F32 | the file's bytes | |
+
+To add a format: a row here; how a decode step multiplies it and reads one weight (kernels/blocks.cuh); how the device
+reorders it (kernels/repack.cu); what tinygrad's graph makes of it (dequant.py). Products for prompts and batches
+(kernels/fragments.cuh) know kinds of integers and of scales, not formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes: TypeAlias = NDArray[np.uint8]
+Floats: TypeAlias = NDArray[np.float32]
+
+SEGMENT: Final = 2048
+"""Weights that are reordered among themselves: 64 for each lane of a warp."""
+LANES: Final = 32
+LANE_WEIGHTS: Final = SEGMENT // LANES
+SET: Final = 16
+PLANE_BYTES: Final = SET * LANES
+
+_FOUR: Final = np.uint8(4)
+
+
+# --- the file's blocks: integers in the order of the weights, and back ------------------------------------------------
+
+
+def _or(a: NDArray[Any], b: NDArray[Any]) -> Bytes:
+    """a | b, whose type numpy's stubs widen."""
+    both: Bytes = np.bitwise_or(a, b)
+    return both
+
+
+def _split_nibbles(data: Bytes, run: int) -> Bytes:
+    """(n, bytes) to (n, 2 * bytes): of each run, the low nibbles and then the high ones."""
+    runs = data.reshape(len(data), -1, 1, run)
+    return np.concatenate([runs & 15, runs >> 4], axis=2).reshape(len(data), -1)
+
+
+def _join_nibbles(values: Bytes, run: int) -> Bytes:
+    runs = (values & 15).reshape(len(values), -1, 2, run)
+    return _or(runs[:, :, 0], runs[:, :, 1] << _FOUR).reshape(len(values), -1)
+
+
+_BITS: Final = np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
+_PAIRS: Final = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
+
+
+def _split_q5_k(data: Bytes) -> Bytes:
+    """32 bytes of fifth bits (weight 32s + l has bit s of byte l), 128 of nibbles."""
+    fifth = (data[:, None, :32] >> _BITS) & 1
+    return _or(_split_nibbles(data[:, 32:], 32), fifth.reshape(len(data), 256) << _FOUR)
+
+
+def _join_q5_k(values: Bytes) -> Bytes:
+    fifth = np.bitwise_or.reduce((values.reshape(-1, 8, 32) >> _FOUR) << _BITS, axis=1)
+    return np.concatenate([fifth, _join_nibbles(values, 32)], axis=1)
+
+
+def _split_q6_k(data: Bytes) -> Bytes:
+    """Of each 128 weights 64 bytes of low nibbles; then, of each, 32 bytes of four bit pairs."""
+    low = _split_nibbles(data[:, :128], 64)
+    high = (data[:, 128:].reshape(-1, 2, 1, 32) >> _PAIRS) & 3
+    return _or(low, high.reshape(len(data), 256) << _FOUR)
+
+
+def _join_q6_k(values: Bytes) -> Bytes:
+    high = np.bitwise_or.reduce((values.reshape(-1, 2, 4, 32) >> _FOUR) << _PAIRS, axis=2)
+    return np.concatenate([_join_nibbles(values, 64), high.reshape(-1, 64)], axis=1)
+
+
+# --- the planes: (segments, lanes, sets, 16) integers to bytes, and back ----------------------------------------------
+
+
+def _planes(sets: Bytes) -> Bytes:
+    """(n, lanes, planes, 16) to (n, bytes): plane after plane."""
+    return np.ascontiguousarray(sets.transpose(0, 2, 1, 3)).reshape(len(sets), -1)
+
+
+def _lanes(data: Bytes) -> Bytes:
+    """The reverse of `_planes`."""
+    return data.reshape(len(data), -1, LANES, SET).transpose(0, 2, 1, 3)
+
+
+def _pack_4(values: Bytes) -> Bytes:
+    return _planes(_or(values[:, :, 0::2] & 15, values[:, :, 1::2] << _FOUR))
+
+
+def _unpack_4(data: Bytes) -> Bytes:
+    lanes = _lanes(data)
+    return np.stack([lanes & 15, lanes >> 4], axis=3).reshape(len(data), LANES, 4, SET)
+
+
+def _pack_5(values: Bytes) -> Bytes:
+    fifth = np.packbits((values >> _FOUR).reshape(len(values), -1), axis=1, bitorder="little")
+    return np.concatenate([_pack_4(values), fifth], axis=1)
+
+
+def _unpack_5(data: Bytes) -> Bytes:
+    fifth = np.unpackbits(data[:, 1024:], axis=1, bitorder="little").reshape(len(data), LANES, 4, SET)
+    return _or(_unpack_4(data[:, :1024]), fifth << _FOUR)
+
+
+_THIRDS: Final = np.array([0, 2, 4], np.uint8).reshape(1, 1, 3, 1)
+
+
+def _pack_6(values: Bytes) -> Bytes:
+    return _planes(_or(values[:, :, :3], ((values[:, :, 3:] >> _THIRDS) & 3) << np.uint8(6)))
+
+
+def _unpack_6(data: Bytes) -> Bytes:
+    lanes = _lanes(data)
+    last = np.bitwise_or.reduce((lanes >> np.uint8(6)) << _THIRDS, axis=2, keepdims=True)
+    return np.concatenate([lanes & 63, last], axis=2)
+
+
+# --- what the integers mean: (..., weights) float32 -------------------------------------------------------------
+
+
+def _half(data: Bytes) -> Floats:
+    """(..., 2) bytes to (..., 1) float32."""
+    return np.ascontiguousarray(data).view("<f2").astype(np.float32)
+
+
+def _signed(data: Bytes) -> Floats:
+    return data.view(np.int8).astype(np.float32)
+
+
+def _value_q4_0(values: Bytes, d: Bytes) -> Floats:
+    return _half(d) * (values.astype(np.float32) - 8)
+
+
+def _value_q8_0(values: Bytes, d: Bytes) -> Floats:
+    return _half(d) * _signed(values)
+
+
+def _value_affine(values: Bytes, head: Bytes) -> Floats:
+    """d, dmin, and 12 bytes of eight 6-bit scales and minima, of 32 weights each."""
+    a, b, c = head[..., 4:8], head[..., 8:12], head[..., 12:]
+    scale = np.concatenate([a & 63, (c & 15) | ((a >> 6) << _FOUR)], axis=-1)
+    minimum = np.concatenate([b & 63, (c >> _FOUR) | ((b >> 6) << _FOUR)], axis=-1)
+    unit, shift = _half(head[..., :2]) * scale.astype(np.float32), _half(head[..., 2:4]) * minimum.astype(np.float32)
+    q = values.reshape(*values.shape[:-1], 8, 32).astype(np.float32)
+    return (unit[..., None] * q - shift[..., None]).reshape(values.shape)
+
+
+def _value_q6_k(values: Bytes, scales: Bytes, d: Bytes) -> Floats:
+    unit = _half(d) * _signed(scales)
+    q = values.reshape(*values.shape[:-1], 16, 16).astype(np.float32) - 32
+    return (unit[..., None] * q).reshape(values.shape)
+
+
+# --- what a row says --------------------------------------------------------------------------------------------------
+
+Integers = Literal["NIBBLES", "NIBBLES_AND_FIFTH", "SIX_BITS", "BYTES"]
+"""How a run's integers lie in its planes."""
+Scales = Literal["HALVES", "SIX_BIT_PAIRS", "INT8"]
+"""What its scales are: a half for each 32; a block's six-bit scales and minima for each 32; an int8 for each 16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes after the planes, once for every 1 << `shift` lanes; `member` of the kernels' Head holds them."""
+
+    member: Literal["scales", "d", "k", "fifth"]
+    bytes: int
+    shift: int = 0
+
+    @property
+    def segment_bytes(self) -> int:
+        """Bytes of a segment."""
+        return self.bytes * (LANES >> self.shift)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A block format's two orders: the file's and ours."""
+
+    planes: int
+    pieces: tuple[Piece, ...]
+    integers: Integers
+    scales: Scales
+    lowest: int
+    """The least integer, less what is subtracted from it."""
+    highest: int
+    fields: tuple[int, ...]
+    """Bytes of each kind of scale in a block, in the order of the segment."""
+    at: tuple[int, ...]
+    """Where those begin in the file's block; all other bytes are the integers."""
+    split: Callable[[Bytes], Bytes]
+    """Integers' bytes of blocks (n, bytes) to integers (n, weights)."""
+    join: Callable[[Bytes], Bytes]
+    pack: Callable[[Bytes], Bytes]
+    """Integers (segments, lanes, sets, 16) to the planes (segments, bytes)."""
+    unpack: Callable[[Bytes], Bytes]
+    value: Callable[..., Floats]
+    """Integers (..., weights) and the fields (..., bytes) to weights (..., weights)."""
+
+    @property
+    def field_bytes(self) -> list[int]:
+        """The places of the fields' bytes in the file's block, field after field."""
+        return [at + byte for at, size in zip(self.at, self.fields, strict=True) for byte in range(size)]
+
+    def taken_apart(self, blocks: Bytes) -> tuple[Bytes, list[Bytes]]:
+        """Blocks as in the file (n, bytes) as integers (n, weights) and fields (n, bytes)."""
+        fields = [blocks[:, at : at + size] for at, size in zip(self.at, self.fields, strict=True)]
+        return self.split(np.delete(blocks, self.field_bytes, axis=1)), fields
+
+    def put_together(self, integers: Bytes, fields: Sequence[Bytes]) -> Bytes:
+        """The reverse of `taken_apart`."""
+        data, own = self.join(integers), self.field_bytes
+        blocks = np.empty((len(integers), data.shape[1] + len(own)), np.uint8)
+        blocks[:, own] = np.concatenate(fields, axis=1)
+        blocks[:, np.delete(np.arange(blocks.shape[1]), own)] = data
+        return blocks
+
+
+@dataclass(frozen=True, slots=True)
+class BlockType:
+    """How ggml packs the elements of a row: `elements` of them in `size` bytes."""
+
+    name: str
+    number: int
+    """ggml's, in files and in kernels."""
+    elements: int
+    size: int
+    registers: int
+    """That a decode product's item in flight takes; of floats, with some of the activations, which come from memory."""
+    layout: Layout | None = None
+    """None: plain numbers, in the file's order."""
+
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of a row of `columns` elements, which must be a multiple of the block."""
+        return columns // self.elements * self.size
+
+    @property
+    def segment_bytes(self) -> int:
+        """Bytes of 2048 weights."""
+        return self.row_bytes(SEGMENT)
+
+    @property
+    def run_bytes(self) -> int:
+        """Bytes that a stage in shared memory holds for 64 weights."""
+        if self.layout is None:
+            return self.segment_bytes // LANES
+        return SET * self.layout.planes + sum(piece.bytes for piece in self.layout.pieces)
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def _same(data: Bytes) -> Bytes:
+    return data
+
+
+def _nibbles(run: int) -> tuple[Callable[[Bytes], Bytes], Callable[[Bytes], Bytes]]:
+    return partial(_split_nibbles, run=run), partial(_join_nibbles, run=run)
+
+
+# fmt: off
+_K: Final = Piece("k", 16, shift=2)
+
+Q6_K: Final = BlockType("Q6_K", 14, 256, 210, 14, Layout(
+    3, (Piece("scales", 4), Piece("d", 4, shift=3)), "SIX_BITS", "INT8", -32, 31,
+    (16, 2), (192, 208), _split_q6_k, _join_q6_k, _pack_6, _unpack_6, _value_q6_k))
+Q5_K: Final = BlockType("Q5_K", 13, 256, 176, 14, Layout(
+    2, (Piece("fifth", 8), _K), "NIBBLES_AND_FIFTH", "SIX_BIT_PAIRS", 0, 31,
+    (16,), (0,), _split_q5_k, _join_q5_k, _pack_5, _unpack_5, _value_affine))
+Q4_K: Final = BlockType("Q4_K", 12, 256, 144, 12, Layout(
+    2, (_K,), "NIBBLES", "SIX_BIT_PAIRS", 0, 15, (16,), (0,), *_nibbles(32), _pack_4, _unpack_4, _value_affine))
+Q8_0: Final = BlockType("Q8_0", 8, 32, 34, 17, Layout(
+    4, (Piece("scales", 4),), "BYTES", "HALVES", -128, 127, (2,), (0,), _same, _same, _planes, _lanes, _value_q8_0))
+Q4_0: Final = BlockType("Q4_0", 2, 32, 18, 9, Layout(
+    2, (Piece("scales", 4),), "NIBBLES", "HALVES", -8, 7, (2,), (0,), *_nibbles(16), _pack_4, _unpack_4, _value_q4_0))
+F16: Final = BlockType("F16", 1, 1, 2, 24)
+BF16: Final = BlockType("BF16", 30, 1, 2, 24)
+F32: Final = BlockType("F32", 0, 1, 4, 44)
+# fmt: on
+
+FORMATS: Final = (Q6_K, Q5_K, Q4_K, Q8_0, Q4_0, F16, BF16, F32)
+"""What we run; the place of each is its number in the program of a step in one launch."""
+PACKED: Final = tuple(kind for kind in FORMATS if kind.layout is not None)
+PLAIN: Final = tuple(kind for kind in FORMATS if kind.layout is None)
+"""Formats without blocks, which keep the file's order."""
+BLOCK_TYPES: Final[Mapping[int, BlockType]] = {kind.number: kind for kind in FORMATS}
+"""By ggml's type number."""
+
+
+# --- the same for kernels ---------------------------------------------------------------------------------------------
+
+HEADER: Final = "formats.cuh"
+"""The name by which kernels include `header`."""
+_WORDS: Final = {4: "unsigned", 8: "uint2", 16: "uint4"}
+
+
+def header() -> str:
+    """The table in C: KIND_X, BYTES_X, BASE_X_scales, ... of every format X, lists of formats, and OF_KIND(BYTES)."""
+    lines: list[str] = []
+    for what, names in (("INTEGERS", get_args(Integers)), ("SCALES", get_args(Scales))):
+        lines += [f"#define {what}_{name} {code}" for code, name in enumerate(("NONE", *names))]
+    for kind in FORMATS:
+        lines += [f"#define {what}_{kind.name} {value}" for what, value in _constants(kind).items()]
+        lines += [f"#define BASE_{kind.name}_{piece.member} {base}" for piece, base in _places(kind)]
+        lines += [f"#define HEAD_{kind.name}(Y) {_head(kind)}", f"#ifndef USES_{kind.name}"]
+        lines += [f"#define USES_{kind.name} 0", "#endif"]
+    for name, kinds in (("EVERY_FORMAT", FORMATS), ("EVERY_PACKED", PACKED), ("EVERY_PLAIN", PLAIN)):
+        lines.append(f"#define {name}(X, ...) " + " ".join(f"X({kind.name}, __VA_ARGS__)" for kind in kinds))
+    lines.append("#ifdef KIND")
+    for kind in FORMATS:
+        lines += [f"#if KIND == {kind.number}", f"#define OF_KIND(what) what##_{kind.name}", "#endif"]
+    return "\n".join([*lines, "#endif"]) + "\n"
+
+
+def _constants(kind: BlockType) -> dict[str, object]:
+    """What kernels know of a format; a plain one has 16 bytes of a run for a plane."""
+    layout, plain = kind.layout, kind.segment_bytes // PLANE_BYTES
+    planes, pieces = (plain, 0) if layout is None else (layout.planes, len(layout.pieces))
+    return {
+        "KIND": kind.number, "BYTES": kind.segment_bytes, "PLANES": planes, "PIECES": planes + pieces,
+        "INTEGERS_OF": f"INTEGERS_{layout.integers if layout else 'NONE'}",
+        "SCALES_OF": f"SCALES_{layout.scales if layout else 'NONE'}",
+        "LOWEST": layout.lowest if layout else 0, "HIGHEST": layout.highest if layout else 0,
+    }  # fmt: skip
+
+
+def _places(kind: BlockType) -> list[tuple[Piece, int]]:
+    """The pieces after the planes, and where in a segment each begins."""
+    pieces = kind.layout.pieces if kind.layout else ()
+    first = PLANE_BYTES * kind.layout.planes if kind.layout else 0
+    return list(zip(pieces, accumulate((piece.segment_bytes for piece in pieces), initial=first), strict=False))
+
+
+def _head(kind: BlockType) -> str:
+    """Y(which piece, member of Head, its type, base in the segment, shift) for each piece, the widest load first."""
+    planes = kind.layout.planes if kind.layout else 0
+    rows = [(piece, f"Y({planes + at}, {piece.member}, {_WORDS[piece.bytes]}, {base}, {piece.shift})")
+            for at, (piece, base) in enumerate(_places(kind))]  # fmt: skip
+    return " ".join(text for _, text in sorted(rows, key=lambda row: -row[0].bytes))
