@@ -113,9 +113,7 @@ def as_work(made: Recorded, inputs: Sequence[Array]) -> Work:
 
 def _content(buffer: Any) -> str:
     device = buffer.owner if buffer.owner is not None else Device["NV"]
-    content = bytearray(buffer.size)
-    device.allocator._copyout(memoryview(content), buffer)
-    return content.hex()
+    return bytes(device.download(buffer, buffer.size)).hex()
 
 
 def _agree(what: str, ours: Sequence[Array], theirs: Sequence[Array]) -> None:

@@ -228,15 +228,17 @@ def _copyin(kind: str, size: str) -> TimedRow:
     import numpy as np
     from tinygrad import Device
 
+    from tegrad.nv import compat
+
     source, device = host(size), Device[Device.DEFAULT]
     buffer, back = _buffer(source.size), np.zeros_like(source)
 
     def call() -> None:
-        buffer.allocator._copyin(buffer._buf, memoryview(source))
+        compat.copy_in(buffer.allocator, compat.memory_of(buffer), memoryview(source))
         device.synchronize()
 
     def result() -> Any:
-        buffer.allocator._copyout(memoryview(back), buffer._buf)
+        compat.copy_out(buffer.allocator, memoryview(back), compat.memory_of(buffer))
         return back
 
     call()
@@ -246,12 +248,14 @@ def _copyin(kind: str, size: str) -> TimedRow:
 def _copyout(kind: str, size: str) -> TimedRow:
     import numpy as np
 
+    from tegrad.nv import compat
+
     source = host(size)
     buffer, back = _buffer(source.size), np.zeros_like(source)
-    buffer.allocator._copyin(buffer._buf, memoryview(source))
+    compat.copy_in(buffer.allocator, compat.memory_of(buffer), memoryview(source))
 
     def call() -> None:
-        buffer.allocator._copyout(memoryview(back), buffer._buf)
+        compat.copy_out(buffer.allocator, memoryview(back), compat.memory_of(buffer))
 
     call()
     return TimedRow(call, lambda: back)
@@ -266,12 +270,14 @@ def _alloc(kind: str, size: str) -> TimedRow:
     from tinygrad import Device
     from tinygrad.device import BufferSpec
 
+    from tegrad.nv import compat
+
     device: Any = Device[Device.DEFAULT]
     length = megabytes(size) * MB
     options = BufferSpec()
 
     def call() -> None:
-        device.allocator._free(device.allocator._alloc(length, options), options)
+        compat.allocate_and_free(device.allocator, length, options)
 
     call()
     return TimedRow(call)

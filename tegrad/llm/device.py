@@ -9,7 +9,7 @@ from typing import Final
 from tinygrad import Device
 
 from tegrad.errors import TegradError
-from tegrad.nv import wrong_setting
+from tegrad.nv import compat, wrong_setting
 
 STORES: Final = frozenset({"DISK", "NPY", "NULL", "RDMA", "TINYFS"})
 """Devices of tinygrad's that keep bytes, or nothing at all, and compute nothing that can be read."""
@@ -31,7 +31,7 @@ def open_device(name: str | None = None) -> str:
     """Open a device, the one that DEV names unless said; returns its name and architecture, such as "NV sm_87"."""
     try:
         name = name or Device.DEFAULT
-        kind, known = name.partition(":")[0].upper(), [each for each in Device._devices if each not in STORES]
+        kind, known = name.partition(":")[0].upper(), [each for each in compat.known_devices() if each not in STORES]
         if kind in STORES:
             raise NoSuchDevice(f"the device {kind} computes nothing: choose (DEV=) one of {', '.join(known)}")
         if kind not in known:

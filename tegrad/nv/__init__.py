@@ -115,8 +115,9 @@ def install() -> None:
 def _install(ops_nv: Any) -> None:
     if getattr(ops_nv, "_tegrad_installed", False):
         return
-    opened = importlib.import_module("tinygrad.device").Device._opened_devices
-    if any(name.split(":")[0] == "NV" for name in opened):
+    from tegrad.nv import compat
+
+    if any(name.split(":")[0] == "NV" for name in compat.opened_devices()):
         raise InstallError("tinygrad's NV device is already open: import tegrad before the first use of it.")
 
     from tegrad.nv import device, diskcache, hopper, iface, jit, program, qmd, renderers
@@ -125,9 +126,13 @@ def _install(ops_nv: Any) -> None:
     jit.install()
     diskcache.install()
     others = [known for known in ops_nv.NVDevice.ifaces if known.__name__ not in ("TegraIface", "NVKIface")]
-    ops_nv.NVDevice.ifaces = [iface.TegraIface, hopper.NVKIface, *others]
-    ops_nv.CUDARenderer, ops_nv.PTXRenderer = renderers.NVCUDARenderer, renderers.NVPTXRenderer
-    ops_nv.QMD, ops_nv.NVProgram, ops_nv.elf_loader = qmd.QMD, program.NVProgram, program.load_elf
+    ours = {
+        "NVDevice.ifaces": [iface.TegraIface, hopper.NVKIface, *others], "QMD": qmd.QMD,
+        "NVProgram": program.NVProgram, "elf_loader": program.load_elf,
+        "CUDARenderer": renderers.NVCUDARenderer, "PTXRenderer": renderers.NVPTXRenderer,
+    }  # fmt: skip
+    for name, one in ours.items():
+        compat.replace(f"{compat.NV}.{name}", one)
     ops_nv._tegrad_installed = True
 
 

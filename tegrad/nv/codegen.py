@@ -11,7 +11,7 @@
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from tinygrad.codegen.decomp.transcendental import xexp2, xlog2
 from tinygrad.codegen.opt import heuristic
@@ -19,8 +19,10 @@ from tinygrad.dtype import dtypes
 from tinygrad.uop.ops import Ops, PatternMatcher, UOp, UPat
 
 from tegrad.errors import SettingError
-from tegrad.nv import matvec
+from tegrad.nv import compat, matvec
 
+VIEWS: Final = "tinygrad.uop.ops.UOp.contiguous_view"
+OPTIMIZATIONS: Final = "tinygrad.codegen.opt.heuristic.hand_coded_optimizations"
 REVISION = 5
 """Part of the keys of tinygrad's kernel search: raise it whenever a patch changes what is generated. Compiled kernels
 are kept by their source, which shows it."""
@@ -75,14 +77,12 @@ def _aligned_views(original: Callable[[UOp], _View]) -> Callable[[UOp], _View]:
 def install() -> None:
     """Apply the patches to tinygrad in this process; once, however often it is called."""
     if active("views") and not hasattr(UOp.contiguous_view, "__wrapped__"):
-        UOp.contiguous_view = _aligned_views(UOp.contiguous_view)
+        compat.replace(VIEWS, _aligned_views(compat.published(VIEWS)))
     if active("matvec") and not hasattr(heuristic.hand_coded_optimizations, "__wrapped__"):
-        heuristic.hand_coded_optimizations = matvec.choose(heuristic.hand_coded_optimizations)
+        compat.replace(OPTIMIZATIONS, matvec.choose(compat.published(OPTIMIZATIONS)))
 
 
 def uninstall() -> None:
     """Take the patches back, for tests that show what they are for."""
-    if original := getattr(UOp.contiguous_view, "__wrapped__", None):
-        UOp.contiguous_view = original
-    if original := getattr(heuristic.hand_coded_optimizations, "__wrapped__", None):
-        heuristic.hand_coded_optimizations = original
+    compat.restore(VIEWS)
+    compat.restore(OPTIMIZATIONS)

@@ -16,6 +16,7 @@ from tinygrad.helpers import round_up
 from tinygrad.runtime import ops_nv
 from tinygrad.runtime.support.hcq import HCQBuffer
 
+from tegrad.nv import compat
 from tegrad.nv.faults import FREED_REMEMBERED, Place, describe_address
 from tegrad.nv.slabs import PART_BYTES, Part, Slabs, whole
 
@@ -218,7 +219,7 @@ class DesktopMemory(_Stock):  # type: ignore[misc]
 
     def _release_slab(self, mem: HCQBuffer) -> None:
         for device, mapped in mem.mappings.items():
-            device.allocator._unmap(mapped)
+            compat.unmap(mapped, device)
         self._release(mem)
 
     def _free_memory(self, handle: int) -> None:

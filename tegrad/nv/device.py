@@ -12,7 +12,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any
+from typing import Any, Final
 from weakref import WeakSet
 
 from tinygrad.device import BufferSpec, Device, TinyELF
@@ -20,10 +20,9 @@ from tinygrad.engine import realize
 from tinygrad.helpers import DEV, PROFILE, cpu_profile, round_up, to_mv
 from tinygrad.runtime import ops_nv
 from tinygrad.runtime.support.hcq import HCQBuffer, HCQCompiled, MMIOInterface
-from tinygrad.tensor import Tensor
 
 from tegrad.hw.gpfifo import Userd
-from tegrad.nv import roles, wrong_setting
+from tegrad.nv import compat, roles, wrong_setting
 from tegrad.nv.coherence import Coherence
 from tegrad.nv.copies import Staging
 from tegrad.nv.desktop import DesktopMemory
@@ -774,11 +773,10 @@ def _forget(device: NVDevice) -> None:
     name = getattr(device, "device", None)
     for key in [key for key in realize.runtime_cache if key[1] == name]:
         del realize.runtime_cache[key]
-    for state in (Tensor._device_seeds, Tensor._device_rng_counters):
-        state.pop(name, None)
+    compat.forget_randomness(name)
     if _opened.get(name or "") is device:
         del _opened[name or ""]
-        Device._opened_devices.discard(name)
+        compat.opened_devices().discard(name)
 
 
 def _after_fork() -> None:
@@ -794,20 +792,25 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+OPEN: Final = "tinygrad.device.Device._Device__get_canonicalized_item"
+_stock_open: Any = compat.published(OPEN)
+
+
 def _open_once(name: str) -> Any:
     """What tinygrad's cache of devices does, with entries that can be dropped for NV."""
     if name.split(":")[0] != "NV":
-        return type(Device)._Device__get_canonicalized_item(Device, name)
+        return _stock_open(name)
     if name not in _opened:
-        _opened[name] = type(Device)._Device__get_canonicalized_item.__wrapped__(Device, name)
+        _opened[name] = _stock_open.__wrapped__(Device, name)
     return _opened[name]
 
 
 def bind() -> None:
     """Make tinygrad's NV runtime use our device, allocator, queues and signal. Doing it again changes nothing."""
-    ops_nv.NVDevice = NVDevice
-    ops_nv.NVAllocator = make_allocator
-    ops_nv.NVComputeQueue = NVComputeQueue
-    ops_nv.NVCopyQueue = NVCopyQueue
-    ops_nv.NVSignal = NVSignal
-    Device._Device__get_canonicalized_item = _open_once
+    ours = {
+        "NVDevice": NVDevice, "NVAllocator": make_allocator, "NVComputeQueue": NVComputeQueue,
+        "NVCopyQueue": NVCopyQueue, "NVSignal": NVSignal,
+    }  # fmt: skip
+    for name, one in ours.items():
+        compat.replace(f"{compat.NV}.{name}", one)
+    compat.replace(OPEN, _open_once)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
-import sys
 import warnings
 from typing import Any
 
 from tinygrad import helpers
 
-_get, _put = helpers.diskcache_get, helpers.diskcache_put
+from tegrad.nv import compat
+
+GET, PUT = "tinygrad.helpers.diskcache_get", "tinygrad.helpers.diskcache_put"
+_get, _put = compat.published(GET), compat.published(PUT)
 
 
 def _switch_off(error: Exception) -> None:
@@ -45,9 +47,5 @@ def put(table: str, key: Any, val: Any, prepickled: bool = False) -> Any:
 
 def install() -> None:
     """Take the place of tinygrad's functions in every module that has them."""
-    ours = {"diskcache_get": (_get, get), "diskcache_put": (_put, put)}
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "tinygrad":
-            for attribute, (stock, own) in ours.items():
-                if vars(module).get(attribute) is stock:
-                    setattr(module, attribute, own)
+    compat.replace_everywhere(GET, get)
+    compat.replace_everywhere(PUT, put)

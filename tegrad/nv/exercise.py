@@ -109,10 +109,9 @@ def _program(source: str, name: str, dynamic_shared: int = 0) -> Any:
 
 def _words(buffer: Any, count: int) -> list[int]:
     """The first words of a buffer when all work is done."""
-    device, out = _nv(), memoryview(bytearray(4 * count))
+    device = _nv()
     device.synchronize()
-    device.allocator._copyout(out, buffer)
-    return list(out.cast("I"))
+    return list(memoryview(device.download(buffer, 4 * count)).cast("I"))
 
 
 def spill() -> int:
@@ -135,7 +134,7 @@ def all_shared() -> int:
     device = _nv()
     size = shared_limit(device.sm_version) - SHARED_RESERVE
     program, buffer = _program(SHARED, "all_shared", dynamic_shared=size), device.allocator.alloc(8)
-    device.allocator._copyin(buffer, memoryview(bytearray(8)))
+    device.upload(buffer, bytes(8))
     program(buffer, global_size=(2, 1, 1), local_size=(256, 1, 1), vals=(size // 4,))
     wrong, looked = _words(buffer, 2)
     if wrong or looked != 2 * (size // 4):
@@ -148,7 +147,7 @@ def launches(count: int, progress: Callable[[int], object] = lambda done: None) 
     """Launch a small kernel so many times and check what all of them together left. WrongResult says from where on."""
     device, program = _nv(), _program(SOURCE, "exercise")
     buffer = device.allocator.alloc(4 * THREADS)
-    device.allocator._copyin(buffer, memoryview(bytearray(4 * THREADS)))
+    device.upload(buffer, bytes(4 * THREADS))
     wanted = [0] * THREADS
     for done in range(1, count + 1):
         program(buffer, global_size=(1, 1, 1), local_size=(THREADS, 1, 1), vals=(done,))
@@ -180,7 +179,7 @@ class Traffic:
         """Copy in, launch, copy by the GPU's copy engine, copy out. WrongResult says at which byte."""
         device, (state, far) = self._device, self._buffers
         data = random.Random(number).randbytes(TRAFFIC_BYTES)
-        device.allocator._copyin(state, memoryview(bytearray(data)))
+        device.upload(state, data)
         words = list(struct.unpack_from(f"<{THREADS}I", data))
         for launch in range(TRAFFIC_LAUNCHES):
             self._program(state, global_size=(1, 1, 1), local_size=(THREADS, 1, 1), vals=(number + launch,))
@@ -188,8 +187,7 @@ class Traffic:
         queue = device.hw_copy_queue_t().wait(device.timeline_signal, device.timeline_value - 1)
         queue.copy(far, state, TRAFFIC_BYTES).signal(device.timeline_signal, device.next_timeline()).submit(device)
         device.synchronize()
-        found, wanted = bytearray(TRAFFIC_BYTES), struct.pack(f"<{THREADS}I", *words) + data[4 * THREADS :]
-        device.allocator._copyout(memoryview(found), far)
+        found, wanted = device.download(far, TRAFFIC_BYTES), struct.pack(f"<{THREADS}I", *words) + data[4 * THREADS :]
         if found != wanted:
             at = next(i for i in range(TRAFFIC_BYTES) if found[i] != wanted[i])
             raise WrongResult(

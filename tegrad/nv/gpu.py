@@ -14,6 +14,7 @@ from tinygrad.dtype import dtypes
 from tinygrad.helpers import Target, to_mv
 from tinygrad.runtime.support.hcq import HCQBuffer
 
+from tegrad.nv import compat
 from tegrad.nv.spec import MemorySpec
 
 Buffer: TypeAlias = HCQBuffer
@@ -120,12 +121,12 @@ class GpuMethods:
 
     def upload(self, buffer: Buffer, data: Bytes) -> None:
         """See `Gpu`."""
-        self.allocator._copyin(buffer, memoryview(data))
+        compat.copy_in(self.allocator, buffer, memoryview(data))
 
     def download(self, buffer: Buffer, size: int) -> bytearray:
         """See `Gpu`."""
         out = bytearray(size)
-        self.allocator._copyout(memoryview(out), buffer)
+        compat.copy_out(self.allocator, memoryview(out), buffer)
         return out
 
     @property

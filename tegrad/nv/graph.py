@@ -10,7 +10,7 @@ from tinygrad.engine.realize import get_call_arg_uops
 from tinygrad.runtime.graph.hcq import HCQGraph
 from tinygrad.uop.ops import Ops, UOp
 
-from tegrad.nv import roles
+from tegrad.nv import compat, roles
 from tegrad.nv.faults import DeviceClosed, DeviceFault, WaitTimeout
 from tegrad.nv.program import check_alignment
 from tegrad.nv.spec import allocating
@@ -36,7 +36,7 @@ class NVGraph(HCQGraph):  # type: ignore[misc]
         for device_index, index, position, runtime in self._aligned:
             given = input_uops[index].buffer
             buffer = given.bufs[device_index] if hasattr(given, "bufs") else given
-            check_alignment(runtime, position, buffer._buf.va_addr)
+            check_alignment(runtime, position, compat.memory_of(buffer).va_addr)
         locks = [device.lock for device in self.devices if hasattr(device, "lock")]
         for lock in locks:
             lock.acquire()

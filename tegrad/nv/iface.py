@@ -22,7 +22,7 @@ from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
 
 from tegrad.hw.chips import Chip, by_sm_version
 from tegrad.hw.gpfifo import GP_ENTRY_SIZE, USERD_SIZE
-from tegrad.nv import kernlog, rm, roles
+from tegrad.nv import compat, kernlog, rm, roles
 from tegrad.nv.channel import Channel, Tsg
 from tegrad.nv.faults import FREED_REMEMBERED, SmError, describe_address
 from tegrad.nv.kernel import CTRL_NODE, pick_kernel
@@ -221,7 +221,7 @@ class TegraIface:
 
     def map(self, mem: HCQBuffer) -> HCQBuffer:
         """Map a CPU buffer for the GPU, in place: its pages become an nvmap buffer that both see."""
-        if mem.owner is None or not mem.owner._is_cpu():
+        if mem.owner is None or not compat.is_cpu(mem.owner):
             raise rm.RmError("Only this GPU's own buffers and the CPU's can be mapped on a Jetson.")
         mem.owner.synchronize()
         made = self._made(lambda: self.nvmap.adopt(mem.cpu_view().addr, mem.size, self._space))

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from tinygrad.device import Buffer
-from tinygrad.engine import jit
 from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import Ops, UOp, buffers
+
+from tegrad.nv import compat
 
 Prepared = tuple[list[Any], dict[str, int], list[Any], list[Any]]
 """Buffers, values of variables, names, and how each tensor views its buffer."""
@@ -23,7 +24,8 @@ MOST_LOOKS: Final = 1024
 CONTAINERS: Final = (tuple, list, dict)
 """Arguments that may hold tensors."""
 
-_stock: Callable[..., Prepared] = jit._prepare_jit_inputs
+PREPARE: Final = "tinygrad.engine.jit._prepare_jit_inputs"
+_stock: Callable[..., Prepared] = compat.published(PREPARE)
 _looks: dict[Any, Any] = {}
 
 

@@ -15,19 +15,20 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from tinygrad.device import Buffer, Device
-from tinygrad.engine import jit
 from tinygrad.engine.realize import estimate_uop, get_call_arg_uops, get_runtime, resolve_params, run_linear
 from tinygrad.helpers import DEBUG, JIT, PROFILE, GlobalCounters
 from tinygrad.renderer import Estimates
 from tinygrad.runtime.support.hcq import HCQBuffer
 from tinygrad.uop.ops import Ops, UOp, buffers, sym_infer
 
-from tegrad.nv import inputs
+from tegrad.nv import compat, inputs
 from tegrad.nv.program import LaunchError
 from tegrad.nv.replay import BARRIER, CHAIN, DEPENDENCIES, Argument, Dependency, Launch, Number, Recording, lean, three
 
-_stock_call: Any = jit.CapturedJit.__call__
-_stock_free: Any = jit.CapturedJit.free_intermediates
+CALL: Final = "tinygrad.engine.jit.CapturedJit.__call__"
+FREE: Final = "tinygrad.engine.jit.CapturedJit.free_intermediates"
+_stock_call: Any = compat.published(CALL)
+_stock_free: Any = compat.published(FREE)
 REPLAYS: Final = "_tegrad_replays"
 """What a `CapturedJit` keeps its `_Replays` as; it travels in no pickle."""
 _Place = tuple[int, int, int]
@@ -69,7 +70,7 @@ class _Replay:
         addresses, name = [], device.device
         for index in self.given:
             buffer = buffers.get(uops[index]) or uops[index].buffer
-            memory = buffer._bufs.get(name) or buffer.ensure_allocated()._buf
+            memory = compat.memory_on(buffer, name)
             if memory.owner is not device and getattr(memory.owner, "closed", False):
                 raise memory.owner.gone("A tensor's memory was released when its device was closed; make it again.")
             addresses.append(memory.va_addr)
@@ -133,9 +134,7 @@ def call(captured: Any, input_uops: list[UOp], var_vals: dict[str, int]) -> Any:
         replays = captured.__dict__[REPLAYS] = _taken_apart(captured.linear, input_uops, var_vals)
     if not replays.steps:
         return _stock_call(captured, input_uops, var_vals)
-    written = captured._written_uops
-    if not written.isdisjoint(input_uops):
-        input_uops = [jit._copy_input(uop) if uop in written else uop for uop in input_uops]
+    input_uops = compat.inputs_as_captured(captured, input_uops)
     for step in replays.steps:
         step.run(replays.device, input_uops, var_vals)
     return captured.ret
@@ -153,8 +152,9 @@ def install() -> None:
 
     tinygrad's class stays, by which captured functions are pickled.
     """
-    jit.CapturedJit.__call__, jit.CapturedJit.free_intermediates = call, free_intermediates
-    jit._prepare_jit_inputs = inputs.prepare
+    compat.replace(CALL, call)
+    compat.replace(FREE, free_intermediates)
+    compat.replace(inputs.PREPARE, inputs.prepare)
 
 
 def _taken_apart(linear: UOp, input_uops: Sequence[UOp], var_vals: dict[str, int]) -> _Replays:
@@ -267,8 +267,7 @@ def _memory(device: Any, uop: UOp) -> HCQBuffer:
         raise _Unheld("it runs on several devices")
     if buffer.device != device.device:
         raise _Unheld(f"it uses memory of {buffer.device}")
-    memory: HCQBuffer = buffer.ensure_allocated()._buf
-    return memory
+    return compat.memory_of(buffer)
 
 
 def _input(argument: UOp) -> int | None:

@@ -241,7 +241,7 @@ def stream(device: Any, role: Role, size: int, times: int) -> Rates:
         return float(bytes_ / seconds / 1e9)
 
     def summed(what: str, of: Any, out: Any, pieces: int, times: int) -> float:
-        device.allocator._copyin(out, memoryview(bytearray(16)))
+        device.upload(out, bytes(16))
         speed = rate(read, 16 * pieces * times, of, out, vals=(pieces, times))
         found, wanted = words(device, out, 1)[0], _sum(pieces) * times * PASSES & M32
         if found != wanted:
@@ -262,10 +262,8 @@ def stream(device: Any, role: Role, size: int, times: int) -> Rates:
 
 def words(device: Any, buffer: Any, count: int) -> list[int]:
     """The first words of a buffer when all work is done."""
-    out = memoryview(bytearray(4 * count))
     device.synchronize()
-    device.allocator._copyout(out, buffer)
-    return list(out.cast("I"))
+    return list(memoryview(device.download(buffer, 4 * count)).cast("I"))
 
 
 def handover(device: Any, role: Role, ctas: int, rounds: int) -> Handover:
@@ -276,8 +274,8 @@ def handover(device: Any, role: Role, ctas: int, rounds: int) -> Handover:
     short = max(1, rounds // 4)
     launch = {"global_size": (ctas, 1, 1), "local_size": (MOST_ROUND_PACKETS, 1, 1), "wait": True}
     with buffer(device, slots, role) as memory, buffer(device, told) as out:
-        device.allocator._copyin(out, memoryview(bytearray(told)))
-        device.allocator._copyin(memory, memoryview(bytearray(slots)))
+        device.upload(out, bytes(told))
+        device.upload(memory, bytes(slots))
         epoch, seconds = 1, []
         for count in (short, *((short, rounds) * PASSES)):  # the first is not measured
             seconds.append(program(memory, out, vals=(epoch, count, PACKET_TIMEOUT_NS), **launch))
@@ -302,7 +300,7 @@ def exchange_us(device: Any, role: Role, counts: tuple[int, int] = LAUNCHES) -> 
     size, times = ctas * per_cta * 16, []
     with buffer(device, size, role) as one, buffer(device, size, role) as other:
         for slot in (one, other):
-            device.allocator._copyin(slot, memoryview(bytearray(size)))
+            device.upload(slot, bytes(size))
         ways = [
             Launch(program, pair, (ctas, 1, 1), (MOST_ROUND_PACKETS, 1, 1)) for pair in ((one, other), (other, one))
         ]

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 from tinygrad import Device, Tensor, TinyJit
 from tinygrad.device import Buffer, BufferSpec, MultiBuffer
-from tinygrad.dtype import _to_np_dtype
 from tinygrad.engine.jit import JitError
 from tinygrad.engine.realize import get_runtime, resolve_params
 from tinygrad.helpers import Context
@@ -29,6 +28,7 @@ from tinygrad.runtime.support.hcq import HCQBuffer
 from tinygrad.uop.ops import Ops, UOp
 
 from tegrad.errors import TegradError
+from tegrad.nv import compat
 from tegrad.nv.faults import DeviceFault, WaitTimeout
 from tegrad.nv.replay import DEPENDENCIES, Dependency, Launch, Recording, three
 
@@ -118,13 +118,13 @@ class _Array:
 
     def __init__(self, what: str, tensor: Tensor, given: bool) -> None:
         self.what, self.given = what, given
-        kind = _to_np_dtype(tensor.dtype)
+        kind = compat.numpy_type(tensor.dtype)
         if kind is None or np.dtype(kind).itemsize != tensor.dtype.itemsize:  # tinygrad names float32 for bfloat16
             raise CannotRecord(f"{what} is {tensor.dtype}, which numpy has not: cast it, to half or float.")
         self.shape, self.dtype = _fixed(what, tensor.shape), np.dtype(kind)
         self.tensor = tensor
         self.buffer = _single(what, tensor.uop)
-        self.memory: HCQBuffer = self.buffer.ensure_allocated()._buf
+        self.memory: HCQBuffer = compat.memory_of(self.buffer)
         self.owner: Any = self.buffer
 
     def move(self, device: Any, moved: dict[int, _Memory]) -> None:
@@ -132,9 +132,7 @@ class _Array:
         base, old = self.memory.base, self.memory
         if base.va_addr not in moved:
             moved[base.va_addr] = _Memory(device, base.size, INPUT if self.given else OUTPUT)
-            content = bytearray(base.size)
-            device.allocator._copyout(memoryview(content), base)
-            moved[base.va_addr].buffer.cpu_view()[0 : base.size] = bytes(content)
+            moved[base.va_addr].buffer.cpu_view()[0 : base.size] = bytes(device.download(base, base.size))
         self.owner = moved[base.va_addr]
         self.memory = self.owner.buffer.offset(old.va_addr - base.va_addr, old.size)
 
@@ -260,7 +258,7 @@ def _launch(device: Any, call: UOp, inputs: tuple[UOp, ...], moved: Mapping[int,
     grid, block = info.launch_dims({})  # no variables: it was called without any
     return Launch(
         get_runtime(device.device, program),
-        tuple(_moved(buffer._buf, moved) for buffer in buffers),
+        tuple(_moved(compat.memory_of(buffer), moved) for buffer in buffers),
         three(grid),
         three(block or ()),
     )

@@ -5,6 +5,8 @@ from contextlib import suppress
 
 from tinygrad.runtime.support.hcq import HCQBuffer
 
+from tegrad.nv import compat
+
 PART_BYTES = 1 << 20
 """The largest buffer that is carved out of a slab."""
 SLAB_BYTES: Sequence[int] = (32 << 20, 2 << 20)
@@ -41,8 +43,9 @@ class Part(HCQBuffer):  # type: ignore[misc]
 
     def __init__(self, address: int, size: int, slab: Slab) -> None:
         buffer = slab.buffer  # tinygrad's constructor takes twice as long, and makes a list and a dict to be dropped
-        self.va_addr, self.size, self.meta, self._base, self.view = address, size, buffer.meta, None, None
-        self._devs, self._mappings, self.owner, self.slab = buffer._devs, buffer._mappings, buffer.owner, slab
+        self.va_addr, self.size, self.meta, self.view = address, size, buffer.meta, None
+        self.owner, self.slab = buffer.owner, slab
+        compat.share_mappings(self, buffer)
 
 
 def whole(buffer: HCQBuffer) -> HCQBuffer:

@@ -105,8 +105,7 @@ def test_a_graph_is_given_the_arrays_and_not_the_pages_that_they_lie_in(monkeypa
     def page(address: int) -> tuple[Any, Any]:
         memory = np.zeros(4096, np.uint8)
         near = memory.__array_interface__["data"][0]
-        allocator = SimpleNamespace(_copyout=lambda to, buffer: None)
-        owner = SimpleNamespace(allocator=allocator)
+        owner = SimpleNamespace(download=lambda buffer, size: bytearray(size))
         buffer = SimpleNamespace(va_addr=address, size=4096, view=1, owner=owner)
         buffer.cpu_view = lambda: SimpleNamespace(addr=near)
         return buffer, memory
