@@ -125,15 +125,15 @@ class DesktopMemory(_Stock):  # type: ignore[misc]
         """Give memory back; what another device owns stays. RuntimeError, OSError."""
         if mem.owner is not self.dev:
             return
+        place = (int(mem.va_addr), mem.size)
+        self._buffers.pop(place[0], None)
+        self._freed.append(place)
         if isinstance(mem, Part):
             self._slabs.free(mem)
         elif isinstance(mem.meta, PlainMemory):
             self._release(mem)
         else:
             super().free(mem)
-        place = (int(mem.va_addr), mem.size)
-        self._buffers.pop(place[0], None)
-        self._freed.append(place)
 
     def describe_address(self, address: int) -> str | None:
         """Which buffer an address lies in, or next to; None below every buffer's range, where null pointers point."""
@@ -214,8 +214,10 @@ class DesktopMemory(_Stock):  # type: ignore[misc]
         return int(asked.hObjectNew)
 
     def _release(self, mem: HCQBuffer) -> None:
-        self._free_memory(mem.meta.hMemory)
-        self._uvm(self._calls.free_range, mem.va_addr, mem.size)
+        try:
+            self._free_memory(mem.meta.hMemory)
+        finally:
+            self._uvm(self._calls.free_range, mem.va_addr, mem.size)
 
     def _release_slab(self, mem: HCQBuffer) -> None:
         for device, mapped in mem.mappings.items():

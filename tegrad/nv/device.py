@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from tinygrad.device import BufferSpec, Device, TinyELF
 from tinygrad.engine import realize
-from tinygrad.helpers import DEV, PROFILE, cpu_profile, round_up, to_mv
+from tinygrad.helpers import DEV, PROFILE, cpu_profile, round_up, suppress_finalizing, to_mv
 from tinygrad.runtime import ops_nv
 from tinygrad.runtime.support.hcq import HCQBuffer, HCQCompiled, MMIOInterface
 
@@ -133,9 +133,10 @@ class DesktopAllocator(Allocator):
 
     def free_cache(self) -> None:
         """Give back the buffers that are kept for reuse, and what small ones lay in."""
-        super().free_cache()
-        if self.dev.settled():
-            self.dev.iface.trim()
+        with self.dev.lock:
+            super().free_cache()
+            if self.dev.settled():
+                self.dev.iface.trim()
 
     def _alloc(self, size: int, options: BufferSpec) -> HCQBuffer:
         buffer: HCQBuffer | None = None
@@ -143,6 +144,7 @@ class DesktopAllocator(Allocator):
             buffer = self.dev.iface.take_spare(size)
         return super()._alloc(size, options) if buffer is None else buffer
 
+    @suppress_finalizing  # type: ignore[untyped-decorator]
     def _free(self, buf: HCQBuffer, options: BufferSpec | None = None) -> None:
         if not isinstance(buf, Part):
             super()._free(buf, options)
@@ -207,9 +209,10 @@ class UnifiedAllocator(Allocator):
 
     def free_cache(self) -> None:
         """Give back the buffers that are kept for reuse, and all that was freed before."""
-        super().free_cache()
-        if self.dev.settled():
-            self.dev.iface.give_back()
+        with self.dev.lock:
+            super().free_cache()
+            if self.dev.settled():
+                self.dev.iface.give_back()
 
     def _map(self, buf: HCQBuffer) -> HCQBuffer:
         """The buffer as the GPU sees it. A CPU buffer gets another address there: 40 bits do not hold its own."""

@@ -114,6 +114,8 @@ class _Replays:
 
     device: Any
     steps: tuple[_Replay | _Call, ...]
+    variables: frozenset[str]
+    """The names of those that it was captured with."""
 
     def close(self) -> None:
         """Give the recordings' memory back."""
@@ -132,7 +134,7 @@ def call(captured: Any, input_uops: list[UOp], var_vals: dict[str, int]) -> Any:
     replays: _Replays | None = captured.__dict__.get(REPLAYS)
     if replays is None:
         replays = captured.__dict__[REPLAYS] = _taken_apart(captured.linear, input_uops, var_vals)
-    if not replays.steps:
+    if not replays.steps or not replays.variables <= var_vals.keys():  # tinygrad's error for one that is missing
         return _stock_call(captured, input_uops, var_vals)
     input_uops = compat.inputs_as_captured(captured, input_uops)
     for step in replays.steps:
@@ -160,7 +162,7 @@ def install() -> None:
 def _taken_apart(linear: UOp, input_uops: Sequence[UOp], var_vals: dict[str, int]) -> _Replays:
     """Record what can be recorded."""
     if (device := next(_devices_of(linear), None)) is None:
-        return _Replays(None, ())
+        return _Replays(None, (), frozenset())
     steps: list[_Replay | _Call] = []
     held: list[_Held] = []
     for one in linear.src:
@@ -171,7 +173,8 @@ def _taken_apart(linear: UOp, input_uops: Sequence[UOp], var_vals: dict[str, int
             held = []
             steps.append(_as_ever(one, str(reason)))
     steps += _recorded(device, held)
-    return _Replays(device, tuple(steps) if any(isinstance(step, _Replay) for step in steps) else ())
+    kept = tuple(steps) if any(isinstance(step, _Replay) for step in steps) else ()
+    return _Replays(device, kept, frozenset(var_vals))
 
 
 def _devices_of(linear: UOp) -> Iterator[Any]:

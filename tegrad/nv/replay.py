@@ -17,8 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from struct import Struct
+from struct import error as struct_error
 from typing import Any, Final
 
+from tinygrad.device import TinyELF
 from tinygrad.helpers import to_mv
 from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
 
@@ -273,25 +276,42 @@ class _Patch:
         self.align = align[self.position] if self.position < len(align) else 1
 
 
+_WORD: Final = Struct("<I")
+INTEGERS: Final = "?bBhHiIqQ"
+"""How `struct` calls the types of numbers that may change. Of floats 0.0 and -0.0 would be taken for the same."""
+
+
 class _NumberPatch:
-    """Where one number lies in the constant banks and QMDs of a run, in 32-bit words, and the grids that it is part of
+    """Where one number lies in the constant banks and QMDs of a run, in which form, and the grids that it is part of
     (program, axis)."""
 
-    __slots__ = ("grids", "words")
+    __slots__ = ("grids", "stores")
 
     def __init__(self, layout: _Layout, launches: Sequence[Launch], numbers: Sequence[Number]) -> None:
-        self.words: list[int] = []
+        self.stores: list[tuple[int, Struct]] = []
         grids: dict[tuple[Any, int], None] = {}
         for number in numbers:
             launch, bank = launches[number.launch], layout.banks[number.launch]
             if number.grid is not None:
                 field = launch.program.qmd.field_offset(grid_fields(launch.program.qmd)[number.grid])
-                self.words += (bank + bank0.GRID_DIM) // 4 + number.grid, (layout.qmds[number.launch] + field) // 4
+                self.stores.append((bank + bank0.GRID_DIM + 4 * number.grid, _WORD))
+                self.stores.append((layout.qmds[number.launch] + field, _WORD))
                 grids[launch.program, number.grid] = None
             else:
                 assert number.value is not None
-                self.words.append(bank // 4 + len(launch.program.cbuf_0) + 2 * len(launch.buffers) + number.value)
+                at, form = _value_form(launch, number.value)
+                self.stores.append((bank + 4 * len(launch.program.cbuf_0) + at, form))
         self.grids = tuple(grids)
+
+
+def _value_form(launch: Launch, value: int) -> tuple[int, Struct]:
+    """Where one of a launch's values lies after the first constant bank, and how it is stored. LaunchError."""
+    program, pointers = launch.program, 8 * len(launch.buffers)
+    signature = program.signature[len(launch.buffers) :]
+    at, kind = list(TinyELF.iter_sig(signature, pointers))[value]
+    if kind.fmt is None or kind.fmt not in INTEGERS:
+        raise LaunchError(f"{program.name} takes a number of type {kind}: a recording takes whole numbers anew.")
+    return at, Struct(f"<{kind.fmt}")
 
 
 class Recording:
@@ -345,7 +365,7 @@ class Recording:
                 described = _describe(device, self.launches, dependency, layout, va + image)
                 view[image : image + layout.size] = bytes(described)
             self._quads = to_mv(view.addr, size).cast("Q")
-            self._words = to_mv(view.addr, size).cast("I")
+            self._bytes = to_mv(view.addr, size)
             self._slots = []
             for index in range(depth):
                 image = layout.size * (index % images)
@@ -370,7 +390,7 @@ class Recording:
         The runs before have the numbers below it. `addresses` are those of the inputs, in order, of this GPU's;
         `numbers` in theirs. Waits only if `depth` runs are in flight. DeviceFault as soon as one is known,
         DeviceClosed, RecordingClosed; LaunchError, also for an address that breaks the alignment that a kernel needs,
-        and for a grid that is empty or too large.
+        for a grid that is empty or too large, and for a number that its kernel's type does not hold.
         """
         device, fifo, slots = self._device, self._fifo, self._slots
         lock, depth = device.lock, len(slots)
@@ -433,14 +453,16 @@ class Recording:
         """Store what changed of the numbers into the banks and QMDs of a run that is over."""
         if len(numbers) != len(self._numbers):
             raise LaunchError(f"this recording takes {len(self._numbers)} numbers, {len(numbers)} are given.")
-        before, slot.numbers, first, memory = slot.numbers, None, 2 * slot.image, self._words
+        before, slot.numbers, first, memory = slot.numbers, None, 8 * slot.image, self._bytes
         for index, (number, patch) in enumerate(zip(numbers, self._numbers, strict=True)):
             if before is None or before[index] != number:
                 for program, axis in patch.grids:
                     check_size(program, "grid", axis, number)
-                stored = number & 0xFFFFFFFF
-                for word in patch.words:
-                    memory[first + word] = stored
+                try:
+                    for place, form in patch.stores:
+                        form.pack_into(memory, first + place, number)
+                except struct_error as error:
+                    raise LaunchError(f"a number of this recording cannot be {number}: {error}.") from None
         slot.numbers = numbers
 
     def wait(self, number: int | None = None) -> None:
@@ -453,7 +475,7 @@ class Recording:
         with device.lock:
             memory, self._memory = self._memory, None
             if memory is not None:
-                self._quads = self._words = memoryview(b"")
+                self._quads = self._bytes = memoryview(b"")
                 with suppress(DeviceFault, WaitTimeout):
                     if not device.closed and device.error_state is None:
                         self.wait()  # the timeline is there before the last command, which is in this memory

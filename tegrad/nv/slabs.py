@@ -93,7 +93,7 @@ class Slabs:
         finally:
             self.busy = False
             if self._freed:
-                self._settle()
+                self._settle(keep=len(self._empty) + len(self._freed))  # gives none back, so that nothing is refused
 
     def take_spare(self, size: int) -> Part | None:
         """A part for `size` bytes that was freed and is ready to be used again; None where there is none."""
@@ -130,6 +130,7 @@ class Slabs:
 
     def _take(self, pages: int) -> Part:
         fits = self._filled >> pages
+        assert fits, "a slab was made where no range is long enough"
         index = pages + (fits & -fits).bit_length() - 1
         ranges = self._bins[index]
         start, slab = ranges.popitem()
@@ -160,8 +161,14 @@ class Slabs:
                 surplus.append(self._withdraw(self._empty.pop(0)))
         finally:
             self.busy = False
-        for slab in surplus:
-            self._give_back(slab.buffer)
+        failed: Exception | None = None
+        for slab in surplus:  # all of them, whichever is refused
+            try:
+                self._give_back(slab.buffer)
+            except Exception as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def _put(self, part: Part) -> Slab:
         """Make a part's bytes free, joined with what is free beside them."""

@@ -199,6 +199,9 @@ def seen_soon(word: memoryview, value: int, device: "NVDevice", until: float) ->
 def prompt_sleeps() -> Iterator[None]:
     """Let this thread's sleeps end when they are due: Linux adds up to 50 us (timer slack, prctl(2)), also to 0."""
     before = _prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0)
+    if before <= 0:  # refused, or more than an int holds: then it could not be put back
+        yield
+        return
     _prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
     try:
         yield

@@ -215,6 +215,16 @@ def test_a_caller_who_moves_the_chunks_does_not_sleep_while_the_engine_is_soon_d
     device.allocator.free(buffer, AREA)
 
 
+@pytest.mark.parametrize("told", [-1, 0, 3_000_000_000 - (1 << 32)])
+def test_a_timer_slack_that_cannot_be_put_back_stays(told: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than an int holds came back as 584 years."""
+    asked: list[int] = []
+    monkeypatch.setattr(waits, "_prctl", lambda what, *_: asked.append(what) or told)
+    with waits.prompt_sleeps():
+        pass
+    assert asked == [waits.PR_GET_TIMERSLACK]
+
+
 def test_sleeps_are_prompt_while_threads_move_chunks_and_as_they_were_after_it(
     staging: Staging, device: Any, movers: Movers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

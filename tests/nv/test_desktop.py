@@ -222,6 +222,15 @@ def test_the_first_error_is_the_one_that_is_told(driver: Driver, device: Device)
     assert driver.said() == MAKE + BACK
 
 
+def test_memory_that_rm_does_not_take_back_leaves_no_range(driver: Driver, device: Device) -> None:
+    buffer = device.iface.alloc(2 << 20)
+    driver.refuses["RM_FREE"] = 1
+    with pytest.raises(RuntimeError, match="RM_FREE"):
+        device.iface.free(buffer)
+    assert driver.ranges == {}
+    assert "that was freed" in (device.iface.describe_address(buffer.va_addr) or "")
+
+
 def test_small_buffers_share_a_slab(driver: Driver, device: Device) -> None:
     first, second = device.iface.alloc(PART_BYTES), device.iface.alloc(1)
     assert driver.said() == MAKE
@@ -345,3 +354,19 @@ def test_the_decoders_buffers_are_mapped_by_rm(driver: Driver, device: Device, m
     device.allocator._encode_decode(*buffers[:3], buffers[3:], (3, 4), 5)
     assert driver.said() == ["RM_MAP_MEMORY_DMA"] * 4
     assert decoded == [(*buffers[:3], buffers[3:], (3, 4), 5)]
+
+
+def test_caches_are_emptied_under_the_devices_lock(
+    driver: Driver, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a thread that allocated, the tables of free ranges came apart: KeyError, popitem of an empty dict."""
+    owned: list[bool] = []
+
+    def trim() -> None:  # another thread cannot have the lock now
+        thread = threading.Thread(target=lambda: owned.append(not device.lock.acquire(blocking=False)))
+        thread.start()
+        thread.join()
+
+    monkeypatch.setattr(device.iface, "trim", trim)
+    device.allocator.free_cache()
+    assert owned == [True]

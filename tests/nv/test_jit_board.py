@@ -233,6 +233,65 @@ def test_what_variables_make_are_numbers_of_each_run(racing: Any, capsys: pytest
     assert len(step.numbers) == 1
 
 
+KINDS = {
+    "beyond 32 bits": [(1 << 40, None)],
+    "negative, 64 bits": [((-(1 << 40), 1 << 40), "int64")],
+    "64 bits after 32": [(200, "int32"), (1 << 40, "int64")],
+    "32 bits after 64": [(1 << 40, "int64"), (200, "int32")],
+    "bytes side by side": [(200, "uint8"), (200, "uint8")],
+    "a byte, a half word, 64 bits": [(200, "uint8"), (200, "int16"), (1 << 40, "int64")],
+}
+"""Ranges of variables and their types; None: tinygrad's choice."""
+
+
+@pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
+def test_a_number_has_its_own_width_and_place(kinds: list[tuple[Any, str | None]], device: Any) -> None:
+    """Each was stored as 32 bits behind the one before: high words were lost, others never changed."""
+    from tinygrad import TinyJit, UOp, dtypes
+
+    bounds = [bound if isinstance(bound, tuple) else (0, bound) for bound, _ in kinds]
+    variables = [
+        UOp.variable(f"v{at}", *bound, *([getattr(dtypes, kind)] if kind else []))
+        for at, (bound, (_, kind)) in enumerate(zip(bounds, kinds, strict=True))
+    ]
+    data = tensor(1, 2, 3).cast("int64").realize()
+    made = TinyJit(
+        lambda x, *given: sum((n.cast("int64") * 1000**at for at, n in enumerate(given)), x).contiguous().realize()
+    )
+    rng = np.random.default_rng(1)
+    for _ in range(8):
+        values = [int(rng.integers(low, high, endpoint=True)) for low, high in bounds]
+        expected = [one + sum(value * 1000**at for at, value in enumerate(values)) for one in (1, 2, 3)]
+        bound = [variable.bind(value) for variable, value in zip(variables, values, strict=True)]
+        assert made(data, *bound).tolist() == expected
+    assert len(replays(made)) == 1
+
+
+def test_a_number_that_is_not_whole_is_tinygrads(device: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was truncated, and its bits taken for a float's."""
+    from tinygrad import TinyJit, UOp, dtypes
+    from tinygrad.helpers import Context
+
+    by = UOp.variable("by", 0.0, 4.0, dtypes.float32)
+    made = TinyJit(lambda x, by: (x.float() * by).contiguous().realize())
+    with Context(DEBUG=1):
+        for value in (1.5, 2.5, 0.5, 3.5):
+            bound = by.bind(UOp.const(value, dtypes.float32))
+            assert made(tensor(2, 4), bound).tolist() == [2 * value, 4 * value]
+    assert any("whole numbers" in line for line in said(capsys))
+
+
+def test_a_variable_that_is_missing_is_tinygrads_error(device: Any) -> None:
+    from tinygrad import TinyJit, UOp
+
+    made, by = TinyJit(lambda x, by: (x + by).realize()), UOp.variable("by", 0, 9)
+    for value in (1, 2, 3):
+        assert made(tensor(5), by.bind(value)).item() == 5 + value
+    with pytest.raises(Exception, match="by") as raised:
+        made(tensor(5), UOp.variable("other", 0, 9).bind(3))
+    assert raised.type is not TypeError
+
+
 def test_blocks_follow_a_variable(racing: Any) -> None:
     """What lies beyond them stays as an earlier call left it."""
     from tinygrad import TinyJit, UOp

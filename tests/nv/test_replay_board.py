@@ -171,6 +171,8 @@ def test_a_number_that_cannot_be_is_refused_and_the_next_one_is_taken(device: An
         for wrong in (0, -1, 1 << 16):
             with pytest.raises(LaunchError, match=f"the grid is {wrong} along y"):
                 recording.run(1, (), (wrong, 5))
+        with pytest.raises(LaunchError, match=f"a number of this recording cannot be {1 << 32}"):
+            recording.run(1, (), (2, 1 << 32))
         recording.wait(recording.run(1, (), (2, 5)))
         assert words(buffer, 4) == [5, 1, 2, 1]
     with Recording(device, launches) as recording, pytest.raises(LaunchError, match="takes 0 numbers"):

@@ -218,3 +218,37 @@ def test_a_gpus_memory_is_mapped_for_another_where_its_own_sees_it() -> None:
     view = part.offset(64)
     assert as_mapped(part) is part
     assert as_mapped(view) is view
+
+
+def test_a_slab_that_is_not_taken_back_keeps_no_other_from_it(driver: Driver) -> None:
+    """The slabs after it were lost until the device was closed."""
+    parts = [driver.slabs.alloc(PART_BYTES) for _ in range(3 * LARGE // PART_BYTES)]
+    held, refused, give_back = dict(driver.held), [], driver.give_back
+
+    def once(buffer: HCQBuffer) -> None:
+        if not refused:
+            refused.append(buffer)
+            raise RuntimeError("RM_FREE returned 1")
+        give_back(buffer)
+
+    driver.slabs._give_back = once
+    driver.slabs.busy = True  # as if Python freed them in the middle of a change
+    for part in parts:
+        driver.slabs.free(part)
+    driver.slabs.busy = False
+    with pytest.raises(RuntimeError, match="RM_FREE"):
+        driver.slabs.trim()
+    assert len(held) == 3
+    assert list(driver.held) == [refused[0].va_addr]
+
+
+def test_an_allocation_gives_no_slab_back_which_could_be_refused(driver: Driver) -> None:
+    """Its own part would be lost with the error of another's end."""
+    parts = [driver.slabs.alloc(PART_BYTES) for _ in range(3 * LARGE // PART_BYTES)]
+    driver.slabs.busy = True
+    for part in parts[: -LARGE // PART_BYTES]:
+        driver.slabs.free(part)
+    driver.slabs.busy = False
+    driver.slabs._give_back = lambda buffer: pytest.fail("gave a slab back")
+    driver.slabs._retire()
+    assert driver.holds(driver.slabs.alloc(PAGE))
