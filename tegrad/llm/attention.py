@@ -29,7 +29,7 @@ MIXED_BYTES: Final = 32 << 10
 
 @dataclass(frozen=True)
 class Attention:
-    """One model's attention over a cache of `positions` of each sequence, in parts for a chip `arch` of `sms` SMs.
+    """One model's attention over a cache of `positions` of each sequence, in splits for a chip `arch` of `sms` SMs.
 
     `rope_pairs` pairs of a head are rotated; `eps` is that of the RMS norm of query and key heads where a model has
     one. `floats`, `quantized` and `halves` say in which forms the output is written; halves, in the order of fragments

@@ -151,7 +151,7 @@ _ACTIVATIONS: Final[Mapping[str, Callable[[Floats], Floats]]] = {
 class Interpreter:
     """One sequence's steps. `keys` and `values` are (layers, kv heads, positions, head dim), as in the f16 cache.
 
-    `split(position)` gives the positions [begin, end) of each part of attention; the first part has the token itself.
+    `split(position)` gives the positions [begin, end) of each split of attention; the first split has the token itself.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Interpreter:
         self.vectors = {vector: Travelling(size) for vector, size in net.sizes.items()}
         self.top: dict[int, tuple[float, int]] = {}
         self.stream = np.zeros(net.dim, np.float32)
-        self._parts: dict[tuple[int, int], dict[int, tuple[Floats, Floats, Floats]]] = {}
+        self._splits: dict[tuple[int, int], dict[int, tuple[Floats, Floats, Floats]]] = {}
 
     def run(self, order: Sequence[Instruction]) -> int:
         """Execute instructions; returns the sampled token."""
@@ -277,7 +277,7 @@ class Interpreter:
     def _attend(self, ins: Instruction, floats: bool) -> None:
         net, weights = self.program.network, self.weights
         ranges = self.split(self.position)
-        if ins.part >= len(ranges) or ins.output is None:
+        if ins.split >= len(ranges) or ins.output is None:
             return
         qkv = self.vectors[Vector.QKV].floats.astype(np.float64)
         query, key, value = (qkv[wait.span.first : wait.span.end].reshape(-1, net.head_dim) for wait in ins.waits)
@@ -285,16 +285,16 @@ class Interpreter:
         queries = self._rotate(query, norms[0])
         head = ins.head // self.program.head_groups
         keys, values = self.keys[ins.layer, head], self.values[ins.layer, head]
-        begin, end = ranges[ins.part]
+        begin, end = ranges[ins.split]
         chosen = list(range(begin, end))
-        if ins.part == 0:
+        if ins.split == 0:
             keys[self.position], values[self.position] = self._rotate(key, norms[1])[0], value[0]
             chosen.append(self.position)
         scores = queries @ keys[chosen].astype(np.float64).T / np.sqrt(net.head_dim)
         top = scores.max(axis=1, keepdims=True)
         parts = np.exp(scores - top)
-        met = self._parts.setdefault((ins.stage, ins.head), {})
-        met[ins.part] = (parts @ values[chosen].astype(np.float64), parts.sum(axis=1, keepdims=True), top)
+        met = self._splits.setdefault((ins.stage, ins.head), {})
+        met[ins.split] = (parts @ values[chosen].astype(np.float64), parts.sum(axis=1, keepdims=True), top)
         if len(met) == len(ranges):
             best = np.max([part[2] for part in met.values()], axis=0)
             share = [np.exp(part[2] - best) for part in met.values()]

@@ -81,7 +81,7 @@ class Tuning:
     attention_warps: int = 8
     attention_loads: int = 2
     attention_rows: int = 384
-    """Cached positions that one CTA takes alone: to join parts costs more."""
+    """Cached positions that one CTA takes alone: to join splits costs more."""
     head_groups: int = 4
     """CTAs that share a KV head's query heads, at most: fewer registers each, but keys and values are read again."""
     attention_pipeline: int = 0
@@ -169,7 +169,7 @@ class Persistent:
         kinds = {matrix.kind for matrix in (*matrices, net.embedding)}
         own = max(ins.output.count for ins in program.stages[0].instructions if ins.output is not None)
         made: dict[str, Any] = {
-            "CTAS": program.ctas, "STAGES": len(program.stages), "SPLITS": program.parts,
+            "CTAS": program.ctas, "STAGES": len(program.stages), "SPLITS": program.splits,
             "VOCAB": net.output.rows, "DIM": net.dim, "HEADS": net.heads,
             "KV_HEADS": net.kv_heads * program.head_groups, "CACHE_HEADS": net.kv_heads, "HEAD_DIM": net.head_dim,
             "POSITIONS": self.positions,
@@ -429,7 +429,7 @@ def prove(program: Program, words: NDArray[Any] | None = None) -> None:
     )
     rules = resources.files("tegrad.llm").joinpath("schedule.py").read_bytes()
     digest = hashlib.sha256(
-        words.tobytes() + repr((names, program.parts, program.head_groups)).encode() + rules
+        words.tobytes() + repr((names, program.splits, program.head_groups)).encode() + rules
     ).hexdigest()
     known = cache_dir().parent / "proofs" / digest
     if not known.exists():

@@ -52,7 +52,7 @@ class Op(IntEnum):
     PROJECT = 2
     """Products with the normalized stream, as floats: queries, keys, values."""
     ATTEND = 3
-    """A part of the positions of one KV head; the last-arriving CTA joins the parts and writes."""
+    """A split of the positions of one KV head; the last-arriving CTA joins the splits and writes."""
     ADD = 4
     """Products added to the residual stream: attention output, down."""
     GATE = 5
@@ -197,8 +197,8 @@ class Instruction:
     runs: tuple[Run, ...] = ()
     output: Span | None = None
     head: int = 0
-    """The share of query heads of ATTEND, counted over all KV heads; `part` of `parts` of its positions."""
-    part: int = 0
+    """The share of query heads of ATTEND, counted over all KV heads; `split` of `splits` of its positions."""
+    split: int = 0
 
     def __str__(self) -> str:
         return f"stage {self.stage} ({self.op.name} of layer {self.layer}) on CTA {self.cta}"
@@ -223,7 +223,7 @@ class Program:
 
     network: Network
     ctas: int
-    parts: int
+    splits: int
     """ATTEND instructions of each KV head, of which a position uses the first few."""
     stages: tuple[Stage, ...]
     head_groups: int = 1
@@ -238,15 +238,15 @@ class Program:
             stages[ins.stage] = replace(stages[ins.stage], instructions=tuple(row))
         return replace(self, stages=tuple(stages))
 
-    def with_parts(self, parts: int) -> Program:
-        """The program as it runs where attention uses that many parts."""
+    def with_splits(self, splits: int) -> Program:
+        """The program as it runs where attention uses that many splits."""
         idle = [
             Instruction(Op.NOTHING, ins.stage, ins.cta, ins.layer)
             for stage in self.stages
             for ins in stage.instructions
-            if ins.op is Op.ATTEND and ins.part >= parts
+            if ins.op is Op.ATTEND and ins.split >= splits
         ]
-        return replace(self.replaced(*idle), parts=parts)
+        return replace(self.replaced(*idle), splits=splits)
 
 
 # --- dealing rows out -------------------------------------------------------------------------------------------------
@@ -327,8 +327,8 @@ def imbalance(program: Program) -> float:
 
 
 class _Builder:
-    def __init__(self, network: Network, ctas: int, parts: int, head_groups: int) -> None:
-        self.network, self.ctas, self.parts, self.head_groups = network, ctas, parts, head_groups
+    def __init__(self, network: Network, ctas: int, splits: int, head_groups: int) -> None:
+        self.network, self.ctas, self.splits, self.head_groups = network, ctas, splits, head_groups
         self.stages: list[Stage] = []
         self.latest: dict[tuple[Vector, int], tuple[int, int]] = {}
         """By vector and first element of what a stage wrote: that stage and its writers."""
@@ -392,9 +392,9 @@ class _Builder:
         for head in range(count):
             waits = tuple(self.wait(span) for span in head_spans(net, head, self.head_groups))
             output = Span(Vector.MIXED, head * wide, wide)
-            for part in range(self.parts):
-                cta = part * count + head
-                row[cta] = Instruction(Op.ATTEND, stage, cta, layer, waits, (), output, head, part)
+            for split in range(self.splits):
+                cta = split * count + head
+                row[cta] = Instruction(Op.ATTEND, stage, cta, layer, waits, (), output, head, split)
         self.add(Op.ATTEND, layer, row, (), floats)
 
     def sample(self) -> None:
@@ -435,10 +435,10 @@ def _alike(matrices: Sequence[Matrix]) -> list[tuple[Matrix, ...]]:
     return [tuple(group) for group in groups]
 
 
-def build(network: Network, ctas: int, parts: int | None = None, head_groups: int = 1) -> Program:
+def build(network: Network, ctas: int, splits: int | None = None, head_groups: int = 1) -> Program:
     """The program of a step for so many CTAs; UnsupportedModelError where the kernel cannot run the network.
 
-    Attention is cut into `head_groups` of each KV head's query heads and `parts` of the positions, at most; into
+    Attention is cut into `head_groups` of each KV head's query heads and `splits` of the positions, at most; into
     as many as there are CTAs for unless given.
     """
     for matrix in network.matrices():
@@ -450,7 +450,7 @@ def build(network: Network, ctas: int, parts: int | None = None, head_groups: in
     queries = network.heads // network.kv_heads
     head_groups = max(at for at in range(1, head_groups + 1) if queries % at == 0 and network.kv_heads * at <= ctas)
     room = ctas // (network.kv_heads * head_groups)
-    made = _Builder(network, ctas, min(parts or room, room), head_groups)
+    made = _Builder(network, ctas, min(splits or room, room), head_groups)
     made.embed(_plain(*network.layers[0].qkv))
     for at, layer in enumerate(network.layers):
         top = 0
@@ -469,7 +469,7 @@ def build(network: Network, ctas: int, parts: int | None = None, head_groups: in
     for part in range(turns):
         made.product(Op.LOGITS, 0, Vector.X, Vector.TOP, (network.output,), part=part, parts=turns)
     made.sample()
-    return Program(network, ctas, made.parts, tuple(made.stages), head_groups)
+    return Program(network, ctas, made.splits, tuple(made.stages), head_groups)
 
 
 # --- validating -------------------------------------------------------------------------------------------------------
@@ -503,7 +503,7 @@ class _Proof:
         }
         """[stage, element]: the last stage before it that wrote the element, or -1."""
         self.outputs: list[dict[Span, list[int]]] = []
-        """Of each stage: what is written, and by which CTAs; several share what attention's parts write."""
+        """Of each stage: what is written, and by which CTAs; several share what attention's splits write."""
         self.written: dict[tuple[int, Vector], NDArray[np.int32]] = {}
         """By stage: how often each element is written."""
         self._sound: set[tuple[int, tuple[Wait, ...], tuple[Span, ...]]] = set()
@@ -581,17 +581,17 @@ class _Proof:
 
 
 def validate(program: Program) -> list[Instruction]:
-    """Prove a program for attention in one part and in as many as it has; returns an order in which one processor could
-    run it. Raises ScheduleError with the first thing that is wrong.
+    """Prove a program for attention in one split and in as many as it has; returns an order in which one processor
+    could run it. Raises ScheduleError with the first thing that is wrong.
 
-    Numbers between need no proof of their own: a part runs, waits and publishes alike however many there are. So what
+    Numbers between need no proof of their own: a split runs, waits and publishes alike however many there are. So what
     is wrong with some of them is wrong with all, or, for lack of who writes or waits, with one.
     """
     order: list[Instruction] = []
-    for parts in sorted({1, program.parts}, reverse=True):
-        order = order or _validate(program.with_parts(parts))
-        if parts != program.parts:
-            _validate(program.with_parts(parts))
+    for splits in sorted({1, program.splits}, reverse=True):
+        order = order or _validate(program.with_splits(splits))
+        if splits != program.splits:
+            _validate(program.with_splits(splits))
     _check_matrices(program)
     return order
 
@@ -715,7 +715,7 @@ WORDS: Final = np.dtype(
     [
         ("op", "<u4"), ("flags", "<u4"), ("stage", "<u4"), ("columns", "<u4"),
         ("source", "<u4"), ("wait", "<u4"), ("writers", "<u4"), ("target", "<u4"),
-        ("first", "<u4"), ("rows", "<u4"), ("head", "<u4"), ("part", "<u4"),
+        ("first", "<u4"), ("rows", "<u4"), ("head", "<u4"), ("split", "<u4"),
         ("runs", RUN, (RUNS,)),
         ("norm", "<u8"), ("bias", "<u8"), ("extra", "<u8"), ("wait2", "<u4"), ("wait3", "<u4"),
     ]
@@ -740,7 +740,7 @@ class WorkspaceLayout:
     """A counter for each stage, COUNTER_BYTES apart; after them one for each head group of attention."""
     vectors: dict[Vector, int]
     joins: int
-    """The attention parts' floats, with as much beside them for packets."""
+    """The attention splits' floats, with as much beside them for packets."""
     reports: int
     """REPORT_BYTES for each CTA: the wait that it gave up."""
     nbytes: int
@@ -759,8 +759,8 @@ def workspace_layout(program: Program) -> WorkspaceLayout:
     heads = net.kv_heads * program.head_groups
     at = HEADER_BYTES + COUNTER_BYTES * (len(program.stages) + heads)
     joins = at = -(-at // 256) * 256
-    part = net.heads // heads * (net.head_dim + 2) * 8
-    at += -(-heads * program.parts * part // 256) * 256
+    split = net.heads // heads * (net.head_dim + 2) * 8
+    at += -(-heads * program.splits * split // 256) * 256
     vectors = {}
     for vector, size in net.sizes.items():
         vectors[vector] = at
@@ -826,7 +826,7 @@ def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[st
             count = min(many, net.output.rows - first)
         flags = reads | HANDS_ON * (ins.output is not None)
         rows.append(
-            (ins.op, flags, ins.stage, columns, source, wait, writers, target, first, count, ins.head, ins.part,
+            (ins.op, flags, ins.stage, columns, source, wait, writers, target, first, count, ins.head, ins.split,
              runs, norm, bias, extra, wait2, wait3)
         )  # fmt: skip
     return rows

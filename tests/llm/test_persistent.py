@@ -79,7 +79,7 @@ class Rig:
         if position <= self.kernel.tuning.attention_rows:
             return [(0, position)]
         per = SMALL.attention_warps * ATTENTION_TILE
-        limit = min(max(1, -(-position // per)), self.program.parts)
+        limit = min(max(1, -(-position // per)), self.program.splits)
         share = (position + limit - 1) // limit
         rows = (share + ATTENTION_TILE - 1) // ATTENTION_TILE * ATTENTION_TILE
         count = -(-position // rows) if rows else 1

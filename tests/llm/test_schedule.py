@@ -177,14 +177,14 @@ def test_the_proof_names_a_planted_mistake(program: Program, mutant: Callable[[P
         validate(mutant(program))
 
 
-def test_a_proof_for_one_part_of_attention_and_for_the_most_is_one_for_every_number() -> None:
+def test_a_proof_for_one_split_of_attention_and_for_the_most_is_one_for_every_number() -> None:
     program = build(make(Shape(layers=1)).network, 14)
-    assert program.parts == 7
+    assert program.splits == 7
     validate(program)
-    for parts in range(2, 7):
-        validate(program.with_parts(parts))
+    for splits in range(2, 7):
+        validate(program.with_splits(splits))
     attends = [ins for stage in program.stages for ins in stage.instructions if ins.op is Op.ATTEND]
-    for ins in attends:  # a mistake in any part is found
+    for ins in attends:  # a mistake in any split is found
         with pytest.raises(ScheduleError, match="does not wait for it"):
             validate(program.replaced(replace(ins, waits=())))
 

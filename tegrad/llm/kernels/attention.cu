@@ -1,13 +1,13 @@
 // Attention of one new token of each sequence, from the product with q, k and v to the input of the output matrix.
 //
-// Grid (SPLITS, KV_HEADS, sequences), 32 * ATTENTION_WARPS threads: CTAs beyond the parts that the position asks for
+// Grid (SPLITS, KV_HEADS, sequences), 32 * ATTENTION_WARPS threads: CTAs beyond the splits that the position asks for
 // leave at once, as do those of sequences that are not active. attention.cuh tells the work of a CTA and the macros.
 //   qkv        float32 (sequences, HEADS + 2 * KV_HEADS, HEAD_DIM): queries, then keys, then values
 //   *_norm     float32 (HEAD_DIM), read where QK_NORM
 //   rope       float32 (2, ROPE_POSITIONS, ROPE_PAIRS): cosines, sines; read where ROPE
 //   k, v       the layer's cache (sequences, KV_HEADS, POSITIONS, HEAD_DIM), f16 or int8
 //   *_scale    f16 (sequences, KV_HEADS, POSITIONS, HEAD_DIM / 32), read and written where CACHE_Q8
-//   workspace  float32 (sequences, KV_HEADS, SPLITS, PART_FLOATS); counters: uint32 (sequences, KV_HEADS), zeros
+//   workspace  float32 (sequences, KV_HEADS, SPLITS, SPLIT_FLOATS); counters: uint32 (sequences, KV_HEADS), zeros
 //   x          float32 (sequences, HEADS, HEAD_DIM), written where OUTPUT_X; or halves in the order of fragments
 //              (async.cuh), where OUTPUT_H
 //   q, s       the same as int8 with a float32 scale for each 16, written where OUTPUT_Q
@@ -39,9 +39,9 @@ attention(const State *states, const float *qkv, const float *q_norm, const floa
     const size_t output = (size_t)index * OUTPUTS;
     const Output out = {OUTPUT_X ? x + output : nullptr, OUTPUT_Q ? q + output : nullptr,
                         OUTPUT_Q ? s + output / 16 : nullptr, OUTPUT_H ? (__half *)x + output : nullptr};
-    part(shared, side(k, k_scale, index), side(v, v_scale, index), blockIdx.x, position, mine + head * OUTPUTS,
-         mine + (HEADS + head) * HEAD_DIM, mine + (HEADS + KV_HEADS + head) * HEAD_DIM, q_norm, k_norm,
-         rope + (size_t)position * ROPE_PAIRS, (size_t)ROPE_POSITIONS * ROPE_PAIRS,
-         workspace + (size_t)index * SPLITS * PART_FLOATS, counters + index, out, threadIdx.x,
-         [] { await_previous(); });
+    split(shared, side(k, k_scale, index), side(v, v_scale, index), blockIdx.x, position, mine + head * OUTPUTS,
+          mine + (HEADS + head) * HEAD_DIM, mine + (HEADS + KV_HEADS + head) * HEAD_DIM, q_norm, k_norm,
+          rope + (size_t)position * ROPE_PAIRS, (size_t)ROPE_POSITIONS * ROPE_PAIRS,
+          workspace + (size_t)index * SPLITS * SPLIT_FLOATS, counters + index, out, threadIdx.x,
+          [] { await_previous(); });
 }

@@ -1,15 +1,15 @@
 // Attention of one new token over the cache of its sequence: the query heads that share a KV head read K and V once.
 //
-// A part is what one CTA does for one KV head: it computes scores and weighted values of a range of positions. The
-// first part also writes the token's own K and V to the cache and takes them from shared memory. Parts of a long
-// sequence meet in a workspace; the last-arriving block joins them. In a part every warp takes tiles of positions; a
+// A split is what one CTA does for one KV head: it computes scores and weighted values of a range of positions. The
+// first split also writes the token's own K and V to the cache and takes them from shared memory. Splits of a long
+// sequence meet in a workspace; the last-arriving block joins them. In a split every warp takes tiles of positions; a
 // row of K or V is read by LANES lanes of 8 elements, and all loads of a tile are issued before the first is used.
 //
 // Macros: HEADS, KV_HEADS, HEAD_DIM, POSITIONS (of the cache), ROPE (0 none, 1 neighbours, 2 halves) and ROPE_PAIRS,
 // CACHE_Q8 (0: f16, 1: q8_0), QK_NORM and EPS (RMS norm of each query and key head), ATTENTION_WARPS (of a CTA),
-// ATTENTION_LOADS (rows of K that a lane has in flight), SPLITS (parts of a KV head at most), SPLIT_ROWS (positions
-// that make another part worth its while), SPLIT_FROM (positions that one part takes alone), ATTENTION_SYNC (barrier of
-// the CTA's ATTENTION_WARPS warps).
+// ATTENTION_LOADS (rows of K that a lane has in flight), SPLITS (of a KV head at most), SPLIT_ROWS (positions that make
+// another split worth its while), SPLIT_FROM (positions that one split takes alone), ATTENTION_SYNC (barrier of the
+// CTA's ATTENTION_WARPS warps).
 #pragma once
 #include "last_arriving.cuh"
 #include <cuda_fp16.h>
@@ -50,17 +50,17 @@ constexpr int KEPT = LOADS > LANES ? LOADS / LANES : 1;  // scores of a head and
 constexpr int COPIES = LANES > LOADS ? LANES / LOADS : 1;  // lanes that keep the same score
 constexpr int GROUP_SLOTS = GROUP <= 1 ? 1 : GROUP <= 2 ? 2 : GROUP <= 4 ? 4 : (GROUP + 3) / 4 * 4;
 constexpr int OUTPUTS = GROUP * HEAD_DIM;
-constexpr int PART_FLOATS = OUTPUTS + 2 * GROUP;
+constexpr int SPLIT_FLOATS = OUTPUTS + 2 * GROUP;
 constexpr int PAIR_TURNS = (HEAD_DIM / 2 + 31) / 32;
 #ifdef SPLIT_ROWS
-constexpr int PART_ROWS = SPLIT_ROWS;
+constexpr int SPLIT_POSITIONS = SPLIT_ROWS;
 #else
-constexpr int PART_ROWS = ATTENTION_WARPS * TILE;
+constexpr int SPLIT_POSITIONS = ATTENTION_WARPS * TILE;
 #endif
 #ifdef SPLIT_FROM
 constexpr int ALONE_ROWS = SPLIT_FROM;
 #else
-constexpr int ALONE_ROWS = PART_ROWS;
+constexpr int ALONE_ROWS = SPLIT_POSITIONS;
 #endif
 constexpr unsigned ALL = 0xffffffffu;
 constexpr float NONE = -1e30f;  // below any score
@@ -99,19 +99,19 @@ struct __align__(16) Shared {
     int last;
 };
 
-// Positions [begin, end) of part `part`, and how many parts there are; `cached` positions lie in the cache.
+// Positions [begin, end) of a split, and how many splits there are; `cached` positions lie in the cache.
 struct Range {
-    int begin, end, parts;
+    int begin, end, splits;
 };
 
-__device__ __forceinline__ Range range(int cached, int part) {
-    if (cached <= ALONE_ROWS) return {part ? cached : 0, cached, 1};
-    int wanted = (cached + PART_ROWS - 1) / PART_ROWS;
+__device__ __forceinline__ Range range(int cached, int split) {
+    if (cached <= ALONE_ROWS) return {split ? cached : 0, cached, 1};
+    int wanted = (cached + SPLIT_POSITIONS - 1) / SPLIT_POSITIONS;
     int limit = wanted < 1 ? 1 : wanted < SPLITS ? wanted : SPLITS;
     int rows = ((cached + limit - 1) / limit + TILE - 1) / TILE * TILE;
-    int parts = rows ? (cached + rows - 1) / rows : 1;
-    int begin = part * rows, end = begin + rows;
-    return {begin < cached ? begin : cached, end < cached ? end : cached, parts};
+    int splits = rows ? (cached + rows - 1) / rows : 1;
+    int begin = split * rows, end = begin + rows;
+    return {begin < cached ? begin : cached, end < cached ? end : cached, splits};
 }
 
 __device__ __forceinline__ float2 widen(unsigned pair) {
@@ -306,7 +306,7 @@ __device__ __forceinline__ void store_row(float *row, const Side &to, int positi
 #endif
 }
 
-// Queries of a KV head into shared memory; the first part also makes the token's own key and value and stores them.
+// Queries of a KV head into shared memory; the first split also makes the token's own key and value and stores them.
 // q, k, v: float32, this KV head's GROUP query heads, its key and its value. turn: rope's cosines at this position; its
 // sines are `sines` on.
 __device__ __forceinline__ void prepare(Shared &shared, const Side &keys, const Side &values, int position, bool first,
@@ -506,21 +506,21 @@ struct Output {
     }
 };
 
-// Join the parts of a KV head in the workspace, by the last-arriving CTA.
-__device__ __forceinline__ void join_parts(Shared &shared, const float *workspace, int parts, const Output &out,
+// Join the splits of a KV head in the workspace, by the last-arriving CTA.
+__device__ __forceinline__ void join_splits(Shared &shared, const float *workspace, int splits, const Output &out,
                                            unsigned thread) {
     for (int g = thread / 32; g < GROUP; g += ATTENTION_WARPS) {
         unsigned lane = thread % 32;
         float top = NONE, sum = 0;
-        for (int p = lane; p < parts; p += 32) top = fmaxf(top, __ldcg(workspace + p * PART_FLOATS + OUTPUTS + g));
+        for (int p = lane; p < splits; p += 32) top = fmaxf(top, __ldcg(workspace + p * SPLIT_FLOATS + OUTPUTS + g));
         top = warp_max(top);
-        for (int p = lane; p < parts; p += 32) {
-            float part = power(__ldcg(workspace + p * PART_FLOATS + OUTPUTS + g) - top);
+        for (int p = lane; p < splits; p += 32) {
+            float part = power(__ldcg(workspace + p * SPLIT_FLOATS + OUTPUTS + g) - top);
             shared.share[g][p] = part;
-            sum += part * __ldcg(workspace + p * PART_FLOATS + OUTPUTS + GROUP + g);
+            sum += part * __ldcg(workspace + p * SPLIT_FLOATS + OUTPUTS + GROUP + g);
         }
         sum = warp_sum(sum);
-        for (int p = lane; p < parts; p += 32) shared.share[g][p] /= sum;
+        for (int p = lane; p < splits; p += 32) shared.share[g][p] /= sum;
     }
     ATTENTION_SYNC();
     for (int first = 0; first < OUTPUTS; first += THREADS) {
@@ -530,24 +530,24 @@ __device__ __forceinline__ void join_parts(Shared &shared, const float *workspac
         float value = 0;
         if (inside) {
 #pragma unroll 8
-            for (int p = 0; p < parts; p++)
-                value += shared.share[at / HEAD_DIM][p] * __ldcg(workspace + p * PART_FLOATS + at);
+            for (int p = 0; p < splits; p++)
+                value += shared.share[at / HEAD_DIM][p] * __ldcg(workspace + p * SPLIT_FLOATS + at);
         }
         out.put(at, value, inside);
     }
 }
 
-// What the warps of part `part` of `parts` have published, to the output or to the last-arriving CTA.
-__device__ __forceinline__ void finish_part(Shared &shared, int part, int parts, float *workspace, unsigned *counter,
+// What the warps of one of `splits` have published, to the output or to the last-arriving CTA.
+__device__ __forceinline__ void finish_split(Shared &shared, int split, int splits, float *workspace, unsigned *counter,
                                             const Output &out, unsigned thread) {
     float top, sum;
-    float *mine = workspace + part * PART_FLOATS;
+    float *mine = workspace + split * SPLIT_FLOATS;
     for (int first = 0; first < OUTPUTS; first += THREADS) {
         int index = first + thread;
         bool inside = index < OUTPUTS;
         if (first + thread / 32 * 32 >= OUTPUTS) break;
         float value = inside ? join_warps(shared, index, top, sum) : 0;
-        if (parts == 1) {
+        if (splits == 1) {
             out.put(index, inside ? __fdividef(value, sum) : 0, inside);
         } else if (inside) {
             mine[index] = value;
@@ -557,22 +557,22 @@ __device__ __forceinline__ void finish_part(Shared &shared, int part, int parts,
             }
         }
     }
-    if (parts == 1) return;
+    if (splits == 1) return;
     ATTENTION_SYNC();
-    if (thread == 0) shared.last = last_arriving(counter, parts);
+    if (thread == 0) shared.last = last_arriving(counter, splits);
     ATTENTION_SYNC();
-    if (shared.last) join_parts(shared, workspace, parts, out, thread);
+    if (shared.last) join_splits(shared, workspace, splits, out, thread);
 }
 
-// Part `part` of one KV head by one CTA. `ready` is called once the first tiles are on their way and before q, k and v
-// are read. workspace: PART_FLOATS floats for each part of this head; counter: 0, and 0 again afterwards.
+// One split of a KV head by one CTA. `ready` is called once the first tiles are on their way and before q, k and v
+// are read. workspace: SPLIT_FLOATS floats for each split of this head; counter: 0, and 0 again afterwards.
 template <typename Ready>
-__device__ __forceinline__ void part(Shared &shared, const Side &keys, const Side &values, int part, int position,
+__device__ __forceinline__ void split(Shared &shared, const Side &keys, const Side &values, int split, int position,
                                      const float *q, const float *k, const float *v, const float *q_norm,
                                      const float *k_norm, const float *turn, size_t sines, float *workspace,
                                      unsigned *counter, const Output &out, unsigned thread, Ready ready) {
-    const Range rows = range(position, part);
-    if (part >= rows.parts) return;
+    const Range rows = range(position, split);
+    if (split >= rows.splits) return;
     const unsigned warp = thread / 32, lane = thread % 32;
     int at = rows.begin + warp * TILE;
     Rows k_rows, v_rows;
@@ -581,10 +581,10 @@ __device__ __forceinline__ void part(Shared &shared, const Side &keys, const Sid
         v_rows.load_some(values, at, rows.end, lane);
     }
     ready();
-    prepare(shared, keys, values, position, part == 0, q, k, v, q_norm, k_norm, turn, sines, thread);
+    prepare(shared, keys, values, position, split == 0, q, k, v, q_norm, k_norm, turn, sines, thread);
     ATTENTION_SYNC();
     // The last warp has the fewest tiles, so that the token's own key is its.
-    bool fresh = part == 0 && warp == ATTENTION_WARPS - 1;
+    bool fresh = split == 0 && warp == ATTENTION_WARPS - 1;
     if (fresh || at < rows.end) {
         Gathered gathered;
         gathered.begin(shared, fresh, lane);
@@ -602,7 +602,7 @@ __device__ __forceinline__ void part(Shared &shared, const Side &keys, const Sid
         shared.top[warp][lane] = NONE, shared.sum[warp][lane] = 0;
     }
     ATTENTION_SYNC();
-    finish_part(shared, part, rows.parts, workspace, counter, out, thread);
+    finish_split(shared, split, rows.splits, workspace, counter, out, thread);
 }
 
 }  // namespace attend

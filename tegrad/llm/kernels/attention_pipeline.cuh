@@ -1,9 +1,9 @@
 // Attention of the step in one launch (persistent.cu) whose keys and values come through the pipeline of weights.
 //
-// The rows of a part are cut into tiles of up to PIPELINE_ROWS positions, keys and values in one stage of the pipeline.
-// They were written by earlier launches, so that the producer warp fetches them during the stages before. Position and
-// part tell it and the consumers alike how many there are. Every warp walks over all of them, works on its own units of
-// each, and releases each.
+// The rows of a split are cut into tiles of up to PIPELINE_ROWS positions, keys and values in one stage of the
+// pipeline. They were written by earlier launches, so that the producer warp fetches them during the stages before.
+// Position and split tell it and the consumers alike how many there are. Every warp walks over all of them, works on
+// its own units of each, and releases each.
 //
 // ATTENTION_PIPELINE 1: a warp works as in attention.cuh, with rows from shared memory. 2: on the tensor cores, where
 // the cache is f16, groups are of at most 8 and heads of 64 or 128; else as 1.
@@ -39,7 +39,7 @@ static_assert(PIPELINE_ROWS * SCALE_BYTES % 16 == 0 && TILE * SCALE_BYTES % 16 =
               "scales are copied in pieces of 16 bytes: positions of the cache must be a multiple of 8");
 static_assert(ATTENTION_WARPS == CONSUMERS, "every warp that releases tiles attends");
 
-// Tiles of a part.
+// Tiles of a split.
 __device__ __forceinline__ int tiles(const Range &rows) {
     return (rows.end - rows.begin + PIPELINE_ROWS - 1) / PIPELINE_ROWS;
 }
@@ -75,7 +75,7 @@ __device__ __forceinline__ unsigned tile_bytes(int rows) {
     return 2 * rows * ROW_BYTES + 2 * ((rows * SCALE_BYTES + 15) / 16 * 16);
 }
 
-// Puts the tiles of a part.
+// Puts the tiles of a split.
 __device__ __forceinline__ void produce_part(Producer &producer, Pipeline &pipeline, unsigned char *buffer,
                                              const Side &keys, const Side &values, const Range &range, int lane) {
 #pragma unroll 1
@@ -315,7 +315,7 @@ template <> struct Worker<true> { typedef ByTensor Type; };
 
 // --- joining ---------------------------------------------------------------------------------------------------------
 
-// With packets, the first part joins: it waits for those of the others, which saves the fence and the count that tell
+// With packets, the first split joins: it waits for those of the others, which saves the fence and the count that tell
 // the last-arriving one. A packet has two outputs, and the logarithm of the weight that they have.
 constexpr int LOTS = OUTPUTS / 2, LOT_BYTES = 16;
 
@@ -326,8 +326,8 @@ struct Own {
 };
 static_assert(GROUP <= HEAD_DIM, "a head's row has room for all heads' weights");
 
-// Hands a part on to its place in the workspace.
-__device__ __forceinline__ void send_part(const Own &own, unsigned char *to, unsigned epoch, unsigned thread) {
+// Hands a split on to its place in the workspace.
+__device__ __forceinline__ void send_split(const Own &own, unsigned char *to, unsigned epoch, unsigned thread) {
     for (int lot = thread; lot < LOTS; lot += THREADS) {
         const float2 v = *(const float2 *)(own.outputs + 2 * lot);
         store_packet(to + lot * LOT_BYTES, __float_as_uint(v.x), __float_as_uint(v.y),
@@ -335,9 +335,9 @@ __device__ __forceinline__ void send_part(const Own &own, unsigned char *to, uns
     }
 }
 
-// The first part's own results with all others' in the workspace: crews of threads take some of the parts each, AT_ONCE
-// of them on their way.
-__device__ __forceinline__ void join_sent(Shared &shared, const Own &own, const unsigned char *parts, int count,
+// The first split's own results with all others' in the workspace: crews of threads take some of the splits each,
+// AT_ONCE of them on their way.
+__device__ __forceinline__ void join_sent(Shared &shared, const Own &own, const unsigned char *splits, int count,
                                           unsigned epoch, const Output &out, unsigned thread) {
     constexpr int FITTING = THREADS / LOTS < ATTENTION_WARPS ? THREADS / LOTS : ATTENTION_WARPS;
     constexpr int CREWS = FITTING < 1 ? 1 : FITTING < SPLITS ? FITTING : SPLITS;
@@ -350,7 +350,7 @@ __device__ __forceinline__ void join_sent(Shared &shared, const Own &own, const 
         for (int first = 1 + crew; first < count; first += AT_ONCE * CREWS) {
             uint4 v[AT_ONCE];
             const int limit = (count - first + CREWS - 1) / CREWS;
-            const unsigned char *from = parts + (first * LOTS + lot) * LOT_BYTES;
+            const unsigned char *from = splits + (first * LOTS + lot) * LOT_BYTES;
             load_packets(v, limit, [=](int i) { return from + i * (CREWS * LOTS * LOT_BYTES); },
                          [=](int) { return epoch; });
             float top = best;
@@ -390,25 +390,25 @@ __device__ __forceinline__ void join_sent(Shared &shared, const Own &own, const 
     }
 }
 
-// --- a part ----------------------------------------------------------------------------------------------------------
+// --- a split ---------------------------------------------------------------------------------------------------------
 
-// The first half of what `part` of attention.cuh does, with the rows from the tiles from `now` on, by all CONSUMERS
-// warps; finish_pipelined_part does the second.
+// The first half of what `split` of attention.cuh does, with the rows from the tiles from `now` on, by all CONSUMERS
+// warps; finish_pipelined_split does the second.
 template <typename Ready>
-__device__ __forceinline__ void pipelined_part(Shared &shared, Pipeline &pipeline, const unsigned char *buffer,
-                                          Turn now, const Side &keys, const Side &values, int part, int position,
+__device__ __forceinline__ void pipelined_split(Shared &shared, Pipeline &pipeline, const unsigned char *buffer,
+                                          Turn now, const Side &keys, const Side &values, int split, int position,
                                           const float *q, const float *k, const float *v, const float *q_norm,
                                           const float *k_norm, const float *turn, size_t sines, unsigned thread,
                                           Ready ready) {
-    const Range range = attend::range(position, part);
+    const Range range = attend::range(position, split);
     const unsigned warp = thread / 32, lane = thread % 32;
     ready();
-    prepare(shared, keys, values, position, part == 0, q, k, v, q_norm, k_norm, turn, sines, thread);
+    prepare(shared, keys, values, position, split == 0, q, k, v, q_norm, k_norm, turn, sines, thread);
     typename Worker<TENSOR>::Type worker;
     worker.lay_out(shared, warp, lane);
     ATTENTION_SYNC();
     // The last warp has the fewest units, so that the token's own key is its.
-    worker.begin(shared, part == 0 && warp == ATTENTION_WARPS - 1, lane);
+    worker.begin(shared, split == 0 && warp == ATTENTION_WARPS - 1, lane);
     int unit = warp;
 #pragma unroll 1
     for (int left = range.end - range.begin; left > 0; left -= PIPELINE_ROWS) {
@@ -427,12 +427,12 @@ __device__ __forceinline__ void pipelined_part(Shared &shared, Pipeline &pipelin
     ATTENTION_SYNC();
 }
 
-// workspace: LOTS * LOT_BYTES for each part; shared.last: whether the output is there.
-__device__ __forceinline__ void finish_pipelined_part(Shared &shared, int part, int count, unsigned char *workspace,
+// workspace: LOTS * LOT_BYTES for each split; shared.last: whether the output is there.
+__device__ __forceinline__ void finish_pipelined_split(Shared &shared, int split, int count, unsigned char *workspace,
                                                  unsigned *counter, unsigned epoch, const Output &out,
                                                  unsigned thread) {
     if (!EPOCH_FLAGS) {
-        finish_part(shared, part, count, (float *)workspace, counter, out, thread);
+        finish_split(shared, split, count, (float *)workspace, counter, out, thread);
         return;
     }
     const Own own(shared);
@@ -458,9 +458,9 @@ __device__ __forceinline__ void finish_pipelined_part(Shared &shared, int part, 
     }
     if (count == 1) return;
     ATTENTION_SYNC();
-    if (part) send_part(own, workspace + part * LOTS * LOT_BYTES, epoch, thread);
+    if (split) send_split(own, workspace + split * LOTS * LOT_BYTES, epoch, thread);
     else join_sent(shared, own, workspace, count, epoch, out, thread);
-    if (thread == 0) shared.last = part == 0;
+    if (thread == 0) shared.last = split == 0;
 }
 
 }  // namespace attend

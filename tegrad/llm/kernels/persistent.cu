@@ -12,7 +12,7 @@
 //
 // Grid (CTAS), 32 * (CONSUMERS + EPILOGUE + 1) threads, SHARED bytes of dynamic shared memory. Arguments:
 //   program    struct of 32 words (schedule.WORDS) for each stage and CTA
-//   workspace  schedule.workspace: number of the step, counters, joined parts of attention, packets; zeros at first
+//   workspace  schedule.workspace: number of the step, counters, joined splits of attention, packets; zeros at first
 //   state, ring   kernels/state.cuh; histories, ends   kernels/sampling.cuh: of these, the step's end
 //   rope       float32 (2, ROPE_POSITIONS, ROPE_PAIRS)
 //   logits     float32 (rows of the output matrix), written where STORE_LOGITS
@@ -53,7 +53,7 @@
 
 // schedule.Op, schedule.WORDS and flags
 enum Op { NOTHING, EMBED, PROJECT, ATTEND, ADD, GATE, LOGITS, SAMPLE };
-enum Field { OP, FLAGS, STAGE, COLUMNS_OF, SOURCE, WAIT, WRITERS, TARGET, FIRST, ROWS_OF, HEAD, PART_OF, RUN = 12,
+enum Field { OP, FLAGS, STAGE, COLUMNS_OF, SOURCE, WAIT, WRITERS, TARGET, FIRST, ROWS_OF, HEAD, SPLIT_OF, RUN = 12,
              NORM = 24, BIAS = 26, EXTRA = 28, WAIT2 = 30, WAIT3 = 31 };
 enum RunField { ADDRESS, SEGMENTS_OF = 2, FORMAT_OF = 3 };
 enum Flag { READS_FLOATS = 1, WRITES_FLOATS = 2, HANDS_ON = 4 };
@@ -456,47 +456,47 @@ __device__ __forceinline__ void multiply(const Word &word, Work &work, Pipeline 
         multiply_packed<F, false>(work, pipeline, buffer, now, segments, width, places, warp, lane);
 }
 
-// A part of a KV head's positions; who joins the parts leaves the result in work.sums. A function of its own: inlined,
-// what the caller keeps in registers would make its loops spill.
+// A split of a KV head's positions; who joins the splits leaves the result in work.sums. A function of its own:
+// inlined, what the caller keeps in registers would make its loops spill.
 #if ATTENTION_PIPELINE
-__device__ __noinline__ void attend_part(Word word, unsigned char *workspace, Turn now) {
+__device__ __noinline__ void attend_split(Word word, unsigned char *workspace, Turn now) {
     extern __shared__ __align__(128) unsigned char memory[];
     Work &work = work_in(memory);
     Attending &a = work.attending;
     const int thread = threadIdx.x;
-    if (word[PART_OF] >= attend::range(work.position, 0).parts) return;
-    attend::pipelined_part(a.shared, pipeline_in(memory), memory, now, keys_of(word), values_of(word), word[PART_OF],
+    if (word[SPLIT_OF] >= attend::range(work.position, 0).splits) return;
+    attend::pipelined_split(a.shared, pipeline_in(memory), memory, now, keys_of(word), values_of(word), word[SPLIT_OF],
                       work.position, a.query, a.key, a.value, (const float *)word.address(NORM),
                       (const float *)word.address(BIAS), work.turn, ROPE_PAIRS, thread,
                       [] { barrier_sync<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS); });
-    const int head = word[HEAD], parts = attend::range(work.position, 0).parts;
-    attend::finish_pipelined_part(a.shared, word[PART_OF], parts,
+    const int head = word[HEAD], splits = attend::range(work.position, 0).splits;
+    attend::finish_pipelined_split(a.shared, word[SPLIT_OF], splits,
                              workspace + JOINS + (size_t)head * SPLITS * attend::LOTS * attend::LOT_BYTES,
                              (unsigned *)(workspace + COUNTERS + (size_t)(STAGES + head) * COUNTER_BYTES),
                              work.base + word[STAGE] + 1, {work.sums, nullptr, nullptr}, thread);
-    if (thread == 0) work.joined = parts == 1 || a.shared.last;
+    if (thread == 0) work.joined = splits == 1 || a.shared.last;
     barrier_arrive<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
 }
 #else
-__device__ __noinline__ void attend_part(Word word, Work &work, unsigned char *workspace, int position, int warp,
+__device__ __noinline__ void attend_split(Word word, Work &work, unsigned char *workspace, int position, int warp,
                                          int thread) {
-    const int head = word[HEAD], number = word[PART_OF];
+    const int head = word[HEAD], number = word[SPLIT_OF];
     void *keys = (void *)word.address(RUN), *values = (void *)word.address(RUN + 4);
     __half *key_scales = (__half *)word.address(RUN + 8), *value_scales = (__half *)word.address(EXTRA);
     const float *q_norm = (const float *)word.address(NORM), *k_norm = (const float *)word.address(BIAS);
-    float *joins = (float *)(workspace + JOINS) + (size_t)head * SPLITS * attend::PART_FLOATS;
+    float *joins = (float *)(workspace + JOINS) + (size_t)head * SPLITS * attend::SPLIT_FLOATS;
     unsigned *counter = (unsigned *)(workspace + COUNTERS + (size_t)(STAGES + head) * COUNTER_BYTES);
-    const int parts = attend::range(position, 0).parts;
-    if (number >= parts) return;
+    const int splits = attend::range(position, 0).splits;
+    if (number >= splits) return;
     if (warp < ATTENTION_WARPS) {
         const attend::Output out = {work.sums, nullptr, nullptr};
         Attending &a = work.attending;
-        attend::part(a.shared, attend::side(keys, key_scales, head / GROUPS_PER_HEAD),
+        attend::split(a.shared, attend::side(keys, key_scales, head / GROUPS_PER_HEAD),
                      attend::side(values, value_scales, head / GROUPS_PER_HEAD), number, position, a.query, a.key,
                      a.value,
                      q_norm, k_norm, work.turn, ROPE_PAIRS, joins, counter, out, thread,
                      [] { barrier_sync<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS); });
-        if (thread == 0) work.joined = parts == 1 || a.shared.last;
+        if (thread == 0) work.joined = splits == 1 || a.shared.last;
     } else {
         barrier_sync<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
     }
@@ -516,10 +516,10 @@ __device__ __forceinline__ void consume(Reader reader, Work &work, Pipeline &pip
         const unsigned op = word[OP];
         if (op == ATTEND) {
 #if ATTENTION_PIPELINE
-            attend_part(word, workspace, now);
-            now.skip(attend::tiles(attend::range(work.position, word[PART_OF])));
+            attend_split(word, workspace, now);
+            now.skip(attend::tiles(attend::range(work.position, word[SPLIT_OF])));
 #else
-            attend_part(word, work, workspace, position, warp, warp * 32 + lane);
+            attend_split(word, work, workspace, position, warp, warp * 32 + lane);
 #endif
         } else if (op == PROJECT || op == ADD || op == GATE || op == LOGITS) {
             WITH_FORMAT(word[RUN + FORMAT_OF], stage_rest<F>(word, work, workspace, base, warp * 32 + lane);
@@ -537,7 +537,7 @@ __device__ __forceinline__ void fill(Reader reader, Pipeline &pipeline, unsigned
         const unsigned op = word[OP], columns = word[COLUMNS_OF];
 #if ATTENTION_PIPELINE
         if (op == ATTEND) {
-            const attend::Range rows = attend::range(position, word[PART_OF]);
+            const attend::Range rows = attend::range(position, word[SPLIT_OF]);
             attend::produce_part(producer, pipeline, buffer, keys_of(word), values_of(word), rows, lane);
             continue;
         }
@@ -750,7 +750,7 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
         const bool normed = op != ADD && op != ATTEND && op != EMBED && op != SAMPLE;
         float factor = 1;
         if (op == ATTEND) {
-            if (word[PART_OF] >= attend::range(position, 0).parts) continue;
+            if (word[SPLIT_OF] >= attend::range(position, 0).splits) continue;
             const unsigned wait = word[WAIT], second = word[WAIT2], third = word[WAIT3];
             epilogue.await(wait, word[WRITERS]);
             if ((second & 0xffff) != wait) epilogue.await(second & 0xffff, second >> 16);
