@@ -30,11 +30,11 @@ import numpy as np
 
 from tegrad.bench import graph, llama, tinygrad13, tokens
 from tegrad.bench.dependencies import FORMS, HOPPER, opened
+from tegrad.bench.figures import SAMPLE_TOKENS, TARGETS, Target
 from tegrad.bench.limits import READ_BYTES, Limit, decode_limit, read_bandwidth
 from tegrad.bench.models import provide
 from tegrad.bench.prefill import prompt, together
 from tegrad.bench.record import Record, RecordError, Side, make
-from tegrad.bench.targets import SAMPLE_TOKENS, TARGETS, Target
 from tegrad.bench.timestamps import Timestamps
 from tegrad.errors import TegradError
 from tegrad.llm.arch import DEFAULT_CONTEXT

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 import tegrad
-from tegrad.bench import engine, estimate, versus
+from tegrad.bench import engine, limits, versus
+from tegrad.bench.figures import TARGETS, Target
 from tegrad.bench.record import Record, RecordError, Side, make
-from tegrad.bench.targets import TARGETS, Target
 from tegrad.hw.chips import CHIPS
 from tegrad.models import SMALL
 
@@ -154,14 +154,14 @@ MEASURES: dict[str, Measure] = {
             "orin-agx-estimate-tok-s",
             "an estimate of decode on AGX Orin 64GB with volatile weights, from bytes, issue rates and launch costs",
             False,
-            lambda: estimate.record("orin-agx-estimate-tok-s", CHIPS["agx-orin-64gb"], estimate.VOLATILE),
+            lambda: limits.estimate_record("orin-agx-estimate-tok-s", CHIPS["agx-orin-64gb"], limits.VOLATILE),
             long=True,
         ),
         Measure(
             "orin-agx-estimate-cached-tok-s",
             "the same with cached weights",
             False,
-            lambda: estimate.record("orin-agx-estimate-cached-tok-s", CHIPS["agx-orin-64gb"], estimate.CACHED),
+            lambda: limits.estimate_record("orin-agx-estimate-cached-tok-s", CHIPS["agx-orin-64gb"], limits.CACHED),
             long=True,
         ),
         *(_target(target) for target in TARGETS.values()),

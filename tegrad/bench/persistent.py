@@ -24,7 +24,7 @@ from typing import Final
 
 import numpy as np
 
-from tegrad.bench import dry, models, products
+from tegrad.bench import models, plans, products
 from tegrad.bench.dependencies import FORMS, HOPPER, gpu_us, opened
 from tegrad.bench.kernels import block_type
 from tegrad.errors import TegradError
@@ -69,7 +69,7 @@ class Rig:
     def __init__(self, device: Gpu, name: str, depth: int = 0, dependency: Dependency = FORMS["chain"]) -> None:
         shape, _ = models.parse(name)
         self.device, self.depth, self.dependency = device, depth, dependency
-        self.model: PackedModel = dry.model(shape.config, block_type(name), device, shape.tied)
+        self.model: PackedModel = plans.model(shape.config, block_type(name), device, shape.tied)
         self.cache = KvCache(device, shape.config, depth + SPARE_POSITIONS)
         self.states = States(device)
         self.sampling = Sampling(device, shape.config.vocab)
@@ -77,7 +77,7 @@ class Rig:
     @property
     def nbytes(self) -> int:
         """Bytes of weights that a step reads; a tied embedding counts once."""
-        return sum(matrix.nbytes for matrix in dry.matrices(self.model)) - (
+        return sum(matrix.nbytes for matrix in plans.matrices(self.model)) - (
             0 if self.model.output is self.model.embedding else self.model.embedding.nbytes
         )
 
@@ -215,7 +215,7 @@ def compile_all(name: str, chip: str, depth: int, tunings: Sequence[Tuning]) -> 
 
 
 def _compile(name: str, chip: str, depth: int, tuning: Tuning) -> str:
-    rig = Rig(dry.DryDevice(CHIPS[chip]), name, depth)
+    rig = Rig(plans.DryDevice(CHIPS[chip]), name, depth)
     try:
         with rig.plan(tuning), rig.plan(tuning, timestamps=True) as plan:
             return f"{imbalance(plan.kernel.program):.3f} of an even share  {tuning}"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tegrad.bench import dry, models, products
+from tegrad.bench import models, plans, products
 from tegrad.bench.dependencies import gpu_us
 from tegrad.bench.kernels import block_type, weight_bytes
 from tegrad.bench.plans import PLANS
@@ -58,13 +58,13 @@ class Step:
 def measure(device: Gpu, name: str, plan: str = "decode", dependency: Dependency = DEFAULT) -> Step:
     """A plan of a model such as "1b-q6k" on an opened device."""
     shape, _ = models.parse(name)
-    made = dry.model(shape.config, block_type(name), device, shape.tied)
+    made = plans.model(shape.config, block_type(name), device, shape.tied)
     launches = PLANS[plan](made)
     with products.ProductBench(device, dependency) as bench:
         bandwidth = bench.bandwidth()
     whole = gpu_us(device, launches, dependency)
     twice = gpu_us(device, [*launches, *launches], dependency)
-    weights = {matrix.buffer.va_addr: matrix for matrix in dry.matrices(made)}
+    weights = {matrix.buffer.va_addr: matrix for matrix in plans.matrices(made)}
     stages = []
     for group in groups(launches):
         chosen = {id(launch) for launch in group}

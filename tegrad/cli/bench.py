@@ -29,18 +29,17 @@ def figures(
     In a checkout README's table is written from the rows, and each row says how many commits older it is than the code
     that it measures.
     """
-    from tegrad.bench import readme
-    from tegrad.bench.age import as_json
-    from tegrad.bench.figures import Results
+    from tegrad.bench.figures import Results, readme_beside, with_table
+    from tegrad.bench.history import as_json
     from tegrad.bench.measures import MEASURES
 
-    folder, page = Results(results), readme.path_beside(results)
+    folder, page = Results(results), readme_beside(results)
     folder.require()
     if check:
         stale = folder.stale()
         for id in stale:
             typer.echo(f"{id}: the row differs from its samples", err=True)
-        if old := page.exists() and readme.with_table(page.read_text(), folder.stored()) != page.read_text():
+        if old := page.exists() and with_table(page.read_text(), folder.stored()) != page.read_text():
             typer.echo(f"{page}: the table differs from the rows; run `tegrad bench figures --no-measure`", err=True)
         raise typer.Exit(1 if stale or old else 0)
     for id in MEASURES if measure else ():
@@ -49,7 +48,7 @@ def figures(
             folder.add(MEASURES[id].take())
     rows = folder.recompute()
     if page.exists():
-        page.write_text(readme.with_table(page.read_text(), rows))
+        page.write_text(with_table(page.read_text(), rows))
     ages = [folder.age(row) for row in rows]
     for row, age in zip(rows, ages, strict=True):
         mark = f"  {age.mark}" if age and age.mark else ""
@@ -138,8 +137,8 @@ def decode(
     results: Root = DEFAULT,
 ) -> None:
     """Measure decoding and prompts, ours and llama.cpp's in turn, beside the targets; exit code 1 if a figure fails."""
+    from tegrad.bench.figures import SIDE_BY_SIDE, TARGETS
     from tegrad.bench.gpu import check_gpu
-    from tegrad.bench.targets import SIDE_BY_SIDE, TARGETS
     from tegrad.cli.run import choose_device
 
     if unknown := set(figures or ()) - set(TARGETS):
@@ -450,7 +449,7 @@ def estimate(
     model: Annotated[str, typer.Option(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = "1b-q6k",
 ) -> None:
     """Estimate decode on chips that are not at hand, and compare the rule with what an H200 took."""
-    from tegrad.bench.estimate import ASSUMPTIONS, CHECKS, checked, decode
+    from tegrad.bench.limits import ASSUMPTIONS, CHECKS, checked, estimates
     from tegrad.hw.chips import CHIPS
 
     typer.echo("measured on an H200 (us), and what the rule says:")
@@ -459,7 +458,7 @@ def estimate(
         typer.echo(f"  {check.what:50} {low:>6g} to {high:<6g} {checked(check):7.1f}")
     typer.echo(f"estimates, not measurements, of {model}:")
     for name in ASSUMPTIONS:
-        for made in decode(CHIPS[name], model):
+        for made in estimates(CHIPS[name], model):
             slow, fast = made.tokens_per_second
             typer.echo(
                 f"  {name:14} {made.assumption.memory:8} {made.launches} launches, {made.bytes_us:.0f} us of bytes "
@@ -474,6 +473,28 @@ def loop(context: typer.Context) -> None:
     from tegrad.bench.loop import main
 
     main(context.args)
+
+
+@app.command()
+def mlp(
+    dependencies: Annotated[
+        list[str] | None, typer.Option("--dependency", help="Forms between launches; all that a program may name.")
+    ] = None,
+    graph: Annotated[bool, typer.Option(help="With CUDA graphs.")] = True,
+) -> None:
+    """Measure a call of a small recorded network, through TinyJit, and in two CUDA graphs."""
+    from tegrad.bench.mlp import show
+    from tegrad.nv.replay import DEPENDENCIES
+
+    show(dependencies or list(DEPENDENCIES), graph)
+
+
+@app.command()
+def host(batches: Annotated[int, typer.Option(min=1, help="Batches of 200 calls.")] = 40) -> None:
+    """Measure what the CPU does for a launch, a TinyJit call and a synchronize: no GPU's share."""
+    from tegrad.bench.mlp import show_host
+
+    show_host(batches)
 
 
 @app.command("list")

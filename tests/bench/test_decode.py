@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tegrad.bench import decode, llama, measures, timestamps, tinygrad13
+from tegrad.bench.figures import TARGETS
 from tegrad.bench.record import RecordError, Side, make
-from tegrad.bench.targets import TARGETS
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.state import States
 from tegrad.nv.faults import WaitTimeout
