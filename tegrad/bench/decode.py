@@ -29,13 +29,13 @@ from typing import Any, Final
 import numpy as np
 
 from tegrad.bench import graph, llama, tinygrad13, tokens
-from tegrad.bench.dependencies import FORMS, HOPPER, opened
+from tegrad.bench.dependencies import ALL_FORMS, HOPPER, opened
 from tegrad.bench.figures import SAMPLE_TOKENS, TARGETS, Target
 from tegrad.bench.limits import READ_BYTES, Limit, decode_limit, read_bandwidth
 from tegrad.bench.models import provide
 from tegrad.bench.prefill import prompt, together
 from tegrad.bench.record import Record, RecordError, Side, make
-from tegrad.bench.timestamps import Timestamps
+from tegrad.bench.steps import Timestamps
 from tegrad.errors import TegradError
 from tegrad.llm.arch import DEFAULT_CONTEXT
 from tegrad.llm.engine import Engine, Planner
@@ -54,7 +54,6 @@ MAKER_PROCESSES: Final = 3
 PROMPT: Final = "In the beginning God created the heaven and the earth."
 TIMEOUT_S: Final = 120
 
-DEPENDENCIES: Final = {**FORMS, **HOPPER}
 PLANS: Final[Mapping[str, Planner]] = {
     "many": DecodePlan, "overlapped": partial(DecodePlan, overlap=True), "one": PersistentPlan,
 }  # fmt: skip
@@ -87,14 +86,14 @@ class Ways:
     @property
     def _given(self) -> tuple[tuple[str, str, Mapping[str, Any]], ...]:
         """Each choice's name, what was chosen, and what may be."""
-        return ("plan", self.plan, PLANS), ("dependency", self.dependency, DEPENDENCIES), ("pick", self.pick, PICKS)
+        return ("plan", self.plan, PLANS), ("dependency", self.dependency, ALL_FORMS), ("pick", self.pick, PICKS)
 
     @property
     def chunks(self) -> dict[str, Any]:
         """What a `Prefill` or a `Batch` is given; their launches begin early where a step's do."""
         chosen: dict[str, Any] = {"pick": PICKS[self.pick]} if self.pick else {}
         if self.dependency:
-            chosen |= {"dependency": DEPENDENCIES[self.dependency], "overlap": self.plan == OVERLAPPED}
+            chosen |= {"dependency": ALL_FORMS[self.dependency], "overlap": self.plan == OVERLAPPED}
         return chosen
 
     @property
@@ -104,12 +103,12 @@ class Ways:
         if self.plan:
             chosen["plan"] = PLANS[self.plan]
         if self.dependency:
-            chosen["overlapped" if self.plan == OVERLAPPED else "dependency"] = DEPENDENCIES[self.dependency]
+            chosen["overlapped" if self.plan == OVERLAPPED else "dependency"] = ALL_FORMS[self.dependency]
         return chosen
 
     def between(self, launches: int) -> Dependency:
         """The dependency between the launches of a step, of which so many may begin early where any may."""
-        chosen = DEPENDENCIES[self.dependency] if self.dependency else DEFAULT
+        chosen = ALL_FORMS[self.dependency] if self.dependency else DEFAULT
         return up_to(chosen, launches) if self.plan == OVERLAPPED else chosen
 
     def command(self, target: Target) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tegrad.bench import decode, llama, measures, timestamps, tinygrad13
+from tegrad.bench import decode, llama, measures, steps, tinygrad13
 from tegrad.bench.figures import TARGETS
 from tegrad.bench.record import RecordError, Side, make
 from tegrad.llm.plan import DecodePlan
@@ -150,7 +150,7 @@ def test_a_way_of_choice_stands_in_the_command() -> None:
     )
     prompts = decode.Ways("overlapped", "chain-pre-exit", "wgmma")
     assert prompts.chunks == {
-        "pick": decode.PICKS["wgmma"], "dependency": decode.DEPENDENCIES["chain-pre-exit"], "overlap": True,
+        "pick": decode.PICKS["wgmma"], "dependency": decode.ALL_FORMS["chain-pre-exit"], "overlap": True,
     }  # fmt: skip
     assert prompts.command(target).endswith("--plan overlapped --dependency chain-pre-exit --pick wgmma")
     with pytest.raises(RecordError, match="overlapped needs a dependency"):
@@ -207,8 +207,8 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_gap_lies_between_steps_that_the_gpu_itself_timed(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = []
 
-    class Seen(timestamps.Timestamps):
-        def times(self) -> timestamps.Times:
+    class Seen(steps.Timestamps):
+        def times(self) -> steps.Times:
             clocks.append(self.clock())
             return super().times()
 
