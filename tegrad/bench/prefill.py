@@ -15,7 +15,7 @@ the host to the last logits, or tokens, there.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -28,11 +28,12 @@ import numpy as np
 
 from tegrad.bench.dependencies import ALL_FORMS, gpu_us, opened, printed
 from tegrad.bench.models import SHAPES
+from tegrad.bench.products import KINDS
 from tegrad.llm import packed
 from tegrad.llm.arch import Config
 from tegrad.llm.chips import kernels_of
 from tegrad.llm.flash import Flash
-from tegrad.llm.formats import BLOCK_TYPES, LANE_WEIGHTS, SEGMENT, BlockType
+from tegrad.llm.formats import LANE_WEIGHTS, SEGMENT, BlockType
 from tegrad.llm.gemm import (
     PICKS,
     SMALL_M,
@@ -65,8 +66,6 @@ LEAST_LAUNCHES: Final = 12
 TOKENS: Final = (8, 32, 128, 512)
 SM_REGISTERS: Final = 65536
 REPETITIONS: Final = 5
-KINDS: Final[Mapping[str, BlockType]] = {kind.name.lower().replace("_k", "k"): kind for kind in BLOCK_TYPES.values()}
-"""By the name that ends a model's (`tegrad.bench.models`)."""
 
 
 @dataclass(frozen=True, slots=True)
