@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 import machine_code
 
-from tegrad.bench.dry import DryProgram
+from tegrad.bench.plans import DryProgram
 from tegrad.nv.compilers import compile_cuda
 
 SOURCE = """

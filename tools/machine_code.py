@@ -23,8 +23,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 from policies import commit  # noqa: E402
 
 from tegrad.bench import models, plans, record  # noqa: E402
-from tegrad.bench.dry import DryDevice, DryProgram  # noqa: E402
 from tegrad.bench.kernels import block_type  # noqa: E402
+from tegrad.bench.plans import DryDevice, DryProgram  # noqa: E402
 from tegrad.hw.chips import CHIPS  # noqa: E402
 from tegrad.llm.errors import UnsupportedModelError  # noqa: E402
 from tegrad.nv.program import shared_usage  # noqa: E402

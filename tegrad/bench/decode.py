@@ -1,13 +1,17 @@
-"""The figures of decoding and prompts, ours and the peers' on the same file and machine, in turn (`targets.TARGETS`).
+"""The figures of decoding and prompts, ours and the peers' on the same file and machine, in turn (`figures.TARGETS`).
 
     tegrad bench take decode-1b-q6k-d0                     one figure
     tegrad bench decode --out FOLDER                       all that are held side by side, in one process
     tegrad bench decode decode-3b-q6k --plan many          one of them, with a plan of choice
 
 Ours decodes greedily with the engine of `tegrad run`: 128 tokens, from the call to the last token read, so that its
-sampling and its start count. The tokens have to be those that the same step gives when the host waits for each
-(`tokens`). llama-bench samples nothing, so that it has none to check. Half of our samples are taken before the peer's,
-half after.
+sampling and its start count. llama-bench samples nothing, so that it has no tokens to check. Half of our samples are
+taken before the peer's, half after.
+
+In a timed decode the step chooses its tokens itself, steps run ahead of the host, and tokens come through a ring. They
+have to be those that the same step gives when the host waits for each, reads its logits and feeds back the likeliest.
+Whether the step computes what it should is another matter: after each of these tokens a step of many launches, with the
+dependency that recordings have by default, has to find the next one about as likely.
 """
 
 from __future__ import annotations
@@ -28,14 +32,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from tegrad.bench import graph, llama, tinygrad13, tokens
-from tegrad.bench.dependencies import FORMS, HOPPER, opened
+from tegrad.bench import graph, peers
+from tegrad.bench.dependencies import ALL_FORMS, HOPPER, opened
+from tegrad.bench.figures import SAMPLE_TOKENS, TARGETS, Target
 from tegrad.bench.limits import READ_BYTES, Limit, decode_limit, read_bandwidth
 from tegrad.bench.models import provide
 from tegrad.bench.prefill import prompt, together
 from tegrad.bench.record import Record, RecordError, Side, make
-from tegrad.bench.targets import SAMPLE_TOKENS, TARGETS, Target
-from tegrad.bench.timestamps import Timestamps
+from tegrad.bench.steps import Timestamps
 from tegrad.errors import TegradError
 from tegrad.llm.arch import DEFAULT_CONTEXT
 from tegrad.llm.engine import Engine, Planner
@@ -45,7 +49,8 @@ from tegrad.llm.loop import Loop
 from tegrad.llm.persistent import PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.sampling import Settings
-from tegrad.nv.replay import DEFAULT, Dependency, up_to
+from tegrad.llm.state import State
+from tegrad.nv.replay import DEFAULT, Dependency, Recording, up_to
 
 REPETITIONS: Final = 5
 """Samples of ours before the peer's, and as many after; the first run of either is not counted."""
@@ -53,8 +58,12 @@ MAKER_PROCESSES: Final = 3
 """Processes that write models; each has threads of its own."""
 PROMPT: Final = "In the beginning God created the heaven and the earth."
 TIMEOUT_S: Final = 120
+FIRST_TOKEN: Final = 1
+"""The token that a decode begins with."""
+LOGIT_MARGIN: Final = 1.0
+"""Standard deviations of the logits by which a token may lie below the likeliest of a step that rounds otherwise: two
+steps' logits differ by less than 0.1 (root mean square), and the largest of 100,000 lies 4 above the mean."""
 
-DEPENDENCIES: Final = {**FORMS, **HOPPER}
 PLANS: Final[Mapping[str, Planner]] = {
     "many": DecodePlan, "overlapped": partial(DecodePlan, overlap=True), "one": PersistentPlan,
 }  # fmt: skip
@@ -87,14 +96,14 @@ class Ways:
     @property
     def _given(self) -> tuple[tuple[str, str, Mapping[str, Any]], ...]:
         """Each choice's name, what was chosen, and what may be."""
-        return ("plan", self.plan, PLANS), ("dependency", self.dependency, DEPENDENCIES), ("pick", self.pick, PICKS)
+        return ("plan", self.plan, PLANS), ("dependency", self.dependency, ALL_FORMS), ("pick", self.pick, PICKS)
 
     @property
     def chunks(self) -> dict[str, Any]:
         """What a `Prefill` or a `Batch` is given; their launches begin early where a step's do."""
         chosen: dict[str, Any] = {"pick": PICKS[self.pick]} if self.pick else {}
         if self.dependency:
-            chosen |= {"dependency": DEPENDENCIES[self.dependency], "overlap": self.plan == OVERLAPPED}
+            chosen |= {"dependency": ALL_FORMS[self.dependency], "overlap": self.plan == OVERLAPPED}
         return chosen
 
     @property
@@ -104,12 +113,12 @@ class Ways:
         if self.plan:
             chosen["plan"] = PLANS[self.plan]
         if self.dependency:
-            chosen["overlapped" if self.plan == OVERLAPPED else "dependency"] = DEPENDENCIES[self.dependency]
+            chosen["overlapped" if self.plan == OVERLAPPED else "dependency"] = ALL_FORMS[self.dependency]
         return chosen
 
     def between(self, launches: int) -> Dependency:
         """The dependency between the launches of a step, of which so many may begin early where any may."""
-        chosen = DEPENDENCIES[self.dependency] if self.dependency else DEFAULT
+        chosen = ALL_FORMS[self.dependency] if self.dependency else DEFAULT
         return up_to(chosen, launches) if self.plan == OVERLAPPED else chosen
 
     def command(self, target: Target) -> str:
@@ -146,9 +155,9 @@ def rates(engine: Engine, depth: int, expected: Sequence[int], repetitions: int)
     for _ in range(repetitions + 1):
         engine.reset(depth)
         begun = time.perf_counter()
-        came = list(engine.generate([tokens.FIRST_TOKEN], Settings(), len(expected)))
+        came = list(engine.generate([FIRST_TOKEN], Settings(), len(expected)))
         found.append(len(came) / (time.perf_counter() - begun))
-        tokens.check(came, expected)
+        check_tokens(came, expected)
     return found[1:]
 
 
@@ -158,9 +167,9 @@ def host_us(engine: Engine, expected: Sequence[int], repetitions: int) -> list[f
     for _ in range(repetitions + 1):
         engine.reset()
         begun = time.process_time()
-        came = list(engine.generate([tokens.FIRST_TOKEN], Settings(), len(expected)))
+        came = list(engine.generate([FIRST_TOKEN], Settings(), len(expected)))
         found.append(1e6 * (time.process_time() - begun) / len(expected))
-        tokens.check(came, expected)
+        check_tokens(came, expected)
     return found[1:]
 
 
@@ -175,9 +184,9 @@ def gaps(engine: Engine, ways: Ways, expected: Sequence[int], repetitions: int) 
         )
         with closing(loop):
             for _ in range(repetitions + 1):
-                came = list(loop.stream([tokens.FIRST_TOKEN], 0, engine.context, len(expected)))
+                came = list(loop.stream([FIRST_TOKEN], 0, engine.context, len(expected)))
                 loop.settle()
-                tokens.check(came, expected)
+                check_tokens(came, expected)
                 found.append(timestamps.times().gap)
     return found[1:]
 
@@ -214,11 +223,11 @@ def around(ways: Ways, ours: Callable[[], list[float]], peer: Callable[[], Side]
 def _decode(target: Target, path: Path, ways: Ways) -> Record:
     depth = target.amount
     with opened() as device, conversation(path, depth, ways) as engine:
-        expected = tokens.expected(engine, depth, SAMPLE_TOKENS)
+        expected = expected_tokens(engine, depth, SAMPLE_TOKENS)
         ours, peer = around(
             ways,
             lambda: rates(engine, depth, expected, REPETITIONS),
-            lambda: llama.decode(path, depth=depth, tokens=SAMPLE_TOKENS),
+            lambda: peers.decode(path, depth=depth, tokens=SAMPLE_TOKENS),
         )
         limit = decode_limit(path, depth, read_bandwidth(device, READ_BYTES))
     second = None if depth or ways.alone else _second(path)
@@ -228,16 +237,16 @@ def _decode(target: Target, path: Path, ways: Ways) -> Record:
 def _second(path: Path) -> Side | None:
     """tinygrad 0.13's samples, if it is there and runs; what it says if it does not."""
     try:
-        return tinygrad13.decode(path)
+        return peers.tinygrad_decode(path)
     except (RecordError, subprocess.TimeoutExpired) as error:
-        print(f"tegrad: without {tinygrad13.NAME}: {error}", file=sys.stderr)
+        print(f"tegrad: without {peers.TINYGRAD}: {error}", file=sys.stderr)
         return None
 
 
 def _prompt(target: Target, path: Path, ways: Ways) -> Record:
     with opened():
         ours, peer = around(
-            ways, lambda: prompt(path, target.amount, **ways.chunks), lambda: llama.prefill(path, target.amount)
+            ways, lambda: prompt(path, target.amount, **ways.chunks), lambda: peers.prefill(path, target.amount)
         )
     return _record(target, Side("tegrad", ways.command(target), ours), peer)
 
@@ -245,7 +254,7 @@ def _prompt(target: Target, path: Path, ways: Ways) -> Record:
 def _batch(target: Target, path: Path, ways: Ways) -> Record:
     with opened():
         ours, peer = around(
-            ways, lambda: together(path, target.amount, **ways.chunks), lambda: llama.batch(path, target.amount)
+            ways, lambda: together(path, target.amount, **ways.chunks), lambda: peers.batch(path, target.amount)
         )
     return _record(target, Side("tegrad", ways.command(target), ours), peer)
 
@@ -256,7 +265,7 @@ def _first(target: Target, path: Path, ways: Ways) -> Record:
     ours, peer = around(
         ways,
         lambda: [process(arguments) for _ in range(REPETITIONS)],
-        lambda: llama.first_token(path, PROMPT),
+        lambda: peers.first_token(path, PROMPT),
     )
     shown = shlex.join(["tegrad", *arguments]).replace(str(path), path.name)
     return _record(target, Side("tegrad", shown, ours), peer)
@@ -264,13 +273,13 @@ def _first(target: Target, path: Path, ways: Ways) -> Record:
 
 def _host(target: Target, path: Path, ways: Ways) -> Record:
     with opened(), conversation(path, 0, ways) as engine:
-        ours = host_us(engine, tokens.expected(engine, 0, SAMPLE_TOKENS), REPETITIONS)
+        ours = host_us(engine, expected_tokens(engine, 0, SAMPLE_TOKENS), REPETITIONS)
     return _record(target, Side("tegrad", ways.command(target), ours))
 
 
 def _gap(target: Target, path: Path, ways: Ways) -> Record:
     with opened(), conversation(path, 0, ways) as engine:
-        ours = gaps(engine, ways, tokens.expected(engine, 0, SAMPLE_TOKENS), REPETITIONS)
+        ours = gaps(engine, ways, expected_tokens(engine, 0, SAMPLE_TOKENS), REPETITIONS)
     return _record(target, Side("tegrad", ways.command(target), ours))
 
 
@@ -292,7 +301,7 @@ def take(id: str, ways: Ways | None = None) -> Record:
     """Measure one figure; its model is written first if it is not there. RecordError at once without the peer."""
     target, ways = TARGETS[id], ways or Ways()
     if target.kind in PEERS and not ways.alone:
-        llama.program(PEERS[target.kind])
+        peers.program(PEERS[target.kind])
     return TAKERS[target.kind](target, provide(target.model), ways)
 
 
@@ -371,7 +380,7 @@ def text(row: Line) -> str:
 
     reached = {True: "yes", False: "no", None: ""}[row.reached]
     share = "-" if row.share is None else f"{row.share:.1%}"
-    other = "" if row.other is None else f"  {tinygrad13.NAME} {row.other:.4g}"
+    other = "" if row.other is None else f"  {peers.TINYGRAD} {row.other:.4g}"
     return (
         f"{row.id:26} {number(row.ours)} {number(row.peer)} {number(row.ratio, '7.3g')} {number(row.goal)} {reached:3} "
         f"{number(row.limit)} {share:>6} {row.unit}{other}"
@@ -403,3 +412,54 @@ def as_json(row: Line) -> dict[str, Any]:
         "id": row.id, "ours": row.ours, "unit": row.unit, "peer": row.peer, "other": row.other, "ratio": row.ratio,
         "goal": row.goal, "reached": row.reached, "limit": row.limit, "share": row.share, "error": row.error,
     }  # fmt: skip
+
+
+# ---- the tokens that a timed decode has to draw
+
+
+def expected_tokens(engine: Engine, depth: int, count: int) -> list[int]:
+    """The tokens that the engine has to draw greedily after `depth` positions and FIRST_TOKEN.
+
+    RecordError where many launches disagree.
+    """
+    engine.reset(depth)
+    found, token = [], FIRST_TOKEN
+    for _ in range(count):
+        token = int(engine.feed([token]).argmax())
+        found.append(token)
+    _hold_against_launches(engine, depth, found)
+    engine.reset(depth)
+    return found
+
+
+def check_tokens(came: Sequence[int], wanted: Sequence[int]) -> None:
+    """RecordError where a timed decode drew other tokens than it had to, or another number of them."""
+    if len(came) != len(wanted):
+        raise RecordError(f"{len(came)} tokens came where {len(wanted)} were asked for")
+    for at, (own, right) in enumerate(zip(came, wanted, strict=True)):
+        if own != right:
+            raise RecordError(
+                f"the timed decode drew {own} as token {at + 1}, where the same step gave {right} when the host waited "
+                "for each: what is timed here is wrong, its speed is no figure"
+            )
+
+
+def _hold_against_launches(engine: Engine, depth: int, tokens: Sequence[int]) -> None:
+    """RecordError for a token that is not about the likeliest of a step of many launches after the same ones."""
+    device = engine.device
+    for loop in engine._loops.values():
+        loop.settle()
+    with (
+        DecodePlan(engine.model, engine._states, engine._cache) as plan,
+        Recording(device, plan.launches) as step,
+    ):
+        for at, (token, drawn) in enumerate(zip([FIRST_TOKEN, *tokens[:-1]], tokens, strict=True)):
+            engine._states.write(0, State(position=depth + at, token=token, limit=engine.context, active=1))
+            step.wait(step.run())
+            logits = np.frombuffer(device.download(plan.logits, 4 * engine.config.vocab), np.float32)
+            below = float((logits.max() - logits[drawn]) / logits.std())
+            if not below <= LOGIT_MARGIN:  # nor where they are no numbers
+                raise RecordError(
+                    f"the step draws {drawn} as token {at + 1}, which lies {below:.2f} standard deviations below what "
+                    f"many launches find the likeliest, {int(logits.argmax())}: it computes something else"
+                )

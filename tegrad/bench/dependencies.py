@@ -5,23 +5,23 @@ its channel. A form counts only where kernels that read what other blocks of the
 they do not, it is tried again with kernels that wait for the one before by themselves (griddepcontrol).
 Times are the GPU's: the slope between recordings of different lengths, so that what surrounds them falls out.
 
-    python -m tegrad.bench.dependencies              every form, a line each
-    python -m tegrad.bench.dependencies chain idle   these, as JSON with --json
+    tegrad bench dependencies              every form, a line each
+    tegrad bench dependencies chain idle   these, in one process
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Final
+from itertools import product
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from tinygrad import Device
@@ -50,6 +50,8 @@ from tegrad.nv.replay import (
     wait_idle,
 )
 from tegrad.nv.spec import MemorySpec
+
+Row = TypeVar("Row")
 
 GATHER: Final = """extern "C" __global__ void NAME(int *to, int *from, int value) {
     __shared__ unsigned total;
@@ -163,7 +165,9 @@ HOPPER: Final[Mapping[str, Dependency]] = {
     "latch-program": Dependency(fields=partial(latched, enable_program_pre_exit=1)),
     "latch-alone": Dependency(fields=latched),
 }
-"""Forms with fields that only version 4 has, and a release that the GPU resets by itself. """
+"""Forms with fields that only version 4 has, and a release that the GPU resets by itself."""
+
+ALL_FORMS: Final = {**FORMS, **HOPPER}
 
 
 @dataclass(frozen=True)
@@ -257,7 +261,7 @@ def _load(device: Gpu, name: str, waits: bool) -> Program:
 
 def cost(device: Gpu, form: str, blocks: int, threads: int) -> Cost:
     """Check and measure one form with kernels of one shape."""
-    dependency = {**FORMS, **HOPPER}[form]
+    dependency = ALL_FORMS[form]
     with closing(Probe(device, blocks, threads)) as probe:
         found = _cost(probe, form, dependency)
     if found.right or form not in HOPPER:
@@ -297,7 +301,7 @@ def opened() -> Iterator[Any]:
 
 def _in_process(form: str) -> list[dict[str, Any]]:
     """A form's costs, measured in a process of its own; or what went wrong there."""
-    command = [sys.executable, "-m", "tegrad.bench.dependencies", form, "--json"]
+    command = [sys.executable, "-m", "tegrad", "bench", "dependencies", form, "--json"]
     try:
         environment = {"HCQDEV_WAIT_TIMEOUT_MS": "3000", **os.environ}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
@@ -328,27 +332,22 @@ def line(row: Mapping[str, Any]) -> str:
     return f"{row['form']:22} {shape:>8} {seen:15} {row['empty_us']:9.2f} {dependency}"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the costs of forms: those named, in this process; or all, each in its own."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("forms", nargs="*", help=f"of {', '.join((*FORMS, *HOPPER))}")
-    parser.add_argument("--json", action="store_true", help="a JSON list on the last line")
-    asked = parser.parse_args(arguments)
-    if not asked.forms:
-        rows = []
-        for row in measure():
-            rows.append(row)
-            if not asked.json:
-                print(line(row), flush=True)
-    else:
+def show(forms: Sequence[str], *, quiet: bool = False) -> list[dict[str, Any]]:
+    """Print the costs of forms unless `quiet`: those named, in this process; or all, each in its own. The rows."""
+
+    def named() -> Iterator[dict[str, Any]]:
         with opened() as device:
-            shapes = [(blocks or device.sm_count, threads) for blocks, threads in SHAPES]
-            rows = [asdict(cost(device, form, *shape)) for form in asked.forms for shape in shapes]
-        for row in () if asked.json else rows:
-            print(line(row))
-    if asked.json:
-        print(json.dumps(rows))
+            for form, (blocks, threads) in product(forms, SHAPES):
+                yield asdict(cost(device, form, blocks or device.sm_count, threads))
+
+    rows = named() if forms else measure()
+    return list(rows) if quiet else printed(rows, line)
 
 
-if __name__ == "__main__":
-    main()
+def printed(rows: Iterable[Row], line: Callable[[Row], str]) -> list[Row]:
+    """Rows of a bench, a line of each printed as it comes."""
+    found = []
+    for row in rows:
+        found.append(row)
+        print(line(row), flush=True)
+    return found

@@ -1,16 +1,18 @@
-"""results/figures.json: one row for every figure, computed from its samples file and never typed."""
+"""results/figures.json, README's table of it, and what the figures of decoding and prompts are to reach.
+
+A row for every figure is computed from its samples file and never typed; README's table is computed from the rows.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from tegrad.bench.age import Age, age
-from tegrad.bench.history import History
+from tegrad.bench.history import Age, History, age
 from tegrad.bench.record import Record, RecordError, file_hash
 
 SIGNIFICANT_DIGITS = 5
@@ -120,3 +122,172 @@ class Results:
         """Ids whose stored row differs from what its samples give (edited, missing, or left over)."""
         now, then = ({r["id"]: r for r in rows} for rows in (self.compute(), self.stored()))
         return sorted(id for id in now.keys() | then.keys() if now.get(id) != then.get(id))
+
+
+# ---- README's table
+
+
+BEGIN: Final = "<!-- `tegrad bench figures` writes this table -->"
+END: Final = "<!-- end of the table -->"
+README_ROWS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
+    ("one sequence, 128 tokens", ("decode-1b-q6k-d0",)),
+    ("the same after 4,096 and 16,384 tokens", ("decode-1b-q6k-d4096", "decode-1b-q6k-d16384")),
+    ("in Q4_K, Q8_0, F16", ("decode-1b-q4k-d0", "decode-1b-q8_0-d0", "decode-1b-f16-d0")),
+    ("3B Q6_K, 8B Q4_K, 8B Q6_K", ("decode-3b-q6k", "decode-8b-q4k-d0", "decode-8b-q6k-d0")),
+    ("Qwen3 0.6B Q8_0, 1.7B Q4_K", ("decode-qwen3-0.6b-q8_0", "decode-qwen3-1.7b-q4k")),
+    ("a prompt of 512 tokens", ("prefill-1b-q6k-512",)),
+    ("8 and 32 sequences together", ("batch8-1b-q6k", "batch32-1b-q6k")),
+    ("start of the program to its first token", ("load-to-first-token",)),
+)
+"""A line's name, and the figures whose values stand in it."""
+COMMIT_DIGITS: Final = 7
+"""Digits of a commit."""
+
+
+def readme_table(figures: Sequence[Mapping[str, Any]]) -> str:
+    """The table, in Markdown. RecordError where a figure is missing."""
+    rows = {row["id"]: row for row in figures}
+    lines = ["| | tegrad | llama.cpp | | taken |", "|---|---|---|---|---|"]
+    for name, ids in README_ROWS:
+        if missing := [id for id in ids if id not in rows or rows[id]["peer"] is None]:
+            raise RecordError(f"README's table needs the figures {', '.join(missing)}, which results/ lacks")
+        found = [rows[id] for id in ids]
+        ours, peer = (
+            f"{', '.join(_number(row[side]) for row in found)} {found[0]['unit']}" for side in ("ours", "peer")
+        )
+        ratios, taken = ", ".join(map(_ratio, found)), ", ".join(dict.fromkeys(map(_taken, found)))
+        lines.append(f"| {name} | {ours} | {peer} | {ratios} | {taken} |")
+    return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _ratio(row: Mapping[str, Any]) -> str:
+    return f"{row['ratio']:.1f}x" if row["ratio"] >= 1.5 else f"{row['ratio']:.2f}x"
+
+
+def _taken(row: Mapping[str, Any]) -> str:
+    """The day, and the commit where it is known: what stays as it is, whatever is committed later."""
+    at = f" at {row['commit'][:COMMIT_DIGITS]}" if row["commit"] else ""
+    return f"{row['date'][:10]}{at}"
+
+
+def with_table(text: str, figures: Sequence[Mapping[str, Any]]) -> str:
+    """README's text with the table between its two marks. RecordError where they are not there."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise RecordError("README.md has no place for the table: two comments mark it (tegrad/bench/figures.py)")
+    return f"{before}{BEGIN}\n\n{readme_table(figures)}\n\n{END}{after}"
+
+
+def readme_beside(results: Path) -> Path:
+    """README.md of the checkout whose results folder this is."""
+    return results.absolute().parent / "README.md"
+
+
+# ---- the figures of decoding and prompts
+
+
+TOK_S: Final = "tok/s"
+SAMPLE_TOKENS: Final = 128
+"""Tokens that are decoded for one sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a figure is to reach: the easiest of so many times the peer, such a share of the limit, and a value.
+
+    None takes no part.
+    """
+
+    times: float | None = None
+    share: float | None = None
+    value: float | None = None
+
+    def level(self, peer: float | None = None, limit: float | None = None, *, larger: bool = True) -> float | None:
+        """The goal as a number in the figure's unit; None where what it is measured by is missing."""
+        scaled = ((self.times, peer), (self.share, limit))
+        found = [base * factor if larger else base / factor for factor, base in scaled if factor and base]
+        if len(found) < sum(factor is not None for factor, _ in scaled):
+            return None
+        found += [] if self.value is None else [self.value]
+        if not found:
+            return None
+        return min(found) if larger else max(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A figure: its id, the function of `tegrad.bench.decode` that takes it, its model, and what it is to reach.
+
+    `amount` is the depth of a decode, the tokens of a prompt, or the sequences of a batch.
+    """
+
+    id: str
+    kind: str
+    model: str
+    goal: Goal
+    amount: int = 0
+    unit: str = TOK_S
+    larger: bool = True
+
+    @property
+    def what(self) -> str:
+        """The figure in words."""
+        return _WORDS[self.kind].format(model=self.model, amount=self.amount, span=SAMPLE_TOKENS)
+
+
+_WORDS: Final[Mapping[str, str]] = {
+    "decode": "decode of {model}, {span} tokens greedily at depth {amount}",
+    "prompt": "a prompt of {amount} tokens of {model}, to the last one's logits",
+    "batch": "{amount} sequences of {model} decoding together, tokens of all",
+    "first": "from the start of a process to its end after the first token of {model}, caches warm",
+    "host": "CPU time of the process for a token of {model}, waits included, depth 0",
+    "gap": "the GPU's time between the end of a step and the begin of the next, {model}, depth 0",
+    "matvec": "decode of {model} by tinygrad's operations, with its matrix-vector products repaired",
+}
+
+_THREE, _TWO_AND_A_HALF, _PAST = Goal(times=3, share=0.65), Goal(times=2.5, share=0.65), Goal(times=1)
+
+TARGETS: Final[Mapping[str, Target]] = {
+    target.id: target
+    for target in (
+        Target("decode-1b-q6k-d0", "decode", "1b-q6k", Goal(value=2800)),
+        Target("decode-1b-q6k-d4096", "decode", "1b-q6k", Goal(times=2.5), 4096),
+        Target("decode-1b-q6k-d16384", "decode", "1b-q6k", Goal(times=2.5), 16384),
+        Target("decode-1b-q4k-d0", "decode", "1b-q4k", _THREE),
+        Target("decode-1b-q8_0-d0", "decode", "1b-q8_0", _THREE),
+        Target("decode-1b-f16-d0", "decode", "1b-f16", _THREE),
+        Target("decode-qwen3-0.6b-q8_0", "decode", "qwen3-0.6b-q8_0", _TWO_AND_A_HALF),
+        Target("decode-qwen3-1.7b-q4k", "decode", "qwen3-1.7b-q4k", _TWO_AND_A_HALF),
+        Target("decode-3b-q6k", "decode", "3b-q6k", _TWO_AND_A_HALF),
+        Target("decode-8b-q4k-d0", "decode", "8b-q4k", _TWO_AND_A_HALF),
+        Target("decode-8b-q6k-d0", "decode", "8b-q6k", _TWO_AND_A_HALF),
+        Target("prefill-1b-q6k-512", "prompt", "1b-q6k", Goal(times=2), 512),
+        Target("batch8-1b-q6k", "batch", "1b-q6k", Goal(times=1.5), 8),
+        Target("batch32-1b-q6k", "batch", "1b-q6k", Goal(times=1.5), 32),
+        Target("load-to-first-token", "first", "1b-q6k", _PAST, unit="s", larger=False),
+        Target("host-us-per-token", "host", "1b-q6k", Goal(value=15), unit="us", larger=False),
+        Target("token-gap-us", "gap", "1b-q6k", Goal(value=3), unit="us", larger=False),
+        Target("matvec-fix-1b-q6k", "matvec", "1b-q6k", _PAST),
+    )
+}
+"""In the order of their importance."""
+
+
+def published(figures: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The models whose speed rows of results/figures.json tell, in the order of TARGETS.
+
+    LookupError for a decode's row that TARGETS does not know: nobody could say of which model it is.
+    """
+    ids = {row["id"] for row in figures}
+    if unknown := sorted(id for id in ids - TARGETS.keys() if id.startswith("decode-")):
+        raise LookupError(f"of which model is {', '.join(unknown)}? tegrad/bench/figures.py does not know")
+    return tuple(dict.fromkeys(target.model for id, target in TARGETS.items() if id in ids))
+
+
+SIDE_BY_SIDE: Final = tuple(id for id, target in TARGETS.items() if target.kind in ("decode", "prompt", "batch"))
+"""What `tegrad bench decode` takes unless told otherwise."""

@@ -7,14 +7,13 @@ Repairs are settled when a process starts, so that each form has a process of it
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,16 +76,8 @@ def repaired(model: Path) -> tuple[Side, Side]:
     return side("repaired", model, {}), side("without the repair", model, {SWITCH: "matvec"})
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print `measure` of a model as JSON."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("model", type=Path)
-    asked = parser.parse_args(arguments)
+if __name__ == "__main__":
     import tegrad.nv
 
     tegrad.nv.install()
-    print(json.dumps(measure(asked.model)))
-
-
-if __name__ == "__main__":
-    main()
+    print(json.dumps(measure(Path(sys.argv[1]))))

@@ -3,23 +3,20 @@
     tegrad bench loading MODEL.gguf                    three loads, the first perhaps from a cold page cache
     tegrad bench loading MODEL.gguf --readers 2 --readers 8 --mib 4 --mib 32
 
-`python -m tegrad.bench.loading` is the same with lists: `--readers 2 4 8 --mib 4 8 32`.
-
 A load is opening the file, allocating every buffer, reading, copying and repacking, to the last repacked byte on the
 device. Times are the clock's on the wall.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
-from tegrad.bench.dependencies import opened
+from tegrad.bench.dependencies import opened, printed
 from tegrad.llm import packed, stream
 from tegrad.llm.packed import PackedModel
 from tegrad.nv.gpu import Gpu
@@ -65,23 +62,13 @@ def measure(device: Gpu, path: Path, readers: Sequence[int], sizes: Sequence[int
                 yield load(path, device, count, mib)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the loads of a model on this machine's GPU."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("model", type=Path, help="a GGUF file")
-    parser.add_argument("--readers", type=int, nargs="+", default=[stream.READERS])
-    parser.add_argument("--mib", type=int, nargs="+", default=[stream.PIECE_BYTES >> 20])
-    parser.add_argument("--json", action="store_true", help="a JSON list on the last line")
-    given = parser.parse_args(arguments)
-    rows = []
+def show(path: Path, readers: Sequence[int], sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Print the loads of a model on this machine's GPU, by default as it is loaded; the rows."""
+
+    def line(row: Load) -> str:
+        what = f"{row.readers} readers, {row.mib} MiB: {row.seconds:.3f} s"
+        return f"{what}, first after {row.first:.3f} s, {row.gb_s:.1f} GB/s"
+
     with opened() as device:
-        for row in measure(device, given.model, given.readers, given.mib):
-            rows.append(asdict(row))
-            print(f"{row.readers} readers, {row.mib} MiB: {row.seconds:.3f} s, first after {row.first:.3f} s, "
-                  f"{row.gb_s:.1f} GB/s", flush=True)  # fmt: skip
-    if given.json:
-        print(json.dumps(rows))
-
-
-if __name__ == "__main__":
-    main()
+        rows = measure(device, path, readers or [stream.READERS], sizes or [stream.PIECE_BYTES >> 20])
+        return [asdict(row) for row in printed(rows, line)]

@@ -10,16 +10,20 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Final
 
-from tegrad.bench import aarch64, conformance, engine, estimate, fuzz, l2cost, oracle, suite, upstream, versus
+import tegrad
+from tegrad.bench import engine, limits, versus
+from tegrad.bench.figures import TARGETS, Target
 from tegrad.bench.record import Record, RecordError, Side, make
-from tegrad.bench.targets import TARGETS, Target
 from tegrad.hw.chips import CHIPS
 from tegrad.models import SMALL
 
 REPETITIONS: Final = 5
 """Of `tegrad run`, each in a process of its own."""
+CHECKOUT: Final = Path(tegrad.__file__).parents[1] / "tools" / "checkout_figures.py"
+"""Takes the figures of what is no part of the package; not there where the package is installed."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Measure:
     """A figure that can be measured: what it is, whether it needs a real GPU, and the function that does it.
 
     `path` names the environment variable that says where something lies that is not part of the repository. What takes
-    `long` is measured only when it is asked for by name.
+    `long` is measured only when it is asked for by name, and what is of a `checkout` only in one.
     """
 
     id: str
@@ -36,11 +40,13 @@ class Measure:
     take: Callable[[], Record]
     path: str = ""
     long: bool = False
+    checkout: bool = False
 
     @property
     def ready(self) -> bool:
         """Whether it can be measured anywhere, now."""
-        return not self.needs_gpu and not self.long and (not self.path or self.path in os.environ)
+        there = (not self.path or self.path in os.environ) and (not self.checkout or CHECKOUT.exists())
+        return not self.needs_gpu and not self.long and there
 
 
 def _run_json(arguments: list[str]) -> dict[str, float | str | int]:
@@ -104,6 +110,20 @@ def _target(target: Target) -> Measure:
     return Measure(target.id, target.what, True, take)
 
 
+def _checkout(id: str, what: str, path: str = "", *, long: bool = False) -> Measure:
+    def take() -> Record:
+        if not CHECKOUT.exists():
+            raise RecordError(
+                f"{id} is measured in a checkout of the repository only: run `tegrad bench take {id}` there"
+            )
+        if str(CHECKOUT.parent) not in sys.path:
+            sys.path.append(str(CHECKOUT.parent))
+        taken: Record = import_module(CHECKOUT.stem).FIGURES[id]()
+        return taken
+
+    return Measure(id, what, False, take, path, long, checkout=True)
+
+
 def _row(figure: versus.Figure) -> Measure:
     return Measure(figure.id, f"{figure.what}, through NV and through CUDA", True, lambda: versus.take(figure.id))
 
@@ -134,45 +154,33 @@ MEASURES: dict[str, Measure] = {
             "orin-agx-estimate-tok-s",
             "an estimate of decode on AGX Orin 64GB with volatile weights, from bytes, issue rates and launch costs",
             False,
-            lambda: estimate.record("orin-agx-estimate-tok-s", CHIPS["agx-orin-64gb"], estimate.VOLATILE),
+            lambda: limits.estimate_record("orin-agx-estimate-tok-s", CHIPS["agx-orin-64gb"], limits.VOLATILE),
             long=True,
         ),
         Measure(
             "orin-agx-estimate-cached-tok-s",
             "the same with cached weights",
             False,
-            lambda: estimate.record("orin-agx-estimate-cached-tok-s", CHIPS["agx-orin-64gb"], estimate.CACHED),
+            lambda: limits.estimate_record("orin-agx-estimate-cached-tok-s", CHIPS["agx-orin-64gb"], limits.CACHED),
             long=True,
         ),
         *(_target(target) for target in TARGETS.values()),
         *(_row(figure) for figure in versus.FIGURES.values()),
-        Measure("ptx-oracle-cases", "cases of PTX instructions that the H200 recorded", False, oracle.cases),
-        Measure("ptx-oracle-mismatches", "of them, those that the engine answers otherwise", False, oracle.mismatches),
-        Measure("ptx-forms-without-oracle", "forms that kernels use and no GPU recorded", False, oracle.uncovered),
-        Measure("nvgpu-oracle-cases", "cases that nvgpu's own code answered", False, oracle.nvgpu_cases),
-        Measure(
-            "nvgpu-oracle-mismatches", "of them, those that the board answers otherwise", False, oracle.nvgpu_mismatches
-        ),
-        Measure("aarch64-tests-passed", "tests that passed on emulated aarch64", False, aarch64.passed),
-        Measure("aarch64-tests-failed", "of them, those that failed", False, aarch64.failed),
-        Measure(
-            "conformance-rules", "rules of the driver's facts that the board keeps", False, conformance.rules, long=True
-        ),
-        Measure(
-            "conformance-mutants-killed", "mutants that rules notice", False, conformance.mutants_killed, long=True
-        ),
-        Measure("ci-minutes", "minutes of linters and tests", False, suite.minutes, long=True),
-        Measure("random-mutants-killed", "random changes that tests notice", False, suite.mutants_killed, long=True),
-        Measure("board-fuzz-steps", "random steps that the board stands", False, fuzz.steps, long=True),
-        Measure("gguf-mutants-first", "hostile GGUF files that do no harm", False, fuzz.gguf_mutants, long=True),
-        Measure(
-            "upstream-test-ops-board-minutes",
-            "upstream's test_ops on the board",
-            False,
-            upstream.ops_minutes,
-            upstream.SOURCE,
-        ),
-        Measure(l2cost.ID, "what the board's L2 costs", False, l2cost.cost, l2cost.BEFORE, long=True),
-        Measure("upstream-test-ops-board-failed", "tests of it that fail", False, upstream.ops_failed, upstream.SOURCE),
+        _checkout("ptx-oracle-cases", "cases of PTX instructions that the H200 recorded"),
+        _checkout("ptx-oracle-mismatches", "of them, those that the engine answers otherwise"),
+        _checkout("ptx-forms-without-oracle", "forms that kernels use and no GPU recorded"),
+        _checkout("nvgpu-oracle-cases", "cases that nvgpu's own code answered"),
+        _checkout("nvgpu-oracle-mismatches", "of them, those that the board answers otherwise"),
+        _checkout("aarch64-tests-passed", "tests that passed on emulated aarch64"),
+        _checkout("aarch64-tests-failed", "of them, those that failed"),
+        _checkout("conformance-rules", "rules of the driver's facts that the board keeps", long=True),
+        _checkout("conformance-mutants-killed", "mutants that rules notice", long=True),
+        _checkout("ci-minutes", "minutes of linters and tests", long=True),
+        _checkout("random-mutants-killed", "random changes that tests notice", long=True),
+        _checkout("board-fuzz-steps", "random steps that the board stands", long=True),
+        _checkout("gguf-mutants-first", "hostile GGUF files that do no harm", long=True),
+        _checkout("upstream-test-ops-board-minutes", "upstream's test_ops on the board", "TEGRAD_UPSTREAM"),
+        _checkout("board-l2-cost-percent", "what the board's L2 costs", "TEGRAD_BEFORE", long=True),
+        _checkout("upstream-test-ops-board-failed", "tests of it that fail", "TEGRAD_UPSTREAM"),
     )
 }

@@ -1,9 +1,9 @@
 """What the persistent decode step takes on the GPU, where its time goes, and which tuning is best.
 
-    python -m tegrad.bench.persistent 1b-q6k                     a step, and each kind of stage
-    python -m tegrad.bench.persistent 1b-q6k --sweep             every value of each axis of `AXES`, keeping the best
-    python -m tegrad.bench.persistent 1b-q6k --set in_flight=2 --set epoch_flags=0
-    python -m tegrad.bench.persistent 1b-q6k --sweep --compile gh100    only compile, for any chip, without a GPU
+    tegrad bench persistent 1b-q6k                     a step, and each kind of stage
+    tegrad bench persistent 1b-q6k --sweep             every value of each axis of `AXES`, keeping the best
+    tegrad bench persistent 1b-q6k --set in_flight=2 --set epoch_flags=0
+    tegrad bench persistent 1b-q6k --sweep --compile gh100    only compile, for any chip, without a GPU
 
 Weights are whatever lies in new buffers of the model's exact sizes. A step is the whole of it: embedding, layers,
 logits, the greedy token and the state. Its time is the GPU's: the slope between recordings of one step and of nine, so
@@ -12,20 +12,18 @@ that what a recording costs falls out and the dependency between two steps does 
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from tegrad.bench import dry, models, products
-from tegrad.bench.dependencies import FORMS, HOPPER, gpu_us, opened
+from tegrad.bench import models, plans, products
+from tegrad.bench.dependencies import ALL_FORMS, gpu_us, opened, printed
 from tegrad.bench.kernels import block_type
 from tegrad.errors import TegradError
 from tegrad.hw.chips import CHIPS
@@ -66,10 +64,10 @@ SPARE_POSITIONS: Final = 1024
 class Rig:
     """A model of whatever lies in memory, its cache and its states, for any number of plans."""
 
-    def __init__(self, device: Gpu, name: str, depth: int = 0, dependency: Dependency = FORMS["chain"]) -> None:
+    def __init__(self, device: Gpu, name: str, depth: int = 0, dependency: Dependency = ALL_FORMS["chain"]) -> None:
         shape, _ = models.parse(name)
         self.device, self.depth, self.dependency = device, depth, dependency
-        self.model: PackedModel = dry.model(shape.config, block_type(name), device, shape.tied)
+        self.model: PackedModel = plans.model(shape.config, block_type(name), device, shape.tied)
         self.cache = KvCache(device, shape.config, depth + SPARE_POSITIONS)
         self.states = States(device)
         self.sampling = Sampling(device, shape.config.vocab)
@@ -77,7 +75,7 @@ class Rig:
     @property
     def nbytes(self) -> int:
         """Bytes of weights that a step reads; a tied embedding counts once."""
-        return sum(matrix.nbytes for matrix in dry.matrices(self.model)) - (
+        return sum(matrix.nbytes for matrix in plans.matrices(self.model)) - (
             0 if self.model.output is self.model.embedding else self.model.embedding.nbytes
         )
 
@@ -215,7 +213,7 @@ def compile_all(name: str, chip: str, depth: int, tunings: Sequence[Tuning]) -> 
 
 
 def _compile(name: str, chip: str, depth: int, tuning: Tuning) -> str:
-    rig = Rig(dry.DryDevice(CHIPS[chip]), name, depth)
+    rig = Rig(plans.DryDevice(CHIPS[chip]), name, depth)
     try:
         with rig.plan(tuning), rig.plan(tuning, timestamps=True) as plan:
             return f"{imbalance(plan.kernel.program):.3f} of an even share  {tuning}"
@@ -228,42 +226,27 @@ def _tuning(name: str, settings: Sequence[str], depth: int = 0) -> Tuning:
     return replace(Tuning.suited([block_type(name)], depth + SPARE_POSITIONS), **given)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print what the persistent step of a model takes on this machine's GPU."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("model", help="SHAPE-FORMAT, as in tegrad.bench.models")
-    parser.add_argument("--depth", type=int, default=0, help="positions before the token's")
-    parser.add_argument("--dependency", default="chain", choices=[*FORMS, *HOPPER])
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a field of Tuning")
-    parser.add_argument("--sweep", action="store_true")
-    parser.add_argument("--compile", metavar="CHIP", choices=list(CHIPS), help="only compile")
-    parser.add_argument("--json", action="store_true", help="a JSON object on the last line")
-    asked = parser.parse_args(arguments)
-    tuning = _tuning(asked.model, asked.set, asked.depth)
-    if asked.compile:
-        tried = [made for axis in AXES for made in variants(tuning, axis)] if asked.sweep else []
-        compile_all(asked.model, asked.compile, asked.depth, [tuning, *tried])
-        return
+def show(
+    model: str, depth: int, dependency: str, settings: Sequence[str], *, sweeping: bool, chip: str = ""
+) -> dict[str, Any] | None:
+    """Print what the persistent step of a model takes on this machine's GPU; for a chip only compile, with no row."""
+    tuning = _tuning(model, settings, depth)
+    if chip:
+        tried = [made for axis in AXES for made in variants(tuning, axis)] if sweeping else []
+        compile_all(model, chip, depth, [tuning, *tried])
+        return None
     with ExitStack() as undo:
         device = undo.enter_context(opened())
-        rig = Rig(device, asked.model, asked.depth, {**FORMS, **HOPPER}[asked.dependency])
+        rig = Rig(device, model, depth, ALL_FORMS[dependency])
         undo.callback(rig.close)
-        bench = undo.enter_context(products.ProductBench(device, rig.dependency))
-        bandwidth = bench.bandwidth()
+        bandwidth = undo.enter_context(products.ProductBench(device, rig.dependency)).bandwidth()
         limit = rig.nbytes / bandwidth * 1e6
         us = measure(rig, tuning)
-        if asked.sweep:
+        if sweeping:
             tuning, us = sweep(rig, tuning)
         print(
-            f"{asked.model} at {asked.depth}: {us:.1f} us, {1e6 / us:.0f} tok/s, {limit / us:.0%} of the byte limit "
+            f"{model} at {depth}: {us:.1f} us, {1e6 / us:.0f} tok/s, {limit / us:.0%} of the byte limit "
             f"of {limit:.1f} us, {tuning}"
         )
-        for part in parts(rig, tuning):
-            print(f"  {part.line(bandwidth)}")
-        if asked.json:
-            found = {"us": us, "limit": limit, "tuning": {name: getattr(tuning, name) for name in Tuning.__slots__}}
-            print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+        printed(parts(rig, tuning), lambda part: f"  {part.line(bandwidth)}")
+    return {"us": us, "limit": limit, "tuning": {name: getattr(tuning, name) for name in Tuning.__slots__}}

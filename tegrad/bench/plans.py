@@ -1,28 +1,192 @@
-"""Every plan of a model as launches on a `DryDevice`: a token, a step of a batch, a chunk of a prompt, a load."""
+"""Every plan of a model as launches on a device that only keeps books.
+
+On a `DryDevice` plans load their kernels and lay out their buffers, and nothing runs. Kernels are compiled for the chip
+that it stands for. Buffers are memory of this process that costs nothing until it is written, so that a plan of a model
+of many gigabytes can be made anywhere. `Launch`es made on it say everything about a token, a step of a batch, a chunk
+of a prompt or a load: which kernels, in which grids, on which buffers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+import contextlib
+import ctypes
+import mmap
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, partial
 from typing import Any, Final
 
-from tinygrad.runtime.support.hcq import HCQBuffer
+from tinygrad.device import BufferSpec, TinyELF
+from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
 
-from tegrad.bench.dry import DryDevice, matrices, model
-from tegrad.llm.arch import Config
+from tegrad import ptx
+from tegrad.hw.chips import Chip
+from tegrad.llm import packing
+from tegrad.llm.arch import Config, Spec
 from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import kernels_of
 from tegrad.llm.formats import F16, F32, PLAIN, SEGMENT, BlockType
 from tegrad.llm.gemm import TilePicker, pick_tile, pick_wgmma
-from tegrad.llm.packed import WARPS, PackedModel, look_at
+from tegrad.llm.packed import SPEC, WARPS, PackedLayer, PackedMatrix, PackedModel, look_at
 from tegrad.llm.persistent import MOST_POSITION_READS, NEAR_POSITIONS, PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import Prefill, chunk_bytes
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.sampling import Sampling, Settings
 from tegrad.llm.state import LOGITS_SPEC, STATE_SPEC, States
+from tegrad.nv.cubin import Cubin, read_ptx
+from tegrad.nv.gpu import Gpu, GpuMethods
 from tegrad.nv.replay import Launch
+
+
+class DryProgram:
+    """A compiled kernel."""
+
+    def __init__(self, elf: TinyELF) -> None:
+        self.name, self.lib, self.signature = elf.name, elf.lib, elf.signature
+
+    @cached_property
+    def cubin(self) -> Cubin:
+        """The machine code, parsed."""
+        return Cubin(self.lib)
+
+    @property
+    def dynamic_shared(self) -> int:
+        """Bytes of shared memory that are given at launch."""
+        section = read_ptx(self.lib)
+        return section.dynamic_shared if section else 0
+
+    @cached_property
+    def ptx(self) -> ptx.Module:
+        """The kernel as the board's engine runs it."""
+        section = read_ptx(self.lib)
+        assert section is not None, "every kernel of ours carries its PTX"
+        return ptx.load(section.ptx)
+
+
+class DryDevice(GpuMethods):
+    """Stands for an opened NV device of a chip, for `load_kernel` and for buffers. `taken` is what is allocated."""
+
+    def __init__(self, chip: Chip) -> None:
+        self.chip, self.arch, self.device = chip, chip.arch, "NV"
+        self.allocator = self.iface = self
+        self.lock = threading.RLock()
+        self.taken = 0
+        self.closed = False
+        self.num_gpcs, self.num_tpc_per_gpc, self.num_sm_per_tpc = chip.num_gpc, chip.tpc_per_gpc, chip.sm_per_tpc
+        self._memory: dict[int, mmap.mmap] = {}
+
+    @property
+    def sm_count(self) -> int:
+        """Of the chip, as the interface of a Jetson tells it."""
+        return self.chip.sm_count
+
+    def runtime(self, elf: TinyELF) -> DryProgram:
+        """Keep a program."""
+        return DryProgram(elf)
+
+    def alloc(self, size: int, options: BufferSpec | None = None) -> HCQBuffer:
+        """A buffer of zeros."""
+        memory = mmap.mmap(-1, max(size, 1))
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._memory[address] = memory
+        self.taken += size
+        return HCQBuffer(address, size, view=MMIOInterface(address, size), owner=self)
+
+    def free(self, buffer: HCQBuffer, size: int, options: BufferSpec | None = None) -> None:
+        """Give a buffer back."""
+        if (memory := self._memory.pop(buffer.va_addr, None)) is not None:
+            self.taken -= size
+            with contextlib.suppress(BufferError):
+                memory.close()
+
+    def _copyin(self, dest: HCQBuffer, src: memoryview) -> None:
+        dest.cpu_view().mv[: src.nbytes] = src.cast("B")
+
+    def _copyout(self, dest: memoryview, src: HCQBuffer) -> None:
+        dest.cast("B")[:] = src.cpu_view().mv[: dest.nbytes]
+
+    def _as_buffer(self, src: HCQBuffer) -> memoryview:
+        view: memoryview = src.cpu_view().mv
+        return view
+
+    def synchronize(self) -> None:
+        """Nothing is ever in flight."""
+
+    @property
+    def lends(self) -> bool:
+        """Nothing is shared: what would read into its buffers copies instead."""
+        return False
+
+    def copy_parts(self, parts: Iterable[tuple[HCQBuffer, HCQBuffer, int]]) -> int:
+        """Copy (target, source, bytes) at once."""
+        for target, source, size in parts:
+            target.cpu_view().mv[:size] = source.cpu_view().mv[:size]
+        return 0
+
+    def wait_for(self, copied: int) -> None:
+        """Copies are done at once."""
+
+    def timed(self, submit: Callable[[], object]) -> float:
+        """No time passes here."""
+        submit()
+        return 0.0
+
+    def gone(self, closed: str) -> Exception:
+        """It is never closed, so that nobody asks."""
+        return RuntimeError(closed)
+
+    def check_usable(self) -> None:
+        """It always is."""
+
+
+def matrices(made: PackedModel) -> list[PackedMatrix]:
+    """Every matrix of a model, in the order of use; a tied output is the embedding."""
+    found = [made.embedding]
+    for layer in made.layers:
+        found += [*layer.qkv, *layer.matrices.values()]
+    return found if made.output is made.embedding else [*found, made.output]
+
+
+def model(config: Config, kind: BlockType, device: Gpu, tied: bool = True) -> PackedModel:
+    """A model of these sizes as if it were loaded, on any device: its weights are whatever lies in new buffers."""
+    alloc = partial(device.allocate, spec=SPEC)
+
+    def matrix(*specs: Spec) -> PackedMatrix:
+        rows, columns = [config.size(spec.shape[0]) for spec in specs], config.size(specs[0].shape[1])
+        own = kind if columns % kind.elements == 0 else F16
+        size = packing.packed_bytes(own, sum(rows), columns)
+        bias = alloc(4 * sum(rows)) if any(spec.bias == "must" for spec in specs) else None
+        parts = tuple(config.size(part) for spec in specs for part in spec.parts)
+        return PackedMatrix(own, sum(rows), columns, alloc(size), bias, parts)
+
+    def vectors(spec: Spec) -> dict[str, HCQBuffer]:
+        names = [spec.name, *([f"{spec.name}.bias"] if spec.bias == "must" else [])]
+        return {name: alloc(4 * config.size(spec.shape[0])) for name in names}
+
+    def layer() -> PackedLayer:
+        found: dict[str, HCQBuffer] = {}
+        matrices: dict[str, PackedMatrix] = {}
+        for spec in config.arch.each_layer:
+            if len(spec.shape) == 1:
+                found |= vectors(spec)
+            elif spec not in config.arch.qkv:
+                matrices[spec.name] = matrix(spec)
+        return PackedLayer(matrices, found, (matrix(*config.arch.qkv),))
+
+    made = PackedModel.__new__(PackedModel)
+    made.device, made.config, made.metadata, made.divisors = device, config, {}, None
+    made.embedding = matrix(config.arch.embedding)
+    made.positions = None if config.arch.positions is None else matrix(config.arch.positions)
+    made.layers = tuple(layer() for _ in range(config.layers))
+    made.vectors = vectors(config.arch.output_norm)
+    made.output = made.embedding if tied else matrix(config.arch.output)
+    return made
+
+
+# ---- plans
+
 
 POSITIONS: Final = 4096
 """Of the cache."""

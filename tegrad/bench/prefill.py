@@ -6,8 +6,6 @@
     tegrad bench prefill --file MODEL.gguf                     tokens per second of a prompt of 512, and of batches
     ... --pick wgmma                                           with Hopper's own instructions for many tokens
 
-`python -m tegrad.bench.prefill` is the same with lists: `--tokens 8 512 --attention 0 4096`.
-
 Each product runs as prompts and batches launch it, in a recording of dependent launches that go through so many copies
 of the weights that none is in a cache when its turn comes again. A time is the GPU's, the slope between recordings of
 two lengths: what a launch adds, its dependency included. Only --file measures by the clock on the wall, from tokens on
@@ -16,10 +14,8 @@ the host to the last logits, or tokens, there.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -30,13 +26,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from tegrad.bench.dependencies import FORMS, HOPPER, gpu_us, opened
+from tegrad.bench.dependencies import ALL_FORMS, gpu_us, opened, printed
 from tegrad.bench.models import SHAPES
+from tegrad.bench.products import KINDS
 from tegrad.llm import packed
 from tegrad.llm.arch import Config
 from tegrad.llm.chips import kernels_of
 from tegrad.llm.flash import Flash
-from tegrad.llm.formats import BLOCK_TYPES, LANE_WEIGHTS, SEGMENT, BlockType
+from tegrad.llm.formats import LANE_WEIGHTS, SEGMENT, BlockType
 from tegrad.llm.gemm import (
     PICKS,
     SMALL_M,
@@ -69,8 +66,6 @@ LEAST_LAUNCHES: Final = 12
 TOKENS: Final = (8, 32, 128, 512)
 SM_REGISTERS: Final = 65536
 REPETITIONS: Final = 5
-KINDS: Final[Mapping[str, BlockType]] = {kind.name.lower().replace("_k", "k"): kind for kind in BLOCK_TYPES.values()}
-"""By the name that ends a model's (`tegrad.bench.models`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +389,29 @@ def line(row: PrefillRow) -> str:
     return f"{what} {row.us:9.2f} us {row.tflop_s:7.1f} TFLOP/s {row.gb_s:6.0f} GB/s"
 
 
-def measured(bench: PrefillBench, asked: argparse.Namespace, ways: Ways) -> Iterator[PrefillRow]:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What `tegrad bench prefill` was asked for."""
+
+    models: Sequence[str] = ()
+    tokens: Sequence[int] = TOKENS
+    """Of a chunk or batch."""
+    depths: Sequence[int] = ()
+    """Positions after which attention is measured, too."""
+    sweep: int = 0
+    """How many of the best tiles of each product; 0 where only those that are used are measured."""
+    pick: str = "mma"
+    dependency: str = "chain-lean"
+    overlap: bool = False
+    file: Path | None = None
+
+    @property
+    def ways(self) -> Ways:
+        """How they are run."""
+        return Ways(PICKS[self.pick], ALL_FORMS[self.dependency], self.overlap)
+
+
+def measured(bench: PrefillBench, asked: Asked) -> Iterator[PrefillRow]:
     """The rows that were asked for."""
     for model in asked.models:
         shape, _, kind = model.rpartition("-")
@@ -406,53 +423,27 @@ def measured(bench: PrefillBench, asked: argparse.Namespace, ways: Ways) -> Iter
                 if asked.sweep:
                     yield from sweep(bench, model, role, gemm, launches, tokens)[: asked.sweep]
                 else:
-                    tile = ways.pick(bench.device, gemm, tokens)
+                    tile = asked.ways.pick(bench.device, gemm, tokens)
                     yield bench.row(model, role, gemm, launches, tile, tokens)
-        for depth in asked.attention:
+        for depth in asked.depths:
             yield bench.attention(model, config, max(asked.tokens), depth)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line of `main`."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("models", nargs="*", help="SHAPE-KIND, such as 1b-q6k; as in tegrad.bench.models")
-    parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS), help="tokens of a chunk or batch")
-    parser.add_argument("--attention", type=int, nargs="+", default=[], metavar="DEPTH", help="also attention there")
-    parser.add_argument("--sweep", type=int, default=0, metavar="N", help="try all tiles, print the best N of each")
-    parser.add_argument("--pick", default="mma", choices=PICKS, help="the instruction for many tokens")
-    parser.add_argument("--dependency", default="chain-lean", choices=[*FORMS, *HOPPER])
-    parser.add_argument("--overlap", action="store_true", help="launches wait by themselves for the one before")
-    parser.add_argument("--file", type=Path, help="a model, for whole prompts and batches")
-    parser.add_argument("--json", action="store_true", help="a JSON list on the last line")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print what prompts and batches cost on this machine's GPU."""
-    asked = parser().parse_args(arguments)
-    ways = Ways(PICKS[asked.pick], {**FORMS, **HOPPER}[asked.dependency], asked.overlap)
-    rows = []
+def show(asked: Asked) -> list[dict[str, Any]]:
+    """Print what prompts and batches cost on this machine's GPU; the rows."""
+    rows: list[PrefillRow] = []
     with opened() as device:
         if asked.models:
-            with PrefillBench(device, ways) as bench:
-                for row in measured(bench, asked, ways):
-                    rows.append(row)
-                    print(line(row), flush=True)
+            with PrefillBench(device, asked.ways) as bench:
+                rows = printed(measured(bench, asked), line)
         for tokens in () if asked.sweep else asked.tokens:
             for model in asked.models:
                 us = sum(row.us * row.launches for row in rows if (row.model, row.tokens) == (model, tokens))
                 print(f"{model:12} {tokens:5} tokens {us:9.1f} us in what is above, {tokens / us * 1e6:9.0f} tok/s")
-        if asked.file:
+        if path := asked.file:
             for what, speeds in (
-                ("prompt of 512", prompt(asked.file, **ways.given)),
-                *((f"batch of {count}", together(asked.file, count, **ways.given)) for count in (8, SMALL_M)),
+                ("prompt of 512", prompt(path, **asked.ways.given)),
+                *((f"batch of {count}", together(path, count, **asked.ways.given)) for count in (8, SMALL_M)),
             ):
-                print(
-                    f"{asked.file.name} {what}: {np.median(speeds):.0f} tok/s, {min(speeds):.0f} to {max(speeds):.0f}"
-                )
-    if asked.json:
-        print(json.dumps([asdict(row) for row in rows]))
-
-
-if __name__ == "__main__":
-    main()
+                print(f"{path.name} {what}: {np.median(speeds):.0f} tok/s, {min(speeds):.0f} to {max(speeds):.0f}")
+    return [asdict(row) for row in rows]

@@ -1,40 +1,48 @@
-"""How near each product of a decode step comes to the memory's bandwidth, and which launch configuration comes nearest.
+"""How near the launches of a decode step come to the memory's bandwidth: products, attention, and sampling.
 
-    python -m tegrad.bench.products 1b-q6k 8b-q4k          a line a product: bytes, microseconds, share of the bandwidth
-    python -m tegrad.bench.products 1b-q6k --sweep         all of `CANDIDATES`, the best of each product
+    tegrad bench products 1b-q6k 8b-q4k          a line a product: bytes, microseconds, share of the bandwidth
+    tegrad bench products 1b-q6k --sweep 5       all of `CANDIDATES`, the best ones of each product
+    tegrad bench attention 1b 8b                 a line a model and depth
+    tegrad bench attention 1b --sweep 5          every cut of `CUTS`, the best ones of each depth
+    tegrad bench sampling 151936 --sequences 8   a line a vocabulary and kind: launches, microseconds
 
-Each product runs as the decode plan launches it, in a recording of dependent launches that go through so many copies of
-the weights that none is in a cache when its turn comes again. A time is the GPU's, the slope between recordings of two
-lengths: what a launch adds to a step, its dependency included. The bandwidth is measured in the same process by a
-kernel that only reads.
+Launches are those of the decode plan, in a recording of dependent ones that go through so many copies of the weights,
+or caches, that none is in the chip's cache when its turn comes again. A time is the GPU's, the slope between recordings
+of two lengths: what a launch adds to a step, its dependency included. The bandwidth is measured in the same process by
+a kernel that only reads. Attention at depth 0 reads nearly nothing: that is what the launch costs.
+
+Logits to sample from are drawn from a normal distribution, which is flatter than a model's: its top-p keeps thousands
+of tokens.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import product as combinations
 from multiprocessing import get_context
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 
-from tegrad.bench.dependencies import FORMS, HOPPER, gpu_us, opened
+from tegrad.bench.dependencies import ALL_FORMS, gpu_us, opened, printed
 from tegrad.bench.models import SHAPES
 from tegrad.hw.chips import by_arch
 from tegrad.llm.arch import Config
+from tegrad.llm.attention import BUFFERS, Attention
 from tegrad.llm.chips import Role, Tuning
 from tegrad.llm.formats import BLOCK_TYPES, PLAIN, BlockType
 from tegrad.llm.launch_config import fit, launch_config
 from tegrad.llm.matvec import LaunchConfig, Part, Product
 from tegrad.llm.packing import segments
+from tegrad.llm.sampling import Sampling, Settings
+from tegrad.llm.state import LOGITS_SPEC, States
 from tegrad.nv import roles
 from tegrad.nv.compilers import CompileFailed, compile_cuda
 from tegrad.nv.gpu import Gpu
+from tegrad.nv.program import LaunchError
 from tegrad.nv.replay import Dependency, Launch
 from tegrad.nv.spec import MemorySpec
 
@@ -116,29 +124,54 @@ def products(config: Config, kind: BlockType) -> dict[Role, tuple[Product, int]]
     }
 
 
-class ProductBench:
-    """Weights and vectors on an opened device; measures products. Use it in a `with`."""
+class _Bench:
+    """Memory on an opened device, and what one more launch takes. Use it in a `with`."""
+
+    spec: MemorySpec
 
     def __init__(self, device: Gpu, dependency: Dependency) -> None:
-        self.device, self.rotation, self._dependency = device, ROTATION_BYTES, dependency
+        self.device, self._dependency = device, dependency
         self._undo = ExitStack()
 
-    def __enter__(self) -> ProductBench:
-        self.weights = self._alloc(self.rotation)
-        filling = np.random.default_rng(1).integers(0, 256, min(FILLING_BYTES, self.rotation), np.uint8)
-        for at in range(0, self.rotation, len(filling)):
-            part = filling[: min(len(filling), self.rotation - at)]
-            self.device.upload(self.weights.offset(at, len(part)), part.tobytes())
-        self.vectors = self._alloc(64 << 20)
+    def __enter__(self) -> Self:
+        try:
+            self._prepare()
+        except BaseException:
+            self._undo.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self._undo.close()
 
-    def _alloc(self, size: int) -> Any:
-        buffer = self.device.allocate(size, SPEC)
-        self._undo.callback(self.device.release, buffer, SPEC)
+    def _prepare(self) -> None:
+        """Take the memory."""
+        raise NotImplementedError
+
+    def _alloc(self, size: int, filling: bytes = b"") -> Any:
+        """Memory with so many bytes of a filling again and again; as it is without one."""
+        buffer = self.device.allocate(size, self.spec)
+        self._undo.callback(self.device.release, buffer, self.spec)
+        for at in range(0, size if filling else 0, len(filling) or 1):
+            part = filling[: min(len(filling), size - at)]
+            self.device.upload(buffer.offset(at, len(part)), part)
         return buffer
+
+    def _slope(self, launches: Sequence[Launch], count: int) -> float:
+        """Microseconds of a launch, from the first `count` and all 4 `count` of them."""
+        short, long = (gpu_us(self.device, launches[:length], self._dependency) for length in (count, 4 * count))
+        return (long - short) / (3 * count)
+
+
+class ProductBench(_Bench):
+    """Weights and vectors on an opened device; measures products."""
+
+    spec = SPEC
+
+    def _prepare(self) -> None:
+        self.rotation = ROTATION_BYTES
+        filling = np.random.default_rng(1).integers(0, 256, min(FILLING_BYTES, self.rotation), np.uint8)
+        self.weights, self.vectors = self._alloc(self.rotation, filling.tobytes()), self._alloc(64 << 20)
 
     def bandwidth(self) -> float:
         """Bytes per second of a kernel that only reads."""
@@ -158,8 +191,7 @@ class ProductBench:
         copies = max(1, self.rotation // stride)
         count = max(LEAST_LAUNCHES, min(copies, 2 * self.rotation // stride))
         launches = [self._launch(program, product, cut, at % copies * stride) for at in range(4 * count)]
-        short, long = (gpu_us(self.device, launches[:length], self._dependency) for length in (count, 4 * count))
-        return (long - short) / (3 * count)
+        return self._slope(launches, count)
 
     def _sizes(self, product: Product) -> list[int]:
         """Bytes of each part's matrix, from one 256-byte dependency to the next."""
@@ -261,31 +293,250 @@ def measured(bench: ProductBench, models: Sequence[str], bandwidth: float, sweep
                 yield bench.row(model, role, product, launches, cut, bandwidth)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print what the products of models cost on this machine's GPU."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("models", nargs="+", help="SHAPE-KIND, such as 1b-q6k; as in tegrad.bench.models")
-    parser.add_argument(
-        "--sweep", type=int, default=0, metavar="N", help="try all configurations, print the best N of each"
-    )
-    parser.add_argument("--dependency", default="chain-lean", choices=[*FORMS, *HOPPER])
-    parser.add_argument("--json", action="store_true", help="a JSON list on the last line")
-    asked = parser.parse_args(arguments)
-    rows = []
-    with opened() as device, ProductBench(device, {**FORMS, **HOPPER}[asked.dependency]) as bench:
+def show_products(models: Sequence[str], sweeping: int, dependency: str) -> list[dict[str, Any]]:
+    """Print what the products of models cost on this machine's GPU; the rows."""
+    with opened() as device, ProductBench(device, ALL_FORMS[dependency]) as bench:
         bandwidth = bench.bandwidth()
         print(f"read bandwidth {bandwidth / 1e9:.0f} GB/s", flush=True)
-        for row in measured(bench, asked.models, bandwidth, asked.sweep):
-            rows.append(row)
-            print(line(row), flush=True)
-    if not asked.sweep:
-        for model in asked.models:
-            us = sum(row.us * row.launches for row in rows if row.model == model)
-            size = sum(row.bytes * row.launches for row in rows if row.model == model)
-            print(f"{model:12} products of a step {us:9.1f} us, {size / 1e6:.1f} MB, {size / us / 1e3:.0f} GB/s")
-    if asked.json:
-        print(json.dumps([asdict(row) for row in rows]))
+        rows = printed(measured(bench, models, bandwidth, sweeping), line)
+    for model in () if sweeping else models:
+        us = sum(row.us * row.launches for row in rows if row.model == model)
+        size = sum(row.bytes * row.launches for row in rows if row.model == model)
+        print(f"{model:12} products of a step {us:9.1f} us, {size / 1e6:.1f} MB, {size / us / 1e3:.0f} GB/s")
+    return [asdict(row) for row in rows]
 
 
-if __name__ == "__main__":
-    main()
+# ---- attention
+
+
+CACHE_SPEC: Final = MemorySpec(nolru=True, role=roles.KV_CACHE)
+DEPTHS: Final = (0, 4096, 16384)
+SPARE_POSITIONS: Final = 256
+"""Positions of a cache beyond the deepest."""
+CACHE_FILLING_BYTES: Final = 16 << 20
+CUTS: Final = {
+    "ATTENTION_WARPS": (4, 8, 16),
+    "ATTENTION_LOADS": (2, 4, 8),
+    "ctas": (1, 2, 4),
+    "rows": (0, 64, 128),
+}
+"""What a sweep tries: warps, loads in flight, parts for each SM, and the positions that make another part (0: those
+that one CTA takes at once)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRow:
+    """What the attention of one layer costs at a depth. `share` is of the bandwidth measured in the same process."""
+
+    model: str
+    cache: str
+    sequences: int
+    depth: int
+    warps: int
+    loads: int
+    splits: int
+    split_rows: int
+    """0: as many positions as a CTA takes at once."""
+    launches: int
+    """Of a step."""
+    bytes: int
+    us: float
+    gb_s: float
+    share: float
+
+
+def attention(config: Config, positions: int, cache: str, device: Gpu, sequences: int = 1, **tuning: int) -> Attention:
+    """The attention of a model on a device, as the decode plan has it for packed output matrices, or a batch."""
+    return Attention(
+        config.heads, config.kv_heads, config.head_dim, positions, config.arch.rope,
+        config.rope.dim // 2 if config.rope.dim else None,
+        config.eps if config.arch.query_norm is not None else None,
+        cache, device.sm_count, sequences,
+        quantized=sequences == 1, halves=sequences > 1, arch=device.arch, tuning=tuning,
+    )  # fmt: skip
+
+
+class AttentionBench(_Bench):
+    """Caches and vectors on an opened device."""
+
+    spec = CACHE_SPEC
+
+    def __init__(self, device: Gpu, dependency: Dependency, sequences: int = 1) -> None:
+        super().__init__(device, dependency)
+        self.sequences = sequences
+
+    def _prepare(self) -> None:
+        self.states = States(self.device, self.sequences)
+        self._undo.callback(self.states.close)
+        # As bytes they are small whole numbers; as halves, small too.
+        filling = np.random.default_rng(1).standard_normal(min(CACHE_FILLING_BYTES, ROTATION_BYTES) // 2)
+        self.caches = self._alloc(ROTATION_BYTES, filling.astype(np.float16).tobytes())
+        self.scratch = self._alloc(64 << 20, bytes(CACHE_FILLING_BYTES))
+
+    def us(self, at: Attention, depth: int) -> float:
+        """Microseconds that a launch adds for a token of each sequence at position `depth`."""
+        for slot in range(self.sequences):
+            self.states.begin(slot, [0], depth, at.positions)
+        program = at.load(self.device)
+        copies: int = max(1, self.caches.size // self._stride(at))
+        count = max(LEAST_LAUNCHES, copies)
+        launches = [self._launch(program, at, number % copies) for number in range(4 * count)]
+        return self._slope(launches, count)
+
+    def _stride(self, at: Attention) -> int:
+        elements, scales = at.cache_bytes
+        return 2 * (elements + scales)
+
+    def _launch(self, program: Any, at: Attention, number: int) -> Launch:
+        """A launch on cache `number`. Everything else lies in the scratch memory, and may hold anything."""
+        elements, scales = at.cache_bytes
+        begin, spots = (
+            number * self._stride(at),
+            (("k", elements), ("v", elements), ("k_scale", scales), ("v_scale", scales)),
+        )
+        places: dict[str, Any] = {"states": self.states.states}
+        for name, size in spots:
+            places[name] = self.caches.offset(begin, max(size, 16))
+            begin += size
+        names = [name for name in BUFFERS if name not in places]
+        room = self.scratch.size // len(names) // 256 * 256
+        places |= {name: self.scratch.offset(room * index, room) for index, name in enumerate(names)}
+        return Launch(program, tuple(places[name] for name in BUFFERS), at.grid, at.block)
+
+    def row(self, model: str, at: Attention, depth: int, launches: int, bandwidth: float) -> AttentionRow:
+        """Measure one depth."""
+        us, size = self.us(at, depth), sum(at.cache_bytes) * 2 * depth // at.positions
+        rows = (at.tuning or {}).get("SPLIT_ROWS", 0)
+        return AttentionRow(model, at.cache, at.sequences, depth, at.warps, at.loads, at.splits, rows, launches,
+                   size, us, size / us / 1e3, size / us * 1e6 / bandwidth)  # fmt: skip
+
+
+def cuts(config: Config, positions: int, cache: str, device: Gpu, sequences: int) -> list[Attention]:
+    """All cuts that a sweep tries."""
+    plain = attention(config, positions, cache, device, sequences)
+    found: dict[tuple[int, ...], Attention] = {}
+    for warps, loads, ctas, rows in combinations(*CUTS.values()):
+        splits = max(1, ctas * plain.sms // (config.kv_heads * sequences))
+        tuning = {"ATTENTION_WARPS": warps, "ATTENTION_LOADS": loads, "SPLITS": splits}
+        if rows:
+            tuning["SPLIT_ROWS"] = rows
+        found[warps, loads, splits, rows] = attention(config, positions, cache, device, sequences, **tuning)
+    return list(found.values())
+
+
+def sweep_cuts(
+    bench: AttentionBench, model: str, config: Config, cache: str, depths: Sequence[int], bandwidth: float
+) -> list[AttentionRow]:
+    """Rows of all cuts that this chip can launch."""
+    rows = []
+    for at in cuts(config, max(depths) + SPARE_POSITIONS, cache, bench.device, bench.sequences):
+        try:
+            rows += [bench.row(model, at, depth, config.layers, bandwidth) for depth in depths]
+        except (CompileFailed, LaunchError):
+            continue  # more shared memory than a kernel may have
+    return rows
+
+
+def attention_rows(
+    bench: AttentionBench, models: Sequence[str], cache: str, depths: Sequence[int], bandwidth: float, best: int
+) -> Iterator[AttentionRow]:
+    """The rows of models: one a depth, or the `best` cuts of each."""
+    for model in models:
+        config = SHAPES[model].config
+        if not best:
+            at = attention(config, max(depths) + SPARE_POSITIONS, cache, bench.device, bench.sequences)
+            yield from (bench.row(model, at, depth, config.layers, bandwidth) for depth in depths)
+            continue
+        rows = sweep_cuts(bench, model, config, cache, depths, bandwidth)
+        for depth in depths:
+            yield from sorted((row for row in rows if row.depth == depth), key=lambda row: row.us)[:best]
+
+
+def attention_line(row: AttentionRow) -> str:
+    """A row as text."""
+    cut = f"{row.warps}w {row.loads}l {row.splits}p {row.split_rows or ''}"
+    step = row.us * row.launches
+    what = f"{row.model:12} {row.cache:5} x {row.sequences:<2} depth {row.depth:6} {cut:16}"
+    return (
+        f"{what} {row.bytes / 1e6:8.2f} MB {row.us:8.2f} us "
+        f"{row.gb_s:7.0f} GB/s {100 * row.share:5.1f}%  {step:8.1f} us a step"
+    )
+
+
+def show_attention(
+    models: Sequence[str], depths: Sequence[int], cache: str, sequences: int, sweeping: int, dependency: str
+) -> list[dict[str, Any]]:
+    """Print what the attention of models costs on this machine's GPU; the rows."""
+    with opened() as device:
+        with ProductBench(device, ALL_FORMS[dependency]) as reading:
+            bandwidth = reading.bandwidth()
+        print(f"read bandwidth {bandwidth / 1e9:.0f} GB/s", flush=True)
+        with AttentionBench(device, ALL_FORMS[dependency], sequences) as bench:
+            rows = printed(attention_rows(bench, models, cache, depths, bandwidth, sweeping), attention_line)
+    return [asdict(row) for row in rows]
+
+
+# ---- sampling
+
+
+VOCABULARIES: Final = (128256, 151936)
+SAMPLING_STEPS: Final = (8, 32)
+"""Steps of the recordings whose difference is measured."""
+SAMPLINGS: Final[Mapping[str, Settings]] = {
+    "greedy": Settings(),
+    "greedy, penalties": Settings(repeat=1.1),
+    "top-k 40, top-p, min-p": Settings(0.8, 0.95, 0.05, 40),
+    "temperature": Settings(0.8),
+    "top-p": Settings(0.8, 0.95),
+    "top-k 1000, top-p": Settings(0.8, 0.95, 0.0, 1000),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """What one step of sampling costs."""
+
+    vocab: int
+    sequences: int
+    kind: str
+    launches: int
+    us: float
+
+
+def sampling_row(device: Gpu, dependency: Dependency, vocab: int, sequences: int, kind: str) -> SamplingRow:
+    """Measure one kind."""
+    settings = [SAMPLINGS[kind]] * sequences
+    logits = (3 * np.random.default_rng(1).standard_normal((sequences, vocab))).astype(np.float32)
+    entries = -(-vocab // 32)
+    best_row = np.minimum(np.arange(sequences * entries) % entries * 32, vocab - 1).astype(np.int32)
+    best = logits.reshape(sequences, -1)[np.arange(sequences).repeat(entries), best_row]
+    with ExitStack() as undo:
+        states = States(device, sequences)
+        undo.callback(states.close)
+        sampling = undo.enter_context(Sampling(device, vocab, (), sequences))
+        given = {}
+        for name, array in (("logits", logits), ("best", best), ("best_row", best_row)):
+            given[name] = device.allocate(array.nbytes, LOGITS_SPEC)
+            undo.callback(device.release, given[name], LOGITS_SPEC)
+            device.upload(given[name], array.tobytes())
+        for slot in range(sequences):
+            sampling.set(slot, settings[slot])
+            states.begin(slot, [0], 0, 1 << 30, seed=slot)
+        launches = sampling.launches(states, settings, **given)
+        short, long = (gpu_us(device, launches * count, dependency) for count in SAMPLING_STEPS)
+    return SamplingRow(vocab, sequences, kind, len(launches), (long - short) / (SAMPLING_STEPS[1] - SAMPLING_STEPS[0]))
+
+
+def show_sampling(vocabularies: Sequence[int], sequences: int, dependency: str) -> list[dict[str, Any]]:
+    """Print what sampling costs on this machine's GPU; the rows."""
+
+    def line(row: SamplingRow) -> str:
+        return f"{row.vocab:7} x {sequences:<3} {row.kind:24} {row.launches:2} launches {row.us:8.2f} us"
+
+    with opened() as device:
+        rows = (
+            sampling_row(device, ALL_FORMS[dependency], vocab, sequences, kind)
+            for vocab in vocabularies
+            for kind in SAMPLINGS
+        )
+        return [asdict(row) for row in printed(rows, line)]

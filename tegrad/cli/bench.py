@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,29 @@ import typer
 app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
 
 Root = Annotated[Path, typer.Option("--results", help="The results folder.")]
+Json = Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")]
+Form = Annotated[str, typer.Option("--dependency", help="A form of `tegrad bench dependencies`.")]
 DEFAULT = Path("results")
+
+
+def _known(kind: str, given: Iterable[str], known: Collection[str]) -> None:
+    """A usage error for names that are none."""
+    if unknown := sorted(set(given) - set(known)):
+        raise typer.BadParameter(f"no {kind} {', '.join(unknown)}; known: {', '.join(known)}")
+
+
+def _form(name: str) -> str:
+    """The name of a form that a launch can wait for the one before in."""
+    from tegrad.bench.dependencies import ALL_FORMS
+
+    _known("dependency", [name], ALL_FORMS)
+    return name
+
+
+def _last(rows: object, asked: bool) -> None:
+    """The last line: rows as JSON, where that was asked for."""
+    if asked:
+        typer.echo(json.dumps(rows))
 
 
 @app.command()
@@ -29,18 +52,17 @@ def figures(
     In a checkout README's table is written from the rows, and each row says how many commits older it is than the code
     that it measures.
     """
-    from tegrad.bench import readme
-    from tegrad.bench.age import as_json
-    from tegrad.bench.figures import Results
+    from tegrad.bench.figures import Results, readme_beside, with_table
+    from tegrad.bench.history import as_json
     from tegrad.bench.measures import MEASURES
 
-    folder, page = Results(results), readme.path_beside(results)
+    folder, page = Results(results), readme_beside(results)
     folder.require()
     if check:
         stale = folder.stale()
         for id in stale:
             typer.echo(f"{id}: the row differs from its samples", err=True)
-        if old := page.exists() and readme.with_table(page.read_text(), folder.stored()) != page.read_text():
+        if old := page.exists() and with_table(page.read_text(), folder.stored()) != page.read_text():
             typer.echo(f"{page}: the table differs from the rows; run `tegrad bench figures --no-measure`", err=True)
         raise typer.Exit(1 if stale or old else 0)
     for id in MEASURES if measure else ():
@@ -49,13 +71,12 @@ def figures(
             folder.add(MEASURES[id].take())
     rows = folder.recompute()
     if page.exists():
-        page.write_text(readme.with_table(page.read_text(), rows))
+        page.write_text(with_table(page.read_text(), rows))
     ages = [folder.age(row) for row in rows]
     for row, age in zip(rows, ages, strict=True):
         mark = f"  {age.mark}" if age and age.mark else ""
         typer.echo(f"{row['id']:32} {row['ours']:>12g} {row['unit']:8} ratio {row['ratio']}  {row['machine']}{mark}")
-    if json_:
-        typer.echo(json.dumps([as_json(row, age) for row, age in zip(rows, ages, strict=True)]))
+    _last([as_json(row, age) for row, age in zip(rows, ages, strict=True)], json_)
 
 
 @app.command()
@@ -69,8 +90,7 @@ def take(
     from tegrad.bench.gpu import check_gpu
     from tegrad.bench.measures import MEASURES
 
-    if id not in MEASURES:
-        raise typer.BadParameter(f"unknown figure; known: {', '.join(MEASURES)}")
+    _known("figure", [id], MEASURES)
     if MEASURES[id].needs_gpu:
         check_gpu()
     record = MEASURES[id].take()
@@ -103,19 +123,19 @@ def ptx(json_: Annotated[bool, typer.Option("--json", help="One JSON object on t
     rows = report()
     for row in () if json_ else rows:
         typer.echo(f"{row.name:18} {row.median:>9.3g} {row.unit:8} {row.low:>9.3g} to {row.high:<9.3g} {row.what}")
-    if json_:
-        typer.echo(json.dumps({row.name: row._asdict() for row in rows}))
+    _last({row.name: row._asdict() for row in rows}, json_)
 
 
 @app.command()
 def dependencies(
     forms: Annotated[list[str] | None, typer.Argument(help="Forms to measure; all if left out.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
+    json_: Json = False,
 ) -> None:
     """Measure what a launch dependency costs (a kernel waits for the one before), in each form that a recording has."""
-    from tegrad.bench.dependencies import main
+    from tegrad.bench.dependencies import ALL_FORMS, show
 
-    main([*(forms or ()), *(["--json"] if json_ else [])])
+    _known("form", forms or (), ALL_FORMS)
+    _last(show(forms or (), quiet=json_), json_)
 
 
 @app.command()
@@ -133,17 +153,16 @@ def decode(
     alone: Annotated[
         bool, typer.Option("--alone", help="Ours only: to tune it, or where the peer is missing.")
     ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
+    json_: Json = False,
     out: Annotated[Path | None, typer.Option(help="A folder for the samples files instead of the results.")] = None,
     results: Root = DEFAULT,
 ) -> None:
     """Measure decoding and prompts, ours and llama.cpp's in turn, beside the targets; exit code 1 if a figure fails."""
+    from tegrad.bench.figures import SIDE_BY_SIDE, TARGETS
     from tegrad.bench.gpu import check_gpu
-    from tegrad.bench.targets import SIDE_BY_SIDE, TARGETS
     from tegrad.cli.run import choose_device
 
-    if unknown := set(figures or ()) - set(TARGETS):
-        raise typer.BadParameter(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(TARGETS)}")
+    _known("figure", figures or (), TARGETS)
     check_gpu()
     choose_device()
     from tegrad.bench import decode as bench
@@ -165,8 +184,7 @@ def decode(
             record.dump(out / f"{record.id}.json")
         elif record is not None:
             Results(results).add(record)
-    if json_:
-        typer.echo(json.dumps(lines))
+    _last(lines, json_)
     raise typer.Exit(any(line["error"] for line in lines))
 
 
@@ -177,7 +195,7 @@ def tinygrad(
     ] = None,
     vs: Annotated[str, typer.Option(help="The peer: cuda (tinygrad as published), torch or torch-graphs.")] = "cuda",
     rounds: Annotated[int, typer.Option(min=1, help="How often both sides do a row, in turn.")] = 5,
-    json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
+    json_: Json = False,
     out: Annotated[Path | None, typer.Option(help="A folder for the samples files instead of the results.")] = None,
     results: Root = DEFAULT,
 ) -> None:
@@ -192,10 +210,8 @@ def tinygrad(
     from tegrad.bench.record import RecordError
     from tegrad.nv.kernel import emulated
 
-    if vs not in versus.PEERS:
-        raise typer.BadParameter(f"no peer {vs}; known: {', '.join(versus.PEERS)}")
-    if unknown := set(rows or ()) - set(versus.ROWS):
-        raise typer.BadParameter(f"no row {', '.join(sorted(unknown))}; known: {', '.join(versus.ROWS)}")
+    _known("peer", [vs], versus.PEERS)
+    _known("row", rows or (), versus.ROWS)
     check_gpu()
     found, failed = {}, False
     typer.echo(versus.HEAD)
@@ -212,8 +228,7 @@ def tinygrad(
                 record.dump(out / f"{record.id}.json")
             elif not emulated():
                 Results(results).add(record)
-    if json_:
-        typer.echo(json.dumps([versus.as_json(row) for row in found.values()]))
+    _last([versus.as_json(row) for row in found.values()], json_)
     raise typer.Exit(failed)
 
 
@@ -233,8 +248,7 @@ def quality(
     from tegrad.bench.quality import CASES, ENGINES, FILE, TOKENS, compare, merge
     from tegrad.llm.device import open_device
 
-    if unknown := set(engine or ()) - set(ENGINES):
-        raise typer.BadParameter(f"no engine {', '.join(unknown)}; known: {', '.join(ENGINES)}")
+    _known("engine", engine or (), ENGINES)
     device = open_device()
     name, where = device.split()[0], described(device)
     behind = False
@@ -277,13 +291,12 @@ def kernels(
     from tegrad.hw.chips import CHIPS
 
     if not static:
-        from tegrad.bench import stages
+        from tegrad.bench import steps
         from tegrad.bench.dependencies import opened
 
-        if plan not in PLANS:
-            raise typer.BadParameter(f"unknown plan; known: {', '.join(PLANS)}")
+        _known("plan", [plan], PLANS)
         with opened() as device:
-            typer.echo(stages.text(stages.measure(device, model, plan)))
+            typer.echo(steps.stages_text(steps.measure_stages(device, model, plan)))
         return
     tables = {}
     for chip in table.CHIPS_SHOWN:
@@ -300,13 +313,16 @@ def products(
     sweep: Annotated[
         int, typer.Option(help="Try every configuration of each product and print this many of the best.")
     ] = 0,
-    dependency: Annotated[str, typer.Option(help="A form of `tegrad bench dependencies`.")] = "chain-lean",
-    json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
+    dependency: Form = "chain-lean",
+    json_: Json = False,
 ) -> None:
     """Bytes, time and share of the bandwidth of a decode step's matrix products, in one or in all configurations."""
-    from tegrad.bench.products import main
+    from tegrad.bench.models import parse
+    from tegrad.bench.products import show_products
 
-    main([*models, "--sweep", str(sweep), "--dependency", dependency, *(["--json"] if json_ else [])])
+    for model in models:
+        parse(model)
+    _last(show_products(models, sweep, _form(dependency)), json_)
 
 
 @app.command()
@@ -316,15 +332,17 @@ def attention(
     cache: Annotated[str, typer.Option(help="f16 or q8_0.")] = "f16",
     sequences: Annotated[int, typer.Option(help="Sequences that are decoded together.")] = 1,
     sweep: Annotated[int, typer.Option(help="Try every cut and print this many of the best at each depth.")] = 0,
-    dependency: Annotated[str, typer.Option(help="A form of `tegrad bench dependencies`.")] = "chain-lean",
-    json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
+    dependency: Form = "chain-lean",
+    json_: Json = False,
 ) -> None:
     """Bytes, time and share of the bandwidth of a decode step's attention, by depth."""
-    from tegrad.bench.attention import main
+    from tegrad.bench.models import SHAPES
+    from tegrad.bench.products import DEPTHS, show_attention
+    from tegrad.llm.attention import CACHES
 
-    asked = ["--depths", *map(str, depths)] if depths else []
-    asked += ["--cache", cache, "--sequences", str(sequences), "--sweep", str(sweep), "--dependency", dependency]
-    main([*models, *asked, *(["--json"] if json_ else [])])
+    _known("shape", models, SHAPES)
+    _known("cache", [cache], CACHES)
+    _last(show_attention(models, depths or DEPTHS, cache, sequences, sweep, _form(dependency)), json_)
 
 
 @app.command()
@@ -339,9 +357,9 @@ def prefill(
     ] = None,
     sweep: Annotated[int, typer.Option(help="Try every tile of each product and print this many of the best.")] = 0,
     pick: Annotated[str, typer.Option(help="The instruction for many tokens: mma, or wgmma on Hopper.")] = "mma",
-    dependency: Annotated[str, typer.Option(help="A form of `tegrad bench dependencies`.")] = "chain-lean",
+    dependency: Form = "chain-lean",
     overlap: Annotated[bool, typer.Option("--overlap", help="Launches wait by themselves.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
+    json_: Json = False,
 ) -> None:
     """What prompts and batches cost: each product on tensor cores, attention, and with --file all of it.
 
@@ -352,24 +370,16 @@ def prefill(
     tegrad bench prefill --file model.gguf
     """
     from tegrad.bench.models import parse
-    from tegrad.bench.prefill import main
+    from tegrad.bench.prefill import TOKENS, Asked, show
+    from tegrad.llm.gemm import PICKS
 
     if not models and file is None:
         raise typer.BadParameter("name a model, such as 1b-q6k, or a --file")
     for model in models or ():
         parse(model)
-    lists = {"--tokens": tokens, "--attention": depths}
-    asked = [word for option, values in lists.items() if values for word in (option, *map(str, values))]
-    asked += [
-        "--sweep",
-        str(sweep),
-        "--pick",
-        pick,
-        "--dependency",
-        dependency,
-        *(["--file", str(file)] if file else []),
-    ]
-    main([*(models or ()), *asked, *(["--overlap"] if overlap else []), *(["--json"] if json_ else [])])
+    _known("pick", [pick], PICKS)
+    given = (models or (), tokens or TOKENS, depths or (), sweep)
+    _last(show(Asked(*given, pick=pick, dependency=_form(dependency), overlap=overlap, file=file)), json_)
 
 
 @app.command()
@@ -377,7 +387,7 @@ def loading(
     model: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A GGUF file.")],
     readers: Annotated[list[int] | None, typer.Option(min=1, help="Threads that read.")] = None,
     mib: Annotated[list[int] | None, typer.Option(min=1, help="MiB that a thread reads at a time.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
+    json_: Json = False,
 ) -> None:
     """How long it takes until a model's weights lie packed on the device: three loads for each pair of settings.
 
@@ -385,11 +395,9 @@ def loading(
     tegrad bench loading model.gguf
     tegrad bench loading model.gguf --readers 2 --readers 8 --mib 4 --mib 32 --json
     """
-    from tegrad.bench.loading import main
+    from tegrad.bench.loading import show
 
-    lists = {"--readers": readers, "--mib": mib}
-    asked = [word for option, values in lists.items() if values for word in (option, *map(str, values))]
-    main([str(model), *asked, *(["--json"] if json_ else [])])
+    _last(show(model, readers or (), mib or ()), json_)
 
 
 @app.command()
@@ -398,14 +406,13 @@ def sampling(
         list[int] | None, typer.Argument(help="Sizes in tokens; 128256 and 151936 if left out.")
     ] = None,
     sequences: Annotated[int, typer.Option(help="Sequences that are sampled together.")] = 1,
-    dependency: Annotated[str, typer.Option(help="A form of `tegrad bench dependencies`.")] = "chain-lean",
-    json_: Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")] = False,
+    dependency: Form = "chain-lean",
+    json_: Json = False,
 ) -> None:
     """What it costs to sample a token on the device, for each kind of settings."""
-    from tegrad.bench.sampling import main
+    from tegrad.bench.products import VOCABULARIES, show_sampling
 
-    asked = [*map(str, vocabularies or ()), "--sequences", str(sequences), "--dependency", dependency]
-    main([*asked, *(["--json"] if json_ else [])])
+    _last(show_sampling(vocabularies or VOCABULARIES, sequences, _form(dependency)), json_)
 
 
 @app.command()
@@ -420,29 +427,28 @@ def step(
     json_: Annotated[bool, typer.Option("--json", help="A JSON object on the last line.")] = False,
 ) -> None:
     """Measure a decode step of the many-kernel plan on the GPU, and what each kind of launch adds to it."""
-    from tegrad.bench.step import main
+    from tegrad.bench.steps import show_step
 
-    flags = {"--overlap": overlap, "--q8": q8, "--json": json_}
-    options = ["--depth", str(depth), "--dependency", dependency, *(flag for flag, on in flags.items() if on)]
-    main([str(model), *options])
+    _last(show_step(model, depth, _form(dependency), overlap=overlap, q8=q8), json_)
 
 
 @app.command()
 def persistent(
     model: Annotated[str, typer.Argument(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = "1b-q6k",
     depth: Annotated[int, typer.Option(help="Positions before the token's.")] = 0,
-    dependency: Annotated[str, typer.Option(help="A form of `tegrad bench dependencies`.")] = "chain",
+    dependency: Form = "chain",
     set_: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of the tuning.")] = None,
     sweep: Annotated[bool, typer.Option("--sweep", help="Try every value of every axis.")] = False,
     compile_: Annotated[str, typer.Option("--compile", help="Only compile, for a chip, without a GPU.")] = "",
     json_: Annotated[bool, typer.Option("--json", help="A JSON object on the last line.")] = False,
 ) -> None:
     """Measure the decode step in one launch: its time, its stages, and the best tuning."""
-    from tegrad.bench.persistent import main
+    from tegrad.bench.persistent import show
+    from tegrad.hw.chips import CHIPS
 
-    options = [model, "--depth", str(depth), "--dependency", dependency, *(["--compile", compile_] if compile_ else [])]
-    options += [word for value in set_ or () for word in ("--set", value)]
-    main([*options, *(["--sweep"] if sweep else []), *(["--json"] if json_ else [])])
+    _known("chip", [compile_] if compile_ else (), CHIPS)
+    row = show(model, depth, _form(dependency), set_ or (), sweeping=sweep, chip=compile_)
+    _last(row, json_ and row is not None)
 
 
 @app.command()
@@ -450,7 +456,7 @@ def estimate(
     model: Annotated[str, typer.Option(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = "1b-q6k",
 ) -> None:
     """Estimate decode on chips that are not at hand, and compare the rule with what an H200 took."""
-    from tegrad.bench.estimate import ASSUMPTIONS, CHECKS, checked, decode
+    from tegrad.bench.limits import ASSUMPTIONS, CHECKS, checked, estimates
     from tegrad.hw.chips import CHIPS
 
     typer.echo("measured on an H200 (us), and what the rule says:")
@@ -459,7 +465,7 @@ def estimate(
         typer.echo(f"  {check.what:50} {low:>6g} to {high:<6g} {checked(check):7.1f}")
     typer.echo(f"estimates, not measurements, of {model}:")
     for name in ASSUMPTIONS:
-        for made in decode(CHIPS[name], model):
+        for made in estimates(CHIPS[name], model):
             slow, fast = made.tokens_per_second
             typer.echo(
                 f"  {name:14} {made.assumption.memory:8} {made.launches} launches, {made.bytes_us:.0f} us of bytes "
@@ -468,12 +474,54 @@ def estimate(
             )
 
 
-@app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-def loop(context: typer.Context) -> None:
+@app.command()
+def loop(
+    models: Annotated[list[str] | None, typer.Argument(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = None,
+    file: Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help="A GGUF file.")] = None,
+    depth: Annotated[list[int] | None, typer.Option(help="Positions before the first token's; 0.")] = None,
+    plan: Annotated[list[str] | None, typer.Option(help="A step as many launches, or as one: many, one.")] = None,
+    dependency: Annotated[list[str] | None, typer.Option(help="Forms of `tegrad bench dependencies`.")] = None,
+    overlapped: Annotated[list[str] | None, typer.Option(help="Forms where launches wait by themselves.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a stream.")] = 128,
+    repetitions: Annotated[int, typer.Option(min=1, help="Streams whose median counts.")] = 9,
+    json_: Json = False,
+) -> None:
     """Measure the decode loop: tokens per second, the host's time for a token, the gap between two steps."""
-    from tegrad.bench.loop import main
+    from tegrad.bench.models import provide
+    from tegrad.bench.steps import PLANNERS, show_loop
+    from tegrad.nv.replay import DEFAULT as USUAL
+    from tegrad.nv.replay import DEPENDENCIES
 
-    main(context.args)
+    forms = dependency or [next(name for name, form in DEPENDENCIES.items() if form is USUAL)]
+    for name in (*forms, *(overlapped or ())):
+        _form(name)
+    _known("plan", plan or (), PLANNERS)
+    paths = [*(provide(name) for name in models or ()), *(file or ())]
+    rows = show_loop(paths, depth or [0], plan or ["many"], forms, overlapped or (), tokens, repetitions)
+    _last(rows, json_)
+
+
+@app.command()
+def mlp(
+    dependencies: Annotated[
+        list[str] | None, typer.Option("--dependency", help="Forms between launches; all that a program may name.")
+    ] = None,
+    graph: Annotated[bool, typer.Option(help="With CUDA graphs.")] = True,
+) -> None:
+    """Measure a call of a small recorded network, through TinyJit, and in two CUDA graphs."""
+    from tegrad.bench.mlp import show
+    from tegrad.nv.replay import DEPENDENCIES
+
+    _known("dependency", dependencies or (), DEPENDENCIES)
+    show(dependencies or list(DEPENDENCIES), graph)
+
+
+@app.command()
+def host(batches: Annotated[int, typer.Option(min=1, help="Batches of 200 calls.")] = 40) -> None:
+    """Measure what the CPU does for a launch, a TinyJit call and a synchronize: no GPU's share."""
+    from tegrad.bench.mlp import show_host
+
+    show_host(batches)
 
 
 @app.command("list")

@@ -59,7 +59,7 @@ _SM_90: Final[Mapping[Role, Tuning]] = {
 }
 """A product with about as many CTAs as the chip has SMs asks for all its weights at once; a larger one keeps 80 KB an
 SM in flight, in CTAs that end at different times. One or two rows in flight a warp were best in an experiment on an
-H200; `tegrad.bench.products --sweep` tries the others."""
+H200; `tegrad bench products --sweep` tries the others."""
 
 _SM_87: Final[Mapping[Role, Tuning]] = {
     "qkv": Tuning(items=2, ahead=2, warps=8, ctas=2),

@@ -14,9 +14,8 @@ from types import MappingProxyType
 import pytest
 
 from tegrad.bench import record as records
-from tegrad.bench.age import FAMILIES, Age, age, as_json, paths
 from tegrad.bench.figures import Results
-from tegrad.bench.history import SOURCES, History, digest_of
+from tegrad.bench.history import FAMILIES, SOURCES, Age, History, age, as_json, digest_of, paths
 from tegrad.bench.measures import MEASURES
 from tegrad.bench.record import Side, make
 

@@ -1,12 +1,14 @@
 """The benches of attention and sampling: they measure what the plan launches, at every depth and kind."""
 
 import json
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from tegrad.bench import attention as bench
-from tegrad.bench import products, sampling
+from tegrad.bench import products
 from tegrad.bench.models import SHAPES, ModelShape
+from tegrad.cli.bench import app
 
 pytestmark = pytest.mark.board
 
@@ -21,30 +23,29 @@ def small_board(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tegrad.bench.dependencies.PASSES", 1)
 
 
-def test_attention_is_measured_at_every_depth(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for module in (bench, products):
-        monkeypatch.setattr(module, "ROTATION_BYTES", 1 << 21)
-        monkeypatch.setattr(module, "LEAST_LAUNCHES", 1)
+def measured(*command: str) -> Any:
+    """The rows of a command."""
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    return json.loads(done.output.splitlines()[-1])
+
+
+def test_attention_is_measured_at_every_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "ROTATION_BYTES", 1 << 21)
+    monkeypatch.setattr(products, "LEAST_LAUNCHES", 1)
     monkeypatch.setattr(products, "READ_BYTES", 1 << 20)
-    monkeypatch.setattr(bench, "CANDIDATES", {"warps": (2,), "loads": (2,), "ctas": (1, 2), "rows": (0,)})
+    monkeypatch.setattr(products, "CUTS", {"warps": (2,), "loads": (2,), "ctas": (1, 2), "rows": (0,)})
     monkeypatch.setitem(SHAPES, "tiny", TINY)  # type: ignore[arg-type]
-    bench.main(["tiny", "--depths", "0", "300", "--json"])
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])
+    command = ["attention", "tiny", "--depths", "0", "--depths", "300", "--json"]
+    rows = measured(*command)
     assert [row["depth"] for row in rows] == [0, 300]
     assert [row["bytes"] for row in rows] == [0, 300 * 2 * 4 * 64 * 2]
     assert all(row["us"] == pytest.approx(row["bytes"] / row["gb_s"] / 1e3) for row in rows[1:])
-    bench.main(["tiny", "--depths", "0", "300", "--cache", "q8_0", "--sequences", "2", "--sweep", "1", "--json"])
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])
+    rows = measured(*command, "--cache", "q8_0", "--sequences", "2", "--sweep", "1")
     assert [(row["depth"], row["warps"]) for row in rows] == [(0, 2), (300, 2)]
     assert rows[1]["bytes"] == 2 * 300 * 2 * 4 * 68  # with two scales of two bytes
 
 
-def test_every_kind_of_sampling_is_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sampling, "STEPS", (1, 2))
-    sampling.main(["2603", "--json"])
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])
+def test_every_kind_of_sampling_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "SAMPLING_STEPS", (1, 2))
+    rows = measured("sampling", "2603", "--json")
     assert [row["launches"] for row in rows] == [1, 1, 1, 2, 5, 8]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tegrad.bench import decode, llama, measures, timestamps, tinygrad13
+from tegrad.bench import decode, measures, peers, steps
+from tegrad.bench.figures import TARGETS
 from tegrad.bench.record import RecordError, Side, make
-from tegrad.bench.targets import TARGETS
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.state import States
 from tegrad.nv.faults import WaitTimeout
@@ -42,7 +42,7 @@ def test_a_shorter_time_reaches_its_goal() -> None:
 
 
 def test_a_line_reads_as_a_table() -> None:
-    row = decode.line(record("decode-1b-q6k-d0", 2900, 800, 4320, others=[Side(tinygrad13.NAME, "", [100.0])]))
+    row = decode.line(record("decode-1b-q6k-d0", 2900, 800, 4320, others=[Side(peers.TINYGRAD, "", [100.0])]))
     assert decode.text(row).split() == [
         "decode-1b-q6k-d0", "2900", "800", "3.62", "2800", "yes", "4320", "67.1%", "tok/s", "tinygrad", "0.13", "100",
     ]  # fmt: skip
@@ -104,10 +104,10 @@ def test_a_figure_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_the_peer_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(llama.FOLDER, raising=False)
+    monkeypatch.delenv(peers.LLAMA_FOLDER, raising=False)
     monkeypatch.setattr(decode, "provide", lambda name: pytest.fail("a model was written"))
     for id in ("decode-1b-q6k-d0", "prefill-1b-q6k-512", "batch8-1b-q6k", "load-to-first-token"):
-        with pytest.raises(RecordError, match=llama.FOLDER):
+        with pytest.raises(RecordError, match=peers.LLAMA_FOLDER):
             decode.take(id)
 
 
@@ -131,7 +131,7 @@ def test_ours_alone_is_asked_for_once_and_has_no_peer() -> None:
 def test_a_second_peer_that_fails_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(tinygrad13.FOLDER, str(tmp_path))
+    monkeypatch.setenv(peers.TINYGRAD_FOLDER, str(tmp_path))
     assert decode._second(Path("some.gguf")) is None
     assert "without tinygrad 0.13" in capsys.readouterr().err
 
@@ -150,7 +150,7 @@ def test_a_way_of_choice_stands_in_the_command() -> None:
     )
     prompts = decode.Ways("overlapped", "chain-pre-exit", "wgmma")
     assert prompts.chunks == {
-        "pick": decode.PICKS["wgmma"], "dependency": decode.DEPENDENCIES["chain-pre-exit"], "overlap": True,
+        "pick": decode.PICKS["wgmma"], "dependency": decode.ALL_FORMS["chain-pre-exit"], "overlap": True,
     }  # fmt: skip
     assert prompts.command(target).endswith("--plan overlapped --dependency chain-pre-exit --pick wgmma")
     with pytest.raises(RecordError, match="overlapped needs a dependency"):
@@ -190,7 +190,7 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = write(tmp_path / "model.gguf", SHAPE, TYPE.Q6_K, kinds={"attn_v": TYPE.Q4_K})
     for name, value in (("TEGRAD_BOARD", "agx-orin-64gb"), ("DEV", "NV")):
         monkeypatch.setenv(name, value)
-    for name in (tinygrad13.FOLDER, llama.FOLDER):
+    for name in (peers.TINYGRAD_FOLDER, peers.LLAMA_FOLDER):
         monkeypatch.delenv(name, raising=False)
     for name, value in (
         ("provide", lambda name: path),
@@ -207,8 +207,8 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_gap_lies_between_steps_that_the_gpu_itself_timed(board: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = []
 
-    class Seen(timestamps.Timestamps):
-        def times(self) -> timestamps.Times:
+    class Seen(steps.Timestamps):
+        def times(self) -> steps.Times:
             clocks.append(self.clock())
             return super().times()
 
@@ -230,10 +230,10 @@ def test_ours_is_measured_around_the_peer_on_one_file(board: Path, monkeypatch: 
 
     def peer(model: Path, *, depth: int, tokens: int) -> Side:
         asked.append((model, depth, tokens))
-        return Side(llama.NAME, "llama-bench", [800.0])
+        return Side(peers.LLAMA, "llama-bench", [800.0])
 
-    monkeypatch.setattr(llama, "decode", peer)
-    monkeypatch.setattr(llama, "program", Path)
+    monkeypatch.setattr(peers, "decode", peer)
+    monkeypatch.setattr(peers, "program", Path)
     taken = decode.take("decode-1b-q6k-d0", decode.Ways("many"))
     assert len(taken.ours.samples) == 2
     assert min(taken.ours.samples) > 0
@@ -304,9 +304,9 @@ def test_the_command_knows_its_figures_and_plans(monkeypatch: pytest.MonkeyPatch
 def test_prompts_and_batches_are_measured_around_their_peers(
     board: Path, monkeypatch: pytest.MonkeyPatch, id: str, amount: int
 ) -> None:
-    monkeypatch.setattr(llama, "program", Path)
+    monkeypatch.setattr(peers, "program", Path)
     for name in ("prefill", "batch"):
-        monkeypatch.setattr(llama, name, lambda model, count: Side(llama.NAME, "", [float(count)]))
+        monkeypatch.setattr(peers, name, lambda model, count: Side(peers.LLAMA, "", [float(count)]))
     monkeypatch.setitem(decode.TARGETS, id, replace(TARGETS[id], amount=amount))  # type: ignore[arg-type]
     taken = decode.take(id, decode.Ways(dependency="chain-lean"))
     assert taken.peer is not None

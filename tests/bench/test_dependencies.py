@@ -139,8 +139,8 @@ def test_a_form_is_measured_and_printed(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr(dependencies, "SHAPES", ((1, 32),))
     monkeypatch.setattr(dependencies, "RECORDED_LAUNCHES", (2, 4))
     monkeypatch.setattr(dependencies, "PASSES", 2)
-    dependencies.main(["chain", "--json"])
-    (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])
+    (row,) = dependencies.show(["chain"])
+    assert capsys.readouterr().out.splitlines() == [dependencies.line(row)]
     assert (row["form"], row["blocks"], row["threads"], row["right"]) == ("chain", 1, 32, True)
     assert row["constant"]
     assert dependencies.line(row).split()[:3] == ["chain", "1x32", "right"]

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tegrad import ptx
-from tegrad.bench import engine, sample
+from tegrad.bench import engine
 from tegrad.bench.engine import LOOPS, EngineBench, Loop
 from tegrad.ptx import jit
 
@@ -52,9 +52,9 @@ def test_the_second_compilation_comes_from_the_disk(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_sample_is_ptx_of_tinygrads_renderers(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = {name: sample.PROGRAMS[name] for name in ("sum-rows", "matmul-half")}
-    monkeypatch.setattr(sample, "PROGRAMS", wanted)
-    found = sample.kernels()
+    wanted = {name: engine.PROGRAMS[name] for name in ("sum-rows", "matmul-half")}
+    monkeypatch.setattr(engine, "PROGRAMS", wanted)
+    found = engine.kernels()
     assert {"ptx/sum-rows.0", "ptx/matmul-half.0"} <= set(found)
     assert "mma.sync" in found["ptx/matmul-half.0"]
     for text in found.values():
@@ -66,7 +66,7 @@ def test_bench_ptx_prints_every_row_as_json(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(engine, "LOOPS", LOOPS[:2])
     monkeypatch.setattr(engine, "SAMPLE_NS", 100_000)
-    monkeypatch.setattr(sample, "kernels", lambda: {"fma": LOOPS[1].text})
+    monkeypatch.setattr(engine, "kernels", lambda: {"fma": LOOPS[1].text})
     done = CliRunner().invoke(cli.app, ["ptx", "--json"])
     rows = json.loads(done.stdout.splitlines()[-1])
     assert set(rows) == {"alu", "fma", "launch", "compile", "compile-cached"}

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from tegrad.bench import estimate
-from tegrad.bench.estimate import ASSUMPTIONS, CHECKS, Assumption, Work, checked, decode, step_us
-from tegrad.bench.kernels import KernelRow
-from tegrad.bench.sass import Code
+from tegrad.bench import limits
+from tegrad.bench.kernels import Code, KernelRow
+from tegrad.bench.limits import ASSUMPTIONS, CHECKS, Assumption, Work, checked, estimates, step_us
 from tegrad.hw.chips import CHIPS
 from tegrad.nv.toolchain import search_program
 
@@ -25,9 +24,9 @@ def row(**changes: object) -> KernelRow:
 
 def test_instructions_take_as_long_as_the_busiest_unit_or_the_issue() -> None:
     # 16 SMs: 62,500 instructions each; half for the alu at 2 a cycle, all of them at 4 a cycle.
-    assert estimate.cycles(ORIN, row()) == 62_500 / 4
-    assert estimate.cycles(ORIN, row(code=Code(100, {"alu": 80, "fma": 20}))) == 62_500 * 0.8 / 2
-    assert estimate.cycles(ORIN, row(instructions=None)) == 0
+    assert limits.cycles(ORIN, row()) == 62_500 / 4
+    assert limits.cycles(ORIN, row(code=Code(100, {"alu": 80, "fma": 20}))) == 62_500 * 0.8 / 2
+    assert limits.cycles(ORIN, row(instructions=None)) == 0
 
 
 def test_a_launch_takes_its_bytes_or_its_instructions_and_a_boundary() -> None:
@@ -43,9 +42,9 @@ def test_what_blocks_read_again_comes_from_volatile_memory_each_time_and_else_fr
     for again, us in ((True, 2.0), (False, 1.0)):
         assert step_us(ORIN, [work], 1.0, Assumption(0.5, (0, 0), "", again=again)) == pytest.approx(2 * (1 + us))
     matvec = row(grid=(192, 1, 1), input_bytes=12288)
-    assert estimate.reread(matvec) == 191 * 12288
-    volatile, cached = (estimate.estimate(ORIN, [matvec], memory) for memory in (estimate.VOLATILE, estimate.CACHED))
-    assert estimate.estimate(ORIN, [matvec]) == volatile  # the policy where no record says otherwise
+    assert limits.reread(matvec) == 191 * 12288
+    volatile, cached = (limits.estimate(ORIN, [matvec], memory) for memory in (limits.VOLATILE, limits.CACHED))
+    assert limits.estimate(ORIN, [matvec]) == volatile  # the policy where no record says otherwise
     assert (cached.again_bytes, volatile.again_bytes) == (0, 16 * 191 * 12288)
     assert volatile.weight_bytes == cached.weight_bytes == 16e6
     assert volatile.tokens_per_second < cached.tokens_per_second
@@ -56,11 +55,11 @@ def test_each_jetson_has_a_row_for_each_kind_of_memory_that_says_what_it_assumes
         kinds = [one.memory for one in rows]
         assert kinds == (["volatile", "cached"] if "orin" in name else [""])
         assert len({one.source for one in rows}) == len(rows)
-    assert "ASSUMED" in estimate.assumption(ORIN).source
+    assert "ASSUMED" in limits.assumption(ORIN).source
 
 
 def test_an_estimate_spans_what_a_boundary_may_cost() -> None:
-    made = estimate.estimate(ORIN, [row()])
+    made = limits.estimate(ORIN, [row()])
     slow, fast = made.tokens_per_second
     assert slow < fast
     assert made.launches == 16
@@ -70,7 +69,7 @@ def test_an_estimate_spans_what_a_boundary_may_cost() -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.what)
-def test_the_rule_holds_for_what_was_measured(check: estimate.Check) -> None:
+def test_the_rule_holds_for_what_was_measured(check: limits.Check) -> None:
     """Within a quarter of the range; what a graph with attention took it underestimates most."""
     low, high = check.measured_us
     assert 0.75 * high < checked(check) < 1.1 * low
@@ -82,7 +81,7 @@ def test_the_rule_holds_for_what_was_measured(check: estimate.Check) -> None:
 def test_the_range_of_an_h200_holds_what_its_plan_of_many_kernels_took() -> None:
     """From the kernels as they are compiled for it, not from rows of a check: 1,993 to 2,015 tok/s were measured."""
     [check] = (check for check in CHECKS if check.what == "our decode step, 83 launches")
-    [made], (low, high) = decode(CHIPS["gh100"]), check.measured_us
+    [made], (low, high) = estimates(CHIPS["gh100"]), check.measured_us
     assert made.launches == 83
     assert made.step_us[0] < low
     assert high < made.step_us[1]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tegrad.bench import figures, readme
+from tegrad.bench import figures
 from tegrad.bench.figures import Results, row
 from tegrad.bench.record import Record, RecordError, Side, make, source_digest
 
@@ -119,20 +119,20 @@ def test_figures_measures_again_what_needs_no_gpu_and_nothing_else(
 
 
 def test_readmes_table_is_what_the_rows_give() -> None:
-    page = readme.path_beside(REPOSITORY / "results")
-    assert readme.with_table(page.read_text(), Results(REPOSITORY / "results").stored()) == page.read_text()
+    page = figures.readme_beside(REPOSITORY / "results")
+    assert figures.with_table(page.read_text(), Results(REPOSITORY / "results").stored()) == page.read_text()
 
 
 def test_a_typed_number_and_a_figure_that_lacks_are_noticed() -> None:
     rows = Results(REPOSITORY / "results").stored()
-    text = readme.path_beside(REPOSITORY / "results").read_text()
-    wrong = text.replace(f"| {readme.ROWS[0][0]} | ", f"| {readme.ROWS[0][0]} | 1")
+    text = figures.readme_beside(REPOSITORY / "results").read_text()
+    wrong = text.replace(f"| {figures.README_ROWS[0][0]} | ", f"| {figures.README_ROWS[0][0]} | 1")
     assert wrong != text
-    assert readme.with_table(wrong, rows) == text
+    assert figures.with_table(wrong, rows) == text
     with pytest.raises(RecordError, match="needs the figures decode-1b-q6k-d0"):
-        readme.table([row for row in rows if row["id"] != "decode-1b-q6k-d0"])
+        figures.readme_table([row for row in rows if row["id"] != "decode-1b-q6k-d0"])
     with pytest.raises(RecordError, match="no place for the table"):
-        readme.with_table(text.replace(readme.END, ""), rows)
+        figures.with_table(text.replace(figures.END, ""), rows)
 
 
 def test_counts_are_not_rounded() -> None:
@@ -146,7 +146,8 @@ def test_readmes_rows_say_when_and_at_which_commit_they_were_taken() -> None:
         stored | {"date": "2026-01-02T03:04:05Z", "commit": commits.get(stored["id"], "abcdefghijk")}
         for stored in Results(REPOSITORY / "results").stored()
     ]
-    lines = {line.split("|")[1].strip(): line.split("|")[-2].strip() for line in readme.table(rows).splitlines()}
+    table = figures.readme_table(rows).splitlines()
+    lines = {line.split("|")[1].strip(): line.split("|")[-2].strip() for line in table}
     assert lines["one sequence, 128 tokens"] == "2026-01-02 at abcdefg"
     assert lines["3B Q6_K, 8B Q4_K, 8B Q6_K"] == "2026-01-02, 2026-01-02 at 1234567, 2026-01-02 at abcdefg"
     assert lines["in Q4_K, Q8_0, F16"] == "2026-01-02 at abcdefg"

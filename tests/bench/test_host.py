@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tegrad.bench import host
+from tegrad.bench import mlp
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "nv"))
 from boards import use_board
@@ -32,7 +32,7 @@ def test_what_is_submitted_is_done_at_once_and_never_runs(board: None) -> None:
         count()
     assert state.tolist() == [4]
     ring = device.compute_gpfifo.entries_count
-    with host.done_at_once(device):
+    with mlp.done_at_once(device):
         for _ in range(2 * ring):
             count()
         device.synchronize()
@@ -44,7 +44,7 @@ def test_what_is_submitted_is_done_at_once_and_never_runs(board: None) -> None:
 
 
 def test_it_prints_a_line_for_each(board: None, capsys: pytest.CaptureFixture[str]) -> None:
-    host.main(["--batches", "2"])
+    mlp.show_host(2)
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(" best")[0].rstrip() for line in lines] == list(host.calls())
+    assert [line.split(" best")[0].rstrip() for line in lines] == list(mlp.calls())
     assert all(float(line.split()[-2]) > 0 for line in lines)

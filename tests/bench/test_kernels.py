@@ -8,10 +8,10 @@ from typing import get_type_hints
 import pytest
 
 import tegrad.llm
-from tegrad.bench import plans, sass
-from tegrad.bench.dry import DryDevice, DryProgram, matrices
+from tegrad.bench import kernels, plans
 from tegrad.bench.kernels import KernelRow, cells, executed, resident, table, text
 from tegrad.bench.models import SHAPES
+from tegrad.bench.plans import DryDevice, DryProgram, matrices
 from tegrad.cli import bench
 from tegrad.hw.chips import CHIPS, Chip
 from tegrad.llm.arch import Config
@@ -55,7 +55,7 @@ LISTING = """
 
 
 def test_machine_code_is_counted_by_unit_and_width() -> None:
-    code = sass.parse(LISTING)
+    code = kernels.parse_code(LISTING)
     assert code.instructions == 15
     assert code.units == {"alu": 3, "convert": 2, "other": 2, "memory": 5, "fma": 1, "imad": 1, "tensor": 1}
     assert (code.loads, code.stores, code.local) == ({16: 1, 128: 2}, {64: 1}, 1)
@@ -116,7 +116,7 @@ def test_executed_instructions_grow_with_the_grid() -> None:
     device = DryDevice(ORIN)
     program = load_kernel(device, "repack", buffers=1, values=1, FORMAT="Q6_K", WARPS=8)
     pcs = len(program.ptx.kernels["repack"].pcs)
-    code = sass.Code(2 * pcs, {})  # twice as long as its PTX
+    code = kernels.Code(2 * pcs, {})  # twice as long as its PTX
 
     def run(blocks: int) -> int:
         buffer = device.alloc(blocks * 8 * 1680)

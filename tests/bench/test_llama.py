@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tegrad.bench import llama
+from tegrad.bench import peers
 from tegrad.bench.record import RecordError
 
 FAKE = """#!/bin/sh
@@ -27,51 +27,51 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path = tmp_path / name
         path.write_text(FAKE.format(log=log))
         path.chmod(0o755)
-    monkeypatch.setenv(llama.FOLDER, str(tmp_path))
+    monkeypatch.setenv(peers.LLAMA_FOLDER, str(tmp_path))
     return log
 
 
 def test_the_faster_setting_is_kept_with_its_flags(programs: Path) -> None:
-    side = llama.decode(Path("/models/some.gguf"), depth=4096)
+    side = peers.decode(Path("/models/some.gguf"), depth=4096)
     assert side.samples == [700, 710, 705]
     assert side.command == "llama-bench -m some.gguf -ngl 99 -p 0 -n 128 -d 4096 -fa 1 -r 5 -o json"
     assert len(programs.read_text().splitlines()) == 2
 
 
 def test_sequences_together_are_measured_by_the_batched_benchmark(programs: Path) -> None:
-    side = llama.batch(Path("some.gguf"), 8)
+    side = peers.batch(Path("some.gguf"), 8)
     assert side.samples == [1234.5] * 3
     assert "-npl 8" in side.command
 
 
 def test_a_prompt_is_tried_at_two_batches(programs: Path) -> None:
-    side = llama.prefill(Path("some.gguf"), 512)
+    side = peers.prefill(Path("some.gguf"), 512)
     assert side.samples == [700, 710, 705]
     assert [line.split(" -b ")[1].split()[0] for line in programs.read_text().splitlines()] == ["512", "2048"]
 
 
 def test_the_first_token_is_timed_as_a_process(programs: Path) -> None:
-    side = llama.first_token(Path("some.gguf"), "hello")
-    assert len(side.samples) == llama.REPETITIONS
+    side = peers.first_token(Path("some.gguf"), "hello")
+    assert len(side.samples) == peers.REPETITIONS
     assert all(seconds > 0 for seconds in side.samples)
 
 
 def test_a_program_that_fails_is_named_with_its_last_words(programs: Path) -> None:
     (programs.parent / "llama-bench").write_text("#!/bin/sh\necho no such model >&2\nexit 3\n")
     with pytest.raises(RecordError, match=r"llama-bench .* ended with 3: no such model"):
-        llama.decode(Path("some.gguf"))
+        peers.decode(Path("some.gguf"))
 
 
 @pytest.mark.parametrize("printed", ["", "[]", "{}", json.dumps([{"samples_ts": None}])])
 def test_output_without_a_result_is_an_error(printed: str) -> None:
     with pytest.raises(RecordError, match="printed no result"):
-        llama.speeds(printed)
+        peers.llama_speeds(printed)
 
 
 def test_without_the_programs_the_error_says_where_they_belong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(llama.FOLDER, raising=False)
-    with pytest.raises(RecordError, match=llama.FOLDER):
-        llama.program("llama-bench")
-    monkeypatch.setenv(llama.FOLDER, os.fspath(tmp_path))
+    monkeypatch.delenv(peers.LLAMA_FOLDER, raising=False)
+    with pytest.raises(RecordError, match=peers.LLAMA_FOLDER):
+        peers.program("llama-bench")
+    monkeypatch.setenv(peers.LLAMA_FOLDER, os.fspath(tmp_path))
     with pytest.raises(RecordError, match=r"llama-bench is missing"):
-        llama.program("llama-bench")
+        peers.program("llama-bench")

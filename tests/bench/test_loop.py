@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from tegrad.bench import loop
+from tegrad.bench import steps
+from tegrad.cli.bench import app
 
 sys.path.append(str(Path(__file__).parents[1] / "llm"))
 
@@ -21,15 +23,15 @@ SHORT = ("--tokens", "4", "--repetitions", "1", "--json")
 
 
 @pytest.mark.parametrize(("plan", "count"), [("many", 13), pytest.param("one", 1, marks=pytest.mark.long)])
-def test_a_model_is_measured_at_a_depth(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], plan: str, count: int
-) -> None:
+def test_a_model_is_measured_at_a_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str, count: int) -> None:
     path = write(tmp_path / "model.gguf", SHAPE, TYPE.Q6_K, kinds={"attn_v": TYPE.Q4_K})
     monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb")
     monkeypatch.setenv("DEV", "NV")
-    monkeypatch.setattr(loop, "JOINED_STEPS", 3)
-    loop.main(["--file", str(path), "--depth", "9", "--plan", plan, *SHORT])
-    lines = capsys.readouterr().out.splitlines()
+    monkeypatch.setattr(steps, "JOINED_STEPS", 3)
+    done = CliRunner().invoke(
+        app, ["loop", "--file", str(path), "--depth", "9", "--plan", plan, *SHORT], catch_exceptions=False
+    )
+    lines = done.stdout.splitlines()
     (row,) = json.loads(lines[-1])
     assert (row["depth"], row["plan"], row["launches"], row["dependency"]) == (9, plan, count, "chain")
     assert min(row["tok_s"], row["submit_us"], row["host_us"]) > 0

@@ -96,7 +96,7 @@ def test_a_recorded_network_is_compared_with_tinyjit(board: None) -> None:
 
 @pytest.mark.board
 def test_every_way_to_run_the_network_is_a_line(board: None, capsys: pytest.CaptureFixture[str]) -> None:
-    mlp.main(["--dependency", "chain", "idle", "--no-graph"])
+    mlp.show(["chain", "idle"], graphs=False)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines] == ["recorded, chain", "recorded, idle", "TinyJit"]
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tegrad.bench import plans
-from tegrad.bench.dry import DryDevice, matrices
 from tegrad.bench.models import SHAPES
+from tegrad.bench.plans import DryDevice, matrices
 from tegrad.hw.chips import CHIPS
 from tegrad.llm.formats import BF16, F16, Q6_K, BlockType
 

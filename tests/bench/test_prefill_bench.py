@@ -123,19 +123,15 @@ def test_the_products_are_those_of_a_prompt_and_are_measured(tmp_path: Path, mon
 
 
 def test_the_command_hands_every_option_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    given: list[list[str]] = []
-    monkeypatch.setattr(bench, "main", given.append)
+    given: list[bench.Asked] = []
+    monkeypatch.setattr(bench, "show", given.append)
     (path := tmp_path / "model.gguf").touch()
     every = ["--tokens", "8", "--tokens", "32", "--attention", "0", "--attention", "64", "--sweep", "3"]
     every += ["--pick", "wgmma", "--dependency", "chain", "--overlap", "--file", str(path), "--json"]
     assert CliRunner().invoke(app, ["prefill", "1b-q6k", "8b-q4k", *every]).exit_code == 0
-    asked = bench.parser().parse_args(given[0])
-    assert (asked.models, asked.tokens, asked.attention) == (["1b-q6k", "8b-q4k"], [8, 32], [0, 64])
-    assert (asked.sweep, asked.pick, asked.dependency, asked.file) == (3, "wgmma", "chain", path)
-    assert asked.overlap
-    assert asked.json
+    assert given[0] == bench.Asked(["1b-q6k", "8b-q4k"], [8, 32], [0, 64], 3, "wgmma", "chain", True, path)
     assert CliRunner().invoke(app, ["prefill", "1b-q6k"]).exit_code == 0
-    assert bench.parser().parse_args(given[1]) == bench.parser().parse_args(["1b-q6k"])
+    assert given[1] == bench.Asked(["1b-q6k"])
 
 
 def test_a_command_without_a_model_or_with_a_wrong_one_is_refused() -> None:

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tegrad.bench.attention import attention
 from tegrad.bench.models import SHAPES
-from tegrad.bench.products import KINDS, products
+from tegrad.bench.products import KINDS, attention, products
 from tegrad.llm.launch_config import launch_config
 from tegrad.llm.programs import compile_kernel
 from tegrad.nv.cubin import Cubin, read_ptx

@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from tegrad.bench import stages
+from tegrad.bench import steps
 from tegrad.bench.models import SHAPES, ModelShape
 from tegrad.cli.bench import app
 
@@ -20,13 +20,13 @@ def test_every_kernel_of_a_step_is_left_out_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("tegrad.bench.products.READ_BYTES", 1 << 20)
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     seen: list[int] = []
-    plain = stages.gpu_us
+    plain = steps.gpu_us
 
     def counting(device: object, launches: list[object], *rest: object) -> float:
         seen.append(len(launches))
         return plain(device, launches, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(stages, "gpu_us", counting)
+    monkeypatch.setattr(steps, "gpu_us", counting)
     ran = CliRunner().invoke(app, ["kernels", "--model", "tiny-q6k"], catch_exceptions=False)
     assert ran.exit_code == 0, ran.output
     whole, twice, *others = seen

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tegrad.bench.figures import SIDE_BY_SIDE, TARGETS, Goal, published
 from tegrad.bench.measures import MEASURES
 from tegrad.bench.models import parse
-from tegrad.bench.targets import SIDE_BY_SIDE, TARGETS, Goal, published
 
 HARDWARE = Path(__file__).parents[1] / "hardware"
 FIGURES = json.loads((HARDWARE.parents[1] / "results" / "figures.json").read_text())

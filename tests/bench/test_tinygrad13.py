@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tegrad.bench import tinygrad13
+from tegrad.bench import peers
 from tegrad.bench.record import RecordError
 
 FAKE = """
@@ -30,14 +30,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (package / "__init__.py").touch()
     (package / "cli.py").touch()
     (package / "__main__.py").write_text(FAKE)
-    monkeypatch.setenv(tinygrad13.FOLDER, os.fspath(tmp_path))
+    monkeypatch.setenv(peers.TINYGRAD_FOLDER, os.fspath(tmp_path))
     return tmp_path
 
 
 def test_the_faster_form_is_kept_without_its_first_tokens(folder: Path) -> None:
-    side = tinygrad13.decode(Path("/models/some.gguf"))
+    side = peers.tinygrad_decode(Path("/models/some.gguf"))
     assert side is not None
-    assert len(side.samples) == tinygrad13.TOKENS
+    assert len(side.samples) == peers.TINYGRAD_TOKENS
     assert side.median == 101
     assert side.command.startswith("DEV=CUDA REALIZE=1 python -m tinygrad.llm --model some.gguf --benchmark")
     runs = [json.loads(line) for line in (folder / "tinygrad" / "llm" / "log").read_text().splitlines()]
@@ -48,16 +48,16 @@ def test_the_faster_form_is_kept_without_its_first_tokens(folder: Path) -> None:
 
 
 def test_without_a_folder_there_is_no_second_peer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(tinygrad13.FOLDER, raising=False)
-    assert tinygrad13.decode(Path("some.gguf")) is None
-    monkeypatch.setenv(tinygrad13.FOLDER, os.fspath(tmp_path))
+    monkeypatch.delenv(peers.TINYGRAD_FOLDER, raising=False)
+    assert peers.tinygrad_decode(Path("some.gguf")) is None
+    monkeypatch.setenv(peers.TINYGRAD_FOLDER, os.fspath(tmp_path))
     with pytest.raises(RecordError, match="unpack tinygrad"):
-        tinygrad13.decode(Path("some.gguf"))
+        peers.tinygrad_decode(Path("some.gguf"))
 
 
 def test_its_failure_is_told_in_its_own_words(folder: Path) -> None:
     (folder / "tinygrad" / "llm" / "__main__.py").write_text("raise SystemExit('no CUDA here')")
     with pytest.raises(RecordError, match="no CUDA here"):
-        tinygrad13.decode(Path("some.gguf"))
+        peers.tinygrad_decode(Path("some.gguf"))
     with pytest.raises(RecordError, match="printed no speeds"):
-        tinygrad13.speeds("using model")
+        peers.tinygrad_speeds("using model")

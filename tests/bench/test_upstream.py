@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from tegrad.bench import upstream
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+import upstream
+
 from tegrad.bench.measures import MEASURES
 from tegrad.bench.record import RecordError
 from tegrad.uapi.kernel import LinuxKernel

@@ -851,7 +851,7 @@ def published_models() -> tuple[str, ...]:
     """Every model whose speed results/figures.json tells."""
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
-    from tegrad.bench.targets import published
+    from tegrad.bench.figures import published
 
     return published(json.loads((ROOT / "results" / "figures.json").read_text()))
 

@@ -13,7 +13,7 @@ import pytest
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from tiny_llama import TYPE, Shape, finish, letters, rewritten, write
 
-from tegrad.bench import dry
+from tegrad.bench import plans
 from tegrad.hw.chips import CHIPS
 from tegrad.llm import programs
 from tegrad.llm.arch import POSITIONS_AT_ONCE, Config, Rope
@@ -235,8 +235,8 @@ def test_the_trained_context_takes_no_memory(small: Path, monkeypatch: pytest.Mo
     with Gguf.open(small) as file:
         config = Config.read(file)
     for context in (128, (1 << 31) - 1):
-        device = dry.DryDevice(CHIPS["agx-orin-64gb"])
-        made = dry.model(replace(config, context=context), F32, device)
+        device = plans.DryDevice(CHIPS["agx-orin-64gb"])
+        made = plans.model(replace(config, context=context), F32, device)
         assert made.config.positions() == min(context, 4096)
         with DecodePlan(made, States(device), KvCache(device, made.config, 128)):
             taken.append(device.taken)

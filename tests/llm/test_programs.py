@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tegrad.bench.dry import DryDevice
+from tegrad.bench.plans import DryDevice
 from tegrad.hw.chips import CHIPS
 from tegrad.llm import programs
 from tegrad.nv import compilers

@@ -24,7 +24,7 @@ import numpy as np
 from tinygrad.device import BufferSpec
 from tinygrad.runtime.support.hcq import HCQBuffer
 
-from tegrad.bench import dry
+from tegrad.bench import plans
 from tegrad.errors import TegradError
 from tegrad.hw.chips import CHIPS
 from tegrad.llm import packed, programs
@@ -55,7 +55,7 @@ MESSAGES = [
 TEXTS = ["In the beginning", "", MESSAGES[1]["content"], "the earth  was   without form, 漢字 🙂\t\r\n 12345 " * 40]
 
 
-class BoundedDevice(dry.DryDevice):
+class BoundedDevice(plans.DryDevice):
     """A device of a bounded memory whose kernels do nothing."""
 
     def alloc(self, size: int, options: BufferSpec | None = None) -> HCQBuffer:

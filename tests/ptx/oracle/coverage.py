@@ -63,8 +63,8 @@ def used() -> set[str]:
 def collect() -> set[str]:
     """The opcodes of tegrad's own kernels: every plan of every format, on both chips."""
     from tegrad.bench import plans
-    from tegrad.bench.dry import DryDevice, DryProgram
     from tegrad.bench.models import SHAPES
+    from tegrad.bench.plans import DryDevice, DryProgram
     from tegrad.hw.chips import CHIPS
     from tegrad.llm.formats import BF16, F16, PACKED, Q4_K, Q8_0
     from tegrad.nv.cubin import read_ptx

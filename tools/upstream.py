@@ -1,7 +1,7 @@
-"""tinygrad's own tests on this machine's NV device: `python -m tegrad.bench.upstream SOURCE --renderer PTX --out FILE`.
+"""tinygrad's own tests on this machine's NV device: `python tools/upstream.py SOURCE --renderer PTX --out FILE`.
 
 The tests come from a checkout of tinygrad (or an archive that `git archive` made of one) and are no part of this
-package. They are laid into a temporary folder, the installed tinygrad package over them, and run there by pytest, a
+repository. They are laid into a temporary folder, the installed tinygrad package over them, and run there by pytest, a
 process per suite, with fresh caches. A test that outruns its time kills its worker (upstream's conftest sees to that);
 the next one gets a new worker. What the tests said is written down as it comes, so that a suite that is stopped keeps
 what it had.
@@ -29,7 +29,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tegrad.bench import record
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tegrad.bench import record  # noqa: E402
 
 COMMIT = "a9069c177a9da9cca18593edf55acd2e6073cca6"
 """The newest public commit before 0.14.0: sixteen files of the package differ from the wheel's."""
@@ -62,7 +65,7 @@ BOARD = "agx-orin-64gb"
 PEER = "GPU, tinygrad's CUDA"
 """The device of a report whose tests ran through CUDA, in tinygrad as published."""
 
-RUNNER = "python -m tegrad.bench.upstream"
+RUNNER = "python tools/upstream.py"
 COMMAND = f"{RUNNER} ${SOURCE} --board {BOARD} --renderer PTX --suite {OPS} -n 2"
 """What the figures measure, as a command."""
 
@@ -205,7 +208,7 @@ def run_suite(suite: str, folder: Path, environment: dict[str, str], jobs: int, 
     """The results of one suite, an entry of the report."""
     reports = folder / "reports" / (suite.replace("/", "-") + ".jsonl")
     reports.parent.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tegrad.bench.upstream", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", Path(__file__).stem, "-p", "no:cacheprovider"]
     command += ["-n", str(jobs), "--tb=short", f"test/{suite}.py"]
     start = time.monotonic()
     with reports.with_suffix(".log").open("wb") as log:
@@ -291,6 +294,7 @@ def run(
         found = lay(archive(source, commit), folder)
         environment = {
             **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")])),
             "DEV": f"{'CUDA' if peer else 'NV'}:{renderer}",
             "XDG_CACHE_HOME": str(folder / "cache"),
             "TEST_TIMEOUT": str(test_limit),
@@ -340,40 +344,6 @@ def _known(out: Path | None, report: dict[str, Any]) -> dict[str, Any]:
     return dict(earlier["suites"]) if same else {}
 
 
-# ---- figures
-
-
-@functools.cache
-def _ops() -> dict[str, Any]:
-    """One run of test_ops on the board by the PTX renderer, two workers, nothing cached."""
-    if SOURCE not in os.environ:
-        raise record.RecordError(f"{SOURCE} must name a checkout of tinygrad with the commit {COMMIT}")
-    report = run(Path(os.environ[SOURCE]), "PTX", (OPS,), board=BOARD)
-    result: dict[str, Any] = report["suites"][OPS]
-    if "stopped" in result or not result["counts"]["passed"]:
-        raise record.RecordError(f"test_ops did not run to its end: {result.get('stopped', result['failed'])}")
-    return result
-
-
-def ops_minutes() -> record.Record:
-    """Minutes of upstream's test_ops on the board: two workers, PTX renderer, cold caches."""
-    what = f"upstream's test_ops on the board, PTX renderer, 2 workers, cold: {_ops()['counts']['passed']} tests passed"
-    side = record.Side("tegrad", COMMAND, [_ops()["minutes"]])
-    return record.make(
-        "upstream-test-ops-board-minutes", what, "min", side, larger_is_better=False, gpu=f"board {BOARD}"
-    )
-
-
-def ops_failed() -> record.Record:
-    """Tests of upstream's test_ops that fail on the board."""
-    counts = _ops()["counts"]
-    what = f"upstream's test_ops on the board, PTX renderer: tests that fail, of {sum(counts.values())}"
-    side = record.Side("tegrad", COMMAND, [float(counts["failed"])])
-    return record.make(
-        "upstream-test-ops-board-failed", what, "tests", side, larger_is_better=False, gpu=f"board {BOARD}"
-    )
-
-
 def _test_versions() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version
 
@@ -386,7 +356,7 @@ def _test_versions() -> dict[str, str]:
 
 def main() -> None:
     """The command line; exit 1 when a test failed."""
-    parser = argparse.ArgumentParser(prog="python -m tegrad.bench.upstream", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog=RUNNER, description=(__doc__ or "").split("\n")[0])
     parser.add_argument("source", type=Path, help="a git repository of tinygrad, or a tar file that git archive made")
     parser.add_argument("--commit", default=COMMIT)
     parser.add_argument("--renderer", choices=RENDERERS, default=RENDERERS[0])

@@ -1,4 +1,4 @@
-"""The long tests' results as data: `python -m tegrad.bench.long REPORT.xml`, after
+"""The long tests' results as data: `python tools/long_tests.py REPORT.xml`, after
 
 pytest -q -m "long and not hardware" -n 2 --junitxml REPORT.xml
 """
@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
-from tegrad.bench import record
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
-RESULT = Path("results/long-tests.json")
+from tegrad.bench import record  # noqa: E402
+
+RESULT = ROOT / "results" / "long-tests.json"
 COMMAND = 'pytest -q -m "long and not hardware" -n 2'
 
 
@@ -35,6 +39,6 @@ def results(report: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m tegrad.bench.long", description=f"Writes {RESULT}.")
+    parser = argparse.ArgumentParser(prog="python tools/long_tests.py", description=f"Writes {RESULT.name}.")
     parser.add_argument("report", type=Path, metavar="REPORT.xml", help="what pytest --junitxml wrote")
     RESULT.write_text(json.dumps(results(parser.parse_args().report), indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""docs/upstream-tests.md from results/upstream/*.json: `python -m tegrad.bench.upstream_report`, run in a checkout.
+"""docs/upstream-tests.md from results/upstream/*.json: `python tools/upstream_report.py`.
 
 The tables between the page's two marks are computed. What a person has to say is one row of VERDICTS for each failure:
 whose it is, and why.
@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tegrad.bench.upstream import PEER
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
 
-RESULTS = Path("results/upstream")
-PAGE = Path("docs/upstream-tests.md")
+from upstream import PEER  # noqa: E402
+
+RESULTS = ROOT / "results" / "upstream"
+PAGE = ROOT / "docs" / "upstream-tests.md"
 BEGIN, END = "<!-- computed from results/upstream -->", "<!-- end of what is computed -->"
 
 Report = dict[str, Any]

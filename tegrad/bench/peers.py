@@ -1,36 +1,42 @@
-"""The peer of the decode figures: llama.cpp's own benchmarks on the same model file, at its best settings.
+"""The peers of the decode figures on the same model file, at their best settings: llama.cpp, and tinygrad 0.13.
 
-The programs are llama.cpp's `llama-bench`, `llama-batched-bench` and `llama-completion`, built from the sources in
-PyPI's llama-cpp-python (docs/benchmarks.md tells how). TEGRAD_LLAMA names their folder.
+llama.cpp's programs are `llama-bench`, `llama-batched-bench` and `llama-completion`, built from the sources in PyPI's
+llama-cpp-python (docs/benchmarks.md tells how). TEGRAD_LLAMA names their folder.
+
+tinygrad 0.13 decodes by its own `tinygrad.llm` through CUDA, in a process that finds it there and leaves tegrad off.
+TEGRAD_TINYGRAD013 names a folder with that wheel's contents (`python -m zipfile -e tinygrad-0.13.0-py3-none-any.whl
+FOLDER`).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tegrad.bench.record import RecordError, Side
 
-FOLDER = "TEGRAD_LLAMA"
+LLAMA_FOLDER = "TEGRAD_LLAMA"
 """Environment variable with the folder of llama.cpp's programs and libraries."""
-NAME = "llama.cpp"
+LLAMA = "llama.cpp"
 REPETITIONS = 5
 CONTEXT = 4096
 """Positions for the first token: by itself it takes all that the model was trained for, and clears them."""
-TIMEOUT_S = 300
+LLAMA_TIMEOUT_S = 300
 
 
 def program(name: str) -> Path:
     """The path of one of llama.cpp's programs; RecordError where it is not."""
-    folder = os.environ.get(FOLDER)
+    folder = os.environ.get(LLAMA_FOLDER)
     if not folder:
-        raise RecordError(f"{FOLDER} must name the folder with llama.cpp's programs (docs/benchmarks.md)")
+        raise RecordError(f"{LLAMA_FOLDER} must name the folder with llama.cpp's programs (docs/benchmarks.md)")
     path = Path(folder) / name
     if not path.is_file():
         raise RecordError(f"{path} is missing: build it as docs/benchmarks.md says")
@@ -47,7 +53,7 @@ def run(name: str, arguments: Sequence[str]) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=TIMEOUT_S,
+        timeout=LLAMA_TIMEOUT_S,
         env={**os.environ, "LD_LIBRARY_PATH": libraries},
     )
     if done.returncode:
@@ -74,7 +80,7 @@ def batch(model: Path, sequences: int, tokens: int = 128) -> Side:
     arguments = ["-m", str(model), "-ngl", "99", "-fa", "on", "-c", str(context), "-b", "2048", "-ub", "2048"]
     arguments += ["-npp", "8", "-ntg", str(tokens), "-npl", str(sequences), "--output-format", "jsonl"]
     speeds = [_batched(run("llama-batched-bench", arguments)) for _ in range(3)]
-    return Side(NAME, _shown("llama-batched-bench", arguments, model), speeds)
+    return Side(LLAMA, _shown("llama-batched-bench", arguments, model), speeds)
 
 
 def _batched(text: str) -> float:
@@ -93,7 +99,7 @@ def first_token(model: Path, prompt: str) -> Side:
         start = time.perf_counter()
         run("llama-completion", arguments)
         samples.append(time.perf_counter() - start)
-    return Side(NAME, _shown("llama-completion", arguments, model), samples)
+    return Side(LLAMA, _shown("llama-completion", arguments, model), samples)
 
 
 def _best(model: Path, settings: Iterable[Sequence[str]]) -> Side:
@@ -101,12 +107,12 @@ def _best(model: Path, settings: Iterable[Sequence[str]]) -> Side:
     sides = []
     for arguments in settings:
         full = ["-m", str(model), *arguments, "-r", str(REPETITIONS), "-o", "json"]
-        samples = speeds(run("llama-bench", full))
-        sides.append(Side(NAME, _shown("llama-bench", full, model), samples))
+        samples = llama_speeds(run("llama-bench", full))
+        sides.append(Side(LLAMA, _shown("llama-bench", full, model), samples))
     return max(sides, key=lambda side: side.median)
 
 
-def speeds(text: str) -> list[float]:
+def llama_speeds(text: str) -> list[float]:
     """Tokens per second of each repetition in llama-bench's JSON, which has one test."""
     try:
         tests: list[dict[str, Any]] = json.loads(text)
@@ -118,3 +124,68 @@ def speeds(text: str) -> list[float]:
 def _shown(name: str, arguments: Sequence[str], model: Path) -> str:
     """The command without the folders of this machine."""
     return shlex.join([name, *(model.name if argument == str(model) else argument for argument in arguments)])
+
+
+# ---- tinygrad 0.13
+
+
+TINYGRAD_FOLDER: Final = "TEGRAD_TINYGRAD013"
+TINYGRAD: Final = "tinygrad 0.13"
+TINYGRAD_TOKENS: Final = 64
+WARM_UP_TOKENS: Final = 8
+"""Tokens that are not counted: its steps are compiled and recorded during the first few."""
+TINYGRAD_TIMEOUT_S: Final = 240
+TINYGRAD_FORMS: Final = ("0", "1")
+"""REALIZE: weights stay packed, or are expanded to halves once."""
+_SPEED: Final = re.compile(r"([\d.]+) tok/s")
+
+
+def tinygrad_folder() -> Path | None:
+    """Where tinygrad 0.13 lies, if anybody said; RecordError where it does not."""
+    named = os.environ.get(TINYGRAD_FOLDER)
+    if not named:
+        return None
+    path = Path(named)
+    if not (path / "tinygrad" / "llm" / "cli.py").is_file():
+        raise RecordError(
+            f"{TINYGRAD_FOLDER} is {path}, which holds no tinygrad/llm: unpack tinygrad 0.13's wheel there"
+        )
+    return path
+
+
+def tinygrad_decode(model: Path, device: str = "CUDA") -> Side | None:
+    """Tokens per second of each token after the first few, in the faster form; None where no folder is named."""
+    if (where := tinygrad_folder()) is None:
+        return None
+    sides = [_run_tinygrad(model, where, device, form) for form in TINYGRAD_FORMS]
+    return max(sides, key=lambda side: side.median)
+
+
+def _run_tinygrad(model: Path, where: Path, device: str, form: str) -> Side:
+    count = TINYGRAD_TOKENS + WARM_UP_TOKENS
+    arguments = ["-m", "tinygrad.llm", "--model", str(model.absolute()), "--benchmark", str(count)]
+    ours = ("TEGRAD_", "PYTHON")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    environment = {**kept, "PYTHONPATH": str(where), "DEV": device, "REALIZE": form, "CACHEDB": str(where / "cache.db")}
+    environment["TEGRAD"] = "0"  # an installed tegrad would change this tinygrad too
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TINYGRAD_TIMEOUT_S,
+        env=environment,
+        cwd=where,
+    )
+    if done.returncode:
+        raise RecordError(f"{TINYGRAD} (REALIZE={form}) ended with {done.returncode}: {done.stderr.strip()[-400:]}")
+    shown = shlex.join(["python", *arguments]).replace(str(model.absolute()), model.name)
+    return Side(TINYGRAD, f"DEV={device} REALIZE={form} {shown}", tinygrad_speeds(done.stdout))
+
+
+def tinygrad_speeds(text: str) -> list[float]:
+    """Tokens per second of each token after the first few, as `--benchmark` prints them."""
+    found = [float(speed) for speed in _SPEED.findall(text)][WARM_UP_TOKENS:]
+    if not found:
+        raise RecordError(f"{TINYGRAD} printed no speeds: {text.strip()[-200:]!r}")
+    return found

@@ -1,0 +1,365 @@
+"""Decode steps on the GPU: what one takes, what each kind of launch and each kernel adds to it, and their loop.
+
+    tegrad bench step 1b-q6k.gguf --depth 4096                 what each kind of launch adds
+    tegrad bench step 1b-q6k.gguf --dependency latch-program --overlap
+    tegrad bench kernels --model 1b-q6k                        what each kernel adds where it stands
+    tegrad bench loop 1b-q6k --depth 0 --depth 4096 --plan many --plan one
+
+A step is the embedding, the layers, the logits and the greedy choice, recorded and submitted as in the decode loop. A
+kind of launch, or a kernel, adds the difference between the step and one without it: what it takes in its place, with
+its dependencies and with what the caches hold of its neighbours' work. Times are the GPU's, medians.
+
+In the loop, tokens per second are by the clock on the wall, from the first doorbell to the last token read. The host's
+time is CPU time of the thread, waits included. The gap is the GPU's: what a step takes more as a run of its own than
+after another one in the same recording, where only a dependency between two kernels lies between them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import mean
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tegrad.bench import models, plans, products
+from tegrad.bench.dependencies import ALL_FORMS, gpu_us, opened, printed
+from tegrad.bench.kernels import block_type, weight_bytes
+from tegrad.bench.plans import PLANS
+from tegrad.llm.cache import KvCache
+from tegrad.llm.engine import Engine, Planner
+from tegrad.llm.gguf import Gguf
+from tegrad.llm.loop import Loop
+from tegrad.llm.packed import PackedModel
+from tegrad.llm.persistent import PersistentPlan
+from tegrad.llm.plan import DecodePlan
+from tegrad.llm.sampling import Sampling, Settings
+from tegrad.llm.state import STATE_SPEC, State, States
+from tegrad.nv.compilers import compile_cuda
+from tegrad.nv.gpu import Gpu
+from tegrad.nv.replay import DEFAULT, Dependency, Launch, Recording
+
+SPARE_POSITIONS: Final = 256
+"""Positions after `depth`: a measurement is a few steps, each of which goes on by one."""
+
+
+def measure_step(
+    device: Gpu, path: Path, *, depth: int = 0, dependency: Dependency, overlap: bool = False, q8: bool = False
+) -> dict[str, float]:
+    """Microseconds of a step at position `depth`, as "step", and what each kind of launch adds to it."""
+    with ExitStack() as undo:
+        model = undo.enter_context(PackedModel.load(path, device.device))
+        cache = undo.enter_context(KvCache(device, model.config, depth + SPARE_POSITIONS, q8=q8))
+        states = States(device)
+        undo.callback(states.close)
+        plan = undo.enter_context(DecodePlan(model, states, cache, overlap=overlap))
+        sampling = undo.enter_context(Sampling(device, model.config.vocab))
+        chosen = sampling.launches(states, [Settings()], logits=plan.logits, best=plan.best, best_row=plan.best_row)
+        launches = [*plan.launches, *chosen]
+        kinds = [*plan.kinds, *("sample" for _ in chosen)]
+
+        def us(without: str = "") -> float:
+            states.write(0, State(position=depth, limit=cache.positions, active=1))
+            kept = [launch for launch, kind in zip(launches, kinds, strict=True) if kind != without]
+            return gpu_us(device, kept, dependency)
+
+        step = us()
+        return {"step": step, **{kind: step - us(kind) for kind in dict.fromkeys(kinds)}}
+
+
+def show_step(path: Path, depth: int, dependency: str, *, overlap: bool, q8: bool) -> dict[str, float]:
+    """Print what a step of a model costs on this machine's GPU; the row."""
+    with opened() as device:
+        form = ALL_FORMS[dependency]
+        found = measure_step(device, path, depth=depth, dependency=form, overlap=overlap, q8=q8)
+    step = found["step"]
+    print(f"{path.stem} at {depth}, {dependency}: {step:.1f} us, {1e6 / step:.0f} tok/s")
+    for kind, us in found.items():
+        if kind != "step":
+            print(f"  {kind:10} {us:8.1f} us {100 * us / step:5.1f}%")
+    return found
+
+
+# ---- what each kernel adds; weights are whatever lies in new buffers of a model's exact sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One kernel's launches in a step."""
+
+    name: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    launches: int
+    bytes: int
+    """Of weights, by all launches."""
+    us: float
+    """What the step takes longer for them."""
+
+    @property
+    def gb_s(self) -> float:
+        """Weights over time."""
+        return self.bytes / self.us / 1e3 if self.us > 0 else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A plan on a device: its stages, the time of the whole, and the bandwidth of a kernel that only reads."""
+
+    model: str
+    plan: str
+    us: float
+    bandwidth: float
+    """Bytes per second."""
+    stages: tuple[Stage, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of weights."""
+        return sum(stage.bytes for stage in self.stages)
+
+
+def measure_stages(device: Gpu, name: str, plan: str = "decode", dependency: Dependency = DEFAULT) -> Step:
+    """A plan of a model such as "1b-q6k" on an opened device."""
+    shape, _ = models.parse(name)
+    made = plans.model(shape.config, block_type(name), device, shape.tied)
+    launches = PLANS[plan](made)
+    with products.ProductBench(device, dependency) as bench:
+        bandwidth = bench.bandwidth()
+    whole = gpu_us(device, launches, dependency)
+    twice = gpu_us(device, [*launches, *launches], dependency)
+    weights = {matrix.buffer.va_addr: matrix for matrix in plans.matrices(made)}
+    stages = []
+    for group in groups(launches):
+        chosen = {id(launch) for launch in group}
+        others = [launch for launch in launches if id(launch) not in chosen]
+        first = group[0]
+        size = sum(weight_bytes(launch, weights) for launch in group)
+        us = whole - gpu_us(device, others, dependency)
+        stages.append(Stage(first.program.name, first.grid, first.block, len(group), size, us))
+    return Step(name, plan, twice - whole, bandwidth, tuple(stages))
+
+
+def groups(launches: Sequence[Launch]) -> list[list[Launch]]:
+    """Launches of the same program in the same grid, in the order of their first."""
+    found: dict[tuple[Any, ...], list[Launch]] = {}
+    for launch in launches:
+        found.setdefault((launch.program.name, launch.program.lib, launch.grid, launch.block), []).append(launch)
+    return list(found.values())
+
+
+def stages_text(step: Step) -> str:
+    """The step as lines."""
+    share = step.bytes / step.us * 1e6 / step.bandwidth
+    lines = [
+        f"{step.plan} of {step.model}: {step.us:.1f} us for {step.bytes / 1e6:.1f} MB of weights, {share:.0%} of the "
+        f"{step.bandwidth / 1e9:.0f} GB/s that a kernel reads at",
+        f"{'kernel':>12} {'grid':>12} {'launches':>9} {'MB':>8} {'us':>8} {'each':>7} {'GB/s':>6} {'':>6}",
+    ]
+    for stage in step.stages:
+        speed, of = (f"{stage.gb_s:.0f}", f"{stage.gb_s * 1e9 / step.bandwidth:.0%}") if stage.bytes else ("", "")
+        grid = "x".join(map(str, stage.grid))
+        lines.append(
+            f"{stage.name:>12} {grid:>12} {stage.launches:9} {stage.bytes / 1e6:8.1f} {stage.us:8.1f} "
+            f"{stage.us / stage.launches:7.2f} {speed:>6} {of:>6}"
+        )
+    return "\n".join(lines)
+
+
+# ---- when steps begin and end
+
+
+SOURCE: Final = """
+extern "C" __global__ void timestamp(unsigned long long *to, const volatile unsigned *state, int after) {
+    unsigned long long now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    to[2 * (state[WRITTEN] - after) + after] = now;
+}
+"""
+"""A step before which n tokens were written stores at 2n, and after it, where there is one more, at 2n + 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Means in microseconds: of a step, and of what lies between one and the next."""
+
+    step: float
+    gap: float
+
+
+class Timestamps:
+    """Launches that note the begin and the end of the first `steps` steps of a stream of slot 0. Use it in a `with`."""
+
+    def __init__(self, device: Gpu, states: States, steps: int) -> None:
+        self._device, self._states, self._steps = device, states, steps
+        macro = f"-DWRITTEN={State.written.offset // 4}"
+        image = compile_cuda(SOURCE, device.arch, (macro,))
+        self._program = device.load_program(image, "timestamp", buffers=2, values=1)
+        self._memory = device.allocate(16 * steps, STATE_SPEC)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._device.release(self._memory, STATE_SPEC)
+
+    def around(self, step: Sequence[Launch]) -> tuple[Launch, ...]:
+        """The launches of a step with one in front and one after that take the time."""
+        begin, end = (Launch(self._program, (self._memory, self._states.states), values=(at,)) for at in (0, 1))
+        return (begin, *step, end)
+
+    def clock(self) -> NDArray[np.int64]:
+        """Nanoseconds (steps, 2) of each step's begin and end, once the last one is over."""
+        view = self._memory.cpu_view()
+        return np.frombuffer(bytes(view[0 : 16 * self._steps]), np.int64).reshape(-1, 2)
+
+    def times(self) -> Times:
+        """The means over all steps, of which there are at least two."""
+        begins, ends = self.clock().T
+        return Times(mean((ends - begins).tolist()) / 1e3, mean((begins[1:] - ends[:-1]).tolist()) / 1e3)
+
+
+# ---- the loop
+
+
+TOKENS: Final = 128
+REPETITIONS: Final = 9
+JOINED_STEPS: Final = 16
+"""Steps of the recording that holds several."""
+PLANNERS: Final[Mapping[str, Planner]] = {"many": DecodePlan, "one": PersistentPlan}
+
+
+@dataclass(frozen=True, slots=True)
+class LoopRow:
+    """Medians for one model and depth: tokens per second, microseconds of the host's CPU and between steps a token."""
+
+    model: str
+    depth: int
+    plan: str
+    dependency: str
+    tok_s: float
+    host_us: float
+    submit_us: float
+    gap_us: float | None
+    launches: int
+
+
+class LoopBench:
+    """An engine with a greedy step, and what is measured of its loop."""
+
+    def __init__(
+        self, path: Path, context: int, dependency: Dependency = DEFAULT, overlapped: Dependency | None = None,
+        plan: Planner = DecodePlan,
+    ) -> None:  # fmt: skip
+        if overlapped is not None:
+            plan = partial(DecodePlan, overlap=True)
+        with Gguf.open(path) as file:
+            self.engine = Engine(file, context, device="NV", dependency=dependency, overlapped=overlapped, plan=plan)
+        self.dependency = dependency
+        self.loop: Loop = self.engine._loop(Settings())
+
+    def close(self) -> None:
+        """Free the engine."""
+        self.engine.close()
+
+    @property
+    def step(self) -> tuple[Launch, ...]:
+        """The launches of one step."""
+        return self.loop.step
+
+    def stream(self, depth: int, tokens: int) -> tuple[float, float]:
+        """Seconds of the clock and of the CPU for so many tokens after `depth` positions."""
+        stream = self.loop.stream([1], depth, self.engine.context, tokens + 1)
+        next(stream)
+        clock, cpu = time.perf_counter(), time.thread_time()
+        for _ in stream:
+            pass
+        return time.perf_counter() - clock, time.thread_time() - cpu
+
+    def submit(self, runs: int = 64) -> float:
+        """Seconds that the host takes to submit a step to an idle GPU, waits not included; median."""
+        recording, samples = self.loop.recording, []
+        for _ in range(runs):
+            begun = time.perf_counter()
+            number = recording.run()
+            samples.append(time.perf_counter() - begun)
+            recording.wait(number)
+        return statistics.median(samples)
+
+    def gap(self, depth: int) -> float:
+        """Microseconds that a step takes more as a run of its own than in a recording of JOINED_STEPS.
+
+        Not where launches begin early: then the steps of one recording would too.
+        """
+        with Recording(self.engine.device, self.step * JOINED_STEPS, self.dependency) as joined:
+            together = self._gpu_us(depth, joined, 1)
+        return (self._gpu_us(depth, self.loop.recording, JOINED_STEPS) - together) / JOINED_STEPS
+
+    def _gpu_us(self, depth: int, recording: Recording, runs: int) -> float:
+        self.loop.settle()
+        self.engine._states.begin(0, [1], depth, self.engine.context)
+        recording.wait(recording.run())
+        self.engine._states.begin(0, [1], depth, self.engine.context)
+        return self.engine.device.timed(lambda: [recording.run() for _ in range(runs)])
+
+
+def measure_loop(
+    path: Path, depth: int, dependency: str, *, plan: str = "many", overlapped: str | None = None, tokens: int = TOKENS,
+    repetitions: int = REPETITIONS,
+) -> LoopRow:  # fmt: skip
+    """Everything about one model at one depth; with `overlapped`, this form where launches wait by themselves."""
+    context = depth + max(tokens + 2, JOINED_STEPS + 1)
+    bench = LoopBench(
+        path, context, ALL_FORMS[dependency], None if overlapped is None else ALL_FORMS[overlapped], PLANNERS[plan]
+    )
+    try:
+        bench.stream(depth, tokens)
+        times = [bench.stream(depth, tokens) for _ in range(repetitions)]
+        gap = None if overlapped else statistics.median(bench.gap(depth) for _ in range(repetitions))
+        submit = bench.submit()
+        return LoopRow(
+            path.stem,
+            depth,
+            plan,
+            overlapped or dependency,
+            tokens / statistics.median(clock for clock, _ in times),
+            1e6 * statistics.median(cpu for _, cpu in times) / tokens,
+            1e6 * submit,
+            gap,
+            len(bench.step),
+        )
+    finally:
+        bench.close()
+
+
+def loop_line(row: LoopRow) -> str:
+    """A row as text."""
+    what = f"{row.model:16} depth {row.depth:6} {row.plan:10} {row.dependency:20} {row.launches:4} x"
+    gap = "" if row.gap_us is None else f", gap {row.gap_us:6.2f} us"
+    return f"{what} {row.tok_s:9.1f} tok/s, host {row.host_us:7.2f} us, submit {row.submit_us:6.2f} us{gap}"
+
+
+def show_loop(
+    paths: Sequence[Path], depths: Sequence[int], plans: Sequence[str], dependencies: Sequence[str],
+    overlapped: Sequence[str], tokens: int, repetitions: int,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Print the rows of models, depths and dependencies; with each of `overlapped`, launches wait by themselves."""
+
+    def rows() -> Iterator[LoopRow]:
+        measure = partial(measure_loop, tokens=tokens, repetitions=repetitions)
+        for path, depth in product(paths, depths):
+            for plan, dependency in product(plans, dependencies):
+                yield measure(path, depth, dependency, plan=plan)
+            for form in overlapped:
+                yield measure(path, depth, dependencies[0], overlapped=form)
+
+    with opened():
+        return [asdict(row) for row in printed(rows(), loop_line)]
