@@ -31,7 +31,7 @@ def test_only_a_known_answer_counts_as_another() -> None:
 
 
 @pytest.mark.board
-@pytest.mark.parametrize("kind", ["volatile", "cached"])
+@pytest.mark.parametrize("kind", [pytest.param("volatile", marks=pytest.mark.long), "cached"])
 def test_the_board_shows_what_an_h200_showed(kind: str) -> None:
     names = [name for name in CASES if name not in ALONE]
     assert outcomes_of(names, kind == "cached", **BOARD) == {name: RECORD[name][kind] for name in names}
