@@ -25,15 +25,18 @@ import numpy as np
 from tegrad.errors import TegradError
 from tegrad.hw.classes import COPY, CopyMethod
 from tegrad.hw.gpfifo import MethodOp, Subchannel, gp_entry, method_header
+from tegrad.nv.fence import full_barrier
 from tegrad.nv.queues import RELEASE, SUBROUTINE
 from tegrad.nv.replay import ACQUIRE, TIMELINE_RELEASE, semaphore
 from tegrad.nv.waits import prompt_sleeps
 
 MB: Final = 1 << 20
 SMALL_BYTES: Final = MB
-"""Up to this the caller moves all: to wake a thread takes as long as moving half a megabyte."""
+"""Up to this a copy is one submission, without a plan."""
 PIECE_BYTES: Final = MB // 4
 """What is moved out of a small copy's area while the engine copies what follows."""
+HELPED_BYTES: Final = MB // 2
+"""From here on a thread moves the last quarter of a small copy in, which it has when the caller has moved the rest."""
 POLL_LIMIT_S: Final = 0.002
 """How long the next chunk is polled for before its wait sleeps."""
 
@@ -161,6 +164,31 @@ class _Move:
             self._moved.add(self._done.get())
 
 
+class Gate:
+    """A number in host memory that the CPU counts up and the engine waits for."""
+
+    def __init__(self, device: Any) -> None:
+        self._signal = device.new_signal()  # whose word is ours as long as it lives
+        self._va = self._signal.value_addr
+        self._word: memoryview = self._signal.base_buf.cpu_view().view(0, 8, "Q").mv
+        self._opened = self._asked = int(self._word[0])
+
+    def wait(self) -> tuple[int, ...]:
+        """Words by which the engine waits for one opening more than before."""
+        self._asked += 1
+        return semaphore(ACQUIRE, self._va, self._asked)
+
+    def open(self, count: int) -> None:
+        """Let the engine pass the first `count` waits since `open_all`: what the CPU stored before is in memory."""
+        full_barrier()
+        self._word[0] = self._opened + count
+
+    def open_all(self) -> None:
+        """Let it pass all."""
+        full_barrier()
+        self._word[0] = self._opened = self._asked
+
+
 class Staging:
     """Copies of one device through areas of host memory. Under the device's lock."""
 
@@ -172,17 +200,40 @@ class Staging:
         self._busy = [0] * len(areas)
         """By area, the submission that used it last."""
         self._next = 0
+        self._gate = Gate(device)
 
     def copy_in(self, dest: Any, source: memoryview) -> None:
         """Copy to the GPU's memory. Returns when the source has been read; DeviceFault, WaitTimeout."""
-        if (size := source.nbytes) <= self._small:
+        size, user = source.nbytes, _address(source)
+        if size > self._small:
+            with self._moving(_Move(size, False, user, self._length)) as move:
+                self._move_in(move, dest)
+        elif size >= HELPED_BYTES:
+            self._gated_in(dest, user, size)
+        else:
             area = self._own_area()
             staging, cpu = self._areas[area]
-            memmove(cpu, _address(source), size)
+            memmove(cpu, user, size)
             self._submit([(dest.va_addr, staging, size, area)], last=True)
-            return
-        with self._moving(_Move(source.nbytes, False, _address(source), self._length)) as move:
-            self._move_in(move, dest)
+
+    def _gated_in(self, dest: Any, user: int, size: int) -> None:
+        """A small copy whose commands go out first: the engine waits for each piece until the CPU has moved it."""
+        area = self._own_area()
+        staging, cpu = self._areas[area]
+        own, done = size - size // 4, SimpleQueue[int]()
+        pieces = [(0, own // 2), (own // 2, own - own // 2)]
+        movers().move(0, cpu + own, user + own, size - own, done, 0)
+        try:
+            every = [*pieces, (own, size - own)]
+            self._submit_gated([(dest.va_addr + at, staging + at, length) for at, length in every], area)
+            for count, (at, length) in enumerate(pieces, 1):
+                memmove(cpu + at, user + at, length)
+                self._gate.open(count)
+        finally:  # whatever happens, no thread stays in the caller's memory, and the engine does not wait for ever
+            try:
+                done.get()
+            finally:
+                self._gate.open_all()
 
     def _move_in(self, move: _Move, dest: Any) -> None:
         count, given, sent = len(move.chunks), 0, 0
@@ -292,26 +343,42 @@ class Staging:
                 self._fifo.wait(number, prompt=True)
 
     def _submit(self, copies: Sequence[tuple[int, int, int, int]], last: bool) -> None:
-        """Submit copies (to, from, bytes, area) by one doorbell, each a submission, after all that went out before; the
-        last may end a value of the timeline."""
+        """Submit copies (to, from, bytes, area), each a submission, by one doorbell."""
+        number, words = self._fifo.submissions, list[int]()
+        for to, start, size, area in copies:
+            if words:
+                words += semaphore(RELEASE, self._fifo.progress_va, number)
+            words += _copy(to, start, size)
+            self._busy[area] = number = number + 1
+        self._send(words, number, last)
+
+    def _submit_gated(self, copies: Sequence[tuple[int, int, int]], area: int) -> None:
+        """Submit copies (to, from, bytes) as one submission, each of which waits for the gate."""
+        words = list[int]()
+        for copy in copies:
+            words += self._gate.wait()
+            words += _copy(*copy)
+        self._busy[area] = number = self._fifo.submissions + 1
+        self._send(words, number, last=True)
+
+    def _send(self, words: list[int], number: int, last: bool) -> None:
+        """Send submissions up to `number`, after all that went out before; the last may end a value of the timeline."""
         device, fifo = self._device, self._fifo
         value, signal = device.timeline_value, device.timeline_signal.value_addr
-        words = [*semaphore(ACQUIRE, signal, value - 1)]
-        number, end = fifo.submissions, fifo.submissions + len(copies)
-        for to, start, size, area in copies:
-            number += 1
-            self._busy[area] = number
-            words += _OFFSETS, start >> 32, start & _LOW, to >> 32, to & _LOW, _LENGTH, size, _LAUNCH, _COPY
-            if number < end:
-                words += semaphore(RELEASE, fifo.progress_va, number)
+        words = [*semaphore(ACQUIRE, signal, value - 1), *words]
         if last:
             words += semaphore(TIMELINE_RELEASE, signal, value)
         words += fifo.release(number)
         va, count = device.place_commands(array("I", words))
-        fifo.enter([gp_entry(va, count, level=SUBROUTINE)], len(copies))
+        fifo.enter([gp_entry(va, count, level=SUBROUTINE)], number - fifo.submissions)
         if last:
             device.next_timeline()
         device.submitted(fifo, number, (), value if last else None)
+
+
+def _copy(to: int, start: int, size: int) -> tuple[int, ...]:
+    """The copy engine's words for a copy."""
+    return (_OFFSETS, start >> 32, start & _LOW, to >> 32, to & _LOW, _LENGTH, size, _LAUNCH, _COPY)
 
 
 def _address(view: memoryview) -> int:

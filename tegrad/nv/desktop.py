@@ -4,6 +4,10 @@ tinygrad maps what it allocates twice: with UVM, for the address space that its 
 device's default one, which only the video decoder's channel uses. RM takes the longer the larger the memory is: for
 64 MiB 1.3 ms of 2.3 ms, and 0.6 ms more when they are freed (measured on an H200). Here plain memory, which only
 kernels and copies see, is mapped with UVM alone, and what is small lies in slabs (`tegrad.nv.slabs`).
+
+Addresses are used again. tinygrad only counts upwards, so that memory which comes and goes has ever new page tables,
+which UVM makes and drops with it; beside memory that stays, within 512 MiB, they stay, too. For 64 MiB that is 0.03 ms
+of 0.15 ms (measured on an H200).
 """
 
 import ctypes
@@ -178,6 +182,11 @@ class DesktopMemory(_Stock):  # type: ignore[misc]
         return deque(maxlen=FREED_REMEMBERED)
 
     @functools.cached_property
+    def _addresses(self) -> dict[int, list[int]]:
+        """By size, where memory was that UVM knows no more, the last one last."""
+        return {}
+
+    @functools.cached_property
     def _slabs(self) -> Slabs:
         return Slabs(self._make, self._release_slab)
 
@@ -189,7 +198,8 @@ class DesktopMemory(_Stock):  # type: ignore[misc]
         """Memory of its own, mapped. When a step fails, those before it are undone."""
         page = LARGE_PAGE if size >= LARGE_FROM else SMALL_PAGE
         size = round_up(size, page)
-        address = self._alloc_gpu_vaddr(size, alignment=page)
+        free = self._addresses.get(size)
+        address = free.pop() if free else self._alloc_gpu_vaddr(size, alignment=page)
         handle, ranged = self._allocate(size, page), False
         try:
             self._uvm(self._calls.create_range, address, size)
@@ -218,6 +228,7 @@ class DesktopMemory(_Stock):  # type: ignore[misc]
             self._free_memory(mem.meta.hMemory)
         finally:
             self._uvm(self._calls.free_range, mem.va_addr, mem.size)
+            self._addresses.setdefault(mem.size, []).append(int(mem.va_addr))
 
     def _release_slab(self, mem: HCQBuffer) -> None:
         for device, mapped in mem.mappings.items():

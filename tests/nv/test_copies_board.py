@@ -272,3 +272,68 @@ def test_the_caller_moves_its_share_beside_the_threads(
     assert moved == {chunk: chunk in own for chunk in range(6)}
     device.synchronize()
     device.allocator.free(buffer, 6 * AREA)
+
+
+@pytest.fixture
+def one_area(device: Any) -> Iterator[Staging]:
+    """Staging of an area that takes small copies of all sizes."""
+    spec = BufferSpec(host=True, cpu_access=True)
+    area = device.allocator.alloc(copies.SMALL_BYTES, spec)
+    yield Staging(device, [area])
+    device.synchronize()
+    device.allocator.free(area, copies.SMALL_BYTES, spec)
+
+
+@pytest.mark.parametrize("slow", ["thread", "caller"])
+@pytest.mark.parametrize("size", [copies.HELPED_BYTES - 1, copies.HELPED_BYTES, copies.HELPED_BYTES + 1, copies.MB])
+def test_a_small_copy_is_right_whoever_is_slow(
+    one_area: Staging, device: Any, movers: Movers, monkeypatch: pytest.MonkeyPatch, size: int, slow: str
+) -> None:
+    """Each copy's bytes are others, so that a piece that goes out before it was moved shows."""
+    real, caller = copies.memmove, threading.current_thread()
+
+    def memmove(to: int, start: int, count: int) -> None:
+        if (threading.current_thread() is caller) == (slow == "caller"):
+            time.sleep(0.02)
+        real(to, start, count)
+
+    monkeypatch.setattr(copies, "memmove", memmove)
+    buffer = device.allocator.alloc(size)
+    for seed in range(3):
+        data, found = np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8), np.zeros(size, np.uint8)
+        with device.lock:
+            one_area.copy_in(buffer, memoryview(data))
+            one_area.copy_out(memoryview(found), buffer)
+        assert np.array_equal(found, data)
+    device.allocator.free(buffer, size)
+
+
+@pytest.mark.parametrize("after", range(3))
+def test_the_engine_does_not_wait_for_ever_for_a_small_copy_that_is_interrupted(
+    one_area: Staging, device: Any, movers: Movers, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """Whichever of the caller's moves it is."""
+    caller, calls, real = threading.current_thread(), [], copies.memmove
+
+    def memmove(to: int, start: int, count: int) -> None:
+        if threading.current_thread() is caller:
+            calls.append(to)
+            if len(calls) > after:
+                raise KeyboardInterrupt
+        real(to, start, count)
+
+    buffer = device.allocator.alloc(copies.MB)
+    data, found = np.full(copies.MB, 7, np.uint8), np.zeros(copies.MB, np.uint8)
+    with monkeypatch.context() as patched, device.lock:
+        patched.setattr(copies, "memmove", memmove)
+        if after < 2:  # the caller's pieces
+            with pytest.raises(KeyboardInterrupt):
+                one_area.copy_in(buffer, memoryview(data))
+        else:
+            one_area.copy_in(buffer, memoryview(data))
+    device.synchronize()
+    with device.lock:
+        one_area.copy_in(buffer, memoryview(data))
+        one_area.copy_out(memoryview(found), buffer)
+    assert np.array_equal(found, data)
+    device.allocator.free(buffer, copies.MB)

@@ -370,3 +370,28 @@ def test_caches_are_emptied_under_the_devices_lock(
     monkeypatch.setattr(device.iface, "trim", trim)
     device.allocator.free_cache()
     assert owned == [True]
+
+
+# ---- addresses
+
+
+def test_memory_that_comes_and_goes_lies_where_it_lay_before(device: Device, driver: Driver) -> None:
+    """Beside memory that stays UVM keeps the page tables then."""
+    first, second = device.iface.alloc(64 << 20), device.iface.alloc(64 << 20)
+    device.iface.free(first)
+    again = device.iface.alloc(64 << 20)
+    assert again.va_addr == first.va_addr
+    other = device.iface.alloc(32 << 20)
+    device.iface.free(second)
+    device.iface.free(again)
+    device.iface.free(other)
+    assert {device.iface.alloc(64 << 20).va_addr for _ in range(2)} == {first.va_addr, second.va_addr}
+
+
+def test_an_address_that_uvm_may_still_know_is_not_used_again(device: Device, driver: Driver) -> None:
+    first = device.iface.alloc(64 << 20)
+    driver.refuses["UVM_FREE"] = 1
+    with pytest.raises(RuntimeError):
+        device.iface.free(first)
+    driver.refuses.clear()
+    assert device.iface.alloc(64 << 20).va_addr != first.va_addr
