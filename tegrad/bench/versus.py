@@ -140,6 +140,8 @@ class Compared:
     row: str
     ours: list[list[float]]
     peer: list[list[float]]
+    loops: tuple[list[float], list[float]] = ([], [])
+    """How quick each side's core was in each round: microseconds of a loop of Python's."""
 
     def ratio(self, quantile: float = 0.5) -> float:
         """The peer's time divided by ours: medians over rounds of a quantile of each."""
@@ -165,14 +167,16 @@ def compare(row: str, ours: Worker, peer: Worker, rounds: int = ROUNDS) -> Compa
     """One row on both sides, in alternating order."""
     samples = SAMPLES.get(row.split("-")[0], USUAL_SAMPLES)
     taken: tuple[list[list[float]], list[list[float]]] = [], []
+    loops: tuple[list[float], list[float]] = [], []
     for number in range(rounds):
         values: list[list[float]] = [[], []]
         for side in (0, 1) if number % 2 == 0 else (1, 0):
             answer = (ours, peer)[side].ask(row, samples)
             taken[side].append(answer["us"])
+            loops[side].append(answer["loop_us"])
             values[side] = answer.get("values", [])
         agree(row, *values)
-    return Compared(row, *taken)
+    return Compared(row, *taken, loops)
 
 
 def measured(rows: Iterable[str], vs: str, rounds: int = ROUNDS) -> Iterator[Compared | RecordError]:
@@ -246,4 +250,12 @@ def as_json(found: Compared) -> dict[str, Any]:
     taken = {
         side: {name: times(rounds, quantile) for name, quantile in quantiles.items()} for side, rounds in sides.items()
     }
-    return {"row": found.row, "unit": "us", **taken, "ratio": found.ratio(), "ratio_p99": found.ratio(0.99)}
+    loops = dict(zip(sides, found.loops, strict=True))
+    return {
+        "row": found.row,
+        "unit": "us",
+        **taken,
+        "loop_us": loops,
+        "ratio": found.ratio(),
+        "ratio_p99": found.ratio(0.99),
+    }

@@ -38,6 +38,7 @@ def test_rows_are_the_same_work_whoever_does_it(on_a_board: None) -> None:
         assert isinstance(one, Compared)
         assert [len(side) for side in (one.ours, one.peer)] == [2, 2]
         assert one.ratio() > 0
+        assert all(loop > 0 for side in versus.as_json(one)["loop_us"].values() for loop in side)
 
 
 def script(folder: Path, body: str) -> Party:
@@ -49,8 +50,14 @@ def script(folder: Path, body: str) -> Party:
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        ('print(json.dumps({"us": [1.0], "values": [1.0, 2.5]}), flush=True)', "launch: value 1 is 2.0 through NV"),
-        ('print(json.dumps({"us": [1.0], "values": [1.0]}), flush=True)', "launch: 2 values through NV and 1"),
+        (
+            'print(json.dumps({"us": [1.0], "loop_us": 2.0, "values": [1.0, 2.5]}), flush=True)',
+            "launch: value 1 is 2.0 through NV",
+        ),
+        (
+            'print(json.dumps({"us": [1.0], "loop_us": 2.0, "values": [1.0]}), flush=True)',
+            "launch: 2 values through NV and 1",
+        ),
         ("sys.exit(3)", "launch: a script ended with exit code 3; its error is above"),
     ],
 )
@@ -58,7 +65,7 @@ def test_a_peer_that_computes_something_else_or_dies_gives_no_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, sentence: str
 ) -> None:
     (tmp_path / "ours").mkdir()
-    good = 'print(json.dumps({"us": [1.0], "values": [1.0, 2.0]}), flush=True)'
+    good = 'print(json.dumps({"us": [1.0], "loop_us": 2.0, "values": [1.0, 2.0]}), flush=True)'
     monkeypatch.setattr(versus, "OURS", script(tmp_path / "ours", good))
     monkeypatch.setitem(versus.PEERS, "cuda", script(tmp_path, body))
     found = list(versus.measured(["launch", "mlp"], "cuda", rounds=1))
@@ -75,7 +82,7 @@ def test_the_sides_take_turns_and_each_begins_half_of_the_rounds(monkeypatch: py
 
         def ask(self, row: str, samples: int) -> dict[str, Any]:
             asked.append(self.name)
-            return {"us": [1.0] * samples, "values": [1.0]}
+            return {"us": [1.0] * samples, "loop_us": 2.0, "values": [1.0]}
 
     versus.compare("launch", Side("ours"), Side("peer"), rounds=4)  # type: ignore[arg-type]
     assert asked == ["ours", "peer", "peer", "ours"] * 2
@@ -131,3 +138,14 @@ def test_gpt2s_weights_are_of_its_size() -> None:
     count = sum(weight.size for weight in rows.gpt2_weights("tiny", half=True))
     assert count == 256 * 32 + rows.POSITIONS * 32 + 2 * 12 * 32 * 32
     assert all(weight.dtype == np.float16 for weight in rows.gpt2_weights("tiny", half=True))
+
+
+def test_a_side_goes_on_where_the_loop_is_quickest_and_may_go_anywhere_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tegrad.bench import rows
+
+    asked: list[set[int]] = []
+    monkeypatch.setattr(rows.os, "sched_getaffinity", lambda _: {3, 5, 7})
+    monkeypatch.setattr(rows.os, "sched_setaffinity", lambda _, cores: asked.append(set(cores)))
+    monkeypatch.setattr(rows, "loop_us", lambda: {3: 90.0, 5: 70.0, 7: 120.0}[next(iter(asked[-1]))])
+    rows.take_quickest_core()
+    assert asked == [{3}, {5}, {7}, {5}, {3, 5, 7}]
