@@ -5,6 +5,8 @@
   stay zero-copy on NV devices; others are copied.
 - PTX has no approximate double-precision exp2 and log2: they become tinygrad's own polynomials.
 - A product of a matrix and one vector gets a warp to a row (`tegrad.nv.matvec`).
+- A block of more than three dimensions is launched with three. Joining the first two splits the lanes that a tensor
+  core instruction takes together over two warps: here the warp's dimension stays alone.
 
 `TEGRAD_REPAIRS_OFF` names repairs that are left out (`views,matvec`), to see what each is for.
 """
@@ -23,7 +25,8 @@ from tegrad.nv import compat, matvec
 
 VIEWS: Final = "tinygrad.uop.ops.UOp.contiguous_view"
 OPTIMIZATIONS: Final = "tinygrad.codegen.opt.heuristic.hand_coded_optimizations"
-REVISION = 5
+GROUPING: Final = "tinygrad.codegen.gpudims._group_dims"
+REVISION = 6
 """Part of the keys of tinygrad's kernel search: raise it whenever a patch changes what is generated. Compiled kernels
 are kept by their source, which shows it."""
 
@@ -31,6 +34,9 @@ REPAIRS = ("views", "double", "matvec")
 SWITCH = "TEGRAD_REPAIRS_OFF"
 """Environment variable: the repairs to leave out, with commas between them."""
 
+WARP_THREADS: Final = 32
+BLOCK_MAX: Final = 1024
+"""Threads of a block, also along x; tinygrad's limit of a grid is larger."""
 VIEW_ALIGN = 16
 """Bytes: the widest vector access that tinygrad emits (float4), so the alignment that a view must keep."""
 
@@ -74,8 +80,24 @@ def _aligned_views(original: Callable[[UOp], _View]) -> Callable[[UOp], _View]:
     return contiguous_view
 
 
+_Dims = tuple[Any, ...]
+
+
+def _whole_warps(original: Callable[[_Dims, _Dims], _Dims | None]) -> Callable[[_Dims, _Dims], _Dims | None]:
+    """Join a block's later dimensions rather than the first, where that is a warp: lanes are numbered along x."""
+
+    def group(dims: _Dims, limits: _Dims) -> _Dims | None:
+        if len(dims) <= len(limits) or dims[0] != WARP_THREADS or limits[0] > BLOCK_MAX:  # the last of these: a grid
+            return original(dims, limits)
+        rest = original(dims[1:], limits[1:])
+        return None if rest is None else (dims[0], *rest)
+
+    return group
+
+
 def install() -> None:
     """Apply the patches to tinygrad in this process; once, however often it is called."""
+    compat.replace(GROUPING, _whole_warps(compat.published(GROUPING)))
     if active("views") and not hasattr(UOp.contiguous_view, "__wrapped__"):
         compat.replace(VIEWS, _aligned_views(compat.published(VIEWS)))
     if active("matvec") and not hasattr(heuristic.hand_coded_optimizations, "__wrapped__"):
@@ -84,5 +106,5 @@ def install() -> None:
 
 def uninstall() -> None:
     """Take the patches back, for tests that show what they are for."""
-    compat.restore(VIEWS)
-    compat.restore(OPTIMIZATIONS)
+    for path in (VIEWS, OPTIMIZATIONS, GROUPING):
+        compat.restore(path)

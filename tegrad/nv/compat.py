@@ -38,6 +38,7 @@ REPLACED: Final[Mapping[str, str]] = {
     "tinygrad.engine.jit._prepare_jit_inputs": "what TinyJit learns of its inputs, learned once (nv/inputs.py)",
     "tinygrad.uop.ops.UOp.contiguous_view": "views at 16-byte offsets only, which vector loads need (nv/codegen.py)",
     "tinygrad.codegen.opt.heuristic.hand_coded_optimizations": "matrix-vector products by a warp (nv/matvec.py)",
+    "tinygrad.codegen.gpudims._group_dims": "blocks of more than three dimensions keep warps whole (nv/codegen.py)",
     "tinygrad.helpers.diskcache_get": "a damaged cache is a warning (nv/diskcache.py)",
     "tinygrad.helpers.diskcache_put": "a full disk is a warning",
 }

@@ -1,4 +1,4 @@
-"""Vector loads and the views that misalign them: refused or copied, and a fault of the GPU when the remedy is off."""
+"""Repairs of tinygrad's code: views that misalign vector loads, and blocks whose dimensions are joined."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tinygrad import Tensor, dtypes
 
-from tegrad.nv import codegen
+from tegrad.nv import codegen, compat
 from tegrad.nv.program import LaunchError, NVProgram
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,9 +42,10 @@ attempt("neither:", 3)
 """
 
 
-def run_on_board(program: str) -> str:
-    """The output of a program on a private board."""
+def run_on_board(program: str, **more: str) -> str:
+    """The output of a program on a private board, with `more` in its environment."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "DEV": "NV", "TEGRAD_BOARD": "agx-orin-64gb", "PARALLEL": "0"}
+    environment |= more
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -122,3 +123,47 @@ def test_installing_twice_is_installing_once() -> None:
     once = UOp.contiguous_view
     codegen.install()
     assert UOp.contiguous_view is once
+
+
+SEARCHED = """
+import numpy as np
+import tegrad
+from tinygrad import Tensor
+from tinygrad.codegen.opt import Opt, OptOps, heuristic
+
+FOUND = [  # by BEAM=2 on an H200, for a product of 1,024 in halves
+    (OptOps.TC, 0, (-1, 2, 1)), (OptOps.UPCAST, 1, 4), (OptOps.UPCAST, 0, 2), (OptOps.UNROLL, 0, 4),
+    (OptOps.LOCAL, 1, 2), (OptOps.LOCAL, 1, 2), (OptOps.LOCAL, 0, 2), (OptOps.SWAP, 0, 1),
+]
+
+
+def as_found(kernel):
+    for opt in FOUND:
+        kernel.apply_opt(Opt(*opt))
+    return kernel
+
+
+a, b = (np.random.default_rng(seed).standard_normal((256, 256), dtype=np.float32).astype(np.float16) for seed in (0, 1))
+tensors = Tensor(a).realize(), Tensor(b).realize()
+heuristic.hand_coded_optimizations = as_found
+got = (tensors[0] @ tensors[1]).numpy().astype(np.float32)
+print(float(np.abs(got - a.astype(np.float32) @ b.astype(np.float32)).max()))
+"""
+
+
+@pytest.mark.board
+@pytest.mark.parametrize("renderer", ["CUDA", "PTX"])
+def test_a_searched_product_whose_block_has_four_dimensions_keeps_its_warps(renderer: str) -> None:
+    """tinygrad joined the warp's dimension with the next: nearly every value was wrong."""
+    assert float(run_on_board(SEARCHED, DEV=f"NV:{renderer}")) < 0.05
+
+
+def test_only_a_blocks_first_dimension_of_a_warp_is_left_alone() -> None:
+    block, grid = (1024, 1024, 64), (0x7FFFFFFF, 0xFFFF, 0xFFFF)
+    group = codegen._whole_warps(compat.published(codegen.GROUPING))
+    stock = compat.published(codegen.GROUPING)
+    assert stock((32, 2, 2, 2), block) == (64, 2, 2)
+    assert group((32, 2, 2, 2), block) == (32, 4, 2)
+    assert group((32, 2, 2, 2, 2), block) == (32, 8, 2)
+    for dims, limits in (((32, 2, 2), block), ((16, 2, 2, 2), block), ((32, 2, 2, 2), grid), ((2, 2, 2), (4, 2))):
+        assert group(dims, limits) == stock(dims, limits)
