@@ -30,13 +30,18 @@ class Party:
     name: str
     script: str
     environment: Mapping[str, str]
+    needs: str = ""
+    """What it needs of the machine, for the error when its process ends."""
 
 
+LIBCUDA: Final = "a GPU and libcuda.so of NVIDIA's driver, which an emulated board does not have"
+TORCH: Final = f"PyTorch with CUDA (pip install torch), {LIBCUDA}"
 OURS: Final = Party("tinygrad, NV", "rows.py", {"DEV": "NV:CUDA"})
 PEERS: Final = {
-    "cuda": Party("tinygrad, CUDA", "rows.py", {"DEV": "CUDA:CUDA", "TEGRAD": "0"}),  # as published, beside us too
-    "torch": Party("PyTorch, eagerly", "rows_torch.py", {"TEGRAD_TORCH": "eager"}),
-    "torch-graphs": Party("PyTorch, CUDA graphs", "rows_torch.py", {"TEGRAD_TORCH": "graphs"}),
+    # TEGRAD=0: tinygrad as published, also where tegrad is installed
+    "cuda": Party("tinygrad, CUDA", "rows.py", {"DEV": "CUDA:CUDA", "TEGRAD": "0"}, LIBCUDA),
+    "torch": Party("PyTorch, eagerly", "rows_torch.py", {"TEGRAD_TORCH": "eager"}, TORCH),
+    "torch-graphs": Party("PyTorch, CUDA graphs", "rows_torch.py", {"TEGRAD_TORCH": "graphs"}, TORCH),
 }
 SAMPLES: Final = {"launch": 1_000, "stream": 1, "mlp": 1_000, "matmul": 20, "copyin": 10, "copyout": 10, "gpt2": 120}
 """Of a round, by the row's kind."""
@@ -115,8 +120,9 @@ class Worker:
             self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
+            needs = f". It needs {self.party.needs}" if self.party.needs else ""
             raise RecordError(
-                f"{row}: {self.party.name} ended with exit code {self.process.wait()}; its error is above"
+                f"{row}: {self.party.name} ended with exit code {self.process.wait()}; its error is above{needs}"
             )
         answer: dict[str, Any] = json.loads(line)
         return answer
