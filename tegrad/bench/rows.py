@@ -27,6 +27,8 @@ GPT2 = {"124m": (12, 12, 768, 50257), "tiny": (2, 2, 32, 256)}
 """Layers, heads, width and vocabulary."""
 POSITIONS = 128
 """Of GPT-2's cache."""
+ENDED_BY_CTRL_C = 130
+"""Exit code, as the command's own."""
 LOOP = range(5_000)
 """Turns of the loop that tells how quick a core is."""
 
@@ -326,17 +328,20 @@ def _answer(row: TimedRow, samples: int) -> dict[str, Any]:
 
 
 def serve(make: Callable[[str], TimedRow]) -> None:
-    """Answer until stdin ends; what tinygrad prints goes to stderr."""
+    """Answer until stdin ends; what tinygrad prints goes to stderr. Ctrl-C ends the process without a traceback."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     rows: dict[str, TimedRow] = {}
-    for line in sys.stdin:
-        asked = json.loads(line)
-        if (name := asked["row"]) not in rows:
-            rows.clear()
-            rows[name] = make(name)
-        answers.write(json.dumps(_answer(rows[name], asked["samples"])) + "\n")
-        answers.flush()
+    try:
+        for line in sys.stdin:
+            asked = json.loads(line)
+            if (name := asked["row"]) not in rows:
+                rows.clear()
+                rows[name] = make(name)
+            answers.write(json.dumps(_answer(rows[name], asked["samples"])) + "\n")
+            answers.flush()
+    except KeyboardInterrupt:
+        sys.exit(ENDED_BY_CTRL_C)
 
 
 if __name__ == "__main__":

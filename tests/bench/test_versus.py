@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,13 @@ def test_the_error_of_a_peer_that_cannot_start_names_what_it_needs(
         monkeypatch.setitem(versus.PEERS, name, broken)
         (found,) = versus.measured(["launch"], name, rounds=1)
         assert needs in str(found)
+
+
+def test_ctrl_c_ends_a_side_without_a_traceback() -> None:
+    body = "import os, signal; from tegrad.bench import rows; rows.serve(lambda _: os.kill(os.getpid(), signal.SIGINT))"
+    asked = '{"row": "launch", "samples": 1}\n'
+    done = subprocess.run([sys.executable, "-c", body], input=asked, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_the_sides_take_turns_and_each_begins_half_of_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
