@@ -200,7 +200,7 @@ def _kernels(call: UOp) -> tuple[UOp, ...]:
 def _as_ever(call: UOp, reason: str) -> _Call:
     if DEBUG >= 1:
         names = ", ".join(_name(kernel) for kernel in _kernels(call))
-        print(f"tegrad: not replayed but run as tinygrad does: {names}: {reason}")
+        print(f"tegrad: not replayed, tinygrad runs it: {names}: {reason}")
     return _Call(UOp(Ops.LINEAR, src=(call,)))
 
 
@@ -236,14 +236,14 @@ def _launch(device: Any, kernel: UOp, input_uops: Sequence[UOp], var_vals: dict[
     """A kernel, and where it takes inputs and numbers. _Unheld."""
     program = kernel.src[0]
     if program.op is Ops.COPY:
-        raise _Unheld("a copy")
+        raise _Unheld("a copy is not a kernel")
     if program.op is not Ops.PROGRAM:
-        raise _Unheld("no kernel")
+        raise _Unheld("not a kernel")
     info = program.arg
     if any(isinstance(size, UOp) for size in info.local_size or ()):
-        raise _Unheld("its blocks change their size")
+        raise _Unheld("its block size depends on a variable")
     if lacking := [variable.expr for variable in info.vars if variable.expr not in var_vals]:
-        raise _Unheld(f"{', '.join(lacking)} is no variable of the function's")
+        raise _Unheld(f"it needs variables that the function was not called with: {', '.join(lacking)}")
     uops = get_call_arg_uops(kernel)
     resolved = resolve_params(kernel, tuple(input_uops))
     memories: list[HCQBuffer] = []
@@ -281,5 +281,5 @@ def _input(argument: UOp) -> int | None:
     if not parameters:
         return None
     if argument.op is not Ops.SHRINK or argument.src[0] is not parameters[0] or len(parameters) > 1:
-        raise _Unheld("it looks at an input in a way of its own")
+        raise _Unheld("it uses a view of an input that is not a fixed part of it")
     return int(parameters[0].arg.slot)
