@@ -523,9 +523,12 @@ def loop(
 @app.command()
 def mlp(
     dependencies: Annotated[
-        list[str] | None, typer.Option("--dependency", help="Forms between launches; all that a program may name.")
+        list[str] | None,
+        typer.Option(
+            "--dependency", help="How a launch waits for the one before; all that `record` takes if left out."
+        ),
     ] = None,
-    graph: Annotated[bool, typer.Option(help="With CUDA graphs.")] = True,
+    graph: Annotated[bool, typer.Option(help="Also in CUDA graphs, which need a real GPU and libcuda.so.")] = True,
 ) -> None:
     """Measure a call of a small recorded network, through TinyJit, and in two CUDA graphs."""
     from tegrad.bench.mlp import show
