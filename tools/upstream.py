@@ -188,7 +188,10 @@ def archive(source: Path, commit: str) -> bytes:
         return source.read_bytes()
     done = subprocess.run(["git", "-C", str(source), "archive", commit, *PARTS], capture_output=True, check=False)
     if done.returncode:
-        raise record.RecordError(f"git finds no {commit} in {source}: {done.stderr.decode().strip()}")
+        said = done.stderr.decode().strip()
+        raise record.RecordError(
+            f"git finds no {commit} in {source}: {said}; SOURCE is a whole clone of https://github.com/tinygrad/tinygrad"
+        )
     return done.stdout
 
 
@@ -358,32 +361,37 @@ def main() -> None:
     """The command line; exit 1 when a test failed."""
     parser = argparse.ArgumentParser(prog=RUNNER, description=(__doc__ or "").split("\n")[0])
     parser.add_argument("source", type=Path, help="a git repository of tinygrad, or a tar file that git archive made")
-    parser.add_argument("--commit", default=COMMIT)
-    parser.add_argument("--renderer", choices=RENDERERS, default=RENDERERS[0])
+    parser.add_argument("--commit", default=COMMIT, help="of the tests; the one before 0.14.0 unless given")
+    parser.add_argument(
+        "--renderer", choices=RENDERERS, default=RENDERERS[0], help="what tinygrad writes: PTX, or CUDA C"
+    )
     parser.add_argument("--board", default="", help="run on an emulated board, such as agx-orin-64gb")
-    parser.add_argument("--peer", action="store_true", help="run through CUDA, without tegrad: the reference")
-    parser.add_argument("--slow", action="store_true", help="with what upstream leaves out without RUN_SLOW=1")
+    parser.add_argument("--peer", action="store_true", help="through tinygrad's own CUDA device, without tegrad")
+    parser.add_argument("--slow", action="store_true", help="also the tests that upstream runs with RUN_SLOW=1 only")
     parser.add_argument("--suite", action="append", choices=SUITES, help="only this one; may be repeated")
-    parser.add_argument("-n", "--jobs", type=int, default=2)
-    parser.add_argument("--test-limit", type=int, default=TEST_LIMIT_S, metavar="SECONDS")
-    parser.add_argument("--suite-limit", type=float, default=SUITE_LIMIT_S, metavar="SECONDS")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("-n", "--jobs", type=int, default=2, help="workers of a suite; 2 unless given")
+    parser.add_argument("--test-limit", type=int, default=TEST_LIMIT_S, metavar="SECONDS", help="for a test; 120")
+    parser.add_argument("--suite-limit", type=float, default=SUITE_LIMIT_S, metavar="SECONDS", help="for a suite; 1800")
+    parser.add_argument("--out", type=Path, help="a JSON file for the results")
     a = parser.parse_args()
     if a.board and a.peer:
         parser.error("a board has no CUDA: --peer needs a real GPU")
-    report = run(
-        a.source,
-        a.renderer,
-        tuple(a.suite or SUITES),
-        commit=a.commit,
-        jobs=a.jobs,
-        board=a.board,
-        peer=a.peer,
-        slow=a.slow,
-        test_limit=a.test_limit,
-        suite_limit=a.suite_limit,
-        out=a.out,
-    )
+    try:
+        report = run(
+            a.source,
+            a.renderer,
+            tuple(a.suite or SUITES),
+            commit=a.commit,
+            jobs=a.jobs,
+            board=a.board,
+            peer=a.peer,
+            slow=a.slow,
+            test_limit=a.test_limit,
+            suite_limit=a.suite_limit,
+            out=a.out,
+        )
+    except record.RecordError as error:
+        raise SystemExit(f"{RUNNER}: {error}") from error
     bad = any(suite["counts"]["failed"] or "stopped" in suite for suite in report["suites"].values())
     raise SystemExit(1 if bad else 0)
 

@@ -19,6 +19,6 @@ def check_gpu() -> None:
         print("tegrad: on an emulated board: these times are the emulation's, not a GPU's", file=sys.stderr, flush=True)
     elif not any(map(os.path.exists, (CTRL_NODE, DESKTOP_NODE))):
         raise NoGpu(
-            "this measures a GPU, and none is found here: run it on a Jetson or another machine with an NVIDIA GPU, or "
-            "try it with TEGRAD_BOARD=agx-orin-64gb"
+            "this measures a GPU, and none is found here: run it on a Jetson or another machine with an NVIDIA GPU, "
+            "or, if it has no peer that needs CUDA, try it with TEGRAD_BOARD=agx-orin-64gb"
         )

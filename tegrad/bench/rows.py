@@ -1,8 +1,12 @@
 """What tinygrad is asked to do, row by row, on whatever device DEV names: the worker of `tegrad bench tinygrad`.
 
-It runs as a script in a process of its own, so that the peer is tinygrad as published: nothing of ours is imported,
-except by `import tegrad` where DEV is NV. A line of JSON on stdin asks for a row and a number of samples; the answer
-has microseconds, and values of the result, in which both sides must agree.
+It runs as a script in a process of its own, so that the peer is tinygrad as published: only where DEV is NV does
+`import tegrad` change tinygrad. The rows of copies and allocations import `tegrad.nv.compat` on both sides, which only
+names tinygrad's private methods.
+
+A line of JSON on stdin asks: {"row": name, "samples": number of timed calls}. A line of JSON answers: {"us":
+microseconds of each call, "loop_us": how quick the core was, "values": some of the result}; rows that compute nothing
+have no values. An error ends the process with a traceback on stderr.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from typing import Any
 
 MB = 1 << 20
 ANSWER_VALUES = 1024
-"""How many values of a result go into the answer, evenly spread."""
+"""About how many values of a result go into the answer, evenly spread: fewer than twice as many, or all."""
 STREAM_LAUNCHES = 10_000
 """Launches of the row that waits only for the last one."""
 MLP_WIDTHS = (12, 128, 128, 4)
@@ -26,18 +30,23 @@ MLP_WIDTHS = (12, 128, 128, 4)
 GPT2 = {"124m": (12, 12, 768, 50257), "tiny": (2, 2, 32, 256)}
 """Layers, heads, width and vocabulary."""
 POSITIONS = 128
-"""Of GPT-2's cache."""
+"""How many tokens GPT-2's KV cache holds."""
+ENDED_BY_CTRL_C = 130
+"""Exit code, as the command's own."""
 LOOP = range(5_000)
-"""Turns of the loop that tells how quick a core is."""
+"""Iterations of the loop that tells how quick a core is."""
 
 
 @dataclass(frozen=True)
 class TimedRow:
-    """`call` is what is timed, with its wait; `result` has what it computed, as float32; `each` calls are a sample."""
+    """What a row times, and how its result is read."""
 
     call: Callable[[], object]
+    """What is timed: it returns when the GPU is done."""
     result: Callable[[], Any] | None = None
+    """Returns what was computed, as an array; None for a row that computes nothing."""
     each: int = 1
+    """How many launches one call makes: its time is divided by this."""
 
 
 def made(name: str) -> TimedRow:
@@ -62,7 +71,7 @@ def made(name: str) -> TimedRow:
 
 
 def values(*shape: int, half: bool = False, seed: int = 0) -> Any:
-    """Random normal numbers."""
+    """An array of normally distributed random numbers, float32 or float16, the same for the same seed."""
     import numpy as np
 
     found = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
@@ -70,14 +79,15 @@ def values(*shape: int, half: bool = False, seed: int = 0) -> Any:
 
 
 def mlp_weights() -> list[Any]:
-    """The control network's, in halves."""
+    """The control network's weight matrices, in halves."""
     import numpy as np
 
     return [(values(a, b, seed=a) * a**-0.5).astype(np.float16) for a, b in pairwise(MLP_WIDTHS)]
 
 
 def gpt2_weights(size: str, half: bool) -> Iterator[Any]:
-    """Of tokens and positions, then four of each layer: queries, keys and values; attention's output; up; down."""
+    """GPT-2's weight matrices: embeddings of tokens and of positions, then four of each layer: queries, keys and values
+    in one; attention's output; the MLP's up; its down."""
     import numpy as np
 
     layers, _, width, vocabulary = GPT2[size]
@@ -87,19 +97,19 @@ def gpt2_weights(size: str, half: bool) -> Iterator[Any]:
 
 
 def host(size: str) -> Any:
-    """Random bytes, so many megabytes ("16mb")."""
+    """Random bytes in the host's memory: "16mb" is 16 MiB."""
     import numpy as np
 
     return np.random.default_rng(2).integers(0, 255, megabytes(size) * MB, dtype=np.uint8)
 
 
 def megabytes(size: str) -> int:
-    """Of "16mb"."""
+    """16 for "16mb"; a megabyte of a row's name is 1 << 20 bytes."""
     return int(size.removesuffix("mb"))
 
 
 def millions(size: str) -> int:
-    """Of "10m", as a number."""
+    """10,000,000 for "10m"."""
     return int(size.removesuffix("m")) * 1_000_000
 
 
@@ -110,7 +120,7 @@ def _random(*shape: int, half: bool = False, seed: int = 0) -> Any:
 
 
 def _timed(function: Callable[..., Any], *inputs: Any) -> TimedRow:
-    """A call of a TinyJit and a synchronize."""
+    """A row that times a TinyJit call of `function` and the `synchronize` after it."""
     from tinygrad import Device, TinyJit
 
     jit: Any = TinyJit(function)
@@ -131,7 +141,7 @@ def _launch(kind: str) -> TimedRow:
 
 
 def _stream(kind: str) -> TimedRow:
-    """Launches without a wait between them; one at the end."""
+    """Many TinyJit calls of one kernel, with a single wait after the last."""
     from tinygrad import Device, TinyJit
 
     x = _random(12)
@@ -286,7 +296,7 @@ def _alloc(kind: str, size: str) -> TimedRow:
 
 
 def loop_us() -> float:
-    """Microseconds of a loop of Python's."""
+    """Microseconds that a fixed Python loop takes on this core now."""
     begun = time.perf_counter()
     for _ in LOOP:
         pass
@@ -294,10 +304,11 @@ def loop_us() -> float:
 
 
 def take_quickest_core() -> None:
-    """Have this thread go on where the loop is quickest now, and let it and others go anywhere again.
+    """Move this thread to the core where the loop is quickest now, then lift the restriction to that core again.
 
-    A core whose other hyperthread is busy, with another guest's work too, runs Python and system calls at half to two
-    thirds of its speed (docs/notebook.md): without this, which side is ahead depends on where it was put.
+    A core whose other hyperthread is busy, also with another virtual machine's work, runs Python and system calls at
+    half to two thirds of its speed (docs/notebook.md): without this, which side is ahead depends on the core that the
+    scheduler gave it.
     """
     allowed = os.sched_getaffinity(0)
     took: dict[int, float] = {}
@@ -326,17 +337,20 @@ def _answer(row: TimedRow, samples: int) -> dict[str, Any]:
 
 
 def serve(make: Callable[[str], TimedRow]) -> None:
-    """Answer until stdin ends; what tinygrad prints goes to stderr."""
+    """Answer until stdin ends; what tinygrad prints goes to stderr. Ctrl-C ends the process without a traceback."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     rows: dict[str, TimedRow] = {}
-    for line in sys.stdin:
-        asked = json.loads(line)
-        if (name := asked["row"]) not in rows:
-            rows.clear()
-            rows[name] = make(name)
-        answers.write(json.dumps(_answer(rows[name], asked["samples"])) + "\n")
-        answers.flush()
+    try:
+        for line in sys.stdin:
+            asked = json.loads(line)
+            if (name := asked["row"]) not in rows:
+                rows.clear()
+                rows[name] = make(name)
+            answers.write(json.dumps(_answer(rows[name], asked["samples"])) + "\n")
+            answers.flush()
+    except KeyboardInterrupt:
+        sys.exit(ENDED_BY_CTRL_C)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""The rows of rows.py in PyTorch, the worker of `tegrad bench tinygrad --vs torch`: eagerly or as CUDA graphs.
+"""The rows of rows.py in PyTorch: the worker of `tegrad bench tinygrad --vs torch` and `--vs torch-graphs`.
 
-TEGRAD_TORCH says which. Inputs are the same, so that results can be compared; products of floats keep all their bits.
+TEGRAD_TORCH says whether PyTorch works eagerly or replays CUDA graphs ("graphs"). Inputs are those of rows.py, so that
+results can be compared; products of floats do not use TF32, which would round their inputs.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def _pair(size: str) -> list[Any]:
 
 
 def _replayed(function: Callable[..., Any], *inputs: Any) -> Callable[[], Any]:
-    """The call, or the replay of its graph."""
+    """A function that calls `function` on `inputs` (eagerly), or replays the CUDA graph of that call."""
     for _ in range(4):
         out = function(*inputs)
     torch.cuda.synchronize()
@@ -132,7 +133,7 @@ def _alloc(kind: str, size: str) -> TimedRow:
 
 
 def _gpt2(kind: str, dtype: str, size: str) -> TimedRow:
-    """A token; positions are masked, since a graph's sizes stay."""
+    """A token of GPT-2. Attention reads the whole cache and masks later positions: a CUDA graph's sizes are fixed."""
     layers, heads, width, _ = rows.GPT2[size]
     weights = (torch.from_numpy(weight).cuda() for weight in rows.gpt2_weights(size, dtype == "f16"))
     tokens, places = next(weights), next(weights)

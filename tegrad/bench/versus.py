@@ -1,7 +1,8 @@
-"""tinygrad through NV beside tinygrad through CUDA, as published: `tegrad bench tinygrad`.
+"""tinygrad through NV beside tinygrad through CUDA as published, or PyTorch: `tegrad bench tinygrad`.
 
-Each side is one process that stays, rows.py; both do a row in turn, in alternating order, and their results are
-compared before anything is reported.
+Each side is one process (rows.py or rows_torch.py) that does all rows. In each round of a row both sides do it, one
+after the other, and swap who begins; what they computed is compared before anything is reported. Times are
+microseconds.
 """
 
 from __future__ import annotations
@@ -30,17 +31,23 @@ class Party:
     name: str
     script: str
     environment: Mapping[str, str]
+    needs: str = ""
+    """What it needs of the machine, for the error when its process ends."""
 
 
+LIBCUDA: Final = "a GPU and libcuda.so of NVIDIA's driver, which an emulated board does not have"
+TORCH: Final = f"PyTorch with CUDA (pip install torch), {LIBCUDA}"
 OURS: Final = Party("tinygrad, NV", "rows.py", {"DEV": "NV:CUDA"})
 PEERS: Final = {
-    "cuda": Party("tinygrad, CUDA", "rows.py", {"DEV": "CUDA:CUDA", "TEGRAD": "0"}),  # as published, beside us too
-    "torch": Party("PyTorch, eagerly", "rows_torch.py", {"TEGRAD_TORCH": "eager"}),
-    "torch-graphs": Party("PyTorch, CUDA graphs", "rows_torch.py", {"TEGRAD_TORCH": "graphs"}),
+    # TEGRAD=0: tinygrad as published, also where tegrad is installed
+    "cuda": Party("tinygrad, CUDA", "rows.py", {"DEV": "CUDA:CUDA", "TEGRAD": "0"}, LIBCUDA),
+    "torch": Party("PyTorch, eagerly", "rows_torch.py", {"TEGRAD_TORCH": "eager"}, TORCH),
+    "torch-graphs": Party("PyTorch, CUDA graphs", "rows_torch.py", {"TEGRAD_TORCH": "graphs"}, TORCH),
 }
 SAMPLES: Final = {"launch": 1_000, "stream": 1, "mlp": 1_000, "matmul": 20, "copyin": 10, "copyout": 10, "gpt2": 120}
-"""Of a round, by the row's kind."""
+"""How many calls a round times, by the first part of the row's name."""
 USUAL_SAMPLES: Final = 50
+"""The same, for all other rows."""
 ELEMENTWISE: Final = ("add", "mul", "exp", "relu")
 ROWS: Final = (
     "launch",
@@ -54,12 +61,13 @@ ROWS: Final = (
     *(f"gpt2-{kind}-124m" for kind in ("f32", "f16")),
 )
 TOLERANCES: Final = {"matmul-f16": (2e-2, 2e-1), "mlp": (2e-2, 2e-2), "gpt2-f16": (2e-2, 5e-2), "": (1e-4, 1e-3)}
-"""Relative and absolute, by how a row's name begins: sums may have another order, and halves are rounded after it."""
+"""By how a row's name begins, how far a value may differ: by the relative tolerance of the peer's value plus the
+absolute one. The sides may add up in another order, and halves are rounded after that."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of results/figures.json: the rows whose times it adds up, and which quantile of a round's."""
+    """A figure of results/figures.json: the rows whose times it adds up, and which quantile it takes of each round."""
 
     id: str
     what: str
@@ -91,7 +99,7 @@ FIGURES: Final = {
 
 @dataclass
 class Worker:
-    """One party's process."""
+    """One party's process, from the first row to the last, or until a row fails."""
 
     party: Party
     process: subprocess.Popen[str] = field(init=False)
@@ -107,7 +115,7 @@ class Worker:
         )
 
     def ask(self, row: str, samples: int) -> dict[str, Any]:
-        """A row's samples. RecordError where the process ended."""
+        """Have the process do a row: its answer, as rows.py describes it. RecordError if the process ends instead."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with suppress(BrokenPipeError):
@@ -115,14 +123,15 @@ class Worker:
             self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
+            needs = f". It needs {self.party.needs}" if self.party.needs else ""
             raise RecordError(
-                f"{row}: {self.party.name} ended with exit code {self.process.wait()}; its error is above"
+                f"{row}: {self.party.name} ended with exit code {self.process.wait()}; its error is above{needs}"
             )
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def close(self) -> None:
-        """End it."""
+        """End the process: by the end of its stdin, after 10 s by a kill."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -135,26 +144,27 @@ class Worker:
 
 @dataclass(frozen=True)
 class Compared:
-    """Microseconds of both sides, a list for each round."""
+    """One row, done by both sides: microseconds of each call, a list for each round."""
 
     row: str
     ours: list[list[float]]
     peer: list[list[float]]
     loops: tuple[list[float], list[float]] = ([], [])
-    """How quick each side's core was in each round: microseconds of a loop of Python's."""
+    """How quick our core and the peer's were, one number for each round: microseconds of a fixed Python loop."""
 
     def ratio(self, quantile: float = 0.5) -> float:
-        """The peer's time divided by ours: medians over rounds of a quantile of each."""
+        """The peer's time divided by ours; above 1 we are faster. A side's time is the median over its rounds of a
+        quantile of each."""
         return median(times(self.peer, quantile)) / median(times(self.ours, quantile))
 
 
 def times(rounds: Sequence[Sequence[float]], quantile: float = 0.5) -> list[float]:
-    """A quantile of each round."""
+    """A quantile of each round: at 0.99, of 100 calls or fewer the slowest."""
     return [sorted(one)[min(int(quantile * len(one)), len(one) - 1)] for one in rounds]
 
 
 def agree(row: str, ours: Sequence[float], theirs: Sequence[float]) -> None:
-    """RecordError unless both sides computed the same."""
+    """RecordError unless all values agree within the row's tolerances (TOLERANCES); NaN never does."""
     relative, absolute = next(bounds for begin, bounds in TOLERANCES.items() if row.startswith(begin))
     if len(ours) != len(theirs):
         raise RecordError(f"{row}: {len(ours)} values through NV and {len(theirs)} through the peer")
@@ -164,7 +174,7 @@ def agree(row: str, ours: Sequence[float], theirs: Sequence[float]) -> None:
 
 
 def compare(row: str, ours: Worker, peer: Worker, rounds: int = ROUNDS) -> Compared:
-    """One row on both sides, in alternating order."""
+    """One row on both sides, which swap who begins from round to round. RecordError if a side ends or they disagree."""
     samples = SAMPLES.get(row.split("-")[0], USUAL_SAMPLES)
     taken: tuple[list[list[float]], list[list[float]]] = [], []
     loops: tuple[list[float], list[float]] = [], []
@@ -180,7 +190,10 @@ def compare(row: str, ours: Worker, peer: Worker, rounds: int = ROUNDS) -> Compa
 
 
 def measured(rows: Iterable[str], vs: str, rounds: int = ROUNDS) -> Iterator[Compared | RecordError]:
-    """Each row on both sides, or the error that it ended with, after which the rows go on in new processes."""
+    """Each row, compared, or its error, after which the next row starts both processes anew.
+
+    `vs` is a key of PEERS.
+    """
     workers: list[Worker] = []
 
     def end() -> None:
@@ -201,7 +214,7 @@ def measured(rows: Iterable[str], vs: str, rounds: int = ROUNDS) -> Iterator[Com
 
 
 def take(id: str) -> Record:
-    """One figure alone."""
+    """Measure the rows of one figure, beside tinygrad through CUDA. RecordError if one of them fails."""
     found = {}
     for row in measured(FIGURES[id].rows, "cuda"):
         if isinstance(row, RecordError):
@@ -211,7 +224,10 @@ def take(id: str) -> Record:
 
 
 def records(found: Mapping[str, Compared], command: str) -> list[Record]:
-    """The figures of which all rows were measured, beside tinygrad through CUDA."""
+    """The records of all figures whose rows are among those `found`, which must be beside tinygrad through CUDA.
+
+    `command` goes into each record.
+    """
     made = []
     for figure in FIGURES.values():
         if not all(row in found for row in figure.rows):
@@ -226,7 +242,7 @@ def records(found: Mapping[str, Compared], command: str) -> list[Record]:
 
 
 def text(found: Compared) -> str:
-    """A row's line."""
+    """A row's line, below HEAD: medians, their ratio, the range of the rounds' medians, 99th percentiles."""
     ours, peer = (median(times(side)) for side in (found.ours, found.peer))
     late = (median(times(side, 0.99)) for side in (found.ours, found.peer))
     spread = [f"{min(times(side)):.1f} to {max(times(side)):.1f}" for side in (found.ours, found.peer)]
@@ -244,7 +260,7 @@ HEAD: Final = (
 
 
 def as_json(found: Compared) -> dict[str, Any]:
-    """A row with the rounds' medians and 99th percentiles."""
+    """A row for --json: by side the median, 99th percentile and least of each round, in microseconds."""
     sides = {"ours": found.ours, "peer": found.peer}
     quantiles = {"median": 0.5, "p99": 0.99, "least": 0.0}
     taken = {

@@ -191,18 +191,37 @@ def decode(
 @app.command()
 def tinygrad(
     rows: Annotated[
-        list[str] | None, typer.Argument(help="Rows, such as launch or matmul-f16-2048; all if left out.")
+        list[str] | None,
+        typer.Argument(help="Rows, such as launch or matmul-f16-2048 (all are listed above); all if left out."),
     ] = None,
-    vs: Annotated[str, typer.Option(help="The peer: cuda (tinygrad as published), torch or torch-graphs.")] = "cuda",
-    rounds: Annotated[int, typer.Option(min=1, help="How often both sides do a row, in turn.")] = 5,
+    vs: Annotated[
+        str, typer.Option(help="The peer: cuda (tinygrad as published), torch (PyTorch, eagerly) or torch-graphs.")
+    ] = "cuda",
+    rounds: Annotated[int, typer.Option(min=1, help="How often each side does a row.")] = 5,
     json_: Json = False,
-    out: Annotated[Path | None, typer.Option(help="A folder for the samples files instead of the results.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the samples files of the figures here, not into the results folder.")
+    ] = None,
     results: Root = DEFAULT,
 ) -> None:
     """Measure tinygrad's own work through NV and through a peer in turn; exit code 1 if a row fails.
 
-    Results of both are compared. tinygrad's own settings, such as NOOPT=1 or BEAM=2, hold for both sides.
-    Figures are kept where the peer is tinygrad through CUDA, the GPU is a real one, and no such setting is made.
+    A line has both sides' microseconds a call; a ratio above 1 says that NV
+    is faster. What both sides compute is compared: a difference is an error.
+    Every peer needs a real GPU and libcuda.so, PyTorch also what
+    `pip install torch` brings. tinygrad's own settings, such as NOOPT=1 or
+    BEAM=2, hold for both sides. Samples become figures of the results folder
+    if the peer is cuda, the GPU is a real one, and neither NOOPT, BEAM nor
+    JITBEAM is set.
+
+    \b
+    launch, stream, mlp                      TinyJit calls
+    matmul-f16-SIZE, matmul-f32-SIZE         256, 512, 1024, 2048, 4096
+    add-SIZE, mul-SIZE, exp-SIZE, relu-SIZE  1m, 10m elements
+    copyin-SIZE, copyout-SIZE                1mb, 16mb, 64mb, 256mb
+    copy-SIZE (within the GPU)               1mb, 16mb, 256mb
+    alloc-SIZE (allocate and free)           1mb, 64mb
+    gpt2-f32-124m, gpt2-f16-124m             a token
     """
     from tegrad.bench import versus
     from tegrad.bench.figures import Results
@@ -504,9 +523,12 @@ def loop(
 @app.command()
 def mlp(
     dependencies: Annotated[
-        list[str] | None, typer.Option("--dependency", help="Forms between launches; all that a program may name.")
+        list[str] | None,
+        typer.Option(
+            "--dependency", help="How a launch waits for the one before; all that `record` takes if left out."
+        ),
     ] = None,
-    graph: Annotated[bool, typer.Option(help="With CUDA graphs.")] = True,
+    graph: Annotated[bool, typer.Option(help="Also in CUDA graphs, which need a real GPU and libcuda.so.")] = True,
 ) -> None:
     """Measure a call of a small recorded network, through TinyJit, and in two CUDA graphs."""
     from tegrad.bench.mlp import show
@@ -518,7 +540,10 @@ def mlp(
 
 @app.command()
 def host(batches: Annotated[int, typer.Option(min=1, help="Batches of 200 calls.")] = 40) -> None:
-    """Measure what the CPU does for a launch, a TinyJit call and a synchronize: no GPU's share."""
+    """Measure the CPU's own time for a launch, a TinyJit call and a synchronize: the GPU does not take part.
+
+    It opens NV, so without a GPU it needs an emulated board: TEGRAD_BOARD=agx-orin-64gb tegrad bench host
+    """
     from tegrad.bench.mlp import show_host
 
     show_host(batches)
@@ -526,7 +551,7 @@ def host(batches: Annotated[int, typer.Option(min=1, help="Batches of 200 calls.
 
 @app.command("list")
 def list_() -> None:
-    """The figures that can be measured."""
+    """List the figures that can be measured, and whether each needs a GPU."""
     from tegrad.bench.measures import MEASURES
 
     for measure in MEASURES.values():

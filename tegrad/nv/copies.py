@@ -1,10 +1,11 @@
 """Copies between the user's memory and a GPU's own, through staging memory that the copy engine reaches.
 
-What limits them is the CPU's copy between the two host memories, not the bus. So a copy goes in chunks, which several
-threads move while the engine has others, and one doorbell submits as many chunks as there are areas free. Each chunk is
-a submission, whose number tells when its area may be used again; only the last one takes a value of the timeline.
+The CPU's copy between the user's memory and staging memory limits their speed, not the bus. So a large copy is cut into
+chunks: several threads move some of them while the copy engine transfers others, and one doorbell submits as many
+chunks as there are free areas of staging memory. Each chunk is a submission, whose number tells when its area may be
+used again; only the last one takes a value of the timeline.
 
-Used where CPU and GPU have memories of their own; a Jetson's copies are a memmove (`device.UnifiedAllocator`).
+This is for GPUs with memory of their own; on a Jetson a copy is one memmove (`device.UnifiedAllocator`).
 """
 
 from __future__ import annotations
@@ -32,17 +33,18 @@ from tegrad.nv.waits import prompt_sleeps
 
 MB: Final = 1 << 20
 SMALL_BYTES: Final = MB
-"""Up to this a copy is one submission, without a plan."""
+"""The largest small copy: it uses one area of staging memory and no plan."""
 PIECE_BYTES: Final = MB // 4
-"""What is moved out of a small copy's area while the engine copies what follows."""
+"""A small copy out goes in pieces of this size: the CPU moves one while the engine copies the next."""
 HELPED_BYTES: Final = MB // 2
-"""From here on a thread moves the last quarter of a small copy in, which it has when the caller has moved the rest."""
+"""From this size on, a thread moves the last quarter of a small copy in, while the caller moves the rest."""
 POLL_LIMIT_S: Final = 0.002
-"""How long the next chunk is polled for before its wait sleeps."""
+"""For how many seconds a copy polls for its next chunk before it sleeps."""
 
 
 class Plan(NamedTuple):
-    """The most bytes of a chunk, how many threads move chunks, and whether the caller moves some too, in turn."""
+    """How a large copy is done: the most bytes of a chunk, how many threads move chunks, and whether the calling thread
+    takes its turn with them."""
 
     chunk: int
     threads: int
@@ -50,8 +52,8 @@ class Plan(NamedTuple):
 
 
 def plan(size: int) -> Plan:
-    """How a copy of more than SMALL_BYTES is done. More threads than are needed hinder each other (docs/notebook.md has
-    the measurement on an H200's host)."""
+    """How a copy of `size` bytes, more than SMALL_BYTES, is done. More threads than needed slow each other down
+    (measured on an H200's host, docs/notebook.md). There may be fewer threads than this asks for (`movers`)."""
     if size <= 4 * MB:
         return Plan(MB, 2, caller=True)
     if size <= 32 * MB:
@@ -69,7 +71,7 @@ _COPY: Final = COPY["LAUNCH_DMA"].pack(
 
 
 class Movers:
-    """Threads that copy between host memories: `memmove` runs outside of the interpreter's lock."""
+    """Threads that copy within the host's memory: `memmove` runs without the GIL."""
 
     def __init__(self, count: int) -> None:
         self._jobs = [SimpleQueue[tuple[int, int, int, SimpleQueue[int], int]]() for _ in range(count)]
@@ -87,7 +89,7 @@ class Movers:
             done.put(tag)
 
     def move(self, who: int, to: int, start: int, size: int, done: SimpleQueue[int], tag: int) -> None:
-        """Have a thread copy `size` bytes between addresses; `tag` comes out of `done` after that."""
+        """Have thread `who` copy `size` bytes from `start` to `to`; it puts `tag` into `done` when it has."""
         self._jobs[who].put((to, start, size, done, tag))
 
 
@@ -95,7 +97,7 @@ _movers: Movers | None = None
 
 
 def movers() -> Movers:
-    """The threads of this process, started when they are first needed: no more than half of the CPUs."""
+    """The threads of this process, started at the first call: up to 8, and no more than half of the CPUs it may use."""
     global _movers
     if _movers is None:
         _movers = Movers(max(1, min(8, len(os.sched_getaffinity(0)) // 2)))
@@ -111,7 +113,10 @@ os.register_at_fork(after_in_child=_forget)
 
 
 class _Move:
-    """One copy's chunks, and who moves them between host memories."""
+    """One large copy: its chunks, and which thread moves each between the user's memory and staging memory.
+
+    `user` is the address of the user's memory, `area` the bytes of an area of staging memory.
+    """
 
     def __init__(self, size: int, out: bool, user: int, area: int) -> None:
         chunk, self._threads, caller = plan(size)
@@ -120,7 +125,7 @@ class _Move:
         self._out, self._user = out, user
         self._caller = caller
         self._own: deque[tuple[int, int]] = deque()
-        """What the caller is still to move: the number of a chunk, and where its area is."""
+        """Chunks that the caller has still to move: the chunk's number, and the address of its area."""
         self._done: SimpleQueue[int] = SimpleQueue()
         self._given: set[int] = set()
         self._moved: set[int] = set()
@@ -131,9 +136,11 @@ class _Move:
         return (self._user + at, staging, size) if self._out else (staging, self._user + at, size)
 
     def give(self, number: int, staging: int) -> None:
-        """Have a thread begin to move a chunk, whose area of staging memory is the CPU's now, or note it as ours.
+        """Have a thread begin to move a chunk, or note it as the caller's. The engine must be done with the area at the
+        address `staging`.
 
-        Into the GPU's memory the caller moves the first, which it has moved before a thread wakes; out of it the last.
+        Where the caller takes turns with the threads, it moves the first chunk of each turn of a copy in, which is
+        moved before a thread would wake, and the last of each turn of a copy out.
         """
         turn = (number if self._out else number - 1) % (self._threads + self._caller)
         if turn < self._threads:
@@ -143,7 +150,7 @@ class _Move:
             self._own.append((number, staging))
 
     def finish(self, number: int) -> None:
-        """Return when a chunk that was given has been moved; meanwhile the caller moves its own."""
+        """Return when a chunk that was given has been moved; until then the caller moves its own chunks."""
         while number not in self._moved:
             if self._own:
                 own, staging = self._own.popleft()
@@ -153,19 +160,19 @@ class _Move:
                 self._moved.add(self._done.get())
 
     def finished(self, number: int) -> bool:
-        """Whether a chunk has been moved, without a wait."""
+        """Whether a chunk has been moved; does not wait."""
         while not self._done.empty():
             self._moved.add(self._done.get())
         return number in self._moved
 
     def settle(self) -> None:
-        """Return when no thread is at work on this copy any more."""
+        """Return when no thread works on this copy any more."""
         while not self._given <= self._moved:
             self._moved.add(self._done.get())
 
 
 class Gate:
-    """A number in host memory that the CPU counts up and the engine waits for."""
+    """A semaphore in host memory: the copy engine waits at it until the CPU has counted it up."""
 
     def __init__(self, device: Any) -> None:
         self._signal = device.new_signal()  # whose word is ours as long as it lives
@@ -174,23 +181,26 @@ class Gate:
         self._opened = self._asked = int(self._word[0])
 
     def wait(self) -> tuple[int, ...]:
-        """Words by which the engine waits for one opening more than before."""
+        """Command words by which the engine waits for one more opening than the wait before."""
         self._asked += 1
         return semaphore(ACQUIRE, self._va, self._asked)
 
     def open(self, count: int) -> None:
-        """Let the engine pass the first `count` waits since `open_all`: what the CPU stored before is in memory."""
+        """Let the engine pass the first `count` waits since `open_all`. It sees what the CPU stored before."""
         full_barrier()
         self._word[0] = self._opened + count
 
     def open_all(self) -> None:
-        """Let it pass all."""
+        """Let the engine pass all waits."""
         full_barrier()
         self._word[0] = self._opened = self._asked
 
 
 class Staging:
-    """Copies of one device through areas of host memory. Under the device's lock."""
+    """Copies of one device through areas of staging memory. Calls come under the device's lock.
+
+    `areas` are buffers in host memory that the copy engine reaches.
+    """
 
     def __init__(self, device: Any, areas: Sequence[Any]) -> None:
         self._device, self._fifo = device, device.dma_gpfifo
@@ -198,12 +208,13 @@ class Staging:
         self._small = min(SMALL_BYTES, self._length)
         self._areas = [(area.va_addr, area.cpu_view().addr) for area in areas]
         self._busy = [0] * len(areas)
-        """By area, the submission that used it last."""
+        """By area, the number of the submission that used it last."""
         self._next = 0
         self._gate = Gate(device)
 
     def copy_in(self, dest: Any, source: memoryview) -> None:
-        """Copy to the GPU's memory. Returns when the source has been read; DeviceFault, WaitTimeout."""
+        """Copy `source` to the GPU's memory. Returns when the source may change again, which is before the engine is
+        done. DeviceFault, WaitTimeout."""
         size, user = source.nbytes, _address(source)
         if size > self._small:
             with self._moving(_Move(size, False, user, self._length)) as move:
@@ -236,6 +247,7 @@ class Staging:
                 self._gate.open_all()
 
     def _move_in(self, move: _Move, dest: Any) -> None:
+        """Give chunks to the threads as areas come free, and submit each as it is moved, in order."""
         count, given, sent = len(move.chunks), 0, 0
         used: list[int] = []
         while sent < count:
@@ -258,7 +270,7 @@ class Staging:
             )
 
     def copy_out(self, dest: memoryview, source: Any) -> None:
-        """Copy from the GPU's memory, and wait for it. DeviceFault, WaitTimeout."""
+        """Copy from the GPU's memory; returns when `dest` is filled. DeviceFault, WaitTimeout."""
         if (size := dest.nbytes) <= self._small:
             area = self._own_area()
             staging, cpu = self._areas[area]
@@ -273,6 +285,7 @@ class Staging:
             self._move_out(move, source)
 
     def _move_out(self, move: _Move, source: Any) -> None:
+        """Submit chunks as areas come free, and give each to the threads when the engine has copied it, in order."""
         count, sent, given, free = len(move.chunks), 0, 0, 0
         used: list[int] = []
         while free < count:
@@ -301,7 +314,8 @@ class Staging:
 
     @contextmanager
     def _moving(self, move: _Move) -> Iterator[_Move]:
-        """A copy, however it ends: after that neither a thread nor the engine touches the memory."""
+        """Around a large copy: however it ends, no thread touches the memory after that, and after an error the engine
+        does not either."""
         self._start_over()
         try:
             with prompt_sleeps():
@@ -313,11 +327,12 @@ class Staging:
             raise
 
     def _start_over(self) -> None:
+        """Begin with the first area again if it is free."""
         if self._free(0):
             self._next = 0  # what a CPU has used last, its caches have
 
     def _own_area(self) -> int:
-        """The area of a small copy, which the engine is done with."""
+        """An area for a small copy, once the engine is done with it."""
         self._start_over()
         area = self._turn()
         if not self._free(area):
@@ -331,11 +346,12 @@ class Staging:
         return area
 
     def _free(self, area: int) -> bool:
+        """Whether the engine is done with an area."""
         done: int = self._fifo.progress[0]
         return done >= self._busy[area]
 
     def _wait(self, number: int) -> None:
-        """Return when a submission is done. The interpreter's lock is the movers' between two looks."""
+        """Return when a submission is done: poll, letting other threads take the GIL, then sleep."""
         progress, until = self._fifo.progress, time.monotonic() + POLL_LIMIT_S
         while progress[0] < number:
             time.sleep(0)
@@ -343,7 +359,8 @@ class Staging:
                 self._fifo.wait(number, prompt=True)
 
     def _submit(self, copies: Sequence[tuple[int, int, int, int]], last: bool) -> None:
-        """Submit copies (to, from, bytes, area), each a submission, by one doorbell."""
+        """Submit copies (to, from, bytes, area) with one doorbell, each with a submission number of its own. `last`:
+        they end the whole copy."""
         number, words = self._fifo.submissions, list[int]()
         for to, start, size, area in copies:
             if words:
@@ -353,7 +370,7 @@ class Staging:
         self._send(words, number, last)
 
     def _submit_gated(self, copies: Sequence[tuple[int, int, int]], area: int) -> None:
-        """Submit copies (to, from, bytes) as one submission, each of which waits for the gate."""
+        """Submit copies (to, from, bytes) as one submission; the engine waits at the gate before each."""
         words = list[int]()
         for copy in copies:
             words += self._gate.wait()
@@ -362,7 +379,8 @@ class Staging:
         self._send(words, number, last=True)
 
     def _send(self, words: list[int], number: int, last: bool) -> None:
-        """Send submissions up to `number`, after all that went out before; the last may end a value of the timeline."""
+        """Send command words that end with submission `number`; they run after all work submitted before. `last`: their
+        end takes the timeline's next value."""
         device, fifo = self._device, self._fifo
         value, signal = device.timeline_value, device.timeline_signal.value_addr
         words = [*semaphore(ACQUIRE, signal, value - 1), *words]
@@ -377,12 +395,12 @@ class Staging:
 
 
 def _copy(to: int, start: int, size: int) -> tuple[int, ...]:
-    """The copy engine's words for a copy."""
+    """Command words by which the copy engine copies `size` bytes."""
     return (_OFFSETS, start >> 32, start & _LOW, to >> 32, to & _LOW, _LENGTH, size, _LAUNCH, _COPY)
 
 
 def _address(view: memoryview) -> int:
-    """Where a view's bytes lie, also of a view that is read-only."""
+    """The address of a view's bytes, read-only views included."""
     with suppress(TypeError, ValueError):  # of a view that is read-only, or has no bytes
         return addressof(c_char.from_buffer(view))
     address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]

@@ -3,11 +3,12 @@
 tinygrad maps what it allocates twice: with UVM, for the address space that its channels use, and with RM, for the
 device's default one, which only the video decoder's channel uses. RM takes the longer the larger the memory is: for
 64 MiB 1.3 ms of 2.3 ms, and 0.6 ms more when they are freed (measured on an H200). Here plain memory, which only
-kernels and copies see, is mapped with UVM alone, and what is small lies in slabs (`tegrad.nv.slabs`).
+kernels and copies see, is mapped with UVM alone, and small buffers lie in slabs (`tegrad.nv.slabs`).
 
-Addresses are used again. tinygrad only counts upwards, so that memory which comes and goes has ever new page tables,
-which UVM makes and drops with it; beside memory that stays, within 512 MiB, they stay, too. For 64 MiB that is 0.03 ms
-of 0.15 ms (measured on an H200).
+GPU addresses are used again. tinygrad never uses one twice, so that memory which comes and goes lies at ever new
+addresses, whose page tables (one for each 512 MiB) UVM makes and drops with it. Where addresses are used again and
+other memory stays within the same 512 MiB, the page table stays, too. For 64 MiB that saves 0.03 ms of 0.15 ms
+(measured on an H200).
 """
 
 import ctypes
@@ -26,28 +27,28 @@ from tegrad.nv.slabs import PART_BYTES, Part, Slabs, whole
 
 LARGE_PAGE: Final = 2 << 20
 LARGE_FROM: Final = 8 << 20
-"""Bytes from which on memory has large pages, as tinygrad has it."""
+"""From this many bytes on memory has large pages, as in tinygrad."""
 SMALL_PAGE: Final = 4 << 10
 
 _Stock: Any = ops_nv.NVKIface
 
 
 class PlainMemory:
-    """What the driver knows plain memory by, as a buffer's `meta`."""
+    """A buffer's `meta` for plain memory: the driver's handle of it."""
 
     __slots__ = ("hMemory", "rm_maps")
 
     def __init__(self, handle: int) -> None:
         self.hMemory = handle
-        """RM's handle, by the name that tinygrad looks for."""
+        """RM's handle, under the name that tinygrad reads."""
         self.rm_maps = False
-        """Whether RM has mapped it too."""
+        """Whether RM has mapped it too (`DesktopMemory.map_with_rm`)."""
 
 
 class _Calls:
-    """Parameters of the driver's calls, filled in as far as they are the same for all memory of a device.
+    """Parameters of the driver's calls, with all that is the same for every buffer of a device filled in once.
 
-    tinygrad's structures take 2 to 6 us each to fill in; a copy of one that is filled in takes 0.3 us.
+    To fill in one of tinygrad's structures takes 2 to 6 us, to copy one that is filled in 0.3 us.
     """
 
     def __init__(self, iface: Any) -> None:
@@ -69,18 +70,19 @@ class _Calls:
 
 
 class _Call:
-    """A call's name, its number where tinygrad has one for it, and a structure to be copied for its parameters."""
+    """A driver call: its name, its number if tinygrad knows one, and its parameters, filled in to be copied."""
 
     def __init__(self, name: str, filled: Any) -> None:
         self.name, self.number = name, getattr(ops_nv.nv_gpu, name, None)
         self._type, self._bytes = type(filled), bytes(filled)
 
     def parameters(self) -> Any:
+        """A new copy of the parameters."""
         return self._type.from_buffer_copy(self._bytes)
 
 
 def _memory(root: int, page: int) -> Any:
-    """What tinygrad asks RM for when memory is for kernels alone, without its size."""
+    """RM's parameters for memory that only kernels and copies use, as tinygrad sets them, without the size."""
     nv = ops_nv.nv_gpu
     attr = nv.NVOS32_ATTR_PHYSICALITY_ALLOW_NONCONTIGUOUS << 27
     attr2 = nv.NVOS32_ATTR2_GPU_CACHEABLE_YES << 2 | nv.NVOS32_ATTR2_ZBC_PREFER_NO_ZBC
@@ -96,16 +98,18 @@ def _memory(root: int, page: int) -> Any:
 
 
 class DesktopMemory(_Stock):  # type: ignore[misc]
-    """tinygrad's interface with our plain memory: neither the CPU's too, nor uncached, contiguous or zeroed.
+    """tinygrad's NVIDIA interface, with plain memory allocated here.
 
-    Everything else is tinygrad's. Calls come one at a time, under the device's lock.
+    Memory is plain if the CPU does not see it and it need not be uncached, contiguous or zeroed. tinygrad allocates all
+    other memory. Calls come under the device's lock.
     """
 
     def alloc(
         self, size: int, host: bool = False, uncached: bool = False, cpu_access: bool = False,
         contiguous: bool = False, map_flags: int = 0, cpu_addr: int | None = None, zero: bool = False, **kwargs: Any,
     ) -> HCQBuffer:  # fmt: skip
-        """Memory of `size` bytes. MemoryError when the GPU has no more of it, RuntimeError, OSError."""
+        """Memory of at least `size` bytes. MemoryError if the GPU has no more; RuntimeError or OSError if the driver
+        refuses for another reason."""
         if host or uncached or cpu_access or contiguous or zero or kwargs or map_flags or cpu_addr is not None:
             buffer: HCQBuffer = super().alloc(
                 size, host, uncached, cpu_access=cpu_access, contiguous=contiguous, map_flags=map_flags,
@@ -119,14 +123,15 @@ class DesktopMemory(_Stock):  # type: ignore[misc]
         return buffer
 
     def take_spare(self, size: int) -> Part | None:
-        """Plain memory of `size` bytes, if a part of exactly that many pages was freed last."""
+        """Plain memory of at least `size` bytes, if a freed part of just as many pages is at hand (`Slabs.take_spare`);
+        else None."""
         part = self._slabs.take_spare(size)
         if part is not None:
             self._buffers[part.va_addr] = part.size
         return part
 
     def free(self, mem: HCQBuffer) -> None:
-        """Give memory back; what another device owns stays. RuntimeError, OSError."""
+        """Give memory back; does nothing for memory that another device owns. RuntimeError, OSError."""
         if mem.owner is not self.dev:
             return
         place = (int(mem.va_addr), mem.size)
@@ -140,22 +145,23 @@ class DesktopMemory(_Stock):  # type: ignore[misc]
             super().free(mem)
 
     def describe_address(self, address: int) -> str | None:
-        """Which buffer an address lies in, or next to; None below every buffer's range, where null pointers point."""
+        """A sentence on which buffer a GPU address lies in, or next to; None for addresses below all buffers, such as a
+        null pointer."""
         if address < _Stock.low_uvm_vaddr_allocator.base:
             return None
         return describe_address(address, list(self._buffers.items()), list(self._freed)[::-1])
 
     def map(self, mem: HCQBuffer) -> HCQBuffer:
-        """Map memory of another device's; a part of a slab with all of its slab. RuntimeError, OSError."""
+        """Map another device's memory for this one; of a part, its whole slab. RuntimeError, OSError."""
         mapped: HCQBuffer = super().map(whole(mem))
         return mapped
 
     def trim(self) -> None:
-        """Give back what is kept for small buffers and holds none. RuntimeError, OSError."""
+        """Give back the slabs in which no buffer lies. RuntimeError, OSError."""
         self._slabs.trim()
 
     def map_with_rm(self, mem: HCQBuffer) -> None:
-        """Have RM map memory of this device's too, where it has not, at the same address. MemoryError, RuntimeError."""
+        """Have RM map this device's plain memory too, at the same address, unless it has. MemoryError, RuntimeError."""
         mem = whole(mem)
         if not isinstance(mem.meta, PlainMemory) or mem.owner is not self.dev or mem.meta.rm_maps:
             return
@@ -174,16 +180,17 @@ class DesktopMemory(_Stock):  # type: ignore[misc]
 
     @functools.cached_property
     def _buffers(self) -> dict[int, int]:
-        """Size by address of what is in use."""
+        """The size of each buffer in use, by its GPU address."""
         return {}
 
     @functools.cached_property
     def _freed(self) -> deque[Place]:
+        """Address and size of the buffers that were freed last, to name them in a fault's report."""
         return deque(maxlen=FREED_REMEMBERED)
 
     @functools.cached_property
     def _addresses(self) -> dict[int, list[int]]:
-        """By size, where memory was that UVM knows no more, the last one last."""
+        """GPU addresses to use again, by the size of the memory that lay there; the one freed last is the last."""
         return {}
 
     @functools.cached_property
@@ -195,7 +202,8 @@ class DesktopMemory(_Stock):  # type: ignore[misc]
         return _Calls(self)
 
     def _make(self, size: int) -> HCQBuffer:
-        """Memory of its own, mapped. When a step fails, those before it are undone."""
+        """Allocate and map memory that is not part of a slab. If a step fails, the steps before it are undone;
+        the address is then not used again."""
         page = LARGE_PAGE if size >= LARGE_FROM else SMALL_PAGE
         size = round_up(size, page)
         free = self._addresses.get(size)
@@ -215,7 +223,7 @@ class DesktopMemory(_Stock):  # type: ignore[misc]
         return HCQBuffer(address, size, meta=PlainMemory(handle), owner=self.dev)
 
     def _allocate(self, size: int, page: int) -> int:
-        """Physical memory: RM's handle."""
+        """Allocate physical memory of `size` bytes in pages of `page` bytes; RM's handle of it."""
         memory, asked = self._calls.memory[page].parameters(), self._calls.alloc.parameters()
         memory.size, memory.limit = size, size - 1
         asked.pAllocParms = ctypes.addressof(memory)
@@ -224,6 +232,7 @@ class DesktopMemory(_Stock):  # type: ignore[misc]
         return int(asked.hObjectNew)
 
     def _release(self, mem: HCQBuffer) -> None:
+        """Free and unmap what `_make` made, and keep its address to be used again."""
         try:
             self._free_memory(mem.meta.hMemory)
         finally:
@@ -231,6 +240,7 @@ class DesktopMemory(_Stock):  # type: ignore[misc]
             self._addresses.setdefault(mem.size, []).append(int(mem.va_addr))
 
     def _release_slab(self, mem: HCQBuffer) -> None:
+        """The same for a slab's buffer, which other devices may have mapped."""
         for device, mapped in mem.mappings.items():
             compat.unmap(mapped, device)
         self._release(mem)
@@ -242,7 +252,7 @@ class DesktopMemory(_Stock):  # type: ignore[misc]
         _check(asked.status, "RM_FREE")
 
     def _uvm(self, call: _Call, address: int, size: int, handle: int | None = None) -> None:
-        """A call of UVM's about a range of addresses."""
+        """Make one of UVM's calls for a range of `size` bytes at `address`. MemoryError, RuntimeError."""
         asked = call.parameters()
         asked.base, asked.length = address, size
         if handle is not None:
@@ -252,7 +262,7 @@ class DesktopMemory(_Stock):  # type: ignore[misc]
 
 
 def _check(status: int, call: str, size: int | None = None) -> None:
-    """MemoryError or RuntimeError for a call that the driver refused."""
+    """MemoryError (no memory) or RuntimeError if the driver answered a call with an error status."""
     if status:
         error = MemoryError if status == ops_nv.nv_gpu.NV_ERR_NO_MEMORY else RuntimeError
         about = "" if size is None else f" for {size} bytes"

@@ -1,8 +1,9 @@
-"""What TinyJit does with its arguments before each call, remembered for arguments of a kind that it has met before.
+"""What TinyJit works out about its arguments before each call, remembered by their shape, type and device.
 
-tinygrad works out anew, for every tensor of every call, how the tensor views its buffer. For a whole buffer of this
-device, as a realized tensor has one, that depends on little: shape, type, device. `prepare` keeps tinygrad's own answer
-for each of these; everything else, and whatever is to be refused, is left to tinygrad.
+For every tensor of every call tinygrad works out anew how the tensor views its buffer, and compares that with what it
+captured. Where a tensor is a whole buffer of an NV device, as a realized tensor usually is, the answer depends on
+shape, type and device alone. `prepare` keeps tinygrad's own answers for these; it leaves to tinygrad all other
+arguments, and those that tinygrad refuses.
 """
 
 from __future__ import annotations
@@ -17,23 +18,24 @@ from tinygrad.uop.ops import Ops, UOp, buffers
 from tegrad.nv import compat
 
 Prepared = tuple[list[Any], dict[str, int], list[Any], list[Any]]
-"""Buffers, values of variables, names, and how each tensor views its buffer."""
+"""The tensors' buffers, the variables' values by name, the tensors' names (keyword, or position), and tinygrad's
+description of how each tensor views its buffer."""
 
-MOST_LOOKS: Final = 1024
-"""How many are kept."""
+MOST_VIEWS: Final = 1024
+"""How many descriptions are kept; one more, and all are dropped."""
 CONTAINERS: Final = (tuple, list, dict)
-"""Arguments that may hold tensors."""
+"""Types of arguments in which tinygrad looks for tensors."""
 
 PREPARE: Final = "tinygrad.engine.jit._prepare_jit_inputs"
 _stock: Callable[..., Prepared] = compat.published(PREPARE)
-_looks: dict[Any, Any] = {}
+_views: dict[Any, Any] = {}
 
 
 def prepare(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
-    """tinygrad's `_prepare_jit_inputs`, and what it raises."""
+    """What replaces tinygrad's `_prepare_jit_inputs`: the same answer for a call's arguments, and the same errors."""
     names: list[Any] = []
     inputs: list[Any] = []
-    looks: list[Any] = []
+    views: list[Any] = []
     variables: dict[str, int] = {}
     given = (*enumerate(args), *sorted(kwargs.items())) if kwargs else enumerate(args)
     for name, value in given:
@@ -57,14 +59,14 @@ def prepare(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
             return _stock(args, kwargs)
         arg = base.arg
         key = (arg.dtype, arg.device, arg.addrspace, base.src, uop.op, uop.dtype, uop.src[1:])
-        if (look := _looks.get(key)) is None and (look := _learn(key, value)) is None:
+        if (view := _views.get(key)) is None and (view := _learn(key, value)) is None:
             return _stock(args, kwargs)
         names.append(name)
         inputs.append(base)
-        looks.append(look)
+        views.append(view)
     if len(inputs) > 1 and len(set(inputs)) != len(inputs):
         return _stock(args, kwargs)
-    return inputs, variables, names, looks
+    return inputs, variables, names, views
 
 
 def _is_ours(device: str) -> bool:
@@ -72,12 +74,12 @@ def _is_ours(device: str) -> bool:
 
 
 def _learn(key: Any, tensor: Tensor) -> Any:
-    """tinygrad's answer for one tensor, kept under `key`; None where it depends on a variable."""
+    """tinygrad's description of one tensor's view, kept under `key`; None if it depends on a variable."""
     found = _stock((tensor,), {})
-    (look,) = found[3]
-    if found[1] or look[1]:
+    (view,) = found[3]
+    if found[1] or view[1]:
         return None
-    if len(_looks) >= MOST_LOOKS:
-        _looks.clear()
-    _looks[key] = look
-    return look
+    if len(_views) >= MOST_VIEWS:
+        _views.clear()
+    _views[key] = view
+    return view

@@ -1,11 +1,14 @@
 """TinyJit's calls, replayed: what it captured becomes recordings, whose inputs are replaced in place.
 
-tinygrad runs what a TinyJit has captured call by call: kernels in graphs where several follow each other, a kernel
-that stands alone as if it were launched by hand. Here kernels that follow each other are one recording, and a call of
-the function is one doorbell for each. Variables, and the blocks that depend on them, are numbers of each run. What a
-recording cannot hold (copies, other devices, blocks whose threads vary) runs as tinygrad runs it, in its place between
-them. So does everything while tinygrad is to report each kernel (DEBUG=2,
-PROFILE), and where its JIT level keeps it from making graphs.
+A TinyJit captures a function's kernels and copies as a list of calls. tinygrad runs that list call by call: kernels in
+graphs where several follow each other, a single kernel like any eager launch. Here kernels that follow each other are
+one recording (`replay.Recording`), made at the first call after the capture, and a call of the function rings one
+doorbell for each recording. Before it does, it stores the addresses of the function's inputs, the values of its
+variables, and grid sizes that depend on these.
+
+tinygrad runs in their place, between the recordings, the calls that a recording cannot hold: copies, kernels of other
+devices, kernels whose block size depends on a variable; DEBUG=1 prints each with the reason. tinygrad runs everything
+while it is to report each kernel (DEBUG=2, PROFILE), and where its JIT level keeps it from making graphs (JIT=2).
 """
 
 from __future__ import annotations
@@ -30,43 +33,49 @@ FREE: Final = "tinygrad.engine.jit.CapturedJit.free_intermediates"
 _stock_call: Any = compat.published(CALL)
 _stock_free: Any = compat.published(FREE)
 REPLAYS: Final = "_tegrad_replays"
-"""What a `CapturedJit` keeps its `_Replays` as; it travels in no pickle."""
+"""The attribute in which a `CapturedJit` keeps its `_Replays`; a pickle does not include it."""
 _Place = tuple[int, int, int]
-"""Position of an argument, which of the function's inputs it is, and how many bytes into that."""
+"""An argument that is one of the function's inputs: its position in the launch, the index of the input, and the byte
+offset in that input."""
 _Changing = tuple[int | None, int | None, UOp]
-"""Which of a launch's values, or else along which axis its grid, is what this makes of the function's variables."""
+"""A number that changes from call to call: the index of one of the launch's values, or else the axis of its grid, and
+the expression of the function's variables that gives it."""
 _Expression: TypeAlias = UOp | int
-"""What tinygrad computes with variables, or without."""
+"""A number, or an expression of the function's variables that gives one."""
 MANY: Final = Dependency(CHAIN, BARRIER, fields=lean)
-"""How more launches than FEW_LAUNCHES wait: as in "chain-lean", but with constants that are dropped before each run. On
-an H200 a launch costs 1.4 us less than with the membar and the invalidations of "chain" (docs/notebook.md)."""
+"""How the launches of a recording wait for each other where there are more than FEW_LAUNCHES: as in "chain-lean", but
+the constant cache is invalidated before each run, since arguments were stored anew. On an H200 a launch costs 1.4 us
+less than with the membar and the invalidations of "chain" (docs/notebook.md)."""
 FEW_LAUNCHES: Final = 4
-"""Launches up to which commands wait between them. On an H200 that answered a network of three a microsecond or two
-sooner than QMDs that start each other, which cost 0.4 us less a launch (docs/notebook.md)."""
+"""The most launches of a recording in which commands wait between launches ("idle"). On an H200 that answered a
+network of three launches a microsecond or two sooner than QMDs that start each other, which cost 0.4 us less a launch
+(docs/notebook.md)."""
 KERNELS_ALONE: Final = 2
 """tinygrad's JIT level that makes no graphs of kernels."""
 
 
 class _Unheld(Exception):
-    """Why a recording cannot hold a call."""
+    """A recording cannot hold a call; the text says why, and DEBUG=1 prints it."""
 
 
 @dataclass(slots=True)
 class _Replay:
-    """Kernels that follow each other, recorded."""
+    """A step of a TinyJit's call: kernels that follow each other, as one recording."""
 
     recording: Recording
     given: tuple[int, ...]
-    """Which of the function's inputs the recording takes, in its order."""
+    """The indices of the function's inputs that the recording takes, in the recording's order."""
     numbers: tuple[UOp, ...]
-    """What its numbers are, by the function's variables."""
+    """Expressions of the function's variables that give the recording's numbers."""
     calls: int
-    """What tinygrad counts them as."""
+    """How many kernels or graphs it stands for in tinygrad's count (GlobalCounters.kernel_count)."""
     operations: _Expression
+    """Arithmetic operations of a run, for tinygrad's count."""
     bytes: _Expression
+    """Bytes that a run moves, for tinygrad's count."""
 
     def run(self, device: Any, uops: Sequence[UOp], var_vals: dict[str, int]) -> None:
-        """Submit. DeviceFault, DeviceClosed, LaunchError."""
+        """Submit the recording with these inputs and values; does not wait. DeviceFault, DeviceClosed, LaunchError."""
         addresses, name = [], device.device
         for index in self.given:
             buffer = buffers.get(uops[index]) or uops[index].buffer
@@ -82,18 +91,18 @@ class _Replay:
 
 @dataclass(slots=True)
 class _Call:
-    """A call that runs as tinygrad runs it."""
+    """A step of a TinyJit's call that tinygrad runs."""
 
     linear: UOp
 
     def run(self, device: Any, uops: Sequence[UOp], var_vals: dict[str, int]) -> None:
-        """Run it. What tinygrad raises."""
+        """Have tinygrad run it, and raise what tinygrad raises."""
         run_linear(self.linear, var_vals, input_uops=uops, jit=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _HeldLaunch:
-    """A launch, where it takes inputs, and what changes with variables."""
+    """A launch as it is recorded, which of its arguments are inputs, and what of it changes with variables."""
 
     launch: Launch
     places: list[_Place]
@@ -102,7 +111,7 @@ class _HeldLaunch:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A call that a recording can hold: its launches."""
+    """A call that a recording can hold, and its launches."""
 
     call: UOp
     launches: list[_HeldLaunch]
@@ -110,12 +119,12 @@ class _Held:
 
 @dataclass(frozen=True, slots=True)
 class _Replays:
-    """What a TinyJit captured, taken apart; no steps where nothing of it is replayed."""
+    """What a TinyJit captured, as steps in order; there are no steps if none of it can be replayed."""
 
     device: Any
     steps: tuple[_Replay | _Call, ...]
     variables: frozenset[str]
-    """The names of those that it was captured with."""
+    """The names of the variables that the recordings were made with."""
 
     def close(self) -> None:
         """Give the recordings' memory back."""
@@ -125,9 +134,10 @@ class _Replays:
 
 
 def call(captured: Any, input_uops: list[UOp], var_vals: dict[str, int]) -> Any:
-    """A `CapturedJit`'s call: run it with other inputs; what the function returned.
+    """What replaces `CapturedJit.__call__`: run the captured calls with these inputs, and return what the function
+    returned when it was captured, whose tensors now hold the new results.
 
-    DeviceFault, DeviceClosed, LaunchError.
+    `var_vals` are the values of variables by name. DeviceFault, DeviceClosed, LaunchError, and what tinygrad raises.
     """
     if DEBUG.value >= 2 or PROFILE.value or JIT.value >= KERNELS_ALONE:
         return _stock_call(captured, input_uops, var_vals)
@@ -143,16 +153,17 @@ def call(captured: Any, input_uops: list[UOp], var_vals: dict[str, int]) -> Any:
 
 
 def free_intermediates(captured: Any) -> None:
-    """A `CapturedJit`'s: give back the memory between inputs and results, and the recordings that use it."""
+    """What replaces `CapturedJit.free_intermediates`: free the memory of intermediate results, and first the recordings
+    that use it."""
     if (replays := captured.__dict__.pop(REPLAYS, None)) is not None:
         replays.close()
     _stock_free(captured)
 
 
 def install() -> None:
-    """Let TinyJit use what is here, also what it captured before. Doing it again changes nothing.
+    """Have every TinyJit replay, also those that captured before. Doing it again changes nothing.
 
-    tinygrad's class stays, by which captured functions are pickled.
+    Methods of tinygrad's `CapturedJit` are replaced, not the class: pickles of captured functions name it.
     """
     compat.replace(CALL, call)
     compat.replace(FREE, free_intermediates)
@@ -160,7 +171,7 @@ def install() -> None:
 
 
 def _taken_apart(linear: UOp, input_uops: Sequence[UOp], var_vals: dict[str, int]) -> _Replays:
-    """Record what can be recorded."""
+    """Record what can be recorded of a TinyJit's captured calls, and leave the others to tinygrad."""
     if (device := next(_devices_of(linear), None)) is None:
         return _Replays(None, (), frozenset())
     steps: list[_Replay | _Call] = []
@@ -171,14 +182,14 @@ def _taken_apart(linear: UOp, input_uops: Sequence[UOp], var_vals: dict[str, int
         except _Unheld as reason:
             steps += _recorded(device, held)
             held = []
-            steps.append(_as_ever(one, str(reason)))
+            steps.append(_left_to_tinygrad(one, str(reason)))
     steps += _recorded(device, held)
     kept = tuple(steps) if any(isinstance(step, _Replay) for step in steps) else ()
     return _Replays(device, kept, frozenset(var_vals))
 
 
 def _devices_of(linear: UOp) -> Iterator[Any]:
-    """The devices of ours that kernels run on, in order."""
+    """The open NV device of each kernel that runs on one, in order."""
     from tegrad.nv.device import NVDevice
 
     for call in linear.src:
@@ -191,16 +202,17 @@ def _devices_of(linear: UOp) -> Iterator[Any]:
 
 
 def _kernels(call: UOp) -> tuple[UOp, ...]:
-    """What a call consists of: the calls of a graph, or itself."""
+    """The kernels and copies of a call: those of a graph, or the call itself."""
     inside = call.src[0]
     graph = inside.op is Ops.CUSTOM_FUNCTION and inside.arg == "graph"
     return tuple(inside.src[0].src) if graph else (call,)
 
 
-def _as_ever(call: UOp, reason: str) -> _Call:
+def _left_to_tinygrad(call: UOp, reason: str) -> _Call:
+    """The step of a call that is not recorded; says so at DEBUG=1."""
     if DEBUG >= 1:
         names = ", ".join(_name(kernel) for kernel in _kernels(call))
-        print(f"tegrad: not replayed but run as tinygrad does: {names}: {reason}")
+        print(f"tegrad: not replayed, tinygrad runs it: {names}: {reason}")
     return _Call(UOp(Ops.LINEAR, src=(call,)))
 
 
@@ -210,7 +222,8 @@ def _name(kernel: UOp) -> str:
 
 
 def _recorded(device: Any, held: Sequence[_Held]) -> list[_Replay | _Call]:
-    """Calls that follow each other as one recording; as they were where that cannot be had."""
+    """Calls that follow each other, as one recording; left to tinygrad if there is no memory for it, or a launch is
+    one that the device refuses."""
     if not held:
         return []
     launches: list[Launch] = []
@@ -227,23 +240,23 @@ def _recorded(device: Any, held: Sequence[_Held]) -> list[_Replay | _Call]:
     try:
         recording = Recording(device, launches, dependency, inputs=given, numbers=changing)
     except (LaunchError, MemoryError) as error:  # if it still is so then, tinygrad's launches raise it
-        return [_as_ever(one.call, str(error)) for one in held]
+        return [_left_to_tinygrad(one.call, str(error)) for one in held]
     counts = sum((estimate_uop(kernel) for one in held for kernel in _kernels(one.call)), Estimates()).simplify()
     return [_Replay(recording, tuple(places), tuple(numbers), len(held), counts.ops, counts.mem)]
 
 
 def _launch(device: Any, kernel: UOp, input_uops: Sequence[UOp], var_vals: dict[str, int]) -> _HeldLaunch:
-    """A kernel, and where it takes inputs and numbers. _Unheld."""
+    """A kernel as a launch to record, with the places of its inputs and changing numbers. _Unheld if it cannot be."""
     program = kernel.src[0]
     if program.op is Ops.COPY:
-        raise _Unheld("a copy")
+        raise _Unheld("a copy is not a kernel")
     if program.op is not Ops.PROGRAM:
-        raise _Unheld("no kernel")
+        raise _Unheld("not a kernel")
     info = program.arg
     if any(isinstance(size, UOp) for size in info.local_size or ()):
-        raise _Unheld("its blocks change their size")
+        raise _Unheld("its block size depends on a variable")
     if lacking := [variable.expr for variable in info.vars if variable.expr not in var_vals]:
-        raise _Unheld(f"{', '.join(lacking)} is no variable of the function's")
+        raise _Unheld(f"it needs variables that the function was not called with: {', '.join(lacking)}")
     uops = get_call_arg_uops(kernel)
     resolved = resolve_params(kernel, tuple(input_uops))
     memories: list[HCQBuffer] = []
@@ -264,7 +277,7 @@ def _launch(device: Any, kernel: UOp, input_uops: Sequence[UOp], var_vals: dict[
 
 
 def _memory(device: Any, uop: UOp) -> HCQBuffer:
-    """The memory behind an argument, on this device alone."""
+    """The memory behind an argument. _Unheld unless it is this device's alone."""
     buffer = uop.buffer
     if not isinstance(buffer, Buffer):
         raise _Unheld("it runs on several devices")
@@ -274,12 +287,15 @@ def _memory(device: Any, uop: UOp) -> HCQBuffer:
 
 
 def _input(argument: UOp) -> int | None:
-    """Which of the function's inputs an argument is, or is a fixed part of; None for other memory."""
+    """The index of the function's input that an argument is, or is a fixed part of; None if it is other memory.
+
+    _Unheld for any other view of an input.
+    """
     if argument.op is Ops.PARAM:
         return int(argument.arg.slot)
     parameters = [uop for uop in argument.toposort() if uop.op is Ops.PARAM]
     if not parameters:
         return None
     if argument.op is not Ops.SHRINK or argument.src[0] is not parameters[0] or len(parameters) > 1:
-        raise _Unheld("it looks at an input in a way of its own")
+        raise _Unheld("it uses a view of an input that is not a fixed part of it")
     return int(parameters[0].arg.slot)

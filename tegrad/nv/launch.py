@@ -1,10 +1,11 @@
-"""A launch from Python that builds nothing anew.
+"""Eager launches: what is the same from one launch of a program to the next is prepared once.
 
-From one launch of a program to the next little changes: its pointers and integers, where they lie, and two numbers
-that its end stores. `Launcher` keeps constant bank 0 and the QMD for the sizes that were last launched, stores what
-changed into them by offset, and copies them into the ring of kernel arguments; likewise the commands. All other
-launches a queue builds as tinygrad does (`queues.NVComputeQueue`). The GPU gets the same from both, except for a wait
-for what the compute channel itself did before: a channel's order makes that unnecessary.
+Little changes between two launches: the pointers and integers, where in the ring of kernel arguments they lie, and the
+two numbers that the GPU stores at the end (the timeline's value, the submission's number). `Launcher` keeps constant
+bank 0 and the QMD for the grid and block sizes that were launched before, stores what changed by offset, and copies
+both into the ring; likewise the commands. What it cannot launch, a queue builds as tinygrad does
+(`queues.NVComputeQueue`). The GPU gets the same commands from both but for one: `Launcher` does not have the compute
+channel wait for its own earlier work, since a channel runs its submissions in order.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from tegrad.nv.queues import RELEASE_AT_ONCE, RELEASE_HEADER, SUBROUTINE
 from tegrad.nv.replay import BARRIER, PREFETCH_SCHEDULE, TIMELINE_RELEASE, Launch, after, image_of, immediate
 
 MOST_SIZES: Final = 16
-"""Sizes (grid and block) for which a program keeps bank and QMD; symbolic sizes give it new ones without end."""
+"""For how many pairs of grid and block a program keeps bank and QMD; one more, and all are dropped. Otherwise sizes
+that depend on variables would fill memory."""
 PCAS: Final = method_header(MethodOp.INC, Subchannel.COMPUTE, ComputeMethod.SEND_PCAS_A, 1)
 START: Final = immediate(ComputeMethod.SEND_SIGNALING_PCAS2_B, PREFETCH_SCHEDULE)
 BANK_FIELDS: Final = {3: ("constant_buffer_addr_lower_0", 0), 4: ("constant_buffer_addr_lower_shifted6_0", 6)}
@@ -33,10 +35,10 @@ BANK_FIELDS: Final = {3: ("constant_buffer_addr_lower_0", 0), 4: ("constant_buff
 
 
 class Launcher:
-    """One program's launches. Under the device's lock.
+    """One program's launches. Calls come under the device's lock.
 
-    The program holds it and is an argument of each launch: in a reference cycle its memory would wait for Python's
-    garbage collector.
+    The program owns its launcher and is passed to each call, not stored: a reference cycle would keep the program's
+    memory until Python's garbage collector runs.
     """
 
     def __init__(self, program: Any) -> None:
@@ -61,18 +63,22 @@ class Launcher:
         if fields is not None:
             self._bank_at, self._shift = self._qmd_at + program.qmd.field_offset(fields[0]), fields[1]
         self.able = fields is not None and bool(program.cbuf_0) and self._able()
-        """Whether it can launch this program at all."""
+        """Whether it can launch this program at all; if not, `launch` always returns False."""
 
     def _able(self) -> bool:
-        """No counters are asked for, and all of the ring lies within one upper half of addresses."""
+        """Whether no performance counters are on (PMA), and all addresses of the ring, shifted as the QMD holds them,
+        have the same upper 32 bits: only the lower ones are stored for each launch."""
         ends = (self._arguments_va, self._arguments_va + len(self._arguments) - 1)
         first, last = (end >> self._shift >> 32 for end in ends)
         return first == last and not self._device.pma_enabled
 
     def launch(self, program: Any, buffers: Sequence[Any], grid: Any, block: Any, values: Sequence[Any]) -> bool:
-        """Submit a launch; False, and nothing done, for one that tinygrad's own way must make or refuse.
+        """Submit a launch without waiting for it, and return True. False, with nothing done, for a launch that
+        tinygrad's own code has to make or refuse: profiling, sizes or values that are symbols or out of range, local
+        memory that must grow.
 
-        DeviceFault, DeviceClosed, LaunchError for a pointer that breaks the alignment that the kernel needs.
+        `buffers` are HCQBuffers, `values` the kernel's integers. DeviceFault, DeviceClosed; LaunchError for a pointer
+        that lacks the alignment that the kernel's vector loads need.
         """
         if PROFILE.value or not self.able:
             return False
@@ -128,7 +134,8 @@ class Launcher:
         return True
 
     def _prepare(self, program: Any, grid: Any, block: Any) -> tuple[bytes, bytearray] | None:
-        """The program's QMD as it is now, and bank and QMD for these sizes; None for sizes that are not to be had."""
+        """A copy of the program's QMD as it is now, by which later changes are noticed, and bank 0 with QMD for these
+        sizes. None for sizes that are symbols or that the device refuses, and where local memory must grow."""
         device = self._device
         sizes = (*grid, *block)
         if len(grid) != 3 or len(block) != 3 or not all(isinstance(size, int) for size in sizes):
@@ -150,7 +157,7 @@ class Launcher:
         return made
 
     def _format(self, program: Any, buffers: int, values: int) -> Struct | None:
-        """How this many pointers and integers lie after each other; None if the signature does not tell."""
+        """The layout of this many pointers and integers in constant bank 0; None if the signature does not give it."""
         signature = program.signature
         if values > len(signature):
             return None
@@ -172,6 +179,7 @@ _WORD: Final = Struct("<I")
 
 
 def _bytes_of(buffer: Any) -> memoryview:
+    """A buffer's memory as the CPU sees it."""
     view = buffer.cpu_view()
     mapped: memoryview = to_mv(view.addr, buffer.size)
     return mapped

@@ -120,7 +120,7 @@ class _Array:
         self.what, self.given = what, given
         kind = compat.numpy_type(tensor.dtype)
         if kind is None or np.dtype(kind).itemsize != tensor.dtype.itemsize:  # tinygrad names float32 for bfloat16
-            raise CannotRecord(f"{what} is {tensor.dtype}, which numpy has not: cast it, to half or float.")
+            raise CannotRecord(f"{what} is {tensor.dtype}, a type that numpy lacks: cast it to half or float.")
         self.shape, self.dtype = _fixed(what, tensor.shape), np.dtype(kind)
         self.tensor = tensor
         self.buffer = _single(what, tensor.uop)
@@ -195,7 +195,7 @@ def _capture(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
             jit(*inputs)
             jit(*inputs)
     except JitError as error:
-        raise CannotRecord(f"tinygrad captures nothing of it: {error}.") from error
+        raise CannotRecord(f"tinygrad captures nothing, since the function runs no kernel ({error}).") from error
     except RuntimeError as error:
         if "unbound Variable" not in str(error):
             raise

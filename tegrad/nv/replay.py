@@ -310,7 +310,7 @@ def _value_form(launch: Launch, value: int) -> tuple[int, Struct]:
     signature = program.signature[len(launch.buffers) :]
     at, kind = list(TinyELF.iter_sig(signature, pointers))[value]
     if kind.fmt is None or kind.fmt not in INTEGERS:
-        raise LaunchError(f"{program.name} takes a number of type {kind}: a recording takes whole numbers anew.")
+        raise LaunchError(f"{program.name} takes a number of type {kind}: only whole numbers can change between runs.")
     return at, Struct(f"<{kind.fmt}")
 
 
@@ -338,7 +338,9 @@ class Recording:
             raise LaunchError("a recording needs at least one launch, and a depth of at least 1.")
         changes = bool(inputs or numbers)
         if changes and dependency.start[:1] != BARRIER:
-            raise LaunchError("a recording with inputs needs a dependency that begins by dropping old constants.")
+            raise LaunchError(
+                "a recording with inputs needs a dependency that invalidates constants first: chain, idle or host-wfi."
+            )
         for launch in launches:
             _check(device, launch)
         self._device = device

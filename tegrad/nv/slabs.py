@@ -1,4 +1,5 @@
-"""Small buffers as parts of large ones, for a GPU whose driver takes long to allocate, whatever the size."""
+"""Small buffers as parts of large ones (slabs): the driver of a GPU with its own memory takes long for every
+allocation, however small."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -10,12 +11,12 @@ from tegrad.nv import compat
 PART_BYTES = 1 << 20
 """The largest buffer that is carved out of a slab."""
 SLAB_BYTES: Sequence[int] = (32 << 20, 2 << 20)
-"""What a slab takes, and what it takes when there is no memory for that: it must hold the largest part."""
+"""Bytes of a slab, and of a smaller one for when there is no memory for that; each must hold the largest part."""
 PAGE = 4096
-"""Parts begin and end at multiples of it, as buffers of their own do."""
+"""Parts begin and end at multiples of this many bytes, as separate buffers do."""
 
 SPARES = 8
-"""Of how many sizes the part that was freed last is left as it is, for the next one of its size."""
+"""How many freed parts, each of another size, are kept as they are for the next allocation of that size."""
 
 _PAGE_BITS = PAGE.bit_length() - 1
 _LARGE = (PART_BYTES >> _PAGE_BITS) + 1
@@ -23,7 +24,7 @@ _LARGE = (PART_BYTES >> _PAGE_BITS) + 1
 
 
 class Slab:
-    """A buffer that parts are carved out of, and which of its bytes are free."""
+    """A buffer that parts are carved out of, and its free ranges, by GPU address and in bytes."""
 
     __slots__ = ("buffer", "ends", "starts", "used")
 
@@ -33,13 +34,14 @@ class Slab:
         self.used = 0
         """How many parts are in use."""
         self.starts = {start: size}
-        """The free ranges: size by start. No two of them touch."""
+        """The size of each free range by its start. No two of them touch."""
         self.ends = {start + size: start}
-        """Their starts by their ends."""
+        """The start of each free range by its end."""
 
 
 class Part(HCQBuffer):  # type: ignore[misc]
-    """A buffer that lies in a slab. Its own base; mapped for other devices, and unmapped, with its slab as a whole."""
+    """A buffer that lies in a slab. To tinygrad it is a buffer of its own, no view; other devices map and unmap the
+    whole slab."""
 
     def __init__(self, address: int, size: int, slab: Slab) -> None:
         buffer = slab.buffer  # tinygrad's constructor takes twice as long, and makes a list and a dict to be dropped
@@ -49,36 +51,36 @@ class Part(HCQBuffer):  # type: ignore[misc]
 
 
 def whole(buffer: HCQBuffer) -> HCQBuffer:
-    """What the driver knows a buffer as: the slab's buffer for a part or a view of one, else the buffer's base."""
+    """The buffer that the driver allocated: the slab's for a part or a view of one, else the buffer's base."""
     base: HCQBuffer = buffer.base
     return base.slab.buffer if isinstance(base, Part) else base
 
 
 class Slabs:
-    """Parts of slabs, made and given back as needed; one that is empty is kept. For one thread at a time.
+    """An allocator of parts, which makes slabs and gives them back as needed; one empty slab is kept. Not thread-safe.
 
-    The best fit among the free ranges, which are joined as they come free: in bins by their number of pages, all that
-    hold any part in the last one, so that no search depends on how many there are. Whoever frees a part sees to it
-    that the GPU is done with it.
+    `alloc` takes the best fit among the free ranges, and neighbouring ranges are joined as they come free. Ranges are
+    in bins by their number of pages (the last bin has all that hold any part), so that no search depends on how many
+    there are. Whoever frees a part sees to it that the GPU is done with it.
 
-    `make` allocates a slab of a size in bytes (MemoryError, RuntimeError), `give_back` frees it. Python may free
-    buffers that nothing refers to any more in the middle of a change here: these wait until it is done.
+    `make` allocates a slab of a size in bytes (MemoryError, RuntimeError), `give_back` frees it. Python's garbage
+    collector may free buffers in the middle of a change here: these wait until it is done.
     """
 
     def __init__(self, make: Callable[[int], HCQBuffer], give_back: Callable[[HCQBuffer], None]) -> None:
         self._make, self._give_back = make, give_back
         self._bins: list[dict[int, Slab]] = [{} for _ in range(_LARGE + 1)]
         self._filled = 0
-        """Which bins hold something, a bit each."""
+        """A bit for each bin that is not empty."""
         self._empty: list[Slab] = []
         self._freed: list[Part] = []
         self._spares: dict[int, Part] = {}
-        """Parts by their pages that were freed, and that no range takes in yet: joining takes longer than the rest."""
+        """Freed parts by their number of pages, not yet joined with the free ranges, which takes longest."""
         self.busy = False
-        """Whether a change is under way, so that `alloc` cannot be called."""
+        """Whether a change is under way. `alloc` must not be called then; a finalizer may call `free`."""
 
     def alloc(self, size: int) -> Part:
-        """A part of at least `size` bytes, at most PART_BYTES. MemoryError or RuntimeError of a slab's allocation."""
+        """A part of `size` bytes (at most PART_BYTES), rounded up to pages. MemoryError or RuntimeError from `make`."""
         spare = self.take_spare(size)
         if spare is not None:
             return spare
@@ -96,11 +98,11 @@ class Slabs:
                 self._settle(keep=len(self._empty) + len(self._freed))  # gives none back, so that nothing is refused
 
     def take_spare(self, size: int) -> Part | None:
-        """A part for `size` bytes that was freed and is ready to be used again; None where there is none."""
+        """A freed part of `size` bytes, rounded up to pages, that can be used as it is; None if there is none."""
         return self._spares.pop((size + PAGE - 1) >> _PAGE_BITS, None)
 
     def free(self, part: Part) -> None:
-        """Take a part back. What giving an empty slab back raises."""
+        """Take a part back; raises what `give_back` of an empty slab raises."""
         if self._spares.setdefault(part.size >> _PAGE_BITS, part) is not part:
             self._freed.append(part)
         elif len(self._spares) > SPARES:
@@ -111,17 +113,17 @@ class Slabs:
             self._settle()
 
     def trim(self) -> None:
-        """Give back all that no part lies in."""
+        """Give back all slabs in which no part is in use; raises what `give_back` raises."""
         self._retire()
         self._settle(keep=0)
 
     def _retire(self) -> None:
-        """Leave no spare."""
+        """Have all spare parts put back into the free ranges at the next `_settle`."""
         while self._spares:
             self._freed.append(self._spares.popitem()[1])
 
     def _grow(self) -> Slab:
-        """A new slab, a small one if there is no memory for a large one."""
+        """A new slab, a small one if there is no memory for a large one. MemoryError, RuntimeError."""
         *larger, smallest = SLAB_BYTES
         for size in larger:
             with suppress(MemoryError, RuntimeError):
@@ -129,6 +131,7 @@ class Slabs:
         return Slab(self._make(smallest))
 
     def _take(self, pages: int) -> Part:
+        """Carve a part out of the shortest free range that holds it."""
         fits = self._filled >> pages
         assert fits, "a slab was made where no range is long enough"
         index = pages + (fits & -fits).bit_length() - 1
@@ -149,7 +152,7 @@ class Slabs:
         return Part(start, size, slab)
 
     def _settle(self, keep: int = 1) -> None:
-        """Put back the parts that were freed, then give back the slabs that are empty, but for the last `keep`."""
+        """Put freed parts back into the free ranges, then give back the empty slabs except for `keep` of them."""
         surplus: list[Slab] = []
         self.busy = True
         try:
@@ -171,7 +174,7 @@ class Slabs:
             raise failed
 
     def _put(self, part: Part) -> Slab:
-        """Make a part's bytes free, joined with what is free beside them."""
+        """Make a part's bytes a free range, joined with the free ranges on both sides; its slab."""
         slab: Slab = part.slab
         start, end = part.va_addr, part.va_addr + part.size
         starts, ends = slab.starts, slab.ends
@@ -188,16 +191,18 @@ class Slabs:
         return slab
 
     def _withdraw(self, slab: Slab) -> Slab:
-        """Take nothing more from a slab that is empty."""
+        """Take an empty slab's range out of its bin, so that no part is carved out of it; the slab."""
         self._leave(int(slab.buffer.va_addr), int(slab.buffer.size))
         return slab
 
     def _enter(self, start: int, length: int, slab: Slab) -> None:
+        """Put a free range into its bin."""
         index = min(length >> _PAGE_BITS, _LARGE)
         self._bins[index][start] = slab
         self._filled |= 1 << index
 
     def _leave(self, start: int, length: int) -> None:
+        """Take a free range out of its bin."""
         index = min(length >> _PAGE_BITS, _LARGE)
         ranges = self._bins[index]
         del ranges[start]

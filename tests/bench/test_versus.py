@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +74,26 @@ def test_a_peer_that_computes_something_else_or_dies_gives_no_figure(
     found = list(versus.measured(["launch", "mlp"], "cuda", rounds=1))
     assert [type(one) for one in found] == [RecordError, RecordError]
     assert str(found[0]).startswith(sentence)
+
+
+def test_the_error_of_a_peer_that_cannot_start_names_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ours").mkdir()
+    good = 'print(json.dumps({"us": [1.0], "loop_us": 2.0, "values": [1.0]}), flush=True)'
+    monkeypatch.setattr(versus, "OURS", script(tmp_path / "ours", good))
+    for name, needs in (("cuda", "libcuda.so"), ("torch", "pip install torch"), ("torch-graphs", "pip install torch")):
+        broken = replace(script(tmp_path, "sys.exit(1)"), needs=versus.PEERS[name].needs)
+        monkeypatch.setitem(versus.PEERS, name, broken)
+        (found,) = versus.measured(["launch"], name, rounds=1)
+        assert needs in str(found)
+
+
+def test_ctrl_c_ends_a_side_without_a_traceback() -> None:
+    body = "import os, signal; from tegrad.bench import rows; rows.serve(lambda _: os.kill(os.getpid(), signal.SIGINT))"
+    asked = '{"row": "launch", "samples": 1}\n'
+    done = subprocess.run([sys.executable, "-c", body], input=asked, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_the_sides_take_turns_and_each_begins_half_of_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def test_it_is_what_tinygrad_finds() -> None:
 
 def test_what_is_new_is_learned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(inputs, "_looks", {})
+    monkeypatch.setattr(inputs, "_views", {})
     monkeypatch.setattr(inputs, "_stock", lambda *given, stock=inputs._stock: asked.append(given) or stock(*given))
     for _ in range(5):
         inputs.prepare((whole(3, 7), whole(3, 7)), {"z": whole(21)})
@@ -76,11 +76,11 @@ def test_what_is_new_is_learned_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "_looks", {})
-    monkeypatch.setattr(inputs, "MOST_LOOKS", 3)
+    monkeypatch.setattr(inputs, "_views", {})
+    monkeypatch.setattr(inputs, "MOST_VIEWS", 3)
     for size in range(1, 12):
         inputs.prepare((whole(1, size),), {})
-        assert len(inputs._looks) <= 3
+        assert len(inputs._views) <= 3
 
 
 def test_a_tensor_that_is_not_realized_is_realized() -> None:

@@ -129,7 +129,7 @@ def test_a_recording_is_given_as_many_inputs_as_it_takes(device: Any) -> None:
     with Recording(device, launches) as recording, pytest.raises(LaunchError, match="takes 0 inputs"):
         recording.run(1, (buffer.va_addr,))
     for name in ("chain-lean", "idle-lean", "idle-within"):
-        with pytest.raises(LaunchError, match="old constants"):
+        with pytest.raises(LaunchError, match="invalidates constants"):
             Recording(device, launches, DEPENDENCIES[name], inputs=inputs)
 
 
@@ -177,7 +177,7 @@ def test_a_number_that_cannot_be_is_refused_and_the_next_one_is_taken(device: An
         assert words(buffer, 4) == [5, 1, 2, 1]
     with Recording(device, launches) as recording, pytest.raises(LaunchError, match="takes 0 numbers"):
         recording.run(1, (), (1,))
-    with pytest.raises(LaunchError, match="old constants"):
+    with pytest.raises(LaunchError, match="invalidates constants"):
         Recording(device, launches, DEPENDENCIES["chain-lean"], numbers=numbers)
 
 

@@ -182,12 +182,22 @@ def driver_maps() -> int:
 
 
 def open_reference() -> None:
-    """Compute once on REFERENCE: what it opens on the driver, as CUDA does, stays open and is no leak of ours."""
+    """Compute once on REFERENCE: what it opens on the driver, as CUDA does, stays open and is no leak of ours.
+
+    RuntimeError if it cannot compute here.
+    """
     if REFERENCE[0] == "CPU":  # needs clang to compute, and opens nothing
         return
     from tinygrad import Tensor
 
-    (Tensor([1.0], device=REFERENCE[0]) + 1).numpy()
+    try:
+        (Tensor([1.0], device=REFERENCE[0]) + 1).numpy()
+    except Exception as error:
+        raise RuntimeError(
+            f"--reference {REFERENCE[0]} does not compute on this machine ({error}): "
+            "CUDA needs a real GPU and libcuda.so. "
+            "Without the option NV is compared with tinygrad's CPU device, which needs clang"
+        ) from error
 
 
 def held() -> dict[str, int]:
