@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from tegrad.bench.record import Record, RecordError, Side, make
+from tegrad.bench.record import Record, RecordError, Side, machine, make, now, versions
 
 FOLDER: Final = Path(__file__).parent
 ROUNDS: Final = 5
@@ -60,6 +60,8 @@ ROWS: Final = (
     *(f"alloc-{size}mb" for size in (1, 64)),
     *(f"gpt2-{kind}-124m" for kind in ("f32", "f16")),
 )
+SETTINGS: Final = ("BEAM", "JITBEAM", "NOOPT")
+"""tinygrad's environment variables that change the kernels of both sides; with one of them no figure is kept."""
 TOLERANCES: Final = {"matmul-f16": (2e-2, 2e-1), "mlp": (2e-2, 2e-2), "gpt2-f16": (2e-2, 5e-2), "": (1e-4, 1e-3)}
 """By how a row's name begins, how far a value may differ: by the relative tolerance of the peer's value plus the
 absolute one. The sides may add up in another order, and halves are rounded after that."""
@@ -103,6 +105,8 @@ class Worker:
 
     party: Party
     process: subprocess.Popen[str] = field(init=False)
+    answered: bool = False
+    """Whether it has done anything yet."""
 
     def __post_init__(self) -> None:
         clean = {name: value for name, value in os.environ.items() if name != "DEV"}
@@ -128,6 +132,7 @@ class Worker:
                 f"{row}: {self.party.name} ended with exit code {self.process.wait()}; its error is above{needs}"
             )
         answer: dict[str, Any] = json.loads(line)
+        self.answered = True
         return answer
 
     def close(self) -> None:
@@ -192,9 +197,11 @@ def compare(row: str, ours: Worker, peer: Worker, rounds: int = ROUNDS) -> Compa
 def measured(rows: Iterable[str], vs: str, rounds: int = ROUNDS) -> Iterator[Compared | RecordError]:
     """Each row, compared, or its error, after which the next row starts both processes anew.
 
-    `vs` is a key of PEERS.
+    `vs` is a key of PEERS. A side that ends before anybody has done a row will not do the others either: its error is
+    the last.
     """
     workers: list[Worker] = []
+    begun = False
 
     def end() -> None:
         while workers:
@@ -205,10 +212,16 @@ def measured(rows: Iterable[str], vs: str, rounds: int = ROUNDS) -> Iterator[Com
             if not workers:
                 workers += [Worker(OURS), Worker(PEERS[vs])]
             try:
-                yield compare(row, workers[0], workers[1], rounds)
+                found = compare(row, workers[0], workers[1], rounds)
             except RecordError as error:
+                begun |= all(worker.answered for worker in workers)
                 end()
                 yield error
+                if not begun:
+                    return
+            else:
+                begun = True
+                yield found
     finally:
         end()
 
@@ -274,4 +287,25 @@ def as_json(found: Compared) -> dict[str, Any]:
         "loop_us": loops,
         "ratio": found.ratio(),
         "ratio_p99": found.ratio(0.99),
+    }
+
+
+def settings() -> dict[str, str]:
+    """Those of SETTINGS that are set to something, with their values."""
+    return {name: os.environ[name] for name in SETTINGS if os.environ.get(name, "") not in ("", "0")}
+
+
+def document(found: Iterable[Compared | RecordError], vs: str, command: str) -> dict[str, Any]:
+    """Rows as they are kept in results/hardware: what they were measured with, and which failed with what."""
+    rows = list(found)
+    return {
+        "command": command,
+        "peer": PEERS[vs].name,
+        "settings": settings(),
+        "date": now(),
+        "machine": machine(),
+        "versions": versions(),
+        "unit": "us a call",
+        "rows": [as_json(row) for row in rows if isinstance(row, Compared)],
+        "failed": [str(row) for row in rows if isinstance(row, RecordError)],
     }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
+import shlex
+import sys
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Annotated
@@ -198,6 +199,9 @@ def tinygrad(
         str, typer.Option(help="The peer: cuda (tinygrad as published), torch (PyTorch, eagerly) or torch-graphs.")
     ] = "cuda",
     rounds: Annotated[int, typer.Option(min=1, help="How often each side does a row.")] = 5,
+    record: Annotated[
+        Path | None, typer.Option(help="Keep the rows here as JSON, with machine and versions, as they are done.")
+    ] = None,
     json_: Json = False,
     out: Annotated[
         Path | None, typer.Option(help="Write the samples files of the figures here, not into the results folder.")
@@ -211,8 +215,8 @@ def tinygrad(
     Every peer needs a real GPU and libcuda.so, PyTorch also what
     `pip install torch` brings. tinygrad's own settings, such as NOOPT=1 or
     BEAM=2, hold for both sides. Samples become figures of the results folder
-    if the peer is cuda, the GPU is a real one, and neither NOOPT, BEAM nor
-    JITBEAM is set.
+    if the peer is cuda, the GPU is a real one, each side does at least 5
+    rounds, and neither NOOPT, BEAM nor JITBEAM is set.
 
     \b
     launch, stream, mlp                      TinyJit calls
@@ -232,23 +236,26 @@ def tinygrad(
     _known("peer", [vs], versus.PEERS)
     _known("row", rows or (), versus.ROWS)
     check_gpu()
-    found, failed = {}, False
+    done: list[versus.Compared | RecordError] = []
     typer.echo(versus.HEAD)
     for row in versus.measured(rows or versus.ROWS, vs, rounds):
+        done.append(row)
         if isinstance(row, RecordError):
-            failed = True
             typer.echo(f"tegrad: {row}", err=True)
         else:
-            found[row.row] = row
             typer.echo(versus.text(row))
-    if vs == "cuda" and not any(name in os.environ for name in ("NOOPT", "BEAM", "JITBEAM")):
-        for record in versus.records(found, "tegrad bench tinygrad"):
+        if record is not None:
+            text = json.dumps(versus.document(done, vs, shlex.join(["tegrad", *sys.argv[1:]])), indent=1)
+            record.write_text(text + "\n")
+    found = {row.row: row for row in done if isinstance(row, versus.Compared)}
+    if vs == "cuda" and rounds >= versus.ROUNDS and not versus.settings():
+        for figure in versus.records(found, "tegrad bench tinygrad"):
             if out is not None:
-                record.dump(out / f"{record.id}.json")
+                figure.dump(out / f"{figure.id}.json")
             elif not emulated():
-                Results(results).add(record)
+                Results(results).add(figure)
     _last([versus.as_json(row) for row in found.values()], json_)
-    raise typer.Exit(failed)
+    raise typer.Exit(len(found) < len(done))
 
 
 @app.command()
