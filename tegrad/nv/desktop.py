@@ -36,11 +36,13 @@ _Stock: Any = ops_nv.NVKIface
 class PlainMemory:
     """A buffer's `meta` for plain memory: the driver's handle of it."""
 
-    __slots__ = ("hMemory", "rm_maps")
+    __slots__ = ("hMemory", "page", "rm_maps")
 
-    def __init__(self, handle: int) -> None:
+    def __init__(self, handle: int, page: int) -> None:
         self.hMemory = handle
         """RM's handle, under the name that tinygrad reads."""
+        self.page = page
+        """Bytes of its pages."""
         self.rm_maps = False
         """Whether RM has mapped it too (`DesktopMemory.map_with_rm`)."""
 
@@ -189,8 +191,11 @@ class DesktopMemory(_Stock):  # type: ignore[misc]
         return deque(maxlen=FREED_REMEMBERED)
 
     @functools.cached_property
-    def _addresses(self) -> dict[int, list[int]]:
-        """GPU addresses to use again, by the size of the memory that lay there; the one freed last is the last."""
+    def _addresses(self) -> dict[tuple[int, int], list[int]]:
+        """GPU addresses to use again, by size and page of the memory that lay there; the one freed last is the last.
+
+        Memory in small pages can have the size of memory in large ones, but begins anywhere.
+        """
         return {}
 
     @functools.cached_property
@@ -206,7 +211,7 @@ class DesktopMemory(_Stock):  # type: ignore[misc]
         the address is then not used again."""
         page = LARGE_PAGE if size >= LARGE_FROM else SMALL_PAGE
         size = round_up(size, page)
-        free = self._addresses.get(size)
+        free = self._addresses.get((size, page))
         address = free.pop() if free else self._alloc_gpu_vaddr(size, alignment=page)
         handle, ranged = self._allocate(size, page), False
         try:
@@ -220,7 +225,7 @@ class DesktopMemory(_Stock):  # type: ignore[misc]
                 with suppress(RuntimeError, MemoryError, OSError):
                     self._uvm(self._calls.free_range, address, size)
             raise
-        return HCQBuffer(address, size, meta=PlainMemory(handle), owner=self.dev)
+        return HCQBuffer(address, size, meta=PlainMemory(handle, page), owner=self.dev)
 
     def _allocate(self, size: int, page: int) -> int:
         """Allocate physical memory of `size` bytes in pages of `page` bytes; RM's handle of it."""
@@ -237,7 +242,7 @@ class DesktopMemory(_Stock):  # type: ignore[misc]
             self._free_memory(mem.meta.hMemory)
         finally:
             self._uvm(self._calls.free_range, mem.va_addr, mem.size)
-            self._addresses.setdefault(mem.size, []).append(int(mem.va_addr))
+            self._addresses.setdefault((mem.size, mem.meta.page), []).append(int(mem.va_addr))
 
     def _release_slab(self, mem: HCQBuffer) -> None:
         """The same for a slab's buffer, which other devices may have mapped."""

@@ -10,7 +10,7 @@ from tinygrad.device import BufferSpec
 from tinygrad.runtime import ops_nv
 from tinygrad.runtime.support.hcq import HCQBuffer
 
-from tegrad.nv.desktop import LARGE_PAGE, SMALL_PAGE, PlainMemory
+from tegrad.nv.desktop import LARGE_FROM, LARGE_PAGE, SMALL_PAGE, PlainMemory
 from tegrad.nv.device import DesktopAllocator, make_allocator
 from tegrad.nv.hopper import NVKIface
 from tegrad.nv.slabs import PART_BYTES, SLAB_BYTES, Part
@@ -386,6 +386,17 @@ def test_memory_that_comes_and_goes_lies_where_it_lay_before(device: Device, dri
     device.iface.free(again)
     device.iface.free(other)
     assert {device.iface.alloc(64 << 20).va_addr for _ in range(2)} == {first.va_addr, second.va_addr}
+
+
+def test_large_pages_begin_at_large_pages_whatever_was_there_before(device: Device, driver: Driver) -> None:
+    """A buffer of a few bytes less than 8 MiB has small pages, which make 8 MiB."""
+    device.iface.alloc(SMALL_PAGE + PART_BYTES)
+    small = device.iface.alloc(LARGE_FROM - 1)
+    assert small.size == LARGE_FROM
+    assert small.va_addr % LARGE_PAGE
+    device.iface.free(small)
+    assert device.iface.alloc(LARGE_FROM).va_addr % LARGE_PAGE == 0
+    assert device.iface.alloc(LARGE_FROM - 1).va_addr == small.va_addr
 
 
 def test_an_address_that_uvm_may_still_know_is_not_used_again(device: Device, driver: Driver) -> None:
