@@ -10,6 +10,7 @@ This is for GPUs with memory of their own; on a Jetson a copy is one memmove (`d
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -104,9 +105,43 @@ def movers() -> Movers:
     return _movers
 
 
+class Uncollected:
+    """Keeps Python's garbage collector from running within, in whatever thread.
+
+    What it finds may give memory back: that waits for the GPU, and with it for a copy that waits for us, and it takes
+    the device's lock, so that a thread of a copy would wait for the caller, who waits for the thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._within, self._enabled = threading.Lock(), 0, False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._within == 0:
+                self._enabled = gc.isenabled()
+                gc.disable()
+            self._within += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._within -= 1
+            if self._within == 0 and self._enabled:
+                gc.enable()
+
+    def forget(self) -> None:
+        """Nobody is within any more, in a child process."""
+        if self._within and self._enabled:
+            gc.enable()
+        self._lock, self._within = threading.Lock(), 0
+
+
+uncollected = Uncollected()
+
+
 def _forget() -> None:
     global _movers
     _movers = None  # a child has none of its parent's threads
+    uncollected.forget()
 
 
 os.register_at_fork(after_in_child=_forget)

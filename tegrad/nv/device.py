@@ -24,7 +24,7 @@ from tinygrad.runtime.support.hcq import HCQBuffer, HCQCompiled, MMIOInterface
 from tegrad.hw.gpfifo import Userd
 from tegrad.nv import compat, roles, wrong_setting
 from tegrad.nv.coherence import Coherence
-from tegrad.nv.copies import Staging
+from tegrad.nv.copies import Staging, uncollected
 from tegrad.nv.desktop import DesktopMemory
 from tegrad.nv.faults import (
     DeviceClosed,
@@ -94,7 +94,8 @@ class Allocator(_StockAllocator):  # type: ignore[misc]
                 return
             staging = self._staged()
             try:
-                staging.copy_in(dest, src)
+                with uncollected:
+                    staging.copy_in(dest, src)
             finally:
                 self._unstage()
 
@@ -106,7 +107,8 @@ class Allocator(_StockAllocator):  # type: ignore[misc]
                 return
             staging = self._staged()
             try:
-                staging.copy_out(dest, src)
+                with uncollected:
+                    staging.copy_out(dest, src)
             finally:
                 self._unstage()
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -157,18 +160,18 @@ def test_more_memory_gets_more_threads() -> None:
     assert all(plan.chunk <= 2 << 20 for plan in plans)  # as much as tinygrad's staging buffers hold
 
 
+class Apart(Allocator):
+    """The allocator of a GPU with memory of its own, on a board that has none."""
+
+    def _alloc(self, size: int, options: BufferSpec) -> Any:
+        return self.dev.iface.alloc(size, role=role_of(options))
+
+
 def test_tinygrads_own_copies_and_ours_know_of_each_other(
     device: Any, movers: Movers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They share the staging buffers: ours wait for what tinygrad's still use, and tinygrad's for ours."""
     planned(monkeypatch, Plan(AREA, 2))
-
-    class Apart(Allocator):
-        """The allocator of a GPU with memory of its own, on a board that has none."""
-
-        def _alloc(self, size: int, options: BufferSpec) -> Any:
-            return device.iface.alloc(size, role=role_of(options))
-
     made = Apart(device, batch_size=AREA, batch_cnt=3)
     buffer = made._alloc(5 * AREA, BufferSpec())
     data = np.random.default_rng(2).integers(0, 256, 5 * AREA, dtype=np.uint8)
@@ -337,3 +340,70 @@ def test_the_engine_does_not_wait_for_ever_for_a_small_copy_that_is_interrupted(
         one_area.copy_out(memoryview(found), buffer)
     assert np.array_equal(found, data)
     device.allocator.free(buffer, copies.MB)
+
+
+class Cycle:
+    """What only a collection frees."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.mark.parametrize("size", [copies.HELPED_BYTES, 3 * copies.MB], ids=["gated", "planned"])
+@pytest.mark.parametrize("whose", ["caller", "thread"])
+def test_nothing_is_collected_while_a_copy_is_under_way(
+    device: Any, movers: Movers, monkeypatch: pytest.MonkeyPatch, size: int, whose: str
+) -> None:
+    """A program that is collected has its memory given back, which waits for the GPU and takes the device's lock.
+
+    The caller's own copy would then wait for its own rest, and a thread of it for the caller, who waits for the thread.
+    """
+    real, caller = copies.memmove, threading.current_thread()
+    under_way, freed, thresholds = False, list[bool](), gc.get_threshold()
+
+    def memmove(to: int, start: int, count: int) -> None:
+        if (threading.current_thread() is caller) == (whose == "caller"):
+            weakref.finalize(Cycle(), lambda: freed.append(under_way))
+            gc.set_threshold(1)
+            _ = [[] for _ in range(200)]  # enough for a collection
+            gc.set_threshold(*thresholds)
+        real(to, start, count)
+
+    monkeypatch.setattr(copies, "memmove", memmove)
+    planned(monkeypatch, Plan(copies.MB, 2, caller=True))
+    made = Apart(device, batch_size=copies.MB, batch_cnt=3)
+    buffer = made._alloc(size, BufferSpec())
+    for copy in (made._copyin, lambda to, data: made._copyout(data, to)):
+        under_way = True
+        copy(buffer, memoryview(bytearray(size)))
+        under_way = False
+    gc.collect()
+    assert gc.isenabled()
+    assert freed
+    assert not any(freed)
+    device.synchronize()
+    for one in (buffer, *made.b):
+        device.iface.free(one)
+
+
+def test_collections_go_on_when_the_last_copy_of_several_ends() -> None:
+    with copies.uncollected:
+        with copies.uncollected:
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with copies.uncollected:
+            pass
+        assert not gc.isenabled()  # as it was
+    finally:
+        gc.enable()
+
+
+def test_a_child_process_collects_though_its_parent_was_at_a_copy() -> None:
+    with copies.uncollected:
+        child = os.fork()
+        if not child:
+            os._exit(0 if gc.isenabled() else 1)
+    assert os.waitpid(child, 0)[1] == 0
