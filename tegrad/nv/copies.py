@@ -86,12 +86,21 @@ class Movers:
     def _work(jobs: SimpleQueue[tuple[int, int, int, SimpleQueue[int], int]]) -> None:
         while True:
             to, start, size, done, tag = jobs.get()
-            memmove(to, start, size)
+            if size:
+                memmove(to, start, size)
             done.put(tag)
 
     def move(self, who: int, to: int, start: int, size: int, done: SimpleQueue[int], tag: int) -> None:
         """Have thread `who` copy `size` bytes from `start` to `to`; it puts `tag` into `done` when it has."""
         self._jobs[who].put((to, start, size, done, tag))
+
+    def settle(self, count: int) -> None:
+        """Return when the first `count` threads have done all that they were given before, whoever was told of it."""
+        done = SimpleQueue[int]()
+        for who in range(count):
+            self.move(who, 0, 0, 0, done, who)
+        for _ in range(count):
+            done.get()
 
 
 _movers: Movers | None = None
@@ -106,33 +115,37 @@ def movers() -> Movers:
 
 
 class Uncollected:
-    """Keeps Python's garbage collector from running within, in whatever thread.
+    """Keeps Python's garbage collector from running while anybody is at a copy, in whatever thread.
 
     What it finds may give memory back: that waits for the GPU, and with it for a copy that waits for us, and it takes
     the device's lock, so that a thread of a copy would wait for the caller, who waits for the thread.
     """
 
     def __init__(self) -> None:
-        self._lock, self._within, self._enabled = threading.Lock(), 0, False
+        self._lock, self._enabled = threading.Lock(), False
+        self._within: set[int] = set()
 
-    def __enter__(self) -> None:
+    def begin(self, who: int) -> None:
+        """No collections until `who` ends."""
         with self._lock:
-            if self._within == 0:
+            if not self._within:
                 self._enabled = gc.isenabled()
-                gc.disable()
-            self._within += 1
+            self._within.add(who)
+            gc.disable()
 
-    def __exit__(self, *error: object) -> None:
+    def end(self, who: int) -> None:
+        """Once more does no harm."""
         with self._lock:
-            self._within -= 1
-            if self._within == 0 and self._enabled:
+            self._within.discard(who)
+            if not self._within and self._enabled:
                 gc.enable()
+                self._enabled = False
 
     def forget(self) -> None:
-        """Nobody is within any more, in a child process."""
-        if self._within and self._enabled:
-            gc.enable()
-        self._lock, self._within = threading.Lock(), 0
+        """Nobody is at a copy any more, in a child process."""
+        self._lock = threading.Lock()
+        for who in list(self._within):
+            self.end(who)
 
 
 uncollected = Uncollected()
@@ -162,7 +175,6 @@ class _Move:
         self._own: deque[tuple[int, int]] = deque()
         """Chunks that the caller has still to move: the chunk's number, and the address of its area."""
         self._done: SimpleQueue[int] = SimpleQueue()
-        self._given: set[int] = set()
         self._moved: set[int] = set()
         self._threads = min(self._threads, len(movers()))
 
@@ -179,7 +191,6 @@ class _Move:
         """
         turn = (number if self._out else number - 1) % (self._threads + self._caller)
         if turn < self._threads:
-            self._given.add(number)
             movers().move(turn, *self._ends(number, staging), self._done, number)
         else:
             self._own.append((number, staging))
@@ -201,9 +212,8 @@ class _Move:
         return number in self._moved
 
     def settle(self) -> None:
-        """Return when no thread works on this copy any more."""
-        while not self._given <= self._moved:
-            self._moved.add(self._done.get())
+        """Return when no thread works on this copy any more, wherever it was interrupted."""
+        movers().settle(self._threads)
 
 
 class Gate:
@@ -246,6 +256,8 @@ class Staging:
         """By area, the number of the submission that used it last."""
         self._next = 0
         self._gate = Gate(device)
+        self._sending = (0, 0)
+        """A submission's number, and the timeline's next value when it has gone out."""
 
     def copy_in(self, dest: Any, source: memoryview) -> None:
         """Copy `source` to the GPU's memory. Returns when the source may change again, which is before the engine is
@@ -266,20 +278,34 @@ class Staging:
         """A small copy whose commands go out first: the engine waits for each piece until the CPU has moved it."""
         area = self._own_area()
         staging, cpu = self._areas[area]
-        own, done = size - size // 4, SimpleQueue[int]()
+        own, done, moved = size - size // 4, SimpleQueue[int](), False
         pieces = [(0, own // 2), (own // 2, own - own // 2)]
-        movers().move(0, cpu + own, user + own, size - own, done, 0)
         try:
+            movers().move(0, cpu + own, user + own, size - own, done, 0)
             every = [*pieces, (own, size - own)]
             self._submit_gated([(dest.va_addr + at, staging + at, length) for at, length in every], area)
             for count, (at, length) in enumerate(pieces, 1):
                 memmove(cpu + at, user + at, length)
                 self._gate.open(count)
+            done.get()
+            moved = True
         finally:  # whatever happens, no thread stays in the caller's memory, and the engine does not wait for ever
             try:
-                done.get()
+                if not moved:
+                    movers().settle(1)
             finally:
                 self._gate.open_all()
+
+    def recover(self) -> None:
+        """After a copy that was interrupted, wherever that was. Once more does no harm.
+
+        What went out counts as sent, what did not go out keeps no area, and the engine waits for nobody.
+        """
+        self._gate.open_all()
+        number, value = self._sending
+        if self._fifo.submissions >= number:
+            self._device.timeline_value = max(self._device.timeline_value, value)
+        self._busy = [min(busy, self._fifo.submissions) for busy in self._busy]
 
     def _move_in(self, move: _Move, dest: Any) -> None:
         """Give chunks to the threads as areas come free, and submit each as it is moved, in order."""
@@ -305,7 +331,9 @@ class Staging:
             )
 
     def copy_out(self, dest: memoryview, source: Any) -> None:
-        """Copy from the GPU's memory; returns when `dest` is filled. DeviceFault, WaitTimeout."""
+        """Copy from the GPU's memory; returns when `dest` is filled. DeviceFault, WaitTimeout; TypeError if it is read-only."""
+        if dest.readonly:
+            raise TypeError("cannot modify read-only memory")
         if (size := dest.nbytes) <= self._small:
             area = self._own_area()
             staging, cpu = self._areas[area]
@@ -423,6 +451,7 @@ class Staging:
             words += semaphore(TIMELINE_RELEASE, signal, value)
         words += fifo.release(number)
         va, count = device.place_commands(array("I", words))
+        self._sending = number, value + last
         fifo.enter([gp_entry(va, count, level=SUBROUTINE)], number - fifo.submissions)
         if last:
             device.next_timeline()

@@ -92,12 +92,7 @@ class Allocator(_StockAllocator):  # type: ignore[misc]
             if PROFILE.value:
                 super()._copyin(dest, src)
                 return
-            staging = self._staged()
-            try:
-                with uncollected:
-                    staging.copy_in(dest, src)
-            finally:
-                self._unstage()
+            self._stage(self._staged().copy_in, dest, src)
 
     def _copyout(self, dest: memoryview, src: HCQBuffer) -> None:
         with self.dev.lock:
@@ -105,12 +100,7 @@ class Allocator(_StockAllocator):  # type: ignore[misc]
             if PROFILE.value:
                 super()._copyout(dest, src)
                 return
-            staging = self._staged()
-            try:
-                with uncollected:
-                    staging.copy_out(dest, src)
-            finally:
-                self._unstage()
+            self._stage(self._staged().copy_out, dest, src)
 
     def _staged(self) -> Staging:
         """The staging buffers, which tinygrad's own copies use too, when none is in use."""
@@ -119,8 +109,23 @@ class Allocator(_StockAllocator):  # type: ignore[misc]
             self._staging = Staging(self.dev, self.b)
         return self._staging
 
+    def _stage(self, copy: Callable[..., None], *ends: Any) -> None:
+        """One copy. Whatever is interrupted, and where, is put in order."""
+        try:
+            try:
+                uncollected.begin(id(self))
+                copy(*ends)
+            finally:
+                self._unstage()
+        except BaseException:
+            if self._staging is not None:
+                self._staging.recover()
+            self._unstage()  # which may have been interrupted itself
+            raise
+
     def _unstage(self) -> None:
-        """Let tinygrad's own copies see when ours end."""
+        """Let Python collect, and tinygrad's own copies see when ours end. Once more does no harm."""
+        uncollected.end(id(self))
         self.b_timeline = [self.dev.timeline_value - 1] * len(self.b)
 
     def copy_from_disk(self, dest: HCQBuffer, src: Any, size: int) -> None:
