@@ -124,13 +124,14 @@ class Launcher:
             *self._waker,
         )
         entry = self._entry | commands
-        if value - 1 == device.computed_value:
-            fifo.enter((entry,))
-        else:
-            fifo.enter((after(device, value - 1), entry))
-        device.timeline_value = value + 1
-        device.prof_exec_counter += 1
-        device.submitted(fifo, number, self._names, value)
+        entries = (entry,) if value - 1 == device.computed_value else (after(device, value - 1), entry)
+        try:
+            fifo.enter(entries)
+        finally:  # an interrupt may come when the GPU is at work already
+            if fifo.submissions == number:
+                device.timeline_value = value + 1
+                device.prof_exec_counter += 1
+                device.submitted(fifo, number, self._names, value)
         return True
 
     def _prepare(self, program: Any, grid: Any, block: Any) -> tuple[bytes, bytearray] | None:

@@ -431,9 +431,13 @@ class Recording:
                 quads[at + 4] = slot.number = number
                 entries.append(slot.entry)
                 value += 1
-            fifo.enter(entries, times)
-            self._last, self._next, device.timeline_value = number, following, value
-            device.replayed(fifo, number, self._names, value - 1)
+            try:
+                fifo.enter(entries, times)
+            finally:  # an interrupt may come when the GPU is at work already
+                if fifo.submissions == number:
+                    device.timeline_value = value
+                    self._last, self._next = number, following
+                    device.replayed(fifo, number, self._names, value - 1)
         finally:
             lock.release()
         return number

@@ -21,7 +21,7 @@ from tegrad.nv.faults import DeviceClosed
 from tegrad.nv.launch import BANK_FIELDS, MOST_SIZES, Launcher
 from tegrad.nv.program import LaunchError
 from tegrad.nv.queues import RELEASE, RELEASE_AT_ONCE, Fifo, NVComputeQueue, NVCopyQueue
-from tegrad.nv.replay import ACQUIRE
+from tegrad.nv.replay import ACQUIRE, Launch, Recording
 
 pytestmark = pytest.mark.board
 
@@ -247,6 +247,33 @@ def test_without_the_wait_a_launch_overtakes_a_copy(device: Any, monkeypatch: py
     device.dma_gpfifo.wait(device.dma_gpfifo.submissions)
     assert words(there)[0] == 5  # the copy came last
     device.timeline_signal.value = device.timeline_value - 1  # which the copy's release has turned back
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["launch", "recording"])
+def test_a_launch_that_is_interrupted_at_the_doorbell_is_waited_for(
+    device: Any, monkeypatch: pytest.MonkeyPatch, recorded: bool
+) -> None:
+    """The GPU is at work then. Its value of the timeline given to the next launch would be there too early."""
+    add, here, stock = program(device, "add"), zeroed(device), Fifo.enter
+    recording = Recording(device, [Launch(add, (here,), values=(5,))]) if recorded else None
+    run = recording.run if recording is not None else lambda: launch(add, here, 5)
+
+    def interrupted(self: Any, *given: Any) -> None:
+        stock(self, *given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Fifo, "enter", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    device.compute_gpfifo.wait(device.compute_gpfifo.submissions)
+    assert device.timeline_signal.value == device.timeline_value - 1  # nothing that is still to come
+    run()
+    launch(add, here, 100)
+    device.synchronize()
+    assert words(here)[0] == 110
+    if recording is not None:
+        recording.close()
 
 
 def test_launches_and_queues_alternate(device: Any) -> None:
