@@ -132,7 +132,11 @@ class Allocator(_StockAllocator):  # type: ignore[misc]
         """Read a file's bytes into a buffer, through the staging buffers."""
         with self.dev.lock:
             self.dev.check_usable()
-            super().copy_from_disk(dest, src, size)
+            try:
+                super().copy_from_disk(dest, src, size)
+            except BaseException:
+                self._unstage()  # tinygrad marks the buffers that it reads into as never free
+                raise
 
 
 class DesktopAllocator(Allocator):

@@ -480,3 +480,32 @@ def test_memory_that_cannot_be_written_to_is_no_end_of_a_copy(staging: Staging, 
             staging.copy_out(memoryview(memory), buffer)
     assert memory == bytes(4)
     device.allocator.free(buffer, 4)
+
+
+def test_after_a_read_that_failed_the_staging_buffers_are_used_again(device: Any, movers: Movers) -> None:
+    class Disk:
+        """Fails when a buffer was taken for it."""
+
+        allocator: Any = None
+
+        def _copyout_sharded(self, source: Any, size: int, take: Any, **how: Any) -> Iterator[Any]:
+            assert take() is not None
+            raise OSError("the disk is gone")
+            yield
+
+    class Source:
+        device = Disk()
+
+    Source.device.allocator = Source.device
+    made = Apart(device, batch_size=AREA, batch_cnt=3)
+    buffer = made._alloc(AREA, BufferSpec())
+    with pytest.raises(OSError, match="the disk is gone"):
+        made.copy_from_disk(buffer, Source(), AREA)
+    assert max(made.b_timeline) < device.timeline_value
+    found = bytearray(AREA)
+    made._copyin(buffer, memoryview(bytes(range(256)) * (AREA // 256)))
+    made._copyout(memoryview(found), buffer)
+    assert found == bytes(range(256)) * (AREA // 256)
+    device.synchronize()
+    for one in (buffer, *made.b):
+        device.iface.free(one)
