@@ -331,7 +331,10 @@ class Staging:
             )
 
     def copy_out(self, dest: memoryview, source: Any) -> None:
-        """Copy from the GPU's memory; returns when `dest` is filled. DeviceFault, WaitTimeout; TypeError if it is read-only."""
+        """Copy from the GPU's memory; returns when `dest` is filled.
+
+        DeviceFault, WaitTimeout; TypeError if `dest` is read-only.
+        """
         if dest.readonly:
             raise TypeError("cannot modify read-only memory")
         if (size := dest.nbytes) <= self._small:
