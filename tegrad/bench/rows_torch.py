@@ -63,6 +63,7 @@ def _replayed(function: Callable[..., Any], *inputs: Any) -> Callable[[], Any]:
         graph.replay()
         return out
 
+    replay.reads = function, inputs  # type: ignore[attr-defined] # a graph keeps none of the memory that it reads
     return replay
 
 
