@@ -87,7 +87,8 @@ def _whole_warps(original: Callable[[_Dims, _Dims], _Dims | None]) -> Callable[[
     """Join a block's later dimensions rather than the first, where that is a warp: lanes are numbered along x."""
 
     def group(dims: _Dims, limits: _Dims) -> _Dims | None:
-        if len(dims) <= len(limits) or dims[0] != WARP_THREADS or limits[0] > BLOCK_MAX:  # the last of these: a grid
+        grid = limits[0] > BLOCK_MAX
+        if grid or len(dims) <= len(limits) or not isinstance(dims[0], int) or dims[0] != WARP_THREADS:
             return original(dims, limits)
         rest = original(dims[1:], limits[1:])
         return None if rest is None else (dims[0], *rest)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tinygrad import Tensor, dtypes
+from tinygrad import Tensor, UOp, dtypes
 
 from tegrad.nv import codegen, compat
 from tegrad.nv.program import LaunchError, NVProgram
@@ -167,3 +167,11 @@ def test_only_a_blocks_first_dimension_of_a_warp_is_left_alone() -> None:
     assert group((32, 2, 2, 2, 2), block) == (32, 8, 2)
     for dims, limits in (((32, 2, 2), block), ((16, 2, 2, 2), block), ((32, 2, 2, 2), grid), ((2, 2, 2), (4, 2))):
         assert group(dims, limits) == stock(dims, limits)
+
+
+@pytest.mark.parametrize("limits", [(1024, 1024, 64), (0x7FFFFFFF, 0xFFFF, 0xFFFF)], ids=["block", "grid"])
+def test_a_dimension_that_is_a_symbol_is_no_warp(limits: tuple[int, ...]) -> None:
+    """Whether it is 32 is not known: to ask was an error of tinygrad's."""
+    group = codegen._whole_warps(compat.published(codegen.GROUPING))
+    dims = (UOp.variable("position", 1, 64) + 16, 2, 2, 2)
+    assert group(dims, limits) == compat.published(codegen.GROUPING)(dims, limits)
