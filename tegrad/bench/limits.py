@@ -25,8 +25,9 @@ from tegrad.bench.dependencies import gpu_us
 from tegrad.bench.kernels import PIPES, KernelRow, plan_table
 from tegrad.bench.record import Record, Side, make
 from tegrad.hw.chips import CHIPS, Chip
-from tegrad.llm.arch import DIVISORS, Config, Spec, tensor_name
+from tegrad.llm.arch import DIVISORS, Config, tensor_name
 from tegrad.llm.gguf import Gguf
+from tegrad.llm.network import Spec
 from tegrad.nv import roles, toolchain
 from tegrad.nv.compilers import compile_cuda
 from tegrad.nv.gpu import Gpu

@@ -22,12 +22,13 @@ from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
 from tegrad import ptx
 from tegrad.hw.chips import Chip
 from tegrad.llm import packing
-from tegrad.llm.arch import Config, Spec
+from tegrad.llm.arch import Config
 from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import kernels_of
 from tegrad.llm.formats import F16, F32, PLAIN, SEGMENT, BlockType
 from tegrad.llm.gemm import TilePicker, pick_tile, pick_wgmma
+from tegrad.llm.network import Spec
 from tegrad.llm.packed import SPEC, WARPS, PackedLayer, PackedMatrix, PackedModel, look_at
 from tegrad.llm.persistent import MOST_POSITION_READS, NEAR_POSITIONS, PersistentPlan
 from tegrad.llm.plan import DecodePlan
@@ -168,7 +169,7 @@ def model(config: Config, kind: BlockType, device: Gpu, tied: bool = True) -> Pa
     def layer() -> PackedLayer:
         found: dict[str, HCQBuffer] = {}
         matrices: dict[str, PackedMatrix] = {}
-        for spec in config.arch.each_layer:
+        for spec in config.arch.network.each_layer:
             if len(spec.shape) == 1:
                 found |= vectors(spec)
             elif spec not in config.arch.qkv:

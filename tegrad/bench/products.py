@@ -347,13 +347,9 @@ class AttentionRow:
 
 def attention(config: Config, positions: int, cache: str, device: Gpu, sequences: int = 1, **tuning: int) -> Attention:
     """The attention of a model on a device, as the decode plan has it for packed output matrices, or a batch."""
-    return Attention(
-        config.heads, config.kv_heads, config.head_dim, positions, config.arch.rope,
-        config.rope.dim // 2 if config.rope.dim else None,
-        config.eps if config.arch.query_norm is not None else None,
-        cache, device.sm_count, sequences,
-        quantized=sequences == 1, halves=sequences > 1, arch=device.arch, tuning=tuning,
-    )  # fmt: skip
+    return Attention.of(
+        config, positions, cache, device, sequences, quantized=sequences == 1, halves=sequences > 1, tuning=tuning
+    )
 
 
 class AttentionBench(_Bench):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,20 @@ from numpy.typing import NDArray
 from tegrad.llm.errors import ContextError, GgufError, ModelError, UnsupportedModelError
 from tegrad.llm.formats import F32
 from tegrad.llm.gguf import Gguf, TensorInfo, shown
+from tegrad.llm.network import (
+    ActivationKind,
+    Add,
+    Attend,
+    Embed,
+    Gate,
+    Logits,
+    Network,
+    Norm,
+    NormKind,
+    Project,
+    Rotation,
+    Spec,
+)
 
 DEFAULT_CONTEXT: Final = 4096
 """Positions of a session unless asked otherwise: bounds the cache of models trained for 128k and more."""
@@ -32,24 +46,8 @@ T = TypeVar("T", int, float, str)
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """A tensor of a family: GGUF name without ".weight", and shape as names of sizes, outermost first."""
-
-    name: str
-    shape: tuple[str, ...]
-    """A name such as "query+key+value" means those rows below one another."""
-    bias: Literal["none", "may", "must"] = "none"
-    """Whether a "<name>.bias" vector of the outermost size is added."""
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Names of the sizes whose rows lie below one another."""
-        return tuple(self.shape[0].split("+"))
-
-
-@dataclass(frozen=True, slots=True)
 class Arch:
-    """A model family. The graph, the plans and the reference read this and nothing else about the family."""
+    """A model family: the tensors and kinds that differ from family to family. `network` is what it computes."""
 
     name: str
     embedding: Spec
@@ -59,18 +57,13 @@ class Arch:
     attn_output: Spec
     ffn_norm: Spec
     gate: Spec | None
-    """activation(gate) * up where there is one, else activation(up)."""
     up: Spec
     down: Spec
     output_norm: Spec
     output: Spec
-    """The embedding is used where the file lacks it (tied)."""
-    rope: Literal["interleaved", "halves", "none"]
-    """Rotated pairs are neighbours (2i, 2i + 1), or (i, i + rope.dim / 2)."""
-    activation: Literal["silu", "gelu"]
-    """gelu is its approximation by tanh."""
-    norm: Literal["rms", "layer"]
-    """By the root mean square, or by mean and variance; then a weight, and a bias where the spec has one."""
+    rope: Rotation
+    activation: ActivationKind
+    norm: NormKind
     positions: Spec | None = None
     """Learned vectors, one for each position, that are added to the embedding."""
     query_norm: Spec | None = None
@@ -80,19 +73,19 @@ class Arch:
     """The file may have rope_freqs, which each pair's frequency is divided by."""
 
     @property
-    def once(self) -> tuple[Spec, ...]:
-        """The tensors of a model, apart from the output, which may be missing."""
-        return _present(self.embedding, self.positions, self.output_norm)
-
-    @property
-    def each_layer(self) -> tuple[Spec, ...]:
-        """The tensors of a layer."""
-        attention = (self.attn_norm, *self.qkv, self.query_norm, self.key_norm, self.attn_output)
-        return _present(*attention, self.ffn_norm, self.gate, self.up, self.down)
-
-
-def _present(*specs: Spec | None) -> tuple[Spec, ...]:
-    return tuple(spec for spec in specs if spec is not None)
+    def network(self) -> Network:
+        """What a model of the family computes."""
+        return Network(
+            Embed(self.embedding, self.positions),
+            (
+                Project(Norm(self.attn_norm, self.norm), self.qkv),
+                Attend(self.rope, self.query_norm, self.key_norm),
+                Add(self.attn_output, "mixed"),
+                Gate(Norm(self.ffn_norm, self.norm), self.gate, self.up, self.activation),
+                Add(self.down, "hidden"),
+            ),
+            Logits(Norm(self.output_norm, self.norm), self.output),
+        )
 
 
 LLAMA: Final = Arch(
@@ -379,8 +372,8 @@ class Config:
 
     def specs(self) -> Iterator[tuple[Spec, int | None]]:
         """Every tensor of the model, with its layer, in the order of use; the output at the end."""
-        yield from ((spec, None) for spec in self.arch.once)
-        yield from ((spec, layer) for layer in range(self.layers) for spec in self.arch.each_layer)
+        yield from ((spec, None) for spec in self.arch.network.once)
+        yield from ((spec, layer) for layer in range(self.layers) for spec in self.arch.network.each_layer)
         yield self.arch.output, None
 
     def check(self, file: Gguf, spec: Spec, layer: int | None = None) -> TensorInfo:

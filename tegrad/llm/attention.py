@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
+from tegrad.llm.arch import Config
 from tegrad.llm.chips import WARPS, kernels_of
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.programs import load_kernel
@@ -52,6 +53,19 @@ class Attention:
     arch: str = "sm_87"
     tuning: Mapping[str, int] | None = None
     """Macros of attention.cuh to set otherwise: ATTENTION_WARPS, ATTENTION_LOADS, SPLITS, SPLIT_ROWS."""
+
+    @classmethod
+    def of(
+        cls, config: Config, positions: int, cache: str, device: Gpu, sequences: int = 1, *, floats: bool = False,
+        quantized: bool = True, halves: bool = False, tuning: Mapping[str, int] | None = None,
+    ) -> Self:  # fmt: skip
+        """A model's, on a device."""
+        op = config.arch.network.attend
+        return cls(
+            config.heads, config.kv_heads, config.head_dim, positions, op.rope,
+            config.rope.dim // 2 if config.rope.dim else None, config.eps if op.query_norm is not None else None,
+            cache, device.sm_count, sequences, floats, quantized, halves, device.arch, tuning,
+        )  # fmt: skip
 
     def __post_init__(self) -> None:
         if self.rope not in ROPES or self.cache not in CACHES:

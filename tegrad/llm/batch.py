@@ -246,17 +246,14 @@ class Batch:
         return Launch(program, tuple(buffers), (-(-matrix.columns // EMBED_THREADS), width, 1), (EMBED_THREADS, 1, 1))
 
     def _attention(self, width: int) -> Attention:
-        config, arch = self.config, self.config.arch
-        return Attention(
-            config.heads, config.kv_heads, config.head_dim, self.cache.positions, arch.rope,
-            config.rope.dim // 2 if config.rope.dim else None, config.eps if arch.query_norm is not None else None,
-            "q8_0" if self.cache.q8 else "f16", self.device.sm_count, width, quantized=False, halves=True,
-            arch=self.device.arch, tuning={"OVERLAP": 1} if self._rows.overlap else None,
+        return Attention.of(
+            self.config, self.cache.positions, "q8_0" if self.cache.q8 else "f16", self.device, width,
+            quantized=False, halves=True, tuning={"OVERLAP": 1} if self._rows.overlap else None,
         )  # fmt: skip
 
     def _attend(self, layer: PackedLayer, cache: LayerCache, width: int) -> list[Launch]:
-        arch, rows, attention = self.config.arch, self._rows, self._attention(width)
-        norms = [rows.x if spec is None else layer.vectors[spec.name] for spec in (arch.query_norm, arch.key_norm)]
+        rows, attention = self._rows, self._attention(width)
+        norms = rows.head_norms(layer)
         out = rows.mixed
         buffers = (self.states.states, rows.qkv, *norms, rows.rope, cache.keys, cache.values, cache.key_scales,
                    cache.value_scales, self._partials, self._counters, out, out, out)  # fmt: skip

@@ -20,14 +20,15 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from tegrad.llm.arch import Config, Spec, tensor_name
+from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.chips import Role
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import PLAIN
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.interpreter import round_scale
 from tegrad.llm.matvec import SET
-from tegrad.llm.reference import ACTIVATIONS, ROTATIONS, ROUNDINGS
+from tegrad.llm.network import Add, Attend, Gate, Op, Project, Spec
+from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS
 from tegrad.llm.schedule import UNIT, deal
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -137,18 +138,14 @@ def together(weights: Weights, ways: Sequence[Way[Any]]) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A layer's names of matrices, and its vectors."""
+class Part:
+    """An operation's names of matrices, and its vectors."""
 
-    qkv: tuple[str, ...]
-    output: str
-    gate: tuple[str, str]
-    down: str
-    attn_norm: Floats
-    ffn_norm: Floats
-    bias: Floats | float
-    query_norm: Floats | None
-    key_norm: Floats | None
+    names: tuple[str, ...]
+    norm: Floats
+    bias: Floats
+    query_norm: Floats | None = None
+    key_norm: Floats | None = None
 
 
 class Parts:
@@ -156,50 +153,48 @@ class Parts:
 
     def __init__(self, weights: Weights) -> None:
         self.weights, self.config = weights, weights.config
-        arch = self.config.arch
-        if arch.norm != "rms" or arch.gate is None or arch.positions is not None:
-            raise UnsupportedModelError(f"{arch.name} is not evaluated so: it has another norm, gate or positions")
+        net = self.network = self.config.arch.network
+        if net.logits.norm.kind != "rms" or net.gate.gate is None or net.embed.positions is not None:
+            name = self.config.arch.name
+            raise UnsupportedModelError(f"{name} is not evaluated so: it has another norm, gate or positions")
         self._tables: dict[tuple[int, int], Floats] = {}
-        output = tensor_name(arch.output)
-        self.logits = output if output in weights.file.tensors else tensor_name(arch.embedding)
-        self.output_norm = weights.vector(tensor_name(arch.output_norm))
+        output = tensor_name(net.logits.matrix)
+        self.logits = output if output in weights.file.tensors else tensor_name(net.embed.table)
+        self.output_norm = weights.vector(tensor_name(net.logits.norm.spec))
         for spec, layer in self.config.specs():
             name = tensor_name(spec, layer, "bias")
-            if spec not in arch.qkv and name in weights.file.tensors:
+            if spec not in net.project.matrices and name in weights.file.tensors:
                 raise UnsupportedModelError(f"{name} is not added here")
 
     def embedding(self, tokens: Sequence[int]) -> Floats:
         """Rows (tokens, dim)."""
-        name = tensor_name(self.config.arch.embedding)
+        name = tensor_name(self.network.embed.table)
         return np.concatenate([self.weights.rows(name, token, 1) for token in tokens])
 
-    def layers(self) -> Iterator[Layer]:
-        """Each layer's, as it is reached."""
-        arch, weights = self.config.arch, self.weights
-        assert arch.gate is not None
-        for at in range(self.config.layers):
+    def operations(self) -> Iterator[tuple[int, Op, Part]]:
+        """Each layer's operations, as they are reached."""
+        for at, op in self.network.operations(self.config.layers):
+            yield at, op, self._part(op, at)
 
-            def vector(spec: Spec | None, at: int = at) -> Floats | None:
-                return None if spec is None else weights.vector(tensor_name(spec, at))
+    def _part(self, op: Op, layer: int) -> Part:
+        nothing = np.zeros(0)
 
-            attn, ffn = vector(arch.attn_norm), vector(arch.ffn_norm)
-            assert attn is not None
-            assert ffn is not None
-            yield Layer(
-                tuple(tensor_name(spec, at) for spec in arch.qkv),
-                tensor_name(arch.attn_output, at),
-                (tensor_name(arch.gate, at), tensor_name(arch.up, at)),
-                tensor_name(arch.down, at),
-                attn, ffn, self._bias(at), vector(arch.query_norm), vector(arch.key_norm),
-            )  # fmt: skip
+        def vector(spec: Spec | None) -> Floats | None:
+            return None if spec is None else self.weights.vector(tensor_name(spec, layer))
 
-    def _bias(self, layer: int) -> Floats | float:
-        parts = []
-        for spec in self.config.arch.qkv:
-            name = tensor_name(spec, layer, "bias")
-            there = name in self.weights.file.tensors
-            parts.append(self.weights.vector(name) if there else np.zeros(self.config.size(spec.shape[0])))
-        return np.concatenate(parts)
+        match op:
+            case Attend():
+                return Part((), nothing, nothing, vector(op.query_norm), vector(op.key_norm))
+            case Add():
+                return Part((tensor_name(op.matrix, layer),), nothing, nothing)
+        names = tuple(tensor_name(spec, layer) for spec in op.matrices)
+        norm = self.weights.vector(tensor_name(op.norm.spec, layer))
+        return Part(names, norm, np.concatenate([self._bias(spec, layer) for spec in op.matrices]))
+
+    def _bias(self, spec: Spec, layer: int) -> Floats:
+        name = tensor_name(spec, layer, "bias")
+        there = name in self.weights.file.tensors
+        return self.weights.vector(name) if there else np.zeros(self.config.size(spec.shape[0]))
 
     def factor(self, stream: Floats) -> Floats:
         """What normalizes vectors (..., dim) of the residual stream: (..., 1)."""
@@ -216,10 +211,10 @@ class Parts:
     def gated(self, products: Floats) -> Floats:
         """activation(gate) * up, of both side by side."""
         gate, up = np.split(products, 2, axis=-1)
-        made: Floats = ACTIVATIONS[self.config.arch.activation](gate) * up
+        made: Floats = ACTIVATIONS[self.network.gate.activation](gate) * up
         return made
 
-    def attention(self, layer: Layer, qkv: Floats, keys: Side, values: Side, stored: Stored, first: int) -> Floats:
+    def attention(self, part: Part, qkv: Floats, keys: Side, values: Side, stored: Stored, first: int) -> Floats:
         """What attention makes (..., tokens, mixed) of products (..., tokens, qkv) of tokens one after the other.
 
         The first of them stands at position `first`, after `keys` and `values`.
@@ -228,12 +223,12 @@ class Parts:
         query, key, value = np.split(qkv, np.cumsum([c.sizes["query"], c.sizes["key"]]), axis=-1)
         query = query.reshape(*shape, c.kv_heads, c.group, c.head_dim)
         key = key.reshape(*shape, c.kv_heads, 1, c.head_dim)
-        if layer.query_norm is not None:
-            query = query * self.factor(query) * layer.query_norm
-        if layer.key_norm is not None:
-            key = key * self.factor(key) * layer.key_norm
+        if part.query_norm is not None:
+            query = query * self.factor(query) * part.query_norm
+        if part.key_norm is not None:
+            key = key * self.factor(key) * part.key_norm
         count = shape[-1]
-        tables, rotate = self._turns(first, count), ROTATIONS[c.arch.rope]
+        tables, rotate = self._turns(first, count), ROTATIONS[self.network.attend.rope]
         query = rotate(query, tables) / np.sqrt(c.head_dim)
         kept = ROUNDINGS[stored]
         key = kept(rotate(key, tables).astype(np.float32))[..., 0, :].astype(np.float64)
@@ -275,14 +270,17 @@ def chain(
         return np.stack([rounding(role, vectors) for rounding, vectors in zip(roundings, x, strict=True)])
 
     stream = np.repeat(parts.embedding(tokens)[None], len(roundings), axis=0)
-    for at, layer in enumerate(parts.layers()):
-        x = rounded("qkv", layer.qkv[0], stream * layer.attn_norm)
-        qkv = (yield Asked(layer.qkv, x)) * parts.factor(stream) + layer.bias
-        mixed = parts.attention(layer, qkv, *cached(at), stored, first)
-        stream = stream + (yield Asked((layer.output,), rounded("output", layer.output, mixed)))
-        x = rounded("gate", layer.gate[0], stream * layer.ffn_norm)
-        hidden = parts.gated((yield Asked(layer.gate, x)) * parts.factor(stream))
-        stream = stream + (yield Asked((layer.down,), rounded("down", layer.down, hidden)))
+    made = stream  # by the operation before
+    for at, op, part in parts.operations():
+        match op:
+            case Project() | Gate():
+                x = rounded(op.role, part.names[0], stream * part.norm)
+                made = (yield Asked(part.names, x)) * parts.factor(stream) + part.bias
+                made = parts.gated(made) if isinstance(op, Gate) else made
+            case Attend():
+                made = parts.attention(part, made, *cached(at), stored, first)
+            case Add():
+                stream = stream + (yield Asked(part.names, rounded(op.role, part.names[0], made)))
     x = rounded("logits", parts.logits, stream * parts.output_norm)
     return (yield Asked((parts.logits,), x)) * parts.factor(stream)
 

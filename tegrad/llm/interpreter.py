@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.llm.formats import PLAIN
+from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, Floats, unit
 from tegrad.llm.schedule import (
     FLOAT_UNIT,
     QUANTIZED_UNIT,
@@ -28,8 +29,6 @@ from tegrad.llm.schedule import (
     Wait,
     stream_segment,
 )
-
-Floats = NDArray[np.floating[Any]]
 
 SET: Final = 16
 """Elements of a vector that meet weights with one scale."""
@@ -142,12 +141,6 @@ class Weights:
     activation: str = "silu"
 
 
-_ACTIVATIONS: Final[Mapping[str, Callable[[Floats], Floats]]] = {
-    "silu": lambda x: x / (1 + np.exp(-x)),
-    "gelu": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
-}
-
-
 class Interpreter:
     """One sequence's steps. `keys` and `values` are (layers, kv heads, positions, head dim), as in the f16 cache.
 
@@ -208,7 +201,7 @@ class Interpreter:
                 assert ins.output is not None
                 y = self._products(ins, Vector.X) * self._factor()
                 gate, up = y.reshape(2, -1)
-                self._hand(ins.output, _ACTIVATIONS[self.weights.activation](gate) * up, floats, ins.stage)
+                self._hand(ins.output, ACTIVATIONS[self.weights.activation](gate) * up, floats, ins.stage)
             case Op.LOGITS:
                 y = self._products(ins, Vector.X) * self._factor()
                 first = ins.runs[0].first * stream_segment(ins.runs[0].matrix) // ins.runs[0].matrix.columns
@@ -262,17 +255,10 @@ class Interpreter:
     def _rotate(self, heads: Floats, norm: Floats | None) -> Floats:
         """Heads (n, head dim) normalized and turned to the token's position."""
         if norm is not None:
-            heads = heads / np.sqrt((heads * heads).mean(axis=-1, keepdims=True) + self.weights.eps) * norm
-        cos, sin = self.weights.rope[:, self.position].astype(np.float64)
-        pairs = len(cos)
-        if self.weights.halves:
-            first, second = slice(0, pairs), slice(pairs, 2 * pairs)
-        else:
-            first, second = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
-        a, b = heads[:, first], heads[:, second]
-        turned = heads.copy()
-        turned[:, first], turned[:, second] = a * cos - b * sin, a * sin + b * cos
-        return turned
+            heads = unit(heads, self.weights.eps) * norm
+        tables = self.weights.rope[:, self.position : self.position + 1].astype(np.float64)
+        turned: Floats = ROTATIONS["halves" if self.weights.halves else "interleaved"](heads[None, :, None], tables)
+        return turned[0, :, 0]
 
     def _attend(self, ins: Instruction, floats: bool) -> None:
         net, weights = self.program.network, self.weights

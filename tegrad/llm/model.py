@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod, sqrt
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
 from tinygrad import Device, Tensor, UOp, dtypes
 from tinygrad.dtype import DType
 
-from tegrad.llm.arch import Config, Spec, tensor_name
+from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.gguf import Gguf, Progress
+from tegrad.llm.network import Add, Attend, Gate, Project
 from tegrad.llm.weights import Joined, LayerNorm, Loader, Matrix, Norm
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One transformer block's weights."""
+    """One layer's weights, by the names of their specs."""
 
-    attn_norm: Norm | LayerNorm
     qkv: Joined
-    query_norm: Norm | None
-    key_norm: Norm | None
-    attn_output: Matrix
-    ffn_norm: Norm | LayerNorm
-    gate: Matrix | None
-    up: Matrix
-    down: Matrix
+    matrices: Mapping[str, Matrix]
+    """All but those of queries, keys and values."""
+    norms: Mapping[str, Norm | LayerNorm]
+    """Of the residual stream."""
+    head_norms: Mapping[str, Norm]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +45,7 @@ class Model:
     def __init__(self, file: Gguf, device: str | None = None, progress: Progress | None = None) -> None:
         self.device = device or Device.DEFAULT
         self.config = Config.read(file)
+        self.network = self.config.arch.network
         self.metadata = file.metadata
         self._divisors = self.config.rope_divisors(file)
         try:
@@ -57,27 +54,33 @@ class Model:
             raise self._out_of_memory(str(file.path), file.size, "choose a smaller model") from error
 
     def _load(self, file: Gguf, progress: Progress | None) -> None:
-        config, arch = self.config, self.config.arch
+        config, net = self.config, self.network
         load = Loader(file, config, self.device, progress)
-        self.embedding = load.matrix(arch.embedding)
-        self.positions = _optional(load.matrix, arch.positions)
-        self.layers = [
-            Layer(
-                attn_norm=load.norm(arch.attn_norm, at),
-                qkv=load.joined(arch.qkv, at),
-                query_norm=_optional(load.head_norm, arch.query_norm, at),
-                key_norm=_optional(load.head_norm, arch.key_norm, at),
-                attn_output=load.matrix(arch.attn_output, at),
-                ffn_norm=load.norm(arch.ffn_norm, at),
-                gate=_optional(load.matrix, arch.gate, at),
-                up=load.matrix(arch.up, at),
-                down=load.matrix(arch.down, at),
-            )
-            for at in range(config.layers)
-        ]
-        self.output_norm = load.norm(arch.output_norm)
-        tied = tensor_name(arch.output) not in file.tensors
-        self.output = self.embedding if tied else load.matrix(arch.output)
+        self.embedding = load.matrix(net.embed.table)
+        self.positions = None if net.embed.positions is None else load.matrix(net.embed.positions)
+        self.layers = [self._layer(load, at) for at in range(config.layers)]
+        self.output_norm = load.norm(net.logits.norm)
+        tied = tensor_name(net.logits.matrix) not in file.tensors
+        self.output = self.embedding if tied else load.matrix(net.logits.matrix)
+
+    def _layer(self, load: Loader, at: int) -> Layer:
+        net = self.network
+        qkv = load.joined(net.project.matrices, at)
+        matrices: dict[str, Matrix] = {}
+        norms: dict[str, Norm | LayerNorm] = {}
+        head_norms: dict[str, Norm] = {}
+        for op in net.block:
+            match op:
+                case Project():
+                    norms[op.norm.spec.name] = load.norm(op.norm, at)
+                case Attend():
+                    head_norms |= {spec.name: load.head_norm(spec, at) for spec in op.specs}
+                case Gate():
+                    norms[op.norm.spec.name] = load.norm(op.norm, at)
+                    matrices |= {spec.name: load.matrix(spec, at) for spec in op.matrices}
+                case Add():
+                    matrices[op.matrix.name] = load.matrix(op.matrix, at)
+        return Layer(qkv, matrices, norms, head_norms)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: str | None = None, progress: Progress | None = None) -> Self:
@@ -111,12 +114,25 @@ class Model:
         # Layers are realized one by one: alike, they are scheduled once.
         x = self._embed(tokens, start).contiguous().realize()
         for layer, kept in zip(self.layers, cache.layers, strict=True):
-            mixed = self._attention(layer, x, kept, cache.rope, start)
-            x = (x + layer.attn_output.apply(mixed)).contiguous()
-            x = (x + layer.down.apply(self._inner(layer, x).contiguous())).contiguous().realize()
+            x = self._block(layer, x, kept, cache.rope, start).realize()
         if last is not None and tokens.shape[0] != 1:
             x = x[last : last + 1]
         return self.output.apply(x, self.output_norm).contiguous().realize()
+
+    def _block(self, layer: Layer, x: Tensor, kept: Tensor, rope: Tensor | None, start: UOp | int) -> Tensor:
+        """The stream after a layer."""
+        made: list[Tensor] = []  # by the operation before
+        for op in self.network.block:
+            match op:
+                case Project():
+                    made = layer.qkv.apply(x, layer.norms[op.norm.spec.name])
+                case Attend():
+                    made = [self._attention(op, layer, made, kept, rope, start)]
+                case Gate():
+                    made = [self._gated(op, layer, x).contiguous()]
+                case Add():
+                    x = (x + layer.matrices[op.matrix.name].apply(made[0])).contiguous()
+        return x
 
     def _embed(self, tokens: Tensor, start: UOp | int) -> Tensor:
         x = self.embedding.rows(tokens)
@@ -126,20 +142,22 @@ class Model:
         at = (Tensor.arange(tokens.shape[0]) + start).minimum(self.config.context - 1)
         return x + self.positions.rows(at)
 
-    def _inner(self, layer: Layer, x: Tensor) -> Tensor:
+    def _gated(self, op: Gate, layer: Layer, x: Tensor) -> Tensor:
         """What the feed-forward's last product multiplies."""
-        activate = _ACTIVATIONS[self.config.arch.activation]
-        up = layer.up.apply(x, layer.ffn_norm)
-        return activate(up) if layer.gate is None else activate(layer.gate.apply(x, layer.ffn_norm)) * up
+        activate, norm = _ACTIVATIONS[op.activation], layer.norms[op.norm.spec.name]
+        up = layer.matrices[op.up.name].apply(x, norm)
+        return activate(up) if op.gate is None else activate(layer.matrices[op.gate.name].apply(x, norm)) * up
 
-    def _attention(self, layer: Layer, x: Tensor, kept: Tensor, rope: Tensor | None, start: UOp | int) -> Tensor:
-        """Mixed values (count, heads * value_dim) of x; adds the new keys and values to those kept."""
-        c, count = self.config, x.shape[0]
-        query, key, value = layer.qkv.apply(x, layer.attn_norm)
+    def _attention(
+        self, op: Attend, layer: Layer, qkv: Sequence[Tensor], kept: Tensor, rope: Tensor | None, start: UOp | int
+    ) -> Tensor:
+        """Mixed values (count, heads * value_dim); adds the new keys and values to those kept."""
+        c, (query, key, value) = self.config, qkv
+        count = query.shape[0]
         end = start + count
-        rotate, turns = _ROTATIONS[c.arch.rope], None if rope is None else rope[:, start:end]
+        rotate, turns = _ROTATIONS[op.rope], None if rope is None else rope[:, start:end]
         key = key.reshape(count, c.kv_heads, c.head_dim)
-        key = rotate(layer.key_norm.apply(key) if layer.key_norm else key, turns)
+        key = rotate(layer.head_norms[op.key_norm.name].apply(key) if op.key_norm else key, turns)
         new = key.cat(value.reshape(count, c.kv_heads, c.value_dim), dim=-1).permute(1, 0, 2).cast(kept.dtype)
         positions = Tensor.arange(kept.shape[1])[:end]  # of a fixed length first, which folds into an index
         kept = Tensor(kept.uop.after(kept[:, start:end].uop.store(new.uop)))[:, :end].float()
@@ -147,7 +165,7 @@ class Model:
         values = kept[:, :, c.head_dim :].reshape(c.kv_heads, 1, 1, end, c.value_dim)
 
         query = query.reshape(count, c.heads, c.head_dim)
-        query = rotate(layer.query_norm.apply(query) if layer.query_norm else query, turns)
+        query = rotate(layer.head_norms[op.query_norm.name].apply(query) if op.query_norm else query, turns)
         query = query.reshape(count, c.kv_heads, c.group, 1, c.head_dim).permute(1, 2, 0, 3, 4)
         scores = (query * keys).sum(axis=-1) / sqrt(c.head_dim)
         if count != 1:
@@ -158,10 +176,6 @@ class Model:
         weights = (scores - scores.max(axis=-1, keepdim=True)).exp().unsqueeze(-1)
         mixed = (weights * values).sum(axis=3) / weights.expand(*weights.shape[:-1], c.value_dim).sum(axis=3)
         return mixed.permute(2, 0, 1, 3).reshape(count, c.heads * c.value_dim).contiguous()
-
-
-def _optional(load: Callable[[Spec, int | None], T], spec: Spec | None, layer: int | None = None) -> T | None:
-    return None if spec is None else load(spec, layer)
 
 
 def _rotate_neighbours(x: Tensor, rope: Tensor) -> Tensor:

@@ -15,10 +15,11 @@ from itertools import groupby
 from typing import Any, Final, Self
 
 from tegrad.llm import packing
-from tegrad.llm.arch import Config, Spec, tensor_name
+from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.formats import F16, F32, BlockType
 from tegrad.llm.gguf import Gguf, Progress, TensorInfo
+from tegrad.llm.network import Spec
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.state import STATE_SPEC
 from tegrad.llm.stream import PIECE_BYTES, Piece, Stream
@@ -268,24 +269,24 @@ class PackedModel:
         self.close()
 
     def _allocate(self, file: Gguf) -> None:
-        arch = self.config.arch
-        self.embedding = self._matrix(file, arch.embedding)
-        self.positions = None if arch.positions is None else self._matrix(file, arch.positions)
+        net = self.config.arch.network
+        self.embedding = self._matrix(file, net.embed.table)
+        self.positions = None if net.embed.positions is None else self._matrix(file, net.embed.positions)
         self.layers = tuple(self._layer(file, at) for at in range(self.config.layers))
-        self.vectors = self._vectors(file, arch.output_norm)
-        tied = tensor_name(arch.output) not in file.tensors
-        self.output = self.embedding if tied else self._matrix(file, arch.output)
+        self.vectors = self._vectors(file, net.logits.norm.spec)
+        tied = tensor_name(net.logits.matrix) not in file.tensors
+        self.output = self.embedding if tied else self._matrix(file, net.logits.matrix)
 
     def _layer(self, file: Gguf, at: int) -> PackedLayer:
-        arch = self.config.arch
+        net = self.config.arch.network
         vectors: dict[str, Buffer] = {}
         matrices: dict[str, PackedMatrix] = {}
-        for spec in arch.each_layer:
+        for spec in net.each_layer:
             if len(spec.shape) == 1:
                 vectors |= self._vectors(file, spec, at)
-            elif spec not in arch.qkv:
+            elif spec not in net.project.matrices:
                 matrices[spec.name] = self._matrix(file, spec, at)
-        return PackedLayer(matrices, vectors, self._joined(file, arch.qkv, at))
+        return PackedLayer(matrices, vectors, self._joined(file, net.project.matrices, at))
 
     def _matrix(self, file: Gguf, spec: Spec, layer: int | None = None) -> PackedMatrix:
         return self._joined(file, (spec,), layer)[0]

@@ -17,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.hw.chips import Chip, by_arch
+from tegrad.llm.arch import Config
 from tegrad.llm.attention import ROPES
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import TUNED
 from tegrad.llm.errors import UnsupportedModelError, UntunedChipError
 from tegrad.llm.formats import FORMATS, PLAIN, SEGMENT, SET, BlockType
+from tegrad.llm.network import Add, Attend, Gate, Project
 from tegrad.llm.packed import PackedMatrix, PackedModel
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.sampling import Sampling
@@ -318,7 +320,7 @@ class PersistentPlan:
         self.close()
 
     def _make(self, cache: KvCache, tuning: Tuning | None, reach: int, ctas: int, timestamps: bool) -> None:
-        config, arch, workspace = self.config, self.config.arch, self._workspace
+        config, net, workspace = self.config, self.config.arch.network, self._workspace
         made = network(self.model, cache, workspace)
         if tuning is None:
             positions = cache.positions if reach > NEAR_POSITIONS else reach
@@ -326,8 +328,8 @@ class PersistentPlan:
             tuning = Tuning.suited(kinds, positions, q8=cache.q8, head_dim=made.head_dim)
         program = build(made, ctas, head_groups=tuning.head_groups)
         self.kernel = Persistent(
-            program, self.device.arch, cache.positions, arch.rope, config.rope.dim // 2, config.eps,
-            arch.query_norm is not None, cache.q8, arch.activation, timestamps=timestamps, tuning=tuning,
+            program, self.device.arch, cache.positions, net.attend.rope, config.rope.dim // 2, config.eps,
+            net.attend.query_norm is not None, cache.q8, net.gate.activation, timestamps=timestamps, tuning=tuning,
         )  # fmt: skip
         words = self.kernel.words
         prove(program, words)
@@ -349,10 +351,8 @@ class PersistentPlan:
 
 def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network:
     """A loaded model as the schedule sees it; UnsupportedModelError for what the kernel has no word for."""
-    config, arch = model.config, model.config.arch
-    if arch.norm != "rms" or arch.gate is None or arch.rope == "none" or model.positions is not None:
-        raise UnsupportedModelError(f"the persistent step does not run {arch.name}: its norm, gate or positions differ")
-    gate_spec = arch.gate
+    config, net = model.config, model.config.arch.network
+    project, attend, add_mixed, gated, add_hidden = _kernels_block(config)
 
     def matrix(name: str, packed: PackedMatrix) -> Matrix:
         if packed.bias is not None:
@@ -364,11 +364,11 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network
         qkv = [matrix(f"blk.{at}.qkv.{index}", replace(packed, bias=None)) for index, packed in enumerate(layer.qkv)]
         output, gate, up, down = (
             matrix(f"blk.{at}.{spec.name}", layer.matrices[spec.name])
-            for spec in (arch.attn_output, gate_spec, arch.up, arch.down)
+            for spec in (add_mixed.matrix, *gated.matrices, add_hidden.matrix)
         )
         norms = [
             0 if spec is None else layer.vectors[spec.name].va_addr
-            for spec in (arch.attn_norm, arch.ffn_norm, arch.query_norm, arch.key_norm)
+            for spec in (project.norm.spec, gated.norm.spec, attend.query_norm, attend.key_norm)
         ]
         layers.append(
             Layer(
@@ -392,8 +392,22 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network
     last = embedding if model.output is model.embedding else matrix("output", model.output)
     return Network(
         config.dim, config.ffn, config.heads, config.kv_heads, config.head_dim, embedding, tuple(layers), last,
-        model.vectors[arch.output_norm.name].va_addr,
+        model.vectors[net.logits.norm.spec.name].va_addr,
     )  # fmt: skip
+
+
+def _kernels_block(config: Config) -> tuple[Project, Attend, Add, Gate, Add]:
+    """A model's block, which must be the one that the kernel runs: a gated one of RMS norms and rotated heads."""
+    net = config.arch.network
+    match net.block:
+        case (Project() as project, Attend() as attend, Add() as mixed, Gate() as gated, Add() as hidden):
+            norms = {op.norm.kind for op in (project, gated, net.logits)}
+            fits = (mixed.reads, hidden.reads) == ("mixed", "hidden") and gated.gate is not None
+            if fits and norms == {"rms"} and attend.rope != "none" and net.embed.positions is None:
+                return project, attend, mixed, gated, hidden
+    raise UnsupportedModelError(
+        f"the persistent step does not run {config.arch.name}: its norm, gate or positions differ"
+    )
 
 
 def _joined_bias(model: PackedModel, matrices: Sequence[PackedMatrix], workspace: Workspace) -> int:

@@ -14,12 +14,14 @@ from typing import Any, Final, Self
 
 import numpy as np
 
+from tegrad.llm import network
 from tegrad.llm.attention import BUFFERS, Attention
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import Role
 from tegrad.llm.formats import PLAIN
 from tegrad.llm.launch_config import launch_config
-from tegrad.llm.matvec import BEST_ROWS, SET, Activation, LaunchConfig, Norm, Part, Product
+from tegrad.llm.matvec import BEST_ROWS, SET, Activation, LaunchConfig, Part, Product
+from tegrad.llm.network import Add, Attend, Gate, Logits, Op, Project
 from tegrad.llm.packed import PackedLayer, PackedMatrix, PackedModel
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.state import LOGITS_SPEC, States
@@ -61,6 +63,7 @@ class DecodePlan:
 
     def __init__(self, model: PackedModel, states: States, cache: KvCache, *, overlap: bool = False) -> None:
         self.model, self.config, self.device = model, model.config, model.device
+        self._network = self.config.arch.network
         self._overlap = int(overlap)
         self._states, self._cache = states, cache
         self._workspace = Workspace(self.device)
@@ -77,8 +80,7 @@ class DecodePlan:
     @property
     def kinds(self) -> tuple[str, ...]:
         """What each launch is."""
-        layer = ("qkv", "attention", "output", "gate", "down")
-        return ("embed", *layer * self.config.layers, "logits")
+        return ("embed", *(op.role for _, op in self._network.operations(self.config.layers)), "logits")
 
     def close(self) -> None:
         """Free the plan's buffers. Closing twice is harmless."""
@@ -116,19 +118,24 @@ class DecodePlan:
     def _reads_x(self, matrices: Sequence[PackedMatrix]) -> bool:
         return any(matrix.kind in PLAIN for matrix in matrices)
 
-    def _following(self, at: int) -> tuple[Sequence[PackedMatrix], Buffer]:
-        """What reads the residual stream after layer `at`, and its norm's weight."""
-        arch = self.config.arch
-        if at + 1 == self.config.layers:
-            return (self.model.output,), self.model.vectors[arch.output_norm.name]
-        layer = self.model.layers[at + 1]
-        return layer.qkv, layer.vectors[arch.attn_norm.name]
+    def _read_by(self, at: int, op: Op | None) -> tuple[Sequence[PackedMatrix], Buffer]:
+        """What reads the residual stream after an operation of layer `at`, or after the embedding (0, None); and the
+        weight of its norm."""
+        at, reader = self._network.reader(at, op, self.config.layers)
+        name = reader.norm.spec.name
+        if isinstance(reader, Logits):
+            return (self.model.output,), self.model.vectors[name]
+        layer = self.model.layers[at]
+        return self._matrices(layer, reader), layer.vectors[name]
+
+    def _matrices(self, layer: PackedLayer, op: Project | Gate) -> Sequence[PackedMatrix]:
+        return layer.qkv if isinstance(op, Project) else [layer.matrices[spec.name] for spec in op.matrices]
 
     # --- launches ---------------------------------------------------------------------------------------------------
 
     def _embed(self) -> Launch:
         model, config = self.model, self.config
-        matrices, norm = self._following(-1)
+        matrices, norm = self._read_by(0, None)
         wants_q = self._reads_q(matrices)
         table, learned = model.embedding, model.positions
         defines: dict[str, Any] = {"K": config.dim, "ROWS": config.vocab, "FORMAT": table.kind.name, "OUT_Q": wants_q}
@@ -141,30 +148,37 @@ class DecodePlan:
         if wants_q:
             buffers += [norm, self._x.q, self._x.s, self._x.ss]
             # Sums of as many rows as the down products make, so that the same kernel reads them in every layer.
-            down = self.model.layers[0].matrices[config.arch.down.name]
-            rows = self._launch_config("down", self._residual(down, self._following(0)[0])).cta_rows
+            last = self._network.last_add
+            down = self.model.layers[0].matrices[last.matrix.name]
+            rows = self._launch_config(last.role, self._residual(down, self._read_by(0, last)[0])).cta_rows
             defines["SUM"] = min(rows, BEST_ROWS)
             self._ss_parts = -(-config.dim // min(rows, BEST_ROWS))
         program = load_kernel(self.device, "embed", buffers=len(buffers), **defines)
         return Launch(program, tuple(buffers), (-(-config.dim // EMBED_THREADS), 1, 1), (EMBED_THREADS, 1, 1))
 
     def _layer(self, at: int) -> list[Launch]:
-        arch, layer = self.config.arch, self.model.layers[at]
-        output, up, down = (layer.matrices[spec.name] for spec in (arch.attn_output, arch.up, arch.down))
-        inner = (up,) if arch.gate is None else (layer.matrices[arch.gate.name], up)
-        activation = arch.activation
-        return [
-            self._product("qkv", layer.qkv, self._x, self._qkv, norm=self._norm(layer, arch.attn_norm.name)),
-            self._attention_launch(at),
-            self._add("output", output, self._mixed, inner, layer.vectors[arch.ffn_norm.name]),
-            self._product("gate", inner, self._x, self._hidden, norm=self._norm(layer, arch.ffn_norm.name),
-                          gated=arch.gate is not None, activation=activation, readers=(down,)),
-            self._add("down", down, self._hidden, *self._following(at)),
-        ]  # fmt: skip
+        return [self._operation(at, op) for op in self._network.block]
 
-    def _norm(self, vectors: PackedLayer | PackedModel, name: str) -> tuple[Buffer, Buffer]:
+    def _operation(self, at: int, op: Op) -> Launch:
+        layer = self.model.layers[at]
+        match op:
+            case Project():
+                return self._product(op.role, layer.qkv, self._x, self._qkv, norm=self._norm(layer, op.norm))
+            case Attend():
+                return self._attention_launch(at, op)
+            case Gate():
+                readers = [layer.matrices[reader.matrix.name] for reader in self._network.reads("hidden")]
+                return self._product(
+                    op.role, self._matrices(layer, op), self._x, self._hidden, norm=self._norm(layer, op.norm),
+                    gated=op.gate is not None, activation=op.activation, readers=readers,
+                )  # fmt: skip
+            case Add():
+                source = self._mixed if op.reads == "mixed" else self._hidden
+                return self._add(op.role, layer.matrices[op.matrix.name], source, *self._read_by(at, op))
+
+    def _norm(self, vectors: PackedLayer | PackedModel, norm: network.Norm) -> tuple[Buffer, Buffer]:
         """A norm's weight and bias; the weight stands in for a bias that is not there and not read."""
-        found = vectors.vectors
+        found, name = vectors.vectors, norm.spec.name
         return found[name], found.get(f"{name}.bias", found[name])
 
     def _product(
@@ -181,7 +195,7 @@ class DecodePlan:
         best: bool = False,
     ) -> Launch:
         """A product of the normed residual stream; `readers` are the matrices that read what it writes."""
-        kind: Norm = self.config.arch.norm
+        kind = self._network.logits.norm.kind
         product = Product(
             _parts(matrices), matrices[0].columns, kind, self.config.eps, self._ss_parts, gated, _biased(matrices),
             activation, out_x=readers is None or self._reads_x(readers), best=best,
@@ -235,19 +249,18 @@ class DecodePlan:
         return Launch(program, chosen_buffers, (product.grid(chosen), 1, 1), (32 * chosen.warps, 1, 1))
 
     def _logits(self) -> Launch:
-        norm = self._norm(self.model, self.config.arch.output_norm.name)
+        norm = self._norm(self.model, self._network.logits.norm)
         return self._product("logits", (self.model.output,), self._x, self.logits, norm=norm, best=True)
 
     # --- attention --------------------------------------------------------------------------------------------------
 
     def _attention(self) -> Attention:
-        config, arch, device = self.config, self.config.arch, self.device
-        outputs = [layer.matrices[arch.attn_output.name] for layer in self.model.layers]
-        made = Attention(
-            config.heads, config.kv_heads, config.head_dim, self._cache.positions, arch.rope,
-            config.rope.dim // 2 if config.rope.dim else None, config.eps if arch.query_norm is not None else None,
-            "q8_0" if self._cache.q8 else "f16", device.sm_count,
-            floats=self._reads_x(outputs), quantized=self._reads_q(outputs), arch=device.arch,
+        config, device = self.config, self.device
+        adds = self._network.reads("mixed")
+        outputs = [layer.matrices[add.matrix.name] for layer in self.model.layers for add in adds]
+        made = Attention.of(
+            config, self._cache.positions, "q8_0" if self._cache.q8 else "f16", device,
+            floats=self._reads_x(outputs), quantized=self._reads_q(outputs),
             tuning={"OVERLAP": 1} if self._overlap else None,
         )  # fmt: skip
         self._partials = self._workspace.take(made.workspace_bytes)
@@ -258,9 +271,9 @@ class DecodePlan:
         self._attention_program = made.load(device)
         return made
 
-    def _attention_launch(self, at: int) -> Launch:
-        arch, layer, kept = self.config.arch, self.model.layers[at], self._cache.layers[at]
-        norms = [self._zeros if spec is None else layer.vectors[spec.name] for spec in (arch.query_norm, arch.key_norm)]
+    def _attention_launch(self, at: int, op: Attend) -> Launch:
+        layer, kept = self.model.layers[at], self._cache.layers[at]
+        norms = [self._zeros if spec is None else layer.vectors[spec.name] for spec in (op.query_norm, op.key_norm)]
         mixed = self._mixed
         buffers = (self._states.states, self._qkv, *norms, self._rope, kept.keys, kept.values, kept.key_scales,
                    kept.value_scales, self._partials, self._counters, mixed.x, mixed.q, mixed.s)  # fmt: skip

@@ -207,14 +207,15 @@ class Prefill:
         return [self._store(layer, cache, size), attend]
 
     def _store(self, layer: PackedLayer, cache: LayerCache, size: int) -> Launch:
-        config, arch, rows = self.config, self.config.arch, self.rows
+        config, rows = self.config, self.rows
+        op = rows.network.attend
         program = rows.programs(
             "store_qkv", buffers=10, values=1, HEADS=config.heads, KV_HEADS=config.kv_heads, HEAD_DIM=config.head_dim,
-            POSITIONS=self.cache.positions, CACHE_Q8=self.cache.q8, ROPE=ROPES[arch.rope],
-            ROPE_PAIRS=config.rope.dim // 2, QK_NORM=arch.query_norm is not None, EPS=f"{config.eps:.9e}f",
+            POSITIONS=self.cache.positions, CACHE_Q8=self.cache.q8, ROPE=ROPES[op.rope],
+            ROPE_PAIRS=config.rope.dim // 2, QK_NORM=op.query_norm is not None, EPS=f"{config.eps:.9e}f",
             WARPS=QKV_WARPS, OVERLAP=rows.overlap,
         )  # fmt: skip
-        norms = [rows.x if spec is None else layer.vectors[spec.name] for spec in (arch.query_norm, arch.key_norm)]
+        norms = rows.head_norms(layer)
         buffers = (self._queries, cache.keys, cache.values, cache.key_scales, cache.value_scales, rows.qkv, *norms,
                    rows.rope, self._chunk)  # fmt: skip
         grid = (size, -(-(config.heads + 2 * config.kv_heads) // QKV_WARPS), 1)

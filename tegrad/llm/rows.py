@@ -14,6 +14,7 @@ import numpy as np
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import F32
 from tegrad.llm.gemm import Gemm, Operands, TilePicker, pick_quickest, scratch_bound
+from tegrad.llm.network import Add, Attend, Gate, Norm, Project
 from tegrad.llm.packed import PackedLayer, PackedMatrix, PackedModel
 from tegrad.llm.programs import Programs
 from tegrad.llm.workspace import Workspace
@@ -39,6 +40,7 @@ class Rows:
         self, model: PackedModel, most: int, positions: int, pick: TilePicker = pick_quickest, *, overlap: bool = False
     ) -> None:
         self.model, self.config, self.device, self.most = model, model.config, model.device, most
+        self.network = self.config.arch.network
         self.programs = Programs(model.device)
         self._pick, self._workspace, self.overlap = pick, Workspace(model.device), int(overlap)
         config, take = self.config, self._workspace.take
@@ -75,44 +77,62 @@ class Rows:
 
     def layer(self, layer: PackedLayer, tokens: int, chunk: Buffer, attention: Sequence[Launch]) -> list[Launch]:
         """A layer of up to `tokens` rows of x; `attention` takes `qkv` to `mixed`."""
-        arch = self.config.arch
-        launches, at = [self.norm(layer.vectors, arch.attn_norm.name, tokens, chunk)], 0
+        launches: list[Launch] = []
+        for op in self.network.block:
+            match op:
+                case Project():
+                    launches += self._project(op, layer, tokens, chunk)
+                case Attend():
+                    launches += attention
+                case Gate():
+                    launches += self._gated(op, layer, tokens, chunk)
+                case Add():
+                    source = self.mixed if op.reads == "mixed" else self._hidden
+                    matrix = layer.matrices[op.matrix.name]
+                    launches.append(self.product(matrix, source, self.x, tokens, chunk, add=True))
+        return launches
+
+    def _project(self, op: Project, layer: PackedLayer, tokens: int, chunk: Buffer) -> list[Launch]:
+        launches, at = [self.norm(layer.vectors, op.norm, tokens, chunk)], 0
         for matrix in layer.qkv:
             y = self.qkv.offset(4 * at, self.qkv.size - 4 * at)
             launches.append(self.product(matrix, self.normed, y, tokens, chunk, stride=self.qkv_rows))
             at += matrix.rows
-        output, up, down = (layer.matrices[spec.name] for spec in (arch.attn_output, arch.up, arch.down))
-        gate = layer.matrices[arch.gate.name] if arch.gate else None
+        return launches
+
+    def _gated(self, op: Gate, layer: PackedLayer, tokens: int, chunk: Buffer) -> list[Launch]:
+        up, gate = layer.matrices[op.up.name], layer.matrices[op.gate.name] if op.gate else None
         if gate is not None and gate.kind is not up.kind:
             raise UnsupportedModelError("gate and up matrices differ in format: convert the model with one for both")
-        return [
-            *launches,
-            *attention,
-            self.product(output, self.mixed, self.x, tokens, chunk, add=True),
-            self.norm(layer.vectors, arch.ffn_norm.name, tokens, chunk),
-            self.product(gate or up, self.normed, self._hidden, tokens, chunk, second=up if gate else None,
-                         activation=arch.activation, half_out=True),
-            self.product(down, self._hidden, self.x, tokens, chunk, add=True),
-        ]  # fmt: skip
+        norm = self.norm(layer.vectors, op.norm, tokens, chunk)
+        product = self.product(gate or up, self.normed, self._hidden, tokens, chunk, second=up if gate else None,
+                               activation=op.activation, half_out=True)  # fmt: skip
+        return [norm, product]
 
     def logits(self, y: Buffer, tokens: int, chunk: Buffer, *, last: Buffer | None = None) -> list[Launch]:
         """Logits of all rows; or of the last one alone, where `last` is a Chunk with a count of 1."""
-        norm = self.norm(self.model.vectors, self.config.arch.output_norm.name, tokens, chunk, last=last is not None)
+        norm = self.norm(self.model.vectors, self.network.logits.norm, tokens, chunk, last=last is not None)
         # Who samples does not wait by itself.
         product = self.product(self.model.output, self.normed, y, tokens, last or chunk, overlap=2 * self.overlap)
         return [norm, product]
 
     def norm(
-        self, vectors: Mapping[str, Buffer], name: str, tokens: int, chunk: Buffer, *, last: bool = False
+        self, vectors: Mapping[str, Buffer], norm: Norm, tokens: int, chunk: Buffer, *, last: bool = False
     ) -> Launch:
         """`normed` of x, or its first row of the last row of x."""
-        config, weight = self.config, vectors[name]
+        config, name = self.config, norm.spec.name
+        weight = vectors[name]
         program = self.programs(
-            "norm_rows", buffers=5, COLUMNS=config.dim, NORM=NORMS[config.arch.norm], EPS=f"{config.eps:.9e}f",
+            "norm_rows", buffers=5, COLUMNS=config.dim, NORM=NORMS[norm.kind], EPS=f"{config.eps:.9e}f",
             LAST=last, THREADS=NORM_THREADS, OVERLAP=self.overlap,
         )  # fmt: skip
         buffers = (self.normed, self.x, weight, vectors.get(f"{name}.bias", weight), chunk)
         return Launch(program, buffers, (1 if last else tokens, 1, 1), (NORM_THREADS, 1, 1))
+
+    def head_norms(self, layer: PackedLayer) -> list[Buffer]:
+        """Weights of the norms of query and key heads; any buffer where there is none."""
+        op = self.network.attend
+        return [self.x if spec is None else layer.vectors[spec.name] for spec in (op.query_norm, op.key_norm)]
 
     def product(
         self,

@@ -14,10 +14,12 @@ import numpy as np
 from tinygrad import Tensor, dtypes
 from tinygrad.device import Buffer
 
-from tegrad.llm.arch import Config, Spec, tensor_name
+from tegrad.llm import network
+from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.dequant import dequantize, storage
 from tegrad.llm.formats import F32, BlockType
 from tegrad.llm.gguf import READ_SIZE, Gguf, Progress, TensorInfo
+from tegrad.llm.network import Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +115,13 @@ class Loader:
         self._done = 0
         self._total = sum(info.nbytes for info in file.tensors.values())
 
-    def norm(self, spec: Spec, layer: int | None = None) -> Norm | LayerNorm:
-        """A norm of the family's kind."""
-        norm = self.head_norm(spec, layer)
-        if self.config.arch.norm == "rms":
-            return norm
+    def norm(self, norm: network.Norm, layer: int | None = None) -> Norm | LayerNorm:
+        """A norm of the residual stream."""
+        spec, found = norm.spec, self.head_norm(norm.spec, layer)
+        if norm.kind == "rms":
+            return found
         bias = self._bias(spec, layer, self.config.size(spec.shape[0]))
-        return LayerNorm(norm.weight, self._join([bias]), self.config.eps)
+        return LayerNorm(found.weight, self._join([bias]), self.config.eps)
 
     def head_norm(self, spec: Spec, layer: int | None = None) -> Norm:
         """A root mean square norm."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tegrad.llm.exact import Asked, Cached, Floats, Parts, Way
 from tegrad.llm.formats import PLAIN, SET
 from tegrad.llm.interpreter import Travelling
+from tegrad.llm.network import Add, Attend, Gate, Project
 from tegrad.llm.schedule import FLOAT_UNIT, QUANTIZED_UNIT, UNIT, Op, Vector
 
 
@@ -182,16 +183,20 @@ def follow(parts: Parts, step: Step, token: int, cached: Cached, place: Any) -> 
         return handed
 
     stream = parts.embedding([token])[0]
-    for at, layer in enumerate(parts.layers()):
-        x = held("qkv", at, stream * layer.attn_norm)
-        made = (yield Asked(layer.qkv, x.read)) * x.factor + layer.bias
-        products = held("products", at, made)
-        mixed = parts.attention(layer, products.read[None], *cached(at), place.stored, place.depth)[0]
-        x = held("output", at, mixed)
-        stream = stream + (yield Asked((layer.output,), x.read))
-        x = held("gate", at, stream * layer.ffn_norm)
-        x = held("down", at, parts.gated((yield Asked(layer.gate, x.read)) * x.factor))
-        stream = stream + (yield Asked((layer.down,), x.read))
+    read = stream  # what the operation before made, as the device had it
+    for at, op, part in parts.operations():
+        match op:
+            case Project():
+                x = held("qkv", at, stream * part.norm)
+                read = held("products", at, (yield Asked(part.names, x.read)) * x.factor + part.bias).read
+            case Attend():
+                mixed = parts.attention(part, read[None], *cached(at), place.stored, place.depth)[0]
+                read = held("output", at, mixed).read
+            case Gate():
+                x = held("gate", at, stream * part.norm)
+                read = held("down", at, parts.gated((yield Asked(part.names, x.read)) * x.factor)).read
+            case Add():
+                stream = stream + (yield Asked(part.names, read))
     x = held("logits", 0, stream * parts.output_norm)
     held("scores", 0, (yield Asked((parts.logits,), x.read)) * x.factor)
     return found

@@ -8,7 +8,7 @@ import pytest
 from gguf.quants import dequantize, quantize
 from tiny_llama import SHAPES, TYPE, Shape, disagreements, write
 
-from tegrad.llm import reference
+from tegrad.llm import numerics
 from tegrad.llm.reference import Past, Reference
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
@@ -19,13 +19,13 @@ MARGIN = 0.1
 
 def table_gelu(x: np.ndarray) -> np.ndarray:
     """As ggml's CPU code computes it: looked up in a table of halves by a half."""
-    half = reference._gelu(x.astype(np.float16).astype(np.float32)).astype(np.float16).astype(np.float32)
+    half = numerics._gelu(x.astype(np.float16).astype(np.float32)).astype(np.float16).astype(np.float32)
     return np.where(np.abs(x) < 10, half, np.maximum(x, 0))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_float32_logits_are_llama_cpps(tmp_path: Path, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(reference.ACTIVATIONS, "gelu", table_gelu)
+    monkeypatch.setitem(numerics.ACTIVATIONS, "gelu", table_gelu)
     path = write(tmp_path / "model.gguf", SHAPES[shape], TYPE.F32)
     tokens = np.random.default_rng(1).integers(0, SHAPES[shape].vocab, 60).tolist()
     with llama_cpp.peer(path) as peer:
@@ -87,13 +87,13 @@ def test_a_cache_rounds_keys_as_llama_cpps_does(
     tokens = np.random.default_rng(1).integers(0, SHAPES["qwen3"].vocab, 40).tolist()
     with llama_cpp.peer(path, keys=getattr(llama_cpp, kind)) as peer:
         theirs = peer.logits(tokens)
-    model, rounded = Reference(path), reference.ROUNDINGS[kind]
+    model, rounded = Reference(path), numerics.ROUNDINGS[kind]
     exact = model.logits(tokens)
 
     def rotate(x: np.ndarray, tables: np.ndarray) -> np.ndarray:
-        return rounded(reference._rotate_halves(x, tables))
+        return rounded(numerics._rotate_halves(x, tables))
 
-    monkeypatch.setitem(reference.ROTATIONS, "halves", rotate)
+    monkeypatch.setitem(numerics.ROTATIONS, "halves", rotate)
     largest = np.abs(theirs).max()
     assert np.abs(model.logits(tokens) - theirs).max() <= limit * largest
     assert np.abs(exact - theirs).max() > 3 * np.abs(model.logits(tokens) - theirs).max()
@@ -104,7 +104,7 @@ def test_a_cache_gives_back_what_ggmls_blocks_hold(kind: str) -> None:
     x = np.random.default_rng(0).standard_normal((5, 3, 2, 64)).astype(np.float32) * 8
     x[0, 0, 0] = 0
     stored = dequantize(quantize(x, TYPE[kind]), TYPE[kind]).astype(np.float32)
-    assert np.array_equal(reference.ROUNDINGS[kind](x), stored)
+    assert np.array_equal(numerics.ROUNDINGS[kind](x), stored)
     kept, values = Past(kind).extend(0, x, 2 * x)
     assert np.array_equal(kept, stored)
     assert np.array_equal(values, 2 * stored)

@@ -1,0 +1,217 @@
+"""What a model computes, as a list of operations: one description for every engine, reference and schedule.
+
+A token's vector is the **residual stream**. `Embed` makes it; each layer runs `Network.block` on it, in order; `Logits`
+reads it. Whoever executes a model goes through these operations and does each in its own way: the tinygrad graph
+(`model`), launches of a decode step (`plan`), of a prompt or a batch (`rows`), the step in one launch (`persistent`),
+and the references in numpy (`reference`, `exact`). A family is a row of `arch.ARCHES`, of which `Arch.network` is this
+list. What only some families do is a field of the operation that does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+NormKind: TypeAlias = Literal["rms", "layer"]
+"""By the root mean square, or by mean and variance; then a weight, and a bias where the spec has one."""
+Rotation: TypeAlias = Literal["interleaved", "halves", "none"]
+"""Rotated pairs are neighbours (2i, 2i + 1), or (i, i + rope.dim / 2)."""
+ActivationKind: TypeAlias = Literal["silu", "gelu"]
+"""gelu is its approximation by tanh."""
+Inner: TypeAlias = Literal["mixed", "hidden"]
+"""What an `Add` multiplies: what `Attend` or `Gate` made. Also its size, as `Config.size` names it ("ffn": hidden)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A tensor of a family: GGUF name without ".weight", and shape as names of sizes, outermost first."""
+
+    name: str
+    shape: tuple[str, ...]
+    """A name such as "query+key+value" means those rows below one another."""
+    bias: Literal["none", "may", "must"] = "none"
+    """Whether a "<name>.bias" vector of the outermost size is added."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the sizes whose rows lie below one another."""
+        return tuple(self.shape[0].split("+"))
+
+
+def present(*specs: Spec | None) -> tuple[Spec, ...]:
+    """Those that there are."""
+    return tuple(spec for spec in specs if spec is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A normalization of the stream, which stays as it is for whoever adds to it."""
+
+    spec: Spec
+    kind: NormKind
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """The stream begins as the token's row of a table, plus its position's where there is such a table."""
+
+    table: Spec
+    positions: Spec | None = None
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """Its tensors."""
+        return present(self.table, self.positions)
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """Queries, keys and values: products of the normalized stream with matrices whose rows are these, in this order."""
+
+    norm: Norm
+    matrices: tuple[Spec, ...]
+
+    @property
+    def role(self) -> Literal["qkv"]:
+        """The product's, as `chips` has tunings for."""
+        return "qkv"
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """Its tensors."""
+        return (self.norm.spec, *self.matrices)
+
+
+@dataclass(frozen=True, slots=True)
+class Attend:
+    """Queries and keys are normalized by head where there is such a norm, and rotated; keys and values go into the
+    cache; what is mixed of the values of all positions so far is "mixed"."""
+
+    rope: Rotation
+    query_norm: Spec | None = None
+    """By the root mean square, before the rotation."""
+    key_norm: Spec | None = None
+
+    @property
+    def role(self) -> Literal["attention"]:
+        """Its name beside those of products."""
+        return "attention"
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """Its tensors."""
+        return present(self.query_norm, self.key_norm)
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """activation(gate) * up of the normalized stream, or activation(up) without a gate: "hidden"."""
+
+    norm: Norm
+    gate: Spec | None
+    up: Spec
+    activation: ActivationKind
+
+    @property
+    def role(self) -> Literal["gate"]:
+        """The product's."""
+        return "gate"
+
+    @property
+    def matrices(self) -> tuple[Spec, ...]:
+        """The gate, if any, and up."""
+        return present(self.gate, self.up)
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """Its tensors."""
+        return (self.norm.spec, *self.matrices)
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """A product of what the operation before made, added to the stream."""
+
+    matrix: Spec
+    reads: Inner
+
+    @property
+    def role(self) -> Literal["output", "down"]:
+        """The product's."""
+        return "output" if self.reads == "mixed" else "down"
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """Its tensors."""
+        return (self.matrix,)
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """Products of the normalized stream with the output matrix, or with the embedding where a file has none (tied)."""
+
+    norm: Norm
+    matrix: Spec
+
+
+Op: TypeAlias = Project | Attend | Gate | Add
+Reader: TypeAlias = Project | Gate | Logits
+"""What reads the stream, each through a norm of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A family's operations."""
+
+    embed: Embed
+    block: tuple[Op, ...]
+    """Of every layer."""
+    logits: Logits
+
+    @property
+    def once(self) -> tuple[Spec, ...]:
+        """The tensors of a model beside its layers, apart from the output, which may be missing."""
+        return (*self.embed.specs, self.logits.norm.spec)
+
+    @property
+    def each_layer(self) -> tuple[Spec, ...]:
+        """The tensors of a layer."""
+        return tuple(spec for op in self.block for spec in op.specs)
+
+    @property
+    def project(self) -> Project:
+        """The block's one projection."""
+        return next(op for op in self.block if isinstance(op, Project))
+
+    @property
+    def attend(self) -> Attend:
+        """The block's one attention."""
+        return next(op for op in self.block if isinstance(op, Attend))
+
+    @property
+    def gate(self) -> Gate:
+        """The block's one gate."""
+        return next(op for op in self.block if isinstance(op, Gate))
+
+    @property
+    def last_add(self) -> Add:
+        """What makes the stream that the next layer reads."""
+        return next(op for op in reversed(self.block) if isinstance(op, Add))
+
+    def reads(self, inner: Inner) -> tuple[Add, ...]:
+        """What multiplies a vector inside the block."""
+        return tuple(op for op in self.block if isinstance(op, Add) and op.reads == inner)
+
+    def operations(self, layers: int) -> Iterator[tuple[int, Op]]:
+        """Every layer's operations with the layer, in order."""
+        yield from ((layer, op) for layer in range(layers) for op in self.block)
+
+    def reader(self, layer: int, op: Op | None, layers: int) -> tuple[int, Reader]:
+        """What reads the stream next after an operation of a layer, or after `Embed` (layer 0, None), and its layer."""
+        after = 0 if op is None else self.block.index(op) + 1
+        following = [*((layer, one) for one in self.block[after:]), *((layer + 1, one) for one in self.block)]
+        for at, one in following:
+            if at < layers and isinstance(one, Project | Gate):
+                return at, one
+        return layers, self.logits
