@@ -7,8 +7,9 @@ import errno
 from collections.abc import Callable
 from typing import get_args
 
+from tegrad.conformance.calls import Calls, bound, ctrl
 from tegrad.conformance.memory import PAGE
-from tegrad.conformance.rig import NVMAP, VA_END, VA_START, Rig, block, request
+from tegrad.conformance.rig import NVMAP, SETUP_FLAGS, VA_END, VA_START, Rig, block, request
 from tegrad.conformance.rule import Differs, rule
 from tegrad.uapi import structs as s
 from tegrad.uapi.errors import DriverError
@@ -190,26 +191,19 @@ _inner_copy("GPU_VSMS_MAPPING", "vsms_map_buf_addr")
 # ---- 0.1 what is not looked at -------------------------------------------------------------------------------------
 
 
-@rule("0.1", "ALLOC_AS ignores unknown flags")
-def alloc_as_ignores_flags(rig: Rig) -> None:
-    rig.accepts(rig.ctrl, "GPU_ALLOC_AS", va_range_start=VA_START, va_range_end=VA_END, flags=0xFFFFFFF2)
-
-
-@rule("0.1", "ALLOC_SPACE ignores unknown flags")
-def alloc_space_ignores_flags(rig: Rig) -> None:
-    rig.accepts(rig.address_space(), "AS_ALLOC_SPACE", pages=1, page_size=PAGE, flags=0xFFFFFFF0)
-
-
-@rule("0.1", "SETUP_BIND ignores unknown flags")
-def setup_bind_ignores_flags(rig: Rig) -> None:
-    channel = rig.bound_channel()
-    fields = rig.rings()
-    rig.accepts(channel.fd, "CHANNEL_SETUP_BIND", fields | {"flags": fields["flags"] | 0xFFFF0000})
-
-
-@rule("0.1", "WDT ignores unknown flags")
-def wdt_ignores_flags(rig: Rig) -> None:
-    rig.accepts(rig.open_channel(), "CHANNEL_WDT", wdt_status=1 | 0xFFFFFFF0)
+RANGE = {"va_range_start": VA_START, "va_range_end": VA_END}
+Calls("0.1", "GPU_ALLOC_AS", ctrl, lambda rig: RANGE, begins="ALLOC_AS ").accepts(
+    "alloc-as-ignores-flags", "ignores unknown flags", flags=0xFFFFFFF2
+)
+Calls("0.1", "AS_ALLOC_SPACE", Rig.address_space, begins="ALLOC_SPACE ").accepts(
+    "alloc-space-ignores-flags", "ignores unknown flags", pages=1, page_size=PAGE, flags=0xFFFFFFF0
+)
+Calls("0.1", "CHANNEL_SETUP_BIND", bound, Rig.rings, begins="SETUP_BIND ").accepts(
+    "setup-bind-ignores-flags", "ignores unknown flags", flags=SETUP_FLAGS | 0xFFFF0000
+)
+Calls("0.1", "CHANNEL_WDT", Rig.open_channel, begins="WDT ").accepts(
+    "wdt-ignores-flags", "ignores unknown flags", wdt_status=1 | 0xFFFFFFF0
+)
 
 
 @rule("0.1", "ALLOC_AS does not look at its reserved fields")

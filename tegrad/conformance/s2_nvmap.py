@@ -6,10 +6,10 @@ import ctypes
 import errno
 import os
 import resource
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from tegrad.conformance.calls import Calls, ctrl, nvmap
 from tegrad.conformance.memory import PAGE
 from tegrad.conformance.process import Peer
 from tegrad.conformance.rig import CACHED, RW, TAG, Mapped, Rig
@@ -57,17 +57,36 @@ def known(rig: Rig, handle: int) -> bool:
     return True
 
 
+def rw_fields(handle: int, address: int, size: int = 4) -> dict[str, int]:
+    """The fields of a READ or WRITE of one element at offset 0."""
+    return {
+        "addr": address,
+        "handle": handle,
+        "elem_size": size,
+        "hmem_stride": size,
+        "user_stride": size,
+        "count": 1,
+    }
+
+
+def rw_usual(rig: Rig) -> dict[str, int]:
+    """The fields of a READ or WRITE of four bytes of a one-page buffer."""
+    return rw_fields(rig.buffer().handle, rig.memory(PAGE).address)
+
+
+READ_WRITE = ("NVMAP_READ", "NVMAP_WRITE")
+
+
+def read_only(rig: Rig) -> int:
+    """A duplicate of a buffer's handle that user space cannot write through."""
+    return rig.read_only_handle(rig.buffer().handle)
+
+
 # ---- 2.2 CREATE ----------------------------------------------------------------------------------------------------
 
 
-@rule("2.2", "CREATE: size 0 is EINVAL")
-def create_size_0(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.nvmap, "NVMAP_CREATE", size=0)
-
-
-@rule("2.2", "CREATE_64: size 0 is EINVAL")
-def create_64_size_0(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.nvmap, "NVMAP_CREATE_64", size64=0)
+Calls("2.2", "NVMAP_CREATE", nvmap).refuses("create-size-0", "size 0 is", errno.EINVAL, size=0)
+Calls("2.2", "NVMAP_CREATE_64", nvmap).refuses("create-64-size-0", "size 0 is", errno.EINVAL, size64=0)
 
 
 @rule("2.2", "CREATE takes a 32-bit size and gives the handle in the second word")
@@ -126,14 +145,12 @@ def handles_are_per_process(rig: Rig) -> None:
     rig.accepts(rig.nvmap, "NVMAP_ALLOC", alloc_fields(handle))
 
 
-@rule("2.2", "GET_FD works before ALLOC")
-def get_fd_before_alloc(rig: Rig) -> None:
-    rig.accepts(rig.nvmap, "NVMAP_GET_FD", handle=rig.handle())
-
-
-@rule("2.2", "READ and WRITE of a handle without memory are EPERM")
-def read_write_before_alloc(rig: Rig) -> None:
-    refuses_rw(rig, errno.EPERM, rig.handle())
+Calls("2.2", "NVMAP_GET_FD", nvmap, begins="GET_FD ").accepts(
+    "get-fd-before-alloc", "works before ALLOC", handle=Rig.handle
+)
+Calls("2.2", READ_WRITE, nvmap, rw_usual, begins="READ and WRITE ").refuses(
+    "read-write-before-alloc", "of a handle without memory are", errno.EPERM, handle=Rig.handle
+)
 
 
 @rule("2.2", "the GPU cannot map a handle without memory: ENOMEM")
@@ -145,37 +162,25 @@ def gpu_map_before_alloc(rig: Rig) -> None:
 # ---- 2.3 ALLOC -----------------------------------------------------------------------------------------------------
 
 
-def _alloc_refuses(name: str, number: int, sentence: str, **fields: int) -> None:
-    """The rule of an ALLOC that is refused for one of its fields."""
-
-    @rule("2.3", f"ALLOC: {sentence} is {errno.errorcode[number]}", name=name)
-    def refused(rig: Rig) -> None:
-        rig.refuses(number, rig.nvmap, "NVMAP_ALLOC", alloc_fields(rig.handle()) | fields)
-
-
-def _alloc_accepts(name: str, sentence: str, **fields: int) -> None:
-    """The rule of an ALLOC that passes in spite of one of its fields."""
-
-    @rule("2.3", f"ALLOC: {sentence}", name=name)
-    def accepted(rig: Rig) -> None:
-        rig.accepts(rig.nvmap, "NVMAP_ALLOC", alloc_fields(rig.handle()) | fields)
-
-
-_alloc_refuses("align-not-power-of-two", errno.EINVAL, "an align that is not a power of two", align=3)
-_alloc_accepts("align-0", "align 0 is allowed", align=0)
-_alloc_refuses("handle-0", errno.EINVAL, "handle 0", handle=0)
-_alloc_refuses("numa-node-too-large", errno.EINVAL, "a numa_nid past MAX_NUMNODES", numa_nid=1 << 20)
-_alloc_refuses("numa-node-negative", errno.EINVAL, "a numa_nid below -1", numa_nid=-2)
-_alloc_accepts("numa-node-0", "numa_nid 0 passes", numa_nid=0)
-_alloc_accepts("numa-node-any", "numa_nid -1 passes", numa_nid=-1)
-_alloc_refuses("unknown-handle", errno.EINVAL, "a handle that the process does not have", handle=UNKNOWN)
-_alloc_refuses("no-heap", errno.ENOMEM, "an empty heap mask", heap_mask=0)
-_alloc_refuses("sysmem-heap", errno.ENOMEM, "bit 31, SYSMEM of other trees,", heap_mask=1 << 31)
-_alloc_refuses("absent-heap", errno.ENOMEM, "a carveout that does not exist", heap_mask=k.NVMAP_HEAP_CARVEOUT_TSEC)
-_alloc_refuses("ivm-and-another", errno.EINVAL, "IVM beside another heap", heap_mask=k.NVMAP_HEAP_CARVEOUT_IVM | IOVMM)
-_alloc_refuses(
-    "vidmem-and-another", errno.EINVAL, "VIDMEM beside another heap", heap_mask=k.NVMAP_HEAP_CARVEOUT_VIDMEM | IOVMM
+ALLOC = Calls("2.3", "NVMAP_ALLOC", nvmap, lambda rig: alloc_fields(rig.handle()))
+ALLOC.refuses("align-not-power-of-two", "an align that is not a power of two is", errno.EINVAL, align=3)
+ALLOC.accepts("align-0", "align 0 is allowed", align=0)
+ALLOC.refuses("handle-0", "handle 0 is", errno.EINVAL, handle=0)
+ALLOC.refuses("numa-node-too-large", "a numa_nid past MAX_NUMNODES is", errno.EINVAL, numa_nid=1 << 20)
+ALLOC.refuses("numa-node-negative", "a numa_nid below -1 is", errno.EINVAL, numa_nid=-2)
+ALLOC.accepts("numa-node-0", "numa_nid 0 passes", numa_nid=0)
+ALLOC.accepts("numa-node-any", "numa_nid -1 passes", numa_nid=-1)
+ALLOC.refuses("unknown-handle", "a handle that the process does not have is", errno.EINVAL, handle=UNKNOWN)
+ALLOC.refuses("no-heap", "an empty heap mask is", errno.ENOMEM, heap_mask=0)
+ALLOC.refuses("sysmem-heap", "bit 31, SYSMEM of other trees, is", errno.ENOMEM, heap_mask=1 << 31)
+ALLOC.refuses("absent-heap", "a carveout that does not exist is", errno.ENOMEM, heap_mask=k.NVMAP_HEAP_CARVEOUT_TSEC)
+ALLOC.refuses(
+    "ivm-and-another", "IVM beside another heap is", errno.EINVAL, heap_mask=k.NVMAP_HEAP_CARVEOUT_IVM | IOVMM
 )
+ALLOC.refuses(
+    "vidmem-and-another", "VIDMEM beside another heap is", errno.EINVAL, heap_mask=k.NVMAP_HEAP_CARVEOUT_VIDMEM | IOVMM
+)
+ALLOC.refuses("alloc-twice", "a handle that has its memory is", errno.EEXIST, handle=lambda rig: rig.buffer().handle)
 
 
 @rule("2.3", "ALLOC: a size past the machine's memory is ENOMEM")
@@ -183,11 +188,6 @@ def more_than_all_memory(rig: Rig) -> None:
     total = heap_params(rig, IOVMM).total
     handle = rig.handle(total + (1 << 30))
     rig.refuses(errno.ENOMEM, rig.nvmap, "NVMAP_ALLOC", alloc_fields(handle))
-
-
-@rule("2.3", "ALLOC: a handle that has its memory is EEXIST")
-def alloc_twice(rig: Rig) -> None:
-    rig.refuses(errno.EEXIST, rig.nvmap, "NVMAP_ALLOC", alloc_fields(rig.buffer().handle))
 
 
 @rule("2.3", "ALLOC looks at align and numa_nid before it looks at the handle's memory")
@@ -290,19 +290,10 @@ def get_fd_is_cloexec(rig: Rig) -> None:
     rig.check(not os.get_inheritable(rig.get_fd(rig.handle())), "O_CLOEXEC", "an inheritable fd")
 
 
-@rule("2.4", "GET_FD of a number that is neither handle nor fd is EBADF")
-def get_fd_of_nothing(rig: Rig) -> None:
-    rig.refuses(errno.EBADF, rig.nvmap, "NVMAP_GET_FD", handle=NO_FD)
-
-
-@rule("2.4", "GET_FD of an fd that is no dma-buf is EINVAL")
-def get_fd_of_another_fd(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.nvmap, "NVMAP_GET_FD", handle=rig.ctrl)
-
-
-@rule("2.4", "GET_FD of an nvmap dma-buf's fd is EINVAL")
-def get_fd_of_own_dmabuf(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.nvmap, "NVMAP_GET_FD", handle=rig.buffer().fd)
+GET_FD = Calls("2.4", "NVMAP_GET_FD", nvmap, begins="GET_FD of ")
+GET_FD.refuses("get-fd-of-nothing", "a number that is neither handle nor fd is", errno.EBADF, handle=NO_FD)
+GET_FD.refuses("get-fd-of-another-fd", "an fd that is no dma-buf is", errno.EINVAL, handle=ctrl)
+GET_FD.refuses("get-fd-of-own-dmabuf", "an nvmap dma-buf's fd is", errno.EINVAL, handle=lambda rig: rig.buffer().fd)
 
 
 @rule("2.4", "GET_FD at the limit of open files is EMFILE")
@@ -333,9 +324,9 @@ def from_fd_same_memory(rig: Rig) -> None:
     rig.equal("the word", 0x1234, rig.mmap(rig.get_fd(handle), PAGE).u32())
 
 
-@rule("2.4", "FROM_FD of a buffer without memory is EINVAL")
-def from_fd_before_alloc(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.nvmap, "NVMAP_FROM_FD", fd=rig.get_fd(rig.handle()))
+Calls("2.4", "NVMAP_FROM_FD", nvmap, begins="FROM_FD of ").refuses(
+    "from-fd-before-alloc", "a buffer without memory is", errno.EINVAL, fd=lambda rig: rig.get_fd(rig.handle())
+)
 
 
 @rule("2.4", "another process that imports a buffer gets another handle over the same memory")
@@ -385,13 +376,13 @@ def mmap_before_alloc(rig: Rig) -> None:
 
 @rule("2.5", "mmap for writing of a read-only duplicate is EACCES; ALLOC's flag for such memory changes nothing")
 def mmap_of_read_only_memory(rig: Rig) -> None:
-    rig.refuses_mmap(errno.EACCES, rig.get_fd(rig.read_only_handle(rig.buffer().handle)), PAGE)
+    rig.refuses_mmap(errno.EACCES, rig.get_fd(read_only(rig)), PAGE)
     _mapped(rig, rig.buffer(flags=CACHED | k.NVMAP_HANDLE_RO).fd, PAGE).put32(1)
 
 
 @rule("2.5", "mmap for reading of a read-only duplicate succeeds")
 def mmap_for_reading_of_read_only_memory(rig: Rig) -> None:
-    fd = rig.get_fd(rig.read_only_handle(rig.buffer().handle))
+    fd = rig.get_fd(read_only(rig))
     rig.equal("the word", 0, _mapped(rig, fd, PAGE, PROT_READ).u32())
 
 
@@ -514,58 +505,39 @@ def free_is_counted(rig: Rig) -> None:
 # ---- 2.7 READ, WRITE -----------------------------------------------------------------------------------------------
 
 
-def rw_fields(handle: int, address: int, size: int = 4) -> dict[str, int]:
-    """The fields of a READ or WRITE of one element at offset 0."""
-    return {
-        "addr": address,
-        "handle": handle,
-        "elem_size": size,
-        "hmem_stride": size,
-        "user_stride": size,
-        "count": 1,
-    }
-
-
-def refuses_rw(rig: Rig, number: int, buffer: int, /, **fields: int) -> None:
-    """The rule: READ and WRITE with these fields changed fail with this errno."""
-    good = rw_fields(buffer, rig.memory(PAGE).address)
-    for name in ("NVMAP_READ", "NVMAP_WRITE"):
-        rig.refuses(number, rig.nvmap, name, good | fields)
-
-
-def _rw_refuses(name: str, sentence: str, **fields: int) -> None:
-    """The rule of a READ and WRITE of a one-page buffer that are refused for their fields."""
-
-    @rule("2.7", f"READ and WRITE: {sentence} is EINVAL", name=name)
-    def refused(rig: Rig) -> None:
-        refuses_rw(rig, errno.EINVAL, rig.buffer().handle, **fields)
-
-
-_rw_refuses("addr-0", "addr 0", addr=0)
-_rw_refuses("count-0", "count 0", count=0)
-_rw_refuses("elem-size-0", "elem_size 0", elem_size=0)
-_rw_refuses("unknown-handle", "a handle that the process does not have", handle=UNKNOWN)
-_rw_refuses(
-    "element-past-the-size", "an element larger than the buffer", elem_size=8192, hmem_stride=8192, user_stride=8192
+ELEMENTS = Calls("2.7", READ_WRITE, nvmap, rw_usual, begins="READ and WRITE: ")
+ELEMENTS.refuses("addr-0", "addr 0 is", errno.EINVAL, addr=0)
+ELEMENTS.refuses("count-0", "count 0 is", errno.EINVAL, count=0)
+ELEMENTS.refuses("elem-size-0", "elem_size 0 is", errno.EINVAL, elem_size=0)
+ELEMENTS.refuses("unknown-handle", "a handle that the process does not have is", errno.EINVAL, handle=UNKNOWN)
+ELEMENTS.refuses(
+    "element-past-the-size",
+    "an element larger than the buffer is",
+    errno.EINVAL,
+    elem_size=8192,
+    hmem_stride=8192,
+    user_stride=8192,
 )
-_rw_refuses("offset-at-the-end", "an offset at the end", offset=PAGE)
-_rw_refuses("element-past-the-buffers-stride", "an element larger than the buffer's stride", hmem_stride=3)
-_rw_refuses("element-past-the-users-stride", "an element larger than the user's stride", user_stride=3)
-_rw_refuses("end-past-the-size", "a strided end past the buffer", offset=4, hmem_stride=2048, count=3)
+ELEMENTS.refuses("offset-at-the-end", "an offset at the end is", errno.EINVAL, offset=PAGE)
+ELEMENTS.refuses(
+    "element-past-the-buffers-stride", "an element larger than the buffer's stride is", errno.EINVAL, hmem_stride=3
+)
+ELEMENTS.refuses(
+    "element-past-the-users-stride", "an element larger than the user's stride is", errno.EINVAL, user_stride=3
+)
+ELEMENTS.refuses(
+    "end-past-the-size", "a strided end past the buffer is", errno.EINVAL, offset=4, hmem_stride=2048, count=3
+)
+Calls("2.7", "NVMAP_READ", nvmap, rw_usual, begins="READ ").accepts(
+    "read-of-read-only-memory", "of a read-only duplicate succeeds", handle=read_only
+)
 
 
 @rule("2.7", "WRITE to a read-only duplicate is EPERM; ALLOC's flag for such memory changes nothing")
 def write_to_read_only_memory(rig: Rig) -> None:
-    handle = rig.read_only_handle(rig.buffer().handle)
-    rig.refuses(errno.EPERM, rig.nvmap, "NVMAP_WRITE", rw_fields(handle, rig.memory(PAGE).address))
+    rig.refuses(errno.EPERM, rig.nvmap, "NVMAP_WRITE", rw_fields(read_only(rig), rig.memory(PAGE).address))
     handle = rig.buffer(flags=CACHED | k.NVMAP_HANDLE_RO).handle
     rig.accepts(rig.nvmap, "NVMAP_WRITE", rw_fields(handle, rig.memory(PAGE).address))
-
-
-@rule("2.7", "READ of a read-only duplicate succeeds")
-def read_of_read_only_memory(rig: Rig) -> None:
-    handle = rig.read_only_handle(rig.buffer().handle)
-    rig.accepts(rig.nvmap, "NVMAP_READ", rw_fields(handle, rig.memory(PAGE).address))
 
 
 @rule("2.7", "READ to a bad address is EINTR, and count the bytes left of that element")
@@ -622,38 +594,30 @@ def cache_fields(rig: Rig, size: int = 2 * PAGE) -> tuple[dict[str, int], Mapped
     return {"addr": memory.address, "handle": buffer.handle, "len": size, "op": k.NVMAP_CACHE_OP_WB}, memory
 
 
-def _cache_refuses(name: str, number: int, sentence: str, fields: Callable[[Rig, dict[str, int]], None]) -> None:
-    """The rule of a CACHE, in both sizes, that is refused once its fields are spoilt."""
-
-    @rule("2.8", f"CACHE: {sentence} is {errno.errorcode[number]}", name=name)
-    def refused(rig: Rig) -> None:
-        good, _ = cache_fields(rig)
-        fields(rig, good)
-        for row in ("NVMAP_CACHE", "NVMAP_CACHE_64"):
-            rig.refuses(number, rig.nvmap, row, good)
-
-
-_cache_refuses("addr-0", errno.EINVAL, "addr 0", lambda rig, f: f.update(addr=0))
-_cache_refuses("op-past-2", errno.EINVAL, "an op past 2", lambda rig, f: f.update(op=3))
-_cache_refuses("unknown-handle", errno.EINVAL, "an unknown handle", lambda rig, f: f.update(handle=UNKNOWN))
-_cache_refuses(
+CACHE = ("NVMAP_CACHE", "NVMAP_CACHE_64")
+OPS = Calls("2.8", CACHE, nvmap, lambda rig: cache_fields(rig)[0])
+OPS.refuses("addr-0", "addr 0 is", errno.EINVAL, addr=0)
+OPS.refuses("op-past-2", "an op past 2 is", errno.EINVAL, op=3)
+OPS.refuses("unknown-handle", "an unknown handle is", errno.EINVAL, handle=UNKNOWN)
+OPS.refuses(
     "no-nvmap-memory",
+    "an address of other memory is",
     errno.EADDRNOTAVAIL,
-    "an address of other memory",
-    lambda rig, f: f.update(addr=rig.memory(2 * PAGE).address),
+    addr=lambda rig: rig.memory(2 * PAGE).address,
 )
-_cache_refuses(
-    "past-the-mapping",
-    errno.EADDRNOTAVAIL,
-    "a length past the mapping's end",
-    lambda rig, f: f.update(addr=f["addr"] + PAGE, len=PAGE + 64),
-)
-_cache_refuses(
+OPS.refuses(
     "another-handle",
+    "an address of another handle's mapping is",
     errno.EFAULT,
-    "an address of another handle's mapping",
-    lambda rig, f: f.update(handle=rig.buffer(2 * PAGE).handle),
+    handle=lambda rig: rig.buffer(2 * PAGE).handle,
 )
+
+
+@rule("2.8", "CACHE: a length past the mapping's end is EADDRNOTAVAIL")
+def past_the_mapping(rig: Rig) -> None:
+    good, memory = cache_fields(rig)
+    for row in CACHE:
+        rig.refuses(errno.EADDRNOTAVAIL, rig.nvmap, row, good | {"addr": memory.address + PAGE, "len": PAGE + 64})
 
 
 @rule("2.8", "CACHE takes all three ops, in both sizes")
@@ -661,7 +625,7 @@ def cache_ops(rig: Rig) -> None:
     good, memory = cache_fields(rig)
     memory.put32(1)
     for op in range(3):
-        for row in ("NVMAP_CACHE", "NVMAP_CACHE_64"):
+        for row in CACHE:
             rig.accepts(rig.nvmap, row, good | {"op": op})
 
 
@@ -722,14 +686,22 @@ def available_heaps_of_agx_orin(rig: Rig) -> None:
     rig.equal("the heaps", 0x10000004, rig.call(rig.nvmap, "NVMAP_GET_AVAILABLE_HEAPS").heaps)
 
 
-@rule("2.9", "GET_HEAP_SIZE of system memory is ENODEV")
-def heap_size_of_system_memory(rig: Rig) -> None:
-    rig.refuses(errno.ENODEV, rig.nvmap, "NVMAP_GET_HEAP_SIZE", heap=IOVMM)
+def _absent(rig: Rig) -> int:
+    """A carveout that this machine does not have."""
+    heaps = int(rig.call(rig.nvmap, "NVMAP_GET_AVAILABLE_HEAPS").heaps)
+    rig.need(not heaps & k.NVMAP_HEAP_CARVEOUT_TSEC, "this machine has every carveout that a rule knows")
+    return k.NVMAP_HEAP_CARVEOUT_TSEC
 
 
-@rule("2.9", "GET_HEAP_SIZE of a carveout that does not exist is ENODEV")
-def heap_size_of_an_absent_carveout(rig: Rig) -> None:
-    rig.refuses(errno.ENODEV, rig.nvmap, "NVMAP_GET_HEAP_SIZE", heap=_absent(rig))
+HEAP_SIZE = Calls("2.9", "NVMAP_GET_HEAP_SIZE", nvmap, begins="GET_HEAP_SIZE of ")
+HEAP_SIZE.refuses("heap-size-of-system-memory", "system memory is", errno.ENODEV, heap=IOVMM)
+HEAP_SIZE.refuses("heap-size-of-an-absent-carveout", "a carveout that does not exist is", errno.ENODEV, heap=_absent)
+Calls("2.9", "NVMAP_QUERY_HEAP_PARAMS", nvmap, begins="QUERY_HEAP_PARAMS of ").refuses(
+    "heap-params-of-an-absent-carveout", "a carveout that does not exist is", errno.ENODEV, heap_mask=_absent
+)
+Calls("2.9", "NVMAP_PARAMETERS", nvmap, begins="PARAMETERS of ").refuses(
+    "parameters-of-an-unknown-handle", "an unknown handle is", errno.ENODEV, handle=UNKNOWN
+)
 
 
 @rule("2.9", "GET_HEAP_SIZE of a carveout is its size")
@@ -756,27 +728,10 @@ def heap_params_total(rig: Rig) -> None:
     rig.check(total >= 1 << 30, "a machine's memory", total)
 
 
-@rule("2.9", "QUERY_HEAP_PARAMS of a carveout that does not exist is ENODEV")
-def heap_params_of_an_absent_carveout(rig: Rig) -> None:
-    rig.refuses(errno.ENODEV, rig.nvmap, "NVMAP_QUERY_HEAP_PARAMS", heap_mask=_absent(rig))
-
-
 @rule("2.9", "QUERY_HEAP_PARAMS of no heap succeeds with zeroes")
 def heap_params_of_nothing(rig: Rig) -> None:
     found = heap_params(rig, 0)
     rig.equal("total, free, granule", (0, 0, 0), (found.total, found.free, found.granule_size))
-
-
-def _absent(rig: Rig) -> int:
-    """A carveout that this machine does not have."""
-    heaps = int(rig.call(rig.nvmap, "NVMAP_GET_AVAILABLE_HEAPS").heaps)
-    rig.need(not heaps & k.NVMAP_HEAP_CARVEOUT_TSEC, "this machine has every carveout that a rule knows")
-    return k.NVMAP_HEAP_CARVEOUT_TSEC
-
-
-@rule("2.9", "PARAMETERS of an unknown handle is ENODEV")
-def parameters_of_an_unknown_handle(rig: Rig) -> None:
-    rig.refuses(errno.ENODEV, rig.nvmap, "NVMAP_PARAMETERS", handle=UNKNOWN)
 
 
 @rule("2.9", "PARAMETERS tells size, align, heap, no peer, and that system memory is not contiguous; no import id")
@@ -789,17 +744,10 @@ def parameters_of_a_buffer(rig: Rig) -> None:
     rig.equal("the parameters", (3 * PAGE, 1 << 13, IOVMM, 0, 0xFFFFFFFF), seen)
 
 
-def _gone(name: str) -> None:
-    """The rule of a command that the header has and the driver has not."""
-
-    @rule("2.9", f"{name} is ENOTTY", name=name.removeprefix("NVMAP_").lower().replace("_", "-"))
-    def gone(rig: Rig) -> None:
-        rig.refuses(errno.ENOTTY, rig.nvmap, name)
-
-
-_gone("NVMAP_PARAM")
-_gone("NVMAP_FROM_ID")
-_gone("NVMAP_GET_ID")
+for _gone in ("PARAM", "FROM_ID", "GET_ID"):  # commands that the header has and the driver has not
+    Calls("2.9", f"NVMAP_{_gone}", nvmap, begins=f"NVMAP_{_gone} ").refuses(
+        _gone.lower().replace("_", "-"), "is", errno.ENOTTY
+    )
 
 
 @rule("2.9", "nvmap reads the block of its queries, though they are declared as reading nothing")

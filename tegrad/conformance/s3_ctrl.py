@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from tegrad.conformance.calls import Calls, bound, ctrl, ready
 from tegrad.conformance.rig import CTRL, LEGACY_CTRL, RW, VA_END, VA_START, Rig, RigChannel
 from tegrad.conformance.rule import Differs, rule
 from tegrad.hw.gpfifo import USERMODE_SIZE
@@ -221,36 +222,33 @@ def as_fields(**fields: int) -> dict[str, int]:
 
 
 LARGEST = (1 << 49) - 4 * GIB
-AS_REFUSED = [
-    ("big-page-64k", "a big_page_size of 64 KiB", {"big_page_size": 65536}, errno.EINVAL),
-    ("big-page-odd", "a big_page_size that is not a power of two", {"big_page_size": 3}, errno.EINVAL),
-    ("start-zero", "va_range_start 0", {"va_range_start": 0}, errno.EINVAL),
-    ("start-unaligned", "a va_range_start that is no multiple of 2 MiB", {"va_range_start": PDE + MIB}, errno.EINVAL),
-    ("end-zero", "va_range_end 0", {"va_range_end": 0}, errno.EINVAL),
-    ("end-unaligned", "a va_range_end that is no multiple of 2 MiB", {"va_range_end": VA_END - MIB}, errno.EINVAL),
-    ("empty-range", "a range without room", {"va_range_end": VA_START}, errno.EINVAL),
-    ("backward-range", "a range that ends before it starts", {"va_range_start": 4 * PDE, "va_range_end": PDE}, 22),
-    ("all-zero", "the legacy range of zeros", {"va_range_start": 0, "va_range_end": 0}, errno.EINVAL),
-    ("split", "a va_range_split", {"va_range_split": GIB}, errno.EINVAL),
-    ("past-49-bits", "an end with less than 4 GiB below 2^49", {"va_range_end": LARGEST + PDE}, errno.ENOMEM),
-    ("split-before-size", "a split with a range too large", {"va_range_split": PDE, "va_range_end": 1 << 50}, 22),
-    ("align-before-size", "an unaligned end that is too large", {"va_range_end": (1 << 50) + MIB}, errno.EINVAL),
-]
-
-
-def _as_refused(fields: dict[str, int], number: int) -> Callable[[Rig], None]:
-    return lambda rig: rig.refuses(number, rig.ctrl, "GPU_ALLOC_AS", as_fields(**fields))
-
-
-for _name, _sentence, _fields, _number in AS_REFUSED:
-    _code = errno.errorcode[_number]
-    # The last check warns in the kernel log, with a stack trace: harmless.
-    rule("3.2", f"ALLOC_AS: {_sentence} is {_code}", name=_name)(_as_refused(_fields, _number))
-
-
-@rule("3.2", "ALLOC_AS: a range may end 4 GiB below 2^49")
-def largest_range(rig: Rig) -> None:
-    rig.accepts(rig.ctrl, "GPU_ALLOC_AS", as_fields(va_range_end=LARGEST))
+ALLOC_AS = Calls("3.2", "GPU_ALLOC_AS", ctrl, lambda rig: as_fields())
+ALLOC_AS.refuses("big-page-64k", "a big_page_size of 64 KiB is", errno.EINVAL, big_page_size=65536)
+ALLOC_AS.refuses("big-page-odd", "a big_page_size that is not a power of two is", errno.EINVAL, big_page_size=3)
+ALLOC_AS.refuses("start-zero", "va_range_start 0 is", errno.EINVAL, va_range_start=0)
+ALLOC_AS.refuses(
+    "start-unaligned", "a va_range_start that is no multiple of 2 MiB is", errno.EINVAL, va_range_start=PDE + MIB
+)
+ALLOC_AS.refuses("end-zero", "va_range_end 0 is", errno.EINVAL, va_range_end=0)
+ALLOC_AS.refuses(
+    "end-unaligned", "a va_range_end that is no multiple of 2 MiB is", errno.EINVAL, va_range_end=VA_END - MIB
+)
+ALLOC_AS.refuses("empty-range", "a range without room is", errno.EINVAL, va_range_end=VA_START)
+ALLOC_AS.refuses(
+    "backward-range", "a range that ends before it starts is", errno.EINVAL, va_range_start=4 * PDE, va_range_end=PDE
+)
+ALLOC_AS.refuses("all-zero", "the legacy range of zeros is", errno.EINVAL, va_range_start=0, va_range_end=0)
+ALLOC_AS.refuses("split", "a va_range_split is", errno.EINVAL, va_range_split=GIB)
+# What is too large alone is noticed last, and warns in the kernel log, with a stack trace: harmless.
+ALLOC_AS.refuses("past-49-bits", "an end with less than 4 GiB below 2^49 is", errno.ENOMEM, va_range_end=LARGEST + PDE)
+ALLOC_AS.refuses(
+    "split-before-size", "a split with a range too large is", errno.EINVAL, va_range_split=PDE, va_range_end=1 << 50
+)
+ALLOC_AS.refuses(
+    "align-before-size", "an unaligned end that is too large is", errno.EINVAL, va_range_end=(1 << 50) + MIB
+)
+ALLOC_AS.accepts("largest-range", "a range may end 4 GiB below 2^49", va_range_end=LARGEST)
+ALLOC_AS.accepts("as-flags-ignored", "flag bits other than UNIFIED_VA are ignored", flags=0xFFFFFFFD)
 
 
 @rule("3.2", "ALLOC_AS: with UNIFIED_VA a split is refused all the same")
@@ -258,11 +256,6 @@ def unified_split(rig: Rig) -> None:
     flags = k.NVGPU_GPU_IOCTL_ALLOC_AS_FLAGS_UNIFIED_VA
     rig.accepts(rig.ctrl, "GPU_ALLOC_AS", as_fields(flags=flags))
     rig.refuses(errno.EINVAL, rig.ctrl, "GPU_ALLOC_AS", as_fields(flags=flags, va_range_split=GIB))
-
-
-@rule("3.2", "ALLOC_AS: flag bits other than UNIFIED_VA are ignored")
-def as_flags_ignored(rig: Rig) -> None:
-    rig.accepts(rig.ctrl, "GPU_ALLOC_AS", as_fields(flags=0xFFFFFFFD))
 
 
 @rule("3.2", "ALLOC_AS: the driver's own buffers lie in the 4 GiB after the user range")
@@ -277,20 +270,20 @@ def kernel_range(rig: Rig) -> None:
 # ---- 3.3 and 3.4 OPEN_TSG, OPEN_CHANNEL -----------------------------------------------------------------------------
 
 SHARE = k.NVGPU_GPU_IOCTL_OPEN_TSG_FLAGS_SHARE
-TSG_REFUSED = [
-    ("source-without-share", "a source instance without SHARE", {"source_device_instance_id": 1}),
-    ("token-without-share", "a token without SHARE", {"share_token": 1}),
-    ("share-of-nothing", "SHARE without source and token", {"flags": SHARE}),
-    ("unknown-token", "a token that nobody gave", {"flags": SHARE, "source_device_instance_id": 1, "share_token": 77}),
-]
-
-
-def _tsg_refused(fields: dict[str, int]) -> Callable[[Rig], None]:
-    return lambda rig: rig.refuses(errno.EINVAL, rig.ctrl, "GPU_OPEN_TSG", fields)
-
-
-for _name, _sentence, _fields in TSG_REFUSED:
-    rule("3.3", f"OPEN_TSG: {_sentence} is EINVAL", name=_name)(_tsg_refused(_fields))
+OPEN_TSG = Calls("3.3", "GPU_OPEN_TSG", ctrl)
+OPEN_TSG.refuses(
+    "source-without-share", "a source instance without SHARE is", errno.EINVAL, source_device_instance_id=1
+)
+OPEN_TSG.refuses("token-without-share", "a token without SHARE is", errno.EINVAL, share_token=1)
+OPEN_TSG.refuses("share-of-nothing", "SHARE without source and token is", errno.EINVAL, flags=SHARE)
+OPEN_TSG.refuses(
+    "unknown-token",
+    "a token that nobody gave is",
+    errno.EINVAL,
+    flags=SHARE,
+    source_device_instance_id=1,
+    share_token=77,
+)
 
 
 @rule("3.3", "OPEN_TSG: with SHARE and the token of another instance it is that TSG; a token serves once")
@@ -307,27 +300,11 @@ def share(rig: Rig) -> None:
     rig.refuses(errno.EINVAL, other, "GPU_OPEN_TSG", shared)
 
 
-RUNLISTS = [
-    ("graphics-runlist", "runlist -1 is the GR runlist, and so is 0", (-1, 0), 0),
-    ("unknown-runlist", "a runlist that does not exist is EINVAL", (1000,), errno.EINVAL),
-    ("runlist-below", "a runlist below -1 is EINVAL", (-2, -1000), errno.EINVAL),
-]
-
-
-def _runlists(numbers: tuple[int, ...], number: int) -> Callable[[Rig], None]:
-    def check(rig: Rig) -> None:
-        for runlist in numbers:
-            fields = {"in_.runlist_id": runlist}
-            if number:
-                rig.refuses(number, rig.ctrl, "GPU_OPEN_CHANNEL", fields)
-            else:
-                rig.accepts(rig.ctrl, "GPU_OPEN_CHANNEL", fields)
-
-    return check
-
-
-for _name, _sentence, _numbers, _number in RUNLISTS:
-    rule("3.4", f"OPEN_CHANNEL: {_sentence}", name=_name)(_runlists(_numbers, _number))
+RUNLIST = "in_.runlist_id"
+OPEN_CHANNEL = Calls("3.4", "GPU_OPEN_CHANNEL", ctrl)
+OPEN_CHANNEL.accepts("graphics-runlist", "runlist -1 is the GR runlist, and so is 0", **{RUNLIST: (-1, 0)})
+OPEN_CHANNEL.refuses("unknown-runlist", "a runlist that does not exist is", errno.EINVAL, **{RUNLIST: 1000})
+OPEN_CHANNEL.refuses("runlist-below", "a runlist below -1 is", errno.EINVAL, **{RUNLIST: (-2, -1000)})
 
 
 @rule("3.4", "OPEN_CHANNEL: a freed channel id is used next")
@@ -523,10 +500,9 @@ def correlation_count(rig: Rig) -> None:
     rig.accepts(rig.ctrl, CORRELATION, count=16, source_id=1)
 
 
-@rule("3.5", "GET_CPU_TIME_CORRELATION_INFO: a source other than 1 and 2 is EINVAL")
-def correlation_source(rig: Rig) -> None:
-    for source in (0, 3):
-        rig.refuses(errno.EINVAL, rig.ctrl, CORRELATION, count=1, source_id=source)
+Calls("3.5", CORRELATION, ctrl).refuses(
+    "correlation-source", "a source other than 1 and 2 is", errno.EINVAL, count=1, source_id=(0, 3)
+)
 
 
 @rule("3.5", "GET_CPU_TIME_CORRELATION_INFO: fills as many samples as asked for, of rising times")
@@ -538,23 +514,11 @@ def correlation_samples(rig: Rig) -> None:
         rig.equal("fourth sample", 0, found[3].gpu_timestamp)
 
 
-FLUSHES = [
-    ("flush-nothing", "neither L2 nor FB flush", {"l2_invalidate": 0}, errno.EINVAL),
-    ("invalidate-alone", "an invalidation without L2 flush", {"l2_invalidate": 1, "fb_flush": 1}, errno.EINVAL),
-    ("flush-l2", "an L2 flush, with or without invalidation", {"l2_flush": 1, "l2_invalidate": 1}, 0),
-    ("flush-fb", "an FB flush", {"fb_flush": 1}, 0),
-]
-
-
-def _flush(fields: dict[str, int], number: int) -> Callable[[Rig], None]:
-    if number:
-        return lambda rig: rig.refuses(number, rig.ctrl, "GPU_FLUSH_L2", fields)
-    return lambda rig: rig.accepts(rig.ctrl, "GPU_FLUSH_L2", fields)
-
-
-for _name, _sentence, _fields, _number in FLUSHES:
-    _code = errno.errorcode[_number] if _number else "accepted"
-    rule("3.5", f"FLUSH_L2: {_sentence} is {_code}", name=_name)(_flush(_fields, _number))
+FLUSH = Calls("3.5", "GPU_FLUSH_L2", ctrl)
+FLUSH.refuses("flush-nothing", "neither L2 nor FB flush is", errno.EINVAL, l2_invalidate=0)
+FLUSH.refuses("invalidate-alone", "an invalidation without L2 flush is", errno.EINVAL, l2_invalidate=1, fb_flush=1)
+FLUSH.accepts("flush-l2", "an L2 flush, with or without invalidation is accepted", l2_flush=1, l2_invalidate=(0, 1))
+FLUSH.accepts("flush-fb", "an FB flush is accepted", fb_flush=1)
 
 
 @rule("3.5", "ZCULL_GET_CTX_SIZE: 164352 bytes")
@@ -646,13 +610,9 @@ for _ioctl, _short in COUNTED.items():
     def _count_query(rig: Rig, name: str = _ioctl) -> None:
         rig.equal("domains", 1, rig.accepts(rig.ctrl, name).num_entries)
 
-    def _clock_flags(rig: Rig, name: str = _ioctl) -> None:
-        for flags in (2, 3):
-            rig.refuses(errno.EINVAL, rig.ctrl, name, flags=flags)
-
     _sentence = _ioctl.removeprefix("GPU_")
     rule("3.6", f"{_sentence}: 0 entries tell the number of domains, 1", name=f"{_short}-count")(_count_query)
-    rule("3.6", f"{_sentence}: flags other than 0 and 1 are EINVAL", name=f"{_short}-flags")(_clock_flags)
+    Calls("3.6", _ioctl, ctrl).refuses(f"{_short}-flags", "flags other than 0 and 1 are", errno.EINVAL, flags=(2, 3))
 
 
 @rule("3.6", "CLK_GET_RANGE: the GPC clock is domain 1, with a minimum below its maximum")
@@ -705,14 +665,9 @@ def info_types(rig: Rig) -> None:
         rig.refuses(errno.EINVAL, rig.ctrl, "GPU_CLK_GET_INFO", fields)
 
 
-@rule("3.6", "CLK_GET_VF_POINTS: flags are EINVAL")
-def vf_flags(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.ctrl, "GPU_CLK_GET_VF_POINTS", flags=1, clk_domain=GPC)
-
-
-@rule("3.6", "CLK_GET_VF_POINTS: another domain is EINVAL")
-def vf_domain(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.ctrl, "GPU_CLK_GET_VF_POINTS", clk_domain=k.NVGPU_GPU_CLK_DOMAIN_MCLK)
+POINTS = Calls("3.6", "GPU_CLK_GET_VF_POINTS", ctrl)
+POINTS.refuses("vf-flags", "flags are", errno.EINVAL, flags=1, clk_domain=GPC)
+POINTS.refuses("vf-domain", "another domain is", errno.EINVAL, clk_domain=k.NVGPU_GPU_CLK_DOMAIN_MCLK)
 
 
 @rule("3.6", "CLK_GET_VF_POINTS: room for less than all is EINVAL")
@@ -731,35 +686,24 @@ def vf_values(rig: Rig) -> None:
     rig.check(points and all(within), "points in the range", points)
 
 
-SET_REFUSED = [
-    ("set-flags", "flags", {"flags": 1, "num_entries": 1}),
-    ("set-no-entry", "no entry", {"num_entries": 0}),
-    ("set-entries", "more entries than domains", {"num_entries": 2}),
-]
+def requests(rig: Rig, domain: int = GPC) -> int:
+    """The address of two entries of CLK_SET_INFO that ask for the GPC clock's highest rate."""
+    room, one = rig.memory(PAGE), s.GpuClkInfo(clk_domain=domain, freq_hz=clock_range(rig).max_hz)
+    room.write(bytes(one) * 2)
+    return room.address
 
 
-def _set_refused(fields: dict[str, int]) -> Callable[[Rig], None]:
-    def check(rig: Rig) -> None:
-        items = (s.GpuClkInfo * 2)(*(s.GpuClkInfo(clk_domain=GPC, freq_hz=clock_range(rig).max_hz) for _ in range(2)))
-        where = {"clk_info_entries": ctypes.addressof(items)}
-        rig.refuses(errno.EINVAL, rig.ctrl, "GPU_CLK_SET_INFO", fields | where)
-
-    return check
-
-
-for _name, _sentence, _fields in SET_REFUSED:
-    rule("3.6", f"CLK_SET_INFO: {_sentence} is EINVAL", name=_name)(_set_refused(_fields))
-
-
-@rule("3.6", "CLK_SET_INFO: another domain is EINVAL")
-def set_domain(rig: Rig) -> None:
-    item = s.GpuClkInfo(clk_domain=k.NVGPU_GPU_CLK_DOMAIN_MCLK, freq_hz=10**9)
-    rig.refuses(errno.EINVAL, rig.ctrl, "GPU_CLK_SET_INFO", num_entries=1, clk_info_entries=ctypes.addressof(item))
-
-
-@rule("3.6", "CLK_SET_INFO: entries that cannot be read are EFAULT")
-def set_bad_address(rig: Rig) -> None:
-    rig.refuses(errno.EFAULT, rig.ctrl, "GPU_CLK_SET_INFO", num_entries=1, clk_info_entries=rig.bad_address())
+SET_INFO = Calls("3.6", "GPU_CLK_SET_INFO", ctrl, lambda rig: {"num_entries": 1, "clk_info_entries": requests(rig)})
+SET_INFO.refuses("set-flags", "flags is", errno.EINVAL, flags=1)
+SET_INFO.refuses("set-no-entry", "no entry is", errno.EINVAL, num_entries=0)
+SET_INFO.refuses("set-entries", "more entries than domains is", errno.EINVAL, num_entries=2)
+SET_INFO.refuses(
+    "set-domain",
+    "another domain is",
+    errno.EINVAL,
+    clk_info_entries=lambda rig: requests(rig, k.NVGPU_GPU_CLK_DOMAIN_MCLK),
+)
+SET_INFO.refuses("set-bad-address", "entries that cannot be read are", errno.EFAULT, clk_info_entries=Rig.bad_address)
 
 
 @rule("3.6", "CLK_SET_INFO: the completion fd becomes readable")
@@ -851,18 +795,10 @@ def modified(rig: Rig) -> None:
     rig.equal("metadata", b"new", info(rig, buffer.fd, 3)[1])
 
 
-REGISTER_REFUSED = [
-    ("register-bad-fd", "an fd that is not open is EBADF", lambda rig: NONEXISTENT, errno.EBADF),
-    ("register-no-dmabuf", "an fd that is no dmabuf is EINVAL", lambda rig: rig.ctrl, errno.EINVAL),
-]
-
-
-def _register_refused(fd: Callable[[Rig], int], number: int) -> Callable[[Rig], None]:
-    return lambda rig: rig.refuses(number, rig.ctrl, "GPU_REGISTER_BUFFER", registration(rig, fd(rig)))
-
-
-for _name, _sentence, _fd, _number in REGISTER_REFUSED:
-    rule("3.7", f"REGISTER_BUFFER: {_sentence}", name=_name)(_register_refused(_fd, _number))
+REGISTER = Calls("3.7", "GPU_REGISTER_BUFFER", ctrl, lambda rig: registration(rig, rig.buffer().fd))
+REGISTER.refuses("register-bad-fd", "an fd that is not open is", errno.EBADF, dmabuf_fd=NONEXISTENT)
+REGISTER.refuses("register-no-dmabuf", "an fd that is no dmabuf is", errno.EINVAL, dmabuf_fd=ctrl)
+REGISTER.refuses("comptag-control", "an unknown compression tag control is", errno.EINVAL, comptags_alloc_control=3)
 
 
 @rule("3.7", "REGISTER_BUFFER: metadata that cannot be read is EFAULT, and nothing is registered")
@@ -871,12 +807,6 @@ def register_bad_address(rig: Rig) -> None:
     fields = registration(rig, buffer.fd, metadata_addr=rig.bad_address())
     rig.refuses(errno.EFAULT, rig.ctrl, "GPU_REGISTER_BUFFER", fields)
     rig.equal("flags", 0, info(rig, buffer.fd)[0].out.flags)
-
-
-@rule("3.7", "REGISTER_BUFFER: an unknown compression tag control is EINVAL")
-def comptag_control(rig: Rig) -> None:
-    fields = registration(rig, rig.buffer().fd, comptags_alloc_control=3)
-    rig.refuses(errno.EINVAL, rig.ctrl, "GPU_REGISTER_BUFFER", fields)
 
 
 @rule("3.7", "GET_BUFFER_INFO: works on a buffer that is not registered and says so, with its size")
@@ -918,37 +848,35 @@ DISALLOW = k.NVGPU_GPU_SET_DETERMINISTIC_OPTS_FLAGS_DISALLOW_RAILGATING
 OPTS = "GPU_SET_DETERMINISTIC_OPTS"
 
 
-def opts(rig: Rig, fds: list[int], flags: int) -> dict[str, int]:
-    """The fields of a SET_DETERMINISTIC_OPTS for these channels."""
+def listed(rig: Rig, *fds: int) -> int:
+    """The address of an array of channel fds."""
     room = rig.memory(PAGE)
     for i, fd in enumerate(fds):
         room.put32(fd, 4 * i)
-    return {"num_channels": len(fds), "flags": flags, "channels": room.address}
+    return room.address
 
 
-@rule("3.8", "SET_DETERMINISTIC_OPTS: more than 512 channels are EINVAL")
-def opts_count(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.ctrl, OPTS, num_channels=513, flags=0, channels=rig.bad_address())
+def opts(rig: Rig, fds: list[int], flags: int) -> dict[str, int]:
+    """The fields of a SET_DETERMINISTIC_OPTS for these channels."""
+    return {"num_channels": len(fds), "flags": flags, "channels": listed(rig, *fds)}
 
 
-@rule("3.8", "SET_DETERMINISTIC_OPTS: an array that cannot be read is EFAULT")
-def opts_bad_address(rig: Rig) -> None:
-    rig.refuses(errno.EFAULT, rig.ctrl, OPTS, num_channels=1, flags=0, channels=rig.bad_address())
-
-
-@rule("3.8", "SET_DETERMINISTIC_OPTS: an fd that is no channel is EINVAL")
-def opts_no_channel(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.ctrl, OPTS, opts(rig, [rig.tsg()], 0))
-
-
-@rule("3.8", "SET_DETERMINISTIC_OPTS: a channel that is not deterministic is EINVAL")
-def opts_not_deterministic(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.ctrl, OPTS, opts(rig, [rig.bound_channel().fd], ALLOW))
-
-
-@rule("3.8", "SET_DETERMINISTIC_OPTS: both flags are EINVAL")
-def opts_both(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.ctrl, OPTS, opts(rig, [rig.channel_ready().fd], ALLOW | DISALLOW))
+OF_ONE = Calls("3.8", OPTS, ctrl, lambda rig: {"num_channels": 1, "flags": 0})
+OF_ONE.refuses("opts-count", "more than 512 channels are", errno.EINVAL, num_channels=513, channels=Rig.bad_address)
+OF_ONE.refuses("opts-bad-address", "an array that cannot be read is", errno.EFAULT, channels=Rig.bad_address)
+OF_ONE.refuses(
+    "opts-no-channel", "an fd that is no channel is", errno.EINVAL, channels=lambda rig: listed(rig, rig.tsg())
+)
+OF_ONE.refuses(
+    "opts-not-deterministic",
+    "a channel that is not deterministic is",
+    errno.EINVAL,
+    flags=ALLOW,
+    channels=lambda rig: listed(rig, bound(rig)),
+)
+OF_ONE.refuses(
+    "opts-both", "both flags are", errno.EINVAL, flags=ALLOW | DISALLOW, channels=lambda rig: listed(rig, ready(rig))
+)
 
 
 @rule("3.8", "SET_DETERMINISTIC_OPTS: both flags without a channel are not looked at")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tegrad.conformance.calls import Calls, ctrl
 from tegrad.conformance.rig import VA_END, VA_START, VOLATILE, Raw, Rig, map_fields, request
 from tegrad.conformance.rule import Differs, rule
 from tegrad.uapi import constants as k
@@ -56,18 +57,9 @@ def space_fields(**fields: int) -> Fields:
 
 # ---- 4.1 BIND_CHANNEL -----------------------------------------------------------------------------------------------
 
-NO_CHANNELS: list[tuple[str, str, Callable[[Rig], int]]] = [
-    ("bind-no-channel", "an fd that is no channel", lambda rig: rig.tsg()),
-    ("bind-closed", "an fd that is not open", lambda rig: NONEXISTENT),
-]
-
-
-def _bind_refused(fd: Callable[[Rig], int]) -> Callable[[Rig], None]:
-    return lambda rig: rig.refuses(errno.EINVAL, rig.address_space(), "AS_BIND_CHANNEL", channel_fd=fd(rig))
-
-
-for _name, _sentence, _fd in NO_CHANNELS:
-    rule("4.1", f"BIND_CHANNEL: {_sentence} is EINVAL", name=_name)(_bind_refused(_fd))
+BIND = Calls("4.1", "AS_BIND_CHANNEL", Rig.address_space)
+BIND.refuses("bind-no-channel", "an fd that is no channel is", errno.EINVAL, channel_fd=Rig.tsg)
+BIND.refuses("bind-closed", "an fd that is not open is", errno.EINVAL, channel_fd=NONEXISTENT)
 
 
 @rule("4.1", "BIND_CHANNEL: a channel that is bound to another address space is EINVAL")
@@ -94,26 +86,24 @@ def bind_holds(rig: Rig) -> None:
 
 # ---- 4.2 ALLOC_SPACE and FREE_SPACE ---------------------------------------------------------------------------------
 
-SPACE_REFUSED = [
-    ("space-64k-pages", "pages of 64 KiB are", {"page_size": 65536}, errno.EINVAL),
-    ("space-no-page-size", "a page size of 0 is", {"page_size": 0}, errno.EINVAL),
-    ("space-no-pages", "0 pages are", {"pages": 0}, errno.ENOMEM),
-    ("space-too-large", "more pages than there are is", {"pages": 1 << 30}, errno.ENOMEM),
-    ("space-page-size-first", "0 pages of a bad size are", {"pages": 0, "page_size": 8192}, errno.EINVAL),
-    ("space-fixed-unaligned", "a fixed address off a page is", {"flags": 1, "at": VA_START + 100}, errno.ENOMEM),
-    ("space-fixed-below", "a fixed range below the user range is", {"flags": 1, "at": PAGE}, errno.ENOMEM),
-    ("space-fixed-above", "a fixed range in the driver's range is", {"flags": 1, "at": VA_END}, errno.ENOMEM),
-    ("space-fixed-over-end", "a fixed range over the end is", {"flags": 1, "at": VA_END - PAGE}, errno.ENOMEM),
-    ("space-fixed-empty", "0 pages at a fixed address are", {"flags": 1, "at": VA_START, "pages": 0}, errno.ENOMEM),
-]
+
+def fixed_space(at: int) -> Fields:
+    """What a fixed ALLOC_SPACE changes."""
+    return {"flags": k.NVGPU_AS_ALLOC_SPACE_FLAGS_FIXED_OFFSET, "o_a.offset": at}
 
 
-def _space_refused(fields: Fields, number: int) -> Callable[[Rig], None]:
-    return lambda rig: rig.refuses(number, rig.address_space(), SPACE, space_fields(**fields))
-
-
-for _name, _sentence, _fields, _number in SPACE_REFUSED:
-    rule("4.2", f"ALLOC_SPACE: {_sentence} {errno.errorcode[_number]}", name=_name)(_space_refused(_fields, _number))
+SPACES = Calls("4.2", SPACE, Rig.address_space, lambda rig: space_fields())
+SPACES.refuses("space-64k-pages", "pages of 64 KiB are", errno.EINVAL, page_size=65536)
+SPACES.refuses("space-no-page-size", "a page size of 0 is", errno.EINVAL, page_size=0)
+SPACES.refuses("space-no-pages", "0 pages are", errno.ENOMEM, pages=0)
+SPACES.refuses("space-too-large", "more pages than there are is", errno.ENOMEM, pages=1 << 30)
+SPACES.refuses("space-page-size-first", "0 pages of a bad size are", errno.EINVAL, pages=0, page_size=8192)
+SPACES.refuses("space-fixed-unaligned", "a fixed address off a page is", errno.ENOMEM, **fixed_space(VA_START + 100))
+SPACES.refuses("space-fixed-below", "a fixed range below the user range is", errno.ENOMEM, **fixed_space(PAGE))
+SPACES.refuses("space-fixed-above", "a fixed range in the driver's range is", errno.ENOMEM, **fixed_space(VA_END))
+SPACES.refuses("space-fixed-over-end", "a fixed range over the end is", errno.ENOMEM, **fixed_space(VA_END - PAGE))
+SPACES.refuses("space-fixed-empty", "0 pages at a fixed address are", errno.ENOMEM, pages=0, **fixed_space(VA_START))
+SPACES.accepts("space-flags", "unknown flags are ignored", flags=0xFFFFFFFC)
 
 
 @rule("4.2", "ALLOC_SPACE: a fixed range that is taken, by an area or by a buffer, is ENOMEM")
@@ -138,11 +128,6 @@ def space_align_ignored(rig: Rig) -> None:
     plain = rig.accepts(rig.address_space(), SPACE, space_fields()).o_a.offset
     for at in (12345, WINDOW, 64 * KIB):
         rig.equal("address", plain, rig.accepts(rig.address_space(), SPACE, space_fields(at=at)).o_a.offset)
-
-
-@rule("4.2", "ALLOC_SPACE: unknown flags are ignored")
-def space_flags(rig: Rig) -> None:
-    rig.accepts(rig.address_space(), SPACE, space_fields(flags=0xFFFFFFFC))
 
 
 @rule("4.2", "ALLOC_SPACE: a sparse area can be reserved, fixed or not")
@@ -206,37 +191,9 @@ def free_unmaps(rig: Rig) -> None:
 
 # ---- 4.3 MAP_BUFFER_EX ----------------------------------------------------------------------------------------------
 
+AREA = 16 * PAGE
 KNOWN_FLAGS = FIXED | CACHEABLE | 0x20 | 0x40 | 0x80 | 0x200 | 3 << ACCESS | 0x1000
-
-
-@rule("4.3", "MAP_BUFFER_EX: any unknown flag bit is EINVAL")
-def unknown_flags(rig: Rig) -> None:
-    vm, fd = rig.address_space(), rig.buffer().fd
-    for bit in range(32):
-        if not KNOWN_FLAGS >> bit & 1:
-            rig.refuses(errno.EINVAL, vm, MAP, map_fields(fd, flags=1 << bit))
-
-
-FLAGS = [
-    ("volatile", "no flag at all", VOLATILE),
-    ("cacheable", "CACHEABLE", CACHEABLE),
-    ("unmapped-pte", "UNMAPPED_PTE", k.NVGPU_AS_MAP_BUFFER_FLAGS_UNMAPPED_PTE),
-    ("l3-alloc", "L3_ALLOC", k.NVGPU_AS_MAP_BUFFER_FLAGS_L3_ALLOC),
-    ("system-coherent", "SYSTEM_COHERENT", k.NVGPU_AS_MAP_BUFFER_FLAGS_SYSTEM_COHERENT),
-    ("read-only", "read-only access", READ_ONLY),
-    ("read-write", "read-write access", READ_WRITE),
-]
-
-
-def _flag_accepted(flags: int) -> Callable[[Rig], None]:
-    def check(rig: Rig) -> None:
-        maps(rig, rig.address_space(), rig.buffer().fd, flags=flags)
-
-    return check
-
-
-for _name, _sentence, _flags in FLAGS:
-    rule("4.3", f"MAP_BUFFER_EX: maps with {_sentence}", name=_name)(_flag_accepted(_flags))
+UNKNOWN_FLAGS = tuple(1 << bit for bit in range(32) if not KNOWN_FLAGS >> bit & 1)
 
 
 @rule("4.3", "MAP_BUFFER_EX: MAPPABLE_COMPBITS is ignored: the mapping is the one without it")
@@ -247,108 +204,72 @@ def mappable_compbits(rig: Rig) -> None:
     rig.equal("address", va, maps(rig, vm, fd, flags=flags))
 
 
-AREA = 16 * PAGE
-Maker = Callable[[Rig], int]
-TWO_PAGES: Maker = lambda rig: rig.buffer(2 * PAGE).fd  # noqa: E731
-UNALLOCATED: Maker = lambda rig: rig.buffer(allocate=False).fd  # noqa: E731
-MAP_REFUSED: list[tuple[str, str, Maker, Fields, int]] = [
-    ("access-3", "access 3", TWO_PAGES, {"flags": 3 << ACCESS}, errno.EINVAL),
-    ("tegra-raw", "TEGRA_RAW", TWO_PAGES, {"flags": k.NVGPU_AS_MAP_BUFFER_FLAGS_TEGRA_RAW}, errno.EINVAL),
-    ("fd-closed", "an fd that is not open", lambda rig: NONEXISTENT, {}, errno.EBADF),
-    ("fd-no-dmabuf", "an fd that is no dmabuf", lambda rig: rig.ctrl, {}, errno.EINVAL),
-    ("offset-not-fixed", "an offset without FIXED_OFFSET", TWO_PAGES, {"offset": WINDOW}, errno.EINVAL),
-    ("part-not-fixed", "a buffer_offset without FIXED_OFFSET", TWO_PAGES, {"buffer_offset": PAGE}, errno.EINVAL),
-    ("size-not-fixed", "a mapping_size without FIXED_OFFSET", TWO_PAGES, {"mapping_size": PAGE}, errno.EINVAL),
-    (
-        "size-past-buffer",
-        "a mapping_size above the buffer's",
-        TWO_PAGES,
-        {"flags": FIXED, "offset": WINDOW, "mapping_size": 3 * PAGE},
-        errno.EINVAL,
-    ),
-    (
-        "part-past-buffer",
-        "a part that ends past the buffer",
-        TWO_PAGES,
-        {"flags": FIXED, "offset": WINDOW, "buffer_offset": PAGE, "mapping_size": 2 * PAGE},
-        errno.EINVAL,
-    ),
-    (
-        "part-wraps",
-        "a buffer_offset that wraps with the size",
-        TWO_PAGES,
-        {"flags": FIXED, "offset": WINDOW, "buffer_offset": (1 << 64) - PAGE, "mapping_size": 2 * PAGE},
-        errno.EINVAL,
-    ),
-    (
-        "part-without-size",
-        "a buffer_offset without mapping_size",
-        TWO_PAGES,
-        {"flags": FIXED, "offset": WINDOW, "buffer_offset": PAGE},
-        errno.EINVAL,
-    ),
-    ("not-allocated", "a buffer without memory", UNALLOCATED, {}, errno.ENOMEM),
-    ("no-kind", "no kind at all", TWO_PAGES, {"incompr_kind": -1}, (errno.EINVAL)),
-    ("no-area", "a fixed address in no area", TWO_PAGES, {"flags": FIXED, "offset": 1 << 28}, errno.EINVAL),
-    (
-        "before-area",
-        "a fixed map that begins before",
-        TWO_PAGES,
-        {"flags": FIXED, "offset": WINDOW - PAGE},
-        errno.EINVAL,
-    ),
-    (
-        "over-area",
-        "a fixed map over the end of its area",
-        TWO_PAGES,
-        {"flags": FIXED, "offset": WINDOW + AREA - PAGE},
-        errno.EINVAL,
-    ),
-    (
-        "fixed-unaligned",
-        "a fixed address off a page",
-        TWO_PAGES,
-        {"flags": FIXED, "offset": WINDOW + 100},
-        errno.EINVAL,
-    ),
-    (
-        "part-unaligned",
-        "a fixed part of a buffer off a page",
-        TWO_PAGES,
-        {"flags": FIXED, "offset": WINDOW, "buffer_offset": 16, "mapping_size": PAGE},
-        errno.ENOMEM,
-    ),
-    ("fd-first", "a bad fd with bad flags", lambda rig: NONEXISTENT, {"flags": 0x2000}, errno.EBADF),
-    ("flags-before-pin", "a buffer without memory with bad flags", UNALLOCATED, {"flags": 0x2000}, errno.EINVAL),
-    (
-        "pin-before-area",
-        "one without memory in no area",
-        UNALLOCATED,
-        {"flags": FIXED, "offset": 1 << 28},
-        errno.ENOMEM,
-    ),
-    (
-        "area-before-part",
-        "a part off a page in no area",
-        TWO_PAGES,
-        {"flags": FIXED, "offset": 1 << 28, "buffer_offset": 16, "mapping_size": PAGE},
-        errno.EINVAL,
-    ),
-]
+def unallocated(rig: Rig) -> int:
+    """A dmabuf without memory."""
+    return rig.buffer(allocate=False).fd
 
 
-def _map_refused(fd: Maker, fields: Fields, number: int) -> Callable[[Rig], None]:
-    def check(rig: Rig) -> None:
-        vm = rig.address_space()
-        rig.reserve(vm, AREA, WINDOW)
-        rig.refuses(number, vm, MAP, map_fields(fd(rig), **fields))
-
-    return check
+def with_area(rig: Rig) -> int:
+    """An address space with an area at the window."""
+    vm = rig.address_space()
+    rig.reserve(vm, AREA, WINDOW)
+    return vm
 
 
-for _name, _sentence, _maker, _fields, _number in MAP_REFUSED:
-    _code = errno.errorcode[_number]
-    rule("4.3", f"MAP_BUFFER_EX: {_sentence} is {_code}", name=_name)(_map_refused(_maker, _fields, _number))
+MAPS = Calls("4.3", MAP, with_area, lambda rig: map_fields(rig.buffer(2 * PAGE).fd))
+MAPS.accepts("volatile", "maps with no flag at all", flags=VOLATILE)
+MAPS.accepts("cacheable", "maps with CACHEABLE", flags=CACHEABLE)
+MAPS.accepts("unmapped-pte", "maps with UNMAPPED_PTE", flags=k.NVGPU_AS_MAP_BUFFER_FLAGS_UNMAPPED_PTE)
+MAPS.accepts("l3-alloc", "maps with L3_ALLOC", flags=k.NVGPU_AS_MAP_BUFFER_FLAGS_L3_ALLOC)
+MAPS.accepts("system-coherent", "maps with SYSTEM_COHERENT", flags=k.NVGPU_AS_MAP_BUFFER_FLAGS_SYSTEM_COHERENT)
+MAPS.accepts("read-only", "maps with read-only access", flags=READ_ONLY)
+MAPS.accepts("read-write", "maps with read-write access", flags=READ_WRITE)
+MAPS.refuses("unknown-flags", "any unknown flag bit is", errno.EINVAL, flags=UNKNOWN_FLAGS)
+MAPS.refuses("access-3", "access 3 is", errno.EINVAL, flags=3 << ACCESS)
+MAPS.refuses("tegra-raw", "TEGRA_RAW is", errno.EINVAL, flags=k.NVGPU_AS_MAP_BUFFER_FLAGS_TEGRA_RAW)
+MAPS.refuses("fd-closed", "an fd that is not open is", errno.EBADF, dmabuf_fd=NONEXISTENT)
+MAPS.refuses("fd-no-dmabuf", "an fd that is no dmabuf is", errno.EINVAL, dmabuf_fd=ctrl)
+MAPS.refuses("offset-not-fixed", "an offset without FIXED_OFFSET is", errno.EINVAL, offset=WINDOW)
+MAPS.refuses("part-not-fixed", "a buffer_offset without FIXED_OFFSET is", errno.EINVAL, buffer_offset=PAGE)
+MAPS.refuses("size-not-fixed", "a mapping_size without FIXED_OFFSET is", errno.EINVAL, mapping_size=PAGE)
+MAPS.refuses("not-allocated", "a buffer without memory is", errno.ENOMEM, dmabuf_fd=unallocated)
+MAPS.refuses("no-kind", "no kind at all is", errno.EINVAL, incompr_kind=-1)
+MAPS.refuses("fd-first", "a bad fd with bad flags is", errno.EBADF, dmabuf_fd=NONEXISTENT, flags=0x2000)
+MAPS.refuses(
+    "flags-before-pin", "a buffer without memory with bad flags is", errno.EINVAL, dmabuf_fd=unallocated, flags=0x2000
+)
+
+FIXED_MAPS = Calls("4.3", MAP, with_area, lambda rig: map_fields(rig.buffer(2 * PAGE).fd, flags=FIXED, offset=WINDOW))
+FIXED_MAPS.refuses("size-past-buffer", "a mapping_size above the buffer's is", errno.EINVAL, mapping_size=3 * PAGE)
+FIXED_MAPS.refuses(
+    "part-past-buffer", "a part that ends past the buffer is", errno.EINVAL, buffer_offset=PAGE, mapping_size=2 * PAGE
+)
+FIXED_MAPS.refuses(
+    "part-wraps",
+    "a buffer_offset that wraps with the size is",
+    errno.EINVAL,
+    buffer_offset=(1 << 64) - PAGE,
+    mapping_size=2 * PAGE,
+)
+FIXED_MAPS.refuses("part-without-size", "a buffer_offset without mapping_size is", errno.EINVAL, buffer_offset=PAGE)
+FIXED_MAPS.refuses("no-area", "a fixed address in no area is", errno.EINVAL, offset=1 << 28)
+FIXED_MAPS.refuses("before-area", "a fixed map that begins before is", errno.EINVAL, offset=WINDOW - PAGE)
+FIXED_MAPS.refuses("over-area", "a fixed map over the end of its area is", errno.EINVAL, offset=WINDOW + AREA - PAGE)
+FIXED_MAPS.refuses("fixed-unaligned", "a fixed address off a page is", errno.EINVAL, offset=WINDOW + 100)
+FIXED_MAPS.refuses(
+    "part-unaligned", "a fixed part of a buffer off a page is", errno.ENOMEM, buffer_offset=16, mapping_size=PAGE
+)
+FIXED_MAPS.refuses(
+    "pin-before-area", "one without memory in no area is", errno.ENOMEM, dmabuf_fd=unallocated, offset=1 << 28
+)
+FIXED_MAPS.refuses(
+    "area-before-part",
+    "a part off a page in no area is",
+    errno.EINVAL,
+    offset=1 << 28,
+    buffer_offset=16,
+    mapping_size=PAGE,
+)
 
 
 @rule("4.3", "MAP_BUFFER_EX: read-write access to a read-only dmabuf is EINVAL; by default it is mapped read-only")
@@ -622,11 +543,9 @@ def kernel_alignment(rig: Rig) -> None:
 # ---- 4.5 UNMAP_BUFFER -----------------------------------------------------------------------------------------------
 
 
-@rule("4.5", "UNMAP_BUFFER: an unknown address returns 0")
-def unmap_unknown(rig: Rig) -> None:
-    vm = rig.address_space()
-    for offset in (0, 0x123456, VA_END, 1 << 63):
-        rig.accepts(vm, "AS_UNMAP_BUFFER", offset=offset)
+Calls("4.5", "AS_UNMAP_BUFFER", Rig.address_space).accepts(
+    "unmap-unknown", "an unknown address returns 0", offset=(0, 0x123456, VA_END, 1 << 63)
+)
 
 
 @rule("4.5", "UNMAP_BUFFER: only the exact start unmaps")
@@ -695,9 +614,9 @@ def va_region_room(rig: Rig) -> None:
     rig.equal("what follows", bytes(24), room.read(24, 24))
 
 
-@rule("4.6", "GET_VA_REGIONS: a bad address is EFAULT")
-def va_region_bad_address(rig: Rig) -> None:
-    rig.refuses(errno.EFAULT, rig.address_space(), REGIONS, buf_addr=rig.bad_address(), buf_size=24)
+Calls("4.6", REGIONS, Rig.address_space).refuses(
+    "va-region-bad-address", "a bad address is", errno.EFAULT, buf_addr=Rig.bad_address, buf_size=24
+)
 
 
 BATCH = "AS_MAP_BUFFER_BATCH"
@@ -715,14 +634,9 @@ def batch(rig: Rig, unmaps: list[int], items: list[Fields]) -> tuple[Fields, Any
     return {"unmaps": room.address, "maps": room.address + maps_at} | counts, room
 
 
-@rule("4.6", "MAP_BUFFER_BATCH: more than 256 unmaps are EINVAL")
-def batch_unmaps(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.address_space(), BATCH, num_unmaps=257, unmaps=rig.bad_address())
-
-
-@rule("4.6", "MAP_BUFFER_BATCH: more than 256 maps are EINVAL")
-def batch_maps(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.address_space(), BATCH, num_maps=257, maps=rig.bad_address())
+BATCHES = Calls("4.6", BATCH, Rig.address_space)
+BATCHES.refuses("batch-unmaps", "more than 256 unmaps are", errno.EINVAL, num_unmaps=257, unmaps=Rig.bad_address)
+BATCHES.refuses("batch-maps", "more than 256 maps are", errno.EINVAL, num_maps=257, maps=Rig.bad_address)
 
 
 @rule("4.6", "MAP_BUFFER_BATCH: unmaps come first, then maps")
@@ -820,9 +734,14 @@ for _name, _sentence, _fields in MODIFY_REFUSED:
     rule("4.6", f"MAPPING_MODIFY: {_sentence} is EINVAL", name=_name)(_modify_refused(_fields))
 
 
-@rule("4.6", "MAPPING_MODIFY: an address where nothing is mapped is EINVAL")
-def modify_unknown(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.address_space(), MODIFY, compr_kind=-1, buffer_size=PAGE, map_address=WINDOW)
+Calls("4.6", MODIFY, Rig.address_space).refuses(
+    "modify-unknown",
+    "an address where nothing is mapped is",
+    errno.EINVAL,
+    compr_kind=-1,
+    buffer_size=PAGE,
+    map_address=WINDOW,
+)
 
 
 @rule("4.6", "MAPPING_MODIFY: changes the kind of all or part of a mapping")
@@ -905,9 +824,9 @@ def remap_not_sparse(rig: Rig) -> None:
     rig.refuses(errno.EINVAL, vm, REMAP, remap_fields(rig, [op(rig.buffer().fd)])[0])
 
 
-@rule("4.6", "REMAP: 0 operations return 0, whatever the address")
-def remap_nothing(rig: Rig) -> None:
-    rig.accepts(rig.address_space(), REMAP, ops=rig.bad_address(), num_ops=0)
+REMAPS = Calls("4.6", REMAP, sparse_space, lambda rig: {"ops": rig.bad_address()})
+REMAPS.accepts("remap-nothing", "0 operations return 0, whatever the address", Rig.address_space, num_ops=0)
+REMAPS.refuses("remap-bad-address", "operations that cannot be read are", errno.EFAULT, num_ops=1)
 
 
 @rule("4.6", "REMAP: buffers come behind pages of a sparse area and go again")
@@ -940,19 +859,13 @@ def remap_copies_back(rig: Rig) -> None:
     rig.equal("num_ops", 0, s.AsRemap.from_buffer_copy(done.data).num_ops)
 
 
-@rule("4.6", "REMAP: operations that cannot be read are EFAULT")
-def remap_bad_address(rig: Rig) -> None:
-    rig.refuses(errno.EFAULT, sparse_space(rig), REMAP, ops=rig.bad_address(), num_ops=1)
-
-
 @rule("4.6", "REMAP: a buffer without memory is ENOMEM")
 def remap_unallocated(rig: Rig) -> None:
     vm, buffer = sparse_space(rig), rig.buffer(allocate=False)
     rig.refuses(errno.ENOMEM, vm, REMAP, remap_fields(rig, [op(buffer.fd)])[0])
 
 
-COMPBITS = ("AS_GET_BUFFER_COMPBITS_INFO", "AS_MAP_BUFFER_COMPBITS")
-for _ioctl in COMPBITS:
-    rule("4.6", f"{_ioctl.removeprefix('AS_')} is ENOTTY", name=_ioctl.removeprefix("AS_").lower().replace("_", "-"))(
-        lambda rig, name=_ioctl: rig.refuses(errno.ENOTTY, rig.address_space(), name)  # type: ignore[misc]
+for _gone in ("GET_BUFFER_COMPBITS_INFO", "MAP_BUFFER_COMPBITS"):
+    Calls("4.6", f"AS_{_gone}", Rig.address_space, begins=f"{_gone} ").refuses(
+        _gone.lower().replace("_", "-"), "is", errno.ENOTTY
     )

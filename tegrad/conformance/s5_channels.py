@@ -8,13 +8,14 @@ import os
 import select
 from collections.abc import Mapping
 
+from tegrad.conformance.calls import Calls, bound, ctrl, nvmap, ready
 from tegrad.conformance.memory import PAGE
 from tegrad.conformance.process import Peer
 from tegrad.conformance.rig import SETUP_FLAGS, VA_END, Rig, RigChannel
 from tegrad.conformance.rule import rule
 from tegrad.conformance.waiter import Waiter
 from tegrad.uapi import constants as k
-from tegrad.uapi.structs import GpuCharacteristics, TsgSmErrorStateRecord
+from tegrad.uapi.structs import GpuCharacteristics
 
 NO_FD = 987654
 COMPUTE, COPY, GRAPHICS = 0xC7C0, 0xC7B5, 0xC797
@@ -45,6 +46,27 @@ def with_object(rig: Rig, class_num: int = COMPUTE) -> RigChannel:
     return made
 
 
+def group_with_object(rig: Rig) -> int:
+    """The TSG of a bound channel with an object."""
+    return with_object(rig).tsg
+
+
+def unallocated(rig: Rig) -> int:
+    """A dmabuf without memory."""
+    return rig.buffer(allocate=False).fd
+
+
+def larger(rig: Rig) -> int:
+    """A dmabuf of four pages."""
+    return rig.buffer(4 * PAGE).fd
+
+
+def no_fail_line(rig: Rig, mark: int) -> None:
+    """The rule: SETUP_BIND and its like have not printed their bare `fail`."""
+    lines = [line for line in rig.log_since(mark) if line.rstrip().endswith("fail")]
+    rig.equal("lines that end with `fail`", [], lines)
+
+
 def reset(rig: Rig, channel: RigChannel) -> None:
     """Kill a channel's TSG."""
     rig.call(channel.fd, "CHANNEL_FORCE_RESET")
@@ -59,9 +81,9 @@ def one_address_space_a_channel(rig: Rig) -> None:
     rig.refuses(errno.EINVAL, rig.address_space(), "AS_BIND_CHANNEL", channel_fd=fd)
 
 
-@rule("5.1", "ALLOC_OBJ_CTX does not need SETUP_BIND")
-def object_before_setup(rig: Rig) -> None:
-    rig.accepts(rig.bound_channel().fd, "CHANNEL_ALLOC_OBJ_CTX", class_num=COMPUTE)
+Calls("5.1", "CHANNEL_ALLOC_OBJ_CTX", bound, begins="ALLOC_OBJ_CTX ").accepts(
+    "object-before-setup", "does not need SETUP_BIND", class_num=COMPUTE
+)
 
 
 @rule("5.1", "one TSG serves a compute and a copy channel of one subcontext")
@@ -72,9 +94,9 @@ def compute_and_copy_in_one_tsg(rig: Rig) -> None:
         rig.accepts(made.fd, "CHANNEL_ALLOC_OBJ_CTX", class_num=class_num)
 
 
-@rule("5.1", "SET_ERROR_NOTIFIER needs nothing before it")
-def notifier_needs_nothing(rig: Rig) -> None:
-    rig.accepts(rig.open_channel(), "CHANNEL_SET_ERROR_NOTIFIER", offset=0, size=16, mem=rig.buffer().fd)
+Calls("5.1", "CHANNEL_SET_ERROR_NOTIFIER", Rig.open_channel, begins="SET_ERROR_NOTIFIER ").accepts(
+    "notifier-needs-nothing", "needs nothing before it", offset=0, size=16, mem=lambda rig: rig.buffer().fd
+)
 
 
 # ---- 5.2 TSG ioctls -------------------------------------------------------------------------------------------------
@@ -108,16 +130,17 @@ def subcontexts_64(rig: Rig) -> None:
     rig.refuses(errno.ENOSPC, tsg, "TSG_CREATE_SUBCONTEXT", type=ASYNC, as_fd=vm)
 
 
-@rule("5.2", "CREATE_SUBCONTEXT: another type is EINVAL")
-def subcontext_types(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.tsg(), "TSG_CREATE_SUBCONTEXT", type=2, as_fd=rig.address_space())
-
-
-@rule("5.2", "CREATE_SUBCONTEXT: an as_fd that is no address space is EINVAL")
-def subcontext_needs_address_space(rig: Rig) -> None:
-    tsg = rig.tsg()
-    for fd in (NO_FD, tsg, rig.buffer().fd):
-        rig.refuses(errno.EINVAL, tsg, "TSG_CREATE_SUBCONTEXT", type=ASYNC, as_fd=fd)
+SUBCONTEXT = Calls("5.2", "TSG_CREATE_SUBCONTEXT", Rig.tsg, lambda rig: {"type": ASYNC, "as_fd": rig.address_space()})
+SUBCONTEXT.refuses("subcontext-types", "another type is", errno.EINVAL, type=2)
+SUBCONTEXT.refuses(
+    "subcontext-needs-address-space",
+    "an as_fd that is no address space is",
+    errno.EINVAL,
+    as_fd=(NO_FD, Rig.tsg, lambda rig: rig.buffer().fd),
+)
+Calls("5.2", "TSG_DELETE_SUBCONTEXT", Rig.tsg).refuses(
+    "delete-veid-64", "a veid of 64 or more is", errno.EINVAL, veid=64
+)
 
 
 @rule("5.2", "DELETE_SUBCONTEXT: EINVAL while channels are bound to it")
@@ -126,21 +149,14 @@ def delete_used_subcontext(rig: Rig) -> None:
     rig.refuses(errno.EINVAL, made.tsg, "TSG_DELETE_SUBCONTEXT", veid=0)
 
 
-@rule("5.2", "DELETE_SUBCONTEXT: a veid of 64 or more is EINVAL")
-def delete_veid_64(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.tsg(), "TSG_DELETE_SUBCONTEXT", veid=64)
+BIND = Calls("5.2", "TSG_BIND_CHANNEL_EX", Rig.tsg, lambda rig: {"channel_fd": on_address_space(rig)})
+BIND.refuses("bind-needs-channel", "an fd that is no channel is", errno.EINVAL, channel_fd=(NO_FD, Rig.tsg))
+BIND.refuses("bind-veid-64", "a subcontext_id of 64 or more is", errno.EINVAL, subcontext_id=64)
 
 
-@rule("5.2", "BIND_CHANNEL_EX: an fd that is no channel is EINVAL")
-def bind_needs_channel(rig: Rig) -> None:
-    tsg = rig.tsg()
-    for fd in (NO_FD, tsg):
-        rig.refuses(errno.EINVAL, tsg, "TSG_BIND_CHANNEL_EX", channel_fd=fd)
-
-
-@rule("5.2", "BIND_CHANNEL_EX: a subcontext_id of 64 or more is EINVAL")
-def bind_veid_64(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.tsg(), "TSG_BIND_CHANNEL_EX", channel_fd=on_address_space(rig), subcontext_id=64)
+@rule("5.2", "BIND_CHANNEL_EX: a veid above 0 that was never created is EINVAL for a channel with an address space")
+def bind_unknown_veid(rig: Rig) -> None:
+    rig.refuses(errno.EINVAL, rig.tsg(), "TSG_BIND_CHANNEL_EX", channel_fd=on_address_space(rig), subcontext_id=3)
 
 
 @rule("5.2", "BIND_CHANNEL_EX: a channel of another address space than the subcontext's is EINVAL")
@@ -148,11 +164,6 @@ def bind_other_address_space(rig: Rig) -> None:
     tsg = rig.tsg()
     veid = subcontext(rig, tsg)
     rig.refuses(errno.EINVAL, tsg, "TSG_BIND_CHANNEL_EX", channel_fd=on_address_space(rig), subcontext_id=veid)
-
-
-@rule("5.2", "BIND_CHANNEL_EX: a veid above 0 that was never created is EINVAL for a channel with an address space")
-def bind_unknown_veid(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.tsg(), "TSG_BIND_CHANNEL_EX", channel_fd=on_address_space(rig), subcontext_id=3)
 
 
 @rule("5.2", "BIND_CHANNEL_EX: a channel that is in a TSG is EINVAL")
@@ -211,10 +222,9 @@ def failed_bind_leaves_veid(rig: Rig) -> None:
     rig.refuses(errno.EINVAL, tsg, "TSG_BIND_CHANNEL", {"value": fd})
 
 
-@rule("5.2", "UNBIND_CHANNEL: a channel that is not in this TSG is EINVAL")
-def unbind_stranger(rig: Rig) -> None:
-    made = rig.bound_channel()
-    rig.refuses(errno.EINVAL, rig.tsg(), "TSG_UNBIND_CHANNEL", {"value": made.fd})
+Calls("5.2", "TSG_UNBIND_CHANNEL", Rig.tsg).refuses(
+    "unbind-stranger", "a channel that is not in this TSG is", errno.EINVAL, value=bound
+)
 
 
 @rule("5.2", "UNBIND_CHANNEL makes the channel unserviceable")
@@ -273,16 +283,9 @@ def interleave_levels(rig: Rig) -> None:
     rig.refuses(errno.EINVAL, tsg, "TSG_SET_RUNLIST_INTERLEAVE", level=3)
 
 
-@rule("5.2", "EVENT_ID_CTRL: a command but enable is EINVAL")
-def event_command(rig: Rig) -> None:
-    tsg = rig.tsg()
-    for cmd in (0, 2):
-        rig.refuses(errno.EINVAL, tsg, "TSG_EVENT_ID_CTRL", cmd=cmd, event_id=2)
-
-
-@rule("5.2", "EVENT_ID_CTRL: an event id of 6 or more is EINVAL")
-def event_id(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.tsg(), "TSG_EVENT_ID_CTRL", cmd=1, event_id=6)
+EVENT = Calls("5.2", "TSG_EVENT_ID_CTRL", Rig.tsg)
+EVENT.refuses("event-command", "a command but enable is", errno.EINVAL, cmd=(0, 2), event_id=2)
+EVENT.refuses("event-id", "an event id of 6 or more is", errno.EINVAL, cmd=1, event_id=6)
 
 
 @rule("5.2", "EVENT_ID_CTRL gives a new fd each time, any number for an event")
@@ -303,75 +306,56 @@ def event_fd_is_quiet(rig: Rig) -> None:
 @rule("5.2", "READ_SINGLE_SM_ERROR_STATE: an SM that does not exist is EINVAL")
 def sm_out_of_range(rig: Rig) -> None:
     count = int(rig.call(rig.ctrl, "GPU_NUM_VSMS").num_vsms)
-    tsg = with_object(rig).tsg
+    tsg = group_with_object(rig)
     rig.refuses(errno.EINVAL, tsg, "TSG_READ_SINGLE_SM_ERROR_STATE", sm_id=count, record_mem=0, record_size=0)
     rig.accepts(tsg, "TSG_READ_SINGLE_SM_ERROR_STATE", sm_id=count - 1, record_mem=0, record_size=0)
 
 
-@rule("5.2", "READ_SINGLE_SM_ERROR_STATE copies 24 bytes at most, zero before any error")
-def sm_record_of_24_bytes(rig: Rig) -> None:
-    memory = rig.memory(64)
-    memory.write(b"\xaa" * 64)
-    tsg = with_object(rig).tsg
-    rig.accepts(tsg, "TSG_READ_SINGLE_SM_ERROR_STATE", sm_id=0, record_mem=memory.address, record_size=64)
-    size = ctypes.sizeof(TsgSmErrorStateRecord)
-    rig.equal("the record", bytes(size) + b"\xaa" * (64 - size), memory.read(0, 64))
+SM_RECORDS = (
+    ("sm-record-of-24-bytes", "copies 24 bytes at most, zero before any error", 64, 24),
+    ("sm-record-size", "copies no more than record_size", 8, 8),
+    ("sm-record-of-0-bytes", "of size 0 copies nothing", 0, 0),
+)
+"""(name, sentence, record_size, how many bytes are stored)"""
+
+for _name, _sentence, _size, _stored in SM_RECORDS:
+
+    @rule("5.2", f"READ_SINGLE_SM_ERROR_STATE {_sentence}", name=_name)
+    def sm_record(rig: Rig, size: int = _size, stored: int = _stored) -> None:
+        memory = rig.memory(64)
+        memory.write(b"\xaa" * 64)
+        fields = {"sm_id": 0, "record_mem": memory.address, "record_size": size}
+        rig.accepts(group_with_object(rig), "TSG_READ_SINGLE_SM_ERROR_STATE", fields)
+        rig.equal("the record", bytes(stored) + b"\xaa" * (64 - stored), memory.read(0, 64))
 
 
-@rule("5.2", "READ_SINGLE_SM_ERROR_STATE copies no more than record_size")
-def sm_record_size(rig: Rig) -> None:
-    memory = rig.memory(64)
-    memory.write(b"\xaa" * 64)
-    tsg = with_object(rig).tsg
-    rig.accepts(tsg, "TSG_READ_SINGLE_SM_ERROR_STATE", sm_id=0, record_mem=memory.address, record_size=8)
-    rig.equal("the record", bytes(8) + b"\xaa" * 8, memory.read(0, 16))
-
-
-@rule("5.2", "READ_SINGLE_SM_ERROR_STATE of size 0 copies nothing")
-def sm_record_of_0_bytes(rig: Rig) -> None:
-    memory = rig.memory(64)
-    memory.write(b"\xaa" * 64)
-    tsg = with_object(rig).tsg
-    rig.accepts(tsg, "TSG_READ_SINGLE_SM_ERROR_STATE", sm_id=0, record_mem=memory.address, record_size=0)
-    rig.equal("the record", b"\xaa" * 64, memory.read(0, 64))
-
-
-@rule("5.2", "READ_ALL_SM_ERROR_STATES is ENOTTY")
-def no_read_all(rig: Rig) -> None:
-    rig.refuses(errno.ENOTTY, rig.tsg(), "TSG_READ_ALL_SM_ERROR_STATES")
-
-
-@rule("5.2", "SET_L2_MAX_WAYS_EVICT_LAST: more ways than a set has is EINVAL")
-def l2_ways(rig: Rig) -> None:
-    tsg = with_object(rig).tsg
-    rig.refuses(errno.EINVAL, tsg, "TSG_SET_L2_MAX_WAYS_EVICT_LAST", max_ways=17)
+Calls("5.2", "TSG_READ_ALL_SM_ERROR_STATES", Rig.tsg, begins="READ_ALL_SM_ERROR_STATES ").refuses(
+    "no-read-all", "is", errno.ENOTTY
+)
+Calls("5.2", "TSG_SET_L2_MAX_WAYS_EVICT_LAST", group_with_object).refuses(
+    "l2-ways", "more ways than a set has is", errno.EINVAL, max_ways=17
+)
 
 
 @rule("5.2", "GET_L2_MAX_WAYS_EVICT_LAST tells what was set")
 def l2_ways_are_told(rig: Rig) -> None:
-    tsg = with_object(rig).tsg
+    tsg = group_with_object(rig)
     rig.accepts(tsg, "TSG_SET_L2_MAX_WAYS_EVICT_LAST", max_ways=5)
     rig.equal("ways", 5, int(rig.accepts(tsg, "TSG_GET_L2_MAX_WAYS_EVICT_LAST").max_ways))
 
 
 @rule("5.2", "SET_L2_SECTOR_PROMOTION: a flag but 1, 2 and 4 is EINVAL")
 def l2_sector_promotion(rig: Rig) -> None:
-    tsg = with_object(rig).tsg
+    tsg = group_with_object(rig)
     for flag in (0, 3, 8):
         rig.refuses(errno.EINVAL, tsg, "TSG_SET_L2_SECTOR_PROMOTION", promotion_flag=flag)
     for flag in (1, 2, 4):
         rig.accepts(tsg, "TSG_SET_L2_SECTOR_PROMOTION", promotion_flag=flag)
 
 
-@rule("5.2", "BIND_SCHEDULING_DOMAIN: reserved fields that are not 0 are EINVAL")
-def domain_reserved(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.tsg(), "TSG_BIND_SCHEDULING_DOMAIN", domain_fd=NO_FD, reserved0=1)
-
-
-@rule("5.2", "BIND_SCHEDULING_DOMAIN: an fd that is no domain is ENOENT")
-def domain_fd(rig: Rig) -> None:
-    for fd in (NO_FD, rig.ctrl):
-        rig.refuses(errno.ENOENT, rig.tsg(), "TSG_BIND_SCHEDULING_DOMAIN", domain_fd=fd)
+DOMAIN = Calls("5.2", "TSG_BIND_SCHEDULING_DOMAIN", Rig.tsg)
+DOMAIN.refuses("domain-reserved", "reserved fields that are not 0 are", errno.EINVAL, domain_fd=NO_FD, reserved0=1)
+DOMAIN.refuses("domain-fd", "an fd that is no domain is", errno.ENOENT, domain_fd=(NO_FD, ctrl))
 
 
 # ---- 5.2 share tokens ----------------------------------------------------------------------------------------------
@@ -522,18 +506,18 @@ def setup_one_entry(rig: Rig) -> None:
     rig.accepts(made.fd, "CHANNEL_SETUP_BIND", rig.rings(entries=2))
 
 
-@rule("5.3", "SETUP_BIND: entries that are no power of two are EINVAL")
-def setup_power_of_two(rig: Rig) -> None:
-    made = rig.bound_channel()
-    rig.refuses(errno.EINVAL, made.fd, "CHANNEL_SETUP_BIND", rig.rings(num_gpfifo_entries=384))
+SETUP = Calls("5.3", "CHANNEL_SETUP_BIND", bound, Rig.rings)
+SETUP.refuses("setup-power-of-two", "entries that are no power of two are", errno.EINVAL, num_gpfifo_entries=384)
+SETUP.refuses("setup-small-ring", "a ring larger than its buffer is", errno.EINVAL, num_gpfifo_entries=1024)
+SETUP.refuses("setup-once", "a second one is", errno.EEXIST, ready)
+SETUP.refuses("setup-needs-deterministic", "USERMODE without DETERMINISTIC is", errno.EINVAL, flags=USERMODE)
 
 
 @rule("5.3", "SETUP_BIND: more than 2^28 entries are EINVAL, by the entry checks, which print no line")
 def setup_too_many(rig: Rig) -> None:
     made, mark = rig.bound_channel(), rig.log_mark()
     rig.refuses(errno.EINVAL, made.fd, "CHANNEL_SETUP_BIND", rig.rings(num_gpfifo_entries=1 << 29))
-    lines = [line for line in rig.log_since(mark) if line.rstrip().endswith("fail")]
-    rig.equal("lines that end with `fail`", [], lines)
+    no_fail_line(rig, mark)
 
 
 @rule("5.3", "SETUP_BIND: a channel without address space is EINVAL")
@@ -551,11 +535,6 @@ def setup_needs_tsg(rig: Rig) -> None:
     rig.refuses(errno.EINVAL, fd, "CHANNEL_SETUP_BIND", rig.rings())
 
 
-@rule("5.3", "SETUP_BIND: a second one is EEXIST")
-def setup_once(rig: Rig) -> None:
-    rig.refuses(errno.EEXIST, rig.channel_ready().fd, "CHANNEL_SETUP_BIND", rig.rings())
-
-
 @rule("5.3", "SETUP_BIND: EEXIST comes before the checks of the buffers")
 def setup_once_first(rig: Rig) -> None:
     rig.refuses(errno.EEXIST, rig.channel_ready().fd, "CHANNEL_SETUP_BIND", rig.rings(gpfifo_dmabuf_fd=0))
@@ -566,11 +545,6 @@ def setup_needs_watchdog_off(rig: Rig) -> None:
     made = rig.bound_channel()
     rig.call(made.fd, "CHANNEL_WDT", wdt_status=k.NVGPU_IOCTL_CHANNEL_ENABLE_WDT)
     rig.refuses(errno.EINVAL, made.fd, "CHANNEL_SETUP_BIND", rig.rings())
-
-
-@rule("5.3", "SETUP_BIND: USERMODE without DETERMINISTIC is EINVAL")
-def setup_needs_deterministic(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.bound_channel().fd, "CHANNEL_SETUP_BIND", rig.rings(flags=USERMODE))
 
 
 for _field in ("gpfifo", "userd"):
@@ -584,29 +558,19 @@ for _field in ("gpfifo", "userd"):
 
         rig.child(with_fd_0).result()
 
-    @rule("5.3", f"SETUP_BIND: a {_field} offset is EINVAL", name=f"setup-{_field}-offset")
-    def setup_offset(rig: Rig, field: str = f"{_field}_dmabuf_offset") -> None:
-        fields = rig.rings(gpfifo_dmabuf_fd=rig.buffer(4 * PAGE).fd, userd_dmabuf_fd=rig.buffer(4 * PAGE).fd)
-        rig.refuses(errno.EINVAL, rig.bound_channel().fd, "CHANNEL_SETUP_BIND", fields | {field: PAGE})
-
-    @rule("5.3", f"SETUP_BIND: a {_field} fd that is not open is EBADF", name=f"setup-{_field}-not-open")
-    def setup_not_open(rig: Rig, field: str = f"{_field}_dmabuf_fd") -> None:
-        rig.refuses(errno.EBADF, rig.bound_channel().fd, "CHANNEL_SETUP_BIND", rig.rings(**{field: NO_FD}))
-
-    @rule("5.3", f"SETUP_BIND: a {_field} fd that is no dmabuf is EINVAL", name=f"setup-{_field}-no-dmabuf")
-    def setup_no_dmabuf(rig: Rig, field: str = f"{_field}_dmabuf_fd") -> None:
-        rig.refuses(errno.EINVAL, rig.bound_channel().fd, "CHANNEL_SETUP_BIND", rig.rings(**{field: rig.ctrl}))
-
-    @rule("5.3", f"SETUP_BIND: a {_field} buffer without memory is ENOMEM", name=f"setup-{_field}-no-memory")
-    def setup_no_memory(rig: Rig, field: str = f"{_field}_dmabuf_fd") -> None:
-        empty = rig.buffer(allocate=False)
-        rig.refuses(errno.ENOMEM, rig.bound_channel().fd, "CHANNEL_SETUP_BIND", rig.rings(**{field: empty.fd}))
-
-
-@rule("5.3", "SETUP_BIND: a ring larger than its buffer is EINVAL")
-def setup_small_ring(rig: Rig) -> None:
-    fields = rig.rings(num_gpfifo_entries=1024)
-    rig.refuses(errno.EINVAL, rig.bound_channel().fd, "CHANNEL_SETUP_BIND", fields)
+    _fd = f"{_field}_dmabuf_fd"
+    SETUP.refuses(f"setup-{_field}-not-open", f"a {_field} fd that is not open is", errno.EBADF, **{_fd: NO_FD})
+    SETUP.refuses(f"setup-{_field}-no-dmabuf", f"a {_field} fd that is no dmabuf is", errno.EINVAL, **{_fd: ctrl})
+    SETUP.refuses(
+        f"setup-{_field}-no-memory", f"a {_field} buffer without memory is", errno.ENOMEM, **{_fd: unallocated}
+    )
+    SETUP.refuses(
+        f"setup-{_field}-offset",
+        f"a {_field} offset is",
+        errno.EINVAL,
+        **{_fd: larger},
+        **{f"{_field}_dmabuf_offset": PAGE},
+    )
 
 
 @rule("5.3", "SETUP_BIND: a failed one leaves the channel reusable")
@@ -654,8 +618,7 @@ def setup_maps_the_ring(rig: Rig) -> None:
 def kernel_ring_entries(rig: Rig) -> None:
     made, mark = rig.bound_channel(), rig.log_mark()
     rig.refuses(errno.EINVAL, made.fd, "CHANNEL_SETUP_BIND", rig.rings(entries=2, flags=DETERMINISTIC))
-    lines = [line for line in rig.log_since(mark) if line.rstrip().endswith("fail")]
-    rig.equal("lines that end with `fail`", [], lines)
+    no_fail_line(rig, mark)
 
 
 @rule("5.7", "ALLOC_GPFIFO_EX: entries that are fewer than 4 or no power of two are EINVAL, and print no line")
@@ -663,8 +626,7 @@ def gpfifo_ex_entries(rig: Rig) -> None:
     made, mark = rig.bound_channel(), rig.log_mark()
     for entries in (0, 2, 6):
         rig.refuses(errno.EINVAL, made.fd, "CHANNEL_ALLOC_GPFIFO_EX", num_entries=entries)
-    lines = [line for line in rig.log_since(mark) if line.rstrip().endswith("fail")]
-    rig.equal("lines that end with `fail`", [], lines)
+    no_fail_line(rig, mark)
 
 
 @rule("5.7", "ALLOC_GPFIFO_EX with USERMODE is EINVAL: it has no buffers for it")
@@ -673,27 +635,18 @@ def gpfifo_ex_usermode(rig: Rig) -> None:
     rig.refuses(errno.EINVAL, rig.bound_channel().fd, "CHANNEL_ALLOC_GPFIFO_EX", fields)
 
 
-@rule("5.7", "ALLOC_GPFIFO_EX on a channel that has a ring is EEXIST")
-def gpfifo_ex_once(rig: Rig) -> None:
-    rig.refuses(errno.EEXIST, rig.channel_ready().fd, "CHANNEL_ALLOC_GPFIFO_EX", num_entries=512)
+Calls("5.7", "CHANNEL_ALLOC_GPFIFO_EX", ready, begins="ALLOC_GPFIFO_EX on ").refuses(
+    "gpfifo-ex-once", "a channel that has a ring is", errno.EEXIST, num_entries=512
+)
 
 
 # ---- 5.4 WDT -------------------------------------------------------------------------------------------------------
 
 
-@rule("5.4", "WDT: neither enable nor disable is EINVAL")
-def wdt_neither(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.open_channel(), "CHANNEL_WDT", wdt_status=4, timeout_ms=1000)
-
-
-@rule("5.4", "WDT: both enable and disable are EINVAL")
-def wdt_both(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.open_channel(), "CHANNEL_WDT", wdt_status=3)
-
-
-@rule("5.4", "WDT: other bits are ignored")
-def wdt_other_bits(rig: Rig) -> None:
-    rig.accepts(rig.open_channel(), "CHANNEL_WDT", wdt_status=1 | 4 | 8 | 0x100, timeout_ms=1000)
+WDT = Calls("5.4", "CHANNEL_WDT", Rig.open_channel)
+WDT.refuses("wdt-neither", "neither enable nor disable is", errno.EINVAL, wdt_status=4, timeout_ms=1000)
+WDT.refuses("wdt-both", "both enable and disable are", errno.EINVAL, wdt_status=3)
+WDT.accepts("wdt-other-bits", "other bits are ignored", wdt_status=1 | 4 | 8 | 0x100, timeout_ms=1000)
 
 
 @rule("5.4", "WDT: a deterministic channel takes only disable")
@@ -714,10 +667,9 @@ def wdt_default(rig: Rig) -> None:
 
 
 for _class in (COMPUTE, COPY, GRAPHICS, 0xC76F, 0xC637):
-
-    @rule("5.5", f"ALLOC_OBJ_CTX takes class {_class:#x}", name=f"class-{_class:x}")
-    def own_class(rig: Rig, class_num: int = _class) -> None:
-        rig.accepts(rig.bound_channel().fd, "CHANNEL_ALLOC_OBJ_CTX", class_num=class_num)
+    Calls("5.5", "CHANNEL_ALLOC_OBJ_CTX", bound, begins="ALLOC_OBJ_CTX ").accepts(
+        f"class-{_class:x}", f"takes class {_class:#x}", class_num=_class
+    )
 
 
 @rule("5.5", "ALLOC_OBJ_CTX takes classes of older chips")
@@ -726,11 +678,13 @@ def older_classes(rig: Rig) -> None:
         rig.accepts(rig.bound_channel().fd, "CHANNEL_ALLOC_OBJ_CTX", class_num=class_num)
 
 
-@rule("5.5", "ALLOC_OBJ_CTX: a class that the driver does not know is EINVAL")
-def unknown_class(rig: Rig) -> None:
-    made = rig.bound_channel()
-    for class_num in (0, 0xC6C0, 0xC56F, 0xCBC0):
-        rig.refuses(errno.EINVAL, made.fd, "CHANNEL_ALLOC_OBJ_CTX", class_num=class_num)
+GFXP, CILP = k.NVGPU_ALLOC_OBJ_FLAGS_GFXP, k.NVGPU_ALLOC_OBJ_FLAGS_CILP
+OBJECT = Calls("5.5", "CHANNEL_ALLOC_OBJ_CTX", bound, lambda rig: {"class_num": COMPUTE})
+OBJECT.refuses(
+    "unknown-class", "a class that the driver does not know is", errno.EINVAL, class_num=(0, 0xC6C0, 0xC56F, 0xCBC0)
+)
+OBJECT.refuses("object-needs-tsg", "a channel in no TSG is", errno.EINVAL, on_address_space)
+OBJECT.refuses("gfxp-and-cilp", "GFXP and CILP together are", errno.EINVAL, flags=GFXP | CILP)
 
 
 @rule("5.5", "ALLOC_OBJ_CTX: a channel without address space is EINVAL")
@@ -738,11 +692,6 @@ def object_needs_address_space(rig: Rig) -> None:
     fd = rig.open_channel()
     rig.call(rig.tsg(), "TSG_BIND_CHANNEL_EX", channel_fd=fd)
     rig.refuses(errno.EINVAL, fd, "CHANNEL_ALLOC_OBJ_CTX", class_num=COMPUTE)
-
-
-@rule("5.5", "ALLOC_OBJ_CTX: a channel in no TSG is EINVAL")
-def object_needs_tsg(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, on_address_space(rig), "CHANNEL_ALLOC_OBJ_CTX", class_num=COMPUTE)
 
 
 @rule("5.5", "ALLOC_OBJ_CTX: a graphics class off veid 0 is EINVAL")
@@ -757,12 +706,6 @@ def graphics_off_veid_0(rig: Rig) -> None:
 def object_id_is_not_written(rig: Rig) -> None:
     done = rig.accepts(rig.bound_channel().fd, "CHANNEL_ALLOC_OBJ_CTX", class_num=COMPUTE, obj_id=77)
     rig.equal("obj_id", 77, int(done.obj_id))
-
-
-@rule("5.5", "ALLOC_OBJ_CTX: GFXP and CILP together are EINVAL")
-def gfxp_and_cilp(rig: Rig) -> None:
-    flags = k.NVGPU_ALLOC_OBJ_FLAGS_GFXP | k.NVGPU_ALLOC_OBJ_FLAGS_CILP
-    rig.refuses(errno.EINVAL, rig.bound_channel().fd, "CHANNEL_ALLOC_OBJ_CTX", class_num=COMPUTE, flags=flags)
 
 
 @rule("5.5", "a channel takes more than one object")
@@ -780,9 +723,15 @@ def preemption(graphics: int, compute: int) -> dict[str, int]:
     return {"graphics_preempt_mode": graphics, "compute_preempt_mode": compute}
 
 
-@rule("5.6", "SET_PREEMPTION_MODE: a channel without object is EINVAL")
-def preemption_needs_object(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.bound_channel().fd, "CHANNEL_SET_PREEMPTION_MODE", preemption(0, 4))
+PREEMPTION = Calls("5.6", "CHANNEL_SET_PREEMPTION_MODE", lambda rig: with_object(rig).fd)
+PREEMPTION.refuses("preemption-needs-object", "a channel without object is", errno.EINVAL, bound, **preemption(0, 4))
+PREEMPTION.refuses("preemption-of-both", "GFXP with CILP is", errno.EINVAL, **preemption(2, 4))
+PREEMPTION.accepts(
+    "preemption-of-nothing", "nothing to change is fine", graphics_preempt_mode=(0, 1), compute_preempt_mode=(0, 1)
+)
+PREEMPTION.accepts(
+    "preemption-rises", "the compute mode rises from WFI over CTA to CILP", compute_preempt_mode=(2, 4, 4)
+)
 
 
 @rule("5.6", "SET_PREEMPTION_MODE: a channel that has left its TSG is EINVAL")
@@ -792,31 +741,12 @@ def preemption_needs_tsg(rig: Rig) -> None:
     rig.refuses(errno.EINVAL, made.fd, "CHANNEL_SET_PREEMPTION_MODE", preemption(0, 4))
 
 
-@rule("5.6", "SET_PREEMPTION_MODE: nothing to change is fine")
-def preemption_of_nothing(rig: Rig) -> None:
-    made = with_object(rig)
-    for graphics, compute in ((0, 0), (1, 1), (1, 0), (0, 1)):
-        rig.accepts(made.fd, "CHANNEL_SET_PREEMPTION_MODE", preemption(graphics, compute))
-
-
-@rule("5.6", "SET_PREEMPTION_MODE: the compute mode rises from WFI over CTA to CILP")
-def preemption_rises(rig: Rig) -> None:
-    made = with_object(rig)
-    for compute in (2, 4, 4):
-        rig.accepts(made.fd, "CHANNEL_SET_PREEMPTION_MODE", preemption(0, compute))
-
-
 @rule("5.6", "SET_PREEMPTION_MODE: a lower mode is EINVAL")
 def preemption_does_not_fall(rig: Rig) -> None:
     made = with_object(rig)
     rig.call(made.fd, "CHANNEL_SET_PREEMPTION_MODE", preemption(0, 4))
     for compute in (1, 2):
         rig.refuses(errno.EINVAL, made.fd, "CHANNEL_SET_PREEMPTION_MODE", preemption(0, compute))
-
-
-@rule("5.6", "SET_PREEMPTION_MODE: GFXP with CILP is EINVAL")
-def preemption_of_both(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, with_object(rig).fd, "CHANNEL_SET_PREEMPTION_MODE", preemption(2, 4))
 
 
 @rule("5.6", "SET_PREEMPTION_MODE: modes that do not exist are EINVAL")
@@ -829,16 +759,9 @@ def preemption_unknown(rig: Rig) -> None:
 # ---- 5.7 the rest ---------------------------------------------------------------------------------------------------
 
 
-@rule("5.7", "SET_ERROR_NOTIFIER: mem 0 is EINVAL")
-def notifier_mem_0(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.open_channel(), "CHANNEL_SET_ERROR_NOTIFIER", offset=0, size=16, mem=0)
-
-
-@rule("5.7", "SET_ERROR_NOTIFIER: a bad fd is EINVAL")
-def notifier_bad_fd(rig: Rig) -> None:
-    fd = rig.open_channel()
-    for mem in (NO_FD, rig.ctrl):
-        rig.refuses(errno.EINVAL, fd, "CHANNEL_SET_ERROR_NOTIFIER", offset=0, size=16, mem=mem)
+NOTIFIER = Calls("5.7", "CHANNEL_SET_ERROR_NOTIFIER", Rig.open_channel, lambda rig: {"offset": 0, "size": 16})
+NOTIFIER.refuses("notifier-mem-0", "mem 0 is", errno.EINVAL, mem=0)
+NOTIFIER.refuses("notifier-bad-fd", "a bad fd is", errno.EINVAL, mem=(NO_FD, ctrl))
 
 
 @rule("5.7", "SET_ERROR_NOTIFIER: a record that does not lie in the buffer is EINVAL")
@@ -903,19 +826,10 @@ def syncpoint_in_the_drivers_range(rig: Rig) -> None:
     rig.check(VA_END <= va < VA_END + (1 << 32), f"an address in [{VA_END:#x}, + 4 GiB)", hex(va))
 
 
-@rule("5.7", "SUBMIT_GPFIFO on a usermode channel is EINVAL")
-def submit_usermode(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.channel_ready().fd, "CHANNEL_SUBMIT_GPFIFO")
-
-
-@rule("5.7", "SUBMIT_GPFIFO on an unserviceable channel is ETIMEDOUT")
-def submit_unserviceable(rig: Rig) -> None:
-    rig.refuses(errno.ETIMEDOUT, rig.open_channel(), "CHANNEL_SUBMIT_GPFIFO")
-
-
-@rule("5.7", "SUBMIT_GPFIFO on a channel without a ring is ENOMEM")
-def submit_without_ring(rig: Rig) -> None:
-    rig.refuses(errno.ENOMEM, rig.bound_channel().fd, "CHANNEL_SUBMIT_GPFIFO")
+SUBMIT = Calls("5.7", "CHANNEL_SUBMIT_GPFIFO", ready, begins="SUBMIT_GPFIFO on ")
+SUBMIT.refuses("submit-usermode", "a usermode channel is", errno.EINVAL)
+SUBMIT.refuses("submit-unserviceable", "an unserviceable channel is", errno.ETIMEDOUT, Rig.open_channel)
+SUBMIT.refuses("submit-without-ring", "a channel without a ring is", errno.ENOMEM, bound)
 
 
 @rule("5.7", "GET_TIMEDOUT: 1 after the TSG was killed")
@@ -940,26 +854,21 @@ def semaphore(fd: int, *, offset: int = 0, payload: int = 0, timeout: int = 2000
     return {"type": kind, "timeout": timeout, "condition.semaphore.payload": payload} | where
 
 
-@rule("5.7", "WAIT on an unserviceable channel is ETIMEDOUT")
-def wait_unserviceable(rig: Rig) -> None:
-    rig.refuses(errno.ETIMEDOUT, rig.open_channel(), "CHANNEL_WAIT", semaphore(rig.buffer().fd))
-
-
-@rule("5.7", "WAIT: another type is EINVAL")
-def wait_type(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.channel_ready().fd, "CHANNEL_WAIT", semaphore(rig.buffer().fd, kind=2))
-
-
-@rule("5.7", "WAIT: a bad fd is EINVAL")
-def wait_bad_fd(rig: Rig) -> None:
-    made = rig.channel_ready()
-    for fd in (NO_FD, rig.ctrl):
-        rig.refuses(errno.EINVAL, made.fd, "CHANNEL_WAIT", semaphore(fd))
-
-
-@rule("5.7", "WAIT for a semaphore: an offset that is no multiple of 4 is EINVAL")
-def wait_odd_offset(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.channel_ready().fd, "CHANNEL_WAIT", semaphore(rig.buffer().fd, offset=2))
+WAIT = Calls("5.7", "CHANNEL_WAIT", ready, lambda rig: semaphore(rig.buffer().fd), begins="WAIT")
+WAIT_FD, WAIT_OFFSET = "condition.semaphore.dmabuf_fd", "condition.semaphore.offset"
+WAIT.refuses("wait-unserviceable", " on an unserviceable channel is", errno.ETIMEDOUT, Rig.open_channel)
+WAIT.refuses("wait-type", ": another type is", errno.EINVAL, type=2)
+WAIT.refuses("wait-bad-fd", ": a bad fd is", errno.EINVAL, **{WAIT_FD: (NO_FD, ctrl)})
+WAIT.refuses(
+    "wait-odd-offset", " for a semaphore: an offset that is no multiple of 4 is", errno.EINVAL, **{WAIT_OFFSET: 2}
+)
+WAIT.refuses(
+    "wait-notifier-outside",
+    " for a notifier: a record that does not lie in the buffer is",
+    errno.EINVAL,
+    type=k.NVGPU_WAIT_TYPE_NOTIFIER,
+    **{WAIT_OFFSET: PAGE - 15},
+)
 
 
 @rule("5.7", "WAIT for a semaphore: an offset outside the buffer is EINVAL")
@@ -1013,23 +922,14 @@ def wait_for_notifier_times_out(rig: Rig) -> None:
     rig.refuses(errno.EINTR, made.fd, "CHANNEL_WAIT", semaphore(buffer.fd, kind=0, timeout=30))
 
 
-@rule("5.7", "WAIT for a notifier: a record that does not lie in the buffer is EINVAL")
-def wait_notifier_outside(rig: Rig) -> None:
-    rig.refuses(
-        errno.EINVAL, rig.channel_ready().fd, "CHANNEL_WAIT", semaphore(rig.buffer().fd, offset=PAGE - 15, kind=0)
-    )
-
-
 for _name in ("ENABLE", "DISABLE", "PREEMPT"):
-
-    @rule("5.7", f"{_name} of a channel returns 0", name=f"channel-{_name.lower()}")
-    def channel_control(rig: Rig, name: str = f"CHANNEL_{_name}") -> None:
-        rig.accepts(rig.channel_ready().fd, name)
-
-
-@rule("5.7", "PREEMPT of a channel in no TSG is EINVAL")
-def preempt_needs_tsg(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.open_channel(), "CHANNEL_PREEMPT")
+    Calls("5.7", f"CHANNEL_{_name}", ready, begins=f"{_name} ").accepts(
+        f"channel-{_name.lower()}", "of a channel returns 0"
+    )
+for _name in ("PREEMPT", "ZCULL_BIND"):
+    Calls("5.7", f"CHANNEL_{_name}", Rig.open_channel, begins=f"{_name} ").refuses(
+        f"{_name.split('_')[0].lower()}-needs-tsg", "of a channel in no TSG is", errno.EINVAL
+    )
 
 
 @rule("5.7", "FORCE_RESET kills the TSG: notifier code 43 for every channel that registered one")
@@ -1058,19 +958,12 @@ def no_boosted_context(rig: Rig) -> None:
     rig.refuses(errno.EINVAL, with_object(rig).fd, "CHANNEL_SET_BOOSTED_CTX", boost=1)
 
 
-@rule("5.7", "SET_NVMAP_FD is accepted and does nothing")
-def set_nvmap_fd(rig: Rig) -> None:
-    for fd in (NO_FD, rig.nvmap):
-        rig.accepts(rig.open_channel(), "CHANNEL_SET_NVMAP_FD", fd=fd)
+Calls("5.7", "CHANNEL_SET_NVMAP_FD", Rig.open_channel, begins="SET_NVMAP_FD ").accepts(
+    "set-nvmap-fd", "is accepted and does nothing", fd=(NO_FD, nvmap)
+)
 
 
 for _name in ("EVENT_ID_CTRL", "SET_RUNLIST_INTERLEAVE"):
-
-    @rule("5.7", f"CHANNEL_{_name} is ENOTTY", name=f"no-channel-{_name.lower().replace('_', '-')}")
-    def gone(rig: Rig, name: str = f"CHANNEL_{_name}") -> None:
-        rig.refuses(errno.ENOTTY, rig.channel_ready().fd, name)
-
-
-@rule("5.7", "ZCULL_BIND of a channel in no TSG is EINVAL")
-def zcull_needs_tsg(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, rig.open_channel(), "CHANNEL_ZCULL_BIND", gpu_va=0, mode=0)
+    Calls("5.7", f"CHANNEL_{_name}", ready, begins=f"CHANNEL_{_name} ").refuses(
+        f"no-channel-{_name.lower().replace('_', '-')}", "is", errno.ENOTTY
+    )

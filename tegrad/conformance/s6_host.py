@@ -111,48 +111,43 @@ def methods(method: int, data: Sequence[int]) -> tuple[int, ...]:
 # ---- 6.1 GPFIFO entries ----------------------------------------------------------------------------------------------
 
 
-@rule("6.1", "an entry's segment is fetched and executed")
-def entry_runs(rig: Rig) -> None:
-    client = Client(rig)
-    client.submit(client.stores(7))
-    client.reaches(7)
+TAKEN: tuple[tuple[str, str, Callable[[int], tuple[int, ...]]], ...] = (
+    ("entry-runs", "an entry's segment is fetched and executed", lambda entry: (entry,)),
+    ("nop-entry", "an entry of length 0 with opcode 0 does nothing", lambda entry: (0, entry)),
+    ("opcode-2", "an entry of length 0 with opcode 2 (GP CRC) is taken", lambda entry: (2 << 32, entry)),
+    ("opcode-3", "an entry of length 0 with opcode 3 (PB CRC) is taken", lambda entry: (3 << 32, entry)),
+    ("sync-entry", "an entry with the sync bit is executed", lambda entry: (entry | SYNC,)),
+    ("subroutine-entry", "an entry with the subroutine bit is executed", lambda entry: (entry | SUBROUTINE,)),
+    ("conditional-entry", "an entry with the conditional bit is executed", lambda entry: (entry | CONDITIONAL,)),
+)
+"""(name, sentence, the entries that are submitted, with one in them that stores a word: it does)"""
 
+for _name, _sentence, _entries in TAKEN:
 
-@rule("6.1", "an entry of length 0 with opcode 0 does nothing")
-def nop_entry(rig: Rig) -> None:
-    client = Client(rig)
-    client.submit(0, client.stores(7))
-    client.reaches(7)
-
-
-for _opcode, _name in ((2, "GP CRC"), (3, "PB CRC")):
-
-    @rule("6.1", f"an entry of length 0 with opcode {_opcode} ({_name}) is taken", name=f"opcode-{_opcode}")
-    def crc_entry(rig: Rig, opcode: int = _opcode) -> None:
+    @rule("6.1", _sentence, name=_name)
+    def taken(rig: Rig, entries: Callable[[int], tuple[int, ...]] = _entries) -> None:
         client = Client(rig)
-        client.submit(opcode << 32, client.stores(7))
+        client.submit(*entries(client.stores(7)))
         client.reaches(7)
 
 
-@rule("6.1", "an entry of length 0 with opcode 1 is illegal: GPENTRY, which the driver only logs", hazardous=True)
-def illegal_opcode(rig: Rig) -> None:
-    client = Client(rig)
-    client.hangs("gpentry", lambda: client.submit(1 << 32))
+ILLEGAL = (
+    ("illegal-opcode", "an entry of length 0 with opcode 1 is illegal: GPENTRY, which the driver only logs", 1 << 32),
+    ("unknown-opcode", "an entry of length 0 with an opcode above 3 is illegal: GPENTRY, only logged", 9 << 32),
+    (
+        "entry-at-the-limit",
+        "a segment may not reach 2^40: GPENTRY, which the driver only logs",
+        gp_entry(VA_LIMIT - 4, 1),
+    ),
+)
+"""(name, sentence, the entry)"""
 
+for _name, _sentence, _entry in ILLEGAL:
 
-@rule("6.1", "an entry of length 0 with an opcode above 3 is illegal: GPENTRY, only logged", hazardous=True)
-def unknown_opcode(rig: Rig) -> None:
-    client = Client(rig)
-    client.hangs("gpentry", lambda: client.submit(9 << 32))
-
-
-for _flag, _name in ((SYNC, "sync"), (SUBROUTINE, "subroutine"), (CONDITIONAL, "conditional")):
-
-    @rule("6.1", f"an entry with the {_name} bit is executed", name=f"{_name}-entry")
-    def entry_flag(rig: Rig, flag: int = _flag) -> None:
+    @rule("6.1", _sentence, name=_name, hazardous=True)
+    def illegal(rig: Rig, entry: int = _entry) -> None:
         client = Client(rig)
-        client.submit(client.stores(7) | flag)
-        client.reaches(7)
+        client.hangs("gpentry", lambda: client.submit(entry))
 
 
 @rule("6.1", "an entry's length counts words: what follows is not executed")
@@ -173,12 +168,6 @@ def long_entry(rig: Rig) -> None:
     client.stores(7)
     client.submit(begin & ((1 << 42) - 1) | (8000 + 6) << 42)
     client.reaches(7)
-
-
-@rule("6.1", "a segment may not reach 2^40: GPENTRY, which the driver only logs", hazardous=True)
-def entry_at_the_limit(rig: Rig) -> None:
-    client = Client(rig)
-    client.hangs("gpentry", lambda: client.submit(gp_entry(VA_LIMIT - 4, 1)))
 
 
 @rule("6.1", "a pushbuffer that is not mapped is an MMU fault: notifier 31", hazardous=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import select
-from collections.abc import Callable
 from typing import Any
 
+from tegrad.conformance.calls import Calls
 from tegrad.conformance.rig import FENCE, Rig, RigChannel
 from tegrad.conformance.rule import rule
 from tegrad.uapi import structs as s
@@ -73,9 +73,9 @@ def fence_wakes(rig: Rig) -> None:
     rig.check(readable(fd, rig.patience), "POLLIN", "nothing in time")
 
 
-@rule("8", "CREATE_FENCE: a syncpoint that does not exist is EINVAL")
-def fence_unknown(rig: Rig) -> None:
-    rig.refuses(errno.EINVAL, node(rig), "HOST1X_CREATE_FENCE", id=NO_SYNCPOINT, threshold=0)
+Calls("8", "HOST1X_CREATE_FENCE", node).refuses(
+    "fence-unknown", "a syncpoint that does not exist is", errno.EINVAL, id=NO_SYNCPOINT, threshold=0
+)
 
 
 @rule("8", "CREATE_FENCE: the reserved word must be 0")
@@ -131,18 +131,9 @@ def extract_signalled(rig: Rig) -> None:
     rig.equal("threshold", found.syncpoint_max, room.u32(4))
 
 
-NOT_FENCES: list[tuple[str, str, Callable[[Rig], int]]] = [
-    ("extract-closed", "an fd that is not open", lambda rig: 987654),
-    ("extract-no-fence", "an fd that is no fence", lambda rig: rig.tsg()),
-]
-
-
-def _extract_refused(made: Callable[[Rig], int]) -> Callable[[Rig], None]:
-    return lambda rig: rig.refuses(errno.EINVAL, node(rig), "HOST1X_FENCE_EXTRACT", fence_fd=made(rig), num_fences=0)
-
-
-for _name, _sentence, _made in NOT_FENCES:
-    rule("8", f"FENCE_EXTRACT: {_sentence} is EINVAL", name=_name)(_extract_refused(_made))
+EXTRACT = Calls("8", "HOST1X_FENCE_EXTRACT", node, lambda rig: {"num_fences": 0})
+EXTRACT.refuses("extract-closed", "an fd that is not open is", errno.EINVAL, fence_fd=987654)
+EXTRACT.refuses("extract-no-fence", "an fd that is no fence is", errno.EINVAL, fence_fd=Rig.tsg)
 
 
 @rule("8", "FENCE_EXTRACT: a bad address is EFAULT")

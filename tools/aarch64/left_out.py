@@ -9,7 +9,6 @@ LEFT_OUT: list[tuple[str, str]] = [
         "qemu-user answers an ioctl that it does not know with ENOSYS; the kernel never sees it",
     ),
     (r"tests/conformance/test_(rules|mutants)\.py::.*\[2\.5/mapping-is-not-inherited", NO_DONTFORK),
-    (r"tests/orin/driver/test_driver_lifetime\.py::test_a_mapping_is_not_inherited_by_fork", NO_DONTFORK),
     (r"tests/uapi/test_strace\.py::", "strace needs ptrace, which qemu-user does not have"),
 ]
 """A pattern of a test's id, and why such a test is left out. First match counts."""

@@ -1,16 +1,15 @@
-"""The ctrl fd: characteristics, topology, clocks, registers, and what requests it knows."""
+"""The ctrl fd: topology, clocks and registers as this board has them, and what requests it knows."""
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
 import errno
-import mmap
 import select
 import time
 
 import pytest
-from driver_user import CTRL, VA_END, VA_START, User, refused
+from driver_user import CTRL, User, refused
 
 from tegrad.hw.chips import CHIPS
 from tegrad.uapi import constants as k
@@ -41,60 +40,14 @@ def test_characteristics_are_the_chips(user: User) -> None:
     assert found.max_gpfifo_entries == 1 << 28
 
 
-def test_each_ctrl_fd_has_its_own_instance_id(user: User) -> None:
-    other = user.open(CTRL)
-    assert _characteristics(user).device_instance_id != _characteristics(user, other).device_instance_id
-
-
-def test_characteristics_copy_what_fits_and_tell_the_size(user: User) -> None:
-    room = (ctypes.c_uint8 * 8)()
-    arg = s.GpuGetCharacteristics(6, ctypes.addressof(room))
-    user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_GET_CHARACTERISTICS, arg)
-    assert bytes(room) == bytes([0x70, 1, 0, 0, 0xB, 0, 0, 0])
-    assert arg.gpu_characteristics_buf_size == 328
-    arg = s.GpuGetCharacteristics(0, 0)
-    assert user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_GET_CHARACTERISTICS, arg) == 0
-    assert arg.gpu_characteristics_buf_size == 328
-
-
-def test_characteristics_to_a_bad_pointer_return_the_leftover(user: User) -> None:
-    arg = s.GpuGetCharacteristics(328, 8)
-    assert user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_GET_CHARACTERISTICS, arg) == 328
-    arg = s.GpuGetCharacteristics(100, 8)
-    assert user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_GET_CHARACTERISTICS, arg) == 100
-    assert arg.gpu_characteristics_buf_size == 100
-
-
 # ---- decoding ------------------------------------------------------------------------------------------------------
 
-C = io.NVGPU_GPU_IOCTL_GET_CHARACTERISTICS.request
-N = io.NVMAP_IOC_CREATE.request
-WRONG_REQUESTS = [
-    ("ctrl: wrong magic", "ctrl", C ^ ord("G") << 8 ^ ord("Z") << 8, errno.EINVAL),
-    ("ctrl: number 0", "ctrl", C & ~0xFF, errno.EINVAL),
-    ("ctrl: number past the last", "ctrl", C & ~0xFF | 45, errno.EINVAL),
-    ("ctrl: argument too large", "ctrl", C & ~(0x3FFF << 16) | 265 << 16, errno.EINVAL),
-    ("ctrl: right number, wrong size", "ctrl", C & ~(0x3FFF << 16) | 8 << 16, errno.ENOTTY),
-    ("ctrl: right number, wrong direction", "ctrl", C & ~(3 << 30) | 1 << 30, errno.ENOTTY),
-    ("ctrl: a number nobody has", "ctrl", C & ~0xFF | 13, errno.ENOTTY),
-    ("nvmap: wrong magic", "nvmap", N ^ ord("N") << 8 ^ ord("G") << 8, errno.ENOTTY),
-    ("nvmap: number past the last", "nvmap", N & ~0xFF | 108, errno.ENOTTY),
-    ("nvmap: right number, wrong size", "nvmap", N & ~(0x3FFF << 16) | 4 << 16, errno.ENOTTY),
-    ("nvmap: not supported", "nvmap", io.NVMAP_IOC_GET_ID.request, errno.ENOTTY),
-]
 
-
-@pytest.mark.parametrize(
-    ("kind", "request_", "number"), [r[1:] for r in WRONG_REQUESTS], ids=[r[0] for r in WRONG_REQUESTS]
-)
-def test_requests_are_matched_in_full(user: User, kind: str, request_: int, number: int) -> None:
-    row, fd = {
-        "ctrl": (io.NVGPU_GPU_IOCTL_GET_CHARACTERISTICS, user.ctrl),
-        "nvmap": (io.NVMAP_IOC_CREATE, user.nvmap),
-    }[kind]
-    assert row.struct is not None
-    with refused(number):
-        user.kernel.ioctl(fd, dataclasses.replace(row, request=request_), row.struct())
+def test_a_number_nobody_has_is_enotty(user: User) -> None:
+    row = io.NVGPU_GPU_IOCTL_GET_CHARACTERISTICS
+    with refused(errno.ENOTTY):
+        unknown = dataclasses.replace(row, request=row.request & ~0xFF | 13)
+        user.kernel.ioctl(user.ctrl, unknown, s.GpuGetCharacteristics())
 
 
 @pytest.mark.parametrize("row", [r for r in io.ROWS if r.fd_kind in ("tsg", "channel", "as")], ids=lambda r: r.name)
@@ -112,13 +65,6 @@ def test_an_ioctl_on_something_else_is_enotty(user: User) -> None:
         user.kernel.ioctl(987654, io.NVGPU_GPU_IOCTL_NUM_VSMS, s.GpuNumVsms())
 
 
-def test_the_block_is_not_copied_back_on_failure(user: User) -> None:
-    arg = s.GpuOpenTsg(tsg_fd=77, flags=0, share_token=1)
-    with refused(errno.EINVAL):
-        user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_OPEN_TSG, arg)
-    assert (arg.tsg_fd, arg.share_token) == (77, 1)
-
-
 # ---- opening -------------------------------------------------------------------------------------------------------
 
 
@@ -131,38 +77,6 @@ def test_nodes(user: User) -> None:
     with refused(errno.EINVAL):
         user.open("/dev/nvgpu/igpu0/as")
     assert not user.kernel.exists("/dev/nvidia0")
-
-
-ALLOC_AS_REFUSED = [
-    ("big pages", {"big_page_size": 65536}, errno.EINVAL),
-    ("no start", {"va_range_start": 0}, errno.EINVAL),
-    ("no end", {"va_range_end": 0}, errno.EINVAL),
-    ("start not a multiple of 2 MiB", {"va_range_start": VA_START + 4096}, errno.EINVAL),
-    ("end not a multiple of 2 MiB", {"va_range_end": VA_END + MIB}, errno.EINVAL),
-    ("empty", {"va_range_start": VA_END}, errno.EINVAL),
-    ("split", {"va_range_split": 1 << 30}, errno.EINVAL),
-    ("kernel range past the page tables", {"va_range_end": 1 << 49}, errno.ENOMEM),
-    ("split before the page tables", {"va_range_end": 1 << 49, "va_range_split": 1}, errno.EINVAL),
-]
-
-
-@pytest.mark.parametrize(("fields", "number"), [r[1:] for r in ALLOC_AS_REFUSED], ids=[r[0] for r in ALLOC_AS_REFUSED])
-def test_alloc_as_refuses(user: User, fields: dict[str, int], number: int) -> None:
-    arg = s.AllocAs(**{"va_range_start": VA_START, "va_range_end": VA_END} | fields)
-    with refused(number):
-        user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_ALLOC_AS, arg)
-
-
-def test_alloc_as_ignores_unknown_flags(user: User) -> None:
-    arg = s.AllocAs(va_range_start=VA_START, va_range_end=VA_END, flags=0xFFFF)
-    user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_ALLOC_AS, arg)
-    user.keep(arg.as_fd)
-
-
-def test_open_tsg_refuses_sharing_it_has_no_token_for(user: User) -> None:
-    for fields in ({"flags": 1}, {"share_token": 5}, {"source_device_instance_id": 5}):
-        with refused(errno.EINVAL):
-            user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_OPEN_TSG, s.GpuOpenTsg(**fields))
 
 
 @pytest.mark.parametrize("runlist", [1, 7, -2])
@@ -236,48 +150,9 @@ def test_gpu_time_runs(user: User) -> None:
     assert first % 32 == 0
 
 
-@pytest.mark.parametrize(
-    ("count", "source", "good"),
-    [(1, 1, True), (16, 2, True), (0, 1, True), (17, 1, False), (1, 3, False), (1, 0, False)],
-)
-def test_cpu_time_correlation(user: User, count: int, source: int, good: bool) -> None:
-    arg = s.GpuGetCpuTimeCorrelationInfo(count=count, source_id=source)
-    if good:
-        user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_GET_CPU_TIME_CORRELATION_INFO, arg)
-        assert all(arg.samples[i].gpu_timestamp for i in range(count))
-    else:
-        with refused(errno.EINVAL):
-            user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_GET_CPU_TIME_CORRELATION_INFO, arg)
-
-
-@pytest.mark.parametrize(
-    ("l2", "invalidate", "fb", "good"),
-    [(1, 0, 0, True), (0, 0, 1, True), (1, 1, 0, True), (0, 0, 0, False), (0, 1, 1, False)],
-)
-def test_flush_l2(user: User, l2: int, invalidate: int, fb: int, good: bool) -> None:
-    arg = s.GpuL2Fb(l2_flush=l2, l2_invalidate=invalidate, fb_flush=fb)
-    if good:
-        assert user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_FLUSH_L2, arg) == 0
-    else:
-        with refused(errno.EINVAL):
-            user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_FLUSH_L2, arg)
-
-
-NO_SENSOR = [
-    io.NVGPU_GPU_IOCTL_GET_VOLTAGE,
-    io.NVGPU_GPU_IOCTL_GET_CURRENT,
-    io.NVGPU_GPU_IOCTL_GET_POWER,
-    io.NVGPU_GPU_IOCTL_GET_TEMPERATURE,
-    io.NVGPU_GPU_IOCTL_GET_EVENT_FD,
-    io.NVGPU_GPU_IOCTL_SET_THERM_ALERT_LIMIT,
-]
-
-
-@pytest.mark.parametrize("row", NO_SENSOR, ids=lambda r: r.name)
-def test_what_orin_has_no_sensor_for(user: User, row: io.Ioctl) -> None:
-    assert row.struct is not None
-    with refused(errno.EINVAL):
-        user.kernel.ioctl(user.ctrl, row, row.struct())
+def test_cpu_time_correlation_of_no_sample(user: User) -> None:
+    arg = s.GpuGetCpuTimeCorrelationInfo(count=0, source_id=1)
+    user.kernel.ioctl(user.ctrl, io.NVGPU_GPU_IOCTL_GET_CPU_TIME_CORRELATION_INFO, arg)
 
 
 # ---- clocks --------------------------------------------------------------------------------------------------------
@@ -322,29 +197,6 @@ def test_a_clock_request_holds_while_its_completion_fd_is_open(user: User) -> No
     assert _clock(user) == most == 1_300_000_000
 
 
-CLOCK_REFUSED = [
-    (io.NVGPU_GPU_IOCTL_CLK_SET_INFO, s.GpuClkSetInfo(flags=1, num_entries=1)),
-    (io.NVGPU_GPU_IOCTL_CLK_SET_INFO, s.GpuClkSetInfo(num_entries=0)),
-    (io.NVGPU_GPU_IOCTL_CLK_SET_INFO, s.GpuClkSetInfo(num_entries=2)),
-    (io.NVGPU_GPU_IOCTL_CLK_GET_RANGE, s.GpuClkRange(flags=2)),
-    (io.NVGPU_GPU_IOCTL_CLK_GET_INFO, s.GpuClkGetInfo(clk_type=4, num_entries=1)),
-    (io.NVGPU_GPU_IOCTL_CLK_GET_VF_POINTS, s.GpuClkVfPoints(flags=1, clk_domain=1)),
-]
-
-
-@pytest.mark.parametrize(("row", "arg"), CLOCK_REFUSED, ids=lambda x: getattr(x, "name", ""))
-def test_clock_calls_refuse(user: User, row: io.Ioctl, arg: ctypes.Structure) -> None:
-    with refused(errno.EINVAL):
-        user.kernel.ioctl(user.ctrl, row, arg)
-
-
-def test_a_bad_pointer_to_clock_entries_is_efault(user: User) -> None:
-    with refused(errno.EFAULT):
-        user.kernel.ioctl(
-            user.ctrl, io.NVGPU_GPU_IOCTL_CLK_SET_INFO, s.GpuClkSetInfo(num_entries=1, clk_info_entries=8)
-        )
-
-
 # ---- the usermode registers ----------------------------------------------------------------------------------------
 
 
@@ -359,13 +211,9 @@ def test_one_register_mapping_per_ctrl_fd(user: User) -> None:
     user.kernel.doorbell(user.ctrl).close()
 
 
-def test_register_mapping_sizes(user: User) -> None:
-    for size in (0x20000, 0):
-        with refused(errno.EINVAL):
-            user.kernel.doorbell(user.ctrl, size)
-    user.kernel.doorbell(user.ctrl, 0x1000).close()
+def test_a_register_mapping_of_nothing_is_einval(user: User) -> None:
     with refused(errno.EINVAL):
-        user.kernel.mmap(user.ctrl, 0x10000, mmap.PROT_READ, mmap.MAP_SHARED, offset=4096)
+        user.kernel.doorbell(user.ctrl, 0)
 
 
 def test_only_a_ctrl_fd_has_registers(user: User) -> None:
@@ -384,14 +232,6 @@ def test_registers(user: User) -> None:
     doorbell.close()
     with pytest.raises(ValueError, match="closed"):
         doorbell.store32(0x90, 0)
-
-
-def test_the_register_mapping_keeps_its_ctrl_file(user: User) -> None:
-    fd = user.open(CTRL)
-    doorbell = user.kernel.doorbell(fd)
-    user.close(fd)
-    doorbell.store32(0x90, 0)
-    doorbell.close()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from driver_user import FENCE, NVMAP, SPEC, Channel, User, refused
 
 from tegrad.hw.faults import NotifierCode, read_notifier
 from tegrad.orin.client import BoardKernel, board_log, board_status
-from tegrad.uapi import constants as k
 from tegrad.uapi import ioctls as io
 from tegrad.uapi import structs as s
 
@@ -52,27 +51,6 @@ def test_every_channel_of_the_group_that_registered_one_gets_the_notifier(user: 
     assert bytes(memory[other.token][:16]) == bytes(16)
 
 
-def test_the_first_error_stays_until_the_notifier_is_registered_again(user: User) -> None:
-    channel = user.channel()
-    buffer = user.notifier(channel)
-    memory = user.mapped(buffer)
-    raise_fault(user, channel)
-    user.kernel.ioctl(channel.fd, io.NVGPU_IOCTL_CHANNEL_FORCE_RESET)
-    assert read_notifier(bytes(memory)[:16]).info32 == NotifierCode.FIFO_ERROR_MMU_ERR_FLT
-    arg = s.SetErrorNotifier(offset=0, size=16, mem=buffer.fd)
-    user.kernel.ioctl(channel.fd, io.NVGPU_IOCTL_CHANNEL_SET_ERROR_NOTIFIER, arg)
-    user.kernel.ioctl(channel.fd, io.NVGPU_IOCTL_CHANNEL_FORCE_RESET)
-    assert read_notifier(bytes(memory)[:16]).info32 == NotifierCode.RESETCHANNEL_VERIF_ERROR
-
-
-def test_force_reset_kills_the_group(user: User) -> None:
-    channel = user.channel()
-    memory = user.mapped(user.notifier(channel))
-    user.kernel.ioctl(channel.fd, io.NVGPU_IOCTL_CHANNEL_FORCE_RESET)
-    assert read_notifier(bytes(memory)[:16]).info32 == NotifierCode.RESETCHANNEL_VERIF_ERROR
-    assert user.timed_out(channel)
-
-
 def test_an_mmu_fault_in_the_log(user: User) -> None:
     channel = user.channel()
     user.notifier(channel)
@@ -98,39 +76,6 @@ def test_an_sm_exception_is_logged_and_can_be_read(user: User) -> None:
     arg = s.TsgReadSingleSmErrorState(sm_id=2, record_mem=ctypes.addressof(record), record_size=24)
     user.kernel.ioctl(channel.tsg, io.NVGPU_TSG_IOCTL_READ_SINGLE_SM_ERROR_STATE, arg)
     assert (record.global_esr, record.warp_esr, record.warp_esr_pc) == (4, 0x10010, 0x2000)
-
-
-def test_after_a_fault_the_rest_of_the_driver_works(user: User) -> None:
-    channel = user.channel()
-    raise_fault(user, channel)
-    doorbell = user.kernel.doorbell(user.ctrl)
-    doorbell.store32(0x90, channel.token)
-    doorbell.close()
-    with refused(errno.ETIMEDOUT):
-        user.kernel.ioctl(channel.fd, io.NVGPU_IOCTL_CHANNEL_SUBMIT_GPFIFO, s.SubmitGpfifo())
-    assert user.map(channel.vm, user.buffer().fd)
-    user.close(channel.fd)
-    assert not user.timed_out(user.channel(vm=channel.vm, tsg=channel.tsg))
-
-
-def test_a_waiter_is_woken_by_the_fault_with_success(user: User) -> None:
-    import threading
-
-    channel, buffer = user.channel(), user.buffer()
-    result: list[int] = []
-
-    def sleep() -> None:
-        arg = s.Wait(type=k.NVGPU_WAIT_TYPE_SEMAPHORE, timeout=0)
-        arg.condition.semaphore.dmabuf_fd = buffer.fd
-        arg.condition.semaphore.payload = 1
-        result.append(user.kernel.ioctl(channel.fd, io.NVGPU_IOCTL_CHANNEL_WAIT, arg))
-
-    thread = threading.Thread(target=sleep, daemon=True)
-    thread.start()
-    time.sleep(0.05)
-    raise_fault(user, channel)
-    thread.join(5)
-    assert result == [0]
 
 
 def test_a_lost_gpu_process_is_a_reset(user: User) -> None:
@@ -233,25 +178,6 @@ def test_a_fence_is_readable_when_the_syncpoint_gets_there(
     doorbell.store32(SYNCPT, number)
     assert _readable(fence, 5)
     doorbell.close()
-
-
-def test_a_poll_fd_is_armed_later(user: User, syncpoint: tuple[Channel, s.GetUserSyncpoint]) -> None:
-    node = user.open(FENCE)
-    arg = s.Host1xCreatePollfd()
-    user.kernel.ioctl(node, io.HOST1X_IOCTL_CREATE_POLLFD, arg)
-    fd = user.keep(arg.fd)
-    assert not _readable(fd)
-    trigger = s.Host1xTriggerPollfd(fd=fd, id=syncpoint[1].syncpoint_id, threshold=syncpoint[1].syncpoint_max)
-    user.kernel.ioctl(node, io.HOST1X_IOCTL_TRIGGER_POLLFD, trigger)
-    assert _readable(fd, 5)
-    with refused(errno.EINVAL):
-        user.kernel.ioctl(node, io.HOST1X_IOCTL_TRIGGER_POLLFD, s.Host1xTriggerPollfd(fd=node, id=1, threshold=1))
-
-
-def test_a_fault_lets_every_fence_of_the_channel_go(user: User, syncpoint: tuple[Channel, s.GetUserSyncpoint]) -> None:
-    fence = _fence(user, syncpoint[1].syncpoint_id, syncpoint[1].syncpoint_max + 1000)
-    raise_fault(user, syncpoint[0])
-    assert _readable(fence, 5)
 
 
 def test_a_fence_needs_a_syncpoint_that_exists(user: User) -> None:

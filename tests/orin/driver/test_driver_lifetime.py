@@ -201,25 +201,6 @@ def test_many_threads_call_at_once(user: User) -> None:
     assert counts()["nvmap_handles"] == before["nvmap_handles"]
 
 
-def test_an_fd_passed_to_another_process_is_the_same_buffer_under_another_handle(user: User) -> None:
-    buffer = user.buffer()
-    user.mapped(buffer)[7] = 42
-    here, there = socket.socketpair()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        with contextlib.suppress(BaseException):
-            _, fds, _, _ = socket.recv_fds(there, 16, 1)
-            other = User(BoardKernel(SPEC))
-            arg = s.CreateHandle(fd=fds[0])
-            other.kernel.ioctl(other.nvmap, io.NVMAP_IOC_FROM_FD, arg)
-            copy = type(buffer)(arg.handle, fds[0], 4096)
-            status = 0 if arg.handle != buffer.handle and other.mapped(copy)[7] == 42 else 2
-        os._exit(status)
-    socket.send_fds(here, [b"x"], [buffer.fd])
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
 def test_a_forked_child_is_its_own_client_and_harms_nobody(user: User) -> None:
     buffer = user.buffer()
     memory = user.mapped(buffer)
@@ -244,19 +225,6 @@ def test_a_forked_child_is_its_own_client_and_harms_nobody(user: User) -> None:
     doorbell.store32(0x90, 0)
     doorbell.close()
     assert user.create(4096)
-
-
-def test_a_mapping_is_not_inherited_by_fork(user: User) -> None:
-    memory = user.mapped(user.buffer())
-    memory[0] = 1
-    pid = os.fork()
-    if pid == 0:
-        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
-        import faulthandler
-
-        faulthandler.disable()
-        os._exit(memory[0])
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGSEGV
 
 
 def _child(code: str, *arguments: str) -> subprocess.Popen[str]:
