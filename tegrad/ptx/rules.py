@@ -1,25 +1,23 @@
 """How instruction tables are written.
 
 A pure instruction is a `OpRule`: the types of its result and sources, and a function that writes the LLVM IR for values
-of
-those types, scalar or vector alike. Everything else (memory, warp, matrix) is a handler that uses the emitter directly.
+of those types, scalar or vector alike. Everything else (memory, warp, matrix) is a handler.
 """
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tegrad.ptx.errors import PtxError
 from tegrad.ptx.ir import Fn, V
 from tegrad.ptx.syntax import Ins, Source
 from tegrad.ptx.types import TYPES, Ty
 
-if TYPE_CHECKING:
-    from tegrad.ptx.emitter import Emitter
-
 Signature = Callable[[Ins], tuple[Ty, tuple[Ty, ...]]]
 Apply = Callable[..., V]
-Handler = Callable[["Emitter", Ins], None]
+E = TypeVar("E", contravariant=True)
+Handler = Callable[[E, Ins], None]
+"""Writes one instruction; `E` is what it needs of the emitter (`lowering`)."""
 
 PRED, U32 = TYPES["pred"], TYPES["u32"]
 
