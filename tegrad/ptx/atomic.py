@@ -12,7 +12,7 @@ from tegrad.ptx.lanes import each_lane
 from tegrad.ptx.layout import LANES, Access, Frame
 from tegrad.ptx.lowering import Lowering
 from tegrad.ptx.memory import address, space_of
-from tegrad.ptx.rules import Handler, mod, require
+from tegrad.ptx.rules import Handler, mod, nothing, require
 from tegrad.ptx.syntax import Ins, Vec
 from tegrad.ptx.types import TYPES, Ty
 
@@ -164,10 +164,6 @@ def fence(e: Lowering, ins: Ins) -> None:
 def nanosleep(e: Lowering, ins: Ins) -> None:
     """Give way to other warps at the next back edge."""
     e.f.store(e.f.const("i32", 0), e.frame, Frame.BUDGET)
-
-
-def nothing(e: Lowering, ins: Ins) -> None:
-    """Hints to the scheduler of real hardware."""
 
 
 HANDLERS: dict[str, Handler[Lowering]] = {

@@ -7,7 +7,7 @@ from tegrad.ptx.analysis import BAR_RESULT, Block
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import Access, Frame, Slot, Status, fault_info
 from tegrad.ptx.lowering import Lowering
-from tegrad.ptx.rules import PRED, U32, Handler, mod
+from tegrad.ptx.rules import PRED, U32, Handler, mod, nothing
 from tegrad.ptx.syntax import Imm, Ins, Operand
 
 
@@ -145,10 +145,6 @@ def trap(e: Lowering, ins: Ins) -> None:
     f.call_void("tgx_fault", e.frame, f.const("i64", 0), lane, info, f.const("i32", e.pc))
     f.br(go)
     f.label(go)
-
-
-def nothing(e: Lowering, ins: Ins) -> None:
-    """No effect on results."""
 
 
 HANDLERS: dict[str, Handler[EndsBlock]] = {

@@ -7,7 +7,7 @@ from tegrad.ptx.access import helper_name
 from tegrad.ptx.ir import V
 from tegrad.ptx.layout import LANES, Launch
 from tegrad.ptx.lowering import Lowering
-from tegrad.ptx.rules import PRED, Handler, mod
+from tegrad.ptx.rules import PRED, Handler, mod, nothing
 from tegrad.ptx.syntax import Addr, Imm, Ins, Operand, Reg, Sym, Variable, Vec
 from tegrad.ptx.types import EL_BITS, TYPES, Ty
 from tegrad.ptx.view import helper_name as view_helper
@@ -203,10 +203,6 @@ def isspacep(e: Accesses, ins: Ins) -> None:
 def createpolicy(e: Lowering, ins: Ins) -> None:
     """A cache policy; caches are not modelled, so that it is any value."""
     e.write(ins.operands[0], e.f.const("i64", 0), U64, ins)
-
-
-def nothing(e: Lowering, ins: Ins) -> None:
-    """Prefetches and cache hints."""
 
 
 HANDLERS: dict[str, Handler[Accesses]] = {

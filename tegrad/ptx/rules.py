@@ -39,6 +39,10 @@ def wide(ty: Ty) -> Ty:
     return TYPES[f"{ty.kind}{ty.bits * 2}"]
 
 
+def nothing(e: object, ins: Ins) -> None:
+    """The handler of what has no effect on results: prefetches, hints to caches and the scheduler, marks for tools."""
+
+
 def unsupported(ins: Ins) -> str:
     return f"line {ins.line}: instruction {ins.op} is not supported by the PTX engine"
 
@@ -57,5 +61,5 @@ def mod(ins: Ins, *names: str) -> bool:
     return any(n in ins.mods for n in names)
 
 
-__all__ = ["PRED", "U32", "Apply", "Fn", "Handler", "OpRule", "Signature", "mod", "require", "same",
+__all__ = ["PRED", "U32", "Apply", "Fn", "Handler", "OpRule", "Signature", "mod", "nothing", "require", "same",
            "unsupported", "wide"]  # fmt: skip
