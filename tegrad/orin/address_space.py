@@ -12,17 +12,15 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tegrad.orin.buddy import BuddyAllocator
-from tegrad.orin.files import Errno, File, Process, WaitQueue, needed, require
+from tegrad.orin.buffers import PAGE, Buffer, round_up
+from tegrad.orin.keeper import Keeper
 from tegrad.orin.link import GpuError
-from tegrad.orin.nvmap import PAGE, Buffer, round_up
 from tegrad.orin.page_table import EMPTY, SPARSE, Entry, entry
+from tegrad.orin.steps import Errno, WaitQueue, needed, require
 from tegrad.uapi import constants as k
-
-if TYPE_CHECKING:
-    from tegrad.orin.driver import Driver
 
 PDE_ALIGN = 1 << 21  # bounds of an address space are multiples of this
 KERNEL_SIZE = 1 << 32  # the driver's own range after the user range
@@ -106,10 +104,34 @@ class Area:
         return self.start + self.size
 
 
+class Shim(Protocol):
+    """The memory from which the GPU reads all syncpoints: `size` bytes, of which each has `stride`."""
+
+    @property
+    def fd(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def stride(self) -> int: ...
+
+
+class KeepsSpaces(Keeper, Protocol):
+    """Who keeps address spaces."""
+
+    vms: dict[int, AddressSpace]
+
+    @property
+    def syncpoints(self) -> Shim: ...
+
+    def new_vm_id(self) -> int: ...
+
+
 class AddressSpace:
     """A GPU address space: two allocators and the mappings. It lives as long as its AS fd or a channel on it."""
 
-    def __init__(self, driver: Driver, start: int, end: int) -> None:
+    def __init__(self, driver: KeepsSpaces, start: int, end: int) -> None:
         self.driver, self.start, self.end = driver, start, end
         self.id = driver.new_vm_id()
         self.holders = 1
@@ -421,26 +443,3 @@ class AddressSpace:
         elif mapping.backed:
             self._replace_sparse(mapping.va, mapping.end)
             self.driver.tell_gpu("unmap", self.id, mapping.va, mapping.size)
-
-
-class AsFile(File):
-    """An address-space fd. Its VM outlives it while channels are bound."""
-
-    kind = "as"
-
-    def __init__(self, driver: Driver, process: Process, vm: AddressSpace) -> None:
-        super().__init__(driver, process)
-        self.vm = vm
-
-    def release(self) -> None:
-        """Drop the VM."""
-        self.vm.drop()
-
-
-def alloc_as(driver: Driver, big_page_size: int, start: int, end: int, split: int) -> AddressSpace:
-    """The checks of ALLOC_AS, in order, and the VM."""
-    require(big_page_size == 0)
-    require(start and start % PDE_ALIGN == 0 and end and end % PDE_ALIGN == 0 and start < end)
-    require(split == 0)
-    require(end + KERNEL_SIZE <= 1 << PAGE_TABLE_BITS, errno.ENOMEM)
-    return AddressSpace(driver, start, end)

@@ -11,25 +11,12 @@ import time
 from collections.abc import Generator
 from typing import Any
 
-from tegrad.orin.address_space import ACCESS_MASK, ACCESS_SHIFT, FD_NOT_WRITABLE, AddressSpace, AsFile
-from tegrad.orin.channel import ChannelFile
-from tegrad.orin.files import (
-    Call,
-    Errno,
-    File,
-    Foreign,
-    GetFile,
-    Request,
-    Steps,
-    Table,
-    Until,
-    copy_in,
-    copy_out,
-    require,
-    signed,
-)
-from tegrad.orin.nvmap import PAGE, Buffer
-from tegrad.orin.remap import remap
+from tegrad.orin.address_space import ACCESS_MASK, ACCESS_SHIFT, FD_NOT_WRITABLE, AddressSpace
+from tegrad.orin.as_file import AsFile
+from tegrad.orin.buffers import PAGE, Buffer
+from tegrad.orin.channel_calls import ChannelFile
+from tegrad.orin.files import Call, File, Foreign, Table
+from tegrad.orin.steps import Errno, GetFile, Request, Steps, Until, copy_in, copy_out, require, signed
 from tegrad.orin.topology import BATCH_LIMIT
 from tegrad.uapi import constants as k
 from tegrad.uapi import ioctls as io
@@ -186,5 +173,4 @@ HANDLERS: Table = {
     io.NVGPU_AS_IOCTL_MAP_BUFFER_BATCH.request: map_buffer_batch,
     io.NVGPU_AS_IOCTL_GET_SYNC_RO_MAP.request: get_sync_ro_map,
     io.NVGPU_AS_IOCTL_MAPPING_MODIFY.request: mapping_modify,
-    io.NVGPU_AS_IOCTL_REMAP.request: remap,
 }

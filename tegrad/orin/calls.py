@@ -9,30 +9,15 @@ import socket
 import time
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tegrad.orin import wire
-from tegrad.orin.files import (
-    Call,
-    CloseFd,
-    CopyIn,
-    CopyOut,
-    Errno,
-    File,
-    FindVma,
-    GetFile,
-    Request,
-    Steps,
-    Until,
-    Vma,
-    block,
-    writes_caller,
-)
-from tegrad.orin.nvmap import Buffer, read_only
+from tegrad.orin.buffers import Buffer
+from tegrad.orin.files import Call, File, block, writes_caller
+from tegrad.orin.nvmap import read_only
+from tegrad.orin.sockets import Sockets, deliver
+from tegrad.orin.steps import CloseFd, CopyIn, CopyOut, Errno, FindVma, GetFile, Request, Steps, Until, Vma
 from tegrad.orin.wire import Message, Op
-
-if TYPE_CHECKING:
-    from tegrad.orin.server import Server
 
 
 @dataclass(slots=True)
@@ -49,10 +34,10 @@ class Pending:
 
 
 class Calls:
-    """The calls whose handlers wait, for the server that owns the sockets."""
+    """The calls whose handlers wait, for the clients of a board."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, sockets: Sockets) -> None:
+        self._sockets = sockets
         self._by_fd: dict[int, Pending] = {}  # by fd of the reply socket
         self._sleeping: list[Pending] = []
 
@@ -71,15 +56,15 @@ class Calls:
 
     def begin(self, file: File, message: Message, reply: socket.socket) -> None:
         """Carry out one ioctl as far as it goes; takes the message's fds and the reply socket over."""
-        driver, held = self._server.driver, list[Buffer]()
+        driver, held = self._sockets.driver, list[Buffer]()
         try:
-            found = [None if fd is None else self._server.resolve(fd, held) for fd in message.fds]
+            found = [None if fd is None else self._sockets.resolve(fd, held) for fd in message.fds]
             unwritable = [fd is not None and read_only(fd) for fd in message.fds]
             message.close_fds()
             row = driver.row(file, message.code, len(message.payload))
         except Errno as refusal:
             with reply:
-                self._server.reply(reply, Message(Op.DONE, refusal.number))
+                deliver(reply, Message(Op.DONE, refusal.number))
             for buffer in held:
                 buffer.drop()
             return
@@ -134,7 +119,7 @@ class Calls:
         if isinstance(wait, GetFile):
             fd = message.fds[0] if message.fds else None
             wait.unwritable = fd is not None and read_only(fd)
-            return None if fd is None else self._server.resolve(fd, pending.held)
+            return None if fd is None else self._sockets.resolve(fd, pending.held)
         if isinstance(wait, FindVma):
             return Vma(**json.loads(message.payload)) if message.payload else None
         return None
@@ -157,14 +142,14 @@ class Calls:
         pending.waiting = wait
         if pending.reply.fileno() not in self._by_fd:
             self._by_fd[pending.reply.fileno()] = pending
-            self._server.watch(pending.reply)
+            self._sockets.watch(pending.reply)
         if isinstance(wait, Until):
             pending.deadline = wait.deadline
             self._sleeping.append(pending)
             if wait.queue is not None:
                 wait.queue.waiters.append(lambda: self._resume(pending, True))
         else:
-            self._server.reply(pending.reply, _question(wait))
+            deliver(pending.reply, _question(wait))
 
     def _resume(self, pending: Pending, value: bool) -> None:
         """A timer or a wake-up: only for a call that still sleeps."""
@@ -175,16 +160,16 @@ class Calls:
     def _broken(self, pending: Pending, bug: Exception) -> None:
         """A handler failed in a way that no driver does: say so, and keep serving the others."""
         for line in traceback.format_exception(bug):
-            self._server.driver.log.board(f"{pending.call.row.name}: {line.rstrip()}")
+            self._sockets.driver.state.log.board(f"{pending.call.row.name}: {line.rstrip()}")
         self._finish(pending, errno.EIO)
 
     def _finish(self, pending: Pending, code: int, value: int = 0) -> None:
         """Answer the call and let go of what it held."""
-        call, file, server = pending.call, pending.file, self._server
+        call, file, sockets = pending.call, pending.file, self._sockets
         if pending in self._sleeping:
             self._sleeping.remove(pending)
         if self._by_fd.pop(pending.reply.fileno(), None) is not None:
-            server.unwatch(pending.reply)
+            sockets.unwatch(pending.reply)
         ends: list[socket.socket] = []
         answer = Message(Op.DONE, code, value)
         if code:
@@ -197,19 +182,19 @@ class Calls:
             answer.fds = [self._new_fd(call.new[name], ends) for name in call.row.fds_out if name in call.new]
             answer.payload = _copied_back(call, value)
         with pending.reply:
-            server.reply(pending.reply, answer)
+            deliver(pending.reply, answer)
         for end in ends:
             end.close()
         for buffer in pending.held:
             buffer.drop()
         file.calls -= 1
-        server.put(file)
+        sockets.put(file)
 
     def _new_fd(self, made: File | int, ends: list[socket.socket]) -> int:
         """The fd to send for what a handler installed; a file's is kept in `ends` until it is sent."""
         if isinstance(made, int):
             return made
-        ends.append(self._server.give(made))
+        ends.append(self._sockets.give(made))
         return ends[-1].fileno()
 
 

@@ -1,59 +1,26 @@
-"""The GPC clock: what it can be, who asked for what, and the ctrl fd's clock calls.
+"""The ctrl fd's clock calls, and the completion fd that CLK_SET_INFO makes.
 
-A ctrl fd is a session with a target; a request of CLK_SET_INFO sets it and holds the clock while its completion fd is
-open. The arbiter takes the highest target. Source: L4T r36.4.3 nvgpu, os/linux/ioctl_clk_arb.c and ioctl_ctrl.c,
-common/clk_arb/clk_arb_gp10b.c.
+Source: L4T r36.4.3 nvgpu, os/linux/ioctl_clk_arb.c and ioctl_ctrl.c.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tegrad.hw.chips import Chip
-from tegrad.orin.files import Call, File, Process, Steps, copy_in, copy_out, require
+from tegrad.orin.arbiter import MHZ, clock_points
+from tegrad.orin.ctrl import CtrlFile
+from tegrad.orin.files import Call, File, Table
+from tegrad.orin.state import DriverState
+from tegrad.orin.steps import Process, Steps, copy_in, copy_out, require
 from tegrad.uapi import constants as k
+from tegrad.uapi import ioctls as io
 from tegrad.uapi import structs as s
 
-if TYPE_CHECKING:
-    from tegrad.orin.ctrl import CtrlFile
-    from tegrad.orin.driver import Driver
-
-MHZ = 1_000_000
-IDLE_MHZ, STEP_MHZ = 306, 102
-MAX_FREQ_POINTS = 15
 MAX_TARGET_MHZ = 0xFFFF  # a target is 16 bits of MHz
 DOMAINS = (k.NVGPU_GPU_CLK_DOMAIN_GPCCLK,)
 TYPES_PER_DOMAIN = 3
-
-
-def clock_points(chip: Chip) -> list[int]:
-    """The frequencies of the GPC clock, in Hz: steps of 102 MHz and the maximum."""
-    most = chip.max_freq_hz // MHZ
-    return [mhz * MHZ for mhz in [*range(IDLE_MHZ, most, STEP_MHZ), most][-MAX_FREQ_POINTS:]]
-
-
-class Arbiter:
-    """The clock arbiter of a board: sessions with targets, and the requests whose completion fds are open."""
-
-    def __init__(self, chip: Chip) -> None:
-        points = clock_points(chip)
-        self.least, self.most = points[0], points[-1]
-        self.sessions: list[CtrlFile] = []
-        self.requests: list[ClockFile] = []
-        self.actual = self.most
-        """What the arbiter set last, in Hz; it stays when the last request is gone."""
-
-    @property
-    def effective(self) -> int:
-        """The clock in Hz: the arbiter's while a request is open, else the governor's, which is the maximum here."""
-        return self.actual if self.requests else self.most
-
-    def run(self) -> None:
-        """Set the highest target, within what the clock can do; without one, the maximum."""
-        wanted = max((session.target_mhz for session in self.sessions), default=0) * MHZ
-        self.actual = min(max(wanted or self.most, self.least), self.most)
 
 
 class ClockFile(File):
@@ -61,7 +28,7 @@ class ClockFile(File):
 
     kind = "clk"
 
-    def __init__(self, driver: Driver, process: Process) -> None:
+    def __init__(self, driver: DriverState, process: Process) -> None:
         super().__init__(driver, process)
         driver.clock.requests.append(self)
         self.make_readable()
@@ -154,3 +121,11 @@ def clk_set_info(file: CtrlFile, call: Call) -> Steps:
     file.target_mhz = min(entry.freq_hz // MHZ, MAX_TARGET_MHZ) or file.target_mhz
     clock.run()
     return None
+
+
+HANDLERS: Table = {
+    io.NVGPU_GPU_IOCTL_CLK_GET_RANGE.request: clk_get_range,
+    io.NVGPU_GPU_IOCTL_CLK_GET_VF_POINTS.request: clk_get_vf_points,
+    io.NVGPU_GPU_IOCTL_CLK_GET_INFO.request: clk_get_info,
+    io.NVGPU_GPU_IOCTL_CLK_SET_INFO.request: clk_set_info,
+}

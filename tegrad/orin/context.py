@@ -5,13 +5,9 @@ Source: L4T r36.4.3 nvgpu, common/gr/gr_setup.c and ctx.c, hal/ltc/ltc_ga10b_fus
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from tegrad.orin.files import require
-
-if TYPE_CHECKING:
-    from tegrad.orin.address_space import AddressSpace
-    from tegrad.orin.driver import Driver
+from tegrad.orin.address_space import AddressSpace
+from tegrad.orin.keeper import Keeper
+from tegrad.orin.steps import require
 
 ADDRESS_BITS = 40
 CONTEXT_IMAGE, CONTEXT_BUFFERS = 1 << 20, 4 << 20  # bytes; orders of magnitude, the real sizes are firmware's
@@ -28,7 +24,7 @@ class GraphicsContext:
     context is not valid. The larger circular buffers only draw a warning there.
     """
 
-    def __init__(self, driver: Driver, vm: AddressSpace) -> None:
+    def __init__(self, driver: Keeper, vm: AddressSpace) -> None:
         self.l2_ways = L2_WAYS
         self.zcull_va = 0
         self.vm = vm

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import errno
 import time
-from typing import Any
 
 from tegrad.hw.gpfifo import USERMODE_SIZE
-from tegrad.orin import clocks, metadata, topology
-from tegrad.orin.address_space import AsFile, alloc_as
-from tegrad.orin.channel import MAX_CHANNELS, ChannelFile
-from tegrad.orin.files import Call, Errno, File, GetFile, Steps, Table, copy_in, require, signed
-from tegrad.orin.nvmap import PAGE
+from tegrad.orin.as_file import AsFile, alloc_as
+from tegrad.orin.buffers import PAGE
+from tegrad.orin.channel import MAX_CHANNELS
+from tegrad.orin.channel_calls import ChannelFile
+from tegrad.orin.files import Call, File, Table
 from tegrad.orin.sharing import Instance, shared_tsg
-from tegrad.orin.tsg import Tsg, TsgFile
+from tegrad.orin.state import DriverState
+from tegrad.orin.steps import Errno, GetFile, Process, Steps, copy_in, require, signed
+from tegrad.orin.tsg import Tsg
+from tegrad.orin.tsg_calls import TsgFile
 from tegrad.uapi import constants as k
 from tegrad.uapi import ioctls as io
 
@@ -35,7 +37,7 @@ class CtrlFile(File):
 
     kind = "ctrl"
 
-    def __init__(self, driver: Any, process: Any) -> None:
+    def __init__(self, driver: DriverState, process: Process) -> None:
         super().__init__(driver, process)
         self.instance = Instance(driver)
         self.registers_mapped = False
@@ -160,41 +162,27 @@ def get_memory_state(file: CtrlFile, call: Call) -> None:
 
 HANDLERS: Table = {
     io.NVGPU_GPU_IOCTL_ZCULL_GET_CTX_SIZE.request: zcull_get_ctx_size,
-    io.NVGPU_GPU_IOCTL_GET_CHARACTERISTICS.request: topology.get_characteristics,
     io.NVGPU_GPU_IOCTL_ALLOC_AS.request: alloc_address_space,
     io.NVGPU_GPU_IOCTL_OPEN_TSG.request: open_tsg,
-    io.NVGPU_GPU_IOCTL_GET_TPC_MASKS.request: topology.get_tpc_masks,
     io.NVGPU_GPU_IOCTL_OPEN_CHANNEL.request: open_channel,
     io.NVGPU_GPU_IOCTL_FLUSH_L2.request: flush_l2,
     io.NVGPU_GPU_IOCTL_SET_MMUDEBUG_MODE.request: for_debuggers,
     io.NVGPU_GPU_IOCTL_SET_SM_DEBUG_MODE.request: set_sm_debug_mode,
     io.NVGPU_GPU_IOCTL_WAIT_FOR_PAUSE.request: no_hook,
-    io.NVGPU_GPU_IOCTL_NUM_VSMS.request: topology.num_vsms,
-    io.NVGPU_GPU_IOCTL_VSMS_MAPPING.request: topology.vsms_mapping,
     io.NVGPU_GPU_IOCTL_RESUME_FROM_PAUSE.request: no_hook,
     io.NVGPU_GPU_IOCTL_TRIGGER_SUSPEND.request: no_hook,
     io.NVGPU_GPU_IOCTL_CLEAR_SM_ERRORS.request: for_debuggers,
     io.NVGPU_GPU_IOCTL_GET_CPU_TIME_CORRELATION_INFO.request: get_cpu_time_correlation_info,
     io.NVGPU_GPU_IOCTL_GET_GPU_TIME.request: get_gpu_time,
-    io.NVGPU_GPU_IOCTL_GET_ENGINE_INFO.request: topology.get_engine_info,
     io.NVGPU_GPU_IOCTL_ALLOC_VIDMEM.request: alloc_vidmem,
-    io.NVGPU_GPU_IOCTL_CLK_GET_RANGE.request: clocks.clk_get_range,
-    io.NVGPU_GPU_IOCTL_CLK_GET_VF_POINTS.request: clocks.clk_get_vf_points,
-    io.NVGPU_GPU_IOCTL_CLK_GET_INFO.request: clocks.clk_get_info,
-    io.NVGPU_GPU_IOCTL_CLK_SET_INFO.request: clocks.clk_set_info,
     io.NVGPU_GPU_IOCTL_GET_EVENT_FD.request: refuse,
     io.NVGPU_GPU_IOCTL_GET_MEMORY_STATE.request: get_memory_state,
     io.NVGPU_GPU_IOCTL_GET_VOLTAGE.request: refuse,
     io.NVGPU_GPU_IOCTL_GET_CURRENT.request: refuse,
     io.NVGPU_GPU_IOCTL_GET_POWER.request: refuse,
     io.NVGPU_GPU_IOCTL_GET_TEMPERATURE.request: refuse,
-    io.NVGPU_GPU_IOCTL_GET_FBP_L2_MASKS.request: topology.get_fbp_l2_masks,
     io.NVGPU_GPU_IOCTL_SET_THERM_ALERT_LIMIT.request: refuse,
     io.NVGPU_GPU_IOCTL_SET_DETERMINISTIC_OPTS.request: set_deterministic_opts,
-    io.NVGPU_GPU_IOCTL_REGISTER_BUFFER.request: metadata.register_buffer,
-    io.NVGPU_GPU_IOCTL_GET_BUFFER_INFO.request: metadata.get_buffer_info,
-    io.NVGPU_GPU_IOCTL_GET_GPC_LOCAL_TO_PHYSICAL_MAP.request: topology.get_gpc_physical_map,
-    io.NVGPU_GPU_IOCTL_GET_GPC_LOCAL_TO_LOGICAL_MAP.request: topology.get_gpc_logical_map,
 }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from tegrad.orin.files import Errno
+from tegrad.orin.steps import Errno
 
 DEVICE = "17000000.gpu"
 ERROR, WARNING, INFO = 3, 4, 6  # as the kernel numbers them

@@ -1,54 +1,25 @@
-"""What a client registers about its buffers: an opaque blob each, which any holder of the buffer can read back.
+"""The ctrl fd's calls about what `registry` keeps: any holder of a buffer can read back what was registered for it.
 
-CUDA registers every buffer. Source: L4T r36.4.3 nvgpu, os/linux/ioctl_ctrl.c.
+Source: L4T r36.4.3 nvgpu, os/linux/ioctl_ctrl.c.
 """
 
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from tegrad.orin.files import Call, Steps, copy_in, copy_out, require
+from tegrad.orin.ctrl import CtrlFile
+from tegrad.orin.files import Call, Table
 from tegrad.orin.nvmap import dmabuf
+from tegrad.orin.registry import Metadata
+from tegrad.orin.steps import Steps, copy_in, copy_out, require
 from tegrad.uapi import constants as k
-
-if TYPE_CHECKING:
-    from tegrad.orin.ctrl import CtrlFile
+from tegrad.uapi import ioctls as io
 
 REGISTERED, COMPTAGS, MUTABLE = (
     k.NVGPU_GPU_BUFFER_INFO_FLAGS_METADATA_REGISTERED,
     k.NVGPU_GPU_BUFFER_INFO_FLAGS_COMPTAGS_ALLOCATED,
     k.NVGPU_GPU_BUFFER_INFO_FLAGS_MUTABLE_METADATA,
 )
-MOST_UNHELD_BUFFERS = 4096
-"""Buffers whose metadata the board remembers while only fds of clients hold them."""
-
-
-@dataclass(slots=True)
-class Metadata:
-    """What is registered for one buffer."""
-
-    blob: bytes = b""
-    flags: int = 0
-
-
-class Registry:
-    """Metadata by buffer: of those that somebody holds here, and of the last that nobody does."""
-
-    def __init__(self) -> None:
-        self._by_key: dict[tuple[int, int], Metadata] = {}
-
-    def find(self, key: tuple[int, int]) -> Metadata | None:
-        """What is registered for a buffer."""
-        return self._by_key.get(key)
-
-    def put(self, key: tuple[int, int], metadata: Metadata) -> None:
-        """Register; forgets the oldest where too many are kept."""
-        self._by_key.pop(key, None)
-        self._by_key[key] = metadata
-        if len(self._by_key) > MOST_UNHELD_BUFFERS:
-            del self._by_key[next(iter(self._by_key))]
 
 
 def register_buffer(file: CtrlFile, call: Call) -> Steps:
@@ -89,3 +60,9 @@ def get_buffer_info(file: CtrlFile, call: Call) -> Steps:
     arg.out.metadata_size = len(known.blob) if known is not None else 0
     arg.out.size = buffer.length
     return None
+
+
+HANDLERS: Table = {
+    io.NVGPU_GPU_IOCTL_REGISTER_BUFFER.request: register_buffer,
+    io.NVGPU_GPU_IOCTL_GET_BUFFER_INFO.request: get_buffer_info,
+}

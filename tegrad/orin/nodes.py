@@ -8,32 +8,31 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
-from tegrad.orin.channel import ChannelFile
+from tegrad.orin.channel_calls import ChannelFile
 from tegrad.orin.ctrl import CtrlFile
-from tegrad.orin.files import Errno, File, Process, require
+from tegrad.orin.fences import FenceNode
+from tegrad.orin.files import File
 from tegrad.orin.nvmap import NvmapFile
-from tegrad.orin.syncpoint import FenceNode
-from tegrad.orin.tsg import Tsg, TsgFile
+from tegrad.orin.state import DriverState
+from tegrad.orin.steps import Errno, Process, require
+from tegrad.orin.tsg import Tsg
+from tegrad.orin.tsg_calls import TsgFile
 
-if TYPE_CHECKING:
-    from tegrad.orin.driver import Driver
-
-Opener = Callable[["Driver", Process], File]
+Opener = Callable[[DriverState, Process], File]
 
 
-def open_as(driver: Driver, process: Process) -> File:
+def open_as(driver: DriverState, process: Process) -> File:
     """The as node asks for the default big page size, which Orin has disabled."""
     raise Errno(errno.EINVAL)
 
 
-def open_channel(driver: Driver, process: Process) -> File:
+def open_channel(driver: DriverState, process: Process) -> File:
     """A channel on the graphics runlist, as OPEN_CHANNEL with -1 gives."""
     return ChannelFile(driver, process, -1)
 
 
-def open_tsg(driver: Driver, process: Process) -> File:
+def open_tsg(driver: DriverState, process: Process) -> File:
     """A TSG of its own."""
     return TsgFile(driver, process, Tsg(driver))
 
@@ -49,7 +48,7 @@ class SchedFile(File):
 
     kind = "sched"
 
-    def __init__(self, driver: Driver, process: Process) -> None:
+    def __init__(self, driver: DriverState, process: Process) -> None:
         require(not driver.sched_open, errno.EBUSY)
         super().__init__(driver, process)
         driver.sched_open = True

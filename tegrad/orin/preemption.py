@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from tegrad.hw.chips import Chip
 from tegrad.orin import engine_classes
-from tegrad.orin.files import require
+from tegrad.orin.channel import DriverChannel
+from tegrad.orin.steps import require
 from tegrad.uapi import constants as k
-
-if TYPE_CHECKING:
-    from tegrad.hw.chips import Chip
-    from tegrad.orin.channel import DriverChannel
 
 GRAPHICS_WFI, GFXP = k.NVGPU_GRAPHICS_PREEMPTION_MODE_WFI, k.NVGPU_GRAPHICS_PREEMPTION_MODE_GFXP
 COMPUTE_WFI, CTA = k.NVGPU_COMPUTE_PREEMPTION_MODE_WFI, k.NVGPU_COMPUTE_PREEMPTION_MODE_CTA

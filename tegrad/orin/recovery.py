@@ -1,4 +1,4 @@
-"""What the driver makes of the GPU's events: log lines in nvgpu's form, error notifiers, dead channels.
+"""What the driver makes of the GPU's events: log lines in nvgpu's form, and which code a failed group gets.
 
 The TSG is off the engine already. Some interrupts of the host engine the driver only logs: the TSG hangs, and nothing
 tells its client. Upon all else every channel of it that registered a notifier gets the code (the first stays), all
@@ -8,20 +8,16 @@ of them become unserviceable, and whoever waits is woken. Source: L4T r36.4.3 nv
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tegrad.hw import faults
 from tegrad.hw.faults import NotifierCode
 from tegrad.orin import events as ev
-from tegrad.orin.tsg_events import post
+from tegrad.orin.klog import KernelLog
+from tegrad.orin.state import DriverState
+from tegrad.orin.tsg import Tsg
 from tegrad.uapi import constants as k
 from tegrad.uapi.structs import TsgSmErrorStateRecord
-
-if TYPE_CHECKING:
-    from tegrad.orin.driver import Driver
-    from tegrad.orin.klog import KernelLog
-    from tegrad.orin.tsg import Tsg
-
 
 NO_REPORTING = "Error reporting is not supported in this platform"
 """Follows every error on a Jetson, which has no safety services to report to: harmless."""
@@ -145,7 +141,7 @@ FATAL: Mapping[type[ev.FatalEvent], Callable[[Any, Any, Any], NotifierCode | Non
 }
 
 
-def handle(driver: Driver, event: ev.GpuEvent) -> None:
+def handle(driver: DriverState, event: ev.GpuEvent) -> None:
     """Act on one event of the GPU."""
     channel = driver.channels.get(event.chid)
     if isinstance(event, ev.SyncptIncrement):
@@ -154,7 +150,7 @@ def handle(driver: Driver, event: ev.GpuEvent) -> None:
         non_stall(driver)
     elif isinstance(event, ev.Awaken):
         if channel is not None and channel.tsg is not None:
-            post(channel.tsg, k.NVGPU_IOCTL_CHANNEL_EVENT_ID_GR_SEMAPHORE_WRITE_AWAKEN)
+            channel.tsg.post(k.NVGPU_IOCTL_CHANNEL_EVENT_ID_GR_SEMAPHORE_WRITE_AWAKEN)
             channel.semaphore_waiters.wake()
     elif isinstance(event, ev.ContextSwitchTimeout):
         context_switch_timeout(driver, driver.tsgs.get(event.tsg))
@@ -169,19 +165,19 @@ def handle(driver: Driver, event: ev.GpuEvent) -> None:
         if detail or kernel:
             driver.log.board(f"{kernel}: {detail}" if kernel else detail)
         if tsg is not None and code is not None:
-            recover(driver, tsg, code)
+            tsg.recover(code)
 
 
-def non_stall(driver: Driver) -> None:
+def non_stall(driver: DriverState) -> None:
     """The non-stalling interrupt does not tell its channel: all that are set up look at their semaphores again."""
     for channel in list(driver.channels.values()):
         if channel.running:
             channel.semaphore_waiters.wake()
             if channel.tsg is not None:
-                post(channel.tsg, k.NVGPU_IOCTL_CHANNEL_EVENT_ID_BLOCKING_SYNC)
+                channel.tsg.post(k.NVGPU_IOCTL_CHANNEL_EVENT_ID_BLOCKING_SYNC)
 
 
-def context_switch_timeout(driver: Driver, tsg: Tsg | None) -> None:
+def context_switch_timeout(driver: DriverState, tsg: Tsg | None) -> None:
     """A TSG has kept another from the engine for one more period: it dies when a channel of it was given no more.
 
     The channels' times are looked at in turn, up to the first whose time is up.
@@ -198,16 +194,5 @@ def context_switch_timeout(driver: Driver, tsg: Tsg | None) -> None:
                 f"ctxsw timeout error: active engine id ={GR_ENGINE}, tsg={tsg.id}, info: awaiting ack "
                 f"ms={channel.stuck_ms}",
             )
-            recover(driver, tsg, NotifierCode.FIFO_ERROR_IDLE_TIMEOUT)
+            tsg.recover(NotifierCode.FIFO_ERROR_IDLE_TIMEOUT)
             return
-
-
-def recover(driver: Driver, tsg: Tsg, code: NotifierCode) -> None:
-    """Every channel of the group dies and learns why."""
-    driver.tell_gpu("tsg_abort", tsg.id)
-    for channel in list(tsg.channels):
-        if channel.fault(code):
-            driver.log.error(
-                "nvgpu_set_err_notifier_locked",
-                f"error notifier set to {int(code)} for ch {channel.chid} owned by {channel.process.comm}",
-            )

@@ -9,10 +9,13 @@ import ctypes
 import errno
 from typing import Any
 
-from tegrad.orin.address_space import KERNEL_SIZE, AddressSpace, Area, AsFile, Piece
-from tegrad.orin.files import Call, Errno, GetFile, Steps, copy_in, copy_out, needed, require, signed
-from tegrad.orin.nvmap import PAGE, Buffer
+from tegrad.orin.address_space import KERNEL_SIZE, AddressSpace, Area, Piece
+from tegrad.orin.as_file import AsFile
+from tegrad.orin.buffers import PAGE, Buffer
+from tegrad.orin.files import Call, Table
+from tegrad.orin.steps import Errno, GetFile, Steps, copy_in, copy_out, needed, require, signed
 from tegrad.uapi import constants as k
+from tegrad.uapi import ioctls as io
 from tegrad.uapi.structs import AsRemapOp
 
 PAGE_SIZES = {
@@ -104,3 +107,6 @@ def _piece(area: Area, op: Any, buffer: Buffer | None) -> Piece | None:
     writable = not op.flags & k.NVGPU_AS_REMAP_OP_FLAGS_ACCESS_NO_WRITE
     cached = bool(op.flags & k.NVGPU_AS_REMAP_OP_FLAGS_CACHEABLE)
     return Piece(first, op.num_pages, buffer, op.mem_offset_in_pages, writable, cached)
+
+
+HANDLERS: Table = {io.NVGPU_AS_IOCTL_REMAP.request: remap}

@@ -17,9 +17,7 @@ import signal
 import socket
 import struct
 import time
-import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NoReturn
 
 from tegrad.hw.chips import Chip
@@ -28,21 +26,15 @@ from tegrad.orin.board import peer
 from tegrad.orin.calls import Calls
 from tegrad.orin.ctrl import CtrlFile, mmap_registers_check
 from tegrad.orin.driver import Driver
-from tegrad.orin.files import Errno, File, Foreign
-from tegrad.orin.nvmap import Buffer, NvmapFile
-from tegrad.orin.sessions import Session, carry_out
+from tegrad.orin.files import File
+from tegrad.orin.nvmap import NvmapFile
+from tegrad.orin.sessions import carry_out
+from tegrad.orin.sockets import Lease, Session, Sockets, deliver
+from tegrad.orin.steps import Errno
 from tegrad.orin.wire import Message, Op
 
 EVENTS_PER_POLL = 1 << 16
 _SPOILED = select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
-
-
-@dataclass(slots=True)
-class Lease:
-    """A client's mapping of the usermode registers; its hang-up is the munmap. It keeps the ctrl file alive."""
-
-    sock: socket.socket
-    file: CtrlFile
 
 
 class Server:
@@ -52,22 +44,16 @@ class Server:
     """
 
     def __init__(self, chip: Chip, memory: int, listener: socket.socket, *, linger: float | None, gpu: str) -> None:
-        self.listener, self.linger = listener, linger
+        self.listener = listener
         self.driver = Driver(chip, memory, board_id=os.urandom(6).hex(), gpu=gpu)
         self.driver.on_new_gpu = self._watch_gpu
-        self.epoll = select.epoll()
-        self.calls = Calls(self)
-        self.sessions: dict[int, Session] = {}
-        self.files: dict[int, File] = {}  # by fd of our end
-        self.by_inode: dict[tuple[int, int], File] = {}  # by device and inode of the client's end
-        self.leases: dict[int, Lease] = {}
-        self.kept: set[int] = set()  # processes (pidfds) that a private board outlasts
-        self.stopping = False
+        self.sockets = Sockets(self.driver, linger)
+        self.calls = Calls(self.sockets)
         self._idle_since: float | None = time.monotonic()
         self._met = False
         self._gpu_fd = -1
         listener.setblocking(False)
-        self.epoll.register(listener.fileno(), select.EPOLLIN)
+        self.sockets.epoll.register(listener.fileno(), select.EPOLLIN)
         self._watch_gpu()
 
     # ---- the loop ------------------------------------------------------------------------------------------------
@@ -75,8 +61,8 @@ class Server:
     def run(self) -> None:
         """Serve until stopped or idle for long enough."""
         try:
-            while not self.stopping:
-                ready = self.epoll.poll(self._patience(), EVENTS_PER_POLL)
+            while not self.sockets.stopping:
+                ready = self.sockets.epoll.poll(self._patience(), EVENTS_PER_POLL)
                 self._hang_ups(ready)
                 for fd, events in ready:
                     if events & select.EPOLLIN:
@@ -91,63 +77,64 @@ class Server:
         """Everything whose other side is gone: mappings first, then files in the order they were opened."""
         gone = [fd for fd, events in ready if events & _SPOILED]
         for fd in gone:
-            if fd in self.leases:
+            if fd in self.sockets.leases:
                 self._end_lease(fd)
             elif fd in self.calls:
                 self.calls.abandon(fd)
-            elif fd in self.sessions:
+            elif fd in self.sockets.sessions:
                 self._drain(fd, self._session_message)
-                self._forget(self.sessions.pop(fd).sock)
-        files = sorted((fd for fd in gone if fd in self.files), key=lambda fd: self.files[fd].serial)
+                self.sockets.forget(self.sockets.sessions.pop(fd).sock)
+        files = sorted((fd for fd in gone if fd in self.sockets.files), key=lambda fd: self.sockets.files[fd].serial)
         for fd in files:
             self._drain(fd, self._file_message)
-            file = self.files.pop(fd)
+            file = self.sockets.files.pop(fd)
             assert file.sock is not None
-            self._forget(file.sock)
+            self.sockets.forget(file.sock)
             file.sock = None
-            del self.by_inode[file.inode]
-            self.put(file)
+            del self.sockets.by_inode[file.inode]
+            self.sockets.put(file)
 
     def _drain(self, fd: int, take: Callable[[int], bool]) -> None:
         """Messages sent before the hang-up still count."""
-        while fd in self.files or fd in self.sessions:
+        while fd in self.sockets.files or fd in self.sockets.sessions:
             if not take(fd):
                 return
 
     def _readable(self, fd: int) -> None:
         if fd == self.listener.fileno():
             self._accept()
-        elif fd == self._gpu_fd and not self.driver.quiesced:  # its number is somebody else's then
-            self._unbroken(self.driver.poll_gpu)
-        elif fd in self.files:
+        elif fd == self._gpu_fd and not self.driver.state.quiesced:  # its number is somebody else's then
+            self.sockets.unbroken(self.driver.poll_gpu)
+        elif fd in self.sockets.files:
             self._file_message(fd)
-        elif fd in self.sessions:
+        elif fd in self.sockets.sessions:
             self._session_message(fd)
         elif fd in self.calls:
             self.calls.answered(fd)
-        elif fd in self.kept:
+        elif fd in self.sockets.kept:
             self._let_go(fd)
 
     def _patience(self) -> float | None:
         """How long poll may sleep, in seconds."""
-        end = None if self._idle_since is None or self.linger is None else self._idle_since + self.linger
+        linger = self.sockets.linger
+        end = None if self._idle_since is None or linger is None else self._idle_since + linger
         deadlines = [at for at in (self.calls.next_deadline(), end) if at is not None]
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def _idle(self) -> bool:
         """Whether a private board may go: nobody can come back, or nothing was open for long enough."""
-        if self.files or self.leases or self.kept or self.linger is None:
+        if self.sockets.files or self.sockets.leases or self.sockets.kept or self.sockets.linger is None:
             self._idle_since = None
             return False
-        if self._met and not self.sessions:
+        if self._met and not self.sockets.sessions:
             return True
         now = time.monotonic()
         self._idle_since = self._idle_since or now
-        return now - self._idle_since >= self.linger
+        return now - self._idle_since >= self.sockets.linger
 
     def _watch_gpu(self) -> None:
-        self._gpu_fd = self.driver.gpu.events.fileno()
-        self.epoll.register(self._gpu_fd, select.EPOLLIN)
+        self._gpu_fd = self.driver.state.gpu.events.fileno()
+        self.sockets.epoll.register(self._gpu_fd, select.EPOLLIN)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -155,45 +142,14 @@ class Server:
             if peer(sock)[1] not in (os.getuid(), 0):
                 sock.close()
                 return
-            self.watch(sock)
-            self.sessions[sock.fileno()] = Session(sock)
+            self.sockets.watch(sock)
+            self.sockets.sessions[sock.fileno()] = Session(sock)
             self._met = True
 
-    def watch(self, sock: socket.socket) -> None:
-        """Hear of messages and of the hang-up on a socket."""
-        sock.setblocking(False)
-        self.epoll.register(sock.fileno(), select.EPOLLIN | select.EPOLLRDHUP)
-
-    def keep(self, pidfd: int) -> None:
-        """Outlast a process; takes its pidfd over."""
-        self.epoll.register(pidfd, select.EPOLLIN)
-        self.kept.add(pidfd)
-
     def _let_go(self, pidfd: int) -> None:
-        self.kept.remove(pidfd)
-        self.epoll.unregister(pidfd)
+        self.sockets.kept.remove(pidfd)
+        self.sockets.epoll.unregister(pidfd)
         os.close(pidfd)
-
-    def unwatch(self, sock: socket.socket) -> None:
-        """Hear of it no more."""
-        self.epoll.unregister(sock.fileno())
-
-    def _forget(self, sock: socket.socket) -> None:
-        self.unwatch(sock)
-        sock.close()
-
-    def put(self, file: File) -> None:
-        """Release a file whose fds are all closed, once no call is in progress on it."""
-        if file.sock is None and file.calls == 0:
-            self._unbroken(file.release)
-
-    def _unbroken(self, action: Callable[[], None]) -> None:
-        """Do what no client waits for; a bug of the board is told in its log, and the others are served on."""
-        try:
-            action()
-        except Exception as bug:
-            for line in traceback.format_exception(bug):
-                self.driver.log.board(line.rstrip())
 
     # ---- messages ------------------------------------------------------------------------------------------------
 
@@ -211,13 +167,8 @@ class Server:
             return None
         return message, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=reply)
 
-    def reply(self, sock: socket.socket, message: Message) -> None:
-        """Send an answer; whoever does not wait for it any more does not matter."""
-        with contextlib.suppress(OSError):
-            wire.send(sock, message)
-
     def _file_message(self, fd: int) -> bool:
-        file = self.files[fd]
+        file = self.sockets.files[fd]
         assert file.sock is not None
         got = self._receive(file.sock)
         if got is None:
@@ -231,26 +182,8 @@ class Server:
             if message.op == Op.MMAP_REGISTERS:
                 self._map_registers(file, message, reply)
             else:
-                self.reply(reply, Message(Op.DONE, errno.EPROTO))
+                deliver(reply, Message(Op.DONE, errno.EPROTO))
         return True
-
-    def resolve(self, fd: int, held: list[Buffer]) -> File | Buffer | Foreign:
-        """What an fd from a client is; a buffer's reference is added to `held`."""
-        found = self.driver.resolve(fd, self.by_inode)
-        if isinstance(found, Buffer):
-            held.append(found)
-        return found
-
-    def give(self, file: File) -> socket.socket:
-        """The client's end of a new file's fd."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stat = os.fstat(theirs.fileno())
-        file.sock, file.inode = ours, (stat.st_dev, stat.st_ino)
-        self.watch(ours)
-        self.files[ours.fileno()] = self.by_inode[file.inode] = file
-        if file.readable:
-            file.make_readable()
-        return theirs
 
     # ---- the usermode registers ----------------------------------------------------------------------------------
 
@@ -260,35 +193,35 @@ class Server:
                 raise Errno(errno.EPERM if isinstance(file, NvmapFile) else errno.ENODEV)
             mmap_registers_check(file, message.code, message.value)
         except Errno as refusal:
-            self.reply(reply, Message(Op.DONE, refusal.number))
+            deliver(reply, Message(Op.DONE, refusal.number))
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         file.registers_mapped = True
         file.calls += 1
-        self.watch(ours)
-        self.leases[ours.fileno()] = Lease(ours, file)
-        facts = json.dumps({"class": self.driver.chip.usermode_class}).encode()
+        self.sockets.watch(ours)
+        self.sockets.leases[ours.fileno()] = Lease(ours, file)
+        facts = json.dumps({"class": self.driver.state.chip.usermode_class}).encode()
         with theirs:
-            self.reply(reply, Message(Op.DONE, 0, 0, facts, [self.driver.doorbell, theirs.fileno()]))
+            deliver(reply, Message(Op.DONE, 0, 0, facts, [self.driver.doorbell, theirs.fileno()]))
 
     def _end_lease(self, fd: int) -> None:
-        lease = self.leases.pop(fd)
-        self._forget(lease.sock)
+        lease = self.sockets.leases.pop(fd)
+        self.sockets.forget(lease.sock)
         lease.file.registers_mapped = False
         lease.file.calls -= 1
-        self.put(lease.file)
+        self.sockets.put(lease.file)
 
     # ---- sessions ------------------------------------------------------------------------------------------------
 
     def _session_message(self, fd: int) -> bool:
-        session = self.sessions[fd]
+        session = self.sockets.sessions[fd]
         got = self._receive(session.sock)
         if got is None:
             return False
         message, reply = got
         with reply:
-            answer, end = carry_out(self, session, message)
-            self.reply(reply, answer)
+            answer, end = carry_out(self.sockets, session, message)
+            deliver(reply, answer)
             if end is not None:
                 end.close()
         return True
@@ -306,7 +239,7 @@ def serve(
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     server = Server(chip, memory, listener, linger=linger, gpu=gpu)
     if log_copy is not None:
-        server.driver.log.copy_to(log_copy)
+        server.driver.state.log.copy_to(log_copy)
     server.run()
     listener.close()  # the exit would close it last, after the sockets of the clients
     os._exit(0)

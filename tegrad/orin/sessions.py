@@ -5,23 +5,21 @@ from __future__ import annotations
 import errno
 import json
 import os
-import socket
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from tegrad.orin import nvmap, wire
+from tegrad.orin.buffers import Buffer
 from tegrad.orin.ctrl import CtrlFile, mmap_registers_check
-from tegrad.orin.files import Errno, Process, needed
 from tegrad.orin.inject import Injection
 from tegrad.orin.klog import Entry
 from tegrad.orin.nodes import NODES
-from tegrad.orin.nvmap import Buffer, NvmapFile
+from tegrad.orin.nvmap import NvmapFile
+from tegrad.orin.sockets import Session, Sockets
+from tegrad.orin.steps import Errno, Process, needed
 from tegrad.orin.wire import Message, Op
-
-if TYPE_CHECKING:
-    from tegrad.orin.server import Server
 
 
 class Closes(Protocol):
@@ -30,22 +28,14 @@ class Closes(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(slots=True)
-class Session:
-    """A client process's connection."""
-
-    sock: socket.socket
-    process: Process | None = None
-
-
 Answer = tuple[Message, Closes | None]
 DONE: Answer = (Message(Op.DONE), None)
 
 
-def hello(server: Server, session: Session, message: Message) -> Answer:
+def hello(sockets: Sockets, session: Session, message: Message) -> Answer:
     """Who the process is; what the board is."""
     session.process = Process(**json.loads(message.payload))
-    driver = server.driver
+    driver = sockets.driver.state
     facts = {
         "pid": os.getpid(),
         "chip": driver.chip.name,
@@ -55,23 +45,23 @@ def hello(server: Server, session: Session, message: Message) -> Answer:
     return Message(Op.DONE, payload=json.dumps(facts).encode()), None
 
 
-def open_node(server: Server, session: Session, message: Message) -> Answer:
+def open_node(sockets: Sockets, session: Session, message: Message) -> Answer:
     """A device fd."""
     process = needed(session.process, errno.EPROTO)
-    end = server.give(server.driver.open(message.payload.decode(), process))
+    end = sockets.give(sockets.driver.open(message.payload.decode(), process))
     return Message(Op.DONE, fds=[end.fileno()]), end
 
 
-def exists(server: Server, session: Session, message: Message) -> Answer:
+def exists(sockets: Sockets, session: Session, message: Message) -> Answer:
     """Whether there is such a node."""
     return Message(Op.DONE, value=int(message.payload.decode() in NODES)), None
 
 
-def check_mapping(server: Server, session: Session, message: Message) -> Answer:
+def check_mapping(sockets: Sockets, session: Session, message: Message) -> Answer:
     """The checks of mmap on any of the board's fds; the client maps what passes by itself."""
     fd = needed(message.fds[0], errno.EBADF)
     held: list[Buffer] = []
-    found = server.resolve(fd, held)
+    found = sockets.resolve(fd, held)
     try:
         if isinstance(found, CtrlFile):
             # The registers have no memory here; a client that wants them asks for the doorbell.
@@ -85,43 +75,43 @@ def check_mapping(server: Server, session: Session, message: Message) -> Answer:
     return DONE
 
 
-def sync(server: Server, session: Session, message: Message) -> Answer:
+def sync(sockets: Sockets, session: Session, message: Message) -> Answer:
     """Nothing: every hang-up before this message is completed by now."""
     return DONE
 
 
-def status(server: Server, session: Session, message: Message) -> Answer:
+def status(sockets: Sockets, session: Session, message: Message) -> Answer:
     """Everything that is counted."""
-    return _document(board_status(server))
+    return _document(board_status(sockets))
 
 
-def log(server: Server, session: Session, message: Message) -> Answer:
+def log(sockets: Sockets, session: Session, message: Message) -> Answer:
     """The kernel log from a sequence number on."""
-    entries = server.driver.log.since(message.value)
+    entries = sockets.driver.state.log.since(message.value)
     if message.code:
         return _file("".join(Entry(*entry).record() for entry in entries).encode())
     return _document(entries)
 
 
-def inject(server: Server, session: Session, message: Message) -> Answer:
+def inject(sockets: Sockets, session: Session, message: Message) -> Answer:
     """Arm injection rules."""
     rules = [Injection(**rule) for rule in json.loads(message.payload)]
-    return Message(Op.DONE, value=server.driver.inject.arm(rules)), None
+    return Message(Op.DONE, value=sockets.driver.inject.arm(rules)), None
 
 
-def stop(server: Server, session: Session, message: Message) -> Answer:
+def stop(sockets: Sockets, session: Session, message: Message) -> Answer:
     """End the board after this answer."""
-    server.stopping = True
+    sockets.stopping = True
     return DONE
 
 
-def keep(server: Server, session: Session, message: Message) -> Answer:
+def keep(sockets: Sockets, session: Session, message: Message) -> Answer:
     """Last as long as a process."""
-    server.keep(os.dup(needed(message.fds[0], errno.EBADF)))
+    sockets.keep(os.dup(needed(message.fds[0], errno.EBADF)))
     return DONE
 
 
-SESSION_CALLS: Mapping[int, Callable[[Server, Session, Message], Answer]] = {
+SESSION_CALLS: Mapping[int, Callable[[Sockets, Session, Message], Answer]] = {
     Op.HELLO: hello,
     Op.OPEN: open_node,
     Op.EXISTS: exists,
@@ -135,14 +125,14 @@ SESSION_CALLS: Mapping[int, Callable[[Server, Session, Message], Answer]] = {
 }
 
 
-def carry_out(server: Server, session: Session, message: Message) -> Answer:
+def carry_out(sockets: Sockets, session: Session, message: Message) -> Answer:
     """One request of a session. A client that sends nonsense gets EPROTO and harms nobody."""
     try:
-        return SESSION_CALLS[message.op](server, session, message)
+        return SESSION_CALLS[message.op](sockets, session, message)
     except Errno as refusal:
         return Message(Op.DONE, refusal.number), None
     except Exception as nonsense:
-        server.driver.log.board(f"a client sent nonsense: {type(nonsense).__name__}: {nonsense}")
+        sockets.driver.state.log.board(f"a client sent nonsense: {type(nonsense).__name__}: {nonsense}")
         return Message(Op.DONE, errno.EPROTO), None
     finally:
         message.close_fds()
@@ -159,24 +149,24 @@ def _file(content: bytes) -> Answer:
     return Message(Op.DONE, fds=[file.fileno()]), file
 
 
-def board_status(server: Server) -> dict[str, Any]:
+def board_status(sockets: Sockets) -> dict[str, Any]:
     """The board, its clients, and everything it counts."""
-    driver = server.driver
+    driver = sockets.driver.state
     kinds: dict[str, int] = {}
-    for file in server.files.values():
+    for file in sockets.files.values():
         kinds[file.kind] = kinds.get(file.kind, 0) + 1
-    processes = {f.process.token: f.process for f in server.files.values()}
-    processes |= {s.process.token: s.process for s in server.sessions.values() if s.process}
+    processes = {f.process.token: f.process for f in sockets.files.values()}
+    processes |= {s.process.token: s.process for s in sockets.sessions.values() if s.process}
     pids = {"driver": os.getpid(), "gpu": driver.gpu.pid}
     return {
         "chip": driver.chip.name,
         "memory_limit": driver.memory.limit,
-        "linger": server.linger,
+        "linger": sockets.linger,
         "pids": pids,
         "clients": [asdict(p) for p in processes.values()],
-        "sessions": len(server.sessions),
+        "sessions": len(sockets.sessions),
         "files": kinds,
-        "doorbell_mappings": len(server.leases),
+        "doorbell_mappings": len(sockets.leases),
         "counts": driver.counts(),
         "gpu": driver.tell_gpu("stats"),
         "host": {name: _host_counts(pid) for name, pid in pids.items()},

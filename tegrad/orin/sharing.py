@@ -2,24 +2,17 @@
 
 Every open of the ctrl node is a device instance with a number. Whoever opened a TSG through one may make a token there
 for another instance; that one opens the TSG with it, once. An instance lives as long as its ctrl fd or a TSG fd that
-was opened through it. Source: L4T r36.4.3 nvgpu, os/linux/ioctl_ctrl.c and ioctl_tsg.c.
+was opened through it. Source: L4T r36.4.3 nvgpu, os/linux/ioctl_ctrl.c. `share_calls` has the TSG fd's calls.
 """
 
 from __future__ import annotations
 
-import errno
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from tegrad.orin.files import Call, needed, require
+from tegrad.orin.steps import needed, require
+from tegrad.orin.tsg import Tsg
 from tegrad.uapi import constants as k
-
-if TYPE_CHECKING:
-    from tegrad.orin.driver import Driver
-    from tegrad.orin.tsg import Tsg, TsgFile
-
-MAX_TOKENS = 64
-"""Tokens of one TSG that are not used yet: as many as there are subcontexts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +24,18 @@ class Token:
     tsg: Tsg
 
 
+class KeepsInstances(Protocol):
+    """Who keeps instances."""
+
+    instances: dict[int, Instance]
+
+    def new_instance_id(self) -> int: ...
+
+
 class Instance:
     """One open of the ctrl node, with the tokens that were made in its name."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: KeepsInstances) -> None:
         self.driver = driver
         self.id = driver.new_instance_id()
         self.holders = 1
@@ -77,7 +78,7 @@ class Instance:
         self.tokens = [t for t in self.tokens if t.tsg is not tsg]
 
 
-def shared_tsg(driver: Driver, arg: Any, target: int) -> Tsg | None:
+def shared_tsg(driver: KeepsInstances, arg: Any, target: int) -> Tsg | None:
     """OPEN_TSG's share fields: the TSG of a token, held once more; None if the caller wants a new one."""
     source, number = arg.source_device_instance_id, arg.share_token
     if not arg.flags & k.NVGPU_GPU_IOCTL_OPEN_TSG_FLAGS_SHARE:
@@ -85,23 +86,3 @@ def shared_tsg(driver: Driver, arg: Any, target: int) -> Tsg | None:
         return None
     require(source and number)
     return needed(driver.instances.get(source)).take(number, target).hold()
-
-
-def get_share_token(file: TsgFile, call: Call) -> None:
-    """GET_SHARE_TOKEN: the source must have opened this TSG; both instances must live."""
-    arg, tsg = call.arg, file.tsg
-    require(arg.source_device_instance_id and arg.target_device_instance_id)
-    require(arg.source_device_instance_id in tsg.instances)
-    require(tsg.token_count < MAX_TOKENS, errno.ENOSPC)
-    require(arg.target_device_instance_id in file.driver.instances)
-    source = needed(file.driver.instances.get(arg.source_device_instance_id))
-    arg.share_token = source.issue(tsg, arg.target_device_instance_id)
-
-
-def revoke_share_token(file: TsgFile, call: Call) -> None:
-    """REVOKE_SHARE_TOKEN: exactly this token of this TSG."""
-    arg, tsg = call.arg, file.tsg
-    require(arg.source_device_instance_id and arg.target_device_instance_id and arg.share_token)
-    require(arg.source_device_instance_id in tsg.instances)
-    source = needed(file.driver.instances.get(arg.source_device_instance_id))
-    source.take(arg.share_token, arg.target_device_instance_id, tsg)

@@ -8,16 +8,15 @@ from __future__ import annotations
 import ctypes
 import errno
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tegrad.hw.chips import Chip
-from tegrad.orin.files import Call, Request, Steps, copy_out, require
+from tegrad.orin.ctrl import CtrlFile
+from tegrad.orin.files import Call, Table
+from tegrad.orin.steps import Request, Steps, copy_out, require
 from tegrad.uapi import constants as k
 from tegrad.uapi import ioctls as io
 from tegrad.uapi import structs as s
-
-if TYPE_CHECKING:
-    from tegrad.orin.ctrl import CtrlFile
 
 # Set on an Orin for a caller without CAP_SYS_NICE (read on an AGX Orin 64GB); with it bit 21 is set too.
 FLAGS = 0x01BF5FFF7F5D035D
@@ -183,3 +182,15 @@ def get_engine_info(file: CtrlFile, call: Call) -> Steps:
             return left
     arg.engine_info_buf_size = size * len(ENGINES)
     return None
+
+
+HANDLERS: Table = {
+    io.NVGPU_GPU_IOCTL_GET_CHARACTERISTICS.request: get_characteristics,
+    io.NVGPU_GPU_IOCTL_GET_TPC_MASKS.request: get_tpc_masks,
+    io.NVGPU_GPU_IOCTL_NUM_VSMS.request: num_vsms,
+    io.NVGPU_GPU_IOCTL_VSMS_MAPPING.request: vsms_mapping,
+    io.NVGPU_GPU_IOCTL_GET_ENGINE_INFO.request: get_engine_info,
+    io.NVGPU_GPU_IOCTL_GET_FBP_L2_MASKS.request: get_fbp_l2_masks,
+    io.NVGPU_GPU_IOCTL_GET_GPC_LOCAL_TO_PHYSICAL_MAP.request: get_gpc_physical_map,
+    io.NVGPU_GPU_IOCTL_GET_GPC_LOCAL_TO_LOGICAL_MAP.request: get_gpc_logical_map,
+}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from tegrad.orin.files import Call, File, Process, require
+from tegrad.orin.files import Call, File, Table
+from tegrad.orin.state import DriverState
+from tegrad.orin.steps import Process, require
+from tegrad.orin.tsg import Tsg
+from tegrad.orin.tsg_calls import TsgFile
 from tegrad.uapi import constants as k
-
-if TYPE_CHECKING:
-    from tegrad.orin.driver import Driver
-    from tegrad.orin.tsg import Tsg, TsgFile
+from tegrad.uapi import ioctls as io
 
 
 class EventFile(File):
@@ -17,7 +16,7 @@ class EventFile(File):
 
     kind = "event"
 
-    def __init__(self, driver: Driver, process: Process, tsg: Tsg, event: int) -> None:
+    def __init__(self, driver: DriverState, process: Process, tsg: Tsg, event: int) -> None:
         super().__init__(driver, process)
         self.event, self._tsg = event, tsg
         tsg.event_files.append(self)
@@ -27,16 +26,12 @@ class EventFile(File):
         self._tsg.event_files.remove(self)
 
 
-def post(tsg: Tsg, event: int) -> None:
-    """Raise an event of a TSG."""
-    for file in tsg.event_files:
-        if file.event == event:
-            file.make_readable()
-
-
 def event_id_ctrl(file: TsgFile, call: Call) -> None:
     """EVENT_ID_CTRL: a new fd for one of the six events; enabling is the only command."""
     arg = call.arg
     require(arg.event_id < k.NVGPU_IOCTL_CHANNEL_EVENT_ID_MAX)
     require(arg.cmd == k.NVGPU_IOCTL_CHANNEL_EVENT_ID_CMD_ENABLE)
     call.install("event_fd", EventFile(file.driver, file.process, file.tsg, arg.event_id))
+
+
+HANDLERS: Table = {io.NVGPU_IOCTL_TSG_EVENT_ID_CTRL.request: event_id_ctrl}

@@ -9,28 +9,21 @@ import errno
 import os
 import struct
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from tegrad.orin.files import Call, Errno, Steps, Until, WaitQueue, needed, require
-from tegrad.orin.nvmap import Buffer
+from tegrad.orin.channel import DriverChannel
+from tegrad.orin.channel_calls import ChannelFile
+from tegrad.orin.files import Call, Table
+from tegrad.orin.nvmap import dmabuf_or_none
+from tegrad.orin.steps import Errno, Steps, Until, WaitQueue, needed, require
 from tegrad.uapi import constants as k
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tegrad.orin.channel import ChannelFile, DriverChannel
+from tegrad.uapi import ioctls as io
 
 NOTIFICATION = struct.Struct("<IIIHH")
 """Time in ns and s, info32, info16, status: 16 bytes."""
 
 NOTIFIED = 0xDEADBEEF
 """info32 of a notification that a waiter has seen; info16 is the channel's number."""
-
-
-def dmabuf_or_none(call: Call, name: str) -> Buffer | None:
-    """The dmabuf of an fd field, or None: these handlers do not tell a bad fd from a wrong one."""
-    found = call.files.get(name)
-    return found if isinstance(found, Buffer) else None
 
 
 def wait(file: ChannelFile, call: Call) -> Steps:
@@ -84,3 +77,6 @@ def _notifier(channel: DriverChannel, call: Call) -> Steps:
     seen = NOTIFICATION.pack(now % 10**9, now // 10**9, NOTIFIED, channel.chid, 0)
     os.pwrite(buffer.fd, seen[:14], offset)
     return None
+
+
+HANDLERS: Table = {io.NVGPU_IOCTL_CHANNEL_WAIT.request: wait}

@@ -4,21 +4,17 @@ An atomic runs lane after lane as an atomic operation of the host, so that it is
 other processes that map the same memory.
 """
 
-from typing import TYPE_CHECKING
-
 from tegrad.ptx.access import Helper
 from tegrad.ptx.check import AccessShape
 from tegrad.ptx.floating import PLAIN, bf16_to_f32, f32_to_bf16, flush
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.lanes import each_lane
 from tegrad.ptx.layout import LANES, Access, Frame
+from tegrad.ptx.lowering import Lowering
 from tegrad.ptx.memory import address, space_of
-from tegrad.ptx.rules import Handler, mod, require
+from tegrad.ptx.rules import Handler, mod, nothing, require
 from tegrad.ptx.syntax import Ins, Vec
 from tegrad.ptx.types import TYPES, Ty
-
-if TYPE_CHECKING:
-    from tegrad.ptx.emitter import Emitter
 
 INTEGER_OPS = {
     "add": "add",
@@ -129,7 +125,7 @@ def emit_atomic(module: Module, name: str) -> None:
     AtomicHelper(module, name, space, op, TYPES[t]).build()
 
 
-def atomic(e: "Emitter", ins: Ins) -> None:
+def atomic(e: Lowering, ins: Ins) -> None:
     """atom d, [a], b{, c} and red [a], b."""
     f = e.f
     t = ins.types[-1]
@@ -153,7 +149,7 @@ def atomic(e: "Emitter", ins: Ins) -> None:
         e.write(operands[0], old, t, ins)
 
 
-def fence(e: "Emitter", ins: Ins) -> None:
+def fence(e: Lowering, ins: Ins) -> None:
     """membar and fence: a fence of the host, as CTAs run on several threads."""
     if ins.base == "fence":
         if not FENCES.issuperset(ins.mods):
@@ -165,16 +161,12 @@ def fence(e: "Emitter", ins: Ins) -> None:
         e.f.store(e.f.add(passed, e.f.const("i32", 1)), e.frame, Frame.FENCES)
 
 
-def nanosleep(e: "Emitter", ins: Ins) -> None:
+def nanosleep(e: Lowering, ins: Ins) -> None:
     """Give way to other warps at the next back edge."""
     e.f.store(e.f.const("i32", 0), e.frame, Frame.BUDGET)
 
 
-def nothing(e: "Emitter", ins: Ins) -> None:
-    """Hints to the scheduler of real hardware."""
-
-
-HANDLERS: dict[str, Handler] = {
+HANDLERS: dict[str, Handler[Lowering]] = {
     "atom": atomic, "red": atomic, "membar": fence, "fence": fence, "nanosleep": nanosleep,
     "griddepcontrol": nothing, "setmaxnreg": nothing,
 }  # fmt: skip

@@ -9,19 +9,15 @@ A launch with a seed draws. Half of the copies land at once, which shows a slot 
 others out of order; the scheduler holds warps back (`schedule`), and a warp may give way after an arrival.
 """
 
-from typing import TYPE_CHECKING
-
 from tegrad.ptx.check import PAGE_SHIFT, launch_of
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.lanes import each_lane
 from tegrad.ptx.layout import LANES, Access, Frame, Launch, Slot, Space, WarpState, fault_info
+from tegrad.ptx.lowering import Asynchronous
 from tegrad.ptx.mbarrier import COUNTS, NEW_FORMS_SM, VECTOR, place
 from tegrad.ptx.memory import address
 from tegrad.ptx.rules import U32, mod, require
 from tegrad.ptx.syntax import Imm, Ins
-
-if TYPE_CHECKING:
-    from tegrad.ptx.emitter import Emitter
 
 UNIT = 16
 """Addresses and sizes are multiples of it."""
@@ -352,7 +348,7 @@ DIRECTIONS = {("shared__cluster", "global"): True, ("shared__cta", "global"): Tr
 """From global memory or to it, by the two state spaces."""
 
 
-def copy(e: "Emitter", ins: Ins) -> None:
+def copy(e: Asynchronous, ins: Ins) -> None:
     """cp.async.bulk of bytes, its groups and waits, and its prefetch; within a cluster of one CTA."""
     f = e.f
     if mod(ins, "tensor", "multicast__cluster", "cp_mask"):
@@ -383,7 +379,7 @@ def emit_commit(module: Module) -> None:
     f.finish()
 
 
-def _issue(e: "Emitter", ins: Ins) -> None:
+def _issue(e: Asynchronous, ins: Ins) -> None:
     f = e.f
     spaces = tuple(m for m in ins.mods if m in ("global", "shared__cta", "shared__cluster"))
     load = DIRECTIONS[spaces[0], spaces[1]]

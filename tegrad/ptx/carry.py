@@ -3,20 +3,23 @@
 The flag is a value of the emitter; it does not live across basic blocks, as compilers keep such chains together.
 """
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tegrad.ptx.integer import mul
-from tegrad.ptx.ir import V
+from tegrad.ptx.ir import Fn, V
+from tegrad.ptx.lowering import Operands
 from tegrad.ptx.rules import Handler, mod
 from tegrad.ptx.syntax import Ins
 
-if TYPE_CHECKING:
-    from tegrad.ptx.emitter import Emitter
+
+class Carries(Operands, Protocol):
+    """The flag is nowhere but in the emitter: it is no operand."""
+
+    carry: V | None
 
 
-def _sum(e: "Emitter", a: V, b: V, carry: V | None) -> tuple[V, V]:
+def _sum(f: Fn, a: V, b: V, carry: V | None) -> tuple[V, V]:
     """a + b + carry and the carry out."""
-    f = e.f
     a, b = f.same(a, b)
     out = f.add(a, b)
     over = f.icmp("ult", out, a)
@@ -27,9 +30,8 @@ def _sum(e: "Emitter", a: V, b: V, carry: V | None) -> tuple[V, V]:
     return total, f.or_(over, f.icmp("ult", total, f.splat(out, total.n)))
 
 
-def _difference(e: "Emitter", a: V, b: V, carry: V | None) -> tuple[V, V]:
+def _difference(f: Fn, a: V, b: V, carry: V | None) -> tuple[V, V]:
     """a - b - borrow and the borrow out."""
-    f = e.f
     a, b = f.same(a, b)
     out, under = f.sub(a, b), f.icmp("ult", a, b)
     if carry is None:
@@ -39,7 +41,7 @@ def _difference(e: "Emitter", a: V, b: V, carry: V | None) -> tuple[V, V]:
     return total, f.or_(under, f.icmp("ult", f.splat(out, total.n), f.splat(extra, total.n)))
 
 
-def extended(e: "Emitter", ins: Ins) -> None:
+def extended(e: Carries, ins: Ins) -> None:
     """Any of the six instructions; the base name tells the operation and whether the flag is read."""
     t = ins.types[-1]
     reads = ins.base.endswith("c")
@@ -51,11 +53,11 @@ def extended(e: "Emitter", ins: Ins) -> None:
     if kind == "mad":
         product = mul(e.f, ins, values[0], values[1])
         values = [product, values[2]]
-    out, flag = (_difference if kind == "sub" else _sum)(e, values[0], values[1], carry)
+    out, flag = (_difference if kind == "sub" else _sum)(e.f, values[0], values[1], carry)
     if mod(ins, "cc"):
         e.carry = flag
     e.write(ins.operands[0], out, t, ins)
 
 
-HANDLERS: dict[str, Handler] = {"addc": extended, "subc": extended, "madc": extended}
+HANDLERS: dict[str, Handler[Carries]] = {"addc": extended, "subc": extended, "madc": extended}
 CC_BASES = frozenset({"add", "sub", "mad"})

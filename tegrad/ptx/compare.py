@@ -1,15 +1,11 @@
 """Comparison, selection and moves (PTX ISA 9.7.6 to 9.7.9, without memory)."""
 
-from typing import TYPE_CHECKING
-
 from tegrad.ptx.floating import bf16_to_f32, flush
 from tegrad.ptx.ir import Fn, V
+from tegrad.ptx.lowering import Operands
 from tegrad.ptx.rules import PRED, Handler, OpRule, mod
 from tegrad.ptx.syntax import Ins, Pair
 from tegrad.ptx.types import TYPES, Ty
-
-if TYPE_CHECKING:
-    from tegrad.ptx.emitter import Emitter
 
 SIGNED = {"eq": "eq", "ne": "ne", "lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge"}
 UNSIGNED = {
@@ -37,7 +33,7 @@ def compare(f: Fn, ins: Ins, t: Ty, a: V, b: V) -> V:
     return f.fcmp(FLOAT[name], a, b)
 
 
-def _combined(e: "Emitter", ins: Ins, result: V) -> V:
+def _combined(e: Operands, ins: Ins, result: V) -> V:
     """With the third source, a predicate: setp.lt.and p, a, b, c."""
     how = next((m for m in ins.mods[1:] if m in BOOLEAN), None)
     if how is None:
@@ -45,7 +41,7 @@ def _combined(e: "Emitter", ins: Ins, result: V) -> V:
     return e.f.bin(BOOLEAN[how], result, e.read(ins.operands[3], PRED))
 
 
-def _halves(e: "Emitter", ins: Ins, t: Ty) -> list[V]:
+def _halves(e: Operands, ins: Ins, t: Ty) -> list[V]:
     """The comparison of the lower and of the upper halves of f16x2 or bf16x2."""
     f = e.f
     part = TYPES[t.name[:-2]]
@@ -58,7 +54,7 @@ def _halves(e: "Emitter", ins: Ins, t: Ty) -> list[V]:
     return out
 
 
-def setp(e: "Emitter", ins: Ins) -> None:
+def setp(e: Operands, ins: Ins) -> None:
     """setp p|q: q is the opposite of p, or for pairs the comparison of the upper halves."""
     t = ins.types[-1]
     if t.name in PAIRS:
@@ -77,7 +73,7 @@ def setp(e: "Emitter", ins: Ins) -> None:
     e.write(target, _combined(e, ins, result), PRED, ins)
 
 
-def set_(e: "Emitter", ins: Ins) -> None:
+def set_(e: Operands, ins: Ins) -> None:
     """set: 1.0 or all ones where the comparison holds."""
     f = e.f
     result_ty, t = ins.types[-2:]
@@ -90,7 +86,7 @@ def set_(e: "Emitter", ins: Ins) -> None:
     e.write(ins.operands[0], f.select(holds, f.const(result_ty.el, one), f.const(result_ty.el, 0)), result_ty, ins)
 
 
-def _set_pair(e: "Emitter", ins: Ins, result_ty: Ty, t: Ty) -> None:
+def _set_pair(e: Operands, ins: Ins, result_ty: Ty, t: Ty) -> None:
     f = e.f
     one = {"f16x2": 0x3C00, "bf16x2": 0x3F80}.get(result_ty.name, 0xFFFF)
     low, high = (
@@ -100,7 +96,7 @@ def _set_pair(e: "Emitter", ins: Ins, result_ty: Ty, t: Ty) -> None:
     e.write(ins.operands[0], f.or_(low, high), result_ty, ins)
 
 
-def mov(e: "Emitter", ins: Ins) -> None:
+def mov(e: Operands, ins: Ins) -> None:
     t = ins.types[-1]
     e.write(ins.operands[0], e.read(ins.operands[1], t), t, ins)
 
@@ -118,4 +114,4 @@ RULES: dict[str, OpRule] = {
     ),
     "slct": OpRule(lambda ins: (ins.types[0], (ins.types[0], ins.types[0], ins.types[1])), _slct),
 }
-HANDLERS: dict[str, Handler] = {"setp": setp, "set": set_, "mov": mov}
+HANDLERS: dict[str, Handler[Operands]] = {"setp": setp, "set": set_, "mov": mov}

@@ -1,16 +1,14 @@
 """Barriers and other instructions that end or suspend a warp (PTX ISA 9.7.12, 9.7.13)."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from tegrad.ptx.analysis import BAR_RESULT
+from tegrad.ptx.analysis import BAR_RESULT, Block
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import Access, Frame, Slot, Status, fault_info
-from tegrad.ptx.rules import PRED, U32, Handler, mod
+from tegrad.ptx.lowering import Lowering
+from tegrad.ptx.rules import PRED, U32, Handler, mod, nothing
 from tegrad.ptx.syntax import Imm, Ins, Operand
-
-if TYPE_CHECKING:
-    from tegrad.ptx.emitter import Emitter
 
 
 def emit_arrive(module: Module) -> None:
@@ -77,13 +75,24 @@ def barriers(body: Iterable[Ins]) -> int:
     return count
 
 
-def scalar(e: "Emitter", op: Operand) -> V:
+def scalar(e: Lowering, op: Operand) -> V:
     """A u32 operand that is the same for all running lanes."""
     v = e.read(op, U32)
     return v if v.n == 1 else e.f.extract(v, e.f.intr_flag("cttz", e.mask, False))
 
 
-def barrier(e: "Emitter", ins: Ins) -> None:
+class EndsBlock(Lowering, Protocol):
+    """An instruction that ends a block says where its lanes go on, after what later blocks read is stored."""
+
+    block: Block
+    next_slot: V
+    """Where the pc of lanes that wait is put before a jump to `park`."""
+
+    def flush(self) -> None:
+        """Store what later blocks read."""
+
+
+def barrier(e: EndsBlock, ins: Ins) -> None:
     """bar.sync and bar.arrive: the end of a block; the warp is suspended until the barrier opens."""
     f = e.f
     if mod(ins, "warp"):
@@ -111,7 +120,7 @@ def barrier(e: "Emitter", ins: Ins) -> None:
     f.ret(f.const("i32", Status.BARRIER))
 
 
-def barrier_result(e: "Emitter", ins: Ins) -> None:
+def barrier_result(e: Lowering, ins: Ins) -> None:
     """What bar.red gave, read when the warp goes on after it."""
     f = e.f
     # The barrier's number is not kept: the block before set it aside in the frame.
@@ -124,7 +133,7 @@ def barrier_result(e: "Emitter", ins: Ins) -> None:
         e.write(ins.operands[0], f.icmp("ne", v, f.const("i32", 0)), PRED, ins)
 
 
-def trap(e: "Emitter", ins: Ins) -> None:
+def trap(e: Lowering, ins: Ins) -> None:
     """trap: the launch ends with a fault."""
     f = e.f
     lanes = e.lanes(ins)
@@ -138,11 +147,7 @@ def trap(e: "Emitter", ins: Ins) -> None:
     f.label(go)
 
 
-def nothing(e: "Emitter", ins: Ins) -> None:
-    """No effect on results."""
-
-
-HANDLERS: dict[str, Handler] = {
+HANDLERS: dict[str, Handler[EndsBlock]] = {
     "bar": barrier, "barrier": barrier, "trap": trap, "pmevent": nothing, "brkpt": trap,
     BAR_RESULT: barrier_result,
 }  # fmt: skip

@@ -12,9 +12,10 @@ which cannot come.
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tegrad.ptx.analysis import Block, is_warp_sync, member_mask
+from tegrad.ptx.control import EndsBlock
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import LANES, Access, Frame, Status, WarpState, fault_info
 from tegrad.ptx.parser import split_op
@@ -22,9 +23,6 @@ from tegrad.ptx.rules import U32
 from tegrad.ptx.syntax import Function, Ins, Label, Sym
 from tegrad.ptx.types import TYPES
 from tegrad.ptx.warp import REDUCTIONS, Action, action, give, permute, reduce
-
-if TYPE_CHECKING:
-    from tegrad.ptx.emitter import Emitter
 
 ACTION_BITS = 8
 """A key is the instruction's action below its number among the kernel's different instructions."""
@@ -52,7 +50,20 @@ def keys(body: Iterable[Ins | Label]) -> dict[str, int]:
     return {name: number << ACTION_BITS for number, name in enumerate(names)}
 
 
-def converge(e: "Emitter", ins: Ins) -> None:
+class Converging(EndsBlock, Protocol):
+    """Lanes that are all there execute the instruction at once; the others' way must find the same values after it."""
+
+    keys: dict[str, int]
+    values: dict[int, V]
+
+    def instruction(self, ins: Ins) -> None:
+        """Write an instruction."""
+
+    def jump(self, target: int) -> None:
+        """Go to a block with all lanes of the mask."""
+
+
+def converge(e: Converging, ins: Ins) -> None:
     """The end of a block that is a `.sync` instruction: execute it if all its members are here, else wait for them."""
     f = e.f
     e.flush()
@@ -217,7 +228,7 @@ def nobody_runs(f: Fn, frame: V) -> None:
             f.ret(f.const("i32", Status.YIELD))
 
 
-def hold(e: "Emitter", block: Block, waits: list[int]) -> None:
+def hold(e: EndsBlock, block: Block, waits: list[int]) -> None:
     """At the start of a block where branches join: lanes do not pass it while others wait within the branches.
 
     Nothing after it is made for some of the lanes only. `waits` are the blocks at which lanes of the branches wait."""

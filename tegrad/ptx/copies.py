@@ -5,20 +5,16 @@ code which forgets to wait shows it. Copies of a warp queue in its frame; a full
 launch with a seed half of the groups reach it at once, which shows memory that is copied to while it is read.
 """
 
-from typing import TYPE_CHECKING
-
 from tegrad.ptx import bulk
 from tegrad.ptx.access import helper_name
 from tegrad.ptx.check import launch_of
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import LANES, Frame, Launch
+from tegrad.ptx.lowering import Asynchronous
 from tegrad.ptx.mbarrier import arrive_after_copies
 from tegrad.ptx.memory import address
 from tegrad.ptx.rules import U32, Handler, mod
 from tegrad.ptx.syntax import Imm, Ins, Vec
-
-if TYPE_CHECKING:
-    from tegrad.ptx.emitter import Emitter
 
 MOST_QUEUED = 32
 DATA, MASK, WORDS, GROUP, PC = 128, 640, 644, 648, 652
@@ -110,7 +106,7 @@ def emit_wait(module: Module) -> None:
     f.finish()
 
 
-def copy_async(e: "Emitter", ins: Ins) -> None:
+def copy_async(e: Asynchronous, ins: Ins) -> None:
     """cp.async, its groups and waits; a source shorter than the copy is filled up with zeros."""
     f = e.f
     if mod(ins, "reduce"):
@@ -121,7 +117,7 @@ def copy_async(e: "Emitter", ins: Ins) -> None:
     if mod(ins, "mbarrier"):
         arrive_after_copies(e, ins)
         return
-    queue = f.gep(e.frame, e.layout.queue)
+    queue = f.gep(e.frame, e.copy_queue)
     if mod(ins, "commit_group"):
         f.store(f.add(f.load("i32", e.frame, Frame.COPY_GROUP), f.const("i32", 1)), e.frame, Frame.COPY_GROUP)
         with f.if_(f.icmp("ne", f.load("i32", e.launch, Launch.SEED), f.const("i32", 0)), False):
@@ -137,7 +133,7 @@ def copy_async(e: "Emitter", ins: Ins) -> None:
         _issue(e, ins, queue)
 
 
-def _issue(e: "Emitter", ins: Ins, queue: V) -> None:
+def _issue(e: Asynchronous, ins: Ins, queue: V) -> None:
     f = e.f
     size = ins.operands[2]
     if not mod(ins, "shared", "shared__cta") or not isinstance(size, Imm) or size.value not in (4, 8, 16):
@@ -168,7 +164,7 @@ def _kept(f: Fn, limit: V, at: int) -> V:
     return f.select(f.icmp("eq", size, f.like(size, 4)), f.like(size, -1), low)
 
 
-def movmatrix(e: "Emitter", ins: Ins) -> None:
+def movmatrix(e: Asynchronous, ins: Ins) -> None:
     """movmatrix.sync.aligned.m8n8.trans.b16: lane 4r + c of an 8 x 8 matrix holds row r, columns 2c and 2c + 1."""
     f = e.f
     if not mod(ins, "trans") or "m8n8" not in ins.mods:
@@ -182,7 +178,7 @@ def movmatrix(e: "Emitter", ins: Ins) -> None:
     e.write(ins.operands[0], f.or_(halves[0], f.bin("shl", halves[1], f.like(halves[1], 16))), U32, ins)
 
 
-def ldmatrix(e: "Emitter", ins: Ins) -> None:
+def ldmatrix(e: Asynchronous, ins: Ins) -> None:
     """ldmatrix.sync.aligned.m8n8.x{1,2,4}{.trans}.shared.b16: lane 8i + r gives the address of row r of matrix i."""
     f = e.f
     count = next((int(m[1]) for m in ins.mods if m in ("x1", "x2", "x4")), 0)
@@ -212,4 +208,4 @@ def ldmatrix(e: "Emitter", ins: Ins) -> None:
         e.write(item, v, U32, ins)
 
 
-HANDLERS: dict[str, Handler] = {"cp": copy_async, "ldmatrix": ldmatrix, "movmatrix": movmatrix}
+HANDLERS: dict[str, Handler[Asynchronous]] = {"cp": copy_async, "ldmatrix": ldmatrix, "movmatrix": movmatrix}

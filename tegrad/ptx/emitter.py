@@ -25,11 +25,13 @@ from tegrad.ptx.view import Group, View, groups
 class Emitter(Dispatcher):
     """Writes the LLVM function of one kernel."""
 
-    def __init__(self, source: Source, fn: Function, find: Callable[[Ins], OpRule | Handler]) -> None:
+    def __init__(self, source: Source, fn: Function, find: Callable[[Ins], "OpRule | Handler[Emitter]"]) -> None:
         self.source, self.kernel, self.find = source, fn, find
         self.module = Module(STACK_ALIGN)
         super().__init__(Fn(self.module, "tgx_warp", "i32", [("ptr", "frame")]), analyse(fn))
         self.layout = Layout(source, fn, self.flow)
+        self.symbols, self.globals = self.layout.symbols, self.layout.globals
+        self.copy_queue, self.room = self.layout.queue, self.layout.warpgroup
         self.params = {p.name: p for p in fn.params}
         self.launch: V
         self.values: dict[int, V] = {}
@@ -101,10 +103,16 @@ class Emitter(Dispatcher):
         at = f.gep(self.counts, 8 * index)
         f.store(f.add(f.load("i64", at), total), at)
 
-    def view(self, base: V) -> V | None:
-        """The view of the group that the current access belongs to, filled if this is the first; `base` its address."""
+    def view(self, register: int) -> V | None:
+        """The view of the group that the current access belongs to, filled if this is the first.
+
+        None for an access of no group, and where the register has one address for the whole warp.
+        """
         group = self.groups.get(self.pc)
-        if group is None or base.n == 1:
+        if group is None:
+            return None
+        base = self.f.bits(self.get(register), "i64")
+        if base.n == 1:
             return None
         if group.view is None:
             # Views of different blocks share their memory.
@@ -278,7 +286,7 @@ class Emitter(Dispatcher):
     def address_of(self, sym: Sym) -> V:
         """The value of a variable's name in mov: an offset in its space, or an address in global memory."""
         f = self.f
-        place = self.layout.symbols.get(sym.name)
+        place = self.symbols.get(sym.name)
         if place is None:
             param = self.params.get(sym.name)
             if param is not None:

@@ -172,11 +172,6 @@ class Place:
     def cached(self) -> V:
         return _flag(self.f, self.flags, Page.CACHED)
 
-    @property
-    def looked_at(self) -> V:
-        """Whether accesses to this page have to look at the L2."""
-        return _flag(self.f, self.flags, Page.CACHED | Page.MIXED)
-
 
 def _mode(f: Fn, cache: V, bit: int) -> V:
     return _flag(f, f.load("i32", cache, Cache.MODE), bit)

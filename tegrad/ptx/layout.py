@@ -41,7 +41,6 @@ class Launch(IntEnum):
     SHARED_END = 136
     WARP_FN = 144
     SYMBOLS = 152
-    PARAM_SIZE = 160
     DYNAMIC_SHARED = 164
     NTID = 168
     NCTAID = 180

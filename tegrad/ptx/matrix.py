@@ -10,18 +10,15 @@ such an addition, and exactly where every partial sum is exact.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tegrad.ptx import fp8
 from tegrad.ptx.floating import bf16_to_f32
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import LANES
+from tegrad.ptx.lowering import Operands
 from tegrad.ptx.rules import Handler, mod
 from tegrad.ptx.syntax import Ins, Vec
 from tegrad.ptx.types import TYPES, Ty
-
-if TYPE_CHECKING:
-    from tegrad.ptx.emitter import Emitter
 
 LANE_BYTES = {"i32": 4 * LANES, "i64": 8 * LANES}
 ROW = [[lane // 4 * 4 + t for lane in range(LANES)] for t in range(4)]
@@ -170,7 +167,7 @@ def packed(f: Fn, acc: list[V], t: Ty) -> list[V]:
     return [f.or_(halves[i], f.bin("shl", halves[i + 1], f.like(halves[i], 16))) for i in range(0, len(halves), 2)]
 
 
-def mma(e: "Emitter", ins: Ins) -> None:
+def mma(e: Operands, ins: Ins) -> None:
     """mma.sync.aligned.shape.row.col.d.a.b.c."""
     f = e.f
     shape = next((m for m in ins.mods if m in SHAPES), "")
@@ -199,7 +196,7 @@ def mma(e: "Emitter", ins: Ins) -> None:
         e.write(o, f.load(s.c_el, out, i * LANE_BYTES[s.c_el], LANES, 64), t, ins)
 
 
-def _operand(e: "Emitter", ins: Ins, index: int, count: int, el: str) -> list[V]:
+def _operand(e: Operands, ins: Ins, index: int, count: int, el: str) -> list[V]:
     op = ins.operands[index]
     items = op.items if isinstance(op, Vec) else (op,)
     if len(items) != count:
@@ -208,4 +205,4 @@ def _operand(e: "Emitter", ins: Ins, index: int, count: int, el: str) -> list[V]
     return [e.f.splat(e.read(o, t), LANES) for o in items]
 
 
-HANDLERS: dict[str, Handler] = {"mma": mma}
+HANDLERS: dict[str, Handler[Operands]] = {"mma": mma}

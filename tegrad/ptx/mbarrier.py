@@ -8,18 +8,14 @@ All warps of a CTA run on one host thread, so that nothing here is atomic. A wai
 the object waits (`bulk`), and the warp gives way at its next back edge.
 """
 
-from typing import TYPE_CHECKING
-
 from tegrad.ptx.check import launch_of
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.lanes import each_lane
 from tegrad.ptx.layout import LANES, Access, Frame, Launch, Space, fault_info
+from tegrad.ptx.lowering import Asynchronous
 from tegrad.ptx.memory import U64, address, space_of
 from tegrad.ptx.rules import PRED, U32, Handler, mod, require
 from tegrad.ptx.syntax import Ins, Operand
-
-if TYPE_CHECKING:
-    from tegrad.ptx.emitter import Emitter
 
 MOST_COUNT = (1 << 20) - 1
 """The largest count, of arrivals and of bytes."""
@@ -168,7 +164,7 @@ def emit_test(module: Module) -> None:
     f.finish()
 
 
-def place(e: "Emitter", ins: Ins, op: Operand, space: str) -> tuple[V, V, V]:
+def place(e: Asynchronous, ins: Ins, op: Operand, space: str) -> tuple[V, V, V]:
     """Of objects: their addresses, scalar where all are one, where shared memory begins, and the info of a fault."""
     f = e.f
     if space not in ("shared", "generic"):
@@ -178,7 +174,7 @@ def place(e: "Emitter", ins: Ins, op: Operand, space: str) -> tuple[V, V, V]:
     return f.resize(address(e, op, space), "i64", False), base, f.const("i32", fault_info(where, Access.ATOMIC, 8))
 
 
-def _arrive(e: "Emitter", ins: Ins, op: Operand, arrivals: V, tx: V, drops: V) -> V:
+def _arrive(e: Asynchronous, ins: Ins, op: Operand, arrivals: V, tx: V, drops: V) -> V:
     """The objects before an operation of the lanes."""
     f = e.f
     where, base, info = place(e, ins, op, space_of(e, ins))
@@ -187,7 +183,7 @@ def _arrive(e: "Emitter", ins: Ins, op: Operand, arrivals: V, tx: V, drops: V) -
     return f.call("tgx_mbarrier_arrive", "i64", LANES, *args)
 
 
-def _set(e: "Emitter", ins: Ins) -> None:
+def _set(e: Asynchronous, ins: Ins) -> None:
     f = e.f
     valid = mod(ins, "init")
     count = e.read(ins.operands[1], U32) if valid else f.const("i32", 0)
@@ -196,7 +192,7 @@ def _set(e: "Emitter", ins: Ins) -> None:
                 f.splat(count, LANES), f.const("i1", valid))  # fmt: skip
 
 
-def _wait(e: "Emitter", ins: Ins) -> None:
+def _wait(e: Asynchronous, ins: Ins) -> None:
     """test_wait and try_wait; the second differs only in how long it may take."""
     f = e.f
     target, object_, phase = ins.operands[:3]
@@ -220,7 +216,7 @@ def _age(ins: Ins, op: str) -> int:
     return NEW_FORMS_SM if young or mod(ins, "expect_tx", "cluster", "shared__cluster") else 80
 
 
-def mbarrier(e: "Emitter", ins: Ins) -> None:
+def mbarrier(e: Asynchronous, ins: Ins) -> None:
     """All instructions on objects of this CTA; a cluster has no other one here."""
     f = e.f
     op = next(o for o in (*OPS[2:4], *OPS) if o in ins.mods)
@@ -246,7 +242,7 @@ def mbarrier(e: "Emitter", ins: Ins) -> None:
         e.write(ins.operands[0], old, U64, ins)
 
 
-def arrive_after_copies(e: "Emitter", ins: Ins) -> None:
+def arrive_after_copies(e: Asynchronous, ins: Ins) -> None:
     """cp.async.mbarrier.arrive: an arrival after the lane's copies in the warp's queue (`copies`)."""
     f = e.f
     if mod(ins, "shared__cluster"):
@@ -257,7 +253,7 @@ def arrive_after_copies(e: "Emitter", ins: Ins) -> None:
         _arrive(e, ins, ins.operands[0], f.const("i32", -1), f.const("i32", 0), f.const("i32", 0))
     where, base, _ = place(e, ins, ins.operands[0], space)
     offset = f.splat(f.cast("trunc", f.sub(where, base), "i32"), LANES)
-    queue, zero = f.gep(e.frame, e.layout.queue), f.const("i32", 0)
+    queue, zero = f.gep(e.frame, e.copy_queue), f.const("i32", 0)
     f.call_void("tgx_copy_push", e.frame, queue, offset, queue, e.lanes(ins), zero, f.const("i32", e.pc))
 
 
@@ -274,7 +270,7 @@ def emit_copies_arrive(module: Module) -> None:
     f.finish()
 
 
-HANDLERS: dict[str, Handler] = {"mbarrier": mbarrier}
+HANDLERS: dict[str, Handler[Asynchronous]] = {"mbarrier": mbarrier}
 PLAIN = {
     "tgx_copy_arrive": emit_copies_arrive, "tgx_mbarrier_update": emit_update, "tgx_mbarrier_arrive": emit_arrive,
     "tgx_mbarrier_set": emit_set, "tgx_mbarrier_test": emit_test,

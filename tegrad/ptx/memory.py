@@ -1,33 +1,47 @@
 """ld, st and cvta: state spaces, vectors, parameters (PTX ISA 9.7.9)."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 
 from tegrad.ptx.access import helper_name
 from tegrad.ptx.ir import V
 from tegrad.ptx.layout import LANES, Launch
-from tegrad.ptx.rules import PRED, Handler, mod
-from tegrad.ptx.syntax import Addr, Imm, Ins, Operand, Reg, Sym, Vec
-from tegrad.ptx.types import TYPES, Ty
+from tegrad.ptx.lowering import Lowering
+from tegrad.ptx.rules import PRED, Handler, mod, nothing
+from tegrad.ptx.syntax import Addr, Imm, Ins, Operand, Reg, Sym, Variable, Vec
+from tegrad.ptx.types import EL_BITS, TYPES, Ty
 from tegrad.ptx.view import helper_name as view_helper
-
-if TYPE_CHECKING:
-    from tegrad.ptx.emitter import Emitter
 
 SPACES = ("global", "shared", "local", "param", "const")
 U64 = TYPES["u64"]
 
 
-def space_of(e: "Emitter", ins: Ins) -> str:
+class Accesses(Lowering, Protocol):
+    """Loads and stores reach parameters too, and are checked together with others of their block (`view`)."""
+
+    @property
+    def param_base(self) -> V:
+        """The address of the kernel's parameters."""
+
+    @property
+    def globals(self) -> Sequence[Variable]:
+        """The module's variables in global and constant memory."""
+
+    def view(self, register: int) -> V | None:
+        """The view of the group that the current access belongs to, by the register of its address; None without."""
+
+
+def space_of(e: Lowering, ins: Ins) -> str:
     """The state space of an access; .const lies in global memory, parameters of inlined functions in local memory."""
     name = next((m.split("__")[0] for m in ins.mods if m.split("__")[0] in SPACES), "generic")
     if name == "param":
         base = ins.operands[0 if ins.base == "st" else 1]
         sym = base.base.name if isinstance(base, Addr) and isinstance(base.base, Sym) else ""
-        return "local" if sym in e.layout.symbols else "param"
+        return "local" if sym in e.symbols else "param"
     return "global" if name == "const" else name
 
 
-def address(e: "Emitter", op: Operand, space: str) -> V:
+def address(e: Lowering, op: Operand, space: str) -> V:
     """The address of an operand: i32 in shared memory, else i64."""
     f = e.f
     assert isinstance(op, Addr)
@@ -38,7 +52,7 @@ def address(e: "Emitter", op: Operand, space: str) -> V:
         base = e.address_of(Sym(op.base.name, op.base.offset + op.offset))
         return f.resize(base, el, False) if base.ref.startswith("%") else f.const(el, int(base.ref))
     raw = e.get(op.base.number)
-    v = f.resize(f.bits(raw, f"i{e.kernel.regs[op.base.number].bits}"), el, False)
+    v = f.resize(f.bits(raw, f"i{EL_BITS[raw.el]}"), el, False)
     return f.add(v, f.like(v, op.offset)) if op.offset else v
 
 
@@ -46,11 +60,11 @@ def width(ins: Ins) -> int:
     return next((int(m[1]) for m in ins.mods if m in ("v2", "v4", "v8")), 1)
 
 
-def _view(e: "Emitter", op: Operand) -> tuple[V, V] | None:
+def _view(e: Accesses, op: Operand) -> tuple[V, V] | None:
     """The view and the constant of an access that belongs to a group."""
-    if not isinstance(op, Addr) or not isinstance(op.base, Reg) or e.pc not in e.groups:
+    if not isinstance(op, Addr) or not isinstance(op.base, Reg):
         return None
-    view = e.view(e.f.bits(e.get(op.base.number), "i64"))
+    view = e.view(op.base.number)
     return None if view is None else (view, e.f.const("i64", op.offset))
 
 
@@ -62,7 +76,7 @@ def _parts(op: Operand, n: int) -> tuple[Operand, ...]:
     return op.items
 
 
-def load(e: "Emitter", ins: Ins) -> None:
+def load(e: Accesses, ins: Ins) -> None:
     t, n, space = ins.types[-1], width(ins), space_of(e, ins)
     targets = _parts(ins.operands[0], n)
     if space == "param":
@@ -77,7 +91,7 @@ def load(e: "Emitter", ins: Ins) -> None:
         e.write(target, e.f.bits(v, t.el) if t.kind == "f" else v, t, ins)
 
 
-def _load_param(e: "Emitter", ins: Ins, t: Ty, n: int) -> list[V]:
+def _load_param(e: Accesses, ins: Ins, t: Ty, n: int) -> list[V]:
     f = e.f
     a = address(e, ins.operands[1], "param")
     if a.n != 1:
@@ -85,7 +99,7 @@ def _load_param(e: "Emitter", ins: Ins, t: Ty, n: int) -> list[V]:
     return [f.load(t.iel, e.param_base, f.add(a, f.like(a, i * t.size)) if i else a, align=1) for i in range(n)]
 
 
-def load_values(e: "Emitter", ins: Ins, space: str, a: V, bits: int, n: int) -> list[V]:
+def load_values(e: Accesses, ins: Ins, space: str, a: V, bits: int, n: int) -> list[V]:
     """Call the load helper; a load whose address is one for the warp gives scalars."""
     f = e.f
     uniform = a.n == 1 and space != "local" and space != "generic"
@@ -102,14 +116,14 @@ def load_values(e: "Emitter", ins: Ins, space: str, a: V, bits: int, n: int) -> 
     return _call_load(e, helper_name("ld", space, bits, n), args, bits, n)
 
 
-def _load_view(e: "Emitter", ins: Ins, view: V, offset: V, bits: int, n: int) -> list[V]:
+def _load_view(e: Accesses, ins: Ins, view: V, offset: V, bits: int, n: int) -> list[V]:
     """A load of a group of accesses to global memory."""
     e.account(ins, bits * n // 8, False)
     args = [e.frame, view, e.mask, offset, e.f.const("i32", e.pc)]
     return _call_load(e, view_helper("ld", bits, n), args, bits, n)
 
 
-def _call_load(e: "Emitter", name: str, args: list[V], bits: int, n: int) -> list[V]:
+def _call_load(e: Lowering, name: str, args: list[V], bits: int, n: int) -> list[V]:
     """Vectors that a helper returns, or leaves in memory if there are several."""
     f = e.f
     if n == 1:
@@ -119,7 +133,7 @@ def _call_load(e: "Emitter", name: str, args: list[V], bits: int, n: int) -> lis
     return [f.load(f"i{bits}", out, i * bits // 8 * LANES, LANES, 4) for i in range(n)]
 
 
-def store(e: "Emitter", ins: Ins) -> None:
+def store(e: Accesses, ins: Ins) -> None:
     f = e.f
     t, n, space = ins.types[-1], width(ins), space_of(e, ins)
     if space == "param" or mod(ins, "async", "bulk"):
@@ -146,7 +160,7 @@ def store(e: "Emitter", ins: Ins) -> None:
     f.call_void(name, *args, buffer)
 
 
-def cvta(e: "Emitter", ins: Ins) -> None:
+def cvta(e: Lowering, ins: Ins) -> None:
     """Between a space's addresses and generic ones: windows for shared and local, nothing for global and const."""
     f = e.f
     t = ins.types[-1]
@@ -162,7 +176,7 @@ def cvta(e: "Emitter", ins: Ins) -> None:
     e.write(ins.operands[0], v, t, ins)
 
 
-def isspacep(e: "Emitter", ins: Ins) -> None:
+def isspacep(e: Accesses, ins: Ins) -> None:
     """Whether a generic address lies in a space's window; .const in a variable of the module, .global in neither."""
     f = e.f
     v = e.read(ins.operands[1], U64)
@@ -172,7 +186,7 @@ def isspacep(e: "Emitter", ins: Ins) -> None:
         for name, at in (("shared", Launch.SHARED_WINDOW), ("local", Launch.LOCAL_WINDOW))
     }
     inside["const"] = f.const("i1", 0)
-    for variable in e.layout.globals:
+    for variable in e.globals:
         if variable.space == "const":
             start = e.address_of(Sym(variable.name))
             held = f.icmp("ult", f.sub(v, start), f.const("i64", variable.size))
@@ -186,16 +200,12 @@ def isspacep(e: "Emitter", ins: Ins) -> None:
     e.write(ins.operands[0], known, PRED, ins)
 
 
-def createpolicy(e: "Emitter", ins: Ins) -> None:
+def createpolicy(e: Lowering, ins: Ins) -> None:
     """A cache policy; caches are not modelled, so that it is any value."""
     e.write(ins.operands[0], e.f.const("i64", 0), U64, ins)
 
 
-def nothing(e: "Emitter", ins: Ins) -> None:
-    """Prefetches and cache hints."""
-
-
-HANDLERS: dict[str, Handler] = {
+HANDLERS: dict[str, Handler[Accesses]] = {
     "ld": load, "ldu": load, "st": store, "cvta": cvta, "isspacep": isspacep, "createpolicy": createpolicy,
     "prefetch": nothing, "prefetchu": nothing, "discard": nothing, "applypriority": nothing,
 }  # fmt: skip

@@ -1,25 +1,23 @@
 """How instruction tables are written.
 
 A pure instruction is a `OpRule`: the types of its result and sources, and a function that writes the LLVM IR for values
-of
-those types, scalar or vector alike. Everything else (memory, warp, matrix) is a handler that uses the emitter directly.
+of those types, scalar or vector alike. Everything else (memory, warp, matrix) is a handler.
 """
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tegrad.ptx.errors import PtxError
 from tegrad.ptx.ir import Fn, V
 from tegrad.ptx.syntax import Ins, Source
 from tegrad.ptx.types import TYPES, Ty
 
-if TYPE_CHECKING:
-    from tegrad.ptx.emitter import Emitter
-
 Signature = Callable[[Ins], tuple[Ty, tuple[Ty, ...]]]
 Apply = Callable[..., V]
-Handler = Callable[["Emitter", Ins], None]
+E = TypeVar("E", contravariant=True)
+Handler = Callable[[E, Ins], None]
+"""Writes one instruction; `E` is what it needs of the emitter (`lowering`)."""
 
 PRED, U32 = TYPES["pred"], TYPES["u32"]
 
@@ -41,6 +39,10 @@ def wide(ty: Ty) -> Ty:
     return TYPES[f"{ty.kind}{ty.bits * 2}"]
 
 
+def nothing(e: object, ins: Ins) -> None:
+    """The handler of what has no effect on results: prefetches, hints to caches and the scheduler, marks for tools."""
+
+
 def unsupported(ins: Ins) -> str:
     return f"line {ins.line}: instruction {ins.op} is not supported by the PTX engine"
 
@@ -59,5 +61,5 @@ def mod(ins: Ins, *names: str) -> bool:
     return any(n in ins.mods for n in names)
 
 
-__all__ = ["PRED", "U32", "Apply", "Fn", "Handler", "OpRule", "Signature", "mod", "require", "same",
+__all__ = ["PRED", "U32", "Apply", "Fn", "Handler", "OpRule", "Signature", "mod", "nothing", "require", "same",
            "unsupported", "wide"]  # fmt: skip

@@ -2,15 +2,12 @@
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import LANES, Frame, Launch
+from tegrad.ptx.lowering import Lowering
 
-if TYPE_CHECKING:
-    from tegrad.ptx.emitter import Emitter
-
-Source = Callable[["Emitter"], V]
+Source = Callable[[Lowering], V]
 
 
 def _tid(axis: int) -> Source:
@@ -33,15 +30,15 @@ def _lane_mask(of: Callable[[int], int]) -> Source:
     return lambda e: e.f.elements("i32", [of(i) for i in range(LANES)])
 
 
-def _clock64(e: "Emitter") -> V:
+def _clock64(e: Lowering) -> V:
     return e.f.call("llvm.readcyclecounter", "i64", 1)
 
 
-def _clock(e: "Emitter") -> V:
+def _clock(e: Lowering) -> V:
     return e.f.resize(_clock64(e), "i32", False)
 
 
-def _clock_hi(e: "Emitter") -> V:
+def _clock_hi(e: Lowering) -> V:
     return e.f.resize(e.f.bin("lshr", _clock64(e), e.f.const("i64", 32)), "i32", False)
 
 
@@ -54,7 +51,7 @@ def emit_nanoseconds(module: Module) -> None:
     f.finish()
 
 
-def _nanoseconds(e: "Emitter") -> V:
+def _nanoseconds(e: Lowering) -> V:
     return e.f.call("tgx_nanoseconds", "i64", 1)
 
 

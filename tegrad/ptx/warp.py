@@ -8,18 +8,15 @@ the second step only, with what was computed when the last of them came (`_told`
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 from tegrad.ptx.analysis import MET, member_mask
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.lanes import each_lane, gather
 from tegrad.ptx.layout import LANES, Frame
+from tegrad.ptx.lowering import Lowering
 from tegrad.ptx.rules import PRED, U32, Handler, mod
 from tegrad.ptx.syntax import Imm, Ins, Operand, Pair
 from tegrad.ptx.types import TYPES, Ty
-
-if TYPE_CHECKING:
-    from tegrad.ptx.emitter import Emitter
 
 SHFL_MODES = ("up", "down", "bfly", "idx")
 
@@ -61,7 +58,7 @@ def action(ins: Ins) -> int:
     return Action.REDUX + REDUCTIONS.index((op, "s32" if ty.signed and op in ("min", "max") else "u32"))
 
 
-def give(e: "Emitter", ins: Ins) -> tuple[V, V]:
+def give(e: Lowering, ins: Ins) -> tuple[V, V]:
     """What a lane leaves for the others: a value (i64), and the lane that it reads from."""
     f = e.f
     none = f.const("i32", 0)
@@ -75,24 +72,24 @@ def give(e: "Emitter", ins: Ins) -> tuple[V, V]:
     return f.const("i64", 0), none
 
 
-def _told(e: "Emitter") -> tuple[V, V]:
+def _told(e: Lowering) -> tuple[V, V]:
     """What lanes that waited got, and their groups."""
     return e.f.load("i32", e.frame, Frame.CONVERGE_RESULT, LANES, 64), e.f.load(
         "i32", e.frame, Frame.CONVERGE_GROUP, LANES, 64
     )
 
 
-def _handlers(base: str, joined: Callable[..., V], finish: Callable[..., None]) -> dict[str, Handler]:
+def _handlers(base: str, joined: Callable[..., V], finish: Callable[..., None]) -> dict[str, Handler[Lowering]]:
     """An instruction, and the pseudo instruction of lanes that waited."""
 
-    def now(e: "Emitter", ins: Ins) -> None:
+    def now(e: Lowering, ins: Ins) -> None:
         lanes = e.mask if base == "shfl" else members(e, ins)
         finish(e, ins, joined(e, ins, lanes), lanes)
 
     return {base: now, MET + base: lambda e, ins: finish(e, ins, *_told(e))}
 
 
-def _source(e: "Emitter", ins: Ins) -> tuple[V, V]:
+def _source(e: Lowering, ins: Ins) -> tuple[V, V]:
     """The lane that each lane reads from, and whether it is in range."""
     f = e.f
     mode = next(m for m in ins.mods if m in SHFL_MODES)
@@ -104,7 +101,7 @@ def _source(e: "Emitter", ins: Ins) -> tuple[V, V]:
     return _lanes(f, mode, e.read(b, U32), e.read(c, U32))
 
 
-def _shfl_joined(e: "Emitter", ins: Ins, lanes: V) -> V:
+def _shfl_joined(e: Lowering, ins: Ins, lanes: V) -> V:
     """shfl.sync.mode.b32 d|p, a, b, c, membermask."""
     f = e.f
     a = f.splat(e.read(ins.operands[1], U32), LANES)
@@ -115,7 +112,7 @@ def _shfl_joined(e: "Emitter", ins: Ins, lanes: V) -> V:
     return permute(f, a, _source(e, ins)[0])
 
 
-def _shfl_finish(e: "Emitter", ins: Ins, value: V, lanes: V) -> None:
+def _shfl_finish(e: Lowering, ins: Ins, value: V, lanes: V) -> None:
     target, pred = _outputs(ins.operands[0])
     e.write(target, value, U32, ins)
     if pred is not None:
@@ -148,7 +145,7 @@ def permute(f: Fn, a: V, index: V) -> V:
     return gather(f, slot, offsets, f.const("i1", 1, LANES), a.el)
 
 
-def members(e: "Emitter", ins: Ins) -> V:
+def members(e: Lowering, ins: Ins) -> V:
     """The lanes that take part: those that run, and are in the member mask."""
     lanes = e.lanes(ins)
     if "sync" not in ins.mods:
@@ -159,12 +156,12 @@ def members(e: "Emitter", ins: Ins) -> V:
     return e.f.and_(lanes, v)
 
 
-def _vote_joined(e: "Emitter", ins: Ins, lanes: V) -> V:
+def _vote_joined(e: Lowering, ins: Ins, lanes: V) -> V:
     """vote.sync.{all,any,uni}.pred p, q, mask and vote.sync.ballot.b32 d, q, mask."""
     return e.f.and_(e.bits_of(e.read(ins.operands[1], PRED)), lanes)
 
 
-def _vote_finish(e: "Emitter", ins: Ins, bits: V, lanes: V) -> None:
+def _vote_finish(e: Lowering, ins: Ins, bits: V, lanes: V) -> None:
     f = e.f
     if mod(ins, "ballot"):
         e.write(ins.operands[0], bits, U32, ins)
@@ -174,7 +171,7 @@ def _vote_finish(e: "Emitter", ins: Ins, bits: V, lanes: V) -> None:
     e.write(ins.operands[0], out, PRED, ins)
 
 
-def activemask(e: "Emitter", ins: Ins) -> None:
+def activemask(e: Lowering, ins: Ins) -> None:
     """The lanes that run together now."""
     e.write(ins.operands[0], e.mask, U32, ins)
 
@@ -190,13 +187,13 @@ def _reduction(ins: Ins) -> tuple[str, Ty]:
     return next(m for m in ins.mods if m in REDUCE), t
 
 
-def _redux_joined(e: "Emitter", ins: Ins, lanes: V) -> V:
+def _redux_joined(e: Lowering, ins: Ins, lanes: V) -> V:
     """redux.sync.op.type d, a, mask."""
     op, t = _reduction(ins)
     return reduce(e.f, op, t, e.f.splat(e.read(ins.operands[1], t), LANES), lanes)
 
 
-def _redux_finish(e: "Emitter", ins: Ins, value: V, lanes: V) -> None:
+def _redux_finish(e: Lowering, ins: Ins, value: V, lanes: V) -> None:
     e.write(ins.operands[0], value, ins.types[-1], ins)
 
 
@@ -228,14 +225,14 @@ def emit_match(module: Module, bits: int) -> None:
     f.finish()
 
 
-def _match_joined(e: "Emitter", ins: Ins, lanes: V) -> V:
+def _match_joined(e: Lowering, ins: Ins, lanes: V) -> V:
     """match.any.sync d, a, mask; match.all.sync d|p, a, mask."""
     t = ins.types[-1]
     a = e.f.splat(e.read(ins.operands[1], t), LANES)
     return e.f.call(f"tgx_match_b{t.bits}", "i32", LANES, a, lanes)
 
 
-def _match_finish(e: "Emitter", ins: Ins, groups: V, lanes: V) -> None:
+def _match_finish(e: Lowering, ins: Ins, groups: V, lanes: V) -> None:
     f = e.f
     target, pred = _outputs(ins.operands[0])
     if mod(ins, "any"):
@@ -246,18 +243,18 @@ def _match_finish(e: "Emitter", ins: Ins, groups: V, lanes: V) -> None:
     e.write(pred, every, PRED, ins)
 
 
-def _elect_joined(e: "Emitter", ins: Ins, lanes: V) -> V:
+def _elect_joined(e: Lowering, ins: Ins, lanes: V) -> V:
     """elect.sync d|p, mask: the lowest lane is the leader."""
     return e.f.intr_flag("cttz", lanes, False)
 
 
-def _elect_finish(e: "Emitter", ins: Ins, leader: V, lanes: V) -> None:
+def _elect_finish(e: Lowering, ins: Ins, leader: V, lanes: V) -> None:
     target, pred = _outputs(ins.operands[0])
     e.write(target, leader, U32, ins)
     e.write(pred, e.f.icmp("eq", e.f.iota("i32", LANES), leader), PRED, ins)
 
 
-HANDLERS: dict[str, Handler] = {
+HANDLERS: dict[str, Handler[Lowering]] = {
     "activemask": activemask,
     **_handlers("shfl", _shfl_joined, _shfl_finish),
     **_handlers("vote", _vote_joined, _vote_finish),

@@ -12,19 +12,17 @@ before them, which shows matrices that are not there yet.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from tegrad.ptx.analysis import defs_uses
 from tegrad.ptx.check import launch_of
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import ALL_LANES, LANES, Access, Frame, Launch, Space, fault_info
+from tegrad.ptx.lowering import Lowering
 from tegrad.ptx.matrix import ROW, elements, packed
 from tegrad.ptx.rules import PRED, Handler, mod
 from tegrad.ptx.syntax import Function, Imm, Ins, Label, Operand, Reg, Vec
 from tegrad.ptx.types import TYPES, Ty
-
-if TYPE_CHECKING:
-    from tegrad.ptx.emitter import Emitter
 
 TARGET: Final = "sm_90a"
 POISON: Final = 0x7FFF7FFF
@@ -502,9 +500,16 @@ class Room:
         return self.state(len(self.lists) + self.fragments.index(fragments))
 
 
-def begin(e: "Emitter", ins: Ins) -> None:
+class Products(Lowering, Protocol):
+    """Products wait in the frame, in room whose size depends on all of a kernel's products."""
+
+    @property
+    def room(self) -> Room: ...
+
+
+def begin(e: Products, ins: Ins) -> None:
     """No product is under way; or, with registers, these are POISON, or the products are that read them."""
-    room, zero = e.layout.warpgroup, e.f.const("i32", 0)
+    room, zero = e.room, e.f.const("i32", 0)
     if mod(ins, "spoil"):
         written = set(_numbers_of(ins.operands[1]))
         spoilt = e.f.load("i32", e.frame, room.queue + SPOILT)
@@ -531,12 +536,12 @@ def begin(e: "Emitter", ins: Ins) -> None:
         e.f.store(zero, e.frame, room.state(i) + 4)
 
 
-def wgmma(e: "Emitter", ins: Ins) -> None:
+def wgmma(e: Products, ins: Ins) -> None:
     """wgmma.fence, .commit_group, .wait_group and .mma_async."""
     f = e.f
     if e.source.target != TARGET or ins.pred is not None or not mod(ins, "sync") or not mod(ins, "aligned"):
         raise NotImplementedError
-    room = e.layout.warpgroup
+    room = e.room
     queue = f.gep(e.frame, room.queue)
     if mod(ins, "fence"):
         return
@@ -554,9 +559,9 @@ def wgmma(e: "Emitter", ins: Ins) -> None:
         raise NotImplementedError
 
 
-def _wait(e: "Emitter", ins: Ins, keep: int, lists: list[int]) -> None:
+def _wait(e: Products, ins: Ins, keep: int, lists: list[int]) -> None:
     """Run what is waited for; those of the lists of which no product is left under way get their sums."""
-    f, room = e.f, e.layout.warpgroup
+    f, room = e.f, e.room
     queue, zero = f.gep(e.frame, room.queue), f.const("i32", 0)
     f.call_void("tgx_wgmma_wait", e.frame, queue, f.const("i32", keep))
     spoilt = f.load("i32", queue, SPOILT)
@@ -573,8 +578,8 @@ def _wait(e: "Emitter", ins: Ins, keep: int, lists: list[int]) -> None:
             e.write(Reg(number), f.select(done, new, old), TYPES["b32"], ins)
 
 
-def _issue(e: "Emitter", ins: Ins) -> None:
-    f, room = e.f, e.layout.warpgroup
+def _issue(e: Products, ins: Ins) -> None:
+    f, room = e.f, e.room
     form, octets, rest = _form(ins)
     registers = _numbers_of(ins.operands[0])
     if len(registers) != form.block_registers * octets or len(set(registers)) != len(registers):
@@ -644,7 +649,7 @@ def _immediate(op: Operand, allowed: tuple[int, int]) -> int:
     return int(op.value)
 
 
-def _flags(e: "Emitter", ins: Ins, rest: tuple[Operand, ...]) -> V:
+def _flags(e: Products, ins: Ins, rest: tuple[Operand, ...]) -> V:
     """The flags of a product: scale-d is a predicate, imm-scale-a and imm-scale-b are 1 or -1."""
     f = e.f
     keep = _first(e, e.read(rest[0], PRED))
@@ -655,15 +660,15 @@ def _flags(e: "Emitter", ins: Ins, rest: tuple[Operand, ...]) -> V:
     return f.or_(flags, f.const("i32", NEGATE if sign < 0 else 0))
 
 
-def _descriptor(e: "Emitter", op: Operand) -> V:
+def _descriptor(e: Products, op: Operand) -> V:
     if not isinstance(op, Reg):
         raise NotImplementedError
     return _first(e, e.read(op, TYPES["b64"]))
 
 
-def _first(e: "Emitter", v: V) -> V:
+def _first(e: Products, v: V) -> V:
     """A value that is the same in all lanes."""
     return v if v.n == 1 else e.f.extract(v, 0)
 
 
-HANDLERS: dict[str, Handler] = {"wgmma": wgmma, BEGIN: begin}
+HANDLERS: dict[str, Handler[Products]] = {"wgmma": wgmma, BEGIN: begin}

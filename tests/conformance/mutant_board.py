@@ -122,17 +122,18 @@ def main(chip: str, memory: str, listener: str) -> None:
     from typing import Any
 
     from tegrad.orin import sessions
-    from tegrad.orin.server import Server, serve
+    from tegrad.orin.server import serve
+    from tegrad.orin.sockets import Session, Sockets
     from tegrad.orin.wire import Op
 
     if os.fork():
         os._exit(0)
     applied = Applied()
 
-    def mutate(server: Server, session: sessions.Session, message: Message) -> sessions.Answer:
+    def mutate(sockets: Sockets, session: Session, message: Message) -> sessions.Answer:
         try:
             here = applied.change(message.payload.decode())
-            there = server.driver.tell_gpu("mutate", message.payload.decode())
+            there = sockets.driver.state.tell_gpu("mutate", message.payload.decode())
             answer: list[Any] = ["", here + (there or 0)]
         except Exception as error:
             answer = [f"{type(error).__name__}: {error}", 0]

@@ -25,7 +25,7 @@ def cut(board: MutableBoard, monkeypatch: pytest.MonkeyPatch, root: Path, low: i
     monkeypatch.setattr(s3_ctrl, "DEVFREQ", root)
     clamped = f"min(max(wanted or self.most, {low}_000_000), {high}_000_000)"
     board.mutate(
-        Edit("tegrad.orin.clocks.Arbiter.run", "min(max(wanted or self.most, self.least), self.most)", clamped)
+        Edit("tegrad.orin.arbiter.Arbiter.run", "min(max(wanted or self.most, self.least), self.most)", clamped)
     )
 
 

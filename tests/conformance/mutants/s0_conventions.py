@@ -52,11 +52,11 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "0.1/gpu_vsms_mapping-bad-buffer": _inner("GPU_VSMS_MAPPING"),
     "0.1/alloc-as-ignores-flags": Start("tegrad.orin.ctrl.alloc_as", "require(not call.arg.flags & ~2)"),
     "0.1/alloc-space-ignores-flags": Start("tegrad.orin.as_calls.alloc_space", "require(call.arg.flags < 4)"),
-    "0.1/setup-bind-ignores-flags": Start("tegrad.orin.channel.setup_bind", "require(call.arg.flags < 32)"),
-    "0.1/wdt-ignores-flags": Start("tegrad.orin.channel.wdt", "require(call.arg.wdt_status < 16)"),
+    "0.1/setup-bind-ignores-flags": Start("tegrad.orin.channel_calls.setup_bind", "require(call.arg.flags < 32)"),
+    "0.1/wdt-ignores-flags": Start("tegrad.orin.channel_calls.wdt", "require(call.arg.wdt_status < 16)"),
     "0.1/alloc-as-ignores-reserved": Start("tegrad.orin.ctrl.alloc_as", "require(not call.arg.padding[5])"),
     "0.1/bind-channel-ex-ignores-reserved": Start(
-        "tegrad.orin.tsg.bind_channel_ex", "require(not any(call.arg.reserved))"
+        "tegrad.orin.tsg_calls.bind_channel_ex", "require(not any(call.arg.reserved))"
     ),
     "0.1/a-command-on-another-fd": Start(CHECK, "if request >> 8 & 0xFF == ord('A'): return"),
 }

@@ -4,14 +4,17 @@ from mutation import Edit, Item, Mutant, Start
 
 from tegrad.conformance.s1_nodes import NODES, legacy
 
+BUFFERS = "tegrad.orin.buffers."
 N, CLIENT = "tegrad.orin.nvmap.", "tegrad.orin.client."
 TABLE, CHECK_MAPPING = "tegrad.orin.nodes.NODES", "tegrad.orin.sessions.check_mapping"
 TAKE_FDS, CLOSE = CLIENT + "_take_fds", CLIENT + "BoardKernel.close"
 NEW = {"as": "GPU_ALLOC_AS", "tsg": "GPU_OPEN_TSG", "channel": "GPU_OPEN_CHANNEL"}
-NEW_ID = "tegrad.orin.driver.Driver.new_instance_id"
+NEW_ID = "tegrad.orin.state.DriverState.new_instance_id"
 NO_DEVICE = "else errno.ENODEV"
 GONE = Edit(
-    N + "Buffer.drop", "    if self.holders == 0:", "    if not self.holders:\n        os.pwrite(self.fd, b'gone', 0)"
+    BUFFERS + "Buffer.drop",
+    "    if self.holders == 0:",
+    "    if not self.holders:\n        os.pwrite(self.fd, b'gone', 0)",
 )
 NO_STACK = Edit("tegrad.orin.channel.DriverChannel.release", "free_chids.append(", "free_chids.insert(0, ")
 TO_NOWHERE = """for bell in list(BoardDoorbell.open):
@@ -31,8 +34,8 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "1.1/two-nodes-suffice": Start("tegrad.orin.ctrl.open_channel", "require(False, errno.EPERM)"),
     "1.2/nvmap-has-no-mmap": Edit(CHECK_MAPPING, "errno.EPERM if isinstance(found, NvmapFile) else", ""),
     "1.2/tsg-node": [Item(TABLE, f"{path!r}", "open_channel") for path in ("/dev/nvgpu/igpu0/tsg", legacy("tsg"))],
-    "1.2/channel-from-channel": Start("tegrad.orin.channel.open_channel", "require(False)"),
-    "1.3/instance-ids-rise": Start(NEW_ID, "return 1000000 - next(self._instances)"),
+    "1.2/channel-from-channel": Start("tegrad.orin.channel_calls.open_channel", "require(False)"),
+    "1.3/instance-ids-rise": Start(NEW_ID, "return 1000000 - next(self._instance_ids)"),
     "1.3/instance-id-stays": Start(
         "tegrad.orin.topology.characteristics", "global asked\nasked = globals().get('asked', 0) + 1\ninstance += asked"
     ),
@@ -57,11 +60,11 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "1.4/cpu-mapping-keeps-memory": GONE,
     "1.4/gpu-mapping-keeps-memory": Start(N + "free", UNMAP_FREED),
     "1.4/channel-keeps-address-space": Start(
-        "tegrad.orin.address_space.AsFile.release",
+        "tegrad.orin.as_file.AsFile.release",
         "for mapping in list(self.vm.mappings.values()): self.vm.unmap(mapping)",
     ),
     "1.4/channel-keeps-tsg": Start(
-        "tegrad.orin.tsg.TsgFile.release",
+        "tegrad.orin.tsg_calls.TsgFile.release",
         "for channel in list(self.tsg.channels): self.tsg.unbind(channel, forced=True)",
     ),
     "1.4/ctrl-may-go": Start(

@@ -2,6 +2,7 @@
 
 from mutation import Edit, Item, Mutant, Start, Value
 
+BUFFERS = "tegrad.orin.buffers."
 N = "tegrad.orin.nvmap."
 CLIENT = "tegrad.orin.client."
 ALLOC, RW, MMAP, CACHE = N + "alloc", N + "_rw_checks", N + "mmap_check", N + "cache"
@@ -48,9 +49,9 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "2.2/create-64-size-0": Edit(N + "create_64", "require(call.arg.size64)", NO_CHECK),
     "2.2/create-in-second-word": Edit(N + "create", "call.arg.handle =", "call.arg.handle64 ="),
     "2.2/create-64-in-first-word": Edit(N + "create_64", "create(call.arg.size64)", "create(call.arg.size)"),
-    "2.2/size-is-rounded-up": Edit(N + "Memory.create", "round_up(size)", "size"),
+    "2.2/size-is-rounded-up": Edit(BUFFERS + "Memory.create", "round_up(size)", "size"),
     "2.2/new-handle-is-write-combined": Edit(
-        N + "Buffer.__init__", "k.NVMAP_HANDLE_WRITE_COMBINE", "k.NVMAP_HANDLE_INNER_CACHEABLE"
+        BUFFERS + "Buffer.__init__", "k.NVMAP_HANDLE_WRITE_COMBINE", "k.NVMAP_HANDLE_INNER_CACHEABLE"
     ),
     "2.2/handles-rise": [
         Edit(N + "NvmapFile.add", "next(self.driver.nvmap.next_id)", "max([5, *self.client.handles]) + 1"),
@@ -90,7 +91,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "2.3/ivm-and-another": Edit(ALLOC, "arg.heap_mask & LONE_HEAPS", "arg.heap_mask & k.NVMAP_HEAP_CARVEOUT_VIDMEM"),
     "2.3/vidmem-and-another": Edit(ALLOC, "arg.heap_mask & LONE_HEAPS", "arg.heap_mask & k.NVMAP_HEAP_CARVEOUT_IVM"),
     "2.3/more-than-all-memory": Edit(
-        N + "Memory.allocate", "require(self.taken + buffer.length <= self.limit, errno.ENOMEM)", NO_CHECK
+        BUFFERS + "Memory.allocate", "require(self.taken + buffer.length <= self.limit, errno.ENOMEM)", NO_CHECK
     ),
     "2.3/alloc-twice": Edit(ALLOC, "errno.EEXIST", "errno.EINVAL"),
     "2.3/arguments-before-memory": Edit(
@@ -113,13 +114,13 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "2.3/a-tag-is-not-logged": Edit(ALLOC, "arg.flags >> 16 == 0", "arg.flags >> 16 < 2"),
     "2.3/generic-falls-back": Value(N + "USABLE_HEAPS", "k.NVMAP_HEAP_IOVMM"),
     "2.3/cache-attribute": Edit(
-        N + "Memory.allocate",
+        BUFFERS + "Memory.allocate",
         "max(align, PAGE), flags, heap",
         "max(align, PAGE), flags | (3 if flags & 4 else 0), heap",
     ),
-    "2.3/alignment": Edit(N + "Memory.allocate", "max(align, PAGE)", "align"),
+    "2.3/alignment": Edit(BUFFERS + "Memory.allocate", "max(align, PAGE)", "align"),
     "2.3/memory-is-zeroed": Edit(
-        N + "Memory.allocate",
+        BUFFERS + "Memory.allocate",
         "    self.taken += buffer.length",
         "    os.pwrite(buffer.fd, b'x', 5)\n    self.taken += buffer.length",
     ),
@@ -165,7 +166,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "2.5/mappings-alias": Edit(CLIENT + "BoardKernel.mmap", "| mmap_module.MAP_SHARED", "| mmap_module.MAP_PRIVATE"),
     "2.5/msync": Edit(CLIENT + "BoardKernel.msync", "if is_buffer(find_vma(addr)):", "if False:"),
     "2.5/mapping-outlives-fd-and-handle": Edit(
-        N + "Buffer.drop",
+        BUFFERS + "Buffer.drop",
         "    if self.holders == 0:",
         "    if self.holders == 0:\n        os.pwrite(self.fd, b'gone', 0)",
     ),

@@ -2,6 +2,8 @@
 
 from mutation import Edit, Mutant, Value
 
+ARBITER = "tegrad.orin.arbiter."
+AS_FILE = "tegrad.orin.as_file."
 CTRL, TOPOLOGY, CLOCKS = "tegrad.orin.ctrl.", "tegrad.orin.topology.", "tegrad.orin.clocks."
 METADATA, SPACE, CLIENT = "tegrad.orin.metadata.", "tegrad.orin.address_space.", "tegrad.orin.client."
 CHARACTERISTICS = TOPOLOGY + "characteristics"
@@ -23,7 +25,7 @@ def pass_over(target: str, check: str) -> Mutant:
     return Edit(target, f"require({check})", "pass")
 
 
-OPEN_AS, DETERMINISTIC = SPACE + "alloc_as", CTRL + "set_deterministic_opts"
+OPEN_AS, DETERMINISTIC = AS_FILE + "alloc_as", CTRL + "set_deterministic_opts"
 RANGE, INFO, SET, POINTS = (
     CLOCKS + name for name in ("clk_get_range", "clk_get_info", "clk_set_info", "clk_get_vf_points")
 )
@@ -145,9 +147,11 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
             "needed(driver.instances.get(source)).take(number, target)",
         ),
     ],
-    "3.4/graphics-runlist": Edit("tegrad.orin.channel.ChannelFile.__init__", "(-1, GR_RUNLIST)", "(GR_RUNLIST,)"),
-    "3.4/unknown-runlist": Edit("tegrad.orin.channel.ChannelFile.__init__", "(-1, GR_RUNLIST)", "range(-1, 2000)"),
-    "3.4/runlist-below": Edit("tegrad.orin.channel.ChannelFile.__init__", "(-1, GR_RUNLIST)", "range(-2000, 1)"),
+    "3.4/graphics-runlist": Edit("tegrad.orin.channel_calls.ChannelFile.__init__", "(-1, GR_RUNLIST)", "(GR_RUNLIST,)"),
+    "3.4/unknown-runlist": Edit(
+        "tegrad.orin.channel_calls.ChannelFile.__init__", "(-1, GR_RUNLIST)", "range(-1, 2000)"
+    ),
+    "3.4/runlist-below": Edit("tegrad.orin.channel_calls.ChannelFile.__init__", "(-1, GR_RUNLIST)", "range(-2000, 1)"),
     "3.4/channel-ids-are-a-stack": Edit(
         "tegrad.orin.channel.DriverChannel.release",
         "self.driver.free_chids.append(self.chid)",
@@ -239,7 +243,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "3.6/vf-flags": pass_over(POINTS, "arg.flags == 0"),
     "3.6/vf-domain": pass_over(POINTS, "arg.clk_domain in DOMAINS"),
     "3.6/vf-room": pass_over(POINTS, "arg.max_entries >= len(points)"),
-    "3.6/vf-values": Edit(CLOCKS + "clock_points", "[-MAX_FREQ_POINTS:]", "[-MAX_FREQ_POINTS:] + [most]"),
+    "3.6/vf-values": Edit(ARBITER + "clock_points", "[-MAX_FREQ_POINTS:]", "[-MAX_FREQ_POINTS:] + [most]"),
     "3.6/set-flags": pass_over(SET, "arg.flags == 0"),
     "3.6/set-no-entry": Edit(SET, "0 < arg.num_entries <= len(DOMAINS)", "arg.num_entries <= len(DOMAINS)"),
     "3.6/set-entries": Edit(SET, "0 < arg.num_entries <= len(DOMAINS)", "0 < arg.num_entries"),
@@ -252,10 +256,10 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "3.6/completion": Edit(CLOCKS + "ClockFile.__init__", "self.make_readable()", "pass"),
     "3.6/clock-held": Edit(SET, "clock.run()", "pass"),
     "3.6/clock-clamped": Edit(
-        CLOCKS + "Arbiter.run", "min(max(wanted or self.most, self.least), self.most)", "wanted or self.most"
+        ARBITER + "Arbiter.run", "min(max(wanted or self.most, self.least), self.most)", "wanted or self.most"
     ),
     "3.6/own-target": Edit(INFO, "file.target_mhz * MHZ", "clock.actual"),
-    "3.6/highest-target": Edit(CLOCKS + "Arbiter.run", "max((session", "min((session"),
+    "3.6/highest-target": Edit(ARBITER + "Arbiter.run", "max((session", "min((session"),
     # 3.7
     "3.7/metadata-size": pass_over(REGISTER, "arg.metadata_size <= k.NVGPU_GPU_REGISTER_BUFFER_METADATA_MAX_SIZE"),
     "3.7/registered-twice": pass_over(REGISTER, "arg.flags & k.NVGPU_GPU_REGISTER_BUFFER_FLAGS_MODIFY"),

@@ -2,6 +2,7 @@
 
 from mutation import Edit, Item, Mutant, Value
 
+AS_FILE = "tegrad.orin.as_file."
 CALLS, SPACE, BUDDY = "tegrad.orin.as_calls.", "tegrad.orin.address_space.", "tegrad.orin.buddy."
 VM, ALLOCATOR, REMAP = SPACE + "AddressSpace.", BUDDY + "BuddyAllocator.", "tegrad.orin.remap."
 BIND, ALLOC, MAP, MODIFY, BATCH = (
@@ -35,7 +36,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     ),
     "4.1/bound-twice": Edit(BIND, "require(channel.channel.vm is None)", "if channel.channel.vm is file.vm: return"),
     "4.1/bind-holds": Edit(
-        SPACE + "AsFile.release",
+        AS_FILE + "AsFile.release",
         "self.vm.drop()",
         "self.vm.end = 0; self.vm.kernel.start = 0; "
         "self.vm.take_kernel = lambda size: 4096; self.vm.kernel.free = lambda va: None; self.vm.drop()",

@@ -2,15 +2,22 @@
 
 from mutation import Edit, Item, Mutant, Start, Value
 
+CC = "tegrad.orin.channel_calls."
+SC = "tegrad.orin.share_calls."
+TC = "tegrad.orin.tsg_calls."
 C, T, S, W = "tegrad.orin.channel.", "tegrad.orin.tsg.", "tegrad.orin.sharing.", "tegrad.orin.waiting."
 CONTEXT = "tegrad.orin.context.GraphicsContext."
 MODES = "tegrad.orin.preemption.Modes."
 KNOWN = "tegrad.orin.engine_classes.known"
-ENTRIES, CHECKS = C + "_entry_checks", C + "_ring_checks"
-SETUP, OBJECT, NOTIFIER = C + "setup_bind", C + "alloc_obj_ctx", C + "set_error_notifier"
-BIND, CREATE = T + "Tsg.bind", T + "create_subcontext"
+ENTRIES, CHECKS = CC + "_entry_checks", CC + "_ring_checks"
+SETUP, OBJECT, NOTIFIER = (
+    CC + "setup_bind",
+    CC + "alloc_obj_ctx",
+    CC + "set_error_notifier",
+)
+BIND, CREATE = T + "Tsg.bind", TC + "create_subcontext"
 PREEMPTION = MODES + "_set"
-SM = T + "read_single_sm_error_state"
+SM = TC + "read_single_sm_error_state"
 NO_CHECK = "pass"
 
 
@@ -57,15 +64,15 @@ RINGS: dict[str, Mutant | list[Mutant]] = {
 
 SHARING: dict[str, Mutant | list[Mutant]] = {
     "5.2/share-ids-of-0": Edit(
-        S + "get_share_token",
+        SC + "get_share_token",
         "require(arg.source_device_instance_id and arg.target_device_instance_id)",
         "require(arg.source_device_instance_id and arg.target_device_instance_id, errno.ENOENT)",
     ),
     "5.2/share-unauthorized": Edit(
-        S + "get_share_token", "require(arg.source_device_instance_id in tsg.instances)", NO_CHECK
+        SC + "get_share_token", "require(arg.source_device_instance_id in tsg.instances)", NO_CHECK
     ),
     "5.2/share-unknown-target": Edit(
-        S + "get_share_token", "require(arg.target_device_instance_id in file.driver.instances)", NO_CHECK
+        SC + "get_share_token", "require(arg.target_device_instance_id in file.driver.instances)", NO_CHECK
     ),
     "5.2/share-opens": Edit("tegrad.orin.ctrl.open_tsg", "shared_tsg(file.driver, call.arg, file.instance.id) or", ""),
     "5.2/share-across-processes": Edit(
@@ -76,21 +83,21 @@ SHARING: dict[str, Mutant | list[Mutant]] = {
         S + "Instance.take", "(t.number, t.target) == (number, target)", "t.number == number"
     ),
     "5.2/share-revoked": Edit(
-        S + "revoke_share_token",
+        SC + "revoke_share_token",
         "source.take(arg.share_token, arg.target_device_instance_id, tsg)",
         "needed(source)",
     ),
-    "5.2/share-revoke-unknown": _accepts(S + "revoke_share_token"),
+    "5.2/share-revoke-unknown": _accepts(SC + "revoke_share_token"),
     "5.2/share-ends-with-its-fd": Edit(
-        T + "TsgFile.release",
+        TC + "TsgFile.release",
         "self.instance.revoke(self.tsg)",
         "self.tsg.hold()",  # or the token would lead to what is no more
     ),
     "5.2/share-keeps-the-tsg": Edit(S + "shared_tsg", ".hold()", ".__class__(driver)"),
     "5.2/share-64-tokens": [
-        Edit(S + "get_share_token", "MAX_TOKENS, errno.ENOSPC", "63, errno.ENOSPC"),
-        Edit(S + "get_share_token", "MAX_TOKENS, errno.ENOSPC", "65, errno.ENOSPC"),
-        Edit(S + "get_share_token", "MAX_TOKENS, errno.ENOSPC", "MAX_TOKENS"),
+        Edit(SC + "get_share_token", "MAX_TOKENS, errno.ENOSPC", "63, errno.ENOSPC"),
+        Edit(SC + "get_share_token", "MAX_TOKENS, errno.ENOSPC", "65, errno.ENOSPC"),
+        Edit(SC + "get_share_token", "MAX_TOKENS, errno.ENOSPC", "MAX_TOKENS"),
     ],
 }
 
@@ -120,9 +127,9 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     ],
     "5.2/subcontext-types": Edit(CREATE, "elif arg.type == k.NVGPU_TSG_SUBCONTEXT_TYPE_ASYNC:", "elif True:"),
     "5.2/subcontext-needs-address-space": Edit(CREATE, "require(address_space)", "require(address_space, errno.EBADF)"),
-    "5.2/delete-used-subcontext": Edit(T + "delete_subcontext", "require(veid not in tsg.occupied)", NO_CHECK),
-    "5.2/delete-veid-64": Edit(T + "delete_subcontext", "require(veid < MAX_SUBCONTEXTS)", NO_CHECK),
-    "5.2/bind-needs-channel": Edit(T + "bind_channel_ex", "require(found)", "require(found, errno.EBADF)"),
+    "5.2/delete-used-subcontext": Edit(TC + "delete_subcontext", "require(veid not in tsg.occupied)", NO_CHECK),
+    "5.2/delete-veid-64": Edit(TC + "delete_subcontext", "require(veid < MAX_SUBCONTEXTS)", NO_CHECK),
+    "5.2/bind-needs-channel": Edit(TC + "bind_channel_ex", "require(found)", "require(found, errno.EBADF)"),
     "5.2/bind-veid-64": Edit(BIND, "require(veid < MAX_SUBCONTEXTS)", "require(veid < MAX_SUBCONTEXTS, errno.ENOSPC)"),
     "5.2/bind-other-address-space": Edit(
         BIND, "self.subcontexts.get(veid) is channel.vm", "self.subcontexts.get(veid) is not None"
@@ -140,32 +147,32 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "5.2/bind-makes-veid-0": Edit(BIND, "self.runlist = channel.runlist", "self.subcontexts.pop(0, None)"),
     "5.2/bind-without-address-space": Start(BIND, "require(channel.vm is not None)"),
     "5.2/bound-is-serviceable": Edit(C + "DriverChannel.serviceable", "self.tsg is not None", "self.set_up"),
-    "5.2/plain-bind": _refuses(T + "bind_channel"),
-    "5.2/failed-bind-leaves-veid": Edit(T + "bind_channel", "found.channel.veid", "0"),
+    "5.2/plain-bind": _refuses(TC + "bind_channel"),
+    "5.2/failed-bind-leaves-veid": Edit(TC + "bind_channel", "found.channel.veid", "0"),
     "5.2/unbind-stranger": Edit(
-        T + "unbind_channel",
+        TC + "unbind_channel",
         "require(found and found.channel.tsg is file.tsg)",
         "require(found and found.channel.tsg is file.tsg, errno.ENOENT)",
     ),
-    "5.2/unbound-is-unserviceable": _accepts(T + "unbind_channel"),
+    "5.2/unbound-is-unserviceable": _accepts(TC + "unbind_channel"),
     "5.2/unbind-leaves-subcontext": Edit(T + "Tsg.unbind", "if forced:", "if True:"),
-    "5.2/tsg-enable": _refuses(T + "enable"),
-    "5.2/tsg-disable": _refuses(T + "disable"),
-    "5.2/tsg-preempt": _refuses(T + "preempt"),
+    "5.2/tsg-enable": _refuses(TC + "enable"),
+    "5.2/tsg-disable": _refuses(TC + "disable"),
+    "5.2/tsg-preempt": _refuses(TC + "preempt"),
     "5.2/timeslice-default": Value(T + "TIMESLICE_DEFAULT_US", "2000"),
     "5.2/timeslice-low": [
-        Value(T + "TIMESLICE_MIN_US", "999"),
-        Value(T + "TIMESLICE_MIN_US", "1001"),
+        Value(TC + "TIMESLICE_MIN_US", "999"),
+        Value(TC + "TIMESLICE_MIN_US", "1001"),
     ],
     "5.2/timeslice-high": [
-        Value(T + "TIMESLICE_MAX_US", "50001"),
-        Value(T + "TIMESLICE_MAX_US", "49999"),
+        Value(TC + "TIMESLICE_MAX_US", "50001"),
+        Value(TC + "TIMESLICE_MAX_US", "49999"),
     ],
-    "5.2/timeslice-is-told": Edit(T + "set_timeslice", "file.tsg.timeslice_us = call.arg.timeslice_us", NO_CHECK),
+    "5.2/timeslice-is-told": Edit(TC + "set_timeslice", "file.tsg.timeslice_us = call.arg.timeslice_us", NO_CHECK),
     "5.2/interleave-levels": [
-        Edit(T + "set_runlist_interleave", "k.NVGPU_RUNLIST_INTERLEAVE_NUM_LEVELS", "2"),
+        Edit(TC + "set_runlist_interleave", "k.NVGPU_RUNLIST_INTERLEAVE_NUM_LEVELS", "2"),
         Edit(
-            T + "set_runlist_interleave",
+            TC + "set_runlist_interleave",
             "require(call.arg.level < k.NVGPU_RUNLIST_INTERLEAVE_NUM_LEVELS)",
             "call.arg.level = min(call.arg.level, 2)",
         ),
@@ -188,7 +195,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         "tsg.event_files.append(self)\n    self.make_readable()",
     ),
     "5.2/blocking-sync-event": Edit(
-        "tegrad.orin.recovery.non_stall", "post(channel.tsg, k.NVGPU_IOCTL_CHANNEL_EVENT_ID_BLOCKING_SYNC)", NO_CHECK
+        "tegrad.orin.recovery.non_stall", "channel.tsg.post(k.NVGPU_IOCTL_CHANNEL_EVENT_ID_BLOCKING_SYNC)", NO_CHECK
     ),
     "5.2/sm-out-of-range": [
         Edit(SM, "require(arg.sm_id < file.driver.chip.sm_count)", NO_CHECK),
@@ -198,18 +205,18 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "5.2/sm-record-size": Edit(SM, "[: arg.record_size]", ""),
     "5.2/sm-record-of-0-bytes": Edit(SM, "[: arg.record_size]", ""),
     "5.2/no-read-all": Item(
-        T + "HANDLERS", "io.NVGPU_TSG_IOCTL_READ_ALL_SM_ERROR_STATES.request", "read_single_sm_error_state"
+        TC + "HANDLERS", "io.NVGPU_TSG_IOCTL_READ_ALL_SM_ERROR_STATES.request", "read_single_sm_error_state"
     ),
-    "5.2/l2-ways": Edit(T + "set_l2_max_ways", "require(call.arg.max_ways <= L2_WAYS)", NO_CHECK),
-    "5.2/l2-ways-are-told": Edit(T + "set_l2_max_ways", "l2_ways = call.arg.max_ways", "l2_ways = L2_WAYS"),
+    "5.2/l2-ways": Edit(TC + "set_l2_max_ways", "require(call.arg.max_ways <= L2_WAYS)", NO_CHECK),
+    "5.2/l2-ways-are-told": Edit(TC + "set_l2_max_ways", "l2_ways = call.arg.max_ways", "l2_ways = L2_WAYS"),
     "5.2/l2-sector-promotion": [
-        Edit(T + "set_l2_sector_promotion", "require(call.arg.promotion_flag in SECTOR_PROMOTIONS)", NO_CHECK),
-        Edit(T + "set_l2_sector_promotion", "in SECTOR_PROMOTIONS", "in SECTOR_PROMOTIONS[:2]"),
+        Edit(TC + "set_l2_sector_promotion", "require(call.arg.promotion_flag in SECTOR_PROMOTIONS)", NO_CHECK),
+        Edit(TC + "set_l2_sector_promotion", "in SECTOR_PROMOTIONS", "in SECTOR_PROMOTIONS[:2]"),
     ],
     "5.2/domain-reserved": Edit(
-        T + "bind_scheduling_domain", "require(not call.arg.reserved0 and not any(call.arg.reserved))", NO_CHECK
+        TC + "bind_scheduling_domain", "require(not call.arg.reserved0 and not any(call.arg.reserved))", NO_CHECK
     ),
-    "5.2/domain-fd": Edit(T + "bind_scheduling_domain", "errno.ENOENT", "errno.EBADF"),
+    "5.2/domain-fd": Edit(TC + "bind_scheduling_domain", "errno.ENOENT", "errno.EBADF"),
     # 5.3
     "5.3/setup-one-entry": [
         Edit(ENTRIES, "2 if", "0 if"),
@@ -239,14 +246,14 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         "tegrad.orin.address_space.AddressSpace.map_kernel", "self.take_kernel(buffer.length)", "self.take_kernel(4096)"
     ),
     "5.3/kernel-ring-entries": Edit(ENTRIES, "else 4", "else 2"),
-    "5.7/gpfifo-ex-entries": Edit(C + "alloc_gpfifo_ex", "_entry_checks(arg.num_entries, arg.flags)", NO_CHECK),
-    "5.7/gpfifo-ex-usermode": Edit(C + "alloc_gpfifo_ex", "raise Errno(errno.EINVAL)", "return"),
+    "5.7/gpfifo-ex-entries": Edit(CC + "alloc_gpfifo_ex", "_entry_checks(arg.num_entries, arg.flags)", NO_CHECK),
+    "5.7/gpfifo-ex-usermode": Edit(CC + "alloc_gpfifo_ex", "raise Errno(errno.EINVAL)", "return"),
     "5.7/gpfifo-ex-once": Edit(CHECKS, "require(not channel.set_up, errno.EEXIST)", "require(not channel.set_up)"),
     # 5.4
-    "5.4/wdt-neither": Edit(C + "wdt", "require(bool(on) != bool(off))", "require(not (on and off))"),
-    "5.4/wdt-both": Edit(C + "wdt", "require(bool(on) != bool(off))", "require(on or off)"),
-    "5.4/wdt-other-bits": Start(C + "wdt", "require(call.arg.wdt_status < 16)"),
-    "5.4/wdt-deterministic": Edit(C + "wdt", "require(not (file.channel.set_up and on))", NO_CHECK),
+    "5.4/wdt-neither": Edit(CC + "wdt", "require(bool(on) != bool(off))", "require(not (on and off))"),
+    "5.4/wdt-both": Edit(CC + "wdt", "require(bool(on) != bool(off))", "require(on or off)"),
+    "5.4/wdt-other-bits": Start(CC + "wdt", "require(call.arg.wdt_status < 16)"),
+    "5.4/wdt-deterministic": Edit(CC + "wdt", "require(not (file.channel.set_up and on))", NO_CHECK),
     "5.4/wdt-default": Edit(C + "DriverChannel.__init__", "self.watchdog = True", "self.watchdog = False"),
     # 5.5
     "5.5/older-classes": Edit(KNOWN, " or number in OLDER", ""),
@@ -268,10 +275,12 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "5.5/two-objects": Start(OBJECT, "require(not file.channel.classes)"),
     # 5.6
     "5.6/preemption-needs-object": Edit(
-        C + "set_preemption_mode", "require(channel.last_class)", "require(channel.last_class, errno.ENOENT)"
+        CC + "set_preemption_mode",
+        "require(channel.last_class)",
+        "require(channel.last_class, errno.ENOENT)",
     ),
     "5.6/preemption-needs-tsg": Edit(
-        C + "set_preemption_mode", "needed(channel.tsg)", "needed(channel.tsg, errno.ENOENT)"
+        CC + "set_preemption_mode", "needed(channel.tsg)", "needed(channel.tsg, errno.ENOENT)"
     ),
     "5.6/preemption-of-nothing": Edit(
         MODES + "change", "if not graphics and not compute:", "if not graphics and not compute:\n        require(False)"
@@ -300,21 +309,21 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "5.7/notifier-old-goes-first": Edit(NOTIFIER, "    channel.set_notifier(None)\n", ""),
     "5.7/notifier-keeps-its-buffer": Start(C + "DriverChannel.fault", "self.set_notifier(None)"),
     "5.7/syncpoint-is-made-once": Edit(
-        C + "get_user_syncpoint",
+        CC + "get_user_syncpoint",
         "if channel.syncpoint is None:",
         "if channel.syncpoint is not None:\n        channel.syncpoint.release()\n    if True:",
     ),
-    "5.7/syncpoints-differ": Edit(C + "get_user_syncpoint", "channel.syncpoint.id", "7"),
-    "5.7/syncpoint-in-the-drivers-range": Edit(C + "get_user_syncpoint", "channel.syncpoint.gpu_va\n", "0x10000000\n"),
-    "5.7/submit-usermode": Edit(C + "submit_gpfifo", "require(not file.channel.set_up)", NO_CHECK),
+    "5.7/syncpoints-differ": Edit(CC + "get_user_syncpoint", "channel.syncpoint.id", "7"),
+    "5.7/syncpoint-in-the-drivers-range": Edit(CC + "get_user_syncpoint", "channel.syncpoint.gpu_va\n", "0x10000000\n"),
+    "5.7/submit-usermode": Edit(CC + "submit_gpfifo", "require(not file.channel.set_up)", NO_CHECK),
     "5.7/submit-unserviceable": Edit(
-        C + "submit_gpfifo", "require(file.channel.serviceable, errno.ETIMEDOUT)", NO_CHECK
+        CC + "submit_gpfifo", "require(file.channel.serviceable, errno.ETIMEDOUT)", NO_CHECK
     ),
-    "5.7/submit-without-ring": Edit(C + "submit_gpfifo", "raise Errno(errno.ENOMEM)", "raise Errno(errno.EINVAL)"),
+    "5.7/submit-without-ring": Edit(CC + "submit_gpfifo", "raise Errno(errno.ENOMEM)", "raise Errno(errno.EINVAL)"),
     "5.7/timedout-after-reset": Edit(C + "DriverChannel.serviceable", " and not self.faulted", ""),
     "5.7/timeouts": [
-        Start(C + "set_timeout", "require(call.arg.timeout)"),
-        Start(C + "set_timeout", "require(call.arg.timeout <= 3000)"),
+        Start(CC + "set_timeout", "require(call.arg.timeout)"),
+        Start(CC + "set_timeout", "require(call.arg.timeout <= 3000)"),
     ],
     "5.7/wait-unserviceable": Edit(W + "wait", "require(channel.serviceable, errno.ETIMEDOUT)", NO_CHECK),
     "5.7/wait-type": Edit(
@@ -341,7 +350,7 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         Edit(W + "_sleep", "return None", "require(channel.serviceable, errno.EIO)"),
     ],
     "5.7/wait-does-not-lock": Start(
-        C + "get_timedout", "require(not file.channel.semaphore_waiters.waiters, errno.EBUSY)"
+        CC + "get_timedout", "require(not file.channel.semaphore_waiters.waiters, errno.EBUSY)"
     ),
     "5.7/wait-for-notifier": Edit(W + "_notifier", "os.pwrite(buffer.fd, seen[:14], offset)", NO_CHECK),
     "5.7/wait-for-notifier-times-out": Edit(W + "_notifier", "raise Errno(errno.EINTR) from None", "raise"),
@@ -351,28 +360,28 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "5.7/wait-wakes-at-the-interrupt": Edit(
         "tegrad.orin.recovery.non_stall", "channel.semaphore_waiters.wake()", NO_CHECK
     ),
-    "5.7/channel-enable": _refuses(C + "enable"),
-    "5.7/channel-disable": _refuses(C + "disable"),
-    "5.7/channel-preempt": _refuses(C + "preempt"),
-    "5.7/preempt-needs-tsg": _accepts(C + "preempt"),
+    "5.7/channel-enable": _refuses(CC + "enable"),
+    "5.7/channel-disable": _refuses(CC + "disable"),
+    "5.7/channel-preempt": _refuses(CC + "preempt"),
+    "5.7/preempt-needs-tsg": _accepts(CC + "preempt"),
     "5.7/force-reset": [
-        Edit(C + "force_reset", "NotifierCode.RESETCHANNEL_VERIF_ERROR", "NotifierCode.GR_EXCEPTION"),
-        Edit("tegrad.orin.recovery.recover", "for channel in list(tsg.channels):", "for channel in tsg.channels[:1]:"),
+        Edit(CC + "force_reset", "NotifierCode.RESETCHANNEL_VERIF_ERROR", "NotifierCode.GR_EXCEPTION"),
+        Edit("tegrad.orin.tsg.Tsg.recover", "for channel in list(self.channels):", "for channel in self.channels[:1]:"),
         Edit(C + "Notifier.set", '"<H", NOTIFIER_ERROR', '"<H", 1'),
-        _accepts(C + "force_reset"),
+        _accepts(CC + "force_reset"),
     ],
     "5.7/force-reset-of-one": Edit(
-        "tegrad.orin.recovery.recover",
-        "for channel in list(tsg.channels):",
-        "for channel in list(driver.channels.values()):",
+        "tegrad.orin.tsg.Tsg.recover",
+        "for channel in list(self.channels):",
+        "for channel in list(self.driver.channels.values()):",
     ),
-    "5.7/no-boosted-context": _accepts(C + "set_boosted_ctx"),
-    "5.7/set-nvmap-fd": Start(C + "accept", "require(call.files['fd'] is not None)"),
-    "5.7/no-channel-event-id-ctrl": Item(C + "HANDLERS", "io.NVGPU_IOCTL_CHANNEL_EVENT_ID_CTRL.request", "accept"),
+    "5.7/no-boosted-context": _accepts(CC + "set_boosted_ctx"),
+    "5.7/set-nvmap-fd": Start(CC + "accept", "require(call.files['fd'] is not None)"),
+    "5.7/no-channel-event-id-ctrl": Item(CC + "HANDLERS", "io.NVGPU_IOCTL_CHANNEL_EVENT_ID_CTRL.request", "accept"),
     "5.7/no-channel-set-runlist-interleave": Item(
-        C + "HANDLERS", "io.NVGPU_IOCTL_CHANNEL_SET_RUNLIST_INTERLEAVE.request", "accept"
+        CC + "HANDLERS", "io.NVGPU_IOCTL_CHANNEL_SET_RUNLIST_INTERLEAVE.request", "accept"
     ),
-    "5.7/zcull-needs-tsg": _accepts(C + "zcull_bind"),
+    "5.7/zcull-needs-tsg": _accepts(CC + "zcull_bind"),
     "5.7/syncpoint-of-a-closed-channel": Edit(
         "tegrad.orin.syncpoint.Syncpoint.make_safe", "self.pool.advance(self.id, SAFE_STEP)", NO_CHECK
     ),

@@ -62,15 +62,17 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     ),
     "6.3/disabled-channel": [
         Edit(S + "_runnable", "channel.enabled and", ""),
-        Start("tegrad.orin.channel.enable", "return"),
+        Start("tegrad.orin.channel_calls.enable", "return"),
     ],
     "6.3/disabled-group": [
-        Start("tegrad.orin.tsg.disable", "return"),
-        Edit("tegrad.orin.channel.enable", "True", "False"),
+        Start("tegrad.orin.tsg_calls.disable", "return"),
+        Edit("tegrad.orin.channel_calls.enable", "True", "False"),
     ],
-    "6.3/preempt-enables": Edit("tegrad.orin.channel.preempt", 'file.driver.tell_gpu("tsg_enable", tsg.id)', NO_CHECK),
+    "6.3/preempt-enables": Edit(
+        "tegrad.orin.channel_calls.preempt", 'file.driver.tell_gpu("tsg_enable", tsg.id)', NO_CHECK
+    ),
     "6.3/doorbell-after-a-fault": (
-        Edit("tegrad.orin.recovery.recover", 'driver.tell_gpu("tsg_abort", tsg.id)', NO_CHECK),
+        Edit("tegrad.orin.tsg.Tsg.recover", 'self.driver.tell_gpu("tsg_abort", self.id)', NO_CHECK),
         Edit("tegrad.orin.channel.DriverChannel.kill", "self.stop()", NO_CHECK),
     ),
 }

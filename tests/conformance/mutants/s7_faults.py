@@ -2,6 +2,8 @@
 
 from mutation import Edit, Item, Mutant, Start, Value
 
+CHANNEL_CALLS = "tegrad.orin.channel_calls."
+TSG = "tegrad.orin.tsg."
 RECOVERY = "tegrad.orin.recovery."
 DRIVER = "tegrad.orin.channel."
 HOST = "tegrad.orin.host.HostChannel."
@@ -25,19 +27,19 @@ ZEROS_PASS = Start("tegrad.orin.methods.require_method", "if not data: return 'N
 
 def every_group(pause: str) -> Edit:
     """A fault of one TSG kills all, one after the other."""
-    all_of_them = f"[(recover(driver, t, code){pause}) for t in [*driver.tsgs.values()]]"
-    return Edit(RECOVERY + "handle", "recover(driver, tsg, code)", all_of_them)
+    all_of_them = f"[(t.recover(code){pause}) for t in [*driver.tsgs.values()]]"
+    return Edit(RECOVERY + "handle", "tsg.recover(code)", all_of_them)
 
 
 OUTCOME: dict[str, Mutant | list[Mutant]] = {
-    "7.1/every-notifier": Edit(RECOVERY + "recover", "list(tsg.channels)", "list(tsg.channels)[1:]"),
-    "7.1/every-timedout": Edit(RECOVERY + "recover", "list(tsg.channels)", "list(tsg.channels)[1:]"),
+    "7.1/every-notifier": Edit(TSG + "Tsg.recover", "list(self.channels)", "list(self.channels)[1:]"),
+    "7.1/every-timedout": Edit(TSG + "Tsg.recover", "list(self.channels)", "list(self.channels)[1:]"),
     "7.1/other-groups": [every_group(""), every_group(", __import__('time').sleep(0.1)")],
     "7.1/sister-grid": ONLY_THE_CHANNEL,
     "7.1/doorbells-are-ignored": ONLY_THE_CHANNEL,
     "7.1/wait-when-dead": Edit("tegrad.orin.waiting.wait", "require(channel.serviceable, errno.ETIMEDOUT)", "pass"),
     "7.1/submit-when-dead": Edit(
-        DRIVER + "submit_gpfifo", "require(file.channel.serviceable, errno.ETIMEDOUT)", "pass"
+        CHANNEL_CALLS + "submit_gpfifo", "require(file.channel.serviceable, errno.ETIMEDOUT)", "pass"
     ),
     "7.1/waiter-is-woken": Edit(DRIVER + "DriverChannel.fault", "self.wake()", "pass"),
     "7.1/syncpoint-is-safe": Edit(DRIVER + "DriverChannel.kill", "self.syncpoint.make_safe()", "pass"),
@@ -47,7 +49,9 @@ OUTCOME: dict[str, Mutant | list[Mutant]] = {
         "self.kill(tsg)\n    [channel.vm.unmap(m.va, m.size) for m in list(channel.vm._mappings)]",
     ),
     "7.1/way-on": Edit(
-        DRIVER + "enable", 'file.driver.tell_gpu("channel_enable", file.channel.chid, True)', "file.channel.faulted = 0"
+        CHANNEL_CALLS + "enable",
+        'file.driver.tell_gpu("channel_enable", file.channel.chid, True)',
+        "file.channel.faulted = 0",
     ),
 }
 
@@ -65,7 +69,7 @@ NOTIFIER: dict[str, Mutant | list[Mutant]] = {
         DRIVER + "Notifier.clear", "os.pwrite(self.buffer.fd, bytes(NOTIFIER_SIZE), self.offset)", "pass"
     ),
     "7.2/force-reset": Edit(
-        DRIVER + "force_reset", "NotifierCode.RESETCHANNEL_VERIF_ERROR", "NotifierCode.PBDMA_ERROR"
+        CHANNEL_CALLS + "force_reset", "NotifierCode.RESETCHANNEL_VERIF_ERROR", "NotifierCode.PBDMA_ERROR"
     ),
     "7.2/illegal-method": [Edit(RECOVERY + "illegal_method", "GR_ILLEGAL_NOTIFY", "GR_EXCEPTION"), ZEROS_PASS],
     "7.2/refused-copy": Edit(RECOVERY + "ce_error", "return NotifierCode.CE_ERROR", "return NotifierCode.GR_EXCEPTION"),
@@ -79,8 +83,8 @@ LOG: dict[str, Mutant | list[Mutant]] = {
     "7.3/mmu-second-line": Edit(RECOVERY + "mmu_fault", '"gpc" if event.client_type == 0 else "hub"', '"hub"'),
     "7.3/mmu-summary": Edit(RECOVERY + "mmu_fault", "page fault: err_type={event.fault_type},", "page fault: "),
     "7.3/mmu-tsg": Edit(RECOVERY + "mmu_fault", "TSG {event.tsg}: mmu fault", "mmu fault"),
-    "7.3/notifier-line": Edit(RECOVERY + "recover", "error notifier set to {int(code)} for ch", "error notifier of ch"),
-    "7.3/no-notifier-no-line": Edit(RECOVERY + "recover", "if channel.fault(code):", "if channel.fault(code) or 1:"),
+    "7.3/notifier-line": Edit(TSG + "Tsg.recover", "error notifier set to {int(code)} for ch", "error notifier of ch"),
+    "7.3/no-notifier-no-line": Edit(TSG + "Tsg.recover", "if channel.fault(code):", "if channel.fault(code) or 1:"),
     "7.3/access-load": Edit(RUNNER + "_translate", "fault.access, MmuAccess.VIRT_READ)", "fault.access, 1)"),
     "7.3/access-store": Item(GRID + "_MMU_ACCESS", '"write"', "MmuAccess.VIRT_READ"),
     "7.3/access-atomic": Item(GRID + "_MMU_ACCESS", '"atomic"', "MmuAccess.VIRT_WRITE"),

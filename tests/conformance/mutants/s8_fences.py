@@ -2,13 +2,14 @@
 
 from mutation import Edit, Item, Mutant
 
+FENCES = "tegrad.orin.fences."
 FENCE = "tegrad.orin.syncpoint."
-CREATE, EXTRACT, TRIGGER = FENCE + "create_fence", FENCE + "fence_extract", FENCE + "trigger_pollfd"
+CREATE, EXTRACT, TRIGGER = FENCES + "create_fence", FENCES + "fence_extract", FENCES + "trigger_pollfd"
 REACHED = FENCE + "Syncpoints.reached"
 ARM = "fence.arm(arg.id, arg.threshold)"
 
 MUTANTS: dict[str, Mutant | list[Mutant]] = {
-    "8/fence-reached": Edit(FENCE + "FenceFile.arm", "self.look(number)", "pass"),
+    "8/fence-reached": Edit(FENCES + "FenceFile.arm", "self.look(number)", "pass"),
     "8/fence-ahead": Edit(CREATE, ARM, "fence.make_readable()"),
     "8/fence-wraps": [
         Edit(REACHED, "(self.values[number] - threshold) % WRAP < WRAP // 2", "self.values[number] >= threshold"),
@@ -36,12 +37,12 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
     "8/extract-no-fence": Edit(EXTRACT, "require(fence)", "require(fence, errno.ENOTTY)"),
     "8/extract-bad-address": Edit(EXTRACT, "require(left == 0, errno.EFAULT)", "pass"),
     "8/pollfd-idle": Edit(
-        FENCE + "create_pollfd",
+        FENCES + "create_pollfd",
         'call.install("fd", PollFile(file.driver, file.process))',
         'made = PollFile(file.driver, file.process); made.make_readable(); call.install("fd", made)',
     ),
     "8/pollfd-triggered": Edit(TRIGGER, "found.arm(", "found.make_readable(); (lambda *_: None)("),
-    "8/pollfd-reached": Edit(FENCE + "FenceFile.arm", "self.look(number)", "pass"),
+    "8/pollfd-reached": Edit(FENCES + "FenceFile.arm", "self.look(number)", "pass"),
     "8/pollfd-several": Edit(TRIGGER, "require(found)", "require(found and not found.waits)"),
     "8/pollfd-refused": [
         Edit(TRIGGER, "require(found)", "found = found or PollFile(file.driver, file.process)"),

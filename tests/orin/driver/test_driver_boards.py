@@ -18,11 +18,12 @@ import pytest
 from driver_user import FAKE_GPU, User, refused
 
 from tegrad.hw.chips import CHIPS
-from tegrad.orin import board, nvmap, server
+from tegrad.orin import board, buffers, server
 from tegrad.orin.board import BoardError, parse_size, parse_spec
 from tegrad.orin.client import BoardKernel, board_log, board_status, board_stop
 from tegrad.orin.driver import Driver
-from tegrad.orin.files import FOREIGN, Errno
+from tegrad.orin.files import FOREIGN
+from tegrad.orin.steps import Errno
 from tegrad.uapi import ioctls as io
 from tegrad.uapi import kmsg
 from tegrad.uapi import structs as s
@@ -106,9 +107,9 @@ def test_the_memory_limit_is_the_specs() -> None:
 
 
 def test_the_hosts_free_memory_is_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = nvmap.Memory(64 * GIB, "test")
-    monkeypatch.setattr(nvmap, "host_idle", lambda: 0)
-    monkeypatch.setattr(nvmap, "host_free", lambda: nvmap.HOST_MARGIN + (8 << 20))
+    memory = buffers.Memory(64 * GIB, "test")
+    monkeypatch.setattr(buffers, "host_idle", lambda: 0)
+    monkeypatch.setattr(buffers, "host_free", lambda: buffers.HOST_MARGIN + (8 << 20))
     first, second, third = (memory.create(size << 20).hold() for size in (6, 4, 2))
     memory.allocate(first, 4096, 0, 0)
     with pytest.raises(Errno) as refusal:
@@ -130,11 +131,11 @@ def _command_line(pid: int) -> bytes:
 
 
 def test_a_files_inode_number_on_another_device_is_not_that_file() -> None:
-    memory = nvmap.Memory(GIB, "test")
+    memory = buffers.Memory(GIB, "test")
     with open("/dev/null") as null:
         number = os.fstat(null.fileno()).st_ino
         files = {(0, number): object()}
-        found = Driver.resolve(SimpleNamespace(memory=memory), null.fileno(), files)  # type: ignore[arg-type]
+        found = Driver.resolve(SimpleNamespace(state=SimpleNamespace(memory=memory)), null.fileno(), files)  # type: ignore[arg-type]
     assert found is FOREIGN
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tegrad.orin.address_space import READ_ONLY, AddressSpace, Piece
-from tegrad.orin.files import Errno
+from tegrad.orin.steps import Errno
 from tegrad.uapi.constants import NVGPU_AS_MAP_BUFFER_FLAGS_FIXED_OFFSET as FIXED
 from tegrad.uapi.constants import NVGPU_AS_MAP_BUFFER_FLAGS_UNMAPPED_PTE as UNMAPPED
 

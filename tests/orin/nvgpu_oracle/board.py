@@ -14,15 +14,19 @@ from tegrad.hw import gpfifo
 from tegrad.hw.chips import CHIPS
 from tegrad.hw.faults import read_notifier
 from tegrad.orin import as_calls, driver, engine_classes, recovery, runlist
-from tegrad.orin.address_space import AddressSpace, AsFile, alloc_as
-from tegrad.orin.channel import NOTIFIER_SIZE, ChannelFile, Notifier
+from tegrad.orin.address_space import AddressSpace
+from tegrad.orin.as_file import AsFile, alloc_as
+from tegrad.orin.buffers import Buffer
+from tegrad.orin.channel import NOTIFIER_SIZE, Notifier
+from tegrad.orin.channel_calls import ChannelFile
 from tegrad.orin.driver import Driver
 from tegrad.orin.events import ContextSwitchTimeout, PbdmaFault
-from tegrad.orin.files import Call, Errno, File, Process
-from tegrad.orin.nvmap import Buffer
+from tegrad.orin.files import Call, File
 from tegrad.orin.preemption import COMPUTE_WFI
 from tegrad.orin.semaphore import ACQUIRE_TESTS
-from tegrad.orin.tsg import Tsg, TsgFile
+from tegrad.orin.steps import Errno, Process
+from tegrad.orin.tsg import Tsg
+from tegrad.orin.tsg_calls import TsgFile
 from tegrad.uapi import constants as k
 from tegrad.uapi import ioctls as io
 from tegrad.uapi.ioctls import Ioctl
@@ -70,7 +74,8 @@ class Board:
 
     def __init__(self) -> None:
         self.driver = Driver(CHIP, 1 << 46, board_id="oracle", gpu="")
-        self.line: Line = self.driver.gpu  # type: ignore[assignment]
+        self.state = self.driver.state
+        self.line: Line = self.state.gpu  # type: ignore[assignment]
         self.groups: list[TsgFile] = []
         self.channels: list[ChannelFile] = []
         self.buffers: dict[int, Buffer] = {}
@@ -80,9 +85,9 @@ class Board:
 
     def close(self) -> None:
         """Give the host back what the drivers hold of it."""
-        for buffer in [*self.driver.memory.buffers.values()]:
+        for buffer in [*self.state.memory.buffers.values()]:
             buffer.close()
-        for fd in (self.driver.syncpoints.fd, self.driver.doorbell, self.driver._doorbell_read):
+        for fd in (self.state.syncpoints.fd, self.driver.doorbell, self.driver._doorbell_read):
             os.close(fd)
 
     def ioctl(
@@ -109,7 +114,7 @@ class Board:
     def space(self, number: int = 0) -> AsFile:
         """The address space of this number, made when it is first used."""
         if number not in self.spaces:
-            self.spaces[number] = AsFile(self.driver, PROCESS, alloc_as(self.driver, 0, *RANGE, 0))
+            self.spaces[number] = AsFile(self.state, PROCESS, alloc_as(self.state, 0, *RANGE, 0))
         return self.spaces[number]
 
     @property
@@ -119,7 +124,7 @@ class Board:
     def buffer(self, number: int, size: int = RING_BYTES, *, read_only: bool = False) -> Buffer:
         """The buffer of this number, made when it is first used."""
         if number not in self.buffers:
-            made = self.driver.memory.create(size)
+            made = self.state.memory.create(size)
             made.allocated = True
             self.unwritable |= {number} if read_only else set()
             self.buffers[number] = made.hold()
@@ -134,12 +139,12 @@ def _address(va: int | None) -> str:
 
 
 def make_space(b: Board, start: int, end: int) -> str:
-    b.spaces[0] = AsFile(b.driver, PROCESS, alloc_as(b.driver, 0, start, end, 0))
+    b.spaces[0] = AsFile(b.state, PROCESS, alloc_as(b.state, 0, start, end, 0))
     return "made"
 
 
 def bounds(b: Board, page: int, start: int, end: int, split: int) -> str:
-    vm = alloc_as(b.driver, page, start, end, split)
+    vm = alloc_as(b.state, page, start, end, split)
     ranges = (vm.user.start, vm.user.end, vm.kernel.start, vm.kernel.end)
     return " ".join(map(hex, ranges))
 
@@ -209,12 +214,12 @@ def pte(b: Board, va: int) -> str:
 
 
 def open_group(b: Board) -> str:
-    b.groups.append(TsgFile(b.driver, PROCESS, Tsg(b.driver)))
+    b.groups.append(TsgFile(b.state, PROCESS, Tsg(b.state)))
     return str(b.groups[-1].tsg.id)
 
 
 def open_channel(b: Board, number: int) -> str:
-    file = ChannelFile(b.driver, PROCESS, -1)
+    file = ChannelFile(b.state, PROCESS, -1)
     file.channel.runlist = number  # of an engine that OPEN_CHANNEL does not give
     b.channels.append(file)
     at = (len(b.channels) - 1) * NOTIFIER_SIZE
@@ -259,7 +264,7 @@ def close(b: Board, channel: int) -> str:
 def drop(b: Board, group: int) -> str:
     file = b.groups[group]
     file.release()
-    return str(int(file.tsg.id in b.driver.tsgs))
+    return str(int(file.tsg.id in b.state.tsgs))
 
 
 def _serves(b: Board, channel: int) -> int:
@@ -292,7 +297,7 @@ def get_timeslice(b: Board, group: int) -> str:
 def run_order(b: Board) -> str:
     """The GPU's runlist of what the driver has told it of each group that has channels."""
     entries: list[runlist.Tsg] = []
-    for tsg in b.driver.tsgs.values():
+    for tsg in b.state.tsgs.values():
         levels = [args[-1] for method, *args in b.line.told if method == "tsg_schedule" and args[0] == tsg.id]
         if tsg.channels:
             entries.append(runlist.Tsg(tsg.id, level=levels[-1] if levels else runlist.LOW))
@@ -339,9 +344,9 @@ def limit(b: Board, channel: int, ms: int) -> str:
 
 
 def period(b: Board) -> str:
-    seen = len(b.driver.log.since(0))
-    recovery.handle(b.driver, ContextSwitchTimeout(-1, b.groups[0].tsg.id))
-    lines = "\n".join(entry.text for entry in b.driver.log.since(seen))
+    seen = len(b.state.log.since(0))
+    recovery.handle(b.state, ContextSwitchTimeout(-1, b.groups[0].tsg.id))
+    lines = "\n".join(entry.text for entry in b.state.log.since(seen))
     told = re.search(r"awaiting ack ms=(\d+)", lines)
     return f"{told[1] if told else '-'} {_learned(b)}"
 
@@ -355,7 +360,7 @@ def host(b: Board, intr_0: int, intr_1: int) -> str:
     """An interrupt of the host engine that runs the first group."""
     tsg = b.groups[0].tsg.id
     b.line.told.clear()
-    recovery.handle(b.driver, PbdmaFault(-1, tsg, intr_0, intr_1))
+    recovery.handle(b.state, PbdmaFault(-1, tsg, intr_0, intr_1))
     return f"{int(('tsg_abort', tsg) in b.line.told)} {_learned(b)}"
 
 
@@ -364,8 +369,8 @@ def host(b: Board, intr_0: int, intr_1: int) -> str:
 
 def released(b: Board, threshold: int, value: int) -> str:
     """Of a syncpoint and of a semaphore that the host acquires over the wrap."""
-    b.driver.syncpoints.values[1] = value
-    found = {b.driver.syncpoints.reached(1, threshold), ACQUIRE_TESTS[CIRCULAR](value, threshold, 32)}
+    b.state.syncpoints.values[1] = value
+    found = {b.state.syncpoints.reached(1, threshold), ACQUIRE_TESTS[CIRCULAR](value, threshold, 32)}
     return "/".join(str(int(one)) for one in sorted(found))
 
 

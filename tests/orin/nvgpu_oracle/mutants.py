@@ -45,6 +45,7 @@ TURNED: Mapping[type[ast.AST], type[ast.AST]] = {
 
 _BUDDY, _SPACE = "tegrad.orin.buddy.BuddyAllocator.", "tegrad.orin.address_space."
 _TSG, _CHANNEL, _MODES = "tegrad.orin.tsg.", "tegrad.orin.channel.", "tegrad.orin.preemption."
+_TSG_CALLS, _CHANNEL_CALLS = "tegrad.orin.tsg_calls.", "tegrad.orin.channel_calls."
 
 TARGETS: Mapping[str, tuple[str, ...]] = {
     "va": tuple(
@@ -52,7 +53,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
         for name in ("__init__", "allocate", "allocate_fixed", "free", "_largest_order", "_put", "_take", "_split")
     )
     + tuple(_BUDDY + name for name in ("_coalesce", "_is_free", "_carve")),
-    "range": (_SPACE + "alloc_as",),
+    "range": ("tegrad.orin.as_file.alloc_as",),
     "area": (
         "tegrad.orin.as_calls.alloc_space",
         *(
@@ -65,30 +66,31 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
         for name in ("map", "map_fixed", "_known", "_before", "_overlaps", "unmap", "_add", "_remove")
     ),
     "pte": ("tegrad.orin.page_table.entry", "tegrad.orin.page_table.Entry.word", _SPACE + "Mapping.entry"),
-    "group": tuple(
-        _TSG + name for name in ("Tsg.bind", "Tsg.unbind", "create_subcontext", "delete_subcontext", "unbind_channel")
-    ),
+    "group": tuple(_TSG + name for name in ("Tsg.bind", "Tsg.unbind"))
+    + tuple(_TSG_CALLS + name for name in ("create_subcontext", "delete_subcontext", "unbind_channel")),
     "numbers": (
-        *(_TSG + name for name in ("_free_number", "Tsg.hold", "Tsg.drop", "TsgFile.release")),
+        *(_TSG + name for name in ("_free_number", "Tsg.hold", "Tsg.drop")),
+        _TSG_CALLS + "TsgFile.release",
         _CHANNEL + "DriverChannel.release",
     ),
     "runlist": (
         "tegrad.orin.runlist.order",
-        *(_TSG + name for name in ("set_runlist_interleave", "set_timeslice", "get_timeslice", "Tsg.schedule")),
+        *(_TSG_CALLS + name for name in ("set_runlist_interleave", "set_timeslice", "get_timeslice")),
+        _TSG + "Tsg.schedule",
     ),
-    "setup": (_CHANNEL + "_ring_checks", _CHANNEL + "setup_bind"),
+    "setup": (_CHANNEL_CALLS + "_ring_checks", _CHANNEL_CALLS + "setup_bind"),
     "fault": (
-        *(f"tegrad.orin.recovery.{name}" for name in ("pbdma_fault", "context_switch_timeout", "recover")),
-        *(
-            _CHANNEL + name
-            for name in ("DriverChannel.fault", "Notifier.set", "force_reset", "set_timeout", "get_timedout")
-        ),
+        *(f"tegrad.orin.recovery.{name}" for name in ("pbdma_fault", "context_switch_timeout")),
+        *(_CHANNEL_CALLS + name for name in ("force_reset", "set_timeout", "get_timedout")),
+        _TSG + "Tsg.recover",
+        _CHANNEL + "DriverChannel.fault",
+        _CHANNEL + "Notifier.set",
     ),
     "number": ("tegrad.orin.syncpoint.Syncpoints.reached", "tegrad.orin.semaphore._circular", "tegrad.hw.gpfifo.token"),
     "class": tuple(f"tegrad.orin.engine_classes.{name}" for name in ("known", "draws", "computes")),
     "object": (
-        _CHANNEL + "alloc_obj_ctx",
-        _CHANNEL + "set_preemption_mode",
+        _CHANNEL_CALLS + "alloc_obj_ctx",
+        _CHANNEL_CALLS + "set_preemption_mode",
         *(_MODES + name for name in ("object_allowed", "_any", "_runs")),
         *(_MODES + "Modes." + name for name in ("begin", "change", "leave", "show", "_new", "_set", "_check_cilp")),
     ),
