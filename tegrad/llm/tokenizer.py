@@ -1,8 +1,8 @@
 """Text to tokens and back, from the vocabulary inside a GGUF file.
 
-Two kinds, by `tokenizer.ggml.model`: "gpt2", a byte-level BPE whose cuts are named by `tokenizer.ggml.pre`, run by
-Hugging Face's `tokenizers`, and "llama", a SentencePiece BPE whose merges follow from the pieces' scores (`pieces`).
-The expressions and the names of tokens that end a text are llama.cpp's (llama-vocab.cpp).
+Two kinds, by `tokenizer.ggml.model`: "gpt2", a byte-level BPE run by Hugging Face's `tokenizers`, whose cuts are named
+by `tokenizer.ggml.pre` (`cuts`), and "llama", a SentencePiece BPE whose merges follow from the pieces' scores
+(`pieces`). The names of tokens that end a text are llama.cpp's (llama-vocab.cpp).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import codecs
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property, partial
 from typing import Final, Self, TypeAlias, TypeVar, cast
@@ -22,6 +21,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 
+from tegrad.llm.cuts import SPLITS, Cut
 from tegrad.llm.errors import GgufError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf, Value, shown
 from tegrad.llm.pieces import SPACE, Pieces
@@ -40,41 +40,6 @@ class Kind(IntEnum):
     UNUSED = 5
     BYTE = 6
 
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How text is cut before BPE: expressions applied one after the other, each isolating its matches."""
-
-    patterns: tuple[str, ...]
-    whole_words: bool = False
-    """A cut that is itself a token is taken as it is, without merging (llama.cpp's ignore_merges)."""
-    begins: bool = False
-    """A text begins with the begin token where the file does not say (llama.cpp's default by `pre`)."""
-
-
-_GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_CL100K: Final = (
-    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LOWER, _UPPER = r"(?:(?=\p{L})[^A-Z])", r"(?:(?=\p{L})[^a-z])"
-_TEKKEN: Final = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA3: Final = Cut((_CL100K % "{1,3}",), whole_words=True, begins=True)
-
-SPLITS: Final[Mapping[str, Cut]] = {
-    "gpt-2": Cut((_GPT2,)),
-    "default": Cut((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama-bpe": _LLAMA3,
-    "qwen2": Cut((_CL100K % "",)),
-    "tekken": Cut((_TEKKEN,), whole_words=True, begins=True),
-    "smollm": Cut((r"\p{N}", _GPT2)),
-}
-"""By `tokenizer.ggml.pre`."""
 
 BRIEF_CHARACTERS: Final = 500
 """Characters of a first text for which the engine gets only what can occur in it: the whole takes 0.2 s to build."""
