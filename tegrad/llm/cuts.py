@@ -89,3 +89,5 @@ SPLITS: Final[Mapping[str, Cut]] = {
     "seed-coder": Cut((_SEED,)),
 }
 """By `tokenizer.ggml.pre`."""
+KINDS: Final = tuple(next(name for name, of in SPLITS.items() if of == cut) for cut in dict.fromkeys(SPLITS.values()))
+"""A name of each way to cut; the others are other names of these."""

@@ -14,7 +14,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import Metaspace
 from tokenizers.trainers import BpeTrainer
 
-from tegrad.llm.cuts import SPLITS
+from tegrad.llm.cuts import KINDS, SPLITS
 from tegrad.llm.errors import GgufError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.tokenizer import BRIEF_CHARACTERS, ENDS, FILLS, Kind, Stream, Tokenizer
@@ -24,8 +24,6 @@ CORPUS = (
 ).read_text() * 2 + " the them then they're we'll I'LL 1234 99 == 漢字 🙂"
 CONTROL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 USER = ["<think>", "</think>"]
-CUTS = [*{cut: name for name, cut in reversed(SPLITS.items())}.values()]
-"""A name of each way to cut: the others are other names of these."""
 ALPHABET = [
     *"abcABCthe the   \n\n\r\t 0123456789.,!?'s'RE-_éüß漢字かな한글ЖжǅƻაႠ՞աՍ：。🙂🏳️‍🌈<>|$^~+=",
     *CONTROL,
@@ -233,7 +231,7 @@ def test_a_value_of_the_file_names_the_fill_tokens_that_end_a_text(tmp_path: Pat
     assert found == [common | {"<PAD>"}, common | {"filler"}]
 
 
-@pytest.mark.parametrize("kind", [*CUTS, "sentencepiece"])
+@pytest.mark.parametrize("kind", [*KINDS, "sentencepiece"])
 def test_tokens_are_llama_cpps(tmp_path: Path, kind: str) -> None:
     llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
     vocabulary = sentencepiece() if kind == "sentencepiece" else byte_level(kind)
@@ -246,7 +244,7 @@ def test_tokens_are_llama_cpps(tmp_path: Path, kind: str) -> None:
                 assert ours == peer.vocab.tokenize(text, False, special), text
 
 
-@pytest.mark.parametrize("kind", CUTS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_first_short_text_has_the_tokens_of_any(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_vocabulary(tmp_path / "vocabulary.gguf", byte_level(kind))
     with Gguf.open(path) as file:
