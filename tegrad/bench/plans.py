@@ -152,7 +152,7 @@ def matrices(made: PackedModel) -> list[PackedMatrix]:
 
 def model(config: Config, kind: BlockType, device: Gpu, tied: bool = True) -> PackedModel:
     """A model of these sizes as if it were loaded, on any device: its weights are whatever lies in new buffers."""
-    alloc = partial(device.allocate, spec=SPEC)
+    alloc, net = partial(device.allocate, spec=SPEC), config.arch.network
 
     def matrix(*specs: Spec) -> PackedMatrix:
         rows, columns = [config.size(spec.shape[0]) for spec in specs], config.size(specs[0].shape[1])
@@ -169,20 +169,20 @@ def model(config: Config, kind: BlockType, device: Gpu, tied: bool = True) -> Pa
     def layer() -> PackedLayer:
         found: dict[str, HCQBuffer] = {}
         matrices: dict[str, PackedMatrix] = {}
-        for spec in config.arch.network.each_layer:
+        for spec in net.each_layer:
             if len(spec.shape) == 1:
                 found |= vectors(spec)
-            elif spec not in config.arch.qkv:
+            elif spec not in net.project.matrices:
                 matrices[spec.name] = matrix(spec)
-        return PackedLayer(matrices, found, (matrix(*config.arch.qkv),))
+        return PackedLayer(matrices, found, (matrix(*net.project.matrices),))
 
     made = PackedModel.__new__(PackedModel)
     made.device, made.config, made.metadata, made.divisors = device, config, {}, None
-    made.embedding = matrix(config.arch.embedding)
-    made.positions = None if config.arch.positions is None else matrix(config.arch.positions)
+    made.embedding = matrix(net.embed.table)
+    made.positions = None if net.embed.positions is None else matrix(net.embed.positions)
     made.layers = tuple(layer() for _ in range(config.layers))
-    made.vectors = vectors(config.arch.output_norm)
-    made.output = made.embedding if tied else matrix(config.arch.output)
+    made.vectors = vectors(net.logits.norm.spec)
+    made.output = made.embedding if tied else matrix(net.logits.matrix)
     return made
 
 

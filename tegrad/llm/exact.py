@@ -208,13 +208,15 @@ class Parts:
             self._tables[first, count] = made[:, first:].astype(np.float64)
         return self._tables[first, count]
 
-    def gated(self, products: Floats) -> Floats:
+    def gated(self, op: Gate, products: Floats) -> Floats:
         """activation(gate) * up, of both side by side."""
         gate, up = np.split(products, 2, axis=-1)
-        made: Floats = ACTIVATIONS[self.network.gate.activation](gate) * up
+        made: Floats = ACTIVATIONS[op.activation](gate) * up
         return made
 
-    def attention(self, part: Part, qkv: Floats, keys: Side, values: Side, stored: Stored, first: int) -> Floats:
+    def attention(
+        self, op: Attend, part: Part, qkv: Floats, keys: Side, values: Side, stored: Stored, first: int
+    ) -> Floats:
         """What attention makes (..., tokens, mixed) of products (..., tokens, qkv) of tokens one after the other.
 
         The first of them stands at position `first`, after `keys` and `values`.
@@ -228,7 +230,7 @@ class Parts:
         if part.key_norm is not None:
             key = key * self.factor(key) * part.key_norm
         count = shape[-1]
-        tables, rotate = self._turns(first, count), ROTATIONS[self.network.attend.rope]
+        tables, rotate = self._turns(first, count), ROTATIONS[op.rope]
         query = rotate(query, tables) / np.sqrt(c.head_dim)
         kept = ROUNDINGS[stored]
         key = kept(rotate(key, tables).astype(np.float32))[..., 0, :].astype(np.float64)
@@ -276,9 +278,9 @@ def chain(
             case Project() | Gate():
                 x = rounded(op.role, part.names[0], stream * part.norm)
                 made = (yield Asked(part.names, x)) * parts.factor(stream) + part.bias
-                made = parts.gated(made) if isinstance(op, Gate) else made
+                made = parts.gated(op, made) if isinstance(op, Gate) else made
             case Attend():
-                made = parts.attention(part, made, *cached(at), stored, first)
+                made = parts.attention(op, part, made, *cached(at), stored, first)
             case Add():
                 stream = stream + (yield Asked(part.names, rounded(op.role, part.names[0], made)))
     x = rounded("logits", parts.logits, stream * parts.output_norm)

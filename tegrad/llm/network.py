@@ -2,9 +2,10 @@
 
 A token's vector is the **residual stream**. `Embed` makes it; each layer runs `Network.block` on it, in order; `Logits`
 reads it. Whoever executes a model goes through these operations and does each in its own way: the tinygrad graph
-(`model`), launches of a decode step (`plan`), of a prompt or a batch (`rows`), the step in one launch (`persistent`),
-and the references in numpy (`reference`, `exact`). A family is a row of `arch.ARCHES`, of which `Arch.network` is this
-list. What only some families do is a field of the operation that does it.
+(`model`), launches of a decode step (`plan`), of a prompt or a batch (`rows`), and the references in numpy
+(`reference`, `exact`). The step in one launch runs one form of block; `persistent` refuses any other. A family is a row
+of `arch.ARCHES`, of which `Arch.network` is this list. What only some families do is a field of the operation that does
+it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Rotation: TypeAlias = Literal["interleaved", "halves", "none"]
 ActivationKind: TypeAlias = Literal["silu", "gelu"]
 """gelu is its approximation by tanh."""
 Inner: TypeAlias = Literal["mixed", "hidden"]
-"""What an `Add` multiplies: what `Attend` or `Gate` made. Also its size, as `Config.size` names it ("ffn": hidden)."""
+"""What an `Add` multiplies: what `Attend` or `Gate` made."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
@@ -50,6 +50,12 @@ def vector_in(workspace: Workspace, size: int) -> Vector:
     starts = np.cumsum([0, *sizes]).tolist()
     x, q, s, ss = (whole.offset(start, size) for start, size in zip(starts, sizes, strict=False))
     return Vector(size, x, q, s, ss)
+
+
+class _GivenNorm(NamedTuple):
+    kind: network.NormKind
+    weight: Buffer
+    bias: Buffer
 
 
 class DecodePlan:
@@ -176,10 +182,10 @@ class DecodePlan:
                 source = self._mixed if op.reads == "mixed" else self._hidden
                 return self._add(op.role, layer.matrices[op.matrix.name], source, *self._read_by(at, op))
 
-    def _norm(self, vectors: PackedLayer | PackedModel, norm: network.Norm) -> tuple[Buffer, Buffer]:
-        """A norm's weight and bias; the weight stands in for a bias that is not there and not read."""
+    def _norm(self, vectors: PackedLayer | PackedModel, norm: network.Norm) -> _GivenNorm:
+        """A norm with its vectors; the weight stands in for a bias that is not there and not read."""
         found, name = vectors.vectors, norm.spec.name
-        return found[name], found.get(f"{name}.bias", found[name])
+        return _GivenNorm(norm.kind, found[name], found.get(f"{name}.bias", found[name]))
 
     def _product(
         self,
@@ -188,20 +194,19 @@ class DecodePlan:
         source: Vector,
         target: Vector | Buffer,
         *,
-        norm: tuple[Buffer, Buffer],
+        norm: _GivenNorm,
         gated: bool = False,
         activation: Activation = "none",
         readers: Sequence[PackedMatrix] | None = None,
         best: bool = False,
     ) -> Launch:
         """A product of the normed residual stream; `readers` are the matrices that read what it writes."""
-        kind = self._network.logits.norm.kind
         product = Product(
-            _parts(matrices), matrices[0].columns, kind, self.config.eps, self._ss_parts, gated, _biased(matrices),
+            _parts(matrices), matrices[0].columns, norm.kind, self.config.eps, self._ss_parts, gated, _biased(matrices),
             activation, out_x=readers is None or self._reads_x(readers), best=best,
             out_q=readers is not None and self._reads_q(readers),
         )  # fmt: skip
-        given = {"norm": norm[0], "norm_bias": norm[1], "best": self.best, "best_row": self.best_row}
+        given = {"norm": norm.weight, "norm_bias": norm.bias, "best": self.best, "best_row": self.best_row}
         if isinstance(target, Vector):
             given |= {"out": target.x, "out_q": target.q, "out_s": target.s}
         else:

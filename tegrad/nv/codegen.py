@@ -18,6 +18,7 @@ from typing import Any, Final
 from tinygrad.codegen.decomp.transcendental import xexp2, xlog2
 from tinygrad.codegen.opt import heuristic
 from tinygrad.dtype import dtypes
+from tinygrad.renderer.cstyle import CUDARenderer
 from tinygrad.uop.ops import Ops, PatternMatcher, UOp, UPat
 
 from tegrad.errors import SettingError
@@ -35,8 +36,6 @@ SWITCH = "TEGRAD_REPAIRS_OFF"
 """Environment variable: the repairs to leave out, with commas between them."""
 
 WARP_THREADS: Final = 32
-BLOCK_MAX: Final = 1024
-"""Threads of a block, also along x; tinygrad's limit of a grid is larger."""
 VIEW_ALIGN = 16
 """Bytes: the widest vector access that tinygrad emits (float4), so the alignment that a view must keep."""
 
@@ -87,8 +86,8 @@ def _whole_warps(original: Callable[[_Dims, _Dims], _Dims | None]) -> Callable[[
     """Join a block's later dimensions rather than the first, where that is a warp: lanes are numbered along x."""
 
     def group(dims: _Dims, limits: _Dims) -> _Dims | None:
-        grid = limits[0] > BLOCK_MAX
-        if grid or len(dims) <= len(limits) or not isinstance(dims[0], int) or dims[0] != WARP_THREADS:
+        block = limits == CUDARenderer.local_max  # else a grid
+        if not block or len(dims) <= len(limits) or not isinstance(dims[0], int) or dims[0] != WARP_THREADS:
             return original(dims, limits)
         rest = original(dims[1:], limits[1:])
         return None if rest is None else (dims[0], *rest)

@@ -190,11 +190,11 @@ def follow(parts: Parts, step: Step, token: int, cached: Cached, place: Any) -> 
                 x = held("qkv", at, stream * part.norm)
                 read = held("products", at, (yield Asked(part.names, x.read)) * x.factor + part.bias).read
             case Attend():
-                mixed = parts.attention(part, read[None], *cached(at), place.stored, place.depth)[0]
+                mixed = parts.attention(op, part, read[None], *cached(at), place.stored, place.depth)[0]
                 read = held("output", at, mixed).read
             case Gate():
                 x = held("gate", at, stream * part.norm)
-                read = held("down", at, parts.gated((yield Asked(part.names, x.read)) * x.factor)).read
+                read = held("down", at, parts.gated(op, (yield Asked(part.names, x.read)) * x.factor)).read
             case Add():
                 stream = stream + (yield Asked(part.names, read))
     x = held("logits", 0, stream * parts.output_norm)
