@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from tegrad import kept
 from tegrad.errors import TegradError
-from tegrad.llm.arch import ARCHES, Config, Rope, tensor_name
+from tegrad.llm.arch import ARCHES, Config, tensor_name
+from tegrad.llm.rope import UNTURNED, Rope
 
 TYPE: TypeAlias = GGMLQuantizationType
 Array: TypeAlias = NDArray[Any]
@@ -65,7 +66,7 @@ class ModelShape:
         return Config(
             arch=arch, vocab=self.vocab, context=self.context, layers=self.layers, dim=self.dim, ffn=self.ffn,
             heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim, value_dim=self.head_dim, eps=self.eps,
-            rope=Rope(0, 1.0) if arch.rope == "none" else Rope(self.head_dim, self.base),
+            rope=UNTURNED if arch.rope == "none" else Rope(self.head_dim, self.base),
         )  # fmt: skip
 
 

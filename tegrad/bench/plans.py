@@ -152,7 +152,7 @@ def matrices(made: PackedModel) -> list[PackedMatrix]:
 
 def model(config: Config, kind: BlockType, device: Gpu, tied: bool = True) -> PackedModel:
     """A model of these sizes as if it were loaded, on any device: its weights are whatever lies in new buffers."""
-    alloc, net = partial(device.allocate, spec=SPEC), config.arch.network
+    alloc, net = partial(device.allocate, spec=SPEC), config.network
 
     def matrix(*specs: Spec) -> PackedMatrix:
         rows, columns = [config.size(spec.shape[0]) for spec in specs], config.size(specs[0].shape[1])

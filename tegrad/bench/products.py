@@ -348,8 +348,9 @@ class AttentionRow:
 def attention(config: Config, positions: int, cache: str, device: Gpu, sequences: int = 1, **tuning: int) -> Attention:
     """The attention of a model on a device, as the decode plan has it for packed output matrices, or a batch."""
     return Attention.of(
-        config, positions, cache, device, sequences, quantized=sequences == 1, halves=sequences > 1, tuning=tuning
-    )
+        config, config.network.attends[0], positions, cache, device, sequences, quantized=sequences == 1,
+        halves=sequences > 1, tuning=tuning,
+    )  # fmt: skip
 
 
 class AttentionBench(_Bench):

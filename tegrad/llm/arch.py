@@ -21,6 +21,7 @@ from tegrad.llm.network import (
     ActivationKind,
     Add,
     Attend,
+    Block,
     Embed,
     Gate,
     Logits,
@@ -31,6 +32,7 @@ from tegrad.llm.network import (
     Rotation,
     Spec,
 )
+from tegrad.llm.rope import UNTURNED, Rope, Yarn
 
 DEFAULT_CONTEXT: Final = 4096
 """Positions of a session unless asked otherwise: bounds the cache of models trained for 128k and more."""
@@ -39,15 +41,21 @@ LARGEST_SIZE: Final = (1 << 31) - 1
 """Of any size in a file: kernels count in 32 bits."""
 SMALLEST, LARGEST = 1e-30, 1e30
 """Bounds of any other number in a file that is not 0, so that no product of some leaves what floats hold."""
-POSITIONS_AT_ONCE: Final = 4096
-"""Positions whose angles are computed at once."""
 
 T = TypeVar("T", int, float, str)
 
 
 @dataclass(frozen=True, slots=True)
+class LayerForm:
+    """What may differ from layer to layer of a model."""
+
+    rope: Rope
+    """UNTURNED where the layer rotates nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class Arch:
-    """A model family: the tensors and kinds that differ from family to family. `network` is what it computes."""
+    """A model family: the tensors and kinds that differ from family to family; `Config.network` is what it computes."""
 
     name: str
     embedding: Spec
@@ -73,18 +81,19 @@ class Arch:
     """The file may have rope_freqs, which each pair's frequency is divided by."""
 
     @property
-    def network(self) -> Network:
-        """What a model of the family computes."""
-        return Network(
-            Embed(self.embedding, self.positions),
-            (
-                Project(Norm(self.attn_norm, self.norm), self.qkv),
-                Attend(self.rope, self.query_norm, self.key_norm),
-                Add(self.attn_output, "mixed"),
-                Gate(Norm(self.ffn_norm, self.norm), self.gate, self.up, self.activation),
-                Add(self.down, "hidden"),
-            ),
-            Logits(Norm(self.output_norm, self.norm), self.output),
+    def once(self) -> tuple[Embed, Logits]:
+        """The operations before and after the layers."""
+        return Embed(self.embedding, self.positions), Logits(Norm(self.output_norm, self.norm), self.output)
+
+    def block(self, form: LayerForm) -> Block:
+        """The operations of a layer."""
+        rotation = self.rope if form.rope.dim else "none"
+        return (
+            Project(Norm(self.attn_norm, self.norm), self.qkv),
+            Attend(rotation, form.rope, self.query_norm, self.key_norm),
+            Add(self.attn_output, "mixed"),
+            Gate(Norm(self.ffn_norm, self.norm), self.gate, self.up, self.activation),
+            Add(self.down, "hidden"),
         )
 
 
@@ -171,60 +180,6 @@ _REFUSED: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Yarn:
-    """YaRN's blend of interpolated and plain rope frequencies (arXiv:2309.00071), with llama.cpp's defaults."""
-
-    trained_context: int
-    extrapolation: float = 1.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary position embedding of the first `dim` elements of each head; none where `dim` is 0."""
-
-    dim: int
-    base: float
-    scale: float = 1.0
-    """Positions are multiplied by it (1 / rope.scaling.factor)."""
-    yarn: Yarn | None = None
-    attention: float = 1.0
-    """What cosines and sines are multiplied by (rope.scaling.attn_factor), however positions are scaled."""
-
-    def tables(self, positions: int, divisors: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
-        """Cosines and sines (2, positions, dim/2); `divisors` are the file's rope_freqs, one per pair."""
-        pairs = np.arange(self.dim // 2, dtype=np.float64)
-        frequency = self.base ** (-2.0 * pairs / max(1, self.dim))
-        if divisors is not None:
-            frequency = frequency / divisors
-        magnitude = self.attention
-        if self.yarn is None:
-            frequency = frequency * self.scale
-        else:
-            ramp = self._yarn_ramp(self.yarn, pairs) * self.yarn.extrapolation
-            frequency = frequency * (self.scale * (1 - ramp) + ramp)
-            if self.yarn.extrapolation:
-                magnitude *= 1.0 + 0.1 * float(np.log(1.0 / self.scale))
-        tables = np.empty((2, positions, len(pairs)), np.float32)
-        for start in range(0, positions, POSITIONS_AT_ONCE):
-            angle = np.arange(start, min(start + POSITIONS_AT_ONCE, positions), dtype=np.float64)[:, None] * frequency
-            tables[:, start : start + POSITIONS_AT_ONCE] = np.stack([np.cos(angle), np.sin(angle)]) * magnitude
-        return tables
-
-    def _yarn_ramp(self, yarn: Yarn, pairs: NDArray[np.float64]) -> NDArray[np.float64]:
-        """1 where a pair turns often within the trained context (kept as it is), 0 where seldom (interpolated)."""
-
-        def pair_with(turns: float) -> float:
-            return self.dim * float(np.log(yarn.trained_context / (turns * 2 * np.pi))) / (2 * float(np.log(self.base)))
-
-        low = max(0.0, np.floor(pair_with(yarn.beta_fast)))
-        high = min(self.dim - 1.0, np.ceil(pair_with(yarn.beta_slow)))
-        ramp: NDArray[np.float64] = 1 - np.clip((pairs - low) / max(0.001, high - low), 0, 1)
-        return ramp
-
-
-@dataclass(frozen=True, slots=True)
 class Config:
     """One model's sizes, read from its metadata and checked against its tensors."""
 
@@ -243,8 +198,18 @@ class Config:
     """Elements of a value head."""
     eps: float
     rope: Rope
+    """Of every layer that `forms` has no other for."""
+    forms: tuple[LayerForm, ...] = ()
+    """Of each layer, where they differ."""
     window: int | None = None
     """Positions that a token attends to at most. We run contexts within it, in which it changes nothing."""
+
+    @property
+    def network(self) -> Network:
+        """What the model computes."""
+        embed, logits = self.arch.once
+        forms = self.forms or (LayerForm(self.rope),) * self.layers
+        return Network(embed, tuple(self.arch.block(form) for form in forms), logits)
 
     @property
     def longest(self) -> int:
@@ -335,7 +300,7 @@ class Config:
             head_dim=head_dim,
             value_dim=get.size(f"{name}.attention.value_length", dim // heads),
             eps=get.number(f"{name}.{_EPS[arch.norm]}"),
-            rope=Rope(0, 1.0) if arch.rope == "none" else _rope(get, name, head_dim, context),
+            rope=UNTURNED if arch.rope == "none" else _rope(get, name, head_dim, context),
             window=_window(get, name),
         )
         uneven = config.heads % config.kv_heads or config.rope.dim % 2 or config.rope.dim > head_dim
@@ -372,8 +337,9 @@ class Config:
 
     def specs(self) -> Iterator[tuple[Spec, int | None]]:
         """Every tensor of the model, with its layer, in the order of use; the output at the end."""
-        yield from ((spec, None) for spec in self.arch.network.once)
-        yield from ((spec, layer) for layer in range(self.layers) for spec in self.arch.network.each_layer)
+        net = self.network
+        yield from ((spec, None) for spec in net.once)
+        yield from ((spec, layer) for layer in range(self.layers) for spec in net.each_layer)
         yield self.arch.output, None
 
     def check(self, file: Gguf, spec: Spec, layer: int | None = None) -> TensorInfo:

@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 from tegrad.llm.arch import Config
 from tegrad.llm.chips import WARPS, kernels_of
 from tegrad.llm.errors import UnsupportedModelError
+from tegrad.llm.network import Attend
 from tegrad.llm.programs import load_kernel
 from tegrad.nv.gpu import Gpu
 
@@ -56,14 +57,13 @@ class Attention:
 
     @classmethod
     def of(
-        cls, config: Config, positions: int, cache: str, device: Gpu, sequences: int = 1, *, floats: bool = False,
-        quantized: bool = True, halves: bool = False, tuning: Mapping[str, int] | None = None,
+        cls, config: Config, op: Attend, positions: int, cache: str, device: Gpu, sequences: int = 1, *,
+        floats: bool = False, quantized: bool = True, halves: bool = False, tuning: Mapping[str, int] | None = None,
     ) -> Self:  # fmt: skip
-        """A model's, on a device."""
-        op = config.arch.network.attend
+        """A layer's of a model, on a device."""
         return cls(
-            config.heads, config.kv_heads, config.head_dim, positions, op.rope,
-            config.rope.dim // 2 if config.rope.dim else None, config.eps if op.query_norm is not None else None,
+            config.heads, config.kv_heads, config.head_dim, positions, op.rotation,
+            op.rope.dim // 2 if op.rope.dim else None, config.eps if op.query_norm is not None else None,
             cache, device.sm_count, sequences, floats, quantized, halves, device.arch, tuning,
         )  # fmt: skip
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Self
 
 from tegrad.llm.attention import BUFFERS, Attention
-from tegrad.llm.cache import KvCache, LayerCache
+from tegrad.llm.cache import KvCache
 from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.gemm import SMALL_M, TilePicker, pick_quickest
-from tegrad.llm.packed import PackedLayer, PackedModel
+from tegrad.llm.network import Attend
+from tegrad.llm.packed import PackedModel
 from tegrad.llm.prefill import CHUNKS, EMBED_THREADS, Prefill, chunk_bytes
 from tegrad.llm.rows import Rows
 from tegrad.llm.sampling import Sampling, Settings
@@ -84,7 +86,8 @@ class Batch:
             self._rows = Rows(model, slots, self.cache.positions, pick, overlap=overlap)
             workspace.callback(self._rows.close)
             self.logits = workspace.take(4 * slots * self.config.vocab, LOGITS_SPEC)
-            attention = [self._attention(width) for width in self.widths]
+            ops = dict.fromkeys(self.config.network.attends)
+            attention = [self._attention(width, op) for width in self.widths for op in ops]
             self._partials = workspace.take(max(each.workspace_bytes for each in attention))
             self._counters = workspace.put(bytes(max(each.counter_bytes for each in attention)))
         except BaseException:
@@ -162,8 +165,8 @@ class Batch:
         """One step of the first `width` slots."""
         rows, chunk = self._rows, self._workspace.put(chunk_bytes(count=width))
         launches = [self._embed(width)]
-        for layer, cache in zip(self.model.layers, self.cache.layers, strict=True):
-            launches += rows.layer(layer, width, chunk, self._attend(layer, cache, width))
+        for at in range(self.config.layers):
+            launches += rows.layer(at, width, chunk, partial(self._attend, width))
         launches += rows.logits(self.logits, width, chunk)
         return [*launches, *self._sampling.launches(self.states, self._settings, logits=self.logits)]
 
@@ -245,17 +248,17 @@ class Batch:
         program = self._rows.programs("embed", buffers=len(buffers), OVERLAP=self._rows.overlap, **defines)
         return Launch(program, tuple(buffers), (-(-matrix.columns // EMBED_THREADS), width, 1), (EMBED_THREADS, 1, 1))
 
-    def _attention(self, width: int) -> Attention:
+    def _attention(self, width: int, op: Attend) -> Attention:
         return Attention.of(
-            self.config, self.cache.positions, "q8_0" if self.cache.q8 else "f16", self.device, width,
+            self.config, op, self.cache.positions, "q8_0" if self.cache.q8 else "f16", self.device, width,
             quantized=False, halves=True, tuning={"OVERLAP": 1} if self._rows.overlap else None,
         )  # fmt: skip
 
-    def _attend(self, layer: PackedLayer, cache: LayerCache, width: int) -> list[Launch]:
-        rows, attention = self._rows, self._attention(width)
-        norms = rows.head_norms(layer)
+    def _attend(self, width: int, at: int, op: Attend) -> list[Launch]:
+        rows, attention, cache = self._rows, self._attention(width, op), self.cache.layers[at]
+        norms = rows.head_norms(self.model.layers[at], op)
         out = rows.mixed
-        buffers = (self.states.states, rows.qkv, *norms, rows.rope, cache.keys, cache.values, cache.key_scales,
-                   cache.value_scales, self._partials, self._counters, out, out, out)  # fmt: skip
+        buffers = (self.states.states, rows.qkv, *norms, rows.turns(op.rope), cache.keys, cache.values,
+                   cache.key_scales, cache.value_scales, self._partials, self._counters, out, out, out)  # fmt: skip
         program = rows.programs("attention", buffers=len(BUFFERS), **attention.defines)
         return [Launch(program, buffers, attention.grid, attention.block)]

@@ -29,6 +29,7 @@ from tegrad.llm.interpreter import round_scale
 from tegrad.llm.matvec import SET
 from tegrad.llm.network import Add, Attend, Gate, Op, Project, Spec
 from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS
+from tegrad.llm.rope import Rope
 from tegrad.llm.schedule import UNIT, deal
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -153,11 +154,11 @@ class Parts:
 
     def __init__(self, weights: Weights) -> None:
         self.weights, self.config = weights, weights.config
-        net = self.network = self.config.arch.network
+        net = self.network = self.config.network
         if net.logits.norm.kind != "rms" or net.gate.gate is None or net.embed.positions is not None:
             name = self.config.arch.name
             raise UnsupportedModelError(f"{name} is not evaluated so: it has another norm, gate or positions")
-        self._tables: dict[tuple[int, int], Floats] = {}
+        self._tables: dict[tuple[Rope, int, int], Floats] = {}
         output = tensor_name(net.logits.matrix)
         self.logits = output if output in weights.file.tensors else tensor_name(net.embed.table)
         self.output_norm = weights.vector(tensor_name(net.logits.norm.spec))
@@ -173,7 +174,7 @@ class Parts:
 
     def operations(self) -> Iterator[tuple[int, Op, Part]]:
         """Each layer's operations, as they are reached."""
-        for at, op in self.network.operations(self.config.layers):
+        for at, op in self.network.operations():
             yield at, op, self._part(op, at)
 
     def _part(self, op: Op, layer: int) -> Part:
@@ -201,12 +202,12 @@ class Parts:
         made: Floats = 1 / np.sqrt((stream * stream).mean(axis=-1, keepdims=True) + self.config.eps)
         return made
 
-    def _turns(self, first: int, count: int) -> Floats:
+    def _turns(self, rope: Rope, first: int, count: int) -> Floats:
         """Cosines and sines (2, count, pairs) of positions, as devices have them."""
-        if (first, count) not in self._tables:
-            made = self.config.rope.tables(first + count, self.weights.divisors)
-            self._tables[first, count] = made[:, first:].astype(np.float64)
-        return self._tables[first, count]
+        if (key := (rope, first, count)) not in self._tables:
+            made = rope.tables(first + count, self.weights.divisors)
+            self._tables[key] = made[:, first:].astype(np.float64)
+        return self._tables[key]
 
     def gated(self, op: Gate, products: Floats) -> Floats:
         """activation(gate) * up, of both side by side."""
@@ -230,7 +231,7 @@ class Parts:
         if part.key_norm is not None:
             key = key * self.factor(key) * part.key_norm
         count = shape[-1]
-        tables, rotate = self._turns(first, count), ROTATIONS[op.rope]
+        tables, rotate = self._turns(op.rope, first, count), ROTATIONS[op.rotation]
         query = rotate(query, tables) / np.sqrt(c.head_dim)
         kept = ROUNDINGS[stored]
         key = kept(rotate(key, tables).astype(np.float32))[..., 0, :].astype(np.float64)

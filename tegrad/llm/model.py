@@ -15,6 +15,7 @@ from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.gguf import Gguf, Progress
 from tegrad.llm.network import Add, Attend, Gate, Project
+from tegrad.llm.rope import Rope
 from tegrad.llm.weights import Joined, LayerNorm, Loader, Matrix, Norm
 
 
@@ -35,8 +36,8 @@ class Cache:
     """Keys and values of one session's tokens: a layer's are (kv_heads, positions, head_dim + value_dim)."""
 
     layers: tuple[Tensor, ...]
-    rope: Tensor | None
-    """Cosines and sines (2, positions, pairs), where anything is rotated."""
+    turns: Mapping[Rope, Tensor]
+    """Cosines and sines (2, positions, pairs) of every rope that rotates anything."""
 
 
 class Model:
@@ -45,7 +46,7 @@ class Model:
     def __init__(self, file: Gguf, device: str | None = None, progress: Progress | None = None) -> None:
         self.device = device or Device.DEFAULT
         self.config = Config.read(file)
-        self.network = self.config.arch.network
+        self.network = self.config.network
         self.metadata = file.metadata
         self._divisors = self.config.rope_divisors(file)
         try:
@@ -69,7 +70,7 @@ class Model:
         matrices: dict[str, Matrix] = {}
         norms: dict[str, Norm | LayerNorm] = {}
         head_norms: dict[str, Norm] = {}
-        for op in net.block:
+        for op in net.blocks[at]:
             match op:
                 case Project():
                     norms[op.norm.spec.name] = load.norm(op.norm, at)
@@ -97,14 +98,17 @@ class Model:
         shape = (c.kv_heads, positions, c.head_dim + c.value_dim)
         layers = tuple(Tensor.empty(*shape, dtype=dtype, device=self.device).realize() for _ in self.layers)
         try:
-            tables = c.rope.tables(positions, self._divisors) if c.rope.dim else None
-            rope = None if tables is None else Tensor(tables, device=self.device).realize()
+            ropes = {op.rope for op in self.network.attends if op.rope.dim}
+            turns = {rope: self._turns(rope, positions) for rope in ropes}
             for layer in layers:
                 layer.uop.buffer.ensure_allocated()
         except MemoryError as error:
             size = prod(shape) * dtype.itemsize * len(layers)
             raise self._out_of_memory(f"a context of {positions} tokens", size, "ask for a smaller one") from error
-        return Cache(layers, rope)
+        return Cache(layers, turns)
+
+    def _turns(self, rope: Rope, positions: int) -> Tensor:
+        return Tensor(rope.tables(positions, self._divisors), device=self.device).realize()
 
     def forward(self, tokens: Tensor, cache: Cache, start: UOp | int, last: UOp | int | None = None) -> Tensor:
         """Realized logits after tokens (count,) at positions from `start`, which are added to the cache.
@@ -113,21 +117,22 @@ class Model:
         """
         # Layers are realized one by one: alike, they are scheduled once.
         x = self._embed(tokens, start).contiguous().realize()
-        for layer, kept in zip(self.layers, cache.layers, strict=True):
-            x = self._block(layer, x, kept, cache.rope, start).realize()
+        for at in range(len(self.layers)):
+            x = self._block(at, x, cache, start).realize()
         if last is not None and tokens.shape[0] != 1:
             x = x[last : last + 1]
         return self.output.apply(x, self.output_norm).contiguous().realize()
 
-    def _block(self, layer: Layer, x: Tensor, kept: Tensor, rope: Tensor | None, start: UOp | int) -> Tensor:
+    def _block(self, at: int, x: Tensor, cache: Cache, start: UOp | int) -> Tensor:
         """The stream after a layer."""
+        layer = self.layers[at]
         made: list[Tensor] = []  # by the operation before
-        for op in self.network.block:
+        for op in self.network.blocks[at]:
             match op:
                 case Project():
                     made = layer.qkv.apply(x, layer.norms[op.norm.spec.name])
                 case Attend():
-                    made = [self._attention(op, layer, made, kept, rope, start)]
+                    made = [self._attention(op, layer, made, cache.layers[at], cache.turns.get(op.rope), start)]
                 case Gate():
                     made = [self._gated(op, layer, x).contiguous()]
                 case Add():
@@ -155,7 +160,7 @@ class Model:
         c, (query, key, value) = self.config, qkv
         count = query.shape[0]
         end = start + count
-        rotate, turns = _ROTATIONS[op.rope], None if rope is None else rope[:, start:end]
+        rotate, turns = _ROTATIONS[op.rotation], None if rope is None else rope[:, start:end]
         key = key.reshape(count, c.kv_heads, c.head_dim)
         key = rotate(layer.head_norms[op.key_norm.name].apply(key) if op.key_norm else key, turns)
         new = key.cat(value.reshape(count, c.kv_heads, c.value_dim), dim=-1).permute(1, 0, 2).cast(kept.dtype)

@@ -1,11 +1,11 @@
 """What a model computes, as a list of operations: one description for every engine, reference and schedule.
 
-A token's vector is the **residual stream**. `Embed` makes it; each layer runs `Network.block` on it, in order; `Logits`
-reads it. Whoever executes a model goes through these operations and does each in its own way: the tinygrad graph
-(`model`), launches of a decode step (`plan`), of a prompt or a batch (`rows`), and the references in numpy
-(`reference`, `exact`). The step in one launch runs one form of block; `persistent` refuses any other. A family is a row
-of `arch.ARCHES`, of which `Arch.network` is this list. What only some families do is a field of the operation that does
-it.
+A token's vector is the **residual stream**. `Embed` makes it; each layer runs its own of `Network.blocks` on it, in
+order; `Logits` reads it. Whoever executes a model goes through these operations and does each in its own way: the
+tinygrad graph (`model`), launches of a decode step (`plan`), of a prompt or a batch (`rows`), and the references in
+numpy (`reference`, `exact`). The step in one launch runs one form of block; `persistent` refuses any other. A family is
+a row of `arch.ARCHES`; with the numbers of a file it is this list, `arch.Config.network`. What only some families or
+layers do is a field of the operation that does it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from tegrad.llm.rope import Rope
 
 NormKind: TypeAlias = Literal["rms", "layer"]
 """By the root mean square, or by mean and variance; then a weight, and a bias where the spec has one."""
@@ -89,7 +91,8 @@ class Attend:
     """Queries and keys are normalized by head where there is such a norm, and rotated; keys and values go into the
     cache; what is mixed of the values of all positions so far is "mixed"."""
 
-    rope: Rotation
+    rotation: Rotation
+    rope: Rope
     query_norm: Spec | None = None
     """By the root mean square, before the rotation."""
     key_norm: Spec | None = None
@@ -157,18 +160,25 @@ class Logits:
 
 
 Op: TypeAlias = Project | Attend | Gate | Add
+Block: TypeAlias = tuple[Op, ...]
 Reader: TypeAlias = Project | Gate | Logits
 """What reads the stream, each through a norm of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A family's operations."""
+    """A model's operations."""
 
     embed: Embed
-    block: tuple[Op, ...]
-    """Of every layer."""
+    blocks: tuple[Block, ...]
+    """Of each layer. They are the same operations in the same order, of the same tensors; only what `Attend` does with
+    positions may differ from layer to layer."""
     logits: Logits
+
+    @property
+    def layers(self) -> int:
+        """How many there are."""
+        return len(self.blocks)
 
     @property
     def once(self) -> tuple[Spec, ...]:
@@ -178,41 +188,42 @@ class Network:
     @property
     def each_layer(self) -> tuple[Spec, ...]:
         """The tensors of a layer."""
-        return tuple(spec for op in self.block for spec in op.specs)
+        return tuple(spec for op in self.blocks[0] for spec in op.specs)
 
     @property
     def project(self) -> Project:
-        """The block's one projection."""
-        return next(op for op in self.block if isinstance(op, Project))
+        """Every block's one projection."""
+        return next(op for op in self.blocks[0] if isinstance(op, Project))
 
     @property
-    def attend(self) -> Attend:
-        """The block's one attention."""
-        return next(op for op in self.block if isinstance(op, Attend))
+    def attends(self) -> tuple[Attend, ...]:
+        """Each layer's one attention."""
+        return tuple(op for block in self.blocks for op in block if isinstance(op, Attend))
 
     @property
     def gate(self) -> Gate:
-        """The block's one gate."""
-        return next(op for op in self.block if isinstance(op, Gate))
+        """Every block's one gate."""
+        return next(op for op in self.blocks[0] if isinstance(op, Gate))
 
     @property
     def last_add(self) -> Add:
         """What makes the stream that the next layer reads."""
-        return next(op for op in reversed(self.block) if isinstance(op, Add))
+        return next(op for op in reversed(self.blocks[0]) if isinstance(op, Add))
 
     def reads(self, inner: Inner) -> tuple[Add, ...]:
         """What multiplies a vector inside the block."""
-        return tuple(op for op in self.block if isinstance(op, Add) and op.reads == inner)
+        return tuple(op for op in self.blocks[0] if isinstance(op, Add) and op.reads == inner)
 
-    def operations(self, layers: int) -> Iterator[tuple[int, Op]]:
+    def operations(self) -> Iterator[tuple[int, Op]]:
         """Every layer's operations with the layer, in order."""
-        yield from ((layer, op) for layer in range(layers) for op in self.block)
+        yield from ((layer, op) for layer, block in enumerate(self.blocks) for op in block)
 
-    def reader(self, layer: int, op: Op | None, layers: int) -> tuple[int, Reader]:
+    def reader(self, layer: int, op: Op | None) -> tuple[int, Reader]:
         """What reads the stream next after an operation of a layer, or after `Embed` (layer 0, None), and its layer."""
-        after = 0 if op is None else self.block.index(op) + 1
-        following = [*((layer, one) for one in self.block[after:]), *((layer + 1, one) for one in self.block)]
-        for at, one in following:
-            if at < layers and isinstance(one, Project | Gate):
-                return at, one
-        return layers, self.logits
+        after = 0 if op is None else self.blocks[layer].index(op) + 1
+        rest = (self.blocks[layer][after:], *self.blocks[layer + 1 : layer + 2])
+        for at, block in enumerate(rest, layer):
+            for one in block:
+                if isinstance(one, Project | Gate):
+                    return at, one
+        return self.layers, self.logits

@@ -269,7 +269,7 @@ class PackedModel:
         self.close()
 
     def _allocate(self, file: Gguf) -> None:
-        net = self.config.arch.network
+        net = self.config.network
         self.embedding = self._matrix(file, net.embed.table)
         self.positions = None if net.embed.positions is None else self._matrix(file, net.embed.positions)
         self.layers = tuple(self._layer(file, at) for at in range(self.config.layers))
@@ -278,7 +278,7 @@ class PackedModel:
         self.output = self.embedding if tied else self._matrix(file, net.logits.matrix)
 
     def _layer(self, file: Gguf, at: int) -> PackedLayer:
-        net = self.config.arch.network
+        net = self.config.network
         vectors: dict[str, Buffer] = {}
         matrices: dict[str, PackedMatrix] = {}
         for spec in net.each_layer:

@@ -320,23 +320,23 @@ class PersistentPlan:
         self.close()
 
     def _make(self, cache: KvCache, tuning: Tuning | None, reach: int, ctas: int, timestamps: bool) -> None:
-        config, net, workspace = self.config, self.config.arch.network, self._workspace
-        made = network(self.model, cache, workspace)
+        config, net, workspace = self.config, self.config.network, self._workspace
+        made, attend = network(self.model, cache, workspace), net.attends[0]
         if tuning is None:
             positions = cache.positions if reach > NEAR_POSITIONS else reach
             kinds = (matrix.kind for matrix in made.matrices())
             tuning = Tuning.suited(kinds, positions, q8=cache.q8, head_dim=made.head_dim)
         program = build(made, ctas, head_groups=tuning.head_groups)
         self.kernel = Persistent(
-            program, self.device.arch, cache.positions, net.attend.rope, config.rope.dim // 2, config.eps,
-            net.attend.query_norm is not None, cache.q8, net.gate.activation, timestamps=timestamps, tuning=tuning,
+            program, self.device.arch, cache.positions, attend.rotation, attend.rope.dim // 2, config.eps,
+            attend.query_norm is not None, cache.q8, net.gate.activation, timestamps=timestamps, tuning=tuning,
         )  # fmt: skip
         words = self.kernel.words
         prove(program, words)
         self._program = self.kernel.load(self.device)
         self._words = workspace.put(words)
         self._space = workspace.put(np.zeros(self.kernel.space_bytes, np.uint8))
-        self._rope = workspace.put(config.rope.tables(cache.positions, self.model.divisors))
+        self._rope = workspace.put(attend.rope.tables(cache.positions, self.model.divisors))
         self.logits = workspace.take(4 * config.vocab, LOGITS_SPEC)
         self.timestamps = workspace.take(32 * ctas * len(program.stages)) if timestamps else self.logits
         """Where asked for: u64 (ctas, stages, 4), cycles of each SM."""
@@ -351,7 +351,7 @@ class PersistentPlan:
 
 def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network:
     """A loaded model as the schedule sees it; UnsupportedModelError for what the kernel has no word for."""
-    config, net = model.config, model.config.arch.network
+    config, net = model.config, model.config.network
     project, attend, add_mixed, gated, add_hidden = _kernels_block(config)
 
     def matrix(name: str, packed: PackedMatrix) -> Matrix:
@@ -397,13 +397,16 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network
 
 
 def _kernels_block(config: Config) -> tuple[Project, Attend, Add, Gate, Add]:
-    """A model's block, which must be the one that the kernel runs: a gated one of RMS norms and rotated heads."""
-    net = config.arch.network
-    match net.block:
+    """A model's block, which must be the one that the kernel runs, alike in all layers: a gated one of RMS norms and
+    rotated heads."""
+    net = config.network
+    if len(set(net.blocks)) > 1:
+        raise UnsupportedModelError(f"the persistent step does not run {config.arch.name}: its layers differ")
+    match net.blocks[0]:
         case (Project() as project, Attend() as attend, Add() as mixed, Gate() as gated, Add() as hidden):
             norms = {op.norm.kind for op in (project, gated, net.logits)}
             fits = (mixed.reads, hidden.reads) == ("mixed", "hidden") and gated.gate is not None
-            if fits and norms == {"rms"} and attend.rope != "none" and net.embed.positions is None:
+            if fits and norms == {"rms"} and attend.rotation != "none" and net.embed.positions is None:
                 return project, attend, mixed, gated, hidden
     raise UnsupportedModelError(
         f"the persistent step does not run {config.arch.name}: its norm, gate or positions differ"

@@ -23,8 +23,9 @@ from tegrad.llm.launch_config import launch_config
 from tegrad.llm.matvec import BEST_ROWS, SET, Activation, LaunchConfig, Part, Product
 from tegrad.llm.network import Add, Attend, Gate, Logits, Op, Project
 from tegrad.llm.packed import PackedLayer, PackedMatrix, PackedModel
-from tegrad.llm.programs import load_kernel
+from tegrad.llm.programs import Programs, load_kernel
 from tegrad.llm.state import LOGITS_SPEC, States
+from tegrad.llm.turns import Turns
 from tegrad.llm.workspace import ALIGN, Workspace
 from tegrad.nv.gpu import Buffer
 from tegrad.nv.replay import Launch
@@ -69,7 +70,7 @@ class DecodePlan:
 
     def __init__(self, model: PackedModel, states: States, cache: KvCache, *, overlap: bool = False) -> None:
         self.model, self.config, self.device = model, model.config, model.device
-        self._network = self.config.arch.network
+        self._network = self.config.network
         self._overlap = int(overlap)
         self._states, self._cache = states, cache
         self._workspace = Workspace(self.device)
@@ -86,7 +87,7 @@ class DecodePlan:
     @property
     def kinds(self) -> tuple[str, ...]:
         """What each launch is."""
-        return ("embed", *(op.role for _, op in self._network.operations(self.config.layers)), "logits")
+        return ("embed", *(op.role for _, op in self._network.operations()), "logits")
 
     def close(self) -> None:
         """Free the plan's buffers. Closing twice is harmless."""
@@ -109,7 +110,7 @@ class DecodePlan:
         self.logits = workspace.take(4 * config.vocab, LOGITS_SPEC)
         entries = -(-config.vocab // BEST_ROWS)
         self.best, self.best_row = workspace.take(4 * entries), workspace.take(4 * entries)
-        self._attend = self._attention()
+        self._make_attention()
         launches = [self._embed()]
         for at in range(config.layers):
             launches += self._layer(at)
@@ -127,7 +128,7 @@ class DecodePlan:
     def _read_by(self, at: int, op: Op | None) -> tuple[Sequence[PackedMatrix], Buffer]:
         """What reads the residual stream after an operation of layer `at`, or after the embedding (0, None); and the
         weight of its norm."""
-        at, reader = self._network.reader(at, op, self.config.layers)
+        at, reader = self._network.reader(at, op)
         name = reader.norm.spec.name
         if isinstance(reader, Logits):
             return (self.model.output,), self.model.vectors[name]
@@ -163,7 +164,7 @@ class DecodePlan:
         return Launch(program, tuple(buffers), (-(-config.dim // EMBED_THREADS), 1, 1), (EMBED_THREADS, 1, 1))
 
     def _layer(self, at: int) -> list[Launch]:
-        return [self._operation(at, op) for op in self._network.block]
+        return [self._operation(at, op) for op in self._network.blocks[at]]
 
     def _operation(self, at: int, op: Op) -> Launch:
         layer = self.model.layers[at]
@@ -259,31 +260,36 @@ class DecodePlan:
 
     # --- attention --------------------------------------------------------------------------------------------------
 
-    def _attention(self) -> Attention:
-        config, device = self.config, self.device
+    def _make_attention(self) -> None:
+        """The kernels of attention: one for all layers that attend alike."""
         adds = self._network.reads("mixed")
         outputs = [layer.matrices[add.matrix.name] for layer in self.model.layers for add in adds]
-        made = Attention.of(
-            config, self._cache.positions, "q8_0" if self._cache.q8 else "f16", device,
-            floats=self._reads_x(outputs), quantized=self._reads_q(outputs),
-            tuning={"OVERLAP": 1} if self._overlap else None,
-        )  # fmt: skip
-        self._partials = self._workspace.take(made.workspace_bytes)
-        self._counters = self._workspace.put(np.zeros(made.counter_bytes, np.uint8))
-        self._rope = self._zeros
-        if config.rope.dim:
-            self._rope = self._workspace.put(config.rope.tables(self._cache.positions, self.model.divisors))
-        self._attention_program = made.load(device)
-        return made
+        self._turns = Turns(self._workspace, self._cache.positions, self.model.divisors)
+        made = {
+            op: Attention.of(
+                self.config, op, self._cache.positions, "q8_0" if self._cache.q8 else "f16", self.device,
+                floats=self._reads_x(outputs), quantized=self._reads_q(outputs),
+                tuning={"OVERLAP": 1} if self._overlap else None,
+            )
+            for op in dict.fromkeys(self._network.attends)
+        }  # fmt: skip
+        self._partials = self._workspace.take(max(each.workspace_bytes for each in made.values()))
+        self._counters = self._workspace.put(bytes(max(each.counter_bytes for each in made.values())))
+        programs = Programs(self.device)
+        self._attend = {
+            op: (each, programs("attention", buffers=len(BUFFERS), **each.defines)) for op, each in made.items()
+        }
 
     def _attention_launch(self, at: int, op: Attend) -> Launch:
         layer, kept = self.model.layers[at], self._cache.layers[at]
         norms = [self._zeros if spec is None else layer.vectors[spec.name] for spec in (op.query_norm, op.key_norm)]
         mixed = self._mixed
-        buffers = (self._states.states, self._qkv, *norms, self._rope, kept.keys, kept.values, kept.key_scales,
-                   kept.value_scales, self._partials, self._counters, mixed.x, mixed.q, mixed.s)  # fmt: skip
+        buffers = (self._states.states, self._qkv, *norms, self._turns(op.rope), kept.keys, kept.values,
+                   kept.key_scales, kept.value_scales, self._partials, self._counters, mixed.x, mixed.q,
+                   mixed.s)  # fmt: skip
         assert len(buffers) == len(BUFFERS)
-        return Launch(self._attention_program, buffers, self._attend.grid, self._attend.block)
+        attention, program = self._attend[op]
+        return Launch(program, buffers, attention.grid, attention.block)
 
 
 def _parts(matrices: Sequence[PackedMatrix]) -> tuple[Part, ...]:

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.llm.attention import ROPES
-from tegrad.llm.cache import KvCache, LayerCache
+from tegrad.llm.cache import KvCache
 from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.flash import Flash
 from tegrad.llm.gemm import TilePicker, pick_quickest
-from tegrad.llm.packed import PackedLayer, PackedModel
+from tegrad.llm.network import Attend
+from tegrad.llm.packed import PackedModel
 from tegrad.llm.rows import Rows, floats
 from tegrad.llm.state import LOGITS_SPEC, STATE_SPEC
 from tegrad.llm.workspace import Workspace
@@ -93,8 +95,8 @@ class Prefill:
     def launches(self, size: int) -> list[Launch]:
         """One chunk of up to `size` tokens."""
         launches = [self._begin(size), self._embed(size)]
-        for layer, cache in zip(self.model.layers, self.cache.layers, strict=True):
-            launches += self.rows.layer(layer, size, self._chunk, self._attention(layer, cache, size))
+        for at in range(self.config.layers):
+            launches += self.rows.layer(at, size, self._chunk, partial(self._attention, size))
         return launches
 
     def head(self) -> list[Launch]:
@@ -195,8 +197,8 @@ class Prefill:
         buffers = (self.rows.x, matrix.buffer, (learned or matrix).buffer, self._tokens, self._chunk)
         return Launch(program, buffers, (-(-matrix.columns // EMBED_THREADS), size, 1), (EMBED_THREADS, 1, 1))
 
-    def _attention(self, layer: PackedLayer, cache: LayerCache, size: int) -> list[Launch]:
-        config, programs = self.config, self.rows.programs
+    def _attention(self, size: int, at: int, op: Attend) -> list[Launch]:
+        config, programs, cache = self.config, self.rows.programs, self.cache.layers[at]
         tile = 64 if config.head_dim <= WIDE_HEAD_DIM else 32
         flash = Flash(config.heads, config.kv_heads, config.head_dim, self.cache.positions, self.cache.q8, tile=tile)
         attend = flash.launch(
@@ -204,19 +206,18 @@ class Prefill:
             tokens=size, key_scales=cache.key_scales, value_scales=cache.value_scales,
             overlap=self.rows.overlap,
         )  # fmt: skip
-        return [self._store(layer, cache, size), attend]
+        return [self._store(size, at, op), attend]
 
-    def _store(self, layer: PackedLayer, cache: LayerCache, size: int) -> Launch:
-        config, rows = self.config, self.rows
-        op = rows.network.attend
+    def _store(self, size: int, at: int, op: Attend) -> Launch:
+        config, rows, cache = self.config, self.rows, self.cache.layers[at]
         program = rows.programs(
             "store_qkv", buffers=10, values=1, HEADS=config.heads, KV_HEADS=config.kv_heads, HEAD_DIM=config.head_dim,
-            POSITIONS=self.cache.positions, CACHE_Q8=self.cache.q8, ROPE=ROPES[op.rope],
-            ROPE_PAIRS=config.rope.dim // 2, QK_NORM=op.query_norm is not None, EPS=f"{config.eps:.9e}f",
+            POSITIONS=self.cache.positions, CACHE_Q8=self.cache.q8, ROPE=ROPES[op.rotation],
+            ROPE_PAIRS=op.rope.dim // 2, QK_NORM=op.query_norm is not None, EPS=f"{config.eps:.9e}f",
             WARPS=QKV_WARPS, OVERLAP=rows.overlap,
         )  # fmt: skip
-        norms = rows.head_norms(layer)
+        norms = rows.head_norms(self.model.layers[at], op)
         buffers = (self._queries, cache.keys, cache.values, cache.key_scales, cache.value_scales, rows.qkv, *norms,
-                   rows.rope, self._chunk)  # fmt: skip
+                   rows.turns(op.rope), self._chunk)  # fmt: skip
         grid = (size, -(-(config.heads + 2 * config.kv_heads) // QKV_WARPS), 1)
         return Launch(program, buffers, grid, (32 * QKV_WARPS, 1, 1), (self.cache.positions,))

@@ -45,7 +45,7 @@ class Reference:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         with Gguf.open(path) as file:
             self.config = Config.read(file)
-            self.network = self.config.arch.network
+            self.network = self.config.network
             self.divisors = self.config.rope_divisors(file)
             self.weights = {name: _expand(file, name) for name in file.tensors}
 
@@ -53,19 +53,18 @@ class Reference:
         """Logits (len(tokens), vocab) after each token; with `past`, of tokens that follow those already fed to it."""
         net, past = self.network, past or Past()
         start = past.first + past.count
-        tables = self.config.rope.tables(start + len(tokens), self.divisors)[:, start:]
         embedding = self.weights[tensor_name(net.embed.table)]
         x = embedding[np.asarray(tokens)]
         if net.embed.positions is not None:
             x = x + self.weights[tensor_name(net.embed.positions)][start : start + len(tokens)]
         made: Floats = x  # by the operation before
-        for layer, op in net.operations(self.config.layers):
+        for layer, op in net.operations():
             match op:
                 case Project():
                     normed = self._norm(x, op.norm, layer)
                     made = np.concatenate([self._linear(normed, spec, layer) for spec in op.matrices], axis=1)
                 case Attend():
-                    made = self._attention(op, layer, made, tables, past)
+                    made = self._attention(op, layer, made, past)
                 case Gate():
                     made = self._gated(op, layer, self._norm(x, op.norm, layer))
                 case Add():
@@ -86,7 +85,7 @@ class Reference:
         bias = self.weights.get(tensor_name(spec, layer, "bias"))
         return y if bias is None else y + bias
 
-    def _attention(self, op: Attend, layer: int, qkv: Floats, tables: Floats, past: Past) -> Floats:
+    def _attention(self, op: Attend, layer: int, qkv: Floats, past: Past) -> Floats:
         """Mixed values (tokens, heads * value_dim) of queries, keys and values below one another."""
         c, count = self.config, len(qkv)
         query, key, value = np.split(qkv, np.cumsum([c.sizes["query"], c.sizes["key"]]), axis=1)
@@ -96,7 +95,8 @@ class Reference:
             query = unit(query, self.config.eps) * self.weights[tensor_name(op.query_norm, layer)]
         if op.key_norm is not None:
             key = unit(key, self.config.eps) * self.weights[tensor_name(op.key_norm, layer)]
-        rotate = ROTATIONS[op.rope]
+        start = past.first + past.count
+        rotate, tables = ROTATIONS[op.rotation], op.rope.tables(start + count, self.divisors)[:, start:]
         query, value = rotate(query, tables), value.reshape(count, c.kv_heads, 1, c.value_dim)
         key, value = past.extend(layer, rotate(key, tables), value)
         # By kv head, group, position: products that BLAS computes, unlike einsum.

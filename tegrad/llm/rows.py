@@ -6,7 +6,7 @@ halves. How many rows there are lies on the device (`struct Chunk` of kernels/ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
 import numpy as np
@@ -17,6 +17,7 @@ from tegrad.llm.gemm import Gemm, Operands, TilePicker, pick_quickest, scratch_b
 from tegrad.llm.network import Add, Attend, Gate, Norm, Project
 from tegrad.llm.packed import PackedLayer, PackedMatrix, PackedModel
 from tegrad.llm.programs import Programs
+from tegrad.llm.turns import Turns
 from tegrad.llm.workspace import Workspace
 from tegrad.nv.gpu import Buffer, Gpu
 from tegrad.nv.program import LaunchError
@@ -40,7 +41,7 @@ class Rows:
         self, model: PackedModel, most: int, positions: int, pick: TilePicker = pick_quickest, *, overlap: bool = False
     ) -> None:
         self.model, self.config, self.device, self.most = model, model.config, model.device, most
-        self.network = self.config.arch.network
+        self.network = self.config.network
         self.programs = Programs(model.device)
         self._pick, self._workspace, self.overlap = pick, Workspace(model.device), int(overlap)
         config, take = self.config, self._workspace.take
@@ -60,7 +61,7 @@ class Rows:
             self._hidden = take(2 * most * config.ffn)
             scratch, counters = scratch_bound(model.device)
             self._scratch, self._arrived = take(scratch), self._workspace.put(bytes(counters))
-            self.rope = self._workspace.put(config.rope.tables(positions, model.divisors).tobytes() or bytes(16))
+            self.turns = Turns(self._workspace, positions, model.divisors)
         except BaseException:
             self.close()
             raise
@@ -75,15 +76,18 @@ class Rows:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def layer(self, layer: PackedLayer, tokens: int, chunk: Buffer, attention: Sequence[Launch]) -> list[Launch]:
-        """A layer of up to `tokens` rows of x; `attention` takes `qkv` to `mixed`."""
+    def layer(
+        self, at: int, tokens: int, chunk: Buffer, attention: Callable[[int, Attend], Sequence[Launch]]
+    ) -> list[Launch]:
+        """A layer of up to `tokens` rows of x; `attention` of the layer takes `qkv` to `mixed`."""
+        layer = self.model.layers[at]
         launches: list[Launch] = []
-        for op in self.network.block:
+        for op in self.network.blocks[at]:
             match op:
                 case Project():
                     launches += self._project(op, layer, tokens, chunk)
                 case Attend():
-                    launches += attention
+                    launches += attention(at, op)
                 case Gate():
                     launches += self._gated(op, layer, tokens, chunk)
                 case Add():
@@ -129,9 +133,8 @@ class Rows:
         buffers = (self.normed, self.x, weight, vectors.get(f"{name}.bias", weight), chunk)
         return Launch(program, buffers, (1 if last else tokens, 1, 1), (NORM_THREADS, 1, 1))
 
-    def head_norms(self, layer: PackedLayer) -> list[Buffer]:
+    def head_norms(self, layer: PackedLayer, op: Attend) -> list[Buffer]:
         """Weights of the norms of query and key heads; any buffer where there is none."""
-        op = self.network.attend
         return [self.x if spec is None else layer.vectors[spec.name] for spec in (op.query_norm, op.key_norm)]
 
     def product(

@@ -16,12 +16,13 @@ from tiny_llama import TYPE, Shape, finish, letters, rewritten, write
 from tegrad.bench import plans
 from tegrad.hw.chips import CHIPS
 from tegrad.llm import programs
-from tegrad.llm.arch import POSITIONS_AT_ONCE, Config, Rope
+from tegrad.llm.arch import Config
 from tegrad.llm.cache import KvCache
 from tegrad.llm.errors import GgufError, ModelError
 from tegrad.llm.formats import F32
 from tegrad.llm.gguf import Gguf, shown
 from tegrad.llm.plan import DecodePlan
+from tegrad.llm.rope import POSITIONS_AT_ONCE, Rope
 from tegrad.llm.state import States
 from tegrad.llm.tokenizer import Tokenizer
 
