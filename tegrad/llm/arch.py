@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
 from typing import Final, Self, TypeVar
 
 import numpy as np
@@ -51,6 +52,20 @@ class LayerForm:
 
     rope: Rope
     """UNTURNED where the layer rotates nothing."""
+    window: int | None = None
+    """Positions that a token attends to at most, its own included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Which layers of a family attend within a sliding window, and how they rotate. A file may say otherwise."""
+
+    period: int
+    """Of so many layers the last one attends to all positions, the others to those in the window."""
+    window: int | None = None
+    """Its positions; None: without a file's, no layer has one."""
+    base: float | None = None
+    """Of the layers' rope, whose positions nothing scales; None: they rotate as the others do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +94,58 @@ class Arch:
     key_norm: Spec | None = None
     rope_divisors: bool = False
     """The file may have rope_freqs, which each pair's frequency is divided by."""
+    attn_post_norm: Spec | None = None
+    """Of what attention adds to the stream."""
+    ffn_post_norm: Spec | None = None
+    """Of what the feed-forward adds."""
+    scaled_embedding: bool = False
+    """Rows of the embedding are multiplied by the root of their size."""
+    windows: Windows | None = None
+    """Which layers attend within a window."""
+    dim_scaled: int | None = None
+    """A model of so many layers divides scores by the root of dim / heads, not by that of a head's size."""
+    score_cap: float | None = None
+    """The cap of scores where a file says none; None: the family caps none."""
+    logit_cap: float | None = None
+    """That of logits; 0: there is none where a file says none."""
 
     @property
-    def once(self) -> tuple[Embed, Logits]:
-        """The operations before and after the layers."""
-        return Embed(self.embedding, self.positions), Logits(Norm(self.output_norm, self.norm), self.output)
+    def caps(self) -> Mapping[str, float]:
+        """Those that the family has, by the name of their value in a file."""
+        caps = {"attn_logit_softcapping": self.score_cap, "final_logit_softcapping": self.logit_cap}
+        return {name: cap for name, cap in caps.items() if cap is not None}
 
-    def block(self, form: LayerForm) -> Block:
+    def network(self, config: Config) -> Network:
+        """What a model of the family computes."""
+        forms = config.forms or (LayerForm(config.rope),) * config.layers
+        return Network(
+            Embed(self.embedding, self.positions, sqrt(config.dim) if self.scaled_embedding else 1.0),
+            tuple(self._block(config, form) for form in forms),
+            Logits(Norm(self.output_norm, self.norm), self.output, config.logit_cap),
+        )
+
+    def _block(self, config: Config, form: LayerForm) -> Block:
         """The operations of a layer."""
-        rotation = self.rope if form.rope.dim else "none"
+        wide = config.layers == self.dim_scaled
+        attend = Attend(
+            self.rope if form.rope.dim else "none",
+            form.rope,
+            1 / sqrt(config.dim // config.heads if wide else config.head_dim),
+            self.query_norm,
+            self.key_norm,
+            form.window,
+            config.score_cap,
+        )
+
+        def norm(spec: Spec | None) -> Norm | None:
+            return None if spec is None else Norm(spec, self.norm)
+
         return (
             Project(Norm(self.attn_norm, self.norm), self.qkv),
-            Attend(rotation, form.rope, self.query_norm, self.key_norm),
-            Add(self.attn_output, "mixed"),
+            attend,
+            Add(self.attn_output, "mixed", norm(self.attn_post_norm)),
             Gate(Norm(self.ffn_norm, self.norm), self.gate, self.up, self.activation),
-            Add(self.down, "hidden"),
+            Add(self.down, "hidden", norm(self.ffn_post_norm)),
         )
 
 
@@ -132,6 +184,33 @@ QWEN2: Final = replace(
     rope_divisors=False,
 )
 
+GEMMA3: Final = replace(
+    QWEN2,
+    name="gemma3",
+    qkv=tuple(replace(spec, bias="none") for spec in LLAMA.qkv),
+    query_norm=Spec("attn_q_norm", ("head",)),
+    key_norm=Spec("attn_k_norm", ("head",)),
+    attn_post_norm=Spec("post_attention_norm", ("dim",)),
+    ffn_post_norm=Spec("post_ffw_norm", ("dim",)),
+    activation="gelu",
+    scaled_embedding=True,
+    windows=Windows(6, base=10000.0),
+    dim_scaled=62,
+    logit_cap=0.0,
+)
+"""Gemma 3's text models, of which the one with 62 layers has 27 billion weights."""
+
+GEMMA2: Final = replace(
+    GEMMA3,
+    name="gemma2",
+    query_norm=None,
+    key_norm=None,
+    windows=Windows(2, 4096),
+    dim_scaled=46,
+    score_cap=50.0,
+    logit_cap=30.0,
+)
+
 QWEN3: Final = replace(
     QWEN2,
     name="qwen3",
@@ -158,7 +237,7 @@ GPT2: Final = Arch(
     norm="layer",
 )
 
-ARCHES: Final[Mapping[str, Arch]] = {arch.name: arch for arch in (LLAMA, QWEN2, QWEN3, GPT2)}
+ARCHES: Final[Mapping[str, Arch]] = {arch.name: arch for arch in (LLAMA, QWEN2, QWEN3, GEMMA2, GEMMA3, GPT2)}
 """By `general.architecture`."""
 
 _EPS: Final = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}
@@ -202,14 +281,15 @@ class Config:
     forms: tuple[LayerForm, ...] = ()
     """Of each layer, where they differ."""
     window: int | None = None
-    """Positions that a token attends to at most. We run contexts within it, in which it changes nothing."""
+    """Positions that a token attends to at most, in a family without `Windows`: we run contexts within it, in which it
+    changes nothing."""
+    score_cap: float | None = None
+    logit_cap: float | None = None
 
     @property
     def network(self) -> Network:
         """What the model computes."""
-        embed, logits = self.arch.once
-        forms = self.forms or (LayerForm(self.rope),) * self.layers
-        return Network(embed, tuple(self.arch.block(form) for form in forms), logits)
+        return self.arch.network(self)
 
     @property
     def longest(self) -> int:
@@ -284,15 +364,17 @@ class Config:
             raise UnsupportedModelError(
                 f"{file.path} is of the architecture {shown(name)}; we run {', '.join(ARCHES)}: choose another model"
             )
-        _refuse(get, name)
+        _refuse(get, arch)
         dim, heads = get.size(f"{name}.embedding_length"), get.size(f"{name}.attention.head_count")
         head_dim = get.size(f"{name}.attention.key_length", dim // heads)
-        context = get.size(f"{name}.context_length")
+        context, layers = get.size(f"{name}.context_length"), get.size(f"{name}.block_count")
+        rope = UNTURNED if arch.rope == "none" else _rope(get, name, head_dim, context)
+        caps = {key: get.number(f"{name}.{key}", cap, above=0.0 if cap else None) for key, cap in arch.caps.items()}
         config = cls(
             arch=arch,
             vocab=get.tensor(arch.embedding).shape[0],
             context=context,
-            layers=get.size(f"{name}.block_count"),
+            layers=layers,
             dim=dim,
             ffn=get.size(f"{name}.feed_forward_length"),
             heads=heads,
@@ -300,8 +382,11 @@ class Config:
             head_dim=head_dim,
             value_dim=get.size(f"{name}.attention.value_length", dim // heads),
             eps=get.number(f"{name}.{_EPS[arch.norm]}"),
-            rope=UNTURNED if arch.rope == "none" else _rope(get, name, head_dim, context),
-            window=_window(get, name),
+            rope=rope,
+            forms=() if arch.windows is None else _forms(get, name, arch.windows, rope, layers),
+            window=_window(get, name) if arch.windows is None else None,
+            score_cap=caps.get("attn_logit_softcapping") or None,
+            logit_cap=caps.get("final_logit_softcapping") or None,
         )
         uneven = config.heads % config.kv_heads or config.rope.dim % 2 or config.rope.dim > head_dim
         if uneven or not head_dim or not config.value_dim:
@@ -377,14 +462,15 @@ def tensor_name(spec: Spec, layer: int | None = None, suffix: str = "weight") ->
     return f"{spec.name}.{suffix}" if layer is None else f"blk.{layer}.{spec.name}.{suffix}"
 
 
-def _refuse(get: _Reader, name: str) -> None:
+def _refuse(get: _Reader, arch: Arch) -> None:
     """Refuse by name what a file asks for and we do not run."""
+    name = arch.name
     if (kind := get.optional("general.type", str, "model")) != "model":
         raise UnsupportedModelError(f"{get.file.path} is no model but of the type {shown(kind)}: choose a model")
     if (parts := get.optional("split.count", int, 1)) > 1:
         raise UnsupportedModelError(f"{get.file.path} is one of {parts} parts: join them with llama-gguf-split --merge")
     for key, what in _REFUSED.items():
-        if get.file.metadata.get(f"{name}.{key}", 0):
+        if get.file.metadata.get(f"{name}.{key}", 0) and key not in arch.caps:
             raise UnsupportedModelError(f"{get.file.path} {what} ({name}.{key}), which we do not run: choose another")
     if get.file.metadata.get(f"{name}.attention.causal", True) is False:
         raise UnsupportedModelError(f"{get.file.path} attends in both directions, which we do not run: choose another")
@@ -395,6 +481,27 @@ def _window(get: _Reader, name: str) -> int | None:
     if (window := get.optional(key, int, 0)) < 0:
         raise get.file.corrupt(f"{key} = {window}")
     return window or None
+
+
+def _forms(get: _Reader, name: str, windows: Windows, rope: Rope, layers: int) -> tuple[LayerForm, ...]:
+    """Each layer's form in a family some of whose layers attend within a window; none where all are alike."""
+    window = _window(get, name) or windows.window
+    if window is None:
+        return ()
+    key = f"{name}.attention.sliding_window_pattern"
+    pattern = get.file.metadata.get(key, windows.period)
+    if isinstance(pattern, list):
+        within = [bool(entry) for entry in pattern[:layers]]
+        if len(within) < layers:
+            raise get.file.corrupt(f"{key} has {len(within)} entries for {layers} layers")
+    else:
+        period = get.optional(key, int, windows.period)
+        if period < 0:
+            raise get.file.corrupt(f"{key} = {period}")
+        within = [period == 0 or at % period < period - 1 for at in range(layers)]
+    own = get.number(f"{name}.rope.freq_base_swa", windows.base or rope.base, above=0.0)
+    inside = replace(rope, base=own) if windows.base is None else Rope(rope.dim, own, attention=rope.attention)
+    return tuple(LayerForm(inside, window) if local else LayerForm(rope) for local in within)
 
 
 def _rope(get: _Reader, name: str, head_dim: int, context: int) -> Rope:

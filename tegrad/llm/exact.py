@@ -28,7 +28,7 @@ from tegrad.llm.gguf import Gguf
 from tegrad.llm.interpreter import round_scale
 from tegrad.llm.matvec import SET
 from tegrad.llm.network import Add, Attend, Gate, Op, Project, Spec
-from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS
+from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS, attended, capped
 from tegrad.llm.rope import Rope
 from tegrad.llm.schedule import UNIT, deal
 
@@ -170,7 +170,8 @@ class Parts:
     def embedding(self, tokens: Sequence[int]) -> Floats:
         """Rows (tokens, dim)."""
         name = tensor_name(self.network.embed.table)
-        return np.concatenate([self.weights.rows(name, token, 1) for token in tokens])
+        rows = np.concatenate([self.weights.rows(name, token, 1) for token in tokens])
+        return rows * self.network.embed.scale
 
     def operations(self) -> Iterator[tuple[int, Op, Part]]:
         """Each layer's operations, as they are reached."""
@@ -187,7 +188,8 @@ class Parts:
             case Attend():
                 return Part((), nothing, nothing, vector(op.query_norm), vector(op.key_norm))
             case Add():
-                return Part((tensor_name(op.matrix, layer),), nothing, nothing)
+                norm = vector(None if op.norm is None else op.norm.spec)
+                return Part((tensor_name(op.matrix, layer),), nothing if norm is None else norm, nothing)
         names = tuple(tensor_name(spec, layer) for spec in op.matrices)
         norm = self.weights.vector(tensor_name(op.norm.spec, layer))
         return Part(names, norm, np.concatenate([self._bias(spec, layer) for spec in op.matrices]))
@@ -215,6 +217,10 @@ class Parts:
         made: Floats = ACTIVATIONS[op.activation](gate) * up
         return made
 
+    def added(self, op: Add, part: Part, product: Floats) -> Floats:
+        """What a product adds to the stream."""
+        return product if op.norm is None else product * self.factor(product) * part.norm
+
     def attention(
         self, op: Attend, part: Part, qkv: Floats, keys: Side, values: Side, stored: Stored, first: int
     ) -> Floats:
@@ -232,17 +238,19 @@ class Parts:
             key = key * self.factor(key) * part.key_norm
         count = shape[-1]
         tables, rotate = self._turns(op.rope, first, count), ROTATIONS[op.rotation]
-        query = rotate(query, tables) / np.sqrt(c.head_dim)
+        query = (rotate(query, tables) * op.scale).astype(np.float64)
         kept = ROUNDINGS[stored]
         key = kept(rotate(key, tables).astype(np.float32))[..., 0, :].astype(np.float64)
         value = kept(value.reshape(*shape, c.kv_heads, c.value_dim).astype(np.float32)).astype(np.float64)
         mixed = np.empty((*shape, c.kv_heads, c.group, c.value_dim))
-        later = ~np.tri(count, dtype=bool)[:, None, :]  # (tokens, 1, tokens): what comes after a token
+        held = len(keys[0])
+        seen = attended(held, count, op.window)[:, None, :]  # (tokens, 1, positions)
 
         def attend(head: int) -> None:
             own_q, own_k, own_v = query[..., head, :, :], key[..., head, :], value[..., head, :]
-            before = own_q @ np.asarray(keys[head], np.float64).T
-            own = np.where(later, -np.inf, own_q @ np.swapaxes(own_k, -1, -2)[..., None, :, :])
+            before = capped(own_q @ np.asarray(keys[head], np.float64).T, op.cap)
+            own = capped(own_q @ np.swapaxes(own_k, -1, -2)[..., None, :, :], op.cap)
+            before, own = np.where(seen[..., :held], before, -np.inf), np.where(seen[..., held:], own, -np.inf)
             top = own.max(axis=-1, keepdims=True)
             if before.shape[-1]:
                 top = np.maximum(top, before.max(axis=-1, keepdims=True))
@@ -283,9 +291,10 @@ def chain(
             case Attend():
                 made = parts.attention(op, part, made, *cached(at), stored, first)
             case Add():
-                stream = stream + (yield Asked(part.names, rounded(op.role, part.names[0], made)))
+                product = yield Asked(part.names, rounded(op.role, part.names[0], made))
+                stream = stream + parts.added(op, part, product)
     x = rounded("logits", parts.logits, stream * parts.output_norm)
-    return (yield Asked((parts.logits,), x)) * parts.factor(stream)
+    return capped((yield Asked((parts.logits,), x)) * parts.factor(stream), parts.network.logits.cap)
 
 
 # --- what steps round -------------------------------------------------------------------------------------------------

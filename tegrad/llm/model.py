@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod, sqrt
+from math import prod
 from typing import Any, Final, Self
 
 from tinygrad import Device, Tensor, UOp, dtypes
@@ -81,6 +81,8 @@ class Model:
                     matrices |= {spec.name: load.matrix(spec, at) for spec in op.matrices}
                 case Add():
                     matrices[op.matrix.name] = load.matrix(op.matrix, at)
+                    if op.norm is not None:
+                        norms[op.norm.spec.name] = load.norm(op.norm, at)
         return Layer(qkv, matrices, norms, head_norms)
 
     @classmethod
@@ -121,7 +123,7 @@ class Model:
             x = self._block(at, x, cache, start).realize()
         if last is not None and tokens.shape[0] != 1:
             x = x[last : last + 1]
-        return self.output.apply(x, self.output_norm).contiguous().realize()
+        return _capped(self.output.apply(x, self.output_norm), self.network.logits.cap).contiguous().realize()
 
     def _block(self, at: int, x: Tensor, cache: Cache, start: UOp | int) -> Tensor:
         """The stream after a layer."""
@@ -136,11 +138,14 @@ class Model:
                 case Gate():
                     made = [self._gated(op, layer, x).contiguous()]
                 case Add():
-                    x = (x + layer.matrices[op.matrix.name].apply(made[0])).contiguous()
+                    y = layer.matrices[op.matrix.name].apply(made[0])
+                    y = y if op.norm is None else layer.norms[op.norm.spec.name].apply(y.contiguous())
+                    x = (x + y).contiguous()
         return x
 
     def _embed(self, tokens: Tensor, start: UOp | int) -> Tensor:
-        x = self.embedding.rows(tokens)
+        x, scale = self.embedding.rows(tokens), self.network.embed.scale
+        x = x if scale == 1 else x * scale
         if self.positions is None:
             return x
         # A padded chunk reaches beyond the last position.
@@ -172,15 +177,21 @@ class Model:
         query = query.reshape(count, c.heads, c.head_dim)
         query = rotate(layer.head_norms[op.query_norm.name].apply(query) if op.query_norm else query, turns)
         query = query.reshape(count, c.kv_heads, c.group, 1, c.head_dim).permute(1, 2, 0, 3, 4)
-        scores = (query * keys).sum(axis=-1) / sqrt(c.head_dim)
+        scores = _capped((query * keys).sum(axis=-1) * op.scale, op.cap)
+        own, positions = Tensor.arange(count).reshape(1, 1, count, 1) + start, positions.reshape(1, 1, 1, end)
         if count != 1:
-            own = Tensor.arange(count).reshape(1, 1, count, 1) + start
-            scores = (positions.reshape(1, 1, 1, end) <= own).where(scores, float("-inf"))
+            scores = (positions <= own).where(scores, float("-inf"))
+        if op.window is not None:
+            scores = (positions > own - op.window).where(scores, float("-inf"))
         scores = scores.contiguous()
         # The sum of the weights runs over the same positions as the weighted sum, in the same kernel.
         weights = (scores - scores.max(axis=-1, keepdim=True)).exp().unsqueeze(-1)
         mixed = (weights * values).sum(axis=3) / weights.expand(*weights.shape[:-1], c.value_dim).sum(axis=3)
         return mixed.permute(2, 0, 1, 3).reshape(count, c.heads * c.value_dim).contiguous()
+
+
+def _capped(x: Tensor, cap: float | None) -> Tensor:
+    return x if cap is None else (x / cap).tanh() * cap
 
 
 def _rotate_neighbours(x: Tensor, rope: Tensor) -> Tensor:

@@ -57,10 +57,12 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """The stream begins as the token's row of a table, plus its position's where there is such a table."""
+    """The stream begins as the token's row of a table, times `scale`, plus its position's row where there is such a
+    table."""
 
     table: Spec
     positions: Spec | None = None
+    scale: float = 1.0
 
     @property
     def specs(self) -> tuple[Spec, ...]:
@@ -89,13 +91,19 @@ class Project:
 @dataclass(frozen=True, slots=True)
 class Attend:
     """Queries and keys are normalized by head where there is such a norm, and rotated; keys and values go into the
-    cache; what is mixed of the values of all positions so far is "mixed"."""
+    cache; what is mixed of the values of all positions so far, or of those in the window, is "mixed"."""
 
     rotation: Rotation
     rope: Rope
+    scale: float
+    """Products of queries and keys are multiplied by it: scores."""
     query_norm: Spec | None = None
     """By the root mean square, before the rotation."""
     key_norm: Spec | None = None
+    window: int | None = None
+    """Positions that are attended to at most, the token's own included; None: all of them."""
+    cap: float | None = None
+    """Scores become cap * tanh(score / cap)."""
 
     @property
     def role(self) -> Literal["attention"]:
@@ -135,10 +143,11 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """A product of what the operation before made, added to the stream."""
+    """A product of what the operation before made, normalized where there is such a norm, added to the stream."""
 
     matrix: Spec
     reads: Inner
+    norm: Norm | None = None
 
     @property
     def role(self) -> Literal["output", "down"]:
@@ -148,7 +157,7 @@ class Add:
     @property
     def specs(self) -> tuple[Spec, ...]:
         """Its tensors."""
-        return (self.matrix,)
+        return present(self.matrix, None if self.norm is None else self.norm.spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +166,8 @@ class Logits:
 
     norm: Norm
     matrix: Spec
+    cap: float | None = None
+    """Logits become cap * tanh(logit / cap)."""
 
 
 Op: TypeAlias = Project | Attend | Gate | Add

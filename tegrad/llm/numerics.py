@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import pi, sqrt
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
+Float = TypeVar("Float", bound=np.floating[Any])
 
 
 def unit(x: Floats, eps: float) -> Floats:
@@ -20,6 +21,21 @@ def unit(x: Floats, eps: float) -> Floats:
     square = np.mean(x * x, axis=-1, keepdims=True, dtype=x.dtype)
     y: Floats = x / np.sqrt(square + x.dtype.type(eps))
     return y
+
+
+def capped(x: NDArray[Float], cap: float | None) -> NDArray[Float]:
+    """cap * tanh(x / cap), or x where there is no cap."""
+    if cap is None:
+        return x
+    bound = x.dtype.type(cap)
+    y: NDArray[Float] = np.tanh(x / bound) * bound
+    return y
+
+
+def attended(before: int, count: int, window: int | None) -> NDArray[np.bool_]:
+    """Which positions of `before` and then `count` tokens each of the latter attends to (count, before + count)."""
+    seen = np.tri(count, before + count, before, dtype=bool)
+    return seen if window is None else seen & ~np.tri(count, before + count, before - window, dtype=bool)
 
 
 def _rotate_neighbours(x: Floats, tables: Floats) -> Floats:

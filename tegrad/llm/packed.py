@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 
 from tegrad.llm import packing
 from tegrad.llm.arch import Config, tensor_name
-from tegrad.llm.errors import OutOfMemory
+from tegrad.llm.errors import OutOfMemory, UnsupportedModelError
 from tegrad.llm.formats import F16, F32, BlockType
 from tegrad.llm.gguf import Gguf, Progress, TensorInfo
 from tegrad.llm.network import Spec
@@ -270,6 +270,10 @@ class PackedModel:
 
     def _allocate(self, file: Gguf) -> None:
         net = self.config.network
+        if net.embed.scale != 1:
+            raise UnsupportedModelError(
+                f"{file.path} is of the family {self.config.arch.name}, which kernels do not run"
+            )
         self.embedding = self._matrix(file, net.embed.table)
         self.positions = None if net.embed.positions is None else self._matrix(file, net.embed.positions)
         self.layers = tuple(self._layer(file, at) for at in range(self.config.layers))

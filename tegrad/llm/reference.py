@@ -16,7 +16,7 @@ from gguf.quants import dequantize
 from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.network import Add, Attend, Gate, Norm, Project, Spec
-from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS, Floats, unit
+from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS, Floats, attended, capped, unit
 
 
 class Past:
@@ -54,7 +54,7 @@ class Reference:
         net, past = self.network, past or Past()
         start = past.first + past.count
         embedding = self.weights[tensor_name(net.embed.table)]
-        x = embedding[np.asarray(tokens)]
+        x = embedding[np.asarray(tokens)] * np.float32(net.embed.scale)
         if net.embed.positions is not None:
             x = x + self.weights[tensor_name(net.embed.positions)][start : start + len(tokens)]
         made: Floats = x  # by the operation before
@@ -68,10 +68,11 @@ class Reference:
                 case Gate():
                     made = self._gated(op, layer, self._norm(x, op.norm, layer))
                 case Add():
-                    x = x + self._linear(made, op.matrix, layer)
+                    made = self._linear(made, op.matrix, layer)
+                    x = x + (made if op.norm is None else self._norm(made, op.norm, layer))
         past.count += len(tokens)
         output = self.weights.get(tensor_name(net.logits.matrix), embedding)
-        return self._norm(x, net.logits.norm) @ output.T
+        return capped(self._norm(x, net.logits.norm) @ output.T, net.logits.cap)
 
     def _norm(self, x: Floats, norm: Norm, layer: int | None = None) -> Floats:
         if norm.kind == "layer":
@@ -100,8 +101,8 @@ class Reference:
         query, value = rotate(query, tables), value.reshape(count, c.kv_heads, 1, c.value_dim)
         key, value = past.extend(layer, rotate(key, tables), value)
         # By kv head, group, position: products that BLAS computes, unlike einsum.
-        scores = query.transpose(1, 2, 0, 3) @ key.transpose(1, 2, 3, 0) / np.float32(np.sqrt(c.head_dim))
-        scores = np.where(np.tri(count, len(key), past.count, dtype=bool), scores, np.float32(-np.inf))
+        scores = query.transpose(1, 2, 0, 3) @ key.transpose(1, 2, 3, 0) * np.float32(op.scale)
+        scores = np.where(attended(past.count, count, op.window), capped(scores, op.cap), np.float32(-np.inf))
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         mixed = weights @ value.transpose(1, 2, 0, 3)

@@ -77,6 +77,41 @@ def test_another_familys_tensors_are_refused(tmp_path: Path) -> None:
         read(rewritten(path, tmp_path / "wrong.gguf", "llama"))
 
 
+@pytest.mark.parametrize(
+    ("extra", "error", "said"),
+    [
+        ({"attention.sliding_window_pattern": [True]}, GgufError, "has 1 entries for 2 layers"),
+        ({"final_logit_softcapping": 0.0}, GgufError, "final_logit_softcapping = 0"),
+        ({"attn_logit_softcapping": -1.0}, GgufError, "attn_logit_softcapping = -1"),
+        ({"attention.scale": 0.5}, UnsupportedModelError, "scales attention by a number of its own"),
+    ],
+)
+def test_a_gemma_with_other_layers_or_caps_is_refused(
+    tmp_path: Path, extra: dict[str, object], error: type[Exception], said: str
+) -> None:
+    shape = replace(SMALL, arch="gemma2", layers=2, extra={f"gemma2.{key}": value for key, value in extra.items()})
+    with pytest.raises(error, match=said):
+        read(write(tmp_path / "model.gguf", shape, TYPE.F32))
+
+
+def test_windowed_layers_bound_no_context(tmp_path: Path) -> None:
+    config = read(write(tmp_path / "model.gguf", SHAPES["gemma3"], TYPE.F32))
+    assert config.longest == SHAPES["gemma3"].context
+    assert [op.window for op in config.network.attends] == [9, 9, None]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "windows"), [([False, True, False], [None, 9, None]), (0, [9] * 3), (1, [None] * 3)]
+)
+def test_a_file_says_which_layers_attend_within_the_window(
+    tmp_path: Path, pattern: object, windows: list[int | None]
+) -> None:
+    """llama.cpp's newest sources read a list so; the release that the tests run ignores it."""
+    extra = {**SHAPES["gemma3"].extra, "gemma3.attention.sliding_window_pattern": pattern}
+    config = read(write(tmp_path / "model.gguf", replace(SHAPES["gemma3"], extra=extra), TYPE.F32))
+    assert [op.window for op in config.network.attends] == windows
+
+
 def test_a_sliding_window_bounds_the_context(tmp_path: Path) -> None:
     shape = replace(SMALL, extra={"llama.attention.sliding_window": 48})
     config = read(write(tmp_path / "model.gguf", shape, TYPE.F32))

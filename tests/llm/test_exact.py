@@ -24,6 +24,8 @@ MODELS = {
     "yarn": (SHAPES["yarn"], TYPE.F32, {}),
     "qwen2": (SHAPES["qwen2"], TYPE.Q8_0, {}),
     "qwen3": (SHAPES["qwen3"], TYPE.BF16, {}),
+    "gemma3": (SHAPES["gemma3"], TYPE.Q8_0, {}),
+    "gemma2": (SHAPES["gemma2"], TYPE.F16, {}),
     "divisors": (Shape(rope_freqs=True, tied=True, vocab=303), TYPE.Q4_0, {}),
 }
 

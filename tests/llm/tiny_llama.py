@@ -45,6 +45,20 @@ class Shape:
 
 LARGE_EPS = 0.2
 """A norm's epsilon without which no logits are right; that of most models vanishes beside their activations."""
+GEMMA3 = {
+    "gemma3.attention.sliding_window": 9,
+    "gemma3.attention.sliding_window_pattern": 3,
+    "gemma3.rope.freq_base": 1e6,
+    "gemma3.rope.scaling.type": "linear",
+    "gemma3.rope.scaling.factor": 8.0,
+}
+"""Two layers in three within a window, which rotate otherwise than the third."""
+GEMMA2 = {
+    "gemma2.attention.sliding_window": 7,
+    "gemma2.attn_logit_softcapping": 2.0,
+    "gemma2.final_logit_softcapping": 3.0,
+}
+"""Caps so low that no logit is right without them."""
 SHAPES = {
     "plain": Shape(dim=768, ffn=1280, heads=6, kv_heads=3, vocab=317),
     "grouped": Shape(dim=768, ffn=256, heads=6, kv_heads=3, vocab=331, bias=True, rope_freqs=True, tied=True),
@@ -66,6 +80,10 @@ SHAPES = {
     ),
     "qwen2": Shape(arch="qwen2", eps=LARGE_EPS, heads=8, kv_heads=2, vocab=301, extra={"qwen2.rope.freq_base": 1e6}),
     "qwen3": Shape(arch="qwen3", eps=LARGE_EPS, heads=3, kv_heads=1, head_dim=128, vocab=307, tied=True),
+    "gemma3": Shape(
+        arch="gemma3", eps=LARGE_EPS, heads=4, kv_heads=1, head_dim=128, layers=3, vocab=303, tied=True, extra=GEMMA3
+    ),
+    "gemma2": Shape(arch="gemma2", eps=LARGE_EPS, vocab=305, tied=True, layers=2, extra=GEMMA2),
     "gpt2": Shape(arch="gpt2", eps=LARGE_EPS, ffn=1024, kv_heads=4, vocab=311, tied=True),
     "gpt2 untied": Shape(arch="gpt2", eps=LARGE_EPS, ffn=1024, kv_heads=4, vocab=313),
 }
@@ -121,7 +139,9 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
                 tensors[f"blk.{at}.{name}.bias"] = vector(len(array), 0)
         for name in ("attn_norm", "ffn_norm"):
             tensors[f"blk.{at}.{name}.weight"] = vector(shape.dim, 1)
-        for name in ("attn_q_norm", "attn_k_norm") if shape.arch == "qwen3" else ():
+        for name in ("post_attention_norm", "post_ffw_norm") if shape.arch.startswith("gemma") else ():
+            tensors[f"blk.{at}.{name}.weight"] = vector(shape.dim, 1)
+        for name in ("attn_q_norm", "attn_k_norm") if shape.arch in ("qwen3", "gemma3") else ():
             tensors[f"blk.{at}.{name}.weight"] = vector(shape.width, 1.5)
     if gpt2:
         tensors["position_embd.weight"] = matrix(shape.context, shape.dim, 8.0)
@@ -170,9 +190,8 @@ def write(
         writer.add_key_length(shape.head_dim)
         writer.add_value_length(shape.head_dim)
     for key, value in shape.extra.items():
-        {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)](
-            key, value
-        )
+        adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}
+        adders.get(type(value), writer.add_string)(key, value)
     (vocabulary or letters(shape.vocab)).add_to(writer)
     for name, array in weights(shape, seed).items():
         own = kind if array.ndim == 2 and name != "position_embd.weight" else TYPE.F32
