@@ -7,10 +7,10 @@ a row of `ARCHES`; what a file has beyond its family's row is refused by name.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -258,6 +258,21 @@ _REFUSED: Final[Mapping[str, str]] = {
 """Values that change what is computed, refused where they are there and not 0."""
 
 
+class Metadata(Protocol):
+    """What sizes are read from: a `Gguf`, or the metadata that one would have."""
+
+    @property
+    def path(self) -> object:
+        """What errors name."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Values by name."""
+
+    def corrupt(self, what: str) -> GgufError:
+        """The error for values that contradict each other."""
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """One model's sizes, read from its metadata and checked against its tensors."""
@@ -358,6 +373,13 @@ class Config:
     @classmethod
     def read(cls, file: Gguf) -> Self:
         """The sizes of a file's model; raises UnsupportedModelError or GgufError."""
+        config = cls.of(file, lambda spec: file.tensor(tensor_name(spec)).shape)
+        config._check_all(file)
+        return config
+
+    @classmethod
+    def of(cls, file: Metadata, shape: Callable[[Spec], Sequence[int]]) -> Self:
+        """The sizes that metadata tells, with the embedding's `shape`; raises UnsupportedModelError or GgufError."""
         get = _Reader(file)
         arch = ARCHES.get(name := get.of("general.architecture", str))
         if arch is None:
@@ -372,7 +394,7 @@ class Config:
         caps = {key: get.number(f"{name}.{key}", cap, above=0.0 if cap else None) for key, cap in arch.caps.items()}
         config = cls(
             arch=arch,
-            vocab=get.tensor(arch.embedding).shape[0],
+            vocab=shape(arch.embedding)[0],
             context=context,
             layers=layers,
             dim=dim,
@@ -391,7 +413,6 @@ class Config:
         uneven = config.heads % config.kv_heads or config.rope.dim % 2 or config.rope.dim > head_dim
         if uneven or not head_dim or not config.value_dim:
             raise file.corrupt(f"{heads} heads, {config.kv_heads} key heads of {head_dim}, rope over {config.rope.dim}")
-        config._check_all(file)
         return config
 
     def check_tokens(self, file: Gguf) -> None:
@@ -528,14 +549,8 @@ def _rope(get: _Reader, name: str, head_dim: int, context: int) -> Rope:
 class _Reader:
     """Typed access to a file's metadata."""
 
-    def __init__(self, file: Gguf) -> None:
+    def __init__(self, file: Metadata) -> None:
         self.file = file
-
-    def tensor(self, spec: Spec) -> TensorInfo:
-        info = self.file.tensor(tensor_name(spec))
-        if len(info.shape) != len(spec.shape):
-            raise self.file.corrupt(f"tensor {info.name!r} has the shape {info.shape}")
-        return info
 
     def optional(self, key: str, kind: type[T], default: T) -> T:
         return self.of(key, kind) if key in self.file.metadata else default
