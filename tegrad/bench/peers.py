@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +27,8 @@ from tegrad.bench.record import RecordError, Side
 LLAMA_FOLDER = "TEGRAD_LLAMA"
 """Environment variable with the folder of llama.cpp's programs and libraries."""
 LLAMA = "llama.cpp"
+CUBLAS = "force-cublas"
+"""A folder there, with libraries that were built with GGML_CUDA_FORCE_CUBLAS."""
 REPETITIONS = 5
 CONTEXT = 4096
 """Positions for the first token: by itself it takes all that the model was trained for, and clears them."""
@@ -43,10 +46,12 @@ def program(name: str) -> Path:
     return path
 
 
-def run(name: str, arguments: Sequence[str]) -> str:
-    """What a program prints; RecordError with its last words where it fails."""
+def run(name: str, arguments: Sequence[str], build: str = "") -> str:
+    """What a program prints, with the libraries of another `build` first; RecordError with its last words where it
+    fails."""
     path = program(name)
-    libraries = f"{path.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"
+    folders = [str(path.parent / build), str(path.parent)] if build else [str(path.parent)]
+    libraries = ":".join([*folders, os.environ.get("LD_LIBRARY_PATH", "")])
     command = [str(path), *arguments]
     done = subprocess.run(
         command,
@@ -68,10 +73,11 @@ def decode(model: Path, *, depth: int = 0, tokens: int = 128) -> Side:
 
 
 def prefill(model: Path, tokens: int = 512) -> Side:
-    """Tokens per second of a prompt, at the better batch."""
+    """Tokens per second of a prompt, at the better batch; by cuBLAS too, where that build is there."""
     fixed = ["-ngl", "99", "-p", str(tokens), "-n", "0"]
     batches = sorted({tokens, max(tokens, 2048)})
-    return _best(model, [[*fixed, "-fa", "1", "-b", str(b), "-ub", str(b)] for b in batches])
+    builds = ("", CUBLAS) if (program("llama-bench").parent / CUBLAS).is_dir() else ("",)
+    return _best(model, [[*fixed, "-fa", "1", "-b", str(b), "-ub", str(b)] for b in batches], builds)
 
 
 def batch(model: Path, sequences: int, tokens: int = 128) -> Side:
@@ -102,13 +108,14 @@ def first_token(model: Path, prompt: str) -> Side:
     return Side(LLAMA, _shown("llama-completion", arguments, model), samples)
 
 
-def _best(model: Path, settings: Iterable[Sequence[str]]) -> Side:
-    """The fastest of several settings of llama-bench, by the median of its repetitions."""
+def _best(model: Path, settings: Iterable[Sequence[str]], builds: Sequence[str] = ("",)) -> Side:
+    """The fastest of several settings and builds of llama-bench, by the median of its repetitions."""
     sides = []
-    for arguments in settings:
+    for arguments, build in product(settings, builds):
         full = ["-m", str(model), *arguments, "-r", str(REPETITIONS), "-o", "json"]
-        samples = llama_speeds(run("llama-bench", full))
-        sides.append(Side(LLAMA, _shown("llama-bench", full, model), samples))
+        samples = llama_speeds(run("llama-bench", full, build))
+        shown = _shown("llama-bench", full, model)
+        sides.append(Side(LLAMA, f"LD_LIBRARY_PATH={build} {shown}" if build else shown, samples))
     return max(sides, key=lambda side: side.median)
 
 

@@ -50,6 +50,22 @@ def test_a_prompt_is_tried_at_two_batches(programs: Path) -> None:
     assert [line.split(" -b ")[1].split()[0] for line in programs.read_text().splitlines()] == ["512", "2048"]
 
 
+def test_a_prompt_is_tried_by_cublas_too_where_that_build_is_there(programs: Path) -> None:
+    (programs.parent / "llama-bench").write_text(
+        f"""#!/bin/sh
+case "$LD_LIBRARY_PATH" in
+  {programs.parent}/{peers.CUBLAS}:{programs.parent}:*) echo '[{{"samples_ts": [900]}}]';;
+  {programs.parent}:*) echo '[{{"samples_ts": [700]}}]';;
+esac
+"""
+    )
+    assert peers.prefill(Path("some.gguf"), 512).samples == [700]
+    (programs.parent / peers.CUBLAS).mkdir()
+    side = peers.prefill(Path("some.gguf"), 512)
+    assert side.samples == [900]
+    assert side.command.startswith("LD_LIBRARY_PATH=force-cublas llama-bench -m some.gguf")
+
+
 def test_the_first_token_is_timed_as_a_process(programs: Path) -> None:
     side = peers.first_token(Path("some.gguf"), "hello")
     assert len(side.samples) == peers.REPETITIONS
