@@ -424,17 +424,10 @@ class Config:
     def _check_all(self, file: Gguf) -> None:
         """Every tensor of the family and no other, so that nothing is missing after half of the model is loaded."""
         known = {DIVISORS} if self.arch.rope_divisors else set()
-        for spec, layer in self.specs():
-            if spec is self.arch.output and tensor_name(spec) not in file.tensors:
-                continue
-            self.check(file, spec, layer)
-            known.add(tensor_name(spec, layer))
-            if spec.bias != "none":
-                bias = tensor_name(spec, layer, "bias")
-                if spec.bias == "must":
-                    file.tensor(bias)
-                self.vector(file, bias, self.size(spec.shape[0]))
-                known.add(bias)
+        known |= {stored_name(spec, layer) for spec, layer in self.specs()}
+        known |= {tensor_name(spec, layer, "bias") for spec, layer in self.specs() if spec.bias != "none"}
+        for _ in self.tensors(file):  # which checks each
+            pass
         if unknown := [name for name in file.tensors if name not in known]:
             raise UnsupportedModelError(
                 f"{file.path} has the tensor {shown(unknown[0])}, which the family {self.arch.name} as we run it does "
@@ -448,13 +441,31 @@ class Config:
         yield from ((spec, layer) for layer in range(self.layers) for spec in net.each_layer)
         yield self.arch.output, None
 
+    def tensors(self, file: Gguf) -> Iterator[TensorInfo]:
+        """Where each tensor and bias of the model lies that the file has, by the names of their specs; all checked."""
+        for spec, layer in self.specs():
+            if spec is self.arch.output and tensor_name(spec) not in file.tensors:
+                continue
+            yield self.check(file, spec, layer)
+            if spec.bias != "none":
+                name = tensor_name(spec, layer, "bias")
+                if spec.bias == "must":
+                    file.tensor(name)
+                bias = self.vector(file, name, self.size(spec.shape[0]))
+                if bias is not None:
+                    yield bias
+
     def check(self, file: Gguf, spec: Spec, layer: int | None = None) -> TensorInfo:
-        """The tensor of a spec, its shape checked."""
-        info = file.tensor(tensor_name(spec, layer))
-        expected = tuple(self.size(name) for name in spec.shape)
+        """The tensor of a spec, its shape checked: its own rows where it lies in a stack."""
+        info, stack = file.tensor(stored_name(spec, layer)), spec.stack
+        own = tuple(self.size(name) for name in spec.shape)
+        expected = own if stack is None else (sum(map(self.size, stack.sizes)), *own[1:])
         if info.shape != expected:
             raise file.corrupt(f"tensor {info.name!r} has the shape {info.shape}, {expected} expected")
-        return info
+        if stack is None:
+            return info
+        before = sum(map(self.size, stack.sizes[: stack.at])) * info.nbytes // info.rows
+        return replace(info, name=tensor_name(spec, layer), shape=own, offset=info.offset + before)
 
     def vector(self, file: Gguf, name: str, size: int) -> TensorInfo | None:
         """An optional F32 vector such as a bias, its size checked."""
@@ -481,6 +492,11 @@ DIVISORS: Final = "rope_freqs.weight"
 def tensor_name(spec: Spec, layer: int | None = None, suffix: str = "weight") -> str:
     """A tensor's name in the file."""
     return f"{spec.name}.{suffix}" if layer is None else f"blk.{layer}.{spec.name}.{suffix}"
+
+
+def stored_name(spec: Spec, layer: int | None) -> str:
+    """The name of the tensor that holds a spec's in the file."""
+    return tensor_name(spec if spec.stack is None else Spec(spec.stack.name, spec.shape), layer)
 
 
 def _refuse(get: _Reader, arch: Arch) -> None:

@@ -68,6 +68,7 @@ class Weights:
     def __init__(self, file: Gguf, threads: int) -> None:
         self.file = file
         self.config = Config.read(file)
+        self.tensors = {info.name: info for info in self.config.tensors(file)}
         self.divisors = self.config.rope_divisors(file)
         self.pool = ThreadPoolExecutor(threads)
 
@@ -79,11 +80,11 @@ class Weights:
 
     def packed(self, name: str) -> bool:
         """Whether a matrix is of blocks, whose products read rounded vectors."""
-        return self.file.tensors[name].type not in PLAIN
+        return self.tensors[name].type not in PLAIN
 
     def rows(self, name: str, first: int, count: int) -> Floats:
         """Some rows of a matrix, or of a vector its one row."""
-        info = self.file.tensors[name]
+        info = self.tensors[name]
         size = info.nbytes // info.rows
         data = np.frombuffer(self.file.read(info.offset + first * size, count * size), np.uint8).reshape(count, size)
         values: Floats = dequantize(data, GGMLQuantizationType[info.type.name]).astype(np.float32).astype(np.float64)
@@ -91,12 +92,12 @@ class Weights:
 
     def vector(self, name: str) -> Floats:
         """A vector."""
-        info = self.file.tensors[name]
+        info = self.tensors[name]
         return self.rows(name, 0, info.rows).reshape(-1)
 
     def times(self, name: str, x: Floats) -> Floats:
         """The products (n, rows) of vectors (n, columns) with a matrix."""
-        info = self.file.tensors[name]
+        info = self.tensors[name]
         step = max(1, WEIGHTS_AT_ONCE // info.columns)
         found = np.empty((len(x), info.rows))
 
@@ -160,11 +161,11 @@ class Parts:
             raise UnsupportedModelError(f"{name} is not evaluated so: it has another norm, gate or positions")
         self._tables: dict[tuple[Rope, int, int], Floats] = {}
         output = tensor_name(net.logits.matrix)
-        self.logits = output if output in weights.file.tensors else tensor_name(net.embed.table)
+        self.logits = output if output in weights.tensors else tensor_name(net.embed.table)
         self.output_norm = weights.vector(tensor_name(net.logits.norm.spec))
         for spec, layer in self.config.specs():
             name = tensor_name(spec, layer, "bias")
-            if spec not in net.project.matrices and name in weights.file.tensors:
+            if spec not in net.project.matrices and name in weights.tensors:
                 raise UnsupportedModelError(f"{name} is not added here")
 
     def embedding(self, tokens: Sequence[int]) -> Floats:
@@ -196,7 +197,7 @@ class Parts:
 
     def _bias(self, spec: Spec, layer: int) -> Floats:
         name = tensor_name(spec, layer, "bias")
-        there = name in self.weights.file.tensors
+        there = name in self.weights.tensors
         return self.weights.vector(name) if there else np.zeros(self.config.size(spec.shape[0]))
 
     def factor(self, stream: Floats) -> Floats:

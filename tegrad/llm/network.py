@@ -27,6 +27,16 @@ Inner: TypeAlias = Literal["mixed", "hidden"]
 
 
 @dataclass(frozen=True, slots=True)
+class Stack:
+    """A tensor of a file in which several of a family's lie below one another: its name, and which of them this is."""
+
+    name: str
+    sizes: tuple[str, ...]
+    """Rows of each, as names of sizes."""
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
 class Spec:
     """A tensor of a family: GGUF name without ".weight", and shape as names of sizes, outermost first."""
 
@@ -35,6 +45,8 @@ class Spec:
     """A name such as "query+key+value" means those rows below one another."""
     bias: Literal["none", "may", "must"] = "none"
     """Whether a "<name>.bias" vector of the outermost size is added."""
+    stack: Stack | None = None
+    """Where it lies in a file that has no tensor of its name; it has no bias then."""
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from tegrad.llm.arch import Config, tensor_name
-from tegrad.llm.gguf import Gguf
+from tegrad.llm.gguf import Gguf, TensorInfo
 from tegrad.llm.network import Add, Attend, Gate, Norm, Project, Spec
 from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS, Floats, attended, capped, unit
 
@@ -47,7 +47,7 @@ class Reference:
             self.config = Config.read(file)
             self.network = self.config.network
             self.divisors = self.config.rope_divisors(file)
-            self.weights = {name: _expand(file, name) for name in file.tensors}
+            self.weights = {info.name: _expand(file, info) for info in self.config.tensors(file)}
 
     def logits(self, tokens: Sequence[int], past: Past | None = None) -> Floats:
         """Logits (len(tokens), vocab) after each token; with `past`, of tokens that follow those already fed to it."""
@@ -114,9 +114,8 @@ class Reference:
         return activate(up) if op.gate is None else activate(self._linear(x, op.gate, layer)) * up
 
 
-def _expand(file: Gguf, name: str) -> Floats:
+def _expand(file: Gguf, info: TensorInfo) -> Floats:
     """A tensor as float32 in its own shape."""
-    info = file.tensors[name]
     data = np.frombuffer(file.read(info.offset, info.nbytes), np.uint8).reshape(info.rows, -1)
     values: Floats = dequantize(data, GGMLQuantizationType[info.type.name]).astype(np.float32)
     return values.reshape(info.shape)
