@@ -25,7 +25,7 @@ from tegrad.bench.dependencies import gpu_us
 from tegrad.bench.kernels import PIPES, KernelRow, plan_table
 from tegrad.bench.record import Record, Side, make
 from tegrad.hw.chips import CHIPS, Chip
-from tegrad.llm.arch import DIVISORS, Config, tensor_name
+from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.network import Spec
 from tegrad.nv import roles, toolchain
@@ -103,12 +103,13 @@ def step_bytes(path: Path, depth: int = 0) -> int:
     """Bytes that a decode step of a GGUF file cannot but read: its tensors once, and keys and values of `depth` tokens.
 
     A table of which a step reads one row (an embedding that is not the output too, learned positions) counts as a row;
-    rope_freqs counts for nothing. Keys and values are halves.
+    what divides rope frequencies counts for nothing. Keys and values are halves.
     """
     with Gguf.open(path) as file:
         config = Config.read(file)
         arch, tensors = config.arch, dict(file.tensors)
-        tensors.pop(DIVISORS, None)
+        for name in arch.rope_divisors:
+            tensors.pop(name, None)
         total = sum(info.nbytes for info in tensors.values())
         rows: list[Spec] = [] if arch.positions is None else [arch.positions]
         if tensor_name(arch.output) in tensors:

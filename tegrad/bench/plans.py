@@ -34,6 +34,7 @@ from tegrad.llm.persistent import MOST_POSITION_READS, NEAR_POSITIONS, Persisten
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import Prefill, chunk_bytes
 from tegrad.llm.programs import load_kernel
+from tegrad.llm.rope import Divisors
 from tegrad.llm.sampling import Sampling, Settings
 from tegrad.llm.state import LOGITS_SPEC, STATE_SPEC, States
 from tegrad.nv.cubin import Cubin, read_ptx
@@ -177,7 +178,8 @@ def model(config: Config, kind: BlockType, device: Gpu, tied: bool = True) -> Pa
         return PackedLayer(matrices, found, (matrix(*net.project.matrices),))
 
     made = PackedModel.__new__(PackedModel)
-    made.device, made.config, made.metadata, made.divisors = device, config, {}, None
+    made.device, made.config, made.metadata = device, config, {}
+    made.divisors = Divisors(None, None, config.context)
     made.embedding = matrix(net.embed.table)
     made.positions = None if net.embed.positions is None else matrix(net.embed.positions)
     made.layers = tuple(layer() for _ in range(config.layers))

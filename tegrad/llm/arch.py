@@ -32,8 +32,9 @@ from tegrad.llm.network import (
     Project,
     Rotation,
     Spec,
+    Stack,
 )
-from tegrad.llm.rope import UNTURNED, Rope, Yarn
+from tegrad.llm.rope import UNTURNED, Divisors, Rope, Yarn
 
 DEFAULT_CONTEXT: Final = 4096
 """Positions of a session unless asked otherwise: bounds the cache of models trained for 128k and more."""
@@ -92,8 +93,11 @@ class Arch:
     query_norm: Spec | None = None
     """Each head's query is normalized by its root mean square before it is rotated."""
     key_norm: Spec | None = None
-    rope_divisors: bool = False
-    """The file may have rope_freqs, which each pair's frequency is divided by."""
+    rope_divisors: tuple[str, ...] = ()
+    """Tensors that the file may have, which pairs' frequencies are divided by: in contexts up to the trained one, and,
+    where there is another, in longer ones."""
+    ignores_window: bool = False
+    """Files name a sliding window that llama.cpp has every layer look beyond."""
     attn_post_norm: Spec | None = None
     """Of what attention adds to the stream."""
     ffn_post_norm: Spec | None = None
@@ -149,6 +153,11 @@ class Arch:
         )
 
 
+FREQUENCIES: Final = ("rope_freqs.weight",)
+"""Llama 3.1's scaling for long contexts."""
+LONG_ROPE: Final = ("rope_factors_short.weight", "rope_factors_long.weight")
+"""LongRoPE's (arXiv:2402.13753)."""
+
 LLAMA: Final = Arch(
     name="llama",
     embedding=Spec("token_embd", ("vocab", "dim")),
@@ -168,7 +177,7 @@ LLAMA: Final = Arch(
     rope="interleaved",
     activation="silu",
     norm="rms",
-    rope_divisors=True,
+    rope_divisors=FREQUENCIES,
 )
 """Llama 1 to 3 and what is converted to their form: Mistral 7B to Mistral Small 3, SmolLM and others."""
 
@@ -181,7 +190,7 @@ QWEN2: Final = replace(
     up=Spec("ffn_up", ("ffn", "dim")),
     down=Spec("ffn_down", ("dim", "ffn")),
     rope="halves",
-    rope_divisors=False,
+    rope_divisors=(),
 )
 
 GEMMA3: Final = replace(
@@ -219,6 +228,17 @@ QWEN3: Final = replace(
     key_norm=Spec("attn_k_norm", ("head",)),
 )
 
+PHI3: Final = replace(
+    QWEN2,
+    name="phi3",
+    qkv=(Spec("attn_qkv", ("query+key+value", "dim")),),
+    gate=Spec("ffn_gate", ("ffn", "dim"), stack=Stack("ffn_up", ("ffn", "ffn"), 0)),
+    up=Spec("ffn_up", ("ffn", "dim"), stack=Stack("ffn_up", ("ffn", "ffn"), 1)),
+    rope_divisors=LONG_ROPE,
+    ignores_window=True,
+)
+"""Phi-3, Phi-3.5 and Phi-4."""
+
 GPT2: Final = Arch(
     name="gpt2",
     embedding=Spec("token_embd", ("vocab", "dim")),
@@ -237,7 +257,7 @@ GPT2: Final = Arch(
     norm="layer",
 )
 
-ARCHES: Final[Mapping[str, Arch]] = {arch.name: arch for arch in (LLAMA, QWEN2, QWEN3, GEMMA2, GEMMA3, GPT2)}
+ARCHES: Final[Mapping[str, Arch]] = {arch.name: arch for arch in (LLAMA, QWEN2, QWEN3, PHI3, GEMMA2, GEMMA3, GPT2)}
 """By `general.architecture`."""
 
 _EPS: Final = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}
@@ -390,7 +410,7 @@ class Config:
         dim, heads = get.size(f"{name}.embedding_length"), get.size(f"{name}.attention.head_count")
         head_dim = get.size(f"{name}.attention.key_length", dim // heads)
         context, layers = get.size(f"{name}.context_length"), get.size(f"{name}.block_count")
-        rope = UNTURNED if arch.rope == "none" else _rope(get, name, head_dim, context)
+        rope = UNTURNED if arch.rope == "none" else _rope(get, arch, head_dim, context)
         caps = {key: get.number(f"{name}.{key}", cap, above=0.0 if cap else None) for key, cap in arch.caps.items()}
         config = cls(
             arch=arch,
@@ -406,7 +426,7 @@ class Config:
             eps=get.number(f"{name}.{_EPS[arch.norm]}"),
             rope=rope,
             forms=() if arch.windows is None else _forms(get, name, arch.windows, rope, layers),
-            window=_window(get, name) if arch.windows is None else None,
+            window=_window(get, name) if arch.windows is None and not arch.ignores_window else None,
             score_cap=caps.get("attn_logit_softcapping") or None,
             logit_cap=caps.get("final_logit_softcapping") or None,
         )
@@ -423,7 +443,7 @@ class Config:
 
     def _check_all(self, file: Gguf) -> None:
         """Every tensor of the family and no other, so that nothing is missing after half of the model is loaded."""
-        known = {DIVISORS} if self.arch.rope_divisors else set()
+        known = set(self.arch.rope_divisors)
         known |= {stored_name(spec, layer) for spec, layer in self.specs()}
         known |= {tensor_name(spec, layer, "bias") for spec, layer in self.specs() if spec.bias != "none"}
         for _ in self.tensors(file):  # which checks each
@@ -474,19 +494,22 @@ class Config:
             raise file.corrupt(f"tensor {name!r} is {info.type.name} {info.shape}, F32 {(size,)} expected")
         return info
 
-    def rope_divisors(self, file: Gguf) -> NDArray[np.float32] | None:
-        """The file's rope_freqs: what each pair's frequency is divided by (Llama 3.1's long-context scaling)."""
-        info = self.vector(file, DIVISORS, self.rope.dim // 2)
+    def rope_divisors(self, file: Gguf) -> Divisors:
+        """What the file has pairs' frequencies divided by."""
+        found = [self._divisors(file, name) for name in self.arch.rope_divisors] or [None]
+        trained = self.context
+        if len(found) > 1:
+            trained = _Reader(file).size(f"{self.arch.name}.rope.scaling.original_context_length", trained)
+        return Divisors(found[0], found[-1], trained)
+
+    def _divisors(self, file: Gguf, name: str) -> NDArray[np.float32] | None:
+        info = self.vector(file, name, self.rope.dim // 2)
         if info is None:
             return None
         divisors = np.frombuffer(file.read(info.offset, info.nbytes), np.float32)
         if not np.all((divisors >= SMALLEST) & (divisors <= LARGEST)):  # nor is what is not a number
             raise file.corrupt(f"tensor {info.name!r} has values that nothing is divided by")
         return divisors
-
-
-DIVISORS: Final = "rope_freqs.weight"
-"""The tensor that divides the rope frequencies."""
 
 
 def tensor_name(spec: Spec, layer: int | None = None, suffix: str = "weight") -> str:
@@ -541,15 +564,17 @@ def _forms(get: _Reader, name: str, windows: Windows, rope: Rope, layers: int) -
     return tuple(LayerForm(inside, window) if local else LayerForm(rope) for local in within)
 
 
-def _rope(get: _Reader, name: str, head_dim: int, context: int) -> Rope:
+def _rope(get: _Reader, arch: Arch, head_dim: int, context: int) -> Rope:
+    name = arch.name
     kind = get.optional(f"{name}.rope.scaling.type", str, "linear")
     factor = get.number(f"{name}.rope.scaling.factor", 0.0) or get.number(f"{name}.rope.scale_linear", 0.0)
     dim = get.size(f"{name}.rope.dimension_count", head_dim)
     # YaRN divides by the base's logarithm.
     base = get.number(f"{name}.rope.freq_base", 10000.0, above=1.0 if kind == "yarn" else 0.0)
-    if kind not in ("none", "linear", "yarn"):
+    kinds = ("none", "linear", "yarn", *(["longrope"] if arch.rope_divisors == LONG_ROPE else []))
+    if kind not in kinds:
         raise UnsupportedModelError(
-            f"{get.file.path} scales its rope by {shown(kind)}; we run none, linear and yarn: choose another model"
+            f"{get.file.path} scales its rope by {shown(kind)}; we run {', '.join(kinds)}: choose another model"
         )
     yarn, prefix = None, f"{name}.rope.scaling"
     if kind == "yarn":

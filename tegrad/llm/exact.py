@@ -61,15 +61,17 @@ Way: TypeAlias = Generator[Asked, Floats, T]
 class Weights:
     """A file's tensors, expanded when they are asked for by `threads` threads. Use it in a `with`.
 
+    Pairs turn as in a session of `context` positions, our default unless said.
+
     `pool` runs what waits for nothing else. Where BLAS has threads of its own they only stand in the way
     (OPENBLAS_NUM_THREADS=1).
     """
 
-    def __init__(self, file: Gguf, threads: int) -> None:
+    def __init__(self, file: Gguf, threads: int, context: int | None = None) -> None:
         self.file = file
         self.config = Config.read(file)
         self.tensors = {info.name: info for info in self.config.tensors(file)}
-        self.divisors = self.config.rope_divisors(file)
+        self.divisors = self.config.rope_divisors(file).of(self.config.positions(context))
         self.pool = ThreadPoolExecutor(threads)
 
     def __enter__(self) -> Weights:

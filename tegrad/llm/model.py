@@ -110,7 +110,7 @@ class Model:
         return Cache(layers, turns)
 
     def _turns(self, rope: Rope, positions: int) -> Tensor:
-        return Tensor(rope.tables(positions, self._divisors), device=self.device).realize()
+        return Tensor(rope.tables(positions, self._divisors.of(positions)), device=self.device).realize()
 
     def forward(self, tokens: Tensor, cache: Cache, start: UOp | int, last: UOp | int | None = None) -> Tensor:
         """Realized logits after tokens (count,) at positions from `start`, which are added to the cache.

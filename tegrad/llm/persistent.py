@@ -336,7 +336,7 @@ class PersistentPlan:
         self._program = self.kernel.load(self.device)
         self._words = workspace.put(words)
         self._space = workspace.put(np.zeros(self.kernel.space_bytes, np.uint8))
-        self._rope = workspace.put(attend.rope.tables(cache.positions, self.model.divisors))
+        self._rope = workspace.put(attend.rope.tables(cache.positions, self.model.divisors.of(cache.positions)))
         self.logits = workspace.take(4 * config.vocab, LOGITS_SPEC)
         self.timestamps = workspace.take(32 * ctas * len(program.stages)) if timestamps else self.logits
         """Where asked for: u64 (ctas, stages, 4), cycles of each SM."""

@@ -40,13 +40,16 @@ class Past:
 
 
 class Reference:
-    """A model, its weights expanded to float32 in memory."""
+    """A model, its weights expanded to float32 in memory, in a session of `context` positions, our default unless said.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    Few models compute anything else in a longer one.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], context: int | None = None) -> None:
         with Gguf.open(path) as file:
             self.config = Config.read(file)
             self.network = self.config.network
-            self.divisors = self.config.rope_divisors(file)
+            self.divisors = self.config.rope_divisors(file).of(self.config.positions(context))
             self.weights = {info.name: _expand(file, info) for info in self.config.tensors(file)}
 
     def logits(self, tokens: Sequence[int], past: Past | None = None) -> Floats:

@@ -23,6 +23,21 @@ class Yarn:
 
 
 @dataclass(frozen=True, slots=True)
+class Divisors:
+    """What each pair's frequency is divided by, as a file has it: in a context of any length, or of which length."""
+
+    near: NDArray[np.float32] | None
+    """In contexts up to the trained one."""
+    far: NDArray[np.float32] | None
+    """In longer ones."""
+    trained_context: int
+
+    def of(self, context: int) -> NDArray[np.float32] | None:
+        """Those of a session of so many positions; None: nothing is divided."""
+        return self.near if context <= self.trained_context else self.far
+
+
+@dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary position embedding of the first `dim` elements of each head; none where `dim` is 0."""
 
@@ -35,7 +50,7 @@ class Rope:
     """What cosines and sines are multiplied by (rope.scaling.attn_factor), however positions are scaled."""
 
     def tables(self, positions: int, divisors: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
-        """Cosines and sines (2, positions, dim/2); `divisors` are the file's rope_freqs, one per pair."""
+        """Cosines and sines (2, positions, dim/2); `divisors` are one per pair (`Divisors.of` the context)."""
         pairs = np.arange(self.dim // 2, dtype=np.float64)
         frequency = self.base ** (-2.0 * pairs / max(1, self.dim))
         if divisors is not None:

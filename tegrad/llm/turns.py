@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tegrad.llm.rope import Rope
+from tegrad.llm.rope import Divisors, Rope
 from tegrad.llm.workspace import Workspace
 from tegrad.nv.gpu import Buffer
 
@@ -13,11 +10,11 @@ from tegrad.nv.gpu import Buffer
 class Turns:
     """Cosines and sines float32 (2, positions, pairs) of each rope of a model: call it for a rope's buffer.
 
-    `divisors` are the file's rope_freqs. Of a rope that rotates nothing it is any buffer. MemoryError.
+    `positions` are the context's, `divisors` the file's. Of a rope that rotates nothing it is any buffer. MemoryError.
     """
 
-    def __init__(self, workspace: Workspace, positions: int, divisors: NDArray[np.float32] | None) -> None:
-        self._workspace, self._positions, self._divisors = workspace, positions, divisors
+    def __init__(self, workspace: Workspace, positions: int, divisors: Divisors) -> None:
+        self._workspace, self._positions, self._divisors = workspace, positions, divisors.of(positions)
         self._made: dict[Rope, Buffer] = {}
 
     def __call__(self, rope: Rope) -> Buffer:

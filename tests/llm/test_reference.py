@@ -74,6 +74,19 @@ def test_what_a_gemma_says_of_its_layers_is_done_as_llama_cpp_does(
     assert np.abs(Reference(path).logits(tokens) - theirs).max() <= limit * np.abs(theirs).max()
 
 
+def test_a_context_beyond_the_trained_one_turns_by_other_divisors(tmp_path: Path) -> None:
+    """By the session's context alone, whatever is in it."""
+    shape = replace(SHAPES["phi3"], context=1024)
+    path = write(tmp_path / "model.gguf", shape, TYPE.F32)
+    tokens = np.random.default_rng(1).integers(0, shape.vocab, 40).tolist()
+    for context in (256, 512):
+        with llama_cpp.peer(path, context) as peer:
+            theirs = peer.logits(tokens)
+        largest = np.abs(theirs).max()
+        assert np.abs(Reference(path, context).logits(tokens) - theirs).max() <= 1e-4 * largest
+        assert np.abs(Reference(path, 768 - context).logits(tokens) - theirs).max() > 0.1 * largest
+
+
 @pytest.mark.parametrize(
     ("shape", "kind"),
     [

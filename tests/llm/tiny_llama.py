@@ -32,6 +32,10 @@ class Shape:
     bias: bool = False
     gate_bias: bool = False
     rope_freqs: bool = False
+    rotated: int | None = None
+    """Elements of a head that are rotated, where not all are."""
+    long_rope: bool = False
+    """With divisors for contexts up to the trained one, and others for longer ones."""
     extra: dict[str, Any] = field(default_factory=dict)
     arch: str = "llama"
     eps: float = 1e-5
@@ -41,6 +45,10 @@ class Shape:
     @property
     def width(self) -> int:
         return self.head_dim or self.dim // self.heads
+
+    @property
+    def turned(self) -> int:
+        return self.rotated or self.width
 
 
 LARGE_EPS = 0.2
@@ -84,6 +92,22 @@ SHAPES = {
         arch="gemma3", eps=LARGE_EPS, heads=4, kv_heads=1, head_dim=128, layers=3, vocab=303, tied=True, extra=GEMMA3
     ),
     "gemma2": Shape(arch="gemma2", eps=LARGE_EPS, vocab=305, tied=True, layers=2, extra=GEMMA2),
+    "phi3": Shape(
+        arch="phi3",
+        eps=LARGE_EPS,
+        dim=768,
+        ffn=1280,
+        heads=6,
+        kv_heads=3,
+        vocab=317,
+        rotated=96,
+        long_rope=True,
+        extra={
+            "phi3.rope.scaling.attn_factor": 1.19,
+            "phi3.rope.scaling.original_context_length": 256,  # which llama.cpp rounds contexts up to
+            "phi3.attention.sliding_window": 9,
+        },
+    ),
     "gpt2": Shape(arch="gpt2", eps=LARGE_EPS, ffn=1024, kv_heads=4, vocab=311, tied=True),
     "gpt2 untied": Shape(arch="gpt2", eps=LARGE_EPS, ffn=1024, kv_heads=4, vocab=313),
 }
@@ -117,7 +141,10 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
     if not shape.tied:
         tensors["output.weight"] = matrix(shape.vocab, shape.dim, 3.0)
     if shape.rope_freqs:
-        tensors["rope_freqs.weight"] = rng.uniform(1, 8, shape.width // 2).astype(np.float32)
+        tensors["rope_freqs.weight"] = rng.uniform(1, 8, shape.turned // 2).astype(np.float32)
+    if shape.long_rope:
+        for length in ("long", "short"):
+            tensors[f"rope_factors_{length}.weight"] = rng.uniform(1, 8, shape.turned // 2).astype(np.float32)
     if shape.odd:
         tensors[shape.odd] = vector(shape.dim, 0)
     gpt2 = shape.arch == "gpt2"
@@ -133,6 +160,9 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
         if gpt2:
             matrices["attn_qkv"] = np.concatenate([matrices.pop(f"attn_{part}") for part in "qkv"])
             del matrices["ffn_gate"]
+        if shape.arch == "phi3":
+            matrices["attn_qkv"] = np.concatenate([matrices.pop(f"attn_{part}") for part in "qkv"])
+            matrices["ffn_up"] = np.concatenate([matrices.pop("ffn_gate"), matrices["ffn_up"]])
         for name, array in matrices.items():
             tensors[f"blk.{at}.{name}.weight"] = array
             if name.startswith(biased.get(shape.arch, ())):
@@ -185,7 +215,7 @@ def write(
         writer.add_layer_norm_eps(shape.eps)
     else:
         writer.add_layer_norm_rms_eps(shape.eps)
-        writer.add_rope_dimension_count(shape.width)
+        writer.add_rope_dimension_count(shape.turned)
     if shape.head_dim:
         writer.add_key_length(shape.head_dim)
         writer.add_value_length(shape.head_dim)
