@@ -41,6 +41,8 @@ DEFAULT_CONTEXT: Final = 4096
 
 LARGEST_SIZE: Final = (1 << 31) - 1
 """Of any size in a file: kernels count in 32 bits."""
+MOST_RESIDUAL_SCALE: Final = 1e4
+"""Of what a block adds, and one over it the least."""
 SMALLEST, LARGEST = 1e-30, 1e30
 """Bounds of any other number in a file that is not 0, so that no product of some leaves what floats hold."""
 
@@ -102,6 +104,8 @@ class Arch:
     """Of what attention adds to the stream."""
     ffn_post_norm: Spec | None = None
     """Of what the feed-forward adds."""
+    scaled: bool = False
+    """The file may have the `SCALES`."""
     scaled_embedding: bool = False
     """Rows of the embedding are multiplied by the root of their size."""
     windows: Windows | None = None
@@ -123,9 +127,11 @@ class Arch:
         """What a model of the family computes."""
         forms = config.forms or (LayerForm(config.rope),) * config.layers
         return Network(
-            Embed(self.embedding, self.positions, sqrt(config.dim) if self.scaled_embedding else 1.0),
+            Embed(
+                self.embedding, self.positions, sqrt(config.dim) if self.scaled_embedding else config.embedding_scale
+            ),
             tuple(self._block(config, form) for form in forms),
-            Logits(Norm(self.output_norm, self.norm), self.output, config.logit_cap),
+            Logits(Norm(self.output_norm, self.norm, config.logit_scale), self.output, config.logit_cap),
         )
 
     def _block(self, config: Config, form: LayerForm) -> Block:
@@ -134,7 +140,7 @@ class Arch:
         attend = Attend(
             self.rope if form.rope.dim else "none",
             form.rope,
-            1 / sqrt(config.dim // config.heads if wide else config.head_dim),
+            config.attention_scale or 1 / sqrt(config.dim // config.heads if wide else config.head_dim),
             self.query_norm,
             self.key_norm,
             form.window,
@@ -228,6 +234,9 @@ QWEN3: Final = replace(
     key_norm=Spec("attn_k_norm", ("head",)),
 )
 
+GRANITE: Final = replace(LLAMA, name="granite", scaled=True)
+"""Granite 3, without experts."""
+
 PHI3: Final = replace(
     QWEN2,
     name="phi3",
@@ -257,10 +266,15 @@ GPT2: Final = Arch(
     norm="layer",
 )
 
-ARCHES: Final[Mapping[str, Arch]] = {arch.name: arch for arch in (LLAMA, QWEN2, QWEN3, PHI3, GEMMA2, GEMMA3, GPT2)}
+ARCHES: Final[Mapping[str, Arch]] = {
+    arch.name: arch for arch in (LLAMA, GRANITE, QWEN2, QWEN3, PHI3, GEMMA2, GEMMA3, GPT2)
+}
 """By `general.architecture`."""
 
 _EPS: Final = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}
+
+SCALES: Final = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
+"""What scores, embeddings, and what blocks add are multiplied by, and logits divided by; 0 stands for the usual."""
 
 _REFUSED: Final[Mapping[str, str]] = {
     "expert_count": "is a mixture of experts",
@@ -311,6 +325,8 @@ class Config:
     value_dim: int
     """Elements of a value head."""
     eps: float
+    """Of a `scaled` family's norms, over the square of residual_scale: the stream is kept divided by that, which its
+    norms cannot tell."""
     rope: Rope
     """Of every layer that `forms` has no other for."""
     forms: tuple[LayerForm, ...] = ()
@@ -320,6 +336,12 @@ class Config:
     changes nothing."""
     score_cap: float | None = None
     logit_cap: float | None = None
+    attention_scale: float | None = None
+    """Scores are scaled by it; None: as the family does."""
+    embedding_scale: float = 1.0
+    """Over residual_scale."""
+    logit_scale: float = 1.0
+    """Logits are multiplied by it."""
 
     @property
     def network(self) -> Network:
@@ -412,6 +434,10 @@ class Config:
         context, layers = get.size(f"{name}.context_length"), get.size(f"{name}.block_count")
         rope = UNTURNED if arch.rope == "none" else _rope(get, arch, head_dim, context)
         caps = {key: get.number(f"{name}.{key}", cap, above=0.0 if cap else None) for key, cap in arch.caps.items()}
+        scales = {key: get.number(f"{name}.{key}", 0.0) or None for key in SCALES} if arch.scaled else {}
+        residual = scales.get("residual_scale") or 1.0
+        if not 1 / MOST_RESIDUAL_SCALE <= residual <= MOST_RESIDUAL_SCALE:
+            raise file.corrupt(f"{name}.residual_scale = {residual:g}")
         config = cls(
             arch=arch,
             vocab=shape(arch.embedding)[0],
@@ -423,12 +449,15 @@ class Config:
             kv_heads=get.size(f"{name}.attention.head_count_kv", heads),
             head_dim=head_dim,
             value_dim=get.size(f"{name}.attention.value_length", dim // heads),
-            eps=get.number(f"{name}.{_EPS[arch.norm]}"),
+            eps=get.number(f"{name}.{_EPS[arch.norm]}") / residual**2,
             rope=rope,
             forms=() if arch.windows is None else _forms(get, name, arch.windows, rope, layers),
             window=_window(get, name) if arch.windows is None and not arch.ignores_window else None,
             score_cap=caps.get("attn_logit_softcapping") or None,
             logit_cap=caps.get("final_logit_softcapping") or None,
+            attention_scale=scales.get("attention.scale"),
+            embedding_scale=(scales.get("embedding_scale") or 1.0) / residual,
+            logit_scale=1 / (scales.get("logit_scale") or 1.0),
         )
         uneven = config.heads % config.kv_heads or config.rope.dim % 2 or config.rope.dim > head_dim
         if uneven or not head_dim or not config.value_dim:
@@ -530,10 +559,12 @@ def _refuse(get: _Reader, arch: Arch) -> None:
     if (parts := get.optional("split.count", int, 1)) > 1:
         raise UnsupportedModelError(f"{get.file.path} is one of {parts} parts: join them with llama-gguf-split --merge")
     for key, what in _REFUSED.items():
-        if get.file.metadata.get(f"{name}.{key}", 0) and key not in arch.caps:
+        if get.file.metadata.get(f"{name}.{key}", 0) and key not in arch.caps and not (arch.scaled and key in SCALES):
             raise UnsupportedModelError(f"{get.file.path} {what} ({name}.{key}), which we do not run: choose another")
     if get.file.metadata.get(f"{name}.attention.causal", True) is False:
         raise UnsupportedModelError(f"{get.file.path} attends in both directions, which we do not run: choose another")
+    if arch.scaled and get.file.metadata.get(f"{name}.rope.scaling.finetuned", True) is False:
+        raise UnsupportedModelError(f"{get.file.path} rotates no heads, which we do not run: choose another")
 
 
 def _window(get: _Reader, name: str) -> int | None:

@@ -164,7 +164,7 @@ class Parts:
         self._tables: dict[tuple[Rope, int, int], Floats] = {}
         output = tensor_name(net.logits.matrix)
         self.logits = output if output in weights.tensors else tensor_name(net.embed.table)
-        self.output_norm = weights.vector(tensor_name(net.logits.norm.spec))
+        self.output_norm = weights.vector(tensor_name(net.logits.norm.spec)) * net.logits.norm.scale
         for spec, layer in self.config.specs():
             name = tensor_name(spec, layer, "bias")
             if spec not in net.project.matrices and name in weights.tensors:

@@ -65,6 +65,8 @@ class Norm:
 
     spec: Spec
     kind: NormKind
+    scale: float = 1.0
+    """What is normalized is multiplied by it: loading multiplies the tensor."""
 
 
 @dataclass(frozen=True, slots=True)

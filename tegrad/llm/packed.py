@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final, Self
 
+import numpy as np
+
 from tegrad.llm import packing
 from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.errors import OutOfMemory, UnsupportedModelError
@@ -158,6 +160,13 @@ class PackedLoader:
                 at += part.nbytes
         return buffer
 
+    def scaled(self, info: TensorInfo, scale: float) -> Buffer:
+        """An F32 vector of the file, multiplied."""
+        values = np.frombuffer(self.file.read(info.offset, info.nbytes), np.float32) * np.float32(scale)
+        buffer = self._take(info.nbytes)
+        self.device.upload(buffer, values.tobytes())
+        return buffer
+
     def run(self) -> None:
         """Read everything to its place and repack it; returns when the device is done."""
         repack, look = Repacker(self.device), LargeWeights(self.device, self._alloc(4, STATE_SPEC))
@@ -277,7 +286,7 @@ class PackedModel:
         self.embedding = self._matrix(file, net.embed.table)
         self.positions = None if net.embed.positions is None else self._matrix(file, net.embed.positions)
         self.layers = tuple(self._layer(file, at) for at in range(self.config.layers))
-        self.vectors = self._vectors(file, net.logits.norm.spec)
+        self.vectors = self._vectors(file, net.logits.norm.spec, scale=net.logits.norm.scale)
         tied = tensor_name(net.logits.matrix) not in file.tensors
         self.output = self.embedding if tied else self._matrix(file, net.logits.matrix)
 
@@ -307,14 +316,15 @@ class PackedModel:
             matrices.append(replace(matrix, parts=parts))
         return tuple(matrices)
 
-    def _vectors(self, file: Gguf, spec: Spec, layer: int | None = None) -> dict[str, Buffer]:
+    def _vectors(self, file: Gguf, spec: Spec, layer: int | None = None, scale: float = 1.0) -> dict[str, Buffer]:
         """A vector, and its bias if it has one."""
         info = self.config.check(file, spec, layer)
         self.config.vector(file, info.name, info.columns)
-        found = {spec.name: self._load.vector([info])}
+        found = {spec.name: info}
         if (bias := self._bias(file, spec, layer)) is not None:
-            found[f"{spec.name}.bias"] = self._load.vector([bias])
-        return found
+            found[f"{spec.name}.bias"] = bias
+        load = self._load
+        return {name: load.vector([own]) if scale == 1 else load.scaled(own, scale) for name, own in found.items()}
 
     def _bias(self, file: Gguf, spec: Spec, layer: int | None) -> TensorInfo | None:
         if spec.bias == "none":

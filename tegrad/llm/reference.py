@@ -80,7 +80,8 @@ class Reference:
     def _norm(self, x: Floats, norm: Norm, layer: int | None = None) -> Floats:
         if norm.kind == "layer":
             x = x - np.mean(x, axis=-1, keepdims=True, dtype=np.float32)
-        return self._biased(unit(x, self.config.eps) * self.weights[tensor_name(norm.spec, layer)], norm.spec, layer)
+        normed = unit(x, self.config.eps) * self.weights[tensor_name(norm.spec, layer)]
+        return self._biased(normed, norm.spec, layer) * np.float32(norm.scale)
 
     def _linear(self, x: Floats, spec: Spec, layer: int) -> Floats:
         return self._biased(x @ self.weights[tensor_name(spec, layer)].T, spec, layer)

@@ -31,10 +31,14 @@ def read(path: Path) -> Config:
         ("llama.final_logit_softcapping", 30.0, "caps logits"),
         ("llama.attention.max_alibi_bias", 8.0, "ALiBi"),
         ("llama.logit_scale", 0.25, "scales logits"),
+        ("granite.rope.scaling.finetuned", False, "rotates no heads"),
+        ("granite.expert_count", 4, "is a mixture of experts"),
     ],
 )
 def test_values_that_change_the_numbers_are_refused(tmp_path: Path, key: str, value: object, said: str) -> None:
-    path = write(tmp_path / "model.gguf", replace(SMALL, extra={key: value}), TYPE.F32)
+    arch = key.partition(".")[0]
+    shape = replace(SMALL, arch=arch if arch in ARCHES else "llama", extra={key: value})
+    path = write(tmp_path / "model.gguf", shape, TYPE.F32)
     with pytest.raises(UnsupportedModelError, match=said):
         read(path)
 
@@ -47,7 +51,7 @@ def test_values_that_change_nothing_are_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ARCHES)
 def test_a_tensor_that_the_family_does_not_use_is_refused(tmp_path: Path, name: str) -> None:
     shape = replace(SMALL, arch=name)
-    odd = "blk.0.attn_sinks.weight" if name == "llama" else "rope_freqs.weight"
+    odd = "blk.0.attn_sinks.weight" if ARCHES[name].rope_divisors else "rope_freqs.weight"
     path = write(tmp_path / "model.gguf", shape, TYPE.F32)
     assert read(path).arch is ARCHES[name]
     with pytest.raises(UnsupportedModelError, match=f"the tensor '{odd}', which the family {name}"):
@@ -188,6 +192,13 @@ def test_yarns_betas_are_the_files(tmp_path: Path, fast: float | None, slow: flo
     between = ~stays & ~slowed
     assert (found[between] < plain[between] * (1 - 1e-3)).all()
     assert (found[between] > plain[between] / 4 * (1 + 1e-3)).all()
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e9])
+def test_a_scale_that_leaves_nothing_to_normalize_is_refused(tmp_path: Path, scale: float) -> None:
+    shape = replace(SMALL, arch="granite", extra={"granite.residual_scale": scale})
+    with pytest.raises(GgufError, match=re.escape(f"granite.residual_scale = {scale:g}")):
+        read(write(tmp_path / "model.gguf", shape, TYPE.F32))
 
 
 def test_numbers_at_their_bounds_are_not_refused(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ MODELS = {
     "qwen3": (SHAPES["qwen3"], TYPE.BF16, {}),
     "gemma3": (SHAPES["gemma3"], TYPE.Q8_0, {}),
     "gemma2": (SHAPES["gemma2"], TYPE.F16, {}),
+    "granite": (replace(SHAPES["granite"], bias=False), TYPE.Q6_K, {}),
     "phi3": (SHAPES["phi3"], TYPE.Q8_0, {}),
     "divisors": (Shape(rope_freqs=True, tied=True, vocab=303), TYPE.Q4_0, {}),
 }

@@ -74,6 +74,21 @@ def test_what_a_gemma_says_of_its_layers_is_done_as_llama_cpp_does(
     assert np.abs(Reference(path).logits(tokens) - theirs).max() <= limit * np.abs(theirs).max()
 
 
+SCALES = {"attention.scale": 0.05, "embedding_scale": 0.3, "residual_scale": 3.0, "logit_scale": 0.1}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_each_scale_is_applied_where_llama_cpp_applies_it(tmp_path: Path, scale: str) -> None:
+    """The others are 0, which stands for none; llama.cpp must be told the last one."""
+    extra = {f"granite.{name}": value if name == scale else 0.0 for name, value in SCALES.items()}
+    extra["granite.logit_scale"] = extra["granite.logit_scale"] or 1.0
+    path = write(tmp_path / "model.gguf", replace(SHAPES["granite"], extra=extra), TYPE.F32)
+    tokens = np.random.default_rng(1).integers(0, SHAPES["granite"].vocab, 20).tolist()
+    with llama_cpp.peer(path) as peer:
+        theirs = peer.logits(tokens)
+    assert np.abs(Reference(path).logits(tokens) - theirs).max() <= 1e-4 * np.abs(theirs).max()
+
+
 def test_a_context_beyond_the_trained_one_turns_by_other_divisors(tmp_path: Path) -> None:
     """By the session's context alone, whatever is in it."""
     shape = replace(SHAPES["phi3"], context=1024)

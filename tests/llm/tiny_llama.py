@@ -86,6 +86,19 @@ SHAPES = {
             "llama.rope.freq_base": 50000.0,
         }
     ),
+    "granite": Shape(
+        arch="granite",
+        eps=LARGE_EPS,
+        vocab=319,
+        bias=True,
+        tied=True,
+        extra={
+            "granite.attention.scale": 0.02,
+            "granite.embedding_scale": 3.0,
+            "granite.residual_scale": 0.4,
+            "granite.logit_scale": 2.5,
+        },
+    ),
     "qwen2": Shape(arch="qwen2", eps=LARGE_EPS, heads=8, kv_heads=2, vocab=301, extra={"qwen2.rope.freq_base": 1e6}),
     "qwen3": Shape(arch="qwen3", eps=LARGE_EPS, heads=3, kv_heads=1, head_dim=128, vocab=307, tied=True),
     "gemma3": Shape(
@@ -149,7 +162,7 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
         tensors[shape.odd] = vector(shape.dim, 0)
     gpt2 = shape.arch == "gpt2"
     llama = (*["attn"] * shape.bias, *["ffn_gate"] * shape.gate_bias)
-    biased = {"llama": llama, "qwen2": ("attn_q", "attn_k", "attn_v"), "gpt2": ("",)}
+    biased = {"llama": llama, "granite": llama, "qwen2": ("attn_q", "attn_k", "attn_v"), "gpt2": ("",)}
     for at in range(shape.layers):
         sizes = {
             "attn_q": (query, shape.dim, 2.0), "attn_k": (key, shape.dim, 2.0), "attn_v": (key, shape.dim, 1.0),
