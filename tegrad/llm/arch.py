@@ -110,6 +110,8 @@ class Arch:
     """Rows of the embedding are multiplied by the root of their size."""
     windows: Windows | None = None
     """Which layers attend within a window."""
+    unturned: int | None = None
+    """Of so many layers the last one rotates nothing."""
     dim_scaled: int | None = None
     """A model of so many layers divides scores by the root of dim / heads, not by that of a head's size."""
     score_cap: float | None = None
@@ -237,6 +239,17 @@ QWEN3: Final = replace(
 GRANITE: Final = replace(LLAMA, name="granite", scaled=True)
 """Granite 3, without experts."""
 
+SMOLLM3: Final = replace(
+    LLAMA,
+    name="smollm3",
+    attn_output=QWEN2.attn_output,
+    gate=QWEN2.gate,
+    up=QWEN2.up,
+    down=QWEN2.down,
+    rope_divisors=(),
+    unturned=4,
+)
+
 PHI3: Final = replace(
     QWEN2,
     name="phi3",
@@ -267,7 +280,7 @@ GPT2: Final = Arch(
 )
 
 ARCHES: Final[Mapping[str, Arch]] = {
-    arch.name: arch for arch in (LLAMA, GRANITE, QWEN2, QWEN3, PHI3, GEMMA2, GEMMA3, GPT2)
+    arch.name: arch for arch in (LLAMA, GRANITE, SMOLLM3, QWEN2, QWEN3, PHI3, GEMMA2, GEMMA3, GPT2)
 }
 """By `general.architecture`."""
 
@@ -451,7 +464,7 @@ class Config:
             value_dim=get.size(f"{name}.attention.value_length", dim // heads),
             eps=get.number(f"{name}.{_EPS[arch.norm]}") / residual**2,
             rope=rope,
-            forms=() if arch.windows is None else _forms(get, name, arch.windows, rope, layers),
+            forms=_forms(get, arch, rope, layers),
             window=_window(get, name) if arch.windows is None and not arch.ignores_window else None,
             score_cap=caps.get("attn_logit_softcapping") or None,
             logit_cap=caps.get("final_logit_softcapping") or None,
@@ -574,8 +587,15 @@ def _window(get: _Reader, name: str) -> int | None:
     return window or None
 
 
-def _forms(get: _Reader, name: str, windows: Windows, rope: Rope, layers: int) -> tuple[LayerForm, ...]:
-    """Each layer's form in a family some of whose layers attend within a window; none where all are alike."""
+def _forms(get: _Reader, arch: Arch, rope: Rope, layers: int) -> tuple[LayerForm, ...]:
+    """Each layer's form, or none where all are alike."""
+    if arch.unturned is not None:
+        return tuple(LayerForm(rope if (at + 1) % arch.unturned else UNTURNED) for at in range(layers))
+    return () if arch.windows is None else _windowed(get, arch.name, arch.windows, rope, layers)
+
+
+def _windowed(get: _Reader, name: str, windows: Windows, rope: Rope, layers: int) -> tuple[LayerForm, ...]:
+    """Each layer's form in a family some of whose layers attend within a window."""
     window = _window(get, name) or windows.window
     if window is None:
         return ()

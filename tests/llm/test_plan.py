@@ -26,6 +26,7 @@ WIDE = Shape(dim=2048, ffn=4096, heads=16, kv_heads=4, layers=1)
         pytest.param(SHAPES["qwen2"], TYPE.Q8_0, {}, False, id="qwen2 Q8_0", marks=pytest.mark.long),
         pytest.param(replace(SHAPES["qwen3"], heads=4), TYPE.Q6_K, {}, True, id="qwen3 Q6_K", marks=pytest.mark.long),
         pytest.param(SHAPES["phi3"], TYPE.Q4_K, {"ffn_down": TYPE.Q6_K}, False, id="phi3 Q4_K", marks=pytest.mark.long),
+        pytest.param(SHAPES["smollm3"], TYPE.Q4_K, {}, False, id="smollm3 Q4_K", marks=pytest.mark.long),
         pytest.param(WIDE, TYPE.Q8_0, {}, False, id="rows of whole segments", marks=pytest.mark.long),
         pytest.param(SHAPES["plain"], TYPE.Q5_K, {}, False, id="llama Q5_K", marks=pytest.mark.long),
         pytest.param(SHAPES["plain"], TYPE.Q4_0, {}, False, id="llama Q4_0", marks=pytest.mark.long),

@@ -99,6 +99,7 @@ SHAPES = {
             "granite.logit_scale": 2.5,
         },
     ),
+    "smollm3": Shape(arch="smollm3", eps=LARGE_EPS, vocab=323, layers=5, tied=True),
     "qwen2": Shape(arch="qwen2", eps=LARGE_EPS, heads=8, kv_heads=2, vocab=301, extra={"qwen2.rope.freq_base": 1e6}),
     "qwen3": Shape(arch="qwen3", eps=LARGE_EPS, heads=3, kv_heads=1, head_dim=128, vocab=307, tied=True),
     "gemma3": Shape(
