@@ -34,7 +34,7 @@ from tegrad.llm.network import (
     Spec,
     Stack,
 )
-from tegrad.llm.rope import UNTURNED, Divisors, Rope, Yarn
+from tegrad.llm.rope import UNTURNED, Divisors, Rope, Temperature, Yarn
 
 DEFAULT_CONTEXT: Final = 4096
 """Positions of a session unless asked otherwise: bounds the cache of models trained for 128k and more."""
@@ -104,8 +104,8 @@ class Arch:
     """Of what attention adds to the stream."""
     ffn_post_norm: Spec | None = None
     """Of what the feed-forward adds."""
-    scaled: bool = False
-    """The file may have the `SCALES`."""
+    values: tuple[str, ...] = ()
+    """Of `_REFUSED`, those that the family's files may have."""
     scaled_embedding: bool = False
     """Rows of the embedding are multiplied by the root of their size."""
     windows: Windows | None = None
@@ -147,6 +147,7 @@ class Arch:
             self.key_norm,
             form.window,
             config.score_cap,
+            config.temperature,
         )
 
         def norm(spec: Spec | None) -> Norm | None:
@@ -161,6 +162,12 @@ class Arch:
         )
 
 
+SCALES: Final = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
+"""What scores, embeddings, and what blocks add are multiplied by, and logits divided by; 0 stands for the usual."""
+TEMPERATURE: Final = "attention.temperature_scale"
+"""`Temperature.scale`; its period is the context before YaRN."""
+LOG_MULTIPLIER: Final = "rope.scaling.yarn_log_multiplier"
+"""With it YaRN's growth of cosines and sines is divided by what it would be with so many times the logarithm."""
 FREQUENCIES: Final = ("rope_freqs.weight",)
 """Llama 3.1's scaling for long contexts."""
 LONG_ROPE: Final = ("rope_factors_short.weight", "rope_factors_long.weight")
@@ -236,8 +243,11 @@ QWEN3: Final = replace(
     key_norm=Spec("attn_k_norm", ("head",)),
 )
 
-GRANITE: Final = replace(LLAMA, name="granite", scaled=True)
+GRANITE: Final = replace(LLAMA, name="granite", values=SCALES)
 """Granite 3, without experts."""
+
+MISTRAL3: Final = replace(LLAMA, name="mistral3", values=(TEMPERATURE, LOG_MULTIPLIER))
+"""Ministral 3, and the text models of Mistral Small 3.1 and later."""
 
 SMOLLM3: Final = replace(
     LLAMA,
@@ -280,27 +290,24 @@ GPT2: Final = Arch(
 )
 
 ARCHES: Final[Mapping[str, Arch]] = {
-    arch.name: arch for arch in (LLAMA, GRANITE, SMOLLM3, QWEN2, QWEN3, PHI3, GEMMA2, GEMMA3, GPT2)
+    arch.name: arch for arch in (LLAMA, MISTRAL3, GRANITE, SMOLLM3, QWEN2, QWEN3, PHI3, GEMMA2, GEMMA3, GPT2)
 }
 """By `general.architecture`."""
 
 _EPS: Final = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}
-
-SCALES: Final = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
-"""What scores, embeddings, and what blocks add are multiplied by, and logits divided by; 0 stands for the usual."""
 
 _REFUSED: Final[Mapping[str, str]] = {
     "expert_count": "is a mixture of experts",
     "attention.clamp_kqv": "clamps queries, keys and values",
     "attention.max_alibi_bias": "has ALiBi positions",
     "attention.scale": "scales attention by a number of its own",
-    "attention.temperature_scale": "scales attention by position",
+    TEMPERATURE: "scales attention by position",
     "attn_logit_softcapping": "caps attention scores",
     "final_logit_softcapping": "caps logits",
     "logit_scale": "scales logits",
     "embedding_scale": "scales embeddings",
     "residual_scale": "scales residuals",
-    "rope.scaling.yarn_log_multiplier": "scales YaRN by a logarithm of its own",
+    LOG_MULTIPLIER: "scales YaRN by a logarithm of its own",
 }
 """Values that change what is computed, refused where they are there and not 0."""
 
@@ -338,7 +345,7 @@ class Config:
     value_dim: int
     """Elements of a value head."""
     eps: float
-    """Of a `scaled` family's norms, over the square of residual_scale: the stream is kept divided by that, which its
+    """Of norms, over the square of residual_scale where there is one: the stream is kept divided by that, which its
     norms cannot tell."""
     rope: Rope
     """Of every layer that `forms` has no other for."""
@@ -355,6 +362,8 @@ class Config:
     """Over residual_scale."""
     logit_scale: float = 1.0
     """Logits are multiplied by it."""
+    temperature: Temperature | None = None
+    """Of every layer."""
 
     @property
     def network(self) -> Network:
@@ -447,7 +456,7 @@ class Config:
         context, layers = get.size(f"{name}.context_length"), get.size(f"{name}.block_count")
         rope = UNTURNED if arch.rope == "none" else _rope(get, arch, head_dim, context)
         caps = {key: get.number(f"{name}.{key}", cap, above=0.0 if cap else None) for key, cap in arch.caps.items()}
-        scales = {key: get.number(f"{name}.{key}", 0.0) or None for key in SCALES} if arch.scaled else {}
+        scales = {key: get.number(f"{name}.{key}", 0.0) or None for key in SCALES if key in arch.values}
         residual = scales.get("residual_scale") or 1.0
         if not 1 / MOST_RESIDUAL_SCALE <= residual <= MOST_RESIDUAL_SCALE:
             raise file.corrupt(f"{name}.residual_scale = {residual:g}")
@@ -471,6 +480,7 @@ class Config:
             attention_scale=scales.get("attention.scale"),
             embedding_scale=(scales.get("embedding_scale") or 1.0) / residual,
             logit_scale=1 / (scales.get("logit_scale") or 1.0),
+            temperature=_temperature(get, arch, context),
         )
         uneven = config.heads % config.kv_heads or config.rope.dim % 2 or config.rope.dim > head_dim
         if uneven or not head_dim or not config.value_dim:
@@ -572,11 +582,11 @@ def _refuse(get: _Reader, arch: Arch) -> None:
     if (parts := get.optional("split.count", int, 1)) > 1:
         raise UnsupportedModelError(f"{get.file.path} is one of {parts} parts: join them with llama-gguf-split --merge")
     for key, what in _REFUSED.items():
-        if get.file.metadata.get(f"{name}.{key}", 0) and key not in arch.caps and not (arch.scaled and key in SCALES):
+        if get.file.metadata.get(f"{name}.{key}", 0) and key not in arch.caps and key not in arch.values:
             raise UnsupportedModelError(f"{get.file.path} {what} ({name}.{key}), which we do not run: choose another")
     if get.file.metadata.get(f"{name}.attention.causal", True) is False:
         raise UnsupportedModelError(f"{get.file.path} attends in both directions, which we do not run: choose another")
-    if arch.scaled and get.file.metadata.get(f"{name}.rope.scaling.finetuned", True) is False:
+    if arch is GRANITE and get.file.metadata.get(f"{name}.rope.scaling.finetuned", True) is False:
         raise UnsupportedModelError(f"{get.file.path} rotates no heads, which we do not run: choose another")
 
 
@@ -635,7 +645,16 @@ def _rope(get: _Reader, arch: Arch, head_dim: int, context: int) -> Rope:
             beta_slow=get.number(f"{prefix}.yarn_beta_slow", 1.0, above=0.0),
         )
     scale = 1.0 / factor if factor and kind != "none" else 1.0
-    return Rope(dim, base, scale, yarn, get.number(f"{prefix}.attn_factor", 1.0, above=0.0))
+    attention = get.number(f"{prefix}.attn_factor", 1.0, above=0.0)
+    if yarn is not None and factor > 1 and LOG_MULTIPLIER in arch.values:
+        attention /= 1 + 0.1 * get.number(f"{name}.{LOG_MULTIPLIER}", 0.0) * math.log(factor)
+    return Rope(dim, base, scale, yarn, attention)
+
+
+def _temperature(get: _Reader, arch: Arch, context: int) -> Temperature | None:
+    scale = get.number(f"{arch.name}.{TEMPERATURE}", 0.0) if TEMPERATURE in arch.values else 0.0
+    period = f"{arch.name}.rope.scaling.original_context_length"
+    return Temperature(scale, get.size(period, context)) if scale else None
 
 
 class _Reader:

@@ -242,6 +242,8 @@ class Parts:
         count = shape[-1]
         tables, rotate = self._turns(op.rope, first, count), ROTATIONS[op.rotation]
         query = (rotate(query, tables) * op.scale).astype(np.float64)
+        if op.temperature is not None:
+            query *= op.temperature.factors(first, count)[:, None, None, None]
         kept = ROUNDINGS[stored]
         key = kept(rotate(key, tables).astype(np.float32))[..., 0, :].astype(np.float64)
         value = kept(value.reshape(*shape, c.kv_heads, c.value_dim).astype(np.float32)).astype(np.float64)

@@ -176,6 +176,9 @@ class Model:
 
         query = query.reshape(count, c.heads, c.head_dim)
         query = rotate(layer.head_norms[op.query_norm.name].apply(query) if op.query_norm else query, turns)
+        if op.temperature is not None:
+            periods = ((Tensor.arange(count) + start) // op.temperature.period).reshape(count, 1, 1)
+            query = query * ((periods + 1).float().log() * op.temperature.scale + 1)
         query = query.reshape(count, c.kv_heads, c.group, 1, c.head_dim).permute(1, 2, 0, 3, 4)
         scores = _capped((query * keys).sum(axis=-1) * op.scale, op.cap)
         own, positions = Tensor.arange(count).reshape(1, 1, count, 1) + start, positions.reshape(1, 1, 1, end)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from tegrad.llm.rope import Rope
+from tegrad.llm.rope import Rope, Temperature
 
 NormKind: TypeAlias = Literal["rms", "layer"]
 """By the root mean square, or by mean and variance; then a weight, and a bias where the spec has one."""
@@ -118,6 +118,8 @@ class Attend:
     """Positions that are attended to at most, the token's own included; None: all of them."""
     cap: float | None = None
     """Scores become cap * tanh(score / cap)."""
+    temperature: Temperature | None = None
+    """By which queries are scaled."""
 
     @property
     def role(self) -> Literal["attention"]:

@@ -103,6 +103,8 @@ class Reference:
         start = past.first + past.count
         rotate, tables = ROTATIONS[op.rotation], op.rope.tables(start + count, self.divisors)[:, start:]
         query, value = rotate(query, tables), value.reshape(count, c.kv_heads, 1, c.value_dim)
+        if op.temperature is not None:
+            query = query * op.temperature.factors(start, count)[:, None, None, None].astype(np.float32)
         key, value = past.extend(layer, rotate(key, tables), value)
         # By kv head, group, position: products that BLAS computes, unlike einsum.
         scores = query.transpose(1, 2, 0, 3) @ key.transpose(1, 2, 3, 0) * np.float32(op.scale)

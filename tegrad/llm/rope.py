@@ -23,6 +23,19 @@ class Yarn:
 
 
 @dataclass(frozen=True, slots=True)
+class Temperature:
+    """What queries are multiplied by, the more the farther they stand: 1 + scale * log(1 + position // period)."""
+
+    scale: float
+    period: int
+
+    def factors(self, first: int, count: int) -> NDArray[np.float64]:
+        """Those of `count` positions from `first` on."""
+        made: NDArray[np.float64] = 1 + self.scale * np.log1p(np.arange(first, first + count) // self.period)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
 class Divisors:
     """What each pair's frequency is divided by, as a file has it: in a context of any length, or of which length."""
 
