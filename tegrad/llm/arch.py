@@ -69,6 +69,8 @@ class Windows:
     """Its positions; None: without a file's, no layer has one."""
     base: float | None = None
     """Of the layers' rope, whose positions nothing scales; None: they rotate as the others do."""
+    plain: bool = False
+    """Their rope has the others' base, but nothing scales it, nor its cosines and sines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +79,11 @@ class Arch:
 
     name: str
     embedding: Spec
-    attn_norm: Spec
+    attn_norm: Spec | None
     qkv: tuple[Spec, ...]
     """Three matrices or one; their rows are always the queries', the keys' and the values', in this order."""
     attn_output: Spec
-    ffn_norm: Spec
+    ffn_norm: Spec | None
     gate: Spec | None
     up: Spec
     down: Spec
@@ -93,7 +95,7 @@ class Arch:
     positions: Spec | None = None
     """Learned vectors, one for each position, that are added to the embedding."""
     query_norm: Spec | None = None
-    """Each head's query is normalized by its root mean square before it is rotated."""
+    """Each head's query is normalized by its root mean square before it is rotated; or all of them by theirs."""
     key_norm: Spec | None = None
     rope_divisors: tuple[str, ...] = ()
     """Tensors that the file may have, which pairs' frequencies are divided by: in contexts up to the trained one, and,
@@ -154,10 +156,10 @@ class Arch:
             return None if spec is None else Norm(spec, self.norm)
 
         return (
-            Project(Norm(self.attn_norm, self.norm), self.qkv),
+            Project(norm(self.attn_norm), self.qkv),
             attend,
             Add(self.attn_output, "mixed", norm(self.attn_post_norm)),
-            Gate(Norm(self.ffn_norm, self.norm), self.gate, self.up, self.activation),
+            Gate(norm(self.ffn_norm), self.gate, self.up, self.activation),
             Add(self.down, "hidden", norm(self.ffn_post_norm)),
         )
 
@@ -235,6 +237,20 @@ GEMMA2: Final = replace(
     logit_cap=30.0,
 )
 
+OLMO2: Final = replace(
+    QWEN2,
+    name="olmo2",
+    attn_norm=None,
+    qkv=LLAMA.qkv,
+    query_norm=Spec("attn_q_norm", ("query",)),
+    key_norm=Spec("attn_k_norm", ("key",)),
+    attn_post_norm=Spec("post_attention_norm", ("dim",)),
+    ffn_norm=None,
+    ffn_post_norm=Spec("post_ffw_norm", ("dim",)),
+    windows=Windows(4, plain=True),
+)
+"""OLMo 2, and OLMo 3, most layers of which attend within a window."""
+
 QWEN3: Final = replace(
     QWEN2,
     name="qwen3",
@@ -290,7 +306,7 @@ GPT2: Final = Arch(
 )
 
 ARCHES: Final[Mapping[str, Arch]] = {
-    arch.name: arch for arch in (LLAMA, MISTRAL3, GRANITE, SMOLLM3, QWEN2, QWEN3, PHI3, GEMMA2, GEMMA3, GPT2)
+    arch.name: arch for arch in (LLAMA, MISTRAL3, GRANITE, SMOLLM3, QWEN2, QWEN3, PHI3, OLMO2, GEMMA2, GEMMA3, GPT2)
 }
 """By `general.architecture`."""
 
@@ -622,6 +638,8 @@ def _windowed(get: _Reader, name: str, windows: Windows, rope: Rope, layers: int
         within = [period == 0 or at % period < period - 1 for at in range(layers)]
     own = get.number(f"{name}.rope.freq_base_swa", windows.base or rope.base, above=0.0)
     inside = replace(rope, base=own) if windows.base is None else Rope(rope.dim, own, attention=rope.attention)
+    if windows.plain:
+        inside = Rope(rope.dim, own)
     return tuple(LayerForm(inside, window) if local else LayerForm(rope) for local in within)
 
 

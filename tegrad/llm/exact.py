@@ -146,7 +146,8 @@ class Part:
     """An operation's names of matrices, and its vectors."""
 
     names: tuple[str, ...]
-    norm: Floats
+    norm: Floats | None
+    """The weight of the norm in front of a product, or after one that is added."""
     bias: Floats
     query_norm: Floats | None = None
     key_norm: Floats | None = None
@@ -189,12 +190,12 @@ class Parts:
 
         match op:
             case Attend():
-                return Part((), nothing, nothing, vector(op.query_norm), vector(op.key_norm))
+                return Part((), None, nothing, vector(op.query_norm), vector(op.key_norm))
             case Add():
                 norm = vector(None if op.norm is None else op.norm.spec)
-                return Part((tensor_name(op.matrix, layer),), nothing if norm is None else norm, nothing)
+                return Part((tensor_name(op.matrix, layer),), norm, nothing)
         names = tuple(tensor_name(spec, layer) for spec in op.matrices)
-        norm = self.weights.vector(tensor_name(op.norm.spec, layer))
+        norm = vector(None if op.norm is None else op.norm.spec)
         return Part(names, norm, np.concatenate([self._bias(spec, layer) for spec in op.matrices]))
 
     def _bias(self, spec: Spec, layer: int) -> Floats:
@@ -220,9 +221,16 @@ class Parts:
         made: Floats = ACTIVATIONS[op.activation](gate) * up
         return made
 
-    def added(self, op: Add, part: Part, product: Floats) -> Floats:
+    def added(self, part: Part, product: Floats) -> Floats:
         """What a product adds to the stream."""
-        return product if op.norm is None else product * self.factor(product) * part.norm
+        return product if part.norm is None else product * self.factor(product) * part.norm
+
+    def _heads(self, x: Floats, norm: Floats | None) -> Floats:
+        """Queries or keys (..., elements), normalized."""
+        if norm is None:
+            return x
+        parts = x.reshape(*x.shape[:-1], -1, len(norm))
+        return parts * self.factor(parts) * norm
 
     def attention(
         self, op: Attend, part: Part, qkv: Floats, keys: Side, values: Side, stored: Stored, first: int
@@ -233,12 +241,8 @@ class Parts:
         """
         c, shape = self.config, qkv.shape[:-1]
         query, key, value = np.split(qkv, np.cumsum([c.sizes["query"], c.sizes["key"]]), axis=-1)
-        query = query.reshape(*shape, c.kv_heads, c.group, c.head_dim)
-        key = key.reshape(*shape, c.kv_heads, 1, c.head_dim)
-        if part.query_norm is not None:
-            query = query * self.factor(query) * part.query_norm
-        if part.key_norm is not None:
-            key = key * self.factor(key) * part.key_norm
+        query = self._heads(query, part.query_norm).reshape(*shape, c.kv_heads, c.group, c.head_dim)
+        key = self._heads(key, part.key_norm).reshape(*shape, c.kv_heads, 1, c.head_dim)
         count = shape[-1]
         tables, rotate = self._turns(op.rope, first, count), ROTATIONS[op.rotation]
         query = (rotate(query, tables) * op.scale).astype(np.float64)
@@ -290,14 +294,14 @@ def chain(
     for at, op, part in parts.operations():
         match op:
             case Project() | Gate():
-                x = rounded(op.role, part.names[0], stream * part.norm)
-                made = (yield Asked(part.names, x)) * parts.factor(stream) + part.bias
+                x = rounded(op.role, part.names[0], stream if part.norm is None else stream * part.norm)
+                made = (yield Asked(part.names, x)) * (1 if part.norm is None else parts.factor(stream)) + part.bias
                 made = parts.gated(op, made) if isinstance(op, Gate) else made
             case Attend():
                 made = parts.attention(op, part, made, *cached(at), stored, first)
             case Add():
                 product = yield Asked(part.names, rounded(op.role, part.names[0], made))
-                stream = stream + parts.added(op, part, product)
+                stream = stream + parts.added(part, product)
     x = rounded("logits", parts.logits, stream * parts.output_norm)
     return capped((yield Asked((parts.logits,), x)) * parts.factor(stream), parts.network.logits.cap)
 

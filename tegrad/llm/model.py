@@ -14,7 +14,7 @@ from tinygrad.dtype import DType
 from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.gguf import Gguf, Progress
-from tegrad.llm.network import Add, Attend, Gate, Project
+from tegrad.llm.network import Add, Attend, Gate, Project, Spec
 from tegrad.llm.rope import Rope
 from tegrad.llm.weights import Joined, LayerNorm, Loader, Matrix, Norm
 
@@ -29,6 +29,17 @@ class Layer:
     norms: Mapping[str, Norm | LayerNorm]
     """Of the residual stream."""
     head_norms: Mapping[str, Norm]
+
+    def norm(self, op: Project | Gate | Add) -> Norm | LayerNorm | None:
+        """An operation's, if it has one."""
+        return None if op.norm is None else self.norms[op.norm.spec.name]
+
+    def heads(self, x: Tensor, norm: Spec | None, width: int) -> Tensor:
+        """Queries or keys (count, elements) by heads (count, heads, width), normalized, lazily."""
+        if norm is not None:
+            weights = self.head_norms[norm.name]
+            x = weights.apply(x.reshape(x.shape[0], -1, weights.weight.shape[0]))
+        return x.reshape(x.shape[0], -1, width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +83,14 @@ class Model:
         head_norms: dict[str, Norm] = {}
         for op in net.blocks[at]:
             match op:
-                case Project():
-                    norms[op.norm.spec.name] = load.norm(op.norm, at)
                 case Attend():
                     head_norms |= {spec.name: load.head_norm(spec, at) for spec in op.specs}
                 case Gate():
-                    norms[op.norm.spec.name] = load.norm(op.norm, at)
                     matrices |= {spec.name: load.matrix(spec, at) for spec in op.matrices}
                 case Add():
                     matrices[op.matrix.name] = load.matrix(op.matrix, at)
-                    if op.norm is not None:
-                        norms[op.norm.spec.name] = load.norm(op.norm, at)
+            if not isinstance(op, Attend) and op.norm is not None:
+                norms[op.norm.spec.name] = load.norm(op.norm, at)
         return Layer(qkv, matrices, norms, head_norms)
 
     @classmethod
@@ -132,15 +140,15 @@ class Model:
         for op in self.network.blocks[at]:
             match op:
                 case Project():
-                    made = layer.qkv.apply(x, layer.norms[op.norm.spec.name])
+                    made = layer.qkv.apply(x, layer.norm(op))
                 case Attend():
                     made = [self._attention(op, layer, made, cache.layers[at], cache.turns.get(op.rope), start)]
                 case Gate():
                     made = [self._gated(op, layer, x).contiguous()]
                 case Add():
                     y = layer.matrices[op.matrix.name].apply(made[0])
-                    y = y if op.norm is None else layer.norms[op.norm.spec.name].apply(y.contiguous())
-                    x = (x + y).contiguous()
+                    norm = layer.norm(op)
+                    x = (x + (y if norm is None else norm.apply(y.contiguous()))).contiguous()
         return x
 
     def _embed(self, tokens: Tensor, start: UOp | int) -> Tensor:
@@ -154,7 +162,7 @@ class Model:
 
     def _gated(self, op: Gate, layer: Layer, x: Tensor) -> Tensor:
         """What the feed-forward's last product multiplies."""
-        activate, norm = _ACTIVATIONS[op.activation], layer.norms[op.norm.spec.name]
+        activate, norm = _ACTIVATIONS[op.activation], layer.norm(op)
         up = layer.matrices[op.up.name].apply(x, norm)
         return activate(up) if op.gate is None else activate(layer.matrices[op.gate.name].apply(x, norm)) * up
 
@@ -166,16 +174,14 @@ class Model:
         count = query.shape[0]
         end = start + count
         rotate, turns = _ROTATIONS[op.rotation], None if rope is None else rope[:, start:end]
-        key = key.reshape(count, c.kv_heads, c.head_dim)
-        key = rotate(layer.head_norms[op.key_norm.name].apply(key) if op.key_norm else key, turns)
+        key = rotate(layer.heads(key, op.key_norm, c.head_dim), turns)
         new = key.cat(value.reshape(count, c.kv_heads, c.value_dim), dim=-1).permute(1, 0, 2).cast(kept.dtype)
         positions = Tensor.arange(kept.shape[1])[:end]  # of a fixed length first, which folds into an index
         kept = Tensor(kept.uop.after(kept[:, start:end].uop.store(new.uop)))[:, :end].float()
         keys = kept[:, :, : c.head_dim].reshape(c.kv_heads, 1, 1, end, c.head_dim)
         values = kept[:, :, c.head_dim :].reshape(c.kv_heads, 1, 1, end, c.value_dim)
 
-        query = query.reshape(count, c.heads, c.head_dim)
-        query = rotate(layer.head_norms[op.query_norm.name].apply(query) if op.query_norm else query, turns)
+        query = rotate(layer.heads(query, op.query_norm, c.head_dim), turns)
         if op.temperature is not None:
             periods = ((Tensor.arange(count) + start) // op.temperature.period).reshape(count, 1, 1)
             query = query * ((periods + 1).float().log() * op.temperature.scale + 1)

@@ -69,6 +69,11 @@ class Norm:
     """What is normalized is multiplied by it: loading multiplies the tensor."""
 
 
+def norms(*kinds: Norm | None) -> tuple[Spec, ...]:
+    """The tensors of those that there are."""
+    return tuple(norm.spec for norm in kinds if norm is not None)
+
+
 @dataclass(frozen=True, slots=True)
 class Embed:
     """The stream begins as the token's row of a table, times `scale`, plus its position's row where there is such a
@@ -86,9 +91,10 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """Queries, keys and values: products of the normalized stream with matrices whose rows are these, in this order."""
+    """Queries, keys and values: products of the stream, normalized where there is such a norm, with matrices whose rows
+    are these, in this order."""
 
-    norm: Norm
+    norm: Norm | None
     matrices: tuple[Spec, ...]
 
     @property
@@ -99,20 +105,20 @@ class Project:
     @property
     def specs(self) -> tuple[Spec, ...]:
         """Its tensors."""
-        return (self.norm.spec, *self.matrices)
+        return (*norms(self.norm), *self.matrices)
 
 
 @dataclass(frozen=True, slots=True)
 class Attend:
-    """Queries and keys are normalized by head where there is such a norm, and rotated; keys and values go into the
-    cache; what is mixed of the values of all positions so far, or of those in the window, is "mixed"."""
+    """Queries and keys are normalized, by head or whole, where there is such a norm, and rotated; keys and values go
+    into the cache; what is mixed of the values of all positions so far, or of those in the window, is "mixed"."""
 
     rotation: Rotation
     rope: Rope
     scale: float
     """Products of queries and keys are multiplied by it: scores."""
     query_norm: Spec | None = None
-    """By the root mean square, before the rotation."""
+    """By the root mean square, before the rotation: of as many elements at a time as the tensor has."""
     key_norm: Spec | None = None
     window: int | None = None
     """Positions that are attended to at most, the token's own included; None: all of them."""
@@ -134,9 +140,10 @@ class Attend:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """activation(gate) * up of the normalized stream, or activation(up) without a gate: "hidden"."""
+    """activation(gate) * up of the stream, normalized where there is such a norm, or activation(up) without a gate:
+    "hidden"."""
 
-    norm: Norm
+    norm: Norm | None
     gate: Spec | None
     up: Spec
     activation: ActivationKind
@@ -154,7 +161,7 @@ class Gate:
     @property
     def specs(self) -> tuple[Spec, ...]:
         """Its tensors."""
-        return (self.norm.spec, *self.matrices)
+        return (*norms(self.norm), *self.matrices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +180,7 @@ class Add:
     @property
     def specs(self) -> tuple[Spec, ...]:
         """Its tensors."""
-        return present(self.matrix, None if self.norm is None else self.norm.spec)
+        return (self.matrix, *norms(self.norm))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +196,7 @@ class Logits:
 Op: TypeAlias = Project | Attend | Gate | Add
 Block: TypeAlias = tuple[Op, ...]
 Reader: TypeAlias = Project | Gate | Logits
-"""What reads the stream, each through a norm of its own."""
+"""What reads the stream, each through a norm of its own, if any."""
 
 
 @dataclass(frozen=True, slots=True)

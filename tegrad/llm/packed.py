@@ -279,7 +279,8 @@ class PackedModel:
 
     def _allocate(self, file: Gguf) -> None:
         net = self.config.network
-        if net.embed.scale != 1 or any(op.temperature is not None for op in net.attends):
+        tempered = any(op.temperature is not None for op in net.attends)
+        if net.embed.scale != 1 or tempered or net.project.norm is None:
             raise UnsupportedModelError(
                 f"{file.path} is of the family {self.config.arch.name}, which kernels do not run"
             )

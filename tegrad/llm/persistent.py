@@ -23,7 +23,7 @@ from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import TUNED
 from tegrad.llm.errors import UnsupportedModelError, UntunedChipError
 from tegrad.llm.formats import FORMATS, PLAIN, SEGMENT, SET, BlockType
-from tegrad.llm.network import Add, Attend, Gate, Project
+from tegrad.llm.network import Add, Attend, Gate, Project, norms
 from tegrad.llm.packed import PackedMatrix, PackedModel
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.sampling import Sampling
@@ -366,9 +366,9 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network
             matrix(f"blk.{at}.{spec.name}", layer.matrices[spec.name])
             for spec in (add_mixed.matrix, *gated.matrices, add_hidden.matrix)
         )
-        norms = [
+        vectors = [
             0 if spec is None else layer.vectors[spec.name].va_addr
-            for spec in (project.norm.spec, gated.norm.spec, attend.query_norm, attend.key_norm)
+            for spec in (*norms(project.norm, gated.norm), attend.query_norm, attend.key_norm)
         ]
         layers.append(
             Layer(
@@ -377,11 +377,11 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network
                 gate,
                 up,
                 down,
-                norms[0],
-                norms[1],
+                vectors[0],
+                vectors[1],
                 _joined_bias(model, layer.qkv, workspace),
-                norms[2],
-                norms[3],
+                vectors[2],
+                vectors[3],
                 kept.keys.va_addr,
                 kept.values.va_addr,
                 kept.key_scales.va_addr,
@@ -404,9 +404,9 @@ def _kernels_block(config: Config) -> tuple[Project, Attend, Add, Gate, Add]:
         raise UnsupportedModelError(f"the persistent step does not run {config.arch.name}: its layers differ")
     match net.blocks[0]:
         case (Project() as project, Attend() as attend, Add() as mixed, Gate() as gated, Add() as hidden):
-            norms = {op.norm.kind for op in (project, gated, net.logits)}
+            kinds = {None if op.norm is None else op.norm.kind for op in (project, gated, net.logits)}
             fits = (mixed.reads, hidden.reads) == ("mixed", "hidden") and gated.gate is not None
-            if fits and norms == {"rms"} and attend.rotation != "none" and net.embed.positions is None:
+            if fits and kinds == {"rms"} and attend.rotation != "none" and net.embed.positions is None:
                 return project, attend, mixed, gated, hidden
     raise UnsupportedModelError(
         f"the persistent step does not run {config.arch.name}: its norm, gate or positions differ"

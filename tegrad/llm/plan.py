@@ -129,6 +129,7 @@ class DecodePlan:
         """What reads the residual stream after an operation of layer `at`, or after the embedding (0, None); and the
         weight of its norm."""
         at, reader = self._network.reader(at, op)
+        assert reader.norm is not None  # of what a packed model holds
         name = reader.norm.spec.name
         if isinstance(reader, Logits):
             return (self.model.output,), self.model.vectors[name]
@@ -183,8 +184,9 @@ class DecodePlan:
                 source = self._mixed if op.reads == "mixed" else self._hidden
                 return self._add(op.role, layer.matrices[op.matrix.name], source, *self._read_by(at, op))
 
-    def _norm(self, vectors: PackedLayer | PackedModel, norm: network.Norm) -> _GivenNorm:
+    def _norm(self, vectors: PackedLayer | PackedModel, norm: network.Norm | None) -> _GivenNorm:
         """A norm with its vectors; the weight stands in for a bias that is not there and not read."""
+        assert norm is not None  # of what a packed model holds
         found, name = vectors.vectors, norm.spec.name
         return _GivenNorm(norm.kind, found[name], found.get(f"{name}.bias", found[name]))
 

@@ -71,13 +71,21 @@ class Reference:
                 case Gate():
                     made = self._gated(op, layer, self._norm(x, op.norm, layer))
                 case Add():
-                    made = self._linear(made, op.matrix, layer)
-                    x = x + (made if op.norm is None else self._norm(made, op.norm, layer))
+                    x = x + self._norm(self._linear(made, op.matrix, layer), op.norm, layer)
         past.count += len(tokens)
         output = self.weights.get(tensor_name(net.logits.matrix), embedding)
         return capped(self._norm(x, net.logits.norm) @ output.T, net.logits.cap)
 
-    def _norm(self, x: Floats, norm: Norm, layer: int | None = None) -> Floats:
+    def _heads(self, x: Floats, norm: Spec | None, layer: int) -> Floats:
+        """Queries or keys (tokens, elements), normalized."""
+        if norm is None:
+            return x
+        weight = self.weights[tensor_name(norm, layer)]
+        return unit(x.reshape(len(x), -1, len(weight)), self.config.eps) * weight
+
+    def _norm(self, x: Floats, norm: Norm | None, layer: int | None = None) -> Floats:
+        if norm is None:
+            return x
         if norm.kind == "layer":
             x = x - np.mean(x, axis=-1, keepdims=True, dtype=np.float32)
         normed = unit(x, self.config.eps) * self.weights[tensor_name(norm.spec, layer)]
@@ -94,12 +102,9 @@ class Reference:
         """Mixed values (tokens, heads * value_dim) of queries, keys and values below one another."""
         c, count = self.config, len(qkv)
         query, key, value = np.split(qkv, np.cumsum([c.sizes["query"], c.sizes["key"]]), axis=1)
+        query, key = self._heads(query, op.query_norm, layer), self._heads(key, op.key_norm, layer)
         query = query.reshape(count, c.kv_heads, c.group, c.head_dim)
         key = key.reshape(count, c.kv_heads, 1, c.head_dim)
-        if op.query_norm is not None:
-            query = unit(query, self.config.eps) * self.weights[tensor_name(op.query_norm, layer)]
-        if op.key_norm is not None:
-            key = unit(key, self.config.eps) * self.weights[tensor_name(op.key_norm, layer)]
         start = past.first + past.count
         rotate, tables = ROTATIONS[op.rotation], op.rope.tables(start + count, self.divisors)[:, start:]
         query, value = rotate(query, tables), value.reshape(count, c.kv_heads, 1, c.value_dim)

@@ -121,9 +121,10 @@ class Rows:
         return [norm, product]
 
     def norm(
-        self, vectors: Mapping[str, Buffer], norm: Norm, tokens: int, chunk: Buffer, *, last: bool = False
+        self, vectors: Mapping[str, Buffer], norm: Norm | None, tokens: int, chunk: Buffer, *, last: bool = False
     ) -> Launch:
         """`normed` of x, or its first row of the last row of x."""
+        assert norm is not None  # of what a packed model holds
         config, name = self.config, norm.spec.name
         weight = vectors[name]
         program = self.programs(

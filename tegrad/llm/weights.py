@@ -97,7 +97,7 @@ class Joined:
     rows: tuple[tuple[int, ...], ...]
     """Of each matrix, the rows of its parts."""
 
-    def apply(self, x: Tensor, norm: Norm | LayerNorm) -> list[Tensor]:
+    def apply(self, x: Tensor, norm: Norm | LayerNorm | None) -> list[Tensor]:
         """One (tokens, rows) result for each part, computed when asked for."""
         results = []
         for matrix, rows in zip(self.matrices, self.rows, strict=True):

@@ -29,6 +29,7 @@ MODELS = {
     "granite": (replace(SHAPES["granite"], bias=False), TYPE.Q6_K, {}),
     "smollm3": (replace(SHAPES["smollm3"], layers=4), TYPE.Q4_0, {}),
     "mistral3": (SHAPES["mistral3"], TYPE.Q8_0, {}),
+    "olmo2": (SHAPES["olmo2"], TYPE.Q8_0, {}),
     "phi3": (SHAPES["phi3"], TYPE.Q8_0, {}),
     "divisors": (Shape(rope_freqs=True, tied=True, vocab=303), TYPE.Q4_0, {}),
 }

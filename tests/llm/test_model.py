@@ -66,7 +66,7 @@ def test_the_shipped_models_logits_are_llama_cpps(tmp_path: Path, device: str) -
     assert disagreements(ours, theirs, MARGIN) == []
 
 
-LONG = ("phi3", "granite", "smollm3", "mistral3")
+LONG = ("phi3", "granite", "smollm3", "mistral3", "olmo2", "olmo3")
 """Shapes whose operations those of other families have too."""
 
 

@@ -118,6 +118,23 @@ SHAPES = {
     "smollm3": Shape(arch="smollm3", eps=LARGE_EPS, vocab=323, layers=5, tied=True),
     "qwen2": Shape(arch="qwen2", eps=LARGE_EPS, heads=8, kv_heads=2, vocab=301, extra={"qwen2.rope.freq_base": 1e6}),
     "qwen3": Shape(arch="qwen3", eps=LARGE_EPS, heads=3, kv_heads=1, head_dim=128, vocab=307, tied=True),
+    "olmo2": Shape(arch="olmo2", eps=LARGE_EPS, heads=4, kv_heads=2, vocab=337),
+    "olmo3": Shape(
+        arch="olmo2",
+        eps=LARGE_EPS,
+        heads=4,
+        kv_heads=4,
+        layers=5,
+        vocab=339,
+        extra={
+            "olmo2.attention.sliding_window": 9,
+            "olmo2.rope.freq_base": 5e4,
+            "olmo2.rope.scaling.type": "yarn",
+            "olmo2.rope.scaling.factor": 8.0,
+            "olmo2.rope.scaling.original_context_length": 32,
+            "olmo2.rope.scaling.attn_factor": 1.2,
+        },
+    ),
     "gemma3": Shape(
         arch="gemma3", eps=LARGE_EPS, heads=4, kv_heads=1, head_dim=128, layers=3, vocab=303, tied=True, extra=GEMMA3
     ),
@@ -197,10 +214,12 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
             tensors[f"blk.{at}.{name}.weight"] = array
             if name.startswith(biased.get(shape.arch, ())):
                 tensors[f"blk.{at}.{name}.bias"] = vector(len(array), 0)
-        for name in ("attn_norm", "ffn_norm"):
+        for name in ("attn_norm", "ffn_norm") if shape.arch != "olmo2" else ():
             tensors[f"blk.{at}.{name}.weight"] = vector(shape.dim, 1)
-        for name in ("post_attention_norm", "post_ffw_norm") if shape.arch.startswith("gemma") else ():
+        for name in ("post_attention_norm", "post_ffw_norm") if shape.arch.startswith(("gemma", "olmo")) else ():
             tensors[f"blk.{at}.{name}.weight"] = vector(shape.dim, 1)
+        for name, size in (("attn_q_norm", query), ("attn_k_norm", key)) if shape.arch == "olmo2" else ():
+            tensors[f"blk.{at}.{name}.weight"] = vector(size, 1.5)
         for name in ("attn_q_norm", "attn_k_norm") if shape.arch in ("qwen3", "gemma3") else ():
             tensors[f"blk.{at}.{name}.weight"] = vector(shape.width, 1.5)
     if gpt2:
