@@ -3,15 +3,16 @@
 A matrix is its blocks, row after row. Our kernels read 2048 consecutive weights, a **segment**, reordered within the
 bytes that they take in the file (`packing`). Lane L of a warp owns its **run**, the 64 consecutive weights 64L .. 64L +
 63, in four **sets** of 16, and reads it with 16-byte loads: a **plane** is 512 bytes, 16 of each lane, byte i of which
-belongs to weight i of a set. Bits above a byte's low ones hold another set. After the planes lie the **pieces**, of
-which the scales are made.
+belongs to weight i of a set. Bits above a byte's low ones hold another set. A word of fifth bits has that of weight
+4w + b of a set in its byte b: bit w of set 2p, bit 4 + w of set 2p + 1. After the planes lie the **pieces**, of which
+the scales are made.
 
 | format | planes | then |
 |---|---|---|
 | Q6_K | 3: low 6 bits of plane p: set p; top 2 bits of plane p: bits 2p and up of set 3 | 128 int8 scales, 8 halves d |
 | Q4_0 | 2: the low nibbles of plane p are set 2p, the high ones set 2p + 1 | 64 halves d |
 | Q4_K | as Q4_0 | 8 times the file's 16 bytes of d, dmin, scales and minima |
-| Q5_K | as Q4_0; then 256 bytes, 8 of each lane: the fifth bit of weight i of set s is bit 16s + i | as Q4_K |
+| Q5_K | as Q4_0; then 256 bytes, 8 of each lane: the fifth bits of sets 2p and 2p + 1 are word p | as Q4_K |
 | Q8_0 | 4: plane s is set s | 64 halves d |
 | F16, BF16, F32 | the file's bytes | |
 
@@ -113,14 +114,23 @@ def _unpack_4(data: Bytes) -> Bytes:
     return np.stack([lanes & 15, lanes >> 4], axis=3).reshape(len(data), LANES, 4, SET)
 
 
+def _pack_bits(bits: Bytes) -> Bytes:
+    """(n, lanes, sets, 16) of one bit each as 8 bytes of each lane: bit 4 * odd + w of byte b of word p."""
+    words = bits.reshape(len(bits), LANES, 2, 8, 4)  # p, (odd, w), b
+    return np.bitwise_or.reduce(words << _BITS, axis=3).reshape(len(bits), -1)
+
+
+def _unpack_bits(data: Bytes) -> Bytes:
+    """The reverse of `_pack_bits`."""
+    return ((data.reshape(len(data), LANES, 2, 1, 4) >> _BITS) & 1).reshape(len(data), LANES, 4, SET)
+
+
 def _pack_5(values: Bytes) -> Bytes:
-    fifth = np.packbits((values >> _FOUR).reshape(len(values), -1), axis=1, bitorder="little")
-    return np.concatenate([_pack_4(values), fifth], axis=1)
+    return np.concatenate([_pack_4(values), _pack_bits(values >> _FOUR)], axis=1)
 
 
 def _unpack_5(data: Bytes) -> Bytes:
-    fifth = np.unpackbits(data[:, 1024:], axis=1, bitorder="little").reshape(len(data), LANES, 4, SET)
-    return _or(_unpack_4(data[:, :1024]), fifth << _FOUR)
+    return _or(_unpack_4(data[:, :1024]), _unpack_bits(data[:, 1024:]) << _FOUR)
 
 
 _THIRDS: Final = np.array([0, 2, 4], np.uint8).reshape(1, 1, 3, 1)

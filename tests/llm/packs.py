@@ -51,7 +51,8 @@ def _q4_k(rng: np.random.Generator, n: int) -> Packed:
 def _q5_k(rng: np.random.Generator, n: int) -> Packed:
     levels = rng.integers(0, 32, (n, 32, 4, 16), np.uint8)
     header, weights = _affine(rng, n, levels)
-    fifth = np.packbits((levels >> 4).reshape(n, 32, 64), axis=2, bitorder="little")
+    bits = (levels >> 4).reshape(n, 32, 2, 8, 4)  # of which sets 2p and 2p + 1 share a word, a byte for each b
+    fifth = (bits << np.arange(8, dtype=np.uint8)[:, None]).sum(axis=3, dtype=np.uint8)
     return _join(*_nibbles(levels), fifth, header), weights
 
 

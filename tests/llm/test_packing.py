@@ -80,7 +80,7 @@ def test_each_integer_lies_where_the_layout_says(at: int) -> None:
         Q6_K: (0b101101, q6),
         Q4_0: (0b1101, {nibble: 0b1101 << high}),
         Q4_K: (0b1101, {nibble: 0b1101 << high}),
-        Q5_K: (0b11001, {nibble: 0b1001 << high, 1024 + 8 * lane + (16 * group + i) // 8: 1 << (i % 8)}),
+        Q5_K: (0b11001, {nibble: 0b1001 << high, 1024 + 8 * lane + 4 * (group // 2) + i % 4: 1 << (high + i // 4)}),
         Q8_0: (0xA7, {512 * group + place: 0xA7}),
     }
     for kind, (value, bytes_) in expected.items():

@@ -16,7 +16,7 @@
 // Instructions a lane spends on its 64 weights, activations in registers, as written (loads / integer / float):
 //   Q6_K  5 / 48 (unpack 32, dp4a 16) / 4 conversions + 14     Q8_0  5 / 16 (dp4a) / 2 conversions + 10
 //   Q4_K  3 / 32 (unpack 16, dp4a 16) + 18 header / 6 + 19     Q4_0  3 / 32 / 2 + 10
-//   Q5_K  4 / 96 + 18 header / 6 + 19                          F16   8 / 0 / 64 + 64, BF16 8 / 64 / 64, F32 16 / 0 / 64
+//   Q5_K  4 / 70 + 18 header / 6 + 19                          F16   8 / 0 / 64 + 64, BF16 8 / 64 / 64, F32 16 / 0 / 64
 // The float formats read their activations as float32 from shared memory, 16 loads of 128 bits.
 #include "formats.cuh"
 
@@ -237,7 +237,22 @@ struct Q4_K {
     }
 };
 
-// Q4_K with a fifth bit: bit 16s + i of the lane's 64-bit word is that of weight i of set s.
+// Nibbles with a fifth bit: that of weight 4w + b is in byte b of the word of its pair of sets, of the first set bit w,
+// of the second one bit 4 + w.
+__device__ __forceinline__ void five_bit_levels(const uint4 plane[2], const uint2 &fifth, const Input &x, int sums[4]) {
+#pragma unroll
+    for (int p = 0; p < 2; p++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const unsigned v = word(plane[p], i), bits = p ? fifth.y : fifth.x;
+            const unsigned low = (v & 0x0f0f0f0f) | (bits << (4 - i) & 0x10101010);
+            const unsigned high = (v >> 4 & 0x0f0f0f0f) | (bits >> i & 0x10101010);
+            sums[2 * p] = dot4(low, word(x.q[2 * p], i), sums[2 * p]);
+            sums[2 * p + 1] = dot4(high, word(x.q[2 * p + 1], i), sums[2 * p + 1]);
+        }
+}
+
+// Q4_K with a fifth bit.
 struct Q5_K {
     static constexpr int BYTES = BYTES_Q5_K;
     static constexpr bool PACKED = true;
@@ -253,20 +268,9 @@ struct Q5_K {
     };
     static __device__ __forceinline__ float factor(int) { return 1.0f; }
     static __device__ __forceinline__ unsigned fold(int, int sum, float s) { return __float_as_uint(s * (float)sum); }
-    // Four bits to bit 4 of four bytes.
-    static __device__ __forceinline__ unsigned spread(unsigned bits) { return ((bits & 15) * 0x02040810) & 0x10101010; }
     static __device__ __forceinline__ float dot(const Segment &w, const Input &x, int lane) {
         int sums[4] = {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS};
-#pragma unroll
-        for (int p = 0; p < 2; p++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const unsigned v = word(w.plane[p], i), bits = p ? w.fifth.y : w.fifth.x;
-                const unsigned low = (v & 0x0f0f0f0f) | spread(bits >> (4 * i));
-                const unsigned high = ((v >> 4) & 0x0f0f0f0f) | spread(bits >> (16 + 4 * i));
-                sums[2 * p] = dot4(low, word(x.q[2 * p], i), sums[2 * p]);
-                sums[2 * p + 1] = dot4(high, word(x.q[2 * p + 1], i), sums[2 * p + 1]);
-            }
+        five_bit_levels(w.plane, w.fifth, x, sums);
         return Affine(w.header, lane).sum(sums, x);
     }
 };
@@ -402,6 +406,11 @@ struct Place {
     // The byte of plane `p` that belongs to the weight.
     __device__ __forceinline__ int plane(int p) const { return segment[512 * p + 16 * lane + byte]; }
     __device__ __forceinline__ int nibble() const { return plane(set / 2) >> (4 * (set % 2)) & 15; }
+    // With the fifth bit, of which 8 bytes of each lane lie at `bits`.
+    __device__ __forceinline__ int five_bits(int bits) const {
+        const int fifth = segment[bits + 8 * lane + 4 * (set / 2) + byte % 4] >> (4 * (set % 2) + byte / 4) & 1;
+        return nibble() | fifth << 4;
+    }
     // The half at `at`, of one for each 32 weights.
     __device__ __forceinline__ float scale32(int at) const {
         return half_to_float(((const unsigned short *)(segment + at))[2 * lane + set / 2]);
@@ -436,8 +445,7 @@ template <> __device__ __forceinline__ float weight_at<Q4_K>(const unsigned char
 
 template <> __device__ __forceinline__ float weight_at<Q5_K>(const unsigned char *matrix, long long index) {
     const Place at(matrix, index, Q5_K::BYTES);
-    const int fifth = at.segment[BASE_Q5_K_fifth + 8 * at.lane + 2 * at.set + at.byte / 8] >> (at.byte % 8) & 1;
-    return at.affine(BASE_Q5_K_k, at.nibble() | fifth << 4);
+    return at.affine(BASE_Q5_K_k, at.five_bits(BASE_Q5_K_fifth));
 }
 
 template <> __device__ __forceinline__ float weight_at<Q8_0>(const unsigned char *matrix, long long index) {

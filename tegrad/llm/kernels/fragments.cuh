@@ -113,8 +113,8 @@ static __device__ __forceinline__ void expand_set(
     } else if constexpr (!PLAIN) {
         q = plane[i / 2] >> (i & 1 ? 4 : 0) & 0x0f0f0f0fu;
         if constexpr (INTEGERS == INTEGERS_NIBBLES_AND_FIFTH) {
-            unsigned bits = (i < 2 ? head.fifth.x : head.fifth.y) >> (16 * (i & 1) + 4 * w) & 15;
-            q |= bits * 0x02040810u & 0x10101010u;
+            const unsigned bits = i < 2 ? head.fifth.x : head.fifth.y;
+            q |= (i & 1 ? bits >> w : bits << (4 - w)) & 0x10101010u;
         }
     }
     constexpr float ZERO = 1024 - OF_KIND(LOWEST);

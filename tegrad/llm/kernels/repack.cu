@@ -13,9 +13,6 @@ __device__ __forceinline__ unsigned load32(const unsigned char *at) {
     return half[0] | (unsigned)half[1] << 16;
 }
 
-// Bit 0 of each byte as four neighbouring bits.
-__device__ __forceinline__ unsigned gather_bits(unsigned bytes) { return ((bytes & 0x01010101) * 0x10204080) >> 28; }
-
 // A word of a plane of nibbles: the low nibbles of `low` and those of `high` above them.
 __device__ __forceinline__ unsigned nibbles(unsigned low, unsigned high) {
     return (low & 0x0f0f0f0f) | (high & 0x0f0f0f0f) << 4;
@@ -70,8 +67,8 @@ struct Q5_K : Affine<176, 48> {  // 32 bytes of fifth bits after the scales: wei
 #pragma unroll
         for (int w = 0; w < 8; w++) {
             const unsigned bytes = *(const unsigned *)(fifth + 4 * w) >> (2 * (lane % 4));
-            bits[0] |= gather_bits(bytes) << (4 * w);
-            bits[1] |= gather_bits(bytes >> 1) << (4 * w);
+            bits[0] |= (bytes & 0x01010101) << w;
+            bits[1] |= (bytes >> 1 & 0x01010101) << w;
         }
         *(uint2 *)(out + 8 * lane) = make_uint2(bits[0], bits[1]);
         head(raw, lane, out + 256);
