@@ -307,7 +307,7 @@ def text(rows: Sequence[KernelRow]) -> str:
 def block_type(name: str) -> BlockType:
     """The format of the matrices of a model such as "1b-q6k"."""
     _, kind = models.parse(name)
-    return BLOCK_TYPES[models.BLOCKS[kind].kind if kind in models.BLOCKS else models.PLAIN[kind]]
+    return models.BLOCKS[kind] if kind in models.BLOCKS else BLOCK_TYPES[models.PLAIN[kind]]
 
 
 def plan_table(chip: Chip, name: str, plan: str) -> list[KernelRow]:

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from math import prod, sqrt
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from tegrad import kept
 from tegrad.errors import TegradError
 from tegrad.llm.arch import ARCHES, Config, tensor_name
+from tegrad.llm.formats import PACKED, BlockType
 from tegrad.llm.rope import UNTURNED, Rope
 
 TYPE: TypeAlias = GGMLQuantizationType
@@ -90,28 +90,8 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
 """Llama 3.2 1B and 3B, Llama 3.1 8B, Mistral 7B v0.3, Qwen 2.5 and 3, GPT-2 124M: from their config.json."""
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """A packed format whose blocks may hold any bits but for their scales."""
-
-    kind: TYPE
-    elements: int
-    size: int
-    deviation: float
-    """Standard deviation of a weight where the bits are uniform and d is 1."""
-    halves: tuple[tuple[int, float], ...]
-    """Where the halves lie, and how many times d they are. The minimum of Q4_K and Q5_K balances the mean."""
-    either_sign: bool = False
-    """d has either sign, which balances the mean of integers that are not balanced."""
-
-
-BLOCKS: Final[Mapping[str, Blocks]] = {
-    "q4_0": Blocks(TYPE.Q4_0, 32, 18, 4.6, ((0, 1.0),), either_sign=True),
-    "q8_0": Blocks(TYPE.Q8_0, 32, 34, 73.9, ((0, 1.0),)),
-    "q4k": Blocks(TYPE.Q4_K, 256, 144, 258.3, ((0, 1.0), (2, 7.5))),
-    "q5k": Blocks(TYPE.Q5_K, 256, 176, 526.9, ((0, 1.0), (2, 15.5))),
-    "q6k": Blocks(TYPE.Q6_K, 256, 210, 1365.7, ((208, 1.0),)),
-}
+BLOCKS: Final[Mapping[str, BlockType]] = {kind.name.lower().replace("_k", "k"): kind for kind in reversed(PACKED)}
+"""The packed formats, such as q4_0 and q6k."""
 PLAIN: Final[Mapping[str, TYPE]] = {"f32": TYPE.F32, "f16": TYPE.F16, "bf16": TYPE.BF16}
 
 _GAINS: Final[Mapping[str, float]] = {"token_embd": 3.0, "output": 3.0, "attn_q": 1.5, "attn_k": 1.5}
@@ -194,9 +174,11 @@ def _tensors(shape: ModelShape, kind: str) -> Iterator[_Tensor]:
         if len(sizes) == 1:
             yield _plain(name, TYPE.F32, sizes, 1.0, 0.1)
         else:
-            form = TYPE.F32 if spec is arch.positions else {**PLAIN, **BLOCKS}[kind]
-            make = _packed if isinstance(form, Blocks) else partial(_plain, mean=0.0)
-            yield make(name, form, sizes, deviation=_GAINS.get(spec.name, 1.0) / sizes[-1] ** 0.5)
+            deviation = _GAINS.get(spec.name, 1.0) / sizes[-1] ** 0.5
+            if kind in BLOCKS and spec is not arch.positions:
+                yield _packed(name, BLOCKS[kind], sizes, deviation)
+            else:
+                yield _plain(name, TYPE.F32 if spec is arch.positions else PLAIN[kind], sizes, 0.0, deviation)
         if spec.bias == "must":
             yield _plain(tensor_name(spec, layer, "bias"), TYPE.F32, sizes[:1], 0.0, 0.1)
 
@@ -217,24 +199,25 @@ def _plain(name: str, kind: TYPE, shape: tuple[int, ...], mean: float, deviation
     return _Tensor(name, kind, shape, np.dtype(np.float16 if kind is TYPE.F16 else np.float32), fill)
 
 
-def _packed(name: str, form: Blocks, shape: tuple[int, ...], deviation: float) -> _Tensor:
+def _packed(name: str, kind: BlockType, shape: tuple[int, ...], deviation: float) -> _Tensor:
     """A tensor of blocks of random bits."""
-    if shape[-1] % form.elements:
+    assert kind.layout is not None
+    spread = kind.layout.spread
+    if shape[-1] % kind.elements:
         raise ModelNameError(
-            f"rows of {shape[-1]} weights are no multiple of {form.kind.name}'s {form.elements}: choose another format"
+            f"rows of {shape[-1]} weights are no multiple of {kind.name}'s {kind.elements}: choose another format"
         )
-    stored = (*shape[:-1], shape[-1] // form.elements * form.size)
+    stored = (*shape[:-1], kind.row_bytes(shape[-1]))
 
     def fill(rng: np.random.Generator) -> Array:
-        blocks = _random_bytes(rng, prod(stored)).reshape(-1, form.size)
-        d = rng.uniform(0.5, 1.5, (len(blocks), 1)) * (deviation / form.deviation)
-        if form.either_sign:
+        blocks = _random_bytes(rng, prod(stored)).reshape(-1, kind.size)
+        d = rng.uniform(0.5, 1.5, (len(blocks), 1)) * (deviation / spread.deviation)
+        if spread.either_sign:
             d *= rng.choice((-1.0, 1.0), d.shape)
-        for at, times in form.halves:
-            blocks[:, at : at + 2] = (d * times).astype("<f2").view(np.uint8)
+        spread.scale(blocks, d)
         return blocks
 
-    return _Tensor(name, form.kind, stored, np.dtype(np.uint8), fill)
+    return _Tensor(name, TYPE(kind.number), stored, np.dtype(np.uint8), fill)
 
 
 def _random_bytes(rng: np.random.Generator, size: int) -> NDArray[np.uint8]:

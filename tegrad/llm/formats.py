@@ -48,10 +48,14 @@ _FOUR: Final = np.uint8(4)
 # --- the file's blocks: integers in the order of the weights, and back ------------------------------------------------
 
 
+def _bytes(values: NDArray[Any]) -> Bytes:
+    """Bytes, whose type numpy's stubs widen or forget."""
+    made: Bytes = values
+    return made
+
+
 def _or(a: NDArray[Any], b: NDArray[Any]) -> Bytes:
-    """a | b, whose type numpy's stubs widen."""
-    both: Bytes = np.bitwise_or(a, b)
-    return both
+    return _bytes(np.bitwise_or(a, b))
 
 
 def _split_nibbles(data: Bytes, run: int) -> Bytes:
@@ -117,12 +121,12 @@ def _unpack_4(data: Bytes) -> Bytes:
 def _pack_bits(bits: Bytes) -> Bytes:
     """(n, lanes, sets, 16) of one bit each as 8 bytes of each lane: bit 4 * odd + w of byte b of word p."""
     words = bits.reshape(len(bits), LANES, 2, 8, 4)  # p, (odd, w), b
-    return np.bitwise_or.reduce(words << _BITS, axis=3).reshape(len(bits), -1)
+    return _bytes(np.bitwise_or.reduce(words << _BITS, axis=3).reshape(len(bits), -1))
 
 
 def _unpack_bits(data: Bytes) -> Bytes:
     """The reverse of `_pack_bits`."""
-    return ((data.reshape(len(data), LANES, 2, 1, 4) >> _BITS) & 1).reshape(len(data), LANES, 4, SET)
+    return _bytes((data.reshape(len(data), LANES, 2, 1, 4) >> _BITS) & 1).reshape(len(data), LANES, 4, SET)
 
 
 def _pack_5(values: Bytes) -> Bytes:
@@ -205,6 +209,23 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """How weights scatter whose blocks are random bits but for d, for tests and measurements."""
+
+    deviation: float
+    """Standard deviation of a weight where d is 1."""
+    halves: tuple[tuple[int, float], ...]
+    """Where the file's block has halves, and how many times d they are: with a minimum the mean is about 0."""
+    either_sign: bool = False
+    """d has either sign, which balances the mean of integers that are not balanced."""
+
+    def scale(self, blocks: Bytes, d: NDArray[Any]) -> None:
+        """Store `d` (n, 1) into blocks (n, bytes)."""
+        for at, times in self.halves:
+            blocks[:, at : at + 2] = (d * times).astype("<f2").view(np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """A block format's two orders: the file's and ours."""
 
@@ -227,6 +248,7 @@ class Layout:
     unpack: Callable[[Bytes], Bytes]
     value: Callable[..., Floats]
     """Integers (..., weights) and the fields (..., bytes) to weights (..., weights)."""
+    spread: Spread
 
     @property
     def field_bytes(self) -> list[int]:
@@ -294,16 +316,19 @@ _K: Final = Piece("k", 16, shift=2)
 
 Q6_K: Final = BlockType("Q6_K", 14, 256, 210, 14, Layout(
     3, (Piece("scales", 4), Piece("d", 4, shift=3)), "SIX_BITS", "INT8", -32, 31,
-    (16, 2), (192, 208), _split_q6_k, _join_q6_k, _pack_6, _unpack_6, _value_q6_k))
+    (16, 2), (192, 208), _split_q6_k, _join_q6_k, _pack_6, _unpack_6, _value_q6_k, Spread(1365.7, ((208, 1.0),))))
 Q5_K: Final = BlockType("Q5_K", 13, 256, 176, 14, Layout(
     2, (Piece("fifth", 8), _K), "NIBBLES_AND_FIFTH", "SIX_BIT_PAIRS", 0, 31,
-    (16,), (0,), _split_q5_k, _join_q5_k, _pack_5, _unpack_5, _value_affine))
+    (16,), (0,), _split_q5_k, _join_q5_k, _pack_5, _unpack_5, _value_affine, Spread(526.9, ((0, 1.0), (2, 15.5)))))
 Q4_K: Final = BlockType("Q4_K", 12, 256, 144, 12, Layout(
-    2, (_K,), "NIBBLES", "SIX_BIT_PAIRS", 0, 15, (16,), (0,), *_nibbles(32), _pack_4, _unpack_4, _value_affine))
+    2, (_K,), "NIBBLES", "SIX_BIT_PAIRS", 0, 15,
+    (16,), (0,), *_nibbles(32), _pack_4, _unpack_4, _value_affine, Spread(258.3, ((0, 1.0), (2, 7.5)))))
 Q8_0: Final = BlockType("Q8_0", 8, 32, 34, 17, Layout(
-    4, (Piece("scales", 4),), "BYTES", "HALVES", -128, 127, (2,), (0,), _same, _same, _planes, _lanes, _value_q8_0))
+    4, (Piece("scales", 4),), "BYTES", "HALVES", -128, 127,
+    (2,), (0,), _same, _same, _planes, _lanes, _value_q8_0, Spread(73.9, ((0, 1.0),))))
 Q4_0: Final = BlockType("Q4_0", 2, 32, 18, 9, Layout(
-    2, (Piece("scales", 4),), "NIBBLES", "HALVES", -8, 7, (2,), (0,), *_nibbles(16), _pack_4, _unpack_4, _value_q4_0))
+    2, (Piece("scales", 4),), "NIBBLES", "HALVES", -8, 7,
+    (2,), (0,), *_nibbles(16), _pack_4, _unpack_4, _value_q4_0, Spread(4.6, ((0, 1.0),), either_sign=True)))
 F16: Final = BlockType("F16", 1, 1, 2, 24)
 BF16: Final = BlockType("BF16", 30, 1, 2, 24)
 F32: Final = BlockType("F32", 0, 1, 4, 44)

@@ -285,8 +285,8 @@ class StreamTile:
 
     def shared_bytes(self, gemm: Gemm) -> int:
         """Shared memory of a block: stages, through which x comes at first, and the sums of two sets of rows."""
-        row = gemm.kind.segment_bytes
-        return self.stages * 16 * (row if row % 128 == 16 else row + 16) + 2 * 8 * self.nb * 512
+        row = (gemm.kind.segment_bytes + 111) // 128 * 128 + 16
+        return self.stages * 16 * row + 2 * 8 * self.nb * 512
 
     def launch(self, programs: Programs, gemm: Gemm, on: Operands, tokens: int, overlap: int = 0) -> Launch:
         """The product of up to `tokens` tokens; `overlap` as in kernels/overlap.cuh."""

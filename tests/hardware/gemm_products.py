@@ -64,8 +64,7 @@ def packed(gemm: Gemm, seed: int) -> np.ndarray:
         raw = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
     else:
         raw = rng.integers(0, 256, (gemm.rows * gemm.columns // gemm.kind.elements, gemm.kind.size), dtype=np.uint8)
-        for at in {"Q6_K": (208,), "Q4_K": (0, 2), "Q5_K": (0, 2)}.get(gemm.kind.name, (0,)):
-            raw[:, at : at + 2] = rng.uniform(1e-4, 2e-4, len(raw)).astype(np.float16).view(np.uint8).reshape(-1, 2)
+        gemm.kind.layout.spread.scale(raw, rng.uniform(1e-4, 2e-4, (len(raw), 1)))
     return packing.pack(gemm.kind, raw, gemm.rows, gemm.columns)
 
 

@@ -1,98 +1,37 @@
-"""Random packed segments and their weights, written from the layout's table for the tests of the kernels."""
-
-from collections.abc import Callable
+"""Random packed segments for the tests of the kernels, and their weights as the package gguf reads the blocks."""
 
 import numpy as np
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from tegrad.llm.quantize import _pack_six_bits
+from tegrad.llm import formats, packing
+from tegrad.llm.formats import SEGMENT, BlockType
 
 Packed = tuple[NDArray[np.uint8], NDArray[np.float64]]
+KINDS = {kind.name: kind for kind in formats.FORMATS}
+PACKED = tuple(kind.name for kind in formats.PACKED)
+FLOATS = tuple(kind.name for kind in formats.PLAIN)
 
 
-def _halves(rng: np.random.Generator, shape: tuple[int, ...], scale: float) -> NDArray[np.float16]:
-    return (rng.uniform(-1, 1, shape) * scale).astype(np.float16)
+def blocks(kind: BlockType, rng: np.random.Generator, count: int, deviation: float = 1.0) -> NDArray[np.uint8]:
+    """Blocks (count, bytes) of the file: every bit random but for scales, which make weights of about `deviation`."""
+    if (layout := kind.layout) is None:
+        values = (rng.standard_normal(count * kind.elements) * deviation).astype(np.float32)
+        if kind.name == "BF16":
+            return values.view(np.uint8).reshape(count, -1)[:, 2:].copy()
+        return values.astype("<f2" if kind.name == "F16" else "<f4").view(np.uint8).reshape(count, kind.size)
+    made = rng.integers(0, 256, (count, kind.size), dtype=np.uint8)
+    layout.spread.scale(made, rng.uniform(-2, 2, (count, 1)) * (deviation / layout.spread.deviation))
+    return made
 
 
-def _join(*parts: NDArray[np.generic]) -> NDArray[np.uint8]:
-    return np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(len(part), -1) for part in parts], axis=1)
-
-
-def _q6_k(rng: np.random.Generator, n: int) -> Packed:
-    levels = rng.integers(0, 64, (n, 32, 4, 16), np.uint8)
-    scales, d = rng.integers(-128, 128, (n, 128), np.int8), _halves(rng, (n, 8), 1e-3)
-    top = levels[:, :, 3]
-    planes = [levels[:, :, p] | (((top >> (2 * p)) & 3) << 6) for p in range(3)]
-    unit = np.repeat(d.astype(np.float64), 16, 1) * scales
-    return _join(*planes, scales, d), np.repeat(unit, 16, 1) * (levels.reshape(n, -1).astype(np.float64) - 32)
-
-
-def _nibbles(levels: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-    """Sets (n, 32, 4, 16) of four bits as two planes."""
-    return [(levels[:, :, 2 * p] & 15) | ((levels[:, :, 2 * p + 1] & 15) << 4) for p in range(2)]
-
-
-def _affine(rng: np.random.Generator, n: int, levels: NDArray[np.uint8]) -> Packed:
-    d = _halves(rng, (n, 8, 2), 1e-2)
-    scale, minimum = (rng.integers(0, 64, (n, 8, 8), np.uint8) for _ in range(2))
-    six = _pack_six_bits(scale.reshape(-1, 8), minimum.reshape(-1, 8)).reshape(n, 8, 12)
-    header = np.concatenate([d.view(np.uint8).reshape(n, 8, 4), six], axis=2)
-    unit, shift = (d[..., i : i + 1].astype(np.float64) * v for i, v in enumerate((scale, minimum)))
-    weights = unit[..., None] * levels.reshape(n, 8, 8, 32) - shift[..., None]
-    return header.reshape(n, 128), weights.reshape(n, -1)
-
-
-def _q4_k(rng: np.random.Generator, n: int) -> Packed:
-    levels = rng.integers(0, 16, (n, 32, 4, 16), np.uint8)
-    header, weights = _affine(rng, n, levels)
-    return _join(*_nibbles(levels), header), weights
-
-
-def _q5_k(rng: np.random.Generator, n: int) -> Packed:
-    levels = rng.integers(0, 32, (n, 32, 4, 16), np.uint8)
-    header, weights = _affine(rng, n, levels)
-    bits = (levels >> 4).reshape(n, 32, 2, 8, 4)  # of which sets 2p and 2p + 1 share a word, a byte for each b
-    fifth = (bits << np.arange(8, dtype=np.uint8)[:, None]).sum(axis=3, dtype=np.uint8)
-    return _join(*_nibbles(levels), fifth, header), weights
-
-
-def _q8_0(rng: np.random.Generator, n: int) -> Packed:
-    levels, d = rng.integers(-128, 128, (n, 32, 4, 16), np.int8), _halves(rng, (n, 64), 1e-2)
-    planes = [levels[:, :, p] for p in range(4)]
-    return _join(*planes, d), np.repeat(d.astype(np.float64), 32, 1) * levels.reshape(n, -1)
-
-
-def _q4_0(rng: np.random.Generator, n: int) -> Packed:
-    levels, d = rng.integers(0, 16, (n, 32, 4, 16), np.uint8), _halves(rng, (n, 64), 1e-1)
-    weights = np.repeat(d.astype(np.float64), 32, 1) * (levels.reshape(n, -1).astype(np.float64) - 8)
-    return _join(*_nibbles(levels), d), weights
-
-
-def _f16(rng: np.random.Generator, n: int) -> Packed:
-    weights = _halves(rng, (n, 2048), 1.0)
-    return _join(weights), weights.astype(np.float64)
-
-
-def _bf16(rng: np.random.Generator, n: int) -> Packed:
-    weights = (rng.standard_normal((n, 2048)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    return _join(weights), (weights.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-
-
-def _f32(rng: np.random.Generator, n: int) -> Packed:
-    weights = rng.standard_normal((n, 2048)).astype(np.float32)
-    return _join(weights), weights.astype(np.float64)
-
-
-_MAKERS: dict[str, Callable[[np.random.Generator, int], Packed]] = {
-    "Q6_K": _q6_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q8_0": _q8_0, "Q4_0": _q4_0, "F16": _f16, "BF16": _bf16, "F32": _f32,
-}  # fmt: skip
-PACKED = ("Q6_K", "Q4_K", "Q5_K", "Q8_0", "Q4_0")
-FLOATS = ("F16", "BF16", "F32")
-
-
-def segments(kind: str, rng: np.random.Generator, count: int) -> Packed:
+def segments(name: str, rng: np.random.Generator, count: int) -> Packed:
     """`count` segments with every bit random: bytes (count, bytes of a segment) and weights (count, 2048)."""
-    return _MAKERS[kind](rng, count)
+    kind = KINDS[name]
+    raw = blocks(kind, rng, count * SEGMENT // kind.elements)
+    weights = dequantize(raw.reshape(count, -1), GGMLQuantizationType[name]).astype(np.float64)
+    return packing.pack(kind, raw, count, SEGMENT).reshape(count, -1), weights
 
 
 def activations(rng: np.random.Generator, columns: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

@@ -4,6 +4,7 @@ import ctypes
 from typing import Any
 
 import numpy as np
+import packs
 import pytest
 from operands import Operands
 
@@ -22,12 +23,7 @@ TOKENS, AT = (0, 36, 17, 1 << 30), (3, 9, 0, 1 << 20)
 def random_matrix(kind: BlockType, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
     """A packed matrix with ordinary scales, and its weights."""
     rng = np.random.default_rng(kind.size)
-    blocks = rng.integers(0, 256, (rows, columns // kind.elements, kind.size), dtype=np.uint8)
-    for at in {"F16": [0], "Q4_0": [0], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}.get(kind.name, []):
-        blocks[..., at : at + 2] = rng.standard_normal((*blocks.shape[:2], 1)).astype(np.float16).view(np.uint8)
-    if kind in (F32, BF16):
-        blocks = rng.standard_normal((*blocks.shape[:2], 1)).astype(np.float32).view(np.uint8)[..., -kind.size :]
-    packed = packing.pack(kind, blocks, rows, columns)
+    packed = packing.pack(kind, packs.blocks(kind, rng, rows * columns // kind.elements), rows, columns)
     return packed, packing.dequantize_packed(kind, packed, rows, columns)
 
 

@@ -15,7 +15,7 @@ from tegrad.llm import formats, packing, quantize
 from tegrad.llm.batch import Batch
 from tegrad.llm.engine import Engine
 from tegrad.llm.errors import ModelError, UnsupportedModelError
-from tegrad.llm.formats import BF16, F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
+from tegrad.llm.formats import BF16, F16, BlockType
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.packed import LargeWeights, PackedModel
 from tegrad.llm.persistent import PersistentPlan
@@ -57,15 +57,16 @@ def blocks(kind: BlockType, largest: float) -> np.ndarray:
     return packing.pack(kind, raw.view(np.uint8), rows, columns)
 
 
-@pytest.mark.parametrize("kind", [Q4_0, Q8_0, Q4_K, Q5_K, Q6_K], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", formats.PACKED, ids=lambda kind: kind.name)
 def test_blocks_whose_scales_allow_a_large_weight_are_found(opened: Any, operands: Operands, kind: BlockType) -> None:
     """By their scales: beyond the limit always, and never far below it. Scales that are no numbers are, too."""
     flag = operands.zeros(1, np.int32)
     for largest in (1.0, 200.0, 262.0, -262.0, 3000.0, np.nan, np.inf):
         packed = blocks(kind, largest if np.isfinite(largest) else 1.0)
         if not np.isfinite(largest):  # the first d of the second row
-            at = kind.segment_bytes + {Q4_0: 1024, Q8_0: 2048, Q4_K: 1024, Q5_K: 1280, Q6_K: 1664}[kind]
-            packed.reshape(-1)[at : at + 2] = np.array([largest], np.float16).view(np.uint8)
+            raw = packing.unpack(kind, packed, 3, 2048).copy()
+            kind.layout.spread.scale(raw[1:, : kind.size], np.array([[largest]]))
+            packed = packing.pack(kind, raw, 3, 2048)
         else:
             weights = packing.dequantize_packed(kind, packed, 3, 2048)
             assert (np.abs(weights).max() >= 255.9) == (abs(largest) > 256)

@@ -9,6 +9,7 @@ from gguf.quants import dequantize, quantize
 from tiny_llama import GEMMA2, LARGE_EPS, SHAPES, TYPE, Shape, disagreements, write
 
 from tegrad.llm import numerics
+from tegrad.llm.formats import F32, FORMATS
 from tegrad.llm.reference import Past, Reference
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
@@ -105,7 +106,7 @@ def test_a_context_beyond_the_trained_one_turns_by_other_divisors(tmp_path: Path
 @pytest.mark.parametrize(
     ("shape", "kind"),
     [
-        *(("llama", kind) for kind in ("F16", "BF16", "Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K")),
+        *(("llama", kind.name) for kind in FORMATS if kind is not F32),
         ("qwen2", "Q4_K"),
         ("qwen3", "Q8_0"),
         ("gpt2", "F16"),

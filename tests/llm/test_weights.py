@@ -4,6 +4,7 @@ import gc
 from pathlib import Path
 
 import numpy as np
+import packs
 import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
@@ -68,14 +69,7 @@ def test_blocks_of_any_bits_are_expanded_as_ggml_does(device: str, kind: BlockTy
     from tinygrad import Tensor
 
     rng = np.random.default_rng(kind.size)
-    blocks = rng.integers(0, 256, (3, 512 // kind.elements, kind.size), dtype=np.uint8)
-    for at in {"F16": [0], "Q4_0": [0], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}.get(kind.name, []):
-        blocks[..., at : at + 2] = rng.standard_normal((*blocks.shape[:2], 1)).astype(np.float16).view(np.uint8)
-    if kind.name == "F32":
-        blocks = rng.standard_normal((3, 512, 1)).astype(np.float32).view(np.uint8)
-    if kind.name == "BF16":
-        blocks = rng.standard_normal((3, 512, 1)).astype(np.float32).view(np.uint8)[..., 2:]
-    rows = np.ascontiguousarray(blocks).reshape(3, -1)
+    rows = packs.blocks(kind, rng, 3 * 512 // kind.elements).reshape(3, -1)
     stored = rows.view({"F32": np.float32, "F16": np.float16, "BF16": np.uint16}.get(kind.name, np.uint8))
     matrix = weights.Matrix(kind, Tensor(stored, device=device).realize())
     ours = matrix.rows(Tensor(np.array([2, 0, 1], np.int32), device=device)).numpy()

@@ -93,15 +93,14 @@ struct Source {
 static __device__ __forceinline__ void multiply(float (&sum)[MT][NB][4], const Source &source, unsigned stage,
                                                 unsigned x, int group) {
     const int lane = threadIdx.x % 32;
-    constexpr int SECOND = piece_offset(PLANES < PIECES ? PLANES : 0, 32), LAST = piece_offset(PIECES - 1, 32);
     Row<512> row[MT][2];
 #pragma unroll
     for (int i = 0; i < MT; i++)
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const unsigned at = stage + (2 * i + r) * ROW_BYTES;
-            row[i][r].load(at + 16 * lane, at + SECOND + piece(PLANES < PIECES ? PLANES : 0).bytes * lane,
-                           at + LAST + piece(PIECES - 1).bytes * lane, source.place(group, i, r));
+            const auto where = [&](int which) { return at + piece_offset(which, 32) + piece(which).bytes * lane; };
+            row[i][r].load(at + 16 * lane, where, source.place(group, i, r));
         }
 #pragma unroll
     for (int s = 0; s < 4; s++) {

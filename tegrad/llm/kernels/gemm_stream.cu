@@ -15,7 +15,7 @@ constexpr int THREADS = 256, WARPS = 8;
 constexpr int SEGMENTS = RUNS / 32, CHUNKS = SEGMENT_BYTES / 16;
 constexpr int SETS = (ROWS * (GATED ? 2 : 1) + 15) / 16;
 // Lanes of neighbouring rows, four apart, load from different banks.
-constexpr int ROW_STRIDE = SEGMENT_BYTES % 128 == 16 ? SEGMENT_BYTES : SEGMENT_BYTES + 16;
+constexpr int ROW_STRIDE = (SEGMENT_BYTES + 111) / 128 * 128 + 16;
 constexpr int STAGE_BYTES = 16 * ROW_STRIDE, RING_BYTES = STAGES * STAGE_BYTES;
 // x comes through the ring, as many blocks of eight tokens at a time as it holds.
 constexpr bool WHOLE = WARPS * NB * 4096 <= RING_BYTES, HALVES = NB % 2 == 0 && WARPS * NB * 2048 <= RING_BYTES;
@@ -50,13 +50,14 @@ constexpr int SUM_PARTS = NB == 1 ? 4 : NB == 2 ? 2 : 1;
 static __device__ __forceinline__ void multiply(float (&sum)[SUM_PARTS][NB][4], const uint4 (&x)[NB][8],
                                                 unsigned stage) {
     const int lane = threadIdx.x % 32, place = 4 * (threadIdx.x / 32) + lane % 4;
-    constexpr Piece first = piece(0), second = piece(PLANES < PIECES ? PLANES : 0), last = piece(PIECES - 1);
     Row<16> row[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const unsigned at = stage + (spread(lane / 4) + 8 * r) * ROW_STRIDE;
-        row[r].load(at + first.stride * place, at + second.base + second.stride * (place >> second.shift),
-                    at + last.base + last.stride * (place >> last.shift), place);
+        const auto where = [&](int which) {
+            return at + piece(which).base + piece(which).stride * (place >> piece(which).shift);
+        };
+        row[r].load(at + piece(0).stride * place, where, place);
     }
 #pragma unroll
     for (int s = 0; s < 4; s++) {

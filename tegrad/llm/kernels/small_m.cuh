@@ -44,15 +44,14 @@ template <int PITCH> struct Row {
     Head head;
     Scales scales;
 
-    // From shared memory: planes 512 bytes apart (or the first piece of a plain run), where the first piece after them
-    // and the last one are, and the run's place in its segment.
-    __device__ __forceinline__ void load(unsigned planes, unsigned second, unsigned last, int place) {
+    // From shared memory: planes 512 bytes apart (or the first piece of a plain run); where(piece) is the address of
+    // each piece after them, and place the run's in its segment.
+    template <class Where> __device__ __forceinline__ void load(unsigned planes, const Where &where, int place) {
         at = planes;
         if constexpr (!PLAIN) {
-            static_assert(PIECES - PLANES <= 2, "a run has two pieces after its planes at most");
 #pragma unroll
             for (int p = 0; p < PLANES; p++) plane[p] = lds128(planes + 512 * p);
-#define LOAD(which, member, ...) lds(head.member, which == PLANES ? second : last);
+#define LOAD(which, member, ...) lds(head.member, where(which));
             OF_KIND(HEAD)(LOAD)
 #undef LOAD
             scales = scales_of(head, place);
