@@ -13,7 +13,7 @@ from typing import Final
 from tinygrad import Tensor, dtypes
 from tinygrad.dtype import DType
 
-from tegrad.llm.formats import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
+from tegrad.llm.formats import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
 
 
 def _half(data: Tensor) -> Tensor:
@@ -38,6 +38,15 @@ def _q4_0(data: Tensor) -> Tensor:
     shift = Tensor.arange(2).reshape(1, 1, 2, 1) * 4
     value = (data[:, :, 2:].reshape(rows, blocks, 1, 16).int() >> shift) & 15
     return _half(data[:, :, :2]).unsqueeze(-1) * (value - 8).float()
+
+
+def _q4_1(data: Tensor) -> Tensor:
+    """d, m (half), 16 bytes as in Q4_0. inner is (nibble, byte)."""
+    rows, blocks = data.shape[:2]
+    shift = Tensor.arange(2).reshape(1, 1, 2, 1) * 4
+    value = (data[:, :, 4:].reshape(rows, blocks, 1, 16).int() >> shift) & 15
+    d, m = (_half(data[:, :, at : at + 2]).unsqueeze(-1) for at in (0, 2))
+    return d * value.float() + m
 
 
 def _q8_0(data: Tensor) -> Tensor:
@@ -103,7 +112,7 @@ def _bf16(data: Tensor) -> Tensor:
 
 
 _PACKED: Final[Mapping[BlockType, Callable[[Tensor], Tensor]]] = {
-    Q4_0: _q4_0, Q8_0: _q8_0, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
+    Q4_0: _q4_0, Q4_1: _q4_1, Q8_0: _q8_0, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
 }  # fmt: skip
 _PLAIN: Final[Mapping[BlockType, DType]] = {F32: dtypes.float32, F16: dtypes.float16, BF16: dtypes.uint16}
 

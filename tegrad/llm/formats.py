@@ -11,6 +11,7 @@ the scales are made.
 |---|---|---|
 | Q6_K | 3: low 6 bits of plane p: set p; top 2 bits of plane p: bits 2p and up of set 3 | 128 int8 scales, 8 halves d |
 | Q4_0 | 2: the low nibbles of plane p are set 2p, the high ones set 2p + 1 | 64 halves d |
+| Q4_1 | as Q4_0 | 64 times the halves d and m |
 | Q4_K | as Q4_0 | 8 times the file's 16 bytes of d, dmin, scales and minima |
 | Q5_K | as Q4_0; then 256 bytes, 8 of each lane: the fifth bits of sets 2p and 2p + 1 are word p | as Q4_K |
 | Q8_0 | 4: plane s is set s | 64 halves d |
@@ -170,6 +171,10 @@ def _value_q8_0(values: Bytes, d: Bytes) -> Floats:
     return _half(d) * _signed(values)
 
 
+def _value_pairs(values: Bytes, pairs: Bytes) -> Floats:
+    return _half(pairs[..., :2]) * values.astype(np.float32) + _half(pairs[..., 2:])
+
+
 def _value_affine(values: Bytes, head: Bytes) -> Floats:
     """d, dmin, and 12 bytes of eight 6-bit scales and minima, of 32 weights each."""
     a, b, c = head[..., 4:8], head[..., 8:12], head[..., 12:]
@@ -190,15 +195,16 @@ def _value_q6_k(values: Bytes, scales: Bytes, d: Bytes) -> Floats:
 
 Integers = Literal["NIBBLES", "NIBBLES_AND_FIFTH", "SIX_BITS", "BYTES"]
 """How a run's integers lie in its planes."""
-Scales = Literal["HALVES", "SIX_BIT_PAIRS", "INT8"]
-"""What its scales are: a half for each 32; a block's six-bit scales and minima for each 32; an int8 for each 16."""
+Scales = Literal["HALVES", "HALF_PAIRS", "SIX_BIT_PAIRS", "INT8"]
+"""What its scales are: a half for each 32; that and a half to be added; a block's six-bit scales and minima for each
+32; an int8 for each 16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Bytes after the planes, once for every 1 << `shift` lanes; `member` of the kernels' Head holds them."""
 
-    member: Literal["scales", "d", "k", "fifth"]
+    member: Literal["scales", "pairs", "d", "k", "fifth"]
     bytes: int
     shift: int = 0
 
@@ -329,12 +335,15 @@ Q8_0: Final = BlockType("Q8_0", 8, 32, 34, 17, Layout(
 Q4_0: Final = BlockType("Q4_0", 2, 32, 18, 9, Layout(
     2, (Piece("scales", 4),), "NIBBLES", "HALVES", -8, 7,
     (2,), (0,), *_nibbles(16), _pack_4, _unpack_4, _value_q4_0, Spread(4.6, ((0, 1.0),), either_sign=True)))
+Q4_1: Final = BlockType("Q4_1", 3, 32, 20, 10, Layout(
+    2, (Piece("pairs", 8),), "NIBBLES", "HALF_PAIRS", 0, 15,
+    (4,), (0,), *_nibbles(16), _pack_4, _unpack_4, _value_pairs, Spread(4.6, ((0, 1.0), (2, -7.5)))))
 F16: Final = BlockType("F16", 1, 1, 2, 24)
 BF16: Final = BlockType("BF16", 30, 1, 2, 24)
 F32: Final = BlockType("F32", 0, 1, 4, 44)
 # fmt: on
 
-FORMATS: Final = (Q6_K, Q5_K, Q4_K, Q8_0, Q4_0, F16, BF16, F32)
+FORMATS: Final = (Q6_K, Q5_K, Q4_K, Q8_0, Q4_1, Q4_0, F16, BF16, F32)
 """What we run; the place of each is its number in the program of a step in one launch."""
 PACKED: Final = tuple(kind for kind in FORMATS if kind.layout is not None)
 PLAIN: Final = tuple(kind for kind in FORMATS if kind.layout is None)

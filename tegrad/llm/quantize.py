@@ -1,4 +1,4 @@
-"""Rows of float32 to GGML blocks and back: Q4_0, Q8_0, Q4_K, Q5_K and Q6_K.
+"""Rows of float32 to GGML blocks and back.
 
 `formats` has their layouts. How good a block is depends on its
 scales alone, so the K-quantizers search for them: they try several scales per sub-block, solve the weighted least
@@ -17,7 +17,7 @@ from gguf import GGMLQuantizationType
 from numpy.typing import ArrayLike
 
 from tegrad.errors import TegradError
-from tegrad.llm.formats import Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType, Bytes, Floats, Layout
+from tegrad.llm.formats import Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, BlockType, Bytes, Floats, Layout
 
 Quantized: TypeAlias = tuple[Bytes, list[Bytes]]
 """Integers (n, weights) and fields (n, bytes) of blocks, as `Layout.put_together` takes them."""
@@ -144,9 +144,13 @@ def _quantize_q6_k(blocks: Floats) -> Quantized:
 # --- Q4_K and Q5_K: 8 sub-blocks of 32; x = d * scale[6 bits] * q - dmin * min[6 bits] --------------------------------
 
 
-def _fit_affine(x: Floats, w: Floats, high: int) -> tuple[Floats, Floats]:
-    """Scale and offset (..., 1), both >= 0, with x ~ scale * q - offset, q in [0, high], of least weighted error."""
-    floor = np.minimum(x.min(axis=-1, keepdims=True), 0)
+def _fit_affine(x: Floats, w: Floats, high: int, *, free: bool = False) -> tuple[Floats, Floats]:
+    """Scale and offset (..., 1), both >= 0, with x ~ scale * q - offset, q in [0, high], of least weighted error.
+
+    Where `free`, the offset may be negative.
+    """
+    floor = x.min(axis=-1, keepdims=True)
+    floor = floor if free else np.minimum(floor, 0)
     span = x.max(axis=-1, keepdims=True) - floor
     sw, swx = np.sum(w, axis=-1, keepdims=True), np.sum(w * x, axis=-1, keepdims=True)
     scale, offset = span / high, -floor
@@ -159,7 +163,7 @@ def _fit_affine(x: Floats, w: Floats, high: int) -> tuple[Floats, Floats]:
         swqx = np.sum(w * q * x, axis=-1, keepdims=True)
         slope = _ratio(sw * swqx - swq * swx, sw * swqq - swq * swq)
         shift = _ratio(swq * swqx - swqq * swx, sw * swqq - swq * swq)
-        through_zero = shift <= 0  # the format's offset cannot be negative
+        through_zero = (shift <= 0) & (not free)  # a K-quant's offset cannot be negative
         slope = np.maximum(np.where(through_zero, _ratio(swqx, swqq), slope), 0)
         shift = np.where(through_zero, np.float32(0), shift)
         error = np.sum(w * (x - slope * q + shift) ** 2, axis=-1, keepdims=True)
@@ -205,11 +209,23 @@ def _quantize_affine(blocks: Floats, high: int) -> Quantized:
     return q.astype(np.uint8).reshape(-1, SUPER_BLOCK), [np.concatenate([d_bytes, m_bytes, six], axis=1)]
 
 
+# --- Q4_1: fp16 scale and minimum, 32 nibbles as in Q4_0; x = d * q + m -----------------------------------------------
+
+
+def _quantize_pairs(blocks: Floats, high: int) -> Quantized:
+    normal, peak = _normalised(blocks)
+    scale, offset = _fit_affine(normal, _importance(normal), high, free=True)
+    d_bytes, d = _half(scale[:, 0] * peak)
+    m_bytes, m = _half(-offset[:, 0] * peak)
+    levels = _levels(blocks - m[:, None], d[:, None], 0, high)
+    return levels.astype(np.uint8), [np.concatenate([d_bytes, m_bytes], axis=1)]
+
+
 # --- the formats ------------------------------------------------------------------------------------------------------
 
 
 _QUANTIZERS: Final[Mapping[BlockType, Callable[[Floats], Quantized]]] = {
-    Q4_0: _quantize_q4_0, Q8_0: _quantize_q8_0, Q6_K: _quantize_q6_k,
+    Q4_0: _quantize_q4_0, Q4_1: partial(_quantize_pairs, high=15), Q8_0: _quantize_q8_0, Q6_K: _quantize_q6_k,
     Q4_K: partial(_quantize_affine, high=15), Q5_K: partial(_quantize_affine, high=31),
 }  # fmt: skip
 FORMATS: Final = {GGMLQuantizationType(kind.number): kind for kind in _QUANTIZERS}

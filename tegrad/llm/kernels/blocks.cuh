@@ -16,6 +16,7 @@
 // Instructions a lane spends on its 64 weights, activations in registers, as written (loads / integer / float):
 //   Q6_K  5 / 48 (unpack 32, dp4a 16) / 4 conversions + 14     Q8_0  5 / 16 (dp4a) / 2 conversions + 10
 //   Q4_K  3 / 32 (unpack 16, dp4a 16) + 18 header / 6 + 19     Q4_0  3 / 32 / 2 + 10
+//   Q4_1  3 / 32 / 4 + 19
 //   Q5_K  4 / 70 + 18 header / 6 + 19                          F16   8 / 0 / 64 + 64, BF16 8 / 64 / 64, F32 16 / 0 / 64
 // The float formats read their activations as float32 from shared memory, 16 loads of 128 bits.
 #include "formats.cuh"
@@ -183,9 +184,12 @@ struct Q6_K {
     }
 };
 
-// The header of a Q4_K or Q5_K block: d, dmin, and scale and minimum of the lane's two sub-blocks of 32.
+// What is multiplied with the lane's two groups of 32 integers, and what is subtracted: from the header of a Q4_K or
+// Q5_K block, or as halves.
 struct Affine {
     float d0, d1, m0, m1;
+    __device__ __forceinline__ explicit Affine(const uint2 &pairs)
+        : d0(low_half(pairs.x)), d1(low_half(pairs.y)), m0(-high_half(pairs.x)), m1(-high_half(pairs.y)) {}
     __device__ __forceinline__ Affine(const uint4 &header, int lane) {
         const int shift = (lane & 1) * 16;
         const unsigned a = header.y >> shift, b = header.z >> shift, c = header.w >> shift;
@@ -234,6 +238,28 @@ struct Q4_K {
         int sums[4] = {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS};
         levels(w.plane, x, sums);
         return Affine(w.header, lane).sum(sums, x);
+    }
+};
+
+// Nibbles, a scale and what is added per 32; planes as in Q4_K.
+struct Q4_1 {
+    static constexpr int BYTES = BYTES_Q4_1;
+    static constexpr bool PACKED = true;
+    struct Segment {
+        uint4 plane[2];
+        uint2 pairs;
+        template <class Source> __device__ __forceinline__ void load(Source from, int lane) {
+#pragma unroll
+            for (int p = 0; p < 2; p++) plane[p] = from.u128(512 * p + 16 * lane);
+            pairs = from.u64(BASE_Q4_1_pairs + 8 * lane);
+        }
+    };
+    static __device__ __forceinline__ float factor(int set) { return Q4_K::factor(set); }
+    static __device__ __forceinline__ unsigned fold(int set, int sum, float s) { return Q4_K::fold(set, sum, s); }
+    static __device__ __forceinline__ float dot(const Segment &w, const Input &x, int) {
+        int sums[4] = {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS};
+        Q4_K::levels(w.plane, x, sums);
+        return Affine(w.pairs).sum(sums, x);
     }
 };
 
@@ -415,6 +441,11 @@ struct Place {
     __device__ __forceinline__ float scale32(int at) const {
         return half_to_float(((const unsigned short *)(segment + at))[2 * lane + set / 2]);
     }
+    // d * q + m, with d and m as halves, a pair for each 32 weights, at `at`.
+    __device__ __forceinline__ float pair32(int at, int q) const {
+        const unsigned short *pair = (const unsigned short *)(segment + at) + 2 * (2 * lane + set / 2);
+        return half_to_float(pair[0]) * (float)q + half_to_float(pair[1]);
+    }
     // d * scale * q - dmin * minimum, with the block's 16 bytes at `at`.
     __device__ __forceinline__ float affine(int at, int q) const {
         const unsigned char *head = segment + at + 16 * (lane / 4), *six = head + 4;
@@ -456,6 +487,11 @@ template <> __device__ __forceinline__ float weight_at<Q8_0>(const unsigned char
 template <> __device__ __forceinline__ float weight_at<Q4_0>(const unsigned char *matrix, long long index) {
     const Place at(matrix, index, Q4_0::BYTES);
     return at.scale32(BASE_Q4_0_scales) * (float)(at.nibble() - 8);
+}
+
+template <> __device__ __forceinline__ float weight_at<Q4_1>(const unsigned char *matrix, long long index) {
+    const Place at(matrix, index, Q4_1::BYTES);
+    return at.pair32(BASE_Q4_1_pairs, at.nibble());
 }
 
 template <> __device__ __forceinline__ float weight_at<F16>(const unsigned char *matrix, long long index) {

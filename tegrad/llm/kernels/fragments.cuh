@@ -15,7 +15,7 @@
 // KIND: ggml's number of the format.
 #define INTEGERS OF_KIND(INTEGERS_OF)
 #define SCALES OF_KIND(SCALES_OF)
-#define HAS_MINIMA (SCALES == SCALES_SIX_BIT_PAIRS)
+#define HAS_MINIMA (SCALES == SCALES_SIX_BIT_PAIRS || SCALES == SCALES_HALF_PAIRS)
 constexpr bool PLAIN = INTEGERS == INTEGERS_NONE;
 constexpr int RUN = 64;
 constexpr float UNSCALE = KIND == KIND_F16 ? 1.0f : 1.0f / 256;
@@ -46,6 +46,7 @@ static __host__ __device__ constexpr int piece_offset(int at, int runs) {
 // What the pieces after the planes of a run hold; only the members that KIND has.
 struct Head {
     unsigned scales;  // four int8, or two halves
+    uint2 pairs;      // two times a half and what is added
     unsigned d;       // the halves of two blocks
     uint4 k;          // d, dmin and twelve bytes of six-bit scales and minima
     uint2 fifth;      // the fifth bits of the run
@@ -82,6 +83,11 @@ static __device__ __forceinline__ Scales scales_of(const Head &head, int lane) {
     } else if constexpr (SCALES == SCALES_HALVES) {
         __half2 d = scaled(head.scales);
         s.unit[0] = s.unit[1] = __low2half2(d), s.unit[2] = s.unit[3] = __high2half2(d);
+    } else if constexpr (SCALES == SCALES_HALF_PAIRS) {
+        const __half2 first = scaled(head.pairs.x), second = scaled(head.pairs.y);
+        s.unit[0] = s.unit[1] = __low2half2(first), s.unit[2] = s.unit[3] = __low2half2(second);
+        s.shift[0] = s.shift[1] = __hneg2(__high2half2(first));
+        s.shift[2] = s.shift[3] = __hneg2(__high2half2(second));
     } else if constexpr (SCALES == SCALES_SIX_BIT_PAIRS) {
         // Scales and minima of sub-blocks 2i and 2i + 1, i = lane % 4, as two bytes each.
         // Of the upper four, the low bits are nibbles of the last word and the high ones the top bits of the others.

@@ -43,6 +43,17 @@ struct Q4_0 {  // blocks of 32: d, 16 bytes whose low nibbles are the first 16 w
     }
 };
 
+struct Q4_1 {  // blocks of 32: d, m, 16 bytes as in Q4_0
+    static constexpr int BYTES = BYTES_Q4_1, PLANES = PLANES_Q4_1;
+    static __device__ unsigned plane(const unsigned char *raw, int lane, int p, int w) {
+        return *(const unsigned *)(raw + 20 * (2 * lane + p) + 4 + 4 * w);
+    }
+    static __device__ void rest(const unsigned char *raw, int lane, unsigned char *out) {
+        const unsigned char *pair = raw + 20 * (2 * lane);
+        *(uint2 *)(out + 8 * lane) = make_uint2(*(const unsigned *)pair, *(const unsigned *)(pair + 20));
+    }
+};
+
 // Blocks of 256 with 16 bytes of scales in front; weight 64j + 32n + l is nibble n of byte 32j + l. A lane has one j.
 template <int BLOCK, int NIBBLES> struct Affine {
     static constexpr int BYTES = 8 * BLOCK, PLANES = 2;
