@@ -13,7 +13,8 @@ the scales are made.
 | Q4_0 | 2: the low nibbles of plane p are set 2p, the high ones set 2p + 1 | 64 halves d |
 | Q4_1 | as Q4_0 | 64 times the halves d and m |
 | Q4_K | as Q4_0 | 8 times the file's 16 bytes of d, dmin, scales and minima |
-| Q5_K | as Q4_0; then 256 bytes, 8 of each lane: the fifth bits of sets 2p and 2p + 1 are word p | as Q4_K |
+| Q5_K | as Q5_0 | as Q4_K |
+| Q5_0 | as Q4_0; then 256 bytes, 8 of each lane: the fifth bits of sets 2p and 2p + 1 are word p | as Q4_0 |
 | Q8_0 | 4: plane s is set s | 64 halves d |
 | F16, BF16, F32 | the file's bytes | |
 
@@ -72,6 +73,16 @@ def _join_nibbles(values: Bytes, run: int) -> Bytes:
 
 _BITS: Final = np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
 _PAIRS: Final = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
+
+
+def _split_q5_0(data: Bytes) -> Bytes:
+    """4 bytes of fifth bits in the order of the weights, 16 of nibbles."""
+    return _or(_split_nibbles(data[:, 4:], 16), np.unpackbits(data[:, :4], axis=1, bitorder="little") << _FOUR)
+
+
+def _join_q5_0(values: Bytes) -> Bytes:
+    fifth = np.packbits(values >> _FOUR, axis=1, bitorder="little")
+    return np.concatenate([fifth, _join_nibbles(values, 16)], axis=1)
 
 
 def _split_q5_k(data: Bytes) -> Bytes:
@@ -163,8 +174,8 @@ def _signed(data: Bytes) -> Floats:
     return data.view(np.int8).astype(np.float32)
 
 
-def _value_q4_0(values: Bytes, d: Bytes) -> Floats:
-    return _half(d) * (values.astype(np.float32) - 8)
+def _value_above(lowest: int, values: Bytes, d: Bytes) -> Floats:
+    return _half(d) * (values.astype(np.float32) + np.float32(lowest))
 
 
 def _value_q8_0(values: Bytes, d: Bytes) -> Floats:
@@ -319,12 +330,13 @@ def _nibbles(run: int) -> tuple[Callable[[Bytes], Bytes], Callable[[Bytes], Byte
 
 # fmt: off
 _K: Final = Piece("k", 16, shift=2)
+_FIFTH: Final = Piece("fifth", 8)
 
 Q6_K: Final = BlockType("Q6_K", 14, 256, 210, 14, Layout(
     3, (Piece("scales", 4), Piece("d", 4, shift=3)), "SIX_BITS", "INT8", -32, 31,
     (16, 2), (192, 208), _split_q6_k, _join_q6_k, _pack_6, _unpack_6, _value_q6_k, Spread(1365.7, ((208, 1.0),))))
 Q5_K: Final = BlockType("Q5_K", 13, 256, 176, 14, Layout(
-    2, (Piece("fifth", 8), _K), "NIBBLES_AND_FIFTH", "SIX_BIT_PAIRS", 0, 31,
+    2, (_FIFTH, _K), "NIBBLES_AND_FIFTH", "SIX_BIT_PAIRS", 0, 31,
     (16,), (0,), _split_q5_k, _join_q5_k, _pack_5, _unpack_5, _value_affine, Spread(526.9, ((0, 1.0), (2, 15.5)))))
 Q4_K: Final = BlockType("Q4_K", 12, 256, 144, 12, Layout(
     2, (_K,), "NIBBLES", "SIX_BIT_PAIRS", 0, 15,
@@ -334,16 +346,21 @@ Q8_0: Final = BlockType("Q8_0", 8, 32, 34, 17, Layout(
     (2,), (0,), _same, _same, _planes, _lanes, _value_q8_0, Spread(73.9, ((0, 1.0),))))
 Q4_0: Final = BlockType("Q4_0", 2, 32, 18, 9, Layout(
     2, (Piece("scales", 4),), "NIBBLES", "HALVES", -8, 7,
-    (2,), (0,), *_nibbles(16), _pack_4, _unpack_4, _value_q4_0, Spread(4.6, ((0, 1.0),), either_sign=True)))
+    (2,), (0,), *_nibbles(16), _pack_4, _unpack_4, partial(_value_above, -8),
+    Spread(4.6, ((0, 1.0),), either_sign=True)))
 Q4_1: Final = BlockType("Q4_1", 3, 32, 20, 10, Layout(
     2, (Piece("pairs", 8),), "NIBBLES", "HALF_PAIRS", 0, 15,
     (4,), (0,), *_nibbles(16), _pack_4, _unpack_4, _value_pairs, Spread(4.6, ((0, 1.0), (2, -7.5)))))
+Q5_0: Final = BlockType("Q5_0", 6, 32, 22, 11, Layout(
+    2, (_FIFTH, Piece("scales", 4)), "NIBBLES_AND_FIFTH", "HALVES", -16, 15,
+    (2,), (0,), _split_q5_0, _join_q5_0, _pack_5, _unpack_5, partial(_value_above, -16),
+    Spread(9.2, ((0, 1.0),), either_sign=True)))
 F16: Final = BlockType("F16", 1, 1, 2, 24)
 BF16: Final = BlockType("BF16", 30, 1, 2, 24)
 F32: Final = BlockType("F32", 0, 1, 4, 44)
 # fmt: on
 
-FORMATS: Final = (Q6_K, Q5_K, Q4_K, Q8_0, Q4_1, Q4_0, F16, BF16, F32)
+FORMATS: Final = (Q6_K, Q5_K, Q4_K, Q8_0, Q5_0, Q4_1, Q4_0, F16, BF16, F32)
 """What we run; the place of each is its number in the program of a step in one launch."""
 PACKED: Final = tuple(kind for kind in FORMATS if kind.layout is not None)
 PLAIN: Final = tuple(kind for kind in FORMATS if kind.layout is None)

@@ -17,7 +17,7 @@ from gguf import GGMLQuantizationType
 from numpy.typing import ArrayLike
 
 from tegrad.errors import TegradError
-from tegrad.llm.formats import Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, BlockType, Bytes, Floats, Layout
+from tegrad.llm.formats import Q4_0, Q4_1, Q4_K, Q5_0, Q5_K, Q6_K, Q8_0, BlockType, Bytes, Floats, Layout
 
 Quantized: TypeAlias = tuple[Bytes, list[Bytes]]
 """Integers (n, weights) and fields (n, bytes) of blocks, as `Layout.put_together` takes them."""
@@ -89,13 +89,13 @@ def _quantize_q8_0(blocks: Floats) -> Quantized:
     return _levels(blocks, scale[:, None], -127, 127).astype(np.int8).view(np.uint8), [scale_bytes]
 
 
-# --- Q4_0: fp16 scale, 32 nibbles; x = d * (q - 8), the first 16 in the low nibbles ----------------------------------
+# --- Q4_0 and Q5_0: fp16 scale, 32 integers; x = d * (q - 8), or d * (q - 16) -----------------------------------------
 
 
-def _quantize_q4_0(blocks: Floats) -> Quantized:
+def _quantize_symmetric(blocks: Floats, low: int) -> Quantized:
     normal, peak = _normalised(blocks)
-    scale_bytes, scale = _half(_fit_symmetric(normal, _importance(normal), -8, 7)[:, 0] * peak)
-    return (_levels(blocks, scale[:, None], -8, 7) + 8).astype(np.uint8), [scale_bytes]
+    scale_bytes, scale = _half(_fit_symmetric(normal, _importance(normal), low, -low - 1)[:, 0] * peak)
+    return (_levels(blocks, scale[:, None], low, -low - 1) - low).astype(np.uint8), [scale_bytes]
 
 
 # --- Q6_K: 16 sub-blocks of 16; x = d * scale[int8] * (q - 32) --------------------------------------------------------
@@ -225,7 +225,8 @@ def _quantize_pairs(blocks: Floats, high: int) -> Quantized:
 
 
 _QUANTIZERS: Final[Mapping[BlockType, Callable[[Floats], Quantized]]] = {
-    Q4_0: _quantize_q4_0, Q4_1: partial(_quantize_pairs, high=15), Q8_0: _quantize_q8_0, Q6_K: _quantize_q6_k,
+    Q4_0: partial(_quantize_symmetric, low=-8), Q5_0: partial(_quantize_symmetric, low=-16),
+    Q4_1: partial(_quantize_pairs, high=15), Q8_0: _quantize_q8_0, Q6_K: _quantize_q6_k,
     Q4_K: partial(_quantize_affine, high=15), Q5_K: partial(_quantize_affine, high=31),
 }  # fmt: skip
 FORMATS: Final = {GGMLQuantizationType(kind.number): kind for kind in _QUANTIZERS}

@@ -16,7 +16,7 @@
 // Instructions a lane spends on its 64 weights, activations in registers, as written (loads / integer / float):
 //   Q6_K  5 / 48 (unpack 32, dp4a 16) / 4 conversions + 14     Q8_0  5 / 16 (dp4a) / 2 conversions + 10
 //   Q4_K  3 / 32 (unpack 16, dp4a 16) + 18 header / 6 + 19     Q4_0  3 / 32 / 2 + 10
-//   Q4_1  3 / 32 / 4 + 19
+//   Q4_1  3 / 32 / 4 + 19                                      Q5_0  4 / 70 / 2 + 10
 //   Q5_K  4 / 70 + 18 header / 6 + 19                          F16   8 / 0 / 64 + 64, BF16 8 / 64 / 64, F32 16 / 0 / 64
 // The float formats read their activations as float32 from shared memory, 16 loads of 128 bits.
 #include "formats.cuh"
@@ -355,6 +355,32 @@ struct Q4_0 {
     }
 };
 
+// Nibbles and a fifth bit less 16, one scale per 32.
+struct Q5_0 {
+    static constexpr int BYTES = BYTES_Q5_0;
+    static constexpr bool PACKED = true;
+    struct Segment {
+        uint4 plane[2];
+        uint2 fifth;
+        unsigned d;
+        template <class Source> __device__ __forceinline__ void load(Source from, int lane) {
+#pragma unroll
+            for (int p = 0; p < 2; p++) plane[p] = from.u128(512 * p + 16 * lane);
+            fifth = from.u64(BASE_Q5_0_fifth + 8 * lane);
+            d = from.u32(BASE_Q5_0_scales + 4 * lane);
+        }
+    };
+    static __device__ __forceinline__ float factor(int) { return 1.0f; }
+    static __device__ __forceinline__ unsigned fold(int, int sum, float) { return MAGIC_BITS - 16 * sum; }
+    static __device__ __forceinline__ float dot(const Segment &w, const Input &x, int) {
+        int s[4] = {(int)x.fold.x, (int)x.fold.y, (int)x.fold.z, (int)x.fold.w};
+        five_bit_levels(w.plane, w.fifth, x, s);
+        const float first = fmaf(unfold(s[1]), x.scale.y, unfold(s[0]) * x.scale.x);
+        const float second = fmaf(unfold(s[3]), x.scale.w, unfold(s[2]) * x.scale.z);
+        return fmaf(low_half(w.d), first, high_half(w.d) * second);
+    }
+};
+
 // --- float formats --------------------------------------------------------------------------------------------------
 //
 // Rows as in the file. A part is one 128-bit load of a lane, the lanes side by side: 256 halves or 128 floats. A
@@ -492,6 +518,11 @@ template <> __device__ __forceinline__ float weight_at<Q4_0>(const unsigned char
 template <> __device__ __forceinline__ float weight_at<Q4_1>(const unsigned char *matrix, long long index) {
     const Place at(matrix, index, Q4_1::BYTES);
     return at.pair32(BASE_Q4_1_pairs, at.nibble());
+}
+
+template <> __device__ __forceinline__ float weight_at<Q5_0>(const unsigned char *matrix, long long index) {
+    const Place at(matrix, index, Q5_0::BYTES);
+    return at.scale32(BASE_Q5_0_scales) * (float)(at.five_bits(BASE_Q5_0_fifth) - 16);
 }
 
 template <> __device__ __forceinline__ float weight_at<F16>(const unsigned char *matrix, long long index) {

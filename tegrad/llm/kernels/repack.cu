@@ -54,6 +54,27 @@ struct Q4_1 {  // blocks of 32: d, m, 16 bytes as in Q4_0
     }
 };
 
+// 32 fifth bits in the order of the weights: of each four, one to each byte.
+__device__ __forceinline__ unsigned across(unsigned bits) {
+    unsigned made = 0;
+#pragma unroll
+    for (int w = 0; w < 8; w++) made |= ((bits >> (4 * w) & 15) * 0x00204081 & 0x01010101) << w;
+    return made;
+}
+
+struct Q5_0 {  // blocks of 32: d, 4 bytes of fifth bits, 16 bytes as in Q4_0
+    static constexpr int BYTES = BYTES_Q5_0, PLANES = PLANES_Q5_0;
+    static __device__ unsigned plane(const unsigned char *raw, int lane, int p, int w) {
+        return load32(raw + 22 * (2 * lane + p) + 6 + 4 * w);
+    }
+    static __device__ void rest(const unsigned char *raw, int lane, unsigned char *out) {
+        const unsigned char *first = raw + 22 * (2 * lane), *second = first + 22;
+        *(uint2 *)(out + 8 * lane) = make_uint2(across(load32(first + 2)), across(load32(second + 2)));
+        *(unsigned *)(out + 256 + 4 * lane) =
+            *(const unsigned short *)first | (unsigned)*(const unsigned short *)second << 16;
+    }
+};
+
 // Blocks of 256 with 16 bytes of scales in front; weight 64j + 32n + l is nibble n of byte 32j + l. A lane has one j.
 template <int BLOCK, int NIBBLES> struct Affine {
     static constexpr int BYTES = 8 * BLOCK, PLANES = 2;
