@@ -13,7 +13,7 @@ from typing import Final
 from tinygrad import Tensor, dtypes
 from tinygrad.dtype import DType
 
-from tegrad.llm.formats import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_K, Q6_K, Q8_0, BlockType
+from tegrad.llm.formats import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, BlockType
 
 
 def _half(data: Tensor) -> Tensor:
@@ -61,6 +61,12 @@ def _q5_0(data: Tensor) -> Tensor:
     """d (half), integers plus 16."""
     d = _half(data[:, :, :2]).reshape(*data.shape[:2], 1, 1, 1)
     return d * (_five_bits(data[:, :, 2:]) - 16).float()
+
+
+def _q5_1(data: Tensor) -> Tensor:
+    """d, m (half), integers."""
+    d, m = (_half(data[:, :, at : at + 2]).reshape(*data.shape[:2], 1, 1, 1) for at in (0, 2))
+    return d * _five_bits(data[:, :, 4:]).float() + m
 
 
 def _q8_0(data: Tensor) -> Tensor:
@@ -126,7 +132,7 @@ def _bf16(data: Tensor) -> Tensor:
 
 
 _PACKED: Final[Mapping[BlockType, Callable[[Tensor], Tensor]]] = {
-    Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q8_0: _q8_0, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
+    Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, Q8_0: _q8_0, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
 }  # fmt: skip
 _PLAIN: Final[Mapping[BlockType, DType]] = {F32: dtypes.float32, F16: dtypes.float16, BF16: dtypes.uint16}
 

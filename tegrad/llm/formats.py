@@ -15,6 +15,7 @@ the scales are made.
 | Q4_K | as Q4_0 | 8 times the file's 16 bytes of d, dmin, scales and minima |
 | Q5_K | as Q5_0 | as Q4_K |
 | Q5_0 | as Q4_0; then 256 bytes, 8 of each lane: the fifth bits of sets 2p and 2p + 1 are word p | as Q4_0 |
+| Q5_1 | as Q5_0 | as Q4_1 |
 | Q8_0 | 4: plane s is set s | 64 halves d |
 | F16, BF16, F32 | the file's bytes | |
 
@@ -355,12 +356,15 @@ Q5_0: Final = BlockType("Q5_0", 6, 32, 22, 11, Layout(
     2, (_FIFTH, Piece("scales", 4)), "NIBBLES_AND_FIFTH", "HALVES", -16, 15,
     (2,), (0,), _split_q5_0, _join_q5_0, _pack_5, _unpack_5, partial(_value_above, -16),
     Spread(9.2, ((0, 1.0),), either_sign=True)))
+Q5_1: Final = BlockType("Q5_1", 7, 32, 24, 12, Layout(
+    2, (_FIFTH, Piece("pairs", 8)), "NIBBLES_AND_FIFTH", "HALF_PAIRS", 0, 31,
+    (4,), (0,), _split_q5_0, _join_q5_0, _pack_5, _unpack_5, _value_pairs, Spread(9.2, ((0, 1.0), (2, -15.5)))))
 F16: Final = BlockType("F16", 1, 1, 2, 24)
 BF16: Final = BlockType("BF16", 30, 1, 2, 24)
 F32: Final = BlockType("F32", 0, 1, 4, 44)
 # fmt: on
 
-FORMATS: Final = (Q6_K, Q5_K, Q4_K, Q8_0, Q5_0, Q4_1, Q4_0, F16, BF16, F32)
+FORMATS: Final = (Q6_K, Q5_K, Q4_K, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, F16, BF16, F32)
 """What we run; the place of each is its number in the program of a step in one launch."""
 PACKED: Final = tuple(kind for kind in FORMATS if kind.layout is not None)
 PLAIN: Final = tuple(kind for kind in FORMATS if kind.layout is None)

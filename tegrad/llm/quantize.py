@@ -17,7 +17,7 @@ from gguf import GGMLQuantizationType
 from numpy.typing import ArrayLike
 
 from tegrad.errors import TegradError
-from tegrad.llm.formats import Q4_0, Q4_1, Q4_K, Q5_0, Q5_K, Q6_K, Q8_0, BlockType, Bytes, Floats, Layout
+from tegrad.llm.formats import Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, BlockType, Bytes, Floats, Layout
 
 Quantized: TypeAlias = tuple[Bytes, list[Bytes]]
 """Integers (n, weights) and fields (n, bytes) of blocks, as `Layout.put_together` takes them."""
@@ -209,7 +209,7 @@ def _quantize_affine(blocks: Floats, high: int) -> Quantized:
     return q.astype(np.uint8).reshape(-1, SUPER_BLOCK), [np.concatenate([d_bytes, m_bytes, six], axis=1)]
 
 
-# --- Q4_1: fp16 scale and minimum, 32 nibbles as in Q4_0; x = d * q + m -----------------------------------------------
+# --- Q4_1 and Q5_1: fp16 scale and minimum, 32 integers as in Q4_0 and Q5_0; x = d * q + m ----------------------------
 
 
 def _quantize_pairs(blocks: Floats, high: int) -> Quantized:
@@ -226,7 +226,8 @@ def _quantize_pairs(blocks: Floats, high: int) -> Quantized:
 
 _QUANTIZERS: Final[Mapping[BlockType, Callable[[Floats], Quantized]]] = {
     Q4_0: partial(_quantize_symmetric, low=-8), Q5_0: partial(_quantize_symmetric, low=-16),
-    Q4_1: partial(_quantize_pairs, high=15), Q8_0: _quantize_q8_0, Q6_K: _quantize_q6_k,
+    Q4_1: partial(_quantize_pairs, high=15), Q5_1: partial(_quantize_pairs, high=31),
+    Q8_0: _quantize_q8_0, Q6_K: _quantize_q6_k,
     Q4_K: partial(_quantize_affine, high=15), Q5_K: partial(_quantize_affine, high=31),
 }  # fmt: skip
 FORMATS: Final = {GGMLQuantizationType(kind.number): kind for kind in _QUANTIZERS}

@@ -17,6 +17,7 @@
 //   Q6_K  5 / 48 (unpack 32, dp4a 16) / 4 conversions + 14     Q8_0  5 / 16 (dp4a) / 2 conversions + 10
 //   Q4_K  3 / 32 (unpack 16, dp4a 16) + 18 header / 6 + 19     Q4_0  3 / 32 / 2 + 10
 //   Q4_1  3 / 32 / 4 + 19                                      Q5_0  4 / 70 / 2 + 10
+//   Q5_1  4 / 70 / 4 + 19
 //   Q5_K  4 / 70 + 18 header / 6 + 19                          F16   8 / 0 / 64 + 64, BF16 8 / 64 / 64, F32 16 / 0 / 64
 // The float formats read their activations as float32 from shared memory, 16 loads of 128 bits.
 #include "formats.cuh"
@@ -381,6 +382,29 @@ struct Q5_0 {
     }
 };
 
+// Nibbles and a fifth bit, a scale and what is added per 32.
+struct Q5_1 {
+    static constexpr int BYTES = BYTES_Q5_1;
+    static constexpr bool PACKED = true;
+    struct Segment {
+        uint4 plane[2];
+        uint2 fifth, pairs;
+        template <class Source> __device__ __forceinline__ void load(Source from, int lane) {
+#pragma unroll
+            for (int p = 0; p < 2; p++) plane[p] = from.u128(512 * p + 16 * lane);
+            fifth = from.u64(BASE_Q5_1_fifth + 8 * lane);
+            pairs = from.u64(BASE_Q5_1_pairs + 8 * lane);
+        }
+    };
+    static __device__ __forceinline__ float factor(int) { return 1.0f; }
+    static __device__ __forceinline__ unsigned fold(int set, int sum, float s) { return Q4_K::fold(set, sum, s); }
+    static __device__ __forceinline__ float dot(const Segment &w, const Input &x, int) {
+        int sums[4] = {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS};
+        five_bit_levels(w.plane, w.fifth, x, sums);
+        return Affine(w.pairs).sum(sums, x);
+    }
+};
+
 // --- float formats --------------------------------------------------------------------------------------------------
 //
 // Rows as in the file. A part is one 128-bit load of a lane, the lanes side by side: 256 halves or 128 floats. A
@@ -523,6 +547,11 @@ template <> __device__ __forceinline__ float weight_at<Q4_1>(const unsigned char
 template <> __device__ __forceinline__ float weight_at<Q5_0>(const unsigned char *matrix, long long index) {
     const Place at(matrix, index, Q5_0::BYTES);
     return at.scale32(BASE_Q5_0_scales) * (float)(at.five_bits(BASE_Q5_0_fifth) - 16);
+}
+
+template <> __device__ __forceinline__ float weight_at<Q5_1>(const unsigned char *matrix, long long index) {
+    const Place at(matrix, index, Q5_1::BYTES);
+    return at.pair32(BASE_Q5_1_pairs, at.five_bits(BASE_Q5_1_fifth));
 }
 
 template <> __device__ __forceinline__ float weight_at<F16>(const unsigned char *matrix, long long index) {

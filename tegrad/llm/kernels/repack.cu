@@ -75,6 +75,18 @@ struct Q5_0 {  // blocks of 32: d, 4 bytes of fifth bits, 16 bytes as in Q4_0
     }
 };
 
+struct Q5_1 {  // blocks of 32: d, m, and as Q5_0
+    static constexpr int BYTES = BYTES_Q5_1, PLANES = PLANES_Q5_1;
+    static __device__ unsigned plane(const unsigned char *raw, int lane, int p, int w) {
+        return *(const unsigned *)(raw + 24 * (2 * lane + p) + 8 + 4 * w);
+    }
+    static __device__ void rest(const unsigned char *raw, int lane, unsigned char *out) {
+        const unsigned *first = (const unsigned *)(raw + 24 * (2 * lane)), *second = first + 6;
+        *(uint2 *)(out + 8 * lane) = make_uint2(across(first[1]), across(second[1]));
+        *(uint2 *)(out + 256 + 8 * lane) = make_uint2(first[0], second[0]);
+    }
+};
+
 // Blocks of 256 with 16 bytes of scales in front; weight 64j + 32n + l is nibble n of byte 32j + l. A lane has one j.
 template <int BLOCK, int NIBBLES> struct Affine {
     static constexpr int BYTES = 8 * BLOCK, PLANES = 2;
