@@ -16,6 +16,12 @@ from tegrad.llm.reference import Reference
 pytestmark = pytest.mark.board
 
 
+NARROW = Shape(dim=576, ffn=768, heads=9, kv_heads=3, vocab=301, tied=True)
+FALLEN_BACK = {
+    "attn_v": TYPE.Q8_0, "token_embd": TYPE.Q8_0, "0.ffn_down": TYPE.Q6_K, "1.ffn_down": TYPE.Q4_K, "ffn_up": TYPE.Q5_1,
+    "ffn_gate": TYPE.Q5_1,
+}  # fmt: skip
+"""What llama.cpp's Q4_K_M and Q5_K_M take besides Q5_0 where rows of 576 are no whole K-quant blocks."""
 WIDE = Shape(dim=2048, ffn=4096, heads=16, kv_heads=4, layers=1)
 
 
@@ -23,6 +29,7 @@ WIDE = Shape(dim=2048, ffn=4096, heads=16, kv_heads=4, layers=1)
     ("shape", "kind", "kinds", "q8"),
     [
         pytest.param(SHAPES["plain"], TYPE.Q4_K, MIXED, False, id="llama Q4_K_M"),
+        pytest.param(NARROW, TYPE.Q5_0, FALLEN_BACK, False, id="llama Q4_K_M, rows of 576"),
         pytest.param(SHAPES["qwen2"], TYPE.Q8_0, {}, False, id="qwen2 Q8_0", marks=pytest.mark.long),
         pytest.param(replace(SHAPES["qwen3"], heads=4), TYPE.Q6_K, {}, True, id="qwen3 Q6_K", marks=pytest.mark.long),
         pytest.param(SHAPES["phi3"], TYPE.Q4_K, {"ffn_down": TYPE.Q6_K}, False, id="phi3 Q4_K", marks=pytest.mark.long),
