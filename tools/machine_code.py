@@ -23,7 +23,6 @@ sys.path.insert(0, str(ROOT / "tools"))
 from policies import commit  # noqa: E402
 
 from tegrad.bench import models, plans, record  # noqa: E402
-from tegrad.bench.kernels import block_type  # noqa: E402
 from tegrad.bench.plans import DryDevice, DryProgram  # noqa: E402
 from tegrad.hw.chips import CHIPS  # noqa: E402
 from tegrad.llm.errors import UnsupportedModelError  # noqa: E402
@@ -56,7 +55,7 @@ def described(program: DryProgram) -> Row:
 def kernels(chip: str, name: str, plan: str) -> list[Row]:
     """A row for each kernel of a plan, in the order of their first launch."""
     shape, _ = models.parse(name)
-    _, launches = plans.launches(plan, shape.config, block_type(name), DryDevice(CHIPS[chip]), shape.tied)
+    _, launches = plans.launches(plan, shape.config, models.formats(name), DryDevice(CHIPS[chip]), shape.tied)
     rows: dict[str, Row] = {}
     for launch in launches:
         row = {**described(launch.program), "grid": list(launch.grid), "block": list(launch.block)}

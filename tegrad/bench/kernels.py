@@ -23,7 +23,7 @@ from tegrad.bench import models, plans
 from tegrad.bench.plans import DryDevice, DryProgram, matrices
 from tegrad.bench.record import now, versions
 from tegrad.hw.chips import Chip
-from tegrad.llm.formats import BLOCK_TYPES, PLAIN, SET, BlockType
+from tegrad.llm.formats import PLAIN, SET
 from tegrad.llm.packed import PackedMatrix, PackedModel
 from tegrad.nv.program import SHARED_RESERVE, shared_usage
 from tegrad.nv.replay import Launch
@@ -304,16 +304,10 @@ def text(rows: Sequence[KernelRow]) -> str:
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 
 
-def block_type(name: str) -> BlockType:
-    """The format of the matrices of a model such as "1b-q6k"."""
-    _, kind = models.parse(name)
-    return models.BLOCKS[kind] if kind in models.BLOCKS else BLOCK_TYPES[models.PLAIN[kind]]
-
-
 def plan_table(chip: Chip, name: str, plan: str) -> list[KernelRow]:
     """The table of one plan of a model such as "1b-q6k", compiled for a chip."""
-    shape, _ = models.parse(name)
-    made, launches = plans.launches(plan, shape.config, block_type(name), DryDevice(chip), shape.tied)
+    shape, formats = models.parse(name)[0], models.formats(name)
+    made, launches = plans.launches(plan, shape.config, formats, DryDevice(chip), shape.tied)
     return table(chip, launches, made)
 
 

@@ -1,6 +1,7 @@
 """Models of random weights with the exact shapes of published ones, so that anybody can measure the same work.
 
-`python -m tegrad.bench.models 1b-q6k --out DIR` writes DIR/1b-q6k.gguf and prints its path; a name is SHAPE-FORMAT.
+`python -m tegrad.bench.models 1b-q6k --out DIR` writes DIR/1b-q6k.gguf and prints its path; a name is SHAPE-FORMAT, of
+one format or of a mixture as published files have it (`mixtures`).
 What a file computes is meaningless but finite: blocks are random bits, whose scales are set so that a product keeps the
 size of its input. Every file has a valid vocabulary of the true size. Equal names give equal bytes.
 """
@@ -11,7 +12,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod, sqrt
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
@@ -19,17 +21,20 @@ from zlib import crc32
 
 import numpy as np
 import typer
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 from numpy.typing import NDArray
 
 from tegrad import kept
+from tegrad.bench.mixtures import MIXTURES, Place, format_of
 from tegrad.errors import TegradError
-from tegrad.llm.arch import ARCHES, Config, tensor_name
-from tegrad.llm.formats import PACKED, BlockType
-from tegrad.llm.rope import UNTURNED, Rope
+from tegrad.llm.arch import ARCHES, LONG_ROPE, Config, tensor_name
+from tegrad.llm.errors import GgufError
+from tegrad.llm.formats import F32, PACKED, PLAIN, BlockType
+from tegrad.llm.network import Spec
 
 TYPE: TypeAlias = GGMLQuantizationType
 Array: TypeAlias = NDArray[Any]
+Value: TypeAlias = int | float | str
 
 
 class ModelNameError(TegradError):
@@ -58,16 +63,55 @@ class ModelShape:
     """Llama 3's rope scaling: the factor of the slow pairs, of a context of 8192."""
     pieces: str = "llama-bpe"
     """How text is cut (tokenizer.ggml.pre), or "spm" for a SentencePiece vocabulary."""
+    own: Mapping[str, Value] = field(default_factory=dict)
+    """What only its family says, by the names after the family's."""
+    path: str = "a shape"
+    """What errors name."""
+
+    @property
+    def metadata(self) -> dict[str, Value]:
+        """Everything that the file says but its vocabulary."""
+        sizes: dict[str, Value] = {
+            "context_length": self.context,
+            "embedding_length": self.dim,
+            "block_count": self.layers,
+            "feed_forward_length": self.ffn,
+            "attention.head_count": self.heads,
+            "attention.head_count_kv": self.kv_heads,
+        }
+        if ARCHES[self.arch].norm == "layer":
+            sizes["attention.layer_norm_epsilon"] = self.eps
+        else:
+            sizes |= {
+                "attention.layer_norm_rms_epsilon": self.eps,
+                "attention.key_length": self.head_dim,
+                "attention.value_length": self.head_dim,
+                "rope.dimension_count": self.head_dim,
+                "rope.freq_base": self.base,
+            }
+        named = {f"{self.arch}.{name}": value for name, value in (sizes | dict(self.own)).items()}
+        return {"general.architecture": self.arch, **named}
+
+    def corrupt(self, what: str) -> GgufError:
+        """The error for sizes that contradict each other."""
+        return GgufError(f"{self.path}: {what}")
 
     @property
     def config(self) -> Config:
         """The sizes as the loader reads them from the file."""
-        arch = ARCHES[self.arch]
-        return Config(
-            arch=arch, vocab=self.vocab, context=self.context, layers=self.layers, dim=self.dim, ffn=self.ffn,
-            heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim, value_dim=self.head_dim, eps=self.eps,
-            rope=UNTURNED if arch.rope == "none" else Rope(self.head_dim, self.base),
-        )  # fmt: skip
+        return Config.of(self, lambda spec: (self.vocab, self.dim))
+
+    def format(self, kind: str, spec: Spec, layer: int | None) -> BlockType:
+        """The format of a matrix where the model has that format, or mixture."""
+        arch, sizes = ARCHES[self.arch], self.config.size
+        if spec is arch.positions:
+            return F32
+        if kind not in MIXTURES:
+            return FORMATS[kind]
+        output = spec is arch.output or (self.tied and spec is arch.embedding)
+        name = spec.stack.name if spec.stack else spec.name
+        place = Place(name, sizes(spec.shape[-1]), layer or 0, self.layers, self.heads // self.kv_heads, output)
+        return FORMATS[format_of(MIXTURES[kind], place)]
 
 
 _QWEN: Final = 151643
@@ -85,14 +129,76 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
     "qwen3-1.7b": ModelShape(
         "qwen3", 151936, 2048, 6144, 28, 16, 8, 128, 40960, _QWEN, eps=1e-6, base=1e6, pieces="qwen2"
     ),
+    "gemma3-1b": ModelShape(
+        "gemma3",
+        262144,
+        1152,
+        6912,
+        26,
+        4,
+        1,
+        256,
+        32768,
+        0,
+        eps=1e-6,
+        base=1e6,
+        pieces="spm",
+        own={"attention.sliding_window": 512},
+    ),
+    "gemma3-4b": ModelShape(
+        "gemma3",
+        262208,
+        2560,
+        10240,
+        34,
+        8,
+        4,
+        256,
+        131072,
+        0,
+        eps=1e-6,
+        base=1e6,
+        pieces="spm",
+        own={"attention.sliding_window": 1024, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+    ),
+    "phi4-mini": ModelShape(
+        "phi3",
+        200064,
+        3072,
+        8192,
+        32,
+        24,
+        8,
+        128,
+        131072,
+        199999,
+        pieces="gpt-4o",
+        own={
+            "rope.dimension_count": 96,
+            "rope.scaling.original_context_length": 4096,
+            "rope.scaling.attn_factor": 1.1902379989624023,  # as 32 bits hold it
+            "attention.sliding_window": 262144,
+        },
+    ),
+    "smollm3-3b": ModelShape(
+        "smollm3", 128256, 2048, 11008, 36, 16, 4, 128, 65536, 128000, eps=1e-6, base=5e6, pieces="smaug-bpe"
+    ),
     "gpt2": ModelShape("gpt2", 50257, 768, 3072, 12, 12, 12, 64, 1024, 50256, pieces="gpt-2"),
 }
-"""Llama 3.2 1B and 3B, Llama 3.1 8B, Mistral 7B v0.3, Qwen 2.5 and 3, GPT-2 124M: from their config.json."""
+"""Llama 3.2 1B and 3B, Llama 3.1 8B, Mistral 7B v0.3, Qwen 2.5 and 3, Gemma 3 (text), Phi-4-mini, SmolLM3 and
+GPT-2 124M: from their config.json."""
 
 
-BLOCKS: Final[Mapping[str, BlockType]] = {kind.name.lower().replace("_k", "k"): kind for kind in reversed(PACKED)}
-"""The packed formats, such as q4_0 and q6k."""
-PLAIN: Final[Mapping[str, TYPE]] = {"f32": TYPE.F32, "f16": TYPE.F16, "bf16": TYPE.BF16}
+def short(kind: BlockType) -> str:
+    """A format as names of models have it, such as q4_0 and q6k."""
+    return kind.name.lower().replace("_k", "k")
+
+
+BLOCKS: Final[Mapping[str, BlockType]] = {short(kind): kind for kind in reversed(PACKED)}
+"""The packed formats."""
+FORMATS: Final[Mapping[str, BlockType]] = {**BLOCKS, **{short(kind): kind for kind in PLAIN}}
+NAMES: Final = tuple(dict.fromkeys((*FORMATS, *MIXTURES)))
+"""What a model's name may end with. A name of both is the mixture: Q4_1, whose output is Q6_K."""
 
 _GAINS: Final[Mapping[str, float]] = {"token_embd": 3.0, "output": 3.0, "attn_q": 1.5, "attn_k": 1.5}
 """How much larger than its input a product is: so that attention and the logits are not uniform."""
@@ -101,12 +207,29 @@ _GAINS: Final[Mapping[str, float]] = {"token_embd": 3.0, "output": 3.0, "attn_q"
 def parse(name: str) -> tuple[ModelShape, str]:
     """A name's shape and format; raises ModelNameError."""
     shape, _, kind = name.rpartition("-")
-    if shape not in SHAPES or kind not in (*BLOCKS, *PLAIN):
+    if shape not in SHAPES or kind not in NAMES:
         raise ModelNameError(
-            f"no model {name!r}: give SHAPE-FORMAT, a shape of {', '.join(SHAPES)} and a format of "
-            f"{', '.join((*BLOCKS, *PLAIN))}"
+            f"no model {name!r}: give SHAPE-FORMAT, a shape of {', '.join(SHAPES)} and a format of {', '.join(NAMES)}"
         )
     return SHAPES[shape], kind
+
+
+def formats(name: str) -> Callable[[Spec, int | None], BlockType]:
+    """The format of each matrix, by its spec and layer, of a model such as "1b-q4km"; raises ModelNameError."""
+    shape, kind = parse(name)
+    return partial(shape.format, kind)
+
+
+def kinds(name: str) -> set[BlockType]:
+    """The formats of a model's matrices."""
+    shape, kind = parse(name)
+    return {shape.format(kind, spec, layer) for spec, layer in _matrices(shape)}
+
+
+def _matrices(shape: ModelShape) -> Iterator[tuple[Spec, int | None]]:
+    """Every matrix in the file with its layer."""
+    left_out = ARCHES[shape.arch].output if shape.tied else None
+    yield from ((spec, at) for spec, at in shape.config.specs() if len(spec.shape) > 1 and spec is not left_out)
 
 
 def cache_dir() -> Path:
@@ -120,19 +243,23 @@ def provide(name: str, folder: Path | None = None) -> Path:
     path = (folder or cache_dir()) / f"{name}.gguf"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
+        begun = path.with_suffix(f".{os.getpid()}.partial")
         try:
-            write(partial, shape, kind)
-            partial.replace(path)
+            write(begun, shape, kind)
+            begun.replace(path)
         finally:
-            partial.unlink(missing_ok=True)
+            begun.unlink(missing_ok=True)
     return path
 
 
 def write(path: Path, shape: ModelShape, kind: str) -> None:
-    """Write a model whose matrices are all of one format; learned positions, norms and biases are F32."""
+    """Write a model of a format or mixture; learned positions, norms and biases are F32."""
     writer = GGUFWriter(path, shape.arch)
-    _add_sizes(writer, shape)
+    for key, value in shape.metadata.items():
+        if key != "general.architecture":  # the writer has said it
+            writer.add_key_value(
+                key, value, GGUFValueType.UINT32 if isinstance(value, int) else GGUFValueType.get_type(value)
+            )
     _add_vocabulary(writer, shape)
     tensors = list(_tensors(shape, kind))
     for tensor in tensors:
@@ -164,23 +291,38 @@ class _Tensor:
 
 def _tensors(shape: ModelShape, kind: str) -> Iterator[_Tensor]:
     config, arch = shape.config, ARCHES[shape.arch]
-    if shape.stretch is not None:
-        divisors = llama3_divisors(shape.head_dim // 2, shape.base, shape.stretch)
-        yield _Tensor("rope_freqs.weight", TYPE.F32, divisors.shape, divisors.dtype, lambda _: divisors)
+    for name, divisors in _divisors(shape, config.rope.dim // 2):
+        yield _fixed(name, divisors)
     for spec, layer in config.specs():
-        if spec is arch.output and shape.tied:
+        if (spec is arch.output and shape.tied) or (spec.stack and spec.stack.at):
             continue
         name, sizes = tensor_name(spec, layer), tuple(config.size(size) for size in spec.shape)
+        if spec.stack:  # with all that lie below it
+            name = tensor_name(replace(spec, name=spec.stack.name), layer)
+            sizes = (sum(map(config.size, spec.stack.sizes)), *sizes[1:])
         if len(sizes) == 1:
             yield _plain(name, TYPE.F32, sizes, 1.0, 0.1)
         else:
-            deviation = _GAINS.get(spec.name, 1.0) / sizes[-1] ** 0.5
-            if kind in BLOCKS and spec is not arch.positions:
-                yield _packed(name, BLOCKS[kind], sizes, deviation)
+            deviation, form = _GAINS.get(spec.name, 1.0) / sizes[-1] ** 0.5, shape.format(kind, spec, layer)
+            if form.layout is None:
+                yield _plain(name, TYPE(form.number), sizes, 0.0, deviation)
             else:
-                yield _plain(name, TYPE.F32 if spec is arch.positions else PLAIN[kind], sizes, 0.0, deviation)
+                yield _packed(name, form, sizes, deviation)
         if spec.bias == "must":
             yield _plain(tensor_name(spec, layer, "bias"), TYPE.F32, sizes[:1], 0.0, 0.1)
+
+
+def _divisors(shape: ModelShape, pairs: int) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """What divides rope frequencies: Llama 3's, or for short and long contexts 1 and, made up, 1 to 32."""
+    names = ARCHES[shape.arch].rope_divisors
+    if shape.stretch is not None:
+        yield names[0], llama3_divisors(pairs, shape.base, shape.stretch)
+    elif names == LONG_ROPE:
+        yield from zip(names, (np.ones(pairs, np.float32), np.linspace(1, 32, pairs, dtype=np.float32)), strict=True)
+
+
+def _fixed(name: str, values: NDArray[np.float32]) -> _Tensor:
+    return _Tensor(name, TYPE.F32, values.shape, values.dtype, lambda _: values)
 
 
 def _plain(name: str, kind: TYPE, shape: tuple[int, ...], mean: float, deviation: float) -> _Tensor:
@@ -247,23 +389,6 @@ def _in_order(tensors: list[_Tensor]) -> Iterator[Array]:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-
-
-def _add_sizes(writer: GGUFWriter, shape: ModelShape) -> None:
-    writer.add_context_length(shape.context)
-    writer.add_embedding_length(shape.dim)
-    writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(shape.ffn)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    if ARCHES[shape.arch].norm == "layer":
-        writer.add_layer_norm_eps(shape.eps)
-        return
-    writer.add_layer_norm_rms_eps(shape.eps)
-    writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
-    writer.add_rope_dimension_count(shape.head_dim)
-    writer.add_rope_freq_base(shape.base)
 
 
 # --- vocabularies -----------------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ import numpy as np
 
 from tegrad.bench import models, plans, products
 from tegrad.bench.dependencies import ALL_FORMS, gpu_us, opened, printed
-from tegrad.bench.kernels import block_type
 from tegrad.errors import TegradError
 from tegrad.hw.chips import CHIPS
 from tegrad.llm.cache import KvCache
@@ -67,7 +66,7 @@ class Rig:
     def __init__(self, device: Gpu, name: str, depth: int = 0, dependency: Dependency = ALL_FORMS["chain"]) -> None:
         shape, _ = models.parse(name)
         self.device, self.depth, self.dependency = device, depth, dependency
-        self.model: PackedModel = plans.model(shape.config, block_type(name), device, shape.tied)
+        self.model: PackedModel = plans.model(shape.config, models.formats(name), device, shape.tied)
         self.cache = KvCache(device, shape.config, depth + SPARE_POSITIONS)
         self.states = States(device)
         self.sampling = Sampling(device, shape.config.vocab)
@@ -223,7 +222,7 @@ def _compile(name: str, chip: str, depth: int, tuning: Tuning) -> str:
 
 def _tuning(name: str, settings: Sequence[str], depth: int = 0) -> Tuning:
     given = {key: int(value) for key, _, value in (entry.partition("=") for entry in settings)}
-    return replace(Tuning.suited([block_type(name)], depth + SPARE_POSITIONS), **given)
+    return replace(Tuning.suited(models.kinds(name), depth + SPARE_POSITIONS), **given)
 
 
 def show(

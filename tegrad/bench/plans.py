@@ -14,7 +14,8 @@ import mmap
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
-from typing import Any, Final
+from itertools import groupby
+from typing import Any, Final, TypeAlias
 
 from tinygrad.device import BufferSpec, TinyELF
 from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
@@ -151,13 +152,21 @@ def matrices(made: PackedModel) -> list[PackedMatrix]:
     return found if made.output is made.embedding else [*found, made.output]
 
 
-def model(config: Config, kind: BlockType, device: Gpu, tied: bool = True) -> PackedModel:
+Formats: TypeAlias = Callable[[Spec, int | None], BlockType]
+"""The format of a matrix of a layer, or of none."""
+
+
+def model(config: Config, formats: BlockType | Formats, device: Gpu, tied: bool = True) -> PackedModel:
     """A model of these sizes as if it were loaded, on any device: its weights are whatever lies in new buffers."""
     alloc, net = partial(device.allocate, spec=SPEC), config.network
 
-    def matrix(*specs: Spec) -> PackedMatrix:
+    def kind(spec: Spec, layer: int | None = None) -> BlockType:
+        if not isinstance(formats, BlockType):
+            return formats(spec, layer)
+        return formats if config.size(spec.shape[1]) % formats.elements == 0 else F16
+
+    def matrix(own: BlockType, *specs: Spec) -> PackedMatrix:
         rows, columns = [config.size(spec.shape[0]) for spec in specs], config.size(specs[0].shape[1])
-        own = kind if columns % kind.elements == 0 else F16
         size = packing.packed_bytes(own, sum(rows), columns)
         bias = alloc(4 * sum(rows)) if any(spec.bias == "must" for spec in specs) else None
         parts = tuple(config.size(part) for spec in specs for part in spec.parts)
@@ -167,24 +176,26 @@ def model(config: Config, kind: BlockType, device: Gpu, tied: bool = True) -> Pa
         names = [spec.name, *([f"{spec.name}.bias"] if spec.bias == "must" else [])]
         return {name: alloc(4 * config.size(spec.shape[0])) for name in names}
 
-    def layer() -> PackedLayer:
+    def layer(at: int) -> PackedLayer:
         found: dict[str, HCQBuffer] = {}
         matrices: dict[str, PackedMatrix] = {}
         for spec in net.each_layer:
             if len(spec.shape) == 1:
                 found |= vectors(spec)
             elif spec not in net.project.matrices:
-                matrices[spec.name] = matrix(spec)
-        return PackedLayer(matrices, found, (matrix(*net.project.matrices),))
+                matrices[spec.name] = matrix(kind(spec, at), spec)
+        alike = groupby(net.project.matrices, key=lambda spec: kind(spec, at))
+        return PackedLayer(matrices, found, tuple(matrix(own, *specs) for own, specs in alike))
 
     made = PackedModel.__new__(PackedModel)
     made.device, made.config, made.metadata = device, config, {}
     made.divisors = Divisors(None, None, config.context)
-    made.embedding = matrix(net.embed.table)
-    made.positions = None if net.embed.positions is None else matrix(net.embed.positions)
-    made.layers = tuple(layer() for _ in range(config.layers))
+    made.embedding = matrix(kind(net.embed.table), net.embed.table)
+    positions = net.embed.positions
+    made.positions = None if positions is None else matrix(kind(positions), positions)
+    made.layers = tuple(layer(at) for at in range(config.layers))
     made.vectors = vectors(net.logits.norm.spec)
-    made.output = made.embedding if tied else matrix(net.logits.matrix)
+    made.output = made.embedding if tied else matrix(kind(net.logits.matrix), net.logits.matrix)
     return made
 
 
@@ -280,8 +291,8 @@ def plans_of(arch: str) -> list[str]:
 
 
 def launches(
-    plan: str, config: Config, kind: BlockType, device: DryDevice, tied: bool = True
+    plan: str, config: Config, formats: BlockType | Formats, device: DryDevice, tied: bool = True
 ) -> tuple[PackedModel, list[Launch]]:
     """A plan's launches, and the model of zeros that they work on."""
-    made = model(config, kind, device, tied)
+    made = model(config, formats, device, tied)
     return made, PLANS[plan](made)

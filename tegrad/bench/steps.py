@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from tegrad.bench import models, plans, products
 from tegrad.bench.dependencies import ALL_FORMS, gpu_us, opened, printed
-from tegrad.bench.kernels import block_type, weight_bytes
+from tegrad.bench.kernels import weight_bytes
 from tegrad.bench.plans import PLANS
 from tegrad.llm.cache import KvCache
 from tegrad.llm.engine import Engine, Planner
@@ -130,7 +130,7 @@ class Step:
 def measure_stages(device: Gpu, name: str, plan: str = "decode", dependency: Dependency = DEFAULT) -> Step:
     """A plan of a model such as "1b-q6k" on an opened device."""
     shape, _ = models.parse(name)
-    made = plans.model(shape.config, block_type(name), device, shape.tied)
+    made = plans.model(shape.config, models.formats(name), device, shape.tied)
     launches = PLANS[plan](made)
     with products.ProductBench(device, dependency) as bench:
         bandwidth = bench.bandwidth()

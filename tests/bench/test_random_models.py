@@ -23,6 +23,10 @@ PUBLISHED = {
     "qwen2.5-0.5b": 494_032_768,
     "qwen3-0.6b": 596_049_920,
     "qwen3-1.7b": 1_720_574_976,
+    "gemma3-1b": 999_885_952,
+    "gemma3-4b": 3_880_263_168,
+    "phi4-mini": 3_836_021_760,
+    "smollm3-3b": 3_075_098_624,
     "gpt2": 124_439_808,
 }
 """Parameters, as the models' own pages count them."""
@@ -32,13 +36,14 @@ SMALL = {
         shape,
         dim=256,
         ffn=512,
-        layers=2,
+        layers={"gemma3": 6, "smollm3": 4}.get(shape.arch, 2),  # llama.cpp wants one that attends to everything
         heads=4,
         kv_heads=4 if name == "gpt2" else 2,
         head_dim=64,
         vocab=600,
         specials=min(shape.specials, 590),
         context=256,
+        own={**shape.own, **({"rope.dimension_count": 48} if name == "phi4-mini" else {})},
     )
     for name, shape in models.SHAPES.items()
 }
@@ -53,7 +58,7 @@ def test_a_shape_has_the_published_number_of_parameters(name: str) -> None:
     assert sum(sizes.values()) == PUBLISHED[name]
 
 
-@pytest.mark.parametrize("kind", [*models.BLOCKS, *models.PLAIN])
+@pytest.mark.parametrize("kind", models.FORMATS)
 def test_weights_have_the_deviation_that_keeps_a_products_size(kind: str) -> None:
     from gguf.quants import dequantize
 
@@ -69,7 +74,10 @@ def test_weights_have_the_deviation_that_keeps_a_products_size(kind: str) -> Non
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("1b", "q6k"), ("mistral-7b", "q4k"), ("qwen2.5-0.5b", "q8_0"), ("qwen3-0.6b", "q5k"), ("gpt2", "f16")],
+    [
+        *(("1b", "q6k"), ("mistral-7b", "q4k"), ("qwen2.5-0.5b", "q8_0"), ("qwen3-0.6b", "q5k"), ("gpt2", "f16")),
+        *(("1b", "q4km"), ("gemma3-1b", "q4km"), ("phi4-mini", "q4km"), ("smollm3-3b", "f32")),
+    ],
 )
 def test_a_small_one_runs_in_llama_cpp_and_in_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
