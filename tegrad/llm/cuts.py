@@ -61,15 +61,83 @@ _DEEPSEEK_SCRIPTS: Final = _class("4E00-9FA5 800-4E00 AC00-D7FF")
 _DEEPSEEK_LLM: Final = (
     r"[\r\n]",
     rf"\s?{_class(_DEEPSEEK_LETTERS)}+",
-    r"\s?" + _class("21-2F 3A-7E FF01-FF0F FF1A-FF5E 2018-201F 3000-3002") + "+",
+    # Its tokenizer.json has 3000, the ideographic space, here as well, which llama.cpp takes for any other space.
+    r"\s?" + _class("21-2F 3A-7E FF01-FF0F FF1A-FF5E 2018-201F 3001 3002") + "+",
     r"\s+$",
     rf"{_DEEPSEEK_SCRIPTS}+",
     r"\p{N}+",
 )
 _DEEPSEEK_CODER: Final = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", rf"{_DEEPSEEK_SCRIPTS}+", r"\p{N}")
 
+_HAN_AND_KANA: Final = _class("4E00-9FA5 3040-309F 30A0-30FF")
+_ASCII_SIGN: Final = r"[!-/:-@\[-`{-~]"
+_BY_MARKS: Final = (
+    rf"{_ASCII_SIGN}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
+)
+"""DeepSeek V3's words, with their accents; a sign clings to the Latin word after it."""
+_DEEPSEEK_V3: Final = (r"\p{N}{1,3}", rf"{_HAN_AND_KANA}+", _BY_MARKS)
+_THREES: Final = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+"""Digits by threes from the right; what stands in front of them is cut off later."""
+_AFMOE: Final = (
+    _THREES,
+    _class(
+        "4E00-9FFF 3400-4DBF F900-FAFF 3040-309F 30A0-30FF FF65-FF9F 2F00-2FDF E40-E7F E80-EFF 1780-17FF 1000-109F "
+        "AA60-AA7F A9E0-A9FF AC00-D7AF 1100-11FF"
+    )
+    + "+",
+    _BY_MARKS,
+)
+
+
+def _with_accents(digits: str) -> str:
+    """Words of letters and accents, perhaps with an ending; so many digits at a time.
+
+    The tokenizers' own expressions begin anew at capitals; llama.cpp, whose classes do not tell them apart, does not.
+    """
+    words = rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+{_ENDINGS}?"
+    return rf"{words}|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+
+
+_YOUTU: Final = (
+    "|".join(
+        f"{_class(script)}+"
+        for script in (
+            "AC00-D7A3 3131-318E", "FF01 2026 201C 201D 2018 2019 2014 FF1A FF1B FF0C 3001-303F FE30-FE4F", "3105-312F",
+            "4E00-9FA5 3040-309F 30A0-30FF",
+        )
+    ),
+    _with_accents(""),
+)  # fmt: skip
+_HAN: Final = _class(
+    "4E00-9FFF 3400-4DBF 20000-2A6DF 2A700-2B73F 2B740-2B81F 2B820-2CEAF 2CEB0-2EBEF F900-FAFF 2F800-2FA1F"
+)
+_KIMI: Final = (
+    rf"{_HAN}+|[^\r\n\p{{L}}\p{{N}}]?(?:(?!{_HAN})\p{{L}})+{_ENDINGS}?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
+    rf"|{_SPACES}"
+)
+_QWEN35: Final = (
+    rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
+_RUNS: Final = "|".join(rf"\s{{{length}}}(?!\S)" for length in ("512", "256", "128", "64", "32", "16", "8", "4", "1,2"))
+_JAIS2: Final = (
+    rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{_RUNS}|\s"
+)
+_BAILING: Final = (
+    r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]"
+    r"|\s+(?!\S)|\s+"
+)
+_EXAONE_MOE: Final = (
+    rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_BLOOM: Final = r" ?[^(\s|.,!?" + "\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c" + ")]+"
+_CHAMELEON: Final = (
+    "<sentinel:[0-9]+>", "IMGIMG[A-I]{1,4}Z", r"[\t\n]|    |  ", r"\p{N}", r"[\p{P}!-/:-@\[-`{-~]", _GPT2,
+)  # fmt: skip
+
 _LLAMA3: Final = Cut((_CL100K % "{1,3}",), whole_words=True, begins=True)
 _LLAMA3_MERGED: Final = Cut((_CL100K % "{1,3}",))
+_GLM4: Final = Cut((_CL100K % "{1,3}",), whole_words=True)
 _QWEN2: Final = Cut((_CL100K % "",))
 _GPT2_CUT: Final = Cut((_GPT2,))
 _BY_DIGIT: Final = Cut((r"\p{N}", _GPT2))
@@ -77,17 +145,45 @@ _GPT4O: Final = Cut((_by_case(f"{_ENDINGS}?", "{1,3}"),))
 
 SPLITS: Final[Mapping[str, Cut]] = {
     "default": Cut((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
-    **dict.fromkeys(("gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum", "modern-bert", "mpt", "olmo"), _GPT2_CUT),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "lfm2"), _LLAMA3),
-    **dict.fromkeys(("smaug-bpe", "dbrx"), _LLAMA3_MERGED),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "stablelm2"), _QWEN2),
-    **dict.fromkeys(("smollm", "refact", "starcoder", "command-r", "codeshell", "exaone"), _BY_DIGIT),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), _GPT4O),
+    **dict.fromkeys(
+        (
+            "gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum", "modern-bert", "mpt", "olmo", "jais", "trillion",
+            "granite-docling", "exaone4",
+        ),
+        _GPT2_CUT,
+    ),
+    **dict.fromkeys(
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), _LLAMA3
+    ),
+    **dict.fromkeys(("smaug-bpe", "dbrx", "chatglm-bpe"), _LLAMA3_MERGED),
+    **dict.fromkeys(("glm4", "glm5"), _GLM4),
+    **dict.fromkeys(
+        ("qwen2", "deepseek-r1-qwen", "kormo", "stablelm2", "megrez", "hunyuan", "solar-open", "grok-2", "f2llmv2"),
+        _QWEN2,
+    ),
+    "qwen35": Cut((_QWEN35,)),
+    **dict.fromkeys(
+        ("smollm", "refact", "starcoder", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), _BY_DIGIT
+    ),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie"), _GPT4O),
     "tekken": Cut((_by_case("", ""),), whole_words=True, begins=True),
     "deepseek-llm": Cut(_DEEPSEEK_LLM),
     "deepseek-coder": Cut(_DEEPSEEK_CODER),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), Cut(_DEEPSEEK_V3)),
     "seed-coder": Cut((_SEED,)),
-}
+    "falcon": Cut((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
+    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), Cut((_BLOOM,))),
+    "viking": Cut((_BLOOM, r"\p{N}")),
+    "jais-2": Cut((_JAIS2,)),
+    "youtu": Cut(_YOUTU, whole_words=True),
+    "tiny_aya": Cut((_THREES, _with_accents("{1,3}"))),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), Cut((_BAILING,))),
+    "exaone-moe": Cut((_EXAONE_MOE,)),
+    "superbpe": Cut((r"\p{N}+", "(?=(?:[0-9]{3})+(?![0-9]))")),
+    "kimi-k2": Cut((_KIMI,)),
+    "afmoe": Cut(_AFMOE),
+    "chameleon": Cut(_CHAMELEON, begins=True),
+}  # fmt: skip
 """By `tokenizer.ggml.pre`."""
 KINDS: Final = tuple(next(name for name, of in SPLITS.items() if of == cut) for cut in dict.fromkeys(SPLITS.values()))
 """A name of each way to cut; the others are other names of these."""

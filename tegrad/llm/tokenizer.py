@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import cached_property, partial
+from itertools import chain
 from typing import Final, Self, TypeAlias, TypeVar, cast
 
 from tokenizers import AddedToken, Regex
@@ -70,6 +71,12 @@ AROUND: Final = frozenset({
 })  # fmt: skip
 """Those that stand around such code: they end nothing and are control tokens, too."""
 _MARKS: Final = ENDS.union(AROUND, *FILLS.values())
+STRIPPING: Final = ("phi-3", "phi3")
+"""In the name of a SentencePiece model whose tokens that are taken out of a text take the spaces after them along."""
+NOT_STRIPPING: Final = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+"""Its tokens that do not."""
+_STRIPPED: Final = re.compile(r"[ \t\n\v\f\r]*")
+"""Those spaces."""
 _BYTE: Final = re.compile("<0x[0-9A-Fa-f]{2}>")
 """How it writes a byte."""
 
@@ -108,7 +115,7 @@ class Tokenizer:
             self._build: Callable[[Sequence[int], str | None], Encode] = partial(self._byte_level_encode, values)
         else:
             self._check_bytes(file)
-            self._build = partial(self._sentencepiece_encode, self._pieces(values))
+            self._build = partial(self._sentencepiece_encode, values, self._pieces(values))
         self._used = kind != "gpt2" or max(map(len, self.tokens), default=0) > BRIEF_TOKEN_LETTERS
 
     @cached_property
@@ -227,11 +234,16 @@ class Tokenizer:
         split = SPLITS[values.get("tokenizer.ggml.pre", str, "default")]
         merges = values.strings("tokenizer.ggml.merges")
         vocabulary: Iterable[tuple[int, str]] = enumerate(self.tokens)
+        letters: set[str] = set(self._letters)
         if text is not None:
             parts = self._parts(text)
+            letters &= parts
             merges = [merge for merge in merges if merge.replace(" ", "", 1) in parts]
             apart = {token for tokens in self._apart.values() for token in tokens}
             vocabulary = [(at, token) for at, token in vocabulary if token in parts or at in apart]
+        # A byte that no token stands for keeps its neighbours apart and is left out at the end.
+        count, absent = len(self.tokens), sorted(letters.difference(self.tokens))
+        vocabulary = chain(vocabulary, enumerate(absent, count))
         pairs = ((left, right) for left, _, right in (merge.partition(" ") for merge in merges))
         engine = _engine(values, vocabulary, pairs, ignore_merges=split.whole_words)
         cuts = [Split(Regex(pattern), "isolated") for pattern in split.patterns]
@@ -240,7 +252,7 @@ class Tokenizer:
 
         def encode(text: str) -> list[int]:
             tokens: list[int] = engine.encode(text, add_special_tokens=False).ids
-            return tokens
+            return [token for token in tokens if token < count] if absent else tokens
 
         return encode
 
@@ -278,7 +290,11 @@ class Tokenizer:
         named = values.token("unknown")
         return next(iter(self._apart.get(Kind.UNKNOWN, ())), None) if named is None else named
 
-    def _sentencepiece_encode(self, cut: Callable[[str], list[int]], taken: Sequence[int], _: str | None) -> Encode:
+    def _sentencepiece_encode(
+        self, values: _Values, cut: Callable[[str], list[int]], taken: Sequence[int], _: str | None
+    ) -> Encode:
+        name = values.get("general.name", str, "").lower()
+        strips = any(part in name for part in STRIPPING)
         number = {self.tokens[token]: token for token in taken}
         finder = Engine(BPE())  # finds them in a time that does not grow with their number; a regular expression's does
         finder.add_tokens([AddedToken(token, normalized=False) for token in number if _is_text(token)])
@@ -290,6 +306,8 @@ class Tokenizer:
                 tokens += cut(text[end:begin]) if end < begin else []
                 tokens.append(number[text[begin:stop]])
                 end = stop
+                if strips and text[begin:stop] not in NOT_STRIPPING and (spaces := _STRIPPED.match(text, stop)):
+                    end = spaces.end()
             return tokens + cut(text[end:]) if end < len(text) else tokens
 
         return encode
