@@ -595,8 +595,6 @@ def _refuse(get: _Reader, arch: Arch) -> None:
     name = arch.name
     if (kind := get.optional("general.type", str, "model")) != "model":
         raise UnsupportedModelError(f"{get.file.path} is no model but of the type {shown(kind)}: choose a model")
-    if (parts := get.optional("split.count", int, 1)) > 1:
-        raise UnsupportedModelError(f"{get.file.path} is one of {parts} parts: join them with llama-gguf-split --merge")
     for key, what in _REFUSED.items():
         if get.file.metadata.get(f"{name}.{key}", 0) and key not in arch.caps and key not in arch.values:
             raise UnsupportedModelError(f"{get.file.path} {what} ({name}.{key}), which we do not run: choose another")

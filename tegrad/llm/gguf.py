@@ -7,17 +7,19 @@ ggml-common.h of the same repository. The `gguf` package holds the same numbers;
 from __future__ import annotations
 
 import os
-import stat
 import struct
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from itertools import pairwise
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
 from typing import Final, Self, TypeAlias
 
 from tegrad.llm.errors import GgufError, UnsupportedModelError
 from tegrad.llm.formats import BLOCK_TYPES, BlockType
+from tegrad.llm.parts import File, Place
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
@@ -34,8 +36,6 @@ NAME_BYTES: Final = 64
 """Of a tensor's name, as the format has it."""
 SHOWN_CHARACTERS: Final = 60
 """Characters of a value that an error shows."""
-READ_SIZE: Final = 64 << 20
-"""Bytes of one read of tensor data: large enough for a disk's full speed, small enough for smooth progress."""
 
 Value: TypeAlias = int | float | bool | str | list[int] | list[float] | list[bool] | list[str]
 Progress: TypeAlias = Callable[[int, int], None]
@@ -85,40 +85,56 @@ class TensorInfo:
 
 
 class Gguf:
-    """An open GGUF file: `metadata` and `tensors` by name. Use as a context manager."""
+    """An open GGUF file: `metadata` and `tensors` by name. Use as a context manager.
 
-    def __init__(self, path: Path, fd: int) -> None:
+    A model in several files is one as well: its parts lie behind each other, and each tensor's offset counts from the
+    start of the first.
+    """
+
+    def __init__(self, path: Path, files: Sequence[File], headers: Sequence[_Header]) -> None:
+        """`path` is the file that was asked for; `files` are the model's, each with what its header says."""
         self.path = path
-        self._fd = fd
-        self.size = os.fstat(fd).st_size
-        self.metadata, self.tensors = _Header(self).parse()
+        self._files = tuple(files)
+        self._starts = tuple(accumulate((file.size for file in files[:-1]), initial=0))
+        self.size = sum(file.size for file in files)
+        """Of all files, in bytes."""
+        self.metadata = headers[0].metadata
+        found: dict[str, TensorInfo] = {}
+        for start, header in zip(self._starts, headers, strict=True):
+            for name, info in header.tensors.items():
+                if name in found:
+                    raise header.file.corrupt(f"another part has the tensor {shown(name)}, too")
+                found[name] = replace(info, offset=start + info.offset)
+        self.tensors: Mapping[str, TensorInfo] = found
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Open and check a file; raises GgufError or UnsupportedModelError."""
+        """Open and check a file, and with one part of a model all others; GgufError or UnsupportedModelError."""
         path = Path(path)
-        try:
-            mode = os.stat(path).st_mode
-            if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):  # a pipe would be waited for
-                what = "a directory" if stat.S_ISDIR(mode) else "a pipe or a device"
-                raise GgufError(f"the model {path} is {what}; give the path of a GGUF file")
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise GgufError(f"cannot open the model {path}: {error.strerror}; check the path") from error
-        try:
-            return cls(path, fd)
-        except OSError as error:
-            os.close(fd)
-            raise GgufError(f"cannot read the model {path}: {error.strerror}; give the path of a GGUF file") from error
-        except BaseException:
-            os.close(fd)
-            raise
+        with ExitStack() as opened:
+            files = [opened.enter_context(File.open(path))]
+            headers = [_Header(files[0])]
+            if (place := Place.of(files[0], headers[0].metadata)) is not None:
+                one = files[0], headers[0]
+                files, headers = [], []
+                for number in range(place.count):
+                    if number == place.number:
+                        file, header = one
+                    else:
+                        file = opened.enter_context(File.open(place.beside(one[0], number)))
+                        place.check_fellow(file, (header := _Header(file)).metadata, number)
+                    files.append(file)
+                    headers.append(header)
+            made = cls(path, files, headers)
+            if place is not None and len(made.tensors) != place.tensors:
+                raise made.corrupt(f"its {place.count} parts have {len(made.tensors)} tensors, not {place.tensors}")
+            opened.pop_all()
+            return made
 
     def close(self) -> None:
         """Close the file. Closing twice is harmless."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        for file in self._files:
+            file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -128,7 +144,7 @@ class Gguf:
 
     def read(self, offset: int, size: int) -> bytes:
         """`size` bytes at `offset`, fewer at the end of the file."""
-        return os.pread(self._fd, size, offset)
+        return b"".join(file.read(at, count) for file, at, count in self._of(offset, size))
 
     def read_into(self, offset: int, target: memoryview, keep: bool = False) -> None:
         """Fill `target` from `offset`; several threads may.
@@ -137,13 +153,19 @@ class Gguf:
         copy beside the device's.
         """
         done = 0
-        while done < len(target):
-            count = os.preadv(self._fd, [target[done : done + READ_SIZE]], offset + done)
-            if count == 0:
-                raise GgufError(f"{self.path} became shorter while it was read; download the file again")
+        for file, at, count in self._of(offset, len(target)):
+            file.read_into(at, target[done : done + count], keep)
             done += count
-        if not keep:
-            os.posix_fadvise(self._fd, offset, len(target), os.POSIX_FADV_DONTNEED)
+
+    def _of(self, offset: int, size: int) -> Iterator[tuple[File, int, int]]:
+        """The files that bytes lie in, where in each they begin and how many; what is past the end is the last's."""
+        at = bisect_right(self._starts, offset) - 1
+        while size > 0:
+            file, start = self._files[at], self._starts[at]
+            last = at == len(self._files) - 1
+            count = size if last else min(size, start + file.size - offset)
+            yield file, offset - start, count
+            offset, size, at = offset + count, size - count, at + 1
 
     def tensor(self, name: str) -> TensorInfo:
         """The tensor of that name; raises GgufError when the file lacks it."""
@@ -158,16 +180,23 @@ class Gguf:
 
 
 class _Header:
-    """The reader of everything in front of the tensor data. Each read is checked against the file's size."""
+    """Everything in front of a file's tensor data: `metadata` and `tensors`. Each read is checked against its size."""
 
     WINDOW: Final = 1 << 20
 
-    def __init__(self, file: Gguf) -> None:
+    def __init__(self, file: File) -> None:
+        """Read it; raises GgufError or UnsupportedModelError."""
         self.file = file
         self.offset = 0
         self.start = 0
         self.window = b""
         self.entries = 0
+        try:
+            self.metadata, self.tensors = self.parse()
+        except OSError as error:
+            raise GgufError(
+                f"cannot read the model {file.path}: {error.strerror}; give the path of a GGUF file"
+            ) from error
 
     def truncated(self, end: int) -> GgufError:
         return GgufError(
@@ -282,7 +311,7 @@ class _Header:
                 raise self.file.corrupt(f"two values named {shown(key)}")
             metadata[key] = self.value(self.u32())
         raw = [self.tensor_info() for _ in range(tensor_count)]
-        return metadata, self.tensors(raw, self.data_start(metadata))
+        return metadata, self.infos(raw, self.data_start(metadata))
 
     def data_start(self, metadata: Mapping[str, Value]) -> int:
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
@@ -297,7 +326,7 @@ class _Header:
         shape = tuple(self.u64() for _ in range(rank))
         return name, shape[::-1], self.u32(), self.u64()
 
-    def tensors(self, raw: list[tuple[str, tuple[int, ...], int, int]], start: int) -> Mapping[str, TensorInfo]:
+    def infos(self, raw: list[tuple[str, tuple[int, ...], int, int]], start: int) -> Mapping[str, TensorInfo]:
         tensors: dict[str, TensorInfo] = {}
         for name, shape, number, offset in raw:
             if name in tensors:

@@ -22,7 +22,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 
-from tegrad.llm.cuts import KINDS, SPLITS, Cut
+from tegrad.llm.cuts import SPLITS, Cut
 from tegrad.llm.errors import GgufError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf, Value, shown
 from tegrad.llm.pieces import SPACE, Pieces
@@ -207,8 +207,8 @@ class Tokenizer:
         if cut is None:
             name = values.get("tokenizer.ggml.pre", str, "default")
             raise UnsupportedModelError(
-                f"{values.file.path} splits text by {shown(name)}; we know {', '.join(KINDS)} and other names of "
-                "these: choose another model"
+                f"{values.file.path} splits text by {shown(name)}, none of the {len(SPLITS)} names that we know "
+                "(docs/llm.md): choose another model"
             )
 
     def _check_lengths(self, file: Gguf) -> None:

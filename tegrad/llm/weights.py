@@ -18,8 +18,9 @@ from tegrad.llm import network
 from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.dequant import dequantize, storage
 from tegrad.llm.formats import F32, BlockType
-from tegrad.llm.gguf import READ_SIZE, Gguf, Progress, TensorInfo
+from tegrad.llm.gguf import Gguf, Progress, TensorInfo
 from tegrad.llm.network import Spec
+from tegrad.llm.parts import READ_SIZE
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,6 @@ def test_failures_leave_no_file_open(small: Path, tmp_path: Path) -> None:
     [
         ({"arch": "mamba"}, UnsupportedModelError, "'mamba'; we run llama"),
         ({"llama.expert_count": 8}, UnsupportedModelError, "mixture of experts"),
-        ({"split.count": 3}, UnsupportedModelError, "one of 3 parts"),
         ({"llama.rope.scaling.type": "longrope"}, UnsupportedModelError, "longrope"),
         ({"llama.block_count": None}, GgufError, "lacks the value 'llama.block_count'"),
         ({"llama.embedding_length": 0}, GgufError, "embedding_length = 0"),

@@ -339,6 +339,14 @@ def test_a_text_begins_as_llama_cpps_where_the_file_does_not_say(tmp_path: Path,
             assert tokenizer.encode(text) == peer.vocab.tokenize(text, True, True), text
 
 
+def test_the_manual_names_every_cut_and_counts_them() -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "llm.md").read_text()
+    table = manual.split("| cut | other names |\n|---|---|\n")[1].split("\n\n")[0]
+    names = [name for name in table.replace("|", ",").replace("\n", ",").replace(" ", "").split(",") if name]
+    assert sorted(names) == sorted(SPLITS)
+    assert f"cut by {len(SPLITS)} names" in manual
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.load(write_vocabulary(tmp_path_factory.mktemp("vocabulary") / "v.gguf", byte_level("llama-bpe")))
