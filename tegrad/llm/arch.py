@@ -39,6 +39,8 @@ from tegrad.llm.rope import UNTURNED, Divisors, Rope, Temperature, Yarn
 DEFAULT_CONTEXT: Final = 4096
 """Positions of a session unless asked otherwise: bounds the cache of models trained for 128k and more."""
 
+MOST_LAYERS: Final = 1 << 12
+"""That a file may have, before its tensors are counted: some thirty times the deepest published models'."""
 LARGEST_SIZE: Final = (1 << 31) - 1
 """Of any size in a file: kernels count in 32 bits."""
 MOST_RESIDUAL_SCALE: Final = 1e4
@@ -470,6 +472,8 @@ class Config:
         dim, heads = get.size(f"{name}.embedding_length"), get.size(f"{name}.attention.head_count")
         head_dim = get.size(f"{name}.attention.key_length", dim // heads)
         context, layers = get.size(f"{name}.context_length"), get.size(f"{name}.block_count")
+        if layers > MOST_LAYERS:
+            raise file.corrupt(f"{name}.block_count = {layers}, at most {MOST_LAYERS} expected")
         rope = UNTURNED if arch.rope == "none" else _rope(get, arch, head_dim, context)
         caps = {key: get.number(f"{name}.{key}", cap, above=0.0 if cap else None) for key, cap in arch.caps.items()}
         scales = {key: get.number(f"{name}.{key}", 0.0) or None for key in SCALES if key in arch.values}

@@ -170,6 +170,7 @@ def test_failures_leave_no_file_open(small: Path, tmp_path: Path) -> None:
         ({"arch": "mamba"}, UnsupportedModelError, "'mamba'; we run llama"),
         ({"llama.expert_count": 8}, UnsupportedModelError, "mixture of experts"),
         ({"llama.rope.scaling.type": "longrope"}, UnsupportedModelError, "longrope"),
+        ({"llama.block_count": 2**31 - 1}, GgufError, "block_count = 2147483647, at most 4096 expected"),
         ({"llama.block_count": None}, GgufError, "lacks the value 'llama.block_count'"),
         ({"llama.embedding_length": 0}, GgufError, "embedding_length = 0"),
         ({"llama.feed_forward_length": 64}, GgufError, r"shape \(32, 32\), \(64, 32\) expected"),
