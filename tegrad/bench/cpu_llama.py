@@ -50,6 +50,19 @@ class Peer:
         finally:
             context.close()
 
+    def hidden(self, tokens: Sequence[int]) -> np.ndarray:
+        """The states (len(tokens), dim) of each token that its vectors of texts are pooled of."""
+        self._params.embeddings, self._params.pooling_type = True, 0  # none
+        context = lib.LlamaContext(model=self.model, params=self._params, verbose=False)
+        try:
+            batch = lib.LlamaBatch(n_tokens=len(tokens), embd=0, n_seq_max=1)
+            batch.set_batch(list(tokens), 0, True)
+            context.decode(batch)
+            return np.array([context.get_embeddings_ith(at) for at in range(len(tokens))], np.float32)
+        finally:
+            context.close()
+            self._params.embeddings = False
+
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """The prompt and the tokens that llama.cpp itself continues it with."""
         context = lib.LlamaContext(model=self.model, params=self._params, verbose=False)

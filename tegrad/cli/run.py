@@ -335,11 +335,11 @@ def _arguments(words: list[str]) -> tuple[Path, str]:
     if len(words) == 1 and words[0].endswith(".gguf"):
         raise UsageError(f'a prompt is missing: tegrad run {words[0]} "Once upon a time"')
     path = Path(words[0]) if len(words) == 2 else models.SMALL
-    data = _from_stdin() if words[-1] == "-" else os.fsencode(words[-1])
+    data = from_stdin() if words[-1] == "-" else os.fsencode(words[-1])
     return path, data.decode("utf-8", "replace")
 
 
-def _from_stdin() -> bytes:
+def from_stdin() -> bytes:
     """The prompt on standard input. UsageError where it is closed, no text, or longer than any model's context."""
     if sys.stdin is None:
         raise UsageError("standard input is closed, and the prompt was to come from there: tegrad run - < prompt.txt")

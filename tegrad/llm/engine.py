@@ -20,6 +20,7 @@ from tegrad.llm.chips import capability, kernels_of
 from tegrad.llm.errors import ContextError, ModelError, OutOfMemory, UnsupportedModelError
 from tegrad.llm.gguf import Gguf, Progress
 from tegrad.llm.loop import Loop, LoopError
+from tegrad.llm.numerics import unit
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.persistent import NEAR_POSITIONS, PersistentPlan
 from tegrad.llm.plan import DecodePlan
@@ -234,6 +235,31 @@ class Engine:
                 self.tokens += tokens
                 return logits
         return np.stack([self.feed([token]) for token in tokens])
+
+    def hidden(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """The states (len(tokens), dim) after the last norm, of a text of its own: what was said before is forgotten.
+
+        By the kernels for prompts. ContextError; ModelError, also for values that those do not hold;
+        UnsupportedModelError where they refuse the model; MemoryError.
+        """
+        self.reset()
+        self._check(tokens)
+        for loop in self._loops.values():
+            loop.settle()
+        prompts, norm = self._prompts(), self.config.network.logits.norm
+        stream = prompts.hidden(tokens)
+        if prompts.lost or not np.isfinite(stream).all():
+            raise ModelError("values of the text pass 65504, which the kernels for prompts do not hold")
+        vectors = {
+            name: np.frombuffer(self.device.download(self.model.vectors[name], 4 * self.config.dim), np.float32)
+            for name in (norm.spec.name, f"{norm.spec.name}.bias")
+            if name in self.model.vectors
+        }
+        if norm.kind == "layer":
+            stream = stream - stream.mean(axis=-1, keepdims=True)
+        made = unit(stream, self.config.eps) * vectors[norm.spec.name]
+        states: NDArray[np.float32] = made + vectors.get(f"{norm.spec.name}.bias", np.float32(0))
+        return states / np.float32(norm.scale)
 
     def generate(
         self,

@@ -125,13 +125,23 @@ class Model:
 
         Of every token (count, vocab), or where `last` is given of the token at that index only (1, vocab).
         """
+        x = self._stream(tokens, cache, start)
+        if last is not None and tokens.shape[0] != 1:
+            x = x[last : last + 1]
+        return _capped(self.output.apply(x, self.output_norm), self.network.logits.cap).contiguous().realize()
+
+    def hidden(self, tokens: Tensor, cache: Cache, start: UOp | int) -> Tensor:
+        """Realized states (count, dim) after the last norm, of tokens (count,) that are added to the cache."""
+        states = self.output_norm.apply(self._stream(tokens, cache, start))
+        return (states / self.network.logits.norm.scale).contiguous().realize()
+
+    def _stream(self, tokens: Tensor, cache: Cache, start: UOp | int) -> Tensor:
+        """What the last norm reads (count, dim), realized."""
         # Layers are realized one by one: alike, they are scheduled once.
         x = self._embed(tokens, start).contiguous().realize()
         for at in range(len(self.layers)):
             x = self._block(at, x, cache, start).realize()
-        if last is not None and tokens.shape[0] != 1:
-            x = x[last : last + 1]
-        return _capped(self.output.apply(x, self.output_norm), self.network.logits.cap).contiguous().realize()
+        return x
 
     def _block(self, at: int, x: Tensor, cache: Cache, start: UOp | int) -> Tensor:
         """The stream after a layer."""

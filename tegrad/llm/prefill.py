@@ -133,6 +133,22 @@ class Prefill:
             at += size
         return out
 
+    def hidden(self, tokens: Sequence[int], position: int = 0, slot: int = 0) -> NDArray[np.float32]:
+        """Put tokens into the cache as `run` does, and return the stream (len(tokens), dim) after the last layer.
+
+        ContextError, ModelError, UnsupportedModelError before anything runs.
+        """
+        self._begin_at(tokens, position, slot)
+        dim, at = self.config.dim, 0
+        out = np.empty((len(tokens), dim), np.float32)
+        sizes = list(split(len(tokens), self._sizes))
+        for size, recording in zip(sizes, [self._recording(size) for size in sizes], strict=True):
+            self._last = recording, recording.run()
+            count = min(size, len(tokens) - at)
+            out[at : at + count] = floats(self.device, self.rows.x, count * dim).reshape(count, dim)
+            at += size
+        return out
+
     @property
     def lost(self) -> bool:
         """Whether a value of the last prompt did not fit a half: what is in the cache after it is no number.

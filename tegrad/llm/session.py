@@ -42,7 +42,8 @@ class Session:
         self._cache = model.cache(self.context + chunk, cache_dtype)
         self._position = Variable("position", 0, self.context)
         self._last = Variable("last", 0, chunk - 1)
-        self._step, self._prefill, self._prefill_all = (self._recorded() for _ in range(3))
+        self._step, self._prefill, self._prefill_all = (self._recorded(self._forward) for _ in range(3))
+        self._hidden = self._recorded(self._states)
 
     def reset(self, keep: int = 0) -> None:
         """Forget all tokens but the first `keep`."""
@@ -62,6 +63,20 @@ class Session:
     def feed_all(self, tokens: Sequence[int]) -> Logits:
         """Add tokens and return the logits (len(tokens), vocab) after each of them."""
         return self._feed(tokens, every=True)
+
+    def hidden(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """The states (len(tokens), dim) after the last norm, of a text of its own: what was said before is forgotten.
+
+        ContextError, ModelError.
+        """
+        self.reset()
+        self._check(tokens)
+        parts = []
+        for at in range(0, len(tokens), self._chunk):
+            some = tokens[at : at + self._chunk]
+            states = self._hidden(self._input(some, self._chunk), self._position.bind(at))
+            parts.append(states.numpy()[: len(some)])
+        return np.concatenate(parts)
 
     def generate(
         self, prompt: Sequence[int], sampler: Sampler, limit: int | None = None, stops: frozenset[int] = frozenset()
@@ -98,15 +113,18 @@ class Session:
         self.tokens += tokens
         return result
 
-    def _recorded(self) -> Callable[..., Tensor]:
-        """The forward pass as a recording, made at its first call."""
-        recorded: Callable[..., Tensor] = TinyJit(self._forward)
+    def _recorded(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """A pass through the model as a recording, made at its first call."""
+        recorded: Callable[..., Tensor] = TinyJit(function)
         # TinyJit spends its first call on realizing what the function needs; a model and its cache are realized.
         recorded.cnt = 1  # type: ignore[attr-defined]
         return recorded
 
     def _forward(self, tokens: Tensor, position: UOp, last: UOp | None = None) -> Tensor:
         return self.model.forward(tokens, self._cache, position, last)
+
+    def _states(self, tokens: Tensor, position: UOp) -> Tensor:
+        return self.model.hidden(tokens, self._cache, position)
 
     def _input(self, tokens: Sequence[int], size: int) -> Tensor:
         padded = np.zeros(size, np.int32)

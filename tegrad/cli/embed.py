@@ -1,0 +1,53 @@
+"""`tegrad embed`: vectors of texts, a JSON list a line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tegrad.cli.run import choose_device, from_stdin, speaker
+from tegrad.llm.embeddings import Pooling
+
+
+def embed(
+    model: Annotated[Path, typer.Argument(help="A GGUF file.")],
+    texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Texts, - for the lines of stdin.")],
+    pooling: Annotated[
+        Pooling | None,
+        typer.Option(help="Of the last token's state, or the mean of all; as the file says, if left out."),
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of a text at most; the model's own context, up to 4096, if left out."),
+    ] = None,
+) -> None:
+    """Print a vector of length 1 for each text, a JSON list a line, on the GPU, or where there is none on an emulated
+    Orin.
+
+    \b
+    tegrad embed qwen3-embedding.gguf "a text" "another"
+    tegrad embed qwen3-embedding.gguf - < lines.txt
+    """
+    choose_device()
+    from tegrad.llm.arch import Config
+    from tegrad.llm.device import open_device
+    from tegrad.llm.embeddings import embed as vector
+    from tegrad.llm.embeddings import pooling as told
+    from tegrad.llm.embeddings import text_tokens
+    from tegrad.llm.gguf import Gguf
+    from tegrad.llm.tokenizer import Tokenizer
+
+    with Gguf.open(model) as file:
+        config, kind = Config.read(file), pooling or told(file)
+        config.check_tokens(file)
+        tokenizer = Tokenizer(file)
+        asked = from_stdin().decode("utf-8", "replace").splitlines() if texts == ["-"] else texts
+        tokens = [text_tokens(file, tokenizer, text) for text in asked]
+        positions = config.positions(context, max(map(len, tokens), default=0))
+        open_device()
+        session, _ = speaker(file, positions)
+    for each in tokens:
+        typer.echo(json.dumps([float(f"{value:.7g}") for value in vector(session, each, kind)]))
