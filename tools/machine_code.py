@@ -31,7 +31,7 @@ from tegrad.nv.program import shared_usage  # noqa: E402
 RESULT = ROOT / "results" / "machine-code.json"
 CHOSEN = ("agx-orin-64gb", "gh100")
 MODELS = (
-    *(f"1b-{kind}" for kind in (*models.BLOCKS, *models.PLAIN)),
+    *(f"1b-{kind}" for kind in models.FORMATS),
     "8b-q4k", "qwen2.5-0.5b-q8_0", "qwen3-0.6b-q6k", "gpt2-q6k", "gpt2-f16",
 )  # fmt: skip
 """Every format with llama; the others' biases, norms, halves of rows and positions; an output of its own (8b)."""
