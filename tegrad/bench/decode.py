@@ -50,7 +50,7 @@ from tegrad.llm.persistent import PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.sampling import Settings
 from tegrad.llm.state import State
-from tegrad.nv.replay import DEFAULT, Dependency, Recording, up_to
+from tegrad.nv.replay import DEFAULT, Dependency, up_to
 
 REPETITIONS: Final = 5
 """Samples of ours before the peer's, and as many after; the first run of either is not counted."""
@@ -451,7 +451,7 @@ def _hold_against_launches(engine: Engine, depth: int, tokens: Sequence[int]) ->
         loop.settle()
     with (
         DecodePlan(engine.model, engine._states, engine._cache) as plan,
-        Recording(device, plan.launches) as step,
+        device.record(plan.launches) as step,
     ):
         for at, (token, drawn) in enumerate(zip([FIRST_TOKEN, *tokens[:-1]], tokens, strict=True)):
             engine._states.write(0, State(position=depth + at, token=token, limit=engine.context, active=1))

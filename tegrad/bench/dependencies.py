@@ -43,7 +43,6 @@ from tegrad.nv.replay import (
     Dependency,
     Launch,
     Place,
-    Recording,
     latched,
     lean,
     semaphore,
@@ -221,7 +220,7 @@ class Probe:
         from_, to = (buffer.cpu_view() for buffer in self.buffers)
         values = np.arange(self.blocks * self.threads, dtype=np.int32)
         from_[0 : self.size], to[0 : self.size] = values.tobytes(), bytes(self.size)
-        with Recording(self.device, self.launches(name, count), form) as recording:
+        with self.device.record(self.launches(name, count), form) as recording:
             for _ in range(runs):
                 recording.run()
             recording.wait()
@@ -247,7 +246,7 @@ class Probe:
 
 def gpu_us(device: Gpu, launches: Sequence[Launch], form: Dependency) -> float:
     """Median microseconds of the GPU's clock of a recording of these launches, with what begins and ends it."""
-    with Recording(device, launches, form) as recording:
+    with device.record(launches, form) as recording:
         recording.wait(recording.run())
         return statistics.median(device.timed(recording.run) for _ in range(PASSES))
 

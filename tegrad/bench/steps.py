@@ -299,7 +299,7 @@ class LoopBench:
 
         Not where launches begin early: then the steps of one recording would too.
         """
-        with Recording(self.engine.device, self.step * JOINED_STEPS, self.dependency) as joined:
+        with self.engine.device.record(self.step * JOINED_STEPS, self.dependency) as joined:
             together = self._gpu_us(depth, joined, 1)
         return (self._gpu_us(depth, self.loop.recording, JOINED_STEPS) - together) / JOINED_STEPS
 

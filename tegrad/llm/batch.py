@@ -230,9 +230,7 @@ class Batch:
     def _recording(self, slots: int) -> Recording:
         width = next(width for width in self.widths if width >= slots)
         if width not in self._recordings:
-            self._recordings[width] = Recording(
-                self.device, self.launches(width), self._dependency, depth=STEPS_IN_FLIGHT
-            )
+            self._recordings[width] = self.device.record(self.launches(width), self._dependency, depth=STEPS_IN_FLIGHT)
         return self._recordings[width]
 
     # ---- launches

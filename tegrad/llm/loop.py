@@ -16,7 +16,7 @@ from typing import Final
 from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.state import RING, States
 from tegrad.nv.gpu import Gpu
-from tegrad.nv.replay import DEFAULT, Dependency, Launch, Recording, repeated
+from tegrad.nv.replay import DEFAULT, Dependency, Launch, repeated
 
 TOKEN_DELAY_S: Final = 4.5e-3
 """Seconds that a token may wait for the ones after it, so that the host wakes once for all of them."""
@@ -143,8 +143,8 @@ class Loop:
     ) -> None:
         self.states, self.step = states, tuple(step)
         form = dependency if steps_per_submission == 1 else repeated(dependency, len(step))
-        self.recording = Recording(
-            device, self.step * steps_per_submission, form, depth=-(-2 * TOKENS_TOGETHER // steps_per_submission) + 2
+        self.recording = device.record(
+            self.step * steps_per_submission, form, depth=-(-2 * TOKENS_TOGETHER // steps_per_submission) + 2
         )
         self._steps_per_submission = steps_per_submission
         self._streams = 0

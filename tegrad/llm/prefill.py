@@ -197,7 +197,7 @@ class Prefill:
             launches = self.launches(size) if size else self.head()
             if scores is not None:
                 launches += self.rows.logits(scores, size, self._chunk)
-            self._recordings[key] = Recording(self.device, launches, self._dependency)
+            self._recordings[key] = self.device.record(launches, self._dependency)
         return self._recordings[key]
 
     def _begin(self, size: int) -> Launch:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from ctypes import addressof, c_char, memmove
 from queue import SimpleQueue
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from tegrad.nv.fence import full_barrier
 from tegrad.nv.queues import RELEASE, SUBROUTINE
 from tegrad.nv.replay import ACQUIRE, TIMELINE_RELEASE, semaphore
 from tegrad.nv.waits import prompt_sleeps
+
+if TYPE_CHECKING:
+    from tegrad.nv.device import NVDevice
 
 MB: Final = 1 << 20
 SMALL_BYTES: Final = MB
@@ -219,7 +222,7 @@ class _Move:
 class Gate:
     """A semaphore in host memory: the copy engine waits at it until the CPU has counted it up."""
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: NVDevice) -> None:
         self._signal = device.new_signal()  # whose word is ours as long as it lives
         self._va = self._signal.value_addr
         self._word: memoryview = self._signal.base_buf.cpu_view().view(0, 8, "Q").mv
@@ -247,7 +250,7 @@ class Staging:
     `areas` are buffers in host memory that the copy engine reaches.
     """
 
-    def __init__(self, device: Any, areas: Sequence[Any]) -> None:
+    def __init__(self, device: NVDevice, areas: Sequence[Any]) -> None:
         self._device, self._fifo = device, device.dma_gpfifo
         self._length = min(area.size for area in areas)
         self._small = min(SMALL_BYTES, self._length)

@@ -11,7 +11,7 @@ import ctypes
 import functools
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tinygrad.runtime import ops_nv
 
@@ -25,6 +25,9 @@ from tegrad.hw.faults import (
 )
 from tegrad.nv.faults import WARP_ESR_CODE, SmError
 from tegrad.nv.kernlog import FaultReport
+
+if TYPE_CHECKING:
+    from tegrad.nv.device import NVDevice
 
 
 class ErrorNotifier:
@@ -42,7 +45,7 @@ class ErrorNotifier:
 class Debugger:
     """The debugger that tinygrad attaches to a device's compute channel. RM's refusals are RuntimeError."""
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: "NVDevice") -> None:
         self._device = device
 
     def stopped(self) -> bool:

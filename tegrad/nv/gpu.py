@@ -5,8 +5,8 @@ An opened `nv.device.NVDevice` is one, and so is a device of the benches that on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from tinygrad import Device
 from tinygrad.device import TinyELF
@@ -15,7 +15,11 @@ from tinygrad.helpers import Target, to_mv
 from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.nv import compat
+from tegrad.nv.replay import DEFAULT, RUNS_IN_FLIGHT, Dependency, Launch, Recording
 from tegrad.nv.spec import MemorySpec
+
+if TYPE_CHECKING:
+    from tegrad.nv.device import NVDevice
 
 Buffer: TypeAlias = HCQBuffer
 """Memory of a GPU: `va_addr`, `size`, and `offset(at, size)` for a part of it."""
@@ -75,6 +79,11 @@ class Gpu(Protocol):
 
     def wait_for(self, copied: int) -> None:
         """Wait until copies are done. WaitTimeout."""
+
+    def record(
+        self, launches: Sequence[Launch], dependency: Dependency = DEFAULT, *, depth: int = RUNS_IN_FLIGHT
+    ) -> Recording:
+        """Launches that are replayed with one doorbell, up to `depth` runs in flight. LaunchError, MemoryError."""
 
     def load_program(self, cubin: bytes, name: str, buffers: int, values: int = 0) -> Program:
         """A kernel of a cubin that takes `buffers` pointers and then `values` 32-bit integers."""
@@ -138,6 +147,12 @@ class GpuMethods:
         """See `Gpu`."""
         lent: list[memoryview] = self.allocator.lend(buffers)
         return lent
+
+    def record(
+        self, launches: Sequence[Launch], dependency: Dependency = DEFAULT, *, depth: int = RUNS_IN_FLIGHT
+    ) -> Recording:
+        """See `Gpu`."""
+        return Recording(cast("NVDevice", self), launches, dependency, depth=depth)
 
     def load_program(self, cubin: bytes, name: str, buffers: int, values: int = 0) -> Program:
         """See `Gpu`."""

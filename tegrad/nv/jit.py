@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tinygrad.device import Buffer, Device
 from tinygrad.engine.realize import estimate_uop, get_call_arg_uops, get_runtime, resolve_params, run_linear
@@ -27,6 +27,9 @@ from tinygrad.uop.ops import Ops, UOp, buffers, sym_infer
 from tegrad.nv import compat, inputs
 from tegrad.nv.program import LaunchError
 from tegrad.nv.replay import BARRIER, CHAIN, DEPENDENCIES, Argument, Dependency, Launch, Number, Recording, lean, three
+
+if TYPE_CHECKING:
+    from tegrad.nv.device import NVDevice
 
 CALL: Final = "tinygrad.engine.jit.CapturedJit.__call__"
 FREE: Final = "tinygrad.engine.jit.CapturedJit.free_intermediates"
@@ -74,7 +77,7 @@ class _Replay:
     bytes: _Expression
     """Bytes that a run moves, for tinygrad's count."""
 
-    def run(self, device: Any, uops: Sequence[UOp], var_vals: dict[str, int]) -> None:
+    def run(self, device: NVDevice, uops: Sequence[UOp], var_vals: dict[str, int]) -> None:
         """Submit the recording with these inputs and values; does not wait. DeviceFault, DeviceClosed, LaunchError."""
         addresses, name = [], device.device
         for index in self.given:
@@ -95,7 +98,7 @@ class _Call:
 
     linear: UOp
 
-    def run(self, device: Any, uops: Sequence[UOp], var_vals: dict[str, int]) -> None:
+    def run(self, device: NVDevice, uops: Sequence[UOp], var_vals: dict[str, int]) -> None:
         """Have tinygrad run it, and raise what tinygrad raises."""
         run_linear(self.linear, var_vals, input_uops=uops, jit=True)
 
@@ -121,7 +124,8 @@ class _Held:
 class _Replays:
     """What a TinyJit captured, as steps in order; there are no steps if none of it can be replayed."""
 
-    device: Any
+    device: NVDevice | None
+    """None: nothing of it can be replayed, and there are no steps."""
     steps: tuple[_Replay | _Call, ...]
     variables: frozenset[str]
     """The names of the variables that the recordings were made with."""
@@ -144,11 +148,12 @@ def call(captured: Any, input_uops: list[UOp], var_vals: dict[str, int]) -> Any:
     replays: _Replays | None = captured.__dict__.get(REPLAYS)
     if replays is None:
         replays = captured.__dict__[REPLAYS] = _taken_apart(captured.linear, input_uops, var_vals)
-    if not replays.steps or not replays.variables <= var_vals.keys():  # tinygrad's error for one that is missing
+    device = replays.device
+    if device is None or not replays.variables <= var_vals.keys():  # tinygrad's error for one that is missing
         return _stock_call(captured, input_uops, var_vals)
     input_uops = compat.inputs_as_captured(captured, input_uops)
     for step in replays.steps:
-        step.run(replays.device, input_uops, var_vals)
+        step.run(device, input_uops, var_vals)
     return captured.ret
 
 
@@ -185,7 +190,7 @@ def _taken_apart(linear: UOp, input_uops: Sequence[UOp], var_vals: dict[str, int
             steps.append(_left_to_tinygrad(one, str(reason)))
     steps += _recorded(device, held)
     kept = tuple(steps) if any(isinstance(step, _Replay) for step in steps) else ()
-    return _Replays(device, kept, frozenset(var_vals))
+    return _Replays(device if kept else None, kept, frozenset(var_vals))
 
 
 def _devices_of(linear: UOp) -> Iterator[Any]:
@@ -221,7 +226,7 @@ def _name(kernel: UOp) -> str:
     return str(program.arg.function_name) if program.op is Ops.PROGRAM else program.op.name
 
 
-def _recorded(device: Any, held: Sequence[_Held]) -> list[_Replay | _Call]:
+def _recorded(device: NVDevice, held: Sequence[_Held]) -> list[_Replay | _Call]:
     """Calls that follow each other, as one recording; left to tinygrad if there is no memory for it, or a launch is
     one that the device refuses."""
     if not held:
@@ -245,7 +250,7 @@ def _recorded(device: Any, held: Sequence[_Held]) -> list[_Replay | _Call]:
     return [_Replay(recording, tuple(places), tuple(numbers), len(held), counts.ops, counts.mem)]
 
 
-def _launch(device: Any, kernel: UOp, input_uops: Sequence[UOp], var_vals: dict[str, int]) -> _HeldLaunch:
+def _launch(device: NVDevice, kernel: UOp, input_uops: Sequence[UOp], var_vals: dict[str, int]) -> _HeldLaunch:
     """A kernel as a launch to record, with the places of its inputs and changing numbers. _Unheld if it cannot be."""
     program = kernel.src[0]
     if program.op is Ops.COPY:
@@ -276,7 +281,7 @@ def _launch(device: Any, kernel: UOp, input_uops: Sequence[UOp], var_vals: dict[
     return _HeldLaunch(launch, given, numbers)
 
 
-def _memory(device: Any, uop: UOp) -> HCQBuffer:
+def _memory(device: NVDevice, uop: UOp) -> HCQBuffer:
     """The memory behind an argument. _Unheld unless it is this device's alone."""
     buffer = uop.buffer
     if not isinstance(buffer, Buffer):

@@ -10,11 +10,14 @@ import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tegrad.nv import compilers, roles
 from tegrad.nv.exercise import WrongResult
 from tegrad.nv.roles import Role
+
+if TYPE_CHECKING:
+    from tegrad.nv.device import NVDevice
 
 VOLATILE: Final = "volatile"
 CACHED: Final = "cached"
@@ -197,18 +200,18 @@ def device() -> Any:
     return Device["NV"]
 
 
-def kinds(device: Any) -> Mapping[str, Role]:
+def kinds(device: NVDevice) -> Mapping[str, Role]:
     """The kinds of memory that the device's GPU has, as roles: volatile and cached whatever the policy."""
     return _ROLES if getattr(device.iface, "unified_memory", False) else {OWN: roles.TENSORS}
 
 
-def load(device: Any, source: str, name: str, buffers: int, values: int) -> Any:
+def load(device: NVDevice, source: str, name: str, buffers: int, values: int) -> Any:
     """A kernel of so many pointers and then 32-bit integers, loaded."""
     return device.load_program(compilers.compile_cuda(source, device.arch), name, buffers, values)
 
 
 @contextmanager
-def buffer(device: Any, size: int, role: Role = roles.TENSORS) -> Iterator[Any]:
+def buffer(device: NVDevice, size: int, role: Role = roles.TENSORS) -> Iterator[Any]:
     """Memory of the device, given back when its work is done; volatile unless said."""
     from tegrad.nv.spec import MemorySpec
 
@@ -226,7 +229,7 @@ def _sum(pieces: int) -> int:
     return (FACTOR + 0xAAAAAAAA) * (pieces * (pieces - 1) // 2) & M32
 
 
-def stream(device: Any, role: Role, size: int, times: int) -> Rates:
+def stream(device: NVDevice, role: Role, size: int, times: int) -> Rates:
     """Write, read and copy `size` bytes once, half of it into the other half; read REREAD_BYTES of them `times` times.
 
     WrongResult where a sum of what was read is not that of what was written. MemoryError.
@@ -260,13 +263,13 @@ def stream(device: Any, role: Role, size: int, times: int) -> Rates:
         )
 
 
-def words(device: Any, buffer: Any, count: int) -> list[int]:
+def words(device: NVDevice, buffer: Any, count: int) -> list[int]:
     """The first words of a buffer when all work is done."""
     device.synchronize()
     return list(memoryview(device.download(buffer, 4 * count)).cast("I"))
 
 
-def handover(device: Any, role: Role, ctas: int, rounds: int) -> Handover:
+def handover(device: NVDevice, role: Role, ctas: int, rounds: int) -> Handover:
     """Let so many CTAs, on an SM each, hand packets to each other for `rounds`. A round that ends badly is the last."""
     per_cta = max(1, MOST_ROUND_PACKETS // ctas)
     source = f"{STORE}\n#define PER_CTA {per_cta}\n{_PACKETS}"
@@ -287,7 +290,7 @@ def handover(device: Any, role: Role, ctas: int, rounds: int) -> Handover:
     return Handover(ctas, len(set(sms)), 0, 0, 0, parts, 1e6 * (more - less) / (rounds - short))
 
 
-def exchange_us(device: Any, role: Role, counts: tuple[int, int] = LAUNCHES) -> float:
+def exchange_us(device: NVDevice, role: Role, counts: tuple[int, int] = LAUNCHES) -> float:
     """Microseconds of a round of packets between all SMs as a recorded launch: its start, work and end.
 
     An empty launch would not do: on an H200 one takes 0.8 us, and a dependency between kernels that hand over 2.4.
@@ -311,7 +314,7 @@ def exchange_us(device: Any, role: Role, counts: tuple[int, int] = LAUNCHES) -> 
     return float((times[1] - times[0]) / (counts[1] - counts[0]))
 
 
-def _timed(device: Any, recording: Any) -> float:
+def _timed(device: NVDevice, recording: Any) -> float:
     """Microseconds of a recording's run."""
     begin, end = device.new_signal(), device.new_signal()
     with device.lock:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,9 @@ from tegrad.errors import TegradError
 from tegrad.nv import compat
 from tegrad.nv.faults import DeviceFault, WaitTimeout
 from tegrad.nv.replay import DEPENDENCIES, Dependency, Launch, Recording, three
+
+if TYPE_CHECKING:
+    from tegrad.nv.device import NVDevice
 
 KERNELS_ALONE: Final = 2
 """tinygrad's JIT level that captures kernels and makes no graphs of them."""
@@ -54,7 +57,12 @@ class Recorded:
     """
 
     def __init__(
-        self, device: Any, launches: Sequence[Launch], arrays: Sequence[_Array], dependency: Dependency, keep: object
+        self,
+        device: NVDevice,
+        launches: Sequence[Launch],
+        arrays: Sequence[_Array],
+        dependency: Dependency,
+        keep: object,
     ) -> None:
         """`keep` is whatever holds the memory that the launches use."""
         self._device, self._keep = device, keep
@@ -103,7 +111,7 @@ class Recorded:
 class _Memory:
     """A buffer of our own, which goes when nobody has it any more."""
 
-    def __init__(self, device: Any, size: int, spec: BufferSpec) -> None:
+    def __init__(self, device: NVDevice, size: int, spec: BufferSpec) -> None:
         self._device, self._spec = device, spec
         self.buffer: HCQBuffer = device.allocator.alloc(size, spec)
 
@@ -127,7 +135,7 @@ class _Array:
         self.memory: HCQBuffer = compat.memory_of(self.buffer)
         self.owner: Any = self.buffer
 
-    def move(self, device: Any, moved: dict[int, _Memory]) -> None:
+    def move(self, device: NVDevice, moved: dict[int, _Memory]) -> None:
         """Give the array memory that the CPU reaches, with what is in it now; `moved` has it by the old address."""
         base, old = self.memory.base, self.memory
         if base.va_addr not in moved:
@@ -247,7 +255,7 @@ def _calls(linear: UOp) -> Iterator[UOp]:
             raise CannotRecord(f"the function does {kind.op.name} {kind.arg or ''}, which is no kernel: leave it out.")
 
 
-def _launch(device: Any, call: UOp, inputs: tuple[UOp, ...], moved: Mapping[int, _Memory]) -> Launch:
+def _launch(device: NVDevice, call: UOp, inputs: tuple[UOp, ...], moved: Mapping[int, _Memory]) -> Launch:
     """A kernel with its buffers, in their new memory if they were moved."""
     program = call.src[0]
     info, name, resolved = program.arg, program.arg.function_name, resolve_params(call, inputs)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from struct import Struct
 from struct import error as struct_error
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tinygrad.device import TinyELF
 from tinygrad.helpers import to_mv
@@ -34,6 +34,9 @@ from tegrad.nv.program import LaunchError, check_alignment, check_block, check_s
 from tegrad.nv.qmd import QMD
 from tegrad.nv.queues import RELEASE_HEADER, SUBROUTINE, Fifo, NVComputeQueue
 from tegrad.nv.spec import MemorySpec
+
+if TYPE_CHECKING:
+    from tegrad.nv.device import NVDevice
 
 RUNS_IN_FLIGHT: Final = 2
 """Runs of one recording that may be in flight."""
@@ -326,7 +329,7 @@ class Recording:
 
     def __init__(
         self,
-        device: Any,
+        device: NVDevice,
         launches: Sequence[Launch],
         dependency: Dependency = DEFAULT,
         *,
@@ -505,13 +508,13 @@ class Recording:
             queue.signal(device.timeline_signal, device.next_timeline()).submit(device)
 
 
-def after(device: Any, value: int) -> int:
+def after(device: NVDevice, value: int) -> int:
     """A GPFIFO entry for commands that wait until the timeline has reached a value."""
     va, dwords = device.place_commands(array("I", semaphore(ACQUIRE, device.timeline_signal.value_addr, value)))
     return gp_entry(va, dwords, level=SUBROUTINE)
 
 
-def _check(device: Any, launch: Launch) -> None:
+def _check(device: NVDevice, launch: Launch) -> None:
     """LaunchError, or DeviceClosed, for a launch that cannot be recorded."""
     program = launch.program
     if program.dev is not device:
@@ -552,7 +555,9 @@ def _lay_out(launches: Sequence[Launch]) -> _Layout:
     return layout
 
 
-def _describe(device: Any, launches: Sequence[Launch], dependency: Dependency, layout: _Layout, va: int) -> bytearray:
+def _describe(
+    device: NVDevice, launches: Sequence[Launch], dependency: Dependency, layout: _Layout, va: int
+) -> bytearray:
     """Constant banks and QMDs, as they go to the start of the buffer at `va`."""
     image = bytearray(layout.size)
     address = ctypes.addressof(ctypes.c_char.from_buffer(image))
@@ -571,7 +576,7 @@ def _describe(device: Any, launches: Sequence[Launch], dependency: Dependency, l
     return image
 
 
-def image_of(device: Any, launch: Launch, va: int) -> bytearray:
+def image_of(device: NVDevice, launch: Launch, va: int) -> bytearray:
     """Constant bank 0 and, at the next multiple of QMD_ALIGN, the QMD of a launch, as if they were at `va`."""
     return _describe(device, (launch,), DEFAULT, _lay_out((launch,)), va)
 
@@ -593,7 +598,7 @@ def grid_fields(qmd: QMD) -> tuple[str, str, str]:
     return "cta_raster_width", "cta_raster_height", "cta_raster_depth"
 
 
-def _qmd(device: Any, launch: Launch, view: memoryview, bank: int) -> QMD:
+def _qmd(device: NVDevice, launch: Launch, view: memoryview, bank: int) -> QMD:
     """The program's QMD, filled in for a launch with constant bank 0 at `bank`."""
     view[:] = launch.program.qmd.mv
     qmd = QMD(device, view=view)
