@@ -115,6 +115,7 @@ class ModelShape:
 
 
 _QWEN: Final = 151643
+# fmt: off
 SHAPES: Final[Mapping[str, ModelShape]] = {
     "1b": ModelShape("llama", 128256, 2048, 8192, 16, 32, 8, 64, 131072, 128000, base=5e5, stretch=32),
     "3b": ModelShape("llama", 128256, 3072, 8192, 28, 24, 8, 128, 131072, 128000, base=5e5, stretch=32),
@@ -129,53 +130,24 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
     "qwen3-1.7b": ModelShape(
         "qwen3", 151936, 2048, 6144, 28, 16, 8, 128, 40960, _QWEN, eps=1e-6, base=1e6, pieces="qwen2"
     ),
+    "gemma2-2b": ModelShape(
+        "gemma2", 256000, 2304, 9216, 26, 8, 4, 256, 8192, 0, eps=1e-6, pieces="spm",
+        own={
+            "attention.sliding_window": 4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+        },
+    ),
     "gemma3-1b": ModelShape(
-        "gemma3",
-        262144,
-        1152,
-        6912,
-        26,
-        4,
-        1,
-        256,
-        32768,
-        0,
-        eps=1e-6,
-        base=1e6,
-        pieces="spm",
+        "gemma3", 262144, 1152, 6912, 26, 4, 1, 256, 32768, 0, eps=1e-6, base=1e6, pieces="spm",
         own={"attention.sliding_window": 512},
     ),
     "gemma3-4b": ModelShape(
-        "gemma3",
-        262208,
-        2560,
-        10240,
-        34,
-        8,
-        4,
-        256,
-        131072,
-        0,
-        eps=1e-6,
-        base=1e6,
-        pieces="spm",
+        "gemma3", 262208, 2560, 10240, 34, 8, 4, 256, 131072, 0, eps=1e-6, base=1e6, pieces="spm",
         own={"attention.sliding_window": 1024, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
     ),
     "phi4-mini": ModelShape(
-        "phi3",
-        200064,
-        3072,
-        8192,
-        32,
-        24,
-        8,
-        128,
-        131072,
-        199999,
-        pieces="gpt-4o",
+        "phi3", 200064, 3072, 8192, 32, 24, 8, 128, 131072, 199999, pieces="gpt-4o",
         own={
-            "rope.dimension_count": 96,
-            "rope.scaling.original_context_length": 4096,
+            "rope.dimension_count": 96, "rope.scaling.original_context_length": 4096,
             "rope.scaling.attn_factor": 1.1902379989624023,  # as 32 bits hold it
             "attention.sliding_window": 262144,
         },
@@ -183,10 +155,30 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
     "smollm3-3b": ModelShape(
         "smollm3", 128256, 2048, 11008, 36, 16, 4, 128, 65536, 128000, eps=1e-6, base=5e6, pieces="smaug-bpe"
     ),
+    "granite3.1-2b": ModelShape(
+        "granite", 49155, 2048, 8192, 40, 32, 8, 64, 131072, 49152, base=5e6, pieces="refact",
+        own={
+            "attention.scale": 0.015625, "embedding_scale": 12.0, "residual_scale": 0.2199999988079071,
+            "logit_scale": 8.0,
+        },
+    ),
+    "olmo2-1b": ModelShape(
+        "olmo2", 100352, 2048, 8192, 16, 16, 16, 128, 4096, 100257, tied=False, eps=1e-6, base=5e5, pieces="dbrx"
+    ),
+    "ministral3-3b": ModelShape(
+        "mistral3", 131072, 3072, 9216, 26, 32, 8, 128, 262144, 1000, base=1e6, pieces="tekken",
+        own={
+            "rope.scaling.type": "yarn", "rope.scaling.factor": 16.0,
+            "rope.scaling.original_context_length": 16384, "rope.scaling.yarn_beta_fast": 32.0,
+            "rope.scaling.yarn_beta_slow": 1.0, "rope.scaling.yarn_log_multiplier": 1.0,
+            "attention.temperature_scale": 0.10000000149011612,
+        },
+    ),
     "gpt2": ModelShape("gpt2", 50257, 768, 3072, 12, 12, 12, 64, 1024, 50256, pieces="gpt-2"),
 }
-"""Llama 3.2 1B and 3B, Llama 3.1 8B, Mistral 7B v0.3, Qwen 2.5 and 3, Gemma 3 (text), Phi-4-mini, SmolLM3 and
-GPT-2 124M: from their config.json."""
+# fmt: on
+"""Llama 3.2 1B and 3B, Llama 3.1 8B, Mistral 7B v0.3, Qwen 2.5 and 3, Gemma 2 and 3 (text), Phi-4-mini, SmolLM3,
+Granite 3.1, OLMo 2, Ministral 3 (text) and GPT-2 124M: from their config.json."""
 
 
 def short(kind: BlockType) -> str:

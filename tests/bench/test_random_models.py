@@ -23,10 +23,14 @@ PUBLISHED = {
     "qwen2.5-0.5b": 494_032_768,
     "qwen3-0.6b": 596_049_920,
     "qwen3-1.7b": 1_720_574_976,
+    "gemma2-2b": 2_614_341_888,
     "gemma3-1b": 999_885_952,
     "gemma3-4b": 3_880_263_168,
     "phi4-mini": 3_836_021_760,
     "smollm3-3b": 3_075_098_624,
+    "granite3.1-2b": 2_533_531_648,
+    "olmo2-1b": 1_484_916_736,
+    "ministral3-3b": 3_429_006_336,
     "gpt2": 124_439_808,
 }
 """Parameters, as the models' own pages count them."""
@@ -77,6 +81,7 @@ def test_weights_have_the_deviation_that_keeps_a_products_size(kind: str) -> Non
     [
         *(("1b", "q6k"), ("mistral-7b", "q4k"), ("qwen2.5-0.5b", "q8_0"), ("qwen3-0.6b", "q5k"), ("gpt2", "f16")),
         *(("1b", "q4km"), ("gemma3-1b", "q4km"), ("phi4-mini", "q4km"), ("smollm3-3b", "f32")),
+        *(("gemma2-2b", "q4k"), ("granite3.1-2b", "q4k"), ("olmo2-1b", "q8_0"), ("ministral3-3b", "q4k")),
     ],
 )
 def test_a_small_one_runs_in_llama_cpp_and_in_ours(
