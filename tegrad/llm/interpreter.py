@@ -139,6 +139,7 @@ class Weights:
     query_norm: Sequence[Floats] | None = None
     key_norm: Sequence[Floats] | None = None
     activation: str = "silu"
+    embedding_scale: float = 1.0
 
 
 class Interpreter:
@@ -182,7 +183,8 @@ class Interpreter:
                 assert ins.output is not None
                 rows = slice(ins.output.first, ins.output.end)
                 embedding = self.weights.matrices[self.program.network.embedding.name]
-                self._hand_stream(ins, rows, embedding[self.token, rows], self.weights.attn_norm[0], floats)
+                row = embedding[self.token, rows] * np.float32(self.weights.embedding_scale)
+                self._hand_stream(ins, rows, row, self.weights.attn_norm[0], floats)
             case Op.PROJECT:
                 assert ins.output is not None
                 y = self._products(ins, Vector.X) * self._factor()
@@ -252,11 +254,13 @@ class Interpreter:
 
     # --- attention ----------------------------------------------------------------------------------------------------
 
-    def _rotate(self, heads: Floats, norm: Floats | None) -> Floats:
+    def _rotate(self, layer: int, heads: Floats, norm: Floats | None) -> Floats:
         """Heads (n, head dim) normalized and turned to the token's position."""
         if norm is not None:
             heads = unit(heads, self.weights.eps) * norm
         tables = self.weights.rope[:, self.position : self.position + 1].astype(np.float64)
+        if not self.program.network.layers[layer].turned:
+            tables = np.stack([np.ones_like(tables[0]), np.zeros_like(tables[1])])
         turned: Floats = ROTATIONS["halves" if self.weights.halves else "interleaved"](heads[None, :, None], tables)
         return turned[0, :, 0]
 
@@ -268,13 +272,13 @@ class Interpreter:
         qkv = self.vectors[Vector.QKV].floats.astype(np.float64)
         query, key, value = (qkv[wait.span.first : wait.span.end].reshape(-1, net.head_dim) for wait in ins.waits)
         norms = [None if side is None else side[ins.layer] for side in (weights.query_norm, weights.key_norm)]
-        queries = self._rotate(query, norms[0])
+        queries = self._rotate(ins.layer, query, norms[0])
         head = ins.head // self.program.head_groups
         keys, values = self.keys[ins.layer, head], self.values[ins.layer, head]
         begin, end = ranges[ins.split]
         chosen = list(range(begin, end))
         if ins.split == 0:
-            keys[self.position], values[self.position] = self._rotate(key, norms[1])[0], value[0]
+            keys[self.position], values[self.position] = self._rotate(ins.layer, key, norms[1])[0], value[0]
             chosen.append(self.position)
         scores = queries @ keys[chosen].astype(np.float64).T / np.sqrt(net.head_dim)
         top = scores.max(axis=1, keepdims=True)

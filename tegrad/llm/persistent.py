@@ -24,8 +24,10 @@ from tegrad.llm.chips import TUNED
 from tegrad.llm.errors import UnsupportedModelError, UntunedChipError
 from tegrad.llm.formats import FORMATS, PLAIN, SEGMENT, SET, BlockType
 from tegrad.llm.network import Add, Attend, Gate, Project, norms
+from tegrad.llm.network import Network as ModelNetwork
 from tegrad.llm.packed import PackedMatrix, PackedModel
 from tegrad.llm.programs import load_kernel
+from tegrad.llm.rope import UNTURNED
 from tegrad.llm.sampling import Sampling
 from tegrad.llm.schedule import (
     REPORT_BYTES,
@@ -142,6 +144,7 @@ class Persistent:
     qk_norm: bool = False
     cache_q8: bool = False
     activation: str = "silu"
+    embedding_scale: float = 1.0
     store_logits: bool = True
     timestamps: bool = False
     tuning: Tuning = field(default_factory=Tuning)
@@ -186,6 +189,10 @@ class Persistent:
             "ATTENTION_SYNC()": "barrier_sync<ATTENTION_WARPS_READY>(32*ATTENTION_WARPS)",
         }  # fmt: skip
         made |= {f"USES_{kind.name}": 1 for kind in kinds}
+        if self.embedding_scale != 1:
+            made["EMBEDDING_SCALE"] = f"{self.embedding_scale:.9e}f"
+        if not all(layer.turned for layer in net.layers):
+            made["UNTURNED"] = 1
         for name in Tuning.__dataclass_fields__:
             if (value := getattr(tuning, name)) is not None:
                 made[name.upper()] = value
@@ -321,7 +328,7 @@ class PersistentPlan:
 
     def _make(self, cache: KvCache, tuning: Tuning | None, reach: int, ctas: int, timestamps: bool) -> None:
         config, net, workspace = self.config, self.config.network, self._workspace
-        made, attend = network(self.model, cache, workspace), net.attends[0]
+        made, attend = network(self.model, cache, workspace), _turning(net)
         if tuning is None:
             positions = cache.positions if reach > NEAR_POSITIONS else reach
             kinds = (matrix.kind for matrix in made.matrices())
@@ -329,7 +336,8 @@ class PersistentPlan:
         program = build(made, ctas, head_groups=tuning.head_groups)
         self.kernel = Persistent(
             program, self.device.arch, cache.positions, attend.rotation, attend.rope.dim // 2, config.eps,
-            attend.query_norm is not None, cache.q8, net.gate.activation, timestamps=timestamps, tuning=tuning,
+            attend.query_norm is not None, cache.q8, net.gate.activation, net.embed.scale, timestamps=timestamps,
+            tuning=tuning,
         )  # fmt: skip
         words = self.kernel.words
         prove(program, words)
@@ -386,6 +394,7 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network
                 kept.values.va_addr,
                 kept.key_scales.va_addr,
                 kept.value_scales.va_addr,
+                net.attends[at].rotation != "none",
             )
         )
     embedding = matrix("token_embd", model.embedding)
@@ -397,12 +406,14 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network
 
 
 def _kernels_block(config: Config) -> tuple[Project, Attend, Add, Gate, Add]:
-    """A model's block, which must be the one that the kernel runs, alike in all layers: a gated one of RMS norms and
-    rotated heads."""
-    net = config.network
-    if len(set(net.blocks)) > 1:
+    """A model's block, which must be the one that the kernel runs, a gated one of RMS norms and rotated heads; alike in
+    all layers, but that some may rotate nothing."""
+    net, turning = config.network, _turning(config.network)
+    unturned = replace(turning, rotation="none", rope=UNTURNED)
+    if any(op not in (turning, unturned) for op in net.attends):
         raise UnsupportedModelError(f"the persistent step does not run {config.arch.name}: its layers differ")
-    match net.blocks[0]:
+    first = [turning if isinstance(op, Attend) else op for op in net.blocks[0]]
+    match first:
         case (Project() as project, Attend() as attend, Add() as mixed, Gate() as gated, Add() as hidden):
             kinds = {None if op.norm is None else op.norm.kind for op in (project, gated, net.logits)}
             fits = (mixed.reads, hidden.reads) == ("mixed", "hidden") and gated.gate is not None
@@ -411,6 +422,11 @@ def _kernels_block(config: Config) -> tuple[Project, Attend, Add, Gate, Add]:
     raise UnsupportedModelError(
         f"the persistent step does not run {config.arch.name}: its norm, gate or positions differ"
     )
+
+
+def _turning(net: ModelNetwork) -> Attend:
+    """The first layer's attention that rotates heads, or the first one's."""
+    return next((op for op in net.attends if op.rotation != "none"), net.attends[0])
 
 
 def _joined_bias(model: PackedModel, matrices: Sequence[PackedMatrix], workspace: Workspace) -> int:

@@ -107,6 +107,8 @@ class Layer:
     values: int = 0
     key_scales: int = 0
     value_scales: int = 0
+    turned: bool = True
+    """Whether its heads are rotated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -725,7 +727,8 @@ WORDS: Final = np.dtype(
 source, target: where the vectors begin in the workspace, in bytes; wait: the stage waited for (of ATTEND's queries;
 wait2 and wait3 of its key and value, with the writers in the upper half); writers: CTAs of it; first, rows: the
 output's elements. ATTEND: runs hold the addresses of keys, values and both scales (the last as `extra`), norm and bias
-the norms of query and key. EMBED: runs[0] is the embedding. norm: the norm that follows the written stream.
+the norms of query and key; columns is 1 where heads are not rotated. EMBED: runs[0] is the embedding. norm: the norm
+that follows the written stream.
 """
 
 READS_FLOATS, WRITES_FLOATS, HANDS_ON = 1, 2, 4
@@ -819,6 +822,7 @@ def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[st
         elif ins.op is Op.EMBED:
             columns = net.dim
         elif ins.op is Op.ATTEND:
+            columns = int(not layer.turned)
             wait2, wait3 = (wait.stage | wait.writers << 16 for wait in ins.waits[1:])
         if ins.op is Op.LOGITS:
             first = ins.runs[0].first * stream_segment(net.output) // net.output.columns

@@ -44,6 +44,9 @@ class Shape:
     bias: bool = False
     qk_norm: bool = False
     halves: bool = False
+    unturned: int | None = None
+    """Of so many layers the last one rotates nothing."""
+    embedding_scale: float = 1.0
     positions: int = 64
     eps: float = 0.25
     """So large that nothing is right without it."""
@@ -106,6 +109,7 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
                 k_norm[0],
                 put(cache),
                 put(cache),
+                turned=s.unturned is None or (at + 1) % s.unturned != 0,
             )
         )
     output_norm = vector(s.dim, 0.05, 0.1)
@@ -116,5 +120,7 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
     angles = np.arange(s.positions)[:, None] * 10000.0 ** (-np.arange(s.head_dim // 2) * 2 / s.head_dim)
     rope = np.stack([np.cos(angles), np.sin(angles)]).astype(np.float32)
     norms = (q_norms, k_norms) if s.qk_norm else (None, None)
-    weights = Weights(floats, attn, ffn, output_norm[1], biases, rope, s.eps, s.halves, *norms)
+    weights = Weights(
+        floats, attn, ffn, output_norm[1], biases, rope, s.eps, s.halves, *norms, embedding_scale=s.embedding_scale
+    )
     return Made(s, network, weights, put(rope), [(layer.keys, layer.values) for layer in layers])

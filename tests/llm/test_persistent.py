@@ -58,7 +58,7 @@ class Rig:
         validate(self.program)
         self.kernel = Persistent(
             self.program, operands.device.arch, shape.positions, "halves" if shape.halves else "interleaved",
-            shape.head_dim // 2, shape.eps, shape.qk_norm, tuning=tuning, **more,
+            shape.head_dim // 2, shape.eps, shape.qk_norm, embedding_scale=shape.embedding_scale, tuning=tuning, **more,
         )  # fmt: skip
         self.loaded = self.kernel.load(operands.device)
         self.words = operands.put(self.kernel.words.view(np.uint8))
@@ -169,6 +169,8 @@ def check_stages(rig: Rig, token: int, position: int) -> None:
 CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
     # rows of an eighth of a segment; more CTAs than some stages have units for
     "small": (Shape(), 6, 20, {}),
+    # a layer that rotates nothing, and one after it; embeddings times a number
+    "unturned": (Shape(layers=3, unturned=2, embedding_scale=7.5), 6, 20, {}),
     # rows of 3/8 of a segment, and of one and a half; values and down in another format; biases, qk norms, other rope;
     # two parts of attention, joined; each vector three times; two segments of a tile for each consumer
     "mixed": (

@@ -107,7 +107,14 @@ def test_rings_of_any_size_hold_the_same_weights(
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(TYPE.Q6_K, "plain"), (TYPE.Q8_0, "plain"), (TYPE.F16, "qwen2"), (TYPE.Q4_K, "plain"), (TYPE.Q4_K, "phi3")],
+    [
+        (TYPE.Q6_K, "plain"),
+        (TYPE.Q8_0, "plain"),
+        (TYPE.F16, "qwen2"),
+        (TYPE.Q4_K, "plain"),
+        (TYPE.Q4_K, "phi3"),
+        (TYPE.Q8_0, "smollm3"),
+    ],
 )
 def test_as_many_warps_and_as_much_shared_memory_as_on_an_h200(
     kind: TYPE, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

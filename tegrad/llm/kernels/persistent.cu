@@ -44,6 +44,9 @@
 #ifndef POLLED
 #define POLLED 3
 #endif
+#ifndef UNTURNED
+#define UNTURNED 0
+#endif
 #ifndef ROPE_POSITIONS
 #define ROPE_POSITIONS POSITIONS
 #endif
@@ -98,7 +101,7 @@ struct Work {
     alignas(16) float scratch[CONSUMERS][32 * HELD];
     alignas(16) float sums[most(SUMS, attend::OUTPUTS)];
     float stream[OWN];  // this CTA's rows of the residual stream
-    float turn[2 * ROPE_PAIRS];  // rope's cosines and sines at the position
+    float turn[(1 + UNTURNED) * 2 * ROPE_PAIRS];  // rope's cosines and sines at the position; those of no rotation
     float squares[2][EPILOGUE], top[2][EPILOGUE];
     int top_row[2][EPILOGUE];
     int joined;         // attention's result is in `sums`
@@ -456,6 +459,11 @@ __device__ __forceinline__ void multiply(const Word &word, Work &work, Pipeline 
         multiply_packed<F, false>(work, pipeline, buffer, now, segments, width, places, warp, lane);
 }
 
+// What a layer's heads are rotated by.
+__device__ __forceinline__ const float *turn_of(const Word &word, const Work &work) {
+    return work.turn + (UNTURNED && word[COLUMNS_OF] ? 2 * ROPE_PAIRS : 0);
+}
+
 // A split of a KV head's positions; who joins the splits leaves the result in work.sums. A function of its own:
 // inlined, what the caller keeps in registers would make its loops spill.
 #if ATTENTION_PIPELINE
@@ -467,7 +475,7 @@ __device__ __noinline__ void attend_split(Word word, unsigned char *workspace, T
     if (word[SPLIT_OF] >= attend::range(work.position, 0).splits) return;
     attend::pipelined_split(a.shared, pipeline_in(memory), memory, now, keys_of(word), values_of(word), word[SPLIT_OF],
                       work.position, a.query, a.key, a.value, (const float *)word.address(NORM),
-                      (const float *)word.address(BIAS), work.turn, ROPE_PAIRS, thread,
+                      (const float *)word.address(BIAS), turn_of(word, work), ROPE_PAIRS, thread,
                       [] { barrier_sync<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS); });
     const int head = word[HEAD], splits = attend::range(work.position, 0).splits;
     attend::finish_pipelined_split(a.shared, word[SPLIT_OF], splits,
@@ -486,6 +494,7 @@ __device__ __noinline__ void attend_split(Word word, Work &work, unsigned char *
     const float *q_norm = (const float *)word.address(NORM), *k_norm = (const float *)word.address(BIAS);
     float *joins = (float *)(workspace + JOINS) + (size_t)head * SPLITS * attend::SPLIT_FLOATS;
     unsigned *counter = (unsigned *)(workspace + COUNTERS + (size_t)(STAGES + head) * COUNTER_BYTES);
+    const float *turn = turn_of(word, work);
     const int splits = attend::range(position, 0).splits;
     if (number >= splits) return;
     if (warp < ATTENTION_WARPS) {
@@ -494,7 +503,7 @@ __device__ __noinline__ void attend_split(Word word, Work &work, unsigned char *
         attend::split(a.shared, attend::side(keys, key_scales, head / GROUPS_PER_HEAD),
                      attend::side(values, value_scales, head / GROUPS_PER_HEAD), number, position, a.query, a.key,
                      a.value,
-                     q_norm, k_norm, work.turn, ROPE_PAIRS, joins, counter, out, thread,
+                     q_norm, k_norm, turn, ROPE_PAIRS, joins, counter, out, thread,
                      [] { barrier_sync<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS); });
         if (thread == 0) work.joined = splits == 1 || a.shared.last;
     } else {
@@ -511,6 +520,10 @@ __device__ __forceinline__ void consume(Reader reader, Work &work, Pipeline &pip
     // Seen by all of them once they have met for the first input.
     for (int i = warp * 32 + lane; i < 2 * ROPE_PAIRS; i += CONSUMER_THREADS)
         work.turn[i] = rope[((size_t)(i / ROPE_PAIRS) * ROPE_POSITIONS + position) * ROPE_PAIRS + i % ROPE_PAIRS];
+#if UNTURNED
+    for (int i = warp * 32 + lane; i < 2 * ROPE_PAIRS; i += CONSUMER_THREADS)
+        work.turn[2 * ROPE_PAIRS + i] = i < ROPE_PAIRS ? 1 : 0;
+#endif
     for (Word word; reader.take(word);) {
         asm volatile("" : "+r"(warp), "+r"(lane));  // what is made of them is not kept in registers meanwhile
         const unsigned op = word[OP];
@@ -811,6 +824,9 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
             for (int row = mine; row < end; row += EPILOGUE_THREADS) {
                 if (row < first) continue;
                 WITH_FORMAT(format, work.sums[row - first] = weight_at<F>(matrix, (long long)token * DIM + row));
+#ifdef EMBEDDING_SCALE
+                work.sums[row - first] *= EMBEDDING_SCALE;
+#endif
                 work.stream[row - first] = 0;
             }
         }
