@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any, Final, Self
 
 from tegrad.llm.arch import Config
@@ -29,9 +30,38 @@ FEWEST_WARPS: Final = 4
 MIXED_BYTES: Final = 32 << 10
 
 
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """What only some layers do with scores: a scale that is not a head's usual one, a cap, a window of positions.
+
+    With a window, the rows of a cache are a ring in which position p lies in row p % rows.
+    """
+
+    scale: float | None = None
+    cap: float | None = None
+    window: int | None = None
+
+    @classmethod
+    def of(cls, config: Config, op: Attend, positions: int) -> Self:
+        """A layer's, where there are so many positions."""
+        usual = op.scale == 1 / sqrt(config.head_dim)
+        within = op.window is not None and op.window < positions
+        return cls(None if usual else op.scale, op.cap, op.window if within else None)
+
+    @property
+    def defines(self) -> dict[str, Any]:
+        """Macros of attention.cuh and flash.cu; none for most layers."""
+        made = {"ATTENTION_SCALE": self.scale, "SCORE_CAP": self.cap}
+        floats = {name: f"{value:.9e}f" for name, value in made.items() if value is not None}
+        return floats if self.window is None else {**floats, "WINDOW": self.window}
+
+
+PLAIN: Final = Scoring()
+
+
 @dataclass(frozen=True)
 class Attention:
-    """One model's attention over a cache of `positions` of each sequence, in splits for a chip `arch` of `sms` SMs.
+    """One layer's attention over a cache of `positions` of each sequence, in splits for a chip `arch` of `sms` SMs.
 
     `rope_pairs` pairs of a head are rotated; `eps` is that of the RMS norm of query and key heads where a model has
     one. `floats`, `quantized` and `halves` say in which forms the output is written; halves, in the order of fragments
@@ -54,17 +84,23 @@ class Attention:
     arch: str = "sm_87"
     tuning: Mapping[str, int] | None = None
     """Macros of attention.cuh to set otherwise: ATTENTION_WARPS, ATTENTION_LOADS, SPLITS, SPLIT_ROWS."""
+    scoring: Scoring = PLAIN
+    turned: int | None = None
+    """Positions of the table of angles, where the cache holds only some of them."""
 
     @classmethod
     def of(
         cls, config: Config, op: Attend, positions: int, cache: str, device: Gpu, sequences: int = 1, *,
-        floats: bool = False, quantized: bool = True, halves: bool = False, tuning: Mapping[str, int] | None = None,
+        rows: int | None = None, floats: bool = False, quantized: bool = True, halves: bool = False,
+        tuning: Mapping[str, int] | None = None,
     ) -> Self:  # fmt: skip
-        """A layer's of a model, on a device."""
+        """A layer's of a model, on a device; of `positions` the cache holds all, or has `rows` for them."""
+        rows = positions if rows is None else rows
         return cls(
-            config.heads, config.kv_heads, config.head_dim, positions, op.rotation,
+            config.heads, config.kv_heads, config.head_dim, rows, op.rotation,
             op.rope.dim // 2 if op.rope.dim else None, config.eps if op.query_norm is not None else None,
             cache, device.sm_count, sequences, floats, quantized, halves, device.arch, tuning,
+            Scoring.of(config, op, positions), positions if rows < positions else None,
         )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -126,8 +162,11 @@ class Attention:
             "OUTPUT_X": self.floats and not self.halves,
             "OUTPUT_H": self.halves,
             "OUTPUT_Q": self.quantized,
+            **self.scoring.defines,
             **(self.tuning or {}),
         }
+        if self.turned is not None:
+            made["ROPE_POSITIONS"] = self.turned
         if self.rope_pairs is not None:
             made["ROPE_PAIRS"] = self.rope_pairs
         if self.eps is not None:

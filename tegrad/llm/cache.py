@@ -1,7 +1,8 @@
 """The keys and values of the sequences that a model runs, on its device.
 
 Of each layer there is a buffer for keys and one for values, (slots, kv heads, positions, head dim): in f16, or in int8
-with f16 scales of 32 elements each in buffers of their own. Keys are stored rotated.
+with f16 scales of 32 elements each in buffers of their own. Keys are stored rotated. A layer that attends within a
+window has no more rows than the window and a chunk of a prompt need, and position p lies in row p % rows.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from tegrad.nv.spec import MemorySpec
 SPEC: Final = MemorySpec(nolru=True, role=roles.KV_CACHE)
 BLOCK: Final = 32
 """Elements that share a scale."""
+AHEAD: Final = 512
+"""Positions that are written at most before what is read with the first of them: a chunk's."""
+RING_MULTIPLE: Final = 64
+"""What a ring's rows are a multiple of: the largest tile of attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +34,20 @@ class LayerCache:
     values: Buffer
     key_scales: Buffer
     value_scales: Buffer
+    rows: int
+    """Of a sequence's KV head."""
 
 
 class KvCache:
     """A cache of `positions` for each of `slots` sequences. Close it, or use it in a `with`.
 
-    UnsupportedModelError for heads that our kernels do not take, OutOfMemory.
+    Up to `ahead` positions may be written at once. UnsupportedModelError for heads that our kernels do not take,
+    OutOfMemory.
     """
 
-    def __init__(self, device: Gpu, config: Config, positions: int, slots: int = 1, *, q8: bool = False) -> None:
+    def __init__(
+        self, device: Gpu, config: Config, positions: int, slots: int = 1, *, q8: bool = False, ahead: int = AHEAD
+    ) -> None:
         if config.value_dim != config.head_dim:
             raise UnsupportedModelError(
                 f"heads of {config.head_dim} keys and {config.value_dim} values: our kernels need them alike"
@@ -46,16 +56,25 @@ class KvCache:
             raise UnsupportedModelError(
                 f"a q8_0 cache has blocks of 32, which heads of {config.head_dim} are not made of"
             )
-        self.positions, self.slots, self.q8 = positions, slots, q8
-        elements = slots * config.kv_heads * positions * config.head_dim
+        self.positions, self.slots, self.q8, self.ahead = positions, slots, q8, ahead
+        row = slots * config.kv_heads * config.head_dim
+        rows = [_rows(op.window, positions, ahead) for op in config.network.attends]
+        self._ends = [0] * slots
+        self.rings = [
+            (op.window, kept)
+            for op, kept in zip(config.network.attends, rows, strict=True)
+            if op.window is not None and kept < positions
+        ]
+        """Windows of layers that do not keep all positions, and their rows."""
         self._device = device
         self._undo = ExitStack()
         try:
-            self.layers = tuple(self._layer(elements) for _ in range(config.layers))
+            self.layers = tuple(self._layer(row, each) for each in rows)
         except BaseException as error:
             self.close()
             if isinstance(error, MemoryError):
-                size = config.layers * 2 * (elements * 17 // 16 if q8 else 2 * elements)
+                elements = row * sum(rows)
+                size = 2 * (elements * 17 // 16 if q8 else 2 * elements)
                 raise OutOfMemory(
                     f"a cache of {slots} x {positions} positions needs {size / 2**20:,.0f} MiB, more than is free: "
                     "ask for a shorter context"
@@ -66,19 +85,41 @@ class KvCache:
         """Free the buffers. Closing twice is harmless."""
         self._undo.close()
 
+    def begin(self, slot: int = 0) -> None:
+        """A sequence is written anew, from its first position on."""
+        self._ends[slot] = 0
+
+    def wrote(self, end: int, slot: int = 0) -> None:
+        """A sequence's positions below `end` may have been written."""
+        self._ends[slot] = max(self._ends[slot], end)
+
+    def holds(self, position: int, slot: int = 0) -> bool:
+        """Whether a sequence can go on at a position: no ring has lost what the window there has in it."""
+        end = self._ends[slot]
+        return all(max(0, position - window + 1) >= end - rows for window, rows in self.rings)
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _layer(self, elements: int) -> LayerCache:
+    def _layer(self, row: int, rows: int) -> LayerCache:
+        elements = row * rows
         keys, values = (self._alloc(elements if self.q8 else 2 * elements) for _ in range(2))
         if not self.q8:
-            return LayerCache(keys, values, keys, values)
-        return LayerCache(keys, values, *(self._alloc(elements // BLOCK * 2) for _ in range(2)))
+            return LayerCache(keys, values, keys, values, rows)
+        key_scales, value_scales = (self._alloc(elements // BLOCK * 2) for _ in range(2))
+        return LayerCache(keys, values, key_scales, value_scales, rows)
 
     def _alloc(self, size: int) -> Buffer:
         buffer: Buffer = self._device.allocate(size, SPEC)
         self._undo.callback(self._device.release, buffer, SPEC)
         return buffer
+
+
+def _rows(window: int | None, positions: int, ahead: int) -> int:
+    """Rows of a layer for so many positions: what is written at once and all that the first of it still reads."""
+    if window is None:
+        return positions
+    return min(positions, -(-(window + ahead) // RING_MULTIPLE) * RING_MULTIPLE)

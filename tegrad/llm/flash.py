@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tegrad.llm.attention import PLAIN, Scoring
 from tegrad.llm.programs import Programs
 from tegrad.nv.replay import Launch
 
 
 @dataclass(frozen=True, slots=True)
 class Flash:
-    """Attention of one model's layers; `positions` of the cache, which is f16 or q8_0. `warps` and `tile` divide it."""
+    """Attention of one model's layers; `positions` are rows of the cache, which is f16 or q8_0; where they are a ring,
+    it has whole tiles."""
 
     heads: int
     kv_heads: int
@@ -20,6 +22,7 @@ class Flash:
     q8: bool = False
     warps: int = 4
     tile: int = 64
+    scoring: Scoring = PLAIN
 
     @property
     def group(self) -> int:
@@ -47,7 +50,7 @@ class Flash:
         program = programs(
             "flash", buffers=7, dynamic_shared=4 * self.tile * (2 * self.head_dim + 16), HEADS=self.heads,
             KV_HEADS=self.kv_heads, HEAD_DIM=self.head_dim, POSITIONS=self.positions, CACHE_Q8=self.q8,
-            WARPS=self.warps, TILE=self.tile, OVERLAP=overlap,
+            WARPS=self.warps, TILE=self.tile, OVERLAP=overlap, **self.scoring.defines,
         )  # fmt: skip
         buffers = (out, q, keys, values, key_scales or keys, value_scales or values, chunk)
         grid = (-(-tokens * self.group // (16 * self.warps)), self.kv_heads, 1)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from operands import Operands
 
-from tegrad.llm.attention import BUFFERS, Attention
+from tegrad.llm.attention import BUFFERS, PLAIN, Attention, Scoring
+from tegrad.llm.numerics import capped
 from tegrad.llm.state import State
 
 HOPPER = {"sms": 132, "arch": "sm_90", "floats": True}
@@ -87,7 +88,7 @@ class Case:
         self.qkv = 1.5 * rng.standard_normal((at.sequences, at.heads + 2 * at.kv_heads, at.head_dim)).astype(np.float32)
         self.norms = (0.5 + rng.random((2, at.head_dim))).astype(np.float32)
         pairs = at.head_dim // 2 if at.rope_pairs is None else at.rope_pairs
-        angle = rng.random((at.positions, max(pairs, 1))) * 6
+        angle = rng.random((at.turned or at.positions, max(pairs, 1))) * 6
         self.rope = np.stack([np.cos(angle), np.sin(angle)]).astype(np.float32)
         self.k, self.v = random_cache(rng, at), random_cache(rng, at)
 
@@ -101,10 +102,11 @@ class Case:
         return rotate(q, table, at.rope), rotate(k, table, at.rope), v
 
 
-def attend(q: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+def attend(q: np.ndarray, keys: np.ndarray, values: np.ndarray, scoring: Scoring = PLAIN) -> np.ndarray:
     """Output (heads, dim) of queries (heads, dim) over keys and values (kv heads, positions, dim)."""
     grouped = q.reshape(len(keys), -1, q.shape[-1])
-    scores = grouped @ keys.transpose(0, 2, 1) / np.sqrt(q.shape[-1])
+    scale = 1 / np.sqrt(q.shape[-1]) if scoring.scale is None else scoring.scale
+    scores = capped(grouped @ keys.transpose(0, 2, 1) * scale, scoring.cap)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     return (weights @ values).reshape(q.shape)
@@ -157,7 +159,8 @@ def check(case: Case, positions: list[int | None], found: dict[str, np.ndarray])
     at = case.at
     for sequence, position in enumerate(positions):
         k, v = Cached(found["k"], found["k_scale"]), Cached(found["v"], found["v_scale"])
-        past = np.s_[sequence, :, np.arange(at.positions) != position] if position is not None else np.s_[sequence]
+        row = None if position is None else position % at.positions
+        past = np.s_[sequence, :, np.arange(at.positions) != row] if row is not None else np.s_[sequence]
         for now, before in ((k, case.k), (v, case.v)):
             np.testing.assert_array_equal(now.raw[past], before.raw[past])
             if now.scale.size:
@@ -167,11 +170,11 @@ def check(case: Case, positions: list[int | None], found: dict[str, np.ndarray])
             continue
         q, *rows = case.fresh(sequence, position)
         for now, row in zip((k, v), rows, strict=True):
-            stored, meant = now.values[sequence, :, position], rounded(row, at).values
+            stored, meant = now.values[sequence, :, position % at.positions], rounded(row, at).values
             assert (stored == meant).mean() > 0.98  # all but those at the edge of two neighbours
             assert np.abs(stored - row).max() <= np.abs(row).max() * (2**-11 if at.cache == "f16" else 1 / 254 + 2**-11)
-        past = np.s_[sequence, :, : position + 1]
-        x = attend(q, k.values[past], v.values[past])
+        seen = np.arange(max(0, position + 1 - (at.scoring.window or position + 1)), position + 1) % at.positions
+        x = attend(q, k.values[sequence][:, seen], v.values[sequence][:, seen], at.scoring)
         if at.halves:
             written = halves(found["x"]).reshape(-1)[: at.sequences * x.size].reshape(at.sequences, *x.shape)
             assert (np.abs(written[sequence] - x) <= 2**-11 * np.abs(x) + 5e-6 * np.abs(x).max()).all()

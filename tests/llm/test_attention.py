@@ -10,7 +10,7 @@ import pytest
 from attention_rig import PUBLISHED, Bench
 from operands import Operands
 
-from tegrad.llm.attention import Attention
+from tegrad.llm.attention import Attention, Scoring
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.programs import compile_kernel
 from tegrad.nv.cubin import read_ptx
@@ -41,7 +41,15 @@ VARIANTS = {
     ),
     "group1": Attention(3, 3, 64, 1100, "none", sms=18, floats=True, tuning=few(2, ATTENTION_LOADS=2)),
     "group8": Attention(16, 2, 64, 1100, "halves", 16, sms=18, floats=True, tuning=few(2, ATTENTION_LOADS=2)),
-}
+    "window": Attention(
+        4, 1, 256, 192, "halves", eps=0.5, sms=5, floats=True, sequences=2, tuning=few(2), turned=900,
+        scoring=Scoring(window=100, scale=0.1),
+    ),
+    "window-q8_0-capped": Attention(
+        4, 2, 64, 128, cache="q8_0", sms=6, floats=True, tuning=few(2, ATTENTION_LOADS=2), turned=900,
+        scoring=Scoring(window=128, cap=2.0),
+    ),
+}  # fmt: skip
 MORE = {
     "head16": Attention(4, 2, 16, 1100, sms=18, floats=True, sequences=2, tuning=few(2)),
     "head32-q8_0-group7": Attention(14, 2, 32, 1100, cache="q8_0", sms=18, floats=True, sequences=2, tuning=few(2)),
@@ -66,7 +74,11 @@ def around_borders(at: Attention) -> list[int]:
     tile = tile_rows(at)
     part = tile * at.warps
     borders = {0, 1, tile - 1, tile, tile + 1, part - 1, part, part + 1, 2 * part, 2 * part + 1, at.splits * part + 1}
-    return [*sorted(p for p in borders if p < at.positions - 1), at.positions - 1]
+    last = (at.turned or at.positions) - 1
+    if (window := at.scoring.window) is not None:  # where it leaves positions behind, and where the ring begins anew
+        around = (window, at.positions, at.positions + window, 2 * at.positions)
+        borders |= {border + more for border in around for more in (-1, 0, 1)}
+    return [*sorted(p for p in borders if p < last), last]
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -8,25 +8,29 @@ import numpy as np
 import pytest
 from operands import Operands
 
+from tegrad.llm.attention import PLAIN, Scoring
 from tegrad.llm.flash import Flash
 from tegrad.llm.gemm import fragment_order
+from tegrad.llm.numerics import capped
 from tegrad.llm.prefill import chunk_bytes
 from tegrad.llm.programs import Programs
 
 pytestmark = pytest.mark.board
 
 
-def attention(q: np.ndarray, keys: np.ndarray, values: np.ndarray, start: int) -> np.ndarray:
+def attention(q: np.ndarray, keys: np.ndarray, values: np.ndarray, start: int, scoring: Scoring = PLAIN) -> np.ndarray:
     """(tokens, heads, width), of q alike and keys and values (kv_heads, positions, width)."""
-    tokens, heads, width = q.shape
+    scale = 1 / np.sqrt(q.shape[-1]) if scoring.scale is None else scoring.scale
+    tokens, heads, _ = q.shape
     group = heads // len(keys)
     out = np.empty(q.shape)
     for token in range(tokens):
-        seen = start + token + 1
+        end = start + token + 1
+        seen = slice(max(0, end - (scoring.window or end)), end)
         for head in range(heads):
-            scores = keys[head // group, :seen] @ q[token, head] / np.sqrt(width)
+            scores = capped(keys[head // group, seen] @ q[token, head] * scale, scoring.cap)
             weights = np.exp(scores - scores.max())
-            out[token, head] = weights @ values[head // group, :seen] / weights.sum()
+            out[token, head] = weights @ values[head // group, seen] / weights.sum()
     return out
 
 
@@ -34,7 +38,12 @@ CASES = {
     "f16, group of 3, past of two tiles": (Flash(6, 2, 64, 160, warps=2, tile=32), 45, 17),
     "the same from the start": (Flash(6, 2, 64, 160, warps=2, tile=32), 0, 1),
     "q8_0, heads of 128": (Flash(4, 2, 128, 64, q8=True, warps=2, tile=32), 30, 34),
-}
+    "a window of less than a tile": (Flash(6, 2, 64, 96, warps=2, tile=32, scoring=Scoring(window=20)), 0, 48),
+    "the ring's end, heads of 256": (
+        Flash(4, 1, 256, 128, warps=2, tile=32, scoring=Scoring(window=70, scale=0.09)), 365, 40
+    ),
+    "q8_0 in a ring, capped": (Flash(4, 2, 64, 128, q8=True, warps=2, tile=32, scoring=Scoring(0.2, 5.0, 64)), 200, 48),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("flash", "start", "count"), list(CASES.values()), ids=list(CASES))
@@ -44,7 +53,21 @@ def test_a_chunk_sees_its_past_and_itself_and_nothing_else(
     """Beyond the last position the cache holds NaN, and so do the tokens that the chunk lacks."""
     rng = np.random.default_rng(start)
     slots, slot, end = 2, 1, start + count
-    shape = (slots, flash.kv_heads, flash.positions, flash.head_dim)
+    rows, window = flash.positions, flash.scoring.window
+    length = max(rows, end)  # positions that there are keys of, or of those that the ring has forgotten nothing
+    shape = (slots, flash.kv_heads, length, flash.head_dim)
+    left = 0 if window is None else max(0, start - window + 1) // flash.tile * flash.tile  # tiles that nobody may read
+
+    def ring(side: np.ndarray) -> np.ndarray:
+        """What positions of a window's tiles have, at their places; elsewhere, where there may be, NaN."""
+        if side.dtype != np.int8:
+            side[slot, :, end:] = np.nan
+            side[slot, :, :left] = np.nan
+        made = side[:, :, :rows].copy()
+        for position in range(max(left, end - rows), end):
+            made[:, :, position % rows] = side[:, :, position]
+        return made
+
     q = rng.standard_normal((48, flash.heads, flash.head_dim)).astype(np.float16)
     q[count:] = np.nan
     sides, scales, exact = [], [], []
@@ -53,13 +76,11 @@ def test_a_chunk_sees_its_past_and_itself_and_nothing_else(
             side = rng.integers(-127, 128, shape).astype(np.int8)
             scale = rng.uniform(0.005, 0.02, (*shape[:3], flash.head_dim // 32)).astype(np.float16)
             exact.append(side[slot] * np.repeat(scale[slot].astype(np.float64), 32, axis=-1))
-            scale[slot, :, end:] = np.nan
-            scales.append(operands.put(scale))
+            scales.append(operands.put(ring(scale)))
         else:
             side = rng.standard_normal(shape).astype(np.float16)
             exact.append(side[slot].astype(np.float64))
-            side[slot, :, end:] = np.nan
-        sides.append(operands.put(side))
+        sides.append(operands.put(ring(side)))
     out = operands.put(np.full(q.shape, 7, np.float16))
     chunk = operands.put(np.frombuffer(chunk_bytes(start=start, count=count, slot=slot), np.uint8))
     launch = flash.launch(
@@ -68,6 +89,6 @@ def test_a_chunk_sees_its_past_and_itself_and_nothing_else(
     )  # fmt: skip
     launch.program(*launch.buffers, global_size=launch.grid, local_size=launch.block, wait=True)
     ours = operands.get(out, (len(q), -1), np.float16)[:, fragment_order(q[0].size)].reshape(q.shape).astype(np.float64)
-    expected = attention(q[:count].astype(np.float64), *exact, start)
+    expected = attention(q[:count].astype(np.float64), *exact, start, flash.scoring)
     assert np.abs(ours[:count] - expected).max() < 2e-3 * np.abs(expected).max()
     assert (ours[count:] == 7).all()

@@ -5,7 +5,7 @@
 //   qkv        float32 (sequences, HEADS + 2 * KV_HEADS, HEAD_DIM): queries, then keys, then values
 //   *_norm     float32 (HEAD_DIM), read where QK_NORM
 //   rope       float32 (2, ROPE_POSITIONS, ROPE_PAIRS): cosines, sines; read where ROPE
-//   k, v       the layer's cache (sequences, KV_HEADS, POSITIONS, HEAD_DIM), f16 or int8
+//   k, v       the layer's cache (sequences, KV_HEADS, POSITIONS, HEAD_DIM), f16 or int8; a ring where WINDOW
 //   *_scale    f16 (sequences, KV_HEADS, POSITIONS, HEAD_DIM / 32), read and written where CACHE_Q8
 //   workspace  float32 (sequences, KV_HEADS, SPLITS, SPLIT_FLOATS); counters: uint32 (sequences, KV_HEADS), zeros
 //   x          float32 (sequences, HEADS, HEAD_DIM), written where OUTPUT_X; or halves in the order of fragments
@@ -39,9 +39,9 @@ attention(const State *states, const float *qkv, const float *q_norm, const floa
     const size_t output = (size_t)index * OUTPUTS;
     const Output out = {OUTPUT_X ? x + output : nullptr, OUTPUT_Q ? q + output : nullptr,
                         OUTPUT_Q ? s + output / 16 : nullptr, OUTPUT_H ? (__half *)x + output : nullptr};
-    split(shared, side(k, k_scale, index), side(v, v_scale, index), blockIdx.x, position, mine + head * OUTPUTS,
-          mine + (HEADS + head) * HEAD_DIM, mine + (HEADS + KV_HEADS + head) * HEAD_DIM, q_norm, k_norm,
-          rope + (size_t)position * ROPE_PAIRS, (size_t)ROPE_POSITIONS * ROPE_PAIRS,
+    split(shared, side(k, k_scale, index, position), side(v, v_scale, index, position), blockIdx.x, position,
+          mine + head * OUTPUTS, mine + (HEADS + head) * HEAD_DIM, mine + (HEADS + KV_HEADS + head) * HEAD_DIM,
+          q_norm, k_norm, rope + (size_t)position * ROPE_PAIRS, (size_t)ROPE_POSITIONS * ROPE_PAIRS,
           workspace + (size_t)index * SPLITS * SPLIT_FLOATS, counters + index, out, threadIdx.x,
           [] { await_previous(); });
 }

@@ -9,7 +9,9 @@
 // CACHE_Q8 (0: f16, 1: q8_0), QK_NORM and EPS (RMS norm of each query and key head), ATTENTION_WARPS (of a CTA),
 // ATTENTION_LOADS (rows of K that a lane has in flight), SPLITS (of a KV head at most), SPLIT_ROWS (positions that make
 // another split worth its while), SPLIT_FROM (positions that one split takes alone), ATTENTION_SYNC (barrier of the
-// CTA's ATTENTION_WARPS warps).
+// CTA's ATTENTION_WARPS warps); ATTENTION_SCALE (of products of queries and keys, where it is not 1 / sqrt(HEAD_DIM)),
+// SCORE_CAP (scores become SCORE_CAP * tanh(score / SCORE_CAP)), WINDOW (positions that are attended to, the token's
+// own included; 0: all. The cache then is a ring: a position lies in row position % POSITIONS).
 #pragma once
 #include "last_arriving.cuh"
 #include <cuda_fp16.h>
@@ -25,6 +27,14 @@
 #endif
 #ifndef EPS
 #define EPS 1e-6f
+#endif
+#ifndef WINDOW
+#define WINDOW 0
+#endif
+#ifdef SCORE_CAP
+#define CAPPED 1
+#else
+#define CAPPED 0
 #endif
 #ifndef ATTENTION_WARPS
 #define ATTENTION_WARPS 8
@@ -69,6 +79,7 @@ static_assert(HEADS % KV_HEADS == 0 && HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "s
 static_assert(!CACHE_Q8 || HEAD_DIM % 32 == 0, "a q8_0 cache has blocks of 32");
 static_assert(2 * ROPE_PAIRS <= HEAD_DIM, "rope turns at most a head");
 static_assert((LOADS & (LOADS - 1)) == 0, "loads are halved");
+static_assert(WINDOW <= POSITIONS, "the ring holds a window");
 
 // Keys or values of one KV head of a sequence in the cache: (position, element).
 #if CACHE_Q8
@@ -81,12 +92,28 @@ typedef uint4 Octet;
 struct Side {
     Element *at;
     __half *scale;  // of q8_0: (position, block of 32)
+#if WINDOW
+    int origin;  // row of what is called row 0; rows go on from the ring's end at its beginning
+#endif
 };
 
-// The cache of `index` = sequence * KV_HEADS + KV head in a buffer of all of them.
-__device__ __forceinline__ Side side(void *elements, __half *scales, int index) {
+#if WINDOW
+// Positions that a token's window has left behind.
+__device__ __forceinline__ int left_behind(int position) { return position < WINDOW ? 0 : position - (WINDOW - 1); }
+
+// The row of the cache in which a position lies.
+__device__ __forceinline__ int row_of(int position) { return position % POSITIONS; }
+#endif
+
+// The cache of `index` = sequence * KV_HEADS + KV head in a buffer of all of them, as a token at `position` sees it.
+__device__ __forceinline__ Side side(void *elements, __half *scales, int index, [[maybe_unused]] int position = 0) {
     size_t row = (size_t)index * POSITIONS;
+#if WINDOW
+    return {(Element *)elements + row * HEAD_DIM, CACHE_Q8 ? scales + row * (HEAD_DIM / 32) : nullptr,
+            row_of(left_behind(position))};
+#else
     return {(Element *)elements + row * HEAD_DIM, CACHE_Q8 ? scales + row * (HEAD_DIM / 32) : nullptr};
+#endif
 }
 
 struct __align__(16) Shared {
@@ -224,6 +251,19 @@ struct Rows {
     template <typename Beyond>
     __device__ __forceinline__ void take(const Side &from, int row, unsigned lane, Beyond beyond) {
         const unsigned column = lane % LANES < OCTETS ? lane % LANES : OCTETS - 1;
+#if WINDOW
+        const auto place = [=](int u) {
+            const int past = from.origin + row + beyond(u) - POSITIONS;
+            return past < 0 ? past + POSITIONS : past;
+        };
+#pragma unroll
+        for (int u = 0; u < LOADS; u++) octet[u] = stream((const Octet *)(from.at + place(u) * HEAD_DIM) + column);
+#if CACHE_Q8
+        const unsigned short *of_rows = (const unsigned short *)from.scale + column / 4;
+#pragma unroll
+        for (int u = 0; u < LOADS; u++) scale[u] = of_rows[place(u) * (HEAD_DIM / 32)];
+#endif
+#else
         const Octet *at = (const Octet *)(from.at + (size_t)row * HEAD_DIM) + column;
 #pragma unroll
         for (int u = 0; u < LOADS; u++) octet[u] = stream(at + beyond(u) * OCTETS);
@@ -231,6 +271,7 @@ struct Rows {
         const unsigned short *scales = (const unsigned short *)from.scale + (size_t)row * (HEAD_DIM / 32) + column / 4;
 #pragma unroll
         for (int u = 0; u < LOADS; u++) scale[u] = scales[beyond(u) * (HEAD_DIM / 32)];
+#endif
 #endif
     }
 
@@ -286,6 +327,9 @@ __device__ __forceinline__ void turn_head(const float *in, const float *norm, co
 
 // Round a row in shared memory to the cache's type and write it there; the row then holds what the cache holds.
 __device__ __forceinline__ void store_row(float *row, const Side &to, int position, unsigned lane) {
+#if WINDOW
+    position = row_of(position);
+#endif
 #if CACHE_Q8
 #pragma unroll
     for (int block = 0; block < HEAD_DIM / 32; block++) {
@@ -313,7 +357,11 @@ __device__ __forceinline__ void prepare(Shared &shared, const Side &keys, const 
                                         const float *q, const float *k, const float *v, const float *q_norm,
                                         const float *k_norm, const float *turn, size_t sines, unsigned thread) {
     unsigned lane = thread % 32;
+#ifdef ATTENTION_SCALE
+    const float scale = 1.4426950408889634f * ATTENTION_SCALE;
+#else
     const float scale = 1.4426950408889634f / sqrtf((float)HEAD_DIM);
+#endif
     for (int vector = thread / 32; vector < GROUP + (first ? 2 : 0); vector += ATTENTION_WARPS) {
         if (vector < GROUP) {
             turn_head(q + vector * HEAD_DIM, q_norm, turn, sines, scale, shared.query[vector], lane);
@@ -330,6 +378,14 @@ __device__ __forceinline__ void prepare(Shared &shared, const Side &keys, const 
         store_row(row, {value ? values.at : keys.at, value ? values.scale : keys.scale}, position, lane);
     }
 }
+
+#if CAPPED
+// A score (times log2 e) as it counts.
+__device__ __forceinline__ float capped(float score) {
+    constexpr float cap = 1.4426950408889634f * SCORE_CAP;
+    return cap * tanhf(score * (1 / cap));
+}
+#endif
 
 // What a warp has gathered of its positions: for each head the largest score, the sum of weights, the weighted values.
 struct Gathered {
@@ -356,6 +412,9 @@ struct Gathered {
 #pragma unroll
                 for (int step = LANES / 2; step; step /= 2) score += __shfl_xor_sync(ALL, score, step);
             }
+#if CAPPED
+            score = capped(score);
+#endif
             top[g] = fresh ? score : NONE;
             sum[g] = fresh && lane == 0 ? 1 : 0;
         }
@@ -389,6 +448,9 @@ struct Gathered {
             const bool counts = position >= begin && position < end;
 #pragma unroll
             for (int g = 0; g < GROUP; g++) {
+#if CAPPED
+                scores[g][j] = capped(scores[g][j]);
+#endif
                 if (!counts) scores[g][j] = NONE;
                 higher |= scores[g][j] > top[g];
             }
@@ -571,7 +633,11 @@ __device__ __forceinline__ void split(Shared &shared, const Side &keys, const Si
                                      const float *q, const float *k, const float *v, const float *q_norm,
                                      const float *k_norm, const float *turn, size_t sines, float *workspace,
                                      unsigned *counter, const Output &out, unsigned thread, Ready ready) {
+#if WINDOW
+    const Range rows = range(position - left_behind(position), split);
+#else
     const Range rows = range(position, split);
+#endif
     if (split >= rows.splits) return;
     const unsigned warp = thread / 32, lane = thread % 32;
     int at = rows.begin + warp * TILE;

@@ -5,7 +5,8 @@
 // side, so that they share its tiles of TILE positions. Scores never leave registers: the accumulators of q k^T are the
 // left operand of the product with v. The chunk's own keys and values are in the cache already.
 //
-// HEADS, KV_HEADS, HEAD_DIM, POSITIONS (of the cache), CACHE_Q8 (0: f16, 1: q8_0), WARPS, TILE.
+// HEADS, KV_HEADS, HEAD_DIM, POSITIONS (of the cache), CACHE_Q8 (0: f16, 1: q8_0), WARPS, TILE; ATTENTION_SCALE,
+// SCORE_CAP and WINDOW as in attention.cuh. A ring that positions wrap around in has whole tiles.
 // Grid: (tokens * GROUP / rows, KV_HEADS), rounded up. Block: WARPS warps.
 #include "async.cuh"
 #include "chunk.cuh"
@@ -18,6 +19,9 @@ constexpr int STRIDE = HEAD_DIM * 2 + 16;  // an odd number of 16-byte chunks: e
 constexpr int SIDE_BYTES = TILE * STRIDE, STAGE_BYTES = 2 * SIDE_BYTES;
 constexpr unsigned ALL = 0xffffffffu;
 constexpr float NONE = -1e30f;
+#ifndef WINDOW
+#define WINDOW 0
+#endif
 static_assert(HEAD_DIM % 16 == 0 && TILE % 16 == 0 && HEADS % KV_HEADS == 0, "whole fragments");
 static_assert(!CACHE_Q8 || HEAD_DIM % 32 == 0, "q8_0 has blocks of 32");
 
@@ -43,9 +47,23 @@ static __device__ __forceinline__ void store_widened(unsigned to, uint4 bytes, _
                      "r"(out[4 * h + 2]), "r"(out[4 * h + 3]) : "memory");
 }
 
+// A score (times log2 e) as it counts; the hyperbolic tangent as 1 - 2 / (1 + exp 2x).
+static __device__ __forceinline__ float capped(float score) {
+#ifdef SCORE_CAP
+    constexpr float cap = 1.4426950408889634f * SCORE_CAP;
+    return cap - __fdividef(2 * cap, 1 + exp2f(score * (2.0f / SCORE_CAP)));
+#else
+    return score;
+#endif
+}
+
 // Rows [first, first + TILE) of one side of a KV head's cache; those from `end` on are zeros.
 static __device__ __forceinline__ void copy_side(unsigned to, const void *cache, const __half *scales, int first,
                                                  int end) {
+#if WINDOW
+    const int begin = first % POSITIONS;
+    end += begin - first, first = begin;
+#endif
     if constexpr (CACHE_Q8) {
         for (int i = threadIdx.x; i < TILE * (HEAD_DIM / 16); i += THREADS) {
             int n = i / (HEAD_DIM / 16), at = i % (HEAD_DIM / 16), row = first + n;
@@ -106,10 +124,17 @@ extern "C" __global__ void BOUNDS flash(
     const int first_end = start + block / GROUP;  // positions below it are seen by all rows
     const int end = start + min((block + ROWS - 1) / GROUP, count - 1) + 1;
     const int tiles = (end + TILE - 1) / TILE;
+#if WINDOW
+    const int first_tile = max(0, first_end - WINDOW + 1) / TILE;
+    const int all_begin = end - WINDOW;  // positions from it on are in the window of all rows
+#else
+    constexpr int first_tile = 0;
+#endif
 
     const unsigned stages = shared_address(memory);
-    copy_side(stages, keys, key_scales, 0, end);
-    copy_side(stages + SIDE_BYTES, values, value_scales, 0, end);
+    const unsigned begun = stages + first_tile % 2 * STAGE_BYTES;
+    copy_side(begun, keys, key_scales, first_tile * TILE, end);
+    copy_side(begun + SIDE_BYTES, values, value_scales, first_tile * TILE, end);
     commit_copies();
 
     unsigned a[STEPS][4];
@@ -120,13 +145,17 @@ extern "C" __global__ void BOUNDS flash(
             a[s][r] = *reinterpret_cast<const unsigned *>(q + place[r & 1] + 16 * s + 8 * (r >> 1) + 2 * t);
 
     float mixed[ND][4] = {}, top[2] = {NONE, NONE}, sum[2] = {};
+#ifdef ATTENTION_SCALE
+    const float scale = 1.4426950408889634f * ATTENTION_SCALE;
+#else
     const float scale = 1.4426950408889634f * rsqrtf(HEAD_DIM);
+#endif
     // Addresses of ldmatrix within a tile: of k, rows 8 (lane / 16) + lane % 8 and chunk lane / 8 % 2; of v the
     // reverse.
     const unsigned key_at = (lane / 16 * 8 + lane % 8) * STRIDE + lane / 8 % 2 * 16;
     const unsigned value_at = (lane / 8 % 2 * 8 + lane % 8) * STRIDE + lane / 16 * 16;
 
-    for (int tile = 0; tile < tiles; tile++) {
+    for (int tile = first_tile; tile < tiles; tile++) {
         const unsigned stage = stages + tile % 2 * STAGE_BYTES;
         wait_copies<0>();
         __syncthreads();
@@ -148,14 +177,22 @@ extern "C" __global__ void BOUNDS flash(
                 mma(score[n + 1], a[s], b[2], b[3]);
             }
 
+#if WINDOW
+        const bool masked = (tile + 1) * TILE > first_end || tile * TILE < all_begin;
+#else
         const bool masked = (tile + 1) * TILE > first_end;
+#endif
         float best[2] = {top[0], top[1]};
 #pragma unroll
         for (int n = 0; n < NT; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                score[n][e] *= scale;
-                if (masked && tile * TILE + 8 * n + 2 * t + (e & 1) > last[e >> 1]) score[n][e] = NONE;
+                score[n][e] = capped(score[n][e] * scale);
+                const int seen = tile * TILE + 8 * n + 2 * t + (e & 1);
+                if (masked && seen > last[e >> 1]) score[n][e] = NONE;
+#if WINDOW
+                if (masked && seen <= last[e >> 1] - WINDOW) score[n][e] = NONE;
+#endif
                 best[e >> 1] = fmaxf(best[e >> 1], score[n][e]);
             }
         float shrink[2];
