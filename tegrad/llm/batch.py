@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 
 from tegrad.llm.attention import BUFFERS, Attention
 from tegrad.llm.cache import KvCache
+from tegrad.llm.embedding import scaled
 from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.gemm import SMALL_M, TilePicker, pick_quickest
 from tegrad.llm.network import Attend
@@ -75,7 +76,8 @@ class Batch:
         self._recordings: dict[int, Recording] = {}
         self._workspace = workspace = Workspace(self.device)
         try:
-            self.cache = KvCache(self.device, self.config, self.config.positions(positions), slots, q8=q8)
+            held = self.config.positions(positions)
+            self.cache = KvCache(self.device, self.config, held, slots, q8=q8, ahead=max(sizes))
             workspace.callback(self.cache.close)
             self.prefill = Prefill(model, self.cache, sizes=sizes, pick=pick, dependency=dependency, overlap=overlap)
             workspace.callback(self.prefill.close)
@@ -83,11 +85,12 @@ class Batch:
             workspace.callback(self.states.close)
             self._sampling = Sampling(self.device, self.config.vocab, ends, slots)
             workspace.callback(self._sampling.close)
-            self._rows = Rows(model, slots, self.cache.positions, pick, overlap=overlap)
+            rows = self._rows = Rows(model, slots, self.cache.positions, pick, overlap=overlap)
             workspace.callback(self._rows.close)
             self.logits = workspace.take(4 * slots * self.config.vocab, LOGITS_SPEC)
-            ops = dict.fromkeys(self.config.network.attends)
-            attention = [self._attention(width, op) for width in self.widths for op in ops]
+            attention = [
+                self._attention(width, at, op) for width in self.widths for at, op in enumerate(rows.network.attends)
+            ]
             self._partials = workspace.take(max(each.workspace_bytes for each in attention))
             self._counters = workspace.put(bytes(max(each.counter_bytes for each in attention)))
         except BaseException:
@@ -238,6 +241,7 @@ class Batch:
     def _embed(self, width: int) -> Launch:
         matrix, learned = self.model.embedding, self.model.positions
         defines: dict[str, Any] = {"K": matrix.columns, "ROWS": matrix.rows, "FORMAT": matrix.kind.name}
+        defines |= scaled(self.config.network.embed)
         buffers = [self.states.states, matrix.buffer]
         if learned is not None:
             defines |= {"POSITIONS": learned.rows, "POSITIONS_FORMAT": learned.kind.name}
@@ -246,14 +250,15 @@ class Batch:
         program = self._rows.programs("embed", buffers=len(buffers), OVERLAP=self._rows.overlap, **defines)
         return Launch(program, tuple(buffers), (-(-matrix.columns // EMBED_THREADS), width, 1), (EMBED_THREADS, 1, 1))
 
-    def _attention(self, width: int, op: Attend) -> Attention:
+    def _attention(self, width: int, at: int, op: Attend) -> Attention:
         return Attention.of(
             self.config, op, self.cache.positions, "q8_0" if self.cache.q8 else "f16", self.device, width,
-            quantized=False, halves=True, tuning={"OVERLAP": 1} if self._rows.overlap else None,
+            rows=self.cache.layers[at].rows, quantized=False, halves=True,
+            tuning={"OVERLAP": 1} if self._rows.overlap else None,
         )  # fmt: skip
 
     def _attend(self, width: int, at: int, op: Attend) -> list[Launch]:
-        rows, attention, cache = self._rows, self._attention(width, op), self.cache.layers[at]
+        rows, attention, cache = self._rows, self._attention(width, at, op), self.cache.layers[at]
         norms = rows.head_norms(self.model.layers[at], op)
         out = rows.mixed
         buffers = (self.states.states, rows.qkv, *norms, rows.turns(op.rope), cache.keys, cache.values,

@@ -133,7 +133,7 @@ class Engine:
             self._undo.callback(self.model.close)
             self.config, self.device = self.model.config, self.model.device
             self.context = self.config.positions(context)
-            self._cache = KvCache(self.device, self.config, self.context, q8=q8)
+            self._cache = KvCache(self.device, self.config, self.context, q8=q8, ahead=max(chunks))
             self._undo.callback(self._cache.close)
             self._states = States(self.device)
             self._undo.callback(self._states.close)
@@ -224,13 +224,15 @@ class Engine:
         """
         self._check(tokens)
         self._turn += 1
-        for loop in self._loops.values():
-            loop.settle()
+        fed, _ = self._resumed(tokens)
+        again = self.tokens if len(fed) > len(tokens) else []
         # What is refused here alone, as the logits of every token may be, does not change how prompts are fed.
         with suppress(UnsupportedModelError):
             prompts = self._prompts()
-            logits = prompts.score(tokens, len(self.tokens))
-            if not prompts.lost:
+            if again:
+                prompts.run(again, 0, logits=False)
+            logits = None if again and prompts.lost else prompts.score(tokens, len(self.tokens))
+            if logits is not None and not prompts.lost:
                 self._sampling.remember(0, tokens, len(self.tokens))
                 self.tokens += tokens
                 return logits
@@ -307,12 +309,10 @@ class Engine:
         """New tokens after a prompt, as a generator; what can be wrong with it is said at once."""
         self._check(prompt)
         self._turn += 1
-        position = len(self.tokens)
-        if self._near and (limit is None or position + len(prompt) + limit > NEAR_POSITIONS):
+        if self._near and (limit is None or len(self.tokens) + len(prompt) + limit > NEAR_POSITIONS):
             self._go_far()
         loop = self._loop(settings, steps_per_submission)
-        for other in self._loops.values():
-            other.settle()
+        prompt, position = self._resumed(prompt)
         self._sampling.set(0, settings)
         if settings.penalizes:  # what a reset took back, or a step that nobody read, may have pushed out older tokens
             self._sampling.remember(0, self.tokens, 0)
@@ -329,9 +329,24 @@ class Engine:
         def steps() -> Iterator[int]:
             if settings.penalizes:
                 self._sampling.remember(0, self.tokens, 0)
-            return loop.stream(prompt, position, self.context, limit, seed)
+            again, first = self._resumed(prompt) if position else (prompt, 0)
+            return loop.stream(again, first, self.context, limit, seed)
 
         return self._held(stream, steps)
+
+    def _resumed(self, prompt: Sequence[int]) -> tuple[Sequence[int], int]:
+        """What is to be fed from which position, once all steps have ended: a prompt, or everything anew where the
+        cache no longer holds what the prompt's first token attends to."""
+        for loop in self._loops.values():
+            loop.settle()
+        position = len(self.tokens)
+        if self._cache.rings:
+            self._cache.wrote(self._states.read(0).position + 1)
+        if not self._cache.holds(position):
+            prompt, position = [*self.tokens, *prompt], 0
+        if not position:
+            self._cache.begin()
+        return prompt, position
 
     def _held(self, stream: Iterator[int], steps: Callable[[], Iterator[int]]) -> Iterator[int]:
         """The tokens after a prompt in chunks; of `steps` where a value of the prompt did not fit a half.

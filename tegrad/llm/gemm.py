@@ -23,8 +23,8 @@ from tegrad.nv.gpu import Gpu
 from tegrad.nv.program import SHARED_RESERVE, LaunchError
 from tegrad.nv.replay import Launch
 
-Activation = Literal["none", "silu", "gelu"]
-ACTIVATIONS: Final[tuple[Activation, ...]] = ("none", "silu", "gelu")
+Activation = Literal["none", "silu", "gelu", "cap"]
+ACTIVATIONS: Final[tuple[Activation, ...]] = ("none", "silu", "gelu", "cap")
 """In the order of activation.cuh's numbers."""
 
 
@@ -53,6 +53,8 @@ class Gemm:
     bias: bool = False
     stride: int = 0
     """Elements from a row of y to the next, where y holds more than this product."""
+    cap: float = 0.0
+    """Of the activation "cap"."""
 
     def __post_init__(self) -> None:
         if self.columns % LANE_WEIGHTS:
@@ -72,9 +74,11 @@ class Gemm:
         """Bytes of the weights, read once."""
         return self.kind.row_bytes(self.rows * self.columns) * (2 if self.gated else 1)
 
-    def macros(self) -> dict[str, int]:
+    def macros(self) -> dict[str, int | str]:
         """The macros that both kernels have in common."""
+        cap = {"CAP": f"{self.cap:.9e}f"} if self.activation == "cap" else {}
         return {
+            **cap,
             "KIND": self.kind.number, "ROWS": self.rows, "COLUMNS": self.columns, "GATED": self.gated,
             "ACTIVATION": ACTIVATIONS.index(self.activation), "HALF_OUT": self.half_out, "ADD": self.add,
             "BIAS": self.bias, "STRIDE": self.stride or self.rows,

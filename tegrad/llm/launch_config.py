@@ -52,7 +52,7 @@ def _rows(product: Product, wanted: int) -> int:
     """The smallest rows of a CTA, `wanted` or more, that hold whole items and what shares a result."""
     packed = [part for part in product.parts if part.kind not in PLAIN]
     step = least_rows(product.columns) if packed else 16
-    if product.best or (product.out_norm and max(step, wanted) > 16):
+    if product.best or ((product.out_norm or product.out_ss) and max(step, wanted) > 16):
         step = max(step, BEST_ROWS)
     wanted = wanted if packed else min(wanted, BEST_ROWS)  # a row of floats is twice as many items
     return -(-wanted // step) * step

@@ -20,11 +20,13 @@ SET: Final = 16
 """Activations that share a scale."""
 BEST_ROWS: Final = 32
 """Rows of which one is the best."""
+JOINED: Final = ("x", "y", "ss", "post", "norm", "joined")
+"""Names of the buffers of a stream to which a product is still to be added."""
 NORMS: Final = {"none": 0, "rms": 1, "layer": 2}
-ACTIVATIONS: Final = {"none": 0, "silu": 1, "gelu": 2}
+ACTIVATIONS: Final = {"none": 0, "silu": 1, "gelu": 2, "cap": 3}
 
 Norm = Literal["none", "rms", "layer"]
-Activation = Literal["none", "silu", "gelu"]
+Activation = Literal["none", "silu", "gelu", "cap"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +75,19 @@ class Product:
     """q is of the output times the next norm's weight, with partial sums of squares."""
     best: bool = False
     """The largest of every 32 rows, and where: greedy sampling needs no more of the logits."""
+    joins: bool = False
+    """The input is x plus y after a norm of its own (`post`): each CTA adds for itself, and one of them stores the sum
+    in `joined`."""
+    out_ss: bool = False
+    """Partial sums of squares of the output, without q."""
+    cap: float = 0.0
+    """Of the activation "cap"."""
 
     def __post_init__(self) -> None:
         for part in self.parts:
             check(part.kind, self.columns)
+        if self.joins and self.norm != "rms":
+            raise UnsupportedModelError("a norm after a block is run with root mean squares alone")
         if self.packed and self.norm == "layer":
             raise UnsupportedModelError("a layer norm before packed matrices is not run: convert the model to F16")
         if self.gated and self.parts[0] != self.parts[1]:
@@ -104,21 +115,28 @@ class Product:
         for index in range(len(self.parts)):
             names += [f"w{index}", f"b{index}"] if self.bias else [f"w{index}"]
         wanted = {
+            **(dict.fromkeys(JOINED, True) if self.joins else self._separate),
+            "out": self.out_x or self.residual,
+            "next_norm": self.out_norm,
+            "out_q": self.out_q,
+            "out_s": self.out_q,
+            "out_ss": self.out_norm or self.out_ss,
+            "best": self.best,
+            "best_row": self.best,
+        }
+        return (*names, *(name for name, is_wanted in wanted.items() if is_wanted))
+
+    @property
+    def _separate(self) -> dict[str, bool]:
+        """Which buffers the input is in, if it is a stream as it is."""
+        return {
             "q": self.packed,
             "s": self.packed,
             "ss": self.packed and self.norm != "none",
             "x": self.plain,
             "norm": self.plain and self.norm != "none",
             "norm_bias": self.plain and self.norm == "layer",
-            "out": self.out_x or self.residual,
-            "next_norm": self.out_norm,
-            "out_q": self.out_q,
-            "out_s": self.out_q,
-            "out_ss": self.out_norm,
-            "best": self.best,
-            "best_row": self.best,
         }
-        return (*names, *(name for name, is_wanted in wanted.items() if is_wanted))
 
     @property
     def weight_bytes(self) -> int:
@@ -141,7 +159,7 @@ class Product:
             whole
             and config.cta_rows % SET == 0
             and config.cta_rows <= 32 * config.warps
-            and (pieces or not self.out_norm)
+            and (pieces or not (self.out_norm or self.out_ss))
         )
 
     def items(self, config: LaunchConfig) -> int:
@@ -190,6 +208,9 @@ class Product:
             "INPUT_Q": self.packed,
             "INPUT_X": self.plain,
         }
+        made |= {"JOIN": 1} if self.joins else {}
+        made |= {"OUT_SS": 1} if self.out_ss else {}
+        made |= {"CAP": f"{self.cap:.9e}f"} if self.activation == "cap" else {}
         for index, part in enumerate(self.parts):
             made |= {f"FORMAT{index}": part.kind.name, f"ROWS{index}": part.rows}
         return made

@@ -252,6 +252,16 @@ class Network:
         """Every layer's operations with the layer, in order."""
         yield from ((layer, op) for layer, block in enumerate(self.blocks) for op in block)
 
+    def writer(self, layer: int, op: Op | None) -> tuple[int, Add] | None:
+        """What wrote the stream last before an operation of a layer, or before `Logits` (all layers, None), and its
+        layer; None: `Embed` did."""
+        here = self.blocks[layer][: self.blocks[layer].index(op)] if op is not None else ()
+        for at, block in ((layer, here), *((layer - 1, self.blocks[layer - 1]),) * (layer > 0)):
+            for one in reversed(block):
+                if isinstance(one, Add):
+                    return at, one
+        return None
+
     def reader(self, layer: int, op: Op | None) -> tuple[int, Reader]:
         """What reads the stream next after an operation of a layer, or after `Embed` (layer 0, None), and its layer."""
         after = 0 if op is None else self.blocks[layer].index(op) + 1

@@ -280,7 +280,7 @@ class PackedModel:
     def _allocate(self, file: Gguf) -> None:
         net = self.config.network
         tempered = any(op.temperature is not None for op in net.attends)
-        if net.embed.scale != 1 or tempered or net.project.norm is None:
+        if tempered or net.project.norm is None:
             raise UnsupportedModelError(
                 f"{file.path} is of the family {self.config.arch.name}, which kernels do not run"
             )

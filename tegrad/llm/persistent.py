@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
+from math import sqrt
 from typing import Any, Final, Self
 
 import numpy as np
@@ -410,18 +411,31 @@ def _kernels_block(config: Config) -> tuple[Project, Attend, Add, Gate, Add]:
     all layers, but that some may rotate nothing."""
     net, turning = config.network, _turning(config.network)
     unturned = replace(turning, rotation="none", rope=UNTURNED)
-    if any(op not in (turning, unturned) for op in net.attends):
+    if not _what_it_lacks(config) and any(op not in (turning, unturned) for op in net.attends):
         raise UnsupportedModelError(f"the persistent step does not run {config.arch.name}: its layers differ")
     first = [turning if isinstance(op, Attend) else op for op in net.blocks[0]]
     match first:
         case (Project() as project, Attend() as attend, Add() as mixed, Gate() as gated, Add() as hidden):
             kinds = {None if op.norm is None else op.norm.kind for op in (project, gated, net.logits)}
             fits = (mixed.reads, hidden.reads) == ("mixed", "hidden") and gated.gate is not None
-            if fits and kinds == {"rms"} and attend.rotation != "none" and net.embed.positions is None:
+            fits = fits and kinds == {"rms"} and attend.rotation != "none" and net.embed.positions is None
+            if fits and not _what_it_lacks(config):
                 return project, attend, mixed, gated, hidden
-    raise UnsupportedModelError(
-        f"the persistent step does not run {config.arch.name}: its norm, gate or positions differ"
-    )
+    what = _what_it_lacks(config) or "norm, gate or positions"
+    raise UnsupportedModelError(f"the persistent step does not run {config.arch.name}: its {what} differ")
+
+
+def _what_it_lacks(config: Config) -> str:
+    """What of a model's operations the kernel has no words for."""
+    net, usual = config.network, 1 / sqrt(config.head_dim)
+    lacking = {
+        "norms after blocks": any(isinstance(op, Add) and op.norm is not None for op in net.blocks[0]),
+        "windows": any(op.window is not None for op in net.attends),
+        "caps": any(op.cap is not None for op in net.attends) or net.logits.cap is not None,
+        "scale of scores": any(op.scale != usual for op in net.attends),
+        "temperature": any(op.temperature is not None for op in net.attends),
+    }
+    return ", ".join(name for name, lacks in lacking.items() if lacks)
 
 
 def _turning(net: ModelNetwork) -> Attend:

@@ -4,6 +4,9 @@ Embedding; then per layer q, k and v; attention; output + residual; gate, up and
 logits. The residual stream is float32. The input of a packed matrix is int8 with a scale per 16, written by whoever
 computes it, with the norm's weight in it; the norm's factor comes from partial sums of squares. Matrices of floats read
 float32 and norm it themselves.
+
+Where a norm stands after a product, before it is added to the stream, whoever reads the stream next adds it: each CTA
+for itself (`Product.joins`), but before the logits, whose CTAs are many, by a launch of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from tegrad.llm import network
 from tegrad.llm.attention import BUFFERS, Attention
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import Role
+from tegrad.llm.embedding import scaled
 from tegrad.llm.formats import PLAIN
 from tegrad.llm.launch_config import launch_config
 from tegrad.llm.matvec import BEST_ROWS, SET, Activation, LaunchConfig, Part, Product
@@ -31,6 +35,7 @@ from tegrad.nv.gpu import Buffer
 from tegrad.nv.replay import Launch
 
 EMBED_THREADS: Final = 256
+JOIN_THREADS: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,14 @@ class _GivenNorm(NamedTuple):
     kind: network.NormKind
     weight: Buffer
     bias: Buffer
+
+
+class _Waiting(NamedTuple):
+    """A product that is still to be added to the stream: the weight of its norm, and how many sums of squares it
+    has."""
+
+    norm: Buffer
+    ss_parts: int
 
 
 class DecodePlan:
@@ -87,7 +100,8 @@ class DecodePlan:
     @property
     def kinds(self) -> tuple[str, ...]:
         """What each launch is."""
-        return ("embed", *(op.role for _, op in self._network.operations()), "logits")
+        join = ("join",) if self._network.last_add.norm is not None else ()
+        return ("embed", *(op.role for _, op in self._network.operations()), *join, "logits")
 
     def close(self) -> None:
         """Free the plan's buffers. Closing twice is harmless."""
@@ -102,6 +116,10 @@ class DecodePlan:
     def _make(self) -> None:
         config, workspace = self.config, self._workspace
         self._x = vector_in(workspace, config.dim)
+        self._waiting: _Waiting | None = None
+        if any(isinstance(op, Add) and op.norm is not None for op in self._network.blocks[0]):
+            self._y = vector_in(workspace, config.dim)
+            self._joined = vector_in(workspace, config.dim)  # in turns with x
         self._mixed = vector_in(workspace, config.size("mixed"))
         self._hidden = vector_in(workspace, config.ffn)
         self._qkv = workspace.take(4 * config.size("query+key+value"))
@@ -114,7 +132,7 @@ class DecodePlan:
         launches = [self._embed()]
         for at in range(config.layers):
             launches += self._layer(at)
-        launches.append(self._logits())
+        launches += self._logits()
         self.launches: tuple[Launch, ...] = tuple(launches)
 
     # --- what is read by what ---------------------------------------------------------------------------------------
@@ -148,6 +166,7 @@ class DecodePlan:
         table, learned = model.embedding, model.positions
         defines: dict[str, Any] = {"K": config.dim, "ROWS": config.vocab, "FORMAT": table.kind.name, "OUT_Q": wants_q}
         defines["OVERLAP"] = self._overlap
+        defines |= scaled(self._network.embed)
         buffers = [self._states.states, table.buffer]
         if learned is not None:
             defines |= {"POSITIONS": learned.rows, "POSITIONS_FORMAT": learned.kind.name}
@@ -158,7 +177,8 @@ class DecodePlan:
             # Sums of as many rows as the down products make, so that the same kernel reads them in every layer.
             last = self._network.last_add
             down = self.model.layers[0].matrices[last.matrix.name]
-            rows = self._launch_config(last.role, self._residual(down, self._read_by(0, last)[0])).cta_rows
+            added = self._residual(down, self._read_by(0, last)[0]) if last.norm is None else self._apart(down)
+            rows = self._launch_config(last.role, added).cta_rows
             defines["SUM"] = min(rows, BEST_ROWS)
             self._ss_parts = -(-config.dim // min(rows, BEST_ROWS))
         program = load_kernel(self.device, "embed", buffers=len(buffers), **defines)
@@ -182,6 +202,9 @@ class DecodePlan:
                 )  # fmt: skip
             case Add():
                 source = self._mixed if op.reads == "mixed" else self._hidden
+                if op.norm is not None:
+                    norm = layer.vectors[op.norm.spec.name]
+                    return self._set_apart(op.role, layer.matrices[op.matrix.name], source, norm)
                 return self._add(op.role, layer.matrices[op.matrix.name], source, *self._read_by(at, op))
 
     def _norm(self, vectors: PackedLayer | PackedModel, norm: network.Norm | None) -> _GivenNorm:
@@ -202,14 +225,20 @@ class DecodePlan:
         activation: Activation = "none",
         readers: Sequence[PackedMatrix] | None = None,
         best: bool = False,
+        cap: float | None = None,
     ) -> Launch:
         """A product of the normed residual stream; `readers` are the matrices that read what it writes."""
+        waiting, self._waiting = self._waiting, None
         product = Product(
-            _parts(matrices), matrices[0].columns, norm.kind, self.config.eps, self._ss_parts, gated, _biased(matrices),
-            activation, out_x=readers is None or self._reads_x(readers), best=best,
-            out_q=readers is not None and self._reads_q(readers),
+            _parts(matrices), matrices[0].columns, norm.kind, self.config.eps,
+            self._ss_parts if waiting is None else waiting.ss_parts, gated, _biased(matrices),
+            activation if cap is None else "cap", out_x=readers is None or self._reads_x(readers), best=best,
+            out_q=readers is not None and self._reads_q(readers), joins=waiting is not None, cap=cap or 0.0,
         )  # fmt: skip
         given = {"norm": norm.weight, "norm_bias": norm.bias, "best": self.best, "best_row": self.best_row}
+        if waiting is not None:
+            given |= {"y": self._y.x, "ss": self._y.ss, "post": waiting.norm, "joined": self._joined.x}
+            self._x, self._joined = self._joined, self._x
         if isinstance(target, Vector):
             given |= {"out": target.x, "out_q": target.q, "out_s": target.s}
         else:
@@ -225,6 +254,29 @@ class DecodePlan:
         launch = self._launch(role, product, (matrix,), source, given)
         self._ss_parts = product.out_ss_parts(self._launch_config(role, product))
         return launch
+
+    def _set_apart(self, role: Role, matrix: PackedMatrix, source: Vector, norm: Buffer) -> Launch:
+        """A product that its reader adds to the residual stream, after a norm with this weight."""
+        product = self._apart(matrix)
+        launch = self._launch(role, product, (matrix,), source, {"out": self._y.x, "out_ss": self._y.ss})
+        self._waiting = _Waiting(norm, product.out_ss_parts(self._launch_config(role, product)))
+        return launch
+
+    def _apart(self, matrix: PackedMatrix) -> Product:
+        return Product(_parts((matrix,)), matrix.columns, bias=_biased((matrix,)), out_x=True, out_ss=True)
+
+    def _join(self, waiting: _Waiting, readers: Sequence[PackedMatrix], norm: Buffer) -> Launch:
+        """The residual stream with what waits to be added, for `readers` after a norm with this weight."""
+        size, wants_q, x, joined = self.config.dim, self._reads_q(readers), self._x, self._joined
+        buffers = [x.x, self._y.x, self._y.ss, waiting.norm, joined.x]
+        buffers += [norm, joined.q, joined.s, joined.ss] if wants_q else []
+        program = load_kernel(
+            self.device, "join", buffers=len(buffers), K=size, SS_PARTS=waiting.ss_parts, EPS=f"{self.config.eps!r}f",
+            THREADS=JOIN_THREADS, OUT_Q=wants_q, OVERLAP=self._overlap,
+        )  # fmt: skip
+        self._x, self._joined, self._waiting = joined, x, None
+        self._ss_parts = -(-size // 32)
+        return Launch(program, tuple(buffers), (1, 1, 1), (JOIN_THREADS, 1, 1))
 
     def _residual(self, matrix: PackedMatrix, readers: Sequence[PackedMatrix]) -> Product:
         wants_q = self._reads_q(readers)
@@ -244,7 +296,8 @@ class DecodePlan:
         given: Mapping[str, Buffer],
     ) -> Launch:
         chosen = self._launch_config(role, product)
-        product = replace(product, ss_parts=product.ss_parts if product.packed and product.norm != "none" else 0)
+        needed = product.joins or (product.packed and product.norm != "none")
+        product = replace(product, ss_parts=product.ss_parts if needed else 0)
         self.products.append((role, product))
         if (product, chosen) not in self._programs:
             overlap = 2 * self._overlap if role == "logits" else self._overlap  # what samples does not wait by itself
@@ -256,9 +309,11 @@ class DecodePlan:
         program = self._programs[product, chosen]
         return Launch(program, chosen_buffers, (product.grid(chosen), 1, 1), (32 * chosen.warps, 1, 1))
 
-    def _logits(self) -> Launch:
-        norm = self._norm(self.model, self._network.logits.norm)
-        return self._product("logits", (self.model.output,), self._x, self.logits, norm=norm, best=True)
+    def _logits(self) -> list[Launch]:
+        op = self._network.logits
+        norm, output = self._norm(self.model, op.norm), (self.model.output,)
+        before = [] if self._waiting is None else [self._join(self._waiting, output, norm.weight)]
+        return [*before, self._product("logits", output, self._x, self.logits, norm=norm, best=True, cap=op.cap)]
 
     # --- attention --------------------------------------------------------------------------------------------------
 
@@ -270,10 +325,10 @@ class DecodePlan:
         made = {
             op: Attention.of(
                 self.config, op, self._cache.positions, "q8_0" if self._cache.q8 else "f16", self.device,
-                floats=self._reads_x(outputs), quantized=self._reads_q(outputs),
+                rows=kept.rows, floats=self._reads_x(outputs), quantized=self._reads_q(outputs),
                 tuning={"OVERLAP": 1} if self._overlap else None,
             )
-            for op in dict.fromkeys(self._network.attends)
+            for op, kept in zip(self._network.attends, self._cache.layers, strict=True)
         }  # fmt: skip
         self._partials = self._workspace.take(max(each.workspace_bytes for each in made.values()))
         self._counters = self._workspace.put(bytes(max(each.counter_bytes for each in made.values())))

@@ -15,8 +15,9 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from tegrad.llm.attention import ROPES
+from tegrad.llm.attention import ROPES, Scoring
 from tegrad.llm.cache import KvCache
+from tegrad.llm.embedding import scaled
 from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.flash import Flash
 from tegrad.llm.gemm import TilePicker, pick_quickest
@@ -80,6 +81,8 @@ class Prefill:
         self._workspace = Workspace(self.device)
         most = self._sizes[-1]
         try:
+            if most > cache.ahead and any(kept.rows < cache.positions for kept in cache.layers):
+                raise ValueError(f"chunks of {most} tokens go into a cache whose rings take {cache.ahead} at once")
             self.rows = Rows(model, most, cache.positions, pick, overlap=overlap)
             self._workspace.callback(self.rows.close)
             self._one = self._workspace.put(chunk_bytes(count=1))
@@ -185,6 +188,7 @@ class Prefill:
                 f"{len(tokens)} tokens at position {position} do not fit a context of {self.cache.positions}"
             )
         self.device.check_usable()
+        self.cache.wrote(end, slot)
         if self._last is not None:  # the prompt before this one is read until its last launch is over
             self._last[0].wait(self._last[1])
         self._tokens.cpu_view()[0 : 4 * len(tokens)] = np.asarray(tokens, np.int32).tobytes()
@@ -206,6 +210,7 @@ class Prefill:
     def _embed(self, size: int) -> Launch:
         matrix, learned = self.model.embedding, self.model.positions
         defines: dict[str, Any] = {"FORMAT": matrix.kind.name, "ROWS": matrix.rows, "COLUMNS": matrix.columns}
+        defines |= scaled(self.config.network.embed)
         defines["POSITIONS"] = learned.rows if learned else 0
         if learned:
             defines["POSITIONS_FORMAT"] = learned.kind.name
@@ -216,7 +221,10 @@ class Prefill:
     def _attention(self, size: int, at: int, op: Attend) -> list[Launch]:
         config, programs, cache = self.config, self.rows.programs, self.cache.layers[at]
         tile = 64 if config.head_dim <= WIDE_HEAD_DIM else 32
-        flash = Flash(config.heads, config.kv_heads, config.head_dim, self.cache.positions, self.cache.q8, tile=tile)
+        scoring = Scoring.of(config, op, self.cache.positions)
+        flash = Flash(
+            config.heads, config.kv_heads, config.head_dim, cache.rows, self.cache.q8, tile=tile, scoring=scoring
+        )
         attend = flash.launch(
             programs, out=self.rows.mixed, q=self._queries, keys=cache.keys, values=cache.values, chunk=self._chunk,
             tokens=size, key_scales=cache.key_scales, value_scales=cache.value_scales,
@@ -228,9 +236,9 @@ class Prefill:
         config, rows, cache = self.config, self.rows, self.cache.layers[at]
         program = rows.programs(
             "store_qkv", buffers=10, values=1, HEADS=config.heads, KV_HEADS=config.kv_heads, HEAD_DIM=config.head_dim,
-            POSITIONS=self.cache.positions, CACHE_Q8=self.cache.q8, ROPE=ROPES[op.rotation],
+            POSITIONS=cache.rows, CACHE_Q8=self.cache.q8, ROPE=ROPES[op.rotation],
             ROPE_PAIRS=op.rope.dim // 2, QK_NORM=op.query_norm is not None, EPS=f"{config.eps:.9e}f",
-            WARPS=QKV_WARPS, OVERLAP=rows.overlap,
+            WARPS=QKV_WARPS, OVERLAP=rows.overlap, **Scoring.of(config, op, self.cache.positions).defines,
         )  # fmt: skip
         norms = rows.head_norms(self.model.layers[at], op)
         buffers = (self._queries, cache.keys, cache.values, cache.key_scales, cache.value_scales, rows.qkv, *norms,

@@ -6,7 +6,7 @@ halves. How many rows there are lies on the device (`struct Chunk` of kernels/ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Self
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import F32
 from tegrad.llm.gemm import Gemm, Operands, TilePicker, pick_quickest, scratch_bound
-from tegrad.llm.network import Add, Attend, Gate, Norm, Project
+from tegrad.llm.network import Add, Attend, Gate, Logits, Project, Reader
 from tegrad.llm.packed import PackedLayer, PackedMatrix, PackedModel
 from tegrad.llm.programs import Programs
 from tegrad.llm.turns import Turns
@@ -59,6 +59,8 @@ class Rows:
             self.qkv = take(4 * most * self.qkv_rows)
             self.mixed = take(2 * most * config.size("mixed"))
             self._hidden = take(2 * most * config.ffn)
+            # What is normalized before it is added to x.
+            self._added = take(4 * most * config.dim) if self.network.last_add.norm is not None else self.x
             scratch, counters = scratch_bound(model.device)
             self._scratch, self._arrived = take(scratch), self._workspace.put(bytes(counters))
             self.turns = Turns(self._workspace, positions, model.divisors)
@@ -85,54 +87,70 @@ class Rows:
         for op in self.network.blocks[at]:
             match op:
                 case Project():
-                    launches += self._project(op, layer, tokens, chunk)
+                    launches += self._project(at, op, tokens, chunk)
                 case Attend():
                     launches += attention(at, op)
                 case Gate():
-                    launches += self._gated(op, layer, tokens, chunk)
+                    launches += self._gated(at, op, tokens, chunk)
                 case Add():
                     source = self.mixed if op.reads == "mixed" else self._hidden
                     matrix = layer.matrices[op.matrix.name]
-                    launches.append(self.product(matrix, source, self.x, tokens, chunk, add=True))
+                    apart = op.norm is not None
+                    y = self._added if apart else self.x
+                    launches.append(self.product(matrix, source, y, tokens, chunk, add=not apart))
         return launches
 
-    def _project(self, op: Project, layer: PackedLayer, tokens: int, chunk: Buffer) -> list[Launch]:
-        launches, at = [self.norm(layer.vectors, op.norm, tokens, chunk)], 0
-        for matrix in layer.qkv:
-            y = self.qkv.offset(4 * at, self.qkv.size - 4 * at)
+    def _project(self, at: int, op: Project, tokens: int, chunk: Buffer) -> list[Launch]:
+        launches, first = [self.norm(at, op, tokens, chunk)], 0
+        for matrix in self.model.layers[at].qkv:
+            y = self.qkv.offset(4 * first, self.qkv.size - 4 * first)
             launches.append(self.product(matrix, self.normed, y, tokens, chunk, stride=self.qkv_rows))
-            at += matrix.rows
+            first += matrix.rows
         return launches
 
-    def _gated(self, op: Gate, layer: PackedLayer, tokens: int, chunk: Buffer) -> list[Launch]:
+    def _gated(self, at: int, op: Gate, tokens: int, chunk: Buffer) -> list[Launch]:
+        layer = self.model.layers[at]
         up, gate = layer.matrices[op.up.name], layer.matrices[op.gate.name] if op.gate else None
         if gate is not None and gate.kind is not up.kind:
             raise UnsupportedModelError("gate and up matrices differ in format: convert the model with one for both")
-        norm = self.norm(layer.vectors, op.norm, tokens, chunk)
+        norm = self.norm(at, op, tokens, chunk)
         product = self.product(gate or up, self.normed, self._hidden, tokens, chunk, second=up if gate else None,
                                activation=op.activation, half_out=True)  # fmt: skip
         return [norm, product]
 
     def logits(self, y: Buffer, tokens: int, chunk: Buffer, *, last: Buffer | None = None) -> list[Launch]:
         """Logits of all rows; or of the last one alone, where `last` is a Chunk with a count of 1."""
-        norm = self.norm(self.model.vectors, self.network.logits.norm, tokens, chunk, last=last is not None)
+        cap = self.network.logits.cap
+        norm = self.norm(self.config.layers, self.network.logits, tokens, chunk, last=last is not None)
+        form: dict[str, Any] = {} if cap is None else {"activation": "cap", "cap": cap}
         # Who samples does not wait by itself.
-        product = self.product(self.model.output, self.normed, y, tokens, last or chunk, overlap=2 * self.overlap)
+        product = self.product(
+            self.model.output, self.normed, y, tokens, last or chunk, overlap=2 * self.overlap, **form
+        )
         return [norm, product]
 
-    def norm(
-        self, vectors: Mapping[str, Buffer], norm: Norm | None, tokens: int, chunk: Buffer, *, last: bool = False
-    ) -> Launch:
-        """`normed` of x, or its first row of the last row of x."""
+    def norm(self, at: int, op: Reader, tokens: int, chunk: Buffer, *, last: bool = False) -> Launch:
+        """`normed` of x for an operation of a layer, or its first row of the last row of x.
+
+        Where the product before has a norm of its own, it is added to x now.
+        """
+        norm = op.norm
         assert norm is not None  # of what a packed model holds
         config, name = self.config, norm.spec.name
+        vectors = self.model.vectors if isinstance(op, Logits) else self.model.layers[at].vectors
+        writer = self.network.writer(at, None if isinstance(op, Logits) else op)
         weight = vectors[name]
+        buffers = [self.normed, self.x, weight, vectors.get(f"{name}.bias", weight), chunk]
+        defines: dict[str, Any] = {"COLUMNS": config.dim, "NORM": NORMS[norm.kind], "EPS": f"{config.eps:.9e}f"}
+        if writer is not None and (own := writer[1].norm) is not None:
+            if own.kind != "rms":
+                raise UnsupportedModelError("a norm after a block is run with root mean squares alone")
+            buffers += [self._added, self.model.layers[writer[0]].vectors[own.spec.name]]
+            defines["JOIN"] = 1
         program = self.programs(
-            "norm_rows", buffers=5, COLUMNS=config.dim, NORM=NORMS[norm.kind], EPS=f"{config.eps:.9e}f",
-            LAST=last, THREADS=NORM_THREADS, OVERLAP=self.overlap,
-        )  # fmt: skip
-        buffers = (self.normed, self.x, weight, vectors.get(f"{name}.bias", weight), chunk)
-        return Launch(program, buffers, (1 if last else tokens, 1, 1), (NORM_THREADS, 1, 1))
+            "norm_rows", buffers=len(buffers), LAST=last, THREADS=NORM_THREADS, OVERLAP=self.overlap, **defines
+        )
+        return Launch(program, tuple(buffers), (1 if last else tokens, 1, 1), (NORM_THREADS, 1, 1))
 
     def head_norms(self, layer: PackedLayer, op: Attend) -> list[Buffer]:
         """Weights of the norms of query and key heads; any buffer where there is none."""

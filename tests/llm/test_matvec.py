@@ -53,12 +53,16 @@ class Run:
         self.given["x"] = (rng.standard_normal(p.columns) + 0.5).astype(np.float32)
         self.given["norm"] = rng.uniform(0.5, 1.5, p.columns).astype(np.float32)
         self.given["norm_bias"] = rng.standard_normal(p.columns).astype(np.float32)
+        if p.joins:
+            self._join(rng)
         products = []
         for index, part in enumerate(p.parts):
             data, weights = matrix(part.kind, part.rows, p.columns, rng)
             self.given[f"w{index}"], self.given[f"b{index}"] = data, rng.standard_normal(part.rows).astype(np.float32)
             y = weights @ self._input(part.kind)
-            if index == 0 and part.kind not in PLAIN:  # the norm brings the first part's products to about 2
+            if (
+                index == 0 and part.kind not in PLAIN and not p.joins
+            ):  # the norm brings the first part's products to about 2
                 mean = p.eps if p.eps == LARGE_EPS else np.var(y) / 4
                 self.given["ss"] *= np.float32(p.columns * mean / self.given["ss"].sum())
             y = y * self._factor(part.kind)
@@ -73,10 +77,25 @@ class Run:
         self.given |= {name: np.zeros(shape, kind) for name, (shape, kind) in outputs.items()}
         self.expected = self._end(products)
 
+    def _join(self, rng: np.random.Generator) -> None:
+        """The stream with what is still to be added to it, normed; as floats, and times the norm's weight as int8."""
+        p, given = self.product, self.given
+        given["y"] = (3 * rng.standard_normal(p.columns)).astype(np.float32)
+        given["post"] = rng.uniform(0.5, 1.5, p.columns).astype(np.float32)
+        y = given["y"].astype(np.float64)
+        given["ss"] = np.add.reduceat(y * y, np.arange(0, p.columns, p.columns // p.ss_parts)).astype(np.float32)
+        assert len(given["ss"]) == p.ss_parts
+        self.joined = given["x"] + y / np.sqrt((y * y).mean() + p.eps) * given["post"]
+        given["joined"] = np.zeros(p.columns, np.float32)
+        if p.packed:
+            sets = (self.joined * given["norm"]).reshape(-1, 16)
+            scales = np.abs(sets).max(axis=1, keepdims=True) / 127
+            given["s"], given["q"] = scales[:, 0].astype(np.float32), np.rint(sets / scales).reshape(-1)
+
     def _input(self, kind: BlockType) -> Array:
         if kind not in PLAIN:
             return self.given["q"] * np.repeat(self.given["s"].astype(np.float64), 16)
-        x = self.given["x"].astype(np.float64)
+        x = self.joined if self.product.joins else self.given["x"].astype(np.float64)
         if self.product.norm == "none":
             return x
         x = x - x.mean() if self.product.norm == "layer" else x
@@ -86,6 +105,8 @@ class Run:
     def _factor(self, kind: BlockType) -> float:
         if kind in PLAIN or self.product.norm == "none":
             return 1.0
+        if self.product.joins:
+            return float(1 / np.sqrt((self.joined**2).mean() + self.product.eps))
         return 1 / np.sqrt(self.given["ss"].astype(np.float64).sum() / self.product.columns + self.product.eps)
 
     def _end(self, products: list[Array]) -> Array:
@@ -93,6 +114,8 @@ class Run:
         match self.product.activation:
             case "silu":
                 first = first / (1 + np.exp(-first))
+            case "cap":
+                first = self.product.cap * np.tanh(first / self.product.cap)
             case "gelu":
                 first = 0.5 * first * (1 + np.tanh(np.sqrt(2 / np.pi) * (first + 0.044715 * first**3)))
         y = first * products[1] if self.product.gated else first
@@ -108,7 +131,7 @@ class Run:
             name: self.operands.get(buffer, self.given[name].shape, self.given[name].dtype)
             for name, buffer in buffers.items()
         }
-        for name in set(p.arguments) - {"out", "out_q", "out_s", "out_ss", "best", "best_row"}:
+        for name in set(p.arguments) - {"out", "out_q", "out_s", "out_ss", "best", "best_row", "joined"}:
             np.testing.assert_array_equal(self.got[name], self.given[name])
 
     def check(self) -> None:
@@ -117,10 +140,13 @@ class Run:
         largest = np.abs(y).max()
         if p.out_x or p.residual:
             assert np.abs(self.got["out"] - y).max() < 1e-5 * largest
-        if p.out_norm:
+        if p.joins:
+            np.testing.assert_allclose(self.got["joined"], self.joined, rtol=1e-5, atol=1e-5)
+        if p.out_norm or p.out_ss:
             size = min(self.config.cta_rows, 32)
             squares = np.add.reduceat(y * y, np.arange(0, p.rows, size))
             np.testing.assert_allclose(self.got["out_ss"], squares, rtol=1e-5)
+        if p.out_norm:
             y = y * self.given["next_norm"]
         if p.out_q:
             scales = np.maximum.reduceat(np.abs(y), np.arange(0, p.rows, 16)) / 127
@@ -174,6 +200,25 @@ CASES = {
     ),
     "rows of 32 floats": (Product((Part(F32, 50),), 32, "rms", EPS, out_x=True, best=True), LaunchConfig(32, 4)),
     "rows of 16 halves": (Product((Part(F16, 50),), 16, "layer", EPS, out_x=True), LaunchConfig(32, 4)),
+    "joined, three parts": (
+        Product((Part(Q4_K, 32), Part(Q6_K, 16), Part(F16, 16)), 2048, "rms", EPS, 128, out_x=True, joins=True),
+        LaunchConfig(16, 4),
+    ),
+    "joined, odd rows, an epsilon that counts": (
+        Product(
+            (Part(Q8_0, 64),) * 2, 896, "rms", LARGE_EPS, 28, gated=True, activation="gelu", out_q=True, joins=True
+        ),
+        LaunchConfig(32, 8),
+    ),
+    "joined, pieces with ends": (
+        Product((Part(F32, 50),), 3080, "rms", EPS, 77, out_x=True, joins=True),
+        LaunchConfig(32, 4),
+    ),
+    "squares alone": (Product((Part(Q6_K, 64),), 896, bias=True, out_x=True, out_ss=True), LaunchConfig(32, 4)),
+    "capped": (
+        Product((Part(Q6_K, 73),), 256, "rms", EPS, 8, activation="cap", cap=1.5, out_x=True, best=True),
+        LaunchConfig(32, 2),
+    ),
     "plain gate": (Product((Part(F32, 16),) * 2, 328, gated=True, activation="silu", out_x=True), LaunchConfig(16, 8)),
 }
 

@@ -276,7 +276,13 @@ def test_a_proof_is_made_once_and_only_for_what_was_proved(tmp_path: Path, monke
 
 
 def test_what_the_kernel_has_no_word_for_is_refused_by_name(opened: Any, tmp_path: Path) -> None:
-    for name, said in (("gpt2", "does not run gpt2"), ("grouped", "attn_output has a bias")):
+    for name, said in (
+        ("gpt2", "does not run gpt2: its norm, gate or positions differ"),
+        ("grouped", "attn_output has a bias"),
+        ("gemma3", "does not run gemma3: its norms after blocks, windows differ"),
+        ("gemma2", "norms after blocks, windows, caps differ"),
+        ("granite", "does not run granite: its scale of scores differ"),
+    ):
         path, states = write(tmp_path / f"{name}.gguf", SHAPES[name], TYPE.F16), States(opened)
         with (
             PackedModel.load(path, "NV") as model,

@@ -22,6 +22,7 @@ FALLEN_BACK = {
     "ffn_gate": TYPE.Q5_1,
 }  # fmt: skip
 """What llama.cpp's Q4_K_M and Q5_K_M take besides Q5_0 where rows of 576 are no whole K-quant blocks."""
+GEMMA = replace(SHAPES["gemma3"], dim=256, ffn=512)
 WIDE = Shape(dim=2048, ffn=4096, heads=16, kv_heads=4, layers=1)
 
 
@@ -37,6 +38,9 @@ WIDE = Shape(dim=2048, ffn=4096, heads=16, kv_heads=4, layers=1)
         pytest.param(WIDE, TYPE.Q8_0, {}, False, id="rows of whole segments", marks=pytest.mark.long),
         pytest.param(SHAPES["plain"], TYPE.Q5_K, {}, False, id="llama Q5_K", marks=pytest.mark.long),
         pytest.param(SHAPES["plain"], TYPE.Q4_0, {}, False, id="llama Q4_0", marks=pytest.mark.long),
+        pytest.param(GEMMA, TYPE.Q4_K, {"ffn_down": TYPE.Q6_K, "token_embd": TYPE.Q8_0}, False, id="gemma3 Q4_K_M"),
+        pytest.param(SHAPES["gemma2"], TYPE.Q6_K, {}, True, id="gemma2 Q6_K", marks=pytest.mark.long),
+        pytest.param(SHAPES["granite"], TYPE.Q8_0, {}, False, id="granite Q8_0", marks=pytest.mark.long),
     ],
 )
 def test_steps_of_a_packed_model_err_less_than_llama_cpps(
@@ -56,6 +60,8 @@ def test_steps_of_a_packed_model_err_less_than_llama_cpps(
     ("shape", "kind"),
     [
         pytest.param(SHAPES["gpt2"], TYPE.F16, id="gpt2 F16"),
+        pytest.param(SHAPES["gemma2"], TYPE.F16, id="gemma2 F16"),
+        pytest.param(GEMMA, TYPE.F32, id="gemma3 F32", marks=pytest.mark.long),
         pytest.param(replace(SHAPES["gpt2 untied"], layers=1), TYPE.F32, id="gpt2 F32", marks=pytest.mark.long),
         pytest.param(SHAPES["grouped"], TYPE.BF16, id="llama BF16", marks=pytest.mark.long),
     ],

@@ -248,6 +248,9 @@ OTHERS = {
     "qwen3 Q6_K, cache q8_0": (replace(tiny_llama.SHAPES["qwen3"], heads=4), TYPE.Q6_K, True),
     "smollm3 Q8_0": (tiny_llama.SHAPES["smollm3"], TYPE.Q8_0, False),
     "phi3 Q4_0": (tiny_llama.SHAPES["phi3"], TYPE.Q4_0, False),
+    "gemma3 Q8_0": (tiny_llama.SHAPES["gemma3"], TYPE.Q8_0, False),
+    "gemma2 Q6_K, cache q8_0": (tiny_llama.SHAPES["gemma2"], TYPE.Q6_K, True),
+    "granite Q8_0": (replace(tiny_llama.SHAPES["granite"], bias=False), TYPE.Q8_0, False),
     "gpt2 F16": (tiny_llama.SHAPES["gpt2"], TYPE.F16, False),
     "llama Q5_K, biases": (tiny_llama.SHAPES["grouped"], TYPE.Q5_K, False),
 }

@@ -3,6 +3,7 @@
 // Grid: (ceil(K / 256), sequences), blocks of 256 threads, one for each element. Row y of every output is of state[y].
 //
 // Macros: K (columns), ROWS (of the matrix), FORMAT
+//   SCALE       what the row is multiplied by; 1 unless said
 //   POSITIONS   rows of a second matrix in POSITIONS_FORMAT, whose row for the token's position is added; 0: none
 //   OUT_Q       also store what a packed matrix after an RMS norm reads: the row times the norm's weight as int8 with
 //               a scale per 16, and the sum of squares of every SUM elements (16 or 32)
@@ -44,6 +45,9 @@ extern "C" __global__ void __launch_bounds__(256) embed(
     float value = 0;
     if (at < K) {
         value = weight_at<FORMAT>(matrix, token * K + at);
+#ifdef SCALE
+        value *= SCALE;
+#endif
 #if POSITIONS
         const unsigned stands = state[row].position;
         value += weight_at<POSITIONS_FORMAT>(positions, (long long)(stands < POSITIONS ? stands : 0) * K + at);

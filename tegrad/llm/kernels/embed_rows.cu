@@ -1,6 +1,7 @@
 // x[token] = a chunk's tokens' rows of the packed embedding, and of the learned positions where a model has them.
 //
-// FORMAT, ROWS, COLUMNS of the embedding; POSITIONS: rows of the second matrix, in POSITIONS_FORMAT, or 0.
+// FORMAT, ROWS, COLUMNS of the embedding; SCALE: what a row is multiplied by, 1 unless said; POSITIONS: rows of the
+// second matrix, in POSITIONS_FORMAT, or 0.
 // Grid: (COLUMNS / 256 rounded up, tokens). Block: 256 threads, one for each element.
 #include "chunk.cuh"
 #include "overlap.cuh"
@@ -15,6 +16,9 @@ extern "C" __global__ void __launch_bounds__(256) embed_rows(
     if (row >= chunk->count || at >= COLUMNS) return;
     const long long token = min(max(tokens[chunk->at + row], 0), ROWS - 1);
     float value = weight_at<FORMAT>(matrix, token * COLUMNS + at);
+#ifdef SCALE
+    value *= SCALE;
+#endif
 #if POSITIONS
     value += weight_at<POSITIONS_FORMAT>(positions, (long long)min(chunk->start + row, POSITIONS - 1) * COLUMNS + at);
 #endif

@@ -12,16 +12,20 @@
 //                 matrices alike, gate and up, whose products a CTA joins row by row
 //   NORM          0 none, 1 RMS, 2 layer: norm of the input over its K elements. A packed matrix has the norm's weight
 //                 in q already and takes the sum of squares from SS_PARTS parts; floats are normed here. EPS
-//   BIAS, ACTIVATION (0 none, 1 silu, 2 gelu), RESIDUAL (add to `out`)
+//   JOIN          1: the input is a stream to which a product y, normed by itself, is still to be added: each CTA does
+//                 that for itself, and one of them stores the sum (join.cuh). NORM is 1 then, of packed matrices too
+//   BIAS, ACTIVATION (0 none, 1 silu, 2 gelu, 3 CAP * tanh(v / CAP)), RESIDUAL (add to `out`)
 //   OUT_X         store float32; OUT_Q: store int8 with a scale per 16 rows (OUT_NORM: of the row times next_norm, and
-//                 the sum of squares of every 32 rows, or of 16 where CTA_ROWS is 16); BEST: the largest of every 32
-//                 rows, and where
+//                 the sum of squares of every 32 rows, or of 16 where CTA_ROWS is 16); OUT_SS: such sums alone; BEST:
+//                 the largest of every 32 rows, and where
 //   OVERLAP       1, 2: this launch may begin before the one before it has ended (overlap.cuh)
 // Arguments, those in brackets where a macro asks for them:
 //   for each part: weights, [bias f32 (rows)]
 //   [q s8 (K), s f32 (K / 16), [ss f32 (SS_PARTS)]] where a part is packed (INPUT_Q)
 //   [x f32 (K), [norm f32 (K), [norm_bias f32 (K)]]] where a part is of floats (INPUT_X)
-//   [out f32 (rows)] [[next_norm f32 (rows)], out_q s8 (rows), out_s f32 (rows / 16), [out_ss f32]]
+//   instead of those of both where JOIN: x f32 (K), y f32 (K), ss f32 (SS_PARTS) of y, post f32 (K) the norm's weight
+//   of y, norm f32 (K), joined f32 (K) the sum
+//   [out f32 (rows)] [next_norm f32 (rows)] [out_q s8 (rows), out_s f32 (rows / 16)] [out_ss f32]
 //   [best f32, best_row s32]
 #include "blocks.cuh"
 #include "overlap.cuh"
@@ -62,8 +66,14 @@
 #ifndef OUT_NORM
 #define OUT_NORM 0
 #endif
+#ifndef OUT_SS
+#define OUT_SS OUT_NORM
+#endif
 #ifndef BEST
 #define BEST 0
+#endif
+#ifndef JOIN
+#define JOIN 0
 #endif
 #ifndef INPUT_Q
 #define INPUT_Q 0
@@ -77,7 +87,8 @@ constexpr int MATRICES = GATED ? 2 : 1;  // that a CTA multiplies
 
 static_assert(CTA_ROWS % 16 == 0 && CTA_ROWS <= THREADS, "a thread ends a row, 16 of them share a scale");
 static_assert(!GATED || PARTS == 1, "gate and up are one part");
-static_assert(!OUT_NORM || CTA_ROWS == 16 || CTA_ROWS % 32 == 0, "a sum of squares is of 32 rows, or of a CTA's 16");
+static_assert(!OUT_SS || CTA_ROWS == 16 || CTA_ROWS % 32 == 0, "a sum of squares is of 32 rows, or of a CTA's 16");
+static_assert(!JOIN || NORM == 1, "what is joined is normed by the root mean square");
 static_assert(!BEST || CTA_ROWS % 32 == 0, "every 32 rows have a best one");
 
 // --- the items of a format ------------------------------------------------------------------------------------------
@@ -177,6 +188,8 @@ __device__ __forceinline__ float activate(float v) {
     return __fdividef(v, 1.0f + __expf(-v));
 #elif ACTIVATION == 2
     return 0.5f * v * (1.0f + tanhf(0.79788456f * (v + 0.044715f * v * v * v)));
+#elif ACTIVATION == 3
+    return CAP * tanhf(v * (1 / CAP));
 #else
     return v;
 #endif
@@ -228,6 +241,10 @@ template <class F> __device__ __forceinline__ void stage_floats(float4 *shared, 
 struct Arguments {
     const signed char *q;
     const float *s, *ss, *x, *norm, *norm_bias, *next_norm;
+#if JOIN
+    const float *y, *post;
+    float *joined;
+#endif
     float *out, *out_s, *out_ss, *best;
     signed char *out_q;
     int *best_row;
@@ -254,6 +271,9 @@ template <class F> struct Sums {
 };
 
 extern __shared__ __align__(16) unsigned char staged[];
+#if JOIN
+#include "join.cuh"
+#endif
 
 // A warp's items of a CTA's work on a matrix with Rows rows, in rounds of ROUND: code enough to keep FLIGHT of them in
 // flight, and no more. Slots are template arguments: an array that a loop indexes which the compiler does not unroll
@@ -380,7 +400,7 @@ __device__ __forceinline__ void work(const Arguments &a, const unsigned char *co
 #if RESIDUAL
     if (ends) before = a.out[base + row];
 #endif
-#if NORM == 1
+#if NORM == 1 && !JOIN
     if (F::PACKED && warp * 32 < CTA_ROWS)
         for (int at = lane; at < SS_PARTS; at += 32) squares += a.ss[at];
 #endif
@@ -388,17 +408,23 @@ __device__ __forceinline__ void work(const Arguments &a, const unsigned char *co
     run.begin();
 #endif
 
+#if JOIN
+    squares = join<F>(a.x, a.y, a.ss, a.post, a.norm, blockIdx.x == 0 ? a.joined : nullptr);
+#else
     if constexpr (F::PACKED)
         stage<F>(staged, a.q, a.s, K, threadIdx.x, THREADS);
     else
         stage_floats<F>((float4 *)staged, a.x, a.norm, a.norm_bias);
+#endif
     __syncthreads();
     if constexpr (F::PACKED)
         if (I::FIXED) run.fixed = load_input(staged, warp % (I::CHUNKS / 32 ? I::CHUNKS / 32 : 1) * 32 + lane);
     run.finish(sums);
 
     float scale = 1;
-#if NORM == 1
+#if JOIN
+    scale = rsqrtf(block_sum(squares) / K + EPS);
+#elif NORM == 1
     if (F::PACKED) scale = rsqrtf(warp_sum(squares) / K + EPS);
 #endif
     __syncthreads();
@@ -424,7 +450,7 @@ __device__ __forceinline__ void work(const Arguments &a, const unsigned char *co
         if (row % 16 == 0) a.out_s[(base + row) / 16] = largest * (1.0f / 127.0f);
     }
 #endif
-#if OUT_NORM
+#if OUT_SS
     const float own = warp_sum(result * result);
     if (lane == 0 && ends) a.out_ss[(base + row) / (CTA_ROWS < 32 ? CTA_ROWS : 32)] = own;
 #endif
@@ -462,13 +488,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) matvec(
 #if PARTS > 2
     MATRIX(2)
 #endif
-#if INPUT_Q
+#if JOIN
+    , const float *x, const float *y, const float *ss, const float *post, const float *norm, float *joined
+#endif
+#if INPUT_Q && !JOIN
     , const signed char *q, const float *s
 #if NORM
     , const float *ss
 #endif
 #endif
-#if INPUT_X
+#if INPUT_X && !JOIN
     , const float *x
 #if NORM
     , const float *norm
@@ -486,7 +515,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) matvec(
 #if OUT_Q
     , signed char *out_q, float *out_s
 #endif
-#if OUT_NORM
+#if OUT_SS
     , float *out_ss
 #endif
 #if BEST
@@ -494,13 +523,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) matvec(
 #endif
 ) {
     Arguments a = {};
-#if INPUT_Q
+#if JOIN
+    a.x = x, a.y = y, a.ss = ss, a.post = post, a.norm = norm, a.joined = joined;
+#endif
+#if INPUT_Q && !JOIN
     a.q = q, a.s = s;
 #if NORM
     a.ss = ss;
 #endif
 #endif
-#if INPUT_X
+#if INPUT_X && !JOIN
     a.x = x;
 #if NORM
     a.norm = norm;
@@ -513,7 +545,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) matvec(
     a.out = out;
 #endif
 #if OUT_NORM
-    a.next_norm = next_norm, a.out_ss = out_ss;
+    a.next_norm = next_norm;
+#endif
+#if OUT_SS
+    a.out_ss = out_ss;
 #endif
 #if OUT_Q
     a.out_q = out_q, a.out_s = out_s;

@@ -1,6 +1,9 @@
 // y[token] = norm(x[token]) as halves in the order of fragments (async.cuh), for a chunk of tokens, or for its last one
 // alone. Where x is no number any more, the chunk says so: a value before did not fit a half, which is infinite then.
 //
+// Where JOIN, x first gets what the product before made, y, normed by its own root mean square: x += norm(y), post being
+// that norm's weight.
+//
 // COLUMNS; NORM: 1 by the root mean square; 2 by mean and variance, with a bias; EPS; LAST: 1 takes the chunk's last
 // token to row 0; THREADS. Grid: tokens (1 where LAST). Block: THREADS, a multiple of 32.
 #include "async.cuh"
@@ -21,8 +24,20 @@ static __device__ __forceinline__ float block_sum(float value) {
     return value;
 }
 
+#ifndef JOIN
+#define JOIN 0
+#endif
+#if JOIN
+#define JOINED
+#else
+#define JOINED const
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS) norm_rows(
-    __half *y, const float *x, const float *weight, const float *bias, Chunk *chunk
+    __half *y, JOINED float *x, const float *weight, const float *bias, Chunk *chunk
+#if JOIN
+    , const float *added, const float *post
+#endif
 ) {
     constexpr int HELD = (COLUMNS / 4 + THREADS - 1) / THREADS;
     static_assert(COLUMNS % 16 == 0, "halves are ordered within 16");
@@ -45,6 +60,28 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_rows(
         b[i] = NORM == 2 && inside ? biases[at] : none;
     }
     if (token >= count) return;
+#if JOIN
+    const float4 *extra = reinterpret_cast<const float4 *>(added + (size_t)token * COLUMNS);
+    const float4 *posts = reinterpret_cast<const float4 *>(post);
+    float4 more[HELD];
+    float size = 0;
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+        int at = threadIdx.x + i * THREADS;
+        more[i] = at < COLUMNS / 4 ? extra[at] : none;
+        size += more[i].x * more[i].x + more[i].y * more[i].y + more[i].z * more[i].z + more[i].w * more[i].w;
+    }
+    const float f = rsqrtf(block_sum(size) / COLUMNS + EPS);
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+        int at = threadIdx.x + i * THREADS;
+        if (at >= COLUMNS / 4) continue;
+        const float4 p = posts[at];
+        held[i].x = fmaf(more[i].x * f, p.x, held[i].x), held[i].y = fmaf(more[i].y * f, p.y, held[i].y);
+        held[i].z = fmaf(more[i].z * f, p.z, held[i].z), held[i].w = fmaf(more[i].w * f, p.w, held[i].w);
+        if (!LAST) reinterpret_cast<float4 *>(x + (size_t)token * COLUMNS)[at] = held[i];
+    }
+#endif
 #pragma unroll
     for (int i = 0; i < HELD; i++) sum += held[i].x + held[i].y + held[i].z + held[i].w;
     const float mean = NORM == 2 ? block_sum(sum) / COLUMNS : 0;
