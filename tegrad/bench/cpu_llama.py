@@ -27,7 +27,7 @@ class _Model(lib.LlamaModel):  # type: ignore[misc]
 class Peer:
     """A model in llama.cpp: logits of every position, without flash attention unless packed values need it."""
 
-    def __init__(self, path: Path, context: int, keys: int = F32, values: int = F32) -> None:
+    def __init__(self, path: Path, context: int, keys: int = F32, values: int = F32, threads: int = 1) -> None:
         lib.disable_logging()
         params = lib.LlamaModelParams()
         params.use_mmap = False
@@ -37,7 +37,8 @@ class Peer:
         self._params.n_ctx = self._params.n_batch = self._params.n_ubatch = context
         self._params.type_k, self._params.type_v = keys, values
         self._params.flash_attn_type = int(values == Q8_0)
-        self._params.n_threads = self._params.n_threads_batch = 1  # which spin while they wait for another
+        # They spin while they wait for another: one, unless the machine is ours alone.
+        self._params.n_threads = self._params.n_threads_batch = threads
 
     def logits(self, tokens: Sequence[int], first: int = 0) -> np.ndarray:
         """Logits (len(tokens), vocab) after each token, the first of which is at the position `first`."""
@@ -46,7 +47,10 @@ class Peer:
             batch = lib.LlamaBatch(n_tokens=len(tokens), embd=0, n_seq_max=1)
             batch.set_batch(list(tokens), first, True)
             context.decode(batch)
-            return np.array([context.get_logits_ith(at) for at in range(len(tokens))], np.float32)
+            logits = np.empty((len(tokens), self.model.n_vocab), np.float32)
+            for at in range(len(tokens)):  # one after the other: each is a list of Python's numbers
+                logits[at] = context.get_logits_ith(at)
+            return logits
         finally:
             context.close()
 
@@ -82,9 +86,9 @@ class Peer:
 
 
 @contextmanager
-def peer(path: Path, context: int = 128, keys: int = F32, values: int = F32) -> Iterator[Peer]:
+def peer(path: Path, context: int = 128, keys: int = F32, values: int = F32, threads: int = 1) -> Iterator[Peer]:
     """A model in llama.cpp, closed at the end."""
-    opened = Peer(path, context, keys, values)
+    opened = Peer(path, context, keys, values, threads)
     try:
         yield opened
     finally:

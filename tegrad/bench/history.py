@@ -178,6 +178,7 @@ FAMILIES: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = {
         *("tegrad/llm", "tegrad/nv", "tegrad/hw", "tegrad/uapi", "tegrad/cli/run.py", "tegrad/models"),
         *_ASIDE,
     ),
+    ("ppl-*",): ("tegrad/llm", "tegrad/nv", "tegrad/hw", "tegrad/models", *_ASIDE),
     ("matvec-fix-*",): (
         *("tegrad/nv", "tegrad/hw", "tegrad/bench/graph.py", "tegrad/bench/models.py"),
         *(f"tegrad/llm/{name}.py" for name in ("arch", "dequant", "gguf", "model", "session", "weights")),

@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import tegrad
-from tegrad.bench import engine, limits, versus
+from tegrad.bench import engine, limits, published, versus
 from tegrad.bench.figures import TARGETS, Target
 from tegrad.bench.record import Record, RecordError, Side, make
 from tegrad.hw.chips import CHIPS
@@ -110,6 +111,31 @@ def _target(target: Target) -> Measure:
     return Measure(target.id, target.what, True, take)
 
 
+def _published(name: str) -> Measure:
+    known = published.PUBLISHED[name]
+
+    def take() -> Record:
+        folder = os.environ.get(published.FOLDER)
+        if not folder:
+            raise RecordError(
+                f"ppl-{name} needs {known.file} (tools/published.py): name its folder by {published.FOLDER}"
+            )
+        path = Path(folder) / known.file
+        if not path.exists() or published.name_of(path) != name:
+            raise RecordError(f"{path} is not {known.what}: fetch it by tools/published.py")
+        with tempfile.TemporaryDirectory() as place:
+            command = [sys.executable, "-m", "tegrad", "bench", "perplexity", str(path), "--out", place]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            samples = Path(place) / f"ppl-{name}.json"
+            if done.returncode or not samples.exists():
+                raise RecordError(f"`{shlex.join(command[2:])}` failed: {done.stderr.strip().splitlines()[-1:]}")
+            return Record.load(samples)
+
+    return Measure(
+        f"ppl-{name}", f"perplexity of {known.what}, ours and llama.cpp's", True, take, published.FOLDER, long=True
+    )
+
+
 def _checkout(id: str, what: str, path: str = "", *, long: bool = False) -> Measure:
     def take() -> Record:
         if not CHECKOUT.exists():
@@ -165,6 +191,7 @@ MEASURES: dict[str, Measure] = {
             long=True,
         ),
         *(_target(target) for target in TARGETS.values()),
+        *(_published(name) for name in published.PUBLISHED),
         *(_row(figure) for figure in versus.FIGURES.values()),
         _checkout("ptx-oracle-cases", "cases of PTX instructions that the H200 recorded"),
         _checkout("ptx-oracle-mismatches", "of them, those that the engine answers otherwise"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Collection, Iterable
@@ -291,6 +292,48 @@ def quality(
         for refused in left:
             typer.echo(f"{model:22} {refused:13} refuses this model")
     raise typer.Exit(behind)
+
+
+@app.command()
+def perplexity(
+    model: Annotated[Path, typer.Argument(help="A GGUF file.")],
+    tokens: Annotated[int | None, typer.Option(min=8, help="Tokens to feed; 16384 if left out.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="llama.cpp's; all cores if left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A folder for the figure's samples instead of the results.")] = None,
+    results: Root = DEFAULT,
+) -> None:
+    """A model's perplexity on a named text, ours as `tegrad run` runs it, and CPU llama.cpp's on the same file.
+
+    The row goes into results/perplexity.json. Of a published model (tools/published.py) on a real GPU, with 16,384
+    tokens or more, it becomes the figure ppl-smollm2 or ppl-gemma3, too.
+    """
+    from tegrad.cli.run import choose_device, described, speaker
+
+    choose_device()
+    from tegrad.bench import perplexity as bench
+    from tegrad.bench.figures import Results
+    from tegrad.bench.published import name_of
+    from tegrad.llm.device import open_device
+    from tegrad.llm.gguf import Gguf
+    from tegrad.nv.kernel import emulated
+
+    texts, done = bench.windows(model, tokens or bench.TOKENS), []
+    device = open_device()
+    typer.echo(f"{'tokens':>7} {'ours':>10} {'llama.cpp':>10} {'ratio':>8}")
+    with Gguf.open(model) as file:
+        session, steps = speaker(file, max(map(len, texts)))
+        for window in bench.compare(model, bench.scoring(session), texts, threads or os.cpu_count() or 1):
+            done.append(window)
+            found = bench.Perplexity.of(done, sum(map(len, texts[: len(done)])))
+            typer.echo(f"{found.tokens:7} {found.ours:10.4f} {found.llama_cpp:10.4f} {found.ratio:8.5f}")
+    name = name_of(model)
+    bench.merge((out or results) / bench.TABLE, name or model.name, described(device), steps, found)
+    if name and not emulated() and found.tokens >= bench.TOKENS:
+        record = bench.record(name, found, shlex.join(["tegrad", *sys.argv[1:]]), device)
+        if out is not None:
+            record.dump(out / f"{record.id}.json")
+        else:
+            Results(results).add(record)
 
 
 @app.command()

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 GPU_FILES: Final = (CTRL_NODE, DESKTOP_NODE)
 """What a Jetson's and a desktop's NVIDIA driver offer."""
 EMULATED: Final = "agx-orin-64gb"
+EMULATED_WAIT_MS: Final = "600000"
+"""Without progress until a board's GPU counts as hung, unless said: a real prompt is a minute's kernel."""
 SWITCH_INTERVAL_S: Final = 2e-4
 """Seconds after which a thread that computes lets another have the interpreter: opening a device is hundreds of short
 calls, each of which would wait for the thread that reads the file."""
@@ -319,6 +321,8 @@ def choose_device(device: str | None = None, tell: Callable[[str], None] = _tell
     if not os.environ.get("TEGRAD_BOARD") and not any(os.path.exists(name) for name in GPU_FILES):
         os.environ["TEGRAD_BOARD"] = EMULATED
         tell(f"tegrad: no GPU found, running on an emulated {EMULATED} (TEGRAD_BOARD, or DEV, chooses another)")
+    if os.environ.get("TEGRAD_BOARD"):
+        os.environ.setdefault("HCQDEV_WAIT_TIMEOUT_MS", EMULATED_WAIT_MS)
     install()
 
 

@@ -1,0 +1,145 @@
+"""Perplexity of a model on a named text: ours as `tegrad run` runs it, beside CPU llama.cpp's, on the same file.
+
+Both are fed the same windows of tokens, each of which begins anew, and are asked for each token after the first of it.
+Ours keeps keys and values in halves, and so does llama.cpp.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tegrad import models as shipped
+from tegrad.bench.published import PUBLISHED
+from tegrad.bench.record import Record, RecordError, Side, make, now, source_digest
+from tegrad.llm.quality import negative_log_likelihood
+from tegrad.llm.tokenizer import Tokenizer
+
+Score: TypeAlias = Callable[[Sequence[int]], NDArray[np.floating[Any]]]
+"""Logits (len(tokens), vocab) after each token of a text that begins here."""
+
+WINDOW: Final = 512
+"""Tokens of a window, of which all but the first are predicted."""
+TOKENS: Final = 16_384
+"""Tokens of the windows of a figure, at least."""
+TABLE: Final = "perplexity.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Both sides' mean cost of a token of one window, in nats."""
+
+    tokens: int
+    """That were predicted."""
+    ours: float
+    llama_cpp: float
+
+
+@dataclass(frozen=True, slots=True)
+class Perplexity:
+    """Both sides' perplexity of a text."""
+
+    tokens: int
+    """Of the windows."""
+    predicted: int
+    ours: float
+    llama_cpp: float
+
+    @classmethod
+    def of(cls, windows: Sequence[Window], tokens: int) -> Perplexity:
+        """That of all windows together."""
+        predicted = sum(window.tokens for window in windows)
+
+        def side(costs: Iterator[float]) -> float:
+            return math.exp(sum(cost * window.tokens for cost, window in zip(costs, windows, strict=True)) / predicted)
+
+        ours = side(window.ours for window in windows)
+        return cls(tokens, predicted, ours, side(window.llama_cpp for window in windows))
+
+    @property
+    def ratio(self) -> float:
+        """llama.cpp's divided by ours: above 1 ours is the lower, which is the better."""
+        return self.llama_cpp / self.ours
+
+
+def windows(path: Path, count: int) -> list[list[int]]:
+    """So many tokens of the named text in windows of WINDOW, the last one shorter; RecordError if it has fewer.
+
+    Each begins with the model's begin token where its texts do.
+    """
+    tokenizer = Tokenizer.load(path)
+    front = [tokenizer.bos] if tokenizer.encode("")[:1] == [tokenizer.bos] and tokenizer.bos is not None else []
+    text = tokenizer.encode(shipped.HELD_OUT.read_text(encoding="utf-8").replace("\f", "\n"), bos=False, special=False)
+    made: list[list[int]] = []
+    while count > len(front) + 1:
+        size = min(WINDOW, count) - len(front)
+        if len(text) < size:
+            raise RecordError(f"{shipped.HELD_OUT.name} has {sum(map(len, made)) + len(text)} tokens: ask for fewer")
+        made.append([*front, *text[:size]])
+        text, count = text[size:], count - size - len(front)
+    return made
+
+
+def compare(path: Path, score: Score, texts: Sequence[Sequence[int]], threads: int) -> Iterator[Window]:
+    """Each window's costs, ours by `score` and llama.cpp's on so many threads; RecordError without llama.cpp."""
+    try:
+        from tegrad.bench.cpu_llama import F16, peer
+    except ImportError as error:
+        raise RecordError("llama.cpp is missing: pip install cyllama") from error
+
+    with peer(path, max(map(len, texts)), F16, F16, threads=threads) as opened:
+        for text in texts:
+            costs = [
+                float(negative_log_likelihood(side(text)[:-1], text[1:]).mean()) for side in (score, opened.logits)
+            ]
+            yield Window(len(text) - 1, *costs)
+
+
+def record(name: str, found: Perplexity, command: str, device: str) -> Record:
+    """The figure of a published model; RecordError for too short a text."""
+    if found.tokens < TOKENS:
+        raise RecordError(f"a figure of perplexity takes {TOKENS:,} tokens at least, not {found.tokens:,}")
+    known = PUBLISHED[name]
+    return make(
+        f"ppl-{name}",
+        f"perplexity of {known.what} on {found.tokens:,} tokens of {shipped.HELD_OUT.name}, windows of {WINDOW}",
+        "perplexity",
+        Side("tegrad", command, [found.ours]),
+        larger_is_better=False,
+        peer=Side(f"CPU llama.cpp (cyllama {version('cyllama')}), f16 cache", "the same windows", [found.llama_cpp]),
+        gpu=device,
+    )
+
+
+def scoring(conversation: Any) -> Score:
+    """A conversation that begins anew for each text."""
+
+    def score(tokens: Sequence[int]) -> NDArray[np.floating[Any]]:
+        conversation.reset()
+        logits: NDArray[np.floating[Any]] = conversation.feed_all(list(tokens))
+        return logits
+
+    return score
+
+
+def merge(path: Path, model: str, device: str, steps: str, found: Perplexity) -> None:
+    """Put a result into the table, in place of that of the same model, device and number of tokens."""
+    try:
+        rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"{path} is no table of rows ({error}): delete it and measure again") from error
+    row = {
+        "model": model, "device": device, "steps": steps, **dataclasses.asdict(found), "ratio": found.ratio,
+        "text": shipped.HELD_OUT.name, "window": WINDOW, "date": now(), "sources": source_digest(),
+    }  # fmt: skip
+    table = {(one["model"], one["device"], one["tokens"]): one for one in [*rows, row]}
+    path.write_text(json.dumps({"what": __doc__.split("\n", 1)[0], "rows": list(table.values())}, indent=1) + "\n")
