@@ -10,10 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import numpy as np
 from tinygrad import Tensor, dtypes
 from tinygrad.dtype import DType
 
-from tegrad.llm.formats import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, BlockType
+from tegrad.llm.formats import (
+    BF16,
+    F16,
+    F32,
+    IQ4_NL,
+    NONLINEAR,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    BlockType,
+)
 
 
 def _half(data: Tensor) -> Tensor:
@@ -67,6 +83,20 @@ def _q5_1(data: Tensor) -> Tensor:
     """d, m (half), integers."""
     d, m = (_half(data[:, :, at : at + 2]).reshape(*data.shape[:2], 1, 1, 1) for at in (0, 2))
     return d * _five_bits(data[:, :, 4:]).float() + m
+
+
+def _coded(codes: tuple[int, ...], code: Tensor) -> Tensor:
+    """What codes stand for, int8 in four words of four, as float32: by shifts, which need no memory."""
+    words = np.array(codes, np.int8).view("<i4").tolist()
+    word = (code < 8).where((code < 4).where(words[0], words[1]), (code < 12).where(words[2], words[3]))
+    return _signed(((word >> ((code & 3) * 8)) & 255).cast(dtypes.uint8))
+
+
+def _iq4_nl(data: Tensor) -> Tensor:
+    """d (half), 16 bytes of codes as in Q4_0. inner is (nibble, byte)."""
+    shift = Tensor.arange(2).reshape(1, 1, 2, 1) * 4
+    code = (data[:, :, 2:].reshape(*data.shape[:2], 1, 16).int() >> shift) & 15
+    return _half(data[:, :, :2]).unsqueeze(-1) * _coded(NONLINEAR, code)
 
 
 def _q8_0(data: Tensor) -> Tensor:
@@ -132,7 +162,8 @@ def _bf16(data: Tensor) -> Tensor:
 
 
 _PACKED: Final[Mapping[BlockType, Callable[[Tensor], Tensor]]] = {
-    Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, Q8_0: _q8_0, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
+    Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, IQ4_NL: _iq4_nl, Q8_0: _q8_0,
+    Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
 }  # fmt: skip
 _PLAIN: Final[Mapping[BlockType, DType]] = {F32: dtypes.float32, F16: dtypes.float16, BF16: dtypes.uint16}
 

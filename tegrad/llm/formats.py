@@ -16,6 +16,7 @@ the scales are made.
 | Q5_K | as Q5_0 | as Q4_K |
 | Q5_0 | as Q4_0; then 256 bytes, 8 of each lane: the fifth bits of sets 2p and 2p + 1 are word p | as Q4_0 |
 | Q5_1 | as Q5_0 | as Q4_1 |
+| IQ4_NL | 2: the halves of word w of plane p have four nibbles each: weights 4w .. of set 2p, and of 2p + 1 | as Q4_0 |
 | Q8_0 | 4: plane s is set s | 64 halves d |
 | F16, BF16, F32 | the file's bytes | |
 
@@ -150,6 +151,18 @@ def _unpack_5(data: Bytes) -> Bytes:
     return _or(_unpack_4(data[:, :1024]), _unpack_bits(data[:, 1024:]) << _FOUR)
 
 
+def _pack_codes(values: Bytes) -> Bytes:
+    """Nibbles side by side, as a permutation of bytes takes its indices: (p, odd, w, half, 2) to (p, w, odd, half)."""
+    pairs = values.reshape(len(values), LANES, 2, 2, 4, 2, 2)
+    both = _or(pairs[..., 0] & 15, pairs[..., 1] << _FOUR).transpose(0, 1, 2, 4, 3, 5)
+    return _planes(np.ascontiguousarray(both).reshape(len(values), LANES, 2, SET))
+
+
+def _unpack_codes(data: Bytes) -> Bytes:
+    both = _lanes(data).reshape(len(data), LANES, 2, 4, 2, 2).transpose(0, 1, 2, 4, 3, 5)
+    return np.stack([both & 15, both >> 4], axis=-1).reshape(len(data), LANES, 4, SET)
+
+
 _THIRDS: Final = np.array([0, 2, 4], np.uint8).reshape(1, 1, 3, 1)
 
 
@@ -179,6 +192,10 @@ def _value_above(lowest: int, values: Bytes, d: Bytes) -> Floats:
     return _half(d) * (values.astype(np.float32) + np.float32(lowest))
 
 
+def _value_codes(codes: tuple[int, ...], values: Bytes, d: Bytes) -> Floats:
+    return _half(d) * np.array(codes, np.float32)[values]
+
+
 def _value_q8_0(values: Bytes, d: Bytes) -> Floats:
     return _half(d) * _signed(values)
 
@@ -205,7 +222,7 @@ def _value_q6_k(values: Bytes, scales: Bytes, d: Bytes) -> Floats:
 
 # --- what a row says --------------------------------------------------------------------------------------------------
 
-Integers = Literal["NIBBLES", "NIBBLES_AND_FIFTH", "SIX_BITS", "BYTES"]
+Integers = Literal["NIBBLES", "NIBBLES_AND_FIFTH", "CODES", "SIX_BITS", "BYTES"]
 """How a run's integers lie in its planes."""
 Scales = Literal["HALVES", "HALF_PAIRS", "SIX_BIT_PAIRS", "INT8"]
 """What its scales are: a half for each 32; that and a half to be added; a block's six-bit scales and minima for each
@@ -267,6 +284,8 @@ class Layout:
     value: Callable[..., Floats]
     """Integers (..., weights) and the fields (..., bytes) to weights (..., weights)."""
     spread: Spread
+    codes: tuple[int, ...] = ()
+    """Where a kernel is to look them up: what the 16 integers stand for, int8."""
 
     @property
     def field_bytes(self) -> list[int]:
@@ -330,6 +349,8 @@ def _nibbles(run: int) -> tuple[Callable[[Bytes], Bytes], Callable[[Bytes], Byte
 
 
 # fmt: off
+NONLINEAR: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""ggml's kvalues_iq4nl."""
 _K: Final = Piece("k", 16, shift=2)
 _FIFTH: Final = Piece("fifth", 8)
 
@@ -359,12 +380,16 @@ Q5_0: Final = BlockType("Q5_0", 6, 32, 22, 11, Layout(
 Q5_1: Final = BlockType("Q5_1", 7, 32, 24, 12, Layout(
     2, (_FIFTH, Piece("pairs", 8)), "NIBBLES_AND_FIFTH", "HALF_PAIRS", 0, 31,
     (4,), (0,), _split_q5_0, _join_q5_0, _pack_5, _unpack_5, _value_pairs, Spread(9.2, ((0, 1.0), (2, -15.5)))))
+IQ4_NL: Final = BlockType("IQ4_NL", 20, 32, 18, 9, Layout(
+    2, (Piece("scales", 4),), "CODES", "HALVES", -127, 113,
+    (2,), (0,), *_nibbles(16), _pack_codes, _unpack_codes, partial(_value_codes, NONLINEAR),
+    Spread(69.8, ((0, 1.0),), either_sign=True), NONLINEAR))
 F16: Final = BlockType("F16", 1, 1, 2, 24)
 BF16: Final = BlockType("BF16", 30, 1, 2, 24)
 F32: Final = BlockType("F32", 0, 1, 4, 44)
 # fmt: on
 
-FORMATS: Final = (Q6_K, Q5_K, Q4_K, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, F16, BF16, F32)
+FORMATS: Final = (Q6_K, Q5_K, Q4_K, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_NL, F16, BF16, F32)
 """What we run; the place of each is its number in the program of a step in one launch."""
 PACKED: Final = tuple(kind for kind in FORMATS if kind.layout is not None)
 PLAIN: Final = tuple(kind for kind in FORMATS if kind.layout is None)
@@ -407,7 +432,13 @@ def _constants(kind: BlockType) -> dict[str, object]:
         "INTEGERS_OF": f"INTEGERS_{layout.integers if layout else 'NONE'}",
         "SCALES_OF": f"SCALES_{layout.scales if layout else 'NONE'}",
         "LOWEST": layout.lowest if layout else 0, "HIGHEST": layout.highest if layout else 0,
+        "CODES": _words(layout.codes if layout else ()),
     }  # fmt: skip
+
+
+def _words(codes: tuple[int, ...]) -> str:
+    """16 codes as four words of four bytes; zeros where there are none."""
+    return ", ".join(f"{word:#010x}u" for word in np.array(codes or (0,) * 16, np.int8).view("<u4").tolist())
 
 
 def _places(kind: BlockType) -> list[tuple[Piece, int]]:

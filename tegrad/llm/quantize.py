@@ -14,10 +14,25 @@ from typing import Final, TypeAlias
 
 import numpy as np
 from gguf import GGMLQuantizationType
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from tegrad.errors import TegradError
-from tegrad.llm.formats import Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, BlockType, Bytes, Floats, Layout
+from tegrad.llm.formats import (
+    IQ4_NL,
+    NONLINEAR,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    BlockType,
+    Bytes,
+    Floats,
+    Layout,
+)
 
 Quantized: TypeAlias = tuple[Bytes, list[Bytes]]
 """Integers (n, weights) and fields (n, bytes) of blocks, as `Layout.put_together` takes them."""
@@ -221,13 +236,42 @@ def _quantize_pairs(blocks: Floats, high: int) -> Quantized:
     return levels.astype(np.uint8), [np.concatenate([d_bytes, m_bytes], axis=1)]
 
 
+# --- IQ4_NL: fp16 scale, 32 codes; x = d * code -----------------------------------------------------------------------
+
+
+def _fit_codes(x: Floats, w: Floats, codes: Floats) -> tuple[Floats, NDArray[np.int64]]:
+    """The scale (..., 1) and the places of the codes, in rising order, that leave the least weighted squared error."""
+    middles = (codes[1:] + codes[:-1]) / 2
+    at = np.abs(x).argmax(axis=-1, keepdims=True)
+    extreme: Floats = np.take_along_axis(x, at, axis=-1)
+    scale, gain = np.zeros_like(extreme), np.zeros_like(extreme)
+    for trial in 1 + _TRIALS / 8:
+        nearest = codes[np.searchsorted(middles, _ratio(x, np.broadcast_to(extreme / codes[0] * trial, x.shape)))]
+        dot = np.sum(w * x * nearest, axis=-1, keepdims=True)
+        norm = np.sum(w * nearest * nearest, axis=-1, keepdims=True)
+        better = dot * dot > gain * norm
+        scale = np.where(better, _ratio(dot, norm), scale)
+        gain = np.where(better, _ratio(dot * dot, norm), gain)
+    return scale, np.searchsorted(middles, _ratio(x, np.broadcast_to(scale, x.shape)))
+
+
+def _quantize_iq4_nl(blocks: Floats) -> Quantized:
+    codes = np.array(NONLINEAR, np.float32)
+    normal, peak = _normalised(blocks)
+    scale, _ = _fit_codes(normal, _importance(normal), codes)
+    d_bytes, d = _half(scale[:, 0] * peak)
+    middles = (codes[1:] + codes[:-1]) / 2
+    at = np.searchsorted(middles, _ratio(blocks, np.broadcast_to(d[:, None], blocks.shape)))
+    return at.astype(np.uint8), [d_bytes]
+
+
 # --- the formats ------------------------------------------------------------------------------------------------------
 
 
 _QUANTIZERS: Final[Mapping[BlockType, Callable[[Floats], Quantized]]] = {
     Q4_0: partial(_quantize_symmetric, low=-8), Q5_0: partial(_quantize_symmetric, low=-16),
     Q4_1: partial(_quantize_pairs, high=15), Q5_1: partial(_quantize_pairs, high=31),
-    Q8_0: _quantize_q8_0, Q6_K: _quantize_q6_k,
+    IQ4_NL: _quantize_iq4_nl, Q8_0: _quantize_q8_0, Q6_K: _quantize_q6_k,
     Q4_K: partial(_quantize_affine, high=15), Q5_K: partial(_quantize_affine, high=31),
 }  # fmt: skip
 FORMATS: Final = {GGMLQuantizationType(kind.number): kind for kind in _QUANTIZERS}

@@ -58,6 +58,8 @@ def test_every_integer_is_within_its_bounds(kind: BlockType) -> None:
     blocks = rng.integers(0, 256, (400, kind.size), dtype=np.uint8)
     integers, _ = kind.layout.taken_apart(blocks)
     found = integers.view(np.int8) if kind.layout.lowest == -128 else integers.astype(int) + kind.layout.lowest
+    if kind.layout.codes:
+        found = np.array(kind.layout.codes)[integers]
     assert (found.min(), found.max()) == (kind.layout.lowest, kind.layout.highest)
 
 

@@ -73,11 +73,13 @@ def test_each_integer_lies_where_the_layout_says(at: int) -> None:
     q6 = {512 * group + place: 0b101101} if group < 3 else {place: 1 << 6, 512 + place: 3 << 6, 1024 + place: 2 << 6}
     nibble = 512 * (group // 2) + place
     high = 4 * (group % 2)
+    code = 0b1101 << 4 * (i % 2)
     fifth = 1024 + 8 * lane + 4 * (group // 2) + i % 4
     expected = {
         "SIX_BITS": (0b101101, q6),
         "NIBBLES": (0b1101, {nibble: 0b1101 << high}),
         "NIBBLES_AND_FIFTH": (0b11001, {nibble: 0b1001 << high, fifth: 1 << (high + i // 4)}),
+        "CODES": (0b1101, {512 * (group // 2) + 16 * lane + i // 4 * 4 + 2 * (group % 2) + i % 4 // 2: code}),
         "BYTES": (0xA7, {512 * group + place: 0xA7}),
     }
     for kind in formats.PACKED:

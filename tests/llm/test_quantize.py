@@ -9,12 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from tegrad.llm.formats import Layout
 from tegrad.llm.quantize import FORMATS, QuantizeError, dequantize, quantize
 
 Q4_0, Q8_0 = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q8_0
 Q4_K, Q5_K, Q6_K = GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q5_K, GGMLQuantizationType.Q6_K
 TYPES = pytest.mark.parametrize("qtype", list(FORMATS), ids=lambda t: t.name)
-LEVELS = {qtype: kind.layout.highest - kind.layout.lowest for qtype, kind in FORMATS.items()} | {Q8_0: 254}
+
+
+def levels(layout: Layout) -> float:
+    """Steps between the least and the largest integer; of codes, such as their largest one."""
+    steps = np.diff(np.sort(layout.codes)) if layout.codes else np.ones(1)
+    return (layout.highest - layout.lowest) / steps.max()
+
+
+LEVELS = {qtype: levels(kind.layout) for qtype, kind in FORMATS.items()} | {Q8_0: 254}
 GROUP = {Q4_0: 32, Q8_0: 32, Q4_K: 32, Q5_K: 32, Q6_K: 16}
 
 

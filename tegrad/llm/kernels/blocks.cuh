@@ -17,7 +17,7 @@
 //   Q6_K  5 / 48 (unpack 32, dp4a 16) / 4 conversions + 14     Q8_0  5 / 16 (dp4a) / 2 conversions + 10
 //   Q4_K  3 / 32 (unpack 16, dp4a 16) + 18 header / 6 + 19     Q4_0  3 / 32 / 2 + 10
 //   Q4_1  3 / 32 / 4 + 19                                      Q5_0  4 / 70 / 2 + 10
-//   Q5_1  4 / 70 / 4 + 19
+//   Q5_1  4 / 70 / 4 + 19                                      IQ4_NL 3 / 88 (dp4a 32) / 2 + 10
 //   Q5_K  4 / 70 + 18 header / 6 + 19                          F16   8 / 0 / 64 + 64, BF16 8 / 64 / 64, F32 16 / 0 / 64
 // The float formats read their activations as float32 from shared memory, 16 loads of 128 bits.
 #include "formats.cuh"
@@ -405,6 +405,84 @@ struct Q5_1 {
     }
 };
 
+// --- codes ----------------------------------------------------------------------------------------------------------
+//
+// A nibble stands for one of 16 int8. A permutation of the bytes of two words looks up four, by four nibbles as they
+// lie in a word: of a nibble below 8 a byte of the words, of one from 8 on only that byte's sign, all over. So there
+// are two tables, whose bytes have one sign each, and a product with each; what a nibble gets from the table that it
+// is not in, 0 or -1, is taken off the one that it is in.
+
+__device__ __forceinline__ unsigned permuted(unsigned low, unsigned high, unsigned at) {
+    unsigned result;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(high), "r"(at));
+    return result;
+}
+
+// The codes plus OFFSET, each half of them of one sign.
+template <unsigned A, unsigned B, unsigned C, unsigned D> struct Codes {
+    static __device__ constexpr int code(int at) {
+        return (signed char)((at < 4 ? A : at < 8 ? B : at < 12 ? C : D) >> at % 4 * 8);
+    }
+    static constexpr bool FALLING = code(1) > 0;  // from positive to negative ones
+    static constexpr int OFFSET = FALLING ? -1 : 0, LOWER_SIGN = FALLING ? 0 : -1, UPPER_SIGN = FALLING ? -1 : 0;
+    static __device__ constexpr unsigned table(int first) {
+        unsigned made = 0;
+        for (int i = 0; i < 4; i++)
+            made |= (unsigned)((code(first + i) + OFFSET - (first < 8 ? UPPER_SIGN : LOWER_SIGN)) & 255) << 8 * i;
+        return made;
+    }
+    static __device__ constexpr bool signs(int first, int sign) {
+        return ((table(first) ^ sign) & 0x80808080) == 0 && ((table(first + 4) ^ sign) & 0x80808080) == 0;
+    }
+    static_assert(signs(0, LOWER_SIGN) && signs(8, UPPER_SIGN), "the bytes of a table have one sign");
+    static __device__ __forceinline__ int value(int at) {
+        const unsigned lower = __byte_perm(A, B, at & 7), upper = __byte_perm(C, D, at & 7);
+        return (signed char)((at & 8 ? upper : lower) & 255);
+    }
+    // Four nibbles times q, added to `sum`.
+    static __device__ __forceinline__ int dot(unsigned nibbles, unsigned flipped, unsigned q, int sum) {
+        sum = __dp4a((int)permuted(table(0), table(4), nibbles), (int)q, sum);
+        return __dp4a((int)permuted(table(8), table(12), flipped), (int)q, sum);
+    }
+    // The sums of a lane's four sets.
+    static __device__ __forceinline__ void dots(const uint4 plane[2], const Input &x, int sums[4]) {
+#pragma unroll
+        for (int p = 0; p < 2; p++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const unsigned v = word(plane[p], i), flipped = v ^ 0x88888888;
+                sums[2 * p] = dot(v, flipped, word(x.q[2 * p], i), sums[2 * p]);
+                sums[2 * p + 1] = dot(v >> 16, flipped >> 16, word(x.q[2 * p + 1], i), sums[2 * p + 1]);
+            }
+    }
+    static __device__ __forceinline__ unsigned fold(int sum) { return MAGIC_BITS - OFFSET * sum; }
+};
+
+// Codes, one scale per 32.
+struct IQ4_NL {
+    static constexpr int BYTES = BYTES_IQ4_NL;
+    static constexpr bool PACKED = true;
+    typedef Codes<CODES_IQ4_NL> Table;
+    struct Segment {
+        uint4 plane[2];
+        unsigned d;
+        template <class Source> __device__ __forceinline__ void load(Source from, int lane) {
+#pragma unroll
+            for (int p = 0; p < 2; p++) plane[p] = from.u128(512 * p + 16 * lane);
+            d = from.u32(BASE_IQ4_NL_scales + 4 * lane);
+        }
+    };
+    static __device__ __forceinline__ float factor(int) { return 1.0f; }
+    static __device__ __forceinline__ unsigned fold(int, int sum, float) { return Table::fold(sum); }
+    static __device__ __forceinline__ float dot(const Segment &w, const Input &x, int) {
+        int s[4] = {(int)x.fold.x, (int)x.fold.y, (int)x.fold.z, (int)x.fold.w};
+        Table::dots(w.plane, x, s);
+        const float first = fmaf(unfold(s[1]), x.scale.y, unfold(s[0]) * x.scale.x);
+        const float second = fmaf(unfold(s[3]), x.scale.w, unfold(s[2]) * x.scale.z);
+        return fmaf(low_half(w.d), first, high_half(w.d) * second);
+    }
+};
+
 // --- float formats --------------------------------------------------------------------------------------------------
 //
 // Rows as in the file. A part is one 128-bit load of a lane, the lanes side by side: 256 halves or 128 floats. A
@@ -482,6 +560,11 @@ struct Place {
     // The byte of plane `p` that belongs to the weight.
     __device__ __forceinline__ int plane(int p) const { return segment[512 * p + 16 * lane + byte]; }
     __device__ __forceinline__ int nibble() const { return plane(set / 2) >> (4 * (set % 2)) & 15; }
+    // The nibble of codes.
+    __device__ __forceinline__ int code() const {
+        const int at = 512 * (set / 2) + 16 * lane + byte / 4 * 4 + 2 * (set % 2) + byte % 4 / 2;
+        return segment[at] >> (4 * (byte % 2)) & 15;
+    }
     // With the fifth bit, of which 8 bytes of each lane lie at `bits`.
     __device__ __forceinline__ int five_bits(int bits) const {
         const int fifth = segment[bits + 8 * lane + 4 * (set / 2) + byte % 4] >> (4 * (set % 2) + byte / 4) & 1;
@@ -552,6 +635,11 @@ template <> __device__ __forceinline__ float weight_at<Q5_0>(const unsigned char
 template <> __device__ __forceinline__ float weight_at<Q5_1>(const unsigned char *matrix, long long index) {
     const Place at(matrix, index, Q5_1::BYTES);
     return at.pair32(BASE_Q5_1_pairs, at.five_bits(BASE_Q5_1_fifth));
+}
+
+template <> __device__ __forceinline__ float weight_at<IQ4_NL>(const unsigned char *matrix, long long index) {
+    const Place at(matrix, index, IQ4_NL::BYTES);
+    return at.scale32(BASE_IQ4_NL_scales) * (float)IQ4_NL::Table::value(at.code());
 }
 
 template <> __device__ __forceinline__ float weight_at<F16>(const unsigned char *matrix, long long index) {

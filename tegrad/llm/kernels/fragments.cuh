@@ -114,6 +114,12 @@ static __device__ __forceinline__ void expand_set(
     if constexpr (INTEGERS == INTEGERS_SIX_BITS) {
         if (i < 3) q = plane[i] & 0x3f3f3f3fu;
         else q = (plane[0] >> 6 & 0x03030303u) | (plane[1] >> 4 & 0x0c0c0c0cu) | (plane[2] >> 2 & 0x30303030u);
+    } else if constexpr (INTEGERS == INTEGERS_CODES) {
+        constexpr unsigned TABLE[4] = {OF_KIND(CODES)}, FLIP = 0x80808080u;
+        const unsigned at = plane[i / 2] >> (16 * (i & 1)), index = at & 0x7777u;
+        const unsigned lower = __byte_perm(TABLE[0] ^ FLIP, TABLE[1] ^ FLIP, index);
+        const unsigned upper = __byte_perm(TABLE[2] ^ FLIP, TABLE[3] ^ FLIP, index);
+        q = __byte_perm(lower, upper, (at & 0x8888u) >> 1 | 0x3210u);
     } else if constexpr (INTEGERS == INTEGERS_BYTES) {
         q = plane[i] ^ 0x80808080u;
     } else if constexpr (!PLAIN) {
@@ -123,7 +129,7 @@ static __device__ __forceinline__ void expand_set(
             q |= (i & 1 ? bits >> w : bits << (4 - w)) & 0x10101010u;
         }
     }
-    constexpr float ZERO = 1024 - OF_KIND(LOWEST);
+    constexpr float ZERO = 1024 + (INTEGERS == INTEGERS_CODES ? 128 : -OF_KIND(LOWEST));
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         __half2 v = __hsub2(magic(q, 2 * j), both(ZERO));

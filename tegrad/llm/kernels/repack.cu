@@ -87,6 +87,24 @@ struct Q5_1 {  // blocks of 32: d, m, and as Q5_0
     }
 };
 
+// Low nibbles of four bytes side by side in 16 bits.
+__device__ __forceinline__ unsigned beside(unsigned bytes) {
+    const unsigned pairs = (bytes & 0x0f0f0f0f) * 0x0011 >> 4;  // in bytes 0 and 2, two each
+    return (pairs & 0xff) | (pairs >> 8 & 0xff00);
+}
+
+// A word of codes: those of `low` beside each other, and above them those of `high`.
+__device__ __forceinline__ unsigned codes(unsigned low, unsigned high) { return beside(low) | beside(high) << 16; }
+
+struct IQ4_NL {  // blocks of 32 as Q4_0's
+    static constexpr int BYTES = BYTES_IQ4_NL, PLANES = PLANES_IQ4_NL;
+    static __device__ unsigned plane(const unsigned char *raw, int lane, int p, int w) {
+        const unsigned nibbles = load32(raw + 18 * (2 * lane + p) + 2 + 4 * w);
+        return codes(nibbles, nibbles >> 4);
+    }
+    static __device__ void rest(const unsigned char *raw, int lane, unsigned char *out) { Q4_0::rest(raw, lane, out); }
+};
+
 // Blocks of 256 with 16 bytes of scales in front; weight 64j + 32n + l is nibble n of byte 32j + l. A lane has one j.
 template <int BLOCK, int NIBBLES> struct Affine {
     static constexpr int BYTES = 8 * BLOCK, PLANES = 2;
