@@ -20,6 +20,7 @@ from tegrad.llm.formats import (
     F32,
     IQ4_NL,
     NONLINEAR,
+    Q3_K,
     Q4_0,
     Q4_1,
     Q4_K,
@@ -104,6 +105,30 @@ def _q8_0(data: Tensor) -> Tensor:
     return _half(data[:, :, :2]) * _signed(data[:, :, 2:])
 
 
+def _pairs(data: Tensor) -> Tensor:
+    """64 bytes: element 128n + 32j + l has bits 2j and 2j + 1 of byte 32n + l. inner is (n, j/2, j%2, l/16, l%16)."""
+    shift = Tensor.arange(4).reshape(1, 1, 1, 2, 2, 1, 1) * 2
+    return (data.reshape(*data.shape[:2], 2, 1, 1, 2, 16).int() >> shift) & 3
+
+
+def _q3_k(data: Tensor) -> Tensor:
+    """32 bytes of third bits (element 32s + l has bit s of byte l), 64 of pairs, 12 of scales, d (half).
+
+    Of scale 8n + 2j + h the low nibble is nibble n of byte 2j + h, and the high pair pair 2n + j/2 of byte
+    8 + 2(j%2) + h.
+    """
+    rows, blocks = data.shape[:2]
+    n = Tensor.arange(2).reshape(1, 1, 2, 1, 1, 1, 1) * 4
+    bit = n + Tensor.arange(4).reshape(1, 1, 1, 2, 2, 1, 1)
+    third = (data[:, :, :32].reshape(rows, blocks, 1, 1, 1, 2, 16).int() >> bit) & 1
+    low = (data[:, :, 96:104].reshape(rows, blocks, 1, 2, 2, 2, 1).int() >> n) & 15
+    pair = n + Tensor.arange(2).reshape(1, 1, 1, 2, 1, 1, 1) * 2
+    high = (data[:, :, 104:108].reshape(rows, blocks, 1, 1, 2, 2, 1).int() >> pair) & 3
+    d = _half(data[:, :, 108:]).reshape(rows, blocks, 1, 1, 1, 1, 1)
+    value = (_pairs(data[:, :, 32:96]) | (third << 2)) - 4
+    return d * ((low | (high << 4)) - 32).float() * value.float()
+
+
 def _q6_k(data: Tensor) -> Tensor:
     """128 bytes of low nibbles, 64 of high bit pairs, 16 int8 scales, d (half).
 
@@ -163,7 +188,7 @@ def _bf16(data: Tensor) -> Tensor:
 
 _PACKED: Final[Mapping[BlockType, Callable[[Tensor], Tensor]]] = {
     Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, IQ4_NL: _iq4_nl, Q8_0: _q8_0,
-    Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
+    Q3_K: _q3_k, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
 }  # fmt: skip
 _PLAIN: Final[Mapping[BlockType, DType]] = {F32: dtypes.float32, F16: dtypes.float16, BF16: dtypes.uint16}
 

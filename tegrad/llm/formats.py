@@ -17,6 +17,7 @@ the scales are made.
 | Q5_0 | as Q4_0; then 256 bytes, 8 of each lane: the fifth bits of sets 2p and 2p + 1 are word p | as Q4_0 |
 | Q5_1 | as Q5_0 | as Q4_1 |
 | IQ4_NL | 2: the halves of word w of plane p have four nibbles each: weights 4w .. of set 2p, and of 2p + 1 | as Q4_0 |
+| Q3_K | 1: pair s of bits is set s; then 8 bytes of each lane: third bits | 64 bytes of scales, 32 of them, 8 d |
 | Q8_0 | 4: plane s is set s | 64 halves d |
 | F16, BF16, F32 | the file's bytes | |
 
@@ -98,6 +99,26 @@ def _join_q5_k(values: Bytes) -> Bytes:
     return np.concatenate([fifth, _join_nibbles(values, 32)], axis=1)
 
 
+def _split_two_bits(data: Bytes) -> Bytes:
+    """Of each 128 weights 32 bytes: weight 32j + l has bits 2j and 2j + 1 of byte l."""
+    return _bytes((data.reshape(-1, 2, 1, 32) >> _PAIRS) & 3).reshape(len(data), 256)
+
+
+def _join_two_bits(values: Bytes) -> Bytes:
+    return _bytes(np.bitwise_or.reduce((values.reshape(-1, 2, 4, 32) & 3) << _PAIRS, axis=2)).reshape(-1, 64)
+
+
+def _split_q3_k(data: Bytes) -> Bytes:
+    """32 bytes of third bits (weight 32s + l has bit s of byte l), 64 of pairs."""
+    third = (data[:, None, :32] >> _BITS) & 1
+    return _or(_split_two_bits(data[:, 32:]), third.reshape(len(data), 256) << np.uint8(2))
+
+
+def _join_q3_k(values: Bytes) -> Bytes:
+    third = np.bitwise_or.reduce((values.reshape(-1, 8, 32) >> np.uint8(2)) << _BITS, axis=1)
+    return np.concatenate([third, _join_two_bits(values)], axis=1)
+
+
 def _split_q6_k(data: Bytes) -> Bytes:
     """Of each 128 weights 64 bytes of low nibbles; then, of each, 32 bytes of four bit pairs."""
     low = _split_nibbles(data[:, :128], 64)
@@ -163,6 +184,33 @@ def _unpack_codes(data: Bytes) -> Bytes:
     return np.stack([both & 15, both >> 4], axis=-1).reshape(len(data), LANES, 4, SET)
 
 
+_QUARTERS: Final = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
+
+
+def _pack_2(values: Bytes) -> Bytes:
+    return _planes(_bytes(np.bitwise_or.reduce((values & 3) << _QUARTERS, axis=2, keepdims=True)))
+
+
+def _unpack_2(data: Bytes) -> Bytes:
+    return _bytes((_lanes(data) >> _QUARTERS) & 3)
+
+
+_THIRD_AT: Final = np.array([[0, 1, 4, 5]], np.uint8).T + np.array([2, 0], np.uint8)
+"""The bit of set s, of an even and of an odd word: beside the pairs of sets 0 and 2, and after a shift of 1 and 3."""
+
+
+def _pack_3(values: Bytes) -> Bytes:
+    """A word of third bits is of two words of four sets: byte b has those of their bytes b."""
+    third = (values >> np.uint8(2)).reshape(len(values), LANES, 4, 2, 2, 4) << _THIRD_AT[:, None, :, None]
+    both = np.bitwise_or.reduce(np.bitwise_or.reduce(third, axis=4), axis=2)
+    return np.concatenate([_pack_2(values), both.reshape(len(values), -1)], axis=1)
+
+
+def _unpack_3(data: Bytes) -> Bytes:
+    third = (data[:, PLANE_BYTES:].reshape(len(data), LANES, 1, 2, 1, 4) >> _THIRD_AT[:, None, :, None]) & 1
+    return _or(_unpack_2(data[:, :PLANE_BYTES]), third.reshape(len(data), LANES, 4, SET) << np.uint8(2))
+
+
 _THIRDS: Final = np.array([0, 2, 4], np.uint8).reshape(1, 1, 3, 1)
 
 
@@ -214,6 +262,15 @@ def _value_affine(values: Bytes, head: Bytes) -> Floats:
     return (unit[..., None] * q - shift[..., None]).reshape(values.shape)
 
 
+def _value_q3_k(values: Bytes, low: Bytes, high: Bytes, d: Bytes) -> Floats:
+    """Of 16 scales low nibbles, of the last eight above those of the first; then four top pairs a byte."""
+    nibbles = np.concatenate([low & 15, low >> _FOUR], axis=-1)
+    pairs = np.concatenate([high >> np.uint8(2 * at) & 3 for at in range(4)], axis=-1)
+    unit = _half(d) * (_or(nibbles, pairs << _FOUR).astype(np.float32) - 32)
+    q = values.reshape(*values.shape[:-1], 16, 16).astype(np.float32) - 4
+    return (unit[..., None] * q).reshape(values.shape)
+
+
 def _value_q6_k(values: Bytes, scales: Bytes, d: Bytes) -> Floats:
     unit = _half(d) * _signed(scales)
     q = values.reshape(*values.shape[:-1], 16, 16).astype(np.float32) - 32
@@ -222,18 +279,18 @@ def _value_q6_k(values: Bytes, scales: Bytes, d: Bytes) -> Floats:
 
 # --- what a row says --------------------------------------------------------------------------------------------------
 
-Integers = Literal["NIBBLES", "NIBBLES_AND_FIFTH", "CODES", "SIX_BITS", "BYTES"]
+Integers = Literal["NIBBLES", "NIBBLES_AND_FIFTH", "CODES", "TWO_BITS_AND_THIRD", "SIX_BITS", "BYTES"]
 """How a run's integers lie in its planes."""
-Scales = Literal["HALVES", "HALF_PAIRS", "SIX_BIT_PAIRS", "INT8"]
+Scales = Literal["HALVES", "HALF_PAIRS", "SIX_BIT_PAIRS", "SIX_BITS", "INT8"]
 """What its scales are: a half for each 32; that and a half to be added; a block's six-bit scales and minima for each
-32; an int8 for each 16."""
+32; six bits for each 16; an int8 for each 16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Bytes after the planes, once for every 1 << `shift` lanes; `member` of the kernels' Head holds them."""
 
-    member: Literal["scales", "pairs", "d", "k", "fifth"]
+    member: Literal["scales", "pairs", "low", "d", "k", "fifth", "third"]
     bytes: int
     shift: int = 0
 
@@ -363,6 +420,10 @@ Q5_K: Final = BlockType("Q5_K", 13, 256, 176, 14, Layout(
 Q4_K: Final = BlockType("Q4_K", 12, 256, 144, 12, Layout(
     2, (_K,), "NIBBLES", "SIX_BIT_PAIRS", 0, 15,
     (16,), (0,), *_nibbles(32), _pack_4, _unpack_4, _value_affine, Spread(258.3, ((0, 1.0), (2, 7.5)))))
+Q3_K: Final = BlockType("Q3_K", 11, 256, 110, 9, Layout(
+    1, (Piece("third", 8), Piece("low", 8, shift=2), Piece("scales", 4, shift=2), Piece("d", 4, shift=3)),
+    "TWO_BITS_AND_THIRD", "SIX_BITS", -4, 3,
+    (8, 4, 2), (96, 104, 108), _split_q3_k, _join_q3_k, _pack_3, _unpack_3, _value_q3_k, Spread(43.3, ((108, 1.0),))))
 Q8_0: Final = BlockType("Q8_0", 8, 32, 34, 17, Layout(
     4, (Piece("scales", 4),), "BYTES", "HALVES", -128, 127,
     (2,), (0,), _same, _same, _planes, _lanes, _value_q8_0, Spread(73.9, ((0, 1.0),))))
@@ -389,7 +450,7 @@ BF16: Final = BlockType("BF16", 30, 1, 2, 24)
 F32: Final = BlockType("F32", 0, 1, 4, 44)
 # fmt: on
 
-FORMATS: Final = (Q6_K, Q5_K, Q4_K, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_NL, F16, BF16, F32)
+FORMATS: Final = (Q6_K, Q5_K, Q4_K, Q3_K, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_NL, F16, BF16, F32)
 """What we run; the place of each is its number in the program of a step in one launch."""
 PACKED: Final = tuple(kind for kind in FORMATS if kind.layout is not None)
 PLAIN: Final = tuple(kind for kind in FORMATS if kind.layout is None)

@@ -20,6 +20,7 @@ from tegrad.errors import TegradError
 from tegrad.llm.formats import (
     IQ4_NL,
     NONLINEAR,
+    Q3_K,
     Q4_0,
     Q4_1,
     Q4_K,
@@ -113,7 +114,7 @@ def _quantize_symmetric(blocks: Floats, low: int) -> Quantized:
     return (_levels(blocks, scale[:, None], low, -low - 1) - low).astype(np.uint8), [scale_bytes]
 
 
-# --- Q6_K: 16 sub-blocks of 16; x = d * scale[int8] * (q - 32) --------------------------------------------------------
+# --- Q6_K and Q3_K: 16 sub-blocks of 16; x = d * scale[int8] * (q - 32), or d * (scale[6 bits] - 32) * (q - 4) --------
 
 
 def _fit_symmetric(x: Floats, w: Floats, low: int, high: int) -> Floats:
@@ -131,29 +132,44 @@ def _fit_symmetric(x: Floats, w: Floats, low: int, high: int) -> Floats:
     return scale
 
 
-def _quantize_q6_k(blocks: Floats) -> Quantized:
+def _quantize_sixteenths(blocks: Floats, low: int, least: int) -> tuple[Floats, Floats, Bytes]:
+    """Integers from `low` on (n, 256), their scales from `least` on (n, 16), and d."""
+    high, most = -low - 1, -least - 1
     normal, peak = _normalised(blocks)
     x = normal.reshape(-1, 16, 16)
     w = _importance(x)
-    scale = _fit_symmetric(x, w, -32, 31)[..., 0]
+    scale = _fit_symmetric(x, w, low, high)[..., 0]
     extreme = np.take_along_axis(scale, np.abs(scale).argmax(axis=-1, keepdims=True), axis=-1)
-    d_bytes, d = _half(extreme[:, 0] / np.float32(-128) * peak)
+    d_bytes, d = _half(extreme[:, 0] / np.float32(least) * peak)
     d = _ratio(d, peak)[:, None]
 
-    nearest = _levels(scale, d, -128, 127)
+    nearest = _levels(scale, d, least, most)
     best, steps = np.full(scale.shape, np.inf, np.float32), nearest
     q = np.zeros_like(x)
     for delta in (0, -1, 1):
-        trial = np.clip(nearest + delta, -128, 127)
+        trial = np.clip(nearest + delta, least, most)
         unit = (d * trial)[..., None]
-        levels = _levels(x, unit, -32, 31)
+        levels = _levels(x, unit, low, high)
         error = np.sum(w * (x - unit * levels) ** 2, axis=-1)
         better = error < best
         best = np.where(better, error, best)
         steps = np.where(better, trial, steps)
         q = np.where(better[..., None], levels, q)
 
-    return (q + 32).astype(np.uint8).reshape(-1, SUPER_BLOCK), [steps.astype(np.int8).view(np.uint8), d_bytes]
+    return q.reshape(-1, SUPER_BLOCK), steps, d_bytes
+
+
+def _quantize_q6_k(blocks: Floats) -> Quantized:
+    q, steps, d = _quantize_sixteenths(blocks, -32, -128)
+    return (q + 32).astype(np.uint8), [steps.astype(np.int8).view(np.uint8), d]
+
+
+def _quantize_q3_k(blocks: Floats) -> Quantized:
+    q, steps, d = _quantize_sixteenths(blocks, -4, -32)
+    six = (steps + 32).astype(np.uint8)
+    low = (six[:, :8] & 15) | ((six[:, 8:] & 15) << 4)
+    high = np.bitwise_or.reduce((six >> 4).reshape(-1, 4, 4) << np.array([[0], [2], [4], [6]], np.uint8), axis=1)
+    return (q + 4).astype(np.uint8), [low, high, d]
 
 
 # --- Q4_K and Q5_K: 8 sub-blocks of 32; x = d * scale[6 bits] * q - dmin * min[6 bits] --------------------------------
@@ -271,7 +287,7 @@ def _quantize_iq4_nl(blocks: Floats) -> Quantized:
 _QUANTIZERS: Final[Mapping[BlockType, Callable[[Floats], Quantized]]] = {
     Q4_0: partial(_quantize_symmetric, low=-8), Q5_0: partial(_quantize_symmetric, low=-16),
     Q4_1: partial(_quantize_pairs, high=15), Q5_1: partial(_quantize_pairs, high=31),
-    IQ4_NL: _quantize_iq4_nl, Q8_0: _quantize_q8_0, Q6_K: _quantize_q6_k,
+    IQ4_NL: _quantize_iq4_nl, Q8_0: _quantize_q8_0, Q3_K: _quantize_q3_k, Q6_K: _quantize_q6_k,
     Q4_K: partial(_quantize_affine, high=15), Q5_K: partial(_quantize_affine, high=31),
 }  # fmt: skip
 FORMATS: Final = {GGMLQuantizationType(kind.number): kind for kind in _QUANTIZERS}

@@ -53,7 +53,7 @@ def test_rows_of_packed_matrices_are_embedded_and_quantized(opened: Any, operand
     normed = (embedded * norm).reshape(4, 48, 16)
     largest = np.abs(normed).max(axis=-1)
     close_to(operands.get(s, (4, 48), np.float32), largest / 127)
-    levels = normed * (127 / largest)[..., None]
+    levels = normed * np.divide(127, largest, out=np.zeros_like(largest), where=largest > 0)[..., None]
     assert np.abs(operands.get(q, (4, 48, 16), np.int8) - levels).max() < 0.5001
     sums = (rows**2).reshape(4, 24, 32).sum(-1)
     np.testing.assert_allclose(operands.get(ss, (4, 24), np.float32), sums, rtol=1e-5)

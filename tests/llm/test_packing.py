@@ -74,11 +74,13 @@ def test_each_integer_lies_where_the_layout_says(at: int) -> None:
     nibble = 512 * (group // 2) + place
     high = 4 * (group % 2)
     code = 0b1101 << 4 * (i % 2)
+    third, third_bit = 512 + 8 * lane + 4 * (i // 8) + i % 4, (0, 1, 4, 5)[group] + (0 if i // 4 % 2 else 2)
     fifth = 1024 + 8 * lane + 4 * (group // 2) + i % 4
     expected = {
         "SIX_BITS": (0b101101, q6),
         "NIBBLES": (0b1101, {nibble: 0b1101 << high}),
         "NIBBLES_AND_FIFTH": (0b11001, {nibble: 0b1001 << high, fifth: 1 << (high + i // 4)}),
+        "TWO_BITS_AND_THIRD": (0b110, {place: 0b10 << 2 * group, third: 1 << third_bit}),
         "CODES": (0b1101, {512 * (group // 2) + 16 * lane + i // 4 * 4 + 2 * (group % 2) + i % 4 // 2: code}),
         "BYTES": (0xA7, {512 * group + place: 0xA7}),
     }

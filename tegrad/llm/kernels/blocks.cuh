@@ -17,6 +17,7 @@
 //   Q6_K  5 / 48 (unpack 32, dp4a 16) / 4 conversions + 14     Q8_0  5 / 16 (dp4a) / 2 conversions + 10
 //   Q4_K  3 / 32 (unpack 16, dp4a 16) + 18 header / 6 + 19     Q4_0  3 / 32 / 2 + 10
 //   Q4_1  3 / 32 / 4 + 19                                      Q5_0  4 / 70 / 2 + 10
+//   Q3_K  5 / 51 (unpack 35, dp4a 16) + 6 scales / 4 + 14
 //   Q5_1  4 / 70 / 4 + 19                                      IQ4_NL 3 / 88 (dp4a 32) / 2 + 10
 //   Q5_K  4 / 70 + 18 header / 6 + 19                          F16   8 / 0 / 64 + 64, BF16 8 / 64 / 64, F32 16 / 0 / 64
 // The float formats read their activations as float32 from shared memory, 16 loads of 128 bits.
@@ -86,6 +87,13 @@ __device__ __forceinline__ unsigned less(unsigned a, unsigned b) {
     unsigned result, minus;
     asm("mov.b32 %0, -1;" : "=r"(minus));  // a constant that is seen would make a subtraction of it
     asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(result) : "r"(b), "r"(minus), "r"(a));
+    return result;
+}
+
+// Of each bit a's where `which` is set, else b's; written out, NVVM takes it apart for the sake of masks after it.
+__device__ __forceinline__ unsigned chosen(unsigned which, unsigned a, unsigned b) {
+    unsigned result;
+    asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(result) : "r"(which), "r"(a), "r"(b));
     return result;
 }
 
@@ -405,6 +413,52 @@ struct Q5_1 {
     }
 };
 
+// Three bits less 4: pairs of bits of the four sets in one plane, and a word with the third bits of two words of it, of
+// which those of sets 0 and 2 come to lie above the pairs by one shift and those of 1 and 3, and their pairs, by
+// another. Sums of sets 2 and 3 are taken times 16. A scale of six bits less 32 per 16: times 4 it is an int8.
+struct Q3_K {
+    static constexpr int BYTES = BYTES_Q3_K;
+    static constexpr bool PACKED = true;
+    struct Segment {
+        uint4 plane;
+        uint2 third;
+        unsigned low, high;
+        unsigned short d;
+        template <class Source> __device__ __forceinline__ void load(Source from, int lane) {
+            plane = from.u128(16 * lane);
+            third = from.u64(BASE_Q3_K_third + 8 * lane);
+            low = from.u32(BASE_Q3_K_low + 8 * (lane >> 2) + 4 * (lane & 1));
+            high = from.u32(BASE_Q3_K_scales + 4 * (lane >> 2));
+            d = from.u16(BASE_Q3_K_d + 2 * (lane >> 2));
+        }
+    };
+    static __device__ __forceinline__ float factor(int set) { return set & 2 ? 0.25f / 16 : 0.25f; }
+    static __device__ __forceinline__ unsigned fold(int set, int sum, float) {
+        return MAGIC_BITS - (set & 2 ? 64 : 4) * sum;
+    }
+    static __device__ __forceinline__ float dot(const Segment &w, const Input &x, int lane) {
+        int s0 = x.fold.x, s1 = x.fold.y, s2 = x.fold.z, s3 = x.fold.w;
+        constexpr unsigned PAIRS = 0x33333333, LOW = 0x07070707, HIGH = 0x70707070;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const unsigned v = word(w.plane, i), bits = i < 2 ? w.third.x : w.third.y;
+            const unsigned even = chosen(PAIRS, v, i & 1 ? bits << 2 : bits);
+            const unsigned odd = chosen(PAIRS, v >> 2, i & 1 ? bits << 1 : bits >> 1);
+            s0 = dot4(even & LOW, word(x.q[0], i), s0);
+            s1 = dot4(odd & LOW, word(x.q[1], i), s1);
+            s2 = dot4(even & HIGH, word(x.q[2], i), s2);
+            s3 = dot4(odd & HIGH, word(x.q[3], i), s3);
+        }
+        const unsigned low = w.low >> (2 * (lane & 2)) << 2, high = w.high << (6 - 2 * (lane & 3));
+        const int scales = (int)(((low & 0x3c3c3c3c) | (high & 0xc0c0c0c0)) ^ 0x80808080);
+        float sum = unfold(s0) * ((float)(signed char)scales * x.scale.x);
+        sum = fmaf(unfold(s1), (float)(signed char)(scales >> 8) * x.scale.y, sum);
+        sum = fmaf(unfold(s2), (float)(signed char)(scales >> 16) * x.scale.z, sum);
+        sum = fmaf(unfold(s3), (float)(signed char)(scales >> 24) * x.scale.w, sum);
+        return sum * half_to_float(w.d);
+    }
+};
+
 // --- codes ----------------------------------------------------------------------------------------------------------
 //
 // A nibble stands for one of 16 int8. A permutation of the bytes of two words looks up four, by four nibbles as they
@@ -640,6 +694,17 @@ template <> __device__ __forceinline__ float weight_at<Q5_1>(const unsigned char
 template <> __device__ __forceinline__ float weight_at<IQ4_NL>(const unsigned char *matrix, long long index) {
     const Place at(matrix, index, IQ4_NL::BYTES);
     return at.scale32(BASE_IQ4_NL_scales) * (float)IQ4_NL::Table::value(at.code());
+}
+
+template <> __device__ __forceinline__ float weight_at<Q3_K>(const unsigned char *matrix, long long index) {
+    const Place at(matrix, index, Q3_K::BYTES);
+    const int bit = 2 - 2 * (at.byte / 4 % 2) + at.set % 2 + 4 * (at.set / 2);
+    const int third = at.segment[BASE_Q3_K_third + 8 * at.lane + 4 * (at.byte / 8) + at.byte % 4] >> bit & 1;
+    const int low = at.segment[BASE_Q3_K_low + 8 * (at.lane / 4) + 4 * (at.lane % 2) + at.set];
+    const int high = at.segment[BASE_Q3_K_scales + 4 * (at.lane / 4) + at.set] >> (2 * (at.lane % 4)) & 3;
+    const int q = (at.plane(0) >> (2 * at.set) & 3) | third << 2;
+    const float d = half_to_float(((const unsigned short *)(at.segment + BASE_Q3_K_d))[at.lane / 4]);
+    return d * (float)((low >> (4 * (at.lane / 2 % 2)) & 15 | high << 4) - 32) * (float)(q - 4);
 }
 
 template <> __device__ __forceinline__ float weight_at<F16>(const unsigned char *matrix, long long index) {

@@ -45,7 +45,9 @@ static __host__ __device__ constexpr int piece_offset(int at, int runs) {
 
 // What the pieces after the planes of a run hold; only the members that KIND has.
 struct Head {
-    unsigned scales;  // four int8, or two halves
+    unsigned scales;  // four int8, or two halves, or the high bits of a block's six-bit scales
+    uint2 low;        // their low nibbles
+    uint2 third;      // the third bits of the run
     uint2 pairs;      // two times a half and what is added
     unsigned d;       // the halves of two blocks
     uint4 k;          // d, dmin and twelve bytes of six-bit scales and minima
@@ -73,9 +75,14 @@ static __device__ __forceinline__ __half2 scaled(unsigned halves) { return __hmu
 // The scales of the run of `lane`.
 static __device__ __forceinline__ Scales scales_of(const Head &head, int lane) {
     Scales s;
-    if constexpr (SCALES == SCALES_INT8) {
+    if constexpr (SCALES == SCALES_INT8 || SCALES == SCALES_SIX_BITS) {
         __half2 d = scaled(lane & 4 ? __byte_perm(head.d, 0, 0x3232) : __byte_perm(head.d, 0, 0x1010));
         unsigned biased = head.scales ^ 0x80808080u;
+        if constexpr (SCALES == SCALES_SIX_BITS) {  // as int8 they are 4 times what they are less 32
+            const unsigned low = (lane & 1 ? head.low.y : head.low.x) >> (2 * (lane & 2)) << 2;
+            biased = (low & 0x3c3c3c3cu) | (head.scales << (6 - 2 * (lane & 3)) & 0xc0c0c0c0u);
+            d = __hmul2(d, both(0.25f));
+        }
         __half2 low = __hmul2(__hsub2(magic(biased, 0), both(1152)), d);
         __half2 high = __hmul2(__hsub2(magic(biased, 2), both(1152)), d);
         s.unit[0] = __low2half2(low), s.unit[1] = __high2half2(low);
@@ -114,6 +121,9 @@ static __device__ __forceinline__ void expand_set(
     if constexpr (INTEGERS == INTEGERS_SIX_BITS) {
         if (i < 3) q = plane[i] & 0x3f3f3f3fu;
         else q = (plane[0] >> 6 & 0x03030303u) | (plane[1] >> 4 & 0x0c0c0c0cu) | (plane[2] >> 2 & 0x30303030u);
+    } else if constexpr (INTEGERS == INTEGERS_TWO_BITS_AND_THIRD) {
+        const unsigned bits = (w < 2 ? head.third.x : head.third.y) >> (2 - 2 * (w & 1) + (i & 1) + 4 * (i >> 1));
+        q = (plane[0] >> (2 * i) & 0x03030303u) | (bits & 0x01010101u) << 2;
     } else if constexpr (INTEGERS == INTEGERS_CODES) {
         constexpr unsigned TABLE[4] = {OF_KIND(CODES)}, FLIP = 0x80808080u;
         const unsigned at = plane[i / 2] >> (16 * (i & 1)), index = at & 0x7777u;

@@ -137,6 +137,42 @@ struct Q5_K : Affine<176, 48> {  // 32 bytes of fifth bits after the scales: wei
     }
 };
 
+// Pairs of bits: of each 128 weights 32 bytes, weight 32j + l having bits 2j and 2j + 1 of byte l. Of a lane's 64, set
+// s has j = 2 * (lane % 2) + s / 2, and bytes from 16 * (s % 2) on.
+__device__ __forceinline__ unsigned pairs(const unsigned char *bytes, int lane, int w) {
+    unsigned made = 0;
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+        const unsigned four = load32(bytes + 32 * (lane / 2 % 2) + 16 * (s % 2) + 4 * w);
+        made |= (four >> (4 * (lane % 2) + 2 * (s / 2)) & 0x03030303) << (2 * s);
+    }
+    return made;
+}
+
+struct Q3_K {  // blocks of 256: 32 bytes of third bits (weight 32s + l has bit s of byte l), 64 of pairs, scales, d
+    static constexpr int BYTES = BYTES_Q3_K, PLANES = PLANES_Q3_K;
+    static __device__ unsigned plane(const unsigned char *raw, int lane, int, int w) {
+        return pairs(raw + 110 * (lane / 4) + 32, lane, w);
+    }
+    static __device__ void rest(const unsigned char *raw, int lane, unsigned char *out) {
+        const unsigned char *block = raw + 110 * (lane / 4);
+        unsigned bits[2] = {0, 0};
+#pragma unroll
+        for (int w = 0; w < 4; w++)
+#pragma unroll
+            for (int s = 0; s < 4; s++) {
+                const unsigned four = load32(block + 16 * (s % 2) + 4 * w) >> (2 * (lane % 4) + s / 2);
+                bits[w / 2] |= (four & 0x01010101) << (2 - 2 * (w % 2) + s % 2 + 4 * (s / 2));
+            }
+        *(uint2 *)(out + 8 * lane) = make_uint2(bits[0], bits[1]);
+        const int at = lane % 4;
+        if (at == 3) *(unsigned short *)(out + 352 + lane / 4 * 2) = *(const unsigned short *)(block + 108);
+        else
+            *(unsigned *)(out + (at == 2 ? 320 + lane / 4 * 4 : 256 + lane / 4 * 8 + 4 * at)) =
+                load32(block + 96 + 4 * at);
+    }
+};
+
 struct Q6_K {  // blocks of 256: of each 128 weights 64 bytes of nibbles; of each, 32 bytes of bit pairs; 16 scales; d
     static constexpr int BYTES = BYTES_Q6_K, PLANES = PLANES_Q6_K;
     static __device__ unsigned value(const unsigned char *raw, int lane, int set, int w) {
