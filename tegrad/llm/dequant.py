@@ -19,6 +19,7 @@ from tegrad.llm.formats import (
     F16,
     F32,
     IQ4_NL,
+    IQ4_XS,
     NONLINEAR,
     Q3_K,
     Q4_0,
@@ -98,6 +99,22 @@ def _iq4_nl(data: Tensor) -> Tensor:
     shift = Tensor.arange(2).reshape(1, 1, 2, 1) * 4
     code = (data[:, :, 2:].reshape(*data.shape[:2], 1, 16).int() >> shift) & 15
     return _half(data[:, :, :2]).unsqueeze(-1) * _coded(NONLINEAR, code)
+
+
+def _iq4_xs(data: Tensor) -> Tensor:
+    """d (half), 2 bytes of pairs of bits and 4 of nibbles of eight scales, 8 times 16 bytes of codes as in Q4_0.
+
+    inner is (s/4, s%4/2, s%2, nibble, byte) for scale s.
+    """
+    rows, blocks = data.shape[:2]
+    nibble = Tensor.arange(2).reshape(1, 1, 1, 1, 1, 2, 1) * 4
+    low_at = Tensor.arange(2).reshape(1, 1, 1, 1, 2, 1, 1) * 4
+    high_at = Tensor.arange(4).reshape(1, 1, 1, 2, 2, 1, 1) * 2
+    high = (data[:, :, 2:4].reshape(rows, blocks, 2, 1, 1, 1, 1).int() >> high_at) & 3
+    low = (data[:, :, 4:8].reshape(rows, blocks, 2, 2, 1, 1, 1).int() >> low_at) & 15
+    code = (data[:, :, 8:].reshape(rows, blocks, 2, 2, 2, 1, 16).int() >> nibble) & 15
+    d = _half(data[:, :, :2]).reshape(rows, blocks, 1, 1, 1, 1, 1)
+    return d * ((low | (high << 4)) - 32).float() * _coded(NONLINEAR, code)
 
 
 def _q8_0(data: Tensor) -> Tensor:
@@ -187,7 +204,7 @@ def _bf16(data: Tensor) -> Tensor:
 
 
 _PACKED: Final[Mapping[BlockType, Callable[[Tensor], Tensor]]] = {
-    Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, IQ4_NL: _iq4_nl, Q8_0: _q8_0,
+    Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, IQ4_NL: _iq4_nl, IQ4_XS: _iq4_xs, Q8_0: _q8_0,
     Q3_K: _q3_k, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
 }  # fmt: skip
 _PLAIN: Final[Mapping[BlockType, DType]] = {F32: dtypes.float32, F16: dtypes.float16, BF16: dtypes.uint16}

@@ -18,6 +18,7 @@ the scales are made.
 | Q5_1 | as Q5_0 | as Q4_1 |
 | IQ4_NL | 2: the halves of word w of plane p have four nibbles each: weights 4w .. of set 2p, and of 2p + 1 | as Q4_0 |
 | Q3_K | 1: pair s of bits is set s; then 8 bytes of each lane: third bits | 64 bytes of scales, 32 of them, 8 d |
+| IQ4_XS | as IQ4_NL | 8 times the file's 8 bytes of d and scales |
 | Q8_0 | 4: plane s is set s | 64 halves d |
 | F16, BF16, F32 | the file's bytes | |
 
@@ -240,8 +241,23 @@ def _value_above(lowest: int, values: Bytes, d: Bytes) -> Floats:
     return _half(d) * (values.astype(np.float32) + np.float32(lowest))
 
 
+NONLINEAR: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""ggml's kvalues_iq4nl."""
+
+
 def _value_codes(codes: tuple[int, ...], values: Bytes, d: Bytes) -> Floats:
     return _half(d) * np.array(codes, np.float32)[values]
+
+
+def _value_iq4_xs(values: Bytes, head: Bytes) -> Floats:
+    """d, a pair of bits for each of eight scales of 32 weights, and their nibbles; less 32."""
+    pairs = np.concatenate(
+        [head[..., 2 + at // 4 : 3 + at // 4] >> np.uint8(at % 4 * 2) & 3 for at in range(8)], axis=-1
+    )
+    nibbles = np.stack([head[..., 4:] & 15, head[..., 4:] >> _FOUR], axis=-1).reshape(pairs.shape)
+    unit = _half(head[..., :2]) * (_or(nibbles, pairs << _FOUR).astype(np.float32) - 32)
+    q = np.array(NONLINEAR, np.float32)[values].reshape(*values.shape[:-1], 8, 32)
+    return (unit[..., None] * q).reshape(values.shape)
 
 
 def _value_q8_0(values: Bytes, d: Bytes) -> Floats:
@@ -281,16 +297,16 @@ def _value_q6_k(values: Bytes, scales: Bytes, d: Bytes) -> Floats:
 
 Integers = Literal["NIBBLES", "NIBBLES_AND_FIFTH", "CODES", "TWO_BITS_AND_THIRD", "SIX_BITS", "BYTES"]
 """How a run's integers lie in its planes."""
-Scales = Literal["HALVES", "HALF_PAIRS", "SIX_BIT_PAIRS", "SIX_BITS", "INT8"]
+Scales = Literal["HALVES", "HALF_PAIRS", "SIX_BIT_PAIRS", "SIX_BITS_OF_32", "SIX_BITS", "INT8"]
 """What its scales are: a half for each 32; that and a half to be added; a block's six-bit scales and minima for each
-32; six bits for each 16; an int8 for each 16."""
+32; six bits for each 32, or for each 16; an int8 for each 16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Bytes after the planes, once for every 1 << `shift` lanes; `member` of the kernels' Head holds them."""
 
-    member: Literal["scales", "pairs", "low", "d", "k", "fifth", "third"]
+    member: Literal["scales", "pairs", "head", "low", "d", "k", "fifth", "third"]
     bytes: int
     shift: int = 0
 
@@ -406,8 +422,6 @@ def _nibbles(run: int) -> tuple[Callable[[Bytes], Bytes], Callable[[Bytes], Byte
 
 
 # fmt: off
-NONLINEAR: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""ggml's kvalues_iq4nl."""
 _K: Final = Piece("k", 16, shift=2)
 _FIFTH: Final = Piece("fifth", 8)
 
@@ -441,6 +455,9 @@ Q5_0: Final = BlockType("Q5_0", 6, 32, 22, 11, Layout(
 Q5_1: Final = BlockType("Q5_1", 7, 32, 24, 12, Layout(
     2, (_FIFTH, Piece("pairs", 8)), "NIBBLES_AND_FIFTH", "HALF_PAIRS", 0, 31,
     (4,), (0,), _split_q5_0, _join_q5_0, _pack_5, _unpack_5, _value_pairs, Spread(9.2, ((0, 1.0), (2, -15.5)))))
+IQ4_XS: Final = BlockType("IQ4_XS", 23, 256, 136, 10, Layout(
+    2, (Piece("head", 8, shift=2),), "CODES", "SIX_BITS_OF_32", -127, 113,
+    (8,), (0,), *_nibbles(16), _pack_codes, _unpack_codes, _value_iq4_xs, Spread(1293.0, ((0, 1.0),)), NONLINEAR))
 IQ4_NL: Final = BlockType("IQ4_NL", 20, 32, 18, 9, Layout(
     2, (Piece("scales", 4),), "CODES", "HALVES", -127, 113,
     (2,), (0,), *_nibbles(16), _pack_codes, _unpack_codes, partial(_value_codes, NONLINEAR),
@@ -450,7 +467,7 @@ BF16: Final = BlockType("BF16", 30, 1, 2, 24)
 F32: Final = BlockType("F32", 0, 1, 4, 44)
 # fmt: on
 
-FORMATS: Final = (Q6_K, Q5_K, Q4_K, Q3_K, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_NL, F16, BF16, F32)
+FORMATS: Final = (Q6_K, Q5_K, Q4_K, Q3_K, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_XS, IQ4_NL, F16, BF16, F32)
 """What we run; the place of each is its number in the program of a step in one launch."""
 PACKED: Final = tuple(kind for kind in FORMATS if kind.layout is not None)
 PLAIN: Final = tuple(kind for kind in FORMATS if kind.layout is None)

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from tegrad.errors import TegradError
 from tegrad.llm.formats import (
     IQ4_NL,
+    IQ4_XS,
     NONLINEAR,
     Q3_K,
     Q4_0,
@@ -252,33 +253,50 @@ def _quantize_pairs(blocks: Floats, high: int) -> Quantized:
     return levels.astype(np.uint8), [np.concatenate([d_bytes, m_bytes], axis=1)]
 
 
-# --- IQ4_NL: fp16 scale, 32 codes; x = d * code -----------------------------------------------------------------------
+# --- IQ4_NL: fp16 scale, 32 codes; x = d * code. IQ4_XS: 8 of them; x = d * (scale[6 bits] - 32) * code ---------------
 
 
-def _fit_codes(x: Floats, w: Floats, codes: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """The scale (..., 1) and the places of the codes, in rising order, that leave the least weighted squared error."""
-    middles = (codes[1:] + codes[:-1]) / 2
+def _nearest(x: Floats, scale: Floats, codes: Floats) -> NDArray[np.int64]:
+    """The places of the codes, which rise, that come nearest to `x` in units of `scale`."""
+    return np.searchsorted((codes[1:] + codes[:-1]) / 2, _ratio(x, np.broadcast_to(scale, x.shape)))
+
+
+def _fit_codes(x: Floats, w: Floats, codes: Floats) -> Floats:
+    """The scale (..., 1) of each group whose codes leave the least weighted squared error."""
     at = np.abs(x).argmax(axis=-1, keepdims=True)
     extreme: Floats = np.take_along_axis(x, at, axis=-1)
     scale, gain = np.zeros_like(extreme), np.zeros_like(extreme)
     for trial in 1 + _TRIALS / 8:
-        nearest = codes[np.searchsorted(middles, _ratio(x, np.broadcast_to(extreme / codes[0] * trial, x.shape)))]
+        nearest = codes[_nearest(x, extreme / codes[0] * trial, codes)]
         dot = np.sum(w * x * nearest, axis=-1, keepdims=True)
         norm = np.sum(w * nearest * nearest, axis=-1, keepdims=True)
         better = dot * dot > gain * norm
         scale = np.where(better, _ratio(dot, norm), scale)
         gain = np.where(better, _ratio(dot * dot, norm), gain)
-    return scale, np.searchsorted(middles, _ratio(x, np.broadcast_to(scale, x.shape)))
+    return scale
 
 
 def _quantize_iq4_nl(blocks: Floats) -> Quantized:
     codes = np.array(NONLINEAR, np.float32)
     normal, peak = _normalised(blocks)
-    scale, _ = _fit_codes(normal, _importance(normal), codes)
-    d_bytes, d = _half(scale[:, 0] * peak)
-    middles = (codes[1:] + codes[:-1]) / 2
-    at = np.searchsorted(middles, _ratio(blocks, np.broadcast_to(d[:, None], blocks.shape)))
-    return at.astype(np.uint8), [d_bytes]
+    d_bytes, d = _half(_fit_codes(normal, _importance(normal), codes)[:, 0] * peak)
+    return _nearest(blocks, d[:, None], codes).astype(np.uint8), [d_bytes]
+
+
+def _quantize_iq4_xs(blocks: Floats) -> Quantized:
+    codes = np.array(NONLINEAR, np.float32)
+    normal, peak = _normalised(blocks)
+    x = normal.reshape(-1, 8, 32)
+    scale = _fit_codes(x, _importance(x), codes)[..., 0]
+    extreme = np.take_along_axis(scale, np.abs(scale).argmax(axis=-1, keepdims=True), axis=-1)
+    d_bytes, d = _half(extreme[:, 0] / np.float32(-32) * peak)
+    steps = _levels(scale, _ratio(d, peak)[:, None], -32, 31)
+    unit = _ratio(d, peak)[:, None] * steps
+    six = (steps + 32).astype(np.uint8)
+    pairs = np.bitwise_or.reduce((six >> 4).reshape(-1, 2, 4) << np.array([0, 2, 4, 6], np.uint8), axis=2)
+    nibbles = (six[:, 0::2] & 15) | ((six[:, 1::2] & 15) << 4)
+    at = _nearest(x, unit[..., None], codes).astype(np.uint8).reshape(-1, SUPER_BLOCK)
+    return at, [np.concatenate([d_bytes, pairs, nibbles], axis=1)]
 
 
 # --- the formats ------------------------------------------------------------------------------------------------------
@@ -287,7 +305,8 @@ def _quantize_iq4_nl(blocks: Floats) -> Quantized:
 _QUANTIZERS: Final[Mapping[BlockType, Callable[[Floats], Quantized]]] = {
     Q4_0: partial(_quantize_symmetric, low=-8), Q5_0: partial(_quantize_symmetric, low=-16),
     Q4_1: partial(_quantize_pairs, high=15), Q5_1: partial(_quantize_pairs, high=31),
-    IQ4_NL: _quantize_iq4_nl, Q8_0: _quantize_q8_0, Q3_K: _quantize_q3_k, Q6_K: _quantize_q6_k,
+    IQ4_NL: _quantize_iq4_nl, IQ4_XS: _quantize_iq4_xs, Q8_0: _quantize_q8_0,
+    Q3_K: _quantize_q3_k, Q6_K: _quantize_q6_k,
     Q4_K: partial(_quantize_affine, high=15), Q5_K: partial(_quantize_affine, high=31),
 }  # fmt: skip
 FORMATS: Final = {GGMLQuantizationType(kind.number): kind for kind in _QUANTIZERS}

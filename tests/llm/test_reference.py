@@ -120,7 +120,9 @@ def test_packed_weights_choose_llama_cpps_tokens(tmp_path: Path, shape: str, kin
         theirs = peer.logits(tokens)
     ours = Reference(path).logits(tokens)
     assert (ours - theirs).std() <= 0.05 * theirs.std()
-    assert disagreements(ours, theirs, MARGIN) == []
+    # Before a K-quant 256 activations share a scale.
+    wide = any(format_.name == kind and format_.elements == 256 for format_ in FORMATS)
+    assert disagreements(ours, theirs, 2 * MARGIN if wide else MARGIN) == []
 
 
 def test_tokens_fed_piece_by_piece_give_the_same_logits(tmp_path: Path) -> None:

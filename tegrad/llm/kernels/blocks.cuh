@@ -19,6 +19,7 @@
 //   Q4_1  3 / 32 / 4 + 19                                      Q5_0  4 / 70 / 2 + 10
 //   Q3_K  5 / 51 (unpack 35, dp4a 16) + 6 scales / 4 + 14
 //   Q5_1  4 / 70 / 4 + 19                                      IQ4_NL 3 / 88 (dp4a 32) / 2 + 10
+//                                                              IQ4_XS 3 / 88 + 12 / 3 + 10
 //   Q5_K  4 / 70 + 18 header / 6 + 19                          F16   8 / 0 / 64 + 64, BF16 8 / 64 / 64, F32 16 / 0 / 64
 // The float formats read their activations as float32 from shared memory, 16 loads of 128 bits.
 #include "formats.cuh"
@@ -537,6 +538,34 @@ struct IQ4_NL {
     }
 };
 
+// Codes, a scale of six bits less 32 per 32.
+struct IQ4_XS {
+    static constexpr int BYTES = BYTES_IQ4_XS;
+    static constexpr bool PACKED = true;
+    typedef IQ4_NL::Table Table;
+    struct Segment {
+        uint4 plane[2];
+        uint2 head;
+        template <class Source> __device__ __forceinline__ void load(Source from, int lane) {
+#pragma unroll
+            for (int p = 0; p < 2; p++) plane[p] = from.u128(512 * p + 16 * lane);
+            head = from.u64(BASE_IQ4_XS_head + 8 * (lane >> 2));
+        }
+    };
+    static __device__ __forceinline__ float factor(int) { return 1.0f; }
+    static __device__ __forceinline__ unsigned fold(int, int sum, float) { return Table::fold(sum); }
+    static __device__ __forceinline__ float dot(const Segment &w, const Input &x, int lane) {
+        int s[4] = {(int)x.fold.x, (int)x.fold.y, (int)x.fold.z, (int)x.fold.w};
+        Table::dots(w.plane, x, s);
+        const float first = fmaf(unfold(s[1]), x.scale.y, unfold(s[0]) * x.scale.x);
+        const float second = fmaf(unfold(s[3]), x.scale.w, unfold(s[2]) * x.scale.z);
+        const unsigned low = w.head.y >> (8 * (lane & 3)), high = w.head.x >> (16 + 4 * (lane & 3));
+        const int one = (int)((low & 15) | (high << 4 & 48)) - 32;
+        const int other = (int)((low >> 4 & 15) | (high << 2 & 48)) - 32;
+        return fmaf((float)one, first, (float)other * second) * low_half(w.head.x);
+    }
+};
+
 // --- float formats --------------------------------------------------------------------------------------------------
 //
 // Rows as in the file. A part is one 128-bit load of a lane, the lanes side by side: 256 halves or 128 floats. A
@@ -705,6 +734,15 @@ template <> __device__ __forceinline__ float weight_at<Q3_K>(const unsigned char
     const int q = (at.plane(0) >> (2 * at.set) & 3) | third << 2;
     const float d = half_to_float(((const unsigned short *)(at.segment + BASE_Q3_K_d))[at.lane / 4]);
     return d * (float)((low >> (4 * (at.lane / 2 % 2)) & 15 | high << 4) - 32) * (float)(q - 4);
+}
+
+template <> __device__ __forceinline__ float weight_at<IQ4_XS>(const unsigned char *matrix, long long index) {
+    const Place at(matrix, index, IQ4_XS::BYTES);
+    const unsigned char *head = at.segment + BASE_IQ4_XS_head + 8 * (at.lane / 4);
+    const int sub = 2 * (at.lane % 4) + at.set / 2;
+    const int low = head[4 + sub / 2] >> (4 * (sub % 2)) & 15, high = head[2 + sub / 4] >> (2 * (sub % 4)) & 3;
+    const float d = half_to_float(*(const unsigned short *)head);
+    return d * (float)((low | high << 4) - 32) * (float)IQ4_XS::Table::value(at.code());
 }
 
 template <> __device__ __forceinline__ float weight_at<F16>(const unsigned char *matrix, long long index) {

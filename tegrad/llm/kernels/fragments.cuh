@@ -47,6 +47,7 @@ static __host__ __device__ constexpr int piece_offset(int at, int runs) {
 struct Head {
     unsigned scales;  // four int8, or two halves, or the high bits of a block's six-bit scales
     uint2 low;        // their low nibbles
+    uint2 head;       // d and eight six-bit scales, high bits first
     uint2 third;      // the third bits of the run
     uint2 pairs;      // two times a half and what is added
     unsigned d;       // the halves of two blocks
@@ -90,6 +91,11 @@ static __device__ __forceinline__ Scales scales_of(const Head &head, int lane) {
     } else if constexpr (SCALES == SCALES_HALVES) {
         __half2 d = scaled(head.scales);
         s.unit[0] = s.unit[1] = __low2half2(d), s.unit[2] = s.unit[3] = __high2half2(d);
+    } else if constexpr (SCALES == SCALES_SIX_BITS_OF_32) {
+        const unsigned low = head.head.y >> (8 * (lane & 3)), high = head.head.x >> (16 + 4 * (lane & 3));
+        const unsigned two = (low & 0x0f) | (high << 4 & 0x30) | (low << 4 & 0x0f00) | (high << 10 & 0x3000);
+        const __half2 unit = __hmul2(__hsub2(magic(two, 0), both(1024 + 32)), __low2half2(scaled(head.head.x)));
+        s.unit[0] = s.unit[1] = __low2half2(unit), s.unit[2] = s.unit[3] = __high2half2(unit);
     } else if constexpr (SCALES == SCALES_HALF_PAIRS) {
         const __half2 first = scaled(head.pairs.x), second = scaled(head.pairs.y);
         s.unit[0] = s.unit[1] = __low2half2(first), s.unit[2] = s.unit[3] = __low2half2(second);

@@ -105,6 +105,20 @@ struct IQ4_NL {  // blocks of 32 as Q4_0's
     static __device__ void rest(const unsigned char *raw, int lane, unsigned char *out) { Q4_0::rest(raw, lane, out); }
 };
 
+struct IQ4_XS {  // blocks of 256: 8 bytes of scales, 128 of codes, of each 16 for 32 weights as Q4_0's
+    static constexpr int BYTES = BYTES_IQ4_XS, PLANES = PLANES_IQ4_XS;
+    static __device__ unsigned plane(const unsigned char *raw, int lane, int p, int w) {
+        const unsigned nibbles =
+            *(const unsigned *)(raw + 136 * (lane / 4) + 8 + 16 * (2 * (lane % 4) + p) + 4 * w);
+        return codes(nibbles, nibbles >> 4);
+    }
+    static __device__ void rest(const unsigned char *raw, int lane, unsigned char *out) {
+        if (lane % 4 < 2)
+            *(unsigned *)(out + 8 * (lane / 4) + 4 * (lane % 4)) =
+                *(const unsigned *)(raw + 136 * (lane / 4) + 4 * (lane % 4));
+    }
+};
+
 // Blocks of 256 with 16 bytes of scales in front; weight 64j + 32n + l is nibble n of byte 32j + l. A lane has one j.
 template <int BLOCK, int NIBBLES> struct Affine {
     static constexpr int BYTES = 8 * BLOCK, PLANES = 2;
