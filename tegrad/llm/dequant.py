@@ -16,10 +16,12 @@ from tinygrad.dtype import DType
 
 from tegrad.llm.formats import (
     BF16,
+    E2M1,
     F16,
     F32,
     IQ4_NL,
     IQ4_XS,
+    MXFP4,
     NONLINEAR,
     Q3_K,
     Q4_0,
@@ -117,6 +119,16 @@ def _iq4_xs(data: Tensor) -> Tensor:
     return d * ((low | (high << 4)) - 32).float() * _coded(NONLINEAR, code)
 
 
+def _mxfp4(data: Tensor) -> Tensor:
+    """A byte of exponent, 16 of codes as in Q4_0: what a float32 with that exponent is, less half. inner as Q4_0's."""
+    shift = Tensor.arange(2).reshape(1, 1, 2, 1) * 4
+    code = (data[:, :, 1:].reshape(*data.shape[:2], 1, 16).int() >> shift) & 15
+    exponent = data[:, :, :1].cast(dtypes.uint32)
+    power = ((exponent - 1) << 23).bitcast(dtypes.float32)
+    tiny = (exponent < 1).where(2.0**-128, 2.0**-127)
+    return (exponent < 2).where(tiny, power).unsqueeze(-1) * _coded(E2M1, code)
+
+
 def _q8_0(data: Tensor) -> Tensor:
     """d (half), 32 x int8."""
     return _half(data[:, :, :2]) * _signed(data[:, :, 2:])
@@ -204,7 +216,7 @@ def _bf16(data: Tensor) -> Tensor:
 
 
 _PACKED: Final[Mapping[BlockType, Callable[[Tensor], Tensor]]] = {
-    Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, IQ4_NL: _iq4_nl, IQ4_XS: _iq4_xs, Q8_0: _q8_0,
+    Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, IQ4_NL: _iq4_nl, IQ4_XS: _iq4_xs, MXFP4: _mxfp4, Q8_0: _q8_0,
     Q3_K: _q3_k, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
 }  # fmt: skip
 _PLAIN: Final[Mapping[BlockType, DType]] = {F32: dtypes.float32, F16: dtypes.float16, BF16: dtypes.uint16}

@@ -19,6 +19,7 @@ the scales are made.
 | IQ4_NL | 2: the halves of word w of plane p have four nibbles each: weights 4w .. of set 2p, and of 2p + 1 | as Q4_0 |
 | Q3_K | 1: pair s of bits is set s; then 8 bytes of each lane: third bits | 64 bytes of scales, 32 of them, 8 d |
 | IQ4_XS | as IQ4_NL | 8 times the file's 8 bytes of d and scales |
+| MXFP4 | as IQ4_NL | 64 exponents, a byte each |
 | Q8_0 | 4: plane s is set s | 64 halves d |
 | F16, BF16, F32 | the file's bytes | |
 
@@ -260,6 +261,20 @@ def _value_iq4_xs(values: Bytes, head: Bytes) -> Floats:
     return (unit[..., None] * q).reshape(values.shape)
 
 
+E2M1: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice what the four bits of a float stand for, ggml's kvalues_mxfp4."""
+
+
+def power(exponent: Bytes) -> Floats:
+    """Half of what a byte of exponents (OCP's E8M0) stands for: 2 ** (exponent - 128), exactly."""
+    return np.ldexp(np.float32(1), exponent.astype(np.int32) - 128)
+
+
+def _value_mxfp4(values: Bytes, exponent: Bytes) -> Floats:
+    with np.errstate(over="ignore"):
+        return power(exponent) * np.array(E2M1, np.float32)[values]
+
+
 def _value_q8_0(values: Bytes, d: Bytes) -> Floats:
     return _half(d) * _signed(values)
 
@@ -297,9 +312,9 @@ def _value_q6_k(values: Bytes, scales: Bytes, d: Bytes) -> Floats:
 
 Integers = Literal["NIBBLES", "NIBBLES_AND_FIFTH", "CODES", "TWO_BITS_AND_THIRD", "SIX_BITS", "BYTES"]
 """How a run's integers lie in its planes."""
-Scales = Literal["HALVES", "HALF_PAIRS", "SIX_BIT_PAIRS", "SIX_BITS_OF_32", "SIX_BITS", "INT8"]
+Scales = Literal["HALVES", "HALF_PAIRS", "SIX_BIT_PAIRS", "SIX_BITS_OF_32", "SIX_BITS", "INT8", "EXPONENTS"]
 """What its scales are: a half for each 32; that and a half to be added; a block's six-bit scales and minima for each
-32; six bits for each 32, or for each 16; an int8 for each 16."""
+32; six bits for each 32, or for each 16; an int8 for each 16; the exponent of a power of two for each 32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,8 +342,16 @@ class Spread:
     either_sign: bool = False
     """d has either sign, which balances the mean of integers that are not balanced."""
 
+    exponent: bool = False
+    """Instead of a half there is a byte, the exponent of half of a power of two."""
+
     def scale(self, blocks: Bytes, d: NDArray[Any]) -> None:
-        """Store `d` (n, 1) into blocks (n, bytes)."""
+        """Store `d` (n, 1) into blocks (n, bytes); powers of two alternate so that the mean square is that of d."""
+        if self.exponent:
+            fraction, exponent = np.frexp(np.nan_to_num(d))  # d = fraction * 2 ** exponent, the fraction from 1/2 on
+            upper = np.arange(len(d))[:, None] * 0.618034 % 1 < (4 * fraction * fraction - 1) / 3
+            blocks[:, :1] = np.where(np.isfinite(d), np.clip(exponent - 1 + upper + 128, 0, 254), 255)
+            return
         for at, times in self.halves:
             blocks[:, at : at + 2] = (d * times).astype("<f2").view(np.uint8)
 
@@ -458,6 +481,10 @@ Q5_1: Final = BlockType("Q5_1", 7, 32, 24, 12, Layout(
 IQ4_XS: Final = BlockType("IQ4_XS", 23, 256, 136, 10, Layout(
     2, (Piece("head", 8, shift=2),), "CODES", "SIX_BITS_OF_32", -127, 113,
     (8,), (0,), *_nibbles(16), _pack_codes, _unpack_codes, _value_iq4_xs, Spread(1293.0, ((0, 1.0),)), NONLINEAR))
+MXFP4: Final = BlockType("MXFP4", 39, 32, 17, 9, Layout(
+    2, (Piece("scales", 4, shift=1),), "CODES", "EXPONENTS", -12, 12,
+    (1,), (0,), *_nibbles(16), _pack_codes, _unpack_codes, _value_mxfp4,
+    Spread(5.85, ((0, 1.0),), exponent=True), E2M1))
 IQ4_NL: Final = BlockType("IQ4_NL", 20, 32, 18, 9, Layout(
     2, (Piece("scales", 4),), "CODES", "HALVES", -127, 113,
     (2,), (0,), *_nibbles(16), _pack_codes, _unpack_codes, partial(_value_codes, NONLINEAR),
@@ -467,7 +494,7 @@ BF16: Final = BlockType("BF16", 30, 1, 2, 24)
 F32: Final = BlockType("F32", 0, 1, 4, 44)
 # fmt: on
 
-FORMATS: Final = (Q6_K, Q5_K, Q4_K, Q3_K, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_XS, IQ4_NL, F16, BF16, F32)
+FORMATS: Final = (Q6_K, Q5_K, Q4_K, Q3_K, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_XS, IQ4_NL, MXFP4, F16, BF16, F32)
 """What we run; the place of each is its number in the program of a step in one launch."""
 PACKED: Final = tuple(kind for kind in FORMATS if kind.layout is not None)
 PLAIN: Final = tuple(kind for kind in FORMATS if kind.layout is None)

@@ -18,8 +18,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from tegrad.errors import TegradError
 from tegrad.llm.formats import (
+    E2M1,
     IQ4_NL,
     IQ4_XS,
+    MXFP4,
     NONLINEAR,
     Q3_K,
     Q4_0,
@@ -34,6 +36,7 @@ from tegrad.llm.formats import (
     Bytes,
     Floats,
     Layout,
+    power,
 )
 
 Quantized: TypeAlias = tuple[Bytes, list[Bytes]]
@@ -299,13 +302,35 @@ def _quantize_iq4_xs(blocks: Floats) -> Quantized:
     return at, [np.concatenate([d_bytes, pairs, nibbles], axis=1)]
 
 
+# --- MXFP4: the exponent of a power of two, 32 codes; x = 2 ** (exponent - 128) * code --------------------------------
+
+
+def _quantize_mxfp4(blocks: Floats) -> Quantized:
+    """The larger of both powers whose codes reach the largest weight, or the one below, where that errs less."""
+    order = np.argsort(E2M1, kind="stable")
+    codes = np.array(E2M1, np.float32)[order]
+    peak: Floats = np.abs(blocks).max(axis=-1)
+    if (peak > 2.0**127).any():
+        raise QuantizeError(f"a weight of {peak.max():.3g} is beyond MXFP4: scale the tensor down or keep it F32")
+    top = np.clip(np.ceil(np.log2(np.maximum(peak, 1e-38) / 12)) + 128, 0, 255)
+    best, exponent, at = np.full(peak.shape, np.inf), top, np.zeros(blocks.shape, np.int64)
+    for trial in (top, np.maximum(top - 1, 0)):
+        unit = power(trial.astype(np.uint8))[:, None]
+        places = _nearest(blocks, unit, codes)
+        error = np.sum((blocks - unit * codes[places]) ** 2, axis=-1, dtype=np.float64)
+        better = error < best
+        best, exponent = np.where(better, error, best), np.where(better, trial, exponent)
+        at = np.where(better[:, None], places, at)
+    return order[at].astype(np.uint8), [exponent.astype(np.uint8)[:, None]]
+
+
 # --- the formats ------------------------------------------------------------------------------------------------------
 
 
 _QUANTIZERS: Final[Mapping[BlockType, Callable[[Floats], Quantized]]] = {
     Q4_0: partial(_quantize_symmetric, low=-8), Q5_0: partial(_quantize_symmetric, low=-16),
     Q4_1: partial(_quantize_pairs, high=15), Q5_1: partial(_quantize_pairs, high=31),
-    IQ4_NL: _quantize_iq4_nl, IQ4_XS: _quantize_iq4_xs, Q8_0: _quantize_q8_0,
+    IQ4_NL: _quantize_iq4_nl, IQ4_XS: _quantize_iq4_xs, MXFP4: _quantize_mxfp4, Q8_0: _quantize_q8_0,
     Q3_K: _quantize_q3_k, Q6_K: _quantize_q6_k,
     Q4_K: partial(_quantize_affine, high=15), Q5_K: partial(_quantize_affine, high=31),
 }  # fmt: skip

@@ -42,6 +42,11 @@ def plain(x: np.ndarray, qtype: GGMLQuantizationType) -> np.ndarray:
     return (np.rint(group / unit) * unit).reshape(x.shape)
 
 
+def near(qtype: GGMLQuantizationType) -> float:
+    """How near to a block's largest weight a level lies; scales that are powers of two leave half a step."""
+    return 0.5 / 3 if FORMATS[qtype].layout.spread.exponent else 2e-2
+
+
 @TYPES
 def test_format_sizes_are_ggmls(qtype):
     assert (FORMATS[qtype].elements, FORMATS[qtype].size) == GGML_QUANT_SIZES[qtype]
@@ -114,7 +119,7 @@ def test_zeros_stay_zero(qtype):
 @pytest.mark.parametrize("value", [1.0, -1.0, 0.037, -5e4])
 def test_constant_rows_keep_their_value(qtype, value):
     x = np.full((1, 256), value, np.float32)
-    np.testing.assert_allclose(dequantize(quantize(x, qtype), qtype), x, rtol=2e-2)
+    np.testing.assert_allclose(dequantize(quantize(x, qtype), qtype), x, rtol=near(qtype))
 
 
 @TYPES
@@ -123,7 +128,7 @@ def test_one_outlier_does_not_hurt_the_other_blocks(qtype):
     calm = dequantize(quantize(x, qtype), qtype)[:, 256:]
     x[0, 3] = 1e5
     y = dequantize(quantize(x, qtype), qtype)
-    np.testing.assert_allclose(y[0, 3], 1e5, rtol=1e-2)
+    np.testing.assert_allclose(y[0, 3], 1e5, rtol=near(qtype))
     np.testing.assert_array_equal(y[:, 256:], calm)
 
 
@@ -137,7 +142,7 @@ def test_values_too_small_for_fp16_scales_become_small(qtype):
 
 @TYPES
 def test_values_beyond_fp16_scales_are_refused(qtype):
-    with pytest.raises(QuantizeError, match="65504"):
+    with pytest.raises(QuantizeError, match="scale the tensor down"):
         quantize(np.full((1, 256), 3e38, np.float32), qtype)
 
 

@@ -19,7 +19,7 @@
 //   Q4_1  3 / 32 / 4 + 19                                      Q5_0  4 / 70 / 2 + 10
 //   Q3_K  5 / 51 (unpack 35, dp4a 16) + 6 scales / 4 + 14
 //   Q5_1  4 / 70 / 4 + 19                                      IQ4_NL 3 / 88 (dp4a 32) / 2 + 10
-//                                                              IQ4_XS 3 / 88 + 12 / 3 + 10
+//   MXFP4 3 / 88 + 8 / 10                                      IQ4_XS 3 / 88 + 12 / 3 + 10
 //   Q5_K  4 / 70 + 18 header / 6 + 19                          F16   8 / 0 / 64 + 64, BF16 8 / 64 / 64, F32 16 / 0 / 64
 // The float formats read their activations as float32 from shared memory, 16 loads of 128 bits.
 #include "formats.cuh"
@@ -566,6 +566,36 @@ struct IQ4_XS {
     }
 };
 
+// 2 ** (exponent - 128), of bytes below 2 a denormal.
+__device__ __forceinline__ float power(unsigned exponent) {
+    return __uint_as_float(exponent < 2 ? 0x00200000u << exponent : exponent - 1 << 23);
+}
+
+// Codes, and the exponent of a power of two per 32.
+struct MXFP4 {
+    static constexpr int BYTES = BYTES_MXFP4;
+    static constexpr bool PACKED = true;
+    typedef Codes<CODES_MXFP4> Table;
+    struct Segment {
+        uint4 plane[2];
+        unsigned short exponents;
+        template <class Source> __device__ __forceinline__ void load(Source from, int lane) {
+#pragma unroll
+            for (int p = 0; p < 2; p++) plane[p] = from.u128(512 * p + 16 * lane);
+            exponents = from.u16(BASE_MXFP4_scales + 2 * lane);
+        }
+    };
+    static __device__ __forceinline__ float factor(int) { return 1.0f; }
+    static __device__ __forceinline__ unsigned fold(int, int sum, float) { return Table::fold(sum); }
+    static __device__ __forceinline__ float dot(const Segment &w, const Input &x, int) {
+        int s[4] = {(int)x.fold.x, (int)x.fold.y, (int)x.fold.z, (int)x.fold.w};
+        Table::dots(w.plane, x, s);
+        const float first = fmaf(unfold(s[1]), x.scale.y, unfold(s[0]) * x.scale.x);
+        const float second = fmaf(unfold(s[3]), x.scale.w, unfold(s[2]) * x.scale.z);
+        return fmaf(power(w.exponents & 255), first, power(w.exponents >> 8) * second);
+    }
+};
+
 // --- float formats --------------------------------------------------------------------------------------------------
 //
 // Rows as in the file. A part is one 128-bit load of a lane, the lanes side by side: 256 halves or 128 floats. A
@@ -743,6 +773,12 @@ template <> __device__ __forceinline__ float weight_at<IQ4_XS>(const unsigned ch
     const int low = head[4 + sub / 2] >> (4 * (sub % 2)) & 15, high = head[2 + sub / 4] >> (2 * (sub % 4)) & 3;
     const float d = half_to_float(*(const unsigned short *)head);
     return d * (float)((low | high << 4) - 32) * (float)IQ4_XS::Table::value(at.code());
+}
+
+template <> __device__ __forceinline__ float weight_at<MXFP4>(const unsigned char *matrix, long long index) {
+    const Place at(matrix, index, MXFP4::BYTES);
+    const unsigned exponent = at.segment[BASE_MXFP4_scales + 2 * at.lane + at.set / 2];
+    return power(exponent) * (float)MXFP4::Table::value(at.code());
 }
 
 template <> __device__ __forceinline__ float weight_at<F16>(const unsigned char *matrix, long long index) {

@@ -45,7 +45,7 @@ static __host__ __device__ constexpr int piece_offset(int at, int runs) {
 
 // What the pieces after the planes of a run hold; only the members that KIND has.
 struct Head {
-    unsigned scales;  // four int8, or two halves, or the high bits of a block's six-bit scales
+    unsigned scales;  // four int8, or two halves, or two exponents for each of two runs, or high bits of six-bit scales
     uint2 low;        // their low nibbles
     uint2 head;       // d and eight six-bit scales, high bits first
     uint2 third;      // the third bits of the run
@@ -91,6 +91,11 @@ static __device__ __forceinline__ Scales scales_of(const Head &head, int lane) {
     } else if constexpr (SCALES == SCALES_HALVES) {
         __half2 d = scaled(head.scales);
         s.unit[0] = s.unit[1] = __low2half2(d), s.unit[2] = s.unit[3] = __high2half2(d);
+    } else if constexpr (SCALES == SCALES_EXPONENTS) {
+        // 256 times 2^(exponent - 128), which a half may hold as infinite or zero.
+        const unsigned two = head.scales >> (16 * (lane & 1));
+        const auto unit = [](unsigned exponent) { return both(__uint_as_float(min(exponent + 7, 254u) << 23)); };
+        s.unit[0] = s.unit[1] = unit(two & 255), s.unit[2] = s.unit[3] = unit(two >> 8 & 255);
     } else if constexpr (SCALES == SCALES_SIX_BITS_OF_32) {
         const unsigned low = head.head.y >> (8 * (lane & 3)), high = head.head.x >> (16 + 4 * (lane & 3));
         const unsigned two = (low & 0x0f) | (high << 4 & 0x30) | (low << 4 & 0x0f00) | (high << 10 & 0x3000);
