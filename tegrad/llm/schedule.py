@@ -155,6 +155,10 @@ class Span:
         """The element after the last."""
         return self.first + self.count
 
+    def holds(self, other: Span) -> bool:
+        """Whether all of another lies in it."""
+        return self.vector is other.vector and self.first <= other.first and other.end <= self.end
+
     def __str__(self) -> str:
         return f"{self.vector.name}[{self.first}:{self.end}]"
 
@@ -332,16 +336,13 @@ class _Builder:
     def __init__(self, network: Network, ctas: int, splits: int, head_groups: int) -> None:
         self.network, self.ctas, self.splits, self.head_groups = network, ctas, splits, head_groups
         self.stages: list[Stage] = []
-        self.latest: dict[tuple[Vector, int], tuple[int, int]] = {}
-        """By vector and first element of what a stage wrote: that stage and its writers."""
+        self.latest: dict[Span, tuple[int, int]] = {}
+        """By what a stage wrote: the latest such stage, and its writers."""
 
     def wait(self, span: Span) -> Wait:
         """Wait for the latest write of a span."""
-        found = [
-            (at, first) for (vector, first), at in self.latest.items() if vector is span.vector and first <= span.first
-        ]
-        (stage, writers), _ = max(found, key=lambda entry: entry[1])
-        return Wait(span, stage, writers)
+        written = [at for wrote, at in self.latest.items() if wrote.holds(span)]
+        return Wait(span, *max(written))
 
     def add(self, op: Op, layer: int, rows: Sequence[Instruction], matrices: Sequence[Matrix], floats: bool) -> None:
         """Append a stage and remember what it writes."""
@@ -350,8 +351,9 @@ class _Builder:
         if spans:
             writers = len({span.first for span in spans})
             for vector in {span.vector for span in spans}:
-                first = min(span.first for span in spans if span.vector is vector)
-                self.latest[vector, first] = (len(self.stages) - 1, writers)
+                own = [span for span in spans if span.vector is vector]
+                first, end = min(span.first for span in own), max(span.end for span in own)
+                self.latest[Span(vector, first, end - first)] = (len(self.stages) - 1, writers)
 
     def product(
         self, op: Op, layer: int, source: Vector, target: Vector, matrices: tuple[Matrix, ...], *,
@@ -400,9 +402,10 @@ class _Builder:
         self.add(Op.ATTEND, layer, row, (), floats)
 
     def sample(self) -> None:
-        stage, writers = self.latest[Vector.TOP, 0]
-        row = [Instruction(Op.NOTHING, stage + 1, cta) for cta in range(self.ctas)]
-        row[0] = Instruction(Op.SAMPLE, stage + 1, 0, waits=(Wait(Span(Vector.TOP, 0, writers), stage, writers),))
+        last = self.wait(Span(Vector.TOP, 0, 1))
+        row = [Instruction(Op.NOTHING, last.stage + 1, cta) for cta in range(self.ctas)]
+        wait = Wait(Span(Vector.TOP, 0, last.writers), last.stage, last.writers)
+        row[0] = Instruction(Op.SAMPLE, last.stage + 1, 0, waits=(wait,))
         self.add(Op.SAMPLE, 0, row, (), False)
 
 

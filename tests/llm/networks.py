@@ -39,6 +39,8 @@ class Shape:
     value_kind: BlockType | None = None
     """Of the values' matrix, where it differs from the queries' and keys'."""
     down_kind: BlockType | None = None
+    others_in: tuple[int, ...] = (0, 1, 2, 3)
+    """The layers with these two."""
     joined: bool = True
     """Queries, keys and values in one matrix where they are of one kind."""
     bias: bool = False
@@ -84,7 +86,8 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
     layers, attn, ffn, biases, q_norms, k_norms = [], [], [], [], [], []
     cache = np.zeros((s.kv_heads, s.positions, s.head_dim), np.float16)
     for at in range(s.layers):
-        value_kind = s.value_kind or s.kind
+        value_kind, down_kind = (s.value_kind, s.down_kind) if at in s.others_in else (None, None)
+        value_kind = value_kind or s.kind
         if s.joined and value_kind is s.kind:
             qkv = (matrix(f"qkv{at}", wide + 2 * narrow, s.dim, s.kind),)
         else:
@@ -101,7 +104,7 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
                 matrix(f"o{at}", s.dim, wide, s.kind),
                 matrix(f"gate{at}", s.ffn, s.dim, s.kind),
                 matrix(f"up{at}", s.ffn, s.dim, s.kind),
-                matrix(f"down{at}", s.dim, s.ffn, s.down_kind or s.kind),
+                matrix(f"down{at}", s.dim, s.ffn, down_kind or s.kind),
                 attn_norm[0],
                 ffn_norm[0],
                 bias[0],

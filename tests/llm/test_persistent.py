@@ -183,6 +183,7 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
         4, 100, {"tuning": replace(SMALL, epoch_flags=0, in_flight=2, consumers=5)},
     ),
     # more logits than fit shared memory at once; rows of a quarter of a segment
+    "by turns": (Shape(layers=3, kind=Q4_K, value_kind=Q6_K, down_kind=Q6_K, others_in=(0, 2)), 6, 20, {}),
     "logits": (Shape(512, 512, 4, 2, 64, 1, 25000, Q4_K), 2, 3, {}),
     # keys and values through the pipeline: parts of several tiles and a rest, four query heads together
     "pipeline": (

@@ -265,6 +265,17 @@ def test_the_twins_of_a_step_compute_the_network(kind: object, error: float) -> 
     assert np.abs(interpreter.logits - wanted).max() < error * np.abs(wanted).max()
 
 
+def test_layers_of_a_published_mixture_take_other_formats_by_turns() -> None:
+    shape = Shape(kind=Q4_K, value_kind=Q6_K, down_kind=Q6_K, others_in=(0, 2), layers=4)
+    made = make(shape)
+    program = build(made.network, 6)
+    interpreter = Interpreter(program, made.weights, 16, lambda position: [(0, position)])
+    interpreter.begin(11, 0)
+    interpreter.run(validate(program))
+    wanted = float_step(made, 11)
+    assert np.abs(interpreter.logits - wanted).max() < 3e-2 * np.abs(wanted).max()
+
+
 @pytest.mark.parametrize(
     ("sizes", "kind", "ctas", "most"),
     [
