@@ -23,6 +23,7 @@ from tegrad.llm.formats import (
     IQ4_XS,
     MXFP4,
     NONLINEAR,
+    Q2_K,
     Q3_K,
     Q4_0,
     Q4_1,
@@ -140,6 +141,14 @@ def _pairs(data: Tensor) -> Tensor:
     return (data.reshape(*data.shape[:2], 2, 1, 1, 2, 16).int() >> shift) & 3
 
 
+def _q2_k(data: Tensor) -> Tensor:
+    """16 bytes of scales (low four bits) and minima, 64 of pairs, d, dmin (half)."""
+    rows, blocks = data.shape[:2]
+    both = data[:, :, :16].reshape(rows, blocks, 2, 2, 2, 2, 1).int()
+    d, dmin = (_half(data[:, :, at : at + 2]).reshape(rows, blocks, 1, 1, 1, 1, 1) for at in (80, 82))
+    return d * (both & 15).float() * _pairs(data[:, :, 16:80]).float() - dmin * (both >> 4).float()
+
+
 def _q3_k(data: Tensor) -> Tensor:
     """32 bytes of third bits (element 32s + l has bit s of byte l), 64 of pairs, 12 of scales, d (half).
 
@@ -217,7 +226,7 @@ def _bf16(data: Tensor) -> Tensor:
 
 _PACKED: Final[Mapping[BlockType, Callable[[Tensor], Tensor]]] = {
     Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, IQ4_NL: _iq4_nl, IQ4_XS: _iq4_xs, MXFP4: _mxfp4, Q8_0: _q8_0,
-    Q3_K: _q3_k, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
+    Q2_K: _q2_k, Q3_K: _q3_k, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
 }  # fmt: skip
 _PLAIN: Final[Mapping[BlockType, DType]] = {F32: dtypes.float32, F16: dtypes.float16, BF16: dtypes.uint16}
 

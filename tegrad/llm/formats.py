@@ -20,6 +20,7 @@ the scales are made.
 | Q3_K | 1: pair s of bits is set s; then 8 bytes of each lane: third bits | 64 bytes of scales, 32 of them, 8 d |
 | IQ4_XS | as IQ4_NL | 8 times the file's 8 bytes of d and scales |
 | MXFP4 | as IQ4_NL | 64 exponents, a byte each |
+| Q2_K | 1: as Q3_K | 128 bytes of a scale and a minimum, 8 times the halves d and dmin |
 | Q8_0 | 4: plane s is set s | 64 halves d |
 | F16, BF16, F32 | the file's bytes | |
 
@@ -293,6 +294,14 @@ def _value_affine(values: Bytes, head: Bytes) -> Floats:
     return (unit[..., None] * q - shift[..., None]).reshape(values.shape)
 
 
+def _value_q2_k(values: Bytes, scales: Bytes, pair: Bytes) -> Floats:
+    """Of 16 weights each a scale in the low four bits and a minimum in the others."""
+    unit = _half(pair[..., :2]) * (scales & 15).astype(np.float32)
+    shift = _half(pair[..., 2:]) * (scales >> _FOUR).astype(np.float32)
+    q = values.reshape(*values.shape[:-1], 16, 16).astype(np.float32)
+    return (unit[..., None] * q - shift[..., None]).reshape(values.shape)
+
+
 def _value_q3_k(values: Bytes, low: Bytes, high: Bytes, d: Bytes) -> Floats:
     """Of 16 scales low nibbles, of the last eight above those of the first; then four top pairs a byte."""
     nibbles = np.concatenate([low & 15, low >> _FOUR], axis=-1)
@@ -310,11 +319,14 @@ def _value_q6_k(values: Bytes, scales: Bytes, d: Bytes) -> Floats:
 
 # --- what a row says --------------------------------------------------------------------------------------------------
 
-Integers = Literal["NIBBLES", "NIBBLES_AND_FIFTH", "CODES", "TWO_BITS_AND_THIRD", "SIX_BITS", "BYTES"]
+Integers = Literal["NIBBLES", "NIBBLES_AND_FIFTH", "CODES", "TWO_BITS", "TWO_BITS_AND_THIRD", "SIX_BITS", "BYTES"]
 """How a run's integers lie in its planes."""
-Scales = Literal["HALVES", "HALF_PAIRS", "SIX_BIT_PAIRS", "SIX_BITS_OF_32", "SIX_BITS", "INT8", "EXPONENTS"]
+Scales = Literal[
+    "HALVES", "HALF_PAIRS", "SIX_BIT_PAIRS", "FOUR_BIT_PAIRS", "SIX_BITS_OF_32", "SIX_BITS", "INT8", "EXPONENTS"
+]
 """What its scales are: a half for each 32; that and a half to be added; a block's six-bit scales and minima for each
-32; six bits for each 32, or for each 16; an int8 for each 16; the exponent of a power of two for each 32."""
+32; four-bit ones for each 16; six bits for each 32, or for each 16; an int8 for each 16; the exponent of a power of two
+for each 32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,6 +469,10 @@ Q5_K: Final = BlockType("Q5_K", 13, 256, 176, 14, Layout(
 Q4_K: Final = BlockType("Q4_K", 12, 256, 144, 12, Layout(
     2, (_K,), "NIBBLES", "SIX_BIT_PAIRS", 0, 15,
     (16,), (0,), *_nibbles(32), _pack_4, _unpack_4, _value_affine, Spread(258.3, ((0, 1.0), (2, 7.5)))))
+Q2_K: Final = BlockType("Q2_K", 10, 256, 84, 6, Layout(
+    1, (Piece("scales", 4), Piece("d", 4, shift=2)), "TWO_BITS", "FOUR_BIT_PAIRS", 0, 3,
+    (16, 4), (0, 80), _split_two_bits, _join_two_bits, _pack_2, _unpack_2, _value_q2_k,
+    Spread(13.9, ((80, 1.0), (82, 1.5)))))
 Q3_K: Final = BlockType("Q3_K", 11, 256, 110, 9, Layout(
     1, (Piece("third", 8), Piece("low", 8, shift=2), Piece("scales", 4, shift=2), Piece("d", 4, shift=3)),
     "TWO_BITS_AND_THIRD", "SIX_BITS", -4, 3,
@@ -494,7 +510,7 @@ BF16: Final = BlockType("BF16", 30, 1, 2, 24)
 F32: Final = BlockType("F32", 0, 1, 4, 44)
 # fmt: on
 
-FORMATS: Final = (Q6_K, Q5_K, Q4_K, Q3_K, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_XS, IQ4_NL, MXFP4, F16, BF16, F32)
+FORMATS: Final = (Q6_K, Q5_K, Q4_K, Q3_K, Q2_K, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_XS, IQ4_NL, MXFP4, F16, BF16, F32)
 """What we run; the place of each is its number in the program of a step in one launch."""
 PACKED: Final = tuple(kind for kind in FORMATS if kind.layout is not None)
 PLAIN: Final = tuple(kind for kind in FORMATS if kind.layout is None)

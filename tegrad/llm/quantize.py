@@ -23,6 +23,7 @@ from tegrad.llm.formats import (
     IQ4_XS,
     MXFP4,
     NONLINEAR,
+    Q2_K,
     Q3_K,
     Q4_0,
     Q4_1,
@@ -176,7 +177,7 @@ def _quantize_q3_k(blocks: Floats) -> Quantized:
     return (q + 4).astype(np.uint8), [low, high, d]
 
 
-# --- Q4_K and Q5_K: 8 sub-blocks of 32; x = d * scale[6 bits] * q - dmin * min[6 bits] --------------------------------
+# --- Q4_K and Q5_K: 8 sub-blocks of 32; x = d * scale[6 bits] * q - dmin * min[6 bits]. Q2_K: 16 of 16, 4 bits --------
 
 
 def _fit_affine(x: Floats, w: Floats, high: int, *, free: bool = False) -> tuple[Floats, Floats]:
@@ -216,22 +217,22 @@ def _pack_six_bits(scale: Bytes, offset: Bytes) -> Bytes:
     return np.concatenate([first, second, third], axis=1)
 
 
-def _quantize_affine(blocks: Floats, high: int) -> Quantized:
-    """Integers in [0, high], and the 16 bytes of d, dmin and scales of each block."""
+def _quantize_groups(blocks: Floats, group: int, high: int, most: int) -> tuple[Bytes, Bytes, Bytes, Bytes]:
+    """Integers in [0, high] (n, 256), scales and minima of each group in [0, most], and d and dmin (n, 4)."""
     normal, peak = _normalised(blocks)
-    x = normal.reshape(-1, 8, 32)
+    x = normal.reshape(-1, SUPER_BLOCK // group, group)
     w = _importance(x)
     scale, offset = (fit[..., 0] for fit in _fit_affine(x, w, high))
-    d_bytes, d = _half(scale.max(axis=-1) / np.float32(63) * peak)
-    m_bytes, m = _half(offset.max(axis=-1) / np.float32(63) * peak)
+    d_bytes, d = _half(scale.max(axis=-1) / np.float32(most) * peak)
+    m_bytes, m = _half(offset.max(axis=-1) / np.float32(most) * peak)
     d, m = _ratio(d, peak)[:, None], _ratio(m, peak)[:, None]
 
-    near_scale, near_offset = _levels(scale, d, 0, 63), _levels(offset, m, 0, 63)
+    near_scale, near_offset = _levels(scale, d, 0, most), _levels(offset, m, 0, most)
     best, scales, offsets = np.full(scale.shape, np.inf, np.float32), near_scale, near_offset
     q = np.zeros_like(x)
     for step_scale in (0, -1, 1):
         for step_offset in (0, -1, 1):
-            s, o = np.clip(near_scale + step_scale, 0, 63), np.clip(near_offset + step_offset, 0, 63)
+            s, o = np.clip(near_scale + step_scale, 0, most), np.clip(near_offset + step_offset, 0, most)
             unit, shift = (d * s)[..., None], (m * o)[..., None]
             levels = _levels(x + shift, unit, 0, high)
             error = np.sum(w * (x - unit * levels + shift) ** 2, axis=-1)
@@ -240,8 +241,18 @@ def _quantize_affine(blocks: Floats, high: int) -> Quantized:
             scales, offsets = np.where(better, s, scales), np.where(better, o, offsets)
             q = np.where(better[..., None], levels, q)
 
-    six = _pack_six_bits(scales.astype(np.uint8), offsets.astype(np.uint8))
-    return q.astype(np.uint8).reshape(-1, SUPER_BLOCK), [np.concatenate([d_bytes, m_bytes, six], axis=1)]
+    integers, pair = q.astype(np.uint8).reshape(-1, SUPER_BLOCK), np.concatenate([d_bytes, m_bytes], axis=1)
+    return integers, scales.astype(np.uint8), offsets.astype(np.uint8), pair
+
+
+def _quantize_affine(blocks: Floats, high: int) -> Quantized:
+    q, scales, minima, pair = _quantize_groups(blocks, 32, high, 63)
+    return q, [np.concatenate([pair, _pack_six_bits(scales, minima)], axis=1)]
+
+
+def _quantize_q2_k(blocks: Floats) -> Quantized:
+    q, scales, minima, pair = _quantize_groups(blocks, 16, 3, 15)
+    return q, [scales | (minima << np.uint8(4)), pair]
 
 
 # --- Q4_1 and Q5_1: fp16 scale and minimum, 32 integers as in Q4_0 and Q5_0; x = d * q + m ----------------------------
@@ -331,7 +342,7 @@ _QUANTIZERS: Final[Mapping[BlockType, Callable[[Floats], Quantized]]] = {
     Q4_0: partial(_quantize_symmetric, low=-8), Q5_0: partial(_quantize_symmetric, low=-16),
     Q4_1: partial(_quantize_pairs, high=15), Q5_1: partial(_quantize_pairs, high=31),
     IQ4_NL: _quantize_iq4_nl, IQ4_XS: _quantize_iq4_xs, MXFP4: _quantize_mxfp4, Q8_0: _quantize_q8_0,
-    Q3_K: _quantize_q3_k, Q6_K: _quantize_q6_k,
+    Q2_K: _quantize_q2_k, Q3_K: _quantize_q3_k, Q6_K: _quantize_q6_k,
     Q4_K: partial(_quantize_affine, high=15), Q5_K: partial(_quantize_affine, high=31),
 }  # fmt: skip
 FORMATS: Final = {GGMLQuantizationType(kind.number): kind for kind in _QUANTIZERS}

@@ -80,6 +80,7 @@ def test_each_integer_lies_where_the_layout_says(at: int) -> None:
         "SIX_BITS": (0b101101, q6),
         "NIBBLES": (0b1101, {nibble: 0b1101 << high}),
         "NIBBLES_AND_FIFTH": (0b11001, {nibble: 0b1001 << high, fifth: 1 << (high + i // 4)}),
+        "TWO_BITS": (0b10, {place: 0b10 << 2 * group}),
         "TWO_BITS_AND_THIRD": (0b110, {place: 0b10 << 2 * group, third: 1 << third_bit}),
         "CODES": (0b1101, {512 * (group // 2) + 16 * lane + i // 4 * 4 + 2 * (group % 2) + i % 4 // 2: code}),
         "BYTES": (0xA7, {512 * group + place: 0xA7}),

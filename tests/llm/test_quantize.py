@@ -164,8 +164,8 @@ def test_odd_row_lengths_are_refused(qtype):
 
 
 def test_unknown_types_are_refused_by_name():
-    with pytest.raises(QuantizeError, match="Q2_K"):
-        quantize(np.zeros((1, 256), np.float32), GGMLQuantizationType.Q2_K)
+    with pytest.raises(QuantizeError, match="TQ2_0"):
+        quantize(np.zeros((1, 256), np.float32), GGMLQuantizationType.TQ2_0)
 
 
 @TYPES

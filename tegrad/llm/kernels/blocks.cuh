@@ -17,7 +17,7 @@
 //   Q6_K  5 / 48 (unpack 32, dp4a 16) / 4 conversions + 14     Q8_0  5 / 16 (dp4a) / 2 conversions + 10
 //   Q4_K  3 / 32 (unpack 16, dp4a 16) + 18 header / 6 + 19     Q4_0  3 / 32 / 2 + 10
 //   Q4_1  3 / 32 / 4 + 19                                      Q5_0  4 / 70 / 2 + 10
-//   Q3_K  5 / 51 (unpack 35, dp4a 16) + 6 scales / 4 + 14
+//   Q3_K  5 / 51 (unpack 35, dp4a 16) + 6 scales / 4 + 14      Q2_K  3 / 32 + 12 scales / 8 + 18
 //   Q5_1  4 / 70 / 4 + 19                                      IQ4_NL 3 / 88 (dp4a 32) / 2 + 10
 //   MXFP4 3 / 88 + 8 / 10                                      IQ4_XS 3 / 88 + 12 / 3 + 10
 //   Q5_K  4 / 70 + 18 header / 6 + 19                          F16   8 / 0 / 64 + 64, BF16 8 / 64 / 64, F32 16 / 0 / 64
@@ -414,6 +414,42 @@ struct Q5_1 {
     }
 };
 
+// Pairs of bits of the four sets in one plane: sums of set s are taken times 4^s. Four bits of scale and of minimum per
+// 16.
+struct Q2_K {
+    static constexpr int BYTES = BYTES_Q2_K;
+    static constexpr bool PACKED = true;
+    struct Segment {
+        uint4 plane;
+        unsigned scales, d;
+        template <class Source> __device__ __forceinline__ void load(Source from, int lane) {
+            plane = from.u128(16 * lane);
+            scales = from.u32(BASE_Q2_K_scales + 4 * lane);
+            d = from.u32(BASE_Q2_K_d + 4 * (lane >> 2));
+        }
+    };
+    static __device__ __forceinline__ float factor(int set) { return 1.0f / (1 << 2 * set); }
+    static __device__ __forceinline__ unsigned fold(int, int sum, float s) { return __float_as_uint(s * (float)sum); }
+    static __device__ __forceinline__ float dot(const Segment &w, const Input &x, int) {
+        int s[4] = {MAGIC_BITS, MAGIC_BITS, MAGIC_BITS, MAGIC_BITS};
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int set = 0; set < 4; set++)
+                s[set] = dot4(word(w.plane, i) & 0x03030303 << 2 * set, word(x.q[set], i), s[set]);
+        const float scale[4] = {x.scale.x, x.scale.y, x.scale.z, x.scale.w};
+        const unsigned folds[4] = {x.fold.x, x.fold.y, x.fold.z, x.fold.w};
+        float levels = 0, minima = 0;
+#pragma unroll
+        for (int set = 0; set < 4; set++) {
+            const unsigned both = w.scales >> 8 * set;
+            levels = fmaf(unfold(s[set]), (float)(both & 15) * scale[set], levels);
+            minima = fmaf(__uint_as_float(folds[set]), (float)(both >> 4 & 15), minima);
+        }
+        return fmaf(low_half(w.d), levels, -high_half(w.d) * minima);
+    }
+};
+
 // Three bits less 4: pairs of bits of the four sets in one plane, and a word with the third bits of two words of it, of
 // which those of sets 0 and 2 come to lie above the pairs by one shift and those of 1 and 3, and their pairs, by
 // another. Sums of sets 2 and 3 are taken times 16. A scale of six bits less 32 per 16: times 4 it is an int8.
@@ -779,6 +815,13 @@ template <> __device__ __forceinline__ float weight_at<MXFP4>(const unsigned cha
     const Place at(matrix, index, MXFP4::BYTES);
     const unsigned exponent = at.segment[BASE_MXFP4_scales + 2 * at.lane + at.set / 2];
     return power(exponent) * (float)MXFP4::Table::value(at.code());
+}
+
+template <> __device__ __forceinline__ float weight_at<Q2_K>(const unsigned char *matrix, long long index) {
+    const Place at(matrix, index, Q2_K::BYTES);
+    const int both = at.segment[BASE_Q2_K_scales + 4 * at.lane + at.set], q = at.plane(0) >> (2 * at.set) & 3;
+    const unsigned short *d = (const unsigned short *)(at.segment + BASE_Q2_K_d) + 2 * (at.lane / 4);
+    return half_to_float(d[0]) * (float)(both & 15) * (float)q - half_to_float(d[1]) * (float)(both >> 4);
 }
 
 template <> __device__ __forceinline__ float weight_at<F16>(const unsigned char *matrix, long long index) {

@@ -15,7 +15,7 @@
 // KIND: ggml's number of the format.
 #define INTEGERS OF_KIND(INTEGERS_OF)
 #define SCALES OF_KIND(SCALES_OF)
-#define HAS_MINIMA (SCALES == SCALES_SIX_BIT_PAIRS || SCALES == SCALES_HALF_PAIRS)
+#define HAS_MINIMA (SCALES == SCALES_SIX_BIT_PAIRS || SCALES == SCALES_FOUR_BIT_PAIRS || SCALES == SCALES_HALF_PAIRS)
 constexpr bool PLAIN = INTEGERS == INTEGERS_NONE;
 constexpr int RUN = 64;
 constexpr float UNSCALE = KIND == KIND_F16 ? 1.0f : 1.0f / 256;
@@ -50,7 +50,7 @@ struct Head {
     uint2 head;       // d and eight six-bit scales, high bits first
     uint2 third;      // the third bits of the run
     uint2 pairs;      // two times a half and what is added
-    unsigned d;       // the halves of two blocks
+    unsigned d;       // the halves of two blocks, or two halves of one
     uint4 k;          // d, dmin and twelve bytes of six-bit scales and minima
     uint2 fifth;      // the fifth bits of the run
 };
@@ -91,6 +91,16 @@ static __device__ __forceinline__ Scales scales_of(const Head &head, int lane) {
     } else if constexpr (SCALES == SCALES_HALVES) {
         __half2 d = scaled(head.scales);
         s.unit[0] = s.unit[1] = __low2half2(d), s.unit[2] = s.unit[3] = __high2half2(d);
+    } else if constexpr (SCALES == SCALES_FOUR_BIT_PAIRS) {
+        const __half2 d = scaled(head.d), units = __low2half2(d), shifts = __high2half2(d);
+        const unsigned scale = head.scales & 0x0f0f0f0fu, minimum = head.scales >> 4 & 0x0f0f0f0fu;
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+            const __half2 unit = __hmul2(__hsub2(magic(scale, i), both(1024)), units);
+            const __half2 shift = __hmul2(__hsub2(magic(minimum, i), both(1024)), shifts);
+            s.unit[i] = __low2half2(unit), s.unit[i + 1] = __high2half2(unit);
+            s.shift[i] = __low2half2(shift), s.shift[i + 1] = __high2half2(shift);
+        }
     } else if constexpr (SCALES == SCALES_EXPONENTS) {
         // 256 times 2^(exponent - 128), which a half may hold as infinite or zero.
         const unsigned two = head.scales >> (16 * (lane & 1));
@@ -132,6 +142,8 @@ static __device__ __forceinline__ void expand_set(
     if constexpr (INTEGERS == INTEGERS_SIX_BITS) {
         if (i < 3) q = plane[i] & 0x3f3f3f3fu;
         else q = (plane[0] >> 6 & 0x03030303u) | (plane[1] >> 4 & 0x0c0c0c0cu) | (plane[2] >> 2 & 0x30303030u);
+    } else if constexpr (INTEGERS == INTEGERS_TWO_BITS) {
+        q = plane[0] >> (2 * i) & 0x03030303u;
     } else if constexpr (INTEGERS == INTEGERS_TWO_BITS_AND_THIRD) {
         const unsigned bits = (w < 2 ? head.third.x : head.third.y) >> (2 - 2 * (w & 1) + (i & 1) + 4 * (i >> 1));
         q = (plane[0] >> (2 * i) & 0x03030303u) | (bits & 0x01010101u) << 2;

@@ -175,6 +175,18 @@ __device__ __forceinline__ unsigned pairs(const unsigned char *bytes, int lane, 
     return made;
 }
 
+struct Q2_K {  // blocks of 256: 16 bytes of scales, 64 of pairs, d, dmin
+    static constexpr int BYTES = BYTES_Q2_K, PLANES = PLANES_Q2_K;
+    static __device__ unsigned plane(const unsigned char *raw, int lane, int, int w) {
+        return pairs(raw + 84 * (lane / 4) + 16, lane, w);
+    }
+    static __device__ void rest(const unsigned char *raw, int lane, unsigned char *out) {
+        const unsigned char *block = raw + 84 * (lane / 4);
+        *(unsigned *)(out + 4 * lane) = *(const unsigned *)(block + 4 * (lane % 4));
+        if (lane % 4 == 0) *(unsigned *)(out + 128 + lane) = *(const unsigned *)(block + 80);
+    }
+};
+
 struct Q3_K {  // blocks of 256: 32 bytes of third bits (weight 32s + l has bit s of byte l), 64 of pairs, scales, d
     static constexpr int BYTES = BYTES_Q3_K, PLANES = PLANES_Q3_K;
     static __device__ unsigned plane(const unsigned char *raw, int lane, int, int w) {
