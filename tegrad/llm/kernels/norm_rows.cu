@@ -1,8 +1,8 @@
 // y[token] = norm(x[token]) as halves in the order of fragments (async.cuh), for a chunk of tokens, or for its last one
 // alone. Where x is no number any more, the chunk says so: a value before did not fit a half, which is infinite then.
 //
-// Where JOIN, x first gets what the product before made, y, normed by its own root mean square: x += norm(y), post being
-// that norm's weight.
+// Where JOIN, x first gets what the product before made, y, normed by its own root mean square: x += norm(y), post
+// being that norm's weight.
 //
 // COLUMNS; NORM: 1 by the root mean square; 2 by mean and variance, with a bias; EPS; LAST: 1 takes the chunk's last
 // token to row 0; THREADS. Grid: tokens (1 where LAST). Block: THREADS, a multiple of 32.
