@@ -37,12 +37,27 @@ Engine: TypeAlias = Callable[[Path, str, int], AbstractContextManager[Callable[[
 FILE: Final = "quality.json"
 TOKENS: Final = 1920
 SHIPPED: Final = "shipped"
-CASES: Final = (
-    "small-1b-q4_0", "small-1b-q8_0", "small-1b-q4k", "small-1b-q5k", "small-1b-q6k", "small-1b-f16", "small-1b-bf16",
-    "small-mistral-7b-q4k", "small-qwen2.5-0.5b-q4k", "small-qwen3-0.6b-q8_0", "small-qwen3-1.7b-q4k", "small-gpt2-f16",
-    "small-gpt2-f32", SHIPPED,
-)  # fmt: skip
-"""Every format and family. `small-` is the family and vocabulary of a shape with few and narrow layers."""
+_SHAPES: Final[Mapping[str, tuple[str, ...]]] = {
+    "q3k": ("1b", "granite3.1-2b"),
+    "q4_0": ("1b", "granite3.1-2b"),
+    "q4_1": ("1b", "gemma2-2b"),
+    "q4k": ("1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-1.7b"),
+    "q4km": ("gemma3-1b", "phi4-mini"),
+    "q5_0": ("1b", "gemma3-1b"),
+    "q5_1": ("1b", "phi4-mini"),
+    "q5k": ("1b", "smollm3-3b"),
+    "q6k": ("1b", "gemma2-2b", "ministral3-3b"),
+    "q8_0": ("1b", "qwen3-0.6b", "olmo2-1b"),
+    "iq4_nl": ("1b", "smollm3-3b"),
+    "iq4_xs": ("1b", "olmo2-1b"),
+    "mxfp4": ("1b", "ministral3-3b"),
+    "f16": ("1b", "gpt2"),
+    "bf16": ("1b", "qwen3-0.6b"),
+    "f32": ("qwen2.5-0.5b", "gpt2"),
+}
+CASES: Final = (*(f"small-{shape}-{kind}" for kind, shapes in _SHAPES.items() for shape in shapes), SHIPPED)
+"""Every format in two families, and every family in two formats. `small-` is the family and vocabulary of a shape with
+few and narrow layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +145,9 @@ Q8_CACHE: Final = frozenset({"decode-q8", "persistent-q8"})
 
 def small(shape: models.ModelShape) -> models.ModelShape:
     """The family of a shape, small enough for the board."""
-    heads = 512 // shape.head_dim
+    heads, layers = 512 // shape.head_dim, {"gemma3": 6, "smollm3": 4}.get(shape.arch, 3)
     return replace(
-        shape, dim=512, ffn=1024, layers=3, heads=heads, kv_heads=heads if shape.kv_heads == shape.heads else 2,
+        shape, dim=512, ffn=1024, layers=layers, heads=heads, kv_heads=heads if shape.kv_heads == shape.heads else 2,
         vocab=1024, specials=min(shape.specials, 1000), context=2048,
     )  # fmt: skip
 
@@ -216,5 +231,6 @@ def merge(path: Path, rows: Iterable[QualityRow]) -> list[dict[str, Any]]:
     for row in rows:
         table[row.model, row.engine, row.device] = dataclasses.asdict(row) | {"within": row.within}
     ordered = [table[key] for key in sorted(table)]
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"what": __doc__.split("\n", 1)[0], "rows": ordered}, indent=1) + "\n")
     return ordered

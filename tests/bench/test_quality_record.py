@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 
 from tegrad.bench import quality
+from tegrad.bench.models import FORMATS, parse
 from tegrad.bench.record import RecordError
+from tegrad.llm.arch import ARCHES
 from tegrad.llm.errors import ModelError
 from tegrad.llm.quality import Agreement, agreement
 from tegrad.llm.reference import Past, Reference
@@ -84,7 +87,7 @@ def test_rows_replace_those_of_the_same_model_engine_and_device(tmp_path: Path) 
         side = Agreement(3, error, error, error, 1.0)
         return quality.QualityRow(model, "graph", device, side, Agreement(3, 1.0, 1.0, 1.0, 1.0), "now", "hash")
 
-    path = tmp_path / quality.FILE
+    path = tmp_path / "folder that is made" / quality.FILE
     quality.merge(path, [row("b", "X", 0.5), row("a", "X", 0.5), row("a", "Y", 0.5)])
     quality.merge(path, [row("a", "X", 2.0)])
     rows = json.loads(path.read_text())["rows"]
@@ -107,6 +110,17 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield "NV"
     if (opened := device._opened.get("NV")) is not None:
         opened.close()
+
+
+def test_every_format_is_compared_in_two_families_and_every_family_in_two_formats() -> None:
+    families, formats = defaultdict(set), defaultdict(set)
+    for case in quality.CASES:
+        if case != quality.SHIPPED:
+            shape, kind = parse(case.removeprefix("small-"))
+            families[kind].add(shape.arch)
+            formats[shape.arch].add(kind)
+    assert {kind for kind in FORMATS if len(families[kind]) < 2} == set()
+    assert {arch for arch in ARCHES if len(formats[arch]) < 2} == set()
 
 
 @needs_llama_cpp
