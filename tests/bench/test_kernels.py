@@ -153,6 +153,16 @@ def test_no_kernel_of_any_plan_spills_but_the_step_in_one_launch(chip: Chip, kin
 
 @pytest.mark.long
 @pytest.mark.parametrize("chip", [ORIN, HOPPER], ids=lambda chip: chip.arch)
+@pytest.mark.parametrize(("shape", "kind"), [("gemma3-4b", Q4_K), ("gemma3-1b", Q8_0), ("gemma2-2b", Q6_K)])
+def test_no_kernel_of_a_gemma_spills(chip: Chip, shape: str, kind: BlockType) -> None:
+    config = replace(SHAPES[shape], layers=6, vocab=4096).config
+    for plan in ("decode", "batch8", "batch32", "prefill"):
+        for program in programs(chip, plan, kind, config).values():
+            assert program.cubin.stack(program.name) == 0, (plan, program.name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("chip", [ORIN, HOPPER], ids=lambda chip: chip.arch)
 @pytest.mark.parametrize(("shape", "kind"), [("8b", Q4_K), ("qwen3-0.6b", Q8_0)], ids=["8b", "qwen3-0.6b"])
 def test_the_step_in_one_launch_keeps_little_of_wide_heads_in_local_memory(
     chip: Chip, shape: str, kind: BlockType
@@ -172,6 +182,7 @@ def test_the_help_of_the_command_names_every_plan() -> None:
 def test_every_kernel_is_in_a_plan() -> None:
     folder = Path(tegrad.llm.__file__).parent / "kernels"
     found = [*(programs(HOPPER, plan, Q6_K) for plan in plans.PLANS), programs(HOPPER, "load", BF16)]
+    found.append(programs(HOPPER, "decode", Q8_0, replace(SHAPES["gemma3-1b"], layers=6, vocab=4096).config))
     used = {program.name for each in found for program in each.values()}
     # The model's rows are whole segments: tests/llm/test_gemm.py compiles what others take.
     assert used | {"gemm_small_m"} == {path.stem for path in folder.glob("*.cu")}
