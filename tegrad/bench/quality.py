@@ -38,6 +38,7 @@ FILE: Final = "quality.json"
 TOKENS: Final = 1920
 SHIPPED: Final = "shipped"
 _SHAPES: Final[Mapping[str, tuple[str, ...]]] = {
+    "q2k": ("1b", "olmo2-1b"),
     "q3k": ("1b", "granite3.1-2b"),
     "q4_0": ("1b", "granite3.1-2b"),
     "q4_1": ("1b", "gemma2-2b"),
