@@ -106,13 +106,15 @@ def gemms(config: Config, kind: BlockType) -> dict[str, tuple[Gemm, int]]:
     """
     arch, layers, rows = config.arch, config.layers, config.size("query+key+value")
     qkv, every = arch.qkv[0].bias == "must", arch.attn_output.bias == "must"
-    gated = arch.gate is not None
+    gated, net = arch.gate is not None, config.network
+    add, cap = net.last_add.norm is None, net.logits.cap
+    last = Gemm(kind, config.vocab, config.dim, activation="none" if cap is None else "cap", cap=cap or 0.0)
     return {
         "qkv": (Gemm(kind, rows, config.dim, bias=qkv, stride=rows), layers),
-        "output": (Gemm(kind, config.dim, config.size("mixed"), add=True, bias=every), layers),
+        "output": (Gemm(kind, config.dim, config.size("mixed"), add=add, bias=every), layers),
         "gate": (Gemm(kind, config.ffn, config.dim, gated, arch.activation, True, bias=every), layers),
-        "down": (Gemm(kind, config.dim, config.ffn, add=True, bias=every), layers),
-        "logits": (Gemm(kind, config.vocab, config.dim), 1),
+        "down": (Gemm(kind, config.dim, config.ffn, add=add, bias=every), layers),
+        "logits": (last, 1),
     }
 
 

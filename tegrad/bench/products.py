@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product as combinations
 from multiprocessing import get_context
 from typing import Any, Final, Self
@@ -95,17 +95,22 @@ def products(config: Config, kind: BlockType) -> dict[Role, tuple[Product, int]]
     """The products of a step of a model whose matrices are all of one kind, and how many of each a step has.
 
     They are those of `tegrad.llm.plan` with the configurations of `tegrad.llm.launch_config`; a test holds them equal.
+    Where norms stand after blocks, those of the queries, keys and values are the second layer's.
     """
     arch, packed = config.arch, kind not in PLAIN
-    norm = arch.norm
+    norm, net = arch.norm, config.network
+    apart, cap = net.last_add.norm is not None, net.logits.cap
     sums = config.dim // 16 if packed and norm == "rms" else 0
     biases = {"qkv": arch.qkv[0].bias == "must", "all": arch.attn_output.bias == "must"}
 
     def normed(*rows: int, **more: Any) -> Product:
-        return Product(tuple(Part(kind, r) for r in rows), config.dim, norm, config.eps, sums, **more)
+        of_added = config.dim // 16 if more.get("joins") else sums
+        return Product(tuple(Part(kind, r) for r in rows), config.dim, norm, config.eps, of_added, **more)
 
     def added(columns: int) -> Product:
         parts = (Part(kind, config.dim),)
+        if apart:
+            return Product(parts, columns, bias=biases["all"], out_x=True, out_ss=True)
         return Product(parts, columns, bias=biases["all"], residual=True, out_q=packed, out_norm=packed)
 
     ffn = (config.ffn,) if arch.gate is None else (config.ffn, config.ffn)
@@ -114,13 +119,17 @@ def products(config: Config, kind: BlockType) -> dict[Role, tuple[Product, int]]
         "activation": arch.activation,
         "out_q": packed,
         "out_x": not packed,
+        "joins": apart,
     }
+    last = normed(config.vocab, out_x=True, best=True, activation="none" if cap is None else "cap", cap=cap or 0.0)
+    if apart and packed:
+        last = replace(last, ss_parts=-(-config.dim // 32))
     return {
-        "qkv": (normed(config.size("query+key+value"), bias=biases["qkv"], out_x=True), config.layers),
+        "qkv": (normed(config.size("query+key+value"), bias=biases["qkv"], out_x=True, joins=apart), config.layers),
         "output": (added(config.size("mixed")), config.layers),
         "gate": (normed(*ffn, bias=biases["all"], **inner), config.layers),
         "down": (added(config.ffn), config.layers),
-        "logits": (normed(config.vocab, out_x=True, best=True), 1),
+        "logits": (last, 1),
     }
 
 

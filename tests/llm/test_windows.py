@@ -22,6 +22,7 @@ from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import Prefill
 from tegrad.llm.reference import Reference
 from tegrad.llm.sampling import Settings
+from tegrad.llm.tokenizer import Tokenizer
 
 CONTEXT, CHUNK, ROWS = 200, 16, 64
 GEMMA = replace(SHAPES["gemma3"], dim=64, ffn=64, heads=2, head_dim=64, context=CONTEXT, vocab=96)
@@ -151,3 +152,28 @@ def test_layers_that_attend_alike_share_a_kernel(path: Path) -> None:
     attention = [launch.program for launch, kind in zip(plan.launches, plan.kinds, strict=True) if kind == "attention"]
     assert attention[0] is attention[1]
     assert attention[0] is not attention[2]
+
+
+@pytest.mark.board
+@pytest.mark.long
+def test_a_published_gemma_reads_a_text_of_more_than_its_rings(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma 3 270M in Q4_K_M, whose windows are of 512 positions: a prompt, steps, and back to what rings have lost."""
+    from real_models import fetched
+
+    monkeypatch.setenv("HCQDEV_WAIT_TIMEOUT_MS", "600000")
+    path, count = fetched("gemma3"), 1100
+    text = (Path(__file__).parents[2] / "docs" / "llm.md").read_text()
+    tokens = Tokenizer.load(path).encode(text[: 8 * count])[: count + 3]
+    exact = Reference(path).logits(tokens)
+    with Gguf.open(path) as file, Engine(file, 2048, device=device, short=8) as engine:
+
+        def near(logits: np.ndarray, at: int) -> None:
+            assert (logits - exact[at]).std() < 0.03 * exact[at].std()
+            assert logits.argmax() == exact[at].argmax()
+
+        near(engine.feed(tokens[:count]), count - 1)
+        for at in range(count, count + 3):
+            near(engine.feed(tokens[at : at + 1]), at)
+        engine.reset(520)
+        near(engine.feed(tokens[520:530]), 529)
+        assert not engine._prompts().lost
