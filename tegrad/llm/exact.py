@@ -30,7 +30,7 @@ from tegrad.llm.matvec import SET
 from tegrad.llm.network import Add, Attend, Gate, Op, Project, Spec
 from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS, attended, capped
 from tegrad.llm.rope import Rope
-from tegrad.llm.schedule import UNIT, deal
+from tegrad.llm.schedule import UNIT, deal, units_together
 
 Floats: TypeAlias = NDArray[np.float64]
 Stored: TypeAlias = Literal["F32", "F16", "Q8_0"]
@@ -331,7 +331,9 @@ def by_units(config: Config, ctas: int) -> Rounding:
         units = config.size(WIDTHS[role]) // UNIT
         if role == "output":
             return np.zeros(units, np.int64)  # attention publishes whole heads
-        return np.repeat(np.arange(ctas), [count for _, count in deal(units, ctas)])
+        columns = ("dim",) if role == "down" else ("mixed", "ffn")  # of those that write it
+        least = units_together(*(config.size(name) for name in columns))
+        return np.repeat(np.arange(ctas), [count for _, count in deal(units, ctas, least)])
 
     halves = {role: owners(role).reshape(-1, SET // UNIT) for role in WIDTHS}
 

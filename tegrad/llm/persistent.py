@@ -190,6 +190,8 @@ class Persistent:
             "ATTENTION_SYNC()": "barrier_sync<ATTENTION_WARPS_READY>(32*ATTENTION_WARPS)",
         }  # fmt: skip
         made |= {f"USES_{kind.name}": 1 for kind in kinds}
+        if any(matrix.columns % 256 for matrix in matrices if matrix.kind not in PLAIN):
+            made["NARROW"] = 1
         if self.embedding_scale != 1:
             made["EMBEDDING_SCALE"] = f"{self.embedding_scale:.9e}f"
         if not all(layer.turned for layer in net.layers):

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from tegrad.errors import TegradError
 from tegrad.llm.errors import UnsupportedModelError
-from tegrad.llm.formats import PLAIN, SEGMENT, BlockType
+from tegrad.llm.formats import LANE_WEIGHTS, PLAIN, SEGMENT, BlockType
 
 UNIT: Final = 8
 """Elements that travel together: one packet of 16 bytes quantized, three as floats."""
@@ -273,11 +273,20 @@ def pieces_per_row(matrix: Matrix) -> int:
     return matrix.columns // gcd(matrix.columns, stream_segment(matrix))
 
 
+def units_together(*columns: int) -> int:
+    """Units that stay together, so that they are whole segments of packed rows of each of these numbers of columns."""
+    return max(max(1, SEGMENT // gcd(SEGMENT, number) // UNIT) for number in columns)
+
+
+def _together(*matrices: Matrix) -> int:
+    return units_together(*(SEGMENT if matrix.kind in PLAIN else matrix.columns for matrix in matrices))
+
+
 def check(matrix: Matrix, last: bool = False) -> None:
     """Refuse a matrix that the kernel cannot take, by name; the rows of the `last` one, the output, go nowhere."""
-    if matrix.rows % UNIT and not last:
+    if matrix.rows % (rows := UNIT * _together(matrix)) and not last:
         raise UnsupportedModelError(
-            f"{matrix.name} has {matrix.rows} rows: the persistent step takes multiples of {UNIT}"
+            f"{matrix.name} has {matrix.rows} rows of {matrix.columns}: the persistent step takes multiples of {rows}"
         )
     if matrix.kind in PLAIN:
         if matrix.columns % min(SEGMENT, matrix.columns) or matrix.columns * matrix.kind.size % 512:
@@ -285,19 +294,21 @@ def check(matrix: Matrix, last: bool = False) -> None:
                 f"{matrix.name} has rows of {matrix.columns} in {matrix.kind.name}: the persistent step takes "
                 f"rows up to {SEGMENT} in steps of 512 bytes, or multiples of {SEGMENT}"
             )
-    elif matrix.columns % 256:
+    elif matrix.columns % LANE_WEIGHTS:
         raise UnsupportedModelError(
             f"{matrix.name} has rows of {matrix.columns} in {matrix.kind.name}: the persistent step takes multiples "
-            "of 256"
+            f"of {LANE_WEIGHTS}"
         )
 
 
-def deal(units: int, ctas: int) -> list[tuple[int, int]]:
+def deal(units: int, ctas: int, least: int = 1) -> list[tuple[int, int]]:
     """First unit and number of units of each CTA, as even as can be; in pairs where that costs nothing.
 
-    A pair of units is 16 elements, which have one scale where one CTA has both.
+    A pair of units is 16 elements, which have one scale where one CTA has both. `least` units stay together, of which
+    there are whole ones.
     """
     step = 2 if units % 2 == 0 and 2 * -(-units // (2 * ctas)) == -(-units // ctas) else 1
+    step = max(step, least)
     whole, rest = divmod(units // step, ctas)
     counts = [step * (whole + (cta < rest)) for cta in range(ctas)]
     firsts = np.cumsum([0, *counts[:-1]]).tolist()
@@ -336,6 +347,8 @@ class _Builder:
     def __init__(self, network: Network, ctas: int, splits: int, head_groups: int) -> None:
         self.network, self.ctas, self.splits, self.head_groups = network, ctas, splits, head_groups
         self.stages: list[Stage] = []
+        self.stream = _together(*(matrix for layer in network.layers for matrix in (layer.output, layer.down)))
+        """Units of the residual stream that stay together."""
         self.latest: dict[Span, tuple[int, int]] = {}
         """By what a stage wrote: the latest such stage, and its writers."""
 
@@ -361,15 +374,17 @@ class _Builder:
     ) -> None:  # fmt: skip
         """Rows of matrices below one another, or of gate and up side by side, dealt out to all CTAs.
 
-        Of logits, `part` of `parts` of the rows; only the last publishes.
+        Of logits, `part` of `parts` of the rows; only the last publishes. Rows of the residual stream are always dealt
+        alike: their CTA keeps them.
         """
+        least = self.stream if op is Op.ADD else _together(*matrices)
         sides = [(matrix,) for matrix in matrices] if op is Op.GATE else [matrices]
         rows = sum(matrix.rows for matrix in sides[0])
         stage, row = len(self.stages), []
-        all_units = -(-rows // UNIT)
-        begin, end = (all_units * at // parts for at in (part, part + 1))
+        groups = -(-rows // (UNIT * least))
+        begin, end = (groups * at // parts * least for at in (part, part + 1))
         waits = (self.wait(Span(source, 0, matrices[0].columns)),)
-        for cta, (dealt, units) in enumerate(deal(end - begin, self.ctas)):
+        for cta, (dealt, units) in enumerate(deal(end - begin, self.ctas, least)):
             unit = begin + dealt
             if not units:
                 row.append(Instruction(Op.NOTHING, stage, cta, layer))
@@ -383,7 +398,7 @@ class _Builder:
 
     def embed(self, floats: bool) -> None:
         row = []
-        for cta, (unit, units) in enumerate(deal(self.network.dim // UNIT, self.ctas)):
+        for cta, (unit, units) in enumerate(deal(self.network.dim // UNIT, self.ctas, self.stream)):
             output = Span(Vector.X, unit * UNIT, units * UNIT)
             row.append(Instruction(Op.EMBED if units else Op.NOTHING, 0, cta, output=output if units else None))
         self.add(Op.EMBED, 0, row, (), floats)
@@ -469,8 +484,9 @@ def build(network: Network, ctas: int, splits: int | None = None, head_groups: i
         made.product(Op.GATE, at, Vector.X, Vector.HIDDEN, (layer.gate, layer.up), floats=_plain(layer.down))
         after = network.layers[at + 1].qkv if at + 1 < len(network.layers) else (network.output,)
         made.product(Op.ADD, at, Vector.HIDDEN, Vector.X, (layer.down,), floats=_plain(*after))
-    units = -(-network.output.rows // (UNIT * ctas))
-    turns = -(-units * UNIT * pieces_per_row(network.output) // MOST_SUMS)
+    whole = UNIT * _together(network.output)
+    most = -(-network.output.rows // (whole * ctas)) * whole
+    turns = -(-most * pieces_per_row(network.output) // MOST_SUMS)
     for part in range(turns):
         made.product(Op.LOGITS, 0, Vector.X, Vector.TOP, (network.output,), part=part, parts=turns)
     made.sample()

@@ -60,16 +60,12 @@ def prompted(opened: Any, model: PackedModel, tokens: list[int]) -> np.ndarray:
     return np.array(got)
 
 
-def check(path: Path, opened: Any, *, whole: bool = True) -> None:
-    """A step rounds activations to 8 bits, prompts and batches to halves: no format errs by more than that.
-
-    Where `whole`, rows are multiples of 256, which the step in one launch takes.
-    """
+def check(path: Path, opened: Any) -> None:
+    """A step rounds activations to 8 bits, prompts and batches to halves: no format errs by more than that."""
     exact, after = Reference(path).logits(TOKENS), Reference(path).logits(PROMPT)[-1]
     found = {"many": decoded(path, opened, TOKENS)}
     with PackedModel.load(path, "NV") as model:
-        if whole:
-            found["one"] = one_launch(opened, model, TOKENS)
+        found["one"] = one_launch(opened, model, TOKENS)
         prompts = prompted(opened, model, PROMPT)
     for name, logits in found.items():
         largest, mean = errors(logits, exact)
@@ -90,4 +86,4 @@ def test_a_model_of_one_format_runs_every_way(opened: Any, tmp_path: Path, kind:
     "kind", [kind for kind in formats.PACKED if NARROW.dim % kind.elements == 0], ids=lambda kind: kind.name
 )
 def test_rows_of_no_whole_k_quant_block_run(opened: Any, tmp_path: Path, kind: BlockType) -> None:
-    check(write(tmp_path / "model.gguf", NARROW, TYPE[kind.name]), opened, whole=False)
+    check(write(tmp_path / "model.gguf", NARROW, TYPE[kind.name]), opened)

@@ -22,7 +22,7 @@ from tegrad.llm import persistent
 from tegrad.llm.cache import KvCache
 from tegrad.llm.engine import Engine
 from tegrad.llm.errors import UnsupportedModelError
-from tegrad.llm.formats import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0
+from tegrad.llm.formats import BF16, F16, F32, Q4_0, Q4_K, Q5_0, Q5_K, Q6_K, Q8_0
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.interpreter import Interpreter, Travelling
 from tegrad.llm.packed import PackedModel
@@ -197,6 +197,8 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
     "plain": (Shape(512, 4096, 4, 2, 64, 1, 72, F16), 3, 40, {"tuning": replace(SMALL, replicas=8, per_tile=2)}),
     # the other formats
     "packed": (Shape(512, 1024, 4, 2, 64, 1, 72, Q4_0, Q5_K, BF16), 5, 40, {}),
+    # rows of 9 and of 10 chunks: lanes' sums stay apart, or pairs of them; 32 and 16 rows stay together
+    "narrow": (Shape(576, 640, 9, 3, 64, 1, 301, Q5_0), 5, 40, {"tuning": replace(SMALL, per_tile=2)}),
     "floats": (Shape(256, 512, 4, 2, 64, 1, 72, F32), 5, 40, {}),
 }  # fmt: skip
 
@@ -205,7 +207,7 @@ def cases() -> Iterator[Any]:
     """Each case with its buffers flush to one side of their pages; with the other side where time is plenty."""
     for at, name in enumerate(CASES):
         for side, flush in enumerate(("end", "start")):
-            often = name in ("mixed", "pipeline", "tensor", "plain", "packed") and side == at % 2
+            often = name in ("mixed", "pipeline", "tensor", "plain", "packed", "narrow") and side == at % 2
             yield pytest.param(flush, name, marks=() if often else pytest.mark.long, id=f"{name}-{flush}")
 
 

@@ -359,7 +359,7 @@ def test_rows_are_dealt_in_pairs_of_units_where_that_costs_nothing() -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"dim": 320}, "320"),
+        ({"dim": 288}, "288"),
         ({"ffn": 264}, "down0 has rows of 264"),
         ({"kind": F16, "value_kind": Q8_0, "joined": False}, "some in blocks and some not"),
     ],

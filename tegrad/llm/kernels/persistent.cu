@@ -24,7 +24,8 @@
 // KV_HEADS, HEAD_DIM, POSITIONS, ROPE, EPS, ... (attention.cuh), SPLITS, ACTIVATION; USES_<format> 1 for each format
 // that occurs; JOINS, COUNTERS, REPORTS (places in the workspace); COLUMNS (of the widest matrix), OWN (rows of the
 // residual stream of a CTA at most), SPLIT_SETS (1: two CTAs may write halves of 16 elements), SUMS (row sums of an
-// instruction at most), FIXED (1: the segments of a warp all meet the same activations), SHARED; what may be tuned:
+// instruction at most), FIXED (1: the segments of a warp all meet the same activations), NARROW (1: packed rows may be a
+// multiple of 64 only, else they are of 256), SHARED; what may be tuned:
 // CONSUMERS, EPILOGUE, PIPELINE_STAGES (at most), POLLED (sets of 16, of two packets each, that an epilogue thread
 // waits for together), ATTENTION_PIPELINE (1, 2: keys and values come through the pipeline, attention_pipeline.cuh; 0:
 // each lane loads its own) and those of sync.cuh.
@@ -43,6 +44,9 @@
 #endif
 #ifndef POLLED
 #define POLLED 3
+#endif
+#ifndef NARROW
+#define NARROW 0
 #endif
 #ifndef UNTURNED
 #define UNTURNED 0
@@ -325,7 +329,7 @@ __device__ __forceinline__ float stage_input(Work &work, const unsigned char *fr
 // --- consumers ------------------------------------------------------------------------------------------------------
 
 // What the lanes of a warp summed up for HELD segments, CONSUMERS apart, of which `count` are there, becomes sums of
-// 4 << `width` neighbouring lanes.
+// 4 << `width` neighbouring lanes. Of rows that are no multiple of 256 (NARROW) `width` may be -1 or -2.
 __device__ __forceinline__ void add_up(const float (&v)[HELD], float *scratch, float *sums, int count, int width,
                                        int lane) {
     static_assert(HELD == 4, "lanes give half of what they hold away twice");
@@ -343,6 +347,15 @@ __device__ __forceinline__ void add_up(const float (&v)[HELD], float *scratch, f
         for (int i = 0; i < HELD; i++) scratch[32 * i + lane] = v[i];
         __syncwarp();
         const float4 four = ((const float4 *)scratch)[lane];
+#if NARROW
+        if (width < 0) {
+            float *const to = sums + (segment * CONSUMERS << (3 - width)) + (at << -width);
+            if (segment < count && width == -1) to[0] = four.x + four.y, to[1] = four.z + four.w;
+            else if (segment < count) to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+            __syncwarp();
+            return;
+        }
+#endif
         sum = (four.x + four.y) + (four.z + four.w);
 #pragma unroll 1
         for (int step = (1 << width) >> 1; step; step >>= 1) sum += __shfl_xor_sync(EVERY, sum, step);
