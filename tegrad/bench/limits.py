@@ -103,7 +103,7 @@ def step_bytes(path: Path, depth: int = 0) -> int:
     """Bytes that a decode step of a GGUF file cannot but read: its tensors once, and keys and values of `depth` tokens.
 
     A table of which a step reads one row (an embedding that is not the output too, learned positions) counts as a row;
-    what divides rope frequencies counts for nothing. Keys and values are halves.
+    what divides rope frequencies counts for nothing. Keys and values are halves; a layer reads those in its window.
     """
     with Gguf.open(path) as file:
         config = Config.read(file)
@@ -117,8 +117,9 @@ def step_bytes(path: Path, depth: int = 0) -> int:
         for spec in rows:
             table = tensors[tensor_name(spec)]
             total -= table.nbytes - table.nbytes // table.rows
-        cache = 2 * config.layers * config.kv_heads * (config.head_dim + config.value_dim)
-    return total + depth * cache
+        windows = [depth if op.window is None else op.window - 1 for op in config.network.attends]
+        cached = sum(min(depth, window) for window in windows)
+    return total + 2 * cached * config.kv_heads * (config.head_dim + config.value_dim)
 
 
 @dataclass(frozen=True, slots=True)

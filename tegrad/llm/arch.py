@@ -318,6 +318,9 @@ _REFUSED: Final[Mapping[str, str]] = {
     "expert_count": "is a mixture of experts",
     "attention.clamp_kqv": "clamps queries, keys and values",
     "attention.max_alibi_bias": "has ALiBi positions",
+    "attention.key_length_swa": "has keys of another size in layers within a window",
+    "attention.value_length_swa": "has values of another size in layers within a window",
+    "rope.dimension_count_swa": "rotates another part of heads in layers within a window",
     "attention.scale": "scales attention by a number of its own",
     TEMPERATURE: "scales attention by position",
     "attn_logit_softcapping": "caps attention scores",
@@ -630,9 +633,11 @@ def _windowed(get: _Reader, name: str, windows: Windows, rope: Rope, layers: int
     key = f"{name}.attention.sliding_window_pattern"
     pattern = get.file.metadata.get(key, windows.period)
     if isinstance(pattern, list):
-        within = [bool(entry) for entry in pattern[:layers]]
+        within = pattern[:layers]
         if len(within) < layers:
             raise get.file.corrupt(f"{key} has {len(within)} entries for {layers} layers")
+        if odd := [entry for entry in within if entry not in (0, 1)]:
+            raise get.file.corrupt(f"{key} has the entry {shown(odd[0])}, which is no yes or no")
     else:
         period = get.optional(key, int, windows.period)
         if period < 0:

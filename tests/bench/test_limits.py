@@ -53,6 +53,17 @@ def test_depth_adds_the_halves_of_keys_and_values(tmp_path: Path) -> None:
     assert decode_limit(path, 0, Bandwidth(0.0, "")) is None
 
 
+def test_depth_beyond_a_window_adds_nothing_to_its_layers(tmp_path: Path) -> None:
+    path, shape, _ = written(tmp_path, "gemma3-1b-q8_0")
+    [window] = {op.window for op in shape.config.network.attends} - {None}
+    local = sum(op.window is not None for op in shape.config.network.attends)
+    assert 0 < local < shape.layers
+    position = shape.kv_heads * shape.head_dim * 2 * 2
+    beyond = (step_bytes(path, 3 * window) - step_bytes(path)) / position
+    assert beyond == (window - 1) * local + 3 * window * (shape.layers - local)
+    assert step_bytes(path, 7) - step_bytes(path) == 7 * shape.layers * position
+
+
 def test_the_baselines_bytes_are_those_of_the_tensors() -> None:
     """1,017 MB of Llama 3.2 1B in Q6_K are its file; the tensors are 1,013.8 MB of it."""
     shape, _ = models.parse("1b-q6k")

@@ -85,6 +85,10 @@ def test_another_familys_tensors_are_refused(tmp_path: Path) -> None:
     ("extra", "error", "said"),
     [
         ({"attention.sliding_window_pattern": [True]}, GgufError, "has 1 entries for 2 layers"),
+        ({"attention.sliding_window_pattern": ["local", "global"]}, GgufError, "has the entry 'local'"),
+        ({"attention.sliding_window_pattern": [1, 2]}, GgufError, "has the entry 2"),
+        ({"attention.key_length_swa": 16}, UnsupportedModelError, "keys of another size"),
+        ({"rope.dimension_count_swa": 16}, UnsupportedModelError, "rotates another part of heads"),
         ({"final_logit_softcapping": 0.0}, GgufError, "final_logit_softcapping = 0"),
         ({"attn_logit_softcapping": -1.0}, GgufError, "attn_logit_softcapping = -1"),
         ({"attention.scale": 0.5}, UnsupportedModelError, "scales attention by a number of its own"),
