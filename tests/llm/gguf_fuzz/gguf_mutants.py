@@ -52,6 +52,7 @@ def pieces(size: int) -> Vocabulary:
 
 TINY = Shape(dim=32, ffn=32, heads=2, kv_heads=1, layers=1, vocab=300, context=64)
 WIDE = Shape(dim=256, ffn=256, heads=4, kv_heads=2, layers=1, vocab=288, context=64)
+WINDOWED = {"attention.sliding_window": 9, "attention.sliding_window_pattern": [True, False, True]}
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32}
 
 
@@ -67,6 +68,13 @@ SOUND: dict[str, tuple[Shape, TYPE, str, str]] = {
     "qwen2 packed": (replace(WIDE, arch="qwen2", tied=True), TYPE.Q6_K, "qwen2", TOOLS),
     "qwen3": (replace(TINY, arch="qwen3", head_dim=64, layers=2), TYPE.BF16, "tekken", TOOLS),
     "qwen3 packed": (replace(WIDE, arch="qwen3", head_dim=64), TYPE.Q5_K, "smollm", CHATML),
+    "gemma3": (
+        replace(TINY, arch="gemma3", head_dim=64, layers=3, extra=_extra("gemma3", **WINDOWED)),
+        TYPE.F16,
+        "pieces",
+        "",
+    ),
+    "gemma2": (replace(WIDE, arch="gemma2", layers=2, tied=True), TYPE.Q6_K, "gpt-2", CHATML),
     "gpt2": (replace(TINY, arch="gpt2", kv_heads=2), TYPE.F32, "gpt-2", ""),
     "gpt2 wide": (replace(WIDE, arch="gpt2", kv_heads=4, tied=True), TYPE.F16, "default", CHATML),
 }
