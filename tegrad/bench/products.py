@@ -355,9 +355,14 @@ class AttentionRow:
 
 
 def attention(config: Config, positions: int, cache: str, device: Gpu, sequences: int = 1, **tuning: int) -> Attention:
-    """The attention of a model on a device, as the decode plan has it for packed output matrices, or a batch."""
+    """The attention of a model on a device, as the decode plan has it for packed output matrices, or a batch.
+
+    Of a model some of whose layers attend within a window, that of the others.
+    """
+    attends = config.network.attends
+    op = next((op for op in attends if op.window is None), attends[0])
     return Attention.of(
-        config, config.network.attends[0], positions, cache, device, sequences, quantized=sequences == 1,
+        config, op, positions, cache, device, sequences, quantized=sequences == 1,
         halves=sequences > 1, tuning=tuning,
     )  # fmt: skip
 
