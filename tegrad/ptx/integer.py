@@ -306,8 +306,7 @@ def prmt(f: Fn, ins: Ins, a: V, b: V, c: V) -> V:
     """Bytes of b:a chosen by nibbles of c; bit 3 of a nibble replicates the byte's sign."""
     mode = next((m for m in ins.mods if m in _PRMT_MODES), None)
     n = max(a.n, b.n, c.n)
-    both = f.or_(f.bin("shl", f.resize(b, "i64", False), f.const("i64", 32)), f.resize(a, "i64", False))
-    both, c = f.splat(both, n), f.splat(c, n)
+    a, b, c = f.splat(a, n), f.splat(b, n), f.splat(c, n)
     out = f.const("i32", 0, n)
     for i in range(4):
         if mode:
@@ -318,11 +317,13 @@ def prmt(f: Fn, ins: Ins, a: V, b: V, c: V) -> V:
                 pick_ = f.select(f.icmp("eq", sel, f.like(sel, k)), f.const("i32", rows[k][i], n), pick_)
         else:
             pick_ = f.and_(f.bin("lshr", c, f.like(c, 4 * i)), f.like(c, 15))
-        amount = f.resize(f.mul(f.and_(pick_, f.like(pick_, 7)), f.like(pick_, 8)), "i64", False)
-        byte = f.and_(f.resize(f.bin("lshr", both, amount), "i32", False), f.const("i32", 0xFF))
-        if not mode:
-            sign = f.mul(f.bin("lshr", byte, f.like(byte, 7)), f.like(byte, 0xFF))
-            byte = f.select(f.icmp("ne", f.and_(pick_, f.like(pick_, 8)), f.like(pick_, 0)), sign, byte)
+        word = f.select(f.icmp("ne", f.and_(pick_, f.like(pick_, 4)), f.like(pick_, 0)), b, a)
+        up = f.bin("shl", f.and_(f.xor(pick_, f.like(pick_, 3)), f.like(pick_, 3)), f.like(pick_, 3))
+        top = f.bin("shl", word, up)  # the byte as the highest one
+        if not mode:  # of a sign 7 bits more are shifted out
+            sign = f.sub(f.like(pick_, 0), f.bin("lshr", pick_, f.like(pick_, 3)))
+            top = f.bin("ashr", top, f.and_(sign, f.like(pick_, 7)))
+        byte = f.bin("lshr", top, f.like(top, 24))
         out = f.or_(out, f.bin("shl", byte, f.like(byte, 8 * i)))
     return out
 
