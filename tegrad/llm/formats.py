@@ -25,8 +25,8 @@ the scales are made.
 | F16, BF16, F32 | the file's bytes | |
 
 To add a format: a row here; how a decode step multiplies it and reads one weight (kernels/blocks.cuh); how the device
-reorders it (kernels/repack.cu); what tinygrad's graph makes of it (dequant.py). Products for prompts and batches
-(kernels/fragments.cuh) know kinds of integers and of scales, not formats.
+reorders it (kernels/repack.cu); what tinygrad's graph makes of it (dequant.py); how test files get it (quantize.py).
+Products for prompts and batches (kernels/fragments.cuh) know kinds of integers and of scales, not formats.
 """
 
 from __future__ import annotations
