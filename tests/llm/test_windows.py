@@ -25,9 +25,14 @@ from tegrad.llm.sampling import Settings
 from tegrad.llm.tokenizer import Tokenizer
 
 CONTEXT, CHUNK, ROWS = 200, 16, 64
-GEMMA = replace(SHAPES["gemma3"], dim=64, ffn=64, heads=2, head_dim=64, context=CONTEXT, vocab=96)
-"""Two layers with windows of 9 positions, one without."""
+CAPPED = {**SHAPES["gemma3"].extra, "gemma3.final_logit_softcapping": 60.0}
+GEMMA = replace(SHAPES["gemma3"], dim=64, ffn=64, heads=2, head_dim=64, context=CONTEXT, vocab=96, extra=CAPPED)
+"""Two layers with windows of 9 positions, one without; and logits that are capped about where they are."""
 TOKENS = np.random.default_rng(3).integers(0, GEMMA.vocab, CONTEXT).tolist()
+
+
+def far(ours: np.ndarray, theirs: np.ndarray) -> float:
+    return float(np.abs(ours - theirs).max() / theirs.std())
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +45,16 @@ def expected(path: Path) -> np.ndarray:
     return Reference(path).logits(TOKENS)
 
 
+def test_the_cap_counts(path: Path, expected: np.ndarray) -> None:
+    """So that the other tests are tests of it too."""
+    assert far(expected, 60 * np.arctanh(expected / 60)) > 0.5
+    assert np.abs(expected).max() < 59.9
+
+
 @pytest.fixture(scope="module")
 def engine(path: Path, device: str) -> Iterator[Engine]:
     with Gguf.open(path) as file, Engine(file, CONTEXT, device=device, short=8, chunks=(CHUNK,)) as made:
         yield made
-
-
-def far(ours: np.ndarray, theirs: np.ndarray) -> float:
-    return float(np.abs(ours - theirs).max() / theirs.std())
 
 
 def config(path: Path) -> Config:
