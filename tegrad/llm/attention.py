@@ -16,6 +16,7 @@ from tegrad.llm.chips import WARPS, kernels_of
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.network import Attend
 from tegrad.llm.programs import load_kernel
+from tegrad.llm.rope import Temperature
 from tegrad.nv.gpu import Gpu
 
 ROPES: Final[Mapping[str, int]] = {"none": 0, "interleaved": 1, "halves": 2}
@@ -32,7 +33,8 @@ MIXED_BYTES: Final = 32 << 10
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """What only some layers do with scores: a scale that is not a head's usual one, a cap, a window of positions.
+    """What only some layers do with scores: a scale that is not a head's usual one, a cap, a window of positions, a
+    temperature of queries.
 
     With a window, the rows of a cache are a ring in which position p lies in row p % rows.
     """
@@ -40,19 +42,22 @@ class Scoring:
     scale: float | None = None
     cap: float | None = None
     window: int | None = None
+    temperature: Temperature | None = None
 
     @classmethod
     def of(cls, config: Config, op: Attend, positions: int) -> Self:
         """A layer's, where there are so many positions."""
         usual = op.scale == 1 / sqrt(config.head_dim)
         within = op.window is not None and op.window < positions
-        return cls(None if usual else op.scale, op.cap, op.window if within else None)
+        return cls(None if usual else op.scale, op.cap, op.window if within else None, op.temperature)
 
     @property
     def defines(self) -> dict[str, Any]:
         """Macros of attention.cuh and flash.cu; none for most layers."""
         made = {"ATTENTION_SCALE": self.scale, "SCORE_CAP": self.cap}
         floats = {name: f"{value:.9e}f" for name, value in made.items() if value is not None}
+        if (by := self.temperature) is not None:
+            floats |= {"TEMPERATURE": f"{by.scale:.9e}f", "TEMPERATURE_PERIOD": str(by.period)}
         return floats if self.window is None else {**floats, "WINDOW": self.window}
 
 
@@ -85,6 +90,8 @@ class Attention:
     tuning: Mapping[str, int] | None = None
     """Macros of attention.cuh to set otherwise: ATTENTION_WARPS, ATTENTION_LOADS, SPLITS, SPLIT_ROWS."""
     scoring: Scoring = PLAIN
+    whole_norm: bool = False
+    """The norm is of all query heads together, and of all key heads."""
     turned: int | None = None
     """Positions of the table of angles, where the cache holds only some of them."""
 
@@ -100,7 +107,7 @@ class Attention:
             config.heads, config.kv_heads, config.head_dim, rows, op.rotation,
             op.rope.dim // 2 if op.rope.dim else None, config.eps if op.query_norm is not None else None,
             cache, device.sm_count, sequences, floats, quantized, halves, device.arch, tuning,
-            Scoring.of(config, op, positions), positions if rows < positions else None,
+            Scoring.of(config, op, positions), op.norms == "whole", positions if rows < positions else None,
         )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -170,7 +177,7 @@ class Attention:
         if self.rope_pairs is not None:
             made["ROPE_PAIRS"] = self.rope_pairs
         if self.eps is not None:
-            made |= {"QK_NORM": 1, "EPS": f"{self.eps:.9e}f"}
+            made |= {"QK_NORM": 1 + self.whole_norm, "EPS": f"{self.eps:.9e}f"}
         return made
 
     @property

@@ -86,7 +86,7 @@ class Product:
     def __post_init__(self) -> None:
         for part in self.parts:
             check(part.kind, self.columns)
-        if self.joins and self.norm != "rms":
+        if self.joins and self.norm == "layer":
             raise UnsupportedModelError("a norm after a block is run with root mean squares alone")
         if self.packed and self.norm == "layer":
             raise UnsupportedModelError("a layer norm before packed matrices is not run: convert the model to F16")

@@ -128,6 +128,13 @@ class Attend:
     """By which queries are scaled."""
 
     @property
+    def norms(self) -> Literal["none", "head", "whole"]:
+        """What queries, and keys, are normalized by: each head's root mean square, or that of all of them."""
+        if self.query_norm is None:
+            return "none"
+        return "head" if self.query_norm.shape == ("head",) else "whole"
+
+    @property
     def role(self) -> Literal["attention"]:
         """Its name beside those of products."""
         return "attention"

@@ -18,7 +18,7 @@ import numpy as np
 
 from tegrad.llm import packing
 from tegrad.llm.arch import Config, tensor_name
-from tegrad.llm.errors import OutOfMemory, UnsupportedModelError
+from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.formats import F16, F32, BlockType
 from tegrad.llm.gguf import Gguf, Progress, TensorInfo
 from tegrad.llm.network import Spec
@@ -279,11 +279,6 @@ class PackedModel:
 
     def _allocate(self, file: Gguf) -> None:
         net = self.config.network
-        tempered = any(op.temperature is not None for op in net.attends)
-        if tempered or net.project.norm is None:
-            raise UnsupportedModelError(
-                f"{file.path} is of the family {self.config.arch.name}, which kernels do not run"
-            )
         self.embedding = self._matrix(file, net.embed.table)
         self.positions = None if net.embed.positions is None else self._matrix(file, net.embed.positions)
         self.layers = tuple(self._layer(file, at) for at in range(self.config.layers))

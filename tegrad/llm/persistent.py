@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
-from math import sqrt
 from typing import Any, Final, Self
 
 import numpy as np
@@ -19,7 +18,8 @@ from numpy.typing import NDArray
 
 from tegrad.hw.chips import Chip, by_arch
 from tegrad.llm.arch import Config
-from tegrad.llm.attention import ROPES
+from tegrad.llm.attention import PLAIN as PLAIN_SCORES
+from tegrad.llm.attention import ROPES, Scoring
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import TUNED
 from tegrad.llm.errors import UnsupportedModelError, UntunedChipError
@@ -146,6 +146,7 @@ class Persistent:
     cache_q8: bool = False
     activation: str = "silu"
     embedding_scale: float = 1.0
+    scoring: Scoring = PLAIN_SCORES
     store_logits: bool = True
     timestamps: bool = False
     tuning: Tuning = field(default_factory=Tuning)
@@ -189,7 +190,7 @@ class Persistent:
             "SPLIT_FROM": tuning.attention_rows, "FIXED": fixed(matrices, tuning.consumers),
             "ATTENTION_SYNC()": "barrier_sync<ATTENTION_WARPS_READY>(32*ATTENTION_WARPS)",
         }  # fmt: skip
-        made |= {f"USES_{kind.name}": 1 for kind in kinds}
+        made |= {f"USES_{kind.name}": 1 for kind in kinds} | self.scoring.defines
         if any(matrix.columns % 256 for matrix in matrices if matrix.kind not in PLAIN):
             made["NARROW"] = 1
         if self.embedding_scale != 1:
@@ -339,8 +340,8 @@ class PersistentPlan:
         program = build(made, ctas, head_groups=tuning.head_groups)
         self.kernel = Persistent(
             program, self.device.arch, cache.positions, attend.rotation, attend.rope.dim // 2, config.eps,
-            attend.query_norm is not None, cache.q8, net.gate.activation, net.embed.scale, timestamps=timestamps,
-            tuning=tuning,
+            attend.query_norm is not None, cache.q8, net.gate.activation, net.embed.scale,
+            Scoring.of(config, attend, cache.positions), timestamps=timestamps, tuning=tuning,
         )  # fmt: skip
         words = self.kernel.words
         prove(program, words)
@@ -413,7 +414,7 @@ def _kernels_block(config: Config) -> tuple[Project, Attend, Add, Gate, Add]:
     all layers, but that some may rotate nothing."""
     net, turning = config.network, _turning(config.network)
     unturned = replace(turning, rotation="none", rope=UNTURNED)
-    if not _what_it_lacks(config) and any(op not in (turning, unturned) for op in net.attends):
+    if any(op not in (turning, unturned) for op in net.attends) and not _what_it_lacks(config):
         raise UnsupportedModelError(f"the persistent step does not run {config.arch.name}: its layers differ")
     first = [turning if isinstance(op, Attend) else op for op in net.blocks[0]]
     match first:
@@ -429,13 +430,12 @@ def _kernels_block(config: Config) -> tuple[Project, Attend, Add, Gate, Add]:
 
 def _what_it_lacks(config: Config) -> str:
     """What of a model's operations the kernel has no words for."""
-    net, usual = config.network, 1 / sqrt(config.head_dim)
+    net = config.network
     lacking = {
         "norms after blocks": any(isinstance(op, Add) and op.norm is not None for op in net.blocks[0]),
         "windows": any(op.window is not None for op in net.attends),
         "caps": any(op.cap is not None for op in net.attends) or net.logits.cap is not None,
-        "scale of scores": any(op.scale != usual for op in net.attends),
-        "temperature": any(op.temperature is not None for op in net.attends),
+        "norms of all heads": any(op.norms == "whole" for op in net.attends),
     }
     return ", ".join(name for name, lacks in lacking.items() if lacks)
 

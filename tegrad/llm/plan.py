@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -59,7 +59,7 @@ def vector_in(workspace: Workspace, size: int) -> Vector:
 
 
 class _GivenNorm(NamedTuple):
-    kind: network.NormKind
+    kind: network.NormKind | Literal["none"]
     weight: Buffer
     bias: Buffer
 
@@ -125,6 +125,9 @@ class DecodePlan:
         self._qkv = workspace.take(4 * config.size("query+key+value"))
         widths = (config.dim, config.ffn, config.vocab, config.head_dim, config.size("query+key+value"))
         self._zeros = workspace.put(np.zeros(max(widths), np.float32))
+        self._ones = self._zeros
+        if self._network.project.norm is None or self._network.gate.norm is None:
+            self._ones = workspace.put(np.ones(config.dim, np.float32))
         self.logits = workspace.take(4 * config.vocab, LOGITS_SPEC)
         entries = -(-config.vocab // BEST_ROWS)
         self.best, self.best_row = workspace.take(4 * entries), workspace.take(4 * entries)
@@ -147,12 +150,10 @@ class DecodePlan:
         """What reads the residual stream after an operation of layer `at`, or after the embedding (0, None); and the
         weight of its norm."""
         at, reader = self._network.reader(at, op)
-        assert reader.norm is not None  # of what a packed model holds
-        name = reader.norm.spec.name
         if isinstance(reader, Logits):
-            return (self.model.output,), self.model.vectors[name]
+            return (self.model.output,), self.model.vectors[reader.norm.spec.name]
         layer = self.model.layers[at]
-        return self._matrices(layer, reader), layer.vectors[name]
+        return self._matrices(layer, reader), self._norm(layer, reader.norm).weight
 
     def _matrices(self, layer: PackedLayer, op: Project | Gate) -> Sequence[PackedMatrix]:
         return layer.qkv if isinstance(op, Project) else [layer.matrices[spec.name] for spec in op.matrices]
@@ -208,8 +209,10 @@ class DecodePlan:
                 return self._add(op.role, layer.matrices[op.matrix.name], source, *self._read_by(at, op))
 
     def _norm(self, vectors: PackedLayer | PackedModel, norm: network.Norm | None) -> _GivenNorm:
-        """A norm with its vectors; the weight stands in for a bias that is not there and not read."""
-        assert norm is not None  # of what a packed model holds
+        """A norm with its vectors, ones where there is no norm; the weight stands in for a bias that is not there and
+        not read."""
+        if norm is None:
+            return _GivenNorm("none", self._ones, self._ones)
         found, name = vectors.vectors, norm.spec.name
         return _GivenNorm(norm.kind, found[name], found.get(f"{name}.bias", found[name]))
 

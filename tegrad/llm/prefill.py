@@ -76,7 +76,7 @@ class Prefill:
         self.model, self.cache, self.device, self.config = model, cache, model.device, model.config
         self._sizes, self._dependency = tuple(sorted(sizes)), dependency
         self._closed = False
-        self._recordings: dict[tuple[int, bool], Recording] = {}
+        self._recordings: dict[tuple[int, bool, bool], Recording] = {}
         self._last: tuple[Recording, int] | None = None
         self._workspace = Workspace(self.device)
         most = self._sizes[-1]
@@ -145,7 +145,7 @@ class Prefill:
         dim, at = self.config.dim, 0
         out = np.empty((len(tokens), dim), np.float32)
         sizes = list(split(len(tokens), self._sizes))
-        for size, recording in zip(sizes, [self._recording(size) for size in sizes], strict=True):
+        for size, recording in zip(sizes, [self._recording(size, whole=True) for size in sizes], strict=True):
             self._last = recording, recording.run()
             count = min(size, len(tokens) - at)
             out[at : at + count] = floats(self.device, self.rows.x, count * dim).reshape(count, dim)
@@ -194,13 +194,18 @@ class Prefill:
         self._tokens.cpu_view()[0 : 4 * len(tokens)] = np.asarray(tokens, np.int32).tobytes()
         self._chunk.cpu_view()[0 : _CHUNK.size] = chunk_bytes(start=position, slot=slot, left=len(tokens))
 
-    def _recording(self, size: int, scores: Buffer | None = None) -> Recording:
-        """The recording of a chunk, with the logits of every token of it into `scores`; or of the last one's for 0."""
-        key = size, scores is not None
+    def _recording(self, size: int, scores: Buffer | None = None, *, whole: bool = False) -> Recording:
+        """The recording of a chunk, with the logits of every token of it into `scores`; or of the last one's for 0.
+
+        Without logits, `rows.x` has all that layers add to it only where it is to be `whole`.
+        """
+        key = size, scores is not None, whole
         if key not in self._recordings:
             launches = self.launches(size) if size else self.head()
             if scores is not None:
                 launches += self.rows.logits(scores, size, self._chunk)
+            if whole:
+                launches.append(self.rows.norm(self.config.layers, self.rows.network.logits, size, self._chunk))
             self._recordings[key] = self.device.record(launches, self._dependency)
         return self._recordings[key]
 
@@ -237,7 +242,7 @@ class Prefill:
         program = rows.programs(
             "store_qkv", buffers=10, values=1, HEADS=config.heads, KV_HEADS=config.kv_heads, HEAD_DIM=config.head_dim,
             POSITIONS=cache.rows, CACHE_Q8=self.cache.q8, ROPE=ROPES[op.rotation],
-            ROPE_PAIRS=op.rope.dim // 2, QK_NORM=op.query_norm is not None, EPS=f"{config.eps:.9e}f",
+            ROPE_PAIRS=op.rope.dim // 2, QK_NORM=("none", "head", "whole").index(op.norms), EPS=f"{config.eps:.9e}f",
             WARPS=QKV_WARPS, OVERLAP=rows.overlap, **Scoring.of(config, op, self.cache.positions).defines,
         )  # fmt: skip
         norms = rows.head_norms(self.model.layers[at], op)

@@ -23,7 +23,7 @@ from tegrad.nv.gpu import Buffer, Gpu
 from tegrad.nv.program import LaunchError
 from tegrad.nv.replay import Launch
 
-NORMS: Final = {"rms": 1, "layer": 2}
+NORMS: Final = {"none": 0, "rms": 1, "layer": 2}
 NORM_THREADS: Final = 256
 COUNT_AT: Final = 4
 """Where `count` lies in a Chunk."""
@@ -134,14 +134,16 @@ class Rows:
 
         Where the product before has a norm of its own, it is added to x now.
         """
-        norm = op.norm
-        assert norm is not None  # of what a packed model holds
-        config, name = self.config, norm.spec.name
+        config, name = self.config, None if op.norm is None else op.norm.spec.name
         vectors = self.model.vectors if isinstance(op, Logits) else self.model.layers[at].vectors
         writer = self.network.writer(at, None if isinstance(op, Logits) else op)
-        weight = vectors[name]
+        weight = self.x if name is None else vectors[name]
         buffers = [self.normed, self.x, weight, vectors.get(f"{name}.bias", weight), chunk]
-        defines: dict[str, Any] = {"COLUMNS": config.dim, "NORM": NORMS[norm.kind], "EPS": f"{config.eps:.9e}f"}
+        defines: dict[str, Any] = {
+            "COLUMNS": config.dim,
+            "NORM": NORMS[op.norm.kind if op.norm else "none"],
+            "EPS": f"{config.eps:.9e}f",
+        }
         if writer is not None and (own := writer[1].norm) is not None:
             if own.kind != "rms":
                 raise UnsupportedModelError("a norm after a block is run with root mean squares alone")

@@ -32,7 +32,7 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 @pytest.mark.board
 @pytest.mark.parametrize(
-    "name", ["qwen3", *(pytest.param(name, marks=pytest.mark.long) for name in ("gpt2", "granite"))]
+    "name", ["qwen3", *(pytest.param(name, marks=pytest.mark.long) for name in ("gpt2", "granite", "olmo2"))]
 )
 def test_states_are_llama_cpps_by_kernels_and_by_operations(device: str, tmp_path: Path, name: str) -> None:
     """In several chunks, the last of them padded; and again, whatever was said before."""
@@ -42,8 +42,6 @@ def test_states_are_llama_cpps_by_kernels_and_by_operations(device: str, tmp_pat
     session = Session(Model.load(path, device), chunk=8)
     session.feed(TOKENS[:1])
     assert difference(session.hidden(TOKENS), expected) < 5e-3
-    if name == "granite":
-        return  # which kernels do not run
     with Gguf.open(path) as file, Engine(file, 64, device=device, chunks=(8,)) as engine:
         for tokens in (TOKENS[4:], TOKENS):
             states = engine.hidden(tokens)

@@ -284,7 +284,7 @@ def test_what_the_kernel_has_no_word_for_is_refused_by_name(opened: Any, tmp_pat
         ("grouped", "attn_output has a bias"),
         ("gemma3", "does not run gemma3: its norms after blocks, windows differ"),
         ("gemma2", "norms after blocks, windows, caps differ"),
-        ("granite", "does not run granite: its scale of scores differ"),
+        ("olmo2", "does not run olmo2: its norms after blocks, norms of all heads differ"),
     ):
         path, states = write(tmp_path / f"{name}.gguf", SHAPES[name], TYPE.F16), States(opened)
         with (

@@ -114,13 +114,17 @@ def test_rings_of_any_size_hold_the_same_weights(
         (TYPE.Q4_K, "plain"),
         (TYPE.Q4_K, "phi3"),
         (TYPE.Q8_0, "smollm3"),
+        (TYPE.Q8_0, "mistral3"),  # whose queries grow from the third token on
+        (TYPE.Q6_K, "granite"),
     ],
 )
 def test_as_many_warps_and_as_much_shared_memory_as_on_an_h200(
     kind: TYPE, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hopper(monkeypatch)
-    path = write(tmp_path / "model.gguf", SHAPES[name], kind)
+    extra = {**SHAPES[name].extra, "mistral3.rope.scaling.original_context_length": 2}
+    shape = replace(SHAPES[name], bias=False, extra=extra, **({"head_dim": 64} if name == "mistral3" else {}))
+    path = write(tmp_path / "model.gguf", shape, kind)
     with opened() as device, PackedModel.load(path, "NV") as model, KvCache(device, model.config, 64) as cache:
         states = States(device)
         tuning = Tuning.suited(matrix.kind for matrix in [model.embedding])

@@ -35,6 +35,8 @@ WIDE = Shape(dim=2048, ffn=4096, heads=16, kv_heads=4, layers=1)
         pytest.param(replace(SHAPES["qwen3"], heads=4), TYPE.Q6_K, {}, True, id="qwen3 Q6_K", marks=pytest.mark.long),
         pytest.param(SHAPES["phi3"], TYPE.Q4_K, {"ffn_down": TYPE.Q6_K}, False, id="phi3 Q4_K", marks=pytest.mark.long),
         pytest.param(SHAPES["smollm3"], TYPE.Q4_K, {}, False, id="smollm3 Q4_K", marks=pytest.mark.long),
+        pytest.param(SHAPES["olmo2"], TYPE.Q8_0, {}, False, id="olmo2 Q8_0"),
+        pytest.param(SHAPES["olmo3"], TYPE.Q4_K, {}, False, id="olmo3 Q4_K", marks=pytest.mark.long),
         pytest.param(WIDE, TYPE.Q8_0, {}, False, id="rows of whole segments", marks=pytest.mark.long),
         pytest.param(SHAPES["plain"], TYPE.Q5_K, {}, False, id="llama Q5_K", marks=pytest.mark.long),
         pytest.param(SHAPES["plain"], TYPE.Q4_0, {}, False, id="llama Q4_0", marks=pytest.mark.long),
@@ -60,6 +62,8 @@ def test_steps_of_a_packed_model_err_less_than_llama_cpps(
     ("shape", "kind"),
     [
         pytest.param(SHAPES["gpt2"], TYPE.F16, id="gpt2 F16"),
+        pytest.param(SHAPES["mistral3"], TYPE.F16, id="mistral3 F16", marks=pytest.mark.long),
+        pytest.param(SHAPES["olmo2"], TYPE.F16, id="olmo2 F16", marks=pytest.mark.long),
         pytest.param(SHAPES["gemma2"], TYPE.F16, id="gemma2 F16"),
         pytest.param(GEMMA, TYPE.F32, id="gemma3 F32", marks=pytest.mark.long),
         pytest.param(replace(SHAPES["gpt2 untied"], layers=1), TYPE.F32, id="gpt2 F32", marks=pytest.mark.long),

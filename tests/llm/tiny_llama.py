@@ -108,7 +108,7 @@ SHAPES = {
         extra={
             "mistral3.rope.scaling.type": "yarn",
             "mistral3.rope.scaling.factor": 8.0,
-            "mistral3.rope.scaling.original_context_length": 16,
+            "mistral3.rope.scaling.original_context_length": 8,
             "mistral3.rope.scaling.yarn_beta_fast": 4.0,
             "mistral3.rope.scaling.yarn_beta_slow": 0.5,
             "mistral3.rope.scaling.yarn_log_multiplier": 0.7,

@@ -3,7 +3,7 @@
 // Grid (SPLITS, KV_HEADS, sequences), 32 * ATTENTION_WARPS threads: CTAs beyond the splits that the position asks for
 // leave at once, as do those of sequences that are not active. attention.cuh tells the work of a CTA and the macros.
 //   qkv        float32 (sequences, HEADS + 2 * KV_HEADS, HEAD_DIM): queries, then keys, then values
-//   *_norm     float32 (HEAD_DIM), read where QK_NORM
+//   *_norm     float32 (HEAD_DIM), read where QK_NORM; of all queries, and of all keys, where it is 2
 //   rope       float32 (2, ROPE_POSITIONS, ROPE_PAIRS): cosines, sines; read where ROPE
 //   k, v       the layer's cache (sequences, KV_HEADS, POSITIONS, HEAD_DIM), f16 or int8; a ring where WINDOW
 //   *_scale    f16 (sequences, KV_HEADS, POSITIONS, HEAD_DIM / 32), read and written where CACHE_Q8
@@ -41,7 +41,14 @@ attention(const State *states, const float *qkv, const float *q_norm, const floa
                         OUTPUT_Q ? s + output / 16 : nullptr, OUTPUT_H ? (__half *)x + output : nullptr};
     split(shared, side(k, k_scale, index, position), side(v, v_scale, index, position), blockIdx.x, position,
           mine + head * OUTPUTS, mine + (HEADS + head) * HEAD_DIM, mine + (HEADS + KV_HEADS + head) * HEAD_DIM,
-          q_norm, k_norm, rope + (size_t)position * ROPE_PAIRS, (size_t)ROPE_POSITIONS * ROPE_PAIRS,
+          q_norm + (QK_NORM == 2 ? head * OUTPUTS : 0), k_norm + (QK_NORM == 2 ? head * HEAD_DIM : 0),
+          rope + (size_t)position * ROPE_PAIRS, (size_t)ROPE_POSITIONS * ROPE_PAIRS,
           workspace + (size_t)index * SPLITS * SPLIT_FLOATS, counters + index, out, threadIdx.x,
-          [] { await_previous(); });
+          [&] {
+              await_previous();
+#if QK_NORM == 2
+              sum_squares(shared.squares, mine, mine + HEADS * HEAD_DIM, threadIdx.x);
+              __syncthreads();
+#endif
+          });
 }

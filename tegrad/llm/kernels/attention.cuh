@@ -6,12 +6,14 @@
 // row of K or V is read by LANES lanes of 8 elements, and all loads of a tile are issued before the first is used.
 //
 // Macros: HEADS, KV_HEADS, HEAD_DIM, POSITIONS (of the cache), ROPE (0 none, 1 neighbours, 2 halves) and ROPE_PAIRS,
-// CACHE_Q8 (0: f16, 1: q8_0), QK_NORM and EPS (RMS norm of each query and key head), ATTENTION_WARPS (of a CTA),
-// ATTENTION_LOADS (rows of K that a lane has in flight), SPLITS (of a KV head at most), SPLIT_ROWS (positions that make
-// another split worth its while), SPLIT_FROM (positions that one split takes alone), ATTENTION_SYNC (barrier of the
-// CTA's ATTENTION_WARPS warps); ATTENTION_SCALE (of products of queries and keys, where it is not 1 / sqrt(HEAD_DIM)),
-// SCORE_CAP (scores become SCORE_CAP * tanh(score / SCORE_CAP)), WINDOW (positions that are attended to, the token's
-// own included; 0: all. The cache then is a ring: a position lies in row position % POSITIONS).
+// CACHE_Q8 (0: f16, 1: q8_0), QK_NORM and EPS (RMS norm: 1 of each query and key head, 2 of all queries and of all
+// keys), ATTENTION_WARPS (of a CTA), ATTENTION_LOADS (rows of K that a lane has in flight), SPLITS (of a KV head at
+// most), SPLIT_ROWS (positions that make another split worth its while), SPLIT_FROM (positions that one split takes
+// alone), ATTENTION_SYNC (barrier of the CTA's ATTENTION_WARPS warps); ATTENTION_SCALE (of products of queries and
+// keys, where it is not 1 / sqrt(HEAD_DIM)), SCORE_CAP (scores become SCORE_CAP * tanh(score / SCORE_CAP)), WINDOW
+// (positions that are attended to, the token's own included; 0: all. The cache then is a ring: a position lies in row
+// position % POSITIONS), TEMPERATURE (queries are multiplied by 1 + TEMPERATURE * log(1 + position /
+// TEMPERATURE_PERIOD)).
 #pragma once
 #include "last_arriving.cuh"
 #include <cuda_fp16.h>
@@ -124,6 +126,9 @@ struct __align__(16) Shared {
     float top[ATTENTION_WARPS][GROUP], sum[ATTENTION_WARPS][GROUP];
     float share[GROUP][SPLITS > 1 ? SPLITS : 1];
     int last;
+#if QK_NORM == 2
+    float squares[2][ATTENTION_WARPS];
+#endif
 };
 
 // Positions [begin, end) of a split, and how many splits there are; `cached` positions lie in the cache.
@@ -290,8 +295,39 @@ __device__ __forceinline__ int2 pair_at(int pair) {
     return {2 * pair, 2 * pair + 1};
 }
 
-// Norm and rotate one head of q or k by a warp. `turn` is the table's cosines at this position; its sines are
-// `sines` on.
+// Sums of squares of all of a token's queries, and of its keys, by THREADS threads: each warp's part. Needs a barrier.
+__device__ __forceinline__ void sum_squares(float (&squares)[2][ATTENTION_WARPS], const float *q, const float *k,
+                                            unsigned thread) {
+#pragma unroll
+    for (int side = 0; side < 2; side++) {
+        const float4 *from = (const float4 *)(side ? k : q);
+        float sum = 0;
+        for (int i = thread; i < (side ? KV_HEADS : HEADS) * HEAD_DIM / 4; i += THREADS)
+            sum += from[i].x * from[i].x + from[i].y * from[i].y + from[i].z * from[i].z + from[i].w * from[i].w;
+        sum = warp_sum(sum);
+        if (thread % 32 == 0) squares[side][thread / 32] = sum;
+    }
+}
+
+// What norms so many elements whose squares were summed.
+__device__ __forceinline__ float whole(const float (&squares)[ATTENTION_WARPS], int elements) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < ATTENTION_WARPS; i++) sum += squares[i];
+    return rsqrtf(sum / elements + EPS);
+}
+
+// What queries are multiplied by where they stand.
+__device__ __forceinline__ float temperature(int position) {
+#ifdef TEMPERATURE
+    return 1 + TEMPERATURE * logf((float)(1 + position / TEMPERATURE_PERIOD));
+#else
+    return 1;
+#endif
+}
+
+// Norm and rotate one head of q or k by a warp; where heads are normed together, `factor` has their norm.
+// `turn` is the table's cosines at this position; its sines are `sines` on.
 __device__ __forceinline__ void turn_head(const float *in, const float *norm, const float *turn, size_t sines,
                                           float factor, float *out, unsigned lane) {
     float2 held[PAIR_TURNS];
@@ -305,7 +341,7 @@ __device__ __forceinline__ void turn_head(const float *in, const float *norm, co
         squares += held[i].x * held[i].x + held[i].y * held[i].y;
     }
     float root = factor;
-    if (QK_NORM) root *= rsqrtf(warp_sum(squares) / HEAD_DIM + EPS);
+    if (QK_NORM == 1) root *= rsqrtf(warp_sum(squares) / HEAD_DIM + EPS);
 #pragma unroll
     for (int i = 0; i < PAIR_TURNS; i++) {
         int pair = lane + 32 * i;
@@ -362,9 +398,17 @@ __device__ __forceinline__ void prepare(Shared &shared, const Side &keys, const 
 #else
     const float scale = 1.4426950408889634f / sqrtf((float)HEAD_DIM);
 #endif
+    float q_factor = scale, k_factor = 1;
+#ifdef TEMPERATURE
+    q_factor *= temperature(position);
+#endif
+#if QK_NORM == 2
+    q_factor *= whole(shared.squares[0], HEADS * HEAD_DIM), k_factor = whole(shared.squares[1], KV_HEADS * HEAD_DIM);
+#endif
     for (int vector = thread / 32; vector < GROUP + (first ? 2 : 0); vector += ATTENTION_WARPS) {
         if (vector < GROUP) {
-            turn_head(q + vector * HEAD_DIM, q_norm, turn, sines, scale, shared.query[vector], lane);
+            const float *norm = q_norm + (QK_NORM == 2 ? vector * HEAD_DIM : 0);
+            turn_head(q + vector * HEAD_DIM, norm, turn, sines, q_factor, shared.query[vector], lane);
             continue;
         }
         bool value = vector > GROUP;
@@ -373,7 +417,7 @@ __device__ __forceinline__ void prepare(Shared &shared, const Side &keys, const 
             for (int i = lane; i < HEAD_DIM; i += 32) row[i] = v[i];
             __syncwarp();
         } else {
-            turn_head(k, k_norm, turn, sines, 1, row, lane);
+            turn_head(k, k_norm, turn, sines, k_factor, row, lane);
         }
         store_row(row, {value ? values.at : keys.at, value ? values.scale : keys.scale}, position, lane);
     }

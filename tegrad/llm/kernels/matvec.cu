@@ -13,7 +13,7 @@
 //   NORM          0 none, 1 RMS, 2 layer: norm of the input over its K elements. A packed matrix has the norm's weight
 //                 in q already and takes the sum of squares from SS_PARTS parts; floats are normed here. EPS
 //   JOIN          1: the input is a stream to which a product y, normed by itself, is still to be added: each CTA does
-//                 that for itself, and one of them stores the sum (join.cuh). NORM is 1 then, of packed matrices too
+//                 that for itself, and one of them stores the sum (join.cuh), and norms it where NORM is 1
 //   BIAS, ACTIVATION (0 none, 1 silu, 2 gelu, 3 CAP * tanh(v / CAP)), RESIDUAL (add to `out`)
 //   OUT_X         store float32; OUT_Q: store int8 with a scale per 16 rows (OUT_NORM: of the row times next_norm, and
 //                 the sum of squares of every 32 rows, or of 16 where CTA_ROWS is 16); OUT_SS: such sums alone; BEST:
@@ -88,7 +88,7 @@ constexpr int MATRICES = GATED ? 2 : 1;  // that a CTA multiplies
 static_assert(CTA_ROWS % 16 == 0 && CTA_ROWS <= THREADS, "a thread ends a row, 16 of them share a scale");
 static_assert(!GATED || PARTS == 1, "gate and up are one part");
 static_assert(!OUT_SS || CTA_ROWS == 16 || CTA_ROWS % 32 == 0, "a sum of squares is of 32 rows, or of a CTA's 16");
-static_assert(!JOIN || NORM == 1, "what is joined is normed by the root mean square");
+static_assert(!JOIN || NORM != 2, "what is joined is normed by the root mean square, if at all");
 static_assert(!BEST || CTA_ROWS % 32 == 0, "every 32 rows have a best one");
 
 // --- the items of a format ------------------------------------------------------------------------------------------
@@ -422,7 +422,7 @@ __device__ __forceinline__ void work(const Arguments &a, const unsigned char *co
     run.finish(sums);
 
     float scale = 1;
-#if JOIN
+#if JOIN && NORM
     scale = rsqrtf(block_sum(squares) / K + EPS);
 #elif NORM == 1
     if (F::PACKED) scale = rsqrtf(warp_sum(squares) / K + EPS);

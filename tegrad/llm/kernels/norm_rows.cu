@@ -4,8 +4,8 @@
 // Where JOIN, x first gets what the product before made, y, normed by its own root mean square: x += norm(y), post
 // being that norm's weight.
 //
-// COLUMNS; NORM: 1 by the root mean square; 2 by mean and variance, with a bias; EPS; LAST: 1 takes the chunk's last
-// token to row 0; THREADS. Grid: tokens (1 where LAST). Block: THREADS, a multiple of 32.
+// COLUMNS; NORM: 0 as it is; 1 by the root mean square; 2 by mean and variance, with a bias; EPS; LAST: 1 takes the
+// chunk's last token to row 0; THREADS. Grid: tokens (1 where LAST). Block: THREADS, a multiple of 32.
 #include "async.cuh"
 #include "chunk.cuh"
 #include "overlap.cuh"
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_rows(
     if (LAST && token < 0) return;
     const float4 *row = reinterpret_cast<const float4 *>(x + (size_t)token * COLUMNS);
     const float4 *weights = reinterpret_cast<const float4 *>(weight), *biases = reinterpret_cast<const float4 *>(bias);
-    const float4 none = make_float4(0, 0, 0, 0);
+    const float4 none = make_float4(0, 0, 0, 0), one = make_float4(1, 1, 1, 1);
     float4 held[HELD], w[HELD], b[HELD];
     float sum = 0, squares = 0;
 #pragma unroll
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_rows(
         int at = threadIdx.x + i * THREADS;
         const bool inside = at < COLUMNS / 4;
         held[i] = inside ? row[at] : none;
-        w[i] = inside ? weights[at] : none;
+        w[i] = !NORM ? one : inside ? weights[at] : none;
         b[i] = NORM == 2 && inside ? biases[at] : none;
     }
     if (token >= count) return;
@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_rows(
     }
     squares = block_sum(squares);
     if (threadIdx.x == 0 && !(squares <= 3.402823466e38f)) chunk->lost = 1;
-    const float factor = rsqrtf(squares / COLUMNS + EPS);
+    const float factor = NORM ? rsqrtf(squares / COLUMNS + EPS) : 1;
 #pragma unroll
     for (int i = 0; i < HELD; i++) {
         int at = threadIdx.x + i * THREADS;

@@ -24,11 +24,11 @@
 // KV_HEADS, HEAD_DIM, POSITIONS, ROPE, EPS, ... (attention.cuh), SPLITS, ACTIVATION; USES_<format> 1 for each format
 // that occurs; JOINS, COUNTERS, REPORTS (places in the workspace); COLUMNS (of the widest matrix), OWN (rows of the
 // residual stream of a CTA at most), SPLIT_SETS (1: two CTAs may write halves of 16 elements), SUMS (row sums of an
-// instruction at most), FIXED (1: the segments of a warp all meet the same activations), NARROW (1: packed rows may be a
-// multiple of 64 only, else they are of 256), SHARED; what may be tuned:
-// CONSUMERS, EPILOGUE, PIPELINE_STAGES (at most), POLLED (sets of 16, of two packets each, that an epilogue thread
-// waits for together), ATTENTION_PIPELINE (1, 2: keys and values come through the pipeline, attention_pipeline.cuh; 0:
-// each lane loads its own) and those of sync.cuh.
+// instruction at most), FIXED (1: the segments of a warp all meet the same activations), NARROW (1: packed rows may be
+// a multiple of 64 only, else they are of 256), SHARED; what may be tuned: CONSUMERS, EPILOGUE, PIPELINE_STAGES (at
+// most), POLLED (sets of 16, of two packets each, that an epilogue thread waits for together), ATTENTION_PIPELINE (1,
+// 2: keys and values come through the pipeline, attention_pipeline.cuh; 0: each lane loads its own) and those of
+// sync.cuh.
 #include "formats.cuh"
 #include "sampling.cuh"
 #include "barrier.cuh"

@@ -19,13 +19,29 @@ extern "C" __global__ void store_qkv(
     allow_next();
     await_previous();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.x, head = blockIdx.y * WARPS + warp;
+#if QK_NORM == 2
+    __shared__ float squares[2][WARPS];
+    if (token >= chunk->count) return;
+    const float *all = qkv + (size_t)token * (HEADS + 2 * KV_HEADS) * HEAD_DIM;
+    attend::sum_squares(squares, all, all + HEADS * HEAD_DIM, threadIdx.x);
+    __syncthreads();
+#endif
     if (token >= chunk->count || head >= HEADS + 2 * KV_HEADS) return;
     const int position = chunk->start + token;
     const float *in = qkv + ((size_t)token * (HEADS + 2 * KV_HEADS) + head) * HEAD_DIM;
     float *row = rows[warp];
     if (head < HEADS + KV_HEADS) {
         const float *turn = rope + (size_t)position * ROPE_PAIRS;
-        attend::turn_head(in, head < HEADS ? q_norm : k_norm, turn, (size_t)rope_positions * ROPE_PAIRS, 1, row, lane);
+        const float *norm = head < HEADS ? q_norm : k_norm;
+        float factor = 1;
+#if QK_NORM == 2
+        norm += (head < HEADS ? head : head - HEADS) * HEAD_DIM;
+        factor = attend::whole(squares[head >= HEADS], (head < HEADS ? HEADS : KV_HEADS) * HEAD_DIM);
+#endif
+#ifdef TEMPERATURE
+        if (head < HEADS) factor *= attend::temperature(position);
+#endif
+        attend::turn_head(in, norm, turn, (size_t)rope_positions * ROPE_PAIRS, factor, row, lane);
     } else {
         for (int i = lane; i < HEAD_DIM; i += 32) row[i] = in[i];
         __syncwarp();
