@@ -1,0 +1,55 @@
+"""The documents' tables are complete: modules, kernels, families, formats and commands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tegrad.cli import COMMANDS
+from tegrad.llm.arch import ARCHES
+from tegrad.llm.formats import FORMATS
+
+ROOT = Path(__file__).resolve().parents[1]
+ARCHITECTURE, LLM, KERNELS = ((ROOT / f"docs/{page}.md").read_text() for page in ("architecture", "llm", "kernels"))
+BENCH = ARCHITECTURE.split("\n## bench/")[1]
+
+
+def files(folder: str, *suffixes: str) -> list[str]:
+    """Names of a package's sources, but what only begins with an underscore."""
+    return sorted(
+        path.name for path in (ROOT / "tegrad" / folder).iterdir() if path.suffix in suffixes and path.name[0] != "_"
+    )
+
+
+def quoted(page: str) -> set[str]:
+    """Everything that a page has between backticks."""
+    return set(re.findall(r"`([^`\n]+)`", page))
+
+
+@pytest.mark.parametrize(("folder", "page"), [("llm", LLM), ("bench", BENCH), ("nv", ARCHITECTURE)])
+def test_every_module_has_its_place_in_a_table(folder: str, page: str) -> None:
+    told = quoted(page)
+    modules = [name.removesuffix(".py") for name in files(folder, ".py")]
+    assert len(modules) > 20
+    assert [name for name in modules if name not in told and f"{folder}/{name}.py" not in told] == []
+
+
+def test_every_kernel_and_header_is_explained() -> None:
+    sources = files("llm/kernels", ".cu", ".cuh")
+    assert len(sources) > 20
+    assert [name for name in sources if name not in quoted(KERNELS)] == []
+
+
+def test_every_family_is_among_those_that_are_read() -> None:
+    table = LLM.split("## What is read")[1].split("\n## ")[0]
+    assert [name for name in ARCHES if f"`{name}`" not in table] == []
+
+
+def test_the_formats_that_are_read_are_those_that_there_are() -> None:
+    (row,) = re.findall(r"^\| quantizations \| (.*), mixed as the file likes \|$", LLM, re.MULTILINE)
+    assert sorted(row.split(", ")) == sorted(kind.name for kind in FORMATS)
+
+
+def test_the_diagram_has_every_command() -> None:
+    (line,) = re.findall(r"^ *cli/ +(.*)$", ARCHITECTURE, re.MULTILINE)
+    assert sorted(line.split(" · ")) == sorted(COMMANDS)
