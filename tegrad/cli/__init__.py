@@ -20,7 +20,7 @@ from tegrad.errors import TegradError
 # name -> (module, one line for `tegrad --help`). The module holds `app` (a group) or a function of the module's name.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("tegrad.cli.run", "Generate text from a GGUF model (the shipped one by default)."),
-    "embed": ("tegrad.cli.embed", "Print vectors of texts, as a GGUF model makes them."),
+    "embed": ("tegrad.cli.embed", "Print a vector for each text, by a GGUF embedding model."),
     "eval": ("tegrad.cli.evaluate", "Print a model's held-out bits per byte and its share of known words."),
     "doctor": ("tegrad.cli.doctor", "Say what was found, what is missing and what to do."),
     "klog": ("tegrad.cli.klog", "Show what the GPU's drivers wrote to the kernel log, and what it means."),

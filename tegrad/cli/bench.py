@@ -302,7 +302,7 @@ def perplexity(
     out: Annotated[Path | None, typer.Option(help="A folder for the figure's samples instead of the results.")] = None,
     results: Root = DEFAULT,
 ) -> None:
-    """A model's perplexity on a named text, ours as `tegrad run` runs it, and CPU llama.cpp's on the same file.
+    """Compare a model's perplexity on a fixed text, the shipped model's held-out one, with CPU llama.cpp's.
 
     The row goes into results/perplexity.json. Of a published model (tools/published.py) on a real GPU, with 16,384
     tokens or more, it becomes the figure ppl-smollm2 or ppl-gemma3, too.

@@ -13,19 +13,22 @@ from tegrad.llm.embeddings import Pooling
 
 
 def embed(
-    model: Annotated[Path, typer.Argument(help="A GGUF file.")],
-    texts: Annotated[list[str], typer.Argument(metavar="TEXT...", help="Texts, - for the lines of stdin.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A GGUF file; of one in parts, any of them.")],
+    texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="The texts; a single - takes each line of stdin.")],
     pooling: Annotated[
         Pooling | None,
-        typer.Option(help="Of the last token's state, or the mean of all; as the file says, if left out."),
+        typer.Option(
+            help="Make a vector of the last token's state, or of the mean of all; the file decides if left out."
+        ),
     ] = None,
     context: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens of a text at most; the model's own context, up to 4096, if left out."),
+        typer.Option(min=1, help="The most tokens of a text; the model's own context, up to 4096, if left out."),
     ] = None,
 ) -> None:
-    """Print a vector of length 1 for each text, a JSON list a line, on the GPU, or where there is none on an emulated
-    Orin.
+    """Print the vector of each text as a line of JSON, for models such as Qwen3-Embedding.
+
+    A vector has length 1. Runs on the GPU, or where there is none on an emulated Orin.
 
     \b
     tegrad embed qwen3-embedding.gguf "a text" "another"

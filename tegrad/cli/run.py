@@ -65,7 +65,8 @@ def run(
         list[str],
         typer.Argument(
             metavar="[MODEL] PROMPT",
-            help="A GGUF file, the shipped model if left out; and the prompt, - for stdin (at most 16 MiB).",
+            help="A GGUF file (of one in parts, any of them), the shipped model if left out; and the prompt, - for "
+            "stdin (at most 16 MiB).",
         ),
     ],
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="Tokens to generate at most.")] = 64,
