@@ -19,7 +19,8 @@ import real_models
 from scripts import texts
 
 from tegrad.llm.gguf import Gguf
-from tegrad.llm.sampler import Sampler
+from tegrad.llm.quality import agreement
+from tegrad.llm.reference import Reference
 from tegrad.llm.template import Template
 from tegrad.llm.tokenizer import Kind, Tokenizer
 
@@ -27,10 +28,8 @@ TEXTS = 5000
 CONTEXT = 128
 SAID = 40
 """Tokens that each prompt is continued by."""
-TIE = 0.05
-"""Between llama.cpp's two best logits: either is right."""
-TOKENS_A_TIE = 64
-"""One tie in so many tokens is let pass."""
+NEAR = 0.3
+"""Of llama.cpp's logits: between its choice and ours. It is the difference of two, both sides' roundings in each."""
 WAIT_MS = "600000"
 PROMPTS = (
     "What is 2 + 2?",
@@ -110,40 +109,42 @@ def patience() -> Iterator[None]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", real_models.NAMES)
-def test_greedy_continuations_are_llama_cpps(name: str, patience: None, device: str) -> None:
-    """But for near ties, after which ours goes on from llama.cpp's token."""
+def test_steps_after_llama_cpps_own_words_are_nearer_to_exact_than_its_own(
+    name: str, patience: None, device: str
+) -> None:
+    """A step for each token of its greedy answers; where ours would choose another token, llama.cpp nearly did.
+
+    Both round activations to 8 bits, llama.cpp in blocks of 32, ours of 16. That moves SmolLM2's logits by 0.13 and
+    0.09 (root mean square), so that of its 172 tokens exact arithmetic chooses 4 otherwise than llama.cpp.
+    """
     from tegrad.llm.engine import Engine
 
     path = real_models.fetched(name)
     llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
-    stops = Tokenizer.load(path).stops
-    ties = count = 0
+    stops, reference = Tokenizer.load(path).stops, Reference(path)
+    rows: tuple[list[Any], ...] = [], [], []
     with (
         Gguf.open(path) as file,
         Engine(file, CONTEXT, device=device) as engine,
         llama_cpp.peer(path, CONTEXT, llama_cpp.F16, llama_cpp.F16) as peer,
     ):
         for prompt in PROMPTS:
-            tokens = prompted(path, prompt)
-            theirs = peer.greedy(tokens, SAID)[len(tokens) :]
-            end = next((at + 1 for at, token in enumerate(theirs) if token in stops), len(theirs))
-            theirs, at = theirs[:end], 0
-            while at < len(theirs):
-                engine.reset()
-                told = [*tokens, *theirs[:at]]
-                ours = list(engine.generate(told, Sampler(0.0), len(theirs) - at, stops))
-                same = next(
-                    (n for n, pair in enumerate(zip(ours, theirs[at:], strict=False)) if len(set(pair)) > 1), None
-                )
-                if same is None:
-                    assert len(ours) == len(theirs) - at
-                    break
-                logits = peer.logits([*told, *theirs[at : at + same]])[-1]
-                gap = float(logits[theirs[at + same]] - logits[ours[same]])
-                assert gap <= TIE, f"{prompt!r}: token {at + same} is {ours[same]}, not {theirs[at + same]}"
-                ties, at = ties + 1, at + same + 1
-            count += len(theirs)
-    assert ties * TOKENS_A_TIE <= count, f"{ties} ties in {count} tokens"
+            front = prompted(path, prompt)
+            said = peer.greedy(front, SAID)[len(front) :]
+            end = next((at + 1 for at, token in enumerate(said) if token in stops), len(said))
+            fed = [*front, *said[: end - 1]]
+            engine.reset()
+            engine.feed(front[:-1])
+            ours = np.stack([engine.feed([token]) for token in fed[len(front) - 1 :]])
+            theirs = peer.logits(fed)[len(front) - 1 :]
+            for step, (mine, their, token) in enumerate(zip(ours, theirs, said[:end], strict=True)):
+                gap = float(their[token] - their[mine.argmax()])
+                assert gap <= NEAR, f"{prompt!r}: token {step} is {mine.argmax()}, not {token}, which is {gap} better"
+            for kept, logits in zip(rows, (ours, theirs, reference.logits(fed)[len(front) - 1 :]), strict=True):
+                kept.append(logits)
+    ours, theirs, exact = (np.concatenate(kept) for kept in rows)
+    near, far = agreement(ours, exact), agreement(theirs, exact)
+    assert near.no_worse(far), f"ours {near}, llama.cpp {far}"
 
 
 def tegrad(*arguments: str) -> subprocess.CompletedProcess[str]:
