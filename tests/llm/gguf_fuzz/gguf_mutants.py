@@ -53,6 +53,7 @@ def pieces(size: int) -> Vocabulary:
 TINY = Shape(dim=32, ffn=32, heads=2, kv_heads=1, layers=1, vocab=300, context=64)
 WIDE = Shape(dim=256, ffn=256, heads=4, kv_heads=2, layers=1, vocab=288, context=64)
 WINDOWED = {"attention.sliding_window": 9, "attention.sliding_window_pattern": [True, False, True]}
+TEMPERED = {"attention.temperature_scale": 0.1, "rope.scaling.yarn_log_multiplier": 1.0}
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32}
 
 
@@ -60,6 +61,7 @@ def _extra(arch: str, **values: object) -> dict[str, Any]:
     return {f"{arch}.{key}": value for key, value in values.items()}
 
 
+SCALED = _extra("granite", **{"attention.scale": 0.1}, embedding_scale=12.0, residual_scale=0.22, logit_scale=8.0)
 SOUND: dict[str, tuple[Shape, TYPE, str, str]] = {
     "llama": (replace(TINY, bias=True, rope_freqs=True), TYPE.F32, "gpt-2", CHATML),
     "llama pieces": (replace(TINY, dim=64, ffn=64, layers=2), TYPE.Q8_0, "pieces", TOOLS),
@@ -75,6 +77,15 @@ SOUND: dict[str, tuple[Shape, TYPE, str, str]] = {
         "",
     ),
     "gemma2": (replace(WIDE, arch="gemma2", layers=2, tied=True), TYPE.Q6_K, "gpt-2", CHATML),
+    "phi3": (replace(TINY, arch="phi3", long_rope=True, rotated=8), TYPE.F16, "gpt-2", CHATML),
+    "olmo2": (
+        replace(TINY, arch="olmo2", layers=3, extra=_extra("olmo2", **WINDOWED, **YARN)),
+        TYPE.F32,
+        "gpt-2",
+        "",
+    ),
+    "granite": (replace(WIDE, arch="granite", tied=True, extra=SCALED), TYPE.Q8_0, "gpt-2", CHATML),
+    "mistral3": (replace(TINY, arch="mistral3", extra=_extra("mistral3", **TEMPERED, **YARN)), TYPE.F16, "tekken", ""),
     "gpt2": (replace(TINY, arch="gpt2", kv_heads=2), TYPE.F32, "gpt-2", ""),
     "gpt2 wide": (replace(WIDE, arch="gpt2", kv_heads=4, tied=True), TYPE.F16, "default", CHATML),
 }
