@@ -13,6 +13,7 @@ from typing import Final, Self
 
 from tegrad.llm.arch import Config
 from tegrad.llm.errors import OutOfMemory, UnsupportedModelError
+from tegrad.llm.rings import Rings, rows_of
 from tegrad.nv import roles
 from tegrad.nv.gpu import Buffer, Gpu
 from tegrad.nv.spec import MemorySpec
@@ -22,8 +23,6 @@ BLOCK: Final = 32
 """Elements that share a scale."""
 AHEAD: Final = 512
 """Positions that are written at most before what is read with the first of them: a chunk's."""
-RING_MULTIPLE: Final = 64
-"""What a ring's rows are a multiple of: the largest tile of attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +57,8 @@ class KvCache:
             )
         self.positions, self.slots, self.q8, self.ahead = positions, slots, q8, ahead
         row = slots * config.kv_heads * config.head_dim
-        rows = [_rows(op.window, positions, ahead) for op in config.network.attends]
-        self._ends = [0] * slots
-        self.rings = [
-            (op.window, kept)
-            for op, kept in zip(config.network.attends, rows, strict=True)
-            if op.window is not None and kept < positions
-        ]
-        """Windows of layers that do not keep all positions, and their rows."""
+        rows = [rows_of(op, positions, ahead) for op in config.network.attends]
+        self.rings = Rings(config.network.attends, rows, positions, slots)
         self._device = device
         self._undo = ExitStack()
         try:
@@ -85,19 +78,6 @@ class KvCache:
         """Free the buffers. Closing twice is harmless."""
         self._undo.close()
 
-    def begin(self, slot: int = 0) -> None:
-        """A sequence is written anew, from its first position on."""
-        self._ends[slot] = 0
-
-    def wrote(self, end: int, slot: int = 0) -> None:
-        """A sequence's positions below `end` may have been written."""
-        self._ends[slot] = max(self._ends[slot], end)
-
-    def holds(self, position: int, slot: int = 0) -> bool:
-        """Whether a sequence can go on at a position: no ring has lost what the window there has in it."""
-        end = self._ends[slot]
-        return all(max(0, position - window + 1) >= end - rows for window, rows in self.rings)
-
     def __enter__(self) -> Self:
         return self
 
@@ -116,10 +96,3 @@ class KvCache:
         buffer: Buffer = self._device.allocate(size, SPEC)
         self._undo.callback(self._device.release, buffer, SPEC)
         return buffer
-
-
-def _rows(window: int | None, positions: int, ahead: int) -> int:
-    """Rows of a layer for so many positions: what is written at once and all that the first of it still reads."""
-    if window is None:
-        return positions
-    return min(positions, -(-(window + ahead) // RING_MULTIPLE) * RING_MULTIPLE)

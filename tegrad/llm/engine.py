@@ -341,11 +341,11 @@ class Engine:
             loop.settle()
         position = len(self.tokens)
         if self._cache.rings:
-            self._cache.wrote(self._states.read(0).position + 1)
-        if not self._cache.holds(position):
+            self._cache.rings.wrote(self._states.read(0).position + 1)
+        if not self._cache.rings.holds(position):
             prompt, position = [*self.tokens, *prompt], 0
         if not position:
-            self._cache.begin()
+            self._cache.rings.begin()
         return prompt, position
 
     def _held(self, stream: Iterator[int], steps: Callable[[], Iterator[int]]) -> Iterator[int]:

@@ -15,6 +15,7 @@ from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.gguf import Gguf, Progress
 from tegrad.llm.network import Add, Attend, Gate, Project, Spec
+from tegrad.llm.rings import rows_of
 from tegrad.llm.rope import Rope
 from tegrad.llm.weights import Joined, LayerNorm, Loader, Matrix, Norm
 
@@ -44,8 +45,12 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Keys and values of one session's tokens: a layer's are (kv_heads, positions, head_dim + value_dim)."""
+    """Keys and values of one session's tokens: a layer's are (kv_heads, rows, head_dim + value_dim).
 
+    Rows are positions, but of layers within a window, which have position p in row p % rows.
+    """
+
+    positions: int
     layers: tuple[Tensor, ...]
     turns: Mapping[Rope, Tensor]
     """Cosines and sines (2, positions, pairs) of every rope that rotates anything."""
@@ -102,20 +107,24 @@ class Model:
     def _out_of_memory(self, what: str, size: int, advice: str) -> OutOfMemory:
         return OutOfMemory(f"{what} needs {size / 2**20:,.0f} MiB, more than {self.device} has free: {advice}")
 
-    def cache(self, positions: int, dtype: DType = dtypes.float16) -> Cache:
-        """A cache for so many positions, none of which is read before it was written; raises OutOfMemory."""
+    def cache(self, positions: int, dtype: DType = dtypes.float16, ahead: int = 1) -> Cache:
+        """A cache for so many positions, none of which is read before it was written; raises OutOfMemory.
+
+        Up to `ahead` of them may be written at once.
+        """
         c = self.config
-        shape = (c.kv_heads, positions, c.head_dim + c.value_dim)
-        layers = tuple(Tensor.empty(*shape, dtype=dtype, device=self.device).realize() for _ in self.layers)
+        rows = [rows_of(op, positions, ahead) for op in self.network.attends]
+        shapes = [(c.kv_heads, each, c.head_dim + c.value_dim) for each in rows]
+        layers = tuple(Tensor.empty(*shape, dtype=dtype, device=self.device).realize() for shape in shapes)
         try:
             ropes = {op.rope for op in self.network.attends if op.rope.dim}
             turns = {rope: self._turns(rope, positions) for rope in ropes}
             for layer in layers:
                 layer.uop.buffer.ensure_allocated()
         except MemoryError as error:
-            size = prod(shape) * dtype.itemsize * len(layers)
+            size = sum(map(prod, shapes)) * dtype.itemsize
             raise self._out_of_memory(f"a context of {positions} tokens", size, "ask for a smaller one") from error
-        return Cache(layers, turns)
+        return Cache(positions, layers, turns)
 
     def _turns(self, rope: Rope, positions: int) -> Tensor:
         return Tensor(rope.tables(positions, self._divisors.of(positions)), device=self.device).realize()
@@ -152,7 +161,9 @@ class Model:
                 case Project():
                     made = layer.qkv.apply(x, layer.norm(op))
                 case Attend():
-                    made = [self._attention(op, layer, made, cache.layers[at], cache.turns.get(op.rope), start)]
+                    kept, turns = cache.layers[at], cache.turns.get(op.rope)
+                    ring = kept.shape[1] < cache.positions
+                    made = [self._attention(op, layer, made, kept, turns, start, ring=ring)]
                 case Gate():
                     made = [self._gated(op, layer, x).contiguous()]
                 case Add():
@@ -177,8 +188,9 @@ class Model:
         return activate(up) if op.gate is None else activate(layer.matrices[op.gate.name].apply(x, norm)) * up
 
     def _attention(
-        self, op: Attend, layer: Layer, qkv: Sequence[Tensor], kept: Tensor, rope: Tensor | None, start: UOp | int
-    ) -> Tensor:
+        self, op: Attend, layer: Layer, qkv: Sequence[Tensor], kept: Tensor, rope: Tensor | None, start: UOp | int,
+        *, ring: bool,
+    ) -> Tensor:  # fmt: skip
         """Mixed values (count, heads * value_dim); adds the new keys and values to those kept."""
         c, (query, key, value) = self.config, qkv
         count = query.shape[0]
@@ -186,10 +198,10 @@ class Model:
         rotate, turns = _ROTATIONS[op.rotation], None if rope is None else rope[:, start:end]
         key = rotate(layer.heads(key, op.key_norm, c.head_dim), turns)
         new = key.cat(value.reshape(count, c.kv_heads, c.value_dim), dim=-1).permute(1, 0, 2).cast(kept.dtype)
-        positions = Tensor.arange(kept.shape[1])[:end]  # of a fixed length first, which folds into an index
-        kept = Tensor(kept.uop.after(kept[:, start:end].uop.store(new.uop)))[:, :end].float()
-        keys = kept[:, :, : c.head_dim].reshape(c.kv_heads, 1, 1, end, c.head_dim)
-        values = kept[:, :, c.head_dim :].reshape(c.kv_heads, 1, 1, end, c.value_dim)
+        kept, positions = (_around if ring else _appended)(kept, new, start)
+        rows = kept.shape[1]
+        keys = kept[:, :, : c.head_dim].reshape(c.kv_heads, 1, 1, rows, c.head_dim)
+        values = kept[:, :, c.head_dim :].reshape(c.kv_heads, 1, 1, rows, c.value_dim)
 
         query = rotate(layer.heads(query, op.query_norm, c.head_dim), turns)
         if op.temperature is not None:
@@ -197,16 +209,34 @@ class Model:
             query = query * ((periods + 1).float().log() * op.temperature.scale + 1)
         query = query.reshape(count, c.kv_heads, c.group, 1, c.head_dim).permute(1, 2, 0, 3, 4)
         scores = _capped((query * keys).sum(axis=-1) * op.scale, op.cap)
-        own, positions = Tensor.arange(count).reshape(1, 1, count, 1) + start, positions.reshape(1, 1, 1, end)
+        own, positions = Tensor.arange(count).reshape(1, 1, count, 1) + start, positions.reshape(1, 1, 1, rows)
         if count != 1:
             scores = (positions <= own).where(scores, float("-inf"))
         if op.window is not None:
-            scores = (positions > own - op.window).where(scores, float("-inf"))
+            scores = ((positions > own - op.window) & (positions >= 0)).where(scores, float("-inf"))
         scores = scores.contiguous()
         # The sum of the weights runs over the same positions as the weighted sum, in the same kernel.
         weights = (scores - scores.max(axis=-1, keepdim=True)).exp().unsqueeze(-1)
         mixed = (weights * values).sum(axis=3) / weights.expand(*weights.shape[:-1], c.value_dim).sum(axis=3)
         return mixed.permute(2, 0, 1, 3).reshape(count, c.heads * c.value_dim).contiguous()
+
+
+def _appended(kept: Tensor, new: Tensor, start: UOp | int) -> tuple[Tensor, Tensor]:
+    """All keys and values (kv_heads, positions so far, width) with the new ones, and their positions."""
+    end = start + new.shape[1]
+    positions = Tensor.arange(kept.shape[1])[:end]  # of a fixed length first, which folds into an index
+    return Tensor(kept.uop.after(kept[:, start:end].uop.store(new.uop)))[:, :end].float(), positions
+
+
+def _around(kept: Tensor, new: Tensor, start: UOp | int) -> tuple[Tensor, Tensor]:
+    """The rows of a ring with the new keys and values, and which positions they hold: below 0, none."""
+    rows, count = kept.shape[1], new.shape[1]
+    last = start + (count - 1)
+    positions = (Tensor.arange(rows) * -1 + (last + rows)) % rows * -1 + last
+    fresh = positions - start
+    spread = new if count == 1 else new[:, fresh.maximum(0)]
+    whole = (fresh >= 0).reshape(1, rows, 1).where(spread, kept)
+    return Tensor(kept.uop.after(kept.uop.store(whole.uop))).float(), positions
 
 
 def _capped(x: Tensor, cap: float | None) -> Tensor:

@@ -81,7 +81,7 @@ class Prefill:
         self._workspace = Workspace(self.device)
         most = self._sizes[-1]
         try:
-            if most > cache.ahead and any(kept.rows < cache.positions for kept in cache.layers):
+            if most > cache.ahead and cache.rings:
                 raise ValueError(f"chunks of {most} tokens go into a cache whose rings take {cache.ahead} at once")
             self.rows = Rows(model, most, cache.positions, pick, overlap=overlap)
             self._workspace.callback(self.rows.close)
@@ -188,7 +188,7 @@ class Prefill:
                 f"{len(tokens)} tokens at position {position} do not fit a context of {self.cache.positions}"
             )
         self.device.check_usable()
-        self.cache.wrote(end, slot)
+        self.cache.rings.wrote(end, slot)
         if self._last is not None:  # the prompt before this one is read until its last launch is over
             self._last[0].wait(self._last[1])
         self._tokens.cpu_view()[0 : 4 * len(tokens)] = np.asarray(tokens, np.int32).tobytes()

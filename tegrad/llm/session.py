@@ -12,6 +12,7 @@ from tinygrad.dtype import DType
 
 from tegrad.llm.errors import ContextError
 from tegrad.llm.model import Model
+from tegrad.llm.rings import Rings
 from tegrad.llm.sampler import Sampler
 
 CHUNK: Final = 32
@@ -39,7 +40,9 @@ class Session:
         self.tokens: list[int] = []
         self._chunk, self._short = chunk, short
         # A padded chunk writes beyond the last token, so the cache is longer than the context by as much.
-        self._cache = model.cache(self.context + chunk, cache_dtype)
+        self._cache = model.cache(self.context + chunk, cache_dtype, chunk)
+        rows = [int(layer.shape[1]) for layer in self._cache.layers]
+        self._rings = Rings(model.network.attends, rows, self._cache.positions)
         self._position = Variable("position", 0, self.context)
         self._last = Variable("last", 0, chunk - 1)
         self._step, self._prefill, self._prefill_all = (self._recorded(self._forward) for _ in range(3))
@@ -95,13 +98,19 @@ class Session:
 
     def _feed(self, tokens: Sequence[int], *, every: bool) -> Logits:
         self._check(tokens)
-        size = 1 if len(tokens) < self._short else self._chunk
-        rows = [self._run(tokens[at : at + size], every=every) for at in range(0, len(tokens), size)]
-        return np.concatenate(rows) if every else rows[-1]
+        fed = tokens
+        if not self._rings.holds(len(self.tokens)):  # everything anew: the first one attends to what was overwritten
+            fed, self.tokens = [*self.tokens, *tokens], []
+        if not self.tokens:
+            self._rings.begin()
+        size = 1 if len(fed) < self._short else self._chunk
+        rows = [self._run(fed[at : at + size], every=every) for at in range(0, len(fed), size)]
+        return np.concatenate(rows)[-len(tokens) :] if every else rows[-1]
 
     def _run(self, tokens: Sequence[int], *, every: bool) -> Logits:
         """One step. Returns the logits of every token, or of the last one."""
         position = self._position.bind(len(self.tokens))
+        self._rings.wrote(len(self.tokens) + (1 if len(tokens) == 1 else self._chunk))
         if len(tokens) == 1:
             logits = self._step(self._input(tokens, 1), position)
         elif every:

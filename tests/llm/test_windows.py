@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_llama import SHAPES, TYPE, write
+from tinygrad import dtypes
 
 from tegrad.bench.plans import DryDevice
 from tegrad.hw.chips import CHIPS
@@ -18,10 +19,13 @@ from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
 from tegrad.llm.engine import Engine
 from tegrad.llm.gguf import Gguf
+from tegrad.llm.model import Model
+from tegrad.llm.numerics import capped
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import Prefill
 from tegrad.llm.reference import Reference
 from tegrad.llm.sampling import Settings
+from tegrad.llm.session import Session
 from tegrad.llm.tokenizer import Tokenizer
 
 CONTEXT, CHUNK, ROWS = 200, 16, 64
@@ -73,13 +77,14 @@ def test_a_ring_holds_the_window_and_a_chunk_in_whole_tiles(path: Path) -> None:
 def test_a_ring_says_what_it_has_lost(path: Path) -> None:
     """Of 64 rows 9 are a window's: a sequence goes on wherever 56 positions or fewer have been written since."""
     with KvCache(DryDevice(CHIPS["gh100"]), config(path), CONTEXT, slots=2, ahead=CHUNK) as cache:
-        cache.wrote(150, 1)
-        assert cache.holds(150)
-        assert [cache.holds(position, 1) for position in (0, 9, 93, 94, 150)] == [False, False, False, True, True]
-        cache.wrote(100, 1)
-        assert not cache.holds(93, 1)
-        cache.begin(1)
-        assert cache.holds(0, 1)
+        rings = cache.rings
+        rings.wrote(150, 1)
+        assert rings.holds(150)
+        assert [rings.holds(position, 1) for position in (0, 9, 93, 94, 150)] == [False, False, False, True, True]
+        rings.wrote(100, 1)
+        assert not rings.holds(93, 1)
+        rings.begin(1)
+        assert rings.holds(0, 1)
 
 
 @pytest.mark.board
@@ -91,7 +96,7 @@ def test_a_conversation_goes_on_around_the_ring_and_back_to_what_it_has_lost(
     engine.reset()
     for first, last in ((0, 100), (100, 103), (103, 150)):
         assert far(engine.feed(TOKENS[first:last]), expected[last - 1]) < 0.02
-    before = engine._prompts().cache.holds
+    before = engine._prompts().cache.rings.holds
     assert (before(120), before(60)) == (True, False)
     for keep, more in ((120, 3), (60, 2), (30, 12), (0, 5)):
         engine.reset(keep)
@@ -106,6 +111,16 @@ def test_logits_of_every_token_are_those_of_a_prompt_that_a_ring_has_lost(engine
     engine.reset(20)
     assert far(engine.feed_all(TOKENS[20:60]), expected[20:60]) < 0.02
     assert far(engine.feed(TOKENS[60:61]), expected[60]) < 0.02
+
+
+@pytest.mark.board
+def test_states_after_the_last_norm_are_what_logits_are_made_of(
+    engine: Engine, path: Path, expected: np.ndarray
+) -> None:
+    """Whose last layer's addition is still to be made when a prompt ends."""
+    states = engine.hidden(TOKENS[:40])
+    logits = capped(states @ Reference(path).weights["token_embd.weight"].T, 60.0)
+    assert far(logits, expected[:40]) < 0.02
 
 
 @pytest.mark.board
@@ -159,6 +174,19 @@ def test_layers_that_attend_alike_share_a_kernel(path: Path) -> None:
     attention = [launch.program for launch, kind in zip(plan.launches, plan.kinds, strict=True) if kind == "attention"]
     assert attention[0] is attention[1]
     assert attention[0] is not attention[2]
+
+
+@pytest.mark.board
+def test_tinygrads_operations_go_around_their_rings_too(path: Path, device: str, expected: np.ndarray) -> None:
+    running = Session(Model.load(path, device), CONTEXT, cache_dtype=dtypes.float32, chunk=CHUNK, short=8)
+    assert [layer.shape[1] for layer in running._cache.layers] == [ROWS, ROWS, CONTEXT + CHUNK]
+    assert far(running.feed_all(TOKENS[:150]), expected[:150]) < 0.02
+    for at in range(150, 153):
+        assert far(running.feed(TOKENS[at : at + 1]), expected[at]) < 0.02
+    for keep, more in ((140, 1), (30, 2)):  # all that is attended to is there, and is not
+        running.reset(keep)
+        assert far(running.feed(TOKENS[keep : keep + more]), expected[keep + more - 1]) < 0.02
+        assert running.tokens == TOKENS[: keep + more]
 
 
 @pytest.mark.board
