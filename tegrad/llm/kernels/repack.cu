@@ -122,7 +122,8 @@ struct IQ4_XS {  // blocks of 256: 8 bytes of scales, 128 of codes, of each 16 f
 struct MXFP4 {  // blocks of 32: an exponent, 16 bytes of codes as Q4_0's, at any address
     static constexpr int BYTES = BYTES_MXFP4, PLANES = PLANES_MXFP4;
     static __device__ unsigned plane(const unsigned char *raw, int lane, int p, int w) {
-        const unsigned char *at = raw + 17 * (2 * lane + p) + 1 + 4 * w;
+        // Volatile: a load each, not pairs of bytes, which the PTX engine's recorded answers of silicon do not cover.
+        const volatile unsigned char *at = raw + 17 * (2 * lane + p) + 1 + 4 * w;
         const unsigned nibbles = at[0] | at[1] << 8 | at[2] << 16 | (unsigned)at[3] << 24;
         return codes(nibbles, nibbles >> 4);
     }
