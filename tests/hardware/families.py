@@ -1,0 +1,124 @@
+"""Every family of models on a GPU: `python tests/hardware/families.py [FILE.json]`, beside a GPU of our kernels.
+
+A small random model of each shape of tests/llm/tiny_llama.py, in halves and in a packed format, goes through steps of
+many launches, steps of one launch, a prompt in chunks and a batch. Each row has the root mean square and the largest
+distance of the logits from the float32 reference, over the reference's standard deviation; where a way refuses the
+model, what it says. Exit code 1 where a distance is beyond its limit.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
+from tiny_llama import SHAPES, TYPE, write
+
+from tegrad.llm.batch import Batch
+from tegrad.llm.cache import KvCache
+from tegrad.llm.errors import UnsupportedModelError
+from tegrad.llm.packed import PackedModel
+from tegrad.llm.persistent import PersistentPlan
+from tegrad.llm.plan import DecodePlan
+from tegrad.llm.prefill import Prefill
+from tegrad.llm.reference import Reference
+from tegrad.llm.rows import floats
+from tegrad.llm.state import State, States
+from tegrad.nv.gpu import opened
+
+TOKENS: Final = 41
+LIMITS: Final = {
+    ("many", "F16"): 2e-3, ("one", "F16"): 2e-3, ("many", "Q8_0"): 0.05, ("one", "Q8_0"): 0.05,
+    ("prompt", "F16"): 5e-3, ("batch", "F16"): 5e-3, ("prompt", "Q8_0"): 5e-3, ("batch", "Q8_0"): 5e-3,
+}  # fmt: skip
+"""Of root mean squares. Steps round what packed matrices read to int8; prompts and batches round all that is read to
+halves."""
+
+
+def steps(kind: type[Any], model: PackedModel, tokens: list[int]) -> NDArray[np.float32]:
+    """The logits of a step for each token."""
+    device, found = model.device, []
+    with (
+        KvCache(device, model.config, 64) as cache,
+        closing(States(device)) as states,
+        kind(model, states, cache) as plan,
+        device.record(plan.launches) as step,
+    ):
+        for at, token in enumerate(tokens):
+            states.write(0, State(position=at, token=token, limit=64, active=1))
+            step.wait(step.run())
+            found.append(floats(device, plan.logits, model.config.vocab).copy())
+    return np.array(found)
+
+
+def prompt(model: PackedModel, tokens: list[int]) -> NDArray[np.float32]:
+    """The logits of each token, by the kernels for prompts."""
+    with KvCache(model.device, model.config, 64) as cache, Prefill(model, cache, sizes=(16, 48)) as prefill:
+        return prefill.score(tokens)
+
+
+def batch(model: PackedModel, tokens: list[int]) -> NDArray[np.float32]:
+    """The logits (1, vocab) of the last token in a batch of nine."""
+    with Batch(model, slots=9, positions=64, sizes=(48,)) as made:
+        members = [made.join(tokens[at:], limit=len(tokens) - at) for at in range(9)]
+        while not members[0].finished:
+            made.step()
+        return floats(model.device, made.logits, model.config.vocab)[None].copy()
+
+
+WAYS: Final = {
+    "many": lambda *given: steps(DecodePlan, *given),
+    "one": lambda *given: steps(PersistentPlan, *given),
+    "prompt": prompt,
+    "batch": batch,
+}
+
+
+def rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """Each shape, format and way."""
+    for name, shape in SHAPES.items():
+        for kind in (TYPE.F16, TYPE.Q8_0):
+            path = write(folder / "model.gguf", replace(shape, bias=False), kind)
+            tokens = np.random.default_rng(5).integers(0, shape.vocab, TOKENS).tolist()
+            expected = Reference(path).logits(tokens)
+            for way, run in WAYS.items():
+                row: dict[str, Any] = {"model": name, "format": kind.name, "way": way}
+                try:
+                    with PackedModel.load(path, "NV") as model:
+                        found = run(model, tokens)
+                except UnsupportedModelError as refused:
+                    yield {**row, "refused": str(refused)}
+                    continue
+                off = (found - expected[-len(found) :]) / expected.std()
+                yield {**row, "rms": float(np.sqrt((off**2).mean())), "most": float(np.abs(off).max())}
+
+
+def main() -> int:
+    """Print each row, and keep all of them where a file is named."""
+    found, far = [], 0
+    with TemporaryDirectory() as folder:
+        for row in rows(Path(folder)):
+            beyond = not row.get("rms", 0.0) <= LIMITS[row["way"], row["format"]]
+            far += beyond
+            print(json.dumps(row), "FAR" if beyond else "", flush=True)
+            found.append(row)
+    if sys.argv[1:]:
+        about = {"device": opened("NV").arch, "limits": {" ".join(key): limit for key, limit in LIMITS.items()}}
+        Path(sys.argv[1]).write_text(json.dumps({**about, "rows": found}, indent=1) + "\n")
+    return int(far > 0)
+
+
+if __name__ == "__main__":
+    import tegrad.nv
+
+    tegrad.nv.install()
+    sys.exit(main())
