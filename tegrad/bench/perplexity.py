@@ -142,4 +142,5 @@ def merge(path: Path, model: str, device: str, steps: str, found: Perplexity) ->
         "text": shipped.HELD_OUT.name, "window": WINDOW, "date": now(), "sources": source_digest(),
     }  # fmt: skip
     table = {(one["model"], one["device"], one["tokens"]): one for one in [*rows, row]}
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"what": __doc__.split("\n", 1)[0], "rows": list(table.values())}, indent=1) + "\n")

@@ -149,15 +149,17 @@ class Engine:
             raise
 
     def _quickest(self, model: PackedModel, states: States, cache: KvCache) -> Plan:
-        """The step in one launch on Hopper, else launches, which there begin early (measured in docs/notebook.md).
+        """The step in one launch on Hopper, else launches, which there begin early (measured in docs/notebook.md), as
+        they do for narrow rows.
 
         On an Orin one launch only where a record of it shows that packets between CTAs are right, and quicker.
         """
         overlaps = kernels_of(self.device.arch).overlaps
         if self._overlapped is not None or not (overlaps or roles.one_launch()):
             return DecodePlan(model, states, cache, overlap=self._overlapped is not None)
-        with suppress(UnsupportedModelError):
-            return PersistentPlan(model, states, cache, reach=NEAR_POSITIONS if self._near else None)
+        if not (overlaps and model.narrow):
+            with suppress(UnsupportedModelError):
+                return PersistentPlan(model, states, cache, reach=NEAR_POSITIONS if self._near else None)
         self._overlapped = AHEAD if overlaps else None
         return DecodePlan(model, states, cache, overlap=overlaps)
 

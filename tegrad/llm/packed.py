@@ -19,7 +19,7 @@ import numpy as np
 from tegrad.llm import packing
 from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.errors import OutOfMemory
-from tegrad.llm.formats import F16, F32, BlockType
+from tegrad.llm.formats import F16, F32, PLAIN, BlockType
 from tegrad.llm.gguf import Gguf, Progress, TensorInfo
 from tegrad.llm.network import Spec
 from tegrad.llm.programs import load_kernel
@@ -266,6 +266,12 @@ class PackedModel:
         """Read a file to a device; raises GgufError, UnsupportedModelError or OutOfMemory."""
         with Gguf.open(path) as file:
             return cls(file, device, progress)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether packed rows are no multiple of 256, of which the step in one launch computes fewer at a time."""
+        matrices = [self.output, *(one for layer in self.layers for one in (*layer.qkv, *layer.matrices.values()))]
+        return any(matrix.columns % 256 for matrix in matrices if matrix.kind not in PLAIN)
 
     def close(self) -> None:
         """Free the weights. Closing twice is harmless."""

@@ -60,7 +60,7 @@ def test_a_figure_takes_a_long_text_and_divides_llama_cpps_by_ours() -> None:
 
 
 def test_a_row_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
-    table = tmp_path / "perplexity.json"
+    table = tmp_path / "folder that is made" / "perplexity.json"
     for ours, device in ((9.0, "board"), (8.0, "board"), (7.0, "GPU")):
         perplexity.merge(table, "smollm2", device, "kernels", Perplexity(512, 511, ours, 8.0))
     rows = json.loads(table.read_text())["rows"]
