@@ -104,7 +104,7 @@ def compare(path: Path, score: Score, texts: Sequence[Sequence[int]], threads: i
             yield Window(len(text) - 1, *costs)
 
 
-def record(name: str, found: Perplexity, command: str, device: str) -> Record:
+def record(name: str, found: Perplexity, command: str) -> Record:
     """The figure of a published model; RecordError for too short a text."""
     if found.tokens < TOKENS:
         raise RecordError(f"a figure of perplexity takes {TOKENS:,} tokens at least, not {found.tokens:,}")
@@ -116,7 +116,6 @@ def record(name: str, found: Perplexity, command: str, device: str) -> Record:
         Side("tegrad", command, [found.ours]),
         larger_is_better=False,
         peer=Side(f"CPU llama.cpp (cyllama {version('cyllama')}), f16 cache", "the same windows", [found.llama_cpp]),
-        gpu=device,
     )
 
 

@@ -279,13 +279,15 @@ def quality(
     device = open_device()
     name, where = device.split()[0], described(device)
     behind = False
-    typer.echo(f"{'model':22} {'engine':13} {'':9} {'max':>9} {'mean':>9} {'KL':>9} {'top-1':>6}")
+    head = f"{'model':22} {'engine':13} {'':9} {'max':>9} {'mean':>9} {'KL':>9} {'top-1':>6}\n"
     for model in models or CASES:
         left = list(engine or ENGINES)
         for row in compare(model, tuple(left), name, where, tokens or TOKENS):
             left.remove(row.engine)
             merge(results / FILE, [row])
             behind |= not row.within
+            typer.echo(head, nl=False)
+            head = ""
             for label, side in (("ours", row.ours), ("llama.cpp", row.llama_cpp)):
                 figures = f"{side.max_error:9.2g} {side.mean_error:9.2g} {side.divergence:9.2g} {side.top1:6.1%}"
                 typer.echo(f"{row.model:22} {row.engine:13} {label:9} {figures}")
@@ -329,7 +331,7 @@ def perplexity(
     name = name_of(model)
     bench.merge((out or results) / bench.TABLE, name or model.name, described(device), steps, found)
     if name and not emulated() and found.tokens >= bench.TOKENS:
-        record = bench.record(name, found, shlex.join(["tegrad", *sys.argv[1:]]), device)
+        record = bench.record(name, found, shlex.join(["tegrad", *sys.argv[1:]]))
         if out is not None:
             record.dump(out / f"{record.id}.json")
         else:

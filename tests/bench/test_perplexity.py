@@ -52,8 +52,8 @@ def test_both_sides_are_asked_for_the_same_tokens() -> None:
 def test_a_figure_takes_a_long_text_and_divides_llama_cpps_by_ours() -> None:
     pytest.importorskip("cyllama", reason="cyllama is not installed")
     with pytest.raises(RecordError, match=f"takes {TOKENS:,} tokens at least, not 512"):
-        perplexity.record("smollm2", Perplexity(512, 511, 10.0, 11.0), "command", "GPU")
-    record = perplexity.record("smollm2", Perplexity(TOKENS, TOKENS - 32, 10.0, 11.0), "command", "GPU")
+        perplexity.record("smollm2", Perplexity(512, 511, 10.0, 11.0), "command")
+    record = perplexity.record("smollm2", Perplexity(TOKENS, TOKENS - 32, 10.0, 11.0), "command")
     assert (record.id, record.ours.median, record.larger_is_better) == ("ppl-smollm2", 10.0, False)
     assert record.peer is not None
     assert record.peer.median == 11.0
