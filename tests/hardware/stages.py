@@ -196,7 +196,7 @@ def follow(parts: Parts, step: Step, token: int, cached: Cached, place: Any) -> 
                 x = held("gate", at, stream * part.norm)
                 read = held("down", at, parts.gated(op, (yield Asked(part.names, x.read)) * x.factor)).read
             case Add():
-                stream = stream + parts.added(op, part, (yield Asked(part.names, read)))
+                stream = stream + parts.added(part, (yield Asked(part.names, read)))
     x = held("logits", 0, stream * parts.output_norm)
     held("scores", 0, (yield Asked((parts.logits,), x.read)) * x.factor)
     return found

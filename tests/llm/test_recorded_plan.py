@@ -49,5 +49,5 @@ def test_the_plan_by_chip_and_record(
     monkeypatch.setattr(roles, "one_launch", lambda: recorded is True)
     made = engine.Engine.__new__(engine.Engine)
     made.device, made._overlapped, made._near = SimpleNamespace(arch=arch), overlapped, False
-    assert made._quickest(None, None, None) == plan  # type: ignore[arg-type]
+    assert made._quickest(SimpleNamespace(narrow=False), None, None) == plan  # type: ignore[arg-type]
     assert made._overlapped is (AHEAD if plan == "overlapped launches" else None)
