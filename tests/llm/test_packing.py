@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from tegrad.llm import formats, packing
@@ -49,7 +49,9 @@ def test_what_fills_up_the_last_segment_is_zero(kind: BlockType) -> None:
 
 
 @KINDS
-def test_a_segment_is_16_byte_aligned(kind: BlockType) -> None:
+def test_a_segment_has_the_files_size_and_is_16_byte_aligned(kind: BlockType) -> None:
+    elements, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind.number)]
+    assert kind.segment_bytes == 2048 // elements * size
     assert kind.segment_bytes % 16 == 0
 
 

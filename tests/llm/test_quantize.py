@@ -72,7 +72,7 @@ def test_dequantize_equals_gguf_on_every_bit_pattern(qtype):
 @TYPES
 def test_normal_weights_round_trip_within_the_formats_error(qtype):
     """32 of them span four deviations: one step's deviation is 4 / levels / sqrt(12) of theirs."""
-    bound = {Q4_K: 0.072, Q5_K: 0.036, Q6_K: 0.0175}.get(qtype, 1.37 / LEVELS[qtype])
+    bound = {Q4_0: 0.088, Q8_0: 0.0054, Q4_K: 0.072, Q5_K: 0.036, Q6_K: 0.0175}.get(qtype, 1.37 / LEVELS[qtype])
     x = np.random.default_rng(3).standard_normal((256, 512)).astype(np.float32)
     assert relative_error(x, dequantize(quantize(x, qtype), qtype)) < bound
 
@@ -128,7 +128,7 @@ def test_one_outlier_does_not_hurt_the_other_blocks(qtype):
     calm = dequantize(quantize(x, qtype), qtype)[:, 256:]
     x[0, 3] = 1e5
     y = dequantize(quantize(x, qtype), qtype)
-    np.testing.assert_allclose(y[0, 3], 1e5, rtol=near(qtype))
+    np.testing.assert_allclose(y[0, 3], 1e5, rtol=near(qtype) / 2)
     np.testing.assert_array_equal(y[:, 256:], calm)
 
 
@@ -142,7 +142,7 @@ def test_values_too_small_for_fp16_scales_become_small(qtype):
 
 @TYPES
 def test_values_beyond_fp16_scales_are_refused(qtype):
-    with pytest.raises(QuantizeError, match="scale the tensor down"):
+    with pytest.raises(QuantizeError, match="beyond MXFP4" if FORMATS[qtype].layout.spread.exponent else "65504"):
         quantize(np.full((1, 256), 3e38, np.float32), qtype)
 
 
