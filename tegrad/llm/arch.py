@@ -116,6 +116,8 @@ class Arch:
     """Which layers attend within a window."""
     unturned: int | None = None
     """Of so many layers the last one rotates nothing."""
+    turned_by: str | None = None
+    """A value that says, where it is false, that no layer rotates, which we do not run."""
     dim_scaled: int | None = None
     """A model of so many layers divides scores by the root of dim / heads, not by that of a head's size."""
     score_cap: float | None = None
@@ -261,7 +263,7 @@ QWEN3: Final = replace(
     key_norm=Spec("attn_k_norm", ("head",)),
 )
 
-GRANITE: Final = replace(LLAMA, name="granite", values=SCALES)
+GRANITE: Final = replace(LLAMA, name="granite", values=SCALES, turned_by="rope.scaling.finetuned")
 """Granite 3, without experts."""
 
 MISTRAL3: Final = replace(LLAMA, name="mistral3", values=(TEMPERATURE, LOG_MULTIPLIER))
@@ -607,7 +609,7 @@ def _refuse(get: _Reader, arch: Arch) -> None:
             raise UnsupportedModelError(f"{get.file.path} {what} ({name}.{key}), which we do not run: choose another")
     if get.file.metadata.get(f"{name}.attention.causal", True) is False:
         raise UnsupportedModelError(f"{get.file.path} attends in both directions, which we do not run: choose another")
-    if arch is GRANITE and get.file.metadata.get(f"{name}.rope.scaling.finetuned", True) is False:
+    if arch.turned_by is not None and get.file.metadata.get(f"{name}.{arch.turned_by}", True) is False:
         raise UnsupportedModelError(f"{get.file.path} rotates no heads, which we do not run: choose another")
 
 

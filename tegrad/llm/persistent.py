@@ -364,7 +364,7 @@ class PersistentPlan:
 def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network:
     """A loaded model as the schedule sees it; UnsupportedModelError for what the kernel has no word for."""
     config, net = model.config, model.config.network
-    project, attend, add_mixed, gated, add_hidden = _kernels_block(config)
+    project, attend, add_mixed, gated, add_hidden = kernels_block(config)
 
     def matrix(name: str, packed: PackedMatrix) -> Matrix:
         if packed.bias is not None:
@@ -409,9 +409,9 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network
     )  # fmt: skip
 
 
-def _kernels_block(config: Config) -> tuple[Project, Attend, Add, Gate, Add]:
+def kernels_block(config: Config) -> tuple[Project, Attend, Add, Gate, Add]:
     """A model's block, which must be the one that the kernel runs, a gated one of RMS norms and rotated heads; alike in
-    all layers, but that some may rotate nothing."""
+    all layers, but that some may rotate nothing. UnsupportedModelError."""
     net, turning = config.network, _turning(config.network)
     unturned = replace(turning, rotation="none", rope=UNTURNED)
     if any(op not in (turning, unturned) for op in net.attends) and not _what_it_lacks(config):

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -848,12 +849,20 @@ def steps_in_one_launch(name: str) -> None:
 
 
 def published_models() -> tuple[str, ...]:
-    """Every model whose speed results/figures.json tells."""
+    """Every model whose speed results/figures.json tells, and which has a step in one launch."""
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     from tegrad.bench.figures import published
+    from tegrad.bench.models import parse
+    from tegrad.llm.errors import UnsupportedModelError
+    from tegrad.llm.persistent import kernels_block
 
-    return published(json.loads((ROOT / "results" / "figures.json").read_text()))
+    found = []
+    for model in published(json.loads((ROOT / "results" / "figures.json").read_text())):
+        with suppress(UnsupportedModelError):
+            kernels_block(parse(model)[0].config)
+            found.append(model)
+    return tuple(found)
 
 
 for _model in published_models():

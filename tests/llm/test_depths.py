@@ -228,22 +228,14 @@ def test_what_is_modelled_is_kept_beside_what_is_measured(tmp_path: Path, monkey
     assert depths.limit(record, "3b-q6k", row.place)[1] != "nothing recorded"
 
 
-UNMODELLED = {
-    *("1b-q4km", "8b-q4km", "qwen2.5-0.5b-q4km", "gemma3-1b-q4km", "gemma3-4b-q4km", "phi4-mini-q4km"),
-    *("smollm3-3b-q4km", "1b-q4_1", "1b-q5_0", "1b-q3km", "1b-iq4xs"),
-}
-"""Models whose speed is published and whose distances are not modelled yet (docs/plan.md)."""
-
-
 def test_what_is_recorded_is_of_published_models_at_the_places_of_today() -> None:
     import nv_cases
     from one_launch import PLACES as ALL
 
-    models = set(nv_cases.published_models())
-    assert models >= UNMODELLED
+    models = nv_cases.published_models()
     measured, alone = depths.recorded(), depths.recorded(depths.ROOT / "results" / "depths-modelled.json")
-    assert set(measured) <= models
-    assert set(alone) == models - UNMODELLED
+    assert set(measured) <= set(models)
+    assert set(alone) == set(models)
     for model in alone:
         for record in (measured, alone):
             places = [row["place"] for row in record[model]["places"]] if model in record else []

@@ -535,8 +535,9 @@ template <unsigned A, unsigned B, unsigned C, unsigned D> struct Codes {
         sum = __dp4a((int)permuted(table(0), table(4), nibbles), (int)q, sum);
         return __dp4a((int)permuted(table(8), table(12), flipped), (int)q, sum);
     }
-    // The sums of a lane's four sets.
-    static __device__ __forceinline__ void dots(const uint4 plane[2], const Input &x, int sums[4]) {
+    // What a lane's first and second 32 weights make, but for their scales.
+    static __device__ __forceinline__ float2 halves(const uint4 plane[2], const Input &x) {
+        int sums[4] = {(int)x.fold.x, (int)x.fold.y, (int)x.fold.z, (int)x.fold.w};
 #pragma unroll
         for (int p = 0; p < 2; p++)
 #pragma unroll
@@ -545,6 +546,8 @@ template <unsigned A, unsigned B, unsigned C, unsigned D> struct Codes {
                 sums[2 * p] = dot(v, flipped, word(x.q[2 * p], i), sums[2 * p]);
                 sums[2 * p + 1] = dot(v >> 16, flipped >> 16, word(x.q[2 * p + 1], i), sums[2 * p + 1]);
             }
+        return make_float2(fmaf(unfold(sums[1]), x.scale.y, unfold(sums[0]) * x.scale.x),
+                           fmaf(unfold(sums[3]), x.scale.w, unfold(sums[2]) * x.scale.z));
     }
     static __device__ __forceinline__ unsigned fold(int sum) { return MAGIC_BITS - OFFSET * sum; }
 };
@@ -566,11 +569,8 @@ struct IQ4_NL {
     static __device__ __forceinline__ float factor(int) { return 1.0f; }
     static __device__ __forceinline__ unsigned fold(int, int sum, float) { return Table::fold(sum); }
     static __device__ __forceinline__ float dot(const Segment &w, const Input &x, int) {
-        int s[4] = {(int)x.fold.x, (int)x.fold.y, (int)x.fold.z, (int)x.fold.w};
-        Table::dots(w.plane, x, s);
-        const float first = fmaf(unfold(s[1]), x.scale.y, unfold(s[0]) * x.scale.x);
-        const float second = fmaf(unfold(s[3]), x.scale.w, unfold(s[2]) * x.scale.z);
-        return fmaf(low_half(w.d), first, high_half(w.d) * second);
+        const float2 half = Table::halves(w.plane, x);
+        return fmaf(low_half(w.d), half.x, high_half(w.d) * half.y);
     }
 };
 
@@ -591,14 +591,11 @@ struct IQ4_XS {
     static __device__ __forceinline__ float factor(int) { return 1.0f; }
     static __device__ __forceinline__ unsigned fold(int, int sum, float) { return Table::fold(sum); }
     static __device__ __forceinline__ float dot(const Segment &w, const Input &x, int lane) {
-        int s[4] = {(int)x.fold.x, (int)x.fold.y, (int)x.fold.z, (int)x.fold.w};
-        Table::dots(w.plane, x, s);
-        const float first = fmaf(unfold(s[1]), x.scale.y, unfold(s[0]) * x.scale.x);
-        const float second = fmaf(unfold(s[3]), x.scale.w, unfold(s[2]) * x.scale.z);
+        const float2 half = Table::halves(w.plane, x);
         const unsigned low = w.head.y >> (8 * (lane & 3)), high = w.head.x >> (16 + 4 * (lane & 3));
         const int one = (int)((low & 15) | (high << 4 & 48)) - 32;
         const int other = (int)((low >> 4 & 15) | (high << 2 & 48)) - 32;
-        return fmaf((float)one, first, (float)other * second) * low_half(w.head.x);
+        return fmaf((float)one, half.x, (float)other * half.y) * low_half(w.head.x);
     }
 };
 
@@ -624,11 +621,8 @@ struct MXFP4 {
     static __device__ __forceinline__ float factor(int) { return 1.0f; }
     static __device__ __forceinline__ unsigned fold(int, int sum, float) { return Table::fold(sum); }
     static __device__ __forceinline__ float dot(const Segment &w, const Input &x, int) {
-        int s[4] = {(int)x.fold.x, (int)x.fold.y, (int)x.fold.z, (int)x.fold.w};
-        Table::dots(w.plane, x, s);
-        const float first = fmaf(unfold(s[1]), x.scale.y, unfold(s[0]) * x.scale.x);
-        const float second = fmaf(unfold(s[3]), x.scale.w, unfold(s[2]) * x.scale.z);
-        return fmaf(power(w.exponents & 255), first, power(w.exponents >> 8) * second);
+        const float2 half = Table::halves(w.plane, x);
+        return fmaf(power(w.exponents & 255), half.x, power(w.exponents >> 8) * half.y);
     }
 };
 
