@@ -7,7 +7,6 @@ Ours keeps keys and values in halves, and so does llama.cpp.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from tegrad import models as shipped
 from tegrad.bench.published import PUBLISHED
-from tegrad.bench.record import Record, RecordError, Side, make, now, source_digest
+from tegrad.bench.record import Record, RecordError, Side, make, now, replace_rows, source_digest
 from tegrad.llm.quality import negative_log_likelihood
 from tegrad.llm.tokenizer import Tokenizer
 
@@ -132,14 +131,8 @@ def scoring(conversation: Any) -> Score:
 
 def merge(path: Path, model: str, device: str, steps: str, found: Perplexity) -> None:
     """Put a result into the table, in place of that of the same model, device and number of tokens."""
-    try:
-        rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RecordError(f"{path} is no table of rows ({error}): delete it and measure again") from error
     row = {
         "model": model, "device": device, "steps": steps, **dataclasses.asdict(found), "ratio": found.ratio,
         "text": shipped.HELD_OUT.name, "window": WINDOW, "date": now(), "sources": source_digest(),
     }  # fmt: skip
-    table = {(one["model"], one["device"], one["tokens"]): one for one in [*rows, row]}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"what": __doc__.split("\n", 1)[0], "rows": list(table.values())}, indent=1) + "\n")
+    replace_rows(path, __doc__.split("\n", 1)[0], ("model", "device", "tokens"), [row])

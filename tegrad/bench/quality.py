@@ -8,7 +8,6 @@ results/quality.json.
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from tegrad import models as shipped
 from tegrad.bench import models
-from tegrad.bench.record import RecordError, now, source_digest
+from tegrad.bench.record import RecordError, now, replace_rows, source_digest
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.quality import Agreement, agreement
 from tegrad.llm.reference import Reference
@@ -224,14 +223,5 @@ def _tokens(case: str, path: Path, count: int) -> list[int]:
 
 def merge(path: Path, rows: Iterable[QualityRow]) -> list[dict[str, Any]]:
     """Put rows into the file, where they replace those of the same model, engine and device; returns all."""
-    try:
-        kept: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RecordError(f"{path} is no table of rows ({error}): delete it and measure again") from error
-    table = {(row["model"], row["engine"], row["device"]): row for row in kept}
-    for row in rows:
-        table[row.model, row.engine, row.device] = dataclasses.asdict(row) | {"within": row.within}
-    ordered = [table[key] for key in sorted(table)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"what": __doc__.split("\n", 1)[0], "rows": ordered}, indent=1) + "\n")
-    return ordered
+    made = [dataclasses.asdict(row) | {"within": row.within} for row in rows]
+    return replace_rows(path, __doc__.split("\n", 1)[0], ("model", "engine", "device"), made)

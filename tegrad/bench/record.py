@@ -13,7 +13,7 @@ import re
 import shutil
 import statistics
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,22 @@ def make(
         others=tuple(others),
         commit=History(PACKAGE).head(known["tegrad_sources"]),
     )
+
+
+def replace_rows(path: Path, what: str, key: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Put rows into a file's table, in place of those whose values of `key` are the same, in their order; returns all.
+
+    RecordError for a file that is no such table.
+    """
+    try:
+        kept = json.loads(path.read_text())["rows"] if path.exists() else []
+        table = {tuple(row[name] for name in key): dict(row) for row in [*kept, *rows]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"{path} is no table of rows ({error}): delete it and measure again") from error
+    ordered = [table[place] for place in sorted(table)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"what": what, "rows": ordered}, indent=1) + "\n")
+    return ordered
 
 
 def now() -> str:

@@ -64,7 +64,7 @@ def test_a_row_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     for ours, device in ((9.0, "board"), (8.0, "board"), (7.0, "GPU")):
         perplexity.merge(table, "smollm2", device, "kernels", Perplexity(512, 511, ours, 8.0))
     rows = json.loads(table.read_text())["rows"]
-    assert [(row["device"], row["ours"], row["ratio"]) for row in rows] == [("board", 8.0, 1.0), ("GPU", 7.0, 8 / 7)]
+    assert [(row["device"], row["ours"], row["ratio"]) for row in rows] == [("GPU", 7.0, 8 / 7), ("board", 8.0, 1.0)]
     table.write_text("[]")
     with pytest.raises(RecordError, match="is no table of rows"):
         perplexity.merge(table, "smollm2", "board", "kernels", Perplexity(512, 511, 9.0, 8.0))
