@@ -31,7 +31,8 @@ def fit(product: Product, tuning: Tuning) -> LaunchConfig:
     per_row = product.columns // SEGMENT
     if product.columns % SEGMENT == 0 and per_row > 1 and warps >= per_row:
         warps -= warps % per_row  # a warp then meets the same columns in every item, and keeps its activations
-    ahead, ctas = min(-(-items // warps), tuning.ahead), tuning.ctas
+    # Fewer warps than a CTA may have keep as much in flight.
+    ahead, ctas = min(-(-items // warps), tuning.ahead * tuning.warps // warps), tuning.ctas
     cut = replace(made, warps=warps, ahead=ahead, ctas=ctas, keep=tuning.keep)
     while cut.ctas > 1 and in_flight(product, cut) < min(ahead, 2):
         cut = replace(cut, ctas=cut.ctas - 1)
