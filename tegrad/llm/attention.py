@@ -29,6 +29,8 @@ BUFFERS: Final = (
 FEWEST_WARPS: Final = 4
 """Of a CTA where there are more of them than SMs, so that one SM holds several."""
 MIXED_BYTES: Final = 32 << 10
+MOST_GROUP_READS: Final = 32768
+"""Positions of a cache, times the CTAs that each read all of them for a group of the query heads, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class Attention:
     def __post_init__(self) -> None:
         if self.rope not in ROPES or self.cache not in CACHES:
             raise UnsupportedModelError(f"no attention kernel for rope {self.rope!r} with a cache of {self.cache!r}")
-        if self.heads % self.kv_heads or self.group > 8 or self.head_dim % 16 or self.head_dim > 256:
+        if self.heads % self.kv_heads or self.heads // self.kv_heads > 8 or self.head_dim % 16 or self.head_dim > 256:
             raise UnsupportedModelError(
                 f"no attention kernel for {self.heads} heads on {self.kv_heads} key heads of {self.head_dim}: "
                 "groups up to 8 and heads of up to 256 elements, a multiple of 16, are run"
@@ -124,20 +126,33 @@ class Attention:
             )
 
     @property
+    def head_groups(self) -> int:
+        """CTAs that share a KV head's query heads: fewer registers each, but keys and values are read again."""
+        most = MOST_GROUP_READS // self.positions if kernels_of(self.arch).overlaps and not self.whole_norm else 1
+        queries = self.heads // self.kv_heads
+        found = max(at for at in range(1, queries + 1) if queries % at == 0 and at <= max(1, most))
+        return (self.tuning or {}).get("HEAD_GROUPS", found if self.sequences == 1 else 1)
+
+    @property
+    def kv_groups(self) -> int:
+        """Groups of query heads of all KV heads."""
+        return self.kv_heads * self.head_groups
+
+    @property
     def group(self) -> int:
-        """Query heads that share a KV head."""
-        return self.heads // self.kv_heads
+        """Query heads of a CTA."""
+        return self.heads // self.kv_groups
 
     @property
     def splits(self) -> int:
-        """Parts that the work of one KV head is cut into at most: a CTA takes an SM's registers."""
-        return (self.tuning or {}).get("SPLITS", max(1, self.sms // (self.kv_heads * self.sequences)))
+        """Parts that the positions of one group are cut into at most: a CTA takes an SM's registers."""
+        return (self.tuning or {}).get("SPLITS", max(1, self.sms // (self.kv_groups * self.sequences)))
 
     @property
     def warps(self) -> int:
         """Warps of a CTA."""
         bytes_of_one = 4 * self.group * self.head_dim
-        crowded = self.sequences * self.kv_heads > self.sms
+        crowded = self.sequences * self.kv_groups > self.sms
         fitting = (
             w
             for w in (
@@ -158,7 +173,7 @@ class Attention:
         """Macros of the kernel."""
         made: dict[str, Any] = {
             "HEADS": self.heads,
-            "KV_HEADS": self.kv_heads,
+            "KV_HEADS": self.kv_groups,
             "HEAD_DIM": self.head_dim,
             "POSITIONS": self.positions,
             "ROPE": ROPES[self.rope],
@@ -172,6 +187,8 @@ class Attention:
             **self.scoring.defines,
             **(self.tuning or {}),
         }
+        if self.head_groups > 1:
+            made["HEAD_GROUPS"] = self.head_groups
         if self.turned is not None:
             made["ROPE_POSITIONS"] = self.turned
         if self.rope_pairs is not None:
@@ -183,7 +200,7 @@ class Attention:
     @property
     def grid(self) -> tuple[int, int, int]:
         """CTAs of the launch."""
-        return self.splits, self.kv_heads, self.sequences
+        return self.splits, self.kv_groups, self.sequences
 
     @property
     def block(self) -> tuple[int, int, int]:
@@ -199,12 +216,12 @@ class Attention:
     @property
     def workspace_bytes(self) -> int:
         """Bytes of the workspace; what lies there matters only during the launch, so all layers may share it."""
-        return 4 * self.sequences * self.kv_heads * self.splits * (self.group * self.head_dim + 2 * self.group)
+        return 4 * self.sequences * self.kv_groups * self.splits * (self.group * self.head_dim + 2 * self.group)
 
     @property
     def counter_bytes(self) -> int:
         """Bytes of the counters: zeros before the first launch and after every launch."""
-        return 4 * self.sequences * self.kv_heads
+        return 4 * self.sequences * self.kv_groups
 
     def load(self, device: Gpu) -> Any:
         """The program for an opened NV device; its buffers are those of BUFFERS."""

@@ -61,6 +61,7 @@ MORE = {
     "twelve-warps": Attention(8, 2, 64, 1100, sms=8, arch="sm_90", floats=True),
     "halves": Attention(4, 2, 64, 1100, sms=18, quantized=False, halves=True, sequences=2, tuning=few(2)),
     "one-part": Attention(8, 2, 64, 1100, sms=1, floats=True),
+    "seven-groups": Attention(14, 2, 64, 700, sms=42, floats=True, tuning={"HEAD_GROUPS": 7}),
 }
 
 
@@ -92,7 +93,7 @@ def test_attention_is_that_of_float64_around_every_border(opened: Any, operands:
 def test_another_part_begins_where_all_warps_of_the_ones_before_have_a_tile(opened: Any, operands: Operands) -> None:
     """A part that is taken alone leaves the workspace as it was; others leave one row each for each KV head."""
     at = replace(LLAMA, sequences=1)
-    part, row = tile_rows(at) * at.warps, at.kv_heads * at.group * (at.head_dim + 2)
+    part, row = tile_rows(at) * at.warps, at.kv_groups * at.group * (at.head_dim + 2)
     bench = Bench(at, at.load(opened), operands)
     for position, parts in ((part, 0), (part + 1, 2), (2 * part, 2), (2 * part + 1, 3)):
         bench.copy("workspace", bench.given["workspace"])
@@ -143,6 +144,14 @@ def test_one_wave_of_parts_on_any_number_of_sms(sms: int) -> None:
         work = kv_heads * sequences
         assert (heads, across >= 1) == ([kv_heads, sequences], True)
         assert across * work <= max(sms, work) < (across + 1) * work
+
+
+def test_on_hopper_ctas_share_the_heads_of_a_short_cache() -> None:
+    """Each reads all keys and values: of a long cache that would cost more than it saves."""
+    short, long = (Attention(14, 2, 64, positions, sms=132, arch="sm_90") for positions in (4096, 16384))
+    assert (short.head_groups, short.group, short.grid) == (7, 1, (132 // 14, 14, 1))
+    assert (long.head_groups, long.group, long.grid) == (1, 7, (66, 2, 1))
+    assert replace(short, arch="sm_87").head_groups == replace(short, sequences=2).head_groups == 1
 
 
 def test_one_sequence_on_hopper_has_more_rows_in_flight_and_fewer_warps() -> None:
