@@ -277,16 +277,14 @@ WGMMA_STAGES: Final = (3, 4)
 
 def _wgmma(gemm: Gemm, tokens: int, arch: str, sms: int) -> Iterator[WgmmaTile]:
     runs = gemm.columns // 64
-    shapes = combinations((32, 64, 128, 256), (64, 128, 192, 256), (1, 2), WGMMA_STAGES, (1, 2, 4, 8, 16))
-    for bm, bn, units, stages, splits in shapes:
-        tile = WgmmaTile(bm, bn, units, stages, splits)
-        x, y, _ = tile.grid(gemm, tokens)
-        blocks = x * y * splits
-        idle = blocks < 0.7 * sms or (splits > 1 and blocks > 2.3 * sms)
-        if runs % units or splits * stages * units > runs or bm >= 2 * tokens or idle or (bm < 64 and bm < tokens):
+    shapes = combinations((32, 64, 128, 256), (64, 128, 192, 256), (1, 2), WGMMA_STAGES, (False, True))
+    for bm, bn, units, stages, shared in shapes:
+        tile = WgmmaTile(bm, bn, units, stages)
+        idle = not shared and tile.tiles(gemm, tokens) < 0.7 * sms
+        if runs % units or bm >= 2 * tokens or idle or (bm < 64 and bm < tokens):
             continue
         if resident := _resident(bm // 2 + 64, bn // 16, tile.shared_bytes(gemm), arch):
-            yield replace(tile, resident=resident)
+            yield replace(tile, resident=resident, blocks=sms * resident if shared else 0)
 
 
 def _resident(registers: int, warps: int, shared: int, arch: str) -> int:
@@ -382,7 +380,8 @@ def shown(tile: AnyTile) -> str:
         cut = f"/{tile.splits}" + f" {tile.phases}p" * (tile.phases > 1)
         return f"{tile.nb}nb {tile.mt}mt {tile.warps_m}x{tile.warps_k}w {tile.stages}s {cut} {tile.resident}r"
     size = f"{tile.bm}x{tile.bn} " + (f"{tile.wm}x{tile.wn}" if isinstance(tile, Tile) else "wgmma")
-    return f"{size} {tile.units}u {tile.stages}s /{tile.splits} {tile.resident}r"
+    cut = f"/{tile.splits}" if isinstance(tile, Tile) else f"{tile.blocks or 'own'}"
+    return f"{size} {tile.units}u {tile.stages}s {cut} {tile.resident}r"
 
 
 def line(row: PrefillRow) -> str:

@@ -152,39 +152,46 @@ class WgmmaTile:
     bn: int = 128
     units: int = 1
     stages: int = 4
-    splits: int = 1
     resident: int = 1
+    blocks: int = 0
+    """Blocks that share all tiles' columns evenly; 0: one for each tile."""
+
+    def across(self, tokens: int) -> int:
+        """Tiles of tokens."""
+        return -(-tokens // self.bm)
+
+    def tiles(self, gemm: Gemm, tokens: int) -> int:
+        """Tiles of up to `tokens` tokens."""
+        return self.across(tokens) * -(-gemm.rows * (2 if gemm.gated else 1) // self.bn)
 
     def grid(self, gemm: Gemm, tokens: int) -> tuple[int, int, int]:
-        """Blocks for up to `tokens` tokens."""
-        return self._plain.grid(gemm, tokens)
+        """Blocks for up to `tokens` tokens: no more than there are stages of columns."""
+        tiles = self.tiles(gemm, tokens)
+        return min(self.blocks or tiles, tiles * (gemm.columns // (LANE_WEIGHTS * self.units))), 1, 1
 
     def counters(self, gemm: Gemm, tokens: int) -> int:
-        """Counters that split columns need."""
-        return self._plain.counters(gemm, tokens)
+        """Counters that shared tiles need."""
+        blocks = self.grid(gemm, tokens)[0]
+        return blocks if blocks != self.tiles(gemm, tokens) else 0
 
     def scratch_bytes(self, gemm: Gemm, tokens: int) -> int:
-        """Bytes of partial sums that split columns need."""
-        return self._plain.scratch_bytes(gemm, tokens)
+        """Bytes of partial sums that shared tiles need."""
+        return 2 * self.counters(gemm, tokens) * self.bm * self.bn * 4
 
     def shared_bytes(self, gemm: Gemm) -> int:
         """Shared memory of a block: stages of whole KiB, from a whole one on."""
-        stage = self._plain.shared_bytes(gemm) // self.stages
+        stage = self.units * (self.bm * 2 * LANE_WEIGHTS + self.bn * gemm.kind.run_bytes)
         return (self.stages * -(-stage // 1024) + 1) * 1024
 
     def launch(self, programs: Programs, gemm: Gemm, on: Operands, tokens: int, overlap: int = 0) -> Launch:
         """The product of up to `tokens` tokens; `overlap` as in kernels/overlap.cuh."""
+        grid = self.grid(gemm, tokens)
         program = programs(
             "gemm_wgmma", buffers=8, dynamic_shared=self.shared_bytes(gemm), features="a", BM=self.bm, BN=self.bn,
-            UNITS=self.units, STAGES=self.stages, SPLITS=self.splits, RESIDENT=self.resident, OVERLAP=overlap,
-            **gemm.macros(),
+            UNITS=self.units, STAGES=self.stages, ACROSS=self.across(tokens), BLOCKS=grid[0], RESIDENT=self.resident,
+            OVERLAP=overlap, **gemm.macros(),
         )  # fmt: skip
-        return Launch(program, _buffers(on), self.grid(gemm, tokens), (2 * self.bn, 1, 1))
-
-    @property
-    def _plain(self) -> Tile:
-        """The tile of the other kernel that has the same grid."""
-        return Tile(self.bm, self.bn, units=self.units, stages=self.stages, splits=self.splits)
+        return Launch(program, _buffers(on), grid, (2 * self.bn, 1, 1))
 
 
 def _buffers(on: Operands) -> tuple[Any, ...]:
@@ -313,6 +320,12 @@ BLOCKS_PER_SM: Final = 2
 """What registers and shared memory of both chips allow of the tiles below."""
 LEAST_STEPS: Final = 4
 """Stages of columns that a split keeps, so that its copies run ahead."""
+MOST_IDLE: Final = 0.8
+"""Share of the blocks that the SMs hold, up to which they are idle rather than busy."""
+MOST_PARTS: Final = 4
+"""Blocks that share a tile."""
+MOST_WHOLE_COLUMNS: Final = 4096
+"""Columns up to which sharing a tile costs more than it saves: the parts' sums go through memory."""
 
 
 def blocks_held(arch: str, shared: int) -> int:
@@ -372,12 +385,28 @@ def pick_many(device: Gpu, gemm: Gemm, tokens: int) -> Tile:
 
 
 def pick_wgmma(device: Gpu, gemm: Gemm, tokens: int) -> AnyTile:
-    """`pick_tile` with Hopper's own instructions where there are more tokens than a batch has."""
+    """`pick_tile` with Hopper's own instructions where there are more tokens than a batch has.
+
+    As an H200 was quickest with the products of five models and 512 tokens (docs/notebook.md): large tiles where there
+    are many; else the smallest that all SMs hold at once; of long rows, tiles that all blocks share.
+    """
     if tokens <= SMALL_M:
         return pick_small_m(device, gemm, tokens)
     bm = 64 if tokens <= 64 else 128
-    tiles = [WgmmaTile(bm, bn) for bn in (128, 64)]
-    return _filling(device, gemm, tokens, *(_deepest(device, gemm, tile) for tile in tiles))
+    large, small, tall = (_deepest(device, gemm, tile) for tile in (
+        WgmmaTile(bm), WgmmaTile(bm, 64), WgmmaTile(2 * bm if tokens > bm else bm, 64),
+    ))  # fmt: skip
+    slots = BLOCKS_PER_SM * int(device.sm_count)
+    if large.tiles(gemm, tokens) > 1.5 * slots:
+        return large
+    whole = small if small.tiles(gemm, tokens) <= slots else tall
+    if whole.tiles(gemm, tokens) <= slots and gemm.columns <= MOST_WHOLE_COLUMNS:
+        return whole
+    for tile in (tall, small):
+        parts = slots // (tiles := tile.tiles(gemm, tokens))
+        if 1 < parts <= MOST_PARTS and parts * tiles > MOST_IDLE * slots:
+            return replace(tile, blocks=parts * tiles)
+    return replace(large, blocks=min(int(device.sm_count) * large.resident, MOST_PARTS * large.tiles(gemm, tokens)))
 
 
 def pick_quickest(device: Gpu, gemm: Gemm, tokens: int) -> AnyTile:
@@ -402,11 +431,11 @@ def _deepest(device: Gpu, gemm: Gemm, tile: _Large) -> _Large:
     raise LaunchError(f"no tile of {tile.bm} x {tile.bn} fits an SM of {device.arch}")
 
 
-def _filling(device: Gpu, gemm: Gemm, tokens: int, wide: _Large, narrow: _Large) -> _Large:
+def _filling(device: Gpu, gemm: Gemm, tokens: int, wide: Tile, narrow: Tile) -> Tile:
     """The wide tile if it leaves every SM a block, else the narrow one, its columns split while that adds blocks."""
     sms, steps = int(device.sm_count), gemm.columns // LANE_WEIGHTS
 
-    def blocks(tile: _Large) -> int:
+    def blocks(tile: Tile) -> int:
         x, y, _ = tile.grid(gemm, tokens)
         return x * y
 
@@ -420,4 +449,5 @@ def _filling(device: Gpu, gemm: Gemm, tokens: int, wide: _Large, narrow: _Large)
 def scratch_bound(device: Gpu) -> tuple[int, int]:
     """Bytes of partial sums and of counters that any launch with `pick_tile`'s tiles needs."""
     blocks = BLOCKS_PER_SM * int(device.sm_count)
-    return blocks * 128 * 128 * 4, blocks * 4
+    parts = 1 if kernels_of(device.arch).wgmma_tokens is None else 2  # of a block whose tiles are shared
+    return parts * blocks * 128 * 128 * 4, blocks * 4

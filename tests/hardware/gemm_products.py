@@ -31,11 +31,11 @@ CASES: dict[str, tuple[Gemm, AnyTile]] = {
         Gemm(Q6_K, 4096, 2048, gated=True, activation="silu", half_out=True),
         WgmmaTile(256, 128),
     ),
-    "split columns, residual, bias": (Gemm(Q6_K, 2048, 8192, add=True, bias=True), WgmmaTile(128, 64, splits=4)),
+    "shared tiles, residual, bias": (Gemm(Q6_K, 2048, 8192, add=True, bias=True), WgmmaTile(128, 64, blocks=250)),
     "two runs a stage, 64 tokens": (Gemm(Q4_K, 3072, 2048), WgmmaTile(64, 192, units=2)),
-    "split columns, two blocks an SM": (Gemm(Q6_K, 2048, 2048), WgmmaTile(128, 128, splits=2, resident=2)),
+    "shared tiles, two blocks an SM": (Gemm(Q6_K, 2048, 2048), WgmmaTile(128, 128, resident=2, blocks=264)),
     "two runs a stage, 128 tokens": (Gemm(Q4_K, 3072, 2048), WgmmaTile(128, 128, units=2)),
-    "32 tokens": (Gemm(Q4_K, 3072, 2048), WgmmaTile(32, 256, splits=2)),
+    "32 tokens": (Gemm(Q4_K, 3072, 2048), WgmmaTile(32, 256, blocks=31)),
 }
 SMALL_M: dict[str, tuple[Gemm, AnyTile]] = {
     **{f"{kind.name}": (Gemm(kind, 200, 1280), SmallMTile(2, warps_m=2, stages=2)) for kind in BLOCK_TYPES.values()},

@@ -178,9 +178,10 @@ def test_products_that_no_half_holds_become_infinite(opened: Any, tile: AnyTile)
         (StreamTile(4), "sm_87"),
         (StreamTile(4, stages=7), "sm_90"),
         (StreamTile(1, stages=3, resident=2), "sm_90"),
-        (WgmmaTile(128, 128, splits=4, resident=2), "sm_90"),
+        (WgmmaTile(128, 128, resident=2, blocks=264), "sm_90"),
+        (WgmmaTile(256, 64, stages=3, resident=2, blocks=264), "sm_90"),
     ],
-    ids=["mma", "small M", "stream", "deep stream", "two streams", "wgmma"],
+    ids=["mma", "small M", "stream", "deep stream", "two streams", "wgmma", "wgmma, 256 tokens"],
 )
 def test_tiles_that_fill_an_sm_spill_nothing(tile: AnyTile, arch: str) -> None:
     made = []
@@ -195,8 +196,8 @@ def test_tiles_that_fill_an_sm_spill_nothing(tile: AnyTile, arch: str) -> None:
         assert cubin.registers(name) <= 255
 
 
-@pytest.mark.parametrize(("splits", "units"), [(1, 1), (4, 1), (1, 2)])
-def test_products_of_warpgroups_are_not_taken_apart(splits: int, units: int) -> None:
+@pytest.mark.parametrize(("blocks", "units"), [(0, 1), (264, 1), (0, 2)])
+def test_products_of_warpgroups_are_not_taken_apart(blocks: int, units: int) -> None:
     """ptxas waits after each one where it does not trust what lies between them: then each has a start of its own."""
     try:
         disassembler = find_program("nvdisasm")
@@ -207,7 +208,7 @@ def test_products_of_warpgroups_are_not_taken_apart(splits: int, units: int) -> 
     def compiled(name: str, *, buffers: int, features: str = "", **how: Any) -> None:
         made.append(compile_kernel(name, "sm_90" + features, **how))
 
-    tile = WgmmaTile(128, 128, units, 4, splits, resident=2 // units)
+    tile = WgmmaTile(128, 128, units, 4, 2 // units, blocks)
     tile.launch(compiled, Gemm(Q6_K, 2048, 2048), Operands(None, None, None, None), 512)  # type: ignore[arg-type]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made[0])

@@ -41,26 +41,32 @@ SHORT = {
     "256 tokens": (Gemm(F16, 70, 512), WgmmaTile(256, 64, stages=2), 300, 300),
     "6 bits, a tail of tokens and rows": (Gemm(Q6_K, 100, 768), SMALL, 45, 48),
     "one stage of columns": (Gemm(BF16, 70, 64), WgmmaTile(32, 64), 17, 32),
-    "gated halves, split columns": (
+    "gated halves, shared tiles": (
         Gemm(Q8_0, 96, 512, gated=True, activation="silu", half_out=True),
-        WgmmaTile(64, 128, stages=2, splits=2),
+        WgmmaTile(64, 128, stages=2, blocks=3),
         50,
         64,
+    ),
+    "blocks with parts of three tiles, of tokens that are not there, too": (
+        Gemm(Q6_K, 200, 512, add=True),
+        WgmmaTile(32, 64, stages=3, blocks=5),
+        45,
+        96,
     ),
 }
 MORE = {
     **{kind.name: (Gemm(kind, 100, 768), SMALL, 45, 48) for kind in BLOCK_TYPES.values() if kind is not Q4_K},
-    "split columns, residual, bias": (
+    "shared tiles, residual, bias": (
         Gemm(Q6_K, 40, 1024, add=True, bias=True),
-        WgmmaTile(32, 64, units=2, stages=2, splits=3),
+        WgmmaTile(32, 64, units=2, stages=2, blocks=7),
         33,
         48,
     ),
     "four runs a stage": (Gemm(Q6_K, 70, 1024), WgmmaTile(32, 128, units=4, stages=2), 40, 64),
     "three runs of floats": (Gemm(F32, 70, 192), WgmmaTile(32, 64), 17, 32),
-    "split columns of gate and up, biases": (
+    "shared tiles of gate and up, biases": (
         Gemm(Q4_0, 96, 1024, gated=True, activation="silu", half_out=True, bias=True),
-        WgmmaTile(32, 128, units=2, splits=2),
+        WgmmaTile(32, 128, units=2, blocks=5),
         33,
         48,
     ),

@@ -19,6 +19,7 @@ from tegrad.llm.gemm import (
     pick_small_m,
     pick_tile,
     pick_wgmma,
+    scratch_bound,
 )
 
 
@@ -28,9 +29,43 @@ def _device(chip: str) -> Any:
 
 @pytest.mark.parametrize(("tokens", "rows"), [(33, 64), (64, 64), (65, 128), (512, 128)])
 def test_hoppers_tile_is_as_high_as_the_tokens_need(tokens: int, rows: int) -> None:
-    tile = pick_wgmma(_device("gh100"), Gemm(Q6_K, 4096, 4096), tokens)
+    tile = pick_wgmma(_device("gh100"), Gemm(Q6_K, 4096, 2048), tokens)
     assert isinstance(tile, WgmmaTile)
     assert tile.bm == rows
+
+
+PICKED = {
+    "many tiles": (14336, 4096, (128, 128, 0)),
+    "small tiles that all SMs hold at once": (3072, 3072, (128, 64, 0)),
+    "of more rows, larger ones": (5120, 3072, (256, 64, 0)),
+    "long rows, two blocks a tile": (4096, 14336, (256, 64, 256)),
+    "long rows, three blocks a tile": (2560, 10240, (256, 64, 240)),
+    "long rows, few of them": (896, 4864, (128, 64, 224)),
+    "long rows, shared by all": (3072, 8192, (128, 128, 264)),
+    "tiles for a wave and a half, shared by all": (9600, 3072, (128, 128, 264)),
+}
+
+
+@pytest.mark.parametrize("name", PICKED)
+def test_hoppers_tiles_keep_all_multiprocessors_busy(name: str) -> None:
+    """As an H200 was found to be quickest."""
+    rows, columns, expected = PICKED[name]
+    tile = pick_wgmma(_device("gh100"), Gemm(Q6_K, rows, columns), 512)
+    assert isinstance(tile, WgmmaTile)
+    assert (tile.bm, tile.bn, tile.blocks) == expected
+    assert tile.resident == 2
+
+
+@pytest.mark.parametrize("tokens", [33, 65, 128, 512])
+@pytest.mark.parametrize("columns", [64, 896, 4864, 8192])
+@pytest.mark.parametrize("rows", [16, 512, 4096, 151936])
+def test_partial_sums_have_room(tokens: int, columns: int, rows: int) -> None:
+    device, gemm = _device("gh100"), Gemm(Q8_0, rows, columns)
+    tile = pick_wgmma(device, gemm, tokens)
+    scratch, counters = scratch_bound(device)
+    assert tile.scratch_bytes(gemm, tokens) <= scratch
+    assert 4 * tile.counters(gemm, tokens) <= counters
+    assert tile.grid(gemm, tokens)[0] >= 1
 
 
 @pytest.mark.parametrize("chip", ["gh100", "agx-orin-64gb"])

@@ -12,6 +12,7 @@ constexpr int WARPS_N = BN / WN, THREADS = BM / WM * WARPS_N * 32;
 constexpr int MI = WM / 16, NI = WN / 8;
 #include "gemm_tile.cuh"
 
+static_assert(SPLITS <= STEPS, "each block has a stage");
 constexpr int STAGE_BYTES = UNITS * (X_BYTES + W_BYTES);
 constexpr bool PAIRS = ROWS % 2 == 0 && STRIDE % 2 == 0;
 static_assert(WM % 16 == 0 && WN % (GATED ? 16 : 8) == 0 && BM % WM == 0 && BN % WN == 0, "whole fragments");
@@ -31,7 +32,7 @@ static __device__ __forceinline__ void multiply(float (&sum)[MI][NI][4], unsigne
 #pragma unroll
         for (int j = 0; j < NI; j++) {
             unsigned b[4][2];
-            weights(stage + UNITS * X_BYTES + unit * W_BYTES, n + 8 * j, unit, step * UNITS + unit, t, b);
+            weights(stage + UNITS * X_BYTES + unit * W_BYTES, blockIdx.y, n + 8 * j, unit, step * UNITS + unit, t, b);
 #pragma unroll
             for (int s = 0; s < 4; s++)
 #pragma unroll
@@ -81,6 +82,17 @@ static __device__ __forceinline__ void finish(float (&sum)[MI][NI][4], void *y, 
             }
 }
 
+// Adds the sums of the blocks that share this tile; true in the one that arrives last, which has them all.
+template <int COUNT>
+static __device__ __forceinline__ bool join(float (&sum)[COUNT], float *partial, unsigned *arrived) {
+    const int tile = blockIdx.y * gridDim.x + blockIdx.x;
+    float4 *mine = reinterpret_cast<float4 *>(partial) + (size_t)tile * SPLITS * (BM * BN / 4) + threadIdx.x;
+    store_part(sum, mine + blockIdx.z * (COUNT / 4) * THREADS);
+    if (!last_arriving_block(arrived + tile, SPLITS)) return false;
+    add_parts(sum, SPLITS, [=](int z) { return mine + z * (COUNT / 4) * THREADS; });
+    return true;
+}
+
 // y: floats, or halves in the order of fragments (tokens, ROWS of STRIDE); x: halves in that order (tokens, COLUMNS);
 // partial: floats (tiles, SPLITS, BM * BN) and arrived: zeros (tiles), where SPLITS > 1;
 // count: the number of tokens, at most the grid's; bias: floats (ROWS), of gate and up (2, ROWS) where GATED.
@@ -95,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gemm(
     if (first >= tokens) return;
     const int begin = STEPS * blockIdx.z / SPLITS, end = STEPS * (blockIdx.z + 1) / SPLITS;
     const unsigned stages = shared_address(memory);
-    const Copier copier(x, w, w2, first, tokens);
+    const Copier copier(x, w, w2, blockIdx.y, first, tokens);
     float sum[MI][NI][4] = {};
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) {

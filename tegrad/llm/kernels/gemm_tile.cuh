@@ -1,7 +1,7 @@
 // A tile's operands: how a block copies x and packed weights, stage by stage, and makes fragments of them; and what is
 // the same after every kind of product. The including file defines THREADS of a block before it includes this.
 //
-// KIND, ROWS, COLUMNS, BM, BN, UNITS, STAGES, SPLITS, GATED, HALF_OUT, BIAS, STRIDE: as gemm.cu tells.
+// KIND, ROWS, COLUMNS, BM, BN, UNITS, STAGES, GATED, HALF_OUT, BIAS, STRIDE: as gemm.cu tells.
 #pragma once
 #include "activation.cuh"
 #include "last_arriving.cuh"
@@ -13,11 +13,11 @@ constexpr int STEPS = RUNS / UNITS;
 constexpr int X_BYTES = BM * 2 * RUN, W_BYTES = piece_offset(PIECES, BN);
 static_assert(!HALF_OUT || (ROWS % 16 == 0 && STRIDE % 16 == 0), "halves are ordered within 16");
 static_assert(COLUMNS % (RUN * UNITS) == 0, "columns are whole stages");
-static_assert(SPLITS <= STEPS && STAGES >= 2, "each block has a stage");
+static_assert(STAGES >= 2, "one is filled while one is used");
 
-// The row of W (or of W2) that is row n of this block's tile; rows beyond the last are the last once more.
-static __device__ __forceinline__ int weight_row(int n) {
-    int row = GATED ? blockIdx.y * (BN / 2) + n / 16 * 8 + n % 8 : blockIdx.y * BN + n;
+// The row of W (or of W2) that is row n of the tile `down` of them; rows beyond the last are the last once more.
+static __device__ __forceinline__ int weight_row(int down, int n) {
+    int row = GATED ? down * (BN / 2) + n / 16 * 8 + n % 8 : down * BN + n;
     return min(row, ROWS - 1);
 }
 
@@ -42,7 +42,7 @@ struct Copier {
     int n, run[W_COPIES];
 
     __device__ __forceinline__ Copier(const __half *from, const unsigned char *one, const unsigned char *other,
-                                      int first, int tokens)
+                                      int down, int first, int tokens)
         : w(one), w2(other) {
         const int chunk = threadIdx.x % 8, unit = threadIdx.x / 8 % UNITS, m = threadIdx.x / (8 * UNITS);
         x = from + (size_t)(first + m) * COLUMNS + unit * RUN + chunk * 8;
@@ -52,7 +52,7 @@ struct Copier {
         n = threadIdx.x / (TOGETHER * UNITS);
         w_to = UNITS * X_BYTES + part * W_BYTES + (PLAIN ? (at * BN + place(n, part, at)) * 16 : 0);
 #pragma unroll
-        for (int i = 0; i < W_COPIES; i++) run[i] = weight_row(n + i * W_ROWS) * RUNS + part;
+        for (int i = 0; i < W_COPIES; i++) run[i] = weight_row(down, n + i * W_ROWS) * RUNS + part;
     }
 
     // The columns of a step; rows of x that are not there become zeros.
@@ -89,7 +89,8 @@ struct Copier {
 };
 
 // The fragments of row n of the tile, word t of each set.
-static __device__ __forceinline__ void weights(unsigned tile, int n, int unit, int run, int t, unsigned (&b)[4][2]) {
+static __device__ __forceinline__ void weights(unsigned tile, int down, int n, int unit, int run, int t,
+                                               unsigned (&b)[4][2]) {
     if constexpr (KIND == KIND_F32) {
 #pragma unroll
         for (int s = 0; s < 4; s++) {
@@ -105,7 +106,7 @@ static __device__ __forceinline__ void weights(unsigned tile, int n, int unit, i
             b[s][0] = plain_pair(v.x), b[s][1] = plain_pair(v.y);
         }
     } else {
-        int row = place(n, unit, 0), lane = weight_row(n) * RUNS + run & 31;
+        int row = place(n, unit, 0), lane = weight_row(down, n) * RUNS + run & 31;
         unsigned plane[PLANES];
 #pragma unroll
         for (int p = 0; p < PLANES; p++) plane[p] = lds32(tile + (p * BN + row) * 16 + 4 * t);
@@ -117,26 +118,26 @@ static __device__ __forceinline__ void weights(unsigned tile, int n, int unit, i
     }
 }
 
-// Adds the sums of the blocks that share this tile; true in the one that arrives last, which has them all.
-template <int COUNT>
-static __device__ __forceinline__ bool join(float (&sum)[COUNT], float *partial, unsigned *arrived) {
-    const int tile = blockIdx.y * gridDim.x + blockIdx.x;
-    float4 *mine = reinterpret_cast<float4 *>(partial) + (size_t)tile * SPLITS * (BM * BN / 4) + threadIdx.x;
+// A part's sums to where they are kept: BM * BN floats.
+template <int COUNT> static __device__ __forceinline__ void store_part(const float (&sum)[COUNT], float4 *to) {
 #pragma unroll
     for (int i = 0; i < COUNT / 4; i++)
-        __stcg(mine + (blockIdx.z * COUNT / 4 + i) * THREADS,
-               make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]));
-    if (!last_arriving_block(arrived + tile, SPLITS)) return false;
+        __stcg(to + i * THREADS, make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]));
+}
+
+// The sums of a tile's parts in order, of which `of(z)` are part z's.
+template <int COUNT, class Of>
+static __device__ __forceinline__ void add_parts(float (&sum)[COUNT], int parts, Of of) {
     constexpr int FLIGHT = COUNT % 16 ? 1 : 4;  // loads that wait for L2 together; more would spill
 #pragma unroll
     for (int first = 0; first < COUNT / 4; first += FLIGHT) {
 #pragma unroll
         for (int i = 4 * first; i < 4 * (first + FLIGHT); i++) sum[i] = 0;
 #pragma unroll 1
-        for (int z = 0; z < SPLITS; z++) {
+        for (int z = 0; z < parts; z++) {
             float4 part[FLIGHT];
 #pragma unroll
-            for (int i = 0; i < FLIGHT; i++) part[i] = __ldcg(mine + (z * COUNT / 4 + first + i) * THREADS);
+            for (int i = 0; i < FLIGHT; i++) part[i] = __ldcg(of(z) + (first + i) * THREADS);
 #pragma unroll
             for (int i = 0; i < FLIGHT; i++) {
                 float *to = sum + 4 * (first + i);
@@ -144,7 +145,6 @@ static __device__ __forceinline__ bool join(float (&sum)[COUNT], float *partial,
             }
         }
     }
-    return true;
 }
 
 static __device__ __forceinline__ float biased(const float *bias, int row) {
