@@ -43,6 +43,8 @@ class ChipKernels:
     that shows it right and quicker."""
     wgmma_tokens: int | None
     """Tokens of a chunk from which a product takes Hopper's own instructions; None where there are none."""
+    flash_warps: int = 4
+    """Of a block of a prompt's attention where heads have 128 elements."""
 
 
 WARPS: Final = (8, 4)
@@ -73,7 +75,7 @@ each SM. Calculated, not measured."""
 
 TUNED: Final[Mapping[str, ChipKernels]] = {
     "sm_87": ChipKernels(_SM_87, WARPS, 2, overlaps=False, wgmma_tokens=None),
-    "sm_90": ChipKernels(_SM_90, (12, *WARPS), 4, overlaps=True, wgmma_tokens=512),
+    "sm_90": ChipKernels(_SM_90, (12, *WARPS), 4, overlaps=True, wgmma_tokens=512, flash_warps=8),
 }
 """By architecture. Prompts shorter than 512 tokens by Hopper's own instructions were not measured."""
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tegrad.llm.attention import ROPES, Scoring
 from tegrad.llm.cache import KvCache
+from tegrad.llm.chips import kernels_of
 from tegrad.llm.embedding import scaled
 from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.flash import Flash
@@ -226,10 +227,9 @@ class Prefill:
     def _attention(self, size: int, at: int, op: Attend) -> list[Launch]:
         config, programs, cache = self.config, self.rows.programs, self.cache.layers[at]
         tile = 64 if config.head_dim <= WIDE_HEAD_DIM else 32
+        warps = kernels_of(self.device.arch).flash_warps if config.head_dim == WIDE_HEAD_DIM else 4
         scoring = Scoring.of(config, op, self.cache.positions)
-        flash = Flash(
-            config.heads, config.kv_heads, config.head_dim, cache.rows, self.cache.q8, tile=tile, scoring=scoring
-        )
+        flash = Flash(config.heads, config.kv_heads, config.head_dim, cache.rows, self.cache.q8, warps, tile, scoring)
         attend = flash.launch(
             programs, out=self.rows.mixed, q=self._queries, keys=cache.keys, values=cache.values, chunk=self._chunk,
             tokens=size, key_scales=cache.key_scales, value_scales=cache.value_scales,
