@@ -9,8 +9,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache, partial
 from importlib.metadata import version
+from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -31,6 +35,8 @@ WINDOW: Final = 512
 TOKENS: Final = 16_384
 """Tokens of the windows of a figure, at least."""
 TABLE: Final = "perplexity.json"
+MOST_MODEL_BYTES: Final = 4 << 30
+"""Bytes of llama.cpp's copies of a model, at most, but for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +95,35 @@ def windows(path: Path, count: int) -> list[list[int]]:
 
 
 def compare(path: Path, score: Score, texts: Sequence[Sequence[int]], threads: int) -> Iterator[Window]:
-    """Each window's costs, ours by `score` and llama.cpp's on so many threads; RecordError without llama.cpp."""
-    try:
-        from tegrad.bench.cpu_llama import F16, peer
-    except ImportError as error:
-        raise RecordError("llama.cpp is missing: pip install cyllama") from error
+    """Each window's costs, ours by `score` and llama.cpp's on so many threads; RecordError without llama.cpp.
 
-    with peer(path, max(map(len, texts)), F16, F16, threads=threads) as opened:
-        for text in texts:
-            costs = [
-                float(negative_log_likelihood(side(text)[:-1], text[1:]).mean()) for side in (score, opened.logits)
-            ]
-            yield Window(len(text) - 1, *costs)
+    llama.cpp's logits come as lists of Python's numbers, which takes longer than they themselves where vocabularies are
+    large: several processes share its windows, each with the model in memory.
+    """
+    if find_spec("cyllama") is None:
+        raise RecordError("llama.cpp is missing: pip install cyllama")
+    processes = max(1, min(threads, len(texts), MOST_MODEL_BYTES // path.stat().st_size))
+    theirs = partial(_llama_cpp, path, max(map(len, texts)), threads // processes)
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        for text, peer in zip(texts, [pool.submit(theirs, text) for text in texts], strict=True):
+            ours = float(negative_log_likelihood(score(text)[:-1], text[1:]).mean())
+            yield Window(len(text) - 1, ours, peer.result())
+
+
+def _llama_cpp(path: Path, context: int, threads: int, text: Sequence[int]) -> float:
+    """CPU llama.cpp's mean cost of a token of a window."""
+    from tegrad.bench.cpu_llama import F16
+
+    logits = _peer(path, context, F16, threads).logits(text)
+    return float(negative_log_likelihood(logits[:-1], text[1:]).mean())
+
+
+@cache
+def _peer(path: Path, context: int, kind: int, threads: int) -> Any:
+    """The model in llama.cpp, for all windows of a process."""
+    from tegrad.bench.cpu_llama import Peer
+
+    return Peer(path, context, kind, kind, threads)
 
 
 def record(name: str, found: Perplexity, command: str) -> Record:

@@ -183,8 +183,11 @@ def loss(model: Runner, tokenizer: Tokenizer, documents: Iterable[str]) -> Itera
 
 def negative_log_likelihood(logits: NDArray[np.floating[Any]], targets: Sequence[int]) -> NDArray[np.float64]:
     """Nats of each target (n,) under logits (n, vocab)."""
-    chosen: NDArray[np.float64] = log_softmax(logits)[np.arange(len(logits)), np.asarray(targets)]
-    return -chosen
+    nats = np.empty(len(logits))
+    for at, (row, target) in enumerate(zip(logits, targets, strict=True)):  # a vocabulary at a time stays in the cache
+        raised = row.astype(np.float64) - row.max()
+        nats[at] = np.log(np.exp(raised).sum()) - raised[target]
+    return nats
 
 
 @dataclass(frozen=True, slots=True)
