@@ -75,7 +75,7 @@ class Rope:
             ramp = self._yarn_ramp(self.yarn, pairs) * self.yarn.extrapolation
             frequency = frequency * (self.scale * (1 - ramp) + ramp)
             if self.yarn.extrapolation:
-                magnitude *= 1.0 + 0.1 * float(np.log(1.0 / self.scale))
+                magnitude *= 1.0 + 0.1 * max(0.0, float(np.log(1.0 / self.scale)))
         tables = np.empty((2, positions, len(pairs)), np.float32)
         for start in range(0, positions, POSITIONS_AT_ONCE):
             angle = np.arange(start, min(start + POSITIONS_AT_ONCE, positions), dtype=np.float64)[:, None] * frequency

@@ -198,6 +198,15 @@ def test_yarns_betas_are_the_files(tmp_path: Path, fast: float | None, slow: flo
     assert (found[between] > plain[between] / 4 * (1 + 1e-3)).all()
 
 
+def test_positions_that_yarn_stretches_lose_nothing_of_their_cosines(tmp_path: Path) -> None:
+    """Only where it squeezes them they grow, as in llama.cpp and Hugging Face's models."""
+    path = write(tmp_path / "model.gguf", SMALL, TYPE.F32)
+    for factor, growth in ((0.5, 1.0), (1.0, 1.0), (4.0, 1 + 0.1 * math.log(4))):
+        changes = {**YARN, f"{SCALING}.factor": factor}
+        tables = read(rewritten(path, tmp_path / "yarn.gguf", **changes)).rope.tables(3)
+        np.testing.assert_allclose(np.hypot(*tables), growth, rtol=1e-6)
+
+
 @pytest.mark.parametrize("scale", [1e-9, 1e9])
 def test_a_scale_that_leaves_nothing_to_normalize_is_refused(tmp_path: Path, scale: float) -> None:
     shape = replace(SMALL, arch="granite", extra={"granite.residual_scale": scale})
