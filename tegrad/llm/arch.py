@@ -217,7 +217,7 @@ QWEN2: Final = replace(
 GEMMA3: Final = replace(
     QWEN2,
     name="gemma3",
-    qkv=tuple(replace(spec, bias="none") for spec in LLAMA.qkv),
+    qkv=LLAMA.qkv,
     query_norm=Spec("attn_q_norm", ("head",)),
     key_norm=Spec("attn_k_norm", ("head",)),
     attn_post_norm=Spec("post_attention_norm", ("dim",)),
@@ -258,7 +258,7 @@ OLMO2: Final = replace(
 QWEN3: Final = replace(
     QWEN2,
     name="qwen3",
-    qkv=tuple(replace(spec, bias="none") for spec in LLAMA.qkv),
+    qkv=LLAMA.qkv,
     query_norm=Spec("attn_q_norm", ("head",)),
     key_norm=Spec("attn_k_norm", ("head",)),
 )
@@ -280,10 +280,13 @@ SMOLLM3: Final = replace(
     unturned=4,
 )
 
+FUSED: Final = (Spec("attn_qkv", ("query+key+value", "dim"), "may"),)
+"""Queries, keys and values in one tensor: phi3's, and those of any family where a converter was asked to."""
+
 PHI3: Final = replace(
     QWEN2,
     name="phi3",
-    qkv=(Spec("attn_qkv", ("query+key+value", "dim")),),
+    qkv=FUSED,
     gate=Spec("ffn_gate", ("ffn", "dim"), stack=Stack("ffn_up", ("ffn", "ffn"), 0)),
     up=Spec("ffn_up", ("ffn", "dim"), stack=Stack("ffn_up", ("ffn", "ffn"), 1)),
     rope_divisors=LONG_ROPE,
@@ -461,6 +464,7 @@ class Config:
     def read(cls, file: Gguf) -> Self:
         """The sizes of a file's model; raises UnsupportedModelError or GgufError."""
         config = cls.of(file, lambda spec: file.tensor(tensor_name(spec)).shape)
+        config = replace(config, arch=_as_stored(config.arch, file))
         config._check_all(file)
         return config
 
@@ -611,6 +615,18 @@ def _refuse(get: _Reader, arch: Arch) -> None:
         raise UnsupportedModelError(f"{get.file.path} attends in both directions, which we do not run: choose another")
     if arch.turned_by is not None and get.file.metadata.get(f"{name}.{arch.turned_by}", True) is False:
         raise UnsupportedModelError(f"{get.file.path} rotates no heads, which we do not run: choose another")
+
+
+def _as_stored(arch: Arch, file: Gguf) -> Arch:
+    """The family, its queries, keys and values in one tensor or three as the file has them, and with biases or none."""
+
+    def has(name: str) -> bool:
+        return f"blk.0.{name}" in file.tensors
+
+    if len(arch.qkv) == 3 and has("attn_qkv.weight"):
+        return replace(arch, qkv=FUSED)
+    one, unbiased = len(arch.qkv) == 1, arch.qkv[0].bias == "must" and not has("attn_q.bias")
+    return replace(arch, qkv=LLAMA.qkv) if has("attn_q.weight") and (one or unbiased) else arch
 
 
 def _window(get: _Reader, name: str) -> int | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tiny_llama
 from decode_steps import TOKENS, decoded, errors, read
 from small_tunings import SMALL
 from tiny_llama import TYPE, Shape, write
@@ -87,3 +89,22 @@ def test_a_model_of_one_format_runs_every_way(opened: Any, tmp_path: Path, kind:
 )
 def test_rows_of_no_whole_k_quant_block_run(opened: Any, tmp_path: Path, kind: BlockType) -> None:
     check(write(tmp_path / "model.gguf", NARROW, TYPE[kind.name]), opened)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+def test_queries_keys_and_values_in_one_tensor_run_every_way(
+    opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str
+) -> None:
+    """Rotated by neighbours and by halves, without biases and with them."""
+    apart = tiny_llama.weights
+
+    def fused(shape: Shape, seed: int) -> dict[str, np.ndarray]:
+        tensors = apart(shape, seed)
+        for name in [name for name in tensors if ".attn_q." in name]:
+            parts = [tensors.pop(name.replace("attn_q", f"attn_{part}")) for part in "qkv"]
+            tensors[name.replace("attn_q", "attn_qkv")] = np.concatenate(parts)
+        return tensors
+
+    monkeypatch.setattr(tiny_llama, "weights", fused)
+    check(write(tmp_path / "model.gguf", replace(WIDE, arch=arch), TYPE.Q8_0), opened)

@@ -1,10 +1,12 @@
 """The float32 reference agrees with llama.cpp, so that what agrees with the reference does too."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_llama
 from gguf.quants import dequantize, quantize
 from tiny_llama import GEMMA2, LARGE_EPS, SHAPES, TYPE, Shape, disagreements, write
 
@@ -85,6 +87,63 @@ def test_each_scale_is_applied_where_llama_cpp_applies_it(tmp_path: Path, scale:
     extra["granite.logit_scale"] = extra["granite.logit_scale"] or 1.0
     path = write(tmp_path / "model.gguf", replace(SHAPES["granite"], extra=extra), TYPE.F32)
     tokens = np.random.default_rng(1).integers(0, SHAPES["granite"].vocab, 20).tolist()
+    with llama_cpp.peer(path) as peer:
+        theirs = peer.logits(tokens)
+    assert np.abs(Reference(path).logits(tokens) - theirs).max() <= 1e-4 * np.abs(theirs).max()
+
+
+def fused(tensors: dict[str, np.ndarray]) -> None:
+    """Queries, keys and values in one tensor, and their biases, as convert_hf_to_gguf.py --fuse-qkv writes them."""
+    for name in [name for name in tensors if ".attn_q." in name]:
+        tensors[name.replace("attn_q", "attn_qkv")] = np.concatenate(
+            [tensors.pop(name.replace("attn_q", f"attn_{part}")) for part in "qkv"]
+        )
+
+
+def apart(tensors: dict[str, np.ndarray]) -> None:
+    """In three tensors, of a model of as many of each row."""
+    for name in [name for name in tensors if ".attn_qkv." in name]:
+        for part, rows in zip("qkv", np.split(tensors.pop(name), 3), strict=True):
+            tensors[name.replace("qkv", part)] = rows
+
+
+def unbiased(tensors: dict[str, np.ndarray]) -> None:
+    for name in [name for name in tensors if name.endswith(".bias")]:
+        del tensors[name]
+
+
+def biased(tensors: dict[str, np.ndarray]) -> None:
+    for name in [name for name in tensors if name.endswith(tuple(f"attn_{part}.weight" for part in ("q", "k", "v")))]:
+        tensors[name.replace("weight", "bias")] = np.linspace(-1, 1, len(tensors[name]), dtype=np.float32)
+
+
+STORED: dict[str, tuple[str, tuple[Callable[[dict[str, np.ndarray]], None], ...]]] = {
+    "llama in one": ("plain", (biased, fused)),
+    "qwen2 in one": ("qwen2", (fused,)),
+    "gemma3 in one": ("gemma3", (fused,)),
+    "phi3 in three": ("phi3", (apart,)),
+    "qwen2 without biases, as KORMo": ("qwen2", (unbiased,)),
+    "qwen3 with biases": ("qwen3", (biased,)),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_queries_keys_and_values_are_found_however_they_are_stored(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(numerics.ACTIVATIONS, "gelu", table_gelu)
+    (family, changes), made = STORED[name], tiny_llama.weights
+
+    def stored(shape: Shape, seed: int) -> dict[str, np.ndarray]:
+        tensors = made(shape, seed)
+        for change in changes:
+            change(tensors)
+        return tensors
+
+    monkeypatch.setattr(tiny_llama, "weights", stored)
+    shape = replace(SHAPES[family], kv_heads=SHAPES[family].heads)
+    path = write(tmp_path / "model.gguf", shape, TYPE.F32)
+    tokens = np.random.default_rng(1).integers(0, shape.vocab, 30).tolist()
     with llama_cpp.peer(path) as peer:
         theirs = peer.logits(tokens)
     assert np.abs(Reference(path).logits(tokens) - theirs).max() <= 1e-4 * np.abs(theirs).max()
