@@ -8,12 +8,14 @@ joined out of many pairs of equal score, was cut differently there.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final
 
 SPACE: Final = "\u2581"
 """How SentencePiece writes a space."""
+NUMBERS: Final[Mapping[str, int]] = {"bos": 1, "eos": 2}
+"""Of a SentencePiece model's tokens in a file that does not tell them: its trainer's own, and llama.cpp's."""
 _WORD: Final = re.compile(f"{SPACE}+[^{SPACE}]*|[^{SPACE}]+")
 
 

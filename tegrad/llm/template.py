@@ -20,6 +20,7 @@ from typing import Any, Final, Self
 import tegrad
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import Gguf
+from tegrad.llm.pieces import NUMBERS
 
 KEY: Final = "tokenizer.chat_template"
 CPU_LIMIT_S: Final = 3.0
@@ -168,7 +169,8 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
 
 
 def _token(file: Gguf, name: str) -> str:
-    tokens, number = file.metadata.get("tokenizer.ggml.tokens"), file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+    tokens, kind = file.metadata.get("tokenizer.ggml.tokens"), file.metadata.get("tokenizer.ggml.model")
+    number = file.metadata.get(f"tokenizer.ggml.{name}_token_id", NUMBERS[name] if kind == "llama" else None)
     if isinstance(tokens, list) and isinstance(number, int) and 0 <= number < len(tokens):
         return str(tokens[number])
     return ""

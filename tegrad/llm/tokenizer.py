@@ -25,7 +25,7 @@ from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 from tegrad.llm.cuts import SPLITS, Cut
 from tegrad.llm.errors import GgufError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf, Value, shown
-from tegrad.llm.pieces import SPACE, Pieces
+from tegrad.llm.pieces import NUMBERS, SPACE, Pieces
 
 T = TypeVar("T", int, str, bool)
 Encode: TypeAlias = Callable[[str], list[int]]
@@ -280,8 +280,10 @@ class Tokenizer:
         return lambda text: pieces.encode(front + text.replace(" ", SPACE))
 
     def _byte_tokens(self) -> list[int | None]:
+        """Each byte's, by their names where the file marks none."""
         found: list[int | None] = [None] * 256
-        for token in self._apart.get(Kind.BYTE, ()):
+        named = (token for token, text in enumerate(self.tokens) if _BYTE.fullmatch(text))
+        for token in self._apart.get(Kind.BYTE, named):
             found[int(self.tokens[token][3:-1], 16)] = token
         return found
 
@@ -392,11 +394,12 @@ class _Values:
         return cast("list[int]", value)
 
     def token(self, name: str) -> int | None:
-        key = f"tokenizer.ggml.{name}_token_id"
+        key, count = f"tokenizer.ggml.{name}_token_id", len(self._list("tokenizer.ggml.tokens"))
         if key not in self.file.metadata:
-            return None
+            usual = NUMBERS.get(name, count) if self.file.metadata.get("tokenizer.ggml.model") == "llama" else count
+            return usual if usual < count else None
         token = self.get(key, int)
-        if not 0 <= token < len(self._list("tokenizer.ggml.tokens")):
+        if not 0 <= token < count:
             raise self.file.corrupt(f"{key} = {token} is outside of the vocabulary")
         return token
 

@@ -17,6 +17,7 @@ from tokenizers.trainers import BpeTrainer
 from tegrad.llm.cuts import KINDS, SPLITS
 from tegrad.llm.errors import GgufError
 from tegrad.llm.gguf import Gguf
+from tegrad.llm.template import Template
 from tegrad.llm.tokenizer import BRIEF_CHARACTERS, ENDS, FILLS, Kind, Stream, Tokenizer
 
 CORPUS = (
@@ -188,6 +189,22 @@ def test_a_byte_that_no_token_stands_for_keeps_its_neighbours_apart(tmp_path: Pa
     llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
     with llama_cpp.peer(path) as peer:
         assert peer.vocab.tokenize(" \x0b ", False, True) == [space, space]
+
+
+@pytest.mark.parametrize("names", [("token_type",), ("bos_token_id",), ("eos_token_id", "bos_token_id")], ids=" ".join)
+def test_what_a_sentencepiece_file_does_not_tell_is_as_llama_cpp_has_it(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """Its trainer numbers the begin and the end 1 and 2; tokens of bytes are known by their names."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
+    sound = write_vocabulary(tmp_path / "v.gguf", sentencepiece(), **{"tokenizer.chat_template": "{{ bos_token }}"})
+    path = rewritten(sound, tmp_path / "less.gguf", **{f"tokenizer.ggml.{name}": None for name in names})
+    with Gguf.open(path) as file, llama_cpp.peer(path) as peer:
+        tokenizer, template = Tokenizer(file), Template.of(file)
+        assert tokenizer.stops == {token for token in range(len(tokenizer)) if peer.vocab.is_eog(token)}
+        assert template is not None
+        assert template.render([]) == "<s>"
+        template.close()
+        for text in texts(6, 40):
+            assert tokenizer.encode(text) == peer.vocab.tokenize(text, True, True), text
 
 
 @pytest.mark.parametrize("name", ["Phi-3 mini", "my-phi3", "Llama"])
