@@ -76,8 +76,9 @@ _BY_MARKS: Final = (
 )
 """DeepSeek V3's words, with their accents; a sign clings to the Latin word after it."""
 _DEEPSEEK_V3: Final = (r"\p{N}{1,3}", rf"{_HAN_AND_KANA}+", _BY_MARKS)
-_THREES: Final = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
-"""Digits by threes from the right; what stands in front of them is cut off later."""
+_THREES: Final = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))|\P{N}+"
+"""Digits by threes from the right; what stands in front of them is cut off later. Text after the last digit is a match
+of its own: each of its letters would be tried as the beginning of one."""
 _AFMOE: Final = (
     _THREES,
     _class(
