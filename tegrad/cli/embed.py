@@ -47,8 +47,9 @@ def embed(
         config, kind = Config.read(file), pooling or told(file)
         config.check_tokens(file)
         tokenizer = Tokenizer(file)
-        asked = from_stdin().decode("utf-8", "replace").splitlines() if texts == ["-"] else texts
-        tokens = [text_tokens(file, tokenizer, text) for text in asked]
+        # As bytes: text has more ends of lines than a line of stdin, such as form feeds and U+2028.
+        lines = texts if texts != ["-"] else [line.decode("utf-8", "replace") for line in from_stdin().splitlines()]
+        tokens = [text_tokens(file, tokenizer, text) for text in lines]
         positions = config.positions(context, max(map(len, tokens), default=0))
         open_device()
         session, _ = speaker(file, positions)

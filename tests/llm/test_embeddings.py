@@ -113,8 +113,8 @@ def test_a_text_ends_as_the_file_wants_it(tmp_path: Path) -> None:
 def test_the_command_prints_a_vector_a_line(tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf", SMALL, TYPE.F16)
     told = subprocess.run(
-        [sys.executable, "-m", "tegrad", "embed", str(path), "-"], input="tea\nthe sea\ntea\n", text=True,
-        capture_output=True, check=True, env={**os.environ, "TEGRAD_BOARD": "agx-orin-64gb"},
+        [sys.executable, "-m", "tegrad", "embed", str(path), "-"], input="tea\nthe\u2028sea\x0c\ntea\n",
+        encoding="utf-8", capture_output=True, check=True, env={**os.environ, "TEGRAD_BOARD": "agx-orin-64gb"},
     )  # fmt: skip
     first, other, same = (np.array(json.loads(line)) for line in told.stdout.splitlines())
     assert first.shape == (64,)
