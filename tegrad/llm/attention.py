@@ -185,10 +185,10 @@ class Attention:
             "OUTPUT_H": self.halves,
             "OUTPUT_Q": self.quantized,
             **self.scoring.defines,
-            **(self.tuning or {}),
+            **{name: value for name, value in (self.tuning or {}).items() if name != "HEAD_GROUPS"},
         }
         if self.head_groups > 1:
-            made["HEAD_GROUPS"] = self.head_groups
+            made["CACHE_HEADS"] = self.kv_heads
         if self.turned is not None:
             made["ROPE_POSITIONS"] = self.turned
         if self.rope_pairs is not None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.llm.formats import PLAIN
-from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, Floats, unit
+from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, Floats, capped, unit
 from tegrad.llm.schedule import (
     FLOAT_UNIT,
     QUANTIZED_UNIT,
@@ -27,6 +27,8 @@ from tegrad.llm.schedule import (
     Span,
     Vector,
     Wait,
+    head_spans,
+    run_rows,
     stream_segment,
 )
 
@@ -132,7 +134,7 @@ class Weights:
     output_norm: Floats
     qkv_bias: Sequence[Floats | None]
     rope: Floats
-    """Cosines and sines (2, positions, pairs)."""
+    """Cosines and sines (tables, 2, positions, pairs)."""
     eps: float
     halves: bool = False
     """Rotated pairs are (i, i + pairs), not neighbours."""
@@ -140,12 +142,18 @@ class Weights:
     key_norm: Sequence[Floats] | None = None
     activation: str = "silu"
     embedding_scale: float = 1.0
+    attn_post_norm: Sequence[Floats] = ()
+    ffn_post_norm: Sequence[Floats] = ()
+    normed: bool = True
+    """Whether layers norm what they read of the stream."""
+    score_cap: float | None = None
+    logit_cap: float | None = None
 
 
 class Interpreter:
-    """One sequence's steps. `keys` and `values` are (layers, kv heads, positions, head dim), as in the f16 cache.
+    """One sequence's steps. `keys` and `values` have (kv heads, rows, head dim) of each layer, as in the f16 cache.
 
-    `split(position)` gives the positions [begin, end) of each split of attention; the first split has the token itself.
+    `split(cached)` gives the positions [begin, end) of each split of attention; the first split has the token itself.
     """
 
     def __init__(
@@ -153,8 +161,8 @@ class Interpreter:
     ) -> None:
         net = program.network
         self.program, self.weights, self.split = program, weights, split
-        shape = (len(net.layers), net.kv_heads, positions, net.head_dim)
-        self.keys, self.values = np.zeros(shape, np.float16), np.zeros(shape, np.float16)
+        shapes = [(net.kv_heads, layer.rows or positions, net.head_dim) for layer in net.layers]
+        self.keys, self.values = ([np.zeros(shape, np.float16) for shape in shapes] for _ in range(2))
         self.logits = np.zeros(net.output.rows, np.float32)
         self.begin(0, 0)
 
@@ -164,7 +172,9 @@ class Interpreter:
         self.token, self.position, self.sampled = token, position, -1
         self.vectors = {vector: Travelling(size) for vector, size in net.sizes.items()}
         self.top: dict[int, tuple[float, int]] = {}
-        self.stream = np.zeros(net.dim, np.float32)
+        self.squares: dict[int, tuple[int, float]] = {}
+        """Of each CTA: the stage in which it set something apart, and the sum of squares of that."""
+        self.stream, self.apart = np.zeros(net.dim, np.float32), np.zeros(net.dim, np.float32)
         self._splits: dict[tuple[int, int], dict[int, tuple[Floats, Floats, Floats]]] = {}
 
     def run(self, order: Sequence[Instruction]) -> int:
@@ -187,7 +197,7 @@ class Interpreter:
                 self._hand_stream(ins, rows, row, self.weights.attn_norm[0], floats)
             case Op.PROJECT:
                 assert ins.output is not None
-                y = self._products(ins, Vector.X) * self._factor()
+                y = self._products(ins, Vector.X) * self._factor(ins)
                 if (bias := self.weights.qkv_bias[ins.layer]) is not None:
                     y = y + bias[ins.output.first : ins.output.end]
                 self._hand(ins.output, y, floats, ins.stage)
@@ -196,17 +206,29 @@ class Interpreter:
             case Op.ADD:
                 assert ins.output is not None
                 rows = slice(ins.output.first, ins.output.end)
-                out = ins.runs[0].matrix == self.program.network.layers[ins.layer].output
-                y = self._products(ins, Vector.MIXED if out else Vector.HIDDEN)
-                self._hand_stream(ins, rows, self.stream[rows] + y, self._next_norm(ins, out), floats)
+                y = self._products(ins, self._added(ins))
+                self._hand_stream(ins, rows, self.stream[rows] + y, self._next_norm(ins), floats)
+            case Op.APART:
+                first, count = run_rows(ins)
+                y = self._products(ins, self._added(ins)).astype(np.float32)
+                self.apart[first : first + count] = y
+                self.squares[ins.cta] = ins.stage, float((y.astype(np.float64) ** 2).sum())
+            case Op.JOIN:
+                assert ins.output is not None
+                rows = slice(ins.output.first, ins.output.end)
+                mean = sum(squares for _, squares in self.squares.values()) / self.stream.size
+                weights, mixed = self.weights, self._added(ins) is Vector.MIXED
+                post = (weights.attn_post_norm if mixed else weights.ffn_post_norm)[ins.layer][rows]
+                y = self.apart[rows] * post / np.sqrt(mean + weights.eps)
+                self._hand_stream(ins, rows, self.stream[rows] + y, self._next_norm(ins), floats)
             case Op.GATE:
                 assert ins.output is not None
-                y = self._products(ins, Vector.X) * self._factor()
+                y = self._products(ins, Vector.X) * self._factor(ins)
                 gate, up = y.reshape(2, -1)
                 self._hand(ins.output, ACTIVATIONS[self.weights.activation](gate) * up, floats, ins.stage)
             case Op.LOGITS:
-                y = self._products(ins, Vector.X) * self._factor()
-                first = ins.runs[0].first * stream_segment(ins.runs[0].matrix) // ins.runs[0].matrix.columns
+                y = capped(self._products(ins, Vector.X) * self._factor(ins), self.weights.logit_cap)
+                first = run_rows(ins)[0]
                 self.logits[first : first + len(y)] = y
                 found = (float(y.max()), first + int(y.argmax()))
                 self.top[ins.cta] = max(found, self.top.get(ins.cta, found), key=lambda entry: (entry[0], -entry[1]))
@@ -218,6 +240,9 @@ class Interpreter:
         if span.vector is Vector.TOP:
             if len(self.top) < span.count:
                 raise ScheduleError(f"{ins} runs before what it waits for")
+        elif span.vector is Vector.SQUARES:
+            if [stage for stage, _ in self.squares.values()] != [wait.stage] * span.count:
+                raise ScheduleError(f"{ins} runs before what it waits for, or after it is gone")
         elif (self.vectors[span.vector].stage[span.first : span.end] != wait.stage).any():
             raise ScheduleError(f"{ins} runs before what it waits for, or after it is gone")
 
@@ -232,13 +257,20 @@ class Interpreter:
             results.append(self.weights.matrices[matrix.name][first : first + rows].astype(np.float64) @ x)
         return np.concatenate(results)
 
-    def _factor(self) -> float:
-        """What normalizes the stream."""
+    def _factor(self, ins: Instruction) -> float:
+        """What normalizes the stream for an instruction."""
+        if not self.weights.normed and ins.op is not Op.LOGITS:
+            return 1.0
         x = self.vectors[Vector.X]
         return float(1 / np.sqrt(x.squares.astype(np.float64).sum() / x.size + self.weights.eps))
 
-    def _next_norm(self, ins: Instruction, out: bool) -> Floats:
-        if out:
+    def _added(self, ins: Instruction) -> Vector:
+        """What the product multiplies whose result an instruction adds to the stream."""
+        out = self.program.network.layers[ins.layer].output
+        return Vector.MIXED if self.program.stages[ins.stage].matrices[0] == out else Vector.HIDDEN
+
+    def _next_norm(self, ins: Instruction) -> Floats:
+        if self._added(ins) is Vector.MIXED:
             return self.weights.ffn_norm[ins.layer]
         last = ins.layer + 1 == len(self.program.network.layers)
         return self.weights.output_norm if last else self.weights.attn_norm[ins.layer + 1]
@@ -254,33 +286,53 @@ class Interpreter:
 
     # --- attention ----------------------------------------------------------------------------------------------------
 
-    def _rotate(self, layer: int, heads: Floats, norm: Floats | None) -> Floats:
-        """Heads (n, head dim) normalized and turned to the token's position."""
-        if norm is not None:
+    def _rotate(self, layer: int, heads: Floats, norm: Floats | None, among: Floats) -> Floats:
+        """Heads (n, head dim) normalized, by themselves or `among` all that are normed together, and turned to the
+        token's position."""
+        if norm is not None and self.program.network.whole_norms:
+            heads = heads / np.sqrt((among**2).mean() + self.weights.eps) * norm[: len(heads)]
+        elif norm is not None:
             heads = unit(heads, self.weights.eps) * norm
-        tables = self.weights.rope[:, self.position : self.position + 1].astype(np.float64)
-        if not self.program.network.layers[layer].turned:
-            tables = np.stack([np.ones_like(tables[0]), np.zeros_like(tables[1])])
+        turn = self.program.network.layers[layer].turn
+        tables = self.weights.rope[turn, :, self.position : self.position + 1].astype(np.float64)
         turned: Floats = ROTATIONS["halves" if self.weights.halves else "interleaved"](heads[None, :, None], tables)
         return turned[0, :, 0]
 
+    def _norm(self, side: Sequence[Floats] | None, ins: Instruction, first: int) -> Floats | None:
+        """The weights that norm heads from the first on: (1, head dim) where all heads have the same."""
+        if side is None:
+            return None
+        norm = side[ins.layer].reshape(-1, self.program.network.head_dim)
+        return norm[first:] if self.program.network.whole_norms else norm
+
     def _attend(self, ins: Instruction, floats: bool) -> None:
         net, weights = self.program.network, self.weights
-        ranges = self.split(self.position)
+        layer, groups = net.layers[ins.layer], self.program.head_groups
+        rows, window = self.keys[ins.layer].shape[1], layer.window or self.position + 1
+        cached = min(self.position, window - 1)
+        ranges = self.split(cached)
         if ins.split >= len(ranges) or ins.output is None:
             return
         qkv = self.vectors[Vector.QKV].floats.astype(np.float64)
-        query, key, value = (qkv[wait.span.first : wait.span.end].reshape(-1, net.head_dim) for wait in ins.waits)
-        norms = [None if side is None else side[ins.layer] for side in (weights.query_norm, weights.key_norm)]
-        queries = self._rotate(ins.layer, query, norms[0])
-        head = ins.head // self.program.head_groups
-        keys, values = self.keys[ins.layer, head], self.values[ins.layer, head]
-        begin, end = ranges[ins.split]
-        chosen = list(range(begin, end))
+        head = ins.head // groups
+        query, key, value = (
+            qkv[span.first : span.end].reshape(-1, net.head_dim) for span in head_spans(net, ins.head, groups)
+        )
+        all_queries, all_keys, _ = (qkv[wait.span.first : wait.span.end] for wait in ins.waits)
+        queries = self._rotate(
+            ins.layer, query, self._norm(weights.query_norm, ins, ins.head * len(query)), all_queries
+        )
+        keys, values = self.keys[ins.layer][head], self.values[ins.layer][head]
+        begin, end = (self.position - cached + at for at in ranges[ins.split])
+        chosen = [at % rows for at in range(begin, end)]
         if ins.split == 0:
-            keys[self.position], values[self.position] = self._rotate(ins.layer, key, norms[1])[0], value[0]
-            chosen.append(self.position)
-        scores = queries @ keys[chosen].astype(np.float64).T / np.sqrt(net.head_dim)
+            own = self.position % rows
+            keys[own], values[own] = (
+                self._rotate(ins.layer, key, self._norm(weights.key_norm, ins, head), all_keys)[0],
+                value[0],
+            )
+            chosen.append(own)
+        scores = capped(queries @ keys[chosen].astype(np.float64).T / np.sqrt(net.head_dim), weights.score_cap)
         top = scores.max(axis=1, keepdims=True)
         parts = np.exp(scores - top)
         met = self._splits.setdefault((ins.stage, ins.head), {})

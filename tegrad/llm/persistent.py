@@ -24,11 +24,11 @@ from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import TUNED
 from tegrad.llm.errors import UnsupportedModelError, UntunedChipError
 from tegrad.llm.formats import FORMATS, PLAIN, SEGMENT, SET, BlockType
-from tegrad.llm.network import Add, Attend, Gate, Project, norms
+from tegrad.llm.network import Add, Attend, Gate, Norm, NormKind, Project
 from tegrad.llm.network import Network as ModelNetwork
 from tegrad.llm.packed import PackedMatrix, PackedModel
 from tegrad.llm.programs import load_kernel
-from tegrad.llm.rope import UNTURNED
+from tegrad.llm.rope import Rope
 from tegrad.llm.sampling import Sampling
 from tegrad.llm.schedule import (
     REPORT_BYTES,
@@ -107,21 +107,32 @@ class Tuning:
         return 32 * (self.consumers + self.epilogue + 1)
 
     @classmethod
-    def suited(cls, kinds: Iterable[BlockType], positions: int = 0, *, q8: bool = False, head_dim: int = 64) -> Self:
+    def suited(
+        cls,
+        kinds: Iterable[BlockType],
+        positions: int = 0,
+        *,
+        q8: bool = False,
+        head_dim: int = 64,
+        rings: bool = False,
+    ) -> Self:
         """What was best for models of these formats on an H200 (docs/notebook.md); its tiles leave room for a pipeline.
 
         Floats want more warps that stage, since they travel as they are, and poll more of them; small segments more
         that multiply, where attention needs no ring.
         """
         widest, made = max(kind.segment_bytes for kind in kinds), cls()
-        # pieces of scales in every tile
+        # pieces of scales in every tile; in rings it may begin at any row
         whole = positions % Q8_POSITION_MULTIPLE == 0 and head_dim & (head_dim - 1) == 0
+        whole = whole and (head_dim % 256 == 0 or not rings)
         ring = positions > NEAR_POSITIONS and (whole or not q8)
         if widest >= 4096:
             consumers = 32768 // widest
             made = cls(consumers=consumers, per_tile=1, attention_warps=consumers, epilogue=7, backoff=20)
         elif widest < 1280 and not ring:
             made = cls(consumers=16, per_tile=1, attention_warps=16, epilogue=3, polled=3)
+        if head_dim > 128:  # a row takes a whole warp
+            made = replace(made, attention_loads=4)
         return (
             replace(made, attention_pipeline=2, head_groups=max(1, MOST_POSITION_READS // positions)) if ring else made
         )
@@ -144,6 +155,9 @@ class Persistent:
     eps: float
     qk_norm: bool = False
     cache_q8: bool = False
+    unnormed: bool = False
+    """Layers read the residual stream as it is."""
+    logit_cap: float | None = None
     activation: str = "silu"
     embedding_scale: float = 1.0
     scoring: Scoring = PLAIN_SCORES
@@ -181,7 +195,7 @@ class Persistent:
             "KV_HEADS": net.kv_heads * program.head_groups, "CACHE_HEADS": net.kv_heads, "HEAD_DIM": net.head_dim,
             "POSITIONS": self.positions,
             "ROPE": ROPES[self.rope], "ROPE_PAIRS": self.rope_pairs, "EPS": f"{self.eps:.9e}f",
-            "QK_NORM": self.qk_norm, "CACHE_Q8": self.cache_q8,
+            "QK_NORM": self.qk_norm * (1 + net.whole_norms), "CACHE_Q8": self.cache_q8,
             "ACTIVATION": {"silu": 1, "gelu": 2}[self.activation],
             "JOINS": self.layout.joins, "COUNTERS": self.layout.counters, "REPORTS": self.layout.reports,
             "COLUMNS": max(m.columns for m in matrices),
@@ -195,8 +209,12 @@ class Persistent:
             made["NARROW"] = 1
         if self.embedding_scale != 1:
             made["EMBEDDING_SCALE"] = f"{self.embedding_scale:.9e}f"
-        if not all(layer.turned for layer in net.layers):
-            made["UNTURNED"] = 1
+        if self.logit_cap is not None:
+            made["LOGIT_CAP"] = f"{self.logit_cap:.9e}f"
+        if turns := max(layer.turn for layer in net.layers):
+            made["ANGLE_TABLES"] = 1 + turns
+        given = {"POST_NORMS": net.post_norms, "UNNORMED": self.unnormed, "RINGS": any(one.rows for one in net.layers)}
+        made |= {name: 1 for name, there in given.items() if there}
         for name in Tuning.__dataclass_fields__:
             if (value := getattr(tuning, name)) is not None:
                 made[name.upper()] = value
@@ -336,19 +354,21 @@ class PersistentPlan:
         if tuning is None:
             positions = cache.positions if reach > NEAR_POSITIONS else reach
             kinds = (matrix.kind for matrix in made.matrices())
-            tuning = Tuning.suited(kinds, positions, q8=cache.q8, head_dim=made.head_dim)
+            rings = any(layer.rows for layer in made.layers)
+            tuning = Tuning.suited(kinds, positions, q8=cache.q8, head_dim=made.head_dim, rings=rings)
         program = build(made, ctas, head_groups=tuning.head_groups)
         self.kernel = Persistent(
             program, self.device.arch, cache.positions, attend.rotation, attend.rope.dim // 2, config.eps,
-            attend.query_norm is not None, cache.q8, net.gate.activation, net.embed.scale,
-            Scoring.of(config, attend, cache.positions), timestamps=timestamps, tuning=tuning,
+            attend.query_norm is not None, cache.q8, net.project.norm is None, net.logits.cap, net.gate.activation,
+            net.embed.scale, Scoring.of(config, replace(attend, window=None), cache.positions), timestamps=timestamps,
+            tuning=tuning,
         )  # fmt: skip
         words = self.kernel.words
         prove(program, words)
         self._program = self.kernel.load(self.device)
         self._words = workspace.put(words)
         self._space = workspace.put(np.zeros(self.kernel.space_bytes, np.uint8))
-        self._rope = workspace.put(attend.rope.tables(cache.positions, self.model.divisors.of(cache.positions)))
+        self._rope = workspace.put(_turns(net, cache.positions, self.model.divisors.of(cache.positions)))
         self.logits = workspace.take(4 * config.vocab, LOGITS_SPEC)
         self.timestamps = workspace.take(32 * ctas * len(program.stages)) if timestamps else self.logits
         """Where asked for: u64 (ctas, stages, 4), cycles of each SM."""
@@ -371,78 +391,79 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network
             raise UnsupportedModelError(f"{name} has a bias, which the persistent step does not add")
         return Matrix(name, packed.kind, packed.rows, packed.columns, packed.buffer.va_addr)
 
+    ones = workspace.put(np.ones(config.dim, np.float32)).va_addr if project.norm is None else 0
+    windows = [op.window if op.window is not None and op.window < cache.positions else 0 for op in net.attends]
+    ropes = _ropes(net)
     layers = []
-    for at, (layer, kept) in enumerate(zip(model.layers, cache.layers, strict=True)):
+    for at, (op, layer, kept) in enumerate(zip(net.attends, model.layers, cache.layers, strict=True)):
         qkv = [matrix(f"blk.{at}.qkv.{index}", replace(packed, bias=None)) for index, packed in enumerate(layer.qkv)]
         output, gate, up, down = (
             matrix(f"blk.{at}.{spec.name}", layer.matrices[spec.name])
             for spec in (add_mixed.matrix, *gated.matrices, add_hidden.matrix)
         )
-        vectors = [
-            0 if spec is None else layer.vectors[spec.name].va_addr
-            for spec in (*norms(project.norm, gated.norm), attend.query_norm, attend.key_norm)
+        names = [
+            None if norm is None else norm.spec for norm in (project.norm, gated.norm, add_mixed.norm, add_hidden.norm)
+        ]
+        found = [
+            0 if spec is None else layer.vectors[spec.name].va_addr for spec in (*names, op.query_norm, op.key_norm)
         ]
         layers.append(
             Layer(
-                tuple(qkv),
-                output,
-                gate,
-                up,
-                down,
-                vectors[0],
-                vectors[1],
-                _joined_bias(model, layer.qkv, workspace),
-                vectors[2],
-                vectors[3],
-                kept.keys.va_addr,
-                kept.values.va_addr,
-                kept.key_scales.va_addr,
-                kept.value_scales.va_addr,
-                net.attends[at].rotation != "none",
+                tuple(qkv), output, gate, up, down, found[0] or ones, found[1] or ones,
+                _joined_bias(model, layer.qkv, workspace), found[4], found[5],
+                kept.keys.va_addr, kept.values.va_addr, kept.key_scales.va_addr, kept.value_scales.va_addr,
+                ropes.index(op.rope), found[2], found[3], kept.rows if any(windows) else 0, windows[at],
             )
-        )
+        )  # fmt: skip
     embedding = matrix("token_embd", model.embedding)
     last = embedding if model.output is model.embedding else matrix("output", model.output)
     return Network(
         config.dim, config.ffn, config.heads, config.kv_heads, config.head_dim, embedding, tuple(layers), last,
-        model.vectors[net.logits.norm.spec.name].va_addr,
+        model.vectors[net.logits.norm.spec.name].va_addr, add_mixed.norm is not None, attend.norms == "whole",
     )  # fmt: skip
 
 
 def kernels_block(config: Config) -> tuple[Project, Attend, Add, Gate, Add]:
     """A model's block, which must be the one that the kernel runs, a gated one of RMS norms and rotated heads; alike in
-    all layers, but that some may rotate nothing. UnsupportedModelError."""
+    all layers, but for windows and angles. UnsupportedModelError."""
     net, turning = config.network, _turning(config.network)
-    unturned = replace(turning, rotation="none", rope=UNTURNED)
-    if any(op not in (turning, unturned) for op in net.attends) and not _what_it_lacks(config):
+    alike = [replace(turning, rotation=op.rotation, rope=op.rope, window=op.window) for op in net.attends]
+    widths = {op.rope.dim for op in net.attends if op.rotation != "none"}
+    if alike != list(net.attends) or len(widths) > 1:
         raise UnsupportedModelError(f"the persistent step does not run {config.arch.name}: its layers differ")
     first = [turning if isinstance(op, Attend) else op for op in net.blocks[0]]
     match first:
         case (Project() as project, Attend() as attend, Add() as mixed, Gate() as gated, Add() as hidden):
-            kinds = {None if op.norm is None else op.norm.kind for op in (project, gated, net.logits)}
+            before, after = ([_kind(op.norm) for op in ops] for ops in ((project, gated), (mixed, hidden)))
             fits = (mixed.reads, hidden.reads) == ("mixed", "hidden") and gated.gate is not None
-            fits = fits and kinds == {"rms"} and attend.rotation != "none" and net.embed.positions is None
-            if fits and not _what_it_lacks(config):
+            fits = fits and {*before, *after, _kind(net.logits.norm)} <= {"rms", None}
+            fits = fits and before[0] == before[1] and after[0] == after[1]
+            if fits and attend.rotation != "none" and net.embed.positions is None:
                 return project, attend, mixed, gated, hidden
-    what = _what_it_lacks(config) or "norm, gate or positions"
-    raise UnsupportedModelError(f"the persistent step does not run {config.arch.name}: its {what} differ")
+    raise UnsupportedModelError(
+        f"the persistent step does not run {config.arch.name}: its norm, gate or positions differ"
+    )
 
 
-def _what_it_lacks(config: Config) -> str:
-    """What of a model's operations the kernel has no words for."""
-    net = config.network
-    lacking = {
-        "norms after blocks": any(isinstance(op, Add) and op.norm is not None for op in net.blocks[0]),
-        "windows": any(op.window is not None for op in net.attends),
-        "caps": any(op.cap is not None for op in net.attends) or net.logits.cap is not None,
-        "norms of all heads": any(op.norms == "whole" for op in net.attends),
-    }
-    return ", ".join(name for name, lacks in lacking.items() if lacks)
+def _kind(norm: Norm | None) -> NormKind | None:
+    return None if norm is None else norm.kind
 
 
 def _turning(net: ModelNetwork) -> Attend:
     """The first layer's attention that rotates heads, or the first one's."""
     return next((op for op in net.attends if op.rotation != "none"), net.attends[0])
+
+
+def _ropes(net: ModelNetwork) -> list[Rope]:
+    """The different ones, in the order of the layers."""
+    return list(dict.fromkeys(op.rope for op in net.attends))
+
+
+def _turns(net: ModelNetwork, positions: int, divisors: NDArray[np.float32] | None) -> NDArray[np.float32]:
+    """Cosines and sines (ropes, 2, positions, pairs) of each rope; where nothing is rotated, of no angle."""
+    none = np.zeros((2, positions, _turning(net).rope.dim // 2), np.float32)
+    none[0] = 1
+    return np.stack([rope.tables(positions, divisors) if rope.dim else none for rope in _ropes(net)])
 
 
 def _joined_bias(model: PackedModel, matrices: Sequence[PackedMatrix], workspace: Workspace) -> int:

@@ -1,6 +1,7 @@
 """One decode step as data: what each CTA of the persistent kernel does, in order, and the proof that it may.
 
-A step is a list of **stages** (embed; per layer: qkv, attend, out, gate and up, down; logits; sample). Each stage gives
+A step is a list of **stages** (embed; per layer: qkv, attend, out, gate and up, down; logits; sample). Where what a
+block adds is normed before, out and down set it apart and a stage after each joins it to the stream. Each stage gives
 each CTA at most one **instruction**: the rows of matrices that it multiplies, the vector that it reads, the rows of the
 vector that it writes, and the writes of other CTAs that it waits for. Vectors travel in units of 8 elements, so that
 rows are dealt out in eights. Weights are streamed through a pipeline in the order of the instructions, tile by tile.
@@ -61,6 +62,10 @@ class Op(IntEnum):
     """Rows of the output matrix; the largest of the CTA's is published by the last such stage."""
     SAMPLE = 7
     """The step's token from the CTAs' largest logits; the state moves on."""
+    APART = 8
+    """Products that their CTA keeps, as ADD's; it publishes the sum of their squares."""
+    JOIN = 9
+    """What the CTA set apart, normed by all CTAs' sums of squares, added to the residual stream."""
 
 
 class Vector(IntEnum):
@@ -74,6 +79,8 @@ class Vector(IntEnum):
     HIDDEN = 3
     TOP = 4
     """The largest logit of each CTA and its row; one unit each."""
+    SQUARES = 5
+    """The sum of squares of what each CTA set apart; one unit each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +114,14 @@ class Layer:
     values: int = 0
     key_scales: int = 0
     value_scales: int = 0
-    turned: bool = True
-    """Whether its heads are rotated."""
+    turn: int = 0
+    """Which of the step's tables of angles rotates its heads."""
+    attn_post_norm: int = 0
+    ffn_post_norm: int = 0
+    rows: int = 0
+    """Of the cache of a KV head, a ring: position p lies in row p % rows. 0: it has all positions, as all layers'."""
+    window: int = 0
+    """Positions that are attended to, the token's own included; 0: all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +137,10 @@ class Network:
     layers: tuple[Layer, ...]
     output: Matrix
     output_norm: int = 0
+    post_norms: bool = False
+    """Whether what a layer adds to the stream is normed before."""
+    whole_norms: bool = False
+    """Whether all queries are normed together, and all keys."""
 
     def matrices(self) -> Iterable[Matrix]:
         """Every matrix that a step multiplies by."""
@@ -133,7 +150,7 @@ class Network:
 
     @property
     def sizes(self) -> dict[Vector, int]:
-        """Elements of each vector but TOP, which has a unit for each CTA."""
+        """Elements of each vector but TOP and SQUARES, which have a unit for each CTA."""
         return {
             Vector.X: self.dim,
             Vector.QKV: (self.heads + 2 * self.kv_heads) * self.head_dim,
@@ -377,7 +394,7 @@ class _Builder:
         Of logits, `part` of `parts` of the rows; only the last publishes. Rows of the residual stream are always dealt
         alike: their CTA keeps them.
         """
-        least = self.stream if op is Op.ADD else _together(*matrices)
+        least = self.stream if op in (Op.ADD, Op.APART) else _together(*matrices)
         sides = [(matrix,) for matrix in matrices] if op is Op.GATE else [matrices]
         rows = sum(matrix.rows for matrix in sides[0])
         stage, row = len(self.stages), []
@@ -391,17 +408,29 @@ class _Builder:
                 continue
             runs = tuple(run for side in sides for run in _runs(side, unit * UNIT, units * UNIT))
             output: Span | None = Span(target, first + unit * UNIT, units * UNIT)
-            if op is Op.LOGITS:
+            if op in (Op.LOGITS, Op.APART):
                 output = Span(target, cta, 1) if part == parts - 1 else None
             row.append(Instruction(op, stage, cta, layer, waits, runs, output))
         self.add(op, layer, row, matrices, floats)
 
-    def embed(self, floats: bool) -> None:
-        row = []
+    def stream_rows(
+        self, op: Op, layer: int, floats: bool, waits: tuple[Wait, ...] = (), matrices: tuple[Matrix, ...] = ()
+    ) -> None:
+        """Each CTA's rows of the residual stream, without a product."""
+        row, stage = [], len(self.stages)
         for cta, (unit, units) in enumerate(deal(self.network.dim // UNIT, self.ctas, self.stream)):
             output = Span(Vector.X, unit * UNIT, units * UNIT)
-            row.append(Instruction(Op.EMBED if units else Op.NOTHING, 0, cta, output=output if units else None))
-        self.add(Op.EMBED, 0, row, (), floats)
+            some = Instruction(op, stage, cta, layer, waits, output=output)
+            row.append(some if units else Instruction(Op.NOTHING, stage, cta, layer))
+        self.add(op, layer, row, matrices, floats)
+
+    def added(self, layer: int, source: Vector, matrix: Matrix, floats: bool) -> None:
+        """A product that is added to the residual stream, normed by itself where the network does that."""
+        if not self.network.post_norms:
+            self.product(Op.ADD, layer, source, Vector.X, (matrix,), floats=floats)
+            return
+        self.product(Op.APART, layer, source, Vector.SQUARES, (matrix,))
+        self.stream_rows(Op.JOIN, layer, floats, (self.wait_all(Vector.SQUARES),), (matrix,))
 
     def attend(self, layer: int, floats: bool) -> None:
         net, stage = self.network, len(self.stages)
@@ -409,18 +438,22 @@ class _Builder:
         count = net.kv_heads * self.head_groups
         wide = net.heads // count * net.head_dim
         for head in range(count):
-            waits = tuple(self.wait(span) for span in head_spans(net, head, self.head_groups))
+            waits = tuple(self.wait(span) for span in read_spans(net, head, self.head_groups))
             output = Span(Vector.MIXED, head * wide, wide)
             for split in range(self.splits):
                 cta = split * count + head
                 row[cta] = Instruction(Op.ATTEND, stage, cta, layer, waits, (), output, head, split)
         self.add(Op.ATTEND, layer, row, (), floats)
 
+    def wait_all(self, vector: Vector) -> Wait:
+        """Wait for the latest unit of each CTA that writes one."""
+        last = self.wait(Span(vector, 0, 1))
+        return replace(last, span=Span(vector, 0, last.writers))
+
     def sample(self) -> None:
-        last = self.wait(Span(Vector.TOP, 0, 1))
-        row = [Instruction(Op.NOTHING, last.stage + 1, cta) for cta in range(self.ctas)]
-        wait = Wait(Span(Vector.TOP, 0, last.writers), last.stage, last.writers)
-        row[0] = Instruction(Op.SAMPLE, last.stage + 1, 0, waits=(wait,))
+        wait = self.wait_all(Vector.TOP)
+        row = [Instruction(Op.NOTHING, wait.stage + 1, cta) for cta in range(self.ctas)]
+        row[0] = Instruction(Op.SAMPLE, wait.stage + 1, 0, waits=(wait,))
         self.add(Op.SAMPLE, 0, row, (), False)
 
 
@@ -433,6 +466,15 @@ def head_spans(net: Network, head: int, head_groups: int) -> tuple[Span, Span, S
         Span(Vector.QKV, key, net.head_dim),
         Span(Vector.QKV, key + net.kv_heads * net.head_dim, net.head_dim),
     )
+
+
+def read_spans(net: Network, head: int, head_groups: int) -> tuple[Span, Span, Span]:
+    """What is read for them: where all queries are normed together, and all keys, all of these."""
+    queries, keys, values = head_spans(net, head, head_groups)
+    if net.whole_norms:
+        queries = Span(Vector.QKV, 0, net.heads * net.head_dim)
+        keys = Span(Vector.QKV, queries.end, net.kv_heads * net.head_dim)
+    return queries, keys, values
 
 
 def _plain(*matrices: Matrix) -> bool:
@@ -471,7 +513,7 @@ def build(network: Network, ctas: int, splits: int | None = None, head_groups: i
     head_groups = max(at for at in range(1, head_groups + 1) if queries % at == 0 and network.kv_heads * at <= ctas)
     room = ctas // (network.kv_heads * head_groups)
     made = _Builder(network, ctas, min(splits or room, room), head_groups)
-    made.embed(_plain(*network.layers[0].qkv))
+    made.stream_rows(Op.EMBED, 0, _plain(*network.layers[0].qkv))
     for at, layer in enumerate(network.layers):
         top = 0
         for group in _alike(layer.qkv):
@@ -480,10 +522,10 @@ def build(network: Network, ctas: int, splits: int | None = None, head_groups: i
         made.attend(at, _plain(layer.output))
         if layer.gate.kind is not layer.up.kind:
             raise UnsupportedModelError(f"{layer.gate.name} and {layer.up.name} are packed differently")
-        made.product(Op.ADD, at, Vector.MIXED, Vector.X, (layer.output,), floats=_plain(layer.gate))
+        made.added(at, Vector.MIXED, layer.output, _plain(layer.gate))
         made.product(Op.GATE, at, Vector.X, Vector.HIDDEN, (layer.gate, layer.up), floats=_plain(layer.down))
         after = network.layers[at + 1].qkv if at + 1 < len(network.layers) else (network.output,)
-        made.product(Op.ADD, at, Vector.HIDDEN, Vector.X, (layer.down,), floats=_plain(*after))
+        made.added(at, Vector.HIDDEN, layer.down, _plain(*after))
     whole = UNIT * _together(network.output)
     most = -(-network.output.rows // (whole * ctas)) * whole
     turns = -(-most * pieces_per_row(network.output) // MOST_SUMS)
@@ -496,6 +538,8 @@ def build(network: Network, ctas: int, splits: int | None = None, head_groups: i
 # --- validating -------------------------------------------------------------------------------------------------------
 
 _SOURCE: Final = {Op.PROJECT: Vector.X, Op.GATE: Vector.X, Op.LOGITS: Vector.X}
+_OF_ALL: Final = {Op.SAMPLE: (Op.LOGITS, Vector.TOP), Op.JOIN: (Op.APART, Vector.SQUARES)}
+"""What reads a unit of every CTA that the stage before made."""
 
 
 def needs(program: Program, ins: Instruction) -> tuple[Span, ...]:
@@ -503,10 +547,11 @@ def needs(program: Program, ins: Instruction) -> tuple[Span, ...]:
     if ins.op in (Op.NOTHING, Op.EMBED):
         return ()
     if ins.op is Op.ATTEND:
-        return head_spans(program.network, ins.head, program.head_groups)
-    if ins.op is Op.SAMPLE:
-        writers = sum(other.op is Op.LOGITS for other in program.stages[ins.stage - 1].instructions)
-        return (Span(Vector.TOP, 0, writers),)
+        return read_spans(program.network, ins.head, program.head_groups)
+    if ins.op in _OF_ALL:
+        writer, vector = _OF_ALL[ins.op]
+        writers = sum(other.op is writer for other in program.stages[ins.stage - 1].instructions)
+        return (Span(vector, 0, writers),)
     columns = ins.runs[0].matrix.columns
     down = program.network.layers[ins.layer].down
     source = _SOURCE.get(ins.op, Vector.HIDDEN if ins.runs[0].matrix == down else Vector.MIXED)
@@ -518,7 +563,7 @@ class _Proof:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.sizes = {**program.network.sizes, Vector.TOP: program.ctas}
+        self.sizes = {**program.network.sizes, Vector.TOP: program.ctas, Vector.SQUARES: program.ctas}
         self.version = {
             vector: np.full((len(program.stages) + 1, size), -1, np.int32) for vector, size in self.sizes.items()
         }
@@ -556,7 +601,7 @@ class _Proof:
                 raise ScheduleError(
                     f"{vector.name}[{element}] is written more than once in stage {at}, by CTAs {twice}"
                 )
-            if vector not in (Vector.QKV, Vector.TOP) and not count.all():
+            if vector not in (Vector.QKV, Vector.TOP, Vector.SQUARES) and not count.all():
                 raise ScheduleError(f"{vector.name}[{int(np.argmin(count))}] is not written in stage {at}")
 
     def writers(self, stage: int, span: Span) -> list[int]:
@@ -709,7 +754,7 @@ def _check_matrices(program: Program) -> None:
     for stage in program.stages:
         own = {matrix.name for matrix in stage.matrices}
         for ins in stage.instructions:
-            _check_rows(ins)
+            _check_rows(program, ins)
             for run in ins.runs:
                 if run.matrix.name not in own:
                     raise ScheduleError(f"{ins} multiplies {run.matrix.name}, which is no matrix of its stage")
@@ -720,13 +765,22 @@ def _check_matrices(program: Program) -> None:
             raise ScheduleError(f"segment {wrong} of {name} is computed {times[wrong]} times")
 
 
-def _check_rows(ins: Instruction) -> None:
-    """The runs of an instruction have as many rows as it writes."""
-    if not ins.runs or ins.output is None or ins.op is Op.LOGITS:
+def _check_rows(program: Program, ins: Instruction) -> None:
+    """The runs of an instruction have as many rows as it writes; those of a JOIN are its CTA's of the stage before."""
+    if ins.output is None or ins.op in (Op.EMBED, Op.ATTEND, Op.LOGITS, Op.APART):
         return
-    rows = sum(run.segments * stream_segment(run.matrix) // run.matrix.columns for run in ins.runs)
-    if rows != ins.output.count * (2 if ins.op is Op.GATE else 1):
+    of = program.stages[ins.stage - 1].instructions[ins.cta] if ins.op is Op.JOIN else ins
+    if ins.op is Op.JOIN and (of.op is not Op.APART or run_rows(of) != (ins.output.first, ins.output.count)):
+        raise ScheduleError(f"{ins} joins {ins.output}, which {of} does not set apart")
+    if ins.runs and (rows := run_rows(of)[1]) != ins.output.count * (2 if ins.op is Op.GATE else 1):
         raise ScheduleError(f"{ins} computes {rows} rows and writes {ins.output}")
+
+
+def run_rows(ins: Instruction) -> tuple[int, int]:
+    """The first row of the matrix of an instruction's first run, and how many rows all runs have."""
+    first, matrix = ins.runs[0], ins.runs[0].matrix
+    rows = sum(run.segments * stream_segment(run.matrix) // run.matrix.columns for run in ins.runs)
+    return first.first * stream_segment(matrix) // matrix.columns, rows
 
 
 # --- what the kernel reads --------------------------------------------------------------------------------------------
@@ -745,9 +799,10 @@ WORDS: Final = np.dtype(
 
 source, target: where the vectors begin in the workspace, in bytes; wait: the stage waited for (of ATTEND's queries;
 wait2 and wait3 of its key and value, with the writers in the upper half); writers: CTAs of it; first, rows: the
-output's elements. ATTEND: runs hold the addresses of keys, values and both scales (the last as `extra`), norm and bias
-the norms of query and key; columns is 1 where heads are not rotated. EMBED: runs[0] is the embedding. norm: the norm
-that follows the written stream.
+output's elements, or the rows that logits or what is set apart have. ATTEND: runs hold the addresses of keys, values
+and both scales (the last as `extra`), norm and bias the norms of query and key; columns is which table of angles;
+segments and format of runs[0] the rows of the cache and how many positions of it a token attends to at most. EMBED:
+runs[0] is the embedding. norm: the norm that follows the written stream; JOIN: bias the norm of what is added.
 """
 
 READS_FLOATS, WRITES_FLOATS, HANDS_ON = 1, 2, 4
@@ -768,11 +823,14 @@ class WorkspaceLayout:
     nbytes: int
 
 
+ALL_POSITIONS: Final = 2**31 - 1
+"""Cached positions that a token attends to at most where there is no window."""
 HEADER_BYTES: Final = 256
 """Bytes before the counters: the number of the step, in the first word."""
 COUNTER_BYTES: Final = 32
 REPORT_BYTES: Final = 32
-TOP_BYTES: Final = 16
+UNIT_OF_CTA: Final = 16
+"""Bytes of a unit of TOP or SQUARES."""
 
 
 def workspace_layout(program: Program) -> WorkspaceLayout:
@@ -787,8 +845,9 @@ def workspace_layout(program: Program) -> WorkspaceLayout:
     for vector, size in net.sizes.items():
         vectors[vector] = at
         at += -(-size // UNIT * FLOAT_UNIT // 256) * 256
-    vectors[Vector.TOP] = at
-    at += -(-program.ctas * TOP_BYTES // 256) * 256
+    for vector in (Vector.TOP, *((Vector.SQUARES,) if net.post_norms else ())):
+        vectors[vector] = at
+        at += -(-program.ctas * UNIT_OF_CTA // 256) * 256
     return WorkspaceLayout(HEADER_BYTES, vectors, joins, at, -(-(at + REPORT_BYTES * program.ctas) // 256) * 256)
 
 
@@ -815,10 +874,12 @@ def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[st
     elif stage.op is Op.PROJECT:
         bias = layer.qkv_bias
     elif stage.op is Op.ATTEND:
-        no_runs = [(address, 0, 0) for address in (layer.keys, layer.values, layer.key_scales)]
+        seen = layer.window - 1 if layer.window else ALL_POSITIONS
+        no_runs = [(layer.keys, layer.rows, seen if layer.rows else 0), (layer.values, 0, 0), (layer.key_scales, 0, 0)]
         extra, norm, bias = layer.value_scales, layer.query_norm, layer.key_norm
-    elif stage.op is Op.ADD:
+    elif stage.op in (Op.ADD, Op.JOIN):
         norm = next_norm(net, stage)
+        bias = layer.attn_post_norm if stage.matrices[0] == layer.output else layer.ffn_post_norm
     rows: list[tuple[Any, ...]] = []
     for ins in stage.instructions:
         if ins.op is Op.NOTHING:
@@ -841,12 +902,15 @@ def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[st
         elif ins.op is Op.EMBED:
             columns = net.dim
         elif ins.op is Op.ATTEND:
-            columns = int(not layer.turned)
+            columns = layer.turn
+            if net.whole_norms and ins.output is not None:  # its own heads' part of them
+                norm = layer.query_norm + 4 * ins.output.first
+                key_head = ins.output.first // (net.heads // net.kv_heads * net.head_dim)
+                bias = layer.key_norm + 4 * key_head * net.head_dim
             wait2, wait3 = (wait.stage | wait.writers << 16 for wait in ins.waits[1:])
-        if ins.op is Op.LOGITS:
-            first = ins.runs[0].first * stream_segment(net.output) // net.output.columns
-            many = ins.runs[0].segments * stream_segment(net.output) // net.output.columns
-            count = min(many, net.output.rows - first)
+        if ins.op in (Op.LOGITS, Op.APART):
+            first, count = run_rows(ins)
+            count = min(count, ins.runs[0].matrix.rows - first)
         flags = reads | HANDS_ON * (ins.output is not None)
         rows.append(
             (ins.op, flags, ins.stage, columns, source, wait, writers, target, first, count, ins.head, ins.split,

@@ -48,6 +48,15 @@ class Shape:
     halves: bool = False
     unturned: int | None = None
     """Of so many layers the last one rotates nothing."""
+    post_norms: bool = False
+    normed: bool = True
+    """Whether layers norm what they read of the stream."""
+    whole_norms: bool = False
+    window: int | None = None
+    """Of every other layer, from the first on, whose cache then is a ring of `ring` rows, and whose angles differ."""
+    ring: int = 64
+    score_cap: float | None = None
+    logit_cap: float | None = None
     embedding_scale: float = 1.0
     positions: int = 64
     eps: float = 0.25
@@ -85,6 +94,7 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
     wide, narrow = s.heads * s.head_dim, s.kv_heads * s.head_dim
     layers, attn, ffn, biases, q_norms, k_norms = [], [], [], [], [], []
     cache = np.zeros((s.kv_heads, s.positions, s.head_dim), np.float16)
+    post = ([], [])
     for at in range(s.layers):
         value_kind, down_kind = (s.value_kind, s.down_kind) if at in s.others_in else (None, None)
         value_kind = value_kind or s.kind
@@ -93,9 +103,18 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
         else:
             parts = (("q", wide, s.kind), ("k", narrow, s.kind), ("v", narrow, value_kind))
             qkv = tuple(matrix(f"{name}{at}", rows, s.dim, kind) for name, rows, kind in parts)
-        attn_norm, ffn_norm = vector(s.dim, 0.05, 0.1), vector(s.dim, 0.05, 0.1)
+        low, high = (0.05, 0.1) if s.normed else (1, 1)
+        attn_norm, ffn_norm = vector(s.dim, low, high), vector(s.dim, low, high)
         bias = vector(wide + 2 * narrow, -1, 1) if s.bias else (0, None)
-        q_norm, k_norm = (vector(s.head_dim, 0.5, 1.5) if s.qk_norm else (0, np.zeros(0, np.float32)) for _ in range(2))
+        among = (s.heads, s.kv_heads) if s.whole_norms else (1, 1)
+        q_norm, k_norm = (
+            vector(count * s.head_dim, 0.5, 1.5) if s.qk_norm else (0, np.zeros(0, np.float32)) for count in among
+        )
+        after = [vector(s.dim, 0.5, 1.5) if s.post_norms else (0, np.zeros(0, np.float32)) for _ in post]
+        for kept, pair in zip(post, after, strict=True):
+            kept.append(pair[1])
+        within = s.window is not None and at % 2 == 0
+        turn = int(within) if s.unturned is None else int((at + 1) % s.unturned == 0)
         for kept, pair in ((attn, attn_norm), (ffn, ffn_norm), (biases, bias), (q_norms, q_norm), (k_norms, k_norm)):
             kept.append(pair[1])
         layers.append(
@@ -110,20 +129,26 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
                 bias[0],
                 q_norm[0],
                 k_norm[0],
-                put(cache),
-                put(cache),
-                turned=s.unturned is None or (at + 1) % s.unturned != 0,
+                *(put(cache[:, : s.ring] if within else cache) for _ in range(2)),
+                turn=turn,
+                attn_post_norm=after[0][0],
+                ffn_post_norm=after[1][0],
+                rows=0 if s.window is None else s.ring if within else s.positions,
+                window=s.window or 0 if within else 0,
             )
         )
     output_norm = vector(s.dim, 0.05, 0.1)
     embedding = matrix("embedding", s.vocab, s.dim, s.kind)
     network = Network(
-        s.dim, s.ffn, s.heads, s.kv_heads, s.head_dim, embedding, tuple(layers), embedding, output_norm[0]
-    )
+        s.dim, s.ffn, s.heads, s.kv_heads, s.head_dim, embedding, tuple(layers), embedding, output_norm[0],
+        s.post_norms, s.whole_norms,
+    )  # fmt: skip
     angles = np.arange(s.positions)[:, None] * 10000.0 ** (-np.arange(s.head_dim // 2) * 2 / s.head_dim)
-    rope = np.stack([np.cos(angles), np.sin(angles)]).astype(np.float32)
+    others = (0.0,) if s.unturned else (1.7,) if s.window else ()
+    rope = np.stack([[np.cos(by * angles), np.sin(by * angles)] for by in (1, *others)]).astype(np.float32)
     norms = (q_norms, k_norms) if s.qk_norm else (None, None)
     weights = Weights(
-        floats, attn, ffn, output_norm[1], biases, rope, s.eps, s.halves, *norms, embedding_scale=s.embedding_scale
-    )
+        floats, attn, ffn, output_norm[1], biases, rope, s.eps, s.halves, *norms, embedding_scale=s.embedding_scale,
+        attn_post_norm=post[0], ffn_post_norm=post[1], normed=s.normed, score_cap=s.score_cap, logit_cap=s.logit_cap,
+    )  # fmt: skip
     return Made(s, network, weights, put(rope), [(layer.keys, layer.values) for layer in layers])

@@ -1,11 +1,12 @@
 """An engine says what its step is, and does not run another one where the one that it should run is wrong."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tiny_llama import TYPE, Shape, write
+from tiny_llama import SHAPES, TYPE, Shape, write
 
 from tegrad.bench.dependencies import opened
 from tegrad.llm import engine as module
@@ -15,6 +16,7 @@ from tegrad.llm.persistent import PersistentPlan
 from tegrad.llm.schedule import ScheduleError
 
 LLAMA = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=1, context=64)
+GEMMA = replace(SHAPES["gemma3"], layers=1)
 GPT2 = Shape(arch="gpt2", dim=256, ffn=512, heads=4, kv_heads=4, vocab=301, layers=1, context=64)
 
 
@@ -23,6 +25,7 @@ GPT2 = Shape(arch="gpt2", dim=256, ffn=512, heads=4, kv_heads=4, vocab=301, laye
     ("board", "shape", "name"),
     [
         ("gh100", LLAMA, "one launch"),
+        ("gh100", GEMMA, "one launch"),
         ("gh100", GPT2, "overlapped launches"),
         ("agx-orin-64gb:42GiB", LLAMA, "many launches"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
@@ -177,6 +177,36 @@ def test_the_proof_names_a_planted_mistake(program: Program, mutant: Callable[[P
         validate(mutant(program))
 
 
+@pytest.fixture(scope="module")
+def joining() -> Program:
+    """With norms after blocks."""
+    return build(make(Shape(post_norms=True)).network, 6)
+
+
+def join_too_early(program: Program) -> Program:
+    return program.replaced(replace(find(program, Op.JOIN), waits=()))
+
+
+def join_what_another_has(program: Program) -> Program:
+    a, b = find(program, Op.JOIN, 0), find(program, Op.JOIN, 1)
+    return program.replaced(replace(a, output=b.output), replace(b, output=a.output))
+
+
+JOINS = {
+    join_too_early: r"JOIN of layer 0\) on CTA 1 reads SQUARES\[0\] .* does not wait for it",
+    join_what_another_has: r"joins X\[.*\], which stage .* \(APART of layer 0\) on CTA 0 does not set apart",
+}
+
+
+@pytest.mark.parametrize("mutant", JOINS, ids=lambda mutant: mutant.__name__)
+def test_the_proof_names_a_mistake_where_norms_stand_after_blocks(
+    joining: Program, mutant: Callable[[Program], Program]
+) -> None:
+    assert len(validate(joining)) == len(joining.stages) * joining.ctas
+    with pytest.raises(ScheduleError, match=JOINS[mutant]):
+        validate(mutant(joining))
+
+
 def test_a_proof_for_one_split_of_attention_and_for_the_most_is_one_for_every_number() -> None:
     program = build(make(Shape(layers=1)).network, 14)
     assert program.splits == 7
@@ -216,9 +246,12 @@ def orders(program: Program, count: int) -> Iterator[list[Instruction]]:
         yield order
 
 
-@pytest.mark.parametrize("kind", [Q6_K, F16], ids=["quantized", "floats"])
-def test_every_order_that_the_waits_allow_makes_the_same_step(kind: object) -> None:
-    shape = Shape(kind=kind, ffn=512, layers=2)
+@pytest.mark.parametrize(
+    "shape",
+    [Shape(), Shape(kind=F16), Shape(post_norms=True, window=2)],
+    ids=["quantized", "floats", "norms after blocks"],
+)
+def test_every_order_that_the_waits_allow_makes_the_same_step(shape: Shape) -> None:
     made = make(shape)
     program = build(made.network, 6)
     validate(program)
@@ -242,21 +275,28 @@ def float_step(made: object, token: int) -> np.ndarray:
     def normed(x: np.ndarray, norm: np.ndarray) -> np.ndarray:
         return x / np.sqrt((x * x).mean() + shape.eps) * norm
 
+    def after(norms: Sequence[np.ndarray], at: int, x: np.ndarray) -> np.ndarray:
+        return normed(x, norms[at]) if shape.post_norms else x
+
     x = w.matrices["embedding"][token]
     for at, layer in enumerate(net.layers):
         y = normed(x, w.attn_norm[at])
         value = np.concatenate([w.matrices[m.name] @ y for m in layer.qkv])[-shape.kv_heads * shape.head_dim :]
         mixed = np.repeat(value.reshape(shape.kv_heads, -1), shape.heads // shape.kv_heads, axis=0).reshape(-1)
-        x = x + w.matrices[layer.output.name] @ mixed
+        x = x + after(w.attn_post_norm, at, w.matrices[layer.output.name] @ mixed)
         y = normed(x, w.ffn_norm[at])
         gate, up = w.matrices[layer.gate.name] @ y, w.matrices[layer.up.name] @ y
-        x = x + w.matrices[layer.down.name] @ (gate / (1 + np.exp(-gate)) * up)
+        x = x + after(w.ffn_post_norm, at, w.matrices[layer.down.name] @ (gate / (1 + np.exp(-gate)) * up))
     return w.matrices["embedding"] @ normed(x, w.output_norm)
 
 
-@pytest.mark.parametrize(("kind", "error"), [(Q8_0, 2e-2), (F16, 2e-3)], ids=["quantized", "floats"])
-def test_the_twins_of_a_step_compute_the_network(kind: object, error: float) -> None:
-    made = make(Shape(kind=kind))
+@pytest.mark.parametrize(
+    ("shape", "error"),
+    [(Shape(kind=Q8_0), 2e-2), (Shape(kind=F16), 2e-3), (Shape(kind=F16, post_norms=True), 2e-3)],
+    ids=["quantized", "floats", "norms after blocks"],
+)
+def test_the_twins_of_a_step_compute_the_network(shape: Shape, error: float) -> None:
+    made = make(shape)
     program = build(made.network, 6)
     interpreter = Interpreter(program, made.weights, 16, lambda position: [(0, position)])
     interpreter.begin(11, 0)

@@ -2,7 +2,7 @@
 //
 // Grid (SPLITS, KV_HEADS, sequences), 32 * ATTENTION_WARPS threads: CTAs beyond the splits that the position asks for
 // leave at once, as do those of sequences that are not active. attention.cuh tells the work of a CTA and the macros.
-// Where HEAD_GROUPS share a KV head's query heads, each counts as a KV head in KV_HEADS, in the workspace and counters.
+// KV_HEADS are groups of query heads, of which each of the KEY_HEADS KV heads has some.
 //   qkv        float32 (sequences, HEADS + 2 * KV heads, HEAD_DIM): queries, then keys, then values
 //   *_norm     float32 (HEAD_DIM), read where QK_NORM; of all queries, and of all keys, where it is 2
 //   rope       float32 (2, ROPE_POSITIONS, ROPE_PAIRS): cosines, sines; read where ROPE
@@ -20,10 +20,6 @@
 #endif
 #include "attention.cuh"
 
-#ifndef HEAD_GROUPS
-#define HEAD_GROUPS 1
-#endif
-static_assert(HEAD_GROUPS == 1 || QK_NORM != 2, "a norm of all keys counts KV heads");
 #ifndef ROPE_POSITIONS
 #define ROPE_POSITIONS POSITIONS
 #endif
@@ -40,14 +36,13 @@ attention(const State *states, const float *qkv, const float *q_norm, const floa
     const State &state = states[sequence];
     const int position = state.position;
     if (!state.active) return;
-    constexpr int CACHE_HEADS = KV_HEADS / HEAD_GROUPS;
-    const int cached = head / HEAD_GROUPS, row = sequence * CACHE_HEADS + cached;
-    const float *mine = qkv + (size_t)sequence * (HEADS + 2 * CACHE_HEADS) * HEAD_DIM;
+    const int cached = head / (KV_HEADS / KEY_HEADS), row = sequence * KEY_HEADS + cached;
+    const float *mine = qkv + (size_t)sequence * (HEADS + 2 * KEY_HEADS) * HEAD_DIM;
     const size_t output = (size_t)index * OUTPUTS;
     const Output out = {OUTPUT_X ? x + output : nullptr, OUTPUT_Q ? q + output : nullptr,
                         OUTPUT_Q ? s + output / 16 : nullptr, OUTPUT_H ? (__half *)x + output : nullptr};
     split(shared, side(k, k_scale, row, position), side(v, v_scale, row, position), blockIdx.x, position,
-          mine + head * OUTPUTS, mine + (HEADS + cached) * HEAD_DIM, mine + (HEADS + CACHE_HEADS + cached) * HEAD_DIM,
+          mine + head * OUTPUTS, mine + (HEADS + cached) * HEAD_DIM, mine + (HEADS + KEY_HEADS + cached) * HEAD_DIM,
           q_norm + (QK_NORM == 2 ? head * OUTPUTS : 0), k_norm + (QK_NORM == 2 ? head * HEAD_DIM : 0),
           rope + (size_t)position * ROPE_PAIRS, (size_t)ROPE_POSITIONS * ROPE_PAIRS,
           workspace + (size_t)index * SPLITS * SPLIT_FLOATS, counters + index, out, threadIdx.x,

@@ -12,8 +12,9 @@
 // alone), ATTENTION_SYNC (barrier of the CTA's ATTENTION_WARPS warps); ATTENTION_SCALE (of products of queries and
 // keys, where it is not 1 / sqrt(HEAD_DIM)), SCORE_CAP (scores become SCORE_CAP * tanh(score / SCORE_CAP)), WINDOW
 // (positions that are attended to, the token's own included; 0: all. The cache then is a ring: a position lies in row
-// position % POSITIONS), TEMPERATURE (queries are multiplied by 1 + TEMPERATURE * log(1 + position /
-// TEMPERATURE_PERIOD)).
+// position % POSITIONS), RINGS (1: rows and windows come with each cache, as numbers), CACHE_HEADS (KV heads, where
+// KV_HEADS counts groups of their query heads), TEMPERATURE (queries are multiplied by 1 + TEMPERATURE *
+// log(1 + position / TEMPERATURE_PERIOD)).
 #pragma once
 #include "last_arriving.cuh"
 #include <cuda_fp16.h>
@@ -32,6 +33,14 @@
 #endif
 #ifndef WINDOW
 #define WINDOW 0
+#endif
+#ifndef RINGS
+#define RINGS 0
+#endif
+#ifdef CACHE_HEADS
+#define KEY_HEADS CACHE_HEADS
+#else
+#define KEY_HEADS KV_HEADS
 #endif
 #ifdef SCORE_CAP
 #define CAPPED 1
@@ -94,17 +103,26 @@ typedef uint4 Octet;
 struct Side {
     Element *at;
     __half *scale;  // of q8_0: (position, block of 32)
-#if WINDOW
+#if WINDOW || RINGS
     int origin;  // row of what is called row 0; rows go on from the ring's end at its beginning
 #endif
+#if RINGS
+    int rows, cached;  // of the ring; positions that a token sees
+#endif
 };
+
+// Rows of the cache of a KV head.
+__device__ __forceinline__ int rows_of([[maybe_unused]] const Side &side) {
+#if RINGS
+    return side.rows;
+#else
+    return POSITIONS;
+#endif
+}
 
 #if WINDOW
 // Positions that a token's window has left behind.
 __device__ __forceinline__ int left_behind(int position) { return position < WINDOW ? 0 : position - (WINDOW - 1); }
-
-// The row of the cache in which a position lies.
-__device__ __forceinline__ int row_of(int position) { return position % POSITIONS; }
 #endif
 
 // The cache of `index` = sequence * KV_HEADS + KV head in a buffer of all of them, as a token at `position` sees it.
@@ -112,9 +130,30 @@ __device__ __forceinline__ Side side(void *elements, __half *scales, int index, 
     size_t row = (size_t)index * POSITIONS;
 #if WINDOW
     return {(Element *)elements + row * HEAD_DIM, CACHE_Q8 ? scales + row * (HEAD_DIM / 32) : nullptr,
-            row_of(left_behind(position))};
+            left_behind(position) % POSITIONS};
 #else
     return {(Element *)elements + row * HEAD_DIM, CACHE_Q8 ? scales + row * (HEAD_DIM / 32) : nullptr};
+#endif
+}
+
+#if RINGS
+// The same of a ring of `rows`, of which a token at `position` sees at most `most` positions.
+__device__ __forceinline__ Side ring(void *elements, __half *scales, int index, int rows, int most, int position) {
+    const size_t row = (size_t)index * rows;
+    const int cached = min(position, most);
+    return {(Element *)elements + row * HEAD_DIM, CACHE_Q8 ? scales + row * (HEAD_DIM / 32) : nullptr,
+            (position - cached) % rows, rows, cached};
+}
+#endif
+
+// Positions of a cache that a token sees.
+__device__ __forceinline__ int cached([[maybe_unused]] const Side &keys, int position) {
+#if RINGS
+    return keys.cached;
+#elif WINDOW
+    return position - left_behind(position);
+#else
+    return position;
 #endif
 }
 
@@ -256,10 +295,10 @@ struct Rows {
     template <typename Beyond>
     __device__ __forceinline__ void take(const Side &from, int row, unsigned lane, Beyond beyond) {
         const unsigned column = lane % LANES < OCTETS ? lane % LANES : OCTETS - 1;
-#if WINDOW
+#if WINDOW || RINGS
         const auto place = [=](int u) {
-            const int past = from.origin + row + beyond(u) - POSITIONS;
-            return past < 0 ? past + POSITIONS : past;
+            const int past = from.origin + row + beyond(u) - rows_of(from);
+            return past < 0 ? past + rows_of(from) : past;
         };
 #pragma unroll
         for (int u = 0; u < LOADS; u++) octet[u] = stream((const Octet *)(from.at + place(u) * HEAD_DIM) + column);
@@ -363,8 +402,8 @@ __device__ __forceinline__ void turn_head(const float *in, const float *norm, co
 
 // Round a row in shared memory to the cache's type and write it there; the row then holds what the cache holds.
 __device__ __forceinline__ void store_row(float *row, const Side &to, int position, unsigned lane) {
-#if WINDOW
-    position = row_of(position);
+#if WINDOW || RINGS
+    position %= rows_of(to);
 #endif
 #if CACHE_Q8
 #pragma unroll
@@ -403,7 +442,7 @@ __device__ __forceinline__ void prepare(Shared &shared, const Side &keys, const 
     q_factor *= temperature(position);
 #endif
 #if QK_NORM == 2
-    q_factor *= whole(shared.squares[0], HEADS * HEAD_DIM), k_factor = whole(shared.squares[1], KV_HEADS * HEAD_DIM);
+    q_factor *= whole(shared.squares[0], HEADS * HEAD_DIM), k_factor = whole(shared.squares[1], KEY_HEADS * HEAD_DIM);
 #endif
     for (int vector = thread / 32; vector < GROUP + (first ? 2 : 0); vector += ATTENTION_WARPS) {
         if (vector < GROUP) {
@@ -419,7 +458,11 @@ __device__ __forceinline__ void prepare(Shared &shared, const Side &keys, const 
         } else {
             turn_head(k, k_norm, turn, sines, k_factor, row, lane);
         }
+#if RINGS
+        store_row(row, value ? values : keys, position, lane);
+#else
         store_row(row, {value ? values.at : keys.at, value ? values.scale : keys.scale}, position, lane);
+#endif
     }
 }
 
@@ -677,11 +720,7 @@ __device__ __forceinline__ void split(Shared &shared, const Side &keys, const Si
                                      const float *q, const float *k, const float *v, const float *q_norm,
                                      const float *k_norm, const float *turn, size_t sines, float *workspace,
                                      unsigned *counter, const Output &out, unsigned thread, Ready ready) {
-#if WINDOW
-    const Range rows = range(position - left_behind(position), split);
-#else
-    const Range rows = range(position, split);
-#endif
+    const Range rows = range(cached(keys, position), split);
     if (split >= rows.splits) return;
     const unsigned warp = thread / 32, lane = thread % 32;
     int at = rows.begin + warp * TILE;

@@ -6,7 +6,7 @@
 // its own units of each, and releases each.
 //
 // ATTENTION_PIPELINE 1: a warp works as in attention.cuh, with rows from shared memory. 2: on the tensor cores, where
-// the cache is f16, groups are of at most 8 and heads of 64 or 128; else as 1.
+// the cache is f16, groups are of at most 8, heads of 64 or 128 and scores not capped; else as 1.
 //
 // On the tensor cores 16 positions are two products of 16 x HEAD_DIM x 8 and one of 16 x 16 x HEAD_DIM. Rows 0 .. 7 of
 // the first operand are the heads' queries (then their weights) as halves, rows 8 .. 15 what the halves leave out, so
@@ -17,7 +17,8 @@
 
 namespace attend {
 
-constexpr bool TENSOR = ATTENTION_PIPELINE == 2 && !CACHE_Q8 && GROUP <= 8 && (HEAD_DIM == 64 || HEAD_DIM == 128);
+constexpr bool TENSOR =
+    ATTENTION_PIPELINE == 2 && !CACHE_Q8 && !CAPPED && GROUP <= 8 && (HEAD_DIM == 64 || HEAD_DIM == 128);
 constexpr int ROW_BYTES = HEAD_DIM * (int)sizeof(Element), SCALE_BYTES = CACHE_Q8 ? HEAD_DIM / 32 * 2 : 0;
 // What a warp takes at a time: two products of 16 positions are more independent instructions, where they fit.
 constexpr int PRODUCTS = HEAD_DIM <= 64 && STAGE_BYTES / 2 >= 32 * ROW_BYTES + 128 ? 2 : 1;
@@ -37,6 +38,7 @@ static_assert(PIPELINE_ROWS > 0, "a stage of the pipeline holds no tile of keys 
 static_assert(PIPELINE_ROWS * SCALE_BYTES % 16 == 0 && TILE * SCALE_BYTES % 16 == 0 &&
                   POSITIONS * SCALE_BYTES % 16 == 0,
               "scales are copied in pieces of 16 bytes: positions of the cache must be a multiple of 8");
+static_assert(!RINGS || SCALE_BYTES % 16 == 0, "in a ring a tile begins at any row");
 static_assert(ATTENTION_WARPS == CONSUMERS, "every warp that releases tiles attends");
 
 // Tiles of a split.
@@ -51,6 +53,18 @@ __device__ __forceinline__ int quarter_rows(int rows) {
 
 // --- the producer warp -----------------------------------------------------------------------------------------------
 
+#if RINGS
+// Copies rows of `width` bytes from `row` on, which go on from a ring's end at its beginning.
+__device__ __forceinline__ void copy_rows(const void *cache, int width, const Side &side, int row, unsigned to,
+                                          unsigned bytes, const Copy &copy) {
+    const unsigned char *from = (const unsigned char *)cache;
+    row = (side.origin + row) % side.rows;
+    const unsigned fitting = min(bytes, (unsigned)((side.rows - row) * width));
+    copy(to, from + (size_t)row * width, fitting);
+    if (fitting < bytes) copy(to + fitting, from, bytes - fitting);
+}
+#endif
+
 // Copies piece `at` of the `rows` rows of a tile that begins at row `first` of the cache.
 __device__ __forceinline__ void copy_piece(const Side &keys, const Side &values, int first, int rows, int at,
                                            const Copy &copy) {
@@ -59,14 +73,24 @@ __device__ __forceinline__ void copy_piece(const Side &keys, const Side &values,
         const int piece = value ? at - KEY_PIECES : at;
         const int most = quarter_rows(rows) * (value ? 1 : QUARTERS / KEY_PIECES), begin = piece * most;
         const int count = min(most, rows - begin);
-        const Element *from = (value ? values : keys).at + (size_t)(first + begin) * HEAD_DIM;
         const int to = value ? SIDE_BYTES + piece * VALUE_PITCH : piece * KEY_PITCH;
+#if RINGS
+        const Element *from = value ? values.at : keys.at;
+        if (count > 0) copy_rows(from, ROW_BYTES, keys, first + begin, to, (unsigned)count * ROW_BYTES, copy);
+#else
+        const Element *from = (value ? values : keys).at + (size_t)(first + begin) * HEAD_DIM;
         if (count > 0) copy(to, (const unsigned char *)from, (unsigned)count * ROW_BYTES);
+#endif
     } else {
         const bool value = at > KEY_PIECES + VALUE_PIECES;
         const unsigned bytes = (rows * SCALE_BYTES + 15) / 16 * 16;
+        const int to = 2 * SIDE_BYTES + (value ? SIDE_SCALES : 0);
+#if RINGS
+        copy_rows(value ? values.scale : keys.scale, SCALE_BYTES, keys, first, to, bytes, copy);
+#else
         const __half *from = (value ? values : keys).scale + (size_t)first * (HEAD_DIM / 32);
-        copy(2 * SIDE_BYTES + (value ? SIDE_SCALES : 0), (const unsigned char *)from, bytes);
+        copy(to, (const unsigned char *)from, bytes);
+#endif
     }
 }
 
@@ -400,7 +424,7 @@ __device__ __forceinline__ void pipelined_split(Shared &shared, Pipeline &pipeli
                                           const float *q, const float *k, const float *v, const float *q_norm,
                                           const float *k_norm, const float *turn, size_t sines, unsigned thread,
                                           Ready ready) {
-    const Range range = attend::range(position, split);
+    const Range range = attend::range(cached(keys, position), split);
     const unsigned warp = thread / 32, lane = thread % 32;
     ready();
     prepare(shared, keys, values, position, split == 0, q, k, v, q_norm, k_norm, turn, sines, thread);

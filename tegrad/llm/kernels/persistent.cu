@@ -14,7 +14,7 @@
 //   program    struct of 32 words (schedule.WORDS) for each stage and CTA
 //   workspace  schedule.workspace: number of the step, counters, joined splits of attention, packets; zeros at first
 //   state, ring   kernels/state.cuh; histories, ends   kernels/sampling.cuh: of these, the step's end
-//   rope       float32 (2, ROPE_POSITIONS, ROPE_PAIRS)
+//   rope       float32 (ANGLE_TABLES, 2, ROPE_POSITIONS, ROPE_PAIRS)
 //   logits     float32 (rows of the output matrix), written where STORE_LOGITS
 //   timestamps where TIMESTAMPS: u64 (CTAS, STAGES, 4), SM cycles: stage begun, input there, results there, published
 //   last       stages to run; fewer than STAGES for tests, which then find every vector as the last stage left it
@@ -24,11 +24,12 @@
 // KV_HEADS, HEAD_DIM, POSITIONS, ROPE, EPS, ... (attention.cuh), SPLITS, ACTIVATION; USES_<format> 1 for each format
 // that occurs; JOINS, COUNTERS, REPORTS (places in the workspace); COLUMNS (of the widest matrix), OWN (rows of the
 // residual stream of a CTA at most), SPLIT_SETS (1: two CTAs may write halves of 16 elements), SUMS (row sums of an
-// instruction at most), FIXED (1: the segments of a warp all meet the same activations), NARROW (1: packed rows may be
-// a multiple of 64 only, else they are of 256), SHARED; what may be tuned: CONSUMERS, EPILOGUE, PIPELINE_STAGES (at
-// most), POLLED (sets of 16, of two packets each, that an epilogue thread waits for together), ATTENTION_PIPELINE (1,
-// 2: keys and values come through the pipeline, attention_pipeline.cuh; 0: each lane loads its own) and those of
-// sync.cuh.
+// instruction at most), POST_NORMS (1: APART and JOIN instead of ADD), UNNORMED (1: layers read the stream as it is),
+// LOGIT_CAP (logits become LOGIT_CAP * tanh(logit / LOGIT_CAP)), ANGLE_TABLES (of how many ropes), FIXED (1: the
+// segments of a warp all meet the same activations), NARROW (1: packed rows may be a multiple of 64 only, else they are
+// of 256), SHARED; what may be tuned: CONSUMERS, EPILOGUE, PIPELINE_STAGES (at most), POLLED (sets of 16, of two
+// packets each, that an epilogue thread waits for together), ATTENTION_PIPELINE (1, 2: keys and values come through the
+// pipeline, attention_pipeline.cuh; 0: each lane loads its own) and those of sync.cuh.
 #include "formats.cuh"
 #include "sampling.cuh"
 #include "barrier.cuh"
@@ -48,8 +49,14 @@
 #ifndef NARROW
 #define NARROW 0
 #endif
-#ifndef UNTURNED
-#define UNTURNED 0
+#ifndef ANGLE_TABLES
+#define ANGLE_TABLES 1
+#endif
+#ifndef POST_NORMS
+#define POST_NORMS 0
+#endif
+#ifndef UNNORMED
+#define UNNORMED 0
 #endif
 #ifndef ROPE_POSITIONS
 #define ROPE_POSITIONS POSITIONS
@@ -59,15 +66,17 @@
 #endif
 
 // schedule.Op, schedule.WORDS and flags
-enum Op { NOTHING, EMBED, PROJECT, ATTEND, ADD, GATE, LOGITS, SAMPLE };
+enum Op { NOTHING, EMBED, PROJECT, ATTEND, ADD, GATE, LOGITS, SAMPLE, APART, JOIN };
 enum Field { OP, FLAGS, STAGE, COLUMNS_OF, SOURCE, WAIT, WRITERS, TARGET, FIRST, ROWS_OF, HEAD, SPLIT_OF, RUN = 12,
-             NORM = 24, BIAS = 26, EXTRA = 28, WAIT2 = 30, WAIT3 = 31 };
+             NORM = 24, BIAS = 26, EXTRA = 28, WAIT2 = 30, WAIT3 = 31,
+             RING_ROWS = RUN + 2, MOST_SEEN = RUN + 3 };
 enum RunField { ADDRESS, SEGMENTS_OF = 2, FORMAT_OF = 3 };
 enum Flag { READS_FLOATS = 1, WRITES_FLOATS = 2, HANDS_ON = 4 };
 #define NAMED(NAME, ...) FORMAT_##NAME,
 enum Format { EVERY_FORMAT(NAMED) };
 #undef NAMED
 constexpr int RUNS = 3, COUNTER_BYTES = 32;
+enum : unsigned { ADDED = POST_NORMS ? APART : ADD, GROWS = POST_NORMS ? JOIN : ADD };  // the product, and who adds it
 constexpr int GROUPS_PER_HEAD = KV_HEADS / CACHE_HEADS;
 
 constexpr int CONSUMER_THREADS = 32 * CONSUMERS, EPILOGUE_THREADS = 32 * EPILOGUE;
@@ -105,7 +114,10 @@ struct Work {
     alignas(16) float scratch[CONSUMERS][32 * HELD];
     alignas(16) float sums[most(SUMS, attend::OUTPUTS)];
     float stream[OWN];  // this CTA's rows of the residual stream
-    float turn[(1 + UNTURNED) * 2 * ROPE_PAIRS];  // rope's cosines and sines at the position; those of no rotation
+#if POST_NORMS
+    float apart[OWN];   // what is to be added to them
+#endif
+    float turn[ANGLE_TABLES * 2 * ROPE_PAIRS];  // ropes' cosines and sines at the position
     float squares[2][EPILOGUE], top[2][EPILOGUE];
     int top_row[2][EPILOGUE];
     int joined;         // attention's result is in `sums`
@@ -146,15 +158,32 @@ struct Word {
     }
 };
 
-#if ATTENTION_PIPELINE
-// The cache of the KV head that an ATTEND instruction is for.
-__device__ __forceinline__ attend::Side keys_of(const Word &word) {
-    return attend::side((void *)word.address(RUN), (__half *)word.address(RUN + 8), word[HEAD] / GROUPS_PER_HEAD);
+// The cache of a KV head, and how many positions of it a token sees.
+__device__ __forceinline__ attend::Side side_of(const Word &word, void *elements, __half *scales, int head,
+                                                int position) {
+#if RINGS
+    return attend::ring(elements, scales, head, word[RING_ROWS], word[MOST_SEEN], position);
+#else
+    return attend::side(elements, scales, head);
+#endif
 }
-__device__ __forceinline__ attend::Side values_of(const Word &word) {
-    return attend::side((void *)word.address(RUN + 4), (__half *)word.address(EXTRA), word[HEAD] / GROUPS_PER_HEAD);
+#if ATTENTION_PIPELINE
+__device__ __forceinline__ attend::Side keys_of(const Word &word, int position) {
+    return side_of(word, (void *)word.address(RUN), (__half *)word.address(RUN + 8), word[HEAD] / GROUPS_PER_HEAD,
+                   position);
+}
+__device__ __forceinline__ attend::Side values_of(const Word &word, int position) {
+    return side_of(word, (void *)word.address(RUN + 4), (__half *)word.address(EXTRA), word[HEAD] / GROUPS_PER_HEAD,
+                   position);
 }
 #endif
+__device__ __forceinline__ int seen(const Word &word, int position) {
+#if RINGS
+    return min(position, (int)word[MOST_SEEN]);
+#else
+    return position;
+#endif
+}
 
 // The instructions of this CTA in turn; the next one is on its way while one is worked on.
 struct Reader {
@@ -297,7 +326,7 @@ __device__ __forceinline__ float stage_floats(int count, int thread, At at, Epoc
 // can do nothing else, stage the rest; not of a normed vector, whose sum of squares the epilogue warps need.
 __device__ __forceinline__ int epilogue_sets(int columns, unsigned op) {
     const int sets = columns / 16;
-    return EPOCH_FLAGS && op == ADD && sets > POLLED * EPILOGUE_THREADS ? POLLED * EPILOGUE_THREADS : sets;
+    return EPOCH_FLAGS && op == ADDED && sets > POLLED * EPILOGUE_THREADS ? POLLED * EPILOGUE_THREADS : sets;
 }
 
 template <class F>
@@ -474,7 +503,7 @@ __device__ __forceinline__ void multiply(const Word &word, Work &work, Pipeline 
 
 // What a layer's heads are rotated by.
 __device__ __forceinline__ const float *turn_of(const Word &word, const Work &work) {
-    return work.turn + (UNTURNED && word[COLUMNS_OF] ? 2 * ROPE_PAIRS : 0);
+    return work.turn + (ANGLE_TABLES > 1 ? word[COLUMNS_OF] * 2 * ROPE_PAIRS : 0);
 }
 
 // A split of a KV head's positions; who joins the splits leaves the result in work.sums. A function of its own:
@@ -485,12 +514,12 @@ __device__ __noinline__ void attend_split(Word word, unsigned char *workspace, T
     Work &work = work_in(memory);
     Attending &a = work.attending;
     const int thread = threadIdx.x;
-    if (word[SPLIT_OF] >= attend::range(work.position, 0).splits) return;
-    attend::pipelined_split(a.shared, pipeline_in(memory), memory, now, keys_of(word), values_of(word), word[SPLIT_OF],
-                      work.position, a.query, a.key, a.value, (const float *)word.address(NORM),
-                      (const float *)word.address(BIAS), turn_of(word, work), ROPE_PAIRS, thread,
-                      [] { barrier_sync<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS); });
-    const int head = word[HEAD], splits = attend::range(work.position, 0).splits;
+    if (word[SPLIT_OF] >= attend::range(seen(word, work.position), 0).splits) return;
+    attend::pipelined_split(a.shared, pipeline_in(memory), memory, now, keys_of(word, work.position),
+                      values_of(word, work.position), word[SPLIT_OF], work.position, a.query, a.key, a.value,
+                      (const float *)word.address(NORM), (const float *)word.address(BIAS), turn_of(word, work),
+                      ROPE_PAIRS, thread, [] { barrier_sync<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS); });
+    const int head = word[HEAD], splits = attend::range(seen(word, work.position), 0).splits;
     attend::finish_pipelined_split(a.shared, word[SPLIT_OF], splits,
                              workspace + JOINS + (size_t)head * SPLITS * attend::LOTS * attend::LOT_BYTES,
                              (unsigned *)(workspace + COUNTERS + (size_t)(STAGES + head) * COUNTER_BYTES),
@@ -508,15 +537,14 @@ __device__ __noinline__ void attend_split(Word word, Work &work, unsigned char *
     float *joins = (float *)(workspace + JOINS) + (size_t)head * SPLITS * attend::SPLIT_FLOATS;
     unsigned *counter = (unsigned *)(workspace + COUNTERS + (size_t)(STAGES + head) * COUNTER_BYTES);
     const float *turn = turn_of(word, work);
-    const int splits = attend::range(position, 0).splits;
+    const int splits = attend::range(seen(word, position), 0).splits;
     if (number >= splits) return;
     if (warp < ATTENTION_WARPS) {
         const attend::Output out = {work.sums, nullptr, nullptr};
         Attending &a = work.attending;
-        attend::split(a.shared, attend::side(keys, key_scales, head / GROUPS_PER_HEAD),
-                     attend::side(values, value_scales, head / GROUPS_PER_HEAD), number, position, a.query, a.key,
-                     a.value,
-                     q_norm, k_norm, turn, ROPE_PAIRS, joins, counter, out, thread,
+        attend::split(a.shared, side_of(word, keys, key_scales, head / GROUPS_PER_HEAD, position),
+                     side_of(word, values, value_scales, head / GROUPS_PER_HEAD, position), number, position, a.query,
+                     a.key, a.value, q_norm, k_norm, turn, ROPE_PAIRS, joins, counter, out, thread,
                      [] { barrier_sync<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS); });
         if (thread == 0) work.joined = splits == 1 || a.shared.last;
     } else {
@@ -531,23 +559,19 @@ __device__ __forceinline__ void consume(Reader reader, Work &work, Pipeline &pip
                                         int warp, int lane) {
     Turn now;
     // Seen by all of them once they have met for the first input.
-    for (int i = warp * 32 + lane; i < 2 * ROPE_PAIRS; i += CONSUMER_THREADS)
+    for (int i = warp * 32 + lane; i < ANGLE_TABLES * 2 * ROPE_PAIRS; i += CONSUMER_THREADS)
         work.turn[i] = rope[((size_t)(i / ROPE_PAIRS) * ROPE_POSITIONS + position) * ROPE_PAIRS + i % ROPE_PAIRS];
-#if UNTURNED
-    for (int i = warp * 32 + lane; i < 2 * ROPE_PAIRS; i += CONSUMER_THREADS)
-        work.turn[2 * ROPE_PAIRS + i] = i < ROPE_PAIRS ? 1 : 0;
-#endif
     for (Word word; reader.take(word);) {
         asm volatile("" : "+r"(warp), "+r"(lane));  // what is made of them is not kept in registers meanwhile
         const unsigned op = word[OP];
         if (op == ATTEND) {
 #if ATTENTION_PIPELINE
             attend_split(word, workspace, now);
-            now.skip(attend::tiles(attend::range(work.position, word[SPLIT_OF])));
+            now.skip(attend::tiles(attend::range(seen(word, work.position), word[SPLIT_OF])));
 #else
             attend_split(word, work, workspace, position, warp, warp * 32 + lane);
 #endif
-        } else if (op == PROJECT || op == ADD || op == GATE || op == LOGITS) {
+        } else if (op == PROJECT || op == ADDED || op == GATE || op == LOGITS) {
             WITH_FORMAT(word[RUN + FORMAT_OF], stage_rest<F>(word, work, workspace, base, warp * 32 + lane);
                         multiply<F>(word, work, pipeline, buffer, now, warp, lane));
             barrier_arrive<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
@@ -563,12 +587,13 @@ __device__ __forceinline__ void fill(Reader reader, Pipeline &pipeline, unsigned
         const unsigned op = word[OP], columns = word[COLUMNS_OF];
 #if ATTENTION_PIPELINE
         if (op == ATTEND) {
-            const attend::Range rows = attend::range(position, word[SPLIT_OF]);
-            attend::produce_part(producer, pipeline, buffer, keys_of(word), values_of(word), rows, lane);
+            const attend::Range rows = attend::range(seen(word, position), word[SPLIT_OF]);
+            attend::produce_part(producer, pipeline, buffer, keys_of(word, position), values_of(word, position), rows,
+                                 lane);
             continue;
         }
 #endif
-        if (op != PROJECT && op != ADD && op != GATE && op != LOGITS) continue;
+        if (op != PROJECT && op != ADDED && op != GATE && op != LOGITS) continue;
         unsigned bytes = 0;
         WITH_FORMAT(word[RUN + FORMAT_OF], bytes = segment_bytes<F>(columns));
         const unsigned char *from[RUNS];
@@ -713,14 +738,83 @@ struct Epilogue {
         WITH_FORMAT(format, squares = stage_input<F>(work, from, columns, op, epoch, thread));
         barrier_arrive<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
         if (!normed) return 1;
+        const float sum = total(squares, parity);
+        return rsqrtf(sum * (1.0f / DIM) + EPS);
+    }
+    // A sum over the epilogue warps' threads.
+    __device__ __forceinline__ float total(float squares, int parity) const {
 #pragma unroll
         for (int step = 16; step; step >>= 1) squares += __shfl_xor_sync(EVERY, squares, step);
         if (lane == 0) work.squares[parity][warp] = squares;
         meet();
         float sum = 0;
         for (int w = 0; w < EPILOGUE; w++) sum += work.squares[parity][w];
-        return rsqrtf(sum * (1.0f / DIM) + EPS);
+        return sum;
     }
+
+#if POST_NORMS
+    // Keeps a product's rows, and hands on the sum of their squares.
+    __device__ __forceinline__ void set_apart(unsigned sums, int pieces, int rows, unsigned char *to, unsigned epoch,
+                                              int parity) const {
+        float squares = 0;
+#pragma unroll 1
+        for (int at = thread; at < rows; at += EPILOGUE_THREADS) {
+            const float value = row_sum(sums + 4 * at * pieces, pieces);
+            work.apart[at] = value;
+            squares += value * value;
+        }
+        if (rows > 32) {
+            squares = total(squares, parity);
+        } else {  // all are the first warp's
+#pragma unroll
+            for (int step = 16; step; step >>= 1) squares += __shfl_xor_sync(EVERY, squares, step);
+        }
+        if (thread < REPLICAS)
+            store_packet(to + (size_t)thread * REPLICA_BYTES + 16 * blockIdx.x, __float_as_uint(squares), 0, 0, epoch);
+    }
+
+    // What norms what all CTAs have set apart.
+    __device__ __forceinline__ float norm_apart(const Word &word, int parity) const {
+        const unsigned wait = word[WAIT], epoch = base + wait + 1;
+        const int writers = word[WRITERS];
+        const unsigned char *from = own_replica(workspace) + word[SOURCE];
+        await(wait, writers);
+        float squares = 0;
+#pragma unroll 1
+        for (int first = thread; first < writers; first += 2 * EPILOGUE_THREADS) {
+            uint4 v[2];
+            const int limit = (writers - first + EPILOGUE_THREADS - 1) / EPILOGUE_THREADS;
+            load_packets(v, limit, [=](int i) { return from + 16 * (first + i * EPILOGUE_THREADS); },
+                         [=](int) { return epoch; });
+            squares += __uint_as_float(v[0].x);
+            if (limit > 1) squares += __uint_as_float(v[1].x);
+        }
+        return rsqrtf(total(squares, parity) * (1.0f / DIM) + EPS);
+    }
+#endif
+
+#if QK_NORM == 2
+    // Sums of squares of all queries and of all keys, from packets whose third has that of their unit.
+    __device__ __forceinline__ void sum_whole(const unsigned char *from, unsigned queries, unsigned keys) const {
+        constexpr int UNITS = HEADS * HEAD_DIM / 8, COUNT = UNITS + CACHE_HEADS * HEAD_DIM / 8;
+        float sums[2] = {};
+#pragma unroll 1
+        for (int first = thread; first < COUNT; first += 4 * EPILOGUE_THREADS) {
+            uint4 v[4];
+            const int limit = (COUNT - first + EPILOGUE_THREADS - 1) / EPILOGUE_THREADS;
+            load_packets(v, limit, [=](int i) { return from + 48 * (first + i * EPILOGUE_THREADS) + 32; },
+                         [=](int i) { return first + i * EPILOGUE_THREADS < UNITS ? queries : keys; });
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (i < limit) (first + i * EPILOGUE_THREADS < UNITS ? sums[0] : sums[1]) += __uint_as_float(v[i].z);
+        }
+#pragma unroll
+        for (int side = 0; side < 2; side++) {
+            const float sum = total(sums[side], side);
+            if (thread < ATTENTION_WARPS) work.attending.shared.squares[side][thread] = thread ? 0 : sum;
+        }
+    }
+#endif
 
     // Those `pieces` sums in shared memory that make up a row.
     __device__ __forceinline__ static float row_sum(unsigned at, int pieces) {
@@ -754,6 +848,14 @@ __device__ __forceinline__ void timestamp(unsigned long long *timestamps, const 
 #endif
 }
 
+// Whether an instruction that makes rows waits for no results of the consumers.
+__device__ __forceinline__ bool without_product(unsigned op) {
+#if POST_NORMS
+    if (op == JOIN) return true;
+#endif
+    return op == EMBED;
+}
+
 __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epilogue, State *state, Entry *ring,
                                              int *histories, const int *ends, float *logits,
                                              unsigned long long *timestamps, bool greedy, int position, int token) {
@@ -771,12 +873,20 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
         // What rows need beside their sums is loaded before the wait; more rows than threads load it late.
         const int mine = (first & ~15) + thread;
         const bool early = mine >= first && mine < first + rows;
-        const float *beside = (const float *)word.address(op == ADD || op == EMBED ? NORM : BIAS);
+        const float *beside = (const float *)word.address(op == GROWS || op == EMBED ? NORM : BIAS);
         const float held = beside && early && op != ATTEND ? __ldg(beside + mine) : 0;
-        const bool normed = op != ADD && op != ATTEND && op != EMBED && op != SAMPLE;
+#if POST_NORMS
+        const float *post = (const float *)word.address(BIAS);
+        const float post_held = op == JOIN && early ? __ldg(post + mine) : 0;
+#endif
+#if UNNORMED
+        const bool normed = op == LOGITS;
+#else
+        const bool normed = op != ADDED && op != ATTEND && op != EMBED && op != SAMPLE;
+#endif
         float factor = 1;
         if (op == ATTEND) {
-            if (word[SPLIT_OF] >= attend::range(position, 0).splits) continue;
+            if (word[SPLIT_OF] >= attend::range(seen(word, position), 0).splits) continue;
             const unsigned wait = word[WAIT], second = word[WAIT2], third = word[WAIT3];
             epilogue.await(wait, word[WRITERS]);
             if ((second & 0xffff) != wait) epilogue.await(second & 0xffff, second >> 16);
@@ -799,6 +909,9 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
                     return epilogue.base + 1 + ((packet < QUERY ? wait : packet < KEY ? second : third) & 0xffff);
                 },
                 [=](int at, float v) { to[at] = v; });
+#if QK_NORM == 2
+            epilogue.sum_whole(from, epilogue.base + 1 + wait, epilogue.base + 1 + (second & 0xffff));
+#endif
             barrier_arrive<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
         } else if (op == SAMPLE) {
             const int wait = word[WAIT], writers = word[WRITERS];
@@ -818,6 +931,10 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
                 *(unsigned *)epilogue.workspace = epilogue.step + 1;
             }
             continue;
+#if POST_NORMS
+        } else if (op == JOIN) {
+            factor = epilogue.norm_apart(word, parity);
+#endif
         } else if (op != EMBED) {
             factor = epilogue.input(word, parity, normed);
         }
@@ -828,8 +945,8 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
         const unsigned epoch = epilogue.base + stage + 1;
         unsigned char *target = epilogue.workspace + word[TARGET];
         const bool floats = word[FLAGS] & WRITES_FLOATS, hands_on = word[FLAGS] & HANDS_ON;
-        const bool adds = op == ADD || op == EMBED;
-        const int pieces = op == ATTEND || op == EMBED ? 1 : row_pieces(columns, !(word[FLAGS] & READS_FLOATS));
+        const bool adds = op == GROWS || op == EMBED;
+        const int pieces = op == ATTEND || without_product(op) ? 1 : row_pieces(columns, !(word[FLAGS] & READS_FLOATS));
         if (op == EMBED) {
             const unsigned char *matrix = (const unsigned char *)word.address(RUN);
             const unsigned format = word[RUN + FORMAT_OF];
@@ -849,24 +966,37 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
             const unsigned sums = shared_address(work.sums);
 #pragma unroll 1
             for (int at = thread; at < rows; at += EPILOGUE_THREADS) {
-                const float value = epilogue.row_sum(sums + 4 * at * pieces, pieces) * factor;
+                float value = epilogue.row_sum(sums + 4 * at * pieces, pieces) * factor;
+#ifdef LOGIT_CAP
+                value = LOGIT_CAP * tanhf(value * (1 / LOGIT_CAP));
+#endif
                 if (STORE_LOGITS) logits[first + at] = value;
                 if (value > best) best = value, best_row = first + at;
             }
             if (!hands_on) continue;
             epilogue.largest(best, best_row, parity);
             if (thread == 0) store_packet(target + 16 * blockIdx.x, __float_as_uint(best), best_row, 0, epoch);
+#if POST_NORMS
+        } else if (op == APART) {
+            barrier_sync<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
+            timestamp(timestamps, work, stage, 2, thread);
+            epilogue.set_apart(shared_address(work.sums), pieces, rows, target, epoch, parity);
+#endif
         } else {
             // A row in each lane, 16 of them in 16 neighbouring lanes.
             int row = mine;
             unsigned sums = shared_address(work.sums + (row - first) * pieces);
             unsigned stream = shared_address(work.stream + row - first);
+#if POST_NORMS
+            if (op == JOIN) sums = shared_address(work.apart + row - first);
+            float by = post_held;
+#endif
             unsigned char *to = packet_of(target, row, floats, lane);
             bool inside = early;
             float near = held;
             const unsigned ups = 4 * rows * pieces;
             asm volatile("" : "+r"(sums), "+r"(stream), "+l"(to));
-            if (op != EMBED) barrier_sync<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
+            if (!without_product(op)) barrier_sync<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
             timestamp(timestamps, work, stage, 2, thread);
             if (op == ATTEND && !work.joined) continue;
 #pragma unroll 1
@@ -876,6 +1006,12 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
                     value = epilogue.row_sum(sums, pieces) * factor;
                     if (op == GATE) value = activate(value) * epilogue.row_sum(sums + ups, pieces) * factor;
                     if (op == PROJECT) value += near;
+#if QK_NORM == 2
+                    if (op == PROJECT) square = value * value;
+#endif
+#if POST_NORMS
+                    if (op == JOIN) value *= by;
+#endif
                     if (adds) {
                         value += shared_float(stream);
                         put_shared(stream, value);
@@ -888,6 +1024,9 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
                 to = packet_of(target, row, floats, lane);
                 inside = row >= first && row < end;
                 near = beside && op != ATTEND && inside ? __ldg(beside + row) : 0;
+#if POST_NORMS
+                by = op == JOIN && inside ? __ldg(post + row) : 0;
+#endif
             }
         }
         epilogue.published(stage);
