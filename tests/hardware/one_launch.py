@@ -7,7 +7,8 @@ with caches of halves and of q8_0, by either plan on the device and in float64 o
 - `measured`: how far the logits are from each other and from exact ones;
 - `modelled`: how far they would be if the device did nothing but round activations to int8, as either plan does, and
   all else were exact; `shares`, which products' inputs it comes from;
-- `stages` (stages.py): each vector that crosses between stages, against what the device itself had before it.
+- `stages` (stages.py): each vector that crosses between stages, against what the device itself had before it; of
+  models with norms after blocks only in one launch, since in many each CTA norms and adds for itself.
 
 Root mean squares over the standard deviation of the exact logits.
 """
@@ -23,12 +24,13 @@ import stages
 from numpy.typing import NDArray
 
 from tegrad.llm.arch import Config
-from tegrad.llm.cache import KvCache
+from tegrad.llm.cache import AHEAD, KvCache
 from tegrad.llm.exact import WIDTHS, Cached, Parts, Weights, by_sets, by_units, chain, not_at_all, only, together
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.persistent import PersistentPlan
 from tegrad.llm.plan import DecodePlan
+from tegrad.llm.rings import rows_of
 from tegrad.llm.state import State, States
 from tegrad.nv.replay import Recording
 
@@ -91,24 +93,29 @@ class Filling:
             for buffer, some in zip(buffers, (*sides, *scales), strict=True):
                 data = np.resize(some.view(np.uint8), buffer.size)
                 device.allocator._copyin(buffer, memoryview(bytearray(data)))
-        last = cache.layers[-1]
-        cached = self.cached(cache.positions, cache.positions)(len(self._layers) - 1)
-        sides = ((last.keys, last.key_scales), (last.values, last.value_scales))
-        length = cache.positions * self.heads * self._config.head_dim  # a buffer may be longer
-        for (buffer, scale), wanted in zip(sides, cached, strict=True):
+        last, at = cache.layers[-1], len(self._layers) - 1
+        length = last.rows * self.heads * self._config.head_dim  # a buffer may be longer
+        for side, (buffer, scale) in enumerate(((last.keys, last.key_scales), (last.values, last.value_scales))):
+            wanted = [self.head(at, side, head, last.rows) for head in range(self.heads)]
             if self._q8:
                 found = stages.get(device, buffer, length, np.int8).astype(np.float64)
                 found *= np.repeat(stages.get(device, scale, length // 16, np.float16).astype(np.float64), 32)
             else:
                 found = stages.get(device, buffer, 2 * length, np.float16).astype(np.float64)
-            assert np.array_equal(found, np.concatenate([*wanted]).reshape(-1)), "the cache holds something else"
+            assert np.array_equal(found, np.concatenate(wanted).reshape(-1)), "the cache holds something else"
 
     def cached(self, positions: int, depth: int) -> Cached:
-        """The first `depth` positions of a cache of `positions`."""
-        return lambda layer: (_Side(self, layer, 0, positions, depth), _Side(self, layer, 1, positions, depth))
+        """The first `depth` positions of a cache of `positions`; what a ring has lost is what took its place."""
+        attends = self._config.network.attends
+
+        def layer(at: int) -> tuple["_Side", "_Side"]:
+            rows = rows_of(attends[at], positions, AHEAD)
+            return _Side(self, at, 0, rows, depth), _Side(self, at, 1, rows, depth)
+
+        return layer
 
     def head(self, layer: int, side: int, head: int, positions: int) -> NDArray[Any]:
-        """A head's keys (side 0) or values (positions, width)."""
+        """A head's rows of keys (side 0) or values (positions, width)."""
         sides, scales = self._layers[layer]
         width = self._config.head_dim
         made = self._laid(sides[side], head, positions, width)
@@ -130,7 +137,7 @@ class _Side(Sequence[NDArray[Any]]):
     filling: Filling
     layer: int
     side: int
-    positions: int
+    rows: int
     depth: int
 
     def __len__(self) -> int:
@@ -139,7 +146,8 @@ class _Side(Sequence[NDArray[Any]]):
     def __getitem__(self, head: Any) -> Any:
         if head >= len(self):
             raise IndexError(head)
-        return self.filling.head(self.layer, self.side, head, self.positions)[: self.depth]
+        rows = self.filling.head(self.layer, self.side, head, self.rows)
+        return rows[: self.depth] if self.depth <= self.rows else rows[np.arange(self.depth) % self.rows]
 
 
 def fillings(config: Config) -> dict[bool, Filling]:
@@ -164,7 +172,7 @@ class Steps:
                 self._fillings[place.q8].store(self.device, cache)
             with DecodePlan(self.model, self.states, cache) as plan:
                 many, _ = self._logits(plan, place, 1)
-                if place.stepped:
+                if place.stepped and self.config.network.last_add.norm is None:  # else CTAs join for themselves
                     stepped["many"] = stages.many(self, plan, place)
             with self._one(self.model, self.states, cache) as plan:
                 self.ctas = plan.kernel.program.ctas

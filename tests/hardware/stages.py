@@ -136,7 +136,7 @@ def one(steps: Any, plan: Any, place: Any) -> Step:
     nothing, launch = bytes(plan.kernel.space_bytes), plan.launches[0]
     kinds = [(stage.op, stage.layer) for stage in program.stages]
     for count, stage in enumerate(program.stages, 1):
-        if stage.op is Op.SAMPLE or kinds[count : count + 1] == [(stage.op, stage.layer)]:
+        if stage.op in (Op.SAMPLE, Op.APART) or kinds[count : count + 1] == [(stage.op, stage.layer)]:
             continue  # the vector is not whole yet
         steps.begin(place)
         device.allocator._copyin(plan._space, memoryview(bytearray(nothing)))
