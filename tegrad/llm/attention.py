@@ -1,7 +1,8 @@
 """Attention of one new token a sequence: sizes, macros and buffers of `kernels/attention.cu`.
 
 The cache of a layer is a buffer for keys and one for values, (sequences, kv heads, positions, head dim) in f16, or in
-int8 with f16 scales (sequences, kv heads, positions, head dim / 32) in buffers of their own.
+int8 with f16 scales (sequences, kv heads, positions, head dim / 32) in buffers of their own; or pools of blocks
+(`cache`), with a table that is the kernel's last buffer.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from math import sqrt
 from typing import Any, Final, Self
 
 from tegrad.llm.arch import Config
+from tegrad.llm.cache import pool_macros
 from tegrad.llm.chips import WARPS, kernels_of
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.network import Attend
@@ -96,12 +98,14 @@ class Attention:
     """The norm is of all query heads together, and of all key heads."""
     turned: int | None = None
     """Positions of the table of angles, where the cache holds only some of them."""
+    blocks: int | None = None
+    """Blocks of a sequence in the table, where the cache is a pool of them."""
 
     @classmethod
     def of(
         cls, config: Config, op: Attend, positions: int, cache: str, device: Gpu, sequences: int = 1, *,
         rows: int | None = None, floats: bool = False, quantized: bool = True, halves: bool = False,
-        tuning: Mapping[str, int] | None = None,
+        tuning: Mapping[str, int] | None = None, blocks: int | None = None,
     ) -> Self:  # fmt: skip
         """A layer's of a model, on a device; of `positions` the cache holds all, or has `rows` for them."""
         rows = positions if rows is None else rows
@@ -110,6 +114,7 @@ class Attention:
             op.rope.dim // 2 if op.rope.dim else None, config.eps if op.query_norm is not None else None,
             cache, device.sm_count, sequences, floats, quantized, halves, device.arch, tuning,
             Scoring.of(config, op, positions), op.norms == "whole", positions if rows < positions else None,
+            blocks,
         )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -166,6 +171,8 @@ class Attention:
     def loads(self) -> int:
         """Rows of keys, and of values, that a lane has in flight."""
         many = self.group <= (kernels_of(self.arch).deep_group if self.sequences == 1 else 2)
+        if self.blocks is not None and self.head_dim == 16:  # a tile lies in one block
+            many = False
         return (self.tuning or {}).get("ATTENTION_LOADS", 8 if many else 4)
 
     @property
@@ -185,6 +192,7 @@ class Attention:
             "OUTPUT_H": self.halves,
             "OUTPUT_Q": self.quantized,
             **self.scoring.defines,
+            **pool_macros(self.blocks),
             **{name: value for name, value in (self.tuning or {}).items() if name != "HEAD_GROUPS"},
         }
         if self.head_groups > 1:
@@ -225,4 +233,5 @@ class Attention:
 
     def load(self, device: Gpu) -> Any:
         """The program for an opened NV device; its buffers are those of BUFFERS."""
-        return load_kernel(device, "attention", buffers=len(BUFFERS), **self.defines)
+        buffers = len(BUFFERS) + (self.blocks is not None)
+        return load_kernel(device, "attention", buffers=buffers, **self.defines)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Self
 
-from tegrad.llm.attention import BUFFERS, Attention
+from tegrad.llm.attention import Attention
 from tegrad.llm.cache import KvCache
 from tegrad.llm.embedding import scaled
 from tegrad.llm.errors import ContextError, ModelError
@@ -253,7 +253,7 @@ class Batch:
     def _attention(self, width: int, at: int, op: Attend) -> Attention:
         return Attention.of(
             self.config, op, self.cache.positions, "q8_0" if self.cache.q8 else "f16", self.device, width,
-            rows=self.cache.layers[at].rows, quantized=False, halves=True,
+            rows=self.cache.layers[at].rows, blocks=self.cache.layers[at].table_blocks, quantized=False, halves=True,
             tuning={"OVERLAP": 1} if self._rows.overlap else None,
         )  # fmt: skip
 
@@ -262,6 +262,7 @@ class Batch:
         norms = rows.head_norms(self.model.layers[at], op)
         out = rows.mixed
         buffers = (self.states.states, rows.qkv, *norms, rows.turns(op.rope), cache.keys, cache.values,
-                   cache.key_scales, cache.value_scales, self._partials, self._counters, out, out, out)  # fmt: skip
-        program = rows.programs("attention", buffers=len(BUFFERS), **attention.defines)
+                   cache.key_scales, cache.value_scales, self._partials, self._counters, out, out, out,
+                   *cache.tables)  # fmt: skip
+        program = rows.programs("attention", buffers=len(buffers), **attention.defines)
         return [Launch(program, buffers, attention.grid, attention.block)]

@@ -3,13 +3,19 @@
 Of each layer there is a buffer for keys and one for values, (slots, kv heads, positions, head dim): in f16, or in int8
 with f16 scales of 32 elements each in buffers of their own. Keys are stored rotated. A layer that attends within a
 window has no more rows than the window and a chunk of a prompt need, and position p lies in row p % rows.
+
+In a cache made of `blocks`, layers that keep all positions are pools (blocks, kv heads, BLOCK_POSITIONS, head dim), and
+position p of a slot lies in block `table[slot][p // BLOCK_POSITIONS]`, the same one in each of these layers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final, Self
+
+import numpy as np
 
 from tegrad.llm.arch import Config
 from tegrad.llm.errors import OutOfMemory, UnsupportedModelError
@@ -23,6 +29,9 @@ BLOCK: Final = 32
 """Elements that share a scale."""
 AHEAD: Final = 512
 """Positions that are written at most before what is read with the first of them: a chunk's."""
+BLOCK_POSITIONS: Final = 64
+"""Positions of a block: whole tiles of both kinds of attention."""
+TABLE_SPEC: Final = MemorySpec(cpu_access=True, nolru=True, role=roles.STATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +44,32 @@ class LayerCache:
     value_scales: Buffer
     rows: int
     """Of a sequence's KV head."""
+    table: Buffer | None = None
+    """int32 (slots, `table_blocks`), where the layer is a pool of blocks."""
+    table_blocks: int | None = None
+
+    @property
+    def tables(self) -> tuple[Buffer, ...]:
+        """What such kernels take beside its buffers."""
+        return () if self.table is None else (self.table,)
+
+
+def pool_macros(table_blocks: int | None) -> dict[str, int]:
+    """Macros of kernels that read a pool of blocks; none where there is none."""
+    return {} if table_blocks is None else {"BLOCK_POSITIONS": BLOCK_POSITIONS, "TABLE_BLOCKS": table_blocks}
 
 
 class KvCache:
     """A cache of `positions` for each of `slots` sequences. Close it, or use it in a `with`.
 
-    Up to `ahead` positions may be written at once. UnsupportedModelError for heads that our kernels do not take,
-    OutOfMemory.
+    Up to `ahead` positions may be written at once. With `blocks` so many are there for all sequences, and `put` says
+    whose they are. UnsupportedModelError for heads that our kernels do not take, OutOfMemory.
     """
 
     def __init__(
-        self, device: Gpu, config: Config, positions: int, slots: int = 1, *, q8: bool = False, ahead: int = AHEAD
-    ) -> None:
+        self, device: Gpu, config: Config, positions: int, slots: int = 1, *, q8: bool = False, ahead: int = AHEAD,
+        blocks: int | None = None,
+    ) -> None:  # fmt: skip
         if config.value_dim != config.head_dim:
             raise UnsupportedModelError(
                 f"heads of {config.head_dim} keys and {config.value_dim} values: our kernels need them alike"
@@ -56,23 +79,42 @@ class KvCache:
                 f"a q8_0 cache has blocks of 32, which heads of {config.head_dim} are not made of"
             )
         self.positions, self.slots, self.q8, self.ahead = positions, slots, q8, ahead
-        row = slots * config.kv_heads * config.head_dim
-        rows = [rows_of(op, positions, ahead) for op in config.network.attends]
-        self.rings = Rings(config.network.attends, rows, positions, slots)
+        attends, head = config.network.attends, config.kv_heads * config.head_dim
+        rows = [rows_of(op, positions, ahead) for op in attends]
+        self.rings = Rings(attends, rows, positions, slots)
+        pooled = [blocks is not None and (op.window is None or op.window >= positions) for op in attends]
+        self.shareable = all(pooled)
+        """Whether all that a sequence leaves lies in blocks."""
+        held = [
+            (blocks or 0) * BLOCK_POSITIONS if pool else slots * each for pool, each in zip(pooled, rows, strict=True)
+        ]
         self._device = device
         self._undo = ExitStack()
+        self._table_blocks = -(-positions // BLOCK_POSITIONS)
         try:
-            self.layers = tuple(self._layer(row, each) for each in rows)
+            self._table = None if blocks is None else self._alloc(4 * slots * self._table_blocks, TABLE_SPEC)
+            self.layers = tuple(
+                self._layer(head * count, each, pool) for count, each, pool in zip(held, rows, pooled, strict=True)
+            )
         except BaseException as error:
             self.close()
             if isinstance(error, MemoryError):
-                elements = row * sum(rows)
+                elements = head * sum(held)
                 size = 2 * (elements * 17 // 16 if q8 else 2 * elements)
+                many = f"{slots} x {positions}" if blocks is None else f"{blocks * BLOCK_POSITIONS}"
                 raise OutOfMemory(
-                    f"a cache of {slots} x {positions} positions needs {size / 2**20:,.0f} MiB, more than is free: "
+                    f"a cache of {many} positions needs {size / 2**20:,.0f} MiB, more than is free: "
                     "ask for a shorter context"
                 ) from error
             raise
+        for slot in range(slots if blocks else 0):
+            self.put(slot, [0] * self._table_blocks)
+
+    def put(self, slot: int, blocks: Sequence[int], first: int = 0) -> None:
+        """Say which blocks a slot has, from its block `first` on. Not while a launch in flight reads these."""
+        assert self._table is not None, "a cache without blocks"
+        at = 4 * (slot * self._table_blocks + first)
+        self._table.cpu_view()[at : at + 4 * len(blocks)] = np.asarray(blocks, np.int32).tobytes()
 
     def close(self) -> None:
         """Free the buffers. Closing twice is harmless."""
@@ -84,15 +126,15 @@ class KvCache:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _layer(self, row: int, rows: int) -> LayerCache:
-        elements = row * rows
+    def _layer(self, elements: int, rows: int, pool: bool) -> LayerCache:
+        table = (self._table, self._table_blocks) if pool else (None, None)
         keys, values = (self._alloc(elements if self.q8 else 2 * elements) for _ in range(2))
         if not self.q8:
-            return LayerCache(keys, values, keys, values, rows)
+            return LayerCache(keys, values, keys, values, rows, *table)
         key_scales, value_scales = (self._alloc(elements // BLOCK * 2) for _ in range(2))
-        return LayerCache(keys, values, key_scales, value_scales, rows)
+        return LayerCache(keys, values, key_scales, value_scales, rows, *table)
 
-    def _alloc(self, size: int) -> Buffer:
-        buffer: Buffer = self._device.allocate(size, SPEC)
-        self._undo.callback(self._device.release, buffer, SPEC)
+    def _alloc(self, size: int, spec: MemorySpec = SPEC) -> Buffer:
+        buffer: Buffer = self._device.allocate(size, spec)
+        self._undo.callback(self._device.release, buffer, spec)
         return buffer

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tegrad.llm.attention import PLAIN, Scoring
+from tegrad.llm.cache import pool_macros
 from tegrad.llm.programs import Programs
 from tegrad.nv.replay import Launch
 
@@ -23,6 +24,8 @@ class Flash:
     warps: int = 4
     tile: int = 64
     scoring: Scoring = PLAIN
+    blocks: int | None = None
+    """Blocks of a sequence in the table, where the cache is a pool of them."""
 
     @property
     def group(self) -> int:
@@ -41,17 +44,20 @@ class Flash:
         tokens: int,
         key_scales: Any = None,
         value_scales: Any = None,
+        table: Any = None,
         overlap: int = 0,
     ) -> Launch:
         """The attention of up to `tokens` tokens: out and q halves (tokens, heads, head_dim); `chunk` says how many.
 
-        `overlap` as in kernels/overlap.cuh.
+        `table` is a pool's. `overlap` as in kernels/overlap.cuh.
         """
         program = programs(
-            "flash", buffers=7, dynamic_shared=4 * self.tile * (2 * self.head_dim + 16), HEADS=self.heads,
-            KV_HEADS=self.kv_heads, HEAD_DIM=self.head_dim, POSITIONS=self.positions, CACHE_Q8=self.q8,
-            WARPS=self.warps, TILE=self.tile, OVERLAP=overlap, **self.scoring.defines,
+            "flash", buffers=7 + (table is not None),
+            dynamic_shared=4 * self.tile * (2 * self.head_dim + 16), HEADS=self.heads, KV_HEADS=self.kv_heads,
+            HEAD_DIM=self.head_dim, POSITIONS=self.positions, CACHE_Q8=self.q8,
+            WARPS=self.warps, TILE=self.tile, OVERLAP=overlap, **self.scoring.defines, **pool_macros(self.blocks),
         )  # fmt: skip
         buffers = (out, q, keys, values, key_scales or keys, value_scales or values, chunk)
+        buffers += () if table is None else (table,)
         grid = (-(-tokens * self.group // (16 * self.warps)), self.kv_heads, 1)
         return Launch(program, buffers, grid, (32 * self.warps, 1, 1))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.llm.attention import ROPES, Scoring
-from tegrad.llm.cache import KvCache
+from tegrad.llm.cache import KvCache, pool_macros
 from tegrad.llm.chips import kernels_of
 from tegrad.llm.embedding import scaled
 from tegrad.llm.errors import ContextError, ModelError
@@ -229,10 +229,13 @@ class Prefill:
         tile = 64 if config.head_dim <= WIDE_HEAD_DIM else 32
         warps = kernels_of(self.device.arch).flash_warps if config.head_dim == WIDE_HEAD_DIM else 4
         scoring = Scoring.of(config, op, self.cache.positions)
-        flash = Flash(config.heads, config.kv_heads, config.head_dim, cache.rows, self.cache.q8, warps, tile, scoring)
+        flash = Flash(
+            config.heads, config.kv_heads, config.head_dim, cache.rows, self.cache.q8, warps, tile, scoring,
+            cache.table_blocks,
+        )  # fmt: skip
         attend = flash.launch(
             programs, out=self.rows.mixed, q=self._queries, keys=cache.keys, values=cache.values, chunk=self._chunk,
-            tokens=size, key_scales=cache.key_scales, value_scales=cache.value_scales,
+            tokens=size, key_scales=cache.key_scales, value_scales=cache.value_scales, table=cache.table,
             overlap=self.rows.overlap,
         )  # fmt: skip
         return [self._store(size, at, op), attend]
@@ -240,13 +243,15 @@ class Prefill:
     def _store(self, size: int, at: int, op: Attend) -> Launch:
         config, rows, cache = self.config, self.rows, self.cache.layers[at]
         program = rows.programs(
-            "store_qkv", buffers=10, values=1, HEADS=config.heads, KV_HEADS=config.kv_heads, HEAD_DIM=config.head_dim,
-            POSITIONS=cache.rows, CACHE_Q8=self.cache.q8, ROPE=ROPES[op.rotation],
+            "store_qkv", buffers=10 + len(cache.tables), values=1,
+            HEADS=config.heads, KV_HEADS=config.kv_heads, HEAD_DIM=config.head_dim, POSITIONS=cache.rows,
+            CACHE_Q8=self.cache.q8, ROPE=ROPES[op.rotation],
             ROPE_PAIRS=op.rope.dim // 2, QK_NORM=("none", "head", "whole").index(op.norms), EPS=f"{config.eps:.9e}f",
             WARPS=QKV_WARPS, OVERLAP=rows.overlap, **Scoring.of(config, op, self.cache.positions).defines,
+            **pool_macros(cache.table_blocks),
         )  # fmt: skip
         norms = rows.head_norms(self.model.layers[at], op)
         buffers = (self._queries, cache.keys, cache.values, cache.key_scales, cache.value_scales, rows.qkv, *norms,
-                   rows.turns(op.rope), self._chunk)  # fmt: skip
+                   rows.turns(op.rope), self._chunk, *cache.tables)  # fmt: skip
         grid = (size, -(-(config.heads + 2 * config.kv_heads) // QKV_WARPS), 1)
         return Launch(program, buffers, grid, (32 * QKV_WARPS, 1, 1), (self.cache.positions,))

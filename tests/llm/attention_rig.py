@@ -9,9 +9,11 @@ import numpy as np
 from operands import Operands
 
 from tegrad.llm.attention import BUFFERS, PLAIN, Attention, Scoring
+from tegrad.llm.cache import BLOCK_POSITIONS
 from tegrad.llm.numerics import capped
 from tegrad.llm.state import State
 
+SIDES = ("k", "v", "k_scale", "v_scale")
 HOPPER = {"sms": 132, "arch": "sm_90", "floats": True}
 PUBLISHED = {
     "llama-1b": Attention(32, 8, 64, 4200, **HOPPER),
@@ -112,6 +114,29 @@ def attend(q: np.ndarray, keys: np.ndarray, values: np.ndarray, scoring: Scoring
     return (weights @ values).reshape(q.shape)
 
 
+class Scattered:
+    """Sequences' rows in a pool of blocks, in no order, beside blocks that are nobody's."""
+
+    def __init__(self, at: Attention) -> None:
+        count = at.sequences * (at.blocks or 0)
+        self.table = np.random.default_rng(4).permutation(count + 2)[:count].reshape(at.sequences, -1).astype(np.int32)
+
+    def pool(self, rows: np.ndarray) -> np.ndarray:
+        """(sequences, kv heads, positions, ...) as (blocks, kv heads, positions of a block, ...)."""
+        sequences, heads, _, width = rows.shape
+        cut = rows.reshape(sequences, heads, -1, BLOCK_POSITIONS, width).swapaxes(1, 2)
+        made = np.full((self.table.size + 2, *cut.shape[2:]), 77, rows.dtype)
+        made[self.table] = cut
+        return made
+
+    def rows(self, pool: np.ndarray) -> np.ndarray:
+        """The reverse; what is nobody's is as it was."""
+        nobody = np.setdiff1d(np.arange(len(pool)), self.table)
+        assert (pool[nobody] == 77).all()
+        cut = pool[self.table].swapaxes(1, 2)
+        return np.ascontiguousarray(cut).reshape(*cut.shape[:2], -1, cut.shape[-1])
+
+
 class Bench:
     """A case's operands on the device, launched several times; the cache goes on from launch to launch."""
 
@@ -134,7 +159,13 @@ class Bench:
             "q": np.zeros((at.sequences, at.heads * at.head_dim), np.int8),
             "s": np.full((at.sequences, at.heads * at.head_dim // 16), np.nan, np.float32),
         }
-        self.buffers = {name: operands.put(self.given[name]) for name in BUFFERS}
+        names = BUFFERS
+        if at.blocks is not None:
+            self.scattered = Scattered(at)
+            for name in SIDES:
+                self.given[name] = self.scattered.pool(self.given[name]) if self.given[name].size else self.given[name]
+            self.given["table"], names = self.scattered.table, (*BUFFERS, "table")
+        self.buffers = {name: operands.put(self.given[name]) for name in names}
 
     def copy(self, name: str, array: np.ndarray) -> None:
         self.program.dev.allocator._copyin(self.buffers[name], memoryview(array.tobytes()))
@@ -148,6 +179,9 @@ class Bench:
             self.copy(name, self.given[name])
         self.program(*self.buffers.values(), global_size=at.grid, local_size=at.block, wait=True)
         found = {name: self.operands.get(self.buffers[name], g.shape, g.dtype) for name, g in self.given.items()}
+        if at.blocks is not None:
+            np.testing.assert_array_equal(found.pop("table"), self.given["table"])
+            found |= {name: self.scattered.rows(found[name]) for name in SIDES if found[name].size}
         for name in ("states", "qkv", "q_norm", "k_norm", "rope", "counters"):
             np.testing.assert_array_equal(found[name], self.given[name])
         check(self.case, positions, found)

@@ -49,6 +49,10 @@ VARIANTS = {
         4, 2, 64, 128, cache="q8_0", sms=6, floats=True, tuning=few(2, ATTENTION_LOADS=2), turned=900,
         scoring=Scoring(window=128, cap=2.0),
     ),
+    "blocks": Attention(8, 2, 64, 1088, sms=18, sequences=3, floats=True, tuning=few(4), blocks=17),
+    "blocks-q8_0": Attention(
+        4, 2, 128, 640, "halves", eps=0.5, cache="q8_0", sms=10, floats=True, sequences=2, tuning=few(2), blocks=10
+    ),
 }  # fmt: skip
 MORE = {
     "head16": Attention(4, 2, 16, 1100, sms=18, floats=True, sequences=2, tuning=few(2)),
@@ -60,6 +64,8 @@ MORE = {
     "group8-q8_0": Attention(16, 2, 64, 1100, cache="q8_0", sms=18, floats=True),
     "twelve-warps": Attention(8, 2, 64, 1100, sms=8, arch="sm_90", floats=True),
     "halves": Attention(4, 2, 64, 1100, sms=18, quantized=False, halves=True, sequences=2, tuning=few(2)),
+    "blocks of heads of 16": Attention(16, 8, 16, 320, sms=18, floats=True, tuning=few(2), blocks=5),
+    "blocks, shared by groups": Attention(8, 2, 64, 320, sms=18, floats=True, tuning=few(2, HEAD_GROUPS=2), blocks=5),
     "one-part": Attention(8, 2, 64, 1100, sms=1, floats=True),
     "seven-groups": Attention(14, 2, 64, 700, sms=42, floats=True, tuning={"HEAD_GROUPS": 7}),
 }

@@ -9,6 +9,7 @@ import pytest
 from operands import Operands
 
 from tegrad.llm.attention import PLAIN, Scoring
+from tegrad.llm.cache import BLOCK_POSITIONS
 from tegrad.llm.flash import Flash
 from tegrad.llm.gemm import fragment_order
 from tegrad.llm.numerics import capped
@@ -38,6 +39,8 @@ CASES = {
     "f16, group of 3, past of two tiles": (Flash(6, 2, 64, 160, warps=2, tile=32), 45, 17),
     "the same from the start": (Flash(6, 2, 64, 160, warps=2, tile=32), 0, 1),
     "q8_0, heads of 128": (Flash(4, 2, 128, 64, q8=True, warps=2, tile=32), 30, 34),
+    "blocks, past of several": (Flash(6, 2, 64, 192, warps=2, tile=32, blocks=3), 141, 17),
+    "q8_0 in blocks, a tile to each": (Flash(4, 2, 64, 192, q8=True, warps=2, tile=64, blocks=3), 100, 34),
     "a window of less than a tile": (Flash(6, 2, 64, 96, warps=2, tile=32, scoring=Scoring(window=20)), 0, 48),
     "the ring's end, heads of 256": (
         Flash(4, 1, 256, 128, warps=2, tile=32, scoring=Scoring(window=70, scale=0.09)), 365, 40
@@ -76,16 +79,27 @@ def test_a_chunk_sees_its_past_and_itself_and_nothing_else(
             side = rng.integers(-127, 128, shape).astype(np.int8)
             scale = rng.uniform(0.005, 0.02, (*shape[:3], flash.head_dim // 32)).astype(np.float16)
             exact.append(side[slot] * np.repeat(scale[slot].astype(np.float64), 32, axis=-1))
-            scales.append(operands.put(ring(scale)))
+            scales.append(ring(scale))
         else:
             side = rng.standard_normal(shape).astype(np.float16)
             exact.append(side[slot].astype(np.float64))
-        sides.append(operands.put(ring(side)))
+        sides.append(ring(side))
+    table = None
+    if flash.blocks:  # in no order
+        order = np.random.default_rng(6).permutation(slots * flash.blocks).astype(np.int32).reshape(slots, -1)
+        table = operands.put(order)
+        held = [*sides, *scales]
+        for index, side in enumerate(held):
+            cut = side.reshape(slots, flash.kv_heads, flash.blocks, BLOCK_POSITIONS, -1).swapaxes(1, 2)
+            held[index] = np.empty((order.size, *cut.shape[2:]), side.dtype)
+            held[index][order] = cut
+        sides, scales = held[:2], held[2:]
+    sides, scales = [operands.put(side) for side in sides], [operands.put(scale) for scale in scales]
     out = operands.put(np.full(q.shape, 7, np.float16))
     chunk = operands.put(np.frombuffer(chunk_bytes(start=start, count=count, slot=slot), np.uint8))
     launch = flash.launch(
         Programs(opened), out=out, q=operands.put(q), keys=sides[0], values=sides[1], chunk=chunk, tokens=48,
-        key_scales=scales[0] if scales else None, value_scales=scales[1] if scales else None,
+        key_scales=scales[0] if scales else None, value_scales=scales[1] if scales else None, table=table,
     )  # fmt: skip
     launch.program(*launch.buffers, global_size=launch.grid, local_size=launch.block, wait=True)
     ours = operands.get(out, (len(q), -1), np.float16)[:, fragment_order(q[0].size)].reshape(q.shape).astype(np.float64)

@@ -8,6 +8,8 @@
 //   rope       float32 (2, ROPE_POSITIONS, ROPE_PAIRS): cosines, sines; read where ROPE
 //   k, v       the layer's cache (sequences, KV heads, POSITIONS, HEAD_DIM), f16 or int8; a ring where WINDOW
 //   *_scale    f16 (sequences, KV heads, POSITIONS, HEAD_DIM / 32), read and written where CACHE_Q8
+//   table      int32 (sequences, TABLE_BLOCKS), only where BLOCK_POSITIONS: each one's blocks of pools k and v (blocks,
+//              KV heads, BLOCK_POSITIONS, HEAD_DIM) and of scales
 //   workspace  float32 (sequences, KV_HEADS, SPLITS, SPLIT_FLOATS); counters: uint32 (sequences, KV_HEADS), zeros
 //   x          float32 (sequences, HEADS, HEAD_DIM), written where OUTPUT_X; or halves in the order of fragments
 //              (async.cuh), where OUTPUT_H
@@ -27,9 +29,13 @@
 extern "C" __global__ void __launch_bounds__(attend::THREADS)
 attention(const State *states, const float *qkv, const float *q_norm, const float *k_norm, const float *rope, void *k,
           void *v, __half *k_scale, __half *v_scale, float *workspace, unsigned *counters, float *x, signed char *q,
-          float *s) {
+          float *s
+#if BLOCK_POSITIONS
+          , const int *table
+#endif
+) {
     using namespace attend;
-    // State, rope and earlier positions are not of this step's launches: all but q, k and v is read before the wait.
+    // State, table, rope and earlier positions are of no launch of this step: all but q, k, v is read before the wait.
     allow_next();
     __shared__ Shared shared;
     const int head = blockIdx.y, sequence = blockIdx.z, index = sequence * KV_HEADS + head;
@@ -41,7 +47,12 @@ attention(const State *states, const float *qkv, const float *q_norm, const floa
     const size_t output = (size_t)index * OUTPUTS;
     const Output out = {OUTPUT_X ? x + output : nullptr, OUTPUT_Q ? q + output : nullptr,
                         OUTPUT_Q ? s + output / 16 : nullptr, OUTPUT_H ? (__half *)x + output : nullptr};
-    split(shared, side(k, k_scale, row, position), side(v, v_scale, row, position), blockIdx.x, position,
+#if BLOCK_POSITIONS
+    const Side keys = side(k, k_scale, sequence, cached, table), values = side(v, v_scale, sequence, cached, table);
+#else
+    const Side keys = side(k, k_scale, row, position), values = side(v, v_scale, row, position);
+#endif
+    split(shared, keys, values, blockIdx.x, position,
           mine + head * OUTPUTS, mine + (HEADS + cached) * HEAD_DIM, mine + (HEADS + KEY_HEADS + cached) * HEAD_DIM,
           q_norm + (QK_NORM == 2 ? head * OUTPUTS : 0), k_norm + (QK_NORM == 2 ? head * HEAD_DIM : 0),
           rope + (size_t)position * ROPE_PAIRS, (size_t)ROPE_POSITIONS * ROPE_PAIRS,

@@ -14,7 +14,8 @@
 // (positions that are attended to, the token's own included; 0: all. The cache then is a ring: a position lies in row
 // position % POSITIONS), RINGS (1: rows and windows come with each cache, as numbers), CACHE_HEADS (KV heads, where
 // KV_HEADS counts groups of their query heads), TEMPERATURE (queries are multiplied by 1 + TEMPERATURE *
-// log(1 + position / TEMPERATURE_PERIOD)).
+// log(1 + position / TEMPERATURE_PERIOD)), BLOCK_POSITIONS (of a block, where the cache is a pool of them; 0: a
+// sequence's positions follow each other), TABLE_BLOCKS (of a sequence in the table).
 #pragma once
 #include "last_arriving.cuh"
 #include <cuda_fp16.h>
@@ -41,6 +42,9 @@
 #define KEY_HEADS CACHE_HEADS
 #else
 #define KEY_HEADS KV_HEADS
+#endif
+#ifndef BLOCK_POSITIONS
+#define BLOCK_POSITIONS 0
 #endif
 #ifdef SCORE_CAP
 #define CAPPED 1
@@ -91,6 +95,7 @@ static_assert(!CACHE_Q8 || HEAD_DIM % 32 == 0, "a q8_0 cache has blocks of 32");
 static_assert(2 * ROPE_PAIRS <= HEAD_DIM, "rope turns at most a head");
 static_assert((LOADS & (LOADS - 1)) == 0, "loads are halved");
 static_assert(WINDOW <= POSITIONS, "the ring holds a window");
+static_assert(!BLOCK_POSITIONS || (!WINDOW && !RINGS && BLOCK_POSITIONS % TILE == 0), "a tile lies in one block");
 
 // Keys or values of one KV head of a sequence in the cache: (position, element).
 #if CACHE_Q8
@@ -109,6 +114,9 @@ struct Side {
 #if RINGS
     int rows, cached;  // of the ring; positions that a token sees
 #endif
+#if BLOCK_POSITIONS
+    const int *blocks;  // of the sequence, in order; `at` is the KV head's in block 0
+#endif
 };
 
 // Rows of the cache of a KV head.
@@ -119,6 +127,13 @@ __device__ __forceinline__ int rows_of([[maybe_unused]] const Side &side) {
     return POSITIONS;
 #endif
 }
+
+#if BLOCK_POSITIONS
+// The row of a KV head, counted from its first in block 0, in which a position of a sequence lies.
+__device__ __forceinline__ int row_of(const int *blocks, int position) {
+    return blocks[position / BLOCK_POSITIONS] * (KEY_HEADS * BLOCK_POSITIONS) + position % BLOCK_POSITIONS;
+}
+#endif
 
 #if WINDOW
 // Positions that a token's window has left behind.
@@ -156,6 +171,15 @@ __device__ __forceinline__ int cached([[maybe_unused]] const Side &keys, int pos
     return position;
 #endif
 }
+
+// One KV head of a sequence in a pool of blocks (block, KV head, BLOCK_POSITIONS, HEAD_DIM); `table`: of all sequences.
+#if BLOCK_POSITIONS
+__device__ __forceinline__ Side side(void *elements, __half *scales, int sequence, int head, const int *table) {
+    size_t row = (size_t)head * BLOCK_POSITIONS;
+    return {(Element *)elements + row * HEAD_DIM, CACHE_Q8 ? scales + row * (HEAD_DIM / 32) : nullptr,
+            table + (size_t)sequence * TABLE_BLOCKS};
+}
+#endif
 
 struct __align__(16) Shared {
     float query[GROUP][HEAD_DIM];  // rotated, times scale and log2 e
@@ -308,6 +332,9 @@ struct Rows {
         for (int u = 0; u < LOADS; u++) scale[u] = of_rows[place(u) * (HEAD_DIM / 32)];
 #endif
 #else
+#if BLOCK_POSITIONS
+        row = row_of(from.blocks, row);
+#endif
         const Octet *at = (const Octet *)(from.at + (size_t)row * HEAD_DIM) + column;
 #pragma unroll
         for (int u = 0; u < LOADS; u++) octet[u] = stream(at + beyond(u) * OCTETS);
@@ -404,6 +431,8 @@ __device__ __forceinline__ void turn_head(const float *in, const float *norm, co
 __device__ __forceinline__ void store_row(float *row, const Side &to, int position, unsigned lane) {
 #if WINDOW || RINGS
     position %= rows_of(to);
+#elif BLOCK_POSITIONS
+    position = row_of(to.blocks, position);
 #endif
 #if CACHE_Q8
 #pragma unroll
@@ -458,7 +487,7 @@ __device__ __forceinline__ void prepare(Shared &shared, const Side &keys, const 
         } else {
             turn_head(k, k_norm, turn, sines, k_factor, row, lane);
         }
-#if RINGS
+#if RINGS || BLOCK_POSITIONS
         store_row(row, value ? values : keys, position, lane);
 #else
         store_row(row, {value ? values.at : keys.at, value ? values.scale : keys.scale}, position, lane);
@@ -738,12 +767,20 @@ __device__ __forceinline__ void split(Shared &shared, const Side &keys, const Si
         Gathered gathered;
         gathered.begin(shared, fresh, lane);
         for (int first = at; at < rows.end;) {
-            // A later tile that would reach beyond the end begins earlier instead, in rows that count elsewhere.
-            const int next = at + ATTENTION_WARPS * TILE, next_first = min(next, rows.end - TILE);
+            // A later tile that would reach beyond the end begins earlier instead, in rows that count elsewhere; in a
+            // pool of blocks it would lie in two of them.
+            const int next = at + ATTENTION_WARPS * TILE;
+            const int next_first = BLOCK_POSITIONS ? next : min(next, rows.end - TILE);
+            const auto load = [&](Rows &to, const Side &from) {
+                if (BLOCK_POSITIONS)
+                    to.load_some(from, next, rows.end, lane);
+                else
+                    to.load(from, next_first, lane);
+            };
             gathered.score(k_rows, shared.weight[warp], first, at, rows.end, lane);
-            if (next < rows.end) k_rows.load(keys, next_first, lane);
+            if (next < rows.end) load(k_rows, keys);
             gathered.add(v_rows, shared.weight[warp], lane);
-            if (next < rows.end) v_rows.load(values, next_first, lane);
+            if (next < rows.end) load(v_rows, values);
             at = next, first = next_first;
         }
         gathered.publish(shared, warp, lane);

@@ -6,7 +6,8 @@
 // left operand of the product with v. The chunk's own keys and values are in the cache already.
 //
 // HEADS, KV_HEADS, HEAD_DIM, POSITIONS (of the cache), CACHE_Q8 (0: f16, 1: q8_0), WARPS, TILE; ATTENTION_SCALE,
-// SCORE_CAP and WINDOW as in attention.cuh. A ring that positions wrap around in has whole tiles.
+// SCORE_CAP, WINDOW, BLOCK_POSITIONS, TABLE_BLOCKS as in attention.cuh. A ring that positions wrap around in has whole
+// tiles, and so have blocks.
 // Grid: (tokens * GROUP / rows, KV_HEADS), rounded up. Block: WARPS warps.
 #include "async.cuh"
 #include "chunk.cuh"
@@ -22,6 +23,10 @@ constexpr float NONE = -1e30f;
 #ifndef WINDOW
 #define WINDOW 0
 #endif
+#ifndef BLOCK_POSITIONS
+#define BLOCK_POSITIONS 0
+#endif
+static_assert(BLOCK_POSITIONS % TILE == 0, "a tile lies in one block");
 static_assert(HEAD_DIM % 16 == 0 && TILE % 16 == 0 && HEADS % KV_HEADS == 0, "whole fragments");
 static_assert(!CACHE_Q8 || HEAD_DIM % 32 == 0, "q8_0 has blocks of 32");
 
@@ -57,11 +62,14 @@ static __device__ __forceinline__ float capped(float score) {
 #endif
 }
 
-// Rows [first, first + TILE) of one side of a KV head's cache; those from `end` on are zeros.
-static __device__ __forceinline__ void copy_side(unsigned to, const void *cache, const __half *scales, int first,
-                                                 int end) {
+// Rows [first, first + TILE) of one side of a KV head's cache; those from `end` on are zeros. `blocks`: the sequence's.
+static __device__ __forceinline__ void copy_side(unsigned to, const void *cache, const __half *scales,
+                                                 [[maybe_unused]] const int *blocks, int first, int end) {
 #if WINDOW
     const int begin = first % POSITIONS;
+    end += begin - first, first = begin;
+#elif BLOCK_POSITIONS
+    const int begin = blocks[first / BLOCK_POSITIONS] * (KV_HEADS * BLOCK_POSITIONS) + first % BLOCK_POSITIONS;
     end += begin - first, first = begin;
 #endif
     if constexpr (CACHE_Q8) {
@@ -94,10 +102,13 @@ static __device__ __forceinline__ void copy_side(unsigned to, const void *cache,
 
 // q: halves (tokens, HEADS, HEAD_DIM), rotated; out: the same, in the order of fragments (async.cuh). keys, values: the
 // cache of one layer (slot, KV head, position, HEAD_DIM); of q8_0, key_scales and value_scales (slot, KV head,
-// position, HEAD_DIM / 32).
+// position, HEAD_DIM / 32). table: where BLOCK_POSITIONS, as attention.cu tells.
 extern "C" __global__ void BOUNDS flash(
     __half *out, const __half *q, const void *keys, const void *values, const __half *key_scales,
     const __half *value_scales, const Chunk *chunk
+#if BLOCK_POSITIONS
+    , const int *table
+#endif
 ) {
     extern __shared__ __align__(128) unsigned char memory[];
     allow_next();
@@ -106,7 +117,13 @@ extern "C" __global__ void BOUNDS flash(
     const int block = (gridDim.x - 1 - blockIdx.x) * ROWS;  // the longest rows first
     if (block >= count * GROUP) return;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, row0 = block + threadIdx.x / 32 * 16 + g;
+#if BLOCK_POSITIONS
+    const size_t base = (size_t)head * BLOCK_POSITIONS;
+    const int *blocks = table + (size_t)chunk->slot * TABLE_BLOCKS;
+#else
     const size_t base = ((size_t)chunk->slot * KV_HEADS + head) * POSITIONS;
+    constexpr const int *blocks = nullptr;
+#endif
     constexpr int ELEMENT = CACHE_Q8 ? 1 : 2;
     keys = static_cast<const char *>(keys) + base * HEAD_DIM * ELEMENT;
     values = static_cast<const char *>(values) + base * HEAD_DIM * ELEMENT;
@@ -133,8 +150,8 @@ extern "C" __global__ void BOUNDS flash(
 
     const unsigned stages = shared_address(memory);
     const unsigned begun = stages + first_tile % 2 * STAGE_BYTES;
-    copy_side(begun, keys, key_scales, first_tile * TILE, end);
-    copy_side(begun + SIDE_BYTES, values, value_scales, first_tile * TILE, end);
+    copy_side(begun, keys, key_scales, blocks, first_tile * TILE, end);
+    copy_side(begun + SIDE_BYTES, values, value_scales, blocks, first_tile * TILE, end);
     commit_copies();
 
     unsigned a[STEPS][4];
@@ -161,8 +178,8 @@ extern "C" __global__ void BOUNDS flash(
         __syncthreads();
         if (tile + 1 < tiles) {
             unsigned next = stages + (tile + 1) % 2 * STAGE_BYTES;
-            copy_side(next, keys, key_scales, (tile + 1) * TILE, end);
-            copy_side(next + SIDE_BYTES, values, value_scales, (tile + 1) * TILE, end);
+            copy_side(next, keys, key_scales, blocks, (tile + 1) * TILE, end);
+            copy_side(next + SIDE_BYTES, values, value_scales, blocks, (tile + 1) * TILE, end);
         }
         commit_copies();
 

@@ -4,16 +4,21 @@
 // Grid: (tokens, (HEADS + 2 KV_HEADS) / WARPS), rounded up. Block: WARPS warps.
 #define ATTENTION_WARPS WARPS
 #define SPLITS 1
+#define ATTENTION_LOADS 1
 #include "attention.cuh"
 #include "chunk.cuh"
 #include "overlap.cuh"
 
 // qkv: floats (tokens, HEADS + 2 KV_HEADS, HEAD_DIM); q: halves (tokens, HEADS, HEAD_DIM); keys, values and their
-// scales: one layer's cache (slot, KV head, position, HEAD_DIM); rope: cosines and sines (2, rope_positions,
-// ROPE_PAIRS).
+// scales: one layer's cache (slot, KV head, position, HEAD_DIM), or a pool of blocks (attention.cu) whose table of all
+// slots follows; rope: cosines and sines (2, rope_positions, ROPE_PAIRS).
 extern "C" __global__ void store_qkv(
     __half *q, void *keys, void *values, __half *key_scales, __half *value_scales, const float *qkv,
-    const float *q_norm, const float *k_norm, const float *rope, const Chunk *chunk, int rope_positions
+    const float *q_norm, const float *k_norm, const float *rope, const Chunk *chunk,
+#if BLOCK_POSITIONS
+    const int *table,
+#endif
+    int rope_positions
 ) {
     __shared__ float rows[WARPS][HEAD_DIM];
     allow_next();
@@ -53,7 +58,12 @@ extern "C" __global__ void store_qkv(
         return;
     }
     const bool value = head >= HEADS + KV_HEADS;
-    const int index = chunk->slot * KV_HEADS + (head - HEADS) % KV_HEADS;
-    attend::store_row(
-        row, attend::side(value ? values : keys, value ? value_scales : key_scales, index), position, lane);
+    void *side = value ? values : keys;
+    __half *scales = value ? value_scales : key_scales;
+#if BLOCK_POSITIONS
+    const attend::Side to = attend::side(side, scales, chunk->slot, (head - HEADS) % KV_HEADS, table);
+#else
+    const attend::Side to = attend::side(side, scales, chunk->slot * KV_HEADS + (head - HEADS) % KV_HEADS);
+#endif
+    attend::store_row(row, to, position, lane);
 }
