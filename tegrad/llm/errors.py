@@ -29,3 +29,9 @@ class OutOfMemory(ModelError):
 
 class ContextError(ModelError):
     """More tokens than the context holds."""
+
+
+class NoRoom(ModelError):
+    """All slots or blocks of a batch are in use: there is room once a sequence has left."""
+
+    exit_code = 1
