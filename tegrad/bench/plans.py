@@ -247,11 +247,9 @@ def _batch(slots: int, made: PackedModel) -> list[Launch]:
 def _prefill(pick: TilePicker, made: PackedModel) -> list[Launch]:
     """A chunk of CHUNK tokens, and the logits of the last."""
     plan = Prefill(made, KvCache(made.device, made.config, POSITIONS), pick=pick)
-    first, *others = plan.launches(CHUNK)
-    (chunk,) = first.buffers
-    # As before the first launch, which moves on to the first chunk: run once, it leaves all others CHUNK tokens.
-    made.device.upload(chunk, chunk_bytes(left=CHUNK))
-    return [first, *others, *plan.head()]
+    embed, *others = plan.launches(CHUNK)
+    made.device.upload(embed.buffers[-1], chunk_bytes(count=CHUNK))
+    return [embed, *others, *plan.head()]
 
 
 def _load(made: PackedModel) -> list[Launch]:

@@ -1,8 +1,14 @@
 """Sequences that decode together, with one read of the weights a step; they join and leave between steps.
 
-Every sequence has a slot: its part of the cache, its state and its ring of tokens. A step computes as many slots,
+Every sequence has a slot: its blocks of the cache, its state and its ring of tokens. A step computes as many slots,
 rounded up to 8, as the last one in use needs; slots in between that nobody owns are computed and ignored. A sequence's
-prompt goes through `Prefill`, all but its last token, with which its first step begins.
+prompt goes through `Prefill`, all but its last token, with which its first step begins. It goes in chunks, of which
+each step takes some: the others do not wait for it, and prompts take turns.
+
+A sequence has all blocks that its limit asks for from the start, so that none ever stops for want of one. Blocks that a
+prompt has filled are found again by those that begin alike; those of sampled tokens are not, as other products computed
+them than would compute a prompt. What changes for a slot (its state, and that it is used no more) goes to the device in
+the order of steps and chunks, so that nobody waits for those in flight.
 """
 
 from __future__ import annotations
@@ -14,21 +20,23 @@ from functools import partial
 from typing import Any, Final, Self
 
 from tegrad.llm.attention import Attention
-from tegrad.llm.cache import KvCache
+from tegrad.llm.cache import BLOCK_POSITIONS, KvCache
 from tegrad.llm.embedding import scaled
-from tegrad.llm.errors import ContextError, ModelError
+from tegrad.llm.errors import ContextError, ModelError, NoRoom
 from tegrad.llm.gemm import SMALL_M, TilePicker, pick_quickest
 from tegrad.llm.network import Attend
 from tegrad.llm.packed import PackedModel
-from tegrad.llm.prefill import CHUNKS, EMBED_THREADS, Prefill, chunk_bytes
+from tegrad.llm.pool import Lease, Pool
+from tegrad.llm.prefill import CHUNKS, EMBED_THREADS, Prefill, chunk_bytes, split
 from tegrad.llm.rows import Rows
 from tegrad.llm.sampling import Sampling, Settings
 from tegrad.llm.state import LOGITS_SPEC, State, States
 from tegrad.llm.workspace import Workspace
-from tegrad.nv.replay import DEFAULT, Dependency, Launch, Recording
+from tegrad.nv.replay import DEFAULT, Dependency, Launch, Number, Recording
 
 STEPS_IN_FLIGHT: Final = 2
 """Steps in flight."""
+MOST_SLOTS: Final = 64
 SLOT_MULTIPLE: Final = 8
 """Slots that a step is rounded up to: the columns of one product of the tensor cores."""
 
@@ -39,13 +47,24 @@ class Member:
 
     slot: int
     limit: int
+    prompt: Sequence[int]
+    lease: Lease
     tokens: list[int] = field(default_factory=list)
     finished: bool = False
     """It sampled an end, used its positions, or left."""
 
+    @property
+    def reused(self) -> int:
+        """Positions of its prompt that others had filled."""
+        return self.lease.found
+
 
 class Batch:
-    """Up to `slots` sequences of one model, at most 32. Close it, or use it in a `with`; the model stays the caller's.
+    """Up to `slots` sequences of one model, at most 64. Close it, or use it in a `with`; the model stays the caller's.
+
+    The cache has `blocks` of 64 positions for all of them together, as many as all can use unless given, and what they
+    take is taken now. With `share`, prompts that begin alike have blocks in common, unless a layer attends within a
+    window: such layers keep what each slot needs. A step takes one of the largest `sizes` of prompts' tokens.
 
     `settings` are all that sequences may sample with, `ends` the tokens that end one. UnsupportedModelError,
     OutOfMemory, MemoryError.
@@ -57,6 +76,8 @@ class Batch:
         *,
         slots: int = SMALL_M,
         positions: int | None = None,
+        blocks: int | None = None,
+        share: bool = True,
         q8: bool = False,
         settings: Sequence[Settings] = (Settings(),),
         ends: Sequence[int] = (),
@@ -65,19 +86,31 @@ class Batch:
         dependency: Dependency = DEFAULT,
         overlap: bool = False,
     ) -> None:
-        if not 1 <= slots <= SMALL_M:
-            raise ModelError(f"a batch of {slots} sequences was asked for: 1 to {SMALL_M} decode together")
+        if not 1 <= slots <= MOST_SLOTS:
+            raise ModelError(f"a batch of {slots} sequences was asked for: 1 to {MOST_SLOTS} decode together")
         self.model, self.config, self.device, self.slots = model, model.config, model.device, slots
         self._settings, self._dependency = tuple(settings), dependency
         self._closed = False
         self._members: dict[int, Member] = {}
+        self._waiting: deque[Member] = deque()
+        """Those whose prompt is on its way."""
+        self._decoding: dict[int, Member] = {}
+        """The others, by slot."""
+        self._left: dict[int, int] = {}
+        """Slots that were used, and the run of `_admit` that ended that."""
         self._flights: deque[tuple[Recording, int, list[Member]]] = deque()
         self._fresh: list[tuple[Member, int]] = []
         self._recordings: dict[int, Recording] = {}
+        self._admit: Recording | None = None
+        self._sizes = tuple(sorted(sizes))
         self._workspace = workspace = Workspace(self.device)
         try:
             held = self.config.positions(positions)
-            self.cache = KvCache(self.device, self.config, held, slots, q8=q8, ahead=max(sizes))
+            blocks = slots * -(-held // BLOCK_POSITIONS) if blocks is None else blocks
+            held = min(held, blocks * BLOCK_POSITIONS)
+            self.pool = Pool(blocks)
+            self.cache = KvCache(self.device, self.config, held, slots, q8=q8, ahead=max(sizes), blocks=blocks)
+            self._share = share and self.cache.shareable
             workspace.callback(self.cache.close)
             self.prefill = Prefill(model, self.cache, sizes=sizes, pick=pick, dependency=dependency, overlap=overlap)
             workspace.callback(self.prefill.close)
@@ -106,61 +139,63 @@ class Batch:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """The sequences that decode now."""
+        """The sequences that joined and are not over."""
         return tuple(self._members.values())
 
     def join(
         self, tokens: Sequence[int], limit: int | None = None, settings: Settings | None = None, seed: int = 0
     ) -> Member:
-        """Add a sequence that continues `tokens` until it stands at `limit`; steps from now on sample for it.
+        """Add a sequence that continues `tokens` until it stands at `limit`; steps feed its prompt, then sample for it.
 
-        ContextError for a prompt that does not fit, ModelError for one that the model cannot continue, where all slots
-        are in use or the batch was not made for these settings, and for a closed one.
+        Nothing of the device is waited for. ContextError for a prompt that does not fit, NoRoom while others have all
+        slots or blocks, ModelError for a prompt that the model cannot continue, where the batch was not made for these
+        settings, and for a closed one; UnsupportedModelError.
         """
         self._check_open()
         self.config.check_prompt(tokens)
         limit = self.cache.positions if limit is None else min(limit, self.cache.positions)
         chosen = settings or self._settings[0]
-        slot = next((slot for slot in range(self.slots) if slot not in self._members), None)
-        if slot is None:
-            raise ModelError(f"all {self.slots} slots of the batch are in use: wait until a sequence leaves")
+        if len(self._members) == self.slots:
+            raise NoRoom(f"all {self.slots} slots of the batch are in use: wait until a sequence leaves")
         if chosen not in self._settings:
             raise ModelError(f"the batch was not made for {chosen}: name it when the batch is made")
         if len(tokens) > limit:
             raise ContextError(f"a prompt of {len(tokens)} tokens does not fit a context of {limit}")
-        self._settle()
-        if len(tokens) > 1:
-            self.prefill.run(tokens[:-1], 0, slot, logits=False)
+        prompt = tokens[:-1]
+        self.prefill.prepare(len(prompt))
+        slot = self._quiet_slot()
+        lease = self.pool.take(limit, prompt if self._share else ())
+        self.cache.put(slot, lease.blocks)
         self._sampling.set(slot, chosen)
-        self._sampling.remember(slot, tokens[:-1], 0)
-        self.states.begin(slot, tokens[-1:], len(tokens) - 1, limit, seed)
-        member = self._members[slot] = Member(slot, limit)
+        self._sampling.remember(slot, prompt, 0)
+        self.states.begin(slot, tokens[-1:], len(prompt), limit, seed, staged=True)
+        member = self._members[slot] = Member(slot, limit, prompt, lease)
+        self._waiting.append(member)
         return member
 
     def leave(self, member: Member) -> None:
-        """Take a sequence out; what the steps in flight sample for it still counts.
+        """Take a sequence out, whose prompt may still be on its way; what steps in flight sample for it is dropped.
 
         Leaving twice is harmless, and so is leaving a closed batch.
         """
-        if not self._closed and self._members.get(member.slot) is member:
-            self._settle()
-            self._drop([member])
+        if not self._closed:
+            self._end([member])
 
     def step(self) -> list[tuple[Member, int]]:
         """Wait for the oldest step in flight, with the next ones submitted: the tokens that came, of each sequence.
 
-        Tokens that a join or leave waited for come first. Nothing comes only when no sequence is left. ModelError
-        where the batch is closed, or the model's logits are not numbers.
+        Nothing comes only when no sequence is left. ModelError where the batch is closed, or the model's logits are not
+        numbers.
         """
         self._check_open()
         while not self._fresh and (self._members or self._flights):
             while self._members and len(self._flights) < STEPS_IN_FLIGHT:
-                members = list(self._members.values())
-                recording = self._recording(max(self._members) + 1)
-                self._flights.append((recording, recording.run(), members))
-            if done := self._collect():
-                self._settle()
-                self._drop(done)
+                self._feed()
+                if self._decoding:
+                    recording = self._recording(max(self._decoding) + 1)
+                    self._flights.append((recording, recording.run(), list(self._decoding.values())))
+            if self._flights:
+                self._end(self._collect())
         came, self._fresh = self._fresh, []
         return came
 
@@ -176,7 +211,7 @@ class Batch:
     def close(self) -> None:
         """Wait for what is in flight and free everything. Closing twice is harmless."""
         self._closed = True
-        for recording in self._recordings.values():
+        for recording in (*self._recordings.values(), *([self._admit] if self._admit else [])):
             recording.close()
         self._recordings.clear()
         self._flights.clear()
@@ -215,20 +250,58 @@ class Batch:
                 self._fresh.append((member, token))
         return over
 
-    def _settle(self) -> None:
-        """Wait for all steps in flight and keep their tokens."""
-        over: list[Member] = []
-        while self._flights:
-            over += self._collect()
-        self._drop(over)
+    def _feed(self) -> None:
+        """Submit as many tokens of prompts as a step takes; who has all of its prompt samples from the next step on."""
+        room = self._sizes[-1]
+        while self._waiting:
+            member, lease = self._waiting[0], self._waiting[0].lease
+            if self.pool.find(lease):
+                self.cache.put(member.slot, lease.blocks)
+            for size in split(len(member.prompt) - lease.filled, self._sizes):
+                if size > room:
+                    return
+                room -= size
+                part = member.prompt[lease.filled : lease.filled + size]
+                self.prefill.run(part, lease.filled, member.slot, logits=False)
+                self.pool.fill(lease, lease.filled + len(part))
+                break
+            self._waiting.popleft()
+            if lease.filled < len(member.prompt):
+                self._waiting.append(member)
+            else:
+                self._put_in_force(member.slot)
+                self._decoding[member.slot] = member
 
-    def _drop(self, members: Sequence[Member]) -> None:
-        """Give slots back. Not while a step is in flight."""
+    def _end(self, members: Sequence[Member]) -> None:
+        """Give slots and blocks back; steps from now on do nothing for them."""
         for member in members:
             if not member.finished:
                 member.finished = True
-                self.states.write(member.slot, State(stop=1))
+                self.states.write(member.slot, State(stop=1), staged=True)
+                self._left[member.slot] = self._put_in_force(member.slot)
+                if self._decoding.pop(member.slot, None) is None:
+                    self._waiting.remove(member)
+                self.pool.give(member.lease)
                 del self._members[member.slot]
+
+    def _put_in_force(self, slot: int) -> int:
+        """Have the device take the state staged for a slot, after what was submitted; the run to wait for."""
+        if self._admit is None:
+            program = self._rows.programs("admit", buffers=2, values=1)
+            launch = Launch(program, (self.states.states, self.states.staged), (1, 1, 1), (16, 1, 1), (0,))
+            self._admit = self.device.record([launch], depth=self.slots, numbers=[[Number(0, value=0)]])
+        return self._admit.run(numbers=(slot,))
+
+    def _quiet_slot(self) -> int:
+        """The first slot that nobody has and no step in flight computes; waits where there is none."""
+        free = [slot for slot in range(self.slots) if slot not in self._members]
+        done = self._admit.done if self._admit else 0
+        slot = next((slot for slot in free if self._left.get(slot, 0) <= done), None)
+        if slot is None:
+            slot = min(free, key=self._left.__getitem__)
+            assert self._admit is not None
+            self._admit.wait(self._left[slot])
+        return slot
 
     def _recording(self, slots: int) -> Recording:
         width = next(width for width in self.widths if width >= slots)

@@ -27,6 +27,8 @@ class Lease:
     keys: list[bytes]
     """Of the blocks that its prompt fills; none where nothing is shared."""
     filled: int = 0
+    found: int = 0
+    """Positions of these that others had filled."""
 
 
 def keys_of(tokens: Sequence[int]) -> Iterator[bytes]:
@@ -67,7 +69,8 @@ class Pool:
             raise NoRoom(f"{more} blocks of {BLOCK_POSITIONS} positions are needed, {free} are free: wait")
         for block in found:
             self._join(block)
-        return Lease(found + [self._new() for _ in range(more)], keys, BLOCK_POSITIONS * len(found))
+        filled = BLOCK_POSITIONS * len(found)
+        return Lease(found + [self._new() for _ in range(more)], keys, filled, filled)
 
     def find(self, lease: Lease) -> int:
         """Put what can be found by now in place of blocks that the prompt is about to fill; how many blocks those are.
@@ -81,7 +84,8 @@ class Pool:
                 self._leave(lease.blocks[at])
                 lease.blocks[at] = block
                 at += 1
-            lease.filled = max(lease.filled, at * BLOCK_POSITIONS)
+            lease.filled += (at - first) * BLOCK_POSITIONS
+            lease.found += (at - first) * BLOCK_POSITIONS
         return at - first
 
     def fill(self, lease: Lease, filled: int) -> None:

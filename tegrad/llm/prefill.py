@@ -1,8 +1,8 @@
 """A prompt into the cache: many tokens at once on tensor cores, in chunks.
 
-A chunk is one list of launches, recorded once and replayed: where it is in the prompt lies on the device (`Chunk`), and
-its first kernel moves on. The last chunk is filled as far as the prompt goes; tiles beyond do nothing. Only the last
-token of a prompt gets logits, unless all are asked for.
+A chunk is one list of launches, recorded once and replayed: what it is of lies on the device (`Chunk`), where a kernel
+in front of it puts that. The last chunk is filled as far as the prompt goes; tiles beyond do nothing. Only the last
+token of a prompt gets logits, unless all are asked for. Chunks of several prompts may follow each other in any order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tegrad.llm.rows import Rows, floats
 from tegrad.llm.state import LOGITS_SPEC, STATE_SPEC
 from tegrad.llm.workspace import Workspace
 from tegrad.nv.gpu import Buffer
-from tegrad.nv.replay import DEFAULT, Dependency, Launch, Recording
+from tegrad.nv.replay import DEFAULT, Dependency, Launch, Number, Recording
 
 CHUNKS: Final = (32, 128, 512)
 """Tokens of a chunk, ascending: the smallest that holds what is left of a prompt, else the largest."""
@@ -40,13 +40,17 @@ WIDE_HEAD_DIM: Final = 128
 """Elements of a head beyond which attention's tiles are halved, or its sums would not fit the registers."""
 
 _CHUNK = struct.Struct("<8i")
-LOST_INDEX: Final = 5
+LOST_INDEX: Final = 4
 """Which of its numbers `lost` is."""
 
 
-def chunk_bytes(start: int = 0, count: int = 0, slot: int = 0, at: int = 0, left: int = 0) -> bytes:
+CHUNKS_AHEAD: Final = 8
+"""Chunks whose tokens may lie on the device at once."""
+
+
+def chunk_bytes(start: int = 0, count: int = 0, slot: int = 0, at: int = 0) -> bytes:
     """`struct Chunk` of kernels/chunk.cuh."""
-    return _CHUNK.pack(start, count, slot, at, left, 0, 0, 0)
+    return _CHUNK.pack(start, count, slot, at, 0, 0, 0, 0)
 
 
 def split(tokens: int, sizes: Sequence[int] = CHUNKS) -> Iterator[int]:
@@ -79,6 +83,9 @@ class Prefill:
         self._closed = False
         self._recordings: dict[tuple[int, bool, bool], Recording] = {}
         self._last: tuple[Recording, int] | None = None
+        self._tell: Recording | None = None
+        self._at = 0
+        """Where the next chunk's tokens go."""
         self._workspace = Workspace(self.device)
         most = self._sizes[-1]
         try:
@@ -88,7 +95,7 @@ class Prefill:
             self._workspace.callback(self.rows.close)
             self._one = self._workspace.put(chunk_bytes(count=1))
             self._chunk = self._workspace.take(_CHUNK.size, STATE_SPEC)
-            self._tokens = self._workspace.take(4 * cache.positions, STATE_SPEC)
+            self._tokens = self._workspace.take(4 * CHUNKS_AHEAD * most, STATE_SPEC)
             self._queries = self._workspace.take(2 * most * self.config.size("query"))
             self.logits = self._workspace.take(4 * self.config.vocab, LOGITS_SPEC)
             self._scores: Buffer | None = None
@@ -98,7 +105,7 @@ class Prefill:
 
     def launches(self, size: int) -> list[Launch]:
         """One chunk of up to `size` tokens."""
-        launches = [self._begin(size), self._embed(size)]
+        launches = [self._embed(size)]
         for at in range(self.config.layers):
             launches += self.rows.layer(at, size, self._chunk, partial(self._attention, size))
         return launches
@@ -107,34 +114,37 @@ class Prefill:
         """The logits of the last token of the chunk before."""
         return self.rows.logits(self.logits, 1, self._chunk, last=self._one)
 
+    def prepare(self, tokens: int) -> None:
+        """Record the chunks of a prompt of so many tokens. UnsupportedModelError, MemoryError."""
+        for size in split(tokens, self._sizes):
+            self._recording(size)
+
     def run(self, tokens: Sequence[int], position: int = 0, slot: int = 0, *, logits: bool = True) -> None:
         """Put tokens into the cache from `position` on, and their last one's `logits` there. Returns before they are.
 
         ContextError where the cache does not hold them, ModelError once this is closed, UnsupportedModelError before
         anything runs.
         """
-        self._begin_at(tokens, position, slot)
-        sizes = [*split(len(tokens), self._sizes), *([0] if logits else [])]
-        for recording in [self._recording(size) for size in sizes]:
-            self._last = recording, recording.run()
+        self._check(tokens, position, slot)
+        head = self._recording(0) if logits else None
+        for _ in self._chunks(tokens, position, slot, self._sizes):
+            pass
+        if head is not None:
+            self._last = head, head.run()
 
     def score(self, tokens: Sequence[int], position: int = 0, slot: int = 0) -> NDArray[np.float32]:
         """Put tokens into the cache as `run` does, and return the logits (len(tokens), vocab) after each of them.
 
         ContextError, ModelError, MemoryError, UnsupportedModelError before anything runs.
         """
-        self._begin_at(tokens, position, slot)
+        self._check(tokens, position, slot)
         vocab = self.config.vocab
         fit = [size for size in self._sizes if 4 * size * vocab <= MOST_LOGITS_BYTES] or self._sizes[:1]
         if self._scores is None:
             self._scores = self._workspace.take(4 * fit[-1] * vocab, LOGITS_SPEC)
-        out, at = np.empty((len(tokens), vocab), np.float32), 0
-        sizes = list(split(len(tokens), fit))
-        for size, recording in zip(sizes, [self._recording(size, self._scores) for size in sizes], strict=True):
-            self._last = recording, recording.run()
-            count = min(size, len(tokens) - at)
+        out = np.empty((len(tokens), vocab), np.float32)
+        for at, count in self._chunks(tokens, position, slot, fit, self._scores):
             out[at : at + count] = floats(self.device, self._scores, count * vocab).reshape(count, vocab)
-            at += size
         return out
 
     def hidden(self, tokens: Sequence[int], position: int = 0, slot: int = 0) -> NDArray[np.float32]:
@@ -142,15 +152,11 @@ class Prefill:
 
         ContextError, ModelError, UnsupportedModelError before anything runs.
         """
-        self._begin_at(tokens, position, slot)
-        dim, at = self.config.dim, 0
+        self._check(tokens, position, slot)
+        dim = self.config.dim
         out = np.empty((len(tokens), dim), np.float32)
-        sizes = list(split(len(tokens), self._sizes))
-        for size, recording in zip(sizes, [self._recording(size, whole=True) for size in sizes], strict=True):
-            self._last = recording, recording.run()
-            count = min(size, len(tokens) - at)
+        for at, count in self._chunks(tokens, position, slot, self._sizes, whole=True):
             out[at : at + count] = floats(self.device, self.rows.x, count * dim).reshape(count, dim)
-            at += size
         return out
 
     @property
@@ -167,10 +173,10 @@ class Prefill:
     def close(self) -> None:
         """Free everything but the model and the cache. Closing twice is harmless."""
         self._closed = True
-        for recording in self._recordings.values():
+        for recording in (*self._recordings.values(), *([self._tell] if self._tell else [])):
             recording.close()
         self._recordings.clear()
-        self._last = None
+        self._last = self._tell = None
         self._workspace.close()
 
     def __enter__(self) -> Self:
@@ -179,8 +185,8 @@ class Prefill:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begin_at(self, tokens: Sequence[int], position: int, slot: int) -> None:
-        """Tell the device what the next chunks are made of; ContextError where the cache does not hold it."""
+    def _check(self, tokens: Sequence[int], position: int, slot: int) -> None:
+        """ContextError where the cache does not hold tokens, and what keeps this from being used."""
         if self._closed:
             raise ModelError("this prefill was closed: make a new one")
         end = position + len(tokens)
@@ -190,10 +196,32 @@ class Prefill:
             )
         self.device.check_usable()
         self.cache.rings.wrote(end, slot)
-        if self._last is not None:  # the prompt before this one is read until its last launch is over
-            self._last[0].wait(self._last[1])
-        self._tokens.cpu_view()[0 : 4 * len(tokens)] = np.asarray(tokens, np.int32).tobytes()
-        self._chunk.cpu_view()[0 : _CHUNK.size] = chunk_bytes(start=position, slot=slot, left=len(tokens))
+
+    def _chunks(
+        self, tokens: Sequence[int], position: int, slot: int, sizes: Sequence[int], scores: Buffer | None = None, *,
+        whole: bool = False,
+    ) -> Iterator[tuple[int, int]]:  # fmt: skip
+        """Submit tokens in chunks; after each where its tokens begin among them, and how many these are."""
+        cut = list(split(len(tokens), sizes))
+        at = 0
+        for size, recording in zip(cut, [self._recording(size, scores, whole=whole) for size in cut], strict=True):
+            part = tokens[at : at + size]
+            # Its depth says that the chunk which had these tokens' place before is over.
+            self._told().run(numbers=(position + at, len(part), slot, self._at, int(at == 0)))
+            place, self._at = 4 * self._at, (self._at + self._sizes[-1]) % (CHUNKS_AHEAD * self._sizes[-1])
+            self._tokens.cpu_view()[place : place + 4 * len(part)] = np.asarray(part, np.int32).tobytes()
+            self._last = recording, recording.run()
+            yield at, len(part)
+            at += size
+
+    def _told(self) -> Recording:
+        """What tells the device what the next chunk is."""
+        if self._tell is None:
+            numbers = [[Number(0, value=at)] for at in range(5)]
+            program = self.rows.programs("chunk", buffers=1, values=5)
+            launch = Launch(program, (self._chunk,), values=(0,) * 5)
+            self._tell = self.device.record([launch], depth=CHUNKS_AHEAD - 1, numbers=numbers)
+        return self._tell
 
     def _recording(self, size: int, scores: Buffer | None = None, *, whole: bool = False) -> Recording:
         """The recording of a chunk, with the logits of every token of it into `scores`; or of the last one's for 0.
@@ -209,9 +237,6 @@ class Prefill:
                 launches.append(self.rows.norm(self.config.layers, self.rows.network.logits, size, self._chunk))
             self._recordings[key] = self.device.record(launches, self._dependency)
         return self._recordings[key]
-
-    def _begin(self, size: int) -> Launch:
-        return Launch(self.rows.programs("chunk", buffers=1, TOKENS=size, OVERLAP=self.rows.overlap), (self._chunk,))
 
     def _embed(self, size: int) -> Launch:
         matrix, learned = self.model.embedding, self.model.positions

@@ -41,7 +41,8 @@ class State(ctypes.Structure):
 class States:
     """States and rings of `slots` sequences, in buffers of the device. Close it when no step is in flight.
 
-    `states` and `rings` are what kernels take; slot s has ring entries [s * RING, (s + 1) * RING).
+    `states` and `rings` are what kernels take; slot s has ring entries [s * RING, (s + 1) * RING). What is `staged` is
+    for kernels/admit.cu, which puts it in force between two steps.
     """
 
     def __init__(self, device: Gpu, slots: int = 1) -> None:
@@ -49,22 +50,28 @@ class States:
         self._slots = slots
         self._closed = False
         self.states = device.allocate(slots * ctypes.sizeof(State), STATE_SPEC)
+        self._buffers = [(self.states, STATE_SPEC)]
         try:
+            self.staged = device.allocate(slots * ctypes.sizeof(State), STATE_SPEC)
+            self._buffers.append((self.staged, STATE_SPEC))
             self.rings = device.allocate(slots * RING * ENTRY_BYTES, RING_SPEC)
+            self._buffers.append((self.rings, RING_SPEC))
         except BaseException:
-            device.release(self.states, STATE_SPEC)
+            self.close()
             raise
         self._entries = words_of(self.rings, "Q")
         for slot in range(slots):
             self.write(slot, State(stop=1))
             self._entries[slot * RING : (slot + 1) * RING] = memoryview(bytes(RING * ENTRY_BYTES)).cast("Q")
 
-    def begin(self, slot: int, tokens: Sequence[int], position: int, limit: int, seed: int = 0) -> None:
+    def begin(
+        self, slot: int, tokens: Sequence[int], position: int, limit: int, seed: int = 0, *, staged: bool = False
+    ) -> None:
         """Make the next step of a slot embed tokens[0] at `position`, and those after it the rest, before it samples.
 
         The steps for `tokens` publish the tokens after the first, and then the first sampled one, counted from 1;
-        the slot stops before it would stand at `limit`. Not while a step is in flight. ModelError for more tokens than
-        the ring holds, or for none.
+        the slot stops before it would stand at `limit`. Not while a step is in flight, unless it is staged for a slot
+        that none of them samples for. ModelError for more tokens than the ring holds, or for none.
         """
         if not 0 < len(tokens) <= RING:
             raise ModelError(f"{len(tokens)} tokens cannot be fed at once: give 1 to {RING}")
@@ -83,7 +90,7 @@ class States:
             active=1,
             forced=len(tokens) - 1,
         )
-        self.write(slot, state)
+        self.write(slot, state, staged=staged)
 
     def token(self, slot: int, count: int) -> int | None:
         """The token number `count` (from 1) of a slot, or None if it has not come. DeviceClosed."""
@@ -106,17 +113,17 @@ class States:
         size = ctypes.sizeof(State)
         return State.from_buffer_copy(bytes(self.states.cpu_view()[slot * size : (slot + 1) * size]))
 
-    def write(self, slot: int, state: State) -> None:
-        """Set a slot's state. Not while a step is in flight."""
+    def write(self, slot: int, state: State, *, staged: bool = False) -> None:
+        """Set a slot's state. Not while a step is in flight, unless it is staged."""
         self._check_open()
         size = ctypes.sizeof(State)
-        self.states.cpu_view()[slot * size : (slot + 1) * size] = bytes(state)
+        (self.staged if staged else self.states).cpu_view()[slot * size : (slot + 1) * size] = bytes(state)
 
     def close(self) -> None:
         """Give both buffers back, once the GPU is done with them."""
         self._closed = True
         self._entries = memoryview(b"").cast("Q")
-        for buffer, spec in ((self.states, STATE_SPEC), (self.rings, RING_SPEC)):
+        for buffer, spec in self._buffers:
             self._device.release(buffer, spec)
 
     def _check_open(self) -> None:

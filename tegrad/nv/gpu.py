@@ -15,7 +15,7 @@ from tinygrad.helpers import Target, to_mv
 from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.nv import compat
-from tegrad.nv.replay import DEFAULT, RUNS_IN_FLIGHT, Dependency, Launch, Recording
+from tegrad.nv.replay import DEFAULT, RUNS_IN_FLIGHT, Dependency, Launch, Number, Recording
 from tegrad.nv.spec import MemorySpec
 
 if TYPE_CHECKING:
@@ -81,9 +81,13 @@ class Gpu(Protocol):
         """Wait until copies are done. WaitTimeout."""
 
     def record(
-        self, launches: Sequence[Launch], dependency: Dependency = DEFAULT, *, depth: int = RUNS_IN_FLIGHT
-    ) -> Recording:
-        """Launches that are replayed with one doorbell, up to `depth` runs in flight. LaunchError, MemoryError."""
+        self, launches: Sequence[Launch], dependency: Dependency = DEFAULT, *, depth: int = RUNS_IN_FLIGHT,
+        numbers: Sequence[Sequence[Number]] = (),
+    ) -> Recording:  # fmt: skip
+        """Launches that are replayed with one doorbell, up to `depth` runs in flight. LaunchError, MemoryError.
+
+        Each run is given as many `numbers`, which say where they go.
+        """
 
     def load_program(self, cubin: bytes, name: str, buffers: int, values: int = 0) -> Program:
         """A kernel of a cubin that takes `buffers` pointers and then `values` 32-bit integers."""
@@ -149,10 +153,11 @@ class GpuMethods:
         return lent
 
     def record(
-        self, launches: Sequence[Launch], dependency: Dependency = DEFAULT, *, depth: int = RUNS_IN_FLIGHT
-    ) -> Recording:
+        self, launches: Sequence[Launch], dependency: Dependency = DEFAULT, *, depth: int = RUNS_IN_FLIGHT,
+        numbers: Sequence[Sequence[Number]] = (),
+    ) -> Recording:  # fmt: skip
         """See `Gpu`."""
-        return Recording(cast("NVDevice", self), launches, dependency, depth=depth)
+        return Recording(cast("NVDevice", self), launches, dependency, depth=depth, numbers=numbers)
 
     def load_program(self, cubin: bytes, name: str, buffers: int, values: int = 0) -> Program:
         """See `Gpu`."""

@@ -68,7 +68,7 @@ def prompt(model: PackedModel, tokens: list[int]) -> NDArray[np.float32]:
 
 def batch(model: PackedModel, tokens: list[int]) -> NDArray[np.float32]:
     """The logits (1, vocab) of the last token in a batch of nine."""
-    with Batch(model, slots=9, positions=64, sizes=(48,)) as made:
+    with Batch(model, slots=9, positions=64, sizes=(48, 9 * 48)) as made:  # all prompts before one step
         members = [made.join(tokens[at:], limit=len(tokens) - at) for at in range(9)]
         while not members[0].finished:
             made.step()
