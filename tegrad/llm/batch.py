@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Self
 
@@ -23,7 +23,7 @@ from tegrad.llm.attention import Attention
 from tegrad.llm.cache import BLOCK_POSITIONS, KvCache
 from tegrad.llm.embedding import scaled
 from tegrad.llm.errors import ContextError, ModelError, NoRoom
-from tegrad.llm.gemm import SMALL_M, TilePicker, pick_quickest
+from tegrad.llm.gemm import SMALL_M, TilePicker, pick_alike, pick_quickest
 from tegrad.llm.network import Attend
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.pool import Lease, Pool
@@ -66,6 +66,10 @@ class Batch:
     take is taken now. With `share`, prompts that begin alike have blocks in common, unless a layer attends within a
     window: such layers keep what each slot needs. A step takes one of the largest `sizes` of prompts' tokens.
 
+    With `same`, a sequence has the same logits, bit by bit, alone and among others, in any slot, with any part of its
+    prompt found: whatever decides the order of sums is then that of the widest step and the largest chunk, and `pick`
+    is not asked.
+
     `settings` are all that sequences may sample with, `ends` the tokens that end one. UnsupportedModelError,
     OutOfMemory, MemoryError.
     """
@@ -78,6 +82,7 @@ class Batch:
         positions: int | None = None,
         blocks: int | None = None,
         share: bool = True,
+        same: bool = False,
         q8: bool = False,
         settings: Sequence[Settings] = (Settings(),),
         ends: Sequence[int] = (),
@@ -89,7 +94,7 @@ class Batch:
         if not 1 <= slots <= MOST_SLOTS:
             raise ModelError(f"a batch of {slots} sequences was asked for: 1 to {MOST_SLOTS} decode together")
         self.model, self.config, self.device, self.slots = model, model.config, model.device, slots
-        self._settings, self._dependency = tuple(settings), dependency
+        self._settings, self._dependency, self._same = tuple(settings), dependency, same
         self._closed = False
         self._members: dict[int, Member] = {}
         self._waiting: deque[Member] = deque()
@@ -112,13 +117,15 @@ class Batch:
             self.cache = KvCache(self.device, self.config, held, slots, q8=q8, ahead=max(sizes), blocks=blocks)
             self._share = share and self.cache.shareable
             workspace.callback(self.cache.close)
-            self.prefill = Prefill(model, self.cache, sizes=sizes, pick=pick, dependency=dependency, overlap=overlap)
+            prompts = pick_alike(max(sizes)) if same else pick
+            self.prefill = Prefill(model, self.cache, sizes=sizes, pick=prompts, dependency=dependency, overlap=overlap)
             workspace.callback(self.prefill.close)
             self.states = States(self.device, slots)
             workspace.callback(self.states.close)
             self._sampling = Sampling(self.device, self.config.vocab, ends, slots)
             workspace.callback(self._sampling.close)
-            rows = self._rows = Rows(model, slots, self.cache.positions, pick, overlap=overlap)
+            steps = pick_alike(slots) if same else pick
+            rows = self._rows = Rows(model, slots, self.cache.positions, steps, overlap=overlap)
             workspace.callback(self._rows.close)
             self.logits = workspace.take(4 * slots * self.config.vocab, LOGITS_SPEC)
             attention = [
@@ -324,11 +331,16 @@ class Batch:
         return Launch(program, tuple(buffers), (-(-matrix.columns // EMBED_THREADS), width, 1), (EMBED_THREADS, 1, 1))
 
     def _attention(self, width: int, at: int, op: Attend) -> Attention:
-        return Attention.of(
+        made = Attention.of(
             self.config, op, self.cache.positions, "q8_0" if self.cache.q8 else "f16", self.device, width,
             rows=self.cache.layers[at].rows, blocks=self.cache.layers[at].table_blocks, quantized=False, halves=True,
             tuning={"OVERLAP": 1} if self._rows.overlap else None,
         )  # fmt: skip
+        if not self._same:
+            return made
+        few, most = (replace(made, sequences=self.widths[at]) for at in (0, -1))
+        order = {"SPLITS": few.splits, "ATTENTION_WARPS": most.warps, "ATTENTION_LOADS": most.loads}
+        return replace(made, tuning={**(made.tuning or {}), **order})
 
     def _attend(self, width: int, at: int, op: Attend) -> list[Launch]:
         rows, attention, cache = self._rows, self._attention(width, at, op), self.cache.layers[at]

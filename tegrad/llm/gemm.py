@@ -272,6 +272,8 @@ class StreamTile:
     resident: int = 1
     blocks: int = 16
     """Blocks that share all sets of 16 rows, for each segment of the columns."""
+    parts: int | None = None
+    """Sums of an element that are added up at the end; as many as registers allow unless given."""
 
     def segments(self, gemm: Gemm) -> int:
         """Segments of a row."""
@@ -304,10 +306,16 @@ class StreamTile:
         assert tokens <= 8 * self.nb
         program = programs(
             "gemm_stream", buffers=8, dynamic_shared=self.shared_bytes(gemm), NB=self.nb, STAGES=self.stages,
-            RESIDENT=self.resident, MOST=tokens, OVERLAP=overlap, **gemm.macros(),
+            RESIDENT=self.resident, MOST=tokens, OVERLAP=overlap,
+            SUM_PARTS=self.parts or stream_parts(self.nb), **gemm.macros(),
         )  # fmt: skip
         grid = (min(self.sets(gemm), self.blocks), self.segments(gemm), 1)
         return Launch(program, _buffers(on), grid, (256, 1, 1))
+
+
+def stream_parts(nb: int) -> int:
+    """Sums of an element that a StreamTile of 8 `nb` tokens has registers for."""
+    return {1: 4, 2: 2}.get(nb, 1)
 
 
 AnyTile: TypeAlias = Tile | WgmmaTile | SmallMTile | StreamTile
@@ -413,6 +421,28 @@ def pick_quickest(device: Gpu, gemm: Gemm, tokens: int) -> AnyTile:
     """`pick_wgmma` for prompts of which an H200 measured that they gain by it, a quarter; else `pick_tile`."""
     least = kernels_of(device.arch).wgmma_tokens
     return (pick_tile if least is None or tokens < least else pick_wgmma)(device, gemm, tokens)
+
+
+def pick_alike(most: int) -> TilePicker:
+    """Tiles that add up a token's sums in the same order, however many there are of up to `most`.
+
+    The kernel and how columns are split, which decide that, are those for `most`.
+    """
+
+    def pick(device: Gpu, gemm: Gemm, tokens: int) -> AnyTile:
+        if most <= SMALL_M:
+            widest, tile = pick_small_m(device, gemm, most), pick_small_m(device, gemm, tokens)
+            if isinstance(widest, StreamTile) and isinstance(tile, StreamTile):
+                return replace(tile, parts=stream_parts(widest.nb))
+            return replace(widest, nb=-(-tokens // 8))
+        least = kernels_of(device.arch).wgmma_tokens
+        if least is None or most < least:
+            return replace(pick_many(device, gemm, tokens), splits=pick_many(device, gemm, most).splits)
+        # Blocks that share tiles evenly cut each otherwise: tiles are whole.
+        small, large = (_deepest(device, gemm, WgmmaTile(64 if tokens <= 64 else 128, bn)) for bn in (64, 128))
+        return small if small.tiles(gemm, tokens) <= BLOCKS_PER_SM * int(device.sm_count) else large
+
+    return pick
 
 
 PICKS: Final[Mapping[str, TilePicker]] = {"mma": pick_tile, "wgmma": pick_wgmma}

@@ -16,10 +16,11 @@ from tegrad.llm.cache import BLOCK_POSITIONS, SPEC
 from tegrad.llm.errors import NoRoom
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.reference import Reference
+from tegrad.llm.rows import floats
 
 pytestmark = pytest.mark.board
 
-SHAPE = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=2, context=256)
+SHAPE = Shape(dim=256, ffn=2048, heads=4, kv_heads=2, vocab=301, layers=2, context=256)
 TEXT = np.random.default_rng(7).integers(0, SHAPE.vocab, 200).tolist()
 
 
@@ -126,3 +127,31 @@ def test_who_leaves_in_the_middle_of_a_prompt_or_of_steps_leaves_nothing_behind(
             other = batch.join(prompts[0], len(prompts[0]) + 5)
             found.append(finish(batch, staying, other))
         assert found == [[tokens, expected[0]] for tokens in expected]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_the_same_logits_alone_among_others_and_with_any_part_of_a_prompt_found(model: PackedModel, same: bool) -> None:
+    """Bit by bit with `same`; without, widths of steps and sizes of chunks show."""
+    prompt, found, reused = TEXT[:150], [], []
+
+    def last_logits(batch: Batch) -> None:
+        member = batch.join(prompt, len(prompt) + 3)
+        finish(batch, member)
+        reused.append(member.reused)
+        rows = floats(model.device, batch.logits, batch.slots * SHAPE.vocab).reshape(batch.slots, -1)
+        found.append((rows[member.slot].tobytes(), tuple(member.tokens)))
+
+    with Batch(model, slots=12, positions=192, sizes=(16, 64), same=same) as batch:
+        last_logits(batch)
+        last_logits(batch)
+        for at in range(9):
+            batch.join(TEXT[at : 20 + 11 * at])
+            batch.step()
+        last_logits(batch)
+    with Batch(model, slots=12, positions=192, sizes=(16, 64), same=same) as batch:
+        batch.join([*TEXT[:70], 1, 2, 3])
+        for at in range(5):
+            batch.join(TEXT[at : 30 + at])
+        last_logits(batch)
+    assert reused == [0, 128, 128, 64]
+    assert (len(set(found)) == 1) is same

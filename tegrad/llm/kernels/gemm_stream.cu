@@ -7,7 +7,7 @@
 // it the set's bytes are there, those of the set before it are used up, and the sums of that one are there.
 //
 // KIND, ROWS, COLUMNS, GATED, ACTIVATION, HALF_OUT, ADD, BIAS, STRIDE: as gemm.cu. NB, MOST: as small_m.cuh. STAGES;
-// RESIDENT. Blocks of other segments of the same rows write sums, which the last of them adds, in order.
+// RESIDENT; SUM_PARTS. Blocks of other segments of the same rows write sums, which the last of them adds, in order.
 // Grid: (blocks that share all sets, COLUMNS / 2048). Block: 256 threads.
 constexpr int THREADS = 256, WARPS = 8;
 #include "small_m.cuh"
@@ -44,9 +44,8 @@ static __device__ __forceinline__ void copy_set(unsigned to, const unsigned char
     }
 }
 
-// Products follow each other only by their sums: of few tokens there are several sums, which are added up at the end.
-constexpr int SUM_PARTS = NB == 1 ? 4 : NB == 2 ? 2 : 1;
-
+// Products follow each other only by their sums: of few tokens there are several sums, SUM_PARTS (1, 2 or 4), which are
+// added up at the end.
 static __device__ __forceinline__ void multiply(float (&sum)[SUM_PARTS][NB][4], const uint4 (&x)[NB][8],
                                                 unsigned stage) {
     const int lane = threadIdx.x % 32, place = 4 * (threadIdx.x / 32) + lane % 4;
