@@ -6,12 +6,13 @@ import gc
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import close_device
 from gemm_operands import check, product
 
 from tegrad.llm.formats import BF16, BLOCK_TYPES, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0
-from tegrad.llm.gemm import AnyTile, Gemm, SmallMTile, StreamTile, Tile, WgmmaTile
+from tegrad.llm.gemm import AnyTile, Gemm, SmallMTile, StreamTile, Tile, WgmmaTile, pick_alike
 
 pytestmark = pytest.mark.board
 
@@ -92,6 +93,24 @@ def test_few_tokens_are_multiplied_when_weights_come_early(
     gemm = Gemm(Q6_K, 40, 4096, add=True)
     ours, expected = product(opened, operands, gemm, tile, 11, 13, overlap)
     check(ours, expected)
+
+
+@pytest.mark.parametrize(
+    ("largest", "sizes", "kind"),
+    [(512, (32, 128, 512), WgmmaTile), (128, (16, 128), Tile), (32, (8, 16, 32), StreamTile)],
+    ids=["wgmma", "mma", "few"],
+)
+def test_a_token_has_the_same_sums_in_chunks_and_steps_of_any_size(
+    opened: Any, operands: Any, largest: int, sizes: tuple[int, ...], kind: type
+) -> None:
+    """Bit by bit, by the tiles that are picked for that; the first tokens, of those that each size has room for."""
+    gemm, found = Gemm(Q6_K, 40, 2048), []
+    for most in sizes:
+        tile = pick_alike(largest)(opened, gemm, most)
+        assert isinstance(tile, kind)
+        found.append(product(opened, operands, gemm, tile, min(most, 20), most)[0])
+    for ours in found:
+        assert np.array_equal(ours[:8], found[0][:8])
 
 
 @pytest.mark.long

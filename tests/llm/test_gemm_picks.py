@@ -14,8 +14,10 @@ from tegrad.llm.gemm import (
     Gemm,
     SmallMTile,
     StreamTile,
+    Tile,
     WgmmaTile,
     blocks_held,
+    pick_alike,
     pick_small_m,
     pick_tile,
     pick_wgmma,
@@ -93,3 +95,31 @@ def test_split_columns_divide_evenly_and_leave_no_multiprocessor_two_blocks_more
             assert tile.splits == 1 or tile.sets(gemm) * tile.splits <= device.sm_count * 5 // 4
             larger = [n for n in (2, 4, 8, 16) if n > tile.splits and groups % n == 0]
             assert all(tile.sets(gemm) * n > device.sm_count * 5 // 4 for n in larger)
+
+
+@pytest.mark.parametrize("chip", ["gh100", "agx-orin-64gb"])
+@pytest.mark.parametrize(("columns", "rows"), [(2048, 2048), (8192, 2048), (4096, 14336), (1024, 3072), (2048, 128256)])
+@pytest.mark.parametrize("most", [12, 32, 64, 128, 512])
+def test_tiles_that_add_up_alike_have_one_kernel_and_one_cut_of_columns_and_fit(
+    chip: str, columns: int, rows: int, most: int
+) -> None:
+    device, gemm = _device(chip), Gemm(Q6_K, rows, columns)
+    scratch, counters = scratch_bound(device)
+    orders = set()
+    for tokens in (8, 12, 16, 32, 40, 64, 128, 512):
+        if tokens > most:
+            continue
+        tile = pick_alike(most)(device, gemm, tokens)
+        assert blocks_held(device.arch, tile.shared_bytes(gemm)) >= tile.resident
+        assert tile.scratch_bytes(gemm, tokens) <= scratch
+        assert 4 * tile.counters(gemm, tokens) <= counters
+        match tile:
+            case StreamTile():
+                orders.add((StreamTile, tile.parts))
+            case SmallMTile():
+                orders.add((SmallMTile, tile.splits, tile.warps_k))
+            case Tile():
+                orders.add((Tile, tile.splits, tile.units))
+            case WgmmaTile():
+                orders.add((WgmmaTile, tile.blocks, tile.units))
+    assert len(orders) == 1
