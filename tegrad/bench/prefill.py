@@ -348,6 +348,8 @@ def prompt(path: Path, tokens: int = 512, repetitions: int = REPETITIONS, **how:
 def together(path: Path, sequences: int, tokens: int = 128, repetitions: int = 3, **how: Any) -> list[float]:
     """Tokens per second of `sequences` decoding together after 8 tokens each, of all of them in sum, each time.
 
+    Time counts from when all of them decode.
+
     `how` is what a `Batch` takes beside the model, its slots and positions.
     """
     from tegrad.llm.batch import Batch
@@ -357,11 +359,12 @@ def together(path: Path, sequences: int, tokens: int = 128, repetitions: int = 3
     with PackedModel.load(path, "NV") as model, Batch(model, slots=sequences, positions=tokens + 16, **how) as batch:
         rng = np.random.default_rng(3)
         for _ in range(repetitions + 1):
-            for _ in range(sequences):
-                batch.join(rng.integers(0, model.config.vocab, 8).tolist())
-            came = len(batch.step())
+            members = [batch.join(rng.integers(0, model.config.vocab, 8).tolist()) for _ in range(sequences)]
+            while not all(member.tokens for member in members):
+                batch.step()
+            left = tokens * sequences - sum(len(member.tokens) for member in members)
             begun, count = time.perf_counter(), 0
-            while count < (tokens - 1) * sequences - came:
+            while count < left:
                 count += len(batch.step())
             found.append(count / (time.perf_counter() - begun))
             for member in batch.members:
