@@ -205,8 +205,11 @@ def model(config: Config, formats: BlockType | Formats, device: Gpu, tied: bool 
 POSITIONS: Final = 4096
 """Of the cache."""
 CHUNK: Final = 512
-DRAWN: Final = (Settings(temperature=0.8, top_k=40, top_p=0.9), Settings(temperature=0.8, top_p=0.9))
-"""With a top-k small enough for one launch, and without."""
+DRAWN: Final = (
+    Settings(temperature=0.8, top_k=40, top_p=0.9),
+    Settings(temperature=0.8, top_p=0.9, masked=True, logprobs=5),
+)
+"""With a top-k small enough for one launch, and without; the latter with all that a sequence may ask for."""
 
 
 def _decode(made: PackedModel) -> list[Launch]:

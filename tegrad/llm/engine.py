@@ -26,7 +26,7 @@ from tegrad.llm.persistent import NEAR_POSITIONS, PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import CHUNKS, Prefill
 from tegrad.llm.sampler import Sampler
-from tegrad.llm.sampling import Sampling, Settings
+from tegrad.llm.sampling import Sampling, Settings, ending
 from tegrad.llm.state import States
 from tegrad.nv import roles
 from tegrad.nv.gpu import Buffer, Gpu, opened
@@ -310,6 +310,9 @@ class Engine:
     ) -> Any:
         """New tokens after a prompt, as a generator; what can be wrong with it is said at once."""
         self._check(prompt)
+        self._sampling.check(settings)
+        if settings.masked or settings.logprobs is not None:
+            raise ModelError("masks and log-probabilities are those of a batch's sequences: see tegrad.llm.batch")
         self._turn += 1
         if self._near and (limit is None or len(self.tokens) + len(prompt) + limit > NEAR_POSITIONS):
             self._go_far()
@@ -398,7 +401,7 @@ class Engine:
     def _loop(self, settings: Settings, steps_per_submission: int | None = None) -> Loop:
         """The loop over a step that samples in a way that these settings need, `steps_per_submission` at once."""
         steps_per_submission = steps_per_submission or self._steps_per_submission
-        kind = (settings.greedy, settings.narrow, settings.passes(self.config.vocab), steps_per_submission)
+        kind = (ending([settings], self.config.vocab), steps_per_submission)
         if kind not in self._loops:
             dependency = (
                 self._dependency if self._overlapped is None else up_to(self._overlapped, len(self.plan.launches))

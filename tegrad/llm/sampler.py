@@ -17,6 +17,10 @@ LARGEST_TOP_K: Final = (1 << 31) - 1
 """The largest top-k: the device counts in 32 bits."""
 HISTORY: Final = 1024
 """Tokens of a sequence that penalties may look back on."""
+BIASES: Final = 512
+"""Tokens of a sequence that may have a bias."""
+LIKELIEST: Final = 20
+"""The most likeliest tokens of which a sequence is told the probabilities."""
 LARGEST_SETTING: Final = 1e9
 """Of any setting that is no probability."""
 LEAST_TEMPERATURE: Final = 1e-3
@@ -29,8 +33,12 @@ class Settings:
 
     temperature 0 takes the likeliest, after penalties. top_k 0, top_p 1 and min_p 0 keep all. `repeat` divides positive
     logits and multiplies the others, `presence` is subtracted once and `frequency` for each occurrence, of tokens among
-    the last `last_n`, the prompt's included. The order is llama.cpp's: penalties, top-k, top-p, min-p, temperature,
-    draw. Of equal logits the lower token comes first. ModelError for values without meaning.
+    the last `last_n`, the prompt's included. `biases` are pairs of a token and what is added to its logit; a token with
+    -inf is never taken. The order is llama.cpp's: biases, penalties, top-k, top-p, min-p, temperature, draw. Of equal
+    logits the lower token comes first.
+
+    `masked`: each token is one of a mask of its own, or the next one waits. `logprobs`: with each token comes its
+    log-probability, and so many likeliest tokens with theirs (`Logprobs`). ModelError for values without meaning.
     """
 
     temperature: float = 0.0
@@ -41,6 +49,9 @@ class Settings:
     presence: float = 0.0
     frequency: float = 0.0
     last_n: int = 64
+    biases: tuple[tuple[int, float], ...] = ()
+    masked: bool = False
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         allowed = {
@@ -55,6 +66,13 @@ class Settings:
                 abs(self.presence) <= LARGEST_SETTING and abs(self.frequency) <= LARGEST_SETTING
             ),
             f"a window of 0 to {HISTORY} tokens": 0 <= self.last_n <= HISTORY,
+            f"at most {BIASES} biases, each of another token": (
+                len({token for token, _ in self.biases}) == len(self.biases) <= BIASES
+            ),
+            f"biases of -inf, or from -{LARGEST_SETTING:g} to {LARGEST_SETTING:g}": all(
+                value == -np.inf or abs(value) <= LARGEST_SETTING for _, value in self.biases
+            ),
+            f"the log-probabilities of 0 to {LIKELIEST} likeliest tokens": 0 <= (self.logprobs or 0) <= LIKELIEST,
         }
         if wrong := [rule for rule, holds in allowed.items() if not holds]:
             raise ModelError(f"cannot sample with {self}; give {' and '.join(wrong)}")
@@ -67,7 +85,7 @@ class Settings:
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token of the unchanged logits is taken: what the logits kernel found is enough."""
-        return self.temperature == 0 and not self.penalizes
+        return self.temperature == 0 and not (self.penalizes or self.biases or self.masked)
 
     @property
     def narrow(self) -> bool:
@@ -85,7 +103,7 @@ class Settings:
 class Sampler:
     """Draws tokens on the host. Equal seeds and logits give equal tokens on every machine.
 
-    `more` are fields of `Settings`.
+    `more` are fields of `Settings`; masks and log-probabilities are the device's.
     """
 
     def __init__(self, temperature: float = 0.0, *, seed: int | None = None, **more: Any) -> None:
@@ -95,6 +113,8 @@ class Sampler:
     def __call__(self, logits: NDArray[np.float32], past: Sequence[int] = ()) -> int:
         """A token from logits (vocab,); `past` are the tokens so far, which penalties look at."""
         wanted = self.settings
+        if wanted.biases:
+            logits = _biased(logits, wanted)
         if wanted.penalizes:
             logits = _penalized(logits, wanted, past)
         if wanted.temperature == 0:
@@ -112,6 +132,33 @@ class Sampler:
         return int(
             tokens[min(int(np.searchsorted(total, self._random.random() * total[-1], side="right")), len(tokens) - 1)]
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities of one place in a text: of the token that was taken, and the likeliest ones with theirs.
+
+    They are those of the model, log-softmax of its own logits: biases, penalties, masks and temperature do not count.
+    """
+
+    taken: float
+    likeliest: tuple[tuple[int, float], ...] = ()
+
+    @classmethod
+    def of(cls, logits: NDArray[np.float32], token: int, count: int = 0) -> Logprobs:
+        """Of a token taken from logits (vocab,), with the `count` likeliest; of equals the lower token comes first."""
+        wide = logits.astype(np.float64)
+        every = wide - wide.max()
+        every -= np.log(np.exp(every).sum())
+        best = np.argsort(-wide, kind="stable")[:count].tolist()
+        return cls(float(every[token]), tuple((at, float(every[at])) for at in best))
+
+
+def _biased(logits: NDArray[np.float32], wanted: Settings) -> NDArray[np.float32]:
+    out = logits.copy()
+    for token, value in wanted.biases:
+        out[token] += np.float32(value)
+    return out
 
 
 def _penalized(logits: NDArray[np.float32], wanted: Settings, past: Sequence[int]) -> NDArray[np.float32]:

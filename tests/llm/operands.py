@@ -87,7 +87,7 @@ class Operands:
         """Pages with a hole before and after them, where something else of ours has just been given back."""
         tried: list[Any] = []
         try:
-            for _ in range(64):
+            for _ in range(256):
                 tried.append(self._alloc(size, cpu_access))
                 at = {buffer.va_addr: buffer for buffer in tried}
                 for buffer in tried:

@@ -20,14 +20,21 @@ def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
     return c.T.astype(np.uint32)
 
 
-def penalized(logits: np.ndarray, settings: Settings, past: Sequence[int]) -> np.ndarray:
-    """Logits after the penalties; `past` are all tokens so far."""
-    out = logits.astype(np.float64)
+def adjusted(
+    logits: np.ndarray, settings: Settings, past: Sequence[int], allowed: np.ndarray | None = None
+) -> np.ndarray:
+    """Logits after biases, penalties and a mask; `past` are all tokens so far."""
+    out = logits.copy()
+    for token, value in settings.biases:
+        out[token] += np.float32(value)
+    out = out.astype(np.float64)
     if settings.penalizes:
         tokens, counts = np.unique(np.asarray(past[-settings.last_n :], np.int64), return_counts=True)
         seen = out[tokens]
         seen = np.where(seen <= 0, seen * settings.repeat, seen / settings.repeat)
         out[tokens] = seen - counts * settings.frequency - settings.presence
+    if allowed is not None:
+        out[~allowed] = -np.inf
     return out
 
 

@@ -67,6 +67,10 @@ class Rig:
         recording = self.recordings[greedy]
         recording.wait(recording.run())
 
+    def mask(self, slot: int, number: int, allowed: np.ndarray | None) -> None:
+        """Give a mask of token `number`: true for each token of the vocabulary that is allowed."""
+        self.sampling.mask(slot, number, None if allowed is None else bits(allowed))
+
     def tokens(self) -> list[int]:
         """What each slot would embed next."""
         return [self.states.read(slot).token for slot in range(len(self.settings))]
@@ -76,6 +80,11 @@ class Rig:
             recording.close()
         self.sampling.close()
         self.states.close()
+
+
+def bits(allowed: np.ndarray) -> bytes:
+    """A mask as it is given: a bit for each token, in whole words."""
+    return np.packbits(np.pad(allowed, (0, -len(allowed) % 32)), bitorder="little").tobytes()
 
 
 def random_logits(slots: int, vocab: int = VOCAB, seed: int = 3) -> np.ndarray:

@@ -1,5 +1,5 @@
-// The likeliest token of each sequence, from all of its logits, and the end of the step. Grid (CUTS, sequences), 512
-// threads: the last of the blocks that share a sequence ends it.
+// The likeliest token of each sequence whose settings ask for no more, from all of its logits, and the end of the step.
+// Grid (CUTS, sequences), 512 threads: the last of the blocks that share a sequence ends it.
 //   logits    float32 (sequences, VOCAB)
 //   tops      Ranked (sequences, CUTS): work space; counters: uint32 (sequences), zeros, and zeros again afterwards
 #include "sampling.cuh"
@@ -15,14 +15,14 @@ static __device__ __forceinline__ sampling::Ranked warp_largest(sampling::Ranked
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK)
-greedy_rows(State *states, Entry *rings, int *histories, const int *ends, const float *logits, sampling::Ranked *tops,
-            unsigned *counters) {
+greedy_rows(State *states, Entry *rings, int *histories, const int *ends, const sampling::Settings *settings,
+            const float *logits, sampling::Ranked *tops, unsigned *counters) {
     using namespace sampling;
     __shared__ Ranked winners[BLOCK / 32];
     __shared__ int last;
     const int slot = blockIdx.y, lane = threadIdx.x % 32;
     State *state = states + slot;
-    if (!state->active || state->stop) return;
+    if (!state->active || state->stop || !settings[slot].greedy()) return;
     const int end = min((int)(blockIdx.x + 1) * SPAN, VOCAB);
     Ranked found = 0;
 #pragma unroll 4

@@ -1,11 +1,11 @@
 // One token of each sequence whose top-k is none or too large for kernel `sample`, and the end of the step, in up to
 // eight launches of grid (PARTS, sequences) with THREADS threads; `pass` says which one:
-//   0      penalize in place; the largest logit
+//   0      the largest logit
 //   1-3    where top-k asks for it: the k-th largest logit, 11, 11 and 10 bits of it at a time, and the mass above it
 //   4-6    where top-p asks for it: the logit at which the mass is reached, likewise
 //   7      draw among what is kept, and end the step
 // Masses are whole numbers, 2^40 for the likeliest token, so that their sums do not depend on the order of additions.
-//   logits    float32 (sequences, VOCAB), penalized afterwards
+//   logits    float32 (sequences, VOCAB)
 //   selects   Select (sequences); bests: Ranked (sequences, PARTS): work space
 //   bins      (sequences): uint64 masses (BINS), then uint32 counts (BINS); counters: uint32 (sequences): all zeros,
 //             and zeros again afterwards
@@ -49,20 +49,6 @@ __device__ __forceinline__ bool wants_count(const Settings &wanted) {
     return wanted.top_k > TOP && wanted.top_k < VOCAB;
 }
 __device__ __forceinline__ bool wants_mass(const Settings &wanted) { return wanted.top_p < 1; }
-
-// Sum of the values of this thread and those before it.
-template <typename T>
-__device__ __forceinline__ T sum_until(T value, T *warps) {
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        T other = __shfl_up_sync(ALL, value, step);
-        if (threadIdx.x % 32 >= step) value += other;
-    }
-    if (threadIdx.x % 32 == 31) warps[threadIdx.x / 32] = value;
-    __syncthreads();
-    for (unsigned warp = 0; warp < threadIdx.x / 32; warp++) value += warps[warp];
-    return value;
-}
 
 // The last CTA of a pass finds the bin in which the goal is reached, and narrows the search to it.
 __device__ __forceinline__ void narrow(Shared &shared, Select *select, Bins *bins, const Settings &wanted, bool by_mass,
@@ -115,47 +101,52 @@ __device__ __forceinline__ void narrow(Shared &shared, Select *select, Bins *bin
     *select = now;
 }
 
-// How many keys equal to `key` lie before this thread's logits. All threads; rarely called.
-__device__ __forceinline__ int equals_before(Shared &shared, const float *logits, unsigned key, int own) {
-    unsigned before = 0;
-    for (int at = threadIdx.x; at < (int)blockIdx.x * CHUNK; at += THREADS) before += key_of(logits[at]) == key;
-    unsigned chunks = 0;
+// How many keys equal to `key` lie before this thread's logits, of which it has `own`. All threads; rarely called.
+template <typename Load>
+__device__ __forceinline__ int equals_before(Shared &shared, const Load &load, unsigned key, int own) {
+    float values[ITEMS];
+    unsigned before = 0, chunks = 0;
+    for (int chunk = 0; chunk < (int)blockIdx.x; chunk++) {
+        load(chunk, values);
+#pragma unroll
+        for (int i = 0; i < ITEMS; i++) before += key_of(values[i]) == key;
+    }
     sum_until(before, shared.warp_count);
     for (int warp = 0; warp < THREADS / 32; warp++) chunks += shared.warp_count[warp];
     __syncthreads();
     return (int)(chunks + sum_until((unsigned)own, shared.warp_count)) - own;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-sample_wide(State *states, Entry *rings, int *histories, const int *ends, const Settings *settings, float *logits,
-            Select *selects, Ranked *bests, Bins *bins, unsigned *counters, int pass) {
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+sample_wide(State *states, Entry *rings, int *histories, const int *ends, const Settings *settings, const Bias *biases,
+            const unsigned *masks, const float *logits, Select *selects, Ranked *bests, Bins *bins, unsigned *counters,
+            int pass) {
     __shared__ Shared shared;
     const int slot = blockIdx.y, first = blockIdx.x * CHUNK + threadIdx.x * ITEMS;
     const State state = states[slot];
-    const Settings wanted = settings[slot];
-    if (!state.active || state.stop || wanted.narrow()) return;
+    const Settings &wanted = settings[slot];
+    const Own mine(slot, histories, biases, masks);
+    if (wanted.narrow() || !ready(state, wanted, mine)) return;
     if (pass >= 1 && pass <= 3 && !wants_count(wanted)) return;
     if (pass >= 4 && pass <= 6 && !wants_mass(wanted)) return;
     Select *select = selects + slot;
     logits += (size_t)slot * VOCAB, bests += slot * PARTS, bins += slot;
+    const auto load = [&](int chunk, float *out) {
+        load_chunk(logits, chunk * CHUNK + threadIdx.x * ITEMS, out);
+        if (wanted.adjusts()) adjust(wanted, state, mine, chunk, out, shared.counts);
+    };
     float values[ITEMS];
-    load_chunk(logits, first, values);
+    load(blockIdx.x, values);
     Ranked best = 0;
 
     if (pass == 0) {
-        if (wanted.penalizes()) {
-            penalize(wanted, state, histories + slot * HISTORY, values, shared.counts);
 #pragma unroll
-            for (int i = 0; i < ITEMS; i++)
-                if (first + i < VOCAB && shared.counts[threadIdx.x * ITEMS + i]) logits[first + i] = values[i];
-        }
-#pragma unroll
-        for (int i = 0; i < ITEMS; i++)
-            if (first + i < VOCAB) best = larger(best, ranked(values[i], first + i));
+        for (int i = 0; i < ITEMS; i++) best = larger(best, candidate(values[i], first + i));
     } else if (pass < 7) {
         const int level = (pass - 1) % 3, shift = level == 0 ? 21 : level == 1 ? 10 : 0, width = level < 2 ? 11 : 10;
         const float top = select->top;
         const unsigned prefix = select->prefix;
+        __syncthreads();  // `load` uses the same shared memory
         for (int bin = threadIdx.x; bin < BINS; bin += THREADS) shared.bins.mass[bin] = 0, shared.bins.count[bin] = 0;
         __syncthreads();
 #pragma unroll
@@ -179,18 +170,18 @@ sample_wide(State *states, Entry *rings, int *histories, const int *ends, const 
         if (kept.left < kept.equal) {
             int own = 0;
 #pragma unroll
-            for (int i = 0; i < ITEMS; i++) own += first + i < VOCAB && key_of(values[i]) == kept.key;
-            before = equals_before(shared, logits, kept.key, own);
+            for (int i = 0; i < ITEMS; i++) own += key_of(values[i]) == kept.key;
+            before = equals_before(shared, load, kept.key, own);
         }
         const uint4 random = noise(state, first / 4);
         const unsigned own[4] = {random.x, random.y, random.z, random.w};
-        const float least = wanted.min_p > 0 ? logf(wanted.min_p) : -__int_as_float(0x7f800000);
+        const float least = wanted.min_p > 0 ? logf(wanted.min_p) : NEVER;
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
             const unsigned key = key_of(values[i]);
             const bool keep = key > kept.key || (key == kept.key && before++ < kept.left);
             const float above = values[i] - kept.top;
-            if (first + i < VOCAB && keep && above >= least)
+            if (keep && values[i] != NEVER && above >= least)
                 best = larger(best, ranked(drawn(above, wanted.temperature, own[i]), first + i));
         }
     }
