@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product as combinations
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -57,6 +57,9 @@ from tegrad.nv.compilers import CompileFailed
 from tegrad.nv.gpu import Gpu
 from tegrad.nv.program import LaunchError
 from tegrad.nv.replay import DEFAULT, Dependency, Launch
+
+if TYPE_CHECKING:
+    from tegrad.llm.batch import Batch, Member
 
 ROTATION_BYTES: Final = 1200 << 20
 """Bytes of weights that the launches go through: twenty times an H200's second-level cache."""
@@ -361,15 +364,23 @@ def together(path: Path, sequences: int, tokens: int = 128, repetitions: int = 3
         for _ in range(repetitions + 1):
             members = [batch.join(rng.integers(0, model.config.vocab, 8).tolist()) for _ in range(sequences)]
             while not all(member.tokens for member in members):
-                batch.step()
+                _stepped(batch, members)
             left = tokens * sequences - sum(len(member.tokens) for member in members)
             begun, count = time.perf_counter(), 0
             while count < left:
-                count += len(batch.step())
+                count += _stepped(batch, members)
             found.append(count / (time.perf_counter() - begun))
             for member in batch.members:
                 batch.leave(member)
     return found[1:]
+
+
+def _stepped(batch: Batch, members: Sequence[Member]) -> int:
+    """How many tokens a step gave; the error of a sequence that has one."""
+    came = len(batch.step())
+    if error := next((member.error for member in members if member.error), None):
+        raise error
+    return came
 
 
 # ---- the command

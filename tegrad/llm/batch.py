@@ -9,12 +9,16 @@ A sequence has all blocks that its limit asks for from the start, so that none e
 prompt has filled are found again by those that begin alike; those of sampled tokens are not, as other products computed
 them than would compute a prompt. What changes for a slot (its state, and that it is used no more) goes to the device in
 the order of steps and chunks, so that nobody waits for those in flight.
+
+How a sequence samples is its own affair: a record in memory. A step has the launches that its sequences need, and is
+recorded the first time that it is needed with these, for so many slots.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Self
@@ -29,16 +33,23 @@ from tegrad.llm.packed import PackedModel
 from tegrad.llm.pool import Lease, Pool
 from tegrad.llm.prefill import CHUNKS, EMBED_THREADS, Prefill, chunk_bytes, split
 from tegrad.llm.rows import Rows
-from tegrad.llm.sampling import Sampling, Settings
+from tegrad.llm.sampling import Ending, Logprobs, Sampling, Settings, ending
 from tegrad.llm.state import LOGITS_SPEC, State, States
 from tegrad.llm.workspace import Workspace
-from tegrad.nv.replay import DEFAULT, Dependency, Launch, Number, Recording
+from tegrad.nv.replay import DEFAULT, Dependency, Launch, Number, Recording, up_to
 
 STEPS_IN_FLIGHT: Final = 2
 """Steps in flight."""
 MOST_SLOTS: Final = 64
 SLOT_MULTIPLE: Final = 8
 """Slots that a step is rounded up to: the columns of one product of the tensor cores."""
+MASK_PATIENCE_S: Final = 10.0
+"""Seconds that a step waits where all sequences wait for masks."""
+GREEDY: Final = Settings()
+NO_TOKEN: Final = (
+    "no token can be taken: the model's logits are not numbers, since its weights are broken or its values pass 65504, "
+    "which batches do not hold (run the sequence alone); or the sequence's mask and biases leave none"
+)
 
 
 @dataclass(eq=False, slots=True)
@@ -49,9 +60,21 @@ class Member:
     limit: int
     prompt: Sequence[int]
     lease: Lease
+    settings: Settings = GREEDY
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    """Of each token, where the settings ask for them."""
+    masks: int = 0
+    """How many tokens have got their masks."""
     finished: bool = False
-    """It sampled an end, used its positions, or left."""
+    """It sampled an end, used its positions, left, or failed."""
+    error: ModelError | None = None
+    """Why it failed."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the mask of its next token is missing."""
+        return self.settings.masked and self.masks <= len(self.tokens)
 
     @property
     def reused(self) -> int:
@@ -70,8 +93,7 @@ class Batch:
     prompt found: whatever decides the order of sums is then that of the widest step and the largest chunk, and `pick`
     is not asked.
 
-    `settings` are all that sequences may sample with, `ends` the tokens that end one. UnsupportedModelError,
-    OutOfMemory, MemoryError.
+    `ends` are the tokens that end a sequence. UnsupportedModelError, OutOfMemory, MemoryError.
     """
 
     def __init__(
@@ -84,7 +106,6 @@ class Batch:
         share: bool = True,
         same: bool = False,
         q8: bool = False,
-        settings: Sequence[Settings] = (Settings(),),
         ends: Sequence[int] = (),
         sizes: Sequence[int] = CHUNKS,
         pick: TilePicker = pick_quickest,
@@ -94,7 +115,7 @@ class Batch:
         if not 1 <= slots <= MOST_SLOTS:
             raise ModelError(f"a batch of {slots} sequences was asked for: 1 to {MOST_SLOTS} decode together")
         self.model, self.config, self.device, self.slots = model, model.config, model.device, slots
-        self._settings, self._dependency, self._same = tuple(settings), dependency, same
+        self._dependency, self._same = dependency, same
         self._closed = False
         self._members: dict[int, Member] = {}
         self._waiting: deque[Member] = deque()
@@ -105,7 +126,7 @@ class Batch:
         """Slots that were used, and the run of `_admit` that ended that."""
         self._flights: deque[tuple[Recording, int, list[Member]]] = deque()
         self._fresh: list[tuple[Member, int]] = []
-        self._recordings: dict[int, Recording] = {}
+        self._recordings: dict[tuple[int, Ending], Recording] = {}
         self._admit: Recording | None = None
         self._sizes = tuple(sorted(sizes))
         self._workspace = workspace = Workspace(self.device)
@@ -150,22 +171,20 @@ class Batch:
         return tuple(self._members.values())
 
     def join(
-        self, tokens: Sequence[int], limit: int | None = None, settings: Settings | None = None, seed: int = 0
+        self, tokens: Sequence[int], limit: int | None = None, settings: Settings = GREEDY, seed: int = 0
     ) -> Member:
         """Add a sequence that continues `tokens` until it stands at `limit`; steps feed its prompt, then sample for it.
 
         Nothing of the device is waited for. ContextError for a prompt that does not fit, NoRoom while others have all
-        slots or blocks, ModelError for a prompt that the model cannot continue, where the batch was not made for these
-        settings, and for a closed one; UnsupportedModelError.
+        slots or blocks, ModelError for a prompt that the model cannot continue, for biases of unknown tokens, and for a
+        closed batch; UnsupportedModelError.
         """
         self._check_open()
         self.config.check_prompt(tokens)
         limit = self.cache.positions if limit is None else min(limit, self.cache.positions)
-        chosen = settings or self._settings[0]
+        self._sampling.check(settings)
         if len(self._members) == self.slots:
             raise NoRoom(f"all {self.slots} slots of the batch are in use: wait until a sequence leaves")
-        if chosen not in self._settings:
-            raise ModelError(f"the batch was not made for {chosen}: name it when the batch is made")
         if len(tokens) > limit:
             raise ContextError(f"a prompt of {len(tokens)} tokens does not fit a context of {limit}")
         prompt = tokens[:-1]
@@ -173,12 +192,26 @@ class Batch:
         slot = self._quiet_slot()
         lease = self.pool.take(limit, prompt if self._share else ())
         self.cache.put(slot, lease.blocks)
-        self._sampling.set(slot, chosen)
+        self._sampling.set(slot, settings)
         self._sampling.remember(slot, prompt, 0)
         self.states.begin(slot, tokens[-1:], len(prompt), limit, seed, staged=True)
-        member = self._members[slot] = Member(slot, limit, prompt, lease)
+        member = self._members[slot] = Member(slot, limit, prompt, lease, settings)
         self._waiting.append(member)
         return member
+
+    def mask(self, member: Member, allowed: bytes | memoryview | None) -> None:
+        """Say what the next token of a masked sequence may be; None allows all. From any thread, once for each token.
+
+        Bit t % 32 of little-endian word t / 32 allows token t. Best given as soon as the token before it came: the GPU
+        then computes the logits. A sequence whose mask comes too late for a step has no token of it, and the same step
+        again. ModelError for a mask of another size, and for a sequence whose settings do not say `masked`.
+        """
+        self._check_open()
+        if not member.settings.masked:
+            raise ModelError("a mask was given for a sequence without: join it with Settings(masked=True)")
+        if not member.finished:
+            self._sampling.mask(member.slot, len(member.tokens) + 1, allowed)
+            member.masks = len(member.tokens) + 1
 
     def leave(self, member: Member) -> None:
         """Take a sequence out, whose prompt may still be on its way; what steps in flight sample for it is dropped.
@@ -191,29 +224,34 @@ class Batch:
     def step(self) -> list[tuple[Member, int]]:
         """Wait for the oldest step in flight, with the next ones submitted: the tokens that came, of each sequence.
 
-        Nothing comes only when no sequence is left. ModelError where the batch is closed, or the model's logits are not
-        numbers.
+        Nothing comes only when no sequence is left: one that fails
+        finishes with an `error`. ModelError where the batch is closed, or all that sequences wait for are masks.
         """
         self._check_open()
+        begun = time.monotonic()
         while not self._fresh and (self._members or self._flights):
             while self._members and len(self._flights) < STEPS_IN_FLIGHT:
                 self._feed()
-                if self._decoding:
-                    recording = self._recording(max(self._decoding) + 1)
-                    self._flights.append((recording, recording.run(), list(self._decoding.values())))
+                if members := list(self._decoding.values()):
+                    recording = self._recording(members)
+                    self._flights.append((recording, recording.run(), members))
+            if self._waiting or not all(member.waits for member in self._decoding.values()):
+                begun = time.monotonic()
+            if time.monotonic() - begun > MASK_PATIENCE_S:
+                raise ModelError(f"no mask came in {MASK_PATIENCE_S:g} s, and every sequence needs one: see Batch.mask")
             if self._flights:
                 self._end(self._collect())
         came, self._fresh = self._fresh, []
         return came
 
-    def launches(self, width: int) -> list[Launch]:
-        """One step of the first `width` slots."""
+    def launches(self, width: int, settings: Iterable[Settings] = (GREEDY,)) -> list[Launch]:
+        """One step of the first `width` slots, for sequences with these settings."""
         rows, chunk = self._rows, self._workspace.put(chunk_bytes(count=width))
         launches = [self._embed(width)]
         for at in range(self.config.layers):
             launches += rows.layer(at, width, chunk, partial(self._attend, width))
         launches += rows.logits(self.logits, width, chunk)
-        return [*launches, *self._sampling.launches(self.states, self._settings, logits=self.logits)]
+        return [*launches, *self._sampling.launches(self.states, settings, logits=self.logits, slots=width)]
 
     def close(self) -> None:
         """Wait for what is in flight and free everything. Closing twice is harmless."""
@@ -244,17 +282,22 @@ class Batch:
         for member in members:
             if member.finished:
                 continue
-            token = self.states.token(member.slot, len(member.tokens) + 1)
+            number, masked = len(member.tokens) + 1, member.settings.masked
+            # Before the look at its token: a later step, in flight, may make that and end the sequence meanwhile.
+            stopped = masked and self.states.read(member.slot).stop
+            token = self.states.token(member.slot, number)
             if token is None:
+                over += [member] if stopped or not masked else []
+                continue
+            if token >= self.config.vocab:
+                member.error = ModelError(NO_TOKEN)
                 over.append(member)
-            else:
-                if token >= self.config.vocab:
-                    raise ModelError(
-                        "the model's logits are not numbers: its weights are broken, or its values pass 65504, which "
-                        "batches do not hold: run the sequence alone"
-                    )
-                member.tokens.append(token)
-                self._fresh.append((member, token))
+                continue
+            if member.settings.logprobs is not None:
+                member.logprobs.append(self._sampling.logprobs(member.slot, number))
+            member.tokens.append(token)
+            self._fresh.append((member, token))
+            over += [member] if stopped else []
         return over
 
     def _feed(self) -> None:
@@ -310,11 +353,17 @@ class Batch:
             self._admit.wait(self._left[slot])
         return slot
 
-    def _recording(self, slots: int) -> Recording:
-        width = next(width for width in self.widths if width >= slots)
-        if width not in self._recordings:
-            self._recordings[width] = self.device.record(self.launches(width), self._dependency, depth=STEPS_IN_FLIGHT)
-        return self._recordings[width]
+    def _recording(self, members: Sequence[Member]) -> Recording:
+        """A step that suits these sequences."""
+        width = next(width for width in self.widths if width > max(member.slot for member in members))
+        settings = [member.settings for member in members]
+        end = ending(settings, self.config.vocab)
+        if (width, end) not in self._recordings:
+            launches = self.launches(width, settings)
+            # Those that sample do not wait by themselves.
+            form = up_to(self._dependency, len(launches) - len(end)) if self._rows.overlap else self._dependency
+            self._recordings[width, end] = self.device.record(launches, form, depth=STEPS_IN_FLIGHT)
+        return self._recordings[width, end]
 
     # ---- launches
 

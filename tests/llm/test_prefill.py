@@ -212,7 +212,7 @@ def test_sequences_with_settings_of_their_own_draw_as_they_do_alone(device: str,
             alone.append(list(engine.generate(prompt, settings, 10, seed=seed)))
     with (
         PackedModel.load(path, device) as model,
-        Batch(model, slots=5, positions=32, sizes=(8,), settings=MIXED) as batch,
+        Batch(model, slots=5, positions=32, sizes=(8,)) as batch,
     ):
         members = [
             batch.join(prompt, len(prompt) + 9, settings, seed)
