@@ -88,6 +88,20 @@ def test_a_reply_streams_text_and_knows_its_figures(session: Session, path: Path
     assert reply.tokens_per_second > 0
 
 
+def test_a_reply_ends_in_front_of_a_string_that_stops_it(session: Session, path: Path) -> None:
+    tokenizer = Tokenizer.load(path)
+    session.reset()
+    unstopped = Reply(session, tokenizer, tokenizer.encode("the"), Sampler(1.0, seed=3), 12)
+    whole = "".join(unstopped)
+    middle = whole[len(whole) // 2 :][:3]
+    session.reset()
+    reply = Reply(session, tokenizer, tokenizer.encode("the"), Sampler(1.0, seed=3), 12, ("never said", middle))
+    assert "".join(reply) == whole[: whole.index(middle)]
+    assert reply.ended == "stop"
+    assert reply.tokens == unstopped.tokens[: len(reply.tokens)]
+    assert len(reply.tokens) < 12
+
+
 def test_two_sessions_of_one_model_do_not_mix(session: Session, reference: Reference) -> None:
     other = Session(session.model, chunk=8, short=4)
     session.reset()
