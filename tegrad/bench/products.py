@@ -496,6 +496,8 @@ SAMPLING_STEPS: Final = (8, 32)
 SAMPLINGS: Final[Mapping[str, Settings]] = {
     "greedy": Settings(),
     "greedy, penalties": Settings(repeat=1.1),
+    "greedy, 20 logprobs": Settings(logprobs=20),
+    "greedy, 300 biases": Settings(biases=tuple((7 * token, 1.0) for token in range(300))),
     "top-k 40, top-p, min-p": Settings(0.8, 0.95, 0.05, 40),
     "temperature": Settings(0.8),
     "top-p": Settings(0.8, 0.95),

@@ -48,4 +48,4 @@ def test_attention_is_measured_at_every_depth(monkeypatch: pytest.MonkeyPatch) -
 def test_every_kind_of_sampling_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "SAMPLING_STEPS", (1, 2))
     rows = measured("sampling", "2603", "--json")
-    assert [row["launches"] for row in rows] == [1, 1, 1, 2, 5, 8]
+    assert [row["launches"] for row in rows] == [1, 1, 2, 1, 1, 2, 5, 8]

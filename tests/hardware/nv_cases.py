@@ -887,9 +887,10 @@ def attention_by_depth() -> None:
 @case()
 def sampled_tokens() -> None:
     """Tokens drawn on the device are those that the same settings, seeds and logits draw in numpy."""
-    from decode_kernels import sampling
+    from decode_kernels import sampling, served
 
     sampling(device())
+    print("steps that masks missed:", served(device()))
 
 
 @case()
