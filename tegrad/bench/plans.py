@@ -286,9 +286,11 @@ PLANS: Final[Mapping[str, Callable[[PackedModel], list[Launch]]]] = {
 }
 
 
-def plans_of(arch: str) -> list[str]:
-    """The plans that a chip such as "sm_87" can run."""
-    return [plan for plan in PLANS if "wgmma" not in plan or kernels_of(arch).wgmma_tokens is not None]
+def plans_of(arch: str, kind: BlockType | None = None) -> list[str]:
+    """The plans that a chip such as "sm_87" can run, of a model whose matrices have a format."""
+    booked = kind is not None and kind.booked
+    plans = [plan for plan in PLANS if not (booked and plan.startswith("persistent"))]
+    return [plan for plan in plans if "wgmma" not in plan or kernels_of(arch).wgmma_tokens is not None]
 
 
 def launches(

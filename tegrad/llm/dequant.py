@@ -8,10 +8,11 @@ fuse into the kernel that uses the weights, so they stay packed in memory. Layou
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
 import numpy as np
-from tinygrad import Tensor, dtypes
+from tinygrad import Device, Tensor, dtypes
 from tinygrad.dtype import DType
 
 from tegrad.llm.formats import (
@@ -19,6 +20,11 @@ from tegrad.llm.formats import (
     E2M1,
     F16,
     F32,
+    IQ2_S,
+    IQ2_XS,
+    IQ2_XXS,
+    IQ3_S,
+    IQ3_XXS,
     IQ4_NL,
     IQ4_XS,
     MXFP4,
@@ -34,6 +40,7 @@ from tegrad.llm.formats import (
     Q6_K,
     Q8_0,
     BlockType,
+    book,
 )
 
 
@@ -219,6 +226,91 @@ def _q5_k(data: Tensor) -> Tensor:
     return _affine(data, _nibbles(data[:, :, 48:]) | (fifth << 4))
 
 
+@cache
+def _book(kind: BlockType, device: Any) -> Tensor:
+    """The code book (entries, weights) as magnitudes on an opened device."""
+    assert kind.layout is not None
+    magnitudes = np.array(kind.layout.codes, np.float32)[book(kind.name)]
+    return Tensor(magnitudes, device=device.device).realize()
+
+
+def _booked(kind: BlockType, d: Tensor, index: Tensor, signs: Tensor, scale: Tensor, factor: float) -> Tensor:
+    """d (half) times odd scales times signed entries; inner is (block of 32, half, eight, entry, weight).
+
+    `index` has a place for each entry, `signs` a byte for each eight weights, `scale` a number s of each half or block,
+    which stands for 2s + 1: all with as many dimensions.
+    """
+    table = _book(kind, Device[d.device])
+    unit = _half(d).reshape(*d.shape[:2], 1, 1, 1, 1, 1) * ((scale * 2 + 1).float() * factor)
+    weights = table.shape[1]
+    bit = Tensor.arange(8).reshape(1, 1, 1, 1, 1, 8 // weights, weights)
+    sign = 1 - ((signs >> bit) & 1) * 2
+    return unit * sign.float() * table[index.squeeze(-1)]
+
+
+def _sevens(words: Tensor) -> tuple[Tensor, Tensor]:
+    """Words (rows, blocks, 8) of four times seven signs and a scale, as signs and scales that `_booked` takes.
+
+    Of each eight weights the last one's sign is what makes the number of negative ones even.
+    """
+    words = words.reshape(*words.shape, 1, 1, 1, 1)
+    at = Tensor.arange(4).reshape(1, 1, 1, 2, 2, 1, 1) * 7
+    return _eighth((words >> at.cast(dtypes.uint32)).cast(dtypes.int32) & 127), (words >> 28).cast(dtypes.int32)
+
+
+def _eighth(seven: Tensor) -> Tensor:
+    odd = seven ^ (seven >> 4)
+    odd = odd ^ (odd >> 2)
+    return seven | (((odd ^ (odd >> 1)) & 1) << 7)
+
+
+def _nibbles_of(data: Tensor, *shape: int) -> Tensor:
+    """Bytes to nibbles, the low one first."""
+    shift = Tensor.arange(2).reshape(1, 1, 1, 2) * 4
+    return ((data.unsqueeze(-1).int() >> shift) & 15).reshape(*data.shape[:2], *shape, 1, 1, 1)
+
+
+def _iq2_xxs(data: Tensor) -> Tensor:
+    """d (half), of each 32 weights four bytes of places and a word of signs and scale."""
+    both = data[:, :, 2:].reshape(*data.shape[:2], 8, 8)
+    signs, scale = _sevens(both[:, :, :, 4:].bitcast(dtypes.uint32).squeeze(-1))
+    index = both[:, :, :, :4].reshape(*data.shape[:2], 8, 2, 2, 1, 1).int()
+    return _booked(IQ2_XXS, data[:, :, :2], index, signs, scale, 1 / 8)
+
+
+def _iq2_xs(data: Tensor) -> Tensor:
+    """d (half), 32 times nine bits of place and seven signs, 8 bytes of scales."""
+    both = data[:, :, 2:66].bitcast(dtypes.uint16).int().reshape(*data.shape[:2], 8, 2, 2, 1, 1)
+    scale = _nibbles_of(data[:, :, 66:], 8, 2)
+    return _booked(IQ2_XS, data[:, :, :2], both & 511, _eighth(both >> 9), scale, 1 / 8)
+
+
+def _iq2_s(data: Tensor) -> Tensor:
+    """d (half), 32 low bytes of places, 32 bytes of signs, 8 of pairs of high bits, 8 of scales."""
+    shape = (*data.shape[:2], 8, 2, 2, 1, 1)
+    low, signs = data[:, :, 2:34].reshape(shape).int(), data[:, :, 34:66].reshape(shape).int()
+    at = Tensor.arange(4).reshape(1, 1, 1, 2, 2, 1, 1) * 2
+    high = (data[:, :, 66:74].reshape(*data.shape[:2], 8, 1, 1, 1, 1).int() >> at) & 3
+    return _booked(IQ2_S, data[:, :, :2], low | (high << 8), signs, _nibbles_of(data[:, :, 74:], 8, 2), 1 / 8)
+
+
+def _iq3_xxs(data: Tensor) -> Tensor:
+    """d (half), 64 places, 8 words of signs and scale."""
+    signs, scale = _sevens(data[:, :, 66:].bitcast(dtypes.uint32))
+    index = data[:, :, 2:66].reshape(*data.shape[:2], 8, 2, 2, 2, 1).int()
+    return _booked(IQ3_XXS, data[:, :, :2], index, signs, scale, 1 / 4)
+
+
+def _iq3_s(data: Tensor) -> Tensor:
+    """d (half), 64 low bytes of places, 8 bytes of high bits, 32 of signs, 4 of scales."""
+    low = data[:, :, 2:66].reshape(*data.shape[:2], 8, 2, 2, 2, 1).int()
+    high = (
+        data[:, :, 66:74].reshape(*data.shape[:2], 8, 1, 1, 1, 1).int() >> Tensor.arange(8).reshape(1, 1, 1, 2, 2, 2, 1)
+    ) & 1
+    signs = data[:, :, 74:106].reshape(*data.shape[:2], 8, 2, 2, 1, 1).int()
+    return _booked(IQ3_S, data[:, :, :2], low | (high << 8), signs, _nibbles_of(data[:, :, 106:], 8, 1), 1)
+
+
 def _bf16(data: Tensor) -> Tensor:
     """The upper halves of float32 values."""
     return (data.cast(dtypes.uint32) << 16).bitcast(dtypes.float32)
@@ -226,6 +318,7 @@ def _bf16(data: Tensor) -> Tensor:
 
 _PACKED: Final[Mapping[BlockType, Callable[[Tensor], Tensor]]] = {
     Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, IQ4_NL: _iq4_nl, IQ4_XS: _iq4_xs, MXFP4: _mxfp4, Q8_0: _q8_0,
+    IQ2_XXS: _iq2_xxs, IQ2_XS: _iq2_xs, IQ2_S: _iq2_s, IQ3_XXS: _iq3_xxs, IQ3_S: _iq3_s,
     Q2_K: _q2_k, Q3_K: _q3_k, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
 }  # fmt: skip
 _PLAIN: Final[Mapping[BlockType, DType]] = {F32: dtypes.float32, F16: dtypes.float16, BF16: dtypes.uint16}

@@ -22,7 +22,11 @@ the scales are made.
 | MXFP4 | as IQ4_NL | 64 exponents, a byte each |
 | Q2_K | 1: as Q3_K | 128 bytes of a scale and a minimum, 8 times the halves d and dmin |
 | Q8_0 | 4: plane s is set s | 64 halves d |
+| IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S | 0 | field after field of the file's blocks, of all 8, d last |
 | F16, BF16, F32 | the file's bytes | |
+
+Weights of the last five are entries of a code book, 4 or 8 magnitudes at once, with a sign each and a scale of four
+bits s that stands for 2s + 1: what an entry is made of lies in consecutive bytes of each run as it does in the file.
 
 To add a format: a row here; how a decode step multiplies it and reads one weight (kernels/blocks.cuh); how the device
 reorders it (kernels/repack.cu); what tinygrad's graph makes of it (dequant.py); how test files get it (quantize.py).
@@ -33,7 +37,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from importlib import resources
 from itertools import accumulate
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -317,23 +322,101 @@ def _value_q6_k(values: Bytes, scales: Bytes, d: Bytes) -> Floats:
     return (unit[..., None] * q).reshape(values.shape)
 
 
+# --- code books: what an entry is, and where a block has which --------------------------------------------------------
+
+
+@cache
+def book(name: str) -> Bytes:
+    """The entries (entries, weights) of a format's code book: which magnitude each weight has."""
+    # books.txt: a name, then numbers of four hexadecimal digits; a weight has two or, of IQ3, four bits of them.
+    text = (resources.files("tegrad.llm") / "books.txt").read_text().split("\n", 1)[1]
+    digits = text.partition(f"{name}\n")[2].partition("\nIQ")[0].replace("\n", "")
+    entries, bits = np.frombuffer(bytes.fromhex(digits), ">u2"), 2 if name.startswith("IQ2") else 4
+    return _bytes((entries[:, None] >> np.arange(0, 16, bits) & (1 << bits) - 1).astype(np.uint8))
+
+
+def _view(data: Bytes, kind: str) -> NDArray[Any]:
+    return np.ascontiguousarray(data).view(kind)
+
+
+def _eight_signs(seven: NDArray[Any]) -> Bytes:
+    """Of each eight weights seven signs and, made of them, the last: an even number is negative."""
+    odd = seven ^ seven >> 4
+    odd = odd ^ odd >> 2
+    return _bytes((seven | ((odd ^ odd >> 1) & 1) << 7).astype(np.uint8))
+
+
+def _signs_and_scales(words: NDArray[Any]) -> tuple[Bytes, NDArray[Any]]:
+    """Words (..., n) of four times seven signs and a scale: signs (..., 4n) and scales (..., n)."""
+    seven = words[..., None] >> np.array([0, 7, 14, 21], np.uint32) & 127
+    return _eight_signs(seven.reshape(*words.shape[:-1], -1)), words >> 28
+
+
+def _halves_of_bytes(data: Bytes) -> Bytes:
+    return _bytes(np.stack([data & 15, data >> _FOUR], axis=-1).reshape(*data.shape[:-1], -1))
+
+
+Entries: TypeAlias = tuple[NDArray[Any], Bytes, NDArray[Any]]
+"""Of blocks: places in the code book (..., entries), bytes of signs (..., 32), and scales (..., 8 or 16)."""
+
+
+def _entries_iq2_xxs(at: Bytes) -> Entries:
+    """Of each 32 weights four bytes of places and a word of signs and scale."""
+    index = at.reshape(*at.shape[:-1], 8, 8)[..., :4].reshape(*at.shape[:-1], 32)
+    return index, *_signs_and_scales(_view(at, "<u4")[..., 1::2])
+
+
+def _entries_iq2_xs(at: Bytes, scales: Bytes) -> Entries:
+    """Nine bits of place, seven signs."""
+    words = _view(at, "<u2")
+    return words & 511, _eight_signs(words >> 9), _halves_of_bytes(scales)
+
+
+def _entries_iq2_s(low: Bytes, signs: Bytes, high: Bytes, scales: Bytes) -> Entries:
+    """Eight bits of place, and two above them."""
+    two = high[..., None] >> np.array([0, 2, 4, 6], np.uint8) & 3
+    return low | two.reshape(low.shape).astype(np.uint16) << 8, signs, _halves_of_bytes(scales)
+
+
+def _entries_iq3_xxs(at: Bytes, signs: Bytes) -> Entries:
+    return at, *_signs_and_scales(_view(signs, "<u4"))
+
+
+def _entries_iq3_s(at: Bytes, signs: Bytes, high: Bytes, scales: Bytes) -> Entries:
+    """Eight bits of place, and one above them."""
+    ninth = np.unpackbits(high, axis=-1, bitorder="little")
+    return at | ninth.astype(np.uint16) << 8, signs, _halves_of_bytes(scales)
+
+
+def _value_book(
+    name: str, codes: tuple[int, ...], factor: float, entries: Callable[..., Entries], values: Bytes, *fields: Bytes
+) -> Floats:
+    index, signs, scales = entries(*fields[:-1])
+    magnitude = np.array(codes, np.float32)[book(name)][index].reshape(*index.shape[:-1], 256)
+    sign = 1 - 2 * np.unpackbits(signs, axis=-1, bitorder="little").astype(np.float32)
+    unit = _half(fields[-1]) * (scales.astype(np.float32) * 2 + 1) * np.float32(factor)
+    return sign * magnitude * np.repeat(unit, 256 // scales.shape[-1], axis=-1)
+
+
 # --- what a row says --------------------------------------------------------------------------------------------------
 
-Integers = Literal["NIBBLES", "NIBBLES_AND_FIFTH", "CODES", "TWO_BITS", "TWO_BITS_AND_THIRD", "SIX_BITS", "BYTES"]
-"""How a run's integers lie in its planes."""
+Integers = Literal[
+    "NIBBLES", "NIBBLES_AND_FIFTH", "CODES", "TWO_BITS", "TWO_BITS_AND_THIRD", "SIX_BITS", "BYTES", "BOOK"
+]
+"""How a run's integers lie in its planes; of a code book, in the pieces."""
 Scales = Literal[
-    "HALVES", "HALF_PAIRS", "SIX_BIT_PAIRS", "FOUR_BIT_PAIRS", "SIX_BITS_OF_32", "SIX_BITS", "INT8", "EXPONENTS"
+    "HALVES", "HALF_PAIRS", "SIX_BIT_PAIRS", "FOUR_BIT_PAIRS", "SIX_BITS_OF_32", "SIX_BITS", "INT8", "EXPONENTS", "ODD"
 ]
 """What its scales are: a half for each 32; that and a half to be added; a block's six-bit scales and minima for each
 32; four-bit ones for each 16; six bits for each 32, or for each 16; an int8 for each 16; the exponent of a power of two
-for each 32."""
+for each 32; four bits for each 16 or 32, which stand for odd numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Bytes after the planes, once for every 1 << `shift` lanes; `member` of the kernels' Head holds them."""
 
-    member: Literal["scales", "pairs", "head", "low", "d", "k", "fifth", "third"]
+    member: Literal["scales", "pairs", "head", "low", "d", "k", "fifth", "third", "at", "signs", "high"]
     bytes: int
     shift: int = 0
 
@@ -393,7 +476,7 @@ class Layout:
     """Integers (..., weights) and the fields (..., bytes) to weights (..., weights)."""
     spread: Spread
     codes: tuple[int, ...] = ()
-    """Where a kernel is to look them up: what the 16 integers stand for, int8."""
+    """Where a kernel is to look them up: what the 16 integers stand for, int8; the magnitudes of a code book."""
 
     @property
     def field_bytes(self) -> list[int]:
@@ -428,6 +511,11 @@ class BlockType:
     layout: Layout | None = None
     """None: plain numbers, in the file's order."""
 
+    @property
+    def booked(self) -> bool:
+        """Whether weights are entries of a code book."""
+        return self.layout is not None and self.layout.integers == "BOOK"
+
     def row_bytes(self, columns: int) -> int:
         """Bytes of a row of `columns` elements, which must be a multiple of the block."""
         return columns // self.elements * self.size
@@ -457,6 +545,18 @@ def _nibbles(run: int) -> tuple[Callable[[Bytes], Bytes], Callable[[Bytes], Byte
 
 
 # fmt: off
+def _book(
+    name: str, factor: float, magnitudes: tuple[int, ...], pieces: tuple[Piece, ...], at: tuple[int, ...],
+    entries: Callable[..., Entries], deviation: float,
+) -> Layout:
+    """A format whose blocks of 256 are d, at their start, and `pieces` at those bytes, of which come the entries."""
+    pieces, most = (*pieces, Piece("d", 4, shift=3)), magnitudes[-1]
+    return Layout(
+        0, pieces, "BOOK", "ODD", -most, most, tuple(piece.segment_bytes // 8 for piece in pieces), (*at, 0),
+        _same, _same, _planes, _lanes, partial(_value_book, name, magnitudes, factor, entries),
+        Spread(deviation, ((0, 1.0),)), magnitudes)
+
+
 _K: Final = Piece("k", 16, shift=2)
 _FIFTH: Final = Piece("fifth", 8)
 
@@ -505,12 +605,31 @@ IQ4_NL: Final = BlockType("IQ4_NL", 20, 32, 18, 9, Layout(
     2, (Piece("scales", 4),), "CODES", "HALVES", -127, 113,
     (2,), (0,), *_nibbles(16), _pack_codes, _unpack_codes, partial(_value_codes, NONLINEAR),
     Spread(69.8, ((0, 1.0),), either_sign=True), NONLINEAR))
+_OF_16: Final = Piece("scales", 4, shift=1)
+_IQ2: Final = (8, 25, 43)
+IQ2_XXS: Final = BlockType("IQ2_XXS", 16, 256, 66, 10, _book(
+    "IQ2_XXS", 1 / 8, _IQ2, (Piece("at", 16),), (2,), _entries_iq2_xxs, 53.5))
+IQ2_XS: Final = BlockType("IQ2_XS", 17, 256, 74, 10, _book(
+    "IQ2_XS", 1 / 8, _IQ2, (Piece("at", 16), _OF_16), (2, 66), _entries_iq2_xs, 55.8))
+IQ2_S: Final = BlockType("IQ2_S", 22, 256, 82, 10, _book(
+    "IQ2_S", 1 / 8, _IQ2, (Piece("low", 8), Piece("signs", 8), Piece("high", 4, shift=1), _OF_16), (2, 34, 66, 74),
+    _entries_iq2_s, 56.3))
+IQ3_XXS: Final = BlockType("IQ3_XXS", 18, 256, 98, 12, _book(
+    "IQ3_XXS", 1 / 4, (4, 12, 20, 28, 36, 44, 52, 62), (Piece("at", 16), Piece("signs", 8)), (2, 66),
+    _entries_iq3_xxs, 142.7))
+IQ3_S: Final = BlockType("IQ3_S", 21, 256, 110, 12, _book(
+    "IQ3_S", 1, (1, 3, 5, 7, 9, 11, 13, 15),
+    (Piece("at", 16), Piece("signs", 8), Piece("high", 4, shift=1), Piece("scales", 4, shift=2)), (2, 74, 66, 106),
+    _entries_iq3_s, 140.4))
 F16: Final = BlockType("F16", 1, 1, 2, 24)
 BF16: Final = BlockType("BF16", 30, 1, 2, 24)
 F32: Final = BlockType("F32", 0, 1, 4, 44)
 # fmt: on
 
-FORMATS: Final = (Q6_K, Q5_K, Q4_K, Q3_K, Q2_K, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_XS, IQ4_NL, MXFP4, F16, BF16, F32)
+FORMATS: Final = (
+    Q6_K, Q5_K, Q4_K, Q3_K, Q2_K, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_XS, IQ4_NL, MXFP4,
+    IQ3_S, IQ3_XXS, IQ2_S, IQ2_XS, IQ2_XXS, F16, BF16, F32,
+)  # fmt: skip
 """What we run; the place of each is its number in the program of a step in one launch."""
 PACKED: Final = tuple(kind for kind in FORMATS if kind.layout is not None)
 PLAIN: Final = tuple(kind for kind in FORMATS if kind.layout is None)
@@ -553,8 +672,15 @@ def _constants(kind: BlockType) -> dict[str, object]:
         "INTEGERS_OF": f"INTEGERS_{layout.integers if layout else 'NONE'}",
         "SCALES_OF": f"SCALES_{layout.scales if layout else 'NONE'}",
         "LOWEST": layout.lowest if layout else 0, "HIGHEST": layout.highest if layout else 0,
-        "CODES": _words(layout.codes if layout else ()),
+        "CODES": _words(layout.codes if layout and not kind.booked else ()),
+        "BOOK": _magnitudes(kind) if kind.booked else 0,
     }  # fmt: skip
+
+
+def _magnitudes(kind: BlockType) -> str:
+    """A code book's entries as words of four bytes; one of eight weights is two words."""
+    assert kind.layout is not None
+    return ",".join(map(str, np.array(kind.layout.codes, np.uint8)[book(kind.name)].view("<u4").reshape(-1).tolist()))
 
 
 def _words(codes: tuple[int, ...]) -> str:

@@ -296,10 +296,13 @@ class StreamTile:
         segments = self.segments(gemm)
         return self.sets(gemm) * segments * 16 * 8 * self.nb * 4 if segments > 1 else 0
 
+    def stage_bytes(self, gemm: Gemm) -> int:
+        """Shared memory of the stages, through which x comes at first."""
+        return self.stages * 16 * ((gemm.kind.segment_bytes + 111) // 128 * 128 + 16)
+
     def shared_bytes(self, gemm: Gemm) -> int:
-        """Shared memory of a block: stages, through which x comes at first, and the sums of two sets of rows."""
-        row = (gemm.kind.segment_bytes + 111) // 128 * 128 + 16
-        return self.stages * 16 * row + 2 * 8 * self.nb * 512
+        """Shared memory of a block: stages, and the sums of two sets of rows."""
+        return self.stage_bytes(gemm) + 2 * 8 * self.nb * 512
 
     def launch(self, programs: Programs, gemm: Gemm, on: Operands, tokens: int, overlap: int = 0) -> Launch:
         """The product of up to `tokens` tokens; `overlap` as in kernels/overlap.cuh."""
@@ -346,6 +349,8 @@ def pick_tile(device: Gpu, gemm: Gemm, tokens: int) -> AnyTile:
     return pick_small_m(device, gemm, tokens) if tokens <= SMALL_M else pick_many(device, gemm, tokens)
 
 
+LEAST_STAGE_BYTES: Final = 8 * 4096
+"""Stages of a StreamTile that hold x of eight tokens and a segment."""
 STREAMS: Final = ((2, 3), (1, 7), (1, 4), (1, 3), (1, 2))
 """Blocks of an SM and stages of a StreamTile, the best on an H200 first; two blocks have registers for 8 tokens."""
 
@@ -357,7 +362,7 @@ def pick_small_m(device: Gpu, gemm: Gemm, tokens: int) -> StreamTile | SmallMTil
         for resident, stages in STREAMS if nb == 1 else STREAMS[1:]:
             tile = StreamTile(nb, stages, resident)
             tile = tile.evenly(gemm, max(1, sms * resident // tile.segments(gemm)))
-            if _fits(device, gemm, tokens, tile):
+            if tile.stage_bytes(gemm) >= LEAST_STAGE_BYTES and _fits(device, gemm, tokens, tile):
                 return tile
     return _pick_split(device, gemm, tokens)
 
@@ -388,7 +393,8 @@ def _fits(device: Gpu, gemm: Gemm, tokens: int, tile: StreamTile | SmallMTile) -
 def pick_many(device: Gpu, gemm: Gemm, tokens: int) -> Tile:
     """As large a tile as leaves every SM a block, else columns split over blocks."""
     bm, wm = next(((most, most) for most in (16, 32, 64) if tokens <= most), (128, 64))
-    tiles = [Tile(bm, bn, wm, bn * (bm // wm) // 4) for bn in (128, 64)]
+    wide = 64 if gemm.kind.booked else 128  # finding entries takes registers, which a wide tile has not
+    tiles = [Tile(bm, bn, wm, bn * (bm // wm) // 4) for bn in (wide, 64)]
     return _filling(device, gemm, tokens, *(_deepest(device, gemm, tile) for tile in tiles))
 
 

@@ -16,7 +16,6 @@ from tegrad.llm.formats import (
     LANES,
     PLAIN,
     SEGMENT,
-    SET,
     BlockType,
     Bytes,
     Floats,
@@ -54,7 +53,7 @@ def pack(kind: BlockType, raw: Bytes, rows: int, columns: int) -> Bytes:
         return whole
     n = segments(rows, columns)
     integers, fields = layout.taken_apart(whole.reshape(-1, kind.size))
-    planes = layout.pack(integers.reshape(n, LANES, 4, SET))
+    planes = layout.pack(integers.reshape(n, LANES, 4, -1))
     return np.concatenate([planes, *(np.ascontiguousarray(field).reshape(n, -1) for field in fields)], axis=1).reshape(
         -1
     )
@@ -67,7 +66,7 @@ def unpack(kind: BlockType, packed: Bytes, rows: int, columns: int) -> Bytes:
         return packed.reshape(-1)[:size].reshape(rows, -1)
     values, fields = _parts(kind, layout, packed)
     blocks = layout.put_together(
-        values.reshape(-1, kind.elements), [field.reshape(-1, field.shape[-1]) for field in fields]
+        values.reshape(values.shape[0] * values.shape[1], -1), [field.reshape(-1, field.shape[-1]) for field in fields]
     )
     return blocks.reshape(-1)[:size].reshape(rows, -1)
 
@@ -90,7 +89,7 @@ def _parts(kind: BlockType, layout: Layout, packed: Bytes) -> tuple[Bytes, list[
         data[:, data.shape[1] - end :][:, : size * blocks].reshape(n, blocks, size)
         for end, size in zip(ends, layout.fields, strict=True)
     ]
-    return np.ascontiguousarray(planes).reshape(n, blocks, kind.elements), fields
+    return np.ascontiguousarray(planes).reshape(n, blocks, -1), fields
 
 
 def _plain(kind: BlockType, data: Bytes) -> Floats:

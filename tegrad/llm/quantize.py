@@ -9,8 +9,9 @@ neighbours of the rounded scales, each with the integers that fit it best.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from gguf import GGMLQuantizationType
@@ -19,6 +20,11 @@ from numpy.typing import ArrayLike, NDArray
 from tegrad.errors import TegradError
 from tegrad.llm.formats import (
     E2M1,
+    IQ2_S,
+    IQ2_XS,
+    IQ2_XXS,
+    IQ3_S,
+    IQ3_XXS,
     IQ4_NL,
     IQ4_XS,
     MXFP4,
@@ -37,6 +43,7 @@ from tegrad.llm.formats import (
     Bytes,
     Floats,
     Layout,
+    book,
     power,
 )
 
@@ -335,6 +342,119 @@ def _quantize_mxfp4(blocks: Floats) -> Quantized:
     return order[at].astype(np.uint8), [exponent.astype(np.uint8)[:, None]]
 
 
+# --- code books: four or eight magnitudes at once, a sign each; x = d * factor * (2 * scale + 1) * magnitude ----------
+
+_AT_ONCE = 64
+"""Blocks that are compared with a whole book at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Booked:
+    """How blocks of a format with a code book are made."""
+
+    kind: BlockType
+    factor: float
+    group: int
+    """Weights that share a scale."""
+    even: bool
+    """Of each eight weights an even number is negative."""
+    fields: Callable[[NDArray[Any], Bytes, Bytes], list[Bytes]]
+    """Places (n, entries), signs (n, 32) and scales (n, 8 or 16) as bytes of the block but for d."""
+
+    def __call__(self, blocks: Floats) -> Quantized:
+        parts = [self._some(blocks[at : at + _AT_ONCE]) for at in range(0, len(blocks), _AT_ONCE)]
+        return np.zeros((len(blocks), 0), np.uint8), [np.concatenate(field) for field in zip(*parts, strict=True)]
+
+    def _some(self, blocks: Floats) -> list[Bytes]:
+        normal, peak = _normalised(blocks)
+        eights = normal.reshape(-1, 8)
+        negative = eights < 0
+        if self.even:
+            least = np.abs(eights).argmin(axis=1)
+            negative[np.arange(len(eights)), least] ^= negative.sum(axis=1) % 2 == 1
+        assert self.kind.layout is not None
+        entries = np.array(self.kind.layout.codes, np.float32)[book(self.kind.name)]
+        x = np.where(negative, -eights, eights).reshape(-1, entries.shape[1])
+        twice, squares = x @ (2 * entries.T), np.sum(entries * entries, axis=1)
+        groups = (len(blocks), 256 // self.group, -1)  # and entries of each
+
+        def nearest(unit: Floats) -> tuple[NDArray[np.int64], Floats]:
+            """The entries that are nearest where groups have such scales (n, groups), and the groups' errors."""
+            each = np.repeat(unit.reshape(-1, 1), self.group // entries.shape[1], axis=0)
+            cost = each * squares
+            cost -= twice
+            at = cost.argmin(axis=1)
+            return at, (each * np.take_along_axis(cost, at[:, None], axis=1)).reshape(groups).sum(axis=-1)
+
+        top = np.abs(normal).reshape(groups).max(axis=-1) / entries.max()
+        scale, gain = np.zeros_like(top), np.zeros_like(top)
+        for trial in (0.9, 1.0, 1.1, 1.25, 1.7, entries.max() / entries.min()):
+            at, _ = nearest(top * np.float32(trial))
+            dot = np.take_along_axis(twice, at[:, None], axis=1).reshape(groups).sum(axis=-1) / 2
+            norm = squares[at].reshape(groups).sum(axis=-1)
+            better = (dot > 0) & (dot * dot > gain * norm)
+            scale = np.where(better, dot / norm, scale)
+            gain = np.where(better, dot * dot / norm, gain)
+
+        d_bytes, d = _half(scale.max(axis=-1) / np.float32(31 * self.factor) * peak)
+        unit = _ratio(d, peak)[:, None] * np.float32(self.factor)
+        near = _levels(scale / 2 - unit / 2, np.broadcast_to(unit, scale.shape), 0, 15)
+        best, steps, index = np.full(scale.shape, np.inf, np.float32), near, np.zeros(len(x), np.int64)
+        for delta in (0, -1, 1):
+            trial_steps = np.clip(near + delta, 0, 15)
+            at, cost = nearest(unit * (2 * trial_steps + 1))
+            better = cost < best
+            best, steps = np.where(better, cost, best), np.where(better, trial_steps, steps)
+            index = np.where(np.repeat(better.reshape(-1), self.group // entries.shape[1]), at, index)
+
+        signs = np.packbits(negative, axis=1, bitorder="little").reshape(len(blocks), 32)
+        return [*self.fields(index.reshape(len(blocks), -1), signs, steps.astype(np.uint8)), d_bytes]
+
+
+def _words_of(signs: Bytes, scales: Bytes) -> Bytes:
+    """Words (n, 8) of four times seven signs and a scale, as bytes (n, 8, 4)."""
+    seven = (signs & 127).reshape(-1, 8, 4).astype(np.uint32) << np.array([0, 7, 14, 21], np.uint32)
+    words = np.bitwise_or.reduce(seven, axis=-1) | scales.astype(np.uint32) << np.uint32(28)
+    made: Bytes = words.astype("<u4")[..., None].view(np.uint8)
+    return made
+
+
+def _nibbles(scales: Bytes) -> Bytes:
+    return scales[:, 0::2] | scales[:, 1::2] << np.uint8(4)
+
+
+def _fields_iq2_xxs(index: NDArray[Any], signs: Bytes, scales: Bytes) -> list[Bytes]:
+    both = np.concatenate([index.astype(np.uint8).reshape(-1, 8, 4), _words_of(signs, scales)], axis=2)
+    return [both.reshape(-1, 64)]
+
+
+def _fields_iq2_xs(index: NDArray[Any], signs: Bytes, scales: Bytes) -> list[Bytes]:
+    both = index.astype("<u2") | (signs & 127).astype("<u2") << np.uint16(9)
+    return [both.view(np.uint8), _nibbles(scales)]
+
+
+def _fields_iq2_s(index: NDArray[Any], signs: Bytes, scales: Bytes) -> list[Bytes]:
+    high = np.bitwise_or.reduce((index >> 8).reshape(-1, 8, 4) << np.array([0, 2, 4, 6]), axis=-1)
+    return [index.astype(np.uint8), signs, high.astype(np.uint8), _nibbles(scales)]
+
+
+def _fields_iq3_xxs(index: NDArray[Any], signs: Bytes, scales: Bytes) -> list[Bytes]:
+    return [index.astype(np.uint8), _words_of(signs, scales).reshape(-1, 32)]
+
+
+def _fields_iq3_s(index: NDArray[Any], signs: Bytes, scales: Bytes) -> list[Bytes]:
+    high = np.packbits(index >> 8, axis=1, bitorder="little")
+    return [index.astype(np.uint8), signs, high, _nibbles(scales)]
+
+
+_BOOKED: Final = (
+    _Booked(IQ2_XXS, 1 / 8, 32, True, _fields_iq2_xxs),
+    _Booked(IQ2_XS, 1 / 8, 16, True, _fields_iq2_xs),
+    _Booked(IQ2_S, 1 / 8, 16, False, _fields_iq2_s),
+    _Booked(IQ3_XXS, 1 / 4, 32, True, _fields_iq3_xxs),
+    _Booked(IQ3_S, 1, 32, False, _fields_iq3_s),
+)
+
 # --- the formats ------------------------------------------------------------------------------------------------------
 
 
@@ -344,6 +464,7 @@ _QUANTIZERS: Final[Mapping[BlockType, Callable[[Floats], Quantized]]] = {
     IQ4_NL: _quantize_iq4_nl, IQ4_XS: _quantize_iq4_xs, MXFP4: _quantize_mxfp4, Q8_0: _quantize_q8_0,
     Q2_K: _quantize_q2_k, Q3_K: _quantize_q3_k, Q6_K: _quantize_q6_k,
     Q4_K: partial(_quantize_affine, high=15), Q5_K: partial(_quantize_affine, high=31),
+    **{booked.kind: booked for booked in _BOOKED},
 }  # fmt: skip
 FORMATS: Final = {GGMLQuantizationType(kind.number): kind for kind in _QUANTIZERS}
 """The quantized types that this module writes and reads."""

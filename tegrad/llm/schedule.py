@@ -305,6 +305,8 @@ def check(matrix: Matrix, last: bool = False) -> None:
         raise UnsupportedModelError(
             f"{matrix.name} has {matrix.rows} rows of {matrix.columns}: the persistent step takes multiples of {rows}"
         )
+    if matrix.kind.booked:
+        raise UnsupportedModelError(f"{matrix.name} is in {matrix.kind.name}: the persistent step takes no code books")
     if matrix.kind in PLAIN:
         if matrix.columns % min(SEGMENT, matrix.columns) or matrix.columns * matrix.kind.size % 512:
             raise UnsupportedModelError(

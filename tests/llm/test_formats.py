@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 from tegrad.llm import formats, programs
 from tegrad.llm.formats import FORMATS, PACKED, BlockType
@@ -46,7 +46,7 @@ def test_blocks_taken_apart_and_put_together_are_the_same(kind: BlockType) -> No
     assert kind.layout is not None
     blocks = np.random.default_rng(1).integers(0, 256, (9, kind.size), dtype=np.uint8)
     integers, fields = kind.layout.taken_apart(blocks)
-    assert integers.shape == (9, kind.elements)
+    assert integers.shape == (9, 0 if kind.booked else kind.elements)
     np.testing.assert_array_equal(kind.layout.put_together(integers, fields), blocks)
 
 
@@ -59,7 +59,9 @@ def test_every_integer_is_within_its_bounds(kind: BlockType) -> None:
     integers, _ = kind.layout.taken_apart(blocks)
     found = integers.view(np.int8) if kind.layout.lowest == -128 else integers.astype(int) + kind.layout.lowest
     if kind.layout.codes:
-        found = np.array(kind.layout.codes)[integers]
+        found = np.array(kind.layout.codes)[formats.book(kind.name) if kind.booked else integers]
+    if kind.booked:
+        found = np.concatenate([found, -found])  # the signs are apart
     assert (found.min(), found.max()) == (kind.layout.lowest, kind.layout.highest)
 
 
@@ -77,12 +79,19 @@ def test_c_finds_the_table_by_a_formats_number(kind: BlockType, tmp_path: Path) 
     assert sorted((middle[at + 1], int(middle[at + 3])) for at in range(0, len(middle), 4)) == own
 
 
+@pytest.mark.parametrize("kind", [kind for kind in PACKED if kind.booked], ids=lambda kind: kind.name)
+def test_a_code_book_is_ggmls(kind: BlockType) -> None:
+    theirs = getattr(quants, kind.name)
+    theirs.init_grid()
+    np.testing.assert_array_equal(np.array(kind.layout.codes)[formats.book(kind.name)], theirs.grid[0, 0])
+
+
 def test_a_format_is_known_by_name_in_few_places() -> None:
-    """Its row; how it is made for tests, and read by tinygrad's graph; and two kernels' sources."""
+    """Its row; how it is made for tests, and read by tinygrad's graph; and kernels' sources."""
     name = re.compile("|".join(rf"\b{kind.name}\b" for kind in PACKED if kind.name != "Q8_0"))  # also a cache's format
     sources = [path for path in LLM.rglob("*") if path.suffix in (".py", ".cu", ".cuh")]
     known = {path.name for path in sources if name.search(path.read_text())}
-    assert known == {"formats.py", "quantize.py", "dequant.py", "blocks.cuh", "repack.cu"}
+    assert known == {"formats.py", "quantize.py", "dequant.py", "blocks.cuh", "books.cuh", "repack.cu"}
 
 
 def test_kernels_include_the_table_once() -> None:

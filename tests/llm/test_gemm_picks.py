@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tegrad.hw.chips import CHIPS
-from tegrad.llm.formats import LANE_WEIGHTS, Q6_K, Q8_0
+from tegrad.llm.formats import LANE_WEIGHTS, PACKED, Q6_K, Q8_0
 from tegrad.llm.gemm import (
     SMALL_M,
     Gemm,
@@ -76,6 +76,16 @@ def test_up_to_a_batchs_tokens_the_weights_decide(chip: str) -> None:
     assert isinstance(pick_tile(device, gemm, SMALL_M), SmallMTile | StreamTile)
     assert not isinstance(pick_tile(device, gemm, SMALL_M + 1), SmallMTile | StreamTile)
     assert isinstance(pick_wgmma(_device("gh100"), gemm, SMALL_M), SmallMTile | StreamTile)
+
+
+@pytest.mark.parametrize("chip", ["gh100", "agx-orin-64gb"])
+def test_stages_hold_the_eight_tokens_that_come_through_them(chip: str) -> None:
+    """Few bits a weight make small stages; kernels/gemm_stream.cu would not compile."""
+    for kind in PACKED:
+        for tokens in (8, 16, 32):
+            tile = pick_small_m(_device(chip), gemm := Gemm(kind, 2048, 2048), tokens)
+            if isinstance(tile, StreamTile):
+                assert tile.stage_bytes(gemm) >= 8 * 8 * 256 * 2, (kind.name, tokens)
 
 
 @pytest.mark.parametrize("chip", ["gh100", "agx-orin-64gb"])

@@ -22,20 +22,21 @@ GPT2 = Shape(arch="gpt2", dim=256, ffn=512, heads=4, kv_heads=4, vocab=301, laye
 
 @pytest.mark.board
 @pytest.mark.parametrize(
-    ("board", "shape", "name"),
+    ("board", "shape", "kind", "name"),
     [
-        ("gh100", LLAMA, "one launch"),
-        ("gh100", GEMMA, "one launch"),
-        ("gh100", GPT2, "overlapped launches"),
-        ("agx-orin-64gb:42GiB", LLAMA, "many launches"),
+        ("gh100", LLAMA, TYPE.F16, "one launch"),
+        ("gh100", GEMMA, TYPE.F16, "one launch"),
+        ("gh100", LLAMA, TYPE.IQ2_S, "overlapped launches"),
+        ("gh100", GPT2, TYPE.F16, "overlapped launches"),
+        ("agx-orin-64gb:42GiB", LLAMA, TYPE.F16, "many launches"),
     ],
 )
 def test_the_plan_that_runs_is_named(
-    board: str, shape: Shape, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    board: str, shape: Shape, kind: TYPE, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEGRAD_BOARD", board)
     monkeypatch.setenv("DEV", "NV")
-    path = write(tmp_path / "model.gguf", shape, TYPE.F16)
+    path = write(tmp_path / "model.gguf", shape, kind)
     with opened(), Gguf.open(path) as file, Engine(file) as engine:
         assert engine.plan_name == name
 

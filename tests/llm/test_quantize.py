@@ -27,6 +27,10 @@ LEVELS = {qtype: levels(kind.layout) for qtype, kind in FORMATS.items()} | {Q8_0
 GROUP = {Q4_0: 32, Q8_0: 32, Q4_K: 32, Q5_K: 32, Q6_K: 16}
 
 
+BOOKED = {qtype: qtype.name[4:] != "S" for qtype, kind in FORMATS.items() if kind.booked}
+"""Several weights at once are one of few choices; whether one of eight may have to have the wrong sign."""
+
+
 def relative_error(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.sqrt(np.mean((x - y) ** 2) / np.mean(x**2)))
 
@@ -71,8 +75,13 @@ def test_dequantize_equals_gguf_on_every_bit_pattern(qtype):
 
 @TYPES
 def test_normal_weights_round_trip_within_the_formats_error(qtype):
-    """32 of them span four deviations: one step's deviation is 4 / levels / sqrt(12) of theirs."""
+    """32 of them span four deviations: one step's deviation is 4 / levels / sqrt(12) of theirs.
+
+    No code of b bits a weight errs by less than 2 ** -b of them.
+    """
     bound = {Q4_0: 0.088, Q8_0: 0.0054, Q4_K: 0.072, Q5_K: 0.036, Q6_K: 0.0175}.get(qtype, 1.37 / LEVELS[qtype])
+    if qtype in BOOKED:
+        bound = 1.5 * 2 ** (-8 * FORMATS[qtype].size / 256)
     x = np.random.default_rng(3).standard_normal((256, 512)).astype(np.float32)
     assert relative_error(x, dequantize(quantize(x, qtype), qtype)) < bound
 
@@ -105,7 +114,8 @@ def test_error_stays_within_the_blocks_coarsest_step(qtype, data: Any):
     y = dequantize(quantize(x, qtype), qtype)
     span = np.abs(x).max(axis=-1, keepdims=True) * 2
     # A super-block shares its fp16 scales, and those cannot go below fp16's smallest number.
-    step = span / LEVELS[qtype] + 127 * 2.0**-24
+    steps = 2 - BOOKED[qtype] if qtype in BOOKED else LEVELS[qtype]
+    step = span / steps + 127 * 2.0**-24
     assert (np.abs(x - y) <= 1.05 * step).all()
 
 
@@ -128,7 +138,8 @@ def test_one_outlier_does_not_hurt_the_other_blocks(qtype):
     calm = dequantize(quantize(x, qtype), qtype)[:, 256:]
     x[0, 3] = 1e5
     y = dequantize(quantize(x, qtype), qtype)
-    np.testing.assert_allclose(y[0, 3], 1e5, rtol=near(qtype) / 2)
+    # Of a code book, the smallest of 31 others counts as much: 43 of 43 * 43 + 31 * 8 * 8.
+    np.testing.assert_allclose(y[0, 3], 1e5, rtol=0.55 if qtype in BOOKED else near(qtype) / 2)
     np.testing.assert_array_equal(y[:, 256:], calm)
 
 

@@ -21,8 +21,10 @@
 //   Q5_1  4 / 70 / 4 + 19                                      IQ4_NL 3 / 88 (dp4a 32) / 2 + 10
 //   MXFP4 3 / 88 + 8 / 10                                      IQ4_XS 3 / 88 + 12 / 3 + 10
 //   Q5_K  4 / 70 + 18 header / 6 + 19                          F16   8 / 0 / 64 + 64, BF16 8 / 64 / 64, F32 16 / 0 / 64
+// Formats with a code book also load a word of it for each four weights (books.cuh).
 // The float formats read their activations as float32 from shared memory, 16 loads of 128 bits.
 #include "formats.cuh"
+#include "books.cuh"
 
 constexpr int SEGMENT = 2048;           // weights
 constexpr int INPUT_BYTES = 3072;       // staged activations of a segment: 4 planes of q, one of scales, one of folds
@@ -626,6 +628,58 @@ struct MXFP4 {
     }
 };
 
+// Entries of a code book.
+template <class Book> struct Booked {
+    static constexpr int BYTES = Book::BYTES;
+    static constexpr bool PACKED = true;
+    struct Segment : EntryPieces {
+        template <class Source> struct Loading {
+            Source from;
+            int lane;
+            __device__ void operator()(uint4 &v, int base, int) const { v = from.u128(base + 16 * lane); }
+            __device__ void operator()(uint2 &v, int base, int) const { v = from.u64(base + 8 * lane); }
+            __device__ void operator()(unsigned &v, int base, int shift) const {
+                v = from.u32(base + 4 * (lane >> shift));
+            }
+        };
+        template <class Source> __device__ __forceinline__ void load(Source from, int lane) {
+            Book::load(*this, Loading<Source>{from, lane});
+        }
+    };
+    static __device__ __forceinline__ float factor(int) { return 1.0f; }
+    static __device__ __forceinline__ unsigned fold(int, int, float) { return 0; }
+    // d, of two blocks that share a word, times what all scales have in common.
+    static __device__ __forceinline__ float unit(const Segment &w, int lane) {
+        return (lane & 4 ? high_half(w.d) : low_half(w.d)) * Book::FACTOR;
+    }
+    static __device__ __forceinline__ float dot(const Segment &w, const Input &x, int lane) {
+        const Entries entries = Book::of(w, lane);
+        const float scale[4] = {x.scale.x, x.scale.y, x.scale.z, x.scale.w};
+        float sum = 0;
+#pragma unroll
+        for (int set = 0; set < 4; set++) {
+            int s = MAGIC_BITS;
+#pragma unroll
+            for (int i = 0; i < 4; i++) s = __dp4a((int)Book::four(entries, set, i), (int)word(x.q[set], i), s);
+            sum = fmaf(unfold(s), (float)(entries.scales >> 8 * set & 255) * scale[set], sum);
+        }
+        return sum * unit(w, lane);
+    }
+    static __device__ __forceinline__ float weight(const unsigned char *segment, int lane, int set, int byte) {
+        Segment w;
+        w.load(Memory{segment}, lane);
+        const Entries entries = Book::of(w, lane);
+        const signed char q = (signed char)(Book::four(entries, set, byte / 4) >> 8 * (byte % 4));
+        return unit(w, lane) * (float)(entries.scales >> 8 * set & 255) * (float)q;
+    }
+};
+
+struct IQ2_XXS : Booked<Book_IQ2_XXS> {};
+struct IQ2_XS : Booked<Book_IQ2_XS> {};
+struct IQ2_S : Booked<Book_IQ2_S> {};
+struct IQ3_XXS : Booked<Book_IQ3_XXS> {};
+struct IQ3_S : Booked<Book_IQ3_S> {};
+
 // --- float formats --------------------------------------------------------------------------------------------------
 //
 // Rows as in the file. A part is one 128-bit load of a lane, the lanes side by side: 256 halves or 128 floats. A
@@ -817,6 +871,17 @@ template <> __device__ __forceinline__ float weight_at<Q2_K>(const unsigned char
     const unsigned short *d = (const unsigned short *)(at.segment + BASE_Q2_K_d) + 2 * (at.lane / 4);
     return half_to_float(d[0]) * (float)(both & 15) * (float)q - half_to_float(d[1]) * (float)(both >> 4);
 }
+
+#define BOOKED_WEIGHT(F)                                                                                      \
+    template <> __device__ __forceinline__ float weight_at<F>(const unsigned char *matrix, long long index) { \
+        const Place at(matrix, index, F::BYTES);                                                              \
+        return F::weight(at.segment, at.lane, at.set, at.byte);                                               \
+    }
+BOOKED_WEIGHT(IQ2_XXS)
+BOOKED_WEIGHT(IQ2_XS)
+BOOKED_WEIGHT(IQ2_S)
+BOOKED_WEIGHT(IQ3_XXS)
+BOOKED_WEIGHT(IQ3_S)
 
 template <> __device__ __forceinline__ float weight_at<F16>(const unsigned char *matrix, long long index) {
     return half_to_float(((const unsigned short *)matrix)[index]);

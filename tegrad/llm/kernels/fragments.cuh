@@ -16,6 +16,9 @@
 #define INTEGERS OF_KIND(INTEGERS_OF)
 #define SCALES OF_KIND(SCALES_OF)
 #define HAS_MINIMA (SCALES == SCALES_SIX_BIT_PAIRS || SCALES == SCALES_FOUR_BIT_PAIRS || SCALES == SCALES_HALF_PAIRS)
+#if INTEGERS == INTEGERS_BOOK
+#include "books.cuh"
+#endif
 constexpr bool PLAIN = INTEGERS == INTEGERS_NONE;
 constexpr int RUN = 64;
 constexpr float UNSCALE = KIND == KIND_F16 ? 1.0f : 1.0f / 256;
@@ -25,6 +28,7 @@ struct Piece {
     int bytes, base, stride, shift;
 };
 constexpr int SEGMENT_BYTES = OF_KIND(BYTES), PIECES = OF_KIND(PIECES), PLANES = OF_KIND(PLANES);
+constexpr int PLANE_WORDS = PLANES ? PLANES : 1;  // of a word of weights; an array has one at least
 
 // Planes first; then what the scales are made of, as whole words.
 static __host__ __device__ constexpr Piece piece(int at) {
@@ -53,11 +57,17 @@ struct Head {
     unsigned d;       // the halves of two blocks, or two halves of one
     uint4 k;          // d, dmin and twelve bytes of six-bit scales and minima
     uint2 fifth;      // the fifth bits of the run
+    uint4 at;         // places in a code book
+    uint2 signs;      // a bit for each weight, or seven for each eight
+    unsigned high;    // high bits of places
 };
 
 // unit (and shift) of each set: weight = unit * q - shift.
 struct Scales {
     __half2 unit[4], shift[4];
+#if INTEGERS == INTEGERS_BOOK
+    Entries entries;
+#endif
 };
 
 static __device__ __forceinline__ __half2 as_half2(unsigned bits) { return *reinterpret_cast<__half2 *>(&bits); }
@@ -88,6 +98,16 @@ static __device__ __forceinline__ Scales scales_of(const Head &head, int lane) {
         __half2 high = __hmul2(__hsub2(magic(biased, 2), both(1152)), d);
         s.unit[0] = __low2half2(low), s.unit[1] = __high2half2(low);
         s.unit[2] = __low2half2(high), s.unit[3] = __high2half2(high);
+    } else if constexpr (SCALES == SCALES_ODD) {
+#if INTEGERS == INTEGERS_BOOK
+        s.entries = OF_KIND(Book)::of(head, lane);
+        __half2 d = scaled(lane & 4 ? __byte_perm(head.d, 0, 0x3232) : __byte_perm(head.d, 0, 0x1010));
+        d = __hmul2(d, both(OF_KIND(Book)::FACTOR));
+        const __half2 low = __hmul2(__hsub2(magic(s.entries.scales, 0), both(1024)), d);
+        const __half2 high = __hmul2(__hsub2(magic(s.entries.scales, 2), both(1024)), d);
+        s.unit[0] = __low2half2(low), s.unit[1] = __high2half2(low);
+        s.unit[2] = __low2half2(high), s.unit[3] = __high2half2(high);
+#endif
     } else if constexpr (SCALES == SCALES_HALVES) {
         __half2 d = scaled(head.scales);
         s.unit[0] = s.unit[1] = __low2half2(d), s.unit[2] = s.unit[3] = __high2half2(d);
@@ -136,7 +156,7 @@ static __device__ __forceinline__ Scales scales_of(const Head &head, int lane) {
 
 // Word w of set i of a run, from word w of its planes: two pairs of halves.
 static __device__ __forceinline__ void expand_set(
-    const unsigned (&plane)[PLANES], const Head &head, const Scales &s, int w, int i, unsigned (&out)[2]
+    const unsigned (&plane)[PLANE_WORDS], const Head &head, const Scales &s, int w, int i, unsigned (&out)[2]
 ) {
     unsigned q = 0;
     if constexpr (INTEGERS == INTEGERS_SIX_BITS) {
@@ -147,6 +167,10 @@ static __device__ __forceinline__ void expand_set(
     } else if constexpr (INTEGERS == INTEGERS_TWO_BITS_AND_THIRD) {
         const unsigned bits = (w < 2 ? head.third.x : head.third.y) >> (2 - 2 * (w & 1) + (i & 1) + 4 * (i >> 1));
         q = (plane[0] >> (2 * i) & 0x03030303u) | (bits & 0x01010101u) << 2;
+    } else if constexpr (INTEGERS == INTEGERS_BOOK) {
+#if INTEGERS == INTEGERS_BOOK
+        q = OF_KIND(Book)::four(s.entries, i, w) ^ 0x80808080u;
+#endif
     } else if constexpr (INTEGERS == INTEGERS_CODES) {
         constexpr unsigned TABLE[4] = {OF_KIND(CODES)}, FLIP = 0x80808080u;
         const unsigned at = plane[i / 2] >> (16 * (i & 1)), index = at & 0x7777u;
@@ -162,7 +186,7 @@ static __device__ __forceinline__ void expand_set(
             q |= (i & 1 ? bits >> w : bits << (4 - w)) & 0x10101010u;
         }
     }
-    constexpr float ZERO = 1024 + (INTEGERS == INTEGERS_CODES ? 128 : -OF_KIND(LOWEST));
+    constexpr float ZERO = 1024 + (INTEGERS == INTEGERS_CODES || INTEGERS == INTEGERS_BOOK ? 128 : -OF_KIND(LOWEST));
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         __half2 v = __hsub2(magic(q, 2 * j), both(ZERO));
@@ -174,7 +198,7 @@ static __device__ __forceinline__ void expand_set(
 
 // Word w of the four sets of a run.
 static __device__ __forceinline__ void expand(
-    const unsigned (&plane)[PLANES], const Head &head, const Scales &s, int w, unsigned (&out)[4][2]
+    const unsigned (&plane)[PLANE_WORDS], const Head &head, const Scales &s, int w, unsigned (&out)[4][2]
 ) {
 #pragma unroll
     for (int i = 0; i < 4; i++) expand_set(plane, head, s, w, i, out[i]);

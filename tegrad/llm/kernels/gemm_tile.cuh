@@ -107,7 +107,7 @@ static __device__ __forceinline__ void weights(unsigned tile, int down, int n, i
         }
     } else {
         int row = place(n, unit, 0), lane = weight_row(down, n) * RUNS + run & 31;
-        unsigned plane[PLANES];
+        unsigned plane[PLANE_WORDS];
 #pragma unroll
         for (int p = 0; p < PLANES; p++) plane[p] = lds32(tile + (p * BN + row) * 16 + 4 * t);
         Head head;

@@ -231,6 +231,57 @@ struct Q6_K {  // blocks of 256: of each 128 weights 64 bytes of nibbles; of eac
     }
 };
 
+// Formats with a code book: blocks of BLOCK bytes, of which a lane takes its share of one field after the other, as it is.
+template <int BLOCK> struct Fields {
+    static constexpr int BYTES = 8 * BLOCK, PLANES = 0;
+    static __device__ unsigned plane(const unsigned char *, int, int, int) { return 0; }
+    // `COUNT` bytes of each lane's from `at` of its block on; where those of the next field go.
+    template <int COUNT>
+    static __device__ unsigned char *field(const unsigned char *raw, int lane, int at, unsigned char *out) {
+        const unsigned char *from = raw + BLOCK * (lane / 4) + at + COUNT * (lane % 4);
+        if constexpr (COUNT == 1) out[lane] = *from;
+        else
+            for (int i = 0; i < COUNT; i += 2)
+                *(unsigned short *)(out + COUNT * lane + i) = *(const unsigned short *)(from + i);
+        return out + 32 * COUNT;
+    }
+    static __device__ void d(const unsigned char *raw, int lane, unsigned char *out) {
+        if (lane < 8) *(unsigned short *)(out + 2 * lane) = *(const unsigned short *)(raw + BLOCK * lane);
+    }
+};
+
+struct IQ2_XXS : Fields<66> {  // d, places and signs and scales
+    static __device__ void rest(const unsigned char *raw, int lane, unsigned char *out) {
+        d(raw, lane, field<16>(raw, lane, 2, out));
+    }
+};
+
+struct IQ2_XS : Fields<74> {  // d, places and signs, scales
+    static __device__ void rest(const unsigned char *raw, int lane, unsigned char *out) {
+        d(raw, lane, field<2>(raw, lane, 66, field<16>(raw, lane, 2, out)));
+    }
+};
+
+struct IQ2_S : Fields<82> {  // d, low bits of places, signs, high bits, scales
+    static __device__ void rest(const unsigned char *raw, int lane, unsigned char *out) {
+        out = field<8>(raw, lane, 34, field<8>(raw, lane, 2, out));
+        d(raw, lane, field<2>(raw, lane, 74, field<2>(raw, lane, 66, out)));
+    }
+};
+
+struct IQ3_XXS : Fields<98> {  // d, places, signs and scales
+    static __device__ void rest(const unsigned char *raw, int lane, unsigned char *out) {
+        d(raw, lane, field<8>(raw, lane, 66, field<16>(raw, lane, 2, out)));
+    }
+};
+
+struct IQ3_S : Fields<110> {  // d, low bits of places, high bits, signs, scales
+    static __device__ void rest(const unsigned char *raw, int lane, unsigned char *out) {
+        out = field<8>(raw, lane, 74, field<16>(raw, lane, 2, out));
+        d(raw, lane, field<1>(raw, lane, 106, field<2>(raw, lane, 66, out)));
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(32 * WARPS) repack(unsigned char *data, int segments) {
     __shared__ __align__(16) unsigned char shared[WARPS][FORMAT::BYTES];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

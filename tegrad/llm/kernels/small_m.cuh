@@ -40,7 +40,7 @@ static __device__ __forceinline__ uint4 x_chunk(unsigned group, int b, int c) {
 // A lane's run of 64 weights of a row. PITCH: bytes between pieces of a plain run.
 template <int PITCH> struct Row {
     unsigned at;
-    uint4 plane[PLAIN ? 1 : PLANES];
+    uint4 plane[PLAIN ? 1 : PLANE_WORDS];
     Head head;
     Scales scales;
 
@@ -76,7 +76,7 @@ template <int PITCH> struct Row {
         } else {
 #pragma unroll
             for (int w = 0; w < 4; w++) {
-                unsigned word[PLANES];
+                unsigned word[PLANE_WORDS];
 #pragma unroll
                 for (int p = 0; p < PLANES; p++) word[p] = component(plane[p], w);
                 expand_set(word, head, scales, w, s, out[w]);

@@ -73,7 +73,7 @@ def collect() -> set[str]:
     kinds = [("1b", kind) for kind in (*PACKED, F16, BF16)] + [("8b", Q4_K), ("qwen3-0.6b", Q8_0)]
     for chip, (shape, kind) in itertools.product((CHIPS["agx-orin-64gb"], CHIPS["gh100"]), kinds):
         config = replace(SHAPES[shape].config, layers=2, vocab=4096)
-        for plan in plans.plans_of(chip.arch):
+        for plan in plans.plans_of(chip.arch, kind):
             for launch in plans.launches(plan, config, kind, DryDevice(chip))[1]:
                 assert isinstance(launch.program, DryProgram)
                 section = read_ptx(launch.program.lib)
