@@ -134,11 +134,17 @@ README_ROWS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
     ("the same after 4,096 and 16,384 tokens", ("decode-1b-q6k-d4096", "decode-1b-q6k-d16384")),
     ("in Q4_K, Q8_0, F16", ("decode-1b-q4k-d0", "decode-1b-q8_0-d0", "decode-1b-f16-d0")),
     ("3B Q6_K, 8B Q4_K, 8B Q6_K", ("decode-3b-q6k", "decode-8b-q4k-d0", "decode-8b-q6k-d0")),
+    ("1B in Q4_K_M, Q3_K_M, IQ4_XS", ("decode-1b-q4km", "decode-1b-q3km", "decode-1b-iq4xs")),
     ("Qwen3 0.6B Q8_0, 1.7B Q4_K", ("decode-qwen3-0.6b-q8_0", "decode-qwen3-1.7b-q4k")),
+    ("Qwen2.5 0.5B, SmolLM3 3B, Llama 3.1 8B in Q4_K_M",
+     ("decode-qwen2.5-0.5b-q4km", "decode-smollm3-3b-q4km", "decode-8b-q4km")),
+    ("Gemma 3 1B, 4B, Phi-4-mini in Q4_K_M",
+     ("decode-gemma3-1b-q4km", "decode-gemma3-4b-q4km", "decode-phi4-mini-q4km")),
     ("a prompt of 512 tokens", ("prefill-1b-q6k-512",)),
+    ("of Gemma 3 4B, Phi-4-mini in Q4_K_M", ("prefill-gemma3-4b-q4km", "prefill-phi4-mini-q4km")),
     ("8 and 32 sequences together", ("batch8-1b-q6k", "batch32-1b-q6k")),
     ("start of the program to its first token", ("load-to-first-token",)),
-)
+)  # fmt: skip
 """A line's name, and the figures whose values stand in it."""
 COMMIT_DIGITS: Final = 7
 """Digits of a commit."""
