@@ -19,6 +19,7 @@ ALLOWED = {
     "llm": {"nv", "hw"},
     "bench": {"hw", "uapi", "ptx", "nv", "llm", "diag"},
     "diag": {"hw", "uapi", "nv", "llm", "conformance"},
+    "hub": {"llm"},
     "serve": {"llm"},
     "conformance": {"hw", "uapi", "nv"},
 }

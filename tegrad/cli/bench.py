@@ -12,10 +12,14 @@ from typing import Annotated
 
 import typer
 
+from tegrad.hub.cache import located
+
+MODEL_HELP = "A GGUF file or a pulled model's name."
 app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
 
 Root = Annotated[Path, typer.Option("--results", help="The results folder.")]
 Json = Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", parser=located, help=MODEL_HELP)]
 Form = Annotated[str, typer.Option("--dependency", help="A form of `tegrad bench dependencies`.")]
 DEFAULT = Path("results")
 
@@ -298,7 +302,7 @@ def quality(
 
 @app.command()
 def perplexity(
-    model: Annotated[Path, typer.Argument(help="A GGUF file.")],
+    model: Model,
     tokens: Annotated[int | None, typer.Option(min=8, help="Tokens to feed; 16384 if left out.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="llama.cpp's; all cores if left out.")] = None,
     out: Annotated[Path | None, typer.Option(help="A folder for the figure's samples instead of the results.")] = None,
@@ -420,7 +424,8 @@ def attention(
 def prefill(
     models: Annotated[list[str] | None, typer.Argument(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = None,
     file: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="A GGUF file, for whole prompts and batches.")
+        Path | None,
+        typer.Option(parser=located, metavar="MODEL", help=f"{MODEL_HELP[:-1]}, for whole prompts and batches."),
     ] = None,
     tokens: Annotated[list[int] | None, typer.Option(help="Tokens of a chunk or batch; 8, 32, 128, 512.")] = None,
     depths: Annotated[
@@ -455,7 +460,7 @@ def prefill(
 
 @app.command()
 def loading(
-    model: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A GGUF file.")],
+    model: Model,
     readers: Annotated[list[int] | None, typer.Option(min=1, help="Threads that read.")] = None,
     mib: Annotated[list[int] | None, typer.Option(min=1, help="MiB that a thread reads at a time.")] = None,
     json_: Json = False,
@@ -488,7 +493,7 @@ def sampling(
 
 @app.command()
 def step(
-    model: Annotated[Path, typer.Argument(help="A GGUF file; `python -m tegrad.bench.models` writes random ones.")],
+    model: Model,
     depth: Annotated[int, typer.Option(help="Positions before the token's.")] = 0,
     dependency: Annotated[
         str, typer.Option(help="How a launch waits for the one before; as in `bench dependencies`.")
@@ -497,7 +502,10 @@ def step(
     q8: Annotated[bool, typer.Option("--q8", help="A q8_0 cache.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="A JSON object on the last line.")] = False,
 ) -> None:
-    """Measure a decode step of the many-kernel plan on the GPU, and what each kind of launch adds to it."""
+    """Measure a decode step of the many-kernel plan on the GPU, and what each kind of launch adds to it.
+
+    `python -m tegrad.bench.models` writes models of random weights.
+    """
     from tegrad.bench.steps import show_step
 
     _last(show_step(model, depth, _form(dependency), overlap=overlap, q8=q8), json_)
@@ -548,7 +556,7 @@ def estimate(
 @app.command()
 def loop(
     models: Annotated[list[str] | None, typer.Argument(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = None,
-    file: Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help="A GGUF file.")] = None,
+    file: Annotated[list[Path] | None, typer.Option(parser=located, metavar="MODEL", help=MODEL_HELP)] = None,
     depth: Annotated[list[int] | None, typer.Option(help="Positions before the first token's; 0.")] = None,
     plan: Annotated[list[str] | None, typer.Option(help="A step as many launches, or as one: many, one.")] = None,
     dependency: Annotated[list[str] | None, typer.Option(help="Forms of `tegrad bench dependencies`.")] = None,

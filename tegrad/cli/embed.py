@@ -9,11 +9,19 @@ from typing import Annotated
 import typer
 
 from tegrad.cli.run import choose_device, from_stdin, speaker
+from tegrad.hub.cache import located
 from tegrad.llm.embeddings import Pooling
 
 
 def embed(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A GGUF file; of one in parts, any of them.")],
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL",
+            parser=located,
+            help="A GGUF file (of one in parts, any of them), or a pulled model's name.",
+        ),
+    ],
     texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="The texts; a single - takes each line of stdin.")],
     pooling: Annotated[
         Pooling | None,

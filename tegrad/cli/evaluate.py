@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from tegrad import models
+from tegrad.hub.cache import located
 from tegrad.llm.arch import Config
 from tegrad.llm.errors import ModelError
 from tegrad.llm.gguf import Gguf
@@ -26,7 +27,12 @@ DOCUMENT_END = "\f"
 
 
 def evaluate(
-    model: Annotated[Path | None, typer.Argument(help="A GGUF file; the shipped model if left out.")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[MODEL]", parser=located, help="A GGUF file or a pulled model's name; the shipped one if left out."
+        ),
+    ] = None,
     text: Annotated[
         Path | None, typer.Option(help="Held-out text, documents separated by form feeds; the shipped one if left out.")
     ] = None,

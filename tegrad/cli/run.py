@@ -20,6 +20,7 @@ import typer
 
 from tegrad import kept, models
 from tegrad.errors import TegradError
+from tegrad.hub.cache import located
 from tegrad.nv.kernel import CTRL_NODE, DESKTOP_NODE
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ def run(
         list[str],
         typer.Argument(
             metavar="[MODEL] PROMPT",
-            help="A GGUF file (of one in parts, any of them), the shipped model if left out; and the prompt, - for "
-            "stdin (at most 16 MiB).",
+            help="A GGUF file (of one in parts, any of them) or a pulled model's name, the shipped model if left out; "
+            "and the prompt, - for stdin (at most 16 MiB).",
         ),
     ],
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="Tokens to generate at most.")] = 64,
@@ -111,6 +112,7 @@ def run(
     \b
     tegrad run "In the beginning"              the shipped model
     tegrad run model.gguf "Once upon a time"   a model of yours
+    tegrad run owner/repo:Q4_K_M "Why?"        one that tegrad pull has fetched
     tegrad run model.gguf - < prompt.txt       a prompt from a file
     tegrad run "And he said" --json            text and figures for a program
     """
@@ -339,7 +341,7 @@ def _arguments(words: list[str]) -> tuple[Path, str]:
         raise UsageError(f"{len(words)} arguments were given, a model and a prompt expected: put the prompt in quotes")
     if len(words) == 1 and words[0].endswith(".gguf"):
         raise UsageError(f'a prompt is missing: tegrad run {words[0]} "Once upon a time"')
-    path = Path(words[0]) if len(words) == 2 else models.SMALL
+    path = located(words[0]) if len(words) == 2 else models.SMALL
     data = from_stdin() if words[-1] == "-" else os.fsencode(words[-1])
     return path, data.decode("utf-8", "replace")
 

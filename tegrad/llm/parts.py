@@ -7,6 +7,7 @@ Part 2 of 3 is NAME-00002-of-00003.gguf. Each part has a header of its own with 
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from tegrad.llm.errors import GgufError
 
 READ_SIZE: Final = 64 << 20
 """Bytes of one read of tensor data: large enough for a disk's full speed, small enough for smooth progress."""
+PART: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+"""How a part's name ends: its number from 1, and how many there are."""
 NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
 
 
