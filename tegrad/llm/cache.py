@@ -59,6 +59,11 @@ def pool_macros(table_blocks: int | None) -> dict[str, int]:
     return {} if table_blocks is None else {"BLOCK_POSITIONS": BLOCK_POSITIONS, "TABLE_BLOCKS": table_blocks}
 
 
+def bytes_of(elements: int, q8: bool) -> int:
+    """Bytes that so many elements of keys, and as many of values, take."""
+    return 2 * (elements * 17 // 16 if q8 else 2 * elements)
+
+
 class KvCache:
     """A cache of `positions` for each of `slots` sequences. Close it, or use it in a `with`.
 
@@ -99,8 +104,7 @@ class KvCache:
         except BaseException as error:
             self.close()
             if isinstance(error, MemoryError):
-                elements = head * sum(held)
-                size = 2 * (elements * 17 // 16 if q8 else 2 * elements)
+                size = bytes_of(head * sum(held), q8)
                 many = f"{slots} x {positions}" if blocks is None else f"{blocks * BLOCK_POSITIONS}"
                 raise OutOfMemory(
                     f"a cache of {many} positions needs {size / 2**20:,.0f} MiB, more than is free: "

@@ -217,7 +217,7 @@ def test_the_command_pulls_lists_and_removes(hub: Hub, tmp_path: Path) -> None:
     (text := tmp_path / "text").write_text("In the beginning")
     loss = command("eval", "small", "--text", str(text), "--tokens", "0", "--json")
     assert json.loads(loss.stdout)["model"] == "small-F16.gguf"
-    assert command("models", "rm", "small").stdout == f"removed owner/small:F16, {size / 1e9:.2f} GB\n"
+    assert command("models", "rm", "small").stdout == f"removed owner/small:F16, {size / 1e6:,.0f} MB\n"
     assert command("run", "small", "hi").stderr.startswith(
         "tegrad: small is no file, and no model of that name is here"
     )

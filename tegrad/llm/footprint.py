@@ -1,0 +1,90 @@
+"""The memory that the engine takes of a model with our kernels, from its file's header alone, and what context fits.
+
+Weights, keys and values are counted as they are allocated; of the work space, what grows with the model or the context.
+The rest is an allowance, which tests/llm/test_footprint.py holds against an engine on the emulated board.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Final, Self
+
+from tegrad.llm import packing
+from tegrad.llm.arch import Config
+from tegrad.llm.cache import AHEAD, BLOCK, bytes_of
+from tegrad.llm.gguf import Gguf
+from tegrad.llm.packed import ALIGN
+from tegrad.llm.rings import rows_of
+from tegrad.nv.memory import RESERVE_BYTES, available_memory
+
+GIB: Final = 1 << 30
+ALLOWANCE: Final = 48 << 20
+"""Bytes for queues, kernels and their arguments, local memory, and the small buffers of plans: twice what an engine
+with the shipped model takes on the emulated board."""
+PROCESS: Final = 256 << 20
+"""Bytes of the process itself, which where memory is unified come from the same: 106 MiB were measured with a small
+vocabulary, a large one takes more."""
+SYSTEM: Final = 1 << 30
+"""Bytes that a Jetson's system is assumed to take before anything runs, without a desktop."""
+CARVEOUTS: Final = 16
+"""The part of a module's memory that is assumed to be kept from Linux: one in so many."""
+STEP: Final = 256
+"""Positions that a context which does not reach the model's own is rounded down to a multiple of."""
+
+
+def module_room(gigabytes: int) -> int:
+    """Bytes for a model on a Jetson module of so many GB. An assumption: no module was measured."""
+    return gigabytes * GIB * (CARVEOUTS - 1) // CARVEOUTS - SYSTEM - RESERVE_BYTES - PROCESS
+
+
+def machine_room() -> int:
+    """Bytes for a model on this machine, now, if its GPU uses the system's memory."""
+    return available_memory() - RESERVE_BYTES - PROCESS
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """A model's sizes, and bytes of its weights on the device."""
+
+    config: Config
+    weights: int
+    q8: bool = False
+    """Keys and values in q8_0."""
+
+    @classmethod
+    def of(cls, file: Gguf, *, q8: bool = False) -> Self:
+        """Read from a file's header; GgufError, or UnsupportedModelError for what is not run at all."""
+        config, weights = Config.read(file), 0
+        for info in file.tensors.values():
+            if len(info.shape) > 1:
+                packing.check(info.type, info.columns)
+                weights += packing.packed_bytes(info.type, info.rows, info.columns)
+            else:
+                weights += info.nbytes + ALIGN
+        return cls(config, weights, q8 and config.head_dim % BLOCK == 0)
+
+    def at(self, positions: int) -> int:
+        """Bytes with a context of so many positions."""
+        config, chunk = self.config, AHEAD
+        normed = config.network.last_add.norm is not None
+        sizes = {
+            "x, and apart from it what is normed before it is added": 4 * config.dim * (1 + normed),
+            "normed": 2 * config.dim,
+            "queries, keys, values": 4 * config.size("query+key+value") + 2 * config.size("query"),
+            "mixed": 2 * config.size("mixed"),
+            "hidden": 2 * config.ffn,
+        }
+        ropes = {op.rope for op in config.network.attends}
+        angles = 2 * sum(4 * rope.dim for rope in ropes)  # a decode step has a table, and so have prompts
+        logits = 2 * 4 * config.vocab
+        rows = sum(rows_of(op, positions, chunk) for op in config.network.attends)
+        keys_values = bytes_of(config.kv_heads * config.head_dim * rows, self.q8)
+        work = chunk * sum(sizes.values()) + positions * angles + logits + ALLOWANCE
+        return self.weights + keys_values + work
+
+    def longest(self, room: int) -> int:
+        """The longest context that fits into so many bytes; 0 where none does."""
+        most = self.config.longest
+        fits = bisect_right(range(1, most + 1), room, key=self.at)
+        return fits if fits == most else fits - fits % STEP

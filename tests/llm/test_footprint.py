@@ -1,0 +1,102 @@
+"""The memory that a model is said to take is what the engine takes, and the context that fits is the longest one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_llama import TYPE, Shape, write
+
+from tegrad import models
+from tegrad.bench.models import SHAPES, formats
+from tegrad.bench.plans import DryDevice
+from tegrad.bench.plans import model as packed
+from tegrad.hw.chips import CHIPS
+from tegrad.llm.cache import KvCache
+from tegrad.llm.engine import Engine
+from tegrad.llm.footprint import ALLOWANCE, Footprint, machine_room, module_room
+from tegrad.llm.gguf import Gguf
+from tegrad.llm.plan import DecodePlan
+from tegrad.llm.prefill import Prefill
+from tegrad.llm.sampler import Sampler
+from tegrad.llm.state import States
+from tegrad.nv.memory import Memory, Nvmap
+
+
+@pytest.mark.board
+def test_an_engine_takes_what_is_said_but_for_the_allowance(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from conftest import close_device
+
+    close_device()
+    live: dict[int, int] = {}
+    alloc, free = Nvmap.alloc, Nvmap.free
+
+    def counted(nvmap: Nvmap, size: int, *args: Any, **options: Any) -> Memory:
+        memory = alloc(nvmap, size, *args, **options)
+        live[memory.handle] = size
+        return memory
+
+    def freed(nvmap: Nvmap, memory: Memory, *args: Any) -> None:
+        live.pop(memory.handle, None)
+        free(nvmap, memory, *args)
+
+    monkeypatch.setattr(Nvmap, "alloc", counted)
+    monkeypatch.setattr(Nvmap, "free", freed)
+    with Gguf.open(models.SMALL) as file:
+        said = Footprint.of(file, q8=True)
+        context = said.config.longest
+        with Engine(file, device=device, q8=True) as engine:
+            list(engine.generate([1, 2], Sampler(0.0), 2))
+            engine._prompts()
+            taken = sum(live.values())
+    assert said.at(context) - ALLOWANCE < taken < said.at(context)
+
+
+@pytest.mark.board
+@pytest.mark.parametrize("name", ["1b-q6k", "gemma3-1b-q4km"])
+def test_a_large_models_prompts_and_cache_take_what_is_said(name: str) -> None:
+    shape, chip = SHAPES[name.rpartition("-")[0]], DryDevice(CHIPS["agx-orin-64gb"])
+    config, positions = shape.config, 16384
+    made = packed(config, formats(name), chip, shape.tied)
+    said = Footprint(config, chip.taken)
+    cache = KvCache(chip, config, positions)
+    plan, prompts = DecodePlan(made, States(chip), cache), Prefill(made, cache)
+    for rope in {op.rope for op in config.network.attends}:
+        prompts.rows.turns(rope)
+    assert plan.launches
+    assert said.at(positions) - ALLOWANCE < chip.taken < said.at(positions)
+
+
+def test_the_longest_context_is_that_which_just_fits() -> None:
+    config = SHAPES["8b"].config
+    for q8 in (False, True):
+        said = Footprint(config, 5 << 30, q8)
+        fits = said.longest(7 << 30)
+        assert fits % 256 == 0
+        assert said.at(fits) <= 7 << 30 < said.at(fits + 256)
+    assert Footprint(config, 5 << 30).longest(5 << 30) == 0
+    assert Footprint(config, 5 << 30).longest(1 << 40) == config.longest == 131072
+
+
+def test_a_module_leaves_less_than_it_has_and_a_machine_what_is_free() -> None:
+    assert 6 << 30 < module_room(8) < 7 << 30
+    assert 56 << 30 < module_room(64) < 60 << 30
+    assert 0 < machine_room() < 1 << 50
+
+
+def test_the_command_says_what_fits_and_what_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.gguf", Shape(), TYPE.Q8_0)
+    write(tmp_path / "b.gguf", Shape(extra={"llama.logit_scale": 2.0}), TYPE.Q8_0)
+    (tmp_path / "c.gguf").write_bytes(b"no GGUF")
+    command = [sys.executable, "-m", "tegrad", "models", "--fit", "8", *map(str, sorted(tmp_path.iterdir()))]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    fits, scaled, none = json.loads(done.stdout)
+    assert fits["context"] == {"f16": 128, "q8_0": 128}
+    assert fits["size"] == (tmp_path / "a.gguf").stat().st_size
+    assert "logit_scale" in scaled["refused"]
+    assert "is not a GGUF file" in none["refused"]
+    command[5:] = ["1", str(tmp_path / "a.gguf")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith(" MB  does not fit\n")
