@@ -193,6 +193,26 @@ def test_removing_frees_what_nothing_else_uses(hub: Hub) -> None:
     assert not list(cache.folder().glob("models--*"))
 
 
+def test_without_the_library_it_is_said_what_to_install(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ModelNameError, match=r"needs the Hugging Face hub's library: pip install .*\[hub\]"):
+        pull(REPO)
+
+
+def test_the_cache_is_where_the_library_has_it() -> None:
+    code = """if True:
+        import os
+        from tegrad.hub.cache import folder
+        from huggingface_hub.constants import HF_HUB_CACHE
+        print(folder() == __import__("pathlib").Path(HF_HUB_CACHE), folder())
+    """
+    for variables in ({}, {"XDG_CACHE_HOME": "/x"}, {"HF_HOME": "~/h"}, {"HF_HUB_CACHE": "$HOME/c", "HF_HOME": "/h"}):
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "XDG_", "HUGGING"))}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                              env=clean | variables)  # fmt: skip
+        assert done.stdout.startswith("True"), done.stdout
+
+
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "tegrad", *arguments], capture_output=True, text=True, check=False,
                           env=os.environ | environment | {"HF_HUB_DISABLE_TELEMETRY": "1"})  # fmt: skip
