@@ -166,7 +166,7 @@ def decode(
     """Measure decoding and prompts, ours and llama.cpp's in turn, beside the targets; exit code 1 if a figure fails."""
     from tegrad.bench.figures import SIDE_BY_SIDE, TARGETS
     from tegrad.bench.gpu import check_gpu
-    from tegrad.cli.run import choose_device
+    from tegrad.llm.start import choose_device
 
     _known("figure", figures or (), TARGETS)
     check_gpu()
@@ -273,7 +273,7 @@ def quality(
     results: Root = DEFAULT,
 ) -> None:
     """Compare our logits, and CPU llama.cpp's, with exact ones; exit code 1 if ours are further from them."""
-    from tegrad.cli.run import choose_device, described
+    from tegrad.llm.start import choose_device, described
 
     choose_device()
     from tegrad.bench.quality import CASES, ENGINES, FILE, TOKENS, compare, merge
@@ -313,7 +313,8 @@ def perplexity(
     The row goes into results/perplexity.json. Of a published model (tools/published.py) on a real GPU, with 16,384
     tokens or more, it becomes the figure ppl-smollm2 or ppl-gemma3, too.
     """
-    from tegrad.cli.run import choose_device, described, speaker
+    from tegrad.cli.run import progress
+    from tegrad.llm.start import choose_device, described, speaker
 
     choose_device()
     from tegrad.bench import perplexity as bench
@@ -327,7 +328,7 @@ def perplexity(
     device = open_device()
     typer.echo(f"{'tokens':>7} {'ours':>10} {'llama.cpp':>10} {'ratio':>8}")
     with Gguf.open(model) as file:
-        session, steps = speaker(file, max(map(len, texts)))
+        session, steps = speaker(file, max(map(len, texts)), progress=progress(model))
         for window in bench.compare(model, bench.scoring(session), texts, threads or os.cpu_count() or 1):
             done.append(window)
             found = bench.Perplexity.of(done, sum(map(len, texts[: len(done)])))

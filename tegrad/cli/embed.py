@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from tegrad.cli.run import choose_device, from_stdin, speaker
+from tegrad.cli.run import from_stdin, progress
 from tegrad.hub.cache import located
 from tegrad.llm.embeddings import Pooling
+from tegrad.llm.start import choose_device, speaker
 
 
 def embed(
@@ -60,6 +61,6 @@ def embed(
         tokens = [text_tokens(file, tokenizer, text) for text in lines]
         positions = config.positions(context, max(map(len, tokens), default=0))
         open_device()
-        session, _ = speaker(file, positions)
+        session, _ = speaker(file, positions, progress=progress(model))
     for each in tokens:
         typer.echo(json.dumps([float(f"{value:.7g}") for value in vector(session, each, kind)]))

@@ -105,7 +105,8 @@ def _opened(path: Path, device: str) -> Iterator[tuple[Runner, str, str]]:
     if device == "numpy":
         yield ReferenceRunner(Reference(path)), device, device
         return
-    from tegrad.cli.run import choose_device, described, speaker
+    from tegrad.cli.run import progress
+    from tegrad.llm.start import choose_device, described, speaker
 
     choose_device(device)
     # Only here: tinygrad reads what was chosen when it is imported.
@@ -115,7 +116,7 @@ def _opened(path: Path, device: str) -> Iterator[tuple[Runner, str, str]]:
     where = described(open_device(device))
     with ExitStack() as undo:
         file = undo.enter_context(Gguf.open(path))
-        session, steps = speaker(file, device=device)
+        session, steps = speaker(file, device=device, progress=progress(path))
         if isinstance(session, Engine):
             yield EngineRunner(undo.enter_context(session)), where, steps
         else:

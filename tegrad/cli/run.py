@@ -18,25 +18,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
-from tegrad import kept, models
+from tegrad import models
 from tegrad.errors import TegradError
 from tegrad.hub.cache import located
-from tegrad.nv.kernel import CTRL_NODE, DESKTOP_NODE
+from tegrad.llm.start import choose_device, described, say, speaker
 
 if TYPE_CHECKING:
-    from tegrad.llm.engine import Engine
     from tegrad.llm.generate import Reply
     from tegrad.llm.gguf import Gguf
-    from tegrad.llm.session import Session
     from tegrad.llm.tokenizer import Tokenizer
 
     Opened: TypeAlias = tuple[Gguf, int, tuple[str, bool], tuple[Tokenizer, list[int]] | None]
 
-GPU_FILES: Final = (CTRL_NODE, DESKTOP_NODE)
-"""What a Jetson's and a desktop's NVIDIA driver offer."""
-EMULATED: Final = "agx-orin-64gb"
-EMULATED_WAIT_MS: Final = "600000"
-"""Without progress until a board's GPU counts as hung, unless said: a real prompt is a minute's kernel."""
 SWITCH_INTERVAL_S: Final = 2e-4
 """Seconds after which a thread that computes lets another have the interpreter: opening a device is hundreds of short
 calls, each of which would wait for the thread that reads the file."""
@@ -139,11 +132,12 @@ def run(
                 # What is wrong with it is said, whatever else is wrong.
                 file, positions, asked, known = opening.result()
             for note in notes:
-                _tell(note)
+                say(note)
         reading = beside.submit(lambda: known or _tokens(file, *asked))
         begun = time.perf_counter()
         reach = _most_tokens(asked[0]) + max_tokens
-        session, steps = speaker(file, positions, q8=cache is Cache.Q8_0, reach=reach)
+        q8, shown = cache is Cache.Q8_0, progress(path)
+        session, steps = speaker(file, positions, q8=q8, reach=reach, progress=shown)
         load = time.perf_counter() - begun
         tokenizer, tokens = reading.result()
     from tegrad.llm.engine import Engine
@@ -235,48 +229,11 @@ def _no_template_waits(opening: Future[Any]) -> Iterator[None]:
         raise
 
 
-def _tell(note: str) -> None:
-    typer.echo(note, err=True)
-
-
 def _opened() -> str:
     """Open the chosen device; what it is, in words."""
     from tegrad.llm.device import open_device
 
     return described(open_device())
-
-
-def speaker(
-    file: Gguf,
-    context: int | None = None,
-    device: str | None = None,
-    *,
-    q8: bool = False,
-    reach: int | None = None,
-) -> tuple[Engine | Session, str]:
-    """A conversation on a device, the one that DEV names unless said, and what runs its steps.
-
-    That is our kernels ("kernels") where they run the device and the model, else tinygrad's operations ("operations").
-    `q8` keeps keys and values in q8_0, for which UsageError where our kernels do not run; `reach` is `Engine`'s.
-    """
-    from tegrad.llm import engine
-    from tegrad.llm.errors import UnsupportedModelError
-    from tegrad.nv.toolchain import CompilerMissing
-
-    if engine.suits_named(device):
-        try:
-            made = engine.Engine(file, context, device=device, q8=q8, reach=reach, progress=_progress(file.path))
-            return made, "kernels"
-        except (UnsupportedModelError, CompilerMissing) as error:
-            if q8:
-                raise UsageError(f"{error}; tinygrad's own kernels have no q8_0 cache: leave out --cache") from error
-            typer.echo(f"tegrad: {error}; tinygrad's own kernels run it instead", err=True)
-    elif q8:
-        raise UsageError("only our own kernels have a q8_0 cache, and they do not run this device: leave out --cache")
-    from tegrad.llm.model import Model
-    from tegrad.llm.session import Session
-
-    return Session(Model(file, device, progress=_progress(file.path)), context), "operations"
 
 
 def _stream(reply: Reply, *, show: bool) -> str:
@@ -287,52 +244,6 @@ def _stream(reply: Reply, *, show: bool) -> str:
         if show:
             typer.echo(piece, nl=False)
     return "".join(text)
-
-
-def _keep_kernels(tell: Callable[[str], None]) -> None:
-    """Turn tinygrad's cache off where its folder cannot be written: it would raise at the first kernel."""
-    folder = kept.cache_folder() / "tinygrad"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        writable = os.access(folder, os.W_OK)
-    except OSError:
-        writable = False
-    if not writable and "CACHEDB" not in os.environ:
-        os.environ["CACHELEVEL"] = "0"
-        tell(f"tegrad: {folder} cannot be written, so kernels are compiled anew each time")
-
-
-def _compile_here() -> None:
-    """Let tinygrad compile in this process: each of its workers imports tinygrad first, which takes longer than a
-    model's few dozen kernels. Kernel search (BEAM) keeps the workers."""
-    if not os.environ.get("BEAM"):
-        os.environ.setdefault("PARALLEL", "0")
-
-
-def choose_device(device: str | None = None, tell: Callable[[str], None] = _tell) -> None:
-    """Settle where this process runs, before tinygrad is imported: NV unless `device` or DEV says otherwise, an
-    emulated Orin if there is no GPU. What a user should know goes to `tell`, stderr unless said."""
-    _keep_kernels(tell)
-    _compile_here()
-    os.environ["DEV"] = os.environ.get("DEV") or "NV"
-    target = device or os.environ["DEV"]
-    from tegrad.nv import import_tinygrad, install
-
-    if target.split(":")[0].rpartition("+")[2].upper() != "NV":
-        import_tinygrad()
-        return
-    if not os.environ.get("TEGRAD_BOARD") and not any(os.path.exists(name) for name in GPU_FILES):
-        os.environ["TEGRAD_BOARD"] = EMULATED
-        tell(f"tegrad: no GPU found, running on an emulated {EMULATED} (TEGRAD_BOARD, or DEV, chooses another)")
-    if os.environ.get("TEGRAD_BOARD"):
-        os.environ.setdefault("HCQDEV_WAIT_TIMEOUT_MS", EMULATED_WAIT_MS)
-    install()
-
-
-def described(device: str) -> str:
-    """The device in words, as the figures name it."""
-    board = os.environ.get("TEGRAD_BOARD")
-    return f"{device}, emulated {board}" if board and device.startswith("NV") else device
 
 
 def _arguments(words: list[str]) -> tuple[Path, str]:
@@ -388,7 +299,7 @@ def _tokens(file: Gguf, text: str, bare: bool) -> tuple[Tokenizer, list[int]]:
     return tokenizer, tokens
 
 
-def _progress(path: Path) -> Callable[[int, int], None] | None:
+def progress(path: Path) -> Callable[[int, int], None] | None:
     """A line on a terminal's stderr for a load that takes long, else nothing."""
     if not sys.stderr.isatty():
         return None

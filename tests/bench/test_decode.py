@@ -283,10 +283,11 @@ def test_the_command_knows_its_figures_and_plans(monkeypatch: pytest.MonkeyPatch
     from typer.testing import CliRunner
 
     from tegrad.bench import gpu
-    from tegrad.cli import bench, run
+    from tegrad.cli import bench
+    from tegrad.llm import start
 
     monkeypatch.setattr(gpu, "check_gpu", lambda: None)
-    monkeypatch.setattr(run, "choose_device", lambda: None)
+    monkeypatch.setattr(start, "choose_device", lambda: None)
     for arguments, said in (
         (["decode-7b-q3k"], "decode-7b-q3k"),
         (["decode-3b-q6k", "--plan", "some"], "many"),

@@ -149,7 +149,7 @@ def test_the_command_feeds_as_many_tokens_as_the_documented_table_has(
 
     fed: list[int] = []
     monkeypatch.setattr(quality, "compare", lambda *given: fed.append(given[-1]) or iter(()))
-    monkeypatch.setattr("tegrad.cli.run.choose_device", lambda: None)
+    monkeypatch.setattr("tegrad.llm.start.choose_device", lambda: None)
     monkeypatch.setattr("tegrad.llm.device.open_device", lambda: "NV sm_00")
     assert CliRunner().invoke(bench.app, ["quality", "a", "--results", str(tmp_path)]).exit_code == 0
     assert fed == [quality.TOKENS]
@@ -170,7 +170,7 @@ def test_the_command_writes_the_table_and_fails_where_we_are_behind(
         yield quality.QualityRow(case, "decode", where, far if case == "b" else side, side, "now", "hash")
 
     monkeypatch.setattr(quality, "compare", compare)
-    monkeypatch.setattr("tegrad.cli.run.choose_device", lambda: None)
+    monkeypatch.setattr("tegrad.llm.start.choose_device", lambda: None)
     monkeypatch.setattr("tegrad.llm.device.open_device", lambda: "NV sm_00")
     monkeypatch.delenv("TEGRAD_BOARD", raising=False)
 

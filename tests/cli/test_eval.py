@@ -72,8 +72,7 @@ def test_our_kernels_measure_what_the_reference_does(text: Path) -> None:
 
 
 def test_what_our_kernels_refuse_is_measured_by_tinygrads_and_said(monkeypatch: pytest.MonkeyPatch, text: Path) -> None:
-    from tegrad.cli import run
-    from tegrad.llm import device, engine, model, session
+    from tegrad.llm import device, engine, model, session, start
 
     class Even:
         """Every token is as likely as any other."""
@@ -95,7 +94,7 @@ def test_what_our_kernels_refuse_is_measured_by_tinygrads_and_said(monkeypatch: 
             raise UnsupportedModelError("heads of 80 are not run")
 
     chosen = []
-    monkeypatch.setattr(run, "choose_device", chosen.append)
+    monkeypatch.setattr(start, "choose_device", chosen.append)
     monkeypatch.setattr(device, "open_device", lambda name: f"{name} sm_00")
     monkeypatch.setattr(engine, "suits_named", lambda name: name == "NV:1")
     monkeypatch.setattr(engine, "Engine", Refusing)

@@ -18,7 +18,8 @@ from tiny_llama import TYPE, Shape, letters, rewritten, write
 
 from tegrad import models
 from tegrad.cli import run as command
-from tegrad.llm.errors import UnsupportedModelError
+from tegrad.llm import start
+from tegrad.llm.errors import ModelError, UnsupportedModelError
 from tegrad.nv.toolchain import CompilerMissing
 
 MARK = "TEGRAD_TEST_MARK"
@@ -127,12 +128,12 @@ def test_without_a_gpu_an_emulated_board_is_taken_and_said(
         monkeypatch.delenv(name)
     if board is not None:
         monkeypatch.setenv("TEGRAD_BOARD", board)
-    monkeypatch.setattr(command, "GPU_FILES", ())
-    command.choose_device()
-    assert (os.environ["DEV"], os.environ["TEGRAD_BOARD"]) == ("NV", command.EMULATED)
+    monkeypatch.setattr(start, "GPU_FILES", ())
+    start.choose_device()
+    assert (os.environ["DEV"], os.environ["TEGRAD_BOARD"]) == ("NV", start.EMULATED)
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert command.EMULATED in captured.err
+    assert start.EMULATED in captured.err
     assert captured.err.count("\n") == 1
 
 
@@ -146,7 +147,7 @@ def test_kernels_are_compiled_in_this_process_unless_asked_otherwise(
         monkeypatch.setenv(name, variables.get(name, ""))
         if name not in variables:
             monkeypatch.delenv(name)
-    command.choose_device()
+    start.choose_device()
     assert os.environ.get("PARALLEL") == workers
 
 
@@ -158,8 +159,8 @@ def test_a_choice_or_a_gpu_is_respected(
         monkeypatch.setenv(name, variables.get(name, ""))
         if name not in variables:
             monkeypatch.delenv(name)
-    monkeypatch.setattr(command, "GPU_FILES", () if variables else (str(tmp_path),))
-    command.choose_device()
+    monkeypatch.setattr(start, "GPU_FILES", () if variables else (str(tmp_path),))
+    start.choose_device()
     assert os.environ.get("TEGRAD_BOARD") == variables.get("TEGRAD_BOARD")
     assert os.environ["DEV"] == variables.get("DEV", "NV")
     assert capsys.readouterr().err == ""
@@ -239,7 +240,7 @@ def test_what_our_kernels_refuse_runs_on_tinygrads_and_is_said(
     monkeypatch.setattr(session, "Session", lambda *given: "tinygrad's")
     file = type("File", (), {"path": Path("model.gguf")})()
     expected = ("ours", "kernels") if suits and not refused else ("tinygrad's", "operations")
-    assert command.speaker(file, 64) == expected  # type: ignore[arg-type]
+    assert start.speaker(file, 64) == expected  # type: ignore[arg-type]
     said = capsys.readouterr().err
     assert said == (f"tegrad: {refused}; tinygrad's own kernels run it instead\n" if refused else "")
 
@@ -254,8 +255,8 @@ def test_the_shipped_model_runs_with_a_q8_0_cache() -> None:
 @pytest.mark.parametrize(
     ("suits", "said"),
     [
-        (True, "heads of 80 are not run; tinygrad's own kernels have no q8_0 cache: leave out --cache"),
-        (False, "only our own kernels have a q8_0 cache, and they do not run this device: leave out --cache"),
+        (True, "heads of 80 are not run; tinygrad's own kernels have no q8_0 cache: choose f16"),
+        (False, "only our own kernels have a q8_0 cache, and they do not run this device: choose f16"),
     ],
 )
 def test_a_q8_0_cache_is_the_kernels_and_refused_where_they_do_not_run(
@@ -270,8 +271,8 @@ def test_a_q8_0_cache_is_the_kernels_and_refused_where_they_do_not_run(
     monkeypatch.setattr(engine, "suits_named", lambda device: suits)
     monkeypatch.setattr(engine, "Engine", ours)
     file = type("File", (), {"path": Path("model.gguf")})()
-    with pytest.raises(command.UsageError) as refused:
-        command.speaker(file, 64, q8=True)  # type: ignore[arg-type]
+    with pytest.raises(ModelError) as refused:
+        start.speaker(file, 64, q8=True)  # type: ignore[arg-type]
     assert str(refused.value) == said
 
 

@@ -197,7 +197,7 @@ def test_a_setting_that_means_nothing(variables: dict[str, str], said: str) -> N
 
 
 def test_an_empty_dev_is_none() -> None:
-    code = "import os; from tegrad.cli.run import choose_device; choose_device(); print(os.environ['DEV'])"
+    code = "import os; from tegrad.llm.start import choose_device; choose_device(); print(os.environ['DEV'])"
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "DEV": ""}, capture_output=True, text=True, check=True
     )
