@@ -276,14 +276,18 @@ def _asked(prompt: str, file: Gguf, *, chat: bool, insist: bool) -> tuple[str, b
     """The text to encode, in the model's chat template if wanted and there, and whether it lacks its first token."""
     template = None
     if chat:
-        from tegrad.llm.template import Template
+        from tegrad.llm.template import Template, TemplateRefusalError
 
-        template = Template.of(file)
+        try:
+            if (template := Template.of(file)) is not None:
+                text = template.render([{"role": "user", "content": prompt}])
+        except TemplateRefusalError as error:
+            raise UsageError(f"{error}; use --raw") from error
     if template is None:
         if insist:
             raise UsageError(f"{file.path} has no chat template: leave out --chat")
         return prompt, True
-    if not (text := template.render([{"role": "user", "content": prompt}])):
+    if not text:
         raise UsageError("the model's chat template writes nothing; use --raw")
     return text, False
 

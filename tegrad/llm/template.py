@@ -60,7 +60,7 @@ class Template:
 
     def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
         if len(source) > MOST_CHARACTERS:
-            raise TemplateRefusalError(f"the model's chat template has {len(source):,} characters; use --raw")
+            raise TemplateRefusalError(f"the model's chat template has {len(source):,} characters")
         self._source = source
         self._tokens = {"bos_token": bos, "eos_token": eos}
         self._lock = threading.Lock()
@@ -155,7 +155,7 @@ _running: Final = weakref.WeakSet[subprocess.Popen[bytes]]()
 
 def _refusal(error: str, said: str, limit: int = 0) -> TemplateRefusalError:
     why = REFUSALS[error].format(said=said, limit=limit)
-    return TemplateRefusalError(f"the model's chat template {why}; use --raw")
+    return TemplateRefusalError(f"the model's chat template {why}")
 
 
 def _ended(process: subprocess.Popen[bytes]) -> None:
