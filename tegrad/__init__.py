@@ -17,11 +17,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from tegrad.llm.api import LLM, Reply
     from tegrad.nv.record import Recorded
 
 __version__ = "0.1.0"
 
-__all__ = ["TegradError", "__version__", "record"]
+__all__ = ["LLM", "Reply", "TegradError", "__version__", "record"]
+
+
+def __getattr__(name: str) -> Any:
+    """What only programs that use models need, imported when it is first named."""
+    if name not in ("LLM", "Reply"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tegrad.llm import api
+
+    return getattr(api, name)
 
 
 def record(function: Callable[..., Any], *examples: Any) -> Recorded:

@@ -1,0 +1,428 @@
+"""`tegrad.LLM`: a model in a Python program, behind a few methods. docs/api.md has examples of each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, TypedDict, Unpack, cast, get_args
+
+import numpy as np
+
+from tegrad.llm import embeddings, generate
+from tegrad.llm.arch import Config
+from tegrad.llm.errors import ContextError, ModelError, UnsupportedModelError
+from tegrad.llm.gguf import Gguf
+from tegrad.llm.sampler import Sampler
+from tegrad.llm.serial import Serial, User
+from tegrad.llm.start import choose_device, speaker
+from tegrad.llm.template import Template
+from tegrad.llm.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from tegrad.llm.engine import Engine
+    from tegrad.llm.session import Session
+
+Cache: TypeAlias = Literal["f16", "q8_0"]
+Messages: TypeAlias = Sequence[Mapping[str, Any]]
+"""A conversation, such as [{"role": "user", "content": "Hello"}]."""
+
+
+class Options(TypedDict, total=False):
+    """How an answer is made; the defaults are in `DEFAULTS`, docs/api.md tells what each does."""
+
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repeat_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    repeat_last_n: int
+    seed: int | None
+    stop: str | Sequence[str]
+
+
+DEFAULTS: Final[Options] = {
+    "max_tokens": 256,
+    "temperature": 0.7,
+    "top_p": 0.95,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repeat_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repeat_last_n": 64,
+    "seed": None,
+    "stop": (),
+}
+"""Those of `tegrad run` where it has them."""
+SAMPLED: Final[Mapping[str, str]] = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repeat_penalty": "repeat",
+    "presence_penalty": "presence",
+    "frequency_penalty": "frequency",
+    "repeat_last_n": "last_n",
+}
+"""Options that are `sampler.Settings`' fields."""
+WHOLE: Final[Mapping[str, Any]] = {"max_tokens": NoneType, "seed": NoneType, "top_k": int, "repeat_last_n": int}
+"""Options that are whole numbers, and what else they may be."""
+
+
+class ArgumentError(ModelError, TypeError):
+    """An argument that no model could take: its name, its type, or a count below 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer and what it took."""
+
+    text: str
+    tokens: tuple[int, ...]
+    """What the model said, with what ended it: the token that ends texts, or those of a string of `stop`."""
+    finish_reason: Literal["stop", "length"] | None
+    """"length": `max_tokens`, or the context's end. None of a stream that was not read to its end."""
+    prompt_tokens: int
+    cached_tokens: int
+    """Of those, how many a chat's conversation before had left in the cache."""
+    tokens_per_second: float | None
+    """Of the tokens after the first; None where there is only one."""
+    seed: int
+    """What repeats the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A prompt's tokens and how to answer; `keep` takes over what they have in common with the cache."""
+
+    tokens: list[int]
+    keep: bool
+    sampler: Sampler
+    seed: int
+    limit: int | None
+    stops: Sequence[str]
+
+    @classmethod
+    def of(cls, tokens: list[int], keep: bool, options: Mapping[str, Any]) -> Self:
+        """ArgumentError, ModelError for settings without meaning."""
+        if unknown := sorted(options.keys() - DEFAULTS.keys()):
+            raise ArgumentError(f"there is no option {unknown[0]}: choose among {', '.join(DEFAULTS)}")
+        given: dict[str, Any] = {**DEFAULTS, **options}
+        for name in sorted({*WHOLE, *SAMPLED}):
+            kinds = int | WHOLE[name] if name in WHOLE else int | float
+            if not isinstance(given[name], kinds):
+                raise ArgumentError(f"{name}={given[name]!r} is no {'whole ' if name in WHOLE else ''}number")
+        limit, seed = given["max_tokens"], given["seed"]
+        if limit is not None and limit < 1:
+            raise ArgumentError(f"max_tokens={limit}: ask for at least 1")
+        if seed is not None and seed < 0:
+            raise ArgumentError(f"seed={seed}: give one that is not negative")
+        stops = _texts("stop", given["stop"])
+        seed = secrets.randbits(32) if seed is None else seed
+        sampler = Sampler(seed=seed, **{field: given[name] for name, field in SAMPLED.items()})
+        return cls(tokens, keep, sampler, seed, limit, stops)
+
+
+class _Turn(User):
+    """A request's turn at a conversation, which it may lose between two tokens. A `generate.Speaker`."""
+
+    def __init__(self, session: Engine | Session, keep: bool) -> None:
+        super().__init__()
+        self._session, self._keep = session, keep
+        self.kept = 0
+
+    def warm(self) -> None:
+        """See `generate.Speaker`."""
+        self._session.warm()
+
+    def generate(
+        self, prompt: Sequence[int], sampler: Sampler, limit: int | None = None, stops: frozenset[int] = frozenset()
+    ) -> Iterator[int]:
+        """Tokens after a prompt, of which the conversation keeps what it has."""
+        if self._keep:
+            same = (one == other for one, other in zip(self._session.tokens, prompt[:-1], strict=False))
+            self.kept = sum(takewhile(bool, same))
+        self._session.reset(self.kept)
+        for token in self._session.generate(prompt[self.kept :], sampler, limit, stops):
+            yield token
+            if self.ended is not None:
+                raise self.ended
+
+
+class Stream:
+    """An answer as it comes: iterate over it once for pieces of text. `reply` is what has come so far.
+
+    A stream that is begun has the model to itself until it is read to its end, closed or dropped; requests of other
+    threads wait for that, one of the same thread ends it.
+    """
+
+    def __init__(self, turns: Serial, session: Engine | Session, tokenizer: Tokenizer, request: _Request) -> None:
+        self._closed = False
+        self._turns, self._request, self._turn = turns, request, _Turn(session, request.keep)
+        one = request
+        self._answer = generate.Reply(self._turn, tokenizer, one.tokens, one.sampler, one.limit, one.stops)
+        self._pieces, self._text = iter(self._answer), ""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        """ClosedError where the model was closed, Cancelled where a request of this thread came between."""
+        try:
+            if not self._closed:
+                with self._turns.work(self._turn):
+                    piece = next(self._pieces, None)
+                if piece is not None and not self._closed:
+                    self._text += piece
+                    return piece
+        except BaseException:
+            if not self._closed:
+                self.close()
+                raise
+        self.close()
+        raise StopIteration
+
+    @property
+    def reply(self) -> Reply:
+        """The answer, as far as it has come."""
+        ended = self._answer.ended
+        return Reply(
+            self._text, tuple(self._answer.tokens),
+            None if ended == "open" else "stop" if ended == "stop" else "length",
+            len(self._request.tokens), self._turn.kept, self._answer.tokens_per_second, self._request.seed,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Say no more; from any thread, without waiting for a token that is on its way."""
+        self._closed = True
+        self._turns.leave(self._turn, "this stream was closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_answer"):
+            self.close()
+
+
+class AsyncStream:
+    """A `Stream` for `async for`, read by a thread. It is closed when the task that waits for it is cancelled."""
+
+    def __init__(self, begin: Callable[[], Stream]) -> None:
+        self._begin, self._closed = begin, False
+        self._stream: Stream | None = None
+        self._come: asyncio.Queue[str | BaseException | None] = asyncio.Queue()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> str:
+        """As `Stream.__next__`, and what may be wrong with the request."""
+        if self._closed:
+            raise StopAsyncIteration
+        try:
+            if self._stream is None:
+                self._stream = await asyncio.to_thread(self._begin)
+                reading = (self._stream, asyncio.get_running_loop(), self._come)
+                threading.Thread(target=_read, args=reading, name="tegrad-stream").start()
+            piece = await self._come.get()
+            if isinstance(piece, BaseException):
+                raise piece
+        except BaseException:
+            await self.aclose()
+            raise
+        if piece is None:
+            self._closed = True
+            raise StopAsyncIteration
+        return piece
+
+    @property
+    def reply(self) -> Reply | None:
+        """The answer, as far as it has come; None before its first piece was asked for."""
+        return None if self._stream is None else self._stream.reply
+
+    async def aclose(self) -> None:
+        """Say no more."""
+        self._closed = True
+        if self._stream is not None:
+            self._stream.close()
+
+    def __del__(self) -> None:
+        if (stream := getattr(self, "_stream", None)) is not None:
+            stream.close()
+
+
+def _read(stream: Stream, loop: asyncio.AbstractEventLoop, come: asyncio.Queue[str | BaseException | None]) -> None:
+    """Hand a stream's pieces over to a loop, its end as None, or what ended it."""
+
+    def put(item: str | BaseException | None) -> None:
+        try:
+            loop.call_soon_threadsafe(come.put_nowait, item)
+        except RuntimeError:  # the loop was closed: nobody listens
+            stream.close()
+
+    try:
+        for piece in stream:
+            put(piece)
+        put(None)
+    except BaseException as error:
+        put(error)
+
+
+class LLM:
+    """A model on a GPU, or where there is none on an emulated Orin. Close it, or use it in a `with`.
+
+    Any thread may ask; one request at a time is answered. Every error is a `tegrad.TegradError`.
+    """
+
+    def __init__(
+        self, model: str | os.PathLike[str], context: int | None = None, *, cache: Cache = "f16", gpu: str | None = None
+    ) -> None:
+        """`model` is a GGUF file, of one in parts any of them. `context` are tokens of prompt and answer together, the
+        model's own up to 4096 if left out. `cache` is what keys and values are kept in; `gpu` such as "NV:1", or
+        another device of tinygrad's.
+
+        GgufError, UnsupportedModelError, ContextError, OutOfMemory, DeviceError, ArgumentError.
+        """
+        if cache not in get_args(Cache):
+            raise ArgumentError(f"cache={cache!r}: choose among {', '.join(get_args(Cache))}")
+        with Gguf.open(Path(model)) as self._file:
+            self._config = Config.read(self._file)
+            self._config.check_tokens(self._file)
+            self.context = self._config.positions(context)
+            self._tokenizer = Tokenizer(self._file)
+            choose_device(gpu, tell=_warn)
+            from tegrad.llm.device import open_device  # only now: tinygrad reads what was chosen when it is imported
+
+            open_device(gpu)
+            self._session, self.steps = speaker(self._file, self.context, gpu, q8=cache == "q8_0", tell=_warn)
+        self._template: Template | None = None
+        self._making = threading.Lock()
+        self._undo = ExitStack()
+        if hasattr(self._session, "close"):
+            self._undo.callback(self._session.close)
+        self._turns = Serial(self._undo.close)
+
+    def generate(self, prompt: str, **options: Unpack[Options]) -> Reply:
+        """The text that follows a prompt. ContextError, ArgumentError, ModelError for settings without meaning."""
+        return _whole(self.stream(prompt, **options))
+
+    def chat(
+        self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] | None = None, **options: Unpack[Options]
+    ) -> Reply:
+        """The answer to a conversation, put into the model's own template; `tools` as OpenAI describes functions.
+
+        What the conversation has in common with the one before is not computed again. As `generate`, and
+        UnsupportedModelError for a model without a template, TemplateRefusalError.
+        """
+        return _whole(self.stream(messages, tools=tools, **options))
+
+    def stream(
+        self, prompt: str | Messages, *, tools: Sequence[Mapping[str, Any]] | None = None, **options: Unpack[Options]
+    ) -> Stream:
+        """`generate`'s or, of messages, `chat`'s answer in pieces, as they come. What is wrong is told at once."""
+        self._turns.check()
+        if isinstance(prompt, str):
+            if tools is not None:
+                raise ArgumentError("tools are told to a chat: give messages")
+            tokens = self._tokenizer.encode(prompt)
+        else:
+            tokens = self._tokenizer.encode(self._rendered(prompt, tools), bos=False)
+        self._config.check_prompt(tokens)
+        self._check_length(len(tokens))
+        request = _Request.of(tokens, not isinstance(prompt, str), options)
+        return Stream(self._turns, self._session, self._tokenizer, request)
+
+    def astream(
+        self, prompt: str | Messages, *, tools: Sequence[Mapping[str, Any]] | None = None, **options: Unpack[Options]
+    ) -> AsyncStream:
+        """`stream` for `async for`."""
+        return AsyncStream(lambda: self.stream(prompt, tools=tools, **options))
+
+    def embed(self, texts: str | Sequence[str]) -> NDArray[np.float32]:
+        """Vectors (n, dim) of n texts, each of length 1. UnsupportedModelError of a model that was not made for it."""
+        self._turns.check()
+        key = f"{self._config.arch.name}.pooling_type"
+        if not self._file.metadata.get(key):
+            raise UnsupportedModelError(
+                f"{self._file.path} was not made for vectors of texts ({key} is missing): choose an embedding model, "
+                "such as Qwen3-Embedding"
+            )
+        kind, user = embeddings.pooling(self._file), User()
+        many = [embeddings.text_tokens(self._file, self._tokenizer, text) for text in _texts("texts", texts)]
+        for tokens in many:
+            self._check_length(len(tokens))
+        made = np.empty((len(many), self._config.dim), np.float32)
+        try:
+            for at, tokens in enumerate(many):
+                with self._turns.work(user):
+                    made[at] = embeddings.embed(self._session, tokens, kind)
+        finally:
+            self._turns.leave(user, "it is done")
+        return made
+
+    def close(self) -> None:
+        """Free everything, after the token that is on its way; streams end with ClosedError. Twice is harmless."""
+        self._turns.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _rendered(self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None) -> str:
+        listed = isinstance(messages, Sequence) and len(messages) > 0
+        if not listed or not all(isinstance(one, Mapping) and "role" in one for one in messages):
+            raise ArgumentError('messages are a list such as [{"role": "user", "content": "Hello"}]')
+        with self._making:
+            if self._template is None:
+                self._template = Template.of(self._file)
+                if self._template is not None:
+                    self._undo.callback(self._template.close)
+        if self._template is None:
+            raise UnsupportedModelError(f"{self._file.path} has no chat template: use generate, or stream with a text")
+        try:
+            return self._template.render(messages, tools=tools)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"messages and tools hold what JSON cannot say: {error}") from error
+
+    def _check_length(self, tokens: int) -> None:
+        if tokens > self.context:
+            longest = self._config.longest
+            more = f", or open the model with a longer context, up to {longest}" if longest > self.context else ""
+            raise ContextError(f"{tokens} tokens exceed the context of {self.context}: shorten the text{more}")
+
+
+def _whole(stream: Stream) -> Reply:
+    for _ in stream:
+        pass
+    return stream.reply
+
+
+def _texts(name: str, given: object) -> list[str]:
+    many = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [None]
+    if not all(isinstance(text, str) for text in many):
+        raise ArgumentError(f"{name}={given!r} is neither a text nor a list of texts")
+    return cast("list[str]", many)
+
+
+def _warn(note: str) -> None:
+    warnings.warn(note, stacklevel=2)

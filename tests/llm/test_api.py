@@ -1,0 +1,352 @@
+"""`tegrad.LLM` says what the engine says, to one request after the other, and what is wrong in one error each."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from tiny_llama import LARGE_EPS, TYPE, Shape, letters, rewritten, write
+
+import tegrad
+from tegrad import LLM, models
+from tegrad.llm import api, embeddings
+from tegrad.llm.api import DEFAULTS, ArgumentError
+from tegrad.llm.engine import Engine
+from tegrad.llm.errors import ContextError, GgufError, ModelError, UnsupportedModelError
+from tegrad.llm.gguf import Gguf
+from tegrad.llm.sampler import Sampler
+from tegrad.llm.serial import Cancelled, ClosedError
+from tegrad.llm.tokenizer import Tokenizer
+
+board = pytest.mark.board
+BEGIN = "In the beginning"
+HELLO = [{"role": "user", "content": "Who made the heaven?"}]
+PATIENCE_S = 60
+
+
+@pytest.fixture(scope="module")
+def llm(device: str) -> Iterator[LLM]:
+    with LLM(models.SMALL, 128, gpu=device) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An embedding model without a chat template."""
+    folder = tmp_path_factory.mktemp("tiny")
+    shape = Shape(arch="qwen3", dim=64, ffn=64, heads=2, kv_heads=1, layers=1, eps=LARGE_EPS)
+    plain = write(folder / "plain.gguf", shape, TYPE.F16, vocabulary=letters(300))
+    return rewritten(plain, folder / "tiny.gguf", **{"qwen3.pooling_type": 3})
+
+
+def test_to_import_tegrad_stays_light() -> None:
+    code = "import sys, tegrad; print({'numpy', 'tinygrad', 'tegrad.llm'} & set(sys.modules)); tegrad.LLM, tegrad.Reply"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "set()\n"
+    with pytest.raises(AttributeError, match="no attribute 'LMM'"):
+        _ = tegrad.LMM
+
+
+@board
+def test_an_answer_is_the_engines(llm: LLM, device: str) -> None:
+    with Gguf.open(models.SMALL) as file, Engine(file, 128, device=device) as engine:
+        prompt = Tokenizer(file).encode(BEGIN)
+        expected = list(engine.generate(prompt, Sampler(0.8, top_k=40, repeat=1.2), 8, seed=3))
+        text = Tokenizer(file).decode(expected)
+    reply = llm.generate(BEGIN, max_tokens=8, temperature=0.8, top_p=1, top_k=40, repeat_penalty=1.2, seed=3)
+    assert (reply.tokens, reply.text) == (tuple(expected), text)
+    assert (reply.finish_reason, reply.prompt_tokens, reply.cached_tokens) == ("length", len(prompt), 0)
+    assert reply.seed == 3
+    assert reply.tokens_per_second
+    assert reply.tokens_per_second > 0
+
+
+@board
+def test_a_stream_has_the_same_answer_in_pieces_and_a_random_seed_is_told(llm: LLM) -> None:
+    with llm.stream(BEGIN, max_tokens=6) as stream:
+        first = next(stream)
+        begun = stream.reply
+        pieces = [first, *stream]
+    assert (begun.text, begun.finish_reason) == (first, None)
+    again = llm.generate(BEGIN, max_tokens=6, seed=stream.reply.seed)
+    assert "".join(pieces) == again.text == stream.reply.text
+    assert again.cached_tokens == 0  # what was said before may change no answer
+    assert (stream.reply.tokens, stream.reply.finish_reason) == (again.tokens, "length")
+
+
+@board
+def test_a_text_of_stop_ends_an_answer_in_front_of_it(llm: LLM) -> None:
+    whole = llm.generate(BEGIN, max_tokens=8, temperature=0)
+    middle = whole.text[len(whole.text) // 2 :][:3]
+    for stop in (middle, ["never said", middle]):
+        reply = llm.generate(BEGIN, max_tokens=8, temperature=0, stop=stop)
+        assert (reply.text, reply.finish_reason) == (whole.text[: whole.text.index(middle)], "stop")
+        assert reply.tokens == whole.tokens[: len(reply.tokens)]
+
+
+@board
+def test_an_answer_ends_where_the_context_does(llm: LLM) -> None:
+    prompt = " the" * 120
+    reply = llm.generate(prompt, max_tokens=None, temperature=0, top_k=1)
+    assert reply.finish_reason == "length"
+    assert reply.prompt_tokens + len(reply.tokens) in (llm.context, llm.context + 1)
+
+
+@board
+def test_a_conversation_that_goes_on_keeps_what_it_has_in_common_with_the_cache(llm: LLM) -> None:
+    llm.generate("x", max_tokens=1)
+    first = llm.chat(HELLO, max_tokens=4, temperature=0)
+    assert first.cached_tokens <= 1  # what begins every text
+    longer = [*HELLO, {"role": "assistant", "content": first.text}, {"role": "user", "content": "And the earth?"}]
+    second = llm.chat(longer, max_tokens=4, temperature=0)
+    assert second.cached_tokens >= first.prompt_tokens
+    assert llm._session.tokens[second.prompt_tokens :] == list(second.tokens[:-1])
+    llm.generate("x", max_tokens=1)
+    anew = llm.chat(longer, max_tokens=4, temperature=0)
+    assert (anew.cached_tokens <= 1, anew.prompt_tokens) == (True, second.prompt_tokens)
+    assert anew.tokens == second.tokens
+    assert llm.chat(longer, max_tokens=1).cached_tokens == second.prompt_tokens - 1  # all but the one to continue
+
+
+@board
+def test_a_chat_is_the_templates_text_with_its_tools(llm: LLM) -> None:
+    tools = [{"type": "function", "function": {"name": "pray", "parameters": {}}}]
+    with llm.stream(HELLO, tools=tools, max_tokens=1) as stream:
+        list(stream)
+    fed = llm._tokenizer.decode(llm._session.tokens, special=True)
+    assert "<tools>" in fed
+    assert '"pray"' in fed
+    assert fed.endswith(f"<|im_start|>user\n{HELLO[0]['content']}<|im_end|>\n<|im_start|>assistant\n")
+
+
+WRONG: dict[str, tuple[Callable[[LLM], Any], type[Exception], str]] = {
+    "a name": (lambda llm: llm.generate("x", temprature=1), ArgumentError, "no option temprature: choose among max_to"),
+    "no number": (lambda llm: llm.generate("x", temperature="hot"), ArgumentError, "temperature='hot' is no number"),
+    "no whole one": (lambda llm: llm.generate("x", top_k=1.5), ArgumentError, "top_k=1.5 is no whole number"),
+    "no tokens": (lambda llm: llm.generate("x", max_tokens=0), ArgumentError, "max_tokens=0: ask for at least 1"),
+    "a seed": (lambda llm: llm.generate("x", seed=-1), ArgumentError, "seed=-1"),
+    "a stop": (lambda llm: llm.generate("x", stop=3), ArgumentError, "stop=3 is neither"),
+    "stops": (lambda llm: llm.generate("x", stop=["a", 3]), ArgumentError, "neither a text nor a list of texts"),
+    "a setting": (lambda llm: llm.generate("x", top_p=0), ModelError, "give a top-p above 0 and up to 1"),
+    "tools": (lambda llm: llm.stream("x", tools=[]), ArgumentError, "give messages"),
+    "messages": (lambda llm: llm.chat([{"content": "x"}]), ArgumentError, "messages are a list such as"),
+    "no messages": (lambda llm: llm.chat([]), ArgumentError, "messages are a list such as"),
+    "no prompt": (lambda llm: llm.stream(None), ArgumentError, "messages are a list such as"),
+    "no JSON": (lambda llm: llm.chat([{"role": "user", "content": {1j}}]), ArgumentError, "what JSON cannot say"),
+    "a long prompt": (lambda llm: llm.generate("x " * 200), ContextError, "exceed the context of 128.* up to 512"),
+    "a long chat": (lambda llm: llm.chat([{**HELLO[0], "content": "x " * 200}]), ContextError, "context of 128"),
+    "vectors": (lambda llm: llm.embed("x"), UnsupportedModelError, "not made for vectors of texts"),
+}
+
+
+@board
+@pytest.mark.parametrize(("ask", "error", "said"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_told_before_the_model_is_asked(
+    llm: LLM, ask: Callable[[LLM], Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said) as raised:
+        ask(llm)
+    assert isinstance(raised.value, tegrad.TegradError)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ({"model": "/nowhere/model.gguf"}, GgufError, "cannot open the model"),
+        ({"context": 100_000}, ContextError, "ask for less"),
+        ({"cache": "q4"}, ArgumentError, "choose among f16, q8_0"),
+    ],
+)
+def test_what_is_wrong_with_a_model_is_told_before_a_device_is_opened(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    monkeypatch.setattr(api, "choose_device", lambda *_, **__: pytest.fail("a device was chosen"))
+    with pytest.raises(error, match=said):
+        LLM(**{"model": models.SMALL, **given})
+
+
+def test_device_and_cache_are_those_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def speaker(file: Gguf, context: int, device: str, *, q8: bool, tell: Callable[[str], None]) -> tuple[object, str]:
+        tell("a note")
+        asked.append((context, device, q8))
+        return object(), "operations"
+
+    monkeypatch.setattr(api, "choose_device", lambda device, tell: asked.append(device))
+    monkeypatch.setattr("tegrad.llm.device.open_device", asked.append)
+    monkeypatch.setattr(api, "speaker", speaker)
+    with pytest.warns(UserWarning, match="a note"), LLM(str(models.SMALL), 64, cache="q8_0", gpu="NV:1"):
+        pass
+    assert asked == ["NV:1", "NV:1", (64, "NV:1", True)]
+
+
+@board
+def test_threads_get_their_own_answers_one_after_the_other(llm: LLM) -> None:
+    prompts = [BEGIN, "And he said", "The LORD"]
+    alone = [llm.generate(prompt, max_tokens=4, seed=5).tokens for prompt in prompts]
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(llm.generate, prompt, max_tokens=4, seed=5) for prompt in prompts]
+        assert [each.result(PATIENCE_S).tokens for each in asked] == alone
+
+
+@board
+def test_a_stream_that_is_left_or_dropped_holds_nobody_and_one_that_is_overtaken_says_so(llm: LLM) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        next(llm.stream(BEGIN, max_tokens=50))  # dropped
+        assert pool.submit(llm.generate, BEGIN, max_tokens=1).result(PATIENCE_S).text
+        for _ in (stream := llm.stream(BEGIN, max_tokens=50)):
+            stream.close()
+        assert pool.submit(llm.generate, BEGIN, max_tokens=1).result(PATIENCE_S).text
+    older = llm.stream(BEGIN, max_tokens=50)
+    next(older)
+    assert llm.generate(BEGIN, max_tokens=1).text
+    with pytest.raises(Cancelled, match="another request of the same thread"):
+        next(older)
+    assert list(older) == []
+
+
+@board
+def test_async_streams_have_their_answers_and_tell_what_is_wrong(llm: LLM) -> None:
+    prompts = [BEGIN, "And he said"]
+    alone = [llm.generate(prompt, max_tokens=4, seed=5) for prompt in prompts]
+
+    async def ask(prompt: str) -> tuple[str, tuple[int, ...]]:
+        stream = llm.astream(prompt, max_tokens=4, seed=5)
+        assert stream.reply is None
+        text = "".join([piece async for piece in stream])
+        assert stream.reply is not None
+        assert stream.reply.finish_reason == "length"
+        return text, stream.reply.tokens
+
+    async def both() -> list[tuple[str, tuple[int, ...]]]:
+        with pytest.raises(ContextError):
+            await anext(llm.astream("x " * 200))
+        return await asyncio.gather(*map(ask, prompts))
+
+    assert asyncio.run(both()) == [(reply.text, reply.tokens) for reply in alone]
+
+
+@board
+def test_a_cancelled_task_ends_its_answer_and_the_next_one_is_served(llm: LLM) -> None:
+    async def tell(stream: api.AsyncStream, begun: asyncio.Event) -> None:
+        async for _ in stream:
+            begun.set()
+
+    async def main() -> api.Reply:
+        begun, stream = asyncio.Event(), llm.astream(BEGIN, max_tokens=None, top_k=1)
+        task = asyncio.create_task(tell(stream, begun))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert [piece async for piece in stream] == []
+        after = llm.astream(BEGIN, max_tokens=1)
+        async for _ in after:
+            pass
+        assert after.reply is not None
+        assert stream.reply is not None
+        assert stream.reply.finish_reason is None
+        return after.reply
+
+    assert len(asyncio.run(asyncio.wait_for(main(), PATIENCE_S)).tokens) == 1
+    for thread in [thread for thread in threading.enumerate() if thread.name == "tegrad-stream"]:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+@board
+def test_vectors_are_those_of_the_engine(tiny: Path, device: str) -> None:
+    texts = ["tea", "the sea"]
+    with Gguf.open(tiny) as file, Engine(file, 64, device=device) as engine:
+        tokenizer, kind = Tokenizer(file), embeddings.Pooling.LAST
+        expected = [embeddings.embed(engine, embeddings.text_tokens(file, tokenizer, text), kind) for text in texts]
+    with LLM(tiny, 64, gpu=device) as llm:
+        assert llm.embed(texts).tolist() == np.array(expected).tolist()
+        assert llm.embed("tea").tolist() == [expected[0].tolist()]
+        assert llm.embed([]).shape == (0, 64)
+        with pytest.raises(ContextError, match="context of 64"):
+            llm.embed(["tea", "x" * 200])
+        with pytest.raises(ArgumentError, match="texts=3 is neither"):
+            llm.embed(3)  # type: ignore[arg-type]
+        with pytest.raises(UnsupportedModelError, match="has no chat template: use generate"):
+            llm.chat(HELLO)
+
+
+@board
+def test_to_close_a_model_ends_what_runs_and_what_waits(tiny: Path, device: str) -> None:
+    llm, begun = LLM(tiny, 128, gpu=device), threading.Event()
+    suspended = llm.stream("tea", max_tokens=2)
+
+    def read() -> None:
+        for _ in llm.stream("tea", max_tokens=None, temperature=5, min_p=0.0):
+            begun.set()
+            threading.Event().wait(0.01)
+
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(read)
+        assert begun.wait(PATIENCE_S)
+        waiting = pool.submit(llm.generate, "sea")
+        llm.close()
+        for each in (running, waiting):
+            with pytest.raises(ClosedError, match="this model was closed"):
+                each.result(PATIENCE_S)
+    for ask in (lambda: next(suspended), lambda: llm.generate("x"), lambda: llm.embed("x"), lambda: llm.chat(HELLO)):
+        with pytest.raises(ClosedError, match="open it anew"):
+            ask()
+    llm.close()
+    with pytest.raises(ModelError, match="this engine was closed"):
+        llm._session.feed([1])
+
+
+def test_a_turn_may_be_lost_between_two_tokens_though_they_have_no_text() -> None:
+    class Saying:
+        tokens: ClassVar[list[int]] = []
+
+        def reset(self, keep: int) -> None: ...
+
+        def generate(self, *_: object) -> Iterator[int]:
+            yield from range(9)
+
+    turn = api._Turn(Saying(), keep=False)  # type: ignore[arg-type]
+    tokens = turn.generate([1], Sampler())
+    assert next(tokens) == 0
+    turn.ended = ClosedError("this model was closed")
+    with pytest.raises(ClosedError):
+        next(tokens)
+
+
+@board
+def test_tinygrads_operations_answer_by_the_same_methods(
+    tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tegrad.llm.engine.suits_named", lambda _: False)
+    shape = Shape(dim=64, ffn=64, heads=2, kv_heads=1, layers=1)
+    template = "{% for one in messages %}{{ one.content }}{% endfor %}"
+    path = write(tmp_path / "m.gguf", shape, TYPE.F32, vocabulary=replace(letters(300), template=template))
+    with LLM(path, 64, gpu=device) as llm:
+        assert llm.steps == "operations"
+        first, second = (llm.chat(HELLO, max_tokens=3, temperature=0) for _ in range(2))
+        assert len(first.tokens) == 3
+        assert (first.tokens, first.prompt_tokens - 1) == (second.tokens, second.cached_tokens)
+        with pytest.raises(ModelError, match="only our own kernels have a q8_0 cache"):
+            LLM(path, 64, cache="q8_0", gpu=device)
+
+
+def test_defaults_are_those_of_tegrad_run() -> None:
+    import inspect
+
+    from tegrad.cli.run import run
+
+    told = {name: value.default for name, value in inspect.signature(run).parameters.items()}
+    same = DEFAULTS.keys() - {"max_tokens", "stop"}
+    assert {name: told[name] for name in same} == {name: dict(DEFAULTS)[name] for name in same}
