@@ -310,7 +310,7 @@ class Engine:
     ) -> Any:
         """New tokens after a prompt, as a generator; what can be wrong with it is said at once."""
         self._check(prompt)
-        self._sampling.check(settings)
+        settings.check(self.config.vocab)
         if settings.masked or settings.logprobs is not None:
             raise ModelError("masks and log-probabilities are those of a batch's sequences: see tegrad.llm.batch")
         self._turn += 1

@@ -77,6 +77,11 @@ class Settings:
         if wrong := [rule for rule, holds in allowed.items() if not holds]:
             raise ModelError(f"cannot sample with {self}; give {' and '.join(wrong)}")
 
+    def check(self, vocab: int) -> None:
+        """ModelError for biases of tokens that a vocabulary of this size has not."""
+        if strange := [token for token, _ in self.biases if not 0 <= token < vocab]:
+            raise ModelError(f"a bias is given for token {strange[0]}, outside of the vocabulary of {vocab}")
+
     @property
     def penalizes(self) -> bool:
         """Whether earlier tokens matter."""

@@ -102,9 +102,9 @@ class Sampling:
     def set(self, slot: int, settings: Settings) -> None:
         """How the next steps of a slot sample. Not while a step is in flight; recorded launches must suit it.
 
-        Masks and log-probabilities of the sequence before are forgotten. ModelError as `check`.
+        Masks and log-probabilities of the sequence before are forgotten. ModelError as `Settings.check`.
         """
-        self.check(settings)
+        settings.check(self.vocab)
         one, told = settings, -1 if settings.logprobs is None else settings.logprobs
         self._put(self._biases, slot * BIASES * BIAS.size, b"".join(BIAS.pack(*bias) for bias in one.biases))
         for masks in (self._given, self._masks):
@@ -115,11 +115,6 @@ class Sampling:
             len(one.biases), one.masked, told, 0,
         )  # fmt: skip
         self._put(self._settings, slot * SETTINGS.size, record)
-
-    def check(self, settings: Settings) -> None:
-        """ModelError for biases of tokens that the vocabulary has not."""
-        if strange := [token for token, _ in settings.biases if not 0 <= token < self.vocab]:
-            raise ModelError(f"a bias is given for token {strange[0]}, outside of the vocabulary of {self.vocab}")
 
     def remember(self, slot: int, tokens: Sequence[int], position: int) -> None:
         """Tokens that were fed from `position` on other than by steps that sample, for the penalties."""
