@@ -87,14 +87,18 @@ def test_what_is_picked_fits_an_sm_and_the_room_for_partial_sums(chip: str, sms:
 
 
 def covers(tile: AnyTile, gemm: Gemm, tokens: int) -> bool:
-    """Whether the grid has a block for every token and row, and every split a stage of columns."""
+    """Whether the grid has a block for every token and row, and every block a stage of columns."""
     if isinstance(tile, StreamTile):
         return tokens <= 8 * tile.nb and gemm.columns % 2048 == 0 and tile.blocks > 0
     if isinstance(tile, SmallMTile):
         return tokens <= 8 * tile.nb and (tile.splits - 1) * tile.groups(gemm) < -(-gemm.columns // 256)
-    x, y, z = tile.grid(gemm, tokens)
+    steps, (x, y, z) = gemm.columns // 64 // tile.units, tile.grid(gemm, tokens)
+    if isinstance(tile, WgmmaTile):
+        across, tiles = tile.across(tokens), tile.tiles(gemm, tokens)
+        rows = tiles // across * tile.bn // (2 if gemm.gated else 1)
+        return across * tile.bm >= tokens and rows >= gemm.rows and (y, z) == (1, 1) and 0 < x <= tiles * steps
     rows = y * tile.bn // (2 if gemm.gated else 1)
-    return x * tile.bm >= tokens and rows >= gemm.rows and z <= gemm.columns // 64 // tile.units
+    return x * tile.bm >= tokens and rows >= gemm.rows and z <= steps
 
 
 @pytest.mark.board

@@ -127,7 +127,8 @@ def test_a_wrong_step_is_noticed_in_its_stage(
 def test_keys_and_values_are_as_large_as_a_models(q8: bool) -> None:
     """An f16 cache's buffers, which stand for its scales too, were once filled like those: 0.015 and all alike."""
     config = SHAPES["qwen3"]
-    sizes = SimpleNamespace(layers=2, kv_heads=3, head_dim=config.width)
+    network = SimpleNamespace(attends=[SimpleNamespace(window=None)] * 2)
+    sizes = SimpleNamespace(layers=2, kv_heads=3, head_dim=config.width, network=network)
     filling, positions = Filling(sizes, q8), 700  # type: ignore[arg-type]
     for layer in range(2):
         for side in filling.cached(positions, 600)(layer):

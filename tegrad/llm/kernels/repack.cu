@@ -231,7 +231,8 @@ struct Q6_K {  // blocks of 256: of each 128 weights 64 bytes of nibbles; of eac
     }
 };
 
-// Formats with a code book: blocks of BLOCK bytes, of which a lane takes its share of one field after the other, as it is.
+// Formats with a code book: blocks of BLOCK bytes, of which a lane takes its share of one field after the other, as it
+// is.
 template <int BLOCK> struct Fields {
     static constexpr int BYTES = 8 * BLOCK, PLANES = 0;
     static __device__ unsigned plane(const unsigned char *, int, int, int) { return 0; }

@@ -1,5 +1,5 @@
-// One token of each sequence with a top-k up to TOP, or the likeliest after adjustments, and the end of the step, in one
-// launch. Grid (PARTS, sequences), THREADS threads.
+// One token of each sequence with a top-k up to TOP, or the likeliest after adjustments, and the end of the step, in
+// one launch. Grid (PARTS, sequences), THREADS threads.
 //   logits    float32 (sequences, VOCAB)
 //   entries, tops: work space (top.cuh)
 //   counters  uint32 (sequences): zeros, and zeros again afterwards

@@ -7,8 +7,8 @@
 // logit / temperature - log(exponential noise), which is softmax's distribution; the noise of a token comes from Philox
 // with the sequence's seed as key and (token / 4, position) as counter, so that it does not depend on how work is cut.
 //
-// Macros: VOCAB; HISTORY, tokens kept of each sequence; BIASES, the room of its list; RING (state.cuh). A CTA of THREADS
-// threads has CHUNK consecutive logits, a thread ITEMS.
+// Macros: VOCAB; HISTORY, tokens kept of each sequence; BIASES, the room of its list; RING (state.cuh). A CTA of
+// THREADS threads has CHUNK consecutive logits, a thread ITEMS.
 #pragma once
 #include "last_arriving.cuh"
 #include "state.cuh"

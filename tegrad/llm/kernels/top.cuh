@@ -2,7 +2,8 @@
 // leaves the k best of its chunk (`leave_best`), and the last one of the sequence merges them (`gather_best`): the k-th
 // largest of the chunks' best is a bound, below which nothing is kept, so that it looks at few of the others.
 //
-// Work space: entries, Ranked (sequences, PARTS, TOP), and tops, Ranked (sequences, PARTS); functions take a sequence's.
+// Work space: entries, Ranked (sequences, PARTS, TOP), and tops, Ranked (sequences, PARTS); functions take a
+// sequence's.
 #pragma once
 #include "sampling.cuh"
 
