@@ -16,6 +16,7 @@ from tiny_llama import TYPE, Shape, write
 from tegrad.bench import loading
 from tegrad.cli.bench import app
 from tegrad.llm import stream
+from tegrad.llm.errors import GgufError
 
 pytestmark = pytest.mark.board
 
@@ -59,7 +60,8 @@ def test_the_clock_of_a_load_starts_with_it(tmp_path: Path, monkeypatch: pytest.
     assert (found.first, found.seconds, found.gb_s) == (2.0, 6.0, 1e-6)
 
 
-def test_a_load_needs_a_file() -> None:
+def test_a_load_needs_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb")
     done = CliRunner().invoke(app, ["loading", "/nowhere/model.gguf"])
-    assert done.exit_code == 2
-    assert "does not exist" in done.output
+    assert isinstance(done.exception, GgufError)
+    assert "/nowhere/model.gguf" in str(done.exception)
