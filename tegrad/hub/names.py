@@ -74,7 +74,7 @@ def _stem(file: str) -> str:
 
 def _quantization(file: str) -> str | None:
     found = QUANTIZATION.findall(_stem(file)) or QUANTIZATION.findall(PurePosixPath(file).parent.name)
-    return found[-1].upper().replace("FP", "F").replace("MXF4", "MXFP4") if found else None
+    return re.sub(r"\bFP", "F", found[-1].upper()) if found else None
 
 
 def models_of(repo: str, files: Mapping[str, int]) -> list[Model]:

@@ -224,8 +224,8 @@ class Batch:
     def step(self) -> list[tuple[Member, int]]:
         """Wait for the oldest step in flight, with the next ones submitted: the tokens that came, of each sequence.
 
-        Nothing comes only when no sequence is left: one that fails
-        finishes with an `error`. ModelError where the batch is closed, or all that sequences wait for are masks.
+        Nothing comes only when no sequence is left: one that fails finishes with an `error`. ModelError where the batch
+        is closed, or all that sequences wait for are masks.
         """
         self._check_open()
         begun = time.monotonic()
