@@ -20,7 +20,7 @@ ALLOWED = {
     "bench": {"hw", "uapi", "ptx", "nv", "llm", "diag"},
     "diag": {"hw", "uapi", "nv", "llm", "conformance"},
     "hub": {"llm"},
-    "serve": {"llm"},
+    "serve": {"hub", "llm"},
     "conformance": {"hw", "uapi", "nv"},
 }
 """What each part may import of the others, besides itself and tegrad.errors. cli may import everything."""
