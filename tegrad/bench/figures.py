@@ -288,6 +288,7 @@ TARGETS: Final[Mapping[str, Target]] = {
         Target("prefill-phi4-mini-q4km", "prompt", "phi4-mini-q4km", Goal(times=2), 512),
         Target("batch8-1b-q6k", "batch", "1b-q6k", Goal(times=1.5), 8),
         Target("batch32-1b-q6k", "batch", "1b-q6k", Goal(times=1.5), 32),
+        Target("batch32-8b-q4km", "batch", "8b-q4km", Goal(times=2.5), 32),
         Target("load-to-first-token", "first", "1b-q6k", _PAST, unit="s", larger=False),
         Target("host-us-per-token", "host", "1b-q6k", Goal(value=15), unit="us", larger=False),
         Target("token-gap-us", "gap", "1b-q6k", Goal(value=3), unit="us", larger=False),
