@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from tegrad.llm.batch import GREEDY
+from tegrad.llm.errors import ModelError
 from tegrad.llm.grammar import Grammar
 from tegrad.llm.sampling import Settings
 from tegrad.llm.service import Answer
@@ -18,6 +19,10 @@ from tegrad.llm.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+class UnknownModel(ModelError):
+    """No model of that name is served."""
 
 
 @dataclass(frozen=True, slots=True)
