@@ -21,7 +21,7 @@ from tegrad.llm import embeddings, generate
 from tegrad.llm.arch import Config
 from tegrad.llm.errors import ContextError, ModelError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf
-from tegrad.llm.sampler import Sampler
+from tegrad.llm.sampler import Logprobs, Mask, Sampler
 from tegrad.llm.serial import Serial, User
 from tegrad.llm.start import choose_device, speaker
 from tegrad.llm.template import Template
@@ -52,6 +52,8 @@ class Options(TypedDict, total=False):
     repeat_last_n: int
     seed: int | None
     stop: str | Sequence[str]
+    logit_bias: Mapping[int, float] | None
+    logprobs: int | None
 
 
 DEFAULTS: Final[Options] = {
@@ -66,6 +68,8 @@ DEFAULTS: Final[Options] = {
     "repeat_last_n": 64,
     "seed": None,
     "stop": (),
+    "logit_bias": None,
+    "logprobs": None,
 }
 """Those of `tegrad run` where it has them."""
 SAMPLED: Final[Mapping[str, str]] = {
@@ -79,7 +83,9 @@ SAMPLED: Final[Mapping[str, str]] = {
     "repeat_last_n": "last_n",
 }
 """Options that are `sampler.Settings`' fields."""
-WHOLE: Final[Mapping[str, Any]] = {"max_tokens": NoneType, "seed": NoneType, "top_k": int, "repeat_last_n": int}
+WHOLE: Final[Mapping[str, Any]] = {
+    "max_tokens": NoneType, "seed": NoneType, "top_k": int, "repeat_last_n": int, "logprobs": NoneType
+}  # fmt: skip
 """Options that are whole numbers, and what else they may be."""
 
 
@@ -103,6 +109,8 @@ class Reply:
     """Of the tokens after the first; None where there is only one."""
     seed: int
     """What repeats the answer."""
+    logprobs: tuple[Logprobs, ...] = ()
+    """Of each token, where the options ask for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +141,13 @@ class _Request:
             raise ArgumentError(f"seed={seed}: give one that is not negative")
         stops = _texts("stop", given["stop"])
         seed = secrets.randbits(32) if seed is None else seed
-        sampler = Sampler(seed=seed, **{field: given[name] for name, field in SAMPLED.items()})
+        biases = given["logit_bias"] or {}
+        if not isinstance(biases, Mapping) or not all(
+            isinstance(token, int) and isinstance(value, int | float) for token, value in biases.items()
+        ):
+            raise ArgumentError(f"logit_bias={biases!r} does not say numbers of tokens: give such as {{13: -2.5}}")
+        settings = {field: given[name] for name, field in SAMPLED.items()}
+        sampler = Sampler(seed=seed, biases=tuple(biases.items()), logprobs=given["logprobs"], **settings)
         return cls(tokens, keep, sampler, seed, limit, stops)
 
 
@@ -144,20 +158,23 @@ class _Turn(User):
         super().__init__()
         self._session, self._keep = session, keep
         self.kept = 0
+        self.logprobs: list[Logprobs] = []
 
     def warm(self) -> None:
         """See `generate.Speaker`."""
         self._session.warm()
 
     def generate(
-        self, prompt: Sequence[int], sampler: Sampler, limit: int | None = None, stops: frozenset[int] = frozenset()
-    ) -> Iterator[int]:
+        self, prompt: Sequence[int], sampler: Sampler, limit: int | None = None, stops: frozenset[int] = frozenset(),
+        *, mask: Mask | None = None,
+    ) -> Iterator[int]:  # fmt: skip
         """Tokens after a prompt, of which the conversation keeps what it has."""
         if self._keep:
             same = (one == other for one, other in zip(self._session.tokens, prompt[:-1], strict=False))
             self.kept = sum(takewhile(bool, same))
         self._session.reset(self.kept)
-        for token in self._session.generate(prompt[self.kept :], sampler, limit, stops):
+        for token in self._session.generate(prompt[self.kept :], sampler, limit, stops, mask=mask):
+            self.logprobs = self._session.logprobs
             yield token
             if self.ended is not None:
                 raise self.ended
@@ -204,6 +221,7 @@ class Stream:
             self._text, tuple(self._answer.tokens),
             None if ended == "open" else "stop" if ended == "stop" else "length",
             len(self._request.tokens), self._turn.kept, self._answer.tokens_per_second, self._request.seed,
+            tuple(self._turn.logprobs),
         )  # fmt: skip
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -25,7 +26,7 @@ from tegrad.llm.packed import PackedModel
 from tegrad.llm.persistent import NEAR_POSITIONS, PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import CHUNKS, Prefill
-from tegrad.llm.sampler import Sampler
+from tegrad.llm.sampler import NO_TOKEN, Logprobs, Mask, Sampler
 from tegrad.llm.sampling import Sampling, Settings, ending
 from tegrad.llm.state import States
 from tegrad.nv import roles
@@ -121,6 +122,8 @@ class Engine:
         own, which gives way to that of the whole context where they were more.
         """
         self.tokens: list[int] = []
+        self.logprobs: list[Logprobs] = []
+        """Of each token that `generate` yielded last, where its settings ask for them."""
         self._closed, self._turn, self._stepped = False, 0, False
         self._short, self._chunks, self._dependency, self._overlapped = short, chunks, dependency, overlapped
         self._bytes = sum(info.nbytes for info in file.tensors.values())
@@ -273,10 +276,12 @@ class Engine:
         stops: frozenset[int] = frozenset(),
         *,
         seed: int | None = None,
+        mask: Mask | None = None,
     ) -> Iterator[int]:
         """Add a prompt and yield up to `limit` new tokens; one of `stops`, yielded too, or a full context ends them.
 
-        `seed` decides the draws, else the sampler's own. `tokens` has the prompt once the first new token is there:
+        `seed` decides the draws, else the sampler's own. With a `mask`, or log-probabilities, steps do not run ahead of
+        the host. `tokens` has the prompt once the first new token is there:
         before that, an interruption leaves it as it was. With the engine's next use the stream is over: LoopError where
         it is read on. ContextError, ModelError, DeviceFault.
         """
@@ -284,8 +289,13 @@ class Engine:
             self.feed(prompt)
             return
         settings, own = _settings(sampler)
+        self.logprobs = []
         chosen = own if seed is None else seed
-        tokens = self._stream(prompt, settings, secrets.randbits(64) if chosen is None else chosen, limit)
+        chosen = secrets.randbits(64) if chosen is None else chosen
+        if mask is not None or settings.logprobs is not None:
+            yield from self._stepwise(prompt, replace(settings, masked=mask is not None), chosen, limit, stops, mask)
+            return
+        tokens = self._stream(prompt, settings, chosen, limit)
         turn = self._turn
         before: int | None = None
         try:
@@ -300,6 +310,43 @@ class Engine:
         finally:
             tokens.close()
 
+    def _stepwise(
+        self, prompt: Sequence[int], settings: Settings, seed: int, limit: int | None, stops: frozenset[int],
+        mask: Mask | None,
+    ) -> Iterator[int]:  # fmt: skip
+        """`generate` where the host has a part in each step: it makes the mask, or reads the log-probabilities."""
+        before, written = len(self.tokens), list[int]()
+        try:
+            self.feed(prompt)
+            self.tokens.pop()  # its step is taken again, with these settings
+            token = prompt[-1]
+            while limit is None or len(written) < limit:
+                drawn = self._drawn(token, settings, seed, mask and mask(written))
+                self.tokens.append(token)
+                written.append(token := drawn)
+                turn = self._turn
+                yield token
+                self._check_turn(turn)
+                if token in stops or len(self.tokens) >= self.context:
+                    return
+        finally:
+            if not written:
+                del self.tokens[before:]
+
+    def _drawn(self, token: int, settings: Settings, seed: int, allowed: bytes | memoryview | None) -> int:
+        """The token after the next one of a conversation, by a step of its own."""
+        stream = self._stream([token], settings, seed, 1, steps_per_submission=1)
+        if settings.masked:
+            self._sampling.mask(0, 1, allowed)
+        (drawn,) = stream
+        if settings.masked and drawn >= self.config.vocab:
+            raise ModelError(NO_TOKEN)
+        self.config.check_sampled(drawn)
+        if settings.logprobs is not None:
+            self._loop(settings, 1).settle()
+            self.logprobs.append(self._sampling.logprobs(0, 1))
+        return int(drawn)
+
     def _stream(
         self,
         prompt: Sequence[int],
@@ -311,8 +358,6 @@ class Engine:
         """New tokens after a prompt, as a generator; what can be wrong with it is said at once."""
         self._check(prompt)
         settings.check(self.config.vocab)
-        if settings.masked or settings.logprobs is not None:
-            raise ModelError("masks and log-probabilities are those of a batch's sequences: see tegrad.llm.batch")
         self._turn += 1
         if self._near and (limit is None or len(self.tokens) + len(prompt) + limit > NEAR_POSITIONS):
             self._go_far()
@@ -417,7 +462,7 @@ class Engine:
 
     def _step(self, settings: Settings) -> tuple[Launch, ...]:
         plan, sampling = self.plan, self._sampling
-        if isinstance(plan, WholePlan) and settings.greedy:
+        if isinstance(plan, WholePlan) and settings.greedy and settings.logprobs is None:
             return plan.likeliest(sampling)
         end = sampling.launches(self._states, [settings], logits=plan.logits, best=plan.best, best_row=plan.best_row)
         return (*plan.launches, *end)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Literal, Protocol, TypeAlias
 
-from tegrad.llm.sampler import Sampler
+from tegrad.llm.sampler import Logprobs, Mask, Sampler
 from tegrad.llm.tokenizer import Stream, Tokenizer
 
 Ending: TypeAlias = Literal["stop", "limit", "context", "open"]
@@ -15,13 +15,16 @@ Ending: TypeAlias = Literal["stop", "limit", "context", "open"]
 class Speaker(Protocol):
     """A conversation with a model: `session.Session`, or `engine.Engine`."""
 
+    logprobs: list[Logprobs]
+
     def warm(self) -> None:
         """Compile what a token needs, so that none waits for it later."""
 
     def generate(
-        self, prompt: Sequence[int], sampler: Sampler, limit: int | None = None, stops: frozenset[int] = frozenset()
-    ) -> Iterator[int]:
-        """Add a prompt and yield new tokens."""
+        self, prompt: Sequence[int], sampler: Sampler, limit: int | None = None, stops: frozenset[int] = frozenset(),
+        *, mask: Mask | None = None,
+    ) -> Iterator[int]:  # fmt: skip
+        """Add a prompt and yield new tokens, each of them one that `mask` allows."""
 
 
 class Until:
@@ -66,13 +69,14 @@ class Reply:
         sampler: Sampler,
         limit: int | None,
         stops: Sequence[str] = (),
+        mask: Mask | None = None,
     ) -> None:
         self.tokens: list[int] = []
         self.ended: Ending = "open"
         self.first_token: float | None = None
         """Seconds from the prompt to its first token, compilation of the kernels included."""
         self._later = 0.0
-        self._parts = (session, tokenizer, prompt, sampler, limit)
+        self._parts = (session, tokenizer, prompt, sampler, limit, mask)
         self._until = Until(stops)
 
     @property
@@ -81,12 +85,12 @@ class Reply:
         return (len(self.tokens) - 1) / self._later if len(self.tokens) > 1 and self._later > 0 else None
 
     def __iter__(self) -> Iterator[str]:
-        session, tokenizer, prompt, sampler, limit = self._parts
+        session, tokenizer, prompt, sampler, limit, mask = self._parts
         stream = Stream(tokenizer)
         begun = time.perf_counter()
         if limit != 1:
             session.warm()
-        for token in session.generate(prompt, sampler, limit, tokenizer.stops):
+        for token in session.generate(prompt, sampler, limit, tokenizer.stops, mask=mask):
             now = time.perf_counter()
             self.tokens.append(token)
             if self.first_token is None:

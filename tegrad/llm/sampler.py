@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,11 @@ LARGEST_SETTING: Final = 1e9
 """Of any setting that is no probability."""
 LEAST_TEMPERATURE: Final = 1e-3
 """Temperatures between 0 and this are refused: the noise would drown in the rounding of logit / temperature."""
+Mask: TypeAlias = Callable[[Sequence[int]], bytes | memoryview | None]
+"""What may follow an answer's tokens so far: bit t % 32 of little-endian word t / 32 allows token t, None all."""
+
+
+NO_TOKEN: Final = "no token can be taken: the mask and the biases leave none; ask for something else"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +113,30 @@ class Settings:
 class Sampler:
     """Draws tokens on the host. Equal seeds and logits give equal tokens on every machine.
 
-    `more` are fields of `Settings`; masks and log-probabilities are the device's.
+    `more` are fields of `Settings`.
     """
 
     def __init__(self, temperature: float = 0.0, *, seed: int | None = None, **more: Any) -> None:
         self.settings, self.seed = Settings(temperature, **more), seed
         self._random = np.random.default_rng(seed)
 
-    def __call__(self, logits: NDArray[np.float32], past: Sequence[int] = ()) -> int:
-        """A token from logits (vocab,); `past` are the tokens so far, which penalties look at."""
+    def __call__(
+        self, logits: NDArray[np.float32], past: Sequence[int] = (), allowed: bytes | memoryview | None = None
+    ) -> int:
+        """A token from logits (vocab,); `past` are the tokens so far, which penalties look at, `allowed` a mask.
+
+        ModelError where none can be taken.
+        """
         wanted = self.settings
         if wanted.biases:
             logits = _biased(logits, wanted)
         if wanted.penalizes:
             logits = _penalized(logits, wanted, past)
+        if allowed is not None:
+            bits = np.unpackbits(np.frombuffer(allowed, np.uint8), count=logits.size, bitorder="little")
+            logits = np.where(bits, logits, np.float32(-np.inf))
+        if logits.max() == -np.inf:
+            raise ModelError(NO_TOKEN)
         if wanted.temperature == 0:
             return int(np.argmax(logits))
         tokens = np.argsort(-logits, kind="stable")[: wanted.top_k or None]

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
-from typing import Any, Final, Protocol, Self, TypeAlias
+from typing import Any, Final, Protocol, Self
 
 from tegrad import nv
 from tegrad.errors import TegradError
@@ -28,14 +28,12 @@ from tegrad.llm.arch import Config
 from tegrad.llm.batch import GREEDY, Batch, Member
 from tegrad.llm.errors import ContextError, ModelError, NoRoom
 from tegrad.llm.packed import PackedModel
+from tegrad.llm.sampler import Mask
 from tegrad.llm.sampling import Logprobs, Settings
 from tegrad.llm.tokenizer import Tokenizer
 
 __all__ = ["QUEUE", "Answer", "Counts", "Mask", "Order", "Piece", "QueueFull", "Reason", "Room", "Service", "Sink",
            "Usage", "check"]  # fmt: skip
-
-Mask: TypeAlias = Callable[[Sequence[int]], bytes | memoryview | None]
-"""What may follow the tokens so far, as `Batch.mask` takes it. Called in the service's thread: be quick."""
 
 QUEUE: Final = 64
 """Requests that wait beside those that all slots take."""
@@ -186,8 +184,9 @@ class Service:
     ) -> Answer:
         """Ask for what follows `tokens`: at most `max_tokens`, or as many as the context has room for.
 
-        After `deadline` seconds it ends, wherever it is. QueueFull; ContextError for a prompt that the context has no
-        room for; ModelError for what the model cannot continue or sample, and for a closed service.
+        `mask` is called in the service's thread: be quick. After `deadline` seconds it ends, wherever it is. QueueFull;
+        ContextError for a prompt that the context has no room for; ModelError for what the model cannot continue or
+        sample, and for a closed service.
         """
         answer = Answer(self.tokenizer, len(tokens), stops)
         answer.leave = self.ask(

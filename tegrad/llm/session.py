@@ -13,7 +13,7 @@ from tinygrad.dtype import DType
 from tegrad.llm.errors import ContextError
 from tegrad.llm.model import Model
 from tegrad.llm.rings import Rings
-from tegrad.llm.sampler import Sampler
+from tegrad.llm.sampler import Logprobs, Mask, Sampler
 
 CHUNK: Final = 32
 """Prompt tokens of one prefill step; the rest of a prompt is padded to a chunk."""
@@ -38,6 +38,8 @@ class Session:
         self.model = model
         self.context = model.config.positions(context)
         self.tokens: list[int] = []
+        self.logprobs: list[Logprobs] = []
+        """Of each token that `generate` yielded last, where its settings ask for them."""
         self._chunk, self._short = chunk, short
         # A padded chunk writes beyond the last token, so the cache is longer than the context by as much.
         self._cache = model.cache(self.context + chunk, cache_dtype, chunk)
@@ -82,18 +84,20 @@ class Session:
         return np.concatenate(parts)
 
     def generate(
-        self, prompt: Sequence[int], sampler: Sampler, limit: int | None = None, stops: frozenset[int] = frozenset()
-    ) -> Iterator[int]:
+        self, prompt: Sequence[int], sampler: Sampler, limit: int | None = None, stops: frozenset[int] = frozenset(),
+        *, mask: Mask | None = None,
+    ) -> Iterator[int]:  # fmt: skip
         """Add a prompt and yield up to `limit` new tokens; one of `stops`, yielded too, or a full context ends them."""
-        logits = self.feed(prompt)
-        count = 0
-        while limit is None or count < limit:
-            token = sampler(logits, self.tokens)
+        logits, told = self.feed(prompt), sampler.settings.logprobs
+        self.logprobs, written = [], list[int]()
+        while limit is None or len(written) < limit:
+            token = sampler(logits, self.tokens, mask and mask(written))
+            self.logprobs += [] if told is None else [Logprobs.of(logits, token, told)]
+            written.append(token)
             yield token
-            count += 1
             if token in stops or len(self.tokens) >= self.context:
                 return
-            if count != limit:
+            if len(written) != limit:
                 logits = self.feed([token])
 
     def _feed(self, tokens: Sequence[int], *, every: bool) -> Logits:

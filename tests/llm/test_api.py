@@ -94,6 +94,19 @@ def test_a_text_of_stop_ends_an_answer_in_front_of_it(llm: LLM) -> None:
 
 
 @board
+def test_biases_and_log_probabilities_are_the_engines(llm: LLM) -> None:
+    plain = llm.generate(BEGIN, max_tokens=4, temperature=0)
+    told = llm.generate(BEGIN, max_tokens=4, temperature=0, logprobs=3)
+    assert (plain.logprobs, told.tokens, len(told.logprobs)) == ((), plain.tokens, 4)
+    for token, one in zip(told.tokens, told.logprobs, strict=True):
+        assert one.likeliest[0] == (token, one.taken)
+        assert len(one.likeliest) == 3
+    other = llm.generate(BEGIN, max_tokens=4, temperature=0, logit_bias={plain.tokens[0]: -100})
+    assert other.tokens[0] != plain.tokens[0]
+    assert other.logprobs == ()
+
+
+@board
 def test_an_answer_ends_where_the_context_does(llm: LLM) -> None:
     prompt = " the" * 120
     reply = llm.generate(prompt, max_tokens=None, temperature=0, top_k=1)
@@ -134,6 +147,9 @@ WRONG: dict[str, tuple[Callable[[LLM], Any], type[Exception], str]] = {
     "no whole one": (lambda llm: llm.generate("x", top_k=1.5), ArgumentError, "top_k=1.5 is no whole number"),
     "no tokens": (lambda llm: llm.generate("x", max_tokens=0), ArgumentError, "max_tokens=0: ask for at least 1"),
     "a seed": (lambda llm: llm.generate("x", seed=-1), ArgumentError, "seed=-1"),
+    "a bias": (lambda llm: llm.generate("x", logit_bias={"a": 1}), ArgumentError, "give such as {13: -2.5}"),
+    "biases": (lambda llm: llm.generate("x", logit_bias={9999: 1}), ModelError, "token 9999, outside of the vocabular"),
+    "logprobs": (lambda llm: llm.generate("x", logprobs=21), ModelError, "of 0 to 20 likeliest tokens"),
     "a stop": (lambda llm: llm.generate("x", stop=3), ArgumentError, "stop=3 is neither"),
     "stops": (lambda llm: llm.generate("x", stop=["a", 3]), ArgumentError, "neither a text nor a list of texts"),
     "a setting": (lambda llm: llm.generate("x", top_p=0), ModelError, "give a top-p above 0 and up to 1"),
@@ -311,10 +327,11 @@ def test_to_close_a_model_ends_what_runs_and_what_waits(tiny: Path, device: str)
 def test_a_turn_may_be_lost_between_two_tokens_though_they_have_no_text() -> None:
     class Saying:
         tokens: ClassVar[list[int]] = []
+        logprobs: ClassVar[list[object]] = []
 
         def reset(self, keep: int) -> None: ...
 
-        def generate(self, *_: object) -> Iterator[int]:
+        def generate(self, *_: object, mask: object) -> Iterator[int]:
             yield from range(9)
 
     turn = api._Turn(Saying(), keep=False)  # type: ignore[arg-type]
@@ -348,5 +365,5 @@ def test_defaults_are_those_of_tegrad_run() -> None:
     from tegrad.cli.run import run
 
     told = {name: value.default for name, value in inspect.signature(run).parameters.items()}
-    same = DEFAULTS.keys() - {"max_tokens", "stop"}
+    same = DEFAULTS.keys() - {"max_tokens", "stop", "logit_bias", "logprobs"}
     assert {name: told[name] for name in same} == {name: dict(DEFAULTS)[name] for name in same}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from tegrad.llm.gguf import Gguf
 from tegrad.llm.loop import LoopError
 from tegrad.llm.prefill import Prefill
 from tegrad.llm.reference import Reference
-from tegrad.llm.sampler import Sampler
+from tegrad.llm.sampler import Logprobs, Sampler
 from tegrad.llm.sampling import Sampling, Settings
 from tegrad.llm.state import State, States
 
@@ -196,6 +196,54 @@ def test_penalties_look_at_the_tokens_that_a_reset_kept(engine: Engine) -> None:
     engine.feed_all([(11 * at + 2) % 300 for at in range(1200)])
     engine.reset(keep=40)
     assert list(engine.generate([9], settings, 8)) == expected
+
+
+@pytest.mark.parametrize("count", [1, 7, 30], ids=["one token", "in steps", "in chunks"])
+def test_steps_with_a_part_of_the_hosts_say_what_steps_that_run_ahead_say(engine: Engine, count: int) -> None:
+    prompt, settings = [(7 * at) % 300 for at in range(count)], Settings(0.9, top_k=40, repeat=1.3)
+    for kind in (Settings(), settings):
+        engine.reset()
+        expected = list(engine.generate(prompt, kind, 6, seed=3))
+        assert engine.logprobs == []
+        engine.reset()
+        other_text(engine)
+        assert list(engine.generate(prompt, kind, 6, seed=3, mask=lambda _: None)) == expected
+        assert engine.tokens == [*prompt, *expected[:-1]]
+        engine.reset()
+        assert list(engine.generate(prompt, replace(kind, logprobs=2), 6, seed=3)) == expected
+        assert len(engine.logprobs) == 6
+
+
+def test_log_probabilities_are_those_of_the_steps_logits(engine: Engine) -> None:
+    tokens = list(engine.generate(PROMPT, Settings(0.8, biases=((11, 3.0),), logprobs=5), 6, seed=1))
+    found = engine.logprobs
+    engine.reset()
+    for fed, token, told in zip([PROMPT, *([token] for token in tokens)], tokens, found, strict=False):
+        expected = Logprobs.of(engine.feed(fed), token, 5)
+        assert abs(told.taken - expected.taken) < 1e-4
+        assert [each for each, _ in told.likeliest] == [each for each, _ in expected.likeliest]
+    assert len(found) == 6
+
+
+def test_a_mask_decides_what_is_said_and_one_that_leaves_nothing_is_an_error(engine: Engine) -> None:
+    word = [17, 300, 0, 31, 32, 299]
+
+    def allowed(written: Sequence[int]) -> bytes:
+        every = np.arange(SHAPE.vocab) == word[len(written)] if len(written) < len(word) else np.zeros(SHAPE.vocab)
+        bits = np.packbits(every.astype(bool), bitorder="little").tobytes()
+        return bits.ljust(-(-SHAPE.vocab // 32) * 4, b"\0")
+
+    for settings in (Settings(), Settings(0.9), Settings(1.2, top_k=5)):
+        engine.reset()
+        assert list(engine.generate(PROMPT, settings, len(word), mask=allowed)) == word
+        assert engine.tokens == [*PROMPT, *word[:-1]]
+        assert list(engine.generate([9], settings, 9, frozenset({31}), mask=allowed)) == word[:4]
+        with pytest.raises(ModelError, match="the mask and the biases leave none"):
+            list(engine.generate([9], settings, 9, mask=allowed))
+        kept = list(engine.tokens)
+        with pytest.raises(ModelError, match="the mask and the biases leave none"):
+            next(engine.generate(PROMPT, settings, mask=lambda _: allowed([0] * 6)))
+        assert engine.tokens == kept
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,17 @@ def test_temperature_sharpens_and_flattens() -> None:
         assert np.abs(drawn(Sampler(temperature, seed=2)) - expected / expected.sum()).max() < 0.015
 
 
+def test_a_mask_and_biases_leave_what_they_allow_or_an_error() -> None:
+    for sampler in (Sampler(0), Sampler(1.0, top_p=0.9, seed=1), Sampler(1.0, top_k=3, min_p=0.1, seed=1)):
+        assert {sampler(LOGITS, (), bytes([0b10100])) for _ in range(50)} <= {2, 4}
+        assert sampler(LOGITS, (), bytes([0b100])) == 2
+        with pytest.raises(ModelError, match="the mask and the biases leave none"):
+            sampler(LOGITS, (), bytes(1))
+    none = Sampler(1.0, biases=tuple((token, -math.inf) for token in range(5)))
+    with pytest.raises(ModelError, match="leave none"):
+        none(LOGITS)
+
+
 def test_top_k_keeps_the_likeliest() -> None:
     assert np.abs(drawn(Sampler(1.0, top_k=2, seed=3)) - [0, 4 / 7, 0, 3 / 7, 0]).max() < 0.015
 

@@ -10,7 +10,7 @@ from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.generate import Reply
 from tegrad.llm.model import Model
 from tegrad.llm.reference import Reference
-from tegrad.llm.sampler import Sampler
+from tegrad.llm.sampler import Logprobs, Sampler
 from tegrad.llm.session import Session
 from tegrad.llm.tokenizer import Tokenizer
 
@@ -49,6 +49,22 @@ def test_rewound_tokens_leave_no_trace(session: Session, reference: Reference) -
     session.reset(keep=3)
     logits = session.feed(PROMPT)
     assert np.allclose(logits, reference.logits([200, 201, 202, *PROMPT])[-1], atol=0.02)
+
+
+def test_masks_and_log_probabilities_are_as_the_engines(session: Session, reference: Reference) -> None:
+    even = np.packbits(np.arange(SHAPE.vocab) % 2 == 0, bitorder="little").tobytes()
+    session.reset()
+    tokens = list(session.generate(PROMPT, Sampler(1.5, seed=1, logprobs=2), 8, mask=lambda _: even))
+    assert {token % 2 for token in tokens} == {0}
+    logits = reference.logits([*PROMPT, *tokens[:-1]])[len(PROMPT) - 1 :]
+    for row, token, found in zip(logits, tokens, session.logprobs, strict=True):
+        expected = Logprobs.of(row, token, 2)
+        assert abs(found.taken - expected.taken) < 0.05
+        assert found.likeliest[0][0] == expected.likeliest[0][0]
+    session.reset()
+    asked: list[list[int]] = []
+    said = list(session.generate(PROMPT, Sampler(0), 3, mask=lambda written: asked.append(list(written))))
+    assert asked == [said[:at] for at in range(3)]
 
 
 def test_a_stop_ends_the_tokens_and_is_the_last(session: Session) -> None:
