@@ -29,8 +29,10 @@ def __getattr__(name: str) -> Any:
     """What only programs that use models need, imported when it is first named."""
     if name not in ("LLM", "Reply"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tegrad.hub.cache import located
     from tegrad.llm import api
 
+    api.located = located
     return getattr(api, name)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from tegrad.llm import embeddings, generate
 from tegrad.llm.arch import Config
 from tegrad.llm.errors import ContextError, ModelError, UnsupportedModelError
-from tegrad.llm.gguf import Gguf
+from tegrad.llm.gguf import Gguf, Progress
 from tegrad.llm.sampler import Logprobs, Mask, Sampler
 from tegrad.llm.serial import Serial, User
 from tegrad.llm.start import choose_device, speaker
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from tegrad.llm.session import Session
 
 Cache: TypeAlias = Literal["f16", "q8_0"]
+located: Callable[[str], Path] = Path
+"""The file that a model's name or path means: `tegrad.LLM` knows the names of the hub's cache, too."""
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation, such as [{"role": "user", "content": "Hello"}]."""
 
@@ -311,17 +313,19 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | os.PathLike[str], context: int | None = None, *, cache: Cache = "f16", gpu: str | None = None
-    ) -> None:
-        """`model` is a GGUF file, of one in parts any of them. `context` are tokens of prompt and answer together, the
-        model's own up to 4096 if left out. `cache` is what keys and values are kept in; `gpu` such as "NV:1", or
-        another device of tinygrad's.
+        self, model: str | os.PathLike[str], context: int | None = None, *, cache: Cache = "f16",
+        gpu: int | str | None = None, progress: Progress | None = None,
+    ) -> None:  # fmt: skip
+        """`model` is a GGUF file, of one in parts any of them, or a pulled model's name. `context` are tokens of prompt
+        and answer together, the model's own up to 4096 if left out. `cache` is what keys and values are kept in; `gpu`
+        is the GPU's number, or a device of tinygrad's such as "NV:1". `progress` is told bytes loaded, and of how many.
 
-        GgufError, UnsupportedModelError, ContextError, OutOfMemory, DeviceError, ArgumentError.
+        GgufError, ModelNameError, UnsupportedModelError, ContextError, OutOfMemory, DeviceError, ArgumentError.
         """
         if cache not in get_args(Cache):
             raise ArgumentError(f"cache={cache!r}: choose among {', '.join(get_args(Cache))}")
-        with Gguf.open(Path(model)) as self._file:
+        gpu = f"NV:{gpu}" if isinstance(gpu, int) else gpu
+        with Gguf.open(located(model) if isinstance(model, str) else Path(model)) as self._file:
             self._config = Config.read(self._file)
             self._config.check_tokens(self._file)
             self.context = self._config.positions(context)
@@ -330,7 +334,9 @@ class LLM:
             from tegrad.llm.device import open_device  # only now: tinygrad reads what was chosen when it is imported
 
             open_device(gpu)
-            self._session, self.steps = speaker(self._file, self.context, gpu, q8=cache == "q8_0", tell=_warn)
+            self._session, self.steps = speaker(
+                self._file, self.context, gpu, q8=cache == "q8_0", progress=progress, tell=_warn
+            )
         self._template: Template | None = None
         self._making = threading.Lock()
         self._undo = ExitStack()

@@ -17,7 +17,7 @@ import pytest
 from tiny_llama import LARGE_EPS, TYPE, Shape, letters, rewritten, write
 
 import tegrad
-from tegrad import LLM, models
+from tegrad import LLM, TegradError, models
 from tegrad.llm import api, embeddings
 from tegrad.llm.api import DEFAULTS, ArgumentError
 from tegrad.llm.engine import Engine
@@ -104,6 +104,17 @@ def test_biases_and_log_probabilities_are_the_engines(llm: LLM) -> None:
     other = llm.generate(BEGIN, max_tokens=4, temperature=0, logit_bias={plain.tokens[0]: -100})
     assert other.tokens[0] != plain.tokens[0]
     assert other.logprobs == ()
+
+
+def test_a_name_is_a_model_of_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(TegradError, match="no model of that name is here: `tegrad pull owner/small:Q8_0` fetches it"):
+        LLM("owner/small:Q8_0")
+    snapshot = tmp_path / "models--owner--small" / "snapshots" / "0"
+    snapshot.mkdir(parents=True)
+    (snapshot / "small-Q8_0.gguf").write_bytes(b"something else")
+    with pytest.raises(GgufError, match=r"small-Q8_0\.gguf"):
+        LLM("small")
 
 
 @board
@@ -193,7 +204,9 @@ def test_what_is_wrong_with_a_model_is_told_before_a_device_is_opened(
 def test_device_and_cache_are_those_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def speaker(file: Gguf, context: int, device: str, *, q8: bool, tell: Callable[[str], None]) -> tuple[object, str]:
+    def speaker(
+        file: Gguf, context: int, device: str, *, q8: bool, tell: Callable[[str], None], progress: object
+    ) -> tuple[object, str]:
         tell("a note")
         asked.append((context, device, q8))
         return object(), "operations"
@@ -201,7 +214,7 @@ def test_device_and_cache_are_those_that_were_asked_for(monkeypatch: pytest.Monk
     monkeypatch.setattr(api, "choose_device", lambda device, tell: asked.append(device))
     monkeypatch.setattr("tegrad.llm.device.open_device", asked.append)
     monkeypatch.setattr(api, "speaker", speaker)
-    with pytest.warns(UserWarning, match="a note"), LLM(str(models.SMALL), 64, cache="q8_0", gpu="NV:1"):
+    with pytest.warns(UserWarning, match="a note"), LLM(str(models.SMALL), 64, cache="q8_0", gpu=1):
         pass
     assert asked == ["NV:1", "NV:1", (64, "NV:1", True)]
 
