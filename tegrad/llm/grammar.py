@@ -1,9 +1,38 @@
-"""What a model may say: any JSON, JSON of a schema, or a grammar."""
+"""What a model may say: any JSON, JSON of a schema, or a grammar; and the masks that hold it to that, by llguidance."""
 
 from __future__ import annotations
 
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from tegrad.installed import pip_install
+from tegrad.llm import trial
+from tegrad.llm.errors import ModelError
+from tegrad.llm.tokenizer import Kind, Tokenizer
+
+if TYPE_CHECKING:
+    from tegrad.llm.service import Mask
+
+MOST_CHARACTERS: Final = 1 << 17
+"""Of a grammar's text."""
+KEPT: Final = 16
+"""Compiled grammars that wait for another request."""
+MASK_S: Final = 0.02
+"""Seconds that masks of an answer may take on average."""
+ALLOWANCE_S: Final = 2.0
+"""Seconds that they may take more."""
+ERROR_CHARACTERS: Final = 300
+SPACES: Final = r"[\x20\x0A\x0D\x09]{1,20}"
+"""Between parts of JSON: a bound, as weak models would go on with spaces for ever."""
+APART: Final = (Kind.CONTROL, Kind.UNKNOWN, Kind.UNUSED)
+"""Tokens that are no text, and which a grammar allows only where it names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,3 +41,143 @@ class Grammar:
 
     kind: Literal["json", "schema", "lark", "regex"]
     text: str = ""
+
+
+class GrammarError(ModelError):
+    """A grammar or schema that is not sound, or that asks for what is not supported."""
+
+
+class Masks:
+    """Masks of grammars over a model's vocabulary. From any thread."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int | None = None) -> None:
+        """`vocab`: the model's logits, where the file has more tokens than these."""
+        self._tokenizer, self._lock = tokenizer, threading.Lock()
+        self._bytes = -(-(len(tokenizer) if vocab is None else vocab) // 32) * 4
+        self._made: OrderedDict[Grammar, Any] = OrderedDict()
+
+    def check(self, grammar: Grammar) -> None:
+        """GrammarError for one that is not sound or not supported, or if llguidance is not installed."""
+        self._matcher(grammar)
+
+    def mask(self, grammar: Grammar) -> Mask:
+        """What may follow the tokens of one answer, for `Service.submit`; its calls come in order. As `check`.
+
+        Tokens that end a text are allowed exactly where the grammar may end.
+        """
+        matcher, done, size, spent = self._matcher(grammar), 0, self._bytes, 0.0
+
+        def allowed(tokens: Sequence[int]) -> bytes:
+            nonlocal done, spent
+            begun = time.perf_counter()
+            fresh, done = list(tokens[done:]), len(tokens)
+            if not matcher.consume_tokens(fresh):
+                raise GrammarError(f"the answer left its grammar: {_said(matcher.get_error())}")
+            bits: bytes = matcher.compute_bitmask()
+            if matcher.is_error():
+                raise GrammarError(f"the grammar cannot be followed: {_said(matcher.get_error())}")
+            spent += time.perf_counter() - begun
+            if spent > ALLOWANCE_S + MASK_S * len(tokens):  # others wait for it
+                raise GrammarError(
+                    f"the grammar takes {1e3 * spent / (done + 1):.0f} ms for each token: make it simpler"
+                )
+            return bits[:size]
+
+        return allowed
+
+    def _matcher(self, grammar: Grammar) -> Any:
+        """A matcher of its own, at the beginning."""
+        with self._lock:
+            found = self._made.get(grammar)
+        found = found or self._compiled(grammar)  # takes long, and keeps nobody else waiting
+        with self._lock:
+            self._made[grammar] = found
+            self._made.move_to_end(grammar)
+            if len(self._made) > KEPT:
+                self._made.popitem(last=False)
+            return found.deep_copy()
+
+    def _compiled(self, grammar: Grammar) -> Any:
+        library, text = _library(), grammar.text
+        if len(text) > MOST_CHARACTERS:
+            raise GrammarError(f"the grammar has {len(text):,} characters: at most {MOST_CHARACTERS:,} are taken")
+        source, special = _source(library, grammar), self._special
+        if not special:
+            raise GrammarError("the model's vocabulary has no token that ends a text: no grammar can be kept to")
+        if not (said := trial.fault(source, len(self._tokenizer), special)):
+            limits = library.LLParserLimits(**trial.LIMITS)
+            matcher = library.LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
+            said = matcher.get_error()
+        if said:
+            what = "JSON schema" if grammar.kind == "schema" else "grammar"
+            raise GrammarError(f"the {what} is not sound or not supported: {_said(said)}")
+        return matcher
+
+    @cached_property
+    def _special(self) -> dict[int, str]:
+        """Tokens that are no text, with their names; none where nothing ends a text."""
+        tokenizer = self._tokenizer
+        apart = {token for token, kind in enumerate(tokenizer.kinds) if kind in APART} | tokenizer.stops
+        return {token: tokenizer.tokens[token] for token in sorted(apart)} if tokenizer.stops else {}
+
+    @cached_property
+    def _vocabulary(self) -> Any:
+        """The tokenizer as llguidance has it."""
+        library, wanted = _library(), _Vocabulary(self._tokenizer, self._special)
+        return library.LLTokenizer(library.TokenizerWrapper(wanted), eos_token=sorted(self._tokenizer.stops))
+
+
+class _Vocabulary:
+    """What llguidance asks of a tokenizer, by its names."""
+
+    def __init__(self, tokenizer: Tokenizer, special: Iterable[int]) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id, self.bos_token_id = min(tokenizer.stops), tokenizer.bos
+        self.tokens = [tokenizer.piece(token, special=True) for token in range(len(tokenizer))]
+        self.special_token_ids = list(special)
+        self._single = {piece[0]: token for token, piece in enumerate(self.tokens) if len(piece) == 1}
+
+    def __call__(self, text: str) -> list[int]:
+        """Tokens of exactly this text: without the space that some vocabularies begin texts with."""
+        wanted = text.encode()
+        for front in ("", "\n"):
+            tokens = self._tokenizer.encode(front + text, bos=False, special=False)
+            for begin in range(min(len(tokens), 3)):
+                if b"".join(map(self.tokens.__getitem__, tokens[begin:])) == wanted:
+                    return tokens[begin:]
+        return [self._single[byte] for byte in wanted if byte in self._single]
+
+
+def with_spaces(schema: Any, **options: Any) -> Any:
+    """A schema in which llguidance bounds the spaces, or is told something else by `options`, unless it says more."""
+    if not isinstance(schema, dict):
+        return schema
+    options = options or {"whitespace_pattern": SPACES}
+    return {**schema, "x-guidance": options | (schema.get("x-guidance") or {})}
+
+
+def _source(library: ModuleType, grammar: Grammar) -> str:
+    """A grammar as llguidance takes it."""
+    matcher = library.LLMatcher
+    if grammar.kind == "lark":
+        return str(matcher.grammar_from_lark(grammar.text))
+    if grammar.kind == "regex":
+        return str(matcher.grammar_from_regex(grammar.text))
+    try:
+        schema = {"type": "object"} if grammar.kind == "json" else json.loads(grammar.text)
+    except ValueError as error:
+        raise GrammarError(f"the JSON schema is no JSON: {error}") from error
+    return str(matcher.grammar_from_json_schema(json.dumps(with_spaces(schema))))
+
+
+def _said(error: str) -> str:
+    """llguidance's words on one line, which may have the request's own in them."""
+    return " ".join(error.split())[:ERROR_CHARACTERS]
+
+
+def _library() -> ModuleType:
+    try:
+        import llguidance
+    except ImportError:
+        raise GrammarError(f"grammars and schemas need llguidance: {pip_install('grammar')}") from None
+    return llguidance

@@ -1,6 +1,5 @@
 """The tokenizer gives llama.cpp's tokens for any text, and its stream never splits a character."""
 
-import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,11 +8,8 @@ from pathlib import Path
 from time import process_time
 
 import pytest
-from tiny_llama import TYPE, Shape, Vocabulary, byte_alphabet, rewritten, write
-from tokenizers import Tokenizer as Engine
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import Metaspace
-from tokenizers.trainers import BpeTrainer
+from tiny_llama import Vocabulary, rewritten
+from vocabularies import CONTROL, CORPUS, USER, byte_level, sentencepiece, write_vocabulary
 
 from tegrad.llm.cuts import KINDS, SPLITS
 from tegrad.llm.errors import GgufError
@@ -21,11 +17,6 @@ from tegrad.llm.gguf import Gguf
 from tegrad.llm.template import Template
 from tegrad.llm.tokenizer import BRIEF_CHARACTERS, ENDS, FILLS, Kind, Stream, Tokenizer
 
-CORPUS = (
-    Path(__file__).parents[2] / "LICENSE"
-).read_text() * 2 + " the them then they're we'll I'LL 1234 99 == 漢字 🙂"
-CONTROL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
-USER = ["<think>", "</think>"]
 ALPHABET = [
     *"abcABCthe the   \n\n\r\t 0123456789.,!?'s'RE-_éüß漢字かな한글ЖжǅƻაႠ՞աՍ：。🙂🏳️‍🌈<>|$^~+=",
     *CONTROL,
@@ -43,39 +34,6 @@ NEWER = {"glm5": "glm4", "mellum2": "smollm", "talkie": "gpt-4o"}
 """Names that llama.cpp has got since the package; it is given the older name of the same cut."""
 TILDE = ("deepseek-v3", "afmoe")
 """Cuts for which the package's llama.cpp did not take ~ for a symbol yet, as its present source does."""
-
-
-def trained(size: int, split: object) -> tuple[list[str], list[str]]:
-    """Pieces and merges of a BPE trained on the corpus."""
-    engine = Engine(BPE())
-    engine.pre_tokenizer = split
-    engine.train_from_iterator(
-        [CORPUS], BpeTrainer(vocab_size=size, initial_alphabet=byte_alphabet(), show_progress=False)
-    )
-    model = json.loads(engine.to_str())["model"]
-    pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
-    return pieces, [" ".join(merge) for merge in model["merges"]]
-
-
-def byte_level(pre: str) -> Vocabulary:
-    from tokenizers import Regex
-    from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
-
-    cuts = [Split(Regex(pattern), "isolated") for pattern in SPLITS[pre].patterns]
-    pieces, merges = trained(700, Sequence([*cuts, ByteLevel(add_prefix_space=False, use_regex=False)]))
-    kinds = [Kind.NORMAL] * len(pieces) + [Kind.CONTROL] * len(CONTROL) + [Kind.USER_DEFINED] * len(USER)
-    first = len(pieces)
-    return Vocabulary([*pieces, *CONTROL, *USER], [int(kind) for kind in kinds], merges, first, first + 1, pre=pre)
-
-
-def sentencepiece() -> Vocabulary:
-    pieces, _ = trained(600, Metaspace())
-    pieces.sort(key=lambda piece: len(piece) == 1)
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, "<|im_start|>", "<think>"]
-    kinds = [Kind.UNKNOWN, Kind.CONTROL, Kind.CONTROL, *[Kind.BYTE] * 256, *[Kind.NORMAL] * len(pieces)]
-    scores = [0.0] * 259 + [-float(at) for at in range(len(pieces))] + [0.0, 0.0]
-    all_kinds = [*(int(kind) for kind in kinds), int(Kind.CONTROL), int(Kind.USER_DEFINED)]
-    return Vocabulary(tokens, all_kinds, [], 1, 2, model="llama", pre="default", scores=scores)
 
 
 def spaced() -> Vocabulary:
@@ -118,11 +76,6 @@ def leftmost_best(vocabulary: Vocabulary, text: str) -> list[int]:
     for part in parts:
         tokens += [number[part]] if part in score else [number[f"<0x{byte:02X}>"] for byte in part.encode()]
     return tokens
-
-
-def write_vocabulary(path: Path, vocabulary: Vocabulary, **extra: str) -> Path:
-    shape = Shape(dim=32, ffn=32, heads=1, kv_heads=1, layers=1, vocab=len(vocabulary.tokens), extra=extra)
-    return write(path, shape, TYPE.F32, vocabulary=vocabulary)
 
 
 def texts(seed: int, count: int) -> Iterator[str]:
