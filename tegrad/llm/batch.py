@@ -46,6 +46,8 @@ SLOT_MULTIPLE: Final = 8
 MASK_PATIENCE_S: Final = 10.0
 """Seconds that a step waits where all sequences wait for masks."""
 GREEDY: Final = Settings()
+DRAWN: Final = Settings(temperature=1.0)
+"""Settings such as most requests have that are not greedy."""
 NO_TOKEN: Final = (
     "no token can be taken: the model's logits are not numbers, since its weights are broken or its values pass 65504, "
     "which batches do not hold (run the sequence alone); or the sequence's mask and biases leave none"
@@ -244,6 +246,14 @@ class Batch:
         came, self._fresh = self._fresh, []
         return came
 
+    def warm(self) -> None:
+        """Compile and record chunks of prompts and steps of every width, greedy ones and those that draw."""
+        for size in self._sizes:
+            self.prefill.prepare(size)
+        for width in self.widths:
+            for settings in (GREEDY, DRAWN):
+                self._recorded(width, [settings])
+
     def launches(self, width: int, settings: Iterable[Settings] = (GREEDY,)) -> list[Launch]:
         """One step of the first `width` slots, for sequences with these settings."""
         rows, chunk = self._rows, self._workspace.put(chunk_bytes(count=width))
@@ -356,7 +366,10 @@ class Batch:
     def _recording(self, members: Sequence[Member]) -> Recording:
         """A step that suits these sequences."""
         width = next(width for width in self.widths if width > max(member.slot for member in members))
-        settings = [member.settings for member in members]
+        return self._recorded(width, [member.settings for member in members])
+
+    def _recorded(self, width: int, settings: Sequence[Settings]) -> Recording:
+        """A step of the first `width` slots."""
         end = ending(settings, self.config.vocab)
         if (width, end) not in self._recordings:
             launches = self.launches(width, settings)

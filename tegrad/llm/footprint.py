@@ -1,4 +1,4 @@
-"""The memory that the engine takes of a model with our kernels, from its file's header alone, and what context fits.
+"""The memory that a model takes with our kernels, from its file's header alone, and what context fits.
 
 Weights, keys and values are counted as they are allocated; of the work space, what grows with the model or the context.
 The rest is an allowance, which tests/llm/test_footprint.py holds against an engine on the emulated board.
@@ -12,7 +12,7 @@ from typing import Final, Self
 
 from tegrad.llm import packing
 from tegrad.llm.arch import Config
-from tegrad.llm.cache import AHEAD, BLOCK, bytes_of
+from tegrad.llm.cache import AHEAD, BLOCK, BLOCK_POSITIONS, bytes_of
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.packed import ALIGN
 from tegrad.llm.rings import rows_of
@@ -29,6 +29,10 @@ SYSTEM: Final = 1 << 30
 """Bytes that a Jetson's system is assumed to take before anything runs, without a desktop."""
 CARVEOUTS: Final = 16
 """The part of a module's memory that is assumed to be kept from Linux: one in so many."""
+SAMPLING: Final = 40 << 10
+"""Bytes that a sequence of a batch takes to sample, without what grows with the vocabulary."""
+SAMPLING_OF_TOKEN: Final = 5.5
+"""Bytes of a sequence for each token of the vocabulary: its logit, what the likeliest are found in, two masks."""
 STEP: Final = 256
 """Positions that a context which does not reach the model's own is rounded down to a multiple of."""
 
@@ -66,7 +70,23 @@ class Footprint:
 
     def at(self, positions: int) -> int:
         """Bytes with a context of so many positions."""
-        config, chunk = self.config, AHEAD
+        rows = sum(rows_of(op, positions, AHEAD) for op in self.config.network.attends)
+        return self._bytes(positions, rows, AHEAD, 2 * 4 * self.config.vocab)
+
+    def batch(self, positions: int, slots: int, blocks: int) -> int:
+        """Bytes of a `Batch` of so many sequences of up to `positions`, that share so many blocks."""
+        pooled = blocks * BLOCK_POSITIONS
+        rows = sum(
+            pooled if op.window is None or op.window >= positions else slots * rows_of(op, positions, AHEAD)
+            for op in self.config.network.attends
+        )
+        return self._bytes(
+            positions, rows, AHEAD + slots, slots * (int(SAMPLING_OF_TOKEN * self.config.vocab) + SAMPLING)
+        )
+
+    def _bytes(self, positions: int, cached: int, rows: int, ends: int) -> int:
+        """With so many rows of keys and values, `rows` of work space, and `ends` bytes for logits and sampling."""
+        config = self.config
         normed = config.network.last_add.norm is not None
         sizes = {
             "x, and apart from it what is normed before it is added": 4 * config.dim * (1 + normed),
@@ -77,11 +97,8 @@ class Footprint:
         }
         ropes = {op.rope for op in config.network.attends}
         angles = 2 * sum(4 * rope.dim for rope in ropes)  # a decode step has a table, and so have prompts
-        logits = 2 * 4 * config.vocab
-        rows = sum(rows_of(op, positions, chunk) for op in config.network.attends)
-        keys_values = bytes_of(config.kv_heads * config.head_dim * rows, self.q8)
-        work = chunk * sum(sizes.values()) + positions * angles + logits + ALLOWANCE
-        return self.weights + keys_values + work
+        keys_values = bytes_of(config.kv_heads * config.head_dim * cached, self.q8)
+        return self.weights + keys_values + rows * sum(sizes.values()) + positions * angles + ends + ALLOWANCE
 
     def longest(self, room: int) -> int:
         """The longest context that fits into so many bytes; 0 where none does."""

@@ -147,15 +147,16 @@ class Service:
 
     `options` are those of `Batch`. Up to `queue` requests wait beside as many as there are slots. What PackedModel and
     Batch raise is raised; once it runs, an error of the device ends the answers that are there, and the next request
-    has the device opened and the model loaded anew. `after` is called in the service's thread after each step.
+    has the device opened and the model loaded anew. `after` is called in the service's thread after each step. `warm`
+    has all that requests may need compiled first (`Batch.warm`).
     """
 
     def __init__(
         self, path: str | PathLike[str], device: str | None = None, *, queue: int = QUEUE,
-        after: Callable[[], object] = lambda: None, **options: Any,
+        after: Callable[[], object] = lambda: None, warm: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         self.tokenizer = Tokenizer.load(path)
-        self._open = partial(_opened, path, device, ends=sorted(self.tokenizer.stops), **options)
+        self._open = partial(_opened, path, device, ends=sorted(self.tokenizer.stops), warm=warm, **options)
         self._batch: Batch | None = self._open()
         self.config, self.slots, self.positions = self._batch.config, self._batch.slots, self._batch.cache.positions
         self._device, self._after = self._batch.device, after
@@ -380,10 +381,13 @@ class Service:
         return batch
 
 
-def _opened(path: str | PathLike[str], device: str | None, **options: Any) -> Batch:
+def _opened(path: str | PathLike[str], device: str | None, *, warm: bool, **options: Any) -> Batch:
     model = PackedModel.load(path, device)
     try:
-        return Batch(model, **options)
+        batch = Batch(model, **options)
+        if warm:
+            batch.warm()
+        return batch
     except BaseException:
         model.close()
         raise

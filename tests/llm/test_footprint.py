@@ -14,6 +14,7 @@ from tegrad.bench.models import SHAPES, formats
 from tegrad.bench.plans import DryDevice
 from tegrad.bench.plans import model as packed
 from tegrad.hw.chips import CHIPS
+from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
 from tegrad.llm.engine import Engine
 from tegrad.llm.footprint import ALLOWANCE, Footprint, machine_room, module_room
@@ -52,6 +53,22 @@ def test_an_engine_takes_what_is_said_but_for_the_allowance(device: str, monkeyp
             engine._prompts()
             taken = sum(live.values())
     assert said.at(context) - ALLOWANCE < taken < said.at(context)
+
+
+@pytest.mark.parametrize(
+    ("name", "slots", "q8"), [("1b-q6k", 64, False), ("1b-q6k", 8, True), ("gemma3-1b-q4km", 8, False)]
+)
+def test_a_batch_takes_what_is_said(name: str, slots: int, q8: bool) -> None:
+    shape, chip = SHAPES[name.rpartition("-")[0]], DryDevice(CHIPS["agx-orin-64gb"])
+    config, positions = shape.config, 8192
+    made = packed(config, formats(name), chip, shape.tied)
+    said = Footprint(config, chip.taken, q8).batch(positions, slots, blocks=300)
+    batch = Batch(made, slots=slots, positions=positions, blocks=300, q8=q8)
+    assert batch.prefill.launches(512)
+    assert batch.launches(slots)
+    for rope in {op.rope for op in config.network.attends}:
+        batch.prefill.rows.turns(rope)
+    assert said - ALLOWANCE < chip.taken < said
 
 
 @pytest.mark.board
