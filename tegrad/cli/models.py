@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,12 +71,11 @@ def _row_of(text: str) -> dict[str, Any]:
 def _room(gigabytes: str | None) -> int:
     """Bytes that a model may take, on a module of so many GB or here."""
     from tegrad.cli.run import UsageError
-    from tegrad.llm.footprint import machine_room, module_room
-    from tegrad.nv.kernel import CTRL_NODE, DESKTOP_NODE
+    from tegrad.llm.footprint import gpu_has_memory, machine_room, module_room
 
     if gigabytes is not None:
         return module_room(int(gigabytes))
-    if os.path.exists(DESKTOP_NODE) and not os.path.exists(CTRL_NODE):
+    if gpu_has_memory():
         raise UsageError("this machine's GPU has memory of its own, which is not asked: say how much, --fit GB")
     return machine_room()
 

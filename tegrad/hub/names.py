@@ -72,7 +72,8 @@ def _stem(file: str) -> str:
     return PART.sub("", PurePosixPath(file).name).removesuffix(".gguf")
 
 
-def _quantization(file: str) -> str | None:
+def quantization(file: str) -> str | None:
+    """What stands in a file's name, or its folder's."""
     found = QUANTIZATION.findall(_stem(file)) or QUANTIZATION.findall(PurePosixPath(file).parent.name)
     return re.sub(r"\bFP", "F", found[-1].upper()) if found else None
 
@@ -90,11 +91,11 @@ def models_of(repo: str, files: Mapping[str, int]) -> list[Model]:
             parts = tuple(f"{stem}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1))
             if all(one in files for one in parts):
                 whole.append(parts)
-    quantizations = Counter(_quantization(parts[0]) for parts in whole)
+    quantizations = Counter(quantization(parts[0]) for parts in whole)
     stems = Counter(_stem(parts[0]) for parts in whole)
     made = []
     for parts in whole:
-        kind, stem = _quantization(parts[0]), _stem(parts[0])
+        kind, stem = quantization(parts[0]), _stem(parts[0])
         alone = kind is not None and quantizations[kind] == 1
         tag = kind if kind and alone else stem if stems[stem] == 1 else parts[0].removesuffix(".gguf")
         made.append(Model(repo, tag, kind, parts, sum(files[one] for one in parts)))

@@ -6,6 +6,7 @@ The rest is an allowance, which tests/llm/test_footprint.py holds against an eng
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Final, Self
@@ -16,6 +17,7 @@ from tegrad.llm.cache import AHEAD, BLOCK, BLOCK_POSITIONS, bytes_of
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.packed import ALIGN
 from tegrad.llm.rings import rows_of
+from tegrad.nv.kernel import CTRL_NODE, DESKTOP_NODE, emulated
 from tegrad.nv.memory import RESERVE_BYTES, available_memory
 
 GIB: Final = 1 << 30
@@ -45,6 +47,11 @@ def module_room(gigabytes: int) -> int:
 def machine_room() -> int:
     """Bytes for a model on this machine, now, if its GPU uses the system's memory."""
     return available_memory() - RESERVE_BYTES - PROCESS
+
+
+def gpu_has_memory() -> bool:
+    """Whether the GPU of this machine has memory of its own, which is not asked."""
+    return not emulated() and os.path.exists(DESKTOP_NODE) and not os.path.exists(CTRL_NODE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,199 @@
+"""The process of an engine: one model, its batch and its device, and nothing of HTTP, texts or templates.
+
+`remote` starts it with one end of a socket pair. It ends when told to, or when the other end is gone; a GPU fault ends
+the requests that run, and the next one has the device opened again (`llm.service`). What ends the process itself, such
+as kill -9, leaves nothing: the device belongs to it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tegrad.errors import TegradError
+from tegrad.llm import embeddings, engine
+from tegrad.llm.answer import Reason
+from tegrad.llm.errors import ModelError
+from tegrad.llm.gguf import Gguf
+from tegrad.llm.sampler import Logprobs
+from tegrad.llm.service import Counts, Order, Service
+from tegrad.llm.start import choose_device, described, speaker
+from tegrad.serve.wire import Ask, Came, Cancel, Channel, Close, Embed, Fault, Load, Query, Ready, Refused, Reply
+
+PATIENCE_S: Final = 5.0
+"""Seconds that the end of this process may take once nobody waits for answers any more."""
+
+
+@dataclass(eq=False, slots=True)
+class _Sink:
+    """Where one request's tokens go: into the message of this step."""
+
+    number: int
+    runner: Generator
+    order: Order | None = None
+
+    def begin(self, cached: int) -> None:
+        self.runner.came.begun.append((self.number, cached))
+
+    def put(self, token: int, logprobs: Logprobs | None) -> None:
+        self.runner.came.tokens.append((self.number, token, logprobs))
+
+    def end(self, reason: Reason, error: Exception | None = None) -> None:
+        self.runner.sinks.pop(self.number, None)
+        self.runner.came.ended.append((self.number, reason, Fault.of(error) if error else None))
+
+
+class Generator:
+    """A model that answers: requests in, tokens out, a message a step."""
+
+    def __init__(self, channel: Channel, load: Load) -> None:
+        self._channel = channel
+        self.came = Came()
+        self.sinks: dict[int, _Sink] = {}
+        self._service = Service(load.path, after=self._tell, warm=True, **load.options)
+        self.positions = self._service.positions
+
+    @property
+    def counts(self) -> Counts:
+        """What was done so far."""
+        return self._service.counts
+
+    def ask(self, ask: Ask) -> None:
+        """Begin to answer."""
+        sink = self.sinks[ask.number] = _Sink(ask.number, self)
+        try:
+            sink.order = self._service.ask(
+                sink, ask.tokens, ask.max_tokens, ask.settings, seed=ask.seed, deadline=ask.deadline
+            )
+        except TegradError as error:
+            del self.sinks[ask.number]
+            self._channel.send(Came(ended=[(ask.number, "error", Fault.of(error))]))
+
+    def cancel(self, cancel: Cancel) -> None:
+        """End an answer, if it has not ended."""
+        if (sink := self.sinks.get(cancel.number)) is not None and sink.order is not None:
+            sink.order.cancel(cancel.reason)
+
+    def close(self, *, drain: bool) -> None:
+        """Finish what is there or else cancel it, and free everything. A second close may cancel for the first."""
+        self._service.close(drain=drain)
+
+    def _tell(self) -> None:
+        """Send what this step made; in the service's thread."""
+        came = self.came
+        if came.begun or came.tokens or came.ended:
+            self.came = Came()
+            with suppress(OSError):  # the server is gone, and this process soon
+                self._channel.send(came)
+
+
+class Embedder:
+    """A model that makes vectors of texts."""
+
+    def __init__(self, load: Load) -> None:
+        with Gguf.open(load.path) as file:
+            self._pooling = embeddings.pooling(file)
+            self._speaker, _ = speaker(file, **load.options)
+        self.positions: int = load.options["context"]
+        self.counts = Counts()
+
+    def vectors(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """(texts, dim)."""
+        made = [embeddings.embed(self._speaker, tokens, self._pooling) for tokens in texts]
+        self.counts.prompt_tokens += sum(map(len, texts))
+        return np.stack(made)
+
+    def close(self, *, drain: bool) -> None:
+        """As `Generator.close`."""
+        if isinstance(self._speaker, engine.Engine):
+            self._speaker.close()
+
+
+class Process:
+    """This process: the main thread loads the model and makes vectors, another one listens to the server."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._runner: Generator | Embedder | None = None
+        self._jobs: queue.SimpleQueue[Load | Embed | Close] = queue.SimpleQueue()
+
+    def run(self) -> int:
+        """Until the server has enough, or is gone; the exit code."""
+        threading.Thread(target=self._listen, name="tegrad-listen", daemon=True).start()
+        while True:
+            match self._jobs.get():
+                case Load() as load:
+                    try:
+                        device = _opened()
+                        self._runner = Embedder(load) if load.embeds else Generator(self._channel, load)
+                    except Exception as error:
+                        self._channel.send(Refused(Fault.of(error)))
+                        if isinstance(error, TegradError | MemoryError):
+                            return 1
+                        raise
+                    self._channel.send(Ready(self._runner.positions, device))
+                case Embed(number, texts) if isinstance(self._runner, Embedder):
+                    try:
+                        self._channel.send(Reply(number, self._runner.vectors(texts)))
+                    except TegradError as error:
+                        self._channel.send(Reply(number, Fault.of(error)))
+                        if not isinstance(error, ModelError):  # the device's: the next request has a new process
+                            return 1
+                case Close():
+                    if self._runner is not None:
+                        self._runner.close(drain=True)
+                    return 0
+
+    def _listen(self) -> None:
+        for message in self._channel.messages():
+            match message, self._runner:
+                case ((Load() | Embed() | Close()), _):
+                    self._jobs.put(message)
+                case Query(number), Generator() | Embedder() as runner:
+                    self._channel.send(Reply(number, runner.counts))
+                case Ask(), Generator() as runner:
+                    runner.ask(message)
+                case Cancel(), Generator() as runner:
+                    runner.cancel(message)
+        if self._runner is None:  # a load cannot be told to stop
+            os._exit(1)
+        _end_in(PATIENCE_S)
+        self._runner.close(drain=False)
+        self._jobs.put(Close())
+
+
+def _opened() -> str:
+    """Choose and open the device; what it is, in words."""
+    choose_device()
+    from tegrad.llm.device import open_device  # only now: tinygrad reads what was chosen when it is imported
+
+    return described(open_device())
+
+
+def _end_in(seconds: float) -> None:
+    """Whatever this process still does, it ends then."""
+    timer = threading.Timer(seconds, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+
+
+def main() -> int:
+    """The process's program: its argument is the socket's number."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal, or systemd, tells the server as well, which tells us
+        signal.signal(number, signal.SIG_IGN)
+    return Process(Channel(socket.socket(fileno=int(sys.argv[1])))).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

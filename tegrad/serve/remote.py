@@ -1,0 +1,312 @@
+"""A loaded model as the server has it: the process of its engine, and here its tokenizer and template.
+
+All of it runs in the event loop, where nothing waits for the engine but a coroutine that wants something of it. When
+the process ends, for whatever reason, so does every answer that it owed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from tegrad.errors import TegradError
+from tegrad.installed import search_path
+from tegrad.llm.answer import Answer, Reason
+from tegrad.llm.arch import Config
+from tegrad.llm.errors import ContextError, UnsupportedModelError
+from tegrad.llm.gguf import Gguf
+from tegrad.llm.grammar import Grammar
+from tegrad.llm.sampler import Settings
+from tegrad.llm.service import Counts, QueueFull, Room, check
+from tegrad.llm.template import Template, TemplateRefusalError
+from tegrad.llm.tokenizer import Tokenizer
+from tegrad.serve import wire
+from tegrad.serve.model import About
+from tegrad.serve.plan import Plan
+from tegrad.serve.wire import EngineError, Fault
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+GREEDY: Final = Settings()
+_LOG: Final = logging.getLogger("tegrad.serve")
+END_S: Final = 10.0
+"""Seconds that a process which has closed its socket may take to end."""
+
+
+class Link(asyncio.Protocol):
+    """The process of an engine, and the socket that leads to it. `came` gets what its steps make."""
+
+    def __init__(self, came: Callable[[wire.Came], None], lost: Callable[[TegradError], None]) -> None:
+        self._came, self._lost = came, lost
+        self._frames, self._numbers = wire.Frames(), itertools.count()
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._replies: dict[int, asyncio.Future[Any]] = {}
+        self._loaded: asyncio.Future[wire.Ready] = self._loop.create_future()
+        self._process: subprocess.Popen[bytes]
+        self._transport: asyncio.WriteTransport
+        self._reaping: asyncio.Task[None]
+        self.error: TegradError | None = None
+        """Why there is no process any more."""
+        self.ended = asyncio.Event()
+
+    @property
+    def waited(self) -> bool:
+        """Whether somebody waits for a reply."""
+        return bool(self._replies)
+
+    @property
+    def pid(self) -> int:
+        """The process's."""
+        return self._process.pid
+
+    async def load(self, message: wire.Load) -> wire.Ready:
+        """Start the process and have it load. What is wrong with the model is raised, or EngineError."""
+        near, far = socket.socketpair()
+        with far, _as_engine_error():
+            command = [sys.executable, "-m", "tegrad.serve.engine", str(far.fileno())]
+            environment = {**os.environ, "PYTHONPATH": search_path()}
+            self._process = subprocess.Popen(
+                command, pass_fds=(far.fileno(),), stdin=subprocess.DEVNULL, env=environment
+            )
+        try:
+            await self._loop.create_unix_connection(lambda: self, sock=near)
+            self.send(message)
+            return await self._loaded
+        except BaseException:
+            await self.close(drain=False)
+            raise
+
+    def send(self, message: object) -> None:
+        """From any thread. To a process that is gone nothing is sent."""
+        if threading.get_ident() != self._thread:
+            self._loop.call_soon_threadsafe(self.send, message)
+        elif self.error is None:
+            self._transport.write(wire.packed(message))
+
+    async def reply(self, make: Callable[[int], object]) -> Any:
+        """What the engine says to a message, which `make` gives a number. TegradError."""
+        if self.error is not None:
+            raise self.error
+        number = next(self._numbers)
+        self._replies[number] = self._loop.create_future()
+        try:
+            self.send(make(number))
+            value = await self._replies[number]
+        finally:
+            del self._replies[number]
+        if isinstance(value, Fault):
+            raise value.error()
+        return value
+
+    async def close(self, *, drain: bool) -> None:
+        """End the process, once it has finished what it is asked if it is to `drain`. Wait until it is gone."""
+        if drain:
+            self.send(wire.Close())
+        else:
+            self._transport.close()
+        await self.ended.wait()
+
+    # ---- the event loop's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio."""
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        for message in self._frames.feed(data):
+            match message:
+                case wire.Came():
+                    self._came(message)
+                case wire.Reply(number, value):
+                    if (waiting := self._replies.get(number)) is not None and not waiting.done():
+                        waiting.set_result(value)
+                case wire.Ready() if not self._loaded.done():
+                    self._loaded.set_result(message)
+                case wire.Refused(fault) if not self._loaded.done():
+                    self._loaded.set_exception(fault.error())
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """See asyncio."""
+        self._reaping = self._loop.create_task(self._reap())
+
+    async def _reap(self) -> None:
+        """See how the process ended, and tell all who wait for something."""
+        try:
+            code = await asyncio.to_thread(self._process.wait, END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = await asyncio.to_thread(self._process.wait)
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
+        self.error = EngineError(f"the engine of this model ended ({how}): ask again, and it is loaded anew")
+        for waiting in (self._loaded, *self._replies.values()):
+            if not waiting.done():
+                waiting.set_exception(self.error)
+        self._lost(self.error)
+        self.ended.set()
+
+
+@contextmanager
+def _as_engine_error() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise EngineError(f"no process for the engine: {error.strerror}; end other programs") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What makes tokens of texts for a model: all that the server's process has of its file."""
+
+    config: Config
+    tokenizer: Tokenizer
+    template: Template | None
+
+    @classmethod
+    def read(cls, about: About) -> Self:
+        """From the model's file; the template's process is started. GgufError, UnsupportedModelError."""
+        with Gguf.open(about.path) as file:
+            config = Config.read(file)
+            config.check_tokens(file)
+            template = None
+            try:
+                template = None if about.embeds else Template.of(file)
+            except TemplateRefusalError as error:
+                _LOG.warning("%s has no chat: %s", about.name, error)
+            return cls(config, Tokenizer(file), template)
+
+
+class Remote:
+    """A `model.Model`. Made by `load`; close it."""
+
+    def __init__(self, about: About, plan: Plan, texts: Texts) -> None:
+        self.about, self.plan, self.context = about, plan, plan.context
+        self.config, self.tokenizer, self.template = texts.config, texts.tokenizer, texts.template
+        self.link = Link(self._came, self._lost)
+        self.device = ""
+        self.refused = 0
+        """Requests that found the queue full."""
+        self._room = Room(plan.slots, plan.queue)
+        self._numbers = itertools.count()
+        self._answers: dict[int, Answer] = {}
+        self._begun: dict[int, float] = {}
+        """When the first token of an answer came."""
+
+    @classmethod
+    async def load(cls, about: About, plan: Plan) -> Self:
+        """Load a model into a process of its own. GgufError, UnsupportedModelError, OutOfMemory, EngineError."""
+        made = cls(about, plan, await asyncio.to_thread(Texts.read, about))
+        options: dict[str, Any] = {"context": plan.context, "q8": plan.q8}
+        if not about.embeds:
+            options = {"queue": plan.queue, "slots": plan.slots, "positions": plan.context, "blocks": plan.blocks}
+            options |= {"q8": plan.q8, "same": plan.same}
+        try:
+            made.device = (await made.link.load(wire.Load(about.path, about.embeds, options))).device
+        except BaseException:
+            made._close_template()
+            raise
+        return made
+
+    @property
+    def busy(self) -> bool:
+        """Whether the engine owes anything."""
+        return bool(self._answers or self.link.waited)
+
+    def submit(
+        self,
+        tokens: Sequence[int],
+        max_tokens: int | None = None,
+        settings: Settings = GREEDY,
+        *,
+        stops: Sequence[str] = (),
+        seed: int = 0,
+        grammar: Grammar | None = None,
+        deadline: float | None = None,
+    ) -> Answer:
+        """See `model.Model`. QueueFull, ContextError, ModelError, GrammarError, EngineError."""
+        if self.about.embeds:
+            raise UnsupportedModelError(f"{self.about.name} makes vectors of texts and answers nothing: choose another")
+        check(self.config, self.context, tokens, max_tokens, settings)
+        if self.link.error is not None:
+            raise self.link.error
+        try:
+            there, slots = len(self._answers), self.plan.slots
+            self._room.check(min(there, slots), max(0, there - slots))
+        except QueueFull:
+            self.refused += 1
+            raise
+        number, answer = next(self._numbers), Answer(self.tokenizer, len(tokens), stops)
+        answer.leave = partial(self._leave, number)
+        self._answers[number] = answer
+        self.link.send(wire.Ask(number, list(tokens), max_tokens, settings, seed, grammar, deadline))
+        return answer
+
+    async def embed(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """See `model.Model`. ContextError, ModelError, EngineError."""
+        if not self.about.embeds:
+            raise UnsupportedModelError(
+                f"{self.about.name} was not made for vectors of texts: choose an embedding model"
+            )
+        for tokens in texts:
+            self.config.check_prompt(tokens)
+            if len(tokens) > self.context:
+                raise ContextError(f"a text of {len(tokens)} tokens does not fit a context of {self.context}")
+        vectors: NDArray[np.float32] = await self.link.reply(lambda number: wire.Embed(number, texts))
+        return vectors
+
+    async def counts(self) -> Counts:
+        """What the engine has done. EngineError."""
+        found: Counts = await self.link.reply(wire.Query)
+        return found
+
+    async def close(self, *, drain: bool = False) -> None:
+        """End the process and the template's. Answers end with what came, or whole if they may `drain`."""
+        await self.link.close(drain=drain)
+        self._close_template()
+
+    # ---- what comes
+
+    def _came(self, came: wire.Came) -> None:
+        for number, cached in came.begun:
+            if (answer := self._answers.get(number)) is not None:
+                answer.begin(cached)
+                self._begun[number] = time.monotonic()
+        for number, token, logprobs in came.tokens:
+            if (answer := self._answers.get(number)) is not None:
+                answer.put(token, logprobs)
+        for number, reason, fault in came.ended:
+            self._end(number, reason, fault.error() if fault else None)
+
+    def _end(self, number: int, reason: Reason, error: Exception | None) -> None:
+        if (answer := self._answers.pop(number, None)) is not None:
+            answer.end(reason, error)
+        if (begun := self._begun.pop(number, None)) is not None:
+            self._room.left(time.monotonic() - begun)
+
+    def _leave(self, number: int, reason: Reason) -> None:
+        self.link.send(wire.Cancel(number, reason))
+
+    def _lost(self, error: TegradError) -> None:
+        for number in list(self._answers):
+            self._end(number, "error", error)
+
+    def _close_template(self) -> None:
+        if self.template is not None:
+            with suppress(OSError):
+                self.template.close()
