@@ -25,6 +25,7 @@ from typing import Any, Final, Self
 
 from tegrad.llm.attention import Attention
 from tegrad.llm.cache import BLOCK_POSITIONS, KvCache
+from tegrad.llm.chips import kernels_of
 from tegrad.llm.embedding import scaled
 from tegrad.llm.errors import ContextError, ModelError, NoRoom
 from tegrad.llm.gemm import SMALL_M, TilePicker, pick_alike, pick_quickest
@@ -36,7 +37,7 @@ from tegrad.llm.rows import Rows
 from tegrad.llm.sampling import Ending, Logprobs, Sampling, Settings, ending
 from tegrad.llm.state import LOGITS_SPEC, State, States
 from tegrad.llm.workspace import Workspace
-from tegrad.nv.replay import DEFAULT, Dependency, Launch, Number, Recording, up_to
+from tegrad.nv.replay import AHEAD, DEFAULT, Dependency, Launch, Number, Recording, up_to
 
 STEPS_IN_FLIGHT: Final = 2
 """Steps in flight."""
@@ -95,6 +96,8 @@ class Batch:
     prompt found: whatever decides the order of sums is then that of the widest step and the largest chunk, and `pick`
     is not asked.
 
+    On a chip that can, steps of up to 32 sequences overlap unless a dependency is given: wider ones lose by it.
+
     `ends` are the tokens that end a sequence. UnsupportedModelError, OutOfMemory, MemoryError.
     """
 
@@ -111,13 +114,15 @@ class Batch:
         ends: Sequence[int] = (),
         sizes: Sequence[int] = CHUNKS,
         pick: TilePicker = pick_quickest,
-        dependency: Dependency = DEFAULT,
+        dependency: Dependency | None = None,
         overlap: bool = False,
     ) -> None:
         if not 1 <= slots <= MOST_SLOTS:
             raise ModelError(f"a batch of {slots} sequences was asked for: 1 to {MOST_SLOTS} decode together")
         self.model, self.config, self.device, self.slots = model, model.config, model.device, slots
-        self._dependency, self._same = dependency, same
+        itself = dependency is None and kernels_of(self.device.arch).overlaps
+        self._dependency, self._early = dependency or DEFAULT, AHEAD if itself else dependency or DEFAULT
+        self._same = same
         self._closed = False
         self._members: dict[int, Member] = {}
         self._waiting: deque[Member] = deque()
@@ -141,14 +146,17 @@ class Batch:
             self._share = share and self.cache.shareable
             workspace.callback(self.cache.close)
             prompts = pick_alike(max(sizes)) if same else pick
-            self.prefill = Prefill(model, self.cache, sizes=sizes, pick=prompts, dependency=dependency, overlap=overlap)
+            self.prefill = Prefill(
+                model, self.cache, sizes=sizes, pick=prompts, dependency=self._dependency, overlap=overlap
+            )
             workspace.callback(self.prefill.close)
             self.states = States(self.device, slots)
             workspace.callback(self.states.close)
             self._sampling = Sampling(self.device, self.config.vocab, ends, slots)
             workspace.callback(self._sampling.close)
             steps = pick_alike(slots) if same else pick
-            rows = self._rows = Rows(model, slots, self.cache.positions, steps, overlap=overlap)
+            early = slots if overlap else SMALL_M if itself else 0
+            rows = self._rows = Rows(model, slots, self.cache.positions, steps, overlap=early)
             workspace.callback(self._rows.close)
             self.logits = workspace.take(4 * slots * self.config.vocab, LOGITS_SPEC)
             attention = [
@@ -374,7 +382,8 @@ class Batch:
         if (width, end) not in self._recordings:
             launches = self.launches(width, settings)
             # Those that sample do not wait by themselves.
-            form = up_to(self._dependency, len(launches) - len(end)) if self._rows.overlap else self._dependency
+            early = up_to(self._early, len(launches) - len(end))
+            form = early if self._rows.overlaps(width) else self._dependency
             self._recordings[width, end] = self.device.record(launches, form, depth=STEPS_IN_FLIGHT)
         return self._recordings[width, end]
 
@@ -389,14 +398,14 @@ class Batch:
             defines |= {"POSITIONS": learned.rows, "POSITIONS_FORMAT": learned.kind.name}
             buffers.append(learned.buffer)
         buffers.append(self._rows.x)
-        program = self._rows.programs("embed", buffers=len(buffers), OVERLAP=self._rows.overlap, **defines)
+        program = self._rows.programs("embed", buffers=len(buffers), OVERLAP=self._rows.overlaps(width), **defines)
         return Launch(program, tuple(buffers), (-(-matrix.columns // EMBED_THREADS), width, 1), (EMBED_THREADS, 1, 1))
 
     def _attention(self, width: int, at: int, op: Attend) -> Attention:
         made = Attention.of(
             self.config, op, self.cache.positions, "q8_0" if self.cache.q8 else "f16", self.device, width,
             rows=self.cache.layers[at].rows, blocks=self.cache.layers[at].table_blocks, quantized=False, halves=True,
-            tuning={"OVERLAP": 1} if self._rows.overlap else None,
+            tuning={"OVERLAP": 1} if self._rows.overlaps(width) else None,
         )  # fmt: skip
         if not self._same:
             return made

@@ -64,7 +64,8 @@ def split(tokens: int, sizes: Sequence[int] = CHUNKS) -> Iterator[int]:
 class Prefill:
     """Runs prompts of one model into a cache. Close it when nothing of it is in flight; the model and the cache stay.
 
-    `logits` (vocab,) float32 on the device are those of the last token of a prompt. `overlap` as in `Rows`.
+    `logits` (vocab,) float32 on the device are those of the last token of a prompt. With `overlap` launches
+    begin early, as in `Rows`.
     UnsupportedModelError, MemoryError.
     """
 
@@ -91,7 +92,7 @@ class Prefill:
         try:
             if most > cache.ahead and cache.rings:
                 raise ValueError(f"chunks of {most} tokens go into a cache whose rings take {cache.ahead} at once")
-            self.rows = Rows(model, most, cache.positions, pick, overlap=overlap)
+            self.rows = Rows(model, most, cache.positions, pick, overlap=most if overlap else 0)
             self._workspace.callback(self.rows.close)
             self._one = self._workspace.put(chunk_bytes(count=1))
             self._chunk = self._workspace.take(_CHUNK.size, STATE_SPEC)
@@ -245,7 +246,7 @@ class Prefill:
         defines["POSITIONS"] = learned.rows if learned else 0
         if learned:
             defines["POSITIONS_FORMAT"] = learned.kind.name
-        program = self.rows.programs("embed_rows", buffers=5, OVERLAP=self.rows.overlap, **defines)
+        program = self.rows.programs("embed_rows", buffers=5, OVERLAP=self.rows.overlaps(size), **defines)
         buffers = (self.rows.x, matrix.buffer, (learned or matrix).buffer, self._tokens, self._chunk)
         return Launch(program, buffers, (-(-matrix.columns // EMBED_THREADS), size, 1), (EMBED_THREADS, 1, 1))
 
@@ -261,7 +262,7 @@ class Prefill:
         attend = flash.launch(
             programs, out=self.rows.mixed, q=self._queries, keys=cache.keys, values=cache.values, chunk=self._chunk,
             tokens=size, key_scales=cache.key_scales, value_scales=cache.value_scales, table=cache.table,
-            overlap=self.rows.overlap,
+            overlap=self.rows.overlaps(size),
         )  # fmt: skip
         return [self._store(size, at, op), attend]
 
@@ -272,7 +273,7 @@ class Prefill:
             HEADS=config.heads, KV_HEADS=config.kv_heads, HEAD_DIM=config.head_dim, POSITIONS=cache.rows,
             CACHE_Q8=self.cache.q8, ROPE=ROPES[op.rotation],
             ROPE_PAIRS=op.rope.dim // 2, QK_NORM=("none", "head", "whole").index(op.norms), EPS=f"{config.eps:.9e}f",
-            WARPS=QKV_WARPS, OVERLAP=rows.overlap, **Scoring.of(config, op, self.cache.positions).defines,
+            WARPS=QKV_WARPS, OVERLAP=rows.overlaps(size), **Scoring.of(config, op, self.cache.positions).defines,
             **pool_macros(cache.table_blocks),
         )  # fmt: skip
         norms = rows.head_norms(self.model.layers[at], op)

@@ -32,18 +32,19 @@ COUNT_AT: Final = 4
 class Rows:
     """Room for up to `most` tokens of a model and for `positions` of its rotary embedding, and launches on them.
 
-    With `overlap` a launch may begin before the one before it has ended, if the recording's dependency lets it
-    (kernels/overlap.cuh), but for what follows the logits. The model stays the caller's. UnsupportedModelError,
-    MemoryError.
+    Launches of up to `overlap` tokens may begin before the ones before them have ended, if the recording's dependency
+    lets them (kernels/overlap.cuh), but for what follows the logits. The model stays the caller's.
+
+    UnsupportedModelError, MemoryError.
     """
 
     def __init__(
-        self, model: PackedModel, most: int, positions: int, pick: TilePicker = pick_quickest, *, overlap: bool = False
+        self, model: PackedModel, most: int, positions: int, pick: TilePicker = pick_quickest, *, overlap: int = 0
     ) -> None:
         self.model, self.config, self.device, self.most = model, model.config, model.device, most
         self.network = self.config.network
         self.programs = Programs(model.device)
-        self._pick, self._workspace, self.overlap = pick, Workspace(model.device), int(overlap)
+        self._pick, self._workspace, self._overlap = pick, Workspace(model.device), overlap
         config, take = self.config, self._workspace.take
         if config.value_dim != config.head_dim:
             raise UnsupportedModelError("heads whose keys and values differ in width are not run")
@@ -77,6 +78,10 @@ class Rows:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def overlaps(self, tokens: int) -> int:
+        """Whether launches of up to so many tokens begin early, as a macro."""
+        return int(tokens <= self._overlap)
 
     def layer(
         self, at: int, tokens: int, chunk: Buffer, attention: Callable[[int, Attend], Sequence[Launch]]
@@ -125,7 +130,7 @@ class Rows:
         form: dict[str, Any] = {} if cap is None else {"activation": "cap", "cap": cap}
         # Who samples does not wait by itself.
         product = self.product(
-            self.model.output, self.normed, y, tokens, last or chunk, overlap=2 * self.overlap, **form
+            self.model.output, self.normed, y, tokens, last or chunk, overlap=2 * self.overlaps(tokens), **form
         )
         return [norm, product]
 
@@ -150,7 +155,7 @@ class Rows:
             buffers += [self._added, self.model.layers[writer[0]].vectors[own.spec.name]]
             defines["JOIN"] = 1
         program = self.programs(
-            "norm_rows", buffers=len(buffers), LAST=last, THREADS=NORM_THREADS, OVERLAP=self.overlap, **defines
+            "norm_rows", buffers=len(buffers), LAST=last, THREADS=NORM_THREADS, OVERLAP=self.overlaps(tokens), **defines
         )
         return Launch(program, tuple(buffers), (1 if last else tokens, 1, 1), (NORM_THREADS, 1, 1))
 
@@ -188,7 +193,7 @@ class Rows:
             y, x, matrix.buffer, chunk.offset(COUNT_AT, 4), second.buffer if second else None, bias, self._scratch,
             self._arrived,
         )  # fmt: skip
-        return tile.launch(self.programs, gemm, operands, tokens, self.overlap if overlap is None else overlap)
+        return tile.launch(self.programs, gemm, operands, tokens, self.overlaps(tokens) if overlap is None else overlap)
 
 
 def floats(device: Gpu, buffer: Buffer, count: int) -> np.ndarray[Any, Any]:

@@ -100,22 +100,34 @@ static __device__ __forceinline__ void end_set(const float4 *sums, int set, int 
     else quad.store(y, bias, tokens, sum, old);
 }
 
-// The blocks of all segments have written the sums of their sets: the last one adds them.
+// The blocks of all segments have written the sums of their sets: the last one adds them, of JOINED quads at a time, so
+// that a warp does not wait for memory once for each.
+constexpr int JOINED = SEGMENTS < 16 ? 16 / SEGMENTS : 1;
 static __device__ __forceinline__ void join_segments(void *y, const float *bias, const float4 *partial,
                                                      unsigned *arrived, int tokens) {
     if (!last_arriving_block(arrived + blockIdx.x, SEGMENTS)) return;
-    const int lane = threadIdx.x % 32, mine = (SETS - blockIdx.x + gridDim.x - 1) / gridDim.x;
-    for (int at = threadIdx.x / 32; at < mine * NB; at += WARPS) {
-        const int set = blockIdx.x + at / NB * gridDim.x, b = at % NB;
-        const Quad quad = quad_of(set, b);
-        float old[4];
-        quad.load(y, tokens, old);
-        float4 part[SEGMENTS];  // all on their way at once
+    const int lane = threadIdx.x % 32, quads = (SETS - blockIdx.x + gridDim.x - 1) / gridDim.x * NB;
+    const auto set_of = [&](int at) { return blockIdx.x + at / NB * gridDim.x; };
+#pragma unroll 1
+    for (int first = threadIdx.x / 32; first < quads; first += WARPS * JOINED) {
+        float old[JOINED][4];
+        float4 part[JOINED][SEGMENTS];  // all on their way at once
 #pragma unroll
-        for (int z = 0; z < SEGMENTS; z++) part[z] = __ldcg(partial + ((set * SEGMENTS + z) * NB + b) * 32 + lane);
+        for (int i = 0; i < JOINED; i++) {
+            const int at = min(first + WARPS * i, quads - 1);
+            quad_of(set_of(at), at % NB).load(y, tokens, old[i]);
 #pragma unroll
-        for (int z = 1; z < SEGMENTS; z++) add(part[0], part[z]);
-        quad.store(y, bias, tokens, part[0], old);
+            for (int z = 0; z < SEGMENTS; z++)
+                part[i][z] = __ldcg(partial + ((set_of(at) * SEGMENTS + z) * NB + at % NB) * 32 + lane);
+        }
+#pragma unroll
+        for (int i = 0; i < JOINED; i++) {
+            const int at = first + WARPS * i;
+            if (at >= quads) break;
+#pragma unroll
+            for (int z = 1; z < SEGMENTS; z++) add(part[i][0], part[i][z]);
+            quad_of(set_of(at), at % NB).store(y, bias, tokens, part[i][0], old[i]);
+        }
     }
 }
 
