@@ -1,0 +1,330 @@
+"""What a request's JSON may hold: kinds of values, each of which reads one and describes itself to OpenAPI.
+
+`Kind.read` gives the value as Python's own, or a Failure whose `param` is where it stands, such as "messages[0].role".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn, Protocol
+
+from tegrad.serve.failures import Failure
+
+SHOWN: Final = 40
+"""Characters of a wrong value that an error shows."""
+LONGEST: Final = 1 << 20
+"""Entries of a list that has no bound of its own."""
+
+
+class Kind(Protocol):
+    """A kind of value."""
+
+    def fits(self, value: Any) -> bool:
+        """Whether it is of this type, right or wrong."""
+        ...
+
+    def read(self, value: Any, at: str) -> Any:
+        """The value, checked; Failure."""
+        ...
+
+    def schema(self) -> dict[str, Any]:
+        """As JSON Schema says it."""
+        ...
+
+    def __str__(self) -> str:
+        """What an error asks for."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text, one of `choices` if there are any, of at most `most` characters."""
+
+    choices: tuple[str, ...] = ()
+    most: int | None = None
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, str)
+
+    def read(self, value: Any, at: str) -> str:
+        if not isinstance(value, str) or (self.choices and value not in self.choices):
+            wrong(value, at, self)
+        if self.most is not None and len(value) > self.most:
+            raise Failure(f"{at} has {len(value)} characters: give at most {self.most}", param=at)
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        bounds = {"maxLength": self.most} if self.most is not None else {}
+        return {"type": "string", **bounds, **({"enum": list(self.choices)} if self.choices else {})}
+
+    def __str__(self) -> str:
+        return " or ".join(json.dumps(choice) for choice in self.choices) or "a text"
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number from `low` to `high`."""
+
+    low: float
+    high: float
+    whole: bool = False
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+
+    def read(self, value: Any, at: str) -> Any:
+        if not self.fits(value) or not self.low <= value <= self.high or (self.whole and value != int(value)):
+            wrong(value, at, self)
+        return int(value) if self.whole else float(value)
+
+    def schema(self) -> dict[str, Any]:
+        bounds = {"minimum": self.low, "maximum": self.high}
+        return {
+            "type": "integer" if self.whole else "number",
+            **{name: bound for name, bound in bounds.items() if math.isfinite(bound)},
+        }
+
+    def __str__(self) -> str:
+        return f"a {'whole ' if self.whole else ''}number from {self.low:.15g} to {self.high:.15g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """true or false."""
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, bool)
+
+    def read(self, value: Any, at: str) -> bool:
+        return value if isinstance(value, bool) else wrong(value, at, self)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "boolean"}
+
+    def __str__(self) -> str:
+        return "true or false"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A list of values of one kind."""
+
+    item: Kind
+    least: int = 0
+    most: int = LONGEST
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, list)
+
+    def read(self, value: Any, at: str) -> list[Any]:
+        if not isinstance(value, list) or len(value) < self.least:
+            wrong(value, at, self)
+        if len(value) > self.most:
+            raise Failure(f"{at} is a list of {len(value)}: give at most {self.most}", param=at)
+        return [self.item.read(entry, f"{at}[{index}]") for index, entry in enumerate(value)]
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "array", "items": self.item.schema(), "minItems": self.least, "maxItems": self.most}
+
+    def __str__(self) -> str:
+        return f"a list{f' of {self.least} or more' if self.least else ''}, each {self.item}"
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """A value of one of several kinds, told apart by their types: the last that fits reads it."""
+
+    kinds: tuple[Kind, ...]
+
+    def fits(self, value: Any) -> bool:
+        return any(kind.fits(value) for kind in self.kinds)
+
+    def read(self, value: Any, at: str) -> Any:
+        fitting = [kind for kind in self.kinds if kind.fits(value)]
+        for kind in fitting[:-1]:
+            try:
+                return kind.read(value, at)
+            except Failure:
+                continue
+        return fitting[-1].read(value, at) if fitting else wrong(value, at, self)
+
+    def schema(self) -> dict[str, Any]:
+        return {"anyOf": [kind.schema() for kind in self.kinds]}
+
+    def __str__(self) -> str:
+        return ", or ".join(map(str, self.kinds))
+
+
+@dataclass(frozen=True, slots=True)
+class Anything:
+    """Any JSON."""
+
+    def fits(self, value: Any) -> bool:
+        return True
+
+    def read(self, value: Any, at: str) -> Any:
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        return {}
+
+    def __str__(self) -> str:
+        return "anything"
+
+
+@dataclass(frozen=True, slots=True)
+class Dictionary:
+    """An object with any names, and values of one kind."""
+
+    item: Kind = field(default_factory=Anything)
+    most: int = LONGEST
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, dict)
+
+    def read(self, value: Any, at: str) -> dict[str, Any]:
+        if not isinstance(value, dict) or len(value) > self.most:
+            wrong(value, at, self)
+        return {name: self.item.read(entry, f"{at}.{name[:SHOWN]}") for name, entry in value.items()}
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "object", "additionalProperties": self.item.schema() or True, "maxProperties": self.most}
+
+    def __str__(self) -> str:
+        return "an object" + (f" with at most {self.most} entries" if self.most < LONGEST else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of an object. null is as if it were left out."""
+
+    kind: Kind
+    default: Any = None
+    required: bool = False
+    about: str = ""
+
+    def schema(self) -> dict[str, Any]:
+        """With null, which OpenAPI 3.1 writes as a type."""
+        made = self.kind.schema()
+        if not self.required:
+            made = {"anyOf": [made, {"type": "null"}]} if made else made
+        if self.default is not None and not isinstance(self.default, tuple):
+            made["default"] = self.default
+        return made | ({"description": self.about} if self.about else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """An object with some fields; those that it has besides are ignored."""
+
+    fields: Mapping[str, Field]
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, dict)
+
+    def read(self, value: Any, at: str = "") -> dict[str, Any]:
+        if not isinstance(value, dict):
+            wrong(value, at, self)
+        made = {}
+        for name, row in self.fields.items():
+            given, where = value.get(name), f"{at}.{name}" if at else name
+            if given is None and row.required:
+                raise Failure(f"{where} is missing: give {row.kind}", param=where)
+            made[name] = row.default if given is None else row.kind.read(given, where)
+        return made
+
+    def schema(self) -> dict[str, Any]:
+        required = [name for name, row in self.fields.items() if row.required]
+        properties = {name: row.schema() for name, row in self.fields.items()}
+        return {"type": "object", "properties": properties, **({"required": required} if required else {})}
+
+    def __str__(self) -> str:
+        return "an object"
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """One of several objects, told apart by the text of one of their fields, `default` where that is missing."""
+
+    tag: str
+    kinds: Mapping[str, Object]
+    default: str | None = None
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, dict)
+
+    def read(self, value: Any, at: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            wrong(value, at, self)
+        name = Text(tuple(self.kinds)).read(value.get(self.tag, self.default), f"{at}.{self.tag}")
+        return {self.tag: name, **self.kinds[name].read(value, at)}
+
+    def schema(self) -> dict[str, Any]:
+        return {"oneOf": [self._one(name, kind.schema()) for name, kind in self.kinds.items()]}
+
+    def __str__(self) -> str:
+        return f"an object with {self.tag!r}"
+
+    def _one(self, name: str, made: dict[str, Any]) -> dict[str, Any]:
+        made["properties"] = {self.tag: {"type": "string", "const": name}} | made["properties"]
+        return made | {"required": [*([self.tag] if name != self.default else []), *made.get("required", ())]}
+
+
+def wrong(value: Any, at: str, wanted: object) -> NoReturn:
+    """Refuse a value."""
+    shown = json.dumps(value)[: SHOWN + 1] if isinstance(value, str | int | float | None) else type(value).__name__
+    kinds = {"dict": "an object", "list": f"a list of {len(value) if isinstance(value, Sequence) else 0}"}
+    shown = kinds.get(shown, shown[:SHOWN] + "..." if len(shown) > SHOWN else shown)
+    raise Failure(f"{at or 'the body'} is {shown}: give {wanted}", param=at or None)
+
+
+def parsed(body: bytes) -> Any:
+    """The JSON of a body, with halves of characters replaced, which no encoding holds; Failure."""
+    try:
+        value = json.loads(body, parse_constant=_refuse)
+        if b"\\u" in body:
+            text = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            value = json.loads(text)
+    except RecursionError:
+        raise Failure("the body is nested too deeply: give a flatter one") from None
+    except ValueError as error:
+        raise Failure(f"the body is no JSON ({' '.join(str(error).split())[:100]}): give an object") from None
+    return value
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def operation(
+    summary: str, body: Object, answer: Mapping[str, Any] | None = None, *, streams: bool = False
+) -> dict[str, Any]:
+    """An OpenAPI operation that takes a body as JSON and answers with JSON, or with events."""
+    content: dict[str, Any] = {"application/json": {"schema": dict(answer or {"type": "object"})}}
+    if streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    return {
+        "summary": summary,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body.schema()}}},
+        "responses": {"200": {"description": "The answer", "content": content}, **failing(400, 404, 413, 429, 503)},
+    }
+
+
+def failing(*statuses: int) -> dict[str, Any]:
+    """OpenAPI's responses of an operation that fails."""
+    return {
+        str(status): {"description": _STATUSES[status], "content": {"application/json": {"schema": {"type": "object"}}}}
+        for status in statuses
+    }
+
+
+_STATUSES: Final[Mapping[int, str]] = {
+    400: "Something is wrong with the request",
+    404: "There is no such model",
+    413: "The body is too large",
+    429: "Too many requests wait",
+    503: "The server cannot answer now",
+}
