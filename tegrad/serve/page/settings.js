@@ -1,0 +1,60 @@
+/** What a conversation is asked with, and what this browser keeps of it: the dialog, and the settings of new ones. */
+
+import { key } from "./api.js";
+import { $, el } from "./dom.js";
+
+const SAMPLING = [
+  ["temperature", "Temperature", { min: 0, max: 5, step: 0.05 }],
+  ["top_p", "Top p", { min: 0, max: 1, step: 0.01 }],
+  ["top_k", "Top k", { min: 0, step: 1 }],
+  ["min_p", "Min p", { min: 0, max: 1, step: 0.01 }],
+  ["presence_penalty", "Presence penalty", { min: -2, max: 2, step: 0.1 }],
+  ["frequency_penalty", "Frequency penalty", { min: -2, max: 2, step: 0.1 }],
+  ["seed", "Seed", { min: 0, step: 1 }],
+  ["max_tokens", "Max tokens", { min: 1, step: 1 }],
+];
+const KEPT = "tegrad.defaults";
+
+/** What a new conversation begins with: {model, system, thinking, sampling}. */
+export function defaults() {
+  try {
+    return { system: "", sampling: {}, ...JSON.parse(localStorage.getItem(KEPT)) };
+  } catch {
+    return { system: "", sampling: {} };
+  }
+}
+
+/** Change what new conversations begin with. */
+export const keep = (changes) => localStorage.setItem(KEPT, JSON.stringify({ ...defaults(), ...changes }));
+
+/** Make the dialog's fields. */
+export function prepare() {
+  $("sampling").append(...SAMPLING.map(([name, label, bounds]) => el("div", {},
+    el("label", { for: name }, label),
+    el("input", { id: name, type: "number", inputmode: "decimal", ...bounds }))));
+}
+
+/** Have the user change a conversation's settings; `changed` hears of it, unless the dialog was left. */
+export function open(chat, changed) {
+  $("system").value = chat.record.system ?? "";
+  $("thinking").value = chat.record.thinking ?? "";
+  for (const [name] of SAMPLING) $(name).value = chat.record.sampling?.[name] ?? "";
+  $("default").checked = false;
+  $("theme").value = document.documentElement.dataset.theme;
+  $("key").value = key.get();
+  const dialog = $("settings");
+  dialog.returnValue = "";
+  dialog.showModal();
+  dialog.onclose = () => {
+    if (dialog.returnValue !== "ok") return;
+    const filled = SAMPLING.filter(([name]) => $(name).value !== "");
+    const sampling = Object.fromEntries(filled.map(([name]) => [name, Number($(name).value)]));
+    const chosen = { system: $("system").value, thinking: $("thinking").value, sampling };
+    chat.set(chosen);
+    if ($("default").checked) keep(chosen);
+    document.documentElement.dataset.theme = $("theme").value;
+    localStorage.setItem("tegrad.theme", $("theme").value);
+    key.set($("key").value.trim());
+    changed();
+  };
+}

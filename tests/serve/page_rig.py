@@ -1,0 +1,163 @@
+"""A real Chromium in front of the chat page, and a stand-in for the server that says what it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from tegrad.serve import page
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
+HOST_NAME = "jetson.test"
+"""A name that the browser takes for this machine; unlike localhost it has no secure context without TLS."""
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser without a window."""
+    arguments = ["--no-sandbox", f"--host-resolver-rules=MAP {HOST_NAME} 127.0.0.1"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
+def watched(browser: Browser, port: int, faults: Sequence[str] = (), **options: Any) -> Iterator[BrowserContext]:
+    """A context of its own, which asks for nothing but this port and has no error but those that contain a fault."""
+    context = browser.new_context(**options)
+    wrong: list[str] = []
+
+    def heard(kind: str, text: str) -> None:
+        if kind == "error" and not any(fault in text for fault in faults):
+            wrong.append(text)
+
+    def looked(at: Page) -> None:
+        at.on("console", lambda message: heard(message.type, message.text))
+        at.on("pageerror", lambda error: heard("error", str(error)))
+
+    context.on("page", looked)
+    asked: list[str] = []
+    context.on("request", lambda request: asked.append(request.url))
+    context.set_default_timeout(10_000)
+    try:
+        yield context
+    finally:
+        context.close()
+    others = [url for url in asked if urlsplit(url).scheme != "blob" and urlsplit(url).port != port]
+    assert others == []
+    assert wrong == []
+
+
+@contextmanager
+def served(routes: Sequence[BaseRoute]) -> Iterator[int]:
+    """The port of a server in a thread."""
+    config = uvicorn.Config(Starlette(routes=routes), port=0, log_level="warning", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@dataclass
+class Said:
+    """What the stand-in says to a message: texts of deltas, (thoughts,), whole chunks, seconds, or None: until `go`."""
+
+    pieces: Sequence[str | tuple[str] | dict[str, Any] | float | None] = ()
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    finish: str | None = "stop"
+    """None: the stream ends without a reason. "break": the connection does."""
+
+
+@dataclass
+class StandIn:
+    """Speaks just as much of the API as the page asks for. `says` maps what the user says to what is answered."""
+
+    says: dict[str, Said] = field(default_factory=dict)
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    go: threading.Event = field(default_factory=threading.Event)
+    left: threading.Event = field(default_factory=threading.Event)
+    """A client went away in the middle of an answer."""
+    key: str = ""
+    models: tuple[str, ...] = ("small-model", "large-model")
+
+    def routes(self) -> list[Route]:
+        return [
+            *page.routes(None),  # type: ignore[arg-type]
+            Route("/v1/models", self.listed),
+            Route("/v1/chat/completions", self.answered, methods=["POST"]),
+        ]
+
+    def refused(self, request: Request) -> Response | None:
+        if not self.key or request.headers.get("Authorization") == f"Bearer {self.key}":
+            return None
+        return JSONResponse({"error": {"message": "This server needs an API key", "code": "invalid_api_key"}}, 401)
+
+    async def listed(self, request: Request) -> Response:
+        return self.refused(request) or JSONResponse({"object": "list", "data": [{"id": name} for name in self.models]})
+
+    async def answered(self, request: Request) -> Response:
+        if refusal := self.refused(request):
+            return refusal
+        body = await request.json()
+        self.asked.append(body)
+        said = self.says[body["messages"][-1]["content"]]
+        if said.status != 200:
+            return JSONResponse(said.pieces[0], said.status, said.headers)
+        return StreamingResponse(self.stream(said), media_type="text/event-stream")
+
+    async def stream(self, said: Said) -> AsyncIterator[str]:
+        count = 0
+        try:
+            for piece in said.pieces:
+                if piece is None:
+                    while not self.go.is_set():
+                        await asyncio.sleep(0.01)
+                    continue
+                if isinstance(piece, float):
+                    await asyncio.sleep(piece)
+                    continue
+                count += 1
+                name = "content" if isinstance(piece, str) else "reasoning_content"
+                text = piece if isinstance(piece, str) else piece[0] if isinstance(piece, tuple) else ""
+                yield event(piece if isinstance(piece, dict) else {"choices": [{"delta": {name: text}}]})
+        except asyncio.CancelledError:
+            self.left.set()
+            raise
+        if said.finish == "break":
+            raise ConnectionResetError
+        if said.finish:
+            yield event({"choices": [{"delta": {}, "finish_reason": said.finish}]})
+            yield event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": count}})
+            yield "data: [DONE]\n\n"
+
+
+def event(data: dict[str, Any]) -> str:
+    return f"data: {json.dumps(data)}\n\n"
