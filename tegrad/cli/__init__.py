@@ -58,6 +58,7 @@ def build(argv: Sequence[str]) -> typer.Typer:
     app = typer.Typer(
         no_args_is_help=True,
         add_completion=False,
+        rich_markup_mode=None,  # tables would not fit a screen
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -71,7 +72,7 @@ def build(argv: Sequence[str]) -> typer.Typer:
         if hasattr(loaded, "app"):
             app.add_typer(loaded.app, name=name, help=line)
         else:
-            app.command(name)(getattr(loaded, module.rsplit(".", 1)[1]))
+            app.command(name, epilog=getattr(loaded, "EPILOG", None))(getattr(loaded, module.rsplit(".", 1)[1]))
     return app
 
 

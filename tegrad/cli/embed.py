@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tegrad.cli import options
 from tegrad.cli.run import from_stdin, progress
 from tegrad.hub.cache import located
 from tegrad.llm.embeddings import Pooling
@@ -34,6 +35,7 @@ def embed(
         int | None,
         typer.Option(min=1, help="The most tokens of a text; the model's own context, up to 4096, if left out."),
     ] = None,
+    gpu: options.Gpu = None,
 ) -> None:
     """Print the vector of each text as a line of JSON, for models such as Qwen3-Embedding.
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from tegrad import models
+from tegrad.cli import options
 from tegrad.hub.cache import located
 from tegrad.llm.arch import Config
 from tegrad.llm.errors import ModelError
@@ -29,23 +30,16 @@ DOCUMENT_END = "\f"
 def evaluate(
     model: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[MODEL]", parser=located, help="A GGUF file or a pulled model's name; the shipped one if left out."
-        ),
+        typer.Argument(metavar="[MODEL]", parser=located, help="A GGUF file or a pulled model's name."),
     ] = None,
-    text: Annotated[
-        Path | None, typer.Option(help="Held-out text, documents separated by form feeds; the shipped one if left out.")
-    ] = None,
-    vocabulary: Annotated[
-        Path | None, typer.Option("--words", help="Known words, one a line; the corpus's if left out.")
-    ] = None,
-    tokens: Annotated[int, typer.Option(min=0, help="Tokens to sample.")] = 1000,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Temperature of the samples.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 0,
-    documents: Annotated[int | None, typer.Option(min=1, help="Measure the first so many documents only.")] = None,
-    device: Annotated[
-        str, typer.Option(help="numpy for the float32 reference on the CPU, or a device of tinygrad's, such as NV.")
-    ] = "numpy",
+    text: Annotated[Path | None, typer.Option(metavar="FILE", help="Held-out text; form feeds part documents.")] = None,
+    vocabulary: Annotated[Path | None, typer.Option("--words", metavar="FILE", help="Known words, one a line.")] = None,
+    tokens: Annotated[int, typer.Option(min=0, metavar="N", help="Tokens to sample.")] = 1000,
+    temperature: Annotated[float, typer.Option(min=0.0, metavar="T", help="Of the samples.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of the samples.")] = 0,
+    documents: Annotated[int | None, typer.Option(min=1, metavar="N", help="So many documents only.")] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="numpy, in float32, or tinygrad's such as NV.")] = "numpy",
+    gpu: options.Gpu = None,
     show: Annotated[bool, typer.Option("--show", help="Print the sampled texts too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 import typer
 
 from tegrad import models
+from tegrad.cli import options
 from tegrad.errors import TegradError
 from tegrad.hub.cache import located
 from tegrad.llm.start import choose_device, described, say, speaker
@@ -26,9 +26,11 @@ from tegrad.llm.start import choose_device, described, say, speaker
 if TYPE_CHECKING:
     from tegrad.llm.generate import Reply
     from tegrad.llm.gguf import Gguf
+    from tegrad.llm.grammar import Grammar
+    from tegrad.llm.sampler import Mask
     from tegrad.llm.tokenizer import Tokenizer
 
-    Opened: TypeAlias = tuple[Gguf, int, tuple[str, bool], tuple[Tokenizer, list[int]] | None]
+    Opened: TypeAlias = tuple[Gguf, int, tuple[str, bool], tuple[Tokenizer, list[int]] | None, Mask | None]
 
 SWITCH_INTERVAL_S: Final = 2e-4
 """Seconds after which a thread that computes lets another have the interpreter: opening a device is hundreds of short
@@ -41,75 +43,55 @@ SLOW_LOAD_S: Final = 1.0
 """Seconds after which a load shows its progress."""
 
 
+EPILOG: Final = options.SAMPLING
+
+
 class UsageError(TegradError):
     """The command line makes no sense."""
 
     exit_code = 2
 
 
-class Cache(StrEnum):
-    """What keys and values are kept in."""
-
-    F16 = "f16"
-    Q8_0 = "q8_0"
-
-
 def run(
     words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[MODEL] PROMPT",
-            help="A GGUF file (of one in parts, any of them) or a pulled model's name, the shipped model if left out; "
-            "and the prompt, - for stdin (at most 16 MiB).",
-        ),
-    ],
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="Tokens to generate at most.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token each time.")] = 0.7,
-    top_k: Annotated[int, typer.Option(help="Choose among this many of the likeliest tokens; 0 is all.")] = 0,
-    top_p: Annotated[
-        float, typer.Option(help="Choose among the likeliest tokens that together have this probability.")
-    ] = 0.95,
-    min_p: Annotated[
-        float, typer.Option(help="Drop tokens less likely than this share of the likeliest token's probability.")
-    ] = 0.0,
-    repeat_penalty: Annotated[
-        float, typer.Option(help="Make tokens that occurred lately less likely; 1 is off.")
-    ] = 1.0,
-    presence_penalty: Annotated[float, typer.Option(help="Lower the logits of tokens that occurred by this.")] = 0.0,
-    frequency_penalty: Annotated[
-        float, typer.Option(help="Lower logits by this for each time that the token occurred.")
-    ] = 0.0,
-    repeat_last_n: Annotated[
-        int, typer.Option(help="How many of the last tokens the penalties look at, up to 1024.")
-    ] = 64,
-    seed: Annotated[int | None, typer.Option(min=0, help="Equal seeds give equal text; random if left out.")] = None,
-    context: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Tokens of prompt and answer together; the model's own context, up to 4096, if left out."
-        ),
+        list[str] | None,
+        typer.Argument(metavar="[MODEL] [PROMPT]", hidden=True, help="The prompt may be -, for stdin."),
     ] = None,
-    cache: Annotated[
-        Cache, typer.Option(help="Keys and values: q8_0 takes about half of f16's memory, and a little accuracy.")
-    ] = Cache.F16,
+    file: Annotated[Path | None, typer.Option(metavar="FILE", help="The prompt, or what follows PROMPT.")] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="What the chat template tells first.")] = None,
     chat: Annotated[
         bool | None,
-        typer.Option(
-            "--chat/--raw", help="Put the prompt into the model's chat template, the default for a MODEL that has one."
-        ),
+        typer.Option("--chat/--raw", " /--no-template", help="In the chat template, MODEL's default."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print text and figures as one JSON object.")] = False,
+    schema: Annotated[
+        str | None, typer.Option(metavar="FILE|JSON", help="The answer is JSON of this JSON schema.")
+    ] = None,
+    grammar: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The answer is of this grammar, in Lark.")
+    ] = None,
+    max_tokens: options.MaxTokens = 64,
+    temperature: options.Temperature = 0.7,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 0.95,
+    min_p: options.MinP = 0.0,
+    repeat_penalty: options.RepeatPenalty = 1.0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    repeat_last_n: options.RepeatLastN = 64,
+    seed: options.Seed = None,
+    context: options.Context = None,
+    cache: options.Kept = options.Cache.F16,
+    gpu: options.Gpu = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Text and figures as one JSON object.")] = False,
 ) -> None:
-    """Generate text from a GGUF model, on the GPU, or where there is none on an emulated Orin.
+    """Generate text, on the GPU, or where there is none on an emulated Orin.
 
     \b
-    tegrad run "In the beginning"              the shipped model
-    tegrad run model.gguf "Once upon a time"   a model of yours
-    tegrad run owner/repo:Q4_K_M "Why?"        one that tegrad pull has fetched
-    tegrad run model.gguf - < prompt.txt       a prompt from a file
-    tegrad run "And he said" --json            text and figures for a program
+    tegrad run "In the beginning"             the shipped model
+    tegrad run model.gguf "Sum up:" --file a.txt --system "Be brief."
+    tegrad run owner/repo:Q4_K_M - < prompt   a model that was pulled
     """
-    path, prompt = _arguments(words)
+    path, prompt = _arguments(words or [], file)
     seed = secrets.randbits(32) if seed is None else seed
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would take time to start and do nothing
     with nothing_collected(), ExitStack() as held, ThreadPoolExecutor(1, "tegrad-prompt") as beside:
@@ -121,8 +103,9 @@ def run(
         )  # fmt: skip
         notes: list[str] = []
         choose_device(tell=notes.append)
-        in_chat = path != models.SMALL if chat is None else chat
-        opening = beside.submit(_opened_file, path, context, partial(_asked, prompt, chat=in_chat, insist=bool(chat)))
+        in_chat = path != models.SMALL or system is not None if chat is None else chat
+        ask = partial(_asked, prompt, system=system, chat=in_chat, insist=bool(chat))
+        opening = beside.submit(_opened_file, path, context, ask, _constraint(schema, grammar))
         held.callback(_close_file, opening)  # it is read while the device opens, most of which is waiting
         try:
             with _no_template_waits(opening):
@@ -130,20 +113,20 @@ def run(
         finally:
             with _no_template_waits(opening):
                 # What is wrong with it is said, whatever else is wrong.
-                file, positions, asked, known = opening.result()
+                model, positions, asked, known, mask = opening.result()
             for note in notes:
                 say(note)
-        reading = beside.submit(lambda: known or _tokens(file, *asked))
+        reading = beside.submit(lambda: known or _tokens(model, *asked))
         begun = time.perf_counter()
         reach = _most_tokens(asked[0]) + max_tokens
-        q8, shown = cache is Cache.Q8_0, progress(path)
-        session, steps = speaker(file, positions, q8=q8, reach=reach, progress=shown)
+        q8, shown = cache is options.Cache.Q8_0, progress(path)
+        session, steps = speaker(model, positions, q8=q8, reach=reach, progress=shown)
         load = time.perf_counter() - begun
         tokenizer, tokens = reading.result()
     from tegrad.llm.engine import Engine
     from tegrad.llm.generate import Reply
 
-    reply = Reply(session, tokenizer, tokens, sampler, max_tokens)
+    reply = Reply(session, tokenizer, tokens, sampler, max_tokens, mask=mask)
     text = _stream(reply, show=not as_json)
     figures: dict[str, Any] = {
         "device": device,
@@ -176,9 +159,11 @@ def nothing_collected() -> Iterator[None]:
         gc.enable()
 
 
-def _opened_file(path: Path, context: int | None, ask: Callable[[Gguf], tuple[str, bool]]) -> Opened:
-    """A model's file, the positions of its cache, what `ask` makes of the prompt, which fits them, and its tokens where
-    they had to be counted for that."""
+def _opened_file(
+    path: Path, context: int | None, ask: Callable[[Gguf], tuple[str, bool]], constraint: Grammar | None
+) -> Opened:
+    """A model's file, the positions of its cache, what `ask` makes of the prompt, which fits them, its tokens where
+    they had to be counted for that, and what holds the answer to a constraint."""
     from tegrad.llm.arch import Config
     from tegrad.llm.gguf import Gguf
 
@@ -192,8 +177,14 @@ def _opened_file(path: Path, context: int | None, ask: Callable[[Gguf], tuple[st
             _check_length(asked[0], file, positions)
             known = _tokens(file, *asked)
             config.positions(context, len(known[1]))
+        mask = None
+        if constraint is not None:
+            from tegrad.llm.grammar import Masks
+
+            known = known or _tokens(file, *asked)
+            mask = Masks(known[0], config.vocab).mask(constraint)
         held.pop_all()
-        return file, positions, asked, known
+        return file, positions, asked, known, mask
 
 
 def _most_tokens(text: str) -> int:
@@ -246,15 +237,41 @@ def _stream(reply: Reply, *, show: bool) -> str:
     return "".join(text)
 
 
-def _arguments(words: list[str]) -> tuple[Path, str]:
+def _arguments(words: list[str], file: Path | None) -> tuple[Path, str]:
     """Model and prompt."""
     if len(words) > 2:
         raise UsageError(f"{len(words)} arguments were given, a model and a prompt expected: put the prompt in quotes")
-    if len(words) == 1 and words[0].endswith(".gguf"):
-        raise UsageError(f'a prompt is missing: tegrad run {words[0]} "Once upon a time"')
-    path = located(words[0]) if len(words) == 2 else models.SMALL
-    data = from_stdin() if words[-1] == "-" else os.fsencode(words[-1])
-    return path, data.decode("utf-8", "replace")
+    if file is None and (not words or (len(words) == 1 and words[0].endswith(".gguf"))):
+        raise UsageError(f'a prompt is missing: tegrad run {"".join(f"{word} " for word in words)}"Once upon a time"')
+    model, prompt = (None, *words) if file is None and len(words) == 1 else (*words, None, None)[:2]
+    path = models.SMALL if model is None else located(model)
+    parts = [] if prompt is None else [from_stdin() if prompt == "-" else os.fsencode(prompt)]
+    parts += [] if file is None else [_content(file)]
+    return path, b"\n\n".join(parts).decode("utf-8", "replace")
+
+
+def _content(path: Path) -> bytes:
+    """A file's bytes. UsageError where there are none, or more than any model's context."""
+    try:
+        with open(path, "rb") as file:
+            return _bounded(file.read(MOST_PROMPT_BYTES + 1))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; give a file") from error
+
+
+def _constraint(schema: str | None, grammar: Path | None) -> Grammar | None:
+    """What the answer must keep to."""
+    if schema is None and grammar is None:
+        return None
+    if schema is not None and grammar is not None:
+        raise UsageError("an answer keeps to a schema or to a grammar: leave out one of them")
+    from tegrad.llm.grammar import Grammar
+
+    if grammar is not None:
+        return Grammar("lark", _content(grammar).decode("utf-8", "replace"))
+    assert schema is not None
+    inline = schema.lstrip().startswith("{")
+    return Grammar("schema", schema if inline else _content(Path(schema)).decode("utf-8", "replace"))
 
 
 def from_stdin() -> bytes:
@@ -265,6 +282,10 @@ def from_stdin() -> bytes:
         data = sys.stdin.buffer.read(MOST_PROMPT_BYTES + 1)
     except OSError as error:
         raise UsageError(f"cannot read the prompt from standard input: {error.strerror}; give a file") from error
+    return _bounded(data)
+
+
+def _bounded(data: bytes) -> bytes:
     if len(data) > MOST_PROMPT_BYTES:
         raise UsageError(
             f"the prompt has more than {MOST_PROMPT_BYTES >> 20} MiB, which no model's context holds: give a part of it"
@@ -272,20 +293,22 @@ def from_stdin() -> bytes:
     return data
 
 
-def _asked(prompt: str, file: Gguf, *, chat: bool, insist: bool) -> tuple[str, bool]:
+def _asked(prompt: str, file: Gguf, *, system: str | None, chat: bool, insist: bool) -> tuple[str, bool]:
     """The text to encode, in the model's chat template if wanted and there, and whether it lacks its first token."""
     template = None
+    told = [] if system is None else [{"role": "system", "content": system}]
     if chat:
         from tegrad.llm.template import Template, TemplateRefusalError
 
         try:
             if (template := Template.of(file)) is not None:
-                text = template.render([{"role": "user", "content": prompt}])
+                text = template.render([*told, {"role": "user", "content": prompt}])
         except TemplateRefusalError as error:
             raise UsageError(f"{error}; use --raw") from error
     if template is None:
-        if insist:
-            raise UsageError(f"{file.path} has no chat template: leave out --chat")
+        if insist or told:
+            option = "--system" if told else "--chat"
+            raise UsageError(f"{file.path if chat else '--raw'} has no chat template: leave out {option}")
         return prompt, True
     if not text:
         raise UsageError("the model's chat template writes nothing; use --raw")

@@ -28,6 +28,14 @@ def say(note: str) -> None:
     print(f"tegrad: {note}", file=sys.stderr)
 
 
+def choose_gpu(number: int) -> None:
+    """Let this process and those that it starts have one GPU alone, by its number from 0, before tinygrad is
+    imported."""
+    first, *others = (os.environ.get("DEV") or "NV").split(";")
+    interface, _, device = first.rpartition("+")
+    os.environ["DEV"] = ";".join((f"{interface.partition(':')[0]}:{number}+{device}", *others))
+
+
 def choose_device(device: str | None = None, tell: Callable[[str], None] = say) -> None:
     """Settle where this process runs, before tinygrad is imported: NV unless `device` or DEV says otherwise, an
     emulated Orin if there is no GPU. What a user should know goes to `tell`, stderr unless said."""
@@ -37,7 +45,7 @@ def choose_device(device: str | None = None, tell: Callable[[str], None] = say) 
     target = device or os.environ["DEV"]
     from tegrad.nv import import_tinygrad, install
 
-    if target.split(":")[0].rpartition("+")[2].upper() != "NV":
+    if target.rpartition("+")[2].partition(":")[0].upper() != "NV":
         import_tinygrad()
         return
     if not os.environ.get("TEGRAD_BOARD") and not any(os.path.exists(name) for name in GPU_FILES):

@@ -338,6 +338,8 @@ class NVDevice(GpuMethods, _StockDevice, _SmallRings):  # type: ignore[misc]
         # Where the Jetson's driver is, what it refuses is the answer; no other interface could tell more.
         if board_asked() or (not DEV.target("NV").interface and drivers_present()):
             self.ifaces = [iface for iface in self.ifaces if iface.__name__ == TegraIface.__name__]
+            if (number := DEV.target("NV").indices) not in ("", "0"):
+                raise NoDevice(f"GPU {number} does not exist: a Jetson has one, whose number is 0.")
         try:
             return super()._select_iface(device)
         except ExceptionGroup as tried:

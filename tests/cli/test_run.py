@@ -20,6 +20,9 @@ from tegrad import models
 from tegrad.cli import run as command
 from tegrad.llm import start
 from tegrad.llm.errors import ModelError, UnsupportedModelError
+from tegrad.llm.gguf import Gguf
+from tegrad.llm.template import Template
+from tegrad.llm.tokenizer import Tokenizer
 from tegrad.nv.toolchain import CompilerMissing
 
 MARK = "TEGRAD_TEST_MARK"
@@ -70,7 +73,7 @@ def unsound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     few = write(folder / "few.gguf", replace(shape, vocab=600), TYPE.Q8_0, vocabulary=letters(300))
     whole = write(folder / "whole.gguf", shape, TYPE.Q8_0)
     window = rewritten(whole, folder / "window.gguf", **{"llama.attention.sliding_window": -5})
-    return {"cut": cut, "few": few, "window": window}
+    return {"cut": cut, "few": few, "window": window, "untold": whole}
 
 
 @pytest.mark.parametrize(
@@ -87,6 +90,12 @@ def unsound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         (["word " * 5000], "exceed the context"),
         (["hi", "--context", "100000"], "ask for less"),
         (["hi", "--temperature", "-1"], "cannot sample"),
+        (["--file", "/nowhere.txt"], "cannot read /nowhere.txt: No such file or directory; give a file"),
+        (["{untold}", "hi", "--system", "Be brief."], "has no chat template: leave out --system"),
+        (["hi", "--raw", "--system", "Be brief."], "--raw has no chat template: leave out --system"),
+        (["hi", "--schema", "{{}}", "--grammar", "a.lark"], "leave out one of them"),
+        (["hi", "--schema", "/nowhere.json"], "cannot read /nowhere.json"),
+        (["hi", "--schema", '{{"type": 3}}'], "type"),
         (["hi", "--top-p", "0"], "cannot sample"),
         (["hi", "--min-p", "2"], "cannot sample"),
         (["hi", "--repeat-penalty", "0"], "cannot sample"),
@@ -107,6 +116,66 @@ def test_a_device_that_does_not_open_is_one_sentence() -> None:
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("tegrad: there is no device NOSUCH: choose (DEV=) one of ")
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.board
+def test_a_gpu_that_a_jetson_has_not_is_one_sentence() -> None:
+    result = tegrad("hi", "--gpu", "1")
+    assert (result.returncode, result.stdout) == (1, "")
+    said = result.stderr.splitlines()[-1]
+    assert said == "tegrad: GPU 1 does not exist: a Jetson has one, whose number is 0."
+
+
+@pytest.mark.board
+def test_a_prompt_may_come_from_a_file_alone_or_after_words(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("God created")
+    whole = json.loads(tegrad("In the beginning\n\nGod created", "-n", "4", "--json", "--seed", "1").stdout)
+    words = ["--file", str(tmp_path / "a.txt"), "-n", "4", "--json", "--seed", "1"]
+    parts = json.loads(tegrad(str(models.SMALL), "In the beginning", "--no-template", "--gpu", "0", *words).stdout)
+    assert (parts["text"], parts["prompt_tokens"]) == (whole["text"], whole["prompt_tokens"])
+    alone = json.loads(tegrad(str(models.SMALL), "--raw", *words).stdout)
+    with Gguf.open(models.SMALL) as file:
+        assert alone["prompt_tokens"] == len(Tokenizer(file).encode("God created"))
+
+
+@pytest.mark.board
+def test_a_system_prompt_goes_into_the_template() -> None:
+    said = json.loads(tegrad("Who?", "--system", "Be brief.", "-n", "1", "--json").stdout)
+    with Gguf.open(models.SMALL) as file:
+        template = Template.of(file)
+        assert template is not None
+        text = template.render([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}])
+        template.close()
+        assert said["prompt_tokens"] == len(Tokenizer(file).encode(text, bos=False))
+
+
+SCHEMA = (
+    '{"type": "object", "properties": {"name": {"enum": ["Ada"]}}, "required": ["name"], "additionalProperties": false}'
+)
+GRAMMAR = 'start: "yes" | "no"'
+
+
+@pytest.mark.board
+def test_an_answer_keeps_to_a_schema_or_a_grammar(tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text(SCHEMA)
+    (tmp_path / "g.lark").write_text(GRAMMAR)
+    for given in (SCHEMA, str(tmp_path / "s.json")):
+        assert json.loads(json.loads(tegrad("Who?", "--schema", given, "--json").stdout)["text"]) == {"name": "Ada"}
+    said = json.loads(tegrad("Is it?", "--grammar", str(tmp_path / "g.lark"), "--json", "--temperature", "2").stdout)
+    assert (said["text"] in ("yes", "no"), said["ended"]) == (True, "stop")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", ":1+NV"), ("NV", ":1+NV"), ("NV:PTX", ":1+NV:PTX"), ("NVK+NV", "NVK:1+NV"), (":0+NV", ":1+NV"),
+        ("NVK:0+NV:PTX;CPU", "NVK:1+NV:PTX;CPU"),
+    ],
+)  # fmt: skip
+def test_a_gpus_number_goes_into_the_devices_name(monkeypatch: pytest.MonkeyPatch, before: str, after: str) -> None:
+    monkeypatch.setenv("DEV", before)
+    start.choose_gpu(1)
+    assert os.environ["DEV"] == after
 
 
 @pytest.mark.board
