@@ -71,6 +71,13 @@ AROUND: Final = frozenset({
 })  # fmt: skip
 """Those that stand around such code: they end nothing and are control tokens, too."""
 _MARKS: Final = ENDS.union(AROUND, *FILLS.values())
+SHOWN: Final = frozenset({
+    "<think>", "</think>", "[THINK]", "[/THINK]", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",
+    "<|tool_call|>", "<|/tool_call|>", "<|python_tag|>", "</function>", "<function_calls>", "</function_calls>",
+    "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>",
+    "<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>", "<\uff5ctool\u2581sep\uff5c>",
+})  # fmt: skip
+"""Control tokens that a stream gives the text of: who reads it finds thoughts and tool calls by them (`tools`)."""
 STRIPPING: Final = ("phi-3", "phi3")
 """In the name of a SentencePiece model whose tokens that are taken out of a text take the spaces after them along."""
 NOT_STRIPPING: Final = frozenset({"<unk>", "<s>", "<|endoftext|>"})
@@ -343,7 +350,10 @@ def _engine(
 
 
 class Stream:
-    """Tokens to text as they come: what is returned never ends in the middle of a character."""
+    """Tokens to text as they come: what is returned never ends in the middle of a character.
+
+    Of control tokens it gives those around thoughts and tool calls and, if `special`, all.
+    """
 
     def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
         self._tokenizer = tokenizer
@@ -352,7 +362,8 @@ class Stream:
 
     def push(self, token: int) -> str:
         """The text that this token completes, possibly empty."""
-        return self._decoder.decode(self._tokenizer.piece(token, special=self._special))
+        special = self._special or self._tokenizer.tokens[token] in SHOWN
+        return self._decoder.decode(self._tokenizer.piece(token, special=special))
 
     def finish(self) -> str:
         """What is left: a replacement character where the tokens ended in the middle of one."""

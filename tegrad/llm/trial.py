@@ -80,7 +80,7 @@ class _Bytes:
         plain = (token for token in range(size + 256) if token not in named)
         self.plain = [next(plain) for _ in range(256)]
         every = named | {token: bytes((byte,)) for byte, token in enumerate(self.plain)}
-        self.tokens = [every.get(token, b"") for token in range(max(every) + 1)]
+        self.tokens = [every.get(token, b"") for token in range(max(size, *every) + 1)]
         self.eos_token_id, self.special_token_ids = min(named), sorted(named)
 
     def __call__(self, text: str) -> list[int]:

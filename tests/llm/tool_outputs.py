@@ -1,0 +1,153 @@
+"""Answers as models of families write them, by their published templates and model cards, and what they say.
+
+A template is told here by the parts of its source that tell its form.
+"""
+
+from dataclasses import dataclass
+
+QWEN3 = "{%- for tool in tools %}<tool_call></tool_call><think></think>"
+HERMES = "{%- for tool in tools %}<tool_call>{{ message.tool_calls }}</tool_call>"
+LLAMA = """{%- for t in tools %}<|python_tag|>{{- '"parameters": ' }}"""
+MISTRAL_LIST = "{%- for tool in tools %}[TOOL_CALLS][{{ id|length != 9 }}"
+MISTRAL = "{{ tools }}[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}"
+MINISTRAL = f"{MISTRAL}[THINK][/THINK]"
+GEMMA = "{{ '<start_of_turn>' + role + '\\n' }}{{ message['content'] | trim }}<end_of_turn>"
+PHI = "{% if message['role'] == 'system' and 'tools' in message %}{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}"
+GRANITE = (
+    "{% if tools %}respond only with <|tool_call|> followed by a JSON list of tools used{% endif %}<think></think>"
+)
+DEEPSEEK = "<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c></think>"
+OLMO = "{{ tools }}<function_calls>{{ calls }}</function_calls>"
+WEATHER = ("get_weather", {"city": "Paris"})
+ADD = ("add", {"a": 1, "b": [2.5, None, True]})
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """An answer, and what it says."""
+
+    template: str
+    answer: str
+    calls: tuple[tuple[str, object], ...] = ()
+    text: str = ""
+    thought: str = ""
+    opened: bool = False
+    """The prompt ends within an open thought."""
+
+
+RECORDED = {
+    "qwen3 thinks and calls": Recorded(
+        QWEN3,
+        "<think>\nThe user asks for\n\nthe weather.\n</think>\n\n<tool_call>\n"
+        '{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
+        (WEATHER,), thought="The user asks for\n\nthe weather.",
+    ),
+    "qwen3 calls twice": Recorded(
+        QWEN3,
+        '<think>\n\n</think>\n\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2.5, null, true]}}\n</tool_call>',
+        (WEATHER, ADD),
+    ),
+    "qwen3 thinks and says": Recorded(
+        QWEN3, "<think>\nEasy.\n</think>\n\nIt is **4**.\n", text="It is **4**.\n", thought="Easy.",
+    ),
+    "hermes says and calls": Recorded(
+        HERMES,
+        "I shall look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>",
+        (WEATHER,), text="I shall look.\n",
+    ),
+    "hermes, arguments in front, and a list": Recorded(
+        HERMES,
+        '<tool_call>\n[{"arguments": {"city": "Paris"}, "name": "get_weather"}, {"name": "add", "arguments": '
+        '"{\\"a\\": 1, \\"b\\": [2.5, null, true]}"}]\n</tool_call>',
+        (WEATHER, ADD),
+    ),
+    "hermes without marks": Recorded(HERMES, '{"name": "get_weather", "arguments": {"city": "Paris"}}', (WEATHER,)),
+    "llama 3.1": Recorded(LLAMA, '{"name": "get_weather", "parameters": {"city": "Paris"}}', (WEATHER,)),
+    "llama 3.1 with a tag and a type": Recorded(
+        LLAMA, '<|python_tag|>{"type": "function", "name": "get_weather", "parameters": {"city": "Paris"}}', (WEATHER,)
+    ),
+    "llama 3.1 twice": Recorded(
+        LLAMA,
+        '{"name": "get_weather", "parameters": {"city": "Paris"}}; '
+        '{"name": "add", "parameters": {"a": 1, "b": [2.5, null, true]}}',
+        (WEATHER, ADD),
+    ),
+    "mistral nemo": Recorded(
+        MISTRAL_LIST,
+        '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "Xk3bJ9QzL"}, '
+        '{"name": "add", "arguments": {"a": 1, "b": [2.5, null, true]}, "id": "Xk3bJ9QzM"}]',
+        (WEATHER, ADD),
+    ),
+    "mistral small 3.2": Recorded(
+        MISTRAL,
+        '[TOOL_CALLS]get_weather[CALL_ID]Xk3bJ9QzL[ARGS]{"city": "Paris"}'
+        '[TOOL_CALLS]add[ARGS]{"a": 1, "b": [2.5, null, true]}',
+        (WEATHER, ADD),
+    ),
+    "ministral 3 thinks": Recorded(
+        MINISTRAL, '[THINK]Hm.[/THINK][TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}', (WEATHER,), thought="Hm.",
+    ),
+    "gemma in JSON": Recorded(GEMMA, '{"name": "get_weather", "parameters": {"city": "Paris"}}', (WEATHER,)),
+    "gemma in a fence of JSON": Recorded(
+        GEMMA, '```json\n{\n  "name": "get_weather",\n  "parameters": {\n    "city": "Paris"\n  }\n}\n```\n', (WEATHER,)
+    ),
+    "gemma in Python": Recorded(
+        GEMMA, '[get_weather(city="Paris"), add(a=1, b=[2.5, None, True])]', (WEATHER, ADD)
+    ),
+    "gemma in a fence of code": Recorded(
+        GEMMA, "Okay.\n```tool_code\nprint(get_weather(city='Paris'))\nadd(a=1, b=[2.5, null, true])\n```",
+        (WEATHER, ADD), text="Okay.\n",
+    ),
+    "phi 4 mini": Recorded(
+        PHI,
+        '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}, '
+        '{"name": "add", "arguments": {"a": 1, "b": [2.5, null, true]}}]<|/tool_call|>',
+        (WEATHER, ADD),
+    ),
+    "phi 4 mini by its other name": Recorded(
+        PHI, 'functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]', (WEATHER,)
+    ),
+    "granite 3.3": Recorded(
+        GRANITE, '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]', (WEATHER,)
+    ),
+    "deepseek r1": Recorded(
+        DEEPSEEK,
+        "Hm.\n</think>\n\n<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>function"
+        '<\uff5ctool\u2581sep\uff5c>get_weather\n```json\n{"city": "Paris"}\n```<\uff5ctool\u2581call\u2581end\uff5c>\n'
+        "<\uff5ctool\u2581call\u2581begin\uff5c>function<\uff5ctool\u2581sep\uff5c>add\n```json\n"
+        '{"a": 1, "b": [2.5, null, true]}\n```<\uff5ctool\u2581call\u2581end\uff5c>'
+        "<\uff5ctool\u2581calls\u2581end\uff5c>",
+        (WEATHER, ADD), thought="Hm.", opened=True,
+    ),
+    "olmo 3": Recorded(
+        OLMO, '<function_calls>\nget_weather(city="Paris")\nadd(a=1, b=[2.5, null, true])\n</function_calls>',
+        (WEATHER, ADD),
+    ),
+    "smollm2": Recorded(
+        GEMMA, '<tool_call>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</tool_call>', (WEATHER,)
+    ),
+}  # fmt: skip
+"""By what they show."""
+
+PLAIN = {
+    "an unknown function": (HERMES, '<tool_call>\n{"name": "rm", "arguments": {}}\n</tool_call> done'),
+    "a mark and text": (HERMES, "Write <tool_call> and then </tool_call>."),
+    "a mark at the end": (HERMES, "It begins with <tool_call>"),
+    "half a mark": (HERMES, "a <tool_ca"),
+    "JSON": (HERMES, ' {"a": [1, {"name": "add"}]} and more'),
+    "JSON like a call's": (LLAMA, '{"name": "Ann", "age": 3}'),
+    "JSON that is cut": (LLAMA, '{"name": "add", "parame'),
+    "JSON that is none": (LLAMA, "{'name': 'add', 'parameters': {}}"),
+    "a list": (MISTRAL_LIST, "[1] first\n[2] second"),
+    "a list behind a mark": (MISTRAL_LIST, "[TOOL_CALLS][]"),
+    "a name alone": (MISTRAL, "[TOOL_CALLS]add"),
+    "a fence": (GEMMA, "So:\n```json\n[1, 2]\n```\nand\n```tool_code\nadd(1, 2)\n```\n"),
+    "code that is none": (GEMMA, "[add(a=)]"),
+    "code that does something": (GEMMA, "[add(a=open('x'))]"),
+    "a word": (PHI, "Use functools.partial for it."),
+    "a thought later": (QWEN3, "It writes <think> first, then </think>."),
+    "spaces": (QWEN3, " \n two\n "),
+    "spaces alone": (QWEN3, " \n "),
+}
+"""Answers that say what they are, with no call and no thought."""
