@@ -41,6 +41,13 @@ class Speaker(Protocol):
         """The states (len(tokens), dim) after the last norm, of a text of its own."""
 
 
+class Described(Protocol):
+    """A `Gguf`, or what else has its values."""
+
+    @property
+    def metadata(self) -> Mapping[str, object]: ...
+
+
 def pooling(file: Gguf) -> Pooling:
     """How a file has its tokens' states pooled; UnsupportedModelError where we do not."""
     key = f"{file.metadata.get('general.architecture')}.pooling_type"
@@ -53,7 +60,7 @@ def pooling(file: Gguf) -> Pooling:
     raise UnsupportedModelError(f"{file.path} {what} ({key} = {kind}), which we do not run: choose another model")
 
 
-def text_tokens(file: Gguf, tokenizer: Tokenizer, text: str) -> list[int]:
+def text_tokens(file: Described, tokenizer: Tokenizer, text: str) -> list[int]:
     """A text's tokens as the file wants them for its vector: at least one, or ModelError."""
     tokens = tokenizer.encode(text)
     if file.metadata.get("tokenizer.ggml.add_eos_token") is True and tokenizer.eos is not None:
