@@ -176,6 +176,26 @@ class Anything:
 
 
 @dataclass(frozen=True, slots=True)
+class Absent:
+    """What is not done: nothing but null, false and "" is taken. `why` says so, and what to do."""
+
+    why: str
+
+    def fits(self, value: Any) -> bool:
+        return True
+
+    def read(self, value: Any, at: str) -> None:
+        if value is not False and value != "":
+            raise Failure(f"{at} is given: {self.why}", param=at)
+
+    def schema(self) -> dict[str, Any]:
+        return {"enum": [False, ""]}
+
+    def __str__(self) -> str:
+        return "nothing"
+
+
+@dataclass(frozen=True, slots=True)
 class Dictionary:
     """An object with any names, and values of one kind."""
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tegrad.serve.failures import Failure
 from tegrad.serve.fields import (
+    Absent,
     Anything,
     Dictionary,
     Either,
@@ -33,6 +34,7 @@ KINDS: list[Kind] = [
     Number(0, 1),
     Number(-2, 5, whole=True),
     Flag(),
+    Absent("leave it out"),
     NUMBERS,
     Either((Text(), NUMBERS)),
     Dictionary(Flag(), most=2),
@@ -73,6 +75,7 @@ def test_an_object_has_all_of_its_fields_and_no_others() -> None:
     [
         (Text(), {}, "it is an object: give a text"),
         (Text(("a", "b")), "c" * 99, 'it is "' + "c" * 39 + '...: give "a" or "b"'),
+        (Absent("leave it out"), "a", "it is given: leave it out"),
         (Number(0, 1), None, "it is null: give a number from 0 to 1"),
         (Number(0, 1), 10**400, "it is 1" + "0" * 39 + "...: give a number from 0 to 1"),
         (NUMBERS, [], "it is a list of 0: give a list of 1 or more, each a whole number from 0 to 9"),
