@@ -1,10 +1,18 @@
-"""The device."""
+"""The device, and a server of OpenAI's API in front of the model that the package carries."""
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+import openai
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "llm"))
+from rig import Direct, Fixed, about, served
+
+from tegrad import models
 
 BOARD = "agx-orin-64gb"
 
@@ -27,3 +35,33 @@ def device() -> Iterator[str]:
         gc.collect()  # buffers go before their device
         if (opened := device._opened.get("NV")) is not None:
             opened.close()
+
+
+@pytest.fixture(scope="module")
+def small(device: str) -> Iterator[Direct]:
+    """The model that the package carries, for eight at once."""
+    from tegrad.llm.service import Service
+
+    with Service(models.SMALL, device, slots=8, positions=512, same=True) as service:
+        made = Direct(about("small", models.SMALL), service)
+        yield made
+        assert made.template is not None
+        made.template.close()
+
+
+@pytest.fixture(scope="module")
+def url(small: Direct) -> Iterator[str]:
+    """A server with that model."""
+    from tegrad.serve import openai as api
+
+    made = Fixed([small])
+    with served(api.routes(made)) as found:
+        yield found
+    assert made.used == 0
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    """The official client, which tries once."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as made:
+        yield made

@@ -1,0 +1,195 @@
+"""OpenAI's API: models, chat completions, completions and embeddings; docs/serve-openai.md tells it all."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from starlette.routing import Route
+
+from tegrad.llm.embeddings import text_tokens
+from tegrad.llm.grammar import Grammar
+from tegrad.serve import conversation, fields, responses
+from tegrad.serve.conversation import Prompt, Wanted
+from tegrad.serve.exchange import Endpoint, Exchange, Voice, sse
+from tegrad.serve.failures import Failure
+from tegrad.serve.model import About, Model, Models
+from tegrad.serve.openai_answers import Chats, Completions, Writer, told, usage
+from tegrad.serve.openai_fields import (
+    CHAT,
+    COMPLETION,
+    EMBEDDINGS,
+    JSON,
+    chat_of,
+    grammar_of,
+    known,
+    sampled,
+    several,
+    wanted_logprobs,
+)
+
+DONE: Final = b"data: [DONE]\n\n"
+
+
+def routes(models: Models) -> list[Route]:
+    """The API's routes, those of responses included."""
+    bound = {
+        ("GET", "/v1/models"): _models,
+        ("GET", "/v1/models/{model:path}"): _model,
+        ("POST", "/v1/chat/completions"): _chat,
+        ("POST", "/v1/completions"): _completions,
+        ("POST", "/v1/embeddings"): _embeddings,
+    }
+    own = [
+        Route(path, Endpoint(VOICE, partial(answer, models)), methods=[way]) for (way, path), answer in bound.items()
+    ]
+    return [*own, *responses.routes(models)]
+
+
+VOICE: Final = Voice(told, sse)
+
+
+# ---- models
+
+
+async def _models(models: Models, exchange: Exchange) -> None:
+    await exchange.reply({"object": "list", "data": [_about(one) for one in models.names()]})
+
+
+async def _model(models: Models, exchange: Exchange) -> None:
+    name = exchange.arguments["model"]
+    for one in models.names():
+        if one.name == name:
+            await exchange.reply(_about(one))
+            return
+    raise Failure(f"there is no model {name!r}: /v1/models lists them", 404, code="model_not_found", param="model")
+
+
+def _about(one: About) -> JSON:
+    meta = {"n_ctx_train": one.context, "n_params": one.parameters, "size": one.size, "quantization": one.quantization}
+    return {"id": one.name, "object": "model", "created": int(one.modified), "owned_by": "tegrad", "meta": meta}
+
+
+# ---- chats
+
+
+async def _chat(models: Models, exchange: Exchange) -> None:
+    body = exchange.read(CHAT)
+    chat, logprobs = chat_of(body), wanted_logprobs(body)
+    if body["stream"]:
+        exchange.stream()
+    async with models.use(body["model"]) as model:
+        wanted = sampled(body, model.tokenizer, logprobs, body["max_completion_tokens"])
+        prompt = await conversation.chat_prompt(model, chat)
+        await _answered(exchange, model, body, [prompt], wanted, Chats(model))
+
+
+# ---- completions
+
+
+async def _completions(models: Models, exchange: Exchange) -> None:
+    body = exchange.read(COMPLETION)
+    if body["best_of"] not in (None, body["n"]):
+        raise Failure(f"best_of differs from n: all answers are given, set both to {body['best_of']}", param="best_of")
+    if body["stream"]:
+        exchange.stream()
+    async with models.use(body["model"]) as model:
+        wanted = sampled(body, model.tokenizer, body["logprobs"])
+        given, grammar = several(body["prompt"]), grammar_of(body["grammar"], None)
+        prompts = [await _prompt(model, one, grammar) for one in given]
+        texts = (one if isinstance(one, str) else model.tokenizer.decode(one) for one in given)
+        echoed = list(texts) if body["echo"] else []
+        await _answered(exchange, model, body, prompts, wanted, Completions(model, echoed, wanted.count))
+
+
+async def _prompt(model: Model, given: str | list[int], grammar: Grammar | None) -> Prompt:
+    if isinstance(given, str):
+        return await conversation.text_prompt(model, given, grammar)
+    return Prompt(known(given, model.tokenizer, "prompt"), grammar=grammar)
+
+
+# ---- what both have in common
+
+
+async def _answered(
+    exchange: Exchange, model: Model, body: JSON, prompts: Sequence[Prompt], wanted: Wanted, writer: Writer
+) -> None:
+    """Have the model answer, and write it."""
+    head = {"id": f"{writer.prefix}-{secrets.token_hex(12)}", "object": writer.object, "created": int(time.time())}
+    head["model"] = model.about.name
+    logs = wanted.settings.logprobs is not None
+    with conversation.asked(model, prompts, wanted) as replies:
+        if not body["stream"]:
+            said = await conversation.whole(replies)
+            choices = [writer.whole(at, one, logs=logs) for at, one in enumerate(said)]
+            await exchange.reply({**head, "choices": choices, "usage": usage(replies, wanted.count)})
+            return
+        head["object"] = writer.chunk
+        tells = bool(body["stream_options"] and body["stream_options"]["include_usage"])
+        if tells:
+            head["usage"] = None
+        async with aclosing(conversation.merged(replies)) as parts:
+            async for at, part in parts:
+                await exchange.event({**head, "choices": [writer.part(at, part, logs=logs)]})
+        if tells:
+            await exchange.event({**head, "choices": [], "usage": usage(replies, wanted.count)})
+        await exchange.end(DONE)
+
+
+# ---- embeddings
+
+
+async def _embeddings(models: Models, exchange: Exchange) -> None:
+    body = exchange.read(EMBEDDINGS)
+    async with models.use(body["model"]) as model:
+        tokens = [
+            text_tokens(model.about, model.tokenizer, one)
+            if isinstance(one, str)
+            else known(one, model.tokenizer, "input")
+            for one in several(body["input"])
+        ]
+        vectors = await model.embed(tokens)
+    size = body["dimensions"] or vectors.shape[1]
+    if size > vectors.shape[1]:
+        raise Failure(f"the model's vectors have {vectors.shape[1]} dimensions: ask for no more", param="dimensions")
+    cut = vectors[:, :size]
+    cut = (cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-30)).astype(np.float32)
+    data = [
+        {"object": "embedding", "index": at, "embedding": _written(vector, body["encoding_format"])}
+        for at, vector in enumerate(cut)
+    ]
+    count = sum(map(len, tokens))
+    used = {"prompt_tokens": count, "total_tokens": count}
+    await exchange.reply({"object": "list", "data": data, "model": model.about.name, "usage": used})
+
+
+def _written(vector: Any, form: str) -> str | list[float]:
+    if form == "float":
+        made: list[float] = vector.tolist()
+        return made
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+
+
+_LIST: Final = {"get": {"summary": "The models", "responses": {"200": {"description": "A list"}}}}
+_NAME_IN_PATH: Final = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+OPENAPI: Final[Mapping[str, Any]] = {
+    "/v1/models": _LIST,
+    "/v1/models/{model}": {
+        "get": {
+            "summary": "One model",
+            "parameters": [_NAME_IN_PATH],
+            "responses": {"200": {"description": "The model"}, **fields.failing(404)},
+        }
+    },
+    "/v1/chat/completions": {"post": fields.operation("Answer a conversation", CHAT, streams=True)},
+    "/v1/completions": {"post": fields.operation("Continue texts", COMPLETION, streams=True)},
+    "/v1/embeddings": {"post": fields.operation("Vectors of texts", EMBEDDINGS)},
+    **responses.OPENAPI,
+}
+"""The paths of this API."""

@@ -1,0 +1,288 @@
+"""Fields of OpenAI's requests, and what they ask for: a `Chat`, how tokens are taken, what an answer keeps to.
+
+Fields are OpenAI's, with what llama.cpp's server and vLLM have besides: `top_k`, `min_p`, `repeat_penalty`,
+`repeat_last_n`, `grammar`, `chat_template_kwargs`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from tegrad.llm.errors import ModelError
+from tegrad.llm.grammar import Grammar
+from tegrad.llm.sampler import BIASES, HISTORY, LARGEST_TOP_K, LEAST_TEMPERATURE, LIKELIEST
+from tegrad.llm.sampling import Settings
+from tegrad.llm.tokenizer import Tokenizer
+from tegrad.serve.conversation import Chat, Wanted
+from tegrad.serve.failures import Failure
+from tegrad.serve.fields import SHOWN, Absent, Dictionary, Either, Field, Flag, Listed, Number, Object, Tagged, Text
+
+JSON: TypeAlias = dict[str, Any]
+
+MOST_ANSWERS: Final = 64
+MOST_TOOLS: Final = 128
+MOST_STOPS: Final = 16
+LONGEST_STOP: Final = 256
+"""Characters; each piece of text is compared with every beginning of it."""
+BAN: Final = -100.0
+"""The bias that OpenAI's documentation says bans a token."""
+
+
+def whole(low: int, high: int) -> Number:
+    """A whole number."""
+    return Number(low, high, whole=True)
+
+
+STOP: Final = Either((Text(most=LONGEST_STOP), Listed(Text(most=LONGEST_STOP), most=MOST_STOPS)))
+GRAMMAR: Final = Either((
+    Text(),
+    Object({
+        "kind": Field(Text(("lark", "regex", "schema", "json")), required=True),
+        "text": Field(Text(), ""),
+    }),
+))  # fmt: skip
+SAMPLED: Final[Mapping[str, Field]] = {
+    "temperature": Field(Number(0, 2), 1.0, about="0 takes the likeliest token"),
+    "top_p": Field(Number(0, 1), 1.0),
+    "top_k": Field(whole(-1, LARGEST_TOP_K), 0, about="0 and -1 keep all"),
+    "min_p": Field(Number(0, 1), 0.0),
+    "presence_penalty": Field(Number(-2, 2), 0.0),
+    "frequency_penalty": Field(Number(-2, 2), 0.0),
+    "repeat_penalty": Field(Number(1e-3, 1e3), 1.0),
+    "repeat_last_n": Field(whole(0, HISTORY), 64, about="tokens that penalties look back on"),
+    "logit_bias": Field(
+        Dictionary(Number(BAN, -BAN), most=BIASES), about="by token; the least one bans the token"
+    ),
+    "seed": Field(whole(-(1 << 63), (1 << 64) - 1), about="with it, an answer comes again"),
+    "stop": Field(STOP, ()),
+    "max_tokens": Field(whole(1, (1 << 31) - 1), about="else as many as the context holds"),
+    "n": Field(whole(1, MOST_ANSWERS), 1, about="answers"),
+    "grammar": Field(GRAMMAR, about="that the answer keeps to: in llguidance's Lark dialect, or of another kind"),
+}  # fmt: skip
+"""How tokens are taken, of all requests for an answer."""
+STREAMED: Final[Mapping[str, Field]] = {
+    "model": Field(Text(), about="a name of /v1/models; the first one if left out"),
+    "stream": Field(Flag(), False),
+    "stream_options": Field(Object({"include_usage": Field(Flag(), False)})),
+}
+PARTS: Final = Listed(Tagged("type", {"text": Object({"text": Field(Text(), required=True)})}))
+CONTENT: Final = Either((Text(), PARTS))
+NAMED: Final[Mapping[str, Field]] = {"name": Field(Text())}
+FUNCTION_CALL: Final = Object({
+    "name": Field(Text(), required=True),
+    "arguments": Field(Either((Text(), Dictionary())), "{}"),
+})  # fmt: skip
+CALL: Final = Object({
+    "id": Field(Text(), ""),
+    "type": Field(Text(("function",)), "function"),
+    "function": Field(FUNCTION_CALL, required=True),
+})  # fmt: skip
+_TOLD: Final = Object({"content": Field(CONTENT, required=True), **NAMED})
+MESSAGE: Final = Tagged("role", {
+    "system": _TOLD,
+    "developer": _TOLD,
+    "user": _TOLD,
+    "assistant": Object({
+        "content": Field(CONTENT, ""),
+        "reasoning_content": Field(Text()),
+        "tool_calls": Field(Listed(CALL, most=MOST_TOOLS)),
+        **NAMED,
+    }),
+    "tool": Object({"content": Field(CONTENT, required=True), "tool_call_id": Field(Text()), **NAMED}),
+})  # fmt: skip
+FUNCTION: Final = Object({
+    "name": Field(Text(most=64), required=True),
+    "description": Field(Text()),
+    "parameters": Field(Dictionary()),
+    "strict": Field(Flag()),
+})  # fmt: skip
+TOOL: Final = Tagged("type", {"function": Object({"function": Field(FUNCTION, required=True)})})
+_NAME: Final = Object({"name": Field(Text(), required=True)})
+CHOICE: Final = Either((
+    Text(("none", "auto", "required")),
+    Tagged("type", {"function": Object({"function": Field(_NAME, required=True)})}),
+))  # fmt: skip
+SCHEMA: Final = Object({"name": Field(Text()), "schema": Field(Dictionary(), required=True)})
+FORMAT: Final = Tagged("type", {
+    "text": Object({}),
+    "json_object": Object({"schema": Field(Dictionary())}),
+    "json_schema": Object({"json_schema": Field(SCHEMA, required=True)}),
+})  # fmt: skip
+EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh")
+RESERVED: Final = frozenset({"messages", "tools", "reply", "add_generation_prompt", "documents", "self"})
+"""What a template is given by itself."""
+CHAT: Final = Object({
+    **STREAMED,
+    "messages": Field(Listed(MESSAGE, least=1), required=True),
+    **SAMPLED,
+    "max_completion_tokens": Field(whole(1, (1 << 31) - 1), about="the newer name of max_tokens"),
+    "logprobs": Field(Flag(), False),
+    "top_logprobs": Field(whole(0, LIKELIEST)),
+    "tools": Field(Listed(TOOL, most=MOST_TOOLS), ()),
+    "tool_choice": Field(CHOICE, "auto"),
+    "parallel_tool_calls": Field(Flag(), True),
+    "response_format": Field(FORMAT),
+    "reasoning_effort": Field(Text(EFFORTS), about='"none" has the template leave out thoughts'),
+    "chat_template_kwargs": Field(Dictionary(), about="for the model's template, such as enable_thinking"),
+})  # fmt: skip
+TOKEN: Final = whole(0, (1 << 31) - 1)
+PROMPT: Final = Either((
+    Text(),
+    Listed(Text(), 1, MOST_ANSWERS),
+    Listed(TOKEN, 1),
+    Listed(Listed(TOKEN, 1), 1, MOST_ANSWERS),
+))  # fmt: skip
+COMPLETION: Final = Object({
+    **STREAMED,
+    "prompt": Field(PROMPT, required=True, about="a text or its tokens, or several"),
+    **SAMPLED,
+    "max_tokens": Field(whole(1, (1 << 31) - 1), 16),
+    "best_of": Field(whole(1, MOST_ANSWERS)),
+    "echo": Field(Flag(), False),
+    "suffix": Field(Absent("texts are only continued here, leave it out")),
+    "logprobs": Field(whole(0, LIKELIEST), about="with so many likeliest tokens"),
+})  # fmt: skip
+EMBEDDINGS: Final = Object({
+    "model": STREAMED["model"],
+    "input": Field(
+        Either((Text(), Listed(Text(), 1, 2048), Listed(TOKEN, 1), Listed(Listed(TOKEN, 1), 1, 2048))),
+        required=True,
+    ),
+    "encoding_format": Field(Text(("float", "base64")), "float"),
+    "dimensions": Field(whole(1, 1 << 20), about="the first of them, to length 1 again"),
+})  # fmt: skip
+
+
+def sampled(body: Mapping[str, Any], tokenizer: Tokenizer, logprobs: int | None, limit: int | None = None) -> Wanted:
+    """How a request wants its tokens taken; Failure."""
+    temperature = body["temperature"]
+    try:
+        settings = Settings(
+            temperature=temperature if temperature >= LEAST_TEMPERATURE else 0.0,
+            top_p=max(body["top_p"], 1e-6),
+            min_p=body["min_p"],
+            top_k=max(body["top_k"], 0),
+            repeat=body["repeat_penalty"],
+            presence=body["presence_penalty"],
+            frequency=body["frequency_penalty"],
+            last_n=body["repeat_last_n"],
+            biases=_biases(body["logit_bias"] or {}, tokenizer),
+            logprobs=logprobs,
+        )
+    except ModelError as error:
+        raise Failure(str(error)) from error
+    stops = [body["stop"]] if isinstance(body["stop"], str) else body["stop"]
+    seed = None if body["seed"] is None else body["seed"] % (1 << 63)
+    return Wanted(settings, limit or body["max_tokens"], [stop for stop in stops if stop], seed, body["n"])
+
+
+def _biases(given: Mapping[str, float], tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:
+    found: dict[int, float] = {}
+    for name, value in given.items():
+        token = int(name) if name.isascii() and name.isdecimal() and len(name) < 10 else -1
+        if not 0 <= token < len(tokenizer):
+            shown = name[:SHOWN]
+            raise Failure(f"logit_bias names {shown!r}: give tokens from 0 to {len(tokenizer) - 1}", param="logit_bias")
+        found[token] = -np.inf if value <= BAN else value
+    return tuple(found.items())
+
+
+def wanted_logprobs(body: JSON) -> int | None:
+    """Of a chat: how many likeliest tokens come with each; None where no probabilities are wanted."""
+    if body["top_logprobs"] is not None and not body["logprobs"]:
+        raise Failure("top_logprobs is given without logprobs: set logprobs to true", param="top_logprobs")
+    return (body["top_logprobs"] or 0) if body["logprobs"] else None
+
+
+def chat_of(body: JSON) -> Chat:
+    """The conversation of a request."""
+    tools = functions([tool["function"] for tool in body["tools"]])
+    given = body["tool_choice"]
+    choice = given if isinstance(given, str) else given["function"]["name"]
+    return Chat(
+        [message(one) for one in body["messages"]], tools, chosen(choice, tools, named=not isinstance(given, str)),
+        body["parallel_tool_calls"], grammar_of(body["grammar"], body["response_format"]),
+        template_values(body["reasoning_effort"], body["chat_template_kwargs"]),
+    )  # fmt: skip
+
+
+def message(one: Mapping[str, Any]) -> JSON:
+    """A message as templates take it."""
+    made = {name: value for name, value in one.items() if value is not None}
+    made["role"] = "system" if made["role"] == "developer" else made["role"]
+    made["content"] = joined(made["content"])
+    return made
+
+
+def joined(content: str | Sequence[Mapping[str, Any]]) -> str:
+    """The text of a message's content, which may have parts."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+def functions(given: Sequence[Mapping[str, Any]]) -> list[JSON]:
+    """Functions as templates take them; Failure for two of one name."""
+    names = [one["name"] for one in given]
+    if double := {name for name in names if names.count(name) > 1}:
+        raise Failure(
+            f"the tools have several functions named {min(double)!r}, or none: give each a name", param="tools"
+        )
+    nothing = {"type": "object", "properties": {}}
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": one["name"],
+                **({"description": one["description"]} if one["description"] else {}),
+                "parameters": nothing if one["parameters"] is None else one["parameters"],
+            },
+        }
+        for one in given
+    ]
+
+
+def chosen(choice: str, tools: Sequence[JSON], *, named: bool) -> str:
+    """Which function must be called; Failure where there is none."""
+    if named and choice not in [tool["function"]["name"] for tool in tools]:
+        raise Failure(f"tool_choice names {choice!r}, which tools do not have: give that tool", param="tool_choice")
+    if choice == "required" and not tools:
+        raise Failure("tool_choice requires a call and there are no tools: give some", param="tool_choice")
+    return choice
+
+
+def grammar_of(grammar: Any, form: Mapping[str, Any] | None) -> Grammar | None:
+    """What an answer keeps to."""
+    kind = "text" if form is None else form["type"]
+    if grammar is not None and kind != "text":
+        raise Failure("grammar and response_format are both given: choose one", param="grammar")
+    if grammar is not None:
+        return Grammar("lark", grammar) if isinstance(grammar, str) else Grammar(grammar["kind"], grammar["text"])
+    if form is None or kind == "text":
+        return None
+    schema = form["schema"] if kind == "json_object" else form["json_schema"]["schema"]
+    return Grammar("json") if schema is None else Grammar("schema", json.dumps(schema))
+
+
+def template_values(effort: str | None, more: Mapping[str, Any] | None) -> JSON:
+    """What a template is told besides."""
+    if taken := sorted(RESERVED & set(more or {})):
+        raise Failure(
+            f"chat_template_kwargs has {taken[0]!r}, which the server gives: leave it out", param="chat_template_kwargs"
+        )
+    told = {"enable_thinking": effort != "none", "reasoning_effort": effort} if effort is not None else {}
+    return {**told, **(more or {})}
+
+
+def several(given: Any) -> list[Any]:
+    """Texts or lists of tokens, of one or several."""
+    return [given] if isinstance(given, str) or isinstance(given[0], int) else given
+
+
+def known(tokens: list[int], tokenizer: Tokenizer, param: str) -> list[int]:
+    """Tokens, all of the vocabulary; Failure."""
+    if (largest := max(tokens)) >= len(tokenizer):
+        raise Failure(f"{param} has token {largest}: the vocabulary has {len(tokenizer)}", param=param)
+    return tokens

@@ -1,0 +1,176 @@
+"""A stream while it runs: who leaves cancels, who does not read holds up nobody, and silence has comments."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import httpx
+import pytest
+from rig import Fixed, Scripted, about, served
+
+from tegrad import models
+from tegrad.serve import exchange
+from tegrad.serve import openai as api
+
+CHAT = "/v1/chat/completions"
+HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
+TEXT = "Good morning, said the moon to the sun. "
+
+
+class Step:
+    """What a model waits for in front of each token: opened `count` times."""
+
+    def __init__(self) -> None:
+        self.allowed = threading.Semaphore(0)
+        self.reached = threading.Semaphore(0)
+
+    def __call__(self) -> None:
+        self.reached.release()
+        assert self.allowed.acquire(timeout=30)
+
+    def open(self, count: int = 1000) -> None:
+        for _ in range(count):
+            self.allowed.release()
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[Scripted]:
+    made = Scripted(about("small", models.SMALL), TEXT)
+    yield made
+    assert made.template is not None
+    made.template.close()
+
+
+@pytest.fixture(scope="module")
+def served_models(scripted: Scripted) -> Fixed:
+    return Fixed([scripted])
+
+
+@pytest.fixture(scope="module")
+def url(served_models: Fixed) -> Iterator[str]:
+    with served(api.routes(served_models)) as found:
+        yield found
+
+
+@pytest.fixture
+def step(scripted: Scripted) -> Iterator[Step]:
+    made = scripted.wait = Step()
+    yield made
+    made.open()
+    scripted.wait = lambda: None
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def opened(url: str, body: dict[str, Any]) -> socket.socket:
+    """A request that was sent, whose answer nobody has read yet."""
+    host, port = url.removeprefix("http://").split(":")
+    made = socket.create_connection((host, int(port)), timeout=20)
+    data = json.dumps(body).encode()
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
+    made.sendall(head.encode() + data)
+    return made
+
+
+def events(answer: str) -> list[dict[str, Any]]:
+    """A stream's, without its end."""
+    lines = [line.removeprefix("data: ") for line in answer.split("\n\n") if line.startswith("data: ")]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("tokens", [0, 2])
+def test_a_client_that_goes_away_cancels_its_answers(
+    scripted: Scripted, served_models: Fixed, url: str, step: Step, stream: bool, tokens: int
+) -> None:
+    """Before the first token or after it, whether it reads a stream or waits for a whole answer."""
+    before = len(scripted.asked)
+    with closing(opened(url, HELLO | {"stream": stream, "n": 2})) as client:
+        for _ in range(2):
+            assert step.reached.acquire(timeout=20)
+        step.open(2 * tokens)
+        if stream and tokens:
+            assert client.recv(12) == b"HTTP/1.1 200"
+        assert served_models.used == 1
+    until(lambda: served_models.used == 0)
+    assert [bool(asked.left) for asked in scripted.asked[before:]] == [True, True]
+    assert {asked.left[0] for asked in scripted.asked[before:]} == {"cancelled"}
+
+
+def test_who_does_not_read_holds_up_nobody(scripted: Scripted, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripted, "text", TEXT * 40)
+    with closing(opened(url, HELLO | {"stream": True, "n": 8, "logprobs": True, "top_logprobs": 1})):
+        for _ in range(3):
+            assert httpx.post(url + CHAT, json=HELLO).json()["choices"][0]["message"]["content"] == TEXT * 40
+
+
+def test_silence_before_the_first_token_has_comments(
+    scripted: Scripted, url: str, step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the stream, which has begun with them; it goes on as if there were none."""
+    monkeypatch.setattr(exchange, "IDLE_S", 0.05)
+    with httpx.stream("POST", url + CHAT, json=HELLO | {"stream": True}) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == "text/event-stream"
+        parts = answer.iter_text()
+        assert next(parts) == ": keep-alive\n\n"
+        step.open()
+        rest = "".join(parts)
+    assert "".join(one["choices"][0]["delta"].get("content", "") for one in events(rest)) == TEXT
+
+
+def test_what_fails_after_a_comment_is_an_event(
+    scripted: Scripted, url: str, step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "IDLE_S", 0.05)
+    monkeypatch.setattr(scripted, "error", RuntimeError("a slip"))
+    monkeypatch.setattr(scripted, "text", "")
+    with httpx.stream("POST", url + CHAT, json=HELLO | {"stream": True}) as answer:
+        parts = answer.iter_text()
+        assert next(parts) == ": keep-alive\n\n"
+        step.open()
+        rest = "".join(parts)
+    told = json.loads(rest.split("data: ")[-1])["error"]
+    assert (told["type"], told["code"]) == ("server_error", "server_error")
+
+
+def test_tokens_that_come_together_share_an_event(scripted: Scripted, url: str) -> None:
+    """Its model says all at once; one that takes its time has an event for each token."""
+    found = events(httpx.post(url + CHAT, json=HELLO | {"stream": True}).text)
+    assert "".join(one["choices"][0]["delta"].get("content", "") for one in found) == TEXT
+    assert len(found) < len(scripted.tokenizer.encode(TEXT, bos=False)) // 2
+
+
+def test_tokens_that_come_apart_have_an_event_each(scripted: Scripted, url: str) -> None:
+    scripted.wait = lambda: time.sleep(0.03)
+    try:
+        found = events(httpx.post(url + CHAT, json=HELLO | {"stream": True}).text)
+    finally:
+        scripted.wait = lambda: None
+    count = len(scripted.tokenizer.encode(TEXT, bos=False))
+    assert 0.7 * count < len(found) <= count + 1  # some share one where the machine is busy
+
+
+def test_only_the_last_chunk_has_the_usage_and_only_if_wanted(url: str) -> None:
+    plain = events(httpx.post(url + CHAT, json=HELLO | {"stream": True}).text)
+    assert not any("usage" in one for one in plain)
+    *rest, last = events(
+        httpx.post(url + CHAT, json=HELLO | {"stream": True, "stream_options": {"include_usage": True}}).text
+    )
+    assert {one["usage"] for one in rest} == {None}
+    assert last["choices"] == []
+    assert last["usage"]["total_tokens"] == last["usage"]["prompt_tokens"] + last["usage"]["completion_tokens"]
