@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +13,6 @@ from typing import Any, TypeVar
 import numpy as np
 import processes
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "llm"))
 import tiny_llama
 from processes import running, until
 from tiny_llama import TYPE, Shape

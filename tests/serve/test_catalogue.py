@@ -1,0 +1,314 @@
+"""Models by name: loaded when asked for, within a budget, and unloaded for others or when nobody uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_llama
+from tiny_llama import TYPE, Shape
+
+from tegrad.errors import TegradError
+from tegrad.hub.names import ModelNameError
+from tegrad.llm.errors import GgufError, OutOfMemory
+from tegrad.llm.footprint import PROCESS, Footprint
+from tegrad.llm.gguf import Gguf
+from tegrad.serve import catalogue
+from tegrad.serve.catalogue import Catalogue, Shelf, about
+from tegrad.serve.model import About, UnknownModel
+from tegrad.serve.plan import LEAST_CONTEXT, USUAL_CONTEXT, Plan, Wanted, plan
+from tegrad.serve.wire import EngineError
+
+SHAPE = Shape(layers=1, vocab=301)
+MIB = 1 << 20
+
+
+class Fake:
+    """A remote whose process is none."""
+
+    def __init__(self, one: About, made: Plan) -> None:
+        self.about, self.plan, self.device, self.busy, self.closed = one, made, "a device", False, False
+        self.link = self
+        self.error: TegradError | None = None
+
+    async def close(self, *, drain: bool = False) -> None:
+        self.closed = True
+        await asyncio.sleep(0)
+
+
+class Loader:
+    """In place of `Remote.load`: what was loaded, in order; each load waits until it may go on."""
+
+    def __init__(self) -> None:
+        self.made: list[Fake] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.errors: list[Exception] = []
+
+    async def load(self, one: About, made: Plan) -> Fake:
+        await self.gate.wait()
+        await asyncio.sleep(0)
+        if self.errors:
+            raise self.errors.pop(0)
+        self.made.append(Fake(one, made))
+        return self.made[-1]
+
+    @property
+    def names(self) -> list[str]:
+        return [one.about.name for one in self.made]
+
+    @property
+    def there(self) -> list[str]:
+        return [one.about.name for one in self.made if not one.closed]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return [tiny_llama.write(folder / f"{name}.gguf", SHAPE, TYPE.Q8_0) for name in ("a", "b-Q8_0", "c")]
+
+
+@pytest.fixture
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def shelf(paths: list[Path], empty_cache: Path) -> Shelf:
+    return Shelf([str(path) for path in paths])
+
+
+@pytest.fixture
+def run(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs a test in front of a catalogue whose models are fakes; `fit` is how many have room."""
+
+    def go(test: Callable[[Catalogue, Loader], Coroutine[Any, Any, None]], fit: int = 2, **options: Any) -> None:
+        async def all_of_it() -> None:
+            loader = Loader()
+            monkeypatch.setattr(catalogue.Remote, "load", loader.load)
+            models = Catalogue(shelf, Wanted(slots=1), memory=fit * (one_bytes() + PROCESS) + MIB, **options)
+            await test(models, loader)
+            await models.close()
+            assert loader.there == []
+
+        asyncio.run(all_of_it())
+
+    def one_bytes() -> int:
+        with Gguf.open(shelf.find("a").path) as file:
+            return plan(Footprint.of(file), Wanted(slots=1), None).bytes
+
+    return go
+
+
+async def settled() -> None:
+    """Let all that can go on go on; reading a file takes a thread."""
+    for _ in range(20):
+        await asyncio.sleep(0.005)
+
+
+# ---- which there are
+
+
+def test_a_files_header_says_what_it_is(paths: list[Path]) -> None:
+    one = about("b", paths[1])
+    assert (one.family, one.quantization, one.context, one.embeds) == ("llama", "Q8_0", 128, False)
+    assert one.size == paths[1].stat().st_size
+    assert one.parameters == sum(array.size for array in tiny_llama.weights(SHAPE, 0).values())
+    assert one.metadata["llama.context_length"] == 128
+    assert "tokenizer.ggml.tokens" not in one.metadata
+    assert about("a", paths[0]).quantization == "Q8_0"  # by its tensors
+
+
+def test_named_models_come_first_then_those_in_the_cache(shelf: Shelf, empty_cache: Path, paths: list[Path]) -> None:
+    files = empty_cache / "models--Owner--Some-GGUF" / "snapshots" / "1"
+    files.mkdir(parents=True)
+    (files / "some-Q4_K_M.gguf").symlink_to(paths[0])
+    assert [one.name for one in shelf.all()] == ["a", "b-Q8_0", "c"]  # it is the same file as one that was named
+    (files / "some-Q8_0.gguf").write_bytes(paths[0].read_bytes())
+    (files / "some-Q6_K.gguf").write_bytes(b"no model")
+    assert [one.name for one in shelf.all()] == ["a", "b-Q8_0", "c", "Owner/Some-GGUF:Q8_0"]
+    for name in ("Owner/Some-GGUF:Q8_0", "owner/some-gguf:q8_0", "some:q8_0"):
+        assert shelf.find(name).name == "Owner/Some-GGUF:Q8_0"
+    assert shelf.find(None).name == "a"
+    for name in ("", "d", "some:q6_k", str(paths[0]), "../a"):
+        with pytest.raises(UnknownModel, match="choose one of a, b-Q8_0, c, Owner/Some-GGUF:Q8_0"):
+            shelf.find(name)
+
+
+def test_without_any_model_it_is_the_shipped_one(empty_cache: Path) -> None:
+    assert [one.name for one in Shelf([]).all()] == ["small"]
+    assert Shelf([]).find(None).name == "small"
+
+
+def test_wrong_names_are_told_at_once(empty_cache: Path, paths: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(ModelNameError, match="tegrad pull"):
+        Shelf(["owner/none"])
+    with pytest.raises(GgufError):
+        Shelf([str(tmp_path / "none.gguf")])
+    with pytest.raises(ModelNameError, match="two of the models have the same name"):
+        Shelf([str(paths[0]), str(paths[0])])
+
+
+# ---- which are in memory
+
+
+def test_one_load_serves_all_who_wait_for_it(run: Any) -> None:
+    async def test(models: Catalogue, loader: Loader) -> None:
+        loader.gate.clear()
+        held = asyncio.Event()
+
+        async def have() -> None:
+            async with models.use("a") as model:
+                assert model.about.name == "a"
+                await held.wait()
+
+        tasks = [asyncio.create_task(have()) for _ in range(3)]
+        await settled()
+        assert models.loads
+        tasks.pop().cancel()  # one goes away meanwhile
+        loader.gate.set()
+        await settled()
+        assert not models.loads
+        assert [place.users for place in models.places] == [2]
+        held.set()
+        await asyncio.gather(*tasks)
+        async with models.use(None):
+            pass
+        assert loader.names == ["a"]
+        (loaded,) = models.loaded()
+        assert (loaded.about.name, loaded.expires, loaded.bytes) == ("a", None, loader.made[0].plan.bytes)
+
+    run(test)
+
+
+def test_the_least_used_makes_room_once_nobody_uses_it(run: Any) -> None:
+    async def test(models: Catalogue, loader: Loader) -> None:
+        for name in ("a", "b-Q8_0", "a", "c"):
+            async with models.use(name):
+                pass
+        assert loader.there == ["a", "c"]
+        async with models.use("a"), models.use("c"):
+            late = asyncio.create_task(models.use("b-Q8_0").__aenter__())
+            await settled()
+            assert loader.there == ["a", "c"]
+            again = asyncio.create_task(models.use("a").__aenter__())  # which is to leave: it comes after the other
+            await settled()
+            assert not again.done()
+        assert (await late).about.name == "b-Q8_0"
+        assert (await again).about.name == "a"
+        assert loader.names == ["a", "b-Q8_0", "c", "b-Q8_0", "a"]
+
+    run(test)
+
+
+def test_a_client_that_does_not_read_keeps_no_other_model_out_for_long(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "PATIENCE_S", 0.05)
+
+    async def test(models: Catalogue, loader: Loader) -> None:
+        async with models.use("a"):
+            loader.made[0].busy = True
+            other = asyncio.create_task(models.use("b-Q8_0").__aenter__())
+            await asyncio.sleep(1.2)
+            assert not other.done()  # the engine still works for it
+            loader.made[0].busy = False
+            await asyncio.wait_for(other, 5)
+            assert loader.there == ["b-Q8_0"]
+
+    run(test, fit=1)
+
+
+def test_a_model_that_nobody_used_for_long_is_unloaded(run: Any) -> None:
+    async def test(models: Catalogue, loader: Loader) -> None:
+        async with models.use("a", keep_alive=math.inf):
+            pass
+        async with models.use("b-Q8_0"):
+            pass
+        assert models.loaded()[1].expires is not None
+        await asyncio.sleep(0.03)
+        async with models.use("b-Q8_0"):
+            await asyncio.sleep(0.1)
+            assert loader.there == ["a", "b-Q8_0"]
+        async with models.use("a", keep_alive=0):
+            pass
+        await settled()
+        assert loader.there == []
+
+    run(test, keep_alive=0.05)
+
+
+def test_a_load_that_fails_is_told_to_all_and_tried_again(run: Any) -> None:
+    async def test(models: Catalogue, loader: Loader) -> None:
+        loader.errors = [EngineError("no")]
+
+        async def have() -> None:
+            async with models.use("a"):
+                pass
+
+        found = await asyncio.gather(have(), have(), return_exceptions=True)
+        assert [str(error) for error in found] == ["no", "no"]
+        await have()
+        assert loader.names == ["a"]
+        assert models.places[0].failures == 1
+
+    run(test)
+
+
+def test_without_known_memory_others_leave_when_the_device_has_none(run: Any) -> None:
+    async def test(models: Catalogue, loader: Loader) -> None:
+        for name in ("a", "b-Q8_0"):
+            async with models.use(name):
+                pass
+        loader.errors = [OutOfMemory("none left")]
+        async with models.use("c"):
+            assert loader.there == ["b-Q8_0", "c"]
+        loader.errors = [OutOfMemory("none left") for _ in range(9)]
+        with pytest.raises(OutOfMemory):
+            await models.use("a").__aenter__()
+        assert loader.there == []
+
+    run(test, fit=9)
+
+
+def test_a_model_whose_process_ended_is_loaded_again(run: Any) -> None:
+    async def test(models: Catalogue, loader: Loader) -> None:
+        async with models.use("a"):
+            loader.made[0].error = EngineError("gone")
+            async with models.use("a") as model:
+                assert model is loader.made[1]
+        assert loader.there == ["a"]
+        assert models.places[0].users == 0
+
+    run(test)
+
+
+# ---- their places in memory
+
+
+def test_a_plan_follows_memory() -> None:
+    from tegrad.bench.models import SHAPES
+
+    said = Footprint(SHAPES["8b"].config, 5 << 30)
+    most = plan(said, Wanted(), None)
+    assert (most.context, most.slots, most.blocks) == (USUAL_CONTEXT, 8, 8 * USUAL_CONTEXT // 64)
+    assert plan(said, Wanted(), 1 << 40) == most
+    rooms = [plan(said, Wanted(), gib << 30) for gib in (7, 8, 12, 16, 24)]
+    assert [each.context for each in rooms] == sorted(each.context for each in rooms)
+    for each, gib in zip(rooms, (7, 8, 12, 16, 24), strict=True):
+        assert each.bytes <= gib << 30
+        assert LEAST_CONTEXT <= each.context <= 64 * each.blocks <= 8 * each.context
+    assert rooms[0].blocks < 8 * LEAST_CONTEXT // 64  # sequences share what does not suffice for all of them
+    assert rooms[-1].context > LEAST_CONTEXT
+    asked = plan(said, Wanted(context=32768, slots=64, q8=True), 12 << 30)
+    assert (asked.context, asked.slots, asked.q8) == (32768, 64, True)
+    assert asked.bytes <= 12 << 30 < asked.bytes + (1 << 24)
+    with pytest.raises(OutOfMemory, match=r"with a context of 2048 tokens needs .* ask for a shorter context"):
+        plan(said, Wanted(), 5 << 30)
+    assert plan(said, Wanted(context=1 << 30), None).context == said.config.longest
+    assert plan(said, Wanted(), None, embeds=True).bytes == said.at(USUAL_CONTEXT)
