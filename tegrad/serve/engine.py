@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -26,11 +27,14 @@ from tegrad.llm import embeddings, engine
 from tegrad.llm.answer import Reason
 from tegrad.llm.errors import ModelError
 from tegrad.llm.gguf import Gguf
+from tegrad.llm.grammar import Masks
 from tegrad.llm.sampler import Logprobs
 from tegrad.llm.service import Counts, Order, Service
 from tegrad.llm.start import choose_device, described, speaker
 from tegrad.serve.wire import Ask, Came, Cancel, Channel, Close, Embed, Fault, Load, Query, Ready, Refused, Reply
 
+COMPILERS: Final = 2
+"""Threads that compile grammars."""
 PATIENCE_S: Final = 5.0
 """Seconds that the end of this process may take once nobody waits for answers any more."""
 
@@ -42,6 +46,8 @@ class _Sink:
     number: int
     runner: Generator
     order: Order | None = None
+    left: Reason | None = None
+    """Why the reader wants no more."""
 
     def begin(self, cached: int) -> None:
         self.runner.came.begun.append((self.number, cached))
@@ -63,6 +69,8 @@ class Generator:
         self.sinks: dict[int, _Sink] = {}
         self._service = Service(load.path, after=self._tell, warm=True, **load.options)
         self.positions = self._service.positions
+        self._masks = Masks(self._service.tokenizer, self._service.config.vocab)
+        self._compiling = ThreadPoolExecutor(COMPILERS, "tegrad-grammar")
 
     @property
     def counts(self) -> Counts:
@@ -70,23 +78,37 @@ class Generator:
         return self._service.counts
 
     def ask(self, ask: Ask) -> None:
-        """Begin to answer."""
+        """Begin to answer, once its grammar is compiled, for which no other request waits."""
         sink = self.sinks[ask.number] = _Sink(ask.number, self)
+        if ask.grammar is None:
+            self._begin(ask, sink)
+        else:
+            self._compiling.submit(self._begin, ask, sink)
+
+    def _begin(self, ask: Ask, sink: _Sink) -> None:
         try:
+            mask = self._masks.mask(ask.grammar) if ask.grammar is not None else None
             sink.order = self._service.ask(
-                sink, ask.tokens, ask.max_tokens, ask.settings, seed=ask.seed, deadline=ask.deadline
+                sink, ask.tokens, ask.max_tokens, ask.settings, seed=ask.seed, mask=mask, deadline=ask.deadline
             )
-        except TegradError as error:
+            if sink.left is not None:
+                sink.order.cancel(sink.left)
+        except Exception as error:
             del self.sinks[ask.number]
             self._channel.send(Came(ended=[(ask.number, "error", Fault.of(error))]))
+            if not isinstance(error, TegradError):
+                raise
 
     def cancel(self, cancel: Cancel) -> None:
         """End an answer, if it has not ended."""
-        if (sink := self.sinks.get(cancel.number)) is not None and sink.order is not None:
-            sink.order.cancel(cancel.reason)
+        if (sink := self.sinks.get(cancel.number)) is not None:
+            sink.left = cancel.reason
+            if sink.order is not None:
+                sink.order.cancel(cancel.reason)
 
     def close(self, *, drain: bool) -> None:
         """Finish what is there or else cancel it, and free everything. A second close may cancel for the first."""
+        self._compiling.shutdown(wait=drain)
         self._service.close(drain=drain)
 
     def _tell(self) -> None:

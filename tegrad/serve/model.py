@@ -77,7 +77,7 @@ class Model(Protocol):
         grammar: Grammar | None = None,
         deadline: float | None = None,
     ) -> Answer:
-        """As `llm.service.Service.submit`; the answer's text keeps to `grammar`. GrammarError besides."""
+        """As `llm.service.Service.submit`; its text keeps to `grammar`, or a GrammarError ends it."""
         ...
 
     async def embed(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:

@@ -239,7 +239,7 @@ class Remote:
         grammar: Grammar | None = None,
         deadline: float | None = None,
     ) -> Answer:
-        """See `model.Model`. QueueFull, ContextError, ModelError, GrammarError, EngineError."""
+        """See `model.Model`. QueueFull, ContextError, ModelError, EngineError; a GrammarError ends the answer."""
         if self.about.embeds:
             raise UnsupportedModelError(f"{self.about.name} makes vectors of texts and answers nothing: choose another")
         check(self.config, self.context, tokens, max_tokens, settings)

@@ -17,7 +17,7 @@ from typing import Any, Final
 from tegrad.errors import TegradError
 from tegrad.llm import errors
 from tegrad.llm.answer import Reason
-from tegrad.llm.grammar import Grammar
+from tegrad.llm.grammar import Grammar, GrammarError
 from tegrad.llm.sampler import Logprobs, Settings
 
 _HEAD: Final = struct.Struct("<I")
@@ -52,7 +52,7 @@ class Fault:
 _KINDS: Final = {
     each.__name__: each
     for each in (errors.ModelError, errors.GgufError, errors.UnsupportedModelError, errors.OutOfMemory,
-                 errors.ContextError, errors.NoRoom)
+                 errors.ContextError, errors.NoRoom, GrammarError)
 }  # fmt: skip
 
 

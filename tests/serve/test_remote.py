@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
@@ -19,6 +20,7 @@ from tiny_llama import TYPE, Shape
 
 from tegrad.llm.answer import Answer
 from tegrad.llm.errors import ContextError, GgufError, ModelError, UnsupportedModelError
+from tegrad.llm.grammar import Grammar, GrammarError
 from tegrad.llm.sampling import Settings
 from tegrad.llm.service import QueueFull
 from tegrad.serve.catalogue import about
@@ -171,6 +173,22 @@ def test_the_queue_is_bounded_and_a_stalled_reader_holds_up_nobody(remote: Remot
         assert len((await whole(remote.submit(prompt(1), 5)))[1]) == 5
         for answer in stalled:
             assert len((await whole(answer))[1]) == 60
+
+    run(ask())
+
+
+def test_an_answer_keeps_to_its_grammar_and_a_wrong_one_ends_it_alone(remote: Remote, run: Any) -> None:
+    async def ask() -> None:
+        digits, wrong, gone = (
+            remote.submit(prompt(1), 30, grammar=Grammar("regex", text)) for text in ("[0-9]{3,5}x", "(", "[a-z]*")
+        )
+        gone.cancel()  # while its grammar is compiled
+        others = [whole(remote.submit(prompt(at), COUNT)) for at in range(2)]
+        text, *_ = await asyncio.gather(whole(digits), whole(wrong), whole(gone), *others)
+        assert re.fullmatch("[0-9]{3,5}x", text[0])
+        assert (digits.finish_reason, wrong.finish_reason, gone.finish_reason) == ("stop", "error", "cancelled")
+        assert isinstance(wrong.error, GrammarError)
+        assert await quiet(remote)
 
     run(ask())
 
