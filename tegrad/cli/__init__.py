@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("tegrad.cli.run", "Generate text from a GGUF model (the shipped one by default)."),
     "embed": ("tegrad.cli.embed", "Print a vector for each text, by a GGUF embedding model."),
     "eval": ("tegrad.cli.evaluate", "Print a model's held-out bits per byte and its share of known words."),
+    "serve": ("tegrad.cli.serve", "Serve models over HTTP: OpenAI's, Ollama's and Anthropic's APIs, and a page."),
     "pull": ("tegrad.cli.pull", "Fetch a model from the Hugging Face hub by its name."),
     "models": ("tegrad.cli.models", "List the models that are here, what context fits, or remove one."),
     "doctor": ("tegrad.cli.doctor", "Say what was found, what is missing and what to do."),

@@ -1,0 +1,120 @@
+"""The server's ASGI application: all APIs, the page, and what tells how the server is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tegrad import __version__
+from tegrad.serve import metrics, openai, page
+from tegrad.serve.catalogue import Catalogue
+from tegrad.serve.config import Config
+from tegrad.serve.exchange import Voice
+from tegrad.serve.failures import Failure
+from tegrad.serve.guard import OPEN, Bounded, Guarded, Logged, refuse
+
+MODULES: Final = (openai, page)
+"""All that have routes of models."""
+VOICES: Final[Mapping[str, Voice]] = {"": openai.VOICE}
+"""Of the API that a path belongs to, by what it begins with; the first that it does."""
+
+
+def application(models: Catalogue, config: Config) -> ASGIApp:
+    """What uvicorn serves."""
+    app = Starlette(routes=[*_own(models), *(route for module in MODULES for route in module.routes(models))])
+    app.router.redirect_slashes = False
+    app.router.default = _missing
+    app.add_exception_handler(HTTPException, _http_error)
+    guarded = Guarded(
+        Bounded(app, told, config.most_body), told, keys=config.keys, origins=config.cors, local=config.local,
+        free=OPEN | page.PATHS,
+    )  # fmt: skip
+    cors = CORSMiddleware(
+        guarded, allow_origins=config.cors, allow_methods=["GET", "POST", "DELETE", "HEAD"], allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after"],
+    )  # fmt: skip
+    return Logged(cors if config.cors else guarded, told)
+
+
+def told(path: str, failure: Failure) -> Mapping[str, Any]:
+    """A failure's JSON, in the words of the API that a path belongs to."""
+    voice = next(voice for begin, voice in VOICES.items() if path == begin or path.startswith(f"{begin}/"))
+    return voice.failure(failure)
+
+
+def document() -> dict[str, Any]:
+    """The OpenAPI document of all APIs."""
+    paths: dict[str, Any] = {}
+    for module in MODULES:
+        paths |= module.OPENAPI
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "tegrad serve", "version": __version__},
+        "paths": {**paths, **OPENAPI},
+        "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+    }
+
+
+# ---- how the server is
+
+
+def _answer(description: str) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": {"type": "object"}}}}
+
+
+OPENAPI: Final[Mapping[str, Any]] = {
+    "/health": {"get": {"summary": "Whether the server runs", "responses": {"200": _answer("It does")}}},
+    "/ready": {
+        "get": {
+            "summary": "Whether a request is answered at once",
+            "responses": {"200": _answer("It is"), "503": _answer("A model is being loaded")},
+        }
+    },
+    "/metrics": {
+        "get": {
+            "summary": "Figures for Prometheus",
+            "responses": {"200": {"description": "Figures", "content": {"text/plain": {"schema": {"type": "string"}}}}},
+        }
+    },
+    "/openapi.json": {"get": {"summary": "This document", "responses": {"200": _answer("The document")}}},
+}
+
+
+def _own(models: Catalogue) -> list[Route]:
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def ready(request: Request) -> Response:
+        if models.loads:
+            return JSONResponse({"status": "loading model"}, 503, {"retry-after": "1"})
+        return JSONResponse({"status": "ok", "models": [each.about.name for each in models.loaded()]})
+
+    async def figures(request: Request) -> Response:
+        return Response(await metrics.text(models), media_type=metrics.MEDIA)
+
+    async def openapi(request: Request) -> Response:
+        return JSONResponse(document())
+
+    bound = {"/health": health, "/ready": ready, "/metrics": figures, "/openapi.json": openapi}
+    return [Route(path, answer, methods=["GET"]) for path, answer in bound.items()]
+
+
+async def _missing(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "http":
+        await refuse(scope, send, told, Failure(f"there is no {scope['path']} here: /openapi.json tells what is", 404))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    failure = Failure(error.detail, error.status_code)
+    if error.status_code == 405:
+        failure = Failure(f"{request.url.path} takes no {request.method}: see /openapi.json", 405)
+    return JSONResponse(told(request.url.path, failure), error.status_code, error.headers)

@@ -1,0 +1,117 @@
+"""A server, from its configuration to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from tegrad.errors import TegradError
+from tegrad.serve import log
+from tegrad.serve.app import application
+from tegrad.serve.catalogue import Catalogue, Shelf
+from tegrad.serve.config import Config, ConfigError
+from tegrad.serve.log import LOG
+
+
+def serve(config: Config, tell: Callable[[str], None]) -> None:
+    """Serve until a signal ends it; requests that run have `grace` seconds then, and a second signal ends it at once.
+
+    The URL goes to `tell` once the first model of `models` is loaded. ConfigError, and what its load raises.
+    """
+    log.set_up(config.log)
+    shelf = Shelf(config.models)
+    _check_model_names(config, shelf)
+    with _listening(config) as sock:
+        asyncio.run(_serve(config, shelf, sock, tell))
+
+
+async def _serve(config: Config, shelf: Shelf, sock: socket.socket, tell: Callable[[str], None]) -> None:
+    models = Catalogue(
+        shelf, config.wanted, own=config.own, memory=config.memory, keep_alive=config.keep_alive
+    )  # fmt: skip
+    server = Server(application(models, config), config)
+    failed: TegradError | None = None
+
+    async def first() -> None:
+        """Load the first model, while /health answers already."""
+        nonlocal failed
+        try:
+            if config.models:
+                async with models.use(None):
+                    pass
+            tell(f"serving at {_url(config, sock)}")
+        except TegradError as error:
+            failed, server.should_exit = error, True
+
+    loading = asyncio.create_task(first())
+    try:
+        await server.serve(sockets=[sock])
+    finally:
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+        await models.close()
+    if failed is not None:
+        raise failed
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which ends with success when it is told to end, and at once when it is told so twice."""
+
+    def __init__(self, app: ASGIApp, config: Config) -> None:
+        try:
+            super().__init__(
+                uvicorn.Config(
+                    app, lifespan="off", log_config=None, access_log=False, server_header=False,
+                    timeout_graceful_shutdown=max(1, round(config.grace)),
+                    ssl_certfile=config.tls_cert, ssl_keyfile=config.tls_key,
+                )
+            )  # fmt: skip
+            self.config.load()
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(f"cannot use {config.tls_cert} and {config.tls_key}: {error.strerror}") from error
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal. See uvicorn."""
+        if self.should_exit:
+            os._exit(128 + sig)  # the engines see that their socket is closed, and end
+        LOG.info("ending, once what runs has finished; a second signal ends it at once")
+        self.should_exit = True
+
+
+@contextmanager
+def _listening(config: Config) -> Iterator[socket.socket]:
+    """A socket that listens. ConfigError."""
+    where = f"{config.host}:{config.port}"
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, proto)
+    except OSError as error:
+        raise ConfigError(f"{config.host} is no address to serve at ({error.strerror}): see --host") from error
+    with sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(address)
+            sock.listen(2048)
+        except OSError as error:
+            raise ConfigError(f"cannot serve at {where}: {error.strerror}; choose another --port") from error
+        yield sock
+
+
+def _url(config: Config, sock: socket.socket) -> str:
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"http{'s' if config.tls_cert else ''}://{host}:{sock.getsockname()[1]}"
+
+
+def _check_model_names(config: Config, shelf: Shelf) -> None:
+    known = {one.name for one in shelf.all()}
+    if unknown := sorted(config.own.keys() - known):
+        raise ConfigError(f"there is no model {unknown[0]} that is told of: there are {', '.join(sorted(known))}")

@@ -1,0 +1,282 @@
+"""`tegrad serve` as a program: what it says, what it serves, and what is left when something ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import processes
+import pytest
+import tiny_llama
+from processes import running, until
+from tiny_llama import TYPE, Shape
+
+pytestmark = pytest.mark.board
+
+SHAPE = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=1, context=4096)
+ENDLESS = {"logit_bias": {str(token): -100 for token in range(297, 301)}, "temperature": 0, "max_tokens": 4000}
+"""No token ends the text."""
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {name: tiny_llama.write(folder / f"{name}.gguf", SHAPE, TYPE.Q8_0, seed=at) for at, name in enumerate("ab")}
+
+
+@dataclass
+class Server:
+    """The program, and what it has written."""
+
+    process: subprocess.Popen[str]
+    mark: str
+    log: Path
+    url: str
+
+    def post(self, **fields: object) -> httpx.Response:
+        """A completion."""
+        return httpx.post(f"{self.url}/v1/completions", json={"prompt": "abc", **fields}, timeout=60)
+
+    def stream(self, **fields: object) -> list[str]:
+        """The events of a completion, which never ends by itself."""
+        body = {"prompt": "abc", "stream": True, **ENDLESS, **fields}
+        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=60) as response:
+            return [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
+
+    def engine(self) -> int:
+        (pid,) = running(self.mark, "tegrad.serve.engine")
+        return pid
+
+    def counted(self, name: str) -> float:
+        """A figure's value, of all models together."""
+        text = httpx.get(f"{self.url}/metrics", timeout=60).text
+        return sum(float(found) for found in re.findall(rf"^tegrad:{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
+
+
+@contextmanager
+def serving(log: Path, *arguments: str, ready: bool = True) -> Iterator[Server]:
+    """The program, in a session of its own; nothing of it may be left in the end."""
+    command = [sys.executable, "-m", "tegrad", "serve", "--port", "0", *arguments]
+    with processes.marked() as mark, log.open("w") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)
+        assert process.stdout is not None
+        try:
+            said = process.stdout.readline() if ready else ""
+            url = said.removeprefix("serving at ").strip()
+            assert url.startswith("http") or not ready, log.read_text()
+            yield Server(process, mark, log, url)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            until(lambda: not running(mark))
+
+
+@pytest.fixture(scope="module")
+def server(paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("log") / "log"
+    with serving(log, *map(str, paths.values()), "--slots", "2", "--context", "4096", "--log", "json") as made:
+        yield made
+
+
+class Background(threading.Thread):
+    """A stream that is read meanwhile."""
+
+    def __init__(self, server: Server, **fields: object) -> None:
+        super().__init__()
+        self.events: list[str] = []
+        self.error: Exception | None = None
+        self._server, self._fields = server, fields
+        before = server.counted("tokens_predicted_total")
+        self.start()
+        until(lambda: server.counted("tokens_predicted_total") > before)
+
+    def run(self) -> None:
+        try:
+            self.events = self._server.stream(**self._fields)
+        except Exception as error:
+            self.error = error
+
+
+def test_models_are_loaded_by_name_when_they_are_asked_for(server: Server) -> None:
+    first = server.post(max_tokens=4, temperature=0).json()
+    assert server.post(model="a", max_tokens=4, temperature=0).json()["choices"] == first["choices"]
+    assert httpx.get(f"{server.url}/ready").json() == {"status": "ok", "models": ["a"]}
+    other = server.post(model="b", max_tokens=4, temperature=0).json()
+    assert other["choices"][0]["text"] != first["choices"][0]["text"]
+    assert httpx.get(f"{server.url}/ready").json()["models"] == ["a", "b"]
+    missing = server.post(model="c")
+    assert missing.status_code == 404
+    assert "choose one of a, b" in missing.json()["error"]["message"]
+
+
+def test_what_tells_how_it_is_needs_no_model(server: Server) -> None:
+    assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+    document = httpx.get(f"{server.url}/openapi.json").json()
+    assert {"/v1/chat/completions", "/metrics", "/health"} <= document["paths"].keys()
+    assert server.counted("slots") >= 2
+    for method, path, status in (("GET", "/v1/none", 404), ("DELETE", "/v1/models", 405), ("GET", "/v1/models/", 404)):
+        response = httpx.request(method, f"{server.url}{path}")
+        assert (response.status_code, "message" in response.json()["error"]) == (status, True), path
+
+
+def test_each_request_has_its_line_in_the_log(server: Server) -> None:
+    response = server.post(max_tokens=1)
+    rows = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
+    (row,) = (row for row in rows if row.get("request") == response.headers["x-request-id"])
+    assert (row["method"], row["path"], row["status"], row["client"]) == ("POST", "/v1/completions", 200, "127.0.0.1")
+
+
+def test_a_client_that_goes_away_gives_its_slot_back(server: Server) -> None:
+    before = server.counted("requests_processing")
+    body = {"model": "a", "prompt": "abc", "stream": True, **ENDLESS}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+        lines = response.iter_lines()  # kept, as its end would close the connection
+        next(lines)
+        assert server.counted("requests_processing") == before + 1
+    until(lambda: server.counted("requests_processing") == before)
+
+
+@pytest.mark.parametrize("word", ["tegrad.serve.engine", "tegrad.orin"])
+def test_without_engine_or_board_a_stream_ends_with_an_error_and_the_next_request_is_served(
+    paths: dict[str, Path], tmp_path: Path, word: str
+) -> None:
+    with serving(tmp_path / "log", str(paths["a"])) as server:
+        alone = server.post(max_tokens=4, temperature=0).json()["choices"]
+        stream = Background(server)
+        for pid in running(server.mark, word):
+            os.kill(pid, signal.SIGKILL)
+        stream.join(60)
+        assert "error" in json.loads(stream.events[-1]), stream.events[-1]
+        assert server.post(max_tokens=4, temperature=0).json()["choices"] == alone
+        assert server.process.poll() is None
+
+
+def test_a_signal_lets_finish_what_runs_and_takes_no_more(paths: dict[str, Path], tmp_path: Path) -> None:
+    with serving(tmp_path / "log", str(paths["a"])) as server:
+        stream = Background(server, max_tokens=60)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        with pytest.raises(httpx.ConnectError):
+            server.post()
+        stream.join(60)
+        assert stream.events[-1] == "[DONE]"
+        assert json.loads(stream.events[-2])["choices"][0]["finish_reason"] == "length"
+        assert server.process.wait(30) == 0
+        until(lambda: not running(server.mark))
+
+
+def test_what_does_not_finish_in_time_is_ended(paths: dict[str, Path], tmp_path: Path) -> None:
+    with serving(tmp_path / "log", str(paths["a"]), "--grace", "1") as server:
+        stream = Background(server)
+        begun = time.monotonic()
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(30) == 0
+        assert time.monotonic() - begun < 15
+        stream.join(30)
+        assert "[DONE]" not in stream.events
+
+
+@pytest.mark.parametrize("ends", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGINT), (signal.SIGKILL,)])
+def test_a_second_signal_or_kill_9_ends_all_at_once_and_leaves_nothing(
+    paths: dict[str, Path], tmp_path: Path, ends: tuple[signal.Signals, ...]
+) -> None:
+    with serving(tmp_path / "log", str(paths["a"])) as server:
+        stream = Background(server)
+        for number in ends:
+            server.process.send_signal(number)
+            time.sleep(0.3)
+        assert server.process.wait(5) == (-9 if ends == (signal.SIGKILL,) else 128 + ends[0])
+        until(lambda: not running(server.mark))
+        stream.join(30)
+
+
+def test_it_is_alive_and_not_ready_while_the_first_model_loads(paths: dict[str, Path], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with serving(tmp_path / "log", str(paths["a"]), "--port", str(port), ready=False) as server:
+        url, seen = f"http://127.0.0.1:{port}", []
+        deadline = time.monotonic() + 60
+        while (not seen or seen[-1] != (200, 200)) and time.monotonic() < deadline:
+            try:
+                seen.append(tuple(httpx.get(f"{url}/{path}").status_code for path in ("health", "ready")))
+            except httpx.ConnectError:
+                assert not seen
+            time.sleep(0.01)
+        assert seen[0] == (200, 503)
+        assert seen[-1] == (200, 200)
+        assert server.process.stdout is not None
+        assert server.process.stdout.readline() == f"serving at {url}\n"
+
+
+def test_https_keys_and_other_hosts(paths: dict[str, Path], tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate")
+    cert, key, keys = (tmp_path / name for name in ("cert", "key", "keys"))
+    command = f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {cert} -days 2 -subj /CN=localhost"
+    subprocess.run(command.split(), check=True, capture_output=True)
+    keys.write_text("secret\n")
+    config = tmp_path / "serve.toml"
+    config.write_text(
+        f'tls-cert = "{cert}"\ntls-key = "{key}"\napi-key-file = "{keys}"\ncors = ["https://a.example"]\n'
+    )
+    with serving(tmp_path / "log", "--config", str(config)) as server:
+        assert server.url.startswith("https://127.0.0.1:")
+        with httpx.Client(base_url=server.url, verify=False) as client:
+            assert client.get("/health").status_code == 200
+            refused = client.get("/v1/models")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+            known = {"authorization": "Bearer secret"}
+            assert client.get("/v1/models", headers=known).json()["data"][0]["id"] == "small"
+            found = client.get("/v1/models", headers={**known, "origin": "https://a.example"})
+            assert found.headers["access-control-allow-origin"] == "https://a.example"
+            assert client.get("/v1/models", headers={**known, "origin": "https://b.example"}).status_code == 403
+        assert running(server.mark, "tegrad.serve.engine") == []  # nobody has asked for a model
+
+
+def refused(*arguments: str, program: str = "import tegrad.__main__ as m; m.entry()") -> tuple[int, str]:
+    """The exit code of a server that does not start, and what it says at last."""
+    command = [sys.executable, "-c", f"import sys; {program}", "serve", "--log", "off", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr.splitlines()[-1]
+
+
+def test_what_keeps_it_from_starting_is_one_sentence(paths: dict[str, Path], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, said = refused("--port", port)
+        assert (code, said) == (
+            2,
+            f"tegrad: cannot serve at 127.0.0.1:{port}: Address already in use; choose another --port",
+        )
+    (tmp_path / "no.pem").write_text("no certificate")
+    odd = tiny_llama.write(tmp_path / "odd.gguf", Shape(dim=96, heads=3, kv_heads=1), TYPE.F16)
+    pem = str(tmp_path / "no.pem")
+    for arguments, end, words in (
+        (("--host", "no such host"), 2, "is no address to serve at"),
+        (("--tls-cert", pem, "--tls-key", pem), 2, "cannot use"),
+        (("nobody/nothing:Q4_K_M",), 2, "no model of that name is here"),
+        ((str(odd), "--port", "0"), 2, "multiple"),
+        ((str(paths["a"]), "--port", "0", "--memory", "0.001"), 1, "ask for a shorter context"),
+    ):
+        code, said = refused(*arguments)
+        assert said.startswith("tegrad: "), said
+        assert words in said
+        assert code == end
+    missing = "sys.modules['uvicorn'] = None; import tegrad.__main__ as m; m.entry()"
+    code, said = refused(program=missing)
+    assert (code, "serving needs uvicorn: pip install" in said) == (2, True)
