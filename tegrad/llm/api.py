@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import takewhile
 from pathlib import Path
 from types import NoneType
@@ -21,11 +23,13 @@ from tegrad.llm import embeddings, generate
 from tegrad.llm.arch import Config
 from tegrad.llm.errors import ContextError, ModelError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf, Progress
+from tegrad.llm.grammar import Grammar, Masks
 from tegrad.llm.sampler import Logprobs, Mask, Sampler
 from tegrad.llm.serial import Serial, User
 from tegrad.llm.start import choose_device, speaker
-from tegrad.llm.template import Template
+from tegrad.llm.template import KEY, Template
 from tegrad.llm.tokenizer import Tokenizer
+from tegrad.llm.tools import Event, Format, Reader, Said, Text, Tool, ToolCall
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,6 +42,9 @@ located: Callable[[str], Path] = Path
 """The file that a model's name or path means: `tegrad.LLM` knows the names of the hub's cache, too."""
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation, such as [{"role": "user", "content": "Hello"}]."""
+
+Tools: TypeAlias = Sequence[Tool]
+"""Functions that a model may call."""
 
 
 class Options(TypedDict, total=False):
@@ -56,6 +63,8 @@ class Options(TypedDict, total=False):
     stop: str | Sequence[str]
     logit_bias: Mapping[int, float] | None
     logprobs: int | None
+    schema: Mapping[str, Any] | None
+    grammar: str | None
 
 
 DEFAULTS: Final[Options] = {
@@ -72,6 +81,8 @@ DEFAULTS: Final[Options] = {
     "stop": (),
     "logit_bias": None,
     "logprobs": None,
+    "schema": None,
+    "grammar": None,
 }
 """Those of `tegrad run` where it has them."""
 SAMPLED: Final[Mapping[str, str]] = {
@@ -100,8 +111,9 @@ class Reply:
     """An answer and what it took."""
 
     text: str
+    """What the model said; of a chat without what it thought, and without its calls."""
     tokens: tuple[int, ...]
-    """What the model said, with what ended it: the token that ends texts, or those of a string of `stop`."""
+    """All of that, with what ended it: the token that ends texts, or those of a string of `stop`."""
     finish_reason: Literal["stop", "length"] | None
     """"length": `max_tokens`, or the context's end. None of a stream that was not read to its end."""
     prompt_tokens: int
@@ -113,11 +125,25 @@ class Reply:
     """What repeats the answer."""
     logprobs: tuple[Logprobs, ...] = ()
     """Of each token, where the options ask for them."""
+    thinking: str = ""
+    """What the model thought first, in a chat."""
+    calls: tuple[ToolCall, ...] = ()
+    """The tools that it calls, in a chat with tools."""
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """What goes on with a conversation, in front of {"role": "tool", "content": ...} for each call."""
+        functions = [{"name": call.name, "arguments": call.json} for call in self.calls]
+        calls = [{"type": "function", "id": f"call_{at}", "function": one} for at, one in enumerate(functions)]
+        return {"role": "assistant", "content": self.text} | ({"tool_calls": calls} if calls else {})
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A prompt's tokens and how to answer; `keep` takes over what they have in common with the cache."""
+    """A prompt's tokens and how to answer; `keep` takes over what they have in common with the cache.
+
+    `read` makes a chat's reader, `mask` one of what may be said.
+    """
 
     tokens: list[int]
     keep: bool
@@ -125,6 +151,8 @@ class _Request:
     seed: int
     limit: int | None
     stops: Sequence[str]
+    read: Callable[[], Reader] | None = None
+    mask: Mask | None = None
 
     @classmethod
     def of(cls, tokens: list[int], keep: bool, options: Mapping[str, Any]) -> Self:
@@ -193,7 +221,7 @@ class Stream:
         self._closed = False
         self._turns, self._request, self._turn = turns, request, _Turn(session, request.keep)
         one = request
-        self._answer = generate.Reply(self._turn, tokenizer, one.tokens, one.sampler, one.limit, one.stops)
+        self._answer = generate.Reply(self._turn, tokenizer, one.tokens, one.sampler, one.limit, one.stops, one.mask)
         self._pieces, self._text = iter(self._answer), ""
 
     def __iter__(self) -> Self:
@@ -218,13 +246,25 @@ class Stream:
     @property
     def reply(self) -> Reply:
         """The answer, as far as it has come."""
-        ended = self._answer.ended
+        ended, said = self._answer.ended, Said(self._text, "", ())
+        if self._request.read is not None:
+            reader = self._request.read()
+            said = Said.of(reader.push(self._text) + ([] if ended == "open" else reader.finish()))
         return Reply(
-            self._text, tuple(self._answer.tokens),
+            said.text, tuple(self._answer.tokens),
             None if ended == "open" else "stop" if ended == "stop" else "length",
             len(self._request.tokens), self._turn.kept, self._answer.tokens_per_second, self._request.seed,
-            tuple(self._turn.logprobs),
+            tuple(self._turn.logprobs), said.thinking, said.calls,
         )  # fmt: skip
+
+    def events(self) -> Iterator[Event]:
+        """What is yet to come, of a chat as `tools.Text`, `Thinking`, `Call` and `Arguments`, else as `Text`."""
+        reader = self._request.read() if self._request.read is not None else None
+        if reader is not None:
+            yield from reader.push(self._text)
+        for piece in self:
+            yield from [Text(piece)] if reader is None else reader.push(piece)
+        yield from [] if reader is None else reader.finish()
 
     def close(self) -> None:
         """Say no more; from any thread, without waiting for a token that is on its way."""
@@ -349,36 +389,47 @@ class LLM:
         return _whole(self.stream(prompt, **options))
 
     def chat(
-        self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] | None = None, **options: Unpack[Options]
+        self, messages: Messages, *, tools: Tools | None = None, tool_choice: str = "auto", **options: Unpack[Options]
     ) -> Reply:
         """The answer to a conversation, put into the model's own template; `tools` as OpenAI describes functions.
 
-        What the conversation has in common with the one before is not computed again. As `generate`, and
-        UnsupportedModelError for a model without a template, TemplateRefusalError.
+        `tool_choice`: "auto" leaves calls to the model, "required" or a function's name makes it call. What the
+        conversation has in common with the one before is not computed again. As `generate`, and UnsupportedModelError
+        for a model without a template, TemplateRefusalError, GrammarError.
         """
-        return _whole(self.stream(messages, tools=tools, **options))
+        return _whole(self.stream(messages, tools=tools, tool_choice=tool_choice, **options))
 
     def stream(
-        self, prompt: str | Messages, *, tools: Sequence[Mapping[str, Any]] | None = None, **options: Unpack[Options]
-    ) -> Stream:
+        self, prompt: str | Messages, *, tools: Tools | None = None, tool_choice: str = "auto",
+        **options: Unpack[Options],
+    ) -> Stream:  # fmt: skip
         """`generate`'s or, of messages, `chat`'s answer in pieces, as they come. What is wrong is told at once."""
         self._turns.check()
+        read: Callable[[], Reader] | None = None
         if isinstance(prompt, str):
             if tools is not None:
                 raise ArgumentError("tools are told to a chat: give messages")
             tokens = self._tokenizer.encode(prompt)
+            wanted = _constraint(options)
         else:
-            tokens = self._tokenizer.encode(self._rendered(prompt, tools), bos=False)
+            text = self._rendered(prompt, tools)
+            tokens = self._tokenizer.encode(text, bos=False)
+            thinking = self._format.thinks(text)
+            read = partial(self._format.reader, tools, thinking=thinking)
+            wanted = _constraint(options, self._format.grammar(tools or (), tool_choice, thinking=thinking), thinking,
+                                 self._format)  # fmt: skip
         self._config.check_prompt(tokens)
         self._check_length(len(tokens))
         request = _Request.of(tokens, not isinstance(prompt, str), options)
-        return Stream(self._turns, self._session, self._tokenizer, request)
+        mask = self._masks.mask(wanted) if wanted is not None else None
+        return Stream(self._turns, self._session, self._tokenizer, replace(request, read=read, mask=mask))
 
     def astream(
-        self, prompt: str | Messages, *, tools: Sequence[Mapping[str, Any]] | None = None, **options: Unpack[Options]
-    ) -> AsyncStream:
+        self, prompt: str | Messages, *, tools: Tools | None = None, tool_choice: str = "auto",
+        **options: Unpack[Options],
+    ) -> AsyncStream:  # fmt: skip
         """`stream` for `async for`."""
-        return AsyncStream(lambda: self.stream(prompt, tools=tools, **options))
+        return AsyncStream(lambda: self.stream(prompt, tools=tools, tool_choice=tool_choice, **options))
 
     def embed(self, texts: str | Sequence[str]) -> NDArray[np.float32]:
         """Vectors (n, dim) of n texts, each of length 1. UnsupportedModelError of a model that was not made for it."""
@@ -412,7 +463,15 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _rendered(self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None) -> str:
+    @cached_property
+    def _format(self) -> Format:
+        return Format.of(str(self._file.metadata.get(KEY, "")), self._tokenizer)
+
+    @cached_property
+    def _masks(self) -> Masks:
+        return Masks(self._tokenizer, self._config.vocab)
+
+    def _rendered(self, messages: Messages, tools: Tools | None) -> str:
         listed = isinstance(messages, Sequence) and len(messages) > 0
         if not listed or not all(isinstance(one, Mapping) and "role" in one for one in messages):
             raise ArgumentError('messages are a list such as [{"role": "user", "content": "Hello"}]')
@@ -424,15 +483,35 @@ class LLM:
         if self._template is None:
             raise UnsupportedModelError(f"{self._file.path} has no chat template: use generate, or stream with a text")
         try:
-            return self._template.render(messages, tools=tools)
-        except (TypeError, ValueError) as error:
-            raise ArgumentError(f"messages and tools hold what JSON cannot say: {error}") from error
+            return self._template.render(self._format.messages(messages, tools), tools=tools)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"messages or tools are not as OpenAI has them, or hold what JSON cannot say: {error}"
+            ) from error
 
     def _check_length(self, tokens: int) -> None:
         if tokens > self.context:
             longest = self._config.longest
             more = f", or open the model with a longer context, up to {longest}" if longest > self.context else ""
             raise ContextError(f"{tokens} tokens exceed the context of {self.context}: shorten the text{more}")
+
+
+def _constraint(
+    options: Mapping[str, Any], calls: Grammar | None = None, thinking: bool = False, format_: Format | None = None
+) -> Grammar | None:
+    """What an answer has to keep to: a schema or a grammar, after its thought where one is open, or calls."""
+    schema, grammar = options.get("schema"), options.get("grammar")
+    if len([one for one in (schema, grammar, calls) if one is not None]) > 1:
+        raise ArgumentError("an answer keeps to a schema, to a grammar, or calls a tool: ask for one of them")
+    if schema is None and grammar is None:
+        return calls
+    if not isinstance(schema or {}, Mapping) or not isinstance(grammar or "", str):
+        raise ArgumentError("schema is a JSON schema as a dict, grammar a text in llguidance's Lark dialect")
+    try:
+        wanted = Grammar("lark", grammar) if grammar is not None else Grammar("schema", json.dumps(schema))
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"the schema holds what JSON cannot say: {error}") from error
+    return format_.after_thought(wanted) if format_ is not None and thinking else wanted
 
 
 def _whole(stream: Stream) -> Reply:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
+from tegrad.llm.errors import ModelError
 from tegrad.llm.grammar import Grammar, GrammarError, with_spaces
 from tegrad.llm.tokenizer import Kind, Tokenizer
 
@@ -67,6 +68,48 @@ class Arguments:
 
 
 Event: TypeAlias = Text | Thinking | Call | Arguments
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that is all there."""
+
+    name: str
+    json: str
+    """Its arguments, as the model wrote them."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """By the parameters' names. ModelError where the model wrote no JSON object, or was cut short."""
+        try:
+            value = json.loads(self.json, strict=False)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise ModelError(f"the arguments of the call to {self.name} are no JSON object: {self.json[:200]}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What events say together."""
+
+    text: str
+    thinking: str
+    calls: tuple[ToolCall, ...]
+
+    @classmethod
+    def of(cls, events: Sequence[Event]) -> Said:
+        """Of the events of an answer."""
+        given = {event.index: "" for event in events if isinstance(event, Call)}
+        for event in events:
+            if isinstance(event, Arguments):
+                given[event.index] += event.text
+        return cls(
+            "".join(event.text for event in events if isinstance(event, Text)),
+            "".join(event.text for event in events if isinstance(event, Thinking)),
+            tuple(ToolCall(event.name, given[event.index]) for event in events if isinstance(event, Call)),
+        )
 
 
 @dataclass(frozen=True, slots=True)

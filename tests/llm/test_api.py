@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import threading
@@ -23,9 +24,11 @@ from tegrad.llm.api import DEFAULTS, ArgumentError
 from tegrad.llm.engine import Engine
 from tegrad.llm.errors import ContextError, GgufError, ModelError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf
+from tegrad.llm.grammar import GrammarError
 from tegrad.llm.sampler import Sampler
 from tegrad.llm.serial import Cancelled, ClosedError
 from tegrad.llm.tokenizer import Tokenizer
+from tegrad.llm.tools import Call, Said
 
 board = pytest.mark.board
 BEGIN = "In the beginning"
@@ -152,8 +155,58 @@ def test_a_chat_is_the_templates_text_with_its_tools(llm: LLM) -> None:
     assert fed.endswith(f"<|im_start|>user\n{HELLO[0]['content']}<|im_end|>\n<|im_start|>assistant\n")
 
 
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "pray",
+            "parameters": {
+                "type": "object",
+                "properties": {"times": {"enum": [3, 7]}},
+                "required": ["times"],
+            },
+        },
+    }
+]
+
+
+@board
+def test_a_chat_that_has_to_call_tells_its_call(llm: LLM) -> None:
+    for choice in ("required", "pray"):
+        reply = llm.chat(HELLO, tools=TOOLS, tool_choice=choice, temperature=0, max_tokens=300)
+        assert reply.finish_reason == "stop"
+        assert reply.text == reply.thinking == ""
+        assert {call.name for call in reply.calls} == {"pray"}
+        assert all(call.arguments in ({"times": 3}, {"times": 7}) for call in reply.calls)
+    assert len(reply.calls) == 1
+    assert reply.message["tool_calls"][0]["function"] == {"name": "pray", "arguments": reply.calls[0].json}
+    again = [*HELLO, reply.message, {"role": "tool", "content": "Done."}]
+    said = llm._rendered(again, TOOLS)
+    assert '"arguments": {"times": ' in said
+    assert "<tool_response>" in said
+    with llm.stream(HELLO, tools=TOOLS, tool_choice="pray", temperature=0) as stream:
+        told = list(stream.events())
+    assert told[0] == Call(0, "pray")
+    assert stream.reply.calls == Said.of(told).calls
+
+
+@board
+def test_an_answer_keeps_to_its_schema_or_grammar(llm: LLM) -> None:
+    schema = {"type": "object", "properties": {"day": {"enum": ["first", "last"]}}, "required": ["day"]}
+    schema["additionalProperties"] = False
+    reply = llm.generate(BEGIN, schema=schema, temperature=0, max_tokens=100)
+    assert json.loads(reply.text)["day"] in ("first", "last")
+    assert reply.finish_reason == "stop"
+    assert llm.chat(HELLO, grammar='start: "Amen" "."{2}', max_tokens=20).text == "Amen.."
+
+
 WRONG: dict[str, tuple[Callable[[LLM], Any], type[Exception], str]] = {
     "a name": (lambda llm: llm.generate("x", temprature=1), ArgumentError, "no option temprature: choose among max_to"),
+    "both": (lambda llm: llm.generate("x", schema={}, grammar="start: /x/"), ArgumentError, "ask for one of them"),
+    "a schema": (lambda llm: llm.generate("x", schema={"type": 3}), GrammarError, "not sound"),
+    "a schema's type": (lambda llm: llm.generate("x", schema="{}"), ArgumentError, "as a dict"),
+    "a tool": (lambda llm: llm.chat(HELLO, tools=TOOLS, tool_choice="rm"), GrammarError, "no tool 'rm'"),
+    "calls": (lambda llm: llm.chat([*HELLO, {"role": "assistant", "tool_calls": [1]}]), ArgumentError, "as OpenAI has"),
     "no number": (lambda llm: llm.generate("x", temperature="hot"), ArgumentError, "temperature='hot' is no number"),
     "no whole one": (lambda llm: llm.generate("x", top_k=1.5), ArgumentError, "top_k=1.5 is no whole number"),
     "no tokens": (lambda llm: llm.generate("x", max_tokens=0), ArgumentError, "max_tokens=0: ask for at least 1"),
