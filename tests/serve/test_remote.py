@@ -20,6 +20,7 @@ from tiny_llama import TYPE, Shape
 
 from tegrad.llm.answer import Answer
 from tegrad.llm.errors import ContextError, GgufError, ModelError, UnsupportedModelError
+from tegrad.llm.gguf import Gguf
 from tegrad.llm.grammar import Grammar, GrammarError
 from tegrad.llm.sampling import Settings
 from tegrad.llm.service import QueueFull
@@ -270,6 +271,44 @@ def test_a_load_that_is_given_up_leaves_no_process(path: Path, run: Any) -> None
             with pytest.raises(asyncio.CancelledError):
                 await loading
             until(lambda: not running(own))
+
+    run(ask())
+
+
+EMBEDS = Shape(arch="qwen3", dim=64, ffn=64, heads=2, kv_heads=1, layers=1, vocab=301, extra={"qwen3.pooling_type": 3})
+
+
+def test_vectors_are_those_of_a_speaker_here(device: str, tmp_path: Path, run: Any) -> None:
+    """An engine that makes vectors and whose board is gone ends with an error: the next request has another one."""
+    from tegrad.llm.embeddings import Pooling, embed
+    from tegrad.llm.engine import Engine
+
+    path = tiny_llama.write(tmp_path / "embed.gguf", EMBEDS, TYPE.Q8_0)
+    texts = [prompt(at) for at in range(3)]
+    with Gguf.open(path) as file:
+        speaker = Engine(file, 64, device=device)
+    expected = np.stack([embed(speaker, tokens, Pooling.LAST) for tokens in texts])
+    speaker.close()
+
+    async def ask() -> None:
+        one = about("embed", path)
+        assert one.embeds
+        with processes.marked() as own:
+            other = await Remote.load(one, replace(PLAN, context=64))
+        with pytest.raises(UnsupportedModelError, match="makes vectors of texts"):
+            other.submit([1])
+        with pytest.raises(ContextError, match="a text of 65 tokens does not fit a context of 64"):
+            await other.embed([[1] * 65])
+        found = await other.embed(texts)
+        assert np.array_equal(found, expected)
+        assert (await other.counts()).prompt_tokens == sum(map(len, texts))
+        for pid in running(own, "tegrad.orin"):
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(EngineError):
+            await other.embed(texts)
+        await asyncio.wait_for(other.link.ended.wait(), 30)
+        await other.close()
+        until(lambda: not running(own))
 
     run(ask())
 
