@@ -215,27 +215,38 @@ class Format:
         return Reader(self, [_function(tool)["name"] for tool in tools or ()], thinking=thinking)
 
     def grammar(
-        self, tools: Sequence[Tool], choice: str, parallel: bool = True, *, thinking: bool = False
+        self,
+        tools: Sequence[Tool],
+        choice: str,
+        parallel: bool = True,
+        *,
+        thinking: bool = False,
+        answer: Grammar | None = None,
     ) -> Grammar | None:
         """What an answer may be that has to call: any function if `choice` is "required", or the one of that name.
 
-        Several calls only where `parallel` and the form allow it. None for "auto". `thinking`: the prompt ends within
-        an open thought, which comes first. GrammarError for a function that is not there.
+        With "auto" it calls or keeps to `answer`; None where there is none. Several calls only where `parallel` and the
+        form allow it. `thinking`: the prompt ends within an open thought, which comes first. GrammarError for a
+        function that is not there.
         """
-        if choice == "auto":
+        if choice == "auto" and answer is None:
             return None
         every = [_function(tool) for tool in tools]
-        functions = [one for one in every if choice in ("required", one["name"])]
+        functions = [one for one in every if choice in ("auto", "required", one["name"])]
         if not functions:
             names = ", ".join(one["name"] for one in every)
             raise GrammarError(f"there is no tool {choice!r} to be called: choose among {names or 'none'}")
         form, rules = self.form, []
-        many = f" ({self._lark(form.join)} call){{0,{MOST_CALLS - 1}}}" if parallel and form.join else ""
+        parallel = parallel and bool(form.join) and choice in ("auto", "required")
+        many = f" ({self._lark(form.join)} call){{0,{MOST_CALLS - 1}}}" if parallel else ""
         thought = "thought " if thinking and self.thought else ""
         if thought:
             rules.append(self._thought())
-        rules.append(f"start: {thought}{self._lark(form.before)} call{many if choice == 'required' else ''} "
-                     f"{self._lark(form.after)}")  # fmt: skip
+        if choice == "auto" and answer is not None:
+            rules += [f"start: {thought}(calls | answer)", f"answer: {_rule(answer)}"]
+        else:
+            rules.append(f"start: {thought}calls")
+        rules.append(f"calls: {self._lark(form.before)} call{many} {self._lark(form.after)}")
         rules.append("call: " + " | ".join(f"call{at}" for at in range(len(functions))))
         for at, one in enumerate(functions):
             head, _, tail = form.call.rpartition("ARGS")
@@ -248,14 +259,7 @@ class Format:
         """What an answer may be of which only what follows its thought keeps to a grammar."""
         if self.thought is None:
             return grammar
-        if grammar.kind in ("json", "schema"):
-            schema = json.loads(grammar.text) if grammar.kind == "schema" else {"type": "object"}
-            answer = f"%json {json.dumps(with_spaces(schema))}"
-        elif grammar.kind == "regex":
-            answer = "/" + re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", grammar.text) + "/"
-        else:
-            answer = f"%lark {{\n{grammar.text}\n}}"
-        return Grammar("lark", f"start: thought answer\n{self._thought()}\nanswer: {answer}")
+        return Grammar("lark", f"start: thought answer\n{self._thought()}\nanswer: {_rule(grammar)}")
 
     def _thought(self) -> str:
         """The rule of what remains of a thought, with its end and the lines after it."""
@@ -280,6 +284,16 @@ class Format:
         call = self.form.call.replace('"NAME"', "function name").replace("ARGS", "object of its arguments")
         told = f"You may call functions. They are:\n{lines}\nTo call one, reply with nothing but\n{call}"
         return _in_system(messages, told, user="system" not in self._source or "not supported" in self._source)
+
+
+def _rule(grammar: Grammar) -> str:
+    """A grammar as the right side of a rule."""
+    if grammar.kind in ("json", "schema"):
+        schema = json.loads(grammar.text) if grammar.kind == "schema" else {"type": "object"}
+        return f"%json {json.dumps(with_spaces(schema))}"
+    if grammar.kind == "regex":
+        return "/" + re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", grammar.text) + "/"
+    return f"%lark {{\n{grammar.text}\n}}"
 
 
 _MARKS: Final = frozenset(

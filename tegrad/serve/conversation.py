@@ -249,15 +249,14 @@ async def chat_prompt(model: Model, chat: Chat) -> Prompt:
     if template is None:
         raise UnsupportedModelError(f"{model.about.name} has no chat template: ask for the completion of a text")
     tools, form = () if chat.choice == "none" else chat.tools, _format(model)
-    calls = bool(tools) and chat.choice != "auto"
-    values = {"enable_thinking": False, **chat.values} if calls or chat.grammar else chat.values
+    held = chat.grammar or (tools and chat.choice != "auto")
+    values = {"enable_thinking": False, **chat.values} if held else chat.values
     text = await asyncio.to_thread(_rendered, template, form.messages(chat.messages, tools), tools, values)
     tokens, thinking = await asyncio.to_thread(tokenizer.encode, text, bos=False), form.thinks(text)
-    grammar = chat.grammar
-    if calls:
-        grammar = form.grammar(tools, chat.choice, chat.parallel, thinking=thinking)
-    elif grammar is not None and thinking:
-        grammar = form.after_thought(grammar)
+    if tools:
+        grammar = form.grammar(tools, chat.choice, chat.parallel, thinking=thinking, answer=chat.grammar)
+    else:
+        grammar = form.after_thought(chat.grammar) if chat.grammar and thinking else chat.grammar
     return Prompt(tokens, lambda: form.reader(tools, thinking=thinking), grammar, chat.parallel)
 
 

@@ -3,6 +3,7 @@ text; and a grammar makes any model write valid ones."""
 
 import json
 import random
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -216,6 +217,21 @@ def test_a_model_that_has_to_call_calls_with_valid_arguments(form: tools.Form, c
             counts.append(len(calls))
         assert min(counts) == 1
         assert (max(counts) > 1) == (parallel and choice == "required" and bool(form.join))
+
+
+@pytest.mark.parametrize("form", {form.name: form for form in FORMS}.values(), ids=lambda form: form.name)
+def test_a_model_that_may_call_calls_or_keeps_to_the_answers_schema(form: tools.Form) -> None:
+    format_, masks = Format.of(" ".join(form.marks), SHIPPED), Masks(SHIPPED)
+    wanted = format_.grammar(TOOLS, "auto", False, answer=Grammar("schema", '{"enum": [1, 2]}'))
+    assert wanted is not None
+    texts = Counter[str]()
+    for seed in range(25):
+        reader = format_.reader(TOOLS)
+        told = reader.push(answered(masks, wanted, seed)) + reader.finish()
+        said = "".join(event.text for event in told if isinstance(event, Text))
+        texts[said] += 1
+        assert [type(event) for event in told[:1]] == [Text if said else Call]
+    assert texts.keys() == {"", "1", "2"}
 
 
 def test_marks_that_are_tokens_are_written_as_tokens() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessage
-from rig import Fixed, Scripted, about, served
+from rig import Direct, Fixed, Scripted, about, served
 
 from tegrad import models
 from tegrad.serve import openai as api
@@ -185,6 +185,18 @@ def test_an_answer_keeps_to_a_schema(client: openai.OpenAI) -> None:
         made = json.loads(text)
         assert made["book"] in ("Genesis", "Exodus")
         assert isinstance(made["verse"], int)
+
+
+@pytest.mark.board
+def test_with_tools_it_calls_or_keeps_to_the_schema(client: openai.OpenAI, small: Direct) -> None:
+    """It calls of itself, and without the mark of calls it has to say something."""
+    form: Any = {"type": "json_schema", "json_schema": {"name": "sure", "schema": {"enum": ["yes", "no"]}}}
+    wanted = ASKED | {"tools": TOOLS, "parallel_tool_calls": False, "response_format": form, "temperature": 0}
+    assert len(calls(client.chat.completions.create(**wanted, max_tokens=60).choices[0].message)) == 1
+    mark = str(small.tokenizer.tokens.index("<tool_call>"))
+    said = client.chat.completions.create(**wanted, logit_bias={mark: -100}).choices[0]
+    assert said.message.content in ('"yes"', '"no"')
+    assert said.finish_reason == "stop"
 
 
 @pytest.mark.board
