@@ -32,7 +32,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tegrad.bench import graph, peers
+from tegrad.bench import grammar, graph, peers
 from tegrad.bench.dependencies import ALL_FORMS, HOPPER, opened
 from tegrad.bench.figures import SAMPLE_TOKENS, TARGETS, Target
 from tegrad.bench.limits import READ_BYTES, Limit, decode_limit, read_bandwidth
@@ -259,6 +259,12 @@ def _batch(target: Target, path: Path, ways: Ways) -> Record:
     return _record(target, Side("tegrad", ways.command(target), ours), peer)
 
 
+def _grammar(target: Target, path: Path, ways: Ways) -> Record:
+    with opened():
+        found = grammar.speeds(path, SAMPLE_TOKENS, 2 * REPETITIONS, **ways.chunks)
+    return _record(target, Side("tegrad", ways.command(target), found.shares))
+
+
 def _first(target: Target, path: Path, ways: Ways) -> Record:
     arguments = ["run", str(path), PROMPT, "--max-tokens", "1", "--temperature", "0", "--raw", "--json"]
     process(arguments)
@@ -289,7 +295,7 @@ def _matvec(target: Target, path: Path, ways: Ways) -> Record:
 
 TAKERS: Final[Mapping[str, Callable[[Target, Path, Ways], Record]]] = {
     "decode": _decode, "prompt": _prompt, "batch": _batch, "first": _first, "host": _host, "gap": _gap,
-    "matvec": _matvec,
+    "matvec": _matvec, "grammar": _grammar,
 }  # fmt: skip
 PEERS: Final[Mapping[str, str]] = {
     "decode": "llama-bench", "prompt": "llama-bench", "batch": "llama-batched-bench", "first": "llama-completion",

@@ -364,18 +364,18 @@ def together(path: Path, sequences: int, tokens: int = 128, repetitions: int = 3
         for _ in range(repetitions + 1):
             members = [batch.join(rng.integers(0, model.config.vocab, 8).tolist()) for _ in range(sequences)]
             while not all(member.tokens for member in members):
-                _stepped(batch, members)
+                stepped(batch, members)
             left = tokens * sequences - sum(len(member.tokens) for member in members)
             begun, count = time.perf_counter(), 0
             while count < left:
-                count += _stepped(batch, members)
+                count += stepped(batch, members)
             found.append(count / (time.perf_counter() - begun))
             for member in batch.members:
                 batch.leave(member)
     return found[1:]
 
 
-def _stepped(batch: Batch, members: Sequence[Member]) -> int:
+def stepped(batch: Batch, members: Sequence[Member]) -> int:
     """How many tokens a step gave; the error of a sequence that has one."""
     came = len(batch.step())
     if error := next((member.error for member in members if member.error), None):

@@ -493,6 +493,16 @@ def sampling(
 
 
 @app.command()
+def grammar(
+    model: Annotated[str, typer.Argument(help="A random model's name.")] = "1b-q6k", json_: Json = False
+) -> None:
+    """What it costs to keep an answer to a JSON schema: tokens per second of both, and a mask's time."""
+    from tegrad.bench.grammar import show
+
+    _last(show(model), json_)
+
+
+@app.command()
 def step(
     model: Model,
     depth: Annotated[int, typer.Option(help="Positions before the token's.")] = 0,

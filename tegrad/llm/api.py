@@ -412,7 +412,8 @@ class LLM:
             tokens = self._tokenizer.encode(prompt)
             wanted = _constraint(options)
         else:
-            text = self._rendered(prompt, tools)
+            free = tool_choice == "auto" and options.get("schema") is None and options.get("grammar") is None
+            text = self._rendered(prompt, tools, **({} if free else {"enable_thinking": False}))
             tokens = self._tokenizer.encode(text, bos=False)
             thinking = self._format.thinks(text)
             read = partial(self._format.reader, tools, thinking=thinking)
@@ -471,7 +472,7 @@ class LLM:
     def _masks(self) -> Masks:
         return Masks(self._tokenizer, self._config.vocab)
 
-    def _rendered(self, messages: Messages, tools: Tools | None) -> str:
+    def _rendered(self, messages: Messages, tools: Tools | None, **values: bool) -> str:
         listed = isinstance(messages, Sequence) and len(messages) > 0
         if not listed or not all(isinstance(one, Mapping) and "role" in one for one in messages):
             raise ArgumentError('messages are a list such as [{"role": "user", "content": "Hello"}]')
@@ -483,7 +484,7 @@ class LLM:
         if self._template is None:
             raise UnsupportedModelError(f"{self._file.path} has no chat template: use generate, or stream with a text")
         try:
-            return self._template.render(self._format.messages(messages, tools), tools=tools)
+            return self._template.render(self._format.messages(messages, tools), tools=tools, **values)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ArgumentError(
                 f"messages or tools are not as OpenAI has them, or hold what JSON cannot say: {error}"
