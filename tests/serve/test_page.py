@@ -267,6 +267,24 @@ def test_thinking_is_turned_off_in_the_way_that_templates_know(
     assert stand_in.asked[0].get("chat_template_kwargs") == asked
 
 
+def test_an_answer_is_followed_unless_the_reader_looks_at_what_was_before(tab: Page, stand_in: StandIn) -> None:
+    many = "line\n\n" * 100
+    stand_in.says = {"Much": Said([many, 0.1, many, None, many])}
+    hidden = "(({scrollHeight, scrollTop, clientHeight}) => scrollHeight - scrollTop - clientHeight)(document.all.log)"
+    say(tab, "Much")
+    expect(tab.locator("article.assistant p")).to_have_count(201)
+    assert tab.evaluate(hidden) < 2
+    tab.locator("#log").hover()
+    tab.mouse.wheel(0, -500)
+    expect(tab.get_by_role("button", name="Latest")).to_be_visible()
+    stand_in.go.set()
+    done(tab)
+    assert tab.evaluate(hidden) > 500
+    press(tab, "Latest ↓")
+    assert tab.evaluate(hidden) < 2
+    expect(tab.get_by_role("button", name="Latest")).to_be_hidden()
+
+
 def test_an_answer_goes_on_while_another_conversation_is_looked_at(tab: Page, stand_in: StandIn) -> None:
     stand_in.says = {"Long": Said(["Begin", None, " and end"]), "Short": Said(["Yes"])}
     say(tab, "Long")
@@ -390,8 +408,12 @@ def test_two_tabs_lose_nothing_of_each_other(context: BrowserContext, port: int,
     expect(second.locator("article.assistant .body")).to_have_text("B")
     say(first, "Three")
     done(first)
+    link = first.get_by_role("link", name="Two")
+    link.focus()
     stand_in.go.set()
     done(second)
+    expect(first.locator("#conversations a").first).to_have_text("Two")
+    assert first.evaluate("document.activeElement.innerText") == "Two"  # where the list was, whatever another tab does
     for tab in (first, second):
         expect(tab.locator("#conversations a")).to_have_count(2)
         assert sorted(listed(tab)) == ["One", "Two"]
@@ -399,7 +421,7 @@ def test_two_tabs_lose_nothing_of_each_other(context: BrowserContext, port: int,
     second.get_by_role("link", name="One").click()
     expect(second.locator("article .body")).to_have_text(["One", "A", "Three", "C"])
     stand_in.go.clear()
-    stand_in.says |= {"Four": Said(["D", None]), "Five": Said(["E", None])}
+    stand_in.says |= {"Four": Said(["D", None, "d"]), "Five": Said(["E", None, "e"])}
     first.bring_to_front()
     say(first, "Four")
     expect(first.locator("article.assistant .body").last).to_have_text("D")
@@ -412,7 +434,8 @@ def test_two_tabs_lose_nothing_of_each_other(context: BrowserContext, port: int,
     stand_in.go.set()
     done(first)
     done(second)
-    expect(first.locator("article .body")).to_have_text(["One", "A", "Three", "C", "Four", "D"])
+    expect(first.locator("article .body")).to_have_text(["One", "A", "Three", "C", "Four", "Dd"])
+    expect(first.locator("article .note").last).not_to_contain_text("Not finished")
     first.reload()
     for tab in (first, second):
         assert tab.locator("article .body").all_inner_texts()[:4] == ["One", "A", "Three", "C"]

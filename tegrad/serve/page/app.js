@@ -107,9 +107,14 @@ async function list() {
     notice("The browser keeps no conversations.", `They are lost when this page is closed (${error.message}).`);
     return [];
   });
-  $("conversations").replaceChildren(...records.map((record) => el("li", {}, el("a", {
-    href: `#c=${record.id}`, "aria-current": record.id === chat.id ? "page" : undefined,
-  }, record.title || "Without words"))));
+  const rows = records.map(({ id, title }) => [id, title || "Without words", id === chat.id ? "page" : undefined]);
+  const key = JSON.stringify(rows);
+  if ($("conversations").made === key) return;
+  $("conversations").made = key;
+  const there = document.activeElement?.closest("#conversations a")?.hash; // whoever is in the list stays there
+  const links = rows.map(([id, title, current]) => el("a", { href: `#c=${id}`, "aria-current": current }, title));
+  $("conversations").replaceChildren(...links.map((link) => el("li", {}, link)));
+  links.find((link) => link.hash === there)?.focus();
 }
 
 // ---- what is asked

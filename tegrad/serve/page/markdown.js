@@ -288,8 +288,7 @@ class Open {
 /** The nodes of a text without blocks. */
 function inline(text) {
   const open = new Open();
-  const unclosed = new Set(); // lengths of runs of backticks that no other run closes
-  for (let at = 0; at < text.length;) at = step(text, at, open, unclosed);
+  for (let at = 0; at < text.length;) at = step(text, at, open);
   while (open.frames.length > 1) open.pop(open.top.text);
   const fragment = document.createDocumentFragment();
   for (const node of joined(open.top.nodes)) fragment.append(node);
@@ -309,7 +308,7 @@ function* joined(nodes) {
 }
 
 /** Read what is at a place of the text; where the next thing begins. */
-function step(text, at, open, unclosed) {
+function step(text, at, open) {
   const here = text[at];
   let found;
   if (here === "\n") {
@@ -320,7 +319,7 @@ function step(text, at, open, unclosed) {
     open.add(found[1]);
     return at + 2;
   }
-  if (here === "`") return code(text, at, open, unclosed);
+  if (here === "`") return code(text, at, open);
   if (here === "<" && (found = matched(ANGLE, text, at))) {
     open.add(link(found[1], [found[1]]));
     return at + found[0].length;
@@ -339,13 +338,12 @@ function step(text, at, open, unclosed) {
   return at + plain.length;
 }
 
-function code(text, at, open, unclosed) {
+/** Code between runs of backticks of one length. One that no other closes is the last of its length. */
+function code(text, at, open) {
   let end = at;
   while (text[end] === "`") end += 1;
   const run = text.slice(at, end);
-  for (let from = end; !unclosed.has(run.length);) {
-    const close = text.indexOf(run, from);
-    if (close < 0) { unclosed.add(run.length); break; }
+  for (let close = text.indexOf(run, end); close >= 0;) {
     let after = close;
     while (text[after] === "`") after += 1;
     if (after - close === run.length) {
@@ -354,7 +352,7 @@ function code(text, at, open, unclosed) {
       open.add(el("code", {}, padded ? inner.slice(1, -1) : inner));
       return after;
     }
-    from = after;
+    close = text.indexOf(run, after);
   }
   open.add(run);
   return end;
