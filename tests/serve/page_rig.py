@@ -6,7 +6,6 @@ import asyncio
 import json
 import shutil
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,12 +13,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-import uvicorn
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
-from starlette.applications import Starlette
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from tegrad.serve import page
 
@@ -42,8 +39,8 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextmanager
-def watched(browser: Browser, port: int, faults: Sequence[str] = (), **options: Any) -> Iterator[BrowserContext]:
-    """A context of its own, which asks for nothing but this port and has no error but those that contain a fault."""
+def watched(browser: Browser, url: str, faults: Sequence[str] = (), **options: Any) -> Iterator[BrowserContext]:
+    """A context of its own, which asks for nothing but this server and has no error but those that contain a fault."""
     context = browser.new_context(**options)
     wrong: list[str] = []
 
@@ -63,26 +60,34 @@ def watched(browser: Browser, port: int, faults: Sequence[str] = (), **options: 
         yield context
     finally:
         context.close()
-    others = [url for url in asked if urlsplit(url).scheme != "blob" and urlsplit(url).port != port]
+    others = [each for each in asked if urlsplit(each).scheme != "blob" and urlsplit(each).port != urlsplit(url).port]
     assert others == []
     assert wrong == []
 
 
-@contextmanager
-def served(routes: Sequence[BaseRoute]) -> Iterator[int]:
-    """The port of a server in a thread."""
-    config = uvicorn.Config(Starlette(routes=routes), port=0, log_level="warning", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join()
+def loaded(context: BrowserContext, url: str, hash: str = "") -> Page:
+    """A new tab with the page, once it has the server's models."""
+    tab = context.new_page()
+    tab.goto(f"{url}/{hash}")
+    expect(tab.get_by_label("Model").locator("option")).not_to_have_count(0)
+    return tab
+
+
+def say(tab: Page, text: str) -> None:
+    """Send a message."""
+    tab.get_by_label("Message", exact=True).fill(text)
+    tab.keyboard.press("Enter")
+
+
+def done(tab: Page) -> Locator:
+    """The last answer, once it has ended."""
+    expect(tab.get_by_role("button", name="Stop")).to_be_hidden(timeout=30_000)
+    return tab.locator("article.assistant").last
+
+
+def press(tab: Page, name: str) -> None:
+    """Press the last button of a name."""
+    tab.get_by_role("button", name=name, exact=True).last.click()
 
 
 @dataclass

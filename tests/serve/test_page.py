@@ -13,8 +13,9 @@ from typing import Any
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from page_rig import HOST_NAME, Said, StandIn, chromium, needs_chromium, served, watched
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
+from page_rig import HOST_NAME, Said, StandIn, chromium, done, loaded, needs_chromium, press, say, watched
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+from rig import served
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
@@ -54,9 +55,9 @@ def stand_in() -> StandIn:
 
 
 @pytest.fixture(scope="module")
-def port(stand_in: StandIn) -> Iterator[int]:
-    with served(stand_in.routes()) as port:
-        yield port
+def url(stand_in: StandIn) -> Iterator[str]:
+    with served(stand_in.routes()) as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)
@@ -69,36 +70,14 @@ def clean(stand_in: StandIn) -> None:
 
 
 @pytest.fixture
-def context(browser: Browser, port: int) -> Iterator[BrowserContext]:
-    with watched(browser, port) as made:
+def context(browser: Browser, url: str) -> Iterator[BrowserContext]:
+    with watched(browser, url) as made:
         yield made
 
 
 @pytest.fixture
-def tab(context: BrowserContext, port: int) -> Page:
-    return loaded(context, port)
-
-
-def loaded(context: BrowserContext, port: int, host: str = "127.0.0.1", hash: str = "") -> Page:
-    tab = context.new_page()
-    tab.goto(f"http://{host}:{port}/{hash}")
-    expect(tab.get_by_label("Model")).to_have_value("small-model")
-    return tab
-
-
-def say(tab: Page, text: str) -> None:
-    tab.get_by_label("Message", exact=True).fill(text)
-    tab.keyboard.press("Enter")
-
-
-def done(tab: Page) -> Locator:
-    """The last answer, once it has ended."""
-    expect(tab.get_by_role("button", name="Stop")).to_be_hidden()
-    return tab.locator("article.assistant").last
-
-
-def press(tab: Page, name: str) -> None:
-    tab.get_by_role("button", name=name, exact=True).last.click()
+def tab(context: BrowserContext, url: str) -> Page:
+    return loaded(context, url)
 
 
 def listed(tab: Page) -> list[str]:
@@ -325,11 +304,11 @@ ERRORS: dict[str, tuple[Said, str]] = {
 
 @pytest.mark.parametrize("case", ERRORS)
 def test_an_error_says_what_to_do_keeps_what_came_and_is_tried_again(
-    browser: Browser, port: int, stand_in: StandIn, case: str
+    browser: Browser, url: str, stand_in: StandIn, case: str
 ) -> None:
     said, told = ERRORS[case]
-    with watched(browser, port, ["Failed to load resource", "ERR_INCOMPLETE_CHUNKED_ENCODING"]) as context:
-        tab = loaded(context, port)
+    with watched(browser, url, ["Failed to load resource", "ERR_INCOMPLETE_CHUNKED_ENCODING"]) as context:
+        tab = loaded(context, url)
         stand_in.says = {"Hello": said}
         say(tab, "Hello")
         expect(tab.get_by_role("alert")).to_contain_text(told)
@@ -343,22 +322,22 @@ def test_an_error_says_what_to_do_keeps_what_came_and_is_tried_again(
 
 
 def test_a_server_that_is_gone_is_told_and_found_again(browser: Browser, stand_in: StandIn) -> None:
-    with served(stand_in.routes()) as port:
-        context = watched(browser, port, ["ERR_CONNECTION_REFUSED"])
+    with served(stand_in.routes()) as url:
+        context = watched(browser, url, ["ERR_CONNECTION_REFUSED"])
         made = context.__enter__()
-        tab = loaded(made, port)
+        tab = loaded(made, url)
     say(tab, "Hello")
     expect(tab.get_by_role("alert")).to_contain_text("The server did not answer. See whether the server still runs")
     expect(tab.locator("article .body")).to_have_text(["Hello"])
     context.__exit__(None, None, None)
 
 
-def test_a_key_is_asked_for_and_kept(browser: Browser, port: int, stand_in: StandIn) -> None:
+def test_a_key_is_asked_for_and_kept(browser: Browser, url: str, stand_in: StandIn) -> None:
     stand_in.key = "secret"
     stand_in.says = {"Hello": Said(["Hi"])}
-    with watched(browser, port, ["401"]) as context:
+    with watched(browser, url, ["401"]) as context:
         tab = context.new_page()
-        tab.goto(f"http://127.0.0.1:{port}/")
+        tab.goto(f"{url}/")
         tab.get_by_label("API key", exact=True).fill("wrong")
         press(tab, "Use this key")
         tab.get_by_label("API key", exact=True).fill("secret")
@@ -374,11 +353,11 @@ def test_a_key_is_asked_for_and_kept(browser: Browser, port: int, stand_in: Stan
         expect(done(tab).locator(".versions")).to_contain_text("2 of 2")
 
 
-def test_without_a_key_the_reason_stays(browser: Browser, port: int, stand_in: StandIn) -> None:
+def test_without_a_key_the_reason_stays(browser: Browser, url: str, stand_in: StandIn) -> None:
     stand_in.key = "secret"
-    with watched(browser, port, ["401"]) as context:
+    with watched(browser, url, ["401"]) as context:
         tab = context.new_page()
-        tab.goto(f"http://127.0.0.1:{port}/")
+        tab.goto(f"{url}/")
         press(tab, "Cancel")
         expect(tab.get_by_role("alert")).to_contain_text("This server needs an API key. Give the server's API key.")
         press(tab, "Give a key")
@@ -399,9 +378,9 @@ def test_a_reload_in_the_middle_keeps_what_came(tab: Page, stand_in: StandIn) ->
     assert stand_in.left.wait(5)
 
 
-def test_two_tabs_lose_nothing_of_each_other(context: BrowserContext, port: int, stand_in: StandIn) -> None:
+def test_two_tabs_lose_nothing_of_each_other(context: BrowserContext, url: str, stand_in: StandIn) -> None:
     stand_in.says = {"One": Said(["A"]), "Two": Said(["B", None]), "Three": Said(["C"]), "Four": Said(["D"])}
-    first, second = loaded(context, port), loaded(context, port)
+    first, second = loaded(context, url), loaded(context, url)
     say(first, "One")
     done(first)
     say(second, "Two")
@@ -443,10 +422,10 @@ def test_two_tabs_lose_nothing_of_each_other(context: BrowserContext, port: int,
 
 
 def test_what_another_tab_deletes_is_gone_unless_an_answer_is_being_made(
-    context: BrowserContext, port: int, stand_in: StandIn
+    context: BrowserContext, url: str, stand_in: StandIn
 ) -> None:
     stand_in.says = {"One": Said(["A", None, "B"]), "Two": Said(["C"])}
-    first, second = loaded(context, port), loaded(context, port)
+    first, second = loaded(context, url), loaded(context, url)
     say(first, "One")
     expect(first.locator("article.assistant .body")).to_have_text("A")
     second.get_by_role("link", name="One").click()
@@ -462,6 +441,25 @@ def test_what_another_tab_deletes_is_gone_unless_an_answer_is_being_made(
     second.get_by_role("dialog").get_by_role("button", name="Delete").click()
     expect(first.get_by_role("alert")).to_contain_text("This conversation was deleted in another tab.")
     expect(first.locator("article")).to_have_count(0)
+
+
+def test_what_another_tab_changes_disturbs_no_answer(context: BrowserContext, url: str, stand_in: StandIn) -> None:
+    stand_in.says = {"One": Said(["A", None, "B"])}
+    first, second = loaded(context, url), loaded(context, url)
+    say(first, "One")
+    expect(first.locator("article.assistant .body")).to_have_text("A")
+    second.get_by_role("link", name="One").click()
+    expect(second.locator("article.assistant .body")).to_have_text("A")
+    press(second, "Rename")
+    second.get_by_label("Name of the conversation").fill("Letters")
+    second.keyboard.press("Enter")
+    expect(first.get_by_role("heading", name="Letters")).to_be_visible()
+    expect(first.locator("article.assistant .note")).to_be_hidden()  # nothing says that it ended
+    stand_in.go.set()
+    expect(done(first).locator(".body")).to_have_text("AB")
+    for tab in (first, second):
+        expect(tab.locator("article .body")).to_have_text(["One", "AB"])
+        expect(tab.locator("#conversations a")).to_have_text(["Letters"])
 
 
 def test_a_conversation_is_renamed(tab: Page, stand_in: StandIn) -> None:
@@ -483,7 +481,7 @@ def exported(tab: Page, name: str) -> bytes:
 
 
 def test_an_export_is_imported_elsewhere_with_all_versions(
-    browser: Browser, port: int, tab: Page, stand_in: StandIn
+    browser: Browser, url: str, tab: Page, stand_in: StandIn
 ) -> None:
     stand_in.says = {"Hello": Said([("Hm",), "Hi"]), "Bye": Said(["Ciao"])}
     say(tab, "Hello")
@@ -496,8 +494,8 @@ def test_an_export_is_imported_elsewhere_with_all_versions(
     done(tab)
     everything = exported(tab, "Export all")
     assert len(json.loads(one)["conversations"]) == 1
-    with watched(browser, port) as context:
-        other = loaded(context, port)
+    with watched(browser, url) as context:
+        other = loaded(context, url)
         for _ in range(2):  # the second time nothing is new
             other.locator("#file").set_input_files({"name": "a.json", "mimeType": "", "buffer": everything})
             expect(other.locator("#conversations a")).to_have_text(["Bye", "Hello"])
@@ -676,15 +674,15 @@ def violations(tab: Page) -> list[str]:
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 360)])
-def test_axe_finds_nothing(browser: Browser, port: int, stand_in: StandIn, scheme: Any, width: int) -> None:
+def test_axe_finds_nothing(browser: Browser, url: str, stand_in: StandIn, scheme: Any, width: int) -> None:
     stand_in.says = {
         "All": Said([("Thought *of* it.",), EVERYTHING]),
         "Slow": Said(["Half", None]),
         "Wrong": Said([{"error": {"message": "It failed."}}], 500),
     }
     options: dict[str, Any] = {"color_scheme": scheme, "viewport": {"width": width, "height": 700}}
-    with watched(browser, port, ["500"], **options) as context:
-        tab = loaded(context, port)
+    with watched(browser, url, ["500"], **options) as context:
+        tab = loaded(context, url)
         found = {"empty": violations(tab)}
         say(tab, "All")
         done(tab).locator("summary").click()
@@ -715,10 +713,10 @@ def test_axe_finds_nothing(browser: Browser, port: int, stand_in: StandIn, schem
     assert {where: what for where, what in found.items() if what} == {}
 
 
-def test_a_narrow_window_shows_all_without_scrolling_sideways(browser: Browser, port: int, stand_in: StandIn) -> None:
+def test_a_narrow_window_shows_all_without_scrolling_sideways(browser: Browser, url: str, stand_in: StandIn) -> None:
     stand_in.says = {"Hello": Said([EVERYTHING + "a" * 300 + "\n\n" + "|a" * 40 + "|\n" + "|-" * 40 + "|"])}
-    with watched(browser, port, viewport={"width": 320, "height": 568}, has_touch=True, is_mobile=True) as context:
-        tab = loaded(context, port)
+    with watched(browser, url, viewport={"width": 320, "height": 568}, has_touch=True, is_mobile=True) as context:
+        tab = loaded(context, url)
         tab.get_by_label("Message", exact=True).fill("Hello")
         tab.get_by_role("button", name="Send").tap()
         done(tab)
@@ -774,10 +772,10 @@ def test_a_screen_reader_hears_whole_sentences_once(tab: Page, stand_in: StandIn
     ("light", None, False), ("dark", None, True), ("light", "Dark", True), ("dark", "Light", False),
 ])  # fmt: skip
 def test_colors_are_the_systems_or_those_chosen(
-    browser: Browser, port: int, scheme: Any, chosen: str | None, dark: bool
+    browser: Browser, url: str, scheme: Any, chosen: str | None, dark: bool
 ) -> None:
-    with watched(browser, port, color_scheme=scheme) as context:
-        tab = loaded(context, port)
+    with watched(browser, url, color_scheme=scheme) as context:
+        tab = loaded(context, url)
         if chosen:
             press(tab, "Settings")
             tab.get_by_label("Colors").select_option(chosen)
@@ -787,11 +785,11 @@ def test_colors_are_the_systems_or_those_chosen(
         assert background == ("rgb(22, 24, 27)" if dark else "rgb(255, 255, 255)")
 
 
-def test_it_works_without_tls_from_another_machine(browser: Browser, port: int, stand_in: StandIn) -> None:
+def test_it_works_without_tls_from_another_machine(browser: Browser, url: str, stand_in: StandIn) -> None:
     """There the browser has neither a clipboard nor crypto.randomUUID."""
     stand_in.says = {"Hello": Said(["Hi"])}
-    with watched(browser, port) as context:
-        tab = loaded(context, port, HOST_NAME)
+    with watched(browser, url) as context:
+        tab = loaded(context, url.replace("127.0.0.1", HOST_NAME))
         assert tab.evaluate("isSecureContext") is False
         say(tab, "Hello")
         done(tab)
@@ -823,8 +821,8 @@ TRIES = """async (url) => {
 }"""
 
 
-def test_files_come_with_a_policy_and_only_if_they_changed(stand_in: StandIn, port: int) -> None:
-    served = [httpx.get(f"http://127.0.0.1:{port}/{name}") for name in ("", "page/app.js", "page/style.css")]
+def test_files_come_with_a_policy_and_only_if_they_changed(stand_in: StandIn, url: str) -> None:
+    served = [httpx.get(f"{url}/{name}") for name in ("", "page/app.js", "page/style.css")]
     assert [each.status_code for each in served] == [200] * 3
     assert [each.headers["Content-Type"].split(";")[0] for each in served] == [
         "text/html",
@@ -836,8 +834,8 @@ def test_files_come_with_a_policy_and_only_if_they_changed(stand_in: StandIn, po
         assert each.headers["X-Content-Type-Options"] == "nosniff"
         known = httpx.get(each.url, headers={"If-None-Match": each.headers["ETag"]})
         assert (known.status_code, known.content) == (304, b"")
-    assert httpx.get(f"http://127.0.0.1:{port}/page/../page.py").status_code == 404
-    assert httpx.get(f"http://127.0.0.1:{port}/page/none.js").status_code == 404
+    assert httpx.get(f"{url}/page/../page.py").status_code == 404
+    assert httpx.get(f"{url}/page/none.js").status_code == 404
 
 
 def test_every_file_is_part_of_the_package_and_named_by_another() -> None:
@@ -849,16 +847,15 @@ def test_every_file_is_part_of_the_package_and_named_by_another() -> None:
     assert [name for name in names if name != "index.html" and name not in texts] == []
 
 
-def test_the_policy_keeps_scripts_and_other_hosts_out(browser: Browser, port: int, stand_in: StandIn) -> None:
+def test_the_policy_keeps_scripts_and_other_hosts_out(browser: Browser, url: str, stand_in: StandIn) -> None:
     """Were there a hole in the page, the browser itself would not go through it."""
     context = browser.new_context()
     plain = Route("/plain", lambda _: HTMLResponse("<title>no policy</title><body>"))
     with served([plain, *stand_in.routes()]) as other:
-        url = f"http://127.0.0.1:{other}"
-        tab = loaded(context, port)
-        tried = tab.evaluate(TRIES, f"{url}/page/icon.svg")
-        tab.goto(f"{url}/plain")
-        open_to_all = tab.evaluate(TRIES, f"{url}/page/icon.svg")
+        tab = loaded(context, url)
+        tried = tab.evaluate(TRIES, f"{other}/page/icon.svg")
+        tab.goto(f"{other}/plain")
+        open_to_all = tab.evaluate(TRIES, f"{other}/page/icon.svg")
     context.close()
     assert tried == ["TypeError", "TypeError", "TypeError", "refused"]
     assert open_to_all == ["done"] * 4

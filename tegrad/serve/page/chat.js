@@ -171,8 +171,7 @@ export class Chat {
   keep(message) {
     this.kept = true;
     this.record.updated = Date.now();
-    const { title, updated } = this.record;
-    return this.save({ title, updated, leaf: this.leaf }, message);
+    return this.save({ updated: this.record.updated, leaf: this.leaf }, message);
   }
 
   save(changes, message) {
