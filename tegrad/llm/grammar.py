@@ -135,6 +135,8 @@ class _Vocabulary:
         self.eos_token_id, self.bos_token_id = min(tokenizer.stops), tokenizer.bos
         self.tokens = [tokenizer.piece(token, special=True) for token in range(len(tokenizer))]
         self.special_token_ids = list(special)
+        for _ in range(2):  # what encodes any text is built when the second one comes, and no answer shall wait for it
+            tokenizer.encode(" ", bos=False, special=False)
         self._single = {piece[0]: token for token, piece in enumerate(self.tokens) if len(piece) == 1}
 
     def __call__(self, text: str) -> list[int]:
