@@ -202,13 +202,14 @@ class Format:
         """
         ids = "length != 9" in self._source or "length == 9" in self._source
         made = [_with_objects(message, short_ids=ids) for message in messages]
-        if re.search(r"message\[?.?[\"']tools[\"']", self._source):  # Phi-4-mini: in the system message
-            made = _as_texts(made, self.form, returned=False)
-            return _in_system(made, {"tools": json.dumps([_function(tool) for tool in tools])}) if tools else made
-        if re.search(r"\{[%{][^}]*\btools\b", self._source):
+        knows = re.search(r"\{[%{][^}]*\btools\b", self._source) is not None
+        if "tool_calls" not in self._source or not knows:
+            made = _as_texts(made, self.form, returned=not knows)
+        if not tools:
             return made
-        made = _as_texts(made, self.form)
-        return self._told(made, tools) if tools else made
+        if re.search(r"message\[?.?[\"']tools[\"']", self._source):  # Phi-4-mini: in the system message
+            return _in_system(made, {"tools": json.dumps([_function(tool) for tool in tools])})
+        return made if knows else self._told(made, tools)
 
     def reader(self, tools: Sequence[Tool] | None, *, thinking: bool = False) -> Reader:
         """For one answer; `thinking`: the prompt ends within an open thought."""

@@ -6,8 +6,10 @@ They come with the source package of llama-cpp-python on PyPI, kept in the cache
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ from tiny_llama import TYPE, finish
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.template import Template, TemplateRefusalError
 from tegrad.llm.tokenizer import Kind, Tokenizer
+from tegrad.llm.tools import Format, Said
+from tegrad.models import SMALL
 
 BETWEEN = "\n__ggml_vocab_test__\n"
 """Between the texts of a vocabulary's file of them."""
@@ -200,3 +204,37 @@ def test_templates_are_rendered_as_hugging_face_does_or_refused_where_it_fails(f
             ours.close()
     assert written > 500
     assert refused < 100
+
+
+READ = (
+    *("Bielik-11B-v3.0-Instruct", "HuggingFaceTB-SmolLM3-3B", "MiMo-VL", "Mistral-Small-3.2-24B-Instruct-2506"),
+    *("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", "NousResearch-Hermes-3-Llama-3.1-8B-tool_use"),
+    *("Qwen-QwQ-32B", "Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B"),
+    *("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "google-gemma-2-2b-it", "ibm-granite-granite-3.3-2B-Instruct"),
+    *("ibm-granite-granite-4.0", "ibm-granite-granite-4.1", "meetkai-functionary-medium-v3.1"),
+    *("meta-llama-Llama-3.1-8B-Instruct", "meta-llama-Llama-3.2-3B-Instruct", "meta-llama-Llama-3.3-70B-Instruct"),
+    *("microsoft-Phi-3.5-mini-instruct", "mistralai-Ministral-3-14B-Reasoning-2512"),
+    *("mistralai-Mistral-Nemo-Instruct-2407", "unsloth-mistral-Devstral-Small-2507"),
+)
+"""Templates whose models write calls as the template writes those that were made."""
+ENDS = r"<\|im_end\|>|</s>|<\|e[o]?[tm]_id\|>|<end_of_turn>|<\|end_of_text\|>|<\|end\|>|<.end.of.sentence.>"
+
+
+@pytest.mark.parametrize("name", READ)
+def test_calls_that_a_template_writes_are_read(folder: Path, name: str) -> None:
+    source = (folder / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
+    form, template = Format.of(source, Tokenizer.load(SMALL)), Template(source, "<s>", "</s>")
+    given = {"city": "Rome", "days": [1, 2.5, None]}
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": json.dumps(given)}}
+    talk = [HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    try:
+        begun = template.render(form.messages(talk[:1], [TOOL]), tools=[TOOL])
+        whole = template.render(form.messages(talk, [TOOL]), tools=[TOOL], reply=False)
+    finally:
+        template.close()
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(begun, whole, strict=False))
+    same = re.sub(r"<[^>\s]*$", "", "".join(letter for letter, _ in alike))  # without half of a mark
+    reader = form.reader([TOOL], thinking=form.thinks(same))
+    said = Said.of(reader.push(re.split(ENDS, whole[len(same) :])[0]) + reader.finish())
+    assert [(one.name, one.arguments) for one in said.calls] == [("weather", given)]
+    assert not said.text.strip()

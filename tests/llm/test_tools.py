@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tool_outputs import DEEPSEEK, GEMMA, HERMES, LLAMA, MISTRAL_LIST, PHI, PLAIN, QWEN3, RECORDED, Recorded
+from tool_outputs import DEEPSEEK, GEMMA, GRANITE, HERMES, LLAMA, MISTRAL_LIST, PHI, PLAIN, QWEN3, RECORDED, Recorded
 from vocabularies import byte_level, write_vocabulary
 
 from tegrad.llm import tools
@@ -310,6 +310,16 @@ def test_a_template_that_knows_no_tools_is_told_of_them_in_texts() -> None:
     assert system[0]["role"] == "system"
     assert system[0]["content"].startswith("Be brief.\n\nYou may call functions.")
     assert Format.of(GEMMA, SHIPPED).messages(TALK[:1], None) == TALK[:1]
+
+
+def test_calls_are_texts_in_a_template_that_knows_tools_and_no_calls() -> None:
+    made = Format.of(GRANITE, SHIPPED).messages(TALK, TOOLS)
+    assert made[1] == {
+        "role": "assistant",
+        "content": '<|tool_call|>[{"name": "add", "arguments": {"a": 1, "b": "x"}}]',
+    }
+    assert made[2:] == TALK[2:]
+    assert made[0] == TALK[0]
 
 
 def test_phi_has_its_tools_in_the_system_message() -> None:

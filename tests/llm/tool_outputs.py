@@ -5,10 +5,10 @@ A template is told here by the parts of its source that tell its form.
 
 from dataclasses import dataclass
 
-QWEN3 = "{%- for tool in tools %}<tool_call></tool_call><think></think>"
+QWEN3 = "{%- for tool in tools %}<tool_call>{{ message.tool_calls }}</tool_call><think></think>"
 HERMES = "{%- for tool in tools %}<tool_call>{{ message.tool_calls }}</tool_call>"
 LLAMA = """{%- for t in tools %}<|python_tag|>{{- '"parameters": ' }}"""
-MISTRAL_LIST = "{%- for tool in tools %}[TOOL_CALLS][{{ id|length != 9 }}"
+MISTRAL_LIST = "{%- for tool in tools %}[TOOL_CALLS][{{ message.tool_calls }}{{ id|length != 9 }}"
 MISTRAL = "{{ tools }}[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}"
 MINISTRAL = f"{MISTRAL}[THINK][/THINK]"
 GEMMA = "{{ '<start_of_turn>' + role + '\\n' }}{{ message['content'] | trim }}<end_of_turn>"
