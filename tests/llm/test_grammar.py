@@ -174,6 +174,13 @@ def test_masks_that_take_long_end_the_answer_and_not_the_others(monkeypatch: pyt
         mask([a])
 
 
+def test_no_mask_builds_what_encodes_texts() -> None:
+    """It takes 0.2 s of a large vocabulary, for which all answers would wait."""
+    tokenizer = Tokenizer.load(SMALL)
+    Masks(tokenizer).mask(Grammar("json"))
+    assert "_raw" in vars(tokenizer)
+
+
 def test_only_so_many_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     masks = Masks(Tokenizer.load(SMALL))
     monkeypatch.setattr(grammar.trial, "fault", lambda *_: "")

@@ -158,6 +158,11 @@ def test_a_long_answer_of_marks_takes_a_time_that_grows_with_its_length(template
     assert process_time() - begun < 8  # 0.5 s here; 20 s and more if it grew with the square
 
 
+def test_the_page_tells_of_every_form() -> None:
+    page = (Path(__file__).parents[2] / "docs/llm.md").read_text()
+    assert [form.name for form in FORMS if f"\n| {form.name} | " not in page] == []
+
+
 # ---- what a stream gives
 
 
