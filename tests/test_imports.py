@@ -21,6 +21,7 @@ ALLOWED = {
     "diag": {"hw", "uapi", "nv", "llm", "conformance"},
     "hub": {"llm"},
     "serve": {"hub", "llm"},
+    "chat": {"hub", "llm"},
     "conformance": {"hw", "uapi", "nv"},
 }
 """What each part may import of the others, besides itself and tegrad.errors. cli may import everything."""

@@ -20,6 +20,7 @@ from tegrad.errors import TegradError
 # name -> (module, one line for `tegrad --help`). The module holds `app` (a group) or a function of the module's name.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("tegrad.cli.run", "Generate text from a GGUF model (the shipped one by default)."),
+    "chat": ("tegrad.cli.chat", "Talk with a GGUF model in the terminal."),
     "embed": ("tegrad.cli.embed", "Print a vector for each text, by a GGUF embedding model."),
     "eval": ("tegrad.cli.evaluate", "Print a model's held-out bits per byte and its share of known words."),
     "serve": ("tegrad.cli.serve", "Serve models over HTTP: OpenAI's, Ollama's and Anthropic's APIs, and a page."),

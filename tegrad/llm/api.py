@@ -181,6 +181,11 @@ class _Request:
         return cls(tokens, keep, sampler, seed, limit, stops)
 
 
+def check(options: Mapping[str, Any]) -> None:
+    """ArgumentError, ModelError for options that no answer could be made with."""
+    _Request.of([], False, options)
+
+
 class _Turn(User):
     """A request's turn at a conversation, which it may lose between two tokens. A `generate.Speaker`."""
 
@@ -431,6 +436,13 @@ class LLM:
     ) -> AsyncStream:  # fmt: skip
         """`stream` for `async for`."""
         return AsyncStream(lambda: self.stream(prompt, tools=tools, tool_choice=tool_choice, **options))
+
+    def count(self, prompt: str | Messages, *, tools: Tools | None = None) -> int:
+        """How many tokens a text takes, or a conversation in the model's template. As `stream`, of any length."""
+        self._turns.check()
+        if isinstance(prompt, str):
+            return len(self._tokenizer.encode(prompt))
+        return len(self._tokenizer.encode(self._rendered(prompt, tools), bos=False))
 
     def embed(self, texts: str | Sequence[str]) -> NDArray[np.float32]:
         """Vectors (n, dim) of n texts, each of length 1. UnsupportedModelError of a model that was not made for it."""
