@@ -46,7 +46,19 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """tinygrad's NV backend on Jetson Orin and Hopper, GGUF language models on it, and an emulated Orin."""
+    """GGUF models without CUDA on Jetson Orin and Hopper, and an emulated Orin.
+
+    \b
+    tegrad run "In the beginning"    (tegrad --install-completion for your shell)
+    """
+
+
+def _words() -> list[str]:
+    """The command line, or the one that a shell wants completed."""
+    for name in ("_TYPER_COMPLETE_ARGS", "COMP_WORDS"):
+        if "_TEGRAD_COMPLETE" in os.environ and name in os.environ:
+            return os.environ[name].split()[1:]
+    return sys.argv[1:]
 
 
 def _named(argv: Sequence[str]) -> str | None:
@@ -59,7 +71,6 @@ def build(argv: Sequence[str]) -> typer.Typer:
     """The typer app for one command line: the named command in full, the others as a line of help."""
     app = typer.Typer(
         no_args_is_help=True,
-        add_completion=False,
         rich_markup_mode=None,  # tables would not fit a screen
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -72,7 +83,7 @@ def build(argv: Sequence[str]) -> typer.Typer:
             continue
         loaded = importlib.import_module(module)
         if hasattr(loaded, "app"):
-            app.add_typer(loaded.app, name=name, help=line)
+            app.add_typer(loaded.app, name=name, help=line, epilog=getattr(loaded, "EPILOG", None))
         else:
             app.command(name, epilog=getattr(loaded, "EPILOG", None))(getattr(loaded, module.rsplit(".", 1)[1]))
     return app
@@ -81,7 +92,10 @@ def build(argv: Sequence[str]) -> typer.Typer:
 def main() -> None:
     """Console entry point: errors become one sentence on stderr and their exit code; Ctrl-C is 130."""
     try:
-        build(sys.argv[1:])()
+        program = typer.main.get_command(build(_words()))
+        for option in program.params:
+            option.hidden = option.name in ("install_completion", "show_completion")  # type: ignore[attr-defined]
+        program()
     except KeyboardInterrupt:
         sys.exit(ENDED_BY_CTRL_C)
     except Exception as raised:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.models import CommandInfo
 
 from tegrad.hub.cache import located
 
@@ -42,6 +43,10 @@ def _last(rows: object, asked: bool) -> None:
     """The last line: rows as JSON, where that was asked for."""
     if asked:
         typer.echo(json.dumps(rows))
+
+
+def _name(command: CommandInfo) -> str:
+    return command.name or str(getattr(command.callback, "__name__", ""))
 
 
 @app.command()
@@ -627,3 +632,13 @@ def list_() -> None:
 
     for measure in MEASURES.values():
         typer.echo(f"{measure.id:32} {'GPU' if measure.needs_gpu else 'any':4} {measure.what}")
+
+
+SHOWN = ("figures", "take", "add", "list", "decode", "tinygrad", "quality", "perplexity")
+"""What `tegrad bench --help` explains; the others measure a part each."""
+parts = [one for one in app.registered_commands if _name(one) not in SHOWN]
+for one in parts:
+    one.hidden = True
+EPILOG = (
+    "\b\ntegrad bench take loop-tok-s\n\n" + f"Of parts: {', '.join(sorted(map(_name, parts)))}; see --help of each."
+)

@@ -9,6 +9,9 @@ from typing import Annotated, Any
 import typer
 
 app = typer.Typer(no_args_is_help=True)
+EPILOG = """\b
+tegrad board start my-board
+TEGRAD_BOARD=my-board tegrad run hello"""
 
 Name = Annotated[str, typer.Argument(help="The board's name.")]
 DEFAULT_CHIP = "agx-orin-64gb"

@@ -27,7 +27,11 @@ def conformance(
     json_: Annotated[bool, typer.Option("--json", help="Print the report instead of lines.")] = False,
     out: Annotated[Path, typer.Option(help="Where the report goes.")] = OUT,
 ) -> None:
-    """Run the rules on the drivers found here. Exit code 0: all hold; 1: some differ or failed; 2: no such rule."""
+    """Run the rules on the drivers found here. Exit code 0: all hold; 1: some differ or failed; 2: no such rule.
+
+    \b
+    tegrad conformance --section 2.3
+    """
     from tegrad.conformance import all_rules
     from tegrad.conformance.rule import chosen
 

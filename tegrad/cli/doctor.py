@@ -17,6 +17,9 @@ def doctor(
     """Say what was found, what is missing and what to do. Exit code 0: models run here (on a GPU or emulated).
 
     Compiles and runs a small kernel, which takes a few seconds.
+
+    \b
+    tegrad doctor
     """
     from tegrad.diag.doctor import findings, runnable
 

@@ -38,7 +38,7 @@ def evaluate(
     temperature: Annotated[float, typer.Option(min=0.0, metavar="T", help="Of the samples.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of the samples.")] = 0,
     documents: Annotated[int | None, typer.Option(min=1, metavar="N", help="So many documents only.")] = None,
-    device: Annotated[str, typer.Option(metavar="NAME", help="numpy, in float32, or tinygrad's such as NV.")] = "numpy",
+    device: Annotated[str, typer.Option(metavar="NAME", help="numpy, or a device such as NV.")] = "numpy",
     gpu: options.Gpu = None,
     show: Annotated[bool, typer.Option("--show", help="Print the sampled texts too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

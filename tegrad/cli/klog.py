@@ -24,6 +24,10 @@ def klog(
 
     Reads /dev/kmsg (root, or kernel.dmesg_restrict=0), or the log of the board that TEGRAD_BOARD names. Exit code 1 if
     an error line was among those printed.
+
+    \b
+    tegrad klog --watch
+    TEGRAD_BOARD=my-board tegrad klog -n 20
     """
     from tegrad.diag.klog import KernelLog, Severity
 

@@ -36,30 +36,14 @@ def selftest(
         typer.Option(help="llama.cpp's llama-bench; else the one on the PATH.", exists=True, dir_okay=False),
     ] = None,
 ) -> None:
-    """Try this machine's GPU, the least risky thing first, and say what each outcome means.
+    """Try this machine's GPU, the least risky thing first, for the first boot on a Jetson (docs/selftest.md).
 
-    For the first boot on a Jetson Orin. Each stage runs in a process of its
-    own with a limit of time, so a hang or a crash is told like any other
-    outcome. The first surprise ends it; --all goes on.
+    Each stage has a process and a limit of time; the first surprise ends it. It writes a report to send and a page to
+    read. Exit code 0: all is right. 1: a stage failed. 2: there is no such stage. 130, 129, 143: a signal ended it.
 
-    tegrad selftest
-
+    \b
     tegrad selftest --all --out first-boot.json
-
-    tegrad selftest --stage machine --stage ioctls
-
-    tegrad selftest --model Llama-3.2-1B-Instruct-Q6_K.gguf
-
-    TEGRAD_BOARD=agx-orin-64gb tegrad selftest
-
-    (the last runs on an emulated Orin, on any machine)
-
-    It writes a JSON report to send and a page to read. Nothing else should use
-    the GPU meanwhile; save your work first, as on any first boot.
-
-    Stages that have no meaning on this GPU's driver say so. Exit code 0: all
-    is right. 1: a stage failed. 2: there is no such stage. 130 (Ctrl-C), 129,
-    143: a signal ended it; the report says what was done.
+    TEGRAD_BOARD=agx-orin-64gb tegrad selftest    on an emulated Orin
     """
     from tegrad.diag.selftest.stage import Asked
     from tegrad.diag.selftest.stages import STAGES, chosen

@@ -17,7 +17,8 @@ PACKAGES = ("starlette", "uvicorn", "prometheus_client")
 
 def serve(
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="[MODEL]...", help="Files or pulled models; the first is loaded now.")
+        list[str] | None,
+        typer.Argument(hidden=True, metavar="[MODEL]...", help="Files or pulled models; the first is loaded now."),
     ] = None,
     host: Annotated[str | None, typer.Option(metavar="NAME", help="127.0.0.1; 0.0.0.0 is for all machines.")] = None,
     port: Annotated[int | None, typer.Option(metavar="N", help="8080; 0 is any that is free.")] = None,

@@ -1,13 +1,18 @@
 """The command's own behaviour: help without imports, unknown names, our errors as one sentence."""
 
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import tegrad
 from tegrad import cli
 from tegrad.errors import TegradError
+
+ROOT = Path(tegrad.__file__).parents[1]
 
 
 def tegrad_command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -21,6 +26,35 @@ def test_version_is_the_package_version() -> None:
 def test_help_lists_every_command_with_its_line() -> None:
     text = tegrad_command("--help").stdout
     assert all(name in text and line.split()[0] in text for name, (_, line) in cli.COMMANDS.items())
+
+
+@pytest.mark.parametrize("name", ["", *cli.COMMANDS])
+def test_help_fits_a_screen_and_shows_an_example(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tegrad", *name.split(), "--help"],
+        env={**os.environ, "COLUMNS": "80"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert len(done.stdout.splitlines()) <= 24
+    assert re.search(rf"^ +(TEGRAD_BOARD=\S+ )?tegrad {name or 'run'}( |$)", done.stdout, re.MULTILINE)
+
+
+SHELL = r"""
+eval "$(tegrad --show-completion bash)"
+for words in "tegrad run --sch" "tegrad chat --sy" "tegrad bench perp" "tegrad emb"; do
+    COMP_WORDS=($words); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMPREPLY=()
+    _tegrad_completion tegrad
+    echo "${COMPREPLY[@]}"
+done
+"""
+
+
+def test_a_shell_completes_commands_and_their_options(tmp_path: Path) -> None:
+    program = tmp_path / "tegrad"
+    program.write_text(f"#!{sys.executable}\nfrom tegrad.__main__ import entry\nentry()\n")
+    program.chmod(0o755)
+    variables = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", SHELL], env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["--schema", "--system", "perplexity", "embed"]
 
 
 def test_unknown_command_is_a_usage_error() -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -241,10 +240,3 @@ def test_the_command_pulls_lists_and_removes(hub: Hub, tmp_path: Path) -> None:
     assert command("run", "small", "hi").stderr.startswith(
         "tegrad: small is no file, and no model of that name is here"
     )
-
-
-@pytest.mark.parametrize("name", ["pull", "models"])
-def test_help_fits_a_screen_and_shows_an_example(name: str) -> None:
-    text = command(name, "--help", COLUMNS="80").stdout
-    assert len(text.splitlines()) <= 24
-    assert re.search(rf"^ tegrad {name}( |$)", text, re.MULTILINE)
