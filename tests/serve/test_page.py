@@ -443,6 +443,39 @@ def test_what_another_tab_deletes_is_gone_unless_an_answer_is_being_made(
     expect(first.locator("article")).to_have_count(0)
 
 
+def test_what_is_deleted_while_it_is_answered_stays_deleted(tab: Page, stand_in: StandIn) -> None:
+    stand_in.says = {"One": Said(["A", None])}
+    say(tab, "One")
+    expect(tab.locator("article.assistant .body")).to_have_text("A")
+    press(tab, "Delete")
+    tab.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    assert stand_in.left.wait(5)
+    expect(tab.locator("article")).to_have_count(0)
+    tab.reload()
+    expect(tab.get_by_label("Model", exact=True).locator("option")).to_have_count(2)
+    assert listed(tab) == []
+
+
+DENIED = """for (const name of ["localStorage", "indexedDB"]) {
+  Object.defineProperty(window, name, { get() { throw new DOMException("denied", "SecurityError"); } });
+}"""
+
+
+def test_a_browser_that_keeps_nothing_says_so_and_chats(context: BrowserContext, url: str, stand_in: StandIn) -> None:
+    stand_in.says = {"One": Said(["A"]), "Two": Said(["B"])}
+    context.add_init_script(DENIED)
+    tab = loaded(context, url)
+    expect(tab.get_by_role("alert")).to_contain_text("The browser keeps no conversations.")
+    press(tab, "Settings")
+    tab.get_by_label("System prompt").fill("Be brief.")
+    press(tab, "Save")
+    say(tab, "One")
+    expect(done(tab).locator(".body")).to_have_text("A")
+    say(tab, "Two")
+    expect(done(tab).locator(".body")).to_have_text("B")
+    assert [each["content"] for each in stand_in.asked[1]["messages"]] == ["Be brief.", "One", "A", "Two"]
+
+
 def test_what_another_tab_changes_disturbs_no_answer(context: BrowserContext, url: str, stand_in: StandIn) -> None:
     stand_in.says = {"One": Said(["A", None, "B"])}
     first, second = loaded(context, url), loaded(context, url)
@@ -756,6 +789,19 @@ def test_keys_alone_are_enough(tab: Page, stand_in: StandIn) -> None:
     tab.keyboard.press("Enter")
     expect(done(tab).locator(".versions")).to_contain_text("2 of 2")
     expect(tab.get_by_label("Message", exact=True)).to_be_focused()
+
+
+def test_a_screen_reader_hears_the_last_question_s_answer_only(tab: Page, stand_in: StandIn) -> None:
+    stand_in.says = {"Long": Said(["Begin.", None, " The end."]), "Short": Said(["Yes."])}
+    say(tab, "Long")
+    expect(tab.locator("article.assistant .body")).to_have_text("Begin.")
+    press(tab, "New conversation")
+    say(tab, "Short")
+    done(tab)
+    tab.get_by_role("link", name="Long").click()
+    stand_in.go.set()
+    expect(done(tab).locator(".body")).to_have_text("Begin. The end.")
+    expect(tab.locator("#said p")).to_have_text(["Answering.", "Yes."])
 
 
 def test_a_screen_reader_hears_whole_sentences_once(tab: Page, stand_in: StandIn) -> None:

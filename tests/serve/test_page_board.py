@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
 from page_rig import chromium, done, loaded, needs_chromium, press, say, watched
 from playwright.sync_api import BrowserContext, Page, expect
+from program import serving
 from rig import Direct, Fixed, served
 
+from tegrad import models
 from tegrad.serve import openai as api
 from tegrad.serve import page
 
@@ -22,10 +25,10 @@ MOST = 12
 
 @pytest.fixture(scope="module")
 def url(small: Direct) -> Iterator[str]:
-    models = Fixed([small])
-    with served([*page.routes(models), *api.routes(models)]) as found:
+    made = Fixed([small])
+    with served([*page.routes(made), *api.routes(made)]) as found:
         yield found
-    assert models.used == 0
+    assert made.used == 0
 
 
 @pytest.fixture
@@ -115,3 +118,30 @@ def test_two_tabs_are_answered_at_once_each_as_if_alone(
     for each, text in said.items():
         expect(done(each).locator(".body")).to_have_text(words(answered(client, text)[0]))
     expect(tab.locator("#conversations a")).to_have_count(2)
+
+
+def test_the_program_asks_for_its_key_and_its_end_is_told(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("secret\n")
+    faults = ["status of 401", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION"]
+    with (
+        serving(tmp_path / "log", str(models.SMALL), "--api-key-file", str(keys)) as server,
+        chromium() as browser,
+        watched(browser, server.url, faults) as context,
+    ):
+        tab = context.new_page()
+        tab.goto(server.url)
+        expect(tab.get_by_role("dialog")).to_contain_text("A key is missing or wrong")
+        tab.get_by_role("textbox", name="API key").fill("secret")
+        press(tab, "Use this key")
+        expect(tab.get_by_label("Model").locator("option")).to_have_text(["small"])
+        choose(tab, 400)
+        say(tab, ASKED)
+        expect(tab.locator("article.assistant .body")).not_to_be_empty(timeout=60_000)
+        server.process.kill()
+        expect(tab.get_by_role("alert")).to_contain_text(
+            "The connection to the server broke off. See whether the server"
+        )
+        assert done(tab).locator(".body").inner_text()
+        press(tab, "Try again")
+        expect(tab.get_by_role("alert")).to_contain_text("The server did not answer. See whether the server still runs")

@@ -1,5 +1,7 @@
 /** The server's API: its models, and an answer as it comes. What goes wrong is a `Problem`. */
 
+import { kept } from "./dom.js";
+
 /** An error with its cause and what to do about it, as the user is told. */
 export class Problem extends Error {
   constructor(cause, next, status = 0, code = "") {
@@ -22,10 +24,8 @@ const NEXT = {
   context_length_exceeded: "Begin a new conversation, or edit an early message to be shorter.",
 };
 
-export const key = {
-  get: () => localStorage.getItem("tegrad.key") ?? "",
-  set: (value) => (value ? localStorage.setItem("tegrad.key", value) : localStorage.removeItem("tegrad.key")),
-};
+/** The server's key, as this browser has it. */
+export const key = { get: () => kept.get("tegrad.key") ?? "", set: (value) => kept.set("tegrad.key", value) };
 
 /** What the error in a body ({message, code}) says. */
 function problem(error, status, wait) {

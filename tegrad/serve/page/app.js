@@ -15,17 +15,20 @@ let chat;
 let offered = [];
 let speaker = null;
 let frame = 0;
+let warned = false;
 
 // ---- what is shown
 
 /** Hear of a change of any conversation. */
 function told(changed, message, error) {
   if (error) {
+    if (warned) return;
+    warned = true;
     notice("The browser could not keep what was said.", `Copy it before this page closes (${error.message}).`);
   } else if (changed !== chat) {
     if (!changed.job) chats.delete(changed.id);
   } else if (message) {
-    speaker?.hear(message, false);
+    if (speaker?.chat === chat) speaker.hear(message, false);
     frame ||= requestAnimationFrame(() => {
       frame = 0;
       follow(() => grow(chat, message));
@@ -134,7 +137,7 @@ const act = {
 /** Go along with an answer from its begin to its end. */
 async function answering(done) {
   const asked = chat;
-  speaker = new Speaker();
+  speaker = new Speaker(asked);
   const mine = speaker;
   $("notices").replaceChildren();
   $("log").scrollTop = $("log").scrollHeight;
@@ -238,7 +241,7 @@ const BUTTONS = {
   async delete() {
     if (await ask("Delete", `“${chat.record.title}” will be gone from this browser.`, "Delete") === null) return;
     const gone = chat;
-    gone.stop();
+    gone.forget();
     chats.delete(gone.id);
     await open("");
     await store.remove(gone.id);

@@ -167,6 +167,12 @@ export class Chat {
     this.job?.control.abort();
   }
 
+  /** Keep nothing of it from now on, and end what is being made. */
+  forget() {
+    this.forgotten = true;
+    this.stop();
+  }
+
   /** Keep a message in the browser, and where the conversation is now. */
   keep(message) {
     this.kept = true;
@@ -174,7 +180,7 @@ export class Chat {
     return this.save({ updated: this.record.updated, leaf: this.leaf }, message);
   }
 
-  save(changes, message) {
-    return write(this, changes, message).catch((error) => this.told(this, null, error));
+  async save(changes, message) {
+    if (!this.forgotten) await write(this, changes, message).catch((error) => this.told(this, null, error));
   }
 }

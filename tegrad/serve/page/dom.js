@@ -1,4 +1,24 @@
-/** Making elements, asking and telling the user: what all other modules use of the browser. */
+/** Making elements, asking and telling the user, keeping texts: what all other modules use of the browser. */
+
+const unkept = new Map();
+
+/** Texts by name that outlive the page, if the browser keeps anything at all. */
+export const kept = {
+  get(name) {
+    try {
+      return localStorage.getItem(name);
+    } catch {
+      return unkept.get(name) ?? null;
+    }
+  },
+  set(name, text) {
+    try {
+      localStorage.setItem(name, text);
+    } catch {
+      unkept.set(name, text);
+    }
+  },
+};
 
 /** An element by its id. */
 export const $ = (id) => document.getElementById(id);

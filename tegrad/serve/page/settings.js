@@ -1,7 +1,7 @@
 /** What a conversation is asked with, and what this browser keeps of it: the dialog, and the settings of new ones. */
 
 import { key } from "./api.js";
-import { $, el } from "./dom.js";
+import { $, el, kept } from "./dom.js";
 
 const SAMPLING = [
   ["temperature", "Temperature", { min: 0, max: 5, step: 0.05 }],
@@ -18,14 +18,14 @@ const KEPT = "tegrad.defaults";
 /** What a new conversation begins with: {model, system, thinking, sampling}. */
 export function defaults() {
   try {
-    return { system: "", sampling: {}, ...JSON.parse(localStorage.getItem(KEPT)) };
+    return { system: "", sampling: {}, ...JSON.parse(kept.get(KEPT)) };
   } catch {
     return { system: "", sampling: {} };
   }
 }
 
 /** Change what new conversations begin with. */
-export const keep = (changes) => localStorage.setItem(KEPT, JSON.stringify({ ...defaults(), ...changes }));
+export const keep = (changes) => kept.set(KEPT, JSON.stringify({ ...defaults(), ...changes }));
 
 /** Make the dialog's fields. */
 export function prepare() {
@@ -53,7 +53,7 @@ export function open(chat, changed) {
     chat.set(chosen);
     if ($("default").checked) keep(chosen);
     document.documentElement.dataset.theme = $("theme").value;
-    localStorage.setItem("tegrad.theme", $("theme").value);
+    kept.set("tegrad.theme", $("theme").value);
     key.set($("key").value.trim());
     changed();
   };

@@ -145,7 +145,8 @@ function edit(message, act, node) {
 
 /** Says an answer to screen readers as it comes: whole sentences, each once. */
 export class Speaker {
-  constructor() {
+  constructor(chat) {
+    this.chat = chat;
     this.said = 0;
     say("");
     say("Answering.");
