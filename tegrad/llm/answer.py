@@ -71,6 +71,11 @@ class Answer:
         """Tokens, as far as they were read."""
         return Usage(self._prompt, self._cached, self._read)
 
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._until.found
+
     def cancel(self) -> None:
         """End it, from any thread; what came before can be read."""
         self.leave("cancelled")

@@ -158,11 +158,18 @@ class Catalogue:
         """See `model.Models`."""
         return self._shelf.all()
 
+    def find(self, name: str | None) -> About:
+        """See `model.Models`."""
+        return self._shelf.find(name)
+
     def loaded(self) -> Sequence[Loaded]:
         """See `model.Models`."""
         now, ticks = time.time(), asyncio.get_running_loop().time()
         return [
-            Loaded(place.about, remote.plan.bytes, now + place.expires.when() - ticks if place.expires else None)
+            Loaded(
+                place.about, remote.plan.bytes, remote.plan.context,
+                now + place.expires.when() - ticks if place.expires else None,
+            )
             for place in self._places.values() if (remote := place.here)
         ]  # fmt: skip
 

@@ -49,6 +49,8 @@ class Chat:
     """What its text keeps to."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """More for the template, such as `enable_thinking`."""
+    begun: str = ""
+    """What the answer begins with, which the model goes on from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,15 @@ class Called:
     """JSON, unless the model said something else."""
     id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
 
+    @property
+    def object(self) -> dict[str, Any]:
+        """The arguments as an object; one with their `text` where the model said something else."""
+        try:
+            value = json.loads(self.arguments or "{}", strict=False)
+        except (ValueError, RecursionError):
+            value = None
+        return value if isinstance(value, dict) else {"text": self.arguments}
+
 
 @dataclass(slots=True)
 class Said:
@@ -168,6 +179,16 @@ class Reply:
     def usage(self) -> Usage:
         """Tokens, as far as they were read."""
         return self._answer.usage
+
+    @property
+    def first_token(self) -> float | None:
+        """Seconds from the request to its first token."""
+        return self._answer.first_token
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended it."""
+        return self._answer.stop
 
     def cancel(self) -> None:
         """Say no more."""
@@ -234,6 +255,14 @@ class _Scores:
         return sure
 
 
+def resumed(messages: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], str]:
+    """Messages, and what the answer begins with: the text of the last one, where that is the assistant's."""
+    last = messages[-1]
+    if last["role"] != "assistant" or last.get("tool_calls") or len(messages) == 1:
+        return messages, ""
+    return messages[:-1], last["content"]
+
+
 async def text_prompt(model: Model, text: str, grammar: Grammar | None = None) -> Prompt:
     """A text to be continued."""
     return Prompt(await asyncio.to_thread(model.tokenizer.encode, text), grammar=grammar)
@@ -249,10 +278,14 @@ async def chat_prompt(model: Model, chat: Chat) -> Prompt:
     if template is None:
         raise UnsupportedModelError(f"{model.about.name} has no chat template: ask for the completion of a text")
     tools, form = () if chat.choice == "none" else chat.tools, _format(model)
-    held = chat.grammar or (tools and chat.choice != "auto")
+    held = chat.grammar or chat.begun or (tools and chat.choice != "auto")
     values = {"enable_thinking": False, **chat.values} if held else chat.values
     text = await asyncio.to_thread(_rendered, template, form.messages(chat.messages, tools), tools, values)
-    tokens, thinking = await asyncio.to_thread(tokenizer.encode, text, bos=False), form.thinks(text)
+    thinking = form.thinks(text)
+    if chat.begun:
+        text += f"\n{form.thought[1]}\n\n{chat.begun}" if thinking and form.thought else chat.begun
+        thinking = False
+    tokens = await asyncio.to_thread(tokenizer.encode, text, bos=False)
     if tools:
         grammar = form.grammar(tools, chat.choice, chat.parallel, thinking=thinking, answer=chat.grammar)
     else:

@@ -279,7 +279,8 @@ class Tagged:
     def read(self, value: Any, at: str) -> dict[str, Any]:
         if not isinstance(value, dict):
             wrong(value, at, self)
-        name = Text(tuple(self.kinds)).read(value.get(self.tag, self.default), f"{at}.{self.tag}")
+        given = value.get(self.tag)
+        name = Text(tuple(self.kinds)).read(self.default if given is None else given, f"{at}.{self.tag}")
         return {self.tag: name, **self.kinds[name].read(value, at)}
 
     def schema(self) -> dict[str, Any]:
@@ -289,7 +290,8 @@ class Tagged:
         return f"an object with {self.tag!r}"
 
     def _one(self, name: str, made: dict[str, Any]) -> dict[str, Any]:
-        made["properties"] = {self.tag: {"type": "string", "const": name}} | made["properties"]
+        tag = {"enum": [name, None]} if name == self.default else {"type": "string", "const": name}
+        made["properties"] = {self.tag: tag} | made["properties"]
         return made | {"required": [*([self.tag] if name != self.default else []), *made.get("required", ())]}
 
 
@@ -320,12 +322,13 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def operation(
-    summary: str, body: Object, answer: Mapping[str, Any] | None = None, *, streams: bool = False
-) -> dict[str, Any]:
-    """An OpenAPI operation that takes a body as JSON and answers with JSON, or with events."""
+    summary: str, body: Object, answer: Mapping[str, Any] | None = None, *, streams: bool = False,
+    media: str = "text/event-stream",
+) -> dict[str, Any]:  # fmt: skip
+    """An OpenAPI operation that takes a body as JSON and answers with JSON, or with a stream."""
     content: dict[str, Any] = {"application/json": {"schema": dict(answer or {"type": "object"})}}
     if streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content[media] = {"schema": {"type": "string"}}
     return {
         "summary": summary,
         "requestBody": {"required": True, "content": {"application/json": {"schema": body.schema()}}},

@@ -53,6 +53,8 @@ class Loaded:
 
     about: About
     bytes: int
+    context: int
+    """Tokens of prompt and answer together."""
     expires: float | None
     """When it is unloaded if nobody uses it, in seconds since 1970; None is never."""
 
@@ -90,6 +92,10 @@ class Models(Protocol):
 
     def names(self) -> Sequence[About]:
         """Those that may be asked for, the default one first."""
+        ...
+
+    def find(self, name: str | None) -> About:
+        """The one that a request means by a name; the default one for None. UnknownModel."""
         ...
 
     def loaded(self) -> Sequence[Loaded]:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 from starlette.routing import Route
 
 from tegrad.llm.embeddings import text_tokens
@@ -155,18 +156,24 @@ async def _embeddings(models: Models, exchange: Exchange) -> None:
             for one in several(body["input"])
         ]
         vectors = await model.embed(tokens)
-    size = body["dimensions"] or vectors.shape[1]
-    if size > vectors.shape[1]:
-        raise Failure(f"the model's vectors have {vectors.shape[1]} dimensions: ask for no more", param="dimensions")
-    cut = vectors[:, :size]
-    cut = (cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-30)).astype(np.float32)
     data = [
         {"object": "embedding", "index": at, "embedding": _written(vector, body["encoding_format"])}
-        for at, vector in enumerate(cut)
+        for at, vector in enumerate(shortened(vectors, body["dimensions"]))
     ]
     count = sum(map(len, tokens))
     used = {"prompt_tokens": count, "total_tokens": count}
     await exchange.reply({"object": "list", "data": data, "model": model.about.name, "usage": used})
+
+
+def shortened(vectors: NDArray[np.float32], size: int | None) -> NDArray[np.float32]:
+    """The first dimensions of vectors, to length 1 again; Failure where there are fewer."""
+    if size is None:
+        return vectors
+    if size > vectors.shape[1]:
+        raise Failure(f"the model's vectors have {vectors.shape[1]} dimensions: ask for no more", param="dimensions")
+    cut = vectors[:, :size]
+    made: NDArray[np.float32] = (cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-30)).astype(np.float32)
+    return made
 
 
 def _written(vector: Any, form: str) -> str | list[float]:

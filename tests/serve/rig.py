@@ -100,21 +100,28 @@ class Fixed:
 
     models: Sequence[Model]
     used: int = 0
+    kept: list[float | None] = field(default_factory=list)
+    """For how long each use wanted its model kept."""
 
     def names(self) -> Sequence[About]:
         return [model.about for model in self.models]
 
+    def find(self, name: str | None) -> About:
+        found = [one for one in self.names() if name in (None, one.name)]
+        if not found:
+            raise UnknownModel(f"there is no model {name!r}: GET /v1/models lists them")
+        return found[0]
+
     def loaded(self) -> Sequence[Loaded]:
-        return [Loaded(model.about, model.about.size, None) for model in self.models]
+        return [Loaded(model.about, model.about.size, model.context, None) for model in self.models]
 
     @asynccontextmanager
     async def use(self, name: str | None, keep_alive: float | None = None) -> AsyncIterator[Model]:
-        found = [model for model in self.models if name in (None, model.about.name)]
-        if not found:
-            raise UnknownModel(f"there is no model {name!r}: GET /v1/models lists them")
+        one = self.find(name)
         self.used += 1
+        self.kept.append(keep_alive)
         try:
-            yield found[0]
+            yield next(model for model in self.models if model.about is one)
         finally:
             self.used -= 1
 
