@@ -95,6 +95,25 @@ def test_a_client_that_goes_away_gives_its_slot_back(server: Server) -> None:
     until(lambda: server.counted("requests_processing") == before)
 
 
+def test_ollamas_clients_have_models_loaded_and_unloaded(server: Server) -> None:
+    def post(path: str, **fields: object) -> httpx.Response:
+        return httpx.post(f"{server.url}/api/{path}", json={"model": "b:latest", **fields}, timeout=60)
+
+    def loaded() -> dict[str, int]:
+        rows = httpx.get(f"{server.url}/api/ps").json()["models"]
+        return {row["name"]: row["context_length"] for row in rows}
+
+    answer = post("generate", prompt="abc", raw=True, stream=False, options={"num_predict": 4}).json()
+    assert (answer["model"], answer["eval_count"] <= 4) == ("b", True)
+    assert loaded()["b"] == 4096
+    assert post("generate", keep_alive=0).json()["done_reason"] == "unload"
+    until(lambda: "b" not in loaded())
+    assert post("generate", keep_alive=0).json()["done_reason"] == "unload"
+    assert "b" not in loaded()
+    assert post("show").json()["model_info"]["llama.context_length"] == 4096
+    assert post("none").json()["error"].startswith("there is no /api/none here")
+
+
 @pytest.mark.parametrize("word", ["tegrad.serve.engine", "tegrad.orin"])
 def test_without_engine_or_board_a_stream_ends_with_an_error_and_the_next_request_is_served(
     paths: dict[str, Path], tmp_path: Path, word: str
