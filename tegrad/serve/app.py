@@ -14,16 +14,18 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tegrad import __version__
-from tegrad.serve import metrics, ollama, openai, page
+from tegrad.serve import anthropic, metrics, ollama, openai, page
 from tegrad.serve.catalogue import Catalogue
 from tegrad.serve.config import Config
 from tegrad.serve.exchange import Voice
 from tegrad.serve.failures import Failure
 from tegrad.serve.guard import OPEN, Bounded, Guarded, Logged, refuse
 
-MODULES: Final = (openai, ollama, page)
+MODULES: Final = (openai, ollama, anthropic, page)
 """All that have routes of models."""
-VOICES: Final[Mapping[str, Voice]] = {"/api": ollama.VOICE, "": openai.VOICE}
+VOICES: Final[Mapping[str, Voice]] = {
+    "/v1/messages": anthropic.VOICE, "/api": ollama.VOICE, "": openai.VOICE,
+}  # fmt: skip
 """Of the API that a path belongs to, by what it begins with; the first that it does."""
 
 

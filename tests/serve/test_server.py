@@ -78,6 +78,14 @@ def test_what_tells_how_it_is_needs_no_model(server: Server) -> None:
         assert (response.status_code, "message" in response.json()["error"]) == (status, True), path
 
 
+def test_what_is_wrong_is_told_in_the_words_of_the_api(server: Server) -> None:
+    """Also where no API was reached."""
+    for path, names in (("v1/none", ["error"]), ("api/none", ["error"]), ("v1/messages/batches", ["type", "error"])):
+        answer = httpx.post(f"{server.url}/{path}", json={})
+        assert (answer.status_code, list(answer.json())) == (404, names)
+        assert isinstance(answer.json()["error"], str if path.startswith("api") else dict)
+
+
 def test_each_request_has_its_line_in_the_log(server: Server) -> None:
     response = server.post(max_tokens=1)
     rows = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
