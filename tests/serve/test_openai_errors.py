@@ -7,11 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import jsonschema_rs
 import openai
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from rig import Fixed, Scripted, about, served
 
 from tegrad import models
@@ -239,53 +236,3 @@ def test_a_chat_with_a_model_without_a_template_says_what_to_do(
     answer = http.post(CHAT, json=HELLO)
     assert answer.status_code == 400
     assert "ask for the completion of a text" in answer.json()["error"]["message"]
-
-
-def test_the_document_is_sound() -> None:
-    """As far as its schemas are JSON Schema."""
-    operations = [one for path in api.OPENAPI.values() for one in path.values()]
-    bodies = [one["requestBody"]["content"]["application/json"]["schema"] for one in operations if "requestBody" in one]
-    assert len(bodies) == 4
-    for body in bodies:
-        jsonschema_rs.meta.validate(body)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=6,
-)
-SOUND = {
-    **HELLO, "model": "small", "temperature": 1, "stop": ["a"], "n": 2, "logprobs": True, "top_logprobs": 1, "seed": 1,
-    "tools": [FUNCTION], "tool_choice": "auto", "response_format": {"type": "text"}, "logit_bias": {"1": 1},
-    "stream": True, "stream_options": {"include_usage": True}, "chat_template_kwargs": {"enable_thinking": True},
-    "reasoning_effort": "low", "max_tokens": 5, "parallel_tool_calls": False, "grammar": None,
-}  # fmt: skip
-ANSWERED = {200, 400, 404}
-
-
-@pytest.mark.parametrize(
-    ("path", "sound"),
-    [(CHAT, SOUND), (TEXT, {"prompt": "a", "echo": True, **SOUND, "logprobs": 2}), (VECTORS, {"input": ["a"]})],
-)
-@settings(
-    max_examples=60, derandomize=True, deadline=None, database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)  # fmt: skip
-@given(data=st.data())
-def test_no_body_makes_the_server_fail(
-    http: httpx.Client, path: str, sound: dict[str, Any], data: st.DataObject
-) -> None:
-    """A sound request with a part of it replaced by anything, however deep it lies."""
-    body = json.loads(json.dumps(sound))
-    at: Any = body
-    while True:
-        key = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
-        if not at[key] or not isinstance(at[key], dict | list) or data.draw(st.booleans()):
-            break
-        at = at[key]
-    at[key] = data.draw(JSON)
-    answer = http.post(path, content=json.dumps(body))
-    assert answer.status_code in ANSWERED, answer.text
-    if answer.status_code != 200:
-        assert answer.json()["error"]["message"]
