@@ -31,6 +31,10 @@ ALLOWANCE_S: Final = 2.0
 ERROR_CHARACTERS: Final = 300
 SPACES: Final = r"[\x20\x0A\x0D\x09]{1,20}"
 """Between parts of JSON: a bound, as weak models would go on with spaces for ever."""
+JOINING: Final = frozenset({"allOf", "not", "if", "dependentSchemas", "unevaluatedProperties"})
+"""What has schemas of the same object stand beside each other."""
+VALUES: Final = frozenset({"const", "enum", "default", "examples"})
+"""What in a schema is none."""
 APART: Final = (Kind.CONTROL, Kind.UNKNOWN, Kind.UNUSED)
 """Tokens that are no text, and which a grammar allows only where it names them."""
 
@@ -150,12 +154,42 @@ class _Vocabulary:
         return [self._single[byte] for byte in wanted if byte in self._single]
 
 
-def with_spaces(schema: Any, **options: Any) -> Any:
-    """A schema in which llguidance bounds the spaces, or is told something else by `options`, unless it says more."""
+def prepared(schema: Any, **options: Any) -> Any:
+    """A schema as llguidance is given it: with bounded spaces, or `options` of its own, unless it says more itself.
+
+    An object that has properties has no others, unless it says something of them: a weak model would never stop.
+    """
     if not isinstance(schema, dict):
         return schema
     options = options or {"whitespace_pattern": SPACES}
+    schema = schema if _joined(schema) else _closed(schema)
     return {**schema, "x-guidance": options | (schema.get("x-guidance") or {})}
+
+
+def _joined(schema: Any) -> bool:
+    """Whether a part of a schema may add properties to those of another one."""
+    if isinstance(schema, list):
+        return any(map(_joined, schema))
+    if not isinstance(schema, dict):
+        return False
+    both = "properties" in schema and any(name in schema for name in ("anyOf", "oneOf", "$ref"))
+    return both or not JOINING.isdisjoint(schema) or any(map(_joined, schema.values()))
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made: dict[str, Any] = {}
+    for name, part in schema.items():
+        if name in ("properties", "$defs", "definitions") and isinstance(part, dict):
+            made[name] = {key: _closed(value) for key, value in part.items()}
+        else:
+            made[name] = part if name in VALUES else _closed(part)
+    if "properties" in made and "additionalProperties" not in made and "patternProperties" not in made:
+        made["additionalProperties"] = False
+    return made
 
 
 def _source(library: ModuleType, grammar: Grammar) -> str:
@@ -167,9 +201,11 @@ def _source(library: ModuleType, grammar: Grammar) -> str:
         return str(matcher.grammar_from_regex(grammar.text))
     try:
         schema = {"type": "object"} if grammar.kind == "json" else json.loads(grammar.text)
+        return str(matcher.grammar_from_json_schema(json.dumps(prepared(schema))))
     except ValueError as error:
         raise GrammarError(f"the JSON schema is no JSON: {error}") from error
-    return str(matcher.grammar_from_json_schema(json.dumps(with_spaces(schema))))
+    except RecursionError:
+        raise GrammarError("the JSON schema is nested too deeply: make it flatter") from None
 
 
 def _said(error: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
 from tegrad.llm.errors import ModelError
-from tegrad.llm.grammar import Grammar, GrammarError, with_spaces
+from tegrad.llm.grammar import Grammar, GrammarError, prepared
 from tegrad.llm.tokenizer import Kind, Tokenizer
 
 T = TypeVar("T")
@@ -291,7 +291,7 @@ def _rule(grammar: Grammar) -> str:
     """A grammar as the right side of a rule."""
     if grammar.kind in ("json", "schema"):
         schema = json.loads(grammar.text) if grammar.kind == "schema" else {"type": "object"}
-        return f"%json {json.dumps(with_spaces(schema))}"
+        return f"%json {json.dumps(prepared(schema))}"
     if grammar.kind == "regex":
         return "/" + re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", grammar.text) + "/"
     return f"%lark {{\n{grammar.text}\n}}"
@@ -723,10 +723,7 @@ def _function(tool: Tool) -> dict[str, Any]:
 def _arguments(function: Mapping[str, Any]) -> Any:
     """The schema of arguments as a grammar has it: in the form in which templates write JSON, and nothing unknown."""
     schema = {"type": "object", **(function.get("parameters") or {"properties": {}})}
-    open_ = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"}
-    if "properties" in schema and not open_ & schema.keys():
-        schema["additionalProperties"] = False
-    return with_spaces(schema, whitespace_flexible=False, item_separator=", ", key_separator=": ")
+    return prepared(schema, whitespace_flexible=False, item_separator=", ", key_separator=": ")
 
 
 def _with_objects(message: Message, *, short_ids: bool) -> Message:

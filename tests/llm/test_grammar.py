@@ -6,6 +6,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,6 +79,41 @@ def test_random_answers_are_json_of_the_schema(tokenizer: Tokenizer, masks: Mask
         assert set(value) == {"city", "level", "on"}
         assert isinstance(value["level"], int)
         assert len(value["city"]) <= 20
+
+
+OPEN_OBJECT = {"properties": {"a": {"enum": [1]}}, "required": ["a"]}
+EMPTY: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "others"),
+    [
+        (OPEN_OBJECT, '{"a": 1}', False),
+        ({**OPEN_OBJECT, "additionalProperties": True}, '{"a": 1}', True),
+        ({"items": OPEN_OBJECT}, '[{"a": 1}]', False),
+        ({"$ref": "#/$defs/one", "$defs": {"one": OPEN_OBJECT}}, '{"a": 1}', False),
+        ({"allOf": [OPEN_OBJECT, {"properties": {"b": EMPTY}, "required": ["b"]}]}, '{"a": 1, "b": 2}', True),
+        ({**OPEN_OBJECT, "anyOf": [{"properties": {"b": EMPTY}}]}, '{"a": 1, "b": 2}', True),
+        ({"const": {"properties": {"a": 1}}}, '{"properties": {"a": 1}}', False),
+        ({"properties": {"properties": OPEN_OBJECT}}, '{"properties": {"a": 1}}', False),
+        ({"type": "object"}, "{}", True),
+    ],
+    ids=str,
+)
+def test_an_object_has_its_schemas_properties_unless_it_says_more(
+    schema: dict[str, Any], text: str, others: bool
+) -> None:
+    tokenizer = Tokenizer.load(SMALL)
+    masks, wanted = Masks(tokenizer), Grammar("schema", json.dumps({"type": ["object", "array"], **schema}))
+    more = text.replace("}", ', "other": 0}', 1) if text != "{}" else '{"other": 0}'
+    assert accepts(tokenizer, masks, wanted, text)
+    assert accepts(tokenizer, masks, wanted, more) == others
+
+
+def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
+    deep = '{"items": ' * 5000 + "{}" + "}" * 5000
+    with pytest.raises(GrammarError, match=r"nested too deeply|not sound or not supported"):
+        Masks(Tokenizer.load(SMALL)).check(Grammar("schema", deep))
 
 
 def test_a_texts_tokens_are_exactly_its_own(tokenizer: Tokenizer) -> None:
