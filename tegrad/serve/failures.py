@@ -50,6 +50,8 @@ def failure(error: Exception) -> Failure:
     """What an error is for the one who asked."""
     if isinstance(error, Failure):
         return error
+    if isinstance(error, RecursionError):
+        return Failure("the request is nested too deeply: make it flatter")
     for kind, (status, code) in _STATUS.items():
         if isinstance(error, kind):
             wait = NO_ROOM_S if status in (429, 503) else None

@@ -141,6 +141,18 @@ def test_a_body_that_is_no_object_is_refused(http: httpx.Client, body: bytes) ->
     assert answer.json()["error"]["message"].startswith("the body ")
 
 
+@pytest.mark.parametrize("depth", [300, 600, 5000, 20_000])
+def test_what_is_nested_deeply_is_answered_or_refused(http: httpx.Client, depth: int) -> None:
+    schema = '{"items": ' * depth + "{}" + "}" * depth
+    tools = f'"tools": [{{"type": "function", "function": {{"name": "look", "parameters": {schema}}}}}]'
+    form = f'"response_format": {{"type": "json_schema", "json_schema": {{"name": "a", "schema": {schema}}}}}'
+    thinking = '"chat_template_kwargs": {"enable_thinking": true}'
+    values = f'"chat_template_kwargs": {schema}'
+    for fields in (tools, f'{tools}, "tool_choice": "required"', f"{form}, {thinking}", values):
+        answer = http.post(CHAT, content=f"{{{fields}, {json.dumps(HELLO)[1:]}")
+        assert answer.status_code in (200, 400), answer.text
+
+
 def test_null_is_as_if_left_out(http: httpx.Client) -> None:
     nothing = dict.fromkeys(["temperature", "tools", "stop", "n", "stream", "logit_bias", "response_format", "seed"])
     assert http.post(CHAT, json=HELLO | nothing).status_code == 200
