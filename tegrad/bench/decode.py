@@ -32,9 +32,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from tegrad.bench import grammar, graph, peers
+from tegrad.bench import grammar, graph, peers, serve
 from tegrad.bench.dependencies import ALL_FORMS, HOPPER, opened
-from tegrad.bench.figures import SAMPLE_TOKENS, TARGETS, Target
+from tegrad.bench.figures import SAMPLE_TOKENS, SERVED, TARGETS, Target
+from tegrad.bench.gpu import board
 from tegrad.bench.limits import READ_BYTES, Limit, decode_limit, read_bandwidth
 from tegrad.bench.models import provide
 from tegrad.bench.prefill import prompt, together
@@ -289,16 +290,21 @@ def _gap(target: Target, path: Path, ways: Ways) -> Record:
     return _record(target, Side("tegrad", ways.command(target), ours))
 
 
+def _served(target: Target, path: Path, ways: Ways) -> Record:
+    return serve.take(target, path)
+
+
 def _matvec(target: Target, path: Path, ways: Ways) -> Record:
     return _record(target, *graph.repaired(path))
 
 
 TAKERS: Final[Mapping[str, Callable[[Target, Path, Ways], Record]]] = {
     "decode": _decode, "prompt": _prompt, "batch": _batch, "first": _first, "host": _host, "gap": _gap,
-    "matvec": _matvec, "grammar": _grammar,
+    "matvec": _matvec, "grammar": _grammar, **dict.fromkeys(SERVED, _served),
 }  # fmt: skip
 PEERS: Final[Mapping[str, str]] = {
     "decode": "llama-bench", "prompt": "llama-bench", "batch": "llama-batched-bench", "first": "llama-completion",
+    **dict.fromkeys(serve.VALUES, serve.SERVER),
 }  # fmt: skip
 """The program that a kind of figure is held against."""
 
@@ -311,19 +317,13 @@ def take(id: str, ways: Ways | None = None) -> Record:
     return TAKERS[target.kind](target, provide(target.model), ways)
 
 
-def emulated() -> str:
-    """The board that stands for a GPU; empty where a real one is."""
-    board = os.environ.get("TEGRAD_BOARD")
-    return f"emulated {board}" if board else ""
-
-
 def _record(
     target: Target, ours: Side, peer: Side | None = None, limit: Limit | None = None, second: Side | None = None
 ) -> Record:
     return make(
         target.id, target.what, target.unit, ours, larger_is_better=target.larger, peer=peer,
         limit=limit.rate if limit else None, limit_note=limit.note if limit else "",
-        others=() if second is None else (second,), gpu=emulated(),
+        others=() if second is None else (second,), gpu=board(),
     )  # fmt: skip
 
 

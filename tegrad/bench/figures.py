@@ -229,7 +229,7 @@ class Goal:
 class Target:
     """A figure: its id, the function of `tegrad.bench.decode` that takes it, its model, and what it is to reach.
 
-    `amount` is the depth of a decode, the tokens of a prompt, or the sequences of a batch.
+    `amount` is the depth of a decode, the tokens of a prompt, the sequences of a batch, or the clients of a server.
     """
 
     id: str
@@ -255,7 +255,14 @@ _WORDS: Final[Mapping[str, str]] = {
     "host": "CPU time of the process for a token of {model}, waits included, depth 0",
     "gap": "the GPU's time between the end of a step and the begin of the next, {model}, depth 0",
     "matvec": "decode of {model} by tinygrad's operations, with its matrix-vector products repaired",
+    "serve-rate": "{model} through the server, clients: {amount}, tokens of all answers",
+    "serve-first": "{model} through the server, clients: {amount}, median time to the first token",
+    "serve-gap": "{model} through the server, clients: {amount}, 99th percentile of the time between a stream's events",
+    "serve-overhead": "{model}, clients: {amount}, time through the server beyond that through its engine alone",
+    "serve-same": "{model}, answers that are the same alone and under load, clients: {amount}; 0 where one differs",
 }
+SERVED: Final = tuple(kind for kind in _WORDS if kind.startswith("serve-"))
+"""The kinds that `tegrad bench serve` takes."""
 
 _THREE, _TWO_AND_A_HALF, _PAST = Goal(times=3, share=0.65), Goal(times=2.5, share=0.65), Goal(times=1)
 
@@ -291,6 +298,13 @@ TARGETS: Final[Mapping[str, Target]] = {
         Target("batch32-1b-q6k", "batch", "1b-q6k", Goal(times=1.5), 32),
         Target("batch32-8b-q4km", "batch", "8b-q4km", Goal(times=2.5), 32),
         Target("grammar-decode-share", "grammar", "1b-q6k", Goal(value=0.8), unit="of free"),
+        Target("serve-32-clients-tok-s", "serve-rate", "1b-q6k", Goal(times=2.5), 32),
+        Target("serve-32-clients-8b-tok-s", "serve-rate", "8b-q4km", Goal(times=0.8 * 2.5), 32),
+        Target("serve-1-client-tok-s", "serve-rate", "1b-q6k", Goal(times=2.5), 1),
+        Target("serve-ttft-p50-ms", "serve-first", "1b-q6k", _PAST, 32, "ms", larger=False),
+        Target("serve-itl-p99-ms", "serve-gap", "1b-q6k", _PAST, 32, "ms", larger=False),
+        Target("serve-overhead-percent", "serve-overhead", "8b-q4km", Goal(value=5), 32, "%", larger=False),
+        Target("serve-same-answer", "serve-same", "1b-q6k", Goal(value=1000), 64, "requests"),
         Target("load-to-first-token", "first", "1b-q6k", _PAST, unit="s", larger=False),
         Target("host-us-per-token", "host", "1b-q6k", Goal(value=15), unit="us", larger=False),
         Target("token-gap-us", "gap", "1b-q6k", Goal(value=3), unit="us", larger=False),

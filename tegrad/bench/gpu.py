@@ -22,3 +22,9 @@ def check_gpu() -> None:
             "this measures a GPU, and none is found here: run it on a Jetson or another machine with an NVIDIA GPU, "
             "or, if it has no peer that needs CUDA, try it with TEGRAD_BOARD=agx-orin-64gb"
         )
+
+
+def board() -> str:
+    """The board that stands for a GPU, for a record; empty where a real one is."""
+    name = os.environ.get("TEGRAD_BOARD")
+    return f"emulated {name}" if name else ""

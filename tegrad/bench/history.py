@@ -173,7 +173,8 @@ _STEPS: Final = ("tegrad/llm", "tegrad/nv", "tegrad/hw", "tegrad/bench/models.py
 _BOARD: Final = ("tegrad/orin", "tegrad/uapi", "tegrad/hw")
 
 FAMILIES: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = {
-    ("decode-*", "prefill-*", "batch*", "host-us-per-token", "token-gap-us"): _STEPS,
+    ("decode-*", "prefill-*", "batch*", "grammar-decode-share", "host-us-per-token", "token-gap-us"): _STEPS,
+    ("serve-*",): (*_STEPS, "tegrad/serve"),
     ("first-run-tok-s", "load-to-first-token"): (
         *("tegrad/llm", "tegrad/nv", "tegrad/hw", "tegrad/uapi", "tegrad/cli/run.py", "tegrad/models"),
         *_ASIDE,

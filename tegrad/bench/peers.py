@@ -50,8 +50,6 @@ def run(name: str, arguments: Sequence[str], build: str = "") -> str:
     """What a program prints, with the libraries of another `build` first; RecordError with its last words where it
     fails."""
     path = program(name)
-    folders = [str(path.parent / build), str(path.parent)] if build else [str(path.parent)]
-    libraries = ":".join([*folders, os.environ.get("LD_LIBRARY_PATH", "")])
     command = [str(path), *arguments]
     done = subprocess.run(
         command,
@@ -59,11 +57,17 @@ def run(name: str, arguments: Sequence[str], build: str = "") -> str:
         text=True,
         check=False,
         timeout=LLAMA_TIMEOUT_S,
-        env={**os.environ, "LD_LIBRARY_PATH": libraries},
+        env=environment(path, build),
     )
     if done.returncode:
         raise RecordError(f"{name} {shlex.join(arguments)} ended with {done.returncode}: {done.stderr.strip()[-400:]}")
     return done.stdout
+
+
+def environment(path: Path, build: str = "") -> dict[str, str]:
+    """Ours, with the libraries beside a program found, those of another `build` first."""
+    folders = [str(path.parent / build), str(path.parent)] if build else [str(path.parent)]
+    return {**os.environ, "LD_LIBRARY_PATH": ":".join([*folders, os.environ.get("LD_LIBRARY_PATH", "")])}
 
 
 def decode(model: Path, *, depth: int = 0, tokens: int = 128) -> Side:
@@ -86,7 +90,7 @@ def batch(model: Path, sequences: int, tokens: int = 128) -> Side:
     arguments = ["-m", str(model), "-ngl", "99", "-fa", "on", "-c", str(context), "-b", "2048", "-ub", "2048"]
     arguments += ["-npp", "8", "-ntg", str(tokens), "-npl", str(sequences), "--output-format", "jsonl"]
     speeds = [_batched(run("llama-batched-bench", arguments)) for _ in range(3)]
-    return Side(LLAMA, _shown("llama-batched-bench", arguments, model), speeds)
+    return Side(LLAMA, shown("llama-batched-bench", arguments, model), speeds)
 
 
 def _batched(text: str) -> float:
@@ -105,7 +109,7 @@ def first_token(model: Path, prompt: str) -> Side:
         start = time.perf_counter()
         run("llama-completion", arguments)
         samples.append(time.perf_counter() - start)
-    return Side(LLAMA, _shown("llama-completion", arguments, model), samples)
+    return Side(LLAMA, shown("llama-completion", arguments, model), samples)
 
 
 def _best(model: Path, settings: Iterable[Sequence[str]], builds: Sequence[str] = ("",)) -> Side:
@@ -114,8 +118,8 @@ def _best(model: Path, settings: Iterable[Sequence[str]], builds: Sequence[str] 
     for arguments, build in product(settings, builds):
         full = ["-m", str(model), *arguments, "-r", str(REPETITIONS), "-o", "json"]
         samples = llama_speeds(run("llama-bench", full, build))
-        shown = _shown("llama-bench", full, model)
-        sides.append(Side(LLAMA, f"LD_LIBRARY_PATH={build} {shown}" if build else shown, samples))
+        text = shown("llama-bench", full, model)
+        sides.append(Side(LLAMA, f"LD_LIBRARY_PATH={build} {text}" if build else text, samples))
     return max(sides, key=lambda side: side.median)
 
 
@@ -128,7 +132,7 @@ def llama_speeds(text: str) -> list[float]:
         raise RecordError(f"llama-bench printed no result ({error}): {text.strip()[-200:]!r}") from error
 
 
-def _shown(name: str, arguments: Sequence[str], model: Path) -> str:
+def shown(name: str, arguments: Sequence[str], model: Path) -> str:
     """The command without the folders of this machine."""
     return shlex.join([name, *(model.name if argument == str(model) else argument for argument in arguments)])
 

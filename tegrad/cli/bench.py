@@ -8,15 +8,21 @@ import shlex
 import sys
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.models import CommandInfo
 
 from tegrad.hub.cache import located
 
+if TYPE_CHECKING:
+    from tegrad.bench.record import Record
+
 MODEL_HELP = "A GGUF file or a pulled model's name."
-app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+_HELP = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(no_args_is_help=True, context_settings=_HELP)
+serve = typer.Typer(no_args_is_help=True, context_settings=_HELP)
+app.add_typer(serve, name="serve", help="Measure `tegrad serve` under load: beside llama-server, beside its engine.")
 
 Root = Annotated[Path, typer.Option("--results", help="The results folder.")]
 Json = Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")]
@@ -623,6 +629,87 @@ def host(batches: Annotated[int, typer.Option(min=1, help="Batches of 200 calls.
     from tegrad.bench.mlp import show_host
 
     show_host(batches)
+
+
+Slots = Annotated[int, typer.Option(min=1, max=64, help="Our server's.")]
+Out = Annotated[Path | None, typer.Option(help="A folder for rounds and samples instead of the results.")]
+
+
+@serve.command()
+def load(
+    models: Annotated[list[str], typer.Argument(help="SHAPE-FORMAT, as in tegrad.bench.models.")],
+    clients: Annotated[list[int] | None, typer.Option(min=1, help="How many send requests; 1, 32, 8 and 64.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of requests with so many clients.")] = 2,
+    requests: Annotated[int, typer.Option(min=1, help="Of each client in a round.")] = 3,
+    slots: Slots = 64,
+    alone: Annotated[bool, typer.Option("--alone", help="Without llama-server.")] = False,
+    engine: Annotated[bool, typer.Option("--engine", help="Through the engine alone, too.")] = False,
+    out: Out = None,
+) -> None:
+    """Measure clients of our server and of llama-server in turn, the same requests; kept after each round.
+
+    \b
+    tegrad bench serve load 1b-q6k --out FOLDER
+    tegrad bench serve load 8b-q4km --clients 32 --engine --out FOLDER
+    """
+    from tegrad.bench import serve as bench
+
+    for path in _served(models):
+        given = bench.Load(path.stem, path, clients or bench.CLIENTS, rounds, requests, slots)
+        done: list[bench.Row] = []
+        typer.echo(bench.HEAD)
+        for row in bench.compared(given, alone=alone, engine=engine):
+            typer.echo(bench.text(row))
+            done.append(row)
+            bench.keep(out or DEFAULT, [row])
+            for record in bench.records(done):
+                _keep(record, out)
+        for count in given.clients:
+            if found := bench.overhead(done, given.model, count):
+                values = ", ".join(f"{value:.1f}%" for value in found)
+                typer.echo(f"{given.model}, {count} clients: the server takes {values} longer than its engine alone")
+
+
+@serve.command()
+def same(
+    model: Annotated[str, typer.Argument(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = "1b-q6k",
+    requests: Annotated[int, typer.Option(min=1, help="Each is answered alone and under load.")] = 1000,
+    clients: Annotated[int, typer.Option(min=1, help="How many send requests.")] = 64,
+    slots: Slots = 64,
+    out: Out = None,
+) -> None:
+    """Count the answers that are others under load than alone, of a server with --same-answer; exit code 1 if any."""
+    from tegrad.bench import serve as bench
+
+    (path,) = _served([model])
+    given, made, differed = bench.Load(path.stem, path, (clients,), slots=slots, tokens=bench.SAME_TOKENS), 0, 0
+    for made, differed in bench.alike(given, requests):
+        typer.echo(f"{made} requests, {differed} differ")
+    if (record := bench.same_record(given, made, differed)) is not None:
+        _keep(record, out)
+    raise typer.Exit(differed > 0)
+
+
+def _served(models: Iterable[str]) -> list[Path]:
+    """Models' files, once there is something to measure."""
+    from tegrad.bench.gpu import check_gpu
+    from tegrad.bench.models import parse, provide
+
+    for name in models:
+        parse(name)
+    check_gpu()
+    return [provide(name) for name in models]
+
+
+def _keep(record: Record, out: Path | None) -> None:
+    """Keep a figure's samples in a folder, or in the results, where a board's do not belong."""
+    from tegrad.bench.figures import Results
+    from tegrad.nv.kernel import emulated
+
+    if out is not None:
+        record.dump(out / f"{record.id}.json")
+    elif not emulated():
+        Results(DEFAULT).add(record)
 
 
 @app.command("list")
