@@ -755,6 +755,8 @@ def test_a_narrow_window_shows_all_without_scrolling_sideways(browser: Browser, 
         done(tab)
         for part in ("html", "#log"):
             assert tab.evaluate(f"document.querySelector('{part}').scrollWidth") <= 320
+        for part in ("pre", ".table"):  # what is wide scrolls by itself
+            assert tab.locator(part).last.evaluate("(each) => { each.scrollLeft = 50; return each.scrollLeft; }") == 50
         first = tab.get_by_role("link", name="Hello")
         expect(first).to_be_hidden()
         menu = tab.get_by_role("button", name="Conversations")
