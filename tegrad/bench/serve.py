@@ -172,10 +172,10 @@ def ours(load: Load, *, same: bool = False) -> Iterator[Server]:
 
 @contextmanager
 def theirs(load: Load, clients: int, setting: Sequence[str]) -> Iterator[Server]:
-    """The peer's, ready, with a slot for each client."""
-    program = peers.program(SERVER)
-    arguments = ["-m", str(load.path), "-ngl", "99", "-fa", "on", "-np", str(clients)]
-    arguments += ["-c", str(clients * load.context), *setting]
+    """The peer's, ready, with a slot for each client, and for a single one another that keeps what prompts share."""
+    program, slots = peers.program(SERVER), max(clients, 2)
+    arguments = ["-m", str(load.path), "-ngl", "99", "-fa", "on", "-np", str(slots)]
+    arguments += ["-c", str(slots * load.context), *setting]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
