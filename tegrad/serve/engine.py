@@ -7,6 +7,7 @@ as kill -9, leaves nothing: the device belongs to it.
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import signal
@@ -164,6 +165,8 @@ class Process:
                         if isinstance(error, TegradError | MemoryError):
                             return 1
                         raise
+                    gc.collect()
+                    gc.freeze()  # what is here stays: to search it for garbage would hold up a step
                     self._channel.send(Ready(self._runner.positions, device))
                 case Embed(number, texts) if isinstance(self._runner, Embedder):
                     try:

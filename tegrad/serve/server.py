@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -37,6 +38,8 @@ async def _serve(config: Config, shelf: Shelf, sock: socket.socket, tell: Callab
         shelf, config.wanted, own=config.own, memory=config.memory, keep_alive=config.keep_alive
     )  # fmt: skip
     server = Server(application(models, config), config)
+    gc.collect()
+    gc.freeze()  # what is here stays: to search it for garbage would hold up all streams, and so be done seldom
     failed: TegradError | None = None
 
     async def first() -> None:
