@@ -37,6 +37,7 @@ def serve(
     cors: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
     tls_cert: Annotated[str | None, typer.Option(hidden=True)] = None,
     tls_key: Annotated[str | None, typer.Option(hidden=True)] = None,
+    deadline: Annotated[float | None, typer.Option(hidden=True)] = None,
     grace: Annotated[float | None, typer.Option(hidden=True)] = None,
     log: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -48,7 +49,7 @@ def serve(
 
     \b
     Also: --queue 64 --same-answer --cors ORIGIN --tls-cert FILE --tls-key FILE
-      --grace 30 --log text|json|off (docs/serve.md explains each)
+      --deadline SECONDS --grace 30 --log text|json|off (docs/serve.md has all)
     """
     try:
         from tegrad.serve.config import Config
@@ -60,7 +61,7 @@ def serve(
     given = {
         "models": models or None, "host": host, "port": port, "context": context, "slots": slots, "queue": queue,
         "cache": cache and cache.value, "same_answer": same_answer, "memory": memory, "keep_alive": keep_alive,
-        "api_key_file": api_key_file, "cors": cors or None, "tls_cert": tls_cert, "tls_key": tls_key, "grace": grace,
-        "log": log,
+        "api_key_file": api_key_file, "cors": cors or None, "tls_cert": tls_cert, "tls_key": tls_key,
+        "deadline": deadline, "grace": grace, "log": log,
     }  # fmt: skip
     run(Config.of(given, config), typer.echo)

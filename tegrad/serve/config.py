@@ -100,6 +100,7 @@ OF_MODEL: Final[Mapping[str, _Rule]] = {
     "queue": (int, 0, 1 << 20),
     "cache": (str, *_ANY),
     "same_answer": (bool, *_ANY),
+    "deadline": ((int, float), 0, math.inf),
 }
 """What may be told of one model."""
 OPTIONS: Final[Mapping[str, _Rule]] = {
@@ -152,7 +153,7 @@ def _said(kind: type | tuple[type, ...], least: float, largest: float) -> str:
 
 
 def _wanted(given: Mapping[str, Any]) -> Wanted:
-    names = {"context": "context", "slots": "slots", "queue": "queue", "same_answer": "same"}
+    names = {"context": "context", "slots": "slots", "queue": "queue", "same_answer": "same", "deadline": "deadline"}
     return Wanted(
         q8=given.get("cache") == "q8_0", **{ours: given[name] for name, ours in names.items() if name in given}
     )

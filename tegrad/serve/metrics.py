@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from tegrad.llm.footprint import machine_room
 from tegrad.llm.service import Counts
 from tegrad.serve.catalogue import Catalogue, Place
+from tegrad.serve.remote import FIRST_TOKEN
 from tegrad.serve.wire import EngineError
 
 MEDIA: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -34,7 +35,7 @@ async def text(models: Catalogue) -> bytes:
                 counts = None
         rows.append((place, counts))
     registry = CollectorRegistry()
-    registry.register(_Found([*of_models(rows), *of_machine(SYS)]))
+    registry.register(_Found([*of_models(rows), *FIRST_TOKEN.collect(), *of_machine(SYS)]))
     return generate_latest(registry)
 
 

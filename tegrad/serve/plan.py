@@ -31,6 +31,8 @@ class Wanted:
     """Keys and values in q8_0."""
     same: bool = False
     """An answer does not depend on what else runs."""
+    deadline: float | None = None
+    """Seconds after which an answer ends, wherever it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Plan:
     q8: bool
     same: bool
     bytes: int
+    deadline: float | None = None
 
 
 def plan(said: Footprint, wanted: Wanted, room: int | None, *, embeds: bool = False) -> Plan:
@@ -53,7 +56,7 @@ def plan(said: Footprint, wanted: Wanted, room: int | None, *, embeds: bool = Fa
 
     def made(context: int, blocks: int) -> Plan:
         size = said.at(context) if embeds else said.batch(context, slots, blocks)
-        return Plan(context, slots, blocks, wanted.queue, wanted.q8, wanted.same, size)
+        return Plan(context, slots, blocks, wanted.queue, wanted.q8, wanted.same, size, wanted.deadline)
 
     def full(context: int) -> Plan:
         return made(context, slots * -(-context // BLOCK_POSITIONS))

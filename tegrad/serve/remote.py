@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from prometheus_client import Histogram
+
 from tegrad.errors import TegradError
 from tegrad.installed import search_path
 from tegrad.llm.answer import Answer, Reason
@@ -43,6 +45,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 GREEDY: Final = Settings()
+FIRST_TOKEN: Final = Histogram(
+    "tegrad:first_token_seconds", "From a request to its first token", ["model"], registry=None,
+    buckets=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
+)  # fmt: skip
 _LOG: Final = logging.getLogger("tegrad.serve")
 END_S: Final = 10.0
 """Seconds that a process which has closed its socket may take to end."""
@@ -254,6 +260,7 @@ class Remote:
         number, answer = next(self._numbers), Answer(self.tokenizer, len(tokens), stops)
         answer.leave = partial(self._leave, number)
         self._answers[number] = answer
+        deadline = min((each for each in (deadline, self.plan.deadline) if each is not None), default=None)
         self.link.send(wire.Ask(number, list(tokens), max_tokens, settings, seed, grammar, deadline))
         return answer
 
@@ -287,6 +294,7 @@ class Remote:
             if (answer := self._answers.get(number)) is not None:
                 answer.begin(cached)
                 self._begun[number] = time.monotonic()
+                FIRST_TOKEN.labels(self.about.name).observe(answer.first_token or 0.0)
         for number, token, logprobs in came.tokens:
             if (answer := self._answers.get(number)) is not None:
                 answer.put(token, logprobs)

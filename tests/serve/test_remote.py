@@ -150,13 +150,16 @@ def test_who_leaves_and_what_stops_gives_its_slot_back(remote: Remote, run: Any)
         reader.cancel()
         late = remote.submit(prompt(1), deadline=0.0)
         assert await whole(late) == ("", [], [])
+        remote.plan = replace(PLAN, deadline=0.0)  # of all requests
+        assert await whole(remote.submit(prompt(1), deadline=9.0)) == ("", [], [])
+        remote.plan = PLAN
         while not await quiet(remote):
             await asyncio.sleep(0.001)
         after = (await remote.counts()).ended
         assert left.finish_reason == "cancelled"
         assert late.finish_reason == "timeout"
         assert {reason: after[reason] - before[reason] for reason in after if after[reason] > before[reason]} == {
-            "stop": 1, "cancelled": 1, "timeout": 1,
+            "stop": 1, "cancelled": 1, "timeout": 2,
         }  # fmt: skip
 
     run(ask())

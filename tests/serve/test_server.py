@@ -73,6 +73,9 @@ def test_what_tells_how_it_is_needs_no_model(server: Server) -> None:
     document = httpx.get(f"{server.url}/openapi.json").json()
     assert {"/v1/chat/completions", "/metrics", "/health"} <= document["paths"].keys()
     assert server.counted("slots") >= 2
+    before = server.counted("first_token_seconds_count")
+    server.post(max_tokens=1)
+    assert server.counted("first_token_seconds_count") == before + 1
     for method, path, status in (("GET", "/v1/none", 404), ("DELETE", "/v1/models", 405), ("GET", "/v1/models/", 404)):
         response = httpx.request(method, f"{server.url}{path}")
         assert (response.status_code, "message" in response.json()["error"]) == (status, True), path
