@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -35,6 +36,7 @@ JOINING: Final = frozenset({"allOf", "not", "if", "dependentSchemas", "unevaluat
 """What has schemas of the same object stand beside each other."""
 VALUES: Final = frozenset({"const", "enum", "default", "examples"})
 """What in a schema is none."""
+_HALF: Final = re.compile("[\ud800-\udfff]")
 APART: Final = (Kind.CONTROL, Kind.UNKNOWN, Kind.UNUSED)
 """Tokens that are no text, and which a grammar allows only where it names them."""
 
@@ -105,6 +107,8 @@ class Masks:
         library, text = _library(), grammar.text
         if len(text) > MOST_CHARACTERS:
             raise GrammarError(f"the grammar has {len(text):,} characters: at most {MOST_CHARACTERS:,} are taken")
+        if _HALF.search(text):
+            raise GrammarError("the grammar has halves of characters: write whole ones")
         source, special = _source(library, grammar), self._special
         if not special:
             raise GrammarError("the model's vocabulary has no token that ends a text: no grammar can be kept to")
@@ -154,6 +158,16 @@ class _Vocabulary:
         return [self._single[byte] for byte in wanted if byte in self._single]
 
 
+def schema_of(grammar: Grammar) -> Any:
+    """The prepared schema of a grammar of JSON. GrammarError."""
+    try:
+        return prepared({"type": "object"} if grammar.kind == "json" else json.loads(grammar.text))
+    except ValueError as error:
+        raise GrammarError(f"the JSON schema is no JSON: {error}") from error
+    except RecursionError:
+        raise GrammarError("the JSON schema is nested too deeply: make it flatter") from None
+
+
 def prepared(schema: Any, **options: Any) -> Any:
     """A schema as llguidance is given it: with bounded spaces, or `options` of its own, unless it says more itself.
 
@@ -161,9 +175,11 @@ def prepared(schema: Any, **options: Any) -> Any:
     """
     if not isinstance(schema, dict):
         return schema
-    options = options or {"whitespace_pattern": SPACES}
+    options, more = options or {"whitespace_pattern": SPACES}, schema.get("x-guidance", {})
+    if not isinstance(more, dict):
+        raise GrammarError("the JSON schema's x-guidance is no object: leave it out")
     schema = schema if _joined(schema) else _closed(schema)
-    return {**schema, "x-guidance": options | (schema.get("x-guidance") or {})}
+    return {**schema, "x-guidance": options | more}
 
 
 def _joined(schema: Any) -> bool:
@@ -200,12 +216,9 @@ def _source(library: ModuleType, grammar: Grammar) -> str:
     if grammar.kind == "regex":
         return str(matcher.grammar_from_regex(grammar.text))
     try:
-        schema = {"type": "object"} if grammar.kind == "json" else json.loads(grammar.text)
-        return str(matcher.grammar_from_json_schema(json.dumps(prepared(schema))))
+        return str(matcher.grammar_from_json_schema(json.dumps(schema_of(grammar))))
     except ValueError as error:
-        raise GrammarError(f"the JSON schema is no JSON: {error}") from error
-    except RecursionError:
-        raise GrammarError("the JSON schema is nested too deeply: make it flatter") from None
+        raise GrammarError(f"the JSON schema is not supported: {_said(str(error))}") from error
 
 
 def _said(error: str) -> str:
