@@ -1,179 +1,42 @@
-"""Thoughts and tool calls: read out of an answer as it comes, told to a template, and asked for by a grammar.
+"""Tools and thoughts of a model by its template: told to it, read out of its answers, and asked for by a grammar.
 
-`FORMS` is the table of how families of models write calls; a template's source tells which one it is. Facts are those
-of the published templates and model cards.
+`forms` is the table of how families write calls, `reader` reads them; a template's source tells which form it is.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import re
-from collections.abc import Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
-from tegrad.llm.errors import ModelError
-from tegrad.llm.grammar import Grammar, GrammarError, prepared
+from tegrad.llm.forms import FORMS, MARKS, THOUGHTS, Form
+from tegrad.llm.grammar import Grammar, GrammarError, prepared, schema_of
+from tegrad.llm.reader import Arguments, Call, Event, Reader, Said, Text, Thinking, ToolCall
 from tegrad.llm.tokenizer import Kind, Tokenizer
 
-T = TypeVar("T")
+__all__ = [
+    "THOUGHTS",
+    "Arguments",
+    "Call",
+    "Event",
+    "Format",
+    "Message",
+    "Reader",
+    "Said",
+    "Text",
+    "Thinking",
+    "Tool",
+    "ToolCall",
+]
+
 Tool: TypeAlias = Mapping[str, Any]
 """A function as OpenAI describes it: {"type": "function", "function": {"name", "description", "parameters"}}."""
 Message: TypeAlias = Mapping[str, Any]
 
-THOUGHTS: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-"""What stands around thoughts."""
 MOST_CALLS: Final = 8
 """Calls of an answer that has to call: a weak model would never stop."""
-MOST_PYTHON: Final = 1 << 16
-"""Characters of calls written in Python."""
-MOST_WORD: Final = 256
-KEYS: Final = ("name", "arguments", "parameters", "type", "function", "id")
-"""What the JSON of a call may begin with."""
-FIRST_KEY: Final = re.compile(r'\{\s*"([^"]*)"\s*:')
-HEAD: Final = re.compile(r'\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*\{', re.DOTALL)
-"""A call up to its arguments, where these may be told as they come."""
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """What the model says."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Thinking:
-    """What it thinks."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call begins: of one of the tools, by its name; `index` counts the answer's calls from 0."""
-
-    index: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """A part of a call's arguments, which are JSON when joined, unless the model made them wrong or was cut short."""
-
-    index: int
-    text: str
-
-
-Event: TypeAlias = Text | Thinking | Call | Arguments
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call that is all there."""
-
-    name: str
-    json: str
-    """Its arguments, as the model wrote them."""
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """By the parameters' names. ModelError where the model wrote no JSON object, or was cut short."""
-        try:
-            value = json.loads(self.json, strict=False)
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
-            raise ModelError(f"the arguments of the call to {self.name} are no JSON object: {self.json[:200]}")
-        return value
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What events say together."""
-
-    text: str
-    thinking: str
-    calls: tuple[ToolCall, ...]
-
-    @classmethod
-    def of(cls, events: Sequence[Event]) -> Said:
-        """Of the events of an answer."""
-        given = {event.index: "" for event in events if isinstance(event, Call)}
-        for event in events:
-            if isinstance(event, Arguments):
-                given[event.index] += event.text
-        return cls(
-            "".join(event.text for event in events if isinstance(event, Text)),
-            "".join(event.text for event in events if isinstance(event, Thinking)),
-            tuple(ToolCall(event.name, given[event.index]) for event in events if isinstance(event, Call)),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """How calls are written.
-
-    An answer with calls is `before`, calls with `join` in between (one call only where that is empty), and `after`. In
-    `call` stand NAME and ARGS. A reader finds a call behind some of `opens` and skips `closes` after it; `between` are
-    marks from a name to its arguments, where a call is no JSON object with both.
-    """
-
-    name: str
-    marks: tuple[str, ...]
-    """A template's source that has all of them is of this form."""
-    opens: tuple[str, ...]
-    closes: tuple[str, ...] = ()
-    call: str = '{"name": "NAME", "arguments": ARGS}'
-    join: str = ""
-    before: str = ""
-    after: str = ""
-    between: tuple[str, ...] = ()
-    python: bool = False
-    """Calls may be written as Python does."""
-
-
-_NAMED: Final = '{"name": "NAME", "parameters": ARGS}'
-_DEEPSEEK: Final = "<\uff5ctool\u2581call"
-FORMS: Final = (
-    Form(
-        "mistral", ("[TOOL_CALLS]", "[ARGS]"), ("[TOOL_CALLS]",),
-        call="[TOOL_CALLS]NAME[ARGS]ARGS", join=" ", between=("[CALL_ID]", "[ARGS]"),
-    ),
-    Form("mistral-list", ("[TOOL_CALLS]",), ("[TOOL_CALLS]",), join=", ", before="[TOOL_CALLS][", after="]"),
-    Form(
-        "deepseek", (f"{_DEEPSEEK}\u2581begin\uff5c>",),
-        (f"{_DEEPSEEK}s\u2581begin\uff5c>", f"{_DEEPSEEK}\u2581begin\uff5c>", "function<\uff5ctool\u2581sep\uff5c>"),
-        ("```", f"{_DEEPSEEK}\u2581end\uff5c>", f"{_DEEPSEEK}s\u2581end\uff5c>"),
-        call=f"{_DEEPSEEK}\u2581begin\uff5c>function<\uff5ctool\u2581sep\uff5c>NAME\n```json\nARGS\n```"
-        f"{_DEEPSEEK}\u2581end\uff5c>",
-        join="\n", before=f"{_DEEPSEEK}s\u2581begin\uff5c>", after=f"{_DEEPSEEK}s\u2581end\uff5c>",
-        between=("```json",),
-    ),
-    Form(
-        "hermes", ("<tool_call>",), ("<tool_call>",), ("</tool_call>",),
-        call='<tool_call>\n{"name": "NAME", "arguments": ARGS}\n</tool_call>', join="\n",
-    ),
-    Form(
-        "phi", ("<|tool|>", "<|/tool|>"), ("<|tool_call|>", "functools"), ("<|/tool_call|>",),
-        join=", ", before="<|tool_call|>[", after="]<|/tool_call|>",
-    ),
-    Form("granite", ("<|tool_call|>",), ("<|tool_call|>",), join=", ", before="<|tool_call|>[", after="]"),
-    Form(
-        "functions", ("<function=",), ("<function=",), ("</function>",),
-        call="<function=NAME>ARGS</function>", join="\n", between=(">",),
-    ),
-    Form("olmo", ("<function_calls>",), ("<function_calls>",), ("</function_calls>",), call=_NAMED, python=True),
-    Form("llama", ('"parameters": ',), ("<|python_tag|>",), call=_NAMED),
-    Form("llama", ("<|python_tag|>",), ("<|python_tag|>",), call=_NAMED),
-    Form(
-        "plain", (), ("```tool_code", "```tool_call", "```json", "<tool_call>"), ("```", "</tool_call>"),
-        call=_NAMED, join="\n", python=True,
-    ),
-)  # fmt: skip
-"""The first one whose marks a template has; the last for templates that know no tools, such as Gemma's."""
 
 
 class Format:
@@ -213,7 +76,8 @@ class Format:
 
     def reader(self, tools: Sequence[Tool] | None, *, thinking: bool = False) -> Reader:
         """For one answer; `thinking`: the prompt ends within an open thought."""
-        return Reader(self, [_function(tool)["name"] for tool in tools or ()], thinking=thinking)
+        names = [_function(tool)["name"] for tool in tools or ()]
+        return Reader(self.form, self.thought, names, thinking=thinking)
 
     def grammar(
         self,
@@ -273,7 +137,7 @@ class Format:
 
     def _lark(self, text: str) -> str:
         """A text in Lark, in which tokens of their own are named by their numbers."""
-        parts = re.split("(" + "|".join(map(re.escape, sorted(_MARKS, key=len, reverse=True))) + ")", text)
+        parts = re.split("(" + "|".join(map(re.escape, sorted(MARKS, key=len, reverse=True))) + ")", text)
         return " ".join(
             f"<[{self._tokens[part]}]>" if part in self._tokens else json.dumps(part, ensure_ascii=False)
             for part in parts if part
@@ -290,429 +154,10 @@ class Format:
 def _rule(grammar: Grammar) -> str:
     """A grammar as the right side of a rule."""
     if grammar.kind in ("json", "schema"):
-        schema = json.loads(grammar.text) if grammar.kind == "schema" else {"type": "object"}
-        return f"%json {json.dumps(prepared(schema))}"
+        return f"%json {json.dumps(schema_of(grammar))}"
     if grammar.kind == "regex":
         return "/" + re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", grammar.text) + "/"
     return f"%lark {{\n{grammar.text}\n}}"
-
-
-_MARKS: Final = frozenset(
-    mark
-    for form in FORMS
-    for text in (*form.opens, *form.closes, *form.between, form.before, form.after)
-    for mark in re.findall(r"<\|?[^<>\[\]=]+>|\[/?[A-Z_]+\]", text)
-)
-"""Marks of calls that vocabularies have as tokens."""
-
-
-class _NoCall(Exception):
-    """What looked like a call is none."""
-
-
-_Steps: TypeAlias = Generator[None, None, T]
-_Kind: TypeAlias = type[Text] | type[Thinking] | type[Arguments]
-
-
-class Reader:
-    """Reads one answer. However its text is cut, the events say the same when those of one kind in a row are joined.
-
-    Text is told as soon as it can be no mark; what only looks like a call comes back as text, in full.
-    """
-
-    def __init__(self, format_: Format, names: Collection[str], *, thinking: bool = False) -> None:
-        self._form, self._thought, self._names = format_.form, format_.thought, names
-        self._text = ""
-        """What has come and is not told yet."""
-        self._at = 0
-        """How far that was looked at."""
-        self._ended = False
-        self._events: list[Event] = []
-        self._calls = 0
-        self._lead = ""
-        """Spaces that the answer begins with, told with its first word."""
-        self._fresh, self._strip = True, False
-        self._steps = self._answer(thinking=thinking)
-
-    def push(self, text: str) -> list[Event]:
-        """What this text completes."""
-        self._text += text
-        return self._advance()
-
-    def finish(self) -> list[Event]:
-        """What is left when no more text comes."""
-        self._ended = True
-        events = self._advance()
-        if self._lead and not self._strip:
-            events.append(Text(self._lead))
-            self._lead = ""
-        return events
-
-    def _advance(self) -> list[Event]:
-        next(self._steps, None)
-        events, self._events = self._events, []
-        return events
-
-    # ---- steps: generators that yield where they need more text
-
-    def _answer(self, *, thinking: bool) -> _Steps[None]:
-        if thinking or (self._thought and (yield from self._begins(self._thought[0]))):
-            assert self._thought is not None
-            yield from self._spaces()
-            self._cut(self._at)
-            yield from self._until((self._thought[1],), Thinking)
-            self._cut(len(self._thought[1]))
-            self._strip = True
-        marks: tuple[str, ...] = self._form.opens if self._names else ()
-        mark: str | None = ""
-        if self._names:
-            letter = yield from self._spaces()
-            if letter and letter in "{[":
-                yield from self._region("")
-            self._at = 0
-        while mark is not None:
-            mark = yield from self._until(marks, Text)
-            if mark is not None:
-                yield from self._region(mark)
-
-    def _region(self, mark: str) -> _Steps[None]:
-        """Calls behind a mark with which the text begins, or text that only looks so."""
-        before = self._calls
-        try:
-            yield from self._skip(self._form.opens)
-            yield from self._some()
-            if self._calls == before:
-                raise _NoCall
-            yield from self._skip(self._form.closes)
-            self._cut(self._at)
-        except _NoCall:
-            self._tell(len(mark) if self._calls == before else 0, Text)
-
-    def _some(self) -> _Steps[None]:
-        """Calls one after the other, in whichever way they are written."""
-        before, listed = self._calls, False
-        while True:
-            letter = yield from self._spaces()
-            if letter == "{":
-                yield from self._object()
-            elif letter == "[" and not listed:
-                listed = True
-                self._at += 1
-            elif letter and letter in ",;]" and self._calls > before:
-                self._at += 1
-            elif self._calls > before:
-                return
-            elif self._form.python:
-                yield from self._python(listed=listed)
-                return
-            elif self._form.between:
-                yield from self._named()
-                return
-            else:
-                return
-
-    def _object(self) -> _Steps[None]:
-        """A JSON object with name and arguments; it is a call as soon as the latter begin."""
-        shape, begin = _Json(), self._at
-        while not shape.done:
-            letter = yield from self._letter()
-            if not letter or not shape.push(letter):
-                raise _NoCall
-            self._at += 1
-            if (
-                letter == ":"
-                and shape.state == "value"
-                and (key := FIRST_KEY.fullmatch(self._text, begin, self._at))
-                and key[1] not in KEYS
-            ):
-                raise _NoCall
-            if letter == "{" and shape.began == 2 and (head := HEAD.fullmatch(self._text, begin, self._at)):
-                self._begin(_unquoted(head[1]), self._at - 1)
-                yield from self._arguments()
-                shape.pop()
-                while not shape.done:  # an id, perhaps, and the end
-                    letter = yield from self._letter()
-                    if not letter or not shape.push(letter):
-                        return
-                    self._at += 1
-                return
-        name, arguments = _whole(self._text[begin : self._at])
-        self._begin(name, self._at)
-        self._events.append(Arguments(self._calls - 1, arguments))
-
-    def _named(self) -> _Steps[None]:
-        """A name, and arguments behind it."""
-        name = yield from self._word()
-        if name not in self._names:
-            raise _NoCall
-        yield from self._skip(self._form.between)
-        yield from self._word()  # an id, perhaps
-        yield from self._skip(self._form.between)
-        if (yield from self._spaces()) != "{":
-            raise _NoCall
-        self._begin(name, self._at)
-        yield from self._arguments()
-
-    def _python(self, *, listed: bool) -> _Steps[None]:
-        """Calls as Python writes them, up to a mark or the end."""
-        begin = self._at
-        name = yield from self._word()
-        if name not in (*self._names, "print") or (yield from self._letter()) != "(":
-            raise _NoCall
-        seen = begin
-        while True:
-            found = [at for close in self._form.closes if (at := self._text.find(close, seen)) >= 0]
-            if found or self._ended:
-                break
-            if len(self._text) - begin > MOST_PYTHON:
-                raise _NoCall
-            seen = max(begin, len(self._text) - max(map(len, self._form.closes), default=0))
-            yield
-        self._at = min(found, default=len(self._text))
-        for name, arguments in _python_calls("[" * listed + self._text[begin : self._at], self._names):
-            self._begin(name, self._at)
-            self._events.append(Arguments(self._calls - 1, arguments))
-
-    def _arguments(self) -> _Steps[None]:
-        """Tell arguments, with which the text begins, as they come; wrong ones up to a mark or the end."""
-        shape = _Json()
-        while not shape.done:
-            if self._at == len(self._text):
-                self._tell(self._at, Arguments)
-                if self._ended:
-                    return
-                yield
-            elif shape.push(self._text[self._at]):
-                self._at += 1
-            else:
-                yield from self._until(self._form.closes, Arguments)
-                return
-        self._tell(self._at, Arguments)
-
-    # ---- what steps are made of
-
-    def _letter(self) -> _Steps[str]:
-        """The next letter, "" at the end."""
-        while self._at >= len(self._text) and not self._ended:
-            yield
-        return self._text[self._at : self._at + 1]
-
-    def _spaces(self) -> _Steps[str]:
-        """Go behind spaces; the letter that follows."""
-        while (letter := (yield from self._letter())).isspace():
-            self._at += 1
-        return letter
-
-    def _word(self) -> _Steps[str]:
-        """Go behind a word of letters that names have."""
-        begin = self._at
-        while (letter := (yield from self._letter())) and (letter.isalnum() or letter in "_.-"):
-            self._at += 1
-            if self._at - begin > MOST_WORD:
-                raise _NoCall
-        return self._text[begin : self._at]
-
-    def _skip(self, marks: Sequence[str]) -> _Steps[None]:
-        """Go behind spaces and marks, each once at most, where a mark follows."""
-        left = list(marks)
-        while True:
-            before = self._at
-            yield from self._spaces()
-            while not self._ended and any(_may_become(self._text[self._at :], mark) for mark in left):
-                yield
-            mark = max((mark for mark in left if self._text.startswith(mark, self._at)), key=len, default="")
-            if not mark:
-                self._at = before
-                return
-            left.remove(mark)
-            self._at += len(mark)
-
-    def _begins(self, mark: str) -> _Steps[bool]:
-        """Whether a mark follows behind spaces; if so, go there."""
-        yield from self._spaces()
-        while not self._ended and _may_become(self._text[self._at :], mark):
-            yield
-        if found := self._text.startswith(mark, self._at):
-            self._cut(self._at + len(mark))
-        self._at = 0
-        return found
-
-    def _until(self, marks: Sequence[str], kind: _Kind) -> _Steps[str | None]:
-        """Tell text up to the first mark, with which what remains begins; None if there is none up to the end."""
-        while True:
-            found = [(at, -len(mark), mark) for mark in marks if (at := self._text.find(mark)) >= 0]
-            if found:
-                at, _, mark = min(found)
-                self._tell(at, kind)
-                return mark
-            if self._ended:
-                self._tell(len(self._text), kind)
-                return None
-            held = max((size for mark in marks for size in range(1, len(mark)) if self._text.endswith(mark[:size])),
-                       default=0)  # fmt: skip
-            sure = len(self._text) - held
-            if kind is Thinking:  # spaces at its end are not its own
-                sure = len(self._text[:sure].rstrip())
-            self._tell(sure, kind)
-            yield
-
-    def _begin(self, name: str, at: int) -> None:
-        """A call's name is sure; its arguments begin at a place in the text."""
-        if name not in self._names:
-            raise _NoCall
-        self._cut(at)
-        self._events.append(Call(self._calls, name))
-        self._calls += 1
-        self._lead, self._fresh, self._strip = "", True, True
-
-    def _tell(self, end: int, kind: _Kind) -> None:
-        """Tell the text up to a place as something."""
-        said = self._text[:end]
-        self._cut(end)
-        if kind is Arguments:
-            self._events += [Arguments(self._calls - 1, said)] if said else []
-        elif kind is Thinking:
-            said = said.rstrip()
-            self._events += [Thinking(said)] if said else []
-        else:
-            self._say(said)
-
-    def _say(self, said: str) -> None:
-        if self._fresh:
-            said = said.lstrip() if self._strip else self._lead + said
-            self._lead = said if not said.strip() else ""
-            if self._lead or not said:
-                return
-            self._fresh = self._strip = False
-        self._events += [Text(said)] if said else []
-
-    def _cut(self, at: int) -> None:
-        self._text, self._at = self._text[at:], 0
-
-
-class _Json:
-    """Follows one JSON object or list, letter by letter. Strings may have lines in them, as models write them."""
-
-    _CLOSES: Final = {"{": "}", "[": "]"}
-    _PLAIN: Final = frozenset("+-.0123456789abcdefghijklmnopqrstuvwxyzE")
-    """Letters of numbers and of true, false and null."""
-
-    def __init__(self) -> None:
-        self._open: list[str] = []
-        self.state = "value"
-        """What is due: value, key, colon, after (a comma, or the end), or within: string, escape, plain."""
-        self._first = self._key = False
-
-    @property
-    def done(self) -> bool:
-        """Whether it is complete."""
-        return self.state == "after" and not self._open
-
-    @property
-    def began(self) -> int:
-        """How deep the object or list lies that the last letter began, from 1; else 0."""
-        return len(self._open) if self._first else 0
-
-    def pop(self) -> None:
-        """The object or list that was begun last was read by somebody else."""
-        self._open.pop()
-        self.state = "after"
-
-    def push(self, letter: str) -> bool:
-        """Whether it may go on with this letter."""
-        state = self.state
-        if state == "escape":
-            self.state = "string"
-        elif state == "string":
-            ended = "colon" if self._key else "after"
-            self.state = ended if letter == '"' else "escape" if letter == "\\" else state
-        elif state == "plain" and letter in self._PLAIN:
-            return True
-        elif letter in " \t\r\n":
-            self.state = "after" if state == "plain" else state
-        else:
-            return self._next("after" if state == "plain" else state, letter)
-        return True
-
-    def _next(self, state: str, letter: str) -> bool:
-        """A letter between strings, numbers and spaces."""
-        first, self._first = self._first, False
-        closing = self._CLOSES[self._open[-1]] if self._open else ""
-        if letter == closing and (state == "after" or first):
-            self.pop()
-        elif state == "after" and letter == "," and closing:
-            self.state = "key" if closing == "}" else "value"
-        elif state == "colon" and letter == ":":
-            self.state = "value"
-        elif letter == '"' and state in ("key", "value"):
-            self._key, self.state = state == "key", "string"
-        elif state == "value" and letter in self._CLOSES:
-            self._open.append(letter)
-            self._first, self.state = True, "key" if letter == "{" else "value"
-        elif state == "value" and letter in self._PLAIN and closing:
-            self.state = "plain"
-        else:
-            return False
-        return True
-
-
-def _may_become(text: str, mark: str) -> bool:
-    """Whether a text is the beginning of a mark and not all of it."""
-    return len(text) < len(mark) and mark.startswith(text)
-
-
-def _unquoted(text: str) -> str:
-    """The inside of a JSON string."""
-    try:
-        return str(json.loads(f'"{text}"', strict=False))
-    except ValueError:
-        raise _NoCall from None
-
-
-def _whole(text: str) -> tuple[str, str]:
-    """Name and arguments of a call that is all there, in whichever order; arguments may be JSON in a string."""
-    try:
-        value = json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        raise _NoCall from None
-    if isinstance(value.get("function"), dict):
-        value = value["function"]
-    name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
-    if isinstance(name, str) and isinstance(arguments, str):
-        return name, arguments
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise _NoCall
-    return name, json.dumps(arguments, ensure_ascii=False)
-
-
-def _python_calls(source: str, names: Collection[str]) -> list[tuple[str, str]]:
-    """Names and arguments of calls of known functions by names of parameters, one a line, in a list, or printed."""
-    try:
-        body = ast.parse(source.strip()).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise _NoCall from None
-    found = []
-    for line in body:
-        value = line.value if isinstance(line, ast.Expr) else None
-        for call in value.elts if isinstance(value, ast.List) else [value]:
-            if isinstance(call, ast.Call) and ast.unparse(call.func) == "print" and len(call.args) == 1:
-                call = call.args[0]
-            if not isinstance(call, ast.Call) or call.args or ast.unparse(call.func) not in names:
-                raise _NoCall
-            try:
-                given = {one.arg: ast.literal_eval(_JsonNames().visit(one.value)) for one in call.keywords}
-                found.append((ast.unparse(call.func), json.dumps(given, ensure_ascii=False)))
-            except (TypeError, ValueError, RecursionError, MemoryError):
-                raise _NoCall from None
-    return found
-
-
-class _JsonNames(ast.NodeTransformer):
-    """JSON's true, false and null in Python."""
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:  # the base class's name
-        values = {"true": True, "false": False, "null": None}
-        return ast.Constant(values[node.id]) if node.id in values else node
 
 
 def _function(tool: Tool) -> dict[str, Any]:
@@ -722,7 +167,10 @@ def _function(tool: Tool) -> dict[str, Any]:
 
 def _arguments(function: Mapping[str, Any]) -> Any:
     """The schema of arguments as a grammar has it: in the form in which templates write JSON, and nothing unknown."""
-    schema = {"type": "object", **(function.get("parameters") or {"properties": {}})}
+    schema = function.get("parameters") or {"properties": {}}
+    if not isinstance(schema, Mapping):
+        raise GrammarError(f"the parameters of the tool {function['name']} are no JSON schema")
+    schema = {"type": "object", **schema}
     return prepared(schema, whitespace_flexible=False, item_separator=", ", key_separator=": ")
 
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from tool_outputs import DEEPSEEK, GEMMA, GRANITE, HERMES, LLAMA, MISTRAL_LIST, PHI, PLAIN, QWEN3, RECORDED, Recorded
 from vocabularies import byte_level, write_vocabulary
 
-from tegrad.llm import tools
+from tegrad.llm.forms import FORMS, MARKS, THOUGHTS, Form
 from tegrad.llm.grammar import Grammar, GrammarError, Masks
 from tegrad.llm.tokenizer import SHOWN, Kind, Stream, Tokenizer
-from tegrad.llm.tools import FORMS, THOUGHTS, Arguments, Call, Event, Format, Text, Thinking
+from tegrad.llm.tools import Arguments, Call, Event, Format, Text, Thinking
 from tegrad.models import SMALL
 
 TOOLS = [
@@ -177,7 +177,7 @@ def test_marks_that_are_control_tokens_are_given_by_a_stream(tmp_path: Path) -> 
 
 
 def test_every_mark_of_a_form_is_given_by_a_stream() -> None:
-    assert {mark for pair in THOUGHTS for mark in pair} | tools._MARKS == SHOWN
+    assert {mark for pair in THOUGHTS for mark in pair} | MARKS == SHOWN
 
 
 # ---- grammars
@@ -203,7 +203,7 @@ def valid(call: Call, arguments: str) -> bool:
 
 @pytest.mark.parametrize("form", {form.name: form for form in FORMS}.values(), ids=lambda form: form.name)
 @pytest.mark.parametrize("choice", ["required", "add"])
-def test_a_model_that_has_to_call_calls_with_valid_arguments(form: tools.Form, choice: str) -> None:
+def test_a_model_that_has_to_call_calls_with_valid_arguments(form: Form, choice: str) -> None:
     format_, masks = Format.of(" ".join(form.marks), SHIPPED), Masks(SHIPPED)
     assert format_.form.name == form.name
     for parallel in (True, False):
@@ -225,7 +225,7 @@ def test_a_model_that_has_to_call_calls_with_valid_arguments(form: tools.Form, c
 
 
 @pytest.mark.parametrize("form", {form.name: form for form in FORMS}.values(), ids=lambda form: form.name)
-def test_a_model_that_may_call_calls_or_keeps_to_the_answers_schema(form: tools.Form) -> None:
+def test_a_model_that_may_call_calls_or_keeps_to_the_answers_schema(form: Form) -> None:
     format_, masks = Format.of(" ".join(form.marks), SHIPPED), Masks(SHIPPED)
     wanted = format_.grammar(TOOLS, "auto", False, answer=Grammar("schema", '{"enum": [1, 2]}'))
     assert wanted is not None
@@ -277,6 +277,16 @@ def test_a_choice_of_no_function_is_refused_and_auto_asks_for_nothing() -> None:
     assert format_.grammar(TOOLS, "auto") is None
     with pytest.raises(GrammarError, match=r"no tool 'rm'.*get_weather, add"):
         format_.grammar(TOOLS, "rm")
+
+
+def test_schemas_that_are_none_are_refused_in_words() -> None:
+    format_ = Format.of(QWEN3, SHIPPED)
+    for text in ("{", "[" * 20000):
+        with pytest.raises(GrammarError, match="JSON schema"):
+            format_.after_thought(Grammar("schema", text))
+    for parameters in ([1], "x", {"x-guidance": 3}):
+        with pytest.raises(GrammarError, match="JSON schema"):
+            format_.grammar([{"function": {"name": "f", "parameters": parameters}}], "required")
 
 
 # ---- messages

@@ -1,0 +1,81 @@
+"""How families of models write thoughts and calls, by their published templates and model cards."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+THOUGHTS: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+"""What stands around thoughts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How calls are written.
+
+    An answer with calls is `before`, calls with `join` in between (one call only where that is empty), and `after`. In
+    `call` stand NAME and ARGS. A reader finds a call behind some of `opens` and skips `closes` after it; `between` are
+    marks from a name to its arguments, where a call is no JSON object with both.
+    """
+
+    name: str
+    marks: tuple[str, ...]
+    """A template's source that has all of them is of this form."""
+    opens: tuple[str, ...]
+    closes: tuple[str, ...] = ()
+    call: str = '{"name": "NAME", "arguments": ARGS}'
+    join: str = ""
+    before: str = ""
+    after: str = ""
+    between: tuple[str, ...] = ()
+    python: bool = False
+    """Calls may be written as Python does."""
+
+
+_NAMED: Final = '{"name": "NAME", "parameters": ARGS}'
+_DEEPSEEK: Final = "<\uff5ctool\u2581call"
+FORMS: Final = (
+    Form(
+        "mistral", ("[TOOL_CALLS]", "[ARGS]"), ("[TOOL_CALLS]",),
+        call="[TOOL_CALLS]NAME[ARGS]ARGS", join=" ", between=("[CALL_ID]", "[ARGS]"),
+    ),
+    Form("mistral-list", ("[TOOL_CALLS]",), ("[TOOL_CALLS]",), join=", ", before="[TOOL_CALLS][", after="]"),
+    Form(
+        "deepseek", (f"{_DEEPSEEK}\u2581begin\uff5c>",),
+        (f"{_DEEPSEEK}s\u2581begin\uff5c>", f"{_DEEPSEEK}\u2581begin\uff5c>", "function<\uff5ctool\u2581sep\uff5c>"),
+        ("```", f"{_DEEPSEEK}\u2581end\uff5c>", f"{_DEEPSEEK}s\u2581end\uff5c>"),
+        call=f"{_DEEPSEEK}\u2581begin\uff5c>function<\uff5ctool\u2581sep\uff5c>NAME\n```json\nARGS\n```"
+        f"{_DEEPSEEK}\u2581end\uff5c>",
+        join="\n", before=f"{_DEEPSEEK}s\u2581begin\uff5c>", after=f"{_DEEPSEEK}s\u2581end\uff5c>",
+        between=("```json",),
+    ),
+    Form(
+        "hermes", ("<tool_call>",), ("<tool_call>",), ("</tool_call>",),
+        call='<tool_call>\n{"name": "NAME", "arguments": ARGS}\n</tool_call>', join="\n",
+    ),
+    Form(
+        "phi", ("<|tool|>", "<|/tool|>"), ("<|tool_call|>", "functools"), ("<|/tool_call|>",),
+        join=", ", before="<|tool_call|>[", after="]<|/tool_call|>",
+    ),
+    Form("granite", ("<|tool_call|>",), ("<|tool_call|>",), join=", ", before="<|tool_call|>[", after="]"),
+    Form(
+        "functions", ("<function=",), ("<function=",), ("</function>",),
+        call="<function=NAME>ARGS</function>", join="\n", between=(">",),
+    ),
+    Form("olmo", ("<function_calls>",), ("<function_calls>",), ("</function_calls>",), call=_NAMED, python=True),
+    Form("llama", ('"parameters": ',), ("<|python_tag|>",), call=_NAMED),
+    Form("llama", ("<|python_tag|>",), ("<|python_tag|>",), call=_NAMED),
+    Form(
+        "plain", (), ("```tool_code", "```tool_call", "```json", "<tool_call>"), ("```", "</tool_call>"),
+        call=_NAMED, join="\n", python=True,
+    ),
+)  # fmt: skip
+"""The first one whose marks a template has; the last for templates that know no tools, such as Gemma's."""
+MARKS: Final = frozenset(
+    mark
+    for form in FORMS
+    for text in (*form.opens, *form.closes, *form.between, form.before, form.after)
+    for mark in re.findall(r"<\|?[^<>\[\]=]+>|\[/?[A-Z_]+\]", text)
+)
+"""Marks of calls that vocabularies have as tokens."""
