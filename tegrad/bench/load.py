@@ -213,7 +213,7 @@ class _Stream(asyncio.Protocol):
             usage = event.get("usage") or usage
             for choice in event["choices"]:
                 text += choice["text"]
-                if choice["finish_reason"] is None:
+                if choice["finish_reason"] is None or not times:  # an end is all that comes of an answer without text
                     times.append(self._came[bisect_left(ends, found.end())][0])
         if usage is None or not times:
             raise RecordError(f"the server did not answer: {data.decode(errors='replace')[-400:]!r}")

@@ -122,6 +122,13 @@ def test_the_first_part_and_the_gap_are_timed_apart() -> None:
     assert seen.first_ms + gap <= 1e3 * found.seconds
 
 
+def test_an_answer_that_ends_at_once_is_one() -> None:
+    with served(lambda _: iter([0.02, part("", "stop"), ended(1)])) as (url, _):
+        (seen,) = drive(url, [Request([1])], 1).seen
+    assert (seen.text, seen.tokens, seen.gaps_ms) == ("", 1, [])
+    assert seen.first_ms >= 20
+
+
 def test_what_comes_within_the_pace_is_seen_together_at_its_end() -> None:
     assert paced([0, 1, 2, 12, 40], 10) == [0, 10, 20, 40]
     assert paced([0, 10.5, 21], 10) == [0, 10.5, 21]
