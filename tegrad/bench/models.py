@@ -387,6 +387,8 @@ def _in_order(tensors: list[_Tensor]) -> Iterator[Array]:
 
 NORMAL, CONTROL, BYTE = 1, 3, 6
 """`tokenizer.ggml.token_type`."""
+ASCII: Final = 94
+"""Printable bytes of it."""
 
 
 def pieces(alphabet: list[str], count: int) -> Iterator[tuple[str, str]]:
@@ -408,10 +410,13 @@ def _add_vocabulary(writer: GGUFWriter, shape: ModelShape) -> None:
 
 
 def _add_byte_level(writer: GGUFWriter, shape: ModelShape) -> None:
-    """The 256 bytes, merges of them up to the first control token, control tokens."""
+    """The 256 bytes, merges of ASCII's up to the first control token, control tokens.
+
+    Few tokens then end within a character, whose text a server would hold back.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     letters = [chr(byte) for byte in printable] + [chr(256 + at) for at in range(256 - len(printable))]
-    merges = list(pieces(letters, shape.specials - 256))
+    merges = list(pieces(letters[:ASCII], shape.specials - 256))
     controls = [f"<|control {at}|>" for at in range(shape.vocab - shape.specials)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(shape.pieces)
