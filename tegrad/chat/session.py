@@ -70,6 +70,9 @@ class Session:
             except TegradError as error:
                 self.failed = True
                 self.screen.error(str(error))
+                if self.talk.llm.lost:
+                    self.screen.note("the GPU is opened anew, and the model loaded again")
+                    self.talk.change(self.talk.model)
 
     def _interrupt(self, *_: object) -> None:
         if self._came is None:

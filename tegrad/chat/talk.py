@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -100,7 +101,8 @@ class Talk:
 
     def change(self, model: str) -> None:
         """Go on with another model; with the one of before where that fails, whose error is raised."""
-        self.llm.close()
+        with suppress(TegradError):  # of a device that was lost
+            self.llm.close()
         try:
             self.llm = self.open(model)
         except (TegradError, KeyboardInterrupt):

@@ -369,7 +369,7 @@ class LLM:
         """
         if cache not in get_args(Cache):
             raise ArgumentError(f"cache={cache!r}: choose among {', '.join(get_args(Cache))}")
-        gpu = f"NV:{gpu}" if isinstance(gpu, int) else gpu
+        self._gpu = gpu = f"NV:{gpu}" if isinstance(gpu, int) else gpu
         with Gguf.open(located(model) if isinstance(model, str) else Path(model)) as self._file:
             self._config = Config.read(self._file)
             self._config.check_tokens(self._file)
@@ -465,6 +465,13 @@ class LLM:
         finally:
             self._turns.leave(user, "it is done")
         return made
+
+    @property
+    def lost(self) -> bool:
+        """Whether a fault has made its device unusable: a new model opens that again."""
+        from tegrad.llm.device import usable
+
+        return not usable(self._gpu)
 
     def close(self) -> None:
         """Free everything, after the token that is on its way; streams end with ClosedError. Twice is harmless."""

@@ -9,7 +9,7 @@ from typing import Final
 from tinygrad import Device
 
 from tegrad.errors import TegradError
-from tegrad.nv import compat, wrong_setting
+from tegrad.nv import compat, reopen, wrong_setting
 
 STORES: Final = frozenset({"DISK", "NPY", "NULL", "RDMA", "TINYFS"})
 """Devices of tinygrad's that keep bytes, or nothing at all, and compute nothing that can be read."""
@@ -28,7 +28,10 @@ class NoSuchDevice(DeviceError):
 
 
 def open_device(name: str | None = None) -> str:
-    """Open a device, the one that DEV names unless said; returns its name and architecture, such as "NV sm_87"."""
+    """Open a device, the one that DEV names unless said; returns its name and architecture, such as "NV sm_87".
+
+    One that a fault has made unusable is closed, with all that belonged to it, and opened anew.
+    """
     try:
         name = name or Device.DEFAULT
         kind, known = name.partition(":")[0].upper(), [each for each in compat.known_devices() if each not in STORES]
@@ -36,13 +39,23 @@ def open_device(name: str | None = None) -> str:
             raise NoSuchDevice(f"the device {kind} computes nothing: choose (DEV=) one of {', '.join(known)}")
         if kind not in known:
             raise NoSuchDevice(f"there is no device {kind}: choose (DEV=) one of {', '.join(known)}")
-        device = Device[name]
+        device = Device[name] if usable(name) else reopen(name)
         _ = device.renderer  # chosen now, so that a wrong choice is told
     except TegradError:
         raise
     except Exception as error:  # tinygrad raises whatever its runtimes do, several of them in a group
         raise _reason(name or os.environ.get("DEV", ""), error) from error
     return " ".join(filter(None, (name, getattr(device, "arch", None))))
+
+
+def usable(name: str | None = None) -> bool:
+    """Whether a device that was opened can do more work: no fault has ended that."""
+    try:
+        if (check := getattr(Device[name or Device.DEFAULT], "check_usable", None)) is not None:
+            check()
+    except TegradError:
+        return False
+    return True
 
 
 def _reason(name: str, error: Exception) -> TegradError | OSError:

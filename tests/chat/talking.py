@@ -16,7 +16,7 @@ class Model:
     def __init__(self, context: int = 40, answers: Sequence[Sequence[str] | Exception] = (), name: str = "") -> None:
         self.context, self.name, self.answers = context, name, list(answers)
         self.told: list[list[Mapping[str, Any]]] = []
-        self.closed = False
+        self.closed = self.lost = False
 
     def count(self, messages: Sequence[Mapping[str, Any]]) -> int:
         """Tokens of a conversation."""

@@ -90,6 +90,17 @@ def test_an_error_takes_the_question_back_and_the_next_one_is_answered() -> None
     assert session.failed
 
 
+def test_a_gpu_that_is_lost_is_opened_anew_and_the_conversation_goes_on() -> None:
+    lost, fresh = Model(100, [["Yes."], ContextError("GPU fault")]), Model(100, [["So."]])
+    opening, shown = iter((lost, fresh)), Shown()
+    talk = Talk(lambda _: next(opening), "a")  # type: ignore[arg-type, return-value]
+    lost.lost = True
+    Session(talk, shown, Typed(["Is it?", "Now?", "And?"])).run()
+    assert shown.errors == ["GPU fault"]
+    assert [one["content"] for one in fresh.told[0]] == ["Is it?", "Yes.", "And?"]
+    assert lost.closed
+
+
 @pytest.mark.parametrize(("before", "kept"), [([], []), (["It is"], ["Is it?", "It is"])])
 def test_ctrl_c_ends_an_answer_and_keeps_what_was_said(before: list[str], kept: list[str]) -> None:
     def press() -> None:
