@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from tegrad.llm.engine import Engine
     from tegrad.llm.session import Session
+    from tegrad.llm.together import Part
 
 Cache: TypeAlias = Literal["f16", "q8_0"]
 located: Callable[[str], Path] = Path
@@ -189,7 +190,7 @@ def check(options: Mapping[str, Any]) -> None:
 class _Turn(User):
     """A request's turn at a conversation, which it may lose between two tokens. A `generate.Speaker`."""
 
-    def __init__(self, session: Engine | Session, keep: bool) -> None:
+    def __init__(self, session: Engine | Session | Part, keep: bool) -> None:
         super().__init__()
         self._session, self._keep = session, keep
         self.kept = 0
@@ -222,7 +223,9 @@ class Stream:
     threads wait for that, one of the same thread ends it.
     """
 
-    def __init__(self, turns: Serial, session: Engine | Session, tokenizer: Tokenizer, request: _Request) -> None:
+    def __init__(
+        self, turns: Serial, session: Engine | Session | Part, tokenizer: Tokenizer, request: _Request
+    ) -> None:
         self._closed = False
         self._turns, self._request, self._turn = turns, request, _Turn(session, request.keep)
         one = request
@@ -369,6 +372,7 @@ class LLM:
         """
         if cache not in get_args(Cache):
             raise ArgumentError(f"cache={cache!r}: choose among {', '.join(get_args(Cache))}")
+        self._q8 = cache == "q8_0"
         self._gpu = gpu = f"NV:{gpu}" if isinstance(gpu, int) else gpu
         with Gguf.open(located(model) if isinstance(model, str) else Path(model)) as self._file:
             self._config = Config.read(self._file)
@@ -380,7 +384,7 @@ class LLM:
 
             open_device(gpu)
             self._session, self.steps = speaker(
-                self._file, self.context, gpu, q8=cache == "q8_0", progress=progress, tell=_warn
+                self._file, self.context, gpu, q8=self._q8, progress=progress, tell=_warn
             )
         self._template: Template | None = None
         self._making = threading.Lock()
@@ -409,6 +413,56 @@ class LLM:
         **options: Unpack[Options],
     ) -> Stream:  # fmt: skip
         """`generate`'s or, of messages, `chat`'s answer in pieces, as they come. What is wrong is told at once."""
+        request = self._asked(prompt, tools, tool_choice, options)
+        return Stream(self._turns, self._session, self._tokenizer, request)
+
+    def batch(self, prompts: Sequence[str | Messages], **options: Unpack[Options]) -> list[Reply]:
+        """Answers to many prompts, in their order: as many as there is memory for are made together, up to 32.
+
+        They take memory beside the model's own cache. Their `tokens_per_second` is None. As `generate` and `chat`, and
+        OutOfMemory.
+        """
+        from tegrad.llm.engine import Engine
+        from tegrad.llm.together import Part, together
+
+        requests = [self._asked(prompt, None, "auto", options) for prompt in prompts]
+        if not isinstance(self._session, Engine):
+            return self._in_turn(requests)
+        user = User()
+        parts = [Part(one.tokens, one.sampler, one.seed, one.limit, one.mask) for one in requests]
+        ends = sorted(self._tokenizer.stops)
+
+        def check() -> None:
+            if user.ended is not None:
+                raise user.ended
+
+        pairs = zip(parts, requests, strict=True)
+        streams = [Stream(Serial(lambda: None), part, self._tokenizer, one) for part, one in pairs]
+        try:
+            with (
+                self._turns.work(user),
+                together(self._session.model, parts, self.context, q8=self._q8, ends=ends, check=check),
+            ):
+                unread = list(streams)
+                while unread:
+                    unread = [stream for stream in unread if next(stream, None) is not None]
+        except UnsupportedModelError:  # steps run this model, a batch does not
+            self._turns.leave(user, "it is done")
+            return self._in_turn(requests)
+        finally:
+            for stream in streams:
+                stream.close()
+            self._turns.leave(user, "it is done")
+        return [replace(stream.reply, tokens_per_second=None) for stream in streams]
+
+    def _in_turn(self, requests: Iterable[_Request]) -> list[Reply]:
+        """One answer after the other."""
+        return [_whole(Stream(self._turns, self._session, self._tokenizer, one)) for one in requests]
+
+    def _asked(
+        self, prompt: str | Messages, tools: Tools | None, tool_choice: str, options: Mapping[str, Any]
+    ) -> _Request:
+        """A request; what is wrong with it is told."""
         self._turns.check()
         read: Callable[[], Reader] | None = None
         if isinstance(prompt, str):
@@ -428,7 +482,7 @@ class LLM:
         self._check_length(len(tokens))
         request = _Request.of(tokens, not isinstance(prompt, str), options)
         mask = self._masks.mask(wanted) if wanted is not None else None
-        return Stream(self._turns, self._session, self._tokenizer, replace(request, read=read, mask=mask))
+        return replace(request, read=read, mask=mask)
 
     def astream(
         self, prompt: str | Messages, *, tools: Tools | None = None, tool_choice: str = "auto",

@@ -31,7 +31,7 @@ def test_every_example_runs(
     for example in EXAMPLES:
         exec(compile(example, "docs/api.md", "exec"), seen)
         assert capsys.readouterr().out.strip()
-    assert len(EXAMPLES) == 7
+    assert len(EXAMPLES) == 8
 
 
 def test_the_tables_have_every_option_and_field() -> None:
