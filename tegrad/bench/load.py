@@ -205,7 +205,8 @@ class _Stream(asyncio.Protocol):
         """What came. RecordError where that is no answer."""
         data = b"".join(part for _, part in self._came)
         ends = list(accumulate(len(part) for _, part in self._came))
-        times, text, usage = [], "", None
+        times: list[float] = []
+        text, usage = "", None
         for found in _EVENT.finditer(data):
             if found[1] == b"[DONE]":
                 continue
