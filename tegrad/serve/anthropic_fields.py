@@ -92,8 +92,7 @@ MESSAGES: Final = Object({
 
 def wanted_of(body: JSON, tokenizer: Tokenizer) -> Wanted:
     """How a request wants its tokens taken; Failure."""
-    rest = {name: row.default for name, row in SAMPLED.items()}
-    return sampled({**rest, **body, "stop": body["stop_sequences"]}, tokenizer, None)
+    return sampled({**body, "stop": body["stop_sequences"]}, tokenizer, None)
 
 
 def thinks(body: JSON) -> bool:

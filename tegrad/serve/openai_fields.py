@@ -61,6 +61,7 @@ SAMPLED: Final[Mapping[str, Field]] = {
     "stop": Field(STOP, ()),
     "max_tokens": Field(whole(1, (1 << 31) - 1), about="else as many as the context holds"),
     "n": Field(whole(1, MOST_ANSWERS), 1, about="answers"),
+    "timeout": Field(Number(0, 86400), about="seconds after which an answer ends, wherever it is"),
     "grammar": Field(GRAMMAR, about="that the answer keeps to: in llguidance's Lark dialect, or of another kind"),
 }  # fmt: skip
 """How tokens are taken, of all requests for an answer."""
@@ -158,7 +159,8 @@ EMBEDDINGS: Final = Object({
 
 
 def sampled(body: Mapping[str, Any], tokenizer: Tokenizer, logprobs: int | None, limit: int | None = None) -> Wanted:
-    """How a request wants its tokens taken; Failure."""
+    """How a request wants its tokens taken, by the fields of `SAMPLED` that it has; Failure."""
+    body = {**{name: row.default for name, row in SAMPLED.items()}, **body}
     temperature = body["temperature"]
     try:
         settings = Settings(
@@ -175,9 +177,11 @@ def sampled(body: Mapping[str, Any], tokenizer: Tokenizer, logprobs: int | None,
         )
     except ModelError as error:
         raise Failure(str(error)) from error
-    stops = [body["stop"]] if isinstance(body["stop"], str) else body["stop"]
+    stops = list(filter(None, [body["stop"]] if isinstance(body["stop"], str) else body["stop"]))
     seed = None if body["seed"] is None else body["seed"] % (1 << 63)
-    return Wanted(settings, limit or body["max_tokens"], [stop for stop in stops if stop], seed, body["n"])
+    return Wanted(
+        settings, limit or body["max_tokens"], [stop for stop in stops if stop], seed, body["n"], body["timeout"]
+    )
 
 
 def _biases(given: Mapping[str, float], tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:

@@ -120,8 +120,7 @@ async def _response(models: Models, exchange: Exchange) -> None:
         exchange.stream()
     async with models.use(body["model"]) as model:
         logprobs = body["top_logprobs"] if LOGPROBS in body["include"] else None
-        rest = {"n": 1, "max_tokens": body["max_output_tokens"], "stop": ()}
-        wanted = sampled(body | rest, model.tokenizer, logprobs)
+        wanted = sampled(body, model.tokenizer, logprobs, body["max_output_tokens"])
         prompt = await conversation.chat_prompt(model, chat)
         output = _Output(body, model.about.name, model.tokenizer)
         with conversation.asked(model, [prompt], wanted) as (reply,):

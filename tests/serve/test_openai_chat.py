@@ -19,11 +19,12 @@ GREEDY: dict[str, Any] = {"model": "small", "messages": VERSE, "temperature": 0,
 DRAWN = GREEDY | {"temperature": 1.2, "seed": 7}
 
 
+EXTENSIONS = ("top_k", "min_p", "repeat_penalty", "repeat_last_n", "timeout")
+
+
 def ask(client: openai.OpenAI, request: dict[str, Any] = GREEDY, **more: Any) -> ChatCompletion:
     """An answer; what the client has no name for goes into the body."""
-    own = {
-        name: more.pop(name) for name in ("top_k", "min_p", "repeat_penalty", "chat_template_kwargs") if name in more
-    }
+    own = {name: more.pop(name) for name in EXTENSIONS if name in more}
     made: ChatCompletion = client.chat.completions.create(**request | more, extra_body=own)
     return made
 
@@ -107,13 +108,21 @@ def test_what_keeps_the_likeliest_alone_takes_it(client: openai.OpenAI, narrowed
     assert text(client, DRAWN, **narrowed) == text(client)
 
 
-@pytest.mark.parametrize(
-    "penalty", [{"frequency_penalty": 2.0}, {"presence_penalty": 2.0}, {"repeat_penalty": 3.0}], ids=str
-)
-def test_penalties_have_tokens_come_less_often(client: openai.OpenAI, small: Direct, penalty: dict[str, float]) -> None:
-    plain, other = (text(client, max_tokens=40, **more) for more in ({}, penalty))
-    assert plain != other
-    assert len(set(words_of(small, other))) > len(set(words_of(small, plain)))
+def test_penalties_have_tokens_come_less_often(client: openai.OpenAI, small: Direct) -> None:
+    penalties: list[dict[str, Any]] = [{"frequency_penalty": 2.0}, {"presence_penalty": 2.0}, {"repeat_penalty": 3.0}]
+    plain, *others = (text(client, max_tokens=30, **more) for more in ({}, *penalties))
+    for other in others:
+        assert len(set(words_of(small, other))) > len(set(words_of(small, plain)))
+    assert text(client, max_tokens=30, **penalties[0], repeat_last_n=0) == plain  # they look back on nothing
+
+
+def test_an_answer_ends_when_its_time_is_over(client: openai.OpenAI, small: Direct) -> None:
+    unending = {"logit_bias": {str(token): -100 for token in small.tokenizer.stops}, "max_tokens": 400}
+    answer = ask(client, timeout=2, **unending)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert 0 < answer.usage.completion_tokens < 400
+    assert ask(client, timeout=60).choices[0].message.content == text(client)
 
 
 def test_logit_bias_forces_and_bans(client: openai.OpenAI, small: Direct) -> None:

@@ -77,6 +77,7 @@ WRONG: list[tuple[str, Any, str]] = [
     (CHAT, HELLO | {"repeat_penalty": 0}, "repeat_penalty"),
     (CHAT, HELLO | {"repeat_last_n": 1e9}, "repeat_last_n"),
     (CHAT, HELLO | {"seed": "one"}, "seed"),
+    (CHAT, HELLO | {"timeout": -1}, "timeout"),
     (CHAT, HELLO | {"max_tokens": 0}, "max_tokens"),
     (CHAT, HELLO | {"max_completion_tokens": -1}, "max_completion_tokens"),
     (CHAT, HELLO | {"n": 0}, "n"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from tegrad import models
 
 pytestmark = pytest.mark.board
 
+PAGE = Path(__file__).parents[2] / "docs/serve-openai.md"
 PLACE = {"type": "object", "properties": {"at": {"enum": ["sun", "moon"]}}, "required": ["at"]}
 LOOK: Any = {"type": "function", "function": {"name": "look", "description": "Look at it", "parameters": PLACE}}
 SCHEMA: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": PLACE}}
@@ -65,7 +68,7 @@ def test_a_stream_says_what_a_whole_answer_says(chat: Any) -> None:
 
 
 def test_seeds_repeat_answers(chat: Any) -> None:
-    drawn = [chat(temperature=1, seed=seed, n=2).choices for seed in (1, 1, 3)]
+    drawn = [chat(temperature=1, seed=seed, n=2, max_tokens=6).choices for seed in (1, 1, 3)]
     texts = [[choice.message.content for choice in choices] for choices in drawn]
     assert texts[0] == texts[1] != texts[2]
     assert texts[0][0] != texts[0][1]
@@ -111,3 +114,10 @@ def test_what_is_wrong_is_an_error_of_the_clients(client: openai.OpenAI, chat: A
         chat(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "sandwich"}}})
     with pytest.raises(openai.BadRequestError, match="was not made for vectors"):
         client.embeddings.create(model=client.models.list().data[0].id, input="moon")
+
+
+def test_the_pages_example_runs(client: openai.OpenAI, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    if name == "small":
+        exec(example.replace("http://127.0.0.1:8080/v1", str(client.base_url)), {})
+        assert len(capsys.readouterr().out) > 8
