@@ -20,6 +20,7 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from tegrad.serve import page
+from tegrad.serve.openai_fields import SAMPLED
 
 pytestmark = needs_chromium
 
@@ -231,6 +232,14 @@ def test_the_settings_of_a_conversation_are_asked_with_and_kept(tab: Page, stand
     expect(tab.get_by_role("dialog")).to_be_visible()  # the browser names the bound
     press(tab, "Cancel")
     expect(tab.get_by_role("dialog")).to_be_hidden()
+
+
+def test_no_field_takes_what_the_server_refuses(tab: Page) -> None:
+    shown = tab.evaluate("[...document.querySelectorAll('#sampling input')].map(({id, min, max}) => [id, +min, +max])")
+    assert len(shown) == 9
+    for name, *bounds in shown:
+        kind = SAMPLED[name].kind
+        assert [kind.read(bound, name) for bound in bounds] == bounds
 
 
 @pytest.mark.parametrize(("chosen", "asked"), [("Off", {"enable_thinking": False}), ("As the model does", None)])

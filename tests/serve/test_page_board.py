@@ -108,6 +108,23 @@ def test_a_message_too_long_says_so_and_an_edit_helps(tab: Page, client: openai.
     expect(alert).to_be_empty()
 
 
+def test_every_setting_is_one_that_the_server_takes(tab: Page, small: Direct) -> None:
+    values = {
+        "Temperature": "0.5", "Top p": "0.9", "Top k": "20", "Min p": "0.05", "Presence penalty": "0.5",
+        "Frequency penalty": "0.25", "Repeat penalty": "1.1", "Seed": "7", "Max tokens": "3",
+    }  # fmt: skip
+    press(tab, "Settings")
+    assert tab.locator("#sampling label").all_inner_texts() == list(values)
+    for label, value in values.items():
+        tab.get_by_label(label).fill(value)
+    tab.get_by_label("System prompt").fill("You are brief.")
+    tab.get_by_label("Thinking").select_option("Off")
+    press(tab, "Save")
+    say(tab, ASKED)
+    expect(done(tab).locator(".note")).to_contain_text("The answer reached its limit of tokens")
+    assert small.answers[-1].usage.completion == 3
+
+
 def test_two_tabs_are_answered_at_once_each_as_if_alone(
     tab: Page, context: BrowserContext, url: str, client: openai.OpenAI
 ) -> None:

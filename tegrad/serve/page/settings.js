@@ -3,15 +3,16 @@
 import { key } from "./api.js";
 import { $, el, kept } from "./dom.js";
 
-const SAMPLING = [
-  ["temperature", "Temperature", { min: 0, max: 5, step: 0.05 }],
+const SAMPLING = [ // within the bounds that the server has
+  ["temperature", "Temperature", { min: 0, max: 2, step: 0.01 }],
   ["top_p", "Top p", { min: 0, max: 1, step: 0.01 }],
-  ["top_k", "Top k", { min: 0, step: 1 }],
-  ["min_p", "Min p", { min: 0, max: 1, step: 0.01 }],
-  ["presence_penalty", "Presence penalty", { min: -2, max: 2, step: 0.1 }],
-  ["frequency_penalty", "Frequency penalty", { min: -2, max: 2, step: 0.1 }],
-  ["seed", "Seed", { min: 0, step: 1 }],
-  ["max_tokens", "Max tokens", { min: 1, step: 1 }],
+  ["top_k", "Top k", { min: 0, max: 1e6, step: 1 }],
+  ["min_p", "Min p", { min: 0, max: 1, step: 0.001 }],
+  ["presence_penalty", "Presence penalty", { min: -2, max: 2, step: 0.01 }],
+  ["frequency_penalty", "Frequency penalty", { min: -2, max: 2, step: 0.01 }],
+  ["repeat_penalty", "Repeat penalty", { min: 0.01, max: 100, step: 0.01 }],
+  ["seed", "Seed", { min: 0, max: Number.MAX_SAFE_INTEGER, step: 1 }],
+  ["max_tokens", "Max tokens", { min: 1, max: 1e6, step: 1 }],
 ];
 const KEPT = "tegrad.defaults";
 
