@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
@@ -60,7 +61,9 @@ VOICE: Final = Voice(told, sse)
 
 
 async def _models(models: Models, exchange: Exchange) -> None:
-    await exchange.reply({"object": "list", "data": [_about(one) for one in models.names()]})
+    rows = [_about(one) for one in models.names()]
+    ids = [row["id"] for row in rows] or [None]
+    await exchange.reply({"object": "list", "data": rows, "has_more": False, "first_id": ids[0], "last_id": ids[-1]})
 
 
 async def _model(models: Models, exchange: Exchange) -> None:
@@ -73,8 +76,13 @@ async def _model(models: Models, exchange: Exchange) -> None:
 
 
 def _about(one: About) -> JSON:
+    """A model as OpenAI's clients know it and, at the same path, Anthropic's."""
     meta = {"n_ctx_train": one.context, "n_params": one.parameters, "size": one.size, "quantization": one.quantization}
-    return {"id": one.name, "object": "model", "created": int(one.modified), "owned_by": "tegrad", "meta": meta}
+    modified = datetime.fromtimestamp(one.modified, UTC).isoformat(timespec="seconds")
+    return {
+        "id": one.name, "object": "model", "created": int(one.modified), "owned_by": "tegrad", "meta": meta,
+        "type": "model", "display_name": one.name, "created_at": modified,
+    }  # fmt: skip
 
 
 # ---- chats

@@ -18,6 +18,7 @@ from tegrad.errors import TegradError
 from tegrad.llm.errors import ContextError
 from tegrad.llm.service import QueueFull
 from tegrad.serve import anthropic as api
+from tegrad.serve import openai
 
 HELLO: list[Any] = [{"role": "user", "content": "What is up?"}]
 ASKED: dict[str, Any] = {"model": "small", "messages": HELLO, "max_tokens": 100}
@@ -42,7 +43,7 @@ def scripted() -> Iterator[Scripted]:
 @pytest.fixture(scope="module")
 def url(scripted: Scripted) -> Iterator[str]:
     made = Fixed([scripted])
-    with served(api.routes(made)) as found:
+    with served([*api.routes(made), *openai.routes(made)]) as found:
         yield found
     assert made.used == 0
 
@@ -68,6 +69,16 @@ def blocks(message: Any) -> list[tuple[Any, ...]]:
     """Of each block what stands in it."""
     rows = {"text": ("text",), "thinking": ("thinking",), "tool_use": ("name", "input")}
     return [(block.type, *(getattr(block, name) for name in rows[block.type])) for block in message.content]
+
+
+def test_the_models_are_listed(client: anthropic.Anthropic, scripted: Scripted) -> None:
+    page = client.models.list()
+    (one,) = page
+    assert (one.id, one.type, one.display_name, page.has_more, page.last_id) == (
+        "small", "model", "small", False, "small",
+    )  # fmt: skip
+    assert one.created_at.timestamp() == int(scripted.about.modified)
+    assert client.models.retrieve("small") == one
 
 
 def test_text_and_calls_are_blocks(client: anthropic.Anthropic, model: Scripted) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ollama
 import openai
 import pytest
 import tiny_llama
@@ -13,6 +14,7 @@ from rig import Direct, Embedder, Fixed, about, served
 
 from tegrad.llm import embeddings
 from tegrad.llm.gguf import Gguf
+from tegrad.serve import ollama as other
 from tegrad.serve import openai as api
 
 pytestmark = pytest.mark.board
@@ -112,8 +114,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_vectors_of_texts(device: str, small: Direct, path: Path) -> None:
     """As the library makes them, in floats or base64, cut to fewer dimensions; not of a model that is not for it."""
     model = Embedder(about("vectors", path, embeds=True), device)
+    made = Fixed([small, model])
     with (
-        served(api.routes(Fixed([small, model]))) as url,
+        served([*api.routes(made), *other.routes(made)]) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
         texts = ["tea", "a tent"]
@@ -124,6 +127,9 @@ def test_vectors_of_texts(device: str, small: Direct, path: Path) -> None:
         assert np.array_equal(np.float32([one.embedding for one in answer.data]), np.stack(expected))
         assert [one.index for one in answer.data] == [0, 1]
         assert answer.usage.prompt_tokens == sum(map(len, tokens))
+        ollamas = ollama.Client(url)
+        assert np.array_equal(np.float32(ollamas.embed(model="vectors", input=texts).embeddings), np.stack(expected))
+        assert ollamas.embed(model="vectors", input="tea " * 100).prompt_eval_count == model.context
         (floats,) = client.embeddings.create(model="vectors", input=tokens[0], encoding_format="float").data
         assert np.array_equal(np.float32(floats.embedding), expected[0])
         (cut,) = client.embeddings.create(model="vectors", input="tea", dimensions=8).data
