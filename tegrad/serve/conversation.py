@@ -133,6 +133,7 @@ class Called:
         """The arguments as an object; one with their `text` where the model said something else."""
         try:
             value = json.loads(self.arguments or "{}", strict=False)
+            json.dumps(value, allow_nan=False)  # no JSON has NaN, or 1e999
         except (ValueError, RecursionError):
             value = None
         return value if isinstance(value, dict) else {"text": self.arguments}

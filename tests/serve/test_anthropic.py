@@ -215,11 +215,14 @@ def test_a_call_may_be_wanted(client: anthropic.Anthropic, model: Scripted) -> N
     assert [kind for kind, *_ in blocks(one)] == ["text", "tool_use"]
 
 
-def test_arguments_that_are_no_object_are_told_as_their_text(client: anthropic.Anthropic, model: Scripted) -> None:
-    model.text = '<tool_call>\n{"name": "look", "arguments": {"at": "the'
+@pytest.mark.parametrize("arguments", ['{"at": "the', '{"at": 1e999}'])
+def test_arguments_that_are_no_object_are_told_as_their_text(
+    client: anthropic.Anthropic, model: Scripted, arguments: str
+) -> None:
+    model.text = f'<tool_call>\n{{"name": "look", "arguments": {arguments}'
     model.reason = "length"
     message = client.messages.create(**ASKED, tools=TOOLS)
-    assert blocks(message) == [("tool_use", "look", {"text": '{"at": "the'})]
+    assert blocks(message) == [("tool_use", "look", {"text": arguments})]
     assert message.stop_reason == "max_tokens"
 
 
