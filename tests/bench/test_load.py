@@ -38,11 +38,12 @@ def served(answer: Callable[[Event], Iterator[Event | float]], status: int = 200
 
         def do_POST(self) -> None:
             assert self.path == "/v1/completions"
-            asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            asked.append(body)
             self.send_response(status)
             self.send_header("transfer-encoding", "chunked")
             self.end_headers()
-            for item in answer(asked[-1]):
+            for item in answer(body):
                 if isinstance(item, float):
                     time.sleep(item)
                 else:
