@@ -19,6 +19,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
 from tiny_llama import TYPE, Shape, write
 
+from tegrad.cli.chat import chat
+from tegrad.cli.run import UsageError
+
 pytestmark = pytest.mark.board
 PATIENCE_S = 120
 CTRL_C, CTRL_D, ALT_ENTER, UP = "\x03", "\x04", "\x1b\r", "\x1b[A"
@@ -60,10 +63,11 @@ class Terminal:
         return self.until(lambda lines: lines and lines[-1] == ">")
 
     def say(self, text: str) -> list[str]:
-        """Type a line, and wait until the program wants another one."""
-        before = self._screen.display[:]
-        self.program.send(text + "\r")
-        self.until(lambda _: self._screen.display != before and self.lines[-1] != ">")
+        """Type the rest of a line, and wait until the program wants another one."""
+        if text:
+            self.program.send(text)
+            self.until(lambda lines: lines[-1] != ">")
+        self.program.send("\r")
         return self.ready()
 
     def ended(self) -> int:
@@ -89,51 +93,51 @@ def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
 
 def test_a_conversation(terminal: Callable[..., Terminal], tmp_path: Path) -> None:
     """Several lines, the history, completion, a command, a file, and the end by Ctrl-D."""
-    chat = terminal("-n", "16", "--seed", "1", "--system", "Be brief.")
-    lines = chat.say("Who made\\\rthe heaven?")
+    talk = terminal("-n", "16", "--seed", "1", "--system", "Be brief.")
+    lines = talk.say("Who made\\\rthe heaven?")
     asked = lines.index("> Who made")
     assert lines[asked + 1] == "  the heaven?"
     assert asked + 2 < len(lines) - 2
     assert re.match(FIGURES, lines[-2])
-    chat.program.send(f"And{ALT_ENTER}the earth?")
-    chat.until(lambda lines: lines[-2:] == ["> And", "  the earth?"])
-    chat.say("")
-    chat.program.send(UP)
-    chat.until(lambda lines: lines[-2:] == ["> And", "  the earth?"])
-    chat.say("")
-    chat.program.send("/sav\t")
-    chat.until(lambda lines: lines[-1] == "> /save")
-    assert chat.say("talk.json")[-2] == "saved to talk.json"
+    talk.program.send(f"And{ALT_ENTER}the earth?")
+    talk.until(lambda lines: lines[-2:] == ["> And", "  the earth?"])
+    talk.say("")
+    talk.program.send(UP)
+    talk.until(lambda lines: lines[-2:] == ["> And", "  the earth?"])
+    talk.say("")
+    talk.program.send("/sav\t")
+    talk.until(lambda lines: lines[-1] == "> /save")
+    assert talk.say("talk.json")[-2] == "saved to talk.json"
     kept = json.loads((tmp_path / "talk.json").read_text())
     said = [one["content"] for one in kept["messages"]]
     assert said[0::2] == ["Who made\nthe heaven?", "And\nthe earth?", "And\nthe earth?"]
     assert all(said)
     assert (kept["system"], kept["options"]["seed"]) == ("Be brief.", 1)
-    chat.program.send(CTRL_D)
-    assert chat.ended() == 0
+    talk.program.send(CTRL_D)
+    assert talk.ended() == 0
 
 
 def test_ctrl_c_ends_an_answer_and_twice_the_program(terminal: Callable[..., Terminal]) -> None:
-    chat = terminal("--temperature", "3", "--seed", "1")
-    chat.program.send("Tell me all\r")
-    chat.until(lambda lines: lines[-1] not in ("> Tell me all", ">"))
-    chat.program.send(CTRL_C)
-    assert re.match(FIGURES + "; stopped", chat.ready()[-2])
-    chat.say("/set max_tokens 4")
-    assert re.match(FIGURES, chat.say("And?")[-2])
-    chat.program.send(f"half a question{CTRL_C}")
-    chat.until(lambda lines: lines[-2:] == ["Ctrl-C again ends, and so does Ctrl-D", ">"])
-    chat.program.send(CTRL_C)
-    assert chat.ended() == 0
+    talk = terminal("--temperature", "3", "--seed", "1")
+    talk.program.send("Tell me all\r")
+    talk.until(lambda lines: not lines[-1].startswith(">"))
+    talk.program.send(CTRL_C)
+    assert re.match(FIGURES + "; stopped", talk.ready()[-2])
+    talk.say("/set max_tokens 4")
+    assert re.match(FIGURES, talk.say("And?")[-2])
+    talk.program.send(f"half a question{CTRL_C}")
+    talk.until(lambda lines: lines[-2:] == ["Ctrl-C again ends, and so does Ctrl-D", ">"])
+    talk.program.send(CTRL_C)
+    assert talk.ended() == 0
 
 
 def test_a_full_context_leaves_out_the_oldest_turns(terminal: Callable[..., Terminal]) -> None:
-    chat = terminal("--context", "100", "-n", "16", "--temperature", "0")
-    told = "\n".join(line for at in range(4) for line in chat.say(f"Who made the heaven and the earth {at}?"))
+    talk = terminal("--context", "100", "-n", "16", "--temperature", "0")
+    told = "\n".join(line for at in range(4) for line in talk.say(f"Who made the heaven and the earth {at}?"))
     assert "the context is full: the model is no longer told the " in told
-    assert "exceed the context of 100: shorten the text" in "\n".join(chat.say("word " * 200)[-3:])
-    chat.program.send("/quit\r")
-    assert chat.ended() == 0
+    assert "exceed the context of 100: shorten the text" in "\n".join(talk.say("word " * 200)[-3:])
+    talk.program.send("/quit\r")
+    assert talk.ended() == 0
 
 
 def piped(text: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -170,3 +174,9 @@ def test_what_cannot_be_is_one_sentence(tmp_path: Path, words: list[str], said: 
     assert (done.returncode in (1, 2), done.stdout) == (True, "")
     assert said.format(plain=plain) in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_without_its_packages_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prompt_toolkit", None)
+    with pytest.raises(UsageError, match=r"chat needs the package prompt_toolkit: pip install .*\[chat\]"):
+        chat()
