@@ -134,7 +134,7 @@ def wanted_of(body: JSON, tokenizer: Tokenizer) -> Wanted:
     given = body["options"] or OPTIONS.read({})
     last_n, limit, seed = given["repeat_last_n"], given["num_predict"], given["seed"]
     rows = {
-        **given, "logit_bias": None, "n": 1,
+        **given,
         "max_tokens": min(limit, (1 << 31) - 1) if limit > 0 else None,
         "repeat_last_n": HISTORY if last_n < 0 else min(last_n, HISTORY),
         "seed": seed if seed is not None and seed >= 0 else None,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -18,6 +20,7 @@ from tegrad import models
 
 pytestmark = pytest.mark.board
 
+DOCS = Path(__file__).parents[2] / "docs"
 PLACE = {"type": "object", "properties": {"at": {"enum": ["sun", "moon"]}}, "required": ["at"]}
 SCHEMA = PLACE | {"additionalProperties": False}
 LOOK: list[Any] = [{"name": "look", "description": "Look at it", "input_schema": PLACE}]
@@ -98,6 +101,13 @@ def test_answers_keep_to_a_schema(ollamas: ollama.Client, claude: anthropic.Anth
     (block,) = message.content
     assert block.type == "text"
     assert json.loads(block.text)["at"] in ("sun", "moon")
+
+
+@pytest.mark.parametrize("page", ["serve-ollama", "serve-anthropic"])
+def test_the_pages_example_runs(url: str, name: str, page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(), re.DOTALL)
+    exec(example.replace("http://127.0.0.1:8080", url).replace('"small"', repr(name)), {})
+    assert len(capsys.readouterr().out) > 8
 
 
 def test_vectors_of_texts(ollamas: ollama.Client) -> None:
