@@ -62,6 +62,7 @@ def document() -> dict[str, Any]:
         "info": {"title": "tegrad serve", "version": __version__},
         "paths": {**paths, **OPENAPI},
         "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{}, {"key": []}],
     }
 
 
