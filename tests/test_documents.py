@@ -10,7 +10,9 @@ from tegrad.llm.arch import ARCHES
 from tegrad.llm.formats import FORMATS
 
 ROOT = Path(__file__).resolve().parents[1]
-ARCHITECTURE, LLM, KERNELS = ((ROOT / f"docs/{page}.md").read_text() for page in ("architecture", "llm", "kernels"))
+ARCHITECTURE, LLM, KERNELS, SERVE = (
+    (ROOT / f"docs/{page}.md").read_text() for page in ("architecture", "llm", "kernels", "serve")
+)
 BENCH = ARCHITECTURE.split("\n## bench/")[1]
 
 
@@ -26,7 +28,7 @@ def quoted(page: str) -> set[str]:
     return set(re.findall(r"`([^`\n]+)`", page))
 
 
-@pytest.mark.parametrize(("folder", "page"), [("llm", LLM), ("bench", BENCH), ("nv", ARCHITECTURE)])
+@pytest.mark.parametrize(("folder", "page"), [("llm", LLM), ("bench", BENCH), ("nv", ARCHITECTURE), ("serve", SERVE)])
 def test_every_module_has_its_place_in_a_table(folder: str, page: str) -> None:
     told = quoted(page)
     modules = [name.removesuffix(".py") for name in files(folder, ".py")]

@@ -13,7 +13,6 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
-from tegrad.errors import TegradError
 from tegrad.serve import log
 from tegrad.serve.app import application
 from tegrad.serve.catalogue import Catalogue, Shelf
@@ -40,7 +39,7 @@ async def _serve(config: Config, shelf: Shelf, sock: socket.socket, tell: Callab
     server = Server(application(models, config), config)
     gc.collect()
     gc.freeze()  # what is here stays: to search it for garbage would hold up all streams, and so be done seldom
-    failed: TegradError | None = None
+    failed: Exception | None = None
 
     async def first() -> None:
         """Load the first model, while /health answers already."""
@@ -50,15 +49,15 @@ async def _serve(config: Config, shelf: Shelf, sock: socket.socket, tell: Callab
                 async with models.use(None):
                     pass
             tell(f"serving at {_url(config, sock)}")
-        except TegradError as error:
+        except Exception as error:
             failed, server.should_exit = error, True
 
-    loading = asyncio.create_task(first())
+    beside = asyncio.gather(first(), asyncio.to_thread(shelf.all))  # files are read before somebody waits for that
     try:
         await server.serve(sockets=[sock])
     finally:
-        loading.cancel()
-        await asyncio.gather(loading, return_exceptions=True)
+        beside.cancel()
+        await asyncio.gather(beside, return_exceptions=True)
         await models.close()
     if failed is not None:
         raise failed
@@ -115,6 +114,6 @@ def _url(config: Config, sock: socket.socket) -> str:
 
 
 def _check_model_names(config: Config, shelf: Shelf) -> None:
-    known = {one.name for one in shelf.all()}
+    known = {one.name for one in shelf.all()} if config.own else set()
     if unknown := sorted(config.own.keys() - known):
         raise ConfigError(f"there is no model {unknown[0]} that is told of: there are {', '.join(sorted(known))}")
