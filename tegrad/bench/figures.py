@@ -143,6 +143,7 @@ README_ROWS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
     ("a prompt of 512 tokens", ("prefill-1b-q6k-512",)),
     ("of Gemma 3 4B, Phi-4-mini in Q4_K_M", ("prefill-gemma3-4b-q4km", "prefill-phi4-mini-q4km")),
     ("8 and 32 sequences together", ("batch8-1b-q6k", "batch32-1b-q6k")),
+    ("32 clients of a server, 1B Q6_K, 8B Q4_K_M", ("serve-32-clients-tok-s", "serve-32-clients-8b-tok-s")),
     ("start of the program to its first token", ("load-to-first-token",)),
 )  # fmt: skip
 """A line's name, and the figures whose values stand in it."""

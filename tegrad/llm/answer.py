@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 from tegrad.llm.generate import Until
@@ -65,6 +66,7 @@ class Answer:
         """Set after the last token was stored."""
         self._wakers: deque[Callable[[], object]] = deque(maxlen=1)
         """What wakes a reader that waits; called once."""
+        self._at_end: Callable[[], object] = lambda: None
 
     @property
     def usage(self) -> Usage:
@@ -113,6 +115,15 @@ class Answer:
         finally:
             self._left()
 
+    async def pause(self, seconds: float) -> None:
+        """Read nothing for so long, or until no more tokens come."""
+        over = asyncio.Event()
+        self._at_end = partial(asyncio.get_running_loop().call_soon_threadsafe, over.set)
+        # Looked at once `_at_end` is there, which is called once `_ended` is set.
+        if self._ended is None and self.finish_reason is None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), seconds)
+
     # ---- who makes the tokens
 
     def begin(self, cached: int) -> None:
@@ -128,6 +139,8 @@ class Answer:
         """No more tokens come."""
         self.error = error
         self._ended = reason
+        with suppress(RuntimeError):  # the reader's loop was closed
+            self._at_end()
         self._wake()
 
     def _wake(self) -> None:

@@ -207,7 +207,7 @@ class Reply:
                         yield Part(events, scored)
                     if self._over:
                         break
-                    await asyncio.sleep(max(0.0, begun + PACE_S - time.monotonic()))
+                    await self._answer.pause(begun + PACE_S - time.monotonic())
             yield self._last()
         finally:
             self._answer.cancel()
