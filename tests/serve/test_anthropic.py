@@ -11,7 +11,7 @@ import anthropic
 import httpx
 import pytest
 from rig import Direct, Fixed, Scripted, about, served
-from test_openai_tools import CALLS, COUNT, PLACE, SAID
+from told import CALLS, COUNT, PLACE, SAID
 
 from tegrad import models
 from tegrad.errors import TegradError

@@ -13,7 +13,7 @@ import httpx
 import ollama
 import pytest
 from rig import Direct, Fixed, Scripted, about, served
-from test_openai_tools import CALLS, PLACE, SAID, TOOLS
+from told import CALLS, PLACE, SAID, TOOLS
 
 from tegrad import models
 from tegrad.errors import TegradError

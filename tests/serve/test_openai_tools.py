@@ -10,22 +10,12 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessage
 from rig import Direct, Fixed, Scripted, about, served
+from told import CALLS, SAID, TOOLS
 
 from tegrad import models
 from tegrad.serve import openai as api
 
 ASKED: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "What is up?"}]}
-PLACE = {"type": "object", "properties": {"at": {"type": "string", "maxLength": 8}}, "required": ["at"]}
-COUNT = {"type": "object", "properties": {"to": {"enum": [1, 2, 3]}}, "required": ["to"]}
-TOOLS: Any = [
-    {"type": "function", "function": {"name": "look", "description": "Look somewhere", "parameters": PLACE}},
-    {"type": "function", "function": {"name": "count", "parameters": COUNT}},
-]
-CALLS = (
-    '<tool_call>\n{"name": "look", "arguments": {"at": "the moon"}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "count", "arguments": {"to": 3}}\n</tool_call>'
-)
-SAID = f"<think>\nHm, the moon.\n</think>\nI look.{CALLS}"
 
 
 @pytest.fixture(scope="module")
