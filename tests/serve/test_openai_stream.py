@@ -15,7 +15,7 @@ import pytest
 from rig import Fixed, Scripted, about, served
 
 from tegrad import models
-from tegrad.serve import exchange
+from tegrad.serve import conversation, exchange
 from tegrad.serve import openai as api
 
 CHAT = "/v1/chat/completions"
@@ -153,6 +153,19 @@ def test_tokens_that_come_together_share_an_event(scripted: Scripted, url: str) 
     found = events(httpx.post(url + CHAT, json=HELLO | {"stream": True}).text)
     assert "".join(one["choices"][0]["delta"].get("content", "") for one in found) == TEXT
     assert len(found) < len(scripted.tokenizer.encode(TEXT, bos=False)) // 2
+
+
+def test_nobody_waits_for_more_after_the_end(scripted: Scripted, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever time tokens have to share an event."""
+    monkeypatch.setattr(conversation, "PACE_S", 20.0)
+    scripted.wait = lambda: time.sleep(0.002)
+    begun = time.monotonic()
+    try:
+        answer = httpx.post(url + CHAT, json=HELLO).json()
+    finally:
+        scripted.wait = lambda: None
+    assert answer["choices"][0]["message"]["content"] == TEXT
+    assert time.monotonic() - begun < 10
 
 
 def test_tokens_that_come_apart_have_an_event_each(scripted: Scripted, url: str) -> None:
