@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jsonschema_rs
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessage
@@ -175,6 +177,44 @@ def test_an_answer_keeps_to_a_schema(client: openai.OpenAI) -> None:
         made = json.loads(text)
         assert made["book"] in ("Genesis", "Exodus")
         assert isinstance(made["verse"], int)
+
+
+@pytest.mark.board
+@pytest.mark.long
+def test_a_hundred_of_a_hundred_calls_are_valid(client: openai.OpenAI) -> None:
+    """Eight at once, required or named, half of them streams; the model is hot and knows nothing of tools."""
+
+    def valid(seed: int) -> bool:
+        name = ("look", "count", None)[seed % 3]
+        choice: Any = {"type": "function", "function": {"name": name}} if name else "required"
+        drawn = ASKED | {"tools": TOOLS, "tool_choice": choice, "temperature": 2, "seed": seed, "max_tokens": 400}
+        if seed % 2:
+            said = [(call.function.name, call.function.arguments) for call in function_calls(client, drawn)]
+        else:
+            said = streamed_calls(client, drawn)
+        assert 1 <= len(said) <= (1 if name else 8)
+        assert not name or said[0][0] == name
+        schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+        return all(jsonschema_rs.is_valid(schemas[called], json.loads(arguments)) for called, arguments in said)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(valid, range(100))) == [True] * 100
+
+
+def function_calls(client: openai.OpenAI, request: dict[str, Any]) -> list[Any]:
+    choice = client.chat.completions.create(**request).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    return list(choice.message.tool_calls or [])
+
+
+def streamed_calls(client: openai.OpenAI, request: dict[str, Any]) -> list[tuple[str, str]]:
+    found: dict[int, list[str]] = {}
+    for chunk in client.chat.completions.create(**request, stream=True):
+        for call in chunk.choices[0].delta.tool_calls or []:
+            assert call.function is not None
+            parts = found.setdefault(call.index, [call.function.name or "", ""])
+            parts[1] += call.function.arguments or ""
+    return [(name, arguments) for name, arguments in found.values()]
 
 
 @pytest.mark.board
