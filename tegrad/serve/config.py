@@ -43,7 +43,7 @@ class Config:
     """Origins whose pages may ask; "*" is all."""
     tls_cert: Path | None = None
     tls_key: Path | None = None
-    most_body: int = 32 << 20
+    most_body: int = 8 << 20
     """Bytes of a request."""
     grace: float = 30.0
     """That requests have to finish when the server is to end."""

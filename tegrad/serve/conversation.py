@@ -18,7 +18,8 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
 from tegrad.llm.batch import GREEDY
-from tegrad.llm.errors import UnsupportedModelError
+from tegrad.llm.embeddings import text_tokens
+from tegrad.llm.errors import ContextError, UnsupportedModelError
 from tegrad.llm.grammar import Grammar
 from tegrad.llm.sampling import Logprobs, Settings
 from tegrad.llm.service import Answer, Piece, Usage
@@ -30,6 +31,9 @@ from tegrad.serve.model import Model
 
 PACE_S: Final = 0.01
 """Tokens of a reply that come within so many seconds may be one part."""
+LETTERS_OF_TOKEN: Final = 32
+"""Letters of a text for each token of the context, of which texts have 4: a longer one does not fit, and to make tokens
+of it only to find that out takes seconds and gigabytes."""
 Ending: TypeAlias = Literal["stop", "length", "calls"]
 
 
@@ -265,17 +269,45 @@ def resumed(messages: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str
 
 
 async def text_prompt(model: Model, text: str, grammar: Grammar | None = None) -> Prompt:
-    """A text to be continued."""
-    return Prompt(await asyncio.to_thread(model.tokenizer.encode, text), grammar=grammar)
+    """A text to be continued. ContextError."""
+    return Prompt(await asyncio.to_thread(_tokens, model, text), grammar=grammar)
+
+
+async def vector_tokens(model: Model, texts: Sequence[str], *, cut: bool = False) -> list[list[int]]:
+    """The tokens of texts whose vectors are wanted; with `cut`, a long one ends where the context does.
+
+    ModelError, ContextError.
+    """
+
+    def one(text: str) -> list[int]:
+        text = text[: LETTERS_OF_TOKEN * model.context] if cut else text
+        _check_length(model, text)
+        tokens = text_tokens(model.about, model.tokenizer, text)
+        if not cut or len(tokens) <= model.context:
+            return tokens
+        end = tokens[-1:] if tokens[-1] == model.tokenizer.eos else []
+        return tokens[: model.context - len(end)] + end
+
+    return await asyncio.to_thread(lambda: [one(text) for text in texts])
+
+
+def _tokens(model: Model, text: str, *, bos: bool | None = None) -> list[int]:
+    _check_length(model, text)
+    return model.tokenizer.encode(text, bos=bos)
+
+
+def _check_length(model: Model, text: str) -> None:
+    if len(text) > LETTERS_OF_TOKEN * model.context:
+        raise ContextError(f"{len(text):,} letters do not fit a context of {model.context} tokens: shorten the text")
 
 
 async def chat_prompt(model: Model, chat: Chat) -> Prompt:
-    """A conversation to be answered, in the model's own template.
+    """A conversation to be answered, in the model's own template. ContextError.
 
     Where it has to keep to something, it thinks in front of that only if the prompt says so. UnsupportedModelError for
     a model without a template, TemplateRefusalError, GrammarError.
     """
-    template, tokenizer = model.template, model.tokenizer
+    template = model.template
     if template is None:
         raise UnsupportedModelError(f"{model.about.name} has no chat template: ask for the completion of a text")
     tools, form = () if chat.choice == "none" else chat.tools, _format(model)
@@ -286,7 +318,7 @@ async def chat_prompt(model: Model, chat: Chat) -> Prompt:
     if chat.begun:
         text += f"\n{form.thought[1]}\n\n{chat.begun}" if thinking and form.thought else chat.begun
         thinking = False
-    tokens = await asyncio.to_thread(tokenizer.encode, text, bos=False)
+    tokens = await asyncio.to_thread(_tokens, model, text, bos=False)
     if tools:
         grammar = form.grammar(tools, chat.choice, chat.parallel, thinking=thinking, answer=chat.grammar)
     else:

@@ -14,7 +14,6 @@ from typing import Any, Final
 from starlette.routing import Route
 
 from tegrad import __version__
-from tegrad.llm.embeddings import text_tokens
 from tegrad.llm.template import KEY
 from tegrad.llm.tools import THOUGHTS
 from tegrad.serve import conversation, fields
@@ -312,19 +311,10 @@ async def _embeddings(models: Models, exchange: Exchange) -> None:
 async def _vectors(models: Models, body: JSON, texts: Sequence[str]) -> tuple[list[list[float]], int, float, str]:
     """The texts' vectors and tokens, when their model was loaded, and its name. No text only loads the model."""
     async with _use(models, body) as model:
-        loaded, tokens = time.monotonic(), [text_tokens(model.about, model.tokenizer, text) for text in texts]
-        if body["truncate"]:
-            tokens = [_cut(one, model) for one in tokens]
+        loaded = time.monotonic()
+        tokens = await conversation.vector_tokens(model, texts, cut=body["truncate"])
         made = shortened(await model.embed(tokens), body["dimensions"]).tolist() if tokens else []
         return made, sum(map(len, tokens)), loaded, model.about.name
-
-
-def _cut(tokens: list[int], model: Model) -> list[int]:
-    """As many tokens as there is room for, with the one that ends texts, if the model wants it."""
-    if len(tokens) <= model.context:
-        return tokens
-    end = tokens[-1:] if tokens[-1] == model.tokenizer.eos else []
-    return tokens[: model.context - len(end)] + end
 
 
 def _lists(summary: str) -> JSON:

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.routing import Route
 
-from tegrad.llm.embeddings import text_tokens
 from tegrad.llm.grammar import Grammar
 from tegrad.serve import conversation, fields, responses
 from tegrad.serve.conversation import Prompt, Wanted
@@ -157,12 +156,9 @@ async def _answered(
 async def _embeddings(models: Models, exchange: Exchange) -> None:
     body = exchange.read(EMBEDDINGS)
     async with models.use(body["model"]) as model:
-        tokens = [
-            text_tokens(model.about, model.tokenizer, one)
-            if isinstance(one, str)
-            else known(one, model.tokenizer, "input")
-            for one in several(body["input"])
-        ]
+        given = several(body["input"])
+        made = iter(await conversation.vector_tokens(model, [one for one in given if isinstance(one, str)]))
+        tokens = [next(made) if isinstance(one, str) else known(one, model.tokenizer, "input") for one in given]
         vectors = await model.embed(tokens)
     data = [
         {"object": "embedding", "index": at, "embedding": _written(vector, body["encoding_format"])}
