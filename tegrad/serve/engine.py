@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from tegrad.errors import TegradError
 from tegrad.llm import embeddings, engine
 from tegrad.llm.answer import Reason
-from tegrad.llm.errors import ModelError
+from tegrad.llm.errors import ModelError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.grammar import Masks
 from tegrad.llm.sampler import Logprobs
@@ -65,6 +65,11 @@ class Generator:
     """A model that answers: requests in, tokens out, a message a step."""
 
     def __init__(self, channel: Channel, load: Load) -> None:
+        if not engine.suits_named():
+            device = os.environ.get("DEV")
+            raise UnsupportedModelError(
+                f"only our own kernels serve several at once, and not on DEV={device}: unset it"
+            )
         self._channel = channel
         self.came = Came()
         self.sinks: dict[int, _Sink] = {}

@@ -222,7 +222,10 @@ def test_https_keys_and_other_hosts(paths: dict[str, Path], tmp_path: Path) -> N
         assert running(server.mark, "tegrad.serve.engine") == []  # nobody has asked for a model
 
 
-def refused(*arguments: str, program: str = "import tegrad.__main__ as m; m.entry()") -> tuple[int, str]:
+PROGRAM = "import tegrad.__main__ as m; m.entry()"
+
+
+def refused(*arguments: str, program: str = PROGRAM) -> tuple[int, str]:
     """The exit code of a server that does not start, and what it says at last."""
     command = [sys.executable, "-c", f"import sys; {program}", "serve", "--log", "off", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -252,6 +255,8 @@ def test_what_keeps_it_from_starting_is_one_sentence(paths: dict[str, Path], tmp
         assert said.startswith("tegrad: "), said
         assert words in said
         assert code == end
-    missing = "sys.modules['uvicorn'] = None; import tegrad.__main__ as m; m.entry()"
+    code, said = refused(str(paths["a"]), "--port", "0", program=f"import os; os.environ['DEV'] = 'CPU'; {PROGRAM}")
+    assert (code, "not on DEV=CPU: unset it" in said) == (2, True)
+    missing = f"sys.modules['uvicorn'] = None; {PROGRAM}"
     code, said = refused(program=missing)
     assert (code, "serving needs uvicorn: pip install" in said) == (2, True)
