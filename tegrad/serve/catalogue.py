@@ -50,8 +50,15 @@ def about(name: str, path: Path) -> About:
             parameters=sum(info.rows * info.columns for info in file.tensors.values()),
             context=context if isinstance(context, int) else 0,
             embeds=bool(said.get(f"{family}.pooling_type")),
-            metadata={key: one for key, one in said.items() if not isinstance(one, list) or len(one) < LONG_LIST},
+            metadata={key: one for key, one in said.items() if _tellable(one)},
         )  # fmt: skip
+
+
+def _tellable(value: object) -> bool:
+    """Whether a client is told of it: no long list, and no number that JSON does not have."""
+    if isinstance(value, list):
+        return len(value) < LONG_LIST and all(map(_tellable, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 class Shelf:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,15 @@ def test_a_files_header_says_what_it_is(paths: list[Path]) -> None:
     assert one.metadata["llama.context_length"] == 128
     assert "tokenizer.ggml.tokens" not in one.metadata
     assert about("a", paths[0]).quantization == "Q8_0"  # by its tensors
+
+
+def test_numbers_that_json_does_not_have_are_not_told(tmp_path: Path) -> None:
+    odd = replace(SHAPE, extra={"odd": math.nan, "even": 2.5})
+    one = about("odd", tiny_llama.write(tmp_path / "odd.gguf", odd, TYPE.Q8_0))
+    told = {key.split(".")[-1]: value for key, value in one.metadata.items()}
+    assert "odd" not in told
+    assert told["even"] == 2.5
+    json.dumps(dict(one.metadata), allow_nan=False)
 
 
 def test_named_models_come_first_then_those_in_the_cache(shelf: Shelf, empty_cache: Path, paths: list[Path]) -> None:
