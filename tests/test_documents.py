@@ -8,6 +8,7 @@ import pytest
 from tegrad.cli import COMMANDS
 from tegrad.llm.arch import ARCHES
 from tegrad.llm.formats import FORMATS
+from tegrad.serve.config import OPTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 ARCHITECTURE, LLM, KERNELS, SERVE = (
@@ -55,3 +56,9 @@ def test_the_formats_that_are_read_are_those_that_there_are() -> None:
 def test_the_diagram_has_every_command() -> None:
     (line,) = re.findall(r"^ *cli/ +(.*)$", ARCHITECTURE, re.MULTILINE)
     assert sorted(line.split(" · ")) == sorted(COMMANDS)
+
+
+def test_every_option_of_the_server_has_a_row() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", SERVE.split("## Options")[1].split("\n## ")[0], re.MULTILINE)
+    told = {name.strip("-").replace("-", "_") for row in rows for name in quoted(row)}
+    assert [name for name in OPTIONS if name not in told and name != "models"] == []

@@ -58,10 +58,10 @@ def run(
         typer.Argument(metavar="[MODEL] [PROMPT]", hidden=True, help="The prompt may be -, for stdin."),
     ] = None,
     file: Annotated[Path | None, typer.Option(metavar="FILE", help="The prompt, or what follows PROMPT.")] = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="What the chat template tells first.")] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")] = None,
     chat: Annotated[
         bool | None,
-        typer.Option("--chat/--raw", " /--no-template", help="In the chat template, MODEL's default."),
+        typer.Option("--chat/--raw", " /--no-template", help="With or without MODEL's chat template."),
     ] = None,
     schema: Annotated[
         str | None, typer.Option(metavar="FILE|JSON", help="The answer is JSON of this JSON schema.")

@@ -20,17 +20,17 @@ def serve(
         list[str] | None,
         typer.Argument(hidden=True, metavar="[MODEL]...", help="Files or pulled models; the first is loaded now."),
     ] = None,
-    host: Annotated[str | None, typer.Option(metavar="NAME", help="127.0.0.1; 0.0.0.0 is for all machines.")] = None,
-    port: Annotated[int | None, typer.Option(metavar="N", help="8080; 0 is any that is free.")] = None,
-    context: Annotated[int | None, typer.Option(metavar="N", help="Tokens of a request; by memory.")] = None,
+    host: Annotated[str | None, typer.Option(metavar="NAME", help="127.0.0.1; 0.0.0.0 lets other machines in.")] = None,
+    port: Annotated[int | None, typer.Option(metavar="N", help="8080; 0 takes any free one.")] = None,
+    context: Annotated[int | None, typer.Option(metavar="N", help="Tokens of prompt and answer; by memory.")] = None,
     slots: Annotated[int | None, typer.Option(metavar="N", help="Requests that run together: 8, up to 64.")] = None,
     cache: Annotated[options.Cache | None, typer.Option(help="Keys and values; q8_0 takes half as much.")] = None,
-    memory: Annotated[float | None, typer.Option(metavar="GB", help="Of all models; what is free.")] = None,
+    memory: Annotated[float | None, typer.Option(metavar="GB", help="Limit for all models; what is free.")] = None,
     keep_alive: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Unload what was unused so long; never.")
+        float | None, typer.Option(metavar="SECONDS", help="Unload models idle for so long; never.")
     ] = None,
     gpu: options.Gpu = None,
-    api_key_file: Annotated[str | None, typer.Option(metavar="FILE", help="Keys, one a line; one is needed.")] = None,
+    api_key_file: Annotated[str | None, typer.Option(metavar="FILE", help="One key a line; requests need one.")] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="All options as TOML (docs/serve.md).")] = None,
     queue: Annotated[int | None, typer.Option(hidden=True)] = None,
     same_answer: Annotated[bool | None, typer.Option("--same-answer", hidden=True)] = None,

@@ -118,7 +118,7 @@ OPTIONS: Final[Mapping[str, _Rule]] = {
     "grace": ((int, float), 0, 1 << 20),
     "log": (str, *_ANY),
 }
-"""All options, by their names in the file. `memory` is in GB, `max_body` in MB."""
+"""All options, by their names in the file. `memory` is in GiB, `max_body` in MiB."""
 CHOICES: Final = {"cache": ("f16", "q8_0"), "log": ("text", "json", "off")}
 
 
