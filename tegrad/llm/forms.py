@@ -51,7 +51,7 @@ FORMS: Final = (
         between=("```json",),
     ),
     Form(
-        "hermes", ("<tool_call>",), ("<tool_call>",), ("</tool_call>",),
+        "hermes", ("<tool_call>",), ("<tool_call>", "```json"), ("</tool_call>", "```"),
         call='<tool_call>\n{"name": "NAME", "arguments": ARGS}\n</tool_call>', join="\n",
     ),
     Form(

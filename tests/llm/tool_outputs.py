@@ -63,6 +63,14 @@ RECORDED = {
         (WEATHER, ADD),
     ),
     "hermes without marks": Recorded(HERMES, '{"name": "get_weather", "arguments": {"city": "Paris"}}', (WEATHER,)),
+    "qwen2.5 coder in a fence": Recorded(
+        HERMES, '```json\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n```', (WEATHER,)
+    ),
+    "qwen2.5 coder says and calls in a fence": Recorded(
+        HERMES,
+        'I look.\n```json\n{\n  "name": "get_weather",\n  "arguments": {\n    "city": "Paris"\n  }\n}\n```',
+        (WEATHER,), text="I look.\n",
+    ),
     "llama 3.1": Recorded(LLAMA, '{"name": "get_weather", "parameters": {"city": "Paris"}}', (WEATHER,)),
     "llama 3.1 with a tag and a type": Recorded(
         LLAMA, '<|python_tag|>{"type": "function", "name": "get_weather", "parameters": {"city": "Paris"}}', (WEATHER,)
@@ -134,6 +142,7 @@ PLAIN = {
     "an unknown function": (HERMES, '<tool_call>\n{"name": "rm", "arguments": {}}\n</tool_call> done'),
     "a mark and text": (HERMES, "Write <tool_call> and then </tool_call>."),
     "a mark at the end": (HERMES, "It begins with <tool_call>"),
+    "a fence of what is no call": (HERMES, 'So:\n```json\n{"name": "Ann", "age": 3}\n```\nand ```js\nadd()\n```'),
     "half a mark": (HERMES, "a <tool_ca"),
     "JSON": (HERMES, ' {"a": [1, {"name": "add"}]} and more'),
     "JSON like a call's": (LLAMA, '{"name": "Ann", "age": 3}'),
