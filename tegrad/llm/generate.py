@@ -45,7 +45,8 @@ class Until:
         if ends := [(text.find(stop) + len(stop), -len(stop), stop) for stop in self._stops if stop in text]:
             end, size, self.found = min(ends)
             return text[: end + size]
-        begun = (size for stop in self._stops for size in range(1, len(stop)) if text.endswith(stop[:size]))
+        most = len(text) + 1
+        begun = (size for stop in self._stops for size in range(1, min(len(stop), most)) if text.endswith(stop[:size]))
         sure = len(text) - max(begun, default=0)
         self._held = text[sure:]
         return text[:sure]

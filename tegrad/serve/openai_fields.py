@@ -25,7 +25,9 @@ JSON: TypeAlias = dict[str, Any]
 
 MOST_ANSWERS: Final = 64
 MOST_TOOLS: Final = 128
-MOST_STOPS: Final = 16
+LONGEST_NAME: Final = 128
+"""Characters of a function's: those that programs make of paths are longer than the 64 that OpenAI allows."""
+MOST_STOPS: Final = 64
 LONGEST_STOP: Final = 256
 """Characters; each piece of text is compared with every beginning of it."""
 BAN: Final = -100.0
@@ -45,6 +47,8 @@ GRAMMAR: Final = Either((
         "text": Field(Text(), ""),
     }),
 ))  # fmt: skip
+LIMIT: Final = Either((whole(-1, -1), whole(1, (1 << 31) - 1)))
+"""Tokens of an answer; the samples of LM Studio and llama.cpp have -1."""
 SAMPLED: Final[Mapping[str, Field]] = {
     "temperature": Field(Number(0, 2), 1.0, about="0 takes the likeliest token"),
     "top_p": Field(Number(0, 1), 1.0),
@@ -59,7 +63,7 @@ SAMPLED: Final[Mapping[str, Field]] = {
     ),
     "seed": Field(whole(-(1 << 63), (1 << 64) - 1), about="with it, an answer comes again"),
     "stop": Field(STOP, ()),
-    "max_tokens": Field(whole(1, (1 << 31) - 1), about="else as many as the context holds"),
+    "max_tokens": Field(LIMIT, about="-1, or none, is as many as the context holds"),
     "n": Field(whole(1, MOST_ANSWERS), 1, about="answers"),
     "timeout": Field(Number(0, 86400), about="seconds after which an answer ends, wherever it is"),
     "grammar": Field(GRAMMAR, about="that the answer keeps to: in llguidance's Lark dialect, or of another kind"),
@@ -70,8 +74,12 @@ STREAMED: Final[Mapping[str, Field]] = {
     "stream": Field(Flag(), False),
     "stream_options": Field(Object({"include_usage": Field(Flag(), False)})),
 }
-PARTS: Final = Listed(Tagged("type", {"text": Object({"text": Field(Text(), required=True)})}))
+_PART: Final = Object({"text": Field(Text(), required=True)})
+REFUSED: Final = Object({"refusal": Field(Text(), required=True)})
+PARTS: Final = Listed(Tagged("type", {"text": _PART}))
 CONTENT: Final = Either((Text(), PARTS))
+SAID: Final = Either((Text(), Listed(Tagged("type", {"text": _PART, "refusal": REFUSED}))))
+"""By an assistant."""
 NAMED: Final[Mapping[str, Field]] = {"name": Field(Text())}
 FUNCTION_CALL: Final = Object({
     "name": Field(Text(), required=True),
@@ -88,15 +96,15 @@ MESSAGE: Final = Tagged("role", {
     "developer": _TOLD,
     "user": _TOLD,
     "assistant": Object({
-        "content": Field(CONTENT, ""),
+        "content": Field(SAID, ""),
         "reasoning_content": Field(Text()),
         "tool_calls": Field(Listed(CALL, most=MOST_TOOLS)),
         **NAMED,
     }),
-    "tool": Object({"content": Field(CONTENT, required=True), "tool_call_id": Field(Text()), **NAMED}),
+    "tool": Object({"content": Field(CONTENT, ""), "tool_call_id": Field(Text()), **NAMED}),
 })  # fmt: skip
 FUNCTION: Final = Object({
-    "name": Field(Text(most=64), required=True),
+    "name": Field(Text(most=LONGEST_NAME), required=True),
     "description": Field(Text()),
     "parameters": Field(Dictionary()),
     "strict": Field(Flag()),
@@ -107,20 +115,20 @@ CHOICE: Final = Either((
     Text(("none", "auto", "required")),
     Tagged("type", {"function": Object({"function": Field(_NAME, required=True)})}),
 ))  # fmt: skip
-SCHEMA: Final = Object({"name": Field(Text()), "schema": Field(Dictionary(), required=True)})
+SCHEMA: Final = Object({"name": Field(Text()), "schema": Field(Dictionary(), about="else any object")})
 FORMAT: Final = Tagged("type", {
     "text": Object({}),
     "json_object": Object({"schema": Field(Dictionary())}),
     "json_schema": Object({"json_schema": Field(SCHEMA, required=True)}),
 })  # fmt: skip
-EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh")
+EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 RESERVED: Final = frozenset({"messages", "tools", "reply", "add_generation_prompt", "documents", "self"})
 """What a template is given by itself."""
 CHAT: Final = Object({
     **STREAMED,
     "messages": Field(Listed(MESSAGE, least=1), required=True),
     **SAMPLED,
-    "max_completion_tokens": Field(whole(1, (1 << 31) - 1), about="the newer name of max_tokens"),
+    "max_completion_tokens": Field(LIMIT, about="the newer name of max_tokens"),
     "logprobs": Field(Flag(), False),
     "top_logprobs": Field(whole(0, LIKELIEST)),
     "tools": Field(Listed(TOOL, most=MOST_TOOLS), ()),
@@ -141,7 +149,7 @@ COMPLETION: Final = Object({
     **STREAMED,
     "prompt": Field(PROMPT, required=True, about="a text or its tokens, or several"),
     **SAMPLED,
-    "max_tokens": Field(whole(1, (1 << 31) - 1), 16),
+    "max_tokens": Field(LIMIT, 16),
     "best_of": Field(whole(1, MOST_ANSWERS)),
     "echo": Field(Flag(), False),
     "suffix": Field(Absent("texts are only continued here, leave it out")),
@@ -179,8 +187,9 @@ def sampled(body: Mapping[str, Any], tokenizer: Tokenizer, logprobs: int | None,
         raise Failure(str(error)) from error
     stops = list(filter(None, [body["stop"]] if isinstance(body["stop"], str) else body["stop"]))
     seed = None if body["seed"] is None else body["seed"] % (1 << 63)
+    most = limit or body["max_tokens"]
     return Wanted(
-        settings, limit or body["max_tokens"], [stop for stop in stops if stop], seed, body["n"], body["timeout"]
+        settings, None if most == -1 else most, [stop for stop in stops if stop], seed, body["n"], body["timeout"]
     )
 
 
@@ -197,7 +206,7 @@ def _biases(given: Mapping[str, float], tokenizer: Tokenizer) -> tuple[tuple[int
 
 def wanted_logprobs(body: JSON) -> int | None:
     """Of a chat: how many likeliest tokens come with each; None where no probabilities are wanted."""
-    if body["top_logprobs"] is not None and not body["logprobs"]:
+    if body["top_logprobs"] and not body["logprobs"]:
         raise Failure("top_logprobs is given without logprobs: set logprobs to true", param="top_logprobs")
     return (body["top_logprobs"] or 0) if body["logprobs"] else None
 
@@ -224,7 +233,11 @@ def message(one: Mapping[str, Any]) -> JSON:
 
 def joined(content: str | Sequence[Mapping[str, Any]]) -> str:
     """The text of a message's content, which may have parts."""
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+    return (
+        content
+        if isinstance(content, str)
+        else "".join(part["refusal" if part["type"] == "refusal" else "text"] for part in content)
+    )
 
 
 def functions(given: Sequence[Mapping[str, Any]]) -> list[JSON]:

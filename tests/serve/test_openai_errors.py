@@ -79,7 +79,7 @@ WRONG: list[tuple[str, Any, str]] = [
     (CHAT, HELLO | {"seed": "one"}, "seed"),
     (CHAT, HELLO | {"timeout": -1}, "timeout"),
     (CHAT, HELLO | {"max_tokens": 0}, "max_tokens"),
-    (CHAT, HELLO | {"max_completion_tokens": -1}, "max_completion_tokens"),
+    (CHAT, HELLO | {"max_completion_tokens": -2}, "max_completion_tokens"),
     (CHAT, HELLO | {"n": 0}, "n"),
     (CHAT, HELLO | {"n": 1000}, "n"),
     (CHAT, HELLO | {"stop": [1]}, "stop[0]"),
@@ -152,6 +152,38 @@ def test_what_is_nested_deeply_is_answered_or_refused(http: httpx.Client, depth:
     for fields in (tools, f'{tools}, "tool_choice": "required"', f"{form}, {thinking}", values):
         answer = http.post(CHAT, content=f"{{{fields}, {json.dumps(HELLO)[1:]}")
         assert answer.status_code in (200, 400), answer.text
+
+
+SENT: list[tuple[str, Any]] = [
+    (CHAT, HELLO | {"reasoning_effort": "max"}),
+    (CHAT, HELLO | {"logprobs": False, "top_logprobs": 0}),
+    (CHAT, HELLO | {"stop": [f"<{at}>" for at in range(64)]}),  # completions of code have words of a language
+    (CHAT, HELLO | {"tools": [{"type": "function", "function": {"name": "get_" * 30}}]}),
+    (CHAT, HELLO | {"response_format": {"type": "json_schema", "json_schema": {"name": "any"}}}),
+    (CHAT, {"messages": [*HELLO["messages"], {"role": "tool", "tool_call_id": "call_1", "content": None}]}),
+    (TEXT, {"prompt": "a", "max_tokens": -1}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), SENT, ids=lambda one: str(one)[:80])
+def test_what_clients_send_is_taken(http: httpx.Client, path: str, body: Any) -> None:
+    answer = http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_limit_of_minus_one_is_the_contexts(http: httpx.Client, model: Scripted, name: str) -> None:
+    assert http.post(CHAT, json=HELLO | {name: -1}).status_code == 200
+    assert model.asked[-1].rest[0] is None
+
+
+def test_a_refusal_is_what_the_assistant_said(http: httpx.Client, model: Scripted) -> None:
+    prompts = []
+    for part in ({"type": "refusal", "refusal": "I will not."}, {"type": "text", "text": "I will not."}):
+        said = [*HELLO["messages"], {"role": "assistant", "content": [part]}, *HELLO["messages"]]
+        assert http.post(CHAT, json={"messages": said}).status_code == 200
+        prompts.append(model.asked[-1].tokens)
+    assert prompts[0] == prompts[1]
 
 
 def test_null_is_as_if_left_out(http: httpx.Client) -> None:
