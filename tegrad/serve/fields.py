@@ -267,11 +267,15 @@ class Object:
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """One of several objects, told apart by the text of one of their fields, `default` where that is missing."""
+    """One of several objects, told apart by the text of one of their fields, `default` where that is missing.
+
+    With `others`, one with another text there is taken, too, and nothing more of it read.
+    """
 
     tag: str
     kinds: Mapping[str, Object]
     default: str | None = None
+    others: bool = False
 
     def fits(self, value: Any) -> bool:
         return isinstance(value, dict)
@@ -280,11 +284,15 @@ class Tagged:
         if not isinstance(value, dict):
             wrong(value, at, self)
         given = value.get(self.tag)
+        if self.others and isinstance(given, str) and given not in self.kinds:
+            return {self.tag: given}
         name = Text(tuple(self.kinds)).read(self.default if given is None else given, f"{at}.{self.tag}")
         return {self.tag: name, **self.kinds[name].read(value, at)}
 
     def schema(self) -> dict[str, Any]:
-        return {"oneOf": [self._one(name, kind.schema()) for name, kind in self.kinds.items()]}
+        other = {"type": "object", "properties": {self.tag: {"type": "string", "not": {"enum": list(self.kinds)}}}}
+        others = [other | {"required": [self.tag]}] if self.others else []
+        return {"oneOf": [*(self._one(name, kind.schema()) for name, kind in self.kinds.items()), *others]}
 
     def __str__(self) -> str:
         return f"an object with {self.tag!r}"

@@ -31,6 +31,7 @@ from tegrad.serve.openai_fields import (
     FUNCTION,
     JSON,
     MOST_TOOLS,
+    REFUSED,
     SAMPLED,
     chosen,
     functions,
@@ -45,7 +46,9 @@ LOGPROBS: Final = "message.output_text.logprobs"
 """What `include` has for log-probabilities."""
 _ITS_OWN: Final = ("n", "max_tokens", "stop")
 _PART: Final = Object({"text": Field(fields.Text(), required=True)})
-_PARTS: Final = Listed(Tagged("type", dict.fromkeys(("input_text", "output_text", "text"), _PART)))
+_PARTS: Final = Listed(
+    Tagged("type", {**dict.fromkeys(("input_text", "output_text", "text"), _PART), "refusal": REFUSED})
+)
 _CONTENT: Final = Either((fields.Text(), _PARTS))
 _THOUGHTS: Final = Listed(Tagged("type", {"reasoning_text": _PART}))
 _ITEM: Final = Tagged("type", {
@@ -80,7 +83,10 @@ RESPONSE: Final = Object({
     "stream": Field(Flag(), False),
     **{name: row for name, row in SAMPLED.items() if name not in _ITS_OWN},
     "max_output_tokens": Field(Number(1, (1 << 31) - 1, whole=True)),
-    "tools": Field(Listed(Tagged("type", {"function": FUNCTION}), most=MOST_TOOLS), ()),
+    "tools": Field(
+        Listed(Tagged("type", {"function": FUNCTION}, others=True), most=MOST_TOOLS), (),
+        about="functions; others, which coding tools always send, are left out",
+    ),
     "tool_choice": Field(_CHOICE, "auto"),
     "parallel_tool_calls": Field(Flag(), True),
     "text": Field(Object({"format": Field(_FORMAT)}), about="with a format that the text keeps to"),
@@ -115,6 +121,7 @@ OPENAPI: Final[Mapping[str, Any]] = {
 
 async def _response(models: Models, exchange: Exchange) -> None:
     body = exchange.read(RESPONSE)
+    body["tools"] = [tool for tool in body["tools"] if tool["type"] == "function"]
     chat = _chat(body)
     if body["stream"]:
         exchange.stream()

@@ -166,6 +166,20 @@ def test_items_become_messages(scripted: Scripted, told: openai.OpenAI) -> None:
     assert prompt(scripted) == scripted.template.render(said, tools=[{"type": "function", "function": function}])
 
 
+def test_tools_that_are_no_functions_are_left_out(scripted: Scripted, told: openai.OpenAI) -> None:
+    others: Any = [
+        {"type": "web_search", "external_web_access": False},
+        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "a"}},
+        {"type": "namespace", "name": "mcp", "tools": [LOOK]},
+    ]
+    prompts = []
+    for tools in ([LOOK], [*others, LOOK]):
+        response = told.responses.create(model="small", input="So?", tools=tools, reasoning={"effort": "max"})
+        assert [tool.type for tool in response.tools] == ["function"]
+        prompts.append(prompt(scripted))
+    assert prompts[0] == prompts[1]
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [
@@ -175,7 +189,7 @@ def test_items_become_messages(scripted: Scripted, told: openai.OpenAI) -> None:
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": 5}]}, "tools[0].type"),
         ({"tool_choice": {"type": "function", "name": "look"}}, "tool_choice"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
