@@ -66,12 +66,7 @@ async def _models(models: Models, exchange: Exchange) -> None:
 
 
 async def _model(models: Models, exchange: Exchange) -> None:
-    name = exchange.arguments["model"]
-    for one in models.names():
-        if one.name == name:
-            await exchange.reply(_about(one))
-            return
-    raise Failure(f"there is no model {name!r}: /v1/models lists them", 404, code="model_not_found", param="model")
+    await exchange.reply(_about(models.find(exchange.arguments["model"])))
 
 
 def _about(one: About) -> JSON:

@@ -16,6 +16,7 @@ from tegrad.errors import TegradError
 from tegrad.llm.errors import ContextError, OutOfMemory, UnsupportedModelError
 from tegrad.llm.service import QueueFull
 from tegrad.serve import openai as api
+from tegrad.serve.model import About
 
 CHAT, TEXT, VECTORS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -184,6 +185,15 @@ def test_a_refusal_is_what_the_assistant_said(http: httpx.Client, model: Scripte
         assert http.post(CHAT, json={"messages": said}).status_code == 200
         prompts.append(model.asked[-1].tokens)
     assert prompts[0] == prompts[1]
+
+
+def test_a_model_is_told_of_by_every_name_that_finds_it(scripted: Scripted) -> None:
+    class Named(Fixed):
+        def find(self, name: str | None) -> About:
+            return super().find(name and name.lower())
+
+    with served(api.routes(Named([scripted]))) as url:
+        assert httpx.get(f"{url}/v1/models/Small").json()["id"] == "small"
 
 
 def test_null_is_as_if_left_out(http: httpx.Client) -> None:
