@@ -24,6 +24,8 @@ OPEN: Final = frozenset({"/health", "/ready"})
 """Paths that nobody needs a key for, beside the page's."""
 QUIET: Final = frozenset({"/health", "/ready", "/metrics"})
 """Paths whose requests are logged only when they fail: machines ask for them all the time."""
+NAMES: Final = (b"x-request-id", b"request-id")
+"""Headers of a response in which OpenAI's and Anthropic's clients look for its id."""
 _REQUEST: Final = re.compile(r"[\w.:-]{1,64}")
 
 
@@ -55,7 +57,7 @@ class Logged:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request.encode())]
+                message["headers"] = [*message.get("headers", ()), *((name, request.encode()) for name in NAMES)]
             await send(message)
 
         try:

@@ -118,6 +118,7 @@ def test_each_request_has_an_id_and_a_line(caplog: pytest.LogCaptureFixture, mon
         found = [ask(app, headers={"x-request-id": given}) for given in ("mine-1", "not\tone", "x" * 65)]
         assert ask(app, "/health").headers["x-request-id"]
     ids = [one.headers["x-request-id"] for one in found]
+    assert ids == [one.headers["request-id"] for one in found]  # where Anthropic's clients look for it
     assert ids[0] == "mine-1"
     assert len({*ids}) == 3
     assert all(len(one) == 16 for one in ids[1:])
