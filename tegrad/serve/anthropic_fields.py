@@ -27,7 +27,7 @@ _TEXT: Final = Object({"text": Field(Text(), required=True)})
 _TEXTS: Final = Either((Text(), Listed(Tagged("type", {"text": _TEXT}))))
 _RESULT: Final = Object({
     "tool_use_id": Field(Text(), required=True),
-    "content": Field(_TEXTS, ""),
+    "content": Field(Either((Text(), Listed(Tagged("type", {"text": _TEXT}, others=True)))), ""),
     "is_error": Field(Flag(), False),
 })  # fmt: skip
 _USE: Final = Object({
@@ -151,4 +151,9 @@ def _add(message: JSON, block: Mapping[str, Any]) -> None:
 
 
 def _joined(content: str | Sequence[Mapping[str, Any]]) -> str:
-    return content if isinstance(content, str) else "\n".join(block["text"] for block in content)
+    """A text; what is none, such as a picture that a tool returned, is named, so that the conversation can go on."""
+    return content if isinstance(content, str) else "\n".join(map(_text, content))
+
+
+def _text(block: Mapping[str, Any]) -> str:
+    return str(block["text"]) if block["type"] == "text" else f"[{block['type']} left out: only text can be read]"

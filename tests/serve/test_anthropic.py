@@ -201,6 +201,17 @@ def test_an_answer_goes_on_from_what_the_assistant_said(client: anthropic.Anthro
     assert prompt(model).endswith("<think>\n\n</think>\n\nThe best answer is (")
 
 
+def test_a_picture_that_a_tool_returned_does_not_end_the_conversation(
+    client: anthropic.Anthropic, model: Scripted
+) -> None:
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "a.png"}, picture]}
+    use = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": "a.png"}}
+    said: Any = [*HELLO, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    client.messages.create(**ASKED | {"messages": said}, tools=TOOLS)
+    assert "a.png\n[image left out: only text can be read]" in prompt(model)
+
+
 def test_a_call_may_be_wanted(client: anthropic.Anthropic, model: Scripted) -> None:
     choices: list[tuple[Any, bool]] = [
         ({"type": "auto"}, False), ({"type": "none"}, False), ({"type": "any"}, True),
