@@ -152,7 +152,8 @@ class Reader:
     # ---- steps: generators that yield where they need more text
 
     def _answer(self, *, thinking: bool) -> _Steps[None]:
-        if thinking or (self._thought and (yield from self._begins(self._thought[0]))):
+        # A model may open the thought once more that its prompt has opened.
+        if (self._thought and (yield from self._begins(self._thought[0]))) or thinking:
             assert self._thought is not None
             yield from self._spaces()
             self._cut(self._at)

@@ -71,6 +71,9 @@ RECORDED = {
         'I look.\n```json\n{\n  "name": "get_weather",\n  "arguments": {\n    "city": "Paris"\n  }\n}\n```',
         (WEATHER,), text="I look.\n",
     ),
+    "a thought that is opened twice": Recorded(
+        QWEN3, "<think>\nHm.\n</think>\n\nParis.", text="Paris.", thought="Hm.", opened=True
+    ),
     "llama 3.1": Recorded(LLAMA, '{"name": "get_weather", "parameters": {"city": "Paris"}}', (WEATHER,)),
     "llama 3.1 with a tag and a type": Recorded(
         LLAMA, '<|python_tag|>{"type": "function", "name": "get_weather", "parameters": {"city": "Paris"}}', (WEATHER,)
