@@ -426,8 +426,8 @@ def test_two_tabs_lose_nothing_of_each_other(context: BrowserContext, url: str, 
     expect(first.locator("article .note").last).not_to_contain_text("Not finished")
     first.reload()
     for tab in (first, second):
-        assert tab.locator("article .body").all_inner_texts()[:4] == ["One", "A", "Three", "C"]
         expect(tab.locator("article.user").last.locator(".versions")).to_contain_text("of 2")
+        assert tab.locator("article .body").all_inner_texts()[:4] == ["One", "A", "Three", "C"]
 
 
 def test_what_another_tab_deletes_is_gone_unless_an_answer_is_being_made(

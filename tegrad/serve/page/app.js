@@ -243,8 +243,8 @@ const BUTTONS = {
     const gone = chat;
     gone.forget();
     chats.delete(gone.id);
+    await store.remove(gone.id); // what is shown as gone is gone, should the page be left now
     await open("");
-    await store.remove(gone.id);
     list();
     say("Deleted.");
     $("question").focus();
@@ -297,9 +297,10 @@ function listen() {
   store.onchange(async (id) => {
     list();
     if (id !== chat.id) return;
+    const { job } = chat;
     const [record, messages] = await store.read(id);
     if (record) chat.merge(record, messages);
-    else if (!chat.job) {
+    else if (!job && !chat.job) {
       await open("");
       notice("This conversation was deleted in another tab.", "A new one begins here.");
     }

@@ -116,10 +116,11 @@ export class Chat {
       if (message.finish === "error") this.problem = problem;
     }
     clearInterval(keeping);
-    this.job = null;
     if (message.content || message.thinking || !["stopped", "error"].includes(message.finish)) {
-      await this.keep(message);
+      // Until it is on disk, what another tab deletes is not gone.
+      await this.keep(message).finally(() => { this.job = null; });
     } else { // nothing came: no branch without words
+      this.job = null;
       this.messages.delete(message.id);
       if (this.leaf === message.id) this.leaf = this.newest(parent);
     }
