@@ -123,11 +123,8 @@ def test_ctrl_c_ends_an_answer_and_twice_the_program(terminal: Callable[..., Ter
     talk.until(lambda lines: "> Tell me all" in lines[:-1])
     talk.program.send(CTRL_C)
     assert re.match(FIGURES + "; stopped", talk.ready()[-2])
-    for command in (
-        "/reset",
-        "/set max_tokens 4",
-        "/set temperature 0",
-    ):  # what it was told depends on when it was stopped
+    # What it was told depends on when it was stopped.
+    for command in ("/reset", "/set max_tokens 4", "/set temperature 0"):
         talk.say(command)
     assert re.match(FIGURES, talk.say("And?")[-2])
     talk.program.send(f"half a question{CTRL_C}")
