@@ -39,6 +39,13 @@ def search_path() -> str:
     return os.pathsep.join(found)
 
 
+def isolated(module: str) -> list[str]:
+    """The command for `main` of a module of ours in a process that needs no more of Python's start than that."""
+    start = f"import sys; sys.path[:] = sys.argv[1:]; from {module} import main; main()"
+    # An editable install is found by a hook in `site`, which -S leaves out.
+    return [sys.executable, "-I", "-S", "-c", start, *filter(None, sys.path), str(HERE.parent)]
+
+
 def source() -> str:
     """The folder or file (a path) or the URL that this tegrad was installed from; UNKNOWN where none can be told."""
     if _is_checkout(HERE.parent):

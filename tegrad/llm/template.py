@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final, Self
 
-import tegrad
+from tegrad.installed import isolated
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.pieces import NUMBERS
@@ -33,10 +31,6 @@ MOST_CHARACTERS: Final = 1 << 20
 """Characters of a template, and of what it adds to the messages."""
 MOST_GROWTH: Final = 8
 """Times that a template may write what it was given, which JSON makes longer."""
-PACKAGE: Final = Path(tegrad.__file__).parents[1]
-"""Where `import tegrad` finds it."""
-START: Final = "import sys; sys.path[:] = sys.argv[1:]; from tegrad.llm.sandbox import main; main()"
-"""The process's program, which needs no more of Python's start than that."""
 
 REFUSALS: Final[Mapping[str, str]] = {
     "unsound": "is not sound ({said})",
@@ -105,11 +99,9 @@ class Template:
     def _started(self) -> subprocess.Popen[bytes]:
         """A process that has compiled the template."""
         self._end()
-        # An editable install is found by a hook in `site`, which -S leaves out.
-        command = [sys.executable, "-I", "-S", "-c", START, *filter(None, sys.path), str(PACKAGE)]
         try:
             process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                isolated("tegrad.llm.sandbox"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
         except OSError as error:
             raise _refusal("ended", f"no process for it: {error.strerror}") from error

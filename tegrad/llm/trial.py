@@ -8,10 +8,9 @@ import json
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import Any, Final
 
-import tegrad
+from tegrad.installed import isolated
 
 CPU_LIMIT_S: Final = 2
 WALL_LIMIT_S: Final = 15.0
@@ -21,16 +20,14 @@ STACK_BYTES: Final = 4 << 20
 STEPS: Final = 8
 LIMITS: Final[dict[str, Any]] = {"step_lexer_fuel": 20_000, "max_lexer_states": 50_000, "verbose_errors": False}
 """llguidance's own for one grammar, and for one mask of it."""
-PACKAGE: Final = Path(tegrad.__file__).parents[1]
-START: Final = "import sys; sys.path[:] = sys.argv[1:]; from tegrad.llm.trial import main; main()"
 
 
 def fault(source: str, size: int, special: dict[int, str]) -> str:
     """What is wrong with a grammar as llguidance takes it, for a vocabulary of `size` tokens; "" for nothing."""
-    command = [sys.executable, "-I", "-S", "-c", START, *filter(None, sys.path), str(PACKAGE)]
+    asked = json.dumps([source, size, special])
     try:
         ended = subprocess.run(
-            command, input=json.dumps([source, size, special]), capture_output=True, text=True, timeout=WALL_LIMIT_S
+            isolated("tegrad.llm.trial"), input=asked, capture_output=True, text=True, timeout=WALL_LIMIT_S
         )
     except subprocess.TimeoutExpired:
         return f"it takes more than {WALL_LIMIT_S:g} seconds to compile"

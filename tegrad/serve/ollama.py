@@ -39,7 +39,8 @@ from tegrad.serve.openai_answers import scores
 from tegrad.serve.openai_fields import JSON
 
 VERSION: Final = "0.13.0"
-"""The version of Ollama that has the fields which are taken here: clients ask for it to know what they may send."""
+"""Clients ask for Ollama's version to know what they may send. The newest of the fields taken here, log-probabilities,
+came with 0.12.11 (its release notes)."""
 NEVER: Final = "9999-12-31T23:59:59Z"
 """When a model leaves that is kept for ever."""
 MEDIA: Final = "application/x-ndjson"

@@ -6,14 +6,19 @@ import numpy as np
 import pytest
 from tiny_llama import TYPE, Shape, write
 
+from tegrad.nv.replay import DEFAULT, Dependency
+
 pytestmark = [pytest.mark.board, pytest.mark.long]
 
 SHAPE = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=2)
 
 
-@pytest.mark.parametrize(("overlap", "pick"), [(False, "mma"), (True, "mma"), (True, "wgmma")])
+@pytest.mark.parametrize(
+    ("overlap", "dependency", "pick", "early"),
+    [(False, None, "mma", 32), (False, DEFAULT, "mma", 0), (True, None, "mma", 2), (True, None, "wgmma", 2)],
+)
 def test_hoppers_builds_compute_prompts_and_batches(
-    overlap: bool, pick: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overlap: bool, dependency: Dependency | None, pick: str, early: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEGRAD_BOARD", "gh100")
     monkeypatch.setenv("DEV", "NV")
@@ -30,8 +35,11 @@ def test_hoppers_builds_compute_prompts_and_batches(
     with (
         opened() as device,
         PackedModel.load(path, "NV") as model,
-        Batch(model, slots=2, positions=48, sizes=(8, 40), pick=PICKS[pick], overlap=overlap) as batch,
+        Batch(
+            model, slots=2, positions=48, sizes=(8, 40), pick=PICKS[pick], overlap=overlap, dependency=dependency
+        ) as batch,
     ):
+        assert [batch._rows.overlaps(width) for width in (early, early + 1)] == [1, 0]  # steps of up to so many
         for size in (40, 7):
             batch.prefill.run(tokens[:size])
             found = floats(device, batch.prefill.logits, SHAPE.vocab)
