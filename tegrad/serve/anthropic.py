@@ -55,7 +55,7 @@ OPENAPI: Final[Mapping[str, Any]] = {
 
 async def _count(models: Models, exchange: Exchange) -> None:
     body = exchange.read(COUNT)
-    chat = chat_of(body)
+    chat = chat_of(body, models.find(body["model"]).name)
     async with models.use(body["model"]) as model:
         prompt = await conversation.chat_prompt(model, chat)
     await exchange.reply({"input_tokens": len(prompt.tokens)})
@@ -63,7 +63,7 @@ async def _count(models: Models, exchange: Exchange) -> None:
 
 async def _messages(models: Models, exchange: Exchange) -> None:
     body = exchange.read(MESSAGES)
-    chat = chat_of(body)
+    chat = chat_of(body, models.find(body["model"]).name)
     if body["stream"]:
         exchange.stream()
     async with models.use(body["model"]) as model:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from tegrad.llm.grammar import Grammar
 from tegrad.llm.sampler import LARGEST_TOP_K
 from tegrad.llm.tokenizer import Tokenizer
 from tegrad.serve.conversation import Chat, Wanted, resumed
+from tegrad.serve.failures import unread
 from tegrad.serve.fields import Dictionary, Either, Field, Flag, Listed, Number, Object, Tagged, Text
 from tegrad.serve.openai_fields import (
     JSON,
@@ -19,15 +20,17 @@ from tegrad.serve.openai_fields import (
     SAMPLED,
     chosen,
     functions,
+    joined,
+    noted,
     sampled,
     whole,
 )
 
 _TEXT: Final = Object({"text": Field(Text(), required=True)})
-_TEXTS: Final = Either((Text(), Listed(Tagged("type", {"text": _TEXT}))))
+_TEXTS: Final = Either((Text(), Listed(Tagged("type", {"text": _TEXT}, others=True))))
 _RESULT: Final = Object({
     "tool_use_id": Field(Text(), required=True),
-    "content": Field(Either((Text(), Listed(Tagged("type", {"text": _TEXT}, others=True)))), ""),
+    "content": Field(_TEXTS, ""),
     "is_error": Field(Flag(), False),
 })  # fmt: skip
 _USE: Final = Object({
@@ -40,8 +43,9 @@ _SAID: Final = Tagged("type", {
     "thinking": Object({"thinking": Field(Text(), required=True)}),
     "redacted_thinking": Object({}),
     "tool_use": _USE,
-})  # fmt: skip
-_TOLD: Final = Tagged("type", {"text": _TEXT, "tool_result": _RESULT})
+}, others=True)  # fmt: skip
+"""What other servers did with tools of their own is left out."""
+_TOLD: Final = Tagged("type", {"text": _TEXT, "tool_result": _RESULT}, others=True)
 MESSAGE: Final = Tagged("role", {
     "user": Object({"content": Field(Either((Text(), Listed(_TOLD))), required=True)}),
     "assistant": Object({"content": Field(Either((Text(), Listed(_SAID))), required=True)}),
@@ -100,8 +104,8 @@ def thinks(body: JSON) -> bool:
     return body["thinking"] is not None and body["thinking"]["type"] != "disabled"
 
 
-def chat_of(body: JSON) -> Chat:
-    """The conversation of a request; Failure."""
+def chat_of(body: JSON, model: str) -> Chat:
+    """The conversation of a request to a model; Failure."""
     tools = functions([
         {"name": one["name"], "description": one["description"], "parameters": one["input_schema"]}
         for one in body["tools"]
@@ -112,22 +116,25 @@ def chat_of(body: JSON) -> Chat:
     form = output["format"]
     grammar = Grammar("schema", json.dumps(form["schema"])) if form is not None else None
     values = {"enable_thinking": thinks(body), **({"reasoning_effort": output["effort"]} if output["effort"] else {})}
-    messages, begun = resumed(_messages(body))
+    messages, begun = resumed(_messages(body, model))
     return Chat(
         messages, tools, choice, not given.get("disable_parallel_tool_use"), grammar, values, begun
     )  # fmt: skip
 
 
-def _messages(body: JSON) -> list[JSON]:
+def _messages(body: JSON, model: str) -> list[JSON]:
     """Messages as templates take them: turns of one role are one, and what tools returned is a message of its own."""
-    made: list[JSON] = [{"role": "system", "content": _joined(body["system"])}] if body["system"] else []
+    system = joined(body["system"], "system", model, "\n")
+    made: list[JSON] = [{"role": "system", "content": system}] if system else []
     names: dict[str, str] = {}
     """Functions by the id of their call."""
-    for one in body["messages"]:
+    for at, one in enumerate(body["messages"]):
         content, role = one["content"], one["role"]
-        for block in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+        for number, block in enumerate([{"type": "text", "text": content}] if isinstance(content, str) else content):
+            if role != "assistant" and block["type"] not in ("text", "tool_result"):
+                raise unread(f"messages[{at}].content[{number}]", block["type"], model)
             if block["type"] == "tool_result":
-                name, text = names.get(block["tool_use_id"], ""), _joined(block["content"])
+                name, text = names.get(block["tool_use_id"], ""), noted(block["content"], "\n")
                 made.append({"role": "tool", "tool_call_id": block["tool_use_id"], "name": name, "content": text})
                 continue
             if not made or made[-1]["role"] != role:
@@ -148,12 +155,3 @@ def _add(message: JSON, block: Mapping[str, Any]) -> None:
     elif kind == "tool_use":
         function = {"name": block["name"], "arguments": block["input"]}
         message.setdefault("tool_calls", []).append({"id": block["id"], "type": "function", "function": function})
-
-
-def _joined(content: str | Sequence[Mapping[str, Any]]) -> str:
-    """A text; what is none, such as a picture that a tool returned, is named, so that the conversation can go on."""
-    return content if isinstance(content, str) else "\n".join(map(_text, content))
-
-
-def _text(block: Mapping[str, Any]) -> str:
-    return str(block["text"]) if block["type"] == "text" else f"[{block['type']} left out: only text can be read]"

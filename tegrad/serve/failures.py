@@ -10,6 +10,8 @@ from tegrad.llm.errors import ContextError, ModelError, NoRoom, OutOfMemory
 from tegrad.llm.service import QueueFull
 from tegrad.serve.model import UnknownModel
 
+SHOWN: Final = 40
+"""Characters of a wrong value that an error shows."""
 NO_ROOM_S: Final = 1.0
 """Seconds after which a request that found no room, or a device that failed, is worth another try."""
 
@@ -33,6 +35,11 @@ class Failure(TegradError):
     def headers(self) -> Mapping[str, str]:
         """Of the response, whole seconds."""
         return {} if self.retry_after is None else {"retry-after": str(max(1, round(self.retry_after)))}
+
+
+def unread(at: str, what: str, model: str) -> Failure:
+    """What a model cannot read stands in a message."""
+    return Failure(f"{at} is {what[:SHOWN]!r}, and {model} reads text alone: leave it out", param=at)
 
 
 _STATUS: Final[Mapping[type[Exception], tuple[int, str | None]]] = {

@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, Protocol
 
-from tegrad.serve.failures import Failure
+from tegrad.serve.failures import SHOWN, Failure
 
-SHOWN: Final = 40
-"""Characters of a wrong value that an error shows."""
 LONGEST: Final = 1 << 20
 """Entries of a list that has no bound of its own."""
 

@@ -13,7 +13,7 @@ from tegrad.llm.grammar import Grammar
 from tegrad.llm.sampler import HISTORY, LARGEST_SETTING, LARGEST_TOP_K, LIKELIEST
 from tegrad.llm.tokenizer import Tokenizer
 from tegrad.serve.conversation import Chat, Wanted, resumed
-from tegrad.serve.failures import Failure
+from tegrad.serve.failures import Failure, unread
 from tegrad.serve.fields import Anything, Dictionary, Either, Field, Flag, Listed, Number, Object, Tagged, Text
 from tegrad.serve.model import About
 from tegrad.serve.openai_fields import (
@@ -154,7 +154,7 @@ def chat_of(body: JSON, about: About, *, thinks: bool) -> Chat:
     """The conversation of a request to a model, which thinks or does not; Failure."""
     for at, one in enumerate(body["messages"]):
         if one["images"]:
-            raise _blind(about, f"messages[{at}].images")
+            raise unread(f"messages[{at}].images", "a picture", about.name)
     messages, begun = resumed(_messages(body["messages"]))
     tools = functions([tool["function"] for tool in body["tools"]])
     return Chat(messages, tools, grammar=grammar_of(body), values=_values(body, about, thinks=thinks), begun=begun)
@@ -170,14 +170,10 @@ def prompt_of(body: JSON, about: About, *, thinks: bool) -> Chat:
         if body[name]:
             raise Failure(f"{name} is given, and {why}: leave it out", param=name)
     if body["images"]:
-        raise _blind(about, "images")
+        raise unread("images", "a picture", about.name)
     said = [("system", body["system"]), ("user", body["prompt"])]
     messages = [{"role": role, "content": text} for role, text in said if text]
     return Chat(messages, grammar=grammar_of(body), values=_values(body, about, thinks=thinks))
-
-
-def _blind(about: About, at: str) -> Failure:
-    return Failure(f"{at} are given, and {about.name} reads text alone: leave them out", param=at)
 
 
 def _values(body: JSON, about: About, *, thinks: bool) -> JSON:

@@ -84,7 +84,7 @@ def _about(one: About) -> JSON:
 
 async def _chat(models: Models, exchange: Exchange) -> None:
     body = exchange.read(CHAT)
-    chat, logprobs = chat_of(body), wanted_logprobs(body)
+    chat, logprobs = chat_of(body, models.find(body["model"]).name), wanted_logprobs(body)
     if body["stream"]:
         exchange.stream()
     async with models.use(body["model"]) as model:

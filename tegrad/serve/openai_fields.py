@@ -18,8 +18,8 @@ from tegrad.llm.sampler import BIASES, HISTORY, LARGEST_TOP_K, LEAST_TEMPERATURE
 from tegrad.llm.sampling import Settings
 from tegrad.llm.tokenizer import Tokenizer
 from tegrad.serve.conversation import Chat, Wanted
-from tegrad.serve.failures import Failure
-from tegrad.serve.fields import SHOWN, Absent, Dictionary, Either, Field, Flag, Listed, Number, Object, Tagged, Text
+from tegrad.serve.failures import SHOWN, Failure, unread
+from tegrad.serve.fields import Absent, Dictionary, Either, Field, Flag, Listed, Number, Object, Tagged, Text
 
 JSON: TypeAlias = dict[str, Any]
 
@@ -76,10 +76,9 @@ STREAMED: Final[Mapping[str, Field]] = {
 }
 _PART: Final = Object({"text": Field(Text(), required=True)})
 REFUSED: Final = Object({"refusal": Field(Text(), required=True)})
-PARTS: Final = Listed(Tagged("type", {"text": _PART}))
-CONTENT: Final = Either((Text(), PARTS))
-SAID: Final = Either((Text(), Listed(Tagged("type", {"text": _PART, "refusal": REFUSED}))))
-"""By an assistant."""
+TEXTS: Final = frozenset({"text", "refusal"})
+"""What a part of a message has that is text."""
+CONTENT: Final = Either((Text(), Listed(Tagged("type", {"text": _PART, "refusal": REFUSED}, others=True))))
 NAMED: Final[Mapping[str, Field]] = {"name": Field(Text())}
 FUNCTION_CALL: Final = Object({
     "name": Field(Text(), required=True),
@@ -96,7 +95,7 @@ MESSAGE: Final = Tagged("role", {
     "developer": _TOLD,
     "user": _TOLD,
     "assistant": Object({
-        "content": Field(SAID, ""),
+        "content": Field(CONTENT, ""),
         "reasoning_content": Field(Text()),
         "tool_calls": Field(Listed(CALL, most=MOST_TOOLS)),
         **NAMED,
@@ -211,33 +210,44 @@ def wanted_logprobs(body: JSON) -> int | None:
     return (body["top_logprobs"] or 0) if body["logprobs"] else None
 
 
-def chat_of(body: JSON) -> Chat:
-    """The conversation of a request."""
+def chat_of(body: JSON, model: str) -> Chat:
+    """The conversation of a request to a model; Failure."""
     tools = functions([tool["function"] for tool in body["tools"]])
     given = body["tool_choice"]
     choice = given if isinstance(given, str) else given["function"]["name"]
+    messages = [message(one, f"messages[{at}]", model) for at, one in enumerate(body["messages"])]
     return Chat(
-        [message(one) for one in body["messages"]], tools, chosen(choice, tools, named=not isinstance(given, str)),
+        messages, tools, chosen(choice, tools, named=not isinstance(given, str)),
         body["parallel_tool_calls"], grammar_of(body["grammar"], body["response_format"]),
         template_values(body["reasoning_effort"], body["chat_template_kwargs"]),
     )  # fmt: skip
 
 
-def message(one: Mapping[str, Any]) -> JSON:
-    """A message as templates take it."""
+def message(one: Mapping[str, Any], at: str, model: str) -> JSON:
+    """A message as templates take it; Failure for what is no text, unless a tool returned it."""
     made = {name: value for name, value in one.items() if value is not None}
     made["role"] = "system" if made["role"] == "developer" else made["role"]
-    made["content"] = joined(made["content"])
+    content = made["content"]
+    made["content"] = noted(content) if made["role"] == "tool" else joined(content, f"{at}.content", model)
     return made
 
 
-def joined(content: str | Sequence[Mapping[str, Any]]) -> str:
-    """The text of a message's content, which may have parts."""
-    return (
-        content
-        if isinstance(content, str)
-        else "".join(part["refusal" if part["type"] == "refusal" else "text"] for part in content)
-    )
+def joined(content: str | Sequence[Mapping[str, Any]], at: str, model: str, between: str = "") -> str:
+    """The text of content, which may have parts; Failure for one that is no text, such as a picture."""
+    for number, part in enumerate(() if isinstance(content, str) else content):
+        if not TEXTS & part.keys():
+            raise unread(f"{at}[{number}]", part["type"], model)
+    return noted(content, between)
+
+
+def noted(content: str | Sequence[Mapping[str, Any]], between: str = "") -> str:
+    """The text of content; what is no text is named, so that a conversation in which a tool returned it can go on."""
+    return content if isinstance(content, str) else between.join(map(_text, content))
+
+
+def _text(part: Mapping[str, Any]) -> str:
+    found: str | None = part.get("text", part.get("refusal"))
+    return f"[{part['type']} left out: only text can be read]" if found is None else found
 
 
 def functions(given: Sequence[Mapping[str, Any]]) -> list[JSON]:

@@ -17,89 +17,15 @@ from typing import Any, Final
 from starlette.routing import Route
 
 from tegrad.llm.answer import Usage
-from tegrad.llm.sampler import LIKELIEST
 from tegrad.llm.tokenizer import Tokenizer
 from tegrad.llm.tools import Arguments, Call, Text, Thinking
 from tegrad.serve import conversation, fields
-from tegrad.serve.conversation import Called, Chat, Part, Scored
+from tegrad.serve.conversation import Called, Part, Scored
 from tegrad.serve.exchange import Endpoint, Exchange, Voice, compact
-from tegrad.serve.fields import Absent, Dictionary, Either, Field, Flag, Listed, Number, Object, Tagged
 from tegrad.serve.model import Models
 from tegrad.serve.openai_answers import scores, told
-from tegrad.serve.openai_fields import (
-    EFFORTS,
-    FUNCTION,
-    JSON,
-    MOST_TOOLS,
-    REFUSED,
-    SAMPLED,
-    chosen,
-    functions,
-    grammar_of,
-    joined,
-    message,
-    sampled,
-    template_values,
-)
-
-LOGPROBS: Final = "message.output_text.logprobs"
-"""What `include` has for log-probabilities."""
-_ITS_OWN: Final = ("n", "max_tokens", "stop")
-_PART: Final = Object({"text": Field(fields.Text(), required=True)})
-_PARTS: Final = Listed(
-    Tagged("type", {**dict.fromkeys(("input_text", "output_text", "text"), _PART), "refusal": REFUSED})
-)
-_CONTENT: Final = Either((fields.Text(), _PARTS))
-_THOUGHTS: Final = Listed(Tagged("type", {"reasoning_text": _PART}))
-_ITEM: Final = Tagged("type", {
-    "message": Object({
-        "role": Field(fields.Text(("user", "system", "developer", "assistant")), required=True),
-        "content": Field(_CONTENT, required=True),
-    }),
-    "reasoning": Object({"content": Field(_THOUGHTS, ())}),
-    "function_call": Object({
-        "call_id": Field(fields.Text(), required=True),
-        "name": Field(fields.Text(), required=True),
-        "arguments": Field(fields.Text(), required=True),
-    }),
-    "function_call_output": Object({
-        "call_id": Field(fields.Text(), required=True),
-        "output": Field(_CONTENT, required=True),
-    }),
-}, default="message")  # fmt: skip
-_CHOICE: Final = Either((
-    fields.Text(("none", "auto", "required")),
-    Tagged("type", {"function": Object({"name": Field(fields.Text(), required=True)})}),
-))  # fmt: skip
-_FORMAT: Final = Tagged("type", {
-    "text": Object({}),
-    "json_object": Object({"schema": Field(Dictionary())}),
-    "json_schema": Object({"name": Field(fields.Text()), "schema": Field(Dictionary(), required=True)}),
-})  # fmt: skip
-RESPONSE: Final = Object({
-    "model": Field(fields.Text(), about="a name of /v1/models; the first one if left out"),
-    "input": Field(Either((fields.Text(), Listed(_ITEM, least=1))), required=True),
-    "instructions": Field(fields.Text(), about="in front of the input, as a system message"),
-    "stream": Field(Flag(), False),
-    **{name: row for name, row in SAMPLED.items() if name not in _ITS_OWN},
-    "max_output_tokens": Field(Number(1, (1 << 31) - 1, whole=True)),
-    "tools": Field(
-        Listed(Tagged("type", {"function": FUNCTION}, others=True), most=MOST_TOOLS), (),
-        about="functions; others, which coding tools always send, are left out",
-    ),
-    "tool_choice": Field(_CHOICE, "auto"),
-    "parallel_tool_calls": Field(Flag(), True),
-    "text": Field(Object({"format": Field(_FORMAT)}), about="with a format that the text keeps to"),
-    "reasoning": Field(Object({"effort": Field(fields.Text(EFFORTS))})),
-    "chat_template_kwargs": Field(Dictionary(), about="for the model's template, such as enable_thinking"),
-    "include": Field(Listed(fields.Text()), (), about=f'"{LOGPROBS}" is known'),
-    "top_logprobs": Field(Number(0, LIKELIEST, whole=True), 0),
-    "metadata": Field(Dictionary(), about="comes back as it is"),
-    **dict.fromkeys(
-        ("previous_response_id", "conversation", "background"),
-        Field(Absent("nothing is stored here, send all of the input")),
-    ),
-})  # fmt: skip
+from tegrad.serve.openai_fields import JSON, sampled
+from tegrad.serve.responses_fields import LOGPROBS, RESPONSE, chat_of, known_tools, offered
 
 
 def routes(models: Models) -> list[Route]:
@@ -121,8 +47,8 @@ OPENAPI: Final[Mapping[str, Any]] = {
 
 async def _response(models: Models, exchange: Exchange) -> None:
     body = exchange.read(RESPONSE)
-    body["tools"] = [tool for tool in body["tools"] if tool["type"] == "function"]
-    chat = _chat(body)
+    body["tools"] = known_tools(body)
+    chat = chat_of(body, models.find(body["model"]).name)
     if body["stream"]:
         exchange.stream()
     async with models.use(body["model"]) as model:
@@ -140,56 +66,6 @@ async def _response(models: Models, exchange: Exchange) -> None:
             await (exchange.end(named(end)) if body["stream"] else exchange.reply(whole))
 
 
-def _chat(body: JSON) -> Chat:
-    tools = functions(body["tools"])
-    given = body["tool_choice"]
-    form = body["text"] and body["text"]["format"]
-    if form is not None and form["type"] == "json_schema":
-        form = {"type": "json_schema", "json_schema": form}
-    effort = body["reasoning"] and body["reasoning"]["effort"]
-    named = not isinstance(given, str)
-    return Chat(
-        _messages(body), tools, chosen(given["name"] if named else given, tools, named=named),
-        body["parallel_tool_calls"], grammar_of(body["grammar"], form),
-        template_values(effort, body["chat_template_kwargs"]),
-    )  # fmt: skip
-
-
-def _messages(body: JSON) -> list[JSON]:
-    """Items as messages: thoughts and calls belong to the assistant's message beside them."""
-    items = body["input"]
-    if isinstance(items, str):
-        items = [{"type": "message", "role": "user", "content": items}]
-    made: list[JSON] = []
-    if body["instructions"]:
-        made.append({"role": "system", "content": body["instructions"]})
-    open_ = False
-    """The last message is the assistant's, which what follows may belong to."""
-    for item in items:
-        kind = item["type"]
-        if kind == "function_call_output":
-            made.append({"role": "tool", "tool_call_id": item["call_id"], "content": joined(item["output"])})
-        elif kind == "message" and item["role"] != "assistant":
-            made.append({"role": item["role"], "content": joined(item["content"])})
-        else:
-            if not open_ or kind == "reasoning":
-                made.append({"role": "assistant", "content": ""})
-            _add(made[-1], item)
-        open_ = kind in ("reasoning", "function_call") or (kind == "message" and item["role"] == "assistant")
-    return [message(one) for one in made]
-
-
-def _add(said: JSON, item: Mapping[str, Any]) -> None:
-    """An item to the assistant's message that it belongs to."""
-    if item["type"] == "message":
-        said["content"] += joined(item["content"])
-    elif item["type"] == "reasoning":
-        said["reasoning_content"] = joined(item["content"]) or None
-    else:
-        function = {"name": item["name"], "arguments": item["arguments"]}
-        said.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})
-
-
 class _Output:
     """A response as it comes to be, and the events on its way."""
 
@@ -199,6 +75,8 @@ class _Output:
         self._items: list[JSON] = []
         self._open: str | None = None
         """The kind of the last item, while it may grow."""
+        self._heads, self._input = offered(body["tools"]), Called("")
+        """What calls become, and the one of a custom tool, which is told once all of its text is there."""
         self._thought, self._begun = "", False
         self._ending = "stop"
         self._response: JSON = {
@@ -210,7 +88,7 @@ class _Output:
             "store": False, "temperature": body["temperature"], "top_p": body["top_p"],
             "tool_choice": body["tool_choice"],
             "text": {"format": (body["text"] and body["text"]["format"]) or {"type": "text"}},
-            "tools": [{"type": "function", **tool} for tool in body["tools"]], "truncation": "disabled",
+            "tools": body["tools"], "truncation": "disabled",
             "top_logprobs": body["top_logprobs"], "usage": None, "metadata": body["metadata"] or {},
         }  # fmt: skip
 
@@ -230,9 +108,14 @@ class _Output:
                     scored = ()
                 case Call(_, name):
                     yield from self._closed()
-                    call = Called(name)
-                    item = {"type": "function_call", "id": f"fc_{secrets.token_hex(12)}", "call_id": call.id}
-                    yield from self._opened({**item, "name": name, "arguments": "", "status": "in_progress"})
+                    self._input = call = Called(name)
+                    head = self._heads[name]
+                    custom = head["type"] == "custom_tool_call"
+                    item = {**head, "id": f"{'ctc' if custom else 'fc'}_{secrets.token_hex(12)}", "call_id": call.id}
+                    rest = {"input": ""} if custom else {"arguments": ""}
+                    yield from self._opened({**item, **rest, "status": "in_progress"})
+                case Arguments(_, text) if self._open == "custom_tool_call":
+                    self._input.arguments += text
                 case Arguments(_, text):
                     self._items[-1]["arguments"] += text
                     yield self._event("response.function_call_arguments.delta", **self._place(), delta=text)
@@ -288,6 +171,11 @@ class _Output:
         if item["type"] == "function_call":
             whole = {"name": item["name"], "arguments": item["arguments"]}
             yield self._event("response.function_call_arguments.done", **self._place(), **whole)
+        elif item["type"] == "custom_tool_call":
+            given = self._input.object.get("input", self._input.arguments)
+            item["input"] = text = given if isinstance(given, str) else self._input.arguments
+            yield self._event("response.custom_tool_call_input.delta", **self._place(), delta=text)
+            yield self._event("response.custom_tool_call_input.done", **self._place(), input=text)
         else:
             part = item["content"][0]
             logs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}

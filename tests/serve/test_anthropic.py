@@ -258,7 +258,7 @@ WRONG: list[tuple[Any, int, str, str]] = [
     ({"max_tokens": 0}, 400, "invalid_request_error", "max_tokens"),
     ({"messages": []}, 400, "invalid_request_error", "messages"),
     ({"model": "claude"}, 404, "not_found_error", "claude"),
-    ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "invalid_request_error", "[0].type"),
+    ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "invalid_request_error", "content[0]"),
     ({"messages": [{"role": "bard", "content": ""}]}, 400, "invalid_request_error", "messages[0].role"),
     ({"temperature": 1.5}, 400, "invalid_request_error", "temperature"),
     ({"tools": [{"type": "web_search_20250305", "name": "s"}]}, 400, "invalid_request_error", "tools[0].type"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,10 +51,26 @@ ANTHROPIC = {
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "blue"}]},
     ],
 }  # fmt: skip
+RESPONSES = {
+    "model": "small", "instructions": "Be old.", "stream": True, "max_output_tokens": 5, "metadata": {"a": "b"},
+    "tools": [
+        {"type": "function", "name": "look"}, {"type": "custom", "name": "patch", "format": {"type": "text"}},
+        {"type": "namespace", "name": "sky", "tools": [{"type": "function", "name": "look"}]}, {"type": "web_search"},
+    ],
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
+        {"type": "custom_tool_call", "call_id": "1", "name": "patch", "input": "a"},
+        {"type": "custom_tool_call_output", "call_id": "1", "output": [{"type": "input_image"}]},
+        {"type": "shell_call", "call_id": "2", "action": {"commands": ["ls"]}},
+        {"type": "shell_call_output", "call_id": "2", "output": [{"stdout": "a"}]},
+        {"type": "web_search_call", "id": "ws_1"},
+    ],
+}  # fmt: skip
 SOUND: list[tuple[str, Any]] = [
     ("/v1/chat/completions", OPENAI),
     ("/v1/completions", {"prompt": "a", "echo": True, **OPENAI, "logprobs": 2}),
     ("/v1/embeddings", {"input": ["a"]}),
+    ("/v1/responses", RESPONSES),
     ("/api/chat", OLLAMA | {"messages": OLLAMA_CHAT, "tools": [FUNCTION]}),
     ("/api/generate", OLLAMA | {"prompt": "Hello", "system": "Be old.", "raw": False}),
     ("/api/embed", {"model": "small", "input": ["a", "b"], "dimensions": 2, "truncate": True}),
@@ -84,7 +101,7 @@ def http() -> Iterator[httpx.Client]:
 def test_the_bodies_are_sound_as_they_are(http: httpx.Client, path: str, sound: dict[str, Any]) -> None:
     answer = http.post(path, json=sound)
     assert answer.status_code == 200, answer.text
-    assert '"error"' not in answer.text
+    assert not re.search('"error":["{]', answer.text)
 
 
 @pytest.mark.parametrize(("path", "sound"), SOUND)
@@ -110,6 +127,27 @@ def test_no_body_makes_the_server_fail(
     if answer.status_code != 200:
         error = answer.json()["error"]
         assert error if path.startswith("/api") else error["message"]
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "data:,"}}
+PICTURES: list[tuple[str, str, Any]] = [
+    ("/v1/chat/completions", "messages[0].content[0]", {"messages": [{"role": "user", "content": [PICTURE]}]}),
+    ("/v1/responses", "input[0].content[0]", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+    ("/v1/messages", "messages[0].content[0]", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
+    ("/v1/messages", "system[0]", {"system": [{"type": "image"}]}),
+    ("/api/chat", "messages[0].images", {"messages": [{"role": "user", "content": "a", "images": ["AA=="]}]}),
+    ("/api/generate", "images", {"prompt": "a", "images": ["AA=="]}),
+]
+
+
+@pytest.mark.parametrize(("path", "at", "more"), PICTURES)
+def test_a_picture_is_refused_and_the_model_named(http: httpx.Client, path: str, at: str, more: Any) -> None:
+    answer = http.post(path, json=HELLO | {"max_tokens": 5} | more)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    said = error if isinstance(error, str) else error["message"]
+    assert said.startswith(f"{at} is ")
+    assert said.endswith(", and small reads text alone: leave it out")
 
 
 @pytest.mark.parametrize(("api", "bodies"), [(openai, 4), (ollama, 6), (anthropic, 2)])

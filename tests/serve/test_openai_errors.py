@@ -65,7 +65,7 @@ WRONG: list[tuple[str, Any, str]] = [
     (CHAT, {"messages": [{"role": "function", "content": "1"}]}, "messages[0].role"),
     (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
     (CHAT, content(5), "messages[0].content"),
-    (CHAT, content([{"type": "image_url", "image_url": {"url": "x"}}]), "messages[0].content[0].type"),
+    (CHAT, content([{"type": "image_url", "image_url": {"url": "x"}}]), "messages[0].content[0]"),
     (CHAT, content([{"type": "text"}]), "messages[0].content[0].text"),
     (CHAT, HELLO | {"temperature": 3}, "temperature"),
     (CHAT, HELLO | {"temperature": "hot"}, "temperature"),

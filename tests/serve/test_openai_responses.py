@@ -166,18 +166,92 @@ def test_items_become_messages(scripted: Scripted, told: openai.OpenAI) -> None:
     assert prompt(scripted) == scripted.template.render(said, tools=[{"type": "function", "function": function}])
 
 
-def test_tools_that_are_no_functions_are_left_out(scripted: Scripted, told: openai.OpenAI) -> None:
-    others: Any = [
-        {"type": "web_search", "external_web_access": False},
-        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "a"}},
-        {"type": "namespace", "name": "mcp", "tools": [LOOK]},
+def test_what_tools_did_becomes_calls_and_what_they_returned(scripted: Scripted, told: openai.OpenAI) -> None:
+    """Items that Codex sends back, some of a conversation with another server."""
+    picture = {"type": "input_image", "image_url": "data:,"}
+    items: Any = [
+        {"role": "user", "content": "So?"},
+        {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "AA=="},
+        {"type": "custom_tool_call", "call_id": "1", "name": "apply_patch", "input": "*** Begin"},
+        {
+            "type": "custom_tool_call_output",
+            "call_id": "1",
+            "output": [{"type": "input_text", "text": "Done"}, picture],
+        },
+        {"type": "local_shell_call", "call_id": "2", "status": "completed", "action": {"command": ["ls"]}},
+        {"type": "local_shell_call_output", "id": "2", "output": "a.txt"},
+        {"type": "shell_call", "call_id": "3", "action": {"commands": ["ls"]}},
+        {"type": "shell_call_output", "call_id": "3", "output": [{"stdout": "a.txt", "stderr": ""}]},
+        {"type": "apply_patch_call", "call_id": "4", "operation": {"type": "delete_file", "path": "a.txt"}},
+        {"type": "apply_patch_call_output", "call_id": "4", "status": "completed"},
+        {"type": "function_call", "call_id": "5", "namespace": "sky", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "output": "The moon."},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "a"}},
+        {"type": "compaction", "encrypted_content": "AA=="},
+        {"role": "user", "content": "And?"},
     ]
+    told.responses.create(model="small", input=items)
+    said: list[Any] = [{"role": "user", "content": "So?"}]
+    for name, arguments, returned in (
+        ("apply_patch", {"input": "*** Begin"}, "Done[input_image left out: only text can be read]"),
+        ("local_shell", {"command": ["ls"]}, "a.txt"),
+        ("shell", {"commands": ["ls"]}, '[{"stdout": "a.txt", "stderr": ""}]'),
+        ("apply_patch", {"type": "delete_file", "path": "a.txt"}, ""),
+        ("sky__look", {}, "The moon."),
+    ):
+        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        said += [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": returned}]
+    assert scripted.template is not None
+    assert prompt(scripted) == scripted.template.render([*said, {"role": "user", "content": "And?"}])
+
+
+PATCH: Any = {
+    "type": "custom", "name": "apply_patch", "description": "Change files",
+    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "***"'},
+}  # fmt: skip
+
+
+def test_tools_that_are_no_functions_are_left_out(scripted: Scripted, told: openai.OpenAI) -> None:
+    others: Any = [{"type": "web_search", "external_web_access": False}, {"type": "local_shell"}]
     prompts = []
     for tools in ([LOOK], [*others, LOOK]):
         response = told.responses.create(model="small", input="So?", tools=tools, reasoning={"effort": "max"})
         assert [tool.type for tool in response.tools] == ["function"]
         prompts.append(prompt(scripted))
     assert prompts[0] == prompts[1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_custom_tool_is_called_with_its_text(
+    scripted: Scripted, told: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    text = '<tool_call>\n{"name": "apply_patch", "arguments": {"input": "*** \\"a\\"\\n"}}\n</tool_call>'
+    monkeypatch.setattr(scripted, "text", text)
+    if stream:
+        events = list(told.responses.create(**GREEDY, tools=[PATCH], stream=True))
+        kinds = [event.type.removeprefix("response.") for event in events[2:-1]]
+        assert kinds == [
+            "output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done"
+        ]  # fmt: skip
+        assert events[-1].type == "response.completed"
+        response = events[-1].response
+    else:
+        response = told.responses.create(**GREEDY, tools=[PATCH])
+    (call,) = response.output
+    assert call.type == "custom_tool_call"
+    assert (call.name, call.input) == ("apply_patch", '*** "a"\n')
+    assert "Change files" in prompt(scripted)
+    assert r"Its input keeps to this lark grammar:\nstart: \"***\"" in prompt(scripted)
+
+
+def test_a_function_of_a_namespace_is_called_by_its_own_name(
+    scripted: Scripted, told: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scripted, "text", CALL.replace("look", "sky__look"))
+    space: Any = {"type": "namespace", "name": "sky", "description": "", "tools": [LOOK, {"type": "other"}]}
+    _, call = told.responses.create(**GREEDY, tools=[space, LOOK]).output
+    assert call.type == "function_call"
+    assert (call.namespace, call.name, json.loads(call.arguments)) == ("sky", "look", {"at": "the moon"})
 
 
 @pytest.mark.parametrize(
@@ -187,8 +261,8 @@ def test_tools_that_are_no_functions_are_left_out(scripted: Scripted, told: open
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
         ({"tools": [{"type": 5}]}, "tools[0].type"),
         ({"tool_choice": {"type": "function", "name": "look"}}, "tool_choice"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
