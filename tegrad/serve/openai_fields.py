@@ -7,6 +7,7 @@ Fields are OpenAI's, with what llama.cpp's server and vLLM have besides: `top_k`
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -24,7 +25,8 @@ from tegrad.serve.fields import Absent, Dictionary, Either, Field, Flag, Listed,
 JSON: TypeAlias = dict[str, Any]
 
 MOST_ANSWERS: Final = 64
-MOST_TOOLS: Final = 128
+MOST_TOOLS: Final = 1024
+"""More than the 128 that OpenAI takes, as others do: coding tools have those of all their servers."""
 LONGEST_NAME: Final = 128
 """Characters of a function's: those that programs make of paths are longer than the 64 that OpenAI allows."""
 MOST_STOPS: Final = 64
@@ -108,11 +110,17 @@ FUNCTION: Final = Object({
     "parameters": Field(Dictionary()),
     "strict": Field(Flag()),
 })  # fmt: skip
-TOOL: Final = Tagged("type", {"function": Object({"function": Field(FUNCTION, required=True)})})
+TOOL: Final = Tagged("type", {"function": Object({"function": Field(FUNCTION, required=True)})}, others=True)
 _NAME: Final = Object({"name": Field(Text(), required=True)})
+MODE: Final = Field(Text(("auto", "required")), required=True)
+_CHOSEN: Final = Object({"function": Field(_NAME, required=True)})
+_ALLOWED: Final = Object({
+    "mode": MODE,
+    "tools": Field(Listed(Tagged("type", {"function": _CHOSEN}, others=True), most=MOST_TOOLS), required=True),
+})  # fmt: skip
 CHOICE: Final = Either((
     Text(("none", "auto", "required")),
-    Tagged("type", {"function": Object({"function": Field(_NAME, required=True)})}),
+    Tagged("type", {"function": _CHOSEN, "allowed_tools": Object({"allowed_tools": Field(_ALLOWED, required=True)})}),
 ))  # fmt: skip
 SCHEMA: Final = Object({"name": Field(Text()), "schema": Field(Dictionary(), about="else any object")})
 FORMAT: Final = Tagged("type", {
@@ -130,7 +138,7 @@ CHAT: Final = Object({
     "max_completion_tokens": Field(LIMIT, about="the newer name of max_tokens"),
     "logprobs": Field(Flag(), False),
     "top_logprobs": Field(whole(0, LIKELIEST)),
-    "tools": Field(Listed(TOOL, most=MOST_TOOLS), ()),
+    "tools": Field(Listed(TOOL, most=MOST_TOOLS), (), about="functions; others are left out"),
     "tool_choice": Field(CHOICE, "auto"),
     "parallel_tool_calls": Field(Flag(), True),
     "response_format": Field(FORMAT),
@@ -212,8 +220,10 @@ def wanted_logprobs(body: JSON) -> int | None:
 
 def chat_of(body: JSON, model: str) -> Chat:
     """The conversation of a request to a model; Failure."""
-    tools = functions([tool["function"] for tool in body["tools"]])
-    given = body["tool_choice"]
+    tools, given = functions(_functions(body["tools"])), body["tool_choice"]
+    if not isinstance(given, str) and given["type"] == "allowed_tools":
+        allowed = given["allowed_tools"]
+        tools, given = only(tools, _functions(allowed["tools"])), allowed["mode"]
     choice = given if isinstance(given, str) else given["function"]["name"]
     messages = [message(one, f"messages[{at}]", model) for at, one in enumerate(body["messages"])]
     return Chat(
@@ -252,8 +262,8 @@ def _text(part: Mapping[str, Any]) -> str:
 
 def functions(given: Sequence[Mapping[str, Any]]) -> list[JSON]:
     """Functions as templates take them; Failure for two of one name."""
-    names = [one["name"] for one in given]
-    if double := {name for name in names if names.count(name) > 1}:
+    names = Counter(one["name"] for one in given)
+    if double := {name for name, count in names.items() if count > 1}:
         raise Failure(
             f"the tools have several functions named {min(double)!r}, or none: give each a name", param="tools"
         )
@@ -269,6 +279,17 @@ def functions(given: Sequence[Mapping[str, Any]]) -> list[JSON]:
         }
         for one in given
     ]
+
+
+def _functions(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those of tools that are functions."""
+    return [tool["function"] for tool in tools if tool["type"] == "function"]
+
+
+def only(tools: Sequence[JSON], allowed: Sequence[Mapping[str, Any]]) -> list[JSON]:
+    """Functions of which only some may be called: the model is told of no others."""
+    names = {one["name"] for one in allowed}
+    return [tool for tool in tools if tool["function"]["name"] in names]
 
 
 def chosen(choice: str, tools: Sequence[JSON], *, named: bool) -> str:

@@ -20,6 +20,7 @@ from tegrad.serve.openai_fields import (
     FUNCTION,
     JSON,
     LONGEST_NAME,
+    MODE,
     MOST_TOOLS,
     REFUSED,
     SAMPLED,
@@ -29,6 +30,7 @@ from tegrad.serve.openai_fields import (
     joined,
     message,
     noted,
+    only,
     template_values,
 )
 
@@ -67,9 +69,15 @@ _ITEM: Final = Tagged("type", {
     "item_reference": Object({"id": Field(Absent("nothing is stored here, send the item itself"))}),
 }, default="message", others=True)  # fmt: skip
 _NAMED: Final = Object({"name": _TEXT})
+_KINDS_OF_TOOLS: Final = ("function", "custom")
 _CHOICE: Final = Either((
     fields.Text(("none", "auto", "required")),
-    Tagged("type", {"function": _NAMED, "custom": _NAMED}),
+    Tagged("type", {**dict.fromkeys(_KINDS_OF_TOOLS, _NAMED), "allowed_tools": Object({
+        "mode": MODE,
+        "tools": Field(
+            Listed(Tagged("type", dict.fromkeys(_KINDS_OF_TOOLS, _NAMED), others=True), most=MOST_TOOLS), required=True
+        ),
+    })}),
 ))  # fmt: skip
 _FORMAT: Final = Tagged("type", {
     "text": Object({}),
@@ -128,6 +136,9 @@ def chat_of(body: JSON, model: str) -> Chat:
     """The conversation of a request to a model; Failure."""
     tools = functions([_function(space, tool) for space, tool in _apart(body["tools"])])
     given = body["tool_choice"]
+    if not isinstance(given, str) and given["type"] == "allowed_tools":
+        allowed = [one for one in given["tools"] if one["type"] in _KINDS_OF_TOOLS]
+        tools, given = only(tools, allowed), given["mode"]
     form = body["text"] and body["text"]["format"]
     if form is not None and form["type"] == "json_schema":
         form = {"type": "json_schema", "json_schema": form}
@@ -143,7 +154,7 @@ def chat_of(body: JSON, model: str) -> Chat:
 def _apart(tools: Sequence[JSON]) -> list[tuple[str, JSON]]:
     """Functions and custom tools, each with its namespace, "" for none."""
     spaces = [(tool["name"], tool["tools"]) if tool["type"] == "namespace" else ("", [tool]) for tool in tools]
-    return [(space, tool) for space, inner in spaces for tool in inner if tool["type"] in _ONE]
+    return [(space, tool) for space, inner in spaces for tool in inner if tool["type"] in _KINDS_OF_TOOLS]
 
 
 def _name(space: str, name: str) -> str:

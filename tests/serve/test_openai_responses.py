@@ -244,6 +244,15 @@ def test_a_custom_tool_is_called_with_its_text(
     assert r"Its input keeps to this lark grammar:\nstart: \"***\"" in prompt(scripted)
 
 
+def test_of_allowed_tools_the_model_is_told_alone(scripted: Scripted, told: openai.OpenAI) -> None:
+    allowed: Any = [{"type": "custom", "name": "apply_patch"}, {"type": "image_generation"}]
+    choice: Any = {"type": "allowed_tools", "mode": "required", "tools": allowed}
+    told.responses.create(**GREEDY, tools=[LOOK, PATCH], tool_choice=choice)
+    assert '"look"' not in prompt(scripted)
+    assert '"apply_patch"' in prompt(scripted)
+    assert "apply_patch" in scripted.asked[-1].more["grammar"].text
+
+
 def test_a_function_of_a_namespace_is_called_by_its_own_name(
     scripted: Scripted, told: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +274,7 @@ def test_a_function_of_a_namespace_is_called_by_its_own_name(
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
         ({"tools": [{"type": 5}]}, "tools[0].type"),
         ({"tool_choice": {"type": "function", "name": "look"}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "required", "tools": []}}, "tool_choice"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
     ],

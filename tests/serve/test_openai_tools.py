@@ -120,6 +120,30 @@ def test_the_model_is_told_of_tools_calls_and_results(scripted: Scripted, told: 
     assert "<tool_response>\nThe moon.\n</tool_response>" in said
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_of_allowed_tools_the_model_is_told_alone(scripted: Scripted, told: openai.OpenAI, mode: Any) -> None:
+    allowed: Any = [{"type": "function", "function": {"name": "look"}}, {"type": "mcp", "server_label": "sky"}]
+    choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
+    answer = told.chat.completions.create(**ASKED, tools=TOOLS, tool_choice=choice).choices[0]
+    assert calls(answer.message) == [("look", {"at": "the moon"})]
+    assert '"count"' not in prompt(scripted).split(SAID)[0]
+    grammar = scripted.asked[-1].more["grammar"]
+    assert (grammar is not None) == (mode == "required")
+    told.chat.completions.create(**ASKED, tools=TOOLS[:1], tool_choice=mode)
+    assert (scripted.asked[-1].tokens, scripted.asked[-1].more["grammar"]) == (scripted.asked[-2].tokens, grammar)
+
+
+def test_more_tools_than_openai_takes_are_taken_and_others_than_functions_left_out(
+    scripted: Scripted, told: openai.OpenAI
+) -> None:
+    many: Any = [{"type": "function", "function": {"name": f"t{at}"}} for at in range(140)]
+    others: Any = [{"type": "custom", "custom": {"name": "patch"}}]
+    told.chat.completions.create(**ASKED, tools=[*others, *many])
+    said = prompt(scripted)
+    assert all(f'"t{at}"' in said for at in range(140))
+    assert "patch" not in said
+
+
 @pytest.mark.parametrize(
     ("more", "thinks"),
     [
