@@ -133,10 +133,10 @@ def check(
 
     ContextError, ModelError.
     """
-    config.check_prompt(tokens)
-    settings.check(config.vocab)
     if len(tokens) > positions:
         raise ContextError(f"a prompt of {len(tokens)} tokens does not fit a context of {positions}")
+    config.check_prompt(tokens)
+    settings.check(config.vocab)
     if max_tokens is not None and max_tokens < 1:
         raise ModelError(f"an answer of {max_tokens} tokens was asked for: give 1 or more")
     return None if max_tokens is None else len(tokens) + max_tokens - 1

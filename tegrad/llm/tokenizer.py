@@ -258,7 +258,8 @@ class Tokenizer:
         engine.add_tokens([AddedToken(self.tokens[token], normalized=False) for token in taken])
 
         def encode(text: str) -> list[int]:
-            tokens: list[int] = engine.encode(text, add_special_tokens=False).ids
+            # Other threads go on meanwhile, which they do not with `encode`.
+            tokens: list[int] = engine.encode_batch_fast([text], add_special_tokens=False)[0].ids
             return [token for token in tokens if token < count] if absent else tokens
 
         return encode
@@ -311,7 +312,7 @@ class Tokenizer:
         def encode(text: str) -> list[int]:
             tokens: list[int] = []
             end = 0
-            for begin, stop in finder.encode(text, add_special_tokens=False).offsets:
+            for begin, stop in finder.encode_batch([text], add_special_tokens=False)[0].offsets:
                 tokens += cut(text[end:begin]) if end < begin else []
                 tokens.append(number[text[begin:stop]])
                 end = stop

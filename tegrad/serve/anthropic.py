@@ -54,16 +54,18 @@ OPENAPI: Final[Mapping[str, Any]] = {
 
 
 async def _count(models: Models, exchange: Exchange) -> None:
-    body = exchange.read(COUNT)
-    chat = chat_of(body, models.find(body["model"]).name)
+    body = await exchange.read(COUNT)
+    name = models.find(body["model"]).name
+    chat = await exchange.work(lambda: chat_of(body, name))
     async with models.use(body["model"]) as model:
         prompt = await conversation.chat_prompt(model, chat)
     await exchange.reply({"input_tokens": len(prompt.tokens)})
 
 
 async def _messages(models: Models, exchange: Exchange) -> None:
-    body = exchange.read(MESSAGES)
-    chat = chat_of(body, models.find(body["model"]).name)
+    body = await exchange.read(MESSAGES)
+    name = models.find(body["model"]).name
+    chat = await exchange.work(lambda: chat_of(body, name))
     if body["stream"]:
         exchange.stream()
     async with models.use(body["model"]) as model:

@@ -307,18 +307,22 @@ async def chat_prompt(model: Model, chat: Chat) -> Prompt:
     Where it has to keep to something, it thinks in front of that only if the prompt says so. UnsupportedModelError for
     a model without a template, TemplateRefusalError, GrammarError.
     """
+    return await asyncio.to_thread(_chat_prompt, model, chat)
+
+
+def _chat_prompt(model: Model, chat: Chat) -> Prompt:
     template = model.template
     if template is None:
         raise UnsupportedModelError(f"{model.about.name} has no chat template: ask for the completion of a text")
     tools, form = () if chat.choice == "none" else chat.tools, _format(model)
     held = chat.grammar or chat.begun or (tools and chat.choice != "auto")
     values = {"enable_thinking": False, **chat.values} if held else chat.values
-    text = await asyncio.to_thread(_rendered, template, form.messages(chat.messages, tools), tools, values)
+    text = _rendered(template, form.messages(chat.messages, tools), tools, values)
     thinking = form.thinks(text)
     if chat.begun:
         text += f"\n{form.thought[1]}\n\n{chat.begun}" if thinking and form.thought else chat.begun
         thinking = False
-    tokens = await asyncio.to_thread(_tokens, model, text, bos=False)
+    tokens = _tokens(model, text, bos=False)
     if tools:
         grammar = form.grammar(tools, chat.choice, chat.parallel, thinking=thinking, answer=chat.grammar)
     else:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
@@ -23,6 +23,9 @@ from tegrad.serve.fields import Object, parsed
 
 IDLE_S: Final = 10.0
 """Seconds without an event after which a stream says that it is alive: proxies wait 30 to 60."""
+BRIEF: Final = 1 << 15
+"""Bytes of a body that is read at once: in some ms, and a thread would take longer to begin."""
+T = TypeVar("T")
 _LOG: Final = logging.getLogger("tegrad.serve")
 
 
@@ -62,9 +65,13 @@ class Exchange:
         self._sending = asyncio.Lock()
         self._alive: asyncio.Task[None] | None = None
 
-    def read(self, kind: Object) -> dict[str, Any]:
+    async def read(self, kind: Object) -> dict[str, Any]:
         """The body's fields; Failure."""
-        return kind.read(parsed(self._body))
+        return await self.work(lambda: kind.read(parsed(self._body)))
+
+    async def work(self, make: Callable[[], T]) -> T:
+        """What is made of the body: in a thread where that is long, so that no other request waits for it."""
+        return make() if len(self._body) <= BRIEF else await asyncio.to_thread(make)
 
     async def reply(self, value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         """Answer with JSON."""

@@ -105,7 +105,7 @@ async def _loaded(models: Models, exchange: Exchange) -> None:
 
 
 async def _show(models: Models, exchange: Exchange) -> None:
-    one = models.find(name_of(exchange.read(NAMED)) or None)
+    one = models.find(name_of(await exchange.read(NAMED)) or None)
     template, said = str(one.metadata.get(KEY, "")), {"general.parameter_count": one.parameters, **one.metadata}
     answers = ["completion", *(["tools"] if template else []), *(["thinking"] if _thinks(one) else [])]
     await exchange.reply({
@@ -118,7 +118,7 @@ async def _show(models: Models, exchange: Exchange) -> None:
 
 
 async def _pull(models: Models, exchange: Exchange) -> None:
-    name = name_of(exchange.read(NAMED))
+    name = name_of(await exchange.read(NAMED))
     try:
         models.find(name)
     except UnknownModel:
@@ -163,17 +163,17 @@ def _use(models: Models, body: JSON) -> AbstractAsyncContextManager[Model]:
 
 
 async def _chat(models: Models, exchange: Exchange) -> None:
-    body = exchange.read(CHAT)
+    body = await exchange.read(CHAT)
     if not body["messages"]:
         await _resident(models, exchange, body, _message)
         return
     one = models.find(name_of(body))
-    chat = chat_of(body, one, thinks=_thinks(one))
+    chat = await exchange.work(lambda: chat_of(body, one, thinks=_thinks(one)))
     await _answered(models, exchange, body, lambda model: conversation.chat_prompt(model, chat), _message)
 
 
 async def _generate(models: Models, exchange: Exchange) -> None:
-    body = exchange.read(GENERATE)
+    body = await exchange.read(GENERATE)
     if not body["prompt"]:
         await _resident(models, exchange, body, _response)
         return
@@ -293,7 +293,7 @@ def _figures(reply: Reply, begun: float, loaded: float, asked: float) -> JSON:
 
 
 async def _embed(models: Models, exchange: Exchange) -> None:
-    body, begun = exchange.read(EMBED), time.monotonic()
+    body, begun = await exchange.read(EMBED), time.monotonic()
     given = [body["input"]] if isinstance(body["input"], str) else body["input"]
     vectors, count, loaded, name = await _vectors(models, body, [text for text in given if text or len(given) > 1])
     times = {"total_duration": time.monotonic() - begun, "load_duration": loaded - begun}
@@ -304,7 +304,7 @@ async def _embed(models: Models, exchange: Exchange) -> None:
 
 
 async def _embeddings(models: Models, exchange: Exchange) -> None:
-    body = exchange.read(EMBEDDINGS) | {"truncate": True, "dimensions": None}
+    body = (await exchange.read(EMBEDDINGS)) | {"truncate": True, "dimensions": None}
     vectors, *_ = await _vectors(models, body, [body["prompt"]] if body["prompt"] else [])
     await exchange.reply({"embedding": vectors[0] if vectors else []})
 

@@ -83,8 +83,9 @@ def _about(one: About) -> JSON:
 
 
 async def _chat(models: Models, exchange: Exchange) -> None:
-    body = exchange.read(CHAT)
-    chat, logprobs = chat_of(body, models.find(body["model"]).name), wanted_logprobs(body)
+    body = await exchange.read(CHAT)
+    name, logprobs = models.find(body["model"]).name, wanted_logprobs(body)
+    chat = await exchange.work(lambda: chat_of(body, name))
     if body["stream"]:
         exchange.stream()
     async with models.use(body["model"]) as model:
@@ -97,7 +98,7 @@ async def _chat(models: Models, exchange: Exchange) -> None:
 
 
 async def _completions(models: Models, exchange: Exchange) -> None:
-    body = exchange.read(COMPLETION)
+    body = await exchange.read(COMPLETION)
     if body["best_of"] not in (None, body["n"]):
         raise Failure(f"best_of differs from n: all answers are given, set both to {body['best_of']}", param="best_of")
     if body["stream"]:
@@ -149,7 +150,7 @@ async def _answered(
 
 
 async def _embeddings(models: Models, exchange: Exchange) -> None:
-    body = exchange.read(EMBEDDINGS)
+    body = await exchange.read(EMBEDDINGS)
     async with models.use(body["model"]) as model:
         given = several(body["input"])
         made = iter(await conversation.vector_tokens(model, [one for one in given if isinstance(one, str)]))

@@ -271,9 +271,9 @@ class Remote:
                 f"{self.about.name} was not made for vectors of texts: choose an embedding model"
             )
         for tokens in texts:
-            self.config.check_prompt(tokens)
             if len(tokens) > self.context:
                 raise ContextError(f"a text of {len(tokens)} tokens does not fit a context of {self.context}")
+            self.config.check_prompt(tokens)
         vectors: NDArray[np.float32] = await self.link.reply(lambda number: wire.Embed(number, texts))
         return vectors
 

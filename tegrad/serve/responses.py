@@ -46,9 +46,10 @@ OPENAPI: Final[Mapping[str, Any]] = {
 
 
 async def _response(models: Models, exchange: Exchange) -> None:
-    body = exchange.read(RESPONSE)
+    body = await exchange.read(RESPONSE)
     body["tools"] = known_tools(body)
-    chat = chat_of(body, models.find(body["model"]).name)
+    name = models.find(body["model"]).name
+    chat = await exchange.work(lambda: chat_of(body, name))
     if body["stream"]:
         exchange.stream()
     async with models.use(body["model"]) as model:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from threading import Event, Thread
 from time import process_time
 
 import pytest
@@ -330,6 +331,28 @@ def test_the_manual_names_every_cut_and_counts_them() -> None:
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.load(write_vocabulary(tmp_path_factory.mktemp("vocabulary") / "v.gguf", byte_level("llama-bpe")))
+
+
+def test_other_threads_go_on_while_tokens_are_made_of_a_long_text(tokenizer: Tokenizer) -> None:
+    """Such as a server's loop, which answers other requests."""
+    ticks, over = 0, Event()
+
+    def tick() -> None:
+        nonlocal ticks
+        while not over.wait(0.001):
+            ticks += 1
+
+    thread = Thread(target=tick)
+    text = "the sun and the moon " * 20_000
+    tokenizer.encode(text[:10])
+    tokenizer.encode(text[:1000])
+    thread.start()
+    before = ticks
+    tokenizer.encode(text)
+    ticked = ticks - before
+    over.set()
+    thread.join()
+    assert ticked > 9  # a thread that holds the interpreter lets others go on some three times, at both ends
 
 
 def test_a_stream_gives_whole_characters_that_add_up_to_the_text(tokenizer: Tokenizer) -> None:
