@@ -8,6 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
@@ -58,9 +59,15 @@ class Masks:
 
     def __init__(self, tokenizer: Tokenizer, vocab: int | None = None) -> None:
         """`vocab`: the model's logits, where the file has more tokens than these."""
-        self._tokenizer, self._lock = tokenizer, threading.Lock()
+        self._tokenizer, self._lock, self._building = tokenizer, threading.Lock(), threading.Lock()
         self._bytes = -(-(len(tokenizer) if vocab is None else vocab) // 32) * 4
         self._made: OrderedDict[Grammar, Any] = OrderedDict()
+
+    def warm(self) -> None:
+        """Build what every grammar takes, so that the first one does not wait for it; nothing where none can be."""
+        with suppress(GrammarError):
+            if self._special:
+                self._vocabulary()
 
     def check(self, grammar: Grammar) -> None:
         """GrammarError for one that is not sound or not supported, or if llguidance is not installed."""
@@ -114,7 +121,7 @@ class Masks:
             raise GrammarError("the model's vocabulary has no token that ends a text: no grammar can be kept to")
         if not (said := trial.fault(source, len(self._tokenizer), special)):
             limits = library.LLParserLimits(**trial.LIMITS)
-            matcher = library.LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
+            matcher = library.LLMatcher(self._vocabulary(), source, log_level=0, limits=limits)
             said = matcher.get_error()
         if said:
             what = "JSON schema" if grammar.kind == "schema" else "grammar"
@@ -128,9 +135,13 @@ class Masks:
         apart = {token for token, kind in enumerate(tokenizer.kinds) if kind in APART} | tokenizer.stops
         return {token: tokenizer.tokens[token] for token in sorted(apart)} if tokenizer.stops else {}
 
-    @cached_property
     def _vocabulary(self) -> Any:
         """The tokenizer as llguidance has it."""
+        with self._building:  # once, though several threads may ask
+            return self._built
+
+    @cached_property
+    def _built(self) -> Any:
         library, wanted = _library(), _Vocabulary(self._tokenizer, self._special)
         return library.LLTokenizer(library.TokenizerWrapper(wanted), eos_token=sorted(self._tokenizer.stops))
 

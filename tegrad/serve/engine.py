@@ -83,6 +83,10 @@ class Generator:
         """What was done so far."""
         return self._service.counts
 
+    def warm(self) -> None:
+        """Begin to build what grammars need, beside the first requests."""
+        self._compiling.submit(self._masks.warm)
+
     def ask(self, ask: Ask) -> None:
         """Begin to answer, once its grammar is compiled, for which no other request waits."""
         sink = self.sinks[ask.number] = _Sink(ask.number, self)
@@ -173,6 +177,8 @@ class Process:
                     gc.collect()
                     gc.freeze()  # what is here stays: to search it for garbage would hold up a step
                     self._channel.send(Ready(self._runner.positions, device))
+                    if isinstance(self._runner, Generator):
+                        self._runner.warm()
                 case Embed(number, texts) if isinstance(self._runner, Embedder):
                     try:
                         self._channel.send(Reply(number, self._runner.vectors(texts)))

@@ -4,6 +4,7 @@ too long, are refused in words."""
 import json
 import random
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -220,6 +221,26 @@ def test_no_mask_builds_what_encodes_texts() -> None:
     tokenizer = Tokenizer.load(SMALL)
     Masks(tokenizer).mask(Grammar("json"))
     assert "_raw" in vars(tokenizer)
+
+
+def test_a_vocabulary_is_built_once_and_before_the_first_grammar_if_warmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, build = [], grammar._Vocabulary
+
+    def counted(*given: Any) -> Any:
+        made.append(threading.current_thread())
+        time.sleep(0.05)  # the other one comes meanwhile
+        return build(*given)
+
+    monkeypatch.setattr(grammar, "_Vocabulary", counted)
+    masks = Masks(Tokenizer.load(SMALL))
+    threads = [threading.Thread(target=masks.warm) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    masks.check(Grammar("json"))
+    assert len(made) == 1
+    assert made[0] in threads
 
 
 def test_only_so_many_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
