@@ -44,9 +44,12 @@ APART: Final = (Kind.CONTROL, Kind.UNKNOWN, Kind.UNUSED)
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """`text` is a JSON schema, a grammar in llguidance's Lark dialect, or a regular expression; none for any JSON."""
+    """`text` is a JSON schema, a grammar in llguidance's Lark dialect, or a regular expression; none for any JSON.
 
-    kind: Literal["json", "schema", "lark", "regex"]
+    Or it is the numbers of the tokens of the only answer that there may be.
+    """
+
+    kind: Literal["json", "schema", "lark", "regex", "tokens"]
     text: str = ""
 
 
@@ -71,13 +74,15 @@ class Masks:
 
     def check(self, grammar: Grammar) -> None:
         """GrammarError for one that is not sound or not supported, or if llguidance is not installed."""
-        self._matcher(grammar)
+        self.mask(grammar)
 
     def mask(self, grammar: Grammar) -> Mask:
         """What may follow the tokens of one answer, for `Service.submit`; its calls come in order. As `check`.
 
         Tokens that end a text are allowed exactly where the grammar may end.
         """
+        if grammar.kind == "tokens":
+            return self._exactly([int(token) for token in grammar.text.split()])
         matcher, done, size, spent = self._matcher(grammar), 0, self._bytes, 0.0
 
         def allowed(tokens: Sequence[int]) -> bytes:
@@ -95,6 +100,17 @@ class Masks:
                     f"the grammar takes {1e3 * spent / (done + 1):.0f} ms for each token: make it simpler"
                 )
             return bits[:size]
+
+        return allowed
+
+    def _exactly(self, tokens: Sequence[int]) -> Mask:
+        if not all(0 <= token < 8 * self._bytes for token in tokens):
+            raise GrammarError(f"the grammar has token {max(tokens)}: the vocabulary has {8 * self._bytes} at most")
+
+        def allowed(said: Sequence[int]) -> bytes | None:
+            if len(said) >= len(tokens):
+                return None
+            return (1 << tokens[len(said)]).to_bytes(self._bytes, "little")
 
         return allowed
 

@@ -63,6 +63,7 @@ class Wanted:
 
     settings: Settings = GREEDY
     max_tokens: int | None = None
+    """None is as many as the context holds, and 0 asks no model."""
     stops: Sequence[str] = ()
     seed: int | None = None
     """Of the first answer, those after it have the next numbers; None takes one by chance."""
@@ -226,17 +227,22 @@ class Reply:
         return events
 
     def _last(self) -> Part:
-        reason, error = self._answer.finish_reason, self._answer.error
+        reason = self._answer.finish_reason
         if not self._over:
-            if reason == "error":
-                raise error or Failure("the model failed: see the server's log", 503)
-            if reason == "cancelled":
-                raise Failure("the server is closing: ask again later", 503, retry_after=1)
-            if reason == "timeout" and not self.usage.completion:
-                raise Failure("no token came in the time that a request may take: ask again later", 503, retry_after=1)
+            _check_end(self._answer, cut=bool(self.usage.completion))
         events = () if self._over else self._events(self._reader.finish())
         ended: Ending = "stop" if self._over or reason == "stop" else "length"
         return Part(events, ending="calls" if self._called and ended == "stop" else ended)
+
+
+def _check_end(answer: Answer, *, cut: bool) -> None:
+    """What keeps an answer from being one; with `cut` it may end where its time does."""
+    if answer.finish_reason == "error":
+        raise answer.error or Failure("the model failed: see the server's log", 503)
+    if answer.finish_reason == "cancelled":
+        raise Failure("the server is closing: ask again later", 503, retry_after=1)
+    if answer.finish_reason == "timeout" and not cut:
+        raise Failure("no token came in the time that a request may take: ask again later", 503, retry_after=1)
 
 
 class _Scores:
@@ -301,6 +307,38 @@ def _check_length(model: Model, text: str) -> None:
         raise ContextError(f"{len(text):,} letters do not fit a context of {model.context} tokens: shorten the text")
 
 
+async def prompt_scores(
+    model: Model, prompts: Sequence[Prompt], count: int, deadline: float | None
+) -> list[list[Logprobs]]:
+    """Log-probabilities of the tokens of prompts but their first ones, with the `count` likeliest of each.
+
+    They are those of an answer to the first token that can be nothing but the rest, and take as long as that. What
+    `Model.submit` raises, Failure.
+    """
+    tasks = [asyncio.ensure_future(_prompt_scores(model, one.tokens, count, deadline)) for one in prompts]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _prompt_scores(
+    model: Model, tokens: Sequence[int], count: int, deadline: float | None
+) -> list[Logprobs]:  # fmt: skip
+    if len(tokens) > model.context:
+        raise ContextError(f"a prompt of {len(tokens)} tokens does not fit a context of {model.context}")
+    made: list[Logprobs] = []
+    while rest := tokens[1 + len(made) :]:  # a token that ends texts ends an answer, after which another one goes on
+        grammar = Grammar("tokens", " ".join(map(str, rest)))
+        begun = tokens[: 1 + len(made)]
+        answer = model.submit(begun, len(rest), Settings(logprobs=count), grammar=grammar, deadline=deadline)
+        async for piece in answer:
+            made += piece.logprobs
+        _check_end(answer, cut=False)
+    return made
+
+
 async def chat_prompt(model: Model, chat: Chat) -> Prompt:
     """A conversation to be answered, in the model's own template. ContextError.
 
@@ -341,20 +379,32 @@ def asked(model: Model, prompts: Sequence[Prompt], wanted: Wanted) -> Iterator[l
     try:
         for prompt in prompts:
             for at in range(wanted.count):
-                answer = model.submit(
-                    prompt.tokens,
-                    wanted.max_tokens,
-                    wanted.settings,
-                    stops=wanted.stops,
-                    seed=seed + at,
-                    grammar=prompt.grammar,
-                    deadline=wanted.deadline,
+                answer = (
+                    _nothing(model, prompt)
+                    if wanted.max_tokens == 0
+                    else model.submit(
+                        prompt.tokens,
+                        wanted.max_tokens,
+                        wanted.settings,
+                        stops=wanted.stops,
+                        seed=seed + at,
+                        grammar=prompt.grammar,
+                        deadline=wanted.deadline,
+                    )
                 )
                 replies.append(Reply(answer, model.tokenizer, prompt))
         yield replies
     finally:
         for reply in replies:
             reply.cancel()
+
+
+def _nothing(model: Model, prompt: Prompt) -> Answer:
+    """An answer of no tokens, for which no model is asked."""
+    made = Answer(model.tokenizer, len(prompt.tokens), ())
+    made.leave = bool
+    made.end("length")
+    return made
 
 
 async def merged(replies: Sequence[Reply]) -> AsyncGenerator[tuple[int, Part], None]:

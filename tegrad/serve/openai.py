@@ -21,7 +21,7 @@ from tegrad.serve.conversation import Prompt, Wanted
 from tegrad.serve.exchange import Endpoint, Exchange, Voice, sse
 from tegrad.serve.failures import Failure
 from tegrad.serve.model import About, Model, Models
-from tegrad.serve.openai_answers import Chats, Completions, Writer, told, usage
+from tegrad.serve.openai_answers import Chats, Completions, Echoed, Writer, told, usage
 from tegrad.serve.openai_fields import (
     CHAT,
     COMPLETION,
@@ -108,7 +108,11 @@ async def _completions(models: Models, exchange: Exchange) -> None:
         given, grammar = several(body["prompt"]), grammar_of(body["grammar"], None)
         prompts = [await _prompt(model, one, grammar) for one in given]
         texts = (one if isinstance(one, str) else model.tokenizer.decode(one) for one in given)
-        echoed = list(texts) if body["echo"] else []
+        echoed = [Echoed(text) for text in texts] if body["echo"] else []
+        if echoed and (logs := body["logprobs"]) is not None:
+            scores = await conversation.prompt_scores(model, prompts, logs, wanted.deadline)
+            rows = zip(echoed, prompts, scores, strict=True)
+            echoed = [Echoed(one.text, prompt.tokens, each) for one, prompt, each in rows]
         await _answered(exchange, model, body, prompts, wanted, Completions(model, echoed, wanted.count))
 
 

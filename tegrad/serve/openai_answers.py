@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
-from tegrad.llm.tokenizer import Tokenizer
+from tegrad.llm.sampler import Logprobs
+from tegrad.llm.tokenizer import Stream, Tokenizer
 from tegrad.llm.tools import Arguments, Call, Text, Thinking
 from tegrad.serve.conversation import Called, Part, Reply, Said, Scored
 from tegrad.serve.failures import Failure
@@ -111,15 +113,25 @@ def finite(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
 
 
+@dataclass(frozen=True, slots=True)
+class Echoed:
+    """A prompt that stands in front of its answers."""
+
+    text: str
+    tokens: Sequence[int] = ()
+    scores: Sequence[Logprobs] = ()
+    """Of the tokens but the first, of which nothing is known."""
+
+
 class Completions:
     """Replies to texts as OpenAI writes them."""
 
     prefix = "cmpl"
     object = chunk = "text_completion"
 
-    def __init__(self, model: Model, echoed: Sequence[str], count: int) -> None:
+    def __init__(self, model: Model, echoed: Sequence[Echoed], count: int) -> None:
         self._tokenizer = model.tokenizer
-        self._echoed = {at * count + of: text for at, text in enumerate(echoed) for of in range(count)}
+        self._echoed = {at * count + of: one for at, one in enumerate(echoed) for of in range(count)}
         """Prompts whose replies have not begun."""
         self._offsets: dict[int, int] = {}
 
@@ -127,25 +139,31 @@ class Completions:
         return self.part(at, Part([Text(said.text)], said.scored, said.ending), logs=logs)
 
     def part(self, at: int, part: Part, *, logs: bool) -> JSON:
-        before = self._echoed.pop(at, "")
-        self._offsets[at] = self._offsets.get(at, 0) + len(before)
-        text = before + "".join(event.text for event in part.events if isinstance(event, Text))
-        scores = self._scores(at, part.scored) if logs and part.scored else None
-        return {
-            "index": at, "text": text, "logprobs": scores, "finish_reason": part.ending and ENDINGS[part.ending]
-        }  # fmt: skip
+        text = "".join(event.text for event in part.events if isinstance(event, Text))
+        scores: JSON = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        if (before := self._echoed.pop(at, None)) is not None:
+            text, self._offsets[at] = before.text + text, len(before.text)
+            self._add_prompt(scores, before)
+        self._offsets.setdefault(at, 0)
+        for one in part.scored:
+            self._add(scores, one.token, one.logprobs, self._offsets[at])
+            self._offsets[at] += len(self._text(one.token))
+        told = scores if logs and scores["tokens"] else None
+        return {"index": at, "text": text, "logprobs": told, "finish_reason": part.ending and ENDINGS[part.ending]}
 
-    def _scores(self, at: int, scored: Sequence[Scored]) -> JSON:
-        made: JSON = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for one in scored:
-            text = self._text(one.token)
-            made["tokens"].append(text)
-            made["token_logprobs"].append(finite(one.logprobs.taken))
-            likeliest = one.logprobs.likeliest
-            made["top_logprobs"].append({self._text(token): finite(value) for token, value in likeliest})
-            made["text_offset"].append(self._offsets[at])
-            self._offsets[at] += len(text)
-        return made
+    def _add_prompt(self, scores: JSON, prompt: Echoed) -> None:
+        stream, offset = Stream(self._tokenizer), 0
+        for token, logprobs in zip(prompt.tokens, (None, *prompt.scores), strict=False):
+            self._add(scores, token, logprobs, min(offset, len(prompt.text)))
+            offset += len(stream.push(token))
+
+    def _add(self, scores: JSON, token: int, logprobs: Logprobs | None, offset: int) -> None:
+        """A token, with its log-probability if it has one."""
+        scores["tokens"].append(self._text(token))
+        scores["token_logprobs"].append(logprobs and finite(logprobs.taken))
+        likeliest = logprobs and {self._text(likely): finite(value) for likely, value in logprobs.likeliest}
+        scores["top_logprobs"].append(likeliest)
+        scores["text_offset"].append(offset)
 
     def _text(self, token: int) -> str:
         return self._tokenizer.piece(token, special=True).decode(errors="replace")

@@ -156,9 +156,9 @@ COMPLETION: Final = Object({
     **STREAMED,
     "prompt": Field(PROMPT, required=True, about="a text or its tokens, or several"),
     **SAMPLED,
-    "max_tokens": Field(LIMIT, 16),
+    "max_tokens": Field(whole(-1, (1 << 31) - 1), 16, about="-1 is as many as the context holds"),
     "best_of": Field(whole(1, MOST_ANSWERS)),
-    "echo": Field(Flag(), False),
+    "echo": Field(Flag(), False, about="the prompt comes first, with logprobs of its own"),
     "suffix": Field(Absent("texts are only continued here, leave it out")),
     "logprobs": Field(whole(0, LIKELIEST), about="with so many likeliest tokens"),
 })  # fmt: skip

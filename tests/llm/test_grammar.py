@@ -223,6 +223,16 @@ def test_no_mask_builds_what_encodes_texts() -> None:
     assert "_raw" in vars(tokenizer)
 
 
+def test_an_answer_may_be_given_token_by_token() -> None:
+    tokenizer = Tokenizer.load(SMALL)
+    masks, stop = Masks(tokenizer), min(tokenizer.stops)
+    mask = masks.mask(Grammar("tokens", f"7 {stop} 31"))
+    assert [allowed(mask([7, stop, 31][:count])) for count in range(3)] == [{7}, {stop}, {31}]
+    assert mask([7, stop, 31]) is None
+    with pytest.raises(GrammarError, match="token 2048"):
+        masks.check(Grammar("tokens", "7 2048"))
+
+
 def test_a_vocabulary_is_built_once_and_before_the_first_grammar_if_warmed(monkeypatch: pytest.MonkeyPatch) -> None:
     made, build = [], grammar._Vocabulary
 

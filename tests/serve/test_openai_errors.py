@@ -116,6 +116,7 @@ WRONG: list[tuple[str, Any, str]] = [
     (TEXT, {"prompt": [-1]}, "prompt[0]"),
     (TEXT, {"prompt": "a", "suffix": "b"}, "suffix"),
     (TEXT, {"prompt": "a", "best_of": 2}, "best_of"),
+    (TEXT, {"prompt": "a", "max_tokens": -2}, "max_tokens"),
     (TEXT, {"prompt": "a", "logprobs": True}, "logprobs"),
     (VECTORS, {}, "input"),
     (VECTORS, {"input": []}, "input"),
@@ -164,6 +165,7 @@ SENT: list[tuple[str, Any]] = [
     (CHAT, HELLO | {"response_format": {"type": "json_schema", "json_schema": {"name": "any"}}}),
     (CHAT, {"messages": [*HELLO["messages"], {"role": "tool", "tool_call_id": "call_1", "content": None}]}),
     (TEXT, {"prompt": "a", "max_tokens": -1}),
+    (TEXT, {"prompt": ["a", "b"], "max_tokens": 0, "n": 2}),
 ]
 
 

@@ -12,8 +12,11 @@ import pytest
 import tiny_llama
 from rig import Direct, Embedder, Fixed, about, served
 
+from tegrad import models
 from tegrad.llm import embeddings
 from tegrad.llm.gguf import Gguf
+from tegrad.llm.reference import Reference
+from tegrad.llm.sampler import Logprobs
 from tegrad.serve import ollama as other
 from tegrad.serve import openai as api
 
@@ -84,7 +87,7 @@ def test_a_stream_says_what_a_whole_completion_says(client: openai.OpenAI) -> No
 
 
 def test_logprobs_have_the_offsets_of_their_tokens(client: openai.OpenAI) -> None:
-    choice = client.completions.create(**GREEDY | {"logprobs": 3, "echo": True}).choices[0]
+    choice = client.completions.create(**GREEDY | {"logprobs": 3}).choices[0]
     logs = choice.logprobs
     assert logs is not None
     assert logs.text_offset is not None
@@ -94,6 +97,37 @@ def test_logprobs_have_the_offsets_of_their_tokens(client: openai.OpenAI) -> Non
         assert choice.text[at:].startswith(token)
         assert likely[token] == value == max(likely.values())
         assert len(likely) == 3
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["a text", "tokens that end texts among others"])
+def test_a_prompts_tokens_have_their_log_probabilities(client: openai.OpenAI, small: Direct, ends: bool) -> None:
+    """As lm-evaluation-harness asks for them: of the prompt alone, or with a token of the answer."""
+    tokens = small.tokenizer.encode(f"{START} God created the heaven.")
+    tokens = [*tokens, min(small.tokenizer.stops), *tokens[1:]] if ends else tokens
+    logits = Reference(models.SMALL).logits(tokens).astype(np.float32)
+    expected = [Logprobs.of(row, token, 2) for row, token in zip(logits[:-1], tokens[1:], strict=True)]
+    wanted = GREEDY | {"prompt": tokens, "echo": True, "logprobs": 2}
+    answer = client.completions.create(**wanted | {"max_tokens": 0})
+    (choice,) = answer.choices
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(tokens), 0)
+    assert (choice.text, choice.finish_reason) == (small.tokenizer.decode(tokens), "length")
+    logs = choice.logprobs
+    assert logs is not None
+    assert logs.tokens == [small.tokenizer.piece(token, special=True).decode() for token in tokens]
+    (none, *values), (nothing, *likeliest) = logs.token_logprobs or [], logs.top_logprobs or []
+    assert none is nothing is None
+    assert values == pytest.approx([one.taken for one in expected], abs=0.05)
+    for likely, one in zip(likeliest, expected, strict=True):
+        assert list(likely.values()) == pytest.approx([value for _, value in one.likeliest], abs=0.05)
+    for at, token in zip(logs.text_offset or [], logs.tokens, strict=True):
+        assert choice.text[at:].startswith(token) or token.startswith("<")
+    with_one = client.completions.create(**wanted | {"max_tokens": 1}).choices[0]
+    alone = client.completions.create(**wanted | {"max_tokens": 1, "echo": False}).choices[0]
+    assert with_one.logprobs is not None
+    assert alone.logprobs is not None
+    assert with_one.text == choice.text + alone.text
+    assert with_one.logprobs.token_logprobs == [*(logs.token_logprobs or []), *(alone.logprobs.token_logprobs or [])]
 
 
 def test_stop_and_bias_are_taken(client: openai.OpenAI, small: Direct) -> None:
