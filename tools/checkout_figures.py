@@ -36,6 +36,8 @@ CAMPAIGN = "python tests/conformance/campaign.py"
 FUZZ, STEPS, SEED = "python tests/orin/fuzz/run.py", 1_000_000, 1
 GGUF_FUZZ, MUTANTS, FIRST = "python tests/llm/gguf_fuzz/gguf_run.py", 6000, 20_261_123
 """How many mutants, and the seed of the first; those of the suite and of the repairs are others."""
+REQUEST_FUZZ, REQUESTS, ROUND = "python tests/serve/request_fuzz.py", 10_000, 20_261_125
+"""How many requests to a server, and the seed of the first round; the suite has others."""
 AARCH64, AARCH64_RUN = ROOT / "results" / "aarch64.json", "make test-aarch64"
 RANDOM_MUTANTS, MUTANTS_RUN = ROOT / "results" / "random-mutants.json", "python tools/mutants/run.py"
 EQUIVALENT_SHARE = 0.05
@@ -147,6 +149,19 @@ def gguf_mutants() -> Record:
     command = f"{GGUF_FUZZ} --count {MUTANTS} --seed {FIRST}"
     found = _told(command)
     return _counted("gguf-mutants-first", what, "files", command, 0 if found["found"] else found["mutants"])
+
+
+def requests() -> Record:
+    """Requests to a server of which none was found to be answered as it must not be; 0 where one was. Half an hour."""
+    what = (
+        "requests by schemathesis to `tegrad serve` on the board, no 500, no hang, no other's text; 0 if there was one"
+    )
+    command = f"{REQUEST_FUZZ} --count {REQUESTS} --seed {ROUND}"
+    found = _told(command)
+    gpu = f"board {upstream.BOARD}"
+    return _counted(
+        "serve-fuzz-requests", what, "requests", command, 0 if found["found"] else found["requests"], gpu=gpu
+    )
 
 
 # ---- the suite
@@ -338,6 +353,7 @@ FIGURES: Final[Mapping[str, Callable[[], Record]]] = {
     "random-mutants-killed": mutants_killed,
     "board-fuzz-steps": fuzz_steps,
     "gguf-mutants-first": gguf_mutants,
+    "serve-fuzz-requests": requests,
     "upstream-test-ops-board-minutes": ops_minutes,
     "board-l2-cost-percent": l2_cost,
     "upstream-test-ops-board-failed": ops_failed,

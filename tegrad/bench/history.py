@@ -174,6 +174,10 @@ _BOARD: Final = ("tegrad/orin", "tegrad/uapi", "tegrad/hw")
 
 FAMILIES: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = {
     ("decode-*", "prefill-*", "batch*", "grammar-decode-share", "host-us-per-token", "token-gap-us"): _STEPS,
+    ("serve-fuzz-requests",): (
+        *("tegrad/serve", "tegrad/llm", "tests/serve/request_fuzz.py"),
+        *(":(exclude)tegrad/serve/page", ":(exclude)tegrad/llm/kernels"),
+    ),
     ("serve-*",): (*_STEPS, "tegrad/serve"),
     ("first-run-tok-s", "load-to-first-token"): (
         *("tegrad/llm", "tegrad/nv", "tegrad/hw", "tegrad/uapi", "tegrad/cli/run.py", "tegrad/models"),

@@ -16,6 +16,7 @@ import numpy as np
 import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from tegrad.llm.answer import Answer, Reason
 from tegrad.llm.embeddings import embed, pooling
@@ -127,10 +128,11 @@ class Fixed:
 
 
 @contextmanager
-def served(routes: Sequence[Route]) -> Iterator[str]:
-    """A server of some routes; its URL."""
+def served(app: Sequence[Route] | ASGIApp) -> Iterator[str]:
+    """A server of an application, or of some routes; its URL."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        config = uvicorn.Config(Starlette(routes=list(routes)), log_level="warning", lifespan="off")
+        made = app if callable(app) else Starlette(routes=list(app))
+        config = uvicorn.Config(made, log_level="warning", lifespan="off")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), name="server")
         thread.start()
@@ -172,8 +174,12 @@ class Scripted:
     async def embed(self, texts: Sequence[Sequence[int]]) -> Any:
         return np.ones((len(texts), 4), np.float32) / 2
 
+    def said(self, asked: Asked) -> str:
+        """What it says to a request."""
+        return self.text
+
     def _say(self, asked: Asked) -> None:
-        for at, token in enumerate(self.tokenizer.encode(self.text, bos=False)):
+        for at, token in enumerate(self.tokenizer.encode(self.said(asked), bos=False)):
             self.wait()
             if asked.left:
                 return asked.answer.end(asked.left[0])
