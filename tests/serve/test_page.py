@@ -335,6 +335,30 @@ def test_an_error_says_what_to_do_keeps_what_came_and_is_tried_again(
         assert [message["content"] for message in stand_in.asked[-1]["messages"]] == ["Hello"]
 
 
+PUT = """(box, [kind, ...given]) => {
+  const data = new DataTransfer();
+  if (given.includes("picture")) data.items.add(new File(["x"], "a.png", { type: "image/png" }));
+  if (given.includes("text")) data.setData("text/plain", "words");
+  const options = { bubbles: true, cancelable: true };
+  const event = kind === "paste" ? new ClipboardEvent(kind, { ...options, clipboardData: data })
+    : new DragEvent(kind, { ...options, dataTransfer: data });
+  box.dispatchEvent(event);
+  return event.defaultPrevented;
+}"""
+
+
+@pytest.mark.parametrize("kind", ["paste", "drop"])
+def test_a_picture_is_refused_where_it_is_put(tab: Page, kind: str) -> None:
+    """With a text beside it, as word processors copy, the text is taken."""
+    alert, box = tab.get_by_role("alert"), tab.locator("#question")
+    for given in ([kind, "text"], [kind, "text", "picture"]):
+        assert not box.evaluate(PUT, given)
+        expect(alert).to_be_empty()
+    assert box.evaluate(PUT, [kind, "picture"])
+    expect(alert).to_contain_text("Pictures and files cannot be sent. small-model reads text alone.")
+    assert box.evaluate(PUT, ["dragover", "picture"])
+
+
 def test_a_server_that_is_gone_is_told_and_found_again(browser: Browser, stand_in: StandIn) -> None:
     with served(stand_in.routes()) as url:
         context = watched(browser, url, ["ERR_CONNECTION_REFUSED"])

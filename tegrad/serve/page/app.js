@@ -156,6 +156,14 @@ function send() {
   answering(chat.ask(text));
 }
 
+/** Say so where something was pasted or dropped that is no text, before the browser does what it likes with it. */
+function reject(event, { types }) {
+  if (!types.includes("Files") || types.includes("text/plain")) return;
+  event.preventDefault();
+  const name = chat.record.model ?? "The model";
+  if (event.type !== "dragover") notice("Pictures and files cannot be sent.", `${name} reads text alone.`);
+}
+
 /** Let the message box be as high as its text. */
 function size() {
   const box = $("question");
@@ -280,6 +288,8 @@ function listen() {
   $("log").addEventListener("scroll", latest);
   $("composer").addEventListener("submit", (event) => instead(event, send));
   $("question").addEventListener("input", size);
+  addEventListener("paste", (event) => reject(event, event.clipboardData));
+  for (const kind of ["dragover", "drop"]) addEventListener(kind, (event) => reject(event, event.dataTransfer));
   $("question").addEventListener("keydown", (event) => {
     const sends = event.key === "Enter" && !event.shiftKey && !event.isComposing && !TOUCH.matches;
     if (sends) instead(event, send);
