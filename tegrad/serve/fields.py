@@ -64,16 +64,20 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number from `low` to `high`."""
+    """A number from `low` to `high`. One that is `near` is taken as the nearest of these, without its fraction."""
 
     low: float
     high: float
     whole: bool = False
+    near: bool = False
 
     def fits(self, value: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
 
     def read(self, value: Any, at: str) -> Any:
+        if self.near and self.fits(value):
+            value = min(max(self.low, value), self.high)
+            return int(value) if self.whole else float(value)
         if not self.fits(value) or not self.low <= value <= self.high or (self.whole and value != int(value)):
             wrong(value, at, self)
         return int(value) if self.whole else float(value)
@@ -81,8 +85,8 @@ class Number:
     def schema(self) -> dict[str, Any]:
         bounds = {"minimum": self.low, "maximum": self.high}
         return {
-            "type": "integer" if self.whole else "number",
-            **{name: bound for name, bound in bounds.items() if math.isfinite(bound)},
+            "type": "integer" if self.whole and not self.near else "number",
+            **{name: bound for name, bound in bounds.items() if math.isfinite(bound) and not self.near},
         }
 
     def __str__(self) -> str:

@@ -21,7 +21,6 @@ from tegrad.serve.openai_fields import (
     FUNCTION_CALL,
     JSON,
     MOST_TOOLS,
-    SAMPLED,
     STOP,
     functions,
     sampled,
@@ -35,25 +34,28 @@ LONGEST_KEEP_S: Final = 1e9
 """Seconds from which on a model is kept for ever."""
 _UNITS: Final = {"ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION: Final = re.compile(r"(\d+\.?\d*|\.\d+)(" + "|".join(_UNITS) + r"|$)")
-_INT: Final = whole(-(1 << 63), (1 << 63) - 1)
+_INT: Final = Number(-(1 << 63), (1 << 63) - 1, whole=True, near=True)
+_ANY: Final = Number(-LARGEST_SETTING, LARGEST_SETTING, near=True)
+_SHARE: Final = Number(0, 1, near=True)
 
 OPTIONS: Final = Object({
-    "temperature": Field(Number(0, LARGEST_SETTING), 0.8, about="0 takes the likeliest token"),
-    "top_k": Field(whole(-1, LARGEST_TOP_K), 40, about="0 and -1 keep all"),
-    "top_p": Field(Number(0, 1), 0.9),
-    "min_p": Field(Number(0, 1), 0.0),
+    "temperature": Field(Number(0, LARGEST_SETTING, near=True), 0.8, about="0 takes the likeliest token"),
+    "top_k": Field(Number(0, LARGEST_TOP_K, whole=True, near=True), 40, about="below 1 keeps all"),
+    "top_p": Field(_SHARE, 0.9),
+    "min_p": Field(_SHARE, 0.0),
     "repeat_penalty": Field(Number(1e-3, LARGEST_SETTING), 1.1),
     "repeat_last_n": Field(_INT, 64, about=f"tokens that penalties look back on, up to {HISTORY}; -1 is so many"),
-    "presence_penalty": SAMPLED["presence_penalty"],
-    "frequency_penalty": SAMPLED["frequency_penalty"],
+    "presence_penalty": Field(_ANY, 0.0),
+    "frequency_penalty": Field(_ANY, 0.0),
     "seed": Field(_INT, about="with it, an answer comes again; below 0 it is taken by chance"),
     "num_predict": Field(_INT, -1, about="tokens at most; below 1 as many as the context holds"),
     "stop": Field(STOP, ()),
 })  # fmt: skip
+"""Numbers are taken as Ollama does: of a fraction its whole part, and what is too large as the largest."""
 _MODEL: Final[Mapping[str, Field]] = {
     "model": Field(Text(), required=True, about="a name of /api/tags"),
     "keep_alive": Field(
-        Either((Number(-LARGEST_SETTING, LARGEST_SETTING), Text())),
+        Either((_ANY, Text())),
         about='seconds, or such as "5m"; below 0 is for ever',
     ),
 }
@@ -68,7 +70,7 @@ _ANSWERED: Final[Mapping[str, Field]] = {
 }
 _CALL: Final = Object({"id": Field(Text(), ""), "function": Field(FUNCTION_CALL, required=True)})
 MESSAGE: Final = Object({
-    "role": Field(Text(("system", "user", "assistant", "tool")), required=True),
+    "role": Field(Text(("system", "developer", "user", "assistant", "tool")), required=True),
     "content": Field(Text(), ""),
     "thinking": Field(Text()),
     "images": Field(Listed(Anything()), ()),
@@ -192,7 +194,8 @@ def _messages(given: Sequence[Mapping[str, Any]]) -> list[JSON]:
     open_: list[tuple[str, str]] = []
     """Calls by name and id, of which nothing returned yet."""
     for one in given:
-        message: JSON = {"role": one["role"], "content": one["content"]}
+        role = "system" if one["role"] == "developer" else one["role"]
+        message: JSON = {"role": role, "content": one["content"]}
         if one["thinking"]:
             message["reasoning_content"] = one["thinking"]
         if one["tool_calls"]:

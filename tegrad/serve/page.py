@@ -36,6 +36,8 @@ HEADERS: Final = {
 }
 
 
+RUNNING: Final = "Ollama is running"
+"""What Ollama's clients look for at /, which no browser is."""
 FILES: Final = {
     "/" if path.name == "index.html" else f"/page/{path.name}": path
     for path in sorted(FOLDER.iterdir())
@@ -46,8 +48,13 @@ PATHS: Final = frozenset(FILES)
 OPENAPI: Final[Mapping[str, Any]] = {
     "/": {
         "get": {
-            "summary": "A page to chat on",
-            "responses": {"200": {"description": "The page", "content": {"text/html": {"schema": {"type": "string"}}}}},
+            "summary": "A page to chat on, for who accepts HTML",
+            "responses": {
+                "200": {
+                    "description": "The page, or that the server runs",
+                    "content": {media: {"schema": {"type": "string"}} for media in ("text/html", "text/plain")},
+                }
+            },
         }
     }
 }
@@ -61,9 +68,11 @@ def routes(models: Models) -> list[Route]:
 def _route(address: str, path: Path) -> Route:
     content = path.read_bytes()
     tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-    headers = {**HEADERS, "ETag": tag, "Content-Type": TYPES[path.suffix]}
+    headers = {**HEADERS, "ETag": tag, "Content-Type": TYPES[path.suffix], "Vary": "Accept"}
 
     async def file(request: Request) -> Response:
+        if address == "/" and "text/html" not in request.headers.get("Accept", ""):
+            return Response(RUNNING, media_type="text/plain", headers={"Vary": "Accept"})
         known = tag in request.headers.get("If-None-Match", "")
         return Response(b"" if known else content, 304 if known else 200, headers)
 

@@ -33,6 +33,7 @@ KINDS: list[Kind] = [
     Text(most=3),
     Number(0, 1),
     Number(-2, 5, whole=True),
+    Number(-2, 5, whole=True, near=True),
     Flag(),
     Absent("leave it out"),
     NUMBERS,

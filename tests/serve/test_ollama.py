@@ -220,6 +220,29 @@ def test_options_are_how_tokens_are_taken(client: ollama.Client, model: Scripted
     assert (asked.more["stops"], asked.more["seed"]) == (["zzz"], 9)
 
 
+def test_numbers_beyond_their_bounds_are_taken_as_ollama_does(url: str, model: Scripted) -> None:
+    options: Any = {
+        "temperature": -1, "top_k": -3, "top_p": 1.5, "presence_penalty": 2.5, "frequency_penalty": -3.5,
+        "repeat_last_n": 1e30, "seed": 1e300, "num_predict": 30.7,
+    }  # fmt: skip
+    httpx.post(f"{url}/api/chat", json={"model": "small", "messages": HELLO, "options": options})
+    asked = model.asked[-1]
+    limit, taken = asked.rest
+    assert (limit, taken.temperature, taken.top_k, taken.top_p) == (30, 0, 0, 1)
+    assert (taken.presence, taken.frequency, taken.last_n) == (2.5, -3.5, 1024)
+    assert asked.more["seed"] == (1 << 63) - 1
+    httpx.post(f"{url}/api/generate", json={"model": "small", "prompt": "a", "options": {"seed": 7.9}})
+    assert model.asked[-1].more["seed"] == 7
+
+
+def test_a_developer_is_the_system(client: ollama.Client, model: Scripted) -> None:
+    prompts = []
+    for role in ("system", "developer"):
+        client.chat(model="small", messages=[{"role": role, "content": "Be old."}, *HELLO])
+        prompts.append(prompt(model))
+    assert prompts[0] == prompts[1]
+
+
 def test_options_left_out_are_ollamas(client: ollama.Client, model: Scripted) -> None:
     for options in (None, {"num_predict": -1, "seed": -1}):
         client.chat(model="small", messages=HELLO, options=options)
@@ -242,7 +265,7 @@ def test_a_format_holds_the_answer(client: ollama.Client, model: Scripted) -> No
     ("given", "seconds"),
     [
         (None, None), (90, 90), (0, 0), (-1, math.inf), ("5m", 300), ("1h30m", 5400), ("250ms", 0.25), ("-1", math.inf),
-        ("-1s", math.inf), ("10", 10), (1e9, math.inf), ("9" * 400 + "h", math.inf),
+        ("-1s", math.inf), ("10", 10), (0.5, 0.5), (1e9, math.inf), (1e300, math.inf), ("9" * 400 + "h", math.inf),
     ],
 )  # fmt: skip
 def test_a_model_is_kept_for_as_long_as_is_said(
@@ -328,9 +351,8 @@ WRONG: list[tuple[str, Any, int, str]] = [
     ("chat", {"model": "small", "messages": [HELLO[0] | {"images": ["AA=="]}]}, 400, "messages[0].images"),
     ("chat", {"model": "small", "messages": HELLO, "format": "xml"}, 400, "format"),
     ("chat", {"model": "small", "messages": HELLO, "keep_alive": "soon"}, 400, "keep_alive"),
-    ("chat", {"model": "small", "messages": HELLO, "keep_alive": 10**400}, 400, "keep_alive"),
-    ("chat", {"model": "small", "messages": HELLO, "options": {"temperature": -1}}, 400, "options.temperature"),
-    ("chat", {"model": "small", "messages": HELLO, "options": {"seed": 0.5}}, 400, "options.seed"),
+    ("chat", {"model": "small", "messages": HELLO, "options": {"temperature": "hot"}}, 400, "options.temperature"),
+    ("chat", {"model": "small", "messages": HELLO, "options": {"seed": True}}, 400, "options.seed"),
     ("chat", {"model": "small", "messages": HELLO, "tools": [{"type": "search"}]}, 400, "tools[0].type"),
     ("chat", {"model": "small", "messages": HELLO, "think": "hard"}, 400, "think"),
     ("generate", {"model": "small", "prompt": "a", "images": ["AA=="]}, 400, "images"),

@@ -908,7 +908,8 @@ TRIES = """async (url) => {
 
 
 def test_files_come_with_a_policy_and_only_if_they_changed(stand_in: StandIn, url: str) -> None:
-    served = [httpx.get(f"{url}/{name}") for name in ("", "page/app.js", "page/style.css")]
+    browser = {"Accept": "text/html,*/*;q=0.8"}
+    served = [httpx.get(f"{url}/{name}", headers=browser) for name in ("", "page/app.js", "page/style.css")]
     assert [each.status_code for each in served] == [200] * 3
     assert [each.headers["Content-Type"].split(";")[0] for each in served] == [
         "text/html",
@@ -918,10 +919,18 @@ def test_files_come_with_a_policy_and_only_if_they_changed(stand_in: StandIn, ur
     for each in served:
         assert each.headers["Content-Security-Policy"].startswith("default-src 'self'; ")
         assert each.headers["X-Content-Type-Options"] == "nosniff"
-        known = httpx.get(each.url, headers={"If-None-Match": each.headers["ETag"]})
+        known = httpx.get(each.url, headers={**browser, "If-None-Match": each.headers["ETag"]})
         assert (known.status_code, known.content) == (304, b"")
     assert httpx.get(f"{url}/page/../page.py").status_code == 404
     assert httpx.get(f"{url}/page/none.js").status_code == 404
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/json"])
+def test_who_is_no_browser_is_told_that_ollama_runs(stand_in: StandIn, url: str, accept: str) -> None:
+    """As Ollama's programs see whether a server is there."""
+    answer = httpx.get(url, headers={"Accept": accept})
+    assert (answer.text, answer.headers["Vary"]) == ("Ollama is running", "Accept")
+    assert httpx.head(url, headers={"Accept": accept}).status_code == 200
 
 
 def test_every_file_is_part_of_the_package_and_named_by_another() -> None:
