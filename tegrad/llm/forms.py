@@ -31,6 +31,8 @@ class Form:
     between: tuple[str, ...] = ()
     python: bool = False
     """Calls may be written as Python does."""
+    bare: str = ""
+    """What an answer begins with that is a text, where one without it begins with a call's name."""
 
 
 _NAMED: Final = '{"name": "NAME", "parameters": ARGS}'
@@ -51,21 +53,27 @@ FORMS: Final = (
         between=("```json",),
     ),
     Form(
-        "hermes", ("<tool_call>",), ("<tool_call>", "```json"), ("</tool_call>", "```"),
+        "hermes", ("<tool_call>",), ("<tool_call>", "<tools>", "```json"), ("</tool_call>", "</tools>", "```"),
         call='<tool_call>\n{"name": "NAME", "arguments": ARGS}\n</tool_call>', join="\n",
     ),
     Form(
         "phi", ("<|tool|>", "<|/tool|>"), ("<|tool_call|>", "functools"), ("<|/tool_call|>",),
         join=", ", before="<|tool_call|>[", after="]<|/tool_call|>",
     ),
-    Form("granite", ("<|tool_call|>",), ("<|tool_call|>",), join=", ", before="<|tool_call|>[", after="]"),
+    Form(
+        "granite", ("<|tool_call|>",), ("<|tool_call|>", "<tool_call>"),
+        join=", ", before="<|tool_call|>[", after="]",
+    ),
     Form(
         "functions", ("<function=",), ("<function=",), ("</function>",),
         call="<function=NAME>ARGS</function>", join="\n", between=(">",),
     ),
     Form("olmo", ("<function_calls>",), ("<function_calls>",), ("</function_calls>",), call=_NAMED, python=True),
-    Form("llama", ('"parameters": ',), ("<|python_tag|>",), call=_NAMED),
-    Form("llama", ("<|python_tag|>",), ("<|python_tag|>",), call=_NAMED),
+    Form("functionary", (">>>all",), (">>>",), call="NAME\nARGS", join=">>>", between=("\n",), bare="all\n"),
+    *(
+        Form("llama", (mark,), ("<|python_tag|>", "<|python_start|>"), ("<|python_end|>",), call=_NAMED, python=True)
+        for mark in ('"parameters": ', "<|python_tag|>", "[func_name1(")
+    ),
     Form(
         "plain", (), ("```tool_code", "```tool_call", "```json", "<tool_call>"), ("```", "</tool_call>"),
         call=_NAMED, join="\n", python=True,

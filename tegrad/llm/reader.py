@@ -160,6 +160,9 @@ class Reader:
             yield from self._until((self._thought[1],), Thinking)
             self._cut(len(self._thought[1]))
             self._strip = True
+        bare = self._form.bare
+        if bare and not (yield from self._begins(bare)) and self._names:
+            yield from self._region("")
         marks: tuple[str, ...] = self._form.opens if self._names else ()
         mark: str | None = ""
         if self._names:
@@ -251,11 +254,36 @@ class Reader:
         yield from self._arguments()
 
     def _python(self, *, listed: bool) -> _Steps[None]:
-        """Calls as Python writes them, up to a mark or the end."""
+        """Calls as Python writes them, up to the list's end, or else to a mark or the end."""
         begin = self._at
         name = yield from self._word()
         if name not in (*self._names, "print") or (yield from self._letter()) != "(":
             raise _NoCall
+        if listed:
+            yield from self._list()
+        else:
+            yield from self._lines(begin)
+        for name, arguments in _python_calls("[" * listed + self._text[begin : self._at], self._names):
+            self._begin(name, self._at)
+            self._events.append(Arguments(self._calls - 1, arguments))
+
+    def _list(self) -> _Steps[None]:
+        """Go behind the end of a list as Python writes it."""
+        depth, quote, begin = 1, "", self._at
+        while depth:
+            letter = yield from self._letter()
+            if not letter or self._at - begin > MOST_PYTHON:
+                raise _NoCall
+            self._at += 1 + (letter == "\\")
+            if quote:
+                quote = "" if letter == quote else quote
+            elif letter in "'\"":
+                quote = letter
+            else:
+                depth += (letter in "[({") - (letter in "])}")
+
+    def _lines(self, begin: int) -> _Steps[None]:
+        """Go to a mark that closes, or the end."""
         seen = begin
         while True:
             found = [at for close in self._form.closes if (at := self._text.find(close, seen)) >= 0]
@@ -266,9 +294,6 @@ class Reader:
             seen = max(begin, len(self._text) - max(map(len, self._form.closes), default=0))
             yield
         self._at = min(found, default=len(self._text))
-        for name, arguments in _python_calls("[" * listed + self._text[begin : self._at], self._names):
-            self._begin(name, self._at)
-            self._events.append(Arguments(self._calls - 1, arguments))
 
     def _arguments(self) -> _Steps[None]:
         """Tell arguments, with which the text begins, as they come; wrong ones up to a mark or the end."""

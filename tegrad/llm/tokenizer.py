@@ -74,6 +74,7 @@ _MARKS: Final = ENDS.union(AROUND, *FILLS.values())
 SHOWN: Final = frozenset({
     "<think>", "</think>", "[THINK]", "[/THINK]", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",
     "<|tool_call|>", "<|/tool_call|>", "<|python_tag|>", "</function>", "<function_calls>", "</function_calls>",
+    "<|python_start|>", "<|python_end|>", "<tools>", "</tools>",
     "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>",
     "<\uff5ctool\u2581call\u2581begin\uff5c>", "<\uff5ctool\u2581call\u2581end\uff5c>", "<\uff5ctool\u2581sep\uff5c>",
 })  # fmt: skip

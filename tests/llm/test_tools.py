@@ -124,7 +124,7 @@ def test_text_is_told_as_soon_as_it_can_be_no_mark() -> None:
     assert reader.push("Hello") == [Text("Hello")]
     assert reader.push(" 1 <") == [Text(" 1 ")]
     assert reader.push("2 <tool") == [Text("<2 ")]
-    assert reader.push("s>") == [Text("<tools>")]
+    assert reader.push("x>") == [Text("<toolx>")]
 
 
 def test_arguments_are_told_as_they_come() -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 QWEN3 = "{%- for tool in tools %}<tool_call>{{ message.tool_calls }}</tool_call><think></think>"
 HERMES = "{%- for tool in tools %}<tool_call>{{ message.tool_calls }}</tool_call>"
 LLAMA = """{%- for t in tools %}<|python_tag|>{{- '"parameters": ' }}"""
+LLAMA_PYTHON = """{{ tools }}Use exact format: [func_name1(param1=value1, param2=value2), func_name2(...)]"""
+FUNCTIONARY = """{{ tools }}{{ '>>>all\\n' + message['content'] }}{{ '>>>' + name + '\\n' + arguments }}"""
 MISTRAL_LIST = "{%- for tool in tools %}[TOOL_CALLS][{{ message.tool_calls }}{{ id|length != 9 }}"
 MISTRAL = "{{ tools }}[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}"
 MINISTRAL = f"{MISTRAL}[THINK][/THINK]"
@@ -71,6 +73,9 @@ RECORDED = {
         'I look.\n```json\n{\n  "name": "get_weather",\n  "arguments": {\n    "city": "Paris"\n  }\n}\n```',
         (WEATHER,), text="I look.\n",
     ),
+    "qwen2.5 coder within the tag of tools": Recorded(
+        HERMES, '<tools>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tools>', (WEATHER,),
+    ),
     "a thought that is opened twice": Recorded(
         QWEN3, "<think>\nHm.\n</think>\n\nParis.", text="Paris.", thought="Hm.", opened=True
     ),
@@ -83,6 +88,22 @@ RECORDED = {
         '{"name": "get_weather", "parameters": {"city": "Paris"}}; '
         '{"name": "add", "parameters": {"a": 1, "b": [2.5, null, true]}}',
         (WEATHER, ADD),
+    ),
+    "llama 3.2 in Python": Recorded(
+        LLAMA, "[get_weather(city='Paris'), add(a=1, b=[2.5, None, True])]", (WEATHER, ADD),
+    ),
+    "llama 4 in Python": Recorded(
+        LLAMA_PYTHON, '<|python_start|>[get_weather(city="Paris")]<|python_end|>', (WEATHER,),
+    ),
+    "llama in Python, and text": Recorded(
+        LLAMA_PYTHON, '[get_weather(city="Paris")]\n\nThat (tells) it.', (WEATHER,), text="That (tells) it.",
+    ),
+    "functionary 3.2 calls twice": Recorded(
+        FUNCTIONARY, 'get_weather\n{"city": "Paris"}>>>add\n{"a": 1, "b": [2.5, null, true]}', (WEATHER, ADD),
+    ),
+    "functionary 3.2 says": Recorded(FUNCTIONARY, "all\nIt is all\nright", text="It is all\nright"),
+    "functionary 3.2 says and calls": Recorded(
+        FUNCTIONARY, 'all\nI look. >>>get_weather\n{"city": "Paris"}', (WEATHER,), text="I look. ",
     ),
     "mistral nemo": Recorded(
         MISTRAL_LIST,
@@ -122,6 +143,9 @@ RECORDED = {
     "granite 3.3": Recorded(
         GRANITE, '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]', (WEATHER,)
     ),
+    "granite 3.1 without bars": Recorded(
+        GRANITE, '<tool_call>[{"name": "get_weather", "arguments": {"city": "Paris"}}]', (WEATHER,),
+    ),
     "deepseek r1": Recorded(
         DEEPSEEK,
         "Hm.\n</think>\n\n<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>function"
@@ -149,6 +173,9 @@ PLAIN = {
     "half a mark": (HERMES, "a <tool_ca"),
     "JSON": (HERMES, ' {"a": [1, {"name": "add"}]} and more'),
     "JSON like a call's": (LLAMA, '{"name": "Ann", "age": 3}'),
+    "a list of numbers": (LLAMA, "[1, 2] are two; [add] is one"),
+    "a name alone, without a mark": (FUNCTIONARY, "add them >>> up"),
+    "a tag of tools": (HERMES, "<tools> are named in <tools></tools>"),
     "JSON that is cut": (LLAMA, '{"name": "add", "parame'),
     "JSON that is none": (LLAMA, "{'name': 'add', 'parameters': {}}"),
     "a list": (MISTRAL_LIST, "[1] first\n[2] second"),
