@@ -1,7 +1,8 @@
 """Sequences that decode together, with one read of the weights a step; they join and leave between steps.
 
 Every sequence has a slot: its blocks of the cache, its state and its ring of tokens. A step computes as many slots,
-rounded up to 8, as the last one in use needs; slots in between that nobody owns are computed and ignored. A sequence's
+rounded up to 8, as the last one in use needs; slots in between that nobody owns are computed and ignored. A sequence
+that is alone in the first slot has the step of a conversation (`plan`), which reads weights quicker. A sequence's
 prompt goes through `Prefill`, all but its last token, with which its first step begins. It goes in chunks, of which
 each step takes some: the others do not wait for it, and prompts take turns.
 
@@ -31,6 +32,7 @@ from tegrad.llm.errors import ContextError, ModelError, NoRoom
 from tegrad.llm.gemm import SMALL_M, TilePicker, pick_alike, pick_quickest
 from tegrad.llm.network import Attend
 from tegrad.llm.packed import PackedModel
+from tegrad.llm.plan import DecodePlan
 from tegrad.llm.pool import Lease, Pool
 from tegrad.llm.prefill import CHUNKS, EMBED_THREADS, Prefill, chunk_bytes, split
 from tegrad.llm.rows import Rows
@@ -94,7 +96,7 @@ class Batch:
 
     With `same`, a sequence has the same logits, bit by bit, alone and among others, in any slot, with any part of its
     prompt found: whatever decides the order of sums is then that of the widest step and the largest chunk, and `pick`
-    is not asked.
+    is not asked. A sequence alone has no step of its own then.
 
     On a chip that can, steps of up to 32 sequences overlap unless a dependency is given: wider ones lose by it.
 
@@ -122,7 +124,7 @@ class Batch:
         self.model, self.config, self.device, self.slots = model, model.config, model.device, slots
         itself = dependency is None and kernels_of(self.device.arch).overlaps
         self._dependency, self._early = dependency or DEFAULT, AHEAD if itself else dependency or DEFAULT
-        self._same = same
+        self._same, self._alone = same, None
         self._closed = False
         self._members: dict[int, Member] = {}
         self._waiting: deque[Member] = deque()
@@ -164,6 +166,12 @@ class Batch:
             ]
             self._partials = workspace.take(max(each.workspace_bytes for each in attention))
             self._counters = workspace.put(bytes(max(each.counter_bytes for each in attention)))
+            if not same:
+                logits = self.logits.offset(0, 4 * self.config.vocab)
+                self._alone = DecodePlan(
+                    model, self.states, self.cache, overlap=bool(rows.overlaps(1)), logits=logits, turns=rows.turns
+                )
+                workspace.callback(self._alone.close)
         except BaseException:
             self.close()
             raise
@@ -171,9 +179,8 @@ class Batch:
     @property
     def widths(self) -> tuple[int, ...]:
         """The numbers of slots that a step may compute."""
-        return tuple(
-            min(width, self.slots) for width in range(SLOT_MULTIPLE, self.slots + SLOT_MULTIPLE, SLOT_MULTIPLE)
-        )
+        rounded = range(SLOT_MULTIPLE, self.slots + SLOT_MULTIPLE, SLOT_MULTIPLE)
+        return (*(() if self._same or self.slots == 1 else (1,)), *(min(width, self.slots) for width in rounded))
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -185,9 +192,10 @@ class Batch:
     ) -> Member:
         """Add a sequence that continues `tokens` until it stands at `limit`; steps feed its prompt, then sample for it.
 
-        Nothing of the device is waited for. ContextError for a prompt that does not fit, NoRoom while others have all
-        slots or blocks, ModelError for a prompt that the model cannot continue, for biases of unknown tokens, and for a
-        closed batch; UnsupportedModelError.
+        Of the device nothing is waited for but steps in flight of sequences that are over, where no other is left.
+        ContextError for a prompt that does not fit, NoRoom while others have all slots or blocks, ModelError for a
+        prompt that the model cannot continue, for biases of unknown tokens, and for a closed batch;
+        UnsupportedModelError.
         """
         self._check_open()
         self.config.check_prompt(tokens)
@@ -264,6 +272,11 @@ class Batch:
 
     def launches(self, width: int, settings: Iterable[Settings] = (GREEDY,)) -> list[Launch]:
         """One step of the first `width` slots, for sequences with these settings."""
+        if width == 1 and (plan := self._alone) is not None:
+            end = self._sampling.launches(
+                self.states, settings, logits=self.logits, best=plan.best, best_row=plan.best_row, slots=1
+            )
+            return [*plan.launches, *end]
         rows, chunk = self._rows, self._workspace.put(chunk_bytes(count=width))
         launches = [self._embed(width)]
         for at in range(self.config.layers):
@@ -361,8 +374,9 @@ class Batch:
         return self._admit.run(numbers=(slot,))
 
     def _quiet_slot(self) -> int:
-        """The first slot that nobody has and no step in flight computes; waits where there is none."""
-        free = [slot for slot in range(self.slots) if slot not in self._members]
+        """The first slot that nobody has and no step in flight computes; waits where there is none, and for the first
+        of all where nobody else is there, since that one has a step of its own."""
+        free = [slot for slot in range(self.slots) if slot not in self._members][: None if self._members else 1]
         done = self._admit.done if self._admit else 0
         slot = next((slot for slot in free if self._left.get(slot, 0) <= done), None)
         if slot is None:

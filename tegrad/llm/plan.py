@@ -78,10 +78,14 @@ class DecodePlan:
     `launches` end with the logits: `logits` float32 (vocab), and of every 32 of them the largest, `best`, and its row,
     `best_row`. Sampling and publishing follow. With `overlap` a launch may begin before the one before it has ended,
     if the recording's dependency lets it (kernels/overlap.cuh); what follows begins after it. Everything given stays
-    the caller's. UnsupportedModelError, MemoryError.
+    the caller's; room for logits and the angles of positions are the plan's own unless given. UnsupportedModelError,
+    MemoryError.
     """
 
-    def __init__(self, model: PackedModel, states: States, cache: KvCache, *, overlap: bool = False) -> None:
+    def __init__(
+        self, model: PackedModel, states: States, cache: KvCache, *, overlap: bool = False,
+        logits: Buffer | None = None, turns: Turns | None = None,
+    ) -> None:  # fmt: skip
         self.model, self.config, self.device = model, model.config, model.device
         self._network = self.config.network
         self._overlap = int(overlap)
@@ -92,6 +96,8 @@ class DecodePlan:
         """Each product's role, in the order of their launches."""
         self._ss_parts = 0
         try:
+            self.logits = logits or self._workspace.take(4 * self.config.vocab, LOGITS_SPEC)
+            self._turns = turns or Turns(self._workspace, cache.positions, model.divisors)
             self._make()
         except BaseException:
             self.close()
@@ -128,7 +134,6 @@ class DecodePlan:
         self._ones = self._zeros
         if self._network.project.norm is None or self._network.gate.norm is None:
             self._ones = workspace.put(np.ones(config.dim, np.float32))
-        self.logits = workspace.take(4 * config.vocab, LOGITS_SPEC)
         entries = -(-config.vocab // BEST_ROWS)
         self.best, self.best_row = workspace.take(4 * entries), workspace.take(4 * entries)
         self._make_attention()
@@ -324,12 +329,11 @@ class DecodePlan:
         """The kernels of attention: one for all layers that attend alike."""
         adds = self._network.reads("mixed")
         outputs = [layer.matrices[add.matrix.name] for layer in self.model.layers for add in adds]
-        self._turns = Turns(self._workspace, self._cache.positions, self.model.divisors)
         made = {
             op: Attention.of(
                 self.config, op, self._cache.positions, "q8_0" if self._cache.q8 else "f16", self.device,
                 rows=kept.rows, floats=self._reads_x(outputs), quantized=self._reads_q(outputs),
-                tuning={"OVERLAP": 1} if self._overlap else None,
+                tuning={"OVERLAP": 1} if self._overlap else None, blocks=kept.table_blocks,
             )
             for op, kept in zip(self._network.attends, self._cache.layers, strict=True)
         }  # fmt: skip
@@ -337,7 +341,8 @@ class DecodePlan:
         self._counters = self._workspace.put(bytes(max(each.counter_bytes for each in made.values())))
         programs = Programs(self.device)
         self._attend = {
-            op: (each, programs("attention", buffers=len(BUFFERS), **each.defines)) for op, each in made.items()
+            op: (each, programs("attention", buffers=len(BUFFERS) + (each.blocks is not None), **each.defines))
+            for op, each in made.items()
         }
 
     def _attention_launch(self, at: int, op: Attend) -> Launch:
@@ -346,8 +351,7 @@ class DecodePlan:
         mixed = self._mixed
         buffers = (self._states.states, self._qkv, *norms, self._turns(op.rope), kept.keys, kept.values,
                    kept.key_scales, kept.value_scales, self._partials, self._counters, mixed.x, mixed.q,
-                   mixed.s)  # fmt: skip
-        assert len(buffers) == len(BUFFERS)
+                   mixed.s, *kept.tables)  # fmt: skip
         attention, program = self._attend[op]
         return Launch(program, buffers, attention.grid, attention.block)
 

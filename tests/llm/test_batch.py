@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,14 @@ from tiny_llama import TYPE, Shape
 
 from tegrad.llm.batch import Batch, Member
 from tegrad.llm.cache import BLOCK_POSITIONS, SPEC
+from tegrad.llm.engine import Engine
 from tegrad.llm.errors import NoRoom
+from tegrad.llm.gguf import Gguf
 from tegrad.llm.packed import PackedModel
+from tegrad.llm.plan import DecodePlan
 from tegrad.llm.reference import Reference
 from tegrad.llm.rows import floats
+from tegrad.llm.sampling import Settings
 
 pytestmark = pytest.mark.board
 
@@ -80,6 +85,34 @@ def test_prompts_that_begin_alike_have_blocks_in_common(model: PackedModel) -> N
         again = [batch.join(prompt, len(prompt) + 4) for prompt in prompts]
         assert finish(batch, *again) == apart
         assert [member.reused for member in again] == [128, 128, 128, 64]
+
+
+def test_a_sequence_alone_has_the_step_of_a_conversation(model: PackedModel, path: Path, device: str) -> None:
+    """Bit by bit, from blocks in any order; with masks, draws and log-probabilities, and between steps with others."""
+    settings, prompt = Settings(0.8, top_k=30, logprobs=2, masked=True), TEXT[:150]
+    everything = bytes(memoryview(np.full(-(-SHAPE.vocab // 32), 2**32 - 1, np.uint32)))
+
+    def drawn(batch: Batch, *, beside: bool) -> Member:
+        member = batch.join(prompt, len(prompt) + 7, settings, seed=5)
+        other = batch.join(TEXT[9:13], 16) if beside else None
+        while not member.finished:
+            if member.waits:
+                batch.mask(member, everything)
+            batch.step()
+            if other is not None and len(member.tokens) == 4:
+                batch.leave(other)
+        return member
+
+    with Batch(model, slots=12, positions=192, sizes=(16, 64)) as batch:
+        finish(batch, batch.join(TEXT[100:180], 90), batch.join(TEXT[30:100], 80))
+        mixed, alone = drawn(batch, beside=True), drawn(batch, beside=False)
+        assert [mixed.slot, alone.slot] == [0, 0]
+        assert {width for width, _ in batch._recordings} == {1, 8}
+        assert mixed.tokens[:4] == alone.tokens[:4]
+        assert mixed.logprobs != alone.logprobs
+    with Gguf.open(path) as file, Engine(file, 192, device=device, plan=DecodePlan, chunks=(16, 64)) as engine:
+        drawn_there = list(engine.generate(prompt, replace(settings, masked=False), 8, seed=5))
+        assert (drawn_there, engine.logprobs) == (alone.tokens, alone.logprobs)
 
 
 def test_who_finds_no_room_takes_none_and_no_memory_is_asked_for_later(

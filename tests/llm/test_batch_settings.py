@@ -42,7 +42,8 @@ def model(device: str, path: Path) -> Iterator[PackedModel]:
 
 @pytest.fixture(scope="module")
 def batch(model: PackedModel) -> Iterator[Batch]:
-    with Batch(model, slots=8, positions=48, sizes=(32,)) as made:
+    """One that computes the same logits alone and together, so that what differs is how tokens are drawn."""
+    with Batch(model, slots=8, positions=48, sizes=(32,), same=True) as made:
         yield made
 
 

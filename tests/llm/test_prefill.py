@@ -180,7 +180,7 @@ def test_as_many_sequences_as_a_batch_takes_decode_as_the_reference_does(
     """Prompts of 1 to 32 tokens, two slots each, one a step: all decode until the last has some tokens."""
     prompts = [TOKENS[at // 2 :] for at in range(MOST_SLOTS)]
     with Batch(model, slots=MOST_SLOTS, positions=128, sizes=(32,)) as batch:
-        assert batch.widths == (8, 16, 24, 32, 40, 48, 56, 64)
+        assert batch.widths == (1, 8, 16, 24, 32, 40, 48, 56, 64)
         members = [batch.join(prompt) for prompt in prompts]
         while not all(len(member.tokens) >= 4 for member in members):
             batch.step()
