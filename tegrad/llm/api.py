@@ -422,13 +422,27 @@ class LLM:
         They take memory beside the model's own cache. Their `tokens_per_second` is None. As `generate` and `chat`, and
         OutOfMemory.
         """
+        return self._together(prompts, options, User(), threading.Event())
+
+    async def abatch(self, prompts: Sequence[str | Messages], **options: Unpack[Options]) -> list[Reply]:
+        """`batch` for asyncio, in a thread; cancelling the task ends the answers."""
+        user, over = User(), threading.Event()
+        try:
+            return await asyncio.to_thread(self._together, prompts, options, user, over)
+        finally:
+            over.set()
+            self._turns.leave(user, "this batch was cancelled")
+
+    def _together(
+        self, prompts: Sequence[str | Messages], options: Mapping[str, Any], user: User, over: threading.Event
+    ) -> list[Reply]:
+        """`batch`; `over` is set, and the user's turn ended, where nobody wants it any more."""
         from tegrad.llm.engine import Engine
         from tegrad.llm.together import Part, together
 
         requests = [self._asked(prompt, None, "auto", options) for prompt in prompts]
         if not isinstance(self._session, Engine):
-            return self._in_turn(requests)
-        user = User()
+            return self._in_turn(requests, over)
         parts = [Part(one.tokens, one.sampler, one.seed, one.limit, one.mask) for one in requests]
         ends = sorted(self._tokenizer.stops)
 
@@ -448,16 +462,17 @@ class LLM:
                     unread = [stream for stream in unread if next(stream, None) is not None]
         except UnsupportedModelError:  # steps run this model, a batch does not
             self._turns.leave(user, "it is done")
-            return self._in_turn(requests)
+            return self._in_turn(requests, over)
         finally:
             for stream in streams:
                 stream.close()
             self._turns.leave(user, "it is done")
         return [replace(stream.reply, tokens_per_second=None) for stream in streams]
 
-    def _in_turn(self, requests: Iterable[_Request]) -> list[Reply]:
-        """One answer after the other."""
-        return [_whole(Stream(self._turns, self._session, self._tokenizer, one)) for one in requests]
+    def _in_turn(self, requests: Iterable[_Request], over: threading.Event) -> list[Reply]:
+        """One answer after the other, until it is over."""
+        wanted = takewhile(lambda _: not over.is_set(), requests)
+        return [_whole(Stream(self._turns, self._session, self._tokenizer, one)) for one in wanted]
 
     def _asked(
         self, prompt: str | Messages, tools: Tools | None, tool_choice: str, options: Mapping[str, Any]

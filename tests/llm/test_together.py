@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -99,3 +100,32 @@ def test_to_close_a_model_ends_a_batch(device: str) -> None:
     with pytest.raises(ClosedError):
         llm.batch(PROMPTS, max_tokens=None, temperature=2.0, logit_bias={2: -100})
     closing.join()
+
+
+def test_a_task_has_the_same_answers_and_ends_them_when_it_is_cancelled(llm: LLM) -> None:
+    """The event loop goes on meanwhile, and the model is free at once."""
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0.01)
+
+    async def main() -> None:
+        ticking = asyncio.create_task(tick())
+        await asyncio.sleep(0)
+        found = await llm.abatch(PROMPTS[:2], max_tokens=3, temperature=0)
+        assert ticks > 2
+        assert [reply.tokens for reply in found] == [
+            reply.tokens for reply in llm.batch(PROMPTS[:2], max_tokens=3, temperature=0)
+        ]
+        task = asyncio.create_task(llm.abatch(PROMPTS, max_tokens=None, temperature=2.0, logit_bias={2: -100}))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert llm.generate(PROMPTS[0], max_tokens=1).tokens
+        ticking.cancel()
+
+    asyncio.run(main())
