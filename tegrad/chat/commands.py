@@ -43,8 +43,12 @@ def _set(session: Session, rest: str) -> None:
             raise TalkError("a value is missing: /set temperature 0.7")
         session.talk.set(name, value.strip())
     options = {**DEFAULTS, "max_tokens": None, **session.talk.options}
-    told = [f"{each} {options[each] if options[each] is not None else 'none'}" for each in SETTINGS]
+    told = [f"{each} {_word(options[each])}" for each in SETTINGS]
     session.screen.note(", ".join([*told, f"thoughts {'shown' if session.screen.thoughts else 'folded'}"]))
+
+
+def _word(value: object) -> str:
+    return "none" if value is None else ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
 def _reset(session: Session, rest: str) -> None:
@@ -107,7 +111,7 @@ COMMANDS: Final[dict[str, Command]] = {
 def values(command: str) -> Iterable[str]:
     """What may follow a command, for completion."""
     if command == "/set":
-        return [*(f"{name} " for name in SETTINGS), "thoughts shown", "thoughts folded"]
+        return [*(f"{name} " for name in SETTINGS), "thinking on", "thinking off", "thoughts shown", "thoughts folded"]
     if command == "/model":
         from tegrad.hub.cache import here
 

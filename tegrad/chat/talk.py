@@ -13,8 +13,10 @@ from tegrad.errors import TegradError
 from tegrad.kept import write_whole
 from tegrad.llm.api import LLM, SAMPLED, WHOLE, Stream, check
 
-SETTINGS: Final = tuple(sorted({*SAMPLED, *WHOLE} - {"logprobs"}))
+SETTINGS: Final = tuple(sorted({*SAMPLED, *WHOLE, "thinking"} - {"logprobs"}))
 """Options that `/set` changes."""
+SWITCH: Final[Mapping[str, bool | None]] = {"on": True, "off": False, "none": None}
+"""What `thinking` may be; none leaves it to the template."""
 ANSWER_SHARE: Final = 4
 """Of the context, this part is kept free for an answer."""
 DROP_SHARE: Final = 2
@@ -95,7 +97,7 @@ class Talk:
         """Change a setting. TalkError for one that there is not, ModelError for a value without meaning."""
         if name not in SETTINGS:
             raise TalkError(f"there is no setting {name}: choose among {', '.join(SETTINGS)}")
-        changed = {**self.options, name: _number(value)}
+        changed = {**self.options, name: _switched(value) if name == "thinking" else _number(value)}
         check(changed)
         self.options = changed
 
@@ -131,6 +133,12 @@ class Talk:
             raise TalkError(f"{path} is no conversation: give a file that /save wrote")
         check(found["options"])
         self.system, self.options, self.messages, self.first = found["system"], found["options"], found["messages"], 0
+
+
+def _switched(text: str) -> bool | None:
+    if text.lower() not in SWITCH:
+        raise TalkError(f"thinking is on, off, or none for the template's own way, not {text}")
+    return SWITCH[text.lower()]
 
 
 def _number(text: str) -> int | float | None:

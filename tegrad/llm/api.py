@@ -66,6 +66,7 @@ class Options(TypedDict, total=False):
     logprobs: int | None
     schema: Mapping[str, Any] | None
     grammar: str | None
+    thinking: bool | None
 
 
 DEFAULTS: Final[Options] = {
@@ -84,6 +85,7 @@ DEFAULTS: Final[Options] = {
     "logprobs": None,
     "schema": None,
     "grammar": None,
+    "thinking": None,
 }
 """Those of `tegrad run` where it has them."""
 SAMPLED: Final[Mapping[str, str]] = {
@@ -165,6 +167,8 @@ class _Request:
             kinds = int | WHOLE[name] if name in WHOLE else int | float
             if not isinstance(given[name], kinds):
                 raise ArgumentError(f"{name}={given[name]!r} is no {'whole ' if name in WHOLE else ''}number")
+        if not isinstance(given["thinking"], bool | None):
+            raise ArgumentError(f"thinking={given['thinking']!r} is neither True nor False nor None")
         limit, seed = given["max_tokens"], given["seed"]
         if limit is not None and limit < 1:
             raise ArgumentError(f"max_tokens={limit}: ask for at least 1")
@@ -481,13 +485,15 @@ class LLM:
         self._turns.check()
         read: Callable[[], Reader] | None = None
         if isinstance(prompt, str):
-            if tools is not None:
-                raise ArgumentError("tools are told to a chat: give messages")
+            for name, given in (("tools", tools), ("thinking", options.get("thinking"))):
+                if given is not None:
+                    raise ArgumentError(f"{name}={given!r} is for a chat's template: give messages")
             tokens = self._tokenizer.encode(prompt)
             wanted = _constraint(options)
         else:
             free = tool_choice == "auto" and options.get("schema") is None and options.get("grammar") is None
-            text = self._rendered(prompt, tools, **({} if free else {"enable_thinking": False}))
+            think = options.get("thinking") if free or options.get("thinking") else False
+            text = self._rendered(prompt, tools, **({} if think is None else {"enable_thinking": think}))
             tokens = self._tokenizer.encode(text, bos=False)
             thinking = self._format.thinks(text)
             read = partial(self._format.reader, tools, thinking=thinking)

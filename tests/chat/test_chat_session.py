@@ -148,8 +148,9 @@ def test_commands_do_what_their_lines_say(tmp_path: Path) -> None:
     file = tmp_path / "talk.json"
     session, shown = held(
         Model(100, [["Yes."], ["No."], ["So."]]),
-        "/tokens", "Is it?", "/regenerate", "/system be kind", "/set temperature 0.5", "/set thoughts folded",
-        f"/save {file}", "/reset", "/tok", f"/load {file}", "/model", "And?", "/quit", "not read",
+        "/tokens", "Is it?", "/regenerate", "/system be kind", "/set temperature 0.5", "/set thinking off",
+        "/set thoughts folded", f"/save {file}", "/reset", "/tok", f"/load {file}", "/model", "And?",
+        "/quit", "not read",
     )  # fmt: skip
     assert shown.answers == ["Yes.", "No.", "So.", ""]
     assert shown.errors == []
@@ -157,8 +158,9 @@ def test_commands_do_what_their_lines_say(tmp_path: Path) -> None:
     assert (session.talk.system, session.talk.options["temperature"], shown.thoughts) == ("be kind", 0.5, False)
     told = "\n".join(shown.notes)
     lines = (
-        "4 of 100 tokens; the model is told 0 of 0 turns", "system prompt: be kind", "temperature 0.5, top_k 0",
-        f"saved to {file}", "loaded from", "1 turns", "a, context of 100 tokens",
+        "4 of 100 tokens; the model is told 0 of 0 turns", "system prompt: be kind",
+        "temperature 0.5, thinking off, top_k 0", f"saved to {file}", "loaded from", "1 turns",
+        "a, context of 100 tokens",
     )  # fmt: skip
     for line in lines:
         assert line in told

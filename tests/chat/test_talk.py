@@ -58,10 +58,14 @@ def test_settings_are_checked_before_they_are_taken() -> None:
         ("temperature", "hot", "hot is no number: give one, or none"),
         ("temperature", "-1", "cannot sample"),
         ("top_k", "1.5", "top_k=1.5 is no whole number"),
+        ("thinking", "1", "thinking is on, off, or none for the template's own way, not 1"),
     ):
         with pytest.raises(TegradError, match=said):
             made.set(name, value)
     assert made.options == {"temperature": 0.25, "top_k": 40, "seed": None}
+    for word, value in (("on", True), ("off", False), ("none", None)):
+        made.set("thinking", word)
+        assert made.options["thinking"] is value
     with pytest.raises(ModelError):
         Talk(lambda _: Model(), "a", options={"top_p": 0.0})  # type: ignore[arg-type, return-value]
 

@@ -155,6 +155,19 @@ def test_a_chat_is_the_templates_text_with_its_tools(llm: LLM) -> None:
     assert fed.endswith(f"<|im_start|>user\n{HELLO[0]['content']}<|im_end|>\n<|im_start|>assistant\n")
 
 
+@board
+def test_the_template_is_told_whether_to_have_the_model_think(llm: LLM) -> None:
+    """Where a schema holds the answer it is told not to, unless the caller says so."""
+    schema = {"type": "object"}
+    for options, opened in (
+        ({"thinking": True}, True), ({"thinking": False}, False), ({}, False), ({"schema": schema}, False),
+        ({"schema": schema, "thinking": True}, True),
+    ):  # fmt: skip
+        with llm.stream(HELLO, **{"max_tokens": 1, **options}) as stream:
+            next(stream, None)
+        assert llm._tokenizer.decode(llm._session.tokens, special=True).endswith("<think>\n") is opened
+
+
 TOOLS = [
     {
         "type": "function",
@@ -217,6 +230,8 @@ WRONG: dict[str, tuple[Callable[[LLM], Any], type[Exception], str]] = {
     "stops": (lambda llm: llm.generate("x", stop=["a", 3]), ArgumentError, "neither a text nor a list of texts"),
     "a setting": (lambda llm: llm.generate("x", top_p=0), ModelError, "give a top-p above 0 and up to 1"),
     "tools": (lambda llm: llm.stream("x", tools=[]), ArgumentError, "give messages"),
+    "a thought": (lambda llm: llm.generate("x", thinking=False), ArgumentError, "for a chat's template: give messages"),
+    "thinking": (lambda llm: llm.chat(HELLO, thinking="off"), ArgumentError, "neither True nor False nor None"),
     "messages": (lambda llm: llm.chat([{"content": "x"}]), ArgumentError, "messages are a list such as"),
     "no messages": (lambda llm: llm.chat([]), ArgumentError, "messages are a list such as"),
     "no prompt": (lambda llm: llm.stream(None), ArgumentError, "messages are a list such as"),
