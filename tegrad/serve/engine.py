@@ -8,12 +8,14 @@ as kill -9, leaves nothing: the device belongs to it.
 from __future__ import annotations
 
 import gc
+import math
 import os
 import queue
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -90,16 +92,23 @@ class Generator:
     def ask(self, ask: Ask) -> None:
         """Begin to answer, once its grammar is compiled, for which no other request waits."""
         sink = self.sinks[ask.number] = _Sink(ask.number, self)
+        end = math.inf if ask.deadline is None else time.monotonic() + ask.deadline
         if ask.grammar is None:
-            self._begin(ask, sink)
+            self._begin(ask, sink, end)
         else:
-            self._compiling.submit(self._begin, ask, sink)
+            self._compiling.submit(self._begin, ask, sink, end)
 
-    def _begin(self, ask: Ask, sink: _Sink) -> None:
+    def _begin(self, ask: Ask, sink: _Sink, end: float) -> None:
+        """Unless nobody waits for the answer any more by the time that its grammar's turn comes."""
+        reason: Reason | None = sink.left or ("timeout" if time.monotonic() > end else None)
+        if reason and ask.grammar is not None:
+            del self.sinks[ask.number]
+            return self._channel.send(Came(ended=[(ask.number, reason, None)]))
         try:
             mask = self._masks.mask(ask.grammar) if ask.grammar is not None else None
+            deadline = None if ask.deadline is None else end - time.monotonic()
             sink.order = self._service.ask(
-                sink, ask.tokens, ask.max_tokens, ask.settings, seed=ask.seed, mask=mask, deadline=ask.deadline
+                sink, ask.tokens, ask.max_tokens, ask.settings, seed=ask.seed, mask=mask, deadline=deadline
             )
             if sink.left is not None:
                 sink.order.cancel(sink.left)
@@ -108,6 +117,7 @@ class Generator:
             self._channel.send(Came(ended=[(ask.number, "error", Fault.of(error))]))
             if not isinstance(error, TegradError):
                 raise
+        return None
 
     def cancel(self, cancel: Cancel) -> None:
         """End an answer, if it has not ended."""

@@ -10,10 +10,11 @@ from typing import Any, cast
 import pytest
 
 from tegrad import models
-from tegrad.llm.grammar import Masks
+from tegrad.llm.grammar import Grammar, Masks
+from tegrad.llm.sampling import Settings
 from tegrad.llm.tokenizer import Tokenizer
 from tegrad.serve import engine
-from tegrad.serve.wire import Close, Load, Ready
+from tegrad.serve.wire import Ask, Cancel, Close, Load, Ready
 
 
 class Service:
@@ -25,8 +26,34 @@ class Service:
     def __init__(self, path: Any, **_: Any) -> None:
         self.tokenizer = Tokenizer.load(path)
 
+    def ask(self, *_: Any, **__: Any) -> None:
+        raise AssertionError("nobody waits for this answer")
+
     def close(self, *, drain: bool) -> None:
         pass
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled(
+    monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    """It had to wait for others, until the client's patience ended or the client left."""
+    told, compiled, free = queue.SimpleQueue[Any](), list[Any](), threading.Event()
+    monkeypatch.setattr(engine, "Service", Service)
+    monkeypatch.setattr(engine, "COMPILERS", 1)
+    monkeypatch.setattr(engine.engine, "suits_named", lambda: True)
+    monkeypatch.setattr(Masks, "warm", lambda masks: free.wait(10))
+    monkeypatch.setattr(Masks, "mask", lambda masks, grammar: compiled.append(grammar))
+    made = engine.Generator(cast("Any", SimpleNamespace(send=told.put)), Load(models.SMALL, False, {}))
+    made.warm()
+    made.ask(Ask(7, [1], 5, Settings(), 0, Grammar("json"), None if leaves else 0.0))
+    if leaves:
+        made.cancel(Cancel(7, "cancelled"))
+    free.set()
+    assert told.get(timeout=10).ended == [(7, "cancelled" if leaves else "timeout", None)]
+    made.close(drain=True)
+    assert compiled == []
+    assert made.sinks == {}
 
 
 def test_what_grammars_need_is_built_beside_the_first_requests(monkeypatch: pytest.MonkeyPatch) -> None:
