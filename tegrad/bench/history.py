@@ -206,6 +206,10 @@ FAMILIES: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = {
     ("board-l2-cost-percent",): (*_BOARD, "tegrad/nv", "tegrad/ptx"),
     ("upstream-test-ops-board-*",): (*_BOARD, "tegrad/nv", "tegrad/ptx"),
     ("gguf-mutants-first",): ("tegrad/llm", "tegrad/cli/run.py", "tests/llm/gguf_fuzz", ":(exclude)tegrad/llm/kernels"),
+    ("gguf-mutants-families",): (
+        *("tegrad/llm", "tegrad/serve", "tegrad/hub", "tegrad/cli/models.py", "tests/llm/gguf_fuzz"),
+        *(":(exclude)tegrad/serve/page", ":(exclude)tegrad/llm/kernels"),
+    ),
 }
 """By ids (shell patterns): the paths whose code a figure measures, as git takes them. What measures is not among them,
 but where it is itself the work."""

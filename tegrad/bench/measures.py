@@ -206,6 +206,7 @@ MEASURES: dict[str, Measure] = {
         _checkout("random-mutants-killed", "random changes that tests notice", long=True),
         _checkout("board-fuzz-steps", "random steps that the board stands", long=True),
         _checkout("gguf-mutants-first", "hostile GGUF files that do no harm", long=True),
+        _checkout("gguf-mutants-families", "hostile GGUF files that do a server no harm", long=True),
         _checkout("serve-fuzz-requests", "random requests to a server that do no harm", long=True),
         _checkout("upstream-test-ops-board-minutes", "upstream's test_ops on the board", "TEGRAD_UPSTREAM"),
         _checkout("board-l2-cost-percent", "what the board's L2 costs", "TEGRAD_BEFORE", long=True),

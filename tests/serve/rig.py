@@ -29,6 +29,7 @@ from tegrad.llm.start import speaker
 from tegrad.llm.template import Template
 from tegrad.llm.tokenizer import Tokenizer
 from tegrad.serve.model import About, Loaded, Model, UnknownModel
+from tegrad.serve.remote import Texts
 
 GREEDY = Settings()
 
@@ -149,10 +150,8 @@ class Scripted:
     """A model that says what it is told to, token by token; `wait` comes in front of each, `error` at the end."""
 
     def __init__(self, about: About, text: str = "") -> None:
-        self.about, self.context = about, about.context
-        self.tokenizer = Tokenizer.load(about.path)
-        with Gguf.open(about.path) as file:
-            self.template = Template.of(file)
+        self.about, self.context, texts = about, about.context, Texts.read(about)
+        self.config, self.tokenizer, self.template = texts.config, texts.tokenizer, texts.template
         self.text = text
         self.wait: Callable[[], object] = lambda: None
         self.error: Exception | None = None

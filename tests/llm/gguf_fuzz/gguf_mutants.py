@@ -10,7 +10,7 @@ import math
 import random
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -220,10 +220,14 @@ class Mutant:
     size: int
 
 
-def mutant(seed: int) -> Mutant:
+SERVED = ("llama", "llama pieces", "llama yarn", "qwen3", "qwen3 packed", "gemma3")
+"""Of three families, whose mutants are served."""
+
+
+def mutant(seed: int, bases: Sequence[str] = tuple(SOUND)) -> Mutant:
     """The mutant of a seed."""
     draw = random.Random(seed)
-    base = draw.choice(list(SOUND))
+    base = draw.choice(bases)
     kind = draw.choice(list(KINDS))
     data, size = KINDS[kind](draw, sound(base))
     return Mutant(f"{seed}: {base}, {kind}", data, size)

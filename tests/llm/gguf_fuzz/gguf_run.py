@@ -1,9 +1,9 @@
 """A seeded run over damaged and hostile GGUF files: `python tests/llm/gguf_fuzz/gguf_run.py --count 6000 --seed 1`.
 
 Each mutant (`gguf_mutants`) is opened, tokenized with, rendered, planned and computed with in another process
-(`gguf_worker`) of bounded memory. What is no error of tegrad's in one line, or takes over ten seconds, is found: it is
-printed with its seed, and `--only SEED` tries that one again. The last line is JSON; exit code 1 where something was
-found.
+(`gguf_worker`) of bounded memory; with --serve it is listed and served (`gguf_serve_worker`). What is no error of
+tegrad's in one line, or takes over ten seconds, is found: it is printed with its seed, and `--only SEED` tries that one
+again. The last line is JSON; exit code 1 where something was found.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gguf_mutants import Mutant, mutant
+from gguf_mutants import SERVED, SOUND, Mutant, mutant
 
 WORKER = Path(__file__).with_name("gguf_worker.py")
+SERVER = Path(__file__).with_name("gguf_serve_worker.py")
 SECONDS = 10.0
 """That a mutant may take."""
 STARTING = 120.0
@@ -33,8 +34,10 @@ STARTING = 120.0
 class Worker:
     """The other process, started anew after it was ended."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, serve: bool = False) -> None:
         self._path = folder / "mutant.gguf"
+        self._command = [sys.executable, str(SERVER if serve else WORKER)]
+        self._environment = {**os.environ, "HF_HUB_CACHE": str(folder / "hub")}
         self._process: subprocess.Popen[str] | None = None
 
     def tried(self, made: Mutant) -> dict[str, Any]:
@@ -48,8 +51,9 @@ class Worker:
 
     def _asked(self, limit: float) -> dict[str, Any]:
         if self._process is None:
-            command = [sys.executable, str(WORKER)]
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self._environment
+            )
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -73,15 +77,15 @@ class Worker:
             self._process = None
 
 
-def tried(seeds: range, show: bool = False) -> tuple[dict[str, Any], list[str]]:
+def tried(seeds: range, show: bool = False, *, serve: bool = False) -> tuple[dict[str, Any], list[str]]:
     """What became of the mutants of these seeds, counted, and what was found, a text each."""
     outcomes, found, slowest, most = Counter[str](), [], 0.0, 0
     started = time.monotonic()
     with TemporaryDirectory() as folder:
-        worker = Worker(Path(folder))
+        worker = Worker(Path(folder), serve=serve)
         try:
             for seed in seeds:
-                made = mutant(seed)
+                made = mutant(seed, SERVED if serve else tuple(SOUND))
                 answer = worker.tried(made)
                 outcomes[answer["outcome"]] += 1
                 if seed != seeds[0]:
@@ -109,9 +113,10 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=6000)
     parser.add_argument("--seed", type=int, default=1, help="of the first mutant; the others count on from it")
     parser.add_argument("--only", type=int, help="try the mutant of this seed")
+    parser.add_argument("--serve", action="store_true", help="serve mutants of three families")
     options = parser.parse_args()
     first, count = (options.seed, options.count) if options.only is None else (options.only, 1)
-    summary, found = tried(range(first, first + count), show=True)
+    summary, found = tried(range(first, first + count), show=True, serve=options.serve)
     print(file=sys.stderr)
     print(json.dumps(summary))
     return 1 if found else 0

@@ -40,7 +40,7 @@ from tegrad.llm.tokenizer import Stream, Tokenizer
 
 MEMORY = 1 << 30
 """Bytes that this process may have of its own."""
-MEMORY = 1 << 31
+ROOM = 1 << 31
 """Bytes of the device that only keeps books."""
 LARGEST = 16 << 20
 """Bytes of weights that are computed with."""
@@ -60,7 +60,7 @@ class BoundedDevice(plans.DryDevice):
 
     def alloc(self, size: int, options: BufferSpec | None = None) -> HCQBuffer:
         """A buffer, as far as there is room."""
-        if size + self.taken > MEMORY:
+        if size + self.taken > ROOM:
             raise MemoryError("no room on the device.")
         return super().alloc(size, options)
 
@@ -184,8 +184,8 @@ def tried(act: Callable[[Path], None], path: Path) -> dict[str, Any]:
     return {"outcome": "ran", "said": ""}
 
 
-def main() -> None:
-    """Answer paths until there are no more."""
+def main(act: Callable[[Path], None]) -> None:
+    """Do this with paths until there are no more."""
     programs.compile_kernel = lambda *_, **__: b""
     BoundedDevice.close_all = lambda self: [memory.close() for memory in self._memory.values()]  # type: ignore[attr-defined]
     warnings.simplefilter("error", RuntimeWarning)
@@ -193,7 +193,7 @@ def main() -> None:
     for line in sys.stdin:
         errors = io.StringIO()
         with contextlib.redirect_stderr(errors):
-            answer = tried(opened, Path(line.rstrip("\n")))
+            answer = tried(act, Path(line.rstrip("\n")))
         if answer["outcome"] != "found" and errors.getvalue():
             answer = {"outcome": "found", "said": f"on stderr: {errors.getvalue()[:500]}"}
         answer["mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
@@ -201,4 +201,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(opened)

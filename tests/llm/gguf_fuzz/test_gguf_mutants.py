@@ -4,9 +4,9 @@ from pathlib import Path
 
 import gguf_run
 import pytest
-from gguf_mutants import KINDS, SOUND, Mutant, mutant, parts, sound
+from gguf_mutants import KINDS, SERVED, SOUND, Mutant, mutant, parts, sound
 
-FIRST, COUNT = 1, 300
+FIRST, COUNT, FEW = 1, 300, 50
 
 
 def test_the_sound_files_run_through_every_stage(tmp_path: Path) -> None:
@@ -27,6 +27,19 @@ def test_mutants_are_refused_in_a_sentence_or_run(monkeypatch: pytest.MonkeyPatc
     assert found == []
     assert summary["ran"] > COUNT // 20
     assert summary["refused"] > COUNT // 2
+
+
+def test_mutants_are_refused_or_served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The sound files are served."""
+    monkeypatch.setattr(gguf_run, "SECONDS", 120.0)
+    worker = gguf_run.Worker(tmp_path, serve=True)
+    for name in SERVED:
+        answer = worker.tried(Mutant(name, sound(name), len(sound(name))))
+        assert (answer["outcome"], answer["said"]) == ("ran", "")
+    worker.close()
+    summary, found = gguf_run.tried(range(FIRST, FIRST + FEW), serve=True)
+    assert found == []
+    assert summary["ran"] > FEW // 5 < summary["refused"]
 
 
 def test_a_seed_is_a_mutant_and_each_kind_and_file_has_its_turn() -> None:
@@ -54,7 +67,7 @@ def test_what_must_not_be_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     worker.write_text(
         f"import os, sys, time, warnings\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nimport gguf_worker\n"
         "from tegrad.llm.errors import GgufError\n"
-        "gguf_worker.opened = lambda path: exec(path.read_text())\ngguf_worker.main()\n"
+        "gguf_worker.opened = lambda path: exec(path.read_text())\ngguf_worker.main(gguf_worker.opened)\n"
     )
     monkeypatch.setattr(gguf_run, "WORKER", worker)
     monkeypatch.setattr(gguf_run, "SECONDS", 2.0)
