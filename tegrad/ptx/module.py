@@ -1,9 +1,13 @@
 """The public objects: a loaded module and its kernels."""
 
 import ctypes
+import hashlib
+import pickle
 import struct
+import sys
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +42,9 @@ class LoadedKernel:
         self.param_size = fn.param_size
         self.max_threads = fn.max_threads
         emitter = Emitter(module.source, fn, find)
-        self.ir = emitter.emit()
+        ir = emitter.emit()
+        self._text, self._imports = ir.text(), sorted(ir.imports)
+        self._key = module.store.key("kernel", KERNEL_LEVEL, self._text)
         self.globals: list[Variable] = emitter.layout.globals
         self.static_shared = emitter.layout.shared
         self.local_size = -(-emitter.layout.local // 16) * 16
@@ -50,9 +56,22 @@ class LoadedKernel:
         self.asynchronous = emitter.asynchronous
         self.draws = self.asynchronous or any(i.base in ("wgmma", "cp") for i in self.pcs)
         self.copy_queue = emitter.layout.queue if emitter.arrives else 0
+        self._begin()
+
+    def _begin(self) -> None:
         self._lock = threading.Lock()
         self._code: jit.Linked | None = None
         self._plans: dict[object, list[Plan]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is found anew in each process, or told by the module, is not kept; neither is text that is compiled."""
+        own = {"module": None, "_lock": None, "_code": None, "_plans": None, "_text": ""}
+        return vars(self) | own
+
+    def loaded(self, module: "Module") -> None:
+        """Belong to a module, after `__getstate__`."""
+        self.module = module
+        self._begin()
 
     def compile(self) -> int:
         """The address of the compiled warp function; compiled, or read from the cache, at first use."""
@@ -60,11 +79,14 @@ class LoadedKernel:
             with self._lock:
                 if self._code is None:
                     store = self.module.store
-                    text = self.ir.text()
-                    data = store.object(store.key("kernel", KERNEL_LEVEL, text), lambda: text, KERNEL_LEVEL, False)
-                    needs = {n: jit.helper(n, store) for n in sorted(self.ir.imports)}
+                    data = store.object(self._key, self._ir, KERNEL_LEVEL, False)
+                    needs = {n: jit.helper(n, store) for n in self._imports}
+                    self._text = ""
                     self._code = jit.link(data, ["tgx_warp"], needs)
         return self._code.addresses["tgx_warp"]
+
+    def _ir(self) -> str:
+        return self._text or Emitter(self.module.source, self.fn, find).emit().text()
 
     def settle(self) -> int:
         """The address of the function that looks after a CTA's bulk copies, 0 for a kernel that has none."""
@@ -154,14 +176,27 @@ class Module:
     """A loaded PTX module. `kernels` are its .entry functions by name, `variables` its .global and .const variables."""
 
     def __init__(self, text: str, cache_dir: Path | None) -> None:
-        self.source: Source = parse(text)
         self.store = jit.Store(cache_dir)
+        self.source, self.kernels = self._read(text)
         self.variables = [v for v in self.source.variables.values() if v.space in ("global", "const")]
-        self.kernels = {fn.name: LoadedKernel(self, fn) for fn in self.source.functions.values() if fn.entry}
-        if not self.kernels:
-            raise PtxError("the PTX text has no .entry function; is it complete?")
         self._own: dict[str, np.ndarray[Any, np.dtype[np.uint8]]] = {}
         self._worker: Any = None
+
+    def _read(self, text: str) -> tuple[Source, dict[str, LoadedKernel]]:
+        """The parsed text and its kernels, from the cache if they are there."""
+        key = self.store.key("module", _sources(), text)
+        if (kept := self.store.get(key)) is not None:
+            self.source, kernels = pickle.loads(kept)
+            for kernel in kernels.values():
+                kernel.loaded(self)
+            return self.source, kernels
+        self.source = parse(text)
+        kernels = {fn.name: LoadedKernel(self, fn) for fn in self.source.functions.values() if fn.entry}
+        if not kernels:
+            raise PtxError("the PTX text has no .entry function; is it complete?")
+        if self.store.directory:
+            self.store.put(key, pickle.dumps((self.source, kernels), pickle.HIGHEST_PROTOCOL))
+        return self.source, kernels
 
     def worker(self) -> Any:
         """The scheduler's entry point: worker(launch address, arena address)."""
@@ -198,6 +233,13 @@ class Module:
                 address = struct.pack("<Q", self.host_variable(by_name[name]) + addend)
                 known[offset : offset + 8] = np.frombuffer(address, np.uint8)
         return int(known.ctypes.data)
+
+
+@cache
+def _sources() -> str:
+    """Digest of all that decides what is read from a text: this package, and who pickles it."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join([sys.version.encode(), *(path.read_bytes() for path in files)])).hexdigest()
 
 
 def load(text: str, cache_dir: Path | str | None = "default") -> Module:

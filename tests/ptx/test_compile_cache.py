@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tegrad import ptx
-from tegrad.ptx import jit
+from tegrad.ptx import jit, module
 from tests.ptx.forms import HEADER
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +36,38 @@ def test_the_second_load_compiles_nothing(tmp_path: Path) -> None:
         check(tmp_path)
     finally:
         jit.compile_ir = real
+
+
+def test_the_second_load_reads_no_text_and_knows_as_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(tmp_path)
+    first = ptx.load(TEXT, tmp_path).kernels["k"]
+    monkeypatch.setattr(module, "parse", None)
+    monkeypatch.setattr(module, "Emitter", None)
+    check(tmp_path)
+    with pytest.raises(ptx.PtxFault) as caught:
+        ptx.load(TEXT, tmp_path).launch((1, 1, 1), (32, 1, 1), [1])
+    assert "st.global.u32 [%a], %i" in caught.value.source
+    assert ptx.load(TEXT, tmp_path).kernels["k"].params == first.params
+
+
+def test_what_the_engines_source_decides_is_read_anew_once_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(tmp_path)
+    monkeypatch.setattr(module, "_sources", lambda: "other sources")
+    monkeypatch.setattr(module, "parse", lambda text: (_ for _ in ()).throw(AssertionError("read anew")))
+    with pytest.raises(AssertionError, match="read anew"):
+        ptx.load(TEXT, tmp_path)
+
+
+def test_an_object_that_is_gone_is_compiled_of_the_kept_kernel(tmp_path: Path) -> None:
+    check(tmp_path)
+    kernel = ptx.load(TEXT, tmp_path).kernels["k"]
+    for path in objects(tmp_path):
+        path.unlink()
+    out = np.zeros(32, np.uint32)
+    kernel.launch((1, 1, 1), (32, 1, 1), [out])
+    assert (out == 5 * np.arange(32) + 3).all()
 
 
 def test_damaged_objects_are_compiled_again(tmp_path: Path) -> None:
