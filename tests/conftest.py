@@ -19,6 +19,10 @@ from klog_checker import no_error_in_a_boards_log  # noqa: F401
 CHOSEN = os.environ.get("DEV")
 """The device that the suite was started for."""
 
+os.environ.setdefault("PARALLEL", "0")
+"""tinygrad compiles in its own process: a worker of it imports tinygrad again for every 16 kernels, and a third of a
+kernel's time is that, with nothing that ran beside it where test processes share the cores."""
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background job ignores Ctrl-C, and so would every process that the tests start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
