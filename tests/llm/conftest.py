@@ -2,13 +2,16 @@
 
 import gc
 import os
+from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 BOARD = "agx-orin-64gb"
 GPU_FILES = ("/dev/nvgpu/igpu0/ctrl", "/dev/nvidiactl")
+HERE = Path(__file__).parent
 CHOSEN = os.environ.get("DEV", "")
 """Before any test runs: tinygrad puts its default device into the environment once somebody asks for it."""
 
@@ -38,6 +41,20 @@ def opened(device: str) -> Any:
     from tinygrad import Device
 
     return Device[device]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Operands lie at either side of their pages, by turns of a test's cases; at both sides where time is plenty."""
+    sides: defaultdict[Any, tuple[list[pytest.Item], list[pytest.Item]]] = defaultdict(lambda: ([], []))
+    for item in items:
+        spec = getattr(item, "callspec", None)
+        if item.path.parent == HERE and spec and "operands" in spec.params:
+            sides[item.function][spec.params["operands"] == "start"].append(item)  # type: ignore[attr-defined]
+    for ends, starts in sides.values():
+        if len(ends) == len(starts):
+            for at, both in enumerate(zip(ends, starts, strict=True)):
+                both[1 - at % 2].add_marker(pytest.mark.long)
 
 
 @pytest.fixture(params=["end", "start"])
