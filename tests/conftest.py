@@ -37,7 +37,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test that needs clang where there is none; one that compares with another device than the CPU does not."""
+    """tinygrad reads what this test sets, and not what it remembers of one before it.
+
+    A test that needs clang is skipped where there is none; one that compares with another device than the CPU is not.
+    """
+    if (helpers := sys.modules.get("tinygrad.helpers")) is not None:
+        helpers.getenv.cache_clear()
     marker = item.get_closest_marker("clang")
     if marker is None or shutil.which("clang") is not None:
         return

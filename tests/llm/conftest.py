@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 BOARD = "agx-orin-64gb"
+PATIENCE_MS = "200000"
+"""A prompt is seconds of kernels on a board, and more where other work shares the cores."""
 GPU_FILES = ("/dev/nvgpu/igpu0/ctrl", "/dev/nvidiactl")
 HERE = Path(__file__).parent
 CHOSEN = os.environ.get("DEV", "")
@@ -22,6 +24,7 @@ def device() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         if "TEGRAD_BOARD" not in os.environ and not any(os.path.exists(name) for name in GPU_FILES):
             patch.setenv("TEGRAD_BOARD", BOARD)
+            patch.setenv("HCQDEV_WAIT_TIMEOUT_MS", PATIENCE_MS)
         import tegrad.nv
 
         tegrad.nv.install()

@@ -62,3 +62,10 @@ def test_synchronize_is_prompt(fake_device: Any, monkeypatch: pytest.MonkeyPatch
     fifo = fake_device.compute_gpfifo
     fifo.wait(fifo.submissions + 1)
     assert given == [True, False]
+
+
+@pytest.mark.parametrize("ms", ["100", "200"])
+def test_each_test_has_the_patience_that_it_sets(monkeypatch: pytest.MonkeyPatch, ms: str) -> None:
+    """tinygrad remembers what it has read; a short patience of one test would be that of all after it."""
+    monkeypatch.setenv("HCQDEV_WAIT_TIMEOUT_MS", ms)
+    assert waits.getenv("HCQDEV_WAIT_TIMEOUT_MS", 30000) == int(ms)

@@ -15,6 +15,8 @@ from rig import Direct, Fixed, about, served
 from tegrad import models
 
 BOARD = "agx-orin-64gb"
+PATIENCE_MS = "200000"
+"""A prompt is seconds of kernels on a board, and more where other work shares the cores."""
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +25,7 @@ def device() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         if "TEGRAD_BOARD" not in os.environ:
             patch.setenv("TEGRAD_BOARD", BOARD)
+            patch.setenv("HCQDEV_WAIT_TIMEOUT_MS", PATIENCE_MS)
         import tegrad.nv
         from tegrad.nv import device
 
