@@ -28,6 +28,7 @@ from tegrad.nv.probes import CACHED, OWN, VOLATILE, Handover, Rates
 from tegrad.nv.turns import Turns
 from tegrad.orin.client import board_inject
 from tegrad.orin.inject import Injection
+from tegrad.ptx.jit import default_cache_dir
 
 BOARD = "agx-orin-64gb:19GiB"
 RECORD = MemoryRecord(
@@ -39,8 +40,9 @@ RECORD = MemoryRecord(
 def caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Records of this test's own, and everybody's compiled kernels."""
     (tmp_path / "tegrad").mkdir()
-    (tmp_path / "tegrad" / "cubin").symlink_to(cache_dir())
-    cache_dir().mkdir(parents=True, exist_ok=True)
+    for kept in (cache_dir(), default_cache_dir()):
+        kept.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tegrad" / kept.name).symlink_to(kept)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("TEGRAD_MEMORY", raising=False)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import openai
 import pytest
 from page_rig import chromium, done, loaded, needs_chromium, press, say, watched
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 from program import serving
 from rig import Direct, Fixed, served
 
@@ -31,9 +31,15 @@ def url(small: Direct) -> Iterator[str]:
     assert made.used == 0
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
 @pytest.fixture
-def context(url: str) -> Iterator[BrowserContext]:
-    with chromium() as browser, watched(browser, url, ["status of 400"]) as made:
+def context(browser: Browser, url: str) -> Iterator[BrowserContext]:
+    with watched(browser, url, ["status of 400"]) as made:
         yield made
 
 
@@ -137,13 +143,12 @@ def test_two_tabs_are_answered_at_once_each_as_if_alone(
     expect(tab.locator("#conversations a")).to_have_count(2)
 
 
-def test_the_program_asks_for_its_key_and_its_end_is_told(tmp_path: Path) -> None:
+def test_the_program_asks_for_its_key_and_its_end_is_told(browser: Browser, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("secret\n")
     faults = ["status of 401", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION"]
     with (
         serving(tmp_path / "log", str(models.SMALL), "--api-key-file", str(keys)) as server,
-        chromium() as browser,
         watched(browser, server.url, faults) as context,
     ):
         tab = context.new_page()

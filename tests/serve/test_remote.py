@@ -197,17 +197,13 @@ def test_an_answer_keeps_to_its_grammar_and_a_wrong_one_ends_it_alone(remote: Re
     run(ask())
 
 
-@pytest.mark.parametrize("word", ["tegrad.serve.engine", "tegrad.orin"])
-def test_without_engine_or_board_answers_end_with_an_error(
-    mark: str, path: Path, run: Any, word: str, remote: Remote
-) -> None:
+def test_without_board_or_engine_answers_end_with_an_error(mark: str, path: Path, run: Any, remote: Remote) -> None:
     """kill -9. Of an engine whose board is gone the next request is served; an engine that is gone leaves no board."""
     engines = running(mark, "tegrad.serve.engine")
     with processes.marked() as own:
         other = run(Remote.load(about("tiny", path), PLAN))
 
-    async def ask() -> None:
-        alone = await whole(other.submit(prompt(1), COUNT))
+    async def killed(word: str) -> list[Answer]:
         answers = [other.submit(prompt(at), 110, ENDLESS) for at in range(4)]
         readers = [asyncio.create_task(whole(answer)) for answer in answers]
         while answers[0].first_token is None:
@@ -217,15 +213,18 @@ def test_without_engine_or_board_answers_end_with_an_error(
         await asyncio.wait_for(asyncio.gather(*readers), 30)
         assert {answer.finish_reason for answer in answers} == {"error"}
         assert all(isinstance(answer.error, EngineError) for answer in answers)
-        if word == "tegrad.orin":
-            assert await whole(other.submit(prompt(1), COUNT)) == alone
-            assert (await other.counts()).reopened == 1
-        else:
-            assert "ended (signal SIGKILL): ask again" in str(answers[0].error)
-            with pytest.raises(EngineError, match="SIGKILL"):
-                other.submit(prompt(1), COUNT)
-            with pytest.raises(EngineError, match="SIGKILL"):
-                await other.counts()
+        return answers
+
+    async def ask() -> None:
+        alone = await whole(other.submit(prompt(1), COUNT))
+        await killed("tegrad.orin")
+        assert await whole(other.submit(prompt(1), COUNT)) == alone
+        assert (await other.counts()).reopened == 1
+        assert "ended (signal SIGKILL): ask again" in str((await killed("tegrad.serve.engine"))[0].error)
+        with pytest.raises(EngineError, match="SIGKILL"):
+            other.submit(prompt(1), COUNT)
+        with pytest.raises(EngineError, match="SIGKILL"):
+            await other.counts()
 
     run(ask())
     run(other.close())
