@@ -96,9 +96,10 @@ def unsound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         (["hi", "--schema", "{{}}", "--grammar", "a.lark"], "leave out one of them"),
         (["hi", "--schema", "/nowhere.json"], "cannot read /nowhere.json"),
         (["hi", "--schema", '{{"type": 3}}'], "type"),
-        (["hi", "--top-p", "0"], "cannot sample"),
-        (["hi", "--min-p", "2"], "cannot sample"),
-        (["hi", "--repeat-penalty", "0"], "cannot sample"),
+        *(
+            pytest.param(["hi", option, value], "cannot sample", marks=pytest.mark.long)
+            for option, value in (("--top-p", "0"), ("--min-p", "2"), ("--repeat-penalty", "0"))
+        ),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(unsound: dict[str, Path], words: list[str], said: str) -> None:

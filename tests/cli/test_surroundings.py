@@ -28,6 +28,9 @@ COMMANDS = {
     "board": "board chips",
 }
 """One that prints, of every command."""
+FEW = [command if name in ("help", "conformance", "board") else pytest.param(command, marks=pytest.mark.long)
+       for name, command in COMMANDS.items()]  # fmt: skip
+"""What typer prints, what prints much and what prints, where the others differ in nothing."""
 TIMEOUT_S = 120
 
 
@@ -56,7 +59,7 @@ def test_a_full_standard_output_is_told(command: str) -> None:
 
 
 @pytest.mark.parametrize("streams", ["<&- 2>&-", "2>/dev/full"])
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize("command", FEW, ids=COMMANDS)
 def test_streams_that_nothing_is_told_or_read_by_change_nothing(command: str, streams: str) -> None:
     done = shell(f"tegrad {command} {streams}")
     assert (done.returncode, done.stderr) == (0, "")
@@ -64,7 +67,7 @@ def test_streams_that_nothing_is_told_or_read_by_change_nothing(command: str, st
 
 
 @pytest.mark.parametrize("streams", [">&-", "| true"])
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize("command", FEW, ids=COMMANDS)
 def test_a_reader_that_has_seen_enough_is_told_nothing(command: str, streams: str) -> None:
     assert shell(f"tegrad {command} {streams}").stderr == ""
 

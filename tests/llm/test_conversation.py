@@ -63,7 +63,9 @@ def other_text(engine: Engine) -> None:
     engine.reset()
 
 
-@pytest.mark.parametrize(("count", "kinds"), [(17, {}), (40, {}), (64, {}), (65, {}), (65, F32_OUTPUT)])
+@pytest.mark.parametrize(
+    ("count", "kinds"), [(17, {}), pytest.param(40, {}, marks=pytest.mark.long), (64, {}), (65, {}), (65, F32_OUTPUT)]
+)
 def test_a_prompt_is_fed_alike_whatever_came_before(
     tmp_path: Path, device: str, count: int, kinds: dict[str, TYPE]
 ) -> None:

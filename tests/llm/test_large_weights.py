@@ -84,7 +84,7 @@ def test_blocks_whose_scales_allow_a_large_weight_are_found(opened: Any, operand
         (TYPE.BF16, -320.0, True),
         (TYPE.Q8_0, 240.0, False),
         (TYPE.Q8_0, -320.0, True),
-        (TYPE.Q4_0, 320.0, True),
+        pytest.param(TYPE.Q4_0, 320.0, True, marks=pytest.mark.long),
         (TYPE.Q4_K, 320.0, True),
     ],
 )

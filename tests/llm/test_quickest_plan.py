@@ -27,7 +27,7 @@ PROMPT = [5, 9, 77]
 @pytest.mark.parametrize(
     ("board", "shape", "context", "kind"),
     [
-        ("gh100", LLAMA, NEAR_POSITIONS, PersistentPlan),
+        pytest.param("gh100", LLAMA, NEAR_POSITIONS, PersistentPlan, marks=pytest.mark.long),
         ("gh100", LLAMA, NEAR_POSITIONS + 8, PersistentPlan),
         ("gh100", NARROW, NEAR_POSITIONS, DecodePlan),
         ("gh100", GPT2, 64, DecodePlan),

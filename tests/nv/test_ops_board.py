@@ -10,11 +10,16 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 pytestmark = pytest.mark.board
 
-CONFIGURATIONS = [(chip, renderer) for chip in ("agx-orin-64gb", "gh100") for renderer in ("CUDA", "PTX")]
+CONFIGURATIONS = [
+    pytest.param((chip, renderer), id=f"{chip}-{renderer}", marks=[pytest.mark.long] * (renderer != often))
+    for chip, often in (("agx-orin-64gb", "CUDA"), ("gh100", "PTX"))
+    for renderer in ("CUDA", "PTX")
+]
+"""Each chip and each renderer once, but where time is plenty."""
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2}
 
 
-@pytest.fixture(scope="module", params=CONFIGURATIONS, ids="-".join, autouse=True)
+@pytest.fixture(scope="module", params=CONFIGURATIONS, autouse=True)
 def machine(request: pytest.FixtureRequest) -> Iterator[None]:
     chip, renderer = request.param
     with use_board(chip, renderer):

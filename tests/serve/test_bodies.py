@@ -106,7 +106,7 @@ def test_the_bodies_are_sound_as_they_are(http: httpx.Client, path: str, sound: 
 
 @pytest.mark.parametrize(("path", "sound"), SOUND)
 @settings(
-    max_examples=60, derandomize=True, deadline=None, database=None,
+    max_examples=30, derandomize=True, deadline=None, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 @given(data=st.data())

@@ -125,7 +125,7 @@ def test_ollamas_clients_have_models_loaded_and_unloaded(server: Server) -> None
     assert post("none").json()["error"].startswith("there is no /api/none here")
 
 
-@pytest.mark.parametrize("word", ["tegrad.serve.engine", "tegrad.orin"])
+@pytest.mark.parametrize("word", ["tegrad.serve.engine", pytest.param("tegrad.orin", marks=pytest.mark.long)])
 def test_without_engine_or_board_a_stream_ends_with_an_error_and_the_next_request_is_served(
     paths: dict[str, Path], tmp_path: Path, word: str
 ) -> None:
@@ -165,7 +165,10 @@ def test_what_does_not_finish_in_time_is_ended(paths: dict[str, Path], tmp_path:
         assert "[DONE]" not in stream.events
 
 
-@pytest.mark.parametrize("ends", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGINT), (signal.SIGKILL,)])
+@pytest.mark.parametrize(
+    "ends",
+    [(signal.SIGTERM, signal.SIGTERM), pytest.param((signal.SIGINT,) * 2, marks=pytest.mark.long), (signal.SIGKILL,)],
+)
 def test_a_second_signal_or_kill_9_ends_all_at_once_and_leaves_nothing(
     paths: dict[str, Path], tmp_path: Path, ends: tuple[signal.Signals, ...]
 ) -> None:

@@ -58,7 +58,7 @@ class Clients(RuleBasedStateMachine):
 
 @pytest.mark.parametrize(
     ("examples", "steps"),
-    [pytest.param(27, 5_000, id="five thousand"), pytest.param(106, 20_000, id="twenty", marks=pytest.mark.long)],
+    [pytest.param(16, 2_500, id="2,500"), pytest.param(106, 20_000, id="twenty", marks=pytest.mark.long)],
 )
 def test_thousands_of_random_steps(examples: int, steps: int) -> None:
     Clients.steps = 0

@@ -65,7 +65,7 @@ def test_record_is_read_back_as_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.board
-@pytest.mark.parametrize("sm", [87, 90])
+@pytest.mark.parametrize("sm", [pytest.param(87, marks=pytest.mark.long), 90])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nvidias_assembler_takes_every_form(family: str, sm: int) -> None:
     from tegrad.nv.toolchain import nvjitlink
