@@ -1,6 +1,6 @@
 """Random calls, valid and not, from several clients: the board never breaks, never leaks, never mixes up memory.
 
-Ten thousand steps here, twice as many with `long`; `python tests/orin/fuzz/run.py` does as many as one likes.
+2,500 steps here, eight times as many with `long`; `python tests/orin/fuzz/run.py` does as many as one likes.
 """
 
 from __future__ import annotations
