@@ -97,6 +97,45 @@ def test_a_response_is_a_chat(client: openai.OpenAI, chat: Any) -> None:
     assert made.output_text == said
 
 
+def test_a_custom_tool_that_must_be_called_has_a_text(client: openai.OpenAI) -> None:
+    wanted: Any = {
+        "tools": [{"type": "custom", "name": "patch"}, {"type": "web_search"}],
+        "tool_choice": {"type": "custom", "name": "patch"},
+        "input": [
+            {"role": "user", "content": "Change it"},
+            {"type": "custom_tool_call", "call_id": "1", "name": "patch", "input": "a"},
+            {"type": "custom_tool_call_output", "call_id": "1", "output": "Done"},
+            {"role": "user", "content": "Again"},
+        ],
+    }
+    drawn: Any = {"temperature": 1, "extra_body": {"seed": 2}, "max_output_tokens": 200, "model": None}
+    (call,) = client.responses.create(**wanted, **drawn).output
+    assert call.type == "custom_tool_call"
+    assert call.name == "patch"
+    *_, last = client.responses.create(**wanted, **drawn, stream=True)
+    assert last.type in ("response.completed", "response.incomplete")
+    assert last.response.output[0].input == call.input
+
+
+def test_prompts_have_log_probabilities_as_a_harness_asks_for_them(client: openai.OpenAI) -> None:
+    """More at once than there are slots; each alone has the same."""
+    texts = [f"In the beginning {name} created the heaven and the earth." for name in ("God", "Moses", "I", "a", "the")]
+    wanted: Any = {"model": client.models.list().data[0].id, "echo": True, "logprobs": 1, "temperature": 0}
+    answer = client.completions.create(prompt=texts, max_tokens=1, **wanted)
+    sums = []
+    for text, choice in zip(texts, answer.choices, strict=True):
+        (alone,) = client.completions.create(prompt=text, max_tokens=0, **wanted).choices
+        assert choice.logprobs is not None
+        assert alone.logprobs is not None
+        values = choice.logprobs.token_logprobs or []
+        assert values[:-1] == alone.logprobs.token_logprobs
+        assert values[0] is None
+        assert all(value <= 0 for value in values[1:])
+        sums.append(sum(values[1:-1]))
+    assert len(set(sums)) == 5
+    assert max(sums) == sums[0]  # what the model was made of
+
+
 def test_vectors_of_texts(client: openai.OpenAI) -> None:
     data = client.embeddings.create(model="vectors", input=["the moon", "a moon"]).data
     vectors = np.float32([one.embedding for one in data])
