@@ -379,10 +379,16 @@ def test_a_full_queue_says_when_to_come_again(url: str, client: ollama.Client, m
 
 def test_a_failure_within_a_stream_is_a_line(client: ollama.Client, model: Scripted) -> None:
     model.text, model.error = "Good morning", TegradError("the GPU failed: try again")
-    lines = client.chat(model="small", messages=HELLO, stream=True)
-    assert next(lines).message.content == "Good morning"
+    said = ""
+
+    def listen() -> None:
+        nonlocal said
+        for line in client.chat(model="small", messages=HELLO, stream=True):
+            said += line.message.content or ""
+
     with pytest.raises(ollama.ResponseError, match="the GPU failed"):
-        list(lines)
+        listen()
+    assert said == "Good morning"
 
 
 # ---- a model
