@@ -77,10 +77,12 @@ STREAMED: Final[Mapping[str, Field]] = {
     "stream_options": Field(Object({"include_usage": Field(Flag(), False)})),
 }
 _PART: Final = Object({"text": Field(Text(), required=True)})
-REFUSED: Final = Object({"refusal": Field(Text(), required=True)})
-TEXTS: Final = frozenset({"text", "refusal"})
+_REFUSED: Final = Object({"refusal": Field(Text(), required=True)})
+_TEXTS: Final = frozenset({"text", "refusal"})
 """What a part of a message has that is text."""
-CONTENT: Final = Either((Text(), Listed(Tagged("type", {"text": _PART, "refusal": REFUSED}, others=True))))
+_KINDS: Final = {**dict.fromkeys(("text", "input_text", "output_text"), _PART), "refusal": _REFUSED}
+CONTENT: Final = Either((Text(), Listed(Tagged("type", _KINDS, others=True))))
+"""Of a chat or a response, whose names of parts programs mix."""
 NAMED: Final[Mapping[str, Field]] = {"name": Field(Text())}
 FUNCTION_CALL: Final = Object({
     "name": Field(Text(), required=True),
@@ -245,7 +247,7 @@ def message(one: Mapping[str, Any], at: str, model: str) -> JSON:
 def joined(content: str | Sequence[Mapping[str, Any]], at: str, model: str, between: str = "") -> str:
     """The text of content, which may have parts; Failure for one that is no text, such as a picture."""
     for number, part in enumerate(() if isinstance(content, str) else content):
-        if not TEXTS & part.keys():
+        if not _TEXTS & part.keys():
             raise unread(f"{at}[{number}]", part["type"], model)
     return noted(content, between)
 

@@ -16,13 +16,13 @@ from tegrad.serve import fields
 from tegrad.serve.conversation import Chat
 from tegrad.serve.fields import Absent, Dictionary, Either, Field, Flag, Listed, Number, Object, Tagged
 from tegrad.serve.openai_fields import (
+    CONTENT,
     EFFORTS,
     FUNCTION,
     JSON,
     LONGEST_NAME,
     MODE,
     MOST_TOOLS,
-    REFUSED,
     SAMPLED,
     chosen,
     functions,
@@ -40,8 +40,6 @@ _ITS_OWN: Final = ("n", "max_tokens", "stop")
 _TEXT: Final = Field(fields.Text(), required=True)
 _OPTIONAL: Final = Field(fields.Text(), "")
 _PART: Final = Object({"text": _TEXT})
-_KINDS: Final = {**dict.fromkeys(("input_text", "output_text", "text"), _PART), "refusal": REFUSED}
-_CONTENT: Final = Either((fields.Text(), Listed(Tagged("type", _KINDS, others=True))))
 _THOUGHTS: Final = Listed(Tagged("type", dict.fromkeys(("reasoning_text", "text"), _PART)))
 _CALLS: Final[Mapping[str, Object]] = {
     "function_call": Object({"call_id": _TEXT, "name": _TEXT, "namespace": _OPTIONAL, "arguments": _TEXT}),
@@ -53,7 +51,7 @@ _CALLS: Final[Mapping[str, Object]] = {
 _OUTPUTS: Final[Mapping[str, Object]] = {
     **dict.fromkeys(
         ("function_call_output", "custom_tool_call_output", "apply_patch_call_output"),
-        Object({"call_id": _OPTIONAL, "output": Field(_CONTENT, "")}),
+        Object({"call_id": _OPTIONAL, "output": Field(CONTENT, "")}),
     ),
     "local_shell_call_output": Object({"call_id": _OPTIONAL, "id": _OPTIONAL, "output": _TEXT}),
     "shell_call_output": Object({"call_id": _OPTIONAL, "output": Field(Listed(Dictionary()), ())}),
@@ -61,7 +59,7 @@ _OUTPUTS: Final[Mapping[str, Object]] = {
 _ITEM: Final = Tagged("type", {
     "message": Object({
         "role": Field(fields.Text(("user", "system", "developer", "assistant")), required=True),
-        "content": Field(_CONTENT, required=True),
+        "content": Field(CONTENT, required=True),
     }),
     "reasoning": Object({"content": Field(_THOUGHTS, ())}),
     **_CALLS,
