@@ -108,7 +108,7 @@ def test_a_custom_tool_that_must_be_called_has_a_text(client: openai.OpenAI) -> 
             {"role": "user", "content": "Again"},
         ],
     }
-    drawn: Any = {"temperature": 1, "extra_body": {"seed": 2}, "max_output_tokens": 200, "model": None}
+    drawn: Any = {"temperature": 1, "extra_body": {"seed": 2}, "max_output_tokens": 40, "model": None}
     (call,) = client.responses.create(**wanted, **drawn).output
     assert call.type == "custom_tool_call"
     assert call.name == "patch"
@@ -119,7 +119,7 @@ def test_a_custom_tool_that_must_be_called_has_a_text(client: openai.OpenAI) -> 
 
 def test_prompts_have_log_probabilities_as_a_harness_asks_for_them(client: openai.OpenAI) -> None:
     """More at once than there are slots; each alone has the same."""
-    texts = [f"In the beginning {name} created the heaven and the earth." for name in ("God", "Moses", "I", "a", "the")]
+    texts = [f"In the beginning {name} created" for name in ("God", "Moses", "I", "a", "the")]
     wanted: Any = {"model": client.models.list().data[0].id, "echo": True, "logprobs": 1, "temperature": 0}
     answer = client.completions.create(prompt=texts, max_tokens=1, **wanted)
     sums = []
