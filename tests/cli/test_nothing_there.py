@@ -18,7 +18,7 @@ def tegrad(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     own = {name: value for name, value in os.environ.items() if name not in ("DEV", "TEGRAD_BOARD")}
     return subprocess.run(
         [sys.executable, "-m", "tegrad", *words], env={**own, **variables}, capture_output=True, text=True,
-        timeout=120, check=False,
+        timeout=600, check=False,
     )  # fmt: skip
 
 

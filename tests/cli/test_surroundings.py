@@ -31,7 +31,7 @@ COMMANDS = {
 FEW = [command if name in ("help", "conformance", "board") else pytest.param(command, marks=pytest.mark.long)
        for name, command in COMMANDS.items()]  # fmt: skip
 """What typer prints, what prints much and what prints, where the others differ in nothing."""
-TIMEOUT_S = 120
+TIMEOUT_S = 600
 
 
 def shell(script: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -113,7 +113,7 @@ def command(folder: Path, *arguments: str, board: str) -> tuple[int, dict[str, A
     # A file, not a pipe: a board lingers after its last client.
     with (folder / "stdout").open("w") as stdout:
         environment = {**os.environ, "TEGRAD_BOARD": board, "XDG_CACHE_HOME": str(folder)}
-        code = subprocess.run(line, stdout=stdout, env=environment, timeout=120, check=False).returncode
+        code = subprocess.run(line, stdout=stdout, env=environment, timeout=600, check=False).returncode
     report = json.loads(out.read_text())
     assert json.loads((folder / "stdout").read_text()) == report
     return code, report, (folder / "report.md").read_text()

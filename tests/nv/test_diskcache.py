@@ -29,7 +29,7 @@ print(len(calls))
 def run(cache: Path, code: str = CODE, before: object = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "CACHEDB": str(cache)}, preexec_fn=before,  # type: ignore[call-overload,no-any-return]
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, timeout=600, check=True,
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[s
     ours = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "TEGRAD", "TEGRAD_BOARD", "DEV")
     clean = {k: v for k, v in os.environ.items() if k not in ours}
     return subprocess.run(
-        command, env=clean | environment, cwd="/", capture_output=True, text=True, timeout=120, check=False
+        command, env=clean | environment, cwd="/", capture_output=True, text=True, timeout=600, check=False
     )
 
 

@@ -28,7 +28,7 @@ def python(beside: Path, *arguments: str, **variables: str) -> subprocess.Comple
     path = os.pathsep.join([str(beside), *map(os.path.abspath, sys.path)])
     return subprocess.run(
         [sys.executable, *arguments], env={**own, "PYTHONPATH": path, **variables}, cwd=beside, capture_output=True,
-        text=True, timeout=120, check=False,
+        text=True, timeout=600, check=False,
     )  # fmt: skip
 
 
