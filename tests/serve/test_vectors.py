@@ -1,0 +1,63 @@
+"""Vectors of texts over HTTP are those that llama.cpp makes of the same file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from program import serving
+from tiny_llama import SHAPES, TYPE, rewritten, write
+
+from tegrad.llm.embeddings import text_tokens
+from tegrad.llm.gguf import Gguf
+from tegrad.llm.tokenizer import Tokenizer
+
+llama_cpp = pytest.importorskip("llama_cpp")
+pytestmark = pytest.mark.board
+
+TEXTS = ["tea", "The sea is not full.", "All the rivers run into the sea; yet the sea is not full; " * 2]
+MEAN, LAST = 1, 3
+POOLED = {"last": ("qwen3", LAST), "mean": ("gemma3", MEAN)}
+"""By a model's name: its family, and how its file says that states are pooled."""
+MOST = 1e-3
+"""That a number of a vector of length 1 may differ by."""
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    folder, made = tmp_path_factory.mktemp("models"), {}
+    for name, (family, kind) in POOLED.items():
+        plain = write(folder / "plain.gguf", SHAPES[family], TYPE.F16)
+        made[name] = rewritten(plain, folder / f"{name}.gguf", **{f"{family}.pooling_type": kind})
+    return made
+
+
+@pytest.fixture(scope="module")
+def url(paths: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(tmp_path_factory.mktemp("log") / "log", *map(str, paths.values())) as server:
+        yield server.url
+
+
+def llama_cpps(path: Path, kind: int) -> np.ndarray:
+    """(texts, dim), pooled of its states."""
+    made = []
+    with Gguf.open(path) as file, llama_cpp.peer(path) as peer:
+        for text in TEXTS:
+            states = peer.hidden(text_tokens(file, Tokenizer(file), text))
+            state = states.mean(axis=0) if kind == MEAN else states[-1]
+            made.append(state / np.linalg.norm(state))
+    return np.stack(made)
+
+
+@pytest.mark.parametrize("name", ["last", pytest.param("mean", marks=pytest.mark.long)])
+def test_vectors_are_llama_cpps(paths: Mapping[str, Path], url: str, name: str) -> None:
+    expected = llama_cpps(paths[name], POOLED[name][1])
+    body = {"model": name, "input": TEXTS}
+    openais = httpx.post(f"{url}/v1/embeddings", json=body, timeout=600).json()["data"]
+    ollamas = httpx.post(f"{url}/api/embed", json=body, timeout=600).json()["embeddings"]
+    for vectors in (np.float32([one["embedding"] for one in openais]), np.float32(ollamas)):
+        assert np.abs(vectors - expected).max() < MOST
+        assert abs(vectors[0] @ vectors[1]) < 0.99
