@@ -34,7 +34,8 @@ PTX, NVGPU = "python -m tests.ptx.oracle.comparison", "python -m tests.orin.nvgp
 COVERAGE = "python -m tests.ptx.oracle.coverage"
 CAMPAIGN = "python tests/conformance/campaign.py"
 FUZZ, STEPS, SEED = "python tests/orin/fuzz/run.py", 1_000_000, 1
-GGUF_FUZZ, MUTANTS, SERVED, FIRST = "python tests/llm/gguf_fuzz/gguf_run.py", 6000, 2400, 20_261_123
+GGUF_FUZZ, MUTANTS, FIRST = "python tests/llm/gguf_fuzz/gguf_run.py", 6000, 20_261_123
+SERVED, FIRST_SERVED = 2400, 20_271_126
 """How many mutants are run or served, and the seed of the first; those of the suite and of the repairs are others."""
 REQUEST_FUZZ, REQUESTS, ROUND = "python tests/serve/request_fuzz.py", 10_000, 20_261_125
 """How many requests to a server, and the seed of the first round; the suite has others."""
@@ -155,9 +156,9 @@ def gguf_mutants_served() -> Record:
     """Mutants of three families of which none was found to harm a server; 0 where one was. Takes half an hour."""
     what = (
         "damaged and hostile GGUF files of llama, qwen3 and gemma3, listed and all refused in a sentence or served, "
-        "within 10 s and 1 GiB; 0 if one was not"
+        "within 40 s and 1 GiB; 0 if one was not"
     )
-    command = f"{GGUF_FUZZ} --count {SERVED} --seed {FIRST} --serve"
+    command = f"{GGUF_FUZZ} --count {SERVED} --seed {FIRST_SERVED} --serve"
     found = _told(command)
     return _counted("gguf-mutants-families", what, "files", command, 0 if found["found"] else found["mutants"])
 

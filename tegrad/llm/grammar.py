@@ -168,8 +168,11 @@ class _Vocabulary:
     def __init__(self, tokenizer: Tokenizer, special: Iterable[int]) -> None:
         self._tokenizer = tokenizer
         self.eos_token_id, self.bos_token_id = min(tokenizer.stops), tokenizer.bos
-        self.tokens = [tokenizer.piece(token, special=True) for token in range(len(tokenizer))]
         self.special_token_ids = list(special)
+        pieces = [tokenizer.piece(token, special=True) for token in range(len(tokenizer))]
+        self.tokens = [piece if len(piece) <= trial.MOST_BYTES else b"" for piece in pieces]
+        for token in self.special_token_ids:
+            self.tokens[token] = pieces[token][: trial.MOST_BYTES]
         for _ in range(2):  # what encodes any text is built when the second one comes, and no answer shall wait for it
             tokenizer.encode(" ", bos=False, special=False)
         self._single = {piece[0]: token for token, piece in enumerate(self.tokens) if len(piece) == 1}

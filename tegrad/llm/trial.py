@@ -17,6 +17,8 @@ WALL_LIMIT_S: Final = 15.0
 MOST_MEMORY_BYTES: Final = 1 << 30
 STACK_BYTES: Final = 4 << 20
 """Half of what threads have."""
+MOST_BYTES: Final = 1000
+"""Of a token, as llguidance ends in a panic from 1,025 on: an answer in a grammar does without longer ones."""
 STEPS: Final = 8
 LIMITS: Final[dict[str, Any]] = {"step_lexer_fuel": 20_000, "max_lexer_states": 50_000, "verbose_errors": False}
 """llguidance's own for one grammar, and for one mask of it."""
@@ -73,7 +75,8 @@ class _Bytes:
     bos_token_id = None
 
     def __init__(self, size: int, special: dict[str, str]) -> None:
-        named = {int(token): text.encode("utf-8", "surrogateescape") for token, text in special.items()}
+        texts = {int(token): text.encode("utf-8", "surrogateescape") for token, text in special.items()}
+        named = {token: text[:MOST_BYTES] for token, text in texts.items()}
         plain = (token for token in range(size + 256) if token not in named)
         self.plain = [next(plain) for _ in range(256)]
         every = named | {token: bytes((byte,)) for byte, token in enumerate(self.plain)}

@@ -112,7 +112,7 @@ class Generator:
             )
             if sink.left is not None:
                 sink.order.cancel(sink.left)
-        except Exception as error:
+        except BaseException as error:  # a panic of llguidance's is no Exception
             del self.sinks[ask.number]
             self._channel.send(Came(ended=[(ask.number, "error", Fault.of(error))]))
             if not isinstance(error, TegradError):

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,23 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 @pytest.fixture(scope="module")
 def masks(tokenizer: Tokenizer) -> Masks:
     return Masks(tokenizer)
+
+
+def test_tokens_that_are_too_long_for_llguidance_are_never_allowed(tmp_path: Path) -> None:
+    """As text, or as control tokens; it would end in a panic, and the request never."""
+    words = byte_level("qwen2")
+    longest = {
+        len(words.tokens): Kind.NORMAL,
+        len(words.tokens) + 1: Kind.USER_DEFINED,
+        len(words.tokens) + 2: Kind.CONTROL,
+    }
+    for token, kind in longest.items():
+        words.tokens.append("a" * (2000 + token))
+        words.kinds.append(int(kind))
+    masks = Masks(Tokenizer.load(write_vocabulary(tmp_path / "v.gguf", words)))
+    said = allowed(masks.mask(Grammar("regex", "a{4000}"))([]))
+    assert said
+    assert not said & longest.keys()
 
 
 def allowed(mask: bytes | memoryview | None) -> set[int]:

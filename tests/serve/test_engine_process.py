@@ -56,6 +56,27 @@ def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled(
     assert made.sinks == {}
 
 
+class Panic(BaseException):
+    """Of a library in another language."""
+
+
+def test_a_panic_while_a_grammar_is_compiled_ends_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = queue.SimpleQueue[Any]()
+
+    def panic(*_: Any) -> None:
+        raise Panic("no room")
+
+    monkeypatch.setattr(engine, "Service", Service)
+    monkeypatch.setattr(engine.engine, "suits_named", lambda: True)
+    monkeypatch.setattr(Masks, "mask", panic)
+    made = engine.Generator(cast("Any", SimpleNamespace(send=told.put)), Load(models.SMALL, False, {}))
+    made.ask(Ask(7, [1], 5, Settings(), 0, Grammar("json"), None))
+    ((number, reason, fault),) = told.get(timeout=10).ended
+    assert (number, reason) == (7, "error")
+    assert "Panic: no room" in fault.text
+    made.close(drain=True)
+
+
 def test_what_grammars_need_is_built_beside_the_first_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     warmed, told = queue.SimpleQueue[Any](), list[Any]()
     monkeypatch.setattr(engine, "Service", Service)

@@ -2,8 +2,8 @@
 
 Each mutant (`gguf_mutants`) is opened, tokenized with, rendered, planned and computed with in another process
 (`gguf_worker`) of bounded memory; with --serve it is listed and served (`gguf_serve_worker`). What is no error of
-tegrad's in one line, or takes over ten seconds, is found: it is printed with its seed, and `--only SEED` tries that one
-again. The last line is JSON; exit code 1 where something was found.
+tegrad's in one line, or takes over ten seconds (40 if it is served), is found: it is printed with its seed, and `--only
+SEED` tries that one again. The last line is JSON; exit code 1 where something was found.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ WORKER = Path(__file__).with_name("gguf_worker.py")
 SERVER = Path(__file__).with_name("gguf_serve_worker.py")
 SECONDS = 10.0
 """That a mutant may take."""
+SERVED_S = 40.0
+"""That one may take which is served: its template is ended after 9 s of each request."""
 STARTING = 120.0
 """That a worker may take to start, with its first mutant."""
 
@@ -36,6 +38,7 @@ class Worker:
 
     def __init__(self, folder: Path, *, serve: bool = False) -> None:
         self._path = folder / "mutant.gguf"
+        self._limit = SERVED_S if serve else SECONDS
         self._command = [sys.executable, str(SERVER if serve else WORKER)]
         self._environment = {**os.environ, "HF_HUB_CACHE": str(folder / "hub")}
         self._process: subprocess.Popen[str] | None = None
@@ -44,7 +47,7 @@ class Worker:
         """What became of a mutant, and the seconds that it took."""
         self._path.write_bytes(made.data)
         os.truncate(self._path, made.size)
-        limit = SECONDS if self._process is not None else STARTING
+        limit = self._limit if self._process is not None else STARTING
         started = time.monotonic()
         answer = self._asked(limit)
         return {"said": "", "mib": 0, **answer, "seconds": time.monotonic() - started}

@@ -31,7 +31,7 @@ def test_mutants_are_refused_in_a_sentence_or_run(monkeypatch: pytest.MonkeyPatc
 
 def test_mutants_are_refused_or_served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The sound files are served."""
-    monkeypatch.setattr(gguf_run, "SECONDS", 120.0)
+    monkeypatch.setattr(gguf_run, "SERVED_S", 120.0)
     worker = gguf_run.Worker(tmp_path, serve=True)
     for name in SERVED:
         answer = worker.tried(Mutant(name, sound(name), len(sound(name))))
