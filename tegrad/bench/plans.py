@@ -158,6 +158,7 @@ Formats: TypeAlias = Callable[[Spec, int | None], BlockType]
 
 def model(config: Config, formats: BlockType | Formats, device: Gpu, tied: bool = True) -> PackedModel:
     """A model of these sizes as if it were loaded, on any device: its weights are whatever lies in new buffers."""
+    config = config.filled()
     alloc, net = partial(device.allocate, spec=SPEC), config.network
 
     def kind(spec: Spec, layer: int | None = None) -> BlockType:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.llm.errors import ContextError, GgufError, ModelError, UnsupportedModelError
-from tegrad.llm.formats import F32
+from tegrad.llm.formats import F32, LANE_WEIGHTS
 from tegrad.llm.gguf import Gguf, TensorInfo, shown
 from tegrad.llm.network import (
     ActivationKind,
@@ -390,6 +390,46 @@ class Config:
     """Logits are multiplied by it."""
     temperature: Temperature | None = None
     """Of every layer."""
+    own: Config | None = None
+    """The file's sizes, where these are `filled` up."""
+
+    @property
+    def head_eps(self) -> float:
+        """Of the norms of queries and keys."""
+        own, norm = self.own or self, self.arch.query_norm
+        filled = own.eps if norm is None else own.eps * self.share(norm.shape[0])
+        return own.eps if own is self else max(filled, SMALLEST)  # or heads of zeros were no numbers
+
+    def share(self, size: str) -> float:
+        """What part of a vector is the file's."""
+        return 1.0 if self.own is None else self.own.size(size) / self.size(size)
+
+    def filled(self) -> Config:
+        """The sizes with which our kernels run the model: every row of weights is whole runs of 64.
+
+        Elements and heads of zeros are added to what a file has, which changes no product and no attention. The mean of
+        squares that a norm takes is less by `share`: its epsilon is, too, and loading multiplies its weights by the
+        root. Layer norms need the mean itself, so that the stream of such a model stays as it is.
+        """
+        whole = LANE_WEIGHTS // math.gcd(LANE_WEIGHTS, self.group * self.value_dim)  # KV heads
+        kv_heads = -(-self.kv_heads // whole) * whole
+        dim, ffn = (-(-size // LANE_WEIGHTS) * LANE_WEIGHTS for size in (self.dim, self.ffn))
+        dim = self.dim if self.arch.norm == "layer" else dim
+        if (dim, ffn, kv_heads) == (self.dim, self.ffn, self.kv_heads):
+            return self
+        net = self.network
+        return replace(
+            self,
+            arch=replace(self.arch, scaled_embedding=False),
+            dim=dim,
+            ffn=ffn,
+            heads=kv_heads * self.group,
+            kv_heads=kv_heads,
+            eps=self.eps * self.dim / dim,
+            attention_scale=net.attends[0].scale,
+            embedding_scale=net.embed.scale,
+            own=self,
+        )
 
     @property
     def network(self) -> Network:
@@ -565,8 +605,7 @@ class Config:
             raise file.corrupt(f"tensor {info.name!r} has the shape {info.shape}, {expected} expected")
         if stack is None:
             return info
-        before = sum(map(self.size, stack.sizes[: stack.at])) * info.nbytes // info.rows
-        return replace(info, name=tensor_name(spec, layer), shape=own, offset=info.offset + before)
+        return replace(info.cut(map(self.size, stack.sizes))[stack.at], name=tensor_name(spec, layer))
 
     def vector(self, file: Gguf, name: str, size: int) -> TensorInfo | None:
         """An optional F32 vector such as a bias, its size checked."""

@@ -113,7 +113,7 @@ class Attention:
         rows = positions if rows is None else rows
         return cls(
             config.heads, config.kv_heads, config.head_dim, rows, op.rotation,
-            op.rope.dim // 2 if op.rope.dim else None, config.eps if op.query_norm is not None else None,
+            op.rope.dim // 2 if op.rope.dim else None, config.head_eps if op.query_norm is not None else None,
             cache, device.sm_count, sequences, floats, quantized, halves, device.arch, tuning,
             Scoring.of(config, op, positions), op.norms == "whole", positions if rows < positions else None,
             blocks,

@@ -266,7 +266,7 @@ class Engine:
             stream = stream - stream.mean(axis=-1, keepdims=True)
         made = unit(stream, self.config.eps) * vectors[norm.spec.name]
         states: NDArray[np.float32] = made + vectors.get(f"{norm.spec.name}.bias", np.float32(0))
-        return states / np.float32(norm.scale)
+        return (states / np.float32(norm.scale))[:, : self.config.own.dim if self.config.own else None]
 
     def generate(
         self,

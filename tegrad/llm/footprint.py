@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from tegrad.llm import packing
-from tegrad.llm.arch import Config
+from tegrad.llm.arch import Config, stored_name
 from tegrad.llm.cache import AHEAD, BLOCK, BLOCK_POSITIONS, bytes_of
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.packed import ALIGN
@@ -66,13 +66,14 @@ class Footprint:
     @classmethod
     def of(cls, file: Gguf, *, q8: bool = False) -> Self:
         """Read from a file's header; GgufError, or UnsupportedModelError for what is not run at all."""
-        config, weights = Config.read(file), 0
-        for info in file.tensors.values():
-            if len(info.shape) > 1:
-                packing.check(info.type, info.columns)
-                weights += packing.packed_bytes(info.type, info.rows, info.columns)
-            else:
-                weights += info.nbytes + ALIGN
+        own = Config.read(file)
+        config = own.filled()
+        weights = sum(info.nbytes + ALIGN for info in file.tensors.values() if len(info.shape) == 1)
+        for spec, layer in config.specs():
+            if len(spec.shape) > 1 and stored_name(spec, layer) in file.tensors:
+                kind, (rows, columns) = own.check(file, spec, layer).type, map(config.size, spec.shape)
+                packing.check(kind, columns)
+                weights += packing.packed_bytes(kind, rows, columns)
         return cls(config, weights, q8 and config.head_dim % BLOCK == 0)
 
     def at(self, positions: int) -> int:

@@ -83,6 +83,13 @@ class TensorInfo:
         """Bytes in the file."""
         return self.rows * self.type.row_bytes(self.columns)
 
+    def cut(self, sizes: Iterable[int]) -> list[TensorInfo]:
+        """Parts that follow each other, of so many rows, or elements of a vector."""
+        sizes, each = list(sizes), self.nbytes // self.shape[0]
+        starts = accumulate(sizes, initial=0)
+        return [replace(self, shape=(size, *self.shape[1:]), offset=self.offset + start * each)
+                for size, start in zip(sizes, starts, strict=False)]  # fmt: skip
+
 
 class Gguf:
     """An open GGUF file: `metadata` and `tensors` by name. Use as a context manager.

@@ -8,10 +8,11 @@ CPU does not reach device memory, takes memory on the way.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
+from math import sqrt
 from typing import Any, Final, Self
 
 import numpy as np
@@ -133,19 +134,28 @@ class PackedLoader:
         self._vectors: Buffer | None = None
         self._used = 0
 
-    def matrix(self, infos: Sequence[TensorInfo], biases: Sequence[TensorInfo | None] = ()) -> PackedMatrix:
-        """Matrices of one type and width below one another, with their biases (None: zeros), if they have any."""
-        kind, columns, rows = infos[0].type, infos[0].columns, sum(info.rows for info in infos)
+    def matrix(
+        self, infos: Sequence[TensorInfo], biases: Sequence[TensorInfo | None], rows: Sequence[int], columns: int
+    ) -> PackedMatrix:
+        """Matrices of one type below one another, with their biases (None: zeros), if they have any.
+
+        Each is filled up with zeros to so many `rows` of `columns`.
+        """
+        kind, total = infos[0].type, sum(rows)
         packing.check(kind, columns)
-        size = packing.packed_bytes(kind, rows, columns)
-        buffer = self._alloc(size)
-        used = self._plan(infos, buffer, kind, packing.segments(rows, columns))
-        if used < size:
-            self._zero(buffer, used, size - used)
+        size = packing.packed_bytes(kind, total, columns)
+        buffer, pitch, pieces, at = self._alloc(size), kind.row_bytes(columns), list[Piece](), 0
+        for info, count in zip(infos, rows, strict=True):
+            pieces += _pieces(info, buffer, at, pitch)
+            self._zero(buffer, at + info.rows * pitch, (count - info.rows) * pitch)
+            at += count * pitch
+        self._zero(buffer, at, size - at)
+        self._plan(pieces, buffer, kind, packing.segments(total, columns))
         bias = None
         if any(biases):
-            bias = self.vector([info.rows if own is None else own for info, own in zip(infos, biases, strict=True)])
-        return PackedMatrix(kind, rows, columns, buffer, bias, tuple(info.rows for info in infos))
+            parts = zip(infos, biases, rows, strict=True)
+            bias = self.vector([part for info, own, count in parts for part in (own or info.rows, count - info.rows)])
+        return PackedMatrix(kind, total, columns, buffer, bias, tuple(rows))
 
     def vector(self, parts: Sequence[TensorInfo | int]) -> Buffer:
         """F32 vectors of the file one after the other, or so many zeros."""
@@ -156,15 +166,16 @@ class PackedLoader:
                 self._zero(buffer, at, 4 * part)
                 at += 4 * part
             else:
-                self._plan([part], buffer.offset(at, part.nbytes))
+                own = buffer.offset(at, part.nbytes)
+                self._plan(_pieces(part, own, 0, part.nbytes), own)
                 at += part.nbytes
         return buffer
 
-    def scaled(self, info: TensorInfo, scale: float) -> Buffer:
-        """An F32 vector of the file, multiplied."""
+    def scaled(self, info: TensorInfo, scale: float, zeros: int = 0) -> Buffer:
+        """An F32 vector of the file, multiplied, and so many zeros."""
         values = np.frombuffer(self.file.read(info.offset, info.nbytes), np.float32) * np.float32(scale)
-        buffer = self._take(info.nbytes)
-        self.device.upload(buffer, values.tobytes())
+        buffer = self._take(info.nbytes + 4 * zeros)
+        self.device.upload(buffer, values.tobytes() + bytes(4 * zeros))
         return buffer
 
     def run(self) -> None:
@@ -208,20 +219,21 @@ class PackedLoader:
         return taken
 
     def _zero(self, buffer: Buffer, at: int, size: int) -> None:
-        self.device.upload(buffer.offset(at, size), bytes(size))
+        if size:
+            self.device.upload(buffer.offset(at, size), bytes(size))
 
-    def _plan(
-        self, infos: Sequence[TensorInfo], buffer: Buffer, kind: BlockType | None = None, segments: int = 0
-    ) -> int:
-        """Note to read tensors to the start of a buffer; their bytes."""
-        pieces, at = [], 0
-        for info in infos:
-            for start in range(0, info.nbytes, PIECE_BYTES):
-                size = min(PIECE_BYTES, info.nbytes - start)
-                pieces.append(Piece(info.offset + start, size, buffer, at + start))
-            at += info.nbytes
-        self._jobs.append(_Job(pieces, at, kind, buffer, segments))
-        return at
+    def _plan(self, pieces: Iterable[Piece], buffer: Buffer, kind: BlockType | None = None, segments: int = 0) -> None:
+        """Note to read what belongs together in a buffer."""
+        whole = list(pieces)
+        self._jobs.append(_Job(whole, sum(piece.size for piece in whole), kind, buffer, segments))
+
+
+def _pieces(info: TensorInfo, buffer: Buffer, at: int, pitch: int) -> Iterator[Piece]:
+    """A tensor's, to byte `at` of a buffer, where a row takes `pitch` bytes."""
+    row = info.nbytes // info.rows
+    form, most = ((1, 1), PIECE_BYTES) if row == pitch else ((row, pitch), PIECE_BYTES // pitch * row)
+    for start in range(0, info.nbytes, most):
+        yield Piece(info.offset + start, min(most, info.nbytes - start), buffer, at + start * pitch // row, *form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +256,8 @@ class PackedModel:
 
     def __init__(self, file: Gguf, device: str | None = None, progress: Progress | None = None) -> None:
         self.device = opened(device)
-        self.config = Config.read(file)
+        self._own = Config.read(file)
+        self.config = self._own.filled()
         self.metadata = file.metadata
         self.divisors = self.config.rope_divisors(file)
         self._load = PackedLoader(file, self.device, progress)
@@ -308,27 +321,36 @@ class PackedModel:
 
     def _joined(self, file: Gguf, specs: Sequence[Spec], layer: int | None) -> tuple[PackedMatrix, ...]:
         """Matrices over the same input."""
-        infos = [self.config.check(file, spec, layer) for spec in specs]
-        biases = [self._bias(file, spec, layer) for spec in specs]
-        matrices = []
+        infos, biases = list[TensorInfo](), list[TensorInfo | None]()
+        names = [name for spec in specs for name in spec.parts]
+        for spec in specs:
+            sizes, bias = [self._own.size(name) for name in spec.parts], self._bias(file, spec, layer)
+            infos += self._own.check(file, spec, layer).cut(sizes)
+            biases += [None] * len(sizes) if bias is None else bias.cut(sizes)
+        matrices, columns = [], self.config.size(specs[0].shape[1])
         for _, members in groupby(range(len(infos)), key=lambda at: infos[at].type):
             chosen = list(members)
-            matrix = self._load.matrix([infos[at] for at in chosen], [biases[at] for at in chosen])
-            parts = tuple(self.config.sizes[part] for at in chosen for part in specs[at].parts)
-            matrices.append(replace(matrix, parts=parts))
+            rows = [self.config.size(names[at]) for at in chosen]
+            matrices.append(
+                self._load.matrix([infos[at] for at in chosen], [biases[at] for at in chosen], rows, columns)
+            )
         return tuple(matrices)
 
     def _vectors(self, file: Gguf, spec: Spec, layer: int | None = None, scale: float = 1.0) -> dict[str, Buffer]:
-        """A vector, and its bias if it has one."""
-        info = self.config.check(file, spec, layer)
+        """A norm's weights, and its bias if it has one."""
+        info, size = self._own.check(file, spec, layer), spec.shape[0]
         self.config.vector(file, info.name, info.columns)
+        zeros, scale = self.config.size(size) - info.columns, scale * sqrt(self.config.share(size))
         found = {spec.name: info}
         if (bias := self._bias(file, spec, layer)) is not None:
             found[f"{spec.name}.bias"] = bias
         load = self._load
-        return {name: load.vector([own]) if scale == 1 else load.scaled(own, scale) for name, own in found.items()}
+        return {
+            name: load.vector([part, zeros]) if scale == 1 else load.scaled(part, scale, zeros)
+            for name, part in found.items()
+        }
 
     def _bias(self, file: Gguf, spec: Spec, layer: int | None) -> TensorInfo | None:
         if spec.bias == "none":
             return None
-        return self.config.vector(file, tensor_name(spec, layer, "bias"), self.config.size(spec.shape[0]))
+        return self._own.vector(file, tensor_name(spec, layer, "bias"), self._own.size(spec.shape[0]))

@@ -153,7 +153,8 @@ class Persistent:
     rope: str
     rope_pairs: int
     eps: float
-    qk_norm: bool = False
+    head_eps: float | None = None
+    """Of norms of queries and keys, which they have where it is given."""
     cache_q8: bool = False
     unnormed: bool = False
     """Layers read the residual stream as it is."""
@@ -195,7 +196,7 @@ class Persistent:
             "KV_HEADS": net.kv_heads * program.head_groups, "CACHE_HEADS": net.kv_heads, "HEAD_DIM": net.head_dim,
             "POSITIONS": self.positions,
             "ROPE": ROPES[self.rope], "ROPE_PAIRS": self.rope_pairs, "EPS": f"{self.eps:.9e}f",
-            "QK_NORM": self.qk_norm * (1 + net.whole_norms), "CACHE_Q8": self.cache_q8,
+            "QK_NORM": (self.head_eps is not None) * (1 + net.whole_norms), "CACHE_Q8": self.cache_q8,
             "ACTIVATION": {"silu": 1, "gelu": 2}[self.activation],
             "JOINS": self.layout.joins, "COUNTERS": self.layout.counters, "REPORTS": self.layout.reports,
             "COLUMNS": max(m.columns for m in matrices),
@@ -207,6 +208,8 @@ class Persistent:
         made |= {f"USES_{kind.name}": 1 for kind in kinds} | self.scoring.defines
         if any(matrix.columns % 256 for matrix in matrices if matrix.kind not in PLAIN):
             made["NARROW"] = 1
+        if self.head_eps not in (None, self.eps):
+            made["QK_EPS"] = f"{self.head_eps:.9e}f"
         if self.embedding_scale != 1:
             made["EMBEDDING_SCALE"] = f"{self.embedding_scale:.9e}f"
         if self.logit_cap is not None:
@@ -359,9 +362,9 @@ class PersistentPlan:
         program = build(made, ctas, head_groups=tuning.head_groups)
         self.kernel = Persistent(
             program, self.device.arch, cache.positions, attend.rotation, attend.rope.dim // 2, config.eps,
-            attend.query_norm is not None, cache.q8, net.project.norm is None, net.logits.cap, net.gate.activation,
-            net.embed.scale, Scoring.of(config, replace(attend, window=None), cache.positions), timestamps=timestamps,
-            tuning=tuning,
+            config.head_eps if attend.query_norm is not None else None, cache.q8, net.project.norm is None,
+            net.logits.cap, net.gate.activation, net.embed.scale,
+            Scoring.of(config, replace(attend, window=None), cache.positions), timestamps=timestamps, tuning=tuning,
         )  # fmt: skip
         words = self.kernel.words
         prove(program, words)

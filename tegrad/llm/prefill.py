@@ -271,8 +271,8 @@ class Prefill:
         program = rows.programs(
             "store_qkv", buffers=10 + len(cache.tables), values=1,
             HEADS=config.heads, KV_HEADS=config.kv_heads, HEAD_DIM=config.head_dim, POSITIONS=cache.rows,
-            CACHE_Q8=self.cache.q8, ROPE=ROPES[op.rotation],
-            ROPE_PAIRS=op.rope.dim // 2, QK_NORM=("none", "head", "whole").index(op.norms), EPS=f"{config.eps:.9e}f",
+            CACHE_Q8=self.cache.q8, ROPE=ROPES[op.rotation], ROPE_PAIRS=op.rope.dim // 2,
+            QK_NORM=("none", "head", "whole").index(op.norms), EPS=f"{config.head_eps:.9e}f",
             WARPS=QKV_WARPS, OVERLAP=rows.overlaps(size), **Scoring.of(config, op, self.cache.positions).defines,
             **pool_macros(cache.table_blocks),
         )  # fmt: skip

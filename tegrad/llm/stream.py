@@ -14,6 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final, Self
 
+import numpy as np
+
 from tegrad.llm.gguf import Gguf
 from tegrad.nv import roles
 from tegrad.nv.gpu import Buffer, Gpu
@@ -31,12 +33,20 @@ HOST: Final = MemorySpec(host=True, nolru=True, role=roles.STAGING)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`size` bytes of the file from `offset` on, which belong at byte `at` of a buffer."""
+    """`size` bytes of the file from `offset` on, which belong at byte `at` of a buffer; or rows of `row` bytes, which
+    take `pitch` there, filled up with zeros."""
 
     offset: int
     size: int
     buffer: Buffer
     at: int
+    row: int = 1
+    pitch: int = 1
+
+    @property
+    def taken(self) -> int:
+        """Bytes in the buffer."""
+        return self.size // self.row * self.pitch
 
 
 @dataclass(slots=True)
@@ -48,7 +58,7 @@ class _Block:
 
 
 class Stream:
-    """The way of a file's pieces to a device. Use as a context manager; pieces are at most PIECE_BYTES."""
+    """The way of a file's pieces to a device. Use as a context manager; pieces take at most PIECE_BYTES."""
 
     def __init__(self, file: Gguf, device: Gpu) -> None:
         self._file, self._device = file, device
@@ -96,7 +106,10 @@ class Stream:
         group: list[Piece] = []
         for piece in pieces:
             if group and (
-                self._direct or not group[0].offset <= piece.offset <= group[0].offset + PIECE_BYTES - piece.size
+                self._direct
+                or not group[0].offset <= piece.offset <= group[0].offset + PIECE_BYTES - piece.size
+                or piece.pitch > piece.row
+                or group[0].pitch > group[0].row
             ):
                 yield group
                 group = []
@@ -126,7 +139,13 @@ class Stream:
         """In a thread: the file's bytes into the block, or where they belong."""
         first, end = group[0], max(piece.offset + piece.size for piece in group)
         whole, at = (self._lent[id(first.buffer)], first.at) if block is None else (block.buffer.cpu_view().mv, 0)
-        self._file.read_into(first.offset, whole[at : at + end - first.offset], keep=block is not None)
+        if first.pitch == first.row:
+            self._file.read_into(first.offset, whole[at : at + end - first.offset], keep=block is not None)
+            return
+        raw = bytearray(first.size)
+        self._file.read_into(first.offset, memoryview(raw), keep=block is not None)
+        rows = np.frombuffer(whole[at : at + first.taken], np.uint8).reshape(-1, first.pitch)
+        rows[:, : first.row], rows[:, first.row :] = np.frombuffer(raw, np.uint8).reshape(-1, first.row), 0
 
     def _land(
         self, group: list[Piece], block: _Block | None, reading: Future[None], arrived: Callable[[Piece], None]
@@ -140,5 +159,5 @@ class Stream:
     def _copy(self, group: list[Piece], block: _Block) -> None:
         first = group[0].offset
         block.copied = self._device.copy_parts(
-            (piece.buffer.offset(piece.at), block.buffer.offset(piece.offset - first), piece.size) for piece in group
+            (piece.buffer.offset(piece.at), block.buffer.offset(piece.offset - first), piece.taken) for piece in group
         )

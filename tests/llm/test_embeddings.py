@@ -32,7 +32,7 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 @pytest.mark.board
 @pytest.mark.parametrize(
-    "name", ["qwen3", *(pytest.param(name, marks=pytest.mark.long) for name in ("gpt2", "granite", "olmo2"))]
+    "name", ["qwen3", *(pytest.param(name, marks=pytest.mark.long) for name in ("gpt2", "granite", "olmo2", "odd"))]
 )
 def test_states_are_llama_cpps_by_kernels_and_by_operations(device: str, tmp_path: Path, name: str) -> None:
     """In several chunks, the last of them padded; and again, whatever was said before."""

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import tiny_llama
 from decode_steps import TOKENS, decoded, errors, read
+from llama_cpp import peer
 from small_tunings import SMALL
-from tiny_llama import TYPE, Shape, write
+from tiny_llama import SHAPES, TYPE, Shape, write
 
 from tegrad.llm import formats
 from tegrad.llm.batch import Batch
@@ -63,13 +64,16 @@ def prompted(opened: Any, model: PackedModel, tokens: list[int]) -> np.ndarray:
     return np.array(got)
 
 
-def check(path: Path, opened: Any) -> None:
-    """A step rounds activations to 8 bits, prompts and batches to halves: no format errs by more than that."""
+def check(path: Path, opened: Any, refused: str = "") -> None:
+    """A step rounds activations to 8 bits, prompts and batches to halves: no format errs by more than that.
+
+    `refused` is why there is no step in one launch.
+    """
     exact, after = Reference(path).logits(TOKENS), Reference(path).logits(PROMPT)[-1]
     found = {"many": decoded(path, opened, TOKENS)}
     with PackedModel.load(path, "NV") as model:
-        if model.embedding.kind.booked:
-            with pytest.raises(UnsupportedModelError, match="code books"):
+        if refused := refused or "code books" * model.embedding.kind.booked:
+            with pytest.raises(UnsupportedModelError, match=refused):
                 one_launch(opened, model, TOKENS)
         else:
             found["one"] = one_launch(opened, model, TOKENS)
@@ -94,6 +98,43 @@ def test_a_model_of_one_format_runs_every_way(opened: Any, tmp_path: Path, kind:
 )
 def test_rows_of_no_whole_k_quant_block_run(opened: Any, tmp_path: Path, kind: BlockType) -> None:
     check(write(tmp_path / "model.gguf", NARROW, TYPE[kind.name]), opened)
+
+
+ODD = SHAPES["odd"]
+"""Every row of weights is an odd multiple of 32."""
+FFN = Shape(ffn=288, layers=1, vocab=301)
+FALLEN_BACK = {"ffn_down": TYPE.Q5_1, "attn_v": TYPE.Q6_K, "token_embd": TYPE.IQ4_NL, "output.": TYPE.Q6_K}
+"""A mixture: rows of the feed-forward's width alone are no whole blocks of a K-quant, nor runs of 64."""
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "kinds"),
+    [
+        pytest.param(ODD, "Q4_0", {}, id="all odd"),
+        pytest.param(FFN, "Q8_0", {"ffn_down": TYPE.Q5_1}, id="only the feed-forward odd"),
+        pytest.param(FFN, "Q4_K", FALLEN_BACK, id="Q4_K_M, only the feed-forward odd", marks=pytest.mark.long),
+        pytest.param(ODD, "Q5_1", {"attn_v": TYPE.MXFP4, "attn_output": TYPE.MXFP4, "ffn_down": TYPE.Q8_0},
+                     id="a mixture, all odd", marks=pytest.mark.long),
+        *(pytest.param(ODD, kind.name, {}, id=kind.name, marks=pytest.mark.long)
+          for kind in (*formats.PACKED, formats.F16, formats.BF16) if kind.elements <= 32),
+        *(pytest.param(replace(SHAPES[name], dim=96, ffn=160, heads=3, kv_heads=kv_heads, head_dim=32, bias=False),
+                       "Q8_0", {}, id=f"{name}, {kv_heads} KV heads", marks=pytest.mark.long)
+          for name, kv_heads in (("qwen2", 1), ("granite", 1), ("smollm3", 3), ("olmo2", 3), ("gemma3", 1),
+                                 ("gemma2", 1), ("yarn", 1))),
+        pytest.param(replace(SHAPES["phi3"], dim=96, ffn=160, heads=3, kv_heads=3, rotated=16), "Q8_0", {}, id="phi3",
+                     marks=pytest.mark.long),
+        pytest.param(replace(SHAPES["gpt2"], ffn=160), "F16", {}, id="gpt2", marks=pytest.mark.long),
+    ],
+)  # fmt: skip
+def test_rows_of_odd_multiples_of_32_run_every_way(
+    opened: Any, tmp_path: Path, shape: Shape, kind: str, kinds: dict[str, TYPE]
+) -> None:
+    path = write(tmp_path / "model.gguf", shape, TYPE[kind], kinds=kinds)
+    check(path, opened, "positions differ" if shape.arch == "gpt2" else "512 bytes" * (kind in ("F16", "BF16")))
+    with peer(path) as theirs:
+        rounded = theirs.logits(TOKENS)
+    exact = Reference(path).logits(TOKENS)
+    assert errors(decoded(path, opened, TOKENS), exact)[1] < max(1.5 * errors(rounded, exact)[1], 1e-3)
 
 
 @pytest.mark.long

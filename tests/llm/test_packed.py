@@ -16,6 +16,8 @@ from tiny_llama import TYPE, Shape, finish, letters, write
 from tegrad.llm import packed, packing, stream
 from tegrad.llm.arch import LLAMA
 from tegrad.llm.errors import GgufError, OutOfMemory, UnsupportedModelError
+from tegrad.llm.footprint import Footprint
+from tegrad.llm.formats import Q5_1
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.packed import PackedMatrix, PackedModel
 
@@ -47,18 +49,22 @@ def expected(file: Gguf, names: list[str]) -> bytes:
     return packing.pack(infos[0].type, raw, sum(info.rows for info in infos), infos[0].columns).tobytes()
 
 
+def in_pieces(allocator: Any, size: int, mapped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are read in pieces of so many bytes, through host blocks where memory is not `mapped`."""
+    for module in (stream, packed):
+        monkeypatch.setattr(module, "PIECE_BYTES", size)
+    for owner in type(allocator).__mro__ if not mapped else ():
+        if "lend" in vars(owner):
+            monkeypatch.delattr(owner, "lend")
+
+
 @pytest.mark.parametrize("mapped", [True, False], ids=["read in place", "through host blocks"])
 def test_every_buffer_holds_what_the_twin_packs(
     path: Path, device: str, monkeypatch: pytest.MonkeyPatch, mapped: bool
 ) -> None:
     from tinygrad import Device
 
-    monkeypatch.setattr(stream, "PIECE_BYTES", 100_000)
-    monkeypatch.setattr(packed, "PIECE_BYTES", 100_000)
-    if not mapped:
-        for owner in type(Device[device].allocator).__mro__:
-            if "lend" in vars(owner):
-                monkeypatch.delattr(owner, "lend")
+    in_pieces(Device[device].allocator, 100_000, mapped, monkeypatch)
     steps: list[tuple[int, int]] = []
     with PackedModel.load(path, device, lambda *step: steps.append(step)) as model, Gguf.open(path) as file:
 
@@ -168,10 +174,62 @@ def test_a_closed_or_failed_model_gives_its_memory_back(
     assert taken(device) == before
 
 
-def test_rows_that_do_not_fit_lanes_are_refused_by_name(tmp_path: Path, device: str) -> None:
-    path = write(tmp_path / "narrow.gguf", Shape(dim=96, ffn=64, heads=1, kv_heads=1, layers=1), TYPE.Q8_0)
+@pytest.mark.parametrize("mapped", [True, False], ids=["read in place", "through host blocks"])
+def test_rows_heads_and_vectors_are_filled_up_with_zeros(
+    tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch, mapped: bool
+) -> None:
+    """Rows of 96 to 128, of 160 to 192; 3 heads on 1 to 6 on 2. Norms are told what part of a row is zeros."""
+    from tinygrad import Device
+
+    shape = Shape(dim=96, ffn=160, heads=3, kv_heads=1, layers=1, vocab=301, arch="qwen2")
+    path = write(tmp_path / "odd.gguf", shape, TYPE.Q5_1, kinds={"ffn_down.w": TYPE.F16})
+    in_pieces(Device[device].allocator, 3000, mapped, monkeypatch)
+    with PackedModel.load(path, device) as model, Gguf.open(path) as file:
+        (layer,), config = model.layers, model.config
+        assert (config.dim, config.ffn, config.heads, config.kv_heads) == (128, 192, 6, 2)
+        assert config.eps == pytest.approx(0.75 * shape.eps)
+        assert config.head_eps == pytest.approx(shape.eps)
+
+        def rows(name: str, count: int, columns: int) -> np.ndarray:
+            info = file.tensors[f"{name}.weight"]
+            raw = np.frombuffer(file.read(info.offset, info.nbytes), np.uint8).reshape(info.rows, -1)
+            wide = np.zeros((count, info.type.row_bytes(columns)), np.uint8)
+            wide[: len(raw), : raw.shape[1]] = raw
+            return wide
+
+        def check(matrix: PackedMatrix, columns: int, *parts: tuple[str, int]) -> None:
+            raw = np.concatenate([rows(name, count, columns) for name, count in parts])
+            assert (matrix.rows, matrix.columns) == (len(raw), columns)
+            assert content(matrix.buffer, matrix.nbytes) == packing.pack(matrix.kind, raw, len(raw), columns).tobytes()
+
+        check(model.embedding, 128, ("token_embd", 301))
+        check(model.output, 128, ("output", 301))
+        check(layer.qkv[0], 128, ("blk.0.attn_q", 192), ("blk.0.attn_k", 64), ("blk.0.attn_v", 64))
+        check(layer.matrices["attn_output"], 192, ("blk.0.attn_output", 128))
+        check(layer.matrices["ffn_up"], 128, ("blk.0.ffn_up", 192))
+        check(layer.matrices["ffn_down"], 192, ("blk.0.ffn_down", 128))
+        whole = np.zeros(320, np.float32)
+        for name, at, count in (("q", 0, 96), ("k", 192, 32), ("v", 256, 32)):
+            info = file.tensors[f"blk.0.attn_{name}.bias"]
+            whole[at : at + count] = np.frombuffer(file.read(info.offset, info.nbytes), np.float32)
+        assert layer.qkv[0].bias is not None
+        assert content(layer.qkv[0].bias, 4 * 320) == whole.tobytes()
+        info = file.tensors["blk.0.attn_norm.weight"]
+        norm = np.frombuffer(content(layer.vectors["attn_norm"], 4 * 128), np.float32)
+        np.testing.assert_allclose(
+            norm[:96], np.frombuffer(file.read(info.offset, info.nbytes), np.float32) * 0.75**0.5, rtol=1e-6
+        )
+        assert not norm[96:].any()
+        matrices = [model.embedding, model.output, *layer.qkv, *layer.matrices.values()]
+        vectors = sum(info.nbytes + packed.ALIGN for info in file.tensors.values() if len(info.shape) == 1)
+        beside = Footprint.of(file).weights - vectors - sum(matrix.nbytes for matrix in matrices)
+        assert 0 <= beside <= 2 * Q5_1.segment_bytes  # three matrices that are one here
+
+
+def test_odd_rows_after_a_layer_norm_are_refused_by_name(tmp_path: Path, device: str) -> None:
+    shape = Shape(arch="gpt2", dim=96, ffn=64, heads=1, kv_heads=1, layers=1)
     with pytest.raises(UnsupportedModelError, match="96 weights in Q8_0"):
-        PackedModel.load(path, device)
+        PackedModel.load(write(tmp_path / "narrow.gguf", shape, TYPE.Q8_0), device)
 
 
 def random_blocks(path: Path, shape: Shape) -> None:

@@ -60,8 +60,9 @@ class Rig:
         validate(self.program)
         self.kernel = Persistent(
             self.program, operands.device.arch, shape.positions, "halves" if shape.halves else "interleaved",
-            shape.head_dim // 2, shape.eps, shape.qk_norm, unnormed=not shape.normed, logit_cap=shape.logit_cap,
-            embedding_scale=shape.embedding_scale, scoring=Scoring(cap=shape.score_cap), tuning=tuning, **more,
+            shape.head_dim // 2, shape.eps, shape.eps if shape.qk_norm else None, unnormed=not shape.normed,
+            logit_cap=shape.logit_cap, embedding_scale=shape.embedding_scale, scoring=Scoring(cap=shape.score_cap),
+            tuning=tuning, **more,
         )  # fmt: skip
         self.loaded = self.kernel.load(operands.device)
         self.words = operands.put(self.kernel.words.view(np.uint8))

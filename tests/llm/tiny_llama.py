@@ -69,6 +69,7 @@ GEMMA2 = {
 """Caps so low that no logit is right without them."""
 SHAPES = {
     "plain": Shape(dim=768, ffn=1280, heads=6, kv_heads=3, vocab=317),
+    "odd": Shape(dim=96, ffn=160, heads=3, kv_heads=1, vocab=301, tied=True),
     "grouped": Shape(dim=768, ffn=256, heads=6, kv_heads=3, vocab=331, bias=True, rope_freqs=True, tied=True),
     "wide heads": Shape(heads=3, kv_heads=1, head_dim=256, vocab=301),
     "yarn": Shape(

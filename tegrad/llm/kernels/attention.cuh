@@ -6,9 +6,9 @@
 // row of K or V is read by LANES lanes of 8 elements, and all loads of a tile are issued before the first is used.
 //
 // Macros: HEADS, KV_HEADS, HEAD_DIM, POSITIONS (of the cache), ROPE (0 none, 1 neighbours, 2 halves) and ROPE_PAIRS,
-// CACHE_Q8 (0: f16, 1: q8_0), QK_NORM and EPS (RMS norm: 1 of each query and key head, 2 of all queries and of all
-// keys), ATTENTION_WARPS (of a CTA), ATTENTION_LOADS (rows of K that a lane has in flight), SPLITS (of a KV head at
-// most), SPLIT_ROWS (positions that make another split worth its while), SPLIT_FROM (positions that one split takes
+// CACHE_Q8 (0: f16, 1: q8_0), QK_NORM and QK_EPS, or else EPS (RMS norm: 1 of each query and key head, 2 of all queries
+// and of all keys), ATTENTION_WARPS (of a CTA), ATTENTION_LOADS (rows of K that a lane has in flight), SPLITS (of a KV
+// head at most), SPLIT_ROWS (positions that make another split worth its while), SPLIT_FROM (positions that one split takes
 // alone), ATTENTION_SYNC (barrier of the CTA's ATTENTION_WARPS warps); ATTENTION_SCALE (of products of queries and
 // keys, where it is not 1 / sqrt(HEAD_DIM)), SCORE_CAP (scores become SCORE_CAP * tanh(score / SCORE_CAP)), WINDOW
 // (positions that are attended to, the token's own included; 0: all. The cache then is a ring: a position lies in row
@@ -31,6 +31,9 @@
 #endif
 #ifndef EPS
 #define EPS 1e-6f
+#endif
+#ifndef QK_EPS
+#define QK_EPS EPS
 #endif
 #ifndef WINDOW
 #define WINDOW 0
@@ -380,7 +383,7 @@ __device__ __forceinline__ float whole(const float (&squares)[ATTENTION_WARPS], 
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < ATTENTION_WARPS; i++) sum += squares[i];
-    return rsqrtf(sum / elements + EPS);
+    return rsqrtf(sum / elements + QK_EPS);
 }
 
 // What queries are multiplied by where they stand.
@@ -407,7 +410,7 @@ __device__ __forceinline__ void turn_head(const float *in, const float *norm, co
         squares += held[i].x * held[i].x + held[i].y * held[i].y;
     }
     float root = factor;
-    if (QK_NORM == 1) root *= rsqrtf(warp_sum(squares) / HEAD_DIM + EPS);
+    if (QK_NORM == 1) root *= rsqrtf(warp_sum(squares) / HEAD_DIM + QK_EPS);
 #pragma unroll
     for (int i = 0; i < PAIR_TURNS; i++) {
         int pair = lane + 32 * i;
