@@ -91,8 +91,10 @@ def test_what_is_wrong_is_told_in_the_words_of_the_api(server: Server) -> None:
 
 def test_each_request_has_its_line_in_the_log(server: Server) -> None:
     response = server.post(max_tokens=1)
+    asked = response.headers["x-request-id"]
+    until(lambda: asked in server.log.read_text())  # it is written behind the answer
     rows = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
-    (row,) = (row for row in rows if row.get("request") == response.headers["x-request-id"])
+    (row,) = (row for row in rows if row.get("request") == asked)
     assert (row["method"], row["path"], row["status"], row["client"]) == ("POST", "/v1/completions", 200, "127.0.0.1")
 
 
