@@ -12,7 +12,7 @@ from tegrad.llm.reference import Reference
 pytestmark = [pytest.mark.board, pytest.mark.long]
 
 
-@pytest.mark.parametrize(("shape", "overlap"), [("plain", False), ("plain", True), ("gemma3", True)])
+@pytest.mark.parametrize(("shape", "overlap"), [("plain", False), ("plain", True), ("gemma3", True), ("odd", True)])
 def test_hoppers_builds_compute_the_step(
     shape: str, overlap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
