@@ -253,7 +253,7 @@ class Batch:
                 if members := list(self._decoding.values()):
                     recording = self._recording(members)
                     self._flights.append((recording, recording.run(), members))
-            if self._waiting or not all(member.waits for member in self._decoding.values()):
+            if self._waiting or not self._decoding or not all(member.waits for member in self._decoding.values()):
                 begun = time.monotonic()
             if time.monotonic() - begun > MASK_PATIENCE_S:
                 raise ModelError(f"no mask came in {MASK_PATIENCE_S:g} s, and every sequence needs one: see Batch.mask")

@@ -172,6 +172,7 @@ def test_a_batch_says_that_a_sequences_values_do_not_fit(
     tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = with_large_values(monkeypatch, tmp_path / "model.gguf", 2, 0)
+    monkeypatch.setattr("tegrad.llm.batch.MASK_PATIENCE_S", 0.05)  # no sequence waits for a mask, however long it takes
     with PackedModel.load(path, device) as model, Batch(model, slots=1, positions=48, sizes=(32,)) as batch:
         member = batch.join(PROMPT)
         assert batch.step() == []
