@@ -1,6 +1,8 @@
 """The long tests' results as data: `python tools/long_tests.py REPORT.xml`, after
 
 pytest -q -m "long and not hardware" -n 2 --junitxml REPORT.xml
+
+or, after some of them alone, `python tools/long_tests.py REPORT.xml --again`, which keeps them beside the others.
 """
 
 from __future__ import annotations
@@ -16,29 +18,49 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tegrad.bench import record  # noqa: E402
+from tegrad.bench.history import History  # noqa: E402
 
 RESULT = ROOT / "results" / "long-tests.json"
 COMMAND = 'pytest -q -m "long and not hardware" -n 2'
 
 
 def results(report: Path) -> dict[str, Any]:
-    """Outcome and seconds of each test in a JUnit report, with the machine and the versions."""
+    """Outcome and seconds of each test in a JUnit report and what it counted, with the machine and the versions."""
     tests = {}
     for case in ET.parse(report).getroot().iter("testcase"):
         outcome = next((child.tag for child in case if child.tag in ("failure", "error", "skipped")), "passed")
         name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
-        tests[name] = {"outcome": outcome, "seconds": round(float(case.get("time", 0)), 1)}
+        counted = {str(one.get("name")): one.get("value") for one in case.iter("property")}
+        tests[name] = {"outcome": outcome, "seconds": round(float(case.get("time", 0)), 1), **counted}
+    versions = record.versions()
     return {
         "command": COMMAND,
         "date": record.now(),
+        "commit": History(ROOT).head(versions["tegrad_sources"]) or None,
         "machine": record.machine(),
-        "versions": record.versions(),
+        "versions": versions,
         "passed": sum(test["outcome"] == "passed" for test in tests.values()),
         "tests": tests,
     }
 
 
+def again(report: Path, kept: dict[str, Any]) -> dict[str, Any]:
+    """A record with a report of some tests in it, which takes the place of what was kept of these."""
+    fresh = results(report)
+    del fresh["command"]
+    others = [
+        run | {"tests": left}
+        for run in kept.get("again", [])
+        if (left := {name: test for name, test in run["tests"].items() if name not in fresh["tests"]})
+    ]
+    return kept | {"again": [*others, fresh]}
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python tools/long_tests.py", description=f"Writes {RESULT.name}.")
     parser.add_argument("report", type=Path, metavar="REPORT.xml", help="what pytest --junitxml wrote")
-    RESULT.write_text(json.dumps(results(parser.parse_args().report), indent=1) + "\n")
+    parser.add_argument("--again", action="store_true", help="some tests alone, beside what is there of the others")
+    options = parser.parse_args()
+    kept = json.loads(RESULT.read_text()) if options.again else {}
+    made = again(options.report, kept) if options.again else results(options.report)
+    RESULT.write_text(json.dumps(made, indent=1) + "\n")
