@@ -23,7 +23,10 @@ from tegrad.bench.history import SOURCES, History, digest_of
 from tegrad.errors import TegradError
 
 PACKAGE = Path(tegrad.__file__).parent
-PACKAGES = ("tinygrad", "numpy", "llvmlite", "gguf", "tokenizers", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc")
+PACKAGES = (
+    *("tinygrad", "numpy", "llvmlite", "gguf", "tokenizers", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc"),
+    *("starlette", "uvicorn", "llguidance", "schemathesis", "hypothesis"),
+)
 
 
 class RecordError(TegradError):
