@@ -87,7 +87,8 @@ class Generator:
 
     def warm(self) -> None:
         """Begin to build what grammars need, beside the first requests."""
-        self._compiling.submit(self._masks.warm)
+        with suppress(RuntimeError):  # nobody needs the model any more, and it is closed
+            self._compiling.submit(self._masks.warm)
 
     def ask(self, ask: Ask) -> None:
         """Begin to answer, once its grammar is compiled, for which no other request waits."""

@@ -56,6 +56,15 @@ def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled(
     assert made.sinks == {}
 
 
+def test_a_model_that_leaves_as_soon_as_it_is_there_needs_no_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--keep-alive 0`: the server's word to close it may come before its own next step."""
+    monkeypatch.setattr(engine, "Service", Service)
+    monkeypatch.setattr(engine.engine, "suits_named", lambda: True)
+    made = engine.Generator(cast("Any", SimpleNamespace()), Load(models.SMALL, False, {}))
+    made.close(drain=False)
+    made.warm()
+
+
 class Panic(BaseException):
     """Of a library in another language."""
 
