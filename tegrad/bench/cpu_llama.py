@@ -5,15 +5,20 @@ Importing it raises ImportError where the package is missing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from cyllama.llama import llama_cpp as lib
 
 F32, F16, Q8_0 = 0, 1, 8
 """ggml's type numbers."""
+
+
+Chooser: TypeAlias = Callable[[np.ndarray, list[int]], int | None]
+"""The next token, by its logits and the tokens so far; None ends an answer."""
 
 
 class _Model(lib.LlamaModel):  # type: ignore[misc]
@@ -69,18 +74,27 @@ class Peer:
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """The prompt and the tokens that llama.cpp itself continues it with."""
+        return [*prompt, *next(self.answers(prompt, count, [lambda logits, _: int(logits.argmax())]))]
+
+    def answers(self, prompt: Sequence[int], count: int, choosers: Iterable[Chooser]) -> Iterator[list[int]]:
+        """Up to `count` tokens behind a prompt, as each of some choosers takes them."""
         context = lib.LlamaContext(model=self.model, params=self._params, verbose=False)
-        tokens = list(prompt)
+        kept = 0
         try:
-            at = 0
-            for _ in range(count):
-                fed = tokens[at:]
-                batch = lib.LlamaBatch(n_tokens=len(fed), embd=0, n_seq_max=1)
-                batch.set_batch(fed, at, False)
-                context.decode(batch)
-                at = len(tokens)
-                tokens.append(int(np.argmax(context.get_logits_ith(-1))))
-            return tokens
+            for choose in choosers:
+                said: list[int] = []
+                context.memory_seq_rm(0, kept, -1)
+                fed, at = list(prompt[kept:]), kept
+                while len(said) < count:
+                    batch = lib.LlamaBatch(n_tokens=len(fed), embd=0, n_seq_max=1)
+                    batch.set_batch(fed, at, False)
+                    context.decode(batch)
+                    at, kept = at + len(fed), len(prompt) - 1
+                    if (token := choose(np.array(context.get_logits_ith(-1), np.float32), said)) is None:
+                        break
+                    said.append(token)
+                    fed = [token]
+                yield said
         finally:
             context.close()
 
