@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,7 @@ from tegrad.llm.answer import Reason
 from tegrad.llm.errors import ModelError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.grammar import Masks
-from tegrad.llm.sampler import Logprobs
+from tegrad.llm.sampler import Logprobs, Mask
 from tegrad.llm.service import Counts, Order, Service
 from tegrad.llm.start import choose_device, described, speaker
 from tegrad.serve.wire import Ask, Came, Cancel, Channel, Close, Embed, Fault, Load, Query, Ready, Refused, Reply
@@ -107,6 +108,8 @@ class Generator:
             return self._channel.send(Came(ended=[(ask.number, reason, None)]))
         try:
             mask = self._masks.mask(ask.grammar) if ask.grammar is not None else None
+            if mask is not None and ask.answered:
+                mask = partial(_after, ask.tokens[-ask.answered :], mask)
             deadline = None if ask.deadline is None else end - time.monotonic()
             sink.order = self._service.ask(
                 sink, ask.tokens, ask.max_tokens, ask.settings, seed=ask.seed, mask=mask, deadline=deadline
@@ -139,6 +142,11 @@ class Generator:
             self.came = Came()
             with suppress(OSError):  # the server is gone, and this process soon
                 self._channel.send(came)
+
+
+def _after(answered: Sequence[int], mask: Mask, tokens: Sequence[int]) -> Any:
+    """The mask of an answer that goes on with `tokens`."""
+    return mask([*answered, *tokens])
 
 
 class Embedder:
@@ -235,10 +243,18 @@ def _end_in(seconds: float) -> None:
     timer.start()
 
 
+def _end_with(pipe: int) -> None:
+    """End this process once nobody has the other end of a pipe."""
+    os.read(pipe, 1)
+    os._exit(1)
+
+
 def main() -> int:
-    """The process's program: its argument is the socket's number."""
+    """The process's program: its arguments are the number of the socket, and of a pipe with which it is to end."""
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal, or systemd, tells the server as well, which tells us
         signal.signal(number, signal.SIG_IGN)
+    for pipe in sys.argv[2:]:
+        threading.Thread(target=_end_with, args=(int(pipe),), name="tegrad-end", daemon=True).start()
     return Process(Channel(socket.socket(fileno=int(sys.argv[1])))).run()
 
 

@@ -16,9 +16,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -32,7 +32,7 @@ from tegrad.llm.errors import ContextError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.grammar import Grammar
 from tegrad.llm.sampler import Settings
-from tegrad.llm.service import Counts, QueueFull, Room, check
+from tegrad.llm.service import Counts, QueueFull, Room, Sink, check
 from tegrad.llm.template import Template, TemplateRefusalError
 from tegrad.llm.tokenizer import Tokenizer
 from tegrad.serve import wire
@@ -52,6 +52,8 @@ FIRST_TOKEN: Final = Histogram(
 _LOG: Final = logging.getLogger("tegrad.serve")
 END_S: Final = 10.0
 """Seconds that a process which has closed its socket may take to end."""
+ENGINES_QUEUE: Final = 1 << 20
+"""Requests that wait in an engine: as many as are sent, as the server bounds them."""
 
 
 class Link(asyncio.Protocol):
@@ -63,7 +65,8 @@ class Link(asyncio.Protocol):
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._loaded: asyncio.Future[wire.Ready] = self._loop.create_future()
-        self._process: subprocess.Popen[bytes]
+        self._process: subprocess.Popen[bytes] | None = None
+        """That of this machine."""
         self._transport: asyncio.WriteTransport
         self._reaping: asyncio.Task[None]
         self.error: TegradError | None = None
@@ -75,22 +78,17 @@ class Link(asyncio.Protocol):
         """Whether somebody waits for a reply."""
         return bool(self._replies)
 
-    @property
-    def pid(self) -> int:
-        """The process's."""
-        return self._process.pid
+    async def load(self, message: wire.Load, sock: socket.socket | None = None) -> wire.Ready:
+        """Start the process, or take the one that is at the other end of a socket, and have it load.
 
-    async def load(self, message: wire.Load) -> wire.Ready:
-        """Start the process and have it load. What is wrong with the model is raised, or EngineError."""
-        near, far = socket.socketpair()
-        with far, _as_engine_error():
-            command = [sys.executable, "-m", "tegrad.serve.engine", str(far.fileno())]
-            environment = {**os.environ, "PYTHONPATH": search_path()}
-            self._process = subprocess.Popen(
-                command, pass_fds=(far.fileno(),), stdin=subprocess.DEVNULL, env=environment
-            )
+        What is wrong with the model is raised, or EngineError.
+        """
+        if sock is None:
+            sock, far = socket.socketpair()
+            with far, _as_engine_error():
+                self._process = started(far)
         try:
-            await self._loop.create_unix_connection(lambda: self, sock=near)
+            await self._loop.create_connection(lambda: self, sock=sock)
             self.send(message)
             return await self._loaded
         except BaseException:
@@ -154,18 +152,30 @@ class Link(asyncio.Protocol):
 
     async def _reap(self) -> None:
         """See how the process ended, and tell all who wait for something."""
-        try:
-            code = await asyncio.to_thread(self._process.wait, END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = await asyncio.to_thread(self._process.wait)
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
+        how = "its connection broke" if self._process is None else await asyncio.to_thread(_end_of, self._process)
         self.error = EngineError(f"the engine of this model ended ({how}): ask again, and it is loaded anew")
         for waiting in (self._loaded, *self._replies.values()):
             if not waiting.done():
                 waiting.set_exception(self.error)
         self._lost(self.error)
         self.ended.set()
+
+
+def started(far: socket.socket, *pipes: int) -> subprocess.Popen[bytes]:
+    """The process of an engine, with its end of a socket, and of a pipe with whose other end it is to end."""
+    command = [sys.executable, "-m", "tegrad.serve.engine", str(far.fileno()), *map(str, pipes)]
+    environment = {**os.environ, "PYTHONPATH": search_path()}
+    return subprocess.Popen(command, pass_fds=(far.fileno(), *pipes), stdin=subprocess.DEVNULL, env=environment)
+
+
+def _end_of(process: subprocess.Popen[bytes]) -> str:
+    """How a process ends that has closed its socket."""
+    try:
+        code = process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        code = process.wait()
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
 
 
 @contextmanager
@@ -198,6 +208,15 @@ class Texts:
             return cls(config, Tokenizer(file), template)
 
 
+@dataclass(eq=False, slots=True)
+class _Owed:
+    """A request that the engine has: where its tokens go, when it was asked, and when its first token came."""
+
+    sink: Sink
+    asked: float
+    begun: float | None = None
+
+
 class Remote:
     """A `model.Model`. Made by `load`; close it."""
 
@@ -210,20 +229,24 @@ class Remote:
         """Requests that found the queue full."""
         self._room = Room(plan.slots, plan.queue)
         self._numbers = itertools.count()
-        self._answers: dict[int, Answer] = {}
-        self._begun: dict[int, float] = {}
-        """When the first token of an answer came."""
+        self._owed: dict[int, _Owed] = {}
 
     @classmethod
-    async def load(cls, about: About, plan: Plan) -> Self:
-        """Load a model into a process of its own. GgufError, UnsupportedModelError, OutOfMemory, EngineError."""
-        made = cls(about, plan, await asyncio.to_thread(Texts.read, about))
+    async def load(
+        cls, about: About, plan: Plan, texts: Texts | None = None, sock: socket.socket | None = None
+    ) -> Self:
+        """Load a model into a process of its own, or into the one that a socket leads to.
+
+        GgufError, UnsupportedModelError, OutOfMemory, EngineError.
+        """
+        texts = await asyncio.to_thread(Texts.read, about) if texts is None else texts
+        made = cls(about, plan, texts)
         options: dict[str, Any] = {"context": plan.context, "q8": plan.q8}
         if not about.embeds:
-            options = {"queue": plan.queue, "slots": plan.slots, "positions": plan.context, "blocks": plan.blocks}
+            options = {"queue": ENGINES_QUEUE, "slots": plan.slots, "positions": plan.context, "blocks": plan.blocks}
             options |= {"q8": plan.q8, "same": plan.same}
         try:
-            made.device = (await made.link.load(wire.Load(about.path, about.embeds, options))).device
+            made.device = (await made.link.load(wire.Load(about.path, about.embeds, options), sock)).device
         except BaseException:
             made._close_template()
             raise
@@ -232,7 +255,27 @@ class Remote:
     @property
     def busy(self) -> bool:
         """Whether the engine owes anything."""
-        return bool(self._answers or self.link.waited)
+        return bool(self._owed or self.link.waited)
+
+    @property
+    def error(self) -> TegradError | None:
+        """Why it can be asked no more."""
+        return self.link.error
+
+    @property
+    def replicas(self) -> Mapping[str, Remote]:
+        """The engines that it has, by name: one, without a name."""
+        return {"": self}
+
+    @property
+    def load_now(self) -> int:
+        """Requests that run or wait."""
+        return len(self._owed)
+
+    @property
+    def full(self) -> bool:
+        """Whether as many wait as may."""
+        return self.load_now >= self.plan.slots + self.plan.queue
 
     def submit(
         self,
@@ -246,34 +289,35 @@ class Remote:
         deadline: float | None = None,
     ) -> Answer:
         """See `model.Model`. QueueFull, ContextError, ModelError, EngineError; a GrammarError ends the answer."""
-        if self.about.embeds:
-            raise UnsupportedModelError(f"{self.about.name} makes vectors of texts and answers nothing: choose another")
+        check_answers(self.about)
         check(self.config, self.context, tokens, max_tokens, settings)
-        if self.link.error is not None:
-            raise self.link.error
+        answer = Answer(self.tokenizer, len(tokens), stops)
+        deadline = min((each for each in (deadline, self.plan.deadline) if each is not None), default=None)
+        answer.leave = self.ask(answer, wire.Ask(0, list(tokens), max_tokens, settings, seed, grammar, deadline))
+        return answer
+
+    def ask(self, sink: Sink, ask: wire.Ask, *, anyway: bool = False) -> Callable[[Reason], object]:
+        """Have the tokens of a sound request go into a sink, though the queue be full if `anyway`; what ends it.
+
+        QueueFull, EngineError.
+        """
+        if self.error is not None:
+            raise self.error
         try:
-            there, slots = len(self._answers), self.plan.slots
-            self._room.check(min(there, slots), max(0, there - slots))
+            there, slots = self.load_now, self.plan.slots
+            if not anyway:
+                self._room.check(min(there, slots), max(0, there - slots))
         except QueueFull:
             self.refused += 1
             raise
-        number, answer = next(self._numbers), Answer(self.tokenizer, len(tokens), stops)
-        answer.leave = partial(self._leave, number)
-        self._answers[number] = answer
-        deadline = min((each for each in (deadline, self.plan.deadline) if each is not None), default=None)
-        self.link.send(wire.Ask(number, list(tokens), max_tokens, settings, seed, grammar, deadline))
-        return answer
+        number = next(self._numbers)
+        self._owed[number] = _Owed(sink, time.monotonic())
+        self.link.send(replace(ask, number=number))
+        return partial(self._leave, number)
 
     async def embed(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """See `model.Model`. ContextError, ModelError, EngineError."""
-        if not self.about.embeds:
-            raise UnsupportedModelError(
-                f"{self.about.name} was not made for vectors of texts: choose an embedding model"
-            )
-        for tokens in texts:
-            if len(tokens) > self.context:
-                raise ContextError(f"a text of {len(tokens)} tokens does not fit a context of {self.context}")
-            self.config.check_prompt(tokens)
+        check_embeds(self.about, self.config, self.context, texts)
         vectors: NDArray[np.float32] = await self.link.reply(lambda number: wire.Embed(number, texts))
         return vectors
 
@@ -291,30 +335,46 @@ class Remote:
 
     def _came(self, came: wire.Came) -> None:
         for number, cached in came.begun:
-            if (answer := self._answers.get(number)) is not None:
-                answer.begin(cached)
-                self._begun[number] = time.monotonic()
-                FIRST_TOKEN.labels(self.about.name).observe(answer.first_token or 0.0)
+            if (owed := self._owed.get(number)) is not None:
+                owed.sink.begin(cached)
+                owed.begun = time.monotonic()
+                FIRST_TOKEN.labels(self.about.name).observe(owed.begun - owed.asked)
         for number, token, logprobs in came.tokens:
-            if (answer := self._answers.get(number)) is not None:
-                answer.put(token, logprobs)
+            if (owed := self._owed.get(number)) is not None:
+                owed.sink.put(token, logprobs)
         for number, reason, fault in came.ended:
             self._end(number, reason, fault.error() if fault else None)
 
     def _end(self, number: int, reason: Reason, error: Exception | None) -> None:
-        if (answer := self._answers.pop(number, None)) is not None:
-            answer.end(reason, error)
-        if (begun := self._begun.pop(number, None)) is not None:
-            self._room.left(time.monotonic() - begun)
+        if (owed := self._owed.pop(number, None)) is not None:
+            if owed.begun is not None:
+                self._room.left(time.monotonic() - owed.begun)
+            owed.sink.end(reason, error)
 
     def _leave(self, number: int, reason: Reason) -> None:
         self.link.send(wire.Cancel(number, reason))
 
     def _lost(self, error: TegradError) -> None:
-        for number in list(self._answers):
+        for number in list(self._owed):
             self._end(number, "error", error)
 
     def _close_template(self) -> None:
         if self.template is not None:
             with suppress(OSError):
                 self.template.close()
+
+
+def check_answers(about: About) -> None:
+    """UnsupportedModelError for a model that answers nothing."""
+    if about.embeds:
+        raise UnsupportedModelError(f"{about.name} makes vectors of texts and answers nothing: choose another")
+
+
+def check_embeds(about: About, config: Config, context: int, texts: Sequence[Sequence[int]]) -> None:
+    """ContextError, ModelError, and UnsupportedModelError for a model that makes no vectors."""
+    if not about.embeds:
+        raise UnsupportedModelError(f"{about.name} was not made for vectors of texts: choose an embedding model")
+    for tokens in texts:
+        if len(tokens) > context:
+            raise ContextError(f"a text of {len(tokens)} tokens does not fit a context of {context}")
+        config.check_prompt(tokens)

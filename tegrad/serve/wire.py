@@ -91,6 +91,8 @@ class Ask:
     seed: int
     grammar: Grammar | None
     deadline: float | None
+    answered: int = 0
+    """So many of the last tokens are the answer's already, which is to go on."""
 
 
 @dataclass(frozen=True, slots=True)
