@@ -29,6 +29,11 @@ $(VENV)/.dev: $(VENV)/.run
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[board,compilers,dev]'
 	touch $@
 
+# The long tests' too: Ray.
+$(VENV)/.long: $(VENV)/.dev
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[board,compilers,dev,replicas]'
+	touch $@
+
 run: $(VENV)/.run
 	$(BIN)/tegrad run "$(PROMPT)"
 
@@ -42,7 +47,7 @@ test: $(VENV)/.dev
 test-fast: $(VENV)/.dev
 	$(BIN)/python -m pytest -q $(SHARED) --fast -m "not hardware and not long"
 
-test-long: $(VENV)/.dev
+test-long: $(VENV)/.long
 	$(BIN)/python -m pytest -q $(SHARED) -m "not hardware"
 
 # The suite under the second memory policy, with stores through and back (results/memory-policies.json).

@@ -40,6 +40,8 @@ def serve(
     deadline: Annotated[float | None, typer.Option(hidden=True)] = None,
     grace: Annotated[float | None, typer.Option(hidden=True)] = None,
     log: Annotated[str | None, typer.Option(hidden=True)] = None,
+    replicas: Annotated[str | None, typer.Option(hidden=True)] = None,
+    ray: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve OpenAI's, Ollama's and Anthropic's APIs, and a page. Ctrl-C ends it.
 
@@ -49,7 +51,8 @@ def serve(
 
     \b
     Also: --queue 64 --same-answer --cors ORIGIN --tls-cert FILE --tls-key FILE
-      --deadline SECONDS --grace 30 --log text|json|off (docs/serve.md has all)
+      --deadline SECONDS --grace 30 --log text|json|off --replicas N --ray ADDRESS
+      (docs/serve.md has all)
     """
     try:
         from tegrad.serve.config import Config
@@ -62,6 +65,6 @@ def serve(
         "models": models or None, "host": host, "port": port, "context": context, "slots": slots, "queue": queue,
         "cache": cache and cache.value, "same_answer": same_answer, "memory": memory, "keep_alive": keep_alive,
         "api_key_file": api_key_file, "cors": cors or None, "tls_cert": tls_cert, "tls_key": tls_key,
-        "deadline": deadline, "grace": grace, "log": log,
+        "deadline": deadline, "grace": grace, "log": log, "replicas": replicas, "ray": ray,
     }  # fmt: skip
     run(Config.of(given, config), typer.echo)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from glob import glob
 from typing import TYPE_CHECKING, Final
 
 from tegrad import kept
 from tegrad.llm.errors import ModelError, UnsupportedModelError
-from tegrad.nv.kernel import CTRL_NODE, DESKTOP_NODE
+from tegrad.nv.kernel import CTRL_NODE, DESKTOP_NODE, emulated
 
 if TYPE_CHECKING:
     from tegrad.llm.engine import Engine
@@ -34,6 +35,13 @@ def choose_gpu(number: int) -> None:
     first, *others = (os.environ.get("DEV") or "NV").split(";")
     interface, _, device = first.rpartition("+")
     os.environ["DEV"] = ";".join((f"{interface.partition(':')[0]}:{number}+{device}", *others))
+
+
+def gpus() -> int | None:
+    """How many GPUs this machine has; None where there is none, and each process may have an emulated one."""
+    if emulated() or not any(map(os.path.exists, GPU_FILES)):
+        return None
+    return len(glob("/dev/nvidia[0-9]*")) or 1
 
 
 def choose_device(device: str | None = None, tell: Callable[[str], None] = say) -> None:

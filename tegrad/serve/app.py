@@ -98,7 +98,15 @@ def _own(models: Catalogue) -> list[Route]:
     async def ready(request: Request) -> Response:
         if models.loads:
             return JSONResponse({"status": "loading model"}, 503, {"retry-after": "1"})
-        return JSONResponse({"status": "ok", "models": [each.about.name for each in models.loaded()]})
+        told: dict[str, Any] = {"status": "ok", "models": [each.about.name for each in models.loaded()]}
+        if models.home is not None:
+            there = {place.about.name: sorted(place.here.replicas) for place in models.places if place.here}
+            told["replicas"] = {
+                name: {"there": found, "wanted": models.home.bounds.most} for name, found in there.items()
+            }
+            if not all(there.values()):
+                return JSONResponse({**told, "status": "no replica"}, 503, {"retry-after": "10"})
+        return JSONResponse(told)
 
     async def figures(request: Request) -> Response:
         return Response(await metrics.text(models), media_type=metrics.MEDIA)

@@ -12,11 +12,12 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from tegrad import models
 from tegrad.errors import TegradError
@@ -28,12 +29,15 @@ from tegrad.llm.gguf import Gguf
 from tegrad.serve.model import About, Loaded, UnknownModel
 from tegrad.serve.plan import Wanted, plan
 from tegrad.serve.remote import Remote
+from tegrad.serve.replicas import Home, Replicated
 
 LONG_LIST: Final = 64
 """Entries of a list in a file's metadata from which on it is left out."""
 PATIENCE_S: Final = 30.0
 """Seconds that a client which does not read its answer keeps a model in memory that another one needs."""
 _LOG: Final = logging.getLogger("tegrad.serve")
+Held: TypeAlias = Remote | Replicated
+"""A model in memory: an engine's, or several that are asked as one."""
 
 
 def about(name: str, path: Path) -> About:
@@ -124,7 +128,7 @@ class Place:
     """A model that was asked for."""
 
     about: About
-    remote: Remote | None = None
+    remote: Held | None = None
     users: int = 0
     used: float = 0.0
     """When somebody last had it."""
@@ -138,9 +142,9 @@ class Place:
     """How often its process ended, or could not load it."""
 
     @property
-    def here(self) -> Remote | None:
+    def here(self) -> Held | None:
         """The model, where it may be used."""
-        return self.remote if self.remote and not self.leaving and self.remote.link.error is None else None
+        return self.remote if self.remote and not self.leaving and self.remote.error is None else None
 
 
 class Catalogue:
@@ -148,12 +152,13 @@ class Catalogue:
 
     def __init__(
         self, shelf: Shelf, wanted: Wanted, *, own: Mapping[str, Wanted] = {}, memory: int | None = None,
-        keep_alive: float = math.inf,
+        keep_alive: float = math.inf, home: Home | None = None,
     ) -> None:  # fmt: skip
         """`own` are what some models, by name, are wanted with. `memory` is what all may take together, in bytes; if
-        None, what this machine has free where its GPU uses the system's memory, else as much as the GPU gives."""
+        None, what this machine has free where its GPU uses the system's memory, else as much as the GPU gives. With a
+        `home` each model has replicas there, and `memory` is for each of them."""
         self._shelf, self._wanted, self._own = shelf, wanted, own
-        self._memory, self._keep = memory, keep_alive
+        self._memory, self._keep, self.home = memory, keep_alive, home
         self._places: dict[str, Place] = {}
         self._loading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -181,7 +186,7 @@ class Catalogue:
         ]  # fmt: skip
 
     @asynccontextmanager
-    async def use(self, name: str | None, keep_alive: float | None = None) -> AsyncIterator[Remote]:
+    async def use(self, name: str | None, keep_alive: float | None = None) -> AsyncIterator[Held]:
         """See `model.Models`."""
         one = self._shelf.find(name)
         place = self._places.setdefault(one.name, Place(one))
@@ -213,7 +218,7 @@ class Catalogue:
 
     # ---- having and leaving
 
-    async def _had(self, place: Place) -> Remote:
+    async def _had(self, place: Place) -> Held:
         """The place's model, of which there is one user more. What a load raises."""
         if (remote := place.here) is None:
             waiter = asyncio.get_running_loop().create_future()
@@ -294,25 +299,32 @@ class Catalogue:
             self._take(place, 1)
             self._left(place, self._keep)
 
-    async def _placed(self, one: About) -> Remote:
+    async def _placed(self, one: About) -> Held:
         """A model in memory, others having left for it if need be."""
         begun = time.monotonic()
         wanted = self._own.get(one.name, self._wanted)
-        said = await asyncio.to_thread(_said, one, wanted)
-        made = plan(said, wanted, self._room(), embeds=one.embeds)
-        while (room := self._room(self._taken)) is not None and made.bytes > room and await self._make_room():
-            pass
+        load = await self._planned(one, wanted) if self.home is None else partial(
+            Replicated.load, one, wanted, self.home, self._memory
+        )  # fmt: skip
         while True:
             try:
-                remote = await Remote.load(one, made)
+                remote = await load()
             except OutOfMemory:
                 if not await self._make_room():
                     raise
             else:
-                seconds, size = time.monotonic() - begun, made.bytes / 2**20
+                seconds, made = time.monotonic() - begun, remote.plan
                 _LOG.info("%s is loaded on %s: context %d, %d at once, %.0f MiB, %.1f s", one.name, remote.device,
-                          made.context, made.slots, size, seconds)  # fmt: skip
+                          made.context, made.slots, made.bytes / 2**20, seconds)  # fmt: skip
                 return remote
+
+    async def _planned(self, one: About, wanted: Wanted) -> Callable[[], Coroutine[Any, Any, Held]]:
+        """What loads a model into this machine's memory, where there is room for it now."""
+        said = await asyncio.to_thread(_said, one, wanted)
+        made = plan(said, wanted, self._room(), embeds=one.embeds)
+        while (room := self._room(self._taken)) is not None and made.bytes > room and await self._make_room():
+            pass
+        return partial(Remote.load, one, made)
 
     @property
     def _taken(self) -> int:

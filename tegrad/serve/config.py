@@ -23,6 +23,14 @@ class ConfigError(TegradError):
 
 
 @dataclass(frozen=True, slots=True)
+class Bounds:
+    """How many replicas there have to be before a model is served, and may be."""
+
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """A server's configuration. Times are in seconds."""
 
@@ -45,6 +53,10 @@ class Config:
     tls_key: Path | None = None
     most_body: int = 8 << 20
     """Bytes of a request."""
+    replicas: Bounds | None = None
+    """Of each model, one to a GPU."""
+    ray: str | None = None
+    """The address of the Ray cluster that they are in; None is one of this machine, which ends with the server."""
     grace: float = 30.0
     """That requests have to finish when the server is to end."""
     log: LogKind = "text"
@@ -72,7 +84,11 @@ class Config:
         if (given.get("tls_cert") is None) != (given.get("tls_key") is None):
             raise ConfigError("TLS needs a certificate and its key: give --tls-cert and --tls-key")
         made: dict[str, Any] = {"wanted": _wanted(given), "own": own}
-        names = ("models", "host", "port", "cors", "grace", "log")
+        if (replicas := given.get("replicas")) is not None:
+            made["replicas"] = _bounds(str(replicas))
+        elif "ray" in given:
+            raise ConfigError("a Ray cluster is for replicas: give --replicas N as well")
+        names = ("models", "host", "port", "cors", "grace", "log", "ray")
         made |= {name: given[name] for name in names if name in given}
         made |= {name: Path(given[name]).expanduser() for name in ("tls_cert", "tls_key") if name in given}
         if "memory" in given:
@@ -115,6 +131,8 @@ OPTIONS: Final[Mapping[str, _Rule]] = {
     "tls_cert": (str, *_ANY),
     "tls_key": (str, *_ANY),
     "max_body": ((int, float), 0, 1 << 20),
+    "replicas": ((int, str), 1, 1 << 10),
+    "ray": (str, *_ANY),
     "grace": ((int, float), 0, 1 << 20),
     "log": (str, *_ANY),
 }
@@ -157,6 +175,18 @@ def _wanted(given: Mapping[str, Any]) -> Wanted:
     return Wanted(
         q8=given.get("cache") == "q8_0", **{ours: given[name] for name, ours in names.items() if name in given}
     )
+
+
+def _bounds(text: str) -> Bounds:
+    """Of "2", or "2..4"."""
+    least, dots, most = text.partition("..")
+    try:
+        made = Bounds(int(least), int(most if dots else least))
+        if 1 <= made.least <= made.most:
+            return made
+    except ValueError:
+        pass
+    raise ConfigError(f"replicas = {text!r}: give how many, such as 2, or how many at least and at most, 2..4")
 
 
 def _keys(file: Path) -> frozenset[str]:

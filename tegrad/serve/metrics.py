@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -14,7 +16,8 @@ from prometheus_client.registry import Collector
 from tegrad.llm.footprint import machine_room
 from tegrad.llm.service import Counts
 from tegrad.serve.catalogue import Catalogue, Place
-from tegrad.serve.remote import FIRST_TOKEN
+from tegrad.serve.remote import FIRST_TOKEN, Remote
+from tegrad.serve.replicas import Replicated
 from tegrad.serve.wire import EngineError
 
 MEDIA: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -25,18 +28,24 @@ WIDTHS: Final = (1, 2, 4, 8, 16, 32, 64)
 
 async def text(models: Catalogue) -> bytes:
     """All figures, in Prometheus' text format."""
-    rows = []
+    rows, labels = [], ["model"] if models.home is None else ["model", "replica"]
     for place in models.places:
-        counts = None
-        if (remote := place.here) is not None:
-            try:
-                counts = await remote.counts()
-            except EngineError:  # it has just ended
-                counts = None
-        rows.append((place, counts))
+        for name, remote in (place.here.replicas if place.here is not None else {}).items():
+            with suppress(EngineError):  # it has just ended
+                rows.append(Row([place.about.name, name][: len(labels)], remote, await remote.counts()))
     registry = CollectorRegistry()
-    registry.register(_Found([*of_models(rows), *FIRST_TOKEN.collect(), *of_machine(SYS)]))
+    found = [*of_engines(rows, labels), *of_places(models.places), *FIRST_TOKEN.collect(), *of_machine(SYS)]
+    registry.register(_Found(found))
     return generate_latest(registry)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An engine, the values of its labels, and what it counts."""
+
+    labels: Sequence[str]
+    remote: Remote
+    counts: Counts
 
 
 class _Found(Collector):
@@ -61,43 +70,49 @@ GAUGES: Final[Mapping[str, _Figure]] = {
 }
 
 
-def of_models(rows: Iterable[tuple[Place, Counts | None]]) -> Iterator[Metric]:
-    """Of each model that was asked for: what its engine counts, if it is loaded, and what the server knows."""
-    rows = list(rows)
-    names: Sequence[str] = ["model"]
-    counted = [(place.about.name, counts) for place, counts in rows if counts is not None]
+def of_engines(rows: Sequence[Row], names: Sequence[str]) -> Iterator[Metric]:
+    """Of each engine: what it counts, and what the server knows of it."""
     for name, (help_text, of) in COUNTERS.items():
         counter = CounterMetricFamily(f"tegrad:{name}", help_text, labels=names)
-        for model, counts in counted:
-            counter.add_metric([model], of(counts))
+        for row in rows:
+            counter.add_metric(row.labels, of(row.counts))
         yield counter
     for name, (help_text, of) in GAUGES.items():
         gauge = GaugeMetricFamily(f"tegrad:{name}", help_text, labels=names)
-        for model, counts in counted:
-            gauge.add_metric([model], of(counts))
+        for row in rows:
+            gauge.add_metric(row.labels, of(row.counts))
         yield gauge
     widths = HistogramMetricFamily("tegrad:step_sequences", "Sequences that a step gave a token", labels=names)
-    ended = CounterMetricFamily("tegrad:requests", "Requests that ended, by how", labels=["model", "reason"])
-    for model, counts in counted:
-        steps = counts.widths
+    ended = CounterMetricFamily("tegrad:requests", "Requests that ended, by how", labels=[*names, "reason"])
+    for row in rows:
+        steps = row.counts.widths
         below = [(str(end), sum(count for width, count in steps.items() if width <= end)) for end in WIDTHS]
         total = sum(width * count for width, count in steps.items())
-        widths.add_metric([model], [*below, ("+Inf", steps.total())], total)
-        for reason, number in counts.ended.items():
-            ended.add_metric([model, reason], number)
+        widths.add_metric(row.labels, [*below, ("+Inf", steps.total())], total)
+        for reason, number in row.counts.ended.items():
+            ended.add_metric([*row.labels, reason], number)
     yield from (widths, ended)
     refused = CounterMetricFamily("tegrad:requests_refused", "Requests that found the queue full", labels=names)
-    failures = CounterMetricFamily("tegrad:load_failures", "Times that a model could not be loaded", labels=names)
     memory = GaugeMetricFamily("tegrad:model_bytes", "Memory that a loaded model is counted with", labels=names)
     slots = GaugeMetricFamily("tegrad:slots", "Sequences that may decode together", labels=names)
-    for place, _ in rows:
-        labels, remote = [place.about.name], place.here
-        failures.add_metric(labels, place.failures)
-        if remote is not None:
-            refused.add_metric(labels, remote.refused)
-            memory.add_metric(labels, remote.plan.bytes)
-            slots.add_metric(labels, remote.plan.slots)
-    yield from (refused, failures, memory, slots)
+    for row in rows:
+        refused.add_metric(row.labels, row.remote.refused)
+        memory.add_metric(row.labels, row.remote.plan.bytes)
+        slots.add_metric(row.labels, row.remote.plan.slots)
+    yield from (refused, memory, slots)
+
+
+def of_places(places: Iterable[Place]) -> Iterator[Metric]:
+    """Of each model that was asked for."""
+    failures = CounterMetricFamily("tegrad:load_failures", "Times that a model could not be loaded", labels=["model"])
+    replicas = GaugeMetricFamily("tegrad:replicas", "Replicas that can be asked", labels=["model"])
+    retried = CounterMetricFamily("tegrad:requests_retried", "Times that another replica took over", labels=["model"])
+    for place in places:
+        failures.add_metric([place.about.name], place.failures)
+        if isinstance(place.here, Replicated):
+            replicas.add_metric([place.about.name], len(place.here.replicas))
+            retried.add_metric([place.about.name], place.here.retried)
+    yield from (failures, replicas, retried)
 
 
 def of_machine(sys: Path) -> Iterator[Metric]:

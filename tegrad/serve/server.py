@@ -7,7 +7,7 @@ import gc
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 
 import uvicorn
@@ -16,8 +16,10 @@ from starlette.types import ASGIApp
 from tegrad.serve import log
 from tegrad.serve.app import application
 from tegrad.serve.catalogue import Catalogue, Shelf
+from tegrad.serve.cluster import Cluster
 from tegrad.serve.config import Config, ConfigError
 from tegrad.serve.log import LOG
+from tegrad.serve.replicas import Home
 
 
 def serve(config: Config, tell: Callable[[str], None]) -> None:
@@ -28,13 +30,16 @@ def serve(config: Config, tell: Callable[[str], None]) -> None:
     log.set_up(config.log)
     shelf = Shelf(config.models)
     _check_model_names(config, shelf)
-    with _listening(config) as sock:
-        asyncio.run(_serve(config, shelf, sock, tell))
+    ray = Cluster.running(config.replicas, config.ray) if config.replicas else nullcontext()
+    with _listening(config) as sock, ray as home:
+        asyncio.run(_serve(config, shelf, home, sock, tell))
 
 
-async def _serve(config: Config, shelf: Shelf, sock: socket.socket, tell: Callable[[str], None]) -> None:
+async def _serve(
+    config: Config, shelf: Shelf, home: Home | None, sock: socket.socket, tell: Callable[[str], None]
+) -> None:
     models = Catalogue(
-        shelf, config.wanted, own=config.own, memory=config.memory, keep_alive=config.keep_alive
+        shelf, config.wanted, own=config.own, memory=config.memory, keep_alive=config.keep_alive, home=home
     )  # fmt: skip
     server = Server(application(models, config), config)
     gc.collect()

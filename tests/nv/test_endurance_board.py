@@ -18,7 +18,6 @@ from submissions import launch
 from tegrad.hw.chips import CHIPS
 from tegrad.hw.faults import NotifierCode
 from tegrad.nv.faults import DeviceFault
-from tegrad.nv.iface import GPFIFO_ENTRIES
 from tegrad.nv.queues import NVComputeQueue
 
 pytestmark = pytest.mark.board
@@ -63,16 +62,14 @@ def test_two_kernels_a_hundred_times_with_changing_values(each_chip: str) -> Non
         assert words(buffer)[0] == 1001 * i
 
 
-@pytest.mark.parametrize("count", [3 * GPFIFO_ENTRIES + 9, pytest.param(10_000, marks=pytest.mark.long)])
-def test_thousands_of_launches_without_a_sync(count: int) -> None:
-    """Several times around the ring."""
+def test_ten_thousand_launches_without_a_sync() -> None:
     with use_board("agx-orin-64gb"):
         device = open_device()
         buffer, add = device.allocator.alloc(4096), program(device, "add")
-        for i in range(count):
+        for i in range(10000):
             launch(add, buffer, i)
         device.synchronize()
-        assert words(buffer)[0] == count * (count - 1) // 2
+        assert words(buffer)[0] == 9999 * 10000 // 2
 
 
 # ---- open and close

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tegrad.serve.config import Config, ConfigError
+from tegrad.serve.config import Bounds, Config, ConfigError
 from tegrad.serve.plan import Wanted
 
 FILE = """
@@ -37,6 +37,13 @@ def test_options_go_before_the_file_and_a_models_table_before_both(tmp_path: Pat
     assert found.local
 
 
+def test_replicas_are_a_number_or_bounds() -> None:
+    assert Config.of({}).replicas is None
+    assert Config.of({"replicas": "2"}).replicas == Config.of({"replicas": 2}).replicas == Bounds(2, 2)
+    found = Config.of({"replicas": "1..4", "ray": "auto"})
+    assert (found.replicas, found.ray) == (Bounds(1, 4), "auto")
+
+
 def test_without_anything_it_serves_this_machine_alone() -> None:
     assert Config.of({}) == Config()
     assert Config.of({"keep_alive": -1}).keep_alive == math.inf
@@ -54,6 +61,10 @@ def test_without_anything_it_serves_this_machine_alone() -> None:
         ('cache = "f8"', "cache = 'f8': give f16 or q8_0"),
         ('log = "xml"', "log = 'xml': give text or json or off"),
         ("slots = 65", "slots = 65: give a whole number from 1 to 64"),
+        ("replicas = 0", "replicas = 0: give"),
+        ('replicas = "3..2"', "replicas = '3..2': give how many, such as 2, or how many at least and at most"),
+        ('replicas = "many"', "replicas = 'many': give how many"),
+        ('ray = "auto"', "a Ray cluster is for replicas: give --replicas N as well"),
         ("model = 1", "models are told of in tables"),
         ("[model]\na = 1", 'what is told of a model is a table, [model."a"]'),
         ("[model.a]\nport = 1", 'there is no option [model."a"] port: choose among context'),

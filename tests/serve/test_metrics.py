@@ -31,8 +31,9 @@ def test_what_engines_count_is_told_of_each_model() -> None:
     )  # fmt: skip
     remote = SimpleNamespace(refused=7, plan=SimpleNamespace(bytes=1000, slots=8))
     there: Any = SimpleNamespace(about=SimpleNamespace(name="a"), here=remote, failures=0)
+    row: Any = metrics.Row(["a"], remote, counts)  # type: ignore[arg-type]
     gone: Any = SimpleNamespace(about=SimpleNamespace(name='b"'), here=None, failures=2)
-    found = samples(metrics.of_models([(there, counts), (gone, None)]))
+    found = samples([*metrics.of_engines([row], ["model"]), *metrics.of_places([there, gone])])
     for row, value in {
         ("tegrad:prompt_tokens_total", "a"): 70, ("tegrad:cached_tokens_total", "a"): 64,
         ("tegrad:tokens_predicted_total", "a"): 50, ("tegrad:n_decode_total", "a"): 16,

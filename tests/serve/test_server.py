@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import httpx
 import pytest
 import tiny_llama
 from processes import running, until
-from program import ENDLESS, SHAPE, Server, serving
+from program import ENDLESS, PROGRAM, SHAPE, Server, refused, serving
 from tiny_llama import TYPE, Shape
 
 pytestmark = pytest.mark.board
@@ -225,17 +224,6 @@ def test_https_keys_and_other_hosts(paths: dict[str, Path], tmp_path: Path) -> N
             assert found.headers["access-control-allow-origin"] == "https://a.example"
             assert client.get("/v1/models", headers={**known, "origin": "https://b.example"}).status_code == 403
         assert running(server.mark, "tegrad.serve.engine") == []  # nobody has asked for a model
-
-
-PROGRAM = "import tegrad.__main__ as m; m.entry()"
-
-
-def refused(*arguments: str, program: str = PROGRAM) -> tuple[int, str]:
-    """The exit code of a server that does not start, and what it says at last."""
-    command = [sys.executable, "-c", f"import sys; {program}", "serve", "--log", "off", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stderr.splitlines()[-1]
 
 
 def test_what_keeps_it_from_starting_is_one_sentence(paths: dict[str, Path], tmp_path: Path) -> None:

@@ -1,0 +1,322 @@
+"""A model of several engines: which is asked, and that no answer is lost or changed when one of them dies.
+
+Replicas are made here, without Ray; test_ray.py has them made by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import processes
+import pytest
+import tiny_llama
+from processes import running, until
+from tiny_llama import TYPE, Shape
+
+from tegrad.llm.answer import Answer
+from tegrad.llm.errors import ContextError, ModelError
+from tegrad.llm.grammar import Grammar
+from tegrad.llm.sampling import Settings
+from tegrad.llm.service import QueueFull
+from tegrad.serve import replica, replicas
+from tegrad.serve.catalogue import about
+from tegrad.serve.config import Bounds
+from tegrad.serve.plan import Wanted
+from tegrad.serve.replica import Call, Replica, authenticate, first_words
+from tegrad.serve.replicas import Replicated
+from tegrad.serve.wire import EngineError, packed
+
+pytestmark = [pytest.mark.board, pytest.mark.klog_errors("unbind")]  # of a busy channel, as its process is killed
+
+SHAPE = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=1, context=512)
+WANTED = Wanted(context=192, slots=3, queue=2, same=True)
+ENDLESS = Settings(biases=tuple((token, -np.inf) for token in range(297, 301)))
+"""Without the tokens that end texts."""
+DIGITS = "[0-9]{40}x[a-f]{4}"
+KINDS = (ENDLESS, replace(ENDLESS, temperature=0.9), replace(ENDLESS, temperature=1.1, top_p=0.9, logprobs=2),
+         replace(ENDLESS, temperature=0.8, repeat=1.3))  # fmt: skip
+
+
+@dataclass
+class Home:
+    """Makes replicas, in this process; their engines and boards have processes of their own."""
+
+    bounds: Bounds
+    host: str = "127.0.0.1"
+    made: list[Replica] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+    call: Call | None = None
+
+    def start(self, call: Call) -> None:
+        self.call = call
+        for _ in range(self.bounds.most):
+            self.another()
+
+    def another(self) -> None:
+        assert self.call is not None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(replica, "_name", lambda: f"here/{len(self.made)}")  # else Ray tells
+            self.made.append(Replica(self.call))
+
+    def engine(self, name: str) -> int:
+        """A replica's process."""
+        process = self.made[number(name)]._process
+        assert process is not None
+        return process.pid
+
+    def stop(self, app: str) -> None:
+        self.stopped.append(app)
+        self.made.clear()
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
+    with asyncio.Runner() as runner:
+        yield runner.run
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama.write(tmp_path_factory.mktemp("models") / "tiny.gguf", SHAPE, TYPE.Q8_0)
+
+
+@pytest.fixture(scope="module")
+def pair(path: Path, run: Any) -> Iterator[tuple[Replicated, Home]]:
+    """A model of two replicas, of which nothing is left at last."""
+    home = Home(Bounds(2, 2))
+    with processes.marked() as mark:
+        model = run(Replicated.load(about("tiny", path), WANTED, home))
+    yield model, home
+    run(model.close())
+    assert home.stopped == [model.app]
+    until(lambda: not running(mark))
+
+
+def prompt(at: int, count: int = 5) -> list[int]:
+    return np.random.default_rng(at).integers(0, 256, count + at).tolist()
+
+
+async def whole(answer: Answer) -> tuple[str, list[int], list[Any]]:
+    pieces = [piece async for piece in answer]
+    tokens = [token for piece in pieces for token in piece.tokens]
+    return "".join(piece.text for piece in pieces), tokens, [logs for piece in pieces for logs in piece.logprobs]
+
+
+async def first(answers: Sequence[Answer]) -> None:
+    """Until each has a token."""
+    async with asyncio.timeout(60):
+        while any(answer.first_token is None for answer in answers):
+            await asyncio.sleep(0.001)
+
+
+async def there(model: Replicated, count: int) -> None:
+    async with asyncio.timeout(60):
+        while len(model.replicas) != count:
+            await asyncio.sleep(0.01)
+
+
+def number(name: str) -> int:
+    """Of the replica in `Home.made`."""
+    return int(name.rpartition("/")[2])
+
+
+def owner(model: Replicated, answer: Answer) -> str:
+    """The replica that makes an answer."""
+    names = [
+        name for name, one in model.replicas.items()
+        for owed in one._owed.values() if getattr(owed.sink, "answer", None) is answer
+    ]  # fmt: skip
+    return names[0]
+
+
+def test_a_conversation_finds_its_cache_and_who_does_not_know_the_secret_is_not_heard(
+    pair: tuple[Replicated, Home], run: Any
+) -> None:
+    """Not even its pickles are read."""
+    model, home = pair
+    heard: list[bool] = []
+
+    class Loud:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return heard.append, (True,)
+
+    async def ask() -> None:
+        for at in range(6):  # two conversations in turn
+            answer = model.submit(prompt(at % 2, 140), 2)
+            await whole(answer)
+            assert answer.usage.cached == (128 if at > 1 else 0)
+        assert home.call is not None
+        address = home.call.address
+
+        def call() -> None:
+            with socket.create_connection(address, 10) as sock:
+                sock.settimeout(10)
+                authenticate(sock, b"guessed", calls=True)
+                sock.sendall(packed(Loud()))
+
+        with pytest.raises(ConnectionError):
+            await asyncio.to_thread(call)
+        await asyncio.sleep(0.1)
+        assert heard == []
+        assert len(model.replicas) == 2
+
+    run(ask())
+
+
+def test_answers_go_on_elsewhere_as_if_nothing_had_happened(pair: tuple[Replicated, Home], run: Any) -> None:
+    """An engine is killed, its board, and at last all, in whose place another one comes while requests wait for it."""
+    model, home = pair
+
+    async def ask() -> None:
+        def asked(at: int) -> Answer:
+            grammar = Grammar("regex", DIGITS) if at == 4 else None
+            settings = KINDS[at % len(KINDS)] if grammar is None else Settings()
+            return model.submit(prompt(at), 60, settings, seed=at, stops=["never"], grammar=grammar)
+
+        def kill(pid: int) -> None:
+            os.kill(pid, signal.SIGKILL)
+
+        alone = [await whole(asked(at)) for at in range(5)]
+        assert [len(one[1]) for one in alone[:4]] == [60] * 4
+        assert re.fullmatch(DIGITS, alone[4][0])
+
+        answers = [asked(at) for at in range(5)]
+        assert sorted(one.load_now for one in model.replicas.values()) == [2, 3]
+        await first(answers[4:])
+        name = owner(model, answers[4])
+        moved = model.replicas[name].load_now
+        kill(home.engine(name))
+        assert await asyncio.gather(*map(whole, answers)) == alone
+        assert [answer.finish_reason for answer in answers] == ["length"] * 4 + ["stop"]
+        assert [answer.usage.prompt for answer in answers] == [len(prompt(at)) for at in range(5)]
+        assert [answer.usage.completion for answer in answers[:4]] == [60] * 4
+        assert model.retried == moved
+        await there(model, 1)
+        with pytest.raises(EngineError, match="has ended"):
+            home.made[number(name)].check_health()
+
+        with processes.marked() as mark:
+            await asyncio.to_thread(home.another)
+            await there(model, 2)
+        answers = [asked(at) for at in range(4)]
+        (last,) = (answer for answer in answers[:2] if owner(model, answer) == "here/2")
+        await first([last])
+        for pid in running(mark, "tegrad.orin"):
+            kill(pid)  # its engine goes on and opens another board
+        assert await asyncio.gather(*map(whole, answers)) == alone[:4]
+        assert model.retried == moved + 2
+        assert len(model.replicas) == 2
+
+        for name in model.replicas:
+            kill(home.engine(name))
+        await there(model, 0)
+        gone, waits = asked(0), asked(1)
+        gone.cancel()
+        assert (await whole(gone), gone.finish_reason) == (("", [], []), "cancelled")
+        assert model.busy
+        await asyncio.to_thread(home.another)
+        assert await whole(waits) == alone[1]
+
+    run(ask())
+
+
+@pytest.mark.long
+def test_a_request_that_ends_engines_does_not_end_all_of_them(
+    path: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is more taken than may wait, or a prompt that is too long, or one after the end."""
+    monkeypatch.setattr(replicas, "TRIES", 2)
+
+    async def ask() -> None:
+        model = await Replicated.load(about("tiny", path), WANTED, home := Home(Bounds(2, 3)))
+        await there(model, 3)
+        answer = model.submit(prompt(0), None, ENDLESS)
+        for _ in range(2):
+            await first([answer])
+            (name,) = (name for name, one in model.replicas.items() if one.load_now)
+            os.kill(home.engine(name), signal.SIGKILL)
+            async with asyncio.timeout(30):
+                while name in model.replicas:
+                    await asyncio.sleep(0.001)
+        await whole(answer)
+        assert (answer.finish_reason, len(model.replicas)) == ("error", 1)
+        assert isinstance(answer.error, EngineError)
+        with pytest.raises(ContextError, match="does not fit a context of 192"):
+            model.submit([1] * 193)
+        taken = [model.submit(prompt(at), 100, ENDLESS) for at in range(5)]
+        with pytest.raises(QueueFull, match="2 requests wait already"):
+            model.submit(prompt(0))
+        assert sum(one.refused for one in model.replicas.values()) == 1
+        await model.close()
+        for one in taken:
+            await whole(one)
+            assert one.finish_reason == "error"
+        await whole(late := model.submit(prompt(0)))
+        assert "was unloaded" in str(late.error)
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.to_thread(home.another)
+
+    run(ask())
+
+
+def test_both_sides_prove_that_they_know_the_secret() -> None:
+    """Whoever takes the server's place gets nothing, not even by saying what it hears."""
+    near, far = socket.socketpair()
+
+    def echo() -> None:
+        with suppress(OSError):
+            while data := far.recv(64):
+                far.sendall(data)
+
+    with near, far:
+        thread = threading.Thread(target=echo)
+        thread.start()
+        near.settimeout(10)
+        with pytest.raises(ConnectionRefusedError, match="does not know the secret"):
+            authenticate(near, b"secret", calls=True)
+        near.close()
+        thread.join()
+    near, far = socket.socketpair()
+    with near, far:
+        near.settimeout(10)
+        far.settimeout(10)
+        thread = threading.Thread(target=authenticate, args=(far, b"secret"), kwargs={"calls": True})
+        thread.start()
+        authenticate(near, b"secret", calls=False)
+        thread.join()
+        far.sendall(packed("words"))
+        assert first_words(near) == "words"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": "0"}, r"here/0: this machine has tegrad .*, its server 0: install the same"),
+        ({"size": 7}, r"here/0: .*tiny.gguf is another file than the server's: copy that one here"),
+        ({"wanted": replace(WANTED, slots=1, context=192), "memory": 1 << 20}, "here/0: the model with a context"),
+    ],
+)
+def test_a_machine_that_cannot_load_it_says_why(path: Path, run: Any, change: dict[str, Any], said: str) -> None:
+    class Odd(Home):
+        def start(self, call: Call) -> None:
+            super().start(replace(call, **change))
+
+    async def ask() -> None:
+        with pytest.raises(ModelError, match=said):
+            await Replicated.load(about("tiny", path), WANTED, home := Odd(Bounds(1, 1)))
+        assert home.stopped
+
+    with processes.marked() as mark:
+        run(ask())
+        until(lambda: not running(mark))
