@@ -260,6 +260,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "serve-first": "{model} through the server, clients: {amount}, median time to the first token",
     "serve-gap": "{model} through the server, clients: {amount}, 99th percentile of the time between a stream's events",
     "serve-overhead": "{model}, clients: {amount}, time through the server beyond that through its engine alone",
+    "serve-scaling": "{model} through the server, clients: {amount}, tokens per second of two GPUs to those of one",
     "serve-same": "{model}, answers that are the same alone and under load, clients: {amount}; 0 where one differs",
 }
 SERVED: Final = tuple(kind for kind in _WORDS if kind.startswith("serve-"))
@@ -306,6 +307,7 @@ TARGETS: Final[Mapping[str, Target]] = {
         Target("serve-itl-p99-ms", "serve-gap", "1b-q6k", _PAST, 32, "ms", larger=False),
         Target("serve-overhead-percent", "serve-overhead", "8b-q4km", Goal(value=5), 32, "%", larger=False),
         Target("serve-same-answer", "serve-same", "1b-q6k", Goal(value=1000), 64, "requests"),
+        Target("serve-2-gpus-scaling", "serve-scaling", "1b-q6k", Goal(value=1.9), 128, "of one"),
         Target("load-to-first-token", "first", "1b-q6k", _PAST, unit="s", larger=False),
         Target("host-us-per-token", "host", "1b-q6k", Goal(value=15), unit="us", larger=False),
         Target("token-gap-us", "gap", "1b-q6k", Goal(value=3), unit="us", larger=False),

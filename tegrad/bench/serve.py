@@ -3,6 +3,7 @@
     tegrad bench serve load 1b-q6k --out FOLDER        1, 32, 8 and 64 clients, ours and the peer's in turn
     tegrad bench serve load 8b-q4km --alone --engine   ours and, in a process, its engine alone
     tegrad bench serve same --requests 1000            answers under load against those given alone
+    tegrad bench serve replicas --out FOLDER           two replicas, each on a GPU, against one
 
 A round is three requests to a client, each sent by the first client that is free. Both servers get the same ones, no
 round has a prompt of another one, and what they do at first is not measured. Ours runs through all of it, half of its
@@ -60,6 +61,8 @@ SETTINGS: Final[Sequence[tuple[str, ...]]] = (
     (*RESIDENT, *GREEDY, "-ub", "2048"),
 )
 """The peer's, besides what all of them have."""
+SCALING: Final = "serve-2-gpus-scaling"
+REPLICAS: Final = 2
 SAME: Final = "serve-same-answer"
 SAME_BLOCK: Final = 200
 """Requests that are answered alone before the same ones are answered under load: more than the cache can hold."""
@@ -156,10 +159,11 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def ours(load: Load, *, same: bool = False) -> Iterator[Server]:
-    """Our server, ready."""
+def ours(load: Load, *, same: bool = False, replicas: int = 1) -> Iterator[Server]:
+    """Our server, ready, with so many GPUs."""
     arguments = ["serve", str(load.path), "--context", str(load.context), "--slots", str(load.slots)]
     arguments += ["--queue", str(max(load.clients)), "--log", "off", *(["--same-answer"] if same else [])]
+    arguments += ["--replicas", str(replicas)] if replicas > 1 else []
     shown = peers.shown("tegrad", arguments, load.path)
 
     def url(said: str) -> str | None:
@@ -363,6 +367,34 @@ def overhead(rows: Sequence[Row], model: str, clients: int) -> list[float]:
     ]  # fmt: skip
 
 
+# ---- several GPUs
+
+
+def scaled(load: Load) -> Iterator[Row]:
+    """Rounds of one GPU and of two in turn, each of a server that has just started."""
+    for clients, number, replicas in product(load.clients, range(load.rounds), (1, REPLICAS)):
+        with ours(load, replicas=replicas) as server:
+            yield from _rounds(load, f"{OURS} x{replicas}", server, [clients], range(number, number + 1))
+
+
+def scaling(rows: Sequence[Row]) -> list[float]:
+    """The speed of two GPUs to that of one, of each round."""
+    rates = {(row.server, row.clients, row.round): row.tok_s for row in rows}
+    return [
+        rates[f"{OURS} x{REPLICAS}", clients, number] / rate
+        for (server, clients, number), rate in rates.items() if server == f"{OURS} x1"
+    ]  # fmt: skip
+
+
+def scaling_record(load: Load, rows: Sequence[Row]) -> Record | None:
+    """The figure of `scaled`; None of a model that has none, or of other clients."""
+    target = TARGETS[SCALING]
+    if (load.model, tuple(load.clients)) != (target.model, (target.amount,)):
+        return None
+    command = f"tegrad bench serve replicas {load.model} --clients {target.amount}"
+    return _record(target, Side(OURS, command, scaling(rows)))
+
+
 # ---- the same answers
 
 
@@ -403,6 +435,8 @@ def take(target: Target, path: Path) -> Record:
         load = replace(load, tokens=SAME_TOKENS)
         *_, (made, differed) = alike(load, int(target.goal.value or 0))
         found = [same_record(load, made, differed)]
+    elif target.kind == "serve-scaling":
+        found = [scaling_record(load, list(scaled(load)))]
     else:
         beyond = target.kind == "serve-overhead"
         found = [*records(list(compared(load, alone=beyond, engine=beyond)))]

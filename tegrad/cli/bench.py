@@ -671,6 +671,32 @@ def load(
 
 
 @serve.command()
+def replicas(
+    model: Annotated[str, typer.Argument(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = "1b-q6k",
+    clients: Annotated[int, typer.Option(min=1, help="How many send requests; more than two GPUs' slots.")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of one GPU and of two.")] = 2,
+    requests: Annotated[int, typer.Option(min=1, help="Of each client in a round.")] = 3,
+    slots: Slots = 64,
+    out: Out = None,
+) -> None:
+    """Measure two replicas, each on a GPU of its own, against a server with one GPU; the same requests."""
+    from tegrad.bench import serve as bench
+
+    (path,) = _served([model])
+    given, done = bench.Load(path.stem, path, (clients,), rounds, requests, slots), []
+    typer.echo(bench.HEAD)
+    for row in bench.scaled(given):
+        typer.echo(bench.text(row))
+        done.append(row)
+        bench.keep(out or DEFAULT, [row])
+    typer.echo(
+        f"{given.model}, {clients} clients, two GPUs to one: {', '.join(f'{x:.2f}' for x in bench.scaling(done))}"
+    )
+    if (record := bench.scaling_record(given, done)) is not None:
+        _keep(record, out)
+
+
+@serve.command()
 def same(
     model: Annotated[str, typer.Argument(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = "1b-q6k",
     requests: Annotated[int, typer.Option(min=1, help="Each is answered alone and under load.")] = 1000,

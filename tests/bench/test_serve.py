@@ -85,6 +85,33 @@ def test_an_answer_that_differs_is_counted_and_leaves_the_figure_at_0(
     assert serve.same_record(load, 1000, 0) is None
 
 
+def test_two_gpus_are_measured_against_one_round_by_round(load: serve.Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    @contextmanager
+    def ours(load: serve.Load, *, replicas: int) -> Iterator[serve.Server]:
+        yield serve.Server(str(replicas), f"x{replicas}")
+
+    def drive(url: str, requests: Sequence[Request], clients: int) -> Round:
+        asked.append((url, hash(tuple(tuple(one.tokens) for one in requests))))
+        return Round([Seen(0.0, (0.1, 0.2), "a", 10, 5, 0)] * 8, 1.0 / (0.95 * int(url) if url == "2" else 1))
+
+    monkeypatch.setattr(serve, "ours", ours)
+    monkeypatch.setattr(serve, "drive", drive)
+    rows = list(serve.scaled(replace(load, rounds=2)))
+    assert [(row.server, row.round) for row in rows] == [
+        (f"tegrad x{at}", number) for number in (0, 1) for at in (1, 2)
+    ]
+    assert [url for url, _ in asked[1::2]] == ["1", "2", "1", "2"]
+    assert asked[1][1] == asked[3][1] != asked[5][1] == asked[7][1]  # the same requests for both, others a round later
+    assert serve.scaling(rows) == pytest.approx([1.9, 1.9])
+    assert serve.scaling_record(load, rows) is None
+    target = TARGETS[serve.SCALING]
+    record = serve.scaling_record(replace(load, model=target.model, clients=(target.amount,)), rows)
+    assert record is not None
+    assert (record.id, record.unit, record.ours.samples) == (serve.SCALING, "of one", pytest.approx([1.9, 1.9]))
+
+
 def row(server: str, command: str, number: int = 0, **values: float) -> serve.Row:
     rest = {"tok_s": 1.0, "first_ms": 1.0, "gap_ms": 1.0, **values}
     return serve.Row("1b-q6k", 32, server, command, number, 96, 96 * 128, 1.0, cached=0.1, **rest)
@@ -160,4 +187,4 @@ def test_a_server_that_does_not_begin_says_why(load: serve.Load) -> None:
 def test_every_figure_of_a_server_has_its_program_or_is_of_ours_alone() -> None:
     kinds = {target.kind for id, target in TARGETS.items() if id.startswith("serve-")}
     assert kinds == set(SERVED)
-    assert {*serve.VALUES, "serve-overhead", "serve-same"} == kinds
+    assert {*serve.VALUES, "serve-overhead", "serve-same", "serve-scaling"} == kinds
