@@ -235,13 +235,13 @@ def test_what_keeps_it_from_starting_is_one_sentence(paths: dict[str, Path], tmp
             f"tegrad: cannot serve at 127.0.0.1:{port}: Address already in use; choose another --port",
         )
     (tmp_path / "no.pem").write_text("no certificate")
-    odd = tiny_llama.write(tmp_path / "odd.gguf", Shape(dim=96, heads=3, kv_heads=1), TYPE.F16)
+    floats = tiny_llama.write(tmp_path / "floats.gguf", Shape(), TYPE.F32)
     pem = str(tmp_path / "no.pem")
     for arguments, end, words in (
         (("--host", "no such host"), 2, "is no address to serve at"),
         (("--tls-cert", pem, "--tls-key", pem), 2, "cannot use"),
         (("nobody/nothing:Q4_K_M",), 2, "no model of that name is here"),
-        ((str(odd), "--port", "0"), 2, "multiple"),
+        ((str(floats), "--port", "0"), 2, "convert the model to F16"),
         ((str(paths["a"]), "--port", "0", "--memory", "0.001"), 1, "ask for a shorter context"),
     ):
         code, said = refused(*arguments)
