@@ -445,5 +445,5 @@ def test_defaults_are_those_of_tegrad_run() -> None:
     from tegrad.cli.run import run
 
     told = {name: value.default for name, value in inspect.signature(run).parameters.items()}
-    same = DEFAULTS.keys() - {"max_tokens", "stop", "logit_bias", "logprobs"}
+    same = DEFAULTS.keys() - {"max_tokens", "stop", "logit_bias", "logprobs", "thinking"}
     assert {name: told[name] for name in same} == {name: dict(DEFAULTS)[name] for name in same}

@@ -74,7 +74,7 @@ def decoded(
         pytest.param(GROUPED, False, [TENSOR, replace(LANES, attention_loads=4)], id="f16"),
         pytest.param(GROUPED, False, [replace(TENSOR, epoch_flags=0)], id="counters", marks=pytest.mark.long),
         pytest.param(GROUPED, False, [replace(TENSOR, head_groups=2)], id="in head groups", marks=pytest.mark.long),
-        pytest.param(GROUPED, False, [replace(TENSOR, head_groups=4)], id="in four head groups"),
+        pytest.param(GROUPED, False, [replace(TENSOR, head_groups=4)], id="in four groups", marks=pytest.mark.long),
         pytest.param(GROUPED, True, [TENSOR], id="q8_0"),
         pytest.param(WIDE, False, [TENSOR], id="heads of 128"),
     ],
@@ -164,7 +164,7 @@ FULL = Shape(dim=512, ffn=512, heads=32, kv_heads=8, head_dim=64, vocab=301, lay
     ("shape", "ctas", "first", "shares"),
     [
         pytest.param(GROUPED, 15, 470, 4, id="a part for each of four shares"),
-        pytest.param(GROUPED, 7, 8190, 1, id="three parts of the positions"),
+        pytest.param(GROUPED, 7, 8190, 1, id="three parts of the positions", marks=pytest.mark.long),
         pytest.param(FULL, 132, 4084, 4, id="four shares in four parts", marks=pytest.mark.long),
         pytest.param(FULL, 132, 4094, 2, id="two shares in eight parts", marks=pytest.mark.long),
         pytest.param(FULL, 132, 16382, 1, id="sixteen parts of a thousand", marks=pytest.mark.long),

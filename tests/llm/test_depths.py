@@ -90,6 +90,7 @@ WRONG = {
     "a key of one": ("persistent.cu", "position >= begin &&", "position >= begin && position != 77 &&"),
 }
 """The kernel's file, and what of its source is written otherwise."""
+LONG = ("an epsilon of one", "a key of many")
 
 
 def changed(monkeypatch: pytest.MonkeyPatch, file: str, before: str, after: str) -> None:
@@ -106,7 +107,9 @@ def changed(monkeypatch: pytest.MonkeyPatch, file: str, before: str, after: str)
 
 
 @pytest.mark.board
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in WRONG]
+)
 def test_a_wrong_step_is_noticed_in_its_stage(
     opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

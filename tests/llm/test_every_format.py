@@ -111,7 +111,7 @@ FALLEN_BACK = {"ffn_down": TYPE.Q5_1, "attn_v": TYPE.Q6_K, "token_embd": TYPE.IQ
     ("shape", "kind", "kinds"),
     [
         pytest.param(ODD, "Q4_0", {}, id="all odd"),
-        pytest.param(FFN, "Q8_0", {"ffn_down": TYPE.Q5_1}, id="only the feed-forward odd"),
+        pytest.param(FFN, "Q8_0", {"ffn_down": TYPE.Q5_1}, id="only the feed-forward odd", marks=pytest.mark.long),
         pytest.param(FFN, "Q4_K", FALLEN_BACK, id="Q4_K_M, only the feed-forward odd", marks=pytest.mark.long),
         pytest.param(ODD, "Q5_1", {"attn_v": TYPE.MXFP4, "attn_output": TYPE.MXFP4, "ffn_down": TYPE.Q8_0},
                      id="a mixture, all odd", marks=pytest.mark.long),

@@ -56,7 +56,8 @@ def test_an_engine_takes_what_is_said_but_for_the_allowance(device: str, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("name", "slots", "q8"), [("1b-q6k", 64, False), ("1b-q6k", 8, True), ("gemma3-1b-q4km", 8, False)]
+    ("name", "slots", "q8"),
+    [("1b-q6k", 64, False), pytest.param("1b-q6k", 8, True, marks=pytest.mark.long), ("gemma3-1b-q4km", 8, False)],
 )
 def test_a_batch_takes_what_is_said(name: str, slots: int, q8: bool) -> None:
     shape, chip = SHAPES[name.rpartition("-")[0]], DryDevice(CHIPS["agx-orin-64gb"])

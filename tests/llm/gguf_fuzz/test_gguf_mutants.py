@@ -6,7 +6,7 @@ import gguf_run
 import pytest
 from gguf_mutants import KINDS, SERVED, SOUND, Mutant, mutant, parts, sound
 
-FIRST, COUNT, FEW = 1, 150, 50
+FIRST, COUNT, FEW = 1, 150, 20
 
 
 def test_the_sound_files_run_through_every_stage(tmp_path: Path) -> None:
