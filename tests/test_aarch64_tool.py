@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 TOOL = Path(__file__).parents[1] / "tools" / "aarch64"
-pytestmark = pytest.mark.skipif(not TOOL.exists(), reason="tools/ is a checkout's")
+pytestmark = [
+    pytest.mark.skipif(not TOOL.exists(), reason="tools/ is a checkout's"),
+    pytest.mark.long,  # a tool that is run by hand
+]
 
 FILE = """
 import os, pytest

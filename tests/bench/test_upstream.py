@@ -18,6 +18,8 @@ from tegrad.bench.measures import MEASURES
 from tegrad.bench.record import RecordError
 from tegrad.uapi.kernel import LinuxKernel
 
+pytestmark = pytest.mark.long  # a tool of the checkout, run by hand
+
 CONFTEST = """
 import os, signal, threading, pytest
 @pytest.hookimpl(wrapper=True)
