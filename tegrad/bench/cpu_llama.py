@@ -77,7 +77,7 @@ class Peer:
         return [*prompt, *next(self.answers(prompt, count, [lambda logits, _: int(logits.argmax())]))]
 
     def answers(self, prompt: Sequence[int], count: int, choosers: Iterable[Chooser]) -> Iterator[list[int]]:
-        """Up to `count` tokens behind a prompt, as each of some choosers takes them."""
+        """Up to `count` tokens after a prompt, as each of some choosers takes them."""
         context = lib.LlamaContext(model=self.model, params=self._params, verbose=False)
         kept = 0
         try:

@@ -2,7 +2,7 @@
 
 Every sequence has a slot: its blocks of the cache, its state and its ring of tokens. A step computes as many slots,
 rounded up to 8, as the last one in use needs; slots in between that nobody owns are computed and ignored. A sequence
-that is alone in the first slot has the step of a conversation (`plan`), which reads weights quicker. A sequence's
+that is alone in the first slot has the step of a conversation (`plan`), which computes one and not 8. A sequence's
 prompt goes through `Prefill`, all but its last token, with which its first step begins. It goes in chunks, of which
 each step takes some: the others do not wait for it, and prompts take turns.
 
