@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -217,11 +218,54 @@ class _Owed:
     begun: float | None = None
 
 
-class Remote:
+class Answering(ABC):
+    """How a `model.Model` takes a request for an answer: it is checked and has an `Answer`, wherever its tokens go."""
+
+    about: About
+    config: Config
+    tokenizer: Tokenizer
+
+    def submit(
+        self,
+        tokens: Sequence[int],
+        max_tokens: int | None = None,
+        settings: Settings = GREEDY,
+        *,
+        stops: Sequence[str] = (),
+        seed: int = 0,
+        grammar: Grammar | None = None,
+        deadline: float | None = None,
+    ) -> Answer:
+        """See `model.Model`. QueueFull, ContextError, ModelError, EngineError; a GrammarError ends the answer."""
+        check_answers(self.about)
+        check(self.config, self.context, tokens, max_tokens, settings)
+        answer = Answer(self.tokenizer, len(tokens), stops)
+        deadline = min((each for each in (deadline, self.deadline) if each is not None), default=None)
+        answer.leave = self._begin_answer(
+            answer, wire.Ask(0, list(tokens), max_tokens, settings, seed, grammar, deadline)
+        )
+        return answer
+
+    @property
+    @abstractmethod
+    def context(self) -> int:
+        """Tokens of prompt and answer that there is room for."""
+
+    @property
+    @abstractmethod
+    def deadline(self) -> float | None:
+        """Seconds that any request may take."""
+
+    @abstractmethod
+    def _begin_answer(self, answer: Answer, ask: wire.Ask) -> Callable[[Reason], object]:
+        """Have the tokens of a sound request go into an answer; what ends it."""
+
+
+class Remote(Answering):
     """A `model.Model`. Made by `load`; close it."""
 
     def __init__(self, about: About, plan: Plan, texts: Texts) -> None:
-        self.about, self.plan, self.context = about, plan, plan.context
+        self.about, self.plan = about, plan
         self.config, self.tokenizer, self.template = texts.config, texts.tokenizer, texts.template
         self.link = Link(self._came, self._lost)
         self.device = ""
@@ -277,24 +321,18 @@ class Remote:
         """Whether as many wait as may."""
         return self.load_now >= self.plan.slots + self.plan.queue
 
-    def submit(
-        self,
-        tokens: Sequence[int],
-        max_tokens: int | None = None,
-        settings: Settings = GREEDY,
-        *,
-        stops: Sequence[str] = (),
-        seed: int = 0,
-        grammar: Grammar | None = None,
-        deadline: float | None = None,
-    ) -> Answer:
-        """See `model.Model`. QueueFull, ContextError, ModelError, EngineError; a GrammarError ends the answer."""
-        check_answers(self.about)
-        check(self.config, self.context, tokens, max_tokens, settings)
-        answer = Answer(self.tokenizer, len(tokens), stops)
-        deadline = min((each for each in (deadline, self.plan.deadline) if each is not None), default=None)
-        answer.leave = self.ask(answer, wire.Ask(0, list(tokens), max_tokens, settings, seed, grammar, deadline))
-        return answer
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and answer that there is room for."""
+        return self.plan.context
+
+    @property
+    def deadline(self) -> float | None:
+        """Seconds that any request may take."""
+        return self.plan.deadline
+
+    def _begin_answer(self, answer: Answer, ask: wire.Ask) -> Callable[[Reason], object]:
+        return self.ask(answer, ask)
 
     def ask(self, sink: Sink, ask: wire.Ask, *, anyway: bool = False) -> Callable[[Reason], object]:
         """Have the tokens of a sound request go into a sink, though the queue be full if `anyway`; what ends it.

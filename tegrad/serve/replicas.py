@@ -20,15 +20,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from tegrad.errors import TegradError
 from tegrad.llm.answer import Answer, Reason
-from tegrad.llm.grammar import Grammar
-from tegrad.llm.sampler import Logprobs, Settings
-from tegrad.llm.service import QueueFull, check
+from tegrad.llm.sampler import Logprobs
+from tegrad.llm.service import QueueFull
 from tegrad.serve import wire
 from tegrad.serve.config import Bounds
 from tegrad.serve.model import About
 from tegrad.serve.plan import Plan, Wanted
 from tegrad.serve.prefixes import Prefixes
-from tegrad.serve.remote import GREEDY, Remote, Texts, check_answers, check_embeds
+from tegrad.serve.remote import Answering, Remote, Texts, check_embeds
 from tegrad.serve.replica import CALL_S, Call, Here, authenticate, first_words, keep_alive
 from tegrad.serve.wire import EngineError
 
@@ -114,7 +113,7 @@ class _Request:
         )  # fmt: skip
 
 
-class Replicated:
+class Replicated(Answering):
     """A `model.Model`. Made by `load`; close it."""
 
     def __init__(self, about: About, wanted: Wanted, texts: Texts, home: Home) -> None:
@@ -191,29 +190,15 @@ class Replicated:
 
     # ---- a Model
 
-    def submit(
-        self,
-        tokens: Sequence[int],
-        max_tokens: int | None = None,
-        settings: Settings = GREEDY,
-        *,
-        stops: Sequence[str] = (),
-        seed: int = 0,
-        grammar: Grammar | None = None,
-        deadline: float | None = None,
-    ) -> Answer:
-        """See `model.Model`, and `Remote.submit`."""
-        check_answers(self.about)
-        check(self.config, self.context, tokens, max_tokens, settings)
-        answer = Answer(self.tokenizer, len(tokens), stops)
-        deadline = min((each for each in (deadline, self._wanted.deadline) if each is not None), default=None)
-        request = _Request(
-            self, answer, wire.Ask(0, list(tokens), max_tokens, settings, seed, grammar, deadline),
-            None if deadline is None else time.monotonic() + deadline,
-        )  # fmt: skip
-        answer.leave = request.leave
+    @property
+    def deadline(self) -> float | None:
+        """Seconds that any request may take."""
+        return self._wanted.deadline
+
+    def _begin_answer(self, answer: Answer, ask: wire.Ask) -> Callable[[Reason], object]:
+        request = _Request(self, answer, ask, None if ask.deadline is None else time.monotonic() + ask.deadline)
         self.ask(request)
-        return answer
+        return request.leave
 
     def ask(self, request: _Request, *, again: bool = False) -> None:
         """Give a request to the replica that suits it best, or have it wait for one.
