@@ -355,6 +355,6 @@ def serve(make: Callable[[str], TimedRow]) -> None:
 
 if __name__ == "__main__":
     sys.path[0] = os.environ.get("TEGRAD_ROOT", "")  # this folder has modules whose names others have too
-    if os.environ.get("DEV", "").startswith("NV"):
+    if os.environ.get("DEV", "").rpartition("+")[2].startswith("NV"):
         import tegrad  # noqa: F401 (activates)
     serve(made)

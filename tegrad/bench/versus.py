@@ -110,9 +110,13 @@ class Worker:
 
     def __post_init__(self) -> None:
         clean = {name: value for name, value in os.environ.items() if name != "DEV"}
+        party = dict(self.party.environment)
+        interface, _, device = os.environ.get("DEV", "").partition(";")[0].rpartition("+")
+        if interface and device.startswith("NV") and party.get("DEV", "").startswith("NV"):
+            party["DEV"] = f"{interface}+{party['DEV']}"  # the GPU that was chosen
         root = str(FOLDER.parents[1])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-        environment = {**clean, "TEGRAD_ROOT": root, "PYTHONPATH": path, **self.party.environment}
+        environment = {**clean, "TEGRAD_ROOT": root, "PYTHONPATH": path, **party}
         command = [sys.executable, str(FOLDER / self.party.script)]
         self.process = subprocess.Popen(
             command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -6,13 +6,16 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.models import CommandInfo
 
+from tegrad.cli import options
 from tegrad.hub.cache import located
 
 if TYPE_CHECKING:
@@ -747,8 +750,26 @@ def list_() -> None:
         typer.echo(f"{measure.id:32} {'GPU' if measure.needs_gpu else 'any':4} {measure.what}")
 
 
+def _with_gpu(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with `--gpu`, which is settled before it runs."""
+
+    @wraps(command)
+    def run(*given: Any, gpu: int | None, **named: Any) -> None:
+        command(*given, **named)
+
+    known = signature(command, eval_str=True)
+    added = Parameter("gpu", Parameter.KEYWORD_ONLY, annotation=options.Gpu, default=None)
+    run.__signature__ = known.replace(parameters=[*known.parameters.values(), added])  # type: ignore[attr-defined]
+    return run
+
+
 SHOWN = ("figures", "take", "add", "list", "decode", "tinygrad", "quality", "perplexity")
 """What `tegrad bench --help` explains; the others measure a part each."""
+NO_GPU = ("figures", "add", "list", "ptx", "estimate", "replicas")
+"""What opens none, or several."""
+for one in (*app.registered_commands, *serve.registered_commands):
+    if _name(one) not in NO_GPU and one.callback is not None:
+        one.callback = _with_gpu(one.callback)
 parts = [one for one in app.registered_commands if _name(one) not in SHOWN]
 for one in parts:
     one.hidden = True

@@ -7,7 +7,8 @@ from typing import Annotated, Final
 
 import typer
 
-from tegrad.llm.start import choose_gpu
+from tegrad.llm.start import choose_gpu, gpus
+from tegrad.nv.kernel import emulated
 
 SAMPLING: Final = """\b
 Sampling: --temperature 0.7 --top-p 0.95 --top-k 0 --min-p 0 --seed N
@@ -17,6 +18,8 @@ Sampling: --temperature 0.7 --top-p 0.95 --top-k 0 --min-p 0 --seed N
 
 
 def _gpu(number: int | None) -> int | None:
+    if number is not None and (there := 1 if emulated() else gpus()) is not None and number >= there:
+        raise typer.BadParameter(f"this machine has {there} GPU{'s' * (there > 1)}, numbered from 0")
     if number is not None:
         choose_gpu(number)
     return number

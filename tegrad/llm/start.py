@@ -31,10 +31,11 @@ def say(note: str) -> None:
 
 def choose_gpu(number: int) -> None:
     """Let this process and those that it starts have one GPU alone, by its number from 0, before tinygrad is
-    imported."""
+    imported. It is the only one of programs that use CUDA, too: the benches' peers."""
     first, *others = (os.environ.get("DEV") or "NV").split(";")
     interface, _, device = first.rpartition("+")
     os.environ["DEV"] = ";".join((f"{interface.partition(':')[0]}:{number}+{device}", *others))
+    os.environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(number)}
 
 
 def gpus() -> int | None:

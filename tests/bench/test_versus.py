@@ -91,6 +91,22 @@ def test_the_error_of_a_peer_that_cannot_start_names_what_it_needs(
         assert needs in str(found)
 
 
+@pytest.mark.parametrize(
+    ("chosen", "ours"),
+    [(":1+NV", ":1+NV:CUDA"), ("NVK:1+NV:PTX;CPU", "NVK:1+NV:CUDA"), ("CPU", "NV:CUDA"), (":1+AMD", "NV:CUDA")],
+)
+def test_the_gpu_that_was_chosen_is_ours_and_the_peer_keeps_its_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str, ours: str
+) -> None:
+    monkeypatch.setenv("DEV", chosen)
+    path = tmp_path / "told.py"
+    path.write_text("import json, os\ninput()\nprint(json.dumps({'device': os.environ['DEV']}))\n")
+    for party, device in ((versus.OURS, ours), (versus.PEERS["cuda"], "CUDA:CUDA")):
+        worker = versus.Worker(replace(party, script=str(path)))
+        assert worker.ask("launch", 1) == {"device": device}
+        worker.close()
+
+
 def test_ctrl_c_ends_a_side_without_a_traceback() -> None:
     body = "import os, signal; from tegrad.bench import rows; rows.serve(lambda _: os.kill(os.getpid(), signal.SIGINT))"
     asked = '{"row": "launch", "samples": 1}\n'

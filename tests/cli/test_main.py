@@ -5,11 +5,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 import tegrad
 from tegrad import cli
+from tegrad.cli import options
 from tegrad.errors import TegradError
 
 ROOT = Path(tegrad.__file__).parents[1]
@@ -55,6 +58,39 @@ def test_a_shell_completes_commands_and_their_options(tmp_path: Path) -> None:
     variables = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(["bash", "-c", SHELL], env=variables, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["--schema", "--system", "perplexity", "embed"]
+
+
+@pytest.mark.parametrize(
+    ("command", "board", "said"),
+    [
+        ("run", "agx-orin-64gb", "this machine has 1 GPU, numbered from 0"),
+        ("bench host", "agx-orin-64gb", "this machine has 1 GPU, numbered from 0"),
+        ("bench serve load 1b-q6k", "", "this machine has 2 GPUs, numbered from 0"),
+    ],
+)
+def test_a_number_that_no_gpu_here_has_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, board: str, said: str
+) -> None:
+    for name, value in {"DEV": "", "TEGRAD_BOARD": board}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(options, "gpus", lambda: 2)
+    monkeypatch.setattr(sys, "argv", ["tegrad", *command.split(), "--gpu", "2"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"Error: Invalid value for '--gpu': {said}"
+    assert os.environ["DEV"] == ""
+
+
+def test_every_bench_that_opens_a_gpu_takes_its_number() -> None:
+    group: Any = typer.main.get_command(cli.build(["bench"]))
+    bench = group.commands["bench"].commands
+    plain = {
+        name
+        for name, each in {**bench, **bench["serve"].commands}.items()
+        if "gpu" not in {p.name for p in each.params}
+    }
+    assert plain == {"figures", "add", "list", "ptx", "estimate", "replicas", "serve"}
 
 
 def test_unknown_command_is_a_usage_error() -> None:

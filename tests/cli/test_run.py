@@ -121,7 +121,7 @@ def test_a_device_that_does_not_open_is_one_sentence() -> None:
 
 @pytest.mark.board
 def test_a_gpu_that_a_jetson_has_not_is_one_sentence() -> None:
-    result = tegrad("hi", "--gpu", "1")
+    result = tegrad("hi", DEV=":1+NV")
     assert (result.returncode, result.stdout) == (1, "")
     said = result.stderr.splitlines()[-1]
     assert said == "tegrad: GPU 1 does not exist: a Jetson has one, whose number is 0."
@@ -174,9 +174,12 @@ def test_an_answer_keeps_to_a_schema_or_a_grammar(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_gpus_number_goes_into_the_devices_name(monkeypatch: pytest.MonkeyPatch, before: str, after: str) -> None:
+    for name in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "")
     monkeypatch.setenv("DEV", before)
     start.choose_gpu(1)
     assert os.environ["DEV"] == after
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
 
 
 @pytest.mark.board
