@@ -34,6 +34,8 @@ class Hub:
     repositories: dict[str, Repository] = field(default_factory=dict)
     breaks: list[int] = field(default_factory=list)
     """Bytes after which the next answers of storage end, one after the other."""
+    stall: int | None = None
+    """Bytes after which storage's next answer says nothing more until the client has gone."""
     ranges: list[str | None] = field(default_factory=list)
     """Of each request to storage."""
     tokens: set[str | None] = field(default_factory=set)
@@ -123,6 +125,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {begin}-{len(data) - 1}/{len(data)}")
         self.end_headers()
         end = begin + hub.breaks.pop(0) if hub.breaks else len(data)
+        if (stall := hub.stall) is not None:
+            self.wfile.write(data[begin : begin + stall])
+            hub.stall = None
+            self.rfile.read(1)
+            self.close_connection = True
+            return
         self.wfile.write(data[begin:end])
         self.close_connection = end < len(data)
 

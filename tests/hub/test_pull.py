@@ -3,8 +3,10 @@
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -215,6 +217,27 @@ def test_the_cache_is_where_the_library_has_it() -> None:
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "tegrad", *arguments], capture_output=True, text=True, check=False,
                           env=os.environ | environment | {"HF_HUB_DISABLE_TELEMETRY": "1"})  # fmt: skip
+
+
+def test_ctrl_c_leaves_what_has_come_and_the_next_pull_goes_on_behind_it(hub: Hub, tmp_path: Path) -> None:
+    whole, piece = random.Random(1).randbytes(25 << 20), 10 << 20
+    hub.repositories[REPO] = Repository({"Some-Model-Q8_0.gguf": whole})
+    hub.stall = 2 * piece + 1000
+    with subprocess.Popen([sys.executable, "-m", "tegrad", "pull", REPO], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as process:  # fmt: skip
+        blobs, end = cache.folder(), time.monotonic() + 60
+        while time.monotonic() < end and sum(part.stat().st_size for part in blobs.rglob("*.incomplete")) < 2 * piece:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert (*process.communicate(timeout=30), process.returncode) == ("", "", 130)
+    (left,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert (left.suffix, left.stat().st_size) == (".incomplete", 2 * piece)
+    assert json.loads(command("models", "--json").stdout) == []
+    done = command("pull", REPO, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert hub.ranges == [None, f"bytes={2 * piece}-"]
+    assert Path(json.loads(done.stdout)["path"]).read_bytes() == whole
+    assert not list(tmp_path.rglob("*.incomplete"))
 
 
 def test_the_command_pulls_lists_and_removes(hub: Hub, tmp_path: Path) -> None:
