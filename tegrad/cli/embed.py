@@ -51,6 +51,7 @@ def embed(
     from tegrad.llm.embeddings import embed as vector
     from tegrad.llm.embeddings import pooling as told
     from tegrad.llm.embeddings import text_tokens
+    from tegrad.llm.footprint import positions
     from tegrad.llm.gguf import Gguf
     from tegrad.llm.tokenizer import Tokenizer
 
@@ -61,8 +62,8 @@ def embed(
         # As bytes: text has more ends of lines than a line of stdin, such as form feeds and U+2028.
         lines = texts if texts != ["-"] else [line.decode("utf-8", "replace") for line in from_stdin().splitlines()]
         tokens = [text_tokens(file, tokenizer, text) for text in lines]
-        positions = config.positions(context, max(map(len, tokens), default=0))
+        held = positions(file, config, context, max(map(len, tokens), default=0))
         open_device()
-        session, _ = speaker(file, positions, progress=progress(model))
+        session, _ = speaker(file, held, progress=progress(model))
     for each in tokens:
         typer.echo(json.dumps([float(f"{value:.7g}") for value in vector(session, each, kind)]))

@@ -92,7 +92,7 @@ def run(
     tegrad run owner/repo:Q4_K_M - < prompt   a model that was pulled
     """
     path, prompt = _arguments(words or [], file)
-    seed = secrets.randbits(32) if seed is None else seed
+    seed, q8 = secrets.randbits(32) if seed is None else seed, cache is options.Cache.Q8_0
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would take time to start and do nothing
     with nothing_collected(), ExitStack() as held, ThreadPoolExecutor(1, "tegrad-prompt") as beside:
         from tegrad.llm.sampler import Sampler
@@ -105,7 +105,7 @@ def run(
         choose_device(tell=notes.append)
         in_chat = path != models.SMALL or system is not None if chat is None else chat
         ask = partial(_asked, prompt, system=system, chat=in_chat, insist=bool(chat))
-        opening = beside.submit(_opened_file, path, context, ask, _constraint(schema, grammar))
+        opening = beside.submit(_opened_file, path, context, q8, ask, _constraint(schema, grammar))
         held.callback(_close_file, opening)  # it is read while the device opens, most of which is waiting
         try:
             with _no_template_waits(opening):
@@ -119,8 +119,7 @@ def run(
         reading = beside.submit(lambda: known or _tokens(model, *asked))
         begun = time.perf_counter()
         reach = _most_tokens(asked[0]) + max_tokens
-        q8, shown = cache is options.Cache.Q8_0, progress(path)
-        session, steps = speaker(model, positions, q8=q8, reach=reach, progress=shown)
+        session, steps = speaker(model, positions, q8=q8, reach=reach, progress=progress(path))
         load = time.perf_counter() - begun
         tokenizer, tokens = reading.result()
     from tegrad.llm.engine import Engine
@@ -160,23 +159,24 @@ def nothing_collected() -> Iterator[None]:
 
 
 def _opened_file(
-    path: Path, context: int | None, ask: Callable[[Gguf], tuple[str, bool]], constraint: Grammar | None
+    path: Path, context: int | None, q8: bool, ask: Callable[[Gguf], tuple[str, bool]], constraint: Grammar | None
 ) -> Opened:
     """A model's file, the positions of its cache, what `ask` makes of the prompt, which fits them, its tokens where
     they had to be counted for that, and what holds the answer to a constraint."""
     from tegrad.llm.arch import Config
+    from tegrad.llm.footprint import positions as fitting
     from tegrad.llm.gguf import Gguf
 
     with ExitStack() as held:
         file = held.enter_context(Gguf.open(path))
         config, asked = Config.read(file), ask(file)
         config.check_tokens(file)
-        positions = config.positions(context)
+        positions = fitting(file, config, context, q8=q8)
         known = None
         if _most_tokens(asked[0]) > positions:
             _check_length(asked[0], file, positions)
             known = _tokens(file, *asked)
-            config.positions(context, len(known[1]))
+            fitting(file, config, context, len(known[1]), q8=q8)
         mask = None
         if constraint is not None:
             from tegrad.llm.grammar import Masks

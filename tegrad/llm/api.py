@@ -369,8 +369,9 @@ class LLM:
         gpu: int | str | None = None, progress: Progress | None = None,
     ) -> None:  # fmt: skip
         """`model` is a GGUF file, of one in parts any of them, or a pulled model's name. `context` are tokens of prompt
-        and answer together, the model's own up to 4096 if left out. `cache` is what keys and values are kept in; `gpu`
-        is the GPU's number, or a device of tinygrad's such as "NV:1". `progress` is told bytes loaded, and of how many.
+        and answer together: the model's own up to 4096 if left out, fewer where the GPU shares a memory that is short.
+        `cache` is what keys and values are kept in; `gpu` is the GPU's number, or a device of tinygrad's such as
+        "NV:1". `progress` is told bytes loaded, and of how many.
 
         GgufError, ModelNameError, UnsupportedModelError, ContextError, OutOfMemory, DeviceError, ArgumentError.
         """
@@ -381,11 +382,14 @@ class LLM:
         with Gguf.open(located(model) if isinstance(model, str) else Path(model)) as self._file:
             self._config = Config.read(self._file)
             self._config.check_tokens(self._file)
-            self.context = self._config.positions(context)
+            self._config.positions(context)  # before a device is opened
             self._tokenizer = Tokenizer(self._file)
             choose_device(gpu, tell=_warn)
-            from tegrad.llm.device import open_device  # only now: tinygrad reads what was chosen when it is imported
+            # Only now: tinygrad reads what was chosen when it is imported.
+            from tegrad.llm.device import open_device
+            from tegrad.llm.footprint import positions
 
+            self.context = positions(self._file, self._config, context, q8=self._q8)
             open_device(gpu)
             self._session, self.steps = speaker(
                 self._file, self.context, gpu, q8=self._q8, progress=progress, tell=_warn

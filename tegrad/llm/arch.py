@@ -441,19 +441,20 @@ class Config:
         """The longest context that we run."""
         return min(self.context, self.window or self.context)
 
-    def positions(self, asked: int | None = None, prompt: int = 0) -> int:
-        """Positions of a session's cache: `asked` or a bounded default; raises ContextError where they cannot be."""
+    def positions(self, asked: int | None = None, prompt: int = 0, room: int = DEFAULT_CONTEXT) -> int:
+        """Positions of a session's cache: `asked`, or a bounded default for which there is `room`; raises ContextError
+        where they cannot be."""
         longest = self.longest
         if asked is not None and asked < 1:
             raise ContextError(f"a context of {asked} tokens was asked for: give 1 to {longest}")
         if asked is not None and asked > longest:
             what = "the model has" if longest == self.context else "we run the model within its sliding window of"
             raise ContextError(f"a context of {asked} tokens was asked for, {what} {longest}: ask for less")
-        positions = asked or min(longest, DEFAULT_CONTEXT)
+        positions = asked or min(longest, DEFAULT_CONTEXT, room)
         if prompt > longest:
             raise ContextError(f"{prompt} tokens exceed the context of {longest}: shorten the prompt")
         if prompt > positions:
-            default = "" if asked else ", our default"
+            default = "" if asked else ", our default" if room >= DEFAULT_CONTEXT else ", for which memory is free"
             raise ContextError(
                 f"{prompt} tokens exceed the context of {positions}{default}: ask for a longer one (--context, up to "
                 f"{longest}), or shorten the prompt"

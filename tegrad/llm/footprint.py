@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Self
 
 from tegrad.llm import packing
-from tegrad.llm.arch import Config, stored_name
+from tegrad.llm.arch import DEFAULT_CONTEXT, Config, stored_name
 from tegrad.llm.cache import AHEAD, BLOCK, BLOCK_POSITIONS, bytes_of
+from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.packed import ALIGN
 from tegrad.llm.rings import rows_of
@@ -113,3 +115,13 @@ class Footprint:
         most = self.config.longest
         fits = bisect_right(range(1, most + 1), room, key=self.at)
         return fits if fits == most else fits - fits % STEP
+
+
+def positions(file: Gguf, config: Config, asked: int | None, prompt: int = 0, *, q8: bool = False) -> int:
+    """`Config.positions` whose default follows the free memory where the GPU uses the system's. ContextError."""
+    if asked is not None or gpu_has_memory():
+        return config.positions(asked, prompt)
+    room = DEFAULT_CONTEXT
+    with suppress(UnsupportedModelError):  # whoever runs the file says so, as of one for which there is no room at all
+        room = max(STEP, Footprint.of(file, q8=q8).longest(machine_room()))
+    return config.positions(None, prompt, room)

@@ -19,6 +19,7 @@ from tegrad.hub.names import ModelNameError
 from tegrad.llm.errors import GgufError, OutOfMemory
 from tegrad.llm.footprint import PROCESS, Footprint
 from tegrad.llm.gguf import Gguf
+from tegrad.nv import memory
 from tegrad.serve import catalogue
 from tegrad.serve.catalogue import Catalogue, Shelf, about
 from tegrad.serve.model import About, UnknownModel
@@ -323,3 +324,27 @@ def test_a_plan_follows_memory() -> None:
         plan(said, Wanted(), 5 << 30)
     assert plan(said, Wanted(context=1 << 30), None).context == said.config.longest
     assert plan(said, Wanted(), None, embeds=True).bytes == said.at(USUAL_CONTEXT)
+
+
+def test_without_a_limit_a_context_follows_the_memory_that_linux_has_free(
+    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny_llama.write(tmp_path / "long.gguf", replace(SHAPE, dim=512, kv_heads=4, context=8192), TYPE.Q8_0)
+    with Gguf.open(path) as file:
+        said = Footprint.of(file)
+    meminfo, loader = tmp_path / "meminfo", Loader()
+    monkeypatch.setattr(memory, "MEMINFO", meminfo)
+    monkeypatch.setattr(catalogue.Remote, "load", loader.load)
+
+    async def loaded(room: int) -> Plan:
+        meminfo.write_text(f"MemAvailable: {(room + PROCESS + memory.RESERVE_BYTES) >> 10} kB\n")
+        models = Catalogue(Shelf([str(path)]), Wanted())
+        async with models.use("long") as held:
+            made = held.plan
+        await models.close()
+        return made
+
+    least, most = (said.batch(context, 8, 8 * context // 64) for context in (LEAST_CONTEXT, USUAL_CONTEXT))
+    plans = [asyncio.run(loaded(least + step * (most - least) // 4)) for step in (0, 4, 16)]
+    contexts = [made.context for made in plans]
+    assert contexts[0] == LEAST_CONTEXT < contexts[1] < contexts[2] == USUAL_CONTEXT
