@@ -25,7 +25,7 @@ def device() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         if "TEGRAD_BOARD" not in os.environ:
             patch.setenv("TEGRAD_BOARD", BOARD)
-            patch.setenv("HCQDEV_WAIT_TIMEOUT_MS", PATIENCE_MS)
+            patch.setenv("HCQDEV_WAIT_TIMEOUT_MS", os.environ.get("HCQDEV_WAIT_TIMEOUT_MS", PATIENCE_MS))
         import tegrad.nv
         from tegrad.nv import device
 

@@ -1,4 +1,4 @@
-"""The record of a run: results/aarch64.json, from the journals of all shards."""
+"""The record of a run, from the journals of its shards: results/aarch64.json has all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from root import PROJECT, Root, qemu_version
 from shards import SELECTED, Shard, journal
 
 RECORD = PROJECT / "results" / "aarch64.json"
-COMMAND = "make test-aarch64"
 KINDS = ("passed", "failed", "killed", "skipped", "left out")
 
 
@@ -60,11 +59,11 @@ def _collected(path: Path) -> list[str]:
     return found
 
 
-def write_record(root: Root, shards: list[Shard], to: Path = RECORD) -> dict[str, Any]:
-    """Write the record of everything that the folder of the root has journals of."""
+def write_record(root: Root, shards: list[Shard], command: str, to: Path) -> dict[str, Any]:
+    """Write the record of what the folder of the root has journals of, among these."""
     cpu = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     found = {
-        "command": COMMAND,
+        "command": command,
         "selected": SELECTED,
         "machine": {
             "cpu": cpu.group(1) if cpu else platform.machine(),

@@ -18,7 +18,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 RELEASE = "bookworm"
 MIRROR = "http://deb.debian.org/debian"
 PACKAGES = "python3,python3-venv,python3-dev,gcc,libc6-dev,clang,make,git,ca-certificates,procps"
-EXTRAS = ".[board,compilers,dev]"
+EXTRAS = ".[board,compilers,hub,grammar,chat,serve,dev]"
 REGISTERED = Path("/proc/sys/fs/binfmt_misc/qemu-aarch64")
 FORMAT = Path("/usr/lib/binfmt.d/qemu-aarch64.conf")
 """What newer packages of qemu bring for systemd to register; older ones bring a file for update-binfmts."""

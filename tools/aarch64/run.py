@@ -2,7 +2,8 @@
 
 Builds a Debian arm64 root in FOLDER, installs the project there, looks whether it works at all, and runs the suite in
 shards. A call that is stopped, or out of its --minutes, is gone on with by the next one, which asks again what failed
-and leaves what passed. Writes results/aarch64.json. Exit code 1 if a test failed.
+and leaves what passed. Writes results/aarch64.json, or of the files of --only the record that --to names. Exit code 1
+if a test failed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from record import write_record
+from record import RECORD, write_record
 from root import Root, RootError
 from shards import TEST_LIMIT_S, all_shards, run
 
@@ -31,18 +32,24 @@ def main() -> int:
     parser.add_argument("--only", default="", help="run files whose path contains this")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no shard after so many minutes")
     parser.add_argument("--limit", type=float, default=TEST_LIMIT_S, help="seconds that one test may take")
+    parser.add_argument("--to", type=Path, help="a record of the files of --only alone, written here")
     parser.add_argument("--record", action="store_true", help="only write the record of what has run")
     arguments = parser.parse_args()
     until = time.time() + arguments.minutes * 60
     root = Root(arguments.folder.resolve())
     shards = all_shards()
+    chosen = [shard for shard in shards if arguments.only in shard.file]
     try:
         if not arguments.record:
             commit = root.prepare()
             for command in FIRST:
                 print(f"$ {' '.join(command)}\n{root.run(*command)}", flush=True)
-            run(root, [shard for shard in shards if arguments.only in shard.file], commit, arguments.limit, until)
-        found = write_record(root, shards)
+            run(root, chosen, commit, arguments.limit, until)
+        if arguments.to is None:
+            found = write_record(root, shards, "make test-aarch64", RECORD)
+        else:
+            command = f"python tools/aarch64/run.py FOLDER --only {arguments.only} --limit {arguments.limit:g}"
+            found = write_record(root, chosen, command, arguments.to)
     except RootError as error:
         print(error, file=sys.stderr)
         return 2
