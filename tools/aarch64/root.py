@@ -102,6 +102,7 @@ class Root:
         for name in OF_THE_HOST:
             if (source := Path("/", name)).exists():
                 shutil.copy(source, self.path / name)
+        copied = commit()  # what is edited while it is installed is not what runs
         copy_project(self.path / "src")
         wanted = hashlib.sha256((PROJECT / "pyproject.toml").read_bytes()).hexdigest()
         installed = self.folder / "installed"
@@ -109,7 +110,7 @@ class Root:
             self.run("python3", "-m", "venv", "/opt/venv")
             self.run("pip", "install", "--quiet", "-e", EXTRAS)
             installed.write_text(wanted + "\n")
-        return commit()
+        return copied
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
