@@ -4,6 +4,7 @@ Blocks keep their order in the text; a block's index is the pc that the dispatch
 integers used as bit sets.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tegrad.ptx.errors import PtxError
@@ -301,13 +302,13 @@ def _post_dominators(blocks: list[Block]) -> list[int]:
     return out
 
 
-def _reach(blocks: list[Block], start: int, stop: int) -> int:
-    """Blocks reachable from start without passing stop, as a bit set."""
+def _reach(ways: Sequence[Sequence[int]], start: int, stop: int) -> int:
+    """Blocks reachable from start, by those that may follow each, without passing stop, as a bit set."""
     if start == stop:
         return 0
     seen, todo = 1 << start, [start]
     while todo:
-        for s in blocks[todo.pop()].succ:
+        for s in ways[todo.pop()]:
             if s != stop and not seen >> s & 1:
                 seen |= 1 << s
                 todo.append(s)
@@ -323,6 +324,7 @@ class _Divergence:
 
     def __init__(self, fn: Function, blocks: list[Block]) -> None:
         self.fn, self.blocks = fn, blocks
+        self.succ = [block.succ for block in blocks]
         self.divergent = 0
         self.ipdom = _post_dominators(blocks)
         self.branches: set[int] = set()
@@ -393,8 +395,10 @@ class _Divergence:
 
     def split(self, block: Block) -> None:
         """A divergent branch: mark its region, and the registers whose value depends on the way taken."""
+        if self.apart >> block.index & 1:
+            return  # all that it reaches is marked
         join = self.ipdom[block.index]
-        ways = [_reach(self.blocks, s, join) for s in block.succ]
+        ways = [_reach(self.succ, s, join) for s in block.succ]
         region = 0
         for way in ways:
             region |= way
@@ -407,7 +411,7 @@ class _Divergence:
             defined |= b.define
         if poisoned:
             # Lanes may pass the join one group after the other.
-            after = _reach(self.blocks, block.index, -1)
+            after = _reach(self.succ, block.index, -1)
             self.apart |= after
             for b in self.blocks:
                 if after >> b.index & 1:
@@ -446,11 +450,15 @@ def _mark_spins(blocks: list[Block]) -> bool:
     """Mark the blocks of loops that may wait for another thread."""
     found = False
     waiting = [block for block in blocks if any(can_wait(ins) for ins in block.body)]
-    ways = [_reach(blocks, block.index, -1) for block in blocks] if waiting else []
+    succ = [block.succ for block in blocks]
+    pred: list[list[int]] = [[] for _ in blocks]
+    for block in blocks:
+        for s in block.succ:
+            pred[s].append(block.index)
     for block in waiting:
         if not block.spin:  # else it is in the loop of one before it
-            reach = ways[block.index]
-            loop = [b for b in blocks if reach >> b.index & 1 and ways[b.index] >> block.index & 1]
+            both = _reach(succ, block.index, -1) & _reach(pred, block.index, -1)
+            loop = [b for b in blocks if both >> b.index & 1]
             looping = any(block.index in b.succ for b in loop)
             for b in loop if looping else []:
                 b.spin = found = True
