@@ -17,6 +17,7 @@ from typing import Protocol
 from tegrad.ptx.analysis import Block, is_warp_sync, member_mask
 from tegrad.ptx.control import EndsBlock
 from tegrad.ptx.ir import Fn, Module, V
+from tegrad.ptx.lanes import keep
 from tegrad.ptx.layout import LANES, Access, Frame, Status, WarpState, fault_info
 from tegrad.ptx.parser import split_op
 from tegrad.ptx.rules import U32
@@ -79,8 +80,8 @@ def converge(e: Converging, ins: Ins) -> None:
     f.label(wait)
     known = dict(e.values)
     given, source = give(e, ins)
-    _keep(f, e.frame, e.mask, Frame.CONVERGE_VALUE, given)
-    _keep(f, e.frame, e.mask, Frame.CONVERGE_FROM, source)
+    keep(f, given, e.frame, Frame.CONVERGE_VALUE, e.mask)
+    keep(f, source, e.frame, Frame.CONVERGE_FROM, e.mask)
     key = f.const("i32", e.keys[ins.op] | action(ins))
     f.call_void("tgx_converge", e.frame, e.mask, f.splat(members, LANES), key, f.const("i32", e.pc))
     f.store(f.const("i32", result), e.next_slot)

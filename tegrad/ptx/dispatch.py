@@ -6,7 +6,7 @@ jumps while it is below that. Lanes that wait have their pc in the frame; `park`
 
 from tegrad.ptx.analysis import Block, Flow
 from tegrad.ptx.convergence import nobody_runs
-from tegrad.ptx.ir import Fn, V
+from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import LANES, SPIN_COST, Frame, Status
 
 NOBODY = 0xFFFFFFFF
@@ -194,8 +194,7 @@ class Dispatcher:
         f.label(apart)
         low, high = min(target, nxt), max(target, nxt)
         wait, run = (stay, go) if low == target else (go, stay)
-        pcs = f.load("i32", self.frame, Frame.PCS, LANES, 64)
-        f.store(f.select(f.mask_vec(wait), f.const("i32", high), pcs), self.frame, Frame.PCS, 64)
+        f.call_void("tgx_apart", self.frame, wait, f.const("i32", high))
         f.store(run, self.mask_slot)
         if self.flow.spins:
             f.store(f.const("i32", low), self.next_slot)
@@ -205,3 +204,13 @@ class Dispatcher:
         was, self.block.diverged = self.block.diverged, True
         self.jump(low)
         self.block.diverged = was
+
+
+def emit_apart(module: Module) -> None:
+    """tgx_apart(frame, mask, pc): lanes wait at a pc."""
+    f = Fn(module, "tgx_apart", "void", [("ptr", "frame"), ("i32", "mask"), ("i32", "pc")], "nounwind")
+    frame, mask, pc = f.args
+    pcs = f.load("i32", frame, Frame.PCS, LANES, 64)
+    f.store(f.select(f.mask_vec(mask), pc, pcs), frame, Frame.PCS, 64)
+    f.ret()
+    f.finish()

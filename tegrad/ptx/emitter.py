@@ -8,11 +8,13 @@ which other lanes wait: control stays in direct jumps while it is below that.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from tegrad.ptx import shared
 from tegrad.ptx.analysis import Block, analyse
 from tegrad.ptx.convergence import converge, hold, keys
 from tegrad.ptx.dispatch import Dispatcher
 from tegrad.ptx.errors import PtxError
 from tegrad.ptx.ir import Fn, Module, V
+from tegrad.ptx.lanes import keep
 from tegrad.ptx.layout import LANES, STACK_ALIGN, Frame, Launch
 from tegrad.ptx.placement import Layout
 from tegrad.ptx.rules import U32, Handler, OpRule, unsupported
@@ -134,7 +136,7 @@ class Emitter(Dispatcher):
                         f"line {ins.line}: {ins.op} has {len(ins.operands)} operands, not {len(sources) + 1}"
                     )
                 values = [self.read(o, t) for o, t in zip(ins.operands[1:], sources, strict=True)]
-                self.write(ins.operands[0], op.apply(self.f, ins, *values), result, ins)
+                self.write(ins.operands[0], shared.applied(self.f, op, ins, values), result, ins)
             else:
                 op(self, ins)
 
@@ -315,12 +317,10 @@ class Emitter(Dispatcher):
                     bits = f.or_(f.and_(old, f.not_(self.mask)), f.and_(bits, self.mask))
                 f.store(bits, self.frame, at)
             else:
-                v = f.splat(v, LANES)
-                align = min(64, ty.bits // 8 * LANES)
                 if self.block.diverged:
-                    old = f.load(v.el, self.frame, at, LANES, align)
-                    v = f.select(f.mask_vec(self.mask), v, old)
-                f.store(v, self.frame, at, align)
+                    keep(f, v, self.frame, at, self.mask)
+                else:
+                    f.store(f.splat(v, LANES), self.frame, at, min(64, ty.bits // 8 * LANES))
         self.dirty.clear()
 
     def terminator(self, block: Block) -> None:

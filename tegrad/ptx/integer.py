@@ -155,13 +155,12 @@ def cnot(f: Fn, ins: Ins, a: V) -> V:
 
 def lop3(f: Fn, ins: Ins, a: V, b: V, c: V, table: V) -> V:
     """Any function of three bits, as a sum of products of its truth table."""
-    value = int(table.ref) & 0xFF
-    a, b, c = f.same(a, b, c)
+    a, b, c, table = f.same(a, b, c, table)
     out = f.like(a, 0)
     for i in range(8):
-        if value >> i & 1:
-            term = [x if i >> k & 1 else f.not_(x) for x, k in ((a, 2), (b, 1), (c, 0))]
-            out = f.or_(out, f.and_(f.and_(term[0], term[1]), term[2]))
+        term = [x if i >> k & 1 else f.not_(x) for x, k in ((a, 2), (b, 1), (c, 0))]
+        wanted = f.bin("ashr", f.bin("shl", table, f.like(table, 31 - i)), f.like(table, 31))
+        out = f.or_(out, f.and_(f.and_(f.and_(term[0], term[1]), term[2]), wanted))
     return out
 
 

@@ -13,13 +13,15 @@ from pathlib import Path
 import llvmlite.binding as llvm
 
 from tegrad import kept
-from tegrad.ptx import bulk, l2, mbarrier, warpgroup
+from tegrad.ptx import bulk, l2, lanes, mbarrier, shared, warpgroup
 from tegrad.ptx.access import emit_access
 from tegrad.ptx.atomic import emit_atomic
 from tegrad.ptx.check import emit_fault
 from tegrad.ptx.control import emit_arrive, emit_arrive_reduce
 from tegrad.ptx.convergence import emit_converge, emit_settle, emit_stuck, emit_unconverged
 from tegrad.ptx.copies import emit_land, emit_push, emit_soon, emit_wait
+from tegrad.ptx.dispatch import emit_apart
+from tegrad.ptx.instructions import find
 from tegrad.ptx.ir import STACK_FLAG, Module
 from tegrad.ptx.matrix import emit_mma
 from tegrad.ptx.schedule import emit_scheduler
@@ -139,6 +141,7 @@ def link(data: bytes, exports: Iterable[str], imports: Mapping[str, int]) -> Lin
 _helpers: dict[str, Linked] = {}
 _PLAIN: dict[str, Callable[[Module], None]] = {
     "tgx_fault": emit_fault,
+    "tgx_apart": emit_apart,
     "tgx_arrive": emit_arrive,
     "tgx_converge": emit_converge,
     "tgx_settle": emit_settle,
@@ -162,6 +165,10 @@ def _writer(name: str) -> Callable[[Module], None]:
     for prefix, emit in warpgroup.NAMED.items():
         if name.startswith(prefix):
             return lambda module: emit(module, name)
+    if name.startswith(shared.PREFIX):
+        return lambda module: shared.emit(module, name, find)
+    if name.startswith(lanes.KEEP):
+        return lambda module: lanes.emit_keep(module, name)
     if name.startswith("tgx_mma_"):
         return lambda module: emit_mma(module, name)
     if name.startswith("tgx_atom_"):

@@ -15,7 +15,7 @@ from tegrad.ptx.lanes import each_lane, gather
 from tegrad.ptx.layout import LANES, Frame
 from tegrad.ptx.lowering import Lowering
 from tegrad.ptx.rules import PRED, U32, Handler, mod
-from tegrad.ptx.syntax import Imm, Ins, Operand, Pair
+from tegrad.ptx.syntax import Ins, Operand, Pair
 from tegrad.ptx.types import TYPES, Ty
 
 SHFL_MODES = ("up", "down", "bfly", "idx")
@@ -89,26 +89,34 @@ def _handlers(base: str, joined: Callable[..., V], finish: Callable[..., None]) 
     return {base: now, MET + base: lambda e, ins: finish(e, ins, *_told(e))}
 
 
+def _moves(mode: str, b: V, c: V) -> list[tuple[int, bool]]:
+    """The lane that each lane reads from, and whether it is in range, where constants tell; else nothing."""
+    if b.n > 1 or c.n > 1 or "%" in b.ref + c.ref:
+        return []
+    return [source_lane(mode, lane, int(b.ref), int(c.ref)) for lane in range(LANES)]
+
+
 def _source(e: Lowering, ins: Ins) -> tuple[V, V]:
     """The lane that each lane reads from, and whether it is in range."""
     f = e.f
-    mode = next(m for m in ins.mods if m in SHFL_MODES)
-    b, c = ins.operands[2:4]
-    if isinstance(b, Imm) and isinstance(c, Imm):
-        moves = [source_lane(mode, i, int(b.value), int(c.value)) for i in range(LANES)]
+    mode, b, c = _shfl(e, ins)
+    if moves := _moves(mode, b, c):
         ok = f.mask_vec(f.const("i32", sum(ok << i for i, (_, ok) in enumerate(moves))))
         return f.elements("i32", [j for j, _ in moves]), ok
-    return _lanes(f, mode, e.read(b, U32), e.read(c, U32))
+    return _lanes(f, mode, b, c)
+
+
+def _shfl(e: Lowering, ins: Ins) -> tuple[str, V, V]:
+    """The mode of a shfl, and its sources b and c."""
+    return next(m for m in ins.mods if m in SHFL_MODES), e.read(ins.operands[2], U32), e.read(ins.operands[3], U32)
 
 
 def _shfl_joined(e: Lowering, ins: Ins, lanes: V) -> V:
     """shfl.sync.mode.b32 d|p, a, b, c, membermask."""
     f = e.f
     a = f.splat(e.read(ins.operands[1], U32), LANES)
-    b, c = ins.operands[2:4]
-    if isinstance(b, Imm) and isinstance(c, Imm):
-        mode = next(m for m in ins.mods if m in SHFL_MODES)
-        return f.shuffle(a, None, [source_lane(mode, i, int(b.value), int(c.value))[0] for i in range(LANES)])
+    if moves := _moves(*_shfl(e, ins)):
+        return f.shuffle(a, None, [j for j, _ in moves])
     return permute(f, a, _source(e, ins)[0])
 
 
