@@ -8,6 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Processes that share the tests, a file at a time, those that take longest first (tests/balance.py).
 WORKERS ?= 2
+# Tests start hundreds of processes, each of which would compile the package's sources anew.
+export PYTHONDONTWRITEBYTECODE :=
 # A worker that crashes ends the run: xdist would hand out the test that crashed it again and again.
 SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # More for pytest: `make test MORE=--record-seconds`.
