@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -89,12 +89,21 @@ def build(argv: Sequence[str]) -> typer.Typer:
     return app
 
 
+def _reveal(command: Any) -> None:
+    """Let a shell complete what a screen of help has no room for."""
+    command.hidden = False
+    for below in (*getattr(command, "params", ()), *getattr(command, "commands", {}).values()):
+        _reveal(below)
+
+
 def main() -> None:
     """Console entry point: errors become one sentence on stderr and their exit code; Ctrl-C is 130."""
     try:
         program = typer.main.get_command(build(_words()))
         for option in program.params:
             option.hidden = option.name in ("install_completion", "show_completion")  # type: ignore[attr-defined]
+        if "_TEGRAD_COMPLETE" in os.environ:
+            _reveal(program)
         program()
     except KeyboardInterrupt:
         sys.exit(ENDED_BY_CTRL_C)

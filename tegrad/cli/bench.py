@@ -25,7 +25,12 @@ MODEL_HELP = "A GGUF file or a pulled model's name."
 _HELP = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(no_args_is_help=True, context_settings=_HELP)
 serve = typer.Typer(no_args_is_help=True, context_settings=_HELP)
-app.add_typer(serve, name="serve", help="Measure `tegrad serve` under load: beside llama-server, beside its engine.")
+app.add_typer(
+    serve,
+    name="serve",
+    help="Measure `tegrad serve` under load: beside llama-server, beside its engine.",
+    epilog="tegrad bench serve load 1b-q6k",
+)
 
 Root = Annotated[Path, typer.Option("--results", help="The results folder.")]
 Json = Annotated[bool, typer.Option("--json", help="A JSON list on the last line.")]
@@ -58,7 +63,7 @@ def _name(command: CommandInfo) -> str:
     return command.name or str(getattr(command.callback, "__name__", ""))
 
 
-@app.command()
+@app.command(epilog="tegrad bench figures --no-measure")
 def figures(
     results: Root = DEFAULT,
     check: Annotated[
@@ -99,7 +104,7 @@ def figures(
     _last([as_json(row, age) for row, age in zip(rows, ages, strict=True)], json_)
 
 
-@app.command()
+@app.command(epilog="tegrad bench take first-run-tok-s")
 def take(
     id: Annotated[str, typer.Argument(help="The figure, as in `tegrad bench list`.")],
     out: Annotated[Path | None, typer.Option(help="Write the samples here instead of into the results folder.")] = None,
@@ -121,7 +126,7 @@ def take(
     typer.echo(json.dumps({"id": record.id, "median": record.ours.median, "unit": record.unit}))
 
 
-@app.command()
+@app.command(epilog="tegrad bench add decode-1b-q6k-d0.json")
 def add(
     samples: Annotated[list[Path], typer.Argument(help="Samples files taken on another machine.")],
     results: Root = DEFAULT,
@@ -135,7 +140,7 @@ def add(
         folder.add(Record.load(path))
 
 
-@app.command()
+@app.command(epilog="tegrad bench ptx --json")
 def ptx(json_: Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")] = False) -> None:
     """Measure the PTX engine: lane-instructions per second and core, launches and compile times."""
     from tegrad.bench.engine import report
@@ -146,7 +151,7 @@ def ptx(json_: Annotated[bool, typer.Option("--json", help="One JSON object on t
     _last({row.name: row._asdict() for row in rows}, json_)
 
 
-@app.command()
+@app.command(epilog="tegrad bench dependencies chain chain-lean")
 def dependencies(
     forms: Annotated[list[str] | None, typer.Argument(help="Forms to measure; all if left out.")] = None,
     json_: Json = False,
@@ -158,7 +163,7 @@ def dependencies(
     _last(show(forms or (), quiet=json_), json_)
 
 
-@app.command()
+@app.command(epilog="tegrad bench decode decode-3b-q6k --plan one")
 def decode(
     figures: Annotated[
         list[str] | None, typer.Argument(help="Figures; all that are compared with llama.cpp if left out.")
@@ -208,7 +213,7 @@ def decode(
     raise typer.Exit(any(line["error"] for line in lines))
 
 
-@app.command()
+@app.command(epilog="tegrad bench tinygrad launch matmul-f16-2048 --vs torch")
 def tinygrad(
     rows: Annotated[
         list[str] | None,
@@ -277,7 +282,7 @@ def tinygrad(
     raise typer.Exit(len(found) < len(done))
 
 
-@app.command()
+@app.command(epilog="tegrad bench quality small-1b-q6k")
 def quality(
     models: Annotated[
         list[str] | None, typer.Argument(help="Models, such as 1b-q6k or small-1b-q6k; all small ones if left out.")
@@ -314,7 +319,7 @@ def quality(
     raise typer.Exit(behind)
 
 
-@app.command()
+@app.command(epilog="tegrad bench perplexity model.gguf")
 def perplexity(
     model: Model,
     tokens: Annotated[int | None, typer.Option(min=8, help="Tokens to feed; 16384 if left out.")] = None,
@@ -357,7 +362,7 @@ def perplexity(
             Results(results).add(record)
 
 
-@app.command()
+@app.command(epilog="tegrad bench kernels --plan prefill")
 def kernels(
     static: Annotated[bool, typer.Option("--static", help="What the compilers made of them; needs no GPU.")] = False,
     model: Annotated[str, typer.Option(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = "1b-q6k",
@@ -397,7 +402,7 @@ def kernels(
     path.write_text(json.dumps(table.document(model, tables), indent=1) + "\n")
 
 
-@app.command()
+@app.command(epilog="tegrad bench products 1b-q6k --sweep 3")
 def products(
     models: Annotated[list[str], typer.Argument(help="SHAPE-FORMAT, as in tegrad.bench.models.")],
     sweep: Annotated[
@@ -415,7 +420,7 @@ def products(
     _last(show_products(models, sweep, _form(dependency)), json_)
 
 
-@app.command()
+@app.command(epilog="tegrad bench attention 1b --depths 4096")
 def attention(
     models: Annotated[list[str], typer.Argument(help="Shapes, as in tegrad.bench.models: 1b, 3b, 8b, qwen3-0.6b, ...")],
     depths: Annotated[list[int] | None, typer.Option(help="Positions before the token's; 0, 4096, 16384.")] = None,
@@ -491,7 +496,7 @@ def loading(
     _last(show(model, readers or (), mib or ()), json_)
 
 
-@app.command()
+@app.command(epilog="tegrad bench sampling 128256")
 def sampling(
     vocabularies: Annotated[
         list[int] | None, typer.Argument(help="Sizes in tokens; 128256 and 151936 if left out.")
@@ -506,7 +511,7 @@ def sampling(
     _last(show_sampling(vocabularies or VOCABULARIES, sequences, _form(dependency)), json_)
 
 
-@app.command()
+@app.command(epilog="tegrad bench grammar 1b-q6k")
 def grammar(
     model: Annotated[str, typer.Argument(help="A random model's name.")] = "1b-q6k", json_: Json = False
 ) -> None:
@@ -516,7 +521,7 @@ def grammar(
     _last(show(model), json_)
 
 
-@app.command()
+@app.command(epilog="tegrad bench step model.gguf --depth 4096")
 def step(
     model: Model,
     depth: Annotated[int, typer.Option(help="Positions before the token's.")] = 0,
@@ -536,7 +541,7 @@ def step(
     _last(show_step(model, depth, _form(dependency), overlap=overlap, q8=q8), json_)
 
 
-@app.command()
+@app.command(epilog="tegrad bench persistent 1b-q6k --sweep")
 def persistent(
     model: Annotated[str, typer.Argument(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = "1b-q6k",
     depth: Annotated[int, typer.Option(help="Positions before the token's.")] = 0,
@@ -555,7 +560,7 @@ def persistent(
     _last(row, json_ and row is not None)
 
 
-@app.command()
+@app.command(epilog="tegrad bench estimate --model 1b-q6k")
 def estimate(
     model: Annotated[str, typer.Option(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = "1b-q6k",
 ) -> None:
@@ -578,7 +583,7 @@ def estimate(
             )
 
 
-@app.command()
+@app.command(epilog="tegrad bench loop 1b-q6k --plan many --plan one")
 def loop(
     models: Annotated[list[str] | None, typer.Argument(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = None,
     file: Annotated[list[Path] | None, typer.Option(parser=located, metavar="MODEL", help=MODEL_HELP)] = None,
@@ -605,7 +610,7 @@ def loop(
     _last(rows, json_)
 
 
-@app.command()
+@app.command(epilog="tegrad bench mlp --no-graph")
 def mlp(
     dependencies: Annotated[
         list[str] | None,
@@ -627,7 +632,10 @@ def mlp(
 def host(batches: Annotated[int, typer.Option(min=1, help="Batches of 200 calls.")] = 40) -> None:
     """Measure the CPU's own time for a launch, a TinyJit call and a synchronize: the GPU does not take part.
 
-    It opens NV, so without a GPU it needs an emulated board: TEGRAD_BOARD=agx-orin-64gb tegrad bench host
+    It opens NV, so without a GPU it needs an emulated board.
+
+    \b
+    TEGRAD_BOARD=agx-orin-64gb tegrad bench host
     """
     from tegrad.bench.mlp import show_host
 
@@ -673,7 +681,7 @@ def load(
                 typer.echo(f"{given.model}, {count} clients: the server takes {values} longer than its engine alone")
 
 
-@serve.command()
+@serve.command(epilog="tegrad bench serve replicas 1b-q6k --out FOLDER")
 def replicas(
     model: Annotated[str, typer.Argument(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = "1b-q6k",
     clients: Annotated[int, typer.Option(min=1, help="How many send requests; more than two GPUs' slots.")] = 128,
@@ -699,7 +707,7 @@ def replicas(
         _keep(record, out)
 
 
-@serve.command()
+@serve.command(epilog="tegrad bench serve same --requests 100")
 def same(
     model: Annotated[str, typer.Argument(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = "1b-q6k",
     requests: Annotated[int, typer.Option(min=1, help="Each is answered alone and under load.")] = 1000,
@@ -741,7 +749,7 @@ def _keep(record: Record, out: Path | None) -> None:
         Results(DEFAULT).add(record)
 
 
-@app.command("list")
+@app.command("list", epilog="tegrad bench list")
 def list_() -> None:
     """List the figures that can be measured, and whether each needs a GPU."""
     from tegrad.bench.measures import MEASURES
@@ -774,5 +782,6 @@ parts = [one for one in app.registered_commands if _name(one) not in SHOWN]
 for one in parts:
     one.hidden = True
 EPILOG = (
-    "\b\ntegrad bench take loop-tok-s\n\n" + f"Of parts: {', '.join(sorted(map(_name, parts)))}; see --help of each."
+    "\b\ntegrad bench take first-run-tok-s\n\n"
+    + f"Of parts: {', '.join(sorted(map(_name, parts)))}; see --help of each."
 )

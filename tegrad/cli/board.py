@@ -18,7 +18,7 @@ DEFAULT_CHIP = "agx-orin-64gb"
 EXEC_LINE = "Run any program on a board, as if this were a Jetson."
 
 
-@app.command()
+@app.command(epilog="tegrad board start my-board --chip orin-nano-8gb")
 def start(
     name: Name,
     chip: Annotated[str, typer.Option(help="Which board to emulate; `tegrad board chips` lists them.")] = DEFAULT_CHIP,
@@ -37,7 +37,7 @@ def start(
     typer.echo(f"{name}: {chip} with {size / 2**30:g} GiB. Use it with TEGRAD_BOARD={name}")
 
 
-@app.command()
+@app.command(epilog="tegrad board stop my-board")
 def stop(name: Name) -> None:
     """Stop a board; its clients' devices die with it."""
     from tegrad.orin.client import board_stop
@@ -46,7 +46,7 @@ def stop(name: Name) -> None:
     typer.echo(f"{name}: stopped")
 
 
-@app.command(name="list")
+@app.command(name="list", epilog="tegrad board list")
 def list_() -> None:
     """Name the boards that run."""
     from tegrad.orin import board
@@ -62,7 +62,7 @@ def list_() -> None:
         typer.echo(f"{name:20} {found['chip']:16} {found['memory_limit'] / 2**30:6g} GiB  {clients or 'no clients'}")
 
 
-@app.command()
+@app.command(epilog="tegrad board status my-board")
 def status(
     name: Name,
     json_: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
@@ -85,7 +85,7 @@ def status(
         typer.echo(f"client  {client['comm']} ({client['pid']})")
 
 
-@app.command()
+@app.command(epilog="tegrad board log my-board")
 def log(name: Name) -> None:
     """Print a board's kernel log."""
     from tegrad.orin.client import board_log
@@ -116,14 +116,11 @@ def exec_(
     It opens /dev/nvmap, /dev/nvgpu/igpu0/* and /dev/host1x-fence, makes the
     drivers' ioctls, maps buffers and rings the doorbell, unmodified.
 
+    \b
     tegrad board exec -- ./my_nvgpu_test --verbose
-
     tegrad board exec --board orin-nano-8gb -- python my_client.py
-
     tegrad board exec --board shared -- sh -c 'my_server & my_client'
-
     TEGRAD_BOARD_LOG=logs tegrad board exec -- ./my_program
-
     (the last keeps the board's kernel log in a file)
 
     The program takes this command's place: its exit code, its signals and its
@@ -142,7 +139,7 @@ def exec_(
     run_in_place(spec, command)
 
 
-@app.command()
+@app.command(epilog="tegrad board chips")
 def chips() -> None:
     """List the boards that can be emulated."""
     from tegrad.hw.chips import CHIPS

@@ -2,8 +2,10 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +33,38 @@ def test_help_lists_every_command_with_its_line() -> None:
     assert all(name in text and line.split()[0] in text for name, (_, line) in cli.COMMANDS.items())
 
 
-@pytest.mark.parametrize("name", ["", *cli.COMMANDS])
-def test_help_fits_a_screen_and_shows_an_example(name: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tegrad", *name.split(), "--help"],
-        env={**os.environ, "COLUMNS": "80"}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+def helped(command: Any, parent: Any = None, *, name: str = "tegrad") -> Iterator[tuple[str, Any, str]]:
+    """A command and all that are below it: name, context and help, on a screen of 80 columns."""
+    context = typer.Context(command, parent, name, terminal_width=80, max_content_width=80)
+    yield context.command_path, context, command.get_help(context)
+    for below, each in getattr(command, "commands", {}).items():
+        yield from helped(each, context, name=below)
+
+
+def test_help_fits_a_screen_and_shows_an_example() -> None:
+    command = [sys.executable, "-m", "tegrad", "--help"]
+    done = subprocess.run(command, env={**os.environ, "COLUMNS": "80"}, capture_output=True, text=True, check=True)
     assert len(done.stdout.splitlines()) <= 24
-    assert re.search(rf"^ +(TEGRAD_BOARD=\S+ )?tegrad {name or 'run'}( |$)", done.stdout, re.MULTILINE)
+    assert 'tegrad run "In the beginning"' in done.stdout
+
+
+@pytest.mark.parametrize("top", cli.COMMANDS)
+def test_each_commands_help_fits_a_screen_and_shows_an_example_that_is_understood(top: str) -> None:
+    root: Any = typer.main.get_command(cli.build([top]))
+    for path, context, text in helped(root.commands[top], typer.Context(root, info_name="tegrad"), name=top):
+        assert len(text.splitlines()) <= (24 if path.count(" ") == 1 else 40), text
+        examples = re.findall(rf"^ +(?:[A-Z_]+=\S+ )?{path}(?: (.*))?$", text, re.MULTILINE)
+        assert examples, text
+        for example in examples:
+            words = shlex.split(re.split("  |<|>", example)[0])
+            if not getattr(context.command, "commands", {}):
+                context.command.parse_args(typer.Context(context.command, context.parent, path), words)
 
 
 SHELL = r"""
 eval "$(tegrad --show-completion bash)"
-for words in "tegrad run --sch" "tegrad chat --sy" "tegrad bench perp" "tegrad emb"; do
+for words in "tegrad run --sch" "tegrad chat --sy" "tegrad bench perp" "tegrad emb" "tegrad bench serve repl" \
+        "tegrad serve --repl" "tegrad run --temp" "tegrad bench atten" "tegrad bench host --gp" "tegrad board sta"; do
     COMP_WORDS=($words); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMPREPLY=()
     _tegrad_completion tegrad
     echo "${COMPREPLY[@]}"
@@ -57,7 +78,18 @@ def test_a_shell_completes_commands_and_their_options(tmp_path: Path) -> None:
     program.chmod(0o755)
     variables = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(["bash", "-c", SHELL], env=variables, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["--schema", "--system", "perplexity", "embed"]
+    words = [
+        "--schema",
+        "--system",
+        "perplexity",
+        "embed",
+        "replicas",
+        "--replicas",
+        "--temperature",
+        "attention",
+        "--gpu",
+    ]
+    assert done.stdout.split() == [*words, "start", "status"]
 
 
 @pytest.mark.parametrize(
