@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -111,12 +111,13 @@ def remove(text: str) -> tuple[Model, int]:
     from huggingface_hub import scan_cache_dir
 
     info = scan_cache_dir(folder())
-    revisions = [own for repo in info.repos if (repo.repo_type, repo.repo_id) == ("model", model.repo)
-                 for own in repo.revisions]  # fmt: skip
+    repos = frozenset(repo for repo in info.repos if (repo.repo_type, repo.repo_id) == ("model", model.repo))
+    revisions = [own for repo in repos for own in repo.revisions]
     files = {file for own in revisions for file in own.files
              if file.file_path.relative_to(own.snapshot_path).as_posix() in model.files}  # fmt: skip
     if files == {file for own in revisions for file in own.files}:
-        plan = info.delete_revisions(*(own.commit_hash for own in revisions))
+        # In this repository alone: a copy of it may have the same commit.
+        plan = replace(info, repos=repos).delete_revisions(*(own.commit_hash for own in revisions))
     else:
         plan = info.delete_files(*files)
     plan.execute()

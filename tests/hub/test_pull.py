@@ -194,6 +194,16 @@ def test_removing_frees_what_nothing_else_uses(hub: Hub) -> None:
     assert not list(cache.folder().glob("models--*"))
 
 
+def test_removing_leaves_copies_of_the_repository_with_the_same_commit_alone(hub: Hub) -> None:
+    names = [f"owner{number}/copy" for number in range(5)]
+    for name in names:
+        hub.repositories[name] = Repository({"copy-F16.gguf": name.encode()})
+        pull(name)
+    while names:
+        cache.remove(names.pop())
+        assert [each.path.read_text() for each in cache.here()] == names
+
+
 def test_without_the_library_it_is_said_what_to_install(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ModelNameError, match=r"needs the Hugging Face hub's library: pip install .*\[hub\]"):
