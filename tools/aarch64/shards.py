@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections import Counter
@@ -31,6 +32,8 @@ ORDER = (
     "bench",
 )
 """Folders of tests/ by turn; a folder below one that is named goes with it, all others come last."""
+SECONDS: dict[str, float] = json.loads((PROJECT / "tests" / "seconds.json").read_text())
+"""What a file takes on x86-64, by which those of a folder come; what takes little is not in there."""
 SELECTED = "not hardware and not long"
 TEST_LIMIT_S = 600.0
 """How long one test may take before it counts as killed; collecting a file, too."""
@@ -54,11 +57,11 @@ class Shard:
         """The name of its journal and log."""
         return self.file.removesuffix(".py").replace("/", "-")
 
-    def turn(self) -> tuple[int, str]:
+    def turn(self) -> tuple[int, float, str]:
         """Its place in the order."""
         whole = "/".join(Path(self.file).parts[1:-1]) or "."
         folder = whole if whole in ORDER else self.folder
-        return (ORDER.index(folder) if folder in ORDER else len(ORDER), self.file)
+        return (ORDER.index(folder) if folder in ORDER else len(ORDER), SECONDS.get(self.file, 0.0), self.file)
 
 
 def all_shards(project: Path = PROJECT) -> list[Shard]:
