@@ -20,6 +20,7 @@ MOST_QUEUED = 32
 DATA, MASK, WORDS, GROUP, PC = 128, 640, 644, 648, 652
 ENTRY_BYTES = 704
 QUEUE_BYTES = MOST_QUEUED * ENTRY_BYTES
+CUT, LDMATRIX = "tgx_copy_cut_w", "tgx_ldmatrix_"
 
 
 def _entry(f: Fn, queue: V, index: V) -> V:
@@ -150,15 +151,24 @@ def _issue(e: Asynchronous, ins: Ins, queue: V) -> None:
         f.store(f.call(helper_name("ld", "global", 32, 1), "i32", LANES, e.frame, source, read, pc), out, 0, 4)
     else:
         f.call_void(helper_name("ld", "global", 32, words), e.frame, source, read, pc, out)
-    for i in range(words if limit is not None else 0):
-        assert limit is not None
-        f.store(f.and_(f.load("i32", out, 128 * i, LANES, 4), _kept(f, limit, 4 * i)), out, 128 * i, 4)
+    if limit is not None:
+        f.call_void(f"{CUT}{words}", out, f.splat(limit, LANES))
     f.call_void("tgx_copy_push", e.frame, queue, target, out, lanes, f.const("i32", words), pc)
+
+
+def emit_cut(module: Module, name: str) -> None:
+    """tgx_copy_cut_w*(words, limits): zero the bytes of each lane's words from its limit on."""
+    f = Fn(module, name, "void", [("ptr", "words"), (f"<{LANES} x i32>", "limits")], "nounwind")
+    words, limit = f.args
+    for i in range(int(name.removeprefix(CUT))):
+        v = f.load("i32", words, 4 * LANES * i, LANES, 4)
+        f.store(f.and_(v, _kept(f, limit, 4 * i)), words, 4 * LANES * i, 4)
+    f.ret()
+    f.finish()
 
 
 def _kept(f: Fn, limit: V, at: int) -> V:
     """A mask of the bytes of the word at an offset that lie below the limit."""
-    limit = f.splat(limit, LANES)
     size = f.sub(f.intr("umax", f.intr("umin", limit, f.like(limit, at + 4)), f.like(limit, at)), f.like(limit, at))
     low = f.sub(f.bin("shl", f.like(size, 1), f.and_(f.mul(size, f.like(size, 8)), f.like(size, 31))), f.like(size, 1))
     return f.select(f.icmp("eq", size, f.like(size, 4)), f.like(size, -1), low)
@@ -185,27 +195,39 @@ def ldmatrix(e: Asynchronous, ins: Ins) -> None:
     if not count or "m8n8" not in ins.mods or not ins.types or ins.types[-1].name != "b16":
         raise NotImplementedError
     rows = f.splat(address(e, ins.operands[1], "shared"), LANES)
-    lanes, pc = e.lanes(ins), f.const("i32", e.pc)
     e.account(ins, 4 * count, False)
     target = ins.operands[0]
     items = target.items if isinstance(target, Vec) else (target,)
+    out = f.alloca(f"[{count} x <{LANES} x i32>]", 64)
+    name = f"{LDMATRIX}{'t' if mod(ins, 'trans') else 'n'}{count}"
+    f.call_void(name, e.frame, rows, e.lanes(ins), f.const("i32", e.pc), out)
     for i, item in enumerate(items):
-        if mod(ins, "trans"):
+        e.write(item, f.load_placed("i32", f.gep(out, 4 * LANES * i)), U32, ins)
+
+
+def emit_ldmatrix(module: Module, name: str) -> None:
+    """tgx_ldmatrix_*(frame, rows, mask, pc, out): matrices of 8 rows each by the rows' addresses in shared memory."""
+    how = name.removeprefix(LDMATRIX)
+    rows_ty = f"<{LANES} x i32>"
+    params = [("ptr", "frame"), (rows_ty, "rows"), ("i32", "mask"), ("i32", "pc"), ("ptr", "out")]
+    f = Fn(module, name, "void", params, "nounwind")
+    frame, rows, mask, pc, out = f.args
+    for i in range(int(how[1:])):
+        if how[0] == "t":
             halves = []
             for k in range(2):
                 at = f.shuffle(rows, None, [8 * i + 2 * (lane % 4) + k for lane in range(LANES)])
                 at = f.add(at, f.elements("i32", [2 * (lane // 4) for lane in range(LANES)]))
-                halves.append(
-                    f.resize(
-                        f.call(helper_name("ld", "shared", 16, 1), "i16", LANES, e.frame, at, lanes, pc), "i32", False
-                    )
-                )
+                half = f.call(helper_name("ld", "shared", 16, 1), "i16", LANES, frame, at, mask, pc)
+                halves.append(f.resize(half, "i32", False))
             v = f.or_(halves[0], f.bin("shl", halves[1], f.like(halves[1], 16)))
         else:
             at = f.shuffle(rows, None, [8 * i + lane // 4 for lane in range(LANES)])
             at = f.add(at, f.elements("i32", [4 * (lane % 4) for lane in range(LANES)]))
-            v = f.call(helper_name("ld", "shared", 32, 1), "i32", LANES, e.frame, at, lanes, pc)
-        e.write(item, v, U32, ins)
+            v = f.call(helper_name("ld", "shared", 32, 1), "i32", LANES, frame, at, mask, pc)
+        f.store(v, out, 4 * LANES * i, 64)
+    f.ret()
+    f.finish()
 
 
 HANDLERS: dict[str, Handler[Asynchronous]] = {"cp": copy_async, "ldmatrix": ldmatrix, "movmatrix": movmatrix}

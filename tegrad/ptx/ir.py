@@ -79,6 +79,7 @@ class Fn:
         self.lines: list[str] = []
         self._n = 0
         self._memo: dict[str, str] = {}
+        self._places: dict[str, V] = {}
         self.args = [V(t, 1, f"%{n}") if not t.startswith("<") else _vector(t, f"%{n}") for t, n in params]
 
     # -- plumbing ------------------------------------------------------------------------------------------------
@@ -287,6 +288,19 @@ class Fn:
         al = align or max(1, EL_BITS.get(el, 64) // 8)
         return self.op(el, n, f"load {'volatile ' if once else ''}{vec(el, n)}, {p}, align {al}", pure=False)
 
+    def placed(self, v: V) -> V:
+        """The address of a vector of bytes 64 apart that nobody stores to: it is stored once in a basic block."""
+        if str(v) not in self._places:
+            self._places[str(v)] = at = self.alloca(v.ty, 64)
+            self.store(v, at, 0, 64)
+        return self._places[str(v)]
+
+    def load_placed(self, el: str, at: V) -> V:
+        """The 32 elements at an address that is `placed`'s for them from now on."""
+        v = self.load(el, at, 0, 32, 64)
+        self._places[str(v)] = at
+        return v
+
     def in_order(self) -> None:
         """What comes before stays before what follows, as far as the compiler goes."""
         self.do('fence syncscope("singlethread") seq_cst')
@@ -299,6 +313,7 @@ class Fn:
     def label(self, name: str) -> None:
         self.lines.append(f"{name}:")
         self._memo.clear()
+        self._places.clear()
 
     def br(self, name: str) -> None:
         self.do(f"br label %{name}")

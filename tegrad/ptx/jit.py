@@ -13,7 +13,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 
 from tegrad import kept
-from tegrad.ptx import bulk, l2, lanes, mbarrier, shared, warpgroup
+from tegrad.ptx import bulk, copies, l2, lanes, mbarrier, shared, warpgroup
 from tegrad.ptx.access import emit_access
 from tegrad.ptx.atomic import emit_atomic
 from tegrad.ptx.check import emit_fault
@@ -161,18 +161,22 @@ _PLAIN: dict[str, Callable[[Module], None]] = {
 }
 
 
+_NAMED: dict[str, Callable[[Module, str], None]] = {
+    **warpgroup.NAMED,
+    "tgx_mma_": emit_mma,
+    "tgx_atom_": emit_atomic,
+    lanes.KEEP: lanes.emit_keep,
+    copies.CUT: copies.emit_cut,
+    copies.LDMATRIX: copies.emit_ldmatrix,
+    shared.PREFIX: lambda module, name: shared.emit(module, name, find),
+}
+"""By the beginning of a name, whose rest says what the function does."""
+
+
 def _writer(name: str) -> Callable[[Module], None]:
-    for prefix, emit in warpgroup.NAMED.items():
+    for prefix, emit in _NAMED.items():
         if name.startswith(prefix):
             return lambda module: emit(module, name)
-    if name.startswith(shared.PREFIX):
-        return lambda module: shared.emit(module, name, find)
-    if name.startswith(lanes.KEEP):
-        return lambda module: lanes.emit_keep(module, name)
-    if name.startswith("tgx_mma_"):
-        return lambda module: emit_mma(module, name)
-    if name.startswith("tgx_atom_"):
-        return lambda module: emit_atomic(module, name)
     if name.startswith("tgx_match_b"):
         return lambda module: emit_match(module, int(name[11:]))
     if name.startswith("tgx_reduce_"):

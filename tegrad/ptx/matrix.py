@@ -94,19 +94,14 @@ def parse_name(name: str) -> MmaShape:
 
 
 def emit_mma(module: Module, name: str) -> None:
-    """tgx_mma_*(ptr in, ptr out): A, B and C registers one after the other; D registers."""
+    """tgx_mma_*(ptr out, ptr ...): where D goes, one register after the other; where each of A, B and C lies."""
     s = parse_name(name)
-    f = Fn(module, name, "void", [("ptr", "in"), ("ptr", "out")], "nounwind")
-    source, out = f.args
-    at = 0
+    count = s.a_regs + s.b_regs + s.c_regs
+    f = Fn(module, name, "void", [("ptr", "out"), *(("ptr", f"x{at}") for at in range(count))], "nounwind")
+    out, *sources = f.args
 
     def regs(count: int, el: str) -> list[V]:
-        nonlocal at
-        found = []
-        for _ in range(count):
-            found.append(f.load(el, source, at, LANES, 4))
-            at += LANE_BYTES[el]
-        return found
+        return [f.load(el, sources.pop(0), 0, LANES, 4) for _ in range(count)]
 
     a = [elements(f, r, s.a) for r in regs(s.a_regs, s.reg)]
     b = [elements(f, r, s.b) for r in regs(s.b_regs, s.reg)]
@@ -182,18 +177,13 @@ def mma(e: Operands, ins: Ins) -> None:
         *_operand(e, ins, 2, s.b_regs, s.reg),
         *_operand(e, ins, 3, s.c_regs, s.c_el),
     ]
-    source = f.alloca(f"[{sum(LANE_BYTES[w.el] for w in words)} x i8]", 64)
     out = f.alloca(f"[{s.c_regs * LANE_BYTES[s.c_el]} x i8]", 64)
-    at = 0
-    for w in words:
-        f.store(w, source, at, 64)
-        at += LANE_BYTES[w.el]
-    f.call_void(s.name, source, out)
+    f.call_void(s.name, out, *(f.placed(word) for word in words))
     target = ins.operands[0]
     items = target.items if isinstance(target, Vec) else (target,)
     t = TYPES["b64" if s.c_el == "i64" else "b32"]
     for i, o in enumerate(items):
-        e.write(o, f.load(s.c_el, out, i * LANE_BYTES[s.c_el], LANES, 64), t, ins)
+        e.write(o, f.load_placed(s.c_el, f.gep(out, i * LANE_BYTES[s.c_el])), t, ins)
 
 
 def _operand(e: Operands, ins: Ins, index: int, count: int, el: str) -> list[V]:
