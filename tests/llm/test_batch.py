@@ -26,6 +26,7 @@ from tegrad.llm.sampling import Settings
 pytestmark = pytest.mark.board
 
 SHAPE = Shape(dim=256, ffn=2048, heads=4, kv_heads=2, vocab=301, layers=2, context=256)
+"""Its batches have 8 or 16 slots and 192 positions where nothing asks for others: each number has its own kernels."""
 TEXT = np.random.default_rng(7).integers(0, SHAPE.vocab, 200).tolist()
 
 
@@ -54,7 +55,7 @@ def answered(batch: Batch, prompt: Sequence[int], count: int = 6) -> list[int]:
 
 def test_a_long_prompt_does_not_stop_the_others(model: PackedModel, path: Path) -> None:
     """While it goes in, a chunk a step, another sequence has a token of every step; a short one behind it passes it."""
-    with Batch(model, slots=3, positions=128, sizes=(8,)) as batch:
+    with Batch(model, slots=8, positions=192, sizes=(8,)) as batch:
         first = batch.join(TEXT[:3])
         batch.step()
         long, short = batch.join(TEXT[:60], 61), batch.join(TEXT[5:10], 11)
@@ -74,11 +75,11 @@ def test_a_long_prompt_does_not_stop_the_others(model: PackedModel, path: Path) 
 def test_prompts_that_begin_alike_have_blocks_in_common(model: PackedModel) -> None:
     """Also those that join at once, of which each fills what no other has yet; and later ones, whoever has left."""
     prompts = [TEXT[:150], [*TEXT[:140], 5, 6, 7], [*TEXT[:128], 9], TEXT[70:150]]
-    with Batch(model, slots=4, positions=192, sizes=(64,), share=False) as batch:
+    with Batch(model, slots=8, positions=192, sizes=(64,), share=False) as batch:
         members = [batch.join(prompt, len(prompt) + 4) for prompt in prompts]
         apart = finish(batch, *members)
         assert [member.reused for member in members] == [0] * 4
-    with Batch(model, slots=4, positions=192, sizes=(64,)) as batch:
+    with Batch(model, slots=8, positions=192, sizes=(64,)) as batch:
         members = [batch.join(prompt, len(prompt) + 4) for prompt in prompts]
         assert finish(batch, *members) == apart
         assert [member.reused for member in members] == [64, 64, 128, 0]
@@ -103,7 +104,7 @@ def test_a_sequence_alone_has_the_step_of_a_conversation(model: PackedModel, pat
                 batch.leave(other)
         return member
 
-    with Batch(model, slots=12, positions=192, sizes=(16, 64)) as batch:
+    with Batch(model, slots=16, positions=192, sizes=(16, 64)) as batch:
         finish(batch, batch.join(TEXT[100:180], 90), batch.join(TEXT[30:100], 80))
         mixed, alone = drawn(batch, beside=True), drawn(batch, beside=False)
         assert [mixed.slot, alone.slot] == [0, 0]
@@ -127,7 +128,7 @@ def test_who_finds_no_room_takes_none_and_no_memory_is_asked_for_later(
         return alloc(size, spec)
 
     monkeypatch.setattr(model.device, "allocate", counted)
-    with Batch(model, slots=3, positions=192, blocks=4, sizes=(64,)) as batch:
+    with Batch(model, slots=8, positions=192, blocks=4, sizes=(64,)) as batch:
         assert sum(asked) == 2 * 2 * SHAPE.layers * 4 * BLOCK_POSITIONS * SHAPE.kv_heads * SHAPE.width
         first = batch.join(TEXT[:130], 140)  # three blocks
         with pytest.raises(NoRoom, match="2 blocks of 64 positions are needed, 1 are free"):
@@ -146,9 +147,10 @@ def test_who_finds_no_room_takes_none_and_no_memory_is_asked_for_later(
 def test_who_leaves_in_the_middle_of_a_prompt_or_of_steps_leaves_nothing_behind(model: PackedModel) -> None:
     """Slots and blocks are used again at once, while steps that still sample for the ones before are in flight."""
     prompts = [TEXT[at : at + 40] for at in range(4)]
-    with Batch(model, slots=1, positions=64, sizes=(8,)) as batch:
+    with Batch(model, slots=1, positions=192, sizes=(8,)) as batch:
         expected = [answered(batch, prompt) for prompt in prompts]
-    with Batch(model, slots=2, positions=64, sizes=(8,), share=False) as batch:
+    with Batch(model, slots=8, positions=192, sizes=(8,), share=False) as batch:
+        others = [batch.join(TEXT[at : at + 2]) for at in range(6)]  # two slots are left
         found = []
         for steps, prompt in enumerate(prompts):
             gone = batch.join(TEXT[100:140])
@@ -156,8 +158,9 @@ def test_who_leaves_in_the_middle_of_a_prompt_or_of_steps_leaves_nothing_behind(
             for _ in range(2 * steps):
                 batch.step()
             batch.leave(gone)
-            assert len(batch.members) == 1
+            assert len(batch.members) == len(others) + 1
             other = batch.join(prompts[0], len(prompts[0]) + 5)
+            assert {staying.slot, other.slot} == {6, 7}
             found.append(finish(batch, staying, other))
         assert found == [[tokens, expected[0]] for tokens in expected]
 
@@ -174,14 +177,14 @@ def test_the_same_logits_alone_among_others_and_with_any_part_of_a_prompt_found(
         rows = floats(model.device, batch.logits, batch.slots * SHAPE.vocab).reshape(batch.slots, -1)
         found.append((rows[member.slot].tobytes(), tuple(member.tokens)))
 
-    with Batch(model, slots=12, positions=192, sizes=(16, 64), same=same) as batch:
+    with Batch(model, slots=16, positions=192, sizes=(16, 64), same=same) as batch:
         last_logits(batch)
         last_logits(batch)
         for at in range(9):
             batch.join(TEXT[at : 20 + 11 * at])
             batch.step()
         last_logits(batch)
-    with Batch(model, slots=12, positions=192, sizes=(16, 64), same=same) as batch:
+    with Batch(model, slots=16, positions=192, sizes=(16, 64), same=same) as batch:
         batch.join([*TEXT[:70], 1, 2, 3])
         for at in range(5):
             batch.join(TEXT[at : 30 + at])
