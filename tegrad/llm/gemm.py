@@ -7,7 +7,7 @@ with one read of the weights); all turn a `Gemm` and its `Operands` into a launc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product as combinations
 from typing import Any, Final, Literal, TypeAlias, TypeVar
@@ -352,19 +352,27 @@ def pick_tile(device: Gpu, gemm: Gemm, tokens: int) -> AnyTile:
 LEAST_STAGE_BYTES: Final = 8 * 4096
 """Stages of a StreamTile that hold x of eight tokens and a segment."""
 STREAMS: Final = ((2, 3), (1, 7), (1, 4), (1, 3), (1, 2))
-"""Blocks of an SM and stages of a StreamTile, the best on an H200 first; two blocks have registers for 8 tokens."""
+"""Blocks of an SM and stages of a StreamTile, the best on an H200 first; two blocks have registers for 16 tokens."""
 
 
 def pick_small_m(device: Gpu, gemm: Gemm, tokens: int) -> StreamTile | SmallMTile:
     """A StreamTile for rows of whole segments, if the chip has room for it."""
     nb, sms = -(-tokens // 8), int(device.sm_count)
     if gemm.columns % SEGMENT == 0:
-        for resident, stages in STREAMS if nb == 1 else STREAMS[1:]:
+        for resident, stages in _streams(gemm, nb):
             tile = StreamTile(nb, stages, resident)
             tile = tile.evenly(gemm, max(1, sms * resident // tile.segments(gemm)))
             if tile.stage_bytes(gemm) >= LEAST_STAGE_BYTES and _fits(device, gemm, tokens, tile):
                 return tile
     return _pick_split(device, gemm, tokens)
+
+
+def _streams(gemm: Gemm, nb: int) -> Iterable[tuple[int, int]]:
+    """STREAMS that suit so many tokens: x of 32 comes in halves, which leave room for a set of weights beside them."""
+    if nb <= 2:
+        return STREAMS
+    halves = -(-nb // 2 * LEAST_STAGE_BYTES // StreamTile(nb, 1).stage_bytes(gemm)) + 1
+    return STREAMS[1:] if nb % 2 else ((1, halves), *STREAMS[1:])
 
 
 def _pick_split(device: Gpu, gemm: Gemm, tokens: int) -> SmallMTile:

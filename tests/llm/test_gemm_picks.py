@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tegrad.hw.chips import CHIPS
-from tegrad.llm.formats import LANE_WEIGHTS, PACKED, Q6_K, Q8_0
+from tegrad.llm.formats import LANE_WEIGHTS, PACKED, Q4_K, Q6_K, Q8_0, BlockType
 from tegrad.llm.gemm import (
     SMALL_M,
     Gemm,
@@ -133,3 +133,13 @@ def test_tiles_that_add_up_alike_have_one_kernel_and_one_cut_of_columns_and_fit(
             case WgmmaTile():
                 orders.add((WgmmaTile, tile.blocks, tile.units))
     assert len(orders) == 1
+
+
+@pytest.mark.parametrize("kind", [Q4_K, Q6_K, Q8_0])
+def test_half_of_x_of_32_tokens_leaves_room_for_weights_that_come_early(kind: BlockType) -> None:
+    gemm = Gemm(kind, 4096, 4096)
+    tile = pick_small_m(_device("gh100"), gemm, 32)
+    assert isinstance(tile, StreamTile)
+    one = tile.stage_bytes(gemm) // tile.stages
+    half = 2 * 8 * 4096
+    assert half + one <= tile.stage_bytes(gemm) < half + 2 * one

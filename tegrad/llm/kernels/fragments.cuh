@@ -78,6 +78,13 @@ static __device__ __forceinline__ __half2 magic(unsigned word, int first) {
     return as_half2(__byte_perm(word, 0x64646464u, first ? 0x4342 : 0x4140));
 }
 
+// word & mask | 1024 in each half, as one instruction: LOP3 has room for one constant, and nvcc would make two of it.
+static __device__ __forceinline__ __half2 masked_magic(unsigned word, unsigned mask) {
+    unsigned v;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(v) : "r"(word), "r"(mask), "n"(0x64006400));
+    return as_half2(v);
+}
+
 static __device__ __forceinline__ __half2 both(float value) { return __float2half2_rn(value); }
 
 // d and dmin of a block as 256 d.
@@ -154,10 +161,13 @@ static __device__ __forceinline__ Scales scales_of(const Head &head, int lane) {
     return s;
 }
 
-// Word w of set i of a run, from word w of its planes: two pairs of halves.
+// Word w of set i of a run, from word w of its planes: two pairs of halves, of neighbours; CROSSED: of weights 0 and 2,
+// and 1 and 3, between which nibbles need not be moved.
+template <bool CROSSED = false>
 static __device__ __forceinline__ void expand_set(
     const unsigned (&plane)[PLANE_WORDS], const Head &head, const Scales &s, int w, int i, unsigned (&out)[2]
 ) {
+    static_assert(!CROSSED || INTEGERS == INTEGERS_NIBBLES, "of nibbles alone");
     unsigned q = 0;
     if constexpr (INTEGERS == INTEGERS_SIX_BITS) {
         if (i < 3) q = plane[i] & 0x3f3f3f3fu;
@@ -186,10 +196,17 @@ static __device__ __forceinline__ void expand_set(
             q |= (i & 1 ? bits >> w : bits << (4 - w)) & 0x10101010u;
         }
     }
-    constexpr float ZERO = 1024 + (INTEGERS == INTEGERS_CODES || INTEGERS == INTEGERS_BOOK ? 128 : -OF_KIND(LOWEST));
+    constexpr float ZERO = INTEGERS == INTEGERS_CODES || INTEGERS == INTEGERS_BOOK ? 128 : -OF_KIND(LOWEST);
 #pragma unroll
     for (int j = 0; j < 2; j++) {
-        __half2 v = __hsub2(magic(q, 2 * j), both(ZERO));
+        __half2 v;
+        if constexpr (CROSSED) {  // 1024 + nibble, or 1024 + 16 nibble
+            const unsigned two = plane[i / 2] >> 8 * j;
+            if (i & 1) v = __hfma2(masked_magic(two, 0x00f000f0u), both(1 / 16.0f), both(-64 - ZERO));
+            else v = __hsub2(masked_magic(two, 0x000f000fu), both(1024 + ZERO));
+        } else {
+            v = __hsub2(magic(q, 2 * j), both(1024 + ZERO));
+        }
         if constexpr (HAS_MINIMA) v = __hfma2(v, s.unit[i], __hneg2(s.shift[i]));
         else v = __hmul2(v, s.unit[i]);
         out[j] = as_bits(v);

@@ -17,31 +17,34 @@ constexpr int SETS = (ROWS * (GATED ? 2 : 1) + 15) / 16;
 // Lanes of neighbouring rows, four apart, load from different banks.
 constexpr int ROW_STRIDE = (SEGMENT_BYTES + 111) / 128 * 128 + 16;
 constexpr int STAGE_BYTES = 16 * ROW_STRIDE, RING_BYTES = STAGES * STAGE_BYTES;
-// x comes through the ring, as many blocks of eight tokens at a time as it holds.
-constexpr bool WHOLE = WARPS * NB * 4096 <= RING_BYTES, HALVES = NB % 2 == 0 && WARPS * NB * 2048 <= RING_BYTES;
-constexpr int AT_ONCE = WHOLE ? NB : HALVES ? NB / 2 : 1;
-constexpr int X_BYTES = WARPS * AT_ONCE * 4096, SPARE = (RING_BYTES - X_BYTES) / STAGE_BYTES;
+// x comes through the ring, eight tokens after the others, in as many buffers as leave room for a set of weights.
+constexpr int X_BYTES = WARPS * 4096, ROOM = (RING_BYTES - STAGE_BYTES) / X_BYTES;
+constexpr int BUFFERS = ROOM < 1 ? 1 : ROOM < NB ? ROOM : NB, SPARE = (RING_BYTES - BUFFERS * X_BYTES) / STAGE_BYTES;
 constexpr int EARLY_SETS = SPARE < STAGES - 1 ? SPARE : STAGES - 1;  // that come beside x, which leaves room for them
+constexpr bool EARLY = OVERLAP != 0;  // nobody writes weights: they are asked for before the wait
 constexpr int SUMS = WARPS * NB * 32;                                // quads of a set
+constexpr bool CROSSED = INTEGERS == INTEGERS_NIBBLES;               // pairs of weights, and so of x
 static_assert(RUNS % 32 == 0, "rows are whole segments");
 static_assert(ROW_STRIDE % 128 == 16 && X_BYTES <= RING_BYTES && STAGES >= 2, "a ring holds a block of x");
 
 // The row of a tile that fragments take for row g.
 static __device__ __forceinline__ int spread(int g) { return g >> 1 | (g & 1) << 2; }
 
-// A warp copies two rows of a set.
-static __device__ __forceinline__ void copy_set(unsigned to, const unsigned char *w, const unsigned char *w2, int set) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const unsigned char *matrix = GATED && warp >= 4 ? w2 : w;
+// A warp copies neighbouring rows of a set. Where this lane's part of one of them lies; rows beyond the last are the last.
+constexpr int ROWS_EACH = 16 / WARPS, ROW_BYTES = SEGMENTS * SEGMENT_BYTES;
+constexpr bool WHOLE_SETS = ROWS % (GATED ? 8 : 16) == 0;
+static __device__ __forceinline__ const unsigned char *row_of(const unsigned char *w, const unsigned char *w2, int set,
+                                                              int i) {
+    const int own = ROWS_EACH * (threadIdx.x / 32) + i, row = GATED ? 8 * set + own % 8 : 16 * set + own;
+    return (GATED && own >= 8 ? w2 : w) + (size_t)min(row, ROWS - 1) * ROW_BYTES + blockIdx.y * SEGMENT_BYTES +
+           16 * (threadIdx.x % 32);
+}
+
+static __device__ __forceinline__ void copy_row(unsigned to, const unsigned char *from) {
+    const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int own = 2 * warp + i, row = min(GATED ? 8 * set + own % 8 : 16 * set + own, ROWS - 1);
-        const unsigned char *from = matrix + ((size_t)row * SEGMENTS + blockIdx.y) * SEGMENT_BYTES + 16 * lane;
-#pragma unroll
-        for (int j = 0; j < CHUNKS; j += 32)
-            if (j + 32 <= CHUNKS || lane < CHUNKS - j)
-                copy_async<16>(to + own * ROW_STRIDE + 16 * lane + 16 * j, from + 16 * j);
-    }
+    for (int j = 0; j < CHUNKS; j += 32)
+        if (j + 32 <= CHUNKS || lane < CHUNKS - j) copy_async<16>(to + 16 * j, from + 16 * j);
 }
 
 // Products follow each other only by their sums: of few tokens there are several sums, SUM_PARTS (1, 2 or 4), which are
@@ -61,7 +64,7 @@ static __device__ __forceinline__ void multiply(float (&sum)[SUM_PARTS][NB][4], 
 #pragma unroll
     for (int s = 0; s < 4; s++) {
         unsigned a[2][2][4];
-        operands(row, s, a);
+        operands<CROSSED>(row, s, a);
 #pragma unroll
         for (int odd = 0; odd < 2; odd++)
 #pragma unroll
@@ -80,13 +83,51 @@ static __device__ __forceinline__ void multiply(float (&sum)[SUM_PARTS][NB][4], 
             for (int e = 0; e < 4; e++) sum[0][b][e] += sum[part][b][e];
 }
 
+// Pairs of neighbours in the chunks of even and of odd pairs as pairs of every other one.
+static __device__ __forceinline__ void cross(unsigned &even, unsigned &odd) {
+    const unsigned first = __byte_perm(even, odd, 0x5410);
+    odd = __byte_perm(even, odd, 0x7632), even = first;
+}
+static __device__ __forceinline__ void cross(uint4 &even, uint4 &odd) {
+    cross(even.x, odd.x), cross(even.y, odd.y), cross(even.z, odd.z), cross(even.w, odd.w);
+}
+
+static __device__ __forceinline__ void copy_tokens(unsigned staged, const __half *x, int b) {
+    copy_x<WARPS, 1>(staged + b % BUFFERS * X_BYTES, x, WARPS * blockIdx.y, WARPS * (blockIdx.y + 1), b);
+    commit_copies();
+}
+
+// Groups of copies that were asked for after tokens `b` when these are waited for.
+static __host__ __device__ constexpr int after_tokens(int b) {
+    const int behind = b < NB - BUFFERS ? BUFFERS - 1 : NB - 1 - b;
+    return behind + (!EARLY && b < BUFFERS ? EARLY_SETS : 0);
+}
+
+// Fragments of x of tokens B and those after them.
+template <int B>
+static __device__ __forceinline__ void take_tokens(uint4 (&held)[NB][8], unsigned staged, const __half *x) {
+    wait_copies<after_tokens(B)>();
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < 8; c++)
+        held[B][c] = x_chunk(staged + B % BUFFERS * X_BYTES + threadIdx.x / 32 * 4096, 0, c);
+    if constexpr (CROSSED)
+#pragma unroll
+        for (int c = 0; c < 8; c += 2) cross(held[B][c], held[B][c + 1]);
+    if constexpr (B + BUFFERS < NB) {
+        __syncthreads();
+        copy_tokens(staged, x, B + BUFFERS);
+    }
+    if constexpr (B + 1 < NB) take_tokens<B + 1>(held, staged, x);
+}
+
 static __device__ __forceinline__ Quad quad_of(int set, int b) {
     const int lane = threadIdx.x % 32;
     return {8 * b + 2 * (lane % 4), (GATED ? 8 : 16) * set + spread(lane / 4)};
 }
 
 // Add up the warps' sums of a set, by NB warps in turn; keep them for the last block, or end them.
-static __device__ __forceinline__ void end_set(const float4 *sums, int set, int turn, void *y, const float *bias,
+static __device__ __forceinline__ void end_set(const float4 *sums, int set, unsigned turn, void *y, const float *bias,
                                                float4 *partial, int tokens) {
     const int b = (threadIdx.x / 32 + WARPS - turn * NB % WARPS) % WARPS, lane = threadIdx.x % 32;
     if (b >= NB) return;
@@ -140,47 +181,47 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gemm_stream(
 ) {
     extern __shared__ __align__(128) unsigned char memory[];
     allow_next();
-    const unsigned ring = shared_address(memory), staged = ring + RING_BYTES - X_BYTES;
+    const unsigned ring = shared_address(memory), staged = ring + RING_BYTES - BUFFERS * X_BYTES;
     float4 *const sums = reinterpret_cast<float4 *>(memory + RING_BYTES);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-    int coming = blockIdx.x;
-    unsigned to = ring;
+    // Addresses move on before they are used: what a copy was given stays in its registers until it has read them.
+    int coming = blockIdx.x - gridDim.x;
+    const int stride = gridDim.x * (GATED ? 8 : 16) * ROW_BYTES;
+    const unsigned own = ring + ROWS_EACH * warp * ROW_STRIDE + 16 * lane, last = own + RING_BYTES - STAGE_BYTES;
+    unsigned to = last;
+    const unsigned char *from[ROWS_EACH];
+#pragma unroll
+    for (int i = 0; i < ROWS_EACH; i++) from[i] = row_of(w, w2, blockIdx.x, i) - stride;
     auto ahead = [&] {
-        if (coming < SETS) copy_set(to, w, w2, coming);
-        commit_copies();
         coming += gridDim.x;
-        to = to + STAGE_BYTES == ring + RING_BYTES ? ring : to + STAGE_BYTES;
+        to = to == last ? own : to + STAGE_BYTES;
+#pragma unroll
+        for (int i = 0; i < ROWS_EACH; i++) from[i] = WHOLE_SETS ? from[i] + stride : row_of(w, w2, coming, i);
+        if (coming < SETS)
+#pragma unroll
+            for (int i = 0; i < ROWS_EACH; i++) copy_row(to + i * ROW_STRIDE, from[i]);
+        commit_copies();
     };
-    constexpr bool EARLY = OVERLAP != 0;  // nobody writes weights: they are asked for before the wait
     if (EARLY)
 #pragma unroll 1
         for (int i = 0; i < EARLY_SETS; i++) ahead();
     await_previous();
     uint4 held[NB][8];
 #pragma unroll
-    for (int first = 0; first < NB; first += AT_ONCE) {
-        if (first) __syncthreads();
-        copy_x<WARPS, AT_ONCE>(staged, x, WARPS * blockIdx.y, WARPS * (blockIdx.y + 1), first);
-        commit_copies();
-        if (!EARLY && !first)
+    for (int b = 0; b < BUFFERS; b++) copy_tokens(staged, x, b);
+    if (!EARLY)
 #pragma unroll 1
-            for (int i = 0; i < EARLY_SETS; i++) ahead();
-        if (EARLY || first) wait_copies<0>();
-        else wait_copies<EARLY_SETS>();
-        __syncthreads();
-#pragma unroll
-        for (int b = 0; b < AT_ONCE; b++)
-#pragma unroll
-            for (int c = 0; c < 8; c++) held[first + b][c] = x_chunk(staged + warp * AT_ONCE * 4096, b, c);
-    }
+        for (int i = 0; i < EARLY_SETS; i++) ahead();
+    take_tokens<0>(held, staged, x);
     const int tokens = min(*count, N);
     __syncthreads();
 #pragma unroll 1
     for (int i = EARLY_SETS; i < STAGES - 1; i++) ahead();
 
     unsigned now = ring;
-    for (int set = blockIdx.x, turn = 0;; set += gridDim.x, turn++) {
+    unsigned turn = 0;
+    for (int set = blockIdx.x;; set += gridDim.x, turn++) {
         wait_copies<STAGES - 2>();
         __syncthreads();
         ahead();

@@ -10,15 +10,12 @@ static __device__ __forceinline__ bool last_arriving(unsigned *counter, int part
     return before == (unsigned)(parts - 1);
 }
 
-// By all threads of each of `parts` blocks.
+// By all threads of each of `parts` blocks. One thread's release covers what the others stored before the barrier (PTX
+// ISA, memory consistency model: causality order); they read what other blocks stored past L1.
 static __device__ __forceinline__ bool last_arriving_block(unsigned *counter, unsigned parts) {
-    __shared__ unsigned order;
-    __threadfence();
+    __shared__ bool last;
     __syncthreads();
-    if (threadIdx.x == 0) order = atomicAdd(counter, 1);
+    if (threadIdx.x == 0) last = last_arriving(counter, parts);
     __syncthreads();
-    if (order != parts - 1) return false;
-    __threadfence();
-    if (threadIdx.x == 0) *counter = 0;
-    return true;
+    return last;
 }

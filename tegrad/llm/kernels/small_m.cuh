@@ -58,8 +58,8 @@ template <int PITCH> struct Row {
         }
     }
 
-    // The sixteen weights of set s as pairs: out[w] are those of word w.
-    __device__ __forceinline__ void expanded(int s, unsigned (&out)[4][2]) const {
+    // The sixteen weights of set s as pairs: out[w] are those of word w; CROSSED: as expand_set tells.
+    template <bool CROSSED> __device__ __forceinline__ void expanded(int s, unsigned (&out)[4][2]) const {
         if constexpr (PLAIN) {
             constexpr int PARTS = PIECES / 4;  // 16 bytes each, of a set
 #pragma unroll
@@ -79,7 +79,7 @@ template <int PITCH> struct Row {
                 unsigned word[PLANE_WORDS];
 #pragma unroll
                 for (int p = 0; p < PLANES; p++) word[p] = component(plane[p], w);
-                expand_set(word, head, scales, w, s, out[w]);
+                expand_set<CROSSED>(word, head, scales, w, s, out[w]);
             }
         }
     }
@@ -90,12 +90,12 @@ template <int PITCH> struct Row {
 };
 
 // Set s of two rows as left operands: of the chunk of even pairs and that of odd ones, two products each.
-template <int PITCH>
+template <bool CROSSED = false, int PITCH>
 static __device__ __forceinline__ void operands(const Row<PITCH> (&row)[2], int s, unsigned (&a)[2][2][4]) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         unsigned words[4][2];
-        row[r].expanded(s, words);
+        row[r].template expanded<CROSSED>(s, words);
 #pragma unroll
         for (int w = 0; w < 4; w++)
 #pragma unroll
