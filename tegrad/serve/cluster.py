@@ -64,9 +64,10 @@ class Cluster:
                         _node_ip_address=LOOPBACK, _temp_dir=folder,
                     )  # fmt: skip
                 ray.serve.start(proxy_location="Disabled")  # it is us who speak HTTP
-            except (ConnectionError, OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            except Exception as error:  # Ray raises a bare one where its processes take too long
                 where = f"cannot use Ray at {address}" if address else "Ray does not start"
-                raise EngineError(f"{where}: {str(error).splitlines()[0]} (docs/replicas.md)") from error
+                said = next(iter(str(error).splitlines()), type(error).__name__)
+                raise EngineError(f"{where}: {said} (docs/replicas.md)") from error
             yield cls(bounds, address, ray)
         finally:
             if folder is not None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,9 @@ from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.grammar import Grammar
 from tegrad.llm.sampling import Settings
 from tegrad.llm.service import QueueFull
-from tegrad.serve import replica, replicas
+from tegrad.serve import cluster, replica, replicas
 from tegrad.serve.catalogue import about
+from tegrad.serve.cluster import Cluster
 from tegrad.serve.config import Bounds
 from tegrad.serve.plan import Wanted
 from tegrad.serve.replica import Call, Replica, authenticate, first_words
@@ -320,3 +322,31 @@ def test_a_machine_that_cannot_load_it_says_why(path: Path, run: Any, change: di
     with processes.marked() as mark:
         run(ask())
         until(lambda: not running(mark))
+
+
+@pytest.mark.parametrize(
+    ("address", "raised", "said"),
+    [
+        (
+            None,
+            Exception("The node timed out.\nMore of it"),
+            "Ray does not start: The node timed out. (docs/replicas.md)",
+        ),
+        ("auto", AssertionError(), "cannot use Ray at auto: AssertionError (docs/replicas.md)"),
+    ],
+)
+def test_ray_that_does_not_start_is_one_sentence_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str | None, raised: Exception, said: str
+) -> None:
+    ended: list[bool] = []
+
+    def init(**_: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(cluster.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(cluster, "_imported", lambda: SimpleNamespace(init=init, shutdown=lambda: ended.append(True)))
+    with pytest.raises(EngineError, match=re.escape(said)), Cluster.running(Bounds(1, 1), address):
+        pass
+    assert ended == [True] * (address is None)
+    assert not list(tmp_path.iterdir())
