@@ -8,11 +8,14 @@ from typing import Annotated
 
 import typer
 
+from tegrad.cli import options
+
 MARKS = {"ok": "ok     ", "warn": "note   ", "missing": "MISSING"}
 
 
 def doctor(
     json_: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    gpu: options.Gpu = None,
 ) -> None:
     """Say what was found, what is missing and what to do. Exit code 0: models run here (on a GPU or emulated).
 
