@@ -117,6 +117,19 @@ def test_a_file_that_cannot_be_collected_fails_until_it_can(here: Here) -> None:
     assert is_complete(path)
 
 
+def test_a_file_that_is_skipped_as_a_whole_is_counted_with_its_reason(here: Here) -> None:
+    from outcomes import is_complete, outcomes
+    from shards import Shard, journal, run_shard
+
+    (here.folder / "test_absent.py").write_text(
+        "import pytest\npytest.importorskip('no_such_module', reason='not here')\n"
+    )
+    path = journal(here, Shard("test_absent.py"))
+    run_shard(here, Shard("test_absent.py"), "one", limit_s=30)
+    assert [(line["outcome"], line["reason"]) for line in outcomes(path).values()] == [("skipped", "not here")]
+    assert is_complete(path)
+
+
 def test_every_file_of_tests_is_in_one_shard_and_quick_folders_come_first(tool: None) -> None:
     from shards import ORDER, all_shards
 
@@ -156,7 +169,10 @@ def test_the_record_counts_by_folder_and_names_what_did_not_pass(tool: None, tmp
         {"collected": ["n::one", "n::two"]},
         {"test": "n::one", "outcome": "passed", **ended},
     )
-    found = merge({Shard("tests/hw/test_h.py"): hw, Shard("tests/nv/test_n.py"): nv})
+    long = journal("long", {"commit": "b", "date": "2026-01-02T00:00:00Z"}, {"collected": []})
+    found = merge(
+        {Shard("tests/hw/test_h.py"): hw, Shard("tests/nv/test_n.py"): nv, Shard("tests/hw/test_long.py"): long}
+    )
     assert found["totals"] == {"passed": 2, "failed": 0, "killed": 0, "skipped": 0, "left out": 1}
     assert found["folders"]["hw"] == {"passed": 1, "failed": 0, "killed": 0, "skipped": 0, "left out": 1, "seconds": 3}
     assert found["left out"] == {"no ptrace": ["h::two"]}

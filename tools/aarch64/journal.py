@@ -20,12 +20,22 @@ _path = Path(os.environ["AARCH64_JOURNAL"])
 _again = "AARCH64_AGAIN" in os.environ
 _seconds: dict[str, float] = {}
 _worst: dict[str, tuple[str, str]] = {}
+_absent: dict[str, str] = {}
+"""Files that are skipped as a whole, and why."""
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Note a file that does not want to be collected here."""
+    if report.skipped:
+        _absent[report.nodeid] = _why(report)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests that this run is to answer, and note which ones there are in all."""
-    write(_path, collected=[item.nodeid for item in items])
+    write(_path, collected=[*(item.nodeid for item in items), *_absent])
+    for file, why in _absent.items():
+        write(_path, test=file, outcome="skipped", reason=why, seconds=0.0)
     known = {test for test, line in outcomes(_path).items() if line["outcome"] in SETTLED or not _again}
     wanted, dropped = [], []
     for item in items:
@@ -50,8 +60,12 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.failed:
         _worst[report.nodeid] = ("failed", f"{report.when}: {report.longreprtext[-REASON:]}")
     elif report.skipped and _worst[report.nodeid][0] == "passed":
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(getattr(report, "wasxfail", ""))
-        _worst[report.nodeid] = ("skipped", reason.removeprefix("Skipped: "))
+        _worst[report.nodeid] = ("skipped", _why(report))
+
+
+def _why(report: pytest.TestReport | pytest.CollectReport) -> str:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(getattr(report, "wasxfail", ""))
+    return reason.removeprefix("Skipped: ")
 
 
 def pytest_runtest_logfinish(nodeid: str) -> None:

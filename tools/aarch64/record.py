@@ -28,7 +28,7 @@ def merge(journals: dict[Shard, Path]) -> dict[str, Any]:
     for shard, path in journals.items():
         dates += [line["date"] for line in lines(path) if "date" in line]
         ended = outcomes(path)
-        if not ended or any(test not in ended for test in _collected(path)):
+        if (asked := _collected(path)) is None or any(test not in ended for test in asked):
             not_run.append(shard.file)
         for test, line in ended.items():
             folders[shard.folder][line["outcome"]] += 1
@@ -52,8 +52,9 @@ def merge(journals: dict[Shard, Path]) -> dict[str, Any]:
     }
 
 
-def _collected(path: Path) -> list[str]:
-    found: list[str] = []
+def _collected(path: Path) -> list[str] | None:
+    """A file's tests, none where all are long ones; None where it was not looked at."""
+    found: list[str] | None = None
     for line in lines(path):
         found = line.get("collected", found)
     return found
