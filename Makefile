@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 # Tests start hundreds of processes, each of which would compile the package's sources anew.
 export PYTHONDONTWRITEBYTECODE :=
+# Threads of numpy's that wait for work burn the cores that other processes want.
+export OPENBLAS_NUM_THREADS ?= 1
 # A worker that crashes ends the run: xdist would hand out the test that crashed it again and again.
 SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # More for pytest: `make test MORE=--record-seconds`.
@@ -17,7 +19,7 @@ MORE ?=
 PROMPT ?= In the beginning
 AARCH64 ?= .aarch64
 
-.PHONY: run selftest test test-fast test-long test-policies test-aarch64 check figures clean
+.PHONY: run selftest test test-fast test-long test-policies test-aarch64 check collected figures clean
 
 # Runtime only: what `tegrad run` needs on a machine without a GPU.
 $(VENV)/.run: pyproject.toml
@@ -59,6 +61,10 @@ test-policies: $(VENV)/.dev
 # The suite in a Debian arm64 root under qemu-user (docs/testing.md); needs root, goes on where it was stopped.
 test-aarch64:
 	$(PYTHON) tools/aarch64/run.py $(AARCH64)
+
+# What pytest makes of the tests' sources is kept, so that processes which share them need not each make it.
+collected: $(VENV)/.dev
+	@$(BIN)/python -m pytest -q --collect-only >/dev/null
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
