@@ -108,7 +108,9 @@ def _run(function: Callable[..., Any], arrays: Sequence[np.ndarray], device: str
     with Context(DEV=device):
         Tensor.manual_seed(0)
         results = function(*(Tensor(array, device=device) for array in arrays))
-        return [tensor.numpy() for tensor in (results if isinstance(results, (tuple, list)) else (results,))]
+        tensors = results if isinstance(results, (tuple, list)) else (results,)
+        Tensor.realize(*tensors)  # together: one by one each would compute anew what they have in common
+        return [tensor.numpy() for tensor in tensors]
 
 
 @dataclass(frozen=True)
