@@ -36,7 +36,7 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(
-    "kind", ["F16", "Q6_K", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("F32", "Q8_0", "Q4_K"))]
+    "kind", ["Q6_K", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("F16", "F32", "Q8_0", "Q4_K"))]
 )
 def test_teacher_forced_logits_are_llama_cpps(tmp_path: Path, device: str, kind: str) -> None:
     """Through prefill chunks, a padded one, and steps of one token."""

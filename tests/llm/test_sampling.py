@@ -104,7 +104,9 @@ def test_a_border_among_equal_logits_lies_where_numpy_has_it(rig: Any) -> None:
         assert made.tokens() == [reference.draw(rows[s], settings[s], s, step) for s in range(len(settings))]
 
 
-@pytest.mark.parametrize("vocab", [CHUNK, CHUNK + 1, 2 * CHUNK + 1])
+@pytest.mark.parametrize(
+    "vocab", [CHUNK + 1, *(pytest.param(vocab, marks=pytest.mark.long) for vocab in (CHUNK, 2 * CHUNK + 1))]
+)
 def test_the_last_token_of_any_vocabulary_is_drawn_where_it_is_the_likeliest(rig: Any, vocab: int) -> None:
     settings = [Settings(), Settings(0.8, top_k=5), Settings(0.8), Settings(0.8, top_p=0.9)]
     logits = random_logits(len(settings), vocab)
