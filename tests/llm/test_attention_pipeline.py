@@ -117,6 +117,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("model") / "model.gguf", GROUPED, TYPE.Q6_K)
 
 
+ROOMY = replace(TENSOR, bulk=0, pipeline_stages=16)
 RINGS = {
     "small": replace(TENSOR, pipeline_stages=2, in_flight=8, evict_first=1),
     "three": replace(TENSOR, pipeline_stages=3, in_flight=2, spin_limit=5_000_000),
@@ -143,7 +144,7 @@ def test_bulk_copies_in_rings_of_any_size_bring_the_same_keys_and_values(
 ) -> None:
     """As copies by lanes bring to a pipeline in which all has room, bit by bit."""
     kept, last = stored(GROUPED, q8, POSITIONS), len(TEXT) - 3
-    [known] = decoded(model, [replace(TENSOR, bulk=0, pipeline_stages=16)], last, kept, q8)
+    [known] = decoded(model, [ROOMY], last, kept, q8)
     hopper(monkeypatch, seed)
     for found in decoded(model, [RINGS[ring]], last, kept, q8):
         np.testing.assert_array_equal(found, known)
@@ -151,8 +152,8 @@ def test_bulk_copies_in_rings_of_any_size_bring_the_same_keys_and_values(
 
 def test_counters_publish_the_attention_that_packets_do(model: Path) -> None:
     """Of several parts: with counters the last-arriving one joins them, with packets whoever reads them."""
-    kept, last = stored(GROUPED, False, POSITIONS), len(TEXT) - 2
-    packets, counters = decoded(model, [TENSOR, replace(TENSOR, epoch_flags=0)], last, kept)
+    kept, last = stored(GROUPED, True, POSITIONS), len(TEXT) - 2
+    packets, counters = decoded(model, [ROOMY, replace(ROOMY, epoch_flags=0)], last, kept, q8=True)
     assert errors(counters, packets)[1] < 2e-5
 
 

@@ -28,7 +28,7 @@ from one_launch import Distances, Filling, Found, Model, Place, compare, modelle
 from stages import Off
 
 TOKENS = (5, 17, 200)
-PLACES = (Place(64, 0, False), Place(256, 200, False, True, True), Place(256, 200, True, True, True))
+PLACES = (Place(256, 0, False), Place(256, 200, False, True, True), Place(256, 200, True, True, True))
 QWEN3 = replace(SHAPES["qwen3"], heads=4, context=512, layers=1)
 """Its epsilon is so large that nothing is right without it."""
 GEMMA = replace(SHAPES["gemma3"], context=1024, heads=2, head_dim=256)
