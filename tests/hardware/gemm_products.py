@@ -40,7 +40,10 @@ CASES: dict[str, tuple[Gemm, AnyTile]] = {
 SMALL_M: dict[str, tuple[Gemm, AnyTile]] = {
     **{f"{kind.name}": (Gemm(kind, 200, 1280), SmallMTile(2, warps_m=2, stages=2)) for kind in BLOCK_TYPES.values()},
     **{
-        f"{kind.name}, whole segments": (Gemm(kind, 200, 4096), StreamTile(4, stages=3 if kind.layout is None else 4, blocks=5))
+        f"{kind.name}, whole segments": (
+            Gemm(kind, 200, 4096),
+            StreamTile(4, stages=3 if kind.layout is None else 4, blocks=5),
+        )
         for kind in BLOCK_TYPES.values()
         if kind is not F32
     },
