@@ -66,5 +66,6 @@ def url(small: Direct) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[openai.OpenAI]:
     """The official client, which tries once."""
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600) as made:
+    patience = max(600, int(os.environ.get("HCQDEV_WAIT_TIMEOUT_MS", "0")) // 1000)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=patience) as made:
         yield made
