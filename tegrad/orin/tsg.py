@@ -182,14 +182,14 @@ class Tsg:
         return False
 
     def recover(self, code: NotifierCode) -> None:
-        """The group has failed, or is made to: every channel of it dies and learns why."""
-        self.driver.tell_gpu("tsg_abort", self.id)
+        """The group has failed, or is made to: every channel of it learns why and dies, then others get the engine."""
         for channel in list(self.channels):
             if channel.fault(code):
                 self.driver.log.error(
                     "nvgpu_set_err_notifier_locked",
                     f"error notifier set to {int(code)} for ch {channel.chid} owned by {channel.process.comm}",
                 )
+        self.driver.tell_gpu("tsg_abort", self.id)
 
     def post(self, event: int) -> None:
         """Raise an event."""

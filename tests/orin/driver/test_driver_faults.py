@@ -7,6 +7,8 @@ import errno
 import select
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from driver_fake_gpu import DIE, FAULT, SM_ERROR, SYNCPT
@@ -14,6 +16,7 @@ from driver_user import FENCE, NVMAP, SPEC, Channel, User, refused
 
 from tegrad.hw.faults import NotifierCode, read_notifier
 from tegrad.orin.client import BoardKernel, board_log, board_status
+from tegrad.orin.tsg import Tsg
 from tegrad.uapi import ioctls as io
 from tegrad.uapi import structs as s
 
@@ -183,3 +186,13 @@ def test_a_fence_is_readable_when_the_syncpoint_gets_there(
 def test_a_fence_needs_a_syncpoint_that_exists(user: User) -> None:
     with refused(errno.EINVAL):
         _fence(user, 1024, 0)
+
+
+def test_notifiers_are_written_before_another_group_may_have_the_engine() -> None:
+    """L4T r36.4.3 nvgpu, common/rc/rc.c, nvgpu_rc_ctxsw_timeout: the notifier, then recovery."""
+    done: list[str] = []
+    channel = SimpleNamespace(fault=lambda code: done.append(f"notifier {int(code)}"))
+    driver = SimpleNamespace(tell_gpu=lambda method, tsg: done.append(f"{method} {tsg}"))
+    group: Any = SimpleNamespace(id=3, channels=[channel], driver=driver)
+    Tsg.recover(group, NotifierCode.FIFO_ERROR_IDLE_TIMEOUT)
+    assert done == ["notifier 8", "tsg_abort 3"]
