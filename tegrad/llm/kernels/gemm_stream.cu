@@ -30,7 +30,8 @@ static_assert(ROW_STRIDE % 128 == 16 && X_BYTES <= RING_BYTES && STAGES >= 2, "a
 // The row of a tile that fragments take for row g.
 static __device__ __forceinline__ int spread(int g) { return g >> 1 | (g & 1) << 2; }
 
-// A warp copies neighbouring rows of a set. Where this lane's part of one of them lies; rows beyond the last are the last.
+// A warp copies neighbouring rows of a set. Where this lane has its part of one of them; rows beyond the last are the
+// last once more.
 constexpr int ROWS_EACH = 16 / WARPS, ROW_BYTES = SEGMENTS * SEGMENT_BYTES;
 constexpr bool WHOLE_SETS = ROWS % (GATED ? 8 : 16) == 0;
 static __device__ __forceinline__ const unsigned char *row_of(const unsigned char *w, const unsigned char *w2, int set,
