@@ -21,6 +21,7 @@ pytestmark = pytest.mark.board
 LLAMA = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=1, context=4 * NEAR_POSITIONS)
 NARROW = replace(LLAMA, dim=320, heads=5, kv_heads=1)
 GPT2 = Shape(arch="gpt2", dim=256, ffn=512, heads=4, kv_heads=4, vocab=301, layers=1, context=64)
+WHOLE = replace(LLAMA, arch="olmo2", context=64)
 PROMPT = [5, 9, 77]
 
 
@@ -31,6 +32,7 @@ PROMPT = [5, 9, 77]
         ("gh100", LLAMA, NEAR_POSITIONS + 8, PersistentPlan),
         ("gh100", NARROW, NEAR_POSITIONS, DecodePlan),
         ("gh100", GPT2, 64, DecodePlan),
+        ("gh100", WHOLE, 64, DecodePlan),
         ("agx-orin-64gb:41GiB", LLAMA, NEAR_POSITIONS, DecodePlan),
     ],
 )
@@ -39,9 +41,8 @@ def test_the_quickest_step_is_taken(
 ) -> None:
     for name, value in (("TEGRAD_BOARD", board), ("DEV", "NV"), ("HCQDEV_WAIT_TIMEOUT_MS", "60000")):
         monkeypatch.setenv(name, value)
-    path = write(
-        tmp_path / "model.gguf", shape, TYPE.F16 if shape is GPT2 else TYPE.Q8_0 if shape is NARROW else TYPE.Q6_K
-    )
+    plain = TYPE.F16 if shape in (GPT2, WHOLE) else TYPE.Q6_K
+    path = write(tmp_path / "model.gguf", shape, TYPE.Q8_0 if shape is NARROW else plain)
     with opened(), Gguf.open(path) as file, Engine(file, context) as engine:
         assert type(engine.plan) is kind
         assert engine._overlapped is (AHEAD if board == "gh100" and kind is DecodePlan else None)
