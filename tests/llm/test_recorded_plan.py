@@ -24,22 +24,26 @@ def many(*_: object, overlap: bool = False) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("arch", "recorded", "runs", "overlapped", "plan"),
+    ("arch", "recorded", "runs", "norms", "overlapped", "plan"),
     [
-        ("sm_87", None, one, None, "many launches"),  # no record, or not measured
-        ("sm_87", False, one, None, "many launches"),  # packets are wrong, or slower than launches
-        ("sm_87", True, one, None, "one launch"),
-        ("sm_87", True, refused, None, "many launches"),
-        ("sm_87", True, one, AHEAD, "overlapped launches"),  # as asked for
-        ("sm_90", None, one, None, "one launch"),
-        ("sm_90", False, one, None, "one launch"),  # a Jetson's record says nothing of it
-        ("sm_90", None, refused, None, "overlapped launches"),
+        ("sm_87", None, one, "none", None, "many launches"),  # no record, or not measured
+        ("sm_87", False, one, "none", None, "many launches"),  # packets are wrong, or slower than launches
+        ("sm_87", True, one, "none", None, "one launch"),
+        ("sm_87", True, one, "head", None, "one launch"),
+        ("sm_87", True, one, "whole", None, "many launches"),
+        ("sm_87", True, refused, "none", None, "many launches"),
+        ("sm_87", True, one, "none", AHEAD, "overlapped launches"),  # as asked for
+        ("sm_90", None, one, "none", None, "one launch"),
+        ("sm_90", False, one, "none", None, "one launch"),  # a Jetson's record says nothing of it
+        ("sm_90", None, one, "whole", None, "overlapped launches"),
+        ("sm_90", None, refused, "none", None, "overlapped launches"),
     ],
 )
 def test_the_plan_by_chip_and_record(
     arch: str,
     recorded: bool | None,
     runs: Any,
+    norms: str,
     overlapped: Dependency | None,
     plan: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -49,5 +53,6 @@ def test_the_plan_by_chip_and_record(
     monkeypatch.setattr(roles, "one_launch", lambda: recorded is True)
     made = engine.Engine.__new__(engine.Engine)
     made.device, made._overlapped, made._near = SimpleNamespace(arch=arch), overlapped, False
-    assert made._quickest(SimpleNamespace(narrow=False), None, None) == plan  # type: ignore[arg-type]
+    config = SimpleNamespace(network=SimpleNamespace(attends=[SimpleNamespace(norms=norms)]))
+    assert made._quickest(SimpleNamespace(narrow=False, config=config), None, None) == plan  # type: ignore[arg-type]
     assert made._overlapped is (AHEAD if plan == "overlapped launches" else None)
