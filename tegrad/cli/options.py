@@ -8,7 +8,6 @@ from typing import Annotated, Final
 import typer
 
 from tegrad.llm.start import choose_gpu, gpus
-from tegrad.nv.kernel import emulated
 
 SAMPLING: Final = """\b
 Sampling: --temperature 0.7 --top-p 0.95 --top-k 0 --min-p 0 --seed N
@@ -18,7 +17,7 @@ Sampling: --temperature 0.7 --top-p 0.95 --top-k 0 --min-p 0 --seed N
 
 
 def _gpu(number: int | None) -> int | None:
-    if number is not None and (there := 1 if emulated() else gpus()) is not None and number >= there:
+    if number is not None and number >= (there := gpus() or 1):
         raise typer.BadParameter(f"this machine has {there} GPU{'s' * (there > 1)}, numbered from 0")
     if number is not None:
         choose_gpu(number)

@@ -371,8 +371,10 @@ def _streams(gemm: Gemm, nb: int) -> Iterable[tuple[int, int]]:
     """STREAMS that suit so many tokens: x of 32 comes in halves, which leave room for a set of weights beside them."""
     if nb <= 2:
         return STREAMS
+    if nb % 2:
+        return STREAMS[1:]
     halves = -(-nb // 2 * LEAST_STAGE_BYTES // StreamTile(nb, 1).stage_bytes(gemm)) + 1
-    return STREAMS[1:] if nb % 2 else ((1, halves), *STREAMS[1:])
+    return (1, halves), *STREAMS[1:]
 
 
 def _pick_split(device: Gpu, gemm: Gemm, tokens: int) -> SmallMTile:

@@ -14,8 +14,8 @@ import typer
 
 import tegrad
 from tegrad import cli
-from tegrad.cli import options
 from tegrad.errors import TegradError
+from tegrad.llm import start
 
 ROOT = Path(tegrad.__file__).parents[1]
 
@@ -105,7 +105,8 @@ def test_a_number_that_no_gpu_here_has_is_refused_at_once(
 ) -> None:
     for name, value in {"DEV": "", "TEGRAD_BOARD": board}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(options, "gpus", lambda: 2)
+    monkeypatch.setattr(start, "GPU_FILES", (os.devnull,))
+    monkeypatch.setattr(start, "glob", lambda names: [names.replace("[0-9]*", number) for number in "01"])
     monkeypatch.setattr(sys, "argv", ["tegrad", *command.split(), "--gpu", "2"])
     with pytest.raises(SystemExit) as end:
         cli.main()

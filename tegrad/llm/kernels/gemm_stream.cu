@@ -100,8 +100,8 @@ static __device__ __forceinline__ void copy_tokens(unsigned staged, const __half
 
 // Groups of copies that were asked for after tokens `b` when these are waited for.
 static __host__ __device__ constexpr int after_tokens(int b) {
-    const int behind = b < NB - BUFFERS ? BUFFERS - 1 : NB - 1 - b;
-    return behind + (!EARLY && b < BUFFERS ? EARLY_SETS : 0);
+    const int later = b < NB - BUFFERS ? BUFFERS - 1 : NB - 1 - b;
+    return later + (!EARLY && b < BUFFERS ? EARLY_SETS : 0);
 }
 
 // Fragments of x of tokens B and those after them.
