@@ -48,6 +48,7 @@ def test_a_wrong_schedule_is_an_error_and_no_slower_plan(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "PersistentPlan", wrong)
     monkeypatch.setattr(module, "DecodePlan", lambda *_, **__: "launches")
     hopper: Any = SimpleNamespace(_overlapped=None, _near=False, device=SimpleNamespace(arch="sm_90"))
-    given: Any = (SimpleNamespace(narrow=False), None, None)
+    config = SimpleNamespace(network=SimpleNamespace(attends=[]))
+    given: Any = (SimpleNamespace(narrow=False, config=config), None, None)
     with pytest.raises(ScheduleError, match="waits for itself"):
         Engine._quickest(hopper, *given)
