@@ -118,13 +118,13 @@ def test_a_conversation(terminal: Callable[..., Terminal], tmp_path: Path) -> No
 
 
 def test_ctrl_c_ends_an_answer_and_twice_the_program(terminal: Callable[..., Terminal]) -> None:
-    talk = terminal("--temperature", "3", "--seed", "1")
+    talk = terminal("--temperature", "0", "--presence-penalty", "-2")  # says the same over and over, to the end
     talk.program.send("Tell me all\r")
     talk.until(lambda lines: "> Tell me all" in lines[:-1])
     talk.program.send(CTRL_C)
     assert re.match(FIGURES + "; stopped", talk.ready()[-2])
     # What it was told depends on when it was stopped.
-    for command in ("/reset", "/set max_tokens 4", "/set temperature 0"):
+    for command in ("/reset", "/set max_tokens 4", "/set presence_penalty 0"):
         talk.say(command)
     assert re.match(FIGURES, talk.say("And?")[-2])
     talk.program.send(f"half a question{CTRL_C}")
