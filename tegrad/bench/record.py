@@ -13,20 +13,26 @@ import re
 import shutil
 import statistics
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import tegrad
+from tegrad import machine as system
 from tegrad.bench.history import SOURCES, History, digest_of
 from tegrad.errors import TegradError
+from tegrad.uapi.releases import l4t
 
 PACKAGE = Path(tegrad.__file__).parent
 PACKAGES = (
     *("tinygrad", "numpy", "llvmlite", "gguf", "tokenizers", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc"),
     *("starlette", "uvicorn", "llguidance", "schemathesis", "hypothesis"),
 )
+
+SMI = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem")
+"""What nvidia-smi is asked."""
 
 
 class RecordError(TegradError):
@@ -156,17 +162,35 @@ def now() -> str:
 
 
 def machine(gpu: str = "") -> dict[str, Any]:
-    """What the samples were taken on: processor, cores, kernel, GPU and its driver where one is."""
-    cpu = re.search(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    """What the samples were taken on: processor, kernel, GPU and its revision, driver, power mode, clocks in MHz, SMs.
+
+    SMs are those of the device that this process has open; what nobody tells is empty or left out.
+    """
+    cpu = re.search(r"^model name\s*:\s*(.+)$", system.text(Path("/proc/cpuinfo")), re.MULTILINE)
+    told, release = _nvidia_smi(), l4t()
+    device = sys.modules.get("tegrad.nv.device")
     return {
         "cpu": cpu.group(1) if cpu else platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "arch": platform.machine(),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "gpu": gpu or _nvidia_smi("name"),
-        "driver": _nvidia_smi("driver_version"),
+        "gpu": gpu or told.get("name", ""),
+        "driver": told.get("driver_version", ""),
+        "release": f"L4T r{release.version}" if release else "",
+        "power_mode": str(system.power_mode() or ""),
+        "clocks_mhz": _clocks(told),
+        "revision": next(iter(system.revisions()), ""),
+        **(device.opened_facts() if device else {}),
     }
+
+
+def _clocks(told: Mapping[str, str]) -> dict[str, float]:
+    """Of a Jetson as Linux tells them, of another GPU as nvidia-smi does."""
+    found = {name.removeprefix("clocks."): float(value) for name, value in told.items() if "clocks" in name}
+    for clock in system.clocks():
+        found |= {clock.name: clock.now / 1e6, f"max.{clock.name}": clock.most / 1e6}
+    return found
 
 
 def versions() -> dict[str, str]:
@@ -191,19 +215,13 @@ def file_hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
-
-
-def _nvidia_smi(query: str) -> str:
-    """One value of nvidia-smi for the first GPU, empty where there is none."""
+def _nvidia_smi() -> dict[str, str]:
+    """What nvidia-smi tells of the first GPU, without what it does not know; nothing where there is none."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return ""
-    done = subprocess.run(
-        [tool, f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else ""
+        return {}
+    query = ["--query-gpu=" + ",".join(SMI), "--format=csv,noheader,nounits"]
+    done = subprocess.run([tool, *query], capture_output=True, text=True, check=False)
+    first = done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else ""
+    told = zip(SMI, map(str.strip, first.split(",")), strict=False)
+    return {name: value for name, value in told if value and not value.startswith("[")}

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import tegrad
+from tegrad import machine
 from tegrad._python import complaint
-from tegrad.diag import drivers, smoke
+from tegrad.diag import drivers, performance, smoke
 from tegrad.diag.finding import Finding
 from tegrad.installed import pip_install
 from tegrad.nv import TINYGRAD
@@ -90,18 +91,12 @@ def _board(root: Path) -> Iterator[Finding]:
         again = pip_install("board").replace("pip install", "pip install --force-reinstall")
         yield Finding("board", "warn", f"the emulated board needs llvmlite, which cannot be loaded: {error}", again)
         return
-    free = _available_memory()
+    free = machine.memory().get("MemAvailable", 0)
     if free < BOARD_MEMORY:
         yield Finding("board", "warn", f"the emulated board wants 2 GiB of free memory, {free >> 20} MiB are left")
         return
     version = importlib.metadata.version("llvmlite")
     yield Finding("board", "ok", f"emulated Orin available (llvmlite {version}, {free >> 30} GiB of memory free)")
-
-
-def _available_memory() -> int:
-    """MemAvailable in bytes."""
-    line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
-    return int(line.split()[1]) << 10
 
 
 def _memory(root: Path) -> Iterator[Finding]:
@@ -157,6 +152,7 @@ CHECKS: tuple[Callable[[Path], Iterator[Finding]], ...] = (
     drivers.container,
     _board,
     _memory,
+    *performance.CHECKS,
     _model,
     _extras,
 )

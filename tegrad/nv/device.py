@@ -778,6 +778,14 @@ _opened: dict[str, Any] = {}
 """Devices that are open; tinygrad's own cache cannot forget one of them."""
 
 
+def opened_facts() -> dict[str, Any]:
+    """Of the first device that is open: its SMs and, where the driver tells it (nvgpu), its revision; else nothing."""
+    for device in list(_opened.values()):
+        told = getattr(device.iface, "characteristics", None)
+        return {"sms": device.sm_count} | ({"revision": f"{told.rev:#x}"} if told is not None else {})
+    return {}
+
+
 def _forget(device: NVDevice) -> None:
     """Take a device out of tinygrad's tables: devices, peer groups, signal pools, programs, random-number state."""
     for members in HCQCompiled.peer_groups.values():

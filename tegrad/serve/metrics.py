@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from tegrad import machine
 from tegrad.llm.footprint import machine_room
 from tegrad.llm.service import Counts
 from tegrad.serve.catalogue import Catalogue, Place
@@ -21,7 +22,6 @@ from tegrad.serve.replicas import Replicated
 from tegrad.serve.wire import EngineError
 
 MEDIA: Final = "text/plain; version=0.0.4; charset=utf-8"
-SYS: Final = Path("/sys")
 WIDTHS: Final = (1, 2, 4, 8, 16, 32, 64)
 """Upper ends of the buckets of sequences in a step."""
 
@@ -34,7 +34,7 @@ async def text(models: Catalogue) -> bytes:
             with suppress(EngineError):  # it has just ended
                 rows.append(Row([place.about.name, name][: len(labels)], remote, await remote.counts()))
     registry = CollectorRegistry()
-    found = [*of_engines(rows, labels), *of_places(models.places), *FIRST_TOKEN.collect(), *of_machine(SYS)]
+    found = [*of_engines(rows, labels), *of_places(models.places), *FIRST_TOKEN.collect(), *of_machine(machine.ROOT)]
     registry.register(_Found(found))
     return generate_latest(registry)
 
@@ -115,36 +115,28 @@ def of_places(places: Iterable[Place]) -> Iterator[Metric]:
     yield from (failures, replicas, retried)
 
 
-def of_machine(sys: Path) -> Iterator[Metric]:
+def of_machine(root: Path) -> Iterator[Metric]:
     """What the system tells of memory, temperatures, clocks and throttling; a Jetson tells all of it."""
     free = GaugeMetricFamily("tegrad:memory_room_bytes", "Memory of the system that is left for models")
     free.add_metric([], machine_room())
     yield free
     heat = GaugeMetricFamily("tegrad:temperature_celsius", "Of a thermal zone", labels=["zone"])
-    for zone in sorted(sys.glob("class/thermal/thermal_zone*")):
-        if (degrees := _number(zone / "temp")) is not None:
-            heat.add_metric([_word(zone / "type") or zone.name], degrees / 1000)
+    for zone, degrees in machine.temperatures(root):
+        heat.add_metric([zone], degrees)
     yield heat
     cooling = GaugeMetricFamily("tegrad:cooling_state", "Of a cooling device; above 0 it throttles", labels=["device"])
-    for device in sorted(sys.glob("class/thermal/cooling_device*")):
-        if (state := _number(device / "cur_state")) is not None:
-            cooling.add_metric([f"{_word(device / 'type')}:{device.name.removeprefix('cooling_device')}"], state)
+    for device, state in machine.cooling(root):
+        cooling.add_metric([device], state)
     yield cooling
     clock = GaugeMetricFamily("tegrad:gpu_clock_hertz", "Of the GPU, now and at most", labels=["gpu", "which"])
-    for gpu in sorted(sys.glob("class/devfreq/*.g[pa]*")):
-        for which, file in (("now", "cur_freq"), ("most", "max_freq")):
-            if (hertz := _number(gpu / file)) is not None:
+    for gpu in machine.gpu_clocks(root):
+        for which, hertz in (("now", gpu.now), ("most", gpu.most)):
+            if hertz:
                 clock.add_metric([gpu.name, which], hertz)
     yield clock
-
-
-def _word(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return ""
-
-
-def _number(file: Path) -> int | None:
-    word = _word(file)
-    return int(word) if word.lstrip("-").isdecimal() else None
+    events = CounterMetricFamily(
+        "tegrad:over_currents", "Times that the power supply's limit throttled", labels=["alarm"]
+    )
+    for alarm, count in machine.over_currents(root).items():
+        events.add_metric([alarm], count)
+    yield events

@@ -1,6 +1,7 @@
 """Figures come out of samples files by arithmetic, and an edited row is found."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,19 @@ def test_record_names_versions_sources_and_machine() -> None:
     assert fresh.versions["tinygrad"] == "0.14.0"
     assert fresh.machine["cores"] >= 1
     assert fresh.date.endswith("Z")
+
+
+def test_record_tells_what_nvidia_smi_knows_and_leaves_out_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\necho "$@" > "$0.asked"\necho "NVIDIA H200, 580.1, 345, [N/A], 1980, 3201"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    found = record().machine
+    assert (found["gpu"], found["driver"]) == ("NVIDIA H200", "580.1")
+    assert found["clocks_mhz"] == {"sm": 345.0, "max.sm": 1980.0, "max.mem": 3201.0}
+    assert "clocks.mem,clocks.max.sm" in (tmp_path / "nvidia-smi.asked").read_text()
 
 
 def test_the_committed_table_is_what_its_samples_give() -> None:

@@ -55,11 +55,11 @@ def test_what_a_jetson_tells_is_told(tmp_path: Path) -> None:
         "thermal/thermal_zone1/type": "odd-therm", "thermal/thermal_zone1/temp": "",
         "thermal/cooling_device2/type": "gpu-throttle-alert", "thermal/cooling_device2/cur_state": "1",
         "devfreq/17000000.gpu/cur_freq": "306000000", "devfreq/17000000.gpu/max_freq": "1300500000",
-        "devfreq/15340000.vic/cur_freq": "1",
+        "devfreq/15340000.vic/cur_freq": "1", "hwmon/hwmon3/oc3_event_cnt": "7",
     }  # fmt: skip
     for name, text in rows.items():
-        (tmp_path / "class" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "class" / name).write_text(f"{text}\n")
+        (tmp_path / "sys/class" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sys/class" / name).write_text(f"{text}\n")
     found = samples(metrics.of_machine(tmp_path))
     assert found.pop(("tegrad:memory_room_bytes",)) > 0
     assert found == {
@@ -67,5 +67,6 @@ def test_what_a_jetson_tells_is_told(tmp_path: Path) -> None:
         ("tegrad:cooling_state", "gpu-throttle-alert:2"): 1,
         ("tegrad:gpu_clock_hertz", "17000000.gpu", "now"): 306e6,
         ("tegrad:gpu_clock_hertz", "17000000.gpu", "most"): 1300.5e6,
+        ("tegrad:over_currents_total", "oc3"): 7,
     }
     assert list(samples(metrics.of_machine(tmp_path / "none"))) == [("tegrad:memory_room_bytes",)]

@@ -8,6 +8,7 @@ import platform
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from tegrad._python import complaint
@@ -16,8 +17,9 @@ from tegrad.diag import drivers
 from tegrad.diag.finding import Finding
 from tegrad.diag.selftest.child import NEEDS
 from tegrad.diag.selftest.place import Place, place
-from tegrad.diag.selftest.stage import Notes, Value
+from tegrad.diag.selftest.stage import Notes
 from tegrad.errors import TegradError
+from tegrad.machine import clocks, power_mode, text
 from tegrad.nv.kernel import pick_kernel
 from tegrad.uapi.releases import ROOT, l4t
 
@@ -52,9 +54,9 @@ def machine(notes: Notes, root: Path = ROOT) -> None:
         for name, lacks in NEEDS.items():
             notes.fact(name, lacks() or "there")
     with notes.step("power and clocks"):
-        for name, value in power(root):
-            notes.fact(name, value)
-        notes.fact("clocks", dict(clocks(root)))
+        if mode := power_mode(root):
+            notes.fact("power mode", str(mode))
+        notes.fact("clocks", {one.name: asdict(one) for one in clocks(root)})
     with notes.step("nodes"):
         if here is Place.ORIN:
             _nodes(notes)
@@ -65,28 +67,8 @@ def machine(notes: Notes, root: Path = ROOT) -> None:
 def chips(root: Path) -> Iterator[str]:
     """The GPUs by name, as NVIDIA's driver of desktops and servers tells; nothing where a container hides it."""
     for path in (root / "proc/driver/nvidia/gpus").glob("*/information"):
-        if name := re.search(r"^Model:\s*(.+)$", _text(path), re.MULTILINE):
+        if name := re.search(r"^Model:\s*(.+)$", text(path), re.MULTILINE):
             yield name[1].strip()
-
-
-def power(root: Path) -> Iterator[tuple[str, Value]]:
-    """nvpmodel's mode, by its status file (`pmode:0000`) and its table of modes; nothing where there is none."""
-    mode = re.search(r"pmode:(\d+)", _text(root / "var/lib/nvpmodel/status"))
-    if not mode:
-        return
-    number = int(mode[1])
-    name = re.search(rf"POWER_MODEL\s+ID={number}\s+NAME=(\S+)", _text(root / "etc/nvpmodel.conf"))
-    yield "power mode", f"{number} ({name[1].rstrip('>').strip()})" if name else str(number)
-
-
-def clocks(root: Path) -> Iterator[tuple[str, Value]]:
-    """Clocks that Linux tells, in Hz: of devices (devfreq) and of the first CPU (cpufreq, in kHz there)."""
-    for device in sorted((root / "sys/class/devfreq").glob("*")):
-        values = {name: _text(device / name).strip() for name in ("cur_freq", "min_freq", "max_freq", "governor")}
-        yield device.name, {name: value for name, value in values.items() if value}
-    cpu = root / "sys/devices/system/cpu/cpu0/cpufreq"
-    if now := _text(cpu / "scaling_cur_freq").strip():
-        yield "cpu0", {"cur_khz": now, "max_khz": _text(cpu / "scaling_max_freq").strip()}
 
 
 def _nodes(notes: Notes) -> None:
@@ -123,9 +105,3 @@ def _groups() -> Iterator[str]:
     for number in os.getgroups():
         with suppress(KeyError):
             yield grp.getgrgid(number).gr_name
-
-
-def _text(path: Path) -> str:
-    with suppress(OSError):
-        return path.read_bytes().decode(errors="replace")
-    return ""
