@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -36,10 +37,14 @@ LLAMA_TIMEOUT_S = 300
 
 
 def program(name: str) -> Path:
-    """The path of one of llama.cpp's programs; RecordError where it is not."""
+    """The path of one of llama.cpp's programs, in the folder that is named, or on the PATH; RecordError elsewhere."""
     folder = os.environ.get(LLAMA_FOLDER)
+    if not folder and (found := shutil.which(name)):
+        return Path(found)
     if not folder:
-        raise RecordError(f"{LLAMA_FOLDER} must name the folder with llama.cpp's programs (docs/benchmarks.md)")
+        raise RecordError(
+            f"{name} is not on the PATH, and {LLAMA_FOLDER} names no folder: build it as docs/benchmarks.md says"
+        )
     path = Path(folder) / name
     if not path.is_file():
         raise RecordError(f"{path} is missing: build it as docs/benchmarks.md says")
@@ -84,11 +89,12 @@ def prefill(model: Path, tokens: int = 512) -> Side:
     return _best(model, [[*fixed, "-fa", "1", "-b", str(b), "-ub", str(b)] for b in batches], builds)
 
 
-def batch(model: Path, sequences: int, tokens: int = 128) -> Side:
-    """Tokens per second of all of several sequences together."""
-    context = sequences * (tokens + 16)
+def batch(model: Path, sequences: int, tokens: int = 128, *, prompt: int = 8, kind: str = "f16") -> Side:
+    """Tokens per second of all of several sequences together, after a prompt each; `kind` is the cache's."""
+    context = sequences * (tokens + prompt + 8)
     arguments = ["-m", str(model), "-ngl", "99", "-fa", "on", "-c", str(context), "-b", "2048", "-ub", "2048"]
-    arguments += ["-npp", "8", "-ntg", str(tokens), "-npl", str(sequences), "--output-format", "jsonl"]
+    arguments += ["-npp", str(prompt), "-ntg", str(tokens), "-npl", str(sequences), "--output-format", "jsonl"]
+    arguments += ["-ctk", kind, "-ctv", kind] if kind != "f16" else []
     speeds = [_batched(run("llama-batched-bench", arguments)) for _ in range(3)]
     return Side(LLAMA, shown("llama-batched-bench", arguments, model), speeds)
 

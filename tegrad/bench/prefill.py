@@ -348,8 +348,10 @@ def prompt(path: Path, tokens: int = 512, repetitions: int = REPETITIONS, **how:
     return found[1:]
 
 
-def together(path: Path, sequences: int, tokens: int = 128, repetitions: int = 3, **how: Any) -> list[float]:
-    """Tokens per second of `sequences` decoding together after 8 tokens each, of all of them in sum, each time.
+def together(
+    path: Path, sequences: int, tokens: int = 128, repetitions: int = 3, *, prompt: int = 8, **how: Any
+) -> list[float]:
+    """Tokens per second of `sequences` decoding together after a prompt each, of all of them in sum, each time.
 
     Time counts from when all of them decode.
 
@@ -359,10 +361,13 @@ def together(path: Path, sequences: int, tokens: int = 128, repetitions: int = 3
     from tegrad.llm.packed import PackedModel
 
     found = []
-    with PackedModel.load(path, "NV") as model, Batch(model, slots=sequences, positions=tokens + 16, **how) as batch:
+    with (
+        PackedModel.load(path, "NV") as model,
+        Batch(model, slots=sequences, positions=tokens + prompt + 8, **how) as batch,
+    ):
         rng = np.random.default_rng(3)
         for _ in range(repetitions + 1):
-            members = [batch.join(rng.integers(0, model.config.vocab, 8).tolist()) for _ in range(sequences)]
+            members = [batch.join(rng.integers(0, model.config.vocab, prompt).tolist()) for _ in range(sequences)]
             while not all(member.tokens for member in members):
                 stepped(batch, members)
             left = tokens * sequences - sum(len(member.tokens) for member in members)

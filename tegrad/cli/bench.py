@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.models import CommandInfo
 
-from tegrad.cli import options
+from tegrad.cli import bench_model, options
 from tegrad.hub.cache import located
 
 if TYPE_CHECKING:
@@ -758,6 +758,11 @@ def list_() -> None:
         typer.echo(f"{measure.id:32} {'GPU' if measure.needs_gpu else 'any':4} {measure.what}")
 
 
+app.command(epilog="tegrad bench model model.gguf -p 512 -n 128 -d 0,4096 --vs llama.cpp")(bench_model.model)
+app.command(epilog="tegrad bench compare before.json after.json")(bench_model.compare)
+app.command(epilog="tegrad bench report -o report.html")(bench_model.report)
+
+
 def _with_gpu(command: Callable[..., None]) -> Callable[..., None]:
     """The command with `--gpu`, which is settled before it runs."""
 
@@ -771,9 +776,12 @@ def _with_gpu(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-SHOWN = ("figures", "take", "add", "list", "decode", "tinygrad", "quality", "perplexity")
+SHOWN = (
+    *("model", "compare", "report"),
+    *("figures", "take", "add", "list", "decode", "tinygrad", "quality", "perplexity"),
+)
 """What `tegrad bench --help` explains; the others measure a part each."""
-NO_GPU = ("figures", "add", "list", "ptx", "estimate", "replicas")
+NO_GPU = ("figures", "add", "list", "ptx", "estimate", "replicas", "compare", "report")
 """What opens none, or several."""
 for one in (*app.registered_commands, *serve.registered_commands):
     if _name(one) not in NO_GPU and one.callback is not None:
