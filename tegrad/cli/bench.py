@@ -776,10 +776,7 @@ def _with_gpu(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-SHOWN = (
-    *("model", "compare", "report"),
-    *("figures", "take", "add", "list", "decode", "tinygrad", "quality", "perplexity"),
-)
+SHOWN = ("model", "compare", "report", "figures", "take", "add", "list", "decode", "tinygrad", "serve")
 """What `tegrad bench --help` explains; the others measure a part each."""
 NO_GPU = ("figures", "add", "list", "ptx", "estimate", "replicas", "compare", "report")
 """What opens none, or several."""

@@ -123,7 +123,7 @@ def test_every_bench_that_opens_a_gpu_takes_its_number() -> None:
         for name, each in {**bench, **bench["serve"].commands}.items()
         if "gpu" not in {p.name for p in each.params}
     }
-    assert plain == {"figures", "add", "list", "ptx", "estimate", "replicas", "serve"}
+    assert plain == {"figures", "add", "list", "ptx", "estimate", "replicas", "serve", "compare", "report"}
 
 
 def test_unknown_command_is_a_usage_error() -> None:
