@@ -94,6 +94,89 @@ def log(name: Name) -> None:
         typer.echo(line)
 
 
+@app.command(short_help="Make a board's drivers fail, stall or answer otherwise.")
+def inject(
+    name: Name,
+    ioctl: Annotated[
+        str,
+        typer.Argument(
+            metavar="[IOCTL]", help="Its name, or a pattern ('NVMAP_*'); without one nothing fails any more."
+        ),
+    ] = "",
+    error: Annotated[str, typer.Option("--errno", help="What it fails with, such as ENOMEM.")] = "",
+    stall: Annotated[float, typer.Option(min=0, help="Seconds that it waits first.")] = 0.0,
+    answer: Annotated[list[str] | None, typer.Option(metavar="FIELD=VALUE", help="A field of what it returns.")] = None,
+    nth: Annotated[int, typer.Option(min=0, help="The nth such call from now; the next one if nothing is said.")] = 0,
+    probability: Annotated[float, typer.Option(min=0, max=1, help="Each such call, with this chance.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="What that chance is drawn from.")] = 0,
+    times: Annotated[int, typer.Option(min=0, help="How often in all; 0 for ever.")] = 1,
+) -> None:
+    """Make a board's drivers fail, stall or answer otherwise, to see what a client does then.
+
+    Replaces what was injected before. Calls are counted from now on.
+
+    \b
+    tegrad board inject my-board NVMAP_ALLOC --errno ENOMEM --nth 3
+    tegrad board inject my-board 'CHANNEL_*' --stall 0.5 --probability 0.1 --times 0
+    tegrad board inject my-board GPU_NUM_VSMS --answer num_vsms=8
+    tegrad board inject my-board                     (nothing fails any more)
+    """
+    from tegrad.orin.client import board_inject
+    from tegrad.orin.inject import Injection
+
+    if not ioctl:
+        board_inject(name, [])
+        typer.echo(f"{name}: nothing is injected any more")
+        return
+    fields = dict(_field(text) for text in answer or ())
+    _check_ioctl(ioctl, fields)
+    code = _errno(error) if error else 0
+    if not (code or stall or fields):
+        raise typer.BadParameter("say what is to happen: --errno, --stall or --answer")
+    if nth and probability:
+        raise typer.BadParameter("--nth and --probability exclude each other")
+    rule = Injection(ioctl, code, stall, 0 if probability else nth or 1, probability, seed, times, fields)
+    board_inject(name, [rule])
+    when = f"with chance {probability:g}" if probability else f"at call {nth or 1}"
+    typer.echo(f"{name}: {ioctl} is struck {when}")
+
+
+def _errno(text: str) -> int:
+    import errno
+
+    code = getattr(errno, text.upper(), 0) if not text.isdecimal() else int(text)
+    if code not in errno.errorcode:
+        raise typer.BadParameter(f"there is no error {text!r}; such as ENOMEM, EINVAL, EBUSY", param_hint="--errno")
+    return int(code)
+
+
+def _field(text: str) -> tuple[str, int]:
+    name, _, value = text.partition("=")
+    try:
+        return name, int(value, 0)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is no FIELD=VALUE with a whole number", param_hint="--answer") from error
+
+
+def _check_ioctl(pattern: str, fields: dict[str, int]) -> None:
+    """A usage error where no ioctl of the drivers matches, or one that does has no such fields."""
+    from difflib import get_close_matches
+    from fnmatch import fnmatchcase
+
+    from tegrad.uapi.ioctls import ROWS
+
+    rows = [row for row in ROWS if fnmatchcase(row.name, pattern)]
+    if not rows:
+        near = get_close_matches(pattern, [row.name for row in ROWS], 3, 0.4)
+        raise typer.BadParameter(f"no ioctl is called {pattern}" + (f"; near: {', '.join(near)}" if near else ""))
+    for row in rows:
+        known = {field[0] for field in getattr(row.struct, "_fields_", ())}
+        if unknown := sorted(set(fields) - known):
+            raise typer.BadParameter(
+                f"{row.name} has no field {unknown[0]}; it has {', '.join(sorted(known)) or 'none'}"
+            )
+
+
 @app.command(
     name="exec", context_settings={"allow_interspersed_args": False}, no_args_is_help=True, short_help=EXEC_LINE
 )
