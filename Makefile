@@ -19,7 +19,7 @@ MORE ?=
 PROMPT ?= In the beginning
 AARCH64 ?= .aarch64
 
-.PHONY: run selftest test test-fast test-long test-policies test-aarch64 check collected figures clean
+.PHONY: docs run selftest test test-fast test-long test-policies test-aarch64 check collected figures clean
 
 # Runtime only: what `tegrad run` needs on a machine without a GPU.
 $(VENV)/.run: pyproject.toml
@@ -71,6 +71,10 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documents as a site in build/docs; a warning is an error.
+docs: $(VENV)/.dev
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 
 figures: $(VENV)/.dev
 	$(BIN)/tegrad bench figures
