@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("tegrad.cli.bench", "Measure, record and recompute the figures in results/."),
     "conformance": ("tegrad.cli.conformance", "Check the drivers found here against the rules of nvgpu and nvmap."),
     "selftest": ("tegrad.cli.selftest", "Try this machine's GPU stage by stage, the least risky first, and report."),
+    "trace": ("tegrad.cli.trace", "Show every driver call of a command, decoded; read and compare traces."),
     "board": ("tegrad.cli.board", "Start, stop and inspect emulated boards."),
 }
 
@@ -46,9 +47,8 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """GGUF models without CUDA on Jetson Orin and Hopper, and an emulated Orin.
-
-    \b
+    """\b
+    GGUF models without CUDA on Jetson Orin and Hopper, and an emulated Orin.
     tegrad run "In the beginning"    (tegrad --install-completion for your shell)
     """
 

@@ -14,6 +14,7 @@ from tegrad.uapi.kernel import Kernel, LinuxKernel
 BOARD_VARIABLE = "TEGRAD_BOARD"
 EXEC_VARIABLE = "TEGRAD_EXEC"
 """Set for what runs under `tegrad board exec`, which finds a board's nodes where a Jetson has its own."""
+TRACE_VARIABLE = "TEGRAD_TRACE"
 CTRL_NODE = "/dev/nvgpu/igpu0/ctrl"
 """A Jetson's GPU."""
 DESKTOP_NODE = "/dev/nvidiactl"
@@ -42,10 +43,12 @@ def desktop_driver() -> int:
 def pick_kernel() -> Kernel:
     """The Kernel for this process: LinuxKernel, or the board that `TEGRAD_BOARD` names.
 
-    A board is picked once per name, so that a device that is closed and opened again meets the same board.
+    A board is picked once per name, so that a device that is closed and opened again meets the same board. With
+    `TEGRAD_TRACE` every call is written to the file that it names.
     """
     spec = os.environ.get(BOARD_VARIABLE, "")
-    return _board(spec) if spec else LinuxKernel()
+    kernel = _board(spec) if spec else LinuxKernel()
+    return _traced(kernel, path) if (path := os.environ.get(TRACE_VARIABLE, "")) else kernel
 
 
 @functools.cache
@@ -53,3 +56,10 @@ def _board(spec: str) -> Kernel:
     from tegrad.orin.client import BoardKernel
 
     return BoardKernel(spec)
+
+
+def _traced(kernel: Kernel, path: str) -> Kernel:
+    from tegrad.uapi.trace import Tracer
+    from tegrad.uapi.tracefile import sink
+
+    return Tracer(kernel, sink(path))

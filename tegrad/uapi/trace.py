@@ -1,21 +1,25 @@
 """A Kernel that shows every call made through it: decoded arguments, what the driver wrote back, result, duration."""
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tegrad.hw.gpfifo import DOORBELL, USERMODE_SIZE, decode_token
 from tegrad.uapi.errors import DriverError
 from tegrad.uapi.fields import call_arguments, snapshot, written_fields
 from tegrad.uapi.flags import field_text
-from tegrad.uapi.ioctls import Ioctl
+from tegrad.uapi.ioctls import BY_NAME, Ioctl
 from tegrad.uapi.kernel import Arg, Doorbell, Kernel
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call: `arguments` as they went in, `written` the fields the driver changed, `result` or `error`."""
+    """One call: `arguments` as they went in, `written` the fields the driver changed, `result` or `error`.
+
+    `start` is in seconds since 1970. `fds` says what fds are that the call names, where a reader of the trace knows it.
+    """
 
     name: str
     arguments: Mapping[str, object]
@@ -23,18 +27,53 @@ class Call:
     result: int | None
     error: str
     seconds: float
+    pid: int = 0
+    thread: int = 0
+    start: float = 0.0
+    fds: Mapping[int, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        inside = ", ".join(f"{key}={field_text(self.name, key, value)}" for key, value in self.arguments.items())
-        outside = ", ".join(f"{key}={field_text(self.name, key, value)}" for key, value in self.written.items())
-        if self.error:
-            outcome = self.error
-        elif self.result is None:
-            outcome = "ok"
-        else:
-            outcome = str(self.result) if -4096 < self.result < 4096 else f"{self.result:#x}"
+        inside, outside = self.fields(self.arguments), self.fields(self.written)
         arrow = f" -> {outside}" if outside else ""
-        return f"{self.name}({inside}) = {outcome}{arrow} [{self.seconds * 1e6:.0f} us]"
+        return f"{self.name}({inside}) = {self.outcome}{arrow} [{self.seconds * 1e6:.0f} us]"
+
+    def fields(self, values: Mapping[str, object]) -> str:
+        """Fields for a reader: constants by name, fds with what they are."""
+        return ", ".join(
+            f"{key}={field_text(self.name, key, value)}{self._what(key, value)}" for key, value in values.items()
+        )
+
+    @property
+    def outcome(self) -> str:
+        """The error's name, or the result."""
+        if self.error or self.result is None:
+            return self.error or "ok"
+        if self.name == "open":
+            return f"{self.result}{self._what('fd', self.result)}"
+        return str(self.result) if -4096 < self.result < 4096 else f"{self.result:#x}"
+
+    def taken(self) -> dict[str, int]:
+        """The fds that the call was given, by field."""
+        return self._fds(self.arguments)
+
+    def made(self) -> dict[str, int]:
+        """The fds that came of it, by field; what `open` returns is `result`."""
+        result = {"result": self.result} if self.name == "open" and self.result is not None else {}
+        return self._fds(self.written) | result
+
+    def _fds(self, values: Mapping[str, object]) -> dict[str, int]:
+        fields = fd_fields(self.name)
+        return {key: value for key, value in values.items() if key in fields and isinstance(value, int) and value >= 0}
+
+    def _what(self, key: str, value: object) -> str:
+        known = self.fds.get(value) if isinstance(value, int) and key in fd_fields(self.name) else None
+        return f"<{known}>" if known else ""
+
+
+def fd_fields(name: str) -> frozenset[str]:
+    """Which fields of a call hold fds."""
+    row = BY_NAME.get(name)
+    return frozenset(("fd", "arg.fd", *row.fds_in, *row.fds_out)) if row else frozenset(("fd",))
 
 
 class Tracer:
@@ -52,13 +91,19 @@ class Tracer:
         call: Callable[[], int | None],
         written: Callable[[], Mapping[str, object]] = dict,
     ) -> int:
-        start = time.perf_counter()
+        began, start = time.time(), time.perf_counter()
+
+        def show(changed: Mapping[str, object], result: int | None, error: str = "") -> None:
+            seconds = time.perf_counter() - start
+            who = os.getpid(), threading.get_native_id()
+            self.sink(Call(name, arguments, changed, result, error, seconds, *who, began))
+
         try:
             result = call()
         except DriverError as e:
-            self.sink(Call(name, arguments, {}, None, e.code, time.perf_counter() - start))
+            show({}, None, e.code)
             raise
-        self.sink(Call(name, arguments, written(), result, "", time.perf_counter() - start))
+        show(written(), result)
         return result or 0
 
     def open(self, path: str, flags: int = os.O_RDWR | os.O_CLOEXEC) -> int:

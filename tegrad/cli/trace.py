@@ -1,0 +1,81 @@
+"""`tegrad trace`: every driver call of a command, decoded; logs of strace read; traces compared."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from tegrad.uapi.trace import Call
+
+
+class _RunByDefault(TyperGroup):
+    """What names no subcommand is a command to trace."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, *self.get_help_option_names(ctx)):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(no_args_is_help=True, cls=_RunByDefault)
+EPILOG = """\b
+tegrad trace -- tegrad run hello
+tegrad trace --summary -- python my_program.py"""
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+Summary = Annotated[bool, typer.Option("--summary", help="Counts by phase, and memory by role.")]
+Diagram = Annotated[bool, typer.Option("--diagram", help="A sequence diagram, for Mermaid.")]
+Out = Annotated[Path | None, typer.Option("-o", "--out", help="Write to this file.", dir_okay=False)]
+
+
+@app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="CMD", help="What to run, with its arguments, after `--`.")],
+    json_: Json = False,
+    summary: Summary = False,
+    diagram: Diagram = False,
+    out: Out = None,
+) -> None:
+    """Run a command and show its driver calls ("run" may be left out).
+
+    Calls of Python programs that use tegrad are decoded with arguments, result,
+    duration and fds. They are shown on stderr as they come, unless -o names a
+    file (docs/trace.md). The exit code is the command's.
+
+    \b
+    tegrad trace run -- tegrad run hello
+    tegrad trace run --diagram -o calls.mmd -- python my_program.py
+    TEGRAD_BOARD=agx-orin-64gb tegrad trace run --summary -- tegrad run hello
+    """
+    from tegrad.diag.trace.reading import calls
+    from tegrad.diag.trace.run import Traced
+    from tegrad.nv.kernel import TRACE_VARIABLE
+
+    view = _view(json_, summary, diagram)
+    traced = Traced(command, TRACE_VARIABLE, {})
+    _show(view, calls(traced.lines()), out, err=True)
+    raise typer.Exit(traced.code)
+
+
+def _view(json_: bool, summary: bool, diagram: bool) -> str:
+    chosen = [name for name, on in (("json", json_), ("summary", summary), ("diagram", diagram)) if on]
+    if len(chosen) > 1:
+        raise typer.BadParameter(f"choose one of {', '.join(f'--{name}' for name in chosen)}")
+    return chosen[0] if chosen else "text"
+
+
+def _show(view: str, calls: Iterable[Call], out: Path | None, *, err: bool = False) -> None:
+    """Print a trace, each line as it comes."""
+    from tegrad.diag.trace.views import VIEWS
+
+    with ExitStack() as stack:
+        into = stack.enter_context(open(out, "w", encoding="utf-8")) if out else sys.stderr if err else sys.stdout
+        for line in VIEWS[view](calls):
+            print(line, file=into, flush=True)
