@@ -3,6 +3,7 @@ too long, are refused in words."""
 
 import json
 import random
+import subprocess
 import sys
 import threading
 import time
@@ -297,3 +298,14 @@ def test_batches_masks_are_given_a_sequence(tokenizer: Tokenizer, masks: Masks) 
     mask = masks.mask(Grammar("regex", "a+"))
     assert mask(()) is not None
     assert tokenizer.stops <= allowed(mask(given))
+
+
+def test_the_time_that_starting_takes_does_not_count_as_a_grammars() -> None:
+    """A machine on which Python and llguidance take seconds to start refused every grammar."""
+    code = (
+        "import time\nfrom tegrad.llm import trial\ntrial.CPU_LIMIT_S = 1\n"
+        "while time.process_time() < 1.2: pass\ntrial.main()"
+    )
+    asked = json.dumps(['start: "a"', 300, {"299": "</s>"}])
+    done = subprocess.run([sys.executable, "-c", code], input=asked, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, '""')

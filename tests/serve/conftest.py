@@ -10,6 +10,7 @@ import openai
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "llm"))
+from processes import patience
 from rig import Direct, Fixed, about, served
 
 from tegrad import models
@@ -66,6 +67,5 @@ def url(small: Direct) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[openai.OpenAI]:
     """The official client, which tries once."""
-    patience = max(600, int(os.environ.get("HCQDEV_WAIT_TIMEOUT_MS", "0")) // 1000)
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=patience) as made:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=patience()) as made:
         yield made

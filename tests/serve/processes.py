@@ -34,9 +34,14 @@ def running(mark: str, word: str = "") -> list[int]:
     return found
 
 
+def patience(seconds: float = 600) -> float:
+    """How long to wait for an answer: so long, or as long as a device may take, which may have kernels to compile."""
+    return max(seconds, int(os.environ.get("HCQDEV_WAIT_TIMEOUT_MS", "0")) / 1000)
+
+
 def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
     """Wait for what comes soon."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + patience(seconds)
     while not true():
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import processes
-from processes import running, until
+from processes import patience, running, until
 from tiny_llama import Shape
 
 SHAPE = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=1, context=4096)
@@ -31,12 +31,12 @@ class Server:
 
     def post(self, **fields: object) -> httpx.Response:
         """A completion."""
-        return httpx.post(f"{self.url}/v1/completions", json={"prompt": "abc", **fields}, timeout=600)
+        return httpx.post(f"{self.url}/v1/completions", json={"prompt": "abc", **fields}, timeout=patience())
 
     def stream(self, **fields: object) -> list[str]:
         """The events of a completion, which never ends by itself."""
         body = {"prompt": "abc", "stream": True, **ENDLESS, **fields}
-        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=600) as response:
+        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=patience()) as response:
             return [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
 
     def engine(self) -> int:
@@ -45,7 +45,7 @@ class Server:
 
     def counted(self, name: str) -> float:
         """A figure's value, of all models together."""
-        text = httpx.get(f"{self.url}/metrics", timeout=600).text
+        text = httpx.get(f"{self.url}/metrics", timeout=patience()).text
         return sum(float(found) for found in re.findall(rf"^tegrad:{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
 
 

@@ -40,6 +40,8 @@ from schemathesis.specs.openapi.checks import content_type_conformance, status_c
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "llm"))
 
+from processes import patience
+
 from tegrad.llm.gguf import Gguf
 from tegrad.models import SMALL
 from tegrad.serve.app import document
@@ -206,7 +208,9 @@ def program(folder: Path) -> Iterator[Any]:
     output.data[vocabulary.eos] *= ENDS
     vectors = rewritten(plain, folder / "vectors.gguf", **{"qwen3.pooling_type": 3})
     with serving(folder / "log", str(plain), str(vectors)) as server:
-        made = httpx.post(f"{server.url}/v1/embeddings", json={"model": "vectors", "input": "tea"}, timeout=120)
+        made = httpx.post(
+            f"{server.url}/v1/embeddings", json={"model": "vectors", "input": "tea"}, timeout=patience(120)
+        )
         assert made.status_code == 200, made.text
         yield server
 

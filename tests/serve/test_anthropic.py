@@ -10,6 +10,7 @@ from typing import Any
 import anthropic
 import httpx
 import pytest
+from processes import patience
 from rig import Direct, Fixed, Scripted, about, served
 from told import CALLS, COUNT, PLACE, SAID
 
@@ -50,7 +51,7 @@ def url(scripted: Scripted) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def client(url: str) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=30) as made:
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=patience(30)) as made:
         yield made
 
 
@@ -312,7 +313,7 @@ def real(small: Direct) -> Iterator[anthropic.Anthropic]:
     """In front of the model that the package carries."""
     with (
         served(api.routes(Fixed([small]))) as url,
-        anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=120) as made,
+        anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=patience(120)) as made,
     ):
         yield made
 

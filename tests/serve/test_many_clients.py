@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 import tiny_llama
-from processes import until
+from processes import patience, until
 from program import ENDLESS, SHAPE, Server, serving
 from tiny_llama import TYPE
 
@@ -40,7 +40,7 @@ def open_files(pid: int) -> int:
 async def client(number: int, url: str, end: float, seen: Counter[str]) -> None:
     """Requests of all kinds until the end."""
     rng = random.Random(number)
-    async with httpx.AsyncClient(base_url=url, timeout=120) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=patience(120)) as http:
         while time.monotonic() < end:
             body = {"prompt": " ".join(rng.choices(WORDS, k=rng.randrange(1, 60))), "seed": number}
             body |= {"max_tokens": rng.randrange(1, 24), "temperature": rng.choice([0, 0.8])}

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import ollama
 import pytest
+from processes import patience
 from rig import Direct, Fixed, Scripted, about, served
 from told import CALLS, PLACE, SAID, TOOLS
 
@@ -53,7 +54,7 @@ def url(fixed: Models) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def client(url: str) -> ollama.Client:
-    return ollama.Client(url, timeout=30)
+    return ollama.Client(url, timeout=patience(30))
 
 
 @pytest.fixture
@@ -398,7 +399,7 @@ def test_a_failure_within_a_stream_is_a_line(client: ollama.Client, model: Scrip
 def real(small: Direct) -> Iterator[ollama.Client]:
     """In front of the model that the package carries."""
     with served(api.routes(Fixed([small]))) as url:
-        yield ollama.Client(url, timeout=120)
+        yield ollama.Client(url, timeout=patience(120))
 
 
 @pytest.mark.board

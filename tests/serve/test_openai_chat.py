@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from processes import patience
 from rig import Direct
 
 pytestmark = pytest.mark.board
@@ -122,7 +123,7 @@ def test_an_answer_ends_when_its_time_is_over(client: openai.OpenAI, small: Dire
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage is not None
     assert 0 < answer.usage.completion_tokens < 400
-    assert ask(client, timeout=60).choices[0].message.content == text(client)
+    assert ask(client, timeout=patience(60)).choices[0].message.content == text(client)
 
 
 def test_logit_bias_forces_and_bans(client: openai.OpenAI, small: Direct) -> None:
@@ -219,7 +220,7 @@ def test_the_default_model_answers_where_none_is_named(client: openai.OpenAI, ur
     import httpx
 
     body = {name: value for name, value in GREEDY.items() if name != "model"}
-    answer = httpx.post(f"{url}/v1/chat/completions", json=body | {"max_tokens": 2}, timeout=60).json()
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body | {"max_tokens": 2}, timeout=patience(60)).json()
     assert answer["model"] == "small"
 
 

@@ -13,6 +13,7 @@ import openai
 import pytest
 import real_models
 import tiny_llama
+from processes import patience
 from program import serving
 
 from tegrad import models
@@ -39,7 +40,7 @@ def client(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[open
     options = ("--slots", "4", "--context", "512", "--same-answer")
     with (
         serving(folder / "log", str(path), str(vectors), *options) as server,
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600) as made,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=patience()) as made,
     ):
         yield made
 

@@ -14,6 +14,7 @@ import ollama
 import pytest
 import real_models
 import tiny_llama
+from processes import patience
 from program import serving
 
 from tegrad import models
@@ -41,7 +42,7 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def ollamas(url: str) -> ollama.Client:
-    return ollama.Client(url, timeout=600)
+    return ollama.Client(url, timeout=patience())
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def name(ollamas: ollama.Client) -> str:
 
 @pytest.fixture(scope="module")
 def claude(url: str) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=600) as made:
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=patience()) as made:
         yield made
 
 

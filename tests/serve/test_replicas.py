@@ -22,7 +22,7 @@ import numpy as np
 import processes
 import pytest
 import tiny_llama
-from processes import running, until
+from processes import patience, running, until
 from tiny_llama import TYPE, Shape
 
 from tegrad.llm.answer import Answer
@@ -117,13 +117,13 @@ async def whole(answer: Answer) -> tuple[str, list[int], list[Any]]:
 
 async def first(answers: Sequence[Answer]) -> None:
     """Until each has a token."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patience(60)):
         while any(answer.first_token is None for answer in answers):
             await asyncio.sleep(0.001)
 
 
 async def there(model: Replicated, count: int) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(patience(60)):
         while len(model.replicas) != count:
             await asyncio.sleep(0.01)
 
@@ -248,7 +248,7 @@ def test_a_request_that_ends_engines_does_not_end_all_of_them(
             await first([answer])
             (name,) = (name for name, one in model.replicas.items() if one.load_now)
             os.kill(home.engine(name), signal.SIGKILL)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(patience(30)):
                 while name in model.replicas:
                     await asyncio.sleep(0.001)
         await whole(answer)

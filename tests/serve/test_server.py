@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 import tiny_llama
-from processes import running, until
+from processes import patience, running, until
 from program import ENDLESS, PROGRAM, SHAPE, Server, refused, serving
 from tiny_llama import TYPE, Shape
 
@@ -100,7 +100,7 @@ def test_each_request_has_its_line_in_the_log(server: Server) -> None:
 def test_a_client_that_goes_away_gives_its_slot_back(server: Server) -> None:
     before = server.counted("requests_processing")
     body = {"model": "a", "prompt": "abc", "stream": True, **ENDLESS}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=patience(60)) as response:
         lines = response.iter_lines()  # kept, as its end would close the connection
         next(lines)
         assert server.counted("requests_processing") == before + 1
@@ -109,7 +109,7 @@ def test_a_client_that_goes_away_gives_its_slot_back(server: Server) -> None:
 
 def test_ollamas_clients_have_models_loaded_and_unloaded(server: Server) -> None:
     def post(path: str, **fields: object) -> httpx.Response:
-        return httpx.post(f"{server.url}/api/{path}", json={"model": "b:latest", **fields}, timeout=60)
+        return httpx.post(f"{server.url}/api/{path}", json={"model": "b:latest", **fields}, timeout=patience(60))
 
     def loaded() -> dict[str, int]:
         rows = httpx.get(f"{server.url}/api/ps").json()["models"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from processes import patience
 from program import serving
 from tiny_llama import SHAPES, TYPE, rewritten, write
 
@@ -56,8 +57,8 @@ def llama_cpps(path: Path, kind: int) -> np.ndarray:
 def test_vectors_are_llama_cpps(paths: Mapping[str, Path], url: str, name: str) -> None:
     expected = llama_cpps(paths[name], POOLED[name][1])
     body = {"model": name, "input": TEXTS}
-    openais = httpx.post(f"{url}/v1/embeddings", json=body, timeout=600).json()["data"]
-    ollamas = httpx.post(f"{url}/api/embed", json=body, timeout=600).json()["embeddings"]
+    openais = httpx.post(f"{url}/v1/embeddings", json=body, timeout=patience()).json()["data"]
+    ollamas = httpx.post(f"{url}/api/embed", json=body, timeout=patience()).json()["embeddings"]
     for vectors in (np.float32([one["embedding"] for one in openais]), np.float32(ollamas)):
         assert np.abs(vectors - expected).max() < MOST
         assert abs(vectors[0] @ vectors[1]) < 0.99
