@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -64,6 +64,27 @@ def run(
     raise typer.Exit(traced.code)
 
 
+@app.command(epilog="tegrad trace decode strace.log")
+def decode(
+    file: Annotated[Path, typer.Argument(help="What strace or a trace wrote.")],
+    json_: Json = False,
+    summary: Summary = False,
+    diagram: Diagram = False,
+    out: Out = None,
+) -> None:
+    """Read a trace, or a log of strace, and name the drivers' calls in it.
+
+    \b
+    strace -f -y -v -e trace=openat,ioctl,mmap,munmap,close -o strace.log CMD
+    tegrad trace decode --summary strace.log
+    """
+    from tegrad.diag.trace.reading import calls
+
+    view = _view(json_, summary, diagram)
+    with _opened(file) as lines:
+        _show(view, calls(lines), out)
+
+
 def _view(json_: bool, summary: bool, diagram: bool) -> str:
     chosen = [name for name, on in (("json", json_), ("summary", summary), ("diagram", diagram)) if on]
     if len(chosen) > 1:
@@ -76,6 +97,13 @@ def _show(view: str, calls: Iterable[Call], out: Path | None, *, err: bool = Fal
     from tegrad.diag.trace.views import VIEWS
 
     with ExitStack() as stack:
-        into = stack.enter_context(open(out, "w", encoding="utf-8")) if out else sys.stderr if err else sys.stdout
+        into = stack.enter_context(_opened(out, "w")) if out else sys.stderr if err else sys.stdout
         for line in VIEWS[view](calls):
             print(line, file=into, flush=True)
+
+
+def _opened(path: Path, mode: str = "r") -> IO[str]:
+    try:
+        return open(path, mode, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise typer.BadParameter(f"{path}: {error.strerror}") from None

@@ -66,6 +66,12 @@ def test_a_command_ended_by_a_signal_or_missing_has_the_shells_code() -> None:
     assert missing.stderr.startswith("tegrad: there is no program 'no-such-program'")
 
 
+def test_a_file_that_is_not_there_is_named() -> None:
+    done = tegrad("trace", "decode", "/nowhere")
+    assert done.returncode == 2
+    assert "/nowhere: No such file or directory" in done.stderr
+
+
 def test_two_views_at_once_are_refused() -> None:
     done = tegrad("trace", "--json", "--summary", "true")
     assert done.returncode == 2
@@ -104,18 +110,20 @@ def test_fds_have_names_from_where_they_are_made_until_they_are_closed() -> None
     made = [
         opened("/dev/nvgpu/igpu0/ctrl", 3),
         call("GPU_OPEN_CHANNEL", {"channel_fd": 9}, fd=3),
-        call("NVMAP_GET_FD", {"fd": 8}, fd=3, handle=1),
+        call("NVMAP_GET_FD", {"fd": 8}, fd=5, handle=1),
         call("CHANNEL_SETUP_BIND", fd=9, gpfifo_dmabuf_fd=8),
         call("close", fd=9),
-        call("CHANNEL_WDT", fd=9),
+        call("munmap", addr=4096, size=4096),
+        call("mmap", fd=9),
     ]
     shown = list(calls(map(to_json, made)))
     assert [dict(one.fds) for one in shown] == [
         {3: "ctrl"},
         {3: "ctrl", 9: "channel"},
-        {3: "ctrl", 8: "dmabuf"},
+        {5: "nvmap", 8: "dmabuf"},
         {9: "channel", 8: "dmabuf"},
         {9: "channel"},
+        {},
         {},
     ]
     assert str(shown[3]).startswith("CHANNEL_SETUP_BIND(fd=9<channel>, gpfifo_dmabuf_fd=8<dmabuf>) = 0")
@@ -187,14 +195,14 @@ def test_a_diagram_has_an_arrow_for_each_row_of_calls() -> None:
         "sequenceDiagram",
         "    participant P7 as process 7",
         "    participant T_ctrl as ctrl",
-        "    participant T_fd_5 as fd 5",
+        "    participant T_nvmap as nvmap",
         "    participant T_doorbell as doorbell",
         "    Note over P7: discovery",
         "    P7->>T_ctrl: open(path='/dev/nvgpu/igpu0/ctrl') = 3[ctrl]",
         "    P7->>T_ctrl: GPU_GET_CHARACTERISTICS(fd=3[ctrl]) = 0",
         "    Note over P7: memory",
-        "    P7->>T_fd_5: NVMAP_CREATE x3 = ok",
-        "    P7-xT_fd_5: NVMAP_CREATE(fd=5, size=0x1000) = ENOMEM",
+        "    P7->>T_nvmap: NVMAP_CREATE x3 = ok",
+        "    P7-xT_nvmap: NVMAP_CREATE(fd=5[nvmap], size=0x1000) = ENOMEM",
         "    Note over P7: steady state",
         "    P7->>T_doorbell: store32(offset=144, value=1, chid=1, runlist=0) = 0",
     ]
