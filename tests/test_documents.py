@@ -62,3 +62,11 @@ def test_every_option_of_the_server_has_a_row() -> None:
     rows = re.findall(r"^\| (`.*?) \|", SERVE.split("## Options")[1].split("\n## ")[0], re.MULTILINE)
     told = {name.strip("-").replace("-", "_") for row in rows for name in quoted(row)}
     assert [name for name in OPTIONS if name not in told and name != "models"] == []
+
+
+def test_every_test_that_the_page_for_upstream_names_is_there() -> None:
+    page = (ROOT / "docs" / "upstream.md").read_text()
+    named = re.findall(r"nv/(test_\w+\.py)(?:::(\w+))?", page)
+    assert len(named) > 7
+    for file, test in named:
+        assert f"def {test}" in (ROOT / "tests" / "nv" / file).read_text(), (file, test)
