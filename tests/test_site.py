@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import subprocess
@@ -37,6 +38,12 @@ def commands() -> Iterator[tuple[str, str]]:
                     yield page.name, ENDS.split(words)[0]
 
 
+@functools.cache
+def built(top: str) -> Any:
+    """The program with one of its commands."""
+    return typer.main.get_command(cli.build([top]))
+
+
 FOUND = sorted(set(commands()))
 
 
@@ -49,7 +56,7 @@ def test_a_command_line_in_a_page_is_one_that_there_is(page: str, line: str) -> 
     _, top, *words = shlex.split(line)
     if top.startswith("-"):
         return
-    root: Any = typer.main.get_command(cli.build([top]))
+    root = built(top)
     command, context = root.commands[top], typer.Context(root, info_name="tegrad")
     while words and words[0] in getattr(command, "commands", {}):
         context = typer.Context(command, context, words[0])
