@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 from tegrad.bench import record  # noqa: E402
 
 RESULT: Final = ROOT / "results" / "aarch64-extras.json"
-PYTHONS: Final = ("3.11", "3.12", "3.13")
+PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
 GLIBCS: Final = (17, 24, 26, 27, 28, 31)
 """2.x, up to Ubuntu 20.04's and Debian 11's; JetPack 6 has 2.35."""
 
