@@ -760,6 +760,7 @@ def list_() -> None:
 
 app.command(epilog="tegrad bench model model.gguf -p 512 -n 128 -d 0,4096 --vs llama.cpp")(bench_model.model)
 app.command(epilog="tegrad bench compare before.json after.json")(bench_model.compare)
+app.command(epilog="tegrad bench tuning cpu-memory flush")(bench_model.tuning)
 app.command(epilog="tegrad bench report -o report.html")(bench_model.report)
 
 

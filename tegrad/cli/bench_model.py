@@ -114,6 +114,42 @@ def compare(
     raise typer.Exit(any(row.verdict == "worse" for row in changes))
 
 
+def tuning(
+    questions: Annotated[
+        list[str] | None, typer.Argument(help="Questions; all that can be asked here if left out.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="A JSON list instead of the table.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="The questions, and which command answers each.")] = False,
+) -> None:
+    """Ask this GPU open questions of how it is best driven; exit code 1 if what it computed was wrong.
+
+    Most need a Jetson's drivers. On an emulated board answers are right or
+    wrong, and times are the emulation's.
+    """
+    from tegrad.bench.gpu import check_gpu
+    from tegrad.llm.start import choose_device
+
+    if not list_:
+        check_gpu()
+        choose_device()
+    from tegrad.bench import tuning as bench
+
+    if unknown := sorted(set(questions or ()) - set(bench.QUESTIONS)):
+        raise typer.BadParameter(f"no question {unknown[0]}; known: {', '.join(bench.QUESTIONS)}")
+    if list_:
+        for name, one in bench.QUESTIONS.items():
+            typer.echo(f"{name:12} {one.asks:60} {one.command or 'tegrad bench tuning ' + name}")
+        return
+    rows = []
+    for row in bench.answers(questions or bench.QUESTIONS):
+        rows.append(row)
+        if not json_:
+            typer.echo(bench.text(row))
+    if json_:
+        typer.echo(json.dumps([dataclasses.asdict(row) for row in rows]))
+    raise typer.Exit(not all(row.right for row in rows))
+
+
 def report(
     rows: Annotated[
         list[Path] | None, typer.Argument(help="Rows of `tegrad bench model -o json`; the results folder if left out.")

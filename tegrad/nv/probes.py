@@ -37,13 +37,13 @@ REREAD_BYTES: Final = 2 << 20
 PASSES: Final = 5
 """Times that each is measured; the median counts."""
 FACTOR: Final = 2654435761
-_FILL: Final = """extern "C" __global__ void fill(uint4 *to, int pieces) {
+FILL: Final = """extern "C" __global__ void fill(uint4 *to, int pieces) {
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < pieces; i += gridDim.x * blockDim.x) {
         unsigned v = i * 2654435761u;
         to[i] = make_uint4(v, v ^ 0x55555555u, ~v, i);
     }
 }"""
-_READ: Final = """extern "C" __global__ void read(const uint4 *from, unsigned *sum, int pieces, int times) {
+READ: Final = """extern "C" __global__ void read(const uint4 *from, unsigned *sum, int pieces, int times) {
     unsigned total = 0, step = gridDim.x * blockDim.x;
     for (int turn = 0; turn < times; turn++)
         for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < pieces; i += 4 * step) {
@@ -224,7 +224,7 @@ def buffer(device: NVDevice, size: int, role: Role = roles.TENSORS) -> Iterator[
         device.allocator.free(made, size, spec)
 
 
-def _sum(pieces: int) -> int:
+def sum_of(pieces: int) -> int:
     """What `read` adds up of what `fill` has stored: v + i * 0xAAAAAAAA of each piece, which v ^ 0x5... ^ ~v is."""
     return (FACTOR + 0xAAAAAAAA) * (pieces * (pieces - 1) // 2) & M32
 
@@ -234,7 +234,7 @@ def stream(device: NVDevice, role: Role, size: int, times: int) -> Rates:
 
     WrongResult where a sum of what was read is not that of what was written. MemoryError.
     """
-    fill, read = load(device, _FILL, "fill", 1, 1), load(device, _READ, "read", 2, 2)
+    fill, read = load(device, FILL, "fill", 1, 1), load(device, READ, "read", 2, 2)
     copy = load(device, _COPY, "copy", 2, 1)
     launch = {"global_size": (device.sm_count * BLOCKS_PER_SM, 1, 1), "local_size": (THREADS, 1, 1), "wait": True}
     pieces, again = size // 16, REREAD_BYTES // 16
@@ -246,7 +246,7 @@ def stream(device: NVDevice, role: Role, size: int, times: int) -> Rates:
     def summed(what: str, of: Any, out: Any, pieces: int, times: int) -> float:
         device.upload(out, bytes(16))
         speed = rate(read, 16 * pieces * times, of, out, vals=(pieces, times))
-        found, wanted = words(device, out, 1)[0], _sum(pieces) * times * PASSES & M32
+        found, wanted = words(device, out, 1)[0], sum_of(pieces) * times * PASSES & M32
         if found != wanted:
             raise WrongResult(f"{what} added up to {found:#x}, not to {wanted:#x}")
         return speed
