@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -79,11 +80,11 @@ def cpu_memory(device: Any) -> Iterator[Answer]:
         role = replace(roles.TENSORS, name=f"{name} tuning", nvmap=attribute)
         with probes.buffer(device, size, role) as buffer, probes.buffer(device, 16) as out:
             address, host = buffer.cpu_view().addr, ctypes.create_string_buffer(pattern, size)
-            written = _best(lambda at=address, host=host: ctypes.memmove(at, host, size))
+            written = _best(partial(ctypes.memmove, address, host, size))
             device.upload(out, bytes(16))
             read(buffer, out, vals=(pieces, 1), **shape)
             right = probes.words(device, out, 1)[0] == probes.sum_of(pieces)
-            back = _best(lambda at=address, host=host: ctypes.memmove(host, at, size))
+            back = _best(partial(ctypes.memmove, host, address, size))
             right &= host.raw[:size] == pattern
             yield Answer("cpu-memory", f"{name}, written", size / written / 1e6, "MB/s", right)
             yield Answer("cpu-memory", f"{name}, read", size / back / 1e6, "MB/s", right)
