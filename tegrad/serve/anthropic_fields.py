@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -26,6 +27,9 @@ from tegrad.serve.openai_fields import (
     whole,
 )
 
+_BILLED: Final = re.compile(r"\Ax-anthropic-billing-header:(\s*\w+=[^;\n]*;)*\s*")
+"""What Claude Code puts in front of its instructions, for Anthropic: it has a number of each request, behind which no
+prompt would be found in the cache."""
 _TEXT: Final = Object({"text": Field(Text(), required=True)})
 _TEXTS: Final = Either((Text(), Listed(Tagged("type", {"text": _TEXT}, others=True))))
 _RESULT: Final = Object({
@@ -124,7 +128,7 @@ def chat_of(body: JSON, model: str) -> Chat:
 
 def _messages(body: JSON, model: str) -> list[JSON]:
     """Messages as templates take them: turns of one role are one, and what tools returned is a message of its own."""
-    system = joined(body["system"], "system", model, "\n")
+    system = _BILLED.sub("", joined(body["system"], "system", model, "\n"))
     made: list[JSON] = [{"role": "system", "content": system}] if system else []
     names: dict[str, str] = {}
     """Functions by the id of their call."""

@@ -194,6 +194,18 @@ def test_the_conversation_is_told_to_the_model(client: anthropic.Anthropic, mode
     assert asked.endswith("<|im_start|>user\nAnd now?<|im_end|>\n<|im_start|>assistant\n")
 
 
+def test_a_prompt_begins_the_same_whatever_claude_code_bills(client: anthropic.Anthropic, model: Scripted) -> None:
+    """Its first block has a number of the request, behind which nothing would be found in the cache."""
+    bill, said = "x-anthropic-billing-header: cc_version=2.1.101.e51; cc_entrypoint=cli; cch={};", "You are old; a=b;"
+    parts: Any = [{"type": "text", "text": bill.format("a5145")}, {"type": "text", "text": said}]
+    for system in (said, bill.format("eb6c6") + said, f"{bill.format('00000')}\n{said}", parts):
+        client.messages.create(**ASKED, system=system)
+    first, *others = (asked.tokens for asked in model.asked[-4:])
+    assert others == [first] * 3
+    client.messages.create(**ASKED, system=f"Say {bill}")
+    assert bill in prompt(model)
+
+
 def test_an_answer_goes_on_from_what_the_assistant_said(client: anthropic.Anthropic, model: Scripted) -> None:
     said = [*HELLO, {"role": "assistant", "content": "The best answer is ("}]
     client.messages.create(**ASKED | {"messages": said})
