@@ -32,6 +32,7 @@ from tegrad.serve.ollama_fields import (
     kept,
     name_of,
     prompt_of,
+    tagged,
     wanted_of,
 )
 from tegrad.serve.openai import shortened
@@ -134,7 +135,8 @@ def _named(one: About) -> JSON:
     """A model in a list. Its digest tells one state of its file from another, and is none of its bytes."""
     state = json.dumps([one.name, one.size, one.modified])
     digest = hashlib.sha256(state.encode()).hexdigest()
-    return {"name": one.name, "model": one.name, "size": one.size, "digest": digest, "details": _details(one)}
+    name = tagged(one.name)
+    return {"name": name, "model": name, "size": one.size, "digest": digest, "details": _details(one)}
 
 
 def _details(one: About) -> JSON:

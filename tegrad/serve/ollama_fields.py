@@ -29,7 +29,7 @@ from tegrad.serve.openai_fields import (
 )
 
 LATEST: Final = ":latest"
-"""What Ollama's clients put behind a name without a tag."""
+"""What Ollama and its clients put behind a name without a tag."""
 LONGEST_KEEP_S: Final = 1e9
 """Seconds from which on a model is kept for ever."""
 _UNITS: Final = {"ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -113,6 +113,11 @@ def name_of(body: JSON) -> str:
     """The model that a request means."""
     name: str = body["model"] or body.get("name") or ""
     return name.removesuffix(LATEST)
+
+
+def tagged(name: str) -> str:
+    """A model's name as Ollama lists it: Open WebUI puts the tag behind each name, and looks for that in the list."""
+    return name if ":" in name else name + LATEST
 
 
 def kept(given: float | str | None) -> float | None:

@@ -79,7 +79,7 @@ def refusal(client: ollama.Client, call: str, **request: Any) -> ollama.Response
 
 def test_models_are_listed_shown_and_known_by_their_tag(client: ollama.Client, scripted: Scripted) -> None:
     one = client.list().models[0]
-    assert (one.model, one.size) == ("small", scripted.about.size)
+    assert (one.model, one.size) == ("small:latest", scripted.about.size)
     assert one.modified_at is not None
     assert one.modified_at.timestamp() == pytest.approx(scripted.about.modified, abs=1e-3)
     for name in ("small", "small:latest"):
@@ -96,9 +96,13 @@ def test_models_are_listed_shown_and_known_by_their_tag(client: ollama.Client, s
 
 def test_models_in_memory(client: ollama.Client, scripted: Scripted) -> None:
     one = client.ps().models[0]
-    assert (one.model, one.context_length, one.size) == ("small", scripted.context, scripted.about.size)
+    assert (one.model, one.context_length, one.size) == ("small:latest", scripted.context, scripted.about.size)
     assert one.expires_at is not None
     assert one.expires_at.year == 9999
+
+
+def test_a_name_with_a_tag_is_listed_as_it_is() -> None:
+    assert [ollama_fields.tagged(name) for name in ("a", "org/model:Q4_K_M")] == ["a:latest", "org/model:Q4_K_M"]
 
 
 def test_the_version_is_one_that_clients_compare(url: str) -> None:
