@@ -59,6 +59,8 @@ class Exchange:
     def __init__(self, voice: Voice, scope: Scope, send: Send, body: bytes) -> None:
         self.arguments: Mapping[str, Any] = scope.get("path_params", {})
         """Those in the path."""
+        self.broken: Callable[[Failure], bytes] = lambda failure: voice.event(voice.failure(failure))
+        """What ends a stream that has begun and fails."""
         self._voice, self._send, self._body = voice, send, body
         self._begun = False
         self._last = time.monotonic()
@@ -108,7 +110,7 @@ class Exchange:
         if told.status >= 500:
             _LOG.error("%s", told, exc_info=error if told.status == 500 else None)
         if self._begun:
-            await self.end(self._voice.event(self._voice.failure(told)))
+            await self.end(self.broken(told))
         else:
             self.close()
             await self.reply(self._voice.failure(told), told.status, told.headers)

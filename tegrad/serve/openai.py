@@ -75,7 +75,7 @@ def _about(one: About) -> JSON:
     modified = datetime.fromtimestamp(one.modified, UTC).isoformat(timespec="seconds")
     return {
         "id": one.name, "object": "model", "created": int(one.modified), "owned_by": "tegrad", "meta": meta,
-        "type": "model", "display_name": one.name, "created_at": modified,
+        "type": "model", "display_name": one.name, "created_at": modified, "lifecycle": "active",
     }  # fmt: skip
 
 

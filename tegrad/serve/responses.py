@@ -22,6 +22,7 @@ from tegrad.llm.tools import Arguments, Call, Text, Thinking
 from tegrad.serve import conversation, fields
 from tegrad.serve.conversation import Called, Part, Scored
 from tegrad.serve.exchange import Endpoint, Exchange, Voice, compact
+from tegrad.serve.failures import Failure
 from tegrad.serve.model import Models
 from tegrad.serve.openai_answers import scores, told
 from tegrad.serve.openai_fields import JSON, sampled
@@ -50,13 +51,15 @@ async def _response(models: Models, exchange: Exchange) -> None:
     body["tools"] = known_tools(body)
     name = models.find(body["model"]).name
     chat = await exchange.work(lambda: chat_of(body, name))
+    events = _Events(body, name)
     if body["stream"]:
         exchange.stream()
+        exchange.broken = events.failed
     async with models.use(body["model"]) as model:
         logprobs = body["top_logprobs"] if LOGPROBS in body["include"] else None
         wanted = sampled(body, model.tokenizer, logprobs, body["max_output_tokens"])
         prompt = await conversation.chat_prompt(model, chat)
-        output = _Output(body, model.about.name, model.tokenizer)
+        output = _Output(events, body["tools"], model.tokenizer)
         with conversation.asked(model, [prompt], wanted) as (reply,):
             async with aclosing(reply.parts()) as parts:
                 async for part in parts:
@@ -67,20 +70,12 @@ async def _response(models: Models, exchange: Exchange) -> None:
             await (exchange.end(named(end)) if body["stream"] else exchange.reply(whole))
 
 
-class _Output:
-    """A response as it comes to be, and the events on its way."""
+class _Events:
+    """A response, and the events that tell of it."""
 
-    def __init__(self, body: JSON, model: str, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, body: JSON, model: str) -> None:
         self._numbers = itertools.count()
-        self._items: list[JSON] = []
-        self._open: str | None = None
-        """The kind of the last item, while it may grow."""
-        self._heads, self._input = offered(body["tools"]), Called("")
-        """What calls become, and the one of a custom tool, which is told once all of its text is there."""
-        self._thought, self._begun = "", False
-        self._ending = "stop"
-        self._response: JSON = {
+        self.response: JSON = {
             "id": f"resp_{secrets.token_hex(12)}", "object": "response", "created_at": int(time.time()),
             "status": "in_progress", "background": False, "error": None, "incomplete_details": None,
             "instructions": body["instructions"], "max_output_tokens": body["max_output_tokens"], "model": model,
@@ -92,6 +87,32 @@ class _Output:
             "tools": body["tools"], "truncation": "disabled",
             "top_logprobs": body["top_logprobs"], "usage": None, "metadata": body["metadata"] or {},
         }  # fmt: skip
+
+    def event(self, kind: str, **more: Any) -> JSON:
+        """The next one."""
+        return {"type": kind, "sequence_number": next(self._numbers), **more}
+
+    def failed(self, failure: Failure) -> bytes:
+        """The events that end a stream that failed: OpenAI's client raises the first, Codex reads but the second."""
+        error = told(failure)["error"] | {"code": failure.code or "server_error"}
+        self.response |= {"status": "failed", "error": {name: error[name] for name in ("code", "message")}}
+        flat = {name: error[name] for name in ("code", "message", "param")}
+        first = self.event("error", **flat, error=error)
+        return named(first) + named(self.event("response.failed", response=self.response))
+
+
+class _Output:
+    """A response as it comes to be, and the events on its way."""
+
+    def __init__(self, events: _Events, tools: Sequence[JSON], tokenizer: Tokenizer) -> None:
+        self._event, self._response, self._tokenizer = events.event, events.response, tokenizer
+        self._items: list[JSON] = []
+        self._open: str | None = None
+        """The kind of the last item, while it may grow."""
+        self._heads, self._input = offered(tools), Called("")
+        """What calls become, and the one of a custom tool, which is told once all of its text is there."""
+        self._thought, self._begun = "", False
+        self._ending = "stop"
 
     def add(self, part: Part) -> Iterator[JSON]:
         """The events of a part, in front of the first one that the response has begun."""
@@ -132,7 +153,8 @@ class _Output:
             "status": status, "output": self._items,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "usage": {
-                "input_tokens": usage.prompt, "input_tokens_details": {"cached_tokens": usage.cached},
+                "input_tokens": usage.prompt,
+                "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
                 "output_tokens": usage.completion, "output_tokens_details": {"reasoning_tokens": thought},
                 "total_tokens": usage.prompt + usage.completion,
             },
@@ -187,6 +209,3 @@ class _Output:
 
     def _place(self) -> JSON:
         return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
-
-    def _event(self, kind: str, **more: Any) -> JSON:
-        return {"type": kind, "sequence_number": next(self._numbers), **more}

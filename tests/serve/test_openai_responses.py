@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from rig import Direct, Fixed, Scripted, about, served
@@ -292,3 +293,10 @@ def test_a_failure_ends_a_stream_as_the_client_knows_it(
     monkeypatch.setattr(scripted, "error", TegradError("the GPU failed"))
     with pytest.raises(openai.APIError, match="the GPU failed"):
         list(told.responses.create(**GREEDY, stream=True))
+    url = str(told.base_url)
+    lines = httpx.post(f"{url}responses", json={"input": "Hello", "stream": True}).text.splitlines()
+    *_, error, last = (json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: "))
+    assert (error["type"], error["code"], error["message"]) == ("error", "server_error", "the GPU failed")
+    assert last["sequence_number"] == error["sequence_number"] + 1
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
+    assert last["response"]["error"] == {"code": "server_error", "message": "the GPU failed"}
