@@ -83,6 +83,8 @@ class Template:
         """
         given = {"documents": None, **self._tokens, **values}
         given |= {"messages": messages, "tools": tools, "add_generation_prompt": reply}
+        if tools and "xml_tools" in self._source and not {"xml_tools", "python_tools"} & values.keys():
+            given["xml_tools"] = [tool.get("function", tool) for tool in tools]  # SmolLM3's name for them
         request = json.dumps({"values": given}, default=dict)
         limit = MOST_CHARACTERS + MOST_GROWTH * len(request)
         with self._lock:

@@ -83,6 +83,14 @@ def test_tokens_and_the_date_are_offered() -> None:
     assert len(Template("{{ strftime_now('%Y') }}").render([])) == 4
 
 
+def test_smollm3_is_told_of_tools_by_the_name_that_its_template_has() -> None:
+    template = Template("{% if xml_tools or python_tools %}{{ xml_tools | string }}{{ python_tools }}{% endif %}")
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    assert template.render([], tools=tools) == "[{'name': 'look'}]"
+    assert template.render([], tools=tools, python_tools=["look"]) == "['look']"
+    assert template.render([]) == ""
+
+
 def test_a_templates_own_refusal_reaches_the_user() -> None:
     with pytest.raises(TemplateRefusalError, match="roles must alternate"):
         Template("{{ raise_exception('roles must alternate') }}").render(HELLO)
