@@ -110,8 +110,9 @@ class Guarded:
 
     def _known(self, headers: Headers) -> bool:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        return any(hmac.compare_digest(key, given.encode("utf-8", "replace")) for key in self._keys)
+        given = [bearer.strip()] if scheme.lower() == "bearer" else []
+        both = [one.encode("utf-8", "replace") for one in (*given, headers.get("x-api-key", ""))]
+        return any(hmac.compare_digest(key, one) for key in self._keys for one in both)
 
 
 class Bounded:

@@ -58,6 +58,7 @@ def guarded(**options: Any) -> Guarded:
         ({"authorization": "Bearer other"}, 200),
         ({"x-api-key": "secret"}, 200),
         ({"x-api-key": ""}, 401),
+        ({"authorization": "Bearer of another server", "x-api-key": "secret"}, 200),
     ],
 )
 def test_a_key_lets_in(headers: dict[str, str], status: int) -> None:
