@@ -142,7 +142,7 @@ CHOICES: Final = {"cache": ("f16", "q8_0"), "log": ("text", "json", "off")}
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return {name.replace("-", "_"): value for name, value in tomllib.loads(file.read_text()).items()}
+        return {name.replace("-", "_"): value for name, value in tomllib.loads(file.read_text("utf-8-sig")).items()}
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from error
     except ValueError as error:  # no TOML, or no UTF-8
@@ -191,9 +191,11 @@ def _bounds(text: str) -> Bounds:
 
 def _keys(file: Path) -> frozenset[str]:
     try:
-        lines = file.read_text().splitlines()
+        lines = file.read_text("utf-8-sig").splitlines()
     except OSError as error:
         raise ConfigError(f"cannot read the keys in {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is no text in UTF-8: write a key in each line") from error
     keys = frozenset(line.strip() for line in lines if line.strip() and not line.startswith("#"))
     if not keys:
         raise ConfigError(f"{file} has no key: write one in each line")

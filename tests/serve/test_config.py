@@ -87,6 +87,15 @@ def test_a_file_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("# none\n")
     with pytest.raises(ConfigError, match="has no key: write one in each line"):
         Config.of({"api_key_file": str(tmp_path / "keys")})
+    (tmp_path / "keys").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is no text in UTF-8"):
+        Config.of({"api_key_file": str(tmp_path / "keys")})
+
+
+def test_files_may_begin_with_the_mark_that_windows_puts_there(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("secret\n", "utf-8-sig")
+    (tmp_path / "toml").write_text(f'api-key-file = "{tmp_path / "keys"}"\n', "utf-8-sig")
+    assert Config.of({}, tmp_path / "toml").keys == {"secret"}
 
 
 def test_every_option_of_the_command_is_one_of_the_file() -> None:
