@@ -298,11 +298,12 @@ def _asked(prompt: str, file: Gguf, *, system: str | None, chat: bool, insist: b
     template = None
     told = [] if system is None else [{"role": "system", "content": system}]
     if chat:
+        from tegrad.llm.messages import render
         from tegrad.llm.template import Template, TemplateRefusalError
 
         try:
             if (template := Template.of(file)) is not None:
-                text = template.render([*told, {"role": "user", "content": prompt}])
+                text = render(template, [*told, {"role": "user", "content": prompt}])
         except TemplateRefusalError as error:
             raise UsageError(f"{error}; use --raw") from error
     if template is None:

@@ -24,6 +24,7 @@ from tegrad.llm.arch import Config
 from tegrad.llm.errors import ContextError, ModelError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf, Progress
 from tegrad.llm.grammar import Grammar, Masks
+from tegrad.llm.messages import render
 from tegrad.llm.sampler import Logprobs, Mask, Sampler
 from tegrad.llm.serial import Serial, User
 from tegrad.llm.start import choose_device, speaker
@@ -582,7 +583,7 @@ class LLM:
         if self._template is None:
             raise UnsupportedModelError(f"{self._file.path} has no chat template: use generate, or stream with a text")
         try:
-            return self._template.render(self._format.messages(messages, tools), tools=tools, **values)
+            return render(self._template, self._format.messages(messages, tools), tools, **values)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ArgumentError(
                 f"messages or tools are not as OpenAI has them, or hold what JSON cannot say: {error}"

@@ -48,6 +48,9 @@ REFUSALS: Final[Mapping[str, str]] = {
 class TemplateRefusalError(UnsupportedModelError):
     """The template refused the messages (its own raise_exception) or cannot be run."""
 
+    of_messages = False
+    """Whether it may take others."""
+
 
 class Template:
     """Messages to the text that the model was trained on. One thread at a time; `close` ends its process."""
@@ -149,7 +152,9 @@ _running: Final = weakref.WeakSet[subprocess.Popen[bytes]]()
 
 def _refusal(error: str, said: str, limit: int = 0) -> TemplateRefusalError:
     why = REFUSALS[error].format(said=said, limit=limit)
-    return TemplateRefusalError(f"the model's chat template {why}")
+    made = TemplateRefusalError(f"the model's chat template {why}")
+    made.of_messages = error in ("failed", "refused")
+    return made
 
 
 def _ended(process: subprocess.Popen[bytes]) -> None:

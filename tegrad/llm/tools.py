@@ -64,7 +64,7 @@ class Format:
         not tell the model of tools, and of what they returned, has that said in texts.
         """
         ids = "length != 9" in self._source or "length == 9" in self._source
-        made = [_with_objects(message, short_ids=ids) for message in messages]
+        made = [_with_objects(message, short_ids=ids) for message in (_with_ids(messages) if ids else messages)]
         knows = re.search(r"\{[%{][^}]*\btools\b", self._source) is not None
         if "tool_calls" not in self._source or not knows:
             made = _as_texts(made, self.form, returned=not knows)
@@ -172,6 +172,20 @@ def _arguments(function: Mapping[str, Any]) -> Any:
         raise GrammarError(f"the parameters of the tool {function['name']} are no JSON schema")
     schema = {"type": "object", **schema}
     return prepared(schema, whitespace_flexible=False, item_separator=", ", key_separator=": ")
+
+
+def _with_ids(messages: Sequence[Message]) -> list[Message]:
+    """Messages in which each call has an id, and what it returned the same: the next one's where none is said."""
+    made, open_ = list[Message](), list[str]()
+    for at, message in enumerate(messages):
+        if calls := message.get("tool_calls"):
+            named = [{**call, "id": call.get("id") or f"call_{at}_{number}"} for number, call in enumerate(calls)]
+            message, open_ = {**message, "tool_calls": named}, [call["id"] for call in named]
+        elif message.get("role") == "tool":
+            found = message.get("tool_call_id") or next(iter(open_), "")
+            message, open_ = {**message, "tool_call_id": found}, [one for one in open_ if one != found]
+        made.append(message)
+    return made
 
 
 def _with_objects(message: Message, *, short_ids: bool) -> Message:

@@ -21,9 +21,10 @@ from tegrad.llm.batch import GREEDY
 from tegrad.llm.embeddings import text_tokens
 from tegrad.llm.errors import ContextError, UnsupportedModelError
 from tegrad.llm.grammar import Grammar
+from tegrad.llm.messages import render
 from tegrad.llm.sampling import Logprobs, Settings
 from tegrad.llm.service import Answer, Piece, Usage
-from tegrad.llm.template import KEY, Template, TemplateRefusalError
+from tegrad.llm.template import KEY
 from tegrad.llm.tokenizer import Stream, Tokenizer
 from tegrad.llm.tools import Arguments, Call, Event, Format, Text, Thinking
 from tegrad.serve.failures import Failure
@@ -355,7 +356,7 @@ def _chat_prompt(model: Model, chat: Chat) -> Prompt:
     tools, form = () if chat.choice == "none" else chat.tools, _format(model)
     held = chat.grammar or chat.begun or (tools and chat.choice != "auto")
     values = {"enable_thinking": False, **chat.values} if held else chat.values
-    text = _rendered(template, form.messages(chat.messages, tools), tools, values)
+    text = render(template, form.messages(chat.messages, tools), tools, **values)
     thinking = form.thinks(text)
     if chat.begun:
         text += f"\n{form.thought[1]}\n\n{chat.begun}" if thinking and form.thought else chat.begun
@@ -456,26 +457,3 @@ def _format(model: Model) -> Format:
     if (found := _formats.get(model.tokenizer)) is None:
         found = _formats[model.tokenizer] = Format.of(str(model.about.metadata.get(KEY, "")), model.tokenizer)
     return found
-
-
-def _rendered(
-    template: Template,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]],
-    values: Mapping[str, Any],
-) -> str:
-    """A conversation's text. Some templates take a call's arguments as a text of JSON alone."""
-    try:
-        return template.render(messages, tools=tools or None, **values)
-    except TemplateRefusalError:
-        if not any(message.get("tool_calls") for message in messages):
-            raise
-        return template.render([_with_texts(message) for message in messages], tools=tools or None, **values)
-
-
-def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    calls = [
-        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
-        for call in message.get("tool_calls") or ()
-    ]
-    return {**message, "tool_calls": calls} if calls else message

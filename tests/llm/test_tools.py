@@ -313,6 +313,16 @@ def test_arguments_are_objects_in_a_template_and_ids_as_it_wants_them() -> None:
     assert made[2]["tool_call_id"] == short
 
 
+def test_calls_and_results_without_ids_have_them_where_a_template_insists() -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {}}}
+    called = {"role": "assistant", "content": "", "tool_calls": [call, call]}
+    made = Format.of(MISTRAL_LIST, SHIPPED).messages([called, *[{"role": "tool", "content": "7"}] * 2], TOOLS)
+    first, second = (one["id"] for one in made[0]["tool_calls"])
+    assert [one["tool_call_id"] for one in made[1:]] == [first, second]
+    assert len({first, second}) == 2
+    assert {len(first), len(second)} == {9}
+
+
 def test_a_template_that_knows_no_tools_is_told_of_them_in_texts() -> None:
     made = Format.of(GEMMA, SHIPPED).messages(TALK, TOOLS)
     assert [message["role"] for message in made] == ["user", "assistant", "user"]
