@@ -139,7 +139,8 @@ class Reply:
         """What goes on with a conversation, in front of {"role": "tool", "content": ...} for each call."""
         functions = [{"name": call.name, "arguments": call.json} for call in self.calls]
         calls = [{"type": "function", "id": f"call_{at}", "function": one} for at, one in enumerate(functions)]
-        return {"role": "assistant", "content": self.text} | ({"tool_calls": calls} if calls else {})
+        thought = {"reasoning_content": self.thinking} if self.thinking else {}
+        return {"role": "assistant", "content": self.text, **thought} | ({"tool_calls": calls} if calls else {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,6 +183,12 @@ TOOLS = [
 ]
 
 
+def test_what_goes_on_with_a_conversation_has_the_thought_which_the_template_keeps_or_not() -> None:
+    reply = api.Reply("I look.", (), "stop", 1, 0, None, 0, thinking="Hm.")
+    assert reply.message == {"role": "assistant", "content": "I look.", "reasoning_content": "Hm."}
+    assert replace(reply, thinking="").message == {"role": "assistant", "content": "I look."}
+
+
 @board
 def test_a_chat_that_has_to_call_tells_its_call(llm: LLM) -> None:
     for choice in ("required", "pray"):
