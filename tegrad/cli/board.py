@@ -78,6 +78,7 @@ def status(
         ("board", {"chip": found["chip"], "memory": f"{found['memory_limit'] / 2**30:g} GiB", **found["pids"]}),
         ("files", found["files"]),
         ("counts", found["counts"]),
+        ("calls", found["calls"]),
         ("gpu", _scalars(found["gpu"])),
     ):
         typer.echo(f"{title:8}" + ("  ".join(f"{key}={value}" for key, value in values.items()) or "none"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
+    from tegrad.diag.trace.run import Traced
     from tegrad.uapi.trace import Call
 
 
@@ -41,16 +43,21 @@ def run(
     json_: Json = False,
     summary: Summary = False,
     diagram: Diagram = False,
+    preload: Annotated[
+        bool, typer.Option("--preload", help="Trace any program, by a library before libc (LD_PRELOAD).")
+    ] = False,
     out: Out = None,
 ) -> None:
     """Run a command and show its driver calls ("run" may be left out).
 
     Calls of Python programs that use tegrad are decoded with arguments, result,
-    duration and fds. They are shown on stderr as they come, unless -o names a
-    file (docs/trace.md). The exit code is the command's.
+    duration and fds; with --preload those of any program, CUDA's among them. They
+    are shown on stderr as they come, unless -o names a file (docs/trace.md). The
+    exit code is the command's.
 
     \b
     tegrad trace run -- tegrad run hello
+    tegrad trace run --preload -- ./my_nvgpu_test
     tegrad trace run --diagram -o calls.mmd -- python my_program.py
     TEGRAD_BOARD=agx-orin-64gb tegrad trace run --summary -- tegrad run hello
     """
@@ -59,7 +66,7 @@ def run(
     from tegrad.nv.kernel import TRACE_VARIABLE
 
     view = _view(json_, summary, diagram)
-    traced = Traced(command, TRACE_VARIABLE, {})
+    traced = _preloaded(command) if preload else Traced(command, TRACE_VARIABLE, {})
     _show(view, calls(traced.lines()), out, err=True)
     raise typer.Exit(traced.code)
 
@@ -83,6 +90,18 @@ def decode(
     view = _view(json_, summary, diagram)
     with _opened(file) as lines:
         _show(view, calls(lines), out)
+
+
+def _preloaded(command: list[str]) -> Traced:
+    """The command under the preload library: on the board that TEGRAD_BOARD names, else on this machine's drivers."""
+    from tegrad.diag.trace.run import Traced
+    from tegrad.nv.kernel import board_asked
+    from tegrad.orin import preload
+
+    if board_asked():
+        return Traced([sys.executable, "-m", "tegrad", "board", "exec", "--", *command], preload.TRACE_VARIABLE, {})
+    preload.find_program(command[0])
+    return Traced(command, preload.TRACE_VARIABLE, preload.preloaded(preload.library(), os.environ))
 
 
 def _view(json_: bool, summary: bool, diagram: bool) -> str:

@@ -18,6 +18,9 @@ from tegrad.orin.nvmap import read_only
 from tegrad.orin.sockets import Sockets, deliver
 from tegrad.orin.steps import CloseFd, CopyIn, CopyOut, Errno, FindVma, GetFile, Request, Steps, Until, Vma
 from tegrad.orin.wire import Message, Op
+from tegrad.uapi.ioctls import ROWS
+
+NAMES = {row.request: row.name for row in ROWS}
 
 
 @dataclass(slots=True)
@@ -57,6 +60,7 @@ class Calls:
     def begin(self, file: File, message: Message, reply: socket.socket) -> None:
         """Carry out one ioctl as far as it goes; takes the message's fds and the reply socket over."""
         driver, held = self._sockets.driver, list[Buffer]()
+        driver.state.calls[NAMES.get(message.code, "ioctl")] += 1
         try:
             found = [None if fd is None else self._sockets.resolve(fd, held) for fd in message.fds]
             unwritable = [fd is not None and read_only(fd) for fd in message.fds]

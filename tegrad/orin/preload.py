@@ -25,10 +25,13 @@ from tegrad.orin.connection import Connection
 from tegrad.orin.nodes import NODES
 from tegrad.orin.wire import Message, Op
 from tegrad.uapi.ioctls import ROWS, Ioctl, set_field
+from tegrad.uapi.tracefile import DRIVER_FILES
 
 SOURCE = Path(__file__).parent / "exec"
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=gnu11", "-O2", "-Wall", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread", "-U_FORTIFY_SOURCE")
+TRACE_VARIABLE = "TEGRAD_TRACE_PRELOAD"
+"""A file to which the library appends every call of the drivers'."""
 MAX_OWN = 72
 """Fds that the library may hold: a session, and two for each mapping of the registers."""
 
@@ -122,6 +125,7 @@ def header() -> str:
     lines = ["#pragma once", *(f"#define {name} {value}" for name, value in numbers.items())]
     lines += _array("char *const", "NODES", [f'"{path}"' for path in NODES])
     lines += _array("char *const", "FOLDERS", [f'"{path}"' for path in folders])
+    lines += _array("char *const", "DRIVER_FILES", [f'"{start}"' for start in DRIVER_FILES])
     lines += _array("struct row", "ROWS", [_row(row) for row in ROWS])
     return "\n".join(lines) + "\n"
 
@@ -155,10 +159,7 @@ def offset(row: Ioctl, name: str) -> int:
 
 def run_in_place(spec: str, command: Sequence[str]) -> NoReturn:
     """Become a program that runs on the board of a spec. PreloadError, BoardError."""
-    program = shutil.which(command[0])
-    if program is None:
-        raise NoProgram(f"there is no program {command[0]!r}: give a path, or a name that PATH finds")
-    check_program(program)
+    program = find_program(command[0])
     preload = library()
     board = Connection(spec)
     if board.spec.chip is None:
@@ -180,10 +181,23 @@ def environment(preload: Path, driver: int, address: bytes, buffers: str, base: 
 
     TEGRAD_BOARD is left out: what runs there finds a device.
     """
-    made = {name: value for name, value in base.items() if name != "TEGRAD_BOARD"}
-    made["LD_PRELOAD"] = " ".join(part for part in (str(preload), base.get("LD_PRELOAD", "")) if part)
+    made = {name: value for name, value in base.items() if name != "TEGRAD_BOARD"} | preloaded(preload, base)
     made["TEGRAD_EXEC"] = f"{driver}:{address.hex()}:{buffers}"
     return made
+
+
+def preloaded(preload: Path, base: Mapping[str, str]) -> dict[str, str]:
+    """The variable with which the loader takes the library, before those that it takes already."""
+    return {"LD_PRELOAD": " ".join(part for part in (str(preload), base.get("LD_PRELOAD", "")) if part)}
+
+
+def find_program(name: str) -> str:
+    """The path of a program that can take the library. NoProgram, PreloadError."""
+    program = shutil.which(name)
+    if program is None:
+        raise NoProgram(f"there is no program {name!r}: give a path, or a name that PATH finds")
+    check_program(program)
+    return program
 
 
 def check_program(path: str) -> None:

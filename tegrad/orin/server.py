@@ -180,6 +180,7 @@ class Server:
         with reply:
             message.close_fds()
             if message.op == Op.MMAP_REGISTERS:
+                self.driver.state.calls["mmap"] += 1
                 self._map_registers(file, message, reply)
             else:
                 deliver(reply, Message(Op.DONE, errno.EPROTO))

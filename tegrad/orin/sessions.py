@@ -47,6 +47,7 @@ def hello(sockets: Sockets, session: Session, message: Message) -> Answer:
 
 def open_node(sockets: Sockets, session: Session, message: Message) -> Answer:
     """A device fd."""
+    sockets.driver.state.calls["open"] += 1
     process = needed(session.process, errno.EPROTO)
     end = sockets.give(sockets.driver.open(message.payload.decode(), process))
     return Message(Op.DONE, fds=[end.fileno()]), end
@@ -59,6 +60,7 @@ def exists(sockets: Sockets, session: Session, message: Message) -> Answer:
 
 def check_mapping(sockets: Sockets, session: Session, message: Message) -> Answer:
     """The checks of mmap on any of the board's fds; the client maps what passes by itself."""
+    sockets.driver.state.calls["mmap"] += 1
     fd = needed(message.fds[0], errno.EBADF)
     held: list[Buffer] = []
     found = sockets.resolve(fd, held)
@@ -168,6 +170,7 @@ def board_status(sockets: Sockets) -> dict[str, Any]:
         "files": kinds,
         "doorbell_mappings": len(sockets.leases),
         "counts": driver.counts(),
+        "calls": dict(sorted(driver.calls.items())),
         "gpu": driver.tell_gpu("stats"),
         "host": {name: _host_counts(pid) for name, pid in pids.items()},
     }

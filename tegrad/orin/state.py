@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +54,8 @@ class DriverState:
     free_chids: list[int] = field(default_factory=lambda: list(range(MAX_CHANNELS)))
     instances: dict[int, Instance] = field(default_factory=dict)
     sched_open: bool = False
+    calls: Counter[str] = field(default_factory=Counter)
+    """How many calls of each type came in, refused ones too: ioctls by name, open, mmap."""
     _vm_ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _instance_ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 

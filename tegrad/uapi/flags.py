@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from tegrad.uapi import constants
+from tegrad.uapi.desktop import CLASSES
 
 
 def _by_value(prefix: str, exclude: str = "$^") -> Mapping[int, str]:
@@ -58,21 +59,19 @@ _CACHE = choice(
 _HANDLE_BITS = flags(_by_value("NVMAP_HANDLE_", "PARAM|CACHEABLE|WRITE_COMBINE|CACHE_FLAG"))
 _EVENTS = choice(_by_value("NVGPU_IOCTL_CHANNEL_EVENT_ID_", "CMD|MAX"))
 
-_CLASSES = choice(
-    MappingProxyType(
-        {
-            0x902D: "FERMI_TWOD_A",
-            0xA140: "KEPLER_INLINE_TO_MEMORY_B",
-            0xC76F: "AMPERE_CHANNEL_GPFIFO_B",
-            0xC797: "AMPERE_B",
-            0xC7B5: "AMPERE_DMA_COPY_B",
-            0xC7C0: "AMPERE_COMPUTE_B",
-            0xC86F: "HOPPER_CHANNEL_GPFIFO_A",
-            0xC8B5: "HOPPER_DMA_COPY_A",
-            0xCB97: "HOPPER_A",
-            0xCBC0: "HOPPER_COMPUTE_A",
-        }
-    )
+_CLASSES = MappingProxyType(
+    {
+        0x902D: "FERMI_TWOD_A",
+        0xA140: "KEPLER_INLINE_TO_MEMORY_B",
+        0xC76F: "AMPERE_CHANNEL_GPFIFO_B",
+        0xC797: "AMPERE_B",
+        0xC7B5: "AMPERE_DMA_COPY_B",
+        0xC7C0: "AMPERE_COMPUTE_B",
+        0xC86F: "HOPPER_CHANNEL_GPFIFO_A",
+        0xC8B5: "HOPPER_DMA_COPY_A",
+        0xCB97: "HOPPER_A",
+        0xCBC0: "HOPPER_COMPUTE_A",
+    }
 )
 
 FORMATTERS: Mapping[tuple[str, str], Callable[[int], str]] = MappingProxyType(
@@ -88,7 +87,8 @@ FORMATTERS: Mapping[tuple[str, str], Callable[[int], str]] = MappingProxyType(
         ("TSG_CREATE_SUBCONTEXT", "type"): choice(_by_value("NVGPU_TSG_SUBCONTEXT_TYPE_")),
         ("TSG_SET_RUNLIST_INTERLEAVE", "level"): choice(_by_value("NVGPU_RUNLIST_INTERLEAVE_LEVEL_")),
         ("TSG_EVENT_ID_CTRL", "event_id"): _EVENTS,
-        ("CHANNEL_ALLOC_OBJ_CTX", "class_num"): _CLASSES,
+        ("CHANNEL_ALLOC_OBJ_CTX", "class_num"): choice(_CLASSES),
+        ("NV_ESC_RM_ALLOC", "hClass"): choice(CLASSES | _CLASSES),
         ("CHANNEL_ALLOC_OBJ_CTX", "flags"): flags(_by_value("NVGPU_ALLOC_OBJ_FLAGS_")),
         ("CHANNEL_SETUP_BIND", "flags"): flags(_by_value("NVGPU_CHANNEL_SETUP_BIND_FLAGS_")),
         ("CHANNEL_SUBMIT_GPFIFO", "flags"): flags(_by_value("NVGPU_SUBMIT_GPFIFO_FLAGS_")),

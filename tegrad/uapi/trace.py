@@ -158,11 +158,7 @@ class TracedDoorbell:
 
     def store32(self, offset: int, value: int) -> None:
         """Doorbell.store32, shown."""
-        arguments: dict[str, object] = {"offset": offset, "value": value}
-        if offset == DOORBELL:
-            chid, runlist = decode_token(value)
-            arguments |= {"chid": chid, "runlist": runlist}
-        self._tracer._run("store32", arguments, lambda: self._bell.store32(offset, value))
+        self._tracer._run("store32", store_arguments(offset, value), lambda: self._bell.store32(offset, value))
 
     def load32(self, offset: int) -> int:
         """Doorbell.load32, shown."""
@@ -171,3 +167,11 @@ class TracedDoorbell:
     def close(self) -> None:
         """Doorbell.close, shown."""
         self._tracer._run("doorbell_close", {}, self._bell.close)
+
+
+def store_arguments(offset: int, value: int) -> dict[str, object]:
+    """What to show of a store to the usermode registers: the doorbell's token taken apart."""
+    arguments: dict[str, object] = {"offset": offset, "value": value}
+    if offset == DOORBELL:
+        arguments["chid"], arguments["runlist"] = decode_token(value)
+    return arguments

@@ -14,6 +14,9 @@ from dataclasses import asdict
 from tegrad.errors import SettingError
 from tegrad.uapi.trace import Call
 
+DRIVER_FILES = ("/dev/nvgpu", "/dev/nvhost", "/dev/nvmap", "/dev/nvidia", "/dev/host1x-fence")
+"""What the paths of the GPU's drivers begin with."""
+
 
 def append(path: str, line: str) -> None:
     """Append a line to a trace, which must be there; one that is gone or full is nothing that the program should see.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import signal
@@ -13,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from exec_programs import built_client
 
 from tegrad.hw.chips import CHIPS
 from tegrad.orin import board, preload
@@ -23,7 +23,6 @@ from tegrad.orin.wire import Message, Op
 from tegrad.uapi.ioctls import ROWS
 
 ROOT = Path(__file__).parents[2]
-SOURCE = Path(__file__).with_name("exec_client.c")
 LIMIT_S = 120.0
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="the preload library is built by a C compiler (cc)")
 
@@ -38,35 +37,9 @@ def execute(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, env=environment(**more), capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
-def rows() -> str:
-    """REQ_X and AT_X_field of every ioctl that the C program makes."""
-    lines = []
-    for row in ROWS:
-        lines.append(f"#define REQ_{row.name} {row.request:#x}ul")
-        for name, at in fields(row.struct):
-            lines.append(f"#define AT_{row.name}_{name} {at}")
-    return "\n".join(lines)
-
-
-def fields(struct: object) -> list[tuple[str, int]]:
-    if not (isinstance(struct, type) and issubclass(struct, ctypes.Structure | ctypes.Union)):
-        return []
-    anonymous = getattr(struct, "_anonymous_", ())
-    found = []
-    for name, kind, *_ in struct._fields_:
-        at = getattr(struct, name).offset
-        prefix = "" if name in anonymous else f"{name}_"
-        found += [(prefix + n, at + o) for n, o in fields(kind)] or [(name, at)]
-    return found
-
-
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("exec")
-    (folder / "rows.h").write_text(rows())
-    made = folder / "client"
-    subprocess.run(["cc", "-O1", "-pthread", f"-I{folder}", "-o", made, SOURCE, "-ldl"], check=True)
-    return str(made)
+    return built_client(tmp_path_factory.mktemp("exec"))
 
 
 TOLD = """\

@@ -48,14 +48,14 @@ CTRL = frozenset({"ctrl", "nvhost-ctrl-gpu"})
 """Names of the node whose mapping is the doorbell page."""
 
 
-def _named(call: Call) -> str:
+def name_of(call: Call) -> str:
     """The call's name, `doorbell` for the mmap that one is where no Kernel of ours tells."""
     return "doorbell" if call.name == "mmap" and CTRL & set(call.fds.values()) else call.name
 
 
 def purpose(call: Call) -> str:
     """What a call is for, wherever in the trace it stands."""
-    if (name := _named(call)) in BY_CALL:
+    if (name := name_of(call)) in BY_CALL:
         return BY_CALL[name]
     if row := BY_NAME.get(call.name):
         return BY_FD[row.fd_kind]
@@ -75,7 +75,7 @@ def start_of_steady(calls: Sequence[Call]) -> int:
     first = next((i for i, call in enumerate(calls) if submits(call)), None)
     if first is not None:
         return first
-    last = max((i for i, call in enumerate(calls) if _named(call) in SET_UP), default=None)
+    last = max((i for i, call in enumerate(calls) if name_of(call) in SET_UP), default=None)
     return len(calls) if last is None else last + 1
 
 

@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 from typing import Any
 
-from tegrad.diag.trace.raw import Raw
+from tegrad.diag.trace.raw import DMA_BUF_SYNC, Raw
 from tegrad.uapi import kernel
 
 LINE = re.compile(
@@ -34,8 +34,9 @@ NAMES = {
     "TCSETSF": 0x5404,
     "TCGETA": 0x5405,
     "HDA_IOCTL_GET_WCAP": 0xC0084812,
+    "DMA_BUF_IOCTL_SYNC": DMA_BUF_SYNC,
 }
-"""Other drivers' names that strace 6.1 gives to requests of ours."""
+"""A dmabuf's ioctl, and other drivers' names that strace 6.1 gives to requests of ours."""
 
 
 class Log:

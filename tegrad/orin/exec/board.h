@@ -35,6 +35,16 @@ struct message {
   void *buffer;
 };
 
+enum { TRACED_BYTES = 1024, TRACED_PATH = 256 };
+
+/* An ioctl that is traced: when it began (0: it is not), its file, its block as it was then. */
+struct traced {
+  uint64_t start;
+  size_t length;
+  char path[TRACED_PATH];
+  uint8_t block[TRACED_BYTES];
+};
+
 /* wire.c */
 int call(int fd, const struct message *request, struct message *answer, int interruptible);
 int send_message(int sock, const struct message *message, int reply);
@@ -72,6 +82,17 @@ unsigned doorbell_fds(int **into, unsigned room);
 void doorbells_forked(void);
 struct sigaction;
 int segv_action(const struct sigaction *act, struct sigaction *old);
+
+/* trace.c */
+uint64_t trace_start(void);
+int trace_is_driver(int fd, char *path);
+int trace_open(uint64_t start, const char *path, int flags, int fd);
+void trace_ioctl_begin(struct traced *call, int fd, unsigned request, uintptr_t argument);
+int trace_ioctl_end(const struct traced *call, int fd, unsigned request, uintptr_t argument, int result);
+void *trace_mmap(uint64_t start, void *addr, size_t length, int prot, int flags, int fd, off_t offset, void *at);
+int trace_munmap(uint64_t start, void *addr, size_t length, int result);
+int trace_close(uint64_t start, int fd, const char *path, int result);
+void trace_store(uint64_t start, unsigned offset, uint32_t value);
 
 /* interpose.c: libc's own functions */
 int real_open(const char *path, int flags, mode_t mode);

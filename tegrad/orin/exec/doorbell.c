@@ -50,7 +50,9 @@ static uint32_t load(const struct doorbell *bell, uintptr_t at) {
 /* One record in the GPU's pipe; nothing answers, as on hardware, not even when the GPU is gone. */
 static void store(const struct doorbell *bell, uintptr_t at, uint32_t value) {
   uint32_t record[2] = {at - bell->start, value};
+  uint64_t start = trace_start();
   while (write(bell->pipe, record, sizeof record) < 0 && errno == EINTR) {}
+  trace_store(start, record[0], value);
 }
 
 /* 4 or 8 bytes at a register. */

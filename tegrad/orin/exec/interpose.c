@@ -108,46 +108,51 @@ static int opened(const char *path, int flags, int *fd) {
   return 1;
 }
 
-#define OPEN(name)                                                          \
-  PUBLIC int name(const char *path, int flags, ...) {                       \
-    int fd;                                                                 \
-    va_list rest;                                                           \
-    va_start(rest, flags);                                                  \
-    mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0; \
-    va_end(rest);                                                           \
-    if (opened(path, flags, &fd)) return fd;                                \
-    return NEXT(name, int, const char *, int, ...)(path, flags, mode);      \
+#define OPEN(name)                                                                                  \
+  PUBLIC int name(const char *path, int flags, ...) {                                               \
+    int fd;                                                                                         \
+    va_list rest;                                                                                   \
+    va_start(rest, flags);                                                                          \
+    mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0;                         \
+    va_end(rest);                                                                                   \
+    uint64_t start = trace_start();                                                                 \
+    if (!opened(path, flags, &fd)) fd = NEXT(name, int, const char *, int, ...)(path, flags, mode); \
+    return trace_open(start, path, flags, fd);                                                      \
   }
-#define OPENAT(name)                                                                \
-  PUBLIC int name(int folder, const char *path, int flags, ...) {                   \
-    int fd;                                                                         \
-    va_list rest;                                                                   \
-    va_start(rest, flags);                                                          \
-    mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0;         \
-    va_end(rest);                                                                   \
-    if (opened(path, flags, &fd)) return fd;                                        \
-    return NEXT(name, int, int, const char *, int, ...)(folder, path, flags, mode); \
+#define OPENAT(name)                                                                                             \
+  PUBLIC int name(int folder, const char *path, int flags, ...) {                                                \
+    int fd;                                                                                                      \
+    va_list rest;                                                                                                \
+    va_start(rest, flags);                                                                                       \
+    mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0;                                      \
+    va_end(rest);                                                                                                \
+    uint64_t start = trace_start();                                                                              \
+    if (!opened(path, flags, &fd)) fd = NEXT(name, int, int, const char *, int, ...)(folder, path, flags, mode); \
+    return trace_open(start, path, flags, fd);                                                                   \
   }
-#define OPEN_2(name)                                        \
-  int name(const char *path, int flags);                    \
-  PUBLIC int name(const char *path, int flags) {            \
-    int fd;                                                 \
-    if (opened(path, flags, &fd)) return fd;                \
-    return NEXT(name, int, const char *, int)(path, flags); \
+#define OPEN_2(name)                                                                     \
+  int name(const char *path, int flags);                                                 \
+  PUBLIC int name(const char *path, int flags) {                                         \
+    int fd;                                                                              \
+    uint64_t start = trace_start();                                                      \
+    if (!opened(path, flags, &fd)) fd = NEXT(name, int, const char *, int)(path, flags); \
+    return trace_open(start, path, flags, fd);                                           \
   }
-#define OPENAT_2(name)                                                   \
-  int name(int folder, const char *path, int flags);                     \
-  PUBLIC int name(int folder, const char *path, int flags) {             \
-    int fd;                                                              \
-    if (opened(path, flags, &fd)) return fd;                             \
-    return NEXT(name, int, int, const char *, int)(folder, path, flags); \
+#define OPENAT_2(name)                                                                                \
+  int name(int folder, const char *path, int flags);                                                  \
+  PUBLIC int name(int folder, const char *path, int flags) {                                          \
+    int fd;                                                                                           \
+    uint64_t start = trace_start();                                                                   \
+    if (!opened(path, flags, &fd)) fd = NEXT(name, int, int, const char *, int)(folder, path, flags); \
+    return trace_open(start, path, flags, fd);                                                        \
   }
 #define FOPEN(name)                                                                  \
   PUBLIC FILE *name(const char *path, const char *mode) {                            \
     int fd, flags = strchr(mode, '+') ? O_RDWR : *mode == 'r' ? O_RDONLY : O_WRONLY; \
+    uint64_t start = trace_start();                                                  \
     if (!opened(path, flags | (strchr(mode, 'e') ? O_CLOEXEC : 0), &fd))             \
       return NEXT(name, FILE *, const char *, const char *)(path, mode);             \
-    return fd < 0 ? NULL : fdopen(fd, mode);                                         \
+    return trace_open(start, path, flags, fd) < 0 ? NULL : fdopen(fd, mode);         \
   }
 OPEN(open)
 OPEN(open64)
@@ -295,9 +300,16 @@ PUBLIC int ioctl(int fd, unsigned long request, ...) {
   va_start(rest, request);
   void *argument = va_arg(rest, void *);
   va_end(rest);
-  if (is_device(fd)) return board_ioctl(fd, request, (uintptr_t)argument);
-  if (request == DMA_BUF_IOCTL_SYNC && is_buffer(fd)) return dmabuf_sync(argument);
-  return real_ioctl(fd, request, argument);
+  struct traced call;
+  int result;
+  trace_ioctl_begin(&call, fd, request, (uintptr_t)argument);
+  if (is_device(fd))
+    result = board_ioctl(fd, request, (uintptr_t)argument);
+  else if (request == DMA_BUF_IOCTL_SYNC && is_buffer(fd))
+    result = dmabuf_sync(argument);
+  else
+    result = real_ioctl(fd, request, argument);
+  return trace_ioctl_end(&call, fd, request, (uintptr_t)argument, result);
 }
 
 /* Map a buffer. The driver shares the memory whatever is asked for, and fork does not inherit it. */
@@ -322,6 +334,7 @@ static void *map_buffer(void *addr, size_t length, int prot, int flags, int fd, 
 
 static void *map(void *addr, size_t length, int prot, int flags, int fd, off_t offset) {
   int lent = !(flags & MAP_ANONYMOUS) && fd >= 0, device = lent && is_device(fd);
+  uint64_t start = lent ? trace_start() : 0;
   void *at;
   if (device)
     at = map_registers(addr, length, prot, flags, fd, offset);
@@ -331,7 +344,7 @@ static void *map(void *addr, size_t length, int prot, int flags, int fd, off_t o
     at = real_mmap(addr, length, prot, flags, fd, offset);
   if (!device && at != MAP_FAILED && flags & MAP_FIXED && forget_registers((uintptr_t)at, (uintptr_t)at + length))
     sync_board();
-  return at;
+  return trace_mmap(start, addr, length, prot, flags, fd, offset, at);
 }
 
 PUBLIC void *mmap(void *addr, size_t length, int prot, int flags, int fd, off_t offset) {
@@ -342,11 +355,12 @@ PUBLIC void *mmap64(void *addr, size_t length, int prot, int flags, int fd, off6
 }
 
 PUBLIC int munmap(void *addr, size_t length) {
-  uintptr_t start = (uintptr_t)addr;
-  int registers = start % PAGE == 0 && length && forget_registers(start, start + length);
+  uintptr_t first = (uintptr_t)addr;
+  uint64_t start = trace_start();
+  int registers = first % PAGE == 0 && length && forget_registers(first, first + length);
   int error = real_munmap(addr, length);
   if (registers) sync_board();
-  return error;
+  return trace_munmap(start, addr, length, error);
 }
 
 PUBLIC int msync(void *addr, size_t length, int flags) {
@@ -361,14 +375,20 @@ PUBLIC int msync(void *addr, size_t length, int flags) {
 /* ---- close ------------------------------------------------------------------------------------------------------- */
 
 PUBLIC int close(int fd) {
-  if (!active()) return real_close(fd);
+  char path[TRACED_PATH];
+  uint64_t start = trace_start();
+  if (start && !trace_is_driver(fd, path)) start = 0;
+  if (!active()) {
+    int error = real_close(fd);
+    return start ? trace_close(start, fd, path, error) : error;
+  }
   if (is_own(fd)) {
     errno = EBADF;
     return -1;
   }
   int device = is_device(fd), error = real_close(fd);
   if (device) sync_board(); /* its release is over when this returns */
-  return error;
+  return start ? trace_close(start, fd, path, error) : error;
 }
 
 static int lower(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
