@@ -92,6 +92,26 @@ def decode(
         _show(view, calls(lines), out)
 
 
+@app.command(epilog="tegrad trace diff before.json after.json")
+def diff(
+    a: Annotated[Path, typer.Argument(help="A trace, or a log of strace.")],
+    b: Annotated[Path, typer.Argument(help="Another.")],
+) -> None:
+    """Compare two traces call by call, whatever recorded them.
+
+    Printed are calls that only one has, and arguments that differ; addresses,
+    handles, ids and the numbers of fds are left out. Exit code 1 if they differ.
+    """
+    from tegrad.diag.trace.diff import diff as compare
+    from tegrad.diag.trace.reading import calls
+
+    with _opened(a) as left, _opened(b) as right:
+        differences = list(compare(calls(left), calls(right)))
+    for line in differences:
+        typer.echo(line)
+    raise typer.Exit(1 if differences else 0)
+
+
 def _preloaded(command: list[str]) -> Traced:
     """The command under the preload library: on the board that TEGRAD_BOARD names, else on this machine's drivers."""
     from tegrad.diag.trace.run import Traced
