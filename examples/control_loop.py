@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """A control loop: a small network steers a cart that carries a pole, one recorded run a step.
 
-    python examples/control_loop.py                                 the GPU of this machine
-    TEGRAD_BOARD=agx-orin-64gb python examples/control_loop.py      the emulated board
+    python examples/control_loop.py      the GPU of this machine, or an emulated Orin
 
 The network computes a linear controller exactly (its hidden layers pass positive and negative parts on), so that the
 pole stands up without any training. Exit code 0 if it stands at the end.
@@ -10,15 +9,10 @@ pole stands up without any training. Exit code 0 if it stands at the end.
 
 import argparse
 import math
-import os
 import sys
 import time
 
 import numpy as np
-
-os.environ.setdefault("DEV", "NV")
-
-from tinygrad import Tensor
 
 import tegrad
 
@@ -57,6 +51,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=500)
     steps = parser.parse_args().steps
+    tegrad.choose_device()
+    from tinygrad import Tensor
+
     weights = [Tensor(layer, device="NV").realize() for layer in layers()]
 
     def policy(state: Tensor) -> Tensor:

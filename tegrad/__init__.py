@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "Reply", "TegradError", "__version__", "record"]
+__all__ = ["LLM", "Reply", "TegradError", "__version__", "choose_device", "record"]
 
 
 def __getattr__(name: str) -> Any:
@@ -34,6 +34,14 @@ def __getattr__(name: str) -> Any:
 
     api.located = located
     return getattr(api, name)
+
+
+def choose_device(device: str | None = None) -> None:
+    """Settle where this program runs; call it before tinygrad is imported. NV unless `device` or DEV says otherwise,
+    an emulated Orin if there is no GPU, which a line on stderr tells. InstallError, SettingError."""
+    from tegrad.llm.start import choose_device as choose
+
+    choose(device)
 
 
 def record(function: Callable[..., Any], *examples: Any) -> Recorded:
