@@ -1,4 +1,4 @@
-"""The examples are scripts: their folder is where their own modules are found, as when they run."""
+"""The examples are scripts: their folders are where their own modules are found, as when they run."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NOTE = "tegrad: no GPU found, running on an emulated agx-orin-64gb (TEGRAD_BOARD, or DEV, chooses another)\n"
 
-sys.path.insert(0, str(EXAMPLES))
+sys.path[:0] = [str(EXAMPLES), str(EXAMPLES / "odometry")]
 
 
 @pytest.fixture

@@ -10,17 +10,21 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/examples.md").read_text()
 ROWS = re.findall(r"^\| `(.*?)` \|", PAGE, re.MULTILINE)
+BLOCKS = ["\n".join(re.findall(r"^\$ (.*)$", block, re.MULTILINE)) for block in PAGE.split("```console")[1:]]
 SAID = {
     "control_loop.py": r"it stands",
     "chat.py": r"> \w+",
     "custom_kernel.py": r"20 runs of two launches: \d+ us",
+    "odometry/run.py": r"1 kHz is not kept.*: this GPU is emulated",
     "train_small.py": r"prepare",
+    "odometry/train.py": r"speed within 0\.0\d+ m/s",
 }
 """What each command prints when it does what the page says."""
+LONG = ("odometry/train.py", "--seconds 60")
 
 
-ELSEWHERE = ("bringup.py", "camera.py")
-"""tests/test_bringup.py runs this one; test_the_camera_..., below."""
+ELSEWHERE = ("bringup.py", "camera.py", "odometry/driver.c")
+"""tests/test_bringup.py runs this one; test_the_camera_..., below; test_odometry.py."""
 
 
 def script(command: str) -> str:
@@ -28,7 +32,11 @@ def script(command: str) -> str:
     return re.findall(r"examples/(\S+)", command)[0]
 
 
-COMMANDS = [command.replace("\\|", "|") for command in ROWS if script(command) not in ELSEWHERE]
+COMMANDS = [
+    pytest.param(command.replace("\\|", "|"), marks=[pytest.mark.long] * any(part in command for part in LONG))
+    for command in ROWS + BLOCKS
+    if script(command) not in ELSEWHERE
+]
 
 
 @pytest.mark.board
@@ -40,6 +48,7 @@ def test_a_command_of_the_page_runs(shell: Callable[[str], str], command: str) -
 def test_every_example_is_on_the_page() -> None:
     scripts = {path.name for path in (ROOT / "examples").glob("*.py")} - {"bringup_gpu.py"}
     assert [name for name in scripts if f"examples/{name}" not in "\n".join(ROWS)] == []
+    assert len(BLOCKS) == 3
 
 
 def test_the_chat_has_about_twenty_lines() -> None:
@@ -52,8 +61,8 @@ def test_the_camera_paints_the_edges_that_numpy_finds(shell: Callable[[str], str
     import camera
 
     said = shell(next(row for row in ROWS if script(row) == "camera.py"))
-    header, size, picture = (tmp_path / "overlay.ppm").read_bytes().partition(b" 320 240 255\n")
-    assert (header, size) == (b"P6", f" {camera.WIDTH} {camera.HEIGHT} 255\n".encode())
+    header, picture = (tmp_path / "overlay.ppm").read_bytes().split(b"\n", 1)
+    assert header == f"P6 {camera.WIDTH} {camera.HEIGHT} 255".encode()
     found = np.frombuffer(picture, np.uint8).reshape(camera.HEIGHT, camera.WIDTH, 3)
     frame = np.zeros((camera.HEIGHT, camera.WIDTH, 2), np.uint8)
     camera.draw(19, frame)
